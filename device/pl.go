@@ -1,0 +1,179 @@
+package device
+
+// Window pl: the control page of a node (spec/hardware.md 3; ours, since the
+// papers name the blocks and give no addresses).
+const (
+	PLID          = 0x000 // RO "EXAN"
+	PLVersion     = 0x004 // RO major[31:16] minor[15:0]
+	PLCaps        = 0x008 // RO 64 bits, Caps…
+	PLNodeID      = 0x010 // RW [21:0]
+	PLCtrl        = 0x018 // RW Ctrl…
+	PLIRQStatus   = 0x020 // W1C, a bit a vector
+	PLIRQMask     = 0x024 // RW, 1 masked
+	PLTimeoutUS   = 0x030 // RW block time-out, microseconds
+	PLGuardUS     = 0x038 // RW guard time-out of a paused block, microseconds
+	PLOutstanding = 0x040 // RW blocks in flight a transfer
+	PLCounters    = 0x100 // RO 64 bits each, in the order of Counter
+
+	PLRXFIFO       = 0x1000 // 128-bit head of the destination-fault FIFO
+	PLRXFIFOStatus = 0x1010
+	PLRXFIFOExt    = 0x1020
+	PLTXFIFO       = 0x1100 // the same for source faults, with CapsTXFIFO
+	PLTXFIFOStatus = 0x1110
+	PLTXFIFOExt    = 0x1120
+
+	PLPktzCfg = 0x2000 // +8n, n 0..63
+	PLMboxCfg = 0x2400 // +8n, n 0..63
+	PLPDCfg   = 0x3000 // +8n, n 0..15
+	PLPDPeers = 0x3400 // +32n+8k, n 0..15, k 0..3
+)
+
+// Values and reset values of the control page (spec/hardware.md 3).
+const (
+	IDValue      = 0x4e415845
+	VersionValue = 1<<16 | 0
+
+	TimeoutReset     = 20000  // 001: 20 ms after 200 ms at first
+	GuardReset       = 100000 // ours
+	OutstandingReset = 2      // 001
+)
+
+// CAPS (spec/hardware.md 3).
+const (
+	CapsVABitsMask  = 0x3f // [5:0]
+	CapsBanksShift  = 6    // [10:6]
+	CapsDepthShift  = 11   // [20:11]
+	CapsTXFIFO      = 1 << 24
+	CapsWideIOVA    = 1 << 25
+	CapsStall       = 1 << 26
+	CapsSVA         = 1 << 27
+	CapsBanksMask   = 0x1f
+	CapsDepthMask   = 0x3ff
+	CtrlEnable      = 1 << 0
+	CtrlReset       = 1 << 1 // self-clearing
+	FIFOLevelMask   = 0x3ff  // RXFIFO_STATUS [9:0]
+	FIFOOverflow    = 1 << 16
+	FIFOEmpty       = 1 << 17
+	FIFOFull        = 1 << 18
+	CfgEnable       = 1 << 63 // PKTZ_CFG, MBOX_CFG, PD_CFG
+	PktzFormGSAS    = 1 << 62 // PKTZ_CFG: 0 the R5 words, 1 GSAS
+	PktzThreadShift = 16      // PKTZ_CFG [39:16]: interface [23:18], node [17:0]
+	PDIDMask        = 0xffff
+	PeersPerSlot    = 16 // sixteen PDIDs in four registers
+)
+
+// Counter names one of the node's 64-bit counters, at PLCounters + 8*Counter.
+type Counter uint8
+
+// The counters in the order of spec/hardware.md 3.
+const (
+	TXPackets Counter = iota
+	RXPackets
+	TXBlocks
+	RXBlocks
+	Acks
+	Nacks0 // Nacks0+code
+	Nacks1
+	Nacks2
+	Nacks3
+	Nacks4
+	Nacks5
+	Nacks6
+	Nacks7
+	Timeouts
+	Retransmits
+	RAPFRx
+	RAPFStale
+	RAPFDenied
+	FIFOPush
+	FIFODedup
+	FIFOOverflows
+	TLBL1Hit
+	TLBL2Hit
+	Walks
+	FaultTF
+	FaultPF
+	BadAccess
+	MsgDropped
+	AckStale
+	PktStale
+	CRCHeader
+	CRCPayload
+	MboxRefused
+	DoorbellDenied
+	Counters
+)
+
+var counterNames = [Counters]string{
+	"tx_packets", "rx_packets", "tx_blocks", "rx_blocks", "acks",
+	"nacks_0", "nacks_1", "nacks_2", "nacks_3", "nacks_4", "nacks_5", "nacks_6", "nacks_7",
+	"timeouts", "retransmits", "rapf_rx", "rapf_stale", "rapf_denied",
+	"fifo_push", "fifo_dedup", "fifo_overflow",
+	"tlb_l1_hit", "tlb_l2_hit", "walks", "fault_tf", "fault_pf", "bad_access",
+	"msg_dropped", "ack_stale", "pkt_stale", "crc_header", "crc_payload",
+	"mbox_refused", "doorbell_denied",
+}
+
+// String gives the counter's name in lower case, as metrics have it.
+func (c Counter) String() string {
+	if c >= Counters {
+		return "counter?"
+	}
+	return counterNames[c]
+}
+
+// Offset gives the counter's offset in window pl.
+func (c Counter) Offset() uint32 { return PLCounters + 8*uint32(c) }
+
+// Window btcm (spec/hardware.md 6; 001 §3.2).
+const (
+	BTCMDescriptors = 0x00000 // + PageSize*slot: 64 channel descriptors of 64 bytes
+	BTCMDoorbells   = 0x10000 // + PageSize*slot: word 0 is channel+1, or 0 (ours)
+)
+
+// Window mbox, page n (spec/hardware.md 3; ours).
+const (
+	MboxData   = 0x00 // RO: the next u64 of the head message
+	MboxStatus = 0x08 // [15:0] messages, [16] overflow W1C
+	MboxSource = 0x10 // of the head: [21:0] node, [29:24] interface, [47:32] PDID, [59:56] u64s
+	MboxEmpty  = 0xdeadbeefdeadbeef
+
+	MailboxAck      = 0  // acknowledgements, written by the PLDMA alone
+	MailboxRequest  = 1  // RAPF and doorbell
+	MailboxRead     = 2  // read requests
+	MailboxDriver   = 3  // 3..15 are pfd's
+	MailboxProcess  = 16 // 16..63 are processes'
+	MailboxDepth    = 64
+	MailboxAckDepth = 2048
+)
+
+// Window pktz, page n: four channels (messages.md 4; 000 §3.2.1, offsets ours).
+const (
+	PktzChannels      = 4
+	PktzChannelStride = 0x400
+	PktzDestination   = 0x00 // u64: node[21:0], mailbox[31:24]
+	PktzPayload       = 0x08 // eight u64
+	PktzSend          = 0x48 // write the number of u64, 1..8
+	PktzStatus        = 0x50 // 0 free, 1 busy, 2 refused
+	PktzMaxWords      = 8
+
+	PktzFree    = 0
+	PktzBusy    = 1
+	PktzRefused = 2
+)
+
+// Code is an acknowledgement's code: 0 positive, else the cause of a NACK
+// (messages.md 2; 001 table 3.2).
+type Code uint8
+
+// The codes.
+const (
+	CodeAck        Code = 0 // ours
+	CodeSlaveError Code = 1 // AXI slave error: page fault
+	CodeDecode     Code = 2 // AXI decode error
+	CodeNoContext  Code = 3
+	CodeCorrupt    Code = 4
+	CodeDomain     Code = 5 // protection-domain mismatch
+	CodeReserved   Code = 6
+	CodeBufferFull Code = 7
+)

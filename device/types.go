@@ -1,0 +1,68 @@
+package device
+
+import "fmt"
+
+// VA is a virtual address in the address space of one process. It never shares
+// a type with DMAAddr: what the SMMU translates is a VA.
+type VA uint64
+
+// DMAAddr is an address in device-visible memory (an IOVA of the VFIO
+// container), where the shadow tables and descriptors of a mediated device lie.
+type DMAAddr uint64
+
+// NodeID names a node by its coordinates, 22 bits (spec/hardware.md 1; 002 III.B).
+type NodeID uint32
+
+// PDID names a protection domain, 16 bits; 0 is never given out
+// (spec/hardware.md 1, 3; 000 §3.2).
+type PDID uint16
+
+// TransactionID names a block in flight at its sender, 14 bits, 0..1023 used
+// (spec/hardware.md 1; 000 table 3.2).
+type TransactionID uint16
+
+// Sequence is a block's sequence number, 14 bits, counted modulo 2^14
+// (spec/hardware.md 1; 001 §4.4).
+type Sequence uint16
+
+// Sizes and limits of a node (spec/hardware.md 1).
+const (
+	NodeIDBits   = 22
+	NodeIDMask   = 1<<NodeIDBits - 1
+	SequenceMask = 1<<14 - 1
+
+	Slots           = 16   // protection-domain slots, one context bank each
+	ChannelsPerSlot = 64   // channels of a page: 0..31 write, 32..63 read
+	WriteChannels   = 32   // the process's part of a page
+	Channels        = 1024 // Slots * ChannelsPerSlot
+	Transactions    = 1024 // outstanding blocks a node
+	Interfaces      = 64   // mailbox and packetizer interfaces
+
+	PageShift = 12
+	PageSize  = 1 << PageShift
+	BlockSize = 16 << 10 // a transaction at most, cut at the destination's boundaries
+	MTU       = 256      // payload of a packet
+	FIFODepth = 512      // entries of RXFIFO and of TXFIFO
+	Contexts  = 128      // receive contexts a node (ours)
+
+	MaxVABits = 48 // ours; 000 §3.2.3.2 has 39
+	MinVABits = 39
+)
+
+// Page gives the address of the page that va lies in.
+func (va VA) Page() VA { return va &^ (PageSize - 1) }
+
+// Offset gives va's offset in its page, bytes.
+func (va VA) Offset() uint64 { return uint64(va) & (PageSize - 1) }
+
+// String prints va as people read addresses.
+func (va VA) String() string { return fmt.Sprintf("0x%x", uint64(va)) }
+
+// Next gives the sequence number after s, modulo 2^14.
+func (s Sequence) Next() Sequence { return (s + 1) & SequenceMask }
+
+// Newer tells whether s comes after t, in the half of the circle before it.
+func (s Sequence) Newer(t Sequence) bool {
+	d := (s - t) & SequenceMask
+	return d != 0 && d < (SequenceMask+1)/2
+}

@@ -1,0 +1,3 @@
+module github.com/exanet/pfd
+
+go 1.26

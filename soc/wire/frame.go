@@ -1,0 +1,81 @@
+// Package wire is what travels between nodes: the frame, which the machines
+// work on, and the 256-byte packet with its CRC-32C, into which a frame is cut
+// wherever bytes cross something that can corrupt them (spec/messages.md 5,
+// ours; MTU: 001).
+package wire
+
+import "github.com/exanet/pfd/device"
+
+// Kind tells what a frame or packet carries (spec/messages.md 5).
+type Kind uint8
+
+// The kinds.
+const (
+	Data    Kind = 1 // up to 64 packets of one block
+	Words   Kind = 2 // the two completion words
+	Ack     Kind = 3 // an acknowledgement, positive or not
+	Message Kind = 4 // a packetizer's payload, one to eight u64
+)
+
+// Header is what all packets of a frame share (spec/messages.md 5). The widths
+// stand in the table beside the packet codec.
+type Header struct {
+	Kind Kind
+	// Epoch is the sender's own in Data, Words and read requests; in Ack and
+	// Message it is the destination's, carried back (0: never heard of it).
+	Epoch uint16
+
+	SrcNode      device.NodeID
+	SrcInterface uint8       // packetizer that sent a Message
+	SrcPDID      device.PDID // wired: nothing that a process writes changes it
+	DstNode      device.NodeID
+	DstMailbox   uint8
+	DstPDID      device.PDID
+
+	ID    device.TransactionID
+	Seq   device.Sequence
+	First device.Sequence // first sequence number of this use of ID
+	Code  device.Code     // Ack only
+
+	Block     uint32    // block number in the transfer, 19 bits
+	Length    uint16    // bytes of the block, 0..16384
+	VA        device.VA // destination of the block's first byte; of Words the notification address
+	Remaining uint32    // bytes of the transfer from the block's first byte on
+	Last      bool      // last block of the transfer
+}
+
+// Completion is the pair of words written beside the destination when a
+// transfer is complete: First, and only then Last (001 §2.3.3.2).
+type Completion struct {
+	VA          device.VA
+	First, Last uint64
+}
+
+// Frame is up to 64 packets of one block under one header.
+type Frame struct {
+	Header
+	// Present, Corrupt and Duplicate have a bit a data packet, bit i for bytes
+	// [256*i, 256*(i+1)) of the block: arrived, arrived with a bad payload CRC,
+	// arrived more than once.
+	Present, Corrupt, Duplicate uint64
+	// HasWords says that the completion words travel with the block.
+	HasWords   bool
+	Completion Completion
+	// Payload holds the block's bytes, Length of them, from a Pool.
+	Payload []byte
+	// Message holds a Message's payload, MessageLen words of it.
+	Message    [device.PktzMaxWords]uint64
+	MessageLen uint8
+}
+
+// Packets gives the number of data packets that a block of length bytes has.
+func Packets(length int) int { return (length + device.MTU - 1) / device.MTU }
+
+// All gives the bitmap of all data packets of a block of length bytes.
+func All(length int) uint64 {
+	n := Packets(length)
+	if n >= 64 {
+		return ^uint64(0)
+	}
+	return 1<<uint(n) - 1
+}

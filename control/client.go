@@ -1,0 +1,230 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"syscall"
+)
+
+// Errors of the client. Each error names the socket and the remedy.
+var (
+	// ErrNoDaemon says that no pfd could be reached on the socket.
+	ErrNoDaemon = errors.New("no pfd can be reached")
+	// ErrVersion says that the daemon speaks another version of this interface.
+	ErrVersion = errors.New("the daemon's control interface has another version")
+	// ErrForbidden says that the daemon shows this to root and its own uid only.
+	ErrForbidden = errors.New("not allowed")
+)
+
+// ReplyError is an answer of the daemon that is not a success.
+type ReplyError struct {
+	Path    string // endpoint
+	Status  int    // HTTP status
+	Code    string // Code…
+	Message string // the daemon's words
+}
+
+// Error gives the daemon's words after the endpoint.
+func (e *ReplyError) Error() string { return fmt.Sprintf("pfd: %s: %s", e.Path, e.Message) }
+
+// Is makes errors.Is(err, ErrForbidden) work.
+func (e *ReplyError) Is(target error) bool {
+	return target == ErrForbidden && e.Code == CodeForbidden
+}
+
+// maxReply bounds an answer: 16 nodes' registers are under it.
+const maxReply = 64 << 20
+
+// Client talks to one daemon. It may be used by several goroutines at a time.
+// A call ends when its context does.
+type Client struct {
+	socket string
+	http   http.Client
+}
+
+// New makes a client of the daemon on socket; "" means DefaultSocket. It does
+// not connect yet. Its error matches ErrSocketPath.
+func New(socket string) (*Client, error) {
+	if socket == "" {
+		var err error
+		if socket, err = DefaultSocket(); err != nil {
+			return nil, err
+		}
+	}
+	if err := CheckSocket(socket); err != nil {
+		return nil, err
+	}
+	c := &Client{socket: socket}
+	c.http.Transport = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+		MaxIdleConns: 1,
+	}
+	return c, nil
+}
+
+// Socket gives the control socket's name.
+func (c *Client) Socket() string { return c.socket }
+
+// Close lets idle connections go. The client can be used again.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Status asks for the daemon's status.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	var s Status
+	err := c.get(ctx, PathStatus, nil, &s)
+	return s, err
+}
+
+// Nodes asks for the daemon's nodes.
+func (c *Client) Nodes(ctx context.Context, node int) ([]Node, error) {
+	var r Nodes
+	err := c.get(ctx, PathNodes, nodeQuery(node), &r)
+	return r.Nodes, err
+}
+
+// Domains asks for the live domains of a node (AllNodes: of all).
+func (c *Client) Domains(ctx context.Context, node int) ([]Domain, error) {
+	var r Domains
+	err := c.get(ctx, PathDomains, nodeQuery(node), &r)
+	return r.Domains, err
+}
+
+// Channels asks for the channels in use on a node (AllNodes: on all).
+func (c *Client) Channels(ctx context.Context, node int) ([]Channel, error) {
+	var r Channels
+	err := c.get(ctx, PathChannels, nodeQuery(node), &r)
+	return r.Channels, err
+}
+
+// SMMU asks for the context banks of a node (AllNodes: of all).
+func (c *Client) SMMU(ctx context.Context, node int) ([]SMMUBank, error) {
+	var r SMMU
+	err := c.get(ctx, PathSMMU, nodeQuery(node), &r)
+	return r.Banks, err
+}
+
+// FIFOs peeks at the page-fault FIFOs of a node (AllNodes: of all).
+func (c *Client) FIFOs(ctx context.Context, node int) ([]FIFO, error) {
+	var r FIFOs
+	err := c.get(ctx, PathFIFO, nodeQuery(node), &r)
+	return r.FIFOs, err
+}
+
+// Counters asks for the counters of a node (AllNodes: of all, and the
+// daemon's own).
+func (c *Client) Counters(ctx context.Context, node int) ([]Counter, error) {
+	var r Counters
+	err := c.get(ctx, PathCounters, nodeQuery(node), &r)
+	return r.Counters, err
+}
+
+// Faults asks for the last n faults of a node (AllNodes: of all, merged by
+// time), oldest first. n is at most MaxFaults; 0 means that many.
+func (c *Client) Faults(ctx context.Context, node, n int) ([]Fault, error) {
+	q := nodeQuery(node)
+	if n != 0 {
+		q.Set("n", strconv.Itoa(n))
+	}
+	var r Faults
+	err := c.get(ctx, PathFaults, q, &r)
+	return r.Faults, err
+}
+
+// Registers dumps the registers of a node's window; window "" means all
+// windows. Nothing that it reads has a side effect. It needs root or the
+// daemon's uid, else the error matches ErrForbidden.
+func (c *Client) Registers(ctx context.Context, node int, window string) ([]Register, error) {
+	q := nodeQuery(node)
+	if window != "" {
+		q.Set("window", window)
+	}
+	var r Registers
+	err := c.get(ctx, PathRegisters, q, &r)
+	return r.Registers, err
+}
+
+// Metrics asks for the metrics in Prometheus' text format.
+func (c *Client) Metrics(ctx context.Context) (string, error) {
+	body, err := c.fetch(ctx, PathMetrics, nil)
+	return string(body), err
+}
+
+func nodeQuery(node int) url.Values {
+	q := url.Values{}
+	if node != AllNodes {
+		q.Set("node", strconv.Itoa(node))
+	}
+	return q
+}
+
+func (c *Client) get(ctx context.Context, path string, q url.Values, answer any) error {
+	body, err := c.fetch(ctx, path, q)
+	if err != nil {
+		return err
+	}
+	var v struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(body, &v); err != nil {
+		return fmt.Errorf("pfd on %s: %s: answer is not JSON: %w", c.socket, path, err)
+	}
+	if v.Version != Version {
+		return fmt.Errorf("%w: pfd on %s has %d, this program %d: use the exanetctl and pfd of one release", ErrVersion, c.socket, v.Version, Version)
+	}
+	if err := json.Unmarshal(body, answer); err != nil {
+		return fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
+	}
+	return nil
+}
+
+func (c *Client) fetch(ctx context.Context, path string, q url.Values) ([]byte, error) {
+	u := url.URL{Scheme: "http", Host: "pfd", Path: path, RawQuery: q.Encode()}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.dialError(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
+	if err != nil {
+		return nil, fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return body, nil
+	}
+	var e ErrorReply
+	if json.Unmarshal(body, &e) != nil || e.Error == "" {
+		return nil, &ReplyError{Path: path, Status: resp.StatusCode, Code: CodeInternal, Message: resp.Status}
+	}
+	return nil, &ReplyError{Path: path, Status: resp.StatusCode, Code: e.Code, Message: e.Error}
+}
+
+// dialError puts the remedy beside why the socket did not answer.
+func (c *Client) dialError(err error) error {
+	var ue *url.Error
+	if errors.As(err, &ue) {
+		err = ue.Err // its text holds our made-up URL
+	}
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("pfd on %s: %w", c.socket, err)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w on %s: start one with `pfd --nodes 2 --socket %s`, or name another with --socket (%w)", ErrNoDaemon, c.socket, c.socket, err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w on %s: this user may not open the socket: run as the user of pfd, or start a pfd of your own with `pfd --nodes 2 --socket PATH` (%w)", ErrNoDaemon, c.socket, err)
+	}
+	return fmt.Errorf("%w on %s: %w", ErrNoDaemon, c.socket, err)
+}

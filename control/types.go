@@ -1,0 +1,292 @@
+package control
+
+// Version is the version of the control interface. It stands in every answer
+// and in the endpoints' paths.
+const Version = 1
+
+// Endpoints of the control interface, all of them GET.
+const (
+	PathStatus    = "/v1/status"
+	PathNodes     = "/v1/nodes"
+	PathDomains   = "/v1/domains"
+	PathChannels  = "/v1/channels"
+	PathSMMU      = "/v1/smmu"
+	PathFIFO      = "/v1/fifo"
+	PathCounters  = "/v1/counters"
+	PathFaults    = "/v1/faults"    // ?n= how many of the last ones
+	PathRegisters = "/v1/registers" // ?node=&window=
+	PathMetrics   = "/metrics"      // Prometheus text, not JSON
+)
+
+// AllNodes asks for every node of a daemon. Endpoints that list things by node
+// take ?node=INDEX; without it they answer for all.
+const AllNodes = -1
+
+// MaxFaults is the length of a node's fault log: the most that ?n= gives.
+const MaxFaults = 1024
+
+// Status is what /v1/status answers: the daemon as a whole.
+type Status struct {
+	Version       int    `json:"version"`
+	DaemonVersion string `json:"daemon_version"` // version of the pfd binary
+	Protocol      int    `json:"attach_protocol"`
+	PID           int    `json:"pid"`
+	UID           uint32 `json:"uid"`
+	Device        string `json:"device"`        // as given to --device
+	Socket        string `json:"socket"`        // control socket
+	AttachSocket  string `json:"attach_socket"` // attachment socket
+	State         string `json:"state"`         // StateReady, StateDraining, StateFailed
+	UptimeNS      int64  `json:"uptime_ns"`
+	Nodes         int    `json:"nodes"`
+	Domains       int    `json:"domains"`       // live, of all uids
+	Handshakes    int    `json:"handshakes"`    // attachments begun and not finished
+	Faults        uint64 `json:"faults_total"`  // faults resolved or refused, all nodes
+	PinnedBytes   int64  `json:"pinned_bytes"`  // VmLck + VmPin of pfd and of every process attached
+	TimeoutUS     uint32 `json:"timeout_us"`    // block time-out
+	GuardUS       uint32 `json:"guard_us"`      // guard time-out of a paused block
+	SourceFaults  string `json:"source_faults"` // "fifo" or "timeout"
+}
+
+// States of a daemon.
+const (
+	StateReady    = "ready"
+	StateDraining = "draining" // SIGTERM came: no new attachments
+	StateFailed   = "failed"   // the device is gone
+)
+
+// Node is one node of a daemon.
+type Node struct {
+	Index       int      `json:"node"`          // as exanetctl names it: 0..nodes-1
+	ID          uint32   `json:"node_id"`       // coordinates, 22 bits (NODE_ID)
+	Version     string   `json:"hw_version"`    // VERSION: major.minor
+	Caps        Hex      `json:"caps"`          // CAPS as read
+	CapNames    []string `json:"cap_names"`     // txfifo, wide-iova, stall, sva
+	VABits      int      `json:"va_bits"`       // width of a VA
+	Banks       int      `json:"context_banks"` // SMMU context banks
+	FIFODepth   int      `json:"fifo_depth"`    // entries
+	Enabled     bool     `json:"enabled"`       // CTRL.enable
+	TimeoutUS   uint32   `json:"timeout_us"`    // TIMEOUT_US
+	GuardUS     uint32   `json:"guard_us"`      // GUARD_US
+	Outstanding uint32   `json:"outstanding"`   // blocks in flight a transfer
+	IRQStatus   Hex      `json:"irq_status"`
+	IRQMask     Hex      `json:"irq_mask"`
+	Domains     int      `json:"domains"` // live on this node
+}
+
+// Domain is one protection domain: one process on one node.
+type Domain struct {
+	Node        int      `json:"node"`
+	Slot        int      `json:"slot"` // 0..15
+	PDID        uint16   `json:"pdid"`
+	UID         uint32   `json:"uid"`
+	PID         int      `json:"pid"`
+	Group       string   `json:"group"`
+	Member      int      `json:"member"`    // which process of its group on this node, 0..7
+	Interface   uint8    `json:"interface"` // mailbox and packetizer, 16..63
+	Method      string   `json:"method"`    // page-in method: gup, touch
+	Policy      string   `json:"policy"`    // p1, p4, pa
+	Peers       []uint16 `json:"peers"`     // PDIDs of other domains that may reach it
+	State       string   `json:"state"`     // DomainLive, DomainEnding
+	AgeNS       int64    `json:"age_ns"`
+	PinnedBytes int64    `json:"pinned_bytes"` // VmLck + VmPin of the process
+	Faults      uint64   `json:"faults_total"`
+	PagesIn     uint64   `json:"pages_paged_in_total"`
+	Failed      uint64   `json:"failed_resolutions_total"`
+}
+
+// States of a domain.
+const (
+	DomainLive   = "live"
+	DomainEnding = "ending" // torn down, accesses still in flight
+)
+
+// Channel is one virtual channel that has been used: its transfer as the
+// firmware sees it.
+type Channel struct {
+	Node        int    `json:"node"`
+	Slot        int    `json:"slot"`
+	Channel     int    `json:"channel"` // 0..31 write, 32..63 read
+	PDID        uint16 `json:"pdid"`
+	State       string `json:"state"`  // reset, initialized, ongoing, completed, failed
+	Status      uint8  `json:"status"` // why it failed: spec/messages.md 1
+	StatusText  string `json:"status_text,omitempty"`
+	Src         Hex    `json:"src"` // VA at the initiator
+	Dst         Hex    `json:"dst"` // VA at the target
+	SizeBytes   uint64 `json:"size_bytes"`
+	AckedBytes  uint64 `json:"acked_bytes"`
+	DstNode     uint32 `json:"dst_node_id"`
+	DstPDID     uint16 `json:"dst_pdid"`
+	Class       string `json:"class,omitempty"`   // high, medium, low
+	InFlight    int    `json:"blocks_in_flight"`  // issued, not acknowledged
+	Paused      int    `json:"blocks_paused"`     // waiting for a RAPF or the guard
+	Retransmits uint64 `json:"retransmits_total"` // of the present transfer
+}
+
+// SMMUBank is one context bank and the stream that leads to it.
+type SMMUBank struct {
+	Node       int      `json:"node"`
+	Bank       int      `json:"bank"`
+	PDID       uint16   `json:"pdid"`        // of the slot tied to it, 0 none
+	Enabled    bool     `json:"enabled"`     // SCTLR.M
+	Stream     string   `json:"stream_type"` // translate, bypass, fault
+	StreamOn   bool     `json:"stream_valid"`
+	SCTLR      Hex      `json:"sctlr"`
+	FSR        Hex      `json:"fsr"`
+	FSRFlags   []string `json:"fsr_flags"` // TF, PF, MULTI, ...
+	FAR        Hex      `json:"far"`
+	FSYNR0     Hex      `json:"fsynr0"`
+	FSYNR1     Hex      `json:"fsynr1"`
+	TTBR0      Hex      `json:"ttbr0"`
+	TCR        Hex      `json:"tcr"`
+	TLBSTATUS  Hex      `json:"tlbstatus"`
+	FaultWrite bool     `json:"fault_write"` // FSYNR0.WNR: the fault is at a destination
+}
+
+// FIFO is a page-fault FIFO, peeked at: showing it pops nothing.
+type FIFO struct {
+	Node     int         `json:"node"`
+	Name     string      `json:"name"`     // rxfifo (destination faults), txfifo (source faults)
+	Level    int         `json:"level"`    // entries now
+	Depth    int         `json:"depth"`    // entries at most
+	Overflow bool        `json:"overflow"` // an entry was dropped since it was last cleared
+	Entries  []FIFOEntry `json:"entries"`  // oldest first; another uid's are left out
+}
+
+// FIFOEntry is one entry of a page-fault FIFO (000 table 3.2).
+type FIFOEntry struct {
+	SourceNode     uint32 `json:"source_node_id"`
+	Transaction    uint16 `json:"transaction"`
+	Sequence       uint16 `json:"sequence"`
+	PDID           uint16 `json:"pdid"`
+	Process        uint8  `json:"process"` // index in the domain
+	VA             Hex    `json:"va"`      // of the page
+	Response       uint8  `json:"response"`
+	RemainingBytes uint32 `json:"remaining_bytes"` // of the transfer, as its sender stated them
+}
+
+// Counter is one counter. Node is its node's index, or AllNodes for one of the
+// daemon. Names end in _total.
+type Counter struct {
+	Node  int    `json:"node"`
+	Name  string `json:"name"`
+	Value uint64 `json:"value"`
+	Help  string `json:"help,omitempty"`
+}
+
+// Names of the driver's counters, a set a node. The hardware's follow them:
+// the names of device.Counter with _total behind (retransmits_total,
+// timeouts_total, rapf_rx_total, ...).
+const (
+	CounterFaults      = "faults_total"             // entries served: FIFO, and FSR for source faults
+	CounterPagesIn     = "pages_paged_in_total"     // pages made resident
+	CounterRAPF        = "rapf_sent_total"          // retransmissions asked for
+	CounterFailed      = "failed_resolutions_total" // faults answered with the fail bit
+	CounterMinor       = "faults_minor_total"
+	CounterMajor       = "faults_major_total"
+	CounterPermission  = "faults_permission_total"
+	CounterMailbox     = "driver_mailbox_messages_total" // drained from mailboxes 3..15
+	CounterDone        = "done_interrupts_total"
+	CounterAttached    = "attachments_total"
+	CounterRefused     = "attachments_refused_total"
+	CounterEnded       = "attachments_ended_total"
+	CounterStolenFault = "faults_unattributed_total" // of a PDID that no domain has
+)
+
+// Fault is one fault of the fault log, newest last. Times are nanoseconds
+// after Time; a stage that was not reached is -1.
+type Fault struct {
+	Node        int    `json:"node"`
+	Slot        int    `json:"slot"`
+	PDID        uint16 `json:"pdid"`
+	Page        Hex    `json:"page"`           // VA of the faulting page
+	Pages       int    `json:"pages"`          // asked to be paged in for it
+	Write       bool   `json:"write"`          // at the destination; false: at the source
+	Method      string `json:"method"`         // gup, touch
+	Policy      string `json:"policy"`         // p1, p4, pa
+	Kind        string `json:"kind"`           // minor, major, permission
+	Outcome     string `json:"outcome"`        // resolved, failed, ...
+	SourceNode  uint32 `json:"source_node_id"` // of the transaction
+	Transaction uint16 `json:"transaction"`
+	Sequence    uint16 `json:"sequence"`
+	TimeNS      int64  `json:"time_ns"`      // of the interrupt, pfd's monotonic clock
+	DrainedNS   int64  `json:"drained_ns"`   // entry taken from the FIFO
+	StartedNS   int64  `json:"page_in_ns"`   // page-in begun
+	ResidentNS  int64  `json:"resident_ns"`  // page resident
+	RAPFNS      int64  `json:"rapf_sent_ns"` // retransmission asked for
+	Error       string `json:"error,omitempty"`
+}
+
+// Register is one register as read. Registers whose reading changes something
+// (the FIFOs' heads, mailboxes' data) are listed with Skipped and without a
+// value.
+type Register struct {
+	Node    int    `json:"node"`
+	Window  string `json:"window"` // pl, smmu, btcm, pktz, mbox
+	Name    string `json:"name"`   // with its index: SMR[3]
+	Offset  Hex    `json:"offset"`
+	Width   int    `json:"width_bytes"`
+	Value   Hex    `json:"value"`
+	Skipped bool   `json:"skipped,omitempty"`
+	Source  string `json:"source,omitempty"`
+}
+
+// Answers of the listing endpoints.
+type (
+	// Nodes is what /v1/nodes answers.
+	Nodes struct {
+		Version int    `json:"version"`
+		Nodes   []Node `json:"nodes"`
+	}
+	// Domains is what /v1/domains answers.
+	Domains struct {
+		Version int      `json:"version"`
+		Domains []Domain `json:"domains"`
+	}
+	// Channels is what /v1/channels answers.
+	Channels struct {
+		Version  int       `json:"version"`
+		Channels []Channel `json:"channels"`
+	}
+	// SMMU is what /v1/smmu answers.
+	SMMU struct {
+		Version int        `json:"version"`
+		Banks   []SMMUBank `json:"banks"`
+	}
+	// FIFOs is what /v1/fifo answers.
+	FIFOs struct {
+		Version int    `json:"version"`
+		FIFOs   []FIFO `json:"fifos"`
+	}
+	// Counters is what /v1/counters answers.
+	Counters struct {
+		Version  int       `json:"version"`
+		Counters []Counter `json:"counters"`
+	}
+	// Faults is what /v1/faults answers.
+	Faults struct {
+		Version int     `json:"version"`
+		Faults  []Fault `json:"faults"`
+	}
+	// Registers is what /v1/registers answers.
+	Registers struct {
+		Version   int        `json:"version"`
+		Registers []Register `json:"registers"`
+	}
+	// ErrorReply is what every endpoint answers with a status other than 200.
+	ErrorReply struct {
+		Version int    `json:"version"`
+		Code    string `json:"code"`  // Code…
+		Error   string `json:"error"` // a sentence with the remedy
+	}
+)
+
+// Codes of an ErrorReply.
+const (
+	CodeBadRequest = "bad_request"
+	CodeForbidden  = "forbidden"
+	CodeNotFound   = "not_found"
+	CodeMethod     = "method_not_allowed"
+	CodeDeviceGone = "device_gone"
+	CodeTimeout    = "timeout"
+	CodeInternal   = "internal"
+)

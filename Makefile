@@ -1,0 +1,42 @@
+# make demo and make test are all that a user needs (README.md); CONTRIBUTING.md
+# describes the rest. Both install what they miss: scripts/setup.sh.
+GO ?= go
+SETUP ?= sh scripts/setup.sh
+FUZZTIME ?= 20s
+# The race detector needs cgo; the programs themselves do not.
+BUILD = CGO_ENABLED=0 $(GO) build
+
+.PHONY: all build demo test check race bench fuzz clean setup
+
+all: build
+
+build:
+	$(BUILD) -o bin/ ./cmd/...
+
+demo: setup
+	@$(MAKE) --no-print-directory build
+	@sh scripts/demo.sh bin
+
+test: setup
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory race
+
+# What runs before the tests, here and in CI.
+check:
+	sh scripts/check.sh
+
+race:
+	CGO_ENABLED=1 $(GO) test -race -timeout 9m ./...
+
+bench: build
+	@$(GO) test -run '^$$' -bench 'FirstLight' -benchtime 1x ./workload
+
+fuzz:
+	sh scripts/fuzz.sh $(FUZZTIME)
+
+setup:
+	@$(SETUP)
+
+clean:
+	rm -rf bin .cache
+	$(GO) clean -testcache

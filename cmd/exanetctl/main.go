@@ -1,0 +1,17 @@
+// Exanetctl shows and drives a running pfd: its nodes, domains, channels,
+// FIFOs, counters and faults; and it makes test transfers whose data it checks.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr})
+	stop()
+	os.Exit(code)
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/control"
+)
+
+// Exit codes (spec/api.md, "exanetctl").
+const (
+	exitOK       = 0
+	exitFailed   = 1
+	exitUsage    = 2
+	exitNoDaemon = 3
+	exitSkipped  = 4
+)
+
+// streams are the program's standard streams; tests give their own.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// Errors that choose the exit code; the others are exitFailed.
+var (
+	errUsage   = errors.New("wrong usage")
+	errSkipped = errors.New("skipped")
+	// errReported ends a command that has already said what went wrong.
+	errReported = errors.New("failed")
+)
+
+func usagef(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", errUsage, fmt.Errorf(format, args...))
+}
+
+// run runs one command line and gives the exit code.
+func run(ctx context.Context, args []string, s streams) int {
+	root := newRoot(s)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	code := exitCode(err)
+	if err != nil && !errors.Is(err, errReported) {
+		fmt.Fprintf(s.err, "exanetctl: %v\n", err)
+		if code == exitUsage {
+			fmt.Fprintln(s.err, "See exanetctl --help.")
+		}
+	}
+	return code
+}
+
+func exitCode(err error) int {
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errUsage):
+		return exitUsage
+	case errors.Is(err, control.ErrNoDaemon):
+		return exitNoDaemon
+	case errors.Is(err, errSkipped):
+		return exitSkipped
+	}
+	return exitFailed
+}
+
+// app is what all commands share: the streams and the global flags.
+type app struct {
+	streams
+	socket string
+	format string
+	json   bool
+	pretty bool
+}
+
+func newRoot(s streams) *cobra.Command {
+	cobra.EnablePrefixMatching = true // OBJECT and COMMAND may be abbreviated
+	a := &app{streams: s}
+	root := &cobra.Command{
+		Use:   "exanetctl OBJECT [COMMAND]",
+		Short: "Show and drive the ExaNet page-fault daemon pfd",
+		Long: `exanetctl shows what a running pfd does and makes test transfers.
+
+Objects and commands may be abbreviated as long as they stay unambiguous;
+without a COMMAND an object is shown. Tables go to standard output, messages to
+standard error. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 daemon not
+reachable, 4 skipped.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return unknown(cmd, args[0])
+			}
+			return cmd.Help()
+		},
+		Args: cobra.ArbitraryArgs,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return a.checkFlags()
+		},
+	}
+	root.SetIn(s.in)
+	root.SetOut(s.out)
+	root.SetErr(s.err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return usagef("%w", err)
+	})
+	f := root.PersistentFlags()
+	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock)")
+	f.StringVarP(&a.format, "output", "o", "table", "output format: table or json")
+	f.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
+	f.BoolVarP(&a.pretty, "pretty", "p", false, "indent JSON")
+	root.AddCommand(a.commands()...)
+	return root
+}
+
+func (a *app) checkFlags() error {
+	if a.json {
+		a.format = "json"
+	}
+	if a.format != "table" && a.format != "json" {
+		return usagef("-o %s: the output formats are table and json", a.format)
+	}
+	return nil
+}
+
+// unknown explains a word that is no object, or that abbreviates several.
+func unknown(cmd *cobra.Command, word string) error {
+	var like []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() && strings.HasPrefix(c.Name(), word) {
+			like = append(like, c.Name())
+		}
+	}
+	if len(like) > 1 {
+		return usagef("%q is ambiguous: %s", word, strings.Join(like, ", "))
+	}
+	return usagef("no object or command %q", word)
+}
+
+func (a *app) client() (*control.Client, error) {
+	c, err := control.New(a.socket)
+	if errors.Is(err, control.ErrSocketPath) {
+		return nil, usagef("%w", err)
+	}
+	return c, err
+}
+
+// noArgs and maxArgs are cobra's checks as usage errors.
+func maxArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := cobra.MaximumNArgs(n)(cmd, args); err != nil {
+			return usagef("%s: %w", cmd.CommandPath(), err)
+		}
+		return nil
+	}
+}

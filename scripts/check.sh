@@ -1,0 +1,28 @@
+#!/bin/sh
+# make check: formatting, vet, linters, go.mod, house rules. Prints what is
+# wrong and fails; prints one line a step when all is well.
+set -eu
+cd "$(dirname "$0")/.."
+GO=${GO:-go}
+
+step() {
+	echo "check: $1"
+	shift
+	"$@"
+}
+
+formatted() {
+	files=$(gofmt -l -s $(git ls-files -co --exclude-standard '*.go'))
+	[ -z "$files" ] || {
+		echo "not formatted, run gofmt -s -w on:" >&2
+		echo "$files" >&2
+		return 1
+	}
+}
+
+step gofmt formatted
+step "go vet" $GO vet ./...
+step staticcheck $GO tool staticcheck ./...
+step errorlint $GO tool go-errorlint -test=false ./...
+step "go mod tidy" $GO mod tidy -diff
+step "house rules" $GO test ./internal/house

@@ -1,0 +1,49 @@
+#!/bin/sh
+# Installs the Debian packages that the build and the tests need and that are
+# missing: as root, or with sudo. It asks nothing, says what it did, and does
+# nothing when all is there.
+#   gcc, libc6-dev  the race detector of `make test`
+#   git             go.mod and version information
+set -eu
+
+need=
+command -v gcc >/dev/null 2>&1 || need="$need gcc"
+[ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
+command -v git >/dev/null 2>&1 || need="$need git"
+
+if ! command -v go >/dev/null 2>&1; then
+	echo "setup: go is missing: install Go as go.mod names it (https://go.dev/dl/) and put it on PATH" >&2
+	exit 1
+fi
+if [ -z "$need" ]; then
+	exit 0
+fi
+
+# $need is a list of words.
+# shellcheck disable=SC2086
+set -- $need
+if ! command -v apt-get >/dev/null 2>&1; then
+	echo "setup: missing: $*; this is not Debian: install them with your package manager" >&2
+	exit 1
+fi
+run() {
+	if [ "$(id -u)" = 0 ]; then
+		"$@"
+	elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+		sudo -n "$@"
+	else
+		echo "setup: missing: $need; run as root: apt-get install -y$need" >&2
+		exit 1
+	fi
+}
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1; then
+	# The package lists may be old or absent.
+	if ! { run apt-get update -qq && run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >"$log" 2>&1; then
+		cat "$log" >&2
+		echo "setup: apt-get could not install: $*" >&2
+		exit 1
+	fi
+fi
+echo "setup: installed $* (apt-get)"

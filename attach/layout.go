@@ -1,0 +1,94 @@
+package attach
+
+import "github.com/exanet/pfd/device"
+
+// Layout of the attachment's memory (ours; design.md "Pages of a process",
+// docs/attach.md). All words are little-endian and naturally aligned, and both
+// sides use atomic loads and stores of their full width.
+const (
+	PageCount  = 4
+	MemorySize = PageCount * device.PageSize
+
+	DescriptorPage = 0 * device.PageSize // 64 descriptors of 64 bytes (messages.md 1)
+	DoorbellPage   = 1 * device.PageSize // word 0: channel+1, or 0 (hardware.md 6)
+	PktzPage       = 2 * device.PageSize // four channels (messages.md 4)
+	WakePage       = 3 * device.PageSize // wake flags, ours
+
+	WakeAsleep  = WakePage + 0x00 // u32: pfd stores 1 before it sleeps
+	WakeKick    = WakePage + 0x04 // u32: the library adds 1 after publishing
+	WakeEvent   = WakePage + 0x08 // u32: changes when anything for the process did; futex word
+	WakeWaiters = WakePage + 0x0c // u32: threads of the process in FUTEX_WAIT on WakeEvent
+	WakeState   = WakePage + 0x10 // u32: State…
+	WakeReason  = WakePage + 0x14 // u32: Reason, valid once WakeState is StateEnded
+	// WakeMailbox is where the process's mailbox will lie; reserved, zero.
+	WakeMailbox = WakePage + 0x100
+)
+
+// Values of WakeState (ours).
+const (
+	StateLive  = 0
+	StateEnded = 1
+)
+
+// Offsets of a channel descriptor and bits of it that the attachment needs
+// (messages.md 1). The abort bit is ours: [61] of reserved_0.
+const (
+	descriptorSize = 64
+	descSize       = 40
+	descDone       = 44
+	descReserved0  = 48
+	descReserved1  = 56
+
+	// AbortBit in reserved_0 asks the firmware to end a transfer that goes on;
+	// a doorbell for the channel must follow it (ours; docs/attach.md "Abort").
+	AbortBit = 1 << 61
+)
+
+// Reset values of done (001 tables 2.2, 3.4).
+const (
+	doneResetWrite = 0xffffffff
+	doneResetRead  = 2
+)
+
+// MaxWake is the number of threads that one Notify wakes at most. A process
+// with more waiters than channels can wait only by its own bounded sleeps, so
+// that a hostile one cannot keep the engine in the kernel (ours).
+const MaxWake = 64
+
+// Reason says why an attachment ended (ours).
+type Reason uint32
+
+// The reasons.
+const (
+	ReasonNone     Reason = 0
+	ReasonClosed   Reason = 1 // the process closed it
+	ReasonShutdown Reason = 2 // pfd stops
+	ReasonKicked   Reason = 3 // ended by an operator (exanetctl domain kick)
+	ReasonProcess  Reason = 4 // the process died, or its address space is gone (exec)
+	ReasonDevice   Reason = 5 // the device behind pfd is gone
+	ReasonProtocol Reason = 6 // the process broke the protocol
+	ReasonLost     Reason = 7 // the connection broke without a word: pfd died (set by the library)
+)
+
+// String says the reason in words.
+func (r Reason) String() string {
+	switch r {
+	case ReasonNone:
+		return "none"
+	case ReasonClosed:
+		return "closed by the process"
+	case ReasonShutdown:
+		return "pfd stops"
+	case ReasonKicked:
+		return "ended by an operator"
+	case ReasonProcess:
+		return "the process or its address space is gone"
+	case ReasonDevice:
+		return "the device is gone"
+	case ReasonProtocol:
+		return "the process broke the attachment protocol"
+	case ReasonLost:
+		return "the connection to pfd broke"
+	}
+	return "unknown reason"
+}

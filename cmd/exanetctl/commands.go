@@ -5,6 +5,15 @@ import "github.com/spf13/cobra"
 // commands lists all commands in the order of the help text.
 func (a *app) commands() []*cobra.Command {
 	return []*cobra.Command{
+		a.statusCommand(),
+		a.doctorCommand(),
+		a.nodeCommand(),
+		a.domainCommand(),
+		a.channelCommand(),
+		a.smmuCommand(),
+		a.fifoCommand(),
+		a.counterCommand(),
+		a.faultCommand(),
 		a.versionCommand(),
 	}
 }

@@ -25,6 +25,7 @@ const (
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
+	getenv   func(string) string
 }
 
 // Errors that choose the exit code; the others are exitFailed.
@@ -35,8 +36,15 @@ var (
 	errReported = errors.New("failed")
 )
 
+// usageError is wrong usage; it matches errUsage.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string        { return e.err.Error() }
+func (e *usageError) Unwrap() error        { return e.err }
+func (e *usageError) Is(target error) bool { return target == errUsage }
+
 func usagef(format string, args ...any) error {
-	return fmt.Errorf("%w: %w", errUsage, fmt.Errorf(format, args...))
+	return &usageError{fmt.Errorf(format, args...)}
 }
 
 // run runs one command line and gives the exit code.

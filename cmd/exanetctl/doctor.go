@@ -1,0 +1,313 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/control"
+)
+
+// Verdicts of a check.
+const (
+	verdictOK      = "ok"
+	verdictWarning = "warning" // the main job works; something is slower or off
+	verdictError   = "error"   // the main job does not work
+)
+
+// check is one line of the doctor's report.
+type check struct {
+	Name    string `json:"name"`
+	Verdict string `json:"verdict"`
+	Found   string `json:"found"`          // what is there
+	Need    string `json:"needed_for"`     // what it is for
+	Mend    string `json:"mend,omitempty"` // what to do about it
+}
+
+// report is the doctor's JSON.
+type report struct {
+	Version int     `json:"version"`
+	Checks  []check `json:"checks"`
+}
+
+// Capabilities that matter here (linux/capability.h).
+const (
+	capSysPtrace = 19
+	capSysAdmin  = 21
+	capPerfmon   = 38
+	capBPF       = 39
+)
+
+// facts is what the doctor saw. The checks are judged from it alone.
+type facts struct {
+	Kernel       [2]int // major, minor
+	Release      string
+	Caps         uint64 // effective capabilities
+	Yama         int    // kernel.yama.ptrace_scope, -1 without Yama
+	Pagemap      error  // reading the residency of an own page
+	PagemapScan  error  // PAGEMAP_SCAN
+	ProcmapQuery error  // PROCMAP_QUERY
+	Mem          error  // reading own memory through /proc/self/mem
+	ProcessVM    error  // process_vm_readv of own memory
+	Memfd        error  // a sealed memfd
+	PeerPidfd    error  // SO_PEERPIDFD
+	Netlink      error  // a NETLINK_USERSOCK socket
+	Populate     error  // MADV_POPULATE_WRITE
+	Uffd         error  // userfaultfd, user mode only
+	UffdFull     bool   // full mode: sysctl, capability or /dev/userfaultfd
+	BTF          bool   // /sys/kernel/btf/vmlinux
+	BPFDisabled  string // kernel.unprivileged_bpf_disabled, "" unknown
+	BPFFS        bool   // a BPF file system is mounted
+	Lockdown     string // kernel lockdown, "" none
+	VFIO         bool   // /dev/vfio/vfio
+	IOMMUFD      bool   // /dev/iommu
+	IOMMUGroups  int
+	UIO          int    // UIO devices
+	Memlock      uint64 // RLIMIT_MEMLOCK, bytes; all ones: unlimited
+	Socket       string // control socket
+	Daemon       error  // why pfd was not reached
+	DaemonText   string // what it is, where it was
+}
+
+func (f facts) cap(n uint) bool { return f.Caps&(1<<n) != 0 }
+
+func (f facts) atLeast(major, minor int) bool {
+	return f.Kernel[0] > major || f.Kernel[0] == major && f.Kernel[1] >= minor
+}
+
+// judge makes the report's lines.
+func (f facts) judge() []check {
+	checks := []check{f.kernel(), f.ptrace()}
+	for _, c := range []struct {
+		name, found, need, mend string
+		err                     error
+		verdict                 string // where err is not nil
+	}{
+		{"pagemap", "readable", "the emulated SMMU's walk", "mount /proc (a container may hide it)", f.Pagemap, verdictError},
+		{"proc-mem", "readable", "moving data without pinning", "mount /proc, and allow reading /proc/PID/mem in the security policy", f.Mem, verdictError},
+		{"process_vm", "works", "the gup method", "allow process_vm_readv and process_vm_writev in the seccomp policy, or use --method touch", f.ProcessVM, verdictError},
+		{"memfd", "works, with seals", "attachments", "allow memfd_create in the seccomp policy", f.Memfd, verdictError},
+		{"netlink", "works", "the touch method", "allow sockets of family AF_NETLINK, protocol NETLINK_USERSOCK, or use --method gup", f.Netlink, verdictError},
+		{"populate", "works", "the touch method", "use Linux 5.14 or newer", f.Populate, verdictError},
+		{"peer-pidfd", "works", "holding processes by descriptors", "use Linux 6.5 or newer", f.PeerPidfd, verdictWarning},
+		{"procmap-query", "works", "fast look-ups of mappings", "use Linux 6.11 or newer; until then /proc/PID/maps is read", f.ProcmapQuery, verdictWarning},
+		{"pagemap-scan", "works", "telling the zero page from a page of one's own", "use Linux 6.7 or newer; until then such pages fault once more", f.PagemapScan, verdictWarning},
+	} {
+		k := check{Name: c.name, Verdict: verdictOK, Found: c.found, Need: c.need}
+		if c.err != nil {
+			k.Verdict, k.Found, k.Mend = c.verdict, c.err.Error(), c.mend
+		}
+		checks = append(checks, k)
+	}
+	return append(checks, f.userfaultfd(), f.bpf(), f.vfio(), f.uio(), f.memlock(), f.daemon())
+}
+
+func (f facts) kernel() check {
+	c := check{Name: "kernel", Verdict: verdictOK, Found: f.Release, Need: "everything"}
+	if !f.atLeast(5, 14) {
+		c.Verdict = verdictError
+		c.Mend = "use Linux 5.14 or newer; 6.11 or newer is best"
+	}
+	return c
+}
+
+// ptrace judges the right to read and write other processes' memory: what
+// /proc/PID/mem and process_vm_* ask for is PTRACE_MODE_ATTACH
+// (ptrace(2), "Ptrace access mode checking"; Yama: admin-guide/LSM/Yama.rst).
+func (f facts) ptrace() check {
+	c := check{Name: "ptrace", Verdict: verdictOK, Need: "reaching the memory of attached processes"}
+	capable := f.cap(capSysPtrace)
+	switch {
+	case f.Yama >= 3:
+		c.Verdict = verdictError
+		c.Found = fmt.Sprintf("Yama ptrace_scope %d: nobody may", f.Yama)
+		c.Mend = "set kernel.yama.ptrace_scope to 1 in /etc/sysctl.d and restart the machine (3 cannot be lowered while it runs)"
+	case capable:
+		c.Found = "CAP_SYS_PTRACE: every process"
+	case f.Yama == 2:
+		c.Verdict = verdictError
+		c.Found = "Yama ptrace_scope 2 and no CAP_SYS_PTRACE"
+		c.Mend = "give pfd CAP_SYS_PTRACE (setcap cap_sys_ptrace+ep bin/pfd), or sysctl kernel.yama.ptrace_scope=1"
+	case f.Yama == 1:
+		c.Found = "Yama ptrace_scope 1: processes of this user that attach through the library"
+	default:
+		c.Found = "processes of this user that are dumpable"
+	}
+	return c
+}
+
+func (f facts) userfaultfd() check {
+	c := check{Name: "userfaultfd", Verdict: verdictOK, Found: "full mode", Need: "the uffd method (not needed for gup and touch)"}
+	switch {
+	case f.Uffd != nil:
+		c.Verdict, c.Found = verdictWarning, f.Uffd.Error()
+		c.Mend = "use a kernel with CONFIG_USERFAULTFD, and allow userfaultfd in the seccomp policy"
+	case !f.UffdFull:
+		c.Verdict, c.Found = verdictWarning, "user mode only: system calls fail on absent pages"
+		c.Mend = "sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd for pfd"
+	}
+	return c
+}
+
+func (f facts) bpf() check {
+	c := check{Name: "bpf", Verdict: verdictOK, Need: "exanetctl trace (not needed otherwise)"}
+	var found, mend []string
+	if !f.BTF {
+		found = append(found, "no BTF")
+		mend = append(mend, "use a kernel with CONFIG_DEBUG_INFO_BTF")
+	}
+	if !f.cap(capSysAdmin) && !(f.cap(capBPF) && f.cap(capPerfmon)) {
+		text := "no CAP_BPF and CAP_PERFMON"
+		if f.BPFDisabled != "" {
+			text += " (kernel.unprivileged_bpf_disabled " + f.BPFDisabled + ")"
+		}
+		found = append(found, text)
+		mend = append(mend, "run as root, or give CAP_BPF and CAP_PERFMON")
+	}
+	if !f.BPFFS {
+		found = append(found, "bpffs not mounted")
+		mend = append(mend, "mount -t bpf bpf /sys/fs/bpf")
+	}
+	if f.Lockdown != "" && f.Lockdown != "none" {
+		found = append(found, "lockdown "+f.Lockdown)
+		mend = append(mend, "lockdown forbids kernel reads in BPF: it can only be lifted at boot")
+	}
+	if len(found) > 0 {
+		c.Verdict = verdictWarning
+		c.Found, c.Mend = strings.Join(found, "; "), strings.Join(mend, "; ")
+	} else {
+		c.Found = "BTF, rights and bpffs are there"
+	}
+	return c
+}
+
+func (f facts) vfio() check {
+	c := check{Name: "vfio", Verdict: verdictOK, Need: "--device vfio:ADDRESS (not needed for the emulator)"}
+	switch {
+	case f.IOMMUFD && f.VFIO, f.IOMMUFD && f.IOMMUGroups > 0:
+		c.Found = fmt.Sprintf("iommufd, %d IOMMU groups", f.IOMMUGroups)
+	case f.VFIO && f.IOMMUGroups > 0:
+		c.Found = fmt.Sprintf("VFIO groups, %d IOMMU groups", f.IOMMUGroups)
+	case f.VFIO:
+		c.Verdict, c.Found = verdictWarning, "VFIO without an IOMMU"
+		c.Mend = "turn on the IOMMU in the firmware and with intel_iommu=on, or use no-IOMMU mode as root"
+	default:
+		c.Verdict, c.Found = verdictWarning, "no /dev/vfio"
+		c.Mend = "modprobe vfio-pci, or use a kernel with CONFIG_VFIO_PCI"
+	}
+	return c
+}
+
+func (f facts) uio() check {
+	c := check{Name: "uio", Verdict: verdictOK, Found: fmt.Sprintf("%d devices", f.UIO), Need: "--device uio, a board (not needed for the emulator)"}
+	if f.UIO == 0 {
+		c.Verdict = verdictWarning
+		c.Mend = "only on a board: load the ExaNet UIO devices"
+	}
+	return c
+}
+
+func (f facts) memlock() check {
+	c := check{Name: "memlock", Verdict: verdictOK, Need: "--device vfio, where mapping pins (the emulator pins nothing)"}
+	if f.Memlock == ^uint64(0) {
+		c.Found = "unlimited"
+		return c
+	}
+	c.Found = bytesText(f.Memlock)
+	if f.Memlock < 64<<20 {
+		c.Verdict = verdictWarning
+		c.Mend = "for VFIO only: LimitMEMLOCK=infinity in the service, or ulimit -l unlimited"
+	}
+	return c
+}
+
+func (f facts) daemon() check {
+	c := check{Name: "daemon", Verdict: verdictOK, Found: f.DaemonText, Need: "everything but doctor"}
+	if f.Daemon != nil {
+		c.Verdict, c.Found = verdictWarning, f.Daemon.Error()
+		if errors.Is(f.Daemon, control.ErrNoDaemon) && f.Socket != "" {
+			c.Found = "none on " + f.Socket
+		}
+		c.Mend = "start one: pfd --nodes 2"
+		if f.Socket != "" {
+			c.Mend += " --socket " + f.Socket
+		}
+	}
+	return c
+}
+
+func (a *app) doctorCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Check what this machine allows, and name the mend of each trouble",
+		Long: `doctor checks what this machine allows and names the mend of each trouble.
+It needs no daemon. "error" stops the main job, RDMA into absent memory by the
+emulator; "warning" makes something slower or switches off what the main job
+does not need. The exit code is 1 when there is an error.`,
+		Args: maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f := gather("/", a.socket)
+			a.askDaemon(cmd, &f)
+			r := report{Version: control.Version, Checks: f.judge()}
+			if err := a.printReport(r); err != nil {
+				return err
+			}
+			for _, c := range r.Checks {
+				if c.Verdict == verdictError {
+					return fmt.Errorf("%w: the main job does not work on this machine: %s: %s", errReported, c.Name, c.Mend)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func (a *app) askDaemon(cmd *cobra.Command, f *facts) {
+	c, err := a.client()
+	if err != nil {
+		f.Daemon = err
+		return
+	}
+	f.Socket = c.Socket()
+	s, err := c.Status(cmd.Context())
+	if err != nil {
+		f.Daemon = err
+		return
+	}
+	f.DaemonText = fmt.Sprintf("pfd %s on %s, %s", s.DaemonVersion, f.Socket, s.State)
+}
+
+func (a *app) printReport(r report) error {
+	if a.wantJSON() {
+		return a.printJSON(r)
+	}
+	colour := colours(a.out, a.getenv)
+	t := a.table("VERDICT", "CHECK", "NEEDED FOR", "FOUND")
+	for _, c := range r.Checks {
+		t.add(c.Verdict, c.Name, c.Need, c.Found)
+	}
+	// Colours would upset the columns: they come in when the lines are made.
+	if err := t.flushWith(func(line string) string {
+		if !colour {
+			return line
+		}
+		for word, paint := range map[string]string{verdictOK: green, verdictWarning: yellow, verdictError: red} {
+			if rest, ok := strings.CutPrefix(line, word+" "); ok {
+				return paint + word + plain + " " + rest
+			}
+		}
+		return line
+	}); err != nil {
+		return err
+	}
+	for _, c := range r.Checks {
+		if c.Mend != "" {
+			if _, err := fmt.Fprintf(a.out, "mend %s: %s\n", c.Name, c.Mend); err != nil {
+				return fmt.Errorf("standard output: %w", err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ioctl numbers of linux/fs.h: _IOWR('f', 16, struct pm_scan_arg) of 96 bytes
+// and _IOWR('f', 17, struct procmap_query) of 104 bytes.
+const (
+	ioctlPagemapScan  = 3<<30 | 96<<16 | 'f'<<8 | 16
+	ioctlProcmapQuery = 3<<30 | 104<<16 | 'f'<<8 | 17
+)
+
+// gather looks at the machine. Files are read below root; what must be tried
+// is tried on this process.
+func gather(root, socket string) facts {
+	f := facts{
+		Socket:       socket,
+		Pagemap:      probePagemap(filepath.Join(root, "proc/self/pagemap")),
+		PagemapScan:  probeIoctl(filepath.Join(root, "proc/self/pagemap"), ioctlPagemapScan),
+		ProcmapQuery: probeIoctl(filepath.Join(root, "proc/self/maps"), ioctlProcmapQuery),
+		Mem:          probeMem(filepath.Join(root, "proc/self/mem")),
+		ProcessVM:    probeProcessVM(),
+		Memfd:        probeMemfd(),
+		PeerPidfd:    probePeerPidfd(),
+		Netlink:      probeSocket(),
+		Populate:     probePopulate(),
+		Uffd:         probeUserfaultfd(unix.O_CLOEXEC | unix.O_NONBLOCK | uffdUserModeOnly),
+	}
+	f.readFiles(root)
+	f.UffdFull = probeUserfaultfd(unix.O_CLOEXEC|unix.O_NONBLOCK) == nil || usable(filepath.Join(root, "dev/userfaultfd"))
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) == nil {
+		f.Memlock = lim.Cur
+	}
+	return f
+}
+
+// readFiles takes the facts that stand in files below root.
+func (f *facts) readFiles(root string) {
+	text := func(name string) string {
+		b, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSpace(string(b))
+	}
+	exists := func(name string) bool {
+		_, err := os.Stat(filepath.Join(root, name))
+		return err == nil
+	}
+	count := func(name string) int {
+		list, err := os.ReadDir(filepath.Join(root, name))
+		if err != nil {
+			return 0
+		}
+		return len(list)
+	}
+	f.Release = text("proc/sys/kernel/osrelease")
+	f.Kernel = kernelVersion(f.Release)
+	f.Caps = effectiveCaps(text("proc/self/status"))
+	f.Yama = -1
+	if n, err := strconv.Atoi(text("proc/sys/kernel/yama/ptrace_scope")); err == nil {
+		f.Yama = n
+	}
+	f.BTF = exists("sys/kernel/btf/vmlinux")
+	f.BPFDisabled = text("proc/sys/kernel/unprivileged_bpf_disabled")
+	f.BPFFS = strings.Contains(text("proc/self/mounts"), " bpf ")
+	f.Lockdown = lockdown(text("sys/kernel/security/lockdown"))
+	f.VFIO = exists("dev/vfio/vfio")
+	f.IOMMUFD = exists("dev/iommu")
+	f.IOMMUGroups = count("sys/kernel/iommu_groups")
+	f.UIO = count("sys/class/uio")
+}
+
+// kernelVersion reads "6.18.44-x" as 6, 18.
+func kernelVersion(release string) (v [2]int) {
+	parts := strings.SplitN(release, ".", 3)
+	for i := 0; i < len(parts) && i < 2; i++ {
+		digits := strings.TrimRight(parts[i], "-+abcdefghijklmnopqrstuvwxyz")
+		n, err := strconv.Atoi(digits)
+		if err != nil {
+			break
+		}
+		v[i] = n
+	}
+	return v
+}
+
+// effectiveCaps reads the line CapEff of /proc/PID/status.
+func effectiveCaps(status string) uint64 {
+	for line := range strings.Lines(status) {
+		if rest, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			n, err := strconv.ParseUint(strings.TrimSpace(rest), 16, 64)
+			if err != nil {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+// lockdown reads the chosen word of "none [integrity] confidentiality".
+func lockdown(text string) string {
+	_, rest, ok := strings.Cut(text, "[")
+	if !ok {
+		return ""
+	}
+	word, _, _ := strings.Cut(rest, "]")
+	return word
+}
+
+func usable(name string) bool { return unix.Access(name, unix.R_OK|unix.W_OK) == nil }
+
+// probeIoctl tries an ioctl with no argument: a kernel that has it answers
+// EFAULT, one that has not ENOTTY.
+func probeIoctl(name string, request uint) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("cannot open: %w", err)
+	}
+	defer file.Close()
+	if err := unix.IoctlSetInt(int(file.Fd()), request, 0); err != nil && !errors.Is(err, unix.EFAULT) {
+		return fmt.Errorf("not in this kernel: %w", err)
+	}
+	return nil
+}
+
+// probePagemap reads the residency of a page of this program's data.
+func probePagemap(name string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("cannot open: %w", err)
+	}
+	defer file.Close()
+	page := []byte{1}
+	var entry [8]byte
+	if _, err := file.ReadAt(entry[:], int64(address(page))/int64(os.Getpagesize())*8); err != nil {
+		return fmt.Errorf("cannot read: %w", err)
+	}
+	if binary.NativeEndian.Uint64(entry[:])>>63 == 0 { // bit 63: present (admin-guide/mm/pagemap.rst)
+		return errors.New("a touched page is shown as absent")
+	}
+	return nil
+}
+
+func probeMem(name string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("cannot open: %w", err)
+	}
+	defer file.Close()
+	data := []byte{0x5a}
+	var got [1]byte
+	if _, err := file.ReadAt(got[:], int64(address(data))); err != nil {
+		return fmt.Errorf("cannot read: %w", err)
+	}
+	if got[0] != data[0] {
+		return errors.New("reads something else than memory holds")
+	}
+	return nil
+}
+
+func probeProcessVM() error {
+	data, got := []byte{0xa5}, make([]byte, 1)
+	local := []unix.Iovec{{Base: &got[0], Len: 1}}
+	remote := []unix.RemoteIovec{{Base: address(data), Len: 1}}
+	if _, err := unix.ProcessVMReadv(os.Getpid(), local, remote, 0); err != nil {
+		return fmt.Errorf("process_vm_readv: %w", err)
+	}
+	if got[0] != data[0] {
+		return errors.New("process_vm_readv reads something else than memory holds")
+	}
+	return nil
+}
+
+// address gives the address of b's first byte.
+func address(b []byte) uintptr { return reflect.ValueOf(b).Pointer() }
+
+func probeMemfd() error {
+	fd, err := unix.MemfdCreate("exanet-doctor", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return fmt.Errorf("memfd_create: %w", err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return fmt.Errorf("F_ADD_SEALS: %w", err)
+	}
+	return nil
+}
+
+func probePeerPidfd() error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socketpair: %w", err)
+	}
+	defer unix.Close(fds[0])
+	defer unix.Close(fds[1])
+	pidfd, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err != nil {
+		return fmt.Errorf("SO_PEERPIDFD: %w", err)
+	}
+	return closing("pidfd", unix.Close(pidfd))
+}
+
+func closing(what string, err error) error {
+	if err != nil {
+		return fmt.Errorf("close %s: %w", what, err)
+	}
+	return nil
+}
+
+func probeSocket() error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_USERSOCK)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	return closing("socket", unix.Close(fd))
+}
+
+func probePopulate() error {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return fmt.Errorf("mmap: %w", err)
+	}
+	err = unix.Madvise(page, unix.MADV_POPULATE_WRITE)
+	if e := unix.Munmap(page); err == nil && e != nil {
+		return fmt.Errorf("munmap: %w", e)
+	}
+	if err != nil {
+		return fmt.Errorf("MADV_POPULATE_WRITE: %w", err)
+	}
+	return nil
+}
+
+// uffdUserModeOnly is UFFD_USER_MODE_ONLY of linux/userfaultfd.h.
+const uffdUserModeOnly = 1
+
+func probeUserfaultfd(flags uintptr) error {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, flags, 0, 0)
+	if errno != 0 {
+		return fmt.Errorf("userfaultfd: %w", errno)
+	}
+	return closing("userfaultfd", unix.Close(int(fd)))
+}

@@ -30,25 +30,10 @@ const (
 	StateEnded = 1
 )
 
-// Offsets of a channel descriptor and bits of it that the attachment needs
-// (messages.md 1). The abort bit is ours: [61] of reserved_0.
-const (
-	descriptorSize = 64
-	descSize       = 40
-	descDone       = 44
-	descReserved0  = 48
-	descReserved1  = 56
-
-	// AbortBit in reserved_0 asks the firmware to end a transfer that goes on;
-	// a doorbell for the channel must follow it (ours; docs/attach.md "Abort").
-	AbortBit = 1 << 61
-)
-
-// Reset values of done (001 tables 2.2, 3.4).
-const (
-	doneResetWrite = 0xffffffff
-	doneResetRead  = 2
-)
+// AbortBit in a descriptor's reserved_0 asks the firmware to end a transfer that
+// goes on; a doorbell for the channel must follow it (ours: bit [61], which
+// messages.md 1 leaves free; docs/attach.md "Abort").
+const AbortBit = 1 << 61
 
 // MaxWake is the number of threads that one Notify wakes at most. A process
 // with more waiters than channels can wait only by its own bounded sleeps, so

@@ -94,7 +94,7 @@ func (p *Pages) or64(off uint32, bits uint64) {
 }
 
 func desc(ch int) uint32 {
-	return DescriptorPage + descriptorSize*uint32(ch&(device.ChannelsPerSlot-1))
+	return DescriptorPage + device.DescriptorSize*uint32(ch&(device.ChannelsPerSlot-1))
 }
 
 func pktz(c int) uint32 {
@@ -102,13 +102,13 @@ func pktz(c int) uint32 {
 }
 
 // Done gives the done word of channel ch (messages.md 1): one atomic load.
-func (p *Pages) Done(ch int) uint32 { return p.load32(desc(ch) + descDone) }
+func (p *Pages) Done(ch int) uint32 { return p.load32(desc(ch) + device.DescDone) }
 
 // Status gives the status code and the number of paused blocks of channel ch
 // (messages.md 1, reserved_1). It is final once Done is 1 or 3 and was loaded
 // before.
 func (p *Pages) Status(ch int) (status, paused uint8) {
-	v := p.load64(desc(ch) + descReserved1)
+	v := p.load64(desc(ch) + device.DescReserved1)
 	return uint8(v), uint8(v >> 8)
 }
 
@@ -126,8 +126,26 @@ func (p *Pages) Ended() (Reason, bool) {
 
 // The library's side.
 
+// Publish writes descriptor d into channel ch and makes it startable: done = 0
+// is stored last (release). The channel's done must be final or at reset; d's
+// Done, Status and Paused are not written.
+func (p *Pages) Publish(ch int, d *device.Descriptor) {
+	o := desc(ch)
+	for i, v := range d.Words() {
+		switch off := 8 * uint32(i); off {
+		case device.DescSize: // size here; done, in the upper half, last of all
+			p.store32(o+off, uint32(v))
+		case device.DescReserved1:
+			p.store64(o+off, 0)
+		default:
+			p.store64(o+off, v)
+		}
+	}
+	p.store32(o+device.DescDone, device.DoneInitialized)
+}
+
 // AskAbort sets the abort bit of channel ch. A doorbell must follow.
-func (p *Pages) AskAbort(ch int) { p.or64(desc(ch)+descReserved0, AbortBit) }
+func (p *Pages) AskAbort(ch int) { p.or64(desc(ch)+device.DescReserved0, AbortBit) }
 
 // Ring writes channel ch into the doorbell word, and tells false if an earlier
 // doorbell has not been taken yet (then the packetizer's opcode 3 is the way).
@@ -185,17 +203,30 @@ func (p *Pages) TakeDoorbell() uint64 {
 	return v
 }
 
+// Descriptor takes one copy of channel ch's descriptor into d, by eight atomic
+// loads, and tells whether the process asks for an abort (AbortBit). What the
+// process writes later changes nothing in the copy; every value is possible.
+func (p *Pages) Descriptor(ch int, d *device.Descriptor) (abort bool) {
+	var w [device.DescriptorWords]uint64
+	o := desc(ch)
+	for i := range w {
+		w[i] = p.load64(o + 8*uint32(i))
+	}
+	*d = device.DescriptorOf(&w)
+	return w[device.DescReserved0/8]&AbortBit != 0
+}
+
 // AbortAsked tells whether the process asks for an abort of channel ch.
 func (p *Pages) AbortAsked(ch int) bool {
-	return p.load64(desc(ch)+descReserved0)&AbortBit != 0
+	return p.load64(desc(ch)+device.DescReserved0)&AbortBit != 0
 }
 
 // SetDone publishes a channel's state: status and paused blocks first, then
 // done (release). Notify must follow.
 func (p *Pages) SetDone(ch int, done uint32, status, paused uint8) {
 	o := desc(ch)
-	p.store64(o+descReserved1, uint64(status)|uint64(paused)<<8)
-	p.store32(o+descDone, done)
+	p.store64(o+device.DescReserved1, uint64(status)|uint64(paused)<<8)
+	p.store32(o+device.DescDone, done)
 }
 
 // Message is what a process gave to one of its packetizer channels.
@@ -275,10 +306,10 @@ func (p *Pages) End(r Reason) {
 // reset gives fresh pages their first content: all zero but for done.
 func (p *Pages) reset() {
 	for ch := range device.ChannelsPerSlot {
-		v := uint32(doneResetWrite)
+		v := device.DoneReset
 		if ch >= device.WriteChannels {
-			v = doneResetRead
+			v = device.DoneReadReset
 		}
-		p.store32(desc(ch)+descDone, v)
+		p.store32(desc(ch)+device.DescDone, v)
 	}
 }

@@ -1,0 +1,543 @@
+package attach
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Protocol is the version of the attachment protocol that this package speaks:
+// messages and pages (ours; docs/attach.md). Both sides refuse any other.
+const Protocol = 1
+
+// Type names a message.
+type Type uint16
+
+// The message types (ours; docs/attach.md).
+const (
+	TypeHello   Type = 1 // process to pfd: who I am and what I want
+	TypeWelcome Type = 2 // pfd to process: what you have, with three descriptors
+	TypeRefused Type = 3 // either way: that I do not do, and why
+	TypeEnded   Type = 4 // pfd to process: the attachment is over, and why
+)
+
+// Sizes and offsets of the messages (ours). The first 72 bytes are alike in all
+// of them and in every version, so that two versions can name each other.
+const (
+	headerSize  = 72
+	offType     = 0 // u16
+	offProtocol = 2 // u16
+	offLength   = 4 // u32: bytes of the whole message
+	offProduct  = 8 // 64 bytes: the sender's product and version
+
+	HelloSize   = 176
+	offNode     = 72 // u32
+	offMethod   = 76 // u8
+	offPolicy   = 77 // u8
+	offAccepts  = 78 // u8: number of PDIDs that follow
+	offFlags    = 79 // u8
+	offAccept   = 80 // sixteen u16
+	offGroup    = 112
+	helloFlags  = flagAcceptGroup
+	groupLength = 64
+
+	WelcomeSize      = 112
+	offSlot          = 72  // u8
+	offInterface     = 73  // u8
+	offMember        = 74  // u8
+	offVABits        = 75  // u8
+	offPDID          = 76  // u16
+	offGranted       = 78  // u8 method
+	offGrantedPolicy = 79  // u8 policy
+	offHome          = 80  // u32 node
+	offPFDPort       = 84  // u32
+	offOwnPort       = 88  // u32
+	offPFDPID        = 92  // u32
+	offCaps          = 96  // u64
+	offWelcomeZero   = 104 // u64, zero
+
+	RefusedSize = 512
+	offCode     = 72 // u32
+	offRefused  = 76 // u16 type
+	offRefZero  = 78 // u16, zero
+	offText     = 80
+	textLength  = RefusedSize - offText
+
+	EndedSize  = 512
+	offReason  = 72 // u32
+	offEndZero = 76 // u32, zero
+
+	productLength = 64
+	// MaxMessage is the size of the largest message.
+	MaxMessage = 512
+	// WelcomeFDs is the number of descriptors that go with a welcome: memfd,
+	// eventfd, netlink socket, in this order.
+	WelcomeFDs = 3
+)
+
+const flagAcceptGroup = 1 << 0
+
+// DefaultGroup is the group of a process that names none.
+const DefaultGroup = "default"
+
+// Method says how absent pages of a process are brought in (faultpath.md).
+type Method uint8
+
+// The methods. Zero leaves the choice to pfd.
+const (
+	MethodDefault Method = 0
+	MethodGUP     Method = 1 // pfd does it from outside
+	MethodTouch   Method = 2 // the process's own library thread does it
+)
+
+var methodNames = [...]string{"default", "gup", "touch"}
+
+// String gives the method's name as flags have it.
+func (m Method) String() string { return nameOf(methodNames[:], int(m)) }
+
+// ParseMethod gives the method of a name; "" is the default.
+func ParseMethod(s string) (Method, error) {
+	i, err := parseName(methodNames[:], s, "page-in method")
+	return Method(i), err
+}
+
+// Policy says how many pages a fault brings in (faultpath.md "Policies").
+type Policy uint8
+
+// The policies. Zero leaves the choice to pfd.
+const (
+	PolicyDefault Policy = 0
+	PolicyPIO     Policy = 1 // one page
+	PolicyPI4     Policy = 2 // to the end of the aligned 16 KiB
+	PolicyPIA     Policy = 3 // all remaining pages of the transfer
+)
+
+var policyNames = [...]string{"default", "p1", "p4", "pa"}
+
+// String gives the policy's name as flags have it.
+func (p Policy) String() string { return nameOf(policyNames[:], int(p)) }
+
+// ParsePolicy gives the policy of a name; "" is the default.
+func ParsePolicy(s string) (Policy, error) {
+	i, err := parseName(policyNames[:], s, "page-in policy")
+	return Policy(i), err
+}
+
+func nameOf(names []string, i int) string {
+	if i >= len(names) {
+		return fmt.Sprintf("unknown(%d)", i)
+	}
+	return names[i]
+}
+
+func parseName(names []string, s, what string) (int, error) {
+	if s == "" {
+		return 0, nil
+	}
+	for i, n := range names {
+		if n == s {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: %s %q: one of %s is needed", ErrValue, what, s, strings.Join(names, ", "))
+}
+
+// Errors of the codec and of the handshake.
+var (
+	// ErrMessage says that bytes are no message of the wanted type: wrong
+	// size, type, length or padding.
+	ErrMessage = errors.New("malformed attachment message")
+	// ErrValue says that a field holds a value that it cannot have.
+	ErrValue = errors.New("bad value in attachment message")
+	// ErrVersion says that the two sides speak different protocol versions.
+	// The error is a *VersionError.
+	ErrVersion = errors.New("attachment protocol versions differ")
+)
+
+// VersionError names both versions of a refused handshake. It matches ErrVersion.
+type VersionError struct {
+	Own, Peer               uint16 // protocol versions
+	OwnProduct, PeerProduct string // product versions
+}
+
+// Error names both versions and the remedy.
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("%v: this side (%s) speaks %d, the other (%s) speaks %d: install the library and pfd of one release, and restart the older of the two",
+		ErrVersion, e.OwnProduct, e.Own, e.PeerProduct, e.Peer)
+}
+
+// Is tells that a VersionError is an ErrVersion.
+func (e *VersionError) Is(target error) bool { return target == ErrVersion }
+
+// Header is what every message of every version starts with.
+type Header struct {
+	Type     Type
+	Protocol uint16
+	Length   uint32 // bytes of the whole message
+	Product  string // the sender's product and version, for people
+}
+
+// DecodeHeader reads the part of a message that is alike in all versions.
+// Errors match ErrMessage.
+func DecodeHeader(b []byte) (Header, error) {
+	if len(b) < headerSize {
+		return Header{}, fmt.Errorf("%w: %d bytes, a header has %d", ErrMessage, len(b), headerSize)
+	}
+	h := Header{
+		Type:     Type(binary.LittleEndian.Uint16(b[offType:])),
+		Protocol: binary.LittleEndian.Uint16(b[offProtocol:]),
+		Length:   binary.LittleEndian.Uint32(b[offLength:]),
+	}
+	if uint64(h.Length) != uint64(len(b)) {
+		return Header{}, fmt.Errorf("%w: its length says %d, it has %d bytes", ErrMessage, h.Length, len(b))
+	}
+	var err error
+	h.Product, err = getText(b[offProduct:offProduct+productLength], "product")
+	return h, err
+}
+
+// decode checks b for type t of this protocol version and of the given size.
+func decode(b []byte, t Type, size int) (string, error) {
+	h, err := DecodeHeader(b)
+	switch {
+	case err != nil:
+		return "", err
+	case h.Type != t:
+		return "", fmt.Errorf("%w: type %d, want %d", ErrMessage, h.Type, t)
+	case h.Protocol != Protocol:
+		return "", fmt.Errorf("%w: protocol version %d, want %d", ErrMessage, h.Protocol, Protocol)
+	case len(b) != size:
+		return "", fmt.Errorf("%w: type %d of %d bytes, want %d", ErrMessage, t, len(b), size)
+	}
+	return h.Product, nil
+}
+
+// begin appends size zero bytes with the header of a message and gives them
+// apart.
+func begin(b []byte, t Type, size int, product string) (all, m []byte) {
+	all = append(b, make([]byte, size)...)
+	m = all[len(b):]
+	binary.LittleEndian.PutUint16(m[offType:], uint16(t))
+	binary.LittleEndian.PutUint16(m[offProtocol:], Protocol)
+	binary.LittleEndian.PutUint32(m[offLength:], uint32(size))
+	putText(m[offProduct:offProduct+productLength], product)
+	return all, m
+}
+
+// putText writes s into a fixed field, NUL-padded, with one NUL at its end at
+// least; what does not fit is cut at a character.
+func putText(f []byte, s string) {
+	s = strings.Map(printable, strings.ToValidUTF8(s, "?"))
+	for len(s) > len(f)-1 {
+		_, n := utf8.DecodeLastRuneInString(s)
+		s = s[:len(s)-n]
+	}
+	copy(f, s)
+}
+
+// printable keeps what a terminal shows, so that a peer's text cannot steer one.
+func printable(r rune) rune {
+	if r < 0x20 || r >= 0x7f && r < 0xa0 {
+		return '?'
+	}
+	return r
+}
+
+func getText(f []byte, what string) (string, error) {
+	n := 0
+	for n < len(f) && f[n] != 0 {
+		n++
+	}
+	if n == len(f) {
+		return "", fmt.Errorf("%w: %s without a NUL at its end", ErrMessage, what)
+	}
+	for _, c := range f[n:] {
+		if c != 0 {
+			return "", fmt.Errorf("%w: %s with bytes after its NUL", ErrMessage, what)
+		}
+	}
+	s := string(f[:n])
+	if !utf8.ValidString(s) || strings.Map(printable, s) != s {
+		return "", fmt.Errorf("%w: %s is not printable UTF-8", ErrMessage, what)
+	}
+	return s, nil
+}
+
+// Hello is the first message of a process.
+type Hello struct {
+	Product     string        // the library's product and version
+	Node        device.NodeID // where the process wants to be
+	Group       string        // 1..63 of a-z A-Z 0-9 . _ -
+	Method      Method
+	Policy      Policy
+	Accept      []device.PDID // other domains that may reach this one, at most 16
+	AcceptGroup bool          // every member of the group may
+}
+
+// Append appends the message to b. Errors match ErrValue.
+func (h *Hello) Append(b []byte) ([]byte, error) {
+	if err := h.check(); err != nil {
+		return b, err
+	}
+	all, m := begin(b, TypeHello, HelloSize, h.Product)
+	binary.LittleEndian.PutUint32(m[offNode:], uint32(h.Node))
+	m[offMethod], m[offPolicy] = uint8(h.Method), uint8(h.Policy)
+	m[offAccepts] = uint8(len(h.Accept))
+	if h.AcceptGroup {
+		m[offFlags] |= flagAcceptGroup
+	}
+	for i, p := range h.Accept {
+		binary.LittleEndian.PutUint16(m[offAccept+2*i:], uint16(p))
+	}
+	putText(m[offGroup:offGroup+groupLength], h.Group)
+	return all, nil
+}
+
+// DecodeHello reads a hello. Errors match ErrMessage or ErrValue.
+func DecodeHello(b []byte) (Hello, error) {
+	product, err := decode(b, TypeHello, HelloSize)
+	if err != nil {
+		return Hello{}, err
+	}
+	h := Hello{
+		Product:     product,
+		Node:        device.NodeID(binary.LittleEndian.Uint32(b[offNode:])),
+		Method:      Method(b[offMethod]),
+		Policy:      Policy(b[offPolicy]),
+		AcceptGroup: b[offFlags]&flagAcceptGroup != 0,
+	}
+	if h.Group, err = getText(b[offGroup:offGroup+groupLength], "group"); err != nil {
+		return Hello{}, err
+	}
+	n := int(b[offAccepts])
+	if n > device.PeersPerSlot {
+		return Hello{}, fmt.Errorf("%w: %d accepted PDIDs, at most %d", ErrValue, n, device.PeersPerSlot)
+	}
+	if b[offFlags]&^helloFlags != 0 {
+		return Hello{}, fmt.Errorf("%w: flags %#x", ErrValue, b[offFlags])
+	}
+	for i := range device.PeersPerSlot {
+		p := device.PDID(binary.LittleEndian.Uint16(b[offAccept+2*i:]))
+		switch {
+		case i < n:
+			h.Accept = append(h.Accept, p)
+		case p != 0:
+			return Hello{}, fmt.Errorf("%w: an accepted PDID after the last", ErrMessage)
+		}
+	}
+	return h, h.check()
+}
+
+func (h *Hello) check() error {
+	if h.Node > device.NodeIDMask {
+		return fmt.Errorf("%w: node %#x has more than %d bits", ErrValue, uint32(h.Node), device.NodeIDBits)
+	}
+	if int(h.Method) >= len(methodNames) {
+		return fmt.Errorf("%w: page-in method %d", ErrValue, h.Method)
+	}
+	if int(h.Policy) >= len(policyNames) {
+		return fmt.Errorf("%w: page-in policy %d", ErrValue, h.Policy)
+	}
+	if len(h.Accept) > device.PeersPerSlot {
+		return fmt.Errorf("%w: %d accepted PDIDs, at most %d", ErrValue, len(h.Accept), device.PeersPerSlot)
+	}
+	for _, p := range h.Accept {
+		if p == 0 {
+			return fmt.Errorf("%w: accepted PDID 0, which no domain has", ErrValue)
+		}
+	}
+	return CheckGroup(h.Group)
+}
+
+// CheckGroup tells whether name can be a group's: 1 to 63 of a-z A-Z 0-9 . _ -.
+// Errors match ErrValue.
+func CheckGroup(name string) error {
+	if len(name) == 0 || len(name) >= groupLength {
+		return fmt.Errorf("%w: group name of %d characters, 1 to %d are allowed", ErrValue, len(name), groupLength-1)
+	}
+	for _, c := range []byte(name) {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
+			return fmt.Errorf("%w: group name %q: only letters, digits, '.', '_' and '-' are allowed", ErrValue, name)
+		}
+	}
+	return nil
+}
+
+// Welcome is pfd's answer to a hello. Its descriptors travel beside it.
+type Welcome struct {
+	Product   string // pfd's product and version
+	Slot      uint8
+	Interface uint8 // mailbox and packetizer of the process, 16..63
+	Member    uint8 // the process's index in its group on this node, 0..7
+	VABits    uint8 // width of the virtual addresses that the node takes
+	PDID      device.PDID
+	Method    Method // what pfd chose
+	Policy    Policy
+	Node      device.NodeID
+	PFDPort   uint32 // netlink port id that faults come from
+	OwnPort   uint32 // netlink port id of the socket handed over
+	PFDPID    uint32 // pfd's pid, for prctl(PR_SET_PTRACER)
+	Caps      uint64 // the node's CAPS register
+}
+
+// Append appends the message to b. Errors match ErrValue.
+func (w *Welcome) Append(b []byte) ([]byte, error) {
+	if err := w.check(); err != nil {
+		return b, err
+	}
+	all, m := begin(b, TypeWelcome, WelcomeSize, w.Product)
+	m[offSlot], m[offInterface], m[offMember], m[offVABits] = w.Slot, w.Interface, w.Member, w.VABits
+	binary.LittleEndian.PutUint16(m[offPDID:], uint16(w.PDID))
+	m[offGranted], m[offGrantedPolicy] = uint8(w.Method), uint8(w.Policy)
+	binary.LittleEndian.PutUint32(m[offHome:], uint32(w.Node))
+	binary.LittleEndian.PutUint32(m[offPFDPort:], w.PFDPort)
+	binary.LittleEndian.PutUint32(m[offOwnPort:], w.OwnPort)
+	binary.LittleEndian.PutUint32(m[offPFDPID:], w.PFDPID)
+	binary.LittleEndian.PutUint64(m[offCaps:], w.Caps)
+	return all, nil
+}
+
+// DecodeWelcome reads a welcome. Errors match ErrMessage or ErrValue.
+func DecodeWelcome(b []byte) (Welcome, error) {
+	product, err := decode(b, TypeWelcome, WelcomeSize)
+	if err != nil {
+		return Welcome{}, err
+	}
+	if binary.LittleEndian.Uint64(b[offWelcomeZero:]) != 0 {
+		return Welcome{}, fmt.Errorf("%w: reserved bytes are not zero", ErrMessage)
+	}
+	w := Welcome{
+		Product: product,
+		Slot:    b[offSlot], Interface: b[offInterface], Member: b[offMember], VABits: b[offVABits],
+		PDID:   device.PDID(binary.LittleEndian.Uint16(b[offPDID:])),
+		Method: Method(b[offGranted]), Policy: Policy(b[offGrantedPolicy]),
+		Node:    device.NodeID(binary.LittleEndian.Uint32(b[offHome:])),
+		PFDPort: binary.LittleEndian.Uint32(b[offPFDPort:]),
+		OwnPort: binary.LittleEndian.Uint32(b[offOwnPort:]),
+		PFDPID:  binary.LittleEndian.Uint32(b[offPFDPID:]),
+		Caps:    binary.LittleEndian.Uint64(b[offCaps:]),
+	}
+	return w, w.check()
+}
+
+func (w *Welcome) check() error {
+	switch {
+	case w.Slot >= device.Slots:
+		return fmt.Errorf("%w: slot %d", ErrValue, w.Slot)
+	case w.Interface < device.MailboxProcess || w.Interface >= device.Interfaces:
+		return fmt.Errorf("%w: interface %d", ErrValue, w.Interface)
+	case w.VABits < device.MinVABits || w.VABits > device.MaxVABits:
+		return fmt.Errorf("%w: %d bits of virtual address", ErrValue, w.VABits)
+	case w.PDID == 0:
+		return fmt.Errorf("%w: PDID 0, which no domain has", ErrValue)
+	case w.Node > device.NodeIDMask:
+		return fmt.Errorf("%w: node %#x has more than %d bits", ErrValue, uint32(w.Node), device.NodeIDBits)
+	case w.Method == MethodDefault || int(w.Method) >= len(methodNames):
+		return fmt.Errorf("%w: page-in method %d", ErrValue, w.Method)
+	case w.Policy == PolicyDefault || int(w.Policy) >= len(policyNames):
+		return fmt.Errorf("%w: page-in policy %d", ErrValue, w.Policy)
+	}
+	return nil
+}
+
+// Code says why something was refused (ours).
+type Code uint32
+
+// The codes.
+const (
+	CodeProtocol    Code = 1 // malformed or unexpected message
+	CodeVersion     Code = 2 // another protocol version
+	CodeUnknownType Code = 3 // a message type that this version does not have
+	CodeNoNode      Code = 4 // no such node here
+	CodeNoSlot      Code = 5 // all 16 slots of the node are taken
+	CodeQuota       Code = 6 // the user has its share of slots
+	CodeGroupFull   Code = 7 // the group has 8 processes on the node
+	CodePermission  Code = 8 // pfd may not reach the process's memory
+	CodeUnsupported Code = 9 // method or policy not offered here
+	CodeBusy        Code = 10
+	CodeInternal    Code = 11
+)
+
+// RefusedError is a refusal, as message and as error. Its text ends with the
+// remedy.
+type RefusedError struct {
+	Product string // of the side that refuses
+	Code    Code
+	Refused Type // the message that was refused
+	Text    string
+}
+
+// Error gives the other side's text.
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("refused by %s (code %d): %s", e.Product, e.Code, e.Text)
+}
+
+// Is tells that a refusal for its version is an ErrVersion.
+func (e *RefusedError) Is(target error) bool {
+	return target == ErrVersion && e.Code == CodeVersion
+}
+
+// Append appends the message to b. Text longer than the field is cut.
+func (e *RefusedError) Append(b []byte) []byte {
+	all, m := begin(b, TypeRefused, RefusedSize, e.Product)
+	binary.LittleEndian.PutUint32(m[offCode:], uint32(e.Code))
+	binary.LittleEndian.PutUint16(m[offRefused:], uint16(e.Refused))
+	putText(m[offText:], e.Text)
+	return all
+}
+
+// DecodeRefused reads a refusal. Errors match ErrMessage.
+func DecodeRefused(b []byte) (*RefusedError, error) {
+	product, err := decode(b, TypeRefused, RefusedSize)
+	if err != nil {
+		return nil, err
+	}
+	if binary.LittleEndian.Uint16(b[offRefZero:]) != 0 {
+		return nil, fmt.Errorf("%w: reserved bytes are not zero", ErrMessage)
+	}
+	e := &RefusedError{
+		Product: product,
+		Code:    Code(binary.LittleEndian.Uint32(b[offCode:])),
+		Refused: Type(binary.LittleEndian.Uint16(b[offRefused:])),
+	}
+	e.Text, err = getText(b[offText:], "text")
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// Ended is pfd's last message.
+type Ended struct {
+	Product string
+	Reason  Reason
+	Text    string
+}
+
+// Append appends the message to b. Text longer than the field is cut.
+func (e *Ended) Append(b []byte) []byte {
+	all, m := begin(b, TypeEnded, EndedSize, e.Product)
+	binary.LittleEndian.PutUint32(m[offReason:], uint32(e.Reason))
+	putText(m[offText:], e.Text)
+	return all
+}
+
+// DecodeEnded reads an end. Errors match ErrMessage.
+func DecodeEnded(b []byte) (Ended, error) {
+	product, err := decode(b, TypeEnded, EndedSize)
+	if err != nil {
+		return Ended{}, err
+	}
+	if binary.LittleEndian.Uint32(b[offEndZero:]) != 0 {
+		return Ended{}, fmt.Errorf("%w: reserved bytes are not zero", ErrMessage)
+	}
+	e := Ended{Product: product, Reason: Reason(binary.LittleEndian.Uint32(b[offReason:]))}
+	if e.Text, err = getText(b[offText:], "text"); err != nil {
+		return Ended{}, err
+	}
+	return e, nil
+}

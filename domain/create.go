@@ -1,0 +1,167 @@
+package domain
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Create gives a process a domain: a slot, its group's PDID, and the interface
+// pair 16 + slot. The registers are written so that PD_CFG, which lets the slot
+// take part, comes last. An error matches ErrNoSlot, ErrQuota, ErrGroupFull,
+// ErrNoPDID, ErrPeers, ErrPDID, ErrGroupName, ErrNotReady or device.ErrGone, and
+// nothing was given out then.
+func (m *Manager) Create(q Request) (*Domain, error) {
+	if !m.ready {
+		return nil, fmt.Errorf("node %d: %w; call Init first", m.node, ErrNotReady)
+	}
+	if err := checkGroupName(q.Group); err != nil {
+		return nil, err
+	}
+	if len(q.Accept) > device.PeersPerSlot {
+		return nil, &PeersError{Slot: -1, Wanted: len(q.Accept), Limit: device.PeersPerSlot}
+	}
+	if slices.Contains(q.Accept, 0) {
+		return nil, fmt.Errorf("accept: %w; name the PDID of a domain (exanetctl domain show)", ErrPDID)
+	}
+	n, err := m.free(q)
+	if err != nil {
+		return nil, err
+	}
+	member, pdids, err := m.dir.join(m.node, q.UID, q.Group)
+	if err != nil {
+		return nil, err
+	}
+	pdid := pdids[member]
+	peers, named := peersOf(q, pdid, pdids)
+	if len(peers) > device.PeersPerSlot {
+		m.dir.leave(m.node, q.UID, q.Group, member)
+		return nil, &PeersError{Slot: -1, Wanted: len(peers), Limit: device.PeersPerSlot}
+	}
+	if err := m.setUp(n, pdid, peers); err != nil {
+		m.dir.leave(m.node, q.UID, q.Group, member)
+		return nil, err
+	}
+	m.dir.hold(named)
+	m.slots[n] = slot{used: true, named: named, d: Domain{
+		Node: m.node, Slot: n, PDID: pdid, UID: q.UID, PID: q.PID, Group: q.Group, Member: member,
+		Interface: uint8(device.MailboxProcess + n), Peers: peers,
+	}}
+	d := m.slots[n].copy()
+	return &d, nil
+}
+
+// free finds the lowest free slot and checks the user's quota. A draining slot
+// is neither free nor forgotten: a user who comes and goes must not take more.
+func (m *Manager) free(q Request) (int, error) {
+	n, used, own := -1, 0, 0
+	for i := range m.slots {
+		if !m.slots[i].used {
+			if n < 0 {
+				n = i
+			}
+			continue
+		}
+		used++
+		if m.slots[i].d.UID == q.UID {
+			own++
+		}
+	}
+	switch {
+	case own >= Quota:
+		return 0, &LimitError{Err: ErrQuota, Node: m.node, UID: q.UID, Group: q.Group, Used: own, Limit: Quota}
+	case n < 0:
+		return 0, &LimitError{Err: ErrNoSlot, Node: m.node, UID: q.UID, Group: q.Group, Used: used, Limit: device.Slots}
+	}
+	return n, nil
+}
+
+// peersOf lists what PD_PEERS is to admit: the group's other PDIDs, then those
+// accepted by name, each once and never the domain's own. named are the latter.
+func peersOf(q Request, own device.PDID, group [GroupSize]device.PDID) (peers, named []device.PDID) {
+	if q.AcceptGroup {
+		for _, p := range group {
+			if p != own {
+				peers = append(peers, p)
+			}
+		}
+	}
+	for _, p := range q.Accept {
+		if p != own && !slices.Contains(peers, p) {
+			peers = append(peers, p)
+			named = append(named, p)
+		}
+	}
+	return peers, named
+}
+
+// setUp writes the registers of a domain: the context bank and the stream while
+// the stream still faults, then who may send what, and PD_CFG last.
+func (m *Manager) setUp(n int, pdid device.PDID, peers []device.PDID) error {
+	r := regs{bus: m.bus, node: m.node}
+	const fault = device.S2CRFault << device.S2CRTypeShift
+	bank := uint32(n)
+	va := uint32(m.VABits())
+
+	r.write32(device.SMMU, s2cr(n), fault|bank)
+	r.write32(device.SMMU, cba2r(n), device.CBA2RVA64)
+	r.write32(device.SMMU, cbar(n), device.CBARS1BypassS2<<device.CBARTypeShift)
+	// T0SZ = 64 - width, 4 KiB granule (TG0 = 0); Arm IHI 0062 TCR.
+	r.write32(device.SMMU, device.Bank(n, device.TCR), 64-va)
+	r.write32(device.SMMU, device.Bank(n, device.TLBIALL), 0)
+	r.write32(device.SMMU, device.Bank(n, device.TLBSYNC), 0)
+	r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
+	r.write32(device.SMMU, device.Bank(n, device.SCTLR), device.SCTLRDriver)
+	r.write32(device.SMMU, smr(n), device.SMRValid|uint32(n))
+	r.write32(device.SMMU, s2cr(n), device.S2CRTranslate<<device.S2CRTypeShift|bank)
+
+	r.writePeers(n, peers)
+	r.write64(device.PL, pktzCfg(n), pktzValue(n, m.node, pdid))
+	p := device.MailboxProcess + n
+	r.write64(device.PL, pktzCfg(p), pktzValue(p, m.node, pdid))
+	r.write64(device.PL, mboxCfg(p), uint64(pdid)|device.CfgEnable)
+	r.write64(device.PL, pdCfg(n), uint64(pdid)|device.CfgEnable)
+	return r.err
+}
+
+// Grant admits pdid to the domain of a slot; admitting it twice is no error.
+// Who may ask for it is the caller's to check (the domain's owner). An error
+// matches ErrNoDomain, ErrPDID, ErrPeers or device.ErrGone.
+func (m *Manager) Grant(n int, pdid device.PDID) error {
+	s, err := m.live(n)
+	if err != nil {
+		return err
+	}
+	if pdid == 0 {
+		return fmt.Errorf("grant: %w; name the PDID of a domain (exanetctl domain show)", ErrPDID)
+	}
+	if pdid == s.d.PDID || slices.Contains(s.d.Peers, pdid) {
+		return nil
+	}
+	if len(s.d.Peers) >= device.PeersPerSlot {
+		return &PeersError{Slot: n, Wanted: len(s.d.Peers) + 1, Limit: device.PeersPerSlot}
+	}
+	peers := append(slices.Clone(s.d.Peers), pdid)
+	r := regs{bus: m.bus, node: m.node}
+	k := (len(peers) - 1) / 4
+	var v uint64
+	for i, p := range peers[4*k:] {
+		v |= uint64(p) << (16 * i)
+	}
+	r.write64(device.PL, pdPeers(n, k), v)
+	if r.err != nil {
+		return r.err
+	}
+	s.d.Peers = peers
+	s.named = append(s.named, pdid)
+	m.dir.hold([]device.PDID{pdid})
+	return nil
+}
+
+func (m *Manager) live(n int) (*slot, error) {
+	if n < 0 || n >= device.Slots || !m.slots[n].used || m.slots[n].d.State != Live {
+		return nil, fmt.Errorf("node %d, slot %d: %w; exanetctl domain show lists them", m.node, n, ErrNoDomain)
+	}
+	return &m.slots[n], nil
+}

@@ -1,0 +1,77 @@
+package domain
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Reasons of a refusal. Each error of this package that a caller may want to
+// branch on matches one of them or one of the types below.
+var (
+	// ErrNoSlot: all sixteen slots of the node are taken or still draining.
+	ErrNoSlot = errors.New("no free protection domain slot")
+	// ErrQuota: the user holds as many slots of the node as one user may.
+	ErrQuota = errors.New("slot quota of the user reached")
+	// ErrGroupFull: the group has its eight processes on the node.
+	ErrGroupFull = errors.New("group full")
+	// ErrNoPDID: the range of PDIDs has no eight left for a new group.
+	ErrNoPDID = errors.New("no free PDIDs")
+	// ErrPeers: PD_PEERS of the slot would need more than sixteen PDIDs.
+	ErrPeers = errors.New("too many peers")
+	// ErrPDID: a PDID that nobody can have.
+	ErrPDID = errors.New("PDID 0 is never given out")
+	// ErrGroupName: a name that is too long or not printable.
+	ErrGroupName = errors.New("bad group name")
+	// ErrNoDomain: the slot holds no live domain.
+	ErrNoDomain = errors.New("no live domain")
+	// ErrDevice: what answers is not a node, or not one that this driver knows.
+	ErrDevice = errors.New("not a device of this driver")
+	// ErrNotReady: Init has not run, or failed.
+	ErrNotReady = errors.New("node not initialized")
+	// ErrRange: the range of PDIDs is empty or holds PDID 0 only.
+	ErrRange = errors.New("bad PDID range")
+)
+
+// LimitError says which limit of a node refused a domain, and the remedy. It
+// matches ErrNoSlot, ErrQuota, ErrGroupFull or ErrNoPDID.
+type LimitError struct {
+	Err   error
+	Node  device.NodeID
+	UID   uint32
+	Group string
+	Used  int // slots, members or groups now in use
+	Limit int
+}
+
+func (e *LimitError) Error() string {
+	switch e.Err {
+	case ErrQuota:
+		return fmt.Sprintf("node %d: %v: uid %d holds %d of its %d slots; end one of its processes, or attach on another node", e.Node, e.Err, e.UID, e.Used, e.Limit)
+	case ErrGroupFull:
+		return fmt.Sprintf("node %d: %v: group %q of uid %d has %d of at most %d processes here; use another group, or another node", e.Node, e.Err, e.Group, e.UID, e.Used, e.Limit)
+	case ErrNoPDID:
+		return fmt.Sprintf("node %d: %v for group %q of uid %d: %d groups hold the range; end a group, or give pfd a wider range", e.Node, e.Err, e.Group, e.UID, e.Used)
+	default:
+		return fmt.Sprintf("node %d: %v: %d of %d in use; end a process there (exanetctl domain show), or attach on another node", e.Node, e.Err, e.Used, e.Limit)
+	}
+}
+
+// Unwrap gives the reason.
+func (e *LimitError) Unwrap() error { return e.Err }
+
+// PeersError says that a slot's PD_PEERS cannot hold all the PDIDs that it
+// should admit. It matches ErrPeers.
+type PeersError struct {
+	Slot   int // -1 before a slot was given
+	Wanted int
+	Limit  int
+}
+
+func (e *PeersError) Error() string {
+	return fmt.Sprintf("%v: %d PDIDs to admit, PD_PEERS holds %d; accept fewer, or put the processes into one group", ErrPeers, e.Wanted, e.Limit)
+}
+
+// Unwrap gives ErrPeers.
+func (e *PeersError) Unwrap() error { return ErrPeers }

@@ -1,0 +1,76 @@
+package domain
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Init checks that the node is one that this driver knows, brings every slot to
+// the state in which nothing passes, sets the SMMU's global registers and
+// OUTSTANDING, and enables the node. Vectors 0 and 1 are unmasked at its end, 2
+// and 3 stay masked: whoever serves those unmasks them. An error matches
+// ErrDevice or device.ErrGone.
+func (m *Manager) Init() error {
+	r := regs{bus: m.bus, node: m.node}
+	if err := m.check(&r); err != nil {
+		return err
+	}
+	// No vector while the node is half set up.
+	r.write32(device.PL, device.PLIRQMask, 1<<device.Vectors-1)
+
+	// What an earlier driver left must not go on sending or receiving.
+	for n := 0; n < device.Slots; n++ {
+		r.write64(device.PL, pdCfg(n), 0)
+		r.writePeers(n, nil)
+		r.write64(device.PL, pktzCfg(n), 0)
+		r.write64(device.PL, pktzCfg(device.MailboxProcess+n), 0)
+		r.write64(device.PL, mboxCfg(device.MailboxProcess+n), 0)
+		r.write32(device.SMMU, s2cr(n), device.S2CRFault<<device.S2CRTypeShift|uint32(n))
+		r.write32(device.SMMU, smr(n), 0)
+		r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
+		r.write32(device.SMMU, device.Bank(n, device.TLBIALL), 0)
+	}
+	r.write32(device.SMMU, device.SMMUGR0+device.GFSR, ^uint32(0))
+	r.write32(device.SMMU, device.SMMUGR0+device.STLBGSYNC, 0)
+	// Client port on; a global fault is reported and raises vector 0; no stall
+	// by default; a stream that matches nothing faults (Arm IHI 0062 sCR0).
+	r.write32(device.SMMU, device.SMMUGR0+device.SCR0,
+		device.SCR0GFRE|device.SCR0GFIE|device.SCR0STALLD|device.SCR0USFCFG)
+
+	r.write32(device.PL, device.PLOutstanding, Outstanding)
+	r.write32(device.PL, device.PLCtrl, device.CtrlEnable)
+	r.write32(device.PL, device.PLIRQStatus, 1<<device.Vectors-1)
+	r.write32(device.PL, device.PLIRQMask, 1<<device.VectorMailbox|1<<device.VectorDone)
+	m.ready = r.err == nil
+	return r.err
+}
+
+// check reads who answers and what it can do.
+func (m *Manager) check(r *regs) error {
+	id := r.read32(device.PL, device.PLID)
+	version := r.read32(device.PL, device.PLVersion)
+	caps := r.read64(device.PL, device.PLCaps)
+	idr1 := r.read32(device.SMMU, device.SMMUGR0+device.IDR1)
+	if r.err != nil {
+		return r.err
+	}
+	if id != device.IDValue {
+		return fmt.Errorf("node %d: %w: ID reads 0x%x, not 0x%x; check which device pfd was given", m.node, ErrDevice, id, device.IDValue)
+	}
+	if version>>16 != device.VersionValue>>16 {
+		return fmt.Errorf("node %d: %w: the device's interface has version %d.%d and the driver's %d.%d; use a pfd that fits the device",
+			m.node, ErrDevice, version>>16, version&0xffff, device.VersionValue>>16, device.VersionValue&0xffff)
+	}
+	if bits := caps & device.CapsVABitsMask; bits < device.MinVABits || bits > device.MaxVABits {
+		return fmt.Errorf("node %d: %w: CAPS has a VA width of %d bits, not %d to %d; check the device", m.node, ErrDevice, bits, device.MinVABits, device.MaxVABits)
+	}
+	if banks := caps >> device.CapsBanksShift & device.CapsBanksMask; banks < device.Slots {
+		return fmt.Errorf("node %d: %w: CAPS has %d context banks, not %d; check the device", m.node, ErrDevice, banks, device.Slots)
+	}
+	if n := idr1 & 0xff; n < device.Slots {
+		return fmt.Errorf("node %d: %w: the SMMU has %d context banks, not %d; check the device", m.node, ErrDevice, n, device.Slots)
+	}
+	m.caps = caps
+	return nil
+}

@@ -1,0 +1,155 @@
+package device
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// DescriptorSize is the size of a channel descriptor in bytes (001 §2.3.3.2).
+const DescriptorSize = 64
+
+// DescriptorWords is the number of u64 in a descriptor.
+const DescriptorWords = DescriptorSize / 8
+
+// Offsets in a channel descriptor, little-endian (spec/messages.md 1;
+// 001 §2.3.3.2).
+const (
+	DescSrc       = 0  // u64 VA: the initiator's for a write
+	DescDst       = 8  // u64 VA: the target's for a write
+	DescNotify    = 16 // u64 VA of the two completion words, 0 none
+	DescFirst     = 24 // u64, written at notify+0
+	DescLast      = 32 // u64, written at notify+8 after the first
+	DescSize      = 40 // u32 bytes
+	DescDone      = 44 // u32 Done…
+	DescReserved0 = 48 // u64, ours: node, PDID, urgent
+	DescReserved1 = 56 // u64, ours: status, paused
+)
+
+// Values of done (spec/messages.md 1; 001 tables 2.2, 3.4).
+const (
+	DoneReset       uint32 = 0xffffffff // write channel at reset
+	DoneInitialized uint32 = 0          // write channel: ready to start
+	DoneOngoing     uint32 = 2          // write channel
+	DoneCompleted   uint32 = 1          // write and read channel
+	DoneFailed      uint32 = 3          // ours; the reason is in status
+
+	DoneReadReset   uint32 = 2 // read channel at reset
+	DoneReadOngoing uint32 = 0 // read channel
+)
+
+// Values of status in reserved_1: 1..7 are the NACK code that ended the
+// transfer (spec/messages.md 1; ours).
+const (
+	StatusNone       = 0
+	StatusSlaveError = uint8(CodeSlaveError)
+	StatusDecode     = uint8(CodeDecode) // bad descriptor, unmapped or forbidden address
+	StatusNoContext  = uint8(CodeNoContext)
+	StatusCorrupt    = uint8(CodeCorrupt)
+	StatusDomain     = uint8(CodeDomain)
+	StatusReserved   = uint8(CodeReserved)
+	StatusBufferFull = uint8(CodeBufferFull)
+	StatusLimit      = 8  // retransmission limit
+	StatusAborted    = 9  // by the process
+	StatusGone       = 10 // domain or node gone
+)
+
+// The bits of reserved_0 and reserved_1 (spec/messages.md 1; ours). Bits that
+// have no name are written 0 and ignored on reading.
+//
+//	word        field            bits
+//	reserved_0  destination node [21:0]
+//	reserved_0  destination PDID [47:32], 0 the same PDID on that node
+//	reserved_0  urgent           [62]
+//	reserved_1  status           [7:0]
+//	reserved_1  blocks paused    [15:8]
+const (
+	DescNodeMask    = NodeIDMask
+	DescPDIDShift   = 32
+	DescUrgent      = 1 << 62
+	DescStatusMask  = 0xff
+	DescPausedShift = 8
+	DescPausedMask  = 0xff
+)
+
+// ErrShortDescriptor says that fewer than DescriptorSize bytes were given.
+var ErrShortDescriptor = errors.New("channel descriptor shorter than 64 bytes")
+
+// Descriptor is a channel descriptor: one transfer as a process announces it
+// (spec/messages.md 1; 001 §2.3.3.2).
+type Descriptor struct {
+	Src, Dst    VA
+	Notify      VA // 16-byte aligned; 0: no completion words
+	First, Last uint64
+	Size        uint32 // bytes, 1..2^32-1
+	Done        uint32 // Done…
+	DstNode     NodeID // 22 bits
+	DstPDID     PDID   // 0: the same PDID on that node
+	Urgent      bool   // high class
+	Status      uint8  // Status…
+	Paused      uint8  // blocks now paused
+}
+
+// Reserved0 gives the word at DescReserved0.
+func (d *Descriptor) Reserved0() uint64 {
+	w := uint64(d.DstNode)&DescNodeMask | uint64(d.DstPDID)<<DescPDIDShift
+	if d.Urgent {
+		w |= DescUrgent
+	}
+	return w
+}
+
+// Reserved1 gives the word at DescReserved1.
+func (d *Descriptor) Reserved1() uint64 {
+	return uint64(d.Status) | uint64(d.Paused)<<DescPausedShift
+}
+
+// Words gives the descriptor as the eight u64 that lie in btcm.
+func (d *Descriptor) Words() [DescriptorWords]uint64 {
+	return [DescriptorWords]uint64{
+		uint64(d.Src), uint64(d.Dst), uint64(d.Notify), d.First, d.Last,
+		uint64(d.Size) | uint64(d.Done)<<32,
+		d.Reserved0(), d.Reserved1(),
+	}
+}
+
+// DescriptorOf reads a descriptor from its eight u64. Every value is possible;
+// whether the transfer makes sense is the firmware's to check.
+func DescriptorOf(w *[DescriptorWords]uint64) Descriptor {
+	return Descriptor{
+		Src: VA(w[0]), Dst: VA(w[1]), Notify: VA(w[2]),
+		First: w[3], Last: w[4],
+		Size: uint32(w[5]), Done: uint32(w[5] >> 32),
+		DstNode: NodeID(w[6] & DescNodeMask),
+		DstPDID: PDID(w[6] >> DescPDIDShift),
+		Urgent:  w[6]&DescUrgent != 0,
+		Status:  uint8(w[7] & DescStatusMask),
+		Paused:  uint8(w[7] >> DescPausedShift & DescPausedMask),
+	}
+}
+
+// Encode writes the descriptor to the first DescriptorSize bytes of b. It gives
+// ErrShortDescriptor, and writes nothing, when b is shorter. It is plain memory
+// traffic: a library that publishes a descriptor stores done last, by itself.
+func (d *Descriptor) Encode(b []byte) error {
+	if len(b) < DescriptorSize {
+		return fmt.Errorf("encode: %w: %d given", ErrShortDescriptor, len(b))
+	}
+	for i, w := range d.Words() {
+		binary.LittleEndian.PutUint64(b[8*i:], w)
+	}
+	return nil
+}
+
+// DecodeDescriptor reads a descriptor from the first DescriptorSize bytes of b;
+// fewer give ErrShortDescriptor.
+func DecodeDescriptor(b []byte) (Descriptor, error) {
+	if len(b) < DescriptorSize {
+		return Descriptor{}, fmt.Errorf("decode: %w: %d given", ErrShortDescriptor, len(b))
+	}
+	var w [DescriptorWords]uint64
+	for i := range w {
+		w[i] = binary.LittleEndian.Uint64(b[8*i:])
+	}
+	return DescriptorOf(&w), nil
+}

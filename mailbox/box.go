@@ -1,0 +1,104 @@
+package mailbox
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Source is what the hardware writes beside each message: who sent it. Nothing
+// that a sender writes changes it (spec/hardware.md 3, window mbox).
+type Source struct {
+	Node      device.NodeID
+	Interface uint8       // packetizer, 6 bits
+	PDID      device.PDID // wired; 0 is an R5
+	Words     int         // u64s in the message, 0..15; 0: no message
+}
+
+// The bits of register SOURCE (spec/hardware.md 3; ours).
+//
+//	node       [21:0]
+//	interface  [29:24]
+//	PDID       [47:32]
+//	u64s       [59:56]
+const (
+	sourceInterfaceShift = 24
+	sourceInterfaceMask  = 0x3f
+	sourcePDIDShift      = 32
+	sourceWordsShift     = 56
+	sourceWordsMask      = 0xf
+
+	statusMessages = 0xffff  // STATUS [15:0]
+	statusOverflow = 1 << 16 // STATUS [16], W1C
+)
+
+// Encode gives the value of register SOURCE.
+func (s Source) Encode() uint64 {
+	return uint64(s.Node)&device.NodeIDMask |
+		uint64(s.Interface)&sourceInterfaceMask<<sourceInterfaceShift |
+		uint64(s.PDID)<<sourcePDIDShift |
+		uint64(s.Words)&sourceWordsMask<<sourceWordsShift
+}
+
+// DecodeSource reads the value of register SOURCE.
+func DecodeSource(v uint64) Source {
+	return Source{
+		Node:      device.NodeID(v & device.NodeIDMask),
+		Interface: uint8(v >> sourceInterfaceShift & sourceInterfaceMask),
+		PDID:      device.PDID(v >> sourcePDIDShift),
+		Words:     int(v >> sourceWordsShift & sourceWordsMask),
+	}
+}
+
+// Box is one mailbox reached through window mbox. It is used on the goroutine
+// that owns the window and allocates nothing.
+type Box struct {
+	w    device.Window
+	base uint32
+}
+
+// NewBox gives mailbox n, 3..63, of window mbox; 0..2 are the firmware's and
+// read as empty (spec/hardware.md 3).
+func NewBox(w device.Window, n int) *Box {
+	return &Box{w: w, base: uint32(n) % device.Interfaces * device.PageSize}
+}
+
+// Status gives the number of messages that wait and whether messages were
+// refused because the mailbox was full since ClearOverflow.
+func (b *Box) Status() (messages int, overflow bool, err error) {
+	v, err := b.w.Read32(b.base + device.MboxStatus)
+	if err != nil {
+		return 0, false, fmt.Errorf("mailbox status: %w", err)
+	}
+	return int(v & statusMessages), v&statusOverflow != 0, nil
+}
+
+// ClearOverflow clears the overflow bit.
+func (b *Box) ClearOverflow() error {
+	if err := b.w.Write32(b.base+device.MboxStatus, statusOverflow); err != nil {
+		return fmt.Errorf("mailbox status: %w", err)
+	}
+	return nil
+}
+
+// Receive takes the head message into words and gives its source; Source.Words
+// is 0 when the mailbox is empty. Words of a message beyond the eighth, which
+// no packetizer can send, are taken and dropped.
+func (b *Box) Receive(words *[device.PktzMaxWords]uint64) (Source, error) {
+	v, err := b.w.Read64(b.base + device.MboxSource)
+	if err != nil {
+		return Source{}, fmt.Errorf("mailbox source: %w", err)
+	}
+	s := DecodeSource(v)
+	for i := range s.Words {
+		w, err := b.w.Read64(b.base + device.MboxData)
+		if err != nil {
+			return Source{}, fmt.Errorf("mailbox data: %w", err)
+		}
+		if i < len(words) {
+			words[i] = w
+		}
+	}
+	s.Words = min(s.Words, len(words))
+	return s, nil
+}

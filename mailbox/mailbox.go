@@ -1,0 +1,254 @@
+// Package mailbox has the words that mailboxes carry: the messages of the R5
+// firmware and the source that the hardware puts beside each; and a Box, which
+// reads one mailbox through a device.Window.
+//
+// A message is one or more u64. The first one's low half is word0, its high
+// half word1 (spec/messages.md 2; 000 §3.2.3.3). What a process writes there is
+// hostile: decoders check opcode, transaction id and channel, and the caller
+// checks the rest against the wired Source.
+package mailbox
+
+import (
+	"errors"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Opcode is the kind of an R5 message, word0[1:0] (spec/messages.md 2).
+type Opcode uint8
+
+// The opcodes.
+const (
+	OpAck      Opcode = 0 // acknowledgement, mailbox 0 (ours)
+	OpRead     Opcode = 1 // read request, mailbox 2 (ours)
+	OpRAPF     Opcode = 2 // request for retransmission after a page fault
+	OpDoorbell Opcode = 3 // from the same node only (ours)
+)
+
+// OpcodeOf gives the opcode of a message's first u64.
+func OpcodeOf(word uint64) Opcode { return Opcode(word & opcodeMask) }
+
+// String gives the opcode's name.
+func (o Opcode) String() string {
+	switch o {
+	case OpAck:
+		return "ack"
+	case OpRead:
+		return "read"
+	case OpRAPF:
+		return "rapf"
+	case OpDoorbell:
+		return "doorbell"
+	}
+	return "opcode?"
+}
+
+// Reasons for which a message is dropped and counted (spec/messages.md 2).
+// Decoders return them as they are, so that dropping allocates nothing.
+var (
+	ErrOpcode      = errors.New("message has another opcode")
+	ErrTransaction = errors.New("message names a transaction id that no node has (1024 and above)")
+	ErrChannel     = errors.New("doorbell names a channel of the firmware (32..63 of a page)")
+	ErrLength      = errors.New("message has another length")
+)
+
+// The bits of the first u64 (spec/messages.md 2). Bit 32+i is word1[i].
+//
+//	message   field                bits
+//	all       opcode               [1:0]
+//	ack       transaction id       [15:2]
+//	ack       code                 [18:16]
+//	ack       sequence number      [45:32]
+//	read      wired PDID           [17:2]
+//	read      tag                  [31:18]
+//	read      size                 [63:32]
+//	rapf      wired PDID           [17:2]
+//	rapf      transaction id       [31:18]
+//	rapf      sequence[11:0]       [43:32]
+//	rapf      PDID as written      [59:44]
+//	rapf      sequence[13:12]      [61:60] (ours)
+//	rapf      fail                 [62]    (ours)
+//	doorbell  wired PDID           [17:2]
+//	doorbell  channel              [27:18]
+const (
+	opcodeMask = 3
+	id14Mask   = 1<<14 - 1
+
+	ackIDShift   = 2
+	ackCodeShift = 16
+	ackCodeMask  = 7
+	ackSeqShift  = 32
+
+	// PDIDShift is the place of the wired PDID in word0 of opcodes 1 to 3: what
+	// a packetizer of form 0 stamps (spec/hardware.md 3, PKTZ_CFG).
+	PDIDShift = 2
+
+	readTagShift  = 18
+	readSizeShift = 32
+
+	rapfIDShift      = 18
+	rapfSeqLowShift  = 32
+	rapfSeqLowBits   = 12
+	rapfSeqLowMask   = 1<<rapfSeqLowBits - 1
+	rapfClaimedShift = 44
+	rapfSeqHighShift = 60
+	rapfSeqHighMask  = 3
+	rapfFail         = 1 << 62
+
+	doorbellChannelShift = 18
+	doorbellChannelMask  = 1<<10 - 1
+)
+
+// ReadRequestWords is the length of a read request in u64 (spec/messages.md 4).
+const ReadRequestWords = 7
+
+// Ack is an acknowledgement: positive with CodeAck, else a NACK. The answer to
+// a refused read request has the same form with the tag for the transaction.
+type Ack struct {
+	Transaction device.TransactionID
+	Code        device.Code
+	Sequence    device.Sequence
+}
+
+// Encode gives the acknowledgement's word.
+func (a Ack) Encode() uint64 {
+	return uint64(OpAck) | uint64(a.Transaction)&id14Mask<<ackIDShift |
+		uint64(a.Code)&ackCodeMask<<ackCodeShift |
+		uint64(a.Sequence)&id14Mask<<ackSeqShift
+}
+
+// DecodeAck reads an acknowledgement from mailbox 0: ErrOpcode, ErrTransaction.
+func DecodeAck(word uint64) (Ack, error) {
+	a, err := DecodeAnswer(word)
+	if err == nil && a.Transaction >= device.Transactions {
+		return Ack{}, ErrTransaction
+	}
+	return a, err
+}
+
+// DecodeAnswer reads the answer to a read request, whose tag may be any 14-bit
+// number (spec/firmware.md, read path). It is to be believed only when its
+// Source has PDID 0. ErrOpcode.
+func DecodeAnswer(word uint64) (Ack, error) {
+	if OpcodeOf(word) != OpAck {
+		return Ack{}, ErrOpcode
+	}
+	return Ack{
+		Transaction: device.TransactionID(word >> ackIDShift & id14Mask),
+		Code:        device.Code(word >> ackCodeShift & ackCodeMask),
+		Sequence:    device.Sequence(word >> ackSeqShift & id14Mask),
+	}, nil
+}
+
+// RAPF is the explicit request for retransmission after a page fault.
+type RAPF struct {
+	PDID        device.PDID // wired: the packetizer stamps it
+	Transaction device.TransactionID
+	Sequence    device.Sequence
+	Claimed     device.PDID // as the sender wrote it; obeyed only when equal to PDID
+	Fail        bool        // do not retransmit: end the transfer with code 2 (ours)
+}
+
+// Encode gives the request's word.
+func (r RAPF) Encode() uint64 {
+	seq := uint64(r.Sequence)
+	w := uint64(OpRAPF) | uint64(r.PDID)<<PDIDShift |
+		uint64(r.Transaction)&id14Mask<<rapfIDShift |
+		seq&rapfSeqLowMask<<rapfSeqLowShift |
+		uint64(r.Claimed)<<rapfClaimedShift |
+		seq>>rapfSeqLowBits&rapfSeqHighMask<<rapfSeqHighShift
+	if r.Fail {
+		w |= rapfFail
+	}
+	return w
+}
+
+// DecodeRAPF reads a request for retransmission: ErrOpcode, ErrTransaction.
+func DecodeRAPF(word uint64) (RAPF, error) {
+	if OpcodeOf(word) != OpRAPF {
+		return RAPF{}, ErrOpcode
+	}
+	r := RAPF{
+		PDID:        device.PDID(word >> PDIDShift),
+		Transaction: device.TransactionID(word >> rapfIDShift & id14Mask),
+		Sequence: device.Sequence(word>>rapfSeqLowShift&rapfSeqLowMask |
+			word>>rapfSeqHighShift&rapfSeqHighMask<<rapfSeqLowBits),
+		Claimed: device.PDID(word >> rapfClaimedShift),
+		Fail:    word&rapfFail != 0,
+	}
+	if r.Transaction >= device.Transactions {
+		return RAPF{}, ErrTransaction
+	}
+	return r, nil
+}
+
+// Doorbell announces a descriptor to the firmware of the same node.
+type Doorbell struct {
+	PDID    device.PDID // wired; the channel's slot must have it
+	Channel uint16      // 0..1023 of the node: 64*slot + channel of the page
+}
+
+// Slot gives the protection-domain slot that the channel lies in.
+func (d Doorbell) Slot() int { return int(d.Channel) / device.ChannelsPerSlot }
+
+// Encode gives the doorbell's word.
+func (d Doorbell) Encode() uint64 {
+	return uint64(OpDoorbell) | uint64(d.PDID)<<PDIDShift |
+		uint64(d.Channel)&doorbellChannelMask<<doorbellChannelShift
+}
+
+// DecodeDoorbell reads a doorbell: ErrOpcode, ErrChannel.
+func DecodeDoorbell(word uint64) (Doorbell, error) {
+	if OpcodeOf(word) != OpDoorbell {
+		return Doorbell{}, ErrOpcode
+	}
+	d := Doorbell{
+		PDID:    device.PDID(word >> PDIDShift),
+		Channel: uint16(word >> doorbellChannelShift & doorbellChannelMask),
+	}
+	if d.Channel%device.ChannelsPerSlot >= device.WriteChannels {
+		return Doorbell{}, ErrChannel
+	}
+	return d, nil
+}
+
+// ReadRequest asks the target's firmware to write the target's memory to the
+// initiator (ours; 001 §3.6).
+type ReadRequest struct {
+	PDID        device.PDID // wired: the initiator's
+	Tag         uint16      // 14 bits, the initiator's choice
+	Size        uint32      // bytes
+	Src         device.VA   // at the target
+	Dst         device.VA   // at the initiator
+	Notify      device.VA   // at the initiator; 0 none
+	First, Last uint64
+	Target      device.PDID // 0: the same PDID on that node
+}
+
+// Encode gives the request's seven u64.
+func (r ReadRequest) Encode() [ReadRequestWords]uint64 {
+	return [ReadRequestWords]uint64{
+		uint64(OpRead) | uint64(r.PDID)<<PDIDShift |
+			uint64(r.Tag)&id14Mask<<readTagShift | uint64(r.Size)<<readSizeShift,
+		uint64(r.Src), uint64(r.Dst), uint64(r.Notify), r.First, r.Last,
+		uint64(r.Target),
+	}
+}
+
+// DecodeReadRequest reads a read request: ErrLength, ErrOpcode.
+func DecodeReadRequest(words []uint64) (ReadRequest, error) {
+	if len(words) != ReadRequestWords {
+		return ReadRequest{}, ErrLength
+	}
+	if OpcodeOf(words[0]) != OpRead {
+		return ReadRequest{}, ErrOpcode
+	}
+	return ReadRequest{
+		PDID: device.PDID(words[0] >> PDIDShift),
+		Tag:  uint16(words[0] >> readTagShift & id14Mask),
+		Size: uint32(words[0] >> readSizeShift),
+		Src:  device.VA(words[1]), Dst: device.VA(words[2]), Notify: device.VA(words[3]),
+		First: words[4], Last: words[5],
+		Target: device.PDID(words[6]),
+	}, nil
+}

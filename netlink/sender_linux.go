@@ -1,0 +1,122 @@
+package netlink
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// open makes a NETLINK_USERSOCK socket with a port id that the kernel chooses.
+func open() (fd int, port uint32, err error) {
+	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_USERSOCK)
+	if err != nil {
+		return -1, 0, os.NewSyscallError("socket", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		unix.Close(fd)
+		return -1, 0, os.NewSyscallError("bind", err)
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		unix.Close(fd)
+		return -1, 0, os.NewSyscallError("getsockname", err)
+	}
+	nl, ok := sa.(*unix.SockaddrNetlink)
+	if !ok {
+		unix.Close(fd)
+		return -1, 0, errors.New("getsockname: not a netlink address")
+	}
+	return fd, nl.Pid, nil
+}
+
+// Sender sends fault messages to the sockets of processes. One goroutine may
+// use it at a time; Counters may be read by any.
+type Sender struct {
+	fd   int
+	port uint32
+	seq  uint32
+	to   unix.SockaddrNetlink
+	buf  []byte
+
+	sent, full, noReceiver, failed atomic.Uint64
+}
+
+// SenderCounters counts what became of the messages.
+type SenderCounters struct{ Sent, Full, NoReceiver, Failed uint64 }
+
+// OpenSender makes pfd's own socket.
+func OpenSender() (*Sender, error) {
+	fd, port, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("open netlink sender: %w", err)
+	}
+	return &Sender{
+		fd: fd, port: port,
+		to:  unix.SockaddrNetlink{Family: unix.AF_NETLINK},
+		buf: make([]byte, 0, messageSize),
+	}, nil
+}
+
+// Port gives the sender's port id, which receivers are told.
+func (s *Sender) Port() uint32 { return s.port }
+
+// Counters gives the counters.
+func (s *Sender) Counters() SenderCounters {
+	return SenderCounters{
+		Sent: s.sent.Load(), Full: s.full.Load(),
+		NoReceiver: s.noReceiver.Load(), Failed: s.failed.Load(),
+	}
+}
+
+// Send sends f to the socket with the port id; it never blocks (a blocking send
+// to a process that does not read would hang for good). Errors: ErrFull,
+// ErrNoReceiver, ErrRange, ErrClosed, or the system's. Port 0 is the kernel's
+// and gives ErrNoReceiver. It allocates nothing but an error's text.
+func (s *Sender) Send(port uint32, f Fault) error {
+	if s.fd < 0 {
+		return ErrClosed
+	}
+	if port == 0 {
+		s.noReceiver.Add(1)
+		return ErrNoReceiver
+	}
+	s.seq++
+	b, err := AppendMessage(s.buf[:0], &f, s.seq, s.port)
+	if err != nil {
+		s.failed.Add(1)
+		return err
+	}
+	s.to.Pid = port
+	for {
+		err = unix.Sendto(s.fd, b, unix.MSG_DONTWAIT, &s.to)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	switch err {
+	case nil:
+		s.sent.Add(1)
+		return nil
+	case unix.EAGAIN:
+		s.full.Add(1)
+		return ErrFull
+	case unix.ECONNREFUSED:
+		s.noReceiver.Add(1)
+		return ErrNoReceiver
+	}
+	s.failed.Add(1)
+	return fmt.Errorf("send fault to netlink port %d: %w", port, os.NewSyscallError("sendto", err))
+}
+
+// Close closes the socket; a second Close does nothing.
+func (s *Sender) Close() error {
+	if s.fd < 0 {
+		return nil
+	}
+	fd := s.fd
+	s.fd = -1
+	return os.NewSyscallError("close", unix.Close(fd))
+}

@@ -1,0 +1,137 @@
+// Package packetizer has the payloads that packetizers send and what the
+// hardware wires into them, and a Port, which drives one packetizer through a
+// device.Window (spec/messages.md 4, spec/hardware.md 3; 000 §3.2.1, 001 §3.6,
+// 003 fig. 9).
+package packetizer
+
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// Config is the value of PKTZ_CFG[n]: what packetizer n stamps on all it sends
+// (spec/hardware.md 3; ours). Only pfd writes it.
+type Config struct {
+	PDID      device.PDID   // [15:0]
+	Node      device.NodeID // [33:16]: the thread and node id's low 18 bits
+	Interface uint8         // [39:34]: the thread and node id's high 6 bits
+	GSAS      bool          // [62]: form 1; form 0 are the R5 words
+	Enable    bool          // [63]
+}
+
+// The bits of PKTZ_CFG (spec/hardware.md 3). The thread and node id, [39:16],
+// has the node in its bits [17:0] and the interface in [23:18].
+const (
+	threadBits      = 24
+	threadMask      = 1<<threadBits - 1
+	threadNodeBits  = 18
+	threadNodeMask  = 1<<threadNodeBits - 1
+	threadIfaceMask = 0x3f
+)
+
+// Encode gives the register's value.
+func (c Config) Encode() uint64 {
+	v := uint64(c.PDID) | uint64(c.thread())<<device.PktzThreadShift
+	if c.GSAS {
+		v |= device.PktzFormGSAS
+	}
+	if c.Enable {
+		v |= device.CfgEnable
+	}
+	return v
+}
+
+func (c Config) thread() uint32 {
+	return uint32(c.Node)&threadNodeMask | uint32(c.Interface)&threadIfaceMask<<threadNodeBits
+}
+
+// DecodeConfig reads the register's value.
+func DecodeConfig(v uint64) Config {
+	thread := v >> device.PktzThreadShift & threadMask
+	return Config{
+		PDID:      device.PDID(v & device.PDIDMask),
+		Node:      device.NodeID(thread & threadNodeMask),
+		Interface: uint8(thread >> threadNodeBits),
+		GSAS:      v&device.PktzFormGSAS != 0,
+		Enable:    v&device.CfgEnable != 0,
+	}
+}
+
+// The wired bits of a payload's first u64 (spec/messages.md 2 and 4).
+const (
+	wiredR5   = device.PDIDMask << mailbox.PDIDShift // form 0: word0[17:2]
+	wiredGSAS = 1<<56 - 1                            // form 1: thread, PDID, reserved
+
+	gsasPDIDShift = threadBits // protection id [47:24]
+	gsasPDIDMask  = 1<<24 - 1
+	gsasOpShift   = 56
+)
+
+// GSASWords is the length of a GSAS message in u64 (spec/messages.md 4).
+const GSASWords = 4
+
+// Stamp writes the wired bits of PKTZ_CFG value cfg over the payload's first
+// u64, as the hardware does on SEND, over whatever the writer put there. Form 0
+// wires the PDID into word0[17:2]; form 1 wires the first 56 bits: thread and
+// node id, protection id, and zeros in the reserved byte.
+func Stamp(cfg uint64, payload []uint64) {
+	if len(payload) == 0 {
+		return
+	}
+	pdid := cfg & device.PDIDMask
+	if cfg&device.PktzFormGSAS == 0 {
+		payload[0] = payload[0]&^wiredR5 | pdid<<mailbox.PDIDShift
+		return
+	}
+	payload[0] = payload[0]&^wiredGSAS |
+		cfg>>device.PktzThreadShift&threadMask | pdid<<gsasPDIDShift
+}
+
+// GSAS is a message of form 1 (spec/messages.md 4; 003 fig. 9).
+type GSAS struct {
+	Thread     uint32 // 24 bits, wired: thread and node id
+	Protection uint32 // 24 bits, wired: the PDID
+	Op         uint8
+	Address    uint64
+	Arg1, Arg2 uint64
+}
+
+// Encode gives the message's four u64; the wired bits are overwritten on SEND.
+func (g GSAS) Encode() [GSASWords]uint64 {
+	return [GSASWords]uint64{
+		uint64(g.Thread)&threadMask | uint64(g.Protection)&gsasPDIDMask<<gsasPDIDShift |
+			uint64(g.Op)<<gsasOpShift,
+		g.Address, g.Arg1, g.Arg2,
+	}
+}
+
+// DecodeGSAS reads a GSAS message: mailbox.ErrLength. The reserved byte is
+// ignored.
+func DecodeGSAS(words []uint64) (GSAS, error) {
+	if len(words) != GSASWords {
+		return GSAS{}, mailbox.ErrLength
+	}
+	return GSAS{
+		Thread:     uint32(words[0] & threadMask),
+		Protection: uint32(words[0] >> gsasPDIDShift & gsasPDIDMask),
+		Op:         uint8(words[0] >> gsasOpShift),
+		Address:    words[1], Arg1: words[2], Arg2: words[3],
+	}, nil
+}
+
+// The bits of a channel's destination word (spec/messages.md 4).
+const (
+	destMailboxShift = 24
+	destMailboxMask  = 0xff
+)
+
+// Destination gives a channel's destination word: mailbox, 0..63, of node.
+func Destination(node device.NodeID, mailbox uint8) uint64 {
+	return uint64(node)&device.NodeIDMask | uint64(mailbox)<<destMailboxShift
+}
+
+// SplitDestination reads a destination word. The mailbox may be 64 or more:
+// such a message is refused.
+func SplitDestination(v uint64) (device.NodeID, uint8) {
+	return device.NodeID(v & device.NodeIDMask), uint8(v >> destMailboxShift & destMailboxMask)
+}

@@ -1,0 +1,121 @@
+package packetizer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// What Send may end in, besides an error of the window.
+var (
+	// ErrRefused: the receiving mailbox does not take messages of this
+	// interface, or is full (STATUS 2; spec/hardware.md 3).
+	ErrRefused = errors.New("packetizer: message refused: the mailbox is full or does not admit this sender")
+	// ErrBusy: all four channels hold a message on its way. Try again later.
+	ErrBusy = errors.New("packetizer: all channels busy: try again later")
+	// ErrWords: a message has one to eight u64.
+	ErrWords = errors.New("packetizer: a message has 1 to 8 u64")
+)
+
+// Port drives one packetizer through window pktz. It is used on the goroutine
+// that owns the window; sending allocates nothing.
+type Port struct {
+	w    device.Window
+	base uint32
+	next uint32 // channel to try first
+	// busy has a bit a channel whose last known STATUS is busy. Others need no
+	// look before use, which saves an access a message.
+	busy uint8
+
+	refused uint64
+}
+
+// New gives packetizer n, 0..63, of window pktz.
+func New(w device.Window, n int) *Port {
+	return &Port{w: w, base: uint32(n) % device.Interfaces * device.PageSize}
+}
+
+// Refused counts the messages whose refusal was seen, those among them that
+// Send could not yet report because they were on their way when it returned.
+func (p *Port) Refused() uint64 { return p.refused }
+
+// Send sends one to eight u64 to a mailbox of node dst. It gives ErrRefused
+// when the hardware refuses the message at once; nil when it was taken, or is
+// on its way (a later refusal is counted in Refused); ErrBusy when no channel
+// is free.
+func (p *Port) Send(dst device.NodeID, mailbox uint8, words ...uint64) error {
+	if len(words) == 0 || len(words) > device.PktzMaxWords {
+		return fmt.Errorf("%w, not %d", ErrWords, len(words))
+	}
+	base, ch, err := p.free()
+	if err != nil {
+		return err
+	}
+	if err := p.w.Write64(base+device.PktzDestination, Destination(dst, mailbox)); err != nil {
+		return fmt.Errorf("packetizer destination: %w", err)
+	}
+	for i, v := range words {
+		if err := p.w.Write64(base+device.PktzPayload+8*uint32(i), v); err != nil {
+			return fmt.Errorf("packetizer payload: %w", err)
+		}
+	}
+	if err := p.w.Write64(base+device.PktzSend, uint64(len(words))); err != nil {
+		return fmt.Errorf("packetizer send: %w", err)
+	}
+	p.next = (ch + 1) % device.PktzChannels
+	status, err := p.status(base, ch)
+	if err != nil {
+		return err
+	}
+	if status == device.PktzRefused {
+		return ErrRefused
+	}
+	return nil
+}
+
+// RAPF asks node dst to retransmit a block, or to end its transfer.
+func (p *Port) RAPF(dst device.NodeID, m mailbox.RAPF) error {
+	return p.Send(dst, device.MailboxRequest, m.Encode())
+}
+
+// Doorbell announces a descriptor to the firmware of node own, this one.
+func (p *Port) Doorbell(own device.NodeID, m mailbox.Doorbell) error {
+	return p.Send(own, device.MailboxRequest, m.Encode())
+}
+
+// free finds a channel that holds no message on its way.
+func (p *Port) free() (base, ch uint32, err error) {
+	for i := range uint32(device.PktzChannels) {
+		ch = (p.next + i) % device.PktzChannels
+		base = p.base + ch*device.PktzChannelStride
+		if p.busy&(1<<ch) == 0 {
+			return base, ch, nil
+		}
+		status, err := p.status(base, ch)
+		if err != nil {
+			return 0, 0, err
+		}
+		if status != device.PktzBusy {
+			return base, ch, nil
+		}
+	}
+	return 0, 0, ErrBusy
+}
+
+// status reads a channel's STATUS and keeps what it says.
+func (p *Port) status(base, ch uint32) (uint64, error) {
+	status, err := p.w.Read64(base + device.PktzStatus)
+	if err != nil {
+		return 0, fmt.Errorf("packetizer status: %w", err)
+	}
+	p.busy &^= 1 << ch
+	switch status {
+	case device.PktzBusy:
+		p.busy |= 1 << ch
+	case device.PktzRefused:
+		p.refused++
+	}
+	return status, nil
+}

@@ -130,20 +130,21 @@ func (c *Conn) Send(msg []byte, fds ...int) error {
 // large or carries too many descriptors matches ErrMessage; what came with it
 // has been closed.
 func (c *Conn) Receive(ctx context.Context, buf []byte) (int, Descriptors, error) {
-	stop := context.AfterFunc(ctx, func() { _ = c.c.SetReadDeadline(time.Unix(1, 0)) })
+	// No deadline of an earlier call may be left; and none of this one may come
+	// after it.
+	if err := c.c.SetReadDeadline(time.Time{}); err != nil {
+		return 0, nil, fmt.Errorf("reading from the attachment's peer: %w", err)
+	}
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.c.SetReadDeadline(time.Unix(1, 0)) // fails on a closed connection, whose read has ended
+		close(ended)
+	})
 	defer func() {
-		if !stop() && ctx.Err() == nil {
-			return
-		}
-		if ctx.Err() == nil {
-			_ = c.c.SetReadDeadline(time.Time{})
+		if !stop() {
+			<-ended
 		}
 	}()
-	if d, ok := ctx.Deadline(); ok {
-		if err := c.c.SetReadDeadline(d); err != nil {
-			return 0, nil, fmt.Errorf("reading from the attachment's peer: %w", err)
-		}
-	}
 	var oob [256]byte // of which maxFDs descriptors and no more are accepted
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(buf, oob[:unix.CmsgSpace(4*maxFDs)])
 	fds, fdErr := rights(oob[:oobn])

@@ -1,0 +1,96 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// MaxConnsPerUID bounds the connections of one user, so that none can use up
+// pfd's descriptors (ours: four times the slots that a node has).
+const MaxConnsPerUID = 64
+
+// Serve accepts connections on l, a SOCK_SEQPACKET listener, until ctx ends; it
+// then closes l, waits for the handlers and returns nil. Each connection gets a
+// goroutine with handle, after which it is closed. The context that handle gets
+// ends with ctx. An error means that l does not accept any more.
+func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Context, c *Conn)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var handlers sync.WaitGroup
+	defer handlers.Wait()
+	users := userCount{n: map[uint32]int{}}
+	pause := time.Duration(0)
+	for {
+		uc, err := l.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			if errors.Is(err, net.ErrClosed) {
+				cancel() // before the handlers are waited for
+				return fmt.Errorf("accepting attachments: %w", err)
+			}
+			// Out of descriptors or memory: the ones that close will help.
+			pause = min(max(2*pause, time.Millisecond), time.Second)
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+			continue
+		}
+		pause = 0
+		c, err := newConn(uc, true)
+		if err != nil {
+			refuseRaw(uc, CodeInternal, err.Error())
+			continue
+		}
+		if !users.add(c.peer.UID) {
+			_ = c.Refuse(CodeBusy, TypeHello, fmt.Sprintf("user %d has %d connections to pfd: close some first", c.peer.UID, MaxConnsPerUID))
+			_ = c.Close()
+			continue
+		}
+		handlers.Go(func() {
+			defer users.remove(c.peer.UID)
+			defer c.Close()
+			handle(ctx, c)
+		})
+	}
+}
+
+// refuseRaw answers a connection of which not even the peer is known. Neither
+// call's error changes anything: the connection is given up.
+func refuseRaw(uc *net.UnixConn, code Code, text string) {
+	c := &Conn{c: uc, peer: Peer{PIDFD: -1}}
+	_ = c.Refuse(code, TypeHello, text)
+	_ = c.Close()
+}
+
+// userCount counts the connections of each user.
+type userCount struct {
+	mu sync.Mutex
+	n  map[uint32]int
+}
+
+func (u *userCount) add(uid uint32) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.n[uid] >= MaxConnsPerUID {
+		return false
+	}
+	u.n[uid]++
+	return true
+}
+
+func (u *userCount) remove(uid uint32) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.n[uid]--; u.n[uid] == 0 {
+		delete(u.n, uid)
+	}
+}

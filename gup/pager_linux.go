@@ -1,0 +1,192 @@
+package gup
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+)
+
+// Pager pages memory of one process in. It is safe for concurrent use and
+// allocates nothing where it succeeds.
+type Pager struct {
+	p *proc.Process
+}
+
+// New makes a pager for p, which stays the caller's to close.
+func New(p *proc.Process) *Pager { return &Pager{p: p} }
+
+// forbidden gives the memory that may not be touched: one page, mapped when it
+// is first needed and then kept for good. One page is enough however many
+// remote pages there are: the kernel pins all of them before it copies the
+// first byte.
+var forbidden = sync.OnceValues(func() ([]byte, error) {
+	return unix.Mmap(-1, 0, device.PageSize, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+})
+
+// PageIn makes pages resident: 1..64 from the page of va on, writable for write
+// and readable without. The range is clipped to the mapping of its first page;
+// that page decides over success, the others are best effort. It may sleep in
+// the kernel for as long as the process's memory makes it, so it belongs into
+// device.Call.Run.
+//
+// The fault's kind and the clipping come from what the last proc.Walk saw at va
+// where it saw a fault there; the verdict never does. A refusal is given only
+// by the process's mappings as they are after the attempt.
+func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
+	if pages < 1 || pages > MaxPages {
+		return Result{Err: &Error{va, write, proc.ErrRange}}
+	}
+	va = va.Page()
+	m, before, seen := g.p.Hint(va)
+	hinted := m.Contains(va) && m.Permits(write)
+	if !hinted {
+		var err error
+		if m, err = g.p.Mapping(va); err != nil {
+			return Result{Err: &Error{va, write, err}}
+		}
+		if !m.Permits(write) {
+			return Result{Kind: Permission, Err: &Error{va, write, ErrDenied}}
+		}
+	}
+	if !seen {
+		var e [1]proc.Entry
+		if _, err := g.p.Pagemap(va, e[:]); err != nil {
+			return Result{Err: &Error{va, write, err}}
+		}
+		before = e[0]
+	}
+	pages = m.Clip(va, pages)
+
+	kind := Minor
+	var errno error
+	switch {
+	case before.Present():
+		if write && !m.Shared && !before.Private() {
+			kind = Permission
+		}
+		errno = g.call(va, pages, write)
+	case m.File || before.Swapped():
+		// The kernel counts the faults of a remote page-in at the thread that
+		// made it (mm_account_fault).
+		runtime.LockOSThread()
+		faults := majorFaults()
+		errno = g.call(va, pages, write)
+		if majorFaults() != faults {
+			kind = Major
+		}
+		runtime.UnlockOSThread()
+	default:
+		errno = g.call(va, pages, write)
+	}
+
+	var entries [MaxPages]proc.Entry
+	n, err := g.p.Pagemap(va, entries[:pages])
+	if err != nil {
+		return Result{Kind: kind, Err: &Error{va, write, err}}
+	}
+	r := Result{Kind: kind}
+	if errors.Is(errno, unix.EFAULT) {
+		for i, e := range entries[:n] {
+			if !e.Present() {
+				if write {
+					// The kernel stopped here; what follows was there before.
+					r.Resident |= settled(entries[i:n], m.Shared) << i
+					break
+				}
+				continue
+			}
+			if write && !m.Shared && !e.Private() {
+				if e.File() {
+					r.Resident |= settled(entries[i:n], false) << i
+					break
+				}
+			}
+			r.Resident |= 1 << i
+			if write && !m.Shared {
+				g.p.PagedIn(va+device.VA(i)<<device.PageShift, e)
+			}
+		}
+	}
+	if r.Resident&1 == 0 {
+		r.Err = g.why(va, write, entries[0], errno)
+	}
+	return r
+}
+
+// settled gives the pages that may be written without a fault.
+func settled(entries []proc.Entry, shared bool) (bits uint64) {
+	for i, e := range entries {
+		if e.Private() || shared && e.Present() {
+			bits |= 1 << i
+		}
+	}
+	return bits
+}
+
+// call has the kernel pin the pages and let them go again.
+func (g *Pager) call(va device.VA, pages int, write bool) error {
+	f, err := forbidden()
+	if err != nil {
+		return fmt.Errorf("map memory that may not be touched: %w", err)
+	}
+	local := [1]unix.Iovec{{Base: &f[0], Len: 1}}
+	remote := [1]unix.RemoteIovec{{Base: uintptr(va), Len: pages << device.PageShift}}
+	if write {
+		_, err = unix.ProcessVMWritev(g.p.PID(), local[:], remote[:], 0)
+	} else {
+		_, err = unix.ProcessVMReadv(g.p.PID(), local[:], remote[:], 0)
+	}
+	return err
+}
+
+// majorFaults gives how many major faults this thread has made.
+func majorFaults() int64 {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_THREAD, &u) != nil {
+		return 0
+	}
+	return u.Majflt
+}
+
+// why finds the reason for a page that is not resident, from the process as it
+// is now.
+func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
+	m, err := g.p.Mapping(va)
+	switch {
+	case err != nil:
+	case !m.Permits(write):
+		err = ErrDenied
+	case e.Guard():
+		err = fmt.Errorf("%w: a guard page", ErrUnmapped)
+	case errors.Is(errno, unix.ESRCH):
+		err = ErrGone
+	case errors.Is(errno, unix.EPERM):
+		err = ErrPermission
+	default:
+		// The pid may run in another address space, while this one is kept
+		// alive by a process that shares it: then nothing will ever help.
+		if err = g.p.Current(); err == nil {
+			err = ErrNotResident
+			if !errors.Is(errno, unix.EFAULT) && errno != nil {
+				err = fmt.Errorf("%w: %w", ErrNotResident, errno)
+			}
+		}
+	}
+	return &Error{va, write, err}
+}
+
+// Clip gives how many of the pages from va on lie in the mapping of the first,
+// 0 where it permits no such access.
+func (g *Pager) Clip(va device.VA, pages int, write bool) int {
+	m, err := g.p.Mapping(va)
+	if err != nil || !m.Permits(write) {
+		return 0
+	}
+	return m.Clip(va, pages)
+}

@@ -1,0 +1,58 @@
+package gup
+
+import (
+	"errors"
+
+	"github.com/exanet/pfd/proc"
+)
+
+// MaxPages is how many pages one PageIn brings in at most: a bit each. The
+// kernel would take 1024 in one call.
+const MaxPages = proc.MaxPages
+
+// Why a page-in brought nothing. The first three are final: the access can
+// never succeed as things stand, and the transfer is to be failed.
+var (
+	// ErrUnmapped says that nothing is mapped there, or a guard page.
+	ErrUnmapped = proc.ErrUnmapped
+	// ErrDenied says that the mapping does not permit the access.
+	ErrDenied = proc.ErrDenied
+	// ErrGone says that the process, or the address space that it had when it
+	// was attached, is gone.
+	ErrGone = proc.ErrGone
+	// ErrPermission says that pfd has no right over the process.
+	ErrPermission = proc.ErrPermission
+	// ErrNotResident says that the mapping permits the access and the kernel
+	// brought nothing in, or took it away again at once: out of memory, beyond
+	// the end of the file behind the mapping, an input error, or the mapping is
+	// changing. Trying again may help.
+	ErrNotResident = errors.New("the kernel did not bring the page in: memory short, or beyond the end of its file")
+)
+
+// Kind is what kind of fault the first page had.
+type Kind uint8
+
+// The kinds (spec/faultpath.md, "What a fault may turn out to be").
+const (
+	Minor      Kind = iota // not present, and no device was needed
+	Major                  // not present, and read from a device: swap or a file
+	Permission             // present, and to be copied before it can be written
+	Kinds
+)
+
+var kindNames = [Kinds]string{"minor", "major", "permission"}
+
+// String gives the kind's name, as records and metrics have it.
+func (k Kind) String() string {
+	if k >= Kinds {
+		return "kind?"
+	}
+	return kindNames[k]
+}
+
+// Result is what a page-in did.
+type Result struct {
+	Resident uint64 // bit i: page i is there now, and permits the access
+	Kind     Kind   // of the first page
+	Err      error  // why the first page is not resident; nil if it is
+}

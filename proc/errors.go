@@ -1,0 +1,53 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/exanet/pfd/device"
+)
+
+// What can be wrong with a process or an address of it. Errors of this package
+// are an *Error around one of these, or around the kernel's errno.
+var (
+	// ErrGone says that the address space is gone: the process exited, was
+	// killed or has executed another program.
+	ErrGone = errors.New("address space gone: the process exited or executed another program")
+	// ErrUnmapped says that nothing is mapped at the address.
+	ErrUnmapped = errors.New("no mapping at the address")
+	// ErrDenied says that the mapping does not give the right that was asked for.
+	ErrDenied = errors.New("the mapping does not give this right")
+	// ErrInaccessible says that the kernel could not move the bytes: not mapped
+	// any more, beyond the end of the file behind it, or device memory.
+	ErrInaccessible = errors.New("memory not accessible")
+	// ErrPermission says that pfd itself has no right over the process.
+	ErrPermission = errors.New("no ptrace right over the process: run pfd as its user or with CAP_SYS_PTRACE, " +
+		"and see kernel.yama.ptrace_scope and PR_SET_DUMPABLE")
+	// ErrChanged says that the process executed programs as fast as it was opened.
+	ErrChanged = errors.New("the process changed its address space or its user while it was opened: attach again")
+	// ErrClosed says that the Process was closed.
+	ErrClosed = errors.New("process closed")
+	// ErrRange says that a call asked for more than it can do at once, or for
+	// nothing at all.
+	ErrRange = errors.New("count of pages, buffers or bytes out of range")
+)
+
+// Error is what the exported functions of this package return: what was tried,
+// on which process, where in it, and why it failed.
+type Error struct {
+	Op  string    // "open", "walk", "read", "write", "mapping", "pagemap", "status"
+	PID int       // as it was at Open; 0 where it is not known
+	VA  device.VA // 0 where the operation has no address
+	Err error
+}
+
+// Error gives the error as one line.
+func (e *Error) Error() string {
+	if e.VA != 0 {
+		return fmt.Sprintf("%s of process %d at %v: %v", e.Op, e.PID, e.VA, e.Err)
+	}
+	return fmt.Sprintf("%s of process %d: %v", e.Op, e.PID, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }

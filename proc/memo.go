@@ -1,0 +1,134 @@
+package proc
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/exanet/pfd/device"
+)
+
+// The memory of reported copy-on-write pages is in sets of four, chosen by the
+// low bits of the page number, so that the pages of one walk never push each
+// other out.
+const (
+	cowSets = 256
+	cowWays = 4
+)
+
+// hints is how many faults are remembered, chosen by the low bits of the page
+// number: one for each page of a walk.
+const hints = 64
+
+// hint is what the last walk over a page found there when it reported a fault.
+type hint struct {
+	page  uint64 // page number; 0 none (page 0 is not mapped by anything that uses RDMA)
+	entry Entry
+}
+
+// memo is what a Process remembers between calls. It is locked for a few loads
+// and stores at a time and never over a system call: a call that is stuck in
+// the kernel must not stop the others.
+type memo struct {
+	idle atomic.Bool // cow is empty: a walk without faults need not lock
+
+	mu sync.Mutex
+	// cow holds the pages whose copy-on-write fault was reported and that have
+	// been seen neither exclusive nor absent since.
+	cow     [cowSets][cowWays]uint64
+	used    int
+	victim  uint8
+	mapping Mapping // behind the last fault
+	hints   [hints]hint
+}
+
+// walked takes the result of a walk over pages from number page on: bitmaps of
+// those absent, of those present that must be copied first, and of those on
+// which copy-on-write matters. It gives those of shared that are to be reported,
+// because they have not been before.
+func (m *memo) walked(page uint64, pages int, entries []Entry, absent, shared, cow uint64, mp *Mapping) (report uint64) {
+	m.mu.Lock()
+	for i := range pages {
+		bit := uint64(1) << i
+		switch {
+		case shared&bit != 0:
+			if m.remember(page + uint64(i)) {
+				report |= bit
+			}
+		case cow&bit != 0 && m.used > 0:
+			m.forget(page + uint64(i))
+		}
+		if (absent|report)&bit != 0 {
+			m.hints[(page+uint64(i))%hints] = hint{page + uint64(i), entries[i]}
+		}
+	}
+	if absent|report != 0 {
+		m.mapping = *mp
+	}
+	m.idle.Store(m.used == 0)
+	m.mu.Unlock()
+	return report
+}
+
+// pagedIn takes what pagemap says of a page after a write page-in.
+func (m *memo) pagedIn(page uint64, e Entry) {
+	if m.idle.Load() && e.Private() {
+		return
+	}
+	m.mu.Lock()
+	if e.Private() || !e.Present() {
+		m.forget(page)
+	} else {
+		m.remember(page)
+	}
+	m.idle.Store(m.used == 0)
+	m.mu.Unlock()
+}
+
+// take gives the hint of the page of va, once.
+func (m *memo) take(va device.VA) (mp Mapping, e Entry, ok bool) {
+	page := uint64(va) >> device.PageShift
+	m.mu.Lock()
+	if h := &m.hints[page%hints]; h.page == page && page != 0 {
+		e, ok = h.entry, true
+		h.page = 0
+	}
+	if m.mapping.Contains(va) {
+		mp = m.mapping
+	}
+	m.mu.Unlock()
+	return mp, e, ok
+}
+
+// remember notes a reported page; false if it was noted before.
+func (m *memo) remember(page uint64) bool {
+	set := &m.cow[page%cowSets]
+	free := -1
+	for i, p := range set {
+		if p == page {
+			return false
+		}
+		if p == 0 {
+			free = i
+		}
+	}
+	if free < 0 {
+		m.victim++
+		free = int(m.victim % cowWays)
+		m.used--
+	}
+	set[free] = page
+	m.used++
+	return true
+}
+
+// forget drops a page.
+func (m *memo) forget(page uint64) {
+	set := &m.cow[page%cowSets]
+	for i, p := range set {
+		if p == page {
+			set[i] = 0
+			m.used--
+			return
+		}
+	}
+}

@@ -1,0 +1,279 @@
+package workload
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+)
+
+const (
+	pageSize  = device.PageSize
+	blockSize = device.BlockSize
+	// guardSize is what lies before and after a buffer's own bytes at least.
+	guardSize = pageSize
+)
+
+// buffer is one test buffer: an area of whole pages with the buffer's own
+// bytes in it. All other bytes of the area are guards, which must not change.
+//
+//	base            16 KiB boundary
+//	|-- guard page --|-- offset --|-- data, size bytes --|-- rest --|-- guard page --|
+//
+// The data begin at an offset from a 16 KiB boundary, since blocks are cut
+// there (spec/hardware.md 1). Initiator and target lay their areas out alike,
+// so that byte i of one area corresponds to byte i of the other.
+type buffer struct {
+	request prepare
+	mapped  unsafe.Pointer // what was mapped, 16 KiB more than the area
+	length  uintptr
+	area    []byte // from the front guard on
+	data    uint64 // first byte of the data in the area
+	hole    span   // bytes of the area that are not mapped any more
+	child   *child // of COW
+}
+
+type span struct{ from, to uint64 }
+
+func (s span) holds(i uint64) bool { return s.from <= i && i < s.to }
+
+// prepare is how a buffer is to be made.
+type prepare struct {
+	State  State  `json:"state"`
+	Size   uint64 `json:"size"`
+	Offset uint64 `json:"offset"`
+	Seed   uint64 `json:"seed"`
+}
+
+func (p prepare) content() content { return content{State: p.State, Seed: p.Seed} }
+
+func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }
+
+// areaSize gives the area's bytes.
+func (p prepare) areaSize() uint64 {
+	return guardSize + roundUp(p.Offset+p.Size, pageSize) + guardSize
+}
+
+// holeBases are addresses far from where the kernel and the Go runtime map
+// anything by themselves, so that nobody takes the hole of an unmapped buffer:
+// for address spaces of 47 and of 39 bits.
+var holeBases = []uintptr{0x6000_0000_0000, 0x20_0000_0000}
+
+// newBuffer makes a buffer.
+func newBuffer(p prepare) (*buffer, error) {
+	size := p.areaSize()
+	b := &buffer{request: p, length: uintptr(size) + blockSize, data: guardSize + p.Offset}
+	if err := b.mmap(); err != nil {
+		return nil, err
+	}
+	// The area's second page, where the offset begins, is at a 16 KiB boundary.
+	start := roundUp(uint64(uintptr(b.mapped))+guardSize, blockSize) - guardSize - uint64(uintptr(b.mapped))
+	b.area = unsafe.Slice((*byte)(unsafe.Add(b.mapped, start)), size)
+	if err := b.fill(); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	return b, nil
+}
+
+func (b *buffer) mmap() error {
+	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	var err error
+	if b.request.State == Unmapped {
+		for _, base := range holeBases {
+			b.mapped, err = unix.MmapPtr(-1, 0, unsafe.Add(nil, base), b.length, prot, flags|unix.MAP_FIXED_NOREPLACE)
+			if err == nil {
+				break
+			}
+		}
+	} else {
+		b.mapped, err = unix.MmapPtr(-1, 0, nil, b.length, prot, flags)
+	}
+	if err != nil {
+		return fmt.Errorf("mmap of a %d-byte buffer: %w", b.length, err)
+	}
+	// With huge pages one touch would bring in 512 pages of 4 KiB.
+	whole := unsafe.Slice((*byte)(b.mapped), b.length)
+	if err := unix.Madvise(whole, unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
+		return errors.Join(fmt.Errorf("MADV_NOHUGEPAGE: %w", err), b.close())
+	}
+	return nil
+}
+
+// fill writes the area and brings it into its state.
+func (b *buffer) fill() error {
+	s := b.request.State
+	for page := 0; page*pageSize < len(b.area); page++ {
+		if s.written(page) {
+			fill(b.area[page*pageSize:(page+1)*pageSize], b.request.Seed, uint64(page)*pageSize/8)
+		}
+	}
+	switch s {
+	case COW:
+		c, err := fork(b.area, b.request.Seed)
+		if err != nil {
+			return err
+		}
+		b.child = c
+	case ReadOnly:
+		if err := unix.Mprotect(b.area, unix.PROT_READ); err != nil {
+			return fmt.Errorf("mprotect: %w", err)
+		}
+	case Unmapped:
+		from, to := b.data/pageSize*pageSize, roundUp(b.data+b.request.Size, pageSize)
+		if to == from { // no bytes at all: leave a hole where they would start
+			to += pageSize
+		}
+		if err := unix.MunmapPtr(unsafe.Pointer(&b.area[from]), uintptr(to-from)); err != nil {
+			return fmt.Errorf("munmap: %w", err)
+		}
+		b.hole = span{from, to}
+	}
+	return nil
+}
+
+// addr gives the address of the data's first byte.
+func (b *buffer) addr() device.VA {
+	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))) + device.VA(b.data)
+}
+
+// close ends the child and unmaps the area. It may be called twice.
+func (b *buffer) close() error {
+	var errs []error
+	if b.child != nil {
+		errs = append(errs, b.child.close())
+		b.child = nil
+	}
+	if b.mapped != nil {
+		// Unmapping a range with a hole is no error (munmap(2)).
+		if err := unix.MunmapPtr(b.mapped, b.length); err != nil {
+			errs = append(errs, fmt.Errorf("munmap: %w", err))
+		}
+		b.mapped, b.area = nil, nil
+	}
+	return errors.Join(errs...)
+}
+
+// verify is what a buffer must hold after a transfer.
+type verify struct {
+	// Arrived says that the data must be those of Source; otherwise, where
+	// Partial is false, that the buffer must be as it was made.
+	Arrived bool `json:"arrived"`
+	// Partial says that the transfer failed underway: each byte of the data may
+	// be the old one or the new one.
+	Partial bool    `json:"partial"`
+	Source  content `json:"source"`
+}
+
+// verdict is what a buffer was found to hold.
+type verdict struct {
+	Wrong    uint64 `json:"wrong"`    // bytes that are wrong, guards too
+	First    int64  `json:"first"`    // the first of them, counted from the data's first byte
+	Resident int    `json:"resident"` // pages of the data that were there before the check looked
+	Missing  int    `json:"missing"`  // pages of the data that must be there and were not
+	Child    bool   `json:"child"`    // the fork's child has lost its own bytes
+}
+
+func (v verdict) ok() bool { return v.Wrong == 0 && v.Missing == 0 && !v.Child }
+
+func (v verdict) String() string {
+	var parts []string
+	if v.Wrong > 0 {
+		parts = append(parts, fmt.Sprintf("%d bytes are wrong, the first at byte %d of the buffer", v.Wrong, v.First))
+	}
+	if v.Missing > 0 {
+		parts = append(parts, fmt.Sprintf("%d pages are absent that the transfer must have written", v.Missing))
+	}
+	if v.Child {
+		parts = append(parts, "the forked child does not have its own bytes any more")
+	}
+	if len(parts) == 0 {
+		return "every byte is right"
+	}
+	return fmt.Sprint(parts)
+}
+
+// check looks at every byte of the area.
+func (b *buffer) check(want verify, pages *pagemap) (verdict, error) {
+	var v verdict
+	if b.request.Size > 0 && b.request.State != Unmapped {
+		// First of all, since looking at a page makes it present.
+		resident, total, err := b.resident(pages)
+		if err != nil {
+			return v, err
+		}
+		v.Resident = resident
+		if want.Arrived {
+			v.Missing = total - resident
+		}
+	}
+	b.compare(want, &v)
+	if b.child != nil {
+		kept, err := b.child.check()
+		if err != nil {
+			return v, err
+		}
+		v.Child = !kept
+	}
+	return v, nil
+}
+
+// resident counts the pages of the data that are there, and all of them.
+func (b *buffer) resident(pages *pagemap) (resident, total int, err error) {
+	from, to := b.data/pageSize, roundUp(b.data+b.request.Size, pageSize)/pageSize
+	resident, err = pages.resident(b.area[from*pageSize : to*pageSize])
+	return resident, int(to - from), err
+}
+
+func (b *buffer) compare(want verify, v *verdict) {
+	old := b.request.content()
+	end := b.data + b.request.Size
+	for i := uint64(0); i < uint64(len(b.area)); i += 8 {
+		if b.hole.holds(i) {
+			i = b.hole.to - 8
+			continue
+		}
+		got := binary.LittleEndian.Uint64(b.area[i:])
+		was := old.word(i / 8)
+		inside := i >= b.data && i+8 <= end
+		if !want.Arrived && !want.Partial || i+8 <= b.data || i >= end {
+			if got == was {
+				continue
+			}
+		} else if is := want.Source.word(i / 8); inside && got == is {
+			continue
+		}
+		b.compareBytes(i, got, want, v)
+	}
+}
+
+// compareBytes looks at the eight bytes of a word that is not all of one kind,
+// or wrong.
+func (b *buffer) compareBytes(i, got uint64, want verify, v *verdict) {
+	var has, was, is [8]byte
+	binary.LittleEndian.PutUint64(has[:], got)
+	binary.LittleEndian.PutUint64(was[:], b.request.content().word(i/8))
+	binary.LittleEndian.PutUint64(is[:], want.Source.word(i/8))
+	for k := range has {
+		pos := i + uint64(k)
+		data := pos >= b.data && pos < b.data+b.request.Size
+		var good bool
+		switch {
+		case !data, !want.Arrived && !want.Partial:
+			good = has[k] == was[k]
+		case want.Arrived:
+			good = has[k] == is[k]
+		default:
+			good = has[k] == was[k] || has[k] == is[k]
+		}
+		if !good {
+			if v.Wrong == 0 {
+				v.First = int64(pos) - int64(b.data)
+			}
+			v.Wrong++
+		}
+	}
+}

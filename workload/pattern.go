@@ -1,0 +1,40 @@
+package workload
+
+import "encoding/binary"
+
+// word gives word i of the pattern of a seed (splitmix64 over the index), so
+// that any word of any transfer can be checked without the others. The child
+// of a fork calls it with raw system calls only around it: it must not grow
+// the stack.
+//
+//go:nosplit
+func word(seed, i uint64) uint64 {
+	z := seed + (i+1)*0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// fill writes the pattern into b, which starts at word first of its area and
+// whose length is a multiple of 8.
+func fill(b []byte, seed, first uint64) {
+	for i := uint64(0); len(b) >= 8; i++ {
+		binary.LittleEndian.PutUint64(b, word(seed, first+i))
+		b = b[8:]
+	}
+}
+
+// content says what an area holds: the pattern of a seed on the pages that its
+// state writes, zeros on the others.
+type content struct {
+	State State
+	Seed  uint64
+}
+
+// word gives word i of the area.
+func (c content) word(i uint64) uint64 {
+	if !c.State.written(int(i * 8 / pageSize)) {
+		return 0
+	}
+	return word(c.Seed, i)
+}

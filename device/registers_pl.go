@@ -1,0 +1,69 @@
+package device
+
+// Sources of the register map.
+const (
+	srcPL    = "spec/hardware.md 3, ours"
+	srcTime  = "spec/hardware.md 3; 001 §4.2"
+	srcFIFO  = "spec/hardware.md 4; 000 table 3.2, offsets ours"
+	srcSMMU  = "spec/hardware.md 5; Arm IHI 0062"
+	srcDesc  = "spec/messages.md 1; 001 §2.3.3.2"
+	srcBell  = "spec/hardware.md 6; 001 §3.5, a word a slot ours"
+	srcPktz  = "spec/messages.md 4; 000 §3.2.1, offsets ours"
+	srcMbox  = "spec/hardware.md 3; 001 §3.2, offsets ours"
+	allBits  = ^uint64(0)
+	low32    = 1<<32 - 1
+	cfgBits  = 1<<40 - 1 | PktzFormGSAS | CfgEnable
+	statBits = FIFOLevelMask | FIFOOverflow | FIFOEmpty | FIFOFull
+	vectors  = 1<<Vectors - 1
+)
+
+// plRegisters is window pl (spec/hardware.md 3 and 4).
+func plRegisters() []Register {
+	regs := []Register{
+		{Name: "ID", Offset: PLID, Width: 4, Reset: IDValue, Read: low32, Source: srcPL, fields: "id[31:0]"},
+		{Name: "VERSION", Offset: PLVersion, Width: 4, Reset: VersionValue, Read: low32, Source: srcPL, fields: "major[31:16] minor[15:0]"},
+		{Name: "CAPS", Offset: PLCaps, Width: 8, Varies: true, Halves: true,
+			Read:   CapsVABitsMask | CapsBanksMask<<CapsBanksShift | CapsDepthMask<<CapsDepthShift | CapsTXFIFO | CapsWideIOVA | CapsStall | CapsSVA,
+			Source: srcPL, fields: "va_bits[5:0] banks[10:6] fifo_depth[20:11] txfifo[24] wide_iova[25] stall[26] sva[27]"},
+		{Name: "NODE_ID", Offset: PLNodeID, Width: 4, Varies: true, Read: NodeIDMask, Write: NodeIDMask, Source: "spec/hardware.md 3; 002 III.B", fields: "node[21:0]"},
+		{Name: "CTRL", Offset: PLCtrl, Width: 4, Read: CtrlEnable, Write: CtrlEnable, Act: CtrlReset, Source: srcPL, fields: "enable[0] reset[1]"},
+		{Name: "IRQ_STATUS", Offset: PLIRQStatus, Width: 4, Read: vectors, W1C: vectors, Source: srcPL, fields: "fault[0] fifo[1] mailbox[2] done[3]"},
+		{Name: "IRQ_MASK", Offset: PLIRQMask, Width: 4, Read: vectors, Write: vectors, Source: srcPL, fields: "fault[0] fifo[1] mailbox[2] done[3]"},
+		{Name: "TIMEOUT_US", Offset: PLTimeoutUS, Width: 4, Reset: TimeoutReset, Read: low32, Write: low32, Source: srcTime, fields: "us[31:0]"},
+		{Name: "GUARD_US", Offset: PLGuardUS, Width: 4, Reset: GuardReset, Read: low32, Write: low32, Source: srcPL, fields: "us[31:0]"},
+		{Name: "OUTSTANDING", Offset: PLOutstanding, Width: 4, Reset: OutstandingReset, Read: low32, Write: low32, Source: "spec/hardware.md 3; 001 §3.3", fields: "blocks[31:0]"},
+		{Name: "COUNTER", Offset: PLCounters, Count: int(Counters), Stride: 8, Width: 8, Varies: true, Halves: true, Read: allBits, Source: srcPL, fields: "count[63:0]"},
+
+		{Name: "PKTZ_CFG", Offset: PLPktzCfg, Count: Interfaces, Stride: 8, Width: 8, Read: cfgBits, Write: cfgBits, Source: "spec/hardware.md 3; 003 fig. 9, offset ours",
+			fields: "pdid[15:0] node[33:16] interface[39:34] gsas[62] enable[63]"},
+		{Name: "MBOX_CFG", Offset: PLMboxCfg, Count: Interfaces, Stride: 8, Width: 8, Read: PDIDMask | CfgEnable, Write: PDIDMask | CfgEnable, Source: srcPL, fields: "pdid[15:0] enable[63]"},
+		{Name: "PD_CFG", Offset: PLPDCfg, Count: Slots, Stride: 8, Width: 8, Read: PDIDMask | CfgEnable, Write: PDIDMask | CfgEnable, Source: srcPL, fields: "pdid[15:0] enable[63]"},
+		{Name: "PD_PEERS", Offset: PLPDPeers, Count: Slots * PeersPerSlot / 4, Stride: 8, Width: 8, Read: allBits, Write: allBits, Source: srcPL,
+			fields: "peer0[15:0] peer1[31:16] peer2[47:32] peer3[63:48]"},
+	}
+	regs = append(regs, fifoRegisters("RXFIFO", PLRXFIFO, 0)...)
+	regs = append(regs, fifoRegisters("TXFIFO", PLTXFIFO, CapsTXFIFO)...)
+	for i := range regs {
+		regs[i].Window = PL
+	}
+	return regs
+}
+
+// fifoRegisters is one page-fault FIFO at base, present where CAPS has c.
+func fifoRegisters(name string, base uint32, c uint64) []Register {
+	at := func(offset uint32) uint32 { return base + offset }
+	regs := []Register{
+		{Name: name + "_A", Offset: at(FIFOWordA), Width: 4, Pairs: true, Read: FIFOMaskA, Source: srcFIFO, fields: "src_id[29:8] tr_id_high[5:4] valid[0]"},
+		{Name: name + "_B", Offset: at(FIFOWordB), Width: 4, Read: FIFOMaskB, Source: srcFIFO, fields: "tr_id_low[31:20] seq_num[17:4] valid[0]"},
+		{Name: name + "_C", Offset: at(FIFOWordC), Width: 4, Pairs: true, Read: FIFOMaskC, Source: srcFIFO, fields: "pdid[31:16] iova_high[15:4] exa_ack[2:1] valid[0]"},
+		{Name: name + "_D", Offset: at(FIFOWordD), Width: 4, Read: FIFOMaskD, Source: srcFIFO, fields: "iova_low[31:12] iovx[11:1] valid[0]"},
+		{Name: name + "_STATUS", Offset: at(PLRXFIFOStatus - PLRXFIFO), Width: 4, Reset: FIFOEmpty, Read: statBits, W1C: FIFOOverflow, Source: srcPL, fields: "level[9:0] overflow[16] empty[17] full[18]"},
+		{Name: name + "_EXT", Offset: at(PLRXFIFOExt - PLRXFIFO), Width: 4, Read: low32, Source: srcPL, fields: "bytes[31:0]"},
+	}
+	for i := range regs {
+		if regs[i].Cap = c; c != 0 {
+			regs[i].CapMask = low32
+		}
+	}
+	return regs
+}

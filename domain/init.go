@@ -38,6 +38,9 @@ func (m *Manager) Init() error {
 	r.write32(device.SMMU, device.SMMUGR0+device.SCR0,
 		device.SCR0GFRE|device.SCR0GFIE|device.SCR0STALLD|device.SCR0USFCFG)
 
+	if r.read32(device.PL, device.PLNodeID)&device.NodeIDMask != uint32(m.node) {
+		r.write32(device.PL, device.PLNodeID, uint32(m.node))
+	}
 	r.write32(device.PL, device.PLOutstanding, Outstanding)
 	r.write32(device.PL, device.PLCtrl, device.CtrlEnable)
 	r.write32(device.PL, device.PLIRQStatus, 1<<device.Vectors-1)

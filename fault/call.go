@@ -1,0 +1,247 @@
+package fault
+
+import (
+	"errors"
+	"math/bits"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+)
+
+// Slices (design.md: up to 16 pages inline, more by a pager on the other CPU in
+// slices of 16 to 64 pages).
+const (
+	inlinePages = 16
+	minSlice    = 16
+	maxSlice    = 64
+	// freshRun: after so many first slices a queued rest gets its turn.
+	freshRun = 4
+	// pageTries: how often a page that could not be had for a passing reason is
+	// tried before its block is left to the guard (ours).
+	pageTries = 3
+)
+
+// call is one Pager call. Run sees only what was put into it; Done runs on the
+// owning goroutine.
+type call struct {
+	d     *Driver
+	now   func() int64
+	slot  int
+	gen   uint32
+	pager Pager
+	start uint64 // page
+	pages int
+	write bool
+
+	clipped        int
+	res            gup.Result
+	started, ended int64
+}
+
+// Run pages in. It runs anywhere.
+func (c *call) Run() {
+	c.started = c.now()
+	va := device.VA(c.start << device.PageShift)
+	c.clipped = c.pages
+	if c.pages > 1 {
+		// One page has nothing to clip, and PageIn says what is wrong with it.
+		c.clipped = max(1, min(c.pages, c.pager.Clip(va, c.pages, c.write)))
+	}
+	c.res = c.pager.PageIn(va, c.clipped, c.write)
+	c.ended = c.now()
+}
+
+// Done takes the result.
+func (c *call) Done() {
+	d := c.d
+	if s := &d.slots[c.slot]; s.gen == c.gen {
+		d.complete(s, c)
+		d.kick(s)
+	}
+	*c = call{d: d, now: c.now}
+	d.calls = append(d.calls, c)
+}
+
+// kick starts the slot's next slice, if none is under way.
+func (d *Driver) kick(s *slot) {
+	if s.busy || !s.live || len(s.fresh)+len(s.rest) == 0 {
+		return
+	}
+	long := len(s.fresh) == 0 || len(s.rest) > 0 && s.run >= freshRun
+	if long {
+		s.run = 0
+		s.cur = s.nextRest()
+	} else {
+		s.run++
+		s.cur = s.nextFresh()
+	}
+	s.busy = true
+
+	var c *call
+	if n := len(d.calls); n > 0 {
+		c = d.calls[n-1]
+		d.calls = d.calls[:n-1]
+	} else {
+		c = &call{d: d, now: d.now}
+	}
+	c.slot, c.gen, c.pager = s.target.Slot, s.gen, s.target.Pager
+	c.start, c.pages, c.write = s.cur.start, int(s.cur.end-s.cur.start), s.cur.write
+	d.bus.Do(c.slot, c, long)
+}
+
+// nextFresh takes the first slice of the oldest fresh span; what remains of the
+// span goes on with the others' rests.
+func (s *slot) nextFresh() span {
+	p := s.fresh[0]
+	s.fresh = s.fresh[:copy(s.fresh, s.fresh[1:])]
+	if p.end-p.start <= inlinePages {
+		return p
+	}
+	rest := span{start: p.start + inlinePages, end: p.end, write: p.write, size: minSlice}
+	p.end = rest.start
+	if len(s.rest) >= maxSpans {
+		rest.end = s.lastWait(rest.start, rest.end, rest.write)
+	}
+	if rest.start < rest.end {
+		s.rest = append(s.rest, rest)
+	}
+	return p
+}
+
+// nextRest takes a slice of the oldest rest. Slices grow from 16 to 64 pages, so
+// that the blocks at the front flow early and the calls are few; none is left
+// shorter than 16 but where the whole rest is.
+func (s *slot) nextRest() span {
+	p := &s.rest[0]
+	cur := *p
+	left := p.end - p.start
+	n := uint64(p.size)
+	if left < n+minSlice {
+		if n = left; left > maxSlice {
+			n = left - minSlice
+		}
+	}
+	cur.end = cur.start + n
+	p.start = cur.end
+	p.size = min(2*p.size, maxSlice)
+	if p.start == p.end {
+		s.rest = s.rest[:copy(s.rest, s.rest[1:])]
+	}
+	return cur
+}
+
+// complete settles what waited for the pages of a slice.
+func (d *Driver) complete(s *slot, c *call) {
+	s.busy = false
+	asked := s.cur
+	s.cur = span{}
+	all := ^uint64(0) >> (64 - uint(c.clipped))
+	got := c.res.Resident & all
+	if got != 0 {
+		s.counts.PageIns++
+		s.counts.Pages += uint64(bits.OnesCount64(got))
+		switch c.res.Kind {
+		case gup.Major:
+			s.counts.Major++
+		case gup.Permission:
+			s.counts.Permission++
+		default:
+			s.counts.Minor++
+		}
+	}
+	for i := range c.clipped {
+		page := c.start + uint64(i)
+		switch {
+		case got>>uint(i)&1 != 0:
+			d.settle(s, c, page, Resolved)
+		case i > 0:
+			// Only the first page's reason is known: ask for this one by itself.
+			if s.waiting(page, c.write) {
+				s.queue(page, page+1, c.write)
+			}
+		case errors.Is(c.res.Err, gup.ErrUnmapped), errors.Is(c.res.Err, gup.ErrDenied), errors.Is(c.res.Err, gup.ErrGone):
+			if s.waiting(page, c.write) {
+				s.counts.Unresolvable++
+			}
+			d.settle(s, c, page, Failed)
+		default:
+			s.counts.Transient++
+			if d.again(s, c, page) {
+				s.queue(page, page+1, c.write)
+			}
+		}
+	}
+	if got == all && c.clipped == c.pages {
+		return
+	}
+	// The mapping ends here, or has a hole: the rest of the range was only a
+	// guess. Pages of it that somebody waits for are asked for by themselves.
+	end := asked.end
+	for i := range s.rest {
+		if p := s.rest[i]; p.start == asked.end && p.write == c.write {
+			end = p.end
+			s.rest = append(s.rest[:i], s.rest[i+1:]...)
+			break
+		}
+	}
+	d.requeue(s, c.start+uint64(c.clipped), end, c.write)
+}
+
+// requeue asks by itself for each page of [start, end) that somebody waits for.
+func (d *Driver) requeue(s *slot, start, end uint64, write bool) {
+	for i := range s.waits {
+		if w := &s.waits[i]; w.used && w.write == write && start <= w.page && w.page < end {
+			s.queue(w.page, w.page+1, write)
+		}
+	}
+}
+
+// again tells whether a page that could not be had for now is to be tried again.
+// Who has waited too often for it is given up.
+func (d *Driver) again(s *slot, c *call, page uint64) bool {
+	try, give := false, false
+	for i := s.byPage[pageBucket(page)]; i != none; i = s.waits[i].next {
+		if w := &s.waits[i]; w.page == page && w.write == c.write {
+			if w.tries++; w.tries < pageTries {
+				try = true
+			} else {
+				give = true
+			}
+		}
+	}
+	if give {
+		d.settle(s, c, page, Unsent)
+		return false
+	}
+	return try
+}
+
+// settle ends all waits for a page with an outcome. A block that waits for
+// nothing more is answered.
+func (d *Driver) settle(s *slot, c *call, page uint64, o Outcome) {
+	p := &s.byPage[pageBucket(page)]
+	for *p != none {
+		i := *p
+		w := &s.waits[i]
+		if w.page != page || w.write != c.write {
+			p = &w.next
+			continue
+		}
+		*p = w.next
+		if r := d.log.at(w.record); r != nil {
+			r.Started, r.Resident, r.Kind, r.Outcome = c.started, c.ended, c.res.Kind, o
+		}
+		bi := w.block
+		*w = wait{next: s.freeWait}
+		s.freeWait = i
+		if bi == none {
+			continue
+		}
+		b := &s.blocks[bi]
+		b.failed = b.failed || o == Failed
+		b.abandoned = b.abandoned || o == Unsent
+		if b.waits--; b.waits == 0 {
+			d.finish(s, bi)
+		}
+	}
+}

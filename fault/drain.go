@@ -1,0 +1,281 @@
+package fault
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/exanet/pfd/device"
+)
+
+// roundEntries bounds what one round drains of each FIFO (ours; 002: up to 16
+// reads within a tasklet's 19 us). The owning goroutine has other work, and a
+// flood gets its next round after that.
+const roundEntries = 64
+
+// demand is a page that a new wait needs, with its policy's range.
+type demand struct {
+	slot  uint8
+	write bool
+	page  uint64
+	end   uint64
+}
+
+type blockRef struct {
+	slot  uint8
+	block int32
+}
+
+// pageInHalf is one round of the page-in half (spec/faultpath.md, destination
+// fault, 3): drain, unmask, look once more, merge, page in.
+func (d *Driver) pageInHalf() {
+	d.posted = false
+	if d.dead {
+		return
+	}
+	d.stats.Rounds++
+	d.demands, d.asks, d.instant = d.demands[:0], d.asks[:0], d.instant[:0]
+
+	rx, tx := roundEntries, roundEntries
+	more := d.drain(&rx, &tx)
+	found := rx+tx < 2*roundEntries
+	if !more {
+		// The bit is cleared while the FIFOs are empty, so that unmasking sends
+		// no vector for what has been read; what came since sets it again.
+		d.write32(device.PL, device.PLIRQStatus, irqFIFO)
+		off := uint32(irqFIFO)
+		if found {
+			off |= irqFault
+		}
+		d.setMask(d.mask &^ off)
+		if more = d.drain(&rx, &tx); more {
+			d.setMask(d.mask | irqFIFO)
+		}
+	}
+	d.takeFARs()
+	if d.dead {
+		return
+	}
+	d.merge()
+	d.askAll()
+	for _, r := range d.instant {
+		s := &d.slots[r.slot]
+		s.blocks[r.block].instant = false
+		if s.blocks[r.block].waits == 0 {
+			d.finish(s, r.block)
+		}
+	}
+	for n := range d.slots {
+		d.kick(&d.slots[n])
+	}
+	if more {
+		d.wake()
+	}
+}
+
+// drain reads both FIFOs as far as the budgets go, and tells whether anything is
+// left.
+func (d *Driver) drain(rx, tx *int) bool {
+	more := d.drainOne(device.PLRXFIFO, device.PLRXFIFOStatus, device.PLRXFIFOExt, rx, false)
+	if d.tx && d.drainOne(device.PLTXFIFO, device.PLTXFIFOStatus, device.PLTXFIFOExt, tx, true) {
+		more = true
+	}
+	return more
+}
+
+func (d *Driver) drainOne(head, status, extAt uint32, budget *int, tx bool) (more bool) {
+	st := d.read32(device.PL, status)
+	if st&device.FIFOOverflow != 0 {
+		d.stats.Overflows++
+		d.write32(device.PL, status, device.FIFOOverflow)
+	}
+	level := int(st & device.FIFOLevelMask)
+	n := min(level, *budget)
+	*budget -= n
+	for i := 0; i < n && !d.dead; i++ {
+		// EXT belongs to the head: before the pop. Two 64-bit reads an entry,
+		// the second pops (000 §3.2.3.1).
+		ext := d.read32(device.PL, extAt)
+		ab := d.read64(device.PL, head+device.FIFOWordA)
+		cd := d.read64(device.PL, head+device.FIFOWordC)
+		if ab|cd == 0 {
+			// Emptied behind our back: the node was reset.
+			return false
+		}
+		e, ok := device.DecodeFaultEntry([4]uint32{uint32(ab), uint32(ab >> 32), uint32(cd), uint32(cd >> 32)})
+		switch {
+		case !ok:
+			d.stats.Invalid++
+		case tx && d.timeoutSource:
+			d.stats.Ignored++
+		default:
+			d.entry(e, ext, tx)
+		}
+	}
+	return level > n
+}
+
+// entry takes one entry: it finds its block and has it wait for the page.
+func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
+	s := d.byPDID(e.PDID)
+	if s == nil {
+		d.stats.UnknownPDID++
+		return
+	}
+	s.counts.Entries++
+	write := !tx
+	if write {
+		s.counts.Remote++
+	} else {
+		s.counts.Local++
+	}
+	rec := Record{
+		Page: e.VA(), Slot: s.target.Slot, PDID: e.PDID,
+		Source: e.Source, Transaction: e.Transaction, Sequence: e.Sequence,
+		Write: write, Block: true, Method: s.target.Method, Policy: s.target.Policy,
+		Interrupt: d.irqAt, Drained: d.now(),
+	}
+	bad := e.Page >= d.limit || e.Process != 0
+	if s.target.Method == Touch && !bad {
+		d.asks = append(d.asks, ask{
+			slot: uint8(s.target.Slot), tx: tx, source: e.Source,
+			transaction: e.Transaction, sequence: e.Sequence,
+			page: e.Page, end: e.Page + d.pages(s, e.Page, write, ext, true), last: e.Page + 1,
+			order: len(d.asks), record: d.log.add(rec),
+		})
+		return
+	}
+	b := s.block(e.Source, e.Transaction, tx)
+	if b == none {
+		s.counts.Dropped++
+		return
+	}
+	blk := &s.blocks[b]
+	blk.sequence = e.Sequence
+	if bad {
+		// No address of this domain: nothing to page in.
+		d.stats.BadPage++
+		s.counts.Unresolvable++
+		rec.Outcome = Failed
+		blk.remember(d.log.add(rec))
+		blk.failed = true
+		if !blk.instant {
+			blk.instant = true
+			d.instant = append(d.instant, blockRef{uint8(s.target.Slot), b})
+		}
+		return
+	}
+	if w := s.find(e.Page, write, b); w != none {
+		s.counts.Duplicates++
+		if r := d.log.at(s.waits[w].record); r != nil {
+			r.Sequence = e.Sequence
+		}
+		return
+	}
+	n := d.log.add(rec)
+	if !s.add(e.Page, write, b, n) {
+		s.counts.Dropped++
+		d.log.at(n).Outcome = Unsent
+		if blk.waits == 0 && !blk.instant && !blk.unsent {
+			s.dropBlock(b)
+		}
+		return
+	}
+	blk.remember(n)
+	d.demand(s, e.Page, write, ext, true)
+}
+
+func (b *block) remember(record uint64) {
+	if int(b.nrecs) < len(b.recs) {
+		b.recs[b.nrecs] = record
+		b.nrecs++
+	}
+}
+
+// demand notes a page that is neither queued nor under way, with its range.
+func (d *Driver) demand(s *slot, page uint64, write bool, ext uint32, known bool) {
+	if s.covered(page, write) {
+		return
+	}
+	d.demands = append(d.demands, demand{
+		slot: uint8(s.target.Slot), write: write, page: page,
+		end: page + d.pages(s, page, write, ext, known),
+	})
+}
+
+// pages gives a fault's range by the domain's policy. Where FAR told this very
+// page the faulting address is known to the byte.
+func (d *Driver) pages(s *slot, page uint64, write bool, ext uint32, known bool) uint64 {
+	var offset uint64
+	if uint64(s.hint>>device.PageShift) == page && s.hintWrite == write {
+		offset = s.hint.Offset()
+	}
+	return s.target.Policy.pages(page, d.limit, write, ext, offset, known)
+}
+
+// takeFARs takes the source faults that FSR and FAR alone told: page in, send
+// nothing.
+func (d *Driver) takeFARs() {
+	for n := range d.slots {
+		s := &d.slots[n]
+		for _, far := range s.far[:s.fars] {
+			page := uint64(far >> device.PageShift)
+			s.counts.Entries++
+			s.counts.Local++
+			if page >= d.limit {
+				d.stats.BadPage++
+				continue
+			}
+			rec := Record{
+				Page: far.Page(), Slot: n, PDID: s.target.PDID, Source: d.node,
+				Method: s.target.Method, Policy: s.target.Policy,
+				Interrupt: d.irqAt, Drained: d.now(),
+			}
+			switch {
+			case s.target.Method == Touch:
+				d.asks = append(d.asks, ask{
+					slot: uint8(n), tx: true, bare: true,
+					page: page, end: page + d.pages(s, page, false, 0, false), last: page + 1,
+					order: len(d.asks), record: d.log.add(rec),
+				})
+			case s.find(page, false, none) != none:
+				s.counts.Duplicates++
+			default:
+				if !s.add(page, false, none, d.log.add(rec)) {
+					s.counts.Dropped++
+					continue
+				}
+				d.demand(s, page, false, 0, false)
+			}
+		}
+		s.fars = 0
+	}
+}
+
+// merge makes spans of the round's demands: unique pages, ranges that meet
+// joined, nothing asked for twice.
+func (d *Driver) merge() {
+	slices.SortFunc(d.demands, func(a, b demand) int {
+		if c := cmp.Compare(a.slot, b.slot); c != 0 {
+			return c
+		}
+		if a.write != b.write {
+			if a.write {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.page, b.page)
+	})
+	for i := 0; i < len(d.demands); {
+		first := d.demands[i]
+		end := first.end
+		for i++; i < len(d.demands); i++ {
+			n := d.demands[i]
+			if n.slot != first.slot || n.write != first.write || n.page > end {
+				break
+			}
+			end = max(end, n.end)
+		}
+		d.slots[first.slot].queue(first.page, end, first.write)
+	}
+}

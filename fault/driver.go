@@ -1,0 +1,214 @@
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/packetizer"
+)
+
+// Pager brings pages of one process in. Both methods are called in
+// device.Call.Run, off the owning goroutine, with 1 to 64 pages.
+type Pager interface {
+	// PageIn makes pages of the range resident and permitted, as far as it may.
+	// Its Result's Err says why the first page is not: gup.ErrUnmapped,
+	// gup.ErrDenied and gup.ErrGone are final, any other passes.
+	PageIn(va device.VA, pages int, write bool) gup.Result
+	// Clip gives how many pages of the range lie in the mapping of its first
+	// page, 0 when there is none.
+	Clip(va device.VA, pages int, write bool) int
+}
+
+// Delegate asks a process to page in and to send the RAPF itself. Ask must not
+// block; a full socket gives an error that matches netlink.ErrFull.
+type Delegate interface {
+	Ask(netlink.Fault) error
+}
+
+// Target is a domain whose faults the driver serves.
+type Target struct {
+	Slot     int
+	PDID     device.PDID
+	Policy   Policy
+	Method   Method
+	Pager    Pager    // GUP
+	Delegate Delegate // Touch
+}
+
+// ErrTarget: a Target that cannot be served.
+var ErrTarget = errors.New("bad fault target")
+
+// Config is what a Driver works with.
+type Config struct {
+	Bus  device.Bus
+	Node device.NodeID
+	// Now gives nanoseconds of a steady clock. It is called on the owning
+	// goroutine and in Call.Run.
+	Now func() int64
+	// TimeoutSource has source faults served by FSR and FAR alone, as where the
+	// device has no TXFIFO: page in, send nothing, the sender's time-out does
+	// the rest (the thesis's way).
+	TimeoutSource bool
+	Log           *slog.Logger // nil: nothing is logged
+}
+
+// Driver serves the faults of one node. It belongs on the goroutine that owns
+// the windows; New may be called anywhere.
+type Driver struct {
+	bus           device.Bus
+	node          device.NodeID
+	now           func() int64
+	timeoutSource bool
+	lg            *slog.Logger
+
+	ready  bool   // CAPS and IRQ_MASK are read
+	dead   bool   // the device does not answer
+	bare   bool   // source faults come by FSR and FAR only
+	tx     bool   // there is a TXFIFO to drain
+	limit  uint64 // first page past the address width
+	mask   uint32 // IRQ_MASK as last written
+	posted bool   // the page-in half is posted
+	irqAt  int64
+
+	round  func() // prebuilt, so that posting allocates nothing
+	resend func()
+	resent bool // resend is posted
+
+	slots   [device.Slots]slot
+	calls   []*call
+	demands []demand
+	asks    []ask
+	instant []blockRef
+
+	log   log
+	stats Stats
+}
+
+// New makes the driver of a node. It touches no register: the first Add or
+// Interrupt does.
+func New(cfg Config) *Driver {
+	d := &Driver{
+		bus: cfg.Bus, node: cfg.Node, now: cfg.Now,
+		timeoutSource: cfg.TimeoutSource, lg: cfg.Log,
+	}
+	if d.lg == nil {
+		d.lg = slog.New(slog.DiscardHandler)
+	}
+	d.round = d.pageInHalf
+	d.resend = d.sendAgain
+	for n := range d.slots {
+		d.slots[n].reset()
+		d.slots[n].port = packetizer.New(cfg.Bus.Window(device.PKTZ), n)
+	}
+	return d
+}
+
+// Add has the faults of a domain served. Its slot must be set up; one that the
+// driver already serves is replaced. An error matches ErrTarget or
+// device.ErrGone.
+func (d *Driver) Add(t Target) error {
+	switch {
+	case t.Slot < 0 || t.Slot >= device.Slots:
+		return fmt.Errorf("%w: slot %d; a node has slots 0 to %d", ErrTarget, t.Slot, device.Slots-1)
+	case t.PDID == 0:
+		return fmt.Errorf("%w: slot %d: PDID 0 is never given out", ErrTarget, t.Slot)
+	case t.Policy > PIA:
+		return fmt.Errorf("%w: slot %d: %w", ErrTarget, t.Slot, ErrPolicy)
+	case t.Method > Touch:
+		return fmt.Errorf("%w: slot %d: %w", ErrTarget, t.Slot, ErrMethod)
+	case t.Method == GUP && t.Pager == nil:
+		return fmt.Errorf("%w: slot %d: method gup needs a pager", ErrTarget, t.Slot)
+	case t.Method == Touch && t.Delegate == nil:
+		return fmt.Errorf("%w: slot %d: method touch needs a delegate", ErrTarget, t.Slot)
+	}
+	if !d.start() {
+		return fmt.Errorf("fault driver of node %d: %w", d.node, device.ErrGone)
+	}
+	d.Remove(t.Slot)
+	s := &d.slots[t.Slot]
+	s.target = t
+	s.live = true
+	return nil
+}
+
+// Remove ends the service of a slot: nothing more is paged in or sent for it,
+// and a page-in under way ends quietly.
+func (d *Driver) Remove(n int) {
+	if n < 0 || n >= device.Slots || !d.slots[n].live {
+		return
+	}
+	s := &d.slots[n]
+	for i := range s.waits {
+		if r := d.log.at(s.waits[i].record); s.waits[i].used && r != nil {
+			r.Outcome = Removed
+		}
+	}
+	s.reset()
+	s.gen++
+}
+
+// start reads what the driver needs to know of the node, once.
+func (d *Driver) start() bool {
+	if d.ready || d.dead {
+		return !d.dead
+	}
+	caps := d.read64(device.PL, device.PLCaps)
+	d.mask = d.read32(device.PL, device.PLIRQMask)
+	if d.dead {
+		return false
+	}
+	bits := min(max(caps&device.CapsVABitsMask, device.MinVABits), device.MaxVABits)
+	d.limit = 1 << (bits - device.PageShift)
+	d.tx = caps&device.CapsTXFIFO != 0
+	d.bare = d.timeoutSource || !d.tx
+	d.ready = true
+	return true
+}
+
+// byPDID finds the slot of a domain; nil where there is none.
+func (d *Driver) byPDID(p device.PDID) *slot {
+	for n := range d.slots {
+		if s := &d.slots[n]; s.live && s.target.PDID == p {
+			return s
+		}
+	}
+	return nil
+}
+
+// gone takes an access that failed: there is no device any more, and nothing
+// that this driver could do for it. Serve tells its caller.
+func (d *Driver) gone(err error) {
+	d.stats.Gone++
+	if !d.dead {
+		d.dead = true
+		d.lg.Error("fault driver stopped: the device does not answer", "node", uint32(d.node), "error", err)
+	}
+}
+
+func (d *Driver) read32(w device.WindowID, off uint32) uint32 {
+	v, err := d.bus.Window(w).Read32(off)
+	if err != nil {
+		d.gone(err)
+		return 0
+	}
+	return v
+}
+
+func (d *Driver) read64(w device.WindowID, off uint32) uint64 {
+	v, err := d.bus.Window(w).Read64(off)
+	if err != nil {
+		d.gone(err)
+		return 0
+	}
+	return v
+}
+
+func (d *Driver) write32(w device.WindowID, off, v uint32) {
+	if err := d.bus.Window(w).Write32(off, v); err != nil {
+		d.gone(err)
+	}
+}

@@ -1,0 +1,110 @@
+package fault
+
+import "github.com/exanet/pfd/device"
+
+// Bounds of the interrupt half (ours): it must end whatever the device answers.
+const (
+	fsrReads = 8 // reads of one bank's FSR a pass
+	passes   = 4 // passes over the banks an interrupt
+)
+
+// Bits of IRQ_STATUS and IRQ_MASK that are this driver's; the others are written
+// back as found.
+const (
+	irqFault = 1 << device.VectorFault
+	irqFIFO  = 1 << device.VectorFIFO
+)
+
+// Interrupt is the interrupt half (spec/faultpath.md, destination fault, 2). It
+// takes vectors 0 and 1 and ignores others. It never blocks and never pages in.
+//
+// Vector 1 is masked first, until the page-in half has drained the FIFOs. FSR is
+// cleared before IRQ_STATUS is, not after as the page has it: a bit cleared while
+// FSR is not zero is set again and sends a second vector for the same fault. By
+// the same rule nothing is lost: a fault recorded in between sets the bit again
+// (spec/hardware.md 3).
+func (d *Driver) Interrupt(vector int) {
+	if vector != device.VectorFault && vector != device.VectorFIFO || !d.start() {
+		return
+	}
+	d.stats.Interrupts++
+	cause := d.read32(device.PL, device.PLIRQStatus) & (irqFault | irqFIFO) &^ d.mask
+	if cause == 0 {
+		// The other vector's call has done it all.
+		d.stats.Spurious++
+		return
+	}
+	d.irqAt = d.now()
+	d.setMask(d.mask | irqFIFO)
+	if cause&irqFault != 0 {
+		d.clearFaults()
+	}
+	d.wake()
+}
+
+// clearFaults reads and clears the fault registers until the cause of vector 0
+// is gone. The first pass looks at the domains served; if the cause still holds,
+// a bank without one has it (a domain just removed), and all are looked at.
+func (d *Driver) clearFaults() {
+	for pass := 0; pass < passes && !d.dead; pass++ {
+		for n := range d.slots {
+			if pass > 0 || d.slots[n].live {
+				d.clearBank(n)
+			}
+		}
+		if gfsr := d.read32(device.SMMU, device.SMMUGR0+device.GFSR); gfsr != 0 {
+			d.stats.Global++
+			d.write32(device.SMMU, device.SMMUGR0+device.GFSR, gfsr)
+		}
+		d.write32(device.PL, device.PLIRQStatus, irqFault)
+		if d.read32(device.PL, device.PLIRQStatus)&irqFault == 0 {
+			return
+		}
+	}
+	// Faults come faster than this, or a register does not clear. Vector 0 stays
+	// off until the next round that finds an entry, so that it cannot hold the
+	// owning goroutine.
+	d.stats.StuckFSR++
+	d.setMask(d.mask | irqFault)
+}
+
+// clearBank reads FSR, FAR and FSYNR0 of a bank and writes back what it read,
+// until FSR reads zero.
+func (d *Driver) clearBank(n int) {
+	s := &d.slots[n]
+	for i := 0; i < fsrReads && !d.dead; i++ {
+		fsr := d.read32(device.SMMU, device.Bank(n, device.FSR))
+		if fsr == 0 {
+			return
+		}
+		far := device.VA(d.read64(device.SMMU, device.Bank(n, device.FAR)))
+		write := d.read32(device.SMMU, device.Bank(n, device.FSYNR0))&device.FSYNR0WNR != 0
+		d.write32(device.SMMU, device.Bank(n, device.FSR), fsr)
+		d.stats.Faults++
+		if fsr&device.FSRMULTI != 0 {
+			d.stats.Multi++
+		}
+		if !s.live {
+			continue
+		}
+		s.hint, s.hintWrite = far, write
+		if !write && d.bare {
+			s.addFAR(far)
+		}
+	}
+}
+
+// wake posts the page-in half, once until it runs.
+func (d *Driver) wake() {
+	if !d.posted && !d.dead {
+		d.posted = true
+		d.bus.Post(d.round)
+	}
+}
+
+func (d *Driver) setMask(v uint32) {
+	if v != d.mask {
+		d.mask = v
+		d.write32(device.PL, device.PLIRQMask, v)
+	}
+}

@@ -1,0 +1,80 @@
+package fault
+
+import "github.com/exanet/pfd/device"
+
+// Counts are one slot's, or all slots', counters since the start (of the driver:
+// a slot's go on over its domains).
+type Counts struct {
+	Entries      uint64 // FIFO entries and FAR faults of known domains
+	Local        uint64 // of these, source faults
+	Remote       uint64 // of these, destination faults
+	Duplicates   uint64 // entries that a block already waits for
+	PageIns      uint64 // Pager.PageIn calls that brought pages in
+	Pages        uint64 // pages they made resident
+	Minor        uint64 // of these calls, by what the fault turned out to be
+	Major        uint64
+	Permission   uint64
+	Unresolvable uint64 // pages that are not mapped, not permitted, or gone
+	Transient    uint64 // page-ins that failed for a while: tried again, then left to the guard
+	RAPF         uint64 // blocks asked for again
+	RAPFFail     uint64 // blocks ended by the fail bit
+	Refused      uint64 // RAPFs that the packetizer refused (STATUS 2)
+	Busy         uint64 // RAPFs given up because the packetizer stayed busy
+	Delegated    uint64 // questions to the process
+	DelegateFull uint64 // questions not sent: its socket is full (EAGAIN)
+	DelegateErr  uint64 // questions not sent for another reason
+	Dropped      uint64 // entries dropped because the slot's tables are full
+}
+
+// Stats are the driver's counters.
+type Stats struct {
+	Slots [device.Slots]Counts
+	Total Counts // the slots' sum
+
+	Interrupts  uint64 // vectors 0 and 1 taken
+	Spurious    uint64 // of these, with nothing new
+	Faults      uint64 // FSR values read that were not zero
+	Multi       uint64 // of these, with FSR.MULTI
+	Global      uint64 // GFSR values read that were not zero
+	StuckFSR    uint64 // banks whose FSR did not clear
+	Rounds      uint64 // runs of the page-in half
+	Overflows   uint64 // RXFIFO or TXFIFO found with its overflow bit set
+	Invalid     uint64 // entries without all Valid bits
+	UnknownPDID uint64 // entries of no domain here: the guard, then NACK 5, end them
+	BadPage     uint64 // entries past the address width or of another process index
+	Ignored     uint64 // TXFIFO entries read in TimeoutSource mode
+	Gone        uint64 // accesses that found no device
+}
+
+// add sums o into c.
+func (c *Counts) add(o *Counts) {
+	c.Entries += o.Entries
+	c.Local += o.Local
+	c.Remote += o.Remote
+	c.Duplicates += o.Duplicates
+	c.PageIns += o.PageIns
+	c.Pages += o.Pages
+	c.Minor += o.Minor
+	c.Major += o.Major
+	c.Permission += o.Permission
+	c.Unresolvable += o.Unresolvable
+	c.Transient += o.Transient
+	c.RAPF += o.RAPF
+	c.RAPFFail += o.RAPFFail
+	c.Refused += o.Refused
+	c.Busy += o.Busy
+	c.Delegated += o.Delegated
+	c.DelegateFull += o.DelegateFull
+	c.DelegateErr += o.DelegateErr
+	c.Dropped += o.Dropped
+}
+
+// Stats gives the counters.
+func (d *Driver) Stats() Stats {
+	s := d.stats
+	for i := range d.slots {
+		s.Slots[i] = d.slots[i].counts
+		s.Total.add(&d.slots[i].counts)
+	}
+	return s
+}

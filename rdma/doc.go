@@ -1,0 +1,61 @@
+// Package rdma is the library of processes that use pfd: remote DMA on virtual
+// addresses into memory that is neither registered nor pinned, and that may be
+// absent when the data arrives (spec/api.md, Library; 001 §2.3.3.2).
+//
+// A process attaches to one node of a pfd, exports memory of its own as a
+// Remote, hands that to its peer by any way it likes, and writes to the
+// Remotes that it was given:
+//
+//	ep, err := rdma.Attach(ctx, rdma.Options{Node: 0, Group: "app"})
+//	t, err := ep.Write(ctx, rdma.WriteRequest{Src: data, Dst: remote})
+//	err = t.Wait(ctx)
+//
+// # What completion promises
+//
+// When a transfer is finished (Status Finished, Wait returns nil):
+//
+//   - every byte of it is in the target's memory, and so are the completion
+//     words if any were asked for;
+//   - the source may be changed or freed. Not before: until a transfer is final
+//     the device may read the source again, because a block that met a page
+//     fault is sent again;
+//   - the target is not written by this transfer any more.
+//
+// When a transfer has failed, any part of the destination may hold the new
+// bytes and the rest the old ones; the completion words were not written. For
+// every status but StatusGone the device has no access of it in flight any
+// more: the buffers may be used again. StatusGone promises the same unless the
+// daemon itself died or was lost; with an emulated device its death ends all
+// accesses too.
+//
+// Abort asks; it does not end. The buffers are the device's until the transfer
+// is final, which then is either StatusAborted or, where the abort came too
+// late, a completion.
+//
+// # Order
+//
+// Within a transfer bytes arrive in any order. The first completion word is
+// written after all bytes, the last after the first: a target that sees the
+// last word sees everything (WaitNotification). Two transfers are not ordered,
+// also between the same two buffers: whoever needs an order waits for the first
+// before writing the second.
+//
+// Everything that the process wrote before calling Write is seen by the
+// transfer. What it writes to the source later may or may not be sent.
+//
+// # Faults
+//
+// No call pins a page. A page that is absent at either end delays its transfer
+// and nobody else's. With MethodTouch the library's own goroutine brings pages
+// in when pfd asks it to; it runs from Attach to Close. A destination that is
+// not mapped, or may not be written, fails the transfer with StatusDecode; the
+// target process lives on.
+//
+// # Waiting
+//
+// Poll is a load of the shared page (a second one tells a paused transfer), and
+// never a system call. Wait spins for SpinTime, then sleeps in the kernel until
+// pfd wakes it.
+//
+// All methods of Endpoint and Transfer may be called by any goroutine.
+package rdma

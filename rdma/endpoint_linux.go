@@ -1,0 +1,499 @@
+package rdma
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/netlink"
+)
+
+// Times (ours).
+const (
+	// SpinTime is how long Wait and WaitNotification spin before they sleep
+	// (design.md "Waiting").
+	SpinTime = 20 * time.Microsecond
+	// sleepCap bounds one sleep of Wait; a wake-up lost to attach.MaxWake or to
+	// a pfd that died costs this much at most.
+	sleepCap = 100 * time.Millisecond
+	// closeTimeout is how long Close waits for aborted transfers, and then for
+	// pfd's word that the domain is quiet.
+	closeTimeout = 2 * time.Second
+)
+
+// faultSend is the packetizer channel of the page-fault goroutine; doorbells
+// use those before it (ours).
+const faultSend = device.PktzChannels - 1
+
+// Method and Policy say how absent pages of this process are brought in.
+type (
+	Method = attach.Method
+	Policy = attach.Policy
+)
+
+// The page-in methods and policies (faultpath.md).
+const (
+	MethodDefault = attach.MethodDefault
+	MethodGUP     = attach.MethodGUP
+	MethodTouch   = attach.MethodTouch
+	PolicyDefault = attach.PolicyDefault
+	PolicyPIO     = attach.PolicyPIO
+	PolicyPI4     = attach.PolicyPI4
+	PolicyPIA     = attach.PolicyPIA
+)
+
+// Options say where and how to attach. The zero value attaches to node 0 of the
+// default pfd in the default group.
+type Options struct {
+	// Socket is pfd's control socket, as its --socket; the attachment socket
+	// lies beside it. Empty: the default one (spec/api.md, Daemon).
+	Socket string
+	Node   device.NodeID
+	// Group is a name that processes of one user share on all nodes; they may
+	// reach each other. Empty: "default".
+	Group  string
+	Method Method
+	Policy Policy
+	// Accept are PDIDs of other domains that may write to this process.
+	Accept []device.PDID
+	// AcceptGroup lets every member of the group write to this process, not
+	// only the one that shares its PDID.
+	AcceptGroup bool
+}
+
+// Info is what pfd gave to an endpoint.
+type Info struct {
+	Node      device.NodeID
+	PDID      device.PDID
+	Slot      int
+	Interface int // mailbox and packetizer
+	Member    int // index in the group on this node
+	VABits    int // width of the addresses that the node takes
+	Caps      uint64
+	Method    Method
+	Policy    Policy
+	Daemon    string // pfd's product and version
+}
+
+// Stats counts what the page-fault goroutine did, with ODP's names (spec/api.md).
+type Stats struct {
+	NumPageFaults        uint64 // fault messages served
+	NumPageFaultPages    uint64 // pages that they asked for
+	NumFailedResolutions uint64 // that could not be brought in: fail bit sent
+	RAPFRefused          uint64 // requests for retransmission that the packetizer refused
+	FaultsForged         uint64 // messages from somebody else: dropped
+	FaultsMalformed      uint64 // dropped
+}
+
+// Endpoint is a process's attachment to one node (alloc_comm_chan and
+// enable_pgfault_mechanism, spec/api.md).
+type Endpoint struct {
+	conn    *attach.Conn
+	pages   *attach.Pages
+	welcome attach.Welcome
+	faults  *netlink.Receiver
+
+	mu      sync.Mutex
+	wake    int // eventfd, -1 once closed: written under mu only
+	free    uint32
+	owner   [device.WriteChannels]*Transfer
+	closing bool
+	ended   *ending
+	exports map[Remote][]byte
+
+	over     chan struct{} // closed when the attachment has ended
+	workers  sync.WaitGroup
+	closer   sync.Once
+	closeErr error
+
+	faultsServed, faultPages, faultsFailed, rapfRefused atomic.Uint64
+}
+
+// ending says why an attachment is over.
+type ending struct {
+	reason attach.Reason
+	text   string
+}
+
+func (e *ending) String() string {
+	if e.text != "" {
+		return e.reason.String() + ": " + e.text
+	}
+	return e.reason.String()
+}
+
+// Attach gives the calling process a protection domain on a node. Without a
+// daemon the error matches ErrNoDaemon and says how to start one; a daemon of
+// another version matches ErrVersion, and both versions are named; a refusal is
+// an *attach.RefusedError whose text names the remedy.
+//
+// pfd is made the process's ptracer (PR_SET_PTRACER), which a kernel with Yama
+// needs to let pfd at its memory; a process has one such, so that a second
+// endpoint should be of the same pfd.
+func Attach(ctx context.Context, o Options) (*Endpoint, error) {
+	socket := o.Socket
+	if socket == "" {
+		var err error
+		if socket, err = attach.DefaultSocket(); err != nil {
+			return nil, fmt.Errorf("attaching: %w", err)
+		}
+	}
+	if o.Group == "" {
+		o.Group = attach.DefaultGroup
+	}
+	if o.Method == MethodTouch {
+		if err := populateWorks(); err != nil {
+			return nil, fmt.Errorf("attaching with method touch: %w", err)
+		}
+	}
+	conn, err := attach.Dial(ctx, socket+attach.SocketSuffix)
+	if err != nil {
+		return nil, err
+	}
+	// Before the hello: pfd opens the process's memory while it answers.
+	// EINVAL says that there is no Yama to ask.
+	err = unix.Prctl(unix.PR_SET_PTRACER, uintptr(conn.Peer().PID), 0, 0, 0)
+	if err != nil && !errors.Is(err, unix.EINVAL) {
+		return nil, errors.Join(fmt.Errorf("attaching: %w", os.NewSyscallError("prctl PR_SET_PTRACER", err)), conn.Close())
+	}
+	w, fds, err := conn.Handshake(ctx, attach.Hello{
+		Node: o.Node, Group: o.Group, Method: o.Method, Policy: o.Policy,
+		Accept: o.Accept, AcceptGroup: o.AcceptGroup,
+	})
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	e, err := newEndpoint(conn, w, fds)
+	if err != nil {
+		fds.Close()
+		return nil, errors.Join(err, conn.Close())
+	}
+	return e, nil
+}
+
+func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors) (*Endpoint, error) {
+	memfd := attach.Descriptors{fds.Take(0)}
+	defer memfd.Close() // the mapping keeps the memory
+	pages, err := attach.MapMemory(memfd[0])
+	if err != nil {
+		return nil, err
+	}
+	peer := conn.Peer()
+	faults, err := netlink.FromFD(fds.Take(2), netlink.Credentials{Port: w.PFDPort, PID: int32(peer.PID), UID: peer.UID})
+	if err != nil {
+		return nil, fmt.Errorf("attaching: %w", err)
+	}
+	e := &Endpoint{
+		conn: conn, pages: pages, welcome: w, faults: faults,
+		wake: fds.Take(1), free: ^uint32(0),
+		exports: map[Remote][]byte{},
+		over:    make(chan struct{}),
+	}
+	e.workers.Go(e.listen)
+	e.workers.Go(e.serveFaults)
+	return e, nil
+}
+
+// Info gives what pfd gave to the endpoint.
+func (e *Endpoint) Info() Info {
+	w := &e.welcome
+	return Info{
+		Node: w.Node, PDID: w.PDID, Slot: int(w.Slot), Interface: int(w.Interface), Member: int(w.Member),
+		VABits: int(w.VABits), Caps: w.Caps, Method: w.Method, Policy: w.Policy, Daemon: w.Product,
+	}
+}
+
+// Stats gives the counters of the page-fault goroutine.
+func (e *Endpoint) Stats() Stats {
+	c := e.faults.Counters()
+	return Stats{
+		NumPageFaults:        e.faultsServed.Load(),
+		NumPageFaultPages:    e.faultPages.Load(),
+		NumFailedResolutions: e.faultsFailed.Load(),
+		RAPFRefused:          e.rapfRefused.Load(),
+		FaultsForged:         c.Forged,
+		FaultsMalformed:      c.Malformed,
+	}
+}
+
+// Export names b for peers. The endpoint keeps b referenced until Unexport or
+// Close, so that the garbage collector does not give its memory to others.
+// Errors match ErrRequest.
+func (e *Endpoint) Export(b []byte) (Remote, error) {
+	r, err := e.ExportVA(VAOf(b), uint64(len(b)))
+	if err != nil {
+		return Remote{}, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing || e.ended != nil {
+		return Remote{}, fmt.Errorf("exporting: %w", e.goneLocked())
+	}
+	e.exports[r] = b
+	return r, nil
+}
+
+// ExportVA names length bytes at va for peers; nothing is kept referenced. The
+// memory need not be mapped yet. Errors match ErrRequest.
+func (e *Endpoint) ExportVA(va device.VA, length uint64) (Remote, error) {
+	r := Remote{Node: e.welcome.Node, PDID: e.welcome.PDID, VA: va, Len: length}
+	if err := r.check(); err != nil {
+		return Remote{}, fmt.Errorf("exporting: %w: %w", ErrRequest, err)
+	}
+	return r, nil
+}
+
+// Unexport lets go of memory that was exported. Peers are not told: what they
+// still write arrives, as long as something is mapped there.
+func (e *Endpoint) Unexport(r Remote) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.exports, r)
+}
+
+// goneLocked gives the error of a call that came too late, or nil.
+func (e *Endpoint) goneLocked() error {
+	switch {
+	case e.closing:
+		return ErrClosed
+	case e.ended != nil:
+		return fmt.Errorf("%w: %v: attach again", ErrGone, e.ended)
+	}
+	return nil
+}
+
+// harvestLocked frees every channel whose transfer is final.
+func (e *Endpoint) harvestLocked() {
+	for busy := ^e.free; busy != 0; busy &= busy - 1 {
+		e.settleLocked(bits.TrailingZeros32(busy))
+	}
+}
+
+// settleLocked gives a channel's transfer its final state if pfd has ended it,
+// and frees the channel; it tells whether the channel is free.
+func (e *Endpoint) settleLocked(ch int) bool {
+	t := e.owner[ch]
+	if t == nil {
+		return true
+	}
+	switch e.pages.Done(ch) {
+	case device.DoneCompleted:
+		t.settle(0, "")
+	case device.DoneFailed:
+		status, _ := e.pages.Status(ch)
+		t.settle(status, "")
+	default:
+		return false
+	}
+	e.owner[ch] = nil
+	e.free |= 1 << ch
+	return true
+}
+
+// ringLocked announces channel ch: by its doorbell word and, so that pfd hears
+// of it also when the word is taken, by the packetizer's opcode 3. It tells
+// whether one of the two was accepted.
+func (e *Endpoint) ringLocked(ch int) bool {
+	rung := e.pages.Ring(ch)
+	word := mailbox.Doorbell{
+		PDID:    e.welcome.PDID,
+		Channel: uint16(e.welcome.Slot)*device.ChannelsPerSlot + uint16(ch),
+	}.Encode()
+	for c := range faultSend {
+		if e.pages.Send(c, e.welcome.Node, device.MailboxRequest, word) {
+			rung = true
+			break
+		}
+	}
+	e.kickLocked()
+	return rung
+}
+
+// kickLocked tells pfd that something was published, and wakes it if it sleeps.
+func (e *Endpoint) kickLocked() {
+	if e.pages.Kicked() && e.wake >= 0 {
+		var one [8]byte
+		binary.NativeEndian.PutUint64(one[:], 1)
+		// EAGAIN says that the counter is at its end, and pfd awake.
+		_, _ = unix.Write(e.wake, one[:])
+	}
+}
+
+// announce rings for channel ch, and goes on trying in the background where
+// every way is taken: Write never waits for pfd.
+func (e *Endpoint) announceLocked(ch int) {
+	if e.ringLocked(ch) {
+		return
+	}
+	e.workers.Go(func() {
+		tick := time.NewTicker(50 * time.Microsecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-e.over:
+				return
+			case <-tick.C:
+			}
+			e.mu.Lock()
+			rung := e.ringLocked(ch)
+			e.mu.Unlock()
+			if rung {
+				return
+			}
+		}
+	})
+}
+
+// waitUntil sleeps until check, ctx or the attachment is over. pause bounds the
+// first sleep and doubles up to limit.
+func (e *Endpoint) waitUntil(ctx context.Context, pause, limit time.Duration, check func() bool) error {
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, e.pages.WakeSelf)()
+	}
+	e.pages.AddWaiters(1)
+	defer e.pages.AddWaiters(-1)
+	for {
+		old := e.pages.Event() // before the look: what comes after changes it
+		if check() {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if r, over := e.pages.Ended(); over {
+			e.end(r, "")
+		}
+		if err := e.gone(); err != nil {
+			if check() { // the end may have made it so
+				return nil
+			}
+			return err
+		}
+		if err := e.pages.WaitEvent(old, pause); err != nil {
+			return err
+		}
+		pause = min(2*pause, limit)
+	}
+}
+
+// gone gives the error of an attachment that is over, or nil.
+func (e *Endpoint) gone() error {
+	select {
+	case <-e.over:
+	default:
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return fmt.Errorf("%w: %v: attach again", ErrGone, e.ended)
+}
+
+// end fails every transfer in flight and wakes every waiter. The first call
+// counts.
+func (e *Endpoint) end(r attach.Reason, text string) {
+	e.mu.Lock()
+	if e.ended != nil {
+		e.mu.Unlock()
+		return
+	}
+	e.ended = &ending{reason: r, text: text}
+	e.harvestLocked()
+	for ch, t := range e.owner {
+		if t != nil {
+			t.settle(device.StatusGone, e.ended.String())
+			e.owner[ch] = nil // never free again: the pages are dead
+		}
+	}
+	close(e.over)
+	e.mu.Unlock()
+	e.pages.WakeSelf()
+}
+
+// listen waits for pfd's last word.
+func (e *Endpoint) listen() {
+	var buf [attach.MaxMessage]byte
+	for {
+		n, fds, err := e.conn.Receive(context.Background(), buf[:])
+		fds.Close()
+		if err != nil {
+			text := ""
+			if !errors.Is(err, io.EOF) {
+				text = err.Error()
+			}
+			e.end(attach.ReasonLost, text)
+			return
+		}
+		if m, err := attach.DecodeEnded(buf[:n]); err == nil {
+			e.end(m.Reason, m.Text)
+			return
+		}
+		// Anything else answers nothing that this version asks for.
+	}
+}
+
+// Close ends the attachment: transfers in flight are aborted, and waiters get
+// the outcome. It returns when pfd has said that no access to the process's
+// memory is in flight any more; if pfd does not say so in time the error
+// matches ErrUnconfirmed. Handles of transfers stay usable. It may be called
+// again and gives the same answer.
+func (e *Endpoint) Close() error {
+	e.closer.Do(func() { e.closeErr = e.shutdown() })
+	return e.closeErr
+}
+
+func (e *Endpoint) shutdown() error {
+	e.mu.Lock()
+	e.closing = true
+	e.harvestLocked()
+	for ch, t := range e.owner {
+		if t != nil {
+			e.pages.AskAbort(ch)
+			e.announceLocked(ch)
+		}
+	}
+	e.mu.Unlock()
+
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	// An error here is the end, or a pfd that does not answer, which the wait
+	// below finds out.
+	_ = e.waitUntil(ctx, sleepCap, sleepCap, func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.harvestLocked()
+		return e.free == ^uint32(0)
+	})
+
+	var err error
+	_ = e.conn.CloseWrite() // fails where pfd has closed already
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-e.over:
+	case <-timer.C:
+		err = fmt.Errorf("closing the endpoint: %w within %v: do not reuse exported memory before pfd has ended", ErrUnconfirmed, closeTimeout)
+	}
+	e.end(attach.ReasonClosed, "")
+	err = errors.Join(err, e.conn.Close(), e.faults.Close())
+	e.workers.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.wake >= 0 {
+		err = errors.Join(err, os.NewSyscallError("close", unix.Close(e.wake)))
+		e.wake = -1
+	}
+	clear(e.exports)
+	return err
+}

@@ -1,0 +1,81 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/exanet/pfd/device"
+)
+
+// ErrRemote says that a text or a set of numbers is no Remote.
+var ErrRemote = errors.New("not the name of remote memory")
+
+// Remote names memory of a process, for its peers: they write to it. It is a
+// name and not a right; the target's domain decides who may write. Its text
+// form is what travels: over a pipe, in a file, in JSON.
+type Remote struct {
+	Node device.NodeID
+	PDID device.PDID
+	VA   device.VA
+	Len  uint64 // bytes
+}
+
+// remotePrefix starts the text form: its version 1 (ours). Four hexadecimal
+// numbers follow, with colons between: node 6 digits, PDID 4, VA 16, length 16.
+const remotePrefix = "exanet1"
+
+var remoteDigits = [...]int{6, 4, 16, 16}
+
+// String gives the text form.
+func (r Remote) String() string {
+	return fmt.Sprintf("%s:%06x:%04x:%016x:%016x", remotePrefix, uint32(r.Node), uint16(r.PDID), uint64(r.VA), r.Len)
+}
+
+// MarshalText implements encoding.TextMarshaler. Errors match ErrRemote.
+func (r Remote) MarshalText() ([]byte, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	return []byte(r.String()), nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler. Errors match ErrRemote.
+func (r *Remote) UnmarshalText(b []byte) error {
+	v, err := ParseRemote(string(b))
+	if err == nil {
+		*r = v
+	}
+	return err
+}
+
+// ParseRemote reads the text form. Errors match ErrRemote.
+func ParseRemote(s string) (Remote, error) {
+	f := strings.Split(s, ":")
+	if len(f) != 1+len(remoteDigits) || f[0] != remotePrefix {
+		return Remote{}, fmt.Errorf("%w: %.80q does not read %s:NODE:PDID:VA:LENGTH", ErrRemote, s, remotePrefix)
+	}
+	var n [len(remoteDigits)]uint64
+	for i, digits := range remoteDigits {
+		v, err := strconv.ParseUint(f[i+1], 16, 64)
+		if err != nil || len(f[i+1]) != digits || strings.ToLower(f[i+1]) != f[i+1] {
+			return Remote{}, fmt.Errorf("%w: %.80q: %.20q is not %d lower-case hexadecimal digits", ErrRemote, s, f[i+1], digits)
+		}
+		n[i] = v
+	}
+	r := Remote{Node: device.NodeID(n[0]), PDID: device.PDID(n[1]), VA: device.VA(n[2]), Len: n[3]}
+	return r, r.check()
+}
+
+func (r Remote) check() error {
+	switch {
+	case r.Node > device.NodeIDMask:
+		return fmt.Errorf("%w: node %#x has more than %d bits", ErrRemote, uint32(r.Node), device.NodeIDBits)
+	case r.Len == 0:
+		return fmt.Errorf("%w: it is empty", ErrRemote)
+	case uint64(r.VA)+r.Len-1 < uint64(r.VA):
+		return fmt.Errorf("%w: address %v + %d bytes passes the end of the address space", ErrRemote, r.VA, r.Len)
+	}
+	return nil
+}

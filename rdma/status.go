@@ -1,0 +1,124 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+)
+
+// Status is the state of a transfer (001 table 2.1).
+type Status uint8
+
+// The states.
+const (
+	// Ongoing: DMA_ONGOING.
+	Ongoing Status = iota
+	// Paused: DMA_PAUSED_NO_ERROR. Blocks of the transfer wait for a page that
+	// is being brought in (ours: the thesis calls a stopped transfer so).
+	Paused
+	// Finished: DMA_FINISHED.
+	Finished
+	// Failed: DMA_FINISHED_WITH_ERROR. Err says why.
+	Failed
+)
+
+var statusNames = [...]string{"DMA_ONGOING", "DMA_PAUSED_NO_ERROR", "DMA_FINISHED", "DMA_FINISHED_WITH_ERROR"}
+
+// String gives the seed's name of the state (001 table 2.1).
+func (s Status) String() string {
+	if int(s) >= len(statusNames) {
+		return fmt.Sprintf("Status(%d)", uint8(s))
+	}
+	return statusNames[s]
+}
+
+// Final tells whether the transfer is over, well or not.
+func (s Status) Final() bool { return s == Finished || s == Failed }
+
+// What ended a transfer that failed: a *TransferError matches one of these by
+// its status code (messages.md 1 and 2; 001 table 3.2).
+var (
+	ErrSlaveError      = errors.New("the target's memory answered with an error")
+	ErrAddress         = errors.New("an address is not mapped, may not be accessed, or cannot be reached")
+	ErrNoContext       = errors.New("the target node has no receive context left")
+	ErrCorrupt         = errors.New("packets arrive corrupted")
+	ErrDomain          = errors.New("the target does not admit this protection domain")
+	ErrReserved        = errors.New("the device gave a reserved code")
+	ErrBufferFull      = errors.New("the target's buffer is full")
+	ErrRetransmissions = errors.New("a block made no progress within the retransmission limit")
+	ErrAborted         = errors.New("the transfer was aborted by its process")
+	ErrGone            = errors.New("the attachment, its domain or the node is gone")
+)
+
+// Errors of calls.
+var (
+	// ErrNoDaemon says that no pfd listens where one was looked for.
+	ErrNoDaemon = attach.ErrNoDaemon
+	// ErrVersion says that library and pfd are of different versions.
+	ErrVersion = attach.ErrVersion
+	// ErrBusy says that all 32 channels have transfers in flight.
+	ErrBusy = errors.New("all channels busy")
+	// ErrClosed says that the endpoint was closed.
+	ErrClosed = errors.New("endpoint closed")
+	// ErrRequest says that a request cannot be carried out as it is.
+	ErrRequest = errors.New("bad request")
+	// ErrUnconfirmed says that pfd did not confirm the end of an attachment in
+	// time: it may still access memory of the process.
+	ErrUnconfirmed = errors.New("pfd did not confirm the end of the attachment")
+)
+
+// outcome is what is known of a status code.
+type outcome struct {
+	err    error
+	remedy string
+}
+
+var outcomes = [...]outcome{
+	device.StatusSlaveError: {ErrSlaveError, "see the fault log (exanetctl fault show)"},
+	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that the addresses fit the node's width, and that the target's node exists (exanetctl node show)"},
+	device.StatusNoContext:  {ErrNoContext, "have fewer transfers to that node in flight and write again"},
+	device.StatusCorrupt:    {ErrCorrupt, "look at the crc counters of both nodes (exanetctl counter show); the link is broken"},
+	device.StatusDomain:     {ErrDomain, "attach both processes with one group, or have the target accept this PDID (Options.Accept, exanetctl domain grant); if the target has ended, its Remote is stale: take a new one"},
+	device.StatusReserved:   {ErrReserved, "report it: no device of this version gives it"},
+	device.StatusBufferFull: {ErrBufferFull, "write again when the target has made room"},
+	device.StatusLimit:      {ErrRetransmissions, "the target's pages do not come in or the path to it is broken: see exanetctl fault show and counter show, then write again"},
+	device.StatusAborted:    {ErrAborted, "none needed"},
+	device.StatusGone:       {ErrGone, "attach again and write again"},
+}
+
+// TransferError is what ended a transfer. It matches the sentinel of its status
+// code (errors.Is) and names the transfer, the reason and the remedy.
+type TransferError struct {
+	Code    uint8 // device.Status…: 1..10
+	Size    uint64
+	Dst     device.VA
+	Node    device.NodeID // of the destination
+	PDID    device.PDID   // of the destination, 0: the own
+	Channel int
+	Detail  string // why the attachment ended, for StatusGone
+}
+
+// Error gives the reason and the remedy.
+func (e *TransferError) Error() string {
+	o := e.outcome()
+	detail := ""
+	if e.Detail != "" {
+		detail = " (" + e.Detail + ")"
+	}
+	return fmt.Sprintf("transfer of %d bytes to node %d, PDID %d, address %v failed: %v, status %d%s: %s",
+		e.Size, e.Node, e.PDID, e.Dst, o.err, e.Code, detail, o.remedy)
+}
+
+// Unwrap gives the sentinel of the status code.
+func (e *TransferError) Unwrap() error { return e.outcome().err }
+
+func (e *TransferError) outcome() outcome {
+	if int(e.Code) < len(outcomes) && outcomes[e.Code].err != nil {
+		return outcomes[e.Code]
+	}
+	return outcome{errUnknown, "the device speaks a newer version: install the library and pfd of one release"}
+}
+
+var errUnknown = errors.New("unknown status code")

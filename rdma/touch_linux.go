@@ -1,0 +1,118 @@
+package rdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/netlink"
+)
+
+const (
+	// maxFaultPages bounds what one fault message brings in: 16 MiB
+	// (faultpath.md "Policies").
+	maxFaultPages = 16 << 20 / device.PageSize
+	// populateTries bounds the repetition of a madvise that signals interrupt.
+	populateTries = 1000
+)
+
+// populateWorks tells whether the kernel knows MADV_POPULATE_*: an unknown
+// advice is EINVAL also on memory that is mapped.
+func populateWorks() error {
+	b, err := unix.Mmap(-1, 0, device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	err = populate(VAOf(b), 1, true)
+	if errors.Is(err, unix.EINVAL) {
+		err = fmt.Errorf("%w: MADV_POPULATE_WRITE needs Linux 5.14 or later: use method gup", errors.ErrUnsupported)
+	}
+	return errors.Join(err, unix.Munmap(b))
+}
+
+// populate makes pages from va on present and writable, or readable. Only the
+// first decides the result; the others are brought in as far as they can be. It
+// changes no byte, and whatever is wrong with the memory is an errno and not a
+// signal (faultpath.md "touch").
+func populate(va device.VA, pages int, write bool) error {
+	advice := unix.MADV_POPULATE_READ
+	if write {
+		advice = unix.MADV_POPULATE_WRITE
+	}
+	err := madvise(va, pages, advice)
+	if err != nil && pages > 1 {
+		// It stopped somewhere: before the first page, or after it?
+		err = madvise(va, 1, advice)
+	}
+	return err
+}
+
+func madvise(va device.VA, pages, advice int) error {
+	for range populateTries {
+		_, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(va), uintptr(pages)*device.PageSize, uintptr(advice))
+		switch errno {
+		case 0:
+			return nil
+		case unix.EINTR, unix.EAGAIN: // signals of the Go runtime, a page under migration
+			continue
+		}
+		return fmt.Errorf("bringing in %d pages at %v: %w", pages, va, os.NewSyscallError("madvise", errno))
+	}
+	return fmt.Errorf("bringing in %d pages at %v: %w", pages, va, unix.EINTR)
+}
+
+// serveFaults is the page-fault goroutine: it brings in the pages that pfd asks
+// for, and asks the sender to send the block again (000 Touch-A-Page).
+func (e *Endpoint) serveFaults() {
+	for {
+		f, err := e.faults.Receive(context.Background())
+		if err != nil {
+			// Closed, or a socket that does not work any more: without this
+			// goroutine blocks come back by the guard time-out and fail at last.
+			return
+		}
+		e.serveFault(&f)
+	}
+}
+
+func (e *Endpoint) serveFault(f *netlink.Fault) {
+	pages := min(int(f.Pages), maxFaultPages)
+	e.faultsServed.Add(1)
+	e.faultPages.Add(uint64(pages))
+	failed := populate(f.VA.Page(), pages, f.Write) != nil
+	if failed {
+		e.faultsFailed.Add(1)
+	}
+	if f.PDID == 0 {
+		return // a source fault without a FIFO entry: nobody to ask (messages.md 3)
+	}
+	e.sendRAPF(f.Source, mailbox.RAPF{
+		PDID: e.welcome.PDID, Transaction: f.Transaction, Sequence: f.Sequence,
+		Claimed: e.welcome.PDID, Fail: failed,
+	}.Encode())
+}
+
+// sendRAPF gives word to the goroutine's own packetizer channel. It waits for
+// pfd to take an earlier one, until the attachment is over.
+func (e *Endpoint) sendRAPF(dst device.NodeID, word uint64) {
+	if e.pages.SendStatus(faultSend) == device.PktzRefused {
+		e.rapfRefused.Add(1) // of the one before
+	}
+	sent := func() bool { return e.pages.Send(faultSend, dst, device.MailboxRequest, word) }
+	for !spin(sent) {
+		select {
+		case <-e.over:
+			return
+		case <-time.After(notifyFirstPause):
+		}
+	}
+	e.mu.Lock()
+	e.kickLocked()
+	e.mu.Unlock()
+}

@@ -1,0 +1,305 @@
+package rdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Notification asks for the two completion words beside the destination
+// (001 §2.3.3.2): First at the address and then Last 8 bytes after it, once
+// every byte of the transfer is in the target's memory.
+type Notification struct {
+	// Offset is from the start of the destination's Remote. VA, where it is not
+	// 0, is the address itself, in the target's address space. The address must
+	// be aligned to 16 bytes.
+	Offset      uint64
+	VA          device.VA
+	First, Last uint64
+}
+
+// WriteRequest describes a write.
+type WriteRequest struct {
+	// Src is the source; the transfer keeps it referenced until it is final.
+	// Or it is nil, and SrcVA and Size name the source: memory that the caller
+	// keeps mapped.
+	Src   []byte
+	SrcVA device.VA
+	Size  uint64 // bytes, with SrcVA; 1..2^32-1
+
+	Dst    Remote
+	Offset uint64 // bytes from the start of Dst
+	Notify *Notification
+	Urgent bool // high class: ahead of larger transfers (messages.md 1)
+	// Wait waits for a free channel instead of giving ErrBusy.
+	Wait bool
+}
+
+// Transfer is the handle of a write. It stays usable after its end and after
+// the endpoint's.
+type Transfer struct {
+	ep   *Endpoint
+	ch   int
+	src  []byte // for the garbage collector: the device reads it
+	size uint64
+	node device.NodeID
+	pdid device.PDID
+	dst  device.VA
+
+	// final is settled|status once the transfer is over; its channel may have
+	// another transfer then.
+	final  atomic.Uint32
+	detail string // written before final
+}
+
+// settled marks a final state; the low byte is the status code, 0 none.
+const settled = 1 << 31
+
+func (t *Transfer) settle(status uint8, detail string) {
+	t.detail = detail
+	t.src = nil
+	t.final.Store(settled | uint32(status))
+}
+
+// describe checks a request and makes its descriptor.
+func (e *Endpoint) describe(r *WriteRequest) (*Transfer, *device.Descriptor, error) {
+	src, size := r.SrcVA, r.Size
+	if r.Src != nil {
+		if r.SrcVA != 0 || r.Size != 0 && r.Size != uint64(len(r.Src)) {
+			return nil, nil, fmt.Errorf("%w: both Src and SrcVA or Size are given: give one", ErrRequest)
+		}
+		src, size = VAOf(r.Src), uint64(len(r.Src))
+	}
+	switch {
+	case size == 0:
+		return nil, nil, fmt.Errorf("%w: a write of 0 bytes: the least is 1", ErrRequest)
+	case size > math.MaxUint32:
+		return nil, nil, fmt.Errorf("%w: a write of %d bytes: the most is %d, split it", ErrRequest, size, uint32(math.MaxUint32))
+	case r.Offset > r.Dst.Len || r.Dst.Len-r.Offset < size:
+		return nil, nil, fmt.Errorf("%w: %d bytes at offset %d of %d exported bytes", ErrRequest, size, r.Offset, r.Dst.Len)
+	}
+	if err := r.Dst.check(); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	d := &device.Descriptor{
+		Src: src, Dst: r.Dst.VA + device.VA(r.Offset), Size: uint32(size),
+		DstNode: r.Dst.Node, DstPDID: r.Dst.PDID, Urgent: r.Urgent,
+	}
+	if n := r.Notify; n != nil {
+		d.Notify, d.First, d.Last = n.VA, n.First, n.Last
+		if n.VA == 0 {
+			d.Notify = r.Dst.VA + device.VA(n.Offset)
+		}
+		if d.Notify == 0 || d.Notify%16 != 0 {
+			return nil, nil, fmt.Errorf("%w: notification address %v: it must be aligned to 16 bytes and not be 0", ErrRequest, d.Notify)
+		}
+	}
+	t := &Transfer{ep: e, src: r.Src, size: size, node: d.DstNode, pdid: d.DstPDID, dst: d.Dst}
+	return t, d, nil
+}
+
+// Write starts a write and returns its handle (insert_descriptor_with_completion
+// and trigger_dma_transfer, spec/api.md). It does not wait for pfd; with
+// r.Wait it waits, until ctx ends, for a channel. Errors match ErrRequest,
+// ErrBusy (all 32 channels in flight), ErrClosed, ErrGone or ctx's; whatever
+// goes wrong later is the handle's.
+func (e *Endpoint) Write(ctx context.Context, r WriteRequest) (*Transfer, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t, d, err := e.describe(&r)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		started, err := e.start(t, d)
+		if started || err != nil {
+			if err != nil {
+				return nil, fmt.Errorf("writing: %w", err)
+			}
+			return t, nil
+		}
+		if !r.Wait {
+			return nil, fmt.Errorf("%w: %d transfers are in flight: wait for one, or set WriteRequest.Wait", ErrBusy, device.WriteChannels)
+		}
+		if err := e.waitUntil(ctx, sleepCap, sleepCap, e.hasFree); err != nil {
+			return nil, fmt.Errorf("writing: waiting for a free channel: %w", err)
+		}
+	}
+}
+
+// start takes a channel for t, publishes d and announces it; false: all busy.
+func (e *Endpoint) start(t *Transfer, d *device.Descriptor) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.goneLocked(); err != nil {
+		return false, err
+	}
+	if e.free == 0 {
+		if e.harvestLocked(); e.free == 0 {
+			return false, nil
+		}
+	}
+	t.ch = bits.TrailingZeros32(e.free)
+	e.free &^= 1 << t.ch
+	e.owner[t.ch] = t
+	e.pages.Publish(t.ch, d)
+	e.announceLocked(t.ch)
+	return true, nil
+}
+
+func (e *Endpoint) hasFree() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.harvestLocked()
+	return e.free != 0
+}
+
+// Poll gives the transfer's state (poll_dma_transfer, spec/api.md). It makes no
+// system call and allocates nothing.
+func (t *Transfer) Poll() Status {
+	if f := t.final.Load(); f != 0 {
+		return statusOf(f)
+	}
+	switch t.ep.pages.Done(t.ch) {
+	case device.DoneCompleted, device.DoneFailed:
+		return t.finish()
+	case device.DoneOngoing:
+		if _, paused := t.ep.pages.Status(t.ch); paused != 0 {
+			return Paused
+		}
+	}
+	return Ongoing
+}
+
+func statusOf(final uint32) Status {
+	if uint8(final) == 0 {
+		return Finished
+	}
+	return Failed
+}
+
+// finish takes the final state over from the channel, unless that is another
+// transfer's by now.
+func (t *Transfer) finish() Status {
+	t.ep.mu.Lock()
+	defer t.ep.mu.Unlock()
+	if t.ep.owner[t.ch] == t {
+		t.ep.settleLocked(t.ch)
+	}
+	if f := t.final.Load(); f != 0 {
+		return statusOf(f)
+	}
+	return Ongoing
+}
+
+// Err gives what ended the transfer, a *TransferError, or nil while it goes on
+// and after a good end.
+func (t *Transfer) Err() error {
+	if t.Poll() != Failed {
+		return nil
+	}
+	return &TransferError{
+		Code: uint8(t.final.Load()), Size: t.size, Dst: t.dst, Node: t.node, PDID: t.pdid,
+		Channel: t.ch, Detail: t.detail,
+	}
+}
+
+// Channel gives the channel of the process's page that carries the transfer, or
+// carried it.
+func (t *Transfer) Channel() int { return t.ch }
+
+// PausedBlocks gives the number of blocks that wait for a page just now.
+func (t *Transfer) PausedBlocks() int {
+	if t.Poll() != Paused {
+		return 0
+	}
+	_, paused := t.ep.pages.Status(t.ch)
+	return int(paused)
+}
+
+// Wait waits for the transfer's end: it spins for SpinTime, then sleeps in the
+// kernel. It returns nil after a good end, the *TransferError after a bad one,
+// and ctx's error, with the transfer still going on, when ctx ends first.
+func (t *Transfer) Wait(ctx context.Context) error {
+	if spin(t.isFinal) {
+		return t.Err()
+	}
+	// The end of the attachment makes every transfer final.
+	if err := t.ep.waitUntil(ctx, sleepCap, sleepCap, t.isFinal); err != nil {
+		return fmt.Errorf("waiting for a transfer: %w", err)
+	}
+	return t.Err()
+}
+
+func (t *Transfer) isFinal() bool { return t.Poll().Final() }
+
+// spin calls check for SpinTime at most.
+func spin(check func() bool) bool {
+	for start := time.Now(); ; {
+		if check() {
+			return true
+		}
+		if time.Since(start) >= SpinTime {
+			return false
+		}
+	}
+}
+
+// Abort asks for the transfer's end and returns at once. The buffers may be used
+// again only when the transfer is final: with ErrAborted, or complete where the
+// abort came too late. A transfer that is final stays as it is. Errors match
+// ErrGone.
+func (t *Transfer) Abort() error {
+	if t.Poll().Final() {
+		return nil
+	}
+	e := t.ep
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.owner[t.ch] != t { // final meanwhile
+		return nil
+	}
+	e.pages.AskAbort(t.ch)
+	e.announceLocked(t.ch)
+	return nil
+}
+
+// Limits of one sleep in WaitNotification (ours). A target on a node of the
+// same pfd as the initiator is woken; elsewhere the words come without a wake.
+const (
+	notifyFirstPause = 50 * time.Microsecond
+	notifyLastPause  = time.Millisecond
+)
+
+// WaitNotification waits until *addr is last: the second completion word of a
+// write into this process. Everything that the write brought is then visible.
+// Set the word to something else before the initiator is told of the memory.
+// Only the value last means anything: while the word is being written a reader
+// may see a mixture of old and new bytes.
+//
+// It spins for SpinTime, then sleeps until pfd says that something was written
+// to this process, at most a millisecond before it looks again. Errors: ctx's,
+// or ErrGone when the attachment has ended before the word came.
+func (e *Endpoint) WaitNotification(ctx context.Context, addr *uint64, last uint64) error {
+	if addr == nil {
+		return fmt.Errorf("%w: no word to wait for", ErrRequest)
+	}
+	check := func() bool { return atomic.LoadUint64(addr) == last }
+	if spin(check) {
+		return nil
+	}
+	err := e.waitUntil(ctx, notifyFirstPause, notifyLastPause, check)
+	runtime.KeepAlive(addr)
+	if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("waiting for a notification: %w", err)
+	}
+	return err
+}

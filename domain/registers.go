@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/packetizer"
 )
 
 // regs writes one sequence of registers and keeps the first error; after it
@@ -89,10 +90,7 @@ func (r *regs) writePeers(n int, peers []device.PDID) {
 	}
 }
 
-// pktzValue is PKTZ_CFG of interface n: the PDID, thread and node id
-// (interface [23:18], node [17:0] of the field), the R5 form, enable
-// (spec/hardware.md 3).
+// pktzValue is PKTZ_CFG of interface n: the R5 words' form, enabled.
 func pktzValue(n int, node device.NodeID, pdid device.PDID) uint64 {
-	thread := uint64(n)<<18 | uint64(node)&(1<<18-1)
-	return uint64(pdid) | thread<<device.PktzThreadShift | device.CfgEnable
+	return packetizer.Config{PDID: pdid, Node: node, Interface: uint8(n), Enable: true}.Encode()
 }

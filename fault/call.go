@@ -33,7 +33,6 @@ type call struct {
 	pages int
 	write bool
 
-	clipped        int
 	res            gup.Result
 	started, ended int64
 }
@@ -41,13 +40,7 @@ type call struct {
 // Run pages in. It runs anywhere.
 func (c *call) Run() {
 	c.started = c.now()
-	va := device.VA(c.start << device.PageShift)
-	c.clipped = c.pages
-	if c.pages > 1 {
-		// One page has nothing to clip, and PageIn says what is wrong with it.
-		c.clipped = max(1, min(c.pages, c.pager.Clip(va, c.pages, c.write)))
-	}
-	c.res = c.pager.PageIn(va, c.clipped, c.write)
+	c.res = c.pager.PageIn(device.VA(c.start<<device.PageShift), c.pages, c.write)
 	c.ended = c.now()
 }
 
@@ -135,7 +128,7 @@ func (d *Driver) complete(s *slot, c *call) {
 	s.busy = false
 	asked := s.cur
 	s.cur = span{}
-	all := ^uint64(0) >> (64 - uint(c.clipped))
+	all := ^uint64(0) >> (64 - uint(c.pages))
 	got := c.res.Resident & all
 	if got != 0 {
 		s.counts.PageIns++
@@ -149,7 +142,7 @@ func (d *Driver) complete(s *slot, c *call) {
 			s.counts.Minor++
 		}
 	}
-	for i := range c.clipped {
+	for i := range c.pages {
 		page := c.start + uint64(i)
 		switch {
 		case got>>uint(i)&1 != 0:
@@ -159,7 +152,7 @@ func (d *Driver) complete(s *slot, c *call) {
 			if s.waiting(page, c.write) {
 				s.queue(page, page+1, c.write)
 			}
-		case errors.Is(c.res.Err, gup.ErrUnmapped), errors.Is(c.res.Err, gup.ErrDenied), errors.Is(c.res.Err, gup.ErrGone):
+		case final(c.res.Err):
 			if s.waiting(page, c.write) {
 				s.counts.Unresolvable++
 			}
@@ -171,20 +164,24 @@ func (d *Driver) complete(s *slot, c *call) {
 			}
 		}
 	}
-	if got == all && c.clipped == c.pages {
+	if got == all {
 		return
 	}
 	// The mapping ends here, or has a hole: the rest of the range was only a
 	// guess. Pages of it that somebody waits for are asked for by themselves.
-	end := asked.end
 	for i := range s.rest {
 		if p := s.rest[i]; p.start == asked.end && p.write == c.write {
-			end = p.end
 			s.rest = append(s.rest[:i], s.rest[i+1:]...)
+			d.requeue(s, p.start, p.end, p.write)
 			break
 		}
 	}
-	d.requeue(s, c.start+uint64(c.clipped), end, c.write)
+}
+
+// final tells whether a page-in that failed would fail again.
+func final(err error) bool {
+	return errors.Is(err, gup.ErrUnmapped) || errors.Is(err, gup.ErrDenied) ||
+		errors.Is(err, gup.ErrGone) || errors.Is(err, gup.ErrPermission)
 }
 
 // requeue asks by itself for each page of [start, end) that somebody waits for.

@@ -5,7 +5,7 @@
 //	vector 0, 1 ─▶ Interrupt ─▶ Post ─▶ drain ─▶ merge ─▶ device.Call (Pager.PageIn) ─▶ RAPF
 //	                                              └─▶ Delegate.Ask (touch)
 //
-// Everything but Pager.Clip and Pager.PageIn runs on the goroutine that owns the
+// Everything but Pager.PageIn runs on the goroutine that owns the
 // windows (device.Bus), and so does every method of Driver; there are no locks.
 // A fault allocates nothing once the tables of its slot have grown.
 //

@@ -11,16 +11,14 @@ import (
 	"github.com/exanet/pfd/packetizer"
 )
 
-// Pager brings pages of one process in. Both methods are called in
-// device.Call.Run, off the owning goroutine, with 1 to 64 pages.
+// Pager brings pages of one process in. It is called in device.Call.Run, off the
+// owning goroutine.
 type Pager interface {
-	// PageIn makes pages of the range resident and permitted, as far as it may.
-	// Its Result's Err says why the first page is not: gup.ErrUnmapped,
-	// gup.ErrDenied and gup.ErrGone are final, any other passes.
+	// PageIn makes the pages of a range of 1 to 64 resident and permitted, as far
+	// as the mapping of the first reaches. Its Result's Err says why the first
+	// page is not: gup.ErrUnmapped, ErrDenied, ErrGone and ErrPermission are
+	// final, any other passes.
 	PageIn(va device.VA, pages int, write bool) gup.Result
-	// Clip gives how many pages of the range lie in the mapping of its first
-	// page, 0 when there is none.
-	Clip(va device.VA, pages int, write bool) int
 }
 
 // Delegate asks a process to page in and to send the RAPF itself. Ask must not

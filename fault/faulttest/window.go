@@ -1,0 +1,262 @@
+package faulttest
+
+import "github.com/exanet/pfd/device"
+
+type window struct {
+	n     *Node
+	id    device.WindowID
+	words []uint32
+}
+
+func (w *window) set(off, v uint32) { w.words[off/4] = v }
+func (w *window) set64(off uint32, v uint64) {
+	w.words[off/4], w.words[off/4+1] = uint32(v), uint32(v>>32)
+}
+func (w *window) get64(off uint32) uint64 {
+	return uint64(w.words[off/4]) | uint64(w.words[off/4+1])<<32
+}
+
+// begin notes an access; false when it does not reach a register.
+func (w *window) begin(a Access) (bool, error) {
+	n := w.n
+	if n.Err != nil {
+		return false, n.Err
+	}
+	if n.OnAccess != nil {
+		n.OnAccess(a)
+	}
+	if n.Record {
+		n.Log = append(n.Log, a)
+	}
+	return a.Offset%uint32(a.Width) == 0 && a.Offset < w.id.Size(), nil
+}
+
+// done completes the note of a read with its value.
+func (w *window) done(v uint64) {
+	if n := w.n; n.Record && len(n.Log) > 0 {
+		n.Log[len(n.Log)-1].Value = v
+	}
+}
+
+// Read32 reads a register.
+func (w *window) Read32(off uint32) (uint32, error) {
+	ok, err := w.begin(Access{Window: w.id, Width: 4, Offset: off})
+	if !ok {
+		return 0, err
+	}
+	v := w.words[off/4]
+	switch w.id {
+	case device.PL:
+		v = w.n.readPL(off, v)
+	case device.SMMU:
+		if off >= device.SMMUBanks && (off-device.SMMUBanks)%device.SMMUBankSize == device.TLBSTATUS {
+			v = 0
+			if w.n.InFlight[(off-device.SMMUBanks)/device.SMMUBankSize] > 0 {
+				v = 1
+			}
+		}
+	case device.PKTZ:
+		v = uint32(w.n.readPktz(off, uint64(v)))
+	}
+	w.done(uint64(v))
+	return v, nil
+}
+
+// Read64 reads a register.
+func (w *window) Read64(off uint32) (uint64, error) {
+	ok, err := w.begin(Access{Window: w.id, Width: 8, Offset: off})
+	if !ok {
+		return 0, err
+	}
+	v := w.get64(off)
+	switch w.id {
+	case device.PL:
+		switch off {
+		case device.PLRXFIFO, device.PLRXFIFO + 8, device.PLTXFIFO, device.PLTXFIFO + 8:
+			lo := w.n.readPL(off, 0)
+			v = uint64(lo) | uint64(w.n.readPL(off+4, 0))<<32
+		}
+	case device.PKTZ:
+		v = w.n.readPktz(off, v)
+	}
+	w.done(v)
+	return v, nil
+}
+
+// Write32 writes a register.
+func (w *window) Write32(off, v uint32) error {
+	ok, err := w.begin(Access{Window: w.id, Write: true, Width: 4, Offset: off, Value: uint64(v)})
+	if !ok {
+		return err
+	}
+	n := w.n
+	switch {
+	case w.id == device.PL && off == device.PLIRQStatus:
+		n.status &^= v
+		// The edge must be seen: down, and up again if the cause holds.
+		n.sent &= n.status
+	case w.id == device.PL && off == device.PLRXFIFOStatus:
+		n.rx.clear(v)
+	case w.id == device.PL && off == device.PLTXFIFOStatus:
+		n.tx.clear(v)
+	case w.id == device.SMMU && off == device.SMMUGR0+device.GFSR:
+		w.words[off/4] &^= v
+	case w.id == device.SMMU && off >= device.SMMUBanks && (off-device.SMMUBanks)%device.SMMUBankSize == device.FSR:
+		if b := (off - device.SMMUBanks) / device.SMMUBankSize; n.Sticky[b] > 0 {
+			n.Sticky[b]--
+		} else {
+			w.words[off/4] &^= v
+		}
+	case w.id == device.PKTZ:
+		n.writePktz(off, uint64(v))
+	default:
+		w.words[off/4] = v
+	}
+	n.irq()
+	return nil
+}
+
+// Write64 writes a register.
+func (w *window) Write64(off uint32, v uint64) error {
+	ok, err := w.begin(Access{Window: w.id, Write: true, Width: 8, Offset: off, Value: v})
+	if !ok {
+		return err
+	}
+	w.set64(off, v)
+	if w.id == device.PKTZ {
+		w.n.writePktz(off, v)
+	}
+	w.n.irq()
+	return nil
+}
+
+// readPL reads what of window pl is not plain memory.
+func (n *Node) readPL(off, v uint32) uint32 {
+	switch off {
+	case device.PLIRQStatus:
+		return n.status
+	case device.PLRXFIFO, device.PLRXFIFO + 4, device.PLRXFIFO + 8, device.PLRXFIFO + 12:
+		return n.rx.read(int(off-device.PLRXFIFO) / 4)
+	case device.PLTXFIFO, device.PLTXFIFO + 4, device.PLTXFIFO + 8, device.PLTXFIFO + 12:
+		return n.tx.read(int(off-device.PLTXFIFO) / 4)
+	case device.PLRXFIFOStatus:
+		return n.rx.status()
+	case device.PLTXFIFOStatus:
+		return n.tx.status()
+	case device.PLRXFIFOExt:
+		return n.rx.ext()
+	case device.PLTXFIFOExt:
+		return n.tx.ext()
+	}
+	return v
+}
+
+// readPktz takes a look at STATUS off the count of a busy interface.
+func (n *Node) readPktz(off uint32, v uint64) uint64 {
+	if off%device.PktzChannelStride != device.PktzStatus {
+		return v
+	}
+	if p := off / device.PageSize; v == device.PktzBusy {
+		if n.Busy[p] > 0 {
+			n.Busy[p]--
+		}
+		if n.Busy[p] == 0 {
+			n.windows[device.PKTZ].set64(off, device.PktzFree)
+		}
+	}
+	return v
+}
+
+// writePktz sends on a write to SEND.
+func (n *Node) writePktz(off uint32, v uint64) {
+	w := &n.windows[device.PKTZ]
+	w.words[off/4] = uint32(v)
+	if off%device.PktzChannelStride != device.PktzSend {
+		return
+	}
+	ch, p := off-device.PktzSend, int(off/device.PageSize)
+	if n.Refuse[p] > 0 {
+		n.Refuse[p]--
+		w.set64(ch+device.PktzStatus, device.PktzRefused)
+		return
+	}
+	status := uint64(device.PktzFree)
+	if n.Busy[p] > 0 {
+		status = device.PktzBusy
+	}
+	w.set64(ch+device.PktzStatus, status)
+	dst := w.get64(ch + device.PktzDestination)
+	m := Message{
+		Interface: p, Node: device.NodeID(dst & device.NodeIDMask), Mailbox: uint8(dst >> 24),
+		PDID: device.PDID(n.Get64(device.PL, device.PLPktzCfg+8*uint32(p)) & device.PDIDMask),
+		Len:  int(min(v, device.PktzMaxWords)),
+	}
+	for i := range m.Len {
+		m.Words[i] = w.get64(ch + device.PktzPayload + 8*uint32(i))
+	}
+	n.Sent = append(n.Sent, m)
+}
+
+// fifo is a page-fault FIFO with its reading rules (spec/hardware.md 4).
+type fifo struct {
+	ring [device.FIFODepth]struct {
+		words [4]uint32
+		ext   uint32
+	}
+	head, level int
+	seen        uint8
+	overflow    bool
+}
+
+func (f *fifo) push(w [4]uint32, ext uint32) {
+	if f.level == device.FIFODepth {
+		f.overflow = true
+		return
+	}
+	e := &f.ring[(f.head+f.level)%device.FIFODepth]
+	e.words, e.ext = w, ext
+	f.level++
+}
+
+// read reads word i of the head; d pops if a, b and c have been read.
+func (f *fifo) read(i int) uint32 {
+	if f.level == 0 {
+		return 0
+	}
+	v := f.ring[f.head].words[i]
+	if i < 3 {
+		f.seen |= 1 << i
+	} else if f.seen == 7 {
+		f.seen = 0
+		f.head = (f.head + 1) % device.FIFODepth
+		f.level--
+	}
+	return v
+}
+
+func (f *fifo) ext() uint32 {
+	if f.level == 0 {
+		return 0
+	}
+	return f.ring[f.head].ext
+}
+
+func (f *fifo) status() uint32 {
+	s := uint32(f.level)
+	if f.overflow {
+		s |= device.FIFOOverflow
+	}
+	switch f.level {
+	case 0:
+		s |= device.FIFOEmpty
+	case device.FIFODepth:
+		s |= device.FIFOFull
+	}
+	return s
+}
+
+func (f *fifo) clear(v uint32) {
+	if v&device.FIFOOverflow != 0 {
+		f.overflow = false
+	}
+}

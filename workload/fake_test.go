@@ -1,0 +1,147 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+// fakeEnv makes the test binary a test process. Its value is the fabric's
+// behaviour.
+const fakeEnv = "EXANET_WORKLOAD_FAKE"
+
+func TestMain(m *testing.M) {
+	if how := os.Getenv(fakeEnv); how != "" {
+		err := serve(context.Background(), os.Stdin, os.Stdout, func(_ context.Context, a attachment) (endpoint, error) {
+			if how == "refuse" {
+				return nil, errors.New("no slot is free: close a process")
+			}
+			return &fakeEndpoint{how: how, node: a.Node}, nil
+		})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// fakeEndpoint is a fabric in one system call: process_vm_writev, which pages
+// in what is absent and refuses what may not be written.
+type fakeEndpoint struct {
+	how    string
+	node   int
+	writes int
+}
+
+func (f *fakeEndpoint) slot() int    { return f.node + 3 }
+func (f *fakeEndpoint) close() error { return nil }
+
+func (f *fakeEndpoint) export(va device.VA, _ uint64) (string, error) {
+	return fmt.Sprintf("%d %d", os.Getpid(), uint64(va)), nil
+}
+
+func (f *fakeEndpoint) write(va device.VA, size uint64, remote string) (transfer, error) {
+	var pid int
+	var to uint64
+	if _, err := fmt.Sscanf(remote, "%d %d", &pid, &to); err != nil {
+		return nil, err
+	}
+	if size == 0 {
+		return nil, errors.New("a transfer has at least one byte")
+	}
+	f.writes++
+	t := &fakeTransfer{how: f.how}
+	switch f.how {
+	case "die":
+		if f.writes == 2 {
+			fmt.Fprintln(os.Stderr, "something broke")
+			os.Exit(7)
+		}
+	case "forget":
+		return t, nil
+	case "half":
+		size /= 2
+		t.err = errors.New("no more of it")
+	case "beyond":
+		size++
+	}
+	for done := uint64(0); done < size; {
+		// The source's own memory is read by its address alone.
+		n := min(size-done, 1<<20)
+		local := []unix.Iovec{{Base: (*byte)(unsafe.Add(nil, uintptr(va)+uintptr(done))), Len: n}}
+		at := []unix.RemoteIovec{{Base: uintptr(to + done), Len: int(n)}}
+		m, err := unix.ProcessVMWritev(pid, local, at, 0)
+		if err != nil {
+			t.err = fmt.Errorf("process_vm_writev: %w", err)
+			break
+		}
+		done += uint64(m)
+	}
+	return t, nil
+}
+
+type fakeTransfer struct {
+	how   string
+	err   error
+	polls int
+}
+
+func (t *fakeTransfer) poll() (bool, error) {
+	t.polls++
+	return t.how != "stuck" && t.polls > 3, t.err
+}
+
+func (t *fakeTransfer) wait(ctx context.Context) error {
+	if t.how == "stuck" {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return t.err
+}
+
+func (t *fakeTransfer) abort() error   { return nil }
+func (t *fakeTransfer) release() error { return nil }
+
+// fakeDaemon is this process: it has a pid, and counters that a test moves.
+type fakeDaemon struct {
+	calls uint64
+	err   error
+}
+
+func (d *fakeDaemon) Status(context.Context) (control.Status, error) {
+	return control.Status{PID: os.Getpid()}, d.err
+}
+
+// Each look at the counters finds more: ten times their first values.
+func (d *fakeDaemon) Domains(context.Context, int) ([]control.Domain, error) {
+	if d.calls == 0 {
+		d.calls = 1
+	} else {
+		d.calls *= 10
+	}
+	return []control.Domain{
+		{Node: 0, Slot: 3, Faults: 1 * d.calls, PagesIn: 2 * d.calls},
+		{Node: 1, Slot: 4, Faults: 4 * d.calls, PagesIn: 8 * d.calls},
+		{Node: 1, Slot: 3, Faults: 100 * d.calls, PagesIn: 100 * d.calls},
+	}, nil
+}
+
+func (d *fakeDaemon) Counters(context.Context, int) ([]control.Counter, error) {
+	return []control.Counter{
+		{Node: 0, Name: "rapf_rx_total", Value: 3 * d.calls},
+		{Node: 0, Name: "retransmits_total", Value: 5 * d.calls},
+		{Node: 0, Name: "timeouts_total", Value: 7 * d.calls},
+		{Node: 1, Name: "rapf_rx_total", Value: 1000 * d.calls},
+		{Node: control.AllNodes, Name: "timeouts_total", Value: 1000 * d.calls},
+	}, nil
+}

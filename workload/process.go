@@ -1,0 +1,251 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/exanet/pfd/device"
+)
+
+// endpoint is what a test process needs of an attachment: a few calls of
+// package rdma.
+type endpoint interface {
+	// slot gives the slot that the process has on its node.
+	slot() int
+	// export names a buffer in words that another process can use.
+	export(va device.VA, size uint64) (string, error)
+	// write starts a transfer to what a target's export named.
+	write(va device.VA, size uint64, remote string) (transfer, error)
+	close() error
+}
+
+// transfer is one transfer underway.
+type transfer interface {
+	// poll tells whether the transfer is over, and why it failed.
+	poll() (over bool, err error)
+	// wait waits for the end: nil where all bytes arrived. An error that matches
+	// ctx.Err() means that the transfer is not over.
+	wait(ctx context.Context) error
+	abort() error
+	// release gives the transfer's channel back.
+	release() error
+}
+
+// attachFunc makes an endpoint.
+type attachFunc func(ctx context.Context, a attachment) (endpoint, error)
+
+// Process is the test process: it obeys the orders that come by r, answers by
+// w, and ends when r ends.
+func Process(ctx context.Context, r io.Reader, w io.Writer) error {
+	return serve(ctx, r, w, attachRDMA)
+}
+
+func serve(ctx context.Context, r io.Reader, w io.Writer, attach attachFunc) error {
+	// An interrupt from the terminal is the parent's to handle.
+	signal.Ignore(syscall.SIGINT)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	l := newLines(r, w)
+	orders := make(chan order)
+	var readErr error
+	go func() {
+		// The end of the orders ends a transfer that is underway too.
+		defer cancel()
+		defer close(orders)
+		for {
+			var o order
+			if readErr = l.receive(&o); readErr != nil {
+				return
+			}
+			select {
+			case orders <- o:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	p := &process{attach: attach}
+	var err error
+	for o := range orders {
+		if err = l.send(p.obey(ctx, o)); err != nil {
+			break
+		}
+	}
+	if err == nil && !errors.Is(readErr, io.EOF) {
+		err = readErr
+	}
+	return errors.Join(err, p.close())
+}
+
+// process is the state of a test process.
+type process struct {
+	attach   attachFunc
+	endpoint endpoint
+	pages    *pagemap
+	buffer   *buffer
+}
+
+func (p *process) close() error {
+	err := p.drop()
+	if p.endpoint != nil {
+		err = errors.Join(err, p.endpoint.close())
+	}
+	if p.pages != nil {
+		err = errors.Join(err, p.pages.close())
+	}
+	return err
+}
+
+func (p *process) drop() error {
+	if p.buffer == nil {
+		return nil
+	}
+	err := p.buffer.close()
+	p.buffer = nil
+	return err
+}
+
+func (p *process) obey(ctx context.Context, o order) reply {
+	var r reply
+	var err error
+	switch {
+	case o.Op == opAttach:
+		r.Attached, err = p.attachTo(ctx, o.Attach)
+	case p.endpoint == nil:
+		err = fmt.Errorf("%s before %s", o.Op, opAttach)
+	case o.Op == opPrepare:
+		r.Remote, err = p.prepare(o.Prepare)
+	case o.Op == opDrop:
+		err = p.drop()
+	case p.buffer == nil:
+		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
+	case o.Op == opTouch:
+		r.TouchNS, err = p.touch()
+	case o.Op == opWrite:
+		r.Outcome = p.write(ctx, o.Write)
+	case o.Op == opVerify:
+		r.Verdict, err = p.buffer.check(o.Verify, p.pages)
+	default:
+		err = fmt.Errorf("no such order: %q", o.Op)
+	}
+	if err != nil {
+		r.Error = err.Error()
+	}
+	return r
+}
+
+func (p *process) attachTo(ctx context.Context, a attachment) (attached, error) {
+	if p.endpoint != nil {
+		return attached{}, errors.New("attached already")
+	}
+	var err error
+	if p.pages, err = openPagemap(); err != nil {
+		return attached{}, err
+	}
+	if p.endpoint, err = p.attach(ctx, a); err != nil {
+		return attached{}, err
+	}
+	return attached{PID: os.Getpid(), Slot: p.endpoint.slot()}, nil
+}
+
+// prepare makes the buffer anew and proves its state: no test is worth much
+// whose absent pages are there.
+func (p *process) prepare(order prepare) (string, error) {
+	if err := p.drop(); err != nil {
+		return "", err
+	}
+	b, err := newBuffer(order)
+	if err != nil {
+		return "", err
+	}
+	p.buffer = b
+	if order.Size > 0 && order.State != Unmapped {
+		resident, total, err := b.resident(p.pages)
+		if err != nil {
+			return "", err
+		}
+		want := 0
+		for i := range total {
+			if order.State.written(int(b.data/pageSize) + i) {
+				want++
+			}
+		}
+		if resident != want {
+			return "", fmt.Errorf("%s buffer: %d of its %d pages are there, want %d", order.State, resident, total, want)
+		}
+	}
+	return p.endpoint.export(b.addr(), order.Size)
+}
+
+func (p *process) touch() (int64, error) {
+	if p.buffer.request.State != Absent {
+		return 0, fmt.Errorf("a buffer that is %s is not touched: its bytes would change", p.buffer.request.State)
+	}
+	b := p.buffer.area[p.buffer.data:][:p.buffer.request.Size]
+	start := time.Now()
+	for i := uint64(0); i < uint64(len(b)); i += pageSize {
+		b[i] = 0
+	}
+	if n := len(b); n > 0 {
+		b[n-1] = 0
+	}
+	return time.Since(start).Nanoseconds(), nil
+}
+
+// pollsBetweenLooks is how often a polling initiator looks at the descriptor
+// before it looks whether it should give up.
+const pollsBetweenLooks = 1024
+
+// write makes one transfer. Its latency is the time from before the call of
+// the library to when the initiator sees the end.
+func (p *process) write(ctx context.Context, o writeOrder) outcome {
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	b := p.buffer
+	start := time.Now()
+	t, err := p.endpoint.write(b.addr(), b.request.Size, o.Remote)
+	if err != nil {
+		return outcome{Error: err.Error(), LatencyNS: time.Since(start).Nanoseconds()}
+	}
+	if o.Waiting == Poll {
+		err = pollUntil(ctx, t)
+	} else {
+		err = t.wait(ctx)
+	}
+	out := outcome{Done: err == nil, LatencyNS: time.Since(start).Nanoseconds()}
+	if err != nil {
+		out.Error = err.Error()
+		if ctx.Err() != nil {
+			out.Stuck = true
+			out.Error = fmt.Sprintf("the transfer did not end within %v: %v", o.Timeout, err)
+			err = t.abort()
+			if err != nil {
+				out.Error += "; abort: " + err.Error()
+			}
+			return out
+		}
+	}
+	if err := t.release(); err != nil && out.Error == "" {
+		out.Done, out.Error = false, err.Error()
+	}
+	return out
+}
+
+func pollUntil(ctx context.Context, t transfer) error {
+	for {
+		for range pollsBetweenLooks {
+			if over, err := t.poll(); over {
+				return err
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package workload
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// The words of a test process: one JSON object a line, an order and its reply.
+
+// op names an order.
+type op string
+
+const (
+	opAttach  op = "attach"  // attach to a node: once, first of all
+	opPrepare op = "prepare" // make the buffer anew
+	opTouch   op = "touch"   // touch every page of the buffer
+	opWrite   op = "write"   // write the buffer to the target's
+	opVerify  op = "verify"  // check the buffer
+	opDrop    op = "drop"    // unmap the buffer
+)
+
+// order is what the parent sends.
+type order struct {
+	Op      op         `json:"op"`
+	Attach  attachment `json:"attach,omitzero"`
+	Prepare prepare    `json:"prepare,omitzero"`
+	Write   writeOrder `json:"write,omitzero"`
+	Verify  verify     `json:"verify,omitzero"`
+}
+
+// attachment is where and how to attach.
+type attachment struct {
+	Socket string `json:"socket"` // control socket of pfd
+	Node   int    `json:"node"`
+	Group  string `json:"group"`
+	Method string `json:"method"`
+	Policy string `json:"policy"`
+}
+
+// writeOrder is one transfer.
+type writeOrder struct {
+	Remote  string        `json:"remote"` // the target's buffer, as its Export wrote it
+	Waiting Waiting       `json:"waiting"`
+	Timeout time.Duration `json:"timeout_ns"`
+}
+
+// reply is what a test process answers. Error tells that the process could not
+// do what it was told; that a transfer failed is no such error.
+type reply struct {
+	Error    string   `json:"error,omitempty"`
+	Attached attached `json:"attached,omitzero"`
+	Remote   string   `json:"remote,omitempty"`
+	Outcome  outcome  `json:"outcome,omitzero"`
+	Verdict  verdict  `json:"verdict,omitzero"`
+	TouchNS  int64    `json:"touch_ns,omitempty"`
+}
+
+// attached tells where a test process is.
+type attached struct {
+	PID  int `json:"pid"`
+	Slot int `json:"slot"`
+}
+
+// outcome is how a transfer ended.
+type outcome struct {
+	Done      bool   `json:"done"` // all bytes arrived, as the firmware says
+	LatencyNS int64  `json:"latency_ns"`
+	Error     string `json:"error,omitempty"` // why it failed
+	// Stuck says that the transfer did not end within its time: nothing is known
+	// about the buffers any more.
+	Stuck bool `json:"stuck,omitempty"`
+}
+
+// errProcess says that a test process is gone or does not follow the protocol.
+var errProcess = errors.New("test process")
+
+// maxLine bounds a line of the protocol, bytes.
+const maxLine = 64 << 10
+
+// lines reads and writes the protocol's lines.
+type lines struct {
+	scan *bufio.Scanner
+	enc  *json.Encoder
+}
+
+func newLines(r io.Reader, w io.Writer) *lines {
+	s := bufio.NewScanner(r)
+	s.Buffer(make([]byte, 0, 4096), maxLine)
+	return &lines{scan: s, enc: json.NewEncoder(w)}
+}
+
+func (l *lines) send(v any) error {
+	if err := l.enc.Encode(v); err != nil {
+		return fmt.Errorf("%w: %w", errProcess, err)
+	}
+	return nil
+}
+
+// receive reads one line; its error is io.EOF at the end.
+func (l *lines) receive(v any) error {
+	if !l.scan.Scan() {
+		if err := l.scan.Err(); err != nil {
+			return fmt.Errorf("%w: %w", errProcess, err)
+		}
+		return io.EOF
+	}
+	if err := json.Unmarshal(l.scan.Bytes(), v); err != nil {
+		return fmt.Errorf("%w: not a line of the protocol: %w", errProcess, err)
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+// Request is a run of equal transfers.
+type Request struct {
+	Options
+	Count    int
+	Size     uint64
+	Offset   uint64
+	Src, Dst State
+	Waiting  Waiting
+	Seed     uint64        // of the patterns
+	Timeout  time.Duration // of one transfer; 0 means DefaultTimeout
+	// Progress, where not nil, hears of each transfer that is over.
+	Progress func(done int)
+}
+
+// DefaultTimeout is how long a transfer may take. It is longer than what the
+// firmware takes to give one up.
+const DefaultTimeout = 60 * time.Second
+
+// MaxSize is the largest transfer, bytes (spec/hardware.md 1).
+const MaxSize = 1<<32 - 1
+
+// MaxOffset is the largest offset, bytes.
+const MaxOffset = 1 << 30
+
+// Check refuses what cannot be carried out; its error matches ErrRequest. A
+// size of 0 is no such thing: the library refuses it, and that is worth seeing.
+func (q *Request) Check() error {
+	for _, c := range []struct {
+		bad  bool
+		text string
+	}{
+		{q.Count < 1, fmt.Sprintf("count %d: want 1 or more", q.Count)},
+		{q.Size > MaxSize, fmt.Sprintf("size %d: a transfer has at most %d bytes", q.Size, uint64(MaxSize))},
+		{q.Offset > MaxOffset, fmt.Sprintf("offset %d: want at most %d", q.Offset, MaxOffset)},
+		{q.From < 0 || q.To < 0, "nodes are counted from 0"},
+	} {
+		if c.bad {
+			return fmt.Errorf("%w: %s", ErrRequest, c.text)
+		}
+	}
+	return nil
+}
+
+// Daemon is what a run asks of pfd: a control.Client.
+type Daemon interface {
+	Status(ctx context.Context) (control.Status, error)
+	Domains(ctx context.Context, node int) ([]control.Domain, error)
+	Counters(ctx context.Context, node int) ([]control.Counter, error)
+}
+
+// Run makes the transfers. The result is filled in whatever happens. The error
+// says that the run could not be made, or was broken off, and stands in the
+// result too; that transfers failed, or bytes were wrong, stands only there.
+func Run(ctx context.Context, d Daemon, q Request) (Result, error) {
+	r := Result{Waiting: q.Waiting.resolve(q.Size)}
+	if q.Timeout == 0 {
+		q.Timeout = DefaultTimeout
+	}
+	err := run(ctx, d, q, &r)
+	if err != nil {
+		if ctx.Err() != nil {
+			// How the processes ended does not matter to who broke it off.
+			err = fmt.Errorf("interrupted: %w", context.Cause(ctx))
+		}
+		r.fail(err.Error())
+	}
+	return r, err
+}
+
+func run(ctx context.Context, d Daemon, q Request, r *Result) error {
+	if err := q.Check(); err != nil {
+		return err
+	}
+	status, err := d.Status(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := open(ctx, q.Options, status.PID, q.Seed)
+	if err != nil {
+		return err
+	}
+	err = s.run(ctx, d, q, r)
+	return errors.Join(err, s.Close())
+}
+
+func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error {
+	before, err := s.tally(ctx, d, q.Options)
+	if err != nil {
+		return err
+	}
+	t := Transfer{Size: q.Size, Offset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout}
+	err = s.transfer(t, q, r)
+	// The counters are worth having after a failure, too.
+	after, tallyErr := s.tally(ctx, d, q.Options)
+	if tallyErr == nil {
+		after.since(before).put(r)
+	}
+	return errors.Join(err, tallyErr)
+}
+
+func (s *Session) transfer(t Transfer, q Request, r *Result) error {
+	var latencies []int64
+	wrong := false
+	defer func() {
+		r.Verified = r.Transfers > 0 && !wrong
+		r.ThroughputGbps = throughput(r.Bytes, latencies)
+		r.Latency = summarize(latencies)
+	}()
+	for i := range q.Count {
+		out, err := s.Do(t)
+		if err != nil {
+			// What was not checked is not verified.
+			wrong = true
+			r.fail(err.Error())
+			return err
+		}
+		r.Transfers++
+		r.PinnedBytes = max(r.PinnedBytes, out.Pinned)
+		if out.Arrived {
+			r.Bytes += t.Size
+			latencies = append(latencies, out.Latency.Nanoseconds())
+		} else {
+			r.Failed++
+			r.fail(out.Failure)
+		}
+		if out.Wrong != "" {
+			wrong = true
+			r.fail(fmt.Sprintf("transfer %d: %s", i, out.Wrong))
+		}
+		if q.Progress != nil {
+			q.Progress(i + 1)
+		}
+	}
+	return nil
+}
+
+// tally is a set of counters.
+type tally struct {
+	faults, pages, rapf, retransmits, timeouts uint64
+}
+
+func (t tally) since(u tally) tally {
+	return tally{t.faults - u.faults, t.pages - u.pages, t.rapf - u.rapf, t.retransmits - u.retransmits, t.timeouts - u.timeouts}
+}
+
+func (t tally) put(r *Result) {
+	r.Faults, r.PagesPagedIn = t.faults, t.pages
+	r.RAPF, r.Retransmits, r.Timeouts = t.rapf, t.retransmits, t.timeouts
+}
+
+// tally reads the two domains' counters and the initiator's node's.
+func (s *Session) tally(ctx context.Context, d Daemon, o Options) (tally, error) {
+	var t tally
+	domains, err := d.Domains(ctx, control.AllNodes)
+	if err != nil {
+		return t, err
+	}
+	for _, dom := range domains {
+		initiator := dom.Node == o.From && dom.Slot == s.initiator.slot
+		target := dom.Node == o.To && dom.Slot == s.target.slot
+		if initiator || target {
+			t.faults += dom.Faults
+			t.pages += dom.PagesIn
+		}
+	}
+	counters, err := d.Counters(ctx, o.From)
+	if err != nil {
+		return t, err
+	}
+	const total = "_total"
+	for _, c := range counters {
+		if c.Node != o.From {
+			continue
+		}
+		switch c.Name {
+		case device.RAPFRx.String() + total:
+			t.rapf = c.Value
+		case device.Retransmits.String() + total:
+			t.retransmits = c.Value
+		case device.Timeouts.String() + total:
+			t.timeouts = c.Value
+		}
+	}
+	return t, nil
+}

@@ -1,0 +1,299 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/control"
+)
+
+func fakeRequest(t *testing.T, how string) Request {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Request{
+		Options: Options{Socket: "none", From: 0, To: 1, Method: "gup", Policy: "p1", Command: []string{self}, Env: []string{fakeEnv + "=" + how, "GORACE=atexit_sleep_ms=0"}},
+		Count:   2, Size: 5000, Src: Present, Dst: Present, Waiting: Auto, Seed: 42,
+	}
+}
+
+// keys are the keys of issue "First light", point 7, in its order.
+const keys = `transfers bytes verified failed error faults pages_paged_in rapf retransmits timeouts pinned_bytes latency_us throughput_gbps waiting`
+
+func checkKeys(t *testing.T, r Result) {
+	t.Helper()
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	dec := json.NewDecoder(strings.NewReader(string(text)))
+	for depth := 0; ; {
+		tok, err := dec.Token()
+		if err != nil {
+			break
+		}
+		switch tok {
+		case json.Delim('{'):
+			depth++
+			continue
+		case json.Delim('}'):
+			depth--
+			continue
+		}
+		if depth == 1 {
+			got = append(got, fmt.Sprint(tok))
+			if tok != "latency_us" && dec.More() {
+				if _, err := dec.Token(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if want := strings.Fields(keys); !slices.Equal(got, want) {
+		t.Errorf("keys of %s:\n got %q\nwant %q", text, got, want)
+	}
+}
+
+func TestRun(t *testing.T) {
+	const count, size = 2, 5000
+	for _, c := range []struct {
+		name      string
+		how       string
+		src, dst  State
+		waiting   Waiting
+		transfers int
+		failed    int
+		verified  bool
+		errText   string // "" none
+		broken    bool   // Run gives an error
+	}{
+		{name: "present to present", how: "ok", src: Present, dst: Present, waiting: Poll, transfers: 2, verified: true},
+		{name: "present to absent, sleeping", how: "ok", src: Present, dst: Absent, waiting: Wait, transfers: 2, verified: true},
+		{name: "absent to present", how: "ok", src: Absent, dst: Present, waiting: Poll, transfers: 2, verified: true},
+		{name: "alternate to alternate", how: "ok", src: Alternate, dst: Alternate, waiting: Poll, transfers: 2, verified: true},
+		{name: "copy-on-write both ends", how: "ok", src: COW, dst: COW, waiting: Poll, transfers: 2, verified: true},
+		{name: "read-only source", how: "ok", src: ReadOnly, dst: Absent, waiting: Poll, transfers: 2, verified: true},
+		{name: "read-only destination", how: "ok", src: Present, dst: ReadOnly, waiting: Poll, transfers: 2, failed: 2, verified: true, errText: "bad address"},
+		{name: "unmapped destination", how: "ok", src: Present, dst: Unmapped, waiting: Wait, transfers: 2, failed: 2, verified: true, errText: "bad address"},
+		{name: "unmapped source", how: "ok", src: Unmapped, dst: Present, waiting: Wait, transfers: 2, failed: 2, verified: true, errText: "bad address"},
+		{name: "half arrives, said to have failed", how: "half", src: Present, dst: Present, waiting: Wait, transfers: 2, failed: 2, verified: true, errText: "no more of it"},
+		{name: "nothing arrives, said to have arrived", how: "forget", src: Present, dst: Present, waiting: Wait, transfers: 2, errText: "bytes are wrong, the first at byte 0 of the buffer"},
+		{name: "zeros do not arrive at absent memory", how: "forget", src: Absent, dst: Absent, waiting: Wait, transfers: 2, errText: "2 pages are absent"},
+		{name: "a byte too many", how: "beyond", src: Present, dst: Present, waiting: Wait, transfers: 2, errText: "1 bytes are wrong, the first at byte 5000"},
+		{name: "attachment refused", how: "refuse", src: Present, dst: Present, waiting: Wait, errText: "no slot is free", broken: true},
+		{name: "initiator dies", how: "die", src: Present, dst: Present, waiting: Wait, transfers: 1, errText: "something broke", broken: true},
+		{name: "a transfer hangs, polling", how: "stuck", src: Present, dst: Present, waiting: Poll, errText: "did not end within", broken: true},
+		{name: "a transfer hangs, sleeping", how: "stuck", src: Present, dst: Present, waiting: Wait, errText: "did not end within", broken: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := fakeRequest(t, c.how)
+			q.Src, q.Dst, q.Waiting, q.Count, q.Size = c.src, c.dst, c.waiting, count, size
+			if c.how == "stuck" {
+				q.Timeout = 10 * time.Millisecond
+			}
+			var progress []int
+			q.Progress = func(done int) { progress = append(progress, done) }
+			r, err := Run(t.Context(), &fakeDaemon{}, q)
+			checkKeys(t, r)
+			if (err != nil) != c.broken {
+				t.Errorf("error %v, want one: %v", err, c.broken)
+			}
+			if r.Transfers != c.transfers || r.Failed != c.failed || r.Verified != c.verified || r.Waiting != c.waiting {
+				t.Errorf("got %+v, want %+v", r, c)
+			}
+			if c.errText == "" {
+				if r.Error != nil {
+					t.Errorf("error %q, want none", *r.Error)
+				}
+			} else if r.Error == nil || !strings.Contains(*r.Error, c.errText) {
+				t.Errorf("error %v, want one with %q", deref(r.Error), c.errText)
+			}
+			if want := uint64(c.transfers-c.failed) * size; r.Bytes != want {
+				t.Errorf("%d bytes, want %d", r.Bytes, want)
+			}
+			if len(progress) != c.transfers {
+				t.Errorf("progress %v, want %d calls", progress, c.transfers)
+			}
+			if r.PinnedBytes != 0 {
+				t.Errorf("%d bytes pinned, want 0", r.PinnedBytes)
+			}
+			arrived := c.transfers > c.failed
+			if (r.Latency.P50 > 0) != arrived || (r.ThroughputGbps > 0) != arrived {
+				t.Errorf("latency %+v, throughput %v where arrived is %v", r.Latency, r.ThroughputGbps, arrived)
+			}
+			if c.how != "refuse" && (r.Faults != 45 || r.PagesPagedIn != 90 || r.RAPF != 27 || r.Retransmits != 45 || r.Timeouts != 63) {
+				t.Errorf("counters %+v, want nine times the first values of the two domains and of node 0", r)
+			}
+			if r.OK() != (c.errText == "") {
+				t.Errorf("OK is %v", r.OK())
+			}
+		})
+	}
+}
+
+func deref(s *string) string {
+	if s == nil {
+		return "none"
+	}
+	return *s
+}
+
+func TestRunRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*Request)
+		want string
+	}{
+		{"no transfers", func(q *Request) { q.Count = 0 }, "count 0"},
+		{"too large", func(q *Request) { q.Size = 1 << 32 }, "size 4294967296"},
+		{"offset too large", func(q *Request) { q.Offset = 1<<30 + 1 }, "offset"},
+		{"negative node", func(q *Request) { q.To = -1 }, "counted from 0"},
+		{"no command", func(q *Request) { q.Command = nil }, "no command"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := fakeRequest(t, "ok")
+			c.edit(&q)
+			r, err := Run(t.Context(), &fakeDaemon{}, q)
+			if !errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+			checkKeys(t, r)
+			if r.Error == nil || r.Verified {
+				t.Errorf("got %+v", r)
+			}
+		})
+	}
+}
+
+// The library refuses a size of 0; the run tells so and goes on.
+func TestRunSizeZero(t *testing.T) {
+	q := fakeRequest(t, "ok")
+	q.Size = 0
+	r, err := Run(t.Context(), &fakeDaemon{}, q)
+	if err != nil || r.Failed != 2 || r.Error == nil || !strings.Contains(*r.Error, "at least one byte") {
+		t.Errorf("got %+v (%s), %v", r, deref(r.Error), err)
+	}
+}
+
+func TestRunNoDaemon(t *testing.T) {
+	r, err := Run(t.Context(), &fakeDaemon{err: control.ErrNoDaemon}, fakeRequest(t, "ok"))
+	if !errors.Is(err, control.ErrNoDaemon) || r.Error == nil {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	checkKeys(t, r)
+}
+
+// The end of the context ends the run and both processes.
+func TestRunInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	q := fakeRequest(t, "ok")
+	q.Count = 1 << 30
+	q.Progress = func(int) { cancel() }
+	r, err := Run(ctx, &fakeDaemon{}, q)
+	if !errors.Is(err, context.Canceled) || r.Transfers == 0 || r.Transfers == q.Count {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	checkKeys(t, r)
+}
+
+// The processes of a session are gone when it is closed.
+func TestSessionLeavesNothing(t *testing.T) {
+	s, err := open(t.Context(), fakeRequest(t, "ok").Options, os.Getpid(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Do(Transfer{Size: 4096, Src: Present, Dst: Absent, Waiting: Wait, Timeout: time.Minute, TouchFirst: true}); err != nil {
+		t.Error(err)
+	}
+	if s.initiator.pid() == s.target.pid() || s.initiator.pid() == os.Getpid() {
+		t.Error("initiator and target are not processes of their own")
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, p := range []*peer{s.initiator, s.target} {
+		if p.cmd.ProcessState == nil || !p.cmd.ProcessState.Success() {
+			t.Errorf("%s: %v", p.name, p.cmd.ProcessState)
+		}
+	}
+}
+
+func TestSummarize(t *testing.T) {
+	hundred := make([]int64, 100)
+	for i := range hundred {
+		hundred[i] = int64(100-i) * 1000 // 100 us down to 1 us
+	}
+	for _, c := range []struct {
+		name string
+		ns   []int64
+		want Latency
+	}{
+		{"none", nil, Latency{}},
+		{"one", []int64{1500}, Latency{P50: 1.5, P90: 1.5, P99: 1.5, Mean: 1.5, Min: 1.5, Max: 1.5}},
+		{"two", []int64{3000, 1000}, Latency{P50: 1, P90: 3, P99: 3, Mean: 2, Min: 1, Max: 3}},
+		{"a hundred", hundred, Latency{P50: 50, P90: 90, P99: 99, Mean: 50.5, Min: 1, Max: 100}},
+	} {
+		if got := summarize(c.ns); got != c.want {
+			t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)
+		}
+	}
+	if got := throughput(1000, []int64{500, 500}); got != 8 {
+		t.Errorf("1000 bytes in 1000 ns: %v Gb/s, want 8", got)
+	}
+	if got := throughput(0, nil); got != 0 {
+		t.Errorf("nothing: %v Gb/s, want 0", got)
+	}
+}
+
+func TestParsePinned(t *testing.T) {
+	for _, c := range []struct {
+		name, status string
+		want         int64
+		ok           bool
+	}{
+		{"nothing", "Name:\tx\nVmLck:\t       0 kB\nVmPin:\t       0 kB\n", 0, true},
+		{"both", "VmPeak:\t 99 kB\nVmLck:\t      12 kB\nVmPin:\t       4 kB\n", 16 << 10, true},
+		{"a zombie", "Name:\tx\nState:\tZ (zombie)\n", 0, false},
+		{"one only", "VmLck:\t 0 kB\n", 0, false},
+		{"another unit", "VmLck:\t 0 MB\nVmPin:\t 0 kB\n", 0, false},
+	} {
+		got, err := parsePinned(c.status)
+		if got != c.want || (err == nil) != c.ok {
+			t.Errorf("%s: got %d, %v", c.name, got, err)
+		}
+	}
+}
+
+func TestParseNames(t *testing.T) {
+	for _, s := range states {
+		if got, err := ParseState(string(s)); got != s || err != nil {
+			t.Errorf("ParseState(%q): %q, %v", s, got, err)
+		}
+	}
+	if _, err := ParseState("gone"); !errors.Is(err, ErrRequest) {
+		t.Errorf("ParseState: %v", err)
+	}
+	for _, c := range []struct {
+		word string
+		size uint64
+		want Waiting
+	}{{"poll", 1 << 20, Poll}, {"wait", 1, Wait}, {"auto", 16384, Poll}, {"auto", 16385, Wait}} {
+		w, err := ParseWaiting(c.word)
+		if got := w.resolve(c.size); got != c.want || err != nil {
+			t.Errorf("%s of %d: %s, %v", c.word, c.size, got, err)
+		}
+	}
+	if _, err := ParseWaiting("spin"); !errors.Is(err, ErrRequest) {
+		t.Errorf("ParseWaiting: %v", err)
+	}
+}

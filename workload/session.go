@@ -1,0 +1,302 @@
+package workload
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Options say where the two test processes attach, and how.
+type Options struct {
+	Socket   string // control socket of pfd
+	From, To int    // nodes of the initiator and of the target
+	Method   string // page-in method: gup, touch
+	Policy   string // p1, p4, pa
+	// Command starts a test process: it runs Process on its standard streams.
+	Command []string
+	// Env is added to the environment of the test processes.
+	Env []string
+}
+
+// Session is an initiator and a target, attached. It is used by one goroutine.
+type Session struct {
+	initiator, target *peer
+	daemon            int // pid
+	transfers         uint64
+	seed              uint64
+}
+
+// open starts both processes and has them attach. daemon is pfd's pid.
+func open(ctx context.Context, o Options, daemon int, seed uint64) (*Session, error) {
+	name, err := groupName()
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{daemon: daemon, seed: seed}
+	if s.initiator, err = start(ctx, "initiator", o); err != nil {
+		return nil, err
+	}
+	if s.target, err = start(ctx, "target", o); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	at := attachment{Socket: o.Socket, Node: o.From, Group: name, Method: o.Method, Policy: o.Policy}
+	target := at
+	target.Node = o.To
+	a, b, err := s.both(order{Op: opAttach, Attach: at}, order{Op: opAttach, Attach: target})
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.initiator.slot, s.target.slot = a.Attached.Slot, b.Attached.Slot
+	return s, nil
+}
+
+// groupName gives a group to the session alone.
+func groupName() (string, error) {
+	var b [6]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return "", fmt.Errorf("random group name: %w", err)
+	}
+	return "workload-" + hex.EncodeToString(b[:]), nil
+}
+
+// both gives each process an order, and takes the replies: they work at the
+// same time.
+func (s *Session) both(initiator, target order) (a, b reply, err error) {
+	if err := errors.Join(s.initiator.send(initiator), s.target.send(target)); err != nil {
+		return a, b, err
+	}
+	a, err1 := s.initiator.receive()
+	b, err2 := s.target.receive()
+	return a, b, errors.Join(err1, err2)
+}
+
+// Transfer is one transfer to make.
+type Transfer struct {
+	Size     uint64
+	Offset   uint64 // of both buffers, from a 16 KiB boundary
+	Src, Dst State
+	Waiting  Waiting // Poll or Wait
+	Timeout  time.Duration
+	// TouchFirst has the target touch every page of its buffer, which is Absent,
+	// before the transfer starts.
+	TouchFirst bool
+}
+
+// Outcome is how a transfer went.
+type Outcome struct {
+	Arrived bool
+	Latency time.Duration // from the initiator's call to its seeing the end
+	Touch   time.Duration // of TouchFirst
+	Pinned  int64         // VmLck + VmPin of the three processes, bytes
+	// Failure is why the transfer did not arrive; Wrong is what is wrong with a
+	// buffer.
+	Failure, Wrong string
+}
+
+// Do makes both buffers anew, transfers, and checks every byte. An error says
+// that the session is of no use any more; the outcome may still tell why.
+func (s *Session) Do(t Transfer) (Outcome, error) {
+	s.transfers++
+	src := prepare{State: t.Src, Size: t.Size, Offset: t.Offset, Seed: word(s.seed, 2*s.transfers)}
+	dst := prepare{State: t.Dst, Size: t.Size, Offset: t.Offset, Seed: word(s.seed, 2*s.transfers+1)}
+	_, b, err := s.both(order{Op: opPrepare, Prepare: src}, order{Op: opPrepare, Prepare: dst})
+	if err != nil {
+		return Outcome{}, err
+	}
+	var out Outcome
+	if t.TouchFirst {
+		r, err := s.target.call(order{Op: opTouch})
+		if err != nil {
+			return out, err
+		}
+		out.Touch = time.Duration(r.TouchNS)
+	}
+	r, err := s.initiator.call(order{Op: opWrite, Write: writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout}})
+	if err != nil {
+		return out, err
+	}
+	out.Arrived, out.Failure, out.Latency = r.Outcome.Done, r.Outcome.Error, time.Duration(r.Outcome.LatencyNS)
+	if out.Pinned, err = s.pinned(); err != nil {
+		return out, err
+	}
+	if r.Outcome.Stuck {
+		return out, fmt.Errorf("%w: %s", errProcess, out.Failure)
+	}
+	want := verify{Arrived: out.Arrived, Source: src.content()}
+	// What cannot be written must be as it was; elsewhere blocks that came
+	// before the failure may have been written.
+	want.Partial = !out.Arrived && t.Dst != ReadOnly && t.Dst != Unmapped
+	a, b, err := s.both(order{Op: opVerify}, order{Op: opVerify, Verify: want})
+	if err != nil {
+		return out, err
+	}
+	for _, side := range []struct {
+		name    string
+		verdict verdict
+	}{{"source", a.Verdict}, {"destination", b.Verdict}} {
+		if !side.verdict.ok() && out.Wrong == "" {
+			out.Wrong = fmt.Sprintf("%s buffer: %v", side.name, side.verdict)
+		}
+	}
+	return out, nil
+}
+
+// pinned sums VmLck and VmPin of the three processes.
+func (s *Session) pinned() (int64, error) {
+	var sum int64
+	for _, pid := range []int{s.initiator.pid(), s.target.pid(), s.daemon} {
+		n, err := pinned(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// Close ends both processes and waits for them.
+func (s *Session) Close() error {
+	var errs []error
+	for _, p := range []*peer{s.initiator, s.target} {
+		if p != nil {
+			errs = append(errs, p.close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// peer is a test process, as its parent has it.
+type peer struct {
+	name   string
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stderr *tail
+	lines  *lines
+	slot   int
+
+	once sync.Once
+	err  error // of the end
+}
+
+// endPatience is how long a test process may take to end by itself.
+const endPatience = 5 * time.Second
+
+func start(ctx context.Context, name string, o Options) (*peer, error) {
+	if len(o.Command) == 0 {
+		return nil, fmt.Errorf("%w: no command for the test processes", ErrRequest)
+	}
+	p := &peer{name: name, stderr: &tail{}}
+	p.cmd = exec.CommandContext(ctx, o.Command[0], o.Command[1:]...)
+	p.cmd.Env = append(os.Environ(), o.Env...)
+	p.cmd.Stderr = p.stderr
+	p.cmd.WaitDelay = endPatience // then it is killed
+	stdin, err := p.cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
+	}
+	p.stdin = stdin
+	// It ends when its orders do, and gives its slot back in good order.
+	p.cmd.Cancel = stdin.Close
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
+	}
+	p.lines = newLines(stdout, stdin)
+	return p, nil
+}
+
+func (p *peer) pid() int { return p.cmd.Process.Pid }
+
+func (p *peer) send(o order) error {
+	if err := p.lines.send(o); err != nil {
+		return p.gone(err)
+	}
+	return nil
+}
+
+func (p *peer) receive() (reply, error) {
+	var r reply
+	if err := p.lines.receive(&r); err != nil {
+		return r, p.gone(err)
+	}
+	if r.Error != "" {
+		return r, fmt.Errorf("%s: %w", p.name, errors.New(r.Error))
+	}
+	return r, nil
+}
+
+func (p *peer) call(o order) (reply, error) {
+	if err := p.send(o); err != nil {
+		return reply{}, err
+	}
+	return p.receive()
+}
+
+// gone says why a process does not answer: how it ended and its last words.
+func (p *peer) gone(cause error) error {
+	end := p.close()
+	text := strings.TrimSpace(p.stderr.String())
+	switch {
+	case text != "":
+		return fmt.Errorf("%w %s ended (%w): %s", errProcess, p.name, errors.Join(cause, end), text)
+	case end != nil:
+		return fmt.Errorf("%w %s ended: %w", errProcess, p.name, end)
+	}
+	return fmt.Errorf("%w %s ended: %w", errProcess, p.name, cause)
+}
+
+// close ends the process and waits for it. It may be called again.
+func (p *peer) close() error {
+	p.once.Do(func() {
+		// It may be closed already, where the context has ended.
+		if err := p.stdin.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+			p.err = err
+		}
+		kill := time.AfterFunc(endPatience, func() {
+			// Too late is no error: the process has ended by itself.
+			_ = p.cmd.Process.Kill()
+		})
+		err := p.cmd.Wait()
+		kill.Stop()
+		if err != nil {
+			p.err = errors.Join(p.err, fmt.Errorf("%s: %w", p.name, err))
+		}
+	})
+	return p.err
+}
+
+// tail keeps the last words of a process.
+type tail struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+const tailSize = 4 << 10
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf.Write(b)
+	if n := t.buf.Len() - tailSize; n > 0 {
+		t.buf.Next(n)
+	}
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buf.String()
+}

@@ -41,7 +41,7 @@ type Status struct {
 	Domains       int    `json:"domains"`       // live, of all uids
 	Handshakes    int    `json:"handshakes"`    // attachments begun and not finished
 	Faults        uint64 `json:"faults_total"`  // faults resolved or refused, all nodes
-	PinnedBytes   int64  `json:"pinned_bytes"`  // VmLck + VmPin of pfd and of every process attached
+	PinnedBytes   int64  `json:"pinned_bytes"`  // VmLck + VmPin of pfd and of every process attached, -1 unknown
 	TimeoutUS     uint32 `json:"timeout_us"`    // block time-out
 	GuardUS       uint32 `json:"guard_us"`      // guard time-out of a paused block
 	SourceFaults  string `json:"source_faults"` // "fifo" or "timeout"
@@ -86,9 +86,9 @@ type Domain struct {
 	Method      string   `json:"method"`    // page-in method: gup, touch
 	Policy      string   `json:"policy"`    // p1, p4, pa
 	Peers       []uint16 `json:"peers"`     // PDIDs of other domains that may reach it
-	State       string   `json:"state"`     // DomainLive, DomainEnding
+	State       string   `json:"state"`     // DomainLive, DomainDraining
 	AgeNS       int64    `json:"age_ns"`
-	PinnedBytes int64    `json:"pinned_bytes"` // VmLck + VmPin of the process
+	PinnedBytes int64    `json:"pinned_bytes"` // VmLck + VmPin of the process, -1 unknown
 	Faults      uint64   `json:"faults_total"`
 	PagesIn     uint64   `json:"pages_paged_in_total"`
 	Failed      uint64   `json:"failed_resolutions_total"`
@@ -96,8 +96,8 @@ type Domain struct {
 
 // States of a domain.
 const (
-	DomainLive   = "live"
-	DomainEnding = "ending" // torn down, accesses still in flight
+	DomainLive     = "live"
+	DomainDraining = "draining" // ended, accesses still in flight
 )
 
 // Channel is one virtual channel that has been used: its transfer as the
@@ -113,13 +113,13 @@ type Channel struct {
 	Src         Hex    `json:"src"` // VA at the initiator
 	Dst         Hex    `json:"dst"` // VA at the target
 	SizeBytes   uint64 `json:"size_bytes"`
-	AckedBytes  uint64 `json:"acked_bytes"`
+	IssuedBytes uint64 `json:"issued_bytes"`
 	DstNode     uint32 `json:"dst_node_id"`
 	DstPDID     uint16 `json:"dst_pdid"`
-	Class       string `json:"class,omitempty"`   // high, medium, low
-	InFlight    int    `json:"blocks_in_flight"`  // issued, not acknowledged
-	Paused      int    `json:"blocks_paused"`     // waiting for a RAPF or the guard
-	Retransmits uint64 `json:"retransmits_total"` // of the present transfer
+	Blocks      int    `json:"blocks"`           // of the transfer
+	Acked       int    `json:"blocks_acked"`     // of these, acknowledged
+	InFlight    int    `json:"blocks_in_flight"` // issued, not acknowledged
+	Paused      int    `json:"blocks_paused"`    // of these, waiting for a RAPF or the guard
 }
 
 // SMMUBank is one context bank and the stream that leads to it.
@@ -185,7 +185,6 @@ const (
 	CounterMajor        = "faults_major_total"
 	CounterPermission   = "faults_permission_total"
 	CounterMailbox      = "driver_mailbox_messages_total" // drained from mailboxes 3..15
-	CounterDone         = "done_interrupts_total"
 	CounterAttached     = "attachments_total"
 	CounterRefused      = "attachments_refused_total"
 	CounterEnded        = "attachments_ended_total"
@@ -199,13 +198,13 @@ type Fault struct {
 	Slot        int    `json:"slot"`
 	PDID        uint16 `json:"pdid"`
 	Page        Hex    `json:"page"`           // VA of the faulting page
-	Pages       int    `json:"pages"`          // asked to be paged in for it
 	Write       bool   `json:"write"`          // at the destination; false: at the source
 	Method      string `json:"method"`         // gup, touch
 	Policy      string `json:"policy"`         // p1, p4, pa
 	Kind        string `json:"kind"`           // minor, major, permission
 	Outcome     string `json:"outcome"`        // resolved, failed, ...
 	SourceNode  uint32 `json:"source_node_id"` // of the transaction
+	Block       bool   `json:"block"`          // false: told by FAR alone, without a transaction
 	Transaction uint16 `json:"transaction"`
 	Sequence    uint16 `json:"sequence"`
 	TimeNS      int64  `json:"time_ns"`      // of the interrupt, pfd's monotonic clock
@@ -213,7 +212,6 @@ type Fault struct {
 	StartedNS   int64  `json:"page_in_ns"`   // page-in begun
 	ResidentNS  int64  `json:"resident_ns"`  // page resident
 	RAPFNS      int64  `json:"rapf_sent_ns"` // retransmission asked for
-	Error       string `json:"error,omitempty"`
 }
 
 // Register is one register as read. Registers whose reading changes something

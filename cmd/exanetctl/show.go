@@ -197,13 +197,13 @@ func (a *app) channelCommand() *cobra.Command {
 		if err := missing(channels, args, "channel"); err != nil {
 			return err
 		}
-		t := a.table("CHANNEL", "PDID", "STATE", "STATUS", "SRC", "DST", "SIZE", "ACKED", "TO", "IN_FLIGHT", "PAUSED", "RETRANSMITS")
+		t := a.table("CHANNEL", "PDID", "STATE", "STATUS", "SRC", "DST", "SIZE", "ISSUED", "TO", "BLOCKS", "ACKED", "IN_FLIGHT", "PAUSED")
 		for _, ch := range channels {
 			status := ch.StatusText
 			if status == "" && ch.Status != 0 {
 				status = strconv.Itoa(int(ch.Status))
 			}
-			t.add(fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel), fmt.Sprintf("0x%04x", ch.PDID), ch.State, status, ch.Src, ch.Dst, bytesText(ch.SizeBytes), bytesText(ch.AckedBytes), fmt.Sprintf("0x%06x:0x%04x", ch.DstNode, ch.DstPDID), ch.InFlight, ch.Paused, ch.Retransmits)
+			t.add(fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel), fmt.Sprintf("0x%04x", ch.PDID), ch.State, status, ch.Src, ch.Dst, bytesText(ch.SizeBytes), bytesText(ch.IssuedBytes), fmt.Sprintf("0x%06x:0x%04x", ch.DstNode, ch.DstPDID), ch.Blocks, ch.Acked, ch.InFlight, ch.Paused)
 		}
 		return t.flush()
 	})
@@ -364,15 +364,15 @@ func (a *app) faultCommand() *cobra.Command {
 		if a.wantJSON() {
 			return a.printJSON(control.Faults{Version: control.Version, Faults: faults})
 		}
-		t := a.table("DOMAIN", "PAGE", "PAGES", "SIDE", "METHOD", "POLICY", "KIND", "OUTCOME", "TRANSFER", "DRAINED_US", "PAGE-IN_US", "RESIDENT_US", "RAPF_US", "ERROR")
+		t := a.table("DOMAIN", "PAGE", "SIDE", "METHOD", "POLICY", "KIND", "OUTCOME", "TRANSFER", "DRAINED_US", "PAGE-IN_US", "RESIDENT_US", "RAPF_US")
 		for _, f := range faults {
 			side := "source"
 			if f.Write {
 				side = "destination"
 			}
-			t.add(fmt.Sprintf("%d/%d", f.Node, f.Slot), f.Page, f.Pages, side, f.Method, f.Policy, f.Kind, f.Outcome,
+			t.add(fmt.Sprintf("%d/%d", f.Node, f.Slot), f.Page, side, f.Method, f.Policy, f.Kind, f.Outcome,
 				fmt.Sprintf("0x%06x:%d.%d", f.SourceNode, f.Transaction, f.Sequence),
-				micros(f.DrainedNS), micros(f.StartedNS), micros(f.ResidentNS), micros(f.RAPFNS), f.Error)
+				micros(f.DrainedNS), micros(f.StartedNS), micros(f.ResidentNS), micros(f.RAPFNS))
 		}
 		return t.flush()
 	})

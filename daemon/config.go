@@ -1,0 +1,102 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+// Ways to learn that a source fault's page is there (spec/faultpath.md,
+// "Source fault").
+const (
+	SourceFIFO    = "fifo"    // by TXFIFO: the block is paused, a RAPF ends the pause
+	SourceTimeout = "timeout" // as the thesis and PART: page in, the sender's time-out does the rest
+)
+
+// DeviceEmu names the emulated SoC in pfd's own process.
+const DeviceEmu = "emu"
+
+// MaxNodes bounds --nodes (ours).
+const MaxNodes = 64
+
+// ErrConfig says that a flag or key has a value that cannot be.
+var ErrConfig = errors.New("configuration")
+
+// Config is what pfd is told by its flags.
+type Config struct {
+	Nodes  int    // nodes of the emulated machine
+	Socket string // control socket; the attachment socket is beside it
+	// MakeDirectory has the control socket's directory made where it is not
+	// there: for the default socket only.
+	MakeDirectory bool
+	Device        string // emu
+	LogLevel      slog.Level
+	TimeoutUS     uint32 // block time-out, microseconds
+	GuardUS       uint32 // guard time-out of a paused block, microseconds
+	SourceFaults  string // SourceFIFO or SourceTimeout
+
+	Log *slog.Logger
+
+	// HandshakeTime bounds an attachment's handshake and each answer that a
+	// client has to take. 0 means 5 seconds.
+	HandshakeTime time.Duration
+	// HandshakesPerUID bounds the unfinished handshakes of one uid. 0 means 64.
+	HandshakesPerUID int
+	// DrainTime bounds the wait for running transfers, and then the wait for
+	// accesses in flight, when pfd ends. 0 means 3 seconds.
+	DrainTime time.Duration
+}
+
+// Default gives the configuration that pfd has without flags, less the socket.
+func Default() Config {
+	return Config{
+		Nodes:            2,
+		Device:           DeviceEmu,
+		TimeoutUS:        device.TimeoutReset,
+		GuardUS:          device.GuardReset,
+		SourceFaults:     SourceFIFO,
+		HandshakeTime:    5 * time.Second,
+		HandshakesPerUID: 64,
+		DrainTime:        3 * time.Second,
+	}
+}
+
+// Check tells whether the configuration can be. Its errors match ErrConfig, or
+// control.ErrSocketPath.
+func (c *Config) Check() error {
+	switch {
+	case c.Nodes < 1 || c.Nodes > MaxNodes:
+		return fmt.Errorf("%w: --nodes %d: want 1 to %d", ErrConfig, c.Nodes, MaxNodes)
+	case c.Device != DeviceEmu:
+		return fmt.Errorf("%w: --device %q: this pfd knows %q", ErrConfig, c.Device, DeviceEmu)
+	case c.SourceFaults != SourceFIFO && c.SourceFaults != SourceTimeout:
+		return fmt.Errorf("%w: --source-faults %q: want %q or %q", ErrConfig, c.SourceFaults, SourceFIFO, SourceTimeout)
+	case c.TimeoutUS == 0:
+		return fmt.Errorf("%w: --timeout-us 0: a block without a time-out is never sent again: want 1 or more", ErrConfig)
+	case c.GuardUS == 0:
+		return fmt.Errorf("%w: --guard-us 0: want 1 or more", ErrConfig)
+	}
+	return control.CheckSocket(c.Socket)
+}
+
+// withDefaults fills what a caller other than cmd/pfd may leave out.
+func (c Config) withDefaults() Config {
+	d := Default()
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.HandshakeTime <= 0 {
+		c.HandshakeTime = d.HandshakeTime
+	}
+	if c.HandshakesPerUID <= 0 {
+		c.HandshakesPerUID = d.HandshakesPerUID
+	}
+	if c.DrainTime <= 0 {
+		c.DrainTime = d.DrainTime
+	}
+	return c
+}

@@ -1,0 +1,311 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/proc"
+)
+
+// Daemon is one pfd: it listens from New on and works in Run.
+type Daemon struct {
+	cfg     Config
+	log     *slog.Logger
+	machine Machine
+	nodes   []*node
+	sockets *sockets
+	began   time.Time
+
+	self       *proc.Process // pfd, for what it has pinned
+	handshakes *limiter
+	refused    atomic.Uint64
+	state      atomic.Pointer[string]
+
+	// stopped is closed when the owning goroutine runs posted functions no more.
+	stopped chan struct{}
+
+	mu       sync.Mutex
+	live     map[*session]struct{}
+	draining bool
+	sessions sync.WaitGroup
+}
+
+// New checks the configuration and makes the sockets. The machine is not
+// touched before Run.
+func New(cfg Config, m Machine) (*Daemon, error) {
+	if err := cfg.Check(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	d := &Daemon{
+		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
+		handshakes: newLimiter(cfg.HandshakesPerUID),
+		stopped:    make(chan struct{}),
+		live:       map[*session]struct{}{},
+	}
+	d.setState(control.StateReady)
+	for i := range m.Nodes() {
+		d.nodes = append(d.nodes, &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)})
+	}
+	var err error
+	if d.self, err = proc.OpenPID(os.Getpid()); err != nil {
+		return nil, fmt.Errorf("looking at our own /proc: %w: is /proc mounted?", err)
+	}
+	for _, n := range d.nodes {
+		if n.sender, err = netlink.OpenSender(); err != nil {
+			return nil, errors.Join(fmt.Errorf("netlink socket for fault messages: %w", err), d.close())
+		}
+	}
+	if d.sockets, err = listen(cfg.Socket, cfg.MakeDirectory); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	return d, nil
+}
+
+// close gives back what New made.
+func (d *Daemon) close() error {
+	errs := []error{d.self.Close()}
+	for _, n := range d.nodes {
+		if n.sender != nil {
+			errs = append(errs, n.sender.Close())
+		}
+	}
+	if d.sockets != nil {
+		errs = append(errs, d.sockets.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Daemon) setState(s string) { d.state.Store(&s) }
+
+// now is the daemon's monotonic clock, nanoseconds.
+func (d *Daemon) now() int64 { return int64(time.Since(d.began)) }
+
+// Run works until ctx ends; then it lets running transfers finish for a bounded
+// time, ends the attachments and returns nil. An error means that pfd could not
+// start or that the device is gone. A Daemon runs once.
+func (d *Daemon) Run(ctx context.Context) error {
+	defer func() {
+		if err := d.close(); err != nil {
+			d.log.Debug("closing", "err", err)
+		}
+	}()
+	// The machine outlives ctx: draining needs it.
+	machineCtx, stopMachine := context.WithCancel(context.Background())
+	failed := make(chan error, 1+len(d.nodes))
+	var workers sync.WaitGroup
+	workers.Go(func() { failed <- d.machine.Run(machineCtx) })
+	for _, n := range d.nodes {
+		workers.Go(func() { failed <- n.bus.Serve(machineCtx, n) })
+	}
+
+	err := d.startNodes(ctx, failed)
+	var accepting <-chan struct{}
+	if err == nil && ctx.Err() == nil {
+		accepting, err = d.serve(ctx, failed)
+	}
+	stopMachine()
+	workers.Wait()
+	// Nothing posted runs any more: sessions that still wait for it give up.
+	close(d.stopped)
+	if accepting != nil {
+		<-accepting
+	}
+	d.log.Info("stopped", "after", d.uptime(), "err", err)
+	return err
+}
+
+// serve takes requests and attachments until ctx ends or the device fails, and
+// ends the attachments. The channel that it gives is closed when the last
+// connection to the attachment socket is over.
+func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{}, error) {
+	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.metrics)
+	httpDone := make(chan struct{})
+	go func() {
+		defer close(httpDone)
+		l := &peerListener{d.sockets.control, newLimiter(controlConnsPerUID)}
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			d.log.Error("control socket", "err", err)
+		}
+	}()
+	defer func() {
+		// Bounded: whoever asks now waits ownerTime at most.
+		stop, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := srv.Shutdown(stop); err != nil {
+			srv.Close()
+		}
+		<-httpDone
+	}()
+	acceptCtx, stopAccepting := context.WithCancel(context.Background())
+	accepting := make(chan struct{})
+	go func() {
+		defer close(accepting)
+		if err := attach.Serve(acceptCtx, d.sockets.attach, d.handle); err != nil {
+			d.log.Error("attachment socket", "err", err)
+		}
+	}()
+
+	d.log.Info("ready", "nodes", len(d.nodes), "device", d.cfg.Device,
+		"socket", d.cfg.Socket, "attach", control.AttachSocket(d.cfg.Socket))
+	d.notify(fmt.Sprintf("READY=1\nSTATUS=%d nodes\nMAINPID=%d", len(d.nodes), os.Getpid()))
+
+	var failure error
+	select {
+	case failure = <-failed:
+		if failure == nil {
+			failure = errors.New("it stopped without being asked")
+		}
+		d.setState(control.StateFailed)
+		failure = fmt.Errorf("the device failed: %w", failure)
+	case <-ctx.Done():
+		d.setState(control.StateDraining)
+	}
+	d.notify("STOPPING=1")
+	d.stopEntering()
+	stopAccepting()
+	if failure != nil {
+		d.endSessions(attach.ReasonDevice)
+	} else {
+		d.drain(failed)
+	}
+	return accepting, failure
+}
+
+func (d *Daemon) notify(state string) {
+	if err := notify(state); err != nil {
+		d.log.Warn("service manager not told", "err", err)
+	}
+}
+
+// startNodes initializes all nodes on the owning goroutine.
+func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
+	dir, err := domain.NewDirectory(domain.DirectoryConfig{})
+	if err != nil {
+		return fmt.Errorf("starting the device: %w", err)
+	}
+	done := make(chan error, len(d.nodes))
+	for _, n := range d.nodes {
+		n.bus.Post(func() { done <- n.start(&d.cfg, dir, d.now) })
+	}
+	for range d.nodes {
+		select {
+		case err := <-done:
+			if err != nil {
+				return fmt.Errorf("starting the device: %w", err)
+			}
+		case err := <-failed:
+			return fmt.Errorf("starting the device: %w", err)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// drain ends an orderly pfd: no new attachments, running transfers may finish,
+// then every attachment is torn down. Both waits are bounded by DrainTime.
+func (d *Daemon) drain(failed <-chan error) {
+	d.log.Info("draining")
+	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.DrainTime)
+	defer cancel()
+	d.waitTransfers(ctx)
+
+	d.endSessions(attach.ReasonShutdown)
+	gone := make(chan struct{})
+	go func() {
+		d.sessions.Wait()
+		close(gone)
+	}()
+	timer := time.NewTimer(d.cfg.DrainTime)
+	defer timer.Stop()
+	select {
+	case <-gone:
+	case err := <-failed:
+		d.log.Error("the device failed while draining", "err", err)
+	case <-timer.C:
+		d.log.Warn("accesses are still in flight: not waiting any longer", "after", d.cfg.DrainTime)
+	}
+}
+
+// waitTransfers waits until no transfer is under way, or ctx ends. It looks
+// again every few milliseconds: it runs once in a daemon's life.
+func (d *Daemon) waitTransfers(ctx context.Context) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		busy := false
+		for _, n := range d.nodes {
+			err := d.own(ctx, n, func() error {
+				for _, c := range d.machine.Channels(n.index) {
+					busy = busy || c.ongoing()
+				}
+				return nil
+			})
+			if err != nil {
+				d.log.Warn("transfers are still under way: not waiting any longer", "err", err)
+				return
+			}
+		}
+		if !busy {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// errStopped says that the owning goroutine runs nothing any more.
+var errStopped = errors.New("pfd is stopping")
+
+// own runs f on the goroutine that owns the node's windows and gives its error.
+// When ctx or the daemon ends before f has begun it gives that error and f never
+// runs; so f may write to what its caller goes on using.
+func (d *Daemon) own(ctx context.Context, n *node, f func() error) error {
+	const queued, taken, givenUp = 0, 1, 2
+	var state atomic.Int32
+	done := make(chan error, 1)
+	n.bus.Post(func() {
+		if state.CompareAndSwap(queued, taken) {
+			done <- f()
+		}
+	})
+	var err error
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-d.stopped:
+		err = errStopped
+	}
+	if state.CompareAndSwap(queued, givenUp) {
+		return err
+	}
+	// It runs now, and nothing that the owner runs blocks.
+	return <-done
+}
+
+// nodeByID gives the node with a node id, nil if there is none.
+func (d *Daemon) nodeByID(id device.NodeID) *node {
+	for _, n := range d.nodes {
+		if n.id == id {
+			return n
+		}
+	}
+	return nil
+}

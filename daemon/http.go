@@ -1,0 +1,185 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+// Bounds of the control interface (ours).
+const (
+	controlConnsPerUID = 32
+	controlHeaderBytes = 16 << 10
+	controlReadTime    = 5 * time.Second
+	controlWriteTime   = 30 * time.Second
+	controlIdleTime    = time.Minute
+	// ownerTime bounds the wait for the goroutine that owns the windows.
+	ownerTime = 5 * time.Second
+)
+
+// query is a request after its checks.
+type query struct {
+	peer   peer
+	node   int // or control.AllNodes
+	n      int
+	window string
+}
+
+// failure is an answer other than 200.
+type failure struct {
+	status int
+	code   string
+	text   string
+}
+
+func (f *failure) Error() string { return f.text }
+
+func badRequest(format string, args ...any) error {
+	return &failure{http.StatusBadRequest, control.CodeBadRequest, fmt.Sprintf(format, args...)}
+}
+
+// endpoint is one row of the control interface: what it answers, and which
+// query keys it knows beside none.
+type endpoint struct {
+	path   string
+	keys   []string
+	answer func(context.Context, *query) (any, error)
+}
+
+type peerKey struct{}
+
+// controlServer makes the HTTP server of the control socket.
+func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics func(context.Context) ([]byte, error)) *http.Server {
+	mux := http.NewServeMux()
+	for _, e := range endpoints {
+		mux.HandleFunc(e.path, func(w http.ResponseWriter, r *http.Request) {
+			q, err := parse(r, e, nodes)
+			if err != nil {
+				reply(w, nil, err)
+				return
+			}
+			ctx, cancel := context.WithTimeout(r.Context(), ownerTime)
+			defer cancel()
+			v, err := e.answer(ctx, q)
+			reply(w, v, err)
+		})
+	}
+	mux.HandleFunc(control.PathMetrics, func(w http.ResponseWriter, r *http.Request) {
+		if _, err := parse(r, endpoint{}, nodes); err != nil {
+			reply(w, nil, err)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), ownerTime)
+		defer cancel()
+		text, err := metrics(ctx)
+		if err != nil {
+			reply(w, nil, err)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		// An error here is a client that left; nobody is there to hear of it.
+		_, _ = w.Write(text)
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		reply(w, nil, &failure{http.StatusNotFound, control.CodeNotFound,
+			fmt.Sprintf("no endpoint %s: the endpoints are %s...%s and %s", r.URL.Path, control.PathStatus, control.PathRegisters, control.PathMetrics)})
+	})
+	return &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: controlReadTime,
+		ReadTimeout:       controlReadTime,
+		WriteTimeout:      controlWriteTime,
+		IdleTimeout:       controlIdleTime,
+		MaxHeaderBytes:    controlHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if pc, ok := c.(*peerConn); ok {
+				return context.WithValue(ctx, peerKey{}, pc.peer)
+			}
+			return ctx
+		},
+	}
+}
+
+// parse checks the whole request before anything is done for it.
+func parse(r *http.Request, e endpoint, nodes int) (*query, error) {
+	p, ok := r.Context().Value(peerKey{}).(peer)
+	if !ok {
+		return nil, &failure{http.StatusForbidden, control.CodeForbidden, "the kernel did not say who asks"}
+	}
+	if r.Method != http.MethodGet {
+		return nil, &failure{http.StatusMethodNotAllowed, control.CodeMethod, r.Method + ": every endpoint takes GET only"}
+	}
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, badRequest("query %q: %v", r.URL.RawQuery, err)
+	}
+	q := &query{peer: p, node: control.AllNodes, n: control.MaxFaults}
+	for key, list := range values {
+		known := false
+		for _, k := range e.keys {
+			known = known || k == key
+		}
+		if !known || len(list) != 1 {
+			return nil, badRequest("query key %q: %s takes each of %q once", key, r.URL.Path, e.keys)
+		}
+		v := list[0]
+		switch key {
+		case "node":
+			if q.node, err = strconv.Atoi(v); err != nil || q.node < 0 || q.node >= nodes {
+				return nil, badRequest("node %q: this pfd has nodes 0 to %d", v, nodes-1)
+			}
+		case "n":
+			if q.n, err = strconv.Atoi(v); err != nil || q.n < 1 || q.n > control.MaxFaults {
+				return nil, badRequest("n %q: want 1 to %d", v, control.MaxFaults)
+			}
+		case "window":
+			for w := range device.Windows {
+				if w.String() == v {
+					q.window = v
+				}
+			}
+			if q.window == "" {
+				return nil, badRequest("window %q: want pl, smmu, btcm, pktz or mbox", v)
+			}
+		}
+	}
+	return q, nil
+}
+
+// reply writes an answer or an error as JSON.
+func reply(w http.ResponseWriter, v any, err error) {
+	status := http.StatusOK
+	if err != nil {
+		f := &failure{http.StatusInternalServerError, control.CodeInternal, err.Error()}
+		switch {
+		case errors.As(err, &f):
+		case errors.Is(err, device.ErrGone):
+			f.status, f.code = http.StatusServiceUnavailable, control.CodeDeviceGone
+		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+			f.status, f.code = http.StatusGatewayTimeout, control.CodeTimeout
+			f.text = "the device did not answer in time: pfd is busy or its engine is stuck: try again, and see pfd's log"
+		}
+		status = f.status
+		v = control.ErrorReply{Version: control.Version, Code: f.code, Error: f.text}
+	}
+	body, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, `{"version":1,"code":"internal","error":"the answer has no JSON form"}`, http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// An error here is a client that left; nobody is there to hear of it.
+	_, _ = w.Write(append(body, '\n'))
+}

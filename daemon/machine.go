@@ -1,0 +1,61 @@
+package daemon
+
+import (
+	"context"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+)
+
+// Machine is what the daemon needs from what lies behind device.Bus: emu's
+// engine, or a fake with a map of registers in tests. One goroutine owns the
+// windows of all nodes.
+type Machine interface {
+	// Nodes gives the number of nodes.
+	Nodes() int
+	// Bus gives the way to a node.
+	Bus(node int) device.Bus
+	// Run drives the machine until ctx ends (it then returns nil) or it fails.
+	Run(ctx context.Context) error
+
+	// Attach ties a process's pages to a slot. Called on the owning goroutine.
+	Attach(node, slot int, a *Attachment) error
+	// Detach undoes it: after it the machine does not touch the attachment any
+	// more. Called on the owning goroutine, after the slot is quiet.
+	Detach(node, slot int)
+
+	// Channels peeks at the channels of a node that have been used. Called on
+	// the owning goroutine.
+	Channels(node int) []ChannelInfo
+	// FIFO peeks at a fault FIFO, oldest first, and pops nothing. Called on the
+	// owning goroutine.
+	FIFO(node int, source bool) []FIFOInfo
+}
+
+// Attachment is what the machine gets of a process.
+type Attachment struct {
+	Pages   []byte        // the mapped memfd of the attachment's pages
+	Wake    int           // eventfd by which the process wakes a sleeping pfd
+	Process *proc.Process // its memory
+	// Gone is called on the owning goroutine when the machine finds that the
+	// process's address space is gone (exit or exec). It does not block.
+	Gone func()
+}
+
+// ChannelInfo is a channel as the firmware holds it: its last transfer.
+type ChannelInfo struct {
+	Slot, Channel int
+	PDID          device.PDID       // of the slot, when the transfer began
+	DstPDID       device.PDID       // of the destination
+	Descriptor    device.Descriptor // as taken at the doorbell, with its present done and status
+	IssuedBytes   uint64
+	Blocks, Acked int // blocks of the transfer; acknowledged ones
+	InFlight      int // blocks issued and not acknowledged
+	Paused        int // of these, waiting for a RAPF or the guard
+}
+
+// FIFOInfo is an entry of a fault FIFO with its RXFIFO_EXT.
+type FIFOInfo struct {
+	Entry     device.FaultEntry
+	Remaining uint32 // bytes
+}

@@ -1,0 +1,126 @@
+package daemon
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/netlink"
+)
+
+// node is one node's driver: its domain manager, its fault driver and its
+// interrupt handler. All of it belongs to the owning goroutine, but for what
+// is set once before the node is in use (index, bus, id).
+type node struct {
+	index int
+	bus   device.Bus
+	id    device.NodeID
+	caps  uint64
+	log   *slog.Logger
+
+	domains  *domain.Manager
+	faults   *fault.Driver
+	sessions [device.Slots]*session
+
+	sender *netlink.Sender // of fault messages to delegates
+
+	mailbox uint64 // messages drained from mailboxes 3..15
+	broken  error  // first error of a register access in an interrupt
+
+	attached, ended uint64
+}
+
+// start initializes the node. On the owning goroutine.
+func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64) error {
+	r := &reader{bus: n.bus}
+	n.id = device.NodeID(r.read32(device.PL, device.PLNodeID) & device.NodeIDMask)
+	n.caps = r.read64(device.PL, device.PLCaps)
+	if r.err != nil {
+		return r.err
+	}
+	var err error
+	if n.domains, err = domain.NewManager(n.bus, n.id, dir); err != nil {
+		return err
+	}
+	if err := n.domains.Init(); err != nil {
+		return err
+	}
+	// Init leaves vectors 2 and 3 masked. 2 is served here; 3 stays masked:
+	// processes see their descriptors change, nobody in pfd waits for it.
+	mask := r.read32(device.PL, device.PLIRQMask)
+	if r.err != nil {
+		return r.err
+	}
+	for _, reg := range []struct {
+		offset, value uint32
+	}{
+		{device.PLTimeoutUS, cfg.TimeoutUS},
+		{device.PLGuardUS, cfg.GuardUS},
+		{device.PLIRQMask, mask &^ (1 << device.VectorMailbox)},
+	} {
+		if err := n.bus.Window(device.PL).Write32(reg.offset, reg.value); err != nil {
+			return fmt.Errorf("register pl+%#x: %w", reg.offset, err)
+		}
+	}
+	n.faults = fault.New(fault.Config{
+		Bus: n.bus, Node: n.id, Now: now, Log: n.log,
+		TimeoutSource: cfg.SourceFaults == SourceTimeout,
+	})
+	return nil
+}
+
+// maxDrain bounds the messages taken from one mailbox by one interrupt: its
+// depth. What is left raises the vector again.
+const maxDrain = device.MailboxDepth
+
+// Interrupt implements device.Handler.
+func (n *node) Interrupt(vector int) {
+	switch vector {
+	case device.VectorFault, device.VectorFIFO:
+		if n.faults != nil {
+			n.faults.Interrupt(vector)
+		}
+	case device.VectorMailbox:
+		n.drain()
+		n.clear(vector)
+	case device.VectorDone:
+		// Masked: processes learn of it by their pages.
+		n.clear(vector)
+	}
+}
+
+// drain takes what stands in pfd's mailboxes. Nothing uses them yet: they are
+// counted, so that a full one never blocks its senders.
+func (n *node) drain() {
+	r := &reader{bus: n.bus}
+	for box := uint32(device.MailboxDriver); box < device.MailboxProcess; box++ {
+		page := box * device.PageSize
+		for range maxDrain {
+			if r.read32(device.MBOX, page+device.MboxStatus)&0xffff == 0 || r.err != nil {
+				break
+			}
+			words := r.read64(device.MBOX, page+device.MboxSource) >> 56 & 0xf
+			for range max(words, 1) {
+				r.read64(device.MBOX, page+device.MboxData)
+			}
+			n.mailbox++
+		}
+	}
+	n.fail(r.err)
+}
+
+// clear clears the latched cause of a vector; where it still holds the device
+// sets it again at once (spec/hardware.md 3, IRQ_STATUS).
+func (n *node) clear(vector int) {
+	n.fail(n.bus.Window(device.PL).Write32(device.PLIRQStatus, 1<<vector))
+}
+
+// fail keeps the first error of an interrupt and logs it once.
+func (n *node) fail(err error) {
+	if err != nil && n.broken == nil {
+		n.broken = err
+		n.log.Error("interrupt: the device does not answer", "err", err)
+	}
+}

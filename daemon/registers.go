@@ -1,0 +1,209 @@
+package daemon
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+// reader reads registers of one node and keeps the first error, so that a
+// sequence of reads is checked once. Used on the owning goroutine.
+type reader struct {
+	bus device.Bus
+	err error
+}
+
+func (r *reader) read32(w device.WindowID, offset uint32) uint32 {
+	if r.err != nil {
+		return 0
+	}
+	v, err := r.bus.Window(w).Read32(offset)
+	if err != nil {
+		r.err = fmt.Errorf("register %s+%#x: %w", w, offset, err)
+	}
+	return v
+}
+
+func (r *reader) read64(w device.WindowID, offset uint32) uint64 {
+	if r.err != nil {
+		return 0
+	}
+	v, err := r.bus.Window(w).Read64(offset)
+	if err != nil {
+		r.err = fmt.Errorf("register %s+%#x: %w", w, offset, err)
+	}
+	return v
+}
+
+// capNames are the bits of CAPS that have names (spec/hardware.md 3).
+var capNames = [...]struct {
+	bit  uint64
+	name string
+}{
+	{device.CapsTXFIFO, "txfifo"},
+	{device.CapsWideIOVA, "wide-iova"},
+	{device.CapsStall, "stall"},
+	{device.CapsSVA, "sva"},
+}
+
+// readNode describes a node by its control page.
+func readNode(bus device.Bus, index int) (control.Node, error) {
+	r := &reader{bus: bus}
+	version := r.read32(device.PL, device.PLVersion)
+	caps := r.read64(device.PL, device.PLCaps)
+	n := control.Node{
+		Index:       index,
+		ID:          r.read32(device.PL, device.PLNodeID) & device.NodeIDMask,
+		Version:     fmt.Sprintf("%d.%d", version>>16, version&0xffff),
+		Caps:        control.Hex(caps),
+		CapNames:    []string{},
+		VABits:      int(caps & device.CapsVABitsMask),
+		Banks:       int(caps >> device.CapsBanksShift & device.CapsBanksMask),
+		FIFODepth:   int(caps >> device.CapsDepthShift & device.CapsDepthMask),
+		Enabled:     r.read32(device.PL, device.PLCtrl)&device.CtrlEnable != 0,
+		TimeoutUS:   r.read32(device.PL, device.PLTimeoutUS),
+		GuardUS:     r.read32(device.PL, device.PLGuardUS),
+		Outstanding: r.read32(device.PL, device.PLOutstanding),
+		IRQStatus:   control.Hex(r.read32(device.PL, device.PLIRQStatus)),
+		IRQMask:     control.Hex(r.read32(device.PL, device.PLIRQMask)),
+	}
+	for _, c := range capNames {
+		if caps&c.bit != 0 {
+			n.CapNames = append(n.CapNames, c.name)
+		}
+	}
+	return n, r.err
+}
+
+// fsrFlags are the bits of FSR (Arm IHI 0062, SMMU_CBn_FSR).
+var fsrFlags = [...]struct {
+	bit  uint32
+	name string
+}{
+	{device.FSRTF, "TF"},
+	{device.FSRAFF, "AFF"},
+	{device.FSRPF, "PF"},
+	{device.FSREF, "EF"},
+	{device.FSRTLBMCF, "TLBMCF"},
+	{device.FSRTLBLKF, "TLBLKF"},
+	{device.FSRUUT, "UUT"},
+	{device.FSRSS, "SS"},
+	{device.FSRMULTI, "MULTI"},
+}
+
+func streamType(s2cr uint32) string {
+	switch s2cr >> device.S2CRTypeShift & device.S2CRTypeMask {
+	case device.S2CRTranslate:
+		return "translate"
+	case device.S2CRBypass:
+		return "bypass"
+	case device.S2CRFault:
+		return "fault"
+	}
+	return "reserved"
+}
+
+// readBank describes context bank i and stream i, which the driver ties
+// together (spec/hardware.md 5).
+func readBank(bus device.Bus, node, i int) (control.SMMUBank, error) {
+	r := &reader{bus: bus}
+	bank := func(reg uint32) uint32 { return device.Bank(i, reg) }
+	sctlr := r.read32(device.SMMU, bank(device.SCTLR))
+	fsr := r.read32(device.SMMU, bank(device.FSR))
+	fsynr0 := r.read32(device.SMMU, bank(device.FSYNR0))
+	smr := r.read32(device.SMMU, device.SMR+4*uint32(i))
+	b := control.SMMUBank{
+		Node: node, Bank: i,
+		Enabled:    sctlr&device.SCTLRM != 0,
+		Stream:     streamType(r.read32(device.SMMU, device.S2CR+4*uint32(i))),
+		StreamOn:   smr&device.SMRValid != 0,
+		SCTLR:      control.Hex(sctlr),
+		FSR:        control.Hex(fsr),
+		FSRFlags:   []string{},
+		FAR:        control.Hex(r.read64(device.SMMU, bank(device.FAR))),
+		FSYNR0:     control.Hex(fsynr0),
+		FSYNR1:     control.Hex(r.read32(device.SMMU, bank(device.FSYNR1))),
+		TTBR0:      control.Hex(r.read64(device.SMMU, bank(device.TTBR0))),
+		TCR:        control.Hex(r.read32(device.SMMU, bank(device.TCR))),
+		TLBSTATUS:  control.Hex(r.read32(device.SMMU, bank(device.TLBSTATUS))),
+		FaultWrite: fsynr0&device.FSYNR0WNR != 0,
+	}
+	if cfg := r.read64(device.PL, device.PLPDCfg+8*uint32(i)); cfg&device.CfgEnable != 0 {
+		b.PDID = uint16(cfg & device.PDIDMask)
+	}
+	for _, f := range fsrFlags {
+		if fsr&f.bit != 0 {
+			b.FSRFlags = append(b.FSRFlags, f.name)
+		}
+	}
+	return b, r.err
+}
+
+// readFIFOStatus reads the status register of one fault FIFO: level and
+// whether an entry was dropped. It pops nothing.
+func readFIFOStatus(bus device.Bus, source bool) (level int, overflow bool, err error) {
+	r := &reader{bus: bus}
+	offset := uint32(device.PLRXFIFOStatus)
+	if source {
+		offset = device.PLTXFIFOStatus
+	}
+	status := r.read32(device.PL, offset)
+	level = int(status & device.FIFOLevelMask)
+	return level, status&device.FIFOOverflow != 0, r.err
+}
+
+// readCounters reads the hardware's counters, one access each: the value is
+// consistent (spec/hardware.md 2).
+func readCounters(bus device.Bus) (values [device.Counters]uint64, err error) {
+	r := &reader{bus: bus}
+	for c := range device.Counters {
+		values[c] = r.read64(device.PL, c.Offset())
+	}
+	return values, r.err
+}
+
+// readRegister reads one row of the register map, an array whole. A register
+// whose reading changes something is listed and not read. On the owning
+// goroutine.
+func readRegister(n *node, reg *device.Register) ([]control.Register, error) {
+	if reg.Cap != 0 && n.caps&reg.Cap == 0 && reg.Read&^reg.CapMask == 0 {
+		return nil, nil // not there on this device
+	}
+	r := &reader{bus: n.bus}
+	list := make([]control.Register, 0, reg.Count)
+	for i := range reg.Count {
+		v := control.Register{
+			Node: n.index, Window: reg.Window.String(), Name: reg.Name,
+			Offset: control.Hex(reg.At(i)), Width: reg.Width, Source: reg.Source,
+			Skipped: readActs(reg),
+		}
+		if reg.Count > 1 {
+			v.Name = fmt.Sprintf("%s[%d]", reg.Name, i)
+		}
+		switch {
+		case v.Skipped:
+		case reg.Width == 8:
+			v.Value = control.Hex(r.read64(reg.Window, reg.At(i)))
+		default:
+			v.Value = control.Hex(r.read32(reg.Window, reg.At(i)))
+		}
+		list = append(list, v)
+	}
+	return list, r.err
+}
+
+// readActs tells whether reading a register changes something: the heads of the
+// fault FIFOs pop (spec/hardware.md 4), a mailbox's DATA takes a word
+// (spec/hardware.md 3).
+func readActs(reg *device.Register) bool {
+	switch reg.Window {
+	case device.PL:
+		const head = device.FIFOWordD + 4 // four words
+		return reg.Offset >= device.PLRXFIFO && reg.Offset < device.PLRXFIFO+head ||
+			reg.Offset >= device.PLTXFIFO && reg.Offset < device.PLTXFIFO+head
+	case device.MBOX:
+		return reg.Offset%device.PageSize == device.MboxData
+	}
+	return false
+}

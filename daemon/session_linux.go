@@ -1,0 +1,425 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/proc"
+)
+
+// session is one attachment from its hello to its end. Its fields are set
+// before it is joined to its node and do not change after; what the owning
+// goroutine knows of it is in joined.
+type session struct {
+	d      *Daemon
+	n      *node
+	conn   *attach.Conn
+	log    *slog.Logger
+	uid    uint32
+	method attach.Method
+	policy attach.Policy
+
+	process *proc.Process
+	memory  *attach.Memory
+	faults  *os.File // the process's netlink socket, until it has been handed over
+	port    uint32   // its port id
+	exit    *os.File // duplicate of the pidfd: readable when the process is dead
+
+	joined joined // set by join, on the owning goroutine
+
+	once  sync.Once
+	ended chan attach.Reason
+}
+
+// joined is what a session got from its node.
+type joined struct {
+	domain domain.Domain
+	since  int64 // Daemon.now
+	base   fault.Counts
+}
+
+// handle is one connection to the attachment socket. ctx ends when pfd takes no
+// attachments any more; a session that stands goes on until it is ended.
+func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
+	uid := c.Peer().UID
+	if !d.handshakes.take(uid) {
+		d.refuse(c, &attach.RefusedError{Code: attach.CodeBusy,
+			Text: fmt.Sprintf("uid %d has %d unfinished handshakes: finish or close some, and try again", uid, d.cfg.HandshakesPerUID)})
+		return
+	}
+	s, err := d.begin(ctx, c)
+	d.handshakes.give(uid)
+	if err != nil {
+		d.refuse(c, err)
+		return
+	}
+	s.log.Info("attached", "group", s.joined.domain.Group, "method", s.method, "policy", s.policy)
+	reason := s.wait()
+	s.leave(reason)
+	s.log.Info("ended", "reason", reason)
+}
+
+// refuse answers a connection that gets no attachment, and counts it.
+func (d *Daemon) refuse(c *attach.Conn, err error) {
+	d.refused.Add(1)
+	d.log.Info("attachment refused", "pid", c.Peer().PID, "uid", c.Peer().UID, "err", err)
+	var r *attach.RefusedError
+	if !errors.As(err, &r) {
+		return // answered already, or the peer has left
+	}
+	if err := c.Refuse(r.Code, attach.TypeHello, r.Text); err != nil {
+		d.log.Debug("refusal not delivered", "pid", c.Peer().PID, "err", err)
+	}
+}
+
+func refusal(code attach.Code, format string, args ...any) error {
+	return &attach.RefusedError{Code: code, Text: fmt.Sprintf(format, args...)}
+}
+
+// begin takes a connection through its handshake. With an error nothing is
+// left behind; a *attach.RefusedError has still to be sent.
+func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err error) {
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.HandshakeTime)
+	defer cancel()
+	hello, err := c.AwaitHello(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := d.nodeByID(hello.Node)
+	if n == nil {
+		return nil, refusal(attach.CodeNoNode, "no node %d here: this pfd has %s", hello.Node, d.nodeNames())
+	}
+	peer := c.Peer()
+	s := &session{
+		d: d, n: n, conn: c, uid: peer.UID, method: hello.Method, policy: hello.Policy,
+		log:   d.log.With("node", n.index, "pid", peer.PID, "uid", peer.UID),
+		ended: make(chan attach.Reason, 1),
+	}
+	if s.method == attach.MethodDefault {
+		s.method = attach.MethodGUP
+	}
+	if s.policy == attach.PolicyDefault {
+		s.policy = attach.PolicyPIO
+	}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if err := s.open(peer); err != nil {
+		return nil, err
+	}
+	if !d.enter(s) {
+		return nil, refusal(attach.CodeBusy, "pfd stops: start another one, or wait for it to come back")
+	}
+	if err := d.own(ctx, n, func() error { return s.join(&hello) }); err != nil {
+		d.exit(s)
+		return nil, joinRefusal(err)
+	}
+	if err := s.welcome(); err != nil {
+		s.leave(attach.ReasonProtocol)
+		return nil, fmt.Errorf("welcome not delivered: %w", err)
+	}
+	return s, nil
+}
+
+// open makes everything that needs no register: the process's descriptors, its
+// pages, its netlink socket.
+func (s *session) open(peer attach.Peer) error {
+	var err error
+	if s.process, err = proc.Open(peer.PIDFD); err != nil {
+		if errors.Is(err, proc.ErrPermission) || errors.Is(err, proc.ErrChanged) {
+			return refusal(attach.CodePermission, "%v", err)
+		}
+		return fmt.Errorf("opening the process: %w", err)
+	}
+	if err := checkOwner(s.process, peer); err != nil {
+		return err
+	}
+	if s.exit, err = exitFile(s.process.PIDFD()); err != nil {
+		return refusal(attach.CodeInternal, "watching the process: %v: see pfd's log", err)
+	}
+	if s.memory, err = attach.NewMemory(); err != nil {
+		return refusal(attach.CodeInternal, "%v: pfd is short of memory or descriptors (ulimit -n)", err)
+	}
+	if s.faults, s.port, err = netlink.NewReceiver(s.n.sender.Port()); err != nil {
+		return refusal(attach.CodeInternal, "%v: pfd is short of descriptors (ulimit -n)", err)
+	}
+	return nil
+}
+
+// join gives the session a domain and ties it to machine and fault driver: all
+// of it or nothing. On the owning goroutine.
+func (s *session) join(hello *attach.Hello) error {
+	n := s.n
+	dom, err := n.domains.Create(domain.Request{
+		UID: s.uid, PID: s.process.PID(), Group: hello.Group,
+		Accept: hello.Accept, AcceptGroup: hello.AcceptGroup,
+	})
+	if err != nil {
+		return err
+	}
+	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
+		Pages: s.memory.Bytes(), Wake: s.memory.WakeFD(), Process: s.process,
+		Gone: func() { s.end(attach.ReasonProcess) },
+	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("attaching to the device: %w", err), n.domains.Destroy(dom.Slot, nil))
+	}
+	s.joined = joined{domain: *dom, since: s.d.now(), base: n.faults.Stats().Slots[dom.Slot]}
+	err = n.faults.Add(fault.Target{
+		Slot: dom.Slot, PDID: dom.PDID,
+		Policy: policies[s.policy], Method: methods[s.method],
+		Pager: &pager{Pager: gup.New(s.process), s: s},
+		// Both are given whatever the method is: the driver chooses.
+		Delegate: delegate{n.sender, s.port},
+	})
+	if err != nil {
+		undo := n.domains.Destroy(dom.Slot, func() { s.d.machine.Detach(n.index, dom.Slot) })
+		return errors.Join(err, undo)
+	}
+	n.sessions[dom.Slot] = s
+	n.attached++
+	return nil
+}
+
+// The attachment's names of policies and methods in the fault driver's.
+var (
+	policies = map[attach.Policy]fault.Policy{
+		attach.PolicyPIO: fault.PIO, attach.PolicyPI4: fault.PI4, attach.PolicyPIA: fault.PIA,
+	}
+	methods = map[attach.Method]fault.Method{
+		attach.MethodGUP: fault.GUP, attach.MethodTouch: fault.Touch,
+	}
+)
+
+// joinRefusal puts a code to why join failed. The texts of package domain end
+// with the remedy.
+func joinRefusal(err error) error {
+	code := attach.CodeInternal
+	switch {
+	case errors.Is(err, domain.ErrNoSlot), errors.Is(err, domain.ErrNoPDID):
+		code = attach.CodeNoSlot
+	case errors.Is(err, domain.ErrQuota):
+		code = attach.CodeQuota
+	case errors.Is(err, domain.ErrGroupFull):
+		code = attach.CodeGroupFull
+	case errors.Is(err, domain.ErrPeers), errors.Is(err, domain.ErrPDID), errors.Is(err, domain.ErrGroupName):
+		code = attach.CodeProtocol
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, errStopped):
+		return refusal(attach.CodeBusy, "pfd is stopping, or its engine did not answer in time: try again")
+	}
+	return refusal(code, "%v", err)
+}
+
+// welcome tells the process what it has.
+func (s *session) welcome() error {
+	dom := &s.joined.domain
+	w := attach.Welcome{
+		Slot: uint8(dom.Slot), Interface: dom.Interface, Member: uint8(dom.Member),
+		VABits: uint8(s.n.caps & device.CapsVABitsMask),
+		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.id,
+		PFDPort: s.n.sender.Port(), OwnPort: s.port, PFDPID: uint32(os.Getpid()), Caps: s.n.caps,
+	}
+	err := s.conn.Welcome(w, s.memory.FD(), s.memory.WakeFD(), int(s.faults.Fd()))
+	// The process has the socket now, or will never have it.
+	return errors.Join(err, s.faults.Close())
+}
+
+// end asks for the session's end. The first reason stays. It never blocks, and
+// any goroutine may call it.
+func (s *session) end(r attach.Reason) {
+	s.once.Do(func() { s.ended <- r })
+}
+
+// wait sleeps until the attachment ends: the process closes its socket, dies, or
+// has left its address space; the device or pfd ends.
+func (s *session) wait() attach.Reason {
+	ctx, cancel := context.WithCancel(context.Background())
+	var watchers sync.WaitGroup
+	watchers.Go(func() {
+		switch err := s.conn.Hold(ctx); {
+		case err == nil:
+			s.end(attach.ReasonClosed)
+		case ctx.Err() == nil:
+			s.log.Info("attachment broken off", "err", err)
+			s.end(attach.ReasonProtocol)
+		}
+	})
+	watchers.Go(func() {
+		if waitExit(s.exit) == nil {
+			s.end(attach.ReasonProcess)
+		}
+	})
+	reason := <-s.ended
+	cancel()
+	// Closing wakes the watcher; there is nothing else to learn from it.
+	_ = s.exit.Close()
+	watchers.Wait()
+	return reason
+}
+
+// leave takes the attachment down: no more page-ins, no more accesses; when the
+// last access in flight is over the machine lets go; then the process is told.
+func (s *session) leave(reason attach.Reason) {
+	s.end(reason)
+	n, slot := s.n, s.joined.domain.Slot
+	quiet := make(chan struct{})
+	n.bus.Post(func() {
+		n.faults.Remove(slot)
+		after := func() {
+			s.d.machine.Detach(n.index, slot)
+			n.sessions[slot] = nil
+			n.ended++
+			close(quiet)
+		}
+		if err := n.domains.Destroy(slot, after); err != nil {
+			s.log.Error("domain not destroyed", "slot", slot, "err", err)
+			after()
+		}
+	})
+	select {
+	case <-quiet:
+		s.memory.End(reason)
+		if err := s.conn.End(reason, reason.String()); err != nil {
+			s.log.Debug("end not delivered", "err", err)
+		}
+		s.close()
+	case <-s.d.stopped:
+		// The machine has stopped with an access still under way somewhere in
+		// the kernel: what it uses stays mapped until pfd exits.
+		s.memory.End(attach.ReasonShutdown)
+		if err := s.conn.End(attach.ReasonShutdown, attach.ReasonShutdown.String()); err != nil {
+			s.log.Debug("end not delivered", "err", err)
+		}
+	}
+	s.d.exit(s)
+}
+
+// close gives everything of open back. It may be called again.
+func (s *session) close() {
+	var errs []error
+	for _, f := range []*os.File{s.faults, s.exit} {
+		if f != nil {
+			if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	if s.memory != nil {
+		errs = append(errs, s.memory.Close())
+	}
+	if s.process != nil {
+		errs = append(errs, s.process.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		s.log.Warn("closing an attachment", "err", err)
+	}
+}
+
+// enter lists a session, so that pfd's end finds it; false once pfd drains.
+func (d *Daemon) enter(s *session) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.draining {
+		return false
+	}
+	d.live[s] = struct{}{}
+	d.sessions.Add(1)
+	return true
+}
+
+func (d *Daemon) exit(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.live[s]; ok {
+		delete(d.live, s)
+		d.sessions.Done()
+	}
+}
+
+// stopEntering admits no more sessions.
+func (d *Daemon) stopEntering() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.draining = true
+}
+
+// endSessions asks all sessions to end.
+func (d *Daemon) endSessions(r attach.Reason) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for s := range d.live {
+		s.end(r)
+	}
+}
+
+// pager is the process's Pager; it notices when the address space is gone.
+type pager struct {
+	*gup.Pager
+	s *session
+}
+
+// PageIn implements fault.Pager.
+func (p *pager) PageIn(va device.VA, pages int, write bool) gup.Result {
+	r := p.Pager.PageIn(va, pages, write)
+	if r.Err != nil && errors.Is(r.Err, gup.ErrGone) {
+		p.s.end(attach.ReasonProcess)
+	}
+	return r
+}
+
+// delegate asks the process to page in by itself.
+type delegate struct {
+	sender *netlink.Sender
+	port   uint32
+}
+
+// Ask implements fault.Delegate.
+func (d delegate) Ask(f netlink.Fault) error { return d.sender.Send(d.port, f) }
+
+// exitFile makes a duplicate of a pidfd that the runtime can wait on.
+func exitFile(pidfd int) (*os.File, error) {
+	fd, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("fcntl O_NONBLOCK", err)
+	}
+	return os.NewFile(uintptr(fd), "pidfd"), nil
+}
+
+// waitExit waits until the process behind a pidfd is dead (nil), or f is closed.
+func waitExit(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("waiting for a process: %w", err)
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, 0)
+		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for a process: %w", err)
+	}
+	return nil
+}
+
+// since gives how long the session has been joined.
+func (s *session) since(now int64) time.Duration { return time.Duration(now - s.joined.since) }

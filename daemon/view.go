@@ -1,0 +1,459 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/internal/version"
+	"github.com/exanet/pfd/proc"
+)
+
+// endpoints are what the control socket answers. The slices in the answers are
+// never nil, so that JSON has [] and not null.
+func (d *Daemon) endpoints() []endpoint {
+	node := []string{"node"}
+	return []endpoint{
+		{control.PathStatus, nil, d.viewStatus},
+		{control.PathNodes, node, d.viewNodes},
+		{control.PathDomains, node, d.viewDomains},
+		{control.PathChannels, node, d.viewChannels},
+		{control.PathSMMU, node, d.viewSMMU},
+		{control.PathFIFO, node, d.viewFIFO},
+		{control.PathCounters, node, d.viewCounters},
+		{control.PathFaults, []string{"node", "n"}, d.viewFaults},
+		{control.PathRegisters, []string{"node", "window"}, d.viewRegisters},
+	}
+}
+
+// each calls f on the owning goroutine for the nodes that a query asks for.
+func (d *Daemon) each(ctx context.Context, q *query, f func(n *node) error) error {
+	for _, n := range d.nodes {
+		if q.node != control.AllNodes && q.node != n.index {
+			continue
+		}
+		if err := d.own(ctx, n, func() error { return f(n) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// seesSlot tells whether a peer may see what belongs to a slot now. On the
+// owning goroutine.
+func (n *node) seesSlot(p peer, slot int) bool {
+	if p.all() {
+		return true
+	}
+	dom, ok := n.domains.Domain(slot)
+	return ok && p.sees(dom.UID)
+}
+
+// seesPDID is seesSlot for what names a domain by its PDID.
+func (n *node) seesPDID(p peer, pdid device.PDID) bool {
+	if p.all() {
+		return true
+	}
+	for _, dom := range n.domains.Domains() {
+		if dom.PDID == pdid {
+			return p.sees(dom.UID)
+		}
+	}
+	return false
+}
+
+func (d *Daemon) viewStatus(ctx context.Context, _ *query) (any, error) {
+	s := control.Status{
+		Version: control.Version, DaemonVersion: version.String(), Protocol: attach.Protocol,
+		PID: os.Getpid(), UID: uint32(os.Geteuid()), Device: d.cfg.Device,
+		Socket: d.cfg.Socket, AttachSocket: control.AttachSocket(d.cfg.Socket),
+		State: *d.state.Load(), UptimeNS: d.now(), Nodes: len(d.nodes),
+		Handshakes: d.handshakes.total(),
+		TimeoutUS:  d.cfg.TimeoutUS, GuardUS: d.cfg.GuardUS, SourceFaults: d.cfg.SourceFaults,
+	}
+	var processes []*proc.Process
+	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
+		s.Domains += len(n.domains.Domains())
+		s.Faults += n.faults.Stats().Total.Entries
+		processes = append(processes, n.processes()...)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.PinnedBytes = d.pinned(processes)
+	return s, nil
+}
+
+// processes lists the attached processes. On the owning goroutine.
+func (n *node) processes() (list []*proc.Process) {
+	for _, s := range n.sessions {
+		if s != nil {
+			list = append(list, s.process)
+		}
+	}
+	return list
+}
+
+// pinned sums what is locked or pinned in pfd and in the processes; one that is
+// attached twice counts once. -1: it could not be read of one of them.
+func (d *Daemon) pinned(processes []*proc.Process) int64 {
+	sum := pinnedOf(d.self)
+	counted := map[int]bool{os.Getpid(): true}
+	for _, p := range processes {
+		if counted[p.PID()] {
+			continue
+		}
+		counted[p.PID()] = true
+		n := pinnedOf(p)
+		if n < 0 || sum < 0 {
+			return -1
+		}
+		sum += n
+	}
+	return sum
+}
+
+// pinnedOf gives a process's VmLck + VmPin; a process that has gone has none;
+// -1: the kernel does not say.
+func pinnedOf(p *proc.Process) int64 {
+	n, err := p.Locked()
+	switch {
+	case err == nil:
+		return n
+	case errors.Is(err, proc.ErrGone), errors.Is(err, proc.ErrClosed):
+		return 0
+	}
+	return -1
+}
+
+func (d *Daemon) viewNodes(ctx context.Context, q *query) (any, error) {
+	r := control.Nodes{Version: control.Version, Nodes: []control.Node{}}
+	err := d.each(ctx, q, func(n *node) error {
+		v, err := readNode(n.bus, n.index)
+		v.Domains = len(n.domains.Domains())
+		r.Nodes = append(r.Nodes, v)
+		return err
+	})
+	return r, err
+}
+
+func (d *Daemon) viewDomains(ctx context.Context, q *query) (any, error) {
+	r := control.Domains{Version: control.Version, Domains: []control.Domain{}}
+	var processes []*proc.Process // of the domains, nil where the session has gone
+	err := d.each(ctx, q, func(n *node) error {
+		stats := n.faults.Stats()
+		for _, dom := range n.domains.Domains() {
+			if !q.peer.sees(dom.UID) {
+				continue
+			}
+			v := control.Domain{
+				Node: n.index, Slot: dom.Slot, PDID: uint16(dom.PDID), UID: dom.UID, PID: dom.PID,
+				Group: dom.Group, Member: dom.Member, Interface: dom.Interface,
+				Peers: []uint16{}, State: dom.State.String(),
+			}
+			for _, p := range dom.Peers {
+				v.Peers = append(v.Peers, uint16(p))
+			}
+			var process *proc.Process
+			if s := n.sessions[dom.Slot]; s != nil {
+				process = s.process
+				v.Method, v.Policy = s.method.String(), s.policy.String()
+				v.AgeNS = int64(s.since(d.now()))
+				now, base := &stats.Slots[dom.Slot], &s.joined.base
+				v.Faults = now.Entries - base.Entries
+				v.PagesIn = now.Pages - base.Pages
+				v.Failed = now.RAPFFail - base.RAPFFail
+			}
+			r.Domains = append(r.Domains, v)
+			processes = append(processes, process)
+		}
+		return nil
+	})
+	for i, p := range processes {
+		if p != nil {
+			r.Domains[i].PinnedBytes = pinnedOf(p)
+		}
+	}
+	return r, err
+}
+
+// statusTexts say why a transfer failed (spec/messages.md 1, reserved_1).
+var statusTexts = [...]string{
+	device.StatusNone:       "",
+	device.StatusSlaveError: "page fault that was never resolved",
+	device.StatusDecode:     "bad descriptor, or an address that is not mapped or not permitted",
+	device.StatusNoContext:  "no receive context at the target",
+	device.StatusCorrupt:    "packets kept arriving corrupted",
+	device.StatusDomain:     "protection domain unknown or not admitted at the target",
+	device.StatusReserved:   "reserved code",
+	device.StatusBufferFull: "destination buffer full",
+	device.StatusLimit:      "retransmission limit",
+	device.StatusAborted:    "aborted by the process",
+	device.StatusGone:       "domain or node gone",
+}
+
+// ongoing tells whether a transfer is under way in the channel.
+func (c *ChannelInfo) ongoing() bool {
+	if c.Channel < device.WriteChannels {
+		return c.Descriptor.Done == device.DoneOngoing
+	}
+	return c.Descriptor.Done == device.DoneReadOngoing
+}
+
+// state names a channel's done value (001 tables 2.2, 3.4).
+func (c *ChannelInfo) state() string {
+	switch done := c.Descriptor.Done; {
+	case done == device.DoneCompleted:
+		return "completed"
+	case done == device.DoneFailed:
+		return "failed"
+	case c.ongoing():
+		return "ongoing"
+	case c.Channel < device.WriteChannels && done == device.DoneInitialized:
+		return "initialized"
+	case c.Channel < device.WriteChannels && done == device.DoneReset,
+		c.Channel >= device.WriteChannels && done == device.DoneReadReset:
+		return "reset"
+	}
+	return "unknown"
+}
+
+func (d *Daemon) viewChannels(ctx context.Context, q *query) (any, error) {
+	r := control.Channels{Version: control.Version, Channels: []control.Channel{}}
+	err := d.each(ctx, q, func(n *node) error {
+		for _, c := range d.machine.Channels(n.index) {
+			if !n.seesSlot(q.peer, c.Slot) {
+				continue
+			}
+			v := control.Channel{
+				Node: n.index, Slot: c.Slot, Channel: c.Channel, PDID: uint16(c.PDID),
+				State: c.state(), Status: c.Descriptor.Status,
+				Src: control.Hex(c.Descriptor.Src), Dst: control.Hex(c.Descriptor.Dst),
+				SizeBytes: uint64(c.Descriptor.Size), IssuedBytes: c.IssuedBytes,
+				Blocks: c.Blocks, Acked: c.Acked, InFlight: c.InFlight, Paused: c.Paused,
+				DstNode: uint32(c.Descriptor.DstNode), DstPDID: uint16(c.DstPDID),
+			}
+			if int(v.Status) < len(statusTexts) {
+				v.StatusText = statusTexts[v.Status]
+			}
+			r.Channels = append(r.Channels, v)
+		}
+		return nil
+	})
+	return r, err
+}
+
+func (d *Daemon) viewSMMU(ctx context.Context, q *query) (any, error) {
+	r := control.SMMU{Version: control.Version, Banks: []control.SMMUBank{}}
+	err := d.each(ctx, q, func(n *node) error {
+		for i := range device.Slots {
+			if !n.seesSlot(q.peer, i) {
+				continue
+			}
+			b, err := readBank(n.bus, n.index, i)
+			if err != nil {
+				return err
+			}
+			r.Banks = append(r.Banks, b)
+		}
+		return nil
+	})
+	return r, err
+}
+
+func (d *Daemon) viewFIFO(ctx context.Context, q *query) (any, error) {
+	r := control.FIFOs{Version: control.Version, FIFOs: []control.FIFO{}}
+	err := d.each(ctx, q, func(n *node) error {
+		for _, source := range []bool{false, true} {
+			if source && n.caps&device.CapsTXFIFO == 0 {
+				continue
+			}
+			f := control.FIFO{
+				Node: n.index, Name: "rxfifo", Entries: []control.FIFOEntry{},
+				Depth: int(n.caps >> device.CapsDepthShift & device.CapsDepthMask),
+			}
+			if source {
+				f.Name = "txfifo"
+			}
+			var err error
+			if f.Level, f.Overflow, err = readFIFOStatus(n.bus, source); err != nil {
+				return err
+			}
+			for _, e := range d.machine.FIFO(n.index, source) {
+				if !n.seesPDID(q.peer, e.Entry.PDID) {
+					continue
+				}
+				f.Entries = append(f.Entries, control.FIFOEntry{
+					SourceNode: uint32(e.Entry.Source), Transaction: uint16(e.Entry.Transaction),
+					Sequence: uint16(e.Entry.Sequence), PDID: uint16(e.Entry.PDID),
+					Process: e.Entry.Process, VA: control.Hex(e.Entry.VA()),
+					Response: e.Entry.Response, RemainingBytes: e.Remaining,
+				})
+			}
+			r.FIFOs = append(r.FIFOs, f)
+		}
+		return nil
+	})
+	return r, err
+}
+
+func (d *Daemon) viewCounters(ctx context.Context, q *query) (any, error) {
+	r := control.Counters{Version: control.Version, Counters: []control.Counter{}}
+	if q.node == control.AllNodes {
+		r.Counters = append(r.Counters, control.Counter{
+			Node: control.AllNodes, Name: control.CounterRefused, Value: d.refused.Load(),
+			Help: "attachments refused",
+		})
+	}
+	err := d.each(ctx, q, func(n *node) error {
+		list, err := n.counters()
+		r.Counters = append(r.Counters, list...)
+		return err
+	})
+	return r, err
+}
+
+// counters lists a node's counters, the driver's first. On the owning goroutine.
+func (n *node) counters() ([]control.Counter, error) {
+	hw, err := readCounters(n.bus)
+	if err != nil {
+		return nil, err
+	}
+	s := n.faults.Stats()
+	t := &s.Total
+	sent := n.sender.Counters()
+	list := []control.Counter{
+		{Name: control.CounterFaults, Value: t.Entries, Help: "faults of known domains that were served"},
+		{Name: "faults_local_total", Value: t.Local, Help: "of these, at a source"},
+		{Name: "faults_remote_total", Value: t.Remote, Help: "of these, at a destination"},
+		{Name: control.CounterMinor, Value: t.Minor, Help: "page-ins that needed no device"},
+		{Name: control.CounterMajor, Value: t.Major, Help: "page-ins that read from a device"},
+		{Name: control.CounterPermission, Value: t.Permission, Help: "page-ins that copied a page before a write"},
+		{Name: "faults_duplicate_total", Value: t.Duplicates, Help: "entries that a block already waited for"},
+		{Name: "faults_delegated_total", Value: t.Delegated, Help: "faults that the process was asked to page in"},
+		{Name: "faults_dropped_total", Value: t.Dropped + s.BadPage + s.Invalid, Help: "entries that were not served: the guard time-out recovers"},
+		{Name: control.CounterUnattributed, Value: s.UnknownPDID, Help: "entries of a PDID that no domain has"},
+		{Name: control.CounterPagesIn, Value: t.Pages, Help: "pages made resident by pfd"},
+		{Name: control.CounterRAPF, Value: t.RAPF, Help: "retransmissions asked for by pfd"},
+		{Name: control.CounterFailed, Value: t.RAPFFail, Help: "blocks ended by the fail bit"},
+		{Name: "rapf_unsent_total", Value: t.Refused + t.Busy, Help: "retransmission requests that the packetizer did not take"},
+		{Name: "netlink_sent_total", Value: sent.Sent, Help: "fault messages sent to processes"},
+		{Name: "netlink_full_total", Value: sent.Full, Help: "fault messages not sent: the process does not read"},
+		{Name: "netlink_failed_total", Value: sent.NoReceiver + sent.Failed, Help: "fault messages not sent for another reason"},
+		{Name: control.CounterMailbox, Value: n.mailbox, Help: "messages drained from pfd's mailboxes"},
+		{Name: control.CounterAttached, Value: n.attached, Help: "processes attached"},
+		{Name: control.CounterEnded, Value: n.ended, Help: "attachments ended"},
+	}
+	for c := range device.Counters {
+		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: "hardware counter " + c.String()})
+	}
+	for i := range list {
+		list[i].Node = n.index
+	}
+	return list, nil
+}
+
+func (d *Daemon) viewFaults(ctx context.Context, q *query) (any, error) {
+	r := control.Faults{Version: control.Version, Faults: []control.Fault{}}
+	err := d.each(ctx, q, func(n *node) error {
+		for _, rec := range n.faults.Records(control.MaxFaults) {
+			if n.seesRecord(q.peer, &rec) {
+				r.Faults = append(r.Faults, viewFault(n.index, &rec))
+			}
+		}
+		return nil
+	})
+	slices.SortStableFunc(r.Faults, func(a, b control.Fault) int { return cmp.Compare(a.TimeNS, b.TimeNS) })
+	if len(r.Faults) > q.n {
+		r.Faults = r.Faults[len(r.Faults)-q.n:]
+	}
+	return r, err
+}
+
+// seesRecord: a slot's former faults belong to its former domain, which another
+// uid may have had.
+func (n *node) seesRecord(p peer, rec *fault.Record) bool {
+	if p.all() {
+		return true
+	}
+	if rec.Slot < 0 || rec.Slot >= device.Slots {
+		return false
+	}
+	s := n.sessions[rec.Slot]
+	return s != nil && p.sees(s.uid) && rec.PDID == s.joined.domain.PDID && began(rec) >= s.joined.since
+}
+
+// began gives the time of a record's first stage.
+func began(rec *fault.Record) int64 {
+	if rec.Interrupt != 0 {
+		return rec.Interrupt
+	}
+	return rec.Drained
+}
+
+func viewFault(index int, rec *fault.Record) control.Fault {
+	start := began(rec)
+	after := func(t int64) int64 {
+		if t == 0 {
+			return -1
+		}
+		return t - start
+	}
+	f := control.Fault{
+		Node: index, Slot: rec.Slot, PDID: uint16(rec.PDID), Page: control.Hex(rec.Page),
+		Write: rec.Write, Method: rec.Method.String(), Policy: rec.Policy.String(),
+		Outcome: rec.Outcome.String(), SourceNode: uint32(rec.Source), Block: rec.Block,
+		Transaction: uint16(rec.Transaction), Sequence: uint16(rec.Sequence),
+		TimeNS: start, DrainedNS: after(rec.Drained), StartedNS: after(rec.Started),
+		ResidentNS: after(rec.Resident), RAPFNS: after(rec.Answered),
+	}
+	if rec.Resident != 0 {
+		f.Kind = rec.Kind.String()
+	}
+	return f
+}
+
+func (d *Daemon) viewRegisters(ctx context.Context, q *query) (any, error) {
+	if !q.peer.all() {
+		return nil, &failure{http.StatusForbidden, control.CodeForbidden,
+			fmt.Sprintf("registers hold what belongs to all users: ask as root or as uid %d, which pfd runs as", os.Geteuid())}
+	}
+	r := control.Registers{Version: control.Version, Registers: []control.Register{}}
+	for _, reg := range device.Registers() {
+		if q.window != "" && q.window != reg.Window.String() {
+			continue
+		}
+		// An array at a time: the owner has other things to do in between.
+		err := d.each(ctx, q, func(n *node) error {
+			list, err := readRegister(n, &reg)
+			r.Registers = append(r.Registers, list...)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.SortStableFunc(r.Registers, func(a, b control.Register) int { return cmp.Compare(a.Node, b.Node) })
+	return r, nil
+}
+
+// nodeNames says which nodes there are, for people.
+func (d *Daemon) nodeNames() string {
+	if len(d.nodes) == 1 {
+		return fmt.Sprintf("node %d only", d.nodes[0].id)
+	}
+	return fmt.Sprintf("nodes %d to %d", d.nodes[0].id, d.nodes[len(d.nodes)-1].id)
+}
+
+// uptime is for the log.
+func (d *Daemon) uptime() time.Duration { return time.Since(d.began).Round(time.Millisecond) }

@@ -37,14 +37,15 @@ func New(w device.Window, n int) *Port {
 	return &Port{w: w, base: uint32(n) % device.Interfaces * device.PageSize}
 }
 
-// Refused counts the messages whose refusal was seen, those among them that
-// Send could not yet report because they were on their way when it returned.
+// Refused counts the messages whose refusal was seen. One by another node's
+// mailbox may come after the channel was free again and is then not seen here:
+// whoever needs an answer asks for one (a RAPF's is the retransmission, with the
+// guard time-out behind it).
 func (p *Port) Refused() uint64 { return p.refused }
 
 // Send sends one to eight u64 to a mailbox of node dst. It gives ErrRefused
-// when the hardware refuses the message at once; nil when it was taken, or is
-// on its way (a later refusal is counted in Refused); ErrBusy when no channel
-// is free.
+// when the hardware refuses the message at once; nil when it was taken or is on
+// its way; ErrBusy when no channel is free.
 func (p *Port) Send(dst device.NodeID, mailbox uint8, words ...uint64) error {
 	if len(words) == 0 || len(words) > device.PktzMaxWords {
 		return fmt.Errorf("%w, not %d", ErrWords, len(words))

@@ -58,14 +58,18 @@ type Frame struct {
 	// [256*i, 256*(i+1)) of the block: arrived, arrived with a bad payload CRC,
 	// arrived more than once.
 	Present, Corrupt, Duplicate uint64
-	// HasWords says that the completion words travel with the block.
-	HasWords   bool
-	Completion Completion
+	// HasWords says that completion words belong to the block (a flag of each of
+	// its packets); they stand in Completion unless their packet is missing.
+	HasWords     bool
+	WordsMissing bool
+	Completion   Completion
 	// Payload holds the block's bytes, Length of them, from a Pool.
 	Payload []byte
 	// Message holds a Message's payload, MessageLen words of it.
 	Message    [device.PktzMaxWords]uint64
 	MessageLen uint8
+	// Refs counts the memory accesses that still use Payload.
+	Refs int
 }
 
 // Packets gives the number of data packets that a block of length bytes has.
@@ -78,4 +82,14 @@ func All(length int) uint64 {
 		return ^uint64(0)
 	}
 	return 1<<uint(n) - 1
+}
+
+// Block is what the firmware tells the PLDMA to send: one transaction, with the
+// header that its packets carry and where its bytes come from.
+type Block struct {
+	Header
+	Slot       uint8     // slot of the initiator's domain, whose memory is read
+	Source     device.VA // the block's first byte there
+	HasWords   bool
+	Completion Completion
 }

@@ -1,0 +1,68 @@
+package emu
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/exanet/pfd/device"
+)
+
+// bus is device.Bus for one node: function calls on the engine goroutine.
+type bus struct {
+	engine *Engine
+	node   *node
+}
+
+func (b *bus) Window(id device.WindowID) device.Window { return b.node.windows[id] }
+
+func (b *bus) Post(f func()) { b.engine.post(f) }
+
+func (b *bus) Serve(ctx context.Context, h device.Handler) error {
+	b.engine.post(func() { b.node.handler = h })
+	select {
+	case <-ctx.Done():
+	case <-b.engine.done:
+		return fmt.Errorf("node %d: the emulated machine has ended: %w", b.node.index, device.ErrGone)
+	}
+	off := make(chan struct{})
+	b.engine.post(func() { b.node.handler = nil; close(off) })
+	select {
+	case <-off:
+	case <-b.engine.done:
+	}
+	return nil
+}
+
+func (b *bus) Do(slotIndex int, c device.Call, long bool) {
+	k := b.engine.newCall()
+	k.kind, k.node, k.task, k.long = callTask, b.node, c, long
+	if slotIndex >= 0 && slotIndex < device.Slots {
+		k.slot = b.node.slots[slotIndex]
+	}
+	b.engine.tasks = append(b.engine.tasks, k)
+}
+
+// window is device.Window over a node's registers.
+type window struct {
+	engine *Engine
+	node   *node
+	id     device.WindowID
+}
+
+func (w *window) Read32(off uint32) (uint32, error) {
+	return uint32(w.node.soc.Load(w.id, off, 4)), nil
+}
+
+func (w *window) Read64(off uint32) (uint64, error) {
+	return w.node.soc.Load(w.id, off, 8), nil
+}
+
+func (w *window) Write32(off uint32, v uint32) error {
+	w.engine.store(w.node, w.id, off, 4, uint64(v))
+	return nil
+}
+
+func (w *window) Write64(off uint32, v uint64) error {
+	w.engine.store(w.node, w.id, off, 8, v)
+	return nil
+}

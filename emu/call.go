@@ -1,0 +1,205 @@
+package emu
+
+import (
+	"errors"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/pldma"
+)
+
+type callKind uint8
+
+const (
+	callWalk callKind = iota + 1
+	callMove
+	callTask
+)
+
+// maxJoin bounds what one walk or move covers: 64 pages, 256 KiB (design.md).
+const maxJoin = 64
+
+// call is one piece of work that may sleep in the kernel: a walk or a move of
+// neighbouring accesses, or a device.Call of the driver. While it runs it
+// touches nothing but itself; its result is taken on the engine goroutine.
+type call struct {
+	kind    callKind
+	long    bool
+	write   bool
+	ordered bool
+	node    *node
+	slot    *slot
+	mem     Memory
+	task    device.Call
+
+	va    device.VA
+	pages int
+	count int // accesses joined
+	ids   [maxJoin]uint32
+	vas   [maxJoin]device.VA
+	lens  [maxJoin]int
+	bufs  [maxJoin][]byte
+
+	walk    proc.Walk
+	moved   int
+	err     error
+	elapsed time.Duration
+	next    *call
+}
+
+func (e *Engine) newCall() *call {
+	c := e.free
+	if c == nil {
+		return new(call)
+	}
+	e.free = c.next
+	c.next = nil
+	return c
+}
+
+func (e *Engine) freeCall(c *call) {
+	for i := range c.bufs[:c.count] {
+		c.bufs[i] = nil
+	}
+	c.node, c.slot, c.mem, c.task, c.err = nil, nil, nil, nil, nil
+	c.count, c.pages, c.moved, c.elapsed, c.long, c.ordered = 0, 0, 0, 0, false, false
+	c.next = e.free
+	e.free = c
+}
+
+// access makes one call of the walk or move at the head of the queue and of
+// those behind it that continue it, and has it done.
+func (e *Engine) access() bool {
+	first := &e.queue[e.head]
+	a := first.action.Access
+	n := first.node
+	c := e.newCall()
+	c.kind, c.node, c.slot = callWalk, n, n.slots[a.Slot]
+	if first.action.Kind == soc.Move {
+		c.kind = callMove
+	}
+	c.write, c.ordered, c.va = a.Write, a.Ordered, a.VA
+	end := a.VA
+	for e.head < len(e.queue) && c.count < maxJoin {
+		it := &e.queue[e.head]
+		b := it.action.Access
+		if it.node != n || it.action.Kind != first.action.Kind || b.Slot != a.Slot || b.Write != c.write || b.VA != end ||
+			c.count > 0 && (b.Ordered || c.ordered) {
+			break
+		}
+		pages := spanPages(c.va, b.VA+device.VA(len(b.Data)))
+		if c.count > 0 && pages > maxJoin {
+			break
+		}
+		c.add(b)
+		c.pages = pages
+		end = b.VA + device.VA(len(b.Data))
+		e.head++
+	}
+	if c.slot == nil {
+		c.err = proc.ErrGone
+		e.complete(c)
+		return true
+	}
+	c.mem = c.slot.att.Memory
+	return e.dispatch(c)
+}
+
+func spanPages(from, to device.VA) int {
+	return int((uint64(to)+device.PageSize-1)>>device.PageShift - uint64(from)>>device.PageShift)
+}
+
+func (c *call) add(a *pldma.Access) {
+	i := c.count
+	c.ids[i], c.vas[i], c.lens[i], c.bufs[i] = a.ID, a.VA, len(a.Data), a.Data
+	c.count++
+}
+
+// run does the call. It is what may sleep.
+func (c *call) run() {
+	switch c.kind {
+	case callWalk:
+		c.walk, c.err = c.mem.Walk(c.va, c.pages, c.write)
+	case callMove:
+		c.move()
+	case callTask:
+		c.task.Run()
+	}
+}
+
+func (c *call) move() {
+	bufs := c.bufs[:c.count]
+	switch {
+	case c.ordered:
+		// Two words, the second only after the first (001 §2.3.3.2).
+		words := c.bufs[0]
+		one := [1][]byte{words[:8]}
+		if c.moved, c.err = c.mem.WriteV(one[:], c.va); c.err != nil || c.moved < 8 {
+			return
+		}
+		one[0] = words[8:16]
+		n, err := c.mem.WriteV(one[:], c.va+8)
+		c.moved, c.err = c.moved+n, err
+	case c.write:
+		c.moved, c.err = c.mem.WriteV(bufs, c.va)
+	default:
+		c.moved, c.err = c.mem.ReadV(bufs, c.va)
+	}
+}
+
+// complete takes a call's result on the engine goroutine.
+func (e *Engine) complete(c *call) {
+	e.settle(c)
+	switch c.kind {
+	case callTask:
+		c.task.Done()
+	case callWalk:
+		e.walked(c)
+	case callMove:
+		e.moved(c)
+	}
+	e.freeCall(c)
+}
+
+func (e *Engine) walked(c *call) {
+	if c.err != nil {
+		c.walk = proc.Walk{Absent: ^uint64(0)}
+		e.lost(c)
+	}
+	base := uint64(c.va) >> device.PageShift
+	for i := range c.count {
+		pages := spanPages(c.vas[i], c.vas[i]+device.VA(c.lens[i]))
+		shift := uint64(c.vas[i])>>device.PageShift - base
+		mask := uint64(1)<<uint(pages) - 1
+		e.step(c.node, &soc.Event{
+			Kind: soc.Walked, Access: c.ids[i],
+			Absent: c.walk.Absent >> shift & mask, Denied: c.walk.Denied >> shift & mask,
+		})
+	}
+}
+
+func (e *Engine) moved(c *call) {
+	if c.err != nil {
+		e.lost(c)
+	}
+	left := c.moved
+	for i := range c.count {
+		ok := left >= c.lens[i]
+		left -= c.lens[i]
+		e.step(c.node, &soc.Event{Kind: soc.Moved, Access: c.ids[i], OK: ok})
+	}
+}
+
+// lost tells the owner of a slot, once, that its address space is gone.
+func (e *Engine) lost(c *call) {
+	s := c.slot
+	if s == nil || s.gone || !errors.Is(c.err, proc.ErrGone) {
+		return
+	}
+	s.gone = true
+	if s.att.Gone != nil {
+		s.att.Gone()
+	}
+}

@@ -1,0 +1,265 @@
+package emu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/wire"
+	"golang.org/x/sys/unix"
+)
+
+// Memory is a process's memory as the machines reach it; *proc.Process is one.
+type Memory interface {
+	Walk(va device.VA, pages int, write bool) (proc.Walk, error)
+	ReadV(dst [][]byte, va device.VA) (int, error)
+	WriteV(src [][]byte, va device.VA) (int, error)
+}
+
+// Attachment ties a process to a domain slot.
+type Attachment struct {
+	Pages  *attach.Pages // descriptors, doorbell, packetizer, wake flags
+	Wake   int           // eventfd by which the process wakes a sleeping engine
+	Memory Memory
+	// Gone is called once, on the owning goroutine, when the process's address
+	// space is found gone (exit or exec). It must not block. May be nil.
+	Gone func()
+}
+
+// Config is what an engine is built with.
+type Config struct {
+	Nodes  int // 1..MaxNodes; node i has id i
+	VABits int // 39..48; 0: 48
+	// NoTXFIFO leaves source faults to the senders' time-outs.
+	NoTXFIFO bool
+	// Spin is how long the engine looks for work before it sleeps in the
+	// kernel; 0: DefaultSpin, negative: not at all.
+	Spin time.Duration
+	Log  *slog.Logger // nil: slog.Default
+}
+
+// Limits and defaults of an engine (ours).
+const (
+	MaxNodes    = 64
+	DefaultSpin = 50 * time.Microsecond
+
+	leaseTime = 20 * time.Millisecond
+)
+
+// ErrConfig says that an engine cannot be built as asked.
+var ErrConfig = errors.New("emulated machine")
+
+// Engine drives the nodes. Exported methods say where they may be called.
+type Engine struct {
+	cfg   Config
+	log   *slog.Logger
+	pool  *wire.Pool
+	base  time.Time
+	nodes []*node
+
+	// Owned by the engine goroutine.
+	queue   []item // actions to be done, from head on
+	head    int
+	actions []soc.Action // scratch of step
+	tasks   []*call      // calls that Do asked for
+	current *call        // what the lease is held for
+	live    []*slot      // attached slots
+	free    *call
+	stop    bool
+
+	lease  atomic.Uint64 // odd: in a call that may sleep
+	parked atomic.Bool   // the supervisor sleeps until it is kicked
+	unpark chan struct{}
+
+	mu       sync.Mutex // guards posts, finished
+	posts    []func()
+	spare    []func()
+	finished []*call
+	spareFin []*call
+	inbox    atomic.Bool // posts or finished is not empty
+	asleep   atomic.Bool
+
+	epoll, event int
+	done         chan struct{}
+	started      atomic.Bool
+	closeOnce    sync.Once
+}
+
+type item struct {
+	node   *node
+	action soc.Action
+}
+
+type node struct {
+	index    int
+	soc      *soc.Node
+	windows  [device.Windows]*window
+	bus      *bus
+	handler  device.Handler
+	pending  uint32 // vectors to be delivered
+	slots    [device.Slots]*slot
+	takeover uint64 // calls that outlasted their lease
+}
+
+// slot is an attached domain slot.
+type slot struct {
+	node  *node
+	index int
+	att   *Attachment
+	kick  uint32 // last seen
+	gone  bool
+	slow  bool // served by mem instead of inline
+	quick int  // short calls in a row since it became slow
+	mem   worker
+	pager worker
+}
+
+// New builds the machine; Run drives it. Errors match ErrConfig.
+func New(cfg Config) (*Engine, error) {
+	if cfg.VABits == 0 {
+		cfg.VABits = device.MaxVABits
+	}
+	if cfg.Spin == 0 {
+		cfg.Spin = DefaultSpin
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.Nodes < 1 || cfg.Nodes > MaxNodes {
+		return nil, fmt.Errorf("%w: %d nodes: give 1 to %d", ErrConfig, cfg.Nodes, MaxNodes)
+	}
+	if cfg.VABits < device.MinVABits || cfg.VABits > device.MaxVABits {
+		return nil, fmt.Errorf("%w: %d bits of virtual address: give %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
+	}
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("emulated machine: epoll: %w", err)
+	}
+	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		_ = unix.Close(epoll)
+		return nil, fmt.Errorf("emulated machine: eventfd: %w", err)
+	}
+	e := &Engine{
+		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
+		epoll: epoll, event: event, unpark: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	if err := e.watch(event); err != nil {
+		e.close()
+		return nil, err
+	}
+	epoch := uint16(e.base.UnixNano() >> 20)
+	for i := range cfg.Nodes {
+		n := &node{index: i}
+		n.soc = soc.New(soc.Config{
+			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: true,
+			Epoch: max(epoch, 1), Pool: e.pool,
+			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
+		})
+		n.bus = &bus{engine: e, node: n}
+		for w := range n.windows {
+			n.windows[w] = &window{engine: e, node: n, id: device.WindowID(w)}
+		}
+		e.nodes = append(e.nodes, n)
+	}
+	return e, nil
+}
+
+func (e *Engine) watch(fd int) error {
+	// Edge-triggered and never read: a peer could make its eventfd block.
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
+	if err := unix.EpollCtl(e.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		return fmt.Errorf("emulated machine: watch descriptor: %w", err)
+	}
+	return nil
+}
+
+// Nodes gives the number of nodes. Any goroutine.
+func (e *Engine) Nodes() int { return len(e.nodes) }
+
+// Bus gives the way to a node. Any goroutine.
+func (e *Engine) Bus(node int) device.Bus { return e.nodes[node].bus }
+
+// Now gives the engine's time in ns, which the machines see. Any goroutine.
+func (e *Engine) Now() int64 { return int64(time.Since(e.base)) }
+
+// Run drives the machine until ctx ends. It is called once.
+func (e *Engine) Run(ctx context.Context) error {
+	if !e.started.CompareAndSwap(false, true) {
+		return fmt.Errorf("%w: Run called twice", ErrConfig)
+	}
+	go e.loop(nil)
+	super := make(chan struct{})
+	go func() {
+		defer close(super)
+		e.supervise()
+	}()
+	select {
+	case <-ctx.Done():
+		e.post(func() { e.stop = true })
+		<-e.done
+	case <-e.done:
+	}
+	<-super
+	e.close()
+	return nil
+}
+
+func (e *Engine) close() {
+	e.closeOnce.Do(func() {
+		_ = unix.Close(e.epoll)
+		e.mu.Lock()
+		fd := e.event
+		e.event = -1
+		e.mu.Unlock()
+		_ = unix.Close(fd)
+	})
+}
+
+// Attach ties a process to a slot of a node. On the owning goroutine.
+func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
+	n := e.nodes[nodeIndex]
+	if n.slots[slotIndex] != nil {
+		return fmt.Errorf("%w: slot %d of node %d is attached already", ErrConfig, slotIndex, nodeIndex)
+	}
+	if err := e.watch(a.Wake); err != nil {
+		return err
+	}
+	s := &slot{node: n, index: slotIndex, att: a, kick: a.Pages.Kick() - 1}
+	n.slots[slotIndex] = s
+	e.live = append(e.live, s)
+	return nil
+}
+
+// Detach lets a slot's process go; the machine touches neither its pages nor its
+// memory any more. On the owning goroutine, when the slot is quiet.
+func (e *Engine) Detach(nodeIndex, slotIndex int) {
+	n := e.nodes[nodeIndex]
+	s := n.slots[slotIndex]
+	if s == nil {
+		return
+	}
+	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
+	n.slots[slotIndex] = nil
+	for i, l := range e.live {
+		if l == s {
+			e.live = append(e.live[:i], e.live[i+1:]...)
+			break
+		}
+	}
+}
+
+// Node gives a node's machine, to look at. On the owning goroutine.
+func (e *Engine) Node(i int) *soc.Node { return e.nodes[i].soc }
+
+// LeasesLost counts the calls for a node's domains that outlasted their lease.
+// On the owning goroutine.
+func (e *Engine) LeasesLost(nodeIndex int) uint64 { return e.nodes[nodeIndex].takeover }

@@ -1,0 +1,197 @@
+package emu
+
+import (
+	"runtime"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Recovery of a slow domain: after so many calls in a row that were shorter than
+// quickCall it is served inline again (ours).
+const (
+	quickCalls = 256
+	quickCall  = time.Millisecond
+)
+
+// dispatch has a call done: inline under a lease, or by a worker of its domain
+// where it is known to be long or the domain slow. False: the lease was lost.
+func (e *Engine) dispatch(c *call) bool {
+	s := c.slot
+	switch {
+	case s == nil && c.kind == callTask:
+		// No process is attached to the slot: nobody's worker would serve it.
+		return e.perform(c)
+	case c.long:
+		s.pager.submit(e, c)
+	case s.slow:
+		s.mem.submit(e, c)
+	default:
+		return e.perform(c)
+	}
+	return true
+}
+
+// perform does a call inline under a lease. The lease is a count, odd within a
+// call; the supervisor takes it over by making it even, and then everything that
+// the engine owns belongs to the goroutine it starts.
+func (e *Engine) perform(c *call) bool {
+	if e.parked.Load() {
+		select {
+		case e.unpark <- struct{}{}:
+		default:
+		}
+	}
+	e.current = c
+	held := e.lease.Add(1)
+	c.run()
+	if !e.lease.CompareAndSwap(held, held+1) {
+		e.finish(c)
+		return false
+	}
+	e.complete(c)
+	return true
+}
+
+// overtaken goes on where another goroutine got stuck in call late.
+func (e *Engine) overtaken(late *call) {
+	if late.node != nil {
+		late.node.takeover++
+	}
+	if s := late.slot; s != nil {
+		s.slow, s.quick = true, 0
+		e.log.Warn("memory access over its lease: the domain is served by a worker of its own",
+			"node", s.node.index, "slot", s.index, "after", leaseTime)
+	}
+}
+
+// settle follows how a slow domain's calls fare.
+func (e *Engine) settle(c *call) {
+	s := c.slot
+	if s == nil || !s.slow || c.elapsed == 0 {
+		return
+	}
+	if c.elapsed > quickCall {
+		s.quick = 0
+		return
+	}
+	if s.quick++; s.quick >= quickCalls && s.mem.idle() {
+		s.slow = false
+	}
+}
+
+// supervise looks every few milliseconds whether a call has outlasted its
+// lease. It parks when nothing goes on, so that an idle machine uses no CPU.
+func (e *Engine) supervise() {
+	const period = leaseTime / 4
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	seen, since, quiet := uint64(0), time.Now(), 0
+	for {
+		select {
+		case <-e.done:
+			return
+		case <-tick.C:
+		}
+		v := e.lease.Load()
+		if v != seen {
+			seen, since, quiet = v, time.Now(), 0
+			continue
+		}
+		if v&1 == 0 {
+			if quiet++; quiet < 64 {
+				continue
+			}
+			tick.Stop()
+			e.parked.Store(true)
+			// A call that began before it saw the flag shows in the count.
+			if e.lease.Load() == v {
+				select {
+				case <-e.done:
+					return
+				case <-e.unpark:
+				}
+			}
+			e.parked.Store(false)
+			tick.Reset(period)
+			quiet, since = 0, time.Now()
+			continue
+		}
+		if time.Since(since) < leaseTime {
+			continue
+		}
+		if e.lease.CompareAndSwap(v, v+1) {
+			go e.loop(e.current)
+		}
+	}
+}
+
+// worker does the calls of one domain one after the other, on a goroutine that
+// lives while there are any.
+type worker struct {
+	mu      sync.Mutex
+	head    *call
+	tail    *call
+	running bool
+}
+
+func (w *worker) submit(e *Engine, c *call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c.next = nil
+	if w.tail != nil {
+		w.tail.next = c
+	} else {
+		w.head = c
+	}
+	w.tail = c
+	if !w.running {
+		w.running = true
+		go w.serve(e)
+	}
+}
+
+func (w *worker) serve(e *Engine) {
+	for {
+		w.mu.Lock()
+		c := w.head
+		if c == nil {
+			w.running = false
+			w.mu.Unlock()
+			return
+		}
+		w.head = c.next
+		if w.head == nil {
+			w.tail = nil
+		}
+		w.mu.Unlock()
+		c.next = nil
+		start := time.Now()
+		c.run()
+		c.elapsed = max(time.Since(start), 1)
+		e.finish(c)
+	}
+}
+
+func (w *worker) idle() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.head == nil && !w.running
+}
+
+// wait sleeps until a watched descriptor fires, or for timeout; negative: for
+// ever. It is a system call that the scheduler knows of (Syscall, not
+// RawSyscall), so that a collection does not wait for it.
+func (e *Engine) wait(timeout time.Duration) {
+	var ev [8]unix.EpollEvent
+	var ts *unix.Timespec
+	if timeout >= 0 {
+		t := unix.NsecToTimespec(int64(timeout))
+		ts = &t
+	}
+	_, _, _ = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(e.epoll), uintptr(unsafe.Pointer(&ev[0])),
+		uintptr(len(ev)), uintptr(unsafe.Pointer(ts)), 0, 0)
+	runtime.KeepAlive(ts)
+}

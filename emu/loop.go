@@ -1,0 +1,297 @@
+package emu
+
+import (
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc"
+	"golang.org/x/sys/unix"
+)
+
+// loop is the engine goroutine. It ends when the engine stops, or when a call
+// outlasted its lease: then another goroutine runs loop already, late is the
+// call that it left behind, and everything that the engine owns is its own.
+func (e *Engine) loop(late *call) {
+	if late != nil {
+		e.overtaken(late)
+	}
+	idleSince := int64(-1)
+	for {
+		busy, ok := e.pass()
+		if !ok {
+			return
+		}
+		if e.stop {
+			e.end()
+			return
+		}
+		if busy {
+			idleSince = -1
+			continue
+		}
+		now := e.Now()
+		if idleSince < 0 {
+			idleSince = now
+		}
+		if now-idleSince < int64(e.cfg.Spin) {
+			continue
+		}
+		e.sleep(now)
+	}
+}
+
+func (e *Engine) end() {
+	for len(e.live) > 0 {
+		e.Detach(e.live[0].node.index, e.live[0].index)
+	}
+	close(e.done)
+}
+
+// pass does once whatever there is to do. ok false: the lease was lost, and the
+// caller must touch nothing any more.
+func (e *Engine) pass() (busy, ok bool) {
+	if e.inbox.Load() {
+		busy = true
+		e.takeInbox()
+	}
+	for _, s := range e.live {
+		if k := s.att.Pages.Kick(); k != s.kick {
+			busy = true
+			s.kick = k
+			e.kicked(s)
+		}
+	}
+	now := e.Now()
+	for _, n := range e.nodes {
+		if n.soc.Deadline() <= now {
+			busy = true
+			e.step(n, &soc.Event{Kind: soc.Tick})
+		}
+	}
+	for {
+		for e.head < len(e.queue) {
+			busy = true
+			if !e.next() {
+				return busy, false
+			}
+		}
+		e.queue, e.head = e.queue[:0], 0
+		if e.deliver() {
+			busy = true
+			continue
+		}
+		if e.inbox.Load() {
+			busy = true
+			e.takeInbox()
+			continue
+		}
+		if len(e.tasks) == 0 {
+			return busy, true
+		}
+		busy = true
+		c := e.tasks[0]
+		copy(e.tasks, e.tasks[1:])
+		e.tasks = e.tasks[:len(e.tasks)-1]
+		if !e.dispatch(c) {
+			return busy, false
+		}
+	}
+}
+
+// step gives a node an event; what it wants done joins the queue.
+func (e *Engine) step(n *node, ev *soc.Event) {
+	from := len(e.actions)
+	e.actions = n.soc.Step(e.Now(), ev, e.actions)
+	e.enqueue(n, from)
+}
+
+func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uint64) {
+	from := len(e.actions)
+	e.actions = n.soc.Store(e.Now(), id, off, width, v, e.actions)
+	e.enqueue(n, from)
+}
+
+func (e *Engine) enqueue(n *node, from int) {
+	for _, a := range e.actions[from:] {
+		e.queue = append(e.queue, item{n, a})
+	}
+	e.actions = e.actions[:from]
+}
+
+// deliver gives the driver the vectors that wait.
+func (e *Engine) deliver() (any bool) {
+	for _, n := range e.nodes {
+		if n.pending == 0 || n.handler == nil {
+			continue
+		}
+		any = true
+		p := n.pending
+		n.pending = 0
+		for v := 0; v < device.Vectors; v++ {
+			if p>>uint(v)&1 != 0 {
+				n.handler.Interrupt(v)
+			}
+		}
+	}
+	return any
+}
+
+// next does the action at the head of the queue, together with those behind it
+// that can be joined to it.
+func (e *Engine) next() bool {
+	it := &e.queue[e.head]
+	n, a := it.node, it.action
+	switch a.Kind {
+	case soc.Walk, soc.Move:
+		return e.access()
+	}
+	e.head++
+	switch a.Kind {
+	case soc.Transmit:
+		f := a.Frame
+		if int(f.DstNode) < len(e.nodes) {
+			e.step(e.nodes[f.DstNode], &soc.Event{Kind: soc.FrameArrived, Frame: f})
+		} else {
+			e.pool.Put(f)
+		}
+	case soc.Interrupt:
+		n.pending |= 1 << a.Vector
+	case soc.DescriptorChanged:
+		if s := n.slots[a.Slot]; s != nil {
+			s.att.Pages.SetDone(int(a.Channel), a.Done, a.Status, a.Paused)
+			if a.Done != device.DoneOngoing {
+				s.att.Pages.Notify()
+			}
+		}
+	case soc.WordsWritten:
+		if s := n.slots[a.Slot]; s != nil {
+			s.att.Pages.Notify()
+		}
+	case soc.MailArrived:
+		if s := n.slots[int(a.Interface-device.MailboxProcess)%device.Slots]; s != nil {
+			s.att.Pages.Notify()
+		}
+	}
+	return true
+}
+
+// kicked takes what a process has published: its doorbell and its messages.
+func (e *Engine) kicked(s *slot) {
+	p := s.att.Pages
+	if v := p.TakeDoorbell(); v != 0 {
+		if v > device.ChannelsPerSlot {
+			v = device.ChannelsPerSlot + 1 // any channel that does not exist: refused and counted
+		}
+		e.ring(s, int(v-1), soc.DoorbellRung)
+	}
+	var m attach.Message
+	iface := device.MailboxProcess + s.index
+	for c := 0; c < device.PktzChannels; c++ {
+		if !p.TakeSend(c, &m) {
+			continue
+		}
+		if m.N > 0 && m.Mailbox == device.MailboxRequest && mailbox.OpcodeOf(m.Words[0]) == mailbox.OpDoorbell {
+			// The firmware will want the descriptor: here is where it is copied.
+			if d, err := mailbox.DecodeDoorbell(m.Words[0]); err == nil && d.Slot() == s.index {
+				e.ring(s, int(d.Channel)%device.ChannelsPerSlot, soc.DescriptorCopied)
+			}
+		}
+		e.step(s.node, &soc.Event{
+			Kind: soc.MessageSent, Interface: iface, Channel: c,
+			Destination: uint64(m.Node) | uint64(m.Mailbox)<<24, Words: m.Words, N: m.N,
+		})
+		p.SetPktzStatus(c, uint64(s.node.soc.PacketizerStatus(iface, c)))
+	}
+}
+
+func (e *Engine) ring(s *slot, ch int, kind soc.EventKind) {
+	ev := soc.Event{Kind: kind, Slot: s.index, Channel: ch}
+	if ch < device.ChannelsPerSlot {
+		var d device.Descriptor
+		s.att.Pages.Descriptor(ch, &d)
+		ev.Words = d.Words()
+	}
+	e.step(s.node, &ev)
+}
+
+// post has f run on the engine goroutine. Any goroutine.
+func (e *Engine) post(f func()) {
+	e.mu.Lock()
+	e.posts = append(e.posts, f)
+	e.inbox.Store(true)
+	e.wakeLocked()
+	e.mu.Unlock()
+}
+
+// finish gives a call back to the engine goroutine. Any goroutine.
+func (e *Engine) finish(c *call) {
+	e.mu.Lock()
+	e.finished = append(e.finished, c)
+	e.inbox.Store(true)
+	e.wakeLocked()
+	e.mu.Unlock()
+}
+
+func (e *Engine) wakeLocked() {
+	if e.asleep.Load() && e.event >= 0 {
+		one := [8]byte{1}
+		// An eventfd that is full wakes as well.
+		_, _ = unix.Write(e.event, one[:])
+	}
+}
+
+func (e *Engine) takeInbox() {
+	e.mu.Lock()
+	posts, finished := e.posts, e.finished
+	e.posts, e.finished = e.spare[:0], e.spareFin[:0]
+	e.inbox.Store(false)
+	e.mu.Unlock()
+	for i, c := range finished {
+		finished[i] = nil
+		e.complete(c)
+	}
+	for i, f := range posts {
+		posts[i] = nil
+		f()
+	}
+	e.spare, e.spareFin = posts, finished
+}
+
+// sleep waits in the kernel until a process rings, something is posted, or a
+// machine's deadline. The flags are set first and looked behind once more: either
+// we see what was published, or its publisher sees that we sleep.
+func (e *Engine) sleep(now int64) {
+	e.asleep.Store(true)
+	for _, s := range e.live {
+		s.att.Pages.SetAsleep(true)
+	}
+	if !e.worth() {
+		timeout := time.Duration(-1)
+		for _, n := range e.nodes {
+			if d := n.soc.Deadline(); d < int64(1)<<62 {
+				if left := time.Duration(max(d-now, 0)); timeout < 0 || left < timeout {
+					timeout = left
+				}
+			}
+		}
+		e.wait(timeout)
+	}
+	for _, s := range e.live {
+		s.att.Pages.SetAsleep(false)
+	}
+	e.asleep.Store(false)
+}
+
+func (e *Engine) worth() bool {
+	if e.inbox.Load() {
+		return true
+	}
+	for _, s := range e.live {
+		if s.att.Pages.Kick() != s.kick {
+			return true
+		}
+	}
+	return false
+}

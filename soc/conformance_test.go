@@ -1,0 +1,37 @@
+package soc
+
+import (
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/devicetest"
+)
+
+// registers is a node's window without anything behind it: actions are dropped.
+type registers struct {
+	n *Node
+	w device.WindowID
+}
+
+func (r registers) Read32(off uint32) (uint32, error) { return uint32(r.n.Load(r.w, off, 4)), nil }
+func (r registers) Read64(off uint32) (uint64, error) { return r.n.Load(r.w, off, 8), nil }
+func (r registers) Write32(off, v uint32) error {
+	r.n.Store(0, r.w, off, 4, uint64(v), nil)
+	return nil
+}
+func (r registers) Write64(off uint32, v uint64) error {
+	r.n.Store(0, r.w, off, 8, v, nil)
+	return nil
+}
+
+func TestRegistersConform(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"sva":       {ID: 5, VABits: 48, SVA: true, Epoch: 7},
+		"no TXFIFO": {ID: 0x3fffff, VABits: 39, NoTXFIFO: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := New(cfg)
+			devicetest.Conformance(t, func(w device.WindowID) device.Window { return registers{n, w} })
+		})
+	}
+}

@@ -1,0 +1,143 @@
+// Package fifo is the page-fault FIFO of a node: 512 entries of 128 bits with
+// the paper's reading rules (spec/hardware.md 4; 000 §3.2.3.1, table 3.2).
+package fifo
+
+import "github.com/exanet/pfd/device"
+
+type entry struct {
+	words [4]uint32
+	ext   uint32
+	fault device.FaultEntry
+}
+
+// FIFO holds the faults of one direction: RXFIFO those of destinations, TXFIFO
+// those of sources. The zero value is empty and ready.
+type FIFO struct {
+	ring     [device.FIFODepth]entry
+	head     int // oldest entry
+	level    int
+	seen     uint8 // words a, b and c of the head read since the last pop, bits 0..2
+	overflow bool
+	last     [2]device.FaultEntry // the last two pushed, for duplicates
+	lasts    int
+}
+
+// Outcome says what became of a pushed entry.
+type Outcome uint8
+
+// The outcomes of Push.
+const (
+	Pushed Outcome = iota
+	Duplicate
+	Overflowed
+)
+
+// Push enters fault e with ext bytes of its transfer left from the faulting
+// address on. An entry equal in source, transaction, sequence number and page
+// to one of the last two pushed is not pushed again (ours: the thesis's
+// hardware compares with the last one, its driver with the last two). A full
+// FIFO drops the entry and sets overflow.
+func (f *FIFO) Push(e device.FaultEntry, ext uint32) Outcome {
+	for i := 0; i < f.lasts; i++ {
+		l := &f.last[i]
+		if l.Source == e.Source && l.Transaction == e.Transaction && l.Sequence == e.Sequence && l.Page == e.Page {
+			return Duplicate
+		}
+	}
+	if f.level == device.FIFODepth {
+		f.overflow = true
+		return Overflowed
+	}
+	f.ring[(f.head+f.level)%device.FIFODepth] = entry{words: e.Words(), ext: ext, fault: e}
+	f.level++
+	f.last[1] = f.last[0]
+	f.last[0] = e
+	if f.lasts < 2 {
+		f.lasts++
+	}
+	return Pushed
+}
+
+// Read32 reads word 0..3 (a..d) of the head; zero when empty. Reading d pops
+// the entry if a, b and c have been read since the last pop; a read of d before
+// them pops nothing.
+func (f *FIFO) Read32(word int) uint32 {
+	if f.level == 0 {
+		return 0
+	}
+	v := f.ring[f.head].words[word]
+	f.touch(word)
+	return v
+}
+
+// Read64 reads words a and b (half 0) or c and d (half 1) in one access, the
+// word at the lower address in the lower half. The second half alone does not
+// pop (000 §3.2.3.1).
+func (f *FIFO) Read64(half int) uint64 {
+	if f.level == 0 {
+		return 0
+	}
+	w := &f.ring[f.head].words
+	v := uint64(w[2*half]) | uint64(w[2*half+1])<<32
+	f.touch(2 * half)
+	f.touch(2*half + 1)
+	return v
+}
+
+func (f *FIFO) touch(word int) {
+	if word < 3 {
+		f.seen |= 1 << uint(word)
+		return
+	}
+	if f.seen == 7 {
+		f.head = (f.head + 1) % device.FIFODepth
+		f.level--
+		f.seen = 0
+	}
+}
+
+// Ext gives the bytes of the head's transfer from the faulting address on, as
+// the sender stated them; zero when empty.
+func (f *FIFO) Ext() uint32 {
+	if f.level == 0 {
+		return 0
+	}
+	return f.ring[f.head].ext
+}
+
+// Status gives RXFIFO_STATUS: level, overflow, empty, full.
+func (f *FIFO) Status() uint32 {
+	s := uint32(f.level)
+	if f.overflow {
+		s |= device.FIFOOverflow
+	}
+	if f.level == 0 {
+		s |= device.FIFOEmpty
+	}
+	if f.level == device.FIFODepth {
+		s |= device.FIFOFull
+	}
+	return s
+}
+
+// ClearStatus takes a write to RXFIFO_STATUS: overflow is W1C.
+func (f *FIFO) ClearStatus(v uint32) {
+	if v&device.FIFOOverflow != 0 {
+		f.overflow = false
+	}
+}
+
+// Level gives the number of entries.
+func (f *FIFO) Level() int { return f.level }
+
+// Peek gives entry i from the head without popping; false past the end.
+func (f *FIFO) Peek(i int) (device.FaultEntry, uint32, bool) {
+	if i < 0 || i >= f.level {
+		return device.FaultEntry{}, 0, false
+	}
+	e := &f.ring[(f.head+i)%device.FIFODepth]
+	return e.fault, e.ext, true
+}
+
+// Reset empties the FIFO, a half-read head too.
+func (f *FIFO) Reset() { *f = FIFO{} }

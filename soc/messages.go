@@ -1,0 +1,270 @@
+package soc
+
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// packetizerPage is one packetizer interface (messages.md 4).
+type packetizerPage [device.PktzChannels]packetizerChannel
+
+type packetizerChannel struct {
+	destination uint64
+	payload     [device.PktzMaxWords]uint64
+	status      uint8
+	use         uint8 // counts SENDs, so that a late refusal finds its own
+}
+
+// mail is one message in a mailbox.
+type mail struct {
+	source mailbox.Source
+	words  [device.PktzMaxWords]uint64
+	next   int // words already read
+}
+
+// box is one mailbox, 64 messages deep. 0..2 are the firmware's and never hold
+// anything between two steps: its loop takes them at once.
+type box struct {
+	ring     []mail // allocated with the first message
+	head     int
+	level    int
+	overflow bool
+}
+
+func (b *box) put(m *mail) bool {
+	if b.ring == nil {
+		b.ring = make([]mail, device.MailboxDepth)
+	}
+	if b.level == len(b.ring) {
+		b.overflow = true
+		return false
+	}
+	b.ring[(b.head+b.level)%len(b.ring)] = *m
+	b.level++
+	return true
+}
+
+// data takes the next u64 of the head message.
+func (b *box) data() uint64 {
+	if b.level == 0 {
+		return device.MboxEmpty
+	}
+	m := &b.ring[b.head]
+	v := m.words[m.next]
+	m.next++
+	if m.next == m.source.Words {
+		b.head = (b.head + 1) % len(b.ring)
+		b.level--
+	}
+	return v
+}
+
+func (b *box) source() uint64 {
+	if b.level == 0 {
+		return 0
+	}
+	return b.ring[b.head].source.Encode()
+}
+
+func (b *box) status() uint64 {
+	v := uint64(b.level)
+	if b.overflow {
+		v |= 1 << 16
+	}
+	return v
+}
+
+func (n *Node) driverMail() bool {
+	for i := device.MailboxDriver; i < device.MailboxProcess; i++ {
+		if n.boxes[i].level > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// send is SEND of a packetizer channel: what PKTZ_CFG says is stamped over the
+// payload's wired bits and beside the packet, and nothing that the writer
+// supplied can change it (messages.md 4).
+func (n *Node) send(iface, ch int, count uint64) {
+	c := &n.pktz[iface][ch]
+	c.use++
+	cfg := n.pktzCfg[iface]
+	conf := packetizer.DecodeConfig(cfg)
+	node, box := packetizer.SplitDestination(c.destination)
+	if n.ctrl&device.CtrlEnable == 0 || !conf.Enable || count == 0 || count > device.PktzMaxWords ||
+		box == device.MailboxAck || box >= device.Interfaces ||
+		n.cfg.Route != nil && !n.cfg.Route(node) {
+		c.status = device.PktzRefused
+		n.counts[device.MboxRefused]++
+		return
+	}
+	c.status = device.PktzFree
+	f := n.cfg.Pool.Frame()
+	f.Header = wire.Header{
+		Kind: wire.Message, SrcNode: n.id, SrcInterface: uint8(iface), SrcPDID: conf.PDID,
+		DstNode: node, DstMailbox: box, ID: device.TransactionID(uint16(ch) | uint16(c.use)<<2),
+	}
+	f.Message, f.MessageLen = c.payload, uint8(count)
+	packetizer.Stamp(cfg, f.Message[:count])
+	n.counts[device.TXPackets]++
+	if node == n.id {
+		// Within the node nothing crosses a link, and STATUS tells at once.
+		f.Epoch = n.dma.Epoch()
+		if !n.deliver(f) {
+			c.status = device.PktzRefused
+		}
+		n.cfg.Pool.Put(f)
+		return
+	}
+	f.Epoch = n.dma.PeerEpoch(node)
+	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
+}
+
+// message takes a Message frame from the link; a refusal goes back to the
+// sender's STATUS (ours: an Ack frame with a message length).
+func (n *Node) message(f *wire.Frame) {
+	if n.deliver(f) {
+		return
+	}
+	r := n.cfg.Pool.Frame()
+	r.Header = wire.Header{
+		Kind: wire.Ack, Epoch: f.Epoch, SrcNode: n.id, DstNode: f.SrcNode, DstMailbox: f.SrcInterface,
+		ID: f.ID, Code: device.CodeBufferFull,
+	}
+	r.MessageLen = 1
+	n.counts[device.TXPackets]++
+	n.out = append(n.out, Action{Kind: Transmit, Frame: r})
+}
+
+func (n *Node) refusalArrived(f *wire.Frame) {
+	if int(f.DstMailbox) >= len(n.pktz) {
+		return
+	}
+	c := &n.pktz[f.DstMailbox][f.ID%device.PktzChannels]
+	if c.use == uint8(f.ID>>2) {
+		c.status = device.PktzRefused
+	}
+}
+
+// deliver puts a message into its mailbox if its sender may write there
+// (spec/hardware.md 3, "Who may write"). False: refused.
+func (n *Node) deliver(f *wire.Frame) bool {
+	if f.MessageLen == 0 || f.MessageLen > device.PktzMaxWords {
+		n.counts[device.MsgDropped]++
+		return true
+	}
+	words := f.Message[:f.MessageLen]
+	op := mailbox.OpcodeOf(words[0])
+	ok := false
+	switch m := int(f.DstMailbox); {
+	case m == device.MailboxRequest:
+		switch op {
+		case mailbox.OpRAPF:
+			n.rapf(f)
+			return true
+		case mailbox.OpDoorbell:
+			if f.SrcNode == n.id {
+				n.ring(f)
+				return true
+			}
+		}
+	case m == device.MailboxRead:
+		if op == mailbox.OpRead {
+			// Reads come with the whole firmware (001 §3.6): until then a
+			// request is dropped and counted.
+			n.counts[device.MsgDropped]++
+			return true
+		}
+	case m >= device.MailboxDriver && m < device.MailboxProcess:
+		ok = (f.SrcInterface < device.MailboxProcess || f.SrcPDID == 0) && n.store(m, f)
+	case m >= device.MailboxProcess && m < device.Interfaces:
+		ok = n.mayReach(m, f.SrcPDID) && n.store(m, f)
+		if ok {
+			n.out = append(n.out, Action{Kind: MailArrived, Interface: uint8(m)})
+		}
+	}
+	if !ok {
+		n.counts[device.MboxRefused]++
+	}
+	return ok
+}
+
+// mayReach tells whether a PDID may write a process's mailbox: an R5 (0), the
+// mailbox's own domain, or one that this domain admits.
+func (n *Node) mayReach(m int, src device.PDID) bool {
+	cfg := n.mboxCfg[m]
+	if cfg&device.CfgEnable == 0 {
+		return false
+	}
+	own := device.PDID(cfg & device.PDIDMask)
+	if src == 0 || src == own {
+		return true
+	}
+	for i := range n.dma.Domains {
+		d := &n.dma.Domains[i]
+		if d.Enabled && d.PDID == own {
+			for _, p := range d.Peers {
+				if p == src {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (n *Node) store(m int, f *wire.Frame) bool {
+	msg := mail{
+		source: mailbox.Source{Node: f.SrcNode, Interface: f.SrcInterface, PDID: f.SrcPDID, Words: int(f.MessageLen)},
+		words:  f.Message,
+	}
+	return n.boxes[m].put(&msg)
+}
+
+func (n *Node) rapf(f *wire.Frame) {
+	m, err := mailbox.DecodeRAPF(f.Message[0])
+	if err != nil {
+		n.counts[device.MsgDropped]++
+		return
+	}
+	if f.Epoch != n.dma.Epoch() {
+		n.counts[device.RAPFRx]++
+		n.counts[device.RAPFStale]++
+		return
+	}
+	// The wired PDID beside the packet is what is believed.
+	m.PDID = f.SrcPDID
+	n.fw.RAPF(n.now, f.SrcNode, m)
+}
+
+func (n *Node) ring(f *wire.Frame) {
+	d, err := mailbox.DecodeDoorbell(f.Message[0])
+	if err != nil {
+		n.counts[device.MsgDropped]++
+		return
+	}
+	cfg := n.pdCfg[d.Slot()]
+	if cfg&device.CfgEnable == 0 || device.PDID(cfg&device.PDIDMask) != f.SrcPDID {
+		n.counts[device.DoorbellDenied]++
+		return
+	}
+	n.doorbell(d.Slot(), int(d.Channel)%device.ChannelsPerSlot)
+}
+
+// PacketizerStatus gives STATUS of a packetizer channel.
+func (n *Node) PacketizerStatus(iface, ch int) uint8 { return n.pktz[iface][ch].status }
+
+// TakeMail takes the head message of mailbox m; false: it is empty.
+func (n *Node) TakeMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, bool) {
+	b := &n.boxes[m]
+	if b.level == 0 {
+		return mailbox.Source{}, [device.PktzMaxWords]uint64{}, false
+	}
+	msg := b.ring[b.head]
+	b.head = (b.head + 1) % len(b.ring)
+	b.level--
+	return msg.source, msg.words, true
+}

@@ -1,0 +1,304 @@
+package soc
+
+import (
+	"encoding/binary"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/fifo"
+	"github.com/exanet/pfd/soc/pldma"
+	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// Config is what a node is built with.
+type Config struct {
+	ID device.NodeID
+	// VABits is the width of virtual addresses, 39..48.
+	VABits int
+	// NoTXFIFO leaves source faults to time-outs, as on the papers' hardware.
+	NoTXFIFO bool
+	// SVA: walks read the processes' own page tables (CAPS[27]).
+	SVA bool
+	// Epoch is the first one; it must differ from the last of the node's former
+	// life (messages.md 5).
+	Epoch uint16
+	// Pool is shared by the nodes of one engine.
+	Pool *wire.Pool
+	// Route tells whether a node can be reached; nil: every node.
+	Route func(device.NodeID) bool
+}
+
+// Node is one emulated node. It belongs to one goroutine.
+type Node struct {
+	cfg    Config
+	id     device.NodeID
+	counts [device.Counters]uint64
+
+	fw     *r5.Firmware
+	dma    *pldma.Engine
+	smmu   *smmu.SMMU
+	rx, tx fifo.FIFO
+	boxes  [device.Interfaces]box
+	pktz   [device.Interfaces]packetizerPage
+
+	ctrl        uint32
+	irqStatus   uint32
+	irqMask     uint32
+	irqSent     uint32 // vectors that are up: STATUS and not MASK
+	timeoutUS   uint32
+	guardUS     uint32
+	outstanding uint32
+	pktzCfg     [device.Interfaces]uint64
+	mboxCfg     [device.Interfaces]uint64
+	pdCfg       [device.Slots]uint64
+	peers       [device.Slots][4]uint64
+	btcm        []byte
+	latch       [device.Counters]uint32 // high halves latched by reads of the low ones
+
+	now int64
+	out []Action
+}
+
+// New gives a node at reset.
+func New(cfg Config) *Node {
+	if cfg.Pool == nil {
+		cfg.Pool = new(wire.Pool)
+	}
+	n := &Node{
+		cfg: cfg, id: cfg.ID & device.NodeIDMask,
+		timeoutUS: device.TimeoutReset, guardUS: device.GuardReset, outstanding: device.OutstandingReset,
+		btcm: make([]byte, device.BTCM.Size()),
+	}
+	n.smmu = smmu.New(&n.counts)
+	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route}, &n.counts)
+	tx := &n.tx
+	if cfg.NoTXFIFO {
+		tx = nil
+	}
+	n.dma = pldma.New(pldma.Config{
+		Node: n.id, VABits: cfg.VABits, Pool: cfg.Pool, SMMU: n.smmu, RX: &n.rx, TX: tx, Counts: &n.counts,
+	}, (*sink)(n))
+	n.dma.Reset(cfg.Epoch)
+	n.clearBTCM()
+	return n
+}
+
+// ID gives the node's id.
+func (n *Node) ID() device.NodeID { return n.id }
+
+// Count gives a counter.
+func (n *Node) Count(c device.Counter) uint64 { return n.counts[c] }
+
+// Channel tells about a channel, as the firmware keeps it.
+func (n *Node) Channel(slot, ch int) r5.ChannelInfo { return n.fw.Channel(slot, ch) }
+
+// PeekFault gives entry i of RXFIFO (or TXFIFO) and its EXT without popping.
+func (n *Node) PeekFault(source bool, i int) (device.FaultEntry, uint32, bool) {
+	if source {
+		return n.tx.Peek(i)
+	}
+	return n.rx.Peek(i)
+}
+
+// InFlight gives the number of a slot's memory accesses whose answers are
+// awaited.
+func (n *Node) InFlight(slot int) int { return n.dma.InFlight(slot) }
+
+// sink takes what the PLDMA does; its methods only note it down or tell the
+// firmware.
+type sink Node
+
+func (s *sink) add(a Action)           { s.out = append(s.out, a) }
+func (s *sink) Walk(a *pldma.Access)   { s.add(Action{Kind: Walk, Access: a}) }
+func (s *sink) Move(a *pldma.Access)   { s.add(Action{Kind: Move, Access: a}) }
+func (s *sink) Transmit(f *wire.Frame) { s.add(Action{Kind: Transmit, Frame: f}) }
+func (s *sink) Written(slot uint8)     { s.add(Action{Kind: WordsWritten, Slot: slot}) }
+
+func (s *sink) Sent(id device.TransactionID)        { s.fw.Sent(s.now, id) }
+func (s *sink) SourceFault(id device.TransactionID) { s.fw.SourceFault(s.now, id) }
+
+// Step gives the node an event at time now (ns, never going back) and appends
+// what it wants done to out.
+func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
+	n.now, n.out = now, out
+	switch ev.Kind {
+	case FrameArrived:
+		n.arrived(ev.Frame)
+	case Walked:
+		n.dma.Walked(ev.Access, ev.Absent, ev.Denied)
+	case Moved:
+		n.dma.Moved(ev.Access, ev.OK)
+	case DoorbellRung:
+		n.copyDescriptor(ev.Slot, ev.Channel, &ev.Words)
+		n.doorbell(ev.Slot, ev.Channel)
+	case DescriptorCopied:
+		n.copyDescriptor(ev.Slot, ev.Channel, &ev.Words)
+	case MessageSent:
+		p := &n.pktz[ev.Interface&(device.Interfaces-1)]
+		ch := &p[ev.Channel&(device.PktzChannels-1)]
+		ch.destination, ch.payload = ev.Destination, ev.Words
+		n.send(ev.Interface&(device.Interfaces-1), ev.Channel&(device.PktzChannels-1), uint64(ev.N))
+	}
+	return n.settle()
+}
+
+// settle runs the firmware's loop until it has nothing to do, and raises the
+// interrupts whose causes hold.
+func (n *Node) settle() []Action {
+	if n.fw.Deadline() <= n.now {
+		n.fw.Expire(n.now)
+	}
+	if n.dma.Deadline() <= n.now {
+		n.dma.Expire(n.now)
+	}
+	for {
+		n.fw.Schedule()
+		cmds := n.fw.Commands()
+		if len(cmds) == 0 {
+			break
+		}
+		for i := range cmds {
+			n.command(&cmds[i])
+		}
+	}
+	n.interrupts()
+	out := n.out
+	n.out = nil
+	return out
+}
+
+func (n *Node) command(c *r5.Command) {
+	if c.Kind == r5.Send {
+		n.dma.Send(&c.Block)
+		return
+	}
+	at := device.BTCMDescriptors + device.PageSize*int(c.Slot) + device.DescriptorSize*int(c.Channel)
+	binary.LittleEndian.PutUint64(n.btcm[at+device.DescReserved1:], uint64(c.Status)|uint64(c.Paused)<<device.DescPausedShift)
+	binary.LittleEndian.PutUint32(n.btcm[at+device.DescDone:], c.Done)
+	n.out = append(n.out, Action{
+		Kind: DescriptorChanged, Slot: c.Slot, Channel: c.Channel, Done: c.Done, Status: c.Status, Paused: c.Paused,
+	})
+	if c.Done == device.DoneCompleted || c.Done == device.DoneFailed {
+		n.irqStatus |= 1 << device.VectorDone
+	}
+}
+
+// Deadline gives when a Tick is due, math.MaxInt64 never.
+func (n *Node) Deadline() int64 { return min(n.fw.Deadline(), n.dma.Deadline()) }
+
+// interrupts latches the causes that hold and sends each vector whose STATUS and
+// not MASK goes from 0 to 1 (spec/hardware.md 3).
+func (n *Node) interrupts() {
+	if n.smmu.Interrupt() {
+		n.irqStatus |= 1 << device.VectorFault
+	}
+	if n.rx.Level() > 0 || n.tx.Level() > 0 {
+		n.irqStatus |= 1 << device.VectorFIFO
+	}
+	if n.driverMail() {
+		n.irqStatus |= 1 << device.VectorMailbox
+	}
+	up := n.irqStatus &^ n.irqMask
+	for v := uint8(0); v < device.Vectors; v++ {
+		if (up&^n.irqSent)>>v&1 != 0 {
+			n.out = append(n.out, Action{Kind: Interrupt, Vector: v})
+		}
+	}
+	n.irqSent = up
+}
+
+// arrived takes a frame from the link.
+func (n *Node) arrived(f *wire.Frame) {
+	if n.ctrl&device.CtrlEnable == 0 || f.DstNode != n.id {
+		n.cfg.Pool.Put(f)
+		return
+	}
+	switch f.Kind {
+	case wire.Data, wire.Words:
+		n.dma.Receive(n.now, f)
+		return
+	case wire.Ack:
+		n.counts[device.RXPackets]++
+		n.ack(f)
+	case wire.Message:
+		n.counts[device.RXPackets]++
+		n.message(f)
+	default:
+		n.counts[device.PktStale]++
+	}
+	n.cfg.Pool.Put(f)
+}
+
+func (n *Node) ack(f *wire.Frame) {
+	if f.MessageLen != 0 {
+		n.refusalArrived(f)
+		return
+	}
+	if f.Epoch != n.dma.Epoch() {
+		n.counts[device.AckStale]++
+		return
+	}
+	n.fw.Ack(n.now, f.SrcNode, mailbox.Ack{Transaction: f.ID, Code: f.Code, Sequence: f.Seq})
+}
+
+func (n *Node) copyDescriptor(slot, ch int, words *[device.DescriptorWords]uint64) {
+	if slot < 0 || slot >= device.Slots || ch < 0 || ch >= device.ChannelsPerSlot {
+		return
+	}
+	at := device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch
+	for i, w := range words {
+		binary.LittleEndian.PutUint64(n.btcm[at+8*i:], w)
+	}
+}
+
+// doorbell takes ONE copy of a descriptor and gives it to the firmware.
+func (n *Node) doorbell(slot, ch int) {
+	if n.ctrl&device.CtrlEnable == 0 || slot < 0 || slot >= device.Slots || ch < 0 || ch >= device.ChannelsPerSlot {
+		n.counts[device.DoorbellDenied]++
+		return
+	}
+	at := device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch
+	var words [device.DescriptorWords]uint64
+	for i := range words {
+		words[i] = binary.LittleEndian.Uint64(n.btcm[at+8*i:])
+	}
+	d := device.DescriptorOf(&words)
+	n.fw.Doorbell(slot, ch, &d)
+}
+
+// reset is CTRL.reset: it drops every transaction, empties every FIFO, takes a
+// new epoch and clears the configuration; counters stay (spec/hardware.md 3).
+func (n *Node) reset() {
+	epoch := n.dma.Epoch() + 1
+	n.fw.Reset()
+	n.dma.Reset(epoch)
+	n.rx.Reset()
+	n.tx.Reset()
+	n.smmu.Reset()
+	n.boxes = [device.Interfaces]box{}
+	n.pktz = [device.Interfaces]packetizerPage{}
+	n.pktzCfg = [device.Interfaces]uint64{}
+	n.mboxCfg = [device.Interfaces]uint64{}
+	n.pdCfg = [device.Slots]uint64{}
+	n.peers = [device.Slots][4]uint64{}
+	n.irqStatus, n.irqSent = 0, 0
+	n.clearBTCM()
+}
+
+// clearBTCM brings every descriptor to its reset state: done is 0xffffffff in a
+// write channel and 2 in a read channel (001 tables 2.2, 3.4).
+func (n *Node) clearBTCM() {
+	clear(n.btcm)
+	for slot := 0; slot < device.Slots; slot++ {
+		for ch := 0; ch < device.ChannelsPerSlot; ch++ {
+			done := device.DoneReset
+			if ch >= device.WriteChannels {
+				done = device.DoneReadReset
+			}
+			at := device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch
+			binary.LittleEndian.PutUint32(n.btcm[at+device.DescDone:], done)
+		}
+	}
+}

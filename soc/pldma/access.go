@@ -1,0 +1,200 @@
+package pldma
+
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/smmu"
+)
+
+func (e *Engine) newAccess(k accessKind) *Access {
+	a := e.freeList
+	if a == nil {
+		a = &Access{ID: uint32(len(e.accesses))}
+		e.accesses = append(e.accesses, a)
+	} else {
+		e.freeList = a.next
+	}
+	*a = Access{ID: a.ID, kind: k, bank: -1}
+	return a
+}
+
+func (e *Engine) drop(a *Access) {
+	*a = Access{ID: a.ID, next: e.freeList}
+	e.freeList = a
+}
+
+// accessQueue is what one slot has in flight, and what waits for room.
+type accessQueue struct {
+	inflight   int
+	head, tail *Access
+}
+
+// submit lets an access begin, or wait where too many of its slot are in flight.
+func (e *Engine) submit(a *Access) {
+	q := &e.slots[a.Slot]
+	if q.inflight < maxAccesses {
+		e.begin(a)
+		return
+	}
+	a.queued = true
+	if q.tail != nil {
+		q.tail.next = a
+	} else {
+		q.head = a
+	}
+	q.tail = a
+}
+
+func (e *Engine) begin(a *Access) {
+	bank, v := e.cfg.SMMU.Begin(uint16(a.Slot), a.VA)
+	a.bank = int8(bank)
+	if v != smmu.Translate {
+		e.end(a, false, pageBits(a.Pages()))
+		return
+	}
+	e.slots[a.Slot].inflight++
+	e.sink.Walk(a)
+}
+
+// pump begins waiting accesses of a slot as far as there is room.
+func (e *Engine) pump(slot uint8) {
+	q := &e.slots[slot]
+	for q.head != nil && q.inflight < maxAccesses {
+		a := q.head
+		q.head = a.next
+		if q.head == nil {
+			q.tail = nil
+		}
+		a.next, a.queued = nil, false
+		e.begin(a)
+	}
+}
+
+func pageBits(n int) uint64 { return 1<<uint(n) - 1 }
+
+// live gives the access that an answer names, nil where there is none.
+func (e *Engine) live(id uint32) *Access {
+	if int(id) >= len(e.accesses) {
+		return nil
+	}
+	if a := e.accesses[id]; a.kind != 0 && !a.queued {
+		return a
+	}
+	return nil
+}
+
+// Walked answers Walk: a bit a page, absent (no translation) or denied (no
+// permission).
+func (e *Engine) Walked(id uint32, absent, denied uint64) {
+	a := e.live(id)
+	if a == nil || a.bank < 0 {
+		return
+	}
+	slot := a.Slot
+	if a.orphan {
+		e.settle(a)
+		e.end(a, false, 0)
+		e.pump(slot)
+		return
+	}
+	pages := a.Pages()
+	r := e.cfg.SMMU.Finish(int(a.bank), a.VA, pages, a.Write, absent, denied)
+	switch {
+	case r.Aborted != 0:
+		e.settle(a)
+		e.end(a, false, r.Aborted)
+		e.pump(slot)
+	case r.Ignored != 0:
+		e.moveParts(a, pages, r.Ignored)
+	default:
+		e.sink.Move(a)
+	}
+}
+
+// moveParts moves the pages of an access that were not ignored (CFRE = 0: the
+// others read as zero, and writes to them are dropped, without an error).
+func (e *Engine) moveParts(a *Access, pages int, ignored uint64) {
+	if !a.Write {
+		clear(a.Data)
+	}
+	a.children = 1 // held until all parts are made
+	for i := 0; i < pages; {
+		if ignored>>uint(i)&1 != 0 {
+			i++
+			continue
+		}
+		j := i
+		for j < pages && ignored>>uint(j)&1 == 0 {
+			j++
+		}
+		first := a.VA.Page() + device.VA(i)<<device.PageShift
+		if first < a.VA {
+			first = a.VA
+		}
+		end := a.VA.Page() + device.VA(j)<<device.PageShift
+		if last := a.VA + device.VA(len(a.Data)); end > last {
+			end = last
+		}
+		p := e.newAccess(part)
+		p.Slot, p.Write, p.Ordered, p.VA, p.parent = a.Slot, a.Write, a.Ordered, first, a
+		p.Data = a.Data[first-a.VA : end-a.VA]
+		a.children++
+		e.sink.Move(p)
+		i = j
+	}
+	e.partDone(a)
+}
+
+func (e *Engine) partDone(a *Access) {
+	a.children--
+	if a.children > 0 {
+		return
+	}
+	slot := a.Slot
+	e.settle(a)
+	e.end(a, true, 0)
+	e.pump(slot)
+}
+
+// Moved answers Move; ok false: the bytes could not be moved although the walk
+// had succeeded, which is a slave error.
+func (e *Engine) Moved(id uint32, ok bool) {
+	a := e.live(id)
+	if a == nil {
+		return
+	}
+	if a.kind == part {
+		p := a.parent
+		e.drop(a)
+		e.partDone(p)
+		return
+	}
+	if a.bank < 0 {
+		return
+	}
+	if !ok && !a.orphan {
+		e.cfg.SMMU.Invalidate(int(a.bank), a.VA, a.Write)
+	}
+	slot := a.Slot
+	e.settle(a)
+	failed := uint64(0)
+	if !ok {
+		failed = pageBits(a.Pages())
+	}
+	e.end(a, ok, failed)
+	e.pump(slot)
+}
+
+func (e *Engine) settle(a *Access) {
+	e.cfg.SMMU.End(int(a.bank))
+	e.slots[a.Slot].inflight--
+}
+
+// end gives an access's outcome to the part that made it; failed has a bit for
+// each page that was refused.
+func (e *Engine) end(a *Access, ok bool, failed uint64) {
+	if a.kind == readBlock {
+		e.read(a, ok, failed)
+		return
+	}
+	e.written(a, ok, failed)
+}

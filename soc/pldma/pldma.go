@@ -1,0 +1,238 @@
+// Package pldma is the node's DMA engine: the send part reads blocks from the
+// initiator's memory and makes frames of them, the receive part checks,
+// translates, writes and answers (spec/firmware.md "PLDMA"; 000 §3.2.2, 002
+// §IV). It is pure: memory accesses are requests whose answers come as events,
+// as on AXI, and go to whoever drives the machine through Sink.
+package pldma
+
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/fifo"
+	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// maxAccesses is the number of memory accesses in flight, 256 in all (000
+// appendix A), here an equal share for each slot: a domain whose memory hangs
+// takes no other's.
+const maxAccesses = 256 / device.Slots
+
+// Access is one request to memory, as on AXI. First its walk is asked for, and
+// where all its pages are there its move; both are answered by ID.
+type Access struct {
+	ID    uint32
+	Slot  uint8 // domain slot whose address space VA is in
+	Write bool
+	// Ordered: Data is two words of 8 bytes, the second visible only after the
+	// first (completion words).
+	Ordered bool
+	VA      device.VA
+	Data    []byte // read into, or written from
+
+	kind     accessKind
+	bank     int8
+	orphan   bool // its block is gone: only the buffer is still held
+	queued   bool
+	children int
+	parent   *Access
+	block    wire.Block // send part
+	ctx      *context   // receive part
+	frame    *wire.Frame
+	next     *Access // waiting queue, free list
+}
+
+// Pages gives the number of pages that the access touches.
+func (a *Access) Pages() int {
+	return int((a.VA.Offset() + uint64(len(a.Data)) + device.PageSize - 1) >> device.PageShift)
+}
+
+type accessKind uint8
+
+const (
+	readBlock accessKind = iota + 1
+	writeData
+	writeWords
+	part // a run of pages of an access some of whose pages are ignored
+)
+
+// Sink takes what the engine does. Its methods only note it down.
+type Sink interface {
+	// Walk asks for the translation of a's pages; Walked answers.
+	Walk(a *Access)
+	// Move asks for the bytes of a to be moved; Moved answers.
+	Move(a *Access)
+	// Transmit gives a frame to the link, which owns it from then on.
+	Transmit(f *wire.Frame)
+	// Sent says that block id is not being sent any more.
+	Sent(id device.TransactionID)
+	// SourceFault says that block id could not be read and was not sent.
+	SourceFault(id device.TransactionID)
+	// Written says that a domain's memory got completion words.
+	Written(slot uint8)
+}
+
+// Domain is what the engine knows of a protection-domain slot (PD_CFG,
+// PD_PEERS).
+type Domain struct {
+	PDID    device.PDID
+	Enabled bool
+	Peers   [device.PeersPerSlot]device.PDID
+}
+
+// admits tells whether domain d may be reached by src (spec/hardware.md 3).
+func (d *Domain) admits(src device.PDID) bool {
+	if src == d.PDID {
+		return true
+	}
+	for _, p := range d.Peers {
+		if p != 0 && p == src {
+			return true
+		}
+	}
+	return false
+}
+
+// Config is what an engine is built with.
+type Config struct {
+	Node   device.NodeID
+	VABits int
+	Pool   *wire.Pool
+	SMMU   *smmu.SMMU
+	RX, TX *fifo.FIFO // TX nil: no TXFIFO
+	Counts *[device.Counters]uint64
+}
+
+// Engine is one node's PLDMA. It belongs to one goroutine.
+type Engine struct {
+	cfg   Config
+	sink  Sink
+	epoch uint16
+	// Domains follow the registers; the node writes them.
+	Domains [device.Slots]Domain
+
+	accesses []*Access // by ID
+	freeList *Access
+	slots    [device.Slots]accessQueue
+
+	recv receiver
+}
+
+// New gives an engine at reset.
+func New(cfg Config, sink Sink) *Engine {
+	e := &Engine{cfg: cfg, sink: sink}
+	e.recv.init()
+	return e
+}
+
+// Reset drops all contexts and waiting accesses and takes a new epoch. Accesses
+// in flight become orphans: their answers end them and nothing else.
+func (e *Engine) Reset(epoch uint16) {
+	e.epoch = epoch
+	for i := range e.slots {
+		q := &e.slots[i]
+		for a := q.head; a != nil; {
+			next := a.next
+			e.drop(a)
+			a = next
+		}
+		q.head, q.tail = nil, nil
+	}
+	for _, a := range e.accesses {
+		if a.kind != 0 {
+			a.orphan = true
+			a.ctx = nil
+		}
+	}
+	e.Domains = [device.Slots]Domain{}
+	e.recv.init()
+}
+
+// SetNode sets the node's own id.
+func (e *Engine) SetNode(id device.NodeID) { e.cfg.Node = id }
+
+// Epoch gives the node's present epoch (messages.md 5).
+func (e *Engine) Epoch() uint16 { return e.epoch }
+
+// InFlight gives the number of a slot's accesses whose answers are awaited.
+func (e *Engine) InFlight(slot int) int { return e.slots[slot].inflight }
+
+// Send reads a block and sends it; Sent or SourceFault answers.
+func (e *Engine) Send(b *wire.Block) {
+	if b.Length == 0 {
+		e.transmit(b, nil)
+		e.sink.Sent(b.ID)
+		return
+	}
+	a := e.newAccess(readBlock)
+	a.Slot, a.VA, a.block = b.Slot, b.Source, *b
+	a.Data = e.cfg.Pool.Payload(int(b.Length))
+	e.submit(a)
+}
+
+func (e *Engine) transmit(b *wire.Block, payload []byte) {
+	f := e.cfg.Pool.Frame()
+	f.Header = b.Header
+	f.Epoch = e.epoch
+	f.HasWords, f.Completion = b.HasWords, b.Completion
+	f.Payload = payload
+	f.Present = wire.All(len(payload))
+	e.cfg.Counts[device.TXPackets] += uint64(wire.Packets(len(payload)))
+	if f.HasWords {
+		e.cfg.Counts[device.TXPackets]++
+	}
+	if b.Length == 0 {
+		f.Kind = wire.Words
+	}
+	e.sink.Transmit(f)
+}
+
+// read ends a read access.
+func (e *Engine) read(a *Access, ok bool, failed uint64) {
+	id := a.block.ID
+	switch {
+	case a.orphan:
+		e.cfg.Pool.PutPayload(a.Data)
+	case ok:
+		e.transmit(&a.block, a.Data)
+		e.sink.Sent(id)
+	default:
+		e.push(e.cfg.TX, &a.block.Header, e.cfg.Node, a.block.SrcPDID, a.VA, failed, a.block.Source)
+		e.cfg.Pool.PutPayload(a.Data)
+		e.sink.SourceFault(id)
+	}
+	e.drop(a)
+}
+
+// push enters one FIFO entry for each failed page of an access at va. base is
+// the address of the block's first byte on the faulting side, from which the
+// header's remaining bytes count.
+func (e *Engine) push(q *fifo.FIFO, h *wire.Header, src device.NodeID, pdid device.PDID, va device.VA, failed uint64, base device.VA) {
+	if q == nil {
+		return
+	}
+	for i := 0; failed>>uint(i) != 0; i++ {
+		if failed>>uint(i)&1 == 0 {
+			continue
+		}
+		page := va.Page() + device.VA(i)<<device.PageShift
+		ext := h.Remaining
+		if page > base {
+			if off := uint64(page - base); off < uint64(ext) {
+				ext -= uint32(off)
+			} else {
+				ext = 0
+			}
+		}
+		switch q.Push(device.FaultEntry{
+			Source: src, Transaction: h.ID, Sequence: h.Seq, PDID: pdid,
+			Page: uint64(page) >> device.PageShift, Response: 2,
+		}, ext) {
+		case fifo.Pushed:
+			e.cfg.Counts[device.FIFOPush]++
+		case fifo.Duplicate:
+			e.cfg.Counts[device.FIFODedup]++
+		case fifo.Overflowed:
+			e.cfg.Counts[device.FIFOOverflows]++
+		}
+	}
+}

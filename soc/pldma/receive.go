@@ -1,0 +1,433 @@
+package pldma
+
+import (
+	"math"
+	"math/bits"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// maxDomainContexts is the number of receive contexts that one source domain may
+// hold, so that its paused blocks cannot starve others (spec/firmware.md, ours).
+const maxDomainContexts = 32
+
+// maxSources bounds the nodes whose sequence numbers are remembered (ours; a
+// fabric larger than that refuses the rest with code 3).
+const maxSources = 4096
+
+// record is what the receiver remembers of one (source node, transaction id),
+// also when no context is open.
+type record struct {
+	known    bool
+	answered bool // newest has its one answer
+	acked    bool // this use of the id was acknowledged
+	newest   device.Sequence
+	first    device.Sequence // first sequence number of the present use
+	ctx      *context
+}
+
+type source struct {
+	epoch   uint16
+	records [device.Transactions]record
+}
+
+// context is a block being received: key (source node, transaction id).
+type context struct {
+	rec        *record
+	header     wire.Header
+	slot       uint8
+	dead       bool // superseded: ends with its last access, without an answer
+	nacked     bool
+	got, want  uint64 // data packets
+	writing    int    // accesses in flight
+	haveWords  bool
+	wordsOut   bool
+	wordsIn    bool
+	hasWords   bool
+	completion wire.Completion
+	touched    int64 // last packet, ns
+	prev, next *context
+}
+
+type receiver struct {
+	timeout  int64 // ns; contexts end after twice that without a packet
+	sources  map[device.NodeID]*source
+	byDomain map[device.PDID]int // contexts a source domain holds
+	open     int
+	head     *context // least recently touched
+	tail     *context
+	free     *context
+}
+
+func (r *receiver) init() {
+	timeout := r.timeout
+	if timeout == 0 {
+		timeout = device.TimeoutReset * 1000
+	}
+	*r = receiver{timeout: timeout, sources: make(map[device.NodeID]*source), byDomain: make(map[device.PDID]int)}
+}
+
+// SetTimeout follows TIMEOUT_US.
+func (e *Engine) SetTimeout(us uint32) { e.recv.timeout = max(int64(us), 1) * 1000 }
+
+// PeerEpoch gives the last epoch heard of a node, 0 if none: messages towards
+// it carry it back (messages.md 5).
+func (e *Engine) PeerEpoch(n device.NodeID) uint16 {
+	if s := e.recv.sources[n]; s != nil {
+		return s.epoch
+	}
+	return 0
+}
+
+// Receive takes a Data or Words frame from the link; the frame is the engine's
+// from then on.
+func (e *Engine) Receive(now int64, f *wire.Frame) {
+	if e.accept(now, f) {
+		return
+	}
+	e.cfg.Pool.Put(f)
+}
+
+// accept gives false where nothing holds the frame any more.
+func (e *Engine) accept(now int64, f *wire.Frame) bool {
+	e.cfg.Counts[device.RXPackets] += uint64(bits.OnesCount64(f.Present))
+	if f.HasWords && !f.WordsMissing {
+		e.cfg.Counts[device.RXPackets]++
+	}
+	if f.ID >= device.Transactions || int(f.Length) != len(f.Payload) || f.Length > device.BlockSize {
+		e.cfg.Counts[device.PktStale]++
+		return false
+	}
+	s := e.sourceOf(f)
+	if s == nil {
+		return false
+	}
+	r := &s.records[f.ID]
+	if r.known && r.newest.Newer(f.Seq) {
+		e.cfg.Counts[device.PktStale]++
+		return false
+	}
+	if !r.known || f.Seq != r.newest {
+		if !e.advance(r, f) {
+			return false
+		}
+	}
+	c := r.ctx
+	if c == nil {
+		if r.answered {
+			e.cfg.Counts[device.PktStale]++
+			return false
+		}
+		if c = e.openContext(r, f); c == nil {
+			return false
+		}
+	} else if c.header.VA != f.VA || c.header.Length != f.Length || c.header.DstPDID != f.DstPDID || c.header.SrcPDID != f.SrcPDID {
+		// Not a packet of the block that this sequence number began.
+		e.cfg.Counts[device.PktStale]++
+		return false
+	}
+	e.touch(c, now)
+	if f.Corrupt != 0 {
+		e.cfg.Counts[device.CRCPayload] += uint64(bits.OnesCount64(f.Corrupt))
+		e.nack(c, device.CodeCorrupt)
+		return false
+	}
+	if f.HasWords && !f.WordsMissing && !c.haveWords {
+		c.haveWords, c.completion = true, f.Completion
+	}
+	held := e.write(c, f, f.Present&^c.got)
+	e.advanceBlock(c)
+	return held
+}
+
+// sourceOf finds what is remembered of the frame's source, and forgets it where
+// the source has a new epoch. Nil: the frame is of an old one.
+func (e *Engine) sourceOf(f *wire.Frame) *source {
+	s := e.recv.sources[f.SrcNode]
+	switch {
+	case s == nil:
+		if len(e.recv.sources) >= maxSources {
+			e.answer(&f.Header, device.CodeNoContext)
+			return nil
+		}
+		s = &source{epoch: f.Epoch}
+		e.recv.sources[f.SrcNode] = s
+	case f.Epoch != s.epoch:
+		if f.Epoch-s.epoch >= 1<<15 {
+			e.cfg.Counts[device.PktStale]++
+			return nil
+		}
+		for i := range s.records {
+			if c := s.records[i].ctx; c != nil {
+				e.abandon(c)
+			}
+		}
+		*s = source{epoch: f.Epoch}
+	}
+	return s
+}
+
+// advance moves a record to a newer sequence number. False: the frame is
+// already answered.
+func (e *Engine) advance(r *record, f *wire.Frame) bool {
+	newUse := !r.known || r.first != f.First
+	r.known, r.newest, r.answered = true, f.Seq, false
+	if newUse {
+		r.first, r.acked = f.First, false
+	}
+	if c := r.ctx; c != nil {
+		if c.writing > 0 {
+			// A write of the old number is still under way: were the block
+			// acknowledged under the new one, it could land later, over what
+			// the application has written since.
+			r.answered = true
+			e.answer(&f.Header, device.CodeNoContext)
+			return false
+		}
+		e.abandon(c)
+	}
+	if r.acked {
+		// The acknowledgement was lost or late. Nothing is written again: the
+		// application may have changed the buffer after completion.
+		r.answered = true
+		e.answer(&f.Header, device.CodeAck)
+		return false
+	}
+	return true
+}
+
+// openContext checks whether the block may come in and opens a context for it;
+// nil where it was refused.
+func (e *Engine) openContext(r *record, f *wire.Frame) *context {
+	slot := -1
+	for i := range e.Domains {
+		if d := &e.Domains[i]; d.Enabled && d.PDID == f.DstPDID {
+			slot = i
+		}
+	}
+	code := device.CodeAck
+	switch limit := uint64(1) << uint(e.cfg.VABits); {
+	case slot < 0 || !e.Domains[slot].admits(f.SrcPDID):
+		code = device.CodeDomain
+	case uint64(f.VA) >= limit || uint64(f.Length) > limit-uint64(f.VA),
+		f.HasWords && !f.WordsMissing && uint64(f.Completion.VA) > limit-16:
+		code = device.CodeDecode
+	case e.recv.open >= device.Contexts || e.recv.byDomain[f.SrcPDID] >= maxDomainContexts:
+		code = device.CodeNoContext
+	}
+	if code != device.CodeAck {
+		r.answered = true
+		e.answer(&f.Header, code)
+		return nil
+	}
+	c := e.recv.free
+	if c == nil {
+		c = new(context)
+	} else {
+		e.recv.free = c.next
+	}
+	*c = context{rec: r, header: f.Header, slot: uint8(slot), want: wire.All(int(f.Length)), hasWords: f.HasWords}
+	r.ctx = c
+	e.recv.open++
+	e.recv.byDomain[f.SrcPDID]++
+	e.link(c)
+	return c
+}
+
+// write submits the packets in mask to memory, one access a run of neighbours.
+// False: there was none.
+func (e *Engine) write(c *context, f *wire.Frame, mask uint64) bool {
+	c.got |= mask
+	f.Refs = 1 // until all runs are submitted
+	for mask != 0 {
+		i := bits.TrailingZeros64(mask)
+		n := bits.TrailingZeros64(^(mask >> uint(i)))
+		if n == 64 {
+			mask = 0
+		} else {
+			mask &^= (1<<uint(n) - 1) << uint(i)
+		}
+		from, to := i*device.MTU, min((i+n)*device.MTU, len(f.Payload))
+		a := e.newAccess(writeData)
+		a.Slot, a.Write, a.VA = c.slot, true, f.VA+device.VA(from)
+		a.Data, a.ctx, a.frame = f.Payload[from:to], c, f
+		c.writing++
+		f.Refs++
+		e.submit(a)
+	}
+	f.Refs--
+	return f.Refs > 0
+}
+
+// advanceBlock does what comes next for a block: the words when every byte is in
+// memory, then the acknowledgement.
+func (e *Engine) advanceBlock(c *context) {
+	if c.dead || c.nacked || c.writing > 0 || c.got != c.want {
+		return
+	}
+	if c.hasWords && !c.wordsIn {
+		if !c.haveWords || c.wordsOut {
+			return
+		}
+		c.wordsOut = true
+		a := e.newAccess(writeWords)
+		a.Slot, a.Write, a.Ordered, a.VA, a.ctx = c.slot, true, true, c.completion.VA, c
+		a.Data = e.cfg.Pool.Payload(16)
+		putWords(a.Data, c.completion)
+		c.writing++
+		e.submit(a)
+		return
+	}
+	e.cfg.Counts[device.RXBlocks]++
+	r := c.rec
+	r.answered, r.acked = true, true
+	e.answer(&c.header, device.CodeAck)
+	e.closeContext(c)
+}
+
+func putWords(b []byte, w wire.Completion) {
+	for i := 0; i < 8; i++ {
+		b[i] = byte(w.First >> (8 * i))
+		b[8+i] = byte(w.Last >> (8 * i))
+	}
+}
+
+// written ends a write access.
+func (e *Engine) written(a *Access, ok bool, failed uint64) {
+	c, f, words := a.ctx, a.frame, a.kind == writeWords
+	slot, va, orphan := a.Slot, a.VA, a.orphan
+	if words {
+		e.cfg.Pool.PutPayload(a.Data)
+	}
+	e.drop(a)
+	if f != nil {
+		f.Refs--
+	}
+	if !orphan {
+		c.writing--
+		switch {
+		case ok && words:
+			c.wordsIn = true
+			e.sink.Written(slot)
+		case !ok && !c.dead:
+			h, base := c.header, c.header.VA
+			if words {
+				h.Remaining, base = 16, va
+			}
+			e.push(e.cfg.RX, &h, h.SrcNode, h.DstPDID, va, failed, base)
+			e.nack(c, device.CodeSlaveError)
+		}
+		if c.dead {
+			if c.writing == 0 {
+				e.recycle(c)
+			}
+		} else {
+			e.advanceBlock(c)
+		}
+	}
+	if f != nil && f.Refs == 0 {
+		e.cfg.Pool.Put(f)
+	}
+}
+
+// nack answers a block once; the context stays until a newer sequence number, so
+// that its later absent pages are reported too.
+func (e *Engine) nack(c *context, code device.Code) {
+	if c.nacked || c.dead {
+		return
+	}
+	c.nacked = true
+	c.rec.answered = true
+	e.answer(&c.header, code)
+}
+
+// answer sends the one answer to (source, id, sequence number).
+func (e *Engine) answer(h *wire.Header, code device.Code) {
+	f := e.cfg.Pool.Frame()
+	f.Header = wire.Header{
+		Kind: wire.Ack, Epoch: h.Epoch,
+		SrcNode: e.cfg.Node, SrcPDID: h.DstPDID, DstNode: h.SrcNode, DstPDID: h.SrcPDID, DstMailbox: device.MailboxAck,
+		ID: h.ID, Seq: h.Seq, First: h.First, Code: code,
+	}
+	e.cfg.Counts[device.TXPackets]++
+	e.sink.Transmit(f)
+}
+
+// abandon takes a context out of use; it ends with its last access.
+func (e *Engine) abandon(c *context) {
+	e.unlink(c)
+	c.rec.ctx = nil
+	c.dead = true
+	if c.writing == 0 {
+		e.recycle(c)
+	}
+}
+
+func (e *Engine) closeContext(c *context) { e.abandon(c) }
+
+func (e *Engine) recycle(c *context) {
+	e.recv.open--
+	if n := e.recv.byDomain[c.header.SrcPDID] - 1; n > 0 {
+		e.recv.byDomain[c.header.SrcPDID] = n
+	} else {
+		delete(e.recv.byDomain, c.header.SrcPDID)
+	}
+	*c = context{next: e.recv.free}
+	e.recv.free = c
+}
+
+func (e *Engine) link(c *context) {
+	c.prev, c.next = e.recv.tail, nil
+	if c.prev != nil {
+		c.prev.next = c
+	} else {
+		e.recv.head = c
+	}
+	e.recv.tail = c
+}
+
+func (e *Engine) unlink(c *context) {
+	if c.prev != nil {
+		c.prev.next = c.next
+	} else {
+		e.recv.head = c.next
+	}
+	if c.next != nil {
+		c.next.prev = c.prev
+	} else {
+		e.recv.tail = c.prev
+	}
+	c.prev, c.next = nil, nil
+}
+
+func (e *Engine) touch(c *context, now int64) {
+	c.touched = now
+	if e.recv.tail != c {
+		e.unlink(c)
+		e.link(c)
+	}
+}
+
+// Deadline gives when Expire has something to do.
+func (e *Engine) Deadline() int64 {
+	if c := e.recv.head; c != nil {
+		return c.touched + 2*e.recv.timeout
+	}
+	return math.MaxInt64
+}
+
+// Expire ends contexts that no packet has come for since twice the time-out.
+// One with a write under way stays: its buffer is in use.
+func (e *Engine) Expire(now int64) {
+	for c := e.recv.head; c != nil && c.touched+2*e.recv.timeout <= now; c = e.recv.head {
+		if c.writing > 0 {
+			e.touch(c, now)
+			if e.recv.head == c {
+				return
+			}
+			continue
+		}
+		e.abandon(c)
+	}
+}

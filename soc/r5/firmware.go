@@ -1,0 +1,614 @@
+// Package r5 is the RDMA firmware of a node's R5 core as a pure machine: it
+// takes doorbells, acknowledgements, retransmission requests and the time, and
+// gives commands (spec/firmware.md; 001 chapters 3 and 4, 000 §3.2.2, 002 §IV).
+package r5
+
+import (
+	"math"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// Limits of the firmware (spec/firmware.md; ours).
+const (
+	maxDomainIDs   = 256  // ids that one domain may hold
+	keptIDs        = 16   // ids kept for every enabled domain
+	maxAttempts    = 64   // retransmissions of a block without an ACK or RAPF for it
+	maxRAPFs       = 1024 // RAPFs for one block
+	sourceGrace    = 100e9
+	backoffFromRow = 3
+)
+
+// Config is what a firmware is built with.
+type Config struct {
+	Node   device.NodeID
+	VABits int
+	// TXFIFO: source faults are reported and pause the block (CAPS[24]).
+	TXFIFO bool
+	// Route tells whether a node can be reached; nil: every node.
+	Route func(device.NodeID) bool
+}
+
+// CommandKind tells what the firmware wants done.
+type CommandKind uint8
+
+// The commands.
+const (
+	// Send: the PLDMA sends Block.
+	Send CommandKind = iota + 1
+	// Update: done, status and paused of a channel's descriptor have changed.
+	Update
+)
+
+// Command is one thing that the firmware wants done.
+type Command struct {
+	Kind    CommandKind
+	Block   wire.Block
+	Slot    uint8
+	Channel uint8
+	Done    uint32
+	Status  uint8
+	Paused  uint8
+}
+
+type domain struct {
+	pdid    device.PDID
+	enabled bool
+	ids     int
+}
+
+// Firmware is one node's firmware. It belongs to one goroutine.
+type Firmware struct {
+	cfg         Config
+	counts      *[device.Counters]uint64
+	timeout     int64 // ns
+	guard       int64 // ns
+	outstanding int
+
+	domains  [device.Slots]domain
+	reserve  int // ids kept for enabled domains and not taken by them
+	tx       [device.Transactions]transaction
+	free     tickets
+	timers   [lists]timerList
+	channels [device.Channels]transfer
+	runHead  int16 // run queue of channels that want to issue
+	runTail  int16
+	runLen   int
+	// seq holds the last sequence number of each id towards each node: it
+	// belongs to the pair, never starts again, and so a receiver can order
+	// whatever it hears from one (source, id).
+	seq        map[device.NodeID]*[device.Transactions]device.Sequence
+	out, spare []Command
+}
+
+// New gives a firmware that counts in counts.
+func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
+	fw := &Firmware{
+		cfg: cfg, counts: counts,
+		seq: make(map[device.NodeID]*[device.Transactions]device.Sequence),
+	}
+	fw.Reset()
+	fw.SetTimeout(device.TimeoutReset)
+	fw.SetGuard(device.GuardReset)
+	fw.SetOutstanding(device.OutstandingReset)
+	return fw
+}
+
+// Reset drops every transaction and transfer and forgets the domains. The
+// caller has no commands of before left to do.
+func (fw *Firmware) Reset() {
+	fw.domains = [device.Slots]domain{}
+	fw.reserve = 0
+	fw.tx = [device.Transactions]transaction{}
+	fw.free = tickets{}
+	for i := range fw.tx {
+		fw.free.put(int16(i))
+	}
+	for i := range fw.timers {
+		fw.timers[i] = timerList{-1, -1}
+	}
+	fw.channels = [device.Channels]transfer{}
+	fw.runHead, fw.runTail, fw.runLen = -1, -1, 0
+	fw.out = fw.out[:0]
+}
+
+// SetNode sets the node's own id (register NODE_ID).
+func (fw *Firmware) SetNode(id device.NodeID) { fw.cfg.Node = id }
+
+// SetTimeout sets the block time-out in microseconds; blocks in flight follow.
+func (fw *Firmware) SetTimeout(us uint32) { fw.timeout = max(int64(us), 1) * 1000 }
+
+// SetGuard sets the guard time-out of paused blocks in microseconds.
+func (fw *Firmware) SetGuard(us uint32) { fw.guard = max(int64(us), 1) * 1000 }
+
+// SetOutstanding sets the blocks in flight a transfer, at least one.
+func (fw *Firmware) SetOutstanding(n uint32) {
+	fw.outstanding = int(min(max(n, 1), device.Transactions))
+}
+
+// SetDomain follows PD_CFG: disabling a slot, or giving it to another domain,
+// ends its transfers with status 10.
+func (fw *Firmware) SetDomain(slot int, pdid device.PDID, enabled bool) {
+	d := &fw.domains[slot]
+	if d.enabled == enabled && d.pdid == pdid {
+		return
+	}
+	if d.enabled {
+		for c := slot * device.ChannelsPerSlot; c < (slot+1)*device.ChannelsPerSlot; c++ {
+			if fw.channels[c].live {
+				fw.fail(int16(c), device.StatusGone)
+			}
+		}
+		fw.reserve -= max(0, keptIDs-d.ids)
+	}
+	d.pdid, d.enabled = pdid, enabled
+	if enabled {
+		fw.reserve += max(0, keptIDs-d.ids)
+	}
+}
+
+// Commands gives what is to be done and forgets it; the slice is valid until
+// the next call of Commands. Doing them may make more.
+func (fw *Firmware) Commands() []Command {
+	out := fw.out
+	fw.out, fw.spare = fw.spare[:0], out
+	return out
+}
+
+// Doorbell starts the transfer of descriptor d on a channel of a slot, or, where
+// d.Abort is set, ends the one that runs there. A doorbell for a channel that
+// already runs, or whose done is not 0, is ignored: a transfer announced twice
+// starts once.
+func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
+	if slot < 0 || slot >= device.Slots || channel < 0 || channel >= device.WriteChannels || !fw.domains[slot].enabled {
+		fw.counts[device.DoorbellDenied]++
+		return
+	}
+	c := int16(slot*device.ChannelsPerSlot + channel)
+	x := &fw.channels[c]
+	if d.Abort {
+		if x.live && !x.failing {
+			fw.fail(c, device.StatusAborted)
+		}
+		return
+	}
+	if x.live || d.Done != device.DoneInitialized {
+		return
+	}
+	*x = transfer{
+		live: true, slot: uint8(slot), desc: *d, first: -1, nextRun: -1,
+		pdid: fw.domains[slot].pdid, dst: d.DstPDID,
+		blocks: blockCount(d.Dst, d.Size),
+	}
+	if x.dst == 0 {
+		x.dst = x.pdid
+	}
+	fw.update(c, device.DoneOngoing)
+	if !fw.valid(d) {
+		fw.fail(c, uint8(device.CodeDecode))
+		return
+	}
+	fw.enqueue(c)
+}
+
+// valid checks what can be checked at the doorbell (messages.md 1).
+func (fw *Firmware) valid(d *device.Descriptor) bool {
+	limit := uint64(1) << uint(fw.cfg.VABits)
+	fits := func(va device.VA, n uint64) bool { return uint64(va) < limit && n <= limit-uint64(va) }
+	return d.Size != 0 &&
+		fits(d.Src, uint64(d.Size)) && fits(d.Dst, uint64(d.Size)) &&
+		(d.Notify == 0 || d.Notify%16 == 0 && fits(d.Notify, 16)) &&
+		(fw.cfg.Route == nil || fw.cfg.Route(d.DstNode))
+}
+
+// Ack takes an acknowledgement of the block (id, seq) from node src.
+func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
+	if a.Transaction >= device.Transactions {
+		fw.counts[device.MsgDropped]++
+		return
+	}
+	id := int16(a.Transaction)
+	t := &fw.tx[id]
+	if t.state == stateFree || t.node != src || t.seq != a.Sequence || t.sending {
+		fw.counts[device.AckStale]++
+		return
+	}
+	if a.Code == device.CodeAck {
+		fw.counts[device.Acks]++
+		fw.acknowledged(id)
+		return
+	}
+	fw.counts[int(device.Nacks0)+int(a.Code&7)]++
+	t.lastCode = a.Code
+	switch a.Code {
+	case device.CodeSlaveError:
+		fw.pause(now, id)
+	case device.CodeNoContext, device.CodeCorrupt, device.CodeBufferFull:
+		fw.refused(now, id)
+	default:
+		fw.fail(int16(t.transfer), uint8(a.Code))
+	}
+}
+
+func (fw *Firmware) acknowledged(id int16) {
+	t := &fw.tx[id]
+	c := int16(t.transfer)
+	x := &fw.channels[c]
+	if t.words {
+		x.wordsIn = true
+	}
+	if t.block < x.blocks {
+		x.acked++
+	}
+	fw.release(id)
+	if x.failing {
+		fw.finish(c)
+		return
+	}
+	if x.acked == x.blocks && (x.desc.Notify == 0 || x.wordsIn) {
+		fw.complete(c)
+		return
+	}
+	fw.enqueue(c)
+}
+
+// pause takes a block out of the time-outs until a RAPF or the guard (000
+// §3.2.2; PART cancels the time-out, the guard is ours).
+func (fw *Firmware) pause(now int64, id int16) {
+	t := &fw.tx[id]
+	if t.state != statePaused {
+		t.state = statePaused
+		fw.channels[t.transfer].paused++
+		fw.update(int16(t.transfer), device.DoneOngoing)
+	}
+	fw.enlist(id, listGuard+t.guardStep, now)
+}
+
+// refused sends a block again that the receiver could not take, from the third
+// refusal in a row after a back-off.
+func (fw *Firmware) refused(now int64, id int16) {
+	t := &fw.tx[id]
+	fw.unpause(id)
+	t.nackRow++
+	if t.nackRow < backoffFromRow {
+		fw.attempt(now, id)
+		return
+	}
+	t.state = stateNacked
+	fw.enlist(id, listBackoff+min(t.nackRow-backoffFromRow, backoffSteps-1), now)
+}
+
+// Sent says that the PLDMA does not send block id any more.
+func (fw *Firmware) Sent(now int64, id device.TransactionID) {
+	t := &fw.tx[id]
+	if t.state == stateFree || !t.sending {
+		return
+	}
+	t.sending = false
+	c := int16(t.transfer)
+	if fw.channels[c].failing {
+		fw.release(int16(id))
+		fw.finish(c)
+		return
+	}
+	if t.again {
+		t.again = false
+		fw.attempt(now, int16(id))
+		return
+	}
+	// The time-out runs from here: before, nothing was under way.
+	fw.enlist(int16(id), listTimeout, now)
+}
+
+// SourceFault says that the source of block id could not be read and that
+// nothing was sent. With a TXFIFO the block pauses until a RAPF from the own
+// node; without one its time-out goes on.
+func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
+	t := &fw.tx[id]
+	if t.state == stateFree || !t.sending {
+		return
+	}
+	t.sending, t.again = false, false
+	t.lastCode = device.CodeSlaveError
+	c := int16(t.transfer)
+	if fw.channels[c].failing {
+		fw.release(int16(id))
+		fw.finish(c)
+		return
+	}
+	if fw.cfg.TXFIFO {
+		fw.pause(now, int16(id))
+		return
+	}
+	if t.sourceFault == 0 {
+		t.sourceFault = now + 1
+	}
+	fw.enlist(int16(id), listTimeout, now)
+}
+
+// RAPF obeys a retransmission request, or refuses it: the transaction must be
+// live with that sequence number, the wired PDID the written one, and the
+// request come from the destination domain or, for a source fault, from the own
+// one (messages.md 2; 000 §3.2.3.3).
+func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
+	if m.Transaction >= device.Transactions {
+		fw.counts[device.MsgDropped]++
+		return
+	}
+	fw.counts[device.RAPFRx]++
+	id := int16(m.Transaction)
+	t := &fw.tx[id]
+	if t.state == stateFree || t.seq != m.Sequence {
+		fw.counts[device.RAPFStale]++
+		return
+	}
+	c := int16(t.transfer)
+	x := &fw.channels[c]
+	fromTarget := src == t.node && m.PDID == x.dst
+	fromSource := src == fw.cfg.Node && m.PDID == x.pdid
+	if m.PDID != m.Claimed || !fromTarget && !fromSource {
+		fw.counts[device.RAPFDenied]++
+		return
+	}
+	if m.Fail {
+		fw.fail(c, uint8(device.CodeDecode))
+		return
+	}
+	t.rapfs++
+	if t.rapfs > maxRAPFs {
+		fw.fail(c, device.StatusLimit)
+		return
+	}
+	t.attempts, t.nackRow, t.guardStep = 0, 0, 0
+	fw.retransmit(now, id)
+}
+
+// attempt retransmits without having been asked to, which the limit counts.
+func (fw *Firmware) attempt(now int64, id int16) {
+	t := &fw.tx[id]
+	counts := t.sourceFault == 0 || now-t.sourceFault > sourceGrace
+	if counts {
+		t.attempts++
+	}
+	if t.attempts > maxAttempts {
+		status := uint8(t.lastCode)
+		if status == 0 {
+			status = device.StatusLimit
+		}
+		fw.fail(int16(t.transfer), status)
+		return
+	}
+	fw.retransmit(now, id)
+}
+
+// retransmit sends block id again under a new sequence number, but not while
+// the hardware still sends the old one (001 §3.3, retransmission bit).
+func (fw *Firmware) retransmit(now int64, id int16) {
+	t := &fw.tx[id]
+	if t.sending {
+		t.again = true
+		return
+	}
+	fw.unpause(id)
+	fw.counts[device.Retransmits]++
+	t.seq = fw.nextSequence(t.node, id)
+	fw.transmit(id)
+}
+
+func (fw *Firmware) unpause(id int16) {
+	t := &fw.tx[id]
+	if t.state == statePaused {
+		fw.channels[t.transfer].paused--
+		fw.update(int16(t.transfer), device.DoneOngoing)
+	}
+	t.state = stateIssued
+	fw.delist(id)
+}
+
+func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
+	s := fw.seq[node]
+	if s == nil {
+		s = new([device.Transactions]device.Sequence)
+		fw.seq[node] = s
+	}
+	s[id] = s[id].Next()
+	return s[id]
+}
+
+// transmit has the PLDMA send block id as its transaction says.
+func (fw *Firmware) transmit(id int16) {
+	t := &fw.tx[id]
+	x := &fw.channels[t.transfer]
+	t.sending = true
+	fw.counts[device.TXBlocks]++
+	b := wire.Block{
+		Header: wire.Header{
+			Kind: wire.Data, SrcNode: fw.cfg.Node, SrcPDID: x.pdid, DstNode: t.node, DstPDID: x.dst,
+			ID: device.TransactionID(id), Seq: t.seq, First: t.first, Block: t.block, Length: t.length,
+			VA:        x.desc.Dst + device.VA(t.offset),
+			Remaining: x.desc.Size - t.offset,
+			Last:      t.block+1 >= x.blocks,
+		},
+		Slot: x.slot, Source: x.desc.Src + device.VA(t.offset), HasWords: t.words,
+	}
+	if t.words {
+		b.Completion = wire.Completion{VA: x.desc.Notify, First: x.desc.First, Last: x.desc.Last}
+	}
+	fw.out = append(fw.out, Command{Kind: Send, Block: b})
+}
+
+// Schedule issues what may be issued: one block of each transfer in turn, as
+// long as windows and ids allow.
+func (fw *Firmware) Schedule() {
+	for idle := 0; fw.runLen > 0 && idle < fw.runLen && fw.free.count > 0; {
+		c := fw.dequeue()
+		x := &fw.channels[c]
+		if !fw.wantsIssue(x) {
+			continue
+		}
+		if fw.mayTake(int(x.slot)) {
+			fw.issue(c)
+			idle = 0
+		} else {
+			idle++
+		}
+		fw.enqueue(c)
+	}
+}
+
+// mayTake tells whether a domain may take one more id: its own share is kept
+// for it, and nobody takes what is kept for the others.
+func (fw *Firmware) mayTake(slot int) bool {
+	d := &fw.domains[slot]
+	return fw.free.count > 0 && d.ids < maxDomainIDs && (d.ids < keptIDs || fw.free.count > fw.reserve)
+}
+
+func (fw *Firmware) issue(c int16) {
+	x := &fw.channels[c]
+	d := &fw.domains[x.slot]
+	id := fw.free.take()
+	if d.ids < keptIDs {
+		fw.reserve--
+	}
+	d.ids++
+	t := &fw.tx[id]
+	*t = transaction{state: stateIssued, transfer: int32(c), node: x.desc.DstNode, peer: x.first}
+	x.first = id
+	x.inflight++
+	if x.issued < x.desc.Size {
+		n := blockLength(x.desc.Dst, x.desc.Size, x.issued)
+		t.block, t.offset, t.length = x.block, x.issued, uint16(n)
+		x.issued += n
+		x.block++
+		// The words go with the last block where every other is acknowledged.
+		t.words = x.desc.Notify != 0 && x.issued == x.desc.Size && x.acked == x.blocks-1
+	} else {
+		t.block, t.offset, t.words = x.blocks, x.desc.Size, true
+	}
+	x.wordsOut = x.wordsOut || t.words
+	t.seq = fw.nextSequence(t.node, id)
+	t.first = t.seq
+	fw.transmit(id)
+}
+
+// release ends transaction id and gives the id back.
+func (fw *Firmware) release(id int16) {
+	t := &fw.tx[id]
+	x := &fw.channels[t.transfer]
+	fw.unpause(id)
+	for p := &x.first; *p >= 0; p = &fw.tx[*p].peer {
+		if *p == id {
+			*p = t.peer
+			break
+		}
+	}
+	x.inflight--
+	d := &fw.domains[x.slot]
+	d.ids--
+	if d.enabled && d.ids < keptIDs {
+		fw.reserve++
+	}
+	t.state = stateFree
+	fw.free.put(id)
+}
+
+// fail ends a transfer with a status: its other blocks are cancelled, those
+// that are being sent when that is over, since their source is in use till then.
+func (fw *Firmware) fail(c int16, status uint8) {
+	x := &fw.channels[c]
+	if !x.live {
+		return
+	}
+	if !x.failing {
+		x.failing, x.status = true, status
+	}
+	for id := x.first; id >= 0; {
+		next := fw.tx[id].peer
+		if !fw.tx[id].sending {
+			fw.release(id)
+		}
+		id = next
+	}
+	fw.finish(c)
+}
+
+func (fw *Firmware) finish(c int16) {
+	x := &fw.channels[c]
+	if x.inflight > 0 {
+		return
+	}
+	fw.update(c, device.DoneFailed)
+	x.live = false
+}
+
+func (fw *Firmware) complete(c int16) {
+	fw.update(c, device.DoneCompleted)
+	fw.channels[c].live = false
+}
+
+func (fw *Firmware) update(c int16, done uint32) {
+	x := &fw.channels[c]
+	cmd := Command{
+		Kind: Update, Slot: x.slot, Channel: uint8(c % device.ChannelsPerSlot), Done: done,
+		Paused: uint8(min(x.paused, math.MaxUint8)),
+	}
+	if done == device.DoneFailed {
+		cmd.Status, cmd.Paused = x.status, 0
+	}
+	fw.out = append(fw.out, cmd)
+}
+
+// Deadline gives when Expire has something to do, math.MaxInt64 never.
+func (fw *Firmware) Deadline() int64 {
+	d := int64(math.MaxInt64)
+	for i := 1; i < lists; i++ {
+		if h := fw.timers[i].head; h >= 0 {
+			d = min(d, fw.tx[h].since+fw.period(i))
+		}
+	}
+	return d
+}
+
+// Expire handles what is due: time-outs, guards, ends of back-off.
+func (fw *Firmware) Expire(now int64) {
+	for i := 1; i < lists; i++ {
+		for {
+			id := fw.timers[i].head
+			if id < 0 || fw.tx[id].since+fw.period(i) > now {
+				break
+			}
+			t := &fw.tx[id]
+			fw.delist(id)
+			switch t.state {
+			case stateIssued:
+				fw.counts[device.Timeouts]++
+			case statePaused:
+				t.guardStep = min(t.guardStep+1, guardSteps-1)
+			}
+			fw.attempt(now, id)
+		}
+	}
+}
+
+// ChannelInfo is what the firmware knows of a channel's last transfer.
+type ChannelInfo struct {
+	Live, Failing    bool
+	Descriptor       device.Descriptor // as taken at the doorbell
+	Issued           uint32            // bytes
+	Blocks, Acked    uint32
+	InFlight, Paused int
+	SourcePDID       device.PDID
+	DestinationPDID  device.PDID
+}
+
+// Channel tells about channel ch of a slot.
+func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
+	x := &fw.channels[slot*device.ChannelsPerSlot+ch]
+	return ChannelInfo{
+		Live: x.live, Failing: x.failing, Descriptor: x.desc, Issued: x.issued,
+		Blocks: x.blocks, Acked: x.acked, InFlight: x.inflight, Paused: x.paused,
+		SourcePDID: x.pdid, DestinationPDID: x.dst,
+	}
+}

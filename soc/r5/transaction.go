@@ -1,0 +1,121 @@
+package r5
+
+import "github.com/exanet/pfd/device"
+
+// state of a transaction (spec/firmware.md; 001 §3.2.2, paused is ours).
+type state uint8
+
+const (
+	stateFree   state = iota
+	stateIssued       // sent or about to be, waiting for its acknowledgement
+	statePaused       // a page fault at either end: waiting for a RAPF or the guard
+	stateNacked       // refused for want of something at the receiver: in back-off
+)
+
+// transaction is one block in flight: a row of the table of 1024.
+type transaction struct {
+	state   state
+	sending bool // the PLDMA still sends it: 001's retransmission bit
+	again   bool // retransmit as soon as it no longer does
+	words   bool // carries the completion words
+
+	seq, first device.Sequence
+	node       device.NodeID
+	transfer   int32  // index of its channel
+	block      uint32 // number in the transfer; the number of blocks for a words-only block
+	offset     uint32 // of its first byte in the transfer
+	length     uint16
+
+	attempts  int // retransmissions since the last ACK or RAPF
+	rapfs     int
+	nackRow   int // NACKs 3, 4, 7 in a row
+	guardStep int
+	lastCode  device.Code
+	// sourceFault is when the source first faulted without a TXFIFO, 0 never.
+	sourceFault int64
+
+	list       uint8 // timer list it is in, 0 none
+	since      int64 // when it was put there
+	prev, next int16 // in the timer list
+	peer       int16 // next transaction of the same transfer, -1 none
+}
+
+// Timer lists: all members of one wait the same time, so that insertion at the
+// tail keeps them sorted and both insertion and removal are O(1)
+// (spec/firmware.md "Time-outs").
+const (
+	listNone    = 0
+	listTimeout = 1
+	listGuard   = 2 // + step 0..4: GUARD_US times 1, 2, 4, 8, 16
+	listBackoff = 7 // + step 0..6: 1, 2, 4 .. 64 ms
+	lists       = 14
+
+	guardSteps   = 5
+	backoffSteps = 7
+)
+
+type timerList struct{ head, tail int16 }
+
+func (fw *Firmware) period(list int) int64 {
+	switch {
+	case list >= listBackoff:
+		return int64(1e6) << uint(list-listBackoff)
+	case list >= listGuard:
+		return fw.guard << uint(list-listGuard)
+	default:
+		return fw.timeout
+	}
+}
+
+func (fw *Firmware) enlist(id int16, list int, now int64) {
+	t := &fw.tx[id]
+	fw.delist(id)
+	l := &fw.timers[list]
+	t.list, t.since = uint8(list), now
+	t.prev, t.next = l.tail, -1
+	if l.tail >= 0 {
+		fw.tx[l.tail].next = id
+	} else {
+		l.head = id
+	}
+	l.tail = id
+}
+
+func (fw *Firmware) delist(id int16) {
+	t := &fw.tx[id]
+	if t.list == listNone {
+		return
+	}
+	l := &fw.timers[t.list]
+	if t.prev >= 0 {
+		fw.tx[t.prev].next = t.next
+	} else {
+		l.head = t.next
+	}
+	if t.next >= 0 {
+		fw.tx[t.next].prev = t.prev
+	} else {
+		l.tail = t.prev
+	}
+	t.list = listNone
+}
+
+// tickets is the circular queue of free transaction ids: taken at the front,
+// returned at the rear, O(1) (001 §3.3).
+type tickets struct {
+	ring  [device.Transactions]int16
+	front int
+	count int
+}
+
+func (q *tickets) take() int16 {
+	id := q.ring[q.front]
+	q.front = (q.front + 1) % len(q.ring)
+	q.count--
+	return id
+}
+
+func (q *tickets) put(id int16) {
+	q.ring[(q.front+q.count)%len(q.ring)] = id
+	q.count++
+}

@@ -1,0 +1,319 @@
+package soc
+
+import (
+	"encoding/binary"
+
+	"github.com/exanet/pfd/device"
+)
+
+// caps gives CAPS of this node.
+func (n *Node) caps() uint64 {
+	v := uint64(n.cfg.VABits) | device.Slots<<device.CapsBanksShift | device.FIFODepth<<device.CapsDepthShift | device.CapsWideIOVA
+	if !n.cfg.NoTXFIFO {
+		v |= device.CapsTXFIFO
+	}
+	if n.cfg.SVA {
+		v |= device.CapsSVA
+	}
+	return v
+}
+
+// Load is one read access of width bytes at an offset of a window, with its side
+// effects. A bad one reads as zero and counts (spec/hardware.md 2).
+func (n *Node) Load(w device.WindowID, offset uint32, width int) uint64 {
+	if w == device.BTCM {
+		return n.loadMemory(offset, width)
+	}
+	t, ok := device.Resolve(w, offset, width)
+	if !ok {
+		n.counts[device.BadAccess]++
+		return 0
+	}
+	read, _, _ := t.Masks(n.caps())
+	var v uint64
+	switch {
+	case t.Pair:
+		v = n.loadPair(t.Offset)
+	case w == device.PL && t.Offset == device.PLCounters && width == 4:
+		return n.loadCounterHalf(t.Index, t.Shift)
+	default:
+		v = n.load(&t) & read
+	}
+	v >>= uint(t.Shift)
+	if width == 4 {
+		v &= 1<<32 - 1
+	}
+	return v
+}
+
+// loadCounterHalf reads half a counter: reading the low half latches the high
+// one (spec/hardware.md 2).
+func (n *Node) loadCounterHalf(i, shift int) uint64 {
+	if shift != 0 {
+		return uint64(n.latch[i])
+	}
+	n.latch[i] = uint32(n.counts[i] >> 32)
+	return n.counts[i] & (1<<32 - 1)
+}
+
+func (n *Node) loadPair(offset uint32) uint64 {
+	switch offset {
+	case device.PLRXFIFO:
+		return n.rx.Read64(0)
+	case device.PLRXFIFO + device.FIFOWordC:
+		return n.rx.Read64(1)
+	case device.PLTXFIFO:
+		return n.tx.Read64(0)
+	case device.PLTXFIFO + device.FIFOWordC:
+		return n.tx.Read64(1)
+	}
+	return 0
+}
+
+// load reads a whole register, with its side effects.
+func (n *Node) load(t *device.Target) uint64 {
+	switch t.Window {
+	case device.PL:
+		return n.loadPL(t)
+	case device.SMMU:
+		switch {
+		case t.Offset >= device.SMMUBanks:
+			return n.smmu.LoadBank(t.Offset-device.SMMUBanks, t.Index)
+		case t.Offset >= device.SMMUGR1:
+			return n.smmu.LoadGR1(t.Offset-device.SMMUGR1, t.Index)
+		}
+		return n.smmu.LoadGlobal(t.Offset, t.Index)
+	case device.PKTZ:
+		c := &n.pktz[t.Index/device.PktzChannels][t.Index%device.PktzChannels]
+		switch t.Offset {
+		case device.PktzDestination:
+			return c.destination
+		case device.PktzStatus:
+			return uint64(c.status)
+		}
+		if i := (t.Offset - device.PktzPayload) / 8; i < device.PktzMaxWords {
+			return c.payload[i]
+		}
+	case device.MBOX:
+		b := &n.boxes[t.At(t.Index)/device.PageSize]
+		switch t.At(t.Index) % device.PageSize {
+		case device.MboxData:
+			return b.data()
+		case device.MboxStatus:
+			return b.status()
+		case device.MboxSource:
+			return b.source()
+		}
+	}
+	return 0
+}
+
+func (n *Node) loadPL(t *device.Target) uint64 {
+	switch t.Offset {
+	case device.PLID:
+		return device.IDValue
+	case device.PLVersion:
+		return device.VersionValue
+	case device.PLCaps:
+		return n.caps()
+	case device.PLNodeID:
+		return uint64(n.id)
+	case device.PLCtrl:
+		return uint64(n.ctrl)
+	case device.PLIRQStatus:
+		return uint64(n.irqStatus)
+	case device.PLIRQMask:
+		return uint64(n.irqMask)
+	case device.PLTimeoutUS:
+		return uint64(n.timeoutUS)
+	case device.PLGuardUS:
+		return uint64(n.guardUS)
+	case device.PLOutstanding:
+		return uint64(n.outstanding)
+	case device.PLCounters:
+		return n.counts[t.Index]
+	case device.PLPktzCfg:
+		return n.pktzCfg[t.Index]
+	case device.PLMboxCfg:
+		return n.mboxCfg[t.Index]
+	case device.PLPDCfg:
+		return n.pdCfg[t.Index]
+	case device.PLPDPeers:
+		return n.peers[t.Index/4][t.Index%4]
+	case device.PLRXFIFOStatus:
+		return uint64(n.rx.Status())
+	case device.PLRXFIFOExt:
+		return uint64(n.rx.Ext())
+	case device.PLTXFIFOStatus:
+		return uint64(n.tx.Status())
+	case device.PLTXFIFOExt:
+		return uint64(n.tx.Ext())
+	}
+	if o := t.Offset - device.PLRXFIFO; o <= device.FIFOWordD {
+		return uint64(n.rx.Read32(int(o / 4)))
+	}
+	if o := t.Offset - device.PLTXFIFO; o <= device.FIFOWordD {
+		return uint64(n.tx.Read32(int(o / 4)))
+	}
+	return 0
+}
+
+// Store is one write access; what it makes the node do is appended to out.
+func (n *Node) Store(now int64, w device.WindowID, offset uint32, width int, v uint64, out []Action) []Action {
+	n.now, n.out = now, out
+	if w == device.BTCM {
+		n.storeMemory(offset, width, v)
+		return n.settle()
+	}
+	t, ok := device.Resolve(w, offset, width)
+	if !ok {
+		n.counts[device.BadAccess]++
+		return n.settle()
+	}
+	lanes := ^uint64(0)
+	if width == 4 {
+		lanes = 1<<32 - 1
+	}
+	v, lanes = v&lanes<<uint(t.Shift), lanes<<uint(t.Shift)
+	_, write, w1c := t.Masks(n.caps())
+	act := v & t.Act
+	var value uint64
+	if write|w1c != 0 {
+		value = n.peek(&t)
+	}
+	value = value&^(write&lanes) | v&write
+	value &^= v & w1c
+	n.store1(&t, value, v&w1c, act)
+	return n.settle()
+}
+
+// peek reads a register that a write merges into; none of these has side effects.
+func (n *Node) peek(t *device.Target) uint64 { return n.load(t) }
+
+// store1 writes a whole register: value is what it is to hold, cleared the bits
+// that were written as W1C, act those that make something happen.
+func (n *Node) store1(t *device.Target, value, cleared, act uint64) {
+	switch t.Window {
+	case device.PL:
+		n.storePL(t, value, cleared, act)
+	case device.SMMU:
+		switch {
+		case t.Offset >= device.SMMUBanks:
+			n.smmu.StoreBank(t.Offset-device.SMMUBanks, t.Index, value|act)
+		case t.Offset >= device.SMMUGR1:
+			n.smmu.StoreGR1(t.Offset-device.SMMUGR1, t.Index, value)
+		default:
+			n.smmu.StoreGlobal(t.Offset, t.Index, value)
+		}
+	case device.PKTZ:
+		iface, ch := t.Index/device.PktzChannels, t.Index%device.PktzChannels
+		c := &n.pktz[iface][ch]
+		switch t.Offset {
+		case device.PktzDestination:
+			c.destination = value
+		case device.PktzSend:
+			n.send(iface, ch, act)
+		default:
+			if i := (t.Offset - device.PktzPayload) / 8; i < device.PktzMaxWords {
+				c.payload[i] = value
+			}
+		}
+	case device.MBOX:
+		if t.At(t.Index)%device.PageSize == device.MboxStatus && cleared != 0 {
+			n.boxes[t.At(t.Index)/device.PageSize].overflow = false
+		}
+	}
+}
+
+func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
+	i := t.Index
+	switch t.Offset {
+	case device.PLNodeID:
+		n.id = device.NodeID(value)
+		n.fw.SetNode(n.id)
+		n.dma.SetNode(n.id)
+	case device.PLCtrl:
+		n.ctrl = uint32(value)
+		if act&device.CtrlReset != 0 {
+			n.reset()
+		}
+	case device.PLIRQStatus:
+		// A bit cleared while its cause still holds is set again at once, and
+		// that is a new edge: no cause can get lost between two looks.
+		n.irqStatus = uint32(value)
+		n.irqSent &^= uint32(cleared)
+	case device.PLIRQMask:
+		n.irqMask = uint32(value)
+	case device.PLTimeoutUS:
+		n.timeoutUS = uint32(value)
+		n.fw.SetTimeout(n.timeoutUS)
+		n.dma.SetTimeout(n.timeoutUS)
+	case device.PLGuardUS:
+		n.guardUS = uint32(value)
+		n.fw.SetGuard(n.guardUS)
+	case device.PLOutstanding:
+		n.outstanding = uint32(value)
+		n.fw.SetOutstanding(n.outstanding)
+	case device.PLPktzCfg:
+		n.pktzCfg[i] = value
+	case device.PLMboxCfg:
+		n.mboxCfg[i] = value
+	case device.PLPDCfg:
+		n.pdCfg[i] = value
+		pdid, on := device.PDID(value&device.PDIDMask), value&device.CfgEnable != 0 && value&device.PDIDMask != 0
+		n.dma.Domains[i].PDID, n.dma.Domains[i].Enabled = pdid, on
+		n.fw.SetDomain(i, pdid, on)
+	case device.PLPDPeers:
+		n.peers[i/4][i%4] = value
+		for k := range 4 {
+			n.dma.Domains[i/4].Peers[i%4*4+k] = device.PDID(value >> (16 * k))
+		}
+	case device.PLRXFIFOStatus:
+		n.rx.ClearStatus(uint32(cleared))
+	case device.PLTXFIFOStatus:
+		n.tx.ClearStatus(uint32(cleared))
+	}
+}
+
+// Window btcm is memory: 32-bit and 64-bit accesses anywhere; the doorbell words
+// are taken at once and read as zero (spec/hardware.md 6).
+func (n *Node) loadMemory(offset uint32, width int) uint64 {
+	if !n.inMemory(offset, width) {
+		return 0
+	}
+	if width == 4 {
+		return uint64(binary.LittleEndian.Uint32(n.btcm[offset:]))
+	}
+	return binary.LittleEndian.Uint64(n.btcm[offset:])
+}
+
+func (n *Node) inMemory(offset uint32, width int) bool {
+	if width != 4 && width != 8 || offset%uint32(width) != 0 || int(offset)+width > len(n.btcm) {
+		n.counts[device.BadAccess]++
+		return false
+	}
+	return true
+}
+
+func (n *Node) storeMemory(offset uint32, width int, v uint64) {
+	if !n.inMemory(offset, width) {
+		return
+	}
+	if offset >= device.BTCMDoorbells && offset%device.PageSize == 0 {
+		// Word 0 of a doorbell page: the firmware takes it and writes 0.
+		if v != 0 {
+			ch := v - 1
+			if ch >= device.ChannelsPerSlot {
+				n.counts[device.DoorbellDenied]++
+				return
+			}
+			n.doorbell(int(offset-device.BTCMDoorbells)/device.PageSize, int(ch))
+		}
+		return
+	}
+	if width == 4 {
+		binary.LittleEndian.PutUint32(n.btcm[offset:], uint32(v))
+		return
+	}
+	binary.LittleEndian.PutUint64(n.btcm[offset:], v)
+}

@@ -1,0 +1,212 @@
+// Package smmu is the node's system MMU: sixteen context banks with their fault
+// registers, stream matching and a model of the two TLB levels
+// (spec/hardware.md 5; Arm IHI 0062). It is pure: the walk itself is done by
+// whoever drives the machine, because what is resident is known only there.
+package smmu
+
+import "github.com/exanet/pfd/device"
+
+// Counts is the node's counter block, in the order of device.Counter.
+type Counts = [device.Counters]uint64
+
+type bank struct {
+	sctlr, tcr, tcr2, mair0, mair1 uint32
+	fsr, fsynr0, fsynr1            uint32
+	ttbr0, ttbr1, far              uint64
+	cbar, cba2r, cbfrsynra         uint32
+	active                         int // accesses between Begin and End
+}
+
+// SMMU is one node's SMMU. It belongs to one goroutine.
+type SMMU struct {
+	counts   *Counts
+	scr0     uint32
+	gfsr     uint32
+	gfar     uint64
+	smr      [device.SMRCount]uint32
+	s2cr     [device.SMRCount]uint32
+	banks    [device.Slots]bank
+	tlb      tlb
+	faulting uint32 // banks that hold vector 0: FSR not zero under CFIE
+}
+
+// New gives an SMMU at reset that counts in c.
+func New(c *Counts) *SMMU {
+	s := &SMMU{counts: c}
+	s.Reset()
+	return s
+}
+
+// Reset brings every register to its reset value and empties the TLBs. The
+// accesses in flight stay counted: they end by themselves.
+func (s *SMMU) Reset() {
+	var active [device.Slots]int
+	for i := range s.banks {
+		active[i] = s.banks[i].active
+	}
+	*s = SMMU{counts: s.counts}
+	for i := range s.banks {
+		s.banks[i].active = active[i]
+	}
+	for i := range s.s2cr {
+		s.s2cr[i] = device.S2CRFault << device.S2CRTypeShift
+	}
+	s.scr0 = device.SCR0Client
+	s.tlb.reset()
+}
+
+// Verdict says what the SMMU does with an access.
+type Verdict uint8
+
+// The verdicts of Begin.
+const (
+	// Translate: the walk decides.
+	Translate Verdict = iota
+	// Abort: an AXI slave error, without a walk.
+	Abort
+)
+
+// Begin takes an access of a stream at va: it matches the stream to a context
+// bank. Where the verdict is Translate the access counts as in flight in that
+// bank until End. Where SMMUv2 would bypass (CLIENTPD, S2CR bypass, M = 0) the
+// access aborts (ours: a virtual address means nothing untranslated).
+func (s *SMMU) Begin(stream uint16, va device.VA) (bankIndex int, v Verdict) {
+	n := s.match(stream)
+	if n < 0 {
+		s.gfsr |= device.GFSRUSF
+		s.gfar = uint64(va)
+		return -1, Abort
+	}
+	if s.scr0&device.SCR0Client != 0 || s.s2cr[n]>>device.S2CRTypeShift&device.S2CRTypeMask != device.S2CRTranslate {
+		return -1, Abort
+	}
+	bi := int(s.s2cr[n] & device.S2CRBankMask)
+	if bi >= len(s.banks) {
+		return -1, Abort
+	}
+	b := &s.banks[bi]
+	if b.sctlr&device.SCTLRM == 0 {
+		return -1, Abort
+	}
+	if b.fsr != 0 && b.sctlr&device.SCTLRHUPCF == 0 {
+		// Hit-under-previous-context-fault is off: every access of the bank
+		// aborts, present page or not (the thesis's false faults).
+		return -1, Abort
+	}
+	b.active++
+	return bi, Translate
+}
+
+// End says that an access that Begin let through is over.
+func (s *SMMU) End(bankIndex int) { s.banks[bankIndex].active-- }
+
+func (s *SMMU) match(stream uint16) int {
+	// Stream n usually stands in register n: look there first.
+	if i := int(stream) & (device.SMRCount - 1); s.hits(i, stream) {
+		return i
+	}
+	for i := range s.smr {
+		if s.hits(i, stream) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (s *SMMU) hits(i int, stream uint16) bool {
+	r := s.smr[i]
+	mask := r >> device.SMRMaskShift & device.StreamIDMask
+	return r&device.SMRValid != 0 && (r^uint32(stream))&device.StreamIDMask&^mask == 0
+}
+
+// Result is what became of the pages of an access: a bit a page.
+type Result struct {
+	Aborted uint64 // AXI slave error (CFRE set)
+	Ignored uint64 // faulted with CFRE clear: reads zero, writes are dropped, no error
+}
+
+// Finish takes the walk's answer for an access of pages pages from va on: absent
+// pages have no translation (FSR.TF), denied ones no permission (FSR.PF). It
+// keeps the TLB model and records the faults.
+func (s *SMMU) Finish(bankIndex int, va device.VA, pages int, write bool, absent, denied uint64) Result {
+	b := &s.banks[bankIndex]
+	page := uint64(va) >> device.PageShift
+	var res Result
+	for i := 0; i < pages; i++ {
+		bit := uint64(1) << uint(i)
+		if (absent|denied)&bit == 0 {
+			switch s.tlb.lookup(bankIndex, page+uint64(i)) {
+			case hitL1:
+				s.counts[device.TLBL1Hit]++
+			case hitL2:
+				s.counts[device.TLBL2Hit]++
+			default:
+				s.counts[device.Walks]++
+			}
+			continue
+		}
+		s.counts[device.Walks]++
+		s.tlb.invalidate(bankIndex, page+uint64(i))
+		kind := uint32(device.FSRTF)
+		if absent&bit == 0 {
+			kind = device.FSRPF
+			s.counts[device.FaultPF]++
+		} else {
+			s.counts[device.FaultTF]++
+		}
+		addr := device.VA((page + uint64(i)) << device.PageShift)
+		if addr < va {
+			addr = va
+		}
+		s.fault(bankIndex, kind, addr, write)
+		if b.sctlr&device.SCTLRCFRE != 0 {
+			res.Aborted |= bit
+		} else {
+			res.Ignored |= bit
+		}
+	}
+	return res
+}
+
+// Invalidate drops one page of a bank from the TLBs and records a translation
+// fault there: the move failed although the walk had succeeded.
+func (s *SMMU) Invalidate(bankIndex int, va device.VA, write bool) {
+	s.tlb.invalidate(bankIndex, uint64(va)>>device.PageShift)
+	s.counts[device.FaultTF]++
+	s.fault(bankIndex, device.FSRTF, va, write)
+}
+
+// fault records a fault on a bank whose FSR is zero; on one whose FSR is not
+// zero it sets MULTI and records nothing else (Arm IHI 0062; spec/hardware.md 5).
+func (s *SMMU) fault(bankIndex int, kind uint32, addr device.VA, write bool) {
+	b := &s.banks[bankIndex]
+	if b.fsr != 0 {
+		b.fsr |= device.FSRMULTI
+		return
+	}
+	b.fsr = kind
+	b.far = uint64(addr)
+	b.fsynr0 = 0
+	if write {
+		b.fsynr0 = device.FSYNR0WNR
+	}
+	s.level(bankIndex)
+}
+
+func (s *SMMU) level(bankIndex int) {
+	b := &s.banks[bankIndex]
+	bit := uint32(1) << uint(bankIndex)
+	if b.fsr != 0 && b.sctlr&device.SCTLRCFIE != 0 {
+		s.faulting |= bit
+	} else {
+		s.faulting &^= bit
+	}
+}
+
+// Interrupt tells whether vector 0's cause holds.
+func (s *SMMU) Interrupt() bool {
+	return s.faulting != 0 || s.gfsr != 0 && s.scr0&device.SCR0GFIE != 0
+}
+
+// Active gives the accesses in flight in a bank.
+func (s *SMMU) Active(bankIndex int) int { return s.banks[bankIndex].active }

@@ -60,12 +60,14 @@ const (
 //	word        field            bits
 //	reserved_0  destination node [21:0]
 //	reserved_0  destination PDID [47:32], 0 the same PDID on that node
+//	reserved_0  abort            [61]: ends the transfer that runs here
 //	reserved_0  urgent           [62]
 //	reserved_1  status           [7:0]
 //	reserved_1  blocks paused    [15:8]
 const (
 	DescNodeMask    = NodeIDMask
 	DescPDIDShift   = 32
+	DescAbort       = 1 << 61
 	DescUrgent      = 1 << 62
 	DescStatusMask  = 0xff
 	DescPausedShift = 8
@@ -85,6 +87,7 @@ type Descriptor struct {
 	Done        uint32 // Done…
 	DstNode     NodeID // 22 bits
 	DstPDID     PDID   // 0: the same PDID on that node
+	Abort       bool   // end the transfer that runs on this channel
 	Urgent      bool   // high class
 	Status      uint8  // Status…
 	Paused      uint8  // blocks now paused
@@ -93,6 +96,9 @@ type Descriptor struct {
 // Reserved0 gives the word at DescReserved0.
 func (d *Descriptor) Reserved0() uint64 {
 	w := uint64(d.DstNode)&DescNodeMask | uint64(d.DstPDID)<<DescPDIDShift
+	if d.Abort {
+		w |= DescAbort
+	}
 	if d.Urgent {
 		w |= DescUrgent
 	}
@@ -122,6 +128,7 @@ func DescriptorOf(w *[DescriptorWords]uint64) Descriptor {
 		Size: uint32(w[5]), Done: uint32(w[5] >> 32),
 		DstNode: NodeID(w[6] & DescNodeMask),
 		DstPDID: PDID(w[6] >> DescPDIDShift),
+		Abort:   w[6]&DescAbort != 0,
 		Urgent:  w[6]&DescUrgent != 0,
 		Status:  uint8(w[7] & DescStatusMask),
 		Paused:  uint8(w[7] >> DescPausedShift & DescPausedMask),

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -193,7 +194,7 @@ func (v verdict) String() string {
 	if len(parts) == 0 {
 		return "every byte is right"
 	}
-	return fmt.Sprint(parts)
+	return strings.Join(parts, "; ")
 }
 
 // check looks at every byte of the area.

@@ -109,8 +109,7 @@ func (t *fakeTransfer) wait(ctx context.Context) error {
 	return t.err
 }
 
-func (t *fakeTransfer) abort() error   { return nil }
-func (t *fakeTransfer) release() error { return nil }
+func (t *fakeTransfer) abort() error { return nil }
 
 // fakeDaemon is this process: it has a pid, and counters that a test moves.
 type fakeDaemon struct {

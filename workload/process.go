@@ -33,8 +33,6 @@ type transfer interface {
 	// ctx.Err() means that the transfer is not over.
 	wait(ctx context.Context) error
 	abort() error
-	// release gives the transfer's channel back.
-	release() error
 }
 
 // attachFunc makes an endpoint.
@@ -223,16 +221,11 @@ func (p *process) write(ctx context.Context, o writeOrder) outcome {
 		out.Error = err.Error()
 		if ctx.Err() != nil {
 			out.Stuck = true
-			out.Error = fmt.Sprintf("the transfer did not end within %v: %v", o.Timeout, err)
-			err = t.abort()
-			if err != nil {
+			out.Error = fmt.Sprintf("the transfer did not end within %v (%v)", o.Timeout, err)
+			if err := t.abort(); err != nil {
 				out.Error += "; abort: " + err.Error()
 			}
-			return out
 		}
-	}
-	if err := t.release(); err != nil && out.Error == "" {
-		out.Done, out.Error = false, err.Error()
 	}
 	return out
 }

@@ -30,11 +30,6 @@ const (
 	StateEnded = 1
 )
 
-// AbortBit in a descriptor's reserved_0 asks the firmware to end a transfer that
-// goes on; a doorbell for the channel must follow it (ours: bit [61], which
-// messages.md 1 leaves free; docs/attach.md "Abort").
-const AbortBit = 1 << 61
-
 // MaxWake is the number of threads that one Notify wakes at most. A process
 // with more waiters than channels can wait only by its own bounded sleeps, so
 // that a hostile one cannot keep the engine in the kernel (ours).

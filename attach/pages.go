@@ -128,13 +128,15 @@ func (p *Pages) Ended() (Reason, bool) {
 
 // Publish writes descriptor d into channel ch and makes it startable: done = 0
 // is stored last (release). The channel's done must be final or at reset; d's
-// Done, Status and Paused are not written.
+// Done, Status, Paused and Abort are not written.
 func (p *Pages) Publish(ch int, d *device.Descriptor) {
 	o := desc(ch)
 	for i, v := range d.Words() {
 		switch off := 8 * uint32(i); off {
 		case device.DescSize: // size here; done, in the upper half, last of all
 			p.store32(o+off, uint32(v))
+		case device.DescReserved0:
+			p.store64(o+off, v&^device.DescAbort)
 		case device.DescReserved1:
 			p.store64(o+off, 0)
 		default:
@@ -145,7 +147,7 @@ func (p *Pages) Publish(ch int, d *device.Descriptor) {
 }
 
 // AskAbort sets the abort bit of channel ch. A doorbell must follow.
-func (p *Pages) AskAbort(ch int) { p.or64(desc(ch)+device.DescReserved0, AbortBit) }
+func (p *Pages) AskAbort(ch int) { p.or64(desc(ch)+device.DescReserved0, device.DescAbort) }
 
 // Ring writes channel ch into the doorbell word, and tells false if an earlier
 // doorbell has not been taken yet (then the packetizer's opcode 3 is the way).
@@ -204,21 +206,20 @@ func (p *Pages) TakeDoorbell() uint64 {
 }
 
 // Descriptor takes one copy of channel ch's descriptor into d, by eight atomic
-// loads, and tells whether the process asks for an abort (AbortBit). What the
-// process writes later changes nothing in the copy; every value is possible.
-func (p *Pages) Descriptor(ch int, d *device.Descriptor) (abort bool) {
+// loads. What the process writes later changes nothing in the copy; every value
+// is possible.
+func (p *Pages) Descriptor(ch int, d *device.Descriptor) {
 	var w [device.DescriptorWords]uint64
 	o := desc(ch)
 	for i := range w {
 		w[i] = p.load64(o + 8*uint32(i))
 	}
 	*d = device.DescriptorOf(&w)
-	return w[device.DescReserved0/8]&AbortBit != 0
 }
 
 // AbortAsked tells whether the process asks for an abort of channel ch.
 func (p *Pages) AbortAsked(ch int) bool {
-	return p.load64(desc(ch)+device.DescReserved0)&AbortBit != 0
+	return p.load64(desc(ch)+device.DescReserved0)&device.DescAbort != 0
 }
 
 // SetDone publishes a channel's state: status and paused blocks first, then

@@ -1,0 +1,246 @@
+package attach
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+)
+
+// golden reads the golden messages out of docs/attach.md: blocks that start
+// with ```golden NAME and hold lines of hexadecimal bytes, with "OFFSET:" before
+// and a remark after "#"; "NN*COUNT" repeats a byte.
+func golden(t testing.TB) map[string][]byte {
+	t.Helper()
+	text, err := os.ReadFile("../docs/attach.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]byte{}
+	for _, block := range regexp.MustCompile("(?s)```golden ([a-z0-9-]+)\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		var b []byte
+		for line := range strings.Lines(block[2]) {
+			line, _, _ = strings.Cut(line, "#")
+			for i, f := range strings.Fields(line) {
+				if i == 0 {
+					var off int
+					if _, err := fmt.Sscanf(f, "%v:", &off); err != nil || off != len(b) {
+						t.Fatalf("golden %s: line at offset %q, %d bytes so far", block[1], f, len(b))
+					}
+					continue
+				}
+				hexByte, count, times := strings.Cut(f, "*")
+				n := 1
+				if times {
+					if _, err := fmt.Sscan(count, &n); err != nil {
+						t.Fatalf("golden %s: %q", block[1], f)
+					}
+				}
+				v, err := hex.DecodeString(hexByte)
+				if err != nil {
+					t.Fatalf("golden %s: %q: %v", block[1], f, err)
+				}
+				b = append(b, bytes.Repeat(v, n)...)
+			}
+		}
+		all[block[1]] = b
+	}
+	return all
+}
+
+func TestGoldenOfTheDocument(t *testing.T) {
+	g := golden(t)
+	hello := Hello{
+		Product: "exanet 1.0", Node: 0x2a, Group: "app", Method: MethodTouch, Policy: PolicyPI4,
+		Accept: []device.PDID{0x0102, 0xbeef}, AcceptGroup: true,
+	}
+	welcome := Welcome{
+		Product: "exanet 1.0", Slot: 3, Interface: 19, Member: 1, VABits: 48, PDID: 0x1234,
+		Method: MethodTouch, Policy: PolicyPI4, Node: 0x2a, PFDPort: 0x01020304, OwnPort: 0xfffff123,
+		PFDPID: 4242, Caps: 0x0b100430,
+	}
+	refused := RefusedError{Product: "exanet 1.0", Code: CodeQuota, Refused: TypeHello, Text: "too many"}
+	ended := Ended{Product: "exanet 1.0", Reason: ReasonKicked, Text: "bye"}
+
+	check := func(name string, enc []byte, err error, dec any, derr error, want any) {
+		t.Helper()
+		if err != nil || derr != nil {
+			t.Errorf("%s: encoding: %v, decoding: %v", name, err, derr)
+		}
+		if !bytes.Equal(enc, g[name]) {
+			t.Errorf("%s: encoded\n%x, the document has\n%x", name, enc, g[name])
+		}
+		if !reflect.DeepEqual(dec, want) {
+			t.Errorf("%s: the document decodes to %+v, want %+v", name, dec, want)
+		}
+		delete(g, name)
+	}
+	b, err := hello.Append(nil)
+	h, derr := DecodeHello(g["hello"])
+	check("hello", b, err, h, derr, hello)
+	b, err = welcome.Append(nil)
+	w, derr := DecodeWelcome(g["welcome"])
+	check("welcome", b, err, w, derr, welcome)
+	r, derr := DecodeRefused(g["refused"])
+	check("refused", refused.Append(nil), nil, r, derr, &refused)
+	e, derr := DecodeEnded(g["ended"])
+	check("ended", ended.Append(nil), nil, e, derr, ended)
+
+	// Pages: the descriptor and the packetizer channel of the document.
+	p := testPages(t)
+	p.Publish(0, &device.Descriptor{
+		Src: 0x7f0000001000, Dst: 0x7f00deadb000, Notify: 0x7f00deadc010, First: 1, Last: 2,
+		Size: 0x1001, DstNode: 0x2a, DstPDID: 0x1234, Urgent: true,
+	})
+	p.AskAbort(0)
+	check("descriptor", p.Bytes()[:64], nil, nil, nil, nil)
+	p.Send(0, 0x2a, 1, 0x31448d3)
+	check("packetizer", p.Bytes()[PktzPage:PktzPage+0x58], nil, nil, nil, nil)
+	for name := range g {
+		t.Errorf("golden %s of the document is not checked", name)
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	good := golden(t)
+	decoders := map[string]func([]byte) error{
+		"hello":   func(b []byte) error { _, err := DecodeHello(b); return err },
+		"welcome": func(b []byte) error { _, err := DecodeWelcome(b); return err },
+		"refused": func(b []byte) error { _, err := DecodeRefused(b); return err },
+		"ended":   func(b []byte) error { _, err := DecodeEnded(b); return err },
+	}
+	set := func(off int, v ...byte) func([]byte) []byte {
+		return func(b []byte) []byte { copy(b[off:], v); return b }
+	}
+	for _, tt := range []struct {
+		msg, name string
+		change    func([]byte) []byte
+		want      error
+	}{
+		{"hello", "empty", func([]byte) []byte { return nil }, ErrMessage},
+		{"hello", "header only", func(b []byte) []byte { return b[:72] }, ErrMessage},
+		{"hello", "one byte short", func(b []byte) []byte { return b[:len(b)-1] }, ErrMessage},
+		{"hello", "one byte long", func(b []byte) []byte { return append(b, 0) }, ErrMessage},
+		{"hello", "another size that its length states", func(b []byte) []byte { return set(4, 184)(append(b, make([]byte, 8)...)) }, ErrMessage},
+		{"hello", "length of 4 GiB", set(4, 0xff, 0xff, 0xff, 0xff), ErrMessage},
+		{"hello", "another type", set(0, 2), ErrMessage},
+		{"hello", "another protocol", set(2, 9), ErrMessage},
+		{"hello", "product without NUL", set(8, bytes.Repeat([]byte{'x'}, 64)...), ErrMessage},
+		{"hello", "product with bytes after NUL", set(70, 'x'), ErrMessage},
+		{"hello", "product with a terminal escape", set(8, 0x1b), ErrMessage},
+		{"hello", "product not UTF-8", set(8, 0xff), ErrMessage},
+		{"hello", "node of 23 bits", set(72, 0, 0, 0x40, 0), ErrValue},
+		{"hello", "method", set(76, 3), ErrValue},
+		{"hello", "policy", set(77, 4), ErrValue},
+		{"hello", "17 accepted", set(78, 17), ErrValue},
+		{"hello", "255 accepted", set(78, 255), ErrValue},
+		{"hello", "accepted PDID 0", set(78, 3), ErrValue},
+		{"hello", "accepted PDID after the last", set(78, 1), ErrMessage},
+		{"hello", "unknown flag", set(79, 3), ErrValue},
+		{"hello", "no group", set(112, 0, 0, 0), ErrValue},
+		{"hello", "group with a slash", set(112, '/'), ErrValue},
+		{"hello", "group without NUL", set(112, bytes.Repeat([]byte{'x'}, 64)...), ErrMessage},
+		{"welcome", "slot 16", set(72, 16), ErrValue},
+		{"welcome", "interface of pfd's", set(73, 15), ErrValue},
+		{"welcome", "interface 64", set(73, 64), ErrValue},
+		{"welcome", "38 address bits", set(75, 38), ErrValue},
+		{"welcome", "49 address bits", set(75, 49), ErrValue},
+		{"welcome", "PDID 0", set(76, 0, 0), ErrValue},
+		{"welcome", "method left open", set(78, 0), ErrValue},
+		{"welcome", "policy left open", set(79, 0), ErrValue},
+		{"welcome", "node of 23 bits", set(80, 0, 0, 0x40), ErrValue},
+		{"welcome", "reserved", set(111, 1), ErrMessage},
+		{"refused", "reserved", set(78, 1), ErrMessage},
+		{"refused", "text without NUL", set(80, bytes.Repeat([]byte{'x'}, 432)...), ErrMessage},
+		{"ended", "reserved", set(76, 1), ErrMessage},
+		{"ended", "text with a newline", set(80, '\n'), ErrMessage},
+	} {
+		b := tt.change(bytes.Clone(good[tt.msg]))
+		if err := decoders[tt.msg](b); !errors.Is(err, tt.want) {
+			t.Errorf("%s, %s: %v, want %v", tt.msg, tt.name, err, tt.want)
+		}
+	}
+}
+
+func TestAppendRefuses(t *testing.T) {
+	h := Hello{Group: "g", Accept: make([]device.PDID, 17)}
+	if b, err := h.Append([]byte{1}); !errors.Is(err, ErrValue) || len(b) != 1 {
+		t.Errorf("17 accepted PDIDs: %v", err)
+	}
+	w := Welcome{}
+	if _, err := w.Append(nil); !errors.Is(err, ErrValue) {
+		t.Errorf("empty welcome: %v", err)
+	}
+}
+
+// TestTextsAreCut: what does not fit is cut at a character, and a peer's bytes
+// cannot steer a terminal.
+func TestTextsAreCut(t *testing.T) {
+	r := RefusedError{Product: strings.Repeat("é", 40), Text: "\x1b[2J" + strings.Repeat("ä", 300)}
+	got, err := DecodeRefused(r.Append(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := strings.Repeat("é", 31); got.Product != want {
+		t.Errorf("product %q, want %q", got.Product, want)
+	}
+	if want := "?[2J" + strings.Repeat("ä", 213); got.Text != want {
+		t.Errorf("text of %d bytes, want %d", len(got.Text), len(want))
+	}
+}
+
+func TestNames(t *testing.T) {
+	for _, s := range []string{"gup", "touch"} {
+		if m, err := ParseMethod(s); err != nil || m.String() != s {
+			t.Errorf("%q: %v, %v", s, m, err)
+		}
+	}
+	for _, s := range []string{"p1", "p4", "pa"} {
+		if p, err := ParsePolicy(s); err != nil || p.String() != s {
+			t.Errorf("%q: %v, %v", s, p, err)
+		}
+	}
+	if m, err := ParseMethod(""); err != nil || m != MethodDefault {
+		t.Errorf("empty method: %v, %v", m, err)
+	}
+	if _, err := ParsePolicy("p2"); !errors.Is(err, ErrValue) {
+		t.Errorf("p2: %v", err)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, b := range golden(f) {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		same := func(name string, enc []byte, err error) {
+			if err != nil {
+				t.Fatalf("%s decodes and does not encode: %v", name, err)
+			}
+			if !bytes.Equal(enc, b) {
+				t.Fatalf("%s: decoded and encoded again\n%x, was\n%x", name, enc, b)
+			}
+		}
+		if h, err := DecodeHello(b); err == nil {
+			enc, err := h.Append(nil)
+			same("hello", enc, err)
+		}
+		if w, err := DecodeWelcome(b); err == nil {
+			enc, err := w.Append(nil)
+			same("welcome", enc, err)
+		}
+		if r, err := DecodeRefused(b); err == nil {
+			same("refused", r.Append(nil), nil)
+		}
+		if e, err := DecodeEnded(b); err == nil {
+			same("ended", e.Append(nil), nil)
+		}
+	})
+}

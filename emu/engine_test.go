@@ -1,0 +1,152 @@
+package emu_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/proc"
+	"golang.org/x/sys/unix"
+)
+
+// rig is a machine of two nodes with one attachment on each, all of this very
+// process, and the driver above it.
+type rig struct {
+	t       testing.TB
+	engine  *emu.Engine
+	process *proc.Process
+	drivers []*fault.Driver
+	sides   []*side
+}
+
+type side struct {
+	mem    *attach.Memory
+	pages  *attach.Pages
+	domain *domain.Domain
+}
+
+func newRig(t testing.TB, policy fault.Policy) *rig {
+	t.Helper()
+	e, err := emu.New(emu.Config{Nodes: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = e.Run(ctx) }()
+	r := &rig{t: t, engine: e}
+	if r.process, err = proc.OpenPID(os.Getpid()); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := domain.NewDirectory(domain.DirectoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 2 {
+		b := e.Bus(n)
+		d := fault.New(fault.Config{Bus: b, Node: device.NodeID(n), Now: e.Now})
+		r.drivers = append(r.drivers, d)
+		go func() { _ = b.Serve(ctx, d) }()
+		m, err := domain.NewManager(b, device.NodeID(n), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &side{}
+		if s.mem, err = attach.NewMemory(); err != nil {
+			t.Fatal(err)
+		}
+		s.pages = s.mem.Pages
+		r.on(n, func() {
+			if err := m.Init(); err != nil {
+				t.Error(err)
+				return
+			}
+			if s.domain, err = m.Create(domain.Request{UID: uint32(os.Getuid()), PID: os.Getpid()}); err != nil {
+				t.Error(err)
+				return
+			}
+			if err := e.Attach(n, s.domain.Slot, &emu.Attachment{Pages: s.pages, Wake: s.mem.WakeFD(), Memory: r.process}); err != nil {
+				t.Error(err)
+			}
+			if err := d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: policy, Pager: gup.New(r.process)}); err != nil {
+				t.Error(err)
+			}
+		})
+		r.sides = append(r.sides, s)
+	}
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		for _, s := range r.sides {
+			_ = s.mem.Close()
+		}
+		_ = r.process.Close()
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	return r
+}
+
+func (r *rig) on(node int, f func()) {
+	done := make(chan struct{})
+	r.engine.Bus(node).Post(func() { defer close(done); f() })
+	<-done
+}
+
+// write has side 0 write size bytes and waits until done is final.
+func (r *rig) write(ch int, d device.Descriptor) uint32 {
+	p := r.sides[0].pages
+	p.Publish(ch, &d)
+	p.Ring(ch)
+	if p.Kicked() {
+		_, _ = unix.Write(r.sides[0].mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		if v := p.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
+			return v
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("transfer of %d bytes does not end", d.Size)
+		}
+	}
+}
+
+// absent maps memory that nobody has touched.
+func absent(t testing.TB, size int) []byte {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(b) })
+	return b
+}
+
+func va(b []byte) device.VA { return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+
+func TestWriteIntoAbsentMemory(t *testing.T) {
+	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA} {
+		r := newRig(t, policy)
+		for _, size := range []int{1, 4096, 16384, 65536, 1 << 20} {
+			src, dst := bytes.Repeat([]byte{0xa5, 1, 2, 3}, size/4+1)[:size], absent(t, size)
+			if v := r.write(0, device.Descriptor{Src: va(src), Dst: va(dst), Size: uint32(size), DstNode: 1}); v != device.DoneCompleted {
+				st, _ := r.sides[0].pages.Status(0)
+				t.Fatalf("%v, %d bytes: done %d, status %d", policy, size, v, st)
+			}
+			if !bytes.Equal(src, dst) {
+				t.Fatalf("%v, %d bytes: other bytes", policy, size)
+			}
+		}
+		r.on(1, func() { t.Logf("%v: %+v", policy, r.drivers[1].Stats().Total) })
+	}
+}

@@ -1,0 +1,123 @@
+package packetizer_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/golden"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
+)
+
+func TestStampGolden(t *testing.T) {
+	for _, c := range golden.Read(t, "testdata/stamp.txt") {
+		t.Run(c.Name, func(t *testing.T) {
+			want := packetizer.Config{
+				PDID: device.PDID(c.Uint(t, "pdid")), Node: device.NodeID(c.Uint(t, "node")),
+				Interface: uint8(c.Uint(t, "interface")), GSAS: c.Bool(t, "gsas"), Enable: c.Bool(t, "enable"),
+			}
+			cfg := c.Words(t, "cfg")[0]
+			if got := want.Encode(); got != cfg {
+				t.Errorf("PKTZ_CFG %016x, want %016x", got, cfg)
+			}
+			if got := packetizer.DecodeConfig(cfg); got != want {
+				t.Errorf("decoded %+v, want %+v", got, want)
+			}
+			payload, after := c.Words(t, "before"), c.Words(t, "after")
+			packetizer.Stamp(cfg, payload)
+			if !slices.Equal(payload, after) {
+				t.Errorf("stamped %016x, want %016x", payload, after)
+			}
+			c.Done(t)
+		})
+	}
+}
+
+func TestStampNothing(t *testing.T) {
+	packetizer.Stamp(^uint64(0), nil) // an empty payload has no first word
+}
+
+func TestGSASGolden(t *testing.T) {
+	for _, c := range golden.Read(t, "testdata/gsas.txt") {
+		t.Run(c.Name, func(t *testing.T) {
+			want := packetizer.GSAS{
+				Thread: uint32(c.Uint(t, "thread")), Protection: uint32(c.Uint(t, "protection")), Op: uint8(c.Uint(t, "op")),
+				Address: c.Uint(t, "address"), Arg1: c.Uint(t, "arg1"), Arg2: c.Uint(t, "arg2"),
+			}
+			words := c.Words(t, "words")
+			if got := want.Encode(); !slices.Equal(got[:], words) {
+				t.Errorf("encoded %x, want %x", got, words)
+			}
+			if got, err := packetizer.DecodeGSAS(words); err != nil || got != want {
+				t.Errorf("decoded %+v %v", got, err)
+			}
+			if _, err := packetizer.DecodeGSAS(words[:3]); !errors.Is(err, mailbox.ErrLength) {
+				t.Errorf("three words: %v", err)
+			}
+			c.Done(t)
+		})
+	}
+}
+
+func TestDestination(t *testing.T) {
+	// messages.md 4: node[21:0], mailbox[31:24].
+	if v := packetizer.Destination(0x2abcde, 63); v != 0x3f2abcde {
+		t.Errorf("%x", v)
+	}
+	if v := packetizer.Destination(0xffffffff, 255); v != 0xff3fffff {
+		t.Errorf("%x", v)
+	}
+	if n, m := packetizer.SplitDestination(0xffffffff_ffffffff); n != 0x3fffff || m != 255 {
+		t.Errorf("%x %d", n, m)
+	}
+}
+
+// FuzzStamp: whatever a writer puts into a payload, the wired bits are those of
+// PKTZ_CFG and all others stay as written.
+func FuzzStamp(f *testing.F) {
+	f.Add(uint64(0x80000046bcdebeef), ^uint64(0), ^uint64(0))
+	f.Add(uint64(0xc0000046bcdebeef), uint64(0), uint64(1))
+	f.Fuzz(func(t *testing.T, cfg, first, second uint64) {
+		p := []uint64{first, second}
+		packetizer.Stamp(cfg, p)
+		wired, want := uint64(0x3fffc), cfg&0xffff<<2
+		if cfg>>62&1 == 1 {
+			wired, want = 1<<56-1, cfg>>16&0xffffff|cfg&0xffff<<24
+		}
+		if p[0]&wired != want || p[0]&^wired != first&^wired || p[1] != second {
+			t.Fatalf("cfg %016x over %016x: %016x", cfg, first, p)
+		}
+	})
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add(uint64(0xc0000046bcdebeef))
+	f.Add(^uint64(0))
+	f.Fuzz(func(t *testing.T, v uint64) {
+		if got := packetizer.DecodeConfig(v).Encode(); got != v&0xc00000ff_ffffffff {
+			t.Fatalf("%016x encoded as %016x", v, got)
+		}
+	})
+}
+
+func FuzzGSAS(f *testing.F) {
+	f.Add(4, uint64(0x5a0000beef46bcde), uint64(1))
+	f.Add(3, ^uint64(0), uint64(0))
+	f.Fuzz(func(t *testing.T, n int, first, rest uint64) {
+		words := []uint64{first, rest, rest + 1, rest + 2, 0, 0, 0, 0}[:n&7]
+		g, err := packetizer.DecodeGSAS(words)
+		if (err == nil) != (len(words) == 4) {
+			t.Fatalf("%d words: %v", len(words), err)
+		}
+		if err != nil {
+			return
+		}
+		want := slices.Clone(words)
+		want[0] &^= 0xff << 48
+		if got := g.Encode(); !slices.Equal(got[:], want) {
+			t.Fatalf("%x encoded as %x", words, got)
+		}
+	})
+}

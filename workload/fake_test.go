@@ -39,12 +39,14 @@ func TestMain(m *testing.M) {
 // in what is absent and refuses what may not be written.
 type fakeEndpoint struct {
 	how    string
-	node   int
+	node   uint32
 	writes int
+	stats  uint64
 }
 
-func (f *fakeEndpoint) slot() int    { return f.node + 3 }
-func (f *fakeEndpoint) close() error { return nil }
+func (f *fakeEndpoint) slot() int     { return int(f.node) - 0x100 + 3 }
+func (f *fakeEndpoint) pages() uint64 { f.stats++; return f.stats * f.stats }
+func (f *fakeEndpoint) close() error  { return nil }
 
 func (f *fakeEndpoint) export(va device.VA, _ uint64) (string, error) {
 	return fmt.Sprintf("%d %d", os.Getpid(), uint64(va)), nil
@@ -119,6 +121,10 @@ type fakeDaemon struct {
 
 func (d *fakeDaemon) Status(context.Context) (control.Status, error) {
 	return control.Status{PID: os.Getpid()}, d.err
+}
+
+func (d *fakeDaemon) Nodes(context.Context, int) ([]control.Node, error) {
+	return []control.Node{{Index: 0, ID: 0x100}, {Index: 1, ID: 0x101}}, nil
 }
 
 // Each look at the counters finds more: ten times their first values.

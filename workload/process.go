@@ -18,6 +18,8 @@ import (
 type endpoint interface {
 	// slot gives the slot that the process has on its node.
 	slot() int
+	// pages counts the pages that the process itself was asked to bring in.
+	pages() uint64
 	// export names a buffer in words that another process can use.
 	export(va device.VA, size uint64) (string, error)
 	// write starts a transfer to what a target's export named.
@@ -119,8 +121,8 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		err = fmt.Errorf("%s before %s", o.Op, opAttach)
 	case o.Op == opPrepare:
 		r.Remote, err = p.prepare(o.Prepare)
-	case o.Op == opDrop:
-		err = p.drop()
+	case o.Op == opStats:
+		r.Pages = p.endpoint.pages()
 	case p.buffer == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
 	case o.Op == opTouch:

@@ -20,7 +20,7 @@ const (
 	opTouch   op = "touch"   // touch every page of the buffer
 	opWrite   op = "write"   // write the buffer to the target's
 	opVerify  op = "verify"  // check the buffer
-	opDrop    op = "drop"    // unmap the buffer
+	opStats   op = "stats"   // count what the library's page-fault thread did
 )
 
 // order is what the parent sends.
@@ -35,7 +35,7 @@ type order struct {
 // attachment is where and how to attach.
 type attachment struct {
 	Socket string `json:"socket"` // control socket of pfd
-	Node   int    `json:"node"`
+	Node   uint32 `json:"node_id"`
 	Group  string `json:"group"`
 	Method string `json:"method"`
 	Policy string `json:"policy"`
@@ -57,6 +57,7 @@ type reply struct {
 	Outcome  outcome  `json:"outcome,omitzero"`
 	Verdict  verdict  `json:"verdict,omitzero"`
 	TouchNS  int64    `json:"touch_ns,omitempty"`
+	Pages    uint64   `json:"pages,omitempty"` // that the library was asked to touch
 }
 
 // attached tells where a test process is.

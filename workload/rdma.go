@@ -33,8 +33,9 @@ func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
 	return &rdmaEndpoint{ep}, nil
 }
 
-func (e *rdmaEndpoint) slot() int    { return e.ep.Info().Slot }
-func (e *rdmaEndpoint) close() error { return e.ep.Close() }
+func (e *rdmaEndpoint) slot() int     { return e.ep.Info().Slot }
+func (e *rdmaEndpoint) pages() uint64 { return e.ep.Stats().NumPageFaultPages }
+func (e *rdmaEndpoint) close() error  { return e.ep.Close() }
 
 func (e *rdmaEndpoint) export(va device.VA, size uint64) (string, error) {
 	// A transfer of 0 bytes is the initiator's mistake to hear of.

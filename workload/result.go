@@ -32,8 +32,8 @@ type Result struct {
 	Failed   int  `json:"failed"`
 	// Error is the first error, nil if there was none.
 	Error *string `json:"error"`
-	// Faults and PagesPagedIn are the two domains' own: at the source and at the
-	// destination.
+	// Faults and PagesPagedIn are those of the two domains, at the source and at
+	// the destination, by whatever method.
 	Faults       uint64 `json:"faults"`
 	PagesPagedIn uint64 `json:"pages_paged_in"`
 	// RAPF (received by the initiator's firmware), Retransmits and Timeouts are

@@ -53,13 +53,6 @@ func (q *Request) Check() error {
 	return nil
 }
 
-// Daemon is what a run asks of pfd: a control.Client.
-type Daemon interface {
-	Status(ctx context.Context) (control.Status, error)
-	Domains(ctx context.Context, node int) ([]control.Domain, error)
-	Counters(ctx context.Context, node int) ([]control.Counter, error)
-}
-
 // Run makes the transfers. The result is filled in whatever happens. The error
 // says that the run could not be made, or was broken off, and stands in the
 // result too; that transfers failed, or bytes were wrong, stands only there.
@@ -83,11 +76,7 @@ func run(ctx context.Context, d Daemon, q Request, r *Result) error {
 	if err := q.Check(); err != nil {
 		return err
 	}
-	status, err := d.Status(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := open(ctx, q.Options, status.PID, q.Seed)
+	s, err := Open(ctx, d, q.Options, q.Seed)
 	if err != nil {
 		return err
 	}
@@ -102,12 +91,15 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 	}
 	t := Transfer{Size: q.Size, Offset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout}
 	err = s.transfer(t, q, r)
-	// The counters are worth having after a failure, too.
 	after, tallyErr := s.tally(ctx, d, q.Options)
 	if tallyErr == nil {
 		after.since(before).put(r)
 	}
-	return errors.Join(err, tallyErr)
+	if err != nil {
+		// The counters are worth having, but after this they may not be had.
+		return err
+	}
+	return tallyErr
 }
 
 func (s *Session) transfer(t Transfer, q Request, r *Result) error {
@@ -160,7 +152,8 @@ func (t tally) put(r *Result) {
 	r.RAPF, r.Retransmits, r.Timeouts = t.rapf, t.retransmits, t.timeouts
 }
 
-// tally reads the two domains' counters and the initiator's node's.
+// tally reads the counters of the two domains and of the initiator's node. The
+// pages that the processes bring in by themselves (touch) are theirs to count.
 func (s *Session) tally(ctx context.Context, d Daemon, o Options) (tally, error) {
 	var t tally
 	domains, err := d.Domains(ctx, control.AllNodes)
@@ -175,6 +168,11 @@ func (s *Session) tally(ctx context.Context, d Daemon, o Options) (tally, error)
 			t.pages += dom.PagesIn
 		}
 	}
+	a, b, err := s.both(order{Op: opStats}, order{Op: opStats})
+	if err != nil {
+		return t, err
+	}
+	t.pages += a.Pages + b.Pages
 	counters, err := d.Counters(ctx, o.From)
 	if err != nil {
 		return t, err

@@ -131,8 +131,8 @@ func TestRun(t *testing.T) {
 			if (r.Latency.P50 > 0) != arrived || (r.ThroughputGbps > 0) != arrived {
 				t.Errorf("latency %+v, throughput %v where arrived is %v", r.Latency, r.ThroughputGbps, arrived)
 			}
-			if c.how != "refuse" && (r.Faults != 45 || r.PagesPagedIn != 90 || r.RAPF != 27 || r.Retransmits != 45 || r.Timeouts != 63) {
-				t.Errorf("counters %+v, want nine times the first values of the two domains and of node 0", r)
+			if (c.how == "ok" || c.how == "half" || c.how == "stuck") && (r.Faults != 45 || r.PagesPagedIn != 90+2*3 || r.RAPF != 27 || r.Retransmits != 45 || r.Timeouts != 63) {
+				t.Errorf("counters %+v, want nine times the first values of the two domains and of node 0, and 3 pages of each process", r)
 			}
 			if r.OK() != (c.errText == "") {
 				t.Errorf("OK is %v", r.OK())
@@ -193,6 +193,16 @@ func TestRunNoDaemon(t *testing.T) {
 	checkKeys(t, r)
 }
 
+func TestRunNoNode(t *testing.T) {
+	q := fakeRequest(t, "ok")
+	q.To = 7
+	r, err := Run(t.Context(), &fakeDaemon{}, q)
+	if !errors.Is(err, ErrNode) || r.Error == nil || !strings.Contains(*r.Error, "no node 7") {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	checkKeys(t, r)
+}
+
 // The end of the context ends the run and both processes.
 func TestRunInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -208,7 +218,7 @@ func TestRunInterrupted(t *testing.T) {
 
 // The processes of a session are gone when it is closed.
 func TestSessionLeavesNothing(t *testing.T) {
-	s, err := open(t.Context(), fakeRequest(t, "ok").Options, os.Getpid(), 1)
+	s, err := Open(t.Context(), &fakeDaemon{}, fakeRequest(t, "ok").Options, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

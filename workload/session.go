@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/exanet/pfd/control"
 )
 
 // Options say where the two test processes attach, and how.
@@ -27,6 +29,14 @@ type Options struct {
 	Env []string
 }
 
+// Daemon is what is asked of pfd: a control.Client.
+type Daemon interface {
+	Status(ctx context.Context) (control.Status, error)
+	Nodes(ctx context.Context, node int) ([]control.Node, error)
+	Domains(ctx context.Context, node int) ([]control.Domain, error)
+	Counters(ctx context.Context, node int) ([]control.Counter, error)
+}
+
 // Session is an initiator and a target, attached. It is used by one goroutine.
 type Session struct {
 	initiator, target *peer
@@ -35,28 +45,57 @@ type Session struct {
 	seed              uint64
 }
 
-// open starts both processes and has them attach. daemon is pfd's pid.
-func open(ctx context.Context, o Options, daemon int, seed uint64) (*Session, error) {
+// ErrNode says that pfd has no such node.
+var ErrNode = errors.New("no such node")
+
+// Open starts both processes and has them attach. seed is the patterns'.
+func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, error) {
+	status, err := d.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := d.Nodes(ctx, control.AllNodes)
+	if err != nil {
+		return nil, err
+	}
+	from, err := nodeID(nodes, o.From)
+	if err != nil {
+		return nil, err
+	}
+	to, err := nodeID(nodes, o.To)
+	if err != nil {
+		return nil, err
+	}
 	name, err := groupName()
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{daemon: daemon, seed: seed}
+	s := &Session{daemon: status.PID, seed: seed}
 	if s.initiator, err = start(ctx, "initiator", o); err != nil {
 		return nil, err
 	}
 	if s.target, err = start(ctx, "target", o); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	at := attachment{Socket: o.Socket, Node: o.From, Group: name, Method: o.Method, Policy: o.Policy}
+	at := attachment{Socket: o.Socket, Node: from, Group: name, Method: o.Method, Policy: o.Policy}
 	target := at
-	target.Node = o.To
+	target.Node = to
 	a, b, err := s.both(order{Op: opAttach, Attach: at}, order{Op: opAttach, Attach: target})
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.initiator.slot, s.target.slot = a.Attached.Slot, b.Attached.Slot
 	return s, nil
+}
+
+// nodeID gives the coordinates of the node of an index.
+func nodeID(nodes []control.Node, index int) (uint32, error) {
+	for _, n := range nodes {
+		if n.Index == index {
+			return n.ID, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: no node %d: this pfd has %d, counted from 0 (pfd --nodes)", ErrNode, index, len(nodes))
 }
 
 // groupName gives a group to the session alone.

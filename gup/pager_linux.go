@@ -44,7 +44,7 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	}
 	va = va.Page()
 	m, before, seen := g.p.Hint(va)
-	hinted := m.Contains(va) && m.Permits(write)
+	hinted := seen && m.Contains(va) && m.Permits(write)
 	if !hinted {
 		var err error
 		if m, err = g.p.Mapping(va); err != nil {
@@ -101,11 +101,9 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 				}
 				continue
 			}
-			if write && !m.Shared && !e.Private() {
-				if e.File() {
-					r.Resident |= settled(entries[i:n], false) << i
-					break
-				}
+			if write && !m.Shared && e.File() {
+				r.Resident |= settled(entries[i:n], false) << i
+				break
 			}
 			r.Resident |= 1 << i
 			if write && !m.Shared {

@@ -69,6 +69,13 @@ func (m *memo) walked(page uint64, pages int, entries []Entry, absent, shared, c
 	return report
 }
 
+// surprise drops the mapping behind the last fault.
+func (m *memo) surprise() {
+	m.mu.Lock()
+	m.mapping = Mapping{}
+	m.mu.Unlock()
+}
+
 // pagedIn takes what pagemap says of a page after a write page-in.
 func (m *memo) pagedIn(page uint64, e Entry) {
 	if m.idle.Load() && e.Private() {

@@ -100,13 +100,12 @@ func pidOf(pidfd int) (int, error) {
 // address space, and it never gets an old one back; so if the mem descriptors
 // that are opened first and last belong to one address space, then so do those
 // opened between them.
-func open(pidfd, pid int) (p *Process, err error) {
-	p = &Process{pid: pid, pidfd: -1, dir: -1, mem: -1, pagemap: -1, maps: -1}
+func open(pidfd, pid int) (_ *Process, err error) {
+	p := &Process{pid: pid, pidfd: -1, dir: -1, mem: -1, pagemap: -1, maps: -1}
 	p.memo.idle.Store(true)
 	defer func() {
 		if err != nil {
 			p.closeDescriptors()
-			p = nil
 		}
 	}()
 	if p.pidfd, err = unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0); err != nil {

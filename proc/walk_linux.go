@@ -89,6 +89,9 @@ func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 		}
 		i = end
 	}
+	if w.Absent|w.Denied != 0 {
+		p.memo.surprise() // the mapping behind the last fault may be no more
+	}
 	if there == 0 {
 		return w, nil
 	}

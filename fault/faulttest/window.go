@@ -19,11 +19,11 @@ func (w *window) get64(off uint32) uint64 {
 // begin notes an access; false when it does not reach a register.
 func (w *window) begin(a Access) (bool, error) {
 	n := w.n
-	if n.Err != nil {
-		return false, n.Err
-	}
 	if n.OnAccess != nil {
 		n.OnAccess(a)
+	}
+	if n.Err != nil {
+		return false, n.Err
 	}
 	if n.Record {
 		n.Log = append(n.Log, a)

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
 )
@@ -34,7 +35,7 @@ type Machine interface {
 
 // Attachment is what the machine gets of a process.
 type Attachment struct {
-	Pages   []byte        // the mapped memfd of the attachment's pages
+	Pages   *attach.Pages // descriptors, doorbell, packetizer, wake flags
 	Wake    int           // eventfd by which the process wakes a sleeping pfd
 	Process *proc.Process // its memory
 	// Gone is called on the owning goroutine when the machine finds that the

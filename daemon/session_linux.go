@@ -56,6 +56,15 @@ type joined struct {
 func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
 	uid := c.Peer().UID
 	if !d.handshakes.take(uid) {
+		// The hello is read first: closing a socket with unread data resets it,
+		// and the client would never see the refusal. attach.Serve bounds how
+		// many wait here.
+		hctx, cancel := context.WithTimeout(ctx, d.cfg.HandshakeTime)
+		defer cancel()
+		if _, err := c.AwaitHello(hctx); err != nil {
+			d.refuse(c, err)
+			return
+		}
 		d.refuse(c, &attach.RefusedError{Code: attach.CodeBusy,
 			Text: fmt.Sprintf("uid %d has %d unfinished handshakes: finish or close some, and try again", uid, d.cfg.HandshakesPerUID)})
 		return
@@ -173,7 +182,7 @@ func (s *session) join(hello *attach.Hello) error {
 		return err
 	}
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.memory.Bytes(), Wake: s.memory.WakeFD(), Process: s.process,
+		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process,
 		Gone: func() { s.end(attach.ReasonProcess) },
 	})
 	if err != nil {
@@ -301,8 +310,9 @@ func (s *session) leave(reason attach.Reason) {
 	case <-s.d.stopped:
 		// The machine has stopped with an access still under way somewhere in
 		// the kernel: what it uses stays mapped until pfd exits.
-		s.memory.End(attach.ReasonShutdown)
-		if err := s.conn.End(attach.ReasonShutdown, attach.ReasonShutdown.String()); err != nil {
+		s.memory.End(reason)
+		s.memory, s.process = nil, nil
+		if err := s.conn.End(reason, reason.String()); err != nil {
 			s.log.Debug("end not delivered", "err", err)
 		}
 	}

@@ -1,0 +1,127 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault/faulttest"
+)
+
+// fake is a Machine of registers (faulttest) with one owning goroutine.
+type fake struct {
+	nodes []*fakeNode
+
+	mu     sync.Mutex
+	posts  []func()
+	wake   chan struct{}
+	broken chan error // makes Run fail
+
+	// Owned by the owner.
+	attached map[[2]int]*Attachment
+	log      []string // attach and detach, in order
+	refuse   error    // answer of Attach
+	channels []ChannelInfo
+	fifo     []FIFOInfo
+}
+
+type fakeNode struct {
+	*faulttest.Node
+	f       *fake
+	handler device.Handler
+}
+
+func newFake(nodes int) *fake {
+	f := &fake{
+		wake: make(chan struct{}, 1), broken: make(chan error, 1),
+		attached: map[[2]int]*Attachment{},
+	}
+	for i := range nodes {
+		n := &fakeNode{Node: faulttest.New(), f: f}
+		n.Set(device.PL, device.PLNodeID, uint32(i))
+		f.nodes = append(f.nodes, n)
+	}
+	return f
+}
+
+func (f *fake) Nodes() int                 { return len(f.nodes) }
+func (f *fake) Bus(node int) device.Bus    { return f.nodes[node] }
+func (f *fake) Channels(int) []ChannelInfo { return f.channels }
+
+func (f *fake) FIFO(_ int, source bool) []FIFOInfo {
+	if source {
+		return nil
+	}
+	return f.fifo
+}
+
+func (f *fake) Attach(node, slot int, a *Attachment) error {
+	if f.refuse != nil {
+		return f.refuse
+	}
+	f.attached[[2]int{node, slot}] = a
+	f.log = append(f.log, "attach")
+	return nil
+}
+
+func (f *fake) Detach(node, slot int) {
+	delete(f.attached, [2]int{node, slot})
+	f.log = append(f.log, "detach")
+}
+
+// Run is the owner: it runs what was posted until ctx ends.
+func (f *fake) Run(ctx context.Context) error {
+	for {
+		f.mu.Lock()
+		posts := f.posts
+		f.posts = nil
+		f.mu.Unlock()
+		for _, p := range posts {
+			p()
+			for _, n := range f.nodes {
+				n.Node.Handler = n.handler
+				n.Run() // vectors and calls that it brought
+			}
+		}
+		if len(posts) > 0 {
+			continue
+		}
+		select {
+		case <-f.wake:
+		case err := <-f.broken:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (f *fake) post(p func()) {
+	f.mu.Lock()
+	f.posts = append(f.posts, p)
+	f.mu.Unlock()
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// do runs p on the owner and waits for it.
+func (f *fake) do(p func()) {
+	done := make(chan struct{})
+	f.post(func() { p(); close(done) })
+	<-done
+}
+
+// Post implements device.Bus; the embedded node's is for one goroutine only.
+func (n *fakeNode) Post(p func()) { n.f.post(p) }
+
+// Serve implements device.Bus.
+func (n *fakeNode) Serve(ctx context.Context, h device.Handler) error {
+	n.f.post(func() { n.handler = h })
+	<-ctx.Done()
+	return nil
+}
+
+var errFake = errors.New("the fake device broke")

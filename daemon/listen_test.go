@@ -1,0 +1,158 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/control"
+)
+
+// stale leaves a socket file on which nobody listens.
+func stale(t *testing.T, network, path string) {
+	t.Helper()
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestListenReplacesStaleSocketsOnly(t *testing.T) {
+	for _, network := range []string{"unix", "unixpacket"} {
+		for _, suffix := range []string{"", control.AttachSuffix} {
+			t.Run(network+suffix, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "pfd.sock")
+				stale(t, network, path+suffix)
+				s, err := listen(path, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+				for _, p := range []string{path, path + control.AttachSuffix} {
+					if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
+						t.Errorf("%s is left behind: %v", p, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestListenLeavesALiveSocketAlone(t *testing.T) {
+	for _, network := range []string{"unix", "unixpacket", "unixgram"} {
+		for _, suffix := range []string{"", control.AttachSuffix} {
+			t.Run(network+suffix, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "pfd.sock")
+				addr := &net.UnixAddr{Name: path + suffix, Net: network}
+				var live interface{ Close() error }
+				var err error
+				if network == "unixgram" {
+					live, err = net.ListenUnixgram(network, addr)
+				} else {
+					live, err = net.ListenUnix(network, addr)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer live.Close()
+				_, err = listen(path, false)
+				if !errors.Is(err, ErrInUse) || !strings.Contains(fmt.Sprint(err), path+suffix) {
+					t.Fatalf("listen: %v, want ErrInUse naming %s", err, path+suffix)
+				}
+				if network != "unixgram" && !strings.Contains(err.Error(), fmt.Sprintf("process %d ", os.Getpid())) {
+					t.Errorf("error %q does not name the process", err)
+				}
+				if _, err := os.Lstat(path + suffix); err != nil {
+					t.Errorf("the live socket's file is gone: %v", err)
+				}
+				if suffix != "" {
+					if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+						t.Errorf("a control socket was left behind: %v", err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestListenTouchesNothingElse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pfd.sock")
+	if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(path, false); !errors.Is(err, ErrNotSocket) {
+		t.Errorf("listen on a file: %v, want ErrNotSocket", err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "mine" {
+		t.Errorf("the file holds %q, %v", b, err)
+	}
+	if _, err := listen(filepath.Join(t.TempDir(), "none", "pfd.sock"), false); !errors.Is(err, os.ErrNotExist) || !strings.Contains(fmt.Sprint(err), "--socket") {
+		t.Errorf("listen in a directory that is not there: %v", err)
+	}
+	if _, err := listen("/"+strings.Repeat("x", 108), false); !errors.Is(err, control.ErrSocketPath) {
+		t.Errorf("listen on a long name: %v, want ErrSocketPath", err)
+	}
+	s, err := listen(filepath.Join(t.TempDir(), "none", "pfd.sock"), true)
+	if err != nil {
+		t.Fatalf("listen with a directory to be made: %v", err)
+	}
+	s.Close()
+}
+
+// Of many pfds that start at the same time over stale files, one gets the
+// sockets, and the others leave it alone.
+func TestListenAtTheSameTime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pfd.sock")
+	stale(t, "unix", path)
+	const racers = 8
+	var won []*sockets
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range racers {
+		wg.Go(func() {
+			s, err := listen(path, false)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				won = append(won, s)
+			case !errors.Is(err, ErrInUse):
+				t.Errorf("a loser got %v, want ErrInUse", err)
+			}
+		})
+	}
+	wg.Wait()
+	if len(won) != 1 {
+		t.Errorf("%d pfds got the sockets, want 1", len(won))
+	}
+	if _, err := listener(path); err != nil {
+		t.Errorf("nobody listens in the end: %v", err)
+	}
+	for _, s := range won {
+		s.Close()
+	}
+}
+
+// The library and the daemon must look for the sockets in the same place.
+func TestSocketNamesAgree(t *testing.T) {
+	if control.AttachSuffix != attach.SocketSuffix {
+		t.Errorf("control says %q, attach says %q", control.AttachSuffix, attach.SocketSuffix)
+	}
+	c, cerr := control.DefaultSocket()
+	a, aerr := attach.DefaultSocket()
+	if c != a || (cerr == nil) != (aerr == nil) {
+		t.Errorf("control says %q, %v; attach says %q, %v", c, cerr, a, aerr)
+	}
+}

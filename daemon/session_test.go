@@ -1,0 +1,357 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+func openFDs(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestAttachmentComesAndGoes(t *testing.T) {
+	r := start(t)
+	before := openFDs(t)
+	for round := range 3 {
+		h := hello()
+		h.Node, h.Method, h.Policy = 1, attach.MethodTouch, attach.PolicyPIA
+		g := r.attach(h)
+		if g.Slot != 0 || g.Node != 1 || g.Interface != 16 || g.VABits != 48 || g.PFDPID != uint32(os.Getpid()) ||
+			g.Method != attach.MethodTouch || g.Policy != attach.PolicyPIA || g.PDID == 0 || g.PFDPort == 0 || g.OwnPort == 0 {
+			t.Errorf("round %d: welcome %+v", round, g.Welcome)
+		}
+		if len(g.fds) != attach.WelcomeFDs {
+			t.Fatalf("%d descriptors came", len(g.fds))
+		}
+		pages, err := attach.MapMemory(g.fds[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		var cfg uint64
+		r.fake.do(func() { cfg = r.fake.nodes[1].Get64(device.PL, device.PLPDCfg) })
+		if cfg != uint64(g.PDID)|device.CfgEnable {
+			t.Errorf("PD_CFG[0] = %#x, want PDID %#x enabled", cfg, g.PDID)
+		}
+		domains, err := r.client.Domains(r.ctx(), control.AllNodes)
+		if err != nil || len(domains) != 1 {
+			t.Fatalf("domains %+v, %v", domains, err)
+		}
+		if d := domains[0]; d.Node != 1 || d.Slot != 0 || d.PID != os.Getpid() || d.UID != uint32(os.Getuid()) ||
+			d.Method != "touch" || d.Policy != "pa" || d.Group != "test" || d.State != control.DomainLive || d.PinnedBytes != 0 {
+			t.Errorf("domain %+v", d)
+		}
+		g.fds.Close()
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+		r.until("the domain is gone", func() bool { return r.nodes[1].sessions[0] == nil })
+		if _, over := pages.Ended(); round == 0 && !over {
+			r.until("the pages say so", func() bool { _, over := pages.Ended(); return over })
+		}
+	}
+	var order []string
+	r.fake.do(func() { order = slices.Clone(r.fake.log) })
+	if got := strings.Join(order, " "); got != "attach detach attach detach attach detach" {
+		t.Errorf("the machine saw %s", got)
+	}
+	r.client.Close()
+	r.until("no descriptor is left", func() bool { return openFDs(t) <= before })
+}
+
+func TestProcessThatDiesIsTakenDown(t *testing.T) {
+	r := start(t)
+	p := spawn(t, "lend", "PFD_TEST_SOCKET="+r.cfg.Socket)
+	holder, err := strconv.Atoi(p.line())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Kill(holder, unix.SIGKILL) }()
+	if n := len(r.domainsOf(0)); n != 1 {
+		t.Fatalf("%d domains, want 1", n)
+	}
+	// Its socket stays open in the other process: only the pidfd tells.
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	r.until("the domain is gone", func() bool { return r.nodes[0].sessions[0] == nil })
+	if err := unix.Kill(holder, 0); err != nil {
+		t.Errorf("the process that held the socket was not there any more: %v", err)
+	}
+}
+
+func (r *running) domainsOf(node int) []control.Domain {
+	r.t.Helper()
+	d, err := r.client.Domains(r.ctx(), node)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return d
+}
+
+func TestAddressSpaceThatIsGoneEndsTheAttachment(t *testing.T) {
+	r := start(t)
+	g := r.attach(hello())
+	r.fake.do(func() { r.fake.attached[[2]int{0, 0}].Gone() })
+	if e := r.ended(g); e.Reason != attach.ReasonProcess {
+		t.Errorf("ended with %v", e.Reason)
+	}
+}
+
+// Accesses in flight hold the slot and its memory until they are over; nobody
+// else waits for them.
+func TestStuckDomainDelaysNobodyElse(t *testing.T) {
+	r := start(t)
+	stuck := r.attach(hello())
+	r.fake.do(func() { r.fake.nodes[0].InFlight[stuck.Slot] = 1 })
+	stuck.Close()
+	r.until("it drains", func() bool {
+		d, ok := r.nodes[0].domains.Domain(int(stuck.Slot))
+		return ok && d.State.String() == control.DomainDraining
+	})
+	other := r.attach(hello())
+	if other.Slot == stuck.Slot {
+		t.Errorf("slot %d was given out while accesses were in flight", other.Slot)
+	}
+	r.fake.do(func() {
+		if r.fake.attached[[2]int{0, int(stuck.Slot)}] == nil {
+			t.Error("the machine was told to let go while accesses were in flight")
+		}
+		r.fake.nodes[0].InFlight[stuck.Slot] = 0
+	})
+	r.until("it is gone", func() bool { return r.nodes[0].sessions[stuck.Slot] == nil })
+}
+
+func TestRefusals(t *testing.T) {
+	full := func(n int, change func(i int, h *attach.Hello)) func(*running) {
+		return func(r *running) {
+			for i := range n {
+				h := hello()
+				change(i, &h)
+				r.attach(h)
+			}
+		}
+	}
+	for _, tc := range []struct {
+		name   string
+		before func(*running)
+		change func(*attach.Hello)
+		code   attach.Code
+		text   string
+	}{
+		{"a node that is not there", nil, func(h *attach.Hello) { h.Node = 7 }, attach.CodeNoNode, "nodes 0 to 1"},
+		{"the ninth of a group", full(8, func(int, *attach.Hello) {}), nil, attach.CodeQuota, "8 of its 8 slots"},
+		{"the ninth of a user", full(8, func(i int, h *attach.Hello) { h.Group = fmt.Sprint("g", i) }), nil, attach.CodeQuota, "8 of its 8 slots"},
+		{"a machine that will not", func(r *running) { r.fake.do(func() { r.fake.refuse = errFake }) }, nil, attach.CodeInternal, errFake.Error()},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := start(t)
+			if tc.before != nil {
+				tc.before(r)
+			}
+			h := hello()
+			if tc.change != nil {
+				tc.change(&h)
+			}
+			held := len(r.domainsOf(control.AllNodes))
+			_, err := dialAndGreet(r.ctx(), r.attachSocket(), h)
+			var refused *attach.RefusedError
+			if !errors.As(err, &refused) || refused.Code != tc.code || !strings.Contains(refused.Text, tc.text) {
+				t.Errorf("attach: %v, want code %d with %q", err, tc.code, tc.text)
+			}
+			if n := len(r.domainsOf(control.AllNodes)); n != held {
+				t.Errorf("%d domains after the refusal, %d before", n, held)
+			}
+			if n := r.refused.Load(); n != 1 {
+				t.Errorf("%d refusals counted, want 1", n)
+			}
+		})
+	}
+}
+
+func TestHandshakesAreBoundedInNumber(t *testing.T) {
+	r := start(t, func(c *Config) { c.HandshakesPerUID = 3 })
+	var idle []*attach.Conn
+	for range 3 {
+		c, err := attach.Dial(r.ctx(), r.attachSocket())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		idle = append(idle, c)
+	}
+	r.until("all three are begun", func() bool { return r.handshakes.total() == 3 })
+	_, err := dialAndGreet(r.ctx(), r.attachSocket(), hello())
+	var refused *attach.RefusedError
+	if !errors.As(err, &refused) || refused.Code != attach.CodeBusy {
+		t.Errorf("the fourth: %v, want it refused as busy", err)
+	}
+	idle[0].Close()
+	r.until("one has gone", func() bool { return r.handshakes.total() == 2 })
+	r.attach(hello())
+}
+
+func TestHandshakesAreBoundedInTime(t *testing.T) {
+	r := start(t, func(c *Config) { c.HandshakeTime = time.Millisecond })
+	c, err := attach.Dial(r.ctx(), r.attachSocket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, _, err := c.Receive(r.ctx(), make([]byte, attach.MaxMessage)); !errors.Is(err, io.EOF) {
+		t.Errorf("a client that says nothing reads %v, want the end of the connection", err)
+	}
+}
+
+// A client that sends and never reads is dropped, and others are served.
+func TestClientThatNeverReadsIsDropped(t *testing.T) {
+	r := start(t)
+	deaf := r.attach(hello())
+	r.attach(hello())
+	msg, err := (&attach.Hello{Group: "x"}).Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		err = deaf.Send(msg)
+	}
+	r.until("it is dropped", func() bool { return r.nodes[0].sessions[deaf.Slot] == nil })
+	if n := len(r.domainsOf(0)); n != 1 {
+		t.Errorf("%d domains are left, want the other one", n)
+	}
+}
+
+func TestEndOfThePFD(t *testing.T) {
+	t.Run("drained", func(t *testing.T) {
+		r := start(t)
+		g := r.attach(hello())
+		r.cancel()
+		if e := r.ended(g); e.Reason != attach.ReasonShutdown {
+			t.Errorf("ended with %v", e.Reason)
+		}
+		if err := r.wait(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		for _, p := range []string{r.cfg.Socket, r.attachSocket()} {
+			if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is left behind: %v", p, err)
+			}
+		}
+	})
+	t.Run("a transfer may finish", func(t *testing.T) {
+		r := start(t, func(c *Config) { c.DrainTime = patience })
+		g := r.attach(hello())
+		r.fake.do(func() {
+			r.fake.channels = []ChannelInfo{{Descriptor: device.Descriptor{Done: device.DoneOngoing}}}
+		})
+		r.cancel()
+		r.until("it drains", func() bool { return *r.state.Load() == control.StateDraining })
+		r.fake.do(func() {
+			if r.nodes[0].sessions[g.Slot] == nil {
+				t.Error("the attachment ended before its transfer")
+			}
+			r.fake.channels[0].Descriptor.Done = device.DoneCompleted
+		})
+		if e := r.ended(g); e.Reason != attach.ReasonShutdown {
+			t.Errorf("ended with %v", e.Reason)
+		}
+		if err := r.wait(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Run("nothing holds it for ever", func(t *testing.T) {
+		r := start(t, func(c *Config) { c.DrainTime = time.Millisecond })
+		g := r.attach(hello())
+		r.fake.do(func() {
+			r.fake.nodes[0].InFlight[g.Slot] = 1
+			r.fake.channels = []ChannelInfo{{Descriptor: device.Descriptor{Done: device.DoneOngoing}}}
+		})
+		r.cancel()
+		if err := r.wait(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if e := r.ended(g); e.Reason != attach.ReasonShutdown {
+			t.Errorf("ended with %v", e.Reason)
+		}
+	})
+	t.Run("the device fails", func(t *testing.T) {
+		r := start(t)
+		g := r.attach(hello())
+		r.fake.broken <- errFake
+		if err := r.wait(); !errors.Is(err, errFake) {
+			t.Errorf("Run: %v, want the device's error", err)
+		}
+		if e := r.ended(g); e.Reason != attach.ReasonDevice {
+			t.Errorf("ended with %v", e.Reason)
+		}
+	})
+	t.Run("no node answers", func(t *testing.T) {
+		cfg := Default()
+		cfg.Socket = t.TempDir() + "/pfd.sock"
+		f := newFake(1)
+		f.nodes[0].Set(device.PL, device.PLID, 0)
+		d, err := New(cfg, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "starting the device") {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func TestAnotherUserSeesItsOwn(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("becoming another user needs root")
+	}
+	r := start(t)
+	mine := r.attach(hello())
+	r.fake.do(func() {
+		r.fake.channels = []ChannelInfo{{Slot: 0}, {Slot: 1}}
+		r.fake.fifo = []FIFOInfo{{Entry: device.FaultEntry{PDID: mine.PDID}}, {Entry: device.FaultEntry{PDID: 0xffff}}}
+	})
+	p := spawn(t, "nobody", "PFD_TEST_SOCKET="+r.cfg.Socket)
+	var got []string
+	for line := ""; line != "end" && !strings.HasPrefix(line, "child ended"); {
+		line = p.line()
+		got = append(got, line)
+	}
+	if len(got) == 0 || !strings.HasPrefix(got[0], "not dumpable: refused") || !strings.Contains(got[0], "set-uid program") {
+		t.Errorf("a process that is not dumpable: %q", got)
+	}
+	want := []string{
+		"dumpable: slot 1",
+		"status: 2 domains, <nil>",
+		"domains: 1, <nil>",
+		"domain: uid 65534 slot 1",
+		"channels: 1, <nil>",
+		"banks: 1, <nil>",
+		"fifo: level 0, 0 entries, <nil>",
+		"registers: true",
+		"end",
+	}
+	if len(got) < 1 || !slices.Equal(got[1:], want) {
+		t.Errorf("the child saw\n%s\nwant\n%s", strings.Join(got[1:], "\n"), strings.Join(want, "\n"))
+	}
+	if n := len(r.domainsOf(0)); n != 2 {
+		t.Errorf("root sees %d domains, want 2", n)
+	}
+}

@@ -128,21 +128,25 @@ func TestBusyAndFaultAgain(t *testing.T) {
 	for len(r.n.Sent) < 4 {
 		r.n.Step()
 	}
+	waiting := device.TransactionID(0 + 1 + 2 + 3 + 4)
+	for _, m := range r.sent() {
+		waiting -= m.tr
+	}
 	r.n.Hold = true
-	r.n.Push(entry(0, 4, 2, 6), 4096)
+	r.n.Push(entry(0, waiting, 2, 6), 4096)
 	for len(r.n.Held) == 0 {
 		r.n.Step()
 	}
 	r.n.Busy[0] = 1
 	r.run()
-	if got := r.sent(); slices.ContainsFunc(got, func(m rapf) bool { return m.tr == 4 }) {
+	if got := r.sent(); slices.ContainsFunc(got, func(m rapf) bool { return m.tr == waiting }) {
 		t.Errorf("sent %+v while a page of the block is absent", got)
 	}
 	r.n.Release()
 	r.run()
 	count := 0
 	for _, m := range r.sent() {
-		if m.tr == 4 {
+		if m.tr == waiting {
 			count++
 			if m.seq != 2 {
 				t.Errorf("RAPF for sequence number %d, want 2", m.seq)

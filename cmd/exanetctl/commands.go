@@ -14,6 +14,8 @@ func (a *app) commands() []*cobra.Command {
 		a.fifoCommand(),
 		a.counterCommand(),
 		a.faultCommand(),
+		a.writeCommand(),
 		a.versionCommand(),
+		a.processCommand(),
 	}
 }

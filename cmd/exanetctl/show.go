@@ -370,8 +370,11 @@ func (a *app) faultCommand() *cobra.Command {
 			if f.Write {
 				side = "destination"
 			}
-			t.add(fmt.Sprintf("%d/%d", f.Node, f.Slot), f.Page, side, f.Method, f.Policy, f.Kind, f.Outcome,
-				fmt.Sprintf("0x%06x:%d.%d", f.SourceNode, f.Transaction, f.Sequence),
+			transfer := "" // told by FAR alone
+			if f.Block {
+				transfer = fmt.Sprintf("0x%06x:%d.%d", f.SourceNode, f.Transaction, f.Sequence)
+			}
+			t.add(fmt.Sprintf("%d/%d", f.Node, f.Slot), f.Page, side, f.Method, f.Policy, f.Kind, f.Outcome, transfer,
 				micros(f.DrainedNS), micros(f.StartedNS), micros(f.ResidentNS), micros(f.RAPFNS))
 		}
 		return t.flush()

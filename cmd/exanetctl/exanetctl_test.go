@@ -1,0 +1,208 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew; look at the difference before you commit it")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s:\ngot:\n%s\nwant:\n%s", file, got, want)
+	}
+}
+
+// Each object as people and as programs see it.
+func TestShow(t *testing.T) {
+	d := startDaemon(t, fakeAnswers)
+	for _, c := range []struct {
+		name, line string
+	}{
+		{"status", "status"},
+		{"node", "node show"},
+		{"registers", "node show 0 --registers pl"},
+		{"domain", "domain show"},
+		{"channel", "channel show"},
+		{"smmu", "smmu show"},
+		{"fifo", "fifo show"},
+		{"counter", "counter show"},
+		{"fault", "fault show"},
+	} {
+		for _, format := range []string{"table", "json"} {
+			t.Run(c.name+"/"+format, func(t *testing.T) {
+				args := append(strings.Fields(c.line), "--socket", d.socket, "-o", format)
+				if format == "json" {
+					args = append(args, "-p")
+				}
+				code, out, errs := ctl(args...)
+				if code != exitOK || errs != "" {
+					t.Fatalf("exit code %d, standard error %q", code, errs)
+				}
+				if format == "json" {
+					var v struct {
+						Version int `json:"version"`
+					}
+					if err := json.Unmarshal([]byte(out), &v); err != nil || v.Version != 1 {
+						t.Errorf("version %d, %v", v.Version, err)
+					}
+				}
+				golden(t, c.name+"."+format, out)
+			})
+		}
+	}
+}
+
+// Objects and commands may be abbreviated; show is the default.
+func TestAbbreviations(t *testing.T) {
+	d := startDaemon(t, fakeAnswers)
+	for _, c := range []struct{ short, long string }{
+		{"node", "node show"},
+		{"n", "node show"},
+		{"no sh", "node show"},
+		{"dom", "domain show"},
+		{"ch s 0/3/5", "channel show 0/3/5"},
+		{"fi", "fifo show"},
+		{"fa", "fault show"},
+		{"st", "status"},
+		{"cou faults", "counter show faults"},
+		{"domain -j", "domain show -o json"},
+	} {
+		code, short, errs := ctl(append(strings.Fields(c.short), "--socket", d.socket)...)
+		if code != exitOK {
+			t.Errorf("%s: exit code %d, %s", c.short, code, errs)
+		}
+		_, long, _ := ctl(append(strings.Fields(c.long), "--socket", d.socket)...)
+		if short != long {
+			t.Errorf("%s is not %s:\n%s\n%s", c.short, c.long, short, long)
+		}
+	}
+}
+
+func TestFilters(t *testing.T) {
+	d := startDaemon(t, fakeAnswers)
+	for _, c := range []struct {
+		line   string
+		has    string
+		hasNot string
+	}{
+		{"domain show 1", "4712", "4711"},
+		{"domain show 0/3", "4711", "4712"},
+		{"channel show 0/3/5", "decode error", "completed"},
+		{"smmu show 0/4", "0/4", "0/3"},
+		{"smmu show --all", "0/4", "no such"},
+		{"counter show timeouts", "timeouts_total", "faults_total"},
+		{"counter show --all", "timeouts_total", "no such"},
+		{"counter show --describe", "faults served", "no such"},
+	} {
+		code, out, errs := ctl(append(strings.Fields(c.line), "--socket", d.socket)...)
+		if code != exitOK || !strings.Contains(out, c.has) || strings.Contains(out, c.hasNot) {
+			t.Errorf("%s: exit code %d, %s, want %q and not %q in:\n%s", c.line, code, errs, c.has, c.hasNot, out)
+		}
+	}
+	d.queries = nil
+	if code, _, errs := ctl("fault", "show", "1", "--last", "5", "--socket", d.socket); code != exitOK {
+		t.Error(errs)
+	}
+	if len(d.queries) != 1 || d.queries[0] != "/v1/faults?n=5&node=1" {
+		t.Errorf("asked %q", d.queries)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	d := startDaemon(t, map[string]any{})
+	none := filepath.Join(t.TempDir(), "none")
+	for _, c := range []struct {
+		line string
+		code int
+		text string // on standard error
+	}{
+		{"version", exitOK, ""},
+		{"", exitOK, ""},
+		{"node show 9 --socket " + d.socket, exitFailed, "no node 9"},
+		{"nonsense", exitUsage, "nonsense"},
+		{"s", exitUsage, "ambiguous: smmu, status"},
+		{"node show 1 2", exitUsage, "node show"},
+		{"node show x", exitUsage, "want NODE in numbers"},
+		{"channel show 1/2/3/4", exitUsage, "NODE/SLOT/CHANNEL"},
+		{"node --frob", exitUsage, "--frob"},
+		{"node -o xml", exitUsage, "table and json"},
+		{"fault show -n 0", exitUsage, "1 to 1024"},
+		{"status --socket " + strings.Repeat("x", 200), exitUsage, "at most"},
+		{"status --socket " + none, exitNoDaemon, "pfd --nodes 2 --socket " + none},
+		{"write --socket " + none, exitNoDaemon, "pfd --nodes 2"},
+		{"write --size 4X", exitUsage, "no unit"},
+		{"write --size 4GiB", exitUsage, "at most 4294967295"},
+		{"write --src gone", exitUsage, "absent"},
+		{"write --method mlock", exitUsage, "gup"},
+		{"write --policy p9", exitUsage, "p4"},
+		{"write --count 0", exitUsage, "count 0"},
+		{"write --timeout 0s", exitUsage, "more than 0"},
+		{"write something", exitUsage, "write"},
+	} {
+		code, _, errs := ctl(strings.Fields(c.line)...)
+		if code != c.code || !strings.Contains(errs, c.text) || (errs == "") != (c.code == exitOK) {
+			t.Errorf("%s: exit code %d, want %d; standard error %q, want %q", c.line, code, c.code, errs, c.text)
+		}
+	}
+}
+
+// write prints its object also where there is no daemon.
+func TestWriteJSONWithoutDaemon(t *testing.T) {
+	code, out, _ := ctl("write", "-o", "json", "--size", "20KiB", "--socket", filepath.Join(t.TempDir(), "none"))
+	var r struct {
+		Verified *bool   `json:"verified"`
+		Failed   *int    `json:"failed"`
+		Error    *string `json:"error"`
+		Waiting  string  `json:"waiting"`
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if code != exitNoDaemon || r.Verified == nil || *r.Verified || r.Failed == nil || r.Error == nil || r.Waiting != "wait" {
+		t.Errorf("exit code %d, %s", code, out)
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want uint64
+		ok   bool
+	}{
+		{"0", 0, true}, {"1", 1, true}, {"16385", 16385, true}, {"4096B", 4096, true},
+		{"4KiB", 4096, true}, {"4k", 4096, true}, {"4 KiB", 4096, true}, {"1MiB", 1 << 20, true}, {"1M", 1 << 20, true},
+		{"2GiB", 2 << 30, true}, {"4kB", 4000, true}, {"1MB", 1000000, true}, {"3GB", 3e9, true},
+		{"", 0, false}, {"KiB", 0, false}, {"-1", 0, false}, {"1.5KiB", 0, false}, {"4TiB", 0, false}, {"18446744073709551615KiB", 0, false},
+	} {
+		got, err := parseSize(c.text)
+		if got != c.want || (err == nil) != c.ok {
+			t.Errorf("%q: %d, %v; want %d", c.text, got, err, c.want)
+		}
+	}
+}
+
+// Completion scripts come for the three shells.
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		code, out, errs := ctl("completion", shell)
+		if code != exitOK || !strings.Contains(out, "exanetctl") {
+			t.Errorf("%s: exit code %d, %s", shell, code, errs)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"github.com/exanet/pfd/control"
+)
+
+// fakeDaemon answers on a control socket with what it is given, by path, and
+// keeps the queries.
+type fakeDaemon struct {
+	socket  string
+	queries []string
+}
+
+func startDaemon(t *testing.T, answers map[string]any) *fakeDaemon {
+	t.Helper()
+	d := &fakeDaemon{socket: filepath.Join(t.TempDir(), "s")}
+	l, err := net.Listen("unix", d.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d.queries = append(d.queries, r.URL.String())
+		answer, ok := answers[r.URL.Path]
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+			answer = control.ErrorReply{Version: control.Version, Code: control.CodeNotFound, Error: "no node 9 here"}
+		}
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
+			t.Error(err)
+		}
+	})}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		if err := srv.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; err != http.ErrServerClosed {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// ctl runs a command line and gives its exit code and output.
+func ctl(args ...string) (code int, out, errs string) {
+	var o, e bytes.Buffer
+	code = run(context.Background(), args, streams{in: &bytes.Buffer{}, out: &o, err: &e, getenv: func(string) string { return "" }})
+	return code, o.String(), e.String()
+}
+
+var fakeAnswers = map[string]any{
+	control.PathStatus: control.Status{
+		Version: 1, DaemonVersion: "1.2.3", Protocol: 1, PID: 77, UID: 1000, Device: "emu", Socket: "/run/s", AttachSocket: "/run/s.attach",
+		State: control.StateReady, UptimeNS: 61e9, Nodes: 2, Domains: 1, Faults: 9, TimeoutUS: 20000, GuardUS: 100000, SourceFaults: "fifo",
+	},
+	control.PathNodes: control.Nodes{Version: 1, Nodes: []control.Node{
+		{Index: 0, ID: 0, Version: "1.0", Caps: 0xb108030, CapNames: []string{"txfifo", "sva"}, VABits: 48, Banks: 16, FIFODepth: 512, Enabled: true, TimeoutUS: 20000, GuardUS: 100000, Outstanding: 8, Domains: 1},
+		{Index: 1, ID: 1, Version: "1.0", CapNames: []string{}, VABits: 48, Banks: 16, FIFODepth: 512, TimeoutUS: 20000, GuardUS: 100000, Outstanding: 8},
+	}},
+	control.PathDomains: control.Domains{Version: 1, Domains: []control.Domain{
+		{Node: 0, Slot: 3, PDID: 0x101, UID: 1000, PID: 4711, Group: "app", Method: "gup", Policy: "p1", Peers: []uint16{0x102, 0x103}, State: control.DomainLive, AgeNS: 5e9, Faults: 7, PagesIn: 8, Failed: 1},
+		{Node: 1, Slot: 0, PDID: 0x101, UID: 1000, PID: 4712, Group: "app", Method: "touch", Policy: "pa", State: control.DomainLive, AgeNS: 5e9},
+	}},
+	control.PathChannels: control.Channels{Version: 1, Channels: []control.Channel{
+		{Node: 0, Slot: 3, Channel: 0, PDID: 0x101, State: "completed", Src: 0x7f0000001000, Dst: 0x7f0000002000, SizeBytes: 4096, IssuedBytes: 4096, Blocks: 1, Acked: 1, DstNode: 1, DstPDID: 0x101},
+		{Node: 0, Slot: 3, Channel: 5, PDID: 0x101, State: "failed", Status: 2, StatusText: "decode error", Src: 0x1000, Dst: 0x2000, SizeBytes: 4097, IssuedBytes: 4097, Blocks: 2, Acked: 1, InFlight: 1, Paused: 1, DstNode: 1},
+	}},
+	control.PathSMMU: control.SMMU{Version: 1, Banks: []control.SMMUBank{
+		{Node: 0, Bank: 3, PDID: 0x101, Enabled: true, Stream: "translate", StreamOn: true, SCTLR: 0x167, FSR: 0x80000002, FSRFlags: []string{"TF", "MULTI"}, FAR: 0x7f0000002000, FSYNR0: 0x10, FaultWrite: true},
+		{Node: 0, Bank: 4, Stream: "fault"},
+	}},
+	control.PathFIFO: control.FIFOs{Version: 1, FIFOs: []control.FIFO{
+		{Node: 0, Name: "rxfifo", Level: 1, Depth: 512, Overflow: true, Entries: []control.FIFOEntry{{SourceNode: 1, Transaction: 12, Sequence: 34, PDID: 0x101, VA: 0x7f0000002000, Response: 2, RemainingBytes: 8192}}},
+		{Node: 0, Name: "txfifo", Depth: 512, Entries: []control.FIFOEntry{}},
+	}},
+	control.PathCounters: control.Counters{Version: 1, Counters: []control.Counter{
+		{Node: 0, Name: "faults_total", Value: 7, Help: "faults served"},
+		{Node: 0, Name: "timeouts_total"},
+		{Node: control.AllNodes, Name: "attachments_total", Value: 2},
+	}},
+	control.PathFaults: control.Faults{Version: 1, Faults: []control.Fault{
+		{Node: 1, Slot: 0, PDID: 0x101, Page: 0x7f0000002000, Write: true, Block: true, Method: "gup", Policy: "p1", Kind: "minor", Outcome: "resolved", SourceNode: 0, Transaction: 12, Sequence: 34, TimeNS: 5, DrainedNS: 1100, StartedNS: 1200, ResidentNS: 5900, RAPFNS: 6000},
+		{Node: 0, Slot: 3, PDID: 0x101, Page: 0x1000, Method: "touch", Policy: "p1", Kind: "minor", Outcome: "failed", DrainedNS: 1000, StartedNS: 2000, ResidentNS: -1, RAPFNS: -1},
+	}},
+	control.PathRegisters: control.Registers{Version: 1, Registers: []control.Register{
+		{Window: "pl", Name: "ID", Width: 4, Value: 0x4e415845, Source: "spec/hardware.md 3"},
+		{Window: "pl", Name: "RXFIFO", Offset: 0x1000, Width: 4, Skipped: true},
+	}},
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/attach"
+
+	"github.com/exanet/pfd/workload"
+)
+
+// processCommand is the hidden command that makes this program a test process.
+const processCommand = "test-process"
+
+// testProcess is how a test process is started: this program once more.
+func testProcess() []string { return []string{"/proc/self/exe", processCommand} }
+
+func (a *app) processCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    processCommand,
+		Short:  "Be a test process: obey the orders on standard input",
+		Hidden: true,
+		Args:   maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return workload.Process(cmd.Context(), a.in, a.out)
+		},
+	}
+}
+
+// writeFlags are the flags of write as they are given.
+type writeFlags struct {
+	from, to, count         int
+	size, offset            string
+	src, dst                string
+	method, policy, waiting string
+	timeout                 time.Duration
+	seed                    uint64
+}
+
+func (a *app) writeCommand() *cobra.Command {
+	var w writeFlags
+	c := &cobra.Command{
+		Use:   "write",
+		Short: "Make RDMA writes between two test processes and check every byte",
+		Long: `write starts two test processes, an initiator on node --from and a target on
+node --to, and makes --count transfers between them. Before each both buffers
+are made anew, in the states asked for; after each every byte of both is
+checked, and of the guards around them.
+
+States of a buffer: absent (never touched), present, cow (present, shared with
+a forked child), readonly, unmapped, alternate (every second page present).
+Sizes take a unit: B, KiB, MiB, GiB, kB, MB, GB; without one they are bytes.
+
+The exit code is 1 when a transfer failed or a byte was wrong. With -o json the
+result is printed in every case, also on failure (docs/exanetctl.md).`,
+		Args: maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.write(cmd.Context(), w) },
+	}
+	f := c.Flags()
+	f.IntVar(&w.from, "from", 0, "node of the initiator")
+	f.IntVar(&w.to, "to", 1, "node of the target")
+	f.StringVar(&w.size, "size", "4KiB", "bytes of a transfer")
+	f.IntVar(&w.count, "count", 1, "how many transfers")
+	f.StringVar(&w.offset, "offset", "0", "bytes by which both buffers lie behind a 16 KiB boundary")
+	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
+	f.StringVar(&w.dst, "dst", string(workload.Present), "state of the destination buffer")
+	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup or touch")
+	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one), p4 (to the end of 16 KiB), pa (all that remain)")
+	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
+	f.DurationVar(&w.timeout, "timeout", workload.DefaultTimeout, "how long one transfer may take")
+	f.Uint64Var(&w.seed, "seed", 1, "seed of the patterns")
+	return c
+}
+
+func (w writeFlags) request(socket string) (workload.Request, error) {
+	q := workload.Request{Count: w.count, Timeout: w.timeout, Seed: w.seed}
+	q.Options = workload.Options{Socket: socket, From: w.from, To: w.to, Method: w.method, Policy: w.policy, Command: testProcess()}
+	_, methodErr := attach.ParseMethod(w.method)
+	_, policyErr := attach.ParsePolicy(w.policy)
+	var errs [5]error
+	q.Size, errs[0] = parseSize(w.size)
+	q.Offset, errs[1] = parseSize(w.offset)
+	q.Src, errs[2] = workload.ParseState(w.src)
+	q.Dst, errs[3] = workload.ParseState(w.dst)
+	q.Waiting, errs[4] = workload.ParseWaiting(w.waiting)
+	if w.timeout <= 0 {
+		errs[4] = errors.Join(errs[4], fmt.Errorf("--timeout %v: want more than 0", w.timeout))
+	}
+	if err := errors.Join(append(errs[:], methodErr, policyErr, q.Check())...); err != nil {
+		return q, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return q, nil
+}
+
+func (a *app) write(ctx context.Context, w writeFlags) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	q, err := w.request(c.Socket())
+	if err != nil {
+		return err
+	}
+	if !a.wantJSON() && terminal(a.err) {
+		bar := &progress{w: a.err, total: q.Count}
+		q.Progress = bar.show
+		defer bar.clear()
+	}
+	r, err := workload.Run(ctx, c, q)
+	if a.wantJSON() {
+		if e := a.printJSON(r); e != nil {
+			return e
+		}
+	} else if r.Transfers > 0 {
+		if e := a.printResult(q, r); e != nil {
+			return e
+		}
+	}
+	switch {
+	case err != nil:
+		return err
+	case !r.OK():
+		text := "a byte is wrong"
+		if r.Error != nil {
+			text = *r.Error
+		}
+		return fmt.Errorf("%d of %d transfers failed: %s", r.Failed, r.Transfers, text)
+	}
+	return nil
+}
+
+func (a *app) printResult(q workload.Request, r workload.Result) error {
+	t := a.table("WRITE", fmt.Sprintf("%s from node %d (%s) to node %d (%s), %s, %s", bytesText(q.Size), q.From, q.Src, q.To, q.Dst, q.Method, q.Policy))
+	verified := "every byte is right"
+	if !r.Verified {
+		verified = "NO: see the error"
+	}
+	rows := []struct {
+		name  string
+		value any
+	}{
+		{"transfers", fmt.Sprintf("%d, %d failed", r.Transfers, r.Failed)},
+		{"arrived", fmt.Sprintf("%d bytes", r.Bytes)},
+		{"verified", verified},
+		{"faults", fmt.Sprintf("%d, %d pages paged in", r.Faults, r.PagesPagedIn)},
+		{"retransmissions", fmt.Sprintf("%d, %d asked for by RAPF, %d time-outs", r.Retransmits, r.RAPF, r.Timeouts)},
+		{"pinned", fmt.Sprintf("%d bytes", r.PinnedBytes)},
+	}
+	for _, row := range rows {
+		t.add(row.name, row.value)
+	}
+	if r.Bytes > 0 {
+		l := r.Latency
+		t.add("latency", fmt.Sprintf("%.1f us median (p90 %.1f, p99 %.1f, mean %.1f, %.1f to %.1f), %s", l.P50, l.P90, l.P99, l.Mean, l.Min, l.Max, waitingText(r.Waiting)))
+		t.add("throughput", fmt.Sprintf("%.3f Gb/s", r.ThroughputGbps))
+	}
+	return t.flush()
+}
+
+func waitingText(w workload.Waiting) string {
+	if w == workload.Poll {
+		return "polling"
+	}
+	return "sleeping"
+}
+
+// parseSize reads a number of bytes with an optional unit.
+func parseSize(s string) (uint64, error) {
+	digits := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+	unit := strings.ToLower(strings.TrimSpace(s[len(digits):]))
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("size %q: want a number and perhaps a unit, as 4096 or 4KiB", s)
+	}
+	factor, ok := map[string]uint64{
+		"": 1, "b": 1,
+		"k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30,
+		"kb": 1e3, "mb": 1e6, "gb": 1e9,
+	}[unit]
+	if !ok {
+		return 0, fmt.Errorf("size %q: no unit %q: want B, KiB, MiB, GiB, kB, MB or GB", s, unit)
+	}
+	if n > math.MaxUint64/factor {
+		return 0, fmt.Errorf("size %q: too large", s)
+	}
+	return n * factor, nil
+}
+
+// progress draws a bar on a terminal.
+type progress struct {
+	w     io.Writer
+	total int
+	last  time.Time
+	drawn bool
+}
+
+// progressStep is the time between two pictures of a bar.
+const progressStep = 100 * time.Millisecond
+
+func (p *progress) show(done int) {
+	if now := time.Now(); now.Sub(p.last) >= progressStep {
+		p.last = now
+		p.draw(done)
+	}
+}
+
+func (p *progress) draw(done int) {
+	const width = 40
+	full := width * done / p.total
+	// What cannot be drawn is not worth an error.
+	_, _ = fmt.Fprintf(p.w, "\r[%s%s] %d/%d", strings.Repeat("#", full), strings.Repeat(".", width-full), done, p.total)
+	p.drawn = true
+}
+
+func (p *progress) clear() {
+	if p.drawn {
+		_, _ = fmt.Fprint(p.w, "\r\x1b[K") // ECMA-48, EL: erase to the end of the line
+	}
+}

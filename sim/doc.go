@@ -1,0 +1,4 @@
+// Package sim drives the machines of package soc and the driver of package fault
+// under a simulated clock, with memory, links and a driver's bus of its own. All
+// chance comes from one seed: the same seed gives the same run, to the byte.
+package sim

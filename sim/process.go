@@ -1,0 +1,145 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/soc"
+)
+
+// Process is a simulated process: some memory at Base, and a domain.
+type Process struct {
+	node   *Node
+	Domain *domain.Domain
+	Base   device.VA
+	Data   []byte // the content of all pages, absent ones included (zero)
+	pages  []pageState
+	// OnWords is called when completion words came into the memory.
+	OnWords func()
+	// OnDone is called when a channel's done is final.
+	OnDone func(ch int, done uint32, status uint8)
+	// PagedIn counts the pages that were brought in.
+	PagedIn int
+}
+
+type pageState uint8
+
+const (
+	absent pageState = iota
+	present
+	readOnly // present, and may not be written
+	unmapped
+)
+
+// Attach makes a process with pages pages of memory, all absent, on node n.
+func (n *Node) Attach(uid uint32, base device.VA, pages int) (*Process, error) {
+	d, err := n.Domains.Create(domain.Request{UID: uid, AcceptGroup: true})
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{node: n, Domain: d, Base: base, Data: make([]byte, pages*device.PageSize), pages: make([]pageState, pages)}
+	n.process[d.Slot] = p
+	if err := n.Driver.Add(fault.Target{Slot: d.Slot, PDID: d.PDID, Policy: n.world.cfg.Policy, Pager: p}); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Write rings the doorbell of a channel for a descriptor.
+func (p *Process) Write(ch int, d device.Descriptor) {
+	p.node.Event(&soc.Event{Kind: soc.DoorbellRung, Slot: p.Domain.Slot, Channel: ch, Words: d.Words()})
+}
+
+// Set changes the state of a page; an absent one has zeros.
+func (p *Process) Set(page int, s pageState) {
+	p.pages[page] = s
+	if s == absent {
+		clear(p.Data[page*device.PageSize : (page+1)*device.PageSize])
+	}
+}
+
+// Touch makes the pages of a range of bytes present, as their owner does.
+func (p *Process) Touch(from, to int) {
+	for i := from / device.PageSize; i <= (to-1)/device.PageSize; i++ {
+		if p.pages[i] == absent {
+			p.pages[i] = present
+		}
+	}
+}
+
+func (p *Process) index(va device.VA) (int, bool) {
+	i := int64(va>>device.PageShift) - int64(p.Base>>device.PageShift)
+	return int(i), i >= 0 && i < int64(len(p.pages))
+}
+
+func (p *Process) state(va device.VA) pageState {
+	if i, ok := p.index(va); ok {
+		return p.pages[i]
+	}
+	return unmapped
+}
+
+func (p *Process) walk(va device.VA, pages int, write bool) (missing, denied uint64) {
+	for i := range pages {
+		switch p.state(va.Page() + device.VA(i)<<device.PageShift) {
+		case absent, unmapped:
+			missing |= 1 << uint(i)
+		case readOnly:
+			if write {
+				denied |= 1 << uint(i)
+			}
+		}
+	}
+	return missing, denied
+}
+
+func (p *Process) move(va device.VA, data []byte, write bool) bool {
+	off := int64(va) - int64(p.Base)
+	if off < 0 || off+int64(len(data)) > int64(len(p.Data)) {
+		return false
+	}
+	for i := va.Page(); i < va+device.VA(len(data)); i += device.PageSize {
+		switch p.state(i) {
+		case absent, unmapped:
+			return false // gone between the walk and the move
+		}
+	}
+	if write {
+		copy(p.Data[off:], data)
+	} else {
+		copy(data, p.Data[off:])
+	}
+	return true
+}
+
+func (p *Process) descriptor(ch int, done uint32, status uint8) {
+	if done != device.DoneOngoing && p.OnDone != nil {
+		p.OnDone(ch, done, status)
+	}
+}
+
+// PageIn is the pager of the process's domain.
+func (p *Process) PageIn(va device.VA, pages int, write bool) gup.Result {
+	var r gup.Result
+	for i := range pages {
+		j, ok := p.index(va + device.VA(i)<<device.PageShift)
+		if !ok || p.pages[j] == unmapped || p.pages[j] == readOnly && write {
+			if i == 0 {
+				r.Err = fmt.Errorf("page %v: %w", va, gup.ErrUnmapped)
+				if ok && p.pages[j] == readOnly {
+					r.Err = fmt.Errorf("page %v: %w", va, gup.ErrDenied)
+				}
+			}
+			break
+		}
+		if p.pages[j] == absent {
+			p.pages[j] = present
+			p.PagedIn++
+		}
+		r.Resident |= 1 << uint(i)
+	}
+	return r
+}

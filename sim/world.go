@@ -1,0 +1,320 @@
+package sim
+
+import (
+	"container/heap"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"math/rand/v2"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/link"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// Config is what a world is built with.
+type Config struct {
+	Seed      uint64
+	Nodes     int
+	VABits    int
+	NoTXFIFO  bool
+	Injection link.Injection
+	// Memory is how long a walk, a move or a page-in takes at most, ns; SlowMemory
+	// of a million take a hundred times that.
+	Memory     int64
+	SlowMemory int
+	TimeoutUS  uint32
+	GuardUS    uint32
+	Policy     fault.Policy
+}
+
+// World is a few nodes with their drivers, links and processes.
+type World struct {
+	cfg    Config
+	rng    *rand.Rand
+	now    int64
+	events eventHeap
+	order  uint64
+	pool   *wire.Pool
+	nodes  []*Node
+	digest hash.Hash64
+	steps  int
+}
+
+// Node is one node of a world, with its driver.
+type Node struct {
+	world    *World
+	SOC      *soc.Node
+	link     *link.Link
+	Driver   *fault.Driver
+	Domains  *domain.Manager
+	handler  device.Handler
+	windows  [device.Windows]window
+	process  [device.Slots]*Process
+	deadline int64 // for which a tick is scheduled
+	actions  []soc.Action
+	out      []link.Delivery
+}
+
+type event struct {
+	at    int64
+	order uint64
+	run   func()
+}
+
+type eventHeap []event
+
+func (h eventHeap) Len() int { return len(h) }
+func (h eventHeap) Less(i, j int) bool {
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].order < h[j].order
+}
+func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *eventHeap) Push(x any)   { *h = append(*h, x.(event)) }
+func (h *eventHeap) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	old[len(old)-1] = event{}
+	*h = old[:len(old)-1]
+	return e
+}
+
+// New builds a world; every node is initialized as pfd does it.
+func New(cfg Config) (*World, error) {
+	if cfg.VABits == 0 {
+		cfg.VABits = device.MaxVABits
+	}
+	w := &World{
+		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)),
+		pool: new(wire.Pool), digest: fnv.New64a(),
+	}
+	dir, err := domain.NewDirectory(domain.DirectoryConfig{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range cfg.Nodes {
+		n := &Node{world: w, deadline: 1 << 62}
+		n.SOC = soc.New(soc.Config{
+			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: true, Epoch: uint16(w.rng.Uint32()) | 1,
+			Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
+		})
+		n.link = link.New(cfg.Injection, w.rng, w.pool)
+		for id := range n.windows {
+			n.windows[id] = window{n, device.WindowID(id)}
+		}
+		n.Driver = fault.New(fault.Config{Bus: n, Node: device.NodeID(i), Now: w.Now, TimeoutSource: cfg.NoTXFIFO})
+		n.handler = n.Driver
+		n.Domains, err = domain.NewManager(n, device.NodeID(i), dir, domain.WithTimer(func(d time.Duration, f func()) {
+			w.after(int64(d), f)
+		}))
+		if err != nil {
+			return nil, err
+		}
+		w.nodes = append(w.nodes, n)
+		if err := n.Domains.Init(); err != nil {
+			return nil, fmt.Errorf("node %d: %w", i, err)
+		}
+		for reg, v := range map[uint32]uint32{device.PLTimeoutUS: cfg.TimeoutUS, device.PLGuardUS: cfg.GuardUS} {
+			if v != 0 {
+				_ = n.windows[device.PL].Write32(reg, v)
+			}
+		}
+	}
+	return w, nil
+}
+
+// Now gives the simulated time, ns.
+func (w *World) Now() int64 { return w.now }
+
+// Node gives node i.
+func (w *World) Node(i int) *Node { return w.nodes[i] }
+
+// Digest is a fingerprint of all that happened: the same seed gives the same.
+func (w *World) Digest() uint64 { return w.digest.Sum64() }
+
+func (w *World) after(d int64, f func()) {
+	w.order++
+	heap.Push(&w.events, event{w.now + max(d, 0), w.order, f})
+}
+
+// ErrStuck: the world did not come to its end in the time that it had.
+var ErrStuck = errors.New("simulation does not end")
+
+// Run goes on until over says so; it gives ErrStuck when nothing is left to
+// happen before, or limit (ns) is reached, and what Audit found.
+func (w *World) Run(limit int64, over func() bool) error {
+	for !over() {
+		if w.events.Len() == 0 || w.events[0].at > limit {
+			return fmt.Errorf("%w: seed %d at %d ns, %d events left", ErrStuck, w.cfg.Seed, w.now, w.events.Len())
+		}
+		if err := w.step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Settle lets all that is still under way happen, for d ns.
+func (w *World) Settle(d int64) error {
+	for end := w.now + d; w.events.Len() > 0 && w.events[0].at <= end; {
+		if err := w.step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *World) step() error {
+	e := heap.Pop(&w.events).(event)
+	w.now = e.at
+	e.run()
+	w.steps++
+	if w.steps%64 == 0 {
+		for i, n := range w.nodes {
+			if err := n.SOC.Audit(); err != nil {
+				return fmt.Errorf("seed %d, node %d at %d ns: %w", w.cfg.Seed, i, w.now, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (w *World) note(vs ...uint64) {
+	var b [8]byte
+	for _, v := range vs {
+		binary.LittleEndian.PutUint64(b[:], v)
+		_, _ = w.digest.Write(b[:])
+	}
+}
+
+// memoryTime is how long the next access to memory takes.
+func (w *World) memoryTime() int64 {
+	if w.cfg.Memory <= 0 {
+		return 0
+	}
+	d := w.rng.Int64N(w.cfg.Memory)
+	if w.cfg.SlowMemory > 0 && w.rng.IntN(1e6) < w.cfg.SlowMemory {
+		d *= 100
+	}
+	return d
+}
+
+// Event gives the node an event and does what it wants done.
+func (n *Node) Event(ev *soc.Event) {
+	n.do(n.SOC.Step(n.world.now, ev, n.actions[:0]))
+}
+
+func (n *Node) do(actions []soc.Action) {
+	w := n.world
+	// Actions may lead to register writes, and so to this method again.
+	n.actions = nil
+	for i := range actions {
+		a := &actions[i]
+		w.note(uint64(w.now), uint64(a.Kind), uint64(a.Slot), uint64(a.Channel), uint64(a.Done), uint64(a.Vector))
+		switch a.Kind {
+		case soc.Transmit:
+			n.transmit(a.Frame)
+		case soc.Walk:
+			id, slot, va, pages, write := a.Access.ID, a.Access.Slot, a.Access.VA, a.Access.Pages(), a.Access.Write
+			w.after(w.memoryTime(), func() {
+				absent, denied := n.process[slot].walk(va, pages, write)
+				n.Event(&soc.Event{Kind: soc.Walked, Access: id, Absent: absent, Denied: denied})
+			})
+		case soc.Move:
+			acc := *a.Access
+			w.after(w.memoryTime(), func() {
+				ok := n.process[acc.Slot].move(acc.VA, acc.Data, acc.Write)
+				w.note(uint64(acc.VA), uint64(len(acc.Data)))
+				n.Event(&soc.Event{Kind: soc.Moved, Access: acc.ID, OK: ok})
+			})
+		case soc.Interrupt:
+			v := int(a.Vector)
+			w.after(200, func() { n.handler.Interrupt(v) })
+		case soc.DescriptorChanged:
+			if p := n.process[a.Slot]; p != nil {
+				p.descriptor(int(a.Channel), a.Done, a.Status)
+			}
+		case soc.WordsWritten:
+			if p := n.process[a.Slot]; p != nil && p.OnWords != nil {
+				p.OnWords()
+			}
+		}
+	}
+	n.actions = actions[:0]
+	n.tick()
+}
+
+// tick has the node looked after when its deadline comes.
+func (n *Node) tick() {
+	d := n.SOC.Deadline()
+	if d >= n.deadline || d >= 1<<62 {
+		return
+	}
+	n.deadline = d
+	n.world.after(d-n.world.now, func() {
+		if n.deadline == d {
+			n.deadline = 1 << 62
+		}
+		n.Event(&soc.Event{Kind: soc.Tick})
+	})
+}
+
+func (n *Node) transmit(f *wire.Frame) {
+	w := n.world
+	dst := int(f.DstNode)
+	if dst >= len(w.nodes) {
+		w.pool.Put(f)
+		return
+	}
+	n.out = n.link.Carry(w.now, f, n.out[:0])
+	for _, d := range n.out {
+		g := d.Frame
+		w.after(d.At-w.now, func() { w.nodes[dst].Event(&soc.Event{Kind: soc.FrameArrived, Frame: g}) })
+	}
+}
+
+// Node is a device.Bus whose owner is the simulation.
+
+// Window gives one of the node's windows.
+func (n *Node) Window(id device.WindowID) device.Window { return &n.windows[id] }
+
+// Serve is the simulation's own; nobody calls it.
+func (n *Node) Serve(context.Context, device.Handler) error {
+	return errors.New("a simulated node is served by its world")
+}
+
+// Post has f run after what runs now.
+func (n *Node) Post(f func()) { n.world.after(0, f) }
+
+// Do has c run when its time has passed.
+func (n *Node) Do(_ int, c device.Call, long bool) {
+	d := 4500 + n.world.memoryTime()
+	if long {
+		d += 20000
+	}
+	n.world.after(d, func() { c.Run(); c.Done() })
+}
+
+type window struct {
+	n  *Node
+	id device.WindowID
+}
+
+func (x *window) Read32(off uint32) (uint32, error) { return uint32(x.n.SOC.Load(x.id, off, 4)), nil }
+func (x *window) Read64(off uint32) (uint64, error) { return x.n.SOC.Load(x.id, off, 8), nil }
+func (x *window) Write32(off, v uint32) error       { x.write(off, 4, uint64(v)); return nil }
+func (x *window) Write64(off uint32, v uint64) error {
+	x.write(off, 8, v)
+	return nil
+}
+
+func (x *window) write(off uint32, width int, v uint64) {
+	n := x.n
+	n.do(n.SOC.Store(n.world.now, x.id, off, width, v, n.actions[:0]))
+}

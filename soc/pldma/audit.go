@@ -1,0 +1,44 @@
+package pldma
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/exanet/pfd/device"
+)
+
+// ErrAudit: a bound or a count of the engine does not hold.
+var ErrAudit = errors.New("PLDMA audit")
+
+// Audit checks the engine's bounds: contexts, their shares, accesses in flight.
+func (e *Engine) Audit() error {
+	if e.recv.open < 0 || e.recv.open > device.Contexts {
+		return fmt.Errorf("%w: %d contexts open", ErrAudit, e.recv.open)
+	}
+	sum := 0
+	for p, n := range e.recv.byDomain {
+		if n <= 0 || n > maxDomainContexts {
+			return fmt.Errorf("%w: domain %d holds %d contexts", ErrAudit, p, n)
+		}
+		sum += n
+	}
+	if sum != e.recv.open {
+		return fmt.Errorf("%w: %d contexts open, %d counted", ErrAudit, e.recv.open, sum)
+	}
+	var flying [device.Slots]int
+	for _, a := range e.accesses {
+		if a.kind != 0 && a.kind != part && !a.queued {
+			flying[a.Slot]++
+		}
+	}
+	for i := range e.slots {
+		q := &e.slots[i]
+		if q.inflight != flying[i] || q.inflight > maxAccesses {
+			return fmt.Errorf("%w: slot %d counts %d accesses and has %d", ErrAudit, i, q.inflight, flying[i])
+		}
+		if q.head != nil && q.inflight < maxAccesses {
+			return fmt.Errorf("%w: slot %d has accesses waiting and room", ErrAudit, i)
+		}
+	}
+	return nil
+}

@@ -232,7 +232,8 @@ func (d *Daemon) viewChannels(ctx context.Context, q *query) (any, error) {
 	r := control.Channels{Version: control.Version, Channels: []control.Channel{}}
 	err := d.each(ctx, q, func(n *node) error {
 		for _, c := range d.machine.Channels(n.index) {
-			if !n.seesSlot(q.peer, c.Slot) {
+			// A slot's former transfers stand there until a new one begins.
+			if !n.seesSlot(q.peer, c.Slot) || !n.seesPDID(q.peer, c.PDID) {
 				continue
 			}
 			v := control.Channel{
@@ -263,6 +264,10 @@ func (d *Daemon) viewSMMU(ctx context.Context, q *query) (any, error) {
 			b, err := readBank(n.bus, n.index, i)
 			if err != nil {
 				return err
+			}
+			if b.FSR == 0 && !q.peer.all() {
+				// What stands there may be a fault of the slot's former domain.
+				b.FAR, b.FSYNR0, b.FSYNR1, b.FaultWrite = 0, 0, 0, false
 			}
 			r.Banks = append(r.Banks, b)
 		}

@@ -1,0 +1,19 @@
+// Pfd is the page-fault daemon: it serves the page faults of RDMA transfers, so
+// that their memory needs not be pinned. It runs until SIGTERM or SIGINT, then
+// lets running transfers finish for a bounded time, ends the attachments and
+// exits 0.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}

@@ -1,0 +1,85 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
+)
+
+// emulated is the emulated SoC in pfd's own process as a Machine.
+type emulated struct{ engine *emu.Engine }
+
+// Emulated builds the machine of --device emu, as the configuration has it.
+func Emulated(cfg Config) (Machine, error) {
+	log := cfg.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	e, err := emu.New(emu.Config{
+		Nodes: cfg.Nodes,
+		// Without a TXFIFO the firmware does not pause a source fault's block,
+		// and its time-out sends it again: the thesis's way.
+		NoTXFIFO: cfg.SourceFaults == SourceTimeout,
+		Log:      log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("building the emulated machine: %w", err)
+	}
+	return emulated{e}, nil
+}
+
+func (m emulated) Nodes() int                    { return m.engine.Nodes() }
+func (m emulated) Bus(node int) device.Bus       { return m.engine.Bus(node) }
+func (m emulated) Run(ctx context.Context) error { return m.engine.Run(ctx) }
+
+func (m emulated) Attach(node, slot int, a *Attachment) error {
+	return m.engine.Attach(node, slot, &emu.Attachment{
+		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Gone: a.Gone,
+	})
+}
+
+func (m emulated) Detach(node, slot int) { m.engine.Detach(node, slot) }
+
+// Channels joins what the firmware knows with the descriptors in btcm, which
+// hold done and status.
+func (m emulated) Channels(node int) []ChannelInfo {
+	var list []ChannelInfo
+	r := &reader{bus: m.engine.Bus(node)}
+	for c := range device.Channels {
+		slot, ch := c/device.ChannelsPerSlot, c%device.ChannelsPerSlot
+		at := uint32(device.BTCMDescriptors + slot*device.PageSize + ch*device.DescriptorSize)
+		reset := device.DoneReset
+		if ch >= device.WriteChannels {
+			reset = device.DoneReadReset
+		}
+		if r.read32(device.BTCM, at+device.DescDone) == reset {
+			continue // never used
+		}
+		var words [device.DescriptorWords]uint64
+		for i := range words {
+			words[i] = r.read64(device.BTCM, at+8*uint32(i))
+		}
+		fw := m.engine.Node(node).Channel(slot, ch)
+		list = append(list, ChannelInfo{
+			Slot: slot, Channel: ch, PDID: fw.SourcePDID, DstPDID: fw.DestinationPDID,
+			Descriptor: device.DescriptorOf(&words), IssuedBytes: uint64(fw.Issued),
+			Blocks: int(fw.Blocks), Acked: int(fw.Acked), InFlight: fw.InFlight, Paused: fw.Paused,
+		})
+	}
+	return list // the emulated windows give no errors
+}
+
+func (m emulated) FIFO(node int, source bool) []FIFOInfo {
+	var list []FIFOInfo
+	for i := range device.FIFODepth {
+		e, ext, ok := m.engine.Node(node).PeekFault(source, i)
+		if !ok {
+			break
+		}
+		list = append(list, FIFOInfo{Entry: e, Remaining: ext})
+	}
+	return list
+}

@@ -68,6 +68,7 @@ type Receiver struct {
 	flags    int
 	peer     unix.Sockaddr
 	readErr  error
+	closed   atomic.Bool
 	received atomic.Uint64
 	forged   atomic.Uint64
 	bad      atomic.Uint64
@@ -121,6 +122,7 @@ func (r *Receiver) Counters() ReceiverCounters {
 // Close closes the socket and ends a Receive with ErrClosed. A second Close
 // does nothing.
 func (r *Receiver) Close() error {
+	r.closed.Store(true)
 	if err := r.f.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return fmt.Errorf("netlink receiver: %w", err)
 	}
@@ -153,37 +155,65 @@ func (r *Receiver) Receive(ctx context.Context) (Fault, error) {
 	}
 	for {
 		if err := r.raw.Read(r.read); err != nil {
-			switch {
-			case errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil:
+			if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil {
 				return Fault{}, context.Cause(ctx)
-			case errors.Is(err, os.ErrClosed):
-				return Fault{}, ErrClosed
 			}
-			return Fault{}, fmt.Errorf("netlink receiver: %w", err)
+			return Fault{}, r.closedOr(err)
 		}
-		if r.readErr == unix.ENOBUFS {
-			r.overruns.Add(1)
-			continue
+		if f, ok, err := r.judge(); ok || err != nil {
+			return f, err
 		}
-		if r.readErr != nil {
-			return Fault{}, fmt.Errorf("netlink receiver: %w", os.NewSyscallError("recvmsg", r.readErr))
-		}
-		if !r.genuine() {
-			r.forged.Add(1)
-			continue
-		}
-		if r.flags&unix.MSG_TRUNC != 0 {
-			r.bad.Add(1)
-			continue
-		}
-		f, err := ParseMessage(r.buf[:r.n])
-		if err != nil {
-			r.bad.Add(1)
-			continue
-		}
-		r.received.Add(1)
-		return f, nil
 	}
+}
+
+// Poll gives the next fault from the sender if one has come, without waiting;
+// it drops, and counts, all else. ErrClosed after Close.
+func (r *Receiver) Poll() (f Fault, ok bool, err error) {
+	for {
+		got := false
+		if err := r.raw.Control(func(fd uintptr) { got = r.recvmsg(fd) }); err != nil {
+			return Fault{}, false, r.closedOr(err)
+		}
+		if !got {
+			return Fault{}, false, nil
+		}
+		if f, ok, err := r.judge(); ok || err != nil {
+			return f, ok, err
+		}
+	}
+}
+
+// closedOr gives ErrClosed after Close. (A raw connection's error then is none
+// that errors.Is would know.)
+func (r *Receiver) closedOr(err error) error {
+	if r.closed.Load() {
+		return ErrClosed
+	}
+	return fmt.Errorf("netlink receiver: %w", err)
+}
+
+// judge looks at what recvmsg took; false: it was counted and dropped.
+func (r *Receiver) judge() (Fault, bool, error) {
+	switch {
+	case r.readErr == unix.ENOBUFS:
+		r.overruns.Add(1)
+		return Fault{}, false, nil
+	case r.readErr != nil:
+		return Fault{}, false, fmt.Errorf("netlink receiver: %w", os.NewSyscallError("recvmsg", r.readErr))
+	case !r.genuine():
+		r.forged.Add(1)
+		return Fault{}, false, nil
+	case r.flags&unix.MSG_TRUNC != 0:
+		r.bad.Add(1)
+		return Fault{}, false, nil
+	}
+	f, err := ParseMessage(r.buf[:r.n])
+	if err != nil {
+		r.bad.Add(1)
+		return Fault{}, false, nil
+	}
+	r.received.Add(1)
+	return f, true, nil
 }
 
 // recvmsg takes one datagram; false: there is none yet.

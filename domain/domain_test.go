@@ -27,6 +27,11 @@ func directory(t *testing.T, first, last device.PDID) *domain.Directory {
 func manager(t *testing.T, id device.NodeID, dir *domain.Directory) (*faulttest.Node, *domain.Manager) {
 	t.Helper()
 	n := faulttest.New()
+	t.Cleanup(func() {
+		if len(n.Bad) != 0 {
+			t.Errorf("accesses that reach no register: %+v", n.Bad)
+		}
+	})
 	m, err := domain.NewManager(n, id, dir, domain.WithTimer(n.After))
 	if err != nil {
 		t.Fatal(err)

@@ -32,6 +32,11 @@ func newRig(t testing.TB, change func(*faulttest.Node, *fault.Config)) *rig {
 	}
 	r.d = fault.New(cfg)
 	r.n.Handler = r.d
+	t.Cleanup(func() {
+		if len(r.n.Bad) != 0 {
+			t.Errorf("accesses that reach no register: %q", accesses(r.n.Bad))
+		}
+	})
 	return r
 }
 

@@ -46,6 +46,9 @@ type Node struct {
 	// Record has accesses noted in Log.
 	Record bool
 	Log    []Access
+	// Bad are the accesses that reach no register: unaligned, of another width,
+	// or to a hole. They read as zero and are ignored on write.
+	Bad []Access
 	// Sent are the messages of the packetizers; refused ones are not in it.
 	Sent []Message
 	// Refuse and Busy have the next so many SENDs of an interface end in STATUS

@@ -28,7 +28,11 @@ func (w *window) begin(a Access) (bool, error) {
 	if n.Record {
 		n.Log = append(n.Log, a)
 	}
-	return a.Offset%uint32(a.Width) == 0 && a.Offset < w.id.Size(), nil
+	if _, ok := device.Resolve(a.Window, a.Offset, a.Width); !ok {
+		n.Bad = append(n.Bad, a)
+		return false, nil
+	}
+	return true, nil
 }
 
 // done completes the note of a read with its value.

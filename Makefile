@@ -15,7 +15,7 @@ build:
 
 demo: setup
 	@$(MAKE) --no-print-directory build
-	@sh scripts/demo.sh bin
+	@bin/exanetctl demo --bin bin
 
 test: setup
 	@$(MAKE) --no-print-directory check
@@ -29,7 +29,7 @@ race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 9m ./...
 
 bench: build
-	@$(GO) test -run '^$$' -bench 'FirstLight' -benchtime 1x ./workload
+	@bin/exanetctl bench --pfd bin/pfd
 
 fuzz:
 	sh scripts/fuzz.sh $(FUZZTIME)

@@ -17,5 +17,7 @@ func (a *app) commands() []*cobra.Command {
 		a.writeCommand(),
 		a.versionCommand(),
 		a.processCommand(),
+		a.demoCommand(),
+		a.benchCommand(),
 	}
 }

@@ -10,8 +10,8 @@ import (
 // kernel would take 1024 in one call.
 const MaxPages = proc.MaxPages
 
-// Why a page-in brought nothing. The first three are final: the access can
-// never succeed as things stand, and the transfer is to be failed.
+// Why a page-in brought nothing. All but ErrNotResident are final: the access
+// cannot succeed as things stand, and the transfer is to be failed.
 var (
 	// ErrUnmapped says that nothing is mapped there, or a guard page.
 	ErrUnmapped = proc.ErrUnmapped

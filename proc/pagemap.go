@@ -1,5 +1,15 @@
 package proc
 
+// MaxPages is how many pages one Walk looks at: a bit each, 256 KiB.
+const MaxPages = 64
+
+// Walk is what the walk found, bit i for page i. A page is in neither where an
+// access goes through, and never in both.
+type Walk struct {
+	Absent uint64 // no mapping, or not present: no translation (FSR.TF)
+	Denied uint64 // the mapping forbids it, or the page must be copied first: no permission (FSR.PF)
+}
+
 // Entry is one page's entry in /proc/PID/pagemap
 // (Documentation/admin-guide/mm/pagemap.rst; bit 58 since Linux 6.15).
 type Entry uint64

@@ -112,7 +112,7 @@ func open(pidfd, pid int) (_ *Process, err error) {
 		return nil, fmt.Errorf("duplicate the pidfd: %w", err)
 	}
 	if p.dir, err = unix.Open("/proc/"+strconv.Itoa(pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
-		return nil, openError("directory", err)
+		return nil, p.openError("", err)
 	}
 	// The directory belongs to whatever process has the number now; if ours is
 	// still there, it had the number all the time.
@@ -148,16 +148,21 @@ func open(pidfd, pid int) (_ *Process, err error) {
 func (p *Process) openat(name string, flags int) (int, error) {
 	fd, err := unix.Openat(p.dir, name, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, openError(name, err)
+		return -1, p.openError(name, err)
 	}
 	return fd, nil
 }
 
-func openError(name string, err error) error {
+func (p *Process) openError(name string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
 		return ErrGone
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		// The dead have no address space, and are refused to all but root.
+		dead := []unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
+		if n, _ := unix.Poll(dead, 0); n > 0 {
+			return ErrGone
+		}
 		return fmt.Errorf("open /proc/PID/%s: %w (%w)", name, ErrPermission, err)
 	}
 	return fmt.Errorf("open /proc/PID/%s: %w", name, err)
@@ -246,7 +251,7 @@ func (p *Process) same(before identity) error {
 // orGone gives the error of a call that transferred too little, ErrGone where
 // it had none: the kernel transfers nothing once an address space is gone.
 func orGone(err error) error {
-	if errno, ok := err.(unix.Errno); err == nil || ok && errno == 0 {
+	if err == nil || errors.Is(err, unix.Errno(0)) {
 		return ErrGone
 	}
 	return err
@@ -320,12 +325,12 @@ func (p *Process) uids() (u [4]uint32, err error) {
 	}
 	f := bytes.Fields(v)
 	if len(f) != len(u) {
-		return u, fmt.Errorf("Uid %q in /proc/PID/status: %w", v, unix.EPROTO)
+		return u, fmt.Errorf("field Uid %q of /proc/PID/status: %w", v, unix.EPROTO)
 	}
 	for i := range u {
 		n, err := strconv.ParseUint(string(f[i]), 10, 32)
 		if err != nil {
-			return u, fmt.Errorf("Uid in /proc/PID/status: %w", err)
+			return u, fmt.Errorf("field Uid of /proc/PID/status: %w", err)
 		}
 		u[i] = uint32(n)
 	}

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,7 +50,8 @@ func (p *Process) lookupText(va device.VA, m *Mapping) unix.Errno {
 	for {
 		n, err := unix.Pread(p.maps, t.buf[fill:], offset)
 		if err != nil {
-			if errno, ok := err.(unix.Errno); ok {
+			var errno unix.Errno
+			if errors.As(err, &errno) {
 				return errno
 			}
 			return unix.EIO

@@ -8,20 +8,10 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// MaxPages is how many pages one Walk looks at: a bit each, 256 KiB.
-const MaxPages = 64
-
 // maxVA bounds the addresses that are looked at: no Linux machine gives a
 // process more than 57 bits (x86-64 with five levels), and an offset in
 // pagemap must not wrap.
 const maxVA = 1 << 57
-
-// Walk is what the walk found, bit i for page i. A page is in neither where an
-// access goes through, and never in both.
-type Walk struct {
-	Absent uint64 // no mapping, or not present: no translation (FSR.TF)
-	Denied uint64 // the mapping forbids it, or the page must be copied first: no permission (FSR.PF)
-}
 
 // Walk looks at 1..64 pages from the one of va on, as an SMMU's table walk
 // would for a write or a read: it changes nothing and brings nothing in. It

@@ -87,7 +87,8 @@ type Child struct {
 func Start(t testing.TB) *Child {
 	t.Helper()
 	c := &Child{t: t, cmd: exec.Command("/proc/self/exe")}
-	c.cmd.Env = append(os.Environ(), childEnv+"=1")
+	// The race detector sleeps for a second at the end of a program.
+	c.cmd.Env = append(os.Environ(), childEnv+"=1", "GORACE=atexit_sleep_ms=0")
 	c.cmd.Stderr = os.Stderr
 	inR, inW, err := os.Pipe()
 	if err != nil {

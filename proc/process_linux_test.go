@@ -325,3 +325,104 @@ func TestFork(t *testing.T) {
 		t.Error("the parent has not the new bytes, or the child not its own")
 	}
 }
+
+// TestOpenDuringExec opens a process while it executes itself: what comes out
+// is one address space or an error, never the descriptors of two.
+func TestOpenDuringExec(t *testing.T) {
+	c := proctest.Start(t)
+	for range 30 {
+		opened := make(chan *Process)
+		go func() {
+			p, err := OpenPID(c.PID())
+			if err != nil && !errors.Is(err, ErrChanged) && !errors.Is(err, ErrGone) {
+				t.Errorf("open: %v, want ErrChanged or ErrGone", err)
+			}
+			opened <- p
+		}()
+		c.Exec()
+		p := <-opened
+		if p == nil {
+			continue
+		}
+		va := c.Map(proctest.Anon, 1)
+		c.Fill(va, 1, 1)
+		current := p.Current()
+		var m Mapping
+		var e [1]Entry
+		n, errno := preadEntries(p.pagemap, e[:], uint64(va)/page)
+		if (current == nil) != (n == 1) {
+			t.Errorf("mem: %v, pagemap: %d, %v: of two address spaces", current, n, errno)
+		}
+		if errno := p.lookup(va, &m); (current == nil) != (errno == 0) {
+			t.Errorf("mem: %v, maps: %v: of two address spaces", current, errno)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestIdentity has each thing differ that tells one address space from another.
+func TestIdentity(t *testing.T) {
+	c := proctest.Start(t)
+	p := openChild(t, c, true)
+	id, err := p.identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.same(id); err != nil {
+		t.Fatal(err)
+	}
+	other := id
+	other.uids[2]++
+	if err := p.same(other); !errors.Is(err, ErrChanged) {
+		t.Errorf("another saved user: %v, want ErrChanged", err)
+	}
+	other = id
+	other.auxv[8]++
+	if err := p.same(other); !errors.Is(err, ErrChanged) {
+		t.Errorf("another auxiliary vector: %v, want ErrChanged", err)
+	}
+	// A forked process has the same users, vector and random bytes, in another
+	// address space.
+	q, err := OpenPID(c.Fork())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	va := atRandom(&id.auxv)
+	if va == 0 {
+		t.Fatal("no AT_RANDOM in the auxiliary vector")
+	}
+	if _, err := p.WriteV([][]byte{{0x77}}, va); err != nil {
+		t.Fatal(err)
+	}
+	p.mem, q.mem = q.mem, p.mem
+	err = p.same(id)
+	p.mem, q.mem = q.mem, p.mem
+	if !errors.Is(err, ErrChanged) {
+		t.Errorf("mem of another address space: %v, want ErrChanged", err)
+	}
+	var e [1]Entry
+	if _, err := p.Pagemap(va, e[:]); err != nil {
+		t.Fatal(err)
+	}
+	if e[0]&(1<<55-1) == 0 {
+		return // without CAP_SYS_ADMIN pagemap hides the page's number
+	}
+	p.pagemap, q.pagemap = q.pagemap, p.pagemap
+	err = p.same(id)
+	p.pagemap, q.pagemap = q.pagemap, p.pagemap
+	if !errors.Is(err, ErrChanged) {
+		t.Errorf("pagemap of another address space: %v, want ErrChanged", err)
+	}
+}
+
+func TestPermission(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root may open every process")
+	}
+	if p, err := OpenPID(1); !errors.Is(err, ErrPermission) {
+		t.Errorf("open of pid 1: %v, %v, want ErrPermission", p, err)
+	}
+}

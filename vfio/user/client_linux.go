@@ -1,0 +1,506 @@
+package user
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options of a client. Zero values are the defaults named.
+type Options struct {
+	MaxTransfer uint32        // bytes of data in one message; 1 MiB
+	MaxFDs      int           // descriptors taken in one message; 16
+	NoTwin      bool          // do not ask for a twin socket
+	Timeout     time.Duration // for the answer to a request; 10 s, negative: for ever
+	Spin        time.Duration // how long to look for an answer before sleeping; 0
+}
+
+func (o *Options) defaults() error {
+	if o.MaxTransfer == 0 {
+		o.MaxTransfer = defaultMaxTransfer
+	}
+	if o.MaxFDs == 0 {
+		o.MaxFDs = 16
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 10 * time.Second
+	}
+	if o.MaxTransfer > 1<<30 || o.MaxFDs < 1 || o.MaxFDs > recvFDs {
+		return fmt.Errorf("vfio-user client: MaxTransfer %d (at most 1 GiB), MaxFDs %d (1 to %d)", o.MaxTransfer, o.MaxFDs, recvFDs)
+	}
+	return nil
+}
+
+// Client is a driver's way to a device behind a vfio-user socket. Its methods
+// may be called from any goroutine; one request is under way at a time, sent
+// and answered on the caller's goroutine. When the server is gone every method
+// fails with ErrGone, for good: Redial makes a new client.
+//
+// While the client lives it answers the server's DMA_READ and DMA_WRITE for
+// what it has mapped.
+type Client struct {
+	opts Options
+	info DeviceInfo
+
+	mu   sync.Mutex // a request at a time; guards what follows
+	sock *socket
+	in   *inbox
+	tx   []byte
+	id   uint16
+	peer limits
+	many bool   // the server takes REGION_WRITE_MULTI
+	cmd  uint16 // what SetCommand wrote last
+
+	twin  *socket
+	space *space // what the server may reach by messages
+	mon   monitor
+	wg    sync.WaitGroup
+
+	state  sync.Mutex
+	err    error         // why the client is over
+	done   chan struct{} // closed with it
+	closed bool
+}
+
+// Dial connects to a server and agrees on the protocol. A server that has a
+// client already refuses with an error matching syscall.EBUSY.
+func Dial(ctx context.Context, path string, o Options) (*Client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("vfio-user %s: %w", path, err)
+	}
+	fd, err := dial(path)
+	if err != nil {
+		return nil, fmt.Errorf("vfio-user: %w", err)
+	}
+	c, err := newClient(ctx, fd, o)
+	if err != nil {
+		return nil, fmt.Errorf("vfio-user %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Redial dials until a server answers and setup, which maps memory and sets
+// interrupts again, succeeds with it. It goes on after errors that time mends:
+// no socket file, nobody listening, another client there, a server that dies
+// meanwhile. Others, and the end of ctx, end it.
+func Redial(ctx context.Context, path string, o Options, setup func(*Client) error) (*Client, error) {
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		c, err := Dial(ctx, path, o)
+		if err == nil {
+			if err = setup(c); err == nil {
+				return c, nil
+			}
+			c.Close()
+		}
+		if !passing(err) {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), err)
+		case <-time.After(wait):
+		}
+	}
+}
+
+func passing(err error) bool {
+	for _, e := range []error{ErrGone, unix.ENOENT, unix.ECONNREFUSED, unix.EBUSY, unix.EAGAIN, unix.ECONNRESET} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// NewClient agrees on the protocol over a connected stream socket, which it
+// takes, also on failure.
+func NewClient(ctx context.Context, fd int, o Options) (*Client, error) {
+	c, err := newClient(ctx, fd, o)
+	if err != nil {
+		return nil, fmt.Errorf("vfio-user: %w", err)
+	}
+	return c, nil
+}
+
+func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
+	if err := o.defaults(); err != nil {
+		closeFDs([]int{fd})
+		return nil, err
+	}
+	limit := HeaderSize + dmaAccessSize + max(int(o.MaxTransfer), maxVersionData)
+	c := &Client{opts: o, sock: newSocket(fd), in: newInbox(limit), space: newSpace(1 << 20), done: make(chan struct{})}
+	err := c.sock.timeouts(max(o.Timeout, 0), max(o.Timeout, 0))
+	if err == nil {
+		err = c.mon.open()
+	}
+	stop := context.AfterFunc(ctx, c.sock.shutdown)
+	if err == nil {
+		err = c.agree()
+	}
+	if err == nil {
+		c.wg.Go(func() { c.mon.watch(c) })
+		err = c.ask()
+	}
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		c.Close()
+		if ctx.Err() != nil {
+			err = errors.Join(ctx.Err(), err)
+		}
+		return nil, err
+	}
+	return c, nil
+}
+
+// agree exchanges VERSION.
+func (c *Client) agree() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	caps := Capabilities{
+		MaxFDs: ptr(uint64(c.opts.MaxFDs)), MaxTransfer: ptr(uint64(c.opts.MaxTransfer)),
+		MaxMaps: ptr(defaultMaxMaps), PageSizes: ptr(defaultPageSizes), WriteMulti: true,
+	}
+	if !c.opts.NoTwin {
+		caps.Twin = &TwinSocket{Supported: true}
+	}
+	m, err := c.request(CmdVersion, Version{Major, Minor, caps}.Append(c.begin()), nil)
+	if err != nil {
+		return err
+	}
+	v, err := DecodeVersion(m.body)
+	if err == nil && (v.Major != Major || v.Minor > Minor) {
+		err = fmt.Errorf("server speaks version %d.%d, this client %d.%d: %w", v.Major, v.Minor, Major, Minor, ErrMalformed)
+	}
+	if err == nil {
+		c.peer, err = v.Capabilities.limits()
+	}
+	if err != nil {
+		closeFDs(m.fds)
+		return err
+	}
+	c.many = v.Capabilities.WriteMulti
+	return c.takeTwin(v.Capabilities.Twin, m.fds)
+}
+
+// takeTwin starts to serve the twin socket, if the server set one up.
+func (c *Client) takeTwin(t *TwinSocket, fds []int) error {
+	if t == nil || !t.Supported {
+		closeFDs(fds)
+		return nil
+	}
+	if c.opts.NoTwin || t.FDIndex == nil || *t.FDIndex >= uint64(len(fds)) {
+		closeFDs(fds)
+		return fmt.Errorf("twin socket not asked for or without its descriptor: %w", ErrMalformed)
+	}
+	for i, fd := range fds {
+		if uint64(i) != *t.FDIndex {
+			closeFDs([]int{fd})
+		}
+	}
+	c.twin = newSocket(fds[*t.FDIndex])
+	if err := c.twin.timeouts(0, max(c.opts.Timeout, 0)); err != nil {
+		return err
+	}
+	c.wg.Go(c.serveTwin)
+	return nil
+}
+
+func (c *Client) ask() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m, err := c.plain(CmdDeviceInfo, DeviceInfo{ArgSize: deviceInfoSize}.Append(c.begin()))
+	if err != nil {
+		return err
+	}
+	if c.info, err = DecodeDeviceInfo(m.body); err != nil {
+		return c.fail(err)
+	}
+	if c.info.Flags&DevicePCI == 0 {
+		return fmt.Errorf("the device is no PCI device: %w", ErrMalformed)
+	}
+	return nil
+}
+
+// Info gives what the server said of the device.
+func (c *Client) Info() DeviceInfo { return c.info }
+
+// Done is closed when the server is gone or the client closed; Err then says
+// why.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err gives why the client is over, nil while it is not. It matches ErrGone.
+func (c *Client) Err() error {
+	c.state.Lock()
+	defer c.state.Unlock()
+	return c.err
+}
+
+// fail ends the client with a reason and gives the error for the caller.
+func (c *Client) fail(err error) error {
+	if !errors.Is(err, ErrGone) {
+		err = fmt.Errorf("%w: %w", ErrGone, err)
+	}
+	c.state.Lock()
+	defer c.state.Unlock()
+	if c.err == nil {
+		c.err = err
+		close(c.done)
+		c.sock.shutdown()
+		if c.twin != nil {
+			c.twin.shutdown()
+		}
+		c.mon.stir()
+	}
+	return c.err
+}
+
+// Close ends the connection and releases what belongs to it. The server keeps
+// the device's state. Close may be called again.
+func (c *Client) Close() {
+	_ = c.fail(fmt.Errorf("%w: client closed", ErrGone))
+	c.wg.Wait() // they may wait for mu
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	c.closed = true
+	c.sock.close()
+	if c.twin != nil {
+		c.twin.close()
+	}
+	c.in.drop()
+	c.space.clear()
+	c.mon.close()
+}
+
+// begin gives the bytes to append a request's payload to. mu is held.
+func (c *Client) begin() []byte {
+	return append(c.tx[:0], make([]byte, HeaderSize)...)
+}
+
+// post sends a request without waiting for an answer. mu is held.
+func (c *Client) post(command Command, flags uint32, b []byte, fds []int) error {
+	select {
+	case <-c.done:
+		return c.Err()
+	default:
+	}
+	c.tx = b
+	c.id++
+	Header{ID: c.id, Command: command, Size: uint32(len(b)), Flags: flags}.Append(b[:0])
+	if err := c.sock.send(b, fds); err != nil {
+		return c.fail(err)
+	}
+	return nil
+}
+
+// request sends a request and waits for its answer, serving the server's own
+// requests meanwhile. The answer's bytes are good until the next request; its
+// descriptors are the caller's. mu is held.
+func (c *Client) request(command Command, b []byte, fds []int) (message, error) {
+	if err := c.post(command, flagCommand, b, fds); err != nil {
+		if command == CmdVersion {
+			err = c.turnedAway(err)
+		}
+		return message{}, err
+	}
+	for {
+		m, ok, err := c.in.next()
+		switch {
+		case err != nil:
+			return message{}, c.fail(err)
+		case !ok:
+			if err := c.in.receive(c.sock, c.opts.Spin, 0); err != nil {
+				if err == errWouldBlock {
+					err = fmt.Errorf("%v: %w", command, ErrTimeout)
+				}
+				return message{}, c.fail(err)
+			}
+		case m.isCommand():
+			if err := c.serve(c.sock, m); err != nil {
+				return message{}, c.fail(err)
+			}
+		case m.Command != command || m.ID != c.id && (command != CmdVersion || !m.isError()):
+			closeFDs(m.fds)
+			return message{}, c.fail(fmt.Errorf("%w: answer to %v, id %d, where %v, id %d, was due", ErrMalformed, m.Command, m.ID, command, c.id))
+		case m.isError():
+			closeFDs(m.fds)
+			return message{}, &Error{command, unix.Errno(m.Error)}
+		default:
+			return m, nil
+		}
+	}
+}
+
+// turnedAway looks whether the server said why it closed the connection before
+// it heard VERSION.
+func (c *Client) turnedAway(err error) error {
+	if c.in.receive(c.sock, 0, unix.MSG_DONTWAIT) == nil {
+		if m, ok, _ := c.in.next(); ok && m.isReply() && m.isError() {
+			return &Error{CmdVersion, unix.Errno(m.Error)}
+		}
+	}
+	return err
+}
+
+// plain is request for answers that carry no descriptors.
+func (c *Client) plain(command Command, b []byte) (message, error) {
+	m, err := c.request(command, b, nil)
+	closeFDs(m.fds)
+	m.fds = nil
+	return m, err
+}
+
+// Read gives size bytes (1, 2, 4, 8) at an offset of a region: one access of
+// the device if the offset is aligned.
+func (c *Client) Read(region int, offset uint64, size int) (uint64, error) {
+	if size < 1 || size > 8 {
+		return 0, fmt.Errorf("vfio-user: read of %d bytes, want 1 to 8", size)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var word [8]byte
+	if err := c.readChunk(region, offset, word[:size]); err != nil {
+		return 0, fmt.Errorf("vfio-user: read region %d, %#x: %w", region, offset, err)
+	}
+	return binary.LittleEndian.Uint64(word[:]), nil
+}
+
+// Write stores the low size bytes (1, 2, 4, 8) of value at an offset of a
+// region and returns when the device has taken them.
+func (c *Client) Write(region int, offset uint64, size int, value uint64) error {
+	if size < 1 || size > 8 {
+		return fmt.Errorf("vfio-user: write of %d bytes, want 1 to 8", size)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var word [8]byte
+	binary.LittleEndian.PutUint64(word[:], value)
+	if err := c.writeChunk(region, offset, word[:size]); err != nil {
+		return fmt.Errorf("vfio-user: write region %d, %#x: %w", region, offset, err)
+	}
+	return nil
+}
+
+// Post stores like Write, but does not wait, and does not hear of a refusal. A
+// later access of any kind finds it done.
+func (c *Client) Post(region int, offset uint64, size int, value uint64) error {
+	if size < 1 || size > 8 {
+		return fmt.Errorf("vfio-user: write of %d bytes, want 1 to 8", size)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var word [8]byte
+	binary.LittleEndian.PutUint64(word[:], value)
+	b := RegionAccess{offset, uint32(region), uint32(size)}.Append(c.begin())
+	if err := c.post(CmdRegionWrite, flagCommand|flagNoReply, append(b, word[:size]...), nil); err != nil {
+		return fmt.Errorf("vfio-user: write region %d, %#x: %w", region, offset, err)
+	}
+	return nil
+}
+
+// ReadRegion fills p from a region, in as many messages as the limits need.
+func (c *Client) ReadRegion(region int, offset uint64, p []byte) error {
+	return c.chunks(p, func(p []byte, at uint64) error {
+		if err := c.readChunk(region, offset+at, p); err != nil {
+			return fmt.Errorf("vfio-user: read region %d, %#x+%#x: %w", region, offset+at, len(p), err)
+		}
+		return nil
+	})
+}
+
+// WriteRegion stores p into a region, in as many messages as the limits need.
+func (c *Client) WriteRegion(region int, offset uint64, p []byte) error {
+	return c.chunks(p, func(p []byte, at uint64) error {
+		if err := c.writeChunk(region, offset+at, p); err != nil {
+			return fmt.Errorf("vfio-user: write region %d, %#x+%#x: %w", region, offset+at, len(p), err)
+		}
+		return nil
+	})
+}
+
+func (c *Client) chunks(p []byte, f func(p []byte, at uint64) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	most := int(min(c.peer.transfer, c.opts.MaxTransfer))
+	for at := 0; at < len(p); at += most {
+		if err := f(p[at:min(at+most, len(p))], uint64(at)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Client) readChunk(region int, offset uint64, p []byte) error {
+	a := RegionAccess{offset, uint32(region), uint32(len(p))}
+	m, err := c.plain(CmdRegionRead, a.Append(c.begin()))
+	if err != nil {
+		return err
+	}
+	got, data, err := DecodeRegionAccess(m.body)
+	if err != nil || got != a || len(data) != len(p) {
+		return c.fail(fmt.Errorf("%w: answer to REGION_READ", ErrMalformed))
+	}
+	copy(p, data)
+	return nil
+}
+
+func (c *Client) writeChunk(region int, offset uint64, p []byte) error {
+	a := RegionAccess{offset, uint32(region), uint32(len(p))}
+	m, err := c.plain(CmdRegionWrite, append(a.Append(c.begin()), p...))
+	if err != nil {
+		return err
+	}
+	got, _, err := DecodeRegionAccess(m.body)
+	if err != nil || got != a {
+		return c.fail(fmt.Errorf("%w: answer to REGION_WRITE", ErrMalformed))
+	}
+	return nil
+}
+
+// WriteMulti carries several writes of up to 8 bytes in one message, or one by
+// one where the server does not take that. It gives how many were done.
+func (c *Client) WriteMulti(ws []Write) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	most := max(1, (int(c.peer.transfer)-writeMultiHead)/writeMultiSize)
+	done := 0
+	for len(ws) > 0 {
+		n := min(len(ws), most)
+		if !c.many {
+			n = 1
+		}
+		if err := c.writeSome(ws[:n]); err != nil {
+			return done, fmt.Errorf("vfio-user: %d writes: %w", n, err)
+		}
+		done += n
+		ws = ws[n:]
+	}
+	return done, nil
+}
+
+func (c *Client) writeSome(ws []Write) error {
+	if !c.many {
+		w := ws[0]
+		if w.Count > 8 {
+			return fmt.Errorf("write of %d bytes: %w", w.Count, unix.EINVAL)
+		}
+		return c.writeChunk(int(w.Region), w.Offset, w.Data[:w.Count])
+	}
+	m, err := c.plain(CmdWriteMulti, AppendWrites(c.begin(), ws))
+	if err != nil {
+		return err
+	}
+	if len(m.body) != writeMultiHead || order.Uint64(m.body) != uint64(len(ws)) {
+		return c.fail(fmt.Errorf("%w: answer to REGION_WRITE_MULTI", ErrMalformed))
+	}
+	return nil
+}

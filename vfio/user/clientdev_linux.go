@@ -1,0 +1,316 @@
+package user
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxCapabilities bounds the answer to DEVICE_GET_REGION_INFO that a client
+// makes room for (ours).
+const maxCapabilities = 64 << 10
+
+// Region gives what the server says of a region and, for one with mappable
+// areas, a descriptor to map them from, which is the caller's to close; else
+// -1. A region that is mappable as a whole has one area.
+func (c *Client) Region(index int) (RegionInfo, int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, fd, err := c.region(index)
+	if err != nil {
+		return r, -1, fmt.Errorf("vfio-user: region %d: %w", index, err)
+	}
+	return r, fd, nil
+}
+
+func (c *Client) region(index int) (RegionInfo, int, error) {
+	for size := uint32(regionInfoSize); ; {
+		m, err := c.request(CmdRegionInfo, RegionInfo{ArgSize: size, Index: uint32(index)}.Append(c.begin()), nil)
+		if err != nil {
+			return RegionInfo{}, -1, err
+		}
+		r, err := DecodeRegionInfo(m.body)
+		if err != nil || r.Index != uint32(index) || len(m.fds) > 1 || r.ArgSize > maxCapabilities {
+			closeFDs(m.fds)
+			return r, -1, c.fail(fmt.Errorf("%w: answer to DEVICE_GET_REGION_INFO", ErrMalformed))
+		}
+		if r.ArgSize > size {
+			closeFDs(m.fds)
+			size = r.ArgSize
+			continue
+		}
+		if r.Flags&RegionMmap == 0 || len(m.fds) == 0 {
+			closeFDs(m.fds)
+			return r, -1, nil
+		}
+		if !r.Sparse {
+			r.Areas = []Area{{0, r.Size}}
+		}
+		for _, a := range r.Areas {
+			if a.Size > r.Size || a.Offset > r.Size-a.Size {
+				closeFDs(m.fds)
+				return r, -1, c.fail(fmt.Errorf("%w: area outside region %d", ErrMalformed, index))
+			}
+		}
+		return r, m.fds[0], nil
+	}
+}
+
+// Mapped is an area of a region in the address space of this process. It stays
+// when the server is gone, but nobody looks at it any more.
+type Mapped struct {
+	Area  Area
+	Bytes []byte
+}
+
+// Map maps the mappable areas of a region; there may be none. It refuses a file
+// that the server could make smaller, since touching what is gone would end
+// this process: use Read and Write there.
+func (c *Client) Map(index int) ([]Mapped, error) {
+	r, fd, err := c.Region(index)
+	if err != nil || fd < 0 {
+		return nil, err
+	}
+	defer closeFDs([]int{fd})
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
+		return nil, fmt.Errorf("vfio-user: map region %d: the server's file is not sealed against shrinking; use messages: %w", index, unix.EPERM)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("vfio-user: map region %d: %w", index, err)
+	}
+	var out []Mapped
+	for _, a := range r.Areas {
+		end := r.Offset + a.Offset + a.Size
+		if end < r.Offset || end > uint64(st.Size) {
+			return nil, errors.Join(c.fail(fmt.Errorf("%w: area of region %d outside its file", ErrMalformed, index)), Unmap(out))
+		}
+		b, err := unix.Mmap(fd, int64(r.Offset+a.Offset), int(a.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("vfio-user: map region %d, %#x: %w", index, a.Offset, err), Unmap(out))
+		}
+		out = append(out, Mapped{a, b})
+	}
+	return out, nil
+}
+
+// Unmap undoes Map.
+func Unmap(ms []Mapped) error {
+	var err error
+	for i := range ms {
+		err = errors.Join(err, unix.Munmap(ms[i].Bytes))
+		ms[i].Bytes = nil
+	}
+	return err
+}
+
+// IOFD is a write of a region that goes through a descriptor: writing to FD
+// stands for it.
+type IOFD struct {
+	SubRegion
+	FD int // -1: none
+}
+
+// RegionIOFDs asks for the writes of a region that can go through descriptors.
+// Several may share one. The descriptors in fds are the caller's to close.
+func (c *Client) RegionIOFDs(index int) (subs []IOFD, fds []int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for size := uint32(regionIOSize); ; {
+		m, err := c.request(CmdRegionIOFDs, RegionIOFDs{ArgSize: size, Index: uint32(index)}.Append(c.begin()), nil)
+		if err != nil {
+			return nil, nil, fmt.Errorf("vfio-user: I/O descriptors of region %d: %w", index, err)
+		}
+		r, err := DecodeRegionIOFDs(m.body)
+		if err != nil || r.ArgSize > maxCapabilities || len(r.SubRegions) > 0 && r.ArgSize > size {
+			closeFDs(m.fds)
+			return nil, nil, c.fail(fmt.Errorf("%w: answer to DEVICE_GET_REGION_IO_FDS", ErrMalformed))
+		}
+		if r.ArgSize > size {
+			closeFDs(m.fds)
+			size = r.ArgSize
+			continue
+		}
+		for _, s := range r.SubRegions {
+			fd := -1
+			if uint64(s.FDIndex) < uint64(len(m.fds)) {
+				fd = m.fds[s.FDIndex]
+			}
+			subs = append(subs, IOFD{s, fd})
+		}
+		return subs, m.fds, nil
+	}
+}
+
+// IRQ gives how many interrupts an index has and what they can do.
+func (c *Client) IRQ(index int) (IRQInfo, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m, err := c.plain(CmdIRQInfo, IRQInfo{ArgSize: irqInfoSize, Index: uint32(index)}.Append(c.begin()))
+	if err != nil {
+		return IRQInfo{}, fmt.Errorf("vfio-user: interrupt index %d: %w", index, err)
+	}
+	i, err := DecodeIRQInfo(m.body)
+	if err != nil {
+		return i, c.fail(err)
+	}
+	return i, nil
+}
+
+// SetEventFDs assigns eventfds to the interrupts of an index from start on; -1
+// takes one away. action is IRQActionTrigger for the interrupt itself, or
+// IRQActionMask or IRQActionUnmask to hear of a change of its mask. The
+// descriptors stay the caller's. Until the last of several messages is
+// answered some may be set and some not.
+func (c *Client) SetEventFDs(index, start int, action uint32, fds []int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(fds) > 0 {
+		n, with := 1, fds[0] >= 0
+		for n < len(fds) && (fds[n] >= 0) == with && (!with || n < c.peer.fds) {
+			n++
+		}
+		m := IRQSet{ArgSize: irqSetSize, Flags: IRQDataEventFD | action, Index: uint32(index), Start: uint32(start), Count: uint32(n)}
+		var send []int
+		if with {
+			send = fds[:n]
+		}
+		r, err := c.request(CmdSetIRQs, m.Append(c.begin()), send)
+		closeFDs(r.fds)
+		if err != nil {
+			return fmt.Errorf("vfio-user: eventfds of interrupts %d+%d of index %d: %w", start, n, index, err)
+		}
+		fds, start = fds[n:], start+n
+	}
+	return nil
+}
+
+// ActIRQs masks, unmasks or triggers (action) count interrupts from start on.
+func (c *Client) ActIRQs(index, start, count int, action uint32) error {
+	return c.setIRQs(IRQSet{ArgSize: irqSetSize, Flags: IRQDataNone | action, Index: uint32(index), Start: uint32(start), Count: uint32(count)})
+}
+
+// ActIRQsWhere does what ActIRQs does, to those interrupts only whose entry is
+// true.
+func (c *Client) ActIRQsWhere(index, start int, action uint32, where []bool) error {
+	m := IRQSet{ArgSize: irqSetSize + uint32(len(where)), Flags: IRQDataBool | action, Index: uint32(index), Start: uint32(start), Count: uint32(len(where))}
+	m.Bools = make([]byte, len(where))
+	for i, w := range where {
+		if w {
+			m.Bools[i] = 1
+		}
+	}
+	return c.setIRQs(m)
+}
+
+// DisableIRQs takes every eventfd of an index away.
+func (c *Client) DisableIRQs(index int) error {
+	return c.setIRQs(IRQSet{ArgSize: irqSetSize, Flags: IRQDataNone | IRQActionTrigger, Index: uint32(index)})
+}
+
+func (c *Client) setIRQs(m IRQSet) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, err := c.plain(CmdSetIRQs, m.Append(c.begin())); err != nil {
+		return fmt.Errorf("vfio-user: interrupts %d+%d of index %d: %w", m.Start, m.Count, m.Index, err)
+	}
+	return nil
+}
+
+// SetCommand writes the PCI command register: CommandMemory lets the BARs
+// answer, CommandMaster lets the device reach memory and send interrupts. Both
+// are off in a device nobody has set up.
+func (c *Client) SetCommand(bits uint16) error {
+	if err := c.Write(RegionConfig, cfgCommand, 2, uint64(bits)); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cmd = bits
+	return nil
+}
+
+// Reset resets the device and then writes the command register that
+// SetCommand wrote before, as the kernel does around a reset. Mappings and
+// eventfds stay.
+func (c *Client) Reset() error {
+	c.mu.Lock()
+	_, err := c.plain(CmdReset, c.begin())
+	bits := c.cmd
+	c.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("vfio-user: reset: %w", err)
+	}
+	return c.SetCommand(bits)
+}
+
+// MapDMA lets the device reach size bytes of a memfd, from offset on, at a DMA
+// address. rights are DMARead and DMAWrite. The descriptor stays the caller's;
+// the server and this client keep the file's pages reachable without it. A
+// range that overlaps another is refused with syscall.EEXIST.
+func (c *Client) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
+	m := DMAMap{dmaMapSize, rights, offset, addr, size}
+	return c.mapDMA(m, fd, func() error { return c.space.add(m, fd) })
+}
+
+// MapBytes lets the device reach memory of this process by messages alone: the
+// server holds no descriptor of it. b must have whole pages of 4 KiB and stay
+// as it is until UnmapDMA; the device's accesses come at any time.
+func (c *Client) MapBytes(addr uint64, b []byte, rights uint32) error {
+	m := DMAMap{dmaMapSize, rights, 0, addr, uint64(len(b))}
+	return c.mapDMA(m, -1, func() error {
+		if !c.closed {
+			c.mon.listen()
+		}
+		return c.space.addBytes(m, b)
+	})
+}
+
+func (c *Client) mapDMA(m DMAMap, fd int, add func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var fds []int
+	if fd >= 0 {
+		fds = []int{fd}
+	}
+	err := add()
+	if err == nil {
+		var r message
+		r, err = c.request(CmdDMAMap, m.Append(c.begin()), fds)
+		closeFDs(r.fds)
+		if err != nil {
+			err = errors.Join(err, c.space.remove(m.Address, m.Address+m.Size-1))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("vfio-user: map DMA %#x+%#x: %w", m.Address, m.Size, err)
+	}
+	return nil
+}
+
+// UnmapDMA takes every mapping inside a range away, be there one, many or none.
+// When it returns the device does not reach them any more. A range that cuts a
+// mapping is refused.
+func (c *Client) UnmapDMA(addr, size uint64) error {
+	return c.unmap(DMAUnmap{dmaUnmapSize, 0, addr, size}, addr+size-1)
+}
+
+// UnmapAllDMA takes every mapping away.
+func (c *Client) UnmapAllDMA() error {
+	return c.unmap(DMAUnmap{dmaUnmapSize, unmapAll, 0, 0}, ^uint64(0))
+}
+
+func (c *Client) unmap(u DMAUnmap, last uint64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, err := c.plain(CmdDMAUnmap, u.Append(c.begin()))
+	if err == nil {
+		err = c.space.remove(u.Address, last)
+	}
+	if err != nil {
+		return fmt.Errorf("vfio-user: unmap DMA %#x+%#x: %w", u.Address, u.Size, err)
+	}
+	return nil
+}

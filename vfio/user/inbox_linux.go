@@ -1,0 +1,149 @@
+package user
+
+import (
+	"fmt"
+	"time"
+)
+
+// message is one received message. body shares the inbox's bytes and is good
+// until the next one is taken.
+type message struct {
+	Header
+	body []byte
+	fds  []int
+}
+
+// inbox cuts a stream of bytes into messages. One receive takes whatever is
+// there: part of a message, one, or many. Descriptors belong to the message in
+// which the receive that brought them ended: the kernel ends a receive after
+// the bytes that carried descriptors, so for every peer that sends a message,
+// or its header, in one call this is the message meant.
+type inbox struct {
+	buf   []byte
+	r, w  int    // buf[r:w] is received and not yet taken
+	pos   uint64 // of buf[r] in the stream
+	limit int    // bytes of the largest message
+	held  []attachment
+	nheld int
+	// inUse says that the bytes before r belong to a message that is being
+	// handled: they must stay, so a receive meanwhile goes to other bytes.
+	inUse bool
+}
+
+type attachment struct {
+	pos uint64 // where the message begins
+	fds []int
+}
+
+const inboxSize = 64 << 10
+
+func newInbox(limit int) *inbox { return &inbox{buf: make([]byte, inboxSize), limit: limit} }
+
+// room gives the bytes to receive into, with space for what the message in
+// progress still lacks.
+func (in *inbox) room() []byte {
+	need := HeaderSize
+	if in.w-in.r >= HeaderSize {
+		need = min(max(int(order.Uint32(in.buf[in.r+4:])), HeaderSize), in.limit)
+	}
+	switch {
+	case in.inUse:
+		fresh := make([]byte, max(need, inboxSize))
+		in.w = copy(fresh, in.buf[in.r:in.w])
+		in.buf, in.r, in.inUse = fresh, 0, false
+	case in.r == in.w:
+		in.r, in.w = 0, 0
+	case len(in.buf)-in.r < need && need <= len(in.buf):
+		in.w = copy(in.buf, in.buf[in.r:in.w])
+		in.r = 0
+	}
+	if len(in.buf)-in.r < need {
+		fresh := make([]byte, need)
+		in.w = copy(fresh, in.buf[in.r:in.w])
+		in.buf, in.r = fresh, 0
+	}
+	return in.buf[in.w:]
+}
+
+// receive adds what one receive brings.
+func (in *inbox) receive(s *socket, spin time.Duration, flags int) error {
+	var n int
+	var fds []int
+	var err error
+	p := in.room()
+	if len(p) == 0 { // cannot be while whole messages are taken first
+		return fmt.Errorf("%w: no room for a message", ErrMalformed)
+	}
+	if spin > 0 && flags == 0 {
+		n, fds, err = s.spinRecv(p, spin)
+	} else {
+		n, fds, err = s.recv(p, flags)
+	}
+	if err != nil {
+		return err
+	}
+	in.w += n
+	if len(fds) == 0 {
+		return nil
+	}
+	if in.nheld += len(fds); in.nheld > recvFDs {
+		in.nheld -= len(fds)
+		closeFDs(fds)
+		return fmt.Errorf("%w: more than %d descriptors at one time", ErrMalformed, recvFDs)
+	}
+	at := in.r
+	for in.w-at >= HeaderSize {
+		size := int(order.Uint32(in.buf[at+4:]))
+		if size < HeaderSize || size >= in.w-at {
+			break
+		}
+		at += size
+	}
+	in.held = append(in.held, attachment{in.pos + uint64(at-in.r), fds})
+	return nil
+}
+
+// next takes the next whole message, if there is one. An error means that the
+// stream cannot be followed any more; the message then holds the header.
+func (in *inbox) next() (m message, ok bool, err error) {
+	if in.w-in.r < HeaderSize {
+		return message{}, false, nil
+	}
+	m.Header, err = DecodeHeader(in.buf[in.r:in.w])
+	if err == nil && uint64(m.Size) > uint64(in.limit) {
+		err = fmt.Errorf("message of %d bytes, at most %d: %w", m.Size, in.limit, ErrMalformed)
+	}
+	if err != nil {
+		return m, false, err
+	}
+	size := int(m.Size)
+	if in.w-in.r < size {
+		return message{}, false, nil
+	}
+	m.body = in.buf[in.r+HeaderSize : in.r+size : in.r+size]
+	for len(in.held) > 0 && in.held[0].pos == in.pos {
+		m.fds = append(m.fds, in.held[0].fds...)
+		in.nheld -= len(in.held[0].fds)
+		in.held = in.held[1:]
+	}
+	in.r += size
+	in.pos += uint64(size)
+	return m, true, nil
+}
+
+// pending says whether a whole message of the given kind of header is next.
+func (in *inbox) pending() bool {
+	if in.w-in.r < HeaderSize {
+		return false
+	}
+	size := order.Uint32(in.buf[in.r+4:])
+	return size < HeaderSize || uint64(size) > uint64(in.limit) || uint64(in.w-in.r) >= uint64(size)
+}
+
+// drop closes the descriptors that no message took.
+func (in *inbox) drop() {
+	for _, h := range in.held {
+		closeFDs(h.fds)
+	}
+	in.held, in.nheld = nil, 0
+}

@@ -1,0 +1,286 @@
+package user
+
+import (
+	"fmt"
+	"runtime/debug"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// fileID says which file a descriptor is of, whatever its number.
+type fileID struct{ dev, ino uint64 }
+
+// memory is a file of the peer's, mapped once and whole however many DMA
+// mappings point into it. Its descriptors are closed: the mapping keeps the
+// file, and with it its identity, alive.
+//
+// The peer can make a file smaller under us. A seal would exclude that, but not
+// every client seals, and a huge page can be missing even so. Therefore every
+// touch goes through touch, which turns the fault into an error; no signal is
+// left to kill the process. Reading and writing by system calls would do as
+// well, at some hundred nanoseconds each, too much for a table walk. What can
+// not be turned into an error is a fault that never ends, in a file served by a
+// process (FUSE): so only tmpfs and hugetlbfs files are mapped at all.
+type memory struct {
+	id       fileID
+	b        []byte
+	writable bool
+	foreign  bool // b is the embedding program's: not unmapped
+	refs     int
+}
+
+// touch copies between a peer's memory and our own. A page that is not there is
+// an error and not the end of the process.
+func touch(dst, src []byte) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", ErrLost, r)
+		}
+	}()
+	copy(dst, src)
+	return nil
+}
+
+// space is what one peer mapped for the other: address ranges, and the files
+// behind them. It may be used from any goroutine; removing waits for accesses
+// in flight, so that after it nothing of ours touches the range.
+type space struct {
+	mu     sync.RWMutex
+	table  mappings
+	files  map[fileID]*memory
+	mapped uint64 // bytes of files mapped
+
+	// Limits. The system allows some 65,000 mappings and 128 TiB a process,
+	// and our own allocator needs some of them (ours).
+	maxMaps, maxFiles int
+	maxMapped         uint64
+}
+
+const (
+	defaultMaxFiles  = 1024
+	defaultMaxMapped = 1 << 42
+)
+
+func newSpace(maps int) *space {
+	return &space{files: map[fileID]*memory{}, maxMaps: maps, maxFiles: defaultMaxFiles, maxMapped: defaultMaxMapped}
+}
+
+// check refuses what no mapping can be.
+func (m DMAMap) check() error {
+	switch {
+	case m.ArgSize < dmaMapSize:
+		return refuse(unix.EINVAL, "argsz %d below 32", m.ArgSize)
+	case m.Flags&^(DMARead|DMAWrite) != 0 || m.Flags == 0:
+		return refuse(unix.EINVAL, "flags %#x, want readable, writeable or both", m.Flags)
+	case m.Size == 0 || m.Address+m.Size-1 < m.Address:
+		return refuse(unix.EINVAL, "range %#x+%#x is empty or wraps", m.Address, m.Size)
+	case (m.Address|m.Size|m.Offset)%defaultPageSizes != 0:
+		return refuse(unix.EINVAL, "range %#x+%#x at offset %#x is not of whole pages", m.Address, m.Size, m.Offset)
+	}
+	return nil
+}
+
+// add maps a range. A negative fd is a range that is reached by messages. The
+// descriptor stays the caller's.
+func (s *space) add(m DMAMap, fd int) error {
+	if err := m.check(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := m.Address + m.Size - 1
+	if s.table.overlaps(m.Address, last) {
+		return refuse(unix.EEXIST, "range %#x+%#x overlaps a mapping", m.Address, m.Size)
+	}
+	if s.table.n >= s.maxMaps {
+		return refuse(unix.ENOSPC, "more than %d mappings", s.maxMaps)
+	}
+	var file *memory
+	if fd >= 0 {
+		var err error
+		if file, err = s.open(fd, m); err != nil {
+			return err
+		}
+		file.refs++
+	}
+	s.table.insert(mapping{addr: m.Address, last: last, off: m.Offset, file: file, rights: m.Flags})
+	return nil
+}
+
+// open gives the memory of a descriptor, mapping the file if it is the first of
+// it, if it has grown, or if it is to be written for the first time.
+func (s *space) open(fd int, m DMAMap) (*memory, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, refuse(unix.EBADF, "descriptor of a mapping: %v", err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG ||
+		int64(fs.Type) != unix.TMPFS_MAGIC && int64(fs.Type) != unix.HUGETLBFS_MAGIC {
+		return nil, refuse(unix.EINVAL, "descriptor of a mapping is no memfd and no file in shared memory")
+	}
+	size := uint64(max(st.Size, 0))
+	if m.Offset > size || m.Size > size-m.Offset {
+		return nil, refuse(unix.EINVAL, "range of %#x bytes at offset %#x of a file of %#x", m.Size, m.Offset, size)
+	}
+	id := fileID{st.Dev, st.Ino}
+	f := s.files[id]
+	write := m.Flags&DMAWrite != 0
+	if f != nil && m.Offset+m.Size <= uint64(len(f.b)) && (!write || f.writable) {
+		return f, nil
+	}
+	had := uint64(0)
+	if f != nil {
+		had = uint64(len(f.b))
+	} else if len(s.files) >= s.maxFiles {
+		return nil, refuse(unix.ENOSPC, "mappings of more than %d files", s.maxFiles)
+	}
+	if size > s.maxMapped || s.mapped-had > s.maxMapped-size {
+		return nil, refuse(unix.ENOSPC, "files of more than %#x bytes together", s.maxMapped)
+	}
+	writable := write || f != nil && f.writable
+	prot := unix.PROT_READ
+	if writable {
+		prot |= unix.PROT_WRITE
+	}
+	b, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, refuse(errnoOf(err), "mapping a file of %#x bytes: %v", size, err)
+	}
+	if f == nil {
+		f = &memory{id: id}
+		s.files[id] = f
+	} else if err := unix.Munmap(f.b); err != nil {
+		return nil, errOr(unix.Munmap(b), refuse(unix.EIO, "unmapping the file's smaller mapping: %v", err))
+	}
+	f.b, f.writable = b, writable
+	s.mapped += size - had
+	return f, nil
+}
+
+func errOr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}
+
+// addBytes maps a range to memory of the embedding program's own.
+func (s *space) addBytes(m DMAMap, b []byte) error {
+	if err := s.add(m, -1); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p, i, ok := s.table.seek(m.Address); ok {
+		s.table.pieces[p][i].file = &memory{b: b, writable: true, foreign: true, refs: 1}
+	}
+	return nil
+}
+
+// remove unmaps every mapping inside the range. It refuses a range that cuts
+// one, as type1v2 does (linux/vfio.h, VFIO_IOMMU_UNMAP_DMA); a range with
+// nothing in it is fine, because clients unmap in large strokes.
+func (s *space) remove(addr, last uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.table.cuts(addr, last) {
+		return refuse(unix.EINVAL, "range %#x to %#x cuts a mapping", addr, last)
+	}
+	s.table.remove(addr, last, s.release)
+	return nil
+}
+
+// release drops a mapping's hold on its file. The file's bytes are unmapped with
+// the last one.
+func (s *space) release(m mapping) {
+	f := m.file
+	if f == nil {
+		return
+	}
+	if f.refs--; f.refs > 0 || f.foreign {
+		return
+	}
+	delete(s.files, f.id)
+	s.mapped -= uint64(len(f.b))
+	_ = unix.Munmap(f.b) // cannot fail: the very slice that was mapped
+	f.b = nil
+}
+
+func (s *space) clear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.table.remove(0, ^uint64(0), s.release)
+}
+
+// counts gives the number of mappings and of files.
+func (s *space) counts() (maps, files int) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.table.n, len(s.files)
+}
+
+// access reads into p, or writes from it, at a DMA address. Where the peer gave
+// no descriptor it calls remote, outside the lock.
+func (s *space) access(addr uint64, p []byte, write bool, remote func(addr uint64, p []byte, write bool) error) error {
+	for len(p) > 0 {
+		n, err := s.local(addr, p, write)
+		if err == errRemote {
+			if remote == nil {
+				err = fmt.Errorf("address %#x: %w", addr, ErrUnmapped)
+			} else {
+				err = remote(addr, p[:n], write)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		p = p[n:]
+		if addr += uint64(n); addr == 0 && len(p) > 0 {
+			return fmt.Errorf("address wraps: %w", ErrUnmapped)
+		}
+	}
+	return nil
+}
+
+// errRemote is local's word for a mapping without bytes here.
+var errRemote = refuse(unix.EREMOTE, "reached by messages")
+
+// local serves the part of an access that lies in the first mapping and gives
+// its length.
+func (s *space) local(addr uint64, p []byte, write bool) (int, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	m, ok := s.table.find(addr)
+	if !ok {
+		return 0, fmt.Errorf("address %#x: %w", addr, ErrUnmapped)
+	}
+	want := uint32(DMARead)
+	if write {
+		want = DMAWrite
+	}
+	if m.rights&want == 0 {
+		return 0, fmt.Errorf("address %#x: %w", addr, ErrDenied)
+	}
+	n := len(p)
+	if left := m.last - addr; left < uint64(n-1) {
+		n = int(left) + 1
+	}
+	if m.file == nil {
+		return n, errRemote
+	}
+	b := m.file.b[m.off+(addr-m.addr):]
+	if len(b) < n { // a foreign slice shorter than its range
+		return 0, fmt.Errorf("address %#x: %w", addr, ErrLost)
+	}
+	var err error
+	if write {
+		err = touch(b[:n], p[:n])
+	} else {
+		err = touch(p[:n], b[:n])
+	}
+	return n, err
+}

@@ -1,0 +1,350 @@
+package user
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ResetKind says who asked for a reset.
+type ResetKind uint8
+
+// The kinds of reset.
+const (
+	ResetCommand ResetKind = iota // DEVICE_RESET
+	ResetFLR                      // a function level reset by configuration space
+)
+
+// Device is what a PCI device does behind its BARs. It is called on the owner's
+// goroutine only (Config.Run), never concurrently with itself. An access is of
+// 1, 2, 4 or 8 bytes, aligned to its size and inside the BAR: the server splits
+// others as the kernel's VFIO does. The MSI-X table and pending bits are the
+// server's and never reach the device.
+type Device interface {
+	// Read gives size bytes at an offset of a BAR; bits above them are ignored.
+	Read(bar int, offset uint64, size int) uint64
+	// Write stores the low size bytes of value.
+	Write(bar int, offset uint64, size int, value uint64)
+	// Reset brings the device to its state after power-on.
+	Reset(kind ResetKind)
+}
+
+// Watcher is a Device that wants to know of its client. It is called on the
+// owner's goroutine.
+type Watcher interface {
+	// Connected says that a client has agreed on the protocol.
+	Connected()
+	// Disconnected says that the client is gone: its memory is unmapped, its
+	// eventfds are closed. The state of the device stays (spec, "Client
+	// Disconnection").
+	Disconnected()
+}
+
+// IOEvent is a place in a BAR whose writes a client may turn into an eventfd:
+// the device then sees a Write of the value, once for any number of writes
+// between two looks. Without such a client nothing changes.
+type IOEvent struct {
+	BAR    int
+	Offset uint64
+	Size   int    // 1, 2, 4 or 8
+	Value  uint64 // only a write of this value counts
+}
+
+// Config describes the device to serve and how to call it. Zero values are the
+// defaults named.
+type Config struct {
+	Identity Identity
+	BARs     [6]BAR
+	MSIX     MSIX
+	IOEvents []IOEvent
+
+	// Run calls f on the goroutine that owns the device and returns after it:
+	// post and wait. nil: the connection's goroutine is the owner.
+	Run func(f func())
+	// Inline calls f on the caller's own goroutine if the owner allows that at
+	// this moment (it lends itself, as by a TryLock), and says whether it did;
+	// if not, Run is used. It saves the way to another goroutine, which costs
+	// more than everything else of a register access. It may be nil.
+	Inline func(f func()) bool
+
+	MaxTransfer uint32        // bytes of data in one message; 1 MiB
+	MaxMaps     int           // DMA mappings; 65535
+	MaxFDs      int           // descriptors in one message; 8 (QEMU takes 16 at most)
+	NoTwin      bool          // refuse the twin socket
+	Timeout     time.Duration // for a client to say VERSION, to answer a DMA message, to read; 5 s
+	Spin        time.Duration // how long to look for the next request before sleeping; 0
+	Log         *slog.Logger  // refusals at debug; nil: none
+}
+
+// Stats counts what a server met since its start.
+type Stats struct {
+	Connections uint64 // clients that were served
+	Turned      uint64 // clients turned away because one was there
+	Refused     uint64 // requests answered by an error
+	Aborted     uint64 // connections closed because of what came over them
+}
+
+// Server is a PCI device behind a vfio-user socket. It serves one client at a
+// time; a second is refused with EBUSY. Between clients the device keeps its
+// state, configuration space included.
+type Server struct {
+	cfg Config
+	dev Device
+	pci *pciConfig // owner
+	irq *interrupts
+	dma DMA
+	ios ioEvents
+	log *slog.Logger
+
+	memory bool // owner: the BARs answer
+
+	mu   sync.Mutex // guards busy and live
+	busy bool
+	live map[*conn]struct{}
+	wg   sync.WaitGroup
+
+	connections, turned, refused, aborted atomic.Uint64
+}
+
+// New checks the description of a device and makes its server. Close ends it.
+func New(cfg Config, dev Device) (*Server, error) {
+	if cfg.MaxTransfer == 0 {
+		cfg.MaxTransfer = defaultMaxTransfer
+	}
+	if cfg.MaxTransfer > 1<<30 {
+		return nil, fmt.Errorf("vfio-user server: MaxTransfer %d, at most 1 GiB", cfg.MaxTransfer)
+	}
+	if cfg.MaxMaps == 0 {
+		cfg.MaxMaps = defaultMaxMaps
+	}
+	if cfg.MaxFDs == 0 {
+		cfg.MaxFDs = 8
+	}
+	if cfg.MaxFDs < 1 || cfg.MaxFDs > recvFDs {
+		return nil, fmt.Errorf("vfio-user server: MaxFDs %d, want 1 to %d", cfg.MaxFDs, recvFDs)
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 5 * time.Second
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	pci, err := newConfig(cfg.Identity, cfg.BARs, cfg.MSIX)
+	if err != nil {
+		return nil, fmt.Errorf("vfio-user server: %w", err)
+	}
+	for i, bar := range cfg.BARs {
+		if err := checkAreas(bar); err != nil {
+			return nil, fmt.Errorf("vfio-user server: BAR %d: %w", i, err)
+		}
+	}
+	s := &Server{cfg: cfg, dev: dev, pci: pci, irq: newInterrupts(cfg.MSIX), log: cfg.Log, live: map[*conn]struct{}{}}
+	if err := s.ios.open(s); err != nil {
+		return nil, fmt.Errorf("vfio-user server: %w", err)
+	}
+	return s, nil
+}
+
+// checkAreas makes sure that a client cannot make the file behind mapped areas
+// smaller, which would kill whoever serves the device.
+func checkAreas(bar BAR) error {
+	if len(bar.Areas) == 0 {
+		return nil
+	}
+	seals, err := unix.FcntlInt(uintptr(bar.FD), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fmt.Errorf("areas need a memfd: %w", err)
+	}
+	if seals&unix.F_SEAL_SHRINK == 0 {
+		return errors.New("areas need a memfd sealed with F_SEAL_SHRINK")
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(bar.FD, &st); err != nil {
+		return fmt.Errorf("areas: %w", err)
+	}
+	last := bar.Areas[len(bar.Areas)-1]
+	if end := bar.FDOffset + last.Offset + last.Size; end > uint64(st.Size) {
+		return fmt.Errorf("areas end at %#x of a memfd of %#x bytes", end, st.Size)
+	}
+	return nil
+}
+
+// DMA gives the device's way to its client's memory. It is good for the life of
+// the server; without a client every access fails.
+func (s *Server) DMA() *DMA { return &s.dma }
+
+// Interrupt sends MSI-X vector v to the client, or marks it pending until the
+// client can take it. Any goroutine may call it. It does not block, whatever
+// the client made of its eventfd. An error is a vector that is not there.
+func (s *Server) Interrupt(v int) error { return s.irq.raise(v) }
+
+// SignalError tells the client of an unrecoverable error of the device, if it
+// listens (VFIO_PCI_ERR_IRQ_INDEX).
+func (s *Server) SignalError() { s.irq.notify(IRQErr) }
+
+// RequestRelease asks the client to let the device go, if it listens
+// (VFIO_PCI_REQ_IRQ_INDEX).
+func (s *Server) RequestRelease() { s.irq.notify(IRQReq) }
+
+// Stats gives the counters.
+func (s *Server) Stats() Stats {
+	return Stats{s.connections.Load(), s.turned.Load(), s.refused.Load(), s.aborted.Load()}
+}
+
+// run calls f on the owner's goroutine.
+func (s *Server) run(f func()) {
+	switch {
+	case s.cfg.Run == nil:
+		f()
+	case s.cfg.Inline != nil && s.cfg.Inline(f):
+	default:
+		s.cfg.Run(f)
+	}
+}
+
+// Serve listens at path, for the user of this process only, and serves one
+// client after another until ctx ends (it then returns nil) or the socket
+// fails. The socket file is removed at the end.
+func (s *Server) Serve(ctx context.Context, path string) error {
+	fd, err := listen(path)
+	if err != nil {
+		return fmt.Errorf("vfio-user server: %w", err)
+	}
+	l := newSocket(fd)
+	stop := context.AfterFunc(ctx, l.shutdown)
+	err = s.accept(ctx, l)
+	stop()
+	_ = unix.Unlink(path) // it may be gone already, with its directory
+	l.close()
+	s.hangUp()
+	s.wg.Wait()
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("vfio-user server at %s: %w", path, err)
+}
+
+func (s *Server) accept(ctx context.Context, l *socket) error {
+	for {
+		fd, _, err := unix.Accept4(l.fd, unix.SOCK_CLOEXEC)
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				closeFDs([]int{fd})
+			}
+			return nil
+		case err == unix.EINTR || err == unix.ECONNABORTED:
+		case err == unix.EMFILE || err == unix.ENFILE || err == unix.ENOMEM || err == unix.ENOBUFS:
+			s.log.Warn("vfio-user: cannot accept", "error", err)
+			select { // until descriptors or memory are free again
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		case err != nil:
+			return fmt.Errorf("accept: %w", err)
+		default:
+			s.take(fd)
+		}
+	}
+}
+
+// take serves a new connection, or turns it away.
+func (s *Server) take(fd int) {
+	if !s.enter() {
+		s.turned.Add(1)
+		sock := newSocket(fd)
+		// A fresh socket has room for 16 bytes: this cannot block.
+		_ = sock.send(Header{Command: CmdVersion, Size: HeaderSize, Flags: flagReply | flagError, Error: uint32(unix.EBUSY)}.Append(nil), nil)
+		sock.close()
+		return
+	}
+	s.wg.Go(func() {
+		defer s.leave()
+		err := s.serve(fd)
+		s.log.Debug("vfio-user: connection ended", "error", err)
+	})
+}
+
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.busy {
+		return false
+	}
+	s.busy = true
+	return true
+}
+
+func (s *Server) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy = false
+}
+
+// hangUp ends the connections that are there.
+func (s *Server) hangUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.live {
+		c.end()
+	}
+}
+
+// ServeConn serves one client over a connected stream socket, which it closes,
+// and returns when the client is gone: with the reason, which matches ErrGone
+// for a plain disconnection. It fails with EBUSY while there is a client.
+func (s *Server) ServeConn(fd int) error {
+	if !s.enter() {
+		closeFDs([]int{fd})
+		return fmt.Errorf("vfio-user server: %w", unix.EBUSY)
+	}
+	defer s.leave()
+	return s.serve(fd)
+}
+
+// Close ends the connection and releases what the server holds. Serve must have
+// returned, or return by its own context. Close may be called again.
+func (s *Server) Close() {
+	s.hangUp()
+	s.wg.Wait()
+	s.ios.close()
+}
+
+func (s *Server) serve(fd int) error {
+	c := newConn(s, fd)
+	s.mu.Lock()
+	s.live[c] = struct{}{}
+	s.mu.Unlock()
+	err := c.loop()
+	if !errors.Is(err, ErrGone) {
+		s.aborted.Add(1)
+	}
+	c.finish()
+	s.mu.Lock()
+	delete(s.live, c)
+	s.mu.Unlock()
+	return err
+}
+
+// reset carries out a reset: configuration space, vectors, device. Mappings and
+// eventfds of the client stay.
+func (s *Server) reset(kind ResetKind) {
+	s.pci.restore()
+	s.irq.reset()
+	s.refresh()
+	s.dev.Reset(kind)
+}
+
+// refresh hands on what configuration space says of memory, DMA and interrupts.
+func (s *Server) refresh() {
+	s.memory = s.pci.memory()
+	s.dma.master.Store(s.pci.master())
+	s.irq.setOpen(s.pci.master() && !s.pci.functionMasked())
+}

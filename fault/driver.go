@@ -134,15 +134,29 @@ func (d *Driver) Add(t Target) error {
 }
 
 // Remove ends the service of a slot: nothing more is paged in or sent for it,
-// and a page-in under way ends quietly.
+// and a page-in under way ends quietly. That one may still use the Pager after
+// Remove has returned.
 func (d *Driver) Remove(n int) {
 	if n < 0 || n >= device.Slots || !d.slots[n].live {
 		return
 	}
 	s := &d.slots[n]
-	for i := range s.waits {
-		if r := d.log.at(s.waits[i].record); s.waits[i].used && r != nil {
+	removed := func(record uint64) {
+		if r := d.log.at(record); r != nil {
 			r.Outcome = Removed
+		}
+	}
+	for i := range s.waits {
+		if w := &s.waits[i]; w.used {
+			removed(w.record)
+		}
+	}
+	for i := range s.blocks {
+		// A block here has not been answered, be its pages resident or not.
+		if b := &s.blocks[i]; b.used {
+			for _, record := range b.recs[:b.nrecs] {
+				removed(record)
+			}
 		}
 	}
 	s.reset()

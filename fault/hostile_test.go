@@ -311,6 +311,34 @@ func TestFaultsForEver(t *testing.T) {
 	}
 }
 
+// The packetizer is busy when the domain goes: no RAPF goes out for it later.
+func TestRemovedWhileBusy(t *testing.T) {
+	r := newRig(t, nil)
+	r.gup(0, fault.PIO)
+	r.n.Busy[0] = 1 << 30
+	for tr := range device.TransactionID(5) {
+		r.n.Push(entry(0, tr, 1, 5), 4096)
+	}
+	for len(r.n.Sent) < 4 {
+		r.n.Step()
+	}
+	r.sent()
+	r.d.Remove(0)
+	r.n.Busy[0] = 0
+	r.gup(0, fault.PIO)
+	r.run()
+	r.wantSent()
+	removed := 0
+	for _, rec := range r.d.Records(-1) {
+		if rec.Outcome == fault.Removed {
+			removed++
+		}
+	}
+	if removed != 1 {
+		t.Errorf("%d records say removed, want 1", removed)
+	}
+}
+
 func TestAddRefuses(t *testing.T) {
 	g, a := &pager{}, &delegate{}
 	for _, tt := range []fault.Target{

@@ -28,8 +28,15 @@ type sockets struct {
 	attach  *net.UnixListener // SOCK_SEQPACKET
 }
 
+// Close closes what is still open of both, and removes their files.
 func (s *sockets) Close() error {
-	return errors.Join(s.control.Close(), s.attach.Close())
+	var errs []error
+	for _, l := range []*net.UnixListener{s.control, s.attach} {
+		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // listen makes both sockets. Files that a pfd left behind are replaced; where

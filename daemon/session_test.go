@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
 )
 
 func openFDs(t *testing.T) int {
@@ -325,8 +326,11 @@ func TestAnotherUserSeesItsOwn(t *testing.T) {
 	r := start(t)
 	mine := r.attach(hello())
 	r.fake.do(func() {
-		r.fake.channels = []ChannelInfo{{Slot: 0}, {Slot: 1}}
-		r.fake.fifo = []FIFOInfo{{Entry: device.FaultEntry{PDID: mine.PDID}}, {Entry: device.FaultEntry{PDID: 0xffff}}}
+		// The child gets slot 1, and its group the next eight PDIDs. The last
+		// channel is what a former domain left in that slot.
+		theirs := mine.PDID + domain.GroupSize
+		r.fake.channels = []ChannelInfo{{Slot: 0, PDID: mine.PDID}, {Slot: 1, PDID: theirs}, {Slot: 1, Channel: 1, PDID: 0xffff}}
+		r.fake.fifo = []FIFOInfo{{Entry: device.FaultEntry{PDID: mine.PDID}}, {Entry: device.FaultEntry{PDID: theirs}}, {Entry: device.FaultEntry{PDID: 0xffff}}}
 	})
 	p := spawn(t, "nobody", "PFD_TEST_SOCKET="+r.cfg.Socket)
 	var got []string
@@ -344,7 +348,7 @@ func TestAnotherUserSeesItsOwn(t *testing.T) {
 		"domain: uid 65534 slot 1",
 		"channels: 1, <nil>",
 		"banks: 1, <nil>",
-		"fifo: level 0, 0 entries, <nil>",
+		"fifo: level 0, 1 entries, <nil>",
 		"registers: true",
 		"end",
 	}

@@ -293,7 +293,7 @@ func (e *Endpoint) settleLocked(ch int) bool {
 		t.settle(0, "")
 	case device.DoneFailed:
 		status, _ := e.pages.Status(ch)
-		t.settle(status, "")
+		t.settle(failed|uint32(status), "")
 	default:
 		return false
 	}
@@ -412,7 +412,7 @@ func (e *Endpoint) end(r attach.Reason, text string) {
 	e.harvestLocked()
 	for ch, t := range e.owner {
 		if t != nil {
-			t.settle(device.StatusGone, e.ended.String())
+			t.settle(failed|device.StatusGone, e.ended.String())
 			e.owner[ch] = nil // never free again: the pages are dead
 		}
 	}

@@ -85,8 +85,8 @@ func (e *Endpoint) serveFault(f *netlink.Fault) {
 	pages := min(int(f.Pages), maxFaultPages)
 	e.faultsServed.Add(1)
 	e.faultPages.Add(uint64(pages))
-	failed := populate(f.VA.Page(), pages, f.Write) != nil
-	if failed {
+	absent := populate(f.VA.Page(), pages, f.Write) != nil
+	if absent {
 		e.faultsFailed.Add(1)
 	}
 	if f.PDID == 0 {
@@ -94,7 +94,7 @@ func (e *Endpoint) serveFault(f *netlink.Fault) {
 	}
 	e.sendRAPF(f.Source, mailbox.RAPF{
 		PDID: e.welcome.PDID, Transaction: f.Transaction, Sequence: f.Sequence,
-		Claimed: e.welcome.PDID, Fail: failed,
+		Claimed: e.welcome.PDID, Fail: absent,
 	}.Encode())
 }
 

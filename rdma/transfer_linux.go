@@ -53,19 +53,23 @@ type Transfer struct {
 	pdid device.PDID
 	dst  device.VA
 
-	// final is settled|status once the transfer is over; its channel may have
-	// another transfer then.
+	// final is settled, or settled|failed|status, once the transfer is over; its
+	// channel may have another transfer then.
 	final  atomic.Uint32
 	detail string // written before final
 }
 
-// settled marks a final state; the low byte is the status code, 0 none.
-const settled = 1 << 31
+// Bits of Transfer.final, above the status code.
+const (
+	settled = 1 << 31
+	failed  = 1 << 30
+)
 
-func (t *Transfer) settle(status uint8, detail string) {
+// settle gives the transfer its final state. The endpoint's lock is held.
+func (t *Transfer) settle(final uint32, detail string) {
 	t.detail = detail
 	t.src = nil
-	t.final.Store(settled | uint32(status))
+	t.final.Store(settled | final)
 }
 
 // describe checks a request and makes its descriptor.
@@ -180,7 +184,7 @@ func (t *Transfer) Poll() Status {
 }
 
 func statusOf(final uint32) Status {
-	if uint8(final) == 0 {
+	if final&failed == 0 {
 		return Finished
 	}
 	return Failed

@@ -1,0 +1,717 @@
+package rdma
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+func attachTo(t *testing.T, socket string) *Endpoint {
+	t.Helper()
+	e, err := Attach(t.Context(), Options{Socket: socket, Node: homeNode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	return e
+}
+
+// remote names own memory behind one of the fake's nodes.
+func remote(e *Endpoint, t *testing.T, b []byte, node device.NodeID) Remote {
+	t.Helper()
+	r, err := e.Export(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Node = node
+	return r
+}
+
+func pattern(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8)
+	}
+	return b
+}
+
+func mustWrite(t *testing.T, e *Endpoint, r WriteRequest) *Transfer {
+	t.Helper()
+	tr, err := e.Write(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+func TestWrite(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	if i := e.Info(); i.Node != homeNode || i.PDID != fakePDID || i.Slot != fakeSlot || i.Interface != 16+fakeSlot || i.VABits != 48 || i.Method != MethodTouch || i.Daemon != attach.Product() {
+		t.Errorf("info %+v", i)
+	}
+	for _, size := range []int{1, 15, 4096, 16385, 1 << 20} {
+		src, dst := pattern(size), make([]byte, size+32)
+		words, err := e.Alloc(4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last, err := Word(words.Bytes(), 24)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr := mustWrite(t, e, WriteRequest{
+			Src: src, Dst: remote(e, t, dst, toCopy), Offset: 17,
+			Notify: &Notification{VA: words.VA() + 16, First: 0x1111, Last: 0x2222222222222222},
+		})
+		if err := e.WaitNotification(t.Context(), last, 0x2222222222222222); err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if tr.Poll() != Finished || tr.Err() != nil {
+			t.Errorf("%v, %v", tr.Poll(), tr.Err())
+		}
+		want := append(append(make([]byte, 17), src...), make([]byte, 15)...)
+		if !bytes.Equal(dst, want) {
+			t.Errorf("%d bytes: not what was written", size)
+		}
+		if err := words.Free(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(e.Close(), e.Close()); err != nil {
+		t.Errorf("closing: %v", err)
+	}
+	if _, err := e.Write(t.Context(), WriteRequest{Src: []byte{1}, Dst: Remote{VA: 1, Len: 1}}); !errors.Is(err, ErrClosed) {
+		t.Errorf("write after close: %v", err)
+	}
+	if _, err := e.Export([]byte{1}); !errors.Is(err, ErrClosed) {
+		t.Errorf("export after close: %v", err)
+	}
+}
+
+// TestProcesses drives a pfd in another process that sleeps between any two
+// transfers: each is a chance to lose a wake-up on either side.
+func TestProcesses(t *testing.T) {
+	_, socket := startProcess(t)
+	e := attachTo(t, socket)
+	src, dst := make([]byte, 64), make([]byte, 64)
+	r := remote(e, t, dst, toCopy)
+	for i := range 2000 {
+		src[0], src[63] = byte(i), byte(i>>8)
+		tr := mustWrite(t, e, WriteRequest{Src: src, Dst: r})
+		if err := tr.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(src, dst) {
+			t.Fatalf("transfer %d: not what was written", i)
+		}
+	}
+	// Many at once, more than there are channels.
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			src, dst := pattern(100), make([]byte, 100)
+			r, err := e.Export(dst)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.Node = toCopy
+			for range 200 {
+				var all []*Transfer
+				for range 6 {
+					tr, err := e.Write(t.Context(), WriteRequest{Src: src, Dst: r, Wait: true})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					all = append(all, tr)
+				}
+				for _, tr := range all {
+					if err := tr.Wait(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if !bytes.Equal(src, dst) {
+				t.Error("not what was written")
+			}
+		})
+	}
+	wg.Wait()
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDaemonDies: pfd is killed in mid-transfer; all transfers fail, all waiters
+// wake.
+func TestDaemonDies(t *testing.T) {
+	cmd, socket := startProcess(t)
+	e := attachTo(t, socket)
+	dst := make([]byte, 64)
+	r := remote(e, t, dst, toHold)
+	first := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, make([]byte, 64), toCopy)})
+	if err := first.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var word uint64
+	waits := make(chan error)
+	go func() { waits <- e.WaitNotification(context.Background(), &word, 1) }()
+	var held []*Transfer
+	for range 5 {
+		tr := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: r})
+		held = append(held, tr)
+		go func() { waits <- tr.Wait(context.Background()) }()
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for range 1 + len(held) {
+		if err := <-waits; !errors.Is(err, ErrGone) {
+			t.Errorf("%v, want ErrGone", err)
+		}
+	}
+	for _, tr := range held {
+		var te *TransferError
+		if !errors.As(tr.Err(), &te) || te.Code != device.StatusGone || tr.Poll() != Failed || !strings.Contains(te.Error(), "connection to pfd broke") {
+			t.Errorf("%v: %v", tr.Poll(), tr.Err())
+		}
+	}
+	if first.Poll() != Finished {
+		t.Errorf("a transfer that was complete: %v", first.Poll())
+	}
+	if _, err := e.Write(t.Context(), WriteRequest{Src: []byte{1}, Dst: r}); !errors.Is(err, ErrGone) || !strings.Contains(err.Error(), "attach again") {
+		t.Errorf("write after the end: %v", err)
+	}
+	if err := e.Close(); err != nil {
+		t.Errorf("closing: %v", err)
+	}
+}
+
+func TestEndedByDaemon(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	dst := make([]byte, 64)
+	held := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, dst, toHold)})
+	waits := make(chan error)
+	go func() { waits <- held.Wait(context.Background()) }()
+	ends := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, dst, toEnd)})
+	for _, err := range []error{<-waits, ends.Wait(t.Context())} {
+		if !errors.Is(err, ErrGone) || !strings.Contains(err.Error(), "ended by an operator") || !strings.Contains(err.Error(), "attach again") {
+			t.Errorf("%v", err)
+		}
+	}
+	if err := ends.Abort(); err != nil {
+		t.Errorf("abort after the end: %v", err)
+	}
+}
+
+func TestAllChannelsBusy(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	dst := make([]byte, 64)
+	hold := WriteRequest{Src: pattern(64), Dst: remote(e, t, dst, toHold)}
+	var held []*Transfer
+	seen := map[int]bool{}
+	for range device.WriteChannels - 1 {
+		tr := mustWrite(t, e, hold)
+		held = append(held, tr)
+		seen[tr.Channel()] = true
+	}
+	pause := hold
+	pause.Dst.Node = toPause
+	paused := mustWrite(t, e, pause)
+	seen[paused.Channel()] = true
+	if len(seen) != device.WriteChannels {
+		t.Errorf("32 transfers on %d channels", len(seen))
+	}
+	for paused.Poll() != Paused { // once the fake has taken it
+	}
+	if n := paused.PausedBlocks(); n != 3 || held[0].PausedBlocks() != 0 {
+		t.Errorf("%d and %d blocks paused, want 3 and 0", n, held[0].PausedBlocks())
+	}
+	if _, err := e.Write(t.Context(), hold); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "32") {
+		t.Errorf("33rd write: %v, want ErrBusy", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	wait := hold
+	wait.Wait = true
+	if _, err := e.Write(ctx, wait); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("33rd write with a time: %v", err)
+	}
+	started := make(chan error)
+	go func() {
+		tr, err := e.Write(context.Background(), wait)
+		if err == nil && tr.Channel() != held[7].Channel() {
+			err = fmt.Errorf("on channel %d, want %d", tr.Channel(), held[7].Channel())
+		}
+		started <- err
+	}()
+	if err := held[7].Abort(); err != nil {
+		t.Error(err)
+	}
+	if err := <-started; err != nil {
+		t.Errorf("a write that waits for a channel: %v", err)
+	}
+	if err := held[7].Wait(t.Context()); !errors.Is(err, ErrAborted) {
+		t.Errorf("the one that made room: %v", err)
+	}
+	if held[7].Poll() != Failed || held[6].Poll() != Ongoing {
+		t.Error("a reused channel changed another transfer's state")
+	}
+	if err := e.Close(); err != nil {
+		t.Errorf("closing: %v", err)
+	}
+	for i, tr := range held {
+		if !errors.Is(tr.Err(), ErrAborted) {
+			t.Errorf("held transfer %d after close: %v", i, tr.Err())
+		}
+	}
+}
+
+func TestAbort(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	dst := make([]byte, 64)
+	tr := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, dst, toHold)})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := tr.Wait(ctx); !errors.Is(err, context.Canceled) || tr.Poll() != Ongoing {
+		t.Errorf("a wait that was cancelled: %v, %v", err, tr.Poll())
+	}
+	if err := errors.Join(tr.Abort(), tr.Abort()); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Wait(t.Context()); !errors.Is(err, ErrAborted) {
+		t.Errorf("%v, want ErrAborted", err)
+	}
+	// The same channel, without the abort bit.
+	again := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, dst, toCopy)})
+	if err := again.Wait(t.Context()); err != nil || again.Channel() != tr.Channel() {
+		t.Errorf("the next on channel %d of %d: %v", again.Channel(), tr.Channel(), err)
+	}
+	if err := again.Abort(); err != nil || again.Poll() != Finished {
+		t.Errorf("abort of a complete transfer: %v, %v", err, again.Poll())
+	}
+}
+
+// TestDoorbellTaken: pfd takes nothing for a while; no write waits for it, and
+// none is lost.
+func TestDoorbellTaken(t *testing.T) {
+	f, err := newFake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := attachTo(t, startFake(t, f))
+	f.deaf.Store(true)
+	src := pattern(64)
+	var all []*Transfer
+	var dsts [][]byte
+	for range 20 { // one doorbell word and three packetizer channels
+		dst := make([]byte, 64)
+		dsts = append(dsts, dst)
+		all = append(all, mustWrite(t, e, WriteRequest{Src: src, Dst: remote(e, t, dst, toCopy)}))
+	}
+	for _, tr := range all {
+		if tr.Poll() != Ongoing {
+			t.Fatal("a deaf pfd took a transfer")
+		}
+	}
+	aborted := mustWrite(t, e, WriteRequest{Src: src, Dst: remote(e, t, make([]byte, 64), toCopy)})
+	if err := aborted.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	f.deaf.Store(false)
+	for i, tr := range all {
+		if err := tr.Wait(t.Context()); err != nil || !bytes.Equal(src, dsts[i]) {
+			t.Errorf("transfer %d: %v", i, err)
+		}
+	}
+	if err := aborted.Wait(t.Context()); !errors.Is(err, ErrAborted) {
+		t.Errorf("aborted before it was taken: %v", err)
+	}
+}
+
+func TestTransferErrors(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	dst := make([]byte, 64)
+	for _, tt := range []struct {
+		status device.PDID
+		want   error
+		says   string // part of the reason, part of the remedy
+		remedy string
+	}{
+		{1, ErrSlaveError, "answered with an error", "fault show"},
+		{2, ErrAddress, "not mapped", "check that source"},
+		{3, ErrNoContext, "receive context", "fewer transfers"},
+		{4, ErrCorrupt, "corrupted", "crc"},
+		{5, ErrDomain, "does not admit", "domain grant"},
+		{6, ErrReserved, "reserved", "report"},
+		{7, ErrBufferFull, "buffer is full", "write again"},
+		{8, ErrRetransmissions, "retransmission limit", "write again"},
+		{9, ErrAborted, "aborted", "none"},
+		{10, ErrGone, "gone", "attach again"},
+		{0, errUnknown, "unknown", "one release"},
+		{11, errUnknown, "unknown", "one release"},
+		{255, errUnknown, "unknown", "one release"},
+	} {
+		r := remote(e, t, dst, toFail)
+		r.PDID = tt.status
+		tr := mustWrite(t, e, WriteRequest{Src: pattern(60), Dst: r, Offset: 4})
+		err := tr.Wait(t.Context())
+		var te *TransferError
+		if !errors.As(err, &te) || !errors.Is(err, tt.want) {
+			t.Errorf("status %d: %v, want %v", tt.status, err, tt.want)
+			continue
+		}
+		for _, s := range []string{tt.says, tt.remedy, "60 bytes", fmt.Sprint(r.VA + 4)} {
+			if !strings.Contains(err.Error(), s) {
+				t.Errorf("status %d: %q does not say %q", tt.status, err, s)
+			}
+		}
+		if tr.Poll().String() != "DMA_FINISHED_WITH_ERROR" {
+			t.Errorf("status %d: %v", tt.status, tr.Poll())
+		}
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	b := make([]byte, 64)
+	r := remote(e, t, b, toCopy)
+	for _, tt := range []struct {
+		name string
+		req  WriteRequest
+	}{
+		{"empty", WriteRequest{Dst: r}},
+		{"no byte", WriteRequest{Src: []byte{}, Dst: r}},
+		{"two sources", WriteRequest{Src: b, SrcVA: 4096, Dst: r}},
+		{"two sizes", WriteRequest{Src: b, Size: 63, Dst: r}},
+		{"4 GiB", WriteRequest{SrcVA: 4096, Size: math.MaxUint32 + 1, Dst: Remote{VA: 4096, Len: 1 << 40}}},
+		{"past the end", WriteRequest{Src: b, Dst: r, Offset: 1}},
+		{"offset past the end", WriteRequest{Src: b[:1], Dst: r, Offset: 65}},
+		{"offset that wraps", WriteRequest{Src: b, Dst: r, Offset: math.MaxUint64}},
+		{"no destination", WriteRequest{Src: b}},
+		{"destination that wraps", WriteRequest{Src: b, Dst: Remote{VA: math.MaxUint64 - 8, Len: 64}}},
+		{"node", WriteRequest{Src: b, Dst: Remote{Node: 1 << 22, VA: 4096, Len: 64}}},
+		{"misaligned notification", WriteRequest{Src: b, Dst: r, Notify: &Notification{VA: 4104}}},
+		{"notification at 0", WriteRequest{Src: b, Dst: Remote{Len: 64}, Notify: &Notification{}}},
+	} {
+		if tr, err := e.Write(t.Context(), tt.req); !errors.Is(err, ErrRequest) || tr != nil {
+			t.Errorf("%s: %v, want ErrRequest", tt.name, err)
+		}
+	}
+	if _, err := e.Export(nil); !errors.Is(err, ErrRequest) {
+		t.Errorf("exporting nothing: %v", err)
+	}
+	if _, err := e.Alloc(0); !errors.Is(err, ErrRequest) {
+		t.Errorf("no bytes: %v", err)
+	}
+	for _, off := range []uint64{57, 65, 1, math.MaxUint64} {
+		if _, err := Word(b, off); !errors.Is(err, ErrRequest) {
+			t.Errorf("word at %d of 64 bytes: %v", off, err)
+		}
+	}
+	if err := e.WaitNotification(t.Context(), nil, 1); !errors.Is(err, ErrRequest) {
+		t.Errorf("no word: %v", err)
+	}
+}
+
+func TestNoDaemon(t *testing.T) {
+	_, err := Attach(t.Context(), Options{Socket: filepath.Join(t.TempDir(), "none.sock")})
+	if !errors.Is(err, ErrNoDaemon) || !strings.Contains(err.Error(), "start one with") || !strings.Contains(err.Error(), "none.sock") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	socket := startFake(t, nil)
+	_, err := Attach(t.Context(), Options{Socket: socket, Node: 7})
+	var r *attach.RefusedError
+	if !errors.As(err, &r) || r.Code != attach.CodeNoNode || !strings.Contains(err.Error(), "exanetctl node show") {
+		t.Errorf("%v", err)
+	}
+	if _, err := Attach(t.Context(), Options{Socket: socket, Group: "not a name"}); !errors.Is(err, attach.ErrValue) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestVersions: a daemon of another version is refused, whoever notices first,
+// and both versions are named.
+func TestVersions(t *testing.T) {
+	w := attach.Welcome{Product: "exanet 99", Interface: 16, VABits: 48, PDID: 1, Method: 1, Policy: 1}
+	welcome, err := w.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	welcome[2] = 99
+	refused := (&attach.RefusedError{Product: "exanet 99", Code: attach.CodeVersion, Text: "x"}).Append(nil)
+	refused[2] = 99
+	for name, msg := range map[string][]byte{"the library notices": welcome, "pfd notices": refused} {
+		socket := filepath.Join(t.TempDir(), "s")
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket + attach.SocketSuffix, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		served := make(chan error)
+		go func() {
+			served <- attach.Serve(ctx, l, func(ctx context.Context, c *attach.Conn) {
+				var buf [attach.MaxMessage]byte
+				if _, _, err := c.Receive(ctx, buf[:]); err != nil {
+					t.Error(err)
+				}
+				if err := c.Send(msg); err != nil {
+					t.Error(err)
+				}
+			})
+		}()
+		_, err = Attach(t.Context(), Options{Socket: socket})
+		if !errors.Is(err, ErrVersion) {
+			t.Errorf("%s: %v, want ErrVersion", name, err)
+		}
+		for _, s := range []string{"exanet 99", "speaks 99", attach.Product(), fmt.Sprintf("speaks %d", attach.Protocol)} {
+			if !strings.Contains(err.Error(), s) {
+				t.Errorf("%s: %q does not name %q", name, err, s)
+			}
+		}
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestNoDescriptorLeaks: attaching and closing, and attaching in vain, leave
+// nothing open.
+func TestNoDescriptorLeaks(t *testing.T) {
+	socket := startFake(t, nil)
+	count := func() int {
+		names, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(names)
+	}
+	round := func() {
+		e, err := Attach(t.Context(), Options{Socket: socket, Node: homeNode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr := mustWrite(t, e, WriteRequest{Src: pattern(8), Dst: remote(e, t, make([]byte, 8), toHold)})
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(tr.Err(), ErrAborted) {
+			t.Errorf("%v", tr.Err())
+		}
+		if _, err := Attach(t.Context(), Options{Socket: socket, Node: 7}); err == nil {
+			t.Fatal("attached to a node that is not")
+		}
+	}
+	round()
+	before := count()
+	for range 20 {
+		round()
+	}
+	// The fake closes its side after the answer: wait for it, with the test's
+	// own deadline.
+	for count() > before {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestSocketRule keeps this package's idea of the default socket and that of
+// the control interface the same.
+func TestSocketRule(t *testing.T) {
+	for _, dir := range []string{"", "/run/a", "/run/a:/run/b"} {
+		t.Setenv("RUNTIME_DIRECTORY", dir)
+		a, aerr := attach.DefaultSocket()
+		c, cerr := control.DefaultSocket()
+		if a != c || (aerr == nil) != (cerr == nil) {
+			t.Errorf("RUNTIME_DIRECTORY=%q: attach %q, control %q", dir, a, c)
+		}
+	}
+	if control.AttachSocket("x") != "x"+attach.SocketSuffix {
+		t.Error("the attachment socket's suffix differs")
+	}
+}
+
+func TestPollAllocatesNothing(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	held := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, make([]byte, 64), toPause)})
+	copied := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, make([]byte, 64), toCopy)})
+	if err := copied.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range []*Transfer{held, copied} {
+		if n := testing.AllocsPerRun(1000, func() { tr.Poll() }); n != 0 {
+			t.Errorf("%v: %v allocations", tr.Poll(), n)
+		}
+	}
+}
+
+func BenchmarkPoll(b *testing.B) {
+	p, err := attach.NewPages(make([]byte, attach.MemorySize))
+	if err != nil {
+		b.Fatal(err)
+	}
+	p.SetDone(0, device.DoneOngoing, 0, 0)
+	tr := &Transfer{ep: &Endpoint{pages: p}}
+	b.ReportAllocs()
+	for b.Loop() {
+		tr.Poll()
+	}
+}
+
+const pollEnv = "RDMA_TEST_POLL"
+
+// pollMain polls on a thread that may make no system call but write and
+// sigreturn: the kernel kills the process at any other (seccomp(2)).
+func pollMain() int {
+	p, err := attach.NewPages(make([]byte, attach.MemorySize))
+	if err != nil {
+		return 1
+	}
+	tr := &Transfer{ep: &Endpoint{pages: p}}
+	sum := 0
+	poll := func(n int) {
+		for i := range n {
+			p.SetDone(0, device.DoneOngoing, 0, uint8(i&1))
+			sum += int(tr.Poll())
+		}
+	}
+	poll(1000)
+	other := os.Getenv(pollEnv) == "other"
+	if err := forbidCalls(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	poll(1000)
+	if other {
+		unix.Getppid()
+	}
+	_, _ = unix.Write(1, []byte("polled"))
+	unix.Getppid() // the end
+	return 0
+}
+
+// forbidCalls has the kernel kill the process when the calling thread makes any
+// system call but write and rt_sigreturn.
+func forbidCalls() error {
+	runtime.LockOSThread()
+	const loadNr, jumpEq, ret = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+	filter := []unix.SockFilter{
+		{Code: loadNr}, // seccomp_data.nr
+		{Code: jumpEq, K: unix.SYS_WRITE, Jt: 2},
+		{Code: jumpEq, K: unix.SYS_RT_SIGRETURN, Jt: 1},
+		{Code: ret, K: unix.SECCOMP_RET_KILL_PROCESS},
+		{Code: ret, K: unix.SECCOMP_RET_ALLOW},
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0)
+}
+
+// TestPollMakesNoSystemCall: a thread without system calls can poll. The second
+// case shows that the harness would notice one.
+func TestPollMakesNoSystemCall(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(mode string) string {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(exe)
+		cmd.Env = append(os.Environ(), pollEnv+"="+mode, "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
+		cmd.Stdout = w
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		b := make([]byte, 64)
+		n, _ := io.ReadFull(r, b[:len("polled")])
+		r.Close()
+		var exit *exec.ExitError
+		if err := cmd.Wait(); !errors.As(err, &exit) || exit.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGSYS {
+			t.Fatalf("the polling process ended with %v, want death by SIGSYS", err)
+		}
+		return string(b[:n])
+	}
+	if got := run("other"); got != "" {
+		t.Fatalf("a thread that made another system call lived to say %q", got)
+	}
+	// The Go scheduler itself may make a system call on that thread when the
+	// machine is so busy that 1000 polls take its 10 ms; Poll would each time.
+	for range 10 {
+		if run("poll") == "polled" {
+			return
+		}
+	}
+	t.Error("polling made a system call in each of 10 runs")
+}
+
+func TestRemote(t *testing.T) {
+	r := Remote{Node: 0x3abcde, PDID: 0xbeef, VA: 0x7f0012345678, Len: 0x1001}
+	const text = "exanet1:3abcde:beef:00007f0012345678:0000000000001001"
+	b, err := r.MarshalText()
+	if err != nil || string(b) != text {
+		t.Errorf("%s, %v", b, err)
+	}
+	var got Remote
+	if err := got.UnmarshalText([]byte(text)); err != nil || !reflect.DeepEqual(got, r) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, s := range []string{
+		"", "exanet1", text + ":", text[:len(text)-1], strings.Replace(text, "exanet1", "exanet2", 1),
+		strings.ToUpper(text), strings.Replace(text, "beef", "bee-", 1), strings.Replace(text, "beef", "+bee", 1),
+		strings.Replace(text, "3abcde", "400000", 1), strings.Replace(text, "1001", "0000", 1),
+		"exanet1:000001:0001:ffffffffffffffff:0000000000000002",
+	} {
+		if _, err := ParseRemote(s); !errors.Is(err, ErrRemote) {
+			t.Errorf("%q: %v", s, err)
+		}
+	}
+	if _, err := (Remote{}).MarshalText(); !errors.Is(err, ErrRemote) {
+		t.Errorf("empty: %v", err)
+	}
+}
+
+func FuzzParseRemote(f *testing.F) {
+	f.Add("exanet1:3abcde:beef:00007f0012345678:0000000000001001")
+	f.Add("exanet1:000000:0000:0000000000000000:ffffffffffffffff")
+	f.Add("exanet1:::::")
+	f.Fuzz(func(t *testing.T, s string) {
+		r, err := ParseRemote(s)
+		if err == nil && r.String() != s {
+			t.Errorf("%q becomes %q", s, r)
+		}
+	})
+}

@@ -53,6 +53,8 @@ func build(seed uint64) (*scenario, error) {
 		Policy: []fault.Policy{fault.PIO, fault.PI4, fault.PIA}[pick(3)],
 		Injection: link.Injection{
 			LoseAck: pick(3) * pick(150_000), LoseNack: pick(3) * pick(150_000), LoseRAPF: pick(3) * pick(150_000),
+			LoseData: pick(2) * pick(50_000), Duplicate: pick(2) * pick(100_000), Delay: pick(2) * pick(200_000), DelayMax: int64(1 + pick(50_000_000)),
+			Tear: pick(2) * pick(50_000), Corrupt: pick(2) * pick(50_000),
 		},
 	}
 	w, err := New(cfg)
@@ -244,7 +246,8 @@ func (s *scenario) check(t *transfer) error {
 }
 
 // TestSeeds runs many seeds: each transfer ends with exact bytes or a clean
-// error, whatever of NACKs, ACKs and RAPFs is lost. PFD_SEEDS and PFD_SEED
+// error, whatever of NACKs, ACKs, RAPFs and data is lost, doubled, torn, spoiled
+// or late. PFD_SEEDS and PFD_SEED
 // change how many, and which one alone.
 func TestSeeds(t *testing.T) {
 	first, count := uint64(0), uint64(2000)

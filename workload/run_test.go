@@ -197,7 +197,7 @@ func TestRunNoNode(t *testing.T) {
 	q := fakeRequest(t, "ok")
 	q.To = 7
 	r, err := Run(t.Context(), &fakeDaemon{}, q)
-	if !errors.Is(err, ErrNode) || r.Error == nil || !strings.Contains(*r.Error, "no node 7") {
+	if !errors.Is(err, ErrNode) || r.Error == nil || !strings.Contains(*r.Error, "node 7") {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	checkKeys(t, r)

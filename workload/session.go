@@ -95,7 +95,7 @@ func nodeID(nodes []control.Node, index int) (uint32, error) {
 			return n.ID, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: no node %d: this pfd has %d, counted from 0 (pfd --nodes)", ErrNode, index, len(nodes))
+	return 0, fmt.Errorf("%w: node %d: this pfd has %d, counted from 0 (pfd --nodes)", ErrNode, index, len(nodes))
 }
 
 // groupName gives a group to the session alone.

@@ -1,0 +1,146 @@
+package house
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// levels are the package table: a package imports only what
+// stands below it. A package that is not named here takes its parent's level.
+var levels = map[string]int{
+	"cmd": 7,
+
+	"daemon": 6, "workload": 6, "qemu": 6, "trace": 6,
+
+	"domain": 5, "fault": 5, "emu": 5, "sim": 5, "rdma": 5,
+
+	// What daemon, emu and rdma speak to each other with.
+	"attach": 4, "control": 4,
+
+	"gup": 3, "soc": 3, "vfio/user": 3,
+
+	"proc": 2, "netlink": 2, "vfio": 2, "uio": 2,
+
+	"mailbox": 1, "packetizer": 1,
+
+	"device": 0, "internal": 0,
+}
+
+// sideways are the arrows between rooms of one level that are meant.
+var sideways = map[string][]string{
+	"packetizer": {"mailbox"},         // sends its messages
+	"sim":        {"domain", "fault"}, // drives the driver, too
+}
+
+// strangers must not be reached at all, not even through others.
+var strangers = map[string][]string{
+	"fault":  {"emu", "soc", "vfio", "uio"},
+	"domain": {"fault", "emu", "soc", "vfio", "uio"},
+	"rdma":   {"proc", "soc", "emu", "fault", "domain", "gup"},
+	"gup":    {"netlink", "soc", "fault"},
+	"sim":    {"emu", "rdma", "workload", "daemon"},
+	"vfio":   {"device", "soc", "fault"},
+	"soc":    {"proc", "netlink", "gup", "attach"},
+	"cmd":    {"soc", "fault", "domain", "proc", "gup"}, // directly, see below
+}
+
+// room gives the entry of levels for a package.
+func room(pkg string) (string, bool) {
+	for p := pkg; ; {
+		if _, ok := levels[p]; ok {
+			return p, true
+		}
+		i := strings.LastIndex(p, "/")
+		if i < 0 {
+			return "", false
+		}
+		p = p[:i]
+	}
+}
+
+// within tells whether pkg is p or below it.
+func within(pkg, p string) bool { return pkg == p || strings.HasPrefix(pkg, p+"/") }
+
+// own gives the packages of this module among words.
+func own(words []string) []string {
+	var list []string
+	for _, w := range words {
+		if rest, ok := strings.CutPrefix(w, module+"/"); ok {
+			list = append(list, rest)
+		}
+	}
+	return list
+}
+
+func TestImportsPointDown(t *testing.T) {
+	out := goCommand(t, nil, "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...")
+	for line := range strings.Lines(out) {
+		words := own(strings.Fields(line))
+		if len(words) == 0 {
+			continue
+		}
+		pkg, imports := words[0], words[1:]
+		from, ok := room(pkg)
+		if !ok {
+			t.Errorf("%s has no level: give it one in the table of this test", pkg)
+			continue
+		}
+		for _, imp := range imports {
+			to, ok := room(imp)
+			switch {
+			case !ok, from == to, levels[from] > levels[to], slices.Contains(sideways[from], to):
+			case levels[from] == levels[to]:
+				t.Errorf("%s imports %s, which stands beside it", pkg, imp)
+			default:
+				t.Errorf("%s imports %s, which stands above it", pkg, imp)
+			}
+		}
+	}
+}
+
+func TestStrangers(t *testing.T) {
+	out := goCommand(t, nil, "list", "-f", `{{.ImportPath}} {{join .Imports " "}}|{{join .Deps " "}}`, "./...")
+	for line := range strings.Lines(out) {
+		direct, deps, _ := strings.Cut(line, "|")
+		words := own(strings.Fields(direct))
+		if len(words) == 0 {
+			continue
+		}
+		pkg, reached := words[0], own(strings.Fields(deps))
+		if within(pkg, "cmd") {
+			reached = words[1:] // a command reaches everything through daemon
+		}
+		for p, list := range strangers {
+			if !within(pkg, p) {
+				continue
+			}
+			for _, stranger := range list {
+				for _, r := range reached {
+					if within(r, stranger) {
+						t.Errorf("%s must not know %s and reaches %s", pkg, stranger, r)
+					}
+				}
+			}
+		}
+	}
+}
+
+// soc and the codecs are pure: they build for a system that is not Linux, so
+// that nothing in them can depend on one.
+func TestPurePackagesBuildElsewhere(t *testing.T) {
+	pure := []string{"device", "mailbox", "packetizer", "control", "soc", "sim"}
+	out := goCommand(t, nil, "list", "./...")
+	args := []string{"vet"}
+	for _, pkg := range own(strings.Fields(out)) {
+		for _, p := range pure {
+			if within(pkg, p) && pkg != "device/devicetest" {
+				args = append(args, "./"+pkg)
+			}
+		}
+	}
+	if len(args) < 1+len(pure) {
+		t.Errorf("only %q are left of the pure packages %q", args[1:], pure)
+	}
+	goCommand(t, []string{"GOOS=darwin", "CGO_ENABLED=0"}, args...)
+}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -252,6 +253,8 @@ func child(role string) int {
 			return 1
 		}
 		say("%d", pid)
+	case "target":
+		return target(ctx, socket, say)
 	case "nobody":
 		const nobody = 65534
 		if err := errors.Join(unix.Setgroups(nil), unix.Setresgid(nobody, nobody, nobody), unix.Setresuid(nobody, nobody, nobody)); err != nil {
@@ -264,23 +267,42 @@ func child(role string) int {
 	return 0
 }
 
+// keepSockets has every socket of this process stay open over an exec.
+func keepSockets() error {
+	fds, err := socketFDs()
+	for _, fd := range fds {
+		if _, ferr := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); ferr != nil {
+			err = errors.Join(err, ferr)
+		}
+	}
+	return err
+}
+
+func socketFDs() (fds []int, err error) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		link, lerr := os.Readlink("/proc/self/fd/" + e.Name())
+		if lerr != nil || !strings.HasPrefix(link, "socket:") {
+			continue
+		}
+		fd, aerr := strconv.Atoi(e.Name())
+		if aerr != nil {
+			return nil, aerr
+		}
+		fds = append(fds, fd)
+	}
+	return fds, err
+}
+
 // lend starts a process that inherits every socket of this one.
 func lend() (int, error) {
-	entries, err := os.ReadDir("/proc/self/fd")
+	fds, err := socketFDs()
 	if err != nil {
 		return 0, err
 	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"=hold")
-	for _, e := range entries {
-		link, err := os.Readlink("/proc/self/fd/" + e.Name())
-		if err != nil || !strings.HasPrefix(link, "socket:") {
-			continue
-		}
-		var fd int
-		if _, err := fmt.Sscan(e.Name(), &fd); err != nil {
-			return 0, err
-		}
+	for _, fd := range fds {
 		if fd, err = unix.Dup(fd); err != nil {
 			return 0, err
 		}

@@ -27,6 +27,9 @@ func (c *conn) handle(m message) {
 		c.s.log.Debug("vfio-user: request refused", "command", m.Command, "error", err)
 		c.out = c.out[:start]
 		c.dropReplyFDs()
+		if !c.negotiated { // there is no second try
+			c.fail = err
+		}
 		if !m.noReply() {
 			c.refuse(m, err)
 		}
@@ -85,8 +88,7 @@ func (c *conn) request(m *message) error {
 		return refuse(unix.EINVAL, "message of type %d", m.Flags&flagTypeMask)
 	}
 	if !c.negotiated && m.Command != CmdVersion {
-		c.fail = refuse(unix.EINVAL, "%v before VERSION", m.Command)
-		return c.fail
+		return refuse(unix.EINVAL, "%v before VERSION", m.Command)
 	}
 	if len(m.fds) > 0 && m.Command != CmdDMAMap && m.Command != CmdSetIRQs {
 		return refuse(unix.EINVAL, "%v with %d descriptors", m.Command, len(m.fds))
@@ -145,16 +147,11 @@ func (c *conn) request(m *message) error {
 	return refuse(unix.EINVAL, "unknown command %d", uint16(m.Command))
 }
 
-// version agrees on the protocol. After a refusal the connection closes.
-func (c *conn) version(m *message) (err error) {
+// version agrees on the protocol.
+func (c *conn) version(m *message) error {
 	if c.negotiated {
 		return refuse(unix.EINVAL, "a second VERSION")
 	}
-	defer func() {
-		if err != nil {
-			c.fail = err
-		}
-	}()
 	v, err := DecodeVersion(m.body)
 	if err != nil {
 		return err

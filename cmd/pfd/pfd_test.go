@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/control"
+)
+
+const (
+	childEnv = "PFD_TEST_MAIN"
+	// patience is met only where something hangs.
+	patience = 30 * time.Second
+)
+
+// TestMain is pfd itself where a test has started it as such.
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// pfd is a real process of this program.
+type pfd struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	done   chan struct{}
+}
+
+func startPFD(t *testing.T, args ...string) *pfd {
+	t.Helper()
+	p := &pfd{t: t, cmd: exec.Command(os.Args[0], args...), done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), childEnv+"=1")
+	p.cmd.Stderr = &p.stderr
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		// Its exit code is looked at by code.
+		_ = p.cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	})
+	return p
+}
+
+// ready waits until the daemon answers.
+func (p *pfd) ready(socket string) control.Status {
+	p.t.Helper()
+	c, err := control.New(socket)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for {
+		s, err := c.Status(ctx)
+		if err == nil && s.PID == p.cmd.Process.Pid {
+			return s
+		}
+		select {
+		case <-p.done:
+			p.t.Fatalf("pfd ended: %s", p.stderr.String())
+		case <-ctx.Done():
+			p.t.Fatalf("pfd does not answer: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func (p *pfd) code() int {
+	p.t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		p.t.Fatal("pfd does not end")
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func TestSIGTERMExitsZero(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		t.Run(sig.String(), func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "pfd.sock")
+			p := startPFD(t, "--nodes", "3", "--socket", socket, "--timeout-us", "1000", "--guard-us", "5000", "--source-faults", "timeout")
+			s := p.ready(socket)
+			if s.Nodes != 3 || s.TimeoutUS != 1000 || s.GuardUS != 5000 || s.SourceFaults != "timeout" || s.Device != "emu" || s.State != control.StateReady {
+				t.Errorf("status %+v", s)
+			}
+			if err := p.cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			if c := p.code(); c != exitOK {
+				t.Errorf("exit code %d: %s", c, p.stderr.String())
+			}
+			for _, path := range []string{socket, control.AttachSocket(socket)} {
+				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s is left behind: %v", path, err)
+				}
+			}
+		})
+	}
+}
+
+func TestSecondDaemon(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "pfd.sock")
+	first := startPFD(t, "--socket", socket)
+	first.ready(socket)
+
+	same := startPFD(t, "--socket", socket)
+	if c := same.code(); c != exitFailed {
+		t.Errorf("a second pfd on the same socket exits %d", c)
+	}
+	if out := same.stderr.String(); !strings.Contains(out, socket) || !strings.Contains(out, "in use") || !strings.Contains(out, "--socket") {
+		t.Errorf("it says %q", out)
+	}
+	first.ready(socket)
+
+	beside := startPFD(t, "--socket", filepath.Join(dir, "other.sock"))
+	beside.ready(filepath.Join(dir, "other.sock"))
+
+	// What a killed pfd leaves is replaced.
+	if err := first.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	first.code()
+	if _, err := os.Lstat(socket); err != nil {
+		t.Fatalf("a killed pfd left no socket: %v", err)
+	}
+	startPFD(t, "--socket", socket).ready(socket)
+}
+
+func TestDefaultSocket(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run") // to be made
+	t.Setenv("RUNTIME_DIRECTORY", dir)
+	p := startPFD(t)
+	p.ready(filepath.Join(dir, "pfd.sock"))
+}
+
+func TestCommandLine(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "pfd.sock")
+	for _, tc := range []struct {
+		args []string
+		code int
+		out  string
+	}{
+		{[]string{"--help"}, exitOK, "--source-faults"},
+		{[]string{"--version"}, exitOK, "pfd version"},
+		{[]string{"--no-such-flag"}, exitUsage, "no-such-flag"},
+		{[]string{"serve"}, exitUsage, "flags only"},
+		{[]string{"--socket", socket, "--nodes", "0"}, exitUsage, "1 to 64"},
+		{[]string{"--socket", socket, "--nodes", "x"}, exitUsage, "invalid argument"},
+		{[]string{"--socket", socket, "--device", "vfio:0000:01:00.0"}, exitUsage, "--device"},
+		{[]string{"--socket", socket, "--source-faults", "no"}, exitUsage, "fifo"},
+		{[]string{"--socket", socket, "--log-level", "loud"}, exitUsage, "debug, info"},
+		{[]string{"--socket", socket, "--timeout-us", "0"}, exitUsage, "--timeout-us"},
+		{[]string{"--socket", socket, "--guard-us", "0"}, exitUsage, "--guard-us"},
+		{[]string{"--socket", "/" + strings.Repeat("s", 101)}, exitUsage, "at most 100 bytes"},
+		{[]string{"--socket", filepath.Join(socket, "none", "pfd.sock")}, exitFailed, "no such file or directory"},
+	} {
+		t.Run(strings.Join(tc.args, " "), func(t *testing.T) {
+			var out bytes.Buffer
+			if c := run(context.Background(), tc.args, &out, &out); c != tc.code {
+				t.Errorf("exit code %d, want %d: %s", c, tc.code, out.String())
+			}
+			if !strings.Contains(out.String(), tc.out) {
+				t.Errorf("says %q, want %q in it", out.String(), tc.out)
+			}
+		})
+	}
+}

@@ -518,3 +518,35 @@ func TestNotifyWakes(t *testing.T) {
 
 // eventAddress gives where the event word is mapped.
 func (p *Pages) eventAddress() uintptr { return uintptr(p.base) + WakeEvent }
+
+// TestMappingGoesWithItsPages: a library's mapping is unmapped once nothing
+// refers to it any more, and not before.
+func TestMappingGoesWithItsPages(t *testing.T) {
+	m, err := NewMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	mappings := func() int {
+		b, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(b), "pfd-attachment")
+	}
+	runtime.GC() // of earlier tests
+	p, err := MapMemory(m.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		runtime.GC()
+	}
+	m.SetDone(3, device.DoneCompleted, 0, 0)
+	if p.Done(3) != device.DoneCompleted {
+		t.Error("not the same memory")
+	}
+	for p = nil; mappings() > 1; {
+		runtime.GC()
+	}
+}

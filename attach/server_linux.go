@@ -16,12 +16,20 @@ const MaxConnsPerUID = 64
 // Serve accepts connections on l, a SOCK_SEQPACKET listener, until ctx ends; it
 // then closes l, waits for the handlers and returns nil. Each connection gets a
 // goroutine with handle, after which it is closed. The context that handle gets
-// ends with ctx. An error means that l does not accept any more.
+// ends with ctx. An error means that l does not accept any more; l
+// is closed then too.
 func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Context, c *Conn)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
+	closed := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		_ = l.Close() // fails where the caller has closed it
+		close(closed)
+	})
+	defer func() {
+		cancel()
+		<-closed
+	}()
 	var handlers sync.WaitGroup
 	defer handlers.Wait()
 	users := userCount{n: map[uint32]int{}}

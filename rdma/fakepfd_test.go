@@ -103,8 +103,8 @@ func (f *fake) netlinkSocket() (int, uint32, error) {
 
 func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 	hello, err := c.AwaitHello(ctx)
-	if errors.Is(err, io.EOF) {
-		return nil // waitForSocket
+	if errors.Is(err, io.EOF) || ctx.Err() != nil {
+		return nil // waitForSocket, or the end of the test
 	}
 	if err != nil {
 		return err
@@ -186,7 +186,6 @@ type engine struct {
 	paused     map[int]device.Descriptor // wait for a RAPF with the channel for transaction
 	kicked     chan struct{}             // closed to end the attachment
 	once       sync.Once
-	sleeps     int
 }
 
 func (e *engine) run() error {

@@ -9,7 +9,7 @@ import (
 // DescriptorSize is the size of a channel descriptor in bytes (001 §2.3.3.2).
 const DescriptorSize = 64
 
-// DescriptorWords is the number of u64 in a descriptor.
+// DescriptorWords is the number of u64 in a descriptor (001 §2.3.3.2).
 const DescriptorWords = DescriptorSize / 8
 
 // Offsets in a channel descriptor, little-endian (spec/messages.md 1;

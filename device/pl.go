@@ -31,7 +31,7 @@ const (
 // Values and reset values of the control page (spec/hardware.md 3).
 const (
 	IDValue      = 0x4e415845
-	VersionValue = 1<<16 | 0
+	VersionValue = 1 << 16 // major 1, minor 0
 
 	TimeoutReset     = 20000  // 001: 20 ms after 200 ms at first
 	GuardReset       = 100000 // ours

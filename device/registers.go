@@ -152,6 +152,7 @@ func fold(w WindowID, offset uint32) uint32 {
 	return offset
 }
 
+// foldNone is no offset of any window (ours).
 const foldNone = ^uint32(0)
 
 // buildIndex gives, for each word of a folded window, the register's place in

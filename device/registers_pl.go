@@ -1,15 +1,19 @@
 package device
 
-// Sources of the register map.
+// Sources of the register map: what its rows cite.
 const (
-	srcPL    = "spec/hardware.md 3, ours"
-	srcTime  = "spec/hardware.md 3; 001 §4.2"
-	srcFIFO  = "spec/hardware.md 4; 000 table 3.2, offsets ours"
-	srcSMMU  = "spec/hardware.md 5; Arm IHI 0062"
-	srcDesc  = "spec/messages.md 1; 001 §2.3.3.2"
-	srcBell  = "spec/hardware.md 6; 001 §3.5, a word a slot ours"
-	srcPktz  = "spec/messages.md 4; 000 §3.2.1, offsets ours"
-	srcMbox  = "spec/hardware.md 3; 001 §3.2, offsets ours"
+	srcPL   = "spec/hardware.md 3, ours"
+	srcTime = "spec/hardware.md 3; 001 §4.2"
+	srcFIFO = "spec/hardware.md 4; 000 table 3.2, offsets ours"
+	srcSMMU = "spec/hardware.md 5; Arm IHI 0062"
+	srcDesc = "spec/messages.md 1; 001 §2.3.3.2"
+	srcBell = "spec/hardware.md 6; 001 §3.5, a word a slot ours"
+	srcPktz = "spec/messages.md 4; 000 §3.2.1, offsets ours"
+	srcMbox = "spec/hardware.md 3; 001 §3.2, offsets ours"
+)
+
+// Masks that several registers share (spec/hardware.md 3).
+const (
 	allBits  = ^uint64(0)
 	low32    = 1<<32 - 1
 	cfgBits  = 1<<40 - 1 | PktzFormGSAS | CfgEnable

@@ -195,7 +195,7 @@ func (r *Receiver) closedOr(err error) error {
 // judge looks at what recvmsg took; false: it was counted and dropped.
 func (r *Receiver) judge() (Fault, bool, error) {
 	switch {
-	case r.readErr == unix.ENOBUFS:
+	case errors.Is(r.readErr, unix.ENOBUFS):
 		r.overruns.Add(1)
 		return Fault{}, false, nil
 	case r.readErr != nil:
@@ -220,8 +220,8 @@ func (r *Receiver) judge() (Fault, bool, error) {
 func (r *Receiver) recvmsg(fd uintptr) bool {
 	for {
 		r.n, r.oobn, r.flags, r.peer, r.readErr = unix.Recvmsg(int(fd), r.buf[:], r.oob[:], unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
-		if r.readErr != unix.EINTR {
-			return r.readErr != unix.EAGAIN
+		if !errors.Is(r.readErr, unix.EINTR) {
+			return !errors.Is(r.readErr, unix.EAGAIN)
 		}
 	}
 }

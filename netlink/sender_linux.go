@@ -92,18 +92,18 @@ func (s *Sender) Send(port uint32, f Fault) error {
 	s.to.Pid = port
 	for {
 		err = unix.Sendto(s.fd, b, unix.MSG_DONTWAIT, &s.to)
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		s.sent.Add(1)
 		return nil
-	case unix.EAGAIN:
+	case errors.Is(err, unix.EAGAIN):
 		s.full.Add(1)
 		return ErrFull
-	case unix.ECONNREFUSED:
+	case errors.Is(err, unix.ECONNREFUSED):
 		s.noReceiver.Add(1)
 		return ErrNoReceiver
 	}

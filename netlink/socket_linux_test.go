@@ -489,7 +489,7 @@ func TestFromFDRefuses(t *testing.T) {
 	if _, err := FromFD(fd, Credentials{}); err == nil {
 		t.Error("a pipe was taken for a netlink socket")
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
 		t.Errorf("the descriptor is still open: %v", err)
 	}
 	if _, err := FromFD(-1, Credentials{}); err == nil {

@@ -121,3 +121,13 @@ func FuzzGSAS(f *testing.F) {
 		}
 	})
 }
+
+func FuzzDestination(f *testing.F) {
+	f.Add(uint64(0x3f2abcde))
+	f.Add(^uint64(0))
+	f.Fuzz(func(t *testing.T, v uint64) {
+		if got := packetizer.Destination(packetizer.SplitDestination(v)); got != v&0xff3fffff {
+			t.Fatalf("%016x encoded as %016x", v, got)
+		}
+	})
+}

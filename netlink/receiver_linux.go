@@ -37,9 +37,11 @@ func NewReceiver(sender uint32) (f *os.File, port uint32, err error) {
 // Credentials say who the sender is, as a receiver was told at Attach.
 type Credentials struct {
 	Port uint32 // netlink port id; 0: the kernel
-	// PID and UID as SCM_CREDENTIALS gives them in the receiver's namespaces;
-	// SO_PEERCRED of the attachment socket gives the same numbers. Not looked at
-	// for the kernel.
+	// PID and UID as SCM_CREDENTIALS gives them in the receiver's namespaces:
+	// the process id and the real user id of who sends. SO_PEERCRED of the
+	// attachment socket gives the same numbers where pfd itself called listen and
+	// is not set-uid (it states the listener and its effective user id). Not
+	// looked at for the kernel.
 	PID int32
 	UID uint32
 }

@@ -226,5 +226,9 @@ func (c *Client) dialError(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w on %s: this user may not open the socket: run as the user of pfd, or start a pfd of your own with `pfd --nodes 2 --socket PATH` (%w)", ErrNoDaemon, c.socket, err)
 	}
-	return fmt.Errorf("%w on %s: %w", ErrNoDaemon, c.socket, err)
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return fmt.Errorf("%w on %s: %w", ErrNoDaemon, c.socket, err)
+	}
+	return fmt.Errorf("pfd on %s closed the connection without an answer: it ends, or this user has too many connections to it: try again (%w)", c.socket, err)
 }

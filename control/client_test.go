@@ -135,3 +135,18 @@ func TestClientEndsWithItsContext(t *testing.T) {
 		t.Errorf("error %v, want context.Canceled", err)
 	}
 }
+
+func TestClientThatIsDropped(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		conn.Close()
+	})
+	_, err := c.Status(context.Background())
+	if err == nil || errors.Is(err, ErrNoDaemon) || !strings.Contains(err.Error(), "closed the connection") {
+		t.Errorf("error %v", err)
+	}
+}

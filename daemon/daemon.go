@@ -121,7 +121,12 @@ func (d *Daemon) Run(ctx context.Context) error {
 	// Nothing posted runs any more: sessions that still wait for it give up.
 	close(d.stopped)
 	if accepting != nil {
-		<-accepting
+		// A handshake may sleep in the kernel (a peer in the middle of an exec).
+		select {
+		case <-accepting:
+		case <-time.After(d.cfg.DrainTime):
+			d.log.Warn("a connection to the attachment socket is still being served: not waiting any longer")
+		}
 	}
 	d.log.Info("stopped", "after", d.uptime(), "err", err)
 	return err

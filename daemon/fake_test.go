@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault/faulttest"
@@ -131,15 +128,3 @@ var errFake = errors.New("the fake device broke")
 
 // faultAccess is what the registers tell of an access.
 type faultAccess = faulttest.Access
-
-// addressOf gives where a mapping lies.
-func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
-
-// mincore tells whether the page at va is resident, in vec[0] bit 0.
-func mincore(va uint64, vec []byte) error {
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(va), 4096, uintptr(unsafe.Pointer(unsafe.SliceData(vec))))
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}

@@ -22,8 +22,9 @@ const (
 	controlHeaderBytes = 16 << 10
 	controlReadTime    = 5 * time.Second
 	controlWriteTime   = 30 * time.Second
+	controlAnswerTime  = 25 * time.Second
 	controlIdleTime    = time.Minute
-	// ownerTime bounds the wait for the goroutine that owns the windows.
+	// ownerTime bounds one wait for the goroutine that owns the windows.
 	ownerTime = 5 * time.Second
 )
 
@@ -68,7 +69,7 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics fu
 				reply(w, nil, err)
 				return
 			}
-			ctx, cancel := context.WithTimeout(r.Context(), ownerTime)
+			ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)
 			defer cancel()
 			v, err := e.answer(ctx, q)
 			reply(w, v, err)
@@ -79,7 +80,7 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics fu
 			reply(w, nil, err)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), ownerTime)
+		ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)
 		defer cancel()
 		text, err := metrics(ctx)
 		if err != nil {

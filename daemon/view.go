@@ -41,7 +41,12 @@ func (d *Daemon) each(ctx context.Context, q *query, f func(n *node) error) erro
 		if q.node != control.AllNodes && q.node != n.index {
 			continue
 		}
-		if err := d.own(ctx, n, func() error { return f(n) }); err != nil {
+		err := func() error {
+			ctx, cancel := context.WithTimeout(ctx, ownerTime)
+			defer cancel()
+			return d.own(ctx, n, func() error { return f(n) })
+		}()
+		if err != nil {
 			return err
 		}
 	}

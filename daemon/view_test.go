@@ -19,6 +19,8 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/rdma"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew; look at the difference before keeping it")
@@ -215,24 +217,31 @@ func TestFaultIsServedAndShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(page)
-	va := addressOf(page)
+	self, err := proc.OpenPID(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer self.Close()
+	va := rdma.VAOf(page)
+	if w, err := self.Walk(va, 1, true); err != nil || w.Absent != 1 {
+		t.Fatalf("the page is there before its fault: %+v, %v", w, err)
+	}
 	r.fake.do(func() {
 		r.fake.nodes[0].Push(device.FaultEntry{
 			Source: 1, Transaction: 7, Sequence: 9, PDID: g.PDID,
-			Page: va >> device.PageShift, Response: device.ResponseSlaveError,
+			Page: uint64(va) >> device.PageShift, Response: device.ResponseSlaveError,
 		}, device.PageSize)
 	})
 	r.until("the RAPF is out", func() bool { return len(r.fake.nodes[0].Sent) == 1 })
-	vec := make([]byte, 1)
-	if err := mincore(va, vec); err != nil || vec[0]&1 == 0 {
-		t.Errorf("the page is not resident: %v, %v", vec, err)
+	if w, err := self.Walk(va, 1, true); err != nil || w.Absent != 0 || w.Denied != 0 {
+		t.Errorf("the page may not be written: %+v, %v", w, err)
 	}
 	faults, err := r.client.Faults(r.ctx(), control.AllNodes, 10)
 	if err != nil || len(faults) != 1 {
 		t.Fatalf("faults %+v, %v", faults, err)
 	}
 	f := faults[0]
-	if f.Node != 0 || f.Slot != int(g.Slot) || uint64(f.Page) != va || !f.Write || f.Method != "gup" || f.Policy != "p1" ||
+	if f.Node != 0 || f.Slot != int(g.Slot) || uint64(f.Page) != uint64(va) || !f.Write || f.Method != "gup" || f.Policy != "p1" ||
 		f.Kind != "minor" || f.Outcome != "resolved" || f.SourceNode != 1 || f.Transaction != 7 || f.Sequence != 9 || !f.Block {
 		t.Errorf("fault %+v", f)
 	}

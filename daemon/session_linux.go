@@ -84,9 +84,14 @@ func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
 // refuse answers a connection that gets no attachment, and counts it.
 func (d *Daemon) refuse(c *attach.Conn, err error) {
 	d.refused.Add(1)
-	d.log.Info("attachment refused", "pid", c.Peer().PID, "uid", c.Peer().UID, "err", err)
 	var r *attach.RefusedError
-	if !errors.As(err, &r) {
+	answer := errors.As(err, &r)
+	why := err.Error()
+	if answer {
+		why = r.Text
+	}
+	d.log.Info("attachment refused", "pid", c.Peer().PID, "uid", c.Peer().UID, "why", why)
+	if !answer {
 		return // answered already, or the peer has left
 	}
 	if err := c.Refuse(r.Code, attach.TypeHello, r.Text); err != nil {

@@ -26,8 +26,7 @@ const (
 //	|-- guard page --|-- offset --|-- data, size bytes --|-- rest --|-- guard page --|
 //
 // The data begin at an offset from a 16 KiB boundary, since blocks are cut
-// there (spec/hardware.md 1). Initiator and target lay their areas out alike,
-// so that byte i of one area corresponds to byte i of the other.
+// there (spec/hardware.md 1).
 type buffer struct {
 	request prepare
 	mapped  unsafe.Pointer // what was mapped, 16 KiB more than the area
@@ -52,6 +51,9 @@ type prepare struct {
 
 func (p prepare) content() content { return content{State: p.State, Seed: p.Seed} }
 
+// data gives where in the area the data begin.
+func (p prepare) data() uint64 { return guardSize + p.Offset }
+
 func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }
 
 // areaSize gives the area's bytes.
@@ -67,7 +69,7 @@ var holeBases = []uintptr{0x6000_0000_0000, 0x20_0000_0000}
 // newBuffer makes a buffer.
 func newBuffer(p prepare) (*buffer, error) {
 	size := p.areaSize()
-	b := &buffer{request: p, length: uintptr(size) + blockSize, data: guardSize + p.Offset}
+	b := &buffer{request: p, length: uintptr(size) + blockSize, data: p.data()}
 	if err := b.mmap(); err != nil {
 		return nil, err
 	}
@@ -165,9 +167,15 @@ type verify struct {
 	Arrived bool `json:"arrived"`
 	// Partial says that the transfer failed underway: each byte of the data may
 	// be the old one or the new one.
-	Partial bool    `json:"partial"`
-	Source  content `json:"source"`
+	Partial bool `json:"partial"`
+	// Source is the source's area, and SourceData where in it the data begin.
+	Source     content `json:"source"`
+	SourceData uint64  `json:"source_data"`
 }
+
+// wanted gives the eight bytes that the source has for those at pos of this
+// area. Before the data, where there are none, it is anything.
+func (b *buffer) wanted(v verify, pos uint64) uint64 { return v.Source.at(pos - b.data + v.SourceData) }
 
 // verdict is what a buffer was found to hold.
 type verdict struct {
@@ -244,7 +252,7 @@ func (b *buffer) compare(want verify, v *verdict) {
 			if got == was {
 				continue
 			}
-		} else if is := want.Source.word(i / 8); inside && got == is {
+		} else if inside && got == b.wanted(want, i) {
 			continue
 		}
 		b.compareBytes(i, got, want, v)
@@ -257,7 +265,9 @@ func (b *buffer) compareBytes(i, got uint64, want verify, v *verdict) {
 	var has, was, is [8]byte
 	binary.LittleEndian.PutUint64(has[:], got)
 	binary.LittleEndian.PutUint64(was[:], b.request.content().word(i/8))
-	binary.LittleEndian.PutUint64(is[:], want.Source.word(i/8))
+	if want.Arrived || want.Partial {
+		binary.LittleEndian.PutUint64(is[:], b.wanted(want, i))
+	}
 	for k := range has {
 		pos := i + uint64(k)
 		data := pos >= b.data && pos < b.data+b.request.Size

@@ -102,7 +102,7 @@ func TestCheckUntouched(t *testing.T) {
 			if state == Unmapped {
 				return
 			}
-			v := mustCheck(t, b, verify{Arrived: true, Source: content{Present, 8}}, pages)
+			v := mustCheck(t, b, verify{Arrived: true, Source: content{Present, 8}, SourceData: b.data}, pages)
 			if v.Wrong == 0 {
 				t.Error("passes as written, although nothing was")
 			}
@@ -110,12 +110,17 @@ func TestCheckUntouched(t *testing.T) {
 	}
 }
 
-// put writes what a transfer of the source would, through the mapping.
-func put(b *buffer, source content, from, to uint64) {
+// put writes what a transfer would whose source's area is laid out as b's,
+// through the mapping.
+func put(b *buffer, source content, from, to uint64) { putShifted(b, source, b.data, from, to) }
+
+// putShifted does so where the source's data begin at sourceData of its area.
+func putShifted(b *buffer, source content, sourceData, from, to uint64) {
 	for i := from; i < to; i++ {
+		pos := i - b.data + sourceData
 		var w [8]byte
-		binary.LittleEndian.PutUint64(w[:], source.word(i/8))
-		b.area[i] = w[i%8]
+		binary.LittleEndian.PutUint64(w[:], source.word(pos/8))
+		b.area[i] = w[pos%8]
 	}
 }
 
@@ -128,10 +133,31 @@ func TestCheckArrived(t *testing.T) {
 					b := mustBuffer(t, prepare{State: state, Size: g.size, Offset: g.offset, Seed: 7})
 					source := content{from, 8}
 					put(b, source, b.data, b.data+g.size)
-					if v := mustCheck(t, b, verify{Arrived: true, Source: source}, pages); !v.ok() {
+					if v := mustCheck(t, b, verify{Arrived: true, Source: source, SourceData: b.data}, pages); !v.ok() {
 						t.Errorf("all written: %v", v)
 					}
 				})
+			}
+		}
+	}
+}
+
+// The two buffers need not be aligned alike.
+func TestCheckShifted(t *testing.T) {
+	pages := mustPagemap(t)
+	const size = 9000
+	for _, offset := range []uint64{0, 1, 7, 8, 4095} {
+		for _, sourceOffset := range []uint64{0, 1, 3, 8, 4089, 16383} {
+			b := mustBuffer(t, prepare{State: Present, Size: size, Offset: offset, Seed: 7})
+			source := prepare{State: Alternate, Size: size, Offset: sourceOffset, Seed: 8}
+			putShifted(b, source.content(), source.data(), b.data, b.data+size)
+			want := verify{Arrived: true, Source: source.content(), SourceData: source.data()}
+			if v := mustCheck(t, b, want, pages); !v.ok() {
+				t.Errorf("%d from %d: %v", offset, sourceOffset, v)
+			}
+			b.area[b.data+size-1]++
+			if v := mustCheck(t, b, want, pages); v.Wrong != 1 || v.First != size-1 {
+				t.Errorf("%d from %d, last byte wrong: %v", offset, sourceOffset, v)
 			}
 		}
 	}
@@ -148,7 +174,7 @@ func TestCheckFindsOneByte(t *testing.T) {
 				source := content{Present, 8}
 				put(b, source, b.data, b.data+size)
 				b.area[int64(b.data)+at] ^= 0x10
-				v := mustCheck(t, b, verify{Arrived: true, Source: source}, pages)
+				v := mustCheck(t, b, verify{Arrived: true, Source: source, SourceData: b.data}, pages)
 				if v.Wrong != 1 || v.First != at {
 					t.Errorf("%d wrong, first at %d; want 1 at %d", v.Wrong, v.First, at)
 				}
@@ -164,7 +190,7 @@ func TestCheckPartial(t *testing.T) {
 	b := mustBuffer(t, prepare{State: Present, Size: size, Offset: offset, Seed: 7})
 	source := content{Present, 8}
 	put(b, source, b.data+100, b.data+10001)
-	want := verify{Partial: true, Source: source}
+	want := verify{Partial: true, Source: source, SourceData: b.data}
 	if v := mustCheck(t, b, want, pages); !v.ok() {
 		t.Errorf("half written: %v", v)
 	}
@@ -189,7 +215,7 @@ func TestCheckFindsAbsentPage(t *testing.T) {
 	pages := mustPagemap(t)
 	b := mustBuffer(t, prepare{State: Absent, Size: 3 * pageSize, Seed: 7})
 	put(b, content{Absent, 8}, b.data, b.data+pageSize)
-	v := mustCheck(t, b, verify{Arrived: true, Source: content{Absent, 8}}, pages)
+	v := mustCheck(t, b, verify{Arrived: true, Source: content{Absent, 8}, SourceData: b.data}, pages)
 	if v.Wrong != 0 || v.Missing != 2 || v.Resident != 1 || v.ok() {
 		t.Errorf("got %+v, want 2 pages missing", v)
 	}
@@ -202,7 +228,7 @@ func TestForkedChild(t *testing.T) {
 	b := mustBuffer(t, prepare{State: COW, Size: 10000, Offset: 1, Seed: 7})
 	put(b, content{Present, 8}, b.data, b.data+10000)
 	for range 3 {
-		v := mustCheck(t, b, verify{Arrived: true, Source: content{Present, 8}}, pages)
+		v := mustCheck(t, b, verify{Arrived: true, Source: content{Present, 8}, SourceData: b.data}, pages)
 		if !v.ok() {
 			t.Fatalf("got %v", v)
 		}

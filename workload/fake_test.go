@@ -18,8 +18,18 @@ import (
 // behaviour.
 const fakeEnv = "EXANET_WORKLOAD_FAKE"
 
+// liveFabric is no fake: the test process attaches to a pfd.
+const liveFabric = "none"
+
 func TestMain(m *testing.M) {
 	if how := os.Getenv(fakeEnv); how != "" {
+		if how == liveFabric {
+			if err := Process(context.Background(), os.Stdin, os.Stdout); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
 		err := serve(context.Background(), os.Stdin, os.Stdout, func(_ context.Context, a attachment) (endpoint, error) {
 			if how == "refuse" {
 				return nil, errors.New("no slot is free: close a process")

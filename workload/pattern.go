@@ -38,3 +38,13 @@ func (c content) word(i uint64) uint64 {
 	}
 	return word(c.Seed, i)
 }
+
+// at gives the eight bytes of the area from byte pos on, which need not be
+// aligned.
+func (c content) at(pos uint64) uint64 {
+	i, r := pos/8, pos%8*8
+	if r == 0 {
+		return c.word(i)
+	}
+	return c.word(i)>>r | c.word(i+1)<<(64-r)
+}

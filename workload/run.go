@@ -89,7 +89,7 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 	if err != nil {
 		return err
 	}
-	t := Transfer{Size: q.Size, Offset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout}
+	t := Transfer{Size: q.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout}
 	err = s.transfer(t, q, r)
 	after, tallyErr := s.tally(ctx, d, q.Options)
 	if tallyErr == nil {

@@ -120,11 +120,11 @@ func (s *Session) both(initiator, target order) (a, b reply, err error) {
 
 // Transfer is one transfer to make.
 type Transfer struct {
-	Size     uint64
-	Offset   uint64 // of both buffers, from a 16 KiB boundary
-	Src, Dst State
-	Waiting  Waiting // Poll or Wait
-	Timeout  time.Duration
+	Size                 uint64
+	SrcOffset, DstOffset uint64 // of the buffers, from a 16 KiB boundary
+	Src, Dst             State
+	Waiting              Waiting // Poll or Wait
+	Timeout              time.Duration
 	// TouchFirst has the target touch every page of its buffer, which is Absent,
 	// before the transfer starts.
 	TouchFirst bool
@@ -145,8 +145,8 @@ type Outcome struct {
 // that the session is of no use any more; the outcome may still tell why.
 func (s *Session) Do(t Transfer) (Outcome, error) {
 	s.transfers++
-	src := prepare{State: t.Src, Size: t.Size, Offset: t.Offset, Seed: word(s.seed, 2*s.transfers)}
-	dst := prepare{State: t.Dst, Size: t.Size, Offset: t.Offset, Seed: word(s.seed, 2*s.transfers+1)}
+	src := prepare{State: t.Src, Size: t.Size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}
+	dst := prepare{State: t.Dst, Size: t.Size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}
 	_, b, err := s.both(order{Op: opPrepare, Prepare: src}, order{Op: opPrepare, Prepare: dst})
 	if err != nil {
 		return Outcome{}, err
@@ -170,7 +170,7 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 	if r.Outcome.Stuck {
 		return out, fmt.Errorf("%w: %s", errProcess, out.Failure)
 	}
-	want := verify{Arrived: out.Arrived, Source: src.content()}
+	want := verify{Arrived: out.Arrived, Source: src.content(), SourceData: src.data()}
 	// What cannot be written must be as it was; elsewhere blocks that came
 	// before the failure may have been written.
 	want.Partial = !out.Arrived && t.Dst != ReadOnly && t.Dst != Unmapped
@@ -221,6 +221,7 @@ type peer struct {
 	stderr *tail
 	lines  *lines
 	slot   int
+	forget func() bool // the context
 
 	once sync.Once
 	err  error // of the end
@@ -234,17 +235,14 @@ func start(ctx context.Context, name string, o Options) (*peer, error) {
 		return nil, fmt.Errorf("%w: no command for the test processes", ErrRequest)
 	}
 	p := &peer{name: name, stderr: &tail{}}
-	p.cmd = exec.CommandContext(ctx, o.Command[0], o.Command[1:]...)
+	p.cmd = exec.Command(o.Command[0], o.Command[1:]...)
 	p.cmd.Env = append(os.Environ(), o.Env...)
 	p.cmd.Stderr = p.stderr
-	p.cmd.WaitDelay = endPatience // then it is killed
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
 	}
 	p.stdin = stdin
-	// It ends when its orders do, and gives its slot back in good order.
-	p.cmd.Cancel = stdin.Close
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
 		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
@@ -253,8 +251,16 @@ func start(ctx context.Context, name string, o Options) (*peer, error) {
 		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
 	}
 	p.lines = newLines(stdout, stdin)
+	// The process ends when its orders do, and gives its slot back in good order.
+	p.forget = context.AfterFunc(ctx, func() {
+		_ = stdin.Close() // closed already is as good
+		time.AfterFunc(endPatience, p.kill)
+	})
 	return p, nil
 }
+
+// kill ends a process that does not end by itself. Too late is no error.
+func (p *peer) kill() { _ = p.cmd.Process.Kill() }
 
 func (p *peer) pid() int { return p.cmd.Process.Pid }
 
@@ -303,12 +309,10 @@ func (p *peer) close() error {
 		if err := p.stdin.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 			p.err = err
 		}
-		kill := time.AfterFunc(endPatience, func() {
-			// Too late is no error: the process has ended by itself.
-			_ = p.cmd.Process.Kill()
-		})
+		kill := time.AfterFunc(endPatience, p.kill)
 		err := p.cmd.Wait()
 		kill.Stop()
+		p.forget()
 		if err != nil {
 			p.err = errors.Join(p.err, fmt.Errorf("%s: %w", p.name, err))
 		}

@@ -65,6 +65,7 @@ var volatile = regexp.MustCompile(`"(pid|uid|uptime_ns|age_ns|socket|attach_sock
 func TestGoldenAnswers(t *testing.T) {
 	r := start(t)
 	r.attach(hello())
+	r.until("the handshake is over", func() bool { return r.handshakes.total() == 0 })
 	r.fake.do(func() {
 		n := r.fake.nodes[0]
 		n.Set64(device.PL, device.TXPackets.Offset(), 64)

@@ -62,7 +62,7 @@ func (e *Engine) overtaken(late *call) {
 	}
 	if s := late.slot; s != nil {
 		s.slow, s.quick = true, 0
-		e.log.Warn("memory access over its lease: the domain is served by a worker of its own",
+		e.log.Info("memory access over its lease: the domain is served by a worker of its own",
 			"node", s.node.index, "slot", s.index, "after", leaseTime)
 	}
 }

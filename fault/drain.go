@@ -37,13 +37,12 @@ func (d *Driver) pageInHalf() {
 
 	rx, tx := roundEntries, roundEntries
 	more := d.drain(&rx, &tx)
-	found := rx+tx < 2*roundEntries
 	if !more {
 		// The bit is cleared while the FIFOs are empty, so that unmasking sends
 		// no vector for what has been read; what came since sets it again.
 		d.write32(device.PL, device.PLIRQStatus, irqFIFO)
 		off := uint32(irqFIFO)
-		if found {
+		if d.stuck < stuckLimit {
 			off |= irqFault
 		}
 		d.setMask(d.mask &^ off)

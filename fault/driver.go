@@ -71,6 +71,7 @@ type Driver struct {
 	mask   uint32 // IRQ_MASK as last written
 	posted bool   // the page-in half is posted
 	irqAt  int64
+	stuck  int // interrupts in a row after which FSR was still set
 
 	round  func() // prebuilt, so that posting allocates nothing
 	resend func()

@@ -6,6 +6,9 @@ import "github.com/exanet/pfd/device"
 const (
 	fsrReads = 8 // reads of one bank's FSR a pass
 	passes   = 4 // passes over the banks an interrupt
+	// stuckLimit is how many interrupts in a row may end with FSR set before the
+	// register counts as broken.
+	stuckLimit = 1000
 )
 
 // Bits of IRQ_STATUS and IRQ_MASK that are this driver's; the others are written
@@ -58,13 +61,18 @@ func (d *Driver) clearFaults() {
 		}
 		d.write32(device.PL, device.PLIRQStatus, irqFault)
 		if d.read32(device.PL, device.PLIRQStatus)&irqFault == 0 {
+			d.stuck = 0
 			return
 		}
 	}
 	// Faults come faster than this, or a register does not clear. Vector 0 stays
-	// off until the next round that finds an entry, so that it cannot hold the
-	// owning goroutine.
+	// off until the page-in half has had its turn, so that it cannot hold the
+	// owning goroutine. It must come back whatever that finds: source faults
+	// without a TXFIFO leave no entry.
 	d.stats.StuckFSR++
+	if d.stuck++; d.stuck == stuckLimit {
+		d.lg.Error("a fault register does not clear: faults are served by the FIFO alone from now on", "node", uint32(d.node))
+	}
 	d.setMask(d.mask | irqFault)
 }
 

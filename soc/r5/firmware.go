@@ -435,6 +435,9 @@ func (fw *Firmware) transmit(id int16) {
 	}
 	if t.words {
 		b.Completion = wire.Completion{VA: x.desc.Notify, First: x.desc.First, Last: x.desc.Last}
+		if t.length == 0 {
+			b.VA = x.desc.Notify
+		}
 	}
 	fw.out = append(fw.out, Command{Kind: Send, Block: b})
 }

@@ -1,0 +1,265 @@
+package suite
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault"
+	"golang.org/x/sys/unix"
+)
+
+// New gives a fresh machine of two nodes; without a TXFIFO where bare says so.
+type New func(t *testing.T, bare bool) Machine
+
+// Run runs the whole suite.
+func Run(t *testing.T, machine New) {
+	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA} {
+		t.Run(fmt.Sprintf("sizes/%v", policy), func(t *testing.T) { sizes(t, NewRig(t, machine(t, false), policy, false)) })
+	}
+	t.Run("misaligned", func(t *testing.T) { misaligned(t, NewRig(t, machine(t, false), fault.PI4, false)) })
+	t.Run("source by time-out", func(t *testing.T) { bySourceTimeout(t, NewRig(t, machine(t, true), fault.PIO, true)) })
+	t.Run("unresolvable", func(t *testing.T) { unresolvable(t, NewRig(t, machine(t, false), fault.PIA, false)) })
+	t.Run("bad descriptors", func(t *testing.T) { badDescriptors(t, NewRig(t, machine(t, false), fault.PIO, false)) })
+	t.Run("zero page", func(t *testing.T) { zeroPage(t, NewRig(t, machine(t, false), fault.PIO, false)) })
+	t.Run("many at once", func(t *testing.T) { manyAtOnce(t, NewRig(t, machine(t, false), fault.PIA, false)) })
+	t.Run("completion words", func(t *testing.T) { completionWords(t, NewRig(t, machine(t, false), fault.PIO, false)) })
+}
+
+// which pages of a buffer are absent before a transfer.
+var absences = map[string]func(page int) bool{
+	"present":     func(int) bool { return false },
+	"all absent":  func(int) bool { return true },
+	"every other": func(p int) bool { return p%2 == 1 },
+}
+
+// pattern fills b with bytes that no other transfer writes.
+func pattern(b []byte, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	for i := 0; i < len(b); i += 8 {
+		v := rng.Uint64()
+		for j := i; j < min(i+8, len(b)); j++ {
+			b[j] = byte(v >> (8 * (j - i)))
+		}
+	}
+}
+
+// vary makes the chosen pages of b absent and the others present and writable,
+// and gives what b holds then: to look at an absent page would bring it in.
+func vary(t testing.TB, b []byte, absent func(int) bool) []byte {
+	t.Helper()
+	content := bytes.Clone(b)
+	for from := 0; from < len(b); from += device.PageSize {
+		to := min(from+device.PageSize, len(b))
+		if absent(from / device.PageSize) {
+			Drop(t, b[from:to])
+			clear(content[from:to])
+		} else {
+			b[from] = content[from]
+		}
+	}
+	return content
+}
+
+// one does one checked write within buffers that are longer than it; content is
+// what the source holds.
+func (r *Rig) one(t testing.TB, src, content, dst []byte, from, to, size int, seed uint64) {
+	t.Helper()
+	want := content[from : from+size]
+	d := device.Descriptor{Src: VA(src) + device.VA(from), Dst: VA(dst) + device.VA(to), Size: uint32(size), DstNode: 1}
+	if done, status := r.Write(int(seed)%device.WriteChannels, d); done != device.DoneCompleted {
+		t.Fatalf("%d bytes from +%d to +%d: done %d, status %d", size, from, to, done, status)
+	}
+	if !bytes.Equal(dst[to:to+size], want) {
+		t.Fatalf("%d bytes from +%d to +%d: other bytes than the source's", size, from, to)
+	}
+	for i, b := range dst[:to] {
+		if b != 0 {
+			t.Fatalf("%d bytes to +%d: byte %d before it was written", size, to, i)
+		}
+	}
+	for i, b := range dst[to+size:] {
+		if b != 0 {
+			t.Fatalf("%d bytes to +%d: byte %d after it was written", size, to, i)
+		}
+	}
+}
+
+func sizes(t *testing.T, r *Rig) {
+	seed := uint64(0)
+	for _, size := range []int{1, 15, 16, 4095, 4096, 4097, 16383, 16384, 16385, 64 << 10, 1 << 20, 4 << 20} {
+		room := (size+device.PageSize-1)&^(device.PageSize-1) + device.PageSize
+		src, dst := Map(t, room), Map(t, room)
+		for srcName, srcAbsent := range absences {
+			for dstName, dstAbsent := range absences {
+				seed++
+				pattern(src, seed)
+				Drop(t, dst)
+				content := vary(t, src, srcAbsent)
+				vary(t, dst, dstAbsent)
+				before, source := r.Count(1, device.FIFOPush), r.Count(0, device.FIFOPush)
+				r.one(t, src, content, dst, 0, 0, size, seed)
+				faulted := r.Count(1, device.FIFOPush) > before
+				if want := dstName == "all absent" || dstName == "every other" && size > device.PageSize; faulted != want {
+					t.Fatalf("%d bytes, source %s, destination %s: destination faults: %v", size, srcName, dstName, faulted)
+				}
+				faulted = r.Count(0, device.FIFOPush) > source
+				if want := srcName == "all absent" || srcName == "every other" && size > device.PageSize; faulted != want {
+					t.Fatalf("%d bytes, source %s, destination %s: source faults: %v", size, srcName, dstName, faulted)
+				}
+			}
+		}
+	}
+}
+
+func misaligned(t *testing.T, r *Rig) {
+	const room = 96 << 10
+	src, dst := Map(t, room), Map(t, room)
+	offsets := []int{0, 1, 7, 8, 255, 256, 257, 2048, 4095, 4096, 4097, 8191, 12289, 16383, 16384, 16385}
+	seed := uint64(1000)
+	for i, from := range offsets {
+		// Each offset at either end, with a few of the others beside it.
+		for _, to := range []int{offsets[i], offsets[(i+3)%len(offsets)], offsets[(i+7)%len(offsets)]} {
+			for _, size := range []int{1, 300, 4096, 16385, 40000} {
+				seed++
+				pattern(src, seed)
+				Drop(t, dst)
+				content := vary(t, src, func(p int) bool { return (p+int(seed))%3 == 0 })
+				r.one(t, src, content, dst, from, to, size, seed)
+			}
+		}
+	}
+}
+
+func bySourceTimeout(t *testing.T, r *Rig) {
+	src, dst := Map(t, 64<<10), Map(t, 64<<10)
+	pattern(src, 7)
+	content := vary(t, src, func(p int) bool { return p < 4 })
+	r.one(t, src, content, dst, 100, 0, 60<<10, 1)
+	if r.Count(0, device.Timeouts) == 0 {
+		t.Error("a source fault without a TXFIFO did not take a time-out")
+	}
+}
+
+func unresolvable(t *testing.T, r *Rig) {
+	src := Map(t, 256<<10)
+	pattern(src, 3)
+	good, other := Map(t, 256<<10), Map(t, 256<<10)
+	readonly := Map(t, 64<<10)
+	readonly[20000] = 1
+	if err := unix.Mprotect(readonly, unix.PROT_READ); err != nil {
+		t.Fatal(err)
+	}
+	hole := Map(t, 64<<10)
+	if err := unix.Mprotect(hole[32<<10:], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	gone, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	goneVA := VA(gone)
+	if err := unix.Munmap(gone); err != nil {
+		t.Fatal(err)
+	}
+	big := device.Descriptor{Src: VA(src), Dst: VA(good), Size: 256 << 10, DstNode: 1}
+	for name, d := range map[string]device.Descriptor{
+		"read-only destination": {Src: VA(src), Dst: VA(readonly), Size: 64 << 10, DstNode: 1},
+		"hole in destination":   {Src: VA(src), Dst: VA(hole), Size: 64 << 10, DstNode: 1},
+		"unmapped destination":  {Src: VA(src), Dst: goneVA, Size: 4096, DstNode: 1},
+		"unmapped source":       {Src: goneVA, Dst: VA(other), Size: 4096, DstNode: 1},
+		"unmapped notification": {Src: VA(src), Dst: VA(other), Size: 4096, DstNode: 1, Notify: goneVA},
+	} {
+		Drop(t, good)
+		r.Start(1, big)
+		r.Start(2, d)
+		if done, status := r.Wait(2); done != device.DoneFailed || status != device.StatusDecode {
+			t.Errorf("%s: done %d, status %d; want 3 with status 2", name, done, status)
+		}
+		if done, status := r.Wait(1); done != device.DoneCompleted {
+			t.Errorf("%s: the good transfer beside it: done %d, status %d", name, done, status)
+		}
+		if !bytes.Equal(good, src) {
+			t.Errorf("%s: the good transfer beside it has other bytes", name)
+		}
+	}
+	if readonly[20000] != 1 || readonly[0] != 0 {
+		t.Error("read-only memory was changed")
+	}
+}
+
+func badDescriptors(t *testing.T, r *Rig) {
+	b := Map(t, 8192)
+	top := device.VA(1) << device.MaxVABits
+	for name, d := range map[string]device.Descriptor{
+		"size 0":                      {Src: VA(b), Dst: VA(b), Size: 0, DstNode: 1},
+		"destination past the width":  {Src: VA(b), Dst: top - 4096, Size: 4097, DstNode: 1},
+		"source past the width":       {Src: top, Dst: VA(b), Size: 1, DstNode: 1},
+		"source that wraps":           {Src: ^device.VA(0), Dst: VA(b), Size: 2, DstNode: 1},
+		"notification past the width": {Src: VA(b), Dst: VA(b), Size: 1, Notify: top - 8, DstNode: 1},
+		"notification not aligned":    {Src: VA(b), Dst: VA(b), Size: 1, Notify: VA(b) + 8, DstNode: 1},
+		"node without a route":        {Src: VA(b), Dst: VA(b), Size: 1, DstNode: 77},
+	} {
+		if done, status := r.Write(3, d); done != device.DoneFailed || status != device.StatusDecode {
+			t.Errorf("%s: done %d, status %d; want 3 with status 2", name, done, status)
+		}
+	}
+	if done, status := r.Write(3, device.Descriptor{Src: VA(b), Dst: VA(b), Size: 1, DstNode: 1, DstPDID: 0xfffe}); done != device.DoneFailed || status != device.StatusDomain {
+		t.Errorf("a PDID that nobody has: done %d, status %d; want 3 with status 5", done, status)
+	}
+}
+
+// zeroPage writes where the process has only read: the page is there, it is the
+// zero page, and a write to it is a permission fault that a page-in resolves.
+func zeroPage(t *testing.T, r *Rig) {
+	src, dst := Map(t, 4096), Map(t, 4096)
+	pattern(src, 9)
+	if err := unix.Madvise(dst, unix.MADV_POPULATE_READ); err != nil {
+		t.Fatal(err)
+	}
+	before := r.Count(1, device.FaultPF)
+	r.one(t, src, src, dst, 0, 0, 4096, 1)
+	if got := r.Count(1, device.FaultPF) - before; got != 1 {
+		t.Errorf("%d permission faults, want 1", got)
+	}
+}
+
+func manyAtOnce(t *testing.T, r *Rig) {
+	const size = 100_000
+	var src, dst, content [device.WriteChannels][]byte
+	for ch := range src {
+		src[ch], dst[ch] = Map(t, 128<<10), Map(t, 128<<10)
+		pattern(src[ch], uint64(ch))
+		content[ch] = vary(t, src[ch], absences["every other"])
+	}
+	for ch := range src {
+		r.Start(ch, device.Descriptor{Src: VA(src[ch]) + device.VA(ch), Dst: VA(dst[ch]) + device.VA(3*ch), Size: size, DstNode: 1})
+	}
+	for ch := range src {
+		if done, status := r.Wait(ch); done != device.DoneCompleted {
+			t.Fatalf("channel %d: done %d, status %d", ch, done, status)
+		}
+		if !bytes.Equal(dst[ch][3*ch:3*ch+size], content[ch][ch:ch+size]) {
+			t.Errorf("channel %d: other bytes than the source's", ch)
+		}
+	}
+}
+
+func completionWords(t *testing.T, r *Rig) {
+	for _, size := range []int{1, 4096, 16384, 50000, 300000} {
+		src, dst, note := Map(t, size), Map(t, size), Map(t, 4096)
+		pattern(src, uint64(size))
+		d := device.Descriptor{Src: VA(src), Dst: VA(dst), Size: uint32(size), DstNode: 1, Notify: VA(note) + 32, First: 11, Last: 22}
+		if done, status := r.Write(0, d); done != device.DoneCompleted {
+			t.Fatalf("%d bytes: done %d, status %d", size, done, status)
+		}
+		if note[32] != 11 || note[40] != 22 {
+			t.Errorf("%d bytes: completion words %d and %d", size, note[32], note[40])
+		}
+		if !bytes.Equal(src, dst) {
+			t.Errorf("%d bytes: other bytes", size)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,6 +61,10 @@ type Client struct {
 	space *space // what the server may reach by messages
 	mon   monitor
 	wg    sync.WaitGroup
+	// served counts the server's accesses. Whoever has an answer of the server
+	// has seen the accesses before it: the count says so to the memory model,
+	// which knows nothing of sockets.
+	served atomic.Uint64
 
 	state  sync.Mutex
 	err    error         // why the client is over
@@ -335,6 +340,7 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 			closeFDs(m.fds)
 			return message{}, &Error{command, unix.Errno(m.Error)}
 		default:
+			c.served.Load()
 			return m, nil
 		}
 	}

@@ -14,7 +14,9 @@ func (c *Client) serve(s *socket, m message) error {
 	closeFDs(m.fds)
 	b := append(make([]byte, HeaderSize, HeaderSize+dmaAccessSize), m.body[:min(len(m.body), dmaAccessSize)]...)
 	h := Header{ID: m.ID, Command: m.Command, Flags: flagReply}
+	c.served.Load()
 	b, err := c.dma(m, b)
+	c.served.Add(1)
 	if err != nil {
 		b = b[:HeaderSize]
 		h.Flags |= flagError

@@ -1,5 +1,3 @@
-//go:build linux
-
 package user
 
 import (
@@ -7,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -101,6 +100,12 @@ func (d *testDevice) Reset(kind ResetKind) {
 	defer d.mu.Unlock()
 	d.resets = append(d.resets, kind)
 	clear(d.mem[:])
+}
+
+func (d *testDevice) resetKinds() []ResetKind {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.resets)
 }
 
 func (d *testDevice) Connected()    { d.mu.Lock(); d.joined++; d.mu.Unlock() }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package user
 
 import (
@@ -9,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +32,7 @@ func TestMain(m *testing.M) {
 // child serves until its socket ends.
 func child(role string) error {
 	spin := time.Duration(0)
+	path, listens := strings.CutPrefix(role, "listen:")
 	switch role {
 	case "echo-net":
 		f := os.NewFile(3, "socket")
@@ -86,6 +86,9 @@ func child(role string) error {
 	s, err := New(cfg, benchDevice{d})
 	if err != nil {
 		return err
+	}
+	if listens {
+		return s.Serve(context.Background(), path)
 	}
 	_ = s.ServeConn(3)
 	return nil

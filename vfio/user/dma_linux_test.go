@@ -1,0 +1,368 @@
+package user
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestDMAMappings(t *testing.T) {
+	s, _, c := setUp(t, Options{})
+	dma := s.DMA()
+	a, b := memfd(t, 64<<10, 0), memfd(t, 64<<10, 0)
+	before := openFDs(t)
+	// Sixteen mappings of one file, in the reverse order, and one of another.
+	for i := range uint64(16) {
+		ok(t, c.MapDMA(0x100000+(15-i)*4096, 4096, a, i*4096, both))
+	}
+	ok(t, c.MapDMA(0x200000, 8192, b, 4096, DMARead))
+	ok(t, c.MapDMA(0x202000, 4096, b, 0, DMAWrite))
+	ok(t, c.MapDMA(^uint64(0)-4095, 4096, a, 0, both)) // the last page there is
+	if m, f := dma.Mappings(); m != 19 || f != 2 {
+		t.Errorf("%d mappings of %d files", m, f)
+	}
+	if after := openFDs(t); after != before {
+		t.Errorf("%d descriptors before, %d after: they are not needed any more", before, after)
+	}
+	// Across mappings, and translated by their offsets.
+	p := make([]byte, 64<<10)
+	for i := range p {
+		p[i] = byte(i / 4096)
+	}
+	ok(t, dma.Write(0x100000, p))
+	q := make([]byte, 64<<10)
+	_, err := unix.Pread(a, q, 0)
+	ok(t, err)
+	for i := range q {
+		if q[i] != byte(15-i/4096) {
+			t.Fatalf("byte %#x of the file is %d", i, q[i])
+		}
+	}
+	for _, x := range []struct {
+		name string
+		err  error
+		want error
+	}{
+		{"before", dma.Read(0xff000, q[:8]), ErrUnmapped},
+		{"over the end", dma.Read(0x10fff8, q[:16]), ErrUnmapped},
+		{"over the end of everything", dma.Read(^uint64(0)-3, q[:8]), ErrUnmapped},
+		{"write to what is readable", dma.Write(0x200000, q[:8]), ErrDenied},
+		{"read of what is writable", dma.Read(0x202000, q[:8]), ErrDenied},
+		{"read", dma.Read(0x200ffc, q[:8]), nil},
+		{"write", dma.Write(0x202000, q[:8]), nil},
+		{"nothing", dma.Read(0, nil), nil},
+	} {
+		if !errors.Is(x.err, x.want) {
+			t.Errorf("%s: %v, want %v", x.name, x.err, x.want)
+		}
+	}
+	if err := c.MapDMA(0x10f000, 8192, b, 0, both); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("overlap: %v", err)
+	}
+	// Unmapping in large strokes, as QEMU does: whatever is inside, or nothing.
+	ok(t, c.UnmapDMA(0x1000, 0x1000))
+	ok(t, c.UnmapDMA(0x101000, 0x3000))
+	if m, _ := dma.Mappings(); m != 16 {
+		t.Errorf("%d mappings left", m)
+	}
+	if err := dma.Read(0x101000, q[:8]); !errors.Is(err, ErrUnmapped) {
+		t.Errorf("unmapped: %v", err)
+	}
+	if err := c.UnmapDMA(0x200000, 4096); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a cut: %v", err)
+	}
+	ok(t, c.UnmapDMA(0, 1<<63))
+	ok(t, c.UnmapDMA(1<<63, 1<<63))
+	if m, f := dma.Mappings(); m != 0 || f != 0 {
+		t.Errorf("%d mappings of %d files left", m, f)
+	}
+	ok(t, c.MapDMA(0x100000, 4096, a, 0, both))
+	ok(t, c.UnmapAllDMA())
+	ok(t, c.UnmapAllDMA())
+	if m, f := dma.Mappings(); m != 0 || f != 0 {
+		t.Errorf("%d mappings of %d files left", m, f)
+	}
+}
+
+// TestDMALimits: the numbers of mappings, files and bytes are bounded.
+func TestDMALimits(t *testing.T) {
+	s := newSpace(3)
+	s.maxFiles, s.maxMapped = 2, 64<<10
+	defer s.clear()
+	add := func(page uint64, fd int) error {
+		return s.add(DMAMap{32, both, 0, page << 12, 4096}, fd)
+	}
+	ok(t, add(1, memfd(t, 32<<10, 0)))
+	if err := add(2, memfd(t, 36<<10, 0)); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("too many bytes: %v", err)
+	}
+	ok(t, add(2, memfd(t, 32<<10, 0)))
+	if err := add(3, memfd(t, 4096, 0)); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("too many files: %v", err)
+	}
+	ok(t, add(3, -1))
+	if err := add(4, -1); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("too many mappings: %v", err)
+	}
+	s.clear()
+	if s.mapped != 0 || len(s.files) != 0 {
+		t.Errorf("%d bytes of %d files left", s.mapped, len(s.files))
+	}
+}
+
+// TestDMAFileChanges: a file may grow, become writable, and shrink, at the
+// peer's will.
+func TestDMAFileChanges(t *testing.T) {
+	s := newSpace(10)
+	defer s.clear()
+	rw := memfd(t, 4096, 0)
+	ro, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", rw), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	ok(t, err)
+	defer func() { _ = unix.Close(ro) }()
+	b := []byte("somewhere")
+	ok(t, s.add(DMAMap{32, DMARead, 0, 0, 4096}, ro))
+	ok(t, s.add(DMAMap{32, both, 0, 0x10000, 4096}, rw)) // mapped anew, for writing
+	ok(t, s.access(0x10000, b, true, nil))
+	ok(t, unix.Ftruncate(rw, 16384))
+	ok(t, s.add(DMAMap{32, both, 8192, 0x20000, 8192}, rw)) // mapped anew, longer
+	ok(t, s.access(0x21000, b, true, nil))
+	got := make([]byte, len(b))
+	ok(t, s.access(0, got, false, nil))
+	if string(got) != string(b) || len(s.files) != 1 || s.mapped != 16384 {
+		t.Errorf("%q; %d files of %d bytes", got, len(s.files), s.mapped)
+	}
+	ok(t, unix.Ftruncate(rw, 4096))
+	for _, write := range []bool{false, true} {
+		if err := s.access(0x21000, got, write, nil); !errors.Is(err, ErrLost) {
+			t.Errorf("shrunk, write %v: %v", write, err)
+		}
+	}
+	ok(t, s.access(0x10000, got, false, nil))
+	ok(t, unix.Ftruncate(rw, 0))
+	if err := s.access(0, got, false, nil); !errors.Is(err, ErrLost) {
+		t.Errorf("emptied: %v", err)
+	}
+	ok(t, unix.Ftruncate(rw, 16384))
+	ok(t, s.access(0x21000, got, false, nil))
+}
+
+// TestUnmapWaits: once an unmap is answered no access touches the range.
+func TestUnmapWaits(t *testing.T) {
+	s, _, c := setUp(t, Options{})
+	fd := memfd(t, 1<<20, 0)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	var done atomic.Int64
+	for range 2 {
+		wg.Go(func() {
+			p := bytes.Repeat([]byte{0xaa}, 1<<20)
+			for !stop.Load() {
+				if s.DMA().Write(0, p) == nil {
+					done.Add(1)
+				}
+			}
+		})
+	}
+	zero := make([]byte, 1<<20)
+	got := make([]byte, 1<<20)
+	for range 20 {
+		ok(t, c.MapDMA(0, 1<<20, fd, 0, both))
+		for had := done.Load(); done.Load() == had; { // at least one access went through
+			_, err := c.Read(0, 0, 4)
+			ok(t, err)
+		}
+		ok(t, c.UnmapDMA(0, 1<<20))
+		_, err := unix.Pwrite(fd, zero, 0)
+		ok(t, err)
+		for range 3 {
+			_, err = unix.Pread(fd, got, 0)
+			ok(t, err)
+			if !bytes.Equal(got, zero) {
+				t.Fatal("written after the unmap")
+			}
+		}
+	}
+	stop.Store(true)
+	wg.Wait()
+}
+
+// TestDMAMessages: memory without a descriptor, over either socket, while the
+// client has a request under way and while it has none.
+func TestDMAMessages(t *testing.T) {
+	for _, noTwin := range []bool{false, true} {
+		t.Run(fmt.Sprintf("noTwin=%v", noTwin), func(t *testing.T) {
+			s, d, c := setUp(t, Options{NoTwin: noTwin, MaxTransfer: 4096})
+			b := make([]byte, 1<<20)
+			for i := range b {
+				b[i] = byte(i * 7 / 3)
+			}
+			ok(t, c.MapBytes(0x10000, b, both))
+			want := append([]byte(nil), b[:100001]...)
+			doCopy(t, c, 0x10000, 0x10000+512<<10, 100001, 0) // in the request
+			ok(t, d.lastDMA())
+			if !bytes.Equal(b[512<<10:512<<10+100001], want) {
+				t.Fatal("data differ")
+			}
+			got := make([]byte, 100001) // with no request under way
+			ok(t, s.DMA().Read(0x10000, got))
+			if !bytes.Equal(got, want) {
+				t.Fatal("data differ")
+			}
+			// While requests go on.
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				for i := range 200 {
+					if err := s.DMA().Read(uint64(0x10000+i), got[:4097]); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+			for range 200 {
+				if _, err := c.Read(0, 0, 4); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wg.Wait()
+			ok(t, c.MapBytes(0x800000, make([]byte, 4096), DMARead))
+			if err := s.DMA().Write(0x800000, got[:8]); !errors.Is(err, ErrDenied) {
+				t.Errorf("write to what is readable: %v", err)
+			}
+			// The client refuses what it does not know (any more).
+			ok(t, c.space.remove(0x10000, 0x10000+1<<20-1))
+			err := s.DMA().Read(0x10000, got[:8])
+			var e *Error
+			if !errors.As(err, &e) || e.Command != CmdDMARead || e.Errno != unix.EFAULT {
+				t.Errorf("%v", err)
+			}
+			ok(t, c.UnmapAllDMA())
+			if err := s.DMA().Read(0x10000, got[:8]); !errors.Is(err, ErrUnmapped) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// TestRequestsMeanwhile: what a client sends while it owes the answer to a DMA
+// message is done afterwards, in order; no answer at all ends the connection.
+func TestRequestsMeanwhile(t *testing.T) {
+	s, d := newServer(t)
+	r := rawConnect(t, s)
+	r.agree("{}")
+	r.command(CommandMemory | CommandMaster)
+	r.must(CmdDMAMap, le(32, 3, uint64(0), uint64(0), uint64(4096)))
+	r.must(CmdRegionWrite, le(uint64(regLen), 1, 4, 4))
+	d.taken()
+	write := func(id uint16, v int) []byte { return raw(id, CmdRegionWrite, 0, le(uint64(0x30), 0, 4, v)) }
+	// All in one piece: the doorbell, and two more behind it.
+	r.send(append(append(raw(1, CmdRegionWrite, 0, le(uint64(regGo), 1, 4, 0)), write(2, 2)...), write(3, 3)...))
+	m, _ := r.receive()
+	if m.Command != CmdDMARead || !bytes.Equal(m.body, le(uint64(0), uint64(4))) {
+		t.Fatalf("%+v %x", m.Header, m.body)
+	}
+	r.send(write(4, 4))
+	r.send(raw(5, CmdSetIRQs, 0, le(20, 0x24, 2, 0, 1)), eventfd(t))
+	r.send(append(write(6, 6), raw(m.ID, CmdDMARead, flagReply, le(uint64(0), uint64(4), "abcd"))...))
+	m, _ = r.receive()
+	if m.Command != CmdDMAWrite || !bytes.Equal(m.body, le(uint64(0), uint64(4), "abcd")) {
+		t.Fatalf("%+v %x", m.Header, m.body)
+	}
+	r.send(append(raw(m.ID, CmdDMAWrite, flagReply, le(uint64(0), uint64(4))), write(7, 7)...))
+	for id := uint16(1); id <= 7; id++ {
+		m, more := r.receive()
+		if !more || m.ID != id || m.isError() {
+			t.Fatalf("%+v, want the reply to %d", m.Header, id)
+		}
+	}
+	var seen []uint64
+	for _, a := range d.taken() {
+		if a.offset == 0x30 {
+			seen = append(seen, a.value)
+		}
+	}
+	if fmt.Sprint(seen) != "[2 3 4 6 7]" {
+		t.Errorf("writes in the order %v", seen)
+	}
+	if err := r.close(); !errors.Is(err, ErrGone) {
+		t.Error(err)
+	}
+}
+
+// TestBadAnswers: a DMA message answered wrongly is an error of the access.
+func TestBadAnswers(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		answer func(id uint16) []byte
+		lost   bool // the connection ends
+	}{
+		{"error", func(id uint16) []byte { return le(id, uint16(11), 16, 0x21, 5) }, false},
+		{"error without a number", func(id uint16) []byte { return le(id, uint16(11), 16, 0x21, 0) }, false},
+		{"short", func(id uint16) []byte { return raw(id, CmdDMARead, 1, le(uint64(0))) }, false},
+		{"less data", func(id uint16) []byte { return raw(id, CmdDMARead, 1, le(uint64(0), uint64(4), "abc")) }, false},
+		{"more data", func(id uint16) []byte { return raw(id, CmdDMARead, 1, le(uint64(0), uint64(4), "abcde")) }, false},
+		{"another address", func(id uint16) []byte { return raw(id, CmdDMARead, 1, le(uint64(1), uint64(4), "abcd")) }, false},
+		{"another count", func(id uint16) []byte { return raw(id, CmdDMARead, 1, le(uint64(0), uint64(1)<<40, "abcd")) }, false},
+		{"another id", func(id uint16) []byte { return raw(id+1, CmdDMARead, 1, le(uint64(0), uint64(4), "abcd")) }, true},
+		{"another command", func(id uint16) []byte { return raw(id, CmdDMAWrite, 1, le(uint64(0), uint64(4))) }, true},
+		{"no answer", func(uint16) []byte { return nil }, true},
+		{"the end", nil, true},
+	} {
+		for _, twin := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/twin=%v", x.name, twin), func(t *testing.T) {
+				s, d := newServer(t, func(c *Config) {
+					if x.name == "no answer" {
+						c.Timeout = 20 * time.Millisecond
+					}
+				})
+				before := openFDs(t)
+				r := rawConnect(t, s)
+				from := r
+				if twin {
+					m := r.agree(`{"capabilities":{"twin_socket":{"supported":true}}}`)
+					if len(m.fds) != 1 {
+						t.Fatalf("%d descriptors", len(m.fds))
+					}
+					from = &rawSession{t, nil, newSocket(m.fds[0]), newInbox(1 << 20)}
+				} else {
+					r.agree("{}")
+				}
+				r.command(CommandMemory | CommandMaster)
+				r.must(CmdDMAMap, le(32, 3, uint64(0), uint64(0), uint64(4096)))
+				r.must(CmdRegionWrite, le(uint64(regLen), 1, 4, 4))
+				r.send(raw(1, CmdRegionWrite, 0, le(uint64(regGo), 1, 4, 0)))
+				m, _ := from.receive()
+				if m.Command != CmdDMARead {
+					t.Fatalf("%+v", m.Header)
+				}
+				if x.answer == nil {
+					from.sock.shutdown()
+				} else if b := x.answer(m.ID); b != nil {
+					from.send(b)
+				}
+				m, more := r.receive()
+				if more == x.lost {
+					t.Errorf("reply %v: %+v", more, m.Header)
+				}
+				err := r.close()
+				if e := d.lastDMA(); e == nil || x.lost && err == nil {
+					t.Errorf("access: %v, connection: %v", e, err)
+				}
+				if _, m := s.DMA().Mappings(); m != 0 {
+					t.Error("mappings left")
+				}
+				if twin {
+					from.sock.close()
+				}
+				if after := openFDs(t); after != before {
+					t.Errorf("%d descriptors before, %d after", before, after)
+				}
+			})
+		}
+	}
+}

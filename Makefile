@@ -3,8 +3,10 @@
 GO ?= go
 SETUP ?= sh scripts/setup.sh
 FUZZTIME ?= 20s
+# The commit stands in the programs' version where git can tell it.
+VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # The race detector needs cgo; the programs themselves do not.
-BUILD = CGO_ENABLED=0 $(GO) build
+BUILD = CGO_ENABLED=0 $(GO) build -buildvcs=$(VCS)
 
 .PHONY: all build demo test check race bench fuzz clean setup
 

@@ -12,7 +12,8 @@ step() {
 }
 
 formatted() {
-	files=$(gofmt -l -s $(git ls-files -co --exclude-standard '*.go'))
+	gofmt=$(command -v gofmt || echo "$($GO env GOROOT)/bin/gofmt")
+	files=$("$gofmt" -l -s .)
 	[ -z "$files" ] || {
 		echo "not formatted, run gofmt -s -w on:" >&2
 		echo "$files" >&2

@@ -26,16 +26,14 @@ if ! command -v apt-get >/dev/null 2>&1; then
 	echo "setup: missing: $*; this is not Debian: install them with your package manager" >&2
 	exit 1
 fi
-run() {
-	if [ "$(id -u)" = 0 ]; then
-		"$@"
-	elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-		sudo -n "$@"
-	else
-		echo "setup: missing: $need; run as root: apt-get install -y$need" >&2
-		exit 1
-	fi
-}
+if [ "$(id -u)" = 0 ]; then
+	run() { "$@"; }
+elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+	run() { sudo -n "$@"; }
+else
+	echo "setup: missing: $*; run as root: apt-get install -y $*" >&2
+	exit 1
+fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1; then

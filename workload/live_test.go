@@ -23,7 +23,7 @@ type live struct {
 func startLive(t *testing.T, args ...string) *live {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "pfd")
-	build := append([]string{"build", "-o", program}, raceFlags...)
+	build := append([]string{"build", "-buildvcs=false", "-o", program}, raceFlags...)
 	if out, err := exec.CommandContext(t.Context(), "go", append(build, "../cmd/pfd")...).CombinedOutput(); err != nil {
 		t.Fatalf("build pfd: %v\n%s", err, out)
 	}

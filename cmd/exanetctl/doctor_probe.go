@@ -86,7 +86,7 @@ func (f *facts) readFiles(root string) {
 func kernelVersion(release string) (v [2]int) {
 	parts := strings.SplitN(release, ".", 3)
 	for i := 0; i < len(parts) && i < 2; i++ {
-		digits := strings.TrimRight(parts[i], "-+abcdefghijklmnopqrstuvwxyz")
+		digits, _, _ := strings.Cut(parts[i], "-")
 		n, err := strconv.Atoi(digits)
 		if err != nil {
 			break

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// well is a machine on which everything works.
+func well() facts {
+	return facts{
+		Kernel: [2]int{6, 12}, Release: "6.12.1", Caps: ^uint64(0), Yama: 1, UffdFull: true,
+		BTF: true, BPFFS: true, VFIO: true, IOMMUFD: true, IOMMUGroups: 3, UIO: 5, Memlock: ^uint64(0), DaemonText: "pfd 1 on /run/s, ready",
+	}
+}
+
+func TestJudge(t *testing.T) {
+	for _, c := range well().judge() {
+		if c.Verdict != verdictOK || c.Mend != "" || c.Found == "" || c.Need == "" {
+			t.Errorf("a machine without trouble: %+v", c)
+		}
+	}
+	const noPtrace = ^uint64(1 << capSysPtrace)
+	for _, c := range []struct {
+		name, check, verdict string
+		mend                 string // part of it
+		edit                 func(*facts)
+	}{
+		{"old kernel", "kernel", verdictError, "5.14", func(f *facts) { f.Kernel = [2]int{5, 10} }},
+		{"kernel of another age", "kernel", verdictOK, "", func(f *facts) { f.Kernel = [2]int{7, 0} }},
+		{"no Yama, no capability", "ptrace", verdictOK, "", func(f *facts) { f.Yama, f.Caps = -1, noPtrace }},
+		{"Yama 0", "ptrace", verdictOK, "", func(f *facts) { f.Yama, f.Caps = 0, noPtrace }},
+		{"Yama 1", "ptrace", verdictOK, "", func(f *facts) { f.Caps = noPtrace }},
+		{"Yama 2 without capability", "ptrace", verdictError, "setcap cap_sys_ptrace", func(f *facts) { f.Yama, f.Caps = 2, noPtrace }},
+		{"Yama 2 with capability", "ptrace", verdictOK, "", func(f *facts) { f.Yama = 2 }},
+		{"Yama 3 with capability", "ptrace", verdictError, "restart", func(f *facts) { f.Yama = 3 }},
+		{"no pagemap", "pagemap", verdictError, "mount /proc", func(f *facts) { f.Pagemap = unix.ENOENT }},
+		{"no mem", "proc-mem", verdictError, "/proc/PID/mem", func(f *facts) { f.Mem = unix.EPERM }},
+		{"no process_vm", "process_vm", verdictError, "touch", func(f *facts) { f.ProcessVM = unix.ENOSYS }},
+		{"no memfd", "memfd", verdictError, "memfd_create", func(f *facts) { f.Memfd = unix.ENOSYS }},
+		{"no netlink", "netlink", verdictError, "gup", func(f *facts) { f.Netlink = unix.EACCES }},
+		{"no populate", "populate", verdictError, "5.14", func(f *facts) { f.Populate = unix.EINVAL }},
+		{"no pidfd of a peer", "peer-pidfd", verdictWarning, "6.5", func(f *facts) { f.PeerPidfd = unix.ENOPROTOOPT }},
+		{"no PROCMAP_QUERY", "procmap-query", verdictWarning, "6.11", func(f *facts) { f.ProcmapQuery = unix.ENOTTY }},
+		{"no PAGEMAP_SCAN", "pagemap-scan", verdictWarning, "6.7", func(f *facts) { f.PagemapScan = unix.ENOTTY }},
+		{"no userfaultfd", "userfaultfd", verdictWarning, "CONFIG_USERFAULTFD", func(f *facts) { f.Uffd = unix.ENOSYS }},
+		{"user mode only", "userfaultfd", verdictWarning, "vm.unprivileged_userfaultfd=1", func(f *facts) { f.UffdFull = false }},
+		{"no BTF", "bpf", verdictWarning, "BTF", func(f *facts) { f.BTF = false }},
+		{"no right to BPF", "bpf", verdictWarning, "CAP_BPF", func(f *facts) { f.Caps = 0 }},
+		{"CAP_BPF and CAP_PERFMON", "bpf", verdictOK, "", func(f *facts) { f.Caps = 1<<capBPF | 1<<capPerfmon }},
+		{"no bpffs", "bpf", verdictWarning, "mount -t bpf", func(f *facts) { f.BPFFS = false }},
+		{"lockdown", "bpf", verdictWarning, "boot", func(f *facts) { f.Lockdown = "confidentiality" }},
+		{"no lockdown", "bpf", verdictOK, "", func(f *facts) { f.Lockdown = "none" }},
+		{"no VFIO", "vfio", verdictWarning, "modprobe", func(f *facts) { f.VFIO, f.IOMMUFD = false, false }},
+		{"no IOMMU", "vfio", verdictWarning, "intel_iommu=on", func(f *facts) { f.IOMMUFD, f.IOMMUGroups = false, 0 }},
+		{"VFIO groups", "vfio", verdictOK, "", func(f *facts) { f.IOMMUFD = false }},
+		{"no board", "uio", verdictWarning, "board", func(f *facts) { f.UIO = 0 }},
+		{"little memory to lock", "memlock", verdictWarning, "LimitMEMLOCK", func(f *facts) { f.Memlock = 8 << 20 }},
+		{"much memory to lock", "memlock", verdictOK, "", func(f *facts) { f.Memlock = 1 << 30 }},
+		{"no daemon", "daemon", verdictWarning, "pfd --nodes 2", func(f *facts) { f.Daemon = errors.New("not there") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := well()
+			c.edit(&f)
+			for _, k := range f.judge() {
+				switch {
+				case k.Name != c.check:
+					if k.Verdict != verdictOK && c.check != "ptrace" && c.check != "bpf" {
+						t.Errorf("%s is %s, too", k.Name, k.Verdict)
+					}
+				case k.Verdict != c.verdict || !strings.Contains(k.Mend, c.mend) || (k.Mend == "") != (k.Verdict == verdictOK):
+					t.Errorf("got %+v", k)
+				}
+			}
+		})
+	}
+}
+
+// A machine's files, and what is read from them.
+func TestReadFiles(t *testing.T) {
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"proc/sys/kernel/osrelease":                 "6.1.0-18-amd64\n",
+		"proc/sys/kernel/yama/ptrace_scope":         "2\n",
+		"proc/sys/kernel/unprivileged_bpf_disabled": "2\n",
+		"proc/self/status":                          "Name:\tx\nCapPrm:\tffffffffffffffff\nCapEff:\t0000000000080000\n",
+		"proc/self/mounts":                          "proc /proc proc rw 0 0\nbpf /sys/fs/bpf bpf rw 0 0\n",
+		"sys/kernel/security/lockdown":              "none [integrity] confidentiality\n",
+		"sys/kernel/btf/vmlinux":                    "",
+		"sys/kernel/iommu_groups/0/x":               "",
+		"sys/kernel/iommu_groups/1/x":               "",
+		"sys/class/uio/uio0":                        "",
+		"dev/vfio/vfio":                             "",
+		"dev/iommu":                                 "",
+	} {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var f facts
+	f.readFiles(root)
+	want := facts{
+		Kernel: [2]int{6, 1}, Release: "6.1.0-18-amd64", Caps: 1 << capSysPtrace, Yama: 2, BTF: true, BPFDisabled: "2", BPFFS: true,
+		Lockdown: "integrity", VFIO: true, IOMMUFD: true, IOMMUGroups: 2, UIO: 1,
+	}
+	if f != want {
+		t.Errorf("got  %+v\nwant %+v", f, want)
+	}
+	f = facts{}
+	f.readFiles(t.TempDir())
+	if want := (facts{Yama: -1}); f != want {
+		t.Errorf("nothing there: got %+v", f)
+	}
+}
+
+func TestKernelVersion(t *testing.T) {
+	for release, want := range map[string][2]int{
+		"6.18.44-fc-v595": {6, 18}, "5.14.0": {5, 14}, "6.1-rc3": {6, 1}, "7.0": {7, 0}, "": {}, "nonsense": {},
+	} {
+		if got := kernelVersion(release); got != want {
+			t.Errorf("%q: %v, want %v", release, got, want)
+		}
+	}
+}
+
+// The doctor on this machine: what the tests of this repository need works.
+func TestDoctorHere(t *testing.T) {
+	code, out, errs := ctl("doctor", "-j", "--socket", filepath.Join(t.TempDir(), "none"))
+	var r report
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if r.Version != 1 || len(r.Checks) != 17 {
+		t.Errorf("version %d, %d checks", r.Version, len(r.Checks))
+	}
+	failed := false
+	for _, c := range r.Checks {
+		if c.Verdict != verdictOK && c.Mend == "" {
+			t.Errorf("no mend: %+v", c)
+		}
+		failed = failed || c.Verdict == verdictError
+	}
+	if (code == exitFailed) != failed || errs != "" {
+		t.Errorf("exit code %d with %s%s", code, out, errs)
+	}
+	_, table, _ := ctl("doctor", "--socket", filepath.Join(t.TempDir(), "none"))
+	if !strings.Contains(table, "mend daemon: start one: pfd --nodes 2") || strings.Contains(table, "\x1b") {
+		t.Errorf("table:\n%s", table)
+	}
+}

@@ -1,0 +1,142 @@
+package house
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// stubs makes a directory of programs: those with a text are shell scripts,
+// the others are the system's.
+func stubs(t *testing.T, programs map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range programs {
+		path := filepath.Join(dir, name)
+		if text == "" {
+			real, err := exec.LookPath(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(real, path); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// setup.sh installs what is missing and nothing else, asks nothing, and says
+// what it did.
+func TestSetup(t *testing.T) {
+	if _, err := os.Stat("/usr/include/stdlib.h"); err != nil {
+		t.Skip("the C library's headers are not installed here: setup.sh would want them too")
+	}
+	const apt = `echo "$@" >>"$LOG"`
+	const aptWithoutLists = `echo "$@" >>"$LOG"; case "$1" in update) : >"$LOG.lists" ;; install) [ -e "$LOG.lists" ] ;; esac`
+	const want = "install -y -qq --no-install-recommends gcc git\n"
+	for _, c := range []struct {
+		name     string
+		programs map[string]string
+		fails    bool
+		output   string
+		log      string
+	}{
+		{"all is there", map[string]string{"gcc": "exit", "git": "exit", "go": "exit", "apt-get": apt}, false, "", ""},
+		{"as root", map[string]string{"go": "exit", "apt-get": apt, "id": "echo 0"}, false, "setup: installed gcc git (apt-get)\n", want},
+		{"by sudo", map[string]string{"go": "exit", "apt-get": apt, "id": "echo 1000", "sudo": `[ "$1" = -n ] && shift && "$@"`, "true": ""}, false, "setup: installed gcc git (apt-get)\n", want},
+		{"sudo would ask", map[string]string{"go": "exit", "apt-get": apt, "id": "echo 1000", "sudo": "exit 1"}, true, "run as root: apt-get install -y gcc git", ""},
+		{"lists are missing", map[string]string{"go": "exit", "apt-get": aptWithoutLists, "id": "echo 0"}, false, "setup: installed gcc git (apt-get)\n", want + "update -qq\n" + want},
+		{"no such package", map[string]string{"go": "exit", "apt-get": apt + "; echo no such package; exit 100", "id": "echo 0"}, true, "no such package", want + "update -qq\n"},
+		{"no apt", map[string]string{"go": "exit", "id": "echo 0"}, true, "not Debian", ""},
+		{"no go", map[string]string{"gcc": "exit", "git": "exit", "apt-get": apt}, true, "go is missing", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, name := range []string{"mktemp", "rm", "cat", "env"} {
+				c.programs[name] = ""
+			}
+			log := filepath.Join(t.TempDir(), "log")
+			cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "setup.sh"))
+			cmd.Env = []string{"PATH=" + stubs(t, c.programs), "LOG=" + log}
+			out, err := cmd.CombinedOutput()
+			if (err != nil) != c.fails {
+				t.Errorf("%v, want an error: %v\n%s", err, c.fails, out)
+			}
+			if c.fails && !strings.Contains(string(out), c.output) || !c.fails && string(out) != c.output {
+				t.Errorf("says %q, want %q", out, c.output)
+			}
+			got, err := os.ReadFile(log)
+			if err != nil && c.log != "" {
+				t.Error(err)
+			}
+			if string(got) != c.log {
+				t.Errorf("apt-get was called with\n%s\nwant\n%s", got, c.log)
+			}
+		})
+	}
+}
+
+// CI runs the test command that the README names.
+func TestCIRunsTheREADMEsTest(t *testing.T) {
+	const command = "make test"
+	if !strings.Contains(read(t, "README.md"), "\n"+command+"\n") {
+		t.Errorf("README.md does not name %q as a command", command)
+	}
+	var commands []string
+	for line := range strings.Lines(read(t, ".ci/run")) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			commands = append(commands, line)
+		}
+	}
+	want := []string{"set -eu", `cd "$(dirname "$0")/.."`, "exec " + command}
+	if !slices.Equal(commands, want) {
+		t.Errorf(".ci/run is %q, want %q", commands, want)
+	}
+}
+
+var (
+	makeTarget = regexp.MustCompile("(?m)(?:`|^)make ([a-z]+)")
+	link       = regexp.MustCompile(`\]\(([^)#:]+)\)`)
+)
+
+// What the documents name is there: make's targets, and files.
+func TestDocumentsNameWhatIsThere(t *testing.T) {
+	docs, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, d := range docs {
+		docs[i] = filepath.Join("docs", filepath.Base(d))
+	}
+	makefile := read(t, "Makefile")
+	for _, name := range append(docs, "README.md", "CONTRIBUTING.md", "CHANGELOG.md") {
+		text := read(t, name)
+		for _, m := range makeTarget.FindAllStringSubmatch(text, -1) {
+			if !regexp.MustCompile(`(?m)^` + m[1] + `:`).MatchString(makefile) {
+				t.Errorf("%s names make %s, which Makefile has not", name, m[1])
+			}
+		}
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(root, filepath.Dir(name), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", name, m[1], err)
+			}
+		}
+	}
+}

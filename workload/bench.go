@@ -52,11 +52,12 @@ func (k *kind) median() float64 {
 }
 
 // BenchFirstLight measures. The kinds take turns, so that what disturbs the
-// machine disturbs all of them. Starting the processes is not measured.
+// machine disturbs all of them. Neither the start of the processes nor the
+// waking of a sleeping pfd is measured.
 func BenchFirstLight(ctx context.Context, d Daemon, o Options, small, large int) (FirstLight, error) {
 	f := FirstLight{Version: 1}
 	kindOf := func(size uint64, dst State, w Waiting, touch bool) *kind {
-		return &kind{transfer: Transfer{Size: size, Src: Present, Dst: dst, Waiting: w, Timeout: DefaultTimeout, TouchFirst: touch}}
+		return &kind{transfer: Transfer{Size: size, Src: Present, Dst: dst, Waiting: w, Timeout: DefaultTimeout, TouchFirst: touch, Warm: true}}
 	}
 	o.Policy = "p1"
 	present, absent := kindOf(smallSize, Present, Poll, false), kindOf(smallSize, Absent, Poll, false)

@@ -89,10 +89,14 @@ type process struct {
 	endpoint endpoint
 	pages    *pagemap
 	buffer   *buffer
+	warm     *buffer // small and present, for transfers that are not measured
 }
 
 func (p *process) close() error {
 	err := p.drop()
+	if p.warm != nil {
+		err = errors.Join(err, p.warm.close())
+	}
 	if p.endpoint != nil {
 		err = errors.Join(err, p.endpoint.close())
 	}
@@ -123,6 +127,8 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		r.Remote, err = p.prepare(o.Prepare)
 	case o.Op == opStats:
 		r.Pages = p.endpoint.pages()
+	case o.Op == opWarm:
+		r.Remote, err = p.makeWarm()
 	case p.buffer == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
 	case o.Op == opTouch:
@@ -202,12 +208,43 @@ func (p *process) touch() (int64, error) {
 // before it looks whether it should give up.
 const pollsBetweenLooks = 1024
 
+// warmSize is the size of a transfer that wakes everybody up.
+const warmSize = 16
+
+func (p *process) makeWarm() (string, error) {
+	if p.warm == nil {
+		b, err := newBuffer(prepare{State: Present, Size: warmSize})
+		if err != nil {
+			return "", err
+		}
+		p.warm = b
+	}
+	return p.endpoint.export(p.warm.addr(), warmSize)
+}
+
+// warmUp makes a small transfer and waits for its end.
+func (p *process) warmUp(ctx context.Context, remote string) error {
+	if p.warm == nil {
+		return fmt.Errorf("%s before %s", opWrite, opWarm)
+	}
+	t, err := p.endpoint.write(p.warm.addr(), warmSize, remote)
+	if err != nil {
+		return err
+	}
+	return pollUntil(ctx, t)
+}
+
 // write makes one transfer. Its latency is the time from before the call of
 // the library to when the initiator sees the end.
 func (p *process) write(ctx context.Context, o writeOrder) outcome {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	b := p.buffer
+	if o.Warm != "" {
+		if err := p.warmUp(ctx, o.Warm); err != nil {
+			return outcome{Error: fmt.Sprintf("warming up: %v", err), Stuck: true}
+		}
+	}
 	start := time.Now()
 	t, err := p.endpoint.write(b.addr(), b.request.Size, o.Remote)
 	if err != nil {

@@ -20,6 +20,7 @@ const (
 	opTouch   op = "touch"   // touch every page of the buffer
 	opWrite   op = "write"   // write the buffer to the target's
 	opVerify  op = "verify"  // check the buffer
+	opWarm    op = "warm"    // make and export a small buffer for warming up
 	opStats   op = "stats"   // count what the library's page-fault thread did
 )
 
@@ -46,6 +47,9 @@ type writeOrder struct {
 	Remote  string        `json:"remote"` // the target's buffer, as its Export wrote it
 	Waiting Waiting       `json:"waiting"`
 	Timeout time.Duration `json:"timeout_ns"`
+	// Warm, where not empty, is the target's small buffer: a write into it comes
+	// first, and is not measured.
+	Warm string `json:"warm,omitempty"`
 }
 
 // reply is what a test process answers. Error tells that the process could not

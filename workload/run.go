@@ -18,6 +18,7 @@ type Request struct {
 	Offset   uint64
 	Src, Dst State
 	Waiting  Waiting
+	Warm     bool          // see Transfer
 	Seed     uint64        // of the patterns
 	Timeout  time.Duration // of one transfer; 0 means DefaultTimeout
 	// Progress, where not nil, hears of each transfer that is over.
@@ -89,7 +90,7 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 	if err != nil {
 		return err
 	}
-	t := Transfer{Size: q.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout}
+	t := Transfer{Size: q.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout, Warm: q.Warm}
 	err = s.transfer(t, q, r)
 	after, tallyErr := s.tally(ctx, d, q.Options)
 	if tallyErr == nil {

@@ -68,6 +68,7 @@ func TestRun(t *testing.T) {
 	const count, size = 2, 5000
 	for _, c := range []struct {
 		name      string
+		warm      bool
 		how       string
 		src, dst  State
 		waiting   Waiting
@@ -78,6 +79,8 @@ func TestRun(t *testing.T) {
 		broken    bool   // Run gives an error
 	}{
 		{name: "present to present", how: "ok", src: Present, dst: Present, waiting: Poll, transfers: 2, verified: true},
+		{name: "warmed up", warm: true, how: "ok", src: Present, dst: Absent, waiting: Poll, transfers: 2, verified: true},
+		{name: "warming up hangs", warm: true, how: "stuck", src: Present, dst: Absent, waiting: Poll, errText: "warming up", broken: true},
 		{name: "present to absent, sleeping", how: "ok", src: Present, dst: Absent, waiting: Wait, transfers: 2, verified: true},
 		{name: "absent to present", how: "ok", src: Absent, dst: Present, waiting: Poll, transfers: 2, verified: true},
 		{name: "alternate to alternate", how: "ok", src: Alternate, dst: Alternate, waiting: Poll, transfers: 2, verified: true},
@@ -97,7 +100,7 @@ func TestRun(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			q := fakeRequest(t, c.how)
-			q.Src, q.Dst, q.Waiting, q.Count, q.Size = c.src, c.dst, c.waiting, count, size
+			q.Src, q.Dst, q.Waiting, q.Count, q.Size, q.Warm = c.src, c.dst, c.waiting, count, size, c.warm
 			if c.how == "stuck" {
 				q.Timeout = 10 * time.Millisecond
 			}

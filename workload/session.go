@@ -43,6 +43,7 @@ type Session struct {
 	daemon            int // pid
 	transfers         uint64
 	seed              uint64
+	warm              string // the target's buffer for warming up
 }
 
 // ErrNode says that pfd has no such node.
@@ -128,6 +129,11 @@ type Transfer struct {
 	// TouchFirst has the target touch every page of its buffer, which is Absent,
 	// before the transfer starts.
 	TouchFirst bool
+	// Warm has a small write into present memory come right before, which is not
+	// measured: pfd and its threads are then awake, as they are where transfers
+	// follow one another. Otherwise they have gone to sleep while the buffers
+	// were made and checked.
+	Warm bool
 }
 
 // Outcome is how a transfer went.
@@ -159,7 +165,14 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 		}
 		out.Touch = time.Duration(r.TouchNS)
 	}
-	r, err := s.initiator.call(order{Op: opWrite, Write: writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout}})
+	w := writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout}
+	if t.Warm {
+		if err := s.makeWarm(); err != nil {
+			return out, err
+		}
+		w.Warm = s.warm
+	}
+	r, err := s.initiator.call(order{Op: opWrite, Write: w})
 	if err != nil {
 		return out, err
 	}
@@ -187,6 +200,16 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 		}
 	}
 	return out, nil
+}
+
+// makeWarm has both processes make their buffers for warming up, once.
+func (s *Session) makeWarm() error {
+	if s.warm != "" {
+		return nil
+	}
+	_, b, err := s.both(order{Op: opWarm}, order{Op: opWarm})
+	s.warm = b.Remote
+	return err
 }
 
 // pinned sums VmLck and VmPin of the three processes.

@@ -42,6 +42,7 @@ type writeFlags struct {
 	size, offset            string
 	src, dst                string
 	method, policy, waiting string
+	warm                    bool
 	timeout                 time.Duration
 	seed                    uint64
 }
@@ -76,13 +77,14 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup or touch")
 	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one), p4 (to the end of 16 KiB), pa (all that remain)")
 	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
+	f.BoolVar(&w.warm, "warm", false, "wake pfd up by a small write before each transfer, which is not counted")
 	f.DurationVar(&w.timeout, "timeout", workload.DefaultTimeout, "how long one transfer may take")
 	f.Uint64Var(&w.seed, "seed", 1, "seed of the patterns")
 	return c
 }
 
 func (w writeFlags) request(socket string) (workload.Request, error) {
-	q := workload.Request{Count: w.count, Timeout: w.timeout, Seed: w.seed}
+	q := workload.Request{Count: w.count, Warm: w.warm, Timeout: w.timeout, Seed: w.seed}
 	q.Options = workload.Options{Socket: socket, From: w.from, To: w.to, Method: w.method, Policy: w.policy, Command: testProcess()}
 	_, methodErr := attach.ParseMethod(w.method)
 	_, policyErr := attach.ParsePolicy(w.policy)

@@ -79,7 +79,7 @@ const (
 	WelcomeFDs = 3
 )
 
-const flagAcceptGroup = 1 << 0
+const flagAcceptGroup = 1 << 0 // ours: docs/attach.md
 
 // DefaultGroup is the group of a process that names none.
 const DefaultGroup = "default"

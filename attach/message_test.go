@@ -242,5 +242,9 @@ func FuzzDecode(f *testing.F) {
 		if e, err := DecodeEnded(b); err == nil {
 			same("ended", e.Append(nil), nil)
 		}
+		// A header is a part of what all of them refuse or take.
+		if h, err := DecodeHeader(b); err == nil && (uint64(h.Length) != uint64(len(b)) || len(h.Product) > productLength) {
+			t.Fatalf("header %+v of %d bytes", h, len(b))
+		}
 	})
 }

@@ -46,12 +46,12 @@ type LimitError struct {
 }
 
 func (e *LimitError) Error() string {
-	switch e.Err {
-	case ErrQuota:
+	switch {
+	case errors.Is(e.Err, ErrQuota):
 		return fmt.Sprintf("node %d: %v: uid %d holds %d of its %d slots; end one of its processes, or attach on another node", e.Node, e.Err, e.UID, e.Used, e.Limit)
-	case ErrGroupFull:
+	case errors.Is(e.Err, ErrGroupFull):
 		return fmt.Sprintf("node %d: %v: group %q of uid %d has %d of at most %d processes here; use another group, or another node", e.Node, e.Err, e.Group, e.UID, e.Used, e.Limit)
-	case ErrNoPDID:
+	case errors.Is(e.Err, ErrNoPDID):
 		return fmt.Sprintf("node %d: %v for group %q of uid %d: %d groups hold the range; end a group, or give pfd a wider range", e.Node, e.Err, e.Group, e.UID, e.Used)
 	default:
 		return fmt.Sprintf("node %d: %v: %d of %d in use; end a process there (exanetctl domain show), or attach on another node", e.Node, e.Err, e.Used, e.Limit)

@@ -58,10 +58,6 @@ type span struct {
 	size       uint8 // of the next slice, once the first is done
 }
 
-func (p span) has(page uint64, write bool) bool {
-	return p.write == write && p.start <= page && page < p.end
-}
-
 // slot is what the driver knows of one domain.
 type slot struct {
 	live   bool

@@ -12,6 +12,7 @@ var levels = map[string]int{
 	"cmd": 7,
 
 	"daemon": 6, "workload": 6, "qemu": 6, "trace": 6,
+	"internal/suite": 6, // the fault suite: the driver over any bus
 
 	"domain": 5, "fault": 5, "emu": 5, "sim": 5, "rdma": 5,
 

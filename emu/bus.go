@@ -18,7 +18,7 @@ func (b *bus) Window(id device.WindowID) device.Window { return b.node.windows[i
 func (b *bus) Post(f func()) { b.engine.post(f) }
 
 func (b *bus) Serve(ctx context.Context, h device.Handler) error {
-	b.engine.post(func() { b.node.handler = h })
+	b.engine.post(func() { b.node.handler, b.engine.vectors = h, true })
 	select {
 	case <-ctx.Done():
 	case <-b.engine.done:

@@ -41,15 +41,17 @@ type Config struct {
 	// NoTXFIFO leaves source faults to the senders' time-outs.
 	NoTXFIFO bool
 	// Spin is how long the engine looks for work before it sleeps in the
-	// kernel; 0: DefaultSpin, negative: not at all.
-	Spin time.Duration
-	Log  *slog.Logger // nil: slog.Default
+	// kernel; 0: DefaultSpin, negative: not at all. It grows up to SpinMax while
+	// work comes soon after; 0: DefaultSpinMax.
+	Spin, SpinMax time.Duration
+	Log           *slog.Logger // nil: slog.Default
 }
 
 // Limits and defaults of an engine (ours).
 const (
-	MaxNodes    = 64
-	DefaultSpin = 50 * time.Microsecond
+	MaxNodes       = 64
+	DefaultSpin    = 50 * time.Microsecond
+	DefaultSpinMax = time.Millisecond
 
 	leaseTime = 20 * time.Millisecond
 )
@@ -73,6 +75,7 @@ type Engine struct {
 	current *call        // what the lease is held for
 	live    []*slot      // attached slots
 	free    *call
+	vectors bool // some node has vectors to be delivered
 	stop    bool
 
 	lease  atomic.Uint64 // odd: in a call that may sleep
@@ -129,6 +132,9 @@ func New(cfg Config) (*Engine, error) {
 	}
 	if cfg.Spin == 0 {
 		cfg.Spin = DefaultSpin
+	}
+	if cfg.SpinMax == 0 {
+		cfg.SpinMax = DefaultSpinMax
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()

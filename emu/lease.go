@@ -3,6 +3,7 @@ package emu
 import (
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -128,10 +129,16 @@ func (e *Engine) supervise() {
 	}
 }
 
+// workerSpin is how long a worker that has nothing to do looks for more before
+// it ends: a page-in's next slice comes within microseconds, and to wake a
+// goroutine for each costs more than the slice.
+const workerSpin = 50 * time.Microsecond
+
 // worker does the calls of one domain one after the other, on a goroutine that
 // lives while there are any.
 type worker struct {
 	mu      sync.Mutex
+	more    atomic.Bool // head is not nil: for a look without the lock
 	head    *call
 	tail    *call
 	running bool
@@ -147,6 +154,7 @@ func (w *worker) submit(e *Engine, c *call) {
 		w.head = c
 	}
 	w.tail = c
+	w.more.Store(true)
 	if !w.running {
 		w.running = true
 		go w.serve(e)
@@ -155,6 +163,8 @@ func (w *worker) submit(e *Engine, c *call) {
 
 func (w *worker) serve(e *Engine) {
 	for {
+		for idle := time.Now(); !w.more.Load() && time.Since(idle) < workerSpin; {
+		}
 		w.mu.Lock()
 		c := w.head
 		if c == nil {
@@ -165,6 +175,7 @@ func (w *worker) serve(e *Engine) {
 		w.head = c.next
 		if w.head == nil {
 			w.tail = nil
+			w.more.Store(false)
 		}
 		w.mu.Unlock()
 		c.next = nil

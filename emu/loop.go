@@ -17,7 +17,7 @@ func (e *Engine) loop(late *call) {
 	if late != nil {
 		e.overtaken(late)
 	}
-	idleSince := int64(-1)
+	idleSince, spin := int64(-1), int64(e.cfg.Spin)
 	for {
 		busy, ok := e.pass()
 		if !ok {
@@ -35,10 +35,17 @@ func (e *Engine) loop(late *call) {
 		if idleSince < 0 {
 			idleSince = now
 		}
-		if now-idleSince < int64(e.cfg.Spin) {
+		if now-idleSince < spin {
 			continue
 		}
 		e.sleep(now)
+		// Work that comes soon after falling asleep would have been cheaper to
+		// wait for: look longer the next time, as long as that is so.
+		if slept := e.Now() - now; slept < int64(e.cfg.SpinMax) {
+			spin = min(2*spin, int64(e.cfg.SpinMax))
+		} else {
+			spin = int64(e.cfg.Spin)
+		}
 	}
 }
 
@@ -70,33 +77,28 @@ func (e *Engine) pass() (busy, ok bool) {
 			e.step(n, &soc.Event{Kind: soc.Tick})
 		}
 	}
+	// The driver comes before the data: a page-in that is under way elsewhere
+	// while bytes move here is what makes faults cheap.
 	for {
-		for e.head < len(e.queue) {
-			busy = true
+		switch {
+		case e.inbox.Load():
+			e.takeInbox()
+		case e.vectors && e.deliver():
+		case len(e.tasks) > 0:
+			c := e.tasks[0]
+			e.tasks = e.tasks[:copy(e.tasks, e.tasks[1:])]
+			if !e.dispatch(c) {
+				return busy, false
+			}
+		case e.head < len(e.queue):
 			if !e.next() {
 				return busy, false
 			}
-		}
-		e.queue, e.head = e.queue[:0], 0
-		if e.deliver() {
-			busy = true
-			continue
-		}
-		if e.inbox.Load() {
-			busy = true
-			e.takeInbox()
-			continue
-		}
-		if len(e.tasks) == 0 {
+		default:
+			e.queue, e.head = e.queue[:0], 0
 			return busy, true
 		}
 		busy = true
-		c := e.tasks[0]
-		copy(e.tasks, e.tasks[1:])
-		e.tasks = e.tasks[:len(e.tasks)-1]
-		if !e.dispatch(c) {
-			return busy, false
-		}
 	}
 }
 
@@ -120,8 +122,9 @@ func (e *Engine) enqueue(n *node, from int) {
 	e.actions = e.actions[:from]
 }
 
-// deliver gives the driver the vectors that wait.
+// deliver gives the drivers the vectors that wait.
 func (e *Engine) deliver() (any bool) {
+	e.vectors = false
 	for _, n := range e.nodes {
 		if n.pending == 0 || n.handler == nil {
 			continue
@@ -158,6 +161,7 @@ func (e *Engine) next() bool {
 		}
 	case soc.Interrupt:
 		n.pending |= 1 << a.Vector
+		e.vectors = true
 	case soc.DescriptorChanged:
 		if s := n.slots[a.Slot]; s != nil {
 			s.att.Pages.SetDone(int(a.Channel), a.Done, a.Status, a.Paused)

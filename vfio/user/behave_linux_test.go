@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -567,5 +568,68 @@ func TestReadAllocates(t *testing.T) {
 		}
 	}); n >= 1 {
 		t.Errorf("%v allocations a read", n)
+	}
+}
+
+func TestIOEventRefusals(t *testing.T) {
+	d := &testDevice{}
+	for _, ev := range []IOEvent{
+		{BAR: 6, Size: 4}, {BAR: -1, Size: 4}, {BAR: 3, Size: 4}, {BAR: 0, Offset: 4096, Size: 4}, {BAR: 0, Offset: 2, Size: 4},
+		{BAR: 0, Size: 0}, {BAR: 0, Size: 3}, {BAR: 0, Size: 16}, {BAR: 0, Offset: ^uint64(7), Size: 8},
+	} {
+		cfg := testConfig(d)
+		cfg.BARs[2] = BAR{}
+		cfg.IOEvents = []IOEvent{ev}
+		if s, err := New(cfg, d); err == nil {
+			s.Close()
+			t.Errorf("%+v was taken", ev)
+		}
+	}
+}
+
+// TestNoVersionData: a VERSION without its JSON text, and one with members that
+// nobody knows, are fine.
+func TestNoVersionData(t *testing.T) {
+	s, _ := newServer(t)
+	for _, payload := range [][]byte{
+		le(uint16(0), uint16(0)), le(uint16(0), uint16(1), "\x00"), le(uint16(0), uint16(9), "{}\x00"),
+		hello(`{"capabilities":{"migration":{"pgsize":4096},"max_msg_fds":100000},"more":[1]}`),
+	} {
+		r := rawConnect(t, s)
+		m := r.must(CmdVersion, payload)
+		v, err := DecodeVersion(m.body)
+		if err != nil || v.Major != 0 || v.Minor > Minor || v.Minor > order.Uint16(payload[2:]) || v.Capabilities.Twin != nil {
+			t.Errorf("%+v, %v", v, err)
+		}
+		if err := r.close(); !errors.Is(err, ErrGone) {
+			t.Error(err)
+		}
+	}
+}
+
+// TestListen: a dead socket is replaced, a live one is not, nor is a file.
+func TestListen(t *testing.T) {
+	dir := t.TempDir()
+	dead, err := listen(dir + "/a")
+	ok(t, err)
+	if _, err := listen(dir + "/a"); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("a live one: %v", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir+"/a", &st); err != nil || st.Mode&0o777 != 0o600 {
+		t.Errorf("mode %o, %v", st.Mode, err)
+	}
+	closeFDs([]int{dead})
+	again, err := listen(dir + "/a")
+	ok(t, err)
+	closeFDs([]int{again})
+	file := memfd(t, 0, 0)
+	ok(t, unix.Symlink("/proc/self/fd/"+itoa(file), dir+"/b"))
+	ok(t, os.WriteFile(dir+"/c", []byte("precious"), 0o600))
+	for _, path := range []string{dir + "/b", dir + "/c"} {
+		if fd, err := listen(path); err == nil {
+			closeFDs([]int{fd})
+			t.Errorf("%s was replaced", path)
+		}
 	}
 }

@@ -324,7 +324,7 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 			return message{}, c.fail(err)
 		case !ok:
 			if err := c.in.receive(c.sock, c.opts.Spin, 0); err != nil {
-				if err == errWouldBlock {
+				if errors.Is(err, errWouldBlock) {
 					err = fmt.Errorf("%v: %w", command, ErrTimeout)
 				}
 				return message{}, c.fail(err)

@@ -99,7 +99,7 @@ func (c *Client) serveIdle() error {
 		m, ok, err := c.in.next()
 		switch {
 		case err == nil && !ok:
-			if err = c.in.receive(c.sock, 0, unix.MSG_DONTWAIT); err == errWouldBlock {
+			if err = c.in.receive(c.sock, 0, unix.MSG_DONTWAIT); errors.Is(err, errWouldBlock) {
 				return nil
 			}
 		case err == nil && !m.isCommand():

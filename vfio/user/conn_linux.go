@@ -1,6 +1,7 @@
 package user
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -142,7 +143,7 @@ func (c *conn) fill() error {
 			return nil
 		}
 		if err := c.in.receive(c.sock, c.s.cfg.Spin, 0); err != nil {
-			if err == errWouldBlock {
+			if errors.Is(err, errWouldBlock) {
 				err = fmt.Errorf("%w: no VERSION: %w", ErrMalformed, ErrTimeout)
 			}
 			c.dead = err
@@ -361,7 +362,7 @@ func (c *conn) byTwin(t *socket, w *waiter, b []byte) error {
 			return nil
 		}
 		if err := c.twinI.receive(t, c.s.cfg.Spin, 0); err != nil {
-			if err == errWouldBlock {
+			if errors.Is(err, errWouldBlock) {
 				err = fmt.Errorf("%w: answer to %v: %w", ErrGone, w.command, ErrTimeout)
 			}
 			return err
@@ -420,7 +421,7 @@ func (c *conn) receiveFor(w *waiter, deadline time.Time) error {
 	if err == nil {
 		err = c.in.receive(c.sock, 0, unix.MSG_DONTWAIT)
 	}
-	if err == errWouldBlock {
+	if errors.Is(err, errWouldBlock) {
 		return nil
 	}
 	if err == nil {

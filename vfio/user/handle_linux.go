@@ -256,6 +256,12 @@ func (c *conn) dmaUnmap(m *message) error {
 	return nil
 }
 
+// settle waits until a DMA message under way is over.
+func (c *conn) settle() {
+	c.dmaMu.Lock()
+	defer c.dmaMu.Unlock()
+}
+
 func (c *conn) deviceInfo(m *message) error {
 	d, err := DecodeDeviceInfo(m.body)
 	if err != nil {

@@ -1,6 +1,7 @@
 package user
 
 import (
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"sync"
@@ -228,7 +229,7 @@ func (s *space) counts() (maps, files int) {
 func (s *space) access(addr uint64, p []byte, write bool, remote func(addr uint64, p []byte, write bool) error) error {
 	for len(p) > 0 {
 		n, err := s.local(addr, p, write)
-		if err == errRemote {
+		if errors.Is(err, errRemote) {
 			if remote == nil {
 				err = fmt.Errorf("address %#x: %w", addr, ErrUnmapped)
 			} else {

@@ -182,8 +182,8 @@ func (s *socket) spinRecv(p []byte, d time.Duration) (int, []int, error) {
 	if d > 0 {
 		for start := time.Now(); ; {
 			n, fds, err := s.recv(p, unix.MSG_DONTWAIT)
-			if err != errWouldBlock || time.Since(start) >= d {
-				if err == errWouldBlock {
+			if !errors.Is(err, errWouldBlock) || time.Since(start) >= d {
+				if errors.Is(err, errWouldBlock) {
 					break
 				}
 				return n, fds, err
@@ -209,7 +209,7 @@ func listen(path string) (int, error) {
 	if fd, err := dial(path); err == nil {
 		closeFDs([]int{fd})
 		return -1, fmt.Errorf("listen on %s: a server is there already: %w", path, unix.EADDRINUSE)
-	} else if errors.Is(err, unix.ECONNREFUSED) {
+	} else if errors.Is(err, unix.ECONNREFUSED) && isSocket(path) { // so says any file to a connect
 		if err := unix.Unlink(path); err != nil {
 			return -1, fmt.Errorf("listen: remove the dead socket %s: %w", path, err)
 		}
@@ -232,6 +232,11 @@ func listen(path string) (int, error) {
 		return -1, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return fd, nil
+}
+
+func isSocket(path string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
 func dial(path string) (int, error) {

@@ -240,6 +240,9 @@ func (n *Node) ack(f *wire.Frame) {
 		n.counts[device.AckStale]++
 		return
 	}
+	if f.Code != device.CodeSlaveError {
+		n.dma.Forget(f.ID)
+	}
 	n.fw.Ack(n.now, f.SrcNode, mailbox.Ack{Transaction: f.ID, Code: f.Code, Sequence: f.Seq})
 }
 

@@ -113,6 +113,7 @@ type Engine struct {
 	accesses []*Access // by ID
 	freeList *Access
 	slots    [device.Slots]accessQueue
+	held     [device.Transactions]heldBlock
 
 	recv receiver
 }
@@ -143,6 +144,9 @@ func (e *Engine) Reset(epoch uint16) {
 			a.ctx = nil
 		}
 	}
+	for id := range e.held {
+		e.Forget(device.TransactionID(id))
+	}
 	e.Domains = [device.Slots]Domain{}
 	e.recv.init()
 }
@@ -156,12 +160,41 @@ func (e *Engine) Epoch() uint16 { return e.epoch }
 // InFlight gives the number of a slot's accesses whose answers are awaited.
 func (e *Engine) InFlight(slot int) int { return e.slots[slot].inflight }
 
-// Send reads a block and sends it; Sent or SourceFault answers.
+// heldBlock is a block's bytes as they were read, kept until it is acknowledged:
+// a block that met a page fault is sent again without reading its source again
+// (ours: a replay buffer).
+type heldBlock struct {
+	payload []byte
+	share   *wire.Share
+	first   device.Sequence // of this use of the id
+	node    device.NodeID
+}
+
+// Forget lets the bytes kept for a block go: it will not be sent again, or if
+// so, read again.
+func (e *Engine) Forget(id device.TransactionID) {
+	if h := &e.held[id%device.Transactions]; h.share != nil {
+		e.cfg.Pool.Release(h.payload, h.share)
+		*h = heldBlock{}
+	}
+}
+
+// Send sends a block, after reading it unless its bytes are still held; Sent or
+// SourceFault answers.
 func (e *Engine) Send(b *wire.Block) {
 	if b.Length == 0 {
+		e.Forget(b.ID)
 		e.transmit(b, nil)
 		e.sink.Sent(b.ID)
 		return
+	}
+	if h := &e.held[b.ID]; h.share != nil {
+		if h.first == b.First && h.node == b.DstNode && len(h.payload) == int(b.Length) {
+			e.transmit(b, h.payload)
+			e.sink.Sent(b.ID)
+			return
+		}
+		e.Forget(b.ID)
 	}
 	a := e.newAccess(readBlock)
 	a.Slot, a.VA, a.block = b.Slot, b.Source, *b
@@ -175,6 +208,10 @@ func (e *Engine) transmit(b *wire.Block, payload []byte) {
 	f.Epoch = e.epoch
 	f.HasWords, f.Completion = b.HasWords, b.Completion
 	f.Payload = payload
+	if h := &e.held[b.ID]; h.share != nil {
+		f.Shared = h.share
+		f.Shared.Holders++
+	}
 	f.Present = wire.All(len(payload))
 	e.cfg.Counts[device.TXPackets] += uint64(wire.Packets(len(payload)))
 	if f.HasWords {
@@ -193,6 +230,8 @@ func (e *Engine) read(a *Access, ok bool, failed uint64) {
 	case a.orphan:
 		e.cfg.Pool.PutPayload(a.Data)
 	case ok:
+		e.Forget(id)
+		e.held[id] = heldBlock{payload: a.Data, share: e.cfg.Pool.Share(), first: a.block.First, node: a.block.DstNode}
 		e.transmit(&a.block, a.Data)
 		e.sink.Sent(id)
 	default:

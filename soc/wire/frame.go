@@ -63,14 +63,20 @@ type Frame struct {
 	HasWords     bool
 	WordsMissing bool
 	Completion   Completion
-	// Payload holds the block's bytes, Length of them, from a Pool.
+	// Payload holds the block's bytes, Length of them, from a Pool. Nobody writes
+	// to it once the frame is sent; Shared counts who else holds it, nil: nobody.
 	Payload []byte
+	Shared  *Share
 	// Message holds a Message's payload, MessageLen words of it.
 	Message    [device.PktzMaxWords]uint64
 	MessageLen uint8
 	// Refs counts the memory accesses that still use Payload.
 	Refs int
 }
+
+// Share counts the holders of a payload: frames, and a sender that may have to
+// send it again.
+type Share struct{ Holders int }
 
 // Packets gives the number of data packets that a block of length bytes has.
 func Packets(length int) int { return (length + device.MTU - 1) / device.MTU }

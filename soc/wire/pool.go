@@ -7,6 +7,7 @@ import "github.com/exanet/pfd/device"
 type Pool struct {
 	frames   []*Frame
 	payloads [][]byte
+	shares   []*Share
 }
 
 // Frame gives an empty frame without payload.
@@ -29,11 +30,35 @@ func (p *Pool) Payload(length int) []byte {
 	return make([]byte, device.BlockSize)[:length]
 }
 
-// Put takes a frame and its payload back. Nobody may hold either any more.
+// Put takes a frame back, and its payload if nobody shares it. Nobody may hold
+// the frame any more.
 func (p *Pool) Put(f *Frame) {
-	p.PutPayload(f.Payload)
+	p.Release(f.Payload, f.Shared)
 	*f = Frame{}
 	p.frames = append(p.frames, f)
+}
+
+// Share gives a count for a payload with one holder.
+func (p *Pool) Share() *Share {
+	if n := len(p.shares); n > 0 {
+		s := p.shares[n-1]
+		p.shares = p.shares[:n-1]
+		s.Holders = 1
+		return s
+	}
+	return &Share{Holders: 1}
+}
+
+// Release lets a holder's share of a payload go; the last one's takes it back.
+// s may be nil: the payload is not shared.
+func (p *Pool) Release(b []byte, s *Share) {
+	if s != nil {
+		if s.Holders--; s.Holders > 0 {
+			return
+		}
+		p.shares = append(p.shares, s)
+	}
+	p.PutPayload(b)
 }
 
 // PutPayload takes a payload of Payload back; others are left to the collector.
@@ -47,6 +72,7 @@ func (p *Pool) PutPayload(b []byte) {
 func (p *Pool) Clone(f *Frame) *Frame {
 	c := p.Frame()
 	*c = *f
+	c.Shared = nil
 	if f.Payload != nil {
 		c.Payload = p.Payload(len(f.Payload))
 		copy(c.Payload, f.Payload)

@@ -314,7 +314,7 @@ func TestInterrupts(t *testing.T) {
 }
 
 // TestStuckEventFD: a client that fills its eventfd and makes writes to it
-// block does not hold the device up.
+// block does not hold the device up, and is thrown out.
 func TestStuckEventFD(t *testing.T) {
 	s, _, c := setUp(t, Options{})
 	ev, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // blocking
@@ -324,9 +324,7 @@ func TestStuckEventFD(t *testing.T) {
 	ok(t, err)
 	ok(t, c.SetEventFDs(IRQMSIX, 0, IRQActionTrigger, []int{ev}))
 	ok(t, s.Interrupt(0)) // hangs here if it does not work
-	if _, err := c.Read(0, 0, 4); err != nil {
-		t.Error(err)
-	}
+	<-c.Done()
 }
 
 // TestDisconnectAnywhere ends the stream of a busy client after every byte.

@@ -248,8 +248,7 @@ func (c *conn) dmaUnmap(m *message) error {
 		return err
 	}
 	if c.messages.Load() {
-		c.dmaMu.Lock()   // until a DMA message under way is over
-		c.dmaMu.Unlock() //nolint:staticcheck // nothing to guard, only to wait for
+		c.settle()
 	}
 	u.ArgSize = dmaUnmapSize
 	c.out = u.Append(c.out)

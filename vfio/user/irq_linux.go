@@ -34,8 +34,10 @@ type interrupts struct {
 	req  int               // IRQReq's
 
 	// A peer can fill its eventfd so that a write to it blocks. guard drains
-	// it then: nobody loses more than the peer that did it.
+	// it then and has the peer thrown out (stuck): nobody else loses more than
+	// a moment.
 	guard   *time.Timer
+	stuck   func()
 	gmu     sync.Mutex
 	writing int // the eventfd that is being written, or -1
 }
@@ -46,8 +48,8 @@ const guardDelay = 10 * time.Millisecond
 
 var eventfdOne = func() []byte { return order.AppendUint64(nil, 1) }()
 
-func newInterrupts(m MSIX) *interrupts {
-	q := &interrupts{vec: newVectorTable(m), err: -1, req: -1, writing: -1}
+func newInterrupts(m MSIX, stuck func()) *interrupts {
+	q := &interrupts{stuck: stuck, vec: newVectorTable(m), err: -1, req: -1, writing: -1}
 	for a := range q.fds {
 		q.fds[a] = make([]int, m.Vectors)
 		for v := range q.fds[a] {
@@ -81,14 +83,19 @@ func (q *interrupts) signal(fd int) {
 	q.gmu.Unlock()
 }
 
-// rescue empties the eventfd that a write hangs on.
+// rescue looks after a write that has taken long. If the eventfd is full, it is
+// emptied; if not, the write is done or will be, and the machine is just busy.
 func (q *interrupts) rescue() {
 	q.gmu.Lock()
 	defer q.gmu.Unlock()
 	if q.writing < 0 {
 		return
 	}
-	drain(q.writing)
+	p := []unix.PollFd{{Fd: int32(q.writing), Events: unix.POLLOUT}}
+	if n, err := unix.Poll(p, 0); err == nil && n == 0 {
+		drain(q.writing)
+		q.stuck()
+	}
 	q.guard.Reset(guardDelay)
 }
 

@@ -145,7 +145,11 @@ func New(cfg Config, dev Device) (*Server, error) {
 			return nil, fmt.Errorf("vfio-user server: BAR %d: %w", i, err)
 		}
 	}
-	s := &Server{cfg: cfg, dev: dev, pci: pci, irq: newInterrupts(cfg.MSIX), log: cfg.Log, live: map[*conn]struct{}{}}
+	s := &Server{cfg: cfg, dev: dev, pci: pci, log: cfg.Log, live: map[*conn]struct{}{}}
+	s.irq = newInterrupts(cfg.MSIX, func() {
+		s.log.Warn("vfio-user: the client made its eventfd block; it is thrown out")
+		s.hangUp()
+	})
 	if err := s.ios.open(s); err != nil {
 		return nil, fmt.Errorf("vfio-user server: %w", err)
 	}

@@ -82,6 +82,10 @@ func (a *app) demo(ctx context.Context, bin string) (err error) {
 		if !stopped {
 			err = errors.Join(err, p.Stop())
 		}
+		if err != nil && ctx.Err() != nil {
+			// What broke in consequence does not matter.
+			err = fmt.Errorf("demo: interrupted: %w", context.Cause(ctx))
+		}
 	}()
 	d.socket = p.Socket()
 	d.say("$ %s &", strings.Join(p.Command(), " "))

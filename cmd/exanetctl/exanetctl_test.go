@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -204,5 +205,33 @@ func TestCompletion(t *testing.T) {
 		if code != exitOK || !strings.Contains(out, "exanetctl") {
 			t.Errorf("%s: exit code %d, %s", shell, code, errs)
 		}
+	}
+}
+
+// Every command that the documents name is one, with its flags.
+func TestDocumentedCommands(t *testing.T) {
+	command := regexp.MustCompile("`(?:bin/)?exanetctl ([^`]+)`")
+	flags := regexp.MustCompile("(?m)^\\| `--([a-z]+)")
+	found := 0
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "docs/exanetctl.md"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range command.FindAllStringSubmatch(string(text), -1) {
+			found++
+			if code, _, errs := ctl(append(strings.Fields(m[1]), "--help")...); code != exitOK {
+				t.Errorf("%s names exanetctl %s: %s", name, m[1], errs)
+			}
+		}
+		_, help, _ := ctl("write", "--help")
+		for _, m := range flags.FindAllStringSubmatch(string(text), -1) {
+			if !strings.Contains(help, "--"+m[1]) {
+				t.Errorf("%s names --%s, which write --help does not", name, m[1])
+			}
+		}
+	}
+	if found < 4 {
+		t.Errorf("only %d commands found", found)
 	}
 }

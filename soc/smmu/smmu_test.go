@@ -1,0 +1,232 @@
+package smmu
+
+import (
+	"testing"
+
+	"github.com/exanet/pfd/device"
+)
+
+// live gives an SMMU as the driver sets it up, stream n tied to bank n.
+func live(t *testing.T) (*SMMU, *Counts) {
+	t.Helper()
+	var c Counts
+	s := New(&c)
+	s.StoreGlobal(device.SCR0, 0, device.SCR0GFRE|device.SCR0GFIE|device.SCR0USFCFG)
+	for n := range device.Slots {
+		s.StoreGlobal(device.SMR, n, device.SMRValid|uint64(n))
+		s.StoreGlobal(device.S2CR, n, uint64(n))
+		s.StoreBank(device.SCTLR, n, device.SCTLRDriver)
+	}
+	return s, &c
+}
+
+// access walks pages pages at va for a stream and gives the result.
+func access(t *testing.T, s *SMMU, stream uint16, va device.VA, pages int, write bool, absent, denied uint64) Result {
+	t.Helper()
+	b, v := s.Begin(stream, va)
+	if v != Translate {
+		t.Fatalf("stream %d: not translated", stream)
+	}
+	defer s.End(b)
+	return s.Finish(b, va, pages, write, absent, denied)
+}
+
+func TestFaultRegisters(t *testing.T) {
+	s, c := live(t)
+	if r := access(t, s, 3, 0x7f0000001234, 3, true, 0b110, 0); r.Aborted != 0b110 || r.Ignored != 0 {
+		t.Fatalf("aborted %b, ignored %b", r.Aborted, r.Ignored)
+	}
+	if got := s.LoadBank(device.FSR, 3); got != device.FSRTF|device.FSRMULTI {
+		t.Errorf("FSR %#x, want TF and MULTI", got)
+	}
+	if got := s.LoadBank(device.FAR, 3); got != 0x7f0000002000 {
+		t.Errorf("FAR %#x, want the first absent page", got)
+	}
+	if got := s.LoadBank(device.FSYNR0, 3); got != device.FSYNR0WNR {
+		t.Errorf("FSYNR0 %#x, want WNR", got)
+	}
+	if !s.Interrupt() {
+		t.Error("vector 0 is not raised")
+	}
+	if c[device.FaultTF] != 2 || c[device.Walks] != 3 {
+		t.Errorf("%d translation faults, %d walks", c[device.FaultTF], c[device.Walks])
+	}
+	// A further fault changes nothing but MULTI.
+	access(t, s, 3, 0x1000, 1, false, 0, 1)
+	if s.LoadBank(device.FAR, 3) != 0x7f0000002000 || s.LoadBank(device.FSYNR0, 3) != device.FSYNR0WNR {
+		t.Error("a fault on a bank whose FSR is not zero has overwritten FAR or FSYNR0")
+	}
+	s.StoreBank(device.FSR, 3, 0)
+	if s.Interrupt() {
+		t.Error("vector 0 holds with FSR clear")
+	}
+	access(t, s, 3, 0x1000, 1, false, 0, 1)
+	if got := s.LoadBank(device.FSR, 3); got != device.FSRPF {
+		t.Errorf("FSR %#x, want PF", got)
+	}
+	if s.LoadBank(device.FSYNR0, 3) != 0 || s.LoadBank(device.FAR, 3) != 0x1000 {
+		t.Error("FSYNR0 or FAR of a read fault")
+	}
+	if s.LoadBank(device.FSR, 4) != 0 {
+		t.Error("another bank has the fault")
+	}
+}
+
+func TestFARHasTheFaultingByte(t *testing.T) {
+	s, _ := live(t)
+	access(t, s, 0, 0x5678, 1, true, 1, 0)
+	if got := s.LoadBank(device.FAR, 0); got != 0x5678 {
+		t.Errorf("FAR %#x, want the access's own first byte", got)
+	}
+}
+
+func TestHitUnderPreviousContextFault(t *testing.T) {
+	s, _ := live(t)
+	access(t, s, 1, 0x1000, 1, true, 1, 0)
+	if _, v := s.Begin(1, 0x9000); v != Translate {
+		t.Error("HUPCF set: a present page aborts beside a fault")
+	} else {
+		s.End(1)
+	}
+	s.StoreBank(device.SCTLR, 1, device.SCTLRDriver&^device.SCTLRHUPCF)
+	if _, v := s.Begin(1, 0x9000); v != Abort {
+		t.Error("HUPCF clear: an access goes on while FSR is not zero")
+	}
+	if _, v := s.Begin(2, 0x9000); v != Translate {
+		t.Error("HUPCF clear in bank 1 aborts in bank 2")
+	}
+}
+
+func TestFaultReportingOff(t *testing.T) {
+	s, _ := live(t)
+	s.StoreBank(device.SCTLR, 2, device.SCTLRDriver&^(device.SCTLRCFRE|device.SCTLRCFIE))
+	r := access(t, s, 2, 0x1000, 2, true, 0b10, 0)
+	if r.Aborted != 0 || r.Ignored != 0b10 {
+		t.Errorf("CFRE clear: aborted %b, ignored %b", r.Aborted, r.Ignored)
+	}
+	if s.LoadBank(device.FSR, 2) != device.FSRTF {
+		t.Error("the fault is not recorded")
+	}
+	if s.Interrupt() {
+		t.Error("CFIE clear: vector 0 is raised")
+	}
+	s.StoreBank(device.SCTLR, 2, device.SCTLRDriver)
+	if !s.Interrupt() {
+		t.Error("CFIE set while FSR is not zero: vector 0 is not raised")
+	}
+}
+
+func TestStreams(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		set    func(*SMMU)
+		stream uint16
+		bank   int // -1: aborts
+		usf    bool
+	}{
+		{"matched", func(*SMMU) {}, 5, 5, false},
+		{"unmatched", func(*SMMU) {}, 77, -1, true},
+		{"invalid register", func(s *SMMU) { s.StoreGlobal(device.SMR, 5, 5) }, 5, -1, true},
+		{"masked bits", func(s *SMMU) { s.StoreGlobal(device.SMR, 0, device.SMRValid|0x7c00<<16) }, 0x400, 0, false},
+		{"type fault", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, device.S2CRFault<<16|5) }, 5, -1, false},
+		{"type bypass", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, device.S2CRBypass<<16|5) }, 5, -1, false},
+		{"bank that is not there", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, 16) }, 5, -1, false},
+		{"M clear", func(s *SMMU) { s.StoreBank(device.SCTLR, 5, 0) }, 5, -1, false},
+		{"CLIENTPD", func(s *SMMU) { s.StoreGlobal(device.SCR0, 0, device.SCR0Client) }, 5, -1, false},
+		{"another register's", func(s *SMMU) {
+			s.StoreGlobal(device.SMR, 5, 0)
+			s.StoreGlobal(device.SMR, 9, device.SMRValid|5)
+		}, 5, 9, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, _ := live(t)
+			tt.set(s)
+			b, v := s.Begin(tt.stream, 0x4242)
+			if (v == Translate) != (tt.bank >= 0) || v == Translate && b != tt.bank {
+				t.Errorf("bank %d, verdict %d", b, v)
+			}
+			if got := s.LoadGlobal(device.GFSR, 0)&device.GFSRUSF != 0; got != tt.usf {
+				t.Errorf("GFSR.USF %v, want %v", got, tt.usf)
+			}
+			if tt.usf && (s.LoadGlobal(device.GFAR, 0) != 0x4242 || !s.Interrupt()) {
+				t.Error("an unmatched stream leaves no address, or no vector 0")
+			}
+		})
+	}
+}
+
+func TestTLB(t *testing.T) {
+	s, c := live(t)
+	look := func(want device.Counter, page uint64) {
+		t.Helper()
+		before := c[want]
+		access(t, s, 0, device.VA(page<<device.PageShift), 1, false, 0, 0)
+		if c[want] != before+1 {
+			t.Errorf("page %d: %v did not count", page, want)
+		}
+	}
+	look(device.Walks, 1)
+	look(device.TLBL1Hit, 1)
+	// 128 more pages push the first out of L1, not out of L2.
+	for p := uint64(1000); p < 1128; p++ {
+		look(device.Walks, p)
+	}
+	look(device.TLBL2Hit, 1)
+	look(device.TLBL1Hit, 1)
+	// Four more pages of one L2 set push it out there; L1 still has it until
+	// 128 others came.
+	s.StoreBank(device.TLBIVA, 0, 1)
+	look(device.Walks, 1)
+	s.StoreBank(device.TLBIVA, 0, 2)
+	look(device.TLBL1Hit, 1)
+	s.StoreBank(device.TLBIALL, 1, 1)
+	look(device.TLBL1Hit, 1)
+	s.StoreBank(device.TLBIALL, 0, 1)
+	look(device.Walks, 1)
+	// A page that faults leaves the TLB: what it said is not true any more.
+	access(t, s, 0, 1<<device.PageShift, 1, false, 1, 0)
+	look(device.Walks, 1)
+	// The same page of another bank is another page.
+	before := c[device.Walks]
+	access(t, s, 1, 1<<device.PageShift, 1, false, 0, 0)
+	if c[device.Walks] != before+1 {
+		t.Error("two banks share a TLB entry")
+	}
+}
+
+func TestL2Conflict(t *testing.T) {
+	s, c := live(t)
+	for i := range uint64(5) { // five pages of one set of four ways
+		access(t, s, 0, device.VA((1+i*l2Sets)<<device.PageShift), 1, false, 0, 0)
+	}
+	for p := uint64(3000); p < 3000+l1Entries; p++ { // out of L1 with them
+		access(t, s, 0, device.VA(p<<device.PageShift), 1, false, 0, 0)
+	}
+	walks := c[device.Walks]
+	access(t, s, 0, device.VA((1+4*l2Sets)<<device.PageShift), 1, false, 0, 0)
+	if c[device.Walks] != walks {
+		t.Error("the newest of the set is gone from L2")
+	}
+	access(t, s, 0, device.VA(1<<device.PageShift), 1, false, 0, 0)
+	if c[device.Walks] != walks+1 {
+		t.Error("five pages fit into four ways")
+	}
+}
+
+// TLBSTATUS reads 1 until the accesses that were in flight have ended: a driver
+// that tears a domain down waits for it.
+func TestSync(t *testing.T) {
+	s, _ := live(t)
+	b, _ := s.Begin(6, 0x1000)
+	if s.LoadBank(device.TLBSTATUS, 6) != 1 || s.LoadGlobal(device.STLBGSTAT, 0) != 1 || s.LoadBank(device.TLBSTATUS, 7) != 0 {
+		t.Error("an access in flight does not show")
+	}
+	s.Reset()
+	if s.LoadBank(device.TLBSTATUS, 6) != 1 {
+		t.Error("reset forgets an access in flight")
+	}
+	s.End(b)
+	if s.LoadBank(device.TLBSTATUS, 6) != 0 {
+		t.Error("TLBSTATUS stays 1")
+	}
+}

@@ -98,12 +98,17 @@ func (e *Engine) access() bool {
 		end = b.VA + device.VA(len(b.Data))
 		e.head++
 	}
-	if c.slot == nil {
+	switch {
+	case c.slot != nil:
+		c.mem = c.slot.att.Memory
+	case n.outside.Memory != nil:
+		c.mem = n.outside.Memory(int(a.Slot), n.soc.Tables(int(a.Slot)))
+	}
+	if c.mem == nil {
 		c.err = proc.ErrGone
 		e.complete(c)
 		return true
 	}
-	c.mem = c.slot.att.Memory
 	return e.dispatch(c)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
 	"golang.org/x/sys/unix"
 )
@@ -45,6 +46,10 @@ type Config struct {
 	// work comes soon after; 0: DefaultSpinMax.
 	Spin, SpinMax time.Duration
 	Log           *slog.Logger // nil: slog.Default
+	// Outside, where it is given, says what node i has that is driven from
+	// another process: no process attaches to it here, and its SMMU walks tables
+	// in device memory (shadow translation) instead of the processes' own.
+	Outside func(i int) Outside
 }
 
 // Limits and defaults of an engine (ours).
@@ -55,6 +60,16 @@ const (
 
 	leaseTime = 20 * time.Millisecond
 )
+
+// Outside is what a node has that is driven from another process.
+type Outside struct {
+	// BTCM is the memory of window btcm, which the driver maps too.
+	BTCM []byte
+	// Memory gives the memory of a slot, by the tables that the slot's context
+	// bank has at that moment. It is called on the engine goroutine; nil is
+	// memory that fails every access.
+	Memory func(slot int, t smmu.Tables) Memory
+}
 
 // ErrConfig says that an engine cannot be built as asked.
 var ErrConfig = errors.New("emulated machine")
@@ -90,6 +105,12 @@ type Engine struct {
 	inbox    atomic.Bool // posts or finished is not empty
 	asleep   atomic.Bool
 
+	// owner is held by whoever owns the engine: its goroutine but while that
+	// sleeps, or who borrows it meanwhile (Lend).
+	owner    sync.Mutex
+	borrowed bool  // the owner is a borrower
+	until    int64 // when the engine goroutine wakes by itself
+
 	epoll, event int
 	done         chan struct{}
 	started      atomic.Bool
@@ -110,6 +131,7 @@ type node struct {
 	pending  uint32 // vectors to be delivered
 	slots    [device.Slots]*slot
 	takeover uint64 // calls that outlasted their lease
+	outside  Outside
 }
 
 // slot is an attached domain slot.
@@ -165,9 +187,12 @@ func New(cfg Config) (*Engine, error) {
 	epoch := uint16(e.base.UnixNano() >> 20)
 	for i := range cfg.Nodes {
 		n := &node{index: i}
+		if cfg.Outside != nil {
+			n.outside = cfg.Outside(i)
+		}
 		n.soc = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: true,
-			Epoch: max(epoch, 1), Pool: e.pool,
+			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: cfg.Outside == nil,
+			Epoch: max(epoch, 1), Pool: e.pool, BTCM: n.outside.BTCM,
 			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 		})
 		n.bus = &bus{engine: e, node: n}

@@ -22,7 +22,7 @@ const (
 func (e *Engine) dispatch(c *call) bool {
 	s := c.slot
 	switch {
-	case s == nil && c.kind == callTask:
+	case s == nil:
 		// No process is attached to the slot: nobody's worker would serve it.
 		return e.perform(c)
 	case c.long:

@@ -1,6 +1,7 @@
 package emu
 
 import (
+	"math"
 	"time"
 
 	"github.com/exanet/pfd/attach"
@@ -14,8 +15,15 @@ import (
 // outlasted its lease: then another goroutine runs loop already, late is the
 // call that it left behind, and everything that the engine owns is its own.
 func (e *Engine) loop(late *call) {
-	if late != nil {
+	if late == nil {
+		e.owner.Lock()
+	} else {
 		e.overtaken(late)
+		if e.borrowed {
+			// It was a borrower that got stuck: the engine goroutine sleeps.
+			e.repay()
+			return
+		}
 	}
 	idleSince, spin := int64(-1), int64(e.cfg.Spin)
 	for {
@@ -54,6 +62,7 @@ func (e *Engine) end() {
 		e.Detach(e.live[0].node.index, e.live[0].index)
 	}
 	close(e.done)
+	e.owner.Unlock()
 }
 
 // pass does once whatever there is to do. ok false: the lease was lost, and the
@@ -280,7 +289,13 @@ func (e *Engine) sleep(now int64) {
 				}
 			}
 		}
+		e.until = math.MaxInt64
+		if timeout >= 0 {
+			e.until = now + int64(timeout)
+		}
+		e.owner.Unlock()
 		e.wait(timeout)
+		e.owner.Lock()
 	}
 	for _, s := range e.live {
 		s.att.Pages.SetAsleep(false)

@@ -28,6 +28,9 @@ type Config struct {
 	Pool *wire.Pool
 	// Route tells whether a node can be reached; nil: every node.
 	Route func(device.NodeID) bool
+	// BTCM is the memory of window btcm, of its size, where somebody else is to
+	// see it too; nil: the node's own.
+	BTCM []byte
 }
 
 // Node is one emulated node. It belongs to one goroutine.
@@ -69,7 +72,10 @@ func New(cfg Config) *Node {
 	n := &Node{
 		cfg: cfg, id: cfg.ID & device.NodeIDMask,
 		timeoutUS: device.TimeoutReset, guardUS: device.GuardReset, outstanding: device.OutstandingReset,
-		btcm: make([]byte, device.BTCM.Size()),
+		btcm: cfg.BTCM,
+	}
+	if len(n.btcm) < int(device.BTCM.Size()) {
+		n.btcm = make([]byte, device.BTCM.Size())
 	}
 	n.smmu = smmu.New(&n.counts)
 	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route}, &n.counts)
@@ -101,6 +107,9 @@ func (n *Node) PeekFault(source bool, i int) (device.FaultEntry, uint32, bool) {
 	}
 	return n.rx.Peek(i)
 }
+
+// Tables gives where the walks of a slot's accesses begin (shadow translation).
+func (n *Node) Tables(slot int) smmu.Tables { return n.smmu.Tables(n.smmu.Bank(uint16(slot))) }
 
 // InFlight gives the number of a slot's memory accesses whose answers are
 // awaited.

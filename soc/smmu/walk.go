@@ -81,12 +81,14 @@ type Page struct {
 // machine takes.
 const maxWalk = 64
 
+// Scratch is where a walk puts the entries that it reads.
+type Scratch [maxWalk * 8]byte
+
 // Walk translates len(out) pages, 64 at most, from the one of va on, for an
-// unprivileged read or write. read fills p from the tables' memory; its error is
-// a fault of the pages in question. Entries beside each other are read in one
-// go, so that most pages cost no read of their own.
-func (t Tables) Walk(va device.VA, write bool, out []Page, read func(addr uint64, p []byte) error) {
-	var buf [maxWalk * 8]byte
+// unprivileged read or write. read fills p, a part of buf, from the tables'
+// memory; its error is a fault of the pages in question. Entries beside each
+// other are read in one go, so that most pages cost no read of their own.
+func (t Tables) Walk(va device.VA, write bool, out []Page, buf *Scratch, read func(addr uint64, p []byte) error) {
 	out = out[:min(len(out), maxWalk)]
 	for i := 0; i < len(out); {
 		at := va.Page() + device.VA(i)<<device.PageShift

@@ -75,7 +75,7 @@ func TestWalkVectors(t *testing.T) {
 				want.Address = number(t, w.Address)
 			}
 			var got [1]Page
-			tables.Walk(device.VA(number(t, w.VA)), w.Write, got[:], read)
+			tables.Walk(device.VA(number(t, w.VA)), w.Write, got[:], new(Scratch), read)
 			if got[0] != want {
 				t.Errorf("%s: %s, write %v: %+v, want %+v", v.Name, w.VA, w.Write, got[0], want)
 			}
@@ -111,14 +111,14 @@ func TestWalkRun(t *testing.T) {
 		t.Errorf("ASID %d", tables.ASID())
 	}
 	const first = device.VA(480 << device.PageShift)
-	var run [maxWalk]Page
-	tables.Walk(first+123, true, run[:], read)
+	run, buf := make([]Page, maxWalk), new(Scratch)
+	tables.Walk(first+123, true, run[:], buf, read)
 	if reads != 8 { // four levels, twice
 		t.Errorf("%d reads of the tables, want 8", reads)
 	}
 	for i, got := range run {
 		var one [1]Page
-		tables.Walk(first+device.VA(i)<<device.PageShift, true, one[:], read)
+		tables.Walk(first+device.VA(i)<<device.PageShift, true, one[:], buf, read)
 		if got != one[0] {
 			t.Errorf("page %d: %+v in a run, %+v alone", i, got, one[0])
 		}
@@ -133,7 +133,7 @@ func TestWalkRun(t *testing.T) {
 			t.Errorf("page %d: fault %d, want %d", i, got.Fault, want)
 		}
 	}
-	if n := testing.AllocsPerRun(100, func() { tables.Walk(first, false, run[:], read) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { tables.Walk(first, false, run[:], buf, read) }); n != 0 {
 		t.Errorf("%v allocations in a walk", n)
 	}
 }
@@ -161,7 +161,7 @@ func FuzzWalk(f *testing.F) {
 			return nil
 		}
 		var out [maxWalk]Page
-		Tables{TTBR0: ttbr, TCR: tcr}.Walk(device.VA(va), write, out[:], read)
+		Tables{TTBR0: ttbr, TCR: tcr}.Walk(device.VA(va), write, out[:], new(Scratch), read)
 		if reads > 2*levels {
 			t.Errorf("%d reads", reads)
 		}

@@ -104,6 +104,7 @@ func (d *Driver) closeBlock(s *slot, bi int32, o Outcome) {
 		if o != Resolved {
 			r.Outcome = o
 		}
+		d.final(r)
 	}
 	s.dropBlock(bi)
 }
@@ -205,6 +206,7 @@ func (d *Driver) askOne(m *ask, of []ask) {
 			if o == Delegated {
 				r.Answered = now
 			}
+			d.final(r)
 		}
 	}
 }

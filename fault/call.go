@@ -228,10 +228,13 @@ func (d *Driver) settle(s *slot, c *call, page uint64, o Outcome) {
 		if r := d.log.at(w.record); r != nil {
 			r.Started, r.Resident, r.Kind, r.Outcome = c.started, c.ended, c.res.Kind, o
 		}
-		bi := w.block
+		bi, record := w.block, w.record
 		*w = wait{next: s.freeWait}
 		s.freeWait = i
 		if bi == none {
+			if r := d.log.at(record); r != nil {
+				d.final(r)
+			}
 			continue
 		}
 		b := &s.blocks[bi]

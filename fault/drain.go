@@ -173,7 +173,9 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 	n := d.log.add(rec)
 	if !s.add(e.Page, write, b, n) {
 		s.counts.Dropped++
-		d.log.at(n).Outcome = Unsent
+		r := d.log.at(n)
+		r.Outcome = Unsent
+		d.final(r)
 		if blk.waits == 0 && !blk.instant && !blk.unsent {
 			s.dropBlock(b)
 		}

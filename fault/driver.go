@@ -52,6 +52,10 @@ type Config struct {
 	// the rest (the thesis's way).
 	TimeoutSource bool
 	Log           *slog.Logger // nil: nothing is logged
+	// Observe is called with each record when its outcome is final, on the owning
+	// goroutine; nil: nobody looks. The record is the driver's: it must be copied
+	// to be kept.
+	Observe func(*Record)
 }
 
 // Driver serves the faults of one node. It belongs on the goroutine that owns
@@ -83,8 +87,9 @@ type Driver struct {
 	asks    []ask
 	instant []blockRef
 
-	log   log
-	stats Stats
+	log     log
+	stats   Stats
+	observe func(*Record)
 }
 
 // New makes the driver of a node. It touches no register: the first Add or
@@ -92,7 +97,7 @@ type Driver struct {
 func New(cfg Config) *Driver {
 	d := &Driver{
 		bus: cfg.Bus, node: cfg.Node, now: cfg.Now,
-		timeoutSource: cfg.TimeoutSource, lg: cfg.Log,
+		timeoutSource: cfg.TimeoutSource, lg: cfg.Log, observe: cfg.Observe,
 	}
 	if d.lg == nil {
 		d.lg = slog.New(slog.DiscardHandler)
@@ -145,6 +150,7 @@ func (d *Driver) Remove(n int) {
 	removed := func(record uint64) {
 		if r := d.log.at(record); r != nil {
 			r.Outcome = Removed
+			d.final(r)
 		}
 	}
 	for i := range s.waits {

@@ -53,6 +53,8 @@ type Record struct {
 	Started   int64 // its page-in began
 	Resident  int64 // its page-in ended
 	Answered  int64 // the RAPF, or the question to the delegate, went out
+
+	shown bool // Config.Observe has had it
 }
 
 // log is a ring of records. A record is named by its number since the start,
@@ -74,6 +76,14 @@ func (l *log) at(n uint64) *Record {
 		return nil
 	}
 	return &l.ring[n%RecordDepth]
+}
+
+// final shows a record whose outcome is final to whoever looks.
+func (d *Driver) final(r *Record) {
+	if d.observe != nil && !r.shown {
+		r.shown = true
+		d.observe(r)
+	}
 }
 
 // Records gives the last n faults, the oldest first.

@@ -92,8 +92,8 @@ type Bus interface {
 	Post(f func())
 	// Do has c.Run called where a long sleep delays nobody but slot, and then
 	// c.Done on the owning goroutine. It is called on the owning goroutine and
-	// returns before Run starts. Calls of one slot may run at the same time
-	// only where the implementation says so; long says that the call is known
-	// to take tens of microseconds and belongs on another CPU.
+	// returns before Run starts. long says that the call is known to take
+	// tens of microseconds and belongs on another CPU: a long and a short call
+	// of one slot may run at the same time.
 	Do(slot int, c Call, long bool)
 }

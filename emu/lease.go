@@ -161,29 +161,60 @@ func (w *worker) submit(e *Engine, c *call) {
 	}
 }
 
+// steal takes a call that waits for its worker to wake up, which takes longer
+// than the call on a machine whose other processor sleeps: the engine has nothing
+// else to do. Nil: there is none.
+func (e *Engine) steal() *call {
+	for _, s := range e.live {
+		if s.pager.more.Load() && !s.slow {
+			if c := s.pager.take(); c != nil {
+				return c
+			}
+		}
+	}
+	return nil
+}
+
+// take takes the next call, nil where there is none.
+func (w *worker) take() *call {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.head
+	if c == nil {
+		return nil
+	}
+	if w.head = c.next; w.head == nil {
+		w.tail = nil
+		w.more.Store(false)
+	}
+	c.next = nil
+	return c
+}
+
 func (w *worker) serve(e *Engine) {
 	for {
 		for idle := time.Now(); !w.more.Load() && time.Since(idle) < workerSpin; {
 		}
-		w.mu.Lock()
-		c := w.head
-		if c == nil {
-			w.running = false
-			w.mu.Unlock()
+		c := w.take()
+		if c == nil && w.rest() {
 			return
 		}
-		w.head = c.next
-		if w.head == nil {
-			w.tail = nil
-			w.more.Store(false)
+		if c == nil {
+			continue
 		}
-		w.mu.Unlock()
-		c.next = nil
 		start := time.Now()
 		c.run()
 		c.elapsed = max(time.Since(start), 1)
 		e.finish(c)
 	}
+}
+
+// rest ends the worker if there is still nothing to do.
+func (w *worker) rest() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running = w.head != nil
+	return !w.running
 }
 
 func (w *worker) idle() bool {

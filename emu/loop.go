@@ -105,7 +105,13 @@ func (e *Engine) pass() (busy, ok bool) {
 			}
 		default:
 			e.queue, e.head = e.queue[:0], 0
-			return busy, true
+			c := e.steal()
+			if c == nil {
+				return busy, true
+			}
+			if !e.perform(c) {
+				return busy, false
+			}
 		}
 		busy = true
 	}

@@ -14,8 +14,6 @@ const (
 	inlinePages = 16
 	minSlice    = 16
 	maxSlice    = 64
-	// freshRun: after so many first slices a queued rest gets its turn.
-	freshRun = 4
 	// pageTries: how often a page that could not be had for a passing reason is
 	// tried before its block is left to the guard (ours).
 	pageTries = 3
@@ -29,6 +27,7 @@ type call struct {
 	slot  int
 	gen   uint32
 	pager Pager
+	lane  int
 	start uint64 // page
 	pages int
 	write bool
@@ -55,21 +54,27 @@ func (c *call) Done() {
 	d.calls = append(d.calls, c)
 }
 
-// kick starts the slot's next slice, if none is under way.
+// kick starts what can be started: the first slice of a new fault in the short
+// lane, what policies add in the long one. The long one goes first, so that its
+// worker wakes while the short one is done inline.
 func (d *Driver) kick(s *slot) {
-	if s.busy || !s.live || len(s.fresh)+len(s.rest) == 0 {
+	if !s.live {
 		return
 	}
-	long := len(s.fresh) == 0 || len(s.rest) > 0 && s.run >= freshRun
-	if long {
-		s.run = 0
-		s.cur = s.nextRest()
-	} else {
-		s.run++
-		s.cur = s.nextFresh()
+	first := len(s.fresh) > 0 && !s.lanes[short].busy
+	if first {
+		s.lanes[short] = lane{busy: true, cur: s.nextFresh()}
 	}
-	s.busy = true
+	if len(s.rest) > 0 && !s.lanes[long].busy {
+		s.lanes[long] = lane{busy: true, cur: s.nextRest()}
+		d.launch(s, long)
+	}
+	if first {
+		d.launch(s, short)
+	}
+}
 
+func (d *Driver) launch(s *slot, l int) {
 	var c *call
 	if n := len(d.calls); n > 0 {
 		c = d.calls[n-1]
@@ -77,9 +82,10 @@ func (d *Driver) kick(s *slot) {
 	} else {
 		c = &call{d: d, now: d.now}
 	}
-	c.slot, c.gen, c.pager = s.target.Slot, s.gen, s.target.Pager
-	c.start, c.pages, c.write = s.cur.start, int(s.cur.end-s.cur.start), s.cur.write
-	d.bus.Do(c.slot, c, long)
+	cur := s.lanes[l].cur
+	c.slot, c.gen, c.pager, c.lane = s.target.Slot, s.gen, s.target.Pager, l
+	c.start, c.pages, c.write = cur.start, int(cur.end-cur.start), cur.write
+	d.bus.Do(c.slot, c, l == long)
 }
 
 // nextFresh takes the first slice of the oldest fresh span; what remains of the
@@ -125,9 +131,8 @@ func (s *slot) nextRest() span {
 
 // complete settles what waited for the pages of a slice.
 func (d *Driver) complete(s *slot, c *call) {
-	s.busy = false
-	asked := s.cur
-	s.cur = span{}
+	asked := s.lanes[c.lane].cur
+	s.lanes[c.lane] = lane{}
 	all := ^uint64(0) >> (64 - uint(c.pages))
 	got := c.res.Resident & all
 	if got != 0 {

@@ -11,9 +11,10 @@
 //
 // A round is what one run of the page-in half drains, at most roundEntries of
 // each FIFO. Its entries become blocks (source, transaction), each with the
-// pages that it waits for, and spans of pages to bring in. A slot has one Call
-// under way at a time: new faults come first, in slices of up to inlinePages;
-// what a policy adds beyond goes on in longer slices while data already flows. A
+// pages that it waits for, and spans of pages to bring in. A slot has at
+// most two Calls under way: one for new faults, in slices of up to inlinePages,
+// and one for what a policy adds beyond, in longer slices, beside it and while
+// data already flows. A
 // page in a span that is queued or under way is not asked for twice: its block
 // waits. When a block waits for nothing any more, exactly one RAPF goes out.
 //

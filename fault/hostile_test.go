@@ -221,22 +221,25 @@ func TestStuckDomain(t *testing.T) {
 		}
 	}
 	r.run()
-	if len(r.n.Held) != 1 {
-		t.Fatalf("%d calls under way, want 1", len(r.n.Held))
+	// One for new faults and one for what the policy adds, however many came.
+	if len(r.n.Held) != 2 {
+		t.Fatalf("%d calls under way, want 2", len(r.n.Held))
 	}
 	s := r.d.Stats().Slots[0]
 	if s.Dropped == 0 || s.Entries != s.Dropped+1024 {
 		t.Errorf("entries %d, dropped %d; want 1024 kept", s.Entries, s.Dropped)
 	}
-	stuck := r.n.Held[0]
+	stuck := r.n.Held
 	r.n.Held, r.n.Hold = nil, false
 	r.gup(1, fault.PIO)
 	r.n.Push(entry(1, 1, 1, 5), 4096)
 	r.run()
 	r.wantSent(rapf{1, 7, 1, 1, false})
 	// When the page-in ends after all, everything kept is answered.
-	stuck.Call.Run()
-	stuck.Call.Done()
+	for _, c := range stuck {
+		c.Call.Run()
+		c.Call.Done()
+	}
 	r.run()
 	if got := r.sent(); len(got) != 1024 {
 		t.Errorf("%d RAPFs, want 1024", len(got))
@@ -256,7 +259,7 @@ func TestRemovedInBetween(t *testing.T) {
 				r.run()
 			}
 			if where == "call queued" {
-				r.n.Release()
+				r.n.ReleaseAt(1) // after the long one of the same slot
 				r.wantSent(rapf{0, 7, 1, 1, false})
 				r.n.Push(entry(0, 1, 2, 30), 4096)
 				r.run()
@@ -285,7 +288,7 @@ func TestRemovedInBetween(t *testing.T) {
 				fresh.want(t, pageIn{9, 1, true})
 			}
 			r.wantSent(want...)
-			if len(old.calls) > calls+1 {
+			if len(old.calls) > calls+2 { // those under way run to their end
 				t.Errorf("%d page-ins for a domain that is gone", len(old.calls)-calls)
 			}
 			for _, rec := range r.d.Records(-1) {
@@ -437,7 +440,7 @@ func TestRandom(t *testing.T) {
 			}
 		}
 		for r.n.Step() || len(r.n.Held) > 0 {
-			if len(r.n.Held) > 4 {
+			if len(r.n.Held) > 2*4 {
 				t.Fatalf("seed %d: %d calls under way for four slots", seed, len(r.n.Held))
 			}
 			r.n.Release()

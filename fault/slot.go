@@ -58,6 +58,18 @@ type span struct {
 	size       uint8 // of the next slice, once the first is done
 }
 
+// lane is a page-in under way. A slot has two: a short one, which the owning
+// goroutine may do itself, and a long one beside it.
+type lane struct {
+	busy bool
+	cur  span
+}
+
+const (
+	short = 0
+	long  = 1
+)
+
 // slot is what the driver knows of one domain.
 type slot struct {
 	live   bool
@@ -75,9 +87,7 @@ type slot struct {
 	resend    []int32
 
 	fresh, rest []span // first slices, and what policies add
-	cur         span   // under way
-	busy        bool
-	run         int // fresh slices since the last of rest
+	lanes       [2]lane
 
 	far       [farDepth]device.VA
 	fars      int
@@ -99,7 +109,7 @@ func (s *slot) reset() {
 	}
 	s.resend = s.resend[:0]
 	s.fresh, s.rest = s.fresh[:0], s.rest[:0]
-	s.busy, s.cur, s.run = false, span{}, 0
+	s.lanes = [2]lane{}
 	s.fars, s.hint = 0, 0
 }
 
@@ -197,8 +207,10 @@ func (s *slot) overlap(start, end uint64, write bool) (span, bool) {
 			low, ok = *p, true
 		}
 	}
-	if s.busy {
-		look(&s.cur)
+	for i := range s.lanes {
+		if l := &s.lanes[i]; l.busy {
+			look(&l.cur)
+		}
 	}
 	for i := range s.fresh {
 		look(&s.fresh[i])

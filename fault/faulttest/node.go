@@ -130,12 +130,15 @@ func (n *Node) Do(slot int, c device.Call, long bool) {
 }
 
 // Release lets the first held call run and delivers its end.
-func (n *Node) Release() {
-	if len(n.Held) == 0 {
+func (n *Node) Release() { n.ReleaseAt(0) }
+
+// ReleaseAt lets held call k run and delivers its end.
+func (n *Node) ReleaseAt(k int) {
+	if k >= len(n.Held) {
 		return
 	}
-	i := n.Held[0]
-	n.Held = append(n.Held[:0], n.Held[1:]...)
+	i := n.Held[k]
+	n.Held = append(n.Held[:k], n.Held[k+1:]...)
 	i.Call.Run()
 	i.Call.Done()
 }

@@ -1,0 +1,122 @@
+// Package spool writes files from a goroutine of its own, so that a full disk
+// or a reader that does not read never holds up who writes: what does not fit
+// is lost, counted, and reported.
+package spool
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"time"
+)
+
+// ErrFull says that a Write was lost: the file takes its bytes too slowly.
+var ErrFull = errors.New("the file is written too slowly")
+
+// ErrClosed says that a Write was lost: it came after Close.
+var ErrClosed = errors.New("already closed")
+
+// Writer is an io.Writer that never blocks. It may be used by several
+// goroutines; what one Write is given stays together.
+type Writer struct {
+	to    io.Writer
+	limit int
+
+	mu     sync.Mutex
+	wake   *sync.Cond
+	buf    []byte
+	writes int // in buf
+	spare  []byte
+	busy   bool
+	closed bool
+	stats  Stats
+	done   chan struct{}
+}
+
+// Stats tell what became of the writes.
+type Stats struct {
+	Lost   uint64 // writes that did not reach the file
+	Failed uint64 // of these, for an error of the file
+	Err    error  // the file's last error, nil once it takes bytes again
+}
+
+// New makes a writer of at most limit waiting bytes. Close ends its goroutine.
+func New(to io.Writer, limit int) *Writer {
+	w := &Writer{to: to, limit: limit, done: make(chan struct{})}
+	w.wake = sync.NewCond(&w.mu)
+	go w.run()
+	return w
+}
+
+// Write takes p, or loses all of it with an error.
+func (w *Writer) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed:
+		w.stats.Lost++
+		return 0, ErrClosed
+	case len(w.buf)+len(p) > w.limit:
+		w.stats.Lost++
+		if w.stats.Err != nil {
+			return 0, w.stats.Err
+		}
+		return 0, ErrFull
+	}
+	w.buf = append(w.buf, p...)
+	w.writes++
+	if !w.busy {
+		w.wake.Signal()
+	}
+	return len(p), nil
+}
+
+// Stats gives the counters.
+func (w *Writer) Stats() Stats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stats
+}
+
+func (w *Writer) run() {
+	defer close(w.done)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		for len(w.buf) == 0 {
+			if w.closed {
+				return
+			}
+			w.wake.Wait()
+		}
+		b, n := w.buf, w.writes
+		w.buf, w.writes, w.busy = w.spare[:0], 0, true
+		w.mu.Unlock()
+		_, err := w.to.Write(b)
+		w.mu.Lock()
+		w.spare, w.busy, w.stats.Err = b, false, err
+		if err != nil {
+			// How much of it got there is not known to the line.
+			w.stats.Lost += uint64(n)
+			w.stats.Failed += uint64(n)
+		}
+	}
+}
+
+// Close takes no more writes and waits at most as long as given until those that
+// were taken are written. It does not close the file. It gives the file's last
+// error, or ErrFull if the time was too short. It may be called again.
+func (w *Writer) Close(wait time.Duration) error {
+	w.mu.Lock()
+	w.closed = true
+	w.wake.Signal()
+	w.mu.Unlock()
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-w.done:
+		return w.Stats().Err
+	case <-t.C:
+		return ErrFull
+	}
+}

@@ -1,0 +1,459 @@
+package hostile
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
+)
+
+// order is what the test tells a process to do, one JSON object a line.
+type order struct {
+	Op     string
+	ID     string // of a buffer or a transfer
+	Kind   string // of a buffer; the source buffer of a write
+	Size   uint64
+	Off    uint64
+	Seed   uint64 // of a pattern; 0: leave the memory alone
+	Remote string
+	Path   string
+	Advice int
+	Attach attachOrder
+}
+
+type attachOrder struct {
+	Socket string
+	Node   uint32
+	Group  string
+	Method string
+	Policy string
+	UID    uint32
+	Accept []device.PDID
+	All    bool // AcceptGroup
+}
+
+// reply is what it answers.
+type reply struct {
+	Err    string // the order could not be carried out
+	Remote string
+	VA     uint64
+	Wrong  int
+	First  int64
+	Done   bool
+	Code   uint8
+	Text   string
+	Count  int
+	P99    int64
+	Bits   []uint64 // of pagemap, a page each
+	Stats  rdma.Stats
+	Info   rdma.Info
+}
+
+// word gives the eight bytes of a pattern at word i (splitmix64).
+func word(seed, i uint64) uint64 {
+	z := seed*0x9e3779b97f4a7c15 + i*0xd1342543de82ef95 + 1
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+func fill(b []byte, seed uint64) {
+	for i := 0; i+8 <= len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], word(seed, uint64(i/8)))
+	}
+	for i := len(b) &^ 7; i < len(b); i++ {
+		b[i] = byte(word(seed, uint64(i/8)) >> (8 * (i % 8)))
+	}
+}
+
+// wrong counts the bytes of b, which begins at byte off of a pattern, that are
+// not the pattern's. Seed 0 is zeros.
+func wrong(b []byte, seed, off uint64) (n int, first int64) {
+	first = -1
+	for i := range b {
+		want := byte(0)
+		if seed != 0 {
+			k := off + uint64(i)
+			want = byte(word(seed, k/8) >> (8 * (k % 8)))
+		}
+		if b[i] != want {
+			if n == 0 {
+				first = int64(i)
+			}
+			n++
+		}
+	}
+	return n, first
+}
+
+// area is a buffer of an agent.
+type area struct {
+	b    []byte
+	fd   int // behind it, -1 none
+	va   device.VA
+	name string // of its file
+}
+
+type obedient struct {
+	ep        *rdma.Endpoint
+	buffers   map[string]*area
+	transfers map[string]*rdma.Transfer
+	burst     *burst
+	keep      []any
+}
+
+// agent obeys orders until its standard input ends.
+func agent() int {
+	a := &obedient{buffers: map[string]*area{}, transfers: map[string]*rdma.Transfer{}}
+	in := bufio.NewScanner(os.Stdin)
+	enc := json.NewEncoder(os.Stdout)
+	for in.Scan() {
+		var o order
+		var r reply
+		err := json.Unmarshal(in.Bytes(), &o)
+		if err == nil {
+			r, err = a.obey(o)
+		}
+		if err != nil {
+			r.Err = err.Error()
+		}
+		if enc.Encode(r) != nil {
+			return 1
+		}
+	}
+	if a.burst != nil {
+		a.burst.end()
+	}
+	if a.ep != nil {
+		_ = a.ep.Close()
+	}
+	return 0
+}
+
+func (a *obedient) attach(o attachOrder) (*rdma.Endpoint, error) {
+	method, err := attach.ParseMethod(o.Method)
+	if err != nil {
+		return nil, err
+	}
+	policy, err := attach.ParsePolicy(o.Policy)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return rdma.Attach(ctx, rdma.Options{
+		Socket: o.Socket, Node: device.NodeID(o.Node), Group: o.Group, Method: method, Policy: policy,
+		Accept: o.Accept, AcceptGroup: o.All,
+	})
+}
+
+func (a *obedient) buffer(id string) (*area, error) {
+	b := a.buffers[id]
+	if b == nil {
+		return nil, fmt.Errorf("no buffer %q", id)
+	}
+	return b, nil
+}
+
+func (a *obedient) obey(o order) (r reply, err error) {
+	switch o.Op {
+	case "attach":
+		if a.ep, err = a.attach(o.Attach); err != nil {
+			return r, err
+		}
+		r.Info = a.ep.Info()
+		return r, nil
+	case "info":
+		r.Info = a.ep.Info()
+		return r, nil
+	case "stats":
+		r.Stats = a.ep.Stats()
+		return r, nil
+	case "close":
+		err = a.ep.Close()
+		return r, err
+	case "buffer":
+		return a.make(o)
+	case "write":
+		return r, a.write(o)
+	case "wait", "poll":
+		return a.wait(o)
+	case "burst":
+		a.burst, err = a.startBurst(o.Attach)
+		return r, err
+	case "some":
+		return r, a.burst.some(int(o.Size))
+	case "forget":
+		r.P99, r.Count = a.burst.forget()
+		return r, nil
+	case "stop":
+		return a.burst.end(), nil
+	case "exec":
+		return r, a.exec(o)
+	case "gone":
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_, err := a.ep.Write(ctx, rdma.WriteRequest{Src: []byte{1}, Dst: rdma.Remote{Node: 0, PDID: 1, VA: 4096, Len: 1}})
+		r.Done = errors.Is(err, rdma.ErrGone)
+		return r, nil
+	}
+	b, err := a.buffer(o.ID)
+	if err != nil {
+		return r, err
+	}
+	if o.Size == 0 {
+		o.Size = uint64(len(b.b)) - o.Off
+	}
+	part := b.b[o.Off : o.Off+o.Size]
+	switch o.Op {
+	case "fill":
+		fill(part, o.Seed)
+	case "check":
+		r.Wrong, r.First = wrong(part, o.Seed, o.Off)
+	case "byte":
+		r.Count = int(part[0])
+	case "advise":
+		err = unix.Madvise(part, o.Advice)
+	case "protect":
+		err = unix.Mprotect(part, o.Advice)
+	case "lock":
+		err = unix.Mlock(part)
+	case "unmap":
+		err = unix.MunmapPtr(unsafe.Pointer(&part[0]), uintptr(len(part)))
+	case "move":
+		err = a.move(b)
+	case "punch":
+		err = unix.Fallocate(b.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(o.Off), int64(o.Size))
+	case "truncate":
+		err = unix.Ftruncate(b.fd, int64(o.Off))
+	case "fork":
+		err = a.fork()
+	case "pagemap":
+		r.Bits, err = pagemap(part)
+	default:
+		err = fmt.Errorf("no such order: %q", o.Op)
+	}
+	return r, err
+}
+
+// write starts a transfer; it waits for nothing but a free channel.
+func (a *obedient) write(o order) error {
+	src, err := a.buffer(o.Kind)
+	if err != nil {
+		return err
+	}
+	dst, err := rdma.ParseRemote(o.Remote)
+	if err != nil {
+		return err
+	}
+	size := o.Size
+	if size == 0 {
+		size = uint64(len(src.b))
+	}
+	t, err := a.ep.Write(context.Background(), rdma.WriteRequest{SrcVA: src.va, Size: size, Dst: dst, Offset: o.Off})
+	if err != nil {
+		return err
+	}
+	a.transfers[o.ID] = t
+	return nil
+}
+
+func (a *obedient) wait(o order) (r reply, err error) {
+	t := a.transfers[o.ID]
+	if t == nil {
+		return r, fmt.Errorf("no transfer %q", o.ID)
+	}
+	if o.Op == "poll" {
+		r.Done, r.Text, r.Count = t.Poll().Final(), t.Poll().String(), t.PausedBlocks()
+		return r, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience-5*time.Second)
+	defer cancel()
+	err = t.Wait(ctx)
+	var failed *rdma.TransferError
+	switch {
+	case err == nil:
+		r.Done = true
+	case errors.As(err, &failed):
+		r.Code, r.Text, err = failed.Code, failed.Error(), nil
+	}
+	return r, err
+}
+
+// exec has the process become another program; its memory goes.
+func (a *obedient) exec(o order) error {
+	return unix.Exec(o.Path, []string{o.Path, "600"}, os.Environ())
+}
+
+// fork leaves a child that shares every page, as a shell's would.
+func (a *obedient) fork() error {
+	cmd := exec.Command("/bin/sh", "-c", "read x")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	a.keep = append(a.keep, in)
+	return cmd.Start()
+}
+
+// pagemap gives the entries of whole pages.
+func pagemap(b []byte) ([]uint64, error) {
+	f, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	raw := make([]byte, len(b)/device.PageSize*8)
+	if _, err := f.ReadAt(raw, int64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))/device.PageSize*8)); err != nil {
+		return nil, err
+	}
+	var list []uint64
+	for i := 0; i < len(raw); i += 8 {
+		list = append(list, binary.NativeEndian.Uint64(raw[i:]))
+	}
+	return list, nil
+}
+
+// burst writes between two nodes until it is stopped.
+type burst struct {
+	eps  [2]*rdma.Endpoint
+	quit chan struct{}
+	over chan struct{}
+
+	mu    sync.Mutex
+	n     int
+	lat   []int64
+	wrong int
+	text  string
+}
+
+const burstSize = 20_000 // two blocks, five pages
+
+func (a *obedient) startBurst(o attachOrder) (*burst, error) {
+	s := &burst{quit: make(chan struct{}), over: make(chan struct{})}
+	s.eps[0] = a.ep
+	o.Node = 1 - o.Node
+	var err error
+	if s.eps[1], err = a.attach(o); err != nil {
+		return nil, err
+	}
+	src, err := unix.Mmap(-1, 0, burstSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, err
+	}
+	dst, err := unix.Mmap(-1, 0, burstSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, err
+	}
+	remote, err := s.eps[1].Export(dst)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(s.over)
+		for {
+			select {
+			case <-s.quit:
+				return
+			default:
+			}
+			if !s.once(src, dst, remote) {
+				return
+			}
+		}
+	}()
+	return s, nil
+}
+
+// once does one checked transfer into absent memory.
+func (s *burst) once(src, dst []byte, remote rdma.Remote) bool {
+	s.mu.Lock()
+	seed := uint64(s.n + 1)
+	s.mu.Unlock()
+	fill(src, seed)
+	err := unix.Madvise(dst, unix.MADV_DONTNEED)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	begin := time.Now()
+	if err == nil {
+		var t *rdma.Transfer
+		if t, err = s.eps[0].Write(ctx, rdma.WriteRequest{Src: src, Dst: remote}); err == nil {
+			err = t.Wait(ctx)
+		}
+	}
+	took := time.Since(begin)
+	n := 0
+	if err == nil {
+		n, _ = wrong(dst, seed, 0)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.n++
+	s.lat = append(s.lat, int64(took))
+	s.wrong += n
+	if err != nil {
+		s.text = fmt.Sprintf("transfer %d after %v: %v", s.n, took, err)
+		return false
+	}
+	return n == 0
+}
+
+func (s *burst) done() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.n
+}
+
+// some waits for n more transfers.
+func (s *burst) some(n int) error {
+	from := s.done()
+	for deadline := time.Now().Add(patience / 2); s.done() < from+n; time.Sleep(time.Millisecond) {
+		select {
+		case <-s.over:
+			return nil // stop tells why
+		default:
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the bystander made %d of %d transfers", s.done()-from, n)
+		}
+	}
+	return nil
+}
+
+func (s *burst) forget() (p99 int64, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n = len(s.lat)
+	if n > 0 {
+		slices.Sort(s.lat)
+		p99 = s.lat[(n*99+99)/100-1]
+	}
+	s.lat = s.lat[:0]
+	return p99, n
+}
+
+func (s *burst) end() reply {
+	select {
+	case <-s.quit:
+	default:
+		close(s.quit)
+	}
+	<-s.over
+	p99, _ := s.forget()
+	_ = s.eps[1].Close()
+	return reply{Count: s.n, Wrong: s.wrong, Text: s.text, P99: p99}
+}

@@ -1,0 +1,68 @@
+package hostile
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+// patience bounds every wait: it is met only where something hangs.
+const patience = 60 * time.Second
+
+const agentEnv = "PFD_HOSTILE_AGENT"
+
+// work is a directory that every user may read, for programs and sockets.
+var work string
+
+func TestMain(m *testing.M) {
+	if os.Getenv(agentEnv) != "" {
+		os.Exit(agent())
+	}
+	var err error
+	if work, err = os.MkdirTemp("", "hostile"); err == nil {
+		err = os.Chmod(work, 0o755)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	if err := os.RemoveAll(work); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// build builds a program of this module once, and gives its path.
+func build(name string, args ...string) func() (string, error) {
+	return sync.OnceValues(func() (string, error) {
+		path := filepath.Join(work, name)
+		cmd := exec.Command("go", append(append([]string{"build", "-buildvcs=false", "-o", path}, args...), "../../cmd/pfd")...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
+		}
+		return path, nil
+	})
+}
+
+var pfdProgram = build("pfd")
+
+// self gives this test's program at a path that every user can execute.
+var self = sync.OnceValues(func() (string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	b, err := os.ReadFile(exe)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(work, "agent")
+	return path, os.WriteFile(path, b, 0o755)
+})

@@ -1,0 +1,167 @@
+package hostile
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+)
+
+// make makes a buffer of a kind. Seed 0 leaves it as it comes, untouched.
+func (a *obedient) make(o order) (r reply, err error) {
+	const rw, anon = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	m := &area{fd: -1}
+	size := int(o.Size)
+	whole := (size + device.PageSize - 1) &^ (device.PageSize - 1)
+	switch o.Kind {
+	case "anonymous", "": // small pages, so that one fault brings one in
+		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
+			_ = unix.Madvise(m.b, unix.MADV_NOHUGEPAGE)
+		}
+	case "shared":
+		m.b, err = unix.Mmap(-1, 0, whole, rw, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	case "memfd":
+		if m.fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC); err == nil {
+			err = m.file(whole, unix.MAP_SHARED)
+		}
+	case "shared file", "private file":
+		f, ferr := os.CreateTemp(o.Path, "file")
+		if ferr != nil {
+			return r, ferr
+		}
+		_ = os.Remove(f.Name())
+		m.fd, m.name = int(f.Fd()), f.Name()
+		a.keep = append(a.keep, f)
+		flags := unix.MAP_SHARED
+		if o.Kind == "private file" {
+			flags = unix.MAP_PRIVATE
+		}
+		err = m.file(whole, flags)
+	case "path": // a file that is there
+		if m.fd, err = unix.Open(o.Path, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
+			m.b, err = unix.Mmap(m.fd, 0, whole, rw, unix.MAP_SHARED)
+		}
+	case "hugetlb":
+		const huge = 2 << 20
+		m.b, err = unix.Mmap(-1, 0, (whole+huge-1)&^(huge-1), rw, anon|unix.MAP_HUGETLB)
+	case "huge":
+		m.b, err = hugeAligned(whole)
+	case "heap":
+		m.b = make([]byte, size)
+		a.keep = append(a.keep, m.b)
+	case "stack":
+		m.b, err = stack(size)
+	case "mergeable":
+		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
+			err = unix.Madvise(m.b, unix.MADV_MERGEABLE)
+		}
+	case "own userfaultfd":
+		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
+			err = a.register(m.b)
+		}
+	case "hole": // an address at which nothing is mapped any more
+		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
+			err = unix.Munmap(m.b)
+		}
+	default:
+		err = fmt.Errorf("no such kind: %q", o.Kind)
+	}
+	if err != nil {
+		return r, fmt.Errorf("buffer of kind %s: %w", o.Kind, err)
+	}
+	m.b = m.b[:size]
+	m.va = device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(m.b))))
+	if o.Seed != 0 {
+		fill(m.b, o.Seed)
+	}
+	a.buffers[o.ID] = m
+	r.VA = uint64(m.va)
+	if a.ep != nil {
+		e, err := a.ep.ExportVA(m.va, o.Size)
+		if err != nil {
+			return r, err
+		}
+		r.Remote = e.String()
+	}
+	return r, nil
+}
+
+// file maps the area's file.
+func (m *area) file(size, flags int) (err error) {
+	if err = unix.Ftruncate(m.fd, int64(size)); err == nil {
+		m.b, err = unix.Mmap(m.fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
+	}
+	return err
+}
+
+// hugeAligned gives memory that may have huge pages from its first byte on.
+func hugeAligned(size int) ([]byte, error) {
+	const huge = 2 << 20
+	b, err := unix.Mmap(-1, 0, size+huge, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, err
+	}
+	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (huge - 1)
+	b = b[skip : skip+size]
+	return b, unix.Madvise(b, unix.MADV_HUGEPAGE)
+}
+
+// stack gives the lowest bytes of the first thread's stack: the kernel maps it
+// far below what is in use.
+func stack(size int) ([]byte, error) {
+	text, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		var from, to uintptr
+		if strings.HasSuffix(strings.TrimSpace(line), "[stack]") {
+			if _, err := fmt.Sscanf(line, "%x-%x", &from, &to); err != nil {
+				return nil, err
+			}
+			if to-from < uintptr(size)+32<<10 {
+				return nil, fmt.Errorf("the stack has %d bytes only", to-from)
+			}
+			return unsafe.Slice((*byte)(unsafe.Add(nil, from)), size), nil
+		}
+	}
+	return nil, fmt.Errorf("no stack in /proc/self/maps")
+}
+
+// move moves the memory away by mremap: nothing is mapped where it was.
+func (a *obedient) move(m *area) error {
+	const mayMove = 1
+	to, _, errno := unix.Syscall6(unix.SYS_MREMAP, uintptr(m.va), uintptr(len(m.b)), uintptr(2*len(m.b)), mayMove, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	m.b = unsafe.Slice((*byte)(unsafe.Add(nil, to)), len(m.b))
+	return nil
+}
+
+// Words of linux/userfaultfd.h.
+const (
+	uffdioAPI      = 3<<30 | 24<<16 | 0xaa<<8 | 0x3f
+	uffdioRegister = 3<<30 | 32<<16 | 0xaa<<8 | 0x00
+)
+
+// register has a userfaultfd of the process's own serve b. Nobody reads it.
+func (a *obedient) register(b []byte) error {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	if errno != 0 {
+		return fmt.Errorf("userfaultfd: %w", errno)
+	}
+	api := [3]uint64{0xaa}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdioAPI, uintptr(unsafe.Pointer(&api))); errno != 0 {
+		return fmt.Errorf("UFFDIO_API: %w", errno)
+	}
+	reg := [4]uint64{uint64(uintptr(unsafe.Pointer(&b[0]))), uint64(len(b)), 1} // missing pages
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdioRegister, uintptr(unsafe.Pointer(&reg))); errno != 0 {
+		return fmt.Errorf("UFFDIO_REGISTER: %w", errno)
+	}
+	return nil
+}

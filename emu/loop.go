@@ -87,8 +87,9 @@ func (e *Engine) pass() (busy, ok bool) {
 		}
 	}
 	// The driver comes before the data: a page-in that is under way elsewhere
-	// while bytes move here is what makes faults cheap.
-	for {
+	// while bytes move here is what makes faults cheap. And only so much at a
+	// time: a stream of data must not keep other processes' doorbells waiting.
+	for range passWork {
 		switch {
 		case e.inbox.Load():
 			e.takeInbox()
@@ -115,7 +116,12 @@ func (e *Engine) pass() (busy, ok bool) {
 		}
 		busy = true
 	}
+	return busy, true
 }
+
+// passWork is how many pieces of work a pass does at most before it looks at the
+// processes and the clock again (ours; some 100 us of data).
+const passWork = 64
 
 // step gives a node an event; what it wants done joins the queue.
 func (e *Engine) step(n *node, ev *soc.Event) {
@@ -131,6 +137,12 @@ func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uin
 }
 
 func (e *Engine) enqueue(n *node, from int) {
+	if e.head > len(e.queue)/2 && e.head >= passWork {
+		// A queue that is never quite empty must not grow for ever.
+		left := copy(e.queue, e.queue[e.head:])
+		clear(e.queue[left:])
+		e.queue, e.head = e.queue[:left], 0
+	}
 	for _, a := range e.actions[from:] {
 		e.queue = append(e.queue, item{n, a})
 	}

@@ -1,0 +1,205 @@
+// Package config reads a configuration file whose keys are the names of command
+// line flags. A flag on the command line wins over the file. What is wrong in a
+// file is an error that names the line.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+	"github.com/pelletier/go-toml/v2/unstable"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// ErrConfig says that a configuration file cannot be used.
+var ErrConfig = errors.New("configuration file")
+
+// maxSize bounds a file (ours).
+const maxSize = 1 << 20
+
+// Entry is one key with its value as a flag would have it.
+type Entry struct {
+	Key, Value string
+	Line       int
+}
+
+// Load sets those flags of fs that the file names and the command line has not
+// set. skip are flags that a file may not set. Its errors match ErrConfig.
+func Load(fs *pflag.FlagSet, file string, skip ...string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && (!info.Mode().IsRegular() || info.Size() > maxSize) {
+		return fmt.Errorf("%w %s: not a file of at most %d bytes", ErrConfig, file, maxSize)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	entries, err := Parse(file, data)
+	if err != nil {
+		return err
+	}
+	return Apply(fs, file, entries, skip...)
+}
+
+// Apply is Load for entries that have been read already.
+func Apply(fs *pflag.FlagSet, file string, entries []Entry, skip ...string) error {
+	// What the command line has set is known before the file sets anything.
+	given := map[string]bool{}
+	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
+	for _, e := range entries {
+		f := fs.Lookup(e.Key)
+		if f == nil || slices.Contains(skip, e.Key) {
+			return fmt.Errorf("%w %s:%d: unknown key %q: the keys are %s", ErrConfig, file, e.Line, e.Key, strings.Join(keys(fs, skip), ", "))
+		}
+		if given[e.Key] {
+			continue
+		}
+		if err := fs.Set(e.Key, e.Value); err != nil {
+			return fmt.Errorf("%w %s:%d: %w", ErrConfig, file, e.Line, err)
+		}
+	}
+	return nil
+}
+
+func keys(fs *pflag.FlagSet, skip []string) (list []string) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(skip, f.Name) {
+			list = append(list, f.Name)
+		}
+	})
+	return list
+}
+
+// Parse reads a file's text; its name's ending says the language: .toml, .yaml
+// or .yml. Its errors match ErrConfig.
+func Parse(file string, data []byte) ([]Entry, error) {
+	switch ext := filepath.Ext(file); ext {
+	case ".toml":
+		return parseTOML(file, data)
+	case ".yaml", ".yml":
+		return parseYAML(file, data)
+	default:
+		return nil, fmt.Errorf("%w %s: its name ends in %q: want .toml, .yaml or .yml", ErrConfig, file, ext)
+	}
+}
+
+func parseTOML(file string, data []byte) (list []Entry, err error) {
+	// The parser below reads what is well formed; this also checks keys that come
+	// twice, dates and the like.
+	var all map[string]any
+	if err := toml.Unmarshal(data, &all); err != nil {
+		var d *toml.DecodeError
+		if errors.As(err, &d) {
+			line, _ := d.Position()
+			return nil, fmt.Errorf("%w %s:%d: %w", ErrConfig, file, line, err)
+		}
+		return nil, fmt.Errorf("%w %s: %w", ErrConfig, file, err)
+	}
+	var p unstable.Parser
+	p.Reset(data)
+	for p.NextExpression() {
+		e := p.Expression()
+		if e.Kind == unstable.Comment {
+			continue
+		}
+		k := e.Key()
+		if !k.Next() {
+			continue
+		}
+		line := p.Shape(k.Node().Raw).Start.Line
+		key := string(k.Node().Data)
+		if e.Kind != unstable.KeyValue || !k.IsLast() {
+			return nil, fmt.Errorf("%w %s:%d: %q: there are no sections here, keys have no dots", ErrConfig, file, line, key)
+		}
+		value, ok := tomlValue(e.Value())
+		if !ok {
+			return nil, fmt.Errorf("%w %s:%d: %s: want a text, a number, true or false, or a list of them", ErrConfig, file, line, key)
+		}
+		list = append(list, Entry{key, value, line})
+	}
+	if err := p.Error(); err != nil {
+		return nil, fmt.Errorf("%w %s: %w", ErrConfig, file, err)
+	}
+	return list, nil
+}
+
+func tomlValue(n *unstable.Node) (string, bool) {
+	switch n.Kind {
+	case unstable.String, unstable.Integer, unstable.Float, unstable.Bool:
+		return string(n.Data), true
+	case unstable.Array:
+		var parts []string
+		for it := n.Children(); it.Next(); {
+			if it.Node().Kind == unstable.Comment {
+				continue
+			}
+			v, ok := tomlValue(it.Node())
+			if !ok {
+				return "", false
+			}
+			parts = append(parts, v)
+		}
+		return strings.Join(parts, ","), true
+	}
+	return "", false
+}
+
+func parseYAML(file string, data []byte) ([]Entry, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		// The text of its errors names the line.
+		return nil, fmt.Errorf("%w %s: %w", ErrConfig, file, err)
+	}
+	if len(doc.Content) == 0 {
+		return nil, nil // empty
+	}
+	top := doc.Content[0]
+	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
+		return nil, nil
+	}
+	if top.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%w %s:%d: want lines of the form key: value", ErrConfig, file, top.Line)
+	}
+	var list []Entry
+	seen := map[string]int{}
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		k, v := top.Content[i], top.Content[i+1]
+		if first, twice := seen[k.Value]; twice {
+			return nil, fmt.Errorf("%w %s:%d: %s stands in line %d, too", ErrConfig, file, k.Line, k.Value, first)
+		}
+		seen[k.Value] = k.Line
+		value, ok := yamlValue(v)
+		if k.Kind != yaml.ScalarNode || !ok {
+			return nil, fmt.Errorf("%w %s:%d: %s: want a text, a number, true or false, or a list of them", ErrConfig, file, k.Line, k.Value)
+		}
+		list = append(list, Entry{k.Value, value, k.Line})
+	}
+	return list, nil
+}
+
+func yamlValue(n *yaml.Node) (string, bool) {
+	switch n.Kind {
+	case yaml.ScalarNode:
+		return n.Value, n.Tag != "!!null"
+	case yaml.SequenceNode:
+		parts := make([]string, len(n.Content))
+		for i, c := range n.Content {
+			if c.Kind != yaml.ScalarNode || c.Tag == "!!null" {
+				return "", false
+			}
+			parts[i] = c.Value
+		}
+		return strings.Join(parts, ","), true
+	}
+	return "", false
+}

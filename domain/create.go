@@ -109,6 +109,9 @@ func (m *Manager) setUp(n int, pdid device.PDID, peers []device.PDID) error {
 	r.write32(device.SMMU, cbar(n), device.CBARS1BypassS2<<device.CBARTypeShift)
 	// T0SZ = 64 - width, 4 KiB granule (TG0 = 0); Arm IHI 0062 TCR.
 	r.write32(device.SMMU, device.Bank(n, device.TCR), 64-va)
+	if m.tables != nil {
+		r.write64(device.SMMU, device.Bank(n, device.TTBR0), m.tables(n))
+	}
 	r.write32(device.SMMU, device.Bank(n, device.TLBIALL), 0)
 	r.write32(device.SMMU, device.Bank(n, device.TLBSYNC), 0)
 	r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))

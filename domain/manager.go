@@ -60,9 +60,12 @@ type Manager struct {
 	node  device.NodeID
 	dir   *Directory
 	after func(time.Duration, func())
-	caps  uint64
-	ready bool
-	slots [device.Slots]slot
+	// tables gives TTBR0 of a slot's context bank; nil where the device walks
+	// the processes' own tables.
+	tables func(slot int) uint64
+	caps   uint64
+	ready  bool
+	slots  [device.Slots]slot
 }
 
 type slot struct {
@@ -81,6 +84,13 @@ type Option func(*Manager)
 // gives its own clock.
 func WithTimer(f func(time.Duration, func())) Option {
 	return func(m *Manager) { m.after = f }
+}
+
+// WithTables has the manager point each context bank at tables of pfd's, for a
+// device without SVA: f gives TTBR0 of a slot's bank, address and ASID. It is
+// called on the owning goroutine.
+func WithTables(f func(slot int) uint64) Option {
+	return func(m *Manager) { m.tables = f }
 }
 
 // NewManager makes the manager of a node. It touches no register: Init does.

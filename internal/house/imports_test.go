@@ -14,10 +14,11 @@ var levels = map[string]int{
 	"daemon": 6, "workload": 6, "qemu": 6, "trace": 6,
 	"internal/suite": 6, // the fault suite: the driver over any bus
 
-	"domain": 5, "fault": 5, "emu": 5, "sim": 5, "rdma": 5,
+	"domain": 5, "fault": 5, "emu": 5, "mediate": 5, "sim": 5, "rdma": 5,
 
 	// What daemon, emu and rdma speak to each other with.
 	"attach": 4, "control": 4,
+	"shadow": 4, // tables of pfd's own, for devices without SVA
 
 	"gup": 3, "soc": 3, "vfio/user": 3,
 

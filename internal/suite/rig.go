@@ -31,14 +31,31 @@ type Machine interface {
 	Now() int64
 }
 
+// Shadow is a Machine without sight of the processes' own tables: memory is
+// shared with it, and pfd keeps tables for it.
+type Shadow interface {
+	Machine
+	// Tables gives what belongs into TTBR0 of a slot's context bank.
+	Tables(node, slot int) uint64
+	// Pager pages in for a slot.
+	Pager(node, slot int) fault.Pager
+	// Share lets a slot reach b, which maps fd from its start on; Unshare takes
+	// exactly that back, and Forget only the entries of a part of it.
+	Share(node, slot int, b []byte, fd int, write bool) error
+	Unshare(node, slot int, b []byte) error
+	Forget(node, slot int, b []byte)
+}
+
 // Rig is a machine with this process attached on two of its nodes, and the
 // driver above it.
 type Rig struct {
 	t       testing.TB
 	machine Machine
+	shadow  Shadow // nil: the machine sees the process's own tables
 	process *proc.Process
 	Drivers [2]*fault.Driver
 	sides   [2]*side
+	files   map[*byte]shared // by their first byte
 }
 
 type side struct {
@@ -49,7 +66,8 @@ type side struct {
 // NewRig sets a machine up as pfd does it.
 func NewRig(t testing.TB, m Machine, policy fault.Policy, timeoutSource bool) *Rig {
 	t.Helper()
-	r := &Rig{t: t, machine: m}
+	r := &Rig{t: t, machine: m, files: map[*byte]shared{}}
+	r.shadow, _ = m.(Shadow)
 	p, err := proc.OpenPID(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +100,11 @@ func NewRig(t testing.TB, m Machine, policy fault.Policy, timeoutSource bool) *R
 		r.Drivers[n] = d
 		serving++
 		go func() { _ = b.Serve(ctx, d); served <- struct{}{} }()
-		manager, err := domain.NewManager(b, device.NodeID(n), dir)
+		var opts []domain.Option
+		if r.shadow != nil {
+			opts = append(opts, domain.WithTables(func(slot int) uint64 { return r.shadow.Tables(n, slot) }))
+		}
+		manager, err := domain.NewManager(b, device.NodeID(n), dir, opts...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,8 +128,12 @@ func NewRig(t testing.TB, m Machine, policy fault.Policy, timeoutSource bool) *R
 		if err := m.Attach(n, s.domain.Slot, s.mem.Pages, s.mem.WakeFD(), p); err != nil {
 			t.Fatal(err)
 		}
+		var pager fault.Pager = gup.New(p)
+		if r.shadow != nil {
+			pager = r.shadow.Pager(n, s.domain.Slot)
+		}
 		r.On(n, func() {
-			err = d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: policy, Pager: gup.New(p)})
+			err = d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: policy, Pager: pager})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -181,25 +207,138 @@ func (r *Rig) Write(ch int, d device.Descriptor) (done uint32, status uint8) {
 }
 
 // Map gives n bytes of memory that nobody has touched, unmapped at the end.
-func Map(t testing.TB, n int) []byte {
+func (r *Rig) Map(t testing.TB, n int) []byte {
 	t.Helper()
-	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	flags, fd, want := unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, n
+	if r.shadow != nil {
+		n = (n + device.PageSize - 1) &^ (device.PageSize - 1)
+		flags = unix.MAP_SHARED
+		var err error
+		if fd, err = unix.MemfdCreate("suite", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err == nil {
+			err = unix.Ftruncate(fd, int64(n))
+		}
+		if err == nil {
+			_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, flags)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Huge pages would bring neighbours in with the first fault.
 	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE)
-	t.Cleanup(func() { _ = unix.Munmap(b) })
-	return b
+	if r.shadow != nil {
+		r.share(t, b, fd, true)
+	}
+	t.Cleanup(func() {
+		if r.shadow != nil {
+			_ = unix.Close(fd)
+		}
+		_ = unix.Munmap(b)
+	})
+	return b[:want]
 }
 
-// Drop makes all pages of b absent again.
-func Drop(t testing.TB, b []byte) {
+// share shares b on both nodes; the rig's end takes it back.
+func (r *Rig) share(t testing.TB, b []byte, fd int, write bool) {
 	t.Helper()
-	if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+	for n, s := range r.sides {
+		if err := r.shadow.Share(n, s.domain.Slot, b, fd, write); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.files[unsafe.SliceData(b)] = shared{b, fd}
+}
+
+// unshare takes b back and gives its file.
+func (r *Rig) unshare(t testing.TB, b []byte) shared {
+	t.Helper()
+	f := r.files[unsafe.SliceData(b)]
+	for n, s := range r.sides {
+		if err := r.shadow.Unshare(n, s.domain.Slot, f.b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+// shared is memory that was mapped and shared.
+type shared struct {
+	b  []byte
+	fd int
+}
+
+// ReadOnly takes the right to write b, all that Map gave.
+func (r *Rig) ReadOnly(t testing.TB, b []byte) {
+	t.Helper()
+	if err := unix.Mprotect(b, unix.PROT_READ); err != nil {
 		t.Fatal(err)
+	}
+	if r.shadow != nil {
+		f := r.unshare(t, b)
+		r.share(t, f.b, f.fd, false)
+	}
+}
+
+// Cut takes every right to b, what Map gave, from byte n on.
+func (r *Rig) Cut(t testing.TB, b []byte, n int) {
+	t.Helper()
+	if err := unix.Mprotect(b[n:], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	if r.shadow != nil {
+		f := r.unshare(t, b)
+		r.share(t, b[:n], f.fd, true)
+	}
+}
+
+// Drop makes all pages of b absent again, for the device as well.
+func (r *Rig) Drop(t testing.TB, b []byte) {
+	t.Helper()
+	advice := unix.MADV_DONTNEED
+	if r.shadow != nil {
+		advice = unix.MADV_REMOVE
+		for n, s := range r.sides {
+			r.shadow.Forget(n, s.domain.Slot, b)
+		}
+		b = b[:min((len(b)+device.PageSize-1)&^(device.PageSize-1), cap(b))]
+	}
+	if err := unix.Madvise(b, advice); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Present makes the pages of b, which are in memory, present for the device.
+func (r *Rig) Present(t testing.TB, b []byte) {
+	t.Helper()
+	if r.shadow == nil {
+		return
+	}
+	for n, s := range r.sides {
+		p := r.shadow.Pager(n, s.domain.Slot)
+		for at := 0; at < len(b); at += device.PageSize {
+			if res := p.PageIn(VA(b[at:]), 1, true); res.Err != nil {
+				t.Fatal(res.Err)
+			}
+		}
 	}
 }
 
 // VA gives the address of b's first byte.
 func VA(b []byte) device.VA { return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+
+// Map gives n bytes of private memory that nobody has touched, unmapped at the
+// end, for tests without a Rig.
+func Map(t testing.TB, n int) []byte {
+	t.Helper()
+	return (&Rig{}).Map(t, n)
+}
+
+// Drop makes all pages of private memory absent again.
+func Drop(t testing.TB, b []byte) {
+	t.Helper()
+	(&Rig{}).Drop(t, b)
+}

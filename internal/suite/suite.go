@@ -48,16 +48,17 @@ func pattern(b []byte, seed uint64) {
 
 // vary makes the chosen pages of b absent and the others present and writable,
 // and gives what b holds then: to look at an absent page would bring it in.
-func vary(t testing.TB, b []byte, absent func(int) bool) []byte {
+func (r *Rig) vary(t testing.TB, b []byte, absent func(int) bool) []byte {
 	t.Helper()
 	content := bytes.Clone(b)
 	for from := 0; from < len(b); from += device.PageSize {
 		to := min(from+device.PageSize, len(b))
 		if absent(from / device.PageSize) {
-			Drop(t, b[from:to])
+			r.Drop(t, b[from:to])
 			clear(content[from:to])
 		} else {
 			b[from] = content[from]
+			r.Present(t, b[from:to])
 		}
 	}
 	return content
@@ -91,7 +92,7 @@ func sizes(t *testing.T, r *Rig) {
 	seed := uint64(0)
 	for _, size := range []int{1, 15, 16, 4095, 4096, 4097, 16383, 16384, 16385, 64 << 10, 1 << 20, 4 << 20} {
 		room := (size+device.PageSize-1)&^(device.PageSize-1) + device.PageSize
-		src, dst := Map(t, room), Map(t, room)
+		src, dst := r.Map(t, room), r.Map(t, room)
 		for _, states := range [][2]string{
 			{"present", "present"}, {"present", "all absent"}, {"all absent", "present"}, {"all absent", "all absent"}, {"every other", "every other"},
 		} {
@@ -102,9 +103,9 @@ func sizes(t *testing.T, r *Rig) {
 			seed++
 			srcAbsent, dstAbsent := absences[srcName], absences[dstName]
 			pattern(src, seed)
-			Drop(t, dst)
-			content := vary(t, src, srcAbsent)
-			vary(t, dst, dstAbsent)
+			r.Drop(t, dst)
+			content := r.vary(t, src, srcAbsent)
+			r.vary(t, dst, dstAbsent)
 			before, source := r.Count(1, device.FIFOPush), r.Count(0, device.FIFOPush)
 			r.one(t, src, content, dst, 0, 0, size, seed)
 			faulted := r.Count(1, device.FIFOPush) > before
@@ -121,7 +122,7 @@ func sizes(t *testing.T, r *Rig) {
 
 func misaligned(t *testing.T, r *Rig) {
 	const room = 96 << 10
-	src, dst := Map(t, room), Map(t, room)
+	src, dst := r.Map(t, room), r.Map(t, room)
 	offsets := []int{0, 1, 7, 8, 255, 256, 257, 2048, 4095, 4096, 4097, 8191, 12289, 16383, 16384, 16385}
 	seed := uint64(1000)
 	for i, from := range offsets {
@@ -130,8 +131,8 @@ func misaligned(t *testing.T, r *Rig) {
 			for _, size := range []int{1, 300, 4096, 16385, 40000} {
 				seed++
 				pattern(src, seed)
-				Drop(t, dst)
-				content := vary(t, src, func(p int) bool { return (p+int(seed))%3 == 0 })
+				r.Drop(t, dst)
+				content := r.vary(t, src, func(p int) bool { return (p+int(seed))%3 == 0 })
 				r.one(t, src, content, dst, from, to, size, seed)
 			}
 		}
@@ -139,9 +140,9 @@ func misaligned(t *testing.T, r *Rig) {
 }
 
 func bySourceTimeout(t *testing.T, r *Rig) {
-	src, dst := Map(t, 64<<10), Map(t, 64<<10)
+	src, dst := r.Map(t, 64<<10), r.Map(t, 64<<10)
 	pattern(src, 7)
-	content := vary(t, src, func(p int) bool { return p < 4 })
+	content := r.vary(t, src, func(p int) bool { return p < 4 })
 	r.one(t, src, content, dst, 100, 0, 60<<10, 1)
 	if r.Count(0, device.Timeouts) == 0 {
 		t.Error("a source fault without a TXFIFO did not take a time-out")
@@ -149,18 +150,14 @@ func bySourceTimeout(t *testing.T, r *Rig) {
 }
 
 func unresolvable(t *testing.T, r *Rig) {
-	src := Map(t, 256<<10)
+	src := r.Map(t, 256<<10)
 	pattern(src, 3)
-	good, other := Map(t, 256<<10), Map(t, 256<<10)
-	readonly := Map(t, 64<<10)
+	good, other := r.Map(t, 256<<10), r.Map(t, 256<<10)
+	readonly := r.Map(t, 64<<10)
 	readonly[20000] = 1
-	if err := unix.Mprotect(readonly, unix.PROT_READ); err != nil {
-		t.Fatal(err)
-	}
-	hole := Map(t, 64<<10)
-	if err := unix.Mprotect(hole[32<<10:], unix.PROT_NONE); err != nil {
-		t.Fatal(err)
-	}
+	r.ReadOnly(t, readonly)
+	hole := r.Map(t, 64<<10)
+	r.Cut(t, hole, 32<<10)
 	gone, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +174,7 @@ func unresolvable(t *testing.T, r *Rig) {
 		"unmapped source":       {Src: goneVA, Dst: VA(other), Size: 4096, DstNode: 1},
 		"unmapped notification": {Src: VA(src), Dst: VA(other), Size: 4096, DstNode: 1, Notify: goneVA},
 	} {
-		Drop(t, good)
+		r.Drop(t, good)
 		r.Start(1, big)
 		r.Start(2, d)
 		if done, status := r.Wait(2); done != device.DoneFailed || status != device.StatusDecode {
@@ -196,7 +193,7 @@ func unresolvable(t *testing.T, r *Rig) {
 }
 
 func badDescriptors(t *testing.T, r *Rig) {
-	b := Map(t, 8192)
+	b := r.Map(t, 8192)
 	top := device.VA(1) << device.MaxVABits
 	for name, d := range map[string]device.Descriptor{
 		"size 0":                      {Src: VA(b), Dst: VA(b), Size: 0, DstNode: 1},
@@ -219,7 +216,10 @@ func badDescriptors(t *testing.T, r *Rig) {
 // zeroPage writes where the process has only read: the page is there, it is the
 // zero page, and a write to it is a permission fault that a page-in resolves.
 func zeroPage(t *testing.T, r *Rig) {
-	src, dst := Map(t, 4096), Map(t, 4096)
+	if r.shadow != nil {
+		t.Skip("shadow translation: memory is shared, and shared memory has no zero page")
+	}
+	src, dst := r.Map(t, 4096), r.Map(t, 4096)
 	pattern(src, 9)
 	if err := unix.Madvise(dst, unix.MADV_POPULATE_READ); err != nil {
 		t.Fatal(err)
@@ -235,9 +235,9 @@ func manyAtOnce(t *testing.T, r *Rig) {
 	const size = 100_000
 	var src, dst, content [device.WriteChannels][]byte
 	for ch := range src {
-		src[ch], dst[ch] = Map(t, 128<<10), Map(t, 128<<10)
+		src[ch], dst[ch] = r.Map(t, 128<<10), r.Map(t, 128<<10)
 		pattern(src[ch], uint64(ch))
-		content[ch] = vary(t, src[ch], absences["every other"])
+		content[ch] = r.vary(t, src[ch], absences["every other"])
 	}
 	for ch := range src {
 		r.Start(ch, device.Descriptor{Src: VA(src[ch]) + device.VA(ch), Dst: VA(dst[ch]) + device.VA(3*ch), Size: size, DstNode: 1})
@@ -254,7 +254,7 @@ func manyAtOnce(t *testing.T, r *Rig) {
 
 func completionWords(t *testing.T, r *Rig) {
 	for _, size := range []int{1, 4096, 16384, 50000, 300000} {
-		src, dst, note := Map(t, size), Map(t, size), Map(t, 4096)
+		src, dst, note := r.Map(t, size), r.Map(t, size), r.Map(t, 4096)
 		pattern(src, uint64(size))
 		d := device.Descriptor{Src: VA(src), Dst: VA(dst), Size: uint32(size), DstNode: 1, Notify: VA(note) + 32, First: 11, Last: 22}
 		if done, status := r.Write(0, d); done != device.DoneCompleted {

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/emu/serve"
+)
+
+// emuFlags are the flags of emu serve as they are given.
+type emuFlags struct {
+	nodes     int
+	directory string
+	vaBits    int
+	noTXFIFO  bool
+	level     string
+}
+
+func (a *app) emuCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "emu",
+		Short: "The emulated nodes in a process of their own",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return unknown(cmd, args[0])
+			}
+			return cmd.Help()
+		},
+	}
+	c.AddCommand(a.emuServeCommand())
+	return c
+}
+
+func (a *app) emuServeCommand() *cobra.Command {
+	f := emuFlags{nodes: 2, vaBits: 48, level: "warn"}
+	c := &cobra.Command{
+		Use:   "serve --socket-dir DIR",
+		Short: "Put emulated nodes behind vfio-user sockets, a PCI device each",
+		Long: `serve makes --nodes emulated nodes and serves each as a PCI device at a
+vfio-user socket: DIR/node0.sock, DIR/node1.sock and so on. A pfd drives them
+(pfd --device vfio-user:DIR/node0.sock), or a virtual machine has them
+(qemu-system-x86_64 -device vfio-user-pci). A device keeps its state when its
+driver goes and another comes; with this process it is gone. SIGTERM or SIGINT
+ends it with exit code 0.`,
+		Example: `  exanetctl emu serve --nodes 2 --socket-dir /tmp/exanet
+  pfd --device vfio-user:/tmp/exanet/node0.sock,/tmp/exanet/node1.sock --socket /tmp/pfd.sock`,
+		Args: maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.emuServe(cmd.Context(), f) },
+	}
+	fs := c.Flags()
+	fs.IntVar(&f.nodes, "nodes", f.nodes, "emulated nodes, 1 to 64")
+	fs.StringVar(&f.directory, "socket-dir", "", "directory of the sockets; it is made where it is not there")
+	fs.IntVar(&f.vaBits, "va-bits", f.vaBits, "width of virtual addresses, 39 to 48")
+	fs.BoolVar(&f.noTXFIFO, "no-txfifo", false, "no FIFO for source faults: the sender's time-out finds them")
+	fs.StringVar(&f.level, "log-level", f.level, "debug, info, warn or error")
+	return c
+}
+
+func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
+	var level slog.Level
+	switch {
+	case f.directory == "":
+		return usagef("emu serve: --socket-dir is missing: name a directory for the sockets")
+	case f.nodes < 1 || f.nodes > serve.MaxNodes:
+		return usagef("--nodes %d: want 1 to %d", f.nodes, serve.MaxNodes)
+	case f.vaBits < serve.MinVABits || f.vaBits > serve.MaxVABits:
+		return usagef("--va-bits %d: want %d to %d", f.vaBits, serve.MinVABits, serve.MaxVABits)
+	case level.UnmarshalText([]byte(f.level)) != nil:
+		return usagef("--log-level %q: want debug, info, warn or error", f.level)
+	}
+	if err := os.MkdirAll(f.directory, 0o700); err != nil {
+		return fmt.Errorf("directory of the sockets: %w", err)
+	}
+	m, err := serve.New(serve.Config{
+		Nodes: f.nodes, VABits: f.vaBits, NoTXFIFO: f.noTXFIFO,
+		Log: slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level})),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	return m.Run(ctx, f.directory, func() {
+		for i := range f.nodes {
+			// A standard output that is closed is the caller's affair.
+			_, _ = fmt.Fprintf(a.out, "node %d at %s\n", i, serve.SocketPath(f.directory, i))
+		}
+	})
+}

@@ -1,0 +1,124 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/vfio/user"
+)
+
+// maxPages is the most pages of one call of the engine.
+const maxPages = 64
+
+// memory is the address space that a context bank's tables make of the driver's
+// DMA memory. Every access walks anew, so that it ends with the entry, the
+// mapping, bus mastering and the driver: as a TLB that always misses. It may be
+// used from any goroutine.
+type memory struct {
+	dma    *user.DMA
+	read   func(addr uint64, p []byte) error // dma.Read, bound once
+	tables smmu.Tables
+}
+
+func newMemory(dma *user.DMA, t smmu.Tables) *memory {
+	return &memory{dma: dma, read: dma.Read, tables: t}
+}
+
+// errWalk says that a page has no translation any more.
+var errWalk = errors.New("no translation")
+
+// scratch is what a walk needs besides its stack.
+type scratch struct {
+	entries smmu.Scratch
+	pages   [maxPages]smmu.Page
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// Walk implements emu.Memory. What the tables' memory does not give is absent,
+// as what they do not name.
+func (m *memory) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
+	if pages < 1 || pages > maxPages {
+		return proc.Walk{}, fmt.Errorf("walk of %d pages: want 1 to %d", pages, maxPages)
+	}
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	m.tables.Walk(va, write, s.pages[:pages], &s.entries, m.read)
+	var w proc.Walk
+	for i := range pages {
+		switch s.pages[i].Fault {
+		case smmu.NoFault:
+		case smmu.PermissionFault:
+			w.Denied |= 1 << i
+		default:
+			w.Absent |= 1 << i
+		}
+	}
+	return w, nil
+}
+
+// ReadV implements emu.Memory.
+func (m *memory) ReadV(dst [][]byte, va device.VA) (int, error) {
+	return m.move(dst, va, false)
+}
+
+// WriteV implements emu.Memory.
+func (m *memory) WriteV(src [][]byte, va device.VA) (int, error) {
+	return m.move(src, va, true)
+}
+
+// move copies between bufs and the memory from va on, 256 KiB at most, and gives
+// how many bytes. Pages that lie beside each other are moved together.
+func (m *memory) move(bufs [][]byte, va device.VA, write bool) (int, error) {
+	total := 0
+	for _, b := range bufs {
+		total += len(b)
+	}
+	if total == 0 {
+		return 0, nil
+	}
+	pages := int((va.Offset() + uint64(total) + device.PageSize - 1) >> device.PageShift)
+	if pages > maxPages {
+		return 0, fmt.Errorf("move of %d pages: want at most %d", pages, maxPages)
+	}
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	m.tables.Walk(va, write, s.pages[:pages], &s.entries, m.read)
+	moved, page, at := 0, 0, va.Offset() // at: in the run that begins at page
+	buf, off := 0, 0
+	for page < pages && moved < total {
+		if s.pages[page].Fault != smmu.NoFault {
+			return moved, fmt.Errorf("move at %v: %w", va+device.VA(moved), errWalk)
+		}
+		run := 1
+		for page+run < pages && s.pages[page+run].Fault == smmu.NoFault &&
+			s.pages[page+run].Address == s.pages[page].Address+uint64(run)<<device.PageShift {
+			run++
+		}
+		for at < uint64(run)<<device.PageShift && moved < total {
+			for off == len(bufs[buf]) {
+				buf, off = buf+1, 0
+			}
+			n := min(uint64(len(bufs[buf])-off), uint64(run)<<device.PageShift-at)
+			p, addr := bufs[buf][off:off+int(n)], s.pages[page].Address+at
+			var err error
+			if write {
+				err = m.dma.Write(addr, p)
+			} else {
+				err = m.dma.Read(addr, p)
+			}
+			if err != nil {
+				return moved, fmt.Errorf("move at %v: %w", va+device.VA(moved), err)
+			}
+			off += int(n)
+			moved += int(n)
+			at += n
+		}
+		page, at = page+run, 0
+	}
+	return moved, nil
+}

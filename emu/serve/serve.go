@@ -1,0 +1,284 @@
+// Package serve puts the emulated nodes behind vfio-user sockets, a PCI device
+// each: a pfd in another process, or a virtual machine, drives them. Memory is
+// what the driver has mapped for DMA, reached through the tables that it keeps
+// there (shadow translation).
+//
+// The device keeps its state over its driver's disconnection; what the driver
+// mapped is gone at that moment, and every access then ends as a slave error.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/vfio/user"
+)
+
+// PCI identity (spec/hardware.md 2; ours).
+const (
+	PCIVendor   = 0x1234
+	PCIDevice   = 0xe4a0
+	PCIClass    = 0x028000 // network controller, other
+	PCIRevision = 1
+
+	// MSIXBAR holds the vector table at its start and the pending bits in its
+	// middle; BARs 0 to 4 are the windows in the order of device.WindowID.
+	MSIXBAR     = 5
+	msixBARSize = 4 << 10
+	pbaOffset   = 0x800
+)
+
+// Limits of a Config.
+const (
+	MaxNodes  = emu.MaxNodes
+	MinVABits = device.MinVABits
+	MaxVABits = device.MaxVABits
+)
+
+// Config is what a Machine is built with.
+type Config struct {
+	Nodes    int
+	VABits   int  // 0: 48
+	NoTXFIFO bool // source faults by time-out
+	Log      *slog.Logger
+}
+
+// Machine is the emulated nodes with their servers.
+type Machine struct {
+	engine *emu.Engine
+	log    *slog.Logger
+	nodes  []*node
+}
+
+type node struct {
+	index  int
+	engine *emu.Engine
+	server *user.Server
+	btcm   []byte
+	fd     int
+	after  sync.Mutex // of accesses after the engine's end
+
+	memory [device.Slots]*memory // engine goroutine
+}
+
+// New builds the machine. Run serves it. Errors match emu.ErrConfig, or come
+// from making the btcm memory.
+func New(cfg Config) (*Machine, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Machine{log: cfg.Log}
+	if cfg.Nodes < 1 || cfg.Nodes > emu.MaxNodes {
+		return nil, fmt.Errorf("%w: %d nodes: give 1 to %d", emu.ErrConfig, cfg.Nodes, emu.MaxNodes)
+	}
+	for i := range cfg.Nodes {
+		n := &node{index: i, fd: -1}
+		m.nodes = append(m.nodes, n)
+		if err := n.makeBTCM(); err != nil {
+			return nil, errors.Join(fmt.Errorf("node %d: memory of btcm: %w", i, err), m.Close())
+		}
+	}
+	var err error
+	m.engine, err = emu.New(emu.Config{
+		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Log: cfg.Log,
+		Spin: -1, // whoever serves registers borrows the engine; it sleeps meanwhile
+		Outside: func(i int) emu.Outside {
+			return emu.Outside{BTCM: m.nodes[i].btcm, Memory: m.nodes[i].slotMemory}
+		},
+	})
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	for _, n := range m.nodes {
+		n.engine = m.engine
+		if n.server, err = user.New(n.config(cfg.Log), (*pci)(n)); err != nil {
+			return nil, errors.Join(err, m.Close())
+		}
+	}
+	return m, nil
+}
+
+// makeBTCM makes the memory that the driver maps too; it cannot change its size.
+func (n *node) makeBTCM() error {
+	fd, err := unix.MemfdCreate("exanet-btcm", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
+		fd, err = unix.MemfdCreate("exanet-btcm", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return os.NewSyscallError("memfd_create", err)
+	}
+	n.fd = fd
+	if err := unix.Ftruncate(fd, int64(device.BTCM.Size())); err != nil {
+		return os.NewSyscallError("ftruncate", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return os.NewSyscallError("fcntl F_ADD_SEALS", err)
+	}
+	n.btcm, err = unix.Mmap(fd, 0, int(device.BTCM.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return os.NewSyscallError("mmap", err)
+}
+
+func (n *node) config(log *slog.Logger) user.Config {
+	c := user.Config{
+		Identity: user.Identity{Vendor: PCIVendor, Device: PCIDevice, Class: PCIClass, Revision: PCIRevision},
+		MSIX:     user.MSIX{Vectors: device.Vectors, BAR: MSIXBAR, PBA: pbaOffset},
+		Run:      n.run,
+		Log:      log.With("node", n.index),
+	}
+	for w := range device.Windows {
+		c.BARs[w] = user.BAR{Size: uint64(w.Size())}
+	}
+	c.BARs[MSIXBAR] = user.BAR{Size: msixBARSize}
+	// The descriptors may be mapped; the doorbell pages do something when they
+	// are written.
+	btcm := &c.BARs[device.BTCM]
+	btcm.Areas, btcm.FD = []user.Area{{Offset: device.BTCMDescriptors, Size: device.BTCMDoorbells}}, n.fd
+	// A SEND of one word, which is what RAPF and doorbells are, of the first
+	// channel of each slot's process.
+	for slot := range device.Slots {
+		c.IOEvents = append(c.IOEvents, user.IOEvent{
+			BAR:    int(device.PKTZ),
+			Offset: uint64(device.MailboxProcess+slot)*device.PageSize + device.PktzSend,
+			Size:   8, Value: 1,
+		})
+	}
+	return c
+}
+
+// run lends the engine to the goroutine of the driver's connection.
+func (n *node) run(f func()) {
+	if !n.engine.Lend(f) {
+		// The engine has ended: nothing but connections is left.
+		n.after.Lock()
+		defer n.after.Unlock()
+		f()
+	}
+}
+
+// Engine gives the engine, for tests and for looking at.
+func (m *Machine) Engine() *emu.Engine { return m.engine }
+
+// Server gives a node's server.
+func (m *Machine) Server(node int) *user.Server { return m.nodes[node].server }
+
+// SocketPath gives the socket of a node in a directory.
+func SocketPath(dir string, node int) string {
+	return filepath.Join(dir, fmt.Sprintf("node%d.sock", node))
+}
+
+// Run serves the nodes at SocketPath of dir until ctx ends (it then returns nil)
+// or a socket fails. ready, where it is not nil, is called once when all sockets
+// are there. A Machine runs once; Close must follow.
+func (m *Machine) Run(ctx context.Context, dir string, ready func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make(chan error, len(m.nodes)+1)
+	var all sync.WaitGroup
+	all.Go(func() { errs <- m.engine.Run(ctx) })
+	for _, n := range m.nodes {
+		all.Go(func() { _ = m.engine.Bus(n.index).Serve(ctx, vectors{n.server}) })
+		all.Go(func() {
+			if err := n.server.Serve(ctx, SocketPath(dir, n.index)); err != nil {
+				errs <- fmt.Errorf("node %d: %w", n.index, err)
+				cancel()
+			}
+		})
+	}
+	if ready != nil {
+		ready()
+	}
+	all.Wait()
+	close(errs)
+	var out error
+	for err := range errs {
+		out = errors.Join(out, err)
+	}
+	return out
+}
+
+// Close gives back what New made. The machine must not run.
+func (m *Machine) Close() error {
+	var errs []error
+	for _, n := range m.nodes {
+		if n.server != nil {
+			n.server.Close()
+		}
+		if n.btcm != nil {
+			errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(n.btcm)))
+			n.btcm = nil
+		}
+		if n.fd >= 0 {
+			errs = append(errs, os.NewSyscallError("close", unix.Close(n.fd)))
+			n.fd = -1
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// vectors hands a node's interrupts to its driver.
+type vectors struct{ server *user.Server }
+
+func (v vectors) Interrupt(vector int) { _ = v.server.Interrupt(vector) } // 0..3: they are there
+
+// pci is a node as user.Device; the engine is its caller's.
+type pci node
+
+func (p *pci) Read(bar int, offset uint64, size int) uint64 {
+	if bar >= int(device.Windows) {
+		return 0
+	}
+	return p.engine.Node(p.index).Load(device.WindowID(bar), uint32(offset), size)
+}
+
+func (p *pci) Write(bar int, offset uint64, size int, value uint64) {
+	if bar >= int(device.Windows) {
+		return
+	}
+	w := p.engine.Bus(p.index).Window(device.WindowID(bar))
+	switch size { // the emulated windows give no errors
+	case 4:
+		_ = w.Write32(uint32(offset), uint32(value))
+	case 8:
+		_ = w.Write64(uint32(offset), value)
+	default:
+		// Ignored and counted, as a read of that width is.
+		p.engine.Node(p.index).Load(device.WindowID(bar), uint32(offset), size)
+	}
+}
+
+// Reset brings the node to its state after power-on: everything that CTRL.reset
+// drops, and the control page's own registers. Counters stay.
+func (p *pci) Reset(user.ResetKind) {
+	w := p.engine.Bus(p.index).Window(device.PL)
+	for _, r := range []struct{ offset, value uint32 }{
+		{device.PLCtrl, device.CtrlReset},
+		{device.PLIRQMask, 0},
+		{device.PLNodeID, uint32(p.index)},
+		{device.PLTimeoutUS, device.TimeoutReset},
+		{device.PLGuardUS, device.GuardReset},
+		{device.PLOutstanding, device.OutstandingReset},
+	} {
+		_ = w.Write32(r.offset, r.value)
+	}
+}
+
+// slotMemory gives the memory of a slot by its present tables.
+func (n *node) slotMemory(slot int, t smmu.Tables) emu.Memory {
+	if m := n.memory[slot]; m != nil && m.tables == t {
+		return m
+	}
+	// The engine asks before its first use of a machine that has no server yet
+	// only in a test that forgot one.
+	n.memory[slot] = newMemory(n.server.DMA(), t)
+	return n.memory[slot]
+}

@@ -1,0 +1,135 @@
+package mediate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Window implements device.Bus.
+func (n *node) Window(id device.WindowID) device.Window { return &n.windows[id] }
+
+// Post implements device.Bus.
+func (n *node) Post(f func()) { n.m.post(f) }
+
+// Serve implements device.Bus.
+func (n *node) Serve(ctx context.Context, h device.Handler) error {
+	l := n.link.Load()
+	if l == nil {
+		return fmt.Errorf("node %d: %w", n.index, device.ErrGone)
+	}
+	n.m.post(func() { n.handler = h })
+	var err error
+	select {
+	case <-ctx.Done():
+	case <-l.gone:
+		err = fmt.Errorf("node %d: %w: %w", n.index, device.ErrGone, l.fn.Err())
+	case <-n.m.done:
+		return fmt.Errorf("node %d: the machine has ended: %w", n.index, device.ErrGone)
+	}
+	off := make(chan struct{})
+	n.m.post(func() { n.handler = nil; close(off) })
+	select {
+	case <-off:
+	case <-n.m.done:
+	}
+	return err
+}
+
+// Do implements device.Bus. Calls of one slot run one after the other.
+func (n *node) Do(slot int, c device.Call, _ bool) {
+	if slot < 0 || slot >= device.Slots {
+		slot = device.Slots
+	}
+	n.workers[slot].submit(n.m, c)
+}
+
+// worker runs the calls of one slot on a goroutine that lives while there are
+// any.
+type worker struct {
+	mu      sync.Mutex
+	queue   []device.Call
+	running bool
+}
+
+func (w *worker) submit(m *Machine, c device.Call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.queue = append(w.queue, c)
+	if !w.running {
+		w.running = true
+		go w.serve(m)
+	}
+}
+
+func (w *worker) serve(m *Machine) {
+	for {
+		w.mu.Lock()
+		if len(w.queue) == 0 {
+			w.running = false
+			w.mu.Unlock()
+			return
+		}
+		c := w.queue[0]
+		w.queue = w.queue[:copy(w.queue, w.queue[1:])]
+		w.mu.Unlock()
+		c.Run()
+		m.post(c.Done)
+	}
+}
+
+// window is device.Window over a region of the function. Writes are posted, as
+// on a PCI bus: a later access of any kind finds them done.
+type window struct {
+	n  *node
+	id device.WindowID
+}
+
+func (w *window) link() (*link, error) {
+	if l := w.n.link.Load(); l != nil {
+		return l, nil
+	}
+	return nil, fmt.Errorf("node %d: %w", w.n.index, device.ErrGone)
+}
+
+// gone makes an error of the function one of the window's contract.
+func (w *window) gone(err error) error {
+	if err == nil || errors.Is(err, device.ErrGone) {
+		return err
+	}
+	return fmt.Errorf("node %d: %w: %w", w.n.index, device.ErrGone, err)
+}
+
+func (w *window) read(off uint32, size int) (uint64, error) {
+	l, err := w.link()
+	if err != nil {
+		return 0, err
+	}
+	if w.id == device.BTCM && l.btcm.holds(off, size) {
+		return l.btcm.load(off, size), nil
+	}
+	v, err := l.fn.Read(int(w.id), uint64(off), size)
+	return v, w.gone(err)
+}
+
+func (w *window) write(off uint32, size int, v uint64) error {
+	l, err := w.link()
+	if err != nil {
+		return err
+	}
+	return w.gone(l.fn.Post(int(w.id), uint64(off), size, v))
+}
+
+func (w *window) Read32(off uint32) (uint32, error) {
+	v, err := w.read(off, 4)
+	return uint32(v), err
+}
+
+func (w *window) Read64(off uint32) (uint64, error) { return w.read(off, 8) }
+
+func (w *window) Write32(off, v uint32) error { return w.write(off, 4, uint64(v)) }
+
+func (w *window) Write64(off uint32, v uint64) error { return w.write(off, 8, v) }

@@ -1,0 +1,374 @@
+package mediate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/shadow"
+)
+
+// Times (ours).
+const (
+	// DefaultSpin is short: on a machine of few processors whoever looks for
+	// work takes one from the device or the process that makes it.
+	DefaultSpin = 20 * time.Microsecond
+	// watchPause is how long the owner sleeps at most while transfers go on:
+	// their count of paused blocks raises no vector.
+	watchPause = 10 * time.Millisecond
+	// quietTime bounds the wait for accesses in flight at an invalidation. The
+	// device ends each within its own time-outs.
+	quietTime = 10 * time.Second
+)
+
+// ErrConfig says that a Machine cannot be built as asked.
+var ErrConfig = errors.New("mediated machine")
+
+// Config is what a Machine is built with.
+type Config struct {
+	Connect []Connect     // one a node
+	Window  uint64        // bytes of memory mapped for a node at one time; 0: shadow.DefaultWindow
+	Spin    time.Duration // how long the owner looks for work before it sleeps; 0: DefaultSpin, negative: not at all
+	Log     *slog.Logger  // nil: none
+}
+
+// Attachment ties a process's pages to a slot.
+type Attachment struct {
+	Pages *attach.Pages
+	Wake  int // eventfd by which the process wakes a sleeping owner
+}
+
+// Machine is nodes whose devices are somewhere else. Exported methods may be
+// called from any goroutine unless they say otherwise.
+type Machine struct {
+	cfg   Config
+	log   *slog.Logger
+	base  time.Time
+	nodes []*node
+
+	stop bool // owner
+
+	mu     sync.Mutex // guards posts and event
+	posts  []func()
+	spare  []func()
+	inbox  atomic.Bool // posts is not empty
+	asleep atomic.Bool
+
+	epoll, event int
+	started      atomic.Bool
+	done         chan struct{}
+	workers      sync.WaitGroup
+}
+
+// node is one node; it belongs to the owner, but for what says otherwise.
+type node struct {
+	m       *Machine
+	index   int
+	windows [device.Windows]window
+	vectors [device.Vectors]int // eventfds
+	handler device.Handler
+	slots   [device.Slots]*slot
+	workers [device.Slots + 1]worker
+	raised  bool // vector 3 came and its cause was not cleared yet
+
+	link atomic.Pointer[link] // nil: the device is gone
+}
+
+// link is a node's connection to its device, from one to its end.
+type link struct {
+	fn     Function
+	btcm   *scratchpad
+	shadow *shadow.Memory
+	gone   chan struct{} // closed when the device is
+}
+
+// slot is an attached domain slot.
+type slot struct {
+	node  *node
+	index int
+	att   *Attachment
+	kick  uint32                         // last seen
+	busy  uint64                         // channels that were rung and are not final
+	seen  [device.ChannelsPerSlot]uint64 // done and reserved_1 as last told to the process
+}
+
+// New connects to the devices, waiting for them until ctx ends. Run drives the
+// machine; Close must follow.
+func New(ctx context.Context, cfg Config) (*Machine, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Spin == 0 {
+		cfg.Spin = DefaultSpin
+	}
+	if len(cfg.Connect) == 0 {
+		return nil, fmt.Errorf("%w: no node: name a device", ErrConfig)
+	}
+	m := &Machine{cfg: cfg, log: cfg.Log, base: time.Now(), epoll: -1, event: -1, done: make(chan struct{})}
+	if err := m.open(ctx); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func (m *Machine) open(ctx context.Context) error {
+	var err error
+	if m.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("mediated machine: %w", os.NewSyscallError("epoll_create1", err))
+	}
+	if m.event, err = m.eventfd(); err != nil {
+		return err
+	}
+	for i := range m.cfg.Connect {
+		n := &node{m: m, index: i}
+		for v := range n.vectors {
+			n.vectors[v] = -1
+		}
+		for w := range n.windows {
+			n.windows[w] = window{n, device.WindowID(w)}
+		}
+		m.nodes = append(m.nodes, n)
+		for v := range n.vectors {
+			if n.vectors[v], err = m.eventfd(); err != nil {
+				return err
+			}
+		}
+		if err := n.connect(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eventfd makes one and watches it.
+func (m *Machine) eventfd() (int, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return -1, fmt.Errorf("mediated machine: %w", os.NewSyscallError("eventfd", err))
+	}
+	if err := m.watch(fd); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (m *Machine) watch(fd int) error {
+	// Edge-triggered and never read: a peer could make its eventfd block.
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
+	if err := unix.EpollCtl(m.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		return fmt.Errorf("mediated machine: watch descriptor: %w", err)
+	}
+	return nil
+}
+
+// connect makes the node's link. Not on the owner: it waits for the device.
+func (n *node) connect(ctx context.Context) error {
+	fn, err := n.m.cfg.Connect[n.index](ctx, n.vectors[:])
+	if err != nil {
+		return fmt.Errorf("node %d: %w", n.index, err)
+	}
+	l := &link{fn: fn, gone: make(chan struct{})}
+	if err := l.prepare(n.m.cfg.Window); err != nil {
+		fn.Close()
+		return fmt.Errorf("node %d: %w", n.index, err)
+	}
+	n.link.Store(l)
+	n.m.workers.Go(func() {
+		select {
+		case <-fn.Done():
+			n.m.post(func() { n.down(l) })
+		case <-n.m.done:
+		}
+	})
+	return nil
+}
+
+func (l *link) prepare(window uint64) error {
+	caps, err := l.fn.Read(int(device.PL), device.PLCaps, 8)
+	if err != nil {
+		return err
+	}
+	if l.btcm, err = newScratchpad(l.fn.Descriptors()); err != nil {
+		return err
+	}
+	l.shadow, err = shadow.New(shadow.Config{
+		DMA: l.fn, Invalidate: l.invalidate, VABits: int(caps & device.CapsVABitsMask), Window: window,
+	})
+	return err
+}
+
+// invalidate makes the device forget pages of a slot, and waits until no access
+// of its bank is in flight. Any goroutine: these registers hold no state of the
+// driver's.
+func (l *link) invalidate(slot int, va device.VA, pages int) error {
+	reg := func(r uint32) uint64 { return uint64(device.Bank(slot, r)) }
+	const few = 4
+	var err error
+	if pages <= few {
+		asid := uint64(slot+1) << 48
+		for i := range pages {
+			err = errors.Join(err, l.fn.Post(int(device.SMMU), reg(device.TLBIVA), 8, asid|(uint64(va)>>device.PageShift+uint64(i))))
+		}
+	} else {
+		err = l.fn.Post(int(device.SMMU), reg(device.TLBIASID), 4, uint64(slot+1))
+	}
+	if err = errors.Join(err, l.fn.Post(int(device.SMMU), reg(device.TLBSYNC), 4, 0)); err != nil {
+		return err
+	}
+	pause := 10 * time.Microsecond
+	for deadline := time.Now().Add(quietTime); ; pause = min(2*pause, 10*time.Millisecond) {
+		v, err := l.fn.Read(int(device.SMMU), reg(device.TLBSTATUS), 4)
+		if err != nil || v&1 == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("slot %d: accesses are in flight for %v", slot, quietTime)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// down takes a node whose device is gone out of service. On the owner.
+func (n *node) down(l *link) {
+	if n.link.CompareAndSwap(l, nil) {
+		n.m.log.Warn("the device is gone", "node", n.index, "why", l.fn.Err())
+		n.raised = false
+		close(l.gone)
+		l.close()
+	}
+}
+
+// close lets a link go; nothing on the owner uses it any more.
+func (l *link) close() {
+	_ = l.shadow.Close() // nothing that could be lost
+	l.fn.Close()
+}
+
+// Reconnect waits until a node's device is there again, or ctx ends. What the
+// device remembers of its former driver is the caller's to clear up.
+func (m *Machine) Reconnect(ctx context.Context, node int) error {
+	n := m.nodes[node]
+	if n.link.Load() != nil {
+		return nil
+	}
+	return n.connect(ctx)
+}
+
+// Nodes gives the number of nodes.
+func (m *Machine) Nodes() int { return len(m.nodes) }
+
+// Bus gives the way to a node.
+func (m *Machine) Bus(node int) device.Bus { return m.nodes[node] }
+
+// Now gives the machine's time, ns.
+func (m *Machine) Now() int64 { return int64(time.Since(m.base)) }
+
+// Tables gives what belongs into TTBR0 of a slot's context bank.
+func (m *Machine) Tables(node, slot int) uint64 {
+	if l := m.nodes[node].link.Load(); l != nil {
+		return l.shadow.Root(slot)
+	}
+	return 0
+}
+
+// Memory gives a node's shared memory, or an error that matches device.ErrGone.
+// It is good until the device goes.
+func (m *Machine) Memory(node int) (*shadow.Memory, error) {
+	if l := m.nodes[node].link.Load(); l != nil {
+		return l.shadow, nil
+	}
+	return nil, fmt.Errorf("node %d: %w", node, device.ErrGone)
+}
+
+// Attach ties a process's pages to a slot. On the owner.
+func (m *Machine) Attach(node, index int, a *Attachment) error {
+	n := m.nodes[node]
+	if n.slots[index] != nil {
+		return fmt.Errorf("%w: slot %d of node %d is attached already", ErrConfig, index, node)
+	}
+	// Vector 3 says that a transfer is over: here somebody waits for it.
+	mask, err := n.windows[device.PL].Read32(device.PLIRQMask)
+	if err == nil {
+		err = n.windows[device.PL].Write32(device.PLIRQMask, mask&^(1<<device.VectorDone))
+	}
+	if err != nil {
+		return err
+	}
+	if err := m.watch(a.Wake); err != nil {
+		return err
+	}
+	n.slots[index] = &slot{node: n, index: index, att: a, kick: a.Pages.Kick() - 1}
+	return nil
+}
+
+// Detach lets a slot's process go, and what it has shared. On the owner, when the
+// slot is quiet.
+func (m *Machine) Detach(node, index int) {
+	n := m.nodes[node]
+	s := n.slots[index]
+	if s == nil {
+		return
+	}
+	_ = unix.EpollCtl(m.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
+	n.slots[index] = nil
+	if l := n.link.Load(); l != nil {
+		l.shadow.Drop(index)
+	}
+}
+
+// Run drives the machine until ctx ends; it then returns nil. It is called once.
+func (m *Machine) Run(ctx context.Context) error {
+	if !m.started.CompareAndSwap(false, true) {
+		return fmt.Errorf("%w: Run called twice", ErrConfig)
+	}
+	stop := context.AfterFunc(ctx, func() { m.post(func() { m.stop = true }) })
+	m.loop()
+	stop()
+	close(m.done)
+	for _, n := range m.nodes {
+		for i := range n.slots {
+			m.Detach(n.index, i)
+		}
+	}
+	return nil
+}
+
+// Close releases everything. The machine must not run.
+func (m *Machine) Close() error {
+	select {
+	case <-m.done:
+	default:
+		close(m.done)
+	}
+	for _, n := range m.nodes {
+		if l := n.link.Swap(nil); l != nil {
+			close(l.gone)
+			l.close()
+		}
+	}
+	m.workers.Wait()
+	var errs []error
+	m.mu.Lock()
+	fds := []int{m.epoll, m.event}
+	m.epoll, m.event = -1, -1
+	m.mu.Unlock()
+	for _, n := range m.nodes {
+		fds = append(fds, n.vectors[:]...)
+	}
+	for _, fd := range fds {
+		if fd >= 0 {
+			errs = append(errs, os.NewSyscallError("close", unix.Close(fd)))
+		}
+	}
+	return errors.Join(errs...)
+}

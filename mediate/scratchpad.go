@@ -1,0 +1,78 @@
+package mediate
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/exanet/pfd/device"
+)
+
+// scratchpad is the descriptor part of btcm in our memory. The device reads and
+// writes it at any time: every access is one atomic of its width. This file
+// holds the package's unsafe pointers.
+type scratchpad struct {
+	base unsafe.Pointer
+	size uint32
+}
+
+var errScratchpad = errors.New("the descriptors of btcm are not mapped")
+
+func newScratchpad(b []byte) (*scratchpad, error) {
+	base := unsafe.Pointer(unsafe.SliceData(b))
+	if len(b) != device.BTCMDoorbells || uintptr(base)%8 != 0 {
+		return nil, fmt.Errorf("%w: %d bytes, want %d", errScratchpad, len(b), device.BTCMDoorbells)
+	}
+	return &scratchpad{base: base, size: uint32(len(b))}, nil
+}
+
+// holds tells whether an access lies in it as a whole.
+func (s *scratchpad) holds(off uint32, size int) bool {
+	return off%uint32(size) == 0 && off < s.size
+}
+
+func (s *scratchpad) load(off uint32, size int) uint64 {
+	if size == 4 {
+		return uint64(atomic.LoadUint32((*uint32)(unsafe.Add(s.base, off))))
+	}
+	return atomic.LoadUint64((*uint64)(unsafe.Add(s.base, off)))
+}
+
+func (s *scratchpad) store32(off, v uint32) {
+	atomic.StoreUint32((*uint32)(unsafe.Add(s.base, off)), v)
+}
+
+func (s *scratchpad) store64(off uint32, v uint64) {
+	atomic.StoreUint64((*uint64)(unsafe.Add(s.base, off)), v)
+}
+
+// at gives the offset of a channel's descriptor.
+func at(slot, ch int) uint32 {
+	return uint32(device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch)
+}
+
+// put writes a descriptor that is ready to start, done last.
+func (s *scratchpad) put(slot, ch int, words *[device.DescriptorWords]uint64) {
+	o := at(slot, ch)
+	for i, w := range words {
+		switch off := 8 * uint32(i); off {
+		case device.DescSize: // size here; done, in the upper half, last of all
+			s.store32(o+off, uint32(w))
+		case device.DescReserved1:
+			s.store64(o+off, 0)
+		default:
+			s.store64(o+off, w)
+		}
+	}
+	s.store32(o+device.DescDone, device.DoneInitialized)
+}
+
+// state gives a channel's done, and status and paused blocks, which are final
+// when done is.
+func (s *scratchpad) state(slot, ch int) (done uint32, status, paused uint8) {
+	o := at(slot, ch)
+	done = uint32(s.load(o+device.DescDone, 4))
+	v := s.load(o+device.DescReserved1, 8)
+	return done, uint8(v), uint8(v >> device.DescPausedShift)
+}

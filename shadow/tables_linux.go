@@ -1,0 +1,203 @@
+package shadow
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Entries of the tables (Arm DDI 0487, D8.3 "Translation table descriptor
+// formats", stage 1, 4 KiB granule).
+const (
+	entryTable   = 3       // levels 0 to 2: valid, a table
+	entryPage    = 3       // level 3: valid, a page
+	entryUnpriv  = 1 << 6  // AP[1]: a device's accesses are unprivileged
+	entryRO      = 1 << 7  // AP[2]
+	entryShared  = 3 << 8  // SH: inner shareable
+	entryAF      = 1 << 10 // no access-flag faults
+	entryNG      = 1 << 11 // of its ASID
+	entryAddress = 0xfffffffff000
+
+	tableEntries = 512
+	tableLevels  = 4
+	levelBits    = 9
+)
+
+// tables is the memory of all address spaces' tables: a memfd, of which each
+// slot has its root at page slot, and shares the other pages. It belongs to
+// whoever holds the Memory's lock; the device reads it at any time.
+type tables struct {
+	fd    int
+	b     []byte
+	words []uint64
+	base  uint64   // DMA address of the first page
+	top   int      // level at which walks begin
+	free  []uint32 // pages
+	live  []uint16 // entries in use, a page
+}
+
+func newTables(pages int, base uint64, vaBits int) (*tables, error) {
+	fd, err := memfd("exanet-tables")
+	if err != nil {
+		return nil, fmt.Errorf("shadow tables: %w", err)
+	}
+	t := &tables{fd: fd, base: base, live: make([]uint16, pages)}
+	size := pages * device.PageSize
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("ftruncate", err)), t.close())
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("fcntl F_ADD_SEALS", err)), t.close())
+	}
+	b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("mmap", err)), t.close())
+	}
+	// The one unsafe view of the package: entries are stored whole.
+	t.b, t.words = b, unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), size/8)
+	for p := pages - 1; p >= device.Slots; p-- {
+		t.free = append(t.free, uint32(p))
+	}
+	t.top = tableLevels - (vaBits-device.PageShift+levelBits-1)/levelBits
+	return t, nil
+}
+
+func memfd(name string) (int, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	return fd, os.NewSyscallError("memfd_create", err)
+}
+
+func (t *tables) close() error {
+	var errs []error
+	if t.b != nil {
+		errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(t.b)))
+		t.b, t.words = nil, nil
+	}
+	if t.fd >= 0 {
+		errs = append(errs, os.NewSyscallError("close", unix.Close(t.fd)))
+		t.fd = -1
+	}
+	return errors.Join(errs...)
+}
+
+func (t *tables) addr(page uint32) uint64 { return t.base + uint64(page)<<device.PageShift }
+
+func (t *tables) load(page uint32, i int) uint64 {
+	return atomic.LoadUint64(&t.words[int(page)*tableEntries+i])
+}
+
+func (t *tables) store(page uint32, i int, e uint64) {
+	old := t.load(page, i)
+	atomic.StoreUint64(&t.words[int(page)*tableEntries+i], e)
+	switch {
+	case old == 0 && e != 0:
+		t.live[page]++
+	case old != 0 && e == 0:
+		t.live[page]--
+	}
+}
+
+// index gives the place of va's entry in a table of a level.
+func index(va device.VA, level int) int {
+	return int(va>>(device.PageShift+levelBits*(tableLevels-1-level))) & (tableEntries - 1)
+}
+
+// errTables says that there is no page for a table left. It cannot be: the
+// memory is made for what the window can hold.
+var errTables = errors.New("shadow tables: no page for a table left")
+
+// set writes the entry of one page; dma is where it lies.
+func (t *tables) set(slot int, va device.VA, dma uint64, write bool) error {
+	page := uint32(slot)
+	for level := t.top; level < tableLevels-1; level++ {
+		i := index(va, level)
+		e := t.load(page, i)
+		if e == 0 {
+			if len(t.free) == 0 {
+				return errTables
+			}
+			// It is empty: a table is given back when its last entry goes.
+			next := t.free[len(t.free)-1]
+			t.free = t.free[:len(t.free)-1]
+			e = t.addr(next) | entryTable
+			t.store(page, i, e)
+		}
+		page = uint32((e&entryAddress - t.base) >> device.PageShift)
+	}
+	e := dma&entryAddress | entryPage | entryUnpriv | entryShared | entryAF | entryNG
+	if !write {
+		e |= entryRO
+	}
+	t.store(page, index(va, tableLevels-1), e)
+	return nil
+}
+
+// path is the tables on the way to a page's entry, from the root on.
+type path struct {
+	pages [tableLevels]uint32
+	full  bool // down to the last level
+}
+
+func (t *tables) walk(slot int, va device.VA) (p path) {
+	p.pages[t.top] = uint32(slot)
+	for level := t.top; level < tableLevels-1; level++ {
+		e := t.load(p.pages[level], index(va, level))
+		if e == 0 {
+			return p
+		}
+		p.pages[level+1] = uint32((e&entryAddress - t.base) >> device.PageShift)
+	}
+	p.full = true
+	return p
+}
+
+// get gives the entry of a page, 0 where there is none.
+func (t *tables) get(slot int, va device.VA) uint64 {
+	p := t.walk(slot, va)
+	if !p.full {
+		return 0
+	}
+	return t.load(p.pages[tableLevels-1], index(va, tableLevels-1))
+}
+
+// clear takes the entries of pages away, and tells whether there were any.
+func (t *tables) clear(slot int, va device.VA, pages int) (any bool) {
+	for i := range pages {
+		at := va + device.VA(i)<<device.PageShift
+		p := t.walk(slot, at)
+		if p.full && t.load(p.pages[tableLevels-1], index(at, tableLevels-1)) != 0 {
+			t.store(p.pages[tableLevels-1], index(at, tableLevels-1), 0)
+			any = true
+		}
+	}
+	return any
+}
+
+// prune takes tables out that clear has left empty, and adds them to out. They
+// are free only with release, which follows the invalidation of the device's
+// TLB: until then a walk may be on its way through them.
+func (t *tables) prune(slot int, va device.VA, pages int, out []uint32) []uint32 {
+	for i := 0; i < pages; {
+		at := va + device.VA(i)<<device.PageShift
+		p := t.walk(slot, at)
+		if p.full {
+			for level := tableLevels - 1; level > t.top && t.live[p.pages[level]] == 0; level-- {
+				t.store(p.pages[level-1], index(at, level-1), 0)
+				out = append(out, p.pages[level])
+			}
+		}
+		i += tableEntries - index(at, tableLevels-1) // the next last-level table
+	}
+	return out
+}
+
+func (t *tables) release(pages []uint32) { t.free = append(t.free, pages...) }

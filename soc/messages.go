@@ -109,6 +109,13 @@ func (n *Node) send(iface, ch int, count uint64) {
 	}
 	f.Message, f.MessageLen = c.payload, uint8(count)
 	packetizer.Stamp(cfg, f.Message[:count])
+	if box == device.MailboxRead && !n.opened(uint8(iface), conf.PDID, f) {
+		// The tag is in use, or too many reads are open.
+		n.cfg.Pool.Put(f)
+		c.status = device.PktzRefused
+		n.counts[device.MboxRefused]++
+		return
+	}
 	n.counts[device.TXPackets]++
 	if node == n.id {
 		// Within the node nothing crosses a link, and STATUS tells at once.
@@ -119,7 +126,9 @@ func (n *Node) send(iface, ch int, count uint64) {
 		n.cfg.Pool.Put(f)
 		return
 	}
-	f.Epoch = n.dma.PeerEpoch(node)
+	if f.Epoch = n.dma.PeerEpoch(node); box == device.MailboxRead {
+		f.Epoch = n.dma.Epoch() // the answer carries it back
+	}
 	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
 }
 
@@ -173,14 +182,16 @@ func (n *Node) deliver(f *wire.Frame) bool {
 		}
 	case m == device.MailboxRead:
 		if op == mailbox.OpRead {
-			// Reads come with the whole firmware (001 §3.6): until then a
-			// request is dropped and counted.
-			n.counts[device.MsgDropped]++
+			n.read(f)
 			return true
 		}
 	case m >= device.MailboxDriver && m < device.MailboxProcess:
 		ok = (f.SrcInterface < device.MailboxProcess || f.SrcPDID == 0) && n.store(m, f)
 	case m >= device.MailboxProcess && m < device.Interfaces:
+		if f.SrcPDID == 0 && op == mailbox.OpAck && !n.answered(m, f) {
+			n.counts[device.MsgDropped]++
+			return true
+		}
 		ok = n.mayReach(m, f.SrcPDID) && n.store(m, f)
 		if ok {
 			n.out = append(n.out, Action{Kind: MailArrived, Interface: uint8(m)})
@@ -252,6 +263,21 @@ func (n *Node) ring(f *wire.Frame) {
 		return
 	}
 	n.doorbell(d.Slot(), int(d.Channel)%device.ChannelsPerSlot)
+}
+
+// ringByMailbox takes a doorbell word as if it had come as a message.
+func (n *Node) ringByMailbox(slot, ch int) {
+	if slot < 0 || slot >= device.Slots || ch < 0 || ch >= device.WriteChannels {
+		n.counts[device.DoorbellDenied]++
+		return
+	}
+	f := n.cfg.Pool.Frame()
+	f.SrcNode, f.DstNode, f.DstMailbox = n.id, n.id, device.MailboxRequest
+	f.SrcPDID = device.PDID(n.pdCfg[slot] & device.PDIDMask)
+	f.Message[0] = mailbox.Doorbell{PDID: f.SrcPDID, Channel: uint16(slot*device.ChannelsPerSlot + ch)}.Encode()
+	f.MessageLen = 1
+	n.ring(f)
+	n.cfg.Pool.Put(f)
 }
 
 // PacketizerStatus gives STATUS of a packetizer channel.

@@ -28,6 +28,10 @@ type Config struct {
 	Pool *wire.Pool
 	// Route tells whether a node can be reached; nil: every node.
 	Route func(device.NodeID) bool
+	// Firmware switches off optimizations of the firmware.
+	Firmware r5.Options
+	// IDs is the number of transaction ids in use, for tests; 0: all.
+	IDs int
 	// BTCM is the memory of window btcm, of its size, where somebody else is to
 	// see it too; nil: the node's own.
 	BTCM []byte
@@ -78,7 +82,7 @@ func New(cfg Config) *Node {
 		n.btcm = make([]byte, device.BTCM.Size())
 	}
 	n.smmu = smmu.New(&n.counts)
-	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route}, &n.counts)
+	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Options: cfg.Firmware, IDs: cfg.IDs}, &n.counts)
 	tx := &n.tx
 	if cfg.NoTXFIFO {
 		tx = nil
@@ -132,6 +136,7 @@ func (s *sink) SourceFault(id device.TransactionID) { s.fw.SourceFault(s.now, id
 // what it wants done to out.
 func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 	n.now, n.out = now, out
+	n.fw.Clock(now)
 	switch ev.Kind {
 	case FrameArrived:
 		n.arrived(ev.Frame)
@@ -141,7 +146,11 @@ func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 		n.dma.Moved(ev.Access, ev.OK)
 	case DoorbellRung:
 		n.copyDescriptor(ev.Slot, ev.Channel, &ev.Words)
-		n.doorbell(ev.Slot, ev.Channel)
+		if n.cfg.Firmware.NoFastPath {
+			n.ringByMailbox(ev.Slot, ev.Channel)
+		} else {
+			n.doorbell(ev.Slot, ev.Channel)
+		}
 	case DescriptorCopied:
 		n.copyDescriptor(ev.Slot, ev.Channel, &ev.Words)
 	case MessageSent:
@@ -179,8 +188,15 @@ func (n *Node) settle() []Action {
 }
 
 func (n *Node) command(c *r5.Command) {
-	if c.Kind == r5.Send {
+	switch c.Kind {
+	case r5.Send:
 		n.dma.Send(&c.Block)
+		return
+	case r5.Describe:
+		n.describe(c)
+		return
+	case r5.Answer:
+		n.reply(c)
 		return
 	}
 	at := device.BTCMDescriptors + device.PageSize*int(c.Slot) + device.DescriptorSize*int(c.Channel)

@@ -161,6 +161,7 @@ func (n *Node) loadPL(t *device.Target) uint64 {
 // Store is one write access; what it makes the node do is appended to out.
 func (n *Node) Store(now int64, w device.WindowID, offset uint32, width int, v uint64, out []Action) []Action {
 	n.now, n.out = now, out
+	n.fw.Clock(now)
 	if w == device.BTCM {
 		n.storeMemory(offset, width, v)
 		return n.settle()
@@ -263,11 +264,13 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 		pdid, on := device.PDID(value&device.PDIDMask), value&device.CfgEnable != 0 && value&device.PDIDMask != 0
 		n.dma.Domains[i].PDID, n.dma.Domains[i].Enabled = pdid, on
 		n.fw.SetDomain(i, pdid, on)
+		n.dma.CloseReads(i)
 	case device.PLPDPeers:
 		n.peers[i/4][i%4] = value
 		for k := range 4 {
 			n.dma.Domains[i/4].Peers[i%4*4+k] = device.PDID(value >> (16 * k))
 		}
+		n.fw.SetPeers(i/4, &n.dma.Domains[i/4].Peers)
 	case device.PLRXFIFOStatus:
 		n.rx.ClearStatus(uint32(cleared))
 	case device.PLTXFIFOStatus:

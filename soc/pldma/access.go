@@ -22,10 +22,35 @@ func (e *Engine) drop(a *Access) {
 	e.freeList = a
 }
 
-// accessQueue is what one slot has in flight, and what waits for room.
+// accessQueue is what one slot has in flight, and what waits for room: those of
+// the high class first.
 type accessQueue struct {
-	inflight   int
-	head, tail *Access
+	inflight    int
+	waiting     int // writes
+	high, usual accessList
+}
+
+type accessList struct{ head, tail *Access }
+
+func (l *accessList) put(a *Access) {
+	if l.tail != nil {
+		l.tail.next = a
+	} else {
+		l.head = a
+	}
+	l.tail = a
+}
+
+func (l *accessList) take() *Access {
+	a := l.head
+	if a == nil {
+		return nil
+	}
+	if l.head = a.next; l.head == nil {
+		l.tail = nil
+	}
+	a.next = nil
+	return a
 }
 
 // submit lets an access begin, or wait where too many of its slot are in flight.
@@ -36,12 +61,14 @@ func (e *Engine) submit(a *Access) {
 		return
 	}
 	a.queued = true
-	if q.tail != nil {
-		q.tail.next = a
-	} else {
-		q.head = a
+	if a.Write {
+		q.waiting++
 	}
-	q.tail = a
+	if a.High {
+		q.high.put(a)
+	} else {
+		q.usual.put(a)
+	}
 }
 
 func (e *Engine) begin(a *Access) {
@@ -58,13 +85,18 @@ func (e *Engine) begin(a *Access) {
 // pump begins waiting accesses of a slot as far as there is room.
 func (e *Engine) pump(slot uint8) {
 	q := &e.slots[slot]
-	for q.head != nil && q.inflight < maxAccesses {
-		a := q.head
-		q.head = a.next
-		if q.head == nil {
-			q.tail = nil
+	for q.inflight < maxAccesses {
+		a := q.high.take()
+		if a == nil {
+			a = q.usual.take()
 		}
-		a.next, a.queued = nil, false
+		if a == nil {
+			return
+		}
+		a.queued = false
+		if a.Write {
+			q.waiting--
+		}
 		e.begin(a)
 	}
 }

@@ -26,8 +26,10 @@ type Access struct {
 	// Ordered: Data is two words of 8 bytes, the second visible only after the
 	// first (completion words).
 	Ordered bool
-	VA      device.VA
-	Data    []byte // read into, or written from
+	// High: of a transfer that has at most a block left, or an urgent one.
+	High bool
+	VA   device.VA
+	Data []byte // read into, or written from
 
 	kind     accessKind
 	bank     int8
@@ -92,6 +94,11 @@ func (d *Domain) admits(src device.PDID) bool {
 	return false
 }
 
+// maxWaiting is the number of writes to a slot's memory that the receive part
+// has buffers for while they wait for room (ours): beyond it a block is refused
+// with code 7.
+const maxWaiting = 32
+
 // Config is what an engine is built with.
 type Config struct {
 	Node   device.NodeID
@@ -115,7 +122,8 @@ type Engine struct {
 	slots    [device.Slots]accessQueue
 	held     [device.Transactions]heldBlock
 
-	recv receiver
+	recv  receiver
+	reads [device.Slots]openReads
 }
 
 // New gives an engine at reset.
@@ -131,13 +139,16 @@ func (e *Engine) Reset(epoch uint16) {
 	e.epoch = epoch
 	for i := range e.slots {
 		q := &e.slots[i]
-		for a := q.head; a != nil; {
-			next := a.next
-			e.drop(a)
-			a = next
+		for _, a := range []*Access{q.high.head, q.usual.head} {
+			for a != nil {
+				next := a.next
+				e.drop(a)
+				a = next
+			}
 		}
-		q.head, q.tail = nil, nil
+		*q = accessQueue{inflight: q.inflight}
 	}
+	e.reads = [device.Slots]openReads{}
 	for _, a := range e.accesses {
 		if a.kind != 0 {
 			a.orphan = true
@@ -198,6 +209,7 @@ func (e *Engine) Send(b *wire.Block) {
 	}
 	a := e.newAccess(readBlock)
 	a.Slot, a.VA, a.block = b.Slot, b.Source, *b
+	a.High = b.Urgent || b.Remaining <= device.BlockSize
 	a.Data = e.cfg.Pool.Payload(int(b.Length))
 	e.submit(a)
 }

@@ -15,6 +15,7 @@ var ErrAudit = errors.New("firmware audit")
 func (fw *Firmware) Audit() error {
 	var ids [device.Slots]int
 	var flying [device.Channels]int
+	var sending [device.Slots]int
 	live := 0
 	for i := range fw.tx {
 		t := &fw.tx[i]
@@ -27,16 +28,20 @@ func (fw *Firmware) Audit() error {
 			return fmt.Errorf("%w: id %d belongs to channel %d, which is over", ErrAudit, i, t.transfer)
 		}
 		ids[x.slot]++
+		sending[x.slot] += int(t.sending)
 		flying[t.transfer]++
-		if t.list == listNone && !t.sending {
+		if t.list == listNone && t.sending == 0 {
 			return fmt.Errorf("%w: id %d waits for nothing", ErrAudit, i)
 		}
 	}
-	if live+fw.free.count != device.Transactions {
+	if live+fw.free.count != fw.cfg.IDs {
 		return fmt.Errorf("%w: %d ids in use and %d free", ErrAudit, live, fw.free.count)
 	}
 	seen := [device.Transactions]bool{}
 	for i := range fw.free.count {
+		if fw.cfg.Options.NoTickets {
+			break // the ring is not in use
+		}
 		id := fw.free.ring[(fw.free.front+i)%len(fw.free.ring)]
 		if seen[id] || fw.tx[id].state != stateFree {
 			return fmt.Errorf("%w: id %d is free twice or in use", ErrAudit, id)
@@ -46,8 +51,8 @@ func (fw *Firmware) Audit() error {
 	reserve := 0
 	for i := range fw.domains {
 		d := &fw.domains[i]
-		if d.ids != ids[i] || d.ids > maxDomainIDs {
-			return fmt.Errorf("%w: slot %d counts %d ids and holds %d", ErrAudit, i, d.ids, ids[i])
+		if d.ids != ids[i] || d.ids > maxDomainIDs || d.sending != sending[i] {
+			return fmt.Errorf("%w: slot %d counts %d ids and holds %d; %d blocks with the PLDMA and has %d", ErrAudit, i, d.ids, ids[i], d.sending, sending[i])
 		}
 		if d.enabled {
 			reserve += max(0, keptIDs-d.ids)
@@ -55,6 +60,9 @@ func (fw *Firmware) Audit() error {
 	}
 	if reserve != fw.reserve {
 		return fmt.Errorf("%w: %d ids kept, counted %d", ErrAudit, reserve, fw.reserve)
+	}
+	if err := fw.auditQueues(); err != nil {
+		return err
 	}
 	for c := range fw.channels {
 		x := &fw.channels[c]
@@ -72,6 +80,54 @@ func (fw *Firmware) Audit() error {
 				return fmt.Errorf("%w: timer list %d is out of order at id %d", ErrAudit, i, id)
 			}
 			since = fw.tx[id].since
+		}
+	}
+	return nil
+}
+
+// auditQueues checks the scheduler's queues and their bitmaps, and the read
+// requests that wait.
+func (fw *Firmware) auditQueues() error {
+	queued := 0
+	for class := range fw.run.queues {
+		for slot, q := range fw.run.queues[class] {
+			if q.head >= 0 != (fw.run.waiting[class]>>slot&1 != 0) {
+				return fmt.Errorf("%w: class %d of slot %d: the bitmap is wrong", ErrAudit, class, slot)
+			}
+			for c := q.head; c >= 0; c = fw.channels[c].nextRun {
+				x := &fw.channels[c]
+				if !x.queued || !x.live || x.failing || int(x.class) != class || int(x.slot) != slot {
+					return fmt.Errorf("%w: channel %d is in the wrong queue", ErrAudit, c)
+				}
+				if queued++; queued > device.Channels {
+					return fmt.Errorf("%w: a run queue without an end", ErrAudit)
+				}
+			}
+		}
+	}
+	for c := range fw.channels {
+		if x := &fw.channels[c]; x.queued {
+			queued--
+		}
+	}
+	if queued != 0 {
+		return fmt.Errorf("%w: channels that are queued are in no queue", ErrAudit)
+	}
+	for _, p := range fw.run.passed {
+		if p > passes+int(classes) {
+			return fmt.Errorf("%w: a class was passed over %d times", ErrAudit, p)
+		}
+	}
+	for i := range fw.domains {
+		q := &fw.domains[i].reads
+		for ch := range uint(readChannels) {
+			x := &fw.channels[i*device.ChannelsPerSlot+device.WriteChannels+int(ch)]
+			if x.live != (q.busy>>ch&1 != 0) {
+				return fmt.Errorf("%w: read channel %d of slot %d: busy and live differ", ErrAudit, ch, i)
+			}
+		}
+		if q.level > 0 && q.busy != ^uint32(0) {
+			return fmt.Errorf("%w: slot %d has read requests waiting and free channels", ErrAudit, i)
 		}
 	}
 	return nil

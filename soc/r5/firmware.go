@@ -29,6 +29,11 @@ type Config struct {
 	TXFIFO bool
 	// Route tells whether a node can be reached; nil: every node.
 	Route func(device.NodeID) bool
+	// Options switch off optimizations.
+	Options Options
+	// IDs is the number of transaction ids in use, for tests in which ids are
+	// to be used again soon; 0: all 1024.
+	IDs int
 }
 
 // CommandKind tells what the firmware wants done.
@@ -40,6 +45,11 @@ const (
 	Send CommandKind = iota + 1
 	// Update: done, status and paused of a channel's descriptor have changed.
 	Update
+	// Describe: a read channel carries the transfer of Descriptor from now on.
+	Describe
+	// Answer: Word goes to mailbox Interface of Node, which asked for a read in
+	// Epoch.
+	Answer
 )
 
 // Command is one thing that the firmware wants done.
@@ -51,12 +61,21 @@ type Command struct {
 	Done    uint32
 	Status  uint8
 	Paused  uint8
+
+	Descriptor device.Descriptor
+	Node       device.NodeID
+	Interface  uint8
+	Epoch      uint16
+	Word       uint64
 }
 
 type domain struct {
 	pdid    device.PDID
 	enabled bool
+	peers   [device.PeersPerSlot]device.PDID
 	ids     int
+	sending int // blocks with the PLDMA
+	reads   readQueue
 }
 
 // Firmware is one node's firmware. It belongs to one goroutine.
@@ -73,9 +92,8 @@ type Firmware struct {
 	free     tickets
 	timers   [lists]timerList
 	channels [device.Channels]transfer
-	runHead  int16 // run queue of channels that want to issue
-	runTail  int16
-	runLen   int
+	run      scheduler
+	now      int64 // as the caller told last: for ages only
 	// seq holds the last sequence number of each id towards each node: it
 	// belongs to the pair, never starts again, and so a receiver can order
 	// whatever it hears from one (source, id).
@@ -85,6 +103,9 @@ type Firmware struct {
 
 // New gives a firmware that counts in counts.
 func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
+	if cfg.IDs <= 0 || cfg.IDs > device.Transactions {
+		cfg.IDs = device.Transactions
+	}
 	fw := &Firmware{
 		cfg: cfg, counts: counts,
 		seq: make(map[device.NodeID]*[device.Transactions]device.Sequence),
@@ -103,14 +124,14 @@ func (fw *Firmware) Reset() {
 	fw.reserve = 0
 	fw.tx = [device.Transactions]transaction{}
 	fw.free = tickets{}
-	for i := range fw.tx {
+	for i := range fw.cfg.IDs {
 		fw.free.put(int16(i))
 	}
 	for i := range fw.timers {
 		fw.timers[i] = timerList{-1, -1}
 	}
 	fw.channels = [device.Channels]transfer{}
-	fw.runHead, fw.runTail, fw.runLen = -1, -1, 0
+	fw.run.reset()
 	fw.out = fw.out[:0]
 }
 
@@ -128,6 +149,14 @@ func (fw *Firmware) SetOutstanding(n uint32) {
 	fw.outstanding = int(min(max(n, 1), device.Transactions))
 }
 
+// Clock tells the time, from which the ages of transfers are counted.
+func (fw *Firmware) Clock(now int64) { fw.now = now }
+
+// SetPeers follows PD_PEERS: whose reads a slot admits.
+func (fw *Firmware) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) {
+	fw.domains[slot].peers = *peers
+}
+
 // SetDomain follows PD_CFG: disabling a slot, or giving it to another domain,
 // ends its transfers with status 10.
 func (fw *Firmware) SetDomain(slot int, pdid device.PDID, enabled bool) {
@@ -136,6 +165,7 @@ func (fw *Firmware) SetDomain(slot int, pdid device.PDID, enabled bool) {
 		return
 	}
 	if d.enabled {
+		fw.refuseWaiting(slot)
 		for c := slot * device.ChannelsPerSlot; c < (slot+1)*device.ChannelsPerSlot; c++ {
 			if fw.channels[c].live {
 				fw.fail(int16(c), device.StatusGone)
@@ -177,20 +207,28 @@ func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 	if x.live || d.Done != device.DoneInitialized {
 		return
 	}
-	*x = transfer{
-		live: true, slot: uint8(slot), desc: *d, first: -1, nextRun: -1,
-		pdid: fw.domains[slot].pdid, dst: d.DstPDID,
-		blocks: blockCount(d.Dst, d.Size),
-	}
-	if x.dst == 0 {
-		x.dst = x.pdid
-	}
+	fw.begin(c, d)
 	fw.update(c, device.DoneOngoing)
 	if !fw.valid(d) {
 		fw.fail(c, uint8(device.CodeDecode))
 		return
 	}
 	fw.enqueue(c)
+}
+
+// begin gives a channel a transfer, ready to be scheduled.
+func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
+	x := &fw.channels[c]
+	slot := int(c) / device.ChannelsPerSlot
+	*x = transfer{
+		live: true, slot: uint8(slot), desc: *d, first: -1, nextRun: -1, prevRun: -1,
+		pdid: fw.domains[slot].pdid, dst: d.DstPDID,
+		blocks: blockCount(d.Dst, d.Size), began: fw.now,
+	}
+	if x.dst == 0 {
+		x.dst = x.pdid
+	}
+	return x
 }
 
 // valid checks what can be checked at the doorbell (messages.md 1).
@@ -211,7 +249,7 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	}
 	id := int16(a.Transaction)
 	t := &fw.tx[id]
-	if t.state == stateFree || t.node != src || t.seq != a.Sequence || t.sending {
+	if t.state == stateFree || t.node != src || t.seq != a.Sequence || t.sending > 0 {
 		fw.counts[device.AckStale]++
 		return
 	}
@@ -283,10 +321,12 @@ func (fw *Firmware) refused(now int64, id int16) {
 // Sent says that the PLDMA does not send block id any more.
 func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	t := &fw.tx[id]
-	if t.state == stateFree || !t.sending {
+	if t.state == stateFree || t.sending == 0 {
 		return
 	}
-	t.sending = false
+	if fw.sent(t); t.sending > 0 {
+		return
+	}
 	c := int16(t.transfer)
 	if fw.channels[c].failing {
 		fw.release(int16(id))
@@ -307,10 +347,13 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 // node; without one its time-out goes on.
 func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
 	t := &fw.tx[id]
-	if t.state == stateFree || !t.sending {
+	if t.state == stateFree || t.sending == 0 {
 		return
 	}
-	t.sending, t.again = false, false
+	if fw.sent(t); t.sending > 0 {
+		return
+	}
+	t.again = false
 	t.lastCode = device.CodeSlaveError
 	c := int16(t.transfer)
 	if fw.channels[c].failing {
@@ -387,7 +430,7 @@ func (fw *Firmware) attempt(now int64, id int16) {
 // the hardware still sends the old one (001 §3.3, retransmission bit).
 func (fw *Firmware) retransmit(now int64, id int16) {
 	t := &fw.tx[id]
-	if t.sending {
+	if t.sending > 0 && !fw.cfg.Options.NoRetransmissionBit {
 		t.again = true
 		return
 	}
@@ -407,95 +450,6 @@ func (fw *Firmware) unpause(id int16) {
 	fw.delist(id)
 }
 
-func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
-	s := fw.seq[node]
-	if s == nil {
-		s = new([device.Transactions]device.Sequence)
-		fw.seq[node] = s
-	}
-	s[id] = s[id].Next()
-	return s[id]
-}
-
-// transmit has the PLDMA send block id as its transaction says.
-func (fw *Firmware) transmit(id int16) {
-	t := &fw.tx[id]
-	x := &fw.channels[t.transfer]
-	t.sending = true
-	fw.counts[device.TXBlocks]++
-	b := wire.Block{
-		Header: wire.Header{
-			Kind: wire.Data, SrcNode: fw.cfg.Node, SrcPDID: x.pdid, DstNode: t.node, DstPDID: x.dst,
-			ID: device.TransactionID(id), Seq: t.seq, First: t.first, Block: t.block, Length: t.length,
-			VA:        x.desc.Dst + device.VA(t.offset),
-			Remaining: x.desc.Size - t.offset,
-			Last:      t.block+1 >= x.blocks,
-		},
-		Slot: x.slot, Source: x.desc.Src + device.VA(t.offset), HasWords: t.words,
-	}
-	if t.words {
-		b.Completion = wire.Completion{VA: x.desc.Notify, First: x.desc.First, Last: x.desc.Last}
-		if t.length == 0 {
-			b.VA = x.desc.Notify
-		}
-	}
-	fw.out = append(fw.out, Command{Kind: Send, Block: b})
-}
-
-// Schedule issues what may be issued: one block of each transfer in turn, as
-// long as windows and ids allow.
-func (fw *Firmware) Schedule() {
-	for idle := 0; fw.runLen > 0 && idle < fw.runLen && fw.free.count > 0; {
-		c := fw.dequeue()
-		x := &fw.channels[c]
-		if !fw.wantsIssue(x) {
-			continue
-		}
-		if fw.mayTake(int(x.slot)) {
-			fw.issue(c)
-			idle = 0
-		} else {
-			idle++
-		}
-		fw.enqueue(c)
-	}
-}
-
-// mayTake tells whether a domain may take one more id: its own share is kept
-// for it, and nobody takes what is kept for the others.
-func (fw *Firmware) mayTake(slot int) bool {
-	d := &fw.domains[slot]
-	return fw.free.count > 0 && d.ids < maxDomainIDs && (d.ids < keptIDs || fw.free.count > fw.reserve)
-}
-
-func (fw *Firmware) issue(c int16) {
-	x := &fw.channels[c]
-	d := &fw.domains[x.slot]
-	id := fw.free.take()
-	if d.ids < keptIDs {
-		fw.reserve--
-	}
-	d.ids++
-	t := &fw.tx[id]
-	*t = transaction{state: stateIssued, transfer: int32(c), node: x.desc.DstNode, peer: x.first}
-	x.first = id
-	x.inflight++
-	if x.issued < x.desc.Size {
-		n := blockLength(x.desc.Dst, x.desc.Size, x.issued)
-		t.block, t.offset, t.length = x.block, x.issued, uint16(n)
-		x.issued += n
-		x.block++
-		// The words go with the last block where every other is acknowledged.
-		t.words = x.desc.Notify != 0 && x.issued == x.desc.Size && x.acked == x.blocks-1
-	} else {
-		t.block, t.offset, t.words = x.blocks, x.desc.Size, true
-	}
-	x.wordsOut = x.wordsOut || t.words
-	t.seq = fw.nextSequence(t.node, id)
-	t.first = t.seq
-	fw.transmit(id)
-}
-
 // release ends transaction id and gives the id back.
 func (fw *Firmware) release(id int16) {
 	t := &fw.tx[id]
@@ -508,13 +462,7 @@ func (fw *Firmware) release(id int16) {
 		}
 	}
 	x.inflight--
-	d := &fw.domains[x.slot]
-	d.ids--
-	if d.enabled && d.ids < keptIDs {
-		fw.reserve++
-	}
-	t.state = stateFree
-	fw.free.put(id)
+	fw.giveID(x.slot, id)
 }
 
 // fail ends a transfer with a status: its other blocks are cancelled, those
@@ -527,9 +475,10 @@ func (fw *Firmware) fail(c int16, status uint8) {
 	if !x.failing {
 		x.failing, x.status = true, status
 	}
+	fw.unqueue(c)
 	for id := x.first; id >= 0; {
 		next := fw.tx[id].peer
-		if !fw.tx[id].sending {
+		if fw.tx[id].sending == 0 {
 			fw.release(id)
 		}
 		id = next
@@ -543,16 +492,29 @@ func (fw *Firmware) finish(c int16) {
 		return
 	}
 	fw.update(c, device.DoneFailed)
-	x.live = false
+	fw.over(c)
 }
 
 func (fw *Firmware) complete(c int16) {
 	fw.update(c, device.DoneCompleted)
-	fw.channels[c].live = false
+	fw.over(c)
+}
+
+// over takes a transfer off its channel.
+func (fw *Firmware) over(c int16) {
+	x := &fw.channels[c]
+	fw.unqueue(c)
+	x.live = false
+	if x.isRead {
+		fw.readOver(c)
+	}
 }
 
 func (fw *Firmware) update(c int16, done uint32) {
 	x := &fw.channels[c]
+	if x.isRead && done == device.DoneOngoing {
+		done = device.DoneReadOngoing
+	}
 	cmd := Command{
 		Kind: Update, Slot: x.slot, Channel: uint8(c % device.ChannelsPerSlot), Done: done,
 		Paused: uint8(min(x.paused, math.MaxUint8)),
@@ -561,57 +523,4 @@ func (fw *Firmware) update(c int16, done uint32) {
 		cmd.Status, cmd.Paused = x.status, 0
 	}
 	fw.out = append(fw.out, cmd)
-}
-
-// Deadline gives when Expire has something to do, math.MaxInt64 never.
-func (fw *Firmware) Deadline() int64 {
-	d := int64(math.MaxInt64)
-	for i := 1; i < lists; i++ {
-		if h := fw.timers[i].head; h >= 0 {
-			d = min(d, fw.tx[h].since+fw.period(i))
-		}
-	}
-	return d
-}
-
-// Expire handles what is due: time-outs, guards, ends of back-off.
-func (fw *Firmware) Expire(now int64) {
-	for i := 1; i < lists; i++ {
-		for {
-			id := fw.timers[i].head
-			if id < 0 || fw.tx[id].since+fw.period(i) > now {
-				break
-			}
-			t := &fw.tx[id]
-			fw.delist(id)
-			switch t.state {
-			case stateIssued:
-				fw.counts[device.Timeouts]++
-			case statePaused:
-				t.guardStep = min(t.guardStep+1, guardSteps-1)
-			}
-			fw.attempt(now, id)
-		}
-	}
-}
-
-// ChannelInfo is what the firmware knows of a channel's last transfer.
-type ChannelInfo struct {
-	Live, Failing    bool
-	Descriptor       device.Descriptor // as taken at the doorbell
-	Issued           uint32            // bytes
-	Blocks, Acked    uint32
-	InFlight, Paused int
-	SourcePDID       device.PDID
-	DestinationPDID  device.PDID
-}
-
-// Channel tells about channel ch of a slot.
-func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
-	x := &fw.channels[slot*device.ChannelsPerSlot+ch]
-	return ChannelInfo{
-		Live: x.live, Failing: x.failing, Descriptor: x.desc, Issued: x.issued,
-		Blocks: x.blocks, Acked: x.acked, InFlight: x.inflight, Paused: x.paused,
-		SourcePDID: x.pdid, DestinationPDID: x.dst,
-	}
 }

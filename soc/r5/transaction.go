@@ -1,6 +1,10 @@
 package r5
 
-import "github.com/exanet/pfd/device"
+import (
+	"math"
+
+	"github.com/exanet/pfd/device"
+)
 
 // state of a transaction (spec/firmware.md; 001 §3.2.2, paused is ours).
 type state uint8
@@ -15,7 +19,7 @@ const (
 // transaction is one block in flight: a row of the table of 1024.
 type transaction struct {
 	state   state
-	sending bool // the PLDMA still sends it: 001's retransmission bit
+	sending int8 // how often the PLDMA still sends it: 001's retransmission bit
 	again   bool // retransmit as soon as it no longer does
 	words   bool // carries the completion words
 
@@ -34,6 +38,7 @@ type transaction struct {
 	// sourceFault is when the source first faulted without a TXFIFO, 0 never.
 	sourceFault int64
 
+	began      int64 // when it was issued
 	list       uint8 // timer list it is in, 0 none
 	since      int64 // when it was put there
 	prev, next int16 // in the timer list
@@ -98,6 +103,54 @@ func (fw *Firmware) delist(id int16) {
 		l.tail = t.prev
 	}
 	t.list = listNone
+}
+
+// Deadline gives when Expire has something to do, math.MaxInt64 never: the least
+// of the lists' heads.
+func (fw *Firmware) Deadline() int64 {
+	if fw.cfg.Options.NoCounters {
+		return fw.deadlineOfAll()
+	}
+	d := int64(math.MaxInt64)
+	for i := 1; i < lists; i++ {
+		if h := fw.timers[i].head; h >= 0 {
+			d = min(d, fw.tx[h].since+fw.period(i))
+		}
+	}
+	return d
+}
+
+// deadlineOfAll is what the lists and their heads spare: a look at every
+// transaction.
+func (fw *Firmware) deadlineOfAll() int64 {
+	d := int64(math.MaxInt64)
+	for i := range fw.tx {
+		if t := &fw.tx[i]; t.list != listNone {
+			d = min(d, t.since+fw.period(int(t.list)))
+		}
+	}
+	return d
+}
+
+// Expire handles what is due: time-outs, guards, ends of back-off.
+func (fw *Firmware) Expire(now int64) {
+	for i := 1; i < lists; i++ {
+		for {
+			id := fw.timers[i].head
+			if id < 0 || fw.tx[id].since+fw.period(i) > now {
+				break
+			}
+			t := &fw.tx[id]
+			fw.delist(id)
+			switch t.state {
+			case stateIssued:
+				fw.counts[device.Timeouts]++
+			case statePaused:
+				t.guardStep = min(t.guardStep+1, guardSteps-1)
+			}
+			fw.attempt(now, id)
+		}
+	}
 }
 
 // tickets is the circular queue of free transaction ids: taken at the front,

@@ -24,8 +24,14 @@ type transfer struct {
 	wordsIn  bool // and acknowledged
 
 	first   int16 // its transactions, -1 none
-	queued  bool  // in the run queue
+	queued  bool  // in a queue of the scheduler
+	class   Class // of that queue
 	nextRun int16
+	prevRun int16
+	began   int64 // when it was announced
+
+	isRead bool // serves a read request
+	from   requester
 }
 
 // blockLength gives the length of the block that starts offset bytes into a
@@ -45,52 +51,4 @@ func blockLength(dst device.VA, size, offset uint32) uint32 {
 func blockCount(dst device.VA, size uint32) uint32 {
 	head := uint64(dst) % device.BlockSize
 	return uint32((head + uint64(size) + device.BlockSize - 1) / device.BlockSize)
-}
-
-// window gives how many blocks of x may be in flight: a transfer of one block's
-// size may have both parts out where the destination is misaligned, whatever
-// OUTSTANDING says.
-func (fw *Firmware) window(x *transfer) int {
-	if x.desc.Size <= device.BlockSize && fw.outstanding < 2 {
-		return 2
-	}
-	return fw.outstanding
-}
-
-// wantsIssue tells whether x has something that may go out now.
-func (fw *Firmware) wantsIssue(x *transfer) bool {
-	if !x.live || x.failing || x.inflight >= fw.window(x) {
-		return false
-	}
-	if x.issued < x.desc.Size {
-		return true
-	}
-	return x.desc.Notify != 0 && !x.wordsOut && x.acked == x.blocks
-}
-
-func (fw *Firmware) enqueue(c int16) {
-	x := &fw.channels[c]
-	if x.queued || !fw.wantsIssue(x) {
-		return
-	}
-	x.queued, x.nextRun = true, -1
-	if fw.runTail >= 0 {
-		fw.channels[fw.runTail].nextRun = c
-	} else {
-		fw.runHead = c
-	}
-	fw.runTail = c
-	fw.runLen++
-}
-
-func (fw *Firmware) dequeue() int16 {
-	c := fw.runHead
-	x := &fw.channels[c]
-	fw.runHead = x.nextRun
-	if fw.runHead < 0 {
-		fw.runTail = -1
-	}
-	x.queued = false
-	fw.runLen--
-	return c
 }

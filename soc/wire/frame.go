@@ -42,6 +42,7 @@ type Header struct {
 	VA        device.VA // destination of the block's first byte; of Words the notification address
 	Remaining uint32    // bytes of the transfer from the block's first byte on
 	Last      bool      // last block of the transfer
+	Read      bool      // of a transfer that serves a read request
 }
 
 // Completion is the pair of words written beside the destination when a
@@ -98,4 +99,5 @@ type Block struct {
 	Source     device.VA // the block's first byte there
 	HasWords   bool
 	Completion Completion
+	Urgent     bool // of an urgent transfer
 }

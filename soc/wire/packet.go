@@ -18,6 +18,7 @@ import (
 //	last           0     [4]      1      messages.md 5, flags: last of the transfer
 //	words          0     [5]      1      ours, flags: completion words belong to the block
 //	refused        0     [6]      1      ours, flags: answers a message, not a block
+//	read           0     [7]      1      ours, flags: of a transfer that serves a read request
 //	epoch          0     [23:8]   16     messages.md 5
 //	block number   0     [42:24]  19     messages.md 5; hardware.md 1
 //	block length   0     [57:43]  15     messages.md 5: 0..16384
@@ -58,6 +59,7 @@ var (
 	fLast      = field{0, 4, 1}
 	fWords     = field{0, 5, 1}
 	fRefused   = field{0, 6, 1}
+	fRead      = field{0, 7, 1}
 	fEpoch     = field{0, 8, 16}
 	fBlock     = field{0, 24, 19}
 	fLength    = field{0, 43, 15}
@@ -78,7 +80,7 @@ var (
 )
 
 // undefined gives, for each word, the bits that no field has.
-var undefined = [HeaderWords]uint64{^uint64(1<<58-1) | 1<<7, ^uint64(1<<61 - 1), ^uint64(1<<58 - 1), ^uint64(1<<62 - 1), ^uint64(1<<55 - 1)}
+var undefined = [HeaderWords]uint64{^uint64(1<<58 - 1), ^uint64(1<<61 - 1), ^uint64(1<<58 - 1), ^uint64(1<<62 - 1), ^uint64(1<<55 - 1)}
 
 func (f field) put(w *[HeaderWords]uint64, v uint64) { w[f.word] |= v & (1<<f.bits - 1) << f.lo }
 func (f field) get(w *[HeaderWords]uint64) uint64    { return w[f.word] >> f.lo & (1<<f.bits - 1) }
@@ -121,6 +123,7 @@ func (p *Packet) AppendTo(b []byte) []byte {
 	fLast.put(&w, bit(p.Last))
 	fWords.put(&w, bit(p.Words))
 	fRefused.put(&w, bit(p.Refused))
+	fRead.put(&w, bit(p.Read))
 	fEpoch.put(&w, uint64(p.Epoch))
 	fBlock.put(&w, uint64(p.Block))
 	fLength.put(&w, uint64(p.Length))
@@ -177,6 +180,7 @@ func DecodePacket(b []byte) (Packet, error) {
 		Header: Header{
 			Kind:         Kind(fKind.get(&w)),
 			Last:         fLast.get(&w) != 0,
+			Read:         fRead.get(&w) != 0,
 			Epoch:        uint16(fEpoch.get(&w)),
 			Block:        uint32(fBlock.get(&w)),
 			Length:       uint16(fLength.get(&w)),
@@ -216,7 +220,7 @@ func DecodePacket(b []byte) (Packet, error) {
 func (p *Packet) sound() bool {
 	n := len(p.Payload)
 	if p.Length > device.BlockSize || p.Kind != Data && p.Offset != 0 ||
-		p.Kind != Ack && (p.Refused || p.Code != 0) || p.Kind > Words && p.Words {
+		p.Kind != Ack && (p.Refused || p.Code != 0) || p.Kind > Words && (p.Words || p.Read) {
 		return false
 	}
 	switch p.Kind {

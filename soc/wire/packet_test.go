@@ -32,7 +32,7 @@ func TestHeaderTable(t *testing.T) {
 	}
 	used := undefined
 	for _, f := range []field{
-		fKind, fLast, fWords, fRefused, fEpoch, fBlock, fLength, fSrcNode, fInterface, fSrcPDID, fID, fCode,
+		fKind, fLast, fWords, fRefused, fRead, fEpoch, fBlock, fLength, fSrcNode, fInterface, fSrcPDID, fID, fCode,
 		fDstNode, fMailbox, fDstPDID, fSeq, fVA, fOffset, fRemaining, fFirst, fPayload,
 	} {
 		m := (uint64(1)<<f.bits - 1) << f.lo
@@ -137,7 +137,7 @@ func TestDecodePacketRefuses(t *testing.T) {
 		{"no payload", bytesOf(func(b []byte) []byte { return b[:HeaderSize+CRCSize] }), ErrSize},
 		{"a header bit turned", bytesOf(func(b []byte) []byte { b[20] ^= 4; return b }), ErrHeaderCRC},
 		{"a bit of its CRC turned", bytesOf(func(b []byte) []byte { b[HeaderSize] ^= 1; return b }), ErrHeaderCRC},
-		{"undefined bit of word 0", setBit(0, 7), ErrField},
+		{"undefined bit of word 0", setBit(0, 58), ErrField},
 		{"undefined bit of word 1", setBit(1, 61), ErrField},
 		{"undefined bit of word 2", setBit(2, 63), ErrField},
 		{"undefined bit of word 3", setBit(3, 62), ErrField},

@@ -1,0 +1,177 @@
+package pldma
+
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// OpenReads is the number of reads that the processes of a slot may have open:
+// as many as the target has channels and places in its queue (ours).
+const OpenReads = 64
+
+// OpenRead is a read that a process of this node has asked for: data of reads
+// comes into a slot only where one is open (spec/hardware.md 3, PD_PEERS).
+type OpenRead struct {
+	Interface   uint8 // packetizer that asked
+	Tag         uint16
+	Node        device.NodeID // target
+	PDID        device.PDID   // target's
+	Dst         device.VA
+	Size        uint32
+	Notify      device.VA
+	First, Last uint64
+}
+
+type openReads struct {
+	used  uint64
+	reads [OpenReads]OpenRead
+	// closing: the completion words are being written: nothing but their own
+	// block is let in any more.
+	closing uint64
+}
+
+// OpenRead notes a read that is being asked for. False: its tag is another
+// read's that is open, or too many are.
+func (e *Engine) OpenRead(slot int, r OpenRead) bool {
+	o := &e.reads[slot]
+	free := -1
+	for i := range o.reads {
+		if o.used>>uint(i)&1 == 0 {
+			free = i
+			continue
+		}
+		if x := &o.reads[i]; x.Tag == r.Tag && x.Interface == r.Interface {
+			return *x == r // asked for again
+		}
+	}
+	if free < 0 {
+		return false
+	}
+	o.used |= 1 << uint(free)
+	o.closing &^= 1 << uint(free)
+	o.reads[free] = r
+	return true
+}
+
+// CloseRead takes the answer that a read was refused or has failed. False:
+// something of it, or of a former read into the same memory, is still being
+// written, and the answer must not be heard yet.
+func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
+	o := &e.reads[slot]
+	for i := range o.reads {
+		x := &o.reads[i]
+		if o.used>>uint(i)&1 == 0 || x.Tag != tag || x.Interface != iface {
+			continue
+		}
+		if e.writingInto(uint8(slot), x, nil) {
+			return false
+		}
+		o.used &^= 1 << uint(i)
+	}
+	return true
+}
+
+// CloseReads forgets the open reads of a slot whose domain goes.
+func (e *Engine) CloseReads(slot int) { e.reads[slot].used = 0 }
+
+// match tells whether a block of a read belongs to r, and whether it carries
+// r's completion words.
+func (r *OpenRead) match(f *wire.Header, hasWords bool, w *wire.Completion) (ok, words bool) {
+	if f.SrcNode != r.Node || f.SrcPDID != r.PDID {
+		return false, false
+	}
+	words = hasWords && w.VA == r.Notify && w.First == r.First && w.Last == r.Last
+	if f.Length == 0 {
+		return words, words
+	}
+	return f.VA >= r.Dst && uint64(f.VA-r.Dst)+uint64(f.Length) <= uint64(r.Size), words
+}
+
+// readOpen tells whether a frame of a read may come in; later: not now, but
+// when it is sent again.
+func (e *Engine) readOpen(slot uint8, f *wire.Frame) (open, later bool) {
+	o := &e.reads[slot]
+	has := f.HasWords && !f.WordsMissing
+	for i := range o.reads {
+		if o.used>>uint(i)&1 == 0 {
+			continue
+		}
+		ok, words := o.reads[i].match(&f.Header, has, &f.Completion)
+		switch {
+		case !ok || has && !words:
+		case words || o.closing>>uint(i)&1 == 0:
+			return true, false
+		default:
+			later = f.HasWords // its words are missing, they may be the right ones
+		}
+	}
+	return false, later
+}
+
+// writingInto tells whether blocks of reads, other than that of but, are being
+// written into the memory of r.
+func (e *Engine) writingInto(slot uint8, r *OpenRead, but *context) bool {
+	for _, a := range e.accesses {
+		if a.kind != writeData || a.Slot != slot || a.orphan {
+			continue
+		}
+		if c := a.ctx; c != but && c.header.Read && a.VA < r.Dst+device.VA(r.Size) && r.Dst < a.VA+device.VA(len(a.Data)) {
+			return true
+		}
+	}
+	return false
+}
+
+// drained tells whether the completion words of c may be written: the read is
+// open, and nothing that a late request had served is still being written into
+// its memory. Where something is, c waits for it.
+func (e *Engine) drained(c *context) bool {
+	o := &e.reads[c.slot]
+	for i := range o.reads {
+		r := &o.reads[i]
+		if o.used>>uint(i)&1 == 0 {
+			continue
+		}
+		if _, words := r.match(&c.header, true, &c.completion); !words {
+			continue
+		}
+		o.closing |= 1 << uint(i)
+		busy := e.writingInto(c.slot, r, c)
+		if busy != c.draining {
+			c.draining = busy
+			if busy {
+				e.recv.draining++
+			} else {
+				e.recv.draining--
+			}
+		}
+		return !busy
+	}
+	e.nack(c, device.CodeDomain)
+	return false
+}
+
+// drain looks at the blocks whose words wait for others' writes.
+func (e *Engine) drain() {
+	for c := e.recv.head; c != nil; {
+		next := c.next
+		if c.draining {
+			e.advanceBlock(c)
+		}
+		c = next
+	}
+}
+
+// readDone closes the read whose completion words c has brought.
+func (e *Engine) readDone(slot uint8, c *context) {
+	o := &e.reads[slot]
+	for i := range o.reads {
+		if o.used>>uint(i)&1 == 0 {
+			continue
+		}
+		if _, words := o.reads[i].match(&c.header, true, &c.completion); words {
+			o.used &^= 1 << uint(i)
+			return
+		}
+	}
+}

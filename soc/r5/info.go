@@ -1,0 +1,97 @@
+package r5
+
+import "github.com/exanet/pfd/device"
+
+// ChannelInfo is what the firmware knows of a channel's last transfer.
+type ChannelInfo struct {
+	Live, Failing    bool
+	Descriptor       device.Descriptor // as taken at the doorbell
+	Issued           uint32            // bytes
+	Blocks, Acked    uint32
+	InFlight, Paused int
+	Window           int // blocks that may be in flight
+	SourcePDID       device.PDID
+	DestinationPDID  device.PDID
+	Class            Class
+	Began            int64 // ns
+	// Oldest and Newest are the sequence numbers of the blocks in flight that
+	// were issued first and last; both are 0 without one.
+	Oldest, Newest device.Sequence
+	// Tag and Requester say whose read a read channel serves.
+	Tag       uint16
+	Requester uint8 // interface
+}
+
+// Channel tells about channel ch of a slot.
+func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
+	x := &fw.channels[slot*device.ChannelsPerSlot+ch]
+	i := ChannelInfo{
+		Live: x.live, Failing: x.failing, Descriptor: x.desc, Issued: x.issued,
+		Blocks: x.blocks, Acked: x.acked, InFlight: x.inflight, Paused: x.paused,
+		SourcePDID: x.pdid, DestinationPDID: x.dst, Window: fw.window(x), Class: x.classNow(), Began: x.began,
+		Tag: x.from.tag, Requester: x.from.iface,
+	}
+	if x.live && x.first >= 0 {
+		i.Newest = fw.tx[x.first].seq
+		for id := x.first; id >= 0; id = fw.tx[id].peer {
+			i.Oldest = fw.tx[id].seq
+		}
+	}
+	return i
+}
+
+// TransactionInfo is a row of the transaction table in use.
+type TransactionInfo struct {
+	ID              device.TransactionID
+	Slot, Channel   int
+	Node            device.NodeID // destination
+	PDID            device.PDID   // of the source
+	DestinationPDID device.PDID
+	State           string // issued, paused, backoff
+	Sending         bool   // with the PLDMA
+	Words           bool   // carries the completion words
+	Sequence        device.Sequence
+	First           device.Sequence // of this use of the id
+	Block           uint32
+	Offset          uint32 // bytes in the transfer
+	Length          uint32 // bytes
+	Attempts        int    // retransmissions since the last ACK or RAPF
+	RAPFs           int
+	LastCode        device.Code
+	Began           int64 // ns
+	Due             int64 // ns: time-out, guard or end of back-off; 0 none
+	Class           Class
+}
+
+// Transactions gives the transactions in flight, by id.
+func (fw *Firmware) Transactions() []TransactionInfo {
+	var list []TransactionInfo
+	for i := range fw.tx {
+		t := &fw.tx[i]
+		if t.state == stateFree {
+			continue
+		}
+		x := &fw.channels[t.transfer]
+		info := TransactionInfo{
+			ID: device.TransactionID(i), Slot: int(x.slot), Channel: int(t.transfer) % device.ChannelsPerSlot,
+			Node: t.node, PDID: x.pdid, DestinationPDID: x.dst, State: t.state.String(), Sending: t.sending > 0,
+			Words: t.words, Sequence: t.seq, First: t.first, Block: t.block, Offset: t.offset, Length: uint32(t.length),
+			Attempts: t.attempts, RAPFs: t.rapfs, LastCode: t.lastCode, Began: t.began, Class: x.classNow(),
+		}
+		if t.list != listNone {
+			info.Due = t.since + fw.period(int(t.list))
+		}
+		list = append(list, info)
+	}
+	return list
+}
+
+func (s state) String() string {
+	switch s {
+	case statePaused:
+		return "paused"
+	case stateNacked:
+		return "backoff"
+	}
+	return "issued"
+}

@@ -1,0 +1,79 @@
+package r5
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Options switch off the optimizations of 001 §3.3, so that each can be measured
+// on and off. The zero value has them all.
+type Options struct {
+	// NoFastPath: a doorbell word in the scratchpad is taken by the way of the
+	// mailbox ("R5 is notified firstly in scratchpad").
+	NoFastPath bool
+	// NoBypass: a transfer of the high class waits in its queue even if that is
+	// empty ("Scheduler Bypassing").
+	NoBypass bool
+	// NoTickets: a free transaction id is searched for in the table instead of
+	// taken from the ticket queue ("Ticket-based circular transaction queue").
+	NoTickets bool
+	// NoCounters: queues and time-out lists are looked through even if counters
+	// say that they are empty ("Peripheral optimized counters").
+	NoCounters bool
+	// NoRetransmissionBit: a block is sent again although the hardware still
+	// sends it ("Retransmission bit").
+	NoRetransmissionBit bool
+}
+
+// ErrOption says that a word names no optimization.
+var ErrOption = errors.New("no such optimization of the firmware")
+
+// optionNames are the words of ParseOptions in the order of 001 §3.3.
+func (o *Options) names() []struct {
+	name string
+	off  *bool
+} {
+	return []struct {
+		name string
+		off  *bool
+	}{
+		{"fastpath", &o.NoFastPath}, {"bypass", &o.NoBypass}, {"tickets", &o.NoTickets},
+		{"counters", &o.NoCounters}, {"retransmission-bit", &o.NoRetransmissionBit},
+	}
+}
+
+// ParseOptions reads what is on: "all", "none", or words with commas between,
+// each an optimization that is on, or with no- before it one that is off; words
+// alone with no- leave the others on. Errors match ErrOption.
+func ParseOptions(s string) (Options, error) {
+	var o Options
+	names := o.names()
+	set := func(off bool) {
+		for _, n := range names {
+			*n.off = off
+		}
+	}
+	words := strings.Split(s, ",")
+	if s == "" || s == "all" {
+		return o, nil
+	}
+	if s == "none" {
+		set(true)
+		return o, nil
+	}
+	set(!strings.HasPrefix(words[0], "no-"))
+	for _, w := range words {
+		name, off := strings.CutPrefix(w, "no-")
+		known := false
+		for _, n := range names {
+			if n.name == name {
+				known, *n.off = true, off
+			}
+		}
+		if !known {
+			return Options{}, fmt.Errorf("%w: %q: want all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, each perhaps with no- before it", ErrOption, w)
+		}
+	}
+	return o, nil
+}

@@ -1,0 +1,186 @@
+package r5
+
+import (
+	"math/bits"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// Reads (spec/firmware.md "Read path"; 001 §3.6): the firmware of the target
+// serves a request as a write to the initiator's memory.
+const (
+	readChannels = device.ChannelsPerSlot - device.WriteChannels
+	maxPending   = 32 // requests of a domain that wait for a channel (ours)
+)
+
+// requester is who asked for a read.
+type requester struct {
+	node  device.NodeID
+	iface uint8
+	epoch uint16
+	tag   uint16
+}
+
+// request is a read request that waits for a channel.
+type request struct {
+	from requester
+	m    mailbox.ReadRequest
+}
+
+// readQueue is a domain's read channels and the requests that wait for one, in
+// their order. It is apart from all acknowledgements (001 §3.6.3).
+type readQueue struct {
+	busy    uint32 // a bit a read channel
+	pending [maxPending]request
+	head    int
+	level   int
+}
+
+func (q *readQueue) at(i int) *request { return &q.pending[(q.head+i)%maxPending] }
+
+// Read takes a read request that packetizer iface of node src sent in its epoch;
+// m.PDID is the wired one. It is served, or waits; or it is refused with code 3
+// where too many wait, and failed with 5 where the target does not admit the
+// requester and 2 where it cannot be. A request that is being served or waits
+// already is dropped.
+func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox.ReadRequest) {
+	r := request{requester{src, iface, epoch, m.Tag}, m}
+	pdid := m.Target
+	if pdid == 0 {
+		pdid = m.PDID
+	}
+	slot := -1
+	for i := range fw.domains {
+		if d := &fw.domains[i]; d.enabled && d.pdid == pdid {
+			slot = i
+		}
+	}
+	if slot < 0 || !fw.domains[slot].admits(m.PDID) {
+		fw.answer(&r.from, device.CodeDomain, device.StatusDomain)
+		return
+	}
+	q := &fw.domains[slot].reads
+	if fw.known(slot, &r.from, m.Size == 0) {
+		return
+	}
+	d := r.descriptor()
+	if !fw.valid(&d) || d.Notify == 0 {
+		fw.answer(&r.from, device.CodeDecode, device.StatusDecode)
+		return
+	}
+	switch {
+	case q.busy != ^uint32(0):
+		fw.serve(slot, &r)
+	case q.level < maxPending:
+		*q.at(q.level) = r
+		q.level++
+	default:
+		fw.answer(&r.from, device.CodeNoContext, 0)
+	}
+}
+
+// admits tells whether domain d may be read by src (spec/hardware.md 3).
+func (d *domain) admits(src device.PDID) bool {
+	if src == d.pdid {
+		return true
+	}
+	for _, p := range d.peers {
+		if p != 0 && p == src {
+			return true
+		}
+	}
+	return false
+}
+
+// known tells whether a request of this requester and tag is being served or
+// waits. With cancel it is ended: the requester does not want it any more
+// (ours: a request of size 0).
+func (fw *Firmware) known(slot int, from *requester, cancel bool) bool {
+	q := &fw.domains[slot].reads
+	for busy := q.busy; busy != 0; busy &= busy - 1 {
+		c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
+		if fw.channels[c].from == *from {
+			if cancel && !fw.channels[c].failing {
+				fw.fail(c, device.StatusAborted)
+			}
+			return true
+		}
+	}
+	for i := range q.level {
+		if q.at(i).from != *from {
+			continue
+		}
+		if cancel {
+			for ; i+1 < q.level; i++ {
+				*q.at(i) = *q.at(i + 1)
+			}
+			q.level--
+			fw.answer(from, device.CodeReserved, device.StatusAborted)
+		}
+		return true
+	}
+	return false
+}
+
+func (r *request) descriptor() device.Descriptor {
+	return device.Descriptor{
+		Src: r.m.Src, Dst: r.m.Dst, Notify: r.m.Notify, First: r.m.First, Last: r.m.Last, Size: r.m.Size,
+		DstNode: r.from.node, DstPDID: r.m.PDID,
+	}
+}
+
+// serve gives a request a free read channel.
+func (fw *Firmware) serve(slot int, r *request) {
+	q := &fw.domains[slot].reads
+	ch := bits.TrailingZeros32(^q.busy)
+	q.busy |= 1 << ch
+	c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + ch)
+	d := r.descriptor()
+	x := fw.begin(c, &d)
+	x.isRead, x.from = true, r.from
+	fw.out = append(fw.out, Command{Kind: Describe, Slot: x.slot, Channel: uint8(device.WriteChannels + ch), Descriptor: d})
+	fw.update(c, device.DoneReadOngoing)
+	fw.enqueue(c)
+}
+
+// readOver answers a read that failed, frees its channel and serves the next
+// request that waits.
+func (fw *Firmware) readOver(c int16) {
+	x := &fw.channels[c]
+	if x.failing {
+		code := device.Code(x.status)
+		if x.status > uint8(device.CodeBufferFull) {
+			code = device.CodeReserved
+		}
+		fw.answer(&x.from, code, x.status)
+	}
+	slot := int(x.slot)
+	q := &fw.domains[slot].reads
+	q.busy &^= 1 << (c%device.ChannelsPerSlot - device.WriteChannels)
+	if q.level > 0 {
+		r := *q.at(0)
+		q.head = (q.head + 1) % maxPending
+		q.level--
+		fw.serve(slot, &r)
+	}
+}
+
+// refuseWaiting answers the requests that wait at a slot that goes.
+func (fw *Firmware) refuseWaiting(slot int) {
+	q := &fw.domains[slot].reads
+	for ; q.level > 0; q.level-- {
+		fw.answer(&q.at(0).from, device.CodeReserved, device.StatusGone)
+		q.head = (q.head + 1) % maxPending
+	}
+}
+
+// answer tells a requester that its read is refused (status 0: to be asked for
+// again) or has failed. The status stands where an acknowledgement has its
+// sequence number (ours), since not all statuses have a code.
+func (fw *Firmware) answer(to *requester, code device.Code, status uint8) {
+	fw.out = append(fw.out, Command{
+		Kind: Answer, Node: to.node, Interface: to.iface, Epoch: to.epoch,
+		Word: mailbox.Ack{Transaction: device.TransactionID(to.tag), Code: code, Sequence: device.Sequence(status)}.Encode(),
+	})
+}

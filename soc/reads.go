@@ -1,0 +1,90 @@
+package soc
+
+import (
+	"encoding/binary"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/pldma"
+	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// Reads at both ends (spec/firmware.md "Read path"): the initiator's node notes
+// which reads are open when its packetizer sends the request, and lets in no
+// other's data; the target's firmware serves it.
+
+// slotOf gives the enabled slot of a PDID, -1 none.
+func (n *Node) slotOf(pdid device.PDID) int {
+	for i := range n.dma.Domains {
+		if d := &n.dma.Domains[i]; d.Enabled && d.PDID == pdid {
+			return i
+		}
+	}
+	return -1
+}
+
+// opened notes a read that is being asked for. A request that no target would
+// take passes: its answer says why.
+func (n *Node) opened(iface uint8, pdid device.PDID, f *wire.Frame) bool {
+	m, err := mailbox.DecodeReadRequest(f.Message[:f.MessageLen])
+	if err != nil || m.Size == 0 {
+		return true
+	}
+	slot := n.slotOf(pdid)
+	if slot < 0 {
+		return false
+	}
+	target := m.Target
+	if target == 0 {
+		target = pdid
+	}
+	return n.dma.OpenRead(slot, pldma.OpenRead{
+		Interface: iface, Tag: m.Tag, Node: f.DstNode, PDID: target, Dst: m.Dst, Size: m.Size,
+		Notify: m.Notify, First: m.First, Last: m.Last,
+	})
+}
+
+// answered takes the answer of a target's firmware to a read on its way to the
+// mailbox of the process. False: it is of a former epoch, or must not be heard
+// yet; the process asks again.
+func (n *Node) answered(m int, f *wire.Frame) bool {
+	a, err := mailbox.DecodeAnswer(f.Message[0])
+	if err != nil || f.Epoch != n.dma.Epoch() {
+		return false
+	}
+	slot := n.slotOf(device.PDID(n.mboxCfg[m] & device.PDIDMask))
+	return slot < 0 || n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction))
+}
+
+// read takes a read request from mailbox 2.
+func (n *Node) read(f *wire.Frame) {
+	m, err := mailbox.DecodeReadRequest(f.Message[:f.MessageLen])
+	if err != nil {
+		n.counts[device.MsgDropped]++
+		return
+	}
+	m.PDID = f.SrcPDID // the wired one is what is believed
+	n.fw.Read(f.SrcNode, f.SrcInterface, f.Epoch, m)
+}
+
+// describe writes a read's descriptor into its channel, for those who look.
+func (n *Node) describe(c *r5.Command) {
+	at := device.BTCMDescriptors + device.PageSize*int(c.Slot) + device.DescriptorSize*int(c.Channel)
+	for i, w := range c.Descriptor.Words() {
+		binary.LittleEndian.PutUint64(n.btcm[at+8*i:], w)
+	}
+}
+
+// reply sends the firmware's answer to a read. Its source PDID is 0, which no
+// process has.
+func (n *Node) reply(c *r5.Command) {
+	f := n.cfg.Pool.Frame()
+	f.Header = wire.Header{Kind: wire.Message, Epoch: c.Epoch, SrcNode: n.id, DstNode: c.Node, DstMailbox: c.Interface}
+	f.Message[0], f.MessageLen = c.Word, 1
+	n.counts[device.TXPackets]++
+	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
+}
+
+// Transactions gives the transactions in flight, as the firmware keeps them.
+func (n *Node) Transactions() []r5.TransactionInfo { return n.fw.Transactions() }

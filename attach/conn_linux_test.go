@@ -118,7 +118,7 @@ func TestHandshake(t *testing.T) {
 			held <- err
 			return
 		}
-		err = c.Hold(ctx)
+		err = c.Hold(ctx, nil)
 		m.End(ReasonClosed)
 		held <- errors.Join(err, c.End(ReasonClosed, "done"))
 	})
@@ -399,7 +399,7 @@ func TestServeBoundsAUser(t *testing.T) {
 	out := make(chan struct{}, MaxConnsPerUID)
 	path := serve(t, func(ctx context.Context, c *Conn) {
 		in <- struct{}{}
-		_ = c.Hold(ctx)
+		_ = c.Hold(ctx, nil)
 		out <- struct{}{}
 	})
 	var conns []*Conn

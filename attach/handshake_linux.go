@@ -135,7 +135,7 @@ func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
 
 // unknownOr gives CodeUnknownType for a type that this version does not have.
 func unknownOr(t Type, known Code) Code {
-	if t < TypeHello || t > TypeEnded {
+	if t < TypeHello || t > TypeShared {
 		return CodeUnknownType
 	}
 	return known
@@ -168,30 +168,4 @@ func (c *Conn) End(r Reason, text string) error {
 	e := Ended{Product: Product(), Reason: r, Text: text}
 	err := c.Send(e.Append(nil))
 	return errors.Join(err, c.Close())
-}
-
-// Hold keeps a welcomed connection until the process ends it (nil), or ctx ends
-// (its error). Every message gets a refusal: this version knows none after the
-// handshake. A process that breaks the framing, or does not take its answers,
-// is an error; the caller ends the attachment then.
-func (c *Conn) Hold(ctx context.Context) error {
-	var buf [MaxMessage]byte
-	for {
-		n, fds, err := c.Receive(ctx, buf[:])
-		fds.Close()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		h, err := DecodeHeader(buf[:n])
-		if err != nil {
-			return errors.Join(err, c.Refuse(CodeProtocol, 0, err.Error()))
-		}
-		text := fmt.Sprintf("message type %d is not one that %s takes on an attachment that stands: use a pfd that has it", h.Type, Product())
-		if err := c.Refuse(unknownOr(h.Type, CodeProtocol), h.Type, text); err != nil {
-			return err
-		}
-	}
 }

@@ -93,6 +93,16 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	e, derr := DecodeEnded(g["ended"])
 	check("ended", ended.Append(nil), nil, e, derr, ended)
 
+	share := Share{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20, Offset: 0x3000, Writable: true}
+	sh, derr := DecodeShare(g["share"])
+	check("share", share.Append(nil), nil, sh, derr, share)
+	unshare := Unshare{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20}
+	un, derr := DecodeUnshare(g["unshare"])
+	check("unshare", unshare.Append(nil), nil, un, derr, unshare)
+	shared := Shared{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20, Answered: TypeShare}
+	sd, derr := DecodeShared(g["shared"])
+	check("shared", shared.Append(nil), nil, sd, derr, shared)
+
 	// Pages: the descriptor and the packetizer channel of the document.
 	p := testPages(t)
 	p.Publish(0, &device.Descriptor{
@@ -115,6 +125,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"welcome": func(b []byte) error { _, err := DecodeWelcome(b); return err },
 		"refused": func(b []byte) error { _, err := DecodeRefused(b); return err },
 		"ended":   func(b []byte) error { _, err := DecodeEnded(b); return err },
+		"share":   func(b []byte) error { _, err := DecodeShare(b); return err },
+		"unshare": func(b []byte) error { _, err := DecodeUnshare(b); return err },
+		"shared":  func(b []byte) error { _, err := DecodeShared(b); return err },
 	}
 	set := func(off int, v ...byte) func([]byte) []byte {
 		return func(b []byte) []byte { copy(b[off:], v); return b }
@@ -161,6 +174,19 @@ func TestDecodeRefuses(t *testing.T) {
 		{"refused", "text without NUL", set(80, bytes.Repeat([]byte{'x'}, 432)...), ErrMessage},
 		{"ended", "reserved", set(76, 1), ErrMessage},
 		{"ended", "text with a newline", set(80, '\n'), ErrMessage},
+		{"share", "one byte short", func(b []byte) []byte { return b[:len(b)-1] }, ErrMessage},
+		{"share", "address not of a page", set(72, 1), ErrValue},
+		{"share", "no bytes", set(80, 0, 0, 0), ErrValue},
+		{"share", "half a page", set(81, 8), ErrValue},
+		{"share", "file offset not of a page", set(88, 1), ErrValue},
+		{"share", "address that wraps", set(72, 0, 0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), ErrValue},
+		{"share", "file offset that wraps", set(88, 0, 0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), ErrValue},
+		{"share", "unknown flag", set(96, 3), ErrValue},
+		{"share", "reserved", set(103, 1), ErrMessage},
+		{"unshare", "no bytes", set(80, 0, 0, 0), ErrValue},
+		{"shared", "answer to a hello", set(88, 1), ErrValue},
+		{"shared", "reserved", set(90, 1), ErrMessage},
+		{"shared", "reserved at the end", set(95, 1), ErrMessage},
 	} {
 		b := tt.change(bytes.Clone(good[tt.msg]))
 		if err := decoders[tt.msg](b); !errors.Is(err, tt.want) {
@@ -235,6 +261,15 @@ func FuzzDecode(f *testing.F) {
 		if w, err := DecodeWelcome(b); err == nil {
 			enc, err := w.Append(nil)
 			same("welcome", enc, err)
+		}
+		if m, err := DecodeShare(b); err == nil {
+			same("share", m.Append(nil), nil)
+		}
+		if m, err := DecodeUnshare(b); err == nil {
+			same("unshare", m.Append(nil), nil)
+		}
+		if m, err := DecodeShared(b); err == nil {
+			same("shared", m.Append(nil), nil)
 		}
 		if r, err := DecodeRefused(b); err == nil {
 			same("refused", r.Append(nil), nil)

@@ -113,6 +113,9 @@ type Endpoint struct {
 	ended   *ending
 	exports map[Remote][]byte
 
+	asking  sync.Mutex  // one request about memory at a time
+	answers chan answer // to it
+
 	over     chan struct{} // closed when the attachment has ended
 	workers  sync.WaitGroup
 	closer   sync.Once
@@ -198,8 +201,8 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors) (*
 	e := &Endpoint{
 		conn: conn, pages: pages, welcome: w, faults: faults,
 		wake: fds.Take(1), free: ^uint32(0),
-		exports: map[Remote][]byte{},
-		over:    make(chan struct{}),
+		exports: map[Remote][]byte{}, answers: make(chan answer, 4),
+		over: make(chan struct{}),
 	}
 	e.workers.Go(e.listen)
 	e.workers.Go(e.serveFaults)
@@ -439,7 +442,7 @@ func (e *Endpoint) listen() {
 			e.end(m.Reason, m.Text)
 			return
 		}
-		// Anything else answers nothing that this version asks for.
+		e.answered(buf[:n])
 	}
 }
 

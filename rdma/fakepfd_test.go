@@ -159,7 +159,7 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 		case <-holdCtx.Done():
 		}
 	})
-	if err := c.Hold(holdCtx); err != nil && reason.Load() == uint32(attach.ReasonClosed) && ctx.Err() == nil {
+	if err := c.Hold(holdCtx, nil); err != nil && reason.Load() == uint32(attach.ReasonClosed) && ctx.Err() == nil {
 		f.errs <- err
 	}
 	if ctx.Err() != nil {

@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"unsafe"
@@ -33,25 +34,79 @@ func Word(b []byte, offset uint64) (*uint64, error) {
 
 // Buffer is page-aligned memory outside Go's heap, absent until it is touched.
 type Buffer struct {
-	b []byte
+	b    []byte // what was mapped: whole pages
+	size int
+	ep   *Endpoint // nil: it was not shared
 }
 
-// Alloc makes a buffer of size bytes (alloc_dmable_buf, spec/api.md). It is a
-// convenience: any memory of the process may be source and destination. It
-// touches nothing.
+// Alloc makes a buffer of size bytes (alloc_dmable_buf, spec/api.md). It touches
+// nothing. Where the node sees the process's own tables (Info.SVA) it is a
+// convenience: any memory of the process may be source and destination.
+// Elsewhere it is the way to memory that transfers reach: a memfd, shared with
+// pfd. Errors match ErrRequest, ErrGone or ErrClosed, or are pfd's refusal.
 func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("%w: a buffer of %d bytes", ErrRequest, size)
 	}
-	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil {
-		return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, os.NewSyscallError("mmap", err))
+	if e.Info().SVA() {
+		b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		if err != nil {
+			return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, os.NewSyscallError("mmap", err))
+		}
+		return &Buffer{b: b, size: size}, nil
 	}
-	return &Buffer{b: b}, nil
+	b, err := e.allocShared(size)
+	if err != nil {
+		return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, err)
+	}
+	return b, nil
+}
+
+// allocShared makes memory of a memfd and shares it.
+func (e *Endpoint) allocShared(size int) (*Buffer, error) {
+	length := (size + device.PageSize - 1) &^ (device.PageSize - 1)
+	fd, err := MakeMemory(uint64(length))
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd) // the mapping and pfd keep the file
+	b, err := unix.Mmap(fd, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	if err := e.Share(VAOf(b), uint64(length), fd, 0, true); err != nil {
+		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
+	}
+	return &Buffer{b: b, size: size, ep: e}, nil
+}
+
+// MakeMemory makes a memfd of size bytes, whole pages, as Share needs it: sealed
+// against shrinking. The descriptor is the caller's.
+func MakeMemory(size uint64) (int, error) {
+	fd, err := unix.MemfdCreate("exanet-buffer", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
+		fd, err = unix.MemfdCreate("exanet-buffer", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return -1, os.NewSyscallError("memfd_create", err)
+	}
+	if err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(size))); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+		err = os.NewSyscallError("fcntl F_ADD_SEALS", err)
+	}
+	if err != nil {
+		return -1, errors.Join(err, os.NewSyscallError("close", unix.Close(fd)))
+	}
+	return fd, nil
 }
 
 // Bytes gives the memory. It is nil after Free.
-func (b *Buffer) Bytes() []byte { return b.b }
+func (b *Buffer) Bytes() []byte {
+	if b.b == nil {
+		return nil
+	}
+	return b.b[:b.size:b.size]
+}
 
 // VA gives the address of the first byte.
 func (b *Buffer) VA() device.VA { return VAOf(b.b) }
@@ -63,8 +118,14 @@ func (b *Buffer) Free() error {
 	if b.b == nil {
 		return nil
 	}
-	err := unix.Munmap(b.b)
-	if err != nil {
+	if b.ep != nil {
+		// An attachment that is over has taken it back already.
+		err := b.ep.Unshare(b.VA(), uint64(len(b.b)))
+		if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
+			return fmt.Errorf("freeing a buffer: %w", err)
+		}
+	}
+	if err := unix.Munmap(b.b); err != nil {
 		return fmt.Errorf("freeing a buffer: %w", os.NewSyscallError("munmap", err))
 	}
 	b.b = nil

@@ -1,0 +1,88 @@
+package rdma
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+)
+
+// shareTimeout is how long pfd may take to answer (ours): to take memory back it
+// waits for accesses in flight.
+const shareTimeout = 15 * time.Second
+
+// SVA tells whether the node sees the process's own page tables, so that
+// transfers reach any memory of it; else only what was shared.
+func (i Info) SVA() bool { return i.Caps&device.CapsSVA != 0 }
+
+// Share lets transfers reach memory of a node that does not see the process's
+// page tables (Info.SVA; where it does, nothing happens): size bytes of a memfd
+// as MakeMemory makes it, from offset on, which the process has mapped at va.
+// Whole pages; fd stays the caller's. Memory of Alloc is shared already. Errors
+// match ErrGone or ErrClosed; pfd's refusal is an *attach.RefusedError.
+func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
+	m := attach.Share{Product: attach.Product(), VA: va, Size: size, Offset: offset, Writable: writable}
+	return e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeShare}, fd)
+}
+
+// Unshare takes back what one Share gave, with exactly its bounds. When it
+// returns no transfer reaches the memory any more.
+func (e *Endpoint) Unshare(va device.VA, size uint64) error {
+	m := attach.Unshare{Product: attach.Product(), VA: va, Size: size}
+	return e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeUnshare})
+}
+
+// ask sends a request about memory and waits for its answer.
+func (e *Endpoint) ask(msg []byte, want attach.Shared, fds ...int) error {
+	e.asking.Lock()
+	defer e.asking.Unlock()
+	e.mu.Lock()
+	err := e.goneLocked()
+	e.mu.Unlock()
+	if err == nil {
+		err = e.conn.Send(msg, fds...)
+	}
+	if err != nil {
+		return fmt.Errorf("sharing memory: %w", err)
+	}
+	timer := time.NewTimer(shareTimeout)
+	defer timer.Stop()
+	for {
+		select {
+		case a := <-e.answers:
+			switch {
+			case a.refused != nil && a.refused.Refused == want.Answered:
+				return fmt.Errorf("sharing memory: %w", a.refused)
+			case a.refused == nil && a.shared.VA == want.VA && a.shared.Size == want.Size && a.shared.Answered == want.Answered:
+				return nil
+			}
+			// The answer to a request that was given up.
+		case <-e.over:
+			return fmt.Errorf("sharing memory: %w", e.gone())
+		case <-timer.C:
+			return fmt.Errorf("sharing memory: pfd does not answer within %v: see its log", shareTimeout)
+		}
+	}
+}
+
+// answer is pfd's to a request about memory.
+type answer struct {
+	shared  attach.Shared
+	refused *attach.RefusedError
+}
+
+// answered takes a message that is no end of the attachment.
+func (e *Endpoint) answered(b []byte) {
+	var a answer
+	var err error
+	if a.shared, err = attach.DecodeShared(b); err != nil {
+		if a.refused, err = attach.DecodeRefused(b); err != nil {
+			return // it answers nothing that this version asks for
+		}
+	}
+	select {
+	case e.answers <- a:
+	default: // more answers than requests
+	}
+}

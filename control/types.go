@@ -4,7 +4,7 @@ package control
 // and in the endpoints' paths.
 const Version = 1
 
-// Endpoints of the control interface, all of them GET.
+// Endpoints of the control interface: GET, but those that change something.
 const (
 	PathStatus    = "/v1/status"
 	PathNodes     = "/v1/nodes"
@@ -13,9 +13,12 @@ const (
 	PathSMMU      = "/v1/smmu"
 	PathFIFO      = "/v1/fifo"
 	PathCounters  = "/v1/counters"
-	PathFaults    = "/v1/faults"    // ?n= how many of the last ones
-	PathRegisters = "/v1/registers" // ?node=&window=
-	PathMetrics   = "/metrics"      // Prometheus text, not JSON
+	PathFaults    = "/v1/faults"         // ?n= how many of the last ones
+	PathRegisters = "/v1/registers"      // ?node=&window=
+	PathMonitor   = "/v1/faults/monitor" // ?node=: one FaultEvent a line, until the client leaves
+	PathGrant     = "/v1/domains/grant"  // POST ?node=&slot=&pdid=: admit a PDID
+	PathKick      = "/v1/domains/kick"   // POST ?node=&slot=: end an attachment
+	PathMetrics   = "/metrics"           // Prometheus text, not JSON
 )
 
 // AllNodes asks for every node of a daemon. Endpoints that list things by node
@@ -38,13 +41,15 @@ type Status struct {
 	State         string `json:"state"`         // StateReady, StateDraining, StateFailed
 	UptimeNS      int64  `json:"uptime_ns"`
 	Nodes         int    `json:"nodes"`
-	Domains       int    `json:"domains"`       // live, of all uids
-	Handshakes    int    `json:"handshakes"`    // attachments begun and not finished
-	Faults        uint64 `json:"faults_total"`  // faults resolved or refused, all nodes
-	PinnedBytes   int64  `json:"pinned_bytes"`  // VmLck + VmPin of pfd and of every process attached, -1 unknown
-	TimeoutUS     uint32 `json:"timeout_us"`    // block time-out
-	GuardUS       uint32 `json:"guard_us"`      // guard time-out of a paused block
-	SourceFaults  string `json:"source_faults"` // "fifo" or "timeout"
+	Domains       int    `json:"domains"`                   // live, of all uids
+	Handshakes    int    `json:"handshakes"`                // attachments begun and not finished
+	Faults        uint64 `json:"faults_total"`              // faults resolved or refused, all nodes
+	PinnedBytes   int64  `json:"pinned_bytes"`              // VmLck + VmPin of pfd and of every process attached, -1 unknown
+	TimeoutUS     uint32 `json:"timeout_us"`                // block time-out
+	GuardUS       uint32 `json:"guard_us"`                  // guard time-out of a paused block
+	SourceFaults  string `json:"source_faults"`             // "fifo" or "timeout"
+	Record        string `json:"record,omitempty"`          // file of the machine's inputs
+	Trace         string `json:"trace_registers,omitempty"` // file of the register accesses
 }
 
 // States of a daemon.
@@ -269,6 +274,23 @@ type (
 	Registers struct {
 		Version   int        `json:"version"`
 		Registers []Register `json:"registers"`
+	}
+	// Changed is what /v1/domains/grant and /v1/domains/kick answer: the domain as
+	// it stands then.
+	Changed struct {
+		Version int    `json:"version"`
+		Domain  Domain `json:"domain"`
+		// Ended: the attachment is gone. False after a kick: accesses are still in
+		// flight, and the domain goes when they are over.
+		Ended bool `json:"ended"`
+	}
+	// FaultEvent is one line of /v1/faults/monitor: a fault whose outcome is final,
+	// or how many were left out because the client reads too slowly. The first line
+	// has neither.
+	FaultEvent struct {
+		Version int    `json:"version"`
+		Fault   *Fault `json:"fault,omitempty"`
+		Lost    uint64 `json:"lost,omitempty"`
 	}
 	// ErrorReply is what every endpoint answers with a status other than 200.
 	ErrorReply struct {

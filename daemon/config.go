@@ -8,6 +8,8 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/logs"
+	"github.com/exanet/pfd/internal/spool"
 )
 
 // Ways to learn that a source fault's page is there (spec/faultpath.md,
@@ -26,7 +28,7 @@ const MaxNodes = 64
 // ErrConfig says that a flag or key has a value that cannot be.
 var ErrConfig = errors.New("configuration")
 
-// Config is what pfd is told by its flags.
+// Config is what pfd is told by its flags and its configuration file.
 type Config struct {
 	Nodes  int    // nodes of the emulated machine
 	Socket string // control socket; the attachment socket is beside it
@@ -40,6 +42,19 @@ type Config struct {
 	SourceFaults  string // SourceFIFO or SourceTimeout
 
 	Log *slog.Logger
+	// Level is what Log goes by; Reload sets it. May be nil.
+	Level *slog.LevelVar
+	// LogLimit is what Log writes through: its counters are shown, and what it
+	// holds back is told now and then. May be nil.
+	LogLimit *logs.Handler
+	// LogFile is what LogLimit writes to, for its counters. May be nil.
+	LogFile *spool.Writer
+
+	// Record names a file for the machine's inputs (docs/record.md); "": none.
+	Record string
+	// Trace names a file for one line a register access, "-" standard error;
+	// "": none.
+	Trace string
 
 	// HandshakeTime bounds an attachment's handshake and each answer that a
 	// client has to take. 0 means 5 seconds.
@@ -79,6 +94,12 @@ func (c *Config) Check() error {
 		return fmt.Errorf("%w: --timeout-us 0: a block without a time-out is never sent again: want 1 or more", ErrConfig)
 	case c.GuardUS == 0:
 		return fmt.Errorf("%w: --guard-us 0: want 1 or more", ErrConfig)
+	case c.HandshakeTime < 0:
+		return fmt.Errorf("%w: --handshake-time %v: want more than 0", ErrConfig, c.HandshakeTime)
+	case c.HandshakesPerUID < 0:
+		return fmt.Errorf("%w: --handshakes-per-uid %d: want 1 or more", ErrConfig, c.HandshakesPerUID)
+	case c.DrainTime < 0:
+		return fmt.Errorf("%w: --drain-time %v: want more than 0", ErrConfig, c.DrainTime)
 	}
 	return control.CheckSocket(c.Socket)
 }

@@ -21,7 +21,8 @@ import (
 
 // Daemon is one pfd: it listens from New on and works in Run.
 type Daemon struct {
-	cfg     Config
+	cfg     Config                 // as pfd was started
+	tune    atomic.Pointer[Config] // as it is now: Reload changes it
 	log     *slog.Logger
 	machine Machine
 	nodes   []*node
@@ -39,6 +40,8 @@ type Daemon struct {
 	mu       sync.Mutex
 	live     map[*session]struct{}
 	draining bool
+	leaving  chan struct{}              // closed when draining becomes true
+	watchers atomic.Pointer[[]*watcher] // who follows the faults
 	sessions sync.WaitGroup
 }
 
@@ -53,8 +56,10 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
 		handshakes: newLimiter(cfg.HandshakesPerUID),
 		stopped:    make(chan struct{}),
+		leaving:    make(chan struct{}),
 		live:       map[*session]struct{}{},
 	}
+	d.tune.Store(&cfg)
 	d.setState(control.StateReady)
 	for i := range m.Nodes() {
 		d.nodes = append(d.nodes, &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)})
@@ -124,7 +129,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		// A handshake may sleep in the kernel (a peer in the middle of an exec).
 		select {
 		case <-accepting:
-		case <-time.After(d.cfg.DrainTime):
+		case <-time.After(d.tune.Load().DrainTime):
 			d.log.Warn("a connection to the attachment socket is still being served: not waiting any longer")
 		}
 	}
@@ -136,7 +141,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 // ends the attachments. The channel that it gives is closed when the last
 // connection to the attachment socket is over.
 func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{}, error) {
-	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.metrics)
+	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.monitor, d.metrics)
 	httpDone := make(chan struct{})
 	go func() {
 		defer close(httpDone)
@@ -166,6 +171,11 @@ func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{
 	d.log.Info("ready", "nodes", len(d.nodes), "device", d.cfg.Device,
 		"socket", d.cfg.Socket, "attach", control.AttachSocket(d.cfg.Socket))
 	d.notify(fmt.Sprintf("READY=1\nSTATUS=%d nodes\nMAINPID=%d", len(d.nodes), os.Getpid()))
+	keepCtx, stopKeeping := context.WithCancel(context.Background())
+	var keeper sync.WaitGroup
+	keeper.Go(func() { d.keep(keepCtx) })
+	defer keeper.Wait()
+	defer stopKeeping()
 
 	var failure error
 	select {
@@ -203,7 +213,7 @@ func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 	}
 	done := make(chan error, len(d.nodes))
 	for _, n := range d.nodes {
-		n.bus.Post(func() { done <- n.start(&d.cfg, dir, d.now) })
+		n.bus.Post(func() { done <- n.start(&d.cfg, dir, d.now, d.observe) })
 	}
 	for range d.nodes {
 		select {
@@ -224,7 +234,8 @@ func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 // then every attachment is torn down. Both waits are bounded by DrainTime.
 func (d *Daemon) drain(failed <-chan error) {
 	d.log.Info("draining")
-	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.DrainTime)
+	wait := d.tune.Load().DrainTime
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	d.waitTransfers(ctx)
 
@@ -234,14 +245,14 @@ func (d *Daemon) drain(failed <-chan error) {
 		d.sessions.Wait()
 		close(gone)
 	}()
-	timer := time.NewTimer(d.cfg.DrainTime)
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-gone:
 	case err := <-failed:
 		d.log.Error("the device failed while draining", "err", err)
 	case <-timer.C:
-		d.log.Warn("accesses are still in flight: not waiting any longer", "after", d.cfg.DrainTime)
+		d.log.Warn("accesses are still in flight: not waiting any longer", "after", wait)
 	}
 }
 

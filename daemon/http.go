@@ -34,6 +34,8 @@ type query struct {
 	node   int // or control.AllNodes
 	n      int
 	window string
+	slot   int // -1: not given
+	pdid   device.PDID
 }
 
 // failure is an answer other than 200.
@@ -55,12 +57,14 @@ type endpoint struct {
 	path   string
 	keys   []string
 	answer func(context.Context, *query) (any, error)
+	// post: it changes something, takes POST alone, and wants each of its keys.
+	post bool
 }
 
 type peerKey struct{}
 
 // controlServer makes the HTTP server of the control socket.
-func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics func(context.Context) ([]byte, error)) *http.Server {
+func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, monitor func(http.ResponseWriter, *http.Request, *query), metrics func(context.Context) ([]byte, error)) *http.Server {
 	mux := http.NewServeMux()
 	for _, e := range endpoints {
 		mux.HandleFunc(e.path, func(w http.ResponseWriter, r *http.Request) {
@@ -75,6 +79,14 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics fu
 			reply(w, v, err)
 		})
 	}
+	mux.HandleFunc(control.PathMonitor, func(w http.ResponseWriter, r *http.Request) {
+		q, err := parse(r, endpoint{keys: []string{"node"}}, nodes)
+		if err != nil {
+			reply(w, nil, err)
+			return
+		}
+		monitor(w, r, q)
+	})
 	mux.HandleFunc(control.PathMetrics, func(w http.ResponseWriter, r *http.Request) {
 		if _, err := parse(r, endpoint{}, nodes); err != nil {
 			reply(w, nil, err)
@@ -118,14 +130,23 @@ func parse(r *http.Request, e endpoint, nodes int) (*query, error) {
 	if !ok {
 		return nil, &failure{http.StatusForbidden, control.CodeForbidden, "the kernel did not say who asks"}
 	}
-	if r.Method != http.MethodGet {
-		return nil, &failure{http.StatusMethodNotAllowed, control.CodeMethod, r.Method + ": every endpoint takes GET only"}
+	method := http.MethodGet
+	if e.post {
+		method = http.MethodPost
+	}
+	if r.Method != method {
+		return nil, &failure{http.StatusMethodNotAllowed, control.CodeMethod, fmt.Sprintf("%s: %s takes %s only", r.Method, r.URL.Path, method)}
 	}
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, badRequest("query %q: %v", r.URL.RawQuery, err)
 	}
-	q := &query{peer: p, node: control.AllNodes, n: control.MaxFaults}
+	q := &query{peer: p, node: control.AllNodes, n: control.MaxFaults, slot: -1}
+	for _, k := range e.keys {
+		if e.post && len(values[k]) == 0 {
+			return nil, badRequest("%s wants each of %q", r.URL.Path, e.keys)
+		}
+	}
 	for key, list := range values {
 		known := false
 		for _, k := range e.keys {
@@ -144,6 +165,16 @@ func parse(r *http.Request, e endpoint, nodes int) (*query, error) {
 			if q.n, err = strconv.Atoi(v); err != nil || q.n < 1 || q.n > control.MaxFaults {
 				return nil, badRequest("n %q: want 1 to %d", v, control.MaxFaults)
 			}
+		case "slot":
+			if q.slot, err = strconv.Atoi(v); err != nil || q.slot < 0 || q.slot >= device.Slots {
+				return nil, badRequest("slot %q: a node has slots 0 to %d", v, device.Slots-1)
+			}
+		case "pdid":
+			n, err := strconv.ParseUint(v, 0, 16)
+			if err != nil || n == 0 {
+				return nil, badRequest("pdid %q: want 1 to 65535, as `exanetctl domain` shows it", v)
+			}
+			q.pdid = device.PDID(n)
 		case "window":
 			for w := range device.Windows {
 				if w.String() == v {

@@ -4,50 +4,152 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/proc"
 )
 
+// metricPrefix is before the names of all metrics but those of the process and
+// of Go's runtime.
+const metricPrefix = "exanet_"
+
 // metrics answers /metrics in Prometheus' text format 0.0.4: every counter of
-// every node, the pinned bytes and the number of domains.
+// every node, the stages of the faults, what is pinned, and pfd itself.
 func (d *Daemon) metrics(ctx context.Context) ([]byte, error) {
-	byName := map[string][]control.Counter{}
-	var names []string
-	var processes []*proc.Process
-	domains := make([]int, len(d.nodes))
-	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
-		list, err := n.counters()
-		for _, c := range list {
-			if byName[c.Name] == nil {
-				names = append(names, c.Name)
-			}
-			byName[c.Name] = append(byName[c.Name], c)
-		}
-		domains[n.index] = len(n.domains.Domains())
-		processes = append(processes, n.processes()...)
-		return err
-	})
-	if err != nil {
+	s := &scrape{}
+	if err := d.scrape(ctx, s); err != nil {
 		return nil, err
 	}
+	reg := prometheus.NewRegistry()
+	for _, c := range []prometheus.Collector{
+		s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	} {
+		if err := reg.Register(c); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
 	var b bytes.Buffer
-	head := func(name, kind, help string) {
-		fmt.Fprintf(&b, "# HELP exanet_%s %s\n# TYPE exanet_%s %s\n", name, help, name, kind)
-	}
-	head("pinned_bytes", "gauge", "memory locked or pinned in pfd and in the attached processes, -1 unknown")
-	fmt.Fprintf(&b, "exanet_pinned_bytes %d\n", d.pinned(processes))
-	head("domains", "gauge", "protection domains in use")
-	for i, n := range domains {
-		fmt.Fprintf(&b, "exanet_domains{node=\"%d\"} %d\n", i, n)
-	}
-	head(control.CounterRefused, "counter", "attachments refused")
-	fmt.Fprintf(&b, "exanet_%s %d\n", control.CounterRefused, d.refused.Load())
-	for _, name := range names {
-		head(name, "counter", byName[name][0].Help)
-		for _, c := range byName[name] {
-			fmt.Fprintf(&b, "exanet_%s{node=\"%d\"} %d\n", name, c.Node, c.Value)
+	for _, f := range families {
+		if _, err := expfmt.MetricFamilyToText(&b, f); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
 		}
 	}
 	return b.Bytes(), nil
+}
+
+// scrape is what one request for the metrics found. It is a Collector of metrics
+// that are not known before.
+type scrape struct{ list []prometheus.Metric }
+
+// Describe implements prometheus.Collector: nothing is promised.
+func (s *scrape) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (s *scrape) Collect(ch chan<- prometheus.Metric) {
+	for _, m := range s.list {
+		ch <- m
+	}
+}
+
+func (s *scrape) add(kind prometheus.ValueType, name, help string, value float64, labels ...string) {
+	var names, values []string
+	for i := 0; i+1 < len(labels); i += 2 {
+		names, values = append(names, labels[i]), append(values, labels[i+1])
+	}
+	desc := prometheus.NewDesc(metricPrefix+name, help, names, nil)
+	m, err := prometheus.NewConstMetric(desc, kind, value, values...)
+	if err != nil {
+		m = prometheus.NewInvalidMetric(desc, err) // Gather tells
+	}
+	s.list = append(s.list, m)
+}
+
+func (s *scrape) counter(name, help string, value uint64, labels ...string) {
+	s.add(prometheus.CounterValue, name, help, float64(value), labels...)
+}
+
+func (s *scrape) gauge(name, help string, value float64, labels ...string) {
+	s.add(prometheus.GaugeValue, name, help, value, labels...)
+}
+
+// stages adds a node's histograms; those without a fault are left out, but the
+// totals.
+func (s *scrape) stages(node string, t *stageTimes) {
+	desc := prometheus.NewDesc(metricPrefix+"fault_stage_seconds",
+		"time of each stage of the faults: drain, queue, page_in, answer, and their total",
+		[]string{"node", "stage", "side", "kind"}, nil)
+	for st := range t.of {
+		for side := range t.of[st] {
+			for kind := range t.of[st][side] {
+				h := &t.of[st][side][kind]
+				if h.count == 0 && (stage(st) != stageTotal || kind == 0) {
+					continue
+				}
+				cumulative, below := map[float64]uint64{}, uint64(0)
+				for i, b := range buckets {
+					below += h.in[i]
+					cumulative[float64(b)/1e9] = below
+				}
+				m, err := prometheus.NewConstHistogram(desc, h.count, float64(h.sum)/1e9, cumulative,
+					node, stageNames[st], sideNames[side], kindNames[kind])
+				if err != nil {
+					m = prometheus.NewInvalidMetric(desc, err)
+				}
+				s.list = append(s.list, m)
+			}
+		}
+	}
+}
+
+// scrape looks at everything once.
+func (d *Daemon) scrape(ctx context.Context, s *scrape) error {
+	var processes []*proc.Process
+	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
+		node := strconv.Itoa(n.index)
+		list, err := n.counters()
+		if err != nil {
+			return err
+		}
+		for _, c := range list {
+			s.counter(c.Name, c.Help, c.Value, "node", node)
+		}
+		t := n.faults.Stats().Total
+		for _, k := range []struct {
+			kind  string
+			value uint64
+		}{{"minor", t.Minor}, {"major", t.Major}, {"permission", t.Permission}} {
+			s.counter("page_ins_total", "page-ins by kind of fault", k.value, "node", node, "kind", k.kind)
+		}
+		s.counter("fault_entries_total", "faults by the side of the transfer", t.Local, "node", node, "side", "local")
+		s.counter("fault_entries_total", "faults by the side of the transfer", t.Remote, "node", node, "side", "remote")
+		s.stages(node, &n.times)
+		s.gauge("domains", "protection domains in use", float64(len(n.domains.Domains())), "node", node)
+		processes = append(processes, n.processes()...)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s.gauge("pinned_bytes", "memory locked or pinned in pfd and in the attached processes, -1 unknown", float64(d.pinned(processes)))
+	s.counter(control.CounterRefused, "attachments refused", d.refused.Load())
+	s.gauge("handshakes", "attachments begun and not finished", float64(d.handshakes.total()))
+	s.gauge("nodes", "nodes of this pfd", float64(len(d.nodes)))
+	s.gauge("build_info", "1, with the version", 1, "version", version.String())
+	if l := d.cfg.LogLimit; l != nil {
+		s.counter("log_lines_held_back_total", "log lines that the limit held back", l.Suppressed())
+	}
+	if f := d.cfg.LogFile; f != nil {
+		s.counter("log_lines_lost_total", "log lines that could not be written: disk full, or a reader that does not read", f.Stats().Lost)
+	}
+	return nil
 }

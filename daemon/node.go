@@ -30,10 +30,12 @@ type node struct {
 	broken  error  // first error of a register access in an interrupt
 
 	attached, ended uint64
+
+	times stageTimes // of the faults
 }
 
 // start initializes the node. On the owning goroutine.
-func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64) error {
+func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, observe func(*node, *fault.Record)) error {
 	r := &reader{bus: n.bus}
 	n.id = device.NodeID(r.read32(device.PL, device.PLNodeID) & device.NodeIDMask)
 	n.caps = r.read64(device.PL, device.PLCaps)
@@ -67,6 +69,7 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64) error
 	n.faults = fault.New(fault.Config{
 		Bus: n.bus, Node: n.id, Now: now, Log: n.log,
 		TimeoutSource: cfg.SourceFaults == SourceTimeout,
+		Observe:       func(rec *fault.Record) { observe(n, rec) },
 	})
 	return nil
 }

@@ -1,10 +1,20 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/control"
 )
+
+// notifyTime bounds one message to a service manager that does not read.
+const notifyTime = time.Second
 
 // notify tells the service manager about the daemon's state (sd_notify(3)):
 // lines like READY=1. Without NOTIFY_SOCKET it does nothing.
@@ -19,8 +29,104 @@ func notify(state string) error {
 		return fmt.Errorf("NOTIFY_SOCKET: %w", err)
 	}
 	defer c.Close()
+	if err := c.SetWriteDeadline(time.Now().Add(notifyTime)); err != nil {
+		return fmt.Errorf("NOTIFY_SOCKET: %w", err)
+	}
 	if _, err := c.Write([]byte(state)); err != nil {
 		return fmt.Errorf("NOTIFY_SOCKET: %w", err)
 	}
 	return nil
+}
+
+// notifyReloading is what a service of Type=notify-reload says when it begins to
+// reload (sd_notify(3), RELOADING).
+func notifyReloading() string {
+	var now unix.Timespec
+	// CLOCK_MONOTONIC cannot fail.
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000)
+}
+
+// watchdog gives how often the service manager wants to hear of us, 0: never
+// (sd_watchdog_enabled(3)).
+func watchdog(getenv func(string) string) time.Duration {
+	if pid := getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
+		return 0
+	}
+	us, err := strconv.ParseInt(getenv("WATCHDOG_USEC"), 10, 64)
+	if err != nil || us <= 0 || os.Getenv("NOTIFY_SOCKET") == "" {
+		return 0
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+// keepTime is how often pfd looks after itself: its status line, and what its
+// log holds back.
+const keepTime = 10 * time.Second
+
+// keep looks after the daemon until ctx ends. The service manager's watchdog is
+// fed only while every node's owner answers: a stuck engine is restarted.
+func (d *Daemon) keep(ctx context.Context) {
+	period, dog := keepTime, watchdog(os.Getenv)
+	if dog > 0 {
+		period = min(period, dog/2)
+	}
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	told, swept := "", time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		alive := true
+		if dog > 0 {
+			if alive = d.alive(ctx, dog/2); alive {
+				d.notify("WATCHDOG=1")
+			} else if ctx.Err() == nil {
+				d.log.Error("the engine does not answer: the service manager's watchdog is not fed", "after", dog/2)
+			}
+		}
+		if time.Since(swept) < keepTime {
+			continue
+		}
+		swept = time.Now()
+		if l := d.cfg.LogLimit; l != nil {
+			l.Sweep()
+		}
+		if s := d.statusLine(ctx); alive && s != "" && s != told {
+			d.notify("STATUS=" + s)
+			told = s
+		}
+	}
+}
+
+// alive tells whether the owner of every node's windows answers in time.
+func (d *Daemon) alive(ctx context.Context, wait time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	for _, n := range d.nodes {
+		if d.own(ctx, n, func() error { return nil }) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// statusLine is what systemctl status shows. "" where nobody asks for it.
+func (d *Daemon) statusLine(ctx context.Context) string {
+	if os.Getenv("NOTIFY_SOCKET") == "" {
+		return ""
+	}
+	domains, faults := 0, uint64(0)
+	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
+		domains += len(n.domains.Domains())
+		faults += n.faults.Stats().Total.Entries
+		return nil
+	})
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%d nodes, %d domains, %d faults served", len(d.nodes), domains, faults)
 }

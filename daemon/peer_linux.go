@@ -73,6 +73,13 @@ func (l *limiter) give(uid uint32) {
 	}
 }
 
+// setMax changes how many a uid may have; those that it has stay.
+func (l *limiter) setMax(max int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.max = max
+}
+
 func (l *limiter) total() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

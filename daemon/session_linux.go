@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/proc"
 )
@@ -42,6 +43,7 @@ type session struct {
 
 	once  sync.Once
 	ended chan attach.Reason
+	left  chan struct{} // closed when the domain is gone
 }
 
 // joined is what a session got from its node.
@@ -59,14 +61,14 @@ func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
 		// The hello is read first: closing a socket with unread data resets it,
 		// and the client would never see the refusal. attach.Serve bounds how
 		// many wait here.
-		hctx, cancel := context.WithTimeout(ctx, d.cfg.HandshakeTime)
+		hctx, cancel := context.WithTimeout(ctx, d.tune.Load().HandshakeTime)
 		defer cancel()
 		if _, err := c.AwaitHello(hctx); err != nil {
 			d.refuse(c, err)
 			return
 		}
 		d.refuse(c, &attach.RefusedError{Code: attach.CodeBusy,
-			Text: fmt.Sprintf("uid %d has %d unfinished handshakes: finish or close some, and try again", uid, d.cfg.HandshakesPerUID)})
+			Text: fmt.Sprintf("uid %d has %d unfinished handshakes: finish or close some, and try again", uid, d.tune.Load().HandshakesPerUID)})
 		return
 	}
 	s, err := d.begin(ctx, c)
@@ -78,7 +80,7 @@ func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
 	s.log.Info("attached", "group", s.joined.domain.Group, "method", s.method, "policy", s.policy)
 	reason := s.wait()
 	s.leave(reason)
-	s.log.Info("ended", "reason", reason)
+	s.log.Info("ended", logs.KeyReason, reason)
 }
 
 // refuse answers a connection that gets no attachment, and counts it.
@@ -86,11 +88,11 @@ func (d *Daemon) refuse(c *attach.Conn, err error) {
 	d.refused.Add(1)
 	var r *attach.RefusedError
 	answer := errors.As(err, &r)
-	why := err.Error()
+	why, reason := err.Error(), attach.Code(0)
 	if answer {
-		why = r.Text
+		why, reason = r.Text, r.Code
 	}
-	d.log.Info("attachment refused", "pid", c.Peer().PID, "uid", c.Peer().UID, "why", why)
+	d.log.Info("attachment refused", "pid", c.Peer().PID, logs.KeyUID, c.Peer().UID, logs.KeyReason, reason, "why", why)
 	if !answer {
 		return // answered already, or the peer has left
 	}
@@ -106,7 +108,7 @@ func refusal(code attach.Code, format string, args ...any) error {
 // begin takes a connection through its handshake. With an error nothing is
 // left behind; a *attach.RefusedError has still to be sent.
 func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err error) {
-	ctx, cancel := context.WithTimeout(ctx, d.cfg.HandshakeTime)
+	ctx, cancel := context.WithTimeout(ctx, d.tune.Load().HandshakeTime)
 	defer cancel()
 	hello, err := c.AwaitHello(ctx)
 	if err != nil {
@@ -120,7 +122,7 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 	s := &session{
 		d: d, n: n, conn: c, uid: peer.UID, method: hello.Method, policy: hello.Policy,
 		log:   d.log.With("node", n.index, "pid", peer.PID, "uid", peer.UID),
-		ended: make(chan attach.Reason, 1),
+		ended: make(chan attach.Reason, 1), left: make(chan struct{}),
 	}
 	if s.method == attach.MethodDefault {
 		s.method = attach.MethodGUP
@@ -265,7 +267,7 @@ func (s *session) wait() attach.Reason {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
-		switch err := s.conn.Hold(ctx); {
+		switch err := s.conn.Hold(ctx, nil); {
 		case err == nil:
 			s.end(attach.ReasonClosed)
 		case ctx.Err() == nil:
@@ -299,6 +301,7 @@ func (s *session) leave(reason attach.Reason) {
 			n.sessions[slot] = nil
 			n.ended++
 			close(quiet)
+			close(s.left)
 		}
 		if err := n.domains.Destroy(slot, after); err != nil {
 			s.log.Error("domain not destroyed", "slot", slot, "err", err)
@@ -370,7 +373,10 @@ func (d *Daemon) exit(s *session) {
 func (d *Daemon) stopEntering() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.draining = true
+	if !d.draining {
+		d.draining = true
+		close(d.leaving)
+	}
 }
 
 // endSessions asks all sessions to end.

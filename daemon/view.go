@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/proc"
@@ -23,15 +24,17 @@ import (
 func (d *Daemon) endpoints() []endpoint {
 	node := []string{"node"}
 	return []endpoint{
-		{control.PathStatus, nil, d.viewStatus},
-		{control.PathNodes, node, d.viewNodes},
-		{control.PathDomains, node, d.viewDomains},
-		{control.PathChannels, node, d.viewChannels},
-		{control.PathSMMU, node, d.viewSMMU},
-		{control.PathFIFO, node, d.viewFIFO},
-		{control.PathCounters, node, d.viewCounters},
-		{control.PathFaults, []string{"node", "n"}, d.viewFaults},
-		{control.PathRegisters, []string{"node", "window"}, d.viewRegisters},
+		{path: control.PathStatus, answer: d.viewStatus},
+		{path: control.PathNodes, keys: node, answer: d.viewNodes},
+		{path: control.PathDomains, keys: node, answer: d.viewDomains},
+		{path: control.PathChannels, keys: node, answer: d.viewChannels},
+		{path: control.PathSMMU, keys: node, answer: d.viewSMMU},
+		{path: control.PathFIFO, keys: node, answer: d.viewFIFO},
+		{path: control.PathCounters, keys: node, answer: d.viewCounters},
+		{path: control.PathFaults, keys: []string{"node", "n"}, answer: d.viewFaults},
+		{path: control.PathRegisters, keys: []string{"node", "window"}, answer: d.viewRegisters},
+		{path: control.PathGrant, keys: []string{"node", "slot", "pdid"}, answer: d.grant, post: true},
+		{path: control.PathKick, keys: []string{"node", "slot"}, answer: d.kick, post: true},
 	}
 }
 
@@ -82,9 +85,11 @@ func (d *Daemon) viewStatus(ctx context.Context, _ *query) (any, error) {
 		PID: os.Getpid(), UID: uint32(os.Geteuid()), Device: d.cfg.Device,
 		Socket: d.cfg.Socket, AttachSocket: control.AttachSocket(d.cfg.Socket),
 		State: *d.state.Load(), UptimeNS: d.now(), Nodes: len(d.nodes),
-		Handshakes: d.handshakes.total(),
-		TimeoutUS:  d.cfg.TimeoutUS, GuardUS: d.cfg.GuardUS, SourceFaults: d.cfg.SourceFaults,
+		Handshakes:   d.handshakes.total(),
+		SourceFaults: d.cfg.SourceFaults, Record: d.cfg.Record, Trace: d.cfg.Trace,
 	}
+	tune := d.tune.Load()
+	s.TimeoutUS, s.GuardUS = tune.TimeoutUS, tune.GuardUS
 	var processes []*proc.Process
 	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
 		s.Domains += len(n.domains.Domains())
@@ -156,28 +161,14 @@ func (d *Daemon) viewDomains(ctx context.Context, q *query) (any, error) {
 	r := control.Domains{Version: control.Version, Domains: []control.Domain{}}
 	var processes []*proc.Process // of the domains, nil where the session has gone
 	err := d.each(ctx, q, func(n *node) error {
-		stats := n.faults.Stats()
 		for _, dom := range n.domains.Domains() {
 			if !q.peer.sees(dom.UID) {
 				continue
 			}
-			v := control.Domain{
-				Node: n.index, Slot: dom.Slot, PDID: uint16(dom.PDID), UID: dom.UID, PID: dom.PID,
-				Group: dom.Group, Member: dom.Member, Interface: dom.Interface,
-				Peers: []uint16{}, State: dom.State.String(),
-			}
-			for _, p := range dom.Peers {
-				v.Peers = append(v.Peers, uint16(p))
-			}
+			v := d.viewDomain(n, &dom)
 			var process *proc.Process
 			if s := n.sessions[dom.Slot]; s != nil {
 				process = s.process
-				v.Method, v.Policy = s.method.String(), s.policy.String()
-				v.AgeNS = int64(s.since(d.now()))
-				now, base := &stats.Slots[dom.Slot], &s.joined.base
-				v.Faults = now.Entries - base.Entries
-				v.PagesIn = now.Pages - base.Pages
-				v.Failed = now.RAPFFail - base.RAPFFail
 			}
 			r.Domains = append(r.Domains, v)
 			processes = append(processes, process)
@@ -190,6 +181,28 @@ func (d *Daemon) viewDomains(ctx context.Context, q *query) (any, error) {
 		}
 	}
 	return r, err
+}
+
+// viewDomain shows a domain, but for what is pinned. On the owning goroutine.
+func (d *Daemon) viewDomain(n *node, dom *domain.Domain) control.Domain {
+	v := control.Domain{
+		Node: n.index, Slot: dom.Slot, PDID: uint16(dom.PDID), UID: dom.UID, PID: dom.PID,
+		Group: dom.Group, Member: dom.Member, Interface: dom.Interface,
+		Peers: []uint16{}, State: dom.State.String(),
+	}
+	for _, p := range dom.Peers {
+		v.Peers = append(v.Peers, uint16(p))
+	}
+	if s := n.sessions[dom.Slot]; s != nil {
+		v.Method, v.Policy = s.method.String(), s.policy.String()
+		v.AgeNS = int64(s.since(d.now()))
+		stats := n.faults.Stats()
+		now, base := &stats.Slots[dom.Slot], &s.joined.base
+		v.Faults = now.Entries - base.Entries
+		v.PagesIn = now.Pages - base.Pages
+		v.Failed = now.RAPFFail - base.RAPFFail
+	}
+	return v
 }
 
 // statusTexts say why a transfer failed (spec/messages.md 1, reserved_1).

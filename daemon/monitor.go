@@ -1,0 +1,116 @@
+package daemon
+
+import (
+	"encoding/json"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/fault"
+)
+
+// monitorDepth is how many faults wait for a client that follows them; what
+// comes beyond that is counted and left out (ours).
+const monitorDepth = 4096
+
+// watcher is a client that follows the faults.
+type watcher struct {
+	peer peer
+	node int
+	ch   chan control.Fault
+	lost atomic.Uint64
+}
+
+// watch lists a watcher. What a fault costs without one is one load.
+func (d *Daemon) watch(w *watcher) (stop func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.setWatchers(func(list []*watcher) []*watcher { return append(list, w) })
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.setWatchers(func(list []*watcher) []*watcher {
+			kept := list[:0]
+			for _, o := range list {
+				if o != w {
+					kept = append(kept, o)
+				}
+			}
+			return kept
+		})
+	}
+}
+
+// setWatchers replaces the list: the owner reads it without a lock.
+func (d *Daemon) setWatchers(change func([]*watcher) []*watcher) {
+	var list []*watcher
+	if p := d.watchers.Load(); p != nil {
+		list = append(list, *p...)
+	}
+	if list = change(list); len(list) == 0 {
+		d.watchers.Store(nil)
+		return
+	}
+	d.watchers.Store(&list)
+}
+
+// observe takes a fault whose outcome is final. On the owning goroutine; it
+// never blocks.
+func (d *Daemon) observe(n *node, rec *fault.Record) {
+	n.times.observe(rec)
+	list := d.watchers.Load()
+	if list == nil {
+		return
+	}
+	for _, w := range *list {
+		if w.node != control.AllNodes && w.node != n.index || !n.seesRecord(w.peer, rec) {
+			continue
+		}
+		select {
+		case w.ch <- viewFault(n.index, rec):
+		default:
+			w.lost.Add(1)
+		}
+	}
+}
+
+// monitor answers with one line a fault until the client leaves or pfd ends. A
+// client that does not read for controlWriteTime is dropped.
+func (d *Daemon) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
+	w := &watcher{peer: q.peer, node: q.node, ch: make(chan control.Fault, monitorDepth)}
+	defer d.watch(w)()
+	rc := http.NewResponseController(rw)
+	enc := json.NewEncoder(rw)
+	line := func(e control.FaultEvent) bool {
+		e.Version = control.Version
+		return rc.SetWriteDeadline(time.Now().Add(controlWriteTime)) == nil && enc.Encode(e) == nil
+	}
+	rw.Header().Set("Content-Type", "application/x-ndjson")
+	// The first line says that what happens from now on will be told.
+	if !line(control.FaultEvent{}) || rc.Flush() != nil {
+		return
+	}
+	for {
+		select {
+		case f := <-w.ch:
+			if !line(control.FaultEvent{Fault: &f}) {
+				return
+			}
+		case <-r.Context().Done():
+			return
+		case <-d.leaving:
+			return
+		}
+		// Lines that are there already go together.
+		if len(w.ch) > 0 {
+			continue
+		}
+		if n := w.lost.Swap(0); n > 0 && !line(control.FaultEvent{Lost: n}) {
+			return
+		}
+		if rc.Flush() != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+// Reloaded says what a Reload did: names of flags.
+type Reloaded struct {
+	Changed []string // taken over
+	Restart []string // differ, and take effect when pfd is started anew
+}
+
+// setting is one key of the configuration.
+type setting struct {
+	name   string
+	value  func(*Config) any
+	reload bool // a running pfd can take it over
+}
+
+// settings lists the keys that Reload compares.
+var settings = []setting{
+	{"nodes", func(c *Config) any { return c.Nodes }, false},
+	{"socket", func(c *Config) any { return c.Socket }, false},
+	{"device", func(c *Config) any { return c.Device }, false},
+	{"source-faults", func(c *Config) any { return c.SourceFaults }, false},
+	{"record", func(c *Config) any { return c.Record }, false},
+	{"trace-registers", func(c *Config) any { return c.Trace }, false},
+	{"log-level", func(c *Config) any { return c.LogLevel }, true},
+	{"timeout-us", func(c *Config) any { return c.TimeoutUS }, true},
+	{"guard-us", func(c *Config) any { return c.GuardUS }, true},
+	{"handshake-time", func(c *Config) any { return c.HandshakeTime }, true},
+	{"handshakes-per-uid", func(c *Config) any { return c.HandshakesPerUID }, true},
+	{"drain-time", func(c *Config) any { return c.DrainTime }, true},
+}
+
+// Reload takes over from next what a running pfd can change, and says what it
+// cannot. The service manager is told about the beginning and the end. With an
+// error that matches ErrConfig nothing has changed.
+func (d *Daemon) Reload(ctx context.Context, next Config) (Reloaded, error) {
+	d.notify(notifyReloading())
+	// READY ends the reload for the service manager, whatever came of it.
+	defer d.notify("READY=1")
+	var r Reloaded
+	if err := next.Check(); err != nil {
+		return r, err
+	}
+	next = next.withDefaults()
+	now := *d.tune.Load()
+	for _, s := range settings {
+		if s.value(&now) == s.value(&next) {
+			continue
+		}
+		if s.reload {
+			r.Changed = append(r.Changed, s.name)
+		} else {
+			r.Restart = append(r.Restart, s.name)
+		}
+	}
+	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
+		pl := n.bus.Window(device.PL)
+		if err := pl.Write32(device.PLTimeoutUS, next.TimeoutUS); err != nil {
+			return fmt.Errorf("node %d: TIMEOUT_US: %w", n.index, err)
+		}
+		if err := pl.Write32(device.PLGuardUS, next.GuardUS); err != nil {
+			return fmt.Errorf("node %d: GUARD_US: %w", n.index, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return Reloaded{}, fmt.Errorf("reloading: %w", err)
+	}
+	d.handshakes.setMax(next.HandshakesPerUID)
+	if d.cfg.Level != nil {
+		d.cfg.Level.Set(next.LogLevel)
+	}
+	now.LogLevel, now.TimeoutUS, now.GuardUS = next.LogLevel, next.TimeoutUS, next.GuardUS
+	now.HandshakeTime, now.HandshakesPerUID, now.DrainTime = next.HandshakeTime, next.HandshakesPerUID, next.DrainTime
+	d.tune.Store(&now)
+	return r, nil
+}

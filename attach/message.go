@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/pagein"
 )
 
 // Protocol is the version of the attachment protocol that this package speaks:
@@ -84,66 +85,40 @@ const flagAcceptGroup = 1 << 0 // ours: docs/attach.md
 // DefaultGroup is the group of a process that names none.
 const DefaultGroup = "default"
 
-// Method says how absent pages of a process are brought in (faultpath.md).
-type Method uint8
-
-// The methods. Zero leaves the choice to pfd.
-const (
-	MethodDefault Method = 0
-	MethodGUP     Method = 1 // pfd does it from outside
-	MethodTouch   Method = 2 // the process's own library thread does it
+// Method and Policy are package pagein's, which owns their numbers in messages.
+type (
+	Method = pagein.Method
+	Policy = pagein.Policy
 )
 
-var methodNames = [...]string{"default", "gup", "touch"}
+// The methods and policies by the names that this package had for them.
+const (
+	MethodDefault = pagein.MethodDefault
+	MethodGUP     = pagein.GUP
+	MethodTouch   = pagein.Touch
 
-// String gives the method's name as flags have it.
-func (m Method) String() string { return nameOf(methodNames[:], int(m)) }
+	PolicyDefault = pagein.PolicyDefault
+	PolicyPIO     = pagein.PIO
+	PolicyPI4     = pagein.PI4
+	PolicyPIA     = pagein.PIA
+)
 
-// ParseMethod gives the method of a name; "" is the default.
+// ParseMethod is pagein.ParseMethod; its error matches ErrValue too.
 func ParseMethod(s string) (Method, error) {
-	i, err := parseName(methodNames[:], s, "page-in method")
-	return Method(i), err
+	m, err := pagein.ParseMethod(s)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrValue, err)
+	}
+	return m, err
 }
 
-// Policy says how many pages a fault brings in (faultpath.md "Policies").
-type Policy uint8
-
-// The policies. Zero leaves the choice to pfd.
-const (
-	PolicyDefault Policy = 0
-	PolicyPIO     Policy = 1 // one page
-	PolicyPI4     Policy = 2 // to the end of the aligned 16 KiB
-	PolicyPIA     Policy = 3 // all remaining pages of the transfer
-)
-
-var policyNames = [...]string{"default", "p1", "p4", "pa"}
-
-// String gives the policy's name as flags have it.
-func (p Policy) String() string { return nameOf(policyNames[:], int(p)) }
-
-// ParsePolicy gives the policy of a name; "" is the default.
+// ParsePolicy is pagein.ParsePolicy; its error matches ErrValue too.
 func ParsePolicy(s string) (Policy, error) {
-	i, err := parseName(policyNames[:], s, "page-in policy")
-	return Policy(i), err
-}
-
-func nameOf(names []string, i int) string {
-	if i >= len(names) {
-		return fmt.Sprintf("unknown(%d)", i)
+	p, err := pagein.ParsePolicy(s)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrValue, err)
 	}
-	return names[i]
-}
-
-func parseName(names []string, s, what string) (int, error) {
-	if s == "" {
-		return 0, nil
-	}
-	for i, n := range names {
-		if n == s {
-			return i, nil
-		}
-	}
-	return 0, fmt.Errorf("%w: %s %q: one of %s is needed", ErrValue, what, s, strings.Join(names, ", "))
+	return p, err
 }
 
 // Errors of the codec and of the handshake.
@@ -336,10 +311,10 @@ func (h *Hello) check() error {
 	if h.Node > device.NodeIDMask {
 		return fmt.Errorf("%w: node %#x has more than %d bits", ErrValue, uint32(h.Node), device.NodeIDBits)
 	}
-	if int(h.Method) >= len(methodNames) {
+	if !h.Method.Known() {
 		return fmt.Errorf("%w: page-in method %d", ErrValue, h.Method)
 	}
-	if int(h.Policy) >= len(policyNames) {
+	if !h.Policy.Known() {
 		return fmt.Errorf("%w: page-in policy %d", ErrValue, h.Policy)
 	}
 	if len(h.Accept) > device.PeersPerSlot {
@@ -436,9 +411,9 @@ func (w *Welcome) check() error {
 		return fmt.Errorf("%w: PDID 0, which no domain has", ErrValue)
 	case w.Node > device.NodeIDMask:
 		return fmt.Errorf("%w: node %#x has more than %d bits", ErrValue, uint32(w.Node), device.NodeIDBits)
-	case w.Method == MethodDefault || int(w.Method) >= len(methodNames):
+	case w.Method == MethodDefault || !w.Method.Known():
 		return fmt.Errorf("%w: page-in method %d", ErrValue, w.Method)
-	case w.Policy == PolicyDefault || int(w.Policy) >= len(policyNames):
+	case w.Policy == PolicyDefault || !w.Policy.Known():
 		return fmt.Errorf("%w: page-in policy %d", ErrValue, w.Policy)
 	}
 	return nil

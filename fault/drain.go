@@ -210,7 +210,7 @@ func (d *Driver) pages(s *slot, page uint64, write bool, ext uint32, known bool)
 	if uint64(s.hint>>device.PageShift) == page && s.hintWrite == write {
 		offset = s.hint.Offset()
 	}
-	return s.target.Policy.pages(page, d.limit, write, ext, offset, known)
+	return rangeOf(s.target.Policy, page, d.limit, write, ext, offset, known)
 }
 
 // takeFARs takes the source faults that FSR and FAR alone told: page in, send

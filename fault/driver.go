@@ -9,6 +9,7 @@ import (
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/pagein"
 )
 
 // Pager brings pages of one process in. It is called in device.Call.Run, off the
@@ -31,8 +32,8 @@ type Delegate interface {
 type Target struct {
 	Slot     int
 	PDID     device.PDID
-	Policy   Policy
-	Method   Method
+	Policy   Policy   // PolicyDefault: PIO
+	Method   Method   // MethodDefault: GUP
 	Pager    Pager    // GUP
 	Delegate Delegate // Touch
 }
@@ -115,15 +116,16 @@ func New(cfg Config) *Driver {
 // driver already serves is replaced. An error matches ErrTarget or
 // device.ErrGone.
 func (d *Driver) Add(t Target) error {
+	t.Policy, t.Method = t.Policy.Chosen(), t.Method.Chosen()
 	switch {
 	case t.Slot < 0 || t.Slot >= device.Slots:
 		return fmt.Errorf("%w: slot %d; a node has slots 0 to %d", ErrTarget, t.Slot, device.Slots-1)
 	case t.PDID == 0:
 		return fmt.Errorf("%w: slot %d: PDID 0 is never given out", ErrTarget, t.Slot)
-	case t.Policy > PIA:
-		return fmt.Errorf("%w: slot %d: %w", ErrTarget, t.Slot, ErrPolicy)
-	case t.Method > Touch:
-		return fmt.Errorf("%w: slot %d: %w", ErrTarget, t.Slot, ErrMethod)
+	case !t.Policy.Known():
+		return fmt.Errorf("%w: slot %d: %w: %v", ErrTarget, t.Slot, pagein.ErrPolicy, t.Policy)
+	case t.Method != GUP && t.Method != Touch:
+		return fmt.Errorf("%w: slot %d: %w: %v", ErrTarget, t.Slot, pagein.ErrMethod, t.Method)
 	case t.Method == GUP && t.Pager == nil:
 		return fmt.Errorf("%w: slot %d: method gup needs a pager", ErrTarget, t.Slot)
 	case t.Method == Touch && t.Delegate == nil:

@@ -348,8 +348,8 @@ func TestAddRefuses(t *testing.T) {
 		{Slot: -1, PDID: 1, Pager: g},
 		{Slot: 16, PDID: 1, Pager: g},
 		{Slot: 0, PDID: 0, Pager: g},
-		{Slot: 0, PDID: 1, Policy: 3, Pager: g},
-		{Slot: 0, PDID: 1, Method: 2, Pager: g, Delegate: a},
+		{Slot: 0, PDID: 1, Policy: fault.PIA + 1, Pager: g},
+		{Slot: 0, PDID: 1, Method: fault.Touch + 1, Pager: g, Delegate: a},
 		{Slot: 0, PDID: 1, Delegate: a},
 		{Slot: 0, PDID: 1, Method: fault.Touch, Pager: g},
 	} {
@@ -374,7 +374,7 @@ func TestRandom(t *testing.T) {
 		r := newRig(t, nil)
 		pagers := make([]*pager, 4)
 		for n := range pagers {
-			pagers[n] = r.gup(n, fault.Policy(rnd.IntN(3)))
+			pagers[n] = r.gup(n, fault.PIO+fault.Policy(rnd.IntN(3)))
 			pagers[n].quiet = true
 			pagers[n].limit = 200 + uint64(rnd.IntN(100))
 			pagers[n].holes = map[uint64]error{uint64(rnd.IntN(200)): gup.ErrUnmapped, uint64(rnd.IntN(200)): gup.ErrDenied}

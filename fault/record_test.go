@@ -1,7 +1,6 @@
 package fault_test
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/exanet/pfd/device"
@@ -113,27 +112,6 @@ func TestNoAllocation(t *testing.T) {
 				t.Errorf("counters %+v: nothing was served", s)
 			}
 		})
-	}
-}
-
-func TestParse(t *testing.T) {
-	for s, want := range map[string]fault.Policy{"p1": fault.PIO, "p4": fault.PI4, "pa": fault.PIA} {
-		if got, err := fault.ParsePolicy(s); got != want || err != nil || got.String() != s {
-			t.Errorf("ParsePolicy(%q) gives %v, %v", s, got, err)
-		}
-	}
-	for s, want := range map[string]fault.Method{"gup": fault.GUP, "touch": fault.Touch} {
-		if got, err := fault.ParseMethod(s); got != want || err != nil || got.String() != s {
-			t.Errorf("ParseMethod(%q) gives %v, %v", s, got, err)
-		}
-	}
-	for _, s := range []string{"", "P1", "p2", "gup "} {
-		if _, err := fault.ParsePolicy(s); !errors.Is(err, fault.ErrPolicy) {
-			t.Errorf("ParsePolicy(%q) gives %v", s, err)
-		}
-		if _, err := fault.ParseMethod(s); !errors.Is(err, fault.ErrMethod) {
-			t.Errorf("ParseMethod(%q) gives %v", s, err)
-		}
 	}
 }
 

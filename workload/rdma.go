@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -15,11 +15,11 @@ type rdmaEndpoint struct {
 }
 
 func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
-	method, err := attach.ParseMethod(a.Method)
+	method, err := pagein.ParseMethod(a.Method)
 	if err != nil {
 		return nil, err
 	}
-	policy, err := attach.ParsePolicy(a.Policy)
+	policy, err := pagein.ParsePolicy(a.Policy)
 	if err != nil {
 		return nil, err
 	}

@@ -157,7 +157,7 @@ func (a *app) client() (*control.Client, error) {
 	return c, err
 }
 
-// noArgs and maxArgs are cobra's checks as usage errors.
+// maxArgs is cobra's check as a usage error.
 func maxArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := cobra.MaximumNArgs(n)(cmd, args); err != nil {

@@ -6,15 +6,13 @@ import (
 	"fmt"
 	"io"
 	"math"
-
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/exanet/pfd/attach"
-
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -86,8 +84,8 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 func (w writeFlags) request(socket string) (workload.Request, error) {
 	q := workload.Request{Count: w.count, Warm: w.warm, Timeout: w.timeout, Seed: w.seed}
 	q.Options = workload.Options{Socket: socket, From: w.from, To: w.to, Method: w.method, Policy: w.policy, Command: testProcess()}
-	_, methodErr := attach.ParseMethod(w.method)
-	_, policyErr := attach.ParsePolicy(w.policy)
+	_, methodErr := pagein.ParseMethod(w.method)
+	_, policyErr := pagein.ParsePolicy(w.policy)
 	var errs [5]error
 	q.Size, errs[0] = parseSize(w.size)
 	q.Offset, errs[1] = parseSize(w.offset)

@@ -1,0 +1,56 @@
+package pagein
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// The numbers and words are docs/attach.md's and spec/faultpath.md's.
+func TestNames(t *testing.T) {
+	for s, want := range map[string]Method{"": 0, "default": 0, "gup": 1, "touch": 2} {
+		got, err := ParseMethod(s)
+		if got != want || err != nil || s != "" && got.String() != s || !got.Known() {
+			t.Errorf("ParseMethod(%q) gives %v, %v", s, got, err)
+		}
+	}
+	for s, want := range map[string]Policy{"": 0, "default": 0, "p1": 1, "p4": 2, "pa": 3} {
+		got, err := ParsePolicy(s)
+		if got != want || err != nil || s != "" && got.String() != s || !got.Known() {
+			t.Errorf("ParsePolicy(%q) gives %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"P1", "p2", "gup ", "0", "unknown(9)"} {
+		if _, err := ParseMethod(s); !errors.Is(err, ErrMethod) || !strings.Contains(err.Error(), "gup, touch") {
+			t.Errorf("ParseMethod(%q) gives %v", s, err)
+		}
+		if _, err := ParsePolicy(s); !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), "p1, p4, pa") {
+			t.Errorf("ParsePolicy(%q) gives %v", s, err)
+		}
+	}
+}
+
+// The first numbers behind the last are no method and no policy, and print as
+// such.
+func TestUnknown(t *testing.T) {
+	m, p := Method(len(methods())), Policy(len(policies()))
+	if m.Known() || p.Known() || !strings.HasPrefix(m.String(), "unknown(") || !strings.HasPrefix(p.String(), "unknown(") {
+		t.Errorf("%v known %v, %v known %v", m, m.Known(), p, p.Known())
+	}
+}
+
+func TestChosen(t *testing.T) {
+	if MethodDefault.Chosen() != GUP || PolicyDefault.Chosen() != PIO {
+		t.Errorf("the defaults are %v and %v", MethodDefault.Chosen(), PolicyDefault.Chosen())
+	}
+	for _, m := range []Method{GUP, Touch} {
+		if m.Chosen() != m {
+			t.Errorf("%v becomes %v", m, m.Chosen())
+		}
+	}
+	for _, p := range []Policy{PIO, PI4, PIA} {
+		if p.Chosen() != p {
+			t.Errorf("%v becomes %v", p, p.Chosen())
+		}
+	}
+}

@@ -28,9 +28,11 @@ var unsafeFiles = []string{
 	"attach/pages.go",
 	"emu/lease.go",
 	"internal/suite/rig.go",
+	"mediate/scratchpad.go",
 	"proc/syscall_linux.go",
 	"proc/proctest/child_linux.go",
 	"rdma/memory_linux.go",
+	"shadow/tables_linux.go",
 	"vfio/user/sock_linux.go",
 	"workload/buffer.go",
 	"workload/cow.go",
@@ -57,7 +59,7 @@ func TestUnsafeFiles(t *testing.T) {
 
 // linuxPackages are Linux-only by nature; elsewhere the system is reached from
 // files whose names end in _linux.go.
-var linuxPackages = []string{"emu", "proc", "gup", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/suite"}
+var linuxPackages = []string{"emu", "proc", "gup", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/suite", "internal/hostile"}
 
 func TestSystemCallsStayInTheirPackages(t *testing.T) {
 	_, list := sources(t)
@@ -161,7 +163,7 @@ func TestDecodersAreFuzzed(t *testing.T) {
 
 // cited are the packages whose constants are the hardware's, the wire's or the
 // kernel's.
-var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "soc/wire"}
+var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "pagein", "soc/wire"}
 
 // citation is what a source looks like: a page of the specification, a paper
 // by its number, a header, a manual page, or the word ours.

@@ -57,6 +57,8 @@ const (
 	StateReady    = "ready"
 	StateDraining = "draining" // SIGTERM came: no new attachments
 	StateFailed   = "failed"   // the device is gone
+	// StateReconnecting: the device of a node is gone and waited for.
+	StateReconnecting = "reconnecting"
 )
 
 // Node is one node of a daemon.

@@ -35,11 +35,19 @@ type Config struct {
 	// MakeDirectory has the control socket's directory made where it is not
 	// there: for the default socket only.
 	MakeDirectory bool
-	Device        string // emu
+	Device        string // DeviceEmu, or DeviceVFIOUser with sockets
 	LogLevel      slog.Level
 	TimeoutUS     uint32 // block time-out, microseconds
 	GuardUS       uint32 // guard time-out of a paused block, microseconds
 	SourceFaults  string // SourceFIFO or SourceTimeout
+
+	// Window is how much of the processes' memory a device elsewhere has mapped
+	// at one time, bytes a node; 0: shadow.DefaultWindow.
+	Window uint64
+	// FirstPDID and LastPDID are the PDIDs that this pfd gives out; both 0: all.
+	FirstPDID, LastPDID device.PDID
+	// Groups names a file of groups that several pfds share (ParseGroups).
+	Groups string
 
 	Log *slog.Logger
 	// Level is what Log goes by; Reload sets it. May be nil.
@@ -86,8 +94,6 @@ func (c *Config) Check() error {
 	switch {
 	case c.Nodes < 1 || c.Nodes > MaxNodes:
 		return fmt.Errorf("%w: --nodes %d: want 1 to %d", ErrConfig, c.Nodes, MaxNodes)
-	case c.Device != DeviceEmu:
-		return fmt.Errorf("%w: --device %q: this pfd knows %q", ErrConfig, c.Device, DeviceEmu)
 	case c.SourceFaults != SourceFIFO && c.SourceFaults != SourceTimeout:
 		return fmt.Errorf("%w: --source-faults %q: want %q or %q", ErrConfig, c.SourceFaults, SourceFIFO, SourceTimeout)
 	case c.TimeoutUS == 0:
@@ -100,6 +106,9 @@ func (c *Config) Check() error {
 		return fmt.Errorf("%w: --handshakes-per-uid %d: want 1 or more", ErrConfig, c.HandshakesPerUID)
 	case c.DrainTime < 0:
 		return fmt.Errorf("%w: --drain-time %v: want more than 0", ErrConfig, c.DrainTime)
+	}
+	if err := c.checkDevice(); err != nil {
+		return err
 	}
 	return control.CheckSocket(c.Socket)
 }

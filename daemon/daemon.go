@@ -14,7 +14,6 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/proc"
 )
@@ -33,6 +32,7 @@ type Daemon struct {
 	handshakes *limiter
 	refused    atomic.Uint64
 	state      atomic.Pointer[string]
+	initialize func(*node) error // of a node; set before the first one starts
 
 	// stopped is closed when the owning goroutine runs posted functions no more.
 	stopped chan struct{}
@@ -113,7 +113,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	var workers sync.WaitGroup
 	workers.Go(func() { failed <- d.machine.Run(machineCtx) })
 	for _, n := range d.nodes {
-		workers.Go(func() { failed <- n.bus.Serve(machineCtx, n) })
+		workers.Go(func() { failed <- d.serveNode(machineCtx, n) })
 	}
 
 	err := d.startNodes(ctx, failed)
@@ -207,13 +207,14 @@ func (d *Daemon) notify(state string) {
 
 // startNodes initializes all nodes on the owning goroutine.
 func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
-	dir, err := domain.NewDirectory(domain.DirectoryConfig{})
+	dir, err := d.directory()
 	if err != nil {
 		return fmt.Errorf("starting the device: %w", err)
 	}
+	d.initialize = func(n *node) error { return n.start(&d.cfg, dir, d.now, d.observe) }
 	done := make(chan error, len(d.nodes))
 	for _, n := range d.nodes {
-		n.bus.Post(func() { done <- n.start(&d.cfg, dir, d.now, d.observe) })
+		n.bus.Post(func() { done <- d.startNode(n) })
 	}
 	for range d.nodes {
 		select {
@@ -227,7 +228,7 @@ func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 			return nil
 		}
 	}
-	return nil
+	return d.enterNetwork(ctx)
 }
 
 // drain ends an orderly pfd: no new attachments, running transfers may finish,

@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
@@ -31,6 +32,13 @@ type node struct {
 
 	attached, ended uint64
 
+	options []domain.Option // how its domains are made
+	unmask  uint32          // vectors to unmask besides the domain manager's
+
+	started atomic.Bool  // it has been initialized once
+	down    atomic.Bool  // its device is gone and waited for
+	adopted atomic.Int32 // live domains of an earlier pfd that were found there
+
 	times stageTimes // of the faults
 }
 
@@ -43,14 +51,14 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 		return r.err
 	}
 	var err error
-	if n.domains, err = domain.NewManager(n.bus, n.id, dir); err != nil {
+	if n.domains, err = domain.NewManager(n.bus, n.id, dir, n.options...); err != nil {
 		return err
 	}
 	if err := n.domains.Init(); err != nil {
 		return err
 	}
-	// Init leaves vectors 2 and 3 masked. 2 is served here; 3 stays masked:
-	// processes see their descriptors change, nobody in pfd waits for it.
+	// Init leaves vectors 2 and 3 masked. 2 is served here; 3 stays masked where
+	// processes see their descriptors change and nobody in pfd waits for it.
 	mask := r.read32(device.PL, device.PLIRQMask)
 	if r.err != nil {
 		return r.err
@@ -60,7 +68,7 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 	}{
 		{device.PLTimeoutUS, cfg.TimeoutUS},
 		{device.PLGuardUS, cfg.GuardUS},
-		{device.PLIRQMask, mask &^ (1 << device.VectorMailbox)},
+		{device.PLIRQMask, mask &^ n.unmask},
 	} {
 		if err := n.bus.Window(device.PL).Write32(reg.offset, reg.value); err != nil {
 			return fmt.Errorf("register pl+%#x: %w", reg.offset, err)

@@ -130,6 +130,9 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 	if s.policy == attach.PolicyDefault {
 		s.policy = attach.PolicyPIO
 	}
+	if err := s.checkDevice(); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -199,7 +202,7 @@ func (s *session) join(hello *attach.Hello) error {
 	err = n.faults.Add(fault.Target{
 		Slot: dom.Slot, PDID: dom.PDID,
 		Policy: policies[s.policy], Method: methods[s.method],
-		Pager: &pager{Pager: gup.New(s.process), s: s},
+		Pager: s.pagerFor(dom.Slot),
 		// Both are given whatever the method is: the driver chooses.
 		Delegate: delegate{n.sender, s.port},
 	})
@@ -267,7 +270,7 @@ func (s *session) wait() attach.Reason {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
-		switch err := s.conn.Hold(ctx, nil); {
+		switch err := s.conn.Hold(ctx, s.sharer()); {
 		case err == nil:
 			s.end(attach.ReasonClosed)
 		case ctx.Err() == nil:

@@ -84,7 +84,7 @@ func (d *Daemon) viewStatus(ctx context.Context, _ *query) (any, error) {
 		Version: control.Version, DaemonVersion: version.String(), Protocol: attach.Protocol,
 		PID: os.Getpid(), UID: uint32(os.Geteuid()), Device: d.cfg.Device,
 		Socket: d.cfg.Socket, AttachSocket: control.AttachSocket(d.cfg.Socket),
-		State: *d.state.Load(), UptimeNS: d.now(), Nodes: len(d.nodes),
+		State: d.stateNow(), UptimeNS: d.now(), Nodes: len(d.nodes),
 		Handshakes:   d.handshakes.total(),
 		SourceFaults: d.cfg.SourceFaults, Record: d.cfg.Record, Trace: d.cfg.Trace,
 	}

@@ -25,6 +25,16 @@ const (
 type DirectoryConfig struct {
 	// First and Last bound the range, both included. Both zero: 1 to 65535.
 	First, Last device.PDID
+	// Groups are groups whose PDIDs do not come from the range: those that several
+	// pfds share, each with the same list.
+	Groups []Group
+}
+
+// Group is a group whose PDIDs are given: GroupSize of them, from First on.
+type Group struct {
+	UID   uint32
+	Name  string
+	First device.PDID
 }
 
 // Directory knows the groups and PDIDs of one pfd over all its nodes. It is safe
@@ -45,11 +55,13 @@ type groupKey struct {
 }
 
 type group struct {
+	given bool // its PDIDs are Config's: it stays
 	pdids   [GroupSize]device.PDID
 	members map[device.NodeID]uint8 // bit k: member k lives on that node
 }
 
-// NewDirectory makes an empty directory. An error matches ErrRange.
+// NewDirectory makes an empty directory. An error matches ErrRange or
+// ErrGroupName.
 func NewDirectory(cfg DirectoryConfig) (*Directory, error) {
 	if cfg.First == 0 && cfg.Last == 0 {
 		cfg.First, cfg.Last = 1, device.PDIDMask
@@ -57,14 +69,48 @@ func NewDirectory(cfg DirectoryConfig) (*Directory, error) {
 	if cfg.First == 0 || cfg.Last < cfg.First {
 		return nil, fmt.Errorf("%w: %d to %d; take one within 1 to %d", ErrRange, cfg.First, cfg.Last, device.PDIDMask)
 	}
-	return &Directory{
+	d := &Directory{
 		first:  uint32(cfg.First),
 		last:   uint32(cfg.Last),
 		groups: make(map[groupKey]*group),
 		used:   make(map[device.PDID]bool),
 		held:   make(map[device.PDID]int),
 		next:   uint32(cfg.First),
-	}, nil
+	}
+	for _, g := range cfg.Groups {
+		if err := d.give(g); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// give lists a group with its own PDIDs.
+func (d *Directory) give(g Group) error {
+	if err := checkGroupName(g.Name); err != nil {
+		return err
+	}
+	first, last := uint32(g.First), uint32(g.First)+GroupSize-1
+	k := groupKey{g.UID, g.Name}
+	switch {
+	case first == 0 || last > device.PDIDMask:
+		return fmt.Errorf("%w: group %q of uid %d has PDIDs %d to %d; take them within 1 to %d", ErrRange, g.Name, g.UID, first, last, device.PDIDMask)
+	case first <= d.last && last >= d.first:
+		return fmt.Errorf("%w: group %q of uid %d has PDIDs %d to %d, within pfd's own %d to %d; keep them apart", ErrRange, g.Name, g.UID, first, last, d.first, d.last)
+	case d.groups[k] != nil:
+		return fmt.Errorf("%w: group %q of uid %d is listed twice", ErrRange, g.Name, g.UID)
+	}
+	e := &group{given: true, members: make(map[device.NodeID]uint8)}
+	for i := range e.pdids {
+		if e.pdids[i] = g.First + device.PDID(i); d.used[e.pdids[i]] {
+			return fmt.Errorf("%w: PDID %d of group %q of uid %d is another group's too", ErrRange, e.pdids[i], g.Name, g.UID)
+		}
+	}
+	for _, p := range e.pdids {
+		d.used[p] = true
+	}
+	d.groups[k] = e
+	return nil
 }
 
 // Range gives the first and the last PDID that the directory may give out.
@@ -128,7 +174,7 @@ func (d *Directory) leave(node device.NodeID, uid uint32, name string, member in
 		return
 	}
 	delete(g.members, node)
-	if len(g.members) > 0 {
+	if len(g.members) > 0 || g.given {
 		return
 	}
 	for _, p := range g.pdids {

@@ -1,0 +1,82 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+)
+
+// directory makes the directory of groups and PDIDs, as the configuration has it.
+func (d *Daemon) directory() (*domain.Directory, error) {
+	c := domain.DirectoryConfig{First: d.cfg.FirstPDID, Last: d.cfg.LastPDID}
+	if d.cfg.Groups != "" {
+		text, err := os.ReadFile(d.cfg.Groups)
+		if err != nil {
+			return nil, fmt.Errorf("groups: %w", err)
+		}
+		if c.Groups, err = ParseGroups(string(text)); err != nil {
+			return nil, fmt.Errorf("groups in %s: %w", d.cfg.Groups, err)
+		}
+	}
+	return domain.NewDirectory(c)
+}
+
+// ParseGroups reads a file of groups that several pfds share: a line a group,
+// its user's number, its name and the first of its eight PDIDs; what follows a
+// '#' is a remark. Errors match ErrConfig and name the line.
+func ParseGroups(text string) ([]domain.Group, error) {
+	var list []domain.Group
+	line := 0
+	for l := range strings.Lines(text) {
+		line++
+		l, _, _ = strings.Cut(l, "#")
+		f := strings.Fields(l)
+		if len(f) == 0 {
+			continue
+		}
+		if len(f) != 3 {
+			return nil, fmt.Errorf("%w: line %d has %d words: want UID GROUP FIRST-PDID", ErrConfig, line, len(f))
+		}
+		uid, err := strconv.ParseUint(f[0], 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("%w: line %d: user %q is no number", ErrConfig, line, f[0])
+		}
+		if err := attach.CheckGroup(f[1]); err != nil {
+			return nil, fmt.Errorf("%w: line %d: %w", ErrConfig, line, err)
+		}
+		first, err := strconv.ParseUint(f[2], 0, 16)
+		if err != nil || first == 0 || first+domain.GroupSize-1 > device.PDIDMask {
+			return nil, fmt.Errorf("%w: line %d: first PDID %q: want 1 to %d", ErrConfig, line, f[2], device.PDIDMask-domain.GroupSize+1)
+		}
+		list = append(list, domain.Group{UID: uint32(uid), Name: f[1], First: device.PDID(first)})
+	}
+	return list, nil
+}
+
+// ParsePDIDs reads a range of PDIDs, A-B; "" is all of them. Errors match
+// ErrConfig.
+func ParsePDIDs(s string) (first, last device.PDID, err error) {
+	if s == "" {
+		return 0, 0, nil
+	}
+	a, b, ok := strings.Cut(s, "-")
+	x, errA := strconv.ParseUint(a, 0, 16)
+	y, errB := strconv.ParseUint(b, 0, 16)
+	if !ok || errA != nil || errB != nil || x == 0 || y < x+domain.GroupSize-1 {
+		return 0, 0, fmt.Errorf("%w: --pdid-range %q: want A-B, 1 to %d, %d PDIDs at least", ErrConfig, s, device.PDIDMask, domain.GroupSize)
+	}
+	return device.PDID(x), device.PDID(y), nil
+}
+
+// enterNetwork does what comes between the nodes' initialization and the first
+// process.
+func (d *Daemon) enterNetwork(ctx context.Context) error {
+	d.settle(ctx, d.nodes...)
+	return nil
+}

@@ -155,7 +155,7 @@ func (c *Client) Registers(ctx context.Context, node int, window string) ([]Regi
 
 // Metrics asks for the metrics in Prometheus' text format.
 func (c *Client) Metrics(ctx context.Context) (string, error) {
-	body, err := c.fetch(ctx, PathMetrics, nil)
+	body, err := c.fetch(ctx, http.MethodGet, PathMetrics, nil)
 	return string(body), err
 }
 
@@ -168,10 +168,15 @@ func nodeQuery(node int) url.Values {
 }
 
 func (c *Client) get(ctx context.Context, path string, q url.Values, answer any) error {
-	body, err := c.fetch(ctx, path, q)
+	body, err := c.fetch(ctx, http.MethodGet, path, q)
 	if err != nil {
 		return err
 	}
+	return c.decode(path, body, answer)
+}
+
+// decode reads an answer of this version.
+func (c *Client) decode(path string, body []byte, answer any) error {
 	var v struct {
 		Version int `json:"version"`
 	}
@@ -187,9 +192,23 @@ func (c *Client) get(ctx context.Context, path string, q url.Values, answer any)
 	return nil
 }
 
-func (c *Client) fetch(ctx context.Context, path string, q url.Values) ([]byte, error) {
+func (c *Client) fetch(ctx context.Context, method, path string, q url.Values) ([]byte, error) {
+	body, err := c.open(ctx, method, path, q)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	b, err := io.ReadAll(io.LimitReader(body, maxReply))
+	if err != nil {
+		return nil, fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
+	}
+	return b, nil
+}
+
+// open asks and gives the body of an answer that is a success.
+func (c *Client) open(ctx context.Context, method, path string, q url.Values) (io.ReadCloser, error) {
 	u := url.URL{Scheme: "http", Host: "pfd", Path: path, RawQuery: q.Encode()}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
 	}
@@ -197,13 +216,13 @@ func (c *Client) fetch(ctx context.Context, path string, q url.Values) ([]byte, 
 	if err != nil {
 		return nil, c.dialError(err)
 	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
 	if err != nil {
 		return nil, fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
-	}
-	if resp.StatusCode == http.StatusOK {
-		return body, nil
 	}
 	var e ErrorReply
 	if json.Unmarshal(body, &e) != nil || e.Error == "" {

@@ -17,6 +17,7 @@ import (
 type fakeDaemon struct {
 	socket  string
 	queries []string
+	asked   func() // called with each request
 }
 
 func startDaemon(t *testing.T, answers map[string]any) *fakeDaemon {
@@ -27,14 +28,23 @@ func startDaemon(t *testing.T, answers map[string]any) *fakeDaemon {
 		t.Fatal(err)
 	}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		d.queries = append(d.queries, r.URL.String())
+		d.queries = append(d.queries, r.Method+" "+r.URL.String())
+		if d.asked != nil {
+			d.asked()
+		}
 		answer, ok := answers[r.URL.Path]
 		if !ok {
 			w.WriteHeader(http.StatusNotFound)
 			answer = control.ErrorReply{Version: control.Version, Code: control.CodeNotFound, Error: "no node 9 here"}
 		}
-		if err := json.NewEncoder(w).Encode(answer); err != nil {
-			t.Error(err)
+		lines, ok := answer.([]any)
+		if !ok {
+			lines = []any{answer}
+		}
+		for _, line := range lines {
+			if err := json.NewEncoder(w).Encode(line); err != nil {
+				t.Error(err)
+			}
 		}
 	})}
 	done := make(chan error, 1)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -83,6 +84,7 @@ type app struct {
 	format string
 	json   bool
 	pretty bool
+	watch  time.Duration
 }
 
 func newRoot(s streams) *cobra.Command {

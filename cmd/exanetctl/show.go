@@ -17,11 +17,14 @@ func (a *app) object(name, short, id string, flags func(*cobra.Command), show fu
 		args = maxArgs(1)
 		id = " [" + id + "]"
 	}
+	show = a.watched(show)
 	sub := &cobra.Command{Use: "show" + id, Short: short, Args: args, RunE: show}
 	obj := &cobra.Command{Use: name + " [show]" + id, Short: short, Args: args, RunE: show}
-	if flags != nil {
-		flags(sub)
-		flags(obj)
+	for _, c := range []*cobra.Command{sub, obj} {
+		a.watchFlag(c)
+		if flags != nil {
+			flags(c)
+		}
 	}
 	obj.AddCommand(sub)
 	obj.AddCommand(more...)
@@ -165,7 +168,7 @@ func (a *app) domainCommand() *cobra.Command {
 			t.add(fmt.Sprintf("%d/%d", d.Node, d.Slot), fmt.Sprintf("0x%04x", d.PDID), d.UID, d.PID, d.Group, d.Method, d.Policy, d.State, ageText(d.AgeNS), d.Faults, d.PagesIn, d.Failed, d.PinnedBytes, pdids(d.Peers))
 		}
 		return t.flush()
-	})
+	}, a.grantCommand(), a.kickCommand())
 }
 
 func pdids(list []uint16) string {
@@ -364,29 +367,39 @@ func (a *app) faultCommand() *cobra.Command {
 		if a.wantJSON() {
 			return a.printJSON(control.Faults{Version: control.Version, Faults: faults})
 		}
-		t := a.table("DOMAIN", "PAGE", "SIDE", "METHOD", "POLICY", "KIND", "OUTCOME", "TRANSFER", "DRAINED_US", "PAGE-IN_US", "RESIDENT_US", "RAPF_US")
+		t := a.table(faultColumns()...)
 		for _, f := range faults {
-			side := "source"
-			if f.Write {
-				side = "destination"
-			}
-			transfer := "" // told by FAR alone
-			if f.Block {
-				transfer = fmt.Sprintf("0x%06x:%d.%d", f.SourceNode, f.Transaction, f.Sequence)
-			}
-			t.add(fmt.Sprintf("%d/%d", f.Node, f.Slot), f.Page, side, f.Method, f.Policy, f.Kind, f.Outcome, transfer,
-				micros(f.DrainedNS), micros(f.StartedNS), micros(f.ResidentNS), micros(f.RAPFNS))
+			t.add(faultCells(&f)...)
 		}
 		return t.flush()
-	})
+	}, a.monitorCommand())
+}
+
+func faultColumns() []string {
+	return []string{"DOMAIN", "PAGE", "SIDE", "METHOD", "POLICY", "KIND", "OUTCOME", "TRANSFER", "DRAINED_US", "PAGE-IN_US", "RESIDENT_US", "RAPF_US"}
+}
+
+func faultCells(f *control.Fault) []any {
+	side := "source"
+	if f.Write {
+		side = "destination"
+	}
+	transfer := "" // told by FAR alone
+	if f.Block {
+		transfer = fmt.Sprintf("0x%06x:%d.%d", f.SourceNode, f.Transaction, f.Sequence)
+	}
+	return []any{
+		fmt.Sprintf("%d/%d", f.Node, f.Slot), f.Page, side, f.Method, f.Policy, f.Kind, f.Outcome, transfer,
+		micros(f.DrainedNS), micros(f.StartedNS), micros(f.ResidentNS), micros(f.RAPFNS),
+	}
 }
 
 func (a *app) statusCommand() *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the daemon as a whole",
 		Args:  maxArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: a.watched(func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -421,6 +434,8 @@ func (a *app) statusCommand() *cobra.Command {
 				t.add(row.name, row.value)
 			}
 			return t.flush()
-		},
+		}),
 	}
+	a.watchFlag(c)
+	return c
 }

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/control"
+)
+
+func TestGrantAndKick(t *testing.T) {
+	d := startDaemon(t, map[string]any{
+		control.PathGrant: control.Changed{Version: 1, Domain: control.Domain{Node: 1, Slot: 3, PID: 77, Group: "app", Peers: []uint16{9}}},
+		control.PathKick:  control.Changed{Version: 1, Domain: control.Domain{Node: 1, Slot: 3, PID: 77}, Ended: true},
+	})
+	for _, c := range []struct {
+		line, query string
+		code        int
+		errs        string
+	}{
+		{"domain grant 1/3 0x9", "POST /v1/domains/grant?node=1&pdid=9&slot=3", exitOK, "domain 1/3 (pid 77, group app) admits 0x0009\n"},
+		{"dom g 1/3 9", "POST /v1/domains/grant?node=1&pdid=9&slot=3", exitOK, "admits 0x0009"},
+		{"domain kick 1/3", "POST /v1/domains/kick?node=1&slot=3", exitOK, "domain 1/3 (pid 77) is ended\n"},
+		{"domain kick 1", "", exitUsage, "NODE/SLOT"},
+		{"domain kick", "", exitUsage, "accepts 1 arg"},
+		{"domain grant 1/3", "", exitUsage, "accepts 2 arg"},
+		{"domain grant 1/3 0", "", exitUsage, "1 to 0xffff"},
+		{"domain grant 1/3 0x10000", "", exitUsage, "1 to 0xffff"},
+	} {
+		d.queries = nil
+		code, out, errs := ctl(append(strings.Fields(c.line), "--socket", d.socket)...)
+		if code != c.code || !strings.Contains(errs, c.errs) || out != "" {
+			t.Errorf("%s: exit code %d, %q, %q", c.line, code, out, errs)
+		}
+		if got := strings.Join(d.queries, " "); got != c.query {
+			t.Errorf("%s asks %q, want %q", c.line, got, c.query)
+		}
+	}
+	code, out, errs := ctl("domain", "kick", "1/3", "-j", "--socket", d.socket)
+	if code != exitOK || !strings.Contains(out, `"ended":true`) || errs != "" {
+		t.Errorf("-j: exit code %d, %q, %q", code, out, errs)
+	}
+	refused := startDaemon(t, map[string]any{})
+	if code, _, errs := ctl("domain", "kick", "1/3", "--socket", refused.socket); code != exitFailed || errs == "" {
+		t.Errorf("refused: exit code %d, %q", code, errs)
+	}
+}
+
+func TestMonitor(t *testing.T) {
+	faults, ok := fakeAnswers[control.PathFaults].(control.Faults)
+	if !ok {
+		t.Fatal("no faults")
+	}
+	d := startDaemon(t, map[string]any{control.PathMonitor: []any{
+		control.FaultEvent{Version: 1},
+		control.FaultEvent{Version: 1, Fault: &faults.Faults[0]},
+		control.FaultEvent{Version: 1, Lost: 12},
+		control.FaultEvent{Version: 1, Fault: &faults.Faults[1]},
+	}})
+	code, out, errs := ctl("fault", "monitor", "1", "--socket", d.socket)
+	if code != exitOK || errs != "12 faults left out: they come faster than they are printed\n" || len(d.queries) != 1 || d.queries[0] != "GET /v1/faults/monitor?node=1" {
+		t.Errorf("exit code %d, %q, asked %q", code, errs, d.queries)
+	}
+	golden(t, "monitor.table", out)
+	code, out, errs = ctl("fault", "monitor", "-j", "--socket", d.socket)
+	if code != exitOK || errs != "" {
+		t.Errorf("exit code %d, %q", code, errs)
+	}
+	golden(t, "monitor.json", out)
+}
+
+// --watch shows again and again until it is interrupted, and then ends well.
+func TestWatch(t *testing.T) {
+	for _, args := range []string{"status", "node", "node show -j", "domain show", "fault", "counter --all"} {
+		d := startDaemon(t, fakeAnswers)
+		ctx, cancel := context.WithCancel(t.Context())
+		const times = 3
+		asked := 0
+		d.asked = func() {
+			if asked++; asked > times {
+				cancel()
+			}
+		}
+		var out, errs bytes.Buffer
+		code := run(ctx, append(strings.Fields(args), "--watch", "100ms", "--socket", d.socket),
+			streams{in: &bytes.Buffer{}, out: &out, err: &errs, getenv: func(string) string { return "" }})
+		cancel()
+		_, once, _ := ctl(append(strings.Fields(args), "--socket", d.socket)...)
+		between := "\n"
+		if strings.Contains(args, "-j") {
+			between = ""
+		}
+		want := strings.Repeat(between+once, times)[len(between):]
+		// The request that the interruption cut may have begun a picture.
+		if code != exitOK || errs.Len() != 0 || !strings.HasPrefix(out.String(), want) || strings.Count(out.String(), once) > times+1 {
+			t.Errorf("%s: exit code %d, %q, shows\n%s\nwant %d times\n%s", args, code, errs.String(), out.String(), times, once)
+		}
+	}
+	d := startDaemon(t, fakeAnswers)
+	if code, _, errs := ctl("status", "--watch", "1ms", "--socket", d.socket); code != exitUsage || !strings.Contains(errs, "100ms or more") {
+		t.Errorf("--watch 1ms: exit code %d, %q", code, errs)
+	}
+	// A daemon that goes away ends it.
+	if code, _, _ := ctl("status", "--watch", "1s", "--socket", d.socket+".none"); code != exitNoDaemon {
+		t.Errorf("without a daemon: exit code %d", code)
+	}
+}

@@ -1,0 +1,71 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+)
+
+// Grant admits a PDID to the domain of a slot: its processes may then reach the
+// domain's memory. It is for the domain's owner, root, and the uid of pfd.
+func (c *Client) Grant(ctx context.Context, node, slot int, pdid uint16) (Changed, error) {
+	q := slotQuery(node, slot)
+	q.Set("pdid", strconv.Itoa(int(pdid)))
+	return c.change(ctx, PathGrant, q)
+}
+
+// Kick ends the attachment of a slot. It is for the domain's owner, root, and
+// the uid of pfd.
+func (c *Client) Kick(ctx context.Context, node, slot int) (Changed, error) {
+	return c.change(ctx, PathKick, slotQuery(node, slot))
+}
+
+func slotQuery(node, slot int) url.Values {
+	return url.Values{"node": {strconv.Itoa(node)}, "slot": {strconv.Itoa(slot)}}
+}
+
+func (c *Client) change(ctx context.Context, path string, q url.Values) (r Changed, err error) {
+	body, err := c.fetch(ctx, http.MethodPost, path, q)
+	if err != nil {
+		return r, err
+	}
+	return r, c.decode(path, body, &r)
+}
+
+// maxEvent bounds one line of MonitorFaults.
+const maxEvent = 64 << 10
+
+// MonitorFaults calls each for every fault of a node (AllNodes: of all) whose
+// outcome becomes final, until ctx ends, pfd ends (nil), or each gives an error.
+// The first call has neither a fault nor a loss: from then on none is missed.
+func (c *Client) MonitorFaults(ctx context.Context, node int, each func(FaultEvent) error) error {
+	body, err := c.open(ctx, http.MethodGet, PathMonitor, nodeQuery(node))
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, maxEvent)
+	for lines.Scan() {
+		var e FaultEvent
+		if err := c.decode(PathMonitor, lines.Bytes(), &e); err != nil {
+			return err
+		}
+		if err := each(e); err != nil {
+			return err
+		}
+	}
+	err = lines.Err()
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("pfd on %s: %w", c.socket, ctx.Err())
+	case err == nil || errors.Is(err, io.ErrUnexpectedEOF):
+		return nil // pfd has ended, in good order or not
+	}
+	return fmt.Errorf("pfd on %s: %s: %w", c.socket, PathMonitor, err)
+}

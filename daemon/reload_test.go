@@ -1,0 +1,156 @@
+package daemon
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/device"
+)
+
+func TestReload(t *testing.T) {
+	var level slog.LevelVar
+	r := start(t, func(c *Config) { c.Level = &level })
+	next := r.cfg
+	next.LogLevel, next.TimeoutUS, next.GuardUS = slog.LevelDebug, 1234, 56789
+	next.HandshakesPerUID, next.Nodes, next.SourceFaults = 3, 7, SourceTimeout
+	got, err := r.Reload(r.ctx(), next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"log-level", "timeout-us", "guard-us", "handshakes-per-uid"}; !slices.Equal(got.Changed, want) {
+		t.Errorf("changed %q, want %q", got.Changed, want)
+	}
+	if want := []string{"nodes", "source-faults"}; !slices.Equal(got.Restart, want) {
+		t.Errorf("for a restart %q, want %q", got.Restart, want)
+	}
+	if level.Level() != slog.LevelDebug || r.handshakes.max != 3 {
+		t.Errorf("level %v, %d handshakes", level.Level(), r.handshakes.max)
+	}
+	s, err := r.client.Status(r.ctx())
+	if err != nil || s.TimeoutUS != 1234 || s.GuardUS != 56789 || s.Nodes != 2 || s.SourceFaults != SourceFIFO {
+		t.Errorf("status %+v, %v", s, err)
+	}
+	r.fake.do(func() {
+		for i, n := range r.fake.nodes {
+			if n.Get(device.PL, device.PLTimeoutUS) != 1234 || n.Get(device.PL, device.PLGuardUS) != 56789 {
+				t.Errorf("node %d has other time-outs", i)
+			}
+		}
+	})
+	// The same once more changes nothing; what needs a restart is said again.
+	if got, err = r.Reload(r.ctx(), next); err != nil || len(got.Changed) != 0 || len(got.Restart) != 2 {
+		t.Errorf("again: %+v, %v", got, err)
+	}
+	bad := next
+	bad.TimeoutUS = 0
+	if _, err := r.Reload(r.ctx(), bad); !errors.Is(err, ErrConfig) {
+		t.Errorf("a configuration that cannot be: %v", err)
+	}
+	if s, err := r.client.Status(r.ctx()); err != nil || s.TimeoutUS != 1234 {
+		t.Errorf("after an error: %+v, %v", s, err)
+	}
+}
+
+// manager is a service manager's socket.
+func manager(t *testing.T) func() string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "notify")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	t.Setenv("NOTIFY_SOCKET", name)
+	return func() string {
+		b := make([]byte, 4096)
+		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := c.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b[:n])
+	}
+}
+
+func TestReloadIsToldToTheServiceManager(t *testing.T) {
+	next := manager(t)
+	r := start(t)
+	next() // READY
+	if _, err := r.Reload(r.ctx(), r.cfg); err != nil {
+		t.Fatal(err)
+	}
+	if s := next(); !strings.HasPrefix(s, "RELOADING=1\nMONOTONIC_USEC=") || strings.HasSuffix(s, "=0") {
+		t.Errorf("told %q", s)
+	}
+	if s := next(); s != "READY=1" {
+		t.Errorf("told %q", s)
+	}
+}
+
+// The watchdog hears of pfd as long as its engine answers.
+func TestWatchdog(t *testing.T) {
+	next := manager(t)
+	t.Setenv("WATCHDOG_USEC", "20000")
+	var out syncBuffer
+	r := start(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(&out, nil)) })
+	next() // READY
+	for range 3 {
+		if s := next(); s != "WATCHDOG=1" {
+			t.Fatalf("told %q", s)
+		}
+	}
+	gate := make(chan struct{})
+	r.fake.post(func() { <-gate })
+	for deadline := time.Now().Add(patience); !strings.Contains(out.String(), "watchdog is not fed"); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a stuck engine is not noticed")
+		}
+	}
+	close(gate)
+	for range 3 {
+		if s := next(); s != "WATCHDOG=1" {
+			t.Fatalf("told %q", s)
+		}
+	}
+}
+
+func TestWatchdogIsForThisProcess(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "@x")
+	for _, tc := range []struct {
+		pid, us string
+		want    time.Duration
+	}{{"", "30000000", 30 * time.Second}, {"1", "30000000", 0}, {"", "", 0}, {"", "-5", 0}, {"", "x", 0}} {
+		env := map[string]string{"WATCHDOG_PID": tc.pid, "WATCHDOG_USEC": tc.us}
+		if got := watchdog(func(k string) string { return env[k] }); got != tc.want {
+			t.Errorf("%+v: %v", tc, got)
+		}
+	}
+}
+
+// syncBuffer is a buffer that several goroutines use.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}

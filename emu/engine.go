@@ -86,6 +86,7 @@ type Engine struct {
 	queue   []item // actions to be done, from head on
 	head    int
 	actions []soc.Action // scratch of step
+	clock   int64        // the machines' time: read once a pass and after each call
 	tasks   []*call      // calls that Do asked for
 	current *call        // what the lease is held for
 	live    []*slot      // attached slots
@@ -140,6 +141,7 @@ type slot struct {
 	index int
 	att   *Attachment
 	kick  uint32 // last seen
+	sends bool   // messages were not looked at since
 	gone  bool
 	slow  bool // served by mem instead of inline
 	quick int  // short calls in a row since it became slow

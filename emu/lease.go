@@ -52,6 +52,7 @@ func (e *Engine) perform(c *call) bool {
 		e.finish(c)
 		return false
 	}
+	e.clock = e.Now()
 	e.complete(c)
 	return true
 }

@@ -68,20 +68,20 @@ func (e *Engine) end() {
 // pass does once whatever there is to do. ok false: the lease was lost, and the
 // caller must touch nothing any more.
 func (e *Engine) pass() (busy, ok bool) {
+	e.clock = e.Now()
 	if e.inbox.Load() {
 		busy = true
 		e.takeInbox()
 	}
 	for _, s := range e.live {
-		if k := s.att.Pages.Kick(); k != s.kick {
+		if k := s.att.Pages.Kick(); k != s.kick || s.sends {
 			busy = true
 			s.kick = k
 			e.kicked(s)
 		}
 	}
-	now := e.Now()
 	for _, n := range e.nodes {
-		if n.soc.Deadline() <= now {
+		if n.soc.Deadline() <= e.clock {
 			busy = true
 			e.step(n, &soc.Event{Kind: soc.Tick})
 		}
@@ -126,13 +126,13 @@ const passWork = 64
 // step gives a node an event; what it wants done joins the queue.
 func (e *Engine) step(n *node, ev *soc.Event) {
 	from := len(e.actions)
-	e.actions = n.soc.Step(e.Now(), ev, e.actions)
+	e.actions = n.soc.Step(e.clock, ev, e.actions)
 	e.enqueue(n, from)
 }
 
 func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uint64) {
 	from := len(e.actions)
-	e.actions = n.soc.Store(e.Now(), id, off, width, v, e.actions)
+	e.actions = n.soc.Store(e.clock, id, off, width, v, e.actions)
 	e.enqueue(n, from)
 }
 
@@ -208,14 +208,19 @@ func (e *Engine) next() bool {
 	return true
 }
 
-// kicked takes what a process has published: its doorbell and its messages.
+// kicked takes what a process has published: its doorbell and, the next time,
+// its messages. A doorbell is announced by both, and its transfer need not wait
+// for the second announcement.
 func (e *Engine) kicked(s *slot) {
 	p := s.att.Pages
+	s.sends = false
 	if v := p.TakeDoorbell(); v != 0 {
 		if v > device.ChannelsPerSlot {
 			v = device.ChannelsPerSlot + 1 // any channel that does not exist: refused and counted
 		}
 		e.ring(s, int(v-1), soc.DoorbellRung)
+		s.sends = true
+		return
 	}
 	var m attach.Message
 	iface := device.MailboxProcess + s.index
@@ -326,7 +331,7 @@ func (e *Engine) worth() bool {
 		return true
 	}
 	for _, s := range e.live {
-		if s.att.Pages.Kick() != s.kick {
+		if s.att.Pages.Kick() != s.kick || s.sends {
 			return true
 		}
 	}

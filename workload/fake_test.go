@@ -34,6 +34,11 @@ func TestMain(m *testing.M) {
 			if how == "refuse" {
 				return nil, errors.New("no slot is free: close a process")
 			}
+			if how == fmt.Sprintf("lock %d", a.Node) {
+				if _, err := lock(3); err != nil {
+					return nil, err
+				}
+			}
 			return &fakeEndpoint{how: how, node: a.Node}, nil
 		})
 		if err != nil {

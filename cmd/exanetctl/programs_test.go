@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/workload"
+)
+
+// programs builds pfd and exanetctl into bin/ of a directory, as `make build`
+// does.
+func programs(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", filepath.Join(dir, "bin")+"/", "../pfd", ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return dir
+}
+
+// startPFD starts a pfd of two nodes.
+func startPFD(t *testing.T, dir string) *workload.DaemonProcess {
+	t.Helper()
+	runtime.LockOSThread() // pfd ends with this thread: see StartDaemon
+	t.Cleanup(runtime.UnlockOSThread)
+	d, err := workload.StartDaemon(t.Context(), filepath.Join(dir, "bin", "pfd"), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// patience is met only where something hangs.
+const patience = 2 * time.Minute
+
+// execute runs a command line as a user types it in dir.
+func execute(t *testing.T, dir, line string, env ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	words := strings.Fields(line)
+	cmd := exec.CommandContext(ctx, filepath.Join(dir, words[0]), words[1:]...)
+	var out, errs bytes.Buffer
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = dir, &out, &errs, append(os.Environ(), env...)
+	if err := cmd.Run(); err != nil {
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() < 0 {
+			t.Fatalf("%s: %v\n%s", line, err, errs.String())
+		}
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+var (
+	backticked = regexp.MustCompile("`([^`]+)`")
+	// endless are commands that a user ends, or that start what another test
+	// starts.
+	endless = []string{"serve", "monitor", "--watch", "reload"}
+)
+
+// readmeCommands gives exanetctl's command lines in the README's table of
+// commands. A first cell may name several; the later ones go without the
+// program's name.
+func readmeCommands(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for row := range strings.Lines(string(text)) {
+		const program = "bin/exanetctl "
+		if !strings.HasPrefix(row, "| `"+program) {
+			continue
+		}
+		cell, _, _ := strings.Cut(row[1:], "|")
+		for _, m := range backticked.FindAllStringSubmatch(cell, -1) {
+			line := program + strings.TrimPrefix(m[1], program)
+			words := strings.Fields(line)
+			placeholder := slices.ContainsFunc(words, func(w string) bool { return len(w) > 1 && strings.ToUpper(w) == w && strings.ToLower(w) != w })
+			if placeholder || slices.ContainsFunc(endless, func(e string) bool { return slices.Contains(words, e) }) {
+				t.Logf("not run: %s", line)
+				continue
+			}
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// A new user types the README's commands, in its order, and each does what it
+// says.
+func TestREADMECommandsRun(t *testing.T) {
+	dir := programs(t)
+	d := startPFD(t, dir)
+	// The README's commands name no socket: a pfd on the default one is meant.
+	env := "RUNTIME_DIRECTORY=" + filepath.Dir(d.Socket())
+	lines := readmeCommands(t)
+	if len(lines) < 10 {
+		t.Errorf("only %d commands found: %q", len(lines), lines)
+	}
+	for _, line := range lines {
+		code, out, errs := execute(t, dir, line, env)
+		if code != exitOK || errs != "" || strings.TrimSpace(out) == "" {
+			t.Errorf("%s: exit code %d, standard error %q, standard output %q", line, code, errs, out)
+		}
+	}
+	// The write above has left its faults in the log.
+	if _, out, _ := execute(t, dir, "bin/exanetctl fault --last 3", env); strings.Count(out, "resolved") != 3 {
+		t.Errorf("fault --last 3 shows\n%s", out)
+	}
+}
+
+// The command of issue "First light", letter by letter, against a real pfd; and
+// what its object says where transfers fail.
+func TestWriteOfTheIssue(t *testing.T) {
+	dir := programs(t)
+	d := startPFD(t, dir)
+	at := " --socket " + d.Socket()
+	const line = "bin/exanetctl write --from 0 --to 1 --size 4KiB --count 200 --src present --dst absent --method gup --policy p1 -o json"
+	decode := func(line string, want int) (r workload.Result, errs string) {
+		code, out, errs := execute(t, dir, line+at)
+		if err := json.Unmarshal([]byte(out), &r); err != nil || code != want {
+			t.Fatalf("%s: exit code %d, want %d, %v, standard output %q, standard error %q", line, code, want, err, out, errs)
+		}
+		return r, errs
+	}
+	r, errs := decode(line, exitOK)
+	if r.Transfers != 200 || r.Failed != 0 || !r.Verified || r.Error != nil || r.Bytes != 200*4096 ||
+		r.Faults < 200 || r.PagesPagedIn != 200 || r.RAPF < 200 || r.Retransmits < 200 || // a busy machine's time-outs add some
+		r.PinnedBytes != 0 || r.Waiting != workload.Poll || r.Latency.P50 <= 0 || r.ThroughputGbps <= 0 || errs != "" {
+		t.Errorf("%+v, standard error %q", r, errs)
+	}
+	for _, c := range []struct {
+		flags     string
+		transfers int
+		failed    int
+		text      string
+	}{
+		{"--dst readonly --count 2", 2, 2, "mapped"},
+		{"--dst unmapped", 1, 1, "mapped"},
+		{"--src unmapped", 1, 1, "mapped"},
+		{"--size 0", 1, 1, "0 bytes"},
+		{"--to 2", 0, 0, "this pfd has 2"},
+	} {
+		r, errs := decode("bin/exanetctl write -o json "+c.flags, exitFailed)
+		if r.Transfers != c.transfers || r.Failed != c.failed || r.Error == nil || !strings.Contains(*r.Error, c.text) || !strings.Contains(errs, c.text) || r.PinnedBytes != 0 {
+			t.Errorf("%s: %+v, standard error %q", c.flags, r, errs)
+		}
+	}
+}
+
+// What `make demo` runs, after its build: it ends with the line that counts.
+func TestDemo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the demo takes some seconds: not with -short")
+	}
+	dir := programs(t)
+	code, out, errs := execute(t, dir, "bin/exanetctl demo --bin bin", "TMPDIR="+dir)
+	if code != exitOK {
+		t.Fatalf("exit code %d, %s\n%s", code, errs, out)
+	}
+	lines := strings.Split(strings.TrimRight(out, "\n"), "\n")
+	if last := lines[len(lines)-1]; !regexp.MustCompile(`^demo: ok, [1-9][0-9]* faults resolved, [1-9][0-9]* bytes verified, 0 bytes pinned$`).MatchString(last) {
+		t.Errorf("the last line is %q", last)
+	}
+	// In this order: 4 KiB and 1 MiB by gup and by touch, then FIFO, channels
+	// and the fault log.
+	rest := out
+	for _, want := range []string{
+		"--size 4KiB", "--method gup", "latency", "bytes verified, 0 pinned", "--size 4KiB", "--method touch", "latency",
+		"--size 1MiB", "--method gup", "latency", "--size 1MiB", "--method touch", "latency",
+		"channel show", "CHANNEL", "fifo show", "FIFO", "fault show", "RAPF_US", "stopped in good order", "demo: ok",
+	} {
+		_, after, found := strings.Cut(rest, want)
+		if !found {
+			t.Fatalf("no %q where it is due in\n%s", want, out)
+		}
+		rest = after
+	}
+	// pfd has gone, and its sockets with it.
+	if left, err := filepath.Glob(filepath.Join(dir, "exanet-*")); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %q, %v", left, err)
+	}
+}

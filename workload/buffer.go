@@ -35,6 +35,9 @@ type buffer struct {
 	data    uint64 // first byte of the data in the area
 	hole    span   // bytes of the area that are not mapped any more
 	child   *child // of COW
+	sharer  sharer // takes the memory; nil: the device reaches any
+	shared  bool   // it has it
+	fd      int    // of the memory, with a sharer
 }
 
 type span struct{ from, to uint64 }
@@ -66,34 +69,48 @@ func (p prepare) areaSize() uint64 {
 // for address spaces of 47 and of 39 bits.
 var holeBases = []uintptr{0x6000_0000_0000, 0x20_0000_0000}
 
-// newBuffer makes a buffer.
-func newBuffer(p prepare) (*buffer, error) {
+// newBuffer makes a buffer of private memory.
+func newBuffer(p prepare) (*buffer, error) { return newBufferOf(p, nil) }
+
+// newBufferOf makes a buffer of memory that the sharer shares, if there is one.
+func newBufferOf(p prepare, s sharer) (*buffer, error) {
 	size := p.areaSize()
-	b := &buffer{request: p, length: uintptr(size) + blockSize, data: p.data()}
+	b := &buffer{request: p, length: uintptr(size) + blockSize, data: p.data(), sharer: s, fd: -1}
 	if err := b.mmap(); err != nil {
 		return nil, err
 	}
 	// The area's second page, where the offset begins, is at a 16 KiB boundary.
 	start := roundUp(uint64(uintptr(b.mapped))+guardSize, blockSize) - guardSize - uint64(uintptr(b.mapped))
 	b.area = unsafe.Slice((*byte)(unsafe.Add(b.mapped, start)), size)
-	if err := b.fill(); err != nil {
+	err := b.fill()
+	if err == nil && s != nil {
+		err = b.share()
+	}
+	if err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	return b, nil
 }
 
 func (b *buffer) mmap() error {
-	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	const prot = unix.PROT_READ | unix.PROT_WRITE
+	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 	var err error
+	if b.sharer != nil {
+		if b.fd, err = b.sharer.memory(uint64(b.length)); err != nil {
+			return fmt.Errorf("memory of a %d-byte buffer: %w", b.length, err)
+		}
+		flags = unix.MAP_SHARED
+	}
 	if b.request.State == Unmapped {
 		for _, base := range holeBases {
-			b.mapped, err = unix.MmapPtr(-1, 0, unsafe.Add(nil, base), b.length, prot, flags|unix.MAP_FIXED_NOREPLACE)
+			b.mapped, err = unix.MmapPtr(b.fd, 0, unsafe.Add(nil, base), b.length, prot, flags|unix.MAP_FIXED_NOREPLACE)
 			if err == nil {
 				break
 			}
 		}
 	} else {
-		b.mapped, err = unix.MmapPtr(-1, 0, nil, b.length, prot, flags)
+		b.mapped, err = unix.MmapPtr(b.fd, 0, nil, b.length, prot, flags)
 	}
 	if err != nil {
 		return fmt.Errorf("mmap of a %d-byte buffer: %w", b.length, err)
@@ -138,6 +155,24 @@ func (b *buffer) fill() error {
 	return nil
 }
 
+// share lets the device reach the buffer as its state permits: the guards too, so
+// that a transfer which runs over them can show.
+func (b *buffer) share() error {
+	switch b.request.State {
+	case COW:
+		return fmt.Errorf("%w: a buffer in state cow: this device reaches shared memory only, which is never copied", ErrRequest)
+	case Unmapped:
+		return nil // an address that nobody shared
+	}
+	va := device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area))))
+	at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))) - uint64(uintptr(b.mapped))
+	if err := b.sharer.share(va, uint64(len(b.area)), b.fd, at, b.request.State != ReadOnly); err != nil {
+		return err
+	}
+	b.shared = true
+	return nil
+}
+
 // addr gives the address of the data's first byte.
 func (b *buffer) addr() device.VA {
 	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))) + device.VA(b.data)
@@ -149,6 +184,15 @@ func (b *buffer) close() error {
 	if b.child != nil {
 		errs = append(errs, b.child.close())
 		b.child = nil
+	}
+	if b.shared {
+		va := device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area))))
+		errs = append(errs, b.sharer.unshare(va, uint64(len(b.area))))
+		b.shared = false
+	}
+	if b.fd >= 0 {
+		errs = append(errs, unix.Close(b.fd))
+		b.fd = -1
 	}
 	if b.mapped != nil {
 		// Unmapping a range with a hole is no error (munmap(2)).
@@ -233,7 +277,11 @@ func (b *buffer) check(want verify, pages *pagemap) (verdict, error) {
 // resident counts the pages of the data that are there, and all of them.
 func (b *buffer) resident(pages *pagemap) (resident, total int, err error) {
 	from, to := b.data/pageSize, roundUp(b.data+b.request.Size, pageSize)/pageSize
-	resident, err = pages.resident(b.area[from*pageSize : to*pageSize])
+	if b.sharer != nil {
+		resident, err = residentShared(b.area[from*pageSize : to*pageSize])
+	} else {
+		resident, err = pages.resident(b.area[from*pageSize : to*pageSize])
+	}
 	return resident, int(to - from), err
 }
 

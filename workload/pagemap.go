@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // pagemap tells which of this process's own pages are there
@@ -46,6 +48,25 @@ func (p *pagemap) resident(b []byte) (int, error) {
 		}
 		first += uint64(len(entries) / 8)
 		n -= uint64(len(entries) / 8)
+	}
+	return count, nil
+}
+
+// residentShared counts the pages of b, whole pages of a memfd's mapping, that
+// the file has, by whomever they were touched: pagemap knows only those that this
+// process has mapped.
+func residentShared(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	there := make([]byte, len(b)/pageSize)
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), uintptr(unsafe.Pointer(unsafe.SliceData(there))))
+	if errno != 0 {
+		return 0, fmt.Errorf("residency of shared pages: %w", os.NewSyscallError("mincore", errno))
+	}
+	count := 0
+	for _, t := range there {
+		count += int(t & 1)
 	}
 	return count, nil
 }

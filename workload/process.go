@@ -25,6 +25,17 @@ type endpoint interface {
 	// write starts a transfer to what a target's export named.
 	write(va device.VA, size uint64, remote string) (transfer, error)
 	close() error
+	// sharer gives what takes buffers that the device is to reach, nil where it
+	// reaches any memory.
+	sharer() sharer
+}
+
+// sharer is an endpoint of a device that reaches only memory which was shared.
+type sharer interface {
+	// memory makes a file for size bytes.
+	memory(size uint64) (fd int, err error)
+	share(va device.VA, size uint64, fd int, offset uint64, writable bool) error
+	unshare(va device.VA, size uint64) error
 }
 
 // transfer is one transfer underway.
@@ -166,7 +177,7 @@ func (p *process) prepare(order prepare) (string, error) {
 	if err := p.drop(); err != nil {
 		return "", err
 	}
-	b, err := newBuffer(order)
+	b, err := newBufferOf(order, p.endpoint.sharer())
 	if err != nil {
 		return "", err
 	}
@@ -213,7 +224,7 @@ const warmSize = 16
 
 func (p *process) makeWarm() (string, error) {
 	if p.warm == nil {
-		b, err := newBuffer(prepare{State: Present, Size: warmSize})
+		b, err := newBufferOf(prepare{State: Present, Size: warmSize}, p.endpoint.sharer())
 		if err != nil {
 			return "", err
 		}

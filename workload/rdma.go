@@ -2,6 +2,7 @@ package workload
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/exanet/pfd/device"
@@ -36,6 +37,28 @@ func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
 func (e *rdmaEndpoint) slot() int     { return e.ep.Info().Slot }
 func (e *rdmaEndpoint) pages() uint64 { return e.ep.Stats().NumPageFaultPages }
 func (e *rdmaEndpoint) close() error  { return e.ep.Close() }
+
+func (e *rdmaEndpoint) sharer() sharer {
+	if e.ep.Info().SVA() {
+		return nil
+	}
+	return e
+}
+
+func (e *rdmaEndpoint) memory(size uint64) (int, error) { return rdma.MakeMemory(size) }
+
+func (e *rdmaEndpoint) share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
+	return e.ep.Share(va, size, fd, offset, writable)
+}
+
+// unshare takes memory back; an attachment that is over has let it go.
+func (e *rdmaEndpoint) unshare(va device.VA, size uint64) error {
+	err := e.ep.Unshare(va, size)
+	if errors.Is(err, rdma.ErrGone) || errors.Is(err, rdma.ErrClosed) {
+		return nil
+	}
+	return err
+}
 
 func (e *rdmaEndpoint) export(va device.VA, size uint64) (string, error) {
 	// A transfer of 0 bytes is the initiator's mistake to hear of.

@@ -180,7 +180,8 @@ func (m *Memory) Stats() Stats {
 
 // Share lets the device page in size bytes of a memfd, from offset on, at va of
 // a slot's address space; fd stays the caller's. The file must be sealed against
-// shrinking. Errors match ErrShare.
+// shrinking. Pages that are in memory already are entered at once, as far as that
+// evicts nothing and takes a quarter of the window at most. Errors match ErrShare.
 func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint64, write bool) error {
 	s := &share{slot: slot, va: va, offset: offset, write: write, fd: -1}
 	if err := m.check(s, size, fd); err != nil {
@@ -200,11 +201,13 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 		return fmt.Errorf("%w: keeping its descriptor: %w", ErrShare, err)
 	}
 	s.pieces = make([]*piece, (size+m.granule-1)/m.granule)
+	there := resident(s.b[:min(size, m.stats.Window/4&^(device.PageSize-1))])
 	m.mu.Lock()
 	err = m.room(s)
 	if err == nil {
 		m.shares[slot] = append(m.shares[slot], s)
 		m.stats.Shared += size
+		m.enter(s, there)
 	}
 	m.mu.Unlock()
 	if err != nil {
@@ -212,6 +215,24 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 		s.drop()
 	}
 	return err
+}
+
+// enter enters the pages of a share that are there, a byte a page. What cannot be
+// entered is left to its faults.
+func (m *Memory) enter(s *share, there []byte) {
+	for i, t := range there {
+		if t&1 == 0 {
+			continue
+		}
+		at := uint64(i) << device.PageShift
+		if s.pieces[at/m.granule] == nil && len(m.unused) == 0 {
+			return
+		}
+		p, err := m.ensure(s, at)
+		if err != nil || m.tables.set(s.slot, s.va+device.VA(at), m.address(p)+at-p.at, s.write) != nil {
+			return
+		}
+	}
 }
 
 // check refuses what can be refused without knowing the other shares.

@@ -134,6 +134,7 @@ func (d *Daemon) scrape(ctx context.Context, s *scrape) error {
 		s.counter("fault_entries_total", "faults by the side of the transfer", t.Remote, "node", node, "side", "remote")
 		s.stages(node, &n.times)
 		s.gauge("domains", "protection domains in use", float64(len(n.domains.Domains())), "node", node)
+		d.shadowMetrics(s, n.index)
 		processes = append(processes, n.processes()...)
 		return nil
 	})

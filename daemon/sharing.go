@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/exanet/pfd/attach"
@@ -117,6 +118,25 @@ func (d *Daemon) unmasked() uint32 {
 		v |= 1 << device.VectorDone
 	}
 	return v
+}
+
+// shadowMetrics adds what a node's device has of the processes' memory.
+func (d *Daemon) shadowMetrics(s *scrape, index int) {
+	m, ok := d.machine.(Sharing)
+	if !ok {
+		return
+	}
+	t, ok := m.Shadow(index)
+	if !ok {
+		return
+	}
+	node := strconv.Itoa(index)
+	s.gauge("window_bytes", "bytes of memory that the device may have mapped at one time", float64(t.Window), "node", node)
+	s.gauge("window_mapped_bytes", "bytes of memory that the device has mapped", float64(t.Mapped), "node", node)
+	s.gauge("window_pinned_bytes", "bytes of memory that mapping has pinned", float64(t.Pinned), "node", node)
+	s.gauge("window_shared_bytes", "bytes of memory that processes share", float64(t.Shared), "node", node)
+	s.counter("window_maps_total", "pieces of memory mapped for the device", t.Maps, "node", node)
+	s.counter("window_evictions_total", "pieces of memory unmapped to make room for others", t.Evictions, "node", node)
 }
 
 // serveNode delivers a node's interrupts until ctx ends. A device that goes ends

@@ -59,9 +59,10 @@ type fakeEndpoint struct {
 	stats  uint64
 }
 
-func (f *fakeEndpoint) slot() int     { return int(f.node) - 0x100 + 3 }
-func (f *fakeEndpoint) pages() uint64 { f.stats++; return f.stats * f.stats }
-func (f *fakeEndpoint) close() error  { return nil }
+func (f *fakeEndpoint) slot() int      { return int(f.node) - 0x100 + 3 }
+func (f *fakeEndpoint) pages() uint64  { f.stats++; return f.stats * f.stats }
+func (f *fakeEndpoint) sharer() sharer { return nil }
+func (f *fakeEndpoint) close() error   { return nil }
 
 func (f *fakeEndpoint) export(va device.VA, _ uint64) (string, error) {
 	return fmt.Sprintf("%d %d", os.Getpid(), uint64(va)), nil

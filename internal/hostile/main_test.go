@@ -11,7 +11,7 @@ import (
 )
 
 // patience bounds every wait: it is met only where something hangs.
-const patience = 60 * time.Second
+const patience = 20 * time.Second
 
 const agentEnv = "PFD_HOSTILE_AGENT"
 

@@ -1,0 +1,129 @@
+package hostile
+
+import (
+	"context"
+	"encoding/binary"
+	"os"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+)
+
+// raw is an attachment of this test's own process by hand: it may write what
+// the library never would.
+type raw struct {
+	t *testing.T
+	*attach.Conn
+	attach.Welcome
+	*attach.Pages
+	fds attach.Descriptors
+}
+
+func (w *world) greet(h attach.Hello) (*raw, error) {
+	c, err := attach.Dial(w.ctx(), control.AttachSocket(w.socket()))
+	if err != nil {
+		return nil, err
+	}
+	w.t.Cleanup(func() { _ = c.Close() })
+	if h.Group == "" {
+		h.Group = "raw"
+	}
+	r := &raw{t: w.t, Conn: c}
+	if r.Welcome, r.fds, err = c.Handshake(w.ctx(), h); err != nil {
+		return nil, err
+	}
+	w.t.Cleanup(r.fds.Close)
+	r.Pages, err = attach.MapMemory(r.fds[0])
+	return r, err
+}
+
+func (w *world) raw(h attach.Hello) *raw {
+	w.t.Helper()
+	r, err := w.greet(h)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return r
+}
+
+// kick tells pfd that something was published.
+func (r *raw) kick() {
+	if r.Kicked() {
+		one := binary.NativeEndian.AppendUint64(nil, 1)
+		_, _ = unix.Write(r.fds[1], one)
+	}
+}
+
+// ring publishes a descriptor and rings, as the library does.
+func (r *raw) ring(ch int, d device.Descriptor) {
+	r.t.Helper()
+	r.Publish(ch, &d)
+	for deadline := time.Now().Add(patience); !r.Ring(ch); {
+		if time.Now().After(deadline) {
+			r.t.Fatal("the doorbell is not taken")
+		}
+	}
+	r.kick()
+}
+
+// end waits for the end of a channel's transfer.
+func (r *raw) end(ch int) (done uint32, status uint8) {
+	r.t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
+		if v := r.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
+			status, _ = r.Pages.Status(ch)
+			return v, status
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("the transfer on channel %d does not end", ch)
+		}
+	}
+}
+
+// send gives a message to the packetizer, and tells what became of it.
+func (r *raw) send(dst device.NodeID, mailbox uint8, words ...uint64) uint64 {
+	r.t.Helper()
+	if !r.Pages.Send(0, dst, mailbox, words...) {
+		r.t.Fatal("the packetizer is busy")
+	}
+	r.kick()
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
+		if s := r.SendStatus(0); s != device.PktzBusy {
+			return s
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatal("the message is not taken")
+		}
+	}
+}
+
+// memory maps memory of this process that nobody has touched.
+func memory(t *testing.T, n int) []byte {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE)
+	t.Cleanup(func() { _ = unix.Munmap(b) })
+	return b
+}
+
+func va(b []byte) device.VA { return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+
+func needRoot(t *testing.T, why string) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skipf("not root: %s", why)
+	}
+}
+
+func within(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), d)
+}

@@ -149,7 +149,7 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 		return
 	}
 	blk := &s.blocks[b]
-	blk.sequence = e.Sequence
+	d.renew(s, b, e.Sequence)
 	if bad {
 		// No address of this domain: nothing to page in.
 		d.stats.BadPage++

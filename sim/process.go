@@ -7,6 +7,7 @@ import (
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc"
 )
 
@@ -21,6 +22,8 @@ type Process struct {
 	OnWords func()
 	// OnDone is called when a channel's done is final.
 	OnDone func(ch int, done uint32, status uint8)
+	// OnMail is called for each message in the process's mailbox.
+	OnMail func(src mailbox.Source, words [device.PktzMaxWords]uint64)
 	// PagedIn counts the pages that were brought in.
 	PagedIn int
 }
@@ -51,6 +54,17 @@ func (n *Node) Attach(uid uint32, base device.VA, pages int) (*Process, error) {
 // Write rings the doorbell of a channel for a descriptor.
 func (p *Process) Write(ch int, d device.Descriptor) {
 	p.node.Event(&soc.Event{Kind: soc.DoorbellRung, Slot: p.Domain.Slot, Channel: ch, Words: d.Words()})
+}
+
+// Send has packetizer channel c of the process send a message; false: refused.
+func (p *Process) Send(c int, dst device.NodeID, box uint8, words ...uint64) bool {
+	ev := soc.Event{
+		Kind: soc.MessageSent, Interface: int(p.Domain.Interface), Channel: c,
+		Destination: uint64(dst) | uint64(box)<<24, N: len(words),
+	}
+	copy(ev.Words[:], words)
+	p.node.Event(&ev)
+	return p.node.SOC.PacketizerStatus(int(p.Domain.Interface), c) == device.PktzFree
 }
 
 // Set changes the state of a page; an absent one has zeros.
@@ -116,7 +130,7 @@ func (p *Process) move(va device.VA, data []byte, write bool) bool {
 }
 
 func (p *Process) descriptor(ch int, done uint32, status uint8) {
-	if done != device.DoneOngoing && p.OnDone != nil {
+	if ch < device.WriteChannels && done != device.DoneOngoing && p.OnDone != nil {
 		p.OnDone(ch, done, status)
 	}
 }

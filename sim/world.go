@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/link"
+	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -33,6 +34,13 @@ type Config struct {
 	TimeoutUS  uint32
 	GuardUS    uint32
 	Policy     fault.Policy
+	// Outstanding is OUTSTANDING, 0 what pfd writes.
+	Outstanding uint32
+	// Interrupt is how long a vector takes to the driver at most, ns; 0: 200.
+	Interrupt int64
+	// Firmware, IDs, FIFO and Contexts are soc.Config's.
+	Firmware            r5.Options
+	IDs, FIFO, Contexts int
 }
 
 // World is a few nodes with their drivers, links and processes.
@@ -102,6 +110,7 @@ func New(cfg Config) (*World, error) {
 		n := &Node{world: w, deadline: 1 << 62}
 		n.SOC = soc.New(soc.Config{
 			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: true, Epoch: uint16(w.rng.Uint32()) | 1,
+			Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts,
 			Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 		})
 		n.link = link.New(cfg.Injection, w.rng, w.pool)
@@ -120,7 +129,7 @@ func New(cfg Config) (*World, error) {
 		if err := n.Domains.Init(); err != nil {
 			return nil, fmt.Errorf("node %d: %w", i, err)
 		}
-		for reg, v := range map[uint32]uint32{device.PLTimeoutUS: cfg.TimeoutUS, device.PLGuardUS: cfg.GuardUS} {
+		for reg, v := range map[uint32]uint32{device.PLTimeoutUS: cfg.TimeoutUS, device.PLGuardUS: cfg.GuardUS, device.PLOutstanding: cfg.Outstanding} {
 			if v != 0 {
 				_ = n.windows[device.PL].Write32(reg, v)
 			}
@@ -235,10 +244,27 @@ func (n *Node) do(actions []soc.Action) {
 			})
 		case soc.Interrupt:
 			v := int(a.Vector)
-			w.after(200, func() { n.handler.Interrupt(v) })
+			d := int64(200)
+			if w.cfg.Interrupt > 0 {
+				d += w.rng.Int64N(w.cfg.Interrupt)
+			}
+			w.after(d, func() { n.handler.Interrupt(v) })
 		case soc.DescriptorChanged:
 			if p := n.process[a.Slot]; p != nil {
 				p.descriptor(int(a.Channel), a.Done, a.Status)
+			}
+		case soc.MailArrived:
+			m := int(a.Interface)
+			if p := n.process[(m-device.MailboxProcess)%device.Slots]; p != nil && p.OnMail != nil {
+				w.after(200, func() {
+					for {
+						src, words, ok := n.SOC.TakeMail(m)
+						if !ok {
+							return
+						}
+						p.OnMail(src, words)
+					}
+				})
 			}
 		case soc.WordsWritten:
 			if p := n.process[a.Slot]; p != nil && p.OnWords != nil {

@@ -153,13 +153,6 @@ func (s *scenario) impossible(t *transfer) bool {
 		t.words >= 0 && dead(s.dst, t.desc.Notify, 16, true)
 }
 
-func word(b []byte) (v uint64) {
-	for i := 7; i >= 0; i-- {
-		v = v<<8 | uint64(b[i])
-	}
-	return v
-}
-
 // reuse is what an application does at once when it sees completion: it checks
 // the bytes and overwrites them with its own, and must find these at the end.
 func (s *scenario) reuse(t *transfer) {

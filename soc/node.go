@@ -30,8 +30,10 @@ type Config struct {
 	Route func(device.NodeID) bool
 	// Firmware switches off optimizations of the firmware.
 	Firmware r5.Options
-	// IDs is the number of transaction ids in use, for tests; 0: all.
-	IDs int
+	// IDs, FIFO and Contexts are the numbers of transaction ids, of entries of
+	// the page-fault FIFOs and of receive contexts, for tests that use them up;
+	// 0: all.
+	IDs, FIFO, Contexts int
 	// BTCM is the memory of window btcm, of its size, where somebody else is to
 	// see it too; nil: the node's own.
 	BTCM []byte
@@ -81,6 +83,8 @@ func New(cfg Config) *Node {
 	if len(n.btcm) < int(device.BTCM.Size()) {
 		n.btcm = make([]byte, device.BTCM.Size())
 	}
+	n.rx.SetLimit(cfg.FIFO)
+	n.tx.SetLimit(cfg.FIFO)
 	n.smmu = smmu.New(&n.counts)
 	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Options: cfg.Firmware, IDs: cfg.IDs}, &n.counts)
 	tx := &n.tx
@@ -88,7 +92,7 @@ func New(cfg Config) *Node {
 		tx = nil
 	}
 	n.dma = pldma.New(pldma.Config{
-		Node: n.id, VABits: cfg.VABits, Pool: cfg.Pool, SMMU: n.smmu, RX: &n.rx, TX: tx, Counts: &n.counts,
+		Node: n.id, VABits: cfg.VABits, Pool: cfg.Pool, SMMU: n.smmu, RX: &n.rx, TX: tx, Counts: &n.counts, Contexts: cfg.Contexts,
 	}, (*sink)(n))
 	n.dma.Reset(cfg.Epoch)
 	n.clearBTCM()

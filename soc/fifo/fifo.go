@@ -17,6 +17,7 @@ type FIFO struct {
 	head     int // oldest entry
 	level    int
 	seen     uint8 // words a, b and c of the head read since the last pop, bits 0..2
+	limit    int   // entries, 0 all: for tests that fill it
 	overflow bool
 	last     [2]device.FaultEntry // the last two pushed, for duplicates
 	lasts    int
@@ -44,7 +45,7 @@ func (f *FIFO) Push(e device.FaultEntry, ext uint32) Outcome {
 			return Duplicate
 		}
 	}
-	if f.level == device.FIFODepth {
+	if f.level == f.depth() {
 		f.overflow = true
 		return Overflowed
 	}
@@ -114,7 +115,7 @@ func (f *FIFO) Status() uint32 {
 	if f.level == 0 {
 		s |= device.FIFOEmpty
 	}
-	if f.level == device.FIFODepth {
+	if f.level == f.depth() {
 		s |= device.FIFOFull
 	}
 	return s
@@ -140,4 +141,15 @@ func (f *FIFO) Peek(i int) (device.FaultEntry, uint32, bool) {
 }
 
 // Reset empties the FIFO, a half-read head too.
-func (f *FIFO) Reset() { *f = FIFO{} }
+func (f *FIFO) Reset() { *f = FIFO{limit: f.limit} }
+
+// SetLimit makes the FIFO hold n entries, 0 all that it can: for tests that fill
+// it.
+func (f *FIFO) SetLimit(n int) { f.limit = n }
+
+func (f *FIFO) depth() int {
+	if f.limit > 0 && f.limit < device.FIFODepth {
+		return f.limit
+	}
+	return device.FIFODepth
+}

@@ -21,13 +21,23 @@ const (
 // Injection says how often, of a million, something befalls a frame.
 type Injection struct {
 	LoseData, LoseAck, LoseNack, LoseRAPF int
-	Duplicate                             int
+	// LoseRead loses read requests, LoseAnswer the firmware's answers to them.
+	LoseRead, LoseAnswer int
+	Duplicate            int
 	// Delay holds a frame back for up to DelayMax ns, behind later ones.
 	Delay    int
 	DelayMax int64
 	// Tear loses some packets of a data frame, Corrupt spoils some.
 	Tear, Corrupt int
+	// Routes is the number of ways to each node, 0 is 1; a block takes one by
+	// its number and sequence number, and each is RouteDelay ns longer than the
+	// one before (001 abstract: multi-pathing by block).
+	Routes     int
+	RouteDelay int64
 }
+
+// maxRoutes bounds Injection.Routes.
+const maxRoutes = 8
 
 // Delivery is a frame and when it arrives.
 type Delivery struct {
@@ -40,7 +50,7 @@ type Link struct {
 	inj  Injection
 	rng  *rand.Rand
 	pool *wire.Pool
-	free int64 // when the wire is free again
+	free [maxRoutes]int64 // when a route's wire is free again
 	// Lost counts what was lost, by kind of frame.
 	Lost [5]uint64
 }
@@ -61,9 +71,13 @@ func (l *Link) chance(perMillion int) bool {
 // frame is the link's.
 func (l *Link) Carry(now int64, f *wire.Frame, out []Delivery) []Delivery {
 	bytes := int64(len(f.Payload)) + 64
-	start := max(now, l.free)
-	l.free = start + bytes*nsPerByte10/10
-	at := l.free + HopLatency
+	route := 0
+	if n := min(l.inj.Routes, maxRoutes); n > 1 && (f.Kind == wire.Data || f.Kind == wire.Words) {
+		route = int((uint32(f.ID) + f.Block + uint32(f.Seq)) % uint32(n))
+	}
+	start := max(now, l.free[route])
+	l.free[route] = start + bytes*nsPerByte10/10
+	at := l.free[route] + HopLatency + int64(route)*l.inj.RouteDelay
 	if l.lose(f) {
 		l.Lost[f.Kind%5]++
 		l.pool.Put(f)
@@ -105,7 +119,17 @@ func (l *Link) lose(f *wire.Frame) bool {
 		}
 		return l.chance(l.inj.LoseNack)
 	case wire.Message:
-		return f.MessageLen > 0 && mailbox.OpcodeOf(f.Message[0]) == mailbox.OpRAPF && l.chance(l.inj.LoseRAPF)
+		if f.MessageLen == 0 {
+			return false
+		}
+		switch mailbox.OpcodeOf(f.Message[0]) {
+		case mailbox.OpRAPF:
+			return l.chance(l.inj.LoseRAPF)
+		case mailbox.OpRead:
+			return l.chance(l.inj.LoseRead)
+		case mailbox.OpAck:
+			return l.chance(l.inj.LoseAnswer)
+		}
 	}
 	return false
 }

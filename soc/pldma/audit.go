@@ -12,7 +12,7 @@ var ErrAudit = errors.New("PLDMA audit")
 
 // Audit checks the engine's bounds: contexts, their shares, accesses in flight.
 func (e *Engine) Audit() error {
-	if e.recv.open < 0 || e.recv.open > device.Contexts {
+	if e.recv.open < 0 || e.recv.open > e.cfg.Contexts {
 		return fmt.Errorf("%w: %d contexts open", ErrAudit, e.recv.open)
 	}
 	sum := 0

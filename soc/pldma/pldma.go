@@ -107,6 +107,9 @@ type Config struct {
 	SMMU   *smmu.SMMU
 	RX, TX *fifo.FIFO // TX nil: no TXFIFO
 	Counts *[device.Counters]uint64
+	// Contexts is the number of receive contexts, for tests that use them up; 0:
+	// all 128.
+	Contexts int
 }
 
 // Engine is one node's PLDMA. It belongs to one goroutine.
@@ -128,6 +131,9 @@ type Engine struct {
 
 // New gives an engine at reset.
 func New(cfg Config, sink Sink) *Engine {
+	if cfg.Contexts <= 0 || cfg.Contexts > device.Contexts {
+		cfg.Contexts = device.Contexts
+	}
 	e := &Engine{cfg: cfg, sink: sink}
 	e.recv.init()
 	return e

@@ -246,7 +246,7 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	case uint64(f.VA) >= limit || uint64(f.Length) > limit-uint64(f.VA),
 		f.HasWords && !f.WordsMissing && uint64(f.Completion.VA) > limit-16:
 		code = device.CodeDecode
-	case e.recv.open >= device.Contexts || e.recv.byDomain[f.SrcPDID] >= maxDomainContexts:
+	case e.recv.open >= e.cfg.Contexts || e.recv.byDomain[f.SrcPDID] >= maxDomainContexts:
 		code = device.CodeNoContext
 	}
 	if code != device.CodeAck {

@@ -98,6 +98,7 @@ type Firmware struct {
 	// belongs to the pair, never starts again, and so a receiver can order
 	// whatever it hears from one (source, id).
 	seq        map[device.NodeID]*[device.Transactions]device.Sequence
+	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
 }
 
@@ -174,6 +175,7 @@ func (fw *Firmware) SetDomain(slot int, pdid device.PDID, enabled bool) {
 		fw.reserve -= max(0, keptIDs-d.ids)
 	}
 	d.pdid, d.enabled = pdid, enabled
+	d.reads.failed = [maxPending]failure{}
 	if enabled {
 		fw.reserve += max(0, keptIDs-d.ids)
 	}
@@ -362,6 +364,7 @@ func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
 		return
 	}
 	if fw.cfg.TXFIFO {
+		t.atSource = true
 		fw.pause(now, int16(id))
 		return
 	}
@@ -390,7 +393,7 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 	c := int16(t.transfer)
 	x := &fw.channels[c]
 	fromTarget := src == t.node && m.PDID == x.dst
-	fromSource := src == fw.cfg.Node && m.PDID == x.pdid
+	fromSource := src == fw.cfg.Node && m.PDID == x.pdid && t.atSource
 	if m.PDID != m.Claimed || !fromTarget && !fromSource {
 		fw.counts[device.RAPFDenied]++
 		return
@@ -435,6 +438,7 @@ func (fw *Firmware) retransmit(now int64, id int16) {
 		return
 	}
 	fw.unpause(id)
+	t.atSource = false
 	fw.counts[device.Retransmits]++
 	t.seq = fw.nextSequence(t.node, id)
 	fw.transmit(id)

@@ -29,7 +29,7 @@ func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
 		Live: x.live, Failing: x.failing, Descriptor: x.desc, Issued: x.issued,
 		Blocks: x.blocks, Acked: x.acked, InFlight: x.inflight, Paused: x.paused,
 		SourcePDID: x.pdid, DestinationPDID: x.dst, Window: fw.window(x), Class: x.classNow(), Began: x.began,
-		Tag: x.from.tag, Requester: x.from.iface,
+		Tag: x.request.from.tag, Requester: x.request.from.iface,
 	}
 	if x.live && x.first >= 0 {
 		i.Newest = fw.tx[x.first].seq

@@ -35,6 +35,14 @@ type readQueue struct {
 	pending [maxPending]request
 	head    int
 	level   int
+	failed  [maxPending]failure // the last ones, whose answers may be lost
+	next    int
+}
+
+// failure is a read that failed: whoever asks for it again gets the same answer.
+type failure struct {
+	request
+	status uint8
 }
 
 func (q *readQueue) at(i int) *request { return &q.pending[(q.head+i)%maxPending] }
@@ -63,6 +71,12 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox
 	q := &fw.domains[slot].reads
 	if fw.known(slot, &r.from, m.Size == 0) {
 		return
+	}
+	for i := range q.failed {
+		if f := &q.failed[i]; f.status != 0 && f.request == r {
+			fw.answer(&r.from, codeOf(f.status), f.status)
+			return
+		}
 	}
 	d := r.descriptor()
 	if !fw.valid(&d) || d.Notify == 0 {
@@ -100,7 +114,7 @@ func (fw *Firmware) known(slot int, from *requester, cancel bool) bool {
 	q := &fw.domains[slot].reads
 	for busy := q.busy; busy != 0; busy &= busy - 1 {
 		c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
-		if fw.channels[c].from == *from {
+		if fw.channels[c].request.from == *from {
 			if cancel && !fw.channels[c].failing {
 				fw.fail(c, device.StatusAborted)
 			}
@@ -138,7 +152,7 @@ func (fw *Firmware) serve(slot int, r *request) {
 	c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + ch)
 	d := r.descriptor()
 	x := fw.begin(c, &d)
-	x.isRead, x.from = true, r.from
+	x.isRead, x.request = true, *r
 	fw.out = append(fw.out, Command{Kind: Describe, Slot: x.slot, Channel: uint8(device.WriteChannels + ch), Descriptor: d})
 	fw.update(c, device.DoneReadOngoing)
 	fw.enqueue(c)
@@ -148,15 +162,13 @@ func (fw *Firmware) serve(slot int, r *request) {
 // request that waits.
 func (fw *Firmware) readOver(c int16) {
 	x := &fw.channels[c]
-	if x.failing {
-		code := device.Code(x.status)
-		if x.status > uint8(device.CodeBufferFull) {
-			code = device.CodeReserved
-		}
-		fw.answer(&x.from, code, x.status)
-	}
 	slot := int(x.slot)
 	q := &fw.domains[slot].reads
+	if x.failing {
+		fw.answer(&x.request.from, codeOf(x.status), x.status)
+		q.failed[q.next] = failure{x.request, x.status}
+		q.next = (q.next + 1) % len(q.failed)
+	}
 	q.busy &^= 1 << (c%device.ChannelsPerSlot - device.WriteChannels)
 	if q.level > 0 {
 		r := *q.at(0)
@@ -164,6 +176,15 @@ func (fw *Firmware) readOver(c int16) {
 		q.level--
 		fw.serve(slot, &r)
 	}
+}
+
+// codeOf gives the code of an answer: statuses beyond the codes have the
+// reserved one.
+func codeOf(status uint8) device.Code {
+	if status > uint8(device.CodeBufferFull) {
+		return device.CodeReserved
+	}
+	return device.Code(status)
 }
 
 // refuseWaiting answers the requests that wait at a slot that goes.

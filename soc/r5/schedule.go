@@ -334,14 +334,28 @@ func (fw *Firmware) issue(c int16) {
 	fw.transmit(id)
 }
 
+// maxJump bounds how far a sequence number jumps (ours): a receiver that has
+// missed some must still take it for a newer one.
+const maxJump = 4096
+
+// nextSequence gives the next sequence number of an id towards a node. It is
+// newer than the last one there; and as long as that does not make it jump too
+// far, it is drawn from one count of the id for all nodes: a retransmission
+// request of the own node (a source fault) does not say which destination the
+// id had, and a late one must not fit a later use.
 func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
 	s := fw.seq[node]
 	if s == nil {
 		s = new([device.Transactions]device.Sequence)
 		fw.seq[node] = s
 	}
-	s[id] = s[id].Next()
-	return s[id]
+	next := s[id].Next()
+	if drawn := fw.drawn[id].Next(); (drawn-next)&device.SequenceMask < maxJump {
+		next = drawn
+		fw.drawn[id] = drawn
+	}
+	s[id] = next
+	return next
 }
 
 // transmit has the PLDMA send block id as its transaction says.

@@ -22,6 +22,8 @@ type transaction struct {
 	sending int8 // how often the PLDMA still sends it: 001's retransmission bit
 	again   bool // retransmit as soon as it no longer does
 	words   bool // carries the completion words
+	// atSource: it is paused for a fault at its source.
+	atSource bool
 
 	seq, first device.Sequence
 	node       device.NodeID

@@ -30,8 +30,8 @@ type transfer struct {
 	prevRun int16
 	began   int64 // when it was announced
 
-	isRead bool // serves a read request
-	from   requester
+	isRead  bool // serves a read request
+	request request
 }
 
 // blockLength gives the length of the block that starts offset bytes into a

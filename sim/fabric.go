@@ -1,0 +1,452 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/link"
+	"github.com/exanet/pfd/soc/r5"
+)
+
+// Fabric is a scenario of the whole firmware, made from a seed: processes on a
+// few nodes, writes and reads between them, and all that may go wrong.
+type Fabric struct {
+	Seed  uint64
+	World *World
+	// Bound is when the last transfer must have ended, ns, as computed from what
+	// the scenario is.
+	Bound int64
+
+	procs []*party
+	jobs  []*job
+}
+
+// party is a process of a scenario with what the library of a real one has.
+type party struct {
+	*Process
+	node    device.NodeID
+	foreign bool // admits nobody
+	sources int  // bytes of memory that are sources, from 0 on
+	channel int  // write channels given out
+	tags    int  // read tags given out
+	jobs    []*job
+	before  []byte // memory that no transfer may change, the others blanked
+}
+
+// job is one transfer and what became of it.
+type job struct {
+	read       bool
+	from, to   *party // whose bytes go where
+	src, dst   int    // offsets in their memory
+	size       int
+	words      int // offset of the completion words in to's memory, -1 none
+	desc       device.Descriptor
+	tag        uint16
+	tries      int
+	want       []byte
+	doomed     bool // a page of either end can never be brought in
+	foreign    bool // the other end does not admit it
+	ended      bool
+	done       uint32
+	status     uint8
+	own        []byte
+	wrong      string
+	started    int64
+	finishedAt int64
+}
+
+// Kinds of scenario: one in so many seeds is of that kind.
+const (
+	crossEvery = 61  // all read channels busy in both directions at once
+	largeEvery = 239 // a transfer of up to 8 MiB
+	fabricBase = device.VA(0x7f00_0000_0000)
+	maxStart   = 30_000
+)
+
+// NewFabric makes the scenario of a seed.
+func NewFabric(seed uint64) (*Fabric, error) {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	pick := func(n int) int { return rng.IntN(n) }
+	cross, large := seed%crossEvery == 7, seed%largeEvery == 11
+	nodes := []int{2, 2, 2, 3, 3, 4, 5, 8}[pick(8)]
+	if cross {
+		nodes = 2
+	}
+	cfg := Config{
+		Seed: seed, Nodes: nodes, NoTXFIFO: pick(4) == 0, Memory: int64(pick(3000)), SlowMemory: pick(3) * 2000,
+		TimeoutUS: uint32(500 + pick(20000)), GuardUS: uint32(2000 + pick(50000)),
+		Policy:      []fault.Policy{fault.PIO, fault.PI4, fault.PIA}[pick(3)],
+		Outstanding: uint32(1 + pick(8)),
+		Injection: link.Injection{
+			LoseAck: pick(3) * pick(120_000), LoseNack: pick(3) * pick(120_000), LoseRAPF: pick(3) * pick(120_000),
+			LoseRead: pick(3) * pick(150_000), LoseAnswer: pick(3) * pick(150_000),
+			LoseData: pick(2) * pick(50_000), Duplicate: pick(2) * pick(100_000), Delay: pick(2) * pick(200_000), DelayMax: int64(1 + pick(50_000_000)),
+			Tear: pick(2) * pick(50_000), Corrupt: pick(2) * pick(50_000),
+			Routes: 1 + pick(4), RouteDelay: int64(pick(2) * pick(20_000)),
+		},
+		// Few of everything, so that all of it is used again and again, and up.
+		IDs: []int{0, 0, 2, 3, 5, 16}[pick(6)], FIFO: []int{0, 0, 2, 8}[pick(4)], Contexts: []int{0, 0, 1, 3, 8}[pick(5)],
+		Interrupt: int64(pick(2) * pick(400_000)),
+		Firmware: r5.Options{
+			NoFastPath: pick(4) == 0, NoBypass: pick(4) == 0, NoTickets: pick(4) == 0,
+			NoCounters: pick(16) == 0, NoRetransmissionBit: pick(4) == 0,
+		},
+	}
+	if cfg.NoTXFIFO {
+		// A source that is not there is tried for 100 s.
+		cfg.TimeoutUS += 20000
+	}
+	w, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	f := &Fabric{Seed: seed, World: w}
+	count := 1 + pick(6)
+	if cross {
+		count = 2 * (32 + pick(12))
+	}
+	if err := f.plan(rng, count, cross, large); err != nil {
+		return nil, err
+	}
+	f.hurt(rng)
+	f.bound()
+	return f, nil
+}
+
+// plan makes the processes and the transfers between them.
+func (f *Fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
+	pick := func(n int) int { return rng.IntN(n) }
+	nodes := len(f.World.nodes)
+	each := 1
+	if !cross && nodes < 4 && pick(3) == 0 {
+		each = 2
+	}
+	const sources = 48 << 10
+	need := make([]int, nodes*each)
+	for i := range nodes * each {
+		f.procs = append(f.procs, &party{node: device.NodeID(i % nodes), foreign: !cross && i > 1 && pick(8) == 0, sources: sources})
+		need[i] = f.procs[i].sources + pick(3*device.PageSize)
+	}
+	for i := range count {
+		size := []int{1 + pick(64), 1 + pick(3*device.PageSize), 1 + pick(device.BlockSize*2), 1 + pick(sources)}[pick(4)]
+		if cross {
+			size = 1 + pick(2000)
+		}
+		from, to := pick(len(f.procs)), pick(len(f.procs))
+		if cross {
+			from, to = i%2, 1-i%2
+		} else if from == to {
+			to = (to + 1) % len(f.procs)
+		}
+		j := &job{read: cross || pick(2) == 0, from: f.procs[from], to: f.procs[to], size: size, words: -1, dst: need[to]}
+		if large && i == 0 {
+			j.size = 1 + pick(8<<20)
+			f.procs[from].sources = max(f.procs[from].sources, j.size)
+			need[from] += f.procs[from].sources // sources lie first
+		}
+		need[to] += j.size
+		if j.read || pick(3) > 0 {
+			j.words = (need[to] + 31) &^ 15
+			need[to] = j.words + 16
+		}
+		need[to] += pick(2 * device.PageSize)
+		f.jobs = append(f.jobs, j)
+	}
+	for i, p := range f.procs {
+		uid := uint32(1000)
+		if p.foreign {
+			uid = 2000 + uint32(i)
+		}
+		pages := need[i]/device.PageSize + 2
+		var err error
+		if p.Process, err = f.World.Node(int(p.node)).Attach(uid, fabricBase+device.VA(i)<<36, pages); err != nil {
+			return err
+		}
+		p.init(rng, pick(101))
+	}
+	for i, j := range f.jobs {
+		f.describe(j, i, rng)
+	}
+	return nil
+}
+
+// init gives a process's memory its content and its pages their states.
+func (p *party) init(rng *rand.Rand, absentOf int) {
+	for i := 0; i+8 <= p.sources && i+8 <= len(p.Data); i += 8 {
+		binary.LittleEndian.PutUint64(p.Data[i:], rng.Uint64())
+	}
+	for i := range p.pages {
+		if rng.IntN(100) >= absentOf {
+			p.Set(i, present)
+		} else {
+			p.Set(i, absent)
+		}
+	}
+	p.OnDone = func(ch int, done uint32, status uint8) {
+		for _, j := range p.jobs {
+			if !j.read && j.from == p && int(j.tag) == ch {
+				j.end(done, status)
+			}
+		}
+	}
+	p.OnWords = func() {
+		for _, j := range p.jobs {
+			if j.to != p || j.words < 0 || word(p.Data[j.words+8:]) != j.desc.Last {
+				continue
+			}
+			if word(p.Data[j.words:]) != j.desc.First {
+				j.wrong = "the last word is there and the first is not"
+			}
+			j.reuse()
+			if j.read && !j.ended {
+				j.end(device.DoneCompleted, 0)
+			}
+		}
+	}
+	p.OnMail = func(src mailbox.Source, words [device.PktzMaxWords]uint64) {
+		a, err := mailbox.DecodeAnswer(words[0])
+		if err != nil || src.PDID != 0 {
+			return
+		}
+		for _, j := range p.jobs {
+			if j.read && j.to == p && !j.ended && j.tag == uint16(a.Transaction) {
+				if a.Sequence == 0 { // refused: to be asked for again
+					p.node0().world.after(1e6, j.ask)
+				} else {
+					j.end(device.DoneFailed, uint8(a.Sequence))
+				}
+			}
+		}
+	}
+}
+
+func (p *party) node0() *Node { return p.Process.node }
+
+func (f *Fabric) describe(j *job, i int, rng *rand.Rand) {
+	j.src = rng.IntN(j.from.sources - min(j.size, j.from.sources-1))
+	if j.src+j.size > j.from.sources {
+		j.src = 0
+	}
+	j.desc = device.Descriptor{
+		Src: j.from.Base + device.VA(j.src), Dst: j.to.Base + device.VA(j.dst), Size: uint32(j.size),
+		First: 0xf125_0000 + uint64(i), Last: 0x1a57_0000 + uint64(i), Urgent: rng.IntN(8) == 0,
+		DstNode: j.to.node, DstPDID: j.to.Domain.PDID,
+	}
+	if j.words >= 0 {
+		j.desc.Notify = j.to.Base + device.VA(j.words)
+	}
+	initiator, other := j.from, j.to
+	if j.read {
+		initiator, other = j.to, j.from
+	}
+	j.foreign = other.foreign || initiator.foreign
+	if j.read {
+		j.tag = uint16(initiator.tags)
+		initiator.tags++
+	} else {
+		j.tag = uint16(initiator.channel)
+		initiator.channel++
+	}
+	initiator.jobs = append(initiator.jobs, j)
+	if j.to != initiator {
+		j.to.jobs = append(j.to.jobs, j)
+	}
+	j.want = bytes.Clone(j.from.Data[j.src : j.src+j.size])
+}
+
+// hurt takes pages of some transfers away for good, and finds out which
+// transfers cannot succeed.
+func (f *Fabric) hurt(rng *rand.Rand) {
+	for _, j := range f.jobs {
+		if rng.IntN(14) == 0 {
+			j.to.pages[(j.dst+rng.IntN(j.size))/device.PageSize] = []pageState{unmapped, readOnly}[rng.IntN(2)]
+		}
+		if rng.IntN(24) == 0 {
+			j.from.pages[(j.src+rng.IntN(j.size))/device.PageSize] = unmapped
+		}
+	}
+	dead := func(p *party, from, n int, write bool) bool {
+		for i := from / device.PageSize; i <= (from+n-1)/device.PageSize; i++ {
+			if st := p.pages[i]; st == unmapped || st == readOnly && write {
+				return true
+			}
+		}
+		return false
+	}
+	for _, j := range f.jobs {
+		j.doomed = dead(j.from, j.src, j.size, false) || dead(j.to, j.dst, j.size, true) || j.words >= 0 && dead(j.to, j.words, 16, true)
+		// An absent page reads as zero, whatever the process had there.
+		j.want = bytes.Clone(j.from.Data[j.src : j.src+j.size])
+	}
+	for _, p := range f.procs {
+		p.before = p.outside()
+	}
+}
+
+// outside gives a process's memory with all that transfers may write blanked.
+func (p *party) outside() []byte {
+	b := bytes.Clone(p.Data)
+	for _, j := range p.jobs {
+		if j.to == p {
+			clear(b[j.dst : j.dst+j.size])
+			if j.words >= 0 {
+				clear(b[j.words : j.words+16])
+			}
+		}
+	}
+	return b
+}
+
+// bound computes when all must be over: a block that makes no progress is given
+// up after 64 attempts, each of which waits for its longest period, and the
+// blocks of the scenario come one after the other at worst.
+func (f *Fabric) bound() {
+	c := &f.World.cfg
+	wait := max(int64(c.TimeoutUS)*1000, 16*int64(c.GuardUS)*1000, 64e6) + 2*c.Injection.DelayMax + 100*c.Memory + c.Interrupt + int64(c.Injection.Routes)*c.Injection.RouteDelay
+	blocks, grace := int64(0), int64(0)
+	for _, j := range f.jobs {
+		blocks += int64(j.size)/device.BlockSize + 3
+		if j.doomed && c.NoTXFIFO {
+			grace += 100e9 // a source fault without a TXFIFO is not counted so long
+		}
+	}
+	// A request or answer that is lost is had again by asking again, after a
+	// second at most.
+	f.Bound = maxStart + grace + 65*wait + blocks*wait + 60e9
+}
+
+func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+// ask sends a read's request, as the library does: until there is an answer or
+// the words are there, again and again.
+func (j *job) ask() {
+	if j.ended {
+		return
+	}
+	p := j.to
+	m := mailbox.ReadRequest{
+		PDID: p.Domain.PDID, Tag: j.tag, Size: j.desc.Size, Src: j.desc.Src, Dst: j.desc.Dst,
+		Notify: j.desc.Notify, First: j.desc.First, Last: j.desc.Last, Target: j.from.Domain.PDID,
+	}
+	words := m.Encode()
+	p.Send(j.tries%3, j.from.node, device.MailboxRead, words[:]...)
+	j.tries++
+	p.node0().world.after(min(int64(20e6)<<min(j.tries, 6), 1e9), j.ask)
+}
+
+func (j *job) end(done uint32, status uint8) {
+	if j.ended {
+		j.wrong = "ended twice"
+		return
+	}
+	j.ended, j.done, j.status = true, done, status
+	if done == device.DoneCompleted {
+		j.reuse()
+	}
+}
+
+// reuse is what an application does at once when it sees completion: it checks
+// the bytes and overwrites them with its own, and must find these at the end.
+func (j *job) reuse() {
+	if j.own != nil {
+		return
+	}
+	buf := j.to.Data[j.dst : j.dst+j.size]
+	if !bytes.Equal(buf, j.want) {
+		j.wrong = "other bytes than the source's at completion"
+	}
+	j.to.Touch(j.dst, j.dst+j.size)
+	for i := range buf {
+		buf[i] ^= 0x5a
+	}
+	j.own = bytes.Clone(buf)
+}
+
+// Run plays the scenario and tells what does not hold.
+func (f *Fabric) Run() error {
+	for _, j := range f.jobs {
+		f.World.after(f.World.rng.Int64N(maxStart), func() {
+			if j.read {
+				j.ask()
+			} else {
+				j.from.Write(int(j.tag), j.desc)
+			}
+		})
+	}
+	left := func() bool {
+		for _, j := range f.jobs {
+			if !j.ended {
+				return false
+			}
+		}
+		return true
+	}
+	if err := f.World.Run(f.Bound, left); err != nil {
+		return err
+	}
+	// Whatever is still on its way must not change anything any more.
+	if err := f.World.Settle(10e9); err != nil {
+		return err
+	}
+	for i, j := range f.jobs {
+		if err := j.check(); err != nil {
+			kind := "write"
+			if j.read {
+				kind = "read"
+			}
+			return fmt.Errorf("transfer %d, a %s of %d bytes: %w", i, kind, j.size, err)
+		}
+	}
+	for i, p := range f.procs {
+		if !bytes.Equal(p.outside(), p.before) {
+			return fmt.Errorf("process %d: memory outside the destination ranges has changed", i)
+		}
+	}
+	for _, n := range f.World.nodes {
+		if err := n.SOC.Audit(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check tells whether a transfer ended as it may.
+func (j *job) check() error {
+	switch {
+	case j.wrong != "":
+		return errors.New(j.wrong)
+	case j.done == device.DoneCompleted && j.doomed:
+		return errors.New("complete, although a page of it cannot be brought in")
+	case j.done == device.DoneCompleted && j.foreign:
+		return errors.New("complete, although the other end does not admit it")
+	case j.done == device.DoneCompleted && j.own == nil:
+		return errors.New("complete, and the target saw nothing")
+	case j.done != device.DoneCompleted && j.done != device.DoneFailed:
+		return fmt.Errorf("done is %d", j.done)
+	case j.done == device.DoneFailed && !j.cause():
+		return fmt.Errorf("failed with status %d, which has no cause", j.status)
+	}
+	if j.own != nil && !bytes.Equal(j.to.Data[j.dst:j.dst+j.size], j.own) {
+		return errors.New("the target's own bytes were overwritten after completion")
+	}
+	return nil
+}
+
+// cause tells whether a transfer may have failed with its status.
+func (j *job) cause() bool {
+	switch j.status {
+	case device.StatusDomain:
+		return j.foreign
+	case device.StatusDecode:
+		return j.doomed
+	case device.StatusLimit, device.StatusSlaveError, device.StatusNoContext, device.StatusCorrupt, device.StatusBufferFull:
+		return true // 64 attempts in a row were lost
+	}
+	return false
+}

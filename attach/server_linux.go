@@ -18,7 +18,10 @@ const MaxConnsPerUID = 64
 // goroutine with handle, after which it is closed. The context that handle gets
 // ends with ctx. An error means that l does not accept any more; l
 // is closed then too.
-func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Context, c *Conn)) error {
+//
+// Each dropped hears of a connection that is refused because its user has too
+// many.
+func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Context, c *Conn), dropped ...func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	closed := make(chan struct{})
@@ -59,6 +62,9 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 			continue
 		}
 		if !users.add(c.peer.UID) {
+			for _, f := range dropped {
+				f()
+			}
 			_ = c.Refuse(CodeBusy, TypeHello, fmt.Sprintf("user %d has %d connections to pfd: close some first", c.peer.UID, MaxConnsPerUID))
 			_ = c.Close()
 			continue

@@ -194,6 +194,8 @@ const (
 	CounterMailbox      = "driver_mailbox_messages_total" // drained from mailboxes 3..15
 	CounterAttached     = "attachments_total"
 	CounterRefused      = "attachments_refused_total"
+	CounterDropped      = "connections_dropped_total" // to either socket, of a user who has too many
+	CounterLeases       = "leases_lost_total"         // memory accesses that slept so long that their domain got a worker of its own
 	CounterEnded        = "attachments_ended_total"
 	CounterUnattributed = "faults_unattributed_total" // of a PDID that no domain has
 )

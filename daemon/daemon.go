@@ -31,6 +31,7 @@ type Daemon struct {
 	self       *proc.Process // pfd, for what it has pinned
 	handshakes *limiter
 	refused    atomic.Uint64
+	dropped    atomic.Uint64 // connections
 	state      atomic.Pointer[string]
 	initialize func(*node) error // of a node; set before the first one starts
 
@@ -62,7 +63,11 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	d.tune.Store(&cfg)
 	d.setState(control.StateReady)
 	for i := range m.Nodes() {
-		d.nodes = append(d.nodes, &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)})
+		n := &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)}
+		if l, ok := m.(leaser); ok {
+			n.leases = func() uint64 { return l.LeasesLost(i) }
+		}
+		d.nodes = append(d.nodes, n)
 	}
 	var err error
 	if d.self, err = proc.OpenPID(os.Getpid()); err != nil {
@@ -145,7 +150,7 @@ func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{
 	httpDone := make(chan struct{})
 	go func() {
 		defer close(httpDone)
-		l := &peerListener{d.sockets.control, newLimiter(controlConnsPerUID)}
+		l := &peerListener{d.sockets.control, newLimiter(controlConnsPerUID), &d.dropped}
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			d.log.Error("control socket", "err", err)
 		}
@@ -163,7 +168,7 @@ func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{
 	accepting := make(chan struct{})
 	go func() {
 		defer close(accepting)
-		if err := attach.Serve(acceptCtx, d.sockets.attach, d.handle); err != nil {
+		if err := attach.Serve(acceptCtx, d.sockets.attach, d.handle, func() { d.dropped.Add(1) }); err != nil {
 			d.log.Error("attachment socket", "err", err)
 		}
 	}()

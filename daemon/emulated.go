@@ -31,6 +31,7 @@ func Emulated(cfg Config) (Machine, error) {
 	return emulated{e}, nil
 }
 
+func (m emulated) LeasesLost(node int) uint64    { return m.engine.LeasesLost(node) }
 func (m emulated) Nodes() int                    { return m.engine.Nodes() }
 func (m emulated) Bus(node int) device.Bus       { return m.engine.Bus(node) }
 func (m emulated) Run(ctx context.Context) error { return m.engine.Run(ctx) }

@@ -33,6 +33,10 @@ type Machine interface {
 	FIFO(node int, source bool) []FIFOInfo
 }
 
+// leaser is a Machine that counts the memory accesses that slept so long that
+// their domain was given a worker of its own. Called on the owning goroutine.
+type leaser interface{ LeasesLost(node int) uint64 }
+
 // Attachment is what the machine gets of a process.
 type Attachment struct {
 	Pages   *attach.Pages // descriptors, doorbell, packetizer, wake flags

@@ -143,6 +143,7 @@ func (d *Daemon) scrape(ctx context.Context, s *scrape) error {
 	}
 	s.gauge("pinned_bytes", "memory locked or pinned in pfd and in the attached processes, -1 unknown", float64(d.pinned(processes)))
 	s.counter(control.CounterRefused, "attachments refused", d.refused.Load())
+	s.counter(control.CounterDropped, "connections closed at once: their user has too many", d.dropped.Load())
 	s.gauge("handshakes", "attachments begun and not finished", float64(d.handshakes.total()))
 	s.gauge("nodes", "nodes of this pfd", float64(len(d.nodes)))
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())

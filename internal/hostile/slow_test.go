@@ -1,0 +1,96 @@
+package hostile
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/control"
+)
+
+// quiet is the factor by which a neighbour's trouble may lengthen a bystander's
+// p99, and floor what a shared machine does to it by itself.
+const (
+	quietFactor = 3
+	floor       = 4 * time.Millisecond
+)
+
+// undisturbed has a bystander's p99 taken while trouble goes on. Another test's
+// load on the machine is not the trouble's: the best of a few tries counts.
+func undisturbed(t *testing.T, b *bystander, quiet time.Duration) {
+	t.Helper()
+	limit := max(quietFactor*quiet, floor)
+	var p99 time.Duration
+	for range 5 {
+		if p99 = b.p99(); p99 <= limit {
+			t.Logf("p99 %v, quiet %v", p99, quiet)
+			return
+		}
+	}
+	t.Errorf("p99 %v, quiet %v: more than %dx", p99, quiet, quietFactor)
+}
+
+// A target that serves its buffer by a userfaultfd of its own, and never does:
+// its own transfers wait, nobody else's.
+func TestTargetThatNeverServesItsFaults(t *testing.T) {
+	needRoot(t, "a full-mode userfaultfd")
+	for _, role := range []string{"target", "initiator"} {
+		t.Run(role, func(t *testing.T) {
+			w := start(t)
+			b := w.bystander(attachOrder{})
+			quiet := b.p99()
+			target := w.attach("target", attachOrder{Node: 1, Group: "slow", Policy: "pa"})
+			from := w.attach("initiator", attachOrder{Group: "slow"})
+			kinds := map[string]string{"target": "anonymous", "initiator": "anonymous"}
+			kinds[role] = "own userfaultfd"
+			m := target.buffer("b", kinds["target"], 1<<20, 0)
+			from.buffer("b", kinds["initiator"], 1<<20, 0)
+			for i := range 8 {
+				from.write(fmt.Sprint(i), "b", m.Remote, 1<<20)
+			}
+			node := 1
+			if role == "initiator" {
+				node = 0
+			}
+			w.saw(node, control.CounterLeases, 0)
+			undisturbed(t, b, quiet)
+			// The sleepers end with their process, and its slot is free again.
+			stuck := target
+			if role == "initiator" {
+				stuck = from
+			}
+			stuck.kill()
+			w.until("its slot is free", func() bool { return w.domains() == 3 })
+			undisturbed(t, b, quiet)
+			b.fine()
+		})
+	}
+}
+
+// A process that is stopped holds up its own transfers at most: gup works
+// without it, touch waits for it and goes on when it does.
+func TestStoppedTarget(t *testing.T) {
+	for _, method := range []string{"gup", "touch"} {
+		t.Run(method, func(t *testing.T) {
+			w := start(t)
+			b := w.bystander(attachOrder{})
+			quiet := b.p99()
+			target := w.attach("target", attachOrder{Node: 1, Group: "slow", Method: method})
+			from := w.attach("initiator", attachOrder{Group: "slow"})
+			m := target.buffer("b", "anonymous", 1<<20, 0)
+			from.buffer("b", "anonymous", 1<<20, 7)
+			target.signal(syscall.SIGSTOP)
+			from.write("x", "b", m.Remote, 1<<20)
+			if method == "gup" {
+				from.arrives("x")
+			} else {
+				undisturbed(t, b, quiet)
+			}
+			target.signal(syscall.SIGCONT)
+			from.arrives("x")
+			target.holds("b", 7, 0, 1<<20)
+			b.fine()
+		})
+	}
+}

@@ -1,23 +1,30 @@
 package attach
 
-import "testing"
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
 
+	"github.com/exanet/pfd/internal/sockets"
+)
+
+// The environment decides, and where it says nothing the remedy is named.
 func TestDefaultSocket(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		env  map[string]string
-		uid  int
-		want string // "" an error
-	}{
-		{"service", map[string]string{"RUNTIME_DIRECTORY": "/run/x", "XDG_RUNTIME_DIR": "/u"}, 0, "/run/x/pfd.sock"},
-		{"service with two directories", map[string]string{"RUNTIME_DIRECTORY": "/run/x:/run/y"}, 7, "/run/x/pfd.sock"},
-		{"root", map[string]string{"XDG_RUNTIME_DIR": "/u"}, 0, "/run/exanet/pfd.sock"},
-		{"user", map[string]string{"XDG_RUNTIME_DIR": "/u"}, 7, "/u/exanet/pfd.sock"},
-		{"nothing", nil, 7, ""},
-	} {
-		got, err := defaultSocket(func(k string) string { return tt.env[k] }, tt.uid)
-		if got != tt.want || (err == nil) != (tt.want != "") {
-			t.Errorf("%s: %q, %v; want %q", tt.name, got, err, tt.want)
+	t.Setenv("RUNTIME_DIRECTORY", "/run/x:/run/y")
+	if got, err := DefaultSocket(); got != "/run/x/pfd.sock" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	t.Setenv("RUNTIME_DIRECTORY", "")
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	got, err := DefaultSocket()
+	if os.Geteuid() == 0 {
+		if got != "/run/exanet/pfd.sock" || err != nil {
+			t.Errorf("as root: %q, %v", got, err)
 		}
+		return
+	}
+	if !errors.Is(err, sockets.ErrNoDefault) || !strings.Contains(err.Error(), "--socket") {
+		t.Errorf("%q, %v", got, err)
 	}
 }

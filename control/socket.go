@@ -3,14 +3,14 @@ package control
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
+
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // AttachSuffix is what the attachment socket's name has behind the control
 // socket's (spec/api.md).
-const AttachSuffix = ".attach"
+const AttachSuffix = sockets.AttachSuffix
 
 // maxSocketPath is the longest name a unix socket can have: sun_path has 108
 // bytes, the last for the zero (unix(7)).
@@ -41,18 +41,10 @@ func CheckSocket(socket string) error {
 // DefaultSocket gives the control socket where --socket does not name one:
 // $RUNTIME_DIRECTORY/pfd.sock, else /run/exanet/pfd.sock for root, else
 // $XDG_RUNTIME_DIR/exanet/pfd.sock. Its error matches ErrSocketPath.
-func DefaultSocket() (string, error) { return defaultSocket(os.Getenv, os.Geteuid()) }
-
-func defaultSocket(getenv func(string) string, euid int) (string, error) {
-	// systemd gives several directories with colons between (systemd.exec(5)).
-	if dir, _, _ := strings.Cut(getenv("RUNTIME_DIRECTORY"), ":"); dir != "" {
-		return filepath.Join(dir, "pfd.sock"), nil
+func DefaultSocket() (string, error) {
+	path, err := sockets.Default()
+	if err != nil {
+		return "", fmt.Errorf("%w: %w: give --socket PATH", ErrSocketPath, err)
 	}
-	if euid == 0 {
-		return "/run/exanet/pfd.sock", nil
-	}
-	if dir := getenv("XDG_RUNTIME_DIR"); dir != "" {
-		return filepath.Join(dir, "exanet", "pfd.sock"), nil
-	}
-	return "", fmt.Errorf("%w: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set: give --socket PATH", ErrSocketPath)
+	return path, nil
 }

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 )
 
@@ -533,22 +532,6 @@ func TestNoDescriptorLeaks(t *testing.T) {
 	// own deadline.
 	for count() > before {
 		time.Sleep(time.Millisecond)
-	}
-}
-
-// TestSocketRule keeps this package's idea of the default socket and that of
-// the control interface the same.
-func TestSocketRule(t *testing.T) {
-	for _, dir := range []string{"", "/run/a", "/run/a:/run/b"} {
-		t.Setenv("RUNTIME_DIRECTORY", dir)
-		a, aerr := attach.DefaultSocket()
-		c, cerr := control.DefaultSocket()
-		if a != c || (aerr == nil) != (cerr == nil) {
-			t.Errorf("RUNTIME_DIRECTORY=%q: attach %q, control %q", dir, a, c)
-		}
-	}
-	if control.AttachSocket("x") != "x"+attach.SocketSuffix {
-		t.Error("the attachment socket's suffix differs")
 	}
 }
 

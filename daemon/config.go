@@ -8,6 +8,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/spool"
 )
@@ -22,8 +23,8 @@ const (
 // DeviceEmu names the emulated SoC in pfd's own process.
 const DeviceEmu = "emu"
 
-// MaxNodes bounds --nodes (ours).
-const MaxNodes = 64
+// MaxNodes bounds --nodes: what the emulated machine takes.
+const MaxNodes = emu.MaxNodes
 
 // ErrConfig says that a flag or key has a value that cannot be.
 var ErrConfig = errors.New("configuration")

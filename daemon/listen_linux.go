@@ -52,7 +52,7 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 			mode = 0o755
 		}
 		if err := os.MkdirAll(dir, mode); err != nil {
-			return nil, fmt.Errorf("directory of the control socket: %w: make it, or name another with --socket PATH", err)
+			return nil, directoryError(err)
 		}
 	}
 	unlock, err := lockDirectory(dir)
@@ -78,14 +78,26 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 	return s, nil
 }
 
+// directoryError says what is wrong with the control socket's directory, and the
+// remedy for that.
+func directoryError(err error) error {
+	remedy := "make it"
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		remedy = "run as a user who may use it"
+	case errors.Is(err, unix.ENOTDIR):
+		remedy = "remove the file that is in its place"
+	}
+	return fmt.Errorf("directory of the control socket: %w: %s, or name another with --socket PATH", err, remedy)
+}
+
 // lockDirectory keeps two pfds that start at the same time from taking each
 // other's new sockets for stale ones: the lock is held from the look at the
 // old files to the bind. It lies on the directory, so that no file stays.
 func lockDirectory(dir string) (unlock func(), err error) {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		err = &fs.PathError{Op: "open", Path: dir, Err: err}
-		return nil, fmt.Errorf("directory of the control socket: %w: make it, or name another with --socket PATH", err)
+		return nil, directoryError(&fs.PathError{Op: "open", Path: dir, Err: err})
 	}
 	// Bounded: anybody who may read the directory may lock it.
 	const tries, pause = 200, 10 * time.Millisecond

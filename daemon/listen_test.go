@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -10,7 +11,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/exanet/pfd/attach"
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/control"
 )
 
@@ -46,6 +48,34 @@ func TestListenReplacesStaleSocketsOnly(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// What is wrong with the directory decides over the remedy.
+func TestListenWithoutDirectory(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for socket, remedy := range map[string]string{
+		filepath.Join(dir, "none", "pfd.sock"): "make it",
+		filepath.Join(file, "pfd.sock"):        "remove the file",
+	} {
+		s, err := listen(socket, false)
+		if err == nil {
+			t.Fatal(s.Close())
+		}
+		if text := err.Error(); !strings.Contains(text, filepath.Dir(socket)) || !strings.Contains(text, remedy) || !strings.Contains(text, "--socket") {
+			t.Errorf("%s: %q, want %q", socket, text, remedy)
+		}
+	}
+	// Root may use every directory, so the errno stands for it.
+	for _, errno := range []error{unix.EACCES, unix.EPERM} {
+		err := directoryError(&fs.PathError{Op: "open", Path: dir, Err: errno})
+		if !errors.Is(err, errno) || !strings.Contains(err.Error(), "run as a user") || strings.Contains(err.Error(), "make it") {
+			t.Errorf("%v: %q", errno, err)
 		}
 	}
 }
@@ -142,17 +172,5 @@ func TestListenAtTheSameTime(t *testing.T) {
 	}
 	for _, s := range won {
 		s.Close()
-	}
-}
-
-// The library and the daemon must look for the sockets in the same place.
-func TestSocketNamesAgree(t *testing.T) {
-	if control.AttachSuffix != attach.SocketSuffix {
-		t.Errorf("control says %q, attach says %q", control.AttachSuffix, attach.SocketSuffix)
-	}
-	c, cerr := control.DefaultSocket()
-	a, aerr := attach.DefaultSocket()
-	if c != a || (cerr == nil) != (aerr == nil) {
-		t.Errorf("control says %q, %v; attach says %q, %v", c, cerr, a, aerr)
 	}
 }

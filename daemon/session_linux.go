@@ -120,15 +120,9 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 	}
 	peer := c.Peer()
 	s := &session{
-		d: d, n: n, conn: c, uid: peer.UID, method: hello.Method, policy: hello.Policy,
+		d: d, n: n, conn: c, uid: peer.UID, method: hello.Method.Chosen(), policy: hello.Policy.Chosen(),
 		log:   d.log.With("node", n.index, "pid", peer.PID, "uid", peer.UID),
 		ended: make(chan attach.Reason, 1), left: make(chan struct{}),
-	}
-	if s.method == attach.MethodDefault {
-		s.method = attach.MethodGUP
-	}
-	if s.policy == attach.PolicyDefault {
-		s.policy = attach.PolicyPIO
 	}
 	if err := s.checkDevice(); err != nil {
 		return nil, err
@@ -201,7 +195,7 @@ func (s *session) join(hello *attach.Hello) error {
 	s.joined = joined{domain: *dom, since: s.d.now(), base: n.faults.Stats().Slots[dom.Slot]}
 	err = n.faults.Add(fault.Target{
 		Slot: dom.Slot, PDID: dom.PDID,
-		Policy: policies[s.policy], Method: methods[s.method],
+		Policy: s.policy, Method: s.method,
 		Pager: s.pagerFor(dom.Slot),
 		// Both are given whatever the method is: the driver chooses.
 		Delegate: delegate{n.sender, s.port},
@@ -214,16 +208,6 @@ func (s *session) join(hello *attach.Hello) error {
 	n.attached++
 	return nil
 }
-
-// The attachment's names of policies and methods in the fault driver's.
-var (
-	policies = map[attach.Policy]fault.Policy{
-		attach.PolicyPIO: fault.PIO, attach.PolicyPI4: fault.PI4, attach.PolicyPIA: fault.PIA,
-	}
-	methods = map[attach.Method]fault.Method{
-		attach.MethodGUP: fault.GUP, attach.MethodTouch: fault.Touch,
-	}
-)
 
 // joinRefusal puts a code to why join failed. The texts of package domain end
 // with the remedy.

@@ -23,14 +23,19 @@
 //
 // When a transfer has failed, any part of the destination may hold the new
 // bytes and the rest the old ones; the completion words were not written. For
-// every status but StatusGone the device has no access of it in flight any
-// more: the buffers may be used again. StatusGone promises the same unless the
-// daemon itself died or was lost; with an emulated device its death ends all
-// accesses too.
+// every status but StatusGone the device does not read the source any more: it
+// may be used again. StatusGone promises the same unless the daemon itself died
+// or was lost; with an emulated device its death ends all accesses too.
 //
-// Abort asks; it does not end. The buffers are the device's until the transfer
-// is final, which then is either StatusAborted or, where the abort came too
-// late, a completion.
+// The destination is another matter: blocks of a failed transfer that had left
+// the initiator's node may still arrive, for as long as a page of the target
+// keeps them waiting. A target that wants its buffer for something else closes
+// its endpoint (Close returns when no access is in flight), or takes another
+// buffer.
+//
+// Abort asks; it does not end. The source is the device's until the transfer is
+// final, which then is either StatusAborted or, where the abort came too late, a
+// completion.
 //
 // # Order
 //

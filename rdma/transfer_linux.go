@@ -257,10 +257,10 @@ func spin(check func() bool) bool {
 	}
 }
 
-// Abort asks for the transfer's end and returns at once. The buffers may be used
+// Abort asks for the transfer's end and returns at once. The source may be used
 // again only when the transfer is final: with ErrAborted, or complete where the
-// abort came too late. A transfer that is final stays as it is. Errors match
-// ErrGone.
+// abort came too late; for the destination see the package's words on completion.
+// A transfer that is final stays as it is. Errors match ErrGone.
 func (t *Transfer) Abort() error {
 	if t.Poll().Final() {
 		return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"net"
 	"os"
 	"sync"
 
@@ -145,8 +144,11 @@ func (r *Remote) access(op byte, w device.WindowID, off uint32, v uint64) (uint6
 		return 0, fmt.Errorf("%w: %w", device.ErrGone, err)
 	}
 	var a [8]byte
-	if n, err := r.accesses[0].Read(a[:]); err != nil || n != len(a) {
-		return 0, fmt.Errorf("%w: answer of %d bytes: %v", device.ErrGone, n, net.ErrClosed)
+	switch n, err := r.accesses[0].Read(a[:]); {
+	case err != nil:
+		return 0, fmt.Errorf("%w: %w", device.ErrGone, err)
+	case n != len(a):
+		return 0, fmt.Errorf("%w: answer of %d bytes, want %d", device.ErrGone, n, len(a))
 	}
 	return binary.LittleEndian.Uint64(a[:]), nil
 }

@@ -230,9 +230,11 @@ func (f facts) daemon() check {
 		if errors.Is(f.Daemon, control.ErrNoDaemon) && f.Socket != "" {
 			c.Found = "none on " + f.Socket
 		}
-		c.Mend = "start one: pfd --nodes 2"
 		if f.Socket != "" {
-			c.Mend += " --socket " + f.Socket
+			c.Mend = "start one: pfd --nodes 2 --socket " + f.Socket
+		} else {
+			// There is no default to fall back on (control.DefaultSocket).
+			c.Mend = "start one: pfd --nodes 2 --socket PATH, and give exanetctl the same --socket"
 		}
 	}
 	return c

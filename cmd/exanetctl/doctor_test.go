@@ -62,7 +62,8 @@ func TestJudge(t *testing.T) {
 		{"no board", "uio", verdictWarning, "board", func(f *facts) { f.UIO = 0 }},
 		{"little memory to lock", "memlock", verdictWarning, "LimitMEMLOCK", func(f *facts) { f.Memlock = 8 << 20 }},
 		{"much memory to lock", "memlock", verdictOK, "", func(f *facts) { f.Memlock = 1 << 30 }},
-		{"no daemon", "daemon", verdictWarning, "pfd --nodes 2", func(f *facts) { f.Daemon = errors.New("not there") }},
+		{"no daemon", "daemon", verdictWarning, "pfd --nodes 2 --socket PATH", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "" }},
+		{"no daemon on a socket", "daemon", verdictWarning, "pfd --nodes 2 --socket /run/x", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "/run/x" }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := well()

@@ -34,6 +34,7 @@ type Daemon struct {
 	dropped    atomic.Uint64 // connections
 	state      atomic.Pointer[string]
 	initialize func(*node) error // of a node; set before the first one starts
+	claims     claims
 
 	// stopped is closed when the owning goroutine runs posted functions no more.
 	stopped chan struct{}
@@ -216,6 +217,7 @@ func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 	if err != nil {
 		return fmt.Errorf("starting the device: %w", err)
 	}
+	d.claims = newClaims(dir)
 	d.initialize = func(n *node) error { return n.start(&d.cfg, dir, d.now, d.observe) }
 	done := make(chan error, len(d.nodes))
 	for _, n := range d.nodes {

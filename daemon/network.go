@@ -78,5 +78,5 @@ func ParsePDIDs(s string) (first, last device.PDID, err error) {
 // process.
 func (d *Daemon) enterNetwork(ctx context.Context) error {
 	d.settle(ctx, d.nodes...)
-	return nil
+	return d.claim(ctx)
 }

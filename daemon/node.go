@@ -8,6 +8,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
 )
 
@@ -33,8 +34,9 @@ type node struct {
 
 	attached, ended uint64
 
-	options []domain.Option // how its domains are made
-	unmask  uint32          // vectors to unmask besides the domain manager's
+	hear    func(mailbox.Source, []uint64) // takes messages of other pfds
+	options []domain.Option                // how its domains are made
+	unmask  uint32                         // vectors to unmask besides the domain manager's
 
 	started atomic.Bool  // it has been initialized once
 	down    atomic.Bool  // its device is gone and waited for
@@ -103,7 +105,7 @@ func (n *node) Interrupt(vector int) {
 	}
 }
 
-// drain takes what stands in pfd's mailboxes. Nothing uses them yet: they are
+// drain takes what stands in pfd's mailboxes: 3 is other pfds'; the rest is only
 // counted, so that a full one never blocks its senders.
 func (n *node) drain() {
 	r := &reader{bus: n.bus}
@@ -113,11 +115,15 @@ func (n *node) drain() {
 			if r.read32(device.MBOX, page+device.MboxStatus)&0xffff == 0 || r.err != nil {
 				break
 			}
-			words := r.read64(device.MBOX, page+device.MboxSource) >> 56 & 0xf
-			for range max(words, 1) {
-				r.read64(device.MBOX, page+device.MboxData)
+			src := mailbox.DecodeSource(r.read64(device.MBOX, page+device.MboxSource))
+			var words []uint64
+			for range max(src.Words, 1) {
+				words = append(words, r.read64(device.MBOX, page+device.MboxData))
 			}
 			n.mailbox++
+			if box == mailboxPeers && n.hear != nil && r.err == nil {
+				n.hear(src, words)
+			}
 		}
 	}
 	n.fail(r.err)

@@ -12,6 +12,7 @@ import (
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/mailbox"
 )
 
 // Sharing is a Machine whose devices do not see the processes' page tables:
@@ -230,7 +231,8 @@ func (n *node) adopt() {
 
 // startNode initializes a node. On the owning goroutine.
 func (d *Daemon) startNode(n *node) error {
-	n.options, n.unmask = d.domainOptions(n), d.unmasked()
+	n.options, n.unmask, n.broken = d.domainOptions(n), d.unmasked(), nil
+	n.hear = func(src mailbox.Source, words []uint64) { d.heard(n, src, words) }
 	if _, ok := d.machine.(Returning); ok {
 		n.adopt()
 	}

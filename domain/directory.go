@@ -55,7 +55,7 @@ type groupKey struct {
 }
 
 type group struct {
-	given bool // its PDIDs are Config's: it stays
+	given   bool // its PDIDs are Config's: it stays
 	pdids   [GroupSize]device.PDID
 	members map[device.NodeID]uint8 // bit k: member k lives on that node
 }

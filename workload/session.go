@@ -21,7 +21,12 @@ import (
 type Options struct {
 	Socket   string // control socket of pfd
 	From, To int    // nodes of the initiator and of the target
-	Method   string // page-in method: gup, touch
+	// ToSocket is the control socket of the target's pfd, where that is another
+	// (Pair); "": Socket.
+	ToSocket string
+	// Group is what both attach in; "": one that nobody else has.
+	Group  string
+	Method string // page-in method: gup, touch
 	Policy   string // p1, p4, pa
 	// Command starts a test process: it runs Process on its standard streams.
 	Command []string
@@ -67,9 +72,11 @@ func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, erro
 	if err != nil {
 		return nil, err
 	}
-	name, err := groupName()
-	if err != nil {
-		return nil, err
+	name := o.Group
+	if name == "" {
+		if name, err = groupName(); err != nil {
+			return nil, err
+		}
 	}
 	s := &Session{daemon: status.PID, seed: seed}
 	if s.initiator, err = start(ctx, "initiator", o); err != nil {
@@ -81,6 +88,9 @@ func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, erro
 	at := attachment{Socket: o.Socket, Node: from, Group: name, Method: o.Method, Policy: o.Policy}
 	target := at
 	target.Node = to
+	if o.ToSocket != "" {
+		target.Socket = o.ToSocket
+	}
 	a, b, err := s.both(order{Op: opAttach, Attach: at}, order{Op: opAttach, Attach: target})
 	if err != nil {
 		return nil, errors.Join(err, s.Close())

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/workload"
 )
@@ -39,6 +40,7 @@ type writeFlags struct {
 	from, to, count         int
 	size, offset            string
 	src, dst                string
+	toSocket, group         string
 	method, policy, waiting string
 	warm                    bool
 	timeout                 time.Duration
@@ -78,12 +80,14 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f.BoolVar(&w.warm, "warm", false, "wake pfd up by a small write before each transfer, which is not counted")
 	f.DurationVar(&w.timeout, "timeout", workload.DefaultTimeout, "how long one transfer may take")
 	f.Uint64Var(&w.seed, "seed", 1, "seed of the patterns")
+	f.StringVar(&w.toSocket, "to-socket", "", "control socket of the target's pfd, where that is another than the initiator's; --to is then one of its nodes")
+	f.StringVar(&w.group, "group", "", "group that both processes attach in (default one of their own)")
 	return c
 }
 
 func (w writeFlags) request(socket string) (workload.Request, error) {
 	q := workload.Request{Count: w.count, Warm: w.warm, Timeout: w.timeout, Seed: w.seed}
-	q.Options = workload.Options{Socket: socket, From: w.from, To: w.to, Method: w.method, Policy: w.policy, Command: testProcess()}
+	q.Options = workload.Options{Socket: socket, From: w.from, To: w.to, ToSocket: w.toSocket, Group: w.group, Method: w.method, Policy: w.policy, Command: testProcess()}
 	_, methodErr := pagein.ParseMethod(w.method)
 	_, policyErr := pagein.ParsePolicy(w.policy)
 	var errs [5]error
@@ -110,12 +114,27 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 	if err != nil {
 		return err
 	}
+	var d workload.Daemon = c
+	if w.toSocket != "" {
+		other, err := control.New(w.toSocket)
+		if err != nil {
+			return err
+		}
+		nodes, err := c.Nodes(ctx, control.AllNodes)
+		if err != nil {
+			return err
+		}
+		if d, err = workload.Pair(ctx, c, other); err != nil {
+			return err
+		}
+		q.To += len(nodes)
+	}
 	if !a.wantJSON() && terminal(a.err) {
 		bar := &progress{w: a.err, total: q.Count}
 		q.Progress = bar.show
 		defer bar.clear()
 	}
-	r, err := workload.Run(ctx, c, q)
+	r, err := workload.Run(ctx, d, q)
 	if a.wantJSON() {
 		if e := a.printJSON(r); e != nil {
 			return e

@@ -1,0 +1,167 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
+)
+
+// Pfds on one network tell each other which PDIDs they give out, since equal
+// PDIDs are one domain: a message of two words to mailbox 3 of each node, by a
+// packetizer that no process has (spec/hardware.md 3: 3..15 are pfd's).
+//
+//	word 0: [7:0] kind, [15:8] version 1, [31:16] first PDID, [47:32] last PDID,
+//	        [63:48] zero (ours)
+//	word 1: a number that the claiming pfd has drawn
+//
+// A pfd claims its range once its nodes are enabled and before it takes
+// processes. Whoever has PDIDs in common answers with a conflict, which carries
+// its own range and the number back; the claimant then refuses to start. Of two
+// that claim at the same time the one with the lower node stays. Silence within
+// claimTime is consent: a pfd that is not there gives nothing out.
+const (
+	mailboxPeers = device.MailboxDriver
+
+	claimKind     = 1
+	conflictKind  = 2
+	claimVersion  = 1
+	claimWords    = 2
+	claimVerShift = 8
+	claimFirst    = 16
+	claimLast     = 32
+	claimZero     = 48
+
+	// claimTime is how long a claim waits for a conflict (ours).
+	claimTime = 300 * time.Millisecond
+)
+
+// ErrRange says that another pfd of the network gives out the same PDIDs.
+var ErrRange = errors.New("PDIDs of another pfd")
+
+// claimMessage is what pfds say to each other.
+type claimMessage struct {
+	kind        uint8
+	first, last device.PDID
+	number      uint64
+}
+
+func (m claimMessage) encode() [claimWords]uint64 {
+	return [claimWords]uint64{
+		uint64(m.kind) | claimVersion<<claimVerShift | uint64(m.first)<<claimFirst | uint64(m.last)<<claimLast,
+		m.number,
+	}
+}
+
+// decodeClaim reads a message; false for one that is none.
+func decodeClaim(words []uint64) (claimMessage, bool) {
+	if len(words) != claimWords {
+		return claimMessage{}, false
+	}
+	w := words[0]
+	m := claimMessage{
+		kind: uint8(w), first: device.PDID(w >> claimFirst & device.PDIDMask), last: device.PDID(w >> claimLast & device.PDIDMask),
+		number: words[1],
+	}
+	ok := (m.kind == claimKind || m.kind == conflictKind) && uint8(w>>claimVerShift) == claimVersion && w>>claimZero == 0 &&
+		m.first != 0 && m.first <= m.last
+	return m, ok
+}
+
+// claims is a pfd's part in this. It belongs to the owning goroutine.
+type claims struct {
+	first, last device.PDID
+	number      uint64
+	node        device.NodeID // that the claim goes out from
+	claiming    bool
+	lost        chan error // one conflict
+}
+
+// claim tells the other pfds of the network which PDIDs this one gives out, and
+// waits for an objection. A machine in this process has no others.
+func (d *Daemon) claim(ctx context.Context) error {
+	if _, ok := d.machine.(Returning); !ok {
+		return nil
+	}
+	n := d.nodes[0]
+	err := d.own(ctx, n, func() error {
+		d.claims.node, d.claims.claiming = n.id, true
+		return d.sendClaims(n)
+	})
+	if err != nil {
+		return fmt.Errorf("telling other pfds of the PDIDs: %w", err)
+	}
+	select {
+	case err = <-d.claims.lost:
+	case <-time.After(claimTime):
+	case <-ctx.Done():
+	}
+	if end := d.own(context.WithoutCancel(ctx), n, func() error { d.claims.claiming = false; return nil }); end != nil && err == nil {
+		err = end
+	}
+	return err
+}
+
+// sendClaims sends the claim to the nodes from 0 on, up to the first that has no
+// route.
+func (d *Daemon) sendClaims(n *node) error {
+	c := &d.claims
+	words := claimMessage{claimKind, c.first, c.last, c.number}.encode()
+	for id := range device.NodeID(MaxNodes) {
+		if d.nodeByID(id) != nil {
+			continue
+		}
+		err := n.domains.Tell(id, mailboxPeers, words[:]...)
+		if errors.Is(err, packetizer.ErrRefused) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// heard takes a message of mailbox 3. On the owning goroutine.
+func (d *Daemon) heard(n *node, src mailbox.Source, words []uint64) {
+	m, ok := decodeClaim(words)
+	c := &d.claims
+	if !ok || d.nodeByID(src.Node) != nil || src.Interface >= device.MailboxProcess {
+		return
+	}
+	switch {
+	case m.kind == conflictKind && m.number == c.number && c.claiming:
+		c.lose(src.Node, m)
+	case m.kind == claimKind && m.first <= c.last && c.first <= m.last:
+		if c.claiming && src.Node < c.node {
+			c.lose(src.Node, m) // both claim, and it stays
+			return
+		}
+		d.log.Warn("another pfd wants PDIDs of this one: refused", "node", uint32(src.Node), "first", m.first, "last", m.last)
+		answer := claimMessage{conflictKind, c.first, c.last, m.number}.encode()
+		if err := n.domains.Tell(src.Node, mailboxPeers, answer[:]...); err != nil {
+			d.log.Warn("the refusal was not sent", "node", uint32(src.Node), "err", err)
+		}
+	}
+}
+
+func (c *claims) lose(by device.NodeID, m claimMessage) {
+	err := fmt.Errorf("%w: this pfd would give out %d to %d and that of node %d gives out %d to %d: give each a --pdid-range of its own",
+		ErrRange, c.first, c.last, by, m.first, m.last)
+	select {
+	case c.lost <- err:
+	default:
+	}
+}
+
+// newClaims gives the part of a pfd with a directory.
+func newClaims(dir *domain.Directory) claims {
+	first, last := dir.Range()
+	return claims{first: first, last: last, number: rand.Uint64(), lost: make(chan error, 1)}
+}

@@ -1,0 +1,66 @@
+package workload
+
+import (
+	"context"
+
+	"github.com/exanet/pfd/control"
+)
+
+// pair is two pfds of one network as one: the nodes of the second are counted on
+// from those of the first.
+type pair struct {
+	a, b Daemon
+	of   int // nodes of a
+}
+
+// Pair makes one Daemon of two pfds on one network: node i of b is node
+// len(nodes of a) + i. Options.ToSocket is then b's. Status is that of a.
+func Pair(ctx context.Context, a, b Daemon) (Daemon, error) {
+	nodes, err := a.Nodes(ctx, control.AllNodes)
+	if err != nil {
+		return nil, err
+	}
+	return &pair{a: a, b: b, of: len(nodes)}, nil
+}
+
+func (p *pair) Status(ctx context.Context) (control.Status, error) { return p.a.Status(ctx) }
+
+func (p *pair) Nodes(ctx context.Context, node int) ([]control.Node, error) {
+	return merge(ctx, p, node, Daemon.Nodes, func(n *control.Node) *int { return &n.Index })
+}
+
+func (p *pair) Domains(ctx context.Context, node int) ([]control.Domain, error) {
+	return merge(ctx, p, node, Daemon.Domains, func(d *control.Domain) *int { return &d.Node })
+}
+
+func (p *pair) Counters(ctx context.Context, node int) ([]control.Counter, error) {
+	return merge(ctx, p, node, Daemon.Counters, func(c *control.Counter) *int { return &c.Node })
+}
+
+// merge asks both, or the one that has the node, and counts b's nodes on.
+func merge[T any](ctx context.Context, p *pair, node int, ask func(Daemon, context.Context, int) ([]T, error), index func(*T) *int) ([]T, error) {
+	var out []T
+	if node == control.AllNodes || node < p.of {
+		list, err := ask(p.a, ctx, node)
+		if err != nil {
+			return nil, err
+		}
+		out = list
+	}
+	if node == control.AllNodes || node >= p.of {
+		if node != control.AllNodes {
+			node -= p.of
+		}
+		list, err := ask(p.b, ctx, node)
+		if err != nil {
+			return nil, err
+		}
+		for i := range list {
+			if n := index(&list[i]); *n != control.AllNodes {
+				*n += p.of
+			}
+		}
+		out = append(out, list...)
+	}
+	return out, nil
+}

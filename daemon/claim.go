@@ -17,8 +17,8 @@ import (
 // PDIDs are one domain: a message of two words to mailbox 3 of each node, by a
 // packetizer that no process has (spec/hardware.md 3: 3..15 are pfd's).
 //
-//	word 0: [7:0] kind, [15:8] version 1, [31:16] first PDID, [47:32] last PDID,
-//	        [63:48] zero (ours)
+//	word 0: [1:0] kind, [17:2] wired PDID, [33:18] first PDID, [49:34] last PDID,
+//	        [53:50] version 1, [63:54] zero (ours)
 //	word 1: a number that the claiming pfd has drawn
 //
 // A pfd claims its range once its nodes are enabled and before it takes
@@ -33,10 +33,12 @@ const (
 	conflictKind  = 2
 	claimVersion  = 1
 	claimWords    = 2
-	claimVerShift = 8
-	claimFirst    = 16
-	claimLast     = 32
-	claimZero     = 48
+	claimKindMask = 3
+	claimFirst    = 18
+	claimLast     = 34
+	claimVerShift = 50
+	claimVerMask  = 0xf
+	claimZero     = 54
 
 	// claimTime is how long a claim waits for a conflict (ours).
 	claimTime = 300 * time.Millisecond
@@ -66,10 +68,10 @@ func decodeClaim(words []uint64) (claimMessage, bool) {
 	}
 	w := words[0]
 	m := claimMessage{
-		kind: uint8(w), first: device.PDID(w >> claimFirst & device.PDIDMask), last: device.PDID(w >> claimLast & device.PDIDMask),
+		kind: uint8(w & claimKindMask), first: device.PDID(w >> claimFirst & device.PDIDMask), last: device.PDID(w >> claimLast & device.PDIDMask),
 		number: words[1],
 	}
-	ok := (m.kind == claimKind || m.kind == conflictKind) && uint8(w>>claimVerShift) == claimVersion && w>>claimZero == 0 &&
+	ok := (m.kind == claimKind || m.kind == conflictKind) && w>>claimVerShift&claimVerMask == claimVersion && w>>claimZero == 0 &&
 		m.first != 0 && m.first <= m.last
 	return m, ok
 }

@@ -39,9 +39,8 @@ const (
 // hardware compares with the last one, its driver with the last two). A full
 // FIFO drops the entry and sets overflow.
 func (f *FIFO) Push(e device.FaultEntry, ext uint32) Outcome {
-	for i := 0; i < f.lasts; i++ {
-		l := &f.last[i]
-		if l.Source == e.Source && l.Transaction == e.Transaction && l.Sequence == e.Sequence && l.Page == e.Page {
+	for _, l := range f.last[:f.lasts] {
+		if l.SameFault(e) {
 			return Duplicate
 		}
 	}

@@ -207,6 +207,3 @@ func (s *SMMU) level(bankIndex int) {
 func (s *SMMU) Interrupt() bool {
 	return s.faulting != 0 || s.gfsr != 0 && s.scr0&device.SCR0GFIE != 0
 }
-
-// Active gives the accesses in flight in a bank.
-func (s *SMMU) Active(bankIndex int) int { return s.banks[bankIndex].active }

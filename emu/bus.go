@@ -50,11 +50,11 @@ type window struct {
 }
 
 func (w *window) Read32(off uint32) (uint32, error) {
-	return uint32(w.node.soc.Load(w.id, off, 4)), nil
+	return uint32(w.engine.load(w.node, w.id, off, 4)), nil
 }
 
 func (w *window) Read64(off uint32) (uint64, error) {
-	return w.node.soc.Load(w.id, off, 8), nil
+	return w.engine.load(w.node, w.id, off, 8), nil
 }
 
 func (w *window) Write32(off uint32, v uint32) error {

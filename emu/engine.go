@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
 	"golang.org/x/sys/unix"
@@ -80,11 +81,13 @@ type Engine struct {
 	log   *slog.Logger
 	pool  *wire.Pool
 	base  time.Time
+	epoch uint16 // the nodes' first
 	nodes []*node
 
 	// Owned by the engine goroutine.
-	queue   []item // actions to be done, from head on
-	head    int
+	quick   itemQueue    // actions to be done: what is short or of the high class
+	queue   itemQueue    // and the data of the other classes
+	row     int          // quick ones in a row
 	actions []soc.Action // scratch of step
 	clock   int64        // the machines' time: read once a pass and after each call
 	tasks   []*call      // calls that Do asked for
@@ -93,6 +96,8 @@ type Engine struct {
 	free    *call
 	vectors bool // some node has vectors to be delivered
 	stop    bool
+
+	recorder *record.Writer // of the machines' inputs, nil: none
 
 	lease  atomic.Uint64 // odd: in a call that may sleep
 	parked atomic.Bool   // the supervisor sleeps until it is kicked
@@ -118,11 +123,6 @@ type Engine struct {
 	closeOnce    sync.Once
 }
 
-type item struct {
-	node   *node
-	action soc.Action
-}
-
 type node struct {
 	index    int
 	soc      *soc.Node
@@ -137,16 +137,18 @@ type node struct {
 
 // slot is an attached domain slot.
 type slot struct {
-	node  *node
-	index int
-	att   *Attachment
-	kick  uint32 // last seen
-	sends bool   // messages were not looked at since
-	gone  bool
-	slow  bool // served by mem instead of inline
-	quick int  // short calls in a row since it became slow
-	mem   worker
-	pager worker
+	node      *node
+	index     int
+	att       *Attachment
+	kick      uint32 // last seen
+	mail      uint32 // messages given to the process
+	mailWaits bool   // its ring was full
+	sends     bool   // messages were not looked at since
+	gone      bool
+	slow      bool // served by mem instead of inline
+	quick     int  // short calls in a row since it became slow
+	mem       worker
+	pager     worker
 }
 
 // New builds the machine; Run drives it. Errors match ErrConfig.
@@ -186,7 +188,7 @@ func New(cfg Config) (*Engine, error) {
 		e.close()
 		return nil, err
 	}
-	epoch := uint16(e.base.UnixNano() >> 20)
+	e.epoch = max(uint16(e.base.UnixNano()>>20), 1)
 	for i := range cfg.Nodes {
 		n := &node{index: i}
 		if cfg.Outside != nil {
@@ -194,7 +196,7 @@ func New(cfg Config) (*Engine, error) {
 		}
 		n.soc = soc.New(soc.Config{
 			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: cfg.Outside == nil,
-			Epoch: max(epoch, 1), Pool: e.pool, BTCM: n.outside.BTCM,
+			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM,
 			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 		})
 		n.bus = &bus{engine: e, node: n}

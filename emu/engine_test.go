@@ -34,11 +34,14 @@ type side struct {
 	domain *domain.Domain
 }
 
-func newRig(t testing.TB, policy fault.Policy) *rig {
+func newRig(t testing.TB, policy fault.Policy, prepare ...func(*emu.Engine)) *rig {
 	t.Helper()
 	e, err := emu.New(emu.Config{Nodes: 2})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, f := range prepare {
+		f(e)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

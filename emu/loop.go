@@ -100,12 +100,23 @@ func (e *Engine) pass() (busy, ok bool) {
 			if !e.dispatch(c) {
 				return busy, false
 			}
-		case e.head < len(e.queue):
-			if !e.next() {
+		case e.quick.some() && (e.row < quickRow || !e.queue.some()):
+			e.row++
+			if !e.next(&e.quick) {
 				return busy, false
 			}
+		case e.queue.some():
+			e.row = 0
+			if !e.next(&e.queue) {
+				return busy, false
+			}
+			if e.kicks() {
+				// What it is may be of the high class.
+				return true, true
+			}
 		default:
-			e.queue, e.head = e.queue[:0], 0
+			e.quick.reset()
+			e.queue.reset()
 			c := e.steal()
 			if c == nil {
 				return busy, true
@@ -127,24 +138,30 @@ const passWork = 64
 func (e *Engine) step(n *node, ev *soc.Event) {
 	from := len(e.actions)
 	e.actions = n.soc.Step(e.clock, ev, e.actions)
+	if e.recorder != nil {
+		e.recorder.Step(e.clock, n.index, ev, e.actions[from:])
+	}
 	e.enqueue(n, from)
 }
 
 func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uint64) {
 	from := len(e.actions)
 	e.actions = n.soc.Store(e.clock, id, off, width, v, e.actions)
+	if e.recorder != nil {
+		e.recorder.Store(e.clock, n.index, id, off, width, v, e.actions[from:])
+	}
 	e.enqueue(n, from)
 }
 
 func (e *Engine) enqueue(n *node, from int) {
-	if e.head > len(e.queue)/2 && e.head >= passWork {
-		// A queue that is never quite empty must not grow for ever.
-		left := copy(e.queue, e.queue[e.head:])
-		clear(e.queue[left:])
-		e.queue, e.head = e.queue[:left], 0
-	}
+	e.quick.compact()
+	e.queue.compact()
 	for _, a := range e.actions[from:] {
-		e.queue = append(e.queue, item{n, a})
+		q := &e.quick
+		if bulk(&a) {
+			q = &e.queue
+		}
+		q.items = append(q.items, item{n, a})
 	}
 	e.actions = e.actions[:from]
 }
@@ -170,14 +187,14 @@ func (e *Engine) deliver() (any bool) {
 
 // next does the action at the head of the queue, together with those behind it
 // that can be joined to it.
-func (e *Engine) next() bool {
-	it := &e.queue[e.head]
+func (e *Engine) next(q *itemQueue) bool {
+	it := &q.items[q.head]
 	n, a := it.node, it.action
 	switch a.Kind {
 	case soc.Walk, soc.Move:
-		return e.access()
+		return e.access(q)
 	}
-	e.head++
+	q.head++
 	switch a.Kind {
 	case soc.Transmit:
 		f := a.Frame
@@ -192,7 +209,7 @@ func (e *Engine) next() bool {
 	case soc.DescriptorChanged:
 		if s := n.slots[a.Slot]; s != nil {
 			s.att.Pages.SetDone(int(a.Channel), a.Done, a.Status, a.Paused)
-			if a.Done != device.DoneOngoing {
+			if a.Done != device.DoneOngoing && a.Channel < device.WriteChannels {
 				s.att.Pages.Notify()
 			}
 		}
@@ -202,7 +219,7 @@ func (e *Engine) next() bool {
 		}
 	case soc.MailArrived:
 		if s := n.slots[int(a.Interface-device.MailboxProcess)%device.Slots]; s != nil {
-			s.att.Pages.Notify()
+			e.deliverMail(s)
 		}
 	}
 	return true
@@ -221,6 +238,9 @@ func (e *Engine) kicked(s *slot) {
 		e.ring(s, int(v-1), soc.DoorbellRung)
 		s.sends = true
 		return
+	}
+	if s.mailWaits {
+		e.deliverMail(s)
 	}
 	var m attach.Message
 	iface := device.MailboxProcess + s.index

@@ -1,0 +1,108 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/record"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// ErrDiverged says that the machines did something else than when they were
+// recorded: they are another version's, or the recording is not theirs.
+var ErrDiverged = errors.New("the machines act otherwise than they did when they were recorded")
+
+// Replayed is what a replay found.
+type Replayed struct {
+	Header  record.Header
+	Records uint64 // inputs that were replayed
+	Checked uint64 // of these, how many a digest of the recording confirms
+	Digest  record.Digest
+	Until   int64 // of the recorded clock, ns
+	Frames  uint64
+	Kinds   map[record.Kind]uint64
+	// Counters are the nodes' hardware counters at the end.
+	Counters [][device.Counters]uint64
+}
+
+// Replay gives machines the inputs of a recording (pfd --record) and checks that
+// they act as they did. Without a driver, processes or memory: those were what
+// the inputs came from. The error matches ErrDiverged, record.ErrFormat,
+// record.ErrVersion or record.ErrTruncated; what was found before it is given,
+// too.
+func Replay(in io.Reader) (r Replayed, err error) {
+	rd, err := record.NewReader(in)
+	if err != nil {
+		return r, err
+	}
+	r.Header, r.Kinds = rd.Header(), map[record.Kind]uint64{}
+	h := &r.Header
+	pool := new(wire.Pool)
+	nodes := make([]*soc.Node, h.Nodes)
+	for i := range nodes {
+		nodes[i] = soc.New(soc.Config{
+			ID: device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Epoch: h.Epoch, Pool: pool,
+			Route: func(id device.NodeID) bool { return int(id) < h.Nodes },
+		})
+	}
+	defer func() {
+		for _, n := range nodes {
+			var c [device.Counters]uint64
+			for i := range c {
+				c[i] = n.Count(device.Counter(i))
+			}
+			r.Counters = append(r.Counters, c)
+		}
+	}()
+	// Frames on their way, by when they were transmitted.
+	frames := map[uint64]*wire.Frame{}
+	var rec record.Record
+	var out []soc.Action
+	for {
+		if err := rd.Next(&rec); err != nil {
+			if errors.Is(err, io.EOF) {
+				return r, nil
+			}
+			return r, fmt.Errorf("after %d records: %w", r.Records, err)
+		}
+		if rec.Kind == record.Check || rec.Kind == record.End {
+			if rec.Count != r.Records || rec.Digest != uint64(r.Digest) {
+				return r, fmt.Errorf("%w: between records %d and %d (%d ns): digest %#x, recorded %#x",
+					ErrDiverged, r.Checked, r.Records, r.Until, uint64(r.Digest), rec.Digest)
+			}
+			r.Checked = r.Records
+			continue
+		}
+		r.Records++
+		r.Kinds[rec.Kind]++
+		r.Until = max(r.Until, rec.At)
+		n := nodes[rec.Node]
+		switch rec.Kind {
+		case record.Load:
+			r.Digest.Loaded(n.Load(rec.Window, rec.Offset, rec.Width))
+			continue
+		case record.Store:
+			out = n.Store(rec.At, rec.Window, rec.Offset, rec.Width, rec.Value, out[:0])
+		case record.FrameArrived:
+			f := frames[rec.Frame]
+			if f == nil {
+				return r, fmt.Errorf("%w: record %d: frame %d arrives, which no node has transmitted", ErrDiverged, r.Records, rec.Frame)
+			}
+			delete(frames, rec.Frame)
+			rec.Event.Frame = f
+			out = n.Step(rec.At, &rec.Event, out[:0])
+		default:
+			out = n.Step(rec.At, &rec.Event, out[:0])
+		}
+		r.Digest.Actions(rec.Node, out)
+		for i := range out {
+			if f := out[i].Frame; f != nil {
+				frames[r.Frames] = f
+				r.Frames++
+			}
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package record
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc"
+)
+
+// magic starts a recording (ours).
+const magic = "exanrec\n"
+
+// The header's layout, little-endian (docs/record.md; ours).
+const (
+	offVersion = 8  // u16
+	offFlags   = 10 // u16
+	offNodes   = 12 // u16
+	offVABits  = 14 // u16
+	offEpoch   = 16 // u16
+	offStarted = 24 // u64
+	headerSize = 64 // the rest is zero
+
+	flagNoTXFIFO = 1 << 0
+	flagSVA      = 1 << 1
+)
+
+// maxNodes bounds a header's nodes (ours; emu takes as many).
+const maxNodes = 64
+
+// AppendHeader appends the header's 64 bytes.
+func AppendHeader(b []byte, h Header) []byte {
+	var m [headerSize]byte
+	copy(m[:], magic)
+	flags := uint16(0)
+	if h.NoTXFIFO {
+		flags |= flagNoTXFIFO
+	}
+	if h.SVA {
+		flags |= flagSVA
+	}
+	le := binary.LittleEndian
+	le.PutUint16(m[offVersion:], Version)
+	le.PutUint16(m[offFlags:], flags)
+	le.PutUint16(m[offNodes:], uint16(h.Nodes))
+	le.PutUint16(m[offVABits:], uint16(h.VABits))
+	le.PutUint16(m[offEpoch:], h.Epoch)
+	le.PutUint64(m[offStarted:], uint64(h.Started))
+	return append(b, m[:]...)
+}
+
+// DecodeHeader reads a header. Its errors match ErrFormat or ErrVersion.
+func DecodeHeader(b []byte) (Header, error) {
+	if len(b) < headerSize || string(b[:len(magic)]) != magic {
+		return Header{}, fmt.Errorf("%w: it does not start as one", ErrFormat)
+	}
+	le := binary.LittleEndian
+	if v := le.Uint16(b[offVersion:]); v != Version {
+		return Header{}, fmt.Errorf("%w: %d, this program reads %d: use the pfd and the simulator of one release", ErrVersion, v, Version)
+	}
+	flags := le.Uint16(b[offFlags:])
+	h := Header{
+		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint16(b[offEpoch:]),
+		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Started: int64(le.Uint64(b[offStarted:])),
+	}
+	for i, c := range b[:headerSize] {
+		if c != 0 && (i >= offEpoch+2 && i < offStarted || i >= offStarted+8) {
+			return Header{}, fmt.Errorf("%w: byte %d of its header is reserved and not zero", ErrFormat, i)
+		}
+	}
+	if flags&^(flagNoTXFIFO|flagSVA) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
+		return Header{}, fmt.Errorf("%w: %d nodes of %d bits, flags %#x", ErrFormat, h.Nodes, h.VABits, flags)
+	}
+	return h, nil
+}
+
+// state is what both directions keep from record to record.
+type state struct {
+	at     int64
+	frames uint64 // transmitted so far, as far as arrivals tell
+}
+
+// appendRecord appends one record: kind, node, time, fields, all but the first
+// byte as variable-length integers (encoding/binary).
+func (s *state) appendRecord(b []byte, r *Record) []byte {
+	b = append(b, byte(r.Kind))
+	u := func(vs ...uint64) {
+		for _, v := range vs {
+			b = binary.AppendUvarint(b, v)
+		}
+	}
+	if r.Kind == Check || r.Kind == End {
+		u(r.Count)
+		return binary.LittleEndian.AppendUint64(b, r.Digest)
+	}
+	u(uint64(r.Node))
+	if r.Kind == Load {
+		u(uint64(r.Window), uint64(r.Offset), uint64(r.Width))
+		return b
+	}
+	b = binary.AppendVarint(b, r.At-s.at)
+	s.at = r.At
+	ev := &r.Event
+	switch r.Kind {
+	case FrameArrived:
+		b = binary.AppendVarint(b, int64(r.Frame-s.frames))
+		s.frames = r.Frame + 1
+	case Walked:
+		u(uint64(ev.Access), ev.Absent, ev.Denied)
+	case Moved:
+		u(uint64(ev.Access), bit(ev.OK))
+	case DoorbellRung, DescriptorCopied:
+		u(uint64(ev.Slot), uint64(ev.Channel))
+		u(ev.Words[:]...)
+	case MessageSent:
+		u(uint64(ev.Interface), uint64(ev.Channel), ev.Destination, uint64(ev.N))
+		u(ev.Words[:]...)
+	case Store:
+		u(uint64(r.Window), uint64(r.Offset), uint64(r.Width), r.Value)
+	}
+	return b
+}
+
+// byteReader is what records are read from.
+type byteReader interface{ ReadByte() (byte, error) }
+
+// fields reads a record's numbers; the first error stays.
+type fields struct {
+	r   byteReader
+	err error
+}
+
+func (f *fields) u(max uint64) uint64 {
+	if f.err != nil {
+		return 0
+	}
+	v, err := binary.ReadUvarint(f.r)
+	switch {
+	case err != nil:
+		f.err = err
+	case v > max:
+		f.err = fmt.Errorf("%w: %d where %d is the most", ErrFormat, v, max)
+	}
+	return v
+}
+
+func (f *fields) i() int64 {
+	if f.err != nil {
+		return 0
+	}
+	v, err := binary.ReadVarint(f.r)
+	if err != nil {
+		f.err = err
+	}
+	return v
+}
+
+func (f *fields) words(to *[device.DescriptorWords]uint64) {
+	for i := range to {
+		to[i] = f.u(math.MaxUint64)
+	}
+}
+
+// decodeRecord reads what follows a record's first byte.
+func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) error {
+	*r = Record{Kind: Kind(kind)}
+	f := &fields{r: in}
+	if r.Kind == Check || r.Kind == End {
+		r.Count = f.u(math.MaxUint64)
+		for i := range 8 {
+			if f.err != nil {
+				return f.err
+			}
+			var c byte
+			c, f.err = in.ReadByte()
+			r.Digest |= uint64(c) << (8 * i)
+		}
+		return f.err
+	}
+	r.Node = int(f.u(uint64(nodes - 1)))
+	if r.Kind == Load {
+		s.register(f, r)
+		r.At = s.at
+		return f.err
+	}
+	s.at += f.i()
+	r.At = s.at
+	ev := &r.Event
+	ev.Kind = soc.EventKind(kind)
+	switch r.Kind {
+	case Tick:
+	case FrameArrived:
+		r.Frame = s.frames + uint64(f.i())
+		s.frames = r.Frame + 1
+	case Walked:
+		ev.Access = uint32(f.u(math.MaxUint32))
+		ev.Absent, ev.Denied = f.u(math.MaxUint64), f.u(math.MaxUint64)
+	case Moved:
+		ev.Access = uint32(f.u(math.MaxUint32))
+		ev.OK = f.u(1) == 1
+	case DoorbellRung, DescriptorCopied:
+		ev.Slot, ev.Channel = int(f.u(math.MaxInt32)), int(f.u(math.MaxInt32))
+		f.words(&ev.Words)
+	case MessageSent:
+		ev.Interface, ev.Channel = int(f.u(math.MaxInt32)), int(f.u(math.MaxInt32))
+		ev.Destination, ev.N = f.u(math.MaxUint64), int(f.u(math.MaxInt32))
+		f.words(&ev.Words)
+	case Store:
+		ev.Kind = 0
+		s.register(f, r)
+		r.Value = f.u(math.MaxUint64)
+	default:
+		return fmt.Errorf("%w: a record of kind %d", ErrFormat, kind)
+	}
+	return f.err
+}
+
+func (s *state) register(f *fields, r *Record) {
+	r.Window = device.WindowID(f.u(uint64(device.Windows) - 1))
+	r.Offset = uint32(f.u(math.MaxUint32))
+	r.Width = int(f.u(8))
+	if f.err == nil && r.Width != 4 && r.Width != 8 {
+		f.err = fmt.Errorf("%w: an access of %d bytes", ErrFormat, r.Width)
+	}
+}

@@ -1,0 +1,62 @@
+package record
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Reader reads a recording.
+type Reader struct {
+	in    *bufio.Reader
+	h     Header
+	state state
+	ended bool
+}
+
+// NewReader reads the header. Its errors match ErrFormat or ErrVersion, or are
+// in's.
+func NewReader(in io.Reader) (*Reader, error) {
+	r := &Reader{in: bufio.NewReader(in)}
+	var b [headerSize]byte
+	n, err := io.ReadFull(r.in, b[:])
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, fmt.Errorf("recording: %w", err)
+	}
+	if r.h, err = DecodeHeader(b[:n]); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Header tells how the machines were built.
+func (r *Reader) Header() Header { return r.h }
+
+// Next reads the next record. At the end it gives io.EOF, after a record of kind
+// End; its other errors match ErrFormat or ErrTruncated, or are the file's.
+func (r *Reader) Next(to *Record) error {
+	kind, err := r.in.ReadByte()
+	switch {
+	case errors.Is(err, io.EOF) && r.ended:
+		return io.EOF
+	case errors.Is(err, io.EOF):
+		return ErrTruncated
+	case err != nil:
+		return fmt.Errorf("recording: %w", err)
+	case r.ended:
+		return fmt.Errorf("%w: something follows its end", ErrFormat)
+	}
+	err = r.state.decodeRecord(r.in, kind, r.h.Nodes, to)
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return ErrTruncated
+	case err != nil && !errors.Is(err, ErrFormat):
+		// An integer of more than 64 bits, or the file's error.
+		return fmt.Errorf("%w: %w", ErrFormat, err)
+	case err != nil:
+		return err
+	}
+	r.ended = to.Kind == End
+	return nil
+}

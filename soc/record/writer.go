@@ -1,0 +1,131 @@
+package record
+
+import (
+	"io"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+const (
+	// chunk is how many bytes are given to the file at a time (ours).
+	chunk = 32 << 10
+	// flushTime: what was recorded reaches the file after that time, if something
+	// more is recorded (ours), ns.
+	flushTime = 1e9
+	// checkEvery is the number of records from one Check to the next (ours).
+	checkEvery = 4096
+)
+
+// Writer records. It belongs to the goroutine that owns the machines. After an
+// error of its file it records nothing more.
+type Writer struct {
+	to     io.Writer
+	failed func(error)
+
+	buf     []byte
+	flushed int64
+	state   state
+	rec     Record
+	count   uint64
+	digest  Digest
+	frames  map[*wire.Frame]uint64 // on their way, by when they were transmitted
+	next    uint64
+	err     error
+}
+
+// NewWriter begins a recording. failed is called once, with the file's error,
+// when the recording ends before its time; it must not block. The file should
+// not block either.
+func NewWriter(to io.Writer, h Header, failed func(error)) *Writer {
+	return &Writer{to: to, failed: failed, buf: AppendHeader(nil, h), frames: map[*wire.Frame]uint64{}}
+}
+
+// Step records an event that a node was given at now, and what came out.
+func (w *Writer) Step(now int64, node int, ev *soc.Event, out []soc.Action) {
+	if w.err != nil {
+		return
+	}
+	w.rec = Record{Kind: Kind(ev.Kind), Node: node, At: now, Event: *ev}
+	if ev.Kind == soc.FrameArrived {
+		// The frame itself may be another one's by now.
+		w.rec.Frame = w.frames[ev.Frame]
+		delete(w.frames, ev.Frame)
+	}
+	w.add(now)
+	w.acted(node, out)
+}
+
+// Store records a register write and what came out.
+func (w *Writer) Store(now int64, node int, id device.WindowID, off uint32, width int, v uint64, out []soc.Action) {
+	if w.err != nil {
+		return
+	}
+	w.rec = Record{Kind: Store, Node: node, At: now, Window: id, Offset: off, Width: width, Value: v}
+	w.add(now)
+	w.acted(node, out)
+}
+
+// Load records a register read and its value. Reads of memory are left out: they
+// change nothing.
+func (w *Writer) Load(node int, id device.WindowID, off uint32, width int, got uint64) {
+	if w.err != nil || id == device.BTCM {
+		return
+	}
+	w.rec = Record{Kind: Load, Node: node, Window: id, Offset: off, Width: width}
+	w.add(w.state.at)
+	w.digest.Loaded(got)
+}
+
+func (w *Writer) acted(node int, out []soc.Action) {
+	w.digest.Actions(node, out)
+	for i := range out {
+		if f := out[i].Frame; f != nil {
+			w.frames[f] = w.next
+			w.next++
+		}
+	}
+}
+
+// add appends w.rec, after a Check where one is due.
+func (w *Writer) add(now int64) {
+	if w.count%checkEvery == 0 && w.count > 0 {
+		w.check(Check)
+	}
+	w.buf = w.state.appendRecord(w.buf, &w.rec)
+	w.count++
+	if len(w.buf) >= chunk || now-w.flushed >= flushTime {
+		w.flushed = now
+		w.flush()
+	}
+}
+
+func (w *Writer) check(k Kind) {
+	w.buf = w.state.appendRecord(w.buf, &Record{Kind: k, Count: w.count, Digest: uint64(w.digest)})
+}
+
+func (w *Writer) flush() {
+	_, err := w.to.Write(w.buf)
+	w.buf = w.buf[:0]
+	if err != nil && w.err == nil {
+		w.err = err
+		w.frames = nil
+		if w.failed != nil {
+			w.failed(err)
+		}
+	}
+}
+
+// Digest gives the fingerprint so far and the number of records.
+func (w *Writer) Digest() (d Digest, records uint64) { return w.digest, w.count }
+
+// Close writes the end. It does not close the file. It gives the error that the
+// recording had.
+func (w *Writer) Close() error {
+	if w.err == nil {
+		w.check(End)
+		w.flush()
+	}
+	return w.err
+}

@@ -8,8 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -100,6 +101,20 @@ func wrong(b []byte, seed, off uint64) (n int, first int64) {
 	return n, first
 }
 
+// neither counts the bytes of b that are neither the pattern's nor zero.
+func neither(b []byte, seed uint64) (n int, first int64) {
+	first = -1
+	for i := range b {
+		if b[i] != 0 && b[i] != byte(word(seed, uint64(i)/8)>>(8*(uint64(i)%8))) {
+			if n == 0 {
+				first = int64(i)
+			}
+			n++
+		}
+	}
+	return n, first
+}
+
 // area is a buffer of an agent.
 type area struct {
 	b    []byte
@@ -114,6 +129,7 @@ type obedient struct {
 	transfers map[string]*rdma.Transfer
 	burst     *burst
 	keep      []any
+	forks     []int
 }
 
 // agent obeys orders until its standard input ends.
@@ -121,6 +137,9 @@ func agent() int {
 	a := &obedient{buffers: map[string]*area{}, transfers: map[string]*rdma.Transfer{}}
 	in := bufio.NewScanner(os.Stdin)
 	enc := json.NewEncoder(os.Stdout)
+	if os.Getenv(agentEnv) == "again" { // after an exec, whose order this answers
+		_ = enc.Encode(reply{})
+	}
 	for in.Scan() {
 		var o order
 		var r reply
@@ -137,6 +156,9 @@ func agent() int {
 	}
 	if a.burst != nil {
 		a.burst.end()
+	}
+	for _, pid := range a.forks {
+		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	if a.ep != nil {
 		_ = a.ep.Close()
@@ -245,6 +267,14 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		err = unix.Ftruncate(b.fd, int64(o.Off))
 	case "fork":
 		err = a.fork()
+	case "either": // each byte is the pattern's or zero
+		if r.Wrong, r.First = neither(part, o.Seed); r.Wrong != 0 {
+			err = fmt.Errorf("%d bytes are neither old nor new, the first at %d", r.Wrong, r.First)
+		}
+	case "same":
+		fill(part, o.Seed)
+	case "isSame":
+		r.Wrong, r.First = wrong(part, o.Seed, 0)
 	case "pagemap":
 		r.Bits, err = pagemap(part)
 	default:
@@ -297,20 +327,59 @@ func (a *obedient) wait(o order) (r reply, err error) {
 	return r, err
 }
 
-// exec has the process become another program; its memory goes.
+// exec has the process become another program, which inherits every socket; its
+// memory goes.
 func (a *obedient) exec(o order) error {
-	return unix.Exec(o.Path, []string{o.Path, "600"}, os.Environ())
-}
-
-// fork leaves a child that shares every page, as a shell's would.
-func (a *obedient) fork() error {
-	cmd := exec.Command("/bin/sh", "-c", "read x")
-	in, err := cmd.StdinPipe()
+	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err
 	}
-	a.keep = append(a.keep, in)
-	return cmd.Start()
+	for _, e := range entries {
+		link, err := os.Readlink("/proc/self/fd/" + e.Name())
+		var fd int
+		if _, serr := fmt.Sscan(e.Name(), &fd); err != nil || serr != nil || !strings.HasPrefix(link, "socket:") {
+			continue
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+			return err
+		}
+	}
+	return unix.Exec(o.Path, []string{o.Path}, []string{agentEnv + "=again", "GORACE=atexit_sleep_ms=0"})
+}
+
+// fork leaves a child that shares every page until it or we write. It runs no
+// Go: it sleeps until its parent ends.
+//
+//go:norace
+func (a *obedient) fork() error {
+	errs := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the child dies with this thread
+		pid, errno := fork()
+		if errno != 0 {
+			errs <- errno
+			return
+		}
+		a.forks = append(a.forks, pid)
+		errs <- nil
+		select {}
+	}()
+	return <-errs
+}
+
+//go:norace
+func fork() (int, unix.Errno) {
+	all, old := ^uint64(0), uint64(0)
+	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&all)), uintptr(unsafe.Pointer(&old)), 8, 0, 0)
+	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno == 0 && pid == 0 {
+		unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0, 0)
+		for {
+			unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+		}
+	}
+	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&old)), 0, 8, 0, 0)
+	return int(pid), errno
 }
 
 // pagemap gives the entries of whole pages.

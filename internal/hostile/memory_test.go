@@ -63,6 +63,8 @@ func (a *obedient) make(o order) (r reply, err error) {
 		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
 			err = a.register(m.b)
 		}
+	case "fixed": // at an address of the test's choice
+		m.b, err = fixed(uintptr(o.Off), whole)
 	case "hole": // an address at which nothing is mapped any more
 		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
 			err = unix.Munmap(m.b)
@@ -108,6 +110,14 @@ func hugeAligned(size int) ([]byte, error) {
 	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (huge - 1)
 	b = b[skip : skip+size]
 	return b, unix.Madvise(b, unix.MADV_HUGEPAGE)
+}
+
+func fixed(at uintptr, size int) ([]byte, error) {
+	p, err := unix.MmapPtr(-1, 0, unsafe.Add(nil, at), uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)
+	if err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*byte)(p), size), nil
 }
 
 // stack gives the lowest bytes of the first thread's stack: the kernel maps it

@@ -87,6 +87,13 @@ func startAs(t *testing.T, program func() (string, error), env []string, args ..
 	return w
 }
 
+// during has a subtest own what it starts.
+func (w *world) during(t *testing.T) {
+	old := w.t
+	w.t = t
+	t.Cleanup(func() { w.t = old })
+}
+
 func (w *world) socket() string { return filepath.Join(w.dir, "s") }
 
 // run starts the daemon and waits until it is ready.

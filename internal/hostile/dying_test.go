@@ -1,0 +1,328 @@
+package hostile
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// delays are when in a transfer of dyingSize into absent memory something
+// happens: before its first block, in the midst, near its end. They say when to
+// act and never what must have come before.
+var delays = []time.Duration{0, 50 * time.Microsecond, 300 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 8 * time.Millisecond}
+
+const dyingSize = 8 << 20
+
+// pair is an initiator on node 0 and a target on node 1.
+type pair struct{ from, to *proxy }
+
+func (w *world) pair(method, policy string) pair {
+	w.t.Helper()
+	group := fmt.Sprintf("pair%d", time.Now().UnixNano())
+	return pair{
+		w.attach("initiator", attachOrder{Group: group, Method: method, Policy: policy}),
+		w.attach("target", attachOrder{Group: group, Method: method, Policy: policy, Node: 1}),
+	}
+}
+
+// running starts a transfer and lets it run for a while.
+func (p pair) running(kind string, after time.Duration) reply {
+	p.from.t.Helper()
+	p.from.buffer("b", "anonymous", dyingSize, 7)
+	m := p.to.buffer("b", kind, dyingSize, 0)
+	p.from.write("x", "b", m.Remote, dyingSize)
+	time.Sleep(after)
+	return m
+}
+
+func (p pair) kill() { p.from.kill(); p.to.kill() }
+
+// A process that is killed in any phase of a transfer costs the other end that
+// transfer, with a reason, and nobody else anything; its slot is free again.
+func TestKilledInMidTransfer(t *testing.T) {
+	w := start(t)
+	b := w.bystander(attachOrder{})
+	for _, method := range []string{"gup", "touch"} {
+		for _, role := range []string{"target", "initiator"} {
+			for i, after := range delays {
+				policy := []string{"p1", "p4", "pa"}[i%3]
+				t.Run(fmt.Sprintf("%s/%s/%v", method, role, after), func(t *testing.T) {
+					w.during(t)
+					p := w.pair(method, policy)
+					p.running("anonymous", after)
+					if role == "target" {
+						p.to.kill()
+						if r := p.from.wait("x"); !r.Done && (r.Code == 0 || r.Text == "") {
+							t.Errorf("no reason: %+v", r)
+						}
+					} else {
+						p.from.kill()
+						w.until("the initiator's slot is free", func() bool { return w.domains() == 3 })
+						// What did not arrive is as it was, block by block or byte by byte.
+						p.to.must(order{Op: "either", ID: "b", Seed: 7})
+					}
+					p.kill()
+					w.until("both slots are free", func() bool { return w.domains() == 2 })
+				})
+			}
+		}
+	}
+	w.saw(1, "attachments_ended_total", 20)
+	b.fine()
+}
+
+// A process that is stopped loses nothing: transfers into it that need no help
+// of its arrive, the others go on when it does.
+func TestStoppedInMidTransfer(t *testing.T) {
+	w := start(t)
+	b := w.bystander(attachOrder{})
+	for i, after := range delays {
+		for _, role := range []string{"target", "initiator"} {
+			method := []string{"gup", "touch"}[i%2]
+			t.Run(fmt.Sprintf("%s/%s/%v", method, role, after), func(t *testing.T) {
+				w.during(t)
+				p := w.pair(method, "p4")
+				stopped := p.to
+				if role == "initiator" {
+					stopped = p.from
+				}
+				p.running("anonymous", after)
+				stopped.signal(syscall.SIGSTOP)
+				b.some()
+				stopped.signal(syscall.SIGCONT)
+				p.from.arrives("x")
+				p.to.holds("b", 7, 0, dyingSize)
+				p.kill()
+			})
+		}
+	}
+	b.fine()
+}
+
+// What the owner does to its memory in the midst of a transfer is its own
+// business: pfd takes the memory as it is at each block.
+func TestMemoryThatChangesInMidTransfer(t *testing.T) {
+	// Beyond the end of a file only the limit of retransmissions ends a transfer.
+	w := start(t, "--guard-us", "5000")
+	b := w.bystander(attachOrder{})
+	for _, c := range []struct {
+		name, kind string
+		o          order
+		arrives    bool // or fails with code 2; false: either
+		whole      bool // every byte is the source's afterwards
+	}{
+		{"munmap", "anonymous", order{Op: "unmap", Off: dyingSize / 2}, false, false},
+		{"mremap", "anonymous", order{Op: "move"}, false, false},
+		{"mprotect", "anonymous", order{Op: "protect", Advice: unix.PROT_READ}, false, false},
+		{"mprotect none", "anonymous", order{Op: "protect", Advice: unix.PROT_NONE, Off: dyingSize / 2}, false, false},
+		{"MADV_DONTNEED", "anonymous", order{Op: "advise", Advice: unix.MADV_DONTNEED}, true, false},
+		{"MADV_FREE", "anonymous", order{Op: "advise", Advice: unix.MADV_FREE}, true, false},
+		{"MADV_PAGEOUT", "anonymous", order{Op: "advise", Advice: unix.MADV_PAGEOUT}, true, true},
+		{"MADV_COLLAPSE", "huge", order{Op: "advise", Advice: unix.MADV_COLLAPSE}, true, true},
+		{"huge page split", "huge", order{Op: "protect", Advice: unix.PROT_READ | unix.PROT_WRITE | unix.PROT_EXEC, Off: 3 * 4096, Size: 4096}, true, true},
+		{"fork", "anonymous", order{Op: "fork"}, true, true},
+		{"hole punched", "memfd", order{Op: "punch", Size: dyingSize}, true, false},
+		{"truncated", "memfd", order{Op: "truncate", Off: dyingSize / 2}, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w.during(t)
+			arrived, failed := 0, 0
+			for i, after := range delays {
+				method := []string{"gup", "touch"}[i%2]
+				p := w.pair(method, []string{"p1", "p4", "pa"}[i%3])
+				m := p.running(c.kind, after)
+				c.o.ID = "b"
+				// The kernel may refuse (EAGAIN, EBUSY): then nothing happened.
+				if r, err := p.to.do(c.o); err != nil || r.Err != "" {
+					t.Logf("%s: %s %v", c.o.Op, r.Err, err)
+				}
+				r := p.from.wait("x")
+				switch {
+				case r.Done:
+					arrived++
+				case c.arrives:
+					t.Errorf("after %v: did not arrive: %+v", after, r)
+				default:
+					failed++
+					// Beyond its end a file has no page: nothing says that this
+					// will last, so that it ends by the limit and not by the fail bit.
+					if r.Code != 2 && (c.name != "truncated" || r.Code != 1 && r.Code != 8) {
+						t.Errorf("after %v: %+v, want code 2", after, r)
+					}
+				}
+				switch {
+				case c.whole:
+					p.to.holds("b", 7, 0, dyingSize)
+				case c.arrives:
+					p.to.must(order{Op: "either", ID: "b", Seed: 7})
+				}
+				// The target lives on, and other memory of it is as good as before.
+				again := p.to.buffer("again", "anonymous", 1<<20, 0)
+				p.from.write("y", "b", again.Remote, 1<<20)
+				p.from.arrives("y")
+				p.to.holds("again", 7, 0, 1<<20)
+				_ = m
+				p.kill()
+			}
+			t.Logf("%d arrived, %d failed", arrived, failed)
+		})
+	}
+	b.fine()
+}
+
+// Not one byte reaches what a target has become by exec, be it set-uid or not,
+// though its sockets stay open: pfd holds the address space, not the number.
+func TestExecInMidTransfer(t *testing.T) {
+	needRoot(t, "a set-uid image")
+	w := start(t)
+	b := w.bystander(attachOrder{})
+	program, err := self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	setuid := filepath.Join(work, "setuid")
+	text, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(setuid, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(setuid, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(setuid, 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range []string{program, setuid} {
+		for i, after := range delays {
+			t.Run(fmt.Sprintf("%s/%v", filepath.Base(image), after), func(t *testing.T) {
+				w.during(t)
+				const where, size = 0x7000_0000_0000, 32 << 20
+				p := w.pair("gup", []string{"p1", "pa"}[i%2])
+				p.from.buffer("b", "anonymous", size, 7)
+				m := p.to.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: where, Size: size})
+				p.from.write("x", "b", m.Remote, size)
+				time.Sleep(after)
+				p.to.must(order{Op: "exec", Path: image}) // the new image answers
+				// The new image has memory of its own at the same place.
+				p.to.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: where, Size: size})
+				r := p.from.wait("x")
+				if r.Done {
+					t.Log("it had arrived before")
+				} else if r.Code == 0 || r.Text == "" {
+					t.Errorf("no reason: %+v", r)
+				}
+				// What is written now is refused.
+				p.from.write("y", "b", m.Remote, 4096)
+				if r := p.from.wait("y"); r.Done || r.Code != 5 && r.Code != 10 {
+					t.Errorf("a write to what the target was: %+v, want code 5", r)
+				}
+				p.to.holds("b", 0, 0, size)
+				p.kill()
+			})
+		}
+	}
+	b.fine()
+}
+
+// A pid that another process has now means nothing to pfd.
+func TestPIDUsedAgain(t *testing.T) {
+	const lastPID = "/proc/sys/kernel/ns_last_pid"
+	if f, err := os.OpenFile(lastPID, os.O_WRONLY, 0); err != nil {
+		t.Skipf("pids cannot be chosen here: %v", err)
+	} else {
+		_ = f.Close()
+	}
+	w := start(t)
+	b := w.bystander(attachOrder{})
+	reused := 0
+	for _, after := range delays {
+		const where = 0x7000_0000_0000
+		p := w.pair("gup", "p1")
+		p.from.buffer("b", "anonymous", dyingSize, 7)
+		m := p.to.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: where, Size: dyingSize})
+		p.from.write("x", "b", m.Remote, dyingSize)
+		time.Sleep(after)
+		pid := p.to.pid()
+		p.to.kill()
+		var heir *proxy
+		for range 20 {
+			if err := os.WriteFile(lastPID, []byte(fmt.Sprint(pid-1)), 0); err != nil {
+				t.Skipf("pids cannot be chosen here: %v", err)
+			}
+			if heir = w.spawn("heir", 0); heir.pid() == pid {
+				reused++
+				break
+			}
+			heir.kill()
+		}
+		heir.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: where, Size: dyingSize})
+		if r := p.from.wait("x"); !r.Done && r.Code == 0 {
+			t.Errorf("no reason: %+v", r)
+		}
+		heir.holds("b", 0, 0, dyingSize)
+		heir.kill()
+		p.kill()
+	}
+	if reused == 0 {
+		t.Skip("no pid was given out twice")
+	}
+	t.Logf("%d of %d pids were used again", reused, len(delays))
+	b.fine()
+}
+
+// pfd is killed in every phase of a transfer, and started again at the same
+// path: who waits hears of it at once, what was said to have arrived has, and
+// attaching again works.
+func TestPfdKilled(t *testing.T) {
+	w := start(t)
+	for _, method := range []string{"gup", "touch"} {
+		for i, after := range delays {
+			t.Run(fmt.Sprintf("%s/%v", method, after), func(t *testing.T) {
+				w.during(t)
+				policy := []string{"p1", "p4", "pa"}[i%3]
+				p := w.pair(method, policy)
+				first := p.to.buffer("first", "anonymous", 1<<20, 0)
+				p.from.buffer("one", "anonymous", 1<<20, 3)
+				p.from.write("w", "one", first.Remote, 1<<20)
+				p.from.arrives("w")
+				p.running("anonymous", after)
+				w.kill()
+				began := time.Now()
+				r := p.from.wait("x")
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("the initiator waited %v for a dead daemon", took)
+				}
+				switch {
+				case r.Done:
+					p.to.holds("b", 7, 0, dyingSize)
+				case r.Code != 10 || !strings.Contains(r.Text, "attach again"):
+					t.Errorf("%+v, want code 10 and the remedy", r)
+				default:
+					p.to.must(order{Op: "either", ID: "b", Seed: 7})
+				}
+				p.to.holds("first", 3, 0, 1<<20)
+				if err := w.run(); err != nil {
+					t.Fatal(err)
+				}
+				for node, side := range []*proxy{p.from, p.to} {
+					side.must(order{Op: "gone"}) // the old endpoint says so
+					side.must(order{Op: "close"})
+					side.must(order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Node: uint32(node), Group: "again", Method: method, Policy: policy}})
+				}
+				m := p.to.buffer("again", "anonymous", 1<<20, 0)
+				p.from.write("y", "one", m.Remote, 1<<20)
+				p.from.arrives("y")
+				p.to.holds("again", 3, 0, 1<<20)
+				p.kill()
+			})
+		}
+	}
+}

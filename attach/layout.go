@@ -20,8 +20,18 @@ const (
 	WakeWaiters = WakePage + 0x0c // u32: threads of the process in FUTEX_WAIT on WakeEvent
 	WakeState   = WakePage + 0x10 // u32: State…
 	WakeReason  = WakePage + 0x14 // u32: Reason, valid once WakeState is StateEnded
-	// WakeMailbox is where the process's mailbox will lie; reserved, zero.
+	// WakeMailbox is where the messages of the process's mailbox lie: a ring of
+	// MailSlots messages with two counts that never go back.
 	WakeMailbox = WakePage + 0x100
+	MailTail    = WakeMailbox + 0x00 // u32: messages that pfd has put there
+	MailHead    = WakeMailbox + 0x04 // u32: messages that the process has taken
+	MailRing    = WakeMailbox + 0x40 // message i in slot i mod MailSlots
+	MailStride  = 0x50               // of a slot
+	MailSource  = 0x00               // u64: SOURCE (hardware.md 3, window mbox)
+	MailWords   = 0x08               // eight u64
+	// MailSlots is the number of messages in the ring; more wait in the node's
+	// own mailbox until the process has taken some and kicked.
+	MailSlots = 32
 )
 
 // Values of WakeState (ours).

@@ -71,8 +71,8 @@ func (e *Engine) freeCall(c *call) {
 
 // access makes one call of the walk or move at the head of the queue and of
 // those behind it that continue it, and has it done.
-func (e *Engine) access() bool {
-	first := &e.queue[e.head]
+func (e *Engine) access(q *itemQueue) bool {
+	first := &q.items[q.head]
 	a := first.action.Access
 	n := first.node
 	c := e.newCall()
@@ -82,8 +82,8 @@ func (e *Engine) access() bool {
 	}
 	c.write, c.ordered, c.va = a.Write, a.Ordered, a.VA
 	end := a.VA
-	for e.head < len(e.queue) && c.count < maxJoin {
-		it := &e.queue[e.head]
+	for q.some() && c.count < maxJoin {
+		it := &q.items[q.head]
 		b := it.action.Access
 		if it.node != n || it.action.Kind != first.action.Kind || b.Slot != a.Slot || b.Write != c.write || b.VA != end ||
 			c.count > 0 && (b.Ordered || c.ordered) {
@@ -96,7 +96,7 @@ func (e *Engine) access() bool {
 		c.add(b)
 		c.pages = pages
 		end = b.VA + device.VA(len(b.Data))
-		e.head++
+		q.head++
 	}
 	switch {
 	case c.slot != nil:

@@ -112,6 +112,7 @@ type Endpoint struct {
 	closing bool
 	ended   *ending
 	exports map[Remote][]byte
+	reads   reads
 
 	asking  sync.Mutex  // one request about memory at a time
 	answers chan answer // to it
@@ -316,6 +317,7 @@ func (e *Endpoint) ringLocked(ch int) bool {
 	}.Encode()
 	for c := range faultSend {
 		if e.pages.Send(c, e.welcome.Node, device.MailboxRequest, word) {
+			e.reads.taken(c)
 			rung = true
 			break
 		}
@@ -419,6 +421,7 @@ func (e *Endpoint) end(r attach.Reason, text string) {
 			e.owner[ch] = nil // never free again: the pages are dead
 		}
 	}
+	e.endReadsLocked(e.ended.String())
 	close(e.over)
 	e.mu.Unlock()
 	e.pages.WakeSelf()
@@ -466,6 +469,11 @@ func (e *Endpoint) shutdown() error {
 			e.announceLocked(ch)
 		}
 	}
+	for _, s := range e.reads.open {
+		if s != nil {
+			e.abortReadLocked(s)
+		}
+	}
 	e.mu.Unlock()
 
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
@@ -476,7 +484,8 @@ func (e *Endpoint) shutdown() error {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.harvestLocked()
-		return e.free == ^uint32(0)
+		e.takeMailLocked()
+		return e.free == ^uint32(0) && e.reads.open == [MaxReads]*readState{}
 	})
 
 	var err error

@@ -98,6 +98,7 @@ type TransferError struct {
 	PDID    device.PDID   // of the destination, 0: the own
 	Channel int
 	Detail  string // why the attachment ended, for StatusGone
+	Read    bool   // of a read: Dst, Node and PDID are the target's that was read
 }
 
 // Error gives the reason and the remedy.
@@ -106,6 +107,10 @@ func (e *TransferError) Error() string {
 	detail := ""
 	if e.Detail != "" {
 		detail = " (" + e.Detail + ")"
+	}
+	if e.Read {
+		return fmt.Sprintf("read of %d bytes from node %d, PDID %d, address %v failed: %v, status %d%s: %s",
+			e.Size, e.Node, e.PDID, e.Dst, o.err, e.Code, detail, o.remedy)
 	}
 	return fmt.Sprintf("transfer of %d bytes to node %d, PDID %d, address %v failed: %v, status %d%s: %s",
 		e.Size, e.Node, e.PDID, e.Dst, o.err, e.Code, detail, o.remedy)

@@ -42,12 +42,13 @@ type WriteRequest struct {
 	Wait bool
 }
 
-// Transfer is the handle of a write. It stays usable after its end and after
+// Transfer is the handle of a write or a read. It stays usable after its end and after
 // the endpoint's.
 type Transfer struct {
 	ep   *Endpoint
 	ch   int
-	src  []byte // for the garbage collector: the device reads it
+	src  []byte // for the garbage collector: the device uses it
+	read *readState
 	size uint64
 	node device.NodeID
 	pdid device.PDID
@@ -172,6 +173,9 @@ func (t *Transfer) Poll() Status {
 	if f := t.final.Load(); f != 0 {
 		return statusOf(f)
 	}
+	if t.read != nil {
+		return t.pollRead()
+	}
 	switch t.ep.pages.Done(t.ch) {
 	case device.DoneCompleted, device.DoneFailed:
 		return t.finish()
@@ -212,12 +216,12 @@ func (t *Transfer) Err() error {
 	}
 	return &TransferError{
 		Code: uint8(t.final.Load()), Size: t.size, Dst: t.dst, Node: t.node, PDID: t.pdid,
-		Channel: t.ch, Detail: t.detail,
+		Channel: t.ch, Detail: t.detail, Read: t.read != nil,
 	}
 }
 
 // Channel gives the channel of the process's page that carries the transfer, or
-// carried it.
+// carried it; -1 for a read, whose channel is the target's.
 func (t *Transfer) Channel() int { return t.ch }
 
 // PausedBlocks gives the number of blocks that wait for a page just now.
@@ -268,6 +272,12 @@ func (t *Transfer) Abort() error {
 	e := t.ep
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if t.read != nil {
+		if e.reads.open[t.read.place] == t.read {
+			e.abortReadLocked(t.read)
+		}
+		return nil
+	}
 	if e.owner[t.ch] != t { // final meanwhile
 		return nil
 	}

@@ -283,6 +283,16 @@ func (n *Node) ringByMailbox(slot, ch int) {
 // PacketizerStatus gives STATUS of a packetizer channel.
 func (n *Node) PacketizerStatus(iface, ch int) uint8 { return n.pktz[iface][ch].status }
 
+// PeekMail gives the head message of mailbox m and leaves it there; false: it is
+// empty.
+func (n *Node) PeekMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, bool) {
+	b := &n.boxes[m]
+	if b.level == 0 {
+		return mailbox.Source{}, [device.PktzMaxWords]uint64{}, false
+	}
+	return b.ring[b.head].source, b.ring[b.head].words, true
+}
+
 // TakeMail takes the head message of mailbox m; false: it is empty.
 func (n *Node) TakeMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, bool) {
 	b := &n.boxes[m]

@@ -1,0 +1,58 @@
+package attach
+
+import (
+	"encoding/binary"
+	"testing"
+)
+
+// TestMailLayout restates the mailbox of docs/attach.md in bytes.
+func TestMailLayout(t *testing.T) {
+	p := testPages(t)
+	b := p.Bytes()
+	if p.HasMail() {
+		t.Error("mail at reset")
+	}
+	m := Mail{Source: 0x0100_0000_1f00_0003, Words: [8]uint64{0x0000_0005_0005_0014, 0x22, 7: 0x99}}
+	for i := range uint32(MailSlots) {
+		if !p.PutMail(i, &m) {
+			t.Fatalf("message %d refused", i)
+		}
+	}
+	if p.PutMail(MailSlots, &m) {
+		t.Error("a full ring took a message")
+	}
+	for _, w := range []struct {
+		off  int
+		want uint64
+	}{
+		{0x3100, 32},                    // tail, and head 0 above it
+		{0x3140, 0x0100_0000_1f00_0003}, // SOURCE of slot 0
+		{0x3148, 0x0000_0005_0005_0014}, // its words
+		{0x3150, 0x22},
+		{0x3180, 0x99},
+		{0x3190, 0x0100_0000_1f00_0003}, // slot 1
+		{0x3af0, 0x0100_0000_1f00_0003}, // slot 31
+	} {
+		if got := binary.LittleEndian.Uint64(b[w.off:]); got != w.want {
+			t.Errorf("at %#x: %#x, want %#x", w.off, got, w.want)
+		}
+	}
+	var got Mail
+	if ok, full := p.TakeMail(&got); !ok || !full || got != m {
+		t.Errorf("took %+v, %v, %v", got, ok, full)
+	}
+	if ok, full := p.TakeMail(&got); !ok || full {
+		t.Error("the ring is full still")
+	}
+	if binary.LittleEndian.Uint64(b[0x3100:]) != 2<<32|32 {
+		t.Errorf("counts %#x", binary.LittleEndian.Uint64(b[0x3100:]))
+	}
+	if !p.PutMail(32, &m) || binary.LittleEndian.Uint32(b[0x3100:]) != 33 {
+		t.Error("slot 0 is not used again")
+	}
+	// A hostile head: nothing is written, nothing breaks.
+	binary.LittleEndian.PutUint32(b[0x3104:], 0x8000_0000)
+	if p.PutMail(33, &m) {
+		t.Error("a head ahead of the tail was believed")
+	}
+}

@@ -1,0 +1,81 @@
+package emu
+
+import (
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc"
+)
+
+// item is an action that a node wants done.
+type item struct {
+	node   *node
+	action soc.Action
+}
+
+// itemQueue is a queue of actions, from head on.
+type itemQueue struct {
+	items []item
+	head  int
+}
+
+func (q *itemQueue) some() bool { return q.head < len(q.items) }
+
+func (q *itemQueue) reset() { q.items, q.head = q.items[:0], 0 }
+
+// compact keeps a queue that is never quite empty from growing for ever.
+func (q *itemQueue) compact() {
+	if q.head > len(q.items)/2 && q.head >= passWork {
+		left := copy(q.items, q.items[q.head:])
+		clear(q.items[left:])
+		q.items, q.head = q.items[:left], 0
+	}
+}
+
+// quickRow is how many quick actions go before one of the data at most, so that
+// a stream of them starves nobody (ours).
+const quickRow = 64
+
+// bulk tells whether an action is, or leads to, moving data of the medium or low
+// class: what the firmware's priorities would be worth nothing behind.
+func bulk(a *soc.Action) bool {
+	switch a.Kind {
+	case soc.Walk, soc.Move:
+		return !a.Access.High
+	case soc.Transmit:
+		return len(a.Frame.Payload) > 0 && a.Frame.Remaining > device.BlockSize
+	}
+	return false
+}
+
+// kicks tells whether some process has published something.
+func (e *Engine) kicks() bool {
+	for _, s := range e.live {
+		if s.att.Pages.Kick() != s.kick {
+			return true
+		}
+	}
+	return false
+}
+
+// deliverMail moves messages from the node's mailbox into the process's ring, as
+// far as there is room; the rest follows when the process has taken some.
+func (e *Engine) deliverMail(s *slot) {
+	box := device.MailboxProcess + s.index
+	s.mailWaits = false
+	for any := false; ; any = true {
+		source, words, ok := s.node.soc.PeekMail(box)
+		if !ok {
+			if any {
+				s.att.Pages.Notify()
+			}
+			return
+		}
+		if !s.att.Pages.PutMail(s.mail, &attach.Mail{Source: source.Encode(), Words: words}) {
+			s.mailWaits = true
+			s.att.Pages.Notify()
+			return
+		}
+		s.mail++
+		s.node.soc.TakeMail(box)
+	}
+}

@@ -1,0 +1,417 @@
+package rdma
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// MaxReads is the number of reads that an endpoint has open at most: as many as
+// a domain has read channels (spec/hardware.md 1).
+const MaxReads = device.ChannelsPerSlot - device.WriteChannels
+
+// Times of a read (ours). A request that is not answered is sent again: the
+// target drops it where it has it already.
+const (
+	readAgain   = 20 * time.Millisecond // TIMEOUT_US at reset
+	readLast    = 320 * time.Millisecond
+	readRefused = time.Millisecond // after code 3: too many wait at the target
+	readLook    = 2 * time.Millisecond
+	// cancelTries is how often a cancelled read's end is asked for.
+	cancelTries = 64
+)
+
+// ReadRequest describes a read.
+type ReadRequest struct {
+	// Dst is the destination; the transfer keeps it referenced until it is final.
+	// Or it is nil, and DstVA and Size name the destination: memory that the
+	// caller keeps mapped.
+	Dst   []byte
+	DstVA device.VA
+	Size  uint64 // bytes, with DstVA; 1..2^32-1
+
+	Src    Remote
+	Offset uint64 // bytes from the start of Src
+	// Wait waits for a free place instead of giving ErrBusy.
+	Wait bool
+}
+
+// reads is what an endpoint has of its reads. The endpoint's lock guards it.
+type reads struct {
+	// once guards words: the completion words of the places, 16 bytes each, and
+	// word the last one of each. They live as long as the endpoint's handles: a
+	// poll may look at any time.
+	once    sync.Mutex
+	words   []byte
+	word    [MaxReads]*uint64
+	free    uint32
+	broken  uint32 // places whose read never said that it is over
+	open    [MaxReads]*readState
+	use     [MaxReads]uint16 // counts the uses of a place
+	last    uint64           // the last word given out
+	serving bool             // the goroutine that asks again is there
+	more    chan struct{}
+	strange uint64 // messages that answer nothing
+}
+
+// readState is one read underway.
+type readState struct {
+	t      *Transfer
+	place  int
+	tag    uint16
+	last   uint64
+	words  [mailbox.ReadRequestWords]uint64
+	sent   bool // the request stands in the packetizer, or went
+	due    time.Time
+	pause  time.Duration
+	cancel int // how often its end was asked for
+	busy   int // packetizer channel that may say refused, -1 none
+}
+
+// makeWords makes the memory of the completion words, where pfd reaches it. It
+// is touched, so that the words do not fault, and not freed.
+func (e *Endpoint) makeWords() error {
+	q := &e.reads
+	q.once.Lock()
+	defer q.once.Unlock()
+	if q.words != nil {
+		return nil
+	}
+	b := make([]byte, device.PageSize)
+	if !e.Info().SVA() {
+		shared, err := e.Alloc(device.PageSize)
+		if err != nil {
+			return fmt.Errorf("memory for completion words: %w", err)
+		}
+		b = shared.Bytes()
+	}
+	for i := range q.word {
+		w, err := Word(b, uint64(16*i+8))
+		if err != nil {
+			return err
+		}
+		atomic.StoreUint64(w, 0)
+		q.word[i] = w
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	q.words, q.free, q.more = b, ^uint32(0), make(chan struct{}, 1)
+	return nil
+}
+
+// Read starts a read: the target's memory comes into this process's, as a write
+// of the target's node, and both may be absent. It returns its handle and does
+// not wait for pfd; with r.Wait it waits, until ctx ends, for a place. Errors
+// match ErrRequest, ErrBusy (all 32 places taken), ErrClosed, ErrGone or ctx's;
+// whatever goes wrong later is the handle's: the target's domain does not admit
+// this process (ErrDomain), an address is not mapped (ErrAddress), and so on.
+//
+// The target's process does nothing for it, and hears nothing of it.
+func (e *Endpoint) Read(ctx context.Context, r ReadRequest) (*Transfer, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t, m, err := e.describeRead(&r)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.makeWords(); err != nil {
+		return nil, fmt.Errorf("reading: %w", err)
+	}
+	for {
+		started, err := e.startRead(t, m)
+		if err != nil {
+			return nil, fmt.Errorf("reading: %w", err)
+		}
+		if started {
+			return t, nil
+		}
+		if !r.Wait {
+			return nil, fmt.Errorf("%w: %d reads are open: wait for one, or set ReadRequest.Wait", ErrBusy, MaxReads)
+		}
+		if err := e.waitUntil(ctx, notifyFirstPause, notifyLastPause, e.hasPlace); err != nil {
+			return nil, fmt.Errorf("reading: waiting for a place: %w", err)
+		}
+	}
+}
+
+func (e *Endpoint) describeRead(r *ReadRequest) (*Transfer, *mailbox.ReadRequest, error) {
+	dst, size := r.DstVA, r.Size
+	if r.Dst != nil {
+		if r.DstVA != 0 || r.Size != 0 && r.Size != uint64(len(r.Dst)) {
+			return nil, nil, fmt.Errorf("%w: both Dst and DstVA or Size are given: give one", ErrRequest)
+		}
+		dst, size = VAOf(r.Dst), uint64(len(r.Dst))
+	}
+	limit := uint64(1) << e.welcome.VABits
+	switch {
+	case size == 0:
+		return nil, nil, fmt.Errorf("%w: a read of 0 bytes: the least is 1", ErrRequest)
+	case size > math.MaxUint32:
+		return nil, nil, fmt.Errorf("%w: a read of %d bytes: the most is %d, split it", ErrRequest, size, uint32(math.MaxUint32))
+	case r.Offset > r.Src.Len || r.Src.Len-r.Offset < size:
+		return nil, nil, fmt.Errorf("%w: %d bytes at offset %d of %d exported bytes", ErrRequest, size, r.Offset, r.Src.Len)
+	case uint64(dst) >= limit || size > limit-uint64(dst):
+		return nil, nil, fmt.Errorf("%w: destination %v and %d bytes pass the %d bits of address that the node takes", ErrRequest, dst, size, e.welcome.VABits)
+	}
+	if err := r.Src.check(); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	m := &mailbox.ReadRequest{
+		PDID: e.welcome.PDID, Size: uint32(size), Src: r.Src.VA + device.VA(r.Offset), Dst: dst, Target: r.Src.PDID,
+	}
+	t := &Transfer{ep: e, src: r.Dst, size: size, node: r.Src.Node, pdid: r.Src.PDID, dst: m.Src, ch: -1}
+	t.read = &readState{t: t, busy: -1}
+	return t, m, nil
+}
+
+// startRead takes a place for t and asks for it; false: all are taken.
+func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.goneLocked(); err != nil {
+		return false, err
+	}
+	q := &e.reads
+	e.takeMailLocked()
+	if q.free == 0 {
+		if e.harvestReadsLocked(); q.free == 0 {
+			return false, nil
+		}
+	}
+	s := t.read
+	s.place = bits.TrailingZeros32(q.free)
+	q.free &^= 1 << s.place
+	q.use[s.place]++
+	// Tags come again after 512 uses of a place.
+	s.tag = (q.use[s.place]*MaxReads | uint16(s.place)) & (1<<14 - 1)
+	q.last++
+	s.last = q.last
+	m.Tag, m.First, m.Last = s.tag, s.last, s.last
+	atomic.StoreUint64(q.word[s.place], 0)
+	m.Notify = VAOf(q.words[16*s.place:])
+	s.words = m.Encode()
+	q.open[s.place] = s
+	s.pause = readAgain
+	e.askLocked(s, time.Now())
+	if !q.serving {
+		q.serving = true
+		e.workers.Go(e.serveReads)
+	} else {
+		select {
+		case q.more <- struct{}{}:
+		default:
+		}
+	}
+	return true, nil
+}
+
+// askLocked sends a read's request; where every channel of the packetizer is
+// busy it is soon tried again.
+func (e *Endpoint) askLocked(s *readState, now time.Time) {
+	for c := range faultSend {
+		refused := e.pages.SendStatus(c) == device.PktzRefused
+		if e.pages.Send(c, s.t.node, device.MailboxRead, s.words[:]...) {
+			// Whose the refusal was that stood there is known by busy.
+			if refused {
+				e.refusedLocked(c)
+			}
+			e.reads.taken(c)
+			s.busy = c
+			s.sent = true
+			s.due = now.Add(s.pause)
+			s.pause = min(2*s.pause, readLast)
+			e.kickLocked()
+			return
+		}
+	}
+	s.due = now.Add(notifyFirstPause)
+}
+
+// taken says that packetizer channel c has another message now.
+func (r *reads) taken(c int) {
+	for _, s := range r.open {
+		if s != nil && s.busy == c {
+			s.busy = -1
+		}
+	}
+}
+
+// refusedLocked takes STATUS 2 of a packetizer channel: the node has no way to
+// the target, or will not have the tag.
+func (e *Endpoint) refusedLocked(c int) {
+	for _, s := range e.reads.open {
+		if s != nil && s.busy == c {
+			s.busy = -1
+			e.settleReadLocked(s, failed|uint32(device.StatusDecode), "the node refuses the request: no such node, or too many reads are open")
+		}
+	}
+}
+
+func (e *Endpoint) settleReadLocked(s *readState, final uint32, detail string) {
+	q := &e.reads
+	if q.open[s.place] != s {
+		return
+	}
+	q.open[s.place] = nil
+	q.free |= 1 << s.place &^ q.broken
+	s.t.settle(final, detail)
+}
+
+// harvestReadsLocked settles what is over.
+func (e *Endpoint) harvestReadsLocked() {
+	for _, s := range e.reads.open {
+		if s == nil {
+			continue
+		}
+		if atomic.LoadUint64(e.reads.word[s.place]) == s.last {
+			e.settleReadLocked(s, 0, "")
+			continue
+		}
+		if s.busy >= 0 && e.pages.SendStatus(s.busy) == device.PktzRefused {
+			e.refusedLocked(s.busy)
+		}
+	}
+}
+
+// takeMailLocked takes the answers of targets' firmwares. They are believed only
+// where the source has PDID 0, which no process has (spec/firmware.md).
+func (e *Endpoint) takeMailLocked() {
+	var m attach.Mail
+	for {
+		ok, full := e.pages.TakeMail(&m)
+		if !ok {
+			return
+		}
+		if full {
+			e.kickLocked()
+		}
+		src := mailbox.DecodeSource(m.Source)
+		a, err := mailbox.DecodeAnswer(m.Words[0])
+		s := e.reads.open[int(a.Transaction)%MaxReads]
+		if err != nil || src.PDID != 0 || s == nil || s.tag != uint16(a.Transaction) || s.t.node != src.Node {
+			e.reads.strange++
+			continue
+		}
+		status := uint32(a.Sequence) & device.DescStatusMask
+		switch {
+		case atomic.LoadUint64(e.reads.word[s.place]) == s.last:
+			e.settleReadLocked(s, 0, "")
+		case s.cancel > 0:
+			e.settleReadLocked(s, failed|device.StatusAborted, "")
+		case status == 0: // refused: ask again
+			s.due = time.Now().Add(readRefused)
+		default:
+			e.settleReadLocked(s, failed|status, "")
+		}
+	}
+}
+
+// pollRead gives a read's state: one load while nothing has come.
+func (t *Transfer) pollRead() Status {
+	e, s := t.ep, t.read
+	if atomic.LoadUint64(e.reads.word[s.place]) != s.last && !e.pages.HasMail() && !e.anyRefused() {
+		return Ongoing
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.takeMailLocked()
+	e.harvestReadsLocked()
+	if f := t.final.Load(); f != 0 {
+		return statusOf(f)
+	}
+	return Ongoing
+}
+
+// anyRefused tells whether a packetizer channel says refused.
+func (e *Endpoint) anyRefused() bool {
+	for c := range faultSend {
+		if e.pages.SendStatus(c) == device.PktzRefused {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *Endpoint) hasPlace() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.takeMailLocked()
+	e.harvestReadsLocked()
+	return e.reads.free != 0
+}
+
+// serveReads asks again for reads that are not answered, as long as the endpoint
+// lives. Without open reads it sleeps.
+func (e *Endpoint) serveReads() {
+	timer := time.NewTimer(readLook)
+	defer timer.Stop()
+	for {
+		select {
+		case <-e.over:
+			return
+		case <-timer.C:
+		}
+		e.mu.Lock()
+		e.takeMailLocked()
+		e.harvestReadsLocked()
+		now, open := time.Now(), false
+		for _, s := range e.reads.open {
+			if s == nil {
+				continue
+			}
+			open = true
+			if now.Before(s.due) {
+				continue
+			}
+			if s.cancel > 0 {
+				if s.cancel++; s.cancel > cancelTries {
+					// It may still be written: its place is not used again.
+					e.reads.broken |= 1 << s.place
+					e.settleReadLocked(s, failed|device.StatusGone, "the target's node does not answer")
+					continue
+				}
+			}
+			e.askLocked(s, now)
+		}
+		e.mu.Unlock()
+		if open {
+			timer.Reset(readLook)
+			continue
+		}
+		select {
+		case <-e.over:
+			return
+		case <-e.reads.more:
+			timer.Reset(readLook)
+		}
+	}
+}
+
+// abortReadLocked asks for a read's end by a request of size 0 (ours).
+func (e *Endpoint) abortReadLocked(s *readState) {
+	if s.cancel > 0 {
+		return
+	}
+	s.cancel, s.pause = 1, readAgain
+	s.words[0] &= 1<<32 - 1 // the size
+	e.askLocked(s, time.Now())
+}
+
+// endReadsLocked settles all reads when the attachment is over.
+func (e *Endpoint) endReadsLocked(detail string) {
+	e.harvestReadsLocked()
+	for _, s := range e.reads.open {
+		if s != nil {
+			e.settleReadLocked(s, failed|device.StatusGone, detail)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 
 	"github.com/exanet/pfd/device"
@@ -108,25 +109,28 @@ func (n *node) Interrupt(vector int) {
 // drain takes what stands in pfd's mailboxes: 3 is other pfds'; the rest is only
 // counted, so that a full one never blocks its senders.
 func (n *node) drain() {
-	r := &reader{bus: n.bus}
-	for box := uint32(device.MailboxDriver); box < device.MailboxProcess; box++ {
-		page := box * device.PageSize
+	var words [device.PktzMaxWords]uint64
+	for i := device.MailboxDriver; i < device.MailboxProcess; i++ {
+		box := mailbox.NewBox(n.bus.Window(device.MBOX), i)
 		for range maxDrain {
-			if r.read32(device.MBOX, page+device.MboxStatus)&0xffff == 0 || r.err != nil {
+			messages, _, err := box.Status()
+			if err == nil && messages == 0 {
 				break
 			}
-			src := mailbox.DecodeSource(r.read64(device.MBOX, page+device.MboxSource))
-			var words []uint64
-			for range max(src.Words, 1) {
-				words = append(words, r.read64(device.MBOX, page+device.MboxData))
+			var src mailbox.Source
+			if err == nil {
+				src, err = box.Receive(&words)
+			}
+			if err != nil {
+				n.fail(err)
+				return
 			}
 			n.mailbox++
-			if box == mailboxPeers && n.hear != nil && r.err == nil {
-				n.hear(src, words)
+			if i == mailboxPeers && n.hear != nil {
+				n.hear(src, slices.Clone(words[:src.Words]))
 			}
 		}
 	}
-	n.fail(r.err)
 }
 
 // clear clears the latched cause of a vector; where it still holds the device

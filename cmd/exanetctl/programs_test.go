@@ -166,6 +166,25 @@ func TestWriteOfTheIssue(t *testing.T) {
 	}
 }
 
+// People see how the transfers went, also where none arrived.
+func TestWriteTable(t *testing.T) {
+	dir := programs(t)
+	d := startPFD(t, dir)
+	for _, c := range []struct {
+		flags    string
+		code     int
+		out, err string
+	}{
+		{"--dst absent --count 3", exitOK, "every byte is right", ""},
+		{"--dst readonly", exitFailed, "nothing arrived", "1 of 1 transfers failed"},
+	} {
+		code, out, errs := execute(t, dir, "bin/exanetctl write "+c.flags+" --socket "+d.Socket())
+		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.err) || (errs == "") != (c.err == "") {
+			t.Errorf("%s: exit code %d, standard error %q, want %q, in\n%s", c.flags, code, errs, c.out, out)
+		}
+	}
+}
+
 // What `make demo` runs, after its build: it ends with the line that counts.
 func TestDemo(t *testing.T) {
 	if testing.Short() {

@@ -160,8 +160,11 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 func (a *app) printResult(q workload.Request, r workload.Result) error {
 	t := a.table("WRITE", fmt.Sprintf("%s from node %d (%s) to node %d (%s), %s, %s", bytesText(q.Size), q.From, q.Src, q.To, q.Dst, q.Method, q.Policy))
 	verified := "every byte is right"
-	if !r.Verified {
+	switch {
+	case !r.Verified:
 		verified = "NO: see the error"
+	case r.Bytes == 0:
+		verified = "nothing arrived, and no byte changed that must not"
 	}
 	rows := []struct {
 		name  string

@@ -50,7 +50,7 @@ func bulk(a *soc.Action) bool {
 // kicks tells whether some process has published something.
 func (e *Engine) kicks() bool {
 	for _, s := range e.live {
-		if s.att.Pages.Kick() != s.kick {
+		if s.sends || s.att.Pages.Kick() != s.kick {
 			return true
 		}
 	}

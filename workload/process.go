@@ -100,11 +100,12 @@ type process struct {
 	endpoint endpoint
 	pages    *pagemap
 	buffer   *buffer
+	many     []*buffer
 	warm     *buffer // small and present, for transfers that are not measured
 }
 
 func (p *process) close() error {
-	err := p.drop()
+	err := errors.Join(p.drop(), p.dropMany())
 	if p.warm != nil {
 		err = errors.Join(err, p.warm.close())
 	}
@@ -140,6 +141,12 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		r.Pages = p.endpoint.pages()
 	case o.Op == opWarm:
 		r.Remote, err = p.makeWarm()
+	case o.Op == opPrepareMany:
+		r.Many, err = p.prepareMany(o.Many)
+	case o.Op == opRunMany:
+		r.Many, err = p.runMany(ctx, o)
+	case o.Op == opVerifyMany:
+		r.Many, err = p.verifyMany(o.Many)
 	case p.buffer == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
 	case o.Op == opTouch:
@@ -171,33 +178,60 @@ func (p *process) attachTo(ctx context.Context, a attachment) (attached, error) 
 	return attached{PID: os.Getpid(), Slot: p.endpoint.slot()}, nil
 }
 
+// prepareTries bounds the attempts of prepare.
+const prepareTries = 8
+
 // prepare makes the buffer anew and proves its state: no test is worth much
-// whose absent pages are there.
+// whose absent pages are there. Where buffers are shared, a page-in that was
+// asked for the buffer before may come late and find this one at its address:
+// then another is made, at another.
 func (p *process) prepare(order prepare) (string, error) {
 	if err := p.drop(); err != nil {
 		return "", err
 	}
-	b, err := newBufferOf(order, p.endpoint.sharer())
+	s := p.endpoint.sharer()
+	var late []*buffer
+	var err error
+	for range prepareTries {
+		if p.buffer, err = newBufferOf(order, s); err != nil {
+			break
+		}
+		if err = p.prove(); err == nil || s == nil {
+			break
+		}
+		late = append(late, p.buffer)
+		p.buffer = nil
+	}
+	for _, b := range late {
+		err = errors.Join(err, b.close())
+	}
 	if err != nil {
 		return "", err
 	}
-	p.buffer = b
-	if order.Size > 0 && order.State != Unmapped {
-		resident, total, err := b.resident(p.pages)
-		if err != nil {
-			return "", err
-		}
-		want := 0
-		for i := range total {
-			if order.State.written(int(b.data/pageSize) + i) {
-				want++
-			}
-		}
-		if resident != want {
-			return "", fmt.Errorf("%s buffer: %d of its %d pages are there, want %d", order.State, resident, total, want)
+	return p.endpoint.export(p.buffer.addr(), order.Size)
+}
+
+// prove says where the buffer is not in its state.
+func (p *process) prove() error {
+	b := p.buffer
+	state := b.request.State
+	if b.request.Size == 0 || state == Unmapped {
+		return nil
+	}
+	resident, total, err := b.resident(p.pages)
+	if err != nil {
+		return err
+	}
+	want := 0
+	for i := range total {
+		if state.written(int(b.data/pageSize) + i) {
+			want++
 		}
 	}
-	return p.endpoint.export(b.addr(), order.Size)
+	if resident != want {
+		return fmt.Errorf("%s buffer: %d of its %d pages are there, want %d", state, resident, total, want)
+	}
+	return nil
 }
 
 func (p *process) touch() (int64, error) {
@@ -257,7 +291,7 @@ func (p *process) write(ctx context.Context, o writeOrder) outcome {
 		}
 	}
 	start := time.Now()
-	t, err := p.endpoint.write(b.addr(), b.request.Size, o.Remote)
+	t, err := p.begin(b, &o)
 	if err != nil {
 		return outcome{Error: err.Error(), LatencyNS: time.Since(start).Nanoseconds()}
 	}

@@ -31,6 +31,7 @@ type order struct {
 	Prepare prepare    `json:"prepare,omitzero"`
 	Write   writeOrder `json:"write,omitzero"`
 	Verify  verify     `json:"verify,omitzero"`
+	Many    []piece    `json:"many,omitempty"`
 }
 
 // attachment is where and how to attach.
@@ -50,6 +51,9 @@ type writeOrder struct {
 	// Warm, where not empty, is the target's small buffer: a write into it comes
 	// first, and is not measured.
 	Warm string `json:"warm,omitempty"`
+	// Read has the bytes come from the target's buffer into this process's.
+	Read   bool `json:"read,omitempty"`
+	Urgent bool `json:"urgent,omitempty"`
 }
 
 // reply is what a test process answers. Error tells that the process could not
@@ -62,6 +66,7 @@ type reply struct {
 	Verdict  verdict  `json:"verdict,omitzero"`
 	TouchNS  int64    `json:"touch_ns,omitempty"`
 	Pages    uint64   `json:"pages,omitempty"` // that the library was asked to touch
+	Many     []piece  `json:"many,omitempty"`
 }
 
 // attached tells where a test process is.

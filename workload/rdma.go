@@ -81,6 +81,23 @@ func (e *rdmaEndpoint) write(va device.VA, size uint64, remote string) (transfer
 	return &rdmaTransfer{t}, nil
 }
 
+func (e *rdmaEndpoint) start(va device.VA, size uint64, remote string, read, urgent bool) (transfer, error) {
+	r, err := rdma.ParseRemote(remote)
+	if err != nil {
+		return nil, fmt.Errorf("the target's buffer: %w", err)
+	}
+	var t *rdma.Transfer
+	if read {
+		t, err = e.ep.Read(context.Background(), rdma.ReadRequest{DstVA: va, Size: size, Src: r})
+	} else {
+		t, err = e.ep.Write(context.Background(), rdma.WriteRequest{SrcVA: va, Size: size, Dst: r, Urgent: urgent})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &rdmaTransfer{t}, nil
+}
+
 type rdmaTransfer struct {
 	*rdma.Transfer
 }

@@ -23,6 +23,8 @@ type Request struct {
 	Timeout  time.Duration // of one transfer; 0 means DefaultTimeout
 	// Progress, where not nil, hears of each transfer that is over.
 	Progress func(done int)
+	Read     bool // the initiator reads the target's buffer, which is the source
+	Urgent   bool // high class
 }
 
 // DefaultTimeout is how long a transfer may take. It is longer than what the
@@ -90,7 +92,7 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 	if err != nil {
 		return err
 	}
-	t := Transfer{Size: q.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout, Warm: q.Warm}
+	t := Transfer{Size: q.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout, Warm: q.Warm, Read: q.Read, Urgent: q.Urgent}
 	err = s.transfer(t, q, r)
 	after, tallyErr := s.tally(ctx, d, q.Options)
 	if tallyErr == nil {

@@ -144,6 +144,9 @@ type Transfer struct {
 	// follow one another. Otherwise they have gone to sleep while the buffers
 	// were made and checked.
 	Warm bool
+	// Read has the initiator read the target's buffer: Src is the target's then.
+	Read   bool
+	Urgent bool // high class
 }
 
 // Outcome is how a transfer went.
@@ -163,19 +166,27 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 	s.transfers++
 	src := prepare{State: t.Src, Size: t.Size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}
 	dst := prepare{State: t.Dst, Size: t.Size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}
-	_, b, err := s.both(order{Op: opPrepare, Prepare: src}, order{Op: opPrepare, Prepare: dst})
+	mine, theirs := src, dst
+	if t.Read {
+		mine, theirs = dst, src
+	}
+	_, b, err := s.both(order{Op: opPrepare, Prepare: mine}, order{Op: opPrepare, Prepare: theirs})
 	if err != nil {
 		return Outcome{}, err
 	}
 	var out Outcome
 	if t.TouchFirst {
-		r, err := s.target.call(order{Op: opTouch})
+		toucher := s.target
+		if t.Read {
+			toucher = s.initiator
+		}
+		r, err := toucher.call(order{Op: opTouch})
 		if err != nil {
 			return out, err
 		}
 		out.Touch = time.Duration(r.TouchNS)
 	}
-	w := writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout}
+	w := writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout, Read: t.Read, Urgent: t.Urgent}
 	if t.Warm {
 		if err := s.makeWarm(); err != nil {
 			return out, err
@@ -197,9 +208,16 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 	// What cannot be written must be as it was; elsewhere blocks that came
 	// before the failure may have been written.
 	want.Partial = !out.Arrived && t.Dst != ReadOnly && t.Dst != Unmapped
-	a, b, err := s.both(order{Op: opVerify}, order{Op: opVerify, Verify: want})
+	look := [2]order{{Op: opVerify}, {Op: opVerify, Verify: want}}
+	if t.Read {
+		look[0], look[1] = look[1], look[0]
+	}
+	a, b, err := s.both(look[0], look[1])
 	if err != nil {
 		return out, err
+	}
+	if t.Read {
+		a, b = b, a
 	}
 	for _, side := range []struct {
 		name    string

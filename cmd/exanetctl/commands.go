@@ -15,6 +15,7 @@ func (a *app) commands() []*cobra.Command {
 		a.counterCommand(),
 		a.faultCommand(),
 		a.writeCommand(),
+		a.readCommand(),
 		a.emuCommand(),
 		a.versionCommand(),
 		a.processCommand(),

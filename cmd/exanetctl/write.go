@@ -45,14 +45,34 @@ type writeFlags struct {
 	warm                    bool
 	timeout                 time.Duration
 	seed                    uint64
+	read                    bool
+	class                   string
+	parallel                int
 }
 
-func (a *app) writeCommand() *cobra.Command {
-	var w writeFlags
+func (a *app) writeCommand() *cobra.Command { return a.transferCommand(false) }
+
+// readCommand is write the other way round: the initiator on node --from reads
+// the buffer of the target on node --to.
+func (a *app) readCommand() *cobra.Command { return a.transferCommand(true) }
+
+const readLong = `read is write the other way round: the initiator on node --from reads the
+buffer of the target on node --to into its own. --src is the state of the
+buffer that is read, the target's, --dst that of the initiator's. Flags and
+JSON are those of write.
+
+`
+
+func (a *app) transferCommand(read bool) *cobra.Command {
+	w := writeFlags{read: read}
+	name, verb, long := "write", "writes between", ""
+	if read {
+		name, verb, long = "read", "reads between", readLong
+	}
 	c := &cobra.Command{
-		Use:   "write",
-		Short: "Make RDMA writes between two test processes and check every byte",
-		Long: `write starts two test processes, an initiator on node --from and a target on
+		Use:   name,
+		Short: "Make RDMA " + verb + " two test processes and check every byte",
+		Long: long + `write starts two test processes, an initiator on node --from and a target on
 node --to, and makes --count transfers between them. Before each both buffers
 are made anew, in the states asked for; after each every byte of both is
 checked, and of the guards around them.
@@ -69,7 +89,9 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f := c.Flags()
 	f.IntVar(&w.from, "from", 0, "node of the initiator")
 	f.IntVar(&w.to, "to", 1, "node of the target")
-	f.StringVar(&w.size, "size", "4KiB", "bytes of a transfer")
+	f.StringVar(&w.size, "size", "4KiB", "bytes of a transfer; with --parallel a list with commas, taken in turn")
+	f.StringVar(&w.class, "class", workload.ClassNormal, "normal (by the size) or urgent (the high class); with --parallel a list, taken in turn")
+	f.IntVar(&w.parallel, "parallel", 1, "how many transfers at once, 1 to 32; above 1 the order of completion is printed")
 	f.IntVar(&w.count, "count", 1, "how many transfers")
 	f.StringVar(&w.offset, "offset", "0", "bytes by which both buffers lie behind a 16 KiB boundary")
 	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
@@ -91,7 +113,11 @@ func (w writeFlags) request(socket string) (workload.Request, error) {
 	_, methodErr := pagein.ParseMethod(w.method)
 	_, policyErr := pagein.ParsePolicy(w.policy)
 	var errs [5]error
-	q.Size, errs[0] = parseSize(w.size)
+	set, setErr := w.set()
+	errs[0] = setErr
+	if len(set) > 0 {
+		q.Size, q.Urgent = set[0].Size, set[0].Urgent
+	}
 	q.Offset, errs[1] = parseSize(w.offset)
 	q.Src, errs[2] = workload.ParseState(w.src)
 	q.Dst, errs[3] = workload.ParseState(w.dst)
@@ -99,6 +125,7 @@ func (w writeFlags) request(socket string) (workload.Request, error) {
 	if w.timeout <= 0 {
 		errs[4] = errors.Join(errs[4], fmt.Errorf("--timeout %v: want more than 0", w.timeout))
 	}
+	q.Read = w.read
 	if err := errors.Join(append(errs[:], methodErr, policyErr, q.Check())...); err != nil {
 		return q, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
@@ -134,9 +161,23 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 		q.Progress = bar.show
 		defer bar.clear()
 	}
-	r, err := workload.Run(ctx, d, q)
+	var r workload.Result
+	var order []workload.Completion
+	if w.parallel > 1 {
+		set, e := w.set()
+		if e != nil {
+			return e
+		}
+		r, order, err = workload.RunParallel(ctx, d, q, set)
+	} else {
+		r, err = workload.Run(ctx, d, q)
+	}
 	if a.wantJSON() {
-		if e := a.printJSON(r); e != nil {
+		if e := a.printJSON(transferResult{r, order}); e != nil {
+			return e
+		}
+	} else if len(order) > 0 {
+		if e := a.printOrder(r, order); e != nil {
 			return e
 		}
 	} else if r.Transfers > 0 {
@@ -158,7 +199,12 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 }
 
 func (a *app) printResult(q workload.Request, r workload.Result) error {
-	t := a.table("WRITE", fmt.Sprintf("%s from node %d (%s) to node %d (%s), %s, %s", bytesText(q.Size), q.From, q.Src, q.To, q.Dst, q.Method, q.Policy))
+	name := "WRITE"
+	if q.Read {
+		name = "READ"
+		q.From, q.To = q.To, q.From // the bytes come from the target
+	}
+	t := a.table(name, fmt.Sprintf("%s from node %d (%s) to node %d (%s), %s, %s", bytesText(q.Size), q.From, q.Src, q.To, q.Dst, q.Method, q.Policy))
 	verified := "every byte is right"
 	switch {
 	case !r.Verified:

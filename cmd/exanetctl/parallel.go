@@ -1,0 +1,66 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/exanet/pfd/workload"
+)
+
+// transferResult is what write and read print as JSON: the result, and with
+// --parallel the order of completion.
+type transferResult struct {
+	workload.Result
+	Completions []workload.Completion `json:"completions,omitempty"`
+}
+
+// set gives the transfers that run at once: sizes and classes are taken in turn.
+func (w writeFlags) set() ([]workload.Parallel, error) {
+	if w.parallel < 1 || w.parallel > workload.MaxParallel {
+		return nil, fmt.Errorf("--parallel %d: want 1 to %d", w.parallel, workload.MaxParallel)
+	}
+	sizes, classes := strings.Split(w.size, ","), strings.Split(w.class, ",")
+	if w.parallel == 1 && len(sizes)+len(classes) > 2 {
+		return nil, errors.New("a list of sizes or classes needs --parallel")
+	}
+	set := make([]workload.Parallel, w.parallel)
+	for i := range set {
+		var err error
+		if set[i].Size, err = parseSize(sizes[i%len(sizes)]); err != nil {
+			return nil, err
+		}
+		switch class := classes[i%len(classes)]; class {
+		case workload.ClassNormal:
+		case workload.ClassUrgent:
+			set[i].Urgent = true
+			if w.read {
+				return nil, errors.New("--class urgent: a read request has no class: its size says which")
+			}
+		default:
+			return nil, fmt.Errorf("--class %q: want %s or %s", class, workload.ClassNormal, workload.ClassUrgent)
+		}
+	}
+	return set, nil
+}
+
+// printOrder prints transfers that ran at once in the order of their ends.
+func (a *app) printOrder(r workload.Result, order []workload.Completion) error {
+	t := a.table("PLACE", "TRANSFER", "SIZE", "CLASS", "LATENCY_US", "OUTCOME")
+	for i, c := range order {
+		outcome := "done"
+		if !c.Done {
+			outcome = c.Error
+		}
+		t.add(i+1, c.Transfer, bytesText(c.Size), c.Class, fmt.Sprintf("%.1f", c.LatencyUS), outcome)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	verified := "every byte is right"
+	if !r.Verified {
+		verified = "NOT verified: see the error"
+	}
+	_, err := fmt.Fprintf(a.out, "%d transfers, %d failed, %d bytes arrived, %s\n", r.Transfers, r.Failed, r.Bytes, verified)
+	return err
+}

@@ -79,7 +79,7 @@ func (p *Peer) read(fd int, withPIDFD bool) error {
 	p.PIDFD, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if errors.Is(err, unix.ENOPROTOOPT) {
 		p.PIDFD = -1
-		return fmt.Errorf("%w: SO_PEERPIDFD needs Linux 6.5 or later", errors.ErrUnsupported)
+		return fmt.Errorf("%w: SO_PEERPIDFD needs Linux 6.5 or newer (exanetctl doctor)", errors.ErrUnsupported)
 	}
 	if err != nil {
 		p.PIDFD = -1

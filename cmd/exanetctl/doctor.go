@@ -91,7 +91,7 @@ func (f facts) judge() []check {
 		{"memfd", "works, with seals", "attachments", "allow memfd_create in the seccomp policy", f.Memfd, verdictError},
 		{"netlink", "works", "the touch method", "allow sockets of family AF_NETLINK, protocol NETLINK_USERSOCK, or use --method gup", f.Netlink, verdictError},
 		{"populate", "works", "the touch method", "use Linux 5.14 or newer", f.Populate, verdictError},
-		{"peer-pidfd", "works", "holding processes by descriptors", "use Linux 6.5 or newer", f.PeerPidfd, verdictWarning},
+		{"peer-pidfd", "works", "attachments: holding processes by descriptors", "use Linux 6.5 or newer", f.PeerPidfd, verdictError},
 		{"procmap-query", "works", "fast look-ups of mappings", "use Linux 6.11 or newer; until then /proc/PID/maps is read", f.ProcmapQuery, verdictWarning},
 		{"pagemap-scan", "works", "telling the zero page from a page of one's own", "use Linux 6.7 or newer; until then such pages fault once more", f.PagemapScan, verdictWarning},
 	} {
@@ -106,9 +106,10 @@ func (f facts) judge() []check {
 
 func (f facts) kernel() check {
 	c := check{Name: "kernel", Verdict: verdictOK, Found: f.Release, Need: "everything"}
-	if !f.atLeast(5, 14) {
+	// attach: SO_PEERPIDFD, without which no process can be held safely.
+	if !f.atLeast(6, 5) {
 		c.Verdict = verdictError
-		c.Mend = "use Linux 5.14 or newer; 6.11 or newer is best"
+		c.Mend = "use Linux 6.5 or newer; 6.11 or newer is best"
 	}
 	return c
 }

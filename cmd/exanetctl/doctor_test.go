@@ -31,7 +31,7 @@ func TestJudge(t *testing.T) {
 		mend                 string // part of it
 		edit                 func(*facts)
 	}{
-		{"old kernel", "kernel", verdictError, "5.14", func(f *facts) { f.Kernel = [2]int{5, 10} }},
+		{"old kernel", "kernel", verdictError, "6.5", func(f *facts) { f.Kernel = [2]int{6, 4} }},
 		{"kernel of another age", "kernel", verdictOK, "", func(f *facts) { f.Kernel = [2]int{7, 0} }},
 		{"no Yama, no capability", "ptrace", verdictOK, "", func(f *facts) { f.Yama, f.Caps = -1, noPtrace }},
 		{"Yama 0", "ptrace", verdictOK, "", func(f *facts) { f.Yama, f.Caps = 0, noPtrace }},
@@ -45,7 +45,7 @@ func TestJudge(t *testing.T) {
 		{"no memfd", "memfd", verdictError, "memfd_create", func(f *facts) { f.Memfd = unix.ENOSYS }},
 		{"no netlink", "netlink", verdictError, "gup", func(f *facts) { f.Netlink = unix.EACCES }},
 		{"no populate", "populate", verdictError, "5.14", func(f *facts) { f.Populate = unix.EINVAL }},
-		{"no pidfd of a peer", "peer-pidfd", verdictWarning, "6.5", func(f *facts) { f.PeerPidfd = unix.ENOPROTOOPT }},
+		{"no pidfd of a peer", "peer-pidfd", verdictError, "6.5", func(f *facts) { f.PeerPidfd = unix.ENOPROTOOPT }},
 		{"no PROCMAP_QUERY", "procmap-query", verdictWarning, "6.11", func(f *facts) { f.ProcmapQuery = unix.ENOTTY }},
 		{"no PAGEMAP_SCAN", "pagemap-scan", verdictWarning, "6.7", func(f *facts) { f.PagemapScan = unix.ENOTTY }},
 		{"no userfaultfd", "userfaultfd", verdictWarning, "CONFIG_USERFAULTFD", func(f *facts) { f.Uffd = unix.ENOSYS }},

@@ -178,6 +178,7 @@ func (r *Rig) Wait(ch int) (done uint32, status uint8) {
 	for {
 		if v := p.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
 			status, _ = p.Status(ch)
+			r.unpinned()
 			return v, status
 		}
 		switch waited := time.Since(began); {
@@ -197,6 +198,18 @@ func (r *Rig) Wait(ch int) (done uint32, status uint8) {
 			// Two processors: whoever serves us may want this one.
 			time.Sleep(20 * time.Microsecond)
 		}
+	}
+}
+
+// unpinned looks after each transfer whether memory is locked or pinned: VmLck
+// and VmPin of the process, which holds machine, driver and buffers, stay 0.
+func (r *Rig) unpinned() {
+	n, err := r.process.Locked()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if n != 0 {
+		r.t.Fatalf("%d bytes are locked or pinned after a transfer, want 0", n)
 	}
 }
 

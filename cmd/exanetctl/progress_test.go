@@ -1,0 +1,44 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A bar tells how far a run is, and leaves nothing on the line.
+func TestProgress(t *testing.T) {
+	for _, c := range []struct {
+		done, total int
+		full        int // of 40
+		text        string
+	}{
+		{0, 8, 0, "] 0/8"}, {1, 3, 13, "] 1/3"}, {4, 8, 20, "] 4/8"}, {200, 200, 40, "] 200/200"},
+	} {
+		var out bytes.Buffer
+		bar := &progress{w: &out, total: c.total}
+		bar.show(c.done)
+		got := out.String()
+		if want := "\r[" + strings.Repeat("#", c.full) + strings.Repeat(".", 40-c.full) + c.text; got != want {
+			t.Errorf("%d of %d: %q, want %q", c.done, c.total, got, want)
+		}
+		bar.clear()
+		if !strings.HasSuffix(out.String(), "\r\x1b[K") {
+			t.Errorf("not erased: %q", out.String())
+		}
+	}
+}
+
+// A picture costs a write to the terminal: not one a transfer.
+func TestProgressIsDrawnNowAndThen(t *testing.T) {
+	var out bytes.Buffer
+	bar := &progress{w: &out, total: 1000, last: time.Now().Add(time.Hour)}
+	for i := range 1000 {
+		bar.show(i)
+	}
+	bar.clear()
+	if out.Len() != 0 {
+		t.Errorf("drawn before its time, or erased without having been drawn: %q", out.String())
+	}
+}

@@ -28,6 +28,7 @@ type Daemon struct {
 	sockets *sockets
 	began   time.Time
 
+	trace      *trace        // of the register accesses, nil: none
 	self       *proc.Process // pfd, for what it has pinned
 	handshakes *limiter
 	refused    atomic.Uint64
@@ -63,16 +64,24 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	}
 	d.tune.Store(&cfg)
 	d.setState(control.StateReady)
+	var err error
+	if cfg.Trace != "" {
+		if d.trace, err = startTrace(cfg.Trace, func() time.Duration { return time.Since(d.began) }); err != nil {
+			return nil, err
+		}
+	}
 	for i := range m.Nodes() {
 		n := &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)}
 		if l, ok := m.(leaser); ok {
 			n.leases = func() uint64 { return l.LeasesLost(i) }
 		}
+		if d.trace != nil {
+			n.bus = d.trace.log.Bus(n.bus, i)
+		}
 		d.nodes = append(d.nodes, n)
 	}
-	var err error
 	if d.self, err = proc.OpenPID(os.Getpid()); err != nil {
-		return nil, fmt.Errorf("looking at our own /proc: %w: is /proc mounted?", err)
+		return nil, errors.Join(fmt.Errorf("looking at our own /proc: %w: is /proc mounted?", err), d.close())
 	}
 	for _, n := range d.nodes {
 		if n.sender, err = netlink.OpenSender(); err != nil {
@@ -87,7 +96,13 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 
 // close gives back what New made.
 func (d *Daemon) close() error {
-	errs := []error{d.self.Close()}
+	var errs []error
+	if d.trace != nil {
+		errs = append(errs, d.trace.close())
+	}
+	if d.self != nil {
+		errs = append(errs, d.self.Close())
+	}
 	for _, n := range d.nodes {
 		if n.sender != nil {
 			errs = append(errs, n.sender.Close())

@@ -10,7 +10,10 @@ import (
 )
 
 // emulated is the emulated SoC in pfd's own process as a Machine.
-type emulated struct{ engine *emu.Engine }
+type emulated struct {
+	engine *emu.Engine
+	rec    *recording // nil: none
+}
 
 // Emulated builds the machine of --device emu, as the configuration has it.
 func Emulated(cfg Config) (Machine, error) {
@@ -28,13 +31,36 @@ func Emulated(cfg Config) (Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("building the emulated machine: %w", err)
 	}
-	return emulated{e}, nil
+	m := emulated{engine: e}
+	if cfg.Record != "" {
+		if m.rec, err = startRecording(cfg.Record, e, log); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
 }
 
-func (m emulated) LeasesLost(node int) uint64    { return m.engine.LeasesLost(node) }
-func (m emulated) Nodes() int                    { return m.engine.Nodes() }
-func (m emulated) Bus(node int) device.Bus       { return m.engine.Bus(node) }
-func (m emulated) Run(ctx context.Context) error { return m.engine.Run(ctx) }
+func (m emulated) LeasesLost(node int) uint64 { return m.engine.LeasesLost(node) }
+func (m emulated) Nodes() int                 { return m.engine.Nodes() }
+func (m emulated) Bus(node int) device.Bus    { return m.engine.Bus(node) }
+
+// Run drives the machine until ctx ends, and ends the recording.
+func (m emulated) Run(ctx context.Context) error {
+	err := m.engine.Run(ctx)
+	if m.rec != nil {
+		m.rec.close()
+	}
+	return err
+}
+
+// Recording tells whether inputs are being recorded; known is false where
+// nobody asked for it.
+func (m emulated) Recording() (on, known bool) {
+	if m.rec == nil {
+		return false, false
+	}
+	return !m.rec.broken.Load(), true
+}
 
 func (m emulated) Attach(node, slot int, a *Attachment) error {
 	return m.engine.Attach(node, slot, &emu.Attachment{

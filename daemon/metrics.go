@@ -147,6 +147,18 @@ func (d *Daemon) scrape(ctx context.Context, s *scrape) error {
 	s.gauge("handshakes", "attachments begun and not finished", float64(d.handshakes.total()))
 	s.gauge("nodes", "nodes of this pfd", float64(len(d.nodes)))
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())
+	if r, ok := d.machine.(interface{ Recording() (on, known bool) }); ok {
+		if on, known := r.Recording(); known {
+			value := 0.0
+			if on {
+				value = 1
+			}
+			s.gauge("recording", "1 while the machine's inputs are recorded, 0 when the file could not take them", value)
+		}
+	}
+	if t := d.trace; t != nil {
+		s.counter("trace_lines_lost_total", "lines of --trace-registers that could not be written", t.spool.Stats().Lost)
+	}
 	if l := d.cfg.LogLimit; l != nil {
 		s.counter("log_lines_held_back_total", "log lines that the limit held back", l.Suppressed())
 	}

@@ -29,6 +29,9 @@ var settings = []setting{
 	{"source-faults", func(c *Config) any { return c.SourceFaults }, false},
 	{"record", func(c *Config) any { return c.Record }, false},
 	{"trace-registers", func(c *Config) any { return c.Trace }, false},
+	{"window", func(c *Config) any { return c.Window }, false},
+	{"pdid-range", func(c *Config) any { return [2]any{c.FirstPDID, c.LastPDID} }, false},
+	{"groups", func(c *Config) any { return c.Groups }, false},
 	{"log-level", func(c *Config) any { return c.LogLevel }, true},
 	{"timeout-us", func(c *Config) any { return c.TimeoutUS }, true},
 	{"guard-us", func(c *Config) any { return c.GuardUS }, true},
@@ -37,14 +40,19 @@ var settings = []setting{
 	{"drain-time", func(c *Config) any { return c.DrainTime }, true},
 }
 
-// Reload takes over from next what a running pfd can change, and says what it
-// cannot. The service manager is told about the beginning and the end. With an
-// error that matches ErrConfig nothing has changed.
-func (d *Daemon) Reload(ctx context.Context, next Config) (Reloaded, error) {
+// Reload takes over from the configuration that load gives what a running pfd
+// can change, and says what it cannot. The service manager is told about the
+// beginning and the end. With load's error, or one that matches ErrConfig,
+// nothing has changed.
+func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloaded, error) {
 	d.notify(notifyReloading())
 	// READY ends the reload for the service manager, whatever came of it.
 	defer d.notify("READY=1")
 	var r Reloaded
+	next, err := load()
+	if err != nil {
+		return r, err
+	}
 	if err := next.Check(); err != nil {
 		return r, err
 	}
@@ -60,7 +68,7 @@ func (d *Daemon) Reload(ctx context.Context, next Config) (Reloaded, error) {
 			r.Restart = append(r.Restart, s.name)
 		}
 	}
-	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
+	err = d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
 		pl := n.bus.Window(device.PL)
 		if err := pl.Write32(device.PLTimeoutUS, next.TimeoutUS); err != nil {
 			return fmt.Errorf("node %d: TIMEOUT_US: %w", n.index, err)

@@ -15,13 +15,17 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
+func (r *running) reload(c Config) (Reloaded, error) {
+	return r.Reload(r.ctx(), func() (Config, error) { return c, nil })
+}
+
 func TestReload(t *testing.T) {
 	var level slog.LevelVar
 	r := start(t, func(c *Config) { c.Level = &level })
 	next := r.cfg
 	next.LogLevel, next.TimeoutUS, next.GuardUS = slog.LevelDebug, 1234, 56789
 	next.HandshakesPerUID, next.Nodes, next.SourceFaults = 3, 7, SourceTimeout
-	got, err := r.Reload(r.ctx(), next)
+	got, err := r.reload(next)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,12 +50,12 @@ func TestReload(t *testing.T) {
 		}
 	})
 	// The same once more changes nothing; what needs a restart is said again.
-	if got, err = r.Reload(r.ctx(), next); err != nil || len(got.Changed) != 0 || len(got.Restart) != 2 {
+	if got, err = r.reload(next); err != nil || len(got.Changed) != 0 || len(got.Restart) != 2 {
 		t.Errorf("again: %+v, %v", got, err)
 	}
 	bad := next
 	bad.TimeoutUS = 0
-	if _, err := r.Reload(r.ctx(), bad); !errors.Is(err, ErrConfig) {
+	if _, err := r.reload(bad); !errors.Is(err, ErrConfig) {
 		t.Errorf("a configuration that cannot be: %v", err)
 	}
 	if s, err := r.client.Status(r.ctx()); err != nil || s.TimeoutUS != 1234 {
@@ -86,7 +90,7 @@ func TestReloadIsToldToTheServiceManager(t *testing.T) {
 	next := manager(t)
 	r := start(t)
 	next() // READY
-	if _, err := r.Reload(r.ctx(), r.cfg); err != nil {
+	if _, err := r.reload(r.cfg); err != nil {
 		t.Fatal(err)
 	}
 	if s := next(); !strings.HasPrefix(s, "RELOADING=1\nMONOTONIC_USEC=") || strings.HasSuffix(s, "=0") {

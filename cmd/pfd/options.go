@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/pflag"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/internal/config"
+)
+
+// options are pfd's flags, which are the keys of its configuration file, too.
+type options struct {
+	daemon.Config
+	level, pdids string
+	file         string   // --config
+	args         []string // the command line, for reading it again
+}
+
+// flagsOnly are flags that a configuration file cannot set.
+var flagsOnly = []string{"config", "help", "version"}
+
+// flags names the options in f.
+func (o *options) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.file, "config", "", "configuration file, TOML (.toml) or YAML (.yaml, .yml): its keys are these flags, which win over it")
+	f.IntVar(&o.Nodes, "nodes", o.Nodes, "emulated nodes, 1 to 64")
+	f.StringVar(&o.Socket, "socket", "", "control socket; the attachment socket is PATH.attach (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock)")
+	f.StringVar(&o.Device, "device", o.Device, "what is driven: emu, the emulated SoC in this process, or vfio-user:PATH[,PATH...], a node a socket")
+	f.StringVar(&o.level, "log-level", o.level, "debug, info, warn or error")
+	f.Uint32Var(&o.TimeoutUS, "timeout-us", o.TimeoutUS, "time-out of a block, microseconds")
+	f.Uint32Var(&o.GuardUS, "guard-us", o.GuardUS, "guard time-out of a block paused by a page fault, microseconds")
+	f.StringVar(&o.SourceFaults, "source-faults", o.SourceFaults, "how a source fault is answered: fifo (its block is paused and asked for again) or timeout (the sender's time-out does it)")
+	f.Uint64Var(&o.Window, "window", 0, "bytes of the processes' memory that a device elsewhere has mapped at one time, a node (default 268435456)")
+	f.StringVar(&o.pdids, "pdid-range", "", "protection-domain ids that this pfd gives out, A-B; pfds on one network need ranges apart (default all)")
+	f.StringVar(&o.Groups, "groups", "", "file of groups that several pfds share: lines of UID GROUP FIRST-PDID; without it groups end at their pfd")
+	f.DurationVar(&o.HandshakeTime, "handshake-time", o.HandshakeTime, "how long an attachment's handshake may take")
+	f.IntVar(&o.HandshakesPerUID, "handshakes-per-uid", o.HandshakesPerUID, "unfinished handshakes that one user may have")
+	f.DurationVar(&o.DrainTime, "drain-time", o.DrainTime, "how long running transfers may go on after SIGTERM")
+	f.StringVar(&o.Record, "record", "", "file for the machine's inputs with their times, for the simulator (docs/record.md); a former one is kept as FILE.old")
+	f.StringVar(&o.Trace, "trace-registers", "", "one line for each register access, with names and bits, to standard error, or to FILE with --trace-registers=FILE")
+	f.Lookup("trace-registers").NoOptDefVal = "-"
+}
+
+// load reads the configuration file, if there is one, and what flags say in
+// words.
+func (o *options) load(f *pflag.FlagSet) error {
+	if o.file != "" {
+		if err := config.Load(f, o.file, flagsOnly...); err != nil {
+			return err
+		}
+	}
+	if err := o.LogLevel.UnmarshalText([]byte(o.level)); err != nil {
+		return fmt.Errorf("%w: --log-level %q: want debug, info, warn or error", errUsage, o.level)
+	}
+	var err error
+	if o.FirstPDID, o.LastPDID, err = daemon.ParsePDIDs(o.pdids); err != nil {
+		return err
+	}
+	if o.Socket == "" {
+		socket, err := control.DefaultSocket()
+		if err != nil {
+			return err
+		}
+		o.Socket, o.MakeDirectory = socket, true
+	}
+	return o.Check()
+}
+
+// again reads command line and configuration file anew.
+func (o *options) again() (daemon.Config, error) {
+	n := &options{Config: daemon.Default(), level: "info", args: o.args}
+	f := pflag.NewFlagSet("pfd", pflag.ContinueOnError)
+	n.flags(f)
+	if err := f.Parse(o.args); err != nil {
+		return daemon.Config{}, fmt.Errorf("%w: %w", errUsage, err)
+	}
+	err := n.load(f)
+	return n.Config, err
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/internal/logs"
+	"github.com/exanet/pfd/internal/spool"
+)
+
+const (
+	// logRoom is how many bytes of the log may wait for who reads it (ours).
+	logRoom = 1 << 20
+	// logTime bounds the wait for the log's last lines (ours).
+	logTime = time.Second
+)
+
+// serve runs the daemon until ctx ends.
+func serve(ctx context.Context, o *options, stderr io.Writer) error {
+	// A log that nobody reads any more must not end pfd.
+	signal.Ignore(syscall.SIGPIPE)
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+
+	file := spool.New(stderr, logRoom)
+	// What could not be written is in the metrics; there is nobody else to tell.
+	defer file.Close(logTime)
+	level := new(slog.LevelVar)
+	level.Set(o.LogLevel)
+	f, ok := stderr.(*os.File)
+	limit := logs.New(file, logs.Options{Level: level, Journal: ok && logs.OnJournal(f, os.Getenv)})
+	cfg := o.Config
+	cfg.Log, cfg.Level, cfg.LogLimit, cfg.LogFile = slog.New(limit), level, limit, file
+
+	m, err := daemon.Open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	d, err := daemon.New(cfg, m)
+	if err != nil {
+		return err
+	}
+	stop, stopReloading := context.WithCancel(ctx)
+	reloading := make(chan struct{})
+	go func() {
+		defer close(reloading)
+		for {
+			select {
+			case <-hup:
+				reload(stop, d, o, cfg.Log)
+			case <-stop.Done():
+				return
+			}
+		}
+	}()
+	err = d.Run(ctx)
+	stopReloading()
+	<-reloading
+	return err
+}
+
+// reload answers SIGHUP: it says what it took over and what it could not.
+func reload(ctx context.Context, d *daemon.Daemon, o *options, log *slog.Logger) {
+	r, err := d.Reload(ctx, o.again)
+	if err != nil {
+		log.Error("configuration not reloaded: it stays as it was", "err", err)
+		return
+	}
+	if len(r.Restart) > 0 {
+		log.Warn("settings that take effect only when pfd is started anew", "keys", r.Restart)
+	}
+	log.Info("configuration reloaded", "changed", r.Changed)
+}

@@ -1,0 +1,154 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device/accesslog"
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/internal/spool"
+	"github.com/exanet/pfd/soc/record"
+)
+
+const (
+	// recordRoom and traceRoom are how many bytes may wait for a slow disk: a
+	// recording that waits for more ends, a trace loses lines (ours).
+	recordRoom = 64 << 20
+	traceRoom  = 4 << 20
+	// fileTime bounds the wait for a file's last bytes when pfd ends (ours).
+	fileTime = 2 * time.Second
+)
+
+// recording is the file of --record. The engine never waits for it.
+type recording struct {
+	file   *os.File
+	spool  *spool.Writer
+	writer *record.Writer
+	log    *slog.Logger
+	broken atomic.Bool
+}
+
+// whole takes nothing more once something is lost: a recording with a hole is
+// none.
+type whole struct{ *spool.Writer }
+
+// Write implements io.Writer.
+func (w whole) Write(p []byte) (int, error) {
+	if s := w.Stats(); s.Lost > 0 {
+		if s.Err != nil {
+			return 0, s.Err
+		}
+		return 0, spool.ErrFull
+	}
+	return w.Writer.Write(p)
+}
+
+// startRecording has an engine record into a new file. What a former pfd wrote
+// there stays beside it as PATH.old.
+func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, error) {
+	f, err := outputFile(path, true)
+	if err != nil {
+		return nil, fmt.Errorf("--record: %w", err)
+	}
+	r := &recording{file: f, spool: spool.New(f, recordRoom), log: log}
+	r.writer = record.NewWriter(whole{r.spool}, e.RecordHeader(), func(err error) {
+		r.broken.Store(true)
+		log.Error("the recording ends before its time: what is in the file can be replayed", "file", path, "err", err)
+	})
+	e.Record(r.writer)
+	log.Info("recording the machine's inputs", "file", path)
+	return r, nil
+}
+
+// ErrFileInUse says that another pfd writes the file.
+var ErrFileInUse = errors.New("another pfd writes it")
+
+// outputFile opens a file for writing by its owner alone: what pfd sees of
+// processes is nobody else's. An old file is emptied, or kept as PATH.old. One
+// that another pfd writes is left alone, and a pipe without a reader is not
+// waited for.
+func outputFile(path string, keep bool) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		info, err := f.Stat()
+		if err != nil || !info.Mode().IsRegular() {
+			return f, err
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				err = fmt.Errorf("%s: %w: name another file", path, ErrFileInUse)
+			}
+			return nil, errors.Join(err, f.Close())
+		}
+		if info.Size() == 0 {
+			return f, nil
+		}
+		if !keep {
+			return f, f.Truncate(0)
+		}
+		// The lock goes with the old file; the name is free then.
+		err = os.Rename(path, path+".old")
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, fmt.Errorf("keeping the former file: %w", err)
+		}
+	}
+}
+
+// close writes the end. The engine has ended.
+func (r *recording) close() {
+	err := r.writer.Close()
+	if serr := r.spool.Close(fileTime); err == nil {
+		err = serr
+	}
+	if err != nil && !r.broken.Swap(true) {
+		r.log.Error("the recording has no end: what is in the file can be replayed", "err", err)
+	}
+	if err := r.file.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
+		r.log.Error("recording", "err", err)
+	}
+}
+
+// trace is the output of --trace-registers.
+type trace struct {
+	file  *os.File // nil: standard error
+	spool *spool.Writer
+	log   *accesslog.Log
+}
+
+// startTrace opens the output. now gives the time of the lines.
+func startTrace(path string, now func() time.Duration) (*trace, error) {
+	t := &trace{}
+	out := os.Stderr
+	if path != "-" {
+		f, err := outputFile(path, false)
+		if err != nil {
+			return nil, fmt.Errorf("--trace-registers: %w", err)
+		}
+		t.file, out = f, f
+	}
+	t.spool = spool.New(out, traceRoom)
+	t.log = accesslog.New(t.spool, now)
+	return t, nil
+}
+
+// close writes what waits, as far as the file takes it.
+func (t *trace) close() error {
+	err := t.spool.Close(fileTime)
+	if n := t.spool.Stats().Lost; n > 0 {
+		err = errors.Join(err, fmt.Errorf("--trace-registers: %d lines were lost", n))
+	}
+	if t.file != nil {
+		err = errors.Join(err, t.file.Close())
+	}
+	return err
+}

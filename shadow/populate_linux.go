@@ -3,7 +3,6 @@ package shadow
 import (
 	"errors"
 	"fmt"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -45,18 +44,4 @@ func advise(b []byte, advice int) error {
 			return err
 		}
 	}
-}
-
-// resident tells which pages of our own mapping of a share are in memory, bit 0 of
-// a byte a page.
-func resident(b []byte) []byte {
-	there := make([]byte, len(b)>>device.PageShift)
-	if len(there) == 0 {
-		return nil
-	}
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), uintptr(unsafe.Pointer(unsafe.SliceData(there))))
-	if errno != 0 {
-		return nil
-	}
-	return there
 }

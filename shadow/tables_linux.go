@@ -59,7 +59,7 @@ func newTables(pages int, base uint64, vaBits int) (*tables, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("mmap", err)), t.close())
 	}
-	// The one unsafe view of the package: entries are stored whole.
+	// Entries are stored whole.
 	t.b, t.words = b, unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), size/8)
 	for p := pages - 1; p >= device.Slots; p-- {
 		t.free = append(t.free, uint32(p))
@@ -201,3 +201,17 @@ func (t *tables) prune(slot int, va device.VA, pages int, out []uint32) []uint32
 }
 
 func (t *tables) release(pages []uint32) { t.free = append(t.free, pages...) }
+
+// resident tells which pages of our own mapping of a share are in memory, bit 0 of
+// a byte a page.
+func resident(b []byte) []byte {
+	there := make([]byte, len(b)>>device.PageShift)
+	if len(there) == 0 {
+		return nil
+	}
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), uintptr(unsafe.Pointer(unsafe.SliceData(there))))
+	if errno != 0 {
+		return nil
+	}
+	return there
+}

@@ -1,0 +1,218 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/control"
+)
+
+// TestMainJob makes the transfers of the demonstration, and the largest and the
+// smallest of the suite, over the socket; its result has the keys of one within
+// pfd.
+func TestMainJob(t *testing.T) {
+	l := newPlace(t)
+	l.serve()
+	d := l.daemon([]int{0, 1})
+	var keys []string
+	for _, args := range [][]string{
+		{"--size", "1"}, {"--size", "15", "--offset", "4090"}, {"--size", "4KiB", "--dst", "absent"},
+		{"--size", "4097", "--src", "absent", "--dst", "absent", "--policy", "p4"},
+		{"--size", "16385", "--dst", "alternate", "--offset", "3"},
+		{"--size", "1MiB", "--dst", "absent", "--policy", "pa"},
+		{"--size", "1MiB", "--src", "alternate", "--dst", "alternate"},
+		{"--size", "4MiB", "--dst", "absent", "--policy", "pa"},
+		{"--size", "64KiB", "--from", "1", "--to", "0", "--dst", "absent"},
+		{"--size", "64KiB", "--from", "0", "--to", "0", "--dst", "absent"},
+	} {
+		r := d.good(5, args...)
+		if slices.Contains(args, "absent") != (r.Faults > 0) && !slices.Contains(args, "alternate") {
+			t.Errorf("%v: %d faults", args, r.Faults)
+		}
+		keys = r.keys
+	}
+	// What may not be written, or is not there, ends with an error and harms nobody.
+	for _, state := range []string{"readonly", "unmapped"} {
+		r, code := outcome(d.write("--size", "64KiB", "--dst", state, "--count", "3"))
+		if code != 1 || r.Failed != 3 || !r.Verified || r.Error == nil || !strings.Contains(*r.Error, "status 2") {
+			t.Errorf("%s: exit code %d, %+v", state, code, r)
+		}
+	}
+	if p := d.metric("exanet_window_shared_bytes"); p != 0 {
+		t.Errorf("%v bytes are shared after the last process has gone", p)
+	}
+
+	socket := l.file("emu.sock")
+	in := newDaemon(t, socket, start(t, "pfd", "--socket", socket))
+	in.ready()
+	if r := in.good(1, "--dst", "absent"); !slices.Equal(r.keys, keys) {
+		t.Errorf("keys %v within pfd, %v over the socket", r.keys, keys)
+	}
+}
+
+// TestWindow has the mapped window smaller than one transfer.
+func TestWindow(t *testing.T) {
+	l := newPlace(t)
+	l.serve()
+	d := l.daemon([]int{0, 1}, "--window", "65536")
+	for _, policy := range []string{"p1", "p4", "pa"} {
+		d.good(2, "--size", "1MiB", "--src", "absent", "--dst", "absent", "--policy", policy, "--offset", "100")
+	}
+	if d.metric("exanet_window_evictions_total") == 0 {
+		t.Error("nothing was evicted")
+	}
+	if w, m := d.metric("exanet_window_bytes"), d.metric("exanet_window_mapped_bytes"); w != 2*65536 || m != 0 {
+		t.Errorf("window %v bytes, %v mapped after the end", w, m)
+	}
+}
+
+// underWay starts large writes and waits until some have arrived.
+func underWay(d *daemon) *process {
+	d.t.Helper()
+	before := d.counter("rapf_rx_total")
+	w := d.write("--size", "1MiB", "--dst", "absent", "--policy", "pa", "--count", "100000")
+	until(d.t, "transfers go on", func() bool {
+		select {
+		case <-w.done:
+			d.t.Fatalf("the writes have ended: %s%s", w.out.String(), w.err.String())
+		default:
+		}
+		return d.counter("rapf_rx_total") > before+100
+	})
+	return w
+}
+
+// TestServerStopped stops the device for a second in the middle of transfers.
+func TestServerStopped(t *testing.T) {
+	l := newPlace(t)
+	s := l.serve()
+	d := l.daemon([]int{0, 1})
+	before := d.counter("rapf_rx_total")
+	w := d.write("--size", "1MiB", "--dst", "absent", "--policy", "pa", "--count", "60")
+	until(t, "transfers go on", func() bool { return d.counter("rapf_rx_total") > before+20 })
+	s.signal(syscall.SIGSTOP)
+	<-time.After(time.Second)
+	s.signal(syscall.SIGCONT)
+	if r, code := outcome(w); code != 0 || r.Transfers != 60 || r.Failed != 0 || !r.Verified {
+		t.Errorf("exit code %d, %+v", code, r)
+	}
+}
+
+// TestServerKilled kills the device: transfers fail with the reason, pfd goes on
+// and has the next device.
+func TestServerKilled(t *testing.T) {
+	l := newPlace(t)
+	s := l.serve()
+	d := l.daemon([]int{0, 1})
+	fds := descriptors(t, d.cmd.Process.Pid)
+	for range 3 {
+		w := underWay(d)
+		s.kill()
+		r, code := outcome(w)
+		if code != 1 || r.Error == nil || !strings.Contains(*r.Error, "gone") {
+			t.Errorf("exit code %d, %+v: %s", code, r, w.out.String())
+		}
+		until(t, "pfd says that it waits", func() bool { return d.state() == control.StateReconnecting })
+		refused := d.write()
+		if refused.wait() == 0 {
+			t.Error("a write without a device exits 0")
+		}
+		s = l.serve()
+		d.ready()
+		d.good(3, "--size", "1MiB", "--dst", "absent", "--policy", "pa")
+	}
+	until(t, "as many descriptors as before", func() bool { return descriptors(t, d.cmd.Process.Pid) <= fds })
+}
+
+// TestDaemonKilled kills pfd: the device is taken over by the next one, and
+// nothing of the former is left to do harm.
+func TestDaemonKilled(t *testing.T) {
+	l := newPlace(t)
+	s := l.serve()
+	fds := 0
+	for i := range 3 {
+		d := l.daemon([]int{0, 1}, "--guard-us", "10000")
+		d.good(3, "--size", "64KiB", "--dst", "absent")
+		w := underWay(d)
+		d.kill()
+		if code := w.wait(); code != 1 {
+			t.Errorf("exit code %d: %s", code, w.err.String())
+		}
+		// What it says is of the library, or of exanetctl's own look at pfd.
+		if r, _ := outcome(w); r.Error == nil {
+			t.Errorf("it says %s%s", w.out.String(), w.err.String())
+		}
+		next := l.daemon([]int{0, 1}, "--guard-us", "10000")
+		if log := next.err.String(); !strings.Contains(log, "domains of an earlier pfd") {
+			t.Errorf("the next pfd says nothing of what it found: %s", log)
+		}
+		next.good(3, "--size", "1MiB", "--dst", "absent", "--policy", "pa")
+		next.signal(syscall.SIGTERM)
+		if code := next.wait(); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+		n := descriptors(t, s.cmd.Process.Pid)
+		if i > 0 && n > fds {
+			t.Errorf("%d descriptors in the device's process, %d a round before", n, fds)
+		}
+		fds = n
+	}
+}
+
+// descriptors counts a process's open descriptors.
+func descriptors(t *testing.T, pid int) int {
+	t.Helper()
+	list, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// TestTwoDaemons has a pfd a node on one device.
+func TestTwoDaemons(t *testing.T) {
+	l := newPlace(t)
+	l.serve()
+	groups := l.file("groups")
+	text := "# groups of both\n" + strconv.Itoa(os.Getuid()) + " app 0x4000\n"
+	if err := os.WriteFile(groups, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := l.daemon([]int{0}, "--pdid-range", "1-4095", "--groups", groups)
+
+	// The same PDIDs twice are refused, whatever the overlap.
+	for _, pdids := range []string{"", "4095-5000", "1-65535", "100-200"} {
+		var args []string
+		if pdids != "" {
+			args = []string{"--pdid-range", pdids}
+		}
+		p := l.starting([]int{1}, args...)
+		if code := p.wait(); code != 1 || !strings.Contains(p.err.String(), "--pdid-range") || !strings.Contains(p.err.String(), "1 to 4095") {
+			t.Errorf("range %q beside 1-4095: exit code %d: %s", pdids, code, p.err.String())
+		}
+	}
+
+	b := l.daemon([]int{1}, "--pdid-range", "4096-8191", "--groups", groups)
+	across := []string{"--to-socket", b.socket, "--to", "0", "--dst", "absent"}
+	a.good(3, append(across, "--group", "app", "--size", "1MiB", "--policy", "pa")...)
+	a.good(3, append(across, "--group", "app", "--size", "1")...)
+	b.good(3, "--to-socket", a.socket, "--to", "0", "--dst", "absent", "--group", "app", "--size", "64KiB")
+
+	// A group that is not in the file ends at its pfd.
+	r, code := outcome(a.write(append(across, "--group", "other", "--count", "2")...))
+	if code != 1 || r.Failed != 2 || r.Error == nil || !strings.Contains(*r.Error, "status 5") || !r.Verified {
+		t.Errorf("a group of each: exit code %d, %+v", code, r)
+	}
+
+	// One is killed and comes back; the other goes on.
+	b.kill()
+	a.good(3, "--from", "0", "--to", "0", "--dst", "absent")
+	b = l.daemon([]int{1}, "--pdid-range", "4096-8191", "--groups", groups, "--guard-us", "10000")
+	a.good(3, append(across, "--group", "app", "--size", "1MiB", "--policy", "pa")...)
+}

@@ -32,6 +32,7 @@ race:
 
 bench: build
 	@bin/exanetctl bench --pfd bin/pfd
+	@bin/exanetctl bench-device --pfd bin/pfd
 
 fuzz:
 	sh scripts/fuzz.sh $(FUZZTIME)

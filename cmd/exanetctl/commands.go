@@ -21,5 +21,7 @@ func (a *app) commands() []*cobra.Command {
 		a.processCommand(),
 		a.demoCommand(),
 		a.benchCommand(),
+		a.deviceBenchCommand(),
+		a.echoCommand(),
 	}
 }

@@ -42,7 +42,7 @@ func bulk(a *soc.Action) bool {
 	case soc.Walk, soc.Move:
 		return !a.Access.High
 	case soc.Transmit:
-		return len(a.Frame.Payload) > 0 && a.Frame.Remaining > device.BlockSize
+		return len(a.Frame.Payload) > 0 && !a.Frame.Short()
 	}
 	return false
 }

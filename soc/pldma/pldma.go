@@ -26,7 +26,7 @@ type Access struct {
 	// Ordered: Data is two words of 8 bytes, the second visible only after the
 	// first (completion words).
 	Ordered bool
-	// High: of a transfer that has at most a block left, or an urgent one.
+	// High: of a short transfer or an urgent one.
 	High bool
 	VA   device.VA
 	Data []byte // read into, or written from
@@ -215,7 +215,7 @@ func (e *Engine) Send(b *wire.Block) {
 	}
 	a := e.newAccess(readBlock)
 	a.Slot, a.VA, a.block = b.Slot, b.Source, *b
-	a.High = b.Urgent || b.Remaining <= device.BlockSize
+	a.High = b.Urgent || b.Short()
 	a.Data = e.cfg.Pool.Payload(int(b.Length))
 	e.submit(a)
 }

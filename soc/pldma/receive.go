@@ -285,7 +285,7 @@ func (e *Engine) write(c *context, f *wire.Frame, mask uint64) bool {
 		a := e.newAccess(writeData)
 		a.Slot, a.Write, a.VA = c.slot, true, f.VA+device.VA(from)
 		a.Data, a.ctx, a.frame = f.Payload[from:to], c, f
-		a.High = f.Remaining <= device.BlockSize
+		a.High = f.Short()
 		c.writing++
 		f.Refs++
 		e.submit(a)

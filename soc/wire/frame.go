@@ -45,6 +45,11 @@ type Header struct {
 	Read      bool      // of a transfer that serves a read request
 }
 
+// Short tells whether the block belongs to a transfer of at most a block's size,
+// which may lie in two blocks. The last block of a longer one is not short: it
+// would overtake the others, and its fault their page-in.
+func (h *Header) Short() bool { return h.Block <= 1 && h.Remaining <= device.BlockSize }
+
 // Completion is the pair of words written beside the destination when a
 // transfer is complete: First, and only then Last (001 §2.3.3.2).
 type Completion struct {

@@ -1,0 +1,472 @@
+package shadow
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/soc/smmu"
+)
+
+// unit is a device as strict as a real one may be: its TLB keeps every
+// translation that it has used until it is told to forget it, and nothing that
+// the TLB still knows may be unmapped.
+type unit struct {
+	t    *testing.T
+	m    *Memory
+	maps map[uint64]mapped
+	tlb  map[entry]uint64
+	gone error // of every call, once the device is gone
+
+	unmaps, invalidations int
+}
+
+type mapped struct {
+	size   uint64
+	b      []byte // the same bytes of the file
+	rights uint32
+}
+
+type entry struct {
+	slot int
+	page uint64
+}
+
+func (u *unit) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
+	if u.gone != nil {
+		return u.gone
+	}
+	for a, m := range u.maps {
+		if addr < a+m.size && a < addr+size {
+			u.t.Errorf("%#x+%#x is mapped over %#x+%#x", addr, size, a, m.size)
+		}
+	}
+	prot := unix.PROT_READ
+	if rights&dmaWrite != 0 {
+		prot |= unix.PROT_WRITE
+	}
+	b, err := unix.Mmap(fd, int64(offset), int(size), prot, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	u.maps[addr] = mapped{size, b, rights}
+	return nil
+}
+
+func (u *unit) UnmapDMA(addr, size uint64) error {
+	if u.gone != nil {
+		return u.gone
+	}
+	m, ok := u.maps[addr]
+	if !ok || m.size != size {
+		u.t.Errorf("%#x+%#x is unmapped and was not mapped so", addr, size)
+		return unix.EINVAL
+	}
+	for e, at := range u.tlb {
+		if addr <= at && at < addr+size {
+			u.t.Errorf("%#x is unmapped while the TLB has it for page %#x of slot %d", at, e.page, e.slot)
+		}
+	}
+	u.unmaps++
+	delete(u.maps, addr)
+	return unix.Munmap(m.b)
+}
+
+func (u *unit) invalidate(slot int, va device.VA, pages int) error {
+	u.invalidations++
+	for i := range pages {
+		delete(u.tlb, entry{slot, uint64(va)>>device.PageShift + uint64(i)})
+	}
+	return u.gone
+}
+
+// bytes gives mapped memory at a DMA address.
+func (u *unit) bytes(addr uint64, n int) ([]byte, error) {
+	for a, m := range u.maps {
+		if a <= addr && addr+uint64(n) <= a+m.size {
+			return m.b[addr-a:][:n], nil
+		}
+	}
+	return nil, errors.New("not mapped")
+}
+
+// access translates as the device does, and gives the byte there.
+func (u *unit) access(slot int, va device.VA, write bool) (*byte, smmu.Fault) {
+	var out [1]smmu.Page
+	t := smmu.Tables{TTBR0: u.m.Root(slot), TCR: uint32(64 - u.m.cfg.VABits)}
+	e := entry{slot, uint64(va) >> device.PageShift}
+	addr, ok := u.tlb[e]
+	if !ok {
+		t.Walk(va, write, out[:], new(smmu.Scratch), func(addr uint64, p []byte) error {
+			b, err := u.bytes(addr, len(p))
+			copy(p, b)
+			return err
+		})
+		if out[0].Fault != smmu.NoFault {
+			return nil, out[0].Fault
+		}
+		addr = out[0].Address
+		u.tlb[e] = addr
+	}
+	b, err := u.bytes(addr+va.Offset(), 1)
+	if err != nil {
+		u.t.Fatalf("page %#x of slot %d is at %#x, which is not mapped", e.page, slot, addr)
+	}
+	return &b[0], smmu.NoFault
+}
+
+func newUnit(t *testing.T, window uint64, vaBits int) *unit {
+	t.Helper()
+	u := &unit{t: t, maps: map[uint64]mapped{}, tlb: map[entry]uint64{}}
+	var err error
+	u.m, err = New(Config{DMA: u, Invalidate: u.invalidate, VABits: vaBits, Window: window})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for slot := range device.Slots {
+			u.m.Drop(slot)
+		}
+		if u.gone == nil && len(u.maps) != 1 {
+			t.Errorf("%d mappings are left, want the tables' alone", len(u.maps)-1)
+		}
+		if free, all := len(u.m.tables.free), len(u.m.tables.live)-device.Slots; u.gone == nil && free != all {
+			t.Errorf("%d of %d tables are free at the end", free, all)
+		}
+		for _, m := range u.maps {
+			_ = unix.Munmap(m.b)
+		}
+		if err := u.m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return u
+}
+
+// file is a process's memory: a memfd and our view of it.
+func file(t *testing.T, pages int, seals int) (fd int, b []byte) {
+	t.Helper()
+	fd, err := memfd("test")
+	if err == nil {
+		err = unix.Ftruncate(fd, int64(pages)*device.PageSize)
+	}
+	if err == nil && seals != 0 {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	}
+	if err == nil {
+		b, err = unix.Mmap(fd, 0, pages*device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = unix.Close(fd), unix.Munmap(b) })
+	return fd, b
+}
+
+const page = device.PageSize
+
+func shareMemory(t *testing.T, u *unit, slot int, va device.VA, pages int, write bool) []byte {
+	t.Helper()
+	fd, b := file(t, pages, unix.F_SEAL_SHRINK)
+	if err := u.m.Share(slot, va, uint64(len(b)), fd, 0, write); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestPageIn pages in across the border of every level of the tables, and finds
+// the process's own bytes there.
+func TestPageIn(t *testing.T) {
+	for _, bits := range []int{39, 40, 48} {
+		u := newUnit(t, 0, bits)
+		for i, border := range []device.VA{1 << 21, 1 << 30, 1<<39 - 8*page} {
+			va := border - 8*page
+			b := shareMemory(t, u, i, va, 16, true)
+			if _, f := u.access(i, va, false); f != smmu.Translation {
+				t.Errorf("%v before its page-in: fault %v", va, f)
+			}
+			for at := 0; at < 16; {
+				r := u.m.PageIn(i, va+device.VA(at*page)+5, 16, true)
+				if r.Err != nil || r.Resident == 0 || r.Resident&(r.Resident+1) != 0 {
+					t.Fatalf("%d bits, %v: %+v", bits, va, r)
+				}
+				for ; r.Resident != 0; r.Resident >>= 1 {
+					at++
+				}
+			}
+			for p := range 16 {
+				b[p*page+7] = byte(p + 1)
+				got, f := u.access(i, va+device.VA(p*page+7), true)
+				if f != smmu.NoFault || *got != byte(p+1) {
+					t.Fatalf("%d bits, page %d at %v: fault %v", bits, p, va, f)
+				}
+			}
+			// Nobody else's tables have it.
+			if _, f := u.access(i+3, va, false); f != smmu.Translation {
+				t.Errorf("slot %d reaches slot %d's memory", i+3, i)
+			}
+		}
+	}
+}
+
+// TestEviction has twice the window in use: what is mapped never exceeds it, the
+// least recently used goes first, and every page still gets its turn.
+func TestEviction(t *testing.T) {
+	u := newUnit(t, MinWindow, 48)
+	const pages = 2 * MinWindow / page
+	const va = 0x7f0000000000
+	b := shareMemory(t, u, 4, va, pages, true)
+	for round := range 3 {
+		for p := range pages {
+			at := device.VA(va + p*page)
+			if _, f := u.access(4, at, true); f != smmu.Translation {
+				t.Fatalf("round %d: page %d, used longest ago, is still there", round, p)
+			}
+			if r := u.m.PageIn(4, at, 1, true); r.Err != nil || r.Resident != 1 {
+				t.Fatalf("%+v", r)
+			}
+			b[p*page] = byte(p)
+			if got, f := u.access(4, at, true); f != smmu.NoFault || *got != byte(p) {
+				t.Fatalf("page %d: fault %v", p, f)
+			}
+			if s := u.m.Stats(); s.Mapped > s.Window || s.Window != MinWindow {
+				t.Fatalf("%+v", s)
+			}
+		}
+	}
+	if s := u.m.Stats(); s.Evictions != 3*pages-MinWindow/page || u.unmaps != int(s.Evictions) || u.invalidations < u.unmaps {
+		t.Errorf("%+v, %d unmapped, %d invalidations", s, u.unmaps, u.invalidations)
+	}
+	// A quarter of the window at most comes with one page-in.
+	if r := u.m.PageIn(4, va, 64, true); r.Resident != 1<<(MinWindow/4/page)-1 {
+		t.Errorf("page-in of 64 pages into a window of %d: %#x", MinWindow/page, r.Resident)
+	}
+	// What a transfer is announced for stays longer.
+	u.m.Drop(4)
+	shareMemory(t, u, 4, va, pages, true)
+	for p := range MinWindow / page {
+		u.m.PageIn(4, device.VA(va+p*page), 1, true)
+	}
+	u.m.Used(4, va, page)
+	u.m.PageIn(4, device.VA(va+MinWindow), 1, true)
+	if _, f := u.access(4, va, false); f != smmu.NoFault {
+		t.Error("the page that was used last is evicted")
+	}
+	if _, f := u.access(4, va+page, false); f != smmu.Translation {
+		t.Error("the page that was used longest ago is there")
+	}
+}
+
+// TestPresent: pages that are there when they are shared need no page-in.
+func TestPresent(t *testing.T) {
+	u := newUnit(t, 0, 48)
+	fd, b := file(t, 8, unix.F_SEAL_SHRINK)
+	b[2*page], b[3*page] = 1, 1
+	const va = 0x1000000
+	if err := u.m.Share(0, va, 8*page, fd, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	for p := range 8 {
+		_, f := u.access(0, device.VA(va+p*page), true)
+		if want := p == 2 || p == 3; (f == smmu.NoFault) != want {
+			t.Errorf("page %d: fault %v", p, f)
+		}
+	}
+}
+
+func TestRights(t *testing.T) {
+	u := newUnit(t, 0, 48)
+	const va = 0x1000000
+	shareMemory(t, u, 0, va, 4, false)
+	if r := u.m.PageIn(0, va, 1, true); !errors.Is(r.Err, gup.ErrDenied) || r.Resident != 0 {
+		t.Errorf("page-in for writing of read-only memory: %+v", r)
+	}
+	if r := u.m.PageIn(0, va, 4, false); r.Err != nil || r.Resident != 0xf {
+		t.Errorf("page-in for reading: %+v", r)
+	}
+	if _, f := u.access(0, va, true); f != smmu.PermissionFault {
+		t.Errorf("a write to it: fault %v", f)
+	}
+	for _, at := range []device.VA{0, va - page, va + 4*page, 1 << 47, 1<<64 - page} {
+		if r := u.m.PageIn(0, at, 64, false); !errors.Is(r.Err, gup.ErrUnmapped) || r.Resident != 0 {
+			t.Errorf("page-in at %v: %+v", at, r)
+		}
+	}
+	for _, n := range []int{-1, 0, 65} {
+		if r := u.m.PageIn(0, va, n, false); r.Err == nil {
+			t.Errorf("page-in of %d pages: %+v", n, r)
+		}
+	}
+	if r := u.m.PageIn(16, va, 1, false); r.Err == nil {
+		t.Errorf("page-in in slot 16: %+v", r)
+	}
+}
+
+func TestShareRefuses(t *testing.T) {
+	u := newUnit(t, 0, 39)
+	before := openFiles(t)
+	good, _ := file(t, 8, unix.F_SEAL_SHRINK)
+	open, _ := file(t, 8, 0)
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(null)
+	const va = 0x10000000
+	if err := u.m.Share(2, va, 4*page, good, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name         string
+		slot         int
+		va           device.VA
+		size, offset uint64
+		fd           int
+	}{
+		{"slot 16", 16, va, page, 0, good},
+		{"slot -1", -1, va, page, 0, good},
+		{"no bytes", 1, va, 0, 0, good},
+		{"half a page", 1, va, page / 2, 0, good},
+		{"address of no page", 1, va + 1, page, 0, good},
+		{"offset of no page", 1, va, page, 1, good},
+		{"beyond the file", 1, va, 9 * page, 0, good},
+		{"beyond the file by its offset", 1, va, page, 8 * page, good},
+		{"offset that wraps", 1, va, page, 1<<64 - page, good},
+		{"past the address width", 1, 1<<39 - page, 2 * page, 0, good},
+		{"address that wraps", 1, 1<<64 - page, 2 * page, 0, good},
+		{"not sealed", 1, va, page, 0, open},
+		{"no file", 1, va, page, 0, -1},
+		{"a device", 1, va, page, 0, null},
+		{"shared already", 2, va + 3*page, 2 * page, 0, good},
+		{"around what is shared", 2, va - page, 6 * page, 0, good},
+	} {
+		if err := u.m.Share(tt.slot, tt.va, tt.size, tt.fd, tt.offset, true); !errors.Is(err, ErrShare) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+	for _, tt := range []struct {
+		slot int
+		va   device.VA
+		size uint64
+	}{{2, va, page}, {2, va + page, 4 * page}, {1, va, 4 * page}, {16, va, 4 * page}} {
+		if err := u.m.Unshare(tt.slot, tt.va, tt.size); !errors.Is(err, ErrNotShared) {
+			t.Errorf("unshare %+v: %v", tt, err)
+		}
+	}
+	if r := u.m.PageIn(2, va, 4, true); r.Resident != 0xf {
+		t.Fatalf("%+v", r)
+	}
+	u.access(2, va, true)
+	if err := u.m.Unshare(2, va, 4*page); err != nil {
+		t.Error(err)
+	}
+	if _, f := u.access(2, va, true); f != smmu.Translation {
+		t.Errorf("an access after unshare: fault %v", f)
+	}
+	if n := openFiles(t); n != before+3 {
+		t.Errorf("%d descriptors, %d before and three of the test's", n, before)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+func TestConfigRefuses(t *testing.T) {
+	for _, c := range []Config{{VABits: 38}, {VABits: 49}, {VABits: 48, Window: MinWindow - page}, {VABits: 48, Window: MinWindow + 1}, {VABits: 48, Window: MaxWindow + page}} {
+		if _, err := New(c); !errors.Is(err, ErrConfig) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestGone: without a device page-ins fail for a passing reason, and everything
+// is let go.
+func TestGone(t *testing.T) {
+	u := newUnit(t, 0, 48)
+	const va = 0x1000000
+	shareMemory(t, u, 0, va, 40, true)
+	u.m.PageIn(0, va, 1, true)
+	u.gone = errors.New("no device")
+	if r := u.m.PageIn(0, va+39*page, 1, true); !errors.Is(r.Err, gup.ErrNotResident) || r.Resident != 0 {
+		t.Errorf("%+v", r)
+	}
+	if err := u.m.Unshare(0, va, 40*page); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRandom does random things and holds every access against what must be.
+func TestRandom(t *testing.T) {
+	type area struct {
+		slot int
+		va   device.VA
+		b    []byte
+	}
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		u := newUnit(t, MinWindow<<rng.IntN(4), 39+rng.IntN(10))
+		var areas []area
+		for range 600 {
+			switch k := rng.IntN(20); {
+			case k == 0 && len(areas) < 12 || len(areas) == 0:
+				a := area{slot: rng.IntN(3), va: device.VA(len(areas))<<32 + device.VA(rng.IntN(1<<18))*page}
+				n := 1 + rng.IntN(100)
+				fd, b := file(t, n, unix.F_SEAL_SHRINK)
+				a.b = b
+				if err := u.m.Share(a.slot, a.va, uint64(len(b)), fd, 0, true); err == nil {
+					areas = append(areas, a)
+				} else if !errors.Is(err, ErrShare) {
+					t.Fatal(err)
+				}
+			case k == 1:
+				i := rng.IntN(len(areas))
+				if err := u.m.Unshare(areas[i].slot, areas[i].va, uint64(len(areas[i].b))); err != nil {
+					t.Fatal(err)
+				}
+				if _, f := u.access(areas[i].slot, areas[i].va, true); f == smmu.NoFault {
+					t.Fatal("memory is reached that was taken back")
+				}
+				areas = append(areas[:i], areas[i+1:]...)
+			case k == 2:
+				a := areas[rng.IntN(len(areas))]
+				u.m.Forget(a.slot, a.va, uint64(len(a.b)))
+				if _, f := u.access(a.slot, a.va, true); f == smmu.NoFault {
+					t.Fatal("memory is reached that was forgotten")
+				}
+			default:
+				a := areas[rng.IntN(len(areas))]
+				p := rng.IntN(len(a.b) / page)
+				at := a.va + device.VA(p*page)
+				got, f := u.access(a.slot, at, true)
+				if f != smmu.NoFault {
+					if r := u.m.PageIn(a.slot, at, 1+rng.IntN(64), true); r.Err != nil || r.Resident&1 == 0 {
+						t.Fatalf("seed %d: %+v", seed, r)
+					}
+					got, f = u.access(a.slot, at, true)
+				}
+				if f != smmu.NoFault {
+					t.Fatalf("seed %d: fault %v after a page-in", seed, f)
+				}
+				v := byte(rng.Uint32())
+				*got = v
+				if a.b[p*page] != v {
+					t.Fatalf("seed %d: page %d of slot %d is somebody else's", seed, p, a.slot)
+				}
+			}
+			if s := u.m.Stats(); s.Mapped > s.Window {
+				t.Fatalf("%+v", s)
+			}
+		}
+	}
+}

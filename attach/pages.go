@@ -208,11 +208,20 @@ func (p *Pages) TakeDoorbell() uint64 {
 // Descriptor takes one copy of channel ch's descriptor into d, by eight atomic
 // loads. What the process writes later changes nothing in the copy; every value
 // is possible.
+//
+// The word with done is loaded first: the process stores done = 0 last, so a copy
+// whose done is 0 is all of one descriptor. In another order a copy could have
+// the addresses of the channel's former transfer beside the new one's done, since
+// a doorbell is announced twice and the second may be looked at late.
 func (p *Pages) Descriptor(ch int, d *device.Descriptor) {
+	const doneWord = device.DescDone / 8
 	var w [device.DescriptorWords]uint64
 	o := desc(ch)
+	w[doneWord] = p.load64(o + 8*doneWord)
 	for i := range w {
-		w[i] = p.load64(o + 8*uint32(i))
+		if i != doneWord {
+			w[i] = p.load64(o + 8*uint32(i))
+		}
 	}
 	*d = device.DescriptorOf(&w)
 }

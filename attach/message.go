@@ -93,9 +93,11 @@ type (
 
 // The methods and policies by the names that this package had for them.
 const (
-	MethodDefault = pagein.MethodDefault
-	MethodGUP     = pagein.GUP
-	MethodTouch   = pagein.Touch
+	MethodDefault  = pagein.MethodDefault
+	MethodGUP      = pagein.GUP
+	MethodTouch    = pagein.Touch
+	MethodUFFD     = pagein.UFFD
+	MethodPopulate = pagein.Populate
 
 	PolicyDefault = pagein.PolicyDefault
 	PolicyPIO     = pagein.PIO

@@ -103,6 +103,10 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	sd, derr := DecodeShared(g["shared"])
 	check("shared", shared.Append(nil), nil, sd, derr, shared)
 
+	register := Range{Product: "exanet 1.0", Type: TypeRegister, VA: 0x7f0000001000, Size: 2 << 20}
+	rg, derr := DecodeRange(g["register"])
+	check("register", register.Append(nil), nil, rg, derr, register)
+
 	// Pages: the descriptor and the packetizer channel of the document.
 	p := testPages(t)
 	p.Publish(0, &device.Descriptor{
@@ -121,13 +125,14 @@ func TestGoldenOfTheDocument(t *testing.T) {
 func TestDecodeRefuses(t *testing.T) {
 	good := golden(t)
 	decoders := map[string]func([]byte) error{
-		"hello":   func(b []byte) error { _, err := DecodeHello(b); return err },
-		"welcome": func(b []byte) error { _, err := DecodeWelcome(b); return err },
-		"refused": func(b []byte) error { _, err := DecodeRefused(b); return err },
-		"ended":   func(b []byte) error { _, err := DecodeEnded(b); return err },
-		"share":   func(b []byte) error { _, err := DecodeShare(b); return err },
-		"unshare": func(b []byte) error { _, err := DecodeUnshare(b); return err },
-		"shared":  func(b []byte) error { _, err := DecodeShared(b); return err },
+		"hello":    func(b []byte) error { _, err := DecodeHello(b); return err },
+		"welcome":  func(b []byte) error { _, err := DecodeWelcome(b); return err },
+		"refused":  func(b []byte) error { _, err := DecodeRefused(b); return err },
+		"ended":    func(b []byte) error { _, err := DecodeEnded(b); return err },
+		"share":    func(b []byte) error { _, err := DecodeShare(b); return err },
+		"unshare":  func(b []byte) error { _, err := DecodeUnshare(b); return err },
+		"register": func(b []byte) error { _, err := DecodeRange(b); return err },
+		"shared":   func(b []byte) error { _, err := DecodeShared(b); return err },
 	}
 	set := func(off int, v ...byte) func([]byte) []byte {
 		return func(b []byte) []byte { copy(b[off:], v); return b }
@@ -150,7 +155,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"hello", "product with a terminal escape", set(8, 0x1b), ErrMessage},
 		{"hello", "product not UTF-8", set(8, 0xff), ErrMessage},
 		{"hello", "node of 23 bits", set(72, 0, 0, 0x40, 0), ErrValue},
-		{"hello", "method", set(76, 3), ErrValue},
+		{"hello", "method", set(76, 5), ErrValue},
 		{"hello", "policy", set(77, 4), ErrValue},
 		{"hello", "17 accepted", set(78, 17), ErrValue},
 		{"hello", "255 accepted", set(78, 255), ErrValue},
@@ -184,6 +189,10 @@ func TestDecodeRefuses(t *testing.T) {
 		{"share", "unknown flag", set(96, 3), ErrValue},
 		{"share", "reserved", set(103, 1), ErrMessage},
 		{"unshare", "no bytes", set(80, 0, 0, 0), ErrValue},
+		{"register", "no bytes", set(80, 0, 0, 0), ErrValue},
+		{"register", "half a page", set(72, 8), ErrValue},
+		{"register", "another type", set(0, 6), ErrMessage},
+		{"register", "another version", set(2, 2), ErrMessage},
 		{"shared", "answer to a hello", set(88, 1), ErrValue},
 		{"shared", "reserved", set(90, 1), ErrMessage},
 		{"shared", "reserved at the end", set(95, 1), ErrMessage},
@@ -253,6 +262,9 @@ func FuzzDecode(f *testing.F) {
 			if !bytes.Equal(enc, b) {
 				t.Fatalf("%s: decoded and encoded again\n%x, was\n%x", name, enc, b)
 			}
+		}
+		if r, err := DecodeRange(b); err == nil {
+			same("range", r.Append(nil), nil)
 		}
 		if h, err := DecodeHello(b); err == nil {
 			enc, err := h.Append(nil)

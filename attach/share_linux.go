@@ -15,6 +15,10 @@ const (
 	TypeShare   Type = 5 // process to pfd: this memory is for transfers, with a memfd
 	TypeUnshare Type = 6 // process to pfd: and no more
 	TypeShared  Type = 7 // pfd to process: done
+	// TypeRegister hands missing pages of memory over, with the userfaultfd that
+	// it is registered with: a Range.
+	TypeRegister   Type = 8
+	TypeUnregister Type = 9 // process to pfd: and takes them back, a Range
 )
 
 // Sizes and offsets of these messages (ours).
@@ -124,12 +128,50 @@ func DecodeUnshare(b []byte) (Unshare, error) {
 	return u, checkRange(u.VA, u.Size, 0)
 }
 
-// Shared answers a share or an unshare.
+// Range is a register or an unregister: memory by its bounds. With a register
+// travels the userfaultfd, non-blocking; the process keeps no duplicate.
+type Range struct {
+	Product string
+	Type    Type // TypeRegister or TypeUnregister
+	VA      device.VA
+	Size    uint64
+}
+
+// Append appends the message to b.
+func (r *Range) Append(b []byte) []byte {
+	all, m := begin(b, r.Type, UnshareSize, r.Product)
+	binary.LittleEndian.PutUint64(m[offVA:], uint64(r.VA))
+	binary.LittleEndian.PutUint64(m[offSize:], r.Size)
+	return all
+}
+
+// DecodeRange reads a register or an unregister. Errors match ErrMessage or
+// ErrValue.
+func DecodeRange(b []byte) (Range, error) {
+	h, err := DecodeHeader(b)
+	if err != nil {
+		return Range{}, err
+	}
+	if h.Type != TypeRegister && h.Type != TypeUnregister {
+		return Range{}, fmt.Errorf("%w: type %d, want %d or %d", ErrMessage, h.Type, TypeRegister, TypeUnregister)
+	}
+	if _, err := decode(b, h.Type, UnshareSize); err != nil {
+		return Range{}, err
+	}
+	r := Range{
+		Product: h.Product, Type: h.Type,
+		VA:   device.VA(binary.LittleEndian.Uint64(b[offVA:])),
+		Size: binary.LittleEndian.Uint64(b[offSize:]),
+	}
+	return r, checkRange(r.VA, r.Size, 0)
+}
+
+// Shared answers a share, an unshare, a register or an unregister.
 type Shared struct {
 	Product  string
 	VA       device.VA
 	Size     uint64
-	Answered Type // TypeShare or TypeUnshare
+	Answered Type
 }
 
 // Append appends the message to b.
@@ -156,7 +198,7 @@ func DecodeShared(b []byte) (Shared, error) {
 		Size:     binary.LittleEndian.Uint64(b[offSize:]),
 		Answered: Type(binary.LittleEndian.Uint16(b[offAnswered:])),
 	}
-	if s.Answered != TypeShare && s.Answered != TypeUnshare {
+	if s.Answered < TypeShare || s.Answered > TypeUnregister || s.Answered == TypeShared {
 		return Shared{}, fmt.Errorf("%w: answer to type %d", ErrValue, s.Answered)
 	}
 	return s, checkRange(s.VA, s.Size, 0)
@@ -171,12 +213,19 @@ type Sharer interface {
 	Unshare(u Unshare) error
 }
 
+// Registrar takes the userfaultfds of a process. An error's text is told to it.
+type Registrar interface {
+	// Register takes the descriptor over where it gives no error.
+	Register(r Range, fd int) error
+	Unregister(r Range) error
+}
+
 // Hold keeps a welcomed connection until the process ends it (nil), or ctx ends
 // (its error), and answers what the process asks meanwhile; sharer may be nil,
 // and then memory is accepted and ignored. Any other message gets a refusal. A
 // process that breaks the framing, or does not take its answers, is an error;
 // the caller ends the attachment then.
-func (c *Conn) Hold(ctx context.Context, sharer Sharer) error {
+func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) error {
 	var buf [MaxMessage]byte
 	for {
 		n, fds, err := c.Receive(ctx, buf[:])
@@ -186,7 +235,7 @@ func (c *Conn) Hold(ctx context.Context, sharer Sharer) error {
 		if err != nil {
 			return err
 		}
-		err = c.answer(buf[:n], fds, sharer)
+		err = c.answer(buf[:n], fds, sharer, registrar)
 		fds.Close()
 		if err != nil {
 			return err
@@ -195,7 +244,7 @@ func (c *Conn) Hold(ctx context.Context, sharer Sharer) error {
 }
 
 // answer answers one message of an attachment that stands.
-func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer) error {
+func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Registrar) error {
 	h, err := DecodeHeader(b)
 	if err != nil {
 		return errors.Join(err, c.Refuse(CodeProtocol, 0, err.Error()))
@@ -227,6 +276,28 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer) error {
 		done.VA, done.Size = u.VA, u.Size
 		if sharer != nil {
 			err = sharer.Unshare(u)
+		}
+	case TypeRegister, TypeUnregister:
+		var r Range
+		r, err = DecodeRange(b)
+		if want := int(TypeUnregister - h.Type); err == nil && len(fds) != want {
+			err = fmt.Errorf("%w: type %d with %d descriptors, want %d", ErrMessage, h.Type, len(fds), want)
+		}
+		if err != nil {
+			return c.Refuse(CodeProtocol, h.Type, err.Error())
+		}
+		if len(registrar) == 0 {
+			return c.Refuse(CodeUnsupported, h.Type, "userfaultfds are taken of processes attached with method uffd only")
+		}
+		done.VA, done.Size = r.VA, r.Size
+		for _, g := range registrar {
+			if h.Type == TypeUnregister {
+				err = g.Unregister(r)
+			} else if fd := fds.Take(0); fd >= 0 {
+				if err = g.Register(r, fd); err != nil {
+					fds[0] = fd // closed with the others
+				}
+			}
 		}
 	default:
 		return c.Refuse(unknownOr(h.Type, CodeProtocol), h.Type,

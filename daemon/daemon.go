@@ -33,6 +33,7 @@ type Daemon struct {
 	handshakes *limiter
 	refused    atomic.Uint64
 	dropped    atomic.Uint64 // connections
+	regions    *limiter      // userfaultfds that are served
 	state      atomic.Pointer[string]
 	initialize func(*node) error // of a node; set before the first one starts
 	claims     claims
@@ -57,6 +58,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	cfg = cfg.withDefaults()
 	d := &Daemon{
 		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
+		regions:    newLimiter(regionsPerUID),
 		handshakes: newLimiter(cfg.HandshakesPerUID),
 		stopped:    make(chan struct{}),
 		leaving:    make(chan struct{}),

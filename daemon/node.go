@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/exanet/pfd/device"
@@ -27,6 +28,7 @@ type node struct {
 	faults   *fault.Driver
 	sessions [device.Slots]*session
 
+	asking sync.Mutex      // of sender
 	sender *netlink.Sender // of fault messages to delegates
 
 	leases  func() uint64 // of the machine, nil where it counts none

@@ -39,6 +39,8 @@ type session struct {
 	port    uint32   // its port id
 	exit    *os.File // duplicate of the pidfd: readable when the process is dead
 
+	regions *gup.Regions // of method uffd, set by join
+
 	joined joined // set by join, on the owning goroutine
 
 	once  sync.Once
@@ -198,7 +200,7 @@ func (s *session) join(hello *attach.Hello) error {
 		Policy: s.policy, Method: s.method,
 		Pager: s.pagerFor(dom.Slot),
 		// Both are given whatever the method is: the driver chooses.
-		Delegate: delegate{n.sender, s.port},
+		Delegate: s.delegate(),
 	})
 	if err != nil {
 		undo := n.domains.Destroy(dom.Slot, func() { s.d.machine.Detach(n.index, dom.Slot) })
@@ -254,7 +256,7 @@ func (s *session) wait() attach.Reason {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
-		switch err := s.conn.Hold(ctx, s.sharer()); {
+		switch err := s.conn.Hold(ctx, s.sharer(), s.registrar()...); {
 		case err == nil:
 			s.end(attach.ReasonClosed)
 		case ctx.Err() == nil:
@@ -324,6 +326,9 @@ func (s *session) close() {
 			}
 		}
 	}
+	if s.regions != nil {
+		errs = append(errs, s.regions.Close())
+	}
 	if s.memory != nil {
 		errs = append(errs, s.memory.Close())
 	}
@@ -377,7 +382,7 @@ func (d *Daemon) endSessions(r attach.Reason) {
 
 // pager is the process's Pager; it notices when the address space is gone.
 type pager struct {
-	*gup.Pager
+	fault.Pager
 	s *session
 }
 
@@ -392,12 +397,18 @@ func (p *pager) PageIn(va device.VA, pages int, write bool) gup.Result {
 
 // delegate asks the process to page in by itself.
 type delegate struct {
-	sender *netlink.Sender
-	port   uint32
+	n    *node
+	port uint32
 }
 
-// Ask implements fault.Delegate.
-func (d delegate) Ask(f netlink.Fault) error { return d.sender.Send(d.port, f) }
+func (s *session) delegate() delegate { return delegate{s.n, s.port} }
+
+// Ask implements fault.Delegate. Pagers ask from goroutines of their own.
+func (d delegate) Ask(f netlink.Fault) error {
+	d.n.asking.Lock()
+	defer d.n.asking.Unlock()
+	return d.n.sender.Send(d.port, f)
+}
 
 // exitFile makes a duplicate of a pidfd that the runtime can wait on.
 func exitFile(pidfd int) (*os.File, error) {

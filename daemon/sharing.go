@@ -88,6 +88,13 @@ func (s *session) pagerFor(slot int) fault.Pager {
 	if m, ok := s.d.machine.(Sharing); ok {
 		return sharedPager{m, s.n.index, slot}
 	}
+	switch s.method {
+	case attach.MethodUFFD:
+		s.regions = gup.NewRegions(s.process)
+		return &pager{Pager: s.regions, s: s}
+	case attach.MethodPopulate:
+		return &pager{Pager: populatePager{s.process, s.delegate()}, s: s}
+	}
 	return &pager{Pager: gup.New(s.process), s: s}
 }
 
@@ -96,8 +103,8 @@ func (s *session) checkDevice() error {
 	if s.n.down.Load() {
 		return refusal(attach.CodeBusy, "the device of node %d is gone and pfd waits for it: start it again, and try again", s.n.index)
 	}
-	if _, ok := s.d.machine.(Sharing); ok && s.method == attach.MethodTouch {
-		return refusal(attach.CodeUnsupported, "method touch needs a device that sees the process's page tables: use gup")
+	if _, ok := s.d.machine.(Sharing); ok && s.method != attach.MethodGUP {
+		return refusal(attach.CodeUnsupported, "method %v needs a device that sees the process's page tables: use gup", s.method)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (d *Driver) launch(s *slot, l int) {
 	cur := s.lanes[l].cur
 	c.slot, c.gen, c.pager, c.lane = s.target.Slot, s.gen, s.target.Pager, l
 	c.start, c.pages, c.write = cur.start, int(cur.end-cur.start), cur.write
-	d.bus.Do(c.slot, c, l == long)
+	d.bus.Do(c.slot, c, l == long || s.target.Method == Populate)
 }
 
 // nextFresh takes the first slice of the oldest fresh span; what remains of the

@@ -124,10 +124,10 @@ func (d *Driver) Add(t Target) error {
 		return fmt.Errorf("%w: slot %d: PDID 0 is never given out", ErrTarget, t.Slot)
 	case !t.Policy.Known():
 		return fmt.Errorf("%w: slot %d: %w: %v", ErrTarget, t.Slot, pagein.ErrPolicy, t.Policy)
-	case t.Method != GUP && t.Method != Touch:
+	case !t.Method.Known():
 		return fmt.Errorf("%w: slot %d: %w: %v", ErrTarget, t.Slot, pagein.ErrMethod, t.Method)
-	case t.Method == GUP && t.Pager == nil:
-		return fmt.Errorf("%w: slot %d: method gup needs a pager", ErrTarget, t.Slot)
+	case t.Method != Touch && t.Pager == nil:
+		return fmt.Errorf("%w: slot %d: method %v needs a pager", ErrTarget, t.Slot, t.Method)
 	case t.Method == Touch && t.Delegate == nil:
 		return fmt.Errorf("%w: slot %d: method touch needs a delegate", ErrTarget, t.Slot)
 	}

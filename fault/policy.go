@@ -20,6 +20,10 @@ const (
 
 	GUP   = pagein.GUP   // the Pager, from outside
 	Touch = pagein.Touch // the Delegate: the process itself, which also sends the RAPF
+	UFFD  = pagein.UFFD  // the Pager, through userfaultfds of the process
+	// Populate is a Pager that waits for the process: it never runs on the owning
+	// goroutine.
+	Populate = pagein.Populate
 )
 
 // Caps of a policy's range (spec/faultpath.md, spec/hardware.md 3).

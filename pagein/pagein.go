@@ -19,6 +19,8 @@ const (
 	MethodDefault Method = 0 // pfd chooses: gup
 	GUP           Method = 1 // pfd does it, from outside the process
 	Touch         Method = 2 // the process's own library thread, which also sends the RAPF
+	UFFD          Method = 3 // pfd does it through userfaultfds that the process hands over
+	Populate      Method = 4 // the process's own library thread on request; pfd sends the RAPF
 )
 
 // Policy says how many pages a fault brings in (spec/faultpath.md "Policies";
@@ -41,7 +43,7 @@ var (
 )
 
 // The words, by number.
-func methods() []string  { return []string{"default", "gup", "touch"} }
+func methods() []string  { return []string{"default", "gup", "touch", "uffd", "populate"} }
 func policies() []string { return []string{"default", "p1", "p4", "pa"} }
 
 // String gives the word that flags and tables have.

@@ -8,7 +8,7 @@ import (
 
 // The numbers and words are docs/attach.md's and spec/faultpath.md's.
 func TestNames(t *testing.T) {
-	for s, want := range map[string]Method{"": 0, "default": 0, "gup": 1, "touch": 2} {
+	for s, want := range map[string]Method{"": 0, "default": 0, "gup": 1, "touch": 2, "uffd": 3, "populate": 4} {
 		got, err := ParseMethod(s)
 		if got != want || err != nil || s != "" && got.String() != s || !got.Known() {
 			t.Errorf("ParseMethod(%q) gives %v, %v", s, got, err)

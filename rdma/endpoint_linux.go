@@ -45,13 +45,15 @@ type (
 
 // The page-in methods and policies (faultpath.md).
 const (
-	MethodDefault = attach.MethodDefault
-	MethodGUP     = attach.MethodGUP
-	MethodTouch   = attach.MethodTouch
-	PolicyDefault = attach.PolicyDefault
-	PolicyPIO     = attach.PolicyPIO
-	PolicyPI4     = attach.PolicyPI4
-	PolicyPIA     = attach.PolicyPIA
+	MethodDefault  = attach.MethodDefault
+	MethodGUP      = attach.MethodGUP
+	MethodTouch    = attach.MethodTouch
+	MethodUFFD     = attach.MethodUFFD
+	MethodPopulate = attach.MethodPopulate
+	PolicyDefault  = attach.PolicyDefault
+	PolicyPIO      = attach.PolicyPIO
+	PolicyPI4      = attach.PolicyPI4
+	PolicyPIA      = attach.PolicyPIA
 )
 
 // Options say where and how to attach. The zero value attaches to node 0 of the
@@ -92,6 +94,8 @@ type Stats struct {
 	NumPageFaults        uint64 // fault messages served
 	NumPageFaultPages    uint64 // pages that they asked for
 	NumFailedResolutions uint64 // that could not be brought in: fail bit sent
+	// NumPrefetchesHandled counts the calls of Prefetch that brought all pages in.
+	NumPrefetchesHandled uint64
 	RAPFRefused          uint64 // requests for retransmission that the packetizer refused
 	FaultsForged         uint64 // messages from somebody else: dropped
 	FaultsMalformed      uint64 // dropped
@@ -122,7 +126,7 @@ type Endpoint struct {
 	closer   sync.Once
 	closeErr error
 
-	faultsServed, faultPages, faultsFailed, rapfRefused atomic.Uint64
+	faultsServed, faultPages, faultsFailed, rapfRefused, prefetches atomic.Uint64
 }
 
 // ending says why an attachment is over.
@@ -157,9 +161,9 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	if o.Group == "" {
 		o.Group = attach.DefaultGroup
 	}
-	if o.Method == MethodTouch {
+	if o.Method == MethodTouch || o.Method == MethodPopulate {
 		if err := populateWorks(); err != nil {
-			return nil, fmt.Errorf("attaching with method touch: %w", err)
+			return nil, fmt.Errorf("attaching with method %v: %w", o.Method, err)
 		}
 	}
 	conn, err := attach.Dial(ctx, socket+attach.SocketSuffix)
@@ -226,6 +230,7 @@ func (e *Endpoint) Stats() Stats {
 		NumPageFaults:        e.faultsServed.Load(),
 		NumPageFaultPages:    e.faultPages.Load(),
 		NumFailedResolutions: e.faultsFailed.Load(),
+		NumPrefetchesHandled: e.prefetches.Load(),
 		RAPFRefused:          e.rapfRefused.Load(),
 		FaultsForged:         c.Forged,
 		FaultsMalformed:      c.Malformed,

@@ -37,6 +37,8 @@ type Buffer struct {
 	b    []byte // what was mapped: whole pages
 	size int
 	ep   *Endpoint // nil: it was not shared
+
+	registered bool // with ep: missing pages are pfd's to fill
 }
 
 // Alloc makes a buffer of size bytes (alloc_dmable_buf, spec/api.md). It touches
@@ -47,6 +49,13 @@ type Buffer struct {
 func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("%w: a buffer of %d bytes", ErrRequest, size)
+	}
+	if e.welcome.Method == MethodUFFD {
+		b, err := e.allocRegistered(size)
+		if err != nil {
+			return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, err)
+		}
+		return b, nil
 	}
 	if e.Info().SVA() {
 		b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -118,7 +127,12 @@ func (b *Buffer) Free() error {
 	if b.b == nil {
 		return nil
 	}
-	if b.ep != nil {
+	if b.registered {
+		err := b.ep.Unregister(b.b)
+		if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
+			return fmt.Errorf("freeing a buffer: %w", err)
+		}
+	} else if b.ep != nil {
 		// An attachment that is over has taken it back already.
 		err := b.ep.Unshare(b.VA(), uint64(len(b.b)))
 		if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {

@@ -26,7 +26,7 @@ type Options struct {
 	ToSocket string
 	// Group is what both attach in; "": one that nobody else has.
 	Group  string
-	Method string // page-in method: gup, touch
+	Method string // page-in method: gup, touch, uffd, populate
 	Policy string // p1, p4, pa
 	// Command starts a test process: it runs Process on its standard streams.
 	Command []string

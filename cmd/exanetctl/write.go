@@ -96,7 +96,7 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f.StringVar(&w.offset, "offset", "0", "bytes by which both buffers lie behind a 16 KiB boundary")
 	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
 	f.StringVar(&w.dst, "dst", string(workload.Present), "state of the destination buffer")
-	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup or touch")
+	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
 	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one), p4 (to the end of 16 KiB), pa (all that remain)")
 	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
 	f.BoolVar(&w.warm, "warm", false, "wake pfd up by a small write before each transfer, which is not counted")

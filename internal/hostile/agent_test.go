@@ -251,6 +251,8 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		r.Wrong, r.First = wrong(part, o.Seed, o.Off)
 	case "byte":
 		r.Count = int(part[0])
+	case "prefetch":
+		err = a.ep.Prefetch(context.Background(), b.va, o.Size, true)
 	case "advise":
 		err = unix.Madvise(part, o.Advice)
 	case "protect":

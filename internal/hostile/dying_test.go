@@ -19,6 +19,8 @@ var delays = []time.Duration{0, 50 * time.Microsecond, 300 * time.Microsecond, t
 
 const dyingSize = 8 << 20
 
+var methods = []string{"gup", "touch", "uffd", "populate"}
+
 // pair is an initiator on node 0 and a target on node 1.
 type pair struct{ from, to *proxy }
 
@@ -48,7 +50,7 @@ func (p pair) kill() { p.from.kill(); p.to.kill() }
 func TestKilledInMidTransfer(t *testing.T) {
 	w := start(t)
 	b := w.bystander(attachOrder{})
-	for _, method := range []string{"gup", "touch"} {
+	for _, method := range methods {
 		for _, role := range []string{"target", "initiator"} {
 			for i, after := range delays {
 				policy := []string{"p1", "p4", "pa"}[i%3]
@@ -73,7 +75,7 @@ func TestKilledInMidTransfer(t *testing.T) {
 			}
 		}
 	}
-	w.saw(1, "attachments_ended_total", 20)
+	w.saw(1, "attachments_ended_total", 40)
 	b.fine()
 }
 
@@ -84,7 +86,7 @@ func TestStoppedInMidTransfer(t *testing.T) {
 	b := w.bystander(attachOrder{})
 	for i, after := range delays {
 		for _, role := range []string{"target", "initiator"} {
-			method := []string{"gup", "touch"}[i%2]
+			method := methods[i%len(methods)]
 			t.Run(fmt.Sprintf("%s/%s/%v", method, role, after), func(t *testing.T) {
 				w.during(t)
 				p := w.pair(method, "p4")
@@ -134,7 +136,10 @@ func TestMemoryThatChangesInMidTransfer(t *testing.T) {
 			w.during(t)
 			arrived, failed := 0, 0
 			for i, after := range delays {
-				method := []string{"gup", "touch"}[i%2]
+				if c.name == "truncated" && i > 0 {
+					break // it ends by the limit of retransmissions, which takes seconds
+				}
+				method := methods[i%len(methods)]
 				p := w.pair(method, []string{"p1", "p4", "pa"}[i%3])
 				m := p.running(c.kind, after)
 				c.o.ID = "b"
@@ -283,7 +288,7 @@ func TestPIDUsedAgain(t *testing.T) {
 // attaching again works.
 func TestPfdKilled(t *testing.T) {
 	w := start(t)
-	for _, method := range []string{"gup", "touch"} {
+	for _, method := range methods {
 		for i, after := range delays {
 			t.Run(fmt.Sprintf("%s/%v", method, after), func(t *testing.T) {
 				w.during(t)

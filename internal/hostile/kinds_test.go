@@ -53,7 +53,7 @@ func TestMemoryKinds(t *testing.T) {
 			}
 		}},
 	} {
-		for _, method := range []string{"gup", "touch"} {
+		for _, method := range methods {
 			t.Run(c.kind+"/"+method, func(t *testing.T) {
 				w.during(t)
 				if c.skip != nil {

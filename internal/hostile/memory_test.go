@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
 )
 
 // make makes a buffer of a kind. Seed 0 leaves it as it comes, untouched.
@@ -19,7 +20,14 @@ func (a *obedient) make(o order) (r reply, err error) {
 	whole := (size + device.PageSize - 1) &^ (device.PageSize - 1)
 	switch o.Kind {
 	case "anonymous", "": // small pages, so that one fault brings one in
-		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
+		if a.ep != nil && a.ep.Info().Method == rdma.MethodUFFD { // registered
+			b, err := a.ep.Alloc(whole)
+			if err != nil {
+				return r, err
+			}
+			m.b = b.Bytes()
+			a.keep = append(a.keep, b)
+		} else if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
 			_ = unix.Madvise(m.b, unix.MADV_NOHUGEPAGE)
 		}
 	case "shared":

@@ -71,7 +71,7 @@ func TestTargetThatNeverServesItsFaults(t *testing.T) {
 // A process that is stopped holds up its own transfers at most: gup works
 // without it, touch waits for it and goes on when it does.
 func TestStoppedTarget(t *testing.T) {
-	for _, method := range []string{"gup", "touch"} {
+	for _, method := range methods {
 		t.Run(method, func(t *testing.T) {
 			w := start(t)
 			b := w.bystander(attachOrder{})
@@ -82,7 +82,7 @@ func TestStoppedTarget(t *testing.T) {
 			from.buffer("b", "anonymous", 1<<20, 7)
 			target.signal(syscall.SIGSTOP)
 			from.write("x", "b", m.Remote, 1<<20)
-			if method == "gup" {
+			if method == "gup" || method == "uffd" {
 				from.arrives("x")
 			} else {
 				undisturbed(t, b, quiet)

@@ -22,7 +22,7 @@ var levels = map[string]int{
 
 	"gup": 3, "soc": 3, "vfio/user": 3,
 
-	"proc": 2, "netlink": 2, "vfio": 2, "uio": 2,
+	"proc": 2, "netlink": 2, "uffd": 2, "vfio": 2, "uio": 2,
 
 	"mailbox": 1, "packetizer": 1,
 

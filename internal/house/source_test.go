@@ -32,6 +32,7 @@ var unsafeFiles = []string{
 	"proc/syscall_linux.go",
 	"proc/proctest/child_linux.go",
 	"rdma/memory_linux.go",
+	"uffd/ioctl_linux.go",
 	"shadow/tables_linux.go",
 	"vfio/user/sock_linux.go",
 	"workload/buffer.go",
@@ -59,7 +60,7 @@ func TestUnsafeFiles(t *testing.T) {
 
 // linuxPackages are Linux-only by nature; elsewhere the system is reached from
 // files whose names end in _linux.go.
-var linuxPackages = []string{"emu", "proc", "gup", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/suite", "internal/hostile"}
+var linuxPackages = []string{"emu", "proc", "gup", "uffd", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/suite", "internal/hostile"}
 
 func TestSystemCallsStayInTheirPackages(t *testing.T) {
 	_, list := sources(t)

@@ -1,0 +1,139 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/uffd"
+)
+
+// regionsPerUID bounds the userfaultfds that one uid may have pfd serve: each
+// has a goroutine, which a process can make block for good (ours).
+const regionsPerUID = 64
+
+// registrar takes the session's userfaultfds.
+type registrar struct{ s *session }
+
+func (s *session) registrar() []attach.Registrar {
+	if s.regions == nil {
+		return nil
+	}
+	return []attach.Registrar{registrar{s}}
+}
+
+// Register implements attach.Registrar.
+func (r registrar) Register(m attach.Range, fd int) error {
+	d, uid := r.s.d, r.s.uid
+	if r.s.regions.Meets(m.VA, m.VA+device.VA(m.Size)) {
+		return fmt.Errorf("%d bytes at %v: %w", m.Size, m.VA, gup.ErrOverlap)
+	}
+	if !d.regions.take(uid) {
+		return fmt.Errorf("uid %d has %d registered ranges: free some", uid, regionsPerUID)
+	}
+	region, err := uffd.Serve(fd, m.VA, m.Size, func() { d.regions.give(uid) })
+	if err != nil {
+		d.regions.give(uid)
+		return err
+	}
+	r.s.regions.Add(region)
+	return nil
+}
+
+// Unregister implements attach.Registrar.
+func (r registrar) Unregister(m attach.Range) error {
+	return r.s.regions.Remove(m.VA, m.VA+device.VA(m.Size))
+}
+
+// Times of the populate method (ours).
+const (
+	populateSpin    = 20 * time.Microsecond
+	populatePause   = 200 * time.Microsecond // the longest between two looks
+	populateSettle  = 2 * time.Millisecond   // after which what is there is all there will be
+	populatePatient = 100 * time.Millisecond // for the first page
+)
+
+// populatePager has the process page in by itself, and looks at its pages until
+// they are there. It sleeps: it is for a domain's own worker.
+type populatePager struct {
+	p   *proc.Process
+	ask delegate
+}
+
+// PageIn implements fault.Pager.
+func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
+	va = va.Page()
+	fail := func(kind gup.Kind, err error) gup.Result {
+		return gup.Result{Kind: kind, Err: &gup.Error{VA: va, Write: write, Err: err}}
+	}
+	m, err := g.p.Mapping(va)
+	if err != nil {
+		return fail(gup.Minor, err)
+	}
+	if !m.Permits(write) {
+		return fail(gup.Permission, gup.ErrDenied)
+	}
+	var e [gup.MaxPages]proc.Entry
+	pages = m.Clip(va, min(pages, len(e)))
+	if _, err := g.p.Pagemap(va, e[:1]); err != nil {
+		return fail(gup.Minor, err)
+	}
+	kind := gup.Minor
+	switch {
+	case e[0].Present():
+		kind = gup.Permission
+	case e[0].Swapped():
+		kind = gup.Major
+	}
+	// Without a PDID the library pages in and sends nothing (spec/messages.md 3).
+	if err := g.ask.Ask(netlink.Fault{VA: va, Write: write, Pages: uint16(pages)}); err != nil {
+		return fail(kind, errors.Join(gup.ErrNotResident, err))
+	}
+	all := ^uint64(0) >> (64 - uint(pages))
+	before, began := uint64(0), time.Now()
+	for pause, grown := time.Duration(0), began; ; {
+		n, err := g.p.Pagemap(va, e[:pages])
+		if err != nil {
+			return fail(kind, err)
+		}
+		there := uint64(0)
+		for i := range n {
+			if e[i].Present() && (!write || m.Shared || e[i].Private()) {
+				there |= 1 << i
+			}
+		}
+		now := time.Now()
+		if there != before {
+			before, grown = there, now
+		}
+		settled := now.Sub(grown) > populateSettle
+		switch {
+		case settled && there&1 == 0 && e[0].Present() && !e[0].File():
+			// It may stay shared for reasons of the kernel's own: the walk reports
+			// it once (spec/faultpath.md, the walk).
+			there |= 1
+			fallthrough
+		case there == all, settled && there&1 != 0:
+			for i := range pages {
+				if write && !m.Shared && there>>i&1 != 0 {
+					g.p.PagedIn(va+device.VA(i)<<device.PageShift, e[i])
+				}
+			}
+			return gup.Result{Resident: there, Kind: kind}
+		case now.Sub(began) > populatePatient:
+			if _, err := g.p.Mapping(va); err != nil {
+				return fail(kind, err)
+			}
+			return fail(kind, gup.ErrNotResident)
+		}
+		if now.Sub(began) > populateSpin {
+			pause = min(2*pause+5*time.Microsecond, populatePause)
+			time.Sleep(pause)
+		}
+	}
+}

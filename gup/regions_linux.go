@@ -1,0 +1,153 @@
+package gup
+
+import (
+	"errors"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/uffd"
+)
+
+// Regions is a Pager for a process that has handed userfaultfds over: pages of
+// their ranges that have never been there are filled through them, without the
+// process's address space being entered; everything else is the Pager's. It is
+// safe for concurrent use.
+type Regions struct {
+	*Pager
+	p *proc.Process
+
+	mu   sync.Mutex
+	list []*uffd.Region
+}
+
+// NewRegions makes a pager for p, without regions.
+func NewRegions(p *proc.Process) *Regions { return &Regions{Pager: New(p), p: p} }
+
+// Errors of registrations.
+var (
+	ErrOverlap  = errors.New("the range meets one that is registered already")
+	ErrNoRegion = errors.New("no such range is registered")
+)
+
+// Meets tells whether a range meets one that is registered.
+func (g *Regions) Meets(start, end device.VA) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, o := range g.list {
+		if start < o.End && o.Start < end {
+			return true
+		}
+	}
+	return false
+}
+
+// Add adds a region, which is then the pager's to close.
+func (g *Regions) Add(r *uffd.Region) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.list = append(g.list, r)
+}
+
+// Remove closes the region with exactly these bounds.
+func (g *Regions) Remove(start, end device.VA) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i, r := range g.list {
+		if r.Start == start && r.End == end {
+			g.list = slices.Delete(g.list, i, i+1)
+			return r.Close()
+		}
+	}
+	return ErrNoRegion
+}
+
+// Close closes all regions.
+func (g *Regions) Close() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var errs []error
+	for _, r := range g.list {
+		errs = append(errs, r.Close())
+	}
+	g.list = nil
+	return errors.Join(errs...)
+}
+
+func (g *Regions) at(va device.VA) *uffd.Region {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, r := range g.list {
+		if r.Start <= va && va < r.End {
+			return r
+		}
+	}
+	return nil
+}
+
+// PageIn is Pager.PageIn. A page that is there already, or swapped out, is none
+// that a userfaultfd serves (copy-on-write, the zero page): those are the
+// Pager's, whose way does not end at the userfaultfd for them.
+func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
+	va = va.Page()
+	r := g.at(va)
+	if r == nil || pages < 1 || pages > MaxPages {
+		return g.Pager.PageIn(va, pages, write)
+	}
+	m, err := g.p.Mapping(va)
+	switch {
+	case err != nil:
+		return Result{Err: &Error{va, write, err}}
+	case !m.Permits(write):
+		return Result{Kind: Permission, Err: &Error{va, write, ErrDenied}}
+	}
+	pages = min(m.Clip(va, pages), int(uint64(r.End-va)>>device.PageShift))
+	var entries [MaxPages]proc.Entry
+	if _, err := g.p.Pagemap(va, entries[:pages]); err != nil {
+		return Result{Err: &Error{va, write, err}}
+	}
+	if entries[0].Present() || entries[0].Swapped() {
+		// The Pager would enter the address space for all of the range; pages
+		// behind that are missing would wait for the region's own goroutine.
+		n := 1
+		for n < pages && (entries[n].Present() || entries[n].Swapped()) {
+			n++
+		}
+		return g.Pager.PageIn(va, n, write)
+	}
+	_, ferr := r.Fill(va, pages, write)
+	if errors.Is(ferr, uffd.ErrNotRegistered) {
+		return g.Pager.PageIn(va, pages, write) // mapped anew, and nobody's now
+	}
+	n, err := g.p.Pagemap(va, entries[:pages])
+	if err != nil {
+		return Result{Err: &Error{va, write, err}}
+	}
+	var res Result
+	for i, e := range entries[:n] {
+		if e.Present() && (!write || m.Shared || e.Private()) {
+			res.Resident |= 1 << i
+			if write && !m.Shared {
+				g.p.PagedIn(va+device.VA(i)<<device.PageShift, e)
+			}
+		}
+	}
+	if res.Resident&1 == 0 {
+		res.Err = &Error{va, write, g.missing(ferr)}
+	}
+	return res
+}
+
+// missing gives why a page that was to be filled is not there.
+func (g *Regions) missing(err error) error {
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return ErrGone
+	case err != nil:
+		return errors.Join(ErrNotResident, err)
+	}
+	return ErrNotResident
+}

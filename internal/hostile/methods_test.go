@@ -1,0 +1,135 @@
+package hostile
+
+import (
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Every method brings in what was never there, what went again, and what was
+// only read, at either end, and by every policy.
+func TestMethods(t *testing.T) {
+	w := start(t)
+	b := w.bystander(attachOrder{})
+	const size = 1<<20 + 8192
+	for _, method := range methods {
+		for _, policy := range []string{"p1", "p4", "pa"} {
+			t.Run(method+"/"+policy, func(t *testing.T) {
+				w.during(t)
+				p := w.pair(method, policy)
+				p.from.buffer("src", "anonymous", size, 5)
+				m := p.to.buffer("dst", "anonymous", size, 0)
+				once := func(name string, seed uint64) {
+					t.Helper()
+					p.from.must(order{Op: "fill", ID: "src", Seed: seed})
+					p.from.write(name, "src", m.Remote, size)
+					p.from.arrives(name)
+					p.to.holds("dst", seed, 0, size)
+				}
+				before := w.count(1, hw(device.FIFOPush))
+				once("absent", 5)
+				if w.count(1, hw(device.FIFOPush)) == before {
+					t.Error("nothing faulted")
+				}
+				p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED})
+				once("absent again", 6)
+				p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED})
+				p.to.must(order{Op: "check", ID: "dst", Size: size}) // brings the zero page in
+				once("only read", 7)
+				// Every other page.
+				for at := uint64(0); at < size; at += 8192 {
+					p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED, Off: at, Size: 4096})
+				}
+				once("every other", 8)
+				// An absent source is zeros.
+				p.from.must(order{Op: "advise", ID: "src", Advice: unix.MADV_DONTNEED})
+				p.from.write("zeros", "src", m.Remote, size)
+				p.from.arrives("zeros")
+				p.to.holds("dst", 0, 0, size)
+				// What is not mapped, or not permitted, fails with code 2.
+				p.to.must(order{Op: "protect", ID: "dst", Advice: unix.PROT_READ})
+				p.from.write("denied", "src", m.Remote, size)
+				if r := p.from.wait("denied"); r.Code != device.StatusDecode {
+					t.Errorf("read-only memory: %+v", r)
+				}
+				p.to.must(order{Op: "unmap", ID: "dst"})
+				p.from.write("gone", "src", m.Remote, size)
+				if r := p.from.wait("gone"); r.Code != device.StatusDecode {
+					t.Errorf("memory that is not mapped: %+v", r)
+				}
+				p.kill()
+			})
+		}
+	}
+	b.fine()
+}
+
+// Prefetched memory does not fault, and may go again.
+func TestPrefetch(t *testing.T) {
+	w := start(t)
+	for _, method := range methods {
+		w.during(t)
+		p := w.pair(method, "p1")
+		p.from.buffer("src", "anonymous", 1<<20, 5)
+		m := p.to.buffer("dst", "anonymous", 1<<20, 0)
+		p.to.must(order{Op: "prefetch", ID: "dst"})
+		before := w.count(1, hw(device.FIFOPush))
+		p.from.write("x", "src", m.Remote, 1<<20)
+		p.from.arrives("x")
+		if n := w.count(1, hw(device.FIFOPush)) - before; n != 0 {
+			t.Errorf("%s: %d faults in prefetched memory", method, n)
+		}
+		p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED})
+		p.from.write("y", "src", m.Remote, 1<<20)
+		p.from.arrives("y")
+		if w.count(1, hw(device.FIFOPush)) == before {
+			t.Errorf("%s: memory that went does not fault", method)
+		}
+		p.to.holds("dst", 5, 0, 1<<20)
+		if s := p.to.must(order{Op: "stats"}).Stats; s.NumPrefetchesHandled != 1 {
+			t.Errorf("%s: %d prefetches counted", method, s.NumPrefetchesHandled)
+		}
+		if r, err := p.to.do(order{Op: "buffer", ID: "hole", Kind: "hole", Size: 8192}); err != nil || r.Err != "" {
+			t.Fatal(r.Err, err)
+		}
+		if r, _ := p.to.do(order{Op: "prefetch", ID: "hole"}); r.Err == "" {
+			t.Errorf("%s: a prefetch of what is not mapped gave no error", method)
+		}
+		p.kill()
+	}
+}
+
+// Large transfers, and huge pages: absent, present, and split while they are
+// written to.
+func TestLargeTransfers(t *testing.T) {
+	w := start(t)
+	const size = 64 << 20
+	for i, method := range methods {
+		for _, kind := range []string{"anonymous", "huge"} {
+			if kind == "huge" && method != "gup" && method != "touch" {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%s", method, kind), func(t *testing.T) {
+				w.during(t)
+				p := w.pair(method, []string{"pa", "p4"}[i%2])
+				p.from.buffer("src", kind, size, 3)
+				m := p.to.buffer("dst", kind, size, 0)
+				for _, seed := range []uint64{3, 4} { // absent, then present
+					p.from.must(order{Op: "fill", ID: "src", Seed: seed})
+					p.from.write("x", "src", m.Remote, size)
+					if kind == "huge" {
+						for at := uint64(4096); at < size; at += 8 << 20 {
+							p.to.must(order{Op: "protect", ID: "dst", Off: at, Size: 4096, Advice: unix.PROT_READ | unix.PROT_WRITE | unix.PROT_EXEC})
+						}
+					}
+					p.from.arrives("x")
+					p.to.holds("dst", seed, 0, size)
+				}
+				p.kill()
+			})
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package uffd
+
+import (
+	"structs"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Structures and numbers of include/uapi/linux/userfaultfd.h. This file holds
+// the package's unsafe pointers.
+type (
+	apiArg struct {
+		_                     structs.HostLayout
+		api, features, ioctls uint64
+	}
+	rangeArg struct {
+		_          structs.HostLayout
+		start, len uint64
+	}
+	registerArg struct {
+		_                   structs.HostLayout
+		start, len          uint64
+		mode, ioctlsOfRange uint64
+	}
+	copyArg struct {
+		_             structs.HostLayout
+		dst, src, len uint64
+		mode          uint64
+		copied        int64 // out: bytes, or -errno
+	}
+	zeroArg struct {
+		_                structs.HostLayout
+		start, len, mode uint64
+		zeroed           int64 // out: bytes, or -errno
+	}
+)
+
+const (
+	uffdAPI      = 0xaa // UFFD_API, and the ioctls' type
+	iocReadWrite = 3 << 30
+	iocRead      = 2 << 30
+
+	ioctlAPI      = iocReadWrite | unsafe.Sizeof(apiArg{})<<16 | uffdAPI<<8 | 0x3f
+	ioctlRegister = iocReadWrite | unsafe.Sizeof(registerArg{})<<16 | uffdAPI<<8 | 0x00
+	ioctlWake     = iocRead | unsafe.Sizeof(rangeArg{})<<16 | uffdAPI<<8 | 0x02
+	ioctlCopy     = iocReadWrite | unsafe.Sizeof(copyArg{})<<16 | uffdAPI<<8 | 0x03
+	ioctlZero     = iocReadWrite | unsafe.Sizeof(zeroArg{})<<16 | uffdAPI<<8 | 0x04
+	// ioctlNew is USERFAULTFD_IOC_NEW of /dev/userfaultfd.
+	ioctlNew = uffdAPI<<8 | 0x00
+
+	userModeOnly   = 1      // UFFD_USER_MODE_ONLY
+	modeMissing    = 1 << 0 // UFFDIO_REGISTER_MODE_MISSING
+	eventPagefault = 0x12   // UFFD_EVENT_PAGEFAULT
+	flagWrite      = 1 << 0 // UFFD_PAGEFAULT_FLAG_WRITE
+
+	// struct uffd_msg: event, then for a page fault flags and address.
+	msgSize    = 32
+	msgFlags   = 8
+	msgAddress = 16
+)
+
+func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg)); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func handshake(fd int) error {
+	return ioctl(fd, ioctlAPI, unsafe.Pointer(&apiArg{api: uffdAPI}))
+}
+
+func register(fd int, va, size uint64) error {
+	return ioctl(fd, ioctlRegister, unsafe.Pointer(&registerArg{start: va, len: size, mode: modeMissing}))
+}
+
+func wake(fd int, va, size uint64) error {
+	return ioctl(fd, ioctlWake, unsafe.Pointer(&rangeArg{start: va, len: size}))
+}
+
+// copyZeros gives how many bytes were filled before the first page that was not.
+func copyZeros(fd int, va uint64, from []byte) (int, error) {
+	a := copyArg{dst: va, src: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(from)))), len: uint64(len(from))}
+	err := ioctl(fd, ioctlCopy, unsafe.Pointer(&a))
+	return int(max(a.copied, 0)), err
+}
+
+func zero(fd int, va, size uint64) (int, error) {
+	a := zeroArg{start: va, len: size}
+	err := ioctl(fd, ioctlZero, unsafe.Pointer(&a))
+	return int(max(a.zeroed, 0)), err
+}
+
+func open(flags int) (int, error) {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, uintptr(flags), 0, 0)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(fd), nil
+}
+
+func openDevice(flags int) (int, error) {
+	dev, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(dev)
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(dev), ioctlNew, uintptr(flags))
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(fd), nil
+}

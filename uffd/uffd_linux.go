@@ -1,0 +1,200 @@
+package uffd
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Errors.
+var (
+	// ErrForbidden says that the kernel gives this user no userfaultfd; the text
+	// names the settings in the way.
+	ErrForbidden = errors.New("no userfaultfd for this user")
+	// ErrNotOne says that a descriptor is no userfaultfd.
+	ErrNotOne = errors.New("not a userfaultfd")
+	// ErrNotRegistered says that no memory there is the descriptor's (any more).
+	ErrNotRegistered = errors.New("memory is not registered with the userfaultfd")
+)
+
+const settings = "vm.unprivileged_userfaultfd=1, or the right to open /dev/userfaultfd (setfacl -m u:USER:rw), or CAP_SYS_PTRACE"
+
+// Open makes a userfaultfd of this process, in full mode where the kernel lets
+// it: by privilege or sysctl, else by /dev/userfaultfd. full false: it serves
+// faults of user code only, and a system call on an absent page of registered
+// memory fails with EFAULT. Without any the error matches ErrForbidden.
+func Open() (fd int, full bool, err error) {
+	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
+	full = true
+	if fd, err = open(flags); err != nil {
+		if fd, err = openDevice(flags); err != nil {
+			full = false
+			fd, err = open(flags | userModeOnly)
+		}
+	}
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return -1, false, fmt.Errorf("%w: %w: it needs %s", ErrForbidden, os.NewSyscallError("userfaultfd", err), settings)
+	case errors.Is(err, unix.ENOSYS):
+		return -1, false, fmt.Errorf("%w: this kernel has none (CONFIG_USERFAULTFD): %w", ErrForbidden, err)
+	case err != nil:
+		return -1, false, os.NewSyscallError("userfaultfd", err)
+	}
+	if err := handshake(fd); err != nil {
+		return -1, false, errors.Join(os.NewSyscallError("UFFDIO_API", err), unix.Close(fd))
+	}
+	return fd, full, nil
+}
+
+// Register has missing pages of whole pages of this process's memory served by
+// fd. Memory that is there stays.
+func Register(fd int, va device.VA, size uint64) error {
+	if err := register(fd, uint64(va), size); err != nil {
+		return fmt.Errorf("registering %d bytes at %v: %w", size, va, os.NewSyscallError("UFFDIO_REGISTER", err))
+	}
+	return nil
+}
+
+// Region is registered memory, and the descriptor that serves it.
+type Region struct {
+	Start, End device.VA
+	f          *os.File
+	raw        syscall.RawConn
+	done       chan struct{}
+}
+
+// zeros gives memory of zeros that is never written: 64 pages, one slice's.
+var zeros = sync.OnceValues(func() ([]byte, error) {
+	return unix.Mmap(-1, 0, maxFill, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+})
+
+// maxFill is what one call fills at most, bytes.
+const maxFill = 64 * device.PageSize
+
+// Serve takes over fd, which another process has made and registered, and serves
+// the faults of that process's own threads from then on: one goroutine, which
+// waits for nothing else. ended is called when it has ended; it may be nil. With
+// an error fd stays the caller's.
+func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
+	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil || name != "anon_inode:[userfaultfd]" {
+		return nil, fmt.Errorf("%w: descriptor %q", ErrNotOne, name)
+	}
+	// A blocking one would be polled as broken.
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, os.NewSyscallError("fcntl O_NONBLOCK", err)
+	}
+	r := &Region{Start: va, End: va + device.VA(size), f: os.NewFile(uintptr(fd), "userfaultfd"), done: make(chan struct{})}
+	if r.raw, err = r.f.SyscallConn(); err != nil {
+		return nil, fmt.Errorf("serving a userfaultfd: %w", err)
+	}
+	go func() {
+		defer close(r.done)
+		if ended != nil {
+			defer ended()
+		}
+		r.serve()
+	}()
+	return r, nil
+}
+
+// Close gives the descriptor up. Threads that wait go on with zeros, which is
+// what memory holds that was never written.
+func (r *Region) Close() error { return r.f.Close() }
+
+// retryPause is how long a fault is parked while its mapping changes (EAGAIN).
+const retryPause = 100 * time.Microsecond
+
+func (r *Region) serve() {
+	var buf [16 * msgSize]byte
+	for {
+		n := 0
+		err := r.raw.Read(func(fd uintptr) bool {
+			var rerr error
+			for {
+				n, rerr = unix.Read(int(fd), buf[:])
+				if !errors.Is(rerr, unix.EINTR) {
+					break
+				}
+			}
+			return !errors.Is(rerr, unix.EAGAIN)
+		})
+		if err != nil || n <= 0 {
+			return // closed, or the process is gone
+		}
+		for m := buf[:n]; len(m) >= msgSize; m = m[msgSize:] {
+			if m[0] != eventPagefault {
+				continue // none is asked for
+			}
+			at := device.VA(binary.NativeEndian.Uint64(m[msgAddress:])).Page()
+			write := binary.NativeEndian.Uint64(m[msgFlags:])&flagWrite != 0
+			for {
+				_, err := r.Fill(at, 1, write)
+				if errors.Is(err, unix.EAGAIN) {
+					time.Sleep(retryPause)
+					continue
+				}
+				// Whatever there is now: the thread looks again.
+				_ = r.control(func(fd int) error { return wake(fd, uint64(at), device.PageSize) })
+				break
+			}
+		}
+	}
+}
+
+// control calls f with the descriptor, which stays open meanwhile.
+func (r *Region) control(f func(fd int) error) error {
+	var err error
+	if cerr := r.raw.Control(func(fd uintptr) { err = f(int(fd)) }); cerr != nil {
+		return fmt.Errorf("serving a userfaultfd: %w", cerr)
+	}
+	return err
+}
+
+// Fill makes pages from va on present, at most 64, that have never been there:
+// to be written, pages of their own; to be read, the shared page of zeros. Pages
+// that are there stay as they are. It gives how many pages it looked at before
+// an error: ErrNotRegistered, EAGAIN while the mapping changes, ESRCH when the
+// process is gone.
+func (r *Region) Fill(va device.VA, pages int, write bool) (int, error) {
+	z, err := zeros()
+	if err != nil {
+		return 0, fmt.Errorf("memory of zeros: %w", err)
+	}
+	size := min(pages*device.PageSize, maxFill)
+	at := 0
+	err = r.control(func(fd int) error {
+		for at < size {
+			var n int
+			var err error
+			if write {
+				n, err = copyZeros(fd, uint64(va)+uint64(at), z[:size-at])
+			} else if n, err = zero(fd, uint64(va)+uint64(at), uint64(size-at)); errors.Is(err, unix.EINVAL) {
+				// Memory that has no zero page: a file's.
+				n, err = copyZeros(fd, uint64(va)+uint64(at), z[:size-at])
+			}
+			at += n
+			switch {
+			case err == nil:
+			case errors.Is(err, unix.EEXIST):
+				at += device.PageSize // somebody was first
+			case errors.Is(err, unix.EAGAIN) && n > 0: // short: go on
+			case errors.Is(err, unix.ENOENT):
+				return ErrNotRegistered
+			default:
+				return err
+			}
+		}
+		return nil
+	})
+	return at / device.PageSize, err
+}

@@ -1,0 +1,120 @@
+package uffd
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Sizes and offsets of include/uapi/linux/userfaultfd.h; the numbers are what
+// strace prints for the same calls in C.
+func TestLayout(t *testing.T) {
+	for name, pair := range map[string][2]uintptr{
+		"uffdio_api":      {unsafe.Sizeof(apiArg{}), 24},
+		"uffdio_range":    {unsafe.Sizeof(rangeArg{}), 16},
+		"uffdio_register": {unsafe.Sizeof(registerArg{}), 32},
+		"uffdio_copy":     {unsafe.Sizeof(copyArg{}), 40},
+		"copied":          {unsafe.Offsetof(copyArg{}.copied), 32},
+		"uffdio_zeropage": {unsafe.Sizeof(zeroArg{}), 32},
+		"zeroed":          {unsafe.Offsetof(zeroArg{}.zeroed), 24},
+		"UFFDIO_API":      {ioctlAPI, 0xc018aa3f},
+		"UFFDIO_REGISTER": {ioctlRegister, 0xc020aa00},
+		"UFFDIO_WAKE":     {ioctlWake, 0x8010aa02},
+		"UFFDIO_COPY":     {ioctlCopy, 0xc028aa03},
+		"UFFDIO_ZEROPAGE": {ioctlZero, 0xc020aa04},
+	} {
+		if pair[0] != pair[1] {
+			t.Errorf("%s is %#x, want %#x", name, pair[0], pair[1])
+		}
+	}
+}
+
+// region makes registered memory of this process and serves it.
+func region(t *testing.T, pages int) (*Region, []byte) {
+	t.Helper()
+	fd, full, err := Open()
+	if errors.Is(err, ErrForbidden) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("full mode: %v", full)
+	b, err := unix.Mmap(-1, 0, pages*device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(b) })
+	at := device.VA(uintptr(unsafe.Pointer(&b[0])))
+	if err := Register(fd, at, uint64(len(b))); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	r, err := Serve(fd, at, uint64(len(b)), func() { close(ended) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		<-ended
+	})
+	return r, b
+}
+
+func there(t *testing.T, b []byte) (n int) {
+	t.Helper()
+	vec := make([]byte, len(b)/device.PageSize)
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&vec[0]))); errno != 0 {
+		t.Fatal(errno)
+	}
+	for _, v := range vec {
+		n += int(v & 1)
+	}
+	return n
+}
+
+// Pages that are missing are filled, those that are there keep their bytes.
+func TestFill(t *testing.T) {
+	r, b := region(t, 100)
+	// Written through a system call: a goroutine must not wait for its own
+	// process (doc.go of package rdma, Register).
+	if err := unix.Madvise(b[5*4096:6*4096], unix.MADV_POPULATE_WRITE); err != nil {
+		t.Fatal(err)
+	}
+	b[5*4096] = 9
+	if n, err := r.Fill(r.Start, 64, true); n != 64 || err != nil {
+		t.Errorf("filled %d, %v", n, err)
+	}
+	if n := there(t, b); n != 64 {
+		t.Errorf("%d pages are there, want 64", n)
+	}
+	if b[5*4096] != 9 || b[0] != 0 {
+		t.Errorf("bytes %d and %d", b[5*4096], b[0])
+	}
+	if n, err := r.Fill(r.Start+64<<device.PageShift, 36, false); n != 36 || err != nil {
+		t.Errorf("filled %d to be read, %v", n, err)
+	}
+	if n, err := r.Fill(r.End, 1, true); !errors.Is(err, ErrNotRegistered) {
+		t.Errorf("behind the end: %d, %v", n, err)
+	}
+}
+
+func TestServeRefuses(t *testing.T) {
+	f, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, fd := range []int{int(f.Fd()), -1} {
+		if _, err := Serve(fd, 4096, 4096, nil); !errors.Is(err, ErrNotOne) {
+			t.Errorf("descriptor %d: %v", fd, err)
+		}
+	}
+}

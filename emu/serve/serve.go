@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -194,7 +195,7 @@ func (m *Machine) Run(ctx context.Context, dir string, ready func()) error {
 			}
 		})
 	}
-	if ready != nil {
+	if m.listening(ctx, dir) && ready != nil {
 		ready()
 	}
 	all.Wait()
@@ -204,6 +205,25 @@ func (m *Machine) Run(ctx context.Context, dir string, ready func()) error {
 		out = errors.Join(out, err)
 	}
 	return out
+}
+
+// listening waits until all sockets are there, or ctx ends (false).
+func (m *Machine) listening(ctx context.Context, dir string) bool {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for _, n := range m.nodes {
+		for {
+			if _, err := os.Lstat(SocketPath(dir, n.index)); err == nil {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return false
+			case <-tick.C:
+			}
+		}
+	}
+	return true
 }
 
 // Close gives back what New made. The machine must not run.

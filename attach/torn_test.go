@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -14,7 +15,7 @@ import (
 func TestDescriptorIsNotTorn(t *testing.T) {
 	p := testPages(t)
 	p.SetDone(0, device.DoneCompleted, 0, 0)
-	const rounds = 200_000
+	const rounds = 20_000
 	var taken atomic.Uint64
 	done := make(chan struct{})
 	go func() {
@@ -24,6 +25,7 @@ func TestDescriptorIsNotTorn(t *testing.T) {
 				Src: device.VA(i), Dst: device.VA(i), Notify: device.VA(i), First: i, Last: i, Size: uint32(i), DstPDID: device.PDID(i),
 			})
 			for taken.Load() != i {
+				runtime.Gosched()
 			}
 		}
 	}()

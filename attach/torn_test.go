@@ -15,7 +15,7 @@ import (
 func TestDescriptorIsNotTorn(t *testing.T) {
 	p := testPages(t)
 	p.SetDone(0, device.DoneCompleted, 0, 0)
-	const rounds = 20_000
+	const rounds = 2000
 	var taken atomic.Uint64
 	done := make(chan struct{})
 	go func() {

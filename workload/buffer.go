@@ -28,16 +28,17 @@ const (
 // The data begin at an offset from a 16 KiB boundary, since blocks are cut
 // there (spec/hardware.md 1).
 type buffer struct {
-	request prepare
-	mapped  unsafe.Pointer // what was mapped, 16 KiB more than the area
-	length  uintptr
-	area    []byte // from the front guard on
-	data    uint64 // first byte of the data in the area
-	hole    span   // bytes of the area that are not mapped any more
-	child   *child // of COW
-	sharer  sharer // takes the memory; nil: the device reaches any
-	shared  bool   // it has it
-	fd      int    // of the memory, with a sharer
+	request    prepare
+	mapped     unsafe.Pointer // what was mapped, 16 KiB more than the area
+	length     uintptr
+	area       []byte       // from the front guard on
+	data       uint64       // first byte of the data in the area
+	hole       span         // bytes of the area that are not mapped any more
+	child      *child       // of COW
+	unregister func() error // of a userfaultfd, nil none
+	sharer     sharer       // takes the memory; nil: the device reaches any
+	shared     bool         // it has it
+	fd         int          // of the memory, with a sharer
 }
 
 type span struct{ from, to uint64 }
@@ -142,6 +143,14 @@ func (b *buffer) fill() error {
 		if err := unix.Mprotect(b.area, unix.PROT_READ); err != nil {
 			return fmt.Errorf("mprotect: %w", err)
 		}
+	case Pinned:
+		if err := unix.Mlock(b.area); errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("%w: locking %d bytes: %w: raise RLIMIT_MEMLOCK (ulimit -l)", ErrSkipped, len(b.area), err)
+		} else if err != nil {
+			return fmt.Errorf("mlock: %w", err)
+		}
+	case Swapped:
+		return b.swapOut()
 	case Unmapped:
 		from, to := b.data/pageSize*pageSize, roundUp(b.data+b.request.Size, pageSize)
 		if to == from { // no bytes at all: leave a hole where they would start
@@ -153,6 +162,36 @@ func (b *buffer) fill() error {
 		b.hole = span{from, to}
 	}
 	return nil
+}
+
+// pageOuts is how often the kernel is asked to page a buffer out: it leaves pages
+// that it has at hand just then.
+const pageOuts = 20
+
+// swapOut has the buffer's pages go to swap, and makes sure that they have:
+// without swap the kernel says yes and leaves them (spec/faultpath.md).
+func (b *buffer) swapOut() error {
+	if b.sharer != nil {
+		return fmt.Errorf("%w: a buffer in state swapped: memory of a memfd is shared with pfd, which has it mapped too", ErrSkipped)
+	}
+	pages, err := openPagemap()
+	if err != nil {
+		return err
+	}
+	defer pages.close()
+	for range pageOuts {
+		if err := unix.Madvise(b.area, unix.MADV_PAGEOUT); err != nil {
+			return fmt.Errorf("MADV_PAGEOUT: %w", err)
+		}
+		n, err := pages.swapped(b.area)
+		if err != nil {
+			return err
+		}
+		if n == len(b.area)/pageSize {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: state swapped: the kernel does not page the buffer out: add swap (swapon), or room in it, and let the memory cgroup use it", ErrSkipped)
 }
 
 // share lets the device reach the buffer as its state permits: the guards too, so
@@ -181,6 +220,10 @@ func (b *buffer) addr() device.VA {
 // close ends the child and unmaps the area. It may be called twice.
 func (b *buffer) close() error {
 	var errs []error
+	if b.unregister != nil {
+		errs = append(errs, b.unregister())
+		b.unregister = nil
+	}
 	if b.child != nil {
 		errs = append(errs, b.child.close())
 		b.child = nil

@@ -33,7 +33,14 @@ func (p *pagemap) close() error {
 
 // resident counts the pages of b, whole pages, that hold something: bit 63
 // present, bit 62 swapped out.
-func (p *pagemap) resident(b []byte) (int, error) {
+func (p *pagemap) resident(b []byte) (int, error) { return p.count(b, 3) }
+
+// swapped counts the pages of b, whole pages, that are in swap: bit 62.
+func (p *pagemap) swapped(b []byte) (int, error) { return p.count(b, 1) }
+
+// count counts the pages of b of whose entries' top two bits some of mask are
+// set.
+func (p *pagemap) count(b []byte, mask uint64) (int, error) {
 	first := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) / pageSize
 	count := 0
 	for n := uint64(len(b) / pageSize); n > 0; {
@@ -42,7 +49,7 @@ func (p *pagemap) resident(b []byte) (int, error) {
 			return 0, fmt.Errorf("residency of own pages: %w", err)
 		}
 		for i := 0; i < len(entries); i += 8 {
-			if binary.NativeEndian.Uint64(entries[i:])>>62 != 0 {
+			if binary.NativeEndian.Uint64(entries[i:])>>62&mask != 0 {
 				count++
 			}
 		}

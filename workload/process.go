@@ -38,6 +38,12 @@ type sharer interface {
 	unshare(va device.VA, size uint64) error
 }
 
+// registrar is an endpoint that has missing pages of buffers filled by a
+// userfaultfd. It gives how to take a buffer back; nil: there is nothing to do.
+type registrar interface {
+	register(area []byte) (unregister func() error, err error)
+}
+
 // transfer is one transfer underway.
 type transfer interface {
 	// poll tells whether the transfer is over, and why it failed.
@@ -159,7 +165,7 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		err = fmt.Errorf("no such order: %q", o.Op)
 	}
 	if err != nil {
-		r.Error = err.Error()
+		r.Error, r.Skipped = err.Error(), errors.Is(err, ErrSkipped)
 	}
 	return r
 }
@@ -207,6 +213,11 @@ func (p *process) prepare(order prepare) (string, error) {
 	}
 	if err != nil {
 		return "", err
+	}
+	if r, ok := p.endpoint.(registrar); ok && order.State != Unmapped {
+		if p.buffer.unregister, err = r.register(p.buffer.area); err != nil {
+			return "", err
+		}
 	}
 	return p.endpoint.export(p.buffer.addr(), order.Size)
 }

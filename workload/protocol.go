@@ -60,6 +60,7 @@ type writeOrder struct {
 // do what it was told; that a transfer failed is no such error.
 type reply struct {
 	Error    string   `json:"error,omitempty"`
+	Skipped  bool     `json:"skipped,omitempty"` // the machine cannot do it: ErrSkipped
 	Attached attached `json:"attached,omitzero"`
 	Remote   string   `json:"remote,omitempty"`
 	Outcome  outcome  `json:"outcome,omitzero"`

@@ -34,9 +34,35 @@ func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
 	return &rdmaEndpoint{ep}, nil
 }
 
-func (e *rdmaEndpoint) slot() int     { return e.ep.Info().Slot }
-func (e *rdmaEndpoint) pages() uint64 { return e.ep.Stats().NumPageFaultPages }
-func (e *rdmaEndpoint) close() error  { return e.ep.Close() }
+func (e *rdmaEndpoint) slot() int { return e.ep.Info().Slot }
+
+// pages counts what pfd does not: under method populate it does, since it sends
+// the requests for retransmission.
+func (e *rdmaEndpoint) pages() uint64 {
+	if e.ep.Info().Method == rdma.MethodPopulate {
+		return 0
+	}
+	return e.ep.Stats().NumPageFaultPages
+}
+
+// register implements registrar: under method uffd.
+func (e *rdmaEndpoint) register(area []byte) (func() error, error) {
+	if e.ep.Info().Method != rdma.MethodUFFD {
+		return nil, nil
+	}
+	if err := e.ep.Register(area); err != nil {
+		return nil, err
+	}
+	return func() error {
+		err := e.ep.Unregister(area)
+		if errors.Is(err, rdma.ErrGone) || errors.Is(err, rdma.ErrClosed) {
+			return nil // what is over has let it go
+		}
+		return err
+	}, nil
+}
+
+func (e *rdmaEndpoint) close() error { return e.ep.Close() }
 
 func (e *rdmaEndpoint) sharer() sharer {
 	if e.ep.Info().SVA() {

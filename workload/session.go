@@ -109,6 +109,12 @@ func nodeID(nodes []control.Node, index int) (uint32, error) {
 	return 0, fmt.Errorf("%w: node %d: this pfd has %d, counted from 0 (pfd --nodes)", ErrNode, index, len(nodes))
 }
 
+// skipped is what a test process says that the machine cannot do.
+type skipped struct{ text string }
+
+func (s *skipped) Error() string        { return s.text }
+func (s *skipped) Is(target error) bool { return target == ErrSkipped }
+
 // groupName gives a group to the session alone.
 func groupName() (string, error) {
 	var b [6]byte
@@ -328,6 +334,9 @@ func (p *peer) receive() (reply, error) {
 		return r, p.gone(err)
 	}
 	if r.Error != "" {
+		if r.Skipped {
+			return r, &skipped{p.name + ": " + r.Error}
+		}
 		return r, fmt.Errorf("%s: %w", p.name, errors.New(r.Error))
 	}
 	return r, nil

@@ -17,12 +17,17 @@ const (
 	ReadOnly  State = "readonly"  // present, then made read-only
 	Unmapped  State = "unmapped"  // addresses at which nothing is mapped
 	Alternate State = "alternate" // every second page written, the others never touched
+	Pinned    State = "pinned"    // present and locked: pages cannot go (mlock(2))
+	Swapped   State = "swapped"   // written, then paged out to swap
 )
 
-var states = []State{Absent, Present, COW, ReadOnly, Unmapped, Alternate}
+var states = []State{Absent, Present, COW, ReadOnly, Unmapped, Alternate, Pinned, Swapped}
 
 // ErrRequest says that a request cannot be carried out as it is written.
 var ErrRequest = errors.New("wrong request")
+
+// ErrSkipped says that this machine cannot do what was asked for.
+var ErrSkipped = errors.New("not possible on this machine")
 
 // ParseState gives the state of a name.
 func ParseState(s string) (State, error) {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/workload"
 )
 
 // Exit codes (spec/api.md, "exanetctl").
@@ -71,7 +72,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, control.ErrNoDaemon):
 		return exitNoDaemon
-	case errors.Is(err, errSkipped):
+	case errors.Is(err, errSkipped), errors.Is(err, workload.ErrSkipped):
 		return exitSkipped
 	}
 	return exitFailed

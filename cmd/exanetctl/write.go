@@ -78,7 +78,9 @@ are made anew, in the states asked for; after each every byte of both is
 checked, and of the guards around them.
 
 States of a buffer: absent (never touched), present, cow (present, shared with
-a forked child), readonly, unmapped, alternate (every second page present).
+a forked child), readonly, unmapped, alternate (every second page present),
+pinned (present and locked), swapped (paged out to swap; exit code 4 where the
+machine has none).
 Sizes take a unit: B, KiB, MiB, GiB, kB, MB, GB; without one they are bytes.
 
 The exit code is 1 when a transfer failed or a byte was wrong. With -o json the

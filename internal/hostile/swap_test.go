@@ -1,0 +1,108 @@
+package hostile
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// zramSwap makes a compressed disk in memory and swaps to it until the test
+// ends.
+func zramSwap(t *testing.T, size string) {
+	t.Helper()
+	needRoot(t, "making swap")
+	const control = "/sys/class/zram-control/"
+	text, err := os.ReadFile(control + "hot_add") // reading makes one
+	if err != nil {
+		t.Skipf("this kernel has no zram: %v", err)
+	}
+	id := strings.TrimSpace(string(text))
+	dev, dir := "/dev/zram"+id, "/sys/block/zram"+id+"/"
+	swapping := false
+	t.Cleanup(func() {
+		if swapping {
+			if err := swapoff(dev); err != nil {
+				t.Errorf("swapoff %s: %v", dev, err)
+			}
+		}
+		if err := os.WriteFile(dir+"reset", []byte("1"), 0); err != nil {
+			t.Error(err)
+		}
+		if err := os.WriteFile(control+"hot_remove", []byte(id), 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.WriteFile(dir+"disksize", []byte(size), 0); err != nil {
+		t.Fatal(err)
+	}
+	mkswap, err := exec.LookPath("mkswap")
+	if err != nil {
+		t.Skip("no mkswap")
+	}
+	if out, err := exec.Command(mkswap, dev).CombinedOutput(); err != nil {
+		t.Fatalf("mkswap: %v: %s", err, out)
+	}
+	if err := swapon(dev); err != nil {
+		t.Skipf("swapon %s: %v", dev, err)
+	}
+	swapping = true
+}
+
+func swapon(path string) error  { return swap(unix.SYS_SWAPON, path) }
+func swapoff(path string) error { return swap(unix.SYS_SWAPOFF, path) }
+
+func swap(call uintptr, path string) error {
+	p, err := unix.BytePtrFromString(path)
+	if err != nil {
+		return err
+	}
+	if _, _, errno := unix.Syscall(call, ptr(p), 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// Swapped-out pages come in from swap, at either end, and count as major;
+// another domain does not notice.
+func TestSwappedMemory(t *testing.T) {
+	zramSwap(t, "256M")
+	w := start(t)
+	b := w.bystander(attachOrder{})
+	quiet := b.p99()
+	const size = 16 << 20
+	for _, method := range methods {
+		t.Run(method, func(t *testing.T) {
+			w.during(t)
+			p := w.pair(method, "pa")
+			p.from.buffer("src", "anonymous", size, 5)
+			m := p.to.buffer("dst", "anonymous", size, 6)
+			out := func(p *proxy, id string) {
+				t.Helper()
+				w.until("the buffer is swapped out", func() bool {
+					p.must(order{Op: "advise", ID: id, Advice: unix.MADV_PAGEOUT})
+					for _, e := range p.must(order{Op: "pagemap", ID: id}).Bits {
+						if e>>62&1 == 0 {
+							return false
+						}
+					}
+					return true
+				})
+			}
+			before := w.count(1, "faults_major_total") + w.count(0, "faults_major_total")
+			out(p.to, "dst")
+			out(p.from, "src")
+			p.from.write("x", "src", m.Remote, size)
+			undisturbed(t, b, quiet)
+			p.from.arrives("x")
+			p.to.holds("dst", 5, 0, size)
+			if n := w.count(1, "faults_major_total") + w.count(0, "faults_major_total"); n == before && method != "touch" {
+				t.Error("no major fault was counted")
+			}
+			p.kill()
+		})
+	}
+	b.fine()
+}

@@ -21,7 +21,7 @@ func (n *node) Serve(ctx context.Context, h device.Handler) error {
 	if l == nil {
 		return fmt.Errorf("node %d: %w", n.index, device.ErrGone)
 	}
-	n.m.post(func() { n.handler = h })
+	n.m.post(func() { n.handler = h; n.deliver() })
 	var err error
 	select {
 	case <-ctx.Done():

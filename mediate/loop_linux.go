@@ -84,9 +84,20 @@ func (m *Machine) vector(fd int) {
 			case e != fd:
 			case v == device.VectorDone:
 				n.raised = true
-			case n.handler != nil:
-				n.handler.Interrupt(v)
+			default:
+				n.pending |= 1 << v
+				n.deliver()
 			}
+		}
+	}
+}
+
+// deliver gives the driver the vectors that came; they wait for one.
+func (n *node) deliver() {
+	for v := 0; n.handler != nil && n.pending != 0; v++ {
+		if n.pending>>v&1 != 0 {
+			n.pending &^= 1 << v
+			n.handler.Interrupt(v)
 		}
 	}
 }

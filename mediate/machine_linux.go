@@ -78,7 +78,8 @@ type node struct {
 	handler device.Handler
 	slots   [device.Slots]*slot
 	workers [device.Slots + 1]worker
-	raised  bool // vector 3 came and its cause was not cleared yet
+	pending uint32 // vectors that came and were not delivered yet
+	raised  bool   // vector 3 came and its cause was not cleared yet
 
 	link atomic.Pointer[link] // nil: the device is gone
 }
@@ -242,7 +243,7 @@ func (l *link) invalidate(slot int, va device.VA, pages int) error {
 func (n *node) down(l *link) {
 	if n.link.CompareAndSwap(l, nil) {
 		n.m.log.Warn("the device is gone", "node", n.index, "why", l.fn.Err())
-		n.raised = false
+		n.raised, n.pending = false, 0
 		close(l.gone)
 		l.close()
 	}

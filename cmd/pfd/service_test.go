@@ -1,0 +1,294 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/sim"
+)
+
+// log is the standard error of a pfd that is looked at while it runs.
+type log struct {
+	t   *testing.T
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+// waitFor waits until the log has a text, and gives all of the log.
+func (l *log) waitFor(text string) string {
+	l.t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		l.mu.Lock()
+		s := l.buf.String()
+		l.mu.Unlock()
+		if strings.Contains(s, text) {
+			return s
+		}
+		if time.Now().After(deadline) {
+			l.t.Fatalf("the log never has %q:\n%s", text, s)
+		}
+	}
+}
+
+// startWith starts a pfd whose standard error goes to w.
+func startWith(t *testing.T, w io.Writer, args ...string) *pfd {
+	t.Helper()
+	p := &pfd{t: t, cmd: exec.Command(os.Args[0], args...), done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), childEnv+"=1")
+	p.cmd.Stderr = w
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = p.cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	})
+	return p
+}
+
+func (p *pfd) signal(s os.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A file has the flags' keys, the command line wins, SIGHUP takes over what it
+// can and says what it cannot.
+func TestConfigurationFile(t *testing.T) {
+	for _, lang := range []struct{ ext, line string }{{".toml", "%s = %s\n"}, {".yaml", "%s: %s\n"}} {
+		t.Run(lang.ext, func(t *testing.T) {
+			dir := t.TempDir()
+			socket, file := filepath.Join(dir, "s"), filepath.Join(dir, "pfd"+lang.ext)
+			text := func(kv ...string) string {
+				var b strings.Builder
+				for i := 0; i < len(kv); i += 2 {
+					fmt.Fprintf(&b, lang.line, kv[i], kv[i+1])
+				}
+				return b.String()
+			}
+			writeFile(t, file, text("nodes", "3", "socket", `"`+socket+`"`, "timeout-us", "5000", "guard-us", "60000"))
+			l := &log{t: t}
+			p := startWith(t, l, "--config", file, "--guard-us", "70000")
+			if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 5000 || s.GuardUS != 70000 {
+				t.Errorf("status %+v", s)
+			}
+
+			writeFile(t, file, text("nodes", "4", "socket", `"`+socket+`"`, "timeout-us", "6000", "log-level", `"debug"`))
+			p.signal(syscall.SIGHUP)
+			s := l.waitFor("configuration reloaded")
+			if !strings.Contains(s, "only when pfd is started anew") || !strings.Contains(s, "keys=[nodes]") || !strings.Contains(s, "timeout-us") {
+				t.Errorf("the log says\n%s", s)
+			}
+			if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 6000 || s.GuardUS != 70000 {
+				t.Errorf("status after SIGHUP %+v", s)
+			}
+
+			// A file that cannot be read changes nothing.
+			writeFile(t, file, text("nodes", "4", "timeouts", "1"))
+			p.signal(syscall.SIGHUP)
+			if s := l.waitFor("not reloaded"); !strings.Contains(s, file+":2") || !strings.Contains(s, "timeouts") {
+				t.Errorf("the log says\n%s", s)
+			}
+			if s := p.ready(socket); s.TimeoutUS != 6000 {
+				t.Errorf("status after a bad file %+v", s)
+			}
+			p.signal(syscall.SIGTERM)
+			if c := p.code(); c != exitOK {
+				t.Errorf("exit code %d", c)
+			}
+		})
+	}
+}
+
+func TestBadConfigurationFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "pfd.toml")
+	for _, tc := range []struct{ text, want string }{
+		{"nodes = 2\nnode = 3\n", file + ":2: unknown key \"node\""},
+		{"nodes = 0\n", "--nodes 0: want 1 to 64"},
+		{"nodes = \"x\"\n", file + ":1: "},
+		{"config = \"other.toml\"\n", "unknown key"},
+		{"log-level = \"loud\"\n", "debug, info"},
+	} {
+		writeFile(t, file, tc.text)
+		var out bytes.Buffer
+		if c := run(context.Background(), []string{"--config", file, "--socket", filepath.Join(dir, "s")}, &out, &out); c != exitUsage || !strings.Contains(out.String(), tc.want) {
+			t.Errorf("%q: exit code %d: %s", tc.text, c, out.String())
+		}
+	}
+	var out bytes.Buffer
+	if c := run(context.Background(), []string{"--config", filepath.Join(dir, "none.toml")}, &out, &out); c != exitUsage || !strings.Contains(out.String(), "no such file") {
+		t.Errorf("no file: exit code %d: %s", c, out.String())
+	}
+}
+
+// A log on a full disk, and one whose reader has gone or does not read, cost
+// lines and nothing else.
+func TestLogThatCannotBeWritten(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	gone, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer write.Close()
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, w := range map[string]*os.File{"disk full": full, "no reader": write} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "s")
+			p := startWith(t, w, "--socket", socket, "--log-level", "debug")
+			p.ready(socket)
+			c, err := control.New(socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+				m, err := c.Metrics(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if strings.Contains(m, "\nexanet_log_lines_lost_total ") && !strings.Contains(m, "\nexanet_log_lines_lost_total 0\n") {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("the lost lines are not counted:\n%s", m)
+				}
+			}
+			p.signal(syscall.SIGTERM)
+			if c := p.code(); c != exitOK {
+				t.Errorf("exit code %d", c)
+			}
+		})
+	}
+	t.Run("reader that does not read", func(t *testing.T) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		defer w.Close()
+		// The pipe is full before pfd says anything. (Fd makes it block again.)
+		fd := int(w.Fd())
+		if err := syscall.SetNonblock(fd, true); err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			_, err = syscall.Write(fd, make([]byte, 4096))
+		}
+		if err := syscall.SetNonblock(fd, false); err != nil {
+			t.Fatal(err)
+		}
+		socket := filepath.Join(t.TempDir(), "s")
+		p := startWith(t, w, "--socket", socket)
+		p.ready(socket)
+		p.signal(syscall.SIGTERM)
+		if c := p.code(); c != exitOK {
+			t.Errorf("exit code %d", c)
+		}
+	})
+}
+
+// Lines for the journal have priorities and no time.
+func TestJournalLevels(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		t.Fatal("no inode")
+	}
+	t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, st.Ino))
+	socket := filepath.Join(t.TempDir(), "s")
+	p := startWith(t, f, "--socket", socket)
+	p.ready(socket)
+	p.signal(syscall.SIGTERM)
+	p.code()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "<6>msg=") && !strings.HasPrefix(line, "<4>msg=") {
+			t.Errorf("line %q", line)
+		}
+	}
+	if !strings.Contains(string(text), "<6>msg=ready") {
+		t.Errorf("the log says %q", text)
+	}
+}
+
+// --record gives a file that the simulator replays; pfd's own start and end are
+// enough for one.
+func TestRecordAndTrace(t *testing.T) {
+	dir := t.TempDir()
+	socket, rec, trace := filepath.Join(dir, "s"), filepath.Join(dir, "rec"), filepath.Join(dir, "trace")
+	l := &log{t: t}
+	p := startWith(t, l, "--socket", socket, "--record", rec, "--trace-registers="+trace)
+	p.ready(socket)
+	p.signal(syscall.SIGTERM)
+	if c := p.code(); c != exitOK {
+		t.Fatalf("exit code %d", c)
+	}
+	f, err := os.Open(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if r, err := sim.Replay(f); err != nil || r.Records == 0 || r.Checked != r.Records {
+		t.Errorf("%+v, %v", r, err)
+	}
+	text, err := os.ReadFile(trace)
+	if err != nil || !bytes.Contains(text, []byte(" pl+0x00018 CTRL = 0x1: enable\n")) {
+		t.Errorf("the trace has %d bytes, %v", len(text), err)
+	}
+
+	// Without a file the lines go to standard error.
+	l = &log{t: t}
+	p = startWith(t, l, "--socket", socket, "--trace-registers")
+	p.ready(socket)
+	l.waitFor(" pl+0x00018 CTRL = 0x1: enable\n")
+	p.signal(syscall.SIGTERM)
+	p.code()
+}

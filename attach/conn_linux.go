@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/seam"
 )
 
 // Times that a peer is given (ours).
@@ -66,6 +68,9 @@ func newConn(c *net.UnixConn, withPIDFD bool) (*Conn, error) {
 }
 
 func (p *Peer) read(fd int, withPIDFD bool) error {
+	if errno := seam.Fail(seam.AttachPeer); errno != 0 {
+		return os.NewSyscallError("getsockopt SO_PEERCRED", errno)
+	}
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return os.NewSyscallError("getsockopt SO_PEERCRED", err)

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/seam"
 )
 
 // Operations of futex(2) (linux/futex.h). Not the private ones: the word is
@@ -44,6 +46,9 @@ func (p *Pages) WakeSelf() {
 }
 
 func (p *Pages) wake() {
+	if seam.Fail(seam.AttachFutex) != 0 {
+		return
+	}
 	// Nothing can be done about an error: the word is mapped and aligned.
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.w32(WakeEvent))),
 		futexWake, MaxWake, 0, 0, 0)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/seam"
 )
 
 // Errors.
@@ -121,7 +122,11 @@ func (r *Region) serve() {
 		err := r.raw.Read(func(fd uintptr) bool {
 			var rerr error
 			for {
-				n, rerr = unix.Read(int(fd), buf[:])
+				if errno := seam.Fail(seam.UffdRead); errno != 0 {
+					n, rerr = 0, errno
+				} else {
+					n, rerr = unix.Read(int(fd), buf[:])
+				}
 				if !errors.Is(rerr, unix.EINTR) {
 					break
 				}

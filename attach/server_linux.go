@@ -58,7 +58,7 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 		pause = 0
 		c, err := newConn(uc, true)
 		if err != nil {
-			refuseRaw(uc, CodeInternal, err.Error())
+			handlers.Go(func() { refuseRaw(ctx, uc, CodeInternal, err.Error()) })
 			continue
 		}
 		if !users.add(c.peer.UID) {
@@ -77,10 +77,16 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 	}
 }
 
-// refuseRaw answers a connection of which not even the peer is known. Neither
-// call's error changes anything: the connection is given up.
-func refuseRaw(uc *net.UnixConn, code Code, text string) {
+// refuseRaw answers a connection of which not even the peer is known. No call's
+// error changes anything: the connection is given up. The hello is read first:
+// closing a socket with unread data resets it, and the refusal would be lost.
+func refuseRaw(ctx context.Context, uc *net.UnixConn, code Code, text string) {
+	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
+	defer cancel()
 	c := &Conn{c: uc, peer: Peer{PIDFD: -1}}
+	var buf [MaxMessage]byte
+	_, fds, _ := c.Receive(ctx, buf[:])
+	fds.Close()
 	_ = c.Refuse(code, TypeHello, text)
 	_ = c.Close()
 }

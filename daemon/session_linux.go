@@ -159,7 +159,7 @@ func (s *session) open(peer attach.Peer) error {
 		if errors.Is(err, proc.ErrPermission) || errors.Is(err, proc.ErrChanged) {
 			return refusal(attach.CodePermission, "%v", err)
 		}
-		return fmt.Errorf("opening the process: %w", err)
+		return refusal(attach.CodeInternal, "opening the process: %v: try again; see pfd's log", err)
 	}
 	if err := checkOwner(s.process, peer); err != nil {
 		return err

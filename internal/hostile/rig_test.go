@@ -61,6 +61,16 @@ func start(t *testing.T, args ...string) *world {
 
 func startAs(t *testing.T, program func() (string, error), env []string, args ...string) *world {
 	t.Helper()
+	w := prepareAs(t, program, env, args...)
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// prepareAs makes a world whose pfd does not run yet.
+func prepareAs(t *testing.T, program func() (string, error), env []string, args ...string) *world {
+	t.Helper()
 	path, err := program()
 	if err != nil {
 		t.Fatal(err)
@@ -77,9 +87,6 @@ func startAs(t *testing.T, program func() (string, error), env []string, args ..
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	t.Cleanup(w.stop)
-	if err := w.run(); err != nil {
-		t.Fatal(err)
-	}
 	if w.Client, err = control.New(w.socket()); err != nil {
 		t.Fatal(err)
 	}

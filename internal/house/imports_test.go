@@ -9,7 +9,7 @@ import (
 // levels are the package table: a package imports only what
 // stands below it. A package that is not named here takes its parent's level.
 var levels = map[string]int{
-	"cmd": 7,
+	"cmd": 7, "examples": 7,
 
 	"daemon": 6, "workload": 6, "qemu": 6, "trace": 6,
 	"internal/suite": 6, // the fault suite: the driver over any bus

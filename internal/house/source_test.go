@@ -113,7 +113,7 @@ func exits(fun ast.Expr) string {
 }
 
 // hostile are the packages whose decoders read what peers wrote.
-var hostile = []string{"device", "mailbox", "packetizer", "netlink", "attach", "control", "rdma", "soc/wire", "vfio/user"}
+var hostile = []string{"device", "mailbox", "packetizer", "netlink", "attach", "control", "rdma", "soc/wire", "soc/record", "vfio/user"}
 
 var decoder = regexp.MustCompile(`^(Decode|Unmarshal|Parse)`)
 
@@ -164,7 +164,7 @@ func TestDecodersAreFuzzed(t *testing.T) {
 
 // cited are the packages whose constants are the hardware's, the wire's or the
 // kernel's.
-var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "pagein", "soc/wire"}
+var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "pagein", "soc/wire", "soc/record"}
 
 // citation is what a source looks like: a page of the specification, a paper
 // by its number, a header, a manual page, or the word ours.

@@ -33,6 +33,7 @@ type world struct {
 	ended  chan error
 	stderr *syncBuffer
 	*control.Client
+	credential *syscall.Credential // of pfd, nil this test's
 }
 
 // syncBuffer keeps what a process says.
@@ -112,10 +113,13 @@ func (w *world) run() error {
 		return err
 	}
 	defer l.Close()
+	if err := os.Chmod(notify, 0o777); err != nil { // a pfd of another user writes it
+		return err
+	}
 	w.cmd = exec.Command(w.args[0], w.args[1:]...)
 	w.cmd.Env = append(append(os.Environ(), "NOTIFY_SOCKET="+notify), w.env...)
 	w.cmd.Stderr = w.stderr
-	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: w.credential}
 	if err := w.cmd.Start(); err != nil {
 		return err
 	}

@@ -49,6 +49,7 @@ type job struct {
 	desc       device.Descriptor
 	tag        uint16
 	tries      int
+	plan       int // the newest of the times to ask again
 	want       []byte
 	doomed     bool // a page of either end can never be brought in
 	foreign    bool // the other end does not admit it
@@ -76,10 +77,10 @@ func NewFabric(seed uint64) (*Fabric, error) {
 	cross, large := seed%crossEvery == 7, seed%largeEvery == 11
 	nodes := []int{2, 2, 2, 3, 3, 4, 5, 8}[pick(8)]
 	if cross {
-		nodes = 2
+		nodes = 2 + pick(2)
 	}
 	cfg := Config{
-		Seed: seed, Nodes: nodes, NoTXFIFO: pick(4) == 0, Memory: int64(pick(3000)), SlowMemory: pick(3) * 2000,
+		Seed: seed, Nodes: nodes, NoTXFIFO: pick(4) == 0, Memory: int64(pick(3000) * []int{1, 1, 1, 20}[pick(4)]), SlowMemory: pick(3) * 2000,
 		TimeoutUS: uint32(500 + pick(20000)), GuardUS: uint32(2000 + pick(50000)),
 		Policy:      []fault.Policy{fault.PIO, fault.PI4, fault.PIA}[pick(3)],
 		Outstanding: uint32(1 + pick(8)),
@@ -109,7 +110,10 @@ func NewFabric(seed uint64) (*Fabric, error) {
 	f := &Fabric{Seed: seed, World: w}
 	count := 1 + pick(6)
 	if cross {
-		count = 2 * (32 + pick(12))
+		count = nodes * (32 + pick(12))
+		if nodes > 2 {
+			count *= 2 // more than a target has channels and places for
+		}
 	}
 	if err := f.plan(rng, count, cross, large); err != nil {
 		return nil, err
@@ -133,16 +137,26 @@ func (f *Fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
 		f.procs = append(f.procs, &party{node: device.NodeID(i % nodes), foreign: !cross && i > 1 && pick(8) == 0, sources: sources})
 		need[i] = f.procs[i].sources + pick(3*device.PageSize)
 	}
+	takes := len(f.procs)
+	if !cross && pick(3) == 0 {
+		// One that takes part in nothing and forges.
+		f.procs = append(f.procs, &party{node: device.NodeID(pick(nodes)), foreign: true, sources: 8})
+		need = append(need, 0)
+	}
 	for i := range count {
 		size := []int{1 + pick(64), 1 + pick(3*device.PageSize), 1 + pick(device.BlockSize*2), 1 + pick(sources)}[pick(4)]
 		if cross {
 			size = 1 + pick(2000)
+			if pick(8) == 0 {
+				size = device.BlockSize + 1 + pick(sources-device.BlockSize)
+			}
 		}
-		from, to := pick(len(f.procs)), pick(len(f.procs))
+		from, to := pick(takes), pick(takes)
 		if cross {
-			from, to = i%2, 1-i%2
+			from = i % nodes
+			to = (from + 1 + pick(nodes-1)) % nodes
 		} else if from == to {
-			to = (to + 1) % len(f.procs)
+			to = (to + 1) % takes
 		}
 		j := &job{read: cross || pick(2) == 0, from: f.procs[from], to: f.procs[to], size: size, words: -1, dst: need[to]}
 		if large && i == 0 {
@@ -217,7 +231,7 @@ func (p *party) init(rng *rand.Rand, absentOf int) {
 		for _, j := range p.jobs {
 			if j.read && j.to == p && !j.ended && j.tag == uint16(a.Transaction) {
 				if a.Sequence == 0 { // refused: to be asked for again
-					p.node0().world.after(1e6, j.ask)
+					j.askAfter(1e6)
 				} else {
 					j.end(device.DoneFailed, uint8(a.Sequence))
 				}
@@ -337,7 +351,46 @@ func (j *job) ask() {
 	words := m.Encode()
 	p.Send(j.tries%3, j.from.node, device.MailboxRead, words[:]...)
 	j.tries++
-	p.node0().world.after(min(int64(20e6)<<min(j.tries, 6), 1e9), j.ask)
+	j.askAfter(min(int64(20e6)<<min(j.tries, 6), 1e9))
+}
+
+// announce rings for a channel as the library does: by the doorbell word and by
+// the packetizer.
+func (p *party) announce(ch int, d device.Descriptor) {
+	p.Write(ch, d)
+	p.Send(0, p.node, device.MailboxRequest, mailbox.Doorbell{
+		PDID: p.Domain.PDID, Channel: uint16(p.Domain.Slot*device.ChannelsPerSlot + ch),
+	}.Encode())
+}
+
+// forge has processes that are parties to nothing ask for ends and repetitions
+// of blocks of others.
+func (f *Fabric) forge() {
+	w := f.World
+	for _, p := range f.procs {
+		if !p.foreign || len(p.jobs) > 0 {
+			continue
+		}
+		for range 60 {
+			dst := device.NodeID(w.rng.IntN(len(w.nodes)))
+			m := mailbox.RAPF{
+				PDID: p.Domain.PDID, Claimed: p.Domain.PDID, Transaction: device.TransactionID(w.rng.IntN(6)),
+				Sequence: device.Sequence(1 + w.rng.IntN(40)), Fail: w.rng.IntN(2) == 0,
+			}
+			w.after(w.rng.Int64N(3e6), func() { p.Send(2, dst, device.MailboxRequest, m.Encode()) })
+		}
+	}
+}
+
+// askAfter has the request sent again after d ns, whatever was planned before.
+func (j *job) askAfter(d int64) {
+	j.plan++
+	plan := j.plan
+	j.to.node0().world.after(d, func() {
+		if plan == j.plan {
+			j.ask()
+		}
+	})
 }
 
 func (j *job) end(done uint32, status uint8) {
@@ -375,10 +428,11 @@ func (f *Fabric) Run() error {
 			if j.read {
 				j.ask()
 			} else {
-				j.from.Write(int(j.tag), j.desc)
+				j.from.announce(int(j.tag), j.desc)
 			}
 		})
 	}
+	f.forge()
 	left := func() bool {
 		for _, j := range f.jobs {
 			if !j.ended {

@@ -118,6 +118,9 @@ func (fw *Firmware) auditQueues() error {
 			return fmt.Errorf("%w: a class was passed over %d times", ErrAudit, p)
 		}
 	}
+	if fw.asked != fw.settled {
+		return fmt.Errorf("%w: %d read requests came, and something was done with %d", ErrAudit, fw.asked, fw.settled)
+	}
 	for i := range fw.domains {
 		q := &fw.domains[i].reads
 		for ch := range uint(readChannels) {

@@ -19,6 +19,7 @@ const (
 	maxRAPFs       = 1024 // RAPFs for one block
 	sourceGrace    = 100e9
 	backoffFromRow = 3
+	maxTwice       = 2 // sendings of a block at a time, without the retransmission bit
 )
 
 // Config is what a firmware is built with.
@@ -93,7 +94,9 @@ type Firmware struct {
 	timers   [lists]timerList
 	channels [device.Channels]transfer
 	run      scheduler
-	now      int64 // as the caller told last: for ages only
+	asked    uint64 // read requests
+	settled  uint64 // of these, served, waiting, answered or known already
+	now      int64  // as the caller told last: for ages only
 	// seq holds the last sequence number of each id towards each node: it
 	// belongs to the pair, never starts again, and so a receiver can order
 	// whatever it hears from one (source, id).
@@ -433,7 +436,7 @@ func (fw *Firmware) attempt(now int64, id int16) {
 // the hardware still sends the old one (001 §3.3, retransmission bit).
 func (fw *Firmware) retransmit(now int64, id int16) {
 	t := &fw.tx[id]
-	if t.sending > 0 && !fw.cfg.Options.NoRetransmissionBit {
+	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {
 		t.again = true
 		return
 	}

@@ -54,6 +54,7 @@ func (q *readQueue) at(i int) *request { return &q.pending[(q.head+i)%maxPending
 // already is dropped.
 func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox.ReadRequest) {
 	r := request{requester{src, iface, epoch, m.Tag}, m}
+	fw.asked++
 	pdid := m.Target
 	if pdid == 0 {
 		pdid = m.PDID
@@ -70,6 +71,7 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox
 	}
 	q := &fw.domains[slot].reads
 	if fw.known(slot, &r.from, m.Size == 0) {
+		fw.settled++
 		return
 	}
 	for i := range q.failed {
@@ -85,10 +87,12 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox
 	}
 	switch {
 	case q.busy != ^uint32(0):
+		fw.settled++
 		fw.serve(slot, &r)
 	case q.level < maxPending:
 		*q.at(q.level) = r
 		q.level++
+		fw.settled++ // counted as waiting from here on
 	default:
 		fw.answer(&r.from, device.CodeNoContext, 0)
 	}
@@ -130,7 +134,7 @@ func (fw *Firmware) known(slot int, from *requester, cancel bool) bool {
 				*q.at(i) = *q.at(i + 1)
 			}
 			q.level--
-			fw.answer(from, device.CodeReserved, device.StatusAborted)
+			fw.reply(from, device.CodeReserved, device.StatusAborted)
 		}
 		return true
 	}
@@ -165,7 +169,7 @@ func (fw *Firmware) readOver(c int16) {
 	slot := int(x.slot)
 	q := &fw.domains[slot].reads
 	if x.failing {
-		fw.answer(&x.request.from, codeOf(x.status), x.status)
+		fw.reply(&x.request.from, codeOf(x.status), x.status)
 		q.failed[q.next] = failure{x.request, x.status}
 		q.next = (q.next + 1) % len(q.failed)
 	}
@@ -191,15 +195,21 @@ func codeOf(status uint8) device.Code {
 func (fw *Firmware) refuseWaiting(slot int) {
 	q := &fw.domains[slot].reads
 	for ; q.level > 0; q.level-- {
-		fw.answer(&q.at(0).from, device.CodeReserved, device.StatusGone)
+		fw.reply(&q.at(0).from, device.CodeReserved, device.StatusGone)
 		q.head = (q.head + 1) % maxPending
 	}
 }
 
-// answer tells a requester that its read is refused (status 0: to be asked for
+// answer ends a request at once.
+func (fw *Firmware) answer(to *requester, code device.Code, status uint8) {
+	fw.settled++
+	fw.reply(to, code, status)
+}
+
+// reply tells a requester that its read is refused (status 0: to be asked for
 // again) or has failed. The status stands where an acknowledgement has its
 // sequence number (ours), since not all statuses have a code.
-func (fw *Firmware) answer(to *requester, code device.Code, status uint8) {
+func (fw *Firmware) reply(to *requester, code device.Code, status uint8) {
 	fw.out = append(fw.out, Command{
 		Kind: Answer, Node: to.node, Interface: to.iface, Epoch: to.epoch,
 		Word: mailbox.Ack{Transaction: device.TransactionID(to.tag), Code: code, Sequence: device.Sequence(status)}.Encode(),

@@ -365,6 +365,10 @@ func (fw *Firmware) transmit(id int16) {
 	t.sending++
 	fw.domains[x.slot].sending++
 	fw.shares(x.slot)
+	if fw.cfg.Options.NoRetransmissionBit {
+		// Nothing tells when the hardware has sent it: the time-out runs from here.
+		fw.enlist(id, listTimeout, fw.now)
+	}
 	fw.counts[device.TXBlocks]++
 	b := wire.Block{
 		Header: wire.Header{

@@ -1,0 +1,225 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// mutant is a way in which the firmware or the engine could be wrong: pieces of
+// source that are replaced in a test-only build. In the new text M stands for
+// "this mutant is on".
+type mutant struct {
+	name  string
+	edits []edit
+}
+
+type edit struct{ file, old, new string }
+
+const (
+	fwFile   = "soc/r5/firmware.go"
+	txFile   = "soc/r5/transaction.go"
+	runFile  = "soc/r5/schedule.go"
+	cutFile  = "soc/r5/transfer.go"
+	readFile = "soc/r5/read.go"
+	recvFile = "soc/pldma/receive.go"
+	openFile = "soc/pldma/read.go"
+	fifoFile = "soc/fifo/fifo.go"
+)
+
+var mutants = []mutant{
+	{"sequence check of an acknowledgement skipped", []edit{
+		{fwFile, "t.node != src || t.seq != a.Sequence ||", "t.node != src || !M && t.seq != a.Sequence ||"}}},
+	{"id freed at a NACK", []edit{
+		{fwFile, "	case device.CodeSlaveError:\n		fw.pause(now, id)", "	case device.CodeSlaveError:\n		if M {\n			fw.free.put(id)\n		}\n		fw.pause(now, id)"}}},
+	{"no guard", []edit{
+		{fwFile, "	fw.enlist(id, listGuard+t.guardStep, now)", "	if !M {\n		fw.enlist(id, listGuard+t.guardStep, now)\n	}"}}},
+	{"segmentation off by one", []edit{
+		{cutFile, "	n := uint32(device.BlockSize - at)", "	n := uint32(device.BlockSize - at)\n	if M {\n		n++\n	}"}}},
+	{"completion one acknowledgement early", []edit{
+		{fwFile, "	if x.acked == x.blocks && (", "	if (x.acked == x.blocks || M && x.acked+1 == x.blocks) && ("}}},
+	{"FIFO popped on half a read", []edit{
+		{fifoFile, "		f.seen |= 1 << uint(word)\n", "		f.seen |= 1 << uint(word)\n		if M && word == 1 {\n			f.head = (f.head + 1) % device.FIFODepth\n			f.level--\n			f.seen = 0\n		}\n"}}},
+	{"RAPF accepted from another domain", []edit{
+		{fwFile, "m.PDID != m.Claimed || !fromTarget && !fromSource {", "!M && (m.PDID != m.Claimed || !fromTarget && !fromSource) {"}}},
+	{"stale packet accepted after the ACK", []edit{
+		{recvFile, "	if r.known && r.newest.Newer(f.Seq) {", "	if r.known && r.newest.Newer(f.Seq) && !(M && r.ctx == nil) {"},
+		{recvFile, "		if r.answered {\n			e.cfg.Counts[device.PktStale]++", "		if r.answered && !M {\n			e.cfg.Counts[device.PktStale]++"}}},
+	{"low class starved", []edit{
+		{runFile, "(chosen == classes || fw.run.passed[c] >= passes)", "(chosen == classes || !M && fw.run.passed[c] >= passes)"}}},
+	{"read request lost at a full queue", []edit{
+		{readFile, "	default:\n		fw.answer(&r.from, device.CodeNoContext, 0)", "	default:\n		if M {\n			return\n		}\n		fw.answer(&r.from, device.CodeNoContext, 0)"}}},
+	{"retransmission while the old one is sent", []edit{
+		{runFile, "	if fw.cfg.Options.NoRetransmissionBit {\n		// Nothing", "	if M || fw.cfg.Options.NoRetransmissionBit {\n		// Nothing"},
+		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},
+		{fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {"}}},
+	{"time-out list out of order", []edit{
+		{txFile, "	t.prev, t.next = l.tail, -1\n	if l.tail >= 0 {", "	if M && l.head >= 0 {\n		t.prev, t.next = -1, l.head\n		fw.tx[l.head].prev = id\n		l.head = id\n		return\n	}\n	t.prev, t.next = l.tail, -1\n	if l.tail >= 0 {"}}},
+	{"a transfer announced twice starts twice", []edit{
+		{fwFile, "	if x.live || d.Done != device.DoneInitialized {", "	if !M && (x.live || d.Done != device.DoneInitialized) {"}}},
+	{"completion words with the last block whatever is missing", []edit{
+		{runFile, "x.issued == x.desc.Size && x.acked == x.blocks-1", "x.issued == x.desc.Size && (M || x.acked == x.blocks-1)"}}},
+	{"sequence numbers start anew with each use of an id", []edit{
+		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node][id] = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
+	{"data of a read let in after its end", []edit{
+		{openFile, "	return false, later\n", "	if M {\n		return true, false\n	}\n	return false, later\n"},
+		{openFile, "	e.nack(c, device.CodeDomain)\n	return false\n", "	if M {\n		return true\n	}\n	e.nack(c, device.CodeDomain)\n	return false\n"}}},
+	{"an acknowledged block written again", []edit{
+		{recvFile, "	if r.acked {\n", "	if r.acked && !M {\n"}}},
+	{"RAPF of a former sequence number obeyed", []edit{
+		{fwFile, "	if t.state == stateFree || t.seq != m.Sequence {", "	if t.state == stateFree || !M && t.seq != m.Sequence {"}}},
+}
+
+// mutantStarts and mutantMost bound the search for a mutant: so many scenarios
+// from each of so many starts.
+var mutantStarts = []uint64{0, 20_000, 40_000}
+
+const mutantMost = 1500
+
+// TestMutants builds a program with all mutants in it, each switched on by
+// itself, and tells how many seeds it takes until the scenarios notice. It runs
+// where PFD_MUTANTS is set (make mutants).
+func TestMutants(t *testing.T) {
+	if os.Getenv("PFD_MUTANTS") == "" {
+		t.Skip("builds a program of its own: make mutants runs it (PFD_MUTANTS=1)")
+	}
+	if k, err := strconv.Atoi(os.Getenv("PFD_MUTANT")); err == nil && k > 0 {
+		t.Skip("this is the program with the mutants")
+	}
+	program := buildMutants(t)
+	for k := range mutants {
+		sum, n := uint64(0), uint64(0)
+		var last string
+		for _, start := range mutantStarts {
+			seeds, what := hunt(t, program, k+1, start)
+			if what == "" {
+				t.Errorf("%s: not noticed in %d seeds from %d on", mutants[k].name, seeds, start)
+				continue
+			}
+			sum, n, last = sum+seeds, n+1, what
+		}
+		if n > 0 {
+			t.Logf("%-55s %6.1f seeds (%s)", mutants[k].name, float64(sum)/float64(n), last)
+		}
+	}
+}
+
+// buildMutants gives the test program with all edits in it.
+func buildMutants(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := map[string]string{}
+	for k, m := range mutants {
+		for _, e := range m.edits {
+			text, ok := texts[e.file]
+			if !ok {
+				b, err := os.ReadFile(filepath.Join(root, e.file))
+				if err != nil {
+					t.Fatal(err)
+				}
+				text = string(b)
+			}
+			if strings.Count(text, e.old) != 1 {
+				t.Fatalf("mutant %q: %s has its text %d times: follow the source\n%s", m.name, e.file, strings.Count(text, e.old), e.old)
+			}
+			on := fmt.Sprintf("device.Mutant == %d", k+1)
+			// An edit may meet another's text: M is a word of its own.
+			text = strings.Replace(text, e.old, word1(e.new, "("+on+")"), 1)
+			texts[e.file] = text
+		}
+	}
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	write := func(file, text string) {
+		path := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[filepath.Join(root, file)] = path
+	}
+	for file, text := range texts {
+		write(file, text)
+	}
+	write("device/mutant.go", "package device\n\nimport (\n\t\"os\"\n\t\"strconv\"\n)\n\n// Mutant is the mutant that is on.\nvar Mutant = func() int {\n\tn, _ := strconv.Atoi(os.Getenv(\"PFD_MUTANT\"))\n\treturn n\n}()\n")
+	b, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "mutants.test")
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", path, "-o", program, ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go test -c: %v\n%s", err, out)
+	}
+	return program
+}
+
+// word1 replaces the word M.
+func word1(s, by string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		letter := func(j int) bool {
+			return j >= 0 && j < len(s) && (s[j] == '_' || s[j] == '.' || s[j]|0x20 >= 'a' && s[j]|0x20 <= 'z')
+		}
+		if s[i] == 'M' && !letter(i-1) && !letter(i+1) {
+			b.WriteString(by)
+			continue
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// hunt gives the number of seeds until mutant k is noticed, and how.
+func hunt(t *testing.T, program string, k int, start uint64) (uint64, string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestMutant$", "-test.timeout", "2m")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("PFD_MUTANT=%d", k), fmt.Sprintf("PFD_START=%d", start))
+	out, err := cmd.Output()
+	for line := range strings.Lines(string(out)) {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), "noticed after "); ok {
+			n, what, _ := strings.Cut(rest, ": ")
+			seeds, err := strconv.ParseUint(n, 10, 64)
+			if err == nil {
+				return seeds, what
+			}
+		}
+	}
+	if err != nil && !bytes.Contains(out, []byte("not noticed")) {
+		// A machine that hangs or breaks the program is noticed as well, but not
+		// by the scenarios.
+		t.Errorf("mutant %d: %v\n%s", k, err, out)
+	}
+	return mutantMost, ""
+}
+
+// TestMutant is run in the program with the mutants.
+func TestMutant(t *testing.T) {
+	if os.Getenv("PFD_MUTANT") == "" {
+		t.Skip("is for the program that TestMutants builds")
+	}
+	start, err := strconv.ParseUint(os.Getenv("PFD_START"), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range uint64(mutantMost) {
+		if _, err := runSeed(start + n); err != nil {
+			text, _, _ := strings.Cut(err.Error(), "\n")
+			fmt.Printf("noticed after %d: %.110s\n", n+1, text)
+			return
+		}
+	}
+	fmt.Println("not noticed")
+}

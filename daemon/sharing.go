@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/attach"
@@ -150,12 +151,14 @@ func (d *Daemon) shadowMetrics(s *scrape, index int) {
 // serveNode delivers a node's interrupts until ctx ends. A device that goes ends
 // the node's attachments; where it may come back it is waited for.
 func (d *Daemon) serveNode(ctx context.Context, n *node) error {
+	var gone atomic.Int64 // how often the device has gone
 	for {
 		err := n.bus.Serve(ctx, n)
 		m, ok := d.machine.(Returning)
 		if err == nil || ctx.Err() != nil || !ok || !n.started.Load() {
 			return err
 		}
+		times := gone.Add(1)
 		n.down.Store(true)
 		d.log.Warn("the device is gone: its attachments end", "node", n.index, "why", err)
 		d.endNode(ctx, n)
@@ -173,8 +176,10 @@ func (d *Daemon) serveNode(ctx context.Context, n *node) error {
 			}
 			go func() {
 				d.settle(ctx, n)
-				n.down.Store(false)
-				d.log.Info("the device is there again", "node", n.index)
+				if gone.Load() == times {
+					n.down.Store(false)
+					d.log.Info("the device is there again", "node", n.index)
+				}
 			}()
 		})
 	}

@@ -39,8 +39,16 @@ func (n *node) Serve(ctx context.Context, h device.Handler) error {
 	return err
 }
 
-// Do implements device.Bus. Calls of one slot run one after the other.
-func (n *node) Do(slot int, c device.Call, _ bool) {
+// Do implements device.Bus. Calls of one slot run one after the other, but for
+// short ones where the machine has no swap: these run on the owner, right after
+// what asks for them. Shared memory is a file in memory and nothing else, so that
+// a page-in can then not wait for a device, and the way to another goroutine and
+// back would cost more than the call.
+func (n *node) Do(slot int, c device.Call, long bool) {
+	if !long && n.m.inline {
+		n.m.calls = append(n.m.calls, c)
+		return
+	}
 	if slot < 0 || slot >= device.Slots {
 		slot = device.Slots
 	}

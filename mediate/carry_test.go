@@ -24,7 +24,7 @@ type side struct {
 // newSide attaches pages to a node whose page-ins wait to be let.
 func newSide(t *testing.T) *side {
 	t.Helper()
-	s := &side{machine: newMachine(t, false, 0), asked: make(chan struct{}, 64), let: make(chan struct{})}
+	s := &side{machine: newMachine(t, false, true), asked: make(chan struct{}, 64), let: make(chan struct{})}
 	dir, err := domain.NewDirectory(domain.DirectoryConfig{})
 	if err != nil {
 		t.Fatal(err)

@@ -56,6 +56,13 @@ func (m *Machine) pass() (busy bool) {
 			}
 		}
 	}
+	for len(m.calls) > 0 {
+		busy = true
+		c := m.calls[0]
+		m.calls = m.calls[:copy(m.calls, m.calls[1:])]
+		c.Run()
+		c.Done()
+	}
 	return busy
 }
 
@@ -136,7 +143,7 @@ func (m *Machine) sleep() {
 }
 
 func (m *Machine) worth() bool {
-	if m.inbox.Load() {
+	if m.inbox.Load() || len(m.calls) > 0 {
 		return true
 	}
 	for _, n := range m.nodes {

@@ -1,6 +1,7 @@
 package mediate
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,10 @@ type Config struct {
 	Connect []Connect     // one a node
 	Window  uint64        // bytes of memory mapped for a node at one time; 0: shadow.DefaultWindow
 	Spin    time.Duration // how long the owner looks for work before it sleeps; 0: DefaultSpin, negative: not at all
-	Log     *slog.Logger  // nil: none
+	// Workers has every call that may sleep made on a goroutine of its slot, as
+	// where the machine has swap.
+	Workers bool
+	Log     *slog.Logger // nil: none
 }
 
 // Attachment ties a process's pages to a slot.
@@ -55,7 +59,11 @@ type Machine struct {
 	base  time.Time
 	nodes []*node
 
-	stop bool // owner
+	inline bool // short calls run on the owner
+
+	// Owned by the owner.
+	stop  bool
+	calls []device.Call // to be run
 
 	mu     sync.Mutex // guards posts and event
 	posts  []func()
@@ -114,11 +122,17 @@ func New(ctx context.Context, cfg Config) (*Machine, error) {
 	if len(cfg.Connect) == 0 {
 		return nil, fmt.Errorf("%w: no node: name a device", ErrConfig)
 	}
-	m := &Machine{cfg: cfg, log: cfg.Log, base: time.Now(), epoll: -1, event: -1, done: make(chan struct{})}
+	m := &Machine{cfg: cfg, log: cfg.Log, base: time.Now(), epoll: -1, event: -1, done: make(chan struct{}), inline: !cfg.Workers && !hasSwap()}
 	if err := m.open(ctx); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
+}
+
+// hasSwap tells whether pages may be somewhere else than in memory (proc(5)).
+func hasSwap() bool {
+	b, err := os.ReadFile("/proc/swaps")
+	return err != nil || bytes.Count(b, []byte{'\n'}) > 1
 }
 
 func (m *Machine) open(ctx context.Context) error {

@@ -44,12 +44,12 @@ func startServer(t testing.TB, bare bool) (*serve.Machine, string) {
 	return s, dir
 }
 
-func newMachine(t testing.TB, bare bool, window uint64) *machine {
+func newMachine(t testing.TB, bare, workers bool) *machine {
 	t.Helper()
 	s, dir := startServer(t, bare)
 	m, err := mediate.New(t.Context(), mediate.Config{
 		Connect: []mediate.Connect{mediate.VFIOUser(serve.SocketPath(dir, 0)), mediate.VFIOUser(serve.SocketPath(dir, 1))},
-		Window:  window,
+		Workers: workers,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -124,5 +124,5 @@ func (m *machine) Forget(node, slot int, b []byte) {
 
 // TestFaultSuite is the fault suite over vfio-user sockets and shadow tables.
 func TestFaultSuite(t *testing.T) {
-	suite.Run(t, func(t *testing.T, bare bool) suite.Machine { return newMachine(t, bare, 0) })
+	suite.Run(t, func(t *testing.T, bare bool) suite.Machine { return newMachine(t, bare, bare) })
 }

@@ -318,7 +318,14 @@ func (e *Engine) advanceBlock(c *context) {
 	}
 	e.cfg.Counts[device.RXBlocks]++
 	r := c.rec
-	r.answered, r.acked = true, true
+	if r.newest == c.header.Seq {
+		r.answered = true
+	}
+	if r.first == c.header.First {
+		// Not so where the id has another block by now, which came while this one
+		// was still being written: that one is not in memory.
+		r.acked = true
+	}
 	e.answer(&c.header, device.CodeAck)
 	e.closeContext(c)
 }
@@ -381,7 +388,9 @@ func (e *Engine) nack(c *context, code device.Code) {
 		return
 	}
 	c.nacked = true
-	c.rec.answered = true
+	if c.rec.newest == c.header.Seq {
+		c.rec.answered = true
+	}
 	e.answer(&c.header, code)
 }
 

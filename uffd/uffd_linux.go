@@ -70,7 +70,7 @@ type Region struct {
 	Start, End device.VA
 	f          *os.File
 	raw        syscall.RawConn
-	done       chan struct{}
+	once       sync.Once
 }
 
 // zeros gives memory of zeros that is never written: 64 pages, one slice's.
@@ -94,12 +94,11 @@ func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, os.NewSyscallError("fcntl O_NONBLOCK", err)
 	}
-	r := &Region{Start: va, End: va + device.VA(size), f: os.NewFile(uintptr(fd), "userfaultfd"), done: make(chan struct{})}
+	r := &Region{Start: va, End: va + device.VA(size), f: os.NewFile(uintptr(fd), "userfaultfd")}
 	if r.raw, err = r.f.SyscallConn(); err != nil {
 		return nil, fmt.Errorf("serving a userfaultfd: %w", err)
 	}
 	go func() {
-		defer close(r.done)
 		if ended != nil {
 			defer ended()
 		}
@@ -109,8 +108,17 @@ func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
 }
 
 // Close gives the descriptor up. Threads that wait go on with zeros, which is
-// what memory holds that was never written.
-func (r *Region) Close() error { return r.f.Close() }
+// what memory holds that was never written. It does not wait: a process that has
+// made its descriptor blocking holds the goroutine in a read, and os.File.Close
+// waits for that; Serve's ended tells when it is over.
+func (r *Region) Close() error {
+	r.once.Do(func() {
+		go func() {
+			_ = r.f.Close() // nothing is buffered: no error matters
+		}()
+	})
+	return nil
+}
 
 // retryPause is how long a fault is parked while its mapping changes (EAGAIN).
 const retryPause = 100 * time.Microsecond

@@ -1,0 +1,113 @@
+package hostile
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/uffd"
+)
+
+// ask sends a message of an attachment that stands and gives the refusal's text,
+// "" where it was done.
+func (r *raw) ask(t *testing.T, msg []byte, fds ...int) string {
+	t.Helper()
+	if err := r.Conn.Send(msg, fds...); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := within(patience)
+	defer cancel()
+	var buf [attach.MaxMessage]byte
+	n, _, err := r.Receive(ctx, buf[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := attach.DecodeRefused(buf[:n]); err == nil {
+		return m.Text
+	}
+	if _, err := attach.DecodeShared(buf[:n]); err != nil {
+		t.Fatal(err)
+	}
+	return ""
+}
+
+// Descriptors that are no userfaultfds, or not for what is said, cost their
+// sender an error, or its own transfers; pfd keeps as many as it said it would.
+func TestForgedRegistrations(t *testing.T) {
+	w := start(t)
+	b := w.bystander(attachOrder{Method: "uffd"})
+	liar := w.raw(attach.Hello{Group: "liar", Node: 1, Method: attach.MethodUFFD})
+	from := w.raw(attach.Hello{Group: "liar"})
+	fd, _, err := uffd.Open()
+	if err != nil {
+		t.Skip(err)
+	}
+	defer unix.Close(fd)
+	mem := memory(t, 64*device.PageSize)
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	at := func(typ attach.Type, va device.VA, size uint64) []byte {
+		m := attach.Range{Product: "liar", Type: typ, VA: va, Size: size}
+		return m.Append(nil)
+	}
+	for _, c := range []struct {
+		name string
+		msg  []byte
+		fds  []int
+		text string
+	}{
+		{"another file", at(attach.TypeRegister, va(mem), 4096), []int{int(null.Fd())}, "not a userfaultfd"},
+		{"no descriptor", at(attach.TypeRegister, va(mem), 4096), nil, "0 descriptors"},
+		{"two descriptors", at(attach.TypeRegister, va(mem), 4096), []int{fd, fd}, "2 descriptors"},
+		{"half a page", at(attach.TypeRegister, va(mem)+8, 4096), []int{fd}, "whole pages"},
+		{"past the end", at(attach.TypeRegister, ^device.VA(0xfff), 8192), []int{fd}, "end"},
+		{"a range that is not registered", at(attach.TypeUnregister, va(mem), 4096), nil, "no such range"},
+	} {
+		if text := liar.ask(t, c.msg, c.fds...); !strings.Contains(text, c.text) {
+			t.Errorf("%s: %q, want %q", c.name, text, c.text)
+		}
+	}
+	if text := from.ask(t, at(attach.TypeRegister, va(mem), 4096), fd); !strings.Contains(text, "method uffd") {
+		t.Errorf("a registration under another method: %q", text)
+	}
+	// A range that the descriptor has never been told of: its pages come in as if
+	// there were none.
+	if text := liar.ask(t, at(attach.TypeRegister, va(mem), uint64(len(mem))), fd); text != "" {
+		t.Fatal(text)
+	}
+	if text := liar.ask(t, at(attach.TypeRegister, va(mem)+4096, 4096), fd); !strings.Contains(text, "meets") {
+		t.Errorf("a range twice: %q", text)
+	}
+	src := memory(t, len(mem))
+	fill(src, 3)
+	from.ring(0, device.Descriptor{Src: va(src), Dst: va(mem), Size: uint32(len(mem)), DstNode: 1})
+	if done, status := from.end(0); done != device.DoneCompleted {
+		t.Errorf("done %d, status %d", done, status)
+	}
+	if n, first := wrong(mem, 3, 0); n != 0 {
+		t.Errorf("%d bytes wrong from %d on", n, first)
+	}
+	// As many as there is room for, made to block behind pfd's back.
+	if err := unix.SetNonblock(fd, false); err != nil {
+		t.Fatal(err)
+	}
+	taken, text := 0, ""
+	for i := range uint64(200) {
+		if text = liar.ask(t, at(attach.TypeRegister, device.VA(0x6000_0000_0000+i*4096), 4096), fd); text != "" {
+			break
+		}
+		taken++
+		_ = unix.SetNonblock(fd, false)
+	}
+	if taken == 0 || taken > 64 || !strings.Contains(text, "64") {
+		t.Errorf("%d registrations were taken, then %q", taken, text)
+	}
+	b.fine()
+}

@@ -1,3 +1,5 @@
+//go:build !man
+
 // Exanetctl shows and drives a running pfd: its nodes, domains, channels,
 // FIFOs, counters and faults; and it makes test transfers whose data it checks.
 package main

@@ -1,3 +1,5 @@
+//go:build !man
+
 // Pfd is the page-fault daemon: it serves the page faults of RDMA transfers, so
 // that their memory needs not be pinned. It runs until SIGTERM or SIGINT, then
 // lets running transfers finish for a bounded time, ends the attachments and

@@ -1,0 +1,3 @@
+// Package packaging holds the tests of what make deb makes: the package's
+// files, its service unit, and its coming and going on a system of its own.
+package packaging

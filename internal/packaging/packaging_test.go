@@ -1,0 +1,237 @@
+package packaging
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// root is the top of the repository.
+var root = filepath.Join("..", "..")
+
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Dir = root
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// need skips where a program of the test is not there.
+func need(t *testing.T, programs ...string) {
+	t.Helper()
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skipf("%s is not installed", p)
+		}
+	}
+}
+
+// build makes the package in a directory of the test.
+func build(t *testing.T) string {
+	t.Helper()
+	need(t, "make", "dpkg", "dpkg-deb")
+	if out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+filepath.Join(root, "tools", "go.mod"), "nfpm", "--version").CombinedOutput(); err != nil {
+		t.Skipf("nfpm cannot be had here: its modules are not in the cache and no proxy gives them: %v\n%s", err, out)
+	}
+	dir := t.TempDir()
+	t.Setenv("DEB_DIR", dir)
+	t.Setenv("VERSION", "1.2.3~test")
+	run(t, "make", "deb")
+	list, err := filepath.Glob(filepath.Join(dir, "exanet_1.2.3~test_*.deb"))
+	if err != nil || len(list) != 1 {
+		t.Fatalf("packages %q, %v", list, err)
+	}
+	return list[0]
+}
+
+// files lists what stands below dir, but directories and dpkg's own.
+func files(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if rel == "var/lib/dpkg" {
+			return filepath.SkipDir
+		}
+		if !d.IsDir() {
+			list = append(list, rel)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// The package comes into a system of its own and goes again: a purge leaves
+// nothing, a removal the configuration.
+func TestInstallAndRemove(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("dpkg --root needs root")
+	}
+	deb := build(t)
+	sys := t.TempDir()
+	for _, dir := range []string{"var/lib/dpkg/info", "var/lib/dpkg/updates", "var/lib/dpkg/triggers"} {
+		if err := os.MkdirAll(filepath.Join(sys, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{"status", "available"} {
+		if err := os.WriteFile(filepath.Join(sys, "var/lib/dpkg", f), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dpkg := func(args ...string) {
+		t.Helper()
+		run(t, "dpkg", append([]string{"--root=" + sys, "--force-script-chrootless", "--force-not-root", "--log=/dev/null"}, args...)...)
+	}
+	dpkg("--install", deb)
+	got := files(t, sys)
+	for _, want := range []string{
+		"usr/bin/pfd", "usr/bin/exanetctl", "etc/exanet/pfd.toml", "usr/lib/systemd/system/pfd.service",
+		"usr/share/man/man8/pfd.8", "usr/share/man/man1/exanetctl.1", "usr/share/man/man1/exanetctl-domain-grant.1",
+		"usr/share/bash-completion/completions/exanetctl", "usr/share/zsh/vendor-completions/_exanetctl",
+		"usr/share/fish/vendor_completions.d/exanetctl.fish", "usr/share/exanet/grafana/pfd.json",
+		"usr/share/doc/exanet/copyright", "usr/share/doc/exanet/attach.md",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("%s is not installed", want)
+		}
+	}
+	if out := run(t, filepath.Join(sys, "usr/bin/pfd"), "--version"); !strings.Contains(out, "pfd version") {
+		t.Errorf("pfd says %q", out)
+	}
+	// The configuration that comes with it is one: what it comments out, too.
+	conf := filepath.Join(sys, "etc/exanet/pfd.toml")
+	text, err := os.ReadFile(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := regexp.MustCompile(`(?m)^# ([a-z-]+ = )`)
+	if n := len(keys.FindAll(text, -1)); n < 8 {
+		t.Errorf("the configuration names %d keys", n)
+	}
+	all := append(keys.ReplaceAll(text, []byte("$1")), "record = 3.5\nno-such-key = 1\n"...)
+	full := filepath.Join(t.TempDir(), "pfd.toml")
+	if err := os.WriteFile(full, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), filepath.Join(sys, "usr/bin/pfd"), "--config", full, "--socket", filepath.Join(t.TempDir(), "s")).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `unknown key "no-such-key"`) {
+		t.Errorf("with all keys: %v, %s", err, out)
+	}
+
+	dpkg("--remove", "exanet")
+	if got := files(t, sys); !slices.Equal(got, []string{"etc/exanet/pfd.toml"}) {
+		t.Errorf("after a removal there are %q, want the configuration alone", got)
+	}
+	dpkg("--purge", "exanet")
+	if got := files(t, sys); len(got) != 0 {
+		t.Errorf("after a purge there are %q", got)
+	}
+}
+
+// settings reads a unit's keys.
+func settings(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "contrib", "systemd", "pfd.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, section := map[string]string{}, ""
+	for s := bufio.NewScanner(bytes.NewReader(text)); s.Scan(); {
+		line := strings.TrimSpace(s.Text())
+		switch {
+		case line == "" || line[0] == '#':
+		case line[0] == '[':
+			section = strings.Trim(line, "[]")
+		default:
+			key, value, ok := strings.Cut(line, "=")
+			if !ok || section == "" {
+				t.Fatalf("line %q is no setting", line)
+			}
+			all[section+"/"+key] = value
+		}
+	}
+	return all
+}
+
+// What pfd relies on, and what keeps it in its place.
+func TestUnit(t *testing.T) {
+	unit := settings(t)
+	for key, want := range map[string]string{
+		"Service/Type": "notify", "Service/ExecReload": "/bin/kill -HUP $MAINPID", "Service/WatchdogSec": "30s",
+		"Service/RuntimeDirectory": "exanet", "Service/CapabilityBoundingSet": "CAP_SYS_PTRACE CAP_DAC_OVERRIDE",
+		"Service/NoNewPrivileges": "yes", "Service/ProtectSystem": "strict", "Service/RestrictAddressFamilies": "AF_UNIX AF_NETLINK",
+		"Service/ExecStart": "/usr/bin/pfd --config /etc/exanet/pfd.toml",
+	} {
+		if unit[key] != want {
+			t.Errorf("%s is %q, want %q", key, unit[key], want)
+		}
+	}
+}
+
+// systemd takes the unit as it is, and finds it well shut in.
+func TestUnitBySystemd(t *testing.T) {
+	need(t, "systemd-analyze")
+	sys := t.TempDir()
+	put := func(path, text string, mode os.FileMode) {
+		t.Helper()
+		path = filepath.Join(sys, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, target := range []string{"sysinit", "basic", "shutdown", "multi-user"} {
+		put("usr/lib/systemd/system/"+target+".target", "[Unit]\nDescription=of the test\n", 0o644)
+	}
+	put("usr/bin/pfd", "#!/bin/sh\n", 0o755)
+	put("bin/kill", "#!/bin/sh\n", 0o755)
+	text, err := os.ReadFile(filepath.Join(root, "contrib", "systemd", "pfd.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put("etc/systemd/system/pfd.service", string(text), 0o644)
+	if out := run(t, "systemd-analyze", "verify", "--man=no", "--root="+sys, "pfd.service"); out != "" {
+		t.Errorf("verify says:\n%s", out)
+	}
+	out := run(t, "systemd-analyze", "security", "--no-pager", "--offline=yes", "--threshold=30", "--root="+sys, "pfd.service")
+	if !strings.Contains(out, "Overall exposure level for pfd.service") {
+		t.Errorf("security says:\n%s", out)
+	}
+}
+
+// The manual pages name every flag of their program.
+func TestManualPages(t *testing.T) {
+	dir := t.TempDir()
+	for _, p := range []struct{ program, page string }{{"pfd", "pfd.8"}, {"exanetctl", "exanetctl-domain-kick.1"}} {
+		run(t, "go", "run", "-tags", "man", "./cmd/"+p.program, dir)
+		text, err := os.ReadFile(filepath.Join(dir, p.page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		help := run(t, "go", append([]string{"run", "./cmd/" + p.program}, map[string][]string{"pfd": {"--help"}, "exanetctl": {"domain", "kick", "--help"}}[p.program]...)...)
+		for _, m := range regexp.MustCompile(`(?m)--([a-z][a-z-]+)`).FindAllStringSubmatch(help, -1) {
+			flag := m[1]
+			if !strings.Contains(strings.ReplaceAll(string(text), `\-`, "-"), "--"+flag) && flag != "version" {
+				t.Errorf("%s misses --%s", p.page, flag)
+			}
+		}
+	}
+}

@@ -160,15 +160,6 @@ func (t *tables) walk(slot int, va device.VA) (p path) {
 	return p
 }
 
-// get gives the entry of a page, 0 where there is none.
-func (t *tables) get(slot int, va device.VA) uint64 {
-	p := t.walk(slot, va)
-	if !p.full {
-		return 0
-	}
-	return t.load(p.pages[tableLevels-1], index(va, tableLevels-1))
-}
-
 // clear takes the entries of pages away, and tells whether there were any.
 func (t *tables) clear(slot int, va device.VA, pages int) (any bool) {
 	for i := range pages {

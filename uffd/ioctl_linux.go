@@ -44,12 +44,12 @@ const (
 	iocRead      = 2 << 30
 
 	ioctlAPI      = iocReadWrite | unsafe.Sizeof(apiArg{})<<16 | uffdAPI<<8 | 0x3f
-	ioctlRegister = iocReadWrite | unsafe.Sizeof(registerArg{})<<16 | uffdAPI<<8 | 0x00
+	ioctlRegister = iocReadWrite | unsafe.Sizeof(registerArg{})<<16 | uffdAPI<<8 // number 0x00
 	ioctlWake     = iocRead | unsafe.Sizeof(rangeArg{})<<16 | uffdAPI<<8 | 0x02
 	ioctlCopy     = iocReadWrite | unsafe.Sizeof(copyArg{})<<16 | uffdAPI<<8 | 0x03
 	ioctlZero     = iocReadWrite | unsafe.Sizeof(zeroArg{})<<16 | uffdAPI<<8 | 0x04
 	// ioctlNew is USERFAULTFD_IOC_NEW of /dev/userfaultfd.
-	ioctlNew = uffdAPI<<8 | 0x00
+	ioctlNew = uffdAPI << 8 // number 0x00
 
 	userModeOnly   = 1      // UFFD_USER_MODE_ONLY
 	modeMissing    = 1 << 0 // UFFDIO_REGISTER_MODE_MISSING

@@ -213,6 +213,6 @@ func TestTwoDaemons(t *testing.T) {
 	// One is killed and comes back; the other goes on.
 	b.kill()
 	a.good(3, "--from", "0", "--to", "0", "--dst", "absent")
-	b = l.daemon([]int{1}, "--pdid-range", "4096-8191", "--groups", groups, "--guard-us", "10000")
+	l.daemon([]int{1}, "--pdid-range", "4096-8191", "--groups", groups, "--guard-us", "10000")
 	a.good(3, append(across, "--group", "app", "--size", "1MiB", "--policy", "pa")...)
 }

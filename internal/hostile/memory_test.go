@@ -164,7 +164,7 @@ func (a *obedient) move(m *area) error {
 // Words of linux/userfaultfd.h.
 const (
 	uffdioAPI      = 3<<30 | 24<<16 | 0xaa<<8 | 0x3f
-	uffdioRegister = 3<<30 | 32<<16 | 0xaa<<8 | 0x00
+	uffdioRegister = 3<<30 | 32<<16 | 0xaa<<8 // number 0x00
 )
 
 // register has a userfaultfd of the process's own serve b. Nobody reads it.

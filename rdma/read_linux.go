@@ -363,7 +363,7 @@ func (e *Endpoint) serveReads() {
 		e.mu.Lock()
 		e.takeMailLocked()
 		e.harvestReadsLocked()
-		now, open := time.Now(), false
+		now, open, look := time.Now(), false, readLook
 		for _, s := range e.reads.open {
 			if s == nil {
 				continue
@@ -381,10 +381,13 @@ func (e *Endpoint) serveReads() {
 				}
 			}
 			e.askLocked(s, now)
+			if !s.sent {
+				look = notifyFirstPause
+			}
 		}
 		e.mu.Unlock()
 		if open {
-			timer.Reset(readLook)
+			timer.Reset(look)
 			continue
 		}
 		select {

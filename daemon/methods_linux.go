@@ -30,9 +30,6 @@ func (s *session) registrar() []attach.Registrar {
 // Register implements attach.Registrar.
 func (r registrar) Register(m attach.Range, fd int) error {
 	d, uid := r.s.d, r.s.uid
-	if r.s.regions.Meets(m.VA, m.VA+device.VA(m.Size)) {
-		return fmt.Errorf("%d bytes at %v: %w", m.Size, m.VA, gup.ErrOverlap)
-	}
 	if !d.regions.take(uid) {
 		return fmt.Errorf("uid %d has %d registered ranges: free some", uid, regionsPerUID)
 	}
@@ -41,8 +38,7 @@ func (r registrar) Register(m attach.Range, fd int) error {
 		d.regions.give(uid)
 		return err
 	}
-	r.s.regions.Add(region)
-	return nil
+	return r.s.regions.Add(region)
 }
 
 // Unregister implements attach.Registrar.

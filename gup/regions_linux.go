@@ -27,29 +27,26 @@ type Regions struct {
 // NewRegions makes a pager for p, without regions.
 func NewRegions(p *proc.Process) *Regions { return &Regions{Pager: New(p), p: p} }
 
-// Errors of registrations.
-var (
-	ErrOverlap  = errors.New("the range meets one that is registered already")
-	ErrNoRegion = errors.New("no such range is registered")
-)
+// ErrNoRegion: there is nothing to be removed.
+var ErrNoRegion = errors.New("no such range is registered")
 
-// Meets tells whether a range meets one that is registered.
-func (g *Regions) Meets(start, end device.VA) bool {
+// Add adds a region, which is then the pager's to close. Memory belongs to the
+// descriptor that was told of it last: who unmaps a range, or moves it, and says
+// nothing, and registers what is mapped there next, is not held to the old one.
+// The kernel lets memory be registered once only.
+func (g *Regions) Add(r *uffd.Region) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, o := range g.list {
-		if start < o.End && o.Start < end {
-			return true
+	var errs []error
+	g.list = slices.DeleteFunc(g.list, func(o *uffd.Region) bool {
+		covered := r.Start <= o.Start && o.End <= r.End
+		if covered {
+			errs = append(errs, o.Close())
 		}
-	}
-	return false
-}
-
-// Add adds a region, which is then the pager's to close.
-func (g *Regions) Add(r *uffd.Region) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+		return covered
+	})
 	g.list = append(g.list, r)
+	return errors.Join(errs...)
 }
 
 // Remove closes the region with exactly these bounds.
@@ -80,7 +77,7 @@ func (g *Regions) Close() error {
 func (g *Regions) at(va device.VA) *uffd.Region {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, r := range g.list {
+	for _, r := range slices.Backward(g.list) { // the newest is the one that holds
 		if r.Start <= va && va < r.End {
 			return r
 		}

@@ -80,7 +80,7 @@ var mutants = []mutant{
 // from each of so many starts.
 var mutantStarts = []uint64{0, 20_000, 40_000}
 
-const mutantMost = 1500
+const mutantMost = 6000
 
 // TestMutants builds a program with all mutants in it, each switched on by
 // itself, and tells how many seeds it takes until the scenarios notice. It runs

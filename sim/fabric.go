@@ -41,25 +41,23 @@ type party struct {
 
 // job is one transfer and what became of it.
 type job struct {
-	read       bool
-	from, to   *party // whose bytes go where
-	src, dst   int    // offsets in their memory
-	size       int
-	words      int // offset of the completion words in to's memory, -1 none
-	desc       device.Descriptor
-	tag        uint16
-	tries      int
-	plan       int // the newest of the times to ask again
-	want       []byte
-	doomed     bool // a page of either end can never be brought in
-	foreign    bool // the other end does not admit it
-	ended      bool
-	done       uint32
-	status     uint8
-	own        []byte
-	wrong      string
-	started    int64
-	finishedAt int64
+	read     bool
+	from, to *party // whose bytes go where
+	src, dst int    // offsets in their memory
+	size     int
+	words    int // offset of the completion words in to's memory, -1 none
+	desc     device.Descriptor
+	tag      uint16
+	tries    int
+	plan     int // the newest of the times to ask again
+	want     []byte
+	doomed   bool // a page of either end can never be brought in
+	foreign  bool // the other end does not admit it
+	ended    bool
+	done     uint32
+	status   uint8
+	own      []byte
+	wrong    string
 }
 
 // Kinds of scenario: one in so many seeds is of that kind.

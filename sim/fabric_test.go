@@ -14,11 +14,11 @@ import (
 
 // met counts what the scenarios of a test met, so that they do what they are for.
 type met struct {
-	mu                                    sync.Mutex
-	transfers, reads, complete, failed    int
-	byStatus                              [16]int
-	counts                                [device.Counters]uint64
-	refused, lostReads, large, cross, all int
+	mu                                 sync.Mutex
+	transfers, reads, complete, failed int
+	byStatus                           [16]int
+	counts                             [device.Counters]uint64
+	large, all                         int
 }
 
 func (m *met) add(f *Fabric) {

@@ -53,11 +53,15 @@ type userFunction struct {
 	mapped []user.Mapped
 }
 
-// VFIOUser connects to the vfio-user server at path.
-func VFIOUser(path string) Connect {
+// VFIOUser connects to the vfio-user server at path, with messages of the usual
+// sizes.
+func VFIOUser(path string) Connect { return VFIOUserWith(path, user.Options{}) }
+
+// VFIOUserWith connects to the vfio-user server at path with a client's options.
+func VFIOUserWith(path string, opts user.Options) Connect {
 	return func(ctx context.Context, vectors []int) (Function, error) {
 		f := &userFunction{}
-		c, err := user.Redial(ctx, path, user.Options{}, func(c *user.Client) error { return f.setUp(c, vectors) })
+		c, err := user.Redial(ctx, path, opts, func(c *user.Client) error { return f.setUp(c, vectors) })
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("device vfio-user:%s: %w", path, err), f.unmap())
 		}

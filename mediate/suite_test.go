@@ -12,6 +12,7 @@ import (
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/vfio/user"
 )
 
 // machine is two emulated nodes behind vfio-user sockets, and their driver, as
@@ -44,11 +45,14 @@ func startServer(t testing.TB, bare bool) (*serve.Machine, string) {
 	return s, dir
 }
 
-func newMachine(t testing.TB, bare, workers bool) *machine {
+func newMachine(t testing.TB, bare, workers bool, opts ...user.Options) *machine {
 	t.Helper()
+	opts = append(opts, user.Options{})
 	s, dir := startServer(t, bare)
 	m, err := mediate.New(t.Context(), mediate.Config{
-		Connect: []mediate.Connect{mediate.VFIOUser(serve.SocketPath(dir, 0)), mediate.VFIOUser(serve.SocketPath(dir, 1))},
+		Connect: []mediate.Connect{
+			mediate.VFIOUserWith(serve.SocketPath(dir, 0), opts[0]), mediate.VFIOUserWith(serve.SocketPath(dir, 1), opts[0]),
+		},
 		Workers: workers,
 	})
 	if err != nil {
@@ -125,4 +129,13 @@ func (m *machine) Forget(node, slot int, b []byte) {
 // TestFaultSuite is the fault suite over vfio-user sockets and shadow tables.
 func TestFaultSuite(t *testing.T) {
 	suite.Run(t, func(t *testing.T, bare bool) suite.Machine { return newMachine(t, bare, bare) })
+}
+
+// TestFaultSuiteSmallestMessages is the same with messages that have room for one
+// register's access and one descriptor, over one socket. The usual ones have room
+// for 1 MiB.
+func TestFaultSuiteSmallestMessages(t *testing.T) {
+	suite.Run(t, func(t *testing.T, bare bool) suite.Machine {
+		return newMachine(t, bare, bare, user.Options{MaxTransfer: 8, MaxFDs: 1, NoTwin: true})
+	})
 }

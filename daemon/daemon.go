@@ -156,7 +156,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.log.Warn("a connection to the attachment socket is still being served: not waiting any longer")
 		}
 	}
-	d.log.Info("stopped", "after", d.uptime(), "err", err)
+	if err != nil {
+		d.log.Error("stopped", "after", d.uptime(), "err", err)
+	} else {
+		d.log.Info("stopped", "after", d.uptime())
+	}
 	return err
 }
 

@@ -27,15 +27,21 @@ const (
 // newBench gives node 5 with slot 2 set up for ownPDID, peerPDID admitted.
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	b := &bench{t: t, n: New(Config{ID: 5, VABits: 48, SVA: true, Epoch: 9})}
+	return newBenchOf(t, Config{ID: 5, VABits: 48, SVA: true, Epoch: 9})
+}
+
+// newBenchOf is newBench for a node of another configuration.
+func newBenchOf(t *testing.T, cfg Config) *bench {
+	t.Helper()
+	b := &bench{t: t, n: New(cfg)}
 	b.write32(device.PL, device.PLCtrl, device.CtrlEnable)
 	b.write32(device.SMMU, device.SCR0, device.SCR0GFRE|device.SCR0GFIE|device.SCR0USFCFG)
 	b.write32(device.SMMU, device.SMR+4*2, device.SMRValid|2)
 	b.write32(device.SMMU, device.S2CR+4*2, 2)
 	b.write32(device.SMMU, device.Bank(2, device.SCTLR), device.SCTLRDriver)
 	b.write64(device.PL, device.PLPDPeers+32*2, peerPDID)
-	b.write64(device.PL, device.PLPktzCfg+8*2, packetizer.Config{PDID: ownPDID, Node: 5, Interface: 2, Enable: true}.Encode())
-	b.write64(device.PL, device.PLPktzCfg+8*18, packetizer.Config{PDID: ownPDID, Node: 5, Interface: 18, Enable: true}.Encode())
+	b.write64(device.PL, device.PLPktzCfg+8*2, packetizer.Config{PDID: ownPDID, Node: cfg.ID, Interface: 2, Enable: true}.Encode())
+	b.write64(device.PL, device.PLPktzCfg+8*18, packetizer.Config{PDID: ownPDID, Node: cfg.ID, Interface: 18, Enable: true}.Encode())
 	b.write64(device.PL, device.PLMboxCfg+8*18, ownPDID|device.CfgEnable)
 	b.write64(device.PL, device.PLPDCfg+8*2, ownPDID|device.CfgEnable)
 	b.out = nil

@@ -1,0 +1,225 @@
+package soc
+
+import (
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// goodRead is a request that the target of newPair serves.
+func goodRead() mailbox.ReadRequest {
+	return mailbox.ReadRequest{
+		Tag: 77, Size: 4096, Src: 0x50000, Dst: 0x60000, Notify: 0x70000, First: 1, Last: 2,
+	}
+}
+
+// request has the initiator's process ask for a read of node dst and gives the
+// frame that goes out, nil where the packetizer refuses it.
+func (p *pair) request(dst device.NodeID, m mailbox.ReadRequest) *wire.Frame {
+	p.t.Helper()
+	ev := Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(dst, device.MailboxRead), N: mailbox.ReadRequestWords}
+	words := m.Encode()
+	copy(ev.Words[:], words[:])
+	p.from.step(ev)
+	out := p.from.take(Transmit)
+	if len(out) > 1 {
+		p.t.Fatalf("%d frames of one request", len(out))
+	}
+	if refused := p.from.n.PacketizerStatus(18, 0) == device.PktzRefused; refused != (len(out) == 0) {
+		p.t.Fatalf("%d frames, STATUS refused: %v", len(out), refused)
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out[0].Frame
+}
+
+// untouched checks that nothing of a read is at the target: no access to memory,
+// no channel, no transaction, nothing sent but what was said.
+func (p *pair) untouched(out []Action, answers int) (answer *wire.Frame) {
+	p.t.Helper()
+	for _, a := range out {
+		if a.Kind == Transmit && a.Frame.Kind == wire.Message {
+			answers--
+			answer = a.Frame
+			continue
+		}
+		p.t.Errorf("the target does %+v", a)
+	}
+	if answers != 0 {
+		p.t.Errorf("the target sends %d answers fewer than it should", answers)
+	}
+	if n := p.to.n.InFlight(2); n != 0 {
+		p.t.Errorf("%d accesses to the target's memory", n)
+	}
+	for ch := range device.ChannelsPerSlot {
+		if p.to.n.Channel(2, ch).Live {
+			p.t.Errorf("channel %d of the target is live", ch)
+		}
+	}
+	if list := p.to.n.Transactions(); len(list) != 0 {
+		p.t.Errorf("transactions %+v at the target", list)
+	}
+	if blocks := p.to.count(device.TXBlocks); blocks != 0 {
+		p.t.Errorf("the target issued %d blocks", blocks)
+	}
+	return answer
+}
+
+// A read that cannot be: an error at the initiator, nothing at the target
+// (spec/firmware.md "Read path").
+func TestBadReads(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(m *mailbox.ReadRequest)
+		target Config
+		before func(p *pair)
+		link   func(f *wire.Frame) // what happens on the way
+		code   device.Code
+	}{
+		{name: "size 0", change: func(m *mailbox.ReadRequest) { m.Size = 0 }, code: device.CodeDecode},
+		{name: "source past the VA width", change: func(m *mailbox.ReadRequest) { m.Src = 1 << 39 }, target: Config{VABits: 39}, code: device.CodeDecode},
+		{name: "source that ends past the VA width", change: func(m *mailbox.ReadRequest) { m.Src = 1<<39 - 4095 }, target: Config{VABits: 39}, code: device.CodeDecode},
+		{name: "source at the end of all addresses", change: func(m *mailbox.ReadRequest) { m.Src = ^device.VA(0) - 4094 }, code: device.CodeDecode},
+		{name: "destination past the VA width", change: func(m *mailbox.ReadRequest) { m.Dst = 1 << 48 }, code: device.CodeDecode},
+		{name: "notification past the VA width", change: func(m *mailbox.ReadRequest) { m.Notify = 1<<48 + 16 }, code: device.CodeDecode},
+		{name: "notification that is not aligned", change: func(m *mailbox.ReadRequest) { m.Notify += 8 }, code: device.CodeDecode},
+		{name: "no notification", change: func(m *mailbox.ReadRequest) { m.Notify = 0 }, code: device.CodeDecode},
+		{name: "no such domain", change: func(m *mailbox.ReadRequest) { m.Target = strange }, code: device.CodeDomain},
+		{
+			name: "a domain that has not admitted us", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
+			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable) }, code: device.CodeDomain,
+		},
+		{
+			name: "a domain that admits us no more", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
+			before: func(p *pair) {
+				p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable)
+				p.to.write64(device.PL, device.PLPDPeers+32*2, ownPDID)
+				p.to.write64(device.PL, device.PLPDPeers+32*2, peerPDID)
+			}, code: device.CodeDomain,
+		},
+		{
+			name: "a forged PDID in the request", change: func(m *mailbox.ReadRequest) { m.Target, m.PDID = 0x44, peerPDID },
+			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable) }, code: device.CodeDomain,
+		},
+		{
+			// Past the stamping of the initiator's packetizer: the PDID beside the
+			// packet is what is believed.
+			name: "a forged PDID on the way", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
+			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable) },
+			link: func(f *wire.Frame) {
+				f.Message[0] = f.Message[0]&^(0xffff<<mailbox.PDIDShift) | peerPDID<<mailbox.PDIDShift
+			},
+			code: device.CodeDomain,
+		},
+		{
+			name: "a requester to whom the target has no route", change: func(*mailbox.ReadRequest) {},
+			target: Config{Route: func(n device.NodeID) bool { return n != initiatorID }}, code: device.CodeDecode,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPair(t, tt.target)
+			if tt.before != nil {
+				tt.before(p)
+				p.to.out = nil
+			}
+			m := goodRead()
+			tt.change(&m)
+			f := p.request(targetID, m)
+			if f == nil {
+				t.Fatal("the request does not go out")
+			}
+			if tt.link != nil {
+				tt.link(f)
+			}
+			p.to.step(Event{Kind: FrameArrived, Frame: f})
+			out := p.to.out
+			p.to.out = nil
+			answer := p.untouched(out, 1)
+			if answer == nil {
+				t.FailNow()
+			}
+			p.from.step(Event{Kind: FrameArrived, Frame: answer})
+			if mails := p.from.take(MailArrived); len(mails) != 1 || mails[0].Interface != 18 {
+				t.Fatalf("mail %+v, want one in mailbox 18", mails)
+			}
+			_, words, ok := p.from.n.TakeMail(18)
+			a, err := mailbox.DecodeAnswer(words[0])
+			want := mailbox.Ack{Transaction: device.TransactionID(m.Tag), Code: tt.code, Sequence: device.Sequence(tt.code)}
+			if !ok || err != nil || a != want {
+				t.Fatalf("answer %+v (%v, %v), want %+v", a, ok, err, want)
+			}
+			// The read is over: its tag is free for another one, which is served.
+			other := goodRead()
+			other.Dst += 0x100000
+			if p.request(targetID, other) == nil {
+				t.Error("the tag of a read that failed stays in use")
+			}
+		})
+	}
+}
+
+// What the initiator's own packetizer refuses: nothing goes out.
+func TestBadReadsRefusedAtOnce(t *testing.T) {
+	p := newPair(t, Config{})
+	if p.request(targetID, goodRead()) == nil {
+		t.Fatal("a good request does not go out")
+	}
+	for name, change := range map[string]func(m *mailbox.ReadRequest){
+		"another size":         func(m *mailbox.ReadRequest) { m.Size++ },
+		"another destination":  func(m *mailbox.ReadRequest) { m.Dst += 64 },
+		"another notification": func(m *mailbox.ReadRequest) { m.Notify += 16 },
+		"other words":          func(m *mailbox.ReadRequest) { m.Last++ },
+		"another domain":       func(m *mailbox.ReadRequest) { m.Target = peerPDID },
+	} {
+		m := goodRead()
+		change(&m)
+		refused := p.from.count(device.MboxRefused)
+		if f := p.request(targetID, m); f != nil {
+			t.Errorf("tag in use, %s: %+v goes out", name, f.Header)
+		}
+		if got := p.from.count(device.MboxRefused); got != refused+1 {
+			t.Errorf("tag in use, %s: mbox_refused goes from %d to %d", name, refused, got)
+		}
+	}
+	if f := p.request(6, goodRead()); f != nil {
+		t.Errorf("tag in use, another node: %+v goes out", f.Header)
+	}
+
+	lost := newPair(t, Config{})
+	lost.from = newBenchOf(t, Config{ID: initiatorID, VABits: 48, SVA: true, Epoch: 3, Route: func(n device.NodeID) bool { return n != 6 }})
+	if f := lost.request(6, goodRead()); f != nil {
+		t.Errorf("node that does not exist: %+v goes out", f.Header)
+	}
+	if got := lost.from.count(device.MboxRefused); got != 1 {
+		t.Errorf("node that does not exist: mbox_refused is %d, want 1", got)
+	}
+	// Nothing is left open of it: the tag serves another read.
+	m := goodRead()
+	m.Size = 64
+	if lost.request(targetID, m) == nil {
+		t.Error("the tag of a request that never went out is in use")
+	}
+}
+
+// A request that is asked for again, as after a lost answer, goes out again and
+// is served once.
+func TestReadAskedForAgainIsServedOnce(t *testing.T) {
+	p := newPair(t, Config{})
+	for i := range 3 {
+		f := p.request(targetID, goodRead())
+		if f == nil {
+			t.Fatalf("request %d does not go out", i)
+		}
+		p.to.step(Event{Kind: FrameArrived, Frame: f})
+	}
+	if walks := p.to.take(Walk); len(walks) != 1 || walks[0].Access.Write || walks[0].Access.VA != 0x50000 {
+		t.Errorf("walks %+v, want one of the source", walks)
+	}
+	if blocks := p.to.count(device.TXBlocks); blocks != 1 {
+		t.Errorf("%d blocks issued, want 1", blocks)
+	}
+}

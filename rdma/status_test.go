@@ -1,0 +1,52 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+)
+
+// The error of each status names the cause and the remedy, and which transfer it
+// was, of reads as of writes (messages.md 1 and 2; 001 table 3.2).
+func TestTransferErrorNamesTheCause(t *testing.T) {
+	for _, tt := range []struct {
+		status uint8
+		want   error
+		cause  string
+		remedy string
+	}{
+		{device.StatusSlaveError, ErrSlaveError, "the target's memory answered with an error", "fault log"},
+		{device.StatusDecode, ErrAddress, "an address is not mapped", "fit the node's width"},
+		{device.StatusNoContext, ErrNoContext, "no receive context left", "fewer transfers to that node in flight"},
+		{device.StatusCorrupt, ErrCorrupt, "packets arrive corrupted", "crc counters of both nodes"},
+		{device.StatusDomain, ErrDomain, "does not admit this protection domain", "exanetctl domain grant"},
+		{device.StatusReserved, ErrReserved, "a reserved code", "report it"},
+		{device.StatusBufferFull, ErrBufferFull, "the target's buffer is full", "made room"},
+		{device.StatusLimit, ErrRetransmissions, "within the retransmission limit", "exanetctl fault show"},
+		{device.StatusAborted, ErrAborted, "aborted by its process", "none needed"},
+		{device.StatusGone, ErrGone, "its domain or the node is gone", "attach again"},
+	} {
+		for kind, e := range map[string]*TransferError{
+			"transfer of 4096 bytes to node 5, PDID 257, address ":  {Code: tt.status, Size: 4096, Dst: 0x7f0000002000, Node: 5, PDID: 257, Detail: "why"},
+			"read of 4096 bytes from node 5, PDID 257, address 0x7": {Code: tt.status, Size: 4096, Dst: 0x7f0000002000, Node: 5, PDID: 257, Detail: "why", Read: true},
+		} {
+			text := e.Error()
+			for _, want := range []string{tt.cause, tt.remedy, fmt.Sprintf("status %d (why): ", tt.status)} {
+				if !strings.Contains(text, want) {
+					t.Errorf("status %d: %q does not say %q", tt.status, text, want)
+				}
+			}
+			if !strings.HasPrefix(text, kind) {
+				t.Errorf("status %d: %q does not begin with %q", tt.status, text, kind)
+			}
+			for _, other := range outcomes {
+				if got := other.err != nil && errors.Is(e, other.err); got != (other.err != nil && errors.Is(tt.want, other.err)) {
+					t.Errorf("status %d matches %v: %v", tt.status, other.err, got)
+				}
+			}
+		}
+	}
+}

@@ -106,6 +106,14 @@ func (c *Client) Channels(ctx context.Context, node int) ([]Channel, error) {
 	return r.Channels, err
 }
 
+// Transactions asks for the blocks that a node (AllNodes: every one) has in
+// flight. A device that keeps them to itself has none.
+func (c *Client) Transactions(ctx context.Context, node int) ([]Transaction, error) {
+	var r Transactions
+	err := c.get(ctx, PathTransactions, nodeQuery(node), &r)
+	return r.Transactions, err
+}
+
 // SMMU asks for the context banks of a node (AllNodes: of all).
 func (c *Client) SMMU(ctx context.Context, node int) ([]SMMUBank, error) {
 	var r SMMU

@@ -6,19 +6,21 @@ const Version = 1
 
 // Endpoints of the control interface: GET, but those that change something.
 const (
-	PathStatus    = "/v1/status"
-	PathNodes     = "/v1/nodes"
-	PathDomains   = "/v1/domains"
-	PathChannels  = "/v1/channels"
-	PathSMMU      = "/v1/smmu"
-	PathFIFO      = "/v1/fifo"
-	PathCounters  = "/v1/counters"
-	PathFaults    = "/v1/faults"         // ?n= how many of the last ones
-	PathRegisters = "/v1/registers"      // ?node=&window=
-	PathMonitor   = "/v1/faults/monitor" // ?node=: one FaultEvent a line, until the client leaves
-	PathGrant     = "/v1/domains/grant"  // POST ?node=&slot=&pdid=: admit a PDID
-	PathKick      = "/v1/domains/kick"   // POST ?node=&slot=: end an attachment
-	PathMetrics   = "/metrics"           // Prometheus text, not JSON
+	PathStatus   = "/v1/status"
+	PathNodes    = "/v1/nodes"
+	PathDomains  = "/v1/domains"
+	PathChannels = "/v1/channels"
+	PathSMMU     = "/v1/smmu"
+	// PathTransactions lists the blocks in flight.
+	PathTransactions = "/v1/transactions"
+	PathFIFO         = "/v1/fifo"
+	PathCounters     = "/v1/counters"
+	PathFaults       = "/v1/faults"         // ?n= how many of the last ones
+	PathRegisters    = "/v1/registers"      // ?node=&window=
+	PathMonitor      = "/v1/faults/monitor" // ?node=: one FaultEvent a line, until the client leaves
+	PathGrant        = "/v1/domains/grant"  // POST ?node=&slot=&pdid=: admit a PDID
+	PathKick         = "/v1/domains/kick"   // POST ?node=&slot=: end an attachment
+	PathMetrics      = "/metrics"           // Prometheus text, not JSON
 )
 
 // AllNodes asks for every node of a daemon. Endpoints that list things by node
@@ -127,6 +129,39 @@ type Channel struct {
 	Acked       int    `json:"blocks_acked"`     // of these, acknowledged
 	InFlight    int    `json:"blocks_in_flight"` // issued, not acknowledged
 	Paused      int    `json:"blocks_paused"`    // of these, waiting for a RAPF or the guard
+}
+
+// States of a transaction.
+const (
+	TransactionIssued  = "issued"  // waits for its acknowledgement
+	TransactionPaused  = "paused"  // a page fault at either end: waits for a RAPF or the guard
+	TransactionBackoff = "backoff" // refused (codes 3, 4, 7): waits to be sent again
+)
+
+// Transaction is one block in flight, a row of the firmware's table that is in
+// use.
+type Transaction struct {
+	Node        int    `json:"node"`
+	ID          uint16 `json:"transaction"`
+	Slot        int    `json:"slot"`
+	Channel     int    `json:"channel"` // 0..31 write, 32..63 read
+	PDID        uint16 `json:"pdid"`    // of the slot
+	DstNode     uint32 `json:"dst_node_id"`
+	DstPDID     uint16 `json:"dst_pdid"`
+	State       string `json:"state"`   // issued, paused, backoff
+	Class       string `json:"class"`   // of its transfer: high, medium, low
+	Sending     bool   `json:"sending"` // the PLDMA is still sending it
+	Words       bool   `json:"words"`   // carries the completion words
+	Sequence    uint16 `json:"sequence"`
+	First       uint16 `json:"first_sequence"` // of this use of the id
+	Block       uint32 `json:"block"`          // number in the transfer
+	OffsetBytes uint32 `json:"offset_bytes"`   // in the transfer
+	LengthBytes uint32 `json:"length_bytes"`
+	Attempts    int    `json:"attempts"`  // retransmissions since the last ACK or RAPF
+	RAPFs       int    `json:"rapfs"`     // requests for retransmission
+	LastCode    uint8  `json:"last_code"` // of its last NACK, 0 none: 001 table 3.2
+	AgeNS       int64  `json:"age_ns"`
+	DueNS       int64  `json:"due_ns"` // until its time-out, guard or end of back-off; -1 none runs
 }
 
 // SMMUBank is one context bank and the stream that leads to it.
@@ -253,6 +288,11 @@ type (
 	Channels struct {
 		Version  int       `json:"version"`
 		Channels []Channel `json:"channels"`
+	}
+	// Transactions is what /v1/transactions answers.
+	Transactions struct {
+		Version      int           `json:"version"`
+		Transactions []Transaction `json:"transactions"`
 	}
 	// SMMU is what /v1/smmu answers.
 	SMMU struct {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/soc/r5"
 )
 
 // emulated is the emulated SoC in pfd's own process as a Machine.
@@ -97,6 +98,10 @@ func (m emulated) Channels(node int) []ChannelInfo {
 		})
 	}
 	return list // the emulated windows give no errors
+}
+
+func (m emulated) Transactions(node int) ([]r5.TransactionInfo, int64) {
+	return m.engine.Node(node).Transactions(), m.engine.Now()
 }
 
 func (m emulated) FIFO(node int, source bool) []FIFOInfo {

@@ -130,6 +130,9 @@ func TestWriteThenExec(t *testing.T) {
 	if err != nil || len(channels) != 1 || channels[0].State != "completed" || channels[0].SizeBytes != targetSize || channels[0].DstNode != 1 {
 		t.Errorf("channels %+v, %v", channels, err)
 	}
+	if list, err := client.Transactions(ctx, control.AllNodes); err != nil || len(list) != 0 {
+		t.Errorf("transactions %+v, %v after the transfer", list, err)
+	}
 	faults, err := client.Faults(ctx, 1, control.MaxFaults)
 	if err != nil || len(faults) == 0 {
 		t.Errorf("faults %+v, %v", faults, err)

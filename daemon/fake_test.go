@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault/faulttest"
+	"github.com/exanet/pfd/soc/r5"
 )
 
 // fake is a Machine of registers (faulttest) with one owning goroutine.
@@ -19,11 +20,12 @@ type fake struct {
 	broken chan error // makes Run fail
 
 	// Owned by the owner.
-	attached map[[2]int]*Attachment
-	log      []string // attach and detach, in order
-	refuse   error    // answer of Attach
-	channels []ChannelInfo
-	fifo     []FIFOInfo
+	attached     map[[2]int]*Attachment
+	log          []string // attach and detach, in order
+	refuse       error    // answer of Attach
+	channels     []ChannelInfo
+	transactions []r5.TransactionInfo
+	fifo         []FIFOInfo
 }
 
 type fakeNode struct {
@@ -48,6 +50,8 @@ func newFake(nodes int) *fake {
 func (f *fake) Nodes() int                 { return len(f.nodes) }
 func (f *fake) Bus(node int) device.Bus    { return f.nodes[node] }
 func (f *fake) Channels(int) []ChannelInfo { return f.channels }
+
+func (f *fake) Transactions(int) ([]r5.TransactionInfo, int64) { return f.transactions, 5e9 }
 
 func (f *fake) FIFO(_ int, source bool) []FIFOInfo {
 	if source {

@@ -6,6 +6,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/soc/r5"
 )
 
 // Machine is what the daemon needs from what lies behind device.Bus: emu's
@@ -36,6 +37,12 @@ type Machine interface {
 // leaser is a Machine that counts the memory accesses that slept so long that
 // their domain was given a worker of its own. Called on the owning goroutine.
 type leaser interface{ LeasesLost(node int) uint64 }
+
+// transactor is a Machine whose firmware tells its transactions in flight. now
+// is the clock, ns, that their times are of. Called on the owning goroutine.
+type transactor interface {
+	Transactions(node int) (list []r5.TransactionInfo, now int64)
+}
 
 // Attachment is what the machine gets of a process.
 type Attachment struct {

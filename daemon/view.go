@@ -28,6 +28,7 @@ func (d *Daemon) endpoints() []endpoint {
 		{path: control.PathNodes, keys: node, answer: d.viewNodes},
 		{path: control.PathDomains, keys: node, answer: d.viewDomains},
 		{path: control.PathChannels, keys: node, answer: d.viewChannels},
+		{path: control.PathTransactions, keys: node, answer: d.viewTransactions},
 		{path: control.PathSMMU, keys: node, answer: d.viewSMMU},
 		{path: control.PathFIFO, keys: node, answer: d.viewFIFO},
 		{path: control.PathCounters, keys: node, answer: d.viewCounters},
@@ -266,6 +267,37 @@ func (d *Daemon) viewChannels(ctx context.Context, q *query) (any, error) {
 				v.StatusText = statusTexts[v.Status]
 			}
 			r.Channels = append(r.Channels, v)
+		}
+		return nil
+	})
+	return r, err
+}
+
+func (d *Daemon) viewTransactions(ctx context.Context, q *query) (any, error) {
+	r := control.Transactions{Version: control.Version, Transactions: []control.Transaction{}}
+	m, ok := d.machine.(transactor)
+	if !ok {
+		return r, nil
+	}
+	err := d.each(ctx, q, func(n *node) error {
+		list, now := m.Transactions(n.index)
+		for i := range list {
+			t := &list[i]
+			if !n.seesSlot(q.peer, t.Slot) || !n.seesPDID(q.peer, t.PDID) {
+				continue
+			}
+			v := control.Transaction{
+				Node: n.index, ID: uint16(t.ID), Slot: t.Slot, Channel: t.Channel, PDID: uint16(t.PDID),
+				DstNode: uint32(t.Node), DstPDID: uint16(t.DestinationPDID), State: t.State, Class: t.Class.String(),
+				Sending: t.Sending, Words: t.Words, Sequence: uint16(t.Sequence), First: uint16(t.First),
+				Block: t.Block, OffsetBytes: t.Offset, LengthBytes: t.Length,
+				Attempts: t.Attempts, RAPFs: t.RAPFs, LastCode: uint8(t.LastCode),
+				AgeNS: max(now-t.Began, 0), DueNS: -1,
+			}
+			if t.Due != 0 {
+				v.DueNS = max(t.Due-now, 0)
+			}
+			r.Transactions = append(r.Transactions, v)
 		}
 		return nil
 	})

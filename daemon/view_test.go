@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
+	"github.com/exanet/pfd/soc/r5"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew; look at the difference before keeping it")
@@ -87,6 +89,14 @@ func TestGoldenAnswers(t *testing.T) {
 			Slot: 0, Channel: 32, PDID: 1,
 			Descriptor: device.Descriptor{Size: 1, Done: device.DoneReadOngoing},
 		}}
+		r.fake.transactions = []r5.TransactionInfo{{
+			ID: 12, Slot: 0, Channel: 3, Node: 1, PDID: 1, DestinationPDID: 2, State: control.TransactionPaused,
+			Sequence: 35, First: 34, Block: 7, Offset: 114688, Length: 16384, Attempts: 2, RAPFs: 1,
+			LastCode: device.CodeSlaveError, Began: 4e9, Due: 5e9 + 100e6, Class: r5.Low,
+		}, {
+			ID: 1023, Slot: 0, Channel: 40, Node: 0x2abcde, PDID: 1, DestinationPDID: 1, State: control.TransactionIssued,
+			Sending: true, Words: true, Sequence: 16383, First: 16383, Length: 64, Began: 5e9,
+		}}
 		r.fake.fifo = []FIFOInfo{{
 			Entry: device.FaultEntry{
 				Source: 0x2abcde, Transaction: 1023, Sequence: 16383, PDID: 1, Process: 2,
@@ -98,14 +108,15 @@ func TestGoldenAnswers(t *testing.T) {
 	// An ongoing transfer would make the daemon's end wait for it.
 	defer r.fake.do(func() { r.fake.channels = nil })
 	for name, path := range map[string]string{
-		"status":   "/v1/status",
-		"nodes":    "/v1/nodes?node=1",
-		"domains":  "/v1/domains",
-		"channels": "/v1/channels?node=0",
-		"smmu":     "/v1/smmu?node=0",
-		"fifo":     "/v1/fifo?node=0",
-		"counters": "/v1/counters?node=0",
-		"faults":   "/v1/faults?n=5",
+		"status":       "/v1/status",
+		"nodes":        "/v1/nodes?node=1",
+		"domains":      "/v1/domains",
+		"channels":     "/v1/channels?node=0",
+		"transactions": "/v1/transactions?node=0",
+		"smmu":         "/v1/smmu?node=0",
+		"fifo":         "/v1/fifo?node=0",
+		"counters":     "/v1/counters?node=0",
+		"faults":       "/v1/faults?n=5",
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, body := r.get(path)
@@ -131,6 +142,41 @@ func TestGoldenAnswers(t *testing.T) {
 				t.Errorf("%s answers\n%s\nwant (%s)\n%s", path, got, golden, want)
 			}
 		})
+	}
+}
+
+// A stranger sees the transactions of nobody else, and root all.
+func TestTransactionsOfOthers(t *testing.T) {
+	r := start(t)
+	g := r.attach(hello())
+	r.until("the handshake is over", func() bool { return r.handshakes.total() == 0 })
+	slot := int(g.Slot)
+	r.fake.do(func() {
+		r.fake.transactions = []r5.TransactionInfo{
+			{ID: 12, Slot: slot, PDID: device.PDID(g.PDID)},
+			{ID: 13, Slot: slot, PDID: 999}, // of the domain that had the slot before
+			{ID: 14, Slot: slot + 1, PDID: device.PDID(g.PDID)},
+		}
+	})
+	for _, tt := range []struct {
+		name string
+		peer peer
+		want []uint16
+	}{
+		{"root", peer{uid: 0}, []uint16{12, 13, 14}},
+		{"a stranger", peer{uid: g.Peer().UID + 4711}, []uint16{}},
+	} {
+		answer, err := r.viewTransactions(t.Context(), &query{peer: tt.peer, node: 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := []uint16{}
+		for _, x := range answer.(control.Transactions).Transactions {
+			got = append(got, x.ID)
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s sees transactions %v, want %v", tt.name, got, tt.want)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ func (a *app) commands() []*cobra.Command {
 		a.nodeCommand(),
 		a.domainCommand(),
 		a.channelCommand(),
+		a.transactionCommand(),
 		a.smmuCommand(),
 		a.fifoCommand(),
 		a.counterCommand(),

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -207,6 +208,42 @@ func (a *app) channelCommand() *cobra.Command {
 				status = strconv.Itoa(int(ch.Status))
 			}
 			t.add(fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel), fmt.Sprintf("0x%04x", ch.PDID), ch.State, status, ch.Src, ch.Dst, bytesText(ch.SizeBytes), bytesText(ch.IssuedBytes), fmt.Sprintf("0x%06x:0x%04x", ch.DstNode, ch.DstPDID), ch.Blocks, ch.Acked, ch.InFlight, ch.Paused)
+		}
+		return t.flush()
+	})
+}
+
+func (a *app) transactionCommand() *cobra.Command {
+	return a.object("transaction", "Show the transactions in flight: one block of a transfer each", "NODE/TRANSACTION", nil, func(cmd *cobra.Command, args []string) error {
+		id, err := parseID(args, "NODE", "TRANSACTION")
+		if err != nil {
+			return err
+		}
+		c, err := a.client()
+		if err != nil {
+			return err
+		}
+		list, err := c.Transactions(cmd.Context(), id[0])
+		if err != nil {
+			return err
+		}
+		list = filter(list, func(t control.Transaction) bool { return id.match(t.Node, int(t.ID)) })
+		if a.wantJSON() {
+			return a.printJSON(control.Transactions{Version: control.Version, Transactions: list})
+		}
+		if err := missing(list, args, "transaction"); err != nil {
+			return err
+		}
+		t := a.table("TRANSACTION", "CHANNEL", "PDID", "TO", "STATE", "CLASS", "SEQUENCE", "BLOCK", "OFFSET", "LENGTH", "ATTEMPTS", "RAPFS", "LAST_NACK", "AGE", "DUE")
+		for _, x := range list {
+			due, nack := "", ""
+			if x.DueNS >= 0 {
+				due = time.Duration(x.DueNS).Round(time.Microsecond).String()
+			}
+			if x.LastCode != 0 {
+				nack = strconv.Itoa(int(x.LastCode))
+			}
+			t.add(fmt.Sprintf("%d/%d", x.Node, x.ID), fmt.Sprintf("%d/%d/%d", x.Node, x.Slot, x.Channel), fmt.Sprintf("0x%04x", x.PDID), fmt.Sprintf("0x%06x:0x%04x", x.DstNode, x.DstPDID), x.State, x.Class, x.Sequence, x.Block, bytesText(uint64(x.OffsetBytes)), bytesText(uint64(x.LengthBytes)), x.Attempts, x.RAPFs, nack, time.Duration(x.AgeNS).Round(time.Microsecond), due)
 		}
 		return t.flush()
 	})

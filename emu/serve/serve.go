@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -178,24 +177,32 @@ func SocketPath(dir string, node int) string {
 }
 
 // Run serves the nodes at SocketPath of dir until ctx ends (it then returns nil)
-// or a socket fails. ready, where it is not nil, is called once when all sockets
-// are there. A Machine runs once; Close must follow.
+// or a socket fails. ready, where it is not nil, is called once when clients can
+// connect to all sockets. A Machine runs once; Close must follow.
 func (m *Machine) Run(ctx context.Context, dir string, ready func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	errs := make(chan error, len(m.nodes)+1)
+	errs, listening := make(chan error, len(m.nodes)+1), make(chan struct{}, len(m.nodes))
 	var all sync.WaitGroup
 	all.Go(func() { errs <- m.engine.Run(ctx) })
 	for _, n := range m.nodes {
 		all.Go(func() { _ = m.engine.Bus(n.index).Serve(ctx, vectors{n.server}) })
 		all.Go(func() {
-			if err := n.server.Serve(ctx, SocketPath(dir, n.index)); err != nil {
+			if err := n.server.Serve(ctx, SocketPath(dir, n.index), func() { listening <- struct{}{} }); err != nil {
 				errs <- fmt.Errorf("node %d: %w", n.index, err)
 				cancel()
 			}
 		})
 	}
-	if m.listening(ctx, dir) && ready != nil {
+	waiting := len(m.nodes)
+	for waiting > 0 && ctx.Err() == nil {
+		select {
+		case <-listening:
+			waiting--
+		case <-ctx.Done():
+		}
+	}
+	if waiting == 0 && ready != nil {
 		ready()
 	}
 	all.Wait()
@@ -205,25 +212,6 @@ func (m *Machine) Run(ctx context.Context, dir string, ready func()) error {
 		out = errors.Join(out, err)
 	}
 	return out
-}
-
-// listening waits until all sockets are there, or ctx ends (false).
-func (m *Machine) listening(ctx context.Context, dir string) bool {
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for _, n := range m.nodes {
-		for {
-			if _, err := os.Lstat(SocketPath(dir, n.index)); err == nil {
-				break
-			}
-			select {
-			case <-ctx.Done():
-				return false
-			case <-tick.C:
-			}
-		}
-	}
-	return true
 }
 
 // Close gives back what New made. The machine must not run.

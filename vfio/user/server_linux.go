@@ -216,10 +216,16 @@ func (s *Server) run(f func()) {
 // Serve listens at path, for the user of this process only, and serves one
 // client after another until ctx ends (it then returns nil) or the socket
 // fails. The socket file is removed at the end.
-func (s *Server) Serve(ctx context.Context, path string) error {
+//
+// listening, where given, is called once when clients can connect. The socket's
+// file is there a moment earlier, or has been left behind by another.
+func (s *Server) Serve(ctx context.Context, path string, listening ...func()) error {
 	fd, err := listen(path)
 	if err != nil {
 		return fmt.Errorf("vfio-user server: %w", err)
+	}
+	for _, f := range listening {
+		f()
 	}
 	l := newSocket(fd)
 	stop := context.AfterFunc(ctx, l.shutdown)

@@ -27,15 +27,30 @@ func (p *Pages) WaitEvent(old uint32, timeout time.Duration) error {
 	if timeout <= 0 {
 		return nil
 	}
+	if errno := p.waitWord(WakeEvent, old, timeout); errno != 0 {
+		return fmt.Errorf("waiting on the attachment's event word: %w", errno)
+	}
+	return nil
+}
+
+// WaitServed is pfd's: it sleeps until SetServed has changed the word from old,
+// at most timeout. The process may end any sleep early, and a kernel that does
+// not let pfd sleep ends it at once: the caller bounds how often it calls.
+func (p *Pages) WaitServed(old uint32, timeout time.Duration) {
+	_ = p.waitWord(WakeServed, old, timeout)
+}
+
+// waitWord gives why the kernel refused to sleep, 0 whatever else ended it.
+func (p *Pages) waitWord(word, old uint32, timeout time.Duration) unix.Errno {
 	ts := unix.NsecToTimespec(int64(timeout))
 	// Syscall and not RawSyscall: the scheduler must know that this thread sleeps.
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.w32(WakeEvent))),
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.w32(word))),
 		futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
 	runtime.KeepAlive(p)
 	if errno == 0 || errors.Is(errno, unix.EAGAIN) || errors.Is(errno, unix.EINTR) || errors.Is(errno, unix.ETIMEDOUT) {
-		return nil
+		return 0
 	}
-	return fmt.Errorf("waiting on the attachment's event word: %w", errno)
+	return errno
 }
 
 // WakeSelf changes the event word and wakes the waiters of the own process: for
@@ -49,8 +64,12 @@ func (p *Pages) wake() {
 	if seam.Fail(seam.AttachFutex) != 0 {
 		return
 	}
+	p.wakeWord(WakeEvent, MaxWake)
+}
+
+func (p *Pages) wakeWord(word uint32, threads uintptr) {
 	// Nothing can be done about an error: the word is mapped and aligned.
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.w32(WakeEvent))),
-		futexWake, MaxWake, 0, 0, 0)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.w32(word))),
+		futexWake, threads, 0, 0, 0)
 	runtime.KeepAlive(p)
 }

@@ -20,6 +20,7 @@ const (
 	WakeWaiters = WakePage + 0x0c // u32: threads of the process in FUTEX_WAIT on WakeEvent
 	WakeState   = WakePage + 0x10 // u32: State…
 	WakeReason  = WakePage + 0x14 // u32: Reason, valid once WakeState is StateEnded
+	WakeServed  = WakePage + 0x18 // u32: nlmsg_seq of the fault message that the process served last; futex word
 	// WakeMailbox is where the messages of the process's mailbox lie: a ring of
 	// MailSlots messages with two counts that never go back.
 	WakeMailbox = WakePage + 0x100

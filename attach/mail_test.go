@@ -3,6 +3,7 @@ package attach
 import (
 	"encoding/binary"
 	"testing"
+	"time"
 )
 
 // TestMailLayout restates the mailbox of docs/attach.md in bytes.
@@ -55,4 +56,21 @@ func TestMailLayout(t *testing.T) {
 	if p.PutMail(33, &m) {
 		t.Error("a head ahead of the tail was believed")
 	}
+}
+
+// TestServedLayout restates word SERVED of docs/attach.md 3 and 6 in bytes.
+func TestServedLayout(t *testing.T) {
+	p := testPages(t)
+	if p.Served() != 0 {
+		t.Errorf("served %d at reset", p.Served())
+	}
+	p.SetServed(0x2a)
+	if got := [5]byte(p.Bytes()[0x3018:]); got != [5]byte{0x2a} {
+		t.Errorf("at 0x3018: % x", got)
+	}
+	if p.Served() != 0x2a {
+		t.Errorf("served %d", p.Served())
+	}
+	// Changed meanwhile: it does not sleep (the test would hang).
+	p.WaitServed(0, time.Hour)
 }

@@ -193,7 +193,18 @@ func (p *Pages) Kicked() (asleep bool) {
 // AddWaiters adds n (1 before, -1 after a wait) to the number of waiting threads.
 func (p *Pages) AddWaiters(n int32) { p.add32(WakeWaiters, uint32(n)) }
 
+// SetServed says that the fault message with this number (nlmsg_seq) has been
+// served, and wakes pfd if it waits for that.
+func (p *Pages) SetServed(number uint32) {
+	p.store32(WakeServed, number)
+	p.wakeWord(WakeServed, 1)
+}
+
 // pfd's side.
+
+// Served gives the number of the fault message that the process says it served
+// last: any value, and no proof that the pages are there.
+func (p *Pages) Served() uint32 { return p.load32(WakeServed) }
 
 // TakeDoorbell takes what stands in the doorbell word and frees it: 0 none,
 // else channel+1 as the process wrote it, any value (hardware.md 6).

@@ -49,16 +49,20 @@ func (r registrar) Unregister(m attach.Range) error {
 // Times of the populate method (ours).
 const (
 	populateSpin    = 20 * time.Microsecond
-	populatePause   = 200 * time.Microsecond // the longest between two looks
+	populatePause   = time.Millisecond       // the longest between two looks
 	populateSettle  = 2 * time.Millisecond   // after which what is there is all there will be
 	populatePatient = 100 * time.Millisecond // for the first page
 )
 
-// populatePager has the process page in by itself, and looks at its pages until
-// they are there. It sleeps: it is for a domain's own worker.
+// populatePager has the process page in by itself, and waits until it says that
+// it has (word SERVED, docs/attach.md 3). What it says is only when to look: what
+// is there is read from the process's pagemap. A process that says nothing, as
+// libraries before that word do, is looked at from time to time. It sleeps: it is
+// for a domain's own worker.
 type populatePager struct {
-	p   *proc.Process
-	ask delegate
+	p      *proc.Process
+	ask    delegate
+	served *attach.Pages
 }
 
 // PageIn implements fault.Pager.
@@ -87,12 +91,15 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 		kind = gup.Major
 	}
 	// Without a PDID the library pages in and sends nothing (spec/messages.md 3).
-	if err := g.ask.Ask(netlink.Fault{VA: va, Write: write, Pages: uint16(pages)}); err != nil {
+	number, err := g.ask.numbered(netlink.Fault{VA: va, Write: write, Pages: uint16(pages)})
+	if err != nil {
 		return fail(kind, errors.Join(gup.ErrNotResident, err))
 	}
 	all := ^uint64(0) >> (64 - uint(pages))
 	before, began := uint64(0), time.Now()
 	for pause, grown := time.Duration(0), began; ; {
+		pause = g.wait(number, pause)
+		told := g.served.Served() == number
 		n, err := g.p.Pagemap(va, e[:pages])
 		if err != nil {
 			return fail(kind, err)
@@ -107,7 +114,7 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 		if there != before {
 			before, grown = there, now
 		}
-		settled := now.Sub(grown) > populateSettle
+		settled := told || now.Sub(grown) > populateSettle
 		switch {
 		case settled && there&1 == 0 && e[0].Present() && !e[0].File():
 			// It may stay shared for reasons of the kernel's own: the walk reports
@@ -121,15 +128,31 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 				}
 			}
 			return gup.Result{Resident: there, Kind: kind}
-		case now.Sub(began) > populatePatient:
+		case told, now.Sub(began) > populatePatient:
 			if _, err := g.p.Mapping(va); err != nil {
 				return fail(kind, err)
 			}
 			return fail(kind, gup.ErrNotResident)
 		}
-		if now.Sub(began) > populateSpin {
-			pause = min(2*pause+5*time.Microsecond, populatePause)
-			time.Sleep(pause)
+	}
+}
+
+// wait waits for the process's word that it has served a message, at most for
+// about the pause that it gives to the next call.
+func (g populatePager) wait(number uint32, pause time.Duration) time.Duration {
+	for began := time.Now(); time.Since(began) < populateSpin; {
+		if g.served.Served() == number {
+			return pause
 		}
 	}
+	pause = min(2*pause+50*time.Microsecond, populatePause)
+	switch old := g.served.Served(); {
+	case old == number:
+	case pause < populatePause:
+		g.served.WaitServed(old, pause)
+	default:
+		// Who is late, or wakes pfd for nothing, waits for pfd.
+		time.Sleep(pause)
+	}
+	return pause
 }

@@ -39,7 +39,8 @@ type session struct {
 	port    uint32   // its port id
 	exit    *os.File // duplicate of the pidfd: readable when the process is dead
 
-	regions *gup.Regions // of method uffd, set by join
+	regions *gup.Regions  // of method uffd, set by join
+	served  *attach.Pages // of method populate: a mapping that outlives the session's own
 
 	joined joined // set by join, on the owning goroutine
 
@@ -169,6 +170,12 @@ func (s *session) open(peer attach.Peer) error {
 	}
 	if s.memory, err = attach.NewMemory(); err != nil {
 		return refusal(attach.CodeInternal, "%v: pfd is short of memory or descriptors (ulimit -n)", err)
+	}
+	if s.method == attach.MethodPopulate {
+		// A page-in may go on when the attachment has ended, and look at it still.
+		if s.served, err = attach.MapMemory(s.memory.FD()); err != nil {
+			return refusal(attach.CodeInternal, "%v: pfd is short of memory", err)
+		}
 	}
 	if s.faults, s.port, err = netlink.NewReceiver(s.n.sender.Port()); err != nil {
 		return refusal(attach.CodeInternal, "%v: pfd is short of descriptors (ulimit -n)", err)
@@ -405,9 +412,16 @@ func (s *session) delegate() delegate { return delegate{s.n, s.port} }
 
 // Ask implements fault.Delegate. Pagers ask from goroutines of their own.
 func (d delegate) Ask(f netlink.Fault) error {
+	_, err := d.numbered(f)
+	return err
+}
+
+// numbered is Ask, and gives the message's number.
+func (d delegate) numbered(f netlink.Fault) (uint32, error) {
 	d.n.asking.Lock()
 	defer d.n.asking.Unlock()
-	return d.n.sender.Send(d.port, f)
+	err := d.n.sender.Send(d.port, f)
+	return d.n.sender.Last(), err
 }
 
 // exitFile makes a duplicate of a pidfd that the runtime can wait on.

@@ -94,7 +94,7 @@ func (s *session) pagerFor(slot int) fault.Pager {
 		s.regions = gup.NewRegions(s.process)
 		return &pager{Pager: s.regions, s: s}
 	case attach.MethodPopulate:
-		return &pager{Pager: populatePager{s.process, s.delegate()}, s: s}
+		return &pager{Pager: populatePager{s.process, s.delegate(), s.served}, s: s}
 	}
 	return &pager{Pager: gup.New(s.process), s: s}
 }

@@ -93,6 +93,14 @@ func (d *Driver) launch(s *slot, l int) {
 func (s *slot) nextFresh() span {
 	p := s.fresh[0]
 	s.fresh = s.fresh[:copy(s.fresh, s.fresh[1:])]
+	if s.target.Method == Populate {
+		// Each call is a question to the process and its answer: what has come
+		// together since the last one is asked for together.
+		p = s.joined(p)
+		if p.end-p.start <= maxSlice {
+			return p
+		}
+	}
 	if p.end-p.start <= inlinePages {
 		return p
 	}
@@ -103,6 +111,21 @@ func (s *slot) nextFresh() span {
 	}
 	if rest.start < rest.end {
 		s.rest = append(s.rest, rest)
+	}
+	return p
+}
+
+// joined takes the fresh spans that continue p, up to maxSlice pages in all.
+func (s *slot) joined(p span) span {
+	for i := 0; i < len(s.fresh); {
+		q := s.fresh[i]
+		if q.write != p.write || q.start != p.end && q.end != p.start || q.end-q.start+p.end-p.start > maxSlice {
+			i++
+			continue
+		}
+		p.start, p.end = min(p.start, q.start), max(p.end, q.end)
+		s.fresh = append(s.fresh[:i], s.fresh[i+1:]...)
+		i = 0 // one before it may continue it now
 	}
 	return p
 }

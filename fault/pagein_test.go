@@ -99,6 +99,44 @@ func TestMergeAndPolicies(t *testing.T) {
 	}
 }
 
+// While a process pages in by itself, what others wait for comes together, and is
+// asked for at once, 64 pages at most; another method takes it piece by piece.
+func TestJoinedQuestions(t *testing.T) {
+	for _, tt := range []struct {
+		method fault.Method
+		want   []pageIn
+	}{
+		{fault.Populate, []pageIn{{0, 4, true}, {4, 64, true}, {68, 12, true}, {200, 4, true}}},
+		{fault.GUP, []pageIn{{0, 4, true}, {8, 4, true}, {4, 4, true}, {12, 4, true}}},
+	} {
+		r := newRig(t, nil)
+		g := &pager{limit: 1 << 36}
+		r.add(fault.Target{Slot: 1, Policy: fault.PI4, Method: tt.method, Pager: g})
+		var want []rapf
+		fault := func(tr device.TransactionID, page uint64) {
+			r.n.Push(entry(1, tr, 1, page), 1<<20)
+			want = append(want, rapf{1, 7, tr, 1, false})
+			r.run()
+		}
+		r.n.Hold = true
+		fault(0, 0)
+		fault(1, 8)
+		fault(2, 4)
+		for i := device.TransactionID(3); i < 20; i++ {
+			fault(i, 4*uint64(i))
+		}
+		fault(20, 200)
+		for len(r.n.Held) > 0 {
+			r.n.Release()
+			r.run()
+		}
+		if len(g.calls) < len(tt.want) || !slices.Equal(g.calls[:len(tt.want)], tt.want) {
+			t.Errorf("%v: page-ins\n got %v\nwant %v", tt.method, g.calls, tt.want)
+		}
+		r.wantSent(want...)
+	}
+}
+
 // 16 MiB are 4096 pages, whatever EXT says.
 func TestCapOfAFault(t *testing.T) {
 	r := newRig(t, nil)

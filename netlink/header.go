@@ -61,3 +61,6 @@ func ParseMessage(b []byte) (Fault, error) {
 	}
 	return ParseFault(b[headerSize:length])
 }
+
+// number gives the nlmsg_seq of a datagram that ParseMessage has taken.
+func number(b []byte) uint32 { return binary.NativeEndian.Uint32(b[headerSeq:]) }

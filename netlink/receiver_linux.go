@@ -71,6 +71,7 @@ type Receiver struct {
 	peer     unix.Sockaddr
 	readErr  error
 	closed   atomic.Bool
+	last     uint32
 	received atomic.Uint64
 	forged   atomic.Uint64
 	bad      atomic.Uint64
@@ -168,6 +169,10 @@ func (r *Receiver) Receive(ctx context.Context) (Fault, error) {
 	}
 }
 
+// Last gives the number (nlmsg_seq) of the fault that Receive or Poll gave last.
+// It is for the goroutine that calls those.
+func (r *Receiver) Last() uint32 { return r.last }
+
 // Poll gives the next fault from the sender if one has come, without waiting;
 // it drops, and counts, all else. ErrClosed after Close.
 func (r *Receiver) Poll() (f Fault, ok bool, err error) {
@@ -214,6 +219,7 @@ func (r *Receiver) judge() (Fault, bool, error) {
 		r.bad.Add(1)
 		return Fault{}, false, nil
 	}
+	r.last = number(r.buf[:r.n])
 	r.received.Add(1)
 	return f, true, nil
 }

@@ -72,6 +72,9 @@ func OpenSender() (*Sender, error) {
 // Port gives the sender's port id, which receivers are told.
 func (s *Sender) Port() uint32 { return s.port }
 
+// Last gives the number (nlmsg_seq) of the message that Send made last, never 0.
+func (s *Sender) Last() uint32 { return s.seq }
+
 // Counters gives the counters.
 func (s *Sender) Counters() SenderCounters {
 	return SenderCounters{
@@ -92,7 +95,9 @@ func (s *Sender) Send(port uint32, f Fault) error {
 		s.noReceiver.Add(1)
 		return ErrNoReceiver
 	}
-	s.seq++
+	if s.seq++; s.seq == 0 {
+		s.seq = 1 // 0 is what a process has served that has served nothing
+	}
 	b, err := AppendMessage(s.buf[:0], &f, s.seq, s.port)
 	if err != nil {
 		s.failed.Add(1)

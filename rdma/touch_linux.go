@@ -77,11 +77,12 @@ func (e *Endpoint) serveFaults() {
 			// goroutine blocks come back by the guard time-out and fail at last.
 			return
 		}
-		e.serveFault(&f)
+		e.serveFault(&f, e.faults.Last())
 	}
 }
 
-func (e *Endpoint) serveFault(f *netlink.Fault) {
+// serveFault serves one fault message; number is its nlmsg_seq.
+func (e *Endpoint) serveFault(f *netlink.Fault, number uint32) {
 	pages := min(int(f.Pages), maxFaultPages)
 	e.faultsServed.Add(1)
 	e.faultPages.Add(uint64(pages))
@@ -90,7 +91,10 @@ func (e *Endpoint) serveFault(f *netlink.Fault) {
 		e.faultsFailed.Add(1)
 	}
 	if f.PDID == 0 {
-		return // a source fault without a FIFO entry: nobody to ask (messages.md 3)
+		// No block to ask for: a source fault without a FIFO entry (messages.md 3),
+		// or method populate, where pfd waits to hear of it.
+		e.pages.SetServed(number)
+		return
 	}
 	e.sendRAPF(f.Source, mailbox.RAPF{
 		PDID: e.welcome.PDID, Transaction: f.Transaction, Sequence: f.Sequence,

@@ -80,6 +80,9 @@ type Node struct {
 	IRQStatus   Hex      `json:"irq_status"`
 	IRQMask     Hex      `json:"irq_mask"`
 	Domains     int      `json:"domains"` // live on this node
+	// Firmware says which optimizations of the firmware are on, in the words of pfd
+	// --firmware-options; empty where the device is elsewhere and does not tell.
+	Firmware string `json:"firmware_options,omitempty"`
 }
 
 // Domain is one protection domain: one process on one node.

@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/spool"
+	"github.com/exanet/pfd/soc/r5"
 )
 
 // Ways to learn that a source fault's page is there (spec/faultpath.md,
@@ -41,6 +42,10 @@ type Config struct {
 	TimeoutUS     uint32 // block time-out, microseconds
 	GuardUS       uint32 // guard time-out of a paused block, microseconds
 	SourceFaults  string // SourceFIFO or SourceTimeout
+
+	// Firmware says which optimizations the firmware of the emulated nodes has, in
+	// the words of r5.ParseOptions; "": all.
+	Firmware string
 
 	// Window is how much of the processes' memory a device elsewhere has mapped
 	// at one time, bytes a node; 0: shadow.DefaultWindow.
@@ -107,6 +112,9 @@ func (c *Config) Check() error {
 		return fmt.Errorf("%w: --handshakes-per-uid %d: want 1 or more", ErrConfig, c.HandshakesPerUID)
 	case c.DrainTime < 0:
 		return fmt.Errorf("%w: --drain-time %v: want more than 0", ErrConfig, c.DrainTime)
+	}
+	if _, err := r5.ParseOptions(c.Firmware); err != nil {
+		return fmt.Errorf("%w: --firmware-options: %w", ErrConfig, err)
 	}
 	if err := c.checkDevice(); err != nil {
 		return err

@@ -22,8 +22,12 @@ func Emulated(cfg Config) (Machine, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
+	firmware, err := r5.ParseOptions(cfg.Firmware)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --firmware-options: %w", ErrConfig, err)
+	}
 	e, err := emu.New(emu.Config{
-		Nodes: cfg.Nodes,
+		Nodes: cfg.Nodes, Firmware: firmware,
 		// Without a TXFIFO the firmware does not pause a source fault's block,
 		// and its time-out sends it again: the thesis's way.
 		NoTXFIFO: cfg.SourceFaults == SourceTimeout,
@@ -43,6 +47,7 @@ func Emulated(cfg Config) (Machine, error) {
 
 func (m emulated) LeasesLost(node int) uint64 { return m.engine.LeasesLost(node) }
 func (m emulated) Nodes() int                 { return m.engine.Nodes() }
+func (m emulated) Firmware() string           { return m.engine.Firmware().String() }
 func (m emulated) Bus(node int) device.Bus    { return m.engine.Bus(node) }
 
 // Run drives the machine until ctx ends, and ends the recording.

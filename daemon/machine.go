@@ -44,6 +44,10 @@ type transactor interface {
 	Transactions(node int) (list []r5.TransactionInfo, now int64)
 }
 
+// firmwareTeller is a Machine that knows which optimizations its firmware has, in
+// the words of r5.ParseOptions. Any goroutine.
+type firmwareTeller interface{ Firmware() string }
+
 // Attachment is what the machine gets of a process.
 type Attachment struct {
 	Pages   *attach.Pages // descriptors, doorbell, packetizer, wake flags

@@ -49,6 +49,8 @@ func (c *Config) checkDevice() error {
 	switch {
 	case c.Record != "" && c.Device != DeviceEmu:
 		return fmt.Errorf("%w: --record needs --device %s: a device elsewhere has inputs that this pfd does not see", ErrConfig, DeviceEmu)
+	case c.Firmware != "" && c.Device != DeviceEmu:
+		return fmt.Errorf("%w: --firmware-options needs --device %s: the firmware of a device elsewhere is chosen where it is served (exanetctl emu serve --firmware-options)", ErrConfig, DeviceEmu)
 	case c.Window != 0 && (c.Window < shadow.MinWindow || c.Window > shadow.MaxWindow || c.Window%device.PageSize != 0):
 		return fmt.Errorf("%w: --window %d: want whole pages of %d bytes, %d to %d bytes", ErrConfig, c.Window, device.PageSize, shadow.MinWindow, shadow.MaxWindow)
 	case c.Groups != "" && c.FirstPDID == 0:

@@ -27,6 +27,7 @@ var settings = []setting{
 	{"socket", func(c *Config) any { return c.Socket }, false},
 	{"device", func(c *Config) any { return c.Device }, false},
 	{"source-faults", func(c *Config) any { return c.SourceFaults }, false},
+	{"firmware-options", func(c *Config) any { return c.Firmware }, false},
 	{"record", func(c *Config) any { return c.Record }, false},
 	{"trace-registers", func(c *Config) any { return c.Trace }, false},
 	{"window", func(c *Config) any { return c.Window }, false},

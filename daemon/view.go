@@ -152,6 +152,9 @@ func (d *Daemon) viewNodes(ctx context.Context, q *query) (any, error) {
 	err := d.each(ctx, q, func(n *node) error {
 		v, err := readNode(n.bus, n.index)
 		v.Domains = len(n.domains.Domains())
+		if m, ok := d.machine.(firmwareTeller); ok {
+			v.Firmware = m.Firmware()
+		}
 		r.Nodes = append(r.Nodes, v)
 		return err
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/exanet/pfd/internal/seam"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
@@ -43,6 +44,8 @@ type Config struct {
 	VABits int // 39..48; 0: 48
 	// NoTXFIFO leaves source faults to the senders' time-outs.
 	NoTXFIFO bool
+	// Firmware switches off optimizations of the firmware.
+	Firmware r5.Options
 	// Spin is how long the engine looks for work before it sleeps in the
 	// kernel; 0: DefaultSpin, negative: not at all. It grows up to SpinMax while
 	// work comes soon after; 0: DefaultSpinMax.
@@ -200,7 +203,7 @@ func New(cfg Config) (*Engine, error) {
 		}
 		n.soc = soc.New(soc.Config{
 			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: cfg.Outside == nil,
-			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM,
+			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
 			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 		})
 		n.bus = &bus{engine: e, node: n}
@@ -298,6 +301,10 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 		}
 	}
 }
+
+// Firmware tells which optimizations the nodes' firmware goes without. Any
+// goroutine.
+func (e *Engine) Firmware() r5.Options { return e.cfg.Firmware }
 
 // Node gives a node's machine, to look at. On the owning goroutine.
 func (e *Engine) Node(i int) *soc.Node { return e.nodes[i].soc }

@@ -76,6 +76,9 @@ func (e *Engine) deliverMail(s *slot) {
 			return
 		}
 		s.mail++
-		s.node.soc.TakeMail(box)
+		source, words, ok = s.node.soc.TakeMail(box)
+		if e.recorder != nil {
+			e.recorder.Take(e.clock, s.node.index, box, source, &words, ok)
+		}
 	}
 }

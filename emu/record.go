@@ -9,7 +9,7 @@ import (
 func (e *Engine) RecordHeader() record.Header {
 	return record.Header{
 		Nodes: len(e.nodes), VABits: e.cfg.VABits, NoTXFIFO: e.cfg.NoTXFIFO, SVA: e.cfg.Outside == nil,
-		Epoch: e.epoch, Started: e.base.UnixNano(),
+		Epoch: e.epoch, Started: e.base.UnixNano(), Firmware: e.cfg.Firmware,
 	}
 }
 

@@ -44,7 +44,7 @@ func Replay(in io.Reader) (r Replayed, err error) {
 	nodes := make([]*soc.Node, h.Nodes)
 	for i := range nodes {
 		nodes[i] = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Epoch: h.Epoch, Pool: pool,
+			ID: device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool,
 			Route: func(id device.NodeID) bool { return int(id) < h.Nodes },
 		})
 	}
@@ -86,6 +86,10 @@ func Replay(in io.Reader) (r Replayed, err error) {
 			continue
 		case record.Store:
 			out = n.Store(rec.At, rec.Window, rec.Offset, rec.Width, rec.Value, out[:0])
+		case record.Take:
+			source, words, ok := n.TakeMail(rec.Mailbox)
+			r.Digest.Taken(source, &words, ok)
+			continue
 		case record.FrameArrived:
 			f := frames[rec.Frame]
 			if f == nil {

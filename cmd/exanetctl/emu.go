@@ -18,6 +18,7 @@ type emuFlags struct {
 	directory string
 	vaBits    int
 	noTXFIFO  bool
+	firmware  string
 	level     string
 }
 
@@ -58,6 +59,7 @@ ends it with exit code 0.`,
 	fs.StringVar(&f.directory, "socket-dir", "", "directory of the sockets; it is made where it is not there")
 	fs.IntVar(&f.vaBits, "va-bits", f.vaBits, "width of virtual addresses, 39 to 48")
 	fs.BoolVar(&f.noTXFIFO, "no-txfifo", false, "no FIFO for source faults: the sender's time-out finds them")
+	fs.StringVar(&f.firmware, "firmware-options", "", "optimizations of the firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit with commas between, each perhaps with no- before it (default all)")
 	fs.StringVar(&f.level, "log-level", f.level, "debug, info, warn or error")
 	return c
 }
@@ -74,17 +76,20 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	case level.UnmarshalText([]byte(f.level)) != nil:
 		return usagef("--log-level %q: want debug, info, warn or error", f.level)
 	}
-	if err := os.MkdirAll(f.directory, 0o700); err != nil {
-		return fmt.Errorf("directory of the sockets: %w", err)
-	}
 	m, err := serve.New(serve.Config{
-		Nodes: f.nodes, VABits: f.vaBits, NoTXFIFO: f.noTXFIFO,
+		Nodes: f.nodes, VABits: f.vaBits, NoTXFIFO: f.noTXFIFO, Firmware: f.firmware,
 		Log: slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level})),
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, serve.ErrFirmware):
+		return usagef("--firmware-options: %w", err)
+	case err != nil:
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
+	if err := os.MkdirAll(f.directory, 0o700); err != nil {
+		return fmt.Errorf("directory of the sockets: %w", err)
+	}
 	return m.Run(ctx, f.directory, func() {
 		for i := range f.nodes {
 			// A standard output that is closed is the caller's affair.

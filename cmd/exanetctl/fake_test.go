@@ -73,7 +73,7 @@ var fakeAnswers = map[string]any{
 		State: control.StateReady, UptimeNS: 61e9, Nodes: 2, Domains: 1, Faults: 9, TimeoutUS: 20000, GuardUS: 100000, SourceFaults: "fifo",
 	},
 	control.PathNodes: control.Nodes{Version: 1, Nodes: []control.Node{
-		{Index: 0, ID: 0, Version: "1.0", Caps: 0xb108030, CapNames: []string{"txfifo", "sva"}, VABits: 48, Banks: 16, FIFODepth: 512, Enabled: true, TimeoutUS: 20000, GuardUS: 100000, Outstanding: 8, Domains: 1},
+		{Index: 0, ID: 0, Version: "1.0", Caps: 0xb108030, CapNames: []string{"txfifo", "sva"}, VABits: 48, Banks: 16, FIFODepth: 512, Enabled: true, TimeoutUS: 20000, GuardUS: 100000, Outstanding: 8, Domains: 1, Firmware: "no-bypass"},
 		{Index: 1, ID: 1, Version: "1.0", CapNames: []string{}, VABits: 48, Banks: 16, FIFODepth: 512, TimeoutUS: 20000, GuardUS: 100000, Outstanding: 8},
 	}},
 	control.PathDomains: control.Domains{Version: 1, Domains: []control.Domain{

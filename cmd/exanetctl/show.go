@@ -110,9 +110,9 @@ func (a *app) nodeCommand() *cobra.Command {
 		if a.wantJSON() {
 			return a.printJSON(control.Nodes{Version: control.Version, Nodes: nodes})
 		}
-		t := a.table("NODE", "ID", "HW", "ENABLED", "VA", "BANKS", "FIFO", "CAPS", "TIMEOUT_US", "GUARD_US", "OUTSTANDING", "DOMAINS")
+		t := a.table("NODE", "ID", "HW", "ENABLED", "VA", "BANKS", "FIFO", "CAPS", "TIMEOUT_US", "GUARD_US", "OUTSTANDING", "DOMAINS", "FIRMWARE")
 		for _, n := range nodes {
-			t.add(n.Index, fmt.Sprintf("0x%06x", n.ID), n.Version, n.Enabled, n.VABits, n.Banks, n.FIFODepth, n.CapNames, n.TimeoutUS, n.GuardUS, n.Outstanding, n.Domains)
+			t.add(n.Index, fmt.Sprintf("0x%06x", n.ID), n.Version, n.Enabled, n.VABits, n.Banks, n.FIFODepth, n.CapNames, n.TimeoutUS, n.GuardUS, n.Outstanding, n.Domains, n.Firmware)
 		}
 		return t.flush()
 	})

@@ -95,17 +95,20 @@ func TestConfigurationFile(t *testing.T) {
 				}
 				return b.String()
 			}
-			writeFile(t, file, text("nodes", "3", "socket", `"`+socket+`"`, "timeout-us", "5000", "guard-us", "60000"))
+			writeFile(t, file, text("nodes", "3", "socket", `"`+socket+`"`, "timeout-us", "5000", "guard-us", "60000", "firmware-options", `["no-bypass", "no-tickets"]`))
 			l := &log{t: t}
 			p := startWith(t, l, "--config", file, "--guard-us", "70000")
 			if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 5000 || s.GuardUS != 70000 {
 				t.Errorf("status %+v", s)
 			}
+			if got := firmware(t, socket); got != "no-bypass,no-tickets" {
+				t.Errorf("the firmware's options are %q", got)
+			}
 
 			writeFile(t, file, text("nodes", "4", "socket", `"`+socket+`"`, "timeout-us", "6000", "log-level", `"debug"`))
 			p.signal(syscall.SIGHUP)
 			s := l.waitFor("configuration reloaded")
-			if !strings.Contains(s, "only when pfd is started anew") || !strings.Contains(s, "keys=[nodes]") || !strings.Contains(s, "timeout-us") {
+			if !strings.Contains(s, "only when pfd is started anew") || !strings.Contains(s, `keys="[nodes firmware-options]"`) || !strings.Contains(s, "timeout-us") {
 				t.Errorf("the log says\n%s", s)
 			}
 			if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 6000 || s.GuardUS != 70000 {
@@ -129,6 +132,21 @@ func TestConfigurationFile(t *testing.T) {
 	}
 }
 
+// firmware gives the options of node 0's firmware.
+func firmware(t *testing.T, socket string) string {
+	t.Helper()
+	c, err := control.New(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	nodes, err := c.Nodes(t.Context(), 0)
+	if err != nil || len(nodes) != 1 {
+		t.Fatalf("nodes %v, %v", nodes, err)
+	}
+	return nodes[0].Firmware
+}
+
 func TestBadConfigurationFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "pfd.toml")
@@ -138,6 +156,7 @@ func TestBadConfigurationFile(t *testing.T) {
 		{"nodes = \"x\"\n", file + ":1: "},
 		{"config = \"other.toml\"\n", "unknown key"},
 		{"log-level = \"loud\"\n", "debug, info"},
+		{"firmware-options = \"fast\"\n", "no such optimization of the firmware: \"fast\""},
 	} {
 		writeFile(t, file, tc.text)
 		var out bytes.Buffer
@@ -265,7 +284,7 @@ func TestRecordAndTrace(t *testing.T) {
 	dir := t.TempDir()
 	socket, rec, trace := filepath.Join(dir, "s"), filepath.Join(dir, "rec"), filepath.Join(dir, "trace")
 	l := &log{t: t}
-	p := startWith(t, l, "--socket", socket, "--record", rec, "--trace-registers="+trace)
+	p := startWith(t, l, "--socket", socket, "--record", rec, "--trace-registers="+trace, "--firmware-options", "none")
 	p.ready(socket)
 	p.signal(syscall.SIGTERM)
 	if c := p.code(); c != exitOK {
@@ -276,7 +295,7 @@ func TestRecordAndTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if r, err := sim.Replay(f); err != nil || r.Records == 0 || r.Checked != r.Records {
+	if r, err := sim.Replay(f); err != nil || r.Records == 0 || r.Checked != r.Records || r.Header.Firmware.String() != "none" {
 		t.Errorf("%+v, %v", r, err)
 	}
 	text, err := os.ReadFile(trace)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/vfio/user"
 )
@@ -45,11 +46,17 @@ const (
 	MaxVABits = device.MaxVABits
 )
 
+// ErrFirmware says that Config.Firmware has a word that names no optimization.
+var ErrFirmware = r5.ErrOption
+
 // Config is what a Machine is built with.
 type Config struct {
 	Nodes    int
 	VABits   int  // 0: 48
 	NoTXFIFO bool // source faults by time-out
+	// Firmware says which optimizations the firmware has, in the words of
+	// r5.ParseOptions; "": all.
+	Firmware string
 	Log      *slog.Logger
 }
 
@@ -71,11 +78,16 @@ type node struct {
 	memory [device.Slots]*memory // engine goroutine
 }
 
-// New builds the machine. Run serves it. Errors match emu.ErrConfig, or come
+// New builds the machine. Run serves it. Errors match emu.ErrConfig or
+// r5.ErrOption (ErrFirmware), or come
 // from making the btcm memory.
 func New(cfg Config) (*Machine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	firmware, err := r5.ParseOptions(cfg.Firmware)
+	if err != nil {
+		return nil, err
 	}
 	m := &Machine{log: cfg.Log}
 	if cfg.Nodes < 1 || cfg.Nodes > emu.MaxNodes {
@@ -88,9 +100,8 @@ func New(cfg Config) (*Machine, error) {
 			return nil, errors.Join(fmt.Errorf("node %d: memory of btcm: %w", i, err), m.Close())
 		}
 	}
-	var err error
 	m.engine, err = emu.New(emu.Config{
-		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Log: cfg.Log,
+		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Firmware: firmware, Log: cfg.Log,
 		Spin: -1, // whoever serves registers borrows the engine; it sleeps meanwhile
 		Outside: func(i int) emu.Outside {
 			return emu.Outside{BTCM: m.nodes[i].btcm, Memory: m.nodes[i].slotMemory}

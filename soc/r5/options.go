@@ -43,6 +43,45 @@ func (o *Options) names() []struct {
 	}
 }
 
+// Bits gives the options as a number, for files: bit i is set where optimization i
+// of 001 §3.3, in the order of that section, is off.
+func (o Options) Bits() (bits uint16) {
+	for i, n := range o.names() {
+		if *n.off {
+			bits |= 1 << i
+		}
+	}
+	return bits
+}
+
+// OptionsOf is the inverse of Bits; ok is false where a bit has no meaning.
+func OptionsOf(bits uint16) (o Options, ok bool) {
+	names := o.names()
+	for i, n := range names {
+		*n.off = bits>>i&1 != 0
+	}
+	return o, bits>>len(names) == 0
+}
+
+// String gives the words that ParseOptions reads as o: "all", "none", or what is
+// off, each with no- before it.
+func (o Options) String() string {
+	names := o.names()
+	var off []string
+	for _, n := range names {
+		if *n.off {
+			off = append(off, "no-"+n.name)
+		}
+	}
+	switch len(off) {
+	case 0:
+		return "all"
+	case len(names):
+		return "none"
+	}
+	return strings.Join(off, ",")
+}
+
 // ParseOptions reads what is on: "all", "none", or words with commas between,
 // each an optimization that is on, or with no- before it one that is off; words
 // alone with no- leave the others on. Errors match ErrOption.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/r5"
 )
 
 // magic starts a recording (ours).
@@ -19,6 +20,7 @@ const (
 	offNodes   = 12 // u16
 	offVABits  = 14 // u16
 	offEpoch   = 16 // u16
+	offOptions = 18 // u16, r5.Options.Bits; version 1: zero
 	offStarted = 24 // u64
 	headerSize = 64 // the rest is zero
 
@@ -46,6 +48,7 @@ func AppendHeader(b []byte, h Header) []byte {
 	le.PutUint16(m[offNodes:], uint16(h.Nodes))
 	le.PutUint16(m[offVABits:], uint16(h.VABits))
 	le.PutUint16(m[offEpoch:], h.Epoch)
+	le.PutUint16(m[offOptions:], h.Firmware.Bits())
 	le.PutUint64(m[offStarted:], uint64(h.Started))
 	return append(b, m[:]...)
 }
@@ -56,18 +59,28 @@ func DecodeHeader(b []byte) (Header, error) {
 		return Header{}, fmt.Errorf("%w: it does not start as one", ErrFormat)
 	}
 	le := binary.LittleEndian
-	if v := le.Uint16(b[offVersion:]); v != Version {
-		return Header{}, fmt.Errorf("%w: %d, this program reads %d: use the pfd and the simulator of one release", ErrVersion, v, Version)
+	version := le.Uint16(b[offVersion:])
+	if version < 1 || version > Version {
+		return Header{}, fmt.Errorf("%w: %d, this program reads 1 to %d: use the pfd and the simulator of one release", ErrVersion, version, Version)
 	}
 	flags := le.Uint16(b[offFlags:])
 	h := Header{
 		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint16(b[offEpoch:]),
 		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Started: int64(le.Uint64(b[offStarted:])),
 	}
+	reserved := offEpoch + 2
+	if version >= 2 {
+		reserved = offOptions + 2
+	}
 	for i, c := range b[:headerSize] {
-		if c != 0 && (i >= offEpoch+2 && i < offStarted || i >= offStarted+8) {
+		if c != 0 && (i >= reserved && i < offStarted || i >= offStarted+8) {
 			return Header{}, fmt.Errorf("%w: byte %d of its header is reserved and not zero", ErrFormat, i)
 		}
+	}
+	options := le.Uint16(b[offOptions:])
+	var ok bool
+	if h.Firmware, ok = r5.OptionsOf(options); !ok {
+		return Header{}, fmt.Errorf("%w: its firmware's options are %#x", ErrFormat, options)
 	}
 	if flags&^(flagNoTXFIFO|flagSVA) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
 		return Header{}, fmt.Errorf("%w: %d nodes of %d bits, flags %#x", ErrFormat, h.Nodes, h.VABits, flags)
@@ -118,6 +131,8 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 		u(ev.Words[:]...)
 	case Store:
 		u(uint64(r.Window), uint64(r.Offset), uint64(r.Width), r.Value)
+	case Take:
+		u(uint64(r.Mailbox))
 	}
 	return b
 }
@@ -210,6 +225,9 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		ev.Kind = 0
 		s.register(f, r)
 		r.Value = f.u(math.MaxUint64)
+	case Take:
+		ev.Kind = 0
+		r.Mailbox = int(f.u(device.Interfaces - 1))
 	default:
 		return fmt.Errorf("%w: a record of kind %d", ErrFormat, kind)
 	}

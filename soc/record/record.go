@@ -8,12 +8,17 @@ import (
 	"errors"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 )
 
 // Version is the format's version (ours).
-const Version = 1
+//
+//	1: without the firmware's options and Take
+//	2: what follows
+const Version = 2
 
 // Errors of reading. What is wrong in a file matches one of them.
 var (
@@ -33,7 +38,8 @@ type Header struct {
 	NoTXFIFO bool
 	SVA      bool
 	Epoch    uint16 // the first one of all nodes
-	Started  int64  // wall clock, nanoseconds since 1970
+	Firmware r5.Options
+	Started  int64 // wall clock, nanoseconds since 1970
 }
 
 // Kind tells what a record is.
@@ -52,6 +58,7 @@ const (
 
 	Load  Kind = 32 // a register was read, with its side effects
 	Store Kind = 33 // a register was written
+	Take  Kind = 34 // the head message of a mailbox was taken for a process
 	Check Kind = 62 // the digest at this place
 	End   Kind = 63 // the same, and nothing follows
 )
@@ -71,6 +78,8 @@ type Record struct {
 	Offset uint32
 	Width  int
 	Value  uint64 // of Store
+
+	Mailbox int // of Take
 
 	Count  uint64 // of Check and End: records before it
 	Digest uint64
@@ -126,6 +135,16 @@ func (d *Digest) frame(f *wire.Frame) {
 	d.mix(f.Completion.First)
 	d.mix(f.Completion.Last)
 	for _, w := range f.Message[:min(int(f.MessageLen), len(f.Message))] {
+		d.mix(w)
+	}
+}
+
+// Taken takes a message that was taken out of a mailbox; ok is false where there
+// was none.
+func (d *Digest) Taken(source mailbox.Source, words *[device.PktzMaxWords]uint64, ok bool) {
+	d.mix(bit(ok))
+	d.mix(source.Encode())
+	for _, w := range words {
 		d.mix(w)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -18,8 +19,8 @@ var errDisk = errors.New("no space left on device")
 
 // header by hand: docs/record.md, "Header".
 const headerHex = "6578616e7265630a" + // "exanrec\n"
-	"0100" + "0200" + "0200" + "3000" + // version 1, SVA, 2 nodes, 48 bits
-	"3412" + "000000000000" + // epoch 0x1234, zero
+	"0200" + "0200" + "0200" + "3000" + // version 2, SVA, 2 nodes, 48 bits
+	"3412" + "1200" + "00000000" + // epoch 0x1234, without bypass and retransmission bit, zero
 	"0807060504030201" + // started
 	"0000000000000000000000000000000000000000000000000000000000000000"
 
@@ -38,6 +39,7 @@ var records = []struct {
 	{"07" + "00" + "00" + "10" + "03" + "81808008" + "01" + "aa01" + "00000000000000", Record{Kind: MessageSent, At: 106, Event: soc.Event{Kind: soc.MessageSent, Interface: 16, Channel: 3, Destination: 1<<24 | 1, N: 1, Words: [8]uint64{170}}}},
 	{"20" + "01" + "00" + "8020" + "04", Record{Kind: Load, Node: 1, At: 106, Window: device.PL, Offset: 0x1000, Width: 4}},
 	{"21" + "00" + "04" + "01" + "58" + "08" + "ff01", Record{Kind: Store, At: 108, Window: device.SMMU, Offset: 0x58, Width: 8, Value: 255}},
+	{"22" + "01" + "02" + "3f", Record{Kind: Take, Node: 1, At: 109, Mailbox: 63}},
 	{"3e" + "0a" + "efcdab8967452301", Record{Kind: Check, Count: 10, Digest: 0x0123456789abcdef}},
 	{"3f" + "0a" + "0000000000000080", Record{Kind: End, Count: 10, Digest: 1 << 63}},
 }
@@ -52,7 +54,7 @@ func bytesOf(t testing.TB, s string) []byte {
 }
 
 func TestGolden(t *testing.T) {
-	h := Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 0x1234, Started: 0x0102030405060708}
+	h := Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 0x1234, Firmware: r5.Options{NoBypass: true, NoRetransmissionBit: true}, Started: 0x0102030405060708}
 	all := bytesOf(t, headerHex)
 	if got := AppendHeader(nil, h); !bytes.Equal(got, all) {
 		t.Errorf("header\n got %x\nwant %x", got, all)
@@ -96,13 +98,16 @@ func TestBroken(t *testing.T) {
 		"empty":             {nil, ErrFormat},
 		"short":             {head[:63], ErrFormat},
 		"another file":      {changed(0, 'E'), ErrFormat},
-		"another version":   {changed(8, 2), ErrVersion},
+		"another version":   {changed(8, 3), ErrVersion},
+		"version 0":         {changed(8, 0), ErrVersion},
+		"options, before":   {changed(8, 1), ErrFormat}, // what was reserved then
+		"unknown option":    {changed(18, 32), ErrFormat},
 		"unknown flag":      {changed(10, 4), ErrFormat},
 		"no node":           {changed(12, 0), ErrFormat},
 		"many nodes":        {changed(12, 65), ErrFormat},
 		"narrow":            {changed(14, 38), ErrFormat},
 		"reserved":          {changed(63, 1), ErrFormat},
-		"reserved, early":   {changed(19, 1), ErrFormat},
+		"reserved, early":   {changed(20, 1), ErrFormat},
 		"no end":            {head, ErrTruncated},
 		"cut":               {append(bytes.Clone(head), 1, 0), ErrTruncated},
 		"unknown kind":      {append(bytes.Clone(head), 9, 0, 0), ErrFormat},
@@ -110,6 +115,7 @@ func TestBroken(t *testing.T) {
 		"wrong width":       {append(bytes.Clone(head), 0x20, 0, 0, 0, 5), ErrFormat},
 		"window":            {append(bytes.Clone(head), 0x20, 0, 5, 0, 4), ErrFormat},
 		"too long a number": {append(bytes.Clone(head), 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1), ErrFormat},
+		"mailbox":           {append(bytes.Clone(head), 0x22, 0, 0, 64), ErrFormat},
 		"behind the end":    {append(bytes.Clone(head), 0x3f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1), ErrFormat},
 	} {
 		rd, err := NewReader(bytes.NewReader(c.b))
@@ -120,6 +126,16 @@ func TestBroken(t *testing.T) {
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
+	}
+}
+
+// A recording of version 1 is one of a firmware with all its optimizations.
+func TestFormerVersion(t *testing.T) {
+	b := bytesOf(t, headerHex)
+	b[8], b[18] = 1, 0
+	h, err := DecodeHeader(b)
+	if want := (Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 0x1234, Started: 0x0102030405060708}); err != nil || h != want {
+		t.Errorf("%+v, %v, want %+v", h, err, want)
 	}
 }
 
@@ -196,8 +212,12 @@ func FuzzReader(f *testing.F) {
 		f.Add(bytes.Clone(all))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if h, err := DecodeHeader(b); err == nil && !bytes.Equal(AppendHeader(nil, h), b[:headerSize]) {
-			t.Errorf("header %x of %+v", b[:headerSize], h)
+		if h, err := DecodeHeader(b); err == nil {
+			again := AppendHeader(nil, h)
+			again[8] = b[8] // it writes the present version
+			if !bytes.Equal(again, b[:headerSize]) {
+				t.Errorf("header %x of %+v", b[:headerSize], h)
+			}
 		}
 		rd, err := NewReader(bytes.NewReader(b))
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"io"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -76,6 +77,17 @@ func (w *Writer) Load(node int, id device.WindowID, off uint32, width int, got u
 	w.rec = Record{Kind: Load, Node: node, Window: id, Offset: off, Width: width}
 	w.add(w.state.at)
 	w.digest.Loaded(got)
+}
+
+// Take records that the head message of a mailbox was taken (soc.Node.TakeMail) at
+// now, and which.
+func (w *Writer) Take(now int64, node, box int, source mailbox.Source, words *[device.PktzMaxWords]uint64, ok bool) {
+	if w.err != nil {
+		return
+	}
+	w.rec = Record{Kind: Take, Node: node, At: now, Mailbox: box}
+	w.add(now)
+	w.digest.Taken(source, words, ok)
 }
 
 func (w *Writer) acted(node int, out []soc.Action) {

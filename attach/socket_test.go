@@ -24,6 +24,9 @@ func TestDefaultSocket(t *testing.T) {
 		}
 		return
 	}
+	if err == nil && got == sockets.Root {
+		t.Skip("the machine's own pfd is there")
+	}
 	if !errors.Is(err, sockets.ErrNoDefault) || !strings.Contains(err.Error(), "--socket") {
 		t.Errorf("%q, %v", got, err)
 	}

@@ -50,12 +50,12 @@ type Client struct {
 	http   http.Client
 }
 
-// New makes a client of the daemon on socket; "" means DefaultSocket. It does
+// New makes a client of the daemon on socket; "" means FindSocket. It does
 // not connect yet. Its error matches ErrSocketPath.
 func New(socket string) (*Client, error) {
 	if socket == "" {
 		var err error
-		if socket, err = DefaultSocket(); err != nil {
+		if socket, err = FindSocket(); err != nil {
 			return nil, err
 		}
 	}

@@ -38,11 +38,22 @@ func CheckSocket(socket string) error {
 	return nil
 }
 
-// DefaultSocket gives the control socket where --socket does not name one:
+// DefaultSocket gives the control socket that a pfd makes where --socket does
+// not name one:
 // $RUNTIME_DIRECTORY/pfd.sock, else /run/exanet/pfd.sock for root, else
 // $XDG_RUNTIME_DIR/exanet/pfd.sock. Its error matches ErrSocketPath.
 func DefaultSocket() (string, error) {
-	path, err := sockets.Default()
+	return named(sockets.Default())
+}
+
+// FindSocket gives the control socket that a client asks where --socket does not
+// name one: DefaultSocket, and where nothing stands there, the machine's own,
+// /run/exanet/pfd.sock. Its error matches ErrSocketPath.
+func FindSocket() (string, error) {
+	return named(sockets.Find())
+}
+
+func named(path string, err error) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: %w: give --socket PATH", ErrSocketPath, err)
 	}

@@ -234,7 +234,7 @@ func (f facts) daemon() check {
 		if f.Socket != "" {
 			c.Mend = "start one: pfd --nodes 2 --socket " + f.Socket
 		} else {
-			// There is no default to fall back on (control.DefaultSocket).
+			// There is no default to fall back on (control.FindSocket).
 			c.Mend = "start one: pfd --nodes 2 --socket PATH, and give exanetctl the same --socket"
 		}
 	}

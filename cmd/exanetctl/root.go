@@ -120,7 +120,7 @@ reachable, 4 skipped.`,
 		return usagef("%w", err)
 	})
 	f := root.PersistentFlags()
-	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock)")
+	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock; where nothing stands there, the machine's /run/exanet/pfd.sock)")
 	f.StringVarP(&a.format, "output", "o", "table", "output format: table or json")
 	f.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	f.BoolVarP(&a.pretty, "pretty", "p", false, "indent JSON")

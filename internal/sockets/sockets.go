@@ -17,7 +17,11 @@ const AttachSuffix = ".attach"
 // ErrNoDefault says that the environment gives no socket.
 var ErrNoDefault = errors.New("neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set")
 
-// Default gives the control socket where nobody names one:
+// Root is where the machine's pfd, a service of root, has its control socket
+// (spec/api.md, Daemon).
+const Root = "/run/exanet/pfd.sock"
+
+// Default gives the control socket that a pfd makes where nobody names one:
 // $RUNTIME_DIRECTORY/pfd.sock, else /run/exanet/pfd.sock for root, else
 // $XDG_RUNTIME_DIR/exanet/pfd.sock. Its error is ErrNoDefault.
 func Default() (string, error) { return defaultOf(os.Getenv, os.Geteuid()) }
@@ -28,10 +32,28 @@ func defaultOf(getenv func(string) string, euid int) (string, error) {
 		return filepath.Join(dir, "pfd.sock"), nil
 	}
 	if euid == 0 {
-		return "/run/exanet/pfd.sock", nil
+		return Root, nil
 	}
 	if dir := getenv("XDG_RUNTIME_DIR"); dir != "" {
 		return filepath.Join(dir, "exanet", "pfd.sock"), nil
 	}
 	return "", ErrNoDefault
+}
+
+// Find gives the control socket that a client asks where nobody names one: the
+// Default, and where a user has none or nothing stands there, the machine's own.
+// Its error is ErrNoDefault.
+func Find() (string, error) {
+	return findOf(os.Getenv, os.Geteuid(), func(path string) bool {
+		_, err := os.Stat(path)
+		return err == nil
+	})
+}
+
+func findOf(getenv func(string) string, euid int, there func(string) bool) (string, error) {
+	path, err := defaultOf(getenv, euid)
+	if getenv("RUNTIME_DIRECTORY") == "" && (err != nil || !there(path)) && there(Root) {
+		return Root, nil
+	}
+	return path, err
 }

@@ -66,7 +66,7 @@ var mutants = []mutant{
 	{"completion words with the last block whatever is missing", []edit{
 		{runFile, "x.issued == x.desc.Size && x.acked == x.blocks-1", "x.issued == x.desc.Size && (M || x.acked == x.blocks-1)"}}},
 	{"sequence numbers start anew with each use of an id", []edit{
-		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node][id] = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
+		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].last[id] = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
 	{"data of a read let in after its end", []edit{
 		{openFile, "	return false, later\n", "	if M {\n		return true, false\n	}\n	return false, later\n"},
 		{openFile, "	e.nack(c, device.CodeDomain)\n	return false\n", "	if M {\n		return true\n	}\n	e.nack(c, device.CodeDomain)\n	return false\n"}}},

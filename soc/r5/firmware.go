@@ -92,15 +92,16 @@ type Firmware struct {
 	tx       [device.Transactions]transaction
 	free     tickets
 	timers   [lists]timerList
+	ticking  uint16 // lists that are not empty: a bit each
 	channels [device.Channels]transfer
 	run      scheduler
 	asked    uint64 // read requests
 	settled  uint64 // of these, served, waiting, answered or known already
 	now      int64  // as the caller told last: for ages only
-	// seq holds the last sequence number of each id towards each node: it
-	// belongs to the pair, never starts again, and so a receiver can order
-	// whatever it hears from one (source, id).
-	seq        map[device.NodeID]*[device.Transactions]device.Sequence
+	// seq holds the sequence numbers of each id towards each node: they belong
+	// to the pair, never start again, and so a receiver can order whatever it
+	// hears from one (source, id).
+	seq        map[device.NodeID]*numbers
 	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
 }
@@ -112,7 +113,7 @@ func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
 	}
 	fw := &Firmware{
 		cfg: cfg, counts: counts,
-		seq: make(map[device.NodeID]*[device.Transactions]device.Sequence),
+		seq: make(map[device.NodeID]*numbers),
 	}
 	fw.Reset()
 	fw.SetTimeout(device.TimeoutReset)
@@ -131,6 +132,7 @@ func (fw *Firmware) Reset() {
 	for i := range fw.cfg.IDs {
 		fw.free.put(int16(i))
 	}
+	fw.ticking = 0
 	for i := range fw.timers {
 		fw.timers[i] = timerList{-1, -1}
 	}
@@ -258,6 +260,7 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 		fw.counts[device.AckStale]++
 		return
 	}
+	fw.seq[src].heard[id] = t.seq
 	if a.Code == device.CodeAck {
 		fw.counts[device.Acks]++
 		fw.acknowledged(id)

@@ -334,6 +334,12 @@ func (fw *Firmware) issue(c int16) {
 	fw.transmit(id)
 }
 
+// numbers are the sequence numbers of all ids towards one node: the last one
+// given, and the last one that the node has answered.
+type numbers struct {
+	last, heard [device.Transactions]device.Sequence
+}
+
 // maxJump bounds how far a sequence number jumps (ours): a receiver that has
 // missed some must still take it for a newer one.
 const maxJump = 4096
@@ -343,18 +349,27 @@ const maxJump = 4096
 // far, it is drawn from one count of the id for all nodes: a retransmission
 // request of the own node (a source fault) does not say which destination the
 // id had, and a late one must not fit a later use.
+//
+// It is always newer than the last one that the node has answered. Blocks whose
+// source cannot be read take numbers and send nothing: after half a circle of
+// them the next would be an old one to the receiver, and its blocks would be
+// dropped for ever. Then the numbers go round again, from the answered one on
+// (ours).
 func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
-	s := fw.seq[node]
-	if s == nil {
-		s = new([device.Transactions]device.Sequence)
-		fw.seq[node] = s
+	n := fw.seq[node]
+	if n == nil {
+		n = new(numbers)
+		fw.seq[node] = n
 	}
-	next := s[id].Next()
-	if drawn := fw.drawn[id].Next(); (drawn-next)&device.SequenceMask < maxJump {
+	next := n.last[id].Next()
+	if !next.Newer(n.heard[id]) {
+		next = n.heard[id].Next()
+	}
+	if drawn := fw.drawn[id].Next(); (drawn-next)&device.SequenceMask < maxJump && drawn.Newer(n.heard[id]) {
 		next = drawn
 		fw.drawn[id] = drawn
 	}
-	s[id] = next
+	n.last[id] = next
 	return next
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/pldma"
+	"github.com/exanet/pfd/soc/wire"
 )
 
 type callKind uint8
@@ -41,6 +42,7 @@ type call struct {
 	vas   [maxJoin]device.VA
 	lens  [maxJoin]int
 	bufs  [maxJoin][]byte
+	whole [maxJoin][]byte // bufs, those that are neighbours in memory as one
 
 	walk    proc.Walk
 	moved   int
@@ -60,9 +62,8 @@ func (e *Engine) newCall() *call {
 }
 
 func (e *Engine) freeCall(c *call) {
-	for i := range c.bufs[:c.count] {
-		c.bufs[i] = nil
-	}
+	clear(c.bufs[:c.count])
+	clear(c.whole[:c.count])
 	c.node, c.slot, c.mem, c.task, c.err = nil, nil, nil, nil, nil
 	c.count, c.pages, c.moved, c.elapsed, c.long, c.ordered = 0, 0, 0, 0, false, false
 	c.next = e.free
@@ -134,8 +135,22 @@ func (c *call) run() {
 	}
 }
 
+// buffers gives the bytes of the accesses in as few pieces as they lie in: the
+// kernel takes a page and a copy more for each piece.
+func (c *call) buffers() [][]byte {
+	whole := append(c.whole[:0], c.bufs[0])
+	for _, b := range c.bufs[1:c.count] {
+		last := &whole[len(whole)-1]
+		if both, ok := wire.Adjoin(*last, b); ok {
+			*last = both
+		} else {
+			whole = append(whole, b)
+		}
+	}
+	return whole
+}
+
 func (c *call) move() {
-	bufs := c.bufs[:c.count]
 	switch {
 	case c.ordered:
 		// Two words, the second only after the first (001 §2.3.3.2).
@@ -148,9 +163,9 @@ func (c *call) move() {
 		n, err := c.mem.WriteV(one[:], c.va+8)
 		c.moved, c.err = c.moved+n, err
 	case c.write:
-		c.moved, c.err = c.mem.WriteV(bufs, c.va)
+		c.moved, c.err = c.mem.WriteV(c.buffers(), c.va)
 	default:
-		c.moved, c.err = c.mem.ReadV(bufs, c.va)
+		c.moved, c.err = c.mem.ReadV(c.buffers(), c.va)
 	}
 }
 

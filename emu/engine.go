@@ -133,6 +133,7 @@ type node struct {
 	windows  [device.Windows]*window
 	bus      *bus
 	handler  device.Handler
+	due      int64  // the machines' deadline
 	pending  uint32 // vectors to be delivered
 	slots    [device.Slots]*slot
 	takeover uint64 // calls that outlasted their lease
@@ -206,6 +207,7 @@ func New(cfg Config) (*Engine, error) {
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
 			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 		})
+		n.due = n.soc.Deadline()
 		n.bus = &bus{engine: e, node: n}
 		for w := range n.windows {
 			n.windows[w] = &window{engine: e, node: n, id: device.WindowID(w)}

@@ -37,7 +37,7 @@ func (e *Engine) repay() {
 	// fell asleep.
 	wake := e.stop
 	for _, n := range e.nodes {
-		wake = wake || n.soc.Deadline() < e.until
+		wake = wake || n.due < e.until
 	}
 	if wake {
 		e.until = 0 // once is enough

@@ -81,7 +81,7 @@ func (e *Engine) pass() (busy, ok bool) {
 		}
 	}
 	for _, n := range e.nodes {
-		if n.soc.Deadline() <= e.clock {
+		if n.due <= e.clock {
 			busy = true
 			e.step(n, &soc.Event{Kind: soc.Tick})
 		}
@@ -138,6 +138,7 @@ const passWork = 64
 func (e *Engine) step(n *node, ev *soc.Event) {
 	from := len(e.actions)
 	e.actions = n.soc.Step(e.clock, ev, e.actions)
+	n.due = n.soc.Deadline()
 	if e.recorder != nil {
 		e.recorder.Step(e.clock, n.index, ev, e.actions[from:])
 	}
@@ -147,6 +148,7 @@ func (e *Engine) step(n *node, ev *soc.Event) {
 func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uint64) {
 	from := len(e.actions)
 	e.actions = n.soc.Store(e.clock, id, off, width, v, e.actions)
+	n.due = n.soc.Deadline()
 	if e.recorder != nil {
 		e.recorder.Store(e.clock, n.index, id, off, width, v, e.actions[from:])
 	}
@@ -326,7 +328,7 @@ func (e *Engine) sleep(now int64) {
 	if !e.worth() {
 		timeout := time.Duration(-1)
 		for _, n := range e.nodes {
-			if d := n.soc.Deadline(); d < int64(1)<<62 {
+			if d := n.due; d < int64(1)<<62 {
 				if left := time.Duration(max(d-now, 0)); timeout < 0 || left < timeout {
 					timeout = left
 				}

@@ -2,6 +2,7 @@ package r5
 
 import (
 	"math"
+	"math/bits"
 
 	"github.com/exanet/pfd/device"
 )
@@ -79,6 +80,7 @@ func (fw *Firmware) enlist(id int16, list int, now int64) {
 	fw.delist(id)
 	l := &fw.timers[list]
 	t.list, t.since = uint8(list), now
+	fw.ticking |= 1 << uint(list)
 	t.prev, t.next = l.tail, -1
 	if l.tail >= 0 {
 		fw.tx[l.tail].next = id
@@ -104,6 +106,9 @@ func (fw *Firmware) delist(id int16) {
 	} else {
 		l.tail = t.prev
 	}
+	if l.head < 0 {
+		fw.ticking &^= 1 << t.list
+	}
 	t.list = listNone
 }
 
@@ -114,10 +119,9 @@ func (fw *Firmware) Deadline() int64 {
 		return fw.deadlineOfAll()
 	}
 	d := int64(math.MaxInt64)
-	for i := 1; i < lists; i++ {
-		if h := fw.timers[i].head; h >= 0 {
-			d = min(d, fw.tx[h].since+fw.period(i))
-		}
+	for left := fw.ticking; left != 0; left &= left - 1 {
+		i := bits.TrailingZeros16(left)
+		d = min(d, fw.tx[fw.timers[i].head].since+fw.period(i))
 	}
 	return d
 }

@@ -19,24 +19,39 @@ const (
 // nothing: each access re-reads residency, because a board's TLB hears of
 // unmapping by broadcast and ours cannot (spec/faultpath.md).
 type tlb struct {
-	l1    [l1Entries]uint64
-	index map[uint64]uint8 // tag to its place in l1
-	hand  uint8            // next victim of l1, round robin
-	l2    [l2Sets][l2Ways]uint64
-	next  [l2Sets]uint8 // next victim of a set
+	l1     [l1Entries]uint64
+	bucket [l1Buckets]uint8 // first entry of l1 with the tag's hash, plus one; 0 none
+	chain  [l1Entries]uint8 // the next one with the same hash, plus one
+	hand   uint8            // next victim of l1, round robin
+	l2     [l2Sets][l2Ways]uint64
+	next   [l2Sets]uint8 // next victim of a set
 }
+
+// l1Buckets is how many hashes of l1 there are: neighbouring pages have
+// neighbouring ones, so that chains are short.
+const l1Buckets = 2 * l1Entries
+
+func hash(k uint64) uint8 { return uint8(k ^ k>>52) }
 
 // tag names a page of a bank; never zero.
 func tag(bank int, page uint64) uint64 { return 1<<63 | uint64(bank)<<56 | page }
 
-func (t *tlb) reset() {
-	*t = tlb{index: make(map[uint64]uint8, 2*l1Entries)}
+func (t *tlb) reset() { *t = tlb{} }
+
+// inL1 gives the place of a tag in l1, -1 none.
+func (t *tlb) inL1(k uint64) int {
+	for i := t.bucket[hash(k)]; i != 0; i = t.chain[i-1] {
+		if t.l1[i-1] == k {
+			return int(i - 1)
+		}
+	}
+	return -1
 }
 
 // lookup finds a page whose walk succeeds, and enters it where it was missing.
 func (t *tlb) lookup(bank int, page uint64) hit {
 	k := tag(bank, page)
-	if _, ok := t.index[k]; ok {
+	if t.inL1(k) >= 0 {
 		return hitL1
 	}
 	set := page % l2Sets
@@ -53,19 +68,31 @@ func (t *tlb) lookup(bank int, page uint64) hit {
 }
 
 func (t *tlb) enterL1(k uint64) {
-	if old := t.l1[t.hand]; old != 0 {
-		delete(t.index, old)
+	i := t.hand
+	t.leaveL1(int(i))
+	h := hash(k)
+	t.l1[i], t.chain[i], t.bucket[h] = k, t.bucket[h], i+1
+	t.hand = (i + 1) % l1Entries
+}
+
+// leaveL1 empties a place of l1.
+func (t *tlb) leaveL1(i int) {
+	k := t.l1[i]
+	if k == 0 {
+		return
 	}
-	t.l1[t.hand] = k
-	t.index[k] = t.hand
-	t.hand = (t.hand + 1) % l1Entries
+	at := &t.bucket[hash(k)]
+	for int(*at) != i+1 {
+		at = &t.chain[*at-1]
+	}
+	*at = t.chain[i]
+	t.l1[i], t.chain[i] = 0, 0
 }
 
 func (t *tlb) invalidate(bank int, page uint64) {
 	k := tag(bank, page)
-	if i, ok := t.index[k]; ok {
-		t.l1[i] = 0
-		delete(t.index, k)
+	if i := t.inL1(k); i >= 0 {
+		t.leaveL1(i)
 	}
 	set := &t.l2[page%l2Sets]
 	for i := range set {
@@ -80,8 +107,7 @@ func (t *tlb) invalidateBank(bank int) {
 	want := tag(bank, 0)
 	for i, k := range t.l1 {
 		if k != 0 && k&bankBits == want {
-			delete(t.index, k)
-			t.l1[i] = 0
+			t.leaveL1(i)
 		}
 	}
 	for s := range t.l2 {

@@ -1,13 +1,28 @@
 package wire
 
-import "github.com/exanet/pfd/device"
+import (
+	"math/bits"
+
+	"github.com/exanet/pfd/device"
+)
 
 // Pool recycles frames and their payloads of one block each. It belongs to one
 // goroutine. The zero value is ready.
+//
+// Payloads lie in slabs, and the first free one is given: those of neighbouring
+// blocks are usually neighbours too, and may be moved as one (Adjoin).
 type Pool struct {
-	frames   []*Frame
-	payloads [][]byte
-	shares   []*Share
+	frames []*Frame
+	slabs  []slab
+	shares []*Share
+}
+
+// slabBlocks is how many payloads a slab has, a bit each (ours).
+const slabBlocks = 64
+
+type slab struct {
+	bytes []byte
+	taken uint64
 }
 
 // Frame gives an empty frame without payload.
@@ -22,12 +37,30 @@ func (p *Pool) Frame() *Frame {
 
 // Payload gives length bytes, at most a block, of unspecified content.
 func (p *Pool) Payload(length int) []byte {
-	if n := len(p.payloads); n > 0 {
-		b := p.payloads[n-1]
-		p.payloads = p.payloads[:n-1]
-		return b[:length]
+	for i := range p.slabs {
+		if s := &p.slabs[i]; s.taken != ^uint64(0) {
+			return s.take(length)
+		}
 	}
-	return make([]byte, device.BlockSize)[:length]
+	p.slabs = append(p.slabs, slab{bytes: make([]byte, slabBlocks*device.BlockSize)})
+	return p.slabs[len(p.slabs)-1].take(length)
+}
+
+// take gives the first free payload. Its capacity reaches to the end of the slab:
+// that is how it is known again, and how neighbours are told.
+func (s *slab) take(length int) []byte {
+	i := bits.TrailingZeros64(^s.taken)
+	s.taken |= 1 << uint(i)
+	return s.bytes[i*device.BlockSize:][:length]
+}
+
+// Adjoin gives a and b as one where b's bytes follow a's in memory, as payloads
+// of neighbouring blocks may.
+func Adjoin(a, b []byte) ([]byte, bool) {
+	if len(a) == 0 || len(b) == 0 || len(b) > cap(a)-len(a) || &a[:len(a)+1][len(a)] != &b[0] {
+		return nil, false
+	}
+	return a[:len(a)+len(b)], true
 }
 
 // Put takes a frame back, and its payload if nobody shares it. Nobody may hold
@@ -63,8 +96,18 @@ func (p *Pool) Release(b []byte, s *Share) {
 
 // PutPayload takes a payload of Payload back; others are left to the collector.
 func (p *Pool) PutPayload(b []byte) {
-	if cap(b) == device.BlockSize {
-		p.payloads = append(p.payloads, b)
+	if cap(b) == 0 {
+		return
+	}
+	last := &b[:cap(b)][cap(b)-1]
+	for i := range p.slabs {
+		s := &p.slabs[i]
+		if last == &s.bytes[len(s.bytes)-1] {
+			if from := len(s.bytes) - cap(b); from >= 0 && from%device.BlockSize == 0 {
+				s.taken &^= 1 << uint(from/device.BlockSize)
+			}
+			return
+		}
 	}
 }
 

@@ -132,7 +132,7 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 			if _, err := g.p.Mapping(va); err != nil {
 				return fail(kind, err)
 			}
-			return fail(kind, gup.ErrNotResident)
+			return fail(kind, gup.Missing(g.p, va))
 		}
 	}
 }

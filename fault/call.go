@@ -209,7 +209,7 @@ func (d *Driver) complete(s *slot, c *call) {
 // final tells whether a page-in that failed would fail again.
 func final(err error) bool {
 	return errors.Is(err, gup.ErrUnmapped) || errors.Is(err, gup.ErrDenied) ||
-		errors.Is(err, gup.ErrGone) || errors.Is(err, gup.ErrPermission)
+		errors.Is(err, gup.ErrGone) || errors.Is(err, gup.ErrPermission) || errors.Is(err, gup.ErrPastEnd)
 }
 
 // requeue asks by itself for each page of [start, end) that somebody waits for.
@@ -222,7 +222,8 @@ func (d *Driver) requeue(s *slot, start, end uint64, write bool) {
 }
 
 // again tells whether a page that could not be had for now is to be tried again.
-// Who has waited too often for it is given up.
+// Who has waited too often for it is given up, to the guard; where most likely it
+// will never be there, for good.
 func (d *Driver) again(s *slot, c *call, page uint64) bool {
 	try, give := false, false
 	for i := s.byPage[pageBucket(page)]; i != none; i = s.waits[i].next {
@@ -235,7 +236,12 @@ func (d *Driver) again(s *slot, c *call, page uint64) bool {
 		}
 	}
 	if give {
-		d.settle(s, c, page, Unsent)
+		o := Unsent
+		if errors.Is(c.res.Err, gup.ErrNoFilePage) {
+			o = Failed
+			s.counts.Unresolvable++
+		}
+		d.settle(s, c, page, o)
 		return false
 	}
 	return try

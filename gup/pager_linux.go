@@ -174,13 +174,25 @@ func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 		// The pid may run in another address space, while this one is kept
 		// alive by a process that shares it: then nothing will ever help.
 		if err = g.p.Current(); err == nil {
-			err = ErrNotResident
+			err = Missing(g.p, va)
 			if !errors.Is(errno, unix.EFAULT) && errno != nil {
-				err = fmt.Errorf("%w: %w", ErrNotResident, errno)
+				err = fmt.Errorf("%w: %w", err, errno)
 			}
 		}
 	}
 	return &Error{va, write, err}
+}
+
+// Missing gives why a page is not there that its mapping permits and that was
+// asked for: ErrPastEnd, ErrNoFilePage or ErrNotResident.
+func Missing(p *proc.Process, va device.VA) error {
+	switch err := p.InFile(va); {
+	case errors.Is(err, ErrPastEnd):
+		return ErrPastEnd
+	case errors.Is(err, proc.ErrUnknown):
+		return ErrNoFilePage
+	}
+	return ErrNotResident
 }
 
 // Clip gives how many of the pages from va on lie in the mapping of the first,

@@ -263,8 +263,9 @@ func TestPageInReadOnlyPresent(t *testing.T) {
 func TestPageInBeyondFile(t *testing.T) {
 	c, _, g := start(t)
 	va := c.Map(file(t, 1), 2)
-	if r := g.PageIn(va+page, 1, true); !errors.Is(r.Err, ErrNotResident) || r.Resident != 0 {
-		t.Errorf("%+v, want ErrNotResident", r)
+	// Without the capability to look how long the file is it is only most likely.
+	if r := g.PageIn(va+page, 1, true); !errors.Is(r.Err, ErrPastEnd) && !errors.Is(r.Err, ErrNoFilePage) || r.Resident != 0 {
+		t.Errorf("%+v, want ErrPastEnd", r)
 	}
 }
 

@@ -2,6 +2,7 @@ package gup
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -132,19 +133,25 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 			}
 		}
 	}
+	if res.Resident&1 == 0 && ferr == nil && m.File {
+		// The file has the page and the process has not mapped it yet: not a
+		// missing page, and none that would wait for the userfaultfd.
+		return g.Pager.PageIn(va, 1, write)
+	}
 	if res.Resident&1 == 0 {
-		res.Err = &Error{va, write, g.missing(ferr)}
+		res.Err = &Error{va, write, g.missing(va, ferr)}
 	}
 	return res
 }
 
 // missing gives why a page that was to be filled is not there.
-func (g *Regions) missing(err error) error {
-	switch {
-	case errors.Is(err, unix.ESRCH):
+func (g *Regions) missing(va device.VA, err error) error {
+	if errors.Is(err, unix.ESRCH) {
 		return ErrGone
-	case err != nil:
-		return errors.Join(ErrNotResident, err)
 	}
-	return ErrNotResident
+	why := Missing(g.p, va)
+	if err != nil {
+		return fmt.Errorf("%w: %w", why, err)
+	}
+	return why
 }

@@ -10,8 +10,9 @@ import (
 // kernel would take 1024 in one call.
 const MaxPages = proc.MaxPages
 
-// Why a page-in brought nothing. All but ErrNotResident are final: the access
-// cannot succeed as things stand, and the transfer is to be failed.
+// Why a page-in brought nothing. All but ErrNotResident and ErrNoFilePage are
+// final: the access cannot succeed as things stand, and the transfer is to be
+// failed.
 var (
 	// ErrUnmapped says that nothing is mapped there, or a guard page.
 	ErrUnmapped = proc.ErrUnmapped
@@ -22,11 +23,18 @@ var (
 	ErrGone = proc.ErrGone
 	// ErrPermission says that pfd has no right over the process.
 	ErrPermission = proc.ErrPermission
+	// ErrPastEnd says that the file behind the mapping ends before the page: the
+	// process itself would get SIGBUS.
+	ErrPastEnd = proc.ErrPastEnd
+	// ErrNoFilePage says that the kernel gives no page of the file behind the
+	// mapping, and that pfd may not look how long that file is. Where it stays so
+	// the access is to be failed: what makes it pass is rare, and nothing tells of
+	// it.
+	ErrNoFilePage = errors.New("the kernel gives no page of the file behind the mapping: most likely the file ends before it")
 	// ErrNotResident says that the mapping permits the access and the kernel
-	// brought nothing in, or took it away again at once: out of memory, beyond
-	// the end of the file behind the mapping, an input error, or the mapping is
-	// changing. Trying again may help.
-	ErrNotResident = errors.New("the kernel did not bring the page in: memory short, or beyond the end of its file")
+	// brought nothing in, or took it away again at once: out of memory, an input
+	// error, or the mapping is changing. Trying again may help.
+	ErrNotResident = errors.New("the kernel did not bring the page in: memory short, or an input error")
 )
 
 // Kind is what kind of fault the first page had.

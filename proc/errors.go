@@ -17,6 +17,10 @@ var (
 	ErrUnmapped = errors.New("no mapping at the address")
 	// ErrDenied says that the mapping does not give the right that was asked for.
 	ErrDenied = errors.New("the mapping does not give this right")
+	// ErrPastEnd says that the file behind the mapping ends before the address.
+	ErrPastEnd = errors.New("behind the end of the mapped file")
+	// ErrUnknown says that pfd may not look.
+	ErrUnknown = errors.New("cannot be told without CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN")
 	// ErrInaccessible says that the kernel could not move the bytes: not mapped
 	// any more, beyond the end of the file behind it, or device memory.
 	ErrInaccessible = errors.New("memory not accessible")
@@ -35,7 +39,7 @@ var (
 // Error is what the exported functions of this package return: what was tried,
 // on which process, where in it, and why it failed.
 type Error struct {
-	Op  string    // "open", "walk", "read", "write", "mapping", "pagemap", "status"
+	Op  string    // "open", "walk", "read", "write", "mapping", "file", "pagemap", "status"
 	PID int       // as it was at Open; 0 where it is not known
 	VA  device.VA // 0 where the operation has no address
 	Err error

@@ -9,8 +9,9 @@ type Mapping struct {
 	Read       bool
 	Write      bool
 	Exec       bool
-	Shared     bool // MAP_SHARED; false: private, copied on write
-	File       bool // a file is behind it; memfds and shared anonymous memory too
+	Shared     bool   // MAP_SHARED; false: private, copied on write
+	File       bool   // a file is behind it; memfds and shared anonymous memory too
+	Offset     uint64 // bytes from the start of the file, 0 without one
 }
 
 // Permits tells whether the mapping may be written (write) or read.
@@ -66,7 +67,7 @@ func mapsLine(b []byte) (m Mapping, n int) {
 		Exec:   line[2] == 'x',
 		Shared: line[3] == 's',
 	}
-	_, line = hexField(line[5:], ' ') // offset
+	offset, line := hexField(line[5:], ' ')
 	major, line := hexField(line, ':')
 	minor, line := hexField(line, ' ')
 	if line == nil {
@@ -75,6 +76,9 @@ func mapsLine(b []byte) (m Mapping, n int) {
 	// The kernel prints device 00:00 and inode 0 where there is no file; a
 	// memfd has inode and minor number.
 	m.File = major != 0 || minor != 0 || (len(line) > 0 && line[0] != '0')
+	if m.File {
+		m.Offset = offset
+	}
 	return m, n
 }
 

@@ -51,6 +51,8 @@ func TestMapsLine(t *testing.T) {
 			Mapping{Start: 0x7ffd0000, End: 0x7ffe1000, Read: true, Write: true}, 73},
 		{"7f1200000000-7f1200001000 rw-s 00000000 00:01 1027 /memfd:pfd (deleted)\n",
 			Mapping{Start: 0x7f1200000000, End: 0x7f1200001000, Read: true, Write: true, Shared: true, File: true}, 72},
+		{"7f1200000000-7f1200001000 r--s 00003000 00:01 1027 /memfd:pfd (deleted)\n",
+			Mapping{Start: 0x7f1200000000, End: 0x7f1200001000, Read: true, Shared: true, File: true, Offset: 0x3000}, 72},
 		{"35b1800000-35b1820000 ---p 00000000 00:00 0 \n",
 			Mapping{Start: 0x35b1800000, End: 0x35b1820000}, 45},
 		{"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n",

@@ -68,6 +68,9 @@ func procmap(fd int, va device.VA, m *Mapping) unix.Errno {
 		Shared: q.vmaFlags&procmapShared != 0,
 		File:   q.inode != 0,
 	}
+	if m.File {
+		m.Offset = q.offset
+	}
 	return 0
 }
 

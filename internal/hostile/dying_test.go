@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
 )
 
 // delays are when in a transfer of dyingSize into absent memory something
@@ -110,8 +112,7 @@ func TestStoppedInMidTransfer(t *testing.T) {
 // What the owner does to its memory in the midst of a transfer is its own
 // business: pfd takes the memory as it is at each block.
 func TestMemoryThatChangesInMidTransfer(t *testing.T) {
-	// Beyond the end of a file only the limit of retransmissions ends a transfer.
-	w := start(t, "--guard-us", "5000")
+	w := start(t)
 	b := w.bystander(attachOrder{})
 	for _, c := range []struct {
 		name, kind string
@@ -136,9 +137,6 @@ func TestMemoryThatChangesInMidTransfer(t *testing.T) {
 			w.during(t)
 			arrived, failed := 0, 0
 			for i, after := range delays {
-				if c.name == "truncated" && i > 0 {
-					break // it ends by the limit of retransmissions, which takes seconds
-				}
 				method := methods[i%len(methods)]
 				p := w.pair(method, []string{"p1", "p4", "pa"}[i%3])
 				m := p.running(c.kind, after)
@@ -155,9 +153,7 @@ func TestMemoryThatChangesInMidTransfer(t *testing.T) {
 					t.Errorf("after %v: did not arrive: %+v", after, r)
 				default:
 					failed++
-					// Beyond its end a file has no page: nothing says that this
-					// will last, so that it ends by the limit and not by the fail bit.
-					if r.Code != 2 && (c.name != "truncated" || r.Code != 1 && r.Code != 8) {
+					if r.Code != device.StatusDecode {
 						t.Errorf("after %v: %+v, want code 2", after, r)
 					}
 				}

@@ -36,6 +36,15 @@ func (a *obedient) make(o order) (r reply, err error) {
 		if m.fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC); err == nil {
 			err = m.file(whole, unix.MAP_SHARED)
 		}
+	case "registered memfd": // its first half in the file already, and not mapped
+		if m.fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC); err == nil {
+			err = m.file(whole, unix.MAP_SHARED)
+		}
+		if err == nil {
+			if _, err = unix.Pwrite(m.fd, make([]byte, whole/2), 0); err == nil {
+				err = a.ep.Register(m.b)
+			}
+		}
 	case "shared file", "private file":
 		f, ferr := os.CreateTemp(o.Path, "file")
 		if ferr != nil {

@@ -16,6 +16,7 @@ type Point uint8
 const (
 	ProcOpen    Point = iota // open of /proc/PID and of what is in it
 	ProcMaps                 // PROCMAP_QUERY
+	ProcFile                 // fstatat of map_files
 	ProcPagemap              // pread of pagemap
 	ProcRead                 // pread, preadv of mem
 	ProcWrite                // pwrite, pwritev of mem
@@ -45,7 +46,7 @@ const EnvName = "PFD_FAULTPOINT"
 const HitText = "faultpoint hit: "
 
 var names = [Points]string{
-	"proc-open", "proc-maps", "proc-pagemap", "proc-read", "proc-write", "gup-call",
+	"proc-open", "proc-maps", "proc-file", "proc-pagemap", "proc-read", "proc-write", "gup-call",
 	"emu-epoll", "emu-watch", "emu-wait",
 	"attach-memfd", "attach-size", "attach-seal", "attach-map", "attach-wake", "attach-peer", "attach-futex",
 	"netlink-open", "netlink-bind", "netlink-send", "uffd-ioctl", "uffd-read",
@@ -67,6 +68,8 @@ func (p Point) Errnos() []syscall.Errno {
 		return []syscall.Errno{syscall.EMFILE, syscall.ENOMEM, syscall.EACCES, syscall.ENOENT}
 	case ProcMaps:
 		return []syscall.Errno{syscall.ENOMEM, syscall.EINTR}
+	case ProcFile:
+		return []syscall.Errno{syscall.EACCES, syscall.ENOMEM}
 	case ProcPagemap:
 		return []syscall.Errno{syscall.ENOMEM, syscall.EINTR}
 	case ProcRead, ProcWrite:

@@ -19,6 +19,7 @@ demo: setup
 	@$(MAKE) --no-print-directory build
 	@bin/exanetctl demo --bin bin
 
+test: SETUP += test
 test: setup
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory seeds

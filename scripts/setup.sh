@@ -4,12 +4,17 @@
 # nothing when all is there.
 #   gcc, libc6-dev  the race detector of `make test`
 #   git             go.mod and version information
+# and, as `setup.sh test`:
+#   systemd         a machine of its own for the service (internal/packaging)
 set -eu
 
 need=
 command -v gcc >/dev/null 2>&1 || need="$need gcc"
 [ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
 command -v git >/dev/null 2>&1 || need="$need git"
+if [ "${1:-}" = test ]; then
+	[ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || need="$need systemd"
+fi
 
 if ! command -v go >/dev/null 2>&1; then
 	echo "setup: go is missing: install Go as go.mod names it (https://go.dev/dl/) and put it on PATH" >&2

@@ -1,0 +1,198 @@
+package packaging
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// show gives a property of the service.
+func (m *machine) show(property string) string {
+	m.t.Helper()
+	return strings.TrimSpace(m.run("systemctl", "show", "pfd", "--value", "-p", property))
+}
+
+// transfers has the user write into absent memory, each byte checked.
+func (m *machine) transfers(args ...string) {
+	m.t.Helper()
+	out := m.run(asUser(append([]string{"exanetctl", "write", "--size", "64KiB", "--count", "20", "--dst", "absent"}, args...)...)...)
+	if !strings.Contains(out, "20, 0 failed") || !strings.Contains(out, "every byte is right") {
+		m.t.Errorf("the user's transfers %v:\n%s", args, out)
+	}
+}
+
+// status reads a line of /proc/PID/status of the daemon.
+func (m *machine) status(key string) string {
+	m.t.Helper()
+	text := m.run("cat", "/proc/"+m.show("MainPID")+"/status")
+	_, rest, _ := strings.Cut(text, key+":")
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(line)
+}
+
+func (m *machine) journal() string {
+	m.t.Helper()
+	return m.run("journalctl", "--no-pager", "--output=short-monotonic")
+}
+
+// restarted waits until systemd has put another pfd in place of the one it had.
+func (m *machine) restarted(old, why string) {
+	m.t.Helper()
+	m.until("pfd is started again after "+why, func() bool {
+		return m.show("ActiveState") == "active" && m.show("MainPID") != old
+	})
+	if pid := m.show("MainPID"); pid == old || pid == "0" {
+		m.t.Errorf("after %s pfd is process %s, as before", why, pid)
+	}
+	m.transfers()
+}
+
+// The package as an administrator has it, under a systemd that is the first
+// process of its machine: installed, started, used by somebody without rights,
+// reloaded, hung, killed, upgraded, stopped and removed.
+func TestServiceUnderSystemd(t *testing.T) {
+	m := boot(t)
+	m.copyIn(build(t), "/root/exanet.deb")
+	t.Log(strings.TrimSpace(strings.SplitN(m.run("systemctl", "--version"), "\n", 2)[0]))
+
+	m.run("dpkg", "--install", "/root/exanet.deb")
+	if out, err := m.try("systemctl", "is-active", "pfd"); err == nil || strings.TrimSpace(out) != "inactive" {
+		t.Errorf("installed, and not enabled: %q, %v", out, err)
+	}
+	if out := m.run("systemd-analyze", "verify", "--man=no", "pfd.service"); out != "" {
+		t.Errorf("verify says:\n%s", out)
+	}
+	security := m.run("systemd-analyze", "security", "--no-pager", "--threshold=30", "pfd.service")
+	score := regexp.MustCompile(`Overall exposure level for pfd.service: [0-9.]+ \w+`).FindString(security)
+	if score == "" {
+		t.Errorf("security says:\n%s", security)
+	}
+	t.Log(score)
+
+	m.step("started", func(t *testing.T) {
+		// Type=notify: this returns when pfd has said READY.
+		m.run("systemctl", "enable", "--now", "pfd")
+		if got := strings.TrimSpace(m.run("systemctl", "is-active", "pfd")); got != "active" {
+			t.Errorf("is-active says %q", got)
+		}
+		if s := m.show("StatusText"); !strings.HasPrefix(s, "2 nodes") {
+			t.Errorf("status text %q", s)
+		}
+		// CAP_DAC_OVERRIDE is 1, CAP_SYS_PTRACE 19 (linux/capability.h).
+		for key, want := range map[string]string{"CapBnd": "0000000000080002", "CapEff": "0000000000080002", "NoNewPrivs": "1", "Seccomp": "2"} {
+			if got := m.status(key); got != want {
+				t.Errorf("%s of pfd is %s, want %s", key, got, want)
+			}
+		}
+		m.transfers()
+		if out := m.run(asUser("exanetctl", "status")...); !strings.Contains(out, "ready") {
+			t.Errorf("status says:\n%s", out)
+		}
+	})
+
+	m.step("reloaded", func(t *testing.T) {
+		pid := m.show("MainPID")
+		m.put("/etc/exanet/pfd.toml", "timeout-us = 12345\nnodes = 3\n")
+		m.run("systemctl", "reload", "pfd")
+		m.until("the new configuration holds", func() bool {
+			return strings.Contains(m.run(asUser("exanetctl", "status")...), "12345")
+		})
+		m.until("what needs a restart is named", func() bool { return strings.Contains(m.journal(), "keys=[nodes]") })
+		if now := m.show("MainPID"); now != pid || m.show("ActiveState") != "active" {
+			t.Errorf("after a reload pfd is process %s, before %s", now, pid)
+		}
+		m.put("/etc/exanet/pfd.toml", "")
+	})
+
+	// A call that the unit's filter does not let through ends pfd here, where in
+	// service it gives EPERM, which might not be noticed.
+	m.put("/etc/systemd/system/pfd.service.d/test.conf", "[Service]\nSystemCallErrorNumber=kill\nWatchdogSec=4s\n")
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "restart", "pfd")
+
+	m.step("every method within the filter", func(t *testing.T) {
+		pid := m.show("MainPID")
+		for _, method := range []string{"gup", "touch", "uffd", "populate"} {
+			m.transfers("--method", method)
+		}
+		for _, what := range []string{"node", "domain", "channel", "smmu", "fifo", "counter", "fault"} {
+			m.run(asUser("exanetctl", what)...)
+		}
+		m.run("systemctl", "reload", "pfd")
+		if now := m.show("MainPID"); now != pid {
+			t.Errorf("pfd is process %s, before %s:\n%s", now, pid, m.journal())
+		}
+	})
+
+	m.step("watched", func(t *testing.T) {
+		pid, fed := m.show("MainPID"), m.show("WatchdogTimestampMonotonic")
+		m.until("pfd feeds the watchdog", func() bool { return m.show("WatchdogTimestampMonotonic") != fed })
+		m.run("kill", "-STOP", pid)
+		m.restarted(pid, "a watchdog's end")
+		if j := m.journal(); !strings.Contains(j, "Watchdog timeout") {
+			t.Errorf("the journal tells of no watchdog:\n%s", j)
+		}
+	})
+
+	m.step("killed", func(t *testing.T) {
+		pid := m.show("MainPID")
+		m.run("kill", "-KILL", pid)
+		m.restarted(pid, "SIGKILL")
+		if n := m.show("NRestarts"); n != "2" {
+			t.Errorf("%s restarts, want the watchdog's and this one", n)
+		}
+	})
+
+	m.step("upgraded", func(t *testing.T) {
+		pid := m.show("MainPID")
+		m.run("systemctl", "reset-failed", "pfd") // the starts of this test are no loop
+		m.run("dpkg", "--install", "/root/exanet.deb")
+		m.restarted(pid, "an upgrade")
+	})
+
+	m.step("stopped", func(t *testing.T) {
+		// A client in the midst of its transfers is told, and ends.
+		busy := m.command(asUser("exanetctl", "write", "--size", "1MiB", "--count", "1000000", "--dst", "absent")...)
+		var said strings.Builder
+		busy.Stderr = &said
+		if err := busy.Start(); err != nil {
+			t.Fatal(err)
+		}
+		m.until("the client is attached", func() bool {
+			return strings.Contains(m.run("exanetctl", "domain"), fmt.Sprint(user))
+		})
+		m.run("systemctl", "stop", "pfd")
+		if err := busy.Wait(); err == nil || !strings.Contains(said.String(), "exanetctl: ") {
+			t.Errorf("the client whose pfd has ended: %v, %q", err, &said)
+		}
+		t.Logf("the client says: %s", strings.TrimSpace(said.String()))
+		if r, code := m.show("Result"), m.show("ExecMainStatus"); r != "success" || code != "0" {
+			t.Errorf("the result is %s, exit code %s", r, code)
+		}
+		if out, err := m.try("ls", "/run/exanet"); err == nil {
+			t.Errorf("the sockets stay: %s", out)
+		}
+	})
+
+	m.step("removed", func(t *testing.T) {
+		m.run("systemctl", "start", "pfd")
+		m.run("dpkg", "--purge", "exanet")
+		if out, err := m.try("systemctl", "is-active", "pfd"); err == nil || strings.TrimSpace(out) != "inactive" {
+			t.Errorf("after the removal: %q, %v", out, err)
+		}
+		for _, path := range []string{"/usr/bin/pfd", "/etc/exanet", "/var/lib/exanet", "/run/exanet"} {
+			if _, err := os.Stat(filepath.Join(fmt.Sprintf("/proc/%d/root", m.cmd.Process.Pid), path)); err == nil {
+				t.Errorf("%s is still there", path)
+			}
+		}
+	})
+
+	for _, bad := range []string{"SIGSYS", "status=31", "seccomp", "Bad system call", "core-dump, status=11"} {
+		if j := m.journal(); strings.Contains(j, bad) {
+			t.Errorf("the journal has %q:\n%s", bad, j)
+		}
+	}
+}

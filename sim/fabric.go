@@ -51,13 +51,16 @@ type job struct {
 	tries    int
 	plan     int // the newest of the times to ask again
 	want     []byte
-	doomed   bool // a page of either end can never be brought in
-	foreign  bool // the other end does not admit it
-	ended    bool
-	done     uint32
-	status   uint8
-	own      []byte
-	wrong    string
+	// A page of the source, or of the destination and its words, can never be
+	// brought in.
+	badSource, badTarget bool
+
+	foreign bool // the other end does not admit it
+	ended   bool
+	done    uint32
+	status  uint8
+	own     []byte
+	wrong   string
 }
 
 // Kinds of scenario: one in so many seeds is of that kind.
@@ -292,7 +295,8 @@ func (f *Fabric) hurt(rng *rand.Rand) {
 		return false
 	}
 	for _, j := range f.jobs {
-		j.doomed = dead(j.from, j.src, j.size, false) || dead(j.to, j.dst, j.size, true) || j.words >= 0 && dead(j.to, j.words, 16, true)
+		j.badSource = dead(j.from, j.src, j.size, false)
+		j.badTarget = dead(j.to, j.dst, j.size, true) || j.words >= 0 && dead(j.to, j.words, 16, true)
 		// An absent page reads as zero, whatever the process had there.
 		j.want = bytes.Clone(j.from.Data[j.src : j.src+j.size])
 	}
@@ -324,7 +328,7 @@ func (f *Fabric) bound() {
 	blocks, grace := int64(0), int64(0)
 	for _, j := range f.jobs {
 		blocks += int64(j.size)/device.BlockSize + 3
-		if j.doomed && c.NoTXFIFO {
+		if j.badSource && c.NoTXFIFO {
 			grace += 100e9 // a source fault without a TXFIFO is not counted so long
 		}
 	}
@@ -473,7 +477,7 @@ func (j *job) check() error {
 	switch {
 	case j.wrong != "":
 		return errors.New(j.wrong)
-	case j.done == device.DoneCompleted && j.doomed:
+	case j.done == device.DoneCompleted && (j.badSource || j.badTarget):
 		return errors.New("complete, although a page of it cannot be brought in")
 	case j.done == device.DoneCompleted && j.foreign:
 		return errors.New("complete, although the other end does not admit it")
@@ -490,15 +494,19 @@ func (j *job) check() error {
 	return nil
 }
 
-// cause tells whether a transfer may have failed with its status.
+// cause tells whether this transfer may have failed with its status. What the
+// links do is never a cause: none is so bad that 64 attempts in a row come to
+// nothing, and whoever is refused for want of a context has its turn.
 func (j *job) cause() bool {
 	switch j.status {
 	case device.StatusDomain:
 		return j.foreign
 	case device.StatusDecode:
-		return j.doomed
-	case device.StatusLimit, device.StatusSlaveError, device.StatusNoContext, device.StatusCorrupt, device.StatusBufferFull:
-		return true // 64 attempts in a row were lost
+		// Said by a driver, which needs the FIFO entry of the fault.
+		return j.badTarget || j.badSource && !j.to.node0().world.cfg.NoTXFIFO
+	case device.StatusSlaveError:
+		// Without a TXFIFO nobody learns that the source cannot be had.
+		return j.badSource && j.to.node0().world.cfg.NoTXFIFO
 	}
 	return false
 }

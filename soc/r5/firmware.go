@@ -332,6 +332,7 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	if t.state == stateFree || t.sending == 0 {
 		return
 	}
+	fw.seq[t.node].sent[id] = t.seq
 	if fw.sent(t); t.sending > 0 {
 		return
 	}

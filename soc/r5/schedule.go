@@ -335,9 +335,9 @@ func (fw *Firmware) issue(c int16) {
 }
 
 // numbers are the sequence numbers of all ids towards one node: the last one
-// given, and the last one that the node has answered.
+// given, the last one that was sent, and the last one that the node answered.
 type numbers struct {
-	last, heard [device.Transactions]device.Sequence
+	last, sent, heard [device.Transactions]device.Sequence
 }
 
 // maxJump bounds how far a sequence number jumps (ours): a receiver that has
@@ -350,22 +350,27 @@ const maxJump = 4096
 // request of the own node (a source fault) does not say which destination the
 // id had, and a late one must not fit a later use.
 //
-// It is always newer than the last one that the node has answered. Blocks whose
-// source cannot be read take numbers and send nothing: after half a circle of
-// them the next would be an old one to the receiver, and its blocks would be
-// dropped for ever. Then the numbers go round again, from the answered one on
-// (ours).
+// A block whose source cannot be read takes numbers and sends nothing. After
+// half a circle of those the next one would be an old one to the receiver, and
+// the blocks of this id would be dropped for ever: so what was not sent is given
+// again after maxJump, and what nobody answers after half a circle (ours).
 func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
 	n := fw.seq[node]
 	if n == nil {
 		n = new(numbers)
 		fw.seq[node] = n
 	}
+	near := func(s device.Sequence) bool {
+		return (s-n.sent[id]-1)&device.SequenceMask < maxJump && s.Newer(n.heard[id])
+	}
 	next := n.last[id].Next()
+	if !near(next) {
+		next = n.sent[id].Next()
+	}
 	if !next.Newer(n.heard[id]) {
 		next = n.heard[id].Next()
 	}
-	if drawn := fw.drawn[id].Next(); (drawn-next)&device.SequenceMask < maxJump && drawn.Newer(n.heard[id]) {
+	if drawn := fw.drawn[id].Next(); (drawn-next)&device.SequenceMask < maxJump && near(drawn) {
 		next = drawn
 		fw.drawn[id] = drawn
 	}

@@ -26,8 +26,25 @@ func (e *Engine) drop(a *Access) {
 // the high class first.
 type accessQueue struct {
 	inflight    int
-	waiting     int // writes
+	waiting     int // writes of the high class not among them
+	waitingHigh int // writes of the high class
 	high, usual accessList
+}
+
+// room tells whether one more access may begin.
+func (q *accessQueue) room(high bool) bool {
+	if high {
+		return q.inflight < maxAccesses
+	}
+	return q.inflight < maxAccesses-keptHigh
+}
+
+// waits counts writes of a class that wait.
+func (q *accessQueue) waits(high bool) *int {
+	if high {
+		return &q.waitingHigh
+	}
+	return &q.waiting
 }
 
 type accessList struct{ head, tail *Access }
@@ -56,13 +73,13 @@ func (l *accessList) take() *Access {
 // submit lets an access begin, or wait where too many of its slot are in flight.
 func (e *Engine) submit(a *Access) {
 	q := &e.slots[a.Slot]
-	if q.inflight < maxAccesses {
+	if q.room(a.High) {
 		e.begin(a)
 		return
 	}
 	a.queued = true
 	if a.Write {
-		q.waiting++
+		*q.waits(a.High)++
 	}
 	if a.High {
 		q.high.put(a)
@@ -85,9 +102,12 @@ func (e *Engine) begin(a *Access) {
 // pump begins waiting accesses of a slot as far as there is room.
 func (e *Engine) pump(slot uint8) {
 	q := &e.slots[slot]
-	for q.inflight < maxAccesses {
-		a := q.high.take()
-		if a == nil {
+	for {
+		var a *Access
+		if q.room(true) {
+			a = q.high.take()
+		}
+		if a == nil && q.room(false) {
 			a = q.usual.take()
 		}
 		if a == nil {
@@ -95,7 +115,7 @@ func (e *Engine) pump(slot uint8) {
 		}
 		a.queued = false
 		if a.Write {
-			q.waiting--
+			*q.waits(a.High)--
 		}
 		e.begin(a)
 	}

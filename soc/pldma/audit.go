@@ -25,21 +25,24 @@ func (e *Engine) Audit() error {
 	if sum != e.recv.open {
 		return fmt.Errorf("%w: %d contexts open, %d counted", ErrAudit, e.recv.open, sum)
 	}
-	var flying, waiting [device.Slots]int
+	var flying, waiting, waitingHigh [device.Slots]int
 	for _, a := range e.accesses {
 		if a.kind != 0 && a.kind != part && !a.queued {
 			flying[a.Slot]++
 		}
-		if a.queued && a.Write {
+		if a.queued && a.Write && a.High {
+			waitingHigh[a.Slot]++
+		} else if a.queued && a.Write {
 			waiting[a.Slot]++
 		}
 	}
 	for i := range e.slots {
 		q := &e.slots[i]
-		if q.inflight != flying[i] || q.inflight > maxAccesses || q.waiting != waiting[i] || q.waiting > maxWaiting+64 {
+		if q.inflight != flying[i] || q.inflight > maxAccesses ||
+			q.waiting != waiting[i] || q.waiting > maxWaiting+64 || q.waitingHigh != waitingHigh[i] || q.waitingHigh > maxWaiting+64 {
 			return fmt.Errorf("%w: slot %d counts %d accesses and has %d", ErrAudit, i, q.inflight, flying[i])
 		}
-		if (q.high.head != nil || q.usual.head != nil) && q.inflight < maxAccesses {
+		if q.high.head != nil && q.room(true) || q.usual.head != nil && q.room(false) {
 			return fmt.Errorf("%w: slot %d has accesses waiting and room", ErrAudit, i)
 		}
 	}

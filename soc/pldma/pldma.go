@@ -17,6 +17,11 @@ import (
 // takes no other's.
 const maxAccesses = 256 / device.Slots
 
+// keptHigh is how many of a slot's accesses in flight are kept for the high class
+// (ours): what is in flight no priority overtakes, and a short transfer would
+// otherwise wait for a walk and a move of every domain's large ones.
+const keptHigh = 4
+
 // Access is one request to memory, as on AXI. First its walk is asked for, and
 // where all its pages are there its move; both are answered by ID.
 type Access struct {
@@ -96,7 +101,8 @@ func (d *Domain) admits(src device.PDID) bool {
 
 // maxWaiting is the number of writes to a slot's memory that the receive part
 // has buffers for while they wait for room (ours): beyond it a block is refused
-// with code 7.
+// with code 7. Those of the high class are counted apart, so that the large
+// transfers into a domain have no short one refused.
 const maxWaiting = 32
 
 // Config is what an engine is built with.

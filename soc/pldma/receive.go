@@ -147,7 +147,7 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 	if f.HasWords && !f.WordsMissing && !c.haveWords {
 		c.haveWords, c.completion = true, f.Completion
 	}
-	if e.slots[c.slot].waiting >= maxWaiting && f.Present&^c.got != 0 {
+	if *e.slots[c.slot].waits(f.Short()) >= maxWaiting && f.Present&^c.got != 0 {
 		e.nack(c, device.CodeBufferFull)
 		if c.writing == 0 {
 			e.abandon(c)

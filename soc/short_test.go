@@ -15,7 +15,7 @@ func TestShortTransferPassesLargeOnes(t *testing.T) {
 	for i := range 60 {
 		f := data(1, device.VA(0x40000000+i*device.BlockSize), 64)
 		f.SrcNode, f.SrcPDID, f.ID = 9, ownPDID, device.TransactionID(i)
-		if i >= 30 {
+		if i%2 != 0 {
 			f.SrcPDID = peerPDID
 		}
 		f.Block, f.Remaining = 5, 1<<20
@@ -47,5 +47,27 @@ func TestShortTransferPassesLargeOnes(t *testing.T) {
 	}
 	if err := p.to.n.Audit(); err != nil {
 		t.Error(err)
+	}
+}
+
+// The contexts of a process, too: its large transfers leave some to its short ones.
+func TestShortTransferHasContext(t *testing.T) {
+	p := newPair(t, Config{})
+	hang(p)
+	for i := range 29 {
+		f := data(1, device.VA(0x40000000+i*device.BlockSize), 64)
+		f.SrcNode, f.ID, f.Block, f.Remaining = 9, device.TransactionID(i), 5, 1<<20
+		p.to.step(Event{Kind: FrameArrived, Frame: f})
+		if acks := len(p.to.out); i == 28 && (acks != 1 || p.to.out[0].Kind != Transmit || p.to.out[0].Frame.Code != device.CodeNoContext) {
+			t.Errorf("large block 28: actions %+v, want NACK 3", p.to.out)
+		}
+		p.settle()
+	}
+	if a := p.answered(p.ring(0x20000, 0, 0)); a != nil {
+		t.Errorf("a short transfer: answer %+v before its memory has answered", a.Header)
+	}
+	p.heldWalks = false
+	if a := p.settle(); a == nil || a.Code != device.CodeAck {
+		t.Errorf("answer %+v, want an ACK", a)
 	}
 }

@@ -12,6 +12,21 @@ import (
 // hold, so that its paused blocks cannot starve others (spec/firmware.md, ours).
 const maxDomainContexts = 32
 
+// keptContexts is how many of a source domain's contexts are kept for short
+// transfers, and an eighth of all are (ours): otherwise the large ones of a process
+// have its short ones refused.
+const keptContexts = 4
+
+// contextsFor tells whether there is a context for a block of a domain.
+func (e *Engine) contextsFor(f *wire.Frame) bool {
+	all, own := e.cfg.Contexts, maxDomainContexts
+	if !f.Short() {
+		all -= all / 8
+		own -= keptContexts
+	}
+	return e.recv.open < all && e.recv.byDomain[f.SrcPDID] < own
+}
+
 // maxSources bounds the nodes whose sequence numbers are remembered (ours; a
 // fabric larger than that refuses the rest with code 3).
 const maxSources = 4096
@@ -246,7 +261,7 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	case uint64(f.VA) >= limit || uint64(f.Length) > limit-uint64(f.VA),
 		f.HasWords && !f.WordsMissing && uint64(f.Completion.VA) > limit-16:
 		code = device.CodeDecode
-	case e.recv.open >= e.cfg.Contexts || e.recv.byDomain[f.SrcPDID] >= maxDomainContexts:
+	case !e.contextsFor(f):
 		code = device.CodeNoContext
 	}
 	if code != device.CodeAck {

@@ -59,6 +59,7 @@ type reply struct {
 	Text   string
 	Count  int
 	P99    int64
+	Lat    []int64  // ns
 	Bits   []uint64 // of pagemap, a page each
 	Stats  rdma.Stats
 	Info   rdma.Info
@@ -128,6 +129,7 @@ type obedient struct {
 	buffers   map[string]*area
 	transfers map[string]*rdma.Transfer
 	burst     *burst
+	tide      *tide
 	keep      []any
 	forks     []int
 }
@@ -224,6 +226,16 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		return r, nil
 	case "stop":
 		return a.burst.end(), nil
+	case "tide":
+		a.tide, err = a.startTide(o)
+		return r, err
+	case "ebb":
+		r.Lat = a.tide.stop(int64(o.Size))
+		r.Text = a.tide.text
+		return r, nil
+	case "times":
+		r.Lat, err = a.times(o)
+		return r, err
 	case "flood":
 		r.Count, err = a.flood(o)
 		return r, err

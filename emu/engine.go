@@ -89,17 +89,18 @@ type Engine struct {
 	nodes []*node
 
 	// Owned by the engine goroutine.
-	quick   itemQueue    // actions to be done: what is short or of the high class
-	queue   itemQueue    // and the data of the other classes
-	row     int          // quick ones in a row
-	actions []soc.Action // scratch of step
-	clock   int64        // the machines' time: read once a pass and after each call
-	tasks   []*call      // calls that Do asked for
-	current *call        // what the lease is held for
-	live    []*slot      // attached slots
-	free    *call
-	vectors bool // some node has vectors to be delivered
-	stop    bool
+	quick    itemQueue    // actions to be done: what is short or of the high class
+	arriving itemQueue    // and of the data of the other classes what is at its destination
+	leaving  itemQueue    // or at its source
+	row      int          // quick ones in a row
+	actions  []soc.Action // scratch of step
+	clock    int64        // the machines' time: read once a pass and after each call
+	tasks    []*call      // calls that Do asked for
+	current  *call        // what the lease is held for
+	live     []*slot      // attached slots
+	free     *call
+	vectors  bool // some node has vectors to be delivered
+	stop     bool
 
 	recorder *record.Writer // of the machines' inputs, nil: none
 

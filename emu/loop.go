@@ -100,14 +100,18 @@ func (e *Engine) pass() (busy, ok bool) {
 			if !e.dispatch(c) {
 				return busy, false
 			}
-		case e.quick.some() && (e.row < quickRow || !e.queue.some()):
+		case e.quick.some() && (e.row < quickRow || !e.arriving.some() && !e.leaving.some()):
 			e.row++
 			if !e.next(&e.quick) {
 				return busy, false
 			}
-		case e.queue.some():
+		case e.arriving.some() || e.leaving.some():
 			e.row = 0
-			if !e.next(&e.queue) {
+			q := &e.arriving
+			if !q.some() {
+				q = &e.leaving
+			}
+			if !e.next(q) {
 				return busy, false
 			}
 			if e.kicks() {
@@ -116,7 +120,8 @@ func (e *Engine) pass() (busy, ok bool) {
 			}
 		default:
 			e.quick.reset()
-			e.queue.reset()
+			e.arriving.reset()
+			e.leaving.reset()
 			c := e.steal()
 			if c == nil {
 				return busy, true
@@ -157,12 +162,10 @@ func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uin
 
 func (e *Engine) enqueue(n *node, from int) {
 	e.quick.compact()
-	e.queue.compact()
+	e.arriving.compact()
+	e.leaving.compact()
 	for _, a := range e.actions[from:] {
-		q := &e.quick
-		if bulk(&a) {
-			q = &e.queue
-		}
+		q := e.queueOf(&a)
 		q.items = append(q.items, item{n, a})
 	}
 	e.actions = e.actions[:from]

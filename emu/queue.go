@@ -35,16 +35,26 @@ func (q *itemQueue) compact() {
 // a stream of them starves nobody (ours).
 const quickRow = 64
 
-// bulk tells whether an action is, or leads to, moving data of the medium or low
-// class: what the firmware's priorities would be worth nothing behind.
-func bulk(a *soc.Action) bool {
+// queueOf gives the queue of an action: what is, or leads to, moving data of the
+// medium or low class would be in the way of all else. What has left its source
+// goes before what has not: it ends blocks, and blocks that end together have
+// their successors' memory read by one call.
+func (e *Engine) queueOf(a *soc.Action) *itemQueue {
 	switch a.Kind {
 	case soc.Walk, soc.Move:
-		return !a.Access.High
+		switch {
+		case a.Access.High:
+			return &e.quick
+		case a.Access.Write:
+			return &e.arriving
+		}
+		return &e.leaving
 	case soc.Transmit:
-		return len(a.Frame.Payload) > 0 && !a.Frame.Short()
+		if len(a.Frame.Payload) > 0 && !a.Frame.Short() {
+			return &e.arriving
+		}
 	}
-	return false
+	return &e.quick
 }
 
 // kicks tells whether some process has published something.

@@ -69,8 +69,8 @@ func BenchFirstLight(ctx context.Context, d Daemon, o Options, small, large int)
 	f.Small.Ratio = f.Small.Absent / f.Small.Present
 
 	o.Policy = "pa"
-	present, absent = kindOf(largeSize, Present, Wait, false), kindOf(largeSize, Absent, Wait, false)
-	first := kindOf(largeSize, Absent, Wait, true)
+	present, absent = kindOf(largeSize, Present, Poll, false), kindOf(largeSize, Absent, Wait, false)
+	first := kindOf(largeSize, Absent, Poll, true)
 	if err := bench(ctx, d, o, large, &f, present, absent, first); err != nil {
 		return f, err
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/wire"
 	"golang.org/x/sys/unix"
 )
 
@@ -203,6 +204,9 @@ func (e *Engine) next(q *itemQueue) bool {
 	switch a.Kind {
 	case soc.Transmit:
 		f := a.Frame
+		if e.cfg.Link != nil && f.Kind == wire.Data {
+			f = e.cfg.Link(f)
+		}
 		if int(f.DstNode) < len(e.nodes) {
 			e.step(e.nodes[f.DstNode], &soc.Event{Kind: soc.FrameArrived, Frame: f})
 		} else {

@@ -1,0 +1,351 @@
+package hostile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/rdma"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// says fails the test where an error is not the one that a status code has, or its
+// text lacks what its reader needs.
+func says(t *testing.T, text string, code uint8, parts ...string) {
+	t.Helper()
+	for _, p := range append(parts, fmt.Sprintf("status %d", code)) {
+		if !strings.Contains(text, p) {
+			t.Errorf("the user reads %q; it has no %q", text, p)
+		}
+	}
+}
+
+// refusedWith is what the user reads of each code (messages.md 2).
+var refusedWith = [...]struct {
+	is   error
+	text []string
+}{
+	device.CodeSlaveError: {rdma.ErrSlaveError, []string{"the target's memory answered with an error", "exanetctl fault show"}},
+	device.CodeDecode:     {rdma.ErrAddress, []string{"an address is not mapped", "or cannot be reached", "exanetctl node show"}},
+	device.CodeNoContext:  {rdma.ErrNoContext, []string{"no receive context left", "fewer transfers"}},
+	device.CodeCorrupt:    {rdma.ErrCorrupt, []string{"packets arrive corrupted", "exanetctl counter show"}},
+	device.CodeDomain:     {rdma.ErrDomain, []string{"does not admit this protection domain", "exanetctl domain grant"}},
+	device.CodeReserved:   {rdma.ErrReserved, []string{"reserved code", "report it"}},
+	device.CodeBufferFull: {rdma.ErrBufferFull, []string{"the target's buffer is full", "write again"}},
+}
+
+func nacks(code device.Code) string { return hw(device.Nacks0 + device.Counter(code)) }
+
+// What real processes can cause, from the cause to the text that the user of the
+// initiator reads.
+func TestErrorsOfProcesses(t *testing.T) {
+	const size = 64 << 10
+	for _, c := range []struct {
+		name string
+		args []string
+		nack device.Code // that the target answered with
+		code device.Code // that the user reads
+		make func(t *testing.T, w *world) (from *proxy, remote string)
+	}{
+		{
+			name: "page that hangs", args: []string{"--guard-us", "500"}, nack: device.CodeSlaveError, code: device.CodeSlaveError,
+			make: func(t *testing.T, w *world) (*proxy, string) {
+				needRoot(t, "a full-mode userfaultfd")
+				p := w.pair("gup", "p1")
+				return p.from, p.to.buffer("dst", "own userfaultfd", size, 0).Remote
+			},
+		},
+		{
+			name: "address that is not mapped", nack: device.CodeSlaveError, code: device.CodeDecode,
+			make: func(_ *testing.T, w *world) (*proxy, string) {
+				p := w.pair("gup", "p1")
+				m := p.to.buffer("dst", "anonymous", size, 0)
+				p.to.must(order{Op: "unmap", ID: "dst"})
+				return p.from, m.Remote
+			},
+		},
+		{
+			name: "domain that does not admit", nack: device.CodeDomain, code: device.CodeDomain,
+			make: func(_ *testing.T, w *world) (*proxy, string) {
+				to := w.attach("target", attachOrder{Node: 1, Group: "theirs"})
+				m := to.buffer("dst", "anonymous", size, 0)
+				return w.attach("initiator", attachOrder{Group: "ours"}), m.Remote
+			},
+		},
+		{
+			name: "target that has gone", nack: device.CodeDomain, code: device.CodeDomain,
+			make: func(_ *testing.T, w *world) (*proxy, string) {
+				p := w.pair("gup", "p1")
+				m := p.to.buffer("dst", "anonymous", size, 0)
+				domains := w.domains()
+				p.to.kill()
+				w.until("the target's domain is gone", func() bool { return w.domains() < domains })
+				return p.from, m.Remote
+			},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := start(t, c.args...)
+			from, remote := c.make(t, w)
+			from.buffer("src", "anonymous", size, 5)
+			before := w.count(0, nacks(c.nack))
+			from.write("x", "src", remote, size)
+			r := from.wait("x")
+			if r.Code != uint8(c.code) {
+				t.Errorf("code %d, want %d", r.Code, c.code)
+			}
+			says(t, r.Text, uint8(c.code), append(refusedWith[c.code].text, "65536 bytes to node 1")...)
+			w.saw(0, nacks(c.nack), before)
+		})
+	}
+}
+
+// lab is a pfd in this process whose link and memory fail when they are told to.
+type lab struct {
+	*emu.Engine
+	dir    string
+	client *control.Client
+	link   atomic.Pointer[func(*wire.Frame) *wire.Frame]
+	hang   atomic.Pointer[chan struct{}] // closed: the memory of node 1 answers again
+}
+
+func (l *lab) Attach(node, slot int, a *daemon.Attachment) error {
+	m := emu.Memory(a.Process)
+	if node == 1 {
+		m = &hanging{Memory: m, lab: l}
+	}
+	return l.Engine.Attach(node, slot, &emu.Attachment{Pages: a.Pages, Wake: a.Wake, Memory: m, Gone: a.Gone})
+}
+func (l *lab) Channels(int) []daemon.ChannelInfo { return nil }
+func (l *lab) FIFO(int, bool) []daemon.FIFOInfo  { return nil }
+func (l *lab) LeasesLost(node int) uint64        { return l.Engine.LeasesLost(node) }
+
+// hanging is memory that may stop answering, as of a process whose lock of its
+// address space somebody holds.
+type hanging struct {
+	emu.Memory
+	lab *lab
+}
+
+func (h *hanging) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
+	if gate := h.lab.hang.Load(); gate != nil {
+		<-*gate
+	}
+	return h.Memory.Walk(va, pages, write)
+}
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	l := &lab{}
+	var err error
+	if l.dir, err = os.MkdirTemp(work, "lab"); err != nil {
+		t.Fatal(err)
+	}
+	l.Engine, err = emu.New(emu.Config{Nodes: 2, Log: slog.New(slog.DiscardHandler), Link: func(f *wire.Frame) *wire.Frame {
+		if link := l.link.Load(); link != nil {
+			return (*link)(f)
+		}
+		return f
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := daemon.Default()
+	cfg.Socket = filepath.Join(l.dir, "s")
+	if l.client, err = control.New(cfg.Socket); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.client.Close)
+	d, err := daemon.New(cfg, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan error, 1)
+	go func() { over <- d.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-over; err != nil {
+			t.Errorf("pfd: %v", err)
+		}
+	})
+	return l
+}
+
+func (l *lab) endpoint(t *testing.T, node device.NodeID) *rdma.Endpoint {
+	t.Helper()
+	ctx, cancel := within(patience)
+	defer cancel()
+	e, err := rdma.Attach(ctx, rdma.Options{Socket: filepath.Join(l.dir, "s"), Node: node, Group: "lab", Method: attach.MethodGUP, AcceptGroup: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// count gives a counter of node 0.
+func (l *lab) count(t *testing.T, name string) uint64 {
+	t.Helper()
+	return (&world{t: t, Client: l.client}).count(0, name)
+}
+
+// flipped gives a frame of data one of whose packets came with a bit turned over:
+// what its receiver's CRC finds.
+func flipped(f *wire.Frame) *wire.Frame {
+	var arrived []*wire.Frame
+	emit := func(f *wire.Frame) { arrived = append(arrived, f) }
+	c := wire.NewCollector(new(wire.Pool))
+	err := wire.Cut(f, nil, func(b []byte) error {
+		b = slices.Clone(b)
+		if b[len(b)-1] ^= 0x10; len(arrived) > 0 {
+			return nil
+		}
+		p, err := wire.DecodePacket(b)
+		if err == nil {
+			c.Add(&p, emit)
+		}
+		return err
+	})
+	c.Flush(emit)
+	c.Flush(emit)
+	if err != nil || len(arrived) != 1 {
+		return f // the test sees that nothing was corrupt
+	}
+	return arrived[0]
+}
+
+func header(change func(h *wire.Header)) func(*wire.Frame) *wire.Frame {
+	return func(f *wire.Frame) *wire.Frame {
+		change(&f.Header)
+		return f
+	}
+}
+
+// What only the machine can cause, each from its cause to the error of the API;
+// and after it a transfer arrives.
+func TestErrorsOfTheMachine(t *testing.T) {
+	const size = 32 << 10
+	// occupy has a process hold as many receive contexts as its large transfers
+	// may, in memory that hangs.
+	occupy := func(t *testing.T, e *rdma.Endpoint, src []byte, dst rdma.Remote) (list []*rdma.Transfer) {
+		t.Helper()
+		for i := range 4 {
+			x, err := e.Write(t.Context(), rdma.WriteRequest{Src: src, Dst: dst, Offset: uint64(i) * uint64(len(src))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, x)
+		}
+		return list
+	}
+	for _, c := range []struct {
+		name  string
+		code  device.Code
+		link  func(*wire.Frame) *wire.Frame
+		hangs int  // processes that occupy the target, whose memory hangs
+		other bool // the transfer is another process's
+	}{
+		{name: "address past the target's width", code: device.CodeDecode, link: header(func(h *wire.Header) { h.VA |= 1 << 50 })},
+		{name: "contexts exhausted", code: device.CodeNoContext, hangs: 1},
+		{name: "corrupt packets", code: device.CodeCorrupt, link: flipped},
+		{name: "block that no sender makes", code: device.CodeReserved, link: header(func(h *wire.Header) { h.Remaining = uint32(h.Length) - 1 })},
+		{name: "target's buffer full", code: device.CodeBufferFull, hangs: 2, other: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // a block is given up after 64 attempts with back-off
+			l := newLab(t)
+			gate := make(chan struct{})
+			release := func() {
+				if l.hang.Swap(nil) != nil {
+					close(gate)
+				}
+			}
+			to, from := l.endpoint(t, 1), l.endpoint(t, 0)
+			t.Cleanup(release) // before the endpoints close
+			src, dst := memory(t, 8*device.BlockSize), memory(t, 64*device.BlockSize)
+			fill(src, 5)
+			fill(dst, 1)
+			remote, err := to.Export(dst)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.link != nil {
+				l.link.Store(&c.link)
+			}
+			var stuck []*rdma.Transfer
+			if c.hangs > 0 {
+				l.hang.Store(&gate)
+				stuck = occupy(t, from, src, remote)
+			}
+			for range c.hangs - 1 {
+				stuck = append(stuck, occupy(t, l.endpoint(t, 0), src, remote)...)
+			}
+			if c.other {
+				from = l.endpoint(t, 0)
+			}
+			for deadline := time.Now().Add(patience); c.hangs > 0 && l.count(t, nacks(c.code)) == 0; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("the target is never full")
+				}
+			}
+			ctx, cancel := within(patience)
+			defer cancel()
+			write := func() error {
+				x, err := from.Write(ctx, rdma.WriteRequest{Src: src[:size], Dst: remote, Offset: 32 * device.BlockSize})
+				if err == nil {
+					err = x.Wait(ctx)
+				}
+				return err
+			}
+			err = write()
+			var failed *rdma.TransferError
+			if want := refusedWith[c.code]; !errors.Is(err, want.is) || !errors.As(err, &failed) || failed.Code != uint8(c.code) {
+				t.Fatalf("%v, want %v", err, want.is)
+			}
+			says(t, err.Error(), uint8(c.code), append(refusedWith[c.code].text, "32768 bytes to node 1")...)
+			for code := device.CodeSlaveError; code <= device.CodeBufferFull; code++ {
+				// While memory hangs, blocks that wait for it are asked about, too.
+				if n := l.count(t, nacks(code)); (n > 0) != (code == c.code) && c.hangs == 0 {
+					t.Errorf("%d NACKs of code %d, of code %d there should be some, of others none", n, code, c.code)
+				}
+			}
+			if n, first := wrong(dst[32*device.BlockSize:34*device.BlockSize], 1, 32*device.BlockSize); n != 0 {
+				t.Errorf("%d bytes of a transfer that was refused came in, the first at %d", n, first)
+			}
+
+			// The cause goes, and with it the error.
+			l.link.Store(nil)
+			release()
+			for i, x := range stuck {
+				if err := x.Wait(ctx); err != nil && !errors.As(err, &failed) {
+					t.Errorf("transfer %d into memory that hung: %v", i, err)
+				}
+			}
+			if err := write(); err != nil {
+				t.Errorf("after the cause has gone: %v", err)
+			}
+			if n, _ := wrong(dst[32*device.BlockSize:34*device.BlockSize], 5, 0); n != 0 {
+				t.Errorf("%d bytes wrong of the transfer after it", n)
+			}
+		})
+	}
+}

@@ -82,8 +82,11 @@ func (e *Engine) access(q *itemQueue) bool {
 		c.kind = callMove
 	}
 	c.write, c.ordered, c.va = a.Write, a.Ordered, a.VA
-	end := a.VA
-	for q.some() && c.count < maxJoin {
+	end, most := a.VA, maxJoin
+	if a.First {
+		most = 1
+	}
+	for q.some() && c.count < most {
 		it := &q.items[q.head]
 		b := it.action.Access
 		if it.node != n || it.action.Kind != first.action.Kind || b.Slot != a.Slot || b.Write != c.write || b.VA != end ||

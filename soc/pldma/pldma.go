@@ -33,6 +33,9 @@ type Access struct {
 	Ordered bool
 	// High: of a short transfer or an urgent one.
 	High bool
+	// First: the first block of a transfer is read: whoever joins accesses does
+	// best to let it go by itself, so that a fault at its destination is met early.
+	First bool
 	VA   device.VA
 	Data []byte // read into, or written from
 
@@ -222,6 +225,7 @@ func (e *Engine) Send(b *wire.Block) {
 	a := e.newAccess(readBlock)
 	a.Slot, a.VA, a.block = b.Slot, b.Source, *b
 	a.High = b.Urgent || b.Short()
+	a.First = b.Block == 0
 	a.Data = e.cfg.Pool.Payload(int(b.Length))
 	e.submit(a)
 }

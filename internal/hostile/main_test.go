@@ -38,11 +38,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// build builds a program of this module once, and gives its path.
+// build builds a pfd once, and gives its path.
 func build(name string, args ...string) func() (string, error) {
+	return buildOf("pfd", name, args...)
+}
+
+func buildOf(program, name string, args ...string) func() (string, error) {
 	return sync.OnceValues(func() (string, error) {
 		path := filepath.Join(work, name)
-		cmd := exec.Command("go", append(append([]string{"build", "-buildvcs=false", "-o", path}, args...), "../../cmd/pfd")...)
+		cmd := exec.Command("go", append(append([]string{"build", "-buildvcs=false", "-o", path}, args...), "../../cmd/"+program)...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
@@ -51,7 +55,10 @@ func build(name string, args ...string) func() (string, error) {
 	})
 }
 
-var pfdProgram = build("pfd")
+var (
+	pfdProgram       = build("pfd")
+	exanetctlProgram = buildOf("exanetctl", "exanetctl")
+)
 
 // self gives this test's program at a path that every user can execute.
 var self = sync.OnceValues(func() (string, error) {

@@ -23,6 +23,7 @@ type Fabric struct {
 	// the scenario is.
 	Bound int64
 
+	watch *watch
 	procs []*party
 	jobs  []*job
 }
@@ -55,8 +56,10 @@ type job struct {
 	// brought in.
 	badSource, badTarget bool
 
-	foreign bool // the other end does not admit it
+	run     *service // as the watch sees it
+	foreign bool     // the other end does not admit it
 	ended   bool
+	endedAt int64 // ns
 	done    uint32
 	status  uint8
 	own     []byte
@@ -65,7 +68,8 @@ type job struct {
 
 // Kinds of scenario: one in so many seeds is of that kind.
 const (
-	crossEvery = 61  // all read channels busy in both directions at once
+	crossEvery = 47  // all read channels busy in both directions at once
+	slowEvery  = 31  // memory slower than the time-out
 	largeEvery = 239 // a transfer of up to 8 MiB
 	fabricBase = device.VA(0x7f00_0000_0000)
 	maxStart   = 30_000
@@ -75,10 +79,10 @@ const (
 func NewFabric(seed uint64) (*Fabric, error) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	pick := func(n int) int { return rng.IntN(n) }
-	cross, large := seed%crossEvery == 7, seed%largeEvery == 11
+	cross, large, slow := seed%crossEvery == 7, seed%largeEvery == 11, seed%slowEvery == 5
 	nodes := []int{2, 2, 2, 3, 3, 4, 5, 8}[pick(8)]
 	if cross {
-		nodes = 2 + pick(2)
+		nodes = 2 + min(pick(3), 1)
 	}
 	cfg := Config{
 		Seed: seed, Nodes: nodes, NoTXFIFO: pick(4) == 0, Memory: int64(pick(3000) * []int{1, 1, 1, 20}[pick(4)]), SlowMemory: pick(3) * 2000,
@@ -99,6 +103,12 @@ func NewFabric(seed uint64) (*Fabric, error) {
 			NoFastPath: pick(4) == 0, NoBypass: pick(4) == 0, NoTickets: pick(4) == 0,
 			NoCounters: pick(16) == 0, NoRetransmissionBit: pick(4) == 0,
 		},
+	}
+	if slow {
+		// Memory that takes longer than the time-out, now and then: a block is
+		// still being read when it is to go out again.
+		cfg.NoTXFIFO, cfg.TimeoutUS = false, uint32(500+pick(1500))
+		cfg.Memory, cfg.SlowMemory = int64(20_000+pick(100_000)), 100_000
 	}
 	if cfg.NoTXFIFO {
 		// A source that is not there is tried for 100 s.
@@ -121,6 +131,8 @@ func NewFabric(seed uint64) (*Fabric, error) {
 	}
 	f.hurt(rng)
 	f.bound()
+	f.watch = newWatch(f)
+	w.watch = f.watch
 	return f, nil
 }
 
@@ -232,6 +244,7 @@ func (p *party) init(rng *rand.Rand, absentOf int) {
 		for _, j := range p.jobs {
 			if j.read && j.to == p && !j.ended && j.tag == uint16(a.Transaction) {
 				if a.Sequence == 0 { // refused: to be asked for again
+					p.node0().world.watch.met.readsRefused++
 					j.askAfter(1e6)
 				} else {
 					j.end(device.DoneFailed, uint8(a.Sequence))
@@ -278,11 +291,13 @@ func (f *Fabric) describe(j *job, i int, rng *rand.Rand) {
 // hurt takes pages of some transfers away for good, and finds out which
 // transfers cannot succeed.
 func (f *Fabric) hurt(rng *rand.Rand) {
-	for _, j := range f.jobs {
+	for i, j := range f.jobs {
 		if rng.IntN(14) == 0 {
 			j.to.pages[(j.dst+rng.IntN(j.size))/device.PageSize] = []pageState{unmapped, readOnly}[rng.IntN(2)]
 		}
-		if rng.IntN(24) == 0 {
+		// Without a TXFIFO each of these takes 100 s, and in a crowd one after the
+		// other: a few are enough.
+		if rng.IntN(24) == 0 && (!f.World.cfg.NoTXFIFO || i < 12) {
 			j.from.pages[(j.src+rng.IntN(j.size))/device.PageSize] = unmapped
 		}
 	}
@@ -400,7 +415,7 @@ func (j *job) end(done uint32, status uint8) {
 		j.wrong = "ended twice"
 		return
 	}
-	j.ended, j.done, j.status = true, done, status
+	j.ended, j.done, j.status, j.endedAt = true, done, status, j.to.node0().world.now
 	if done == device.DoneCompleted {
 		j.reuse()
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // met counts what the scenarios of a test met, so that they do what they are for.
-type met struct {
+type meets struct {
 	mu                                 sync.Mutex
 	transfers, reads, complete, failed int
 	byStatus                           [16]int
@@ -21,7 +21,7 @@ type met struct {
 	large, all                         int
 }
 
-func (m *met) add(f *Fabric) {
+func (m *meets) add(f *Fabric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.all++
@@ -57,7 +57,7 @@ func TestFabric(t *testing.T) {
 	if v, err := strconv.ParseUint(os.Getenv("PFD_SEED"), 10, 64); err == nil {
 		first, count = v, 1
 	}
-	var m met
+	var m meets
 	if err := runSeeds(first, count, runtime.GOMAXPROCS(0), m.add); err != nil {
 		t.Fatal(err)
 	}

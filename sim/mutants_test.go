@@ -2,13 +2,17 @@ package sim
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -74,13 +78,17 @@ var mutants = []mutant{
 		{recvFile, "	if r.acked {\n", "	if r.acked && !M {\n"}}},
 	{"RAPF of a former sequence number obeyed", []edit{
 		{fwFile, "	if t.state == stateFree || t.seq != m.Sequence {", "	if t.state == stateFree || !M && t.seq != m.Sequence {"}}},
+	{"one block more in flight than OUTSTANDING", []edit{
+		{runFile, "x.failing || x.inflight >= fw.window(x) {", "x.failing || x.inflight >= fw.window(x) && !(M && x.inflight == fw.window(x)) {"}}},
+	{"a block acknowledged while it is being written", []edit{
+		{recvFile, "c.nacked || c.writing > 0 ||", "c.nacked || !M && c.writing > 0 ||"}}},
 }
 
 // mutantStarts and mutantMost bound the search for a mutant: so many scenarios
 // from each of so many starts.
 var mutantStarts = []uint64{0, 20_000, 40_000}
 
-const mutantMost = 6000
+const mutantMost = 1500
 
 // TestMutants builds a program with all mutants in it, each switched on by
 // itself, and tells how many seeds it takes until the scenarios notice. It runs
@@ -93,20 +101,43 @@ func TestMutants(t *testing.T) {
 		t.Skip("this is the program with the mutants")
 	}
 	program := buildMutants(t)
-	for k := range mutants {
-		sum, n := uint64(0), uint64(0)
-		var last string
-		for _, start := range mutantStarts {
-			seeds, what := hunt(t, program, k+1, start)
-			if what == "" {
-				t.Errorf("%s: not noticed in %d seeds from %d on", mutants[k].name, seeds, start)
-				continue
+	type found struct {
+		seeds uint64
+		what  string
+		err   error
+	}
+	all := make([][]found, len(mutants))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for k := range all {
+		all[k] = make([]found, len(mutantStarts))
+	}
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for {
+				n := int(next.Add(1)) - 1
+				if n >= len(mutants)*len(mutantStarts) {
+					return
+				}
+				k, i := n/len(mutantStarts), n%len(mutantStarts)
+				h := &all[k][i]
+				h.seeds, h.what, h.err = hunt(t.Context(), program, k+1, mutantStarts[i])
 			}
-			sum, n, last = sum+seeds, n+1, what
+		})
+	}
+	wg.Wait()
+	for k, m := range mutants {
+		sum := uint64(0)
+		for i, h := range all[k] {
+			switch {
+			case h.err != nil:
+				t.Errorf("%s, from seed %d on: %v", m.name, mutantStarts[i], h.err)
+			case h.what == "":
+				t.Errorf("%s: not noticed in %d seeds from %d on", m.name, h.seeds, mutantStarts[i])
+			}
+			sum += h.seeds
 		}
-		if n > 0 {
-			t.Logf("%-55s %6.1f seeds (%s)", mutants[k].name, float64(sum)/float64(n), last)
-		}
+		t.Logf("%-55s %6.1f seeds (%s)", m.name, float64(sum)/float64(len(mutantStarts)), all[k][0].what)
 	}
 }
 
@@ -182,27 +213,26 @@ func word1(s, by string) string {
 	return b.String()
 }
 
-// hunt gives the number of seeds until mutant k is noticed, and how.
-func hunt(t *testing.T, program string, k int, start uint64) (uint64, string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestMutant$", "-test.timeout", "2m")
-	cmd.Env = append(os.Environ(), fmt.Sprintf("PFD_MUTANT=%d", k), fmt.Sprintf("PFD_START=%d", start))
+// hunt gives the number of seeds until mutant k is noticed, and how; "" is not.
+func hunt(ctx context.Context, program string, k int, start uint64) (uint64, string, error) {
+	cmd := exec.CommandContext(ctx, program, "-test.run", "^TestMutant$", "-test.timeout", "2m")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("PFD_MUTANT=%d", k), fmt.Sprintf("PFD_START=%d", start), "GOMAXPROCS=1")
 	out, err := cmd.Output()
 	for line := range strings.Lines(string(out)) {
 		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), "noticed after "); ok {
 			n, what, _ := strings.Cut(rest, ": ")
 			seeds, err := strconv.ParseUint(n, 10, 64)
 			if err == nil {
-				return seeds, what
+				return seeds, what, nil
 			}
 		}
 	}
-	if err != nil && !bytes.Contains(out, []byte("not noticed")) {
+	if err != nil || !bytes.Contains(out, []byte("not noticed")) {
 		// A machine that hangs or breaks the program is noticed as well, but not
 		// by the scenarios.
-		t.Errorf("mutant %d: %v\n%s", k, err, out)
+		return 0, "", fmt.Errorf("mutant %d: %w\n%s", k, err, out)
 	}
-	return mutantMost, ""
+	return mutantMost, "", nil
 }
 
 // TestMutant is run in the program with the mutants.

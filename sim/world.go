@@ -54,6 +54,8 @@ type World struct {
 	nodes  []*Node
 	digest hash.Hash64
 	steps  int
+	sent   uint64 // frames
+	watch  *watch // nil: nobody looks
 }
 
 // Node is one node of a world, with its driver.
@@ -183,6 +185,9 @@ func (w *World) step() error {
 	e := heap.Pop(&w.events).(event)
 	w.now = e.at
 	e.run()
+	if w.watch != nil && w.watch.err != nil {
+		return fmt.Errorf("seed %d: %w", w.cfg.Seed, w.watch.err)
+	}
 	w.steps++
 	if w.steps%64 == 0 {
 		for i, n := range w.nodes {
@@ -250,6 +255,9 @@ func (n *Node) do(actions []soc.Action) {
 			}
 			w.after(d, func() { n.handler.Interrupt(v) })
 		case soc.DescriptorChanged:
+			if w.watch != nil {
+				w.watch.reported(n, a)
+			}
 			if p := n.process[a.Slot]; p != nil {
 				p.descriptor(int(a.Channel), a.Done, a.Status)
 			}
@@ -298,10 +306,22 @@ func (n *Node) transmit(f *wire.Frame) {
 		w.pool.Put(f)
 		return
 	}
-	n.out = n.link.Carry(w.now, f, n.out[:0])
+	if w.watch != nil {
+		w.watch.sent(n, f)
+		w.watch.carry(n, f)
+	} else {
+		n.out = n.link.Carry(w.now, f, n.out[:0])
+	}
+	w.sent++
+	order := w.sent
 	for _, d := range n.out {
 		g := d.Frame
-		w.after(d.At-w.now, func() { w.nodes[dst].Event(&soc.Event{Kind: soc.FrameArrived, Frame: g}) })
+		w.after(d.At-w.now, func() {
+			if w.watch != nil {
+				w.watch.arrived(g, order)
+			}
+			w.nodes[dst].Event(&soc.Event{Kind: soc.FrameArrived, Frame: g})
+		})
 	}
 }
 
@@ -342,5 +362,8 @@ func (x *window) Write64(off uint32, v uint64) error {
 
 func (x *window) write(off uint32, width int, v uint64) {
 	n := x.n
+	if n.world.watch != nil && x.id == device.PKTZ {
+		n.world.watch.wrote(n, off, v)
+	}
 	n.do(n.SOC.Store(n.world.now, x.id, off, width, v, n.actions[:0]))
 }

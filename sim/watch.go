@@ -1,0 +1,542 @@
+package sim
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// ErrWatch: what was seen on the links is not what spec/firmware.md and
+// spec/messages.md allow.
+var ErrWatch = errors.New("on the links")
+
+// watch judges a scenario by what it sees of it from outside: the frames on the
+// links, the RAPFs of the drivers, and what the channels report. It knows nothing
+// of the machines' state, and works out by itself what they may do.
+type watch struct {
+	f     *Fabric
+	uses  map[place]*use
+	last  map[route]device.Sequence // the last sequence number seen
+	pktz  []map[uint32]uint64       // what the drivers wrote into packetizers, by node
+	busy  [][device.Slots]uint32
+	serve map[channel]*job // what read channels carry
+	order uint64
+	came  map[[2]device.NodeID]uint64 // newest frame that has arrived, by when it was sent
+	met   met
+	err   error
+}
+
+// place is a transaction id of a node.
+type place struct {
+	node device.NodeID
+	id   device.TransactionID
+}
+
+// channel is a channel of a node's page.
+type channel struct {
+	node     device.NodeID
+	slot, ch int
+}
+
+type route struct {
+	place
+	dst device.NodeID
+}
+
+// use is what an id is used for: a block of a transfer.
+type use struct {
+	job    *job
+	round  int // of the job, when it began
+	block  int // the number of blocks: the words alone
+	first  device.Sequence
+	seq    device.Sequence // as sent last
+	at     int64           // when
+	asked  bool            // something has allowed to send it again
+	paused int64           // when it was told of a page fault, 0 not since
+	words  bool
+	acked  bool
+	said   []device.Sequence // what the receiver has answered
+}
+
+// service is one run of a transfer: a read whose end was not heard has several.
+type service struct {
+	round int
+	open  int // blocks sent and not acknowledged
+	acked []bool
+	words bool // acknowledged
+	// ending: something has ended it, and its ids are free, but for those of
+	// blocks that are just being read.
+	ending bool
+}
+
+// met counts what the scenarios met, so that they do what they are for.
+type met struct {
+	lost, doubled                         [classesOfFrame]int
+	torn, corrupt, overtaken              int
+	nacks                                 [8]int
+	contextsUsedUp, domainContextsUsedUp  int
+	sourceFaults, guards, ackedAgain      int
+	wordsAlone, readsRefused              int
+	channelsBusy, allChannelsBusyBothWays int
+	misaligned                            int
+	retransmissions, timeOuts, rapfs      int
+}
+
+// frameClass is what a link may lose by itself.
+type frameClass int
+
+const (
+	dataFrame frameClass = iota
+	ackFrame
+	nackFrame
+	rapfFrame
+	readFrame
+	answerFrame
+	otherFrame
+	classesOfFrame
+)
+
+// String names the class.
+func (c frameClass) String() string {
+	return [...]string{"data", "ACK", "NACK", "RAPF", "read request", "answer to a read", "message"}[c]
+}
+
+func classOf(f *wire.Frame) frameClass {
+	switch f.Kind {
+	case wire.Data, wire.Words:
+		return dataFrame
+	case wire.Ack:
+		switch {
+		case f.MessageLen != 0:
+			return otherFrame
+		case f.Code == device.CodeAck:
+			return ackFrame
+		}
+		return nackFrame
+	}
+	switch mailbox.OpcodeOf(f.Message[0]) {
+	case mailbox.OpRAPF:
+		return rapfFrame
+	case mailbox.OpRead:
+		return readFrame
+	case mailbox.OpAck:
+		return answerFrame
+	}
+	return otherFrame
+}
+
+func newWatch(f *Fabric) *watch {
+	n := len(f.World.nodes)
+	x := &watch{
+		f: f, uses: map[place]*use{}, last: map[route]device.Sequence{},
+		busy: make([][device.Slots]uint32, n), came: map[[2]device.NodeID]uint64{}, serve: map[channel]*job{},
+	}
+	for range n {
+		x.pktz = append(x.pktz, map[uint32]uint64{})
+	}
+	return x
+}
+
+func (x *watch) wrong(format string, args ...any) {
+	if x.err == nil {
+		x.err = fmt.Errorf("%w at %d ns: %s", ErrWatch, x.f.World.now, fmt.Sprintf(format, args...))
+	}
+}
+
+// sent takes a frame that a node gives to its link.
+func (x *watch) sent(n *Node, f *wire.Frame) {
+	switch {
+	case f.SrcNode != n.SOC.ID():
+		x.wrong("node %d sends as node %d", n.SOC.ID(), f.SrcNode)
+	case f.Kind == wire.Data || f.Kind == wire.Words:
+		x.block(f)
+	case f.Kind == wire.Ack && f.MessageLen == 0:
+		x.answered(f)
+	}
+}
+
+// jobAt finds the transfer that a block belongs to.
+func (x *watch) jobAt(f *wire.Frame) *job {
+	for _, p := range x.f.procs {
+		if p.node != f.DstNode || p.Domain.PDID != f.DstPDID {
+			continue
+		}
+		for _, j := range p.jobs {
+			if j.to == p && (f.Length > 0 && f.VA >= j.desc.Dst && uint64(f.VA-j.desc.Dst) < uint64(j.size) ||
+				f.Length == 0 && j.words >= 0 && f.VA == j.desc.Notify) {
+				return j
+			}
+		}
+	}
+	return nil
+}
+
+// service begins a run of a transfer. Where its source cannot be had, the block
+// that ends it may never have been on a link.
+func (j *job) service(round int) *service {
+	return &service{round: round, acked: make([]bool, j.blocks()), ending: j.badSource}
+}
+
+// blocks gives the number of a transfer's blocks.
+func (j *job) blocks() int {
+	return int((uint64(j.desc.Dst)+uint64(j.size)-1)/device.BlockSize-uint64(j.desc.Dst)/device.BlockSize) + 1
+}
+
+// block judges a block that is sent.
+func (x *watch) block(f *wire.Frame) {
+	j := x.jobAt(f)
+	if j == nil {
+		x.wrong("node %d sends a block to %v of node %d, where no transfer goes", f.SrcNode, f.VA, f.DstNode)
+		return
+	}
+	if j.run == nil {
+		j.run = j.service(0)
+	}
+	block := x.cut(j, f)
+	p := place{f.SrcNode, f.ID}
+	r := route{p, f.DstNode}
+	u := x.uses[p]
+	again := u != nil && u.job == j && u.round == j.run.round && u.first == f.First && u.block == block
+	if last, ok := x.last[r]; ok && !f.Seq.Newer(last) {
+		if x.f.World.cfg.Firmware.NoRetransmissionBit && again && f.Seq != last {
+			return // both were read at a time, and the older one took longer
+		}
+		x.wrong("id %d of node %d: sequence number %d after %d", f.ID, f.SrcNode, f.Seq, last)
+	}
+	x.last[r] = f.Seq
+	if again {
+		x.again(f, u)
+	} else {
+		x.begin(f, j, u, block)
+		u = x.uses[p]
+	}
+	u.seq, u.at, u.asked, u.paused = f.Seq, x.f.World.now, false, 0
+	if f.HasWords {
+		u.words = true
+		for b, acked := range j.run.acked {
+			if !acked && b != block {
+				x.wrong("the completion words go out, and block %d is not acknowledged", b)
+				break
+			}
+		}
+	}
+}
+
+// cut checks that a frame is a block as spec/firmware.md "Segmentation" has it,
+// with the source's bytes, and gives its number.
+func (x *watch) cut(j *job, f *wire.Frame) int {
+	base, end := uint64(j.desc.Dst), uint64(j.desc.Dst)+uint64(j.size)
+	if f.Length == 0 {
+		x.met.wordsAlone++
+		if f.Kind != wire.Words || !f.HasWords {
+			x.wrong("an empty block without completion words")
+		}
+		return j.blocks()
+	}
+	from := uint64(f.VA)
+	to := min((from/device.BlockSize+1)*device.BlockSize, end)
+	block := from/device.BlockSize - base/device.BlockSize
+	if from != base && from%device.BlockSize != 0 || uint64(f.Length) != to-from || uint64(f.Remaining) != end-from ||
+		uint64(f.Block) != block || f.Last != (to == end) {
+		x.wrong("a transfer of %d bytes to %v: block %d is %d bytes to %v, %d left, last %v", j.size, j.desc.Dst, f.Block, f.Length, f.VA, f.Remaining, f.Last)
+		return 0
+	}
+	if from%device.BlockSize != 0 && to != end {
+		x.met.misaligned++
+	}
+	if !bytes.Equal(f.Payload, j.want[from-base:to-base]) {
+		x.wrong("block %d of a transfer of %d bytes: other bytes than the source's", block, j.size)
+	}
+	return int(block)
+}
+
+// begin judges the first sending of a block.
+func (x *watch) begin(f *wire.Frame, j *job, u *use, block int) {
+	if u != nil && !u.acked && u.round == u.job.run.round && !u.job.run.ending {
+		x.wrong("id %d of node %d is used twice", f.ID, f.SrcNode)
+	}
+	for _, o := range x.uses {
+		if o.job == j && o.round == j.run.round && o.block == block && !o.acked {
+			x.wrong("block %d of a transfer has two ids", block)
+		}
+	}
+	x.uses[place{f.SrcNode, f.ID}] = &use{job: j, round: j.run.round, block: block, first: f.First}
+	j.run.open++
+	window := int(x.f.World.cfg.Outstanding)
+	if j.size <= device.BlockSize {
+		window = max(window, 2)
+	}
+	if j.run.open > window {
+		x.wrong("%d blocks of a transfer are in flight, OUTSTANDING is %d", j.run.open, window)
+	}
+}
+
+// again judges a retransmission: the receiver has asked for it, or the time-out
+// or the guard has passed.
+func (x *watch) again(f *wire.Frame, u *use) {
+	c, now := &x.f.World.cfg, x.f.World.now
+	x.met.retransmissions++
+	timeout, guard := int64(c.TimeoutUS)*1000, int64(c.GuardUS)*1000
+	if c.Firmware.NoRetransmissionBit {
+		return // the time-out runs from before the source was read
+	}
+	switch {
+	case u.acked:
+		// Its acknowledgement came while the next sending was being read.
+	case u.asked:
+	case u.paused == 0 && now-u.at >= timeout, u.paused != 0 && u.paused-u.at >= timeout:
+		x.met.timeOuts++
+	case u.paused != 0 && now-u.paused >= guard:
+		x.met.guards++
+	default:
+		x.wrong("id %d of node %d: sequence number %d goes out %d ns after %d, and nothing has asked for it", f.ID, f.SrcNode, f.Seq, now-u.at, u.seq)
+	}
+}
+
+// answered judges a receiver's answer: one a sequence number, and an
+// acknowledgement only of what is in memory.
+func (x *watch) answered(f *wire.Frame) {
+	u := x.uses[place{f.DstNode, f.ID}]
+	if u == nil || u.job.to.node != f.SrcNode || u.first.Newer(f.Seq) || f.Seq.Newer(u.seq) {
+		return // of a use that is over
+	}
+	if slices.Contains(u.said, f.Seq) {
+		x.wrong("two answers to sequence number %d of id %d of node %d", f.Seq, f.ID, f.DstNode)
+	}
+	u.said = append(u.said, f.Seq)
+	x.met.nacks[f.Code&7]++
+	j := u.job
+	if f.Code == device.CodeNoContext {
+		x.noContext(f)
+	}
+	if f.Code != device.CodeAck || j.own != nil || u.round != j.run.round {
+		return
+	}
+	if u.acked {
+		x.met.ackedAgain++
+	}
+	data := j.to.Data
+	if u.words && (word(data[j.words:]) != j.desc.First || word(data[j.words+8:]) != j.desc.Last) {
+		x.wrong("the completion words are acknowledged and not in memory")
+	}
+	if u.block < j.blocks() {
+		from, to := j.part(u.block)
+		if !bytes.Equal(data[j.dst+from:j.dst+to], j.want[from:to]) {
+			x.wrong("block %d of a transfer of %d bytes is acknowledged and not in memory", u.block, j.size)
+		}
+	}
+}
+
+// part gives the bytes of a transfer that are in a block.
+func (j *job) part(block int) (from, to int) {
+	at := int(uint64(j.desc.Dst) % device.BlockSize)
+	return max(block*device.BlockSize-at, 0), min((block+1)*device.BlockSize-at, j.size)
+}
+
+// noContext counts for want of what a block was refused.
+func (x *watch) noContext(f *wire.Frame) {
+	n := x.f.World.nodes[f.SrcNode]
+	all := device.Contexts
+	if c := x.f.World.cfg.Contexts; c > 0 {
+		all = c
+	}
+	open, ofDomain := n.SOC.OpenContexts(f.DstPDID)
+	switch {
+	case open >= all:
+		x.met.contextsUsedUp++
+	case ofDomain >= 32:
+		x.met.domainContextsUsedUp++
+	}
+}
+
+// arrived takes a frame that reaches a node, before the node has it.
+func (x *watch) arrived(f *wire.Frame, order uint64) {
+	ends := [2]device.NodeID{f.SrcNode, f.DstNode}
+	if order < x.came[ends] {
+		x.met.overtaken++
+	}
+	x.came[ends] = max(order, x.came[ends])
+	switch classOf(f) {
+	case ackFrame, nackFrame:
+		x.heard(f)
+	case rapfFrame:
+		if m, err := mailbox.DecodeRAPF(f.Message[0]); err == nil && f.DstMailbox == device.MailboxRequest {
+			x.rapf(f.DstNode, f.SrcNode, f.SrcPDID, m)
+		}
+	}
+}
+
+// heard takes an answer that has reached the sender.
+func (x *watch) heard(f *wire.Frame) {
+	u := x.uses[place{f.DstNode, f.ID}]
+	if u == nil || u.job.to.node != f.SrcNode || u.first.Newer(f.Seq) || f.Seq.Newer(u.seq) {
+		return // of a former use
+	}
+	j := u.job
+	if u.round != j.run.round {
+		return // of a run that is over
+	}
+	switch {
+	case f.Code == device.CodeAck:
+		if !u.acked {
+			u.acked = true
+			j.run.open--
+		}
+		if u.block < len(j.run.acked) {
+			j.run.acked[u.block] = true
+		}
+		j.run.words = j.run.words || u.words
+	case f.Seq != u.seq:
+	case f.Code == device.CodeSlaveError:
+		if u.paused == 0 {
+			u.paused = x.f.World.now
+		}
+	case f.Code == device.CodeNoContext || f.Code == device.CodeCorrupt || f.Code == device.CodeBufferFull:
+		u.asked = true
+	default:
+		j.run.ending = true
+	}
+}
+
+// rapf takes a request for retransmission that has reached the sender from a
+// packetizer of node src that is wired to pdid.
+func (x *watch) rapf(at, src device.NodeID, pdid device.PDID, m mailbox.RAPF) {
+	u := x.uses[place{at, m.Transaction}]
+	if u == nil || m.Claimed != pdid || u.seq.Newer(m.Sequence) || u.round != u.job.run.round {
+		return
+	}
+	j := u.job
+	if src == j.to.node && pdid == j.to.Domain.PDID || src == at && pdid == j.from.Domain.PDID {
+		x.met.rapfs++
+		u.asked = u.asked || !m.Fail
+		j.run.ending = j.run.ending || m.Fail
+	}
+}
+
+// wrote takes what a driver writes into its node's packetizers: RAPFs for the own
+// node never come over a link.
+func (x *watch) wrote(n *Node, off uint32, v uint64) {
+	own := n.SOC.ID()
+	mem := x.pktz[own]
+	mem[off] = v
+	if off%device.PktzChannelStride != device.PktzSend {
+		return
+	}
+	base := off - device.PktzSend
+	node, box := packetizer.SplitDestination(mem[base+device.PktzDestination])
+	m, err := mailbox.DecodeRAPF(mem[base+device.PktzPayload])
+	if err != nil || node != own || box != device.MailboxRequest {
+		return
+	}
+	// The driver has a packetizer for each slot, wired to its domain.
+	if slot := off / device.PageSize; slot < device.Slots && n.process[slot] != nil {
+		x.met.sourceFaults++
+		x.rapf(own, own, n.process[slot].Domain.PDID, m)
+	}
+}
+
+// reported takes what a channel reports of its transfer.
+func (x *watch) reported(n *Node, a *soc.Action) {
+	slot, ch := int(a.Slot), int(a.Channel)
+	over := a.Done == device.DoneFailed || a.Done == device.DoneCompleted
+	j := x.jobOf(n, slot, ch, over)
+	if ch >= device.WriteChannels {
+		bit := uint32(1) << (ch - device.WriteChannels)
+		busy := &x.busy[n.SOC.ID()][slot]
+		if *busy &^= bit; !over {
+			*busy |= bit
+			x.countBusy(n, *busy)
+		}
+	}
+	if j == nil || j.run == nil || !over {
+		return
+	}
+	if a.Done == device.DoneCompleted {
+		for b, acked := range j.run.acked {
+			if !acked {
+				x.wrong("a transfer of %d bytes is complete, and block %d is not acknowledged", j.size, b)
+				break
+			}
+		}
+		if j.words >= 0 && !j.run.words {
+			x.wrong("a transfer of %d bytes is complete, and its words are not acknowledged", j.size)
+		}
+	}
+	j.run = j.service(j.run.round + 1)
+}
+
+// jobOf gives the transfer of a channel. A read channel tells whose read it has
+// when it begins: when it reports the end it may have the next one.
+func (x *watch) jobOf(n *Node, slot, ch int, over bool) *job {
+	p := n.process[slot]
+	if ch < device.WriteChannels {
+		for _, j := range x.f.jobs {
+			if !j.read && j.from.Process == p && int(j.tag) == ch {
+				return j
+			}
+		}
+		return nil
+	}
+	c := channel{n.SOC.ID(), slot, ch}
+	j := x.serve[c]
+	if over {
+		delete(x.serve, c)
+		return j
+	}
+	if j == nil {
+		d := n.SOC.Channel(slot, ch).Descriptor
+		for _, k := range x.f.jobs {
+			if k.read && k.from.Process == p && k.to.node == d.DstNode && k.desc.Dst == d.Dst {
+				j = k
+			}
+		}
+		x.serve[c] = j
+	}
+	return j
+}
+
+// countBusy counts the moments at which all read channels of a node are busy, and
+// those of another, too, that reads from it.
+func (x *watch) countBusy(n *Node, busy uint32) {
+	if busy != ^uint32(0) {
+		return
+	}
+	x.met.channelsBusy++
+	for id := range x.busy {
+		if device.NodeID(id) == n.SOC.ID() {
+			continue
+		}
+		for _, other := range x.busy[id] {
+			if other == ^uint32(0) {
+				x.met.allChannelsBusyBothWays++
+			}
+		}
+	}
+}
+
+// carry has a link carry a frame and counts what befalls it.
+func (x *watch) carry(n *Node, f *wire.Frame) {
+	class, present, words := classOf(f), f.Present, f.HasWords
+	n.out = n.link.Carry(x.f.World.now, f, n.out[:0])
+	switch len(n.out) {
+	case 0:
+		x.met.lost[class]++
+	case 2:
+		x.met.doubled[class]++
+	}
+	for _, d := range n.out {
+		if d.Frame.Corrupt != 0 {
+			x.met.corrupt++
+		}
+		if class == dataFrame && (d.Frame.Present != present || words && d.Frame.WordsMissing) {
+			x.met.torn++
+		}
+	}
+}

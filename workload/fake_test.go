@@ -64,6 +64,8 @@ func (f *fakeEndpoint) pages() uint64  { f.stats++; return f.stats * f.stats }
 func (f *fakeEndpoint) sharer() sharer { return nil }
 func (f *fakeEndpoint) close() error   { return nil }
 
+func (f *fakeEndpoint) know(string) error { return nil }
+
 func (f *fakeEndpoint) export(va device.VA, _ uint64) (string, error) {
 	return fmt.Sprintf("%d %d", os.Getpid(), uint64(va)), nil
 }

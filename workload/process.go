@@ -22,6 +22,8 @@ type endpoint interface {
 	slot() int
 	// pages counts the pages that the process itself was asked to bring in.
 	pages() uint64
+	// know prepares for transfers to a buffer that another process has named.
+	know(name string) error
 	// export names a buffer in words that another process can use.
 	export(va device.VA, size uint64) (string, error)
 	// write starts a transfer to what a target's export named.
@@ -306,6 +308,9 @@ func (p *process) write(ctx context.Context, o writeOrder) outcome {
 		if err := p.warmUp(ctx, o.Warm); err != nil {
 			return outcome{Error: fmt.Sprintf("warming up: %v", err), Stuck: true}
 		}
+	}
+	if err := p.endpoint.know(o.Remote); err != nil {
+		return outcome{Error: err.Error()}
 	}
 	start := time.Now()
 	t, err := p.begin(b, &o)

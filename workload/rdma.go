@@ -13,7 +13,13 @@ import (
 // rdmaEndpoint is an attachment by package rdma.
 type rdmaEndpoint struct {
 	ep *rdma.Endpoint
+	// found has the other process's buffers by their names: an application parses
+	// them once, and not as a part of each transfer.
+	found map[string]rdma.Remote
 }
+
+// maxFound bounds found.
+const maxFound = 64
 
 func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
 	method, err := pagein.ParseMethod(a.Method)
@@ -31,7 +37,7 @@ func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &rdmaEndpoint{ep}, nil
+	return &rdmaEndpoint{ep: ep, found: make(map[string]rdma.Remote)}, nil
 }
 
 func (e *rdmaEndpoint) slot() int { return e.ep.Info().Slot }
@@ -95,10 +101,32 @@ func (e *rdmaEndpoint) export(va device.VA, size uint64) (string, error) {
 	return r.String(), nil
 }
 
-func (e *rdmaEndpoint) write(va device.VA, size uint64, remote string) (transfer, error) {
-	dst, err := rdma.ParseRemote(remote)
+// find gives the buffer that the other process has named so.
+func (e *rdmaEndpoint) find(name string) (rdma.Remote, error) {
+	if r, ok := e.found[name]; ok {
+		return r, nil
+	}
+	r, err := rdma.ParseRemote(name)
 	if err != nil {
-		return nil, fmt.Errorf("the target's buffer: %w", err)
+		return r, fmt.Errorf("the target's buffer: %w", err)
+	}
+	if len(e.found) >= maxFound {
+		clear(e.found)
+	}
+	e.found[name] = r
+	return r, nil
+}
+
+// know implements endpoint.
+func (e *rdmaEndpoint) know(name string) error {
+	_, err := e.find(name)
+	return err
+}
+
+func (e *rdmaEndpoint) write(va device.VA, size uint64, remote string) (transfer, error) {
+	dst, err := e.find(remote)
+	if err != nil {
+		return nil, err
 	}
 	t, err := e.ep.Write(context.Background(), rdma.WriteRequest{SrcVA: va, Size: size, Dst: dst})
 	if err != nil {
@@ -108,9 +136,9 @@ func (e *rdmaEndpoint) write(va device.VA, size uint64, remote string) (transfer
 }
 
 func (e *rdmaEndpoint) start(va device.VA, size uint64, remote string, read, urgent bool) (transfer, error) {
-	r, err := rdma.ParseRemote(remote)
+	r, err := e.find(remote)
 	if err != nil {
-		return nil, fmt.Errorf("the target's buffer: %w", err)
+		return nil, err
 	}
 	var t *rdma.Transfer
 	if read {

@@ -28,8 +28,9 @@ type node struct {
 	faults   *fault.Driver
 	sessions [device.Slots]*session
 
-	asking sync.Mutex      // of sender
+	asking sync.Mutex      // of sender, but for its counters
 	sender *netlink.Sender // of fault messages to delegates
+	strays uint64          // messages of others to its socket
 
 	leases  func() uint64 // of the machine, nil where it counts none
 	mailbox uint64        // messages drained from mailboxes 3..15

@@ -264,7 +264,11 @@ func (d *Daemon) viewChannels(ctx context.Context, q *query) (any, error) {
 				Src: control.Hex(c.Descriptor.Src), Dst: control.Hex(c.Descriptor.Dst),
 				SizeBytes: uint64(c.Descriptor.Size), IssuedBytes: c.IssuedBytes,
 				Blocks: c.Blocks, Acked: c.Acked, InFlight: c.InFlight, Paused: c.Paused,
-				DstNode: uint32(c.Descriptor.DstNode), DstPDID: uint16(c.DstPDID),
+				DstNode: uint32(c.Descriptor.DstNode), DstPDID: uint16(c.DstPDID), AgeNS: -1,
+			}
+			if c.Live {
+				v.Class, v.Window, v.AgeNS = c.Class, c.Window, c.AgeNS
+				v.OldestSequence, v.NewestSequence = uint16(c.Oldest), uint16(c.Newest)
 			}
 			if int(v.Status) < len(statusTexts) {
 				v.StatusText = statusTexts[v.Status]
@@ -280,7 +284,8 @@ func (d *Daemon) viewTransactions(ctx context.Context, q *query) (any, error) {
 	r := control.Transactions{Version: control.Version, Transactions: []control.Transaction{}}
 	m, ok := d.machine.(transactor)
 	if !ok {
-		return r, nil
+		return nil, &failure{http.StatusNotImplemented, control.CodeNotSupported, fmt.Sprintf(
+			"the transactions of --device %s are its firmware's, in the process or machine that has the device, and no register tells them: see `exanetctl channel` for the transfers and how many of their blocks are paused, and `exanetctl counter` for retransmissions and NACKs", d.cfg.Device)}
 	}
 	err := d.each(ctx, q, func(n *node) error {
 		list, now := m.Transactions(n.index)
@@ -393,6 +398,9 @@ func (n *node) counters() ([]control.Counter, error) {
 	s := n.faults.Stats()
 	t := &s.Total
 	sent := n.sender.Counters()
+	n.asking.Lock()
+	n.strays += n.sender.Drain()
+	n.asking.Unlock()
 	list := []control.Counter{
 		{Name: control.CounterFaults, Value: t.Entries, Help: "faults of known domains that were served"},
 		{Name: "faults_local_total", Value: t.Local, Help: "of these, at a source"},
@@ -411,6 +419,7 @@ func (n *node) counters() ([]control.Counter, error) {
 		{Name: "netlink_sent_total", Value: sent.Sent, Help: "fault messages sent to processes"},
 		{Name: "netlink_full_total", Value: sent.Full, Help: "fault messages not sent: the process does not read"},
 		{Name: "netlink_failed_total", Value: sent.NoReceiver + sent.Failed, Help: "fault messages not sent for another reason"},
+		{Name: "netlink_strays_total", Value: n.strays, Help: "messages of others to pfd's own netlink socket, thrown away"},
 		{Name: control.CounterMailbox, Value: n.mailbox, Help: "messages drained from pfd's mailboxes"},
 		{Name: control.CounterAttached, Value: n.attached, Help: "processes attached"},
 		{Name: control.CounterEnded, Value: n.ended, Help: "attachments ended"},

@@ -274,6 +274,37 @@ func TestForgedIsDropped(t *testing.T) {
 	}
 }
 
+// What others send to the sender's own socket is thrown away and counted, as
+// often as they fill it.
+func TestStraysAreDrained(t *testing.T) {
+	s, stranger := openSender(t), openSender(t)
+	for range 2 {
+		var sent uint64
+		for ; ; sent++ {
+			if err := stranger.Send(s.Port(), testFault(0)); errors.Is(err, ErrFull) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := s.Drain(); n != sent || n == 0 {
+			t.Errorf("%d messages drained of %d", n, sent)
+		}
+	}
+	if n := s.Drain(); n != 0 {
+		t.Errorf("%d messages drained of none", n)
+	}
+	// It still sends.
+	r, port := receive(t, s)
+	if err := s.Send(port, testFault(1)); err != nil {
+		t.Fatal(err)
+	}
+	r.want(t, testFault(1))
+	if err := s.Close(); err != nil || s.Drain() != 0 {
+		t.Errorf("closed: %v", err)
+	}
+}
+
 // TestPortTakenOver: after the sender's end another process takes its port id;
 // its credentials give it away, also on a connected socket.
 func TestPortTakenOver(t *testing.T) {

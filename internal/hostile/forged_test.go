@@ -51,6 +51,10 @@ func TestForgedFaultMessage(t *testing.T) {
 	if n := s.Counters().NoReceiver; n != uint64(receivers) {
 		t.Errorf("the offender counts %d refusals of %d", n, receivers)
 	}
+	// pfd's own sockets take such a message, throw it away and count it.
+	for node := range 2 {
+		w.saw(node, "netlink_strays_total", 0)
+	}
 	b.some()
 	if stats := victim.must(order{Op: "stats"}).Stats; stats.NumPageFaults != 0 || stats.FaultsForged != 0 {
 		t.Errorf("forged faults were served: %+v", stats)
@@ -82,6 +86,8 @@ func usersockPorts(t *testing.T) (ports []uint32) {
 	return ports
 }
 
+func read(r mailbox.ReadRequest) []uint64 { words := r.Encode(); return words[:] }
+
 // Messages that only firmware or another domain may send are refused or
 // ignored; each has its counter, and the transfers they aim at arrive.
 func TestForgedMessages(t *testing.T) {
@@ -102,6 +108,9 @@ func TestForgedMessages(t *testing.T) {
 		{"a RAPF past the last transaction", device.MailboxRequest, []uint64{mailbox.RAPF{Transaction: 5000, PDID: liar.PDID, Claimed: liar.PDID}.Encode()}, device.MsgDropped, device.PktzFree},
 		{"a doorbell of another page", device.MailboxRequest, []uint64{mailbox.Doorbell{PDID: liar.PDID, Channel: 15*64 + 3}.Encode()}, device.DoorbellDenied, device.PktzFree},
 		{"a doorbell in another domain's name", device.MailboxRequest, []uint64{mailbox.Doorbell{PDID: 1, Channel: 3}.Encode()}, device.DoorbellDenied, device.PktzFree},
+		{"a read of a domain that nobody has", device.MailboxRead, read(mailbox.ReadRequest{PDID: liar.PDID, Tag: 1, Size: 64, Src: va(src), Dst: va(src), Notify: va(src), Target: 0xfffe}), device.DoorbellDenied, device.PktzFree},
+		{"a read of a domain that has not admitted us", device.MailboxRead, read(mailbox.ReadRequest{PDID: liar.PDID, Tag: 2, Size: 64, Src: va(src), Dst: va(src), Notify: va(src), Target: pdidOf(t, b.must(order{Op: "buffer", ID: "mine", Size: 4096}).Remote)}), device.DoorbellDenied, device.PktzFree},
+		{"a read of an address past the width", device.MailboxRead, read(mailbox.ReadRequest{PDID: liar.PDID, Tag: 3, Size: 64, Src: 1 << 60, Dst: va(src), Notify: va(src)}), device.DoorbellDenied, device.PktzFree},
 		{"a message to the driver", device.MailboxDriver, []uint64{1, 2, 3}, device.MboxRefused, device.PktzRefused},
 		{"a message to a process that admits nobody", device.MailboxProcess, []uint64{1 << 40}, device.MboxRefused, device.PktzRefused},
 	} {
@@ -214,33 +223,33 @@ func TestWildDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		name   string
-		d      device.Descriptor
-		status uint8
+		name    string
+		d       device.Descriptor
+		status  uint8
+		node    int
+		counter string // of the node
 	}{
-		{"a node that is not there", device.Descriptor{Src: va(mine), Dst: va(mine), Size: 64, DstNode: 0x3ffff}, device.StatusDecode},
-		{"an address past the width", device.Descriptor{Src: va(mine), Dst: 1 << 60, Size: 64, DstNode: 1}, device.StatusDecode},
-		{"an address of the kernel", device.Descriptor{Src: 0xffff_8000_0000_0000, Dst: va(mine), Size: 64, DstNode: 1}, device.StatusDecode},
-		{"a source that is not mapped", device.Descriptor{Src: holeVA, Dst: va(mine), Size: 64, DstNode: 1}, device.StatusDecode},
-		{"a destination that is not mapped", device.Descriptor{Src: va(mine), Dst: holeVA, Size: 64, DstNode: 1}, device.StatusDecode},
-		{"address 0", device.Descriptor{Src: va(mine), Dst: 0, Size: 64, DstNode: 1}, device.StatusDecode},
-		{"all there is", device.Descriptor{Src: va(mine), Dst: va(mine), Size: 1<<32 - 1, DstNode: 1}, device.StatusDecode},
-		{"a domain that nobody has", device.Descriptor{Src: va(mine), Dst: va(mine), Size: 64, DstNode: 1, DstPDID: 0xfffe}, device.StatusDomain},
-		{"a domain that has not admitted us", device.Descriptor{Src: va(mine), Dst: device.VA(theirs.VA), Size: 64, DstNode: 1, DstPDID: pdidOf(t, theirs.Remote)}, device.StatusDomain},
+		{"a node that is not there", device.Descriptor{Src: va(mine), Dst: va(mine), Size: 64, DstNode: 0x3ffff}, device.StatusDecode, 0, hw(device.DoorbellDenied)},
+		{"an address past the width", device.Descriptor{Src: va(mine), Dst: 1 << 60, Size: 64, DstNode: 1}, device.StatusDecode, 0, hw(device.DoorbellDenied)},
+		{"an address of the kernel", device.Descriptor{Src: 0xffff_8000_0000_0000, Dst: va(mine), Size: 64, DstNode: 1}, device.StatusDecode, 0, hw(device.DoorbellDenied)},
+		{"no bytes", device.Descriptor{Src: va(mine), Dst: va(mine), DstNode: 1}, device.StatusDecode, 0, hw(device.DoorbellDenied)},
+		{"a source that is not mapped", device.Descriptor{Src: holeVA, Dst: va(mine), Size: 64, DstNode: 1}, device.StatusDecode, 0, control.CounterFailed},
+		{"a destination that is not mapped", device.Descriptor{Src: va(mine), Dst: holeVA, Size: 64, DstNode: 1}, device.StatusDecode, 1, control.CounterFailed},
+		{"address 0", device.Descriptor{Src: va(mine), Dst: 0, Size: 64, DstNode: 1}, device.StatusDecode, 1, control.CounterFailed},
+		{"all there is", device.Descriptor{Src: va(mine), Dst: va(mine), Size: 1<<32 - 1, DstNode: 1}, device.StatusDecode, 0, control.CounterFailed},
+		{"a domain that nobody has", device.Descriptor{Src: va(mine), Dst: va(mine), Size: 64, DstNode: 1, DstPDID: 0xfffe}, device.StatusDomain, 0, hw(device.Nacks5)},
+		{"a domain that has not admitted us", device.Descriptor{Src: va(mine), Dst: device.VA(theirs.VA), Size: 64, DstNode: 1, DstPDID: pdidOf(t, theirs.Remote)}, device.StatusDomain, 0, hw(device.Nacks5)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			w.during(t)
 			fill(mine, 4)
+			before := w.count(c.node, c.counter)
 			liar.ring(1, c.d)
 			if done, status := liar.end(1); done != device.DoneFailed || status != c.status {
 				t.Errorf("done %d, status %d; want failed with %d", done, status, c.status)
 			}
+			w.saw(c.node, c.counter, before)
 		})
-	}
-	if n := w.count(0, hw(device.Nacks5)); n == 0 {
-		t.Error("no refusal of a domain was counted")
-	}
-	if n := w.count(1, "failed_resolutions_total"); n == 0 {
-		t.Error("no unresolvable fault was counted")
 	}
 	stranger.holds("b", 9, 0, 8192)
 	b.fine()

@@ -217,6 +217,7 @@ func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 	fw.begin(c, d)
 	fw.update(c, device.DoneOngoing)
 	if !fw.valid(d) {
+		fw.counts[device.DoorbellDenied]++ // its transfer is none (ours)
 		fw.fail(c, uint8(device.CodeDecode))
 		return
 	}

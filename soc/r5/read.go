@@ -66,6 +66,7 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox
 		}
 	}
 	if slot < 0 || !fw.domains[slot].admits(m.PDID) {
+		fw.counts[device.DoorbellDenied]++ // as a write's (ours)
 		fw.answer(&r.from, device.CodeDomain, device.StatusDomain)
 		return
 	}
@@ -82,6 +83,7 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox
 	}
 	d := r.descriptor()
 	if !fw.valid(&d) || d.Notify == 0 {
+		fw.counts[device.DoorbellDenied]++
 		fw.answer(&r.from, device.CodeDecode, device.StatusDecode)
 		return
 	}

@@ -23,6 +23,7 @@ test: SETUP += test
 test: setup
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory seeds
+	@$(MAKE) --no-print-directory mutants
 	@$(MAKE) --no-print-directory race
 
 # What runs before the tests, here and in CI.
@@ -36,7 +37,7 @@ seeds:
 
 # Mutants of the firmware: each must be noticed; the mean number of seeds is told.
 mutants:
-	PFD_MUTANTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 15m -v -run 'TestMutants$$' ./sim
+	PFD_MUTANTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -v -run 'TestMutants$$' ./sim
 
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 9m ./...

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 
 	"github.com/exanet/pfd/device"
@@ -334,23 +335,63 @@ func (p *party) outside() []byte {
 	return b
 }
 
-// bound computes when all must be over: a block that makes no progress is given
-// up after 64 attempts, each of which waits for its longest period, and the
-// blocks of the scenario come one after the other at worst.
+// bound computes when all must be over. It counts with blocks one after the other,
+// each as often as its frames get lost, and with one whose luck is as bad as one
+// in 1e9 is.
 func (f *Fabric) bound() {
 	c := &f.World.cfg
-	wait := max(int64(c.TimeoutUS)*1000, 16*int64(c.GuardUS)*1000, 64e6) + 2*c.Injection.DelayMax + 100*c.Memory + c.Interrupt + int64(c.Injection.Routes)*c.Injection.RouteDelay
-	blocks, grace := int64(0), int64(0)
+	in := &c.Injection
+	ms := func(us uint32) int64 { return int64(us) * 1000 }
+	// chance gives the chance that one of these things happens to a frame.
+	chance := func(perMillion ...int) float64 {
+		fine := 1.0
+		for _, p := range perMillion {
+			fine *= 1 - float64(p)/1e6
+		}
+		return 1 - fine
+	}
+	// worst gives how often in a row something of that chance happens at worst.
+	worst := func(p float64) int { return 1 + int(math.Log(1e-9)/math.Log(max(p, 1e-9))) }
+
+	// A round of a block that comes to nothing costs a time-out; a frame that is
+	// held back may as well be lost.
+	lost := chance(in.LoseData, in.Tear, in.Corrupt, in.LoseAck, in.LoseNack, in.Delay, in.Delay)
+	access := 100*c.Memory + c.Interrupt + int64(in.Routes)*in.RouteDelay + 50_000
+	round := ms(c.TimeoutUS) + 4*access
+	// A fault that nobody hears of costs a guard, which doubles. Where a FIFO is
+	// small, its entry may be lost as well.
+	unheard := chance(in.LoseRAPF, in.Delay)
+	if c.FIFO > 0 {
+		unheard = max(unheard, 0.5)
+	}
+	tail := int64(worst(lost)) * round
+	for k := range worst(unheard) {
+		tail += ms(c.GuardUS) << min(k, 4)
+	}
+	if c.Contexts > 0 || len(f.jobs) > 32 {
+		round += 64e6 // the longest back-off of a block that was refused
+	}
+	blocks, grace, asks := int64(0), int64(0), int64(0)
 	for _, j := range f.jobs {
-		blocks += int64(j.size)/device.BlockSize + 3
+		blocks += int64(j.blocks()) + 1
 		if j.badSource && c.NoTXFIFO {
-			grace += 100e9 // a source fault without a TXFIFO is not counted so long
+			// A source fault is tried for 100 s, and then 64 times more.
+			grace += 100e9 + 66*round
+		}
+		if j.read {
+			// A request or answer that is lost is had again by asking again.
+			asks = 0
+			for k := range worst(chance(in.LoseRead, in.LoseAnswer, in.Delay, in.Delay)) {
+				asks += askAgain(k)
+			}
 		}
 	}
-	// A request or answer that is lost is had again by asking again, after a
-	// second at most.
-	f.Bound = maxStart + grace + 65*wait + blocks*wait + 60e9
+	f.Bound = maxStart + grace + int64(float64(blocks)*float64(round+ms(c.GuardUS))/(1-lost)) + tail + asks + 2*in.DelayMax
 }
+
+// askAgain gives how long the library waits for an answer to a read that it has
+// asked for tries times before, ns.
+func askAgain(tries int) int64 { return min(int64(20e6)<<min(tries+1, 6), 1e9) }
 
 func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
@@ -367,8 +408,8 @@ func (j *job) ask() {
 	}
 	words := m.Encode()
 	p.Send(j.tries%3, j.from.node, device.MailboxRead, words[:]...)
+	j.askAfter(askAgain(j.tries))
 	j.tries++
-	j.askAfter(min(int64(20e6)<<min(j.tries, 6), 1e9))
 }
 
 // announce rings for a channel as the library does: by the doorbell word and by

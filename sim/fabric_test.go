@@ -12,39 +12,100 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// met counts what the scenarios of a test met, so that they do what they are for.
-type meets struct {
-	mu                                 sync.Mutex
-	transfers, reads, complete, failed int
-	byStatus                           [16]int
-	counts                             [device.Counters]uint64
-	large, all                         int
+// tally sums what the scenarios of a test met, so that they do what they are for.
+type tally struct {
+	mu                             sync.Mutex
+	all, transfers, complete       int
+	reads                          [2]int // reads, writes
+	byStatus                       [16]int
+	counts                         [device.Counters]uint64
+	met                            met
+	large, one, urgent, low, eight int
+	worst                          float64 // of its bound, that a scenario without a grace of 100 s took
+	worstSeed                      uint64
 }
 
-func (m *meets) add(f *Fabric) {
+func (m *tally) add(f *Fabric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.all++
+	end, grace := int64(0), false
 	for _, j := range f.jobs {
 		m.transfers++
 		if j.read {
-			m.reads++
+			m.reads[0]++
+		} else {
+			m.reads[1]++
 		}
 		if j.done == device.DoneCompleted {
 			m.complete++
 		} else {
-			m.failed++
 			m.byStatus[j.status&15]++
 		}
-		if j.size > 1<<20 {
+		switch {
+		case j.size > 7<<20:
 			m.large++
+		case j.size > 512<<10:
+			m.low++
+		case j.size == 1:
+			m.one++
 		}
+		if j.desc.Urgent {
+			m.urgent++
+		}
+		end = max(end, j.endedAt)
+		grace = grace || j.badSource && f.World.cfg.NoTXFIFO
+	}
+	if took := float64(end) / float64(f.Bound); took > m.worst && !grace {
+		m.worst, m.worstSeed = took, f.Seed
+	}
+	if len(f.World.nodes) == 8 {
+		m.eight++
 	}
 	for _, n := range f.World.nodes {
 		for c := range device.Counters {
 			m.counts[c] += n.SOC.Count(device.Counter(c))
 		}
 	}
+	m.met.add(&f.watch.met)
+}
+
+// rows names what must have happened in 10,000 scenarios.
+func (m *tally) rows() []row {
+	w := &m.met
+	rows := []row{
+		{"transfers complete", m.complete}, {"reads", m.reads[0]}, {"writes", m.reads[1]},
+		{"transfers of 1 byte", m.one}, {"transfers above 512 KiB", m.low}, {"transfers above 7 MiB", m.large},
+		{"urgent transfers", m.urgent}, {"scenarios with 8 nodes", m.eight},
+		{"transfers failed with status 1", m.byStatus[device.StatusSlaveError]},
+		{"transfers failed with status 2", m.byStatus[device.StatusDecode]},
+		{"transfers failed with status 5", m.byStatus[device.StatusDomain]},
+		{"faults at destinations", w.nacks[device.CodeSlaveError]}, {"faults at sources", w.sourceFaults},
+		{"frames torn", w.torn}, {"frames corrupted", w.corrupt}, {"frames overtaken", w.overtaken},
+		{"NACK 3 for want of a context", w.contextsUsedUp},
+		{"NACK 4", w.nacks[device.CodeCorrupt]}, {"NACK 5", w.nacks[device.CodeDomain]},
+		{"blocks acknowledged again", w.ackedAgain}, {"completion words alone", w.wordsAlone},
+		{"first blocks of misaligned destinations", w.misaligned},
+		{"retransmissions after the time-out", w.timeOuts}, {"retransmissions after the guard", w.guards}, {"RAPFs obeyed", w.rapfs},
+		{"reads refused at a full queue", w.readsRefused},
+		{"moments with all 32 read channels busy", w.channelsBusy},
+		{"moments with all 32 read channels busy in both directions", w.bothBusy},
+		{"FIFO entries lost at a full FIFO", int(m.counts[device.FIFOOverflows])},
+		{"entries of a fault left out as doubles", int(m.counts[device.FIFODedup])},
+		{"RAPFs of former sequence numbers", int(m.counts[device.RAPFStale])},
+		{"forged RAPFs refused", int(m.counts[device.RAPFDenied])},
+		{"late acknowledgements ignored", int(m.counts[device.AckStale])},
+		{"stale packets dropped", int(m.counts[device.PktStale])},
+	}
+	for c := range otherFrame {
+		rows = append(rows, row{fmt.Sprintf("lost: %s", c), w.lost[c]}, row{fmt.Sprintf("doubled: %s", c), w.doubled[c]})
+	}
+	return rows
+}
+
+type row struct {
+	what string
+	n    int
 }
 
 // TestFabric runs the scenarios of many seeds. PFD_FABRIC is how many, make test
@@ -57,27 +118,19 @@ func TestFabric(t *testing.T) {
 	if v, err := strconv.ParseUint(os.Getenv("PFD_SEED"), 10, 64); err == nil {
 		first, count = v, 1
 	}
-	var m meets
+	var m tally
 	if err := runSeeds(first, count, runtime.GOMAXPROCS(0), m.add); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d seeds: %d transfers, %d of them reads, %d above 1 MiB; %d complete, %d failed, by status %v", m.all, m.transfers, m.reads, m.large, m.complete, m.failed, m.byStatus)
-	for c, n := range m.counts {
-		t.Logf("%s %d", device.Counter(c), n)
-	}
-	if count < 300 {
-		return
-	}
-	for _, c := range []device.Counter{
-		device.Timeouts, device.Retransmits, device.RAPFRx, device.RAPFStale, device.FIFOPush, device.FIFOOverflows,
-		device.AckStale, device.PktStale, device.CRCPayload,
-		device.Nacks0 + 1, device.Nacks0 + 3, device.Nacks0 + 4, device.Nacks0 + 5,
-	} {
-		if m.counts[c] == 0 {
-			t.Errorf("no scenario met %s", c)
+	t.Logf("%d seeds, %d transfers; failed by status %v; seed %d took most of its bound: %.0f%%", m.all, m.transfers, m.byStatus, m.worstSeed, 100*m.worst)
+	for _, r := range m.rows() {
+		t.Logf("%8d %s", r.n, r.what)
+		// A few hundred seeds do not meet all of it.
+		if r.n == 0 && count >= 10_000 {
+			t.Errorf("no scenario met %s", r.what)
 		}
 	}
-	if m.reads < m.transfers/4 || m.complete < m.transfers/2 || m.failed == 0 {
+	if count >= 300 && (m.complete < m.transfers/2 || m.complete == m.transfers) {
 		t.Error("the scenarios do not do what they are for")
 	}
 }

@@ -76,17 +76,39 @@ type service struct {
 	ending bool
 }
 
-// met counts what the scenarios met, so that they do what they are for.
+// met counts what a scenario met.
 type met struct {
-	lost, doubled                         [classesOfFrame]int
-	torn, corrupt, overtaken              int
-	nacks                                 [8]int
-	contextsUsedUp, domainContextsUsedUp  int
-	sourceFaults, guards, ackedAgain      int
-	wordsAlone, readsRefused              int
-	channelsBusy, allChannelsBusyBothWays int
-	misaligned                            int
-	retransmissions, timeOuts, rapfs      int
+	lost, doubled            [classesOfFrame]int
+	torn, corrupt, overtaken int
+	nacks                    [8]int // by code
+	contextsUsedUp           int    // blocks refused because of it
+	sourceFaults             int    // RAPFs of the sender's own driver
+	retransmissions          int
+	timeOuts, guards, rapfs  int // what allowed them
+	ackedAgain, wordsAlone   int
+	misaligned               int // first blocks of several
+	readsRefused             int
+	channelsBusy, bothBusy   int // moments with all read channels of a node, of two, busy
+}
+
+// add adds what another scenario met.
+func (m *met) add(o *met) {
+	for i := range m.lost {
+		m.lost[i] += o.lost[i]
+		m.doubled[i] += o.doubled[i]
+	}
+	for i := range m.nacks {
+		m.nacks[i] += o.nacks[i]
+	}
+	for _, p := range []struct{ to, from *int }{
+		{&m.torn, &o.torn}, {&m.corrupt, &o.corrupt}, {&m.overtaken, &o.overtaken},
+		{&m.contextsUsedUp, &o.contextsUsedUp}, {&m.sourceFaults, &o.sourceFaults}, {&m.retransmissions, &o.retransmissions},
+		{&m.timeOuts, &o.timeOuts}, {&m.guards, &o.guards}, {&m.rapfs, &o.rapfs},
+		{&m.ackedAgain, &o.ackedAgain}, {&m.wordsAlone, &o.wordsAlone}, {&m.misaligned, &o.misaligned},
+		{&m.readsRefused, &o.readsRefused}, {&m.channelsBusy, &o.channelsBusy}, {&m.bothBusy, &o.bothBusy},
+	} {
+		*p.to += *p.from
+	}
 }
 
 // frameClass is what a link may lose by itself.
@@ -340,19 +362,14 @@ func (j *job) part(block int) (from, to int) {
 	return max(block*device.BlockSize-at, 0), min((block+1)*device.BlockSize-at, j.size)
 }
 
-// noContext counts for want of what a block was refused.
+// noContext counts the blocks that are refused because all contexts are in use.
 func (x *watch) noContext(f *wire.Frame) {
-	n := x.f.World.nodes[f.SrcNode]
 	all := device.Contexts
 	if c := x.f.World.cfg.Contexts; c > 0 {
 		all = c
 	}
-	open, ofDomain := n.SOC.OpenContexts(f.DstPDID)
-	switch {
-	case open >= all:
+	if x.f.World.nodes[f.SrcNode].SOC.OpenContexts() >= all {
 		x.met.contextsUsedUp++
-	case ofDomain >= 32:
-		x.met.domainContextsUsedUp++
 	}
 }
 
@@ -515,7 +532,7 @@ func (x *watch) countBusy(n *Node, busy uint32) {
 		}
 		for _, other := range x.busy[id] {
 			if other == ^uint32(0) {
-				x.met.allChannelsBusyBothWays++
+				x.met.bothBusy++
 			}
 		}
 	}

@@ -214,6 +214,8 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		return a.make(o)
 	case "write":
 		return r, a.write(o)
+	case "read":
+		return r, a.read(o)
 	case "wait", "poll":
 		return a.wait(o)
 	case "burst":

@@ -3,4 +3,48 @@
 // a real pfd; each test shows a clear error for the offender, a counter that saw
 // it, and a bystander whose transfers all arrive meanwhile. There is no code to
 // be used by others.
+//
+// What is forged and what is taken, who refuses it, and the counter of
+// `exanetctl counter` that saw it:
+//
+//	forged                                   refused by, with            counter
+//	a fault message to a process             the kernel: ECONNREFUSED    none: no socket sees it
+//	- over a socket that is not connected    the library drops it        Stats.FaultsForged
+//	- to pfd's own socket                    pfd throws it away          netlink_strays_total
+//	an acknowledgement                       packetizer: refused         mbox_refused_total
+//	a RAPF for another domain's transfer     the firmware ignores it     rapf_denied_total
+//	a RAPF with an old sequence number       the firmware ignores it     rapf_stale_total
+//	a RAPF of no transaction                 the firmware ignores it     msg_dropped_total, rapf_stale_total
+//	a doorbell for another page              the node ignores it         doorbell_denied_total
+//	a descriptor changed after the doorbell  nobody: one copy is taken,  none: nothing of it is read
+//	                                         and that one is obeyed
+//	a wild address: past the width           status 2 at the doorbell    doorbell_denied_total
+//	- not mapped, not permitted              status 2 after the fault    failed_resolutions_total
+//	a wild node                              status 2 at the doorbell    doorbell_denied_total
+//	a wild PDID                              status 5                    nacks_5_total
+//	a wild channel number                    the engine ignores it       doorbell_denied_total, bad_access_total
+//	a domain that has not admitted us        status 5                    nacks_5_total
+//	- the same by a read                     status 5                    doorbell_denied_total
+//	an attachment of wrong sizes, types or   refused with the reason     attachments_refused_total
+//	descriptors
+//	a shrunk memfd                           the kernel: EPERM (seals)   none: it does not happen
+//	an eventfd made blocking                 nobody: pfd never waits     none: nothing of it is felt
+//	                                         for one
+//
+//	taken
+//	a seventeenth domain                     refused with the reason     attachments_refused_total
+//	a slot above a user's share              refused with the reason     attachments_refused_total
+//	all 64 channels for ever                 the library: ErrBusy; a     leases_lost_total
+//	                                         doorbell of a busy channel
+//	                                         is ignored: a transfer that
+//	                                         is announced twice starts
+//	                                         once
+//	the 513th FIFO entry                     the FIFO drops it; the      fifo_overflow_total
+//	                                         guard time-out recovers
+//	a netlink socket that is not read        the kernel: EAGAIN; its     netlink_full_total
+//	                                         own transfers fail
+//	a flood of connections                   dropped beyond a user's     connections_dropped_total,
+//	                                         share; held-up handshakes   attachments_refused_total
+//	a flood of the log                       lines beyond the rate are   exanet_log_lines_held_back_total
+//	                                         held back                   (of /metrics)
 package hostile

@@ -20,6 +20,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/rdma"
 )
 
 // A user gets its share of a node's slots and no more, a node no more than its
@@ -130,6 +131,30 @@ func TestAllChannelsBusy(t *testing.T) {
 	if err != nil || !strings.Contains(r.Err, "channels busy") {
 		t.Errorf("a write beyond the last channel: %q, %v", r.Err, err)
 	}
+	// The other half of its page: the channels of the firmware, by which others
+	// read from it.
+	theirs := greedy.buffer("read from", "anonymous", 1<<20, 5).Remote
+	for i := range rdma.MaxReads {
+		target.must(order{Op: "read", ID: fmt.Sprint("r", i), Kind: "stuck", Remote: theirs, Size: 1 << 20})
+	}
+	r, err = target.do(order{Op: "read", ID: "more", Kind: "stuck", Remote: theirs, Size: 1 << 20})
+	if err != nil || !strings.Contains(r.Err, "busy") {
+		t.Errorf("a read beyond the last channel: %q, %v", r.Err, err)
+	}
+	pdid := pdidOf(t, theirs)
+	busy := func() (n int) {
+		list, err := w.Channels(w.ctx(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list {
+			if c.State == "ongoing" && c.PDID == uint16(pdid) {
+				n++
+			}
+		}
+		return n
+	}
+	w.until("all channels of its page are busy", func() bool { return busy() == device.ChannelsPerSlot })
 	b.some()
 	w.saw(1, control.CounterLeases, 0)
 	target.kill()
@@ -139,7 +164,22 @@ func TestAllChannelsBusy(t *testing.T) {
 		}
 	}
 	w.until("the target's slot is free", func() bool { return w.domains() == 3 })
+	w.until("all channels of the page are free", func() bool { return busy() == 0 })
 	b.fine()
+}
+
+// read starts a read into the process's buffer.
+func (a *obedient) read(o order) error {
+	dst, err := a.buffer(o.Kind)
+	if err != nil {
+		return err
+	}
+	src, err := rdma.ParseRemote(o.Remote)
+	if err != nil {
+		return err
+	}
+	a.transfers[o.ID], err = a.ep.Read(context.Background(), rdma.ReadRequest{DstVA: dst.va, Size: o.Size, Src: src})
+	return err
 }
 
 // domains counts the live domains.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/spool"
@@ -41,6 +42,7 @@ type Config struct {
 	LogLevel      slog.Level
 	TimeoutUS     uint32 // block time-out, microseconds
 	GuardUS       uint32 // guard time-out of a paused block, microseconds
+	Outstanding   uint32 // blocks of a transfer in flight, 1..1024
 	SourceFaults  string // SourceFIFO or SourceTimeout
 
 	// Firmware says which optimizations the firmware of the emulated nodes has, in
@@ -87,6 +89,7 @@ func Default() Config {
 		Device:           DeviceEmu,
 		TimeoutUS:        device.TimeoutReset,
 		GuardUS:          device.GuardReset,
+		Outstanding:      domain.Outstanding,
 		SourceFaults:     SourceFIFO,
 		HandshakeTime:    5 * time.Second,
 		HandshakesPerUID: 64,
@@ -106,6 +109,8 @@ func (c *Config) Check() error {
 		return fmt.Errorf("%w: --timeout-us 0: a block without a time-out is never sent again: want 1 or more", ErrConfig)
 	case c.GuardUS == 0:
 		return fmt.Errorf("%w: --guard-us 0: want 1 or more", ErrConfig)
+	case c.Outstanding < 1 || c.Outstanding > device.Transactions:
+		return fmt.Errorf("%w: --outstanding %d: want 1 to %d blocks", ErrConfig, c.Outstanding, device.Transactions)
 	case c.HandshakeTime < 0:
 		return fmt.Errorf("%w: --handshake-time %v: want more than 0", ErrConfig, c.HandshakeTime)
 	case c.HandshakesPerUID < 0:

@@ -75,6 +75,7 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 	}{
 		{device.PLTimeoutUS, cfg.TimeoutUS},
 		{device.PLGuardUS, cfg.GuardUS},
+		{device.PLOutstanding, cfg.Outstanding},
 		{device.PLIRQMask, mask &^ n.unmask},
 	} {
 		if err := n.bus.Window(device.PL).Write32(reg.offset, reg.value); err != nil {

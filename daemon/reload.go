@@ -36,6 +36,7 @@ var settings = []setting{
 	{"log-level", func(c *Config) any { return c.LogLevel }, true},
 	{"timeout-us", func(c *Config) any { return c.TimeoutUS }, true},
 	{"guard-us", func(c *Config) any { return c.GuardUS }, true},
+	{"outstanding", func(c *Config) any { return c.Outstanding }, true},
 	{"handshake-time", func(c *Config) any { return c.HandshakeTime }, true},
 	{"handshakes-per-uid", func(c *Config) any { return c.HandshakesPerUID }, true},
 	{"drain-time", func(c *Config) any { return c.DrainTime }, true},
@@ -77,6 +78,9 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 		if err := pl.Write32(device.PLGuardUS, next.GuardUS); err != nil {
 			return fmt.Errorf("node %d: GUARD_US: %w", n.index, err)
 		}
+		if err := pl.Write32(device.PLOutstanding, next.Outstanding); err != nil {
+			return fmt.Errorf("node %d: OUTSTANDING: %w", n.index, err)
+		}
 		return nil
 	})
 	if err != nil {
@@ -86,7 +90,7 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 	if d.cfg.Level != nil {
 		d.cfg.Level.Set(next.LogLevel)
 	}
-	now.LogLevel, now.TimeoutUS, now.GuardUS = next.LogLevel, next.TimeoutUS, next.GuardUS
+	now.LogLevel, now.TimeoutUS, now.GuardUS, now.Outstanding = next.LogLevel, next.TimeoutUS, next.GuardUS, next.Outstanding
 	now.HandshakeTime, now.HandshakesPerUID, now.DrainTime = next.HandshakeTime, next.HandshakesPerUID, next.DrainTime
 	d.tune.Store(&now)
 	return r, nil

@@ -30,6 +30,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.level, "log-level", o.level, "debug, info, warn or error")
 	f.Uint32Var(&o.TimeoutUS, "timeout-us", o.TimeoutUS, "time-out of a block, microseconds")
 	f.Uint32Var(&o.GuardUS, "guard-us", o.GuardUS, "guard time-out of a block paused by a page fault, microseconds")
+	f.Uint32Var(&o.Outstanding, "outstanding", o.Outstanding, "blocks of one transfer in flight, 1 to 1024")
 	f.StringVar(&o.SourceFaults, "source-faults", o.SourceFaults, "how a source fault is answered: fifo (its block is paused and asked for again) or timeout (the sender's time-out does it)")
 	f.StringVar(&o.Firmware, "firmware-options", "", "optimizations of the emulated firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit with commas between, each perhaps with no- before it (default all)")
 	f.Uint64Var(&o.Window, "window", 0, "bytes of the processes' memory that a device elsewhere has mapped at one time, a node (default 268435456)")

@@ -172,6 +172,8 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--socket", socket, "--firmware-options", "bypas"}, exitUsage, `"bypas": want all, none, or some of fastpath`},
 		{[]string{"--socket", socket, "--firmware-options", "none", "--device", "vfio-user:/x"}, exitUsage, "exanetctl emu serve --firmware-options"},
 		{[]string{"--socket", socket, "--guard-us", "0"}, exitUsage, "--guard-us"},
+		{[]string{"--socket", socket, "--outstanding", "0"}, exitUsage, "--outstanding"},
+		{[]string{"--socket", socket, "--outstanding", "1025"}, exitUsage, "1 to 1024"},
 		{[]string{"--socket", "/" + strings.Repeat("s", 101)}, exitUsage, "at most 100 bytes"},
 		{[]string{"--socket", filepath.Join(socket, "none", "pfd.sock")}, exitFailed, "no such file or directory"},
 	} {

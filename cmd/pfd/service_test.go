@@ -95,17 +95,17 @@ func TestConfigurationFile(t *testing.T) {
 				}
 				return b.String()
 			}
-			writeFile(t, file, text("nodes", "3", "socket", `"`+socket+`"`, "timeout-us", "5000", "guard-us", "60000", "firmware-options", `["no-bypass", "no-tickets"]`))
+			writeFile(t, file, text("nodes", "3", "socket", `"`+socket+`"`, "timeout-us", "5000", "guard-us", "60000", "outstanding", "3", "firmware-options", `["no-bypass", "no-tickets"]`))
 			l := &log{t: t}
 			p := startWith(t, l, "--config", file, "--guard-us", "70000")
 			if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 5000 || s.GuardUS != 70000 {
 				t.Errorf("status %+v", s)
 			}
-			if got := firmware(t, socket); got != "no-bypass,no-tickets" {
-				t.Errorf("the firmware's options are %q", got)
+			if n := node0(t, socket); n.Firmware != "no-bypass,no-tickets" || n.Outstanding != 3 {
+				t.Errorf("the firmware's options are %q with %d blocks outstanding", n.Firmware, n.Outstanding)
 			}
 
-			writeFile(t, file, text("nodes", "4", "socket", `"`+socket+`"`, "timeout-us", "6000", "log-level", `"debug"`))
+			writeFile(t, file, text("nodes", "4", "socket", `"`+socket+`"`, "timeout-us", "6000", "outstanding", "2", "log-level", `"debug"`))
 			p.signal(syscall.SIGHUP)
 			s := l.waitFor("configuration reloaded")
 			if !strings.Contains(s, "only when pfd is started anew") || !strings.Contains(s, `keys="[nodes firmware-options]"`) || !strings.Contains(s, "timeout-us") {
@@ -113,6 +113,9 @@ func TestConfigurationFile(t *testing.T) {
 			}
 			if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 6000 || s.GuardUS != 70000 {
 				t.Errorf("status after SIGHUP %+v", s)
+			}
+			if n := node0(t, socket); n.Outstanding != 2 {
+				t.Errorf("%d blocks outstanding after SIGHUP, want 2", n.Outstanding)
 			}
 
 			// A file that cannot be read changes nothing.
@@ -133,7 +136,7 @@ func TestConfigurationFile(t *testing.T) {
 }
 
 // firmware gives the options of node 0's firmware.
-func firmware(t *testing.T, socket string) string {
+func node0(t *testing.T, socket string) control.Node {
 	t.Helper()
 	c, err := control.New(socket)
 	if err != nil {
@@ -144,7 +147,7 @@ func firmware(t *testing.T, socket string) string {
 	if err != nil || len(nodes) != 1 {
 		t.Fatalf("nodes %v, %v", nodes, err)
 	}
-	return nodes[0].Firmware
+	return nodes[0]
 }
 
 func TestBadConfigurationFile(t *testing.T) {

@@ -91,9 +91,9 @@ func (d *Daemon) refuse(c *attach.Conn, err error) {
 	d.refused.Add(1)
 	var r *attach.RefusedError
 	answer := errors.As(err, &r)
-	why, reason := err.Error(), attach.Code(0)
+	why, reason := err.Error(), "handshake"
 	if answer {
-		why, reason = r.Text, r.Code
+		why, reason = r.Text, fmt.Sprint("code ", r.Code)
 	}
 	d.log.Info("attachment refused", "pid", c.Peer().PID, logs.KeyUID, c.Peer().UID, logs.KeyReason, reason, "why", why)
 	if !answer {

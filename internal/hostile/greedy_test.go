@@ -91,6 +91,9 @@ func TestManyConnections(t *testing.T) {
 
 // flood opens connections, says something senseless on each, and keeps them.
 func (a *obedient) flood(o order) (n int, err error) {
+	if o.Kind == "log" {
+		return a.floodLog(o.Path, o.Size)
+	}
 	network := "unix"
 	if strings.HasSuffix(o.Path, attach.SocketSuffix) {
 		network = "unixpacket"

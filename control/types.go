@@ -132,6 +132,14 @@ type Channel struct {
 	Acked       int    `json:"blocks_acked"`     // of these, acknowledged
 	InFlight    int    `json:"blocks_in_flight"` // issued, not acknowledged
 	Paused      int    `json:"blocks_paused"`    // of these, waiting for a RAPF or the guard
+
+	// What only a firmware in pfd's own process tells (--device emu), of a transfer
+	// that is under way.
+	Class          string `json:"class,omitempty"`         // of what is left: high, medium, low
+	Window         int    `json:"window_blocks,omitempty"` // blocks that may be in flight
+	OldestSequence uint16 `json:"oldest_sequence"`         // of the block in flight that was issued first; 0 none
+	NewestSequence uint16 `json:"newest_sequence"`         // of the one that was issued last
+	AgeNS          int64  `json:"age_ns"`                  // since its doorbell or request; -1 where it is not known
 }
 
 // States of a transaction.
@@ -356,4 +364,6 @@ const (
 	CodeDeviceGone = "device_gone"
 	CodeTimeout    = "timeout"
 	CodeInternal   = "internal"
+	// CodeNotSupported: the device that pfd drives does not tell it.
+	CodeNotSupported = "not_supported"
 )

@@ -80,7 +80,7 @@ func (m emulated) Detach(node, slot int) { m.engine.Detach(node, slot) }
 // hold done and status.
 func (m emulated) Channels(node int) []ChannelInfo {
 	var list []ChannelInfo
-	r := &reader{bus: m.engine.Bus(node)}
+	r, now := &reader{bus: m.engine.Bus(node)}, m.engine.Now()
 	for c := range device.Channels {
 		slot, ch := c/device.ChannelsPerSlot, c%device.ChannelsPerSlot
 		at := uint32(device.BTCMDescriptors + slot*device.PageSize + ch*device.DescriptorSize)
@@ -96,11 +96,16 @@ func (m emulated) Channels(node int) []ChannelInfo {
 			words[i] = r.read64(device.BTCM, at+8*uint32(i))
 		}
 		fw := m.engine.Node(node).Channel(slot, ch)
-		list = append(list, ChannelInfo{
+		info := ChannelInfo{
 			Slot: slot, Channel: ch, PDID: fw.SourcePDID, DstPDID: fw.DestinationPDID,
 			Descriptor: device.DescriptorOf(&words), IssuedBytes: uint64(fw.Issued),
 			Blocks: int(fw.Blocks), Acked: int(fw.Acked), InFlight: fw.InFlight, Paused: fw.Paused,
-		})
+		}
+		if fw.Live {
+			info.Live, info.Class, info.Window = true, fw.Class.String(), fw.Window
+			info.Oldest, info.Newest, info.AgeNS = fw.Oldest, fw.Newest, max(now-fw.Began, 0)
+		}
+		list = append(list, info)
 	}
 	return list // the emulated windows give no errors
 }

@@ -68,6 +68,13 @@ type ChannelInfo struct {
 	Blocks, Acked int // blocks of the transfer; acknowledged ones
 	InFlight      int // blocks issued and not acknowledged
 	Paused        int // of these, waiting for a RAPF or the guard
+
+	// Live: the firmware has told what follows of the transfer under way.
+	Live           bool
+	Class          string          // high, medium, low
+	Window         int             // blocks that may be in flight
+	Oldest, Newest device.Sequence // of the blocks in flight that were issued first and last
+	AgeNS          int64           // since it began
 }
 
 // FIFOInfo is an entry of a fault FIFO with its RXFIFO_EXT.

@@ -201,13 +201,23 @@ func (a *app) channelCommand() *cobra.Command {
 		if err := missing(channels, args, "channel"); err != nil {
 			return err
 		}
-		t := a.table("CHANNEL", "PDID", "STATE", "STATUS", "SRC", "DST", "SIZE", "ISSUED", "TO", "BLOCKS", "ACKED", "IN_FLIGHT", "PAUSED")
+		t := a.table("CHANNEL", "PDID", "STATE", "STATUS", "CLASS", "SRC", "DST", "SIZE", "ISSUED", "TO", "BLOCKS", "ACKED", "IN_FLIGHT", "WINDOW", "PAUSED", "SEQUENCES", "AGE")
 		for _, ch := range channels {
 			status := ch.StatusText
 			if status == "" && ch.Status != 0 {
 				status = strconv.Itoa(int(ch.Status))
 			}
-			t.add(fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel), fmt.Sprintf("0x%04x", ch.PDID), ch.State, status, ch.Src, ch.Dst, bytesText(ch.SizeBytes), bytesText(ch.IssuedBytes), fmt.Sprintf("0x%06x:0x%04x", ch.DstNode, ch.DstPDID), ch.Blocks, ch.Acked, ch.InFlight, ch.Paused)
+			window, sequences, age := "", "", ""
+			if ch.Window > 0 {
+				window = strconv.Itoa(ch.Window)
+			}
+			if ch.Window > 0 && ch.InFlight > 0 {
+				sequences = fmt.Sprintf("%d-%d", ch.OldestSequence, ch.NewestSequence)
+			}
+			if ch.AgeNS >= 0 {
+				age = time.Duration(ch.AgeNS).Round(time.Microsecond).String()
+			}
+			t.add(fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel), fmt.Sprintf("0x%04x", ch.PDID), ch.State, status, ch.Class, ch.Src, ch.Dst, bytesText(ch.SizeBytes), bytesText(ch.IssuedBytes), fmt.Sprintf("0x%06x:0x%04x", ch.DstNode, ch.DstPDID), ch.Blocks, ch.Acked, ch.InFlight, window, ch.Paused, sequences, age)
 		}
 		return t.flush()
 	})

@@ -54,6 +54,9 @@ func (m *Machine) pass() (busy bool) {
 			if s.busy != 0 && s.collect(l) {
 				busy = true
 			}
+			if (s.mail.asked || s.mail.until != 0) && s.deliver(m.Now()) {
+				busy = true
+			}
 		}
 	}
 	for len(m.calls) > 0 {
@@ -125,7 +128,11 @@ func (m *Machine) sleep() {
 		timeout := time.Duration(-1)
 		for _, n := range m.nodes {
 			for _, s := range n.slots {
-				if s != nil && s.busy != 0 {
+				switch {
+				case s == nil:
+				case s.mail.asked || s.mail.until != 0:
+					timeout = mailLast
+				case s.busy != 0 && timeout < 0:
 					timeout = watchPause
 				}
 			}
@@ -244,6 +251,9 @@ func (s *slot) send(l *link, channel int, msg *attach.Message) uint64 {
 	v, err := l.fn.Read(int(device.PKTZ), page+device.PktzStatus, 8)
 	if err != nil {
 		return device.PktzRefused
+	}
+	if v != device.PktzRefused && msg.Mailbox == device.MailboxRead {
+		s.mail.asked = true
 	}
 	return v
 }

@@ -108,6 +108,7 @@ type slot struct {
 	kick  uint32                         // last seen
 	busy  uint64                         // channels that were rung and are not final
 	seen  [device.ChannelsPerSlot]uint64 // done and reserved_1 as last told to the process
+	mail  mail
 }
 
 // New connects to the devices, waiting for them until ctx ends. Run drives the

@@ -1,0 +1,91 @@
+package deploy
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/control"
+)
+
+// read starts exanetctl read.
+func (d *daemon) read(args ...string) *process {
+	d.t.Helper()
+	return start(d.t, "exanetctl", append([]string{"--socket", d.socket, "read", "-o", "json"}, args...)...)
+}
+
+// TestReads reads, with the device in another process, memory that is absent at
+// either end or at both, in a window that holds it and in one that does not.
+func TestReads(t *testing.T) {
+	for _, window := range []string{"268435456", "65536"} {
+		t.Run("window "+window, func(t *testing.T) {
+			l := newPlace(t)
+			l.serve()
+			d := l.daemon([]int{0, 1}, "--window", window)
+			for _, args := range [][]string{
+				{"--size", "1"},
+				{"--size", "4KiB", "--src", "absent"},
+				{"--size", "4097", "--dst", "absent", "--offset", "4090"},
+				{"--size", "64KiB", "--src", "absent", "--dst", "absent", "--policy", "p4", "--offset", "100"},
+				{"--size", "1MiB", "--src", "absent", "--policy", "pa"},
+				{"--size", "1MiB", "--dst", "absent", "--policy", "pa"},
+				{"--size", "1MiB", "--src", "alternate", "--dst", "alternate"},
+				{"--size", "16385", "--from", "1", "--to", "0", "--src", "absent", "--dst", "absent"},
+				{"--size", "64KiB", "--from", "0", "--to", "0", "--src", "absent", "--dst", "absent"},
+			} {
+				const count = 3
+				p := d.read(append(args, "--count", fmt.Sprint(count))...)
+				r, code := outcome(p)
+				if code != 0 || r.Transfers != count || r.Failed != 0 || !r.Verified || r.PinnedBytes != 0 {
+					t.Fatalf("read %v: exit code %d, %+v, %s", args, code, r, p.err.String())
+				}
+				if absent := slices.Contains(args, "absent") || slices.Contains(args, "alternate"); absent && r.Faults == 0 {
+					t.Errorf("%v: no fault", args)
+				}
+			}
+			// What is not there, or may not be written, is an error, and harms nobody.
+			for _, args := range [][]string{{"--src", "unmapped"}, {"--dst", "unmapped"}, {"--dst", "readonly"}} {
+				r, code := outcome(d.read(append(args, "--size", "64KiB", "--count", "2")...))
+				if code != 1 || r.Failed != 2 || !r.Verified || r.Error == nil || !strings.Contains(*r.Error, "status 2") {
+					t.Errorf("read %v: exit code %d, %+v", args, code, r)
+				}
+			}
+		})
+	}
+}
+
+// TestFirmwareElsewhere: the firmware's options are chosen where the device is
+// served, and what only that firmware knows is an error that says where to look.
+func TestFirmwareElsewhere(t *testing.T) {
+	l := newPlace(t)
+	l.serve("--firmware-options", "none")
+	d := l.daemon([]int{0, 1})
+	d.good(2, "--size", "1MiB", "--dst", "absent")
+	nodes, err := d.Nodes(t.Context(), control.AllNodes)
+	if err != nil || len(nodes) != 2 || nodes[0].Firmware != "" {
+		t.Errorf("nodes %+v, %v", nodes, err)
+	}
+	show := func(args ...string) *process {
+		p := start(t, "exanetctl", append([]string{"--socket", d.socket}, args...)...)
+		p.wait()
+		return p
+	}
+	for _, args := range [][]string{{"transaction"}, {"transaction", "-j"}} {
+		p := show(args...)
+		says := p.err.String()
+		if p.wait() != 1 || !strings.Contains(says, "no register tells them") || !strings.Contains(says, "`exanetctl channel`") || p.out.Len() != 0 {
+			t.Errorf("%v: exit code %d, %q, %q", args, p.wait(), p.out.String(), says)
+		}
+	}
+	var channels control.Channels
+	p := show("channel", "-j")
+	if err := json.Unmarshal(p.out.Bytes(), &channels); err != nil || p.wait() != 0 {
+		t.Errorf("channels: exit code %d, %v: %s", p.wait(), err, p.err.String())
+	}
+	if p := start(t, "pfd", "--socket", l.file("other.sock"), "--device", "vfio-user:"+l.file("node0.sock"), "--firmware-options", "all"); p.wait() != 2 ||
+		!strings.Contains(p.err.String(), "exanetctl emu serve --firmware-options") {
+		t.Errorf("pfd with options for a device elsewhere: exit code %d, %s", p.wait(), p.err.String())
+	}
+}

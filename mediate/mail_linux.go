@@ -1,0 +1,79 @@
+package mediate
+
+import (
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// A message for a process raises no vector (spec/hardware.md 3, window mbox), so
+// its mailbox is looked at while answers may come: from a read request on, first
+// after mailPause, then each time after twice as long, mailLast at most, for
+// mailTime. The library asks again for a read that is open at least every 320 ms
+// (ours).
+const (
+	mailPause = 50 * time.Microsecond
+	mailLast  = 2 * time.Millisecond
+	mailTime  = time.Second
+)
+
+// mail is the way from a slot's mailbox to its process.
+type mail struct {
+	asked bool        // a read was asked for
+	until int64       // looked at until then, of Now; 0: not
+	next  int64       // looked at then
+	pause int64       // ns
+	tail  uint32      // messages given to the process
+	held  attach.Mail // taken out of the mailbox while the process's ring was full
+	holds bool
+}
+
+// deliver looks into the mailbox if it is time, gives the process what is there,
+// and tells whether there was anything.
+func (s *slot) deliver(now int64) (any bool) {
+	m := &s.mail
+	if m.asked {
+		m.asked = false
+		m.until, m.pause = now+int64(mailTime), int64(mailPause)
+		m.next = now + m.pause
+	}
+	if m.until == 0 || now < m.next {
+		return false
+	}
+	m.pause = min(2*m.pause, int64(mailLast))
+	m.next = now + m.pause
+	any = s.take()
+	if any {
+		s.att.Pages.Notify()
+	}
+	if !m.holds && now >= m.until {
+		m.until = 0
+	}
+	return any
+}
+
+// take moves messages from the mailbox to the process as far as its ring has room.
+func (s *slot) take() (any bool) {
+	m := &s.mail
+	box := mailbox.NewBox(&s.node.windows[device.MBOX], device.MailboxProcess+s.index)
+	for range device.MailboxDepth {
+		if !m.holds {
+			if n, _, err := box.Status(); err != nil || n == 0 {
+				return any // a device that is gone is posted
+			}
+			src, err := box.Receive(&m.held.Words)
+			if err != nil || src.Words == 0 {
+				return any
+			}
+			m.held.Source, m.holds = src.Encode(), true
+		}
+		if !s.att.Pages.PutMail(m.tail, &m.held) {
+			return any
+		}
+		m.tail++
+		m.holds, any = false, true
+	}
+	return any
+}

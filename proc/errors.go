@@ -25,8 +25,8 @@ var (
 	// any more, beyond the end of the file behind it, or device memory.
 	ErrInaccessible = errors.New("memory not accessible")
 	// ErrPermission says that pfd itself has no right over the process.
-	ErrPermission = errors.New("no ptrace right over the process: run pfd as its user or with CAP_SYS_PTRACE, " +
-		"and see kernel.yama.ptrace_scope and PR_SET_DUMPABLE")
+	ErrPermission = errors.New("no ptrace right over the process: run pfd as its user, or with CAP_SYS_PTRACE and " +
+		"CAP_DAC_OVERRIDE (/proc/PID/mem belongs to that user), and see kernel.yama.ptrace_scope and PR_SET_DUMPABLE")
 	// ErrChanged says that the process executed programs as fast as it was opened.
 	ErrChanged = errors.New("the process changed its address space or its user while it was opened: attach again")
 	// ErrClosed says that the Process was closed.

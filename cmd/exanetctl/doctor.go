@@ -34,10 +34,11 @@ type report struct {
 
 // Capabilities that matter here (linux/capability.h).
 const (
-	capSysPtrace = 19
-	capSysAdmin  = 21
-	capPerfmon   = 38
-	capBPF       = 39
+	capDACOverride = 1
+	capSysPtrace   = 19
+	capSysAdmin    = 21
+	capPerfmon     = 38
+	capBPF         = 39
 )
 
 // facts is what the doctor saw. The checks are judged from it alone.
@@ -116,7 +117,9 @@ func (f facts) kernel() check {
 
 // ptrace judges the right to read and write other processes' memory: what
 // /proc/PID/mem and process_vm_* ask for is PTRACE_MODE_ATTACH
-// (ptrace(2), "Ptrace access mode checking"; Yama: admin-guide/LSM/Yama.rst).
+// (ptrace(2), "Ptrace access mode checking"; Yama: admin-guide/LSM/Yama.rst). The
+// files of /proc/PID belong to the process's user besides: a capability over the
+// process does not open them (proc(5)).
 func (f facts) ptrace() check {
 	c := check{Name: "ptrace", Verdict: verdictOK, Need: "reaching the memory of attached processes"}
 	capable := f.cap(capSysPtrace)
@@ -125,12 +128,16 @@ func (f facts) ptrace() check {
 		c.Verdict = verdictError
 		c.Found = fmt.Sprintf("Yama ptrace_scope %d: nobody may", f.Yama)
 		c.Mend = "set kernel.yama.ptrace_scope to 1 in /etc/sysctl.d and restart the machine (3 cannot be lowered while it runs)"
+	case capable && f.cap(capDACOverride):
+		c.Found = "CAP_SYS_PTRACE and CAP_DAC_OVERRIDE: every process"
 	case capable:
-		c.Found = "CAP_SYS_PTRACE: every process"
+		c.Verdict = verdictWarning
+		c.Found = "CAP_SYS_PTRACE without CAP_DAC_OVERRIDE: processes of this user, since /proc/PID/mem belongs to its user"
+		c.Mend = "for processes of other users give pfd both: setcap cap_sys_ptrace,cap_dac_override+ep bin/pfd"
 	case f.Yama == 2:
 		c.Verdict = verdictError
 		c.Found = "Yama ptrace_scope 2 and no CAP_SYS_PTRACE"
-		c.Mend = "give pfd CAP_SYS_PTRACE (setcap cap_sys_ptrace+ep bin/pfd), or sysctl kernel.yama.ptrace_scope=1"
+		c.Mend = "give pfd CAP_SYS_PTRACE (setcap cap_sys_ptrace+ep bin/pfd; for processes of other users cap_dac_override, too), or sysctl kernel.yama.ptrace_scope=1"
 	case f.Yama == 1:
 		c.Found = "Yama ptrace_scope 1: processes of this user that attach through the library"
 	default:

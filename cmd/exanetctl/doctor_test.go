@@ -38,6 +38,8 @@ func TestJudge(t *testing.T) {
 		{"Yama 1", "ptrace", verdictOK, "", func(f *facts) { f.Caps = noPtrace }},
 		{"Yama 2 without capability", "ptrace", verdictError, "setcap cap_sys_ptrace", func(f *facts) { f.Yama, f.Caps = 2, noPtrace }},
 		{"Yama 2 with capability", "ptrace", verdictOK, "", func(f *facts) { f.Yama = 2 }},
+		{"CAP_SYS_PTRACE alone", "ptrace", verdictWarning, "cap_dac_override", func(f *facts) { f.Caps = 1 << capSysPtrace }},
+		{"both capabilities", "ptrace", verdictOK, "", func(f *facts) { f.Caps = 1<<capSysPtrace | 1<<capDACOverride }},
 		{"Yama 3 with capability", "ptrace", verdictError, "restart", func(f *facts) { f.Yama = 3 }},
 		{"no pagemap", "pagemap", verdictError, "mount /proc", func(f *facts) { f.Pagemap = unix.ENOENT }},
 		{"no mem", "proc-mem", verdictError, "/proc/PID/mem", func(f *facts) { f.Mem = unix.EPERM }},

@@ -230,20 +230,21 @@ type Counter struct {
 // the names of device.Counter with _total behind (retransmits_total,
 // timeouts_total, rapf_rx_total, ...).
 const (
-	CounterFaults       = "faults_total"             // entries served: FIFO, and FSR for source faults
-	CounterPagesIn      = "pages_paged_in_total"     // pages made resident
-	CounterRAPF         = "rapf_sent_total"          // retransmissions asked for
-	CounterFailed       = "failed_resolutions_total" // faults answered with the fail bit
-	CounterMinor        = "faults_minor_total"
-	CounterMajor        = "faults_major_total"
-	CounterPermission   = "faults_permission_total"
-	CounterMailbox      = "driver_mailbox_messages_total" // drained from mailboxes 3..15
-	CounterAttached     = "attachments_total"
-	CounterRefused      = "attachments_refused_total"
-	CounterDropped      = "connections_dropped_total" // to either socket, of a user who has too many
-	CounterLeases       = "leases_lost_total"         // memory accesses that slept so long that their domain got a worker of its own
-	CounterEnded        = "attachments_ended_total"
-	CounterUnattributed = "faults_unattributed_total" // of a PDID that no domain has
+	CounterFaults        = "faults_total"             // entries served: FIFO, and FSR for source faults
+	CounterPagesIn       = "pages_paged_in_total"     // pages made resident
+	CounterRAPF          = "rapf_sent_total"          // retransmissions asked for
+	CounterFailed        = "failed_resolutions_total" // faults answered with the fail bit
+	CounterMinor         = "faults_minor_total"
+	CounterMajor         = "faults_major_total"
+	CounterPermission    = "faults_permission_total"
+	CounterMailbox       = "driver_mailbox_messages_total" // drained from mailboxes 3..15
+	CounterAttached      = "attachments_total"
+	CounterRefused       = "attachments_refused_total"
+	CounterDropped       = "connections_dropped_total" // to either socket, of a user who has too many
+	CounterInvalidations = "invalidation_pages_total"  // found taken away: ODP's, as far as it can be seen (docs/service.md)
+	CounterLeases        = "leases_lost_total"         // memory accesses that slept so long that their domain got a worker of its own
+	CounterEnded         = "attachments_ended_total"
+	CounterUnattributed  = "faults_unattributed_total" // of a PDID that no domain has
 )
 
 // Fault is one fault of the fault log, newest last. Times are nanoseconds

@@ -77,6 +77,9 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		if l, ok := m.(leaser); ok {
 			n.leases = func() uint64 { return l.LeasesLost(i) }
 		}
+		if v, ok := m.(invalidator); ok {
+			n.invalidations = func() uint64 { return v.Invalidations(i) }
+		}
 		if d.trace != nil {
 			n.bus = d.trace.log.Bus(n.bus, i)
 		}

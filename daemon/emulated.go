@@ -47,8 +47,11 @@ func Emulated(cfg Config) (Machine, error) {
 
 func (m emulated) LeasesLost(node int) uint64 { return m.engine.LeasesLost(node) }
 func (m emulated) Nodes() int                 { return m.engine.Nodes() }
-func (m emulated) Firmware() string           { return m.engine.Firmware().String() }
-func (m emulated) Bus(node int) device.Bus    { return m.engine.Bus(node) }
+func (m emulated) Invalidations(node int) uint64 {
+	return m.engine.Node(node).Invalidations()
+}
+func (m emulated) Firmware() string        { return m.engine.Firmware().String() }
+func (m emulated) Bus(node int) device.Bus { return m.engine.Bus(node) }
 
 // Run drives the machine until ctx ends, and ends the recording.
 func (m emulated) Run(ctx context.Context) error {

@@ -38,6 +38,10 @@ type Machine interface {
 // their domain was given a worker of its own. Called on the owning goroutine.
 type leaser interface{ LeasesLost(node int) uint64 }
 
+// invalidator is a Machine that sees pages that have been taken away. It is called
+// on the node's owning goroutine.
+type invalidator interface{ Invalidations(node int) uint64 }
+
 // transactor is a Machine whose firmware tells its transactions in flight. now
 // is the clock, ns, that their times are of. Called on the owning goroutine.
 type transactor interface {

@@ -32,9 +32,10 @@ type node struct {
 	sender *netlink.Sender // of fault messages to delegates
 	strays uint64          // messages of others to its socket
 
-	leases  func() uint64 // of the machine, nil where it counts none
-	mailbox uint64        // messages drained from mailboxes 3..15
-	broken  error         // first error of a register access in an interrupt
+	leases        func() uint64 // of the machine, nil where it counts none
+	invalidations func() uint64 // the same
+	mailbox       uint64        // messages drained from mailboxes 3..15
+	broken        error         // first error of a register access in an interrupt
 
 	attached, ended uint64
 

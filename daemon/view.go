@@ -427,6 +427,9 @@ func (n *node) counters() ([]control.Counter, error) {
 	if n.leases != nil {
 		list = append(list, control.Counter{Name: control.CounterLeases, Value: n.leases(), Help: "memory accesses that slept so long that their domain got a worker of its own"})
 	}
+	if n.invalidations != nil {
+		list = append(list, control.Counter{Name: control.CounterInvalidations, Value: n.invalidations(), Help: "pages of an earlier access that a later one found taken away"})
+	}
 	for c := range device.Counters {
 		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: "hardware counter " + c.String()})
 	}

@@ -90,6 +90,8 @@ type Info struct {
 }
 
 // Stats counts what the page-fault goroutine did, with ODP's names (spec/api.md).
+// ODP's counters of invalidations are not among them: a process is not told when the
+// kernel takes a page. docs/service.md says what pfd sees of them.
 type Stats struct {
 	NumPageFaults        uint64 // fault messages served
 	NumPageFaultPages    uint64 // pages that they asked for

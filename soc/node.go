@@ -116,6 +116,9 @@ func (n *Node) PeekFault(source bool, i int) (device.FaultEntry, uint32, bool) {
 	return n.rx.Peek(i)
 }
 
+// Invalidations gives how many pages were found taken away: smmu.SMMU.Invalidations.
+func (n *Node) Invalidations() uint64 { return n.smmu.Invalidations() }
+
 // Tables gives where the walks of a slot's accesses begin (shadow translation).
 func (n *Node) Tables(slot int) smmu.Tables { return n.smmu.Tables(n.smmu.Bank(uint16(slot))) }
 

@@ -28,6 +28,7 @@ type SMMU struct {
 	banks    [device.Slots]bank
 	tlb      tlb
 	faulting uint32 // banks that hold vector 0: FSR not zero under CFIE
+	gone     uint64 // pages that an access found absent whose translation the TLB held
 }
 
 // New gives an SMMU at reset that counts in c.
@@ -44,7 +45,7 @@ func (s *SMMU) Reset() {
 	for i := range s.banks {
 		active[i] = s.banks[i].active
 	}
-	*s = SMMU{counts: s.counts}
+	*s = SMMU{counts: s.counts, gone: s.gone}
 	for i := range s.banks {
 		s.banks[i].active = active[i]
 	}
@@ -146,13 +147,14 @@ func (s *SMMU) Finish(bankIndex int, va device.VA, pages int, write bool, absent
 			continue
 		}
 		s.counts[device.Walks]++
-		s.tlb.invalidate(bankIndex, page+uint64(i))
+		held := s.tlb.invalidate(bankIndex, page+uint64(i))
 		kind := uint32(device.FSRTF)
 		if absent&bit == 0 {
 			kind = device.FSRPF
 			s.counts[device.FaultPF]++
 		} else {
 			s.counts[device.FaultTF]++
+			s.lost(held)
 		}
 		addr := device.VA((page + uint64(i)) << device.PageShift)
 		if addr < va {
@@ -171,10 +173,25 @@ func (s *SMMU) Finish(bankIndex int, va device.VA, pages int, write bool, absent
 // Invalidate drops one page of a bank from the TLBs and records a translation
 // fault there: the move failed although the walk had succeeded.
 func (s *SMMU) Invalidate(bankIndex int, va device.VA, write bool) {
-	s.tlb.invalidate(bankIndex, uint64(va)>>device.PageShift)
+	s.lost(s.tlb.invalidate(bankIndex, uint64(va)>>device.PageShift))
 	s.counts[device.FaultTF]++
 	s.fault(bankIndex, device.FSRTF, va, write)
 }
+
+// lost counts a page that is absent, where the TLB still held its translation.
+func (s *SMMU) lost(held bool) {
+	if held {
+		s.gone++
+	}
+}
+
+// Invalidations gives how many pages accesses have found absent whose translation
+// the TLB held from an earlier access (ODP's num_invalidation_pages, as far as it
+// can be seen): taken away in between, by madvise, munmap or reclaim. A board hears
+// of each when it happens; here nobody is told, so what is not accessed again, or
+// has left the TLB, is not counted. Permission faults are not: they may be a read
+// page's first write. No register has it.
+func (s *SMMU) Invalidations() uint64 { return s.gone }
 
 // fault records a fault on a bank whose FSR is zero; on one whose FSR is not
 // zero it sets MULTI and records nothing else (Arm IHI 0062; spec/hardware.md 5).

@@ -230,3 +230,37 @@ func TestSync(t *testing.T) {
 		t.Error("TLBSTATUS stays 1")
 	}
 }
+
+// A page that was translated once and is absent at a later access has been taken
+// away; one that never was, or that is denied only, has not.
+func TestInvalidations(t *testing.T) {
+	s, _ := live(t)
+	const at = device.VA(0x40000)
+	steps := []struct {
+		name           string
+		absent, denied uint64
+		want           uint64 // in all
+	}{
+		{"absent at first", 0b1111, 0, 0},
+		{"there", 0, 0, 0},
+		{"denied", 0, 0b0001, 0},
+		{"two are gone", 0b0110, 0, 2},
+		{"and still are", 0b0110, 0, 2},
+		{"there again", 0, 0, 2},
+		{"all are gone", 0b1111, 0, 6},
+	}
+	for _, c := range steps {
+		access(t, s, 0, at, 4, true, c.absent, c.denied)
+		if got := s.Invalidations(); got != c.want {
+			t.Fatalf("%s: %d invalidations, want %d", c.name, got, c.want)
+		}
+	}
+	// Between walk and move, and over a reset.
+	access(t, s, 0, at, 1, true, 0, 0)
+	s.Invalidate(0, at, true)
+	s.Invalidate(0, at, true)
+	s.Reset()
+	if got := s.Invalidations(); got != 7 {
+		t.Errorf("%d invalidations, want 7", got)
+	}
+}

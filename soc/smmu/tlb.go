@@ -89,17 +89,20 @@ func (t *tlb) leaveL1(i int) {
 	t.l1[i], t.chain[i] = 0, 0
 }
 
-func (t *tlb) invalidate(bank int, page uint64) {
+// invalidate drops a page and tells whether it was there.
+func (t *tlb) invalidate(bank int, page uint64) (held bool) {
 	k := tag(bank, page)
 	if i := t.inL1(k); i >= 0 {
 		t.leaveL1(i)
+		held = true
 	}
 	set := &t.l2[page%l2Sets]
 	for i := range set {
 		if set[i] == k {
-			set[i] = 0
+			set[i], held = 0, true
 		}
 	}
+	return held
 }
 
 func (t *tlb) invalidateBank(bank int) {

@@ -28,7 +28,9 @@ func (fw *Firmware) Audit() error {
 			return fmt.Errorf("%w: id %d belongs to channel %d, which is over", ErrAudit, i, t.transfer)
 		}
 		ids[x.slot]++
-		sending[x.slot] += int(t.sending)
+		if t.bulk {
+			sending[x.slot] += int(t.sending)
+		}
 		flying[t.transfer]++
 		if t.list == listNone && t.sending == 0 {
 			return fmt.Errorf("%w: id %d waits for nothing", ErrAudit, i)

@@ -75,7 +75,7 @@ type domain struct {
 	enabled bool
 	peers   [device.PeersPerSlot]device.PDID
 	ids     int
-	sending int // blocks with the PLDMA
+	sending int // blocks of the medium and low classes with the PLDMA
 	reads   readQueue
 }
 

@@ -315,7 +315,7 @@ func (fw *Firmware) issue(c int16) {
 	x := &fw.channels[c]
 	id := fw.takeID(x.slot)
 	t := &fw.tx[id]
-	*t = transaction{state: stateIssued, transfer: int32(c), node: x.desc.DstNode, peer: x.first, began: fw.now}
+	*t = transaction{state: stateIssued, bulk: x.class != High, transfer: int32(c), node: x.desc.DstNode, peer: x.first, began: fw.now}
 	x.first = id
 	x.inflight++
 	if x.issued < x.desc.Size {
@@ -383,8 +383,10 @@ func (fw *Firmware) transmit(id int16) {
 	t := &fw.tx[id]
 	x := &fw.channels[t.transfer]
 	t.sending++
-	fw.domains[x.slot].sending++
-	fw.shares(x.slot)
+	if t.bulk {
+		fw.domains[x.slot].sending++
+		fw.shares(x.slot)
+	}
 	if fw.cfg.Options.NoRetransmissionBit {
 		// Nothing tells when the hardware has sent it: the time-out runs from here.
 		fw.enlist(id, listTimeout, fw.now)
@@ -413,7 +415,9 @@ func (fw *Firmware) transmit(id int16) {
 // sent counts that the PLDMA has done with one sending of a block.
 func (fw *Firmware) sent(t *transaction) {
 	t.sending--
-	slot := fw.channels[t.transfer].slot
-	fw.domains[slot].sending--
-	fw.shares(slot)
+	if t.bulk {
+		slot := fw.channels[t.transfer].slot
+		fw.domains[slot].sending--
+		fw.shares(slot)
+	}
 }

@@ -23,6 +23,7 @@ type transaction struct {
 	sending int8 // how often the PLDMA still sends it: 001's retransmission bit
 	again   bool // retransmit as soon as it no longer does
 	words   bool // carries the completion words
+	bulk    bool // was issued in the medium or the low class
 	// atSource: it is paused for a fault at its source.
 	atSource bool
 

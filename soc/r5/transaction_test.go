@@ -1,0 +1,392 @@
+package r5
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// What is put in comes out in its order, whatever is taken from the middle.
+func TestTimerListsKeepTheirOrder(t *testing.T) {
+	fw := New(Config{}, new([device.Counters]uint64))
+	rng := rand.New(rand.NewPCG(1, 2))
+	var model [lists][]int16
+	drop := func(id int16) {
+		for i := range model {
+			model[i] = slices.DeleteFunc(model[i], func(o int16) bool { return o == id })
+		}
+	}
+	for step := range 5000 {
+		id := int16(rng.IntN(40))
+		drop(id)
+		if rng.IntN(3) == 0 {
+			fw.delist(id)
+		} else {
+			list := 1 + rng.IntN(lists-1)
+			fw.enlist(id, list, int64(step))
+			model[list] = append(model[list], id)
+		}
+		first := int64(1<<63 - 1)
+		for i := 1; i < lists; i++ {
+			var forth, back []int16
+			for id := fw.timers[i].head; id >= 0; id = fw.tx[id].next {
+				forth = append(forth, id)
+			}
+			for id := fw.timers[i].tail; id >= 0; id = fw.tx[id].prev {
+				back = append(back, id)
+			}
+			slices.Reverse(back)
+			if !slices.Equal(forth, model[i]) || !slices.Equal(back, model[i]) {
+				t.Fatalf("step %d: list %d holds %v (backwards %v), want %v", step, i, forth, back, model[i])
+			}
+			if len(model[i]) > 0 {
+				first = min(first, fw.tx[model[i][0]].since+fw.period(i))
+			}
+		}
+		if d := fw.Deadline(); d != first {
+			t.Fatalf("step %d: deadline %d, want %d", step, d, first)
+		}
+		if d := fw.deadlineOfAll(); d != first {
+			t.Fatalf("step %d: deadline of all %d, want %d", step, d, first)
+		}
+	}
+}
+
+// A block goes out again after the time-out, counted from when it was sent.
+func TestTimeOut(t *testing.T) {
+	r := newRig(t)
+	r.start(0, 0, dst, 100)
+	b := r.one()
+	if r.now += 50 * ms; r.fw.Deadline() < 1<<62 {
+		t.Error("a deadline while the block is still being read")
+	}
+	r.sent(b)
+	for i := range 3 {
+		if d := r.expire(); d != 10*ms {
+			t.Errorf("time-out after %d ns", d)
+		}
+		again := r.one()
+		if again.ID != b.ID || again.Seq != b.Seq.Next() || again.First != 1 || again.VA != b.VA {
+			t.Errorf("retransmission %d: id %d seq %d first %d after id %d seq %d", i, again.ID, again.Seq, again.First, b.ID, b.Seq)
+		}
+		b = again
+		r.sent(b)
+	}
+	if r.counts[device.Timeouts] != 3 || r.counts[device.Retransmits] != 3 {
+		t.Errorf("%d time-outs, %d retransmissions", r.counts[device.Timeouts], r.counts[device.Retransmits])
+	}
+	// The guard takes its place after a NACK 1, and doubles up to 16 times.
+	for _, want := range []int64{20, 40, 80, 160, 320, 320, 320} {
+		r.reply(b, device.CodeSlaveError)
+		r.none()
+		if r.done[0].Paused != 1 {
+			t.Error("not told as paused")
+		}
+		if d := r.expire(); d != want*ms {
+			t.Errorf("guard of %d ms, want %d", d/ms, want)
+		}
+		b = r.one()
+		if r.done[0].Paused != 0 {
+			t.Error("still told as paused")
+		}
+		r.sent(b)
+	}
+	// A RAPF sends at once, and the guard starts small again.
+	r.reply(b, device.CodeSlaveError)
+	r.rapf(b)
+	b = r.one()
+	r.sent(b)
+	r.reply(b, device.CodeSlaveError)
+	r.none()
+	if d := r.expire(); d != 20*ms {
+		t.Errorf("guard of %d ms after a RAPF", d/ms)
+	}
+	r.ack(r.one())
+	r.none()
+	if r.done[0].Done != device.DoneCompleted || r.ends != 1 || r.fw.Deadline() < 1<<62 {
+		t.Errorf("%+v, deadline %d", r.done[0], r.fw.Deadline())
+	}
+}
+
+// Refusals are tried at once twice, and then after 1, 2, 4 .. 64 ms.
+func TestBackOff(t *testing.T) {
+	for _, code := range []device.Code{device.CodeNoContext, device.CodeCorrupt, device.CodeBufferFull} {
+		r := newRig(t)
+		r.start(0, 0, dst, 100)
+		b := r.one()
+		for i, want := range []int64{0, 0, 1, 2, 4, 8, 16, 32, 64, 64, 64} {
+			r.sent(b)
+			r.reply(b, code)
+			if want > 0 {
+				r.none()
+				if d := r.expire(); d != want*ms {
+					t.Errorf("code %d: refusal %d: again after %d ns, want %d ms", code, i+1, d, want)
+				}
+			}
+			b = r.one()
+		}
+		// A time-out in between does not end the row, a RAPF does.
+		r.sent(b)
+		r.rapf(b)
+		b = r.one()
+		r.sent(b)
+		r.reply(b, code)
+		r.one()
+	}
+}
+
+// The limits: 64 attempts without an acknowledgement or a RAPF, 1024 RAPFs.
+func TestLimits(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		code   device.Code // what the receiver says, 0 nothing
+		rapfs  int         // one after so many attempts, 0 never
+		noFIFO bool
+		fault  bool // the source cannot be read
+		status uint8
+		sends  int
+	}{
+		{name: "no answer", status: device.StatusLimit, sends: 65},
+		{name: "page fault", code: device.CodeSlaveError, status: 1, sends: 65},
+		{name: "no context", code: device.CodeNoContext, status: 3, sends: 65},
+		{name: "corrupt", code: device.CodeCorrupt, status: 4, sends: 65},
+		{name: "full", code: device.CodeBufferFull, status: 7, sends: 65},
+		{name: "source fault", fault: true, status: 1, sends: 65},
+		{name: "RAPFs", code: device.CodeSlaveError, rapfs: 1, status: device.StatusLimit, sends: 1025},
+		// 10 ms each until 100 s have gone, and 64 more, and the one that passed 100 s.
+		{name: "source fault without a TXFIFO", fault: true, noFIFO: true, status: 1, sends: 10000 + 65},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, func(cfg *Config) { cfg.TXFIFO = !c.noFIFO })
+			r.start(0, 0, dst, 100)
+			r.quick = c.noFIFO
+			sends := 0
+			for r.ends == 0 {
+				all := r.blocks()
+				if r.ends > 0 {
+					break
+				}
+				if len(all) == 0 {
+					r.now = r.fw.Deadline()
+					r.fw.Clock(r.now)
+					r.fw.Expire(r.now)
+					continue
+				}
+				b := all[0]
+				if sends++; sends > 20000 {
+					t.Fatal("never ends")
+				}
+				if c.fault {
+					r.fw.SourceFault(r.now, b.ID)
+					continue
+				}
+				r.sent(b)
+				if c.code != 0 {
+					r.reply(b, c.code)
+				}
+				if c.rapfs > 0 {
+					r.rapf(b)
+				}
+			}
+			if r.done[0].Done != device.DoneFailed || r.done[0].Status != c.status || sends != c.sends {
+				t.Errorf("done %d with status %d after %d sendings, want status %d after %d", r.done[0].Done, r.done[0].Status, sends, c.status, c.sends)
+			}
+			if r.fw.Deadline() < 1<<62 || len(r.fw.Transactions()) != 0 {
+				t.Error("something is left of it")
+			}
+		})
+	}
+}
+
+// The sequence number of an id goes on with every use and every retransmission,
+// modulo 2^14, and belongs to the node it is sent to.
+func TestSequenceNumbers(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.IDs = 1 })
+	r.quick = true
+	last := device.Sequence(0)
+	for i := range 40000 {
+		r.start(0, 0, dst, 10)
+		b := r.one()
+		if want := device.Sequence((i + 1) % (1 << 14)); b.Seq != want || b.First != want {
+			t.Fatalf("use %d: sequence number %d, first %d, want %d", i, b.Seq, b.First, want)
+		}
+		last = b.Seq
+		r.ack(b)
+	}
+	// To another node: never the same number again, for a RAPF of this node does
+	// not say which destination it is for; and new for a receiver that has heard
+	// nothing yet.
+	r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.DstNode = 9 })
+	b := r.one()
+	if b.Seq == last || !b.Seq.Newer(0) {
+		t.Errorf("to another node: %d after %d", b.Seq, last)
+	}
+	r.ack(b)
+	r.start(0, 0, dst, 10)
+	if b := r.one(); !b.Seq.Newer(last) {
+		t.Errorf("back to the first: %d after %d", b.Seq, last)
+	}
+}
+
+// Whatever is not sent, or not heard, the next number is a newer one to the
+// receiver, within half the circle: otherwise all blocks of the id are dropped.
+func TestSequenceNumbersStayNew(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		sent  bool // it is sent and not answered
+		other bool // another node answers between
+	}{{"source never readable", false, false}, {"nobody answers", true, false}, {"another node answers", false, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, func(cfg *Config) { cfg.IDs = 1 })
+			r.quick = true
+			r.start(0, 0, dst, 10)
+			b := r.one()
+			r.ack(b)
+			heard := b.Seq
+			for range 30000 {
+				r.start(0, 0, dst, 10)
+				b := r.one()
+				if !b.Seq.Newer(heard) {
+					t.Fatalf("sequence number %d, and the receiver has heard %d", b.Seq, heard)
+				}
+				if c.sent {
+					r.sent(b)
+				} else {
+					r.fw.SourceFault(r.now, b.ID)
+				}
+				r.start(0, 0, dst, 0, func(d *device.Descriptor) { d.Abort = true })
+				r.none()
+				if c.other {
+					r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.DstNode = 9 })
+					r.ack(r.one())
+				}
+			}
+		})
+	}
+}
+
+// What is heard counts only for a live block, from its node, with its present
+// sequence number (001 §4.4).
+func TestAnswersThatCount(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		node    device.NodeID
+		id      device.TransactionID
+		seq     device.Sequence
+		sending bool
+		code    device.Code
+		counter device.Counter
+		end     uint32 // done
+		status  uint8
+		again   bool
+	}{
+		{name: "positive", node: target, seq: 1, counter: device.Acks, end: device.DoneCompleted},
+		{name: "former number", node: target, seq: 0, counter: device.AckStale, end: device.DoneOngoing},
+		{name: "later number", node: target, seq: 2, counter: device.AckStale, end: device.DoneOngoing},
+		{name: "another node", node: 3, seq: 1, counter: device.AckStale, end: device.DoneOngoing},
+		{name: "an id not in use", node: target, id: 1, seq: 1, counter: device.AckStale, end: device.DoneOngoing},
+		{name: "no such id", node: target, id: 1024, seq: 1, counter: device.MsgDropped, end: device.DoneOngoing},
+		{name: "not sent yet", node: target, seq: 1, sending: true, counter: device.AckStale, end: device.DoneOngoing},
+		{name: "page fault", node: target, seq: 1, code: 1, counter: device.Nacks0 + 1, end: device.DoneOngoing},
+		{name: "decode", node: target, seq: 1, code: 2, counter: device.Nacks0 + 2, end: device.DoneFailed, status: 2},
+		{name: "no context", node: target, seq: 1, code: 3, counter: device.Nacks0 + 3, end: device.DoneOngoing, again: true},
+		{name: "corrupt", node: target, seq: 1, code: 4, counter: device.Nacks0 + 4, end: device.DoneOngoing, again: true},
+		{name: "domain", node: target, seq: 1, code: 5, counter: device.Nacks0 + 5, end: device.DoneFailed, status: 5},
+		{name: "reserved", node: target, seq: 1, code: 6, counter: device.Nacks0 + 6, end: device.DoneFailed, status: 6},
+		{name: "buffer full", node: target, seq: 1, code: 7, counter: device.Nacks0 + 7, end: device.DoneOngoing, again: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.start(0, 0, dst, 10)
+			b := r.one()
+			if !c.sending {
+				r.sent(b)
+			}
+			r.fw.Ack(r.now, c.node, mailbox.Ack{Transaction: c.id, Code: c.code, Sequence: c.seq})
+			if again := len(r.blocks()) > 0; again != c.again {
+				t.Errorf("sent again: %v", again)
+			}
+			if r.counts[c.counter] != 1 || r.done[0].Done != c.end || r.done[0].Status != c.status {
+				t.Errorf("%s is %d; done %d, status %d", c.counter, r.counts[c.counter], r.done[0].Done, r.done[0].Status)
+			}
+		})
+	}
+}
+
+// Who may ask for a retransmission (messages.md 2).
+func TestRAPFsThatCount(t *testing.T) {
+	const theirs, strange = device.PDID(8), device.PDID(9)
+	for _, c := range []struct {
+		name    string
+		fault   bool // at the source
+		src     device.NodeID
+		m       mailbox.RAPF
+		counter device.Counter // what counts it besides rapf_rx, 0 none: it is obeyed
+		end     uint32
+		status  uint8
+	}{
+		{name: "target", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 1}},
+		{name: "target, to end it", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 1, Fail: true}, end: device.DoneFailed, status: 2},
+		{name: "own, source fault", fault: true, src: own, m: mailbox.RAPF{PDID: pdid, Claimed: pdid, Sequence: 1}},
+		{name: "own, no source fault", src: own, m: mailbox.RAPF{PDID: pdid, Claimed: pdid, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "target, another domain", src: target, m: mailbox.RAPF{PDID: strange, Claimed: strange, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "target, the source's domain", src: target, m: mailbox.RAPF{PDID: pdid, Claimed: pdid, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "another node", src: 3, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "claims another domain", src: target, m: mailbox.RAPF{PDID: strange, Claimed: theirs, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "claims a domain wrongly", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: strange, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "former number", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 0}, counter: device.RAPFStale},
+		{name: "former number, to end it", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 0, Fail: true}, counter: device.RAPFStale},
+		{name: "an id not in use", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Transaction: 1, Sequence: 1}, counter: device.RAPFStale},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.DstPDID = theirs })
+			b := r.one()
+			if c.fault {
+				r.fw.SourceFault(r.now, b.ID)
+			} else {
+				r.sent(b)
+				r.reply(b, device.CodeSlaveError)
+			}
+			r.none()
+			r.fw.RAPF(r.now, c.src, c.m)
+			obeyed := c.counter == 0 && c.status == 0
+			if again := len(r.blocks()) > 0; again != obeyed {
+				t.Errorf("sent again: %v", again)
+			}
+			if c.end == 0 {
+				c.end = device.DoneOngoing
+			}
+			if r.counts[device.RAPFRx] != 1 || c.counter != 0 && r.counts[c.counter] != 1 || r.done[0].Done != c.end || r.done[0].Status != c.status {
+				t.Errorf("counted %d; done %d, status %d", r.counts[c.counter], r.done[0].Done, r.done[0].Status)
+			}
+		})
+	}
+	r := newRig(t)
+	if r.fw.RAPF(0, target, mailbox.RAPF{Transaction: 1024}); r.counts[device.MsgDropped] != 1 {
+		t.Error("an id that is none is not counted as dropped")
+	}
+}
+
+// A block that the PLDMA still reads is not given to it again.
+func TestRetransmissionBit(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		r := newRig(t, func(c *Config) { c.Options.NoRetransmissionBit = off })
+		r.start(0, 0, dst, 10)
+		b := r.one()
+		r.rapf(b) // of one who guesses right
+		if n := len(r.blocks()); n != 0 && !off || n != 1 && off {
+			t.Fatalf("off %v: %d blocks while the first is being read", off, n)
+		}
+		r.sent(b)
+		if off {
+			continue
+		}
+		if again := r.one(); again.Seq != 2 {
+			t.Errorf("sequence number %d", again.Seq)
+		}
+	}
+}

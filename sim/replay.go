@@ -11,6 +11,10 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
+// ErrTruncated says that a recording has no end: its pfd was killed, or its disk
+// was full. What came before is good.
+var ErrTruncated = record.ErrTruncated
+
 // ErrDiverged says that the machines did something else than when they were
 // recorded: they are another version's, or the recording is not theirs.
 var ErrDiverged = errors.New("the machines act otherwise than they did when they were recorded")

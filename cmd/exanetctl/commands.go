@@ -18,6 +18,7 @@ func (a *app) commands() []*cobra.Command {
 		a.writeCommand(),
 		a.readCommand(),
 		a.emuCommand(),
+		a.replayCommand(),
 		a.versionCommand(),
 		a.processCommand(),
 		a.demoCommand(),

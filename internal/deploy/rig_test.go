@@ -309,3 +309,10 @@ func (d *daemon) good(count int, args ...string) result {
 	}
 	return r
 }
+
+// waited waits for the end and gives the standard output.
+func (p *process) waited() []byte {
+	p.t.Helper()
+	p.wait()
+	return p.out.Bytes()
+}

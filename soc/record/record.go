@@ -6,6 +6,7 @@ package record
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
@@ -62,6 +63,37 @@ const (
 	Check Kind = 62 // the digest at this place
 	End   Kind = 63 // the same, and nothing follows
 )
+
+// String gives the kind's name, as docs/record.md has it.
+func (k Kind) String() string {
+	switch k {
+	case Tick:
+		return "deadline"
+	case FrameArrived:
+		return "frame"
+	case Walked:
+		return "walk"
+	case Moved:
+		return "move"
+	case DoorbellRung:
+		return "doorbell"
+	case DescriptorCopied:
+		return "descriptor"
+	case MessageSent:
+		return "message"
+	case Load:
+		return "load"
+	case Store:
+		return "store"
+	case Take:
+		return "take"
+	case Check:
+		return "check"
+	case End:
+		return "end"
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
 
 // Record is one input, or a check.
 type Record struct {

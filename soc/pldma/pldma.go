@@ -36,8 +36,8 @@ type Access struct {
 	// First: the first block of a transfer is read: whoever joins accesses does
 	// best to let it go by itself, so that a fault at its destination is met early.
 	First bool
-	VA   device.VA
-	Data []byte // read into, or written from
+	VA    device.VA
+	Data  []byte // read into, or written from
 
 	kind     accessKind
 	bank     int8

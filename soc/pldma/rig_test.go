@@ -1,0 +1,156 @@
+package pldma
+
+import (
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/fifo"
+	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+const (
+	own     = device.NodeID(1)
+	peer    = device.NodeID(2)
+	mine    = device.PDID(7) // in slot 0
+	theirs  = device.PDID(8)
+	base    = device.VA(0x7f00_0000_0000)
+	pages   = 64
+	timeout = int64(10e6) // ns
+	epoch   = uint16(5)   // of the peer
+)
+
+// rig is an engine by itself, with memory that answers when it is told to.
+type rig struct {
+	*testing.T
+	e      *Engine
+	pool   wire.Pool
+	counts [device.Counters]uint64
+	rx, tx fifo.FIFO
+	now    int64
+
+	mem    []byte
+	absent map[int]bool // pages
+	walks  []*Access
+	moves  []*Access
+	order  []Access // moves that were made, in their order
+	frames []*wire.Frame
+	sent   []device.TransactionID
+	faults []device.TransactionID // source faults
+	words  int
+}
+
+func newRig(t *testing.T, change ...func(*Config)) *rig {
+	r := &rig{T: t, mem: make([]byte, pages*device.PageSize), absent: map[int]bool{}}
+	s := smmu.New(&r.counts)
+	s.StoreGlobal(device.SCR0, 0, device.SCR0GFRE|device.SCR0GFIE|device.SCR0USFCFG)
+	for n := range device.Slots {
+		s.StoreGlobal(device.SMR, n, device.SMRValid|uint64(n))
+		s.StoreGlobal(device.S2CR, n, uint64(n))
+		s.StoreBank(device.SCTLR, n, device.SCTLRDriver)
+	}
+	cfg := Config{Node: own, VABits: 48, Pool: &r.pool, SMMU: s, RX: &r.rx, TX: &r.tx, Counts: &r.counts}
+	for _, c := range change {
+		c(&cfg)
+	}
+	r.e = New(cfg, r)
+	r.e.Reset(99)
+	r.e.SetTimeout(uint32(timeout / 1000))
+	r.e.Domains[0] = Domain{PDID: mine, Enabled: true, Peers: [device.PeersPerSlot]device.PDID{theirs}}
+	return r
+}
+
+func (r *rig) Walk(a *Access)                      { r.walks = append(r.walks, a) }
+func (r *rig) Move(a *Access)                      { r.moves = append(r.moves, a) }
+func (r *rig) Transmit(f *wire.Frame)              { r.frames = append(r.frames, f) }
+func (r *rig) Sent(id device.TransactionID)        { r.sent = append(r.sent, id) }
+func (r *rig) SourceFault(id device.TransactionID) { r.faults = append(r.faults, id) }
+func (r *rig) Written(uint8)                       { r.words++ }
+
+// walk answers the oldest walk, move the oldest move.
+func (r *rig) walk() {
+	a := r.walks[0]
+	r.walks = r.walks[1:]
+	missing := uint64(0)
+	for i := range a.Pages() {
+		if r.absent[int(a.VA.Page()-base)/device.PageSize+i] {
+			missing |= 1 << uint(i)
+		}
+	}
+	r.e.Walked(a.ID, missing, 0)
+}
+
+func (r *rig) move() {
+	a := r.moves[0]
+	r.moves = r.moves[1:]
+	r.order = append(r.order, *a)
+	at := int(a.VA - base)
+	if a.Write {
+		copy(r.mem[at:], a.Data)
+	} else {
+		copy(a.Data, r.mem[at:])
+	}
+	r.e.Moved(a.ID, true)
+}
+
+// settle answers all of memory's requests.
+func (r *rig) settle() {
+	r.Helper()
+	for len(r.walks)+len(r.moves) > 0 {
+		for len(r.walks) > 0 {
+			r.walk()
+		}
+		for len(r.moves) > 0 {
+			r.move()
+		}
+	}
+	if err := r.e.Audit(); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// answers gives the answers that were sent since the last call.
+func (r *rig) answers() []mailbox.Ack {
+	var all []mailbox.Ack
+	for _, f := range r.frames {
+		if f.Kind == wire.Ack {
+			all = append(all, mailbox.Ack{Transaction: f.ID, Code: f.Code, Sequence: f.Seq})
+		}
+	}
+	r.frames = nil
+	return all
+}
+
+// frame gives a frame of a block of n bytes to offset at of the memory, all of
+// whose packets are there. Byte i of the memory is to be fill(i).
+func (r *rig) frame(id device.TransactionID, seq device.Sequence, at, n int, change ...func(*wire.Frame)) *wire.Frame {
+	f := r.pool.Frame()
+	f.Header = wire.Header{
+		Kind: wire.Data, Epoch: epoch, SrcNode: peer, SrcPDID: theirs, DstNode: own, DstPDID: mine,
+		ID: id, Seq: seq, First: 1, Length: uint16(n), VA: base + device.VA(at), Remaining: uint32(n), Last: true,
+	}
+	f.Payload = r.pool.Payload(n)
+	for i := range f.Payload {
+		f.Payload[i] = fill(at + i)
+	}
+	f.Present = wire.All(n)
+	for _, c := range change {
+		c(f)
+	}
+	return f
+}
+
+func fill(i int) byte { return byte(i*7 + i>>8 + 1) }
+
+func (r *rig) receive(f *wire.Frame) { r.e.Receive(r.now, f) }
+
+// holds tells whether bytes of the memory are as frames have them.
+func (r *rig) holds(from, n int) bool {
+	for i := from; i < from+n; i++ {
+		if r.mem[i] != fill(i) {
+			return false
+		}
+	}
+	return true
+}

@@ -164,6 +164,8 @@ func newLab(t *testing.T) *lab {
 		t.Fatal(err)
 	}
 	cfg := daemon.Default()
+	// What hangs in the target stays there as long as a test looks.
+	cfg.TimeoutUS = uint32(patience.Microseconds())
 	cfg.Socket = filepath.Join(l.dir, "s")
 	if l.client, err = control.New(cfg.Socket); err != nil {
 		t.Fatal(err)

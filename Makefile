@@ -6,9 +6,10 @@ FUZZTIME ?= 20s
 # The commit stands in the programs' version where git can tell it.
 VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # The race detector needs cgo; the programs themselves do not.
-BUILD = CGO_ENABLED=0 $(GO) build -buildvcs=$(VCS)
+# No path of this machine stands in them: packages are the same wherever they are made.
+BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-.PHONY: all build demo test check seeds mutants race bench fuzz clean setup man completion deb
+.PHONY: all build demo test check seeds mutants faultpoints race bench fuzz clean setup man completion deb
 
 all: build
 
@@ -38,6 +39,10 @@ seeds:
 # Mutants of the firmware: each must be noticed; the mean number of seeds is told.
 mutants:
 	PFD_MUTANTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -v -run 'TestMutants$$' ./sim
+
+# Every system call that pfd makes fails once in turn, with each error that matters.
+faultpoints:
+	PFD_FAULTPOINTS=all CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run 'TestEverySystemCallFailsOnce$$' ./internal/hostile
 
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 9m ./...

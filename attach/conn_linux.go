@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // Times that a peer is given (ours).
@@ -68,9 +66,6 @@ func newConn(c *net.UnixConn, withPIDFD bool) (*Conn, error) {
 }
 
 func (p *Peer) read(fd int, withPIDFD bool) error {
-	if errno := seam.Fail(seam.AttachPeer); errno != 0 {
-		return os.NewSyscallError("getsockopt SO_PEERCRED", errno)
-	}
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return os.NewSyscallError("getsockopt SO_PEERCRED", err)
@@ -123,10 +118,36 @@ func (c *Conn) Send(msg []byte, fds ...int) error {
 	if err := c.c.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return fmt.Errorf("sending to the attachment's peer: %w", err)
 	}
-	if _, _, err := c.c.WriteMsgUnix(msg, oob, nil); err != nil {
+	err := patiently(func() error {
+		_, _, err := c.c.WriteMsgUnix(msg, oob, nil)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("sending to the attachment's peer: %w", err)
 	}
 	return nil
+}
+
+// How often a message is tried that the kernel has no memory for, and how long
+// apart (ours).
+const (
+	shortTries = 5
+	shortPause = time.Millisecond
+)
+
+// patiently does f again where the kernel was short of something for a moment: an
+// attachment must not end for that. A message that was not sent, or not received,
+// as a whole was not at all.
+func patiently(f func() error) error {
+	err := f()
+	for range shortTries {
+		if !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+		time.Sleep(shortPause)
+		err = f()
+	}
+	return err
 }
 
 // Receive reads one message into buf, of at least MaxMessage bytes, and gives
@@ -151,7 +172,11 @@ func (c *Conn) Receive(ctx context.Context, buf []byte) (int, Descriptors, error
 		}
 	}()
 	var oob [256]byte // of which maxFDs descriptors and no more are accepted
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(buf, oob[:unix.CmsgSpace(4*maxFDs)])
+	var n, oobn, flags int
+	err := patiently(func() (err error) {
+		n, oobn, flags, _, err = c.c.ReadMsgUnix(buf, oob[:unix.CmsgSpace(4*maxFDs)])
+		return err
+	})
 	fds, fdErr := rights(oob[:oobn])
 	switch {
 	case err != nil:

@@ -288,6 +288,7 @@ func TestClientRefuses(t *testing.T) {
 		{"seven descriptors", good["welcome"], 7, ErrMessage},
 		{"short", good["welcome"][:80], 3, ErrMessage},
 		{"ended", good["ended"], 1, ErrMessage},
+		{"ended at once", good["ended"], 0, io.ErrUnexpectedEOF},
 		{"nothing", nil, 0, io.ErrUnexpectedEOF},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -8,8 +8,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // Operations of futex(2) (linux/futex.h). Not the private ones: the word is
@@ -61,9 +59,6 @@ func (p *Pages) WakeSelf() {
 }
 
 func (p *Pages) wake() {
-	if seam.Fail(seam.AttachFutex) != 0 {
-		return
-	}
 	p.wakeWord(WakeEvent, MaxWake)
 }
 

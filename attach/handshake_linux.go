@@ -86,6 +86,12 @@ func answer(b []byte, fds int, own string) (Welcome, error) {
 			return Welcome{}, err
 		}
 		return Welcome{}, r
+	case h.Type == TypeEnded && fds == 0:
+		m, err := DecodeEnded(b)
+		if err != nil {
+			return Welcome{}, err
+		}
+		return Welcome{}, fmt.Errorf("attaching: pfd ended the attachment at once (%v): see its log, and try again: %w", m.Reason, io.ErrUnexpectedEOF)
 	}
 	w, err := DecodeWelcome(b)
 	if err != nil {

@@ -7,8 +7,6 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // Seals that an attachment's memory has: without them a peer could truncate it,
@@ -25,9 +23,6 @@ type Memory struct {
 // NewMemory makes the sealed memfd of four pages with its first content, and
 // the eventfd.
 func NewMemory() (*Memory, error) {
-	if errno := seam.Fail(seam.AttachMemfd); errno != 0 {
-		return nil, fmt.Errorf("making the attachment's memory: %w", os.NewSyscallError("memfd_create", errno))
-	}
 	fd, err := unix.MemfdCreate("pfd-attachment", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
 		fd, err = unix.MemfdCreate("pfd-attachment", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -43,20 +38,11 @@ func NewMemory() (*Memory, error) {
 }
 
 func (m *Memory) init() error {
-	if errno := seam.Fail(seam.AttachSize); errno != 0 {
-		return os.NewSyscallError("ftruncate", errno)
-	}
 	if err := unix.Ftruncate(m.fd, MemorySize); err != nil {
 		return os.NewSyscallError("ftruncate", err)
 	}
-	if errno := seam.Fail(seam.AttachSeal); errno != 0 {
-		return os.NewSyscallError("fcntl F_ADD_SEALS", errno)
-	}
 	if _, err := unix.FcntlInt(uintptr(m.fd), unix.F_ADD_SEALS, memorySeals); err != nil {
 		return os.NewSyscallError("fcntl F_ADD_SEALS", err)
-	}
-	if errno := seam.Fail(seam.AttachMap); errno != 0 {
-		return os.NewSyscallError("mmap", errno)
 	}
 	b, err := unix.Mmap(m.fd, 0, MemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -66,9 +52,6 @@ func (m *Memory) init() error {
 		return errors.Join(err, unix.Munmap(b))
 	}
 	m.reset()
-	if errno := seam.Fail(seam.AttachWake); errno != 0 {
-		return os.NewSyscallError("eventfd", errno)
-	}
 	m.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	return os.NewSyscallError("eventfd", err)
 }

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"syscall"
@@ -10,6 +9,10 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/proc"
 )
+
+func ownerUnknown(err error) error {
+	return refusal(attach.CodeInternal, "opening the process: %v: try again; see pfd's log", err)
+}
 
 // checkOwner refuses a process that is not its user's alone any more. A client
 // may connect, hand its socket to a child and execute a set-uid program: the
@@ -20,7 +23,7 @@ import (
 func checkOwner(p *proc.Process, peer attach.Peer) error {
 	info, err := os.Stat("/proc/" + strconv.Itoa(p.PID()) + "/maps")
 	if err != nil {
-		return fmt.Errorf("opening the process: %w", err)
+		return ownerUnknown(err)
 	}
 	// The number named our process if it is still there, with the address
 	// space that p holds.
@@ -28,7 +31,7 @@ func checkOwner(p *proc.Process, peer attach.Peer) error {
 		if errors.Is(err, proc.ErrGone) {
 			return refusal(attach.CodePermission, "%v", proc.ErrChanged)
 		}
-		return fmt.Errorf("opening the process: %w", err)
+		return ownerUnknown(err)
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -1,12 +1,14 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -108,13 +110,24 @@ func (c *peerConn) Close() error {
 	return c.UnixConn.Close()
 }
 
-// Accept implements net.Listener.
+// acceptPause is how long an accept that failed is left alone at most (ours).
+const acceptPause = time.Second
+
+// Accept implements net.Listener. Its error is net.ErrClosed: where descriptors or
+// memory are short, the connections that close will help, and package http would
+// give the socket up.
 func (l *peerListener) Accept() (net.Conn, error) {
-	for {
+	for pause := time.Duration(0); ; {
 		c, err := l.AcceptUnix()
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return nil, err
 		}
+		if err != nil {
+			pause = min(max(2*pause, time.Millisecond), acceptPause)
+			time.Sleep(pause)
+			continue
+		}
+		pause = 0
 		p, err := peerOf(c)
 		if err != nil || !l.limit.take(p.uid) {
 			l.dropped.Add(1)

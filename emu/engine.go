@@ -11,7 +11,6 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/internal/seam"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/r5"
@@ -180,9 +179,6 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.VABits < device.MinVABits || cfg.VABits > device.MaxVABits {
 		return nil, fmt.Errorf("%w: %d bits of virtual address: give %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
 	}
-	if errno := seam.Fail(seam.EmuEpoll); errno != 0 {
-		return nil, fmt.Errorf("emulated machine: epoll: %w", errno)
-	}
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("emulated machine: epoll: %w", err)
@@ -224,9 +220,6 @@ func New(cfg Config) (*Engine, error) {
 func (e *Engine) watch(fd int) error {
 	// Edge-triggered and never read: a peer could make its eventfd block.
 	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
-	if errno := seam.Fail(seam.EmuWatch); errno != 0 {
-		return fmt.Errorf("emulated machine: watch descriptor: %w", errno)
-	}
 	if err := unix.EpollCtl(e.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		return fmt.Errorf("emulated machine: watch descriptor: %w", err)
 	}

@@ -1,6 +1,7 @@
 package emu
 
 import (
+	"errors"
 	"math"
 	"time"
 
@@ -302,8 +303,12 @@ func (e *Engine) finish(c *call) {
 func (e *Engine) wakeLocked() {
 	if e.asleep.Load() && e.event >= 0 {
 		one := [8]byte{1}
-		// An eventfd that is full wakes as well.
-		_, _ = unix.Write(e.event, one[:])
+		// An eventfd that is full wakes as well; one that was not written does not.
+		for {
+			if _, err := unix.Write(e.event, one[:]); !errors.Is(err, unix.EINTR) {
+				break
+			}
+		}
 	}
 }
 

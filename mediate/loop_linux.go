@@ -1,6 +1,7 @@
 package mediate
 
 import (
+	"errors"
 	"math/bits"
 	"time"
 
@@ -295,8 +296,12 @@ func (m *Machine) post(f func()) {
 	m.inbox.Store(true)
 	if m.asleep.Load() && m.event >= 0 {
 		one := [8]byte{1}
-		// An eventfd that is full wakes as well.
-		_, _ = unix.Write(m.event, one[:])
+		// An eventfd that is full wakes as well; one that was not written does not.
+		for {
+			if _, err := unix.Write(m.event, one[:]); !errors.Is(err, unix.EINTR) {
+				break
+			}
+		}
 	}
 }
 

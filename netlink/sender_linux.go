@@ -7,22 +7,13 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // open makes a NETLINK_USERSOCK socket with a port id that the kernel chooses.
 func open() (fd int, port uint32, err error) {
-	if errno := seam.Fail(seam.NetlinkOpen); errno != 0 {
-		return -1, 0, os.NewSyscallError("socket", errno)
-	}
 	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_USERSOCK)
 	if err != nil {
 		return -1, 0, os.NewSyscallError("socket", err)
-	}
-	if errno := seam.Fail(seam.NetlinkBind); errno != 0 {
-		unix.Close(fd)
-		return -1, 0, os.NewSyscallError("bind", errno)
 	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		unix.Close(fd)
@@ -105,11 +96,7 @@ func (s *Sender) Send(port uint32, f Fault) error {
 	}
 	s.to.Pid = port
 	for {
-		if errno := seam.Fail(seam.NetlinkSend); errno != 0 {
-			err = errno
-		} else {
-			err = unix.Sendto(s.fd, b, unix.MSG_DONTWAIT, &s.to)
-		}
+		err = unix.Sendto(s.fd, b, unix.MSG_DONTWAIT, &s.to)
 		if !errors.Is(err, unix.EINTR) {
 			break
 		}

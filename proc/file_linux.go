@@ -7,7 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // InFile tells whether the file behind the mapping of va is long enough for va's
@@ -25,10 +24,7 @@ func (p *Process) InFile(va device.VA) error {
 	}
 	defer p.leave()
 	var st unix.Stat_t
-	err = seamed(seam.ProcFile)
-	if err == nil {
-		err = unix.Fstatat(p.dir, fmt.Sprintf("map_files/%x-%x", uint64(m.Start), uint64(m.End)), &st, 0)
-	}
+	err = unix.Fstatat(p.dir, fmt.Sprintf("map_files/%x-%x", uint64(m.Start), uint64(m.End)), &st, 0)
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOENT):
 		// ENOENT: a kernel without map_files, or a mapping that has changed.
@@ -42,14 +38,6 @@ func (p *Process) InFile(va device.VA) error {
 	at := m.Offset + uint64(va.Page()-m.Start)
 	if at >= uint64(max(st.Size, 0)) {
 		return &Error{"file", p.pid, va, ErrPastEnd}
-	}
-	return nil
-}
-
-// seamed gives the error with which a call is to fail, nil not at all.
-func seamed(p seam.Point) error {
-	if errno := seam.Fail(p); errno != 0 {
-		return errno
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // procmapQuery is struct procmap_query of include/uapi/linux/fs.h (6.11).
@@ -52,9 +51,6 @@ func procmap(fd int, va device.VA, m *Mapping) unix.Errno {
 		flags: procmapNext,
 		addr:  uint64(va),
 	}
-	if errno := seam.Fail(seam.ProcMaps); errno != 0 {
-		return errno
-	}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), procmapIoctl, uintptr(unsafe.Pointer(&q)))
 	if errno != 0 {
 		return errno
@@ -77,9 +73,6 @@ func procmap(fd int, va device.VA, m *Mapping) unix.Errno {
 // preadEntries reads pagemap entries from page number page on and gives how
 // many it got.
 func preadEntries(fd int, dst []Entry, page uint64) (int, unix.Errno) {
-	if errno := seam.Fail(seam.ProcPagemap); errno != 0 {
-		return 0, errno
-	}
 	n, _, errno := unix.Syscall6(unix.SYS_PREAD64, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(dst))),
 		uintptr(len(dst))*unsafe.Sizeof(Entry(0)), uintptr(page*uint64(unsafe.Sizeof(Entry(0)))), 0, 0)
 	if errno != 0 {
@@ -93,13 +86,6 @@ func preadEntries(fd int, dst []Entry, page uint64) (int, unix.Errno) {
 // vector call. Syscall and not RawSyscall: it may sleep for as long as the
 // process's memory makes it.
 func move(fd int, plain, vector uintptr, bufs [][]byte, va device.VA) (int, unix.Errno) {
-	point := seam.ProcWrite
-	if plain == unix.SYS_PREAD64 {
-		point = seam.ProcRead
-	}
-	if errno := seam.Fail(point); errno != 0 {
-		return 0, errno
-	}
 	if len(bufs) == 1 {
 		b := bufs[0]
 		n, _, errno := unix.Syscall6(plain, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))),

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // Errors.
@@ -123,18 +122,17 @@ func (r *Region) Close() error {
 // retryPause is how long a fault is parked while its mapping changes (EAGAIN).
 const retryPause = 100 * time.Microsecond
 
+// serve ends with the descriptor: a thread that waits for a fault that nobody
+// reads would wait for ever.
 func (r *Region) serve() {
+	defer r.Close() // gives no error
 	var buf [16 * msgSize]byte
 	for {
 		n := 0
 		err := r.raw.Read(func(fd uintptr) bool {
 			var rerr error
 			for {
-				if errno := seam.Fail(seam.UffdRead); errno != 0 {
-					n, rerr = 0, errno
-				} else {
-					n, rerr = unix.Read(int(fd), buf[:])
-				}
+				n, rerr = unix.Read(int(fd), buf[:])
 				if !errors.Is(rerr, unix.EINTR) {
 					break
 				}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/seam"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -136,6 +137,11 @@ type obedient struct {
 
 // agent obeys orders until its standard input ends.
 func agent() int {
+	if os.Getenv(agentEnv) == "seam" { // a program under a watcher, named by the arguments
+		err := seam.Exec(os.Args[1], os.Args[1:], slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, agentEnv+"=") }))
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	a := &obedient{buffers: map[string]*area{}, transfers: map[string]*rdma.Transfer{}}
 	in := bufio.NewScanner(os.Stdin)
 	enc := json.NewEncoder(os.Stdout)
@@ -212,6 +218,13 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		return r, err
 	case "buffer":
 		return a.make(o)
+	case "drop": // all buffers
+		for id, m := range a.buffers {
+			err = errors.Join(err, unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m.b)), uintptr(len(m.b))))
+			delete(a.buffers, id)
+		}
+		a.keep = nil
+		return r, err
 	case "write":
 		return r, a.write(o)
 	case "read":

@@ -20,7 +20,7 @@ func (a *obedient) make(o order) (r reply, err error) {
 	whole := (size + device.PageSize - 1) &^ (device.PageSize - 1)
 	switch o.Kind {
 	case "anonymous", "": // small pages, so that one fault brings one in
-		if a.ep != nil && a.ep.Info().Method == rdma.MethodUFFD { // registered
+		if a.ep != nil && (a.ep.Info().Method == rdma.MethodUFFD || !a.ep.Caps().SVA) { // registered, or shared
 			b, err := a.ep.Alloc(whole)
 			if err != nil {
 				return r, err

@@ -106,26 +106,39 @@ func (w *world) socket() string { return filepath.Join(w.dir, "s") }
 
 // run starts the daemon and waits until it is ready.
 func (w *world) run() error {
+	ready, err := w.launch()
+	if err != nil {
+		return err
+	}
+	return ready()
+}
+
+// launch starts the daemon, and gives what waits until it is ready.
+func (w *world) launch() (ready func() error, err error) {
 	notify := filepath.Join(w.dir, "n")
 	_ = os.Remove(notify)
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: notify, Net: "unixgram"})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer l.Close()
 	if err := os.Chmod(notify, 0o777); err != nil { // a pfd of another user writes it
-		return err
+		return nil, errors.Join(err, l.Close())
 	}
 	w.cmd = exec.Command(w.args[0], w.args[1:]...)
 	w.cmd.Env = append(append(os.Environ(), "NOTIFY_SOCKET="+notify), w.env...)
 	w.cmd.Stderr = w.stderr
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: w.credential}
 	if err := w.cmd.Start(); err != nil {
-		return err
+		return nil, errors.Join(err, l.Close())
 	}
 	w.ended = make(chan error, 1)
 	cmd, ended := w.cmd, w.ended
 	go func() { ended <- cmd.Wait(); _ = l.Close() }()
+	return func() error { return w.ready(l) }, nil
+}
+
+func (w *world) ready(l *net.UnixConn) error {
+	defer l.Close()
 	if err := l.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}

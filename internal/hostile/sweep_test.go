@@ -1,133 +1,438 @@
 package hostile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/seam"
 )
 
-var pfdThatFails = build("pfd-faultpoints", "-tags", "faultpoints")
+// The sweep's settings. PFD_FAULTPOINTS=every has every call fail that is made, with
+// every error. PFD_FAULTPOINTS=all (make faultpoints) is the same for an emulated
+// device; with one behind a socket each register access is two calls, and of each
+// kind of call sweepSpread are taken, the first and the last among them. Else some
+// fail, others on each day, or those of PFD_FAULTPOINTS=SEED.
+const (
+	sweepEnv      = "PFD_FAULTPOINTS"
+	sweepEvery    = "every"
+	sweepAll      = "all"
+	sweepSome     = 30 // failures of a part, in a run of some
+	sweepMediated = 10 // of one with a device behind a socket, where each takes longer
+	sweepSpread   = 25
+)
 
-// nths are which calls of a point fail, one in each run: the first ones, which
-// start pfd, and those that attach and transfer.
-var nths = []int{1, 2, 3, 5, 8, 13, 40}
+// seamless starts pfd under a watcher of its system calls.
+func (w *world) seamless() (*seam.Watcher, func() error, error) {
+	path, err := self()
+	if err != nil {
+		return nil, nil, err
+	}
+	old := slices.Clone(w.args)
+	w.args = append([]string{path}, old...)
+	env := w.env
+	w.env = append(slices.Clone(env), agentEnv+"=seam")
+	ready, err := w.launch()
+	w.args, w.env = old, env
+	if err != nil {
+		return nil, nil, err
+	}
+	watcher, err := seam.Watch(w.cmd.Process.Pid)
+	return watcher, ready, err
+}
 
-// Every system call of pfd on the way of an attachment and of a transfer fails
-// once in turn, with each error that matters. Then pfd either does not start,
-// with one line that says why, or refuses an attachment with its reason, or fails
-// a transfer with its code, or nothing is to be seen of it; and what comes after
-// works, byte for byte, and pfd ends in good order.
-func TestEverySystemCallFailsOnce(t *testing.T) {
-	for point := range seam.Points {
-		for _, errno := range point.Errnos() {
-			t.Run(fmt.Sprintf("%v/%s", point, errnoName(errno)), func(t *testing.T) {
-				hit := false
-				for _, nth := range nths {
-					if !sweep(t, point, errno, nth) {
-						break // it is not called so often
-					}
-					hit = true
-				}
-				if !hit {
-					t.Error("the call was never made: the sweep says nothing of it")
-				}
-			})
+// sweeper makes one part of the sweep.
+type sweeper struct {
+	t            *testing.T
+	seed         string
+	points, runs int            // calls of a round, failures made
+	failures     int            // calls by errors
+	seen         map[string]int // errors that were told, by what they begin with
+}
+
+func newSweeper(t *testing.T) *sweeper {
+	s := &sweeper{t: t, seed: os.Getenv(sweepEnv), seen: map[string]int{}}
+	if s.seed == "" {
+		s.seed = time.Now().Format(time.DateOnly)
+	}
+	return s
+}
+
+// item is one failure.
+type item struct {
+	call  string
+	nth   int
+	errno syscall.Errno
+}
+
+func (i item) String() string {
+	return fmt.Sprintf("call %d of %s fails with %v", i.nth, i.call, i.errno)
+}
+
+// items gives the failures to make of calls that were made so often: all, or some.
+func (s *sweeper) items(counts map[string]int, part string) []item {
+	var list []item
+	some, spread := sweepSome, 0
+	if strings.Contains(part, "mediated") {
+		if some = sweepMediated; s.seed == sweepAll {
+			spread = sweepSpread
 		}
+	}
+	for _, c := range seam.Calls() {
+		n := counts[c.Name]
+		s.points += n
+		for k := 1; k <= n; k++ {
+			nth := k
+			if spread != 0 && n > spread {
+				if k > spread {
+					break
+				}
+				nth = 1 + (k-1)*(n-1)/(spread-1)
+			}
+			for _, e := range c.Errnos {
+				list = append(list, item{c.Name, nth, e})
+			}
+		}
+	}
+	if s.failures = len(list); s.seed == sweepAll || s.seed == sweepEvery {
+		return list
+	}
+	order := func(i item) uint64 {
+		h := fnv.New64a()
+		fmt.Fprint(h, s.seed, part, i)
+		return h.Sum64()
+	}
+	slices.SortFunc(list, func(a, b item) int { return cmp.Compare(order(a), order(b)) })
+	return list[:min(len(list), some)]
+}
+
+func (s *sweeper) report(part string) {
+	s.t.Logf("%s: %d calls, %d failures possible, %d made (%s=%s)", part, s.points, s.failures, s.runs, sweepEnv, s.seed)
+	for _, k := range slices.Sorted(func(yield func(string) bool) {
+		for k := range s.seen {
+			if !yield(k) {
+				return
+			}
+		}
+	}) {
+		s.t.Logf("%5d %s", s.seen[k], k)
 	}
 }
 
-func errnoName(e syscall.Errno) string { return strings.ReplaceAll(e.Error(), " ", "_") }
+// Every system call of pfd, from its start to its end, fails once in turn, with
+// each error that matters; not one is left out, whoever in pfd makes it. Then pfd
+// does not start, with one line that says why, or refuses an attachment with its
+// reason, or fails a transfer with its code, or nothing is to be seen of it; and
+// what comes after works, byte for byte, and pfd ends in good order.
+func TestEverySystemCallFailsOnce(t *testing.T) {
+	for _, method := range methods {
+		t.Run("serving/"+method, func(t *testing.T) { sweepServing(t, method, method) })
+	}
+	t.Run("starting/emu", func(t *testing.T) { sweepStarting(t, "starting") })
+	t.Run("stopping/emu", func(t *testing.T) { sweepStarting(t, "stopping") })
+	// The nodes in another process: package mediate, shadow tables, the client of
+	// vfio-user.
+	t.Run("serving/mediated", func(t *testing.T) { sweepServing(t, "mediated", "gup", emulator(t)...) })
+	t.Run("starting/mediated", func(t *testing.T) { sweepStarting(t, "starting mediated", emulator(t)...) })
+	t.Run("stopping/mediated", func(t *testing.T) { sweepStarting(t, "stopping mediated", emulator(t)...) })
+}
 
-// sweep makes one run and tells whether the call was made.
-func sweep(t *testing.T, point seam.Point, errno syscall.Errno, nth int) bool {
+// emulator serves two nodes in a process of their own until the test ends, and
+// gives pfd's arguments for them.
+func emulator(t *testing.T) []string {
 	t.Helper()
-	method := "gup"
-	switch point {
-	case seam.NetlinkSend:
-		method = []string{"touch", "populate"}[nth%2]
-	case seam.UffdIoctl, seam.UffdRead:
-		method = "uffd"
+	path, err := exanetctlProgram()
+	if err != nil {
+		t.Fatal(err)
 	}
+	dir, err := os.MkdirTemp(work, "emu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path, "emu", "serve", "--nodes", "2", "--socket-dir", dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	said := &syncBuffer{}
+	cmd.Stdout, cmd.Stderr = said, said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	var sockets []string
+	for deadline := time.Now().Add(patience); len(sockets) < 2; time.Sleep(2 * time.Millisecond) {
+		if sockets, err = filepath.Glob(filepath.Join(dir, "*.sock")); err != nil || time.Now().After(deadline) {
+			t.Fatalf("no sockets: %v\n%s", err, said)
+		}
+	}
+	return []string{"--device", "vfio-user:" + strings.Join(sockets, ",")}
+}
+
+// watched starts a pfd whose calls are watched.
+func watched(t *testing.T, args ...string) (*world, *seam.Watcher) {
+	t.Helper()
 	// Short times: what only a time-out brings back comes back soon.
-	w := prepareAs(t, pfdThatFails, []string{fmt.Sprintf("%s=%v:%d:%d", seam.EnvName, point, nth, int(errno))}, "--guard-us", "5000", "--timeout-us", "5000")
-	w.during(t)
-	name := fmt.Sprintf("call %d of %v fails with %v", nth, point, errno)
-	hit := func() bool { return strings.Contains(w.stderr.String(), seam.HitText) }
-	if err := w.run(); err != nil {
-		exit := <-w.ended
-		w.cmd = nil
-		var code *exec.ExitError
-		if !errors.As(exit, &code) || code.ExitCode() != 1 || !strings.Contains(w.stderr.String(), "pfd: ") || !hit() {
-			t.Errorf("%s: pfd does not start, and not well: %v\n%s", name, exit, w.stderr)
-		}
-		return true
+	w := prepareAs(t, pfdProgram, nil, append([]string{"--guard-us", "5000", "--timeout-us", "5000"}, args...)...)
+	watcher, ready, err := w.seamless()
+	if errors.Is(err, seam.ErrNoSeam) {
+		t.Skip(err)
 	}
-	defer w.stop()
-	const size = 256 << 10
-	attach := func(who string, node uint32) *proxy {
-		p := w.spawn(who, 0)
-		o := order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Node: node, Group: "g", Method: method, Policy: "p4"}}
-		r, err := p.do(o)
-		if err == nil && r.Err != "" {
-			// Once only: the second attempt has to work.
-			if !strings.Contains(r.Err, "refused by") {
-				t.Errorf("%s: no reason: %s", name, r.Err)
+	if err == nil {
+		err = ready()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, watcher
+}
+
+func sweepServing(t *testing.T, part, method string, args ...string) {
+	s := newSweeper(t)
+	w, watcher := watched(t, args...)
+	p := pair{w.spawn("initiator", 0), w.spawn("target", 0)}
+	never := func() bool { return false }
+	// Twice: what pfd does once only, in the first round, is the start's.
+	w.round(p, method, never)
+	watcher.Arm("", 0, 0)
+	w.round(p, method, never)
+	before := w.descriptors()
+	var doing item
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(doing)
+		}
+	})
+	for _, i := range s.items(watcher.Counts(), "serving "+part) {
+		doing = i
+		watcher.Arm(i.call, i.nth, i.errno)
+		for _, e := range w.round(p, method, watcher.Hit) {
+			s.seen[e]++
+			t.Logf("%v: %s", i, e)
+		}
+		if watcher.Hit() {
+			s.runs++
+		}
+		if t.Failed() {
+			t.Fatalf("%v\n%s", i, w.stderr)
+		}
+	}
+	watcher.Arm("", 0, 0)
+	w.round(p, method, never)
+	p.kill()
+	w.until("no domain is left", func() bool { return w.domains() == 0 })
+	w.until("no descriptor is left", func() bool { return w.descriptors() <= before })
+	if s.runs == 0 {
+		t.Error("no call was made to fail")
+	}
+	s.report(part)
+}
+
+// descriptors gives how many descriptors pfd has open.
+func (w *world) descriptors() int {
+	w.t.Helper()
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.cmd.Process.Pid))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return len(list)
+}
+
+// round attaches two processes, has them transfer, and detaches them; what goes
+// wrong has to have its reason in a call that was made to fail, and once only. It
+// gives what was told of that.
+func (w *world) round(p pair, method string, hit func() bool) (told []string) {
+	const size = 40 << 10
+	tell := func(what, text string) {
+		if !hit() {
+			w.t.Errorf("%s: %s, and no call has failed", what, text)
+		}
+		if r := what + ": " + reason(text); !slices.Contains(told, r) {
+			told = append(told, r)
+		}
+		if len(told) > 5 {
+			w.t.Fatalf("%q: one call, once\n%s", told, w.stderr)
+		}
+	}
+	// Where an attachment that stood has ended, the rest is left out.
+	broken := false
+	do := func(side *proxy, what string, o order) reply {
+		// A device that was lost is connected to again after a while.
+		for deadline := time.Now().Add(patience); !broken && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			r, err := side.do(o)
+			if err != nil {
+				w.t.Fatalf("%s: %v\n%s", what, err, w.stderr)
 			}
-			w.until("the call has failed: "+r.Err, hit)
-			r, err = p.do(o)
+			if r.Err == "" {
+				return r
+			}
+			tell(what, r.Err)
+			broken = o.Op != "attach"
 		}
-		if err != nil || r.Err != "" {
-			t.Fatalf("%s: attaching again: %s, %v\n%s", name, r.Err, err, w.stderr)
+		if !broken {
+			w.t.Fatalf("%s never succeeds\n%s", what, w.stderr)
 		}
-		return p
+		return reply{}
 	}
-	p := pair{attach("initiator", 0), attach("target", 1)}
-	defer p.kill()
-	make := func(side *proxy, id string, seed uint64) reply {
-		o := order{Op: "buffer", ID: id, Size: size, Seed: seed}
-		r, err := side.do(o)
-		if err == nil && r.Err != "" && hit() {
-			r, err = side.do(o)
+	attach := func() {
+		for node, side := range []*proxy{p.from, p.to} {
+			do(side, "attaching", order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Node: uint32(node), Group: "sweep", Method: method, Policy: "p4"}})
 		}
-		if err != nil || r.Err != "" {
-			t.Fatalf("%s: a buffer: %s, %v\n%s", name, r.Err, err, w.stderr)
-		}
-		return r
 	}
-	make(p.from, "src", 5)
-	make(p.from, "empty", 0)
-	for i, src := range []string{"src", "empty", "src", "src"} {
-		dst := make(p.to, fmt.Sprint("dst", i), 0)
-		id := fmt.Sprint(i)
-		before := hit() // not yet told is not yet happened: then it is told below
-		p.from.write(id, src, dst.Remote, size)
-		r := p.from.wait(id)
+	detach := func() {
+		for _, side := range []*proxy{p.from, p.to} {
+			if r, err := side.do(order{Op: "close"}); err != nil || r.Err != "" {
+				tell("detaching", fmt.Sprint(r.Err, err))
+			}
+			side.must(order{Op: "drop"})
+		}
+	}
+	attach()
+	do(p.from, "a buffer", order{Op: "buffer", ID: "src", Size: size, Seed: 5})
+	do(p.from, "a buffer", order{Op: "buffer", ID: "empty", Size: size})
+	for i, src := range []string{"src", "empty", "src"} {
+		id, dst := fmt.Sprint(i), fmt.Sprint("dst", i)
+		m := do(p.to, "a buffer", order{Op: "buffer", ID: dst, Size: size})
+		do(p.from, "a transfer", order{Op: "write", ID: id, Kind: src, Remote: m.Remote, Size: size})
+		r := do(p.from, "a transfer", order{Op: "wait", ID: id})
 		seed := uint64(5)
 		if src == "empty" {
 			seed = 0
 		}
 		switch {
+		case broken:
 		case r.Done:
-			p.to.holds(fmt.Sprint("dst", i), seed, 0, size)
-		case before || r.Code == 0 || r.Text == "":
-			t.Errorf("%s: transfer %d: %+v (had the call failed before: %v)\n%s", name, i, r, before, w.stderr)
+			p.to.holds(dst, seed, 0, size)
+		case r.Code == 0 || r.Text == "":
+			w.t.Errorf("no reason: %+v", r)
 		default:
-			p.to.must(order{Op: "either", ID: fmt.Sprint("dst", i), Seed: seed})
+			tell("a transfer", fmt.Sprintf("code %d", r.Code))
+			p.to.must(order{Op: "either", ID: dst, Seed: seed})
 		}
 	}
 	if _, err := w.Status(w.ctx()); err != nil {
-		t.Errorf("%s: status: %v", name, err)
+		tell("status", err.Error())
+		if _, err := w.Status(w.ctx()); err != nil {
+			w.t.Errorf("status again: %v", err)
+		}
 	}
-	p.kill()
-	w.until("both slots are free", func() bool { return w.domains() == 0 })
-	if fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.cmd.Process.Pid)); err != nil || len(fds) > 40 {
-		t.Errorf("%s: %d descriptors are open, %v", name, len(fds), err)
+	detach()
+	if broken || len(told) > 0 {
+		// Be it a device that was lost: it is there again before the next round.
+		broken = false
+		attach()
+		detach()
 	}
-	return hit()
+	w.until("both slots are free", func() bool {
+		list, err := w.Domains(w.ctx(), control.AllNodes)
+		if err != nil {
+			tell("domains", err.Error())
+		}
+		return err == nil && len(list) == 0
+	})
+	return told
+}
+
+// reason gives a text without its numbers.
+func reason(text string) string {
+	return strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return '#'
+		}
+		return r
+	}, text[:min(len(text), 90)])
+}
+
+// sweepStarting has the calls fail that pfd makes until it is ready, or (stopping)
+// those after SIGTERM.
+func sweepStarting(t *testing.T, part string, args ...string) {
+	s, start := newSweeper(t), strings.HasPrefix(part, "starting")
+	w, watcher := watched(t, args...)
+	if !start {
+		watcher.Arm("", 0, 0)
+		w.stop()
+		watcher.Wait()
+	}
+	counts := watcher.Counts()
+	w.stop()
+	for _, i := range s.items(counts, part) {
+		w := prepareAs(t, pfdProgram, nil, args...)
+		watcher, ready, err := w.seamless()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Who waits for the word READY waits for one call more.
+		go func() { _ = ready() }()
+		if start {
+			watcher.Arm(i.call, i.nth, i.errno)
+		}
+		if !w.answers() {
+			s.seen["does not start: "+s.refused(w, i, watcher.Hit())]++
+		} else {
+			if !start {
+				watcher.Arm(i.call, i.nth, i.errno)
+			}
+			if _, err := w.Status(w.ctx()); err != nil && !watcher.Hit() {
+				t.Errorf("%v: status: %v", i, err)
+			}
+			w.stop()
+		}
+		watcher.Wait()
+		if watcher.Hit() {
+			s.runs++
+		}
+		if err := os.RemoveAll(w.dir); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Fatalf("%v\n%s", i, w.stderr)
+		}
+	}
+	if s.runs == 0 {
+		t.Error("no call was made to fail")
+	}
+	s.report(part)
+}
+
+// answers waits until pfd answers, false: it has ended.
+func (w *world) answers() bool {
+	answers := false
+	w.until("pfd answers or ends", func() bool {
+		_, err := w.Status(w.ctx())
+		answers = err == nil
+		return answers || len(w.ended) > 0
+	})
+	return answers
+}
+
+// refused takes the end of a pfd that did not start: in good order, and with a
+// reason. The Go runtime has its own words for what it cannot do without.
+func (s *sweeper) refused(w *world, i item, hit bool) string {
+	exit := <-w.ended
+	w.cmd = nil
+	text := w.stderr.String()
+	var code *exec.ExitError
+	switch {
+	case !hit, !errors.As(exit, &code):
+		s.t.Errorf("%v: pfd does not start: %v\n%s", i, exit, text)
+	case code.ExitCode() == 2 && strings.Contains(text, "fatal error: runtime: "):
+		return "the Go runtime"
+	case code.ExitCode() != 1 || strings.Count(text, "pfd: ") != 1:
+		s.t.Errorf("%v: pfd ends with %v, and not with one line\n%s", i, exit, text)
+	}
+	_, line, _ := strings.Cut(text, "pfd: ")
+	return reason(line)
 }

@@ -27,6 +27,7 @@ var unsafeFiles = []string{
 	"attach/futex_linux.go",
 	"attach/pages.go",
 	"emu/lease.go",
+	"internal/seam/watch_linux.go",
 	"internal/suite/rig.go",
 	"mediate/scratchpad.go",
 	"proc/syscall_linux.go",
@@ -60,7 +61,7 @@ func TestUnsafeFiles(t *testing.T) {
 
 // linuxPackages are Linux-only by nature; elsewhere the system is reached from
 // files whose names end in _linux.go.
-var linuxPackages = []string{"emu", "proc", "gup", "uffd", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/suite", "internal/hostile"}
+var linuxPackages = []string{"emu", "proc", "gup", "uffd", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/suite", "internal/seam", "internal/hostile"}
 
 func TestSystemCallsStayInTheirPackages(t *testing.T) {
 	_, list := sources(t)

@@ -1,0 +1,245 @@
+package seam
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"structs"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Structures of linux/seccomp.h.
+type (
+	notifData struct {
+		_    structs.HostLayout
+		nr   int32
+		arch uint32
+		ip   uint64
+		args [6]uint64
+	}
+	notif struct {
+		_     structs.HostLayout
+		id    uint64
+		pid   uint32
+		flags uint32
+		data  notifData
+	}
+	notifResp struct {
+		_     structs.HostLayout
+		id    uint64
+		val   int64
+		error int32
+		flags uint32
+	}
+)
+
+// filter asks about every listed call and lets the others pass.
+func filter(calls []Call) []unix.SockFilter {
+	// Offsets in struct seccomp_data (linux/seccomp.h).
+	const offNR, offArch = 0, 4
+	f := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offArch},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: auditArch, Jt: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offNR},
+	}
+	for _, c := range calls {
+		pass := uint8(1) // over the answer
+		if c.mask != 0 {
+			pass = 4
+		}
+		f = append(f, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(c.nr), Jf: pass})
+		if c.mask != 0 {
+			f = append(f,
+				unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: uint32(16 + 8*c.arg)},
+				unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: uint32(c.mask)},
+				unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(c.value), Jf: 1})
+		}
+		f = append(f, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF})
+		if c.mask != 0 {
+			f = append(f, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offNR})
+		}
+	}
+	return append(f, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
+}
+
+// Exec becomes another program, whose listed calls wait for a Watcher's answer.
+// It stops until Watch has found it, and returns only an error.
+func Exec(path string, args, env []string) error {
+	runtime.LockOSThread() // the filter is this thread's, which becomes the program
+	f := filter(Calls())
+	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return os.NewSyscallError("prctl PR_SET_NO_NEW_PRIVS", err)
+	}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
+		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, uintptr(unsafe.Pointer(&prog)))
+	if errno != 0 {
+		return fmt.Errorf("%w: %w", ErrNoSeam, os.NewSyscallError("seccomp", errno))
+	}
+	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
+		return os.NewSyscallError("kill", err)
+	}
+	return os.NewSyscallError("execve", syscall.Exec(path, args, env))
+}
+
+// ErrNoSeam says that this kernel does not let calls be answered.
+var ErrNoSeam = errors.New("system calls cannot be answered for another process (seccomp user notification, Linux 5.19)")
+
+// Watcher answers for the kernel. Its methods may be called by any goroutine.
+type Watcher struct {
+	fd    int
+	calls []Call
+	over  chan struct{}
+
+	mu     sync.Mutex
+	counts []int
+	call   int // armed, -1 none
+	nth    int
+	errno  syscall.Errno
+	hit    bool
+}
+
+// Watch finds a child that is in Exec, lets it go on, and answers for it until it
+// has ended. Everything goes on at first.
+func Watch(pid int) (*Watcher, error) {
+	var info unix.Siginfo
+	if err := unix.Waitid(unix.P_PID, pid, &info, unix.WSTOPPED|unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		return nil, os.NewSyscallError("waitid", err)
+	}
+	listener, err := listenerOf(pid)
+	if err != nil {
+		return nil, err
+	}
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	defer unix.Close(pidfd)
+	fd, err := unix.PidfdGetfd(pidfd, listener, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_getfd", err)
+	}
+	w := &Watcher{fd: fd, calls: Calls(), over: make(chan struct{}), call: -1}
+	w.counts = make([]int, len(w.calls))
+	go w.serve()
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		return nil, os.NewSyscallError("kill", err)
+	}
+	return w, nil
+}
+
+func listenerOf(pid int) (int, error) {
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return -1, err
+	}
+	for _, e := range entries {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && to == "anon_inode:seccomp notify" {
+			return strconv.Atoi(e.Name())
+		}
+	}
+	return -1, ErrNoSeam
+}
+
+// Arm has the n-th of a call from now on fail, once.
+func (w *Watcher) Arm(call string, nth int, errno syscall.Errno) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.call = -1
+	for i := range w.calls {
+		w.counts[i] = 0
+		if w.calls[i].Name == call {
+			w.call = i
+		}
+	}
+	w.nth, w.errno, w.hit = nth, errno, false
+}
+
+// Hit tells whether the call that was armed last has failed by now.
+func (w *Watcher) Hit() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.hit
+}
+
+// Counts gives how often each call was made since the last Arm, by their names.
+func (w *Watcher) Counts() map[string]int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m := map[string]int{}
+	for i, n := range w.counts {
+		if n > 0 {
+			m[w.calls[i].Name] = n
+		}
+	}
+	return m
+}
+
+// Wait waits until the program has ended.
+func (w *Watcher) Wait() { <-w.over }
+
+func (w *Watcher) serve() {
+	defer close(w.over)
+	defer unix.Close(w.fd)
+	// Both run on one processor then, where the kernel can (Linux 6.6).
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), setFlags, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
+	for {
+		p := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
+		if _, err := unix.Poll(p, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+		if p[0].Revents&unix.POLLIN == 0 {
+			if p[0].Revents != 0 {
+				return // nobody is behind the filter any more
+			}
+			continue
+		}
+		var n notif
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n)))
+		if errno != 0 {
+			continue // interrupted, or killed meanwhile
+		}
+		r := notifResp{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+		if e := w.decide(&n); e != 0 {
+			r.flags, r.error = 0, -int32(e)
+		}
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
+		if errno != 0 && r.flags == 0 {
+			w.again() // it was killed, or interrupted: the call did not fail
+		}
+	}
+}
+
+// setFlags is SECCOMP_IOCTL_NOTIF_SET_FLAGS (linux/seccomp.h).
+const setFlags = unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS
+
+func (w *Watcher) decide(n *notif) syscall.Errno {
+	i := find(w.calls, n)
+	if i < 0 {
+		return 0
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.counts[i]++
+	if i != w.call || w.hit || w.counts[i] != w.nth {
+		return 0
+	}
+	w.hit = true
+	return w.errno
+}
+
+func (w *Watcher) again() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hit = false
+	w.nth++
+}

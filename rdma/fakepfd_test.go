@@ -185,6 +185,8 @@ type engine struct {
 	held       map[int]bool
 	paused     map[int]device.Descriptor // wait for a RAPF with the channel for transaction
 	kicked     chan struct{}             // closed to end the attachment
+	mails      uint32                    // sent to the process
+	asked      map[uint16]int            // how often reads were asked for, by tag
 	once       sync.Once
 }
 
@@ -238,6 +240,12 @@ func (e *engine) serve() error {
 	for c := range device.PktzChannels {
 		var m attach.Message
 		if !e.p.TakeSend(c, &m) {
+			continue
+		}
+		if m.Mailbox == device.MailboxRead {
+			if err := e.read(c, &m); err != nil {
+				return err
+			}
 			continue
 		}
 		e.p.SetPktzStatus(c, device.PktzFree)

@@ -1,0 +1,264 @@
+package rdma
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// What the fake pfd does with a read is said by its target's node, as with writes
+// (toCopy, toHold, toEnd, toFail with the status in the target's PDID), or:
+const (
+	toNowhere = 20 // the packetizer refuses: no such node
+	toRefuse  = 21 // refused twice for want of a place, then served
+	toForge   = 22 // answers of others first, then served
+	toDouble  = 23 // served, and then said to have failed
+)
+
+// read plays the firmware of the target.
+func (e *engine) read(c int, m *attach.Message) error {
+	q, err := mailbox.DecodeReadRequest(m.Words[:m.N])
+	if err != nil {
+		return err
+	}
+	if m.Node == toNowhere {
+		e.p.SetPktzStatus(c, device.PktzRefused)
+		return nil
+	}
+	e.p.SetPktzStatus(c, device.PktzFree)
+	if e.asked == nil {
+		e.asked = map[uint16]int{}
+	}
+	e.asked[q.Tag]++
+	d := device.Descriptor{Src: q.Src, Dst: q.Dst, Size: q.Size, Notify: q.Notify, First: q.First, Last: q.Last}
+	fromR5 := mailbox.Source{Node: m.Node, Words: 1}
+	switch {
+	case q.PDID != fakePDID:
+		return fmt.Errorf("a read of PDID %d", q.PDID)
+	case q.Size == 0: // its end is asked for
+		return e.mail(fromR5, q.Tag, device.StatusAborted)
+	case m.Node == toHold:
+		return nil
+	case m.Node == toFail:
+		return e.mail(fromR5, q.Tag, uint8(q.Target))
+	case m.Node == toRefuse && e.asked[q.Tag] <= 2:
+		return e.mail(fromR5, q.Tag, 0)
+	case m.Node == toEnd:
+		e.once.Do(func() { close(e.kicked) })
+		return nil
+	case m.Node == toForge:
+		for _, err := range []error{
+			e.mail(mailbox.Source{Node: m.Node, PDID: 9, Words: 1}, q.Tag, device.StatusDecode), // a process
+			e.mail(mailbox.Source{Node: 99, Words: 1}, q.Tag, device.StatusDecode),              // another node
+			e.mail(fromR5, q.Tag+MaxReads, device.StatusDecode),                                 // a former read of its place
+			e.mail(fromR5, q.Tag+1, device.StatusDecode),                                        // a read that is not open
+		} {
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if err := e.copyRead(&d); err != nil {
+		return err
+	}
+	if m.Node == toDouble {
+		return e.mail(fromR5, q.Tag, device.StatusSlaveError)
+	}
+	e.p.Notify()
+	return nil
+}
+
+func (e *engine) copyRead(d *device.Descriptor) error {
+	b := make([]byte, d.Size)
+	if _, err := e.mem.ReadAt(b, int64(d.Src)); err != nil {
+		return err
+	}
+	if _, err := e.mem.WriteAt(b, int64(d.Dst)); err != nil {
+		return err
+	}
+	for i, v := range []uint64{d.First, d.Last} {
+		if _, err := e.mem.WriteAt([]byte{byte(v), byte(v >> 8), byte(v >> 16), byte(v >> 24), byte(v >> 32), byte(v >> 40), byte(v >> 48), byte(v >> 56)}, int64(d.Notify)+8*int64(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mail answers a read: status 0 is refused.
+func (e *engine) mail(src mailbox.Source, tag uint16, status uint8) error {
+	a := mailbox.Ack{Transaction: device.TransactionID(tag), Code: device.CodeReserved, Sequence: device.Sequence(status)}
+	m := attach.Mail{Source: src.Encode(), Words: [device.PktzMaxWords]uint64{a.Encode()}}
+	if !e.p.PutMail(e.mails, &m) {
+		return errors.New("the process's mailbox is full")
+	}
+	e.mails++
+	e.p.Notify()
+	return nil
+}
+
+func mustRead(t *testing.T, e *Endpoint, r ReadRequest) *Transfer {
+	t.Helper()
+	tr, err := e.Read(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// A read ends well although it was refused at first, although others claim that it
+// has failed, and although its target says so after all is there.
+func TestRead(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	src := pattern(5000)
+	for _, node := range []device.NodeID{toCopy, toRefuse, toForge, toDouble, toCopy} {
+		dst := make([]byte, 4000)
+		tr := mustRead(t, e, ReadRequest{Dst: dst, Src: remote(e, t, src, node), Offset: 1000})
+		if err := tr.Wait(t.Context()); err != nil {
+			t.Errorf("node %d: %v", node, err)
+		}
+		if !bytes.Equal(dst, src[1000:]) || tr.Poll() != Finished {
+			t.Errorf("node %d: %v, or other bytes than the target's", node, tr.Poll())
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.reads.strange < 4 {
+		t.Errorf("%d messages counted that answer nothing, want the four forged ones", e.reads.strange)
+	}
+}
+
+// Each status of an answer is the error of its cause, which names the read.
+func TestReadErrors(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	for status, want := range map[device.PDID]error{
+		1: ErrSlaveError, 2: ErrAddress, 3: ErrNoContext, 4: ErrCorrupt, 5: ErrDomain, 6: ErrReserved,
+		7: ErrBufferFull, 8: ErrRetransmissions, 9: ErrAborted, 10: ErrGone, 11: errUnknown, 255: errUnknown,
+	} {
+		src := remote(e, t, pattern(64), toFail)
+		src.PDID = status
+		tr := mustRead(t, e, ReadRequest{Dst: make([]byte, 60), Src: src, Offset: 4})
+		err := tr.Wait(t.Context())
+		var te *TransferError
+		if !errors.As(err, &te) || !errors.Is(err, want) {
+			t.Errorf("status %d: %v, want %v", status, err, want)
+			continue
+		}
+		if te.Code != uint8(status) || !te.Read || te.Size != 60 || te.Dst != src.VA+4 || te.Node != toFail || te.PDID != status {
+			t.Errorf("status %d: %+v", status, te)
+		}
+		if !strings.HasPrefix(err.Error(), fmt.Sprintf("read of 60 bytes from node %d, PDID %d, address %v failed", toFail, status, src.VA+4)) {
+			t.Errorf("status %d: %v", status, err)
+		}
+		if tr.Poll() != Failed {
+			t.Errorf("status %d: %v", status, tr.Poll())
+		}
+	}
+	// Refused by the own node's packetizer.
+	tr := mustRead(t, e, ReadRequest{Dst: make([]byte, 60), Src: remote(e, t, pattern(64), toNowhere)})
+	if err := tr.Wait(t.Context()); !errors.Is(err, ErrAddress) || !strings.Contains(err.Error(), "no such node") {
+		t.Errorf("no such node: %v", err)
+	}
+	// Aborted, twice; and one that is over.
+	tr = mustRead(t, e, ReadRequest{Dst: make([]byte, 60), Src: remote(e, t, pattern(64), toHold)})
+	if err := errors.Join(tr.Abort(), tr.Abort()); err != nil {
+		t.Error(err)
+	}
+	if err := tr.Wait(t.Context()); !errors.Is(err, ErrAborted) {
+		t.Errorf("aborted: %v", err)
+	}
+	if err := tr.Abort(); err != nil {
+		t.Errorf("aborting what is over: %v", err)
+	}
+	// The attachment ends.
+	late := remote(e, t, pattern(64), toCopy)
+	tr = mustRead(t, e, ReadRequest{Dst: make([]byte, 60), Src: remote(e, t, pattern(64), toHold)})
+	other := mustRead(t, e, ReadRequest{Dst: make([]byte, 60), Src: remote(e, t, pattern(64), toEnd)})
+	for _, tr := range []*Transfer{tr, other} {
+		if err := tr.Wait(t.Context()); !errors.Is(err, ErrGone) {
+			t.Errorf("after the end: %v", err)
+		}
+	}
+	if _, err := e.Read(t.Context(), ReadRequest{Dst: make([]byte, 60), Src: late}); !errors.Is(err, ErrGone) {
+		t.Errorf("a read after the end: %v", err)
+	}
+}
+
+// 32 reads at a time; one more waits or is refused. A wait ends with its context.
+func TestReadPlaces(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	src := pattern(64)
+	var held []*Transfer
+	for range MaxReads {
+		held = append(held, mustRead(t, e, ReadRequest{Dst: make([]byte, 60), Src: remote(e, t, src, toHold)}))
+	}
+	more := ReadRequest{Dst: make([]byte, 64), Src: remote(e, t, src, toCopy)}
+	if tr, err := e.Read(t.Context(), more); !errors.Is(err, ErrBusy) || tr != nil {
+		t.Errorf("one too many: %v", err)
+	}
+	more.Wait = true
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := e.Read(ctx, more); !errors.Is(err, context.Canceled) {
+		t.Errorf("a wait that was cancelled: %v", err)
+	}
+	if err := held[7].Abort(); err != nil {
+		t.Fatal(err)
+	}
+	tr := mustRead(t, e, more)
+	if err := tr.Wait(t.Context()); err != nil || !bytes.Equal(more.Dst, src) {
+		t.Errorf("the one that waited: %v", err)
+	}
+	for _, h := range slices.Delete(held, 7, 8) {
+		if h.Poll() != Ongoing {
+			t.Errorf("another one is %v", h.Poll())
+		}
+	}
+}
+
+// What cannot be asked for is told at once, and takes no place.
+func TestBadReads(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	b := make([]byte, 64)
+	r := remote(e, t, b, toCopy)
+	for _, tt := range []struct {
+		name string
+		req  ReadRequest
+	}{
+		{"empty", ReadRequest{Src: r}},
+		{"no byte", ReadRequest{Dst: []byte{}, Src: r}},
+		{"two destinations", ReadRequest{Dst: b, DstVA: 4096, Src: r}},
+		{"two sizes", ReadRequest{Dst: b, Size: 63, Src: r}},
+		{"4 GiB", ReadRequest{DstVA: 4096, Size: math.MaxUint32 + 1, Src: Remote{VA: 4096, Len: 1 << 40}}},
+		{"past the end", ReadRequest{Dst: b, Src: r, Offset: 1}},
+		{"offset past the end", ReadRequest{Dst: b[:1], Src: r, Offset: 65}},
+		{"offset that wraps", ReadRequest{Dst: b, Src: r, Offset: math.MaxUint64}},
+		{"no source", ReadRequest{Dst: b}},
+		{"source that wraps", ReadRequest{Dst: b, Src: Remote{VA: math.MaxUint64 - 8, Len: 64}}},
+		{"node", ReadRequest{Dst: b, Src: Remote{Node: 1 << 22, VA: 4096, Len: 64}}},
+		{"past the node's width", ReadRequest{DstVA: 1<<48 - 8, Size: 64, Src: r}},
+	} {
+		if tr, err := e.Read(t.Context(), tt.req); !errors.Is(err, ErrRequest) || tr != nil {
+			t.Errorf("%s: %v, want ErrRequest", tt.name, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := e.Read(ctx, ReadRequest{Dst: b, Src: r}); !errors.Is(err, context.Canceled) {
+		t.Errorf("a context that is over: %v", err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Read(t.Context(), ReadRequest{Dst: b, Src: r}); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}

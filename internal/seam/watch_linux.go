@@ -96,6 +96,7 @@ var ErrNoSeam = errors.New("system calls cannot be answered for another process 
 // Watcher answers for the kernel. Its methods may be called by any goroutine.
 type Watcher struct {
 	fd    int
+	pid   int
 	calls []Call
 	over  chan struct{}
 
@@ -127,7 +128,7 @@ func Watch(pid int) (*Watcher, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("pidfd_getfd", err)
 	}
-	w := &Watcher{fd: fd, calls: Calls(), over: make(chan struct{}), call: -1}
+	w := &Watcher{fd: fd, pid: pid, calls: Calls(), over: make(chan struct{}), call: -1}
 	w.counts = make([]int, len(w.calls))
 	go w.serve()
 	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
@@ -163,6 +164,13 @@ func (w *Watcher) Arm(call string, nth int, errno syscall.Errno) {
 	}
 	w.nth, w.errno, w.hit = nth, errno, false
 }
+
+// ArmKill has the program be killed (SIGKILL) when it makes the n-th of a call from
+// now on; the call is not made.
+func (w *Watcher) ArmKill(call string, nth int) { w.Arm(call, nth, kill) }
+
+// kill stands for SIGKILL in the place of an error: no error is negative (ours).
+const kill = syscall.Errno(^uintptr(0))
 
 // Hit tells whether the call that was armed last has failed by now.
 func (w *Watcher) Hit() bool {
@@ -209,7 +217,12 @@ func (w *Watcher) serve() {
 			continue // interrupted, or killed meanwhile
 		}
 		r := notifResp{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
-		if e := w.decide(&n); e != 0 {
+		switch e := w.decide(&n); e {
+		case 0:
+		case kill:
+			_ = unix.Kill(w.pid, unix.SIGKILL) // our child, which is not waited for: it is there
+			continue
+		default:
 			r.flags, r.error = 0, -int32(e)
 		}
 		_, _, errno = unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))

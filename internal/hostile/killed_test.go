@@ -1,0 +1,172 @@
+package hostile
+
+import (
+	"fmt"
+	"hash/fnv"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/seam"
+)
+
+// pfd is killed at its system calls of an attachment and of a transfer, one in each
+// run, with each method: nobody waits for it, what had arrived stays, what had not
+// is old or new byte by byte, and with the next pfd at the same path all works.
+func TestPfdKilledAtEachCall(t *testing.T) {
+	for _, method := range methods {
+		t.Run(method, func(t *testing.T) { killedAtEachCall(t, method) })
+	}
+}
+
+func killedAtEachCall(t *testing.T, method string) {
+	w, watcher := watched(t)
+	p := pair{w.spawn("initiator", 0), w.spawn("target", 0)}
+	const size = 192 << 10
+	attach := func(side *proxy, node uint32) bool {
+		began := time.Now()
+		r, err := side.do(order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Node: node, Group: "killed", Method: method, Policy: "p4"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); r.Err != "" && took > time.Second {
+			t.Errorf("attaching waited %v for a dead daemon: %s", took, r.Err)
+		}
+		return r.Err == ""
+	}
+	// A run gives the counts of its calls, while processes attach and while they
+	// transfer. at tells the phase in which pfd is killed.
+	run := func(at, call string, nth int) (counts [2]map[string]int) {
+		phase := func(name string) {
+			switch {
+			case name == at:
+				watcher.ArmKill(call, nth)
+			case !watcher.Hit():
+				watcher.Arm("", 0, 0)
+			}
+		}
+		phase("attach")
+		attached := [2]bool{attach(p.from, 0), attach(p.to, 1)}
+		counts[0] = watcher.Counts()
+		all := attached[0] && attached[1]
+		buffer := func(side *proxy, id string, seed uint64) (r reply) {
+			if !all {
+				return r
+			}
+			r, err := side.do(order{Op: "buffer", ID: id, Size: size, Seed: seed})
+			if err != nil || r.Err != "" && !watcher.Hit() {
+				t.Fatal(r.Err, err)
+			}
+			all = r.Err == "" // method uffd tells pfd of each
+			return r
+		}
+		buffer(p.from, "src", 5)
+		first, dst := buffer(p.to, "first", 0), buffer(p.to, "dst", 0)
+		if all {
+			r, err := p.from.do(order{Op: "write", ID: "first", Kind: "src", Remote: first.Remote, Size: size})
+			if err != nil {
+				t.Fatal(err)
+			}
+			arrived := r.Err == "" && p.from.wait("first").Done
+			if !arrived && !watcher.Hit() {
+				t.Errorf("the first transfer did not arrive, and pfd was not killed yet: %s", r.Err)
+			}
+			phase("transfer")
+			r, err = p.from.do(order{Op: "write", ID: "x", Kind: "src", Remote: dst.Remote, Size: size})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Err == "" {
+				began := time.Now()
+				r = p.from.wait("x")
+				if took := time.Since(began); took > time.Second && watcher.Hit() {
+					t.Errorf("the initiator waited %v for a dead daemon", took)
+				}
+				switch {
+				case r.Done:
+					p.to.holds("dst", 5, 0, size)
+				case r.Code != device.StatusGone || !watcher.Hit():
+					t.Errorf("%+v, killed %v: want code 10", r, watcher.Hit())
+				default:
+					p.to.must(order{Op: "either", ID: "dst", Seed: 5})
+				}
+			}
+			counts[1] = watcher.Counts()
+			if arrived {
+				p.to.holds("first", 5, 0, size)
+			}
+		}
+		for i, side := range []*proxy{p.from, p.to} {
+			if !attached[i] {
+				continue
+			}
+			if _, err := side.do(order{Op: "close"}); err != nil { // says that pfd is gone
+				t.Fatal(err)
+			}
+			side.must(order{Op: "drop"})
+		}
+		return counts
+	}
+	again := func() {
+		_ = w.cmd.Process.Kill() // it has ended, most likely
+		<-w.ended
+		w.cmd = nil
+		watcher.Wait()
+		var ready func() error
+		var err error
+		if watcher, ready, err = w.seamless(); err == nil {
+			err = ready()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	counts := run("", "", 0)
+	killed := 0
+	for i, at := range []string{"attach", "transfer"} {
+		for _, c := range seam.Calls() {
+			for _, nth := range places(counts[i][c.Name], method+at+c.Name) {
+				run(at, c.Name, nth)
+				if watcher.Hit() {
+					killed++
+				}
+				again()
+				if t.Failed() {
+					t.Fatalf("killed at call %d of %s, %s\n%s", nth, c.Name, at, w.stderr)
+				}
+			}
+		}
+	}
+	run("", "", 0)
+	p.kill()
+	if killed == 0 {
+		t.Error("pfd was never killed")
+	}
+	t.Logf("killed at %d calls", killed)
+}
+
+// places gives which of n calls to take: the first, one within, the last; and of
+// these one that changes by the day, unless all are asked for.
+func places(n int, name string) []int {
+	if n == 0 {
+		return nil
+	}
+	all := []int{1}
+	if n > 2 {
+		all = append(all, (n+1)/2)
+	}
+	if n > 1 {
+		all = append(all, n)
+	}
+	seed := os.Getenv(sweepEnv)
+	if seed == sweepAll || seed == sweepEvery {
+		return all
+	}
+	if seed == "" {
+		seed = time.Now().Format(time.DateOnly)
+	}
+	h := fnv.New64a()
+	fmt.Fprint(h, seed, name)
+	return []int{all[h.Sum64()%uint64(len(all))]}
+}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
 )
 
@@ -119,6 +118,7 @@ type Endpoint struct {
 	ended   *ending
 	exports map[Remote][]byte
 	reads   reads
+	rings   rings
 
 	asking  sync.Mutex  // one request about memory at a time
 	answers chan answer // to it
@@ -313,26 +313,6 @@ func (e *Endpoint) settleLocked(ch int) bool {
 	return true
 }
 
-// ringLocked announces channel ch: by its doorbell word and, so that pfd hears
-// of it also when the word is taken, by the packetizer's opcode 3. It tells
-// whether one of the two was accepted.
-func (e *Endpoint) ringLocked(ch int) bool {
-	rung := e.pages.Ring(ch)
-	word := mailbox.Doorbell{
-		PDID:    e.welcome.PDID,
-		Channel: uint16(e.welcome.Slot)*device.ChannelsPerSlot + uint16(ch),
-	}.Encode()
-	for c := range faultSend {
-		if e.pages.Send(c, e.welcome.Node, device.MailboxRequest, word) {
-			e.reads.taken(c)
-			rung = true
-			break
-		}
-	}
-	e.kickLocked()
-	return rung
-}
-
 // kickLocked tells pfd that something was published, and wakes it if it sleeps.
 func (e *Endpoint) kickLocked() {
 	if e.pages.Kicked() && e.wake >= 0 {
@@ -341,31 +321,6 @@ func (e *Endpoint) kickLocked() {
 		// EAGAIN says that the counter is at its end, and pfd awake.
 		_, _ = unix.Write(e.wake, one[:])
 	}
-}
-
-// announce rings for channel ch, and goes on trying in the background where
-// every way is taken: Write never waits for pfd.
-func (e *Endpoint) announceLocked(ch int) {
-	if e.ringLocked(ch) {
-		return
-	}
-	e.workers.Go(func() {
-		tick := time.NewTicker(50 * time.Microsecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-e.over:
-				return
-			case <-tick.C:
-			}
-			e.mu.Lock()
-			rung := e.ringLocked(ch)
-			e.mu.Unlock()
-			if rung {
-				return
-			}
-		}
-	})
 }
 
 // waitUntil sleeps until check, ctx or the attachment is over. pause bounds the

@@ -167,8 +167,9 @@ func (e *Endpoint) hasFree() bool {
 	return e.free != 0
 }
 
-// Poll gives the transfer's state (poll_dma_transfer, spec/api.md). It makes no
-// system call and allocates nothing.
+// Poll gives the transfer's state (poll_dma_transfer, spec/api.md). It allocates
+// nothing and makes no system call, unless an announcement of this endpoint found
+// every way taken and pfd has fallen asleep since.
 func (t *Transfer) Poll() Status {
 	if f := t.final.Load(); f != 0 {
 		return statusOf(f)
@@ -179,6 +180,11 @@ func (t *Transfer) Poll() Status {
 	switch t.ep.pages.Done(t.ch) {
 	case device.DoneCompleted, device.DoneFailed:
 		return t.finish()
+	case device.DoneInitialized:
+		if e := t.ep; e.rings.some.Load() && e.mu.TryLock() {
+			e.ringLocked()
+			e.mu.Unlock()
+		}
 	case device.DoneOngoing:
 		if _, paused := t.ep.pages.Status(t.ch); paused != 0 {
 			return Paused

@@ -219,25 +219,3 @@ func TestLiveSourceTimeout(t *testing.T) {
 		t.Errorf("%d time-outs, %d faults: want some of both", r.Timeouts, r.Faults)
 	}
 }
-
-// The benchmark's table comes out, and its figures are of transfers that were
-// checked.
-func TestBenchFirstLight(t *testing.T) {
-	l := startLive(t)
-	f, err := BenchFirstLight(t.Context(), l.client, l.options(t, "gup", ""), 3, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, us := range map[string]float64{
-		"4 KiB present": f.Small.Present, "4 KiB absent": f.Small.Absent,
-		"1 MiB present": f.Large.Present, "1 MiB absent": f.Large.Absent, "1 MiB touched first": f.Large.TouchFirst,
-		"small ratio": f.Small.Ratio, "large ratio": f.Large.Ratio, "ratio to touched first": f.Large.ByTouchFirst,
-	} {
-		if !(us > 0) {
-			t.Errorf("%s is %v", name, us)
-		}
-	}
-	if f.PinnedBytes != 0 {
-		t.Errorf("%d bytes pinned", f.PinnedBytes)
-	}
-}

@@ -112,12 +112,16 @@ type process struct {
 	buffer   *buffer
 	many     []*buffer
 	warm     *buffer // small and present, for transfers that are not measured
+	lanes    []*lane // of a stream
 }
 
 func (p *process) close() error {
 	err := errors.Join(p.drop(), p.dropMany())
 	if p.warm != nil {
 		err = errors.Join(err, p.warm.close())
+	}
+	for _, l := range p.lanes {
+		err = errors.Join(err, l.close())
 	}
 	if p.endpoint != nil {
 		err = errors.Join(err, p.endpoint.close())
@@ -143,6 +147,10 @@ func (p *process) obey(ctx context.Context, o order) reply {
 	switch {
 	case o.Op == opAttach:
 		r.Attached, err = p.attachTo(ctx, o.Attach)
+	case o.Op == opStreamOpen:
+		err = p.openStream(ctx, o.Stream)
+	case o.Op == opStreamRun:
+		r.Streamed, err = p.runStream(ctx, o.Stream)
 	case p.endpoint == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opAttach)
 	case o.Op == opPrepare:
@@ -159,6 +167,8 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		r.Many, err = p.verifyMany(o.Many)
 	case p.buffer == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
+	case o.Op == opPlace:
+		r.VA = uint64(p.buffer.addr())
 	case o.Op == opTouch:
 		r.TouchNS, err = p.touch()
 	case o.Op == opWrite:

@@ -22,6 +22,7 @@ const (
 	opVerify  op = "verify"  // check the buffer
 	opWarm    op = "warm"    // make and export a small buffer for warming up
 	opStats   op = "stats"   // count what the library's page-fault thread did
+	opPlace   op = "place"   // tell where the buffer is
 )
 
 // order is what the parent sends.
@@ -32,6 +33,7 @@ type order struct {
 	Write   writeOrder `json:"write,omitzero"`
 	Verify  verify     `json:"verify,omitzero"`
 	Many    []piece    `json:"many,omitempty"`
+	Stream  stream     `json:"stream,omitzero"`
 }
 
 // attachment is where and how to attach.
@@ -68,6 +70,8 @@ type reply struct {
 	TouchNS  int64    `json:"touch_ns,omitempty"`
 	Pages    uint64   `json:"pages,omitempty"` // that the library was asked to touch
 	Many     []piece  `json:"many,omitempty"`
+	VA       uint64   `json:"va,omitempty"` // of the buffer
+	Streamed streamed `json:"streamed,omitzero"`
 }
 
 // attached tells where a test process is.

@@ -135,6 +135,19 @@ func (e *rdmaEndpoint) write(va device.VA, size uint64, remote string) (transfer
 	return &rdmaTransfer{t}, nil
 }
 
+// writeAt writes into the named buffer from offset on.
+func (e *rdmaEndpoint) writeAt(va device.VA, size uint64, remote string, offset uint64) (transfer, error) {
+	dst, err := e.find(remote)
+	if err != nil {
+		return nil, err
+	}
+	t, err := e.ep.Write(context.Background(), rdma.WriteRequest{SrcVA: va, Size: size, Dst: dst, Offset: offset})
+	if err != nil {
+		return nil, err
+	}
+	return &rdmaTransfer{t}, nil
+}
+
 func (e *rdmaEndpoint) start(va device.VA, size uint64, remote string, read, urgent bool) (transfer, error) {
 	r, err := e.find(remote)
 	if err != nil {

@@ -15,10 +15,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/vfio/user"
-	"github.com/exanet/pfd/workload"
+	"github.com/exanet/pfd/workload/bench"
 )
 
 // deviceBench is what bench-device shows.
@@ -33,8 +32,8 @@ type deviceBench struct {
 		Ratio  float64 `json:"read_by_ping"`
 	} `json:"register_read"`
 	// Writes of 4 KiB by pfd over the socket, and by pfd with the nodes inside.
-	Socket workload.FirstLight `json:"vfio_user"`
-	Inside workload.FirstLight `json:"emu"`
+	Socket bench.Small `json:"vfio_user"`
+	Inside bench.Small `json:"emu"`
 }
 
 // Numbers of bench-device.
@@ -46,23 +45,24 @@ const (
 
 func (a *app) deviceBenchCommand() *cobra.Command {
 	var pfd string
-	var small, large int
+	var small int
+	var file string
 	c := &cobra.Command{
 		Use:    "bench-device",
 		Short:  "Measure the device behind a socket: a register read, and writes into absent memory",
 		Hidden: true,
 		Args:   maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if small < 1 || large < 1 {
-				return usagef("--small and --large: want 1 transfer or more")
+			if small < 1 {
+				return usagef("--small: want 1 transfer or more")
 			}
-			return a.benchDevice(cmd.Context(), pfd, small, large)
+			return a.benchDevice(cmd.Context(), pfd, file, small)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&pfd, "pfd", "bin/pfd", "the pfd to start")
 	f.IntVar(&small, "small", 300, "transfers of 4 KiB of each kind")
-	f.IntVar(&large, "large", 50, "transfers of 1 MiB of each kind")
+	f.StringVar(&file, "write", "", "document whose section this replaces")
 	return c
 }
 
@@ -116,7 +116,7 @@ func helper(ctx context.Context, files []*os.File, args ...string) (*exec.Cmd, e
 	return c, nil
 }
 
-func (a *app) benchDevice(ctx context.Context, pfd string, small, large int) (err error) {
+func (a *app) benchDevice(ctx context.Context, pfd, file string, small int) (err error) {
 	// What is started here ends with the thread that started it.
 	runtime.LockOSThread()
 	dir, err := os.MkdirTemp("", "exanet-")
@@ -139,11 +139,17 @@ func (a *app) benchDevice(ctx context.Context, pfd string, small, large int) (er
 		return err
 	}
 	device := fmt.Sprintf("vfio-user:%s,%s", serve.SocketPath(dir, 0), serve.SocketPath(dir, 1))
-	if b.Socket, err = benchPFD(ctx, pfd, small, large, "--device", device); err != nil {
+	l := bench.Lab{PFD: pfd, Command: testProcess(), Small: small}
+	if b.Socket, err = l.Write4KiB(ctx, "--device", device); err != nil {
 		return err
 	}
-	if b.Inside, err = benchPFD(ctx, pfd, small, large); err != nil {
+	if b.Inside, err = l.Write4KiB(ctx); err != nil {
 		return err
+	}
+	if file != "" {
+		if err := bench.Replace(file, "bench-device", b.markdown()); err != nil {
+			return err
+		}
 	}
 	if a.wantJSON() {
 		return a.printJSON(b)
@@ -151,27 +157,23 @@ func (a *app) benchDevice(ctx context.Context, pfd string, small, large int) (er
 	t := a.table("register", fmt.Sprintf("read %.1f us", b.Register.Read), fmt.Sprintf("64 bytes there and back %.1f us", b.Register.Ping), fmt.Sprintf("%.2fx that", b.Register.Ratio))
 	for _, r := range []struct {
 		name string
-		f    *workload.FirstLight
+		f    *bench.Small
 	}{{"4 KiB, vfio-user", &b.Socket}, {"4 KiB, emu", &b.Inside}} {
-		t.add(r.name, fmt.Sprintf("present %.1f us", r.f.Small.Present), fmt.Sprintf("absent (gup, p1) %.1f us", r.f.Small.Absent), fmt.Sprintf("%.2fx present", r.f.Small.Ratio))
+		t.add(r.name, fmt.Sprintf("present %.1f us", r.f.Present), fmt.Sprintf("absent (gup, p1) %.1f us", r.f.Absent), fmt.Sprintf("%.2fx present", r.f.Ratio))
 	}
 	return t.flush()
 }
 
-// benchPFD measures writes by a pfd of its own.
-func benchPFD(ctx context.Context, pfd string, small, large int, args ...string) (f workload.FirstLight, err error) {
-	p, err := workload.StartDaemon(ctx, pfd, 2, args...)
-	if err != nil {
-		return f, err
-	}
-	defer func() { err = errors.Join(err, p.Stop()) }()
-	c, err := control.New(p.Socket())
-	if err != nil {
-		return f, err
-	}
-	defer c.Close()
-	o := workload.Options{Socket: p.Socket(), From: 0, To: 1, Method: "gup", Command: testProcess()}
-	return workload.BenchFirstLight(ctx, c, o, small, large)
+// markdown gives the tables for docs/benchmarks.md.
+func (b *deviceBench) markdown() string {
+	return fmt.Sprintf(`| | |
+| --- | --- |
+| register read over the socket, p50 | %.1f us |
+| 64 bytes there and back between two processes | %.1f us (%.2f) |
+| 4 KiB present, over vfio-user | %.1f us |
+| 4 KiB absent, over vfio-user | %.0f us |
+| 4 KiB present and absent, in process | %.1f and %.1f us |
+`, b.Register.Read, b.Register.Ping, b.Register.Ratio, b.Socket.Present, b.Socket.Absent, b.Inside.Present, b.Inside.Absent)
 }
 
 // register measures reads of ID and exchanges of the same kind in turns, so that

@@ -1,0 +1,135 @@
+// Package bench measures pfd from outside, as its users meet it: pfds of its own
+// and test processes (package workload) that check every byte of every transfer.
+//
+// What is compared takes turns, so that what disturbs the machine disturbs all of
+// it, and a figure is a median. Only ratios within one run mean anything beyond
+// the machine that they were measured on.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/workload"
+)
+
+// Lab is what measurements are made with.
+type Lab struct {
+	PFD     string   // the program
+	Command []string // starts a test process (workload.Options)
+	// Rounds of 4 KiB and of 1 MiB transfers of each kind; others follow them.
+	Small, Large int
+	// Window is how long each number of channels is kept busy, and a tenth of how
+	// long an idle pfd is watched.
+	Window time.Duration
+	// Only, where it is not empty, names the Parts that are measured.
+	Only []string
+	// Progress hears what begins; nil: nobody.
+	Progress func(what string)
+}
+
+func (l *Lab) says(format string, args ...any) {
+	if l.Progress != nil {
+		l.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// pfd is a running one.
+type pfd struct {
+	process *workload.DaemonProcess
+	client  *control.Client
+	pid     int
+}
+
+// start starts a pfd. The calling goroutine is locked to its thread.
+func (l *Lab) start(ctx context.Context, nodes int, args ...string) (*pfd, error) {
+	p, err := workload.StartDaemon(ctx, l.PFD, nodes, args...)
+	if err != nil {
+		return nil, err
+	}
+	d := &pfd{process: p}
+	if d.client, err = control.New(p.Socket()); err != nil {
+		return nil, errors.Join(err, d.stop())
+	}
+	s, err := d.client.Status(ctx)
+	if err != nil {
+		return nil, errors.Join(err, d.stop())
+	}
+	d.pid = s.PID
+	return d, nil
+}
+
+func (d *pfd) stop() error {
+	if d.client != nil {
+		d.client.Close()
+	}
+	return d.process.Stop()
+}
+
+// open starts an initiator and a target.
+func (l *Lab) open(ctx context.Context, d *pfd, from, to int, method, policy string) (*workload.Session, error) {
+	return workload.Open(ctx, d.client, workload.Options{
+		Socket: d.process.Socket(), From: from, To: to, Method: method, Policy: policy, Command: l.Command,
+	}, uint64(time.Now().UnixNano()))
+}
+
+// turn is one kind of thing that is measured.
+type turn struct {
+	do func() (time.Duration, error)
+	ns []int64
+}
+
+// microseconds gives the median.
+func (t *turn) microseconds() float64 {
+	slices.Sort(t.ns)
+	return float64(t.ns[(len(t.ns)-1)/2]) / 1e3
+}
+
+// warmRounds come before those that count.
+const warmRounds = 10
+
+// takeTurns does each turn rounds times, one after the other.
+func takeTurns(ctx context.Context, rounds int, turns ...*turn) error {
+	for i := range warmRounds + max(rounds, 1) {
+		for _, t := range turns {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			d, err := t.do()
+			if err != nil {
+				return err
+			}
+			if i >= warmRounds {
+				t.ns = append(t.ns, d.Nanoseconds())
+			}
+		}
+	}
+	return nil
+}
+
+// pins is the most that a process had pinned, bytes.
+type pins struct{ most int64 }
+
+// transfer gives the turn of a transfer that arrives: its latency, with the
+// touching before it.
+func transfer(p *pins, s *workload.Session, t workload.Transfer) *turn {
+	t.Timeout, t.Warm = workload.DefaultTimeout, true
+	if t.Waiting == "" {
+		t.Waiting = workload.Poll
+	}
+	return &turn{do: func() (time.Duration, error) {
+		o, err := s.Do(t)
+		if err != nil {
+			return 0, err
+		}
+		if !o.Arrived || o.Wrong != "" {
+			return 0, fmt.Errorf("transfer of %d bytes to %s memory: %s%s", t.Size, t.Dst, o.Failure, o.Wrong)
+		}
+		p.most = max(p.most, o.Pinned)
+		return o.Latency + o.Touch, nil
+	}}
+}

@@ -1,0 +1,132 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// table writes a table of Markdown.
+type table struct{ strings.Builder }
+
+func (t *table) title(format string, args ...any) { fmt.Fprintf(t, "\n### "+format+"\n\n", args...) }
+
+func (t *table) row(cells ...string) { t.WriteString("| " + strings.Join(cells, " | ") + " |\n") }
+
+func (t *table) head(cells ...string) {
+	t.row(cells...)
+	t.row(strings.Split(strings.Repeat("--- ", len(cells)-1)+"---", " ")...)
+}
+
+func us(v float64) string {
+	if v < 100 {
+		return fmt.Sprintf("%.1f us", v)
+	}
+	return fmt.Sprintf("%.0f us", v)
+}
+
+func size(n uint64) string {
+	if n >= 1<<20 {
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d KiB", n>>10)
+}
+
+// Markdown gives all tables, with what is asked of a figure beside it.
+func (r *Report) Markdown() string {
+	var t table
+	fmt.Fprintf(&t, "Measured on %d processors (%s), Linux %s: medians of %d transfers of 4 KiB and %d of\n1 MiB of each kind, every byte of them checked; nothing was pinned (%d bytes).\n",
+		r.Machine.Processors, r.Machine.Processor, r.Machine.Kernel, r.Small.Transfers, r.Large.Transfers, r.PinnedBytes)
+
+	if r.Small.Transfers > 0 {
+		r.faults(&t)
+	}
+	if len(r.Methods) > 0 {
+		t.title("Page-in methods")
+		t.head("method", "4 KiB absent, p1", "1 MiB absent, pa")
+		for _, m := range r.Methods {
+			t.row(m.Method, us(m.Small), us(m.Large))
+		}
+	}
+	if len(r.Sizes) > 0 {
+		t.title("Reads beside writes (gup, pa)")
+		t.head("size", "write, present", "read, present", "write, absent", "read, absent")
+		for _, z := range r.Sizes {
+			t.row(size(z.Bytes), us(z.WritePresent), us(z.ReadPresent), us(z.WriteAbsent), us(z.ReadAbsent))
+		}
+	}
+	if len(r.Outstanding) > 0 {
+		t.title("Blocks of a transfer in flight (`pfd --outstanding`), 1 MiB")
+		t.head("blocks", "present", "absent, pa")
+		for _, w := range r.Outstanding {
+			t.row(fmt.Sprint(w.Blocks), us(w.Present), us(w.Absent))
+		}
+	}
+	if len(r.Firmware) > 0 {
+		t.title("Optimizations of the firmware (`pfd --firmware-options`)")
+		t.head("options", "4 KiB present", "1 MiB present", "1 MiB absent, p1")
+		for _, f := range r.Firmware {
+			t.row("`"+f.Options+"`", us(f.Small), us(f.Large), us(f.Absent))
+		}
+	}
+	if len(r.Channels) > 0 {
+		t.title("Channels kept busy with writes of 4 KiB")
+		t.head("channels", "transfers a second", "time of one", "processor time of pfd for one")
+		least, most := 0.0, 0.0
+		for _, c := range r.Channels {
+			t.row(fmt.Sprint(c.Channels), fmt.Sprintf("%.0f", c.PerSecond), us(c.Cost), us(c.Processor))
+			if least == 0 || c.Cost < least {
+				least = c.Cost
+			}
+			most = c.Cost
+		}
+		if least > 0 {
+			fmt.Fprintf(&t, "\nWith the most channels one costs %.2f of the least (asked: at most 1.2).\n", most/least)
+		}
+	}
+	if r.Idle.Nodes > 0 {
+		t.title("An idle pfd")
+		fmt.Fprintf(&t, "%d nodes, %d attached processes that do nothing, over %.0f s: %.2f %% of a processor\n(asked: under 0.5 %%), %.1f MiB resident (asked: under 64).\n",
+			r.Idle.Nodes, r.Idle.Processes, r.Idle.Seconds, r.Idle.Percent, float64(r.Idle.Resident)/(1<<20))
+	}
+	return t.String()
+}
+
+func (r *Report) faults(t *table) {
+	t.title("Faulting against present memory (gup, polling)")
+	t.head("", "4 KiB, p1", "1 MiB, pa", "asked for")
+	s, l := &r.Small, &r.Large
+	t.row("present", us(s.Present), us(l.Present), "4 KiB: at most 9 us")
+	t.row("absent", us(s.Absent), us(l.Absent), "")
+	t.row("absent / present", fmt.Sprintf("%.2f", s.Ratio), fmt.Sprintf("%.2f", l.Ratio), "4 KiB: at most 3.0")
+	t.row("bare page-in by the same call", us(s.Bare), us(l.Bare)+" (64 pages a call)", "")
+	t.row("what a fault adds / bare page-in", fmt.Sprintf("%.2f", s.AddedByBare), "", "at most 2.5")
+	t.row("touch first, then write", "", us(l.TouchFirst), "")
+	t.row("absent / touch first", "", fmt.Sprintf("%.2f", l.ByTouchFirst), "at most 0.8")
+	t.row("absent / (present + bare page-in)", "", fmt.Sprintf("%.2f", l.BySum), "at most 0.8")
+	t.row("raw copy, the same two calls at 256 KiB", "", us(l.Raw), "")
+	t.row("raw copy / present", "", fmt.Sprintf("%.2f", l.RawByPresent), "at least 0.65")
+}
+
+// ErrSection says that a document has no section of a name.
+var ErrSection = errors.New("no such section")
+
+// Replace puts text into file between its lines "<!-- name -->" and
+// "<!-- /name -->". Errors match ErrSection, or are os's.
+func Replace(file, name, text string) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("section %s: %w", name, err)
+	}
+	first, last := "<!-- "+name+" -->\n", "<!-- /"+name+" -->\n"
+	before, rest, ok := strings.Cut(string(b), first)
+	_, after, closed := strings.Cut(rest, last)
+	if !ok || !closed {
+		return fmt.Errorf("%w: %s has no lines %q and %q", ErrSection, file, strings.TrimSpace(first), strings.TrimSpace(last))
+	}
+	if err := os.WriteFile(file, []byte(before+first+text+last+after), 0o644); err != nil {
+		return fmt.Errorf("section %s: %w", name, err)
+	}
+	return nil
+}

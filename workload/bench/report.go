@@ -1,0 +1,102 @@
+package bench
+
+// Report is what a run has measured: medians, microseconds where nothing else is
+// said.
+type Report struct {
+	Version int     `json:"version"`
+	Machine Machine `json:"machine"`
+
+	Small       Small      `json:"write_4KiB"`
+	Large       Large      `json:"write_1MiB"`
+	Methods     []Method   `json:"methods"`
+	Sizes       []Size     `json:"sizes"`
+	Outstanding []Window   `json:"outstanding"`
+	Firmware    []Firmware `json:"firmware_options"`
+	Channels    []Channels `json:"channels"`
+	Idle        Idle       `json:"idle"`
+	PinnedBytes int64      `json:"pinned_bytes"`
+}
+
+// Machine is what it was measured on.
+type Machine struct {
+	Processor  string `json:"processor"`
+	Processors int    `json:"processors"`
+	Kernel     string `json:"kernel"`
+}
+
+// Small is 4 KiB, polling: destination present, and absent (gup, p1).
+type Small struct {
+	Transfers int     `json:"transfers"` // of each kind
+	Present   float64 `json:"present_us"`
+	Absent    float64 `json:"absent_us"`
+	// Bare is one page brought in by the same call without pfd; Added by a fault.
+	Bare        float64 `json:"bare_page_in_us,omitzero"`
+	Added       float64 `json:"added_us"`
+	Ratio       float64 `json:"absent_by_present"`
+	AddedByBare float64 `json:"added_by_bare,omitzero"`
+}
+
+// Large is 1 MiB, polling: destination present, all of it absent (gup, pa), and
+// absent but touched first by the target.
+type Large struct {
+	Transfers  int     `json:"transfers"`
+	Present    float64 `json:"present_us"`
+	Absent     float64 `json:"absent_us"`
+	TouchFirst float64 `json:"touch_first_us"` // touching and writing
+	// Bare is its pages brought in by the same call without pfd, 64 at a time; Raw
+	// its bytes moved by the same two calls, 256 KiB at a time.
+	Bare         float64 `json:"bare_page_in_us"`
+	Raw          float64 `json:"raw_copy_us"`
+	Ratio        float64 `json:"absent_by_present"`
+	ByTouchFirst float64 `json:"absent_by_touch_first"`
+	BySum        float64 `json:"absent_by_present_and_bare"`
+	RawByPresent float64 `json:"raw_copy_by_present"`
+}
+
+// Method is a page-in method: 4 KiB absent under p1, 1 MiB absent under pa.
+type Method struct {
+	Method string  `json:"method"`
+	Small  float64 `json:"write_4KiB_us"`
+	Large  float64 `json:"write_1MiB_us"`
+}
+
+// Size is writes and reads of a size, destination present and absent (gup, pa).
+type Size struct {
+	Bytes        uint64  `json:"bytes"`
+	WritePresent float64 `json:"write_present_us"`
+	ReadPresent  float64 `json:"read_present_us"`
+	WriteAbsent  float64 `json:"write_absent_us"`
+	ReadAbsent   float64 `json:"read_absent_us"`
+}
+
+// Window is a number of blocks in flight a transfer, with 1 MiB.
+type Window struct {
+	Blocks  int     `json:"blocks"`
+	Present float64 `json:"present_us"`
+	Absent  float64 `json:"absent_us"`
+}
+
+// Firmware is the firmware with all its optimizations, or without one.
+type Firmware struct {
+	Options string  `json:"options"` // as pfd --firmware-options takes them
+	Small   float64 `json:"write_4KiB_us"`
+	Large   float64 `json:"write_1MiB_us"`
+	Absent  float64 `json:"write_1MiB_absent_us"`
+}
+
+// Channels is a number of channels kept busy with writes of 4 KiB.
+type Channels struct {
+	Channels  int     `json:"channels"`
+	PerSecond float64 `json:"transfers_per_second"`
+	Cost      float64 `json:"cost_us"`    // of one transfer: time by transfers
+	Processor float64 `json:"pfd_cpu_us"` // of pfd, for one
+}
+
+// Idle is a pfd to which processes are attached that do nothing.
+type Idle struct {
+	Nodes     int     `json:"nodes"`
+	Processes int     `json:"processes"`
+	Seconds   float64 `json:"seconds"`
+	Percent   float64 `json:"cpu_percent"` // of one processor
+	Resident  int64   `json:"resident_bytes"`
+}

@@ -227,8 +227,10 @@ func (s *scenario) check(t *transfer) error {
 		return errors.New("complete, and the target saw nothing")
 	case t.done == device.DoneFailed && t.status == 0:
 		return errors.New("failed without a reason")
-	case t.done == device.DoneFailed && !t.doomed && t.status != device.StatusLimit && t.status != device.StatusSlaveError:
+	case t.done == device.DoneFailed && !t.doomed:
 		return fmt.Errorf("failed with status %d, and nothing was wrong with it", t.status)
+	case t.done == device.DoneFailed && t.status != device.StatusDecode && (t.status != device.StatusSlaveError || !s.world.cfg.NoTXFIFO):
+		return fmt.Errorf("failed with status %d, which is not what was wrong with it", t.status)
 	case t.done != device.DoneCompleted && t.done != device.DoneFailed:
 		return fmt.Errorf("done is %d", t.done)
 	}

@@ -26,8 +26,7 @@ type watch struct {
 	last  map[route]device.Sequence // the last sequence number seen
 	pktz  []map[uint32]uint64       // what the drivers wrote into packetizers, by node
 	busy  [][device.Slots]uint32
-	serve map[channel]*job // what read channels carry
-	order uint64
+	serve map[channel]*job            // what read channels carry
 	came  map[[2]device.NodeID]uint64 // newest frame that has arrived, by when it was sent
 	met   met
 	err   error

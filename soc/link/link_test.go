@@ -204,7 +204,7 @@ func TestSameChance(t *testing.T) {
 		}
 		return s
 	}
-	if run() != run() {
+	if one, two := run(), run(); one != two {
 		t.Error("two runs differ")
 	}
 }

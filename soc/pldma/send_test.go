@@ -156,8 +156,10 @@ func TestOpenReads(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
-			if !r.e.OpenRead(0, read) || !r.e.OpenRead(0, read) {
-				t.Fatal("a read cannot be opened, or not asked for again")
+			for range 2 { // asked for, and asked for again
+				if !r.e.OpenRead(0, read) {
+					t.Fatal("a read cannot be opened")
+				}
 			}
 			r.receive(r.frame(0, 1, 0, 1000, c.change))
 			r.settle()

@@ -1,0 +1,69 @@
+package attach
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"testing"
+
+	"github.com/exanet/pfd/internal/leak"
+)
+
+// Peers that send anything, before a hello and after a welcome, with descriptors
+// and without, leave nothing behind in pfd's side.
+func TestMessagesLeaveNothing(t *testing.T) {
+	path := serve(t, func(ctx context.Context, c *Conn) {
+		if _, err := c.AwaitHello(ctx); err != nil {
+			return
+		}
+		if c.Welcome(testWelcome, 0, 0, 0) == nil {
+			_ = c.Hold(ctx, nil)
+		}
+	})
+	good := golden(t)
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	_, unknown := begin(nil, 99, headerSize, "x")
+	hello := good["hello"]
+	type talk struct {
+		msgs [][]byte
+		fds  int
+	}
+	var talks []talk
+	for _, m := range [][]byte{{1}, hello, hello[:100], unknown, make([]byte, 100000), bytes.Repeat([]byte{0xff}, 176), good["welcome"], good["share"], good["register"]} {
+		for _, fds := range []int{0, 1, 4, 5, 200} {
+			talks = append(talks, talk{[][]byte{m}, fds}, talk{[][]byte{hello, m}, fds}, talk{[][]byte{hello, good["share"], m, good["unshare"]}, fds})
+		}
+	}
+	talks = append(talks, talk{nil, 0})
+	leak.Rounds(t, 3*len(talks), func(i int) {
+		talk := talks[i%len(talks)]
+		c, err := Dial(t.Context(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k, m := range talk.msgs {
+			var fds []int
+			if k == len(talk.msgs)-1 {
+				for range talk.fds {
+					fds = append(fds, int(null.Fd()))
+				}
+			}
+			if c.Send(m, fds...) != nil {
+				break // it has hung up
+			}
+			var buf [MaxMessage]byte
+			_, got, err := c.Receive(t.Context(), buf[:])
+			got.Close()
+			if err != nil {
+				break
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}

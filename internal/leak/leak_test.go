@@ -1,0 +1,49 @@
+package leak
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// told is a test that is told of an error.
+type told struct {
+	testing.TB
+	text string
+}
+
+func (t *told) Helper()                   {}
+func (t *told) Errorf(f string, v ...any) { t.text += fmt.Sprintf(f, v...) }
+
+func TestRounds(t *testing.T) {
+	var objects []*[64]byte
+	stop := make(chan struct{})
+	defer close(stop)
+	for name, f := range map[string]func(int){
+		"":        func(int) { _ = make([]byte, 100) },
+		"objects": func(int) { objects = append(objects, new([64]byte)) },
+		"goroutines": func(i int) {
+			if i == 0 {
+				go func() { <-stop }()
+			}
+		},
+		"descriptors": func(i int) {
+			if i == 0 {
+				f, err := os.Open("/dev/null")
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { f.Close() })
+			}
+		},
+	} {
+		c := &told{TB: t}
+		check(c, 1000, 20*time.Millisecond, f)
+		if (name != "") != strings.Contains(c.text, "left something behind") {
+			t.Errorf("%q: %q", name, c.text)
+		}
+	}
+	_ = objects
+}

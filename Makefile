@@ -47,9 +47,10 @@ faultpoints:
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 9m ./...
 
+# Takes some minutes, on an idle machine, and writes its tables into docs/benchmarks.md.
 bench: build
-	@bin/exanetctl bench --pfd bin/pfd
-	@bin/exanetctl bench-device --pfd bin/pfd
+	@bin/exanetctl bench --pfd bin/pfd --write docs/benchmarks.md
+	@bin/exanetctl bench-device --pfd bin/pfd --write docs/benchmarks.md
 
 fuzz:
 	sh scripts/fuzz.sh $(FUZZTIME)

@@ -14,7 +14,7 @@ import (
 
 // benchCommand is what `make bench` runs.
 func (a *app) benchCommand() *cobra.Command {
-	l := bench.Lab{Command: testProcess()}
+	l := bench.Lab{Command: testProcess(), Largest: 16 << 20}
 	var file string
 	c := &cobra.Command{
 		Use:    "bench",

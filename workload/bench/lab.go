@@ -23,6 +23,8 @@ type Lab struct {
 	Command []string // starts a test process (workload.Options)
 	// Rounds of 4 KiB and of 1 MiB transfers of each kind; others follow them.
 	Small, Large int
+	// Largest is the largest size at which reads and writes are compared, bytes.
+	Largest uint64
 	// Window is how long each number of channels is kept busy, and a tenth of how
 	// long an idle pfd is watched.
 	Window time.Duration
@@ -89,12 +91,14 @@ func (t *turn) microseconds() float64 {
 	return float64(t.ns[(len(t.ns)-1)/2]) / 1e3
 }
 
-// warmRounds come before those that count.
+// warmRounds at most come before those that count.
 const warmRounds = 10
 
 // takeTurns does each turn rounds times, one after the other.
 func takeTurns(ctx context.Context, rounds int, turns ...*turn) error {
-	for i := range warmRounds + max(rounds, 1) {
+	rounds = max(rounds, 1)
+	warm := min(warmRounds, rounds)
+	for i := range warm + rounds {
 		for _, t := range turns {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -103,7 +107,7 @@ func takeTurns(ctx context.Context, rounds int, turns ...*turn) error {
 			if err != nil {
 				return err
 			}
-			if i >= warmRounds {
+			if i >= warm {
 				t.ns = append(t.ns, d.Nanoseconds())
 			}
 		}

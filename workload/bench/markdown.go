@@ -71,19 +71,7 @@ func (r *Report) Markdown() string {
 		}
 	}
 	if len(r.Channels) > 0 {
-		t.title("Channels kept busy with writes of 4 KiB")
-		t.head("channels", "transfers a second", "time of one", "processor time of pfd for one")
-		least, most := 0.0, 0.0
-		for _, c := range r.Channels {
-			t.row(fmt.Sprint(c.Channels), fmt.Sprintf("%.0f", c.PerSecond), us(c.Cost), us(c.Processor))
-			if least == 0 || c.Cost < least {
-				least = c.Cost
-			}
-			most = c.Cost
-		}
-		if least > 0 {
-			fmt.Fprintf(&t, "\nWith the most channels one costs %.2f of the least (asked: at most 1.2).\n", most/least)
-		}
+		r.rates(&t)
 	}
 	if r.Idle.Nodes > 0 {
 		t.title("An idle pfd")
@@ -107,6 +95,26 @@ func (r *Report) faults(t *table) {
 	t.row("absent / (present + bare page-in)", "", fmt.Sprintf("%.2f", l.BySum), "at most 0.8")
 	t.row("raw copy, the same two calls at 256 KiB", "", us(l.Raw), "")
 	t.row("raw copy / present", "", fmt.Sprintf("%.2f", l.RawByPresent), "at least 0.65")
+}
+
+func (r *Report) rates(t *table) {
+	t.title("Channels kept busy")
+	t.head("channels", "64 B: transfers a second", "time of one", "pfd's processor time for one", "4 KiB: transfers a second", "time of one", "pfd's processor time for one")
+	grow := func(of func(*Channels) float64) float64 {
+		least := of(&r.Channels[0])
+		for i := range r.Channels {
+			least = min(least, of(&r.Channels[i]))
+		}
+		return of(&r.Channels[len(r.Channels)-1]) / least
+	}
+	for _, c := range r.Channels {
+		t.row(fmt.Sprint(c.Channels),
+			fmt.Sprintf("%.0f", c.Tiny.PerSecond), us(c.Tiny.Cost), us(c.Tiny.Processor),
+			fmt.Sprintf("%.0f", c.Small.PerSecond), us(c.Small.Cost), us(c.Small.Processor))
+	}
+	fmt.Fprintf(t, "\nWith the most channels one takes %.2f of the least with 64 bytes and %.2f with 4 KiB,\nand of pfd's processor time %.2f and %.2f (asked: at most 1.2).\n",
+		grow(func(c *Channels) float64 { return c.Tiny.Cost }), grow(func(c *Channels) float64 { return c.Small.Cost }),
+		grow(func(c *Channels) float64 { return c.Tiny.Processor }), grow(func(c *Channels) float64 { return c.Small.Processor }))
 }
 
 // ErrSection says that a document has no section of a name.

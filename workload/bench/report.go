@@ -84,9 +84,17 @@ type Firmware struct {
 	Absent  float64 `json:"write_1MiB_absent_us"`
 }
 
-// Channels is a number of channels kept busy with writes of 4 KiB.
+// Channels is a number of channels kept busy: with writes of 64 bytes, where the
+// machine is what costs, and of 4 KiB, where their memory does not stay in the
+// processor's caches.
 type Channels struct {
-	Channels  int     `json:"channels"`
+	Channels int  `json:"channels"`
+	Tiny     Rate `json:"write_64B"`
+	Small    Rate `json:"write_4KiB"`
+}
+
+// Rate is how fast transfers follow one another.
+type Rate struct {
 	PerSecond float64 `json:"transfers_per_second"`
 	Cost      float64 `json:"cost_us"`    // of one transfer: time by transfers
 	Processor float64 `json:"pfd_cpu_us"` // of pfd, for one

@@ -199,7 +199,7 @@ func (l *Lab) sizes(ctx context.Context, r *Report, p *pins) error {
 			return err
 		}
 		open.add(s)
-		for size := uint64(smallSize); size <= 16<<20; size *= 4 {
+		for size := uint64(smallSize); size <= l.Largest; size *= 4 {
 			l.says("reads and writes, %d bytes", size)
 			kind := func(dst workload.State, read bool) *turn {
 				return transfer(p, s, workload.Transfer{Size: size, Src: workload.Present, Dst: dst, Read: read})
@@ -308,6 +308,7 @@ func (l *Lab) firmware(ctx context.Context, r *Report, p *pins) error {
 const (
 	streamNodes   = 4
 	streamDomains = 8
+	streamSize    = 64
 	maxChannels   = streamNodes * streamDomains * 32
 	streamRounds  = 5
 
@@ -317,47 +318,62 @@ const (
 
 // channels is 1 to 1024 channels kept busy, in turns.
 func (l *Lab) channels(ctx context.Context, r *Report, _ *pins) error {
-	return l.with(ctx, streamNodes, func(d *pfd) (err error) {
-		s, err := workload.OpenStream(ctx, d.client, workload.Options{Socket: d.process.Socket(), Command: l.Command}, streamDomains, smallSize)
-		if err != nil {
-			return err
+	return l.with(ctx, streamNodes, func(d *pfd) error {
+		for n := 1; n <= maxChannels; n *= 4 {
+			r.Channels = append(r.Channels, Channels{Channels: n})
 		}
-		defer func() { err = errors.Join(err, s.Close()) }()
-		type point struct{ cost, cpu turn }
-		var points []*point
-		l.says("1 to %d channels", maxChannels)
-		for range streamRounds {
-			i := 0
-			for n := 1; n <= maxChannels; n *= 4 {
-				if len(points) <= i {
-					points = append(points, &point{})
-				}
-				before, err := used(d.pid)
-				if err != nil {
-					return err
-				}
-				got, err := s.Run(n, l.Window)
-				if err != nil {
-					return fmt.Errorf("%d channels: %w", n, err)
-				}
-				after, err := used(d.pid)
-				if err != nil {
-					return err
-				}
-				each := int64(max(got.Transfers, 1))
-				points[i].cost.ns = append(points[i].cost.ns, got.Elapsed.Nanoseconds()/each)
-				points[i].cpu.ns = append(points[i].cpu.ns, (after-before).Nanoseconds()/each)
-				i++
+		for _, k := range []struct {
+			size uint64
+			of   func(*Channels) *Rate
+		}{
+			{streamSize, func(c *Channels) *Rate { return &c.Tiny }},
+			{smallSize, func(c *Channels) *Rate { return &c.Small }},
+		} {
+			l.says("1 to %d channels with writes of %d bytes", maxChannels, k.size)
+			rates, err := l.stream(ctx, d, r.Channels, k.size)
+			if err != nil {
+				return fmt.Errorf("writes of %d bytes: %w", k.size, err)
 			}
-		}
-		n := 1
-		for _, p := range points {
-			cost := p.cost.microseconds()
-			r.Channels = append(r.Channels, Channels{n, 1e6 / cost, cost, p.cpu.microseconds()})
-			n *= 4
+			for i := range r.Channels {
+				*k.of(&r.Channels[i]) = rates[i]
+			}
 		}
 		return nil
 	})
+}
+
+// stream measures each number of channels with one size.
+func (l *Lab) stream(ctx context.Context, d *pfd, counts []Channels, size uint64) (rates []Rate, err error) {
+	s, err := workload.OpenStream(ctx, d.client, workload.Options{Socket: d.process.Socket(), Command: l.Command}, streamDomains, size)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	points := make([]struct{ cost, cpu turn }, len(counts))
+	for range streamRounds {
+		for i, c := range counts {
+			before, err := used(d.pid)
+			if err != nil {
+				return nil, err
+			}
+			got, err := s.Run(c.Channels, l.Window)
+			if err != nil {
+				return nil, fmt.Errorf("%d channels: %w", c.Channels, err)
+			}
+			after, err := used(d.pid)
+			if err != nil {
+				return nil, err
+			}
+			each := int64(max(got.Transfers, 1))
+			points[i].cost.ns = append(points[i].cost.ns, got.Elapsed.Nanoseconds()/each)
+			points[i].cpu.ns = append(points[i].cpu.ns, (after-before).Nanoseconds()/each)
+		}
+	}
+	for i := range points {
+		cost := points[i].cost.microseconds()
+		rates = append(rates, Rate{1e6 / cost, cost, points[i].cpu.microseconds()})
+	}
+	return rates, nil
 }
 
 // idle is a pfd that has nothing to do.

@@ -68,6 +68,23 @@ func closeFDs(fds []int) {
 	}
 }
 
+// How often a call is made that the kernel has no memory for, and how long apart
+// (ours): a device must not be lost for that.
+const (
+	shortTries = 5
+	shortPause = time.Millisecond
+)
+
+// scarce tells whether a call is to be made again because the kernel was short of
+// memory, and waits a while before. Nothing was sent or received then.
+func scarce(errno unix.Errno, tries int) bool {
+	if errno != unix.ENOMEM && errno != unix.ENOBUFS || tries > shortTries {
+		return false
+	}
+	time.Sleep(shortPause)
+	return true
+}
+
 // errWouldBlock says that a receive that must not wait found nothing.
 var errWouldBlock = errors.New("nothing to receive")
 
@@ -78,7 +95,7 @@ var errWouldBlock = errors.New("nothing to receive")
 func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 	s.rxIov.Base = &p[0]
 	s.rxIov.SetLen(len(p))
-	for {
+	for tries := 0; ; {
 		s.rx.Iov = &s.rxIov
 		s.rx.SetIovlen(1)
 		s.rx.Control = &s.oob[0]
@@ -92,6 +109,9 @@ func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 		case unix.EAGAIN:
 			return 0, nil, errWouldBlock
 		default:
+			if tries++; scarce(errno, tries) {
+				continue
+			}
 			return 0, nil, fmt.Errorf("%w: receive: %w", ErrGone, errno)
 		}
 		n = int(r)
@@ -133,7 +153,7 @@ func (s *socket) send(p []byte, fds []int) error {
 	if len(fds) > 0 {
 		control = unix.UnixRights(fds...)
 	}
-	for len(p) > 0 {
+	for tries := 0; len(p) > 0; {
 		s.txIov.Base = &p[0]
 		s.txIov.SetLen(len(p))
 		s.tx.Iov = &s.txIov
@@ -151,7 +171,9 @@ func (s *socket) send(p []byte, fds []int) error {
 		case unix.EAGAIN:
 			return fmt.Errorf("%w: %w: the peer does not read", ErrGone, ErrTimeout)
 		default:
-			return fmt.Errorf("%w: send: %w", ErrGone, errno)
+			if tries++; !scarce(errno, tries) {
+				return fmt.Errorf("%w: send: %w", ErrGone, errno)
+			}
 		}
 	}
 	return nil

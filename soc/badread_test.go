@@ -223,3 +223,35 @@ func TestReadAskedForAgainIsServedOnce(t *testing.T) {
 		t.Errorf("%d blocks issued, want 1", blocks)
 	}
 }
+
+// A refusal is heard and ends nothing: it may come late or twice, when the read has
+// been asked for again and is being served. A failure ends it.
+func TestRefusedReadStaysOpen(t *testing.T) {
+	p := newPair(t, Config{})
+	f := p.request(targetID, goodRead())
+	if f == nil {
+		t.Fatal("a good request does not go out")
+	}
+	other := goodRead()
+	other.Dst += 0x100000
+	for _, tt := range []struct {
+		name string
+		a    mailbox.Ack
+		open bool
+	}{
+		{"refused", mailbox.Ack{Transaction: 77, Code: device.CodeNoContext}, true},
+		{"refused, doubled", mailbox.Ack{Transaction: 77, Code: device.CodeNoContext}, true},
+		{"failed", mailbox.Ack{Transaction: 77, Code: device.CodeDomain, Sequence: device.Sequence(device.StatusDomain)}, false},
+	} {
+		answer := &wire.Frame{Header: wire.Header{Kind: wire.Message, Epoch: f.Epoch, SrcNode: targetID, DstNode: initiatorID, DstMailbox: 18}, MessageLen: 1}
+		answer.Message[0] = tt.a.Encode()
+		p.from.step(Event{Kind: FrameArrived, Frame: answer})
+		if mails := p.from.take(MailArrived); len(mails) != 1 {
+			t.Errorf("%s: the process has %d messages, want 1", tt.name, len(mails))
+		}
+		p.from.n.TakeMail(18)
+		if open := p.request(targetID, other) == nil; open != tt.open {
+			t.Errorf("%s: its tag is in use: %v, want %v", tt.name, open, tt.open)
+		}
+	}
+}

@@ -53,6 +53,11 @@ func (n *Node) answered(m int, f *wire.Frame) bool {
 	if err != nil || f.Epoch != n.dma.Epoch() {
 		return false
 	}
+	if a.Sequence == 0 {
+		// Refused, and asked for again: it stays open. The refusal may be late, or
+		// come twice, when the read is already being served.
+		return true
+	}
 	slot := n.slotOf(device.PDID(n.mboxCfg[m] & device.PDIDMask))
 	return slot < 0 || n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction))
 }

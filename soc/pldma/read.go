@@ -53,7 +53,7 @@ func (e *Engine) OpenRead(slot int, r OpenRead) bool {
 	return true
 }
 
-// CloseRead takes the answer that a read was refused or has failed. False:
+// CloseRead takes the answer that a read has failed. False:
 // something of it, or of a former read into the same memory, is still being
 // written, and the answer must not be heard yet.
 func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {

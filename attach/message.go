@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/groupname"
 	"github.com/exanet/pfd/pagein"
 )
 
@@ -44,7 +45,7 @@ const (
 	offAccept   = 80 // sixteen u16
 	offGroup    = 112
 	helloFlags  = flagAcceptGroup
-	groupLength = 64
+	groupLength = groupname.Max + 1
 
 	WelcomeSize      = 112
 	offSlot          = 72  // u8
@@ -248,7 +249,7 @@ func getText(f []byte, what string) (string, error) {
 type Hello struct {
 	Product     string        // the library's product and version
 	Node        device.NodeID // where the process wants to be
-	Group       string        // 1..63 of a-z A-Z 0-9 . _ -
+	Group       string        // as groupname.Check allows
 	Method      Method
 	Policy      Policy
 	Accept      []device.PDID // other domains that may reach this one, at most 16
@@ -327,19 +328,8 @@ func (h *Hello) check() error {
 			return fmt.Errorf("%w: accepted PDID 0, which no domain has", ErrValue)
 		}
 	}
-	return CheckGroup(h.Group)
-}
-
-// CheckGroup tells whether name can be a group's: 1 to 63 of a-z A-Z 0-9 . _ -.
-// Errors match ErrValue.
-func CheckGroup(name string) error {
-	if len(name) == 0 || len(name) >= groupLength {
-		return fmt.Errorf("%w: group name of %d characters, 1 to %d are allowed", ErrValue, len(name), groupLength-1)
-	}
-	for _, c := range []byte(name) {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
-			return fmt.Errorf("%w: group name %q: only letters, digits, '.', '_' and '-' are allowed", ErrValue, name)
-		}
+	if err := groupname.Check(h.Group); err != nil {
+		return fmt.Errorf("%w: %w", ErrValue, err)
 	}
 	return nil
 }

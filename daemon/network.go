@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/internal/groupname"
 )
 
 // directory makes the directory of groups and PDIDs, as the configuration has it.
@@ -47,7 +47,7 @@ func ParseGroups(text string) ([]domain.Group, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: line %d: user %q is no number", ErrConfig, line, f[0])
 		}
-		if err := attach.CheckGroup(f[1]); err != nil {
+		if err := groupname.Check(f[1]); err != nil {
 			return nil, fmt.Errorf("%w: line %d: %w", ErrConfig, line, err)
 		}
 		first, err := strconv.ParseUint(f[2], 0, 16)

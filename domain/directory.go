@@ -3,10 +3,9 @@ package domain
 import (
 	"fmt"
 	"sync"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/groupname"
 )
 
 // Limits of groups and users (design.md "Rights"; ours).
@@ -16,8 +15,6 @@ const (
 	GroupSize = 8
 	// Quota is how many of a node's sixteen slots one user may hold.
 	Quota = 8
-	// GroupNameMax is the longest name of a group, bytes.
-	GroupNameMax = 64
 )
 
 // DirectoryConfig says which PDIDs a pfd may give out. Where several pfds serve
@@ -118,21 +115,13 @@ func (d *Directory) Range() (first, last device.PDID) {
 	return device.PDID(d.first), device.PDID(d.last)
 }
 
-// checkGroupName refuses what a hostile client could break a table or a log
-// with.
+// checkGroupName lets nothing be a group's name that the attachment protocol does
+// not; the empty name is that of processes that were given none.
 func checkGroupName(name string) error {
-	if len(name) > GroupNameMax {
-		return fmt.Errorf("%w: %d bytes long; take at most %d", ErrGroupName, len(name), GroupNameMax)
+	if name == "" {
+		return nil
 	}
-	if !utf8.ValidString(name) {
-		return fmt.Errorf("%w: not UTF-8; take printable text", ErrGroupName)
-	}
-	for _, r := range name {
-		if !unicode.IsPrint(r) {
-			return fmt.Errorf("%w: %q has a character that does not print; take printable text", ErrGroupName, name)
-		}
-	}
-	return nil
+	return groupname.Check(name)
 }
 
 // join takes the lowest free member index of a group on a node, and makes the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/groupname"
 )
 
 // Reasons of a refusal. Each error of this package that a caller may want to
@@ -22,8 +23,8 @@ var (
 	ErrPeers = errors.New("too many peers")
 	// ErrPDID: a PDID that nobody can have.
 	ErrPDID = errors.New("PDID 0 is never given out")
-	// ErrGroupName: a name that is too long or not printable.
-	ErrGroupName = errors.New("bad group name")
+	// ErrGroupName: a name that no group can have.
+	ErrGroupName = groupname.ErrName
 	// ErrNoDomain: the slot holds no live domain.
 	ErrNoDomain = errors.New("no live domain")
 	// ErrDevice: what answers is not a node, or not one that this driver knows.

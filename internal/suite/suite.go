@@ -26,6 +26,14 @@ func Run(t *testing.T, machine New) {
 	t.Run("zero page", func(t *testing.T) { zeroPage(t, NewRig(t, machine(t, false), fault.PIO, false)) })
 	t.Run("many at once", func(t *testing.T) { manyAtOnce(t, NewRig(t, machine(t, false), fault.PIA, false)) })
 	t.Run("completion words", func(t *testing.T) { completionWords(t, NewRig(t, machine(t, false), fault.PIO, false)) })
+	t.Run("touch", func(t *testing.T) {
+		t.Run("sizes", func(t *testing.T) { sizes(t, touched(t, machine(t, false), fault.PI4)) })
+		t.Run("misaligned", func(t *testing.T) { misaligned(t, touched(t, machine(t, false), fault.PIO)) })
+		t.Run("unresolvable", func(t *testing.T) { unresolvable(t, touched(t, machine(t, false), fault.PIA)) })
+		t.Run("zero page", func(t *testing.T) { zeroPage(t, touched(t, machine(t, false), fault.PIO)) })
+		t.Run("many at once", func(t *testing.T) { manyAtOnce(t, touched(t, machine(t, false), fault.PIA)) })
+		t.Run("completion words", func(t *testing.T) { completionWords(t, touched(t, machine(t, false), fault.PIO)) })
+	})
 }
 
 // which pages of a buffer are absent before a transfer.

@@ -82,19 +82,20 @@ func (r *Report) Markdown() string {
 }
 
 func (r *Report) faults(t *table) {
-	t.title("Faulting against present memory (gup, polling)")
-	t.head("", "4 KiB, p1", "1 MiB, pa", "asked for")
-	s, l := &r.Small, &r.Large
-	t.row("present", us(s.Present), us(l.Present), "4 KiB: at most 9 us")
-	t.row("absent", us(s.Absent), us(l.Absent), "")
-	t.row("absent / present", fmt.Sprintf("%.2f", s.Ratio), fmt.Sprintf("%.2f", l.Ratio), "4 KiB: at most 3.0")
-	t.row("bare page-in by the same call", us(s.Bare), us(l.Bare)+" (64 pages a call)", "")
-	t.row("what a fault adds / bare page-in", fmt.Sprintf("%.2f", s.AddedByBare), "", "at most 2.5")
-	t.row("touch first, then write", "", us(l.TouchFirst), "")
-	t.row("absent / touch first", "", fmt.Sprintf("%.2f", l.ByTouchFirst), "at most 0.8")
-	t.row("absent / (present + bare page-in)", "", fmt.Sprintf("%.2f", l.BySum), "at most 0.8")
-	t.row("raw copy, the same two calls at 256 KiB", "", us(l.Raw), "")
-	t.row("raw copy / present", "", fmt.Sprintf("%.2f", l.RawByPresent), "at least 0.65")
+	t.title("Faulting against present memory (gup)")
+	t.head("", "4 KiB, p1, polling", "1 MiB, pa, polling", "1 MiB, pa, sleeping", "asked for")
+	s, l, w := &r.Small, &r.Large, &r.Sleeping
+	ratio := func(v float64) string { return fmt.Sprintf("%.2f", v) }
+	t.row("present", us(s.Present), us(l.Present), us(w.Present), "4 KiB: at most 9 us")
+	t.row("absent", us(s.Absent), us(l.Absent), us(w.Absent), "")
+	t.row("absent / present", ratio(s.Ratio), ratio(l.Ratio), ratio(w.Ratio), "4 KiB: at most 3.0")
+	t.row("bare page-in by the same call (64 pages at once)", us(s.Bare), us(l.Bare), us(w.Bare), "")
+	t.row("what a fault adds / bare page-in", ratio(s.AddedByBare), "", "", "at most 2.5")
+	t.row("touch first, then write", "", us(l.TouchFirst), us(w.TouchFirst), "")
+	t.row("absent / touch first", "", ratio(l.ByTouchFirst), ratio(w.ByTouchFirst), "at most 0.8")
+	t.row("absent / (present + bare page-in)", "", ratio(l.BySum), ratio(w.BySum), "at most 0.8")
+	t.row("raw copy, the same two calls at 256 KiB", "", us(l.Raw), us(w.Raw), "")
+	t.row("raw copy / present", "", ratio(l.RawByPresent), ratio(w.RawByPresent), "at least 0.65")
 }
 
 func (r *Report) rates(t *table) {

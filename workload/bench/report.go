@@ -7,7 +7,8 @@ type Report struct {
 	Machine Machine `json:"machine"`
 
 	Small       Small      `json:"write_4KiB"`
-	Large       Large      `json:"write_1MiB"`
+	Large       Large      `json:"write_1MiB"`          // the initiator polls
+	Sleeping    Large      `json:"write_1MiB_sleeping"` // it sleeps
 	Methods     []Method   `json:"methods"`
 	Sizes       []Size     `json:"sizes"`
 	Outstanding []Window   `json:"outstanding"`
@@ -36,7 +37,7 @@ type Small struct {
 	AddedByBare float64 `json:"added_by_bare,omitzero"`
 }
 
-// Large is 1 MiB, polling: destination present, all of it absent (gup, pa), and
+// Large is 1 MiB: destination present, all of it absent (gup, pa), and
 // absent but touched first by the target.
 type Large struct {
 	Transfers  int     `json:"transfers"`

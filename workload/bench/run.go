@@ -126,20 +126,25 @@ func (l *Lab) firstLight(ctx context.Context, r *Report, p *pins) error {
 			return err
 		}
 		open.add(s)
-		present = transfer(p, s, workload.Transfer{Size: largeSize, Src: workload.Present, Dst: workload.Present})
-		absent = transfer(p, s, workload.Transfer{Size: largeSize, Src: workload.Present, Dst: workload.Absent})
-		first := transfer(p, s, workload.Transfer{Size: largeSize, Src: workload.Present, Dst: workload.Absent, TouchFirst: true})
-		in = b.pageIn(s, largeSize)
-		raw := b.copied(s, largeSize)
-		if err := takeTurns(ctx, l.Large, present, absent, first, in, raw); err != nil {
+		large := func(dst workload.State, w workload.Waiting, touch bool) *turn {
+			return transfer(p, s, workload.Transfer{Size: largeSize, Src: workload.Present, Dst: dst, Waiting: w, TouchFirst: touch})
+		}
+		var kinds [][]*turn
+		turns := []*turn{b.pageIn(s, largeSize), b.copied(s, largeSize)}
+		for _, w := range []workload.Waiting{workload.Poll, workload.Wait} {
+			k := []*turn{large(workload.Present, w, false), large(workload.Absent, w, false), large(workload.Absent, w, true)}
+			kinds, turns = append(kinds, k), append(turns, k...)
+		}
+		if err := takeTurns(ctx, l.Large, turns...); err != nil {
 			return err
 		}
-		g := &r.Large
-		g.Transfers = l.Large
-		g.Present, g.Absent, g.TouchFirst = present.microseconds(), absent.microseconds(), first.microseconds()
-		g.Bare, g.Raw = in.microseconds(), raw.microseconds()
-		g.Ratio, g.ByTouchFirst = g.Absent/g.Present, g.Absent/g.TouchFirst
-		g.BySum, g.RawByPresent = g.Absent/(g.Present+g.Bare), g.Raw/g.Present
+		for i, g := range []*Large{&r.Large, &r.Sleeping} {
+			g.Transfers = l.Large
+			g.Bare, g.Raw = turns[0].microseconds(), turns[1].microseconds()
+			g.Present, g.Absent, g.TouchFirst = kinds[i][0].microseconds(), kinds[i][1].microseconds(), kinds[i][2].microseconds()
+			g.Ratio, g.ByTouchFirst = g.Absent/g.Present, g.Absent/g.TouchFirst
+			g.BySum, g.RawByPresent = g.Absent/(g.Present+g.Bare), g.Raw/g.Present
+		}
 		return nil
 	})
 }

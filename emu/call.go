@@ -28,6 +28,7 @@ const maxJoin = 64
 type call struct {
 	kind    callKind
 	long    bool
+	helped  bool // by the helper
 	write   bool
 	ordered bool
 	node    *node
@@ -65,7 +66,8 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.bufs[:c.count])
 	clear(c.whole[:c.count])
 	c.node, c.slot, c.mem, c.task, c.err = nil, nil, nil, nil, nil
-	c.count, c.pages, c.moved, c.elapsed, c.long, c.ordered = 0, 0, 0, 0, false, false
+	c.count, c.pages, c.moved, c.elapsed = 0, 0, 0, 0
+	c.long, c.helped, c.ordered = false, false, false
 	c.next = e.free
 	e.free = c
 }
@@ -174,6 +176,9 @@ func (c *call) move() {
 
 // complete takes a call's result on the engine goroutine.
 func (e *Engine) complete(c *call) {
+	if c.helped {
+		e.helper.busy = false
+	}
 	e.settle(c)
 	switch c.kind {
 	case callTask:

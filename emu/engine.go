@@ -104,6 +104,8 @@ type Engine struct {
 	vectors  bool // some node has vectors to be delivered
 	stop     bool
 
+	helper helper
+
 	recorder *record.Writer // of the machines' inputs, nil: none
 
 	lease  atomic.Uint64 // odd: in a call that may sleep
@@ -240,6 +242,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if !e.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("%w: Run called twice", ErrConfig)
 	}
+	e.helper.start(e)
 	go e.loop(nil)
 	super := make(chan struct{})
 	go func() {
@@ -253,6 +256,10 @@ func (e *Engine) Run(ctx context.Context) error {
 	case <-e.done:
 	}
 	<-super
+	e.helper.end()
+	if !e.helper.busy {
+		<-e.helper.done
+	}
 	e.close()
 	return nil
 }

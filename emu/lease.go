@@ -26,7 +26,9 @@ func (e *Engine) dispatch(c *call) bool {
 		// No process is attached to the slot: nobody's worker would serve it.
 		return e.perform(c)
 	case c.long:
-		s.pager.submit(e, c)
+		if s.slow || !e.helper.give(c) {
+			s.pager.submit(e, c)
+		}
 	case s.slow:
 		s.mem.submit(e, c)
 	default:
@@ -166,6 +168,9 @@ func (w *worker) submit(e *Engine, c *call) {
 // than the call on a machine whose other processor sleeps: the engine has nothing
 // else to do. Nil: there is none.
 func (e *Engine) steal() *call {
+	if c := e.helper.steal(); c != nil {
+		return c
+	}
 	for _, s := range e.live {
 		if s.pager.more.Load() && !s.slow {
 			if c := s.pager.take(); c != nil {

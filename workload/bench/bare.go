@@ -13,9 +13,8 @@ import (
 // bare measures the calls by which pfd reaches memory, without pfd and without a
 // device: on the same buffers of the same test processes.
 type bare struct {
-	src, dst       *proc.Process
-	srcPID, dstPID int
-	buf            []byte
+	src, dst *proc.Process
+	buf      []byte
 }
 
 // open follows the processes of a session, which stay the same.

@@ -275,10 +275,13 @@ func (s *Session) makeWarm() error {
 // pinned sums VmLck and VmPin of the three processes.
 func (s *Session) pinned() (int64, error) {
 	var sum int64
-	for _, pid := range []int{s.initiator.pid(), s.target.pid(), s.daemon} {
-		n, err := pinned(pid)
+	for _, p := range []struct {
+		name string
+		pid  int
+	}{{"initiator", s.initiator.pid()}, {"target", s.target.pid()}, {"pfd", s.daemon}} {
+		n, err := pinned(p.pid)
 		if err != nil {
-			return 0, err
+			return 0, fmt.Errorf("%s: %w", p.name, err)
 		}
 		sum += n
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -117,7 +118,7 @@ reachable, 4 skipped.`,
 	root.SetOut(s.out)
 	root.SetErr(s.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return usagef("%w", err)
+		return usagef("%w", config.Explain(err))
 	})
 	f := root.PersistentFlags()
 	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock; where nothing stands there, the machine's /run/exanet/pfd.sock)")

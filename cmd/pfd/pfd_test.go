@@ -164,7 +164,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--no-such-flag"}, exitUsage, "no-such-flag"},
 		{[]string{"serve"}, exitUsage, "flags only"},
 		{[]string{"--socket", socket, "--nodes", "0"}, exitUsage, "1 to 64"},
-		{[]string{"--socket", socket, "--nodes", "x"}, exitUsage, "invalid argument"},
+		{[]string{"--socket", socket, "--nodes", "x"}, exitUsage, "--nodes x: want a whole number"},
 		{[]string{"--socket", socket, "--device", "vfio:0000:01:00.0"}, exitUsage, "--device"},
 		{[]string{"--socket", socket, "--source-faults", "no"}, exitUsage, "fifo"},
 		{[]string{"--socket", socket, "--log-level", "loud"}, exitUsage, "debug, info"},

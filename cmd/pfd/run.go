@@ -77,7 +77,7 @@ pfd can change. Other exit codes: 1 failed, 2 wrong usage.`,
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return fmt.Errorf("%w: %w", errUsage, err)
+		return fmt.Errorf("%w: %w", errUsage, config.Explain(err))
 	})
 	o.flags(cmd.Flags())
 	return cmd

@@ -65,7 +65,7 @@ func Apply(fs *pflag.FlagSet, file string, entries []Entry, skip ...string) erro
 			continue
 		}
 		if err := fs.Set(e.Key, e.Value); err != nil {
-			return fmt.Errorf("%w %s:%d: %w", ErrConfig, file, e.Line, err)
+			return fmt.Errorf("%w %s:%d: %w", ErrConfig, file, e.Line, Explain(err))
 		}
 	}
 	return nil

@@ -1,0 +1,32 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// Explain says in words what is wrong with a flag's value, where the flag's own
+// error would quote the parser of numbers. Other errors stay as they are.
+func Explain(err error) error {
+	var v *pflag.InvalidValueError
+	var n *strconv.NumError
+	if !errors.As(err, &v) || !errors.As(err, &n) {
+		return err
+	}
+	want := "a whole number"
+	switch kind := v.GetFlag().Value.Type(); {
+	case errors.Is(n.Err, strconv.ErrRange):
+		want = "a number that is not so large"
+	case strings.HasPrefix(kind, "uint"):
+		want = "a whole number, 0 or more"
+	case kind == "bool":
+		want = "true or false"
+	case strings.HasPrefix(kind, "float"):
+		want = "a number"
+	}
+	return fmt.Errorf("--%s %s: want %s", v.GetFlag().Name, v.GetValue(), want)
+}

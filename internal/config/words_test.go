@@ -1,0 +1,37 @@
+package config
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func TestExplain(t *testing.T) {
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--int", "x"}, "--int x: want a whole number"},
+		{[]string{"-i", "1.5"}, "--int 1.5: want a whole number"},
+		{[]string{"--uint", "-1"}, "--uint -1: want a whole number, 0 or more"},
+		{[]string{"--uint", "4294967296"}, "--uint 4294967296: want a number that is not so large"},
+		{[]string{"--bool=perhaps"}, "--bool perhaps: want true or false"},
+		{[]string{"--float", "x"}, "--float x: want a number"},
+		{[]string{"--none"}, "unknown flag: --none"},
+	} {
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		f.IntP("int", "i", 0, "")
+		f.Uint32("uint", 0, "")
+		f.Bool("bool", false, "")
+		f.Float64("float", 0, "")
+		err := f.Parse(tc.args)
+		if err == nil || Explain(err).Error() != tc.want {
+			t.Errorf("%q: %v, want %s", tc.args, Explain(err), tc.want)
+		}
+	}
+	other := errors.New("something else")
+	if Explain(other) != other || Explain(nil) != nil {
+		t.Error("an error that is no flag's has changed")
+	}
+}

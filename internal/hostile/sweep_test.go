@@ -92,6 +92,7 @@ func (s *sweeper) items(counts map[string]int, part string) []item {
 	for _, c := range seam.Calls() {
 		n := counts[c.Name]
 		s.points += n
+		s.failures += n * len(c.Errnos)
 		for k := 1; k <= n; k++ {
 			nth := k
 			if spread != 0 && n > spread {
@@ -105,7 +106,7 @@ func (s *sweeper) items(counts map[string]int, part string) []item {
 			}
 		}
 	}
-	if s.failures = len(list); s.seed == sweepAll || s.seed == sweepEvery {
+	if s.seed == sweepAll || s.seed == sweepEvery {
 		return list
 	}
 	order := func(i item) uint64 {

@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -179,8 +181,8 @@ func (b *buffer) swapOut() error {
 		return err
 	}
 	defer pages.close()
-	for range pageOuts {
-		if err := unix.Madvise(b.area, unix.MADV_PAGEOUT); err != nil {
+	for try := range pageOuts {
+		if err := onEveryCPU(func() error { return unix.Madvise(b.area, unix.MADV_PAGEOUT) }); err != nil {
 			return fmt.Errorf("MADV_PAGEOUT: %w", err)
 		}
 		n, err := pages.swapped(b.area)
@@ -190,8 +192,34 @@ func (b *buffer) swapOut() error {
 		if n == len(b.area)/pageSize {
 			return nil
 		}
+		time.Sleep(time.Duration(try) * time.Millisecond)
 	}
 	return fmt.Errorf("%w: state swapped: the kernel does not page the buffer out: add swap (swapon), or room in it, and let the memory cgroup use it", ErrSkipped)
+}
+
+// onEveryCPU calls f on each processor that the thread may run on, until it
+// fails: new pages wait in lists of the processor that made them, and are paged
+// out from there only.
+func onEveryCPU(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return f()
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // it was so
+	for cpu := range 8 * len(all) * int(unsafe.Sizeof(all[0])) {
+		if !all.IsSet(cpu) {
+			continue
+		}
+		var one unix.CPUSet
+		one.Set(cpu)
+		_ = unix.SchedSetaffinity(0, &one) // where it is not allowed f runs here
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // share lets the device reach the buffer as its state permits: the guards too, so

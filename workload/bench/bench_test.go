@@ -36,7 +36,8 @@ func TestRun(t *testing.T) {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	t.Setenv(processEnv, "1")
-	l := Lab{PFD: pfd, Command: []string{"/proc/self/exe"}, Small: 4, Large: 4, Largest: 64 << 10, Window: 20 * time.Millisecond}
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // the processes would each wait a second
+	l := Lab{PFD: pfd, Command: []string{"/proc/self/exe"}, Small: 2, Large: 1, Largest: 64 << 10, Window: 20 * time.Millisecond}
 	r, err := l.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -73,7 +73,7 @@ func (m emulated) Recording() (on, known bool) {
 
 func (m emulated) Attach(node, slot int, a *Attachment) error {
 	return m.engine.Attach(node, slot, &emu.Attachment{
-		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Gone: a.Gone,
+		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Gone: a.Gone, Log: a.Log,
 	})
 }
 

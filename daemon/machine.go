@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -60,6 +61,7 @@ type Attachment struct {
 	// Gone is called on the owning goroutine when the machine finds that the
 	// process's address space is gone (exit or exec). It does not block.
 	Gone func()
+	Log  *slog.Logger // names node, process and user; nil: the machine's
 }
 
 // ChannelInfo is a channel as the firmware holds it: its last transfer.

@@ -35,6 +35,8 @@ type Attachment struct {
 	// Gone is called once, on the owning goroutine, when the process's address
 	// space is found gone (exit or exec). It must not block. May be nil.
 	Gone func()
+	// Log, where it is given, names the process and its user in each line about it.
+	Log *slog.Logger
 }
 
 // Config is what an engine is built with.

@@ -66,8 +66,12 @@ func (e *Engine) overtaken(late *call) {
 	}
 	if s := late.slot; s != nil {
 		s.slow, s.quick = true, 0
-		e.log.Info("memory access over its lease: the domain is served by a worker of its own",
-			"node", s.node.index, "slot", s.index, "after", leaseTime)
+		log := s.att.Log // the user's own lines: nobody else's are held back for them
+		if log == nil {
+			log = e.log.With("node", s.node.index)
+		}
+		log.Info("memory access over its lease: the domain is served by a worker of its own",
+			"slot", s.index, "after", leaseTime)
 	}
 }
 

@@ -1,0 +1,24 @@
+package emu
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+)
+
+// The line about a slow process names its user, by whom lines are limited.
+func TestOverLeaseNamesTheProcess(t *testing.T) {
+	var own, all bytes.Buffer
+	e := &Engine{log: slog.New(slog.NewTextHandler(&all, nil))}
+	s := &slot{node: &node{}, index: 3, att: &Attachment{Log: slog.New(slog.NewTextHandler(&own, nil)).With("pid", 7, "uid", 8)}}
+	e.overtaken(&call{slot: s})
+	if !strings.Contains(own.String(), "over its lease") || !strings.Contains(own.String(), "uid=8") || all.Len() > 0 || !s.slow {
+		t.Errorf("says %q, and %q", own.String(), all.String())
+	}
+	s.att.Log = nil
+	e.overtaken(&call{slot: s})
+	if !strings.Contains(all.String(), "node=0 slot=3") {
+		t.Errorf("without a log of the process: %q", all.String())
+	}
+}

@@ -58,7 +58,7 @@ const (
 	ReasonProcess  Reason = 4 // the process died, or its address space is gone (exec)
 	ReasonDevice   Reason = 5 // the device behind pfd is gone
 	ReasonProtocol Reason = 6 // the process broke the protocol
-	ReasonLost     Reason = 7 // the connection broke without a word: pfd died (set by the library)
+	ReasonLost     Reason = 7 // the connection broke: pfd died (set by the library), or could not read from it (sent)
 )
 
 // String says the reason in words.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,7 @@ type Daemon struct {
 	state      atomic.Pointer[string]
 	initialize func(*node) error // of a node; set before the first one starts
 	claims     claims
+	unheard    chan string // a READY that did not reach the service manager
 
 	// stopped is closed when the owning goroutine runs posted functions no more.
 	stopped chan struct{}
@@ -60,6 +62,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
 		regions:    newLimiter(regionsPerUID),
 		handshakes: newLimiter(cfg.HandshakesPerUID),
+		unheard:    make(chan string, 1),
 		stopped:    make(chan struct{}),
 		leaving:    make(chan struct{}),
 		live:       map[*session]struct{}{},
@@ -200,7 +203,7 @@ func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{
 
 	d.log.Info("ready", "nodes", len(d.nodes), "device", d.cfg.Device,
 		"socket", d.cfg.Socket, "attach", control.AttachSocket(d.cfg.Socket))
-	d.notify(fmt.Sprintf("READY=1\nSTATUS=%d nodes\nMAINPID=%d", len(d.nodes), os.Getpid()))
+	d.ready(fmt.Sprintf("\nSTATUS=%d nodes\nMAINPID=%d", len(d.nodes), os.Getpid()))
 	keepCtx, stopKeeping := context.WithCancel(context.Background())
 	var keeper sync.WaitGroup
 	keeper.Go(func() { d.keep(keepCtx) })
@@ -229,10 +232,14 @@ func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{
 	return accepting, failure
 }
 
-func (d *Daemon) notify(state string) {
-	if err := notify(state); err != nil {
-		d.log.Warn("service manager not told", "err", err)
+// notify tells whether the service manager has been told.
+func (d *Daemon) notify(state string) bool {
+	err := notify(state)
+	if err != nil {
+		what, _, _ := strings.Cut(state, "\n")
+		d.log.Warn("service manager not told", "what", what, "err", err)
 	}
+	return err == nil
 }
 
 // startNodes initializes all nodes on the owning goroutine.

@@ -64,6 +64,21 @@ func watchdog(getenv func(string) string) time.Duration {
 // log holds back.
 const keepTime = 10 * time.Second
 
+// readyAgain is how long pfd waits before it says READY again that did not reach
+// the service manager, which would give up a service that is silent (ours).
+const readyAgain = 250 * time.Millisecond
+
+// ready tells the service manager that pfd works, and has keep say it again where
+// that fails.
+func (d *Daemon) ready(more string) {
+	if state := "READY=1" + more; !d.notify(state) {
+		select {
+		case d.unheard <- state:
+		default: // an earlier one is still being said
+		}
+	}
+}
+
 // keep looks after the daemon until ctx ends. The service manager's watchdog is
 // fed only while every node's owner answers: a stuck engine is restarted.
 func (d *Daemon) keep(ctx context.Context) {
@@ -74,10 +89,24 @@ func (d *Daemon) keep(ctx context.Context) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	told, swept := "", time.Now()
+	var unheard string
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case unheard = <-d.unheard:
+			again = time.After(readyAgain)
+			continue
+		case <-again:
+			switch {
+			case *d.state.Load() == control.StateDraining: // STOPPING was the last word
+			case d.notify(unheard):
+				d.log.Info("service manager told after all", "what", "READY=1")
+			default:
+				again = time.After(readyAgain)
+			}
+			continue
 		case <-tick.C:
 		}
 		alive := true

@@ -49,7 +49,7 @@ var settings = []setting{
 func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloaded, error) {
 	d.notify(notifyReloading())
 	// READY ends the reload for the service manager, whatever came of it.
-	defer d.notify("READY=1")
+	defer d.ready("")
 	var r Reloaded
 	next, err := load()
 	if err != nil {

@@ -101,6 +101,32 @@ func TestReloadIsToldToTheServiceManager(t *testing.T) {
 	}
 }
 
+// A READY that the service manager does not get is said again: it would give up
+// a service that is silent.
+func TestReadyIsSaidAgain(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "notify")
+	t.Setenv("NOTIFY_SOCKET", name)
+	var out syncBuffer
+	start(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(&out, nil)) })
+	for deadline := time.Now().Add(patience); !strings.Contains(out.String(), `msg="service manager not told" what="READY=1" err=`); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("its failure is not told: %s", out.String())
+		}
+	}
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 256)
+	if n, err := c.Read(b); err != nil || !strings.HasPrefix(string(b[:n]), "READY=1\nSTATUS=2 nodes\n") {
+		t.Errorf("told %q, %v", b[:n], err)
+	}
+}
+
 // The watchdog hears of pfd as long as its engine answers.
 func TestWatchdog(t *testing.T) {
 	next := manager(t)

@@ -46,6 +46,7 @@ type session struct {
 
 	once  sync.Once
 	ended chan attach.Reason
+	why   string        // more than the reason says, "" nothing; set before ended is
 	left  chan struct{} // closed when the domain is gone
 }
 
@@ -146,7 +147,7 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 		return nil, joinRefusal(err)
 	}
 	if err := s.welcome(); err != nil {
-		s.leave(attach.ReasonProtocol)
+		s.leave(brokenOff(err))
 		return nil, fmt.Errorf("welcome not delivered: %w", err)
 	}
 	return s, nil
@@ -196,7 +197,7 @@ func (s *session) join(hello *attach.Hello) error {
 	}
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
 		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process,
-		Gone: func() { s.end(attach.ReasonProcess) },
+		Gone: func() { s.end(attach.ReasonProcess) }, Log: s.log,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("attaching to the device: %w", err), n.domains.Destroy(dom.Slot, nil))
@@ -253,8 +254,28 @@ func (s *session) welcome() error {
 
 // end asks for the session's end. The first reason stays. It never blocks, and
 // any goroutine may call it.
-func (s *session) end(r attach.Reason) {
-	s.once.Do(func() { s.ended <- r })
+func (s *session) end(r attach.Reason) { s.endWith(r, "") }
+
+// endWith is end with a text for people.
+func (s *session) endWith(r attach.Reason, why string) {
+	s.once.Do(func() {
+		s.why = why
+		s.ended <- r
+	})
+}
+
+// brokenOff gives the reason of an attachment whose connection ended with err: who
+// sends what is no message, or takes no answer, broke the protocol; what pfd
+// cannot read for a reason of the kernel's is nobody's fault.
+func brokenOff(err error) attach.Reason {
+	switch {
+	case errors.Is(err, attach.ErrMessage), errors.Is(err, attach.ErrValue), errors.Is(err, attach.ErrVersion),
+		errors.Is(err, os.ErrDeadlineExceeded):
+		return attach.ReasonProtocol
+	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
+		return attach.ReasonClosed
+	}
+	return attach.ReasonLost
 }
 
 // wait sleeps until the attachment ends: the process closes its socket, dies, or
@@ -268,7 +289,7 @@ func (s *session) wait() attach.Reason {
 			s.end(attach.ReasonClosed)
 		case ctx.Err() == nil:
 			s.log.Info("attachment broken off", "err", err)
-			s.end(attach.ReasonProtocol)
+			s.endWith(brokenOff(err), err.Error())
 		}
 	})
 	watchers.Go(func() {
@@ -288,6 +309,10 @@ func (s *session) wait() attach.Reason {
 // last access in flight is over the machine lets go; then the process is told.
 func (s *session) leave(reason attach.Reason) {
 	s.end(reason)
+	text := reason.String()
+	if s.why != "" {
+		text += ": " + s.why
+	}
 	n, slot := s.n, s.joined.domain.Slot
 	quiet := make(chan struct{})
 	n.bus.Post(func() {
@@ -307,7 +332,7 @@ func (s *session) leave(reason attach.Reason) {
 	select {
 	case <-quiet:
 		s.memory.End(reason)
-		if err := s.conn.End(reason, reason.String()); err != nil {
+		if err := s.conn.End(reason, text); err != nil {
 			s.log.Debug("end not delivered", "err", err)
 		}
 		s.close()
@@ -316,7 +341,7 @@ func (s *session) leave(reason attach.Reason) {
 		// the kernel: what it uses stays mapped until pfd exits.
 		s.memory.End(reason)
 		s.memory, s.process = nil, nil
-		if err := s.conn.End(reason, reason.String()); err != nil {
+		if err := s.conn.End(reason, text); err != nil {
 			s.log.Debug("end not delivered", "err", err)
 		}
 	}

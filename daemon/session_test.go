@@ -240,6 +240,31 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 	}
 }
 
+// The process hears why its attachment was broken off.
+func TestBrokenOffIsToldWithItsCause(t *testing.T) {
+	r := start(t)
+	g := r.attach(hello())
+	if err := g.Send([]byte("no message")); err != nil {
+		t.Fatal(err)
+	}
+	if e := r.ended(g); e.Reason != attach.ReasonProtocol || !strings.HasPrefix(e.Text, e.Reason.String()+": "+attach.ErrMessage.Error()) {
+		t.Errorf("ended with %v: %q", e.Reason, e.Text)
+	}
+	for _, c := range []struct {
+		err  error
+		want attach.Reason
+	}{
+		{fmt.Errorf("x: %w", attach.ErrMessage), attach.ReasonProtocol},
+		{fmt.Errorf("sending: %w", os.ErrDeadlineExceeded), attach.ReasonProtocol},
+		{fmt.Errorf("sending: %w", unix.EPIPE), attach.ReasonClosed},
+		{fmt.Errorf("reading: %w", unix.ENOMEM), attach.ReasonLost},
+	} {
+		if got := brokenOff(c.err); got != c.want {
+			t.Errorf("%v: %v, want %v", c.err, got, c.want)
+		}
+	}
+}
+
 func TestEndOfThePFD(t *testing.T) {
 	t.Run("drained", func(t *testing.T) {
 		r := start(t)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/bits"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -138,10 +139,14 @@ type ending struct {
 }
 
 func (e *ending) String() string {
-	if e.text != "" {
-		return e.reason.String() + ": " + e.text
+	reason := e.reason.String()
+	switch {
+	case e.text == "":
+		return reason
+	case strings.HasPrefix(e.text, reason): // as pfd's does
+		return e.text
 	}
-	return e.reason.String()
+	return reason + ": " + e.text
 }
 
 // Attach gives the calling process a protection domain on a node. Without a

@@ -33,19 +33,24 @@ type piece struct {
 
 // starter is an endpoint that can more than plain writes.
 type starter interface {
-	start(va device.VA, size uint64, remote string, read, urgent bool) (transfer, error)
+	start(va device.VA, size uint64, remote string, offset uint64, read, urgent bool) (transfer, error)
 }
 
 // begin starts a transfer as an order says.
 func (p *process) begin(b *buffer, o *writeOrder) (transfer, error) {
-	if !o.Read && !o.Urgent {
-		return p.endpoint.write(b.addr(), b.request.Size, o.Remote)
+	return p.beginPart(b, o, 0, b.request.Size)
+}
+
+// beginPart starts the transfer of size bytes of a buffer from an offset on.
+func (p *process) beginPart(b *buffer, o *writeOrder, offset, size uint64) (transfer, error) {
+	if !o.Read && !o.Urgent && offset == 0 {
+		return p.endpoint.write(b.addr(), size, o.Remote)
 	}
 	s, ok := p.endpoint.(starter)
 	if !ok {
 		return nil, errors.New("this endpoint makes plain writes only")
 	}
-	return s.start(b.addr(), b.request.Size, o.Remote, o.Read, o.Urgent)
+	return s.start(b.addr()+device.VA(offset), size, o.Remote, offset, o.Read, o.Urgent)
 }
 
 func (p *process) dropMany() error {

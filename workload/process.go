@@ -296,34 +296,55 @@ func (p *process) makeWarm() (string, error) {
 	return p.endpoint.export(p.warm.addr(), warmSize)
 }
 
-// warmUp makes a small transfer and waits for its end.
-func (p *process) warmUp(ctx context.Context, remote string) error {
+// warmUp makes small transfers for a time, one at least.
+func (p *process) warmUp(ctx context.Context, remote string, d time.Duration) error {
 	if p.warm == nil {
 		return fmt.Errorf("%s before %s", opWrite, opWarm)
 	}
-	t, err := p.endpoint.write(p.warm.addr(), warmSize, remote)
-	if err != nil {
-		return err
+	for start := time.Now(); ; {
+		t, err := p.endpoint.write(p.warm.addr(), warmSize, remote)
+		if err != nil {
+			return err
+		}
+		if err := pollUntil(ctx, t); err != nil || time.Since(start) >= d {
+			return err
+		}
 	}
-	return pollUntil(ctx, t)
 }
 
-// write makes one transfer. Its latency is the time from before the call of
-// the library to when the initiator sees the end.
+// write makes one transfer, or one of each part.
 func (p *process) write(ctx context.Context, o writeOrder) outcome {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	b := p.buffer
 	if o.Warm != "" {
-		if err := p.warmUp(ctx, o.Warm); err != nil {
+		if err := p.warmUp(ctx, o.Warm, o.WarmTime); err != nil {
 			return outcome{Error: fmt.Sprintf("warming up: %v", err), Stuck: true}
 		}
 	}
 	if err := p.endpoint.know(o.Remote); err != nil {
 		return outcome{Error: err.Error()}
 	}
+	if o.Parts == 0 {
+		return p.writePart(ctx, &o, 0, p.buffer.request.Size)
+	}
+	var out outcome
+	size := p.buffer.request.Size / uint64(o.Parts)
+	for i := range uint64(o.Parts) {
+		part := p.writePart(ctx, &o, i*size, size)
+		part.LatencyNS += out.LatencyNS
+		part.PartNS = append(out.PartNS, part.LatencyNS-out.LatencyNS)
+		if out = part; !out.Done {
+			break
+		}
+	}
+	return out
+}
+
+// writePart makes one transfer. Its latency is the time from before the call of
+// the library to when the initiator sees the end.
+func (p *process) writePart(ctx context.Context, o *writeOrder, offset, size uint64) outcome {
 	start := time.Now()
-	t, err := p.begin(b, &o)
+	t, err := p.beginPart(p.buffer, o, offset, size)
 	if err != nil {
 		return outcome{Error: err.Error(), LatencyNS: time.Since(start).Nanoseconds()}
 	}

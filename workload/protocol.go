@@ -53,6 +53,11 @@ type writeOrder struct {
 	// Warm, where not empty, is the target's small buffer: a write into it comes
 	// first, and is not measured.
 	Warm string `json:"warm,omitempty"`
+	// WarmTime is for how long that is done again; 0: once.
+	WarmTime time.Duration `json:"warm_time_ns,omitempty"`
+	// Parts, where not 0, has so many transfers of equal parts of the buffer follow
+	// one another.
+	Parts int `json:"parts,omitempty"`
 	// Read has the bytes come from the target's buffer into this process's.
 	Read   bool `json:"read,omitempty"`
 	Urgent bool `json:"urgent,omitempty"`
@@ -82,9 +87,11 @@ type attached struct {
 
 // outcome is how a transfer ended.
 type outcome struct {
-	Done      bool   `json:"done"` // all bytes arrived, as the firmware says
-	LatencyNS int64  `json:"latency_ns"`
-	Error     string `json:"error,omitempty"` // why it failed
+	Done      bool  `json:"done"` // all bytes arrived, as the firmware says
+	LatencyNS int64 `json:"latency_ns"`
+	// PartNS has the latency of each part; LatencyNS is their sum.
+	PartNS []int64 `json:"part_ns,omitempty"`
+	Error  string  `json:"error,omitempty"` // why it failed
 	// Stuck says that the transfer did not end within its time: nothing is known
 	// about the buffers any more.
 	Stuck bool `json:"stuck,omitempty"`

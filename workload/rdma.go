@@ -135,29 +135,16 @@ func (e *rdmaEndpoint) write(va device.VA, size uint64, remote string) (transfer
 	return &rdmaTransfer{t}, nil
 }
 
-// writeAt writes into the named buffer from offset on.
-func (e *rdmaEndpoint) writeAt(va device.VA, size uint64, remote string, offset uint64) (transfer, error) {
-	dst, err := e.find(remote)
-	if err != nil {
-		return nil, err
-	}
-	t, err := e.ep.Write(context.Background(), rdma.WriteRequest{SrcVA: va, Size: size, Dst: dst, Offset: offset})
-	if err != nil {
-		return nil, err
-	}
-	return &rdmaTransfer{t}, nil
-}
-
-func (e *rdmaEndpoint) start(va device.VA, size uint64, remote string, read, urgent bool) (transfer, error) {
+func (e *rdmaEndpoint) start(va device.VA, size uint64, remote string, offset uint64, read, urgent bool) (transfer, error) {
 	r, err := e.find(remote)
 	if err != nil {
 		return nil, err
 	}
 	var t *rdma.Transfer
 	if read {
-		t, err = e.ep.Read(context.Background(), rdma.ReadRequest{DstVA: va, Size: size, Src: r})
+		t, err = e.ep.Read(context.Background(), rdma.ReadRequest{DstVA: va, Size: size, Src: r, Offset: offset})
 	} else {
-		t, err = e.ep.Write(context.Background(), rdma.WriteRequest{SrcVA: va, Size: size, Dst: r, Urgent: urgent})
+		t, err = e.ep.Write(context.Background(), rdma.WriteRequest{SrcVA: va, Size: size, Dst: r, Offset: offset, Urgent: urgent})
 	}
 	if err != nil {
 		return nil, err

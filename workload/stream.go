@@ -150,7 +150,7 @@ func (p *process) runStream(ctx context.Context, o stream) (streamed, error) {
 				continue
 			}
 			var err error
-			if b.t, err = b.lane.ep.writeAt(rdma.VAOf(b.lane.src.b)+device.VA(b.at), o.Size, b.lane.remote, b.at); err != nil {
+			if b.t, err = b.lane.ep.start(rdma.VAOf(b.lane.src.b)+device.VA(b.at), o.Size, b.lane.remote, b.at, false, false); err != nil {
 				return s, err
 			}
 			inFlight++

@@ -46,18 +46,11 @@ func (b *bare) close() {
 // pages a call as pfd asks for at most. Each call knows what a walk saw, as in
 // pfd; the walk is not measured.
 func (b *bare) pageIn(s *workload.Session, size uint64) *turn {
-	return &turn{do: func() (time.Duration, error) {
-		src, dst, err := s.Prepare(workload.Transfer{Size: size, Src: workload.Present, Dst: workload.Absent})
-		if err != nil {
-			return 0, err
-		}
-		if err := b.open(src, dst); err != nil {
-			return 0, err
-		}
+	return b.turn(s, size, workload.Absent, func(_, dst device.VA) (time.Duration, error) {
 		pager := gup.New(b.dst)
 		var sum time.Duration
 		for at := uint64(0); at < size; at += gup.MaxPages * device.PageSize {
-			va := dst.VA + device.VA(at)
+			va := dst + device.VA(at)
 			pages := int(min(size-at, gup.MaxPages*device.PageSize) / device.PageSize)
 			if _, err := b.dst.Walk(va, pages, true); err != nil {
 				return 0, err
@@ -70,7 +63,7 @@ func (b *bare) pageIn(s *workload.Session, size uint64) *turn {
 			}
 		}
 		return sum, nil
-	}}
+	})
 }
 
 // copied gives the turn of moving a buffer's bytes by the two calls that pfd
@@ -79,24 +72,44 @@ func (b *bare) copied(s *workload.Session, size uint64) *turn {
 	if b.buf == nil {
 		b.buf = make([]byte, proc.MaxBytes)
 	}
-	return &turn{do: func() (time.Duration, error) {
-		src, dst, err := s.Prepare(workload.Transfer{Size: size, Src: workload.Present, Dst: workload.Present})
-		if err != nil {
-			return 0, err
-		}
-		if err := b.open(src, dst); err != nil {
-			return 0, err
-		}
+	return b.turn(s, size, workload.Present, func(src, dst device.VA) (time.Duration, error) {
 		start := time.Now()
 		for at := uint64(0); at < size; at += proc.MaxBytes {
 			part := [][]byte{b.buf[:min(size-at, proc.MaxBytes)]}
-			if _, err := b.src.ReadV(part, src.VA+device.VA(at)); err != nil {
+			if _, err := b.src.ReadV(part, src+device.VA(at)); err != nil {
 				return 0, err
 			}
-			if _, err := b.dst.WriteV(part, dst.VA+device.VA(at)); err != nil {
+			if _, err := b.dst.WriteV(part, dst+device.VA(at)); err != nil {
 				return 0, err
 			}
 		}
 		return time.Since(start), nil
+	})
+}
+
+// turn has f done with each part of buffers that are made anew, in rows as those
+// of transfers.
+func (b *bare) turn(s *workload.Session, size uint64, state workload.State, f func(src, dst device.VA) (time.Duration, error)) *turn {
+	parts, cold := row(size)
+	return &turn{do: func() ([]time.Duration, error) {
+		src, dst, err := s.Prepare(workload.Transfer{Size: size * uint64(parts), Src: workload.Present, Dst: state})
+		if err != nil {
+			return nil, err
+		}
+		if err := b.open(src, dst); err != nil {
+			return nil, err
+		}
+		// As before transfers: the processes come to rest.
+		time.Sleep(warmTime)
+		var took []time.Duration
+		for i := range parts {
+			at := device.VA(uint64(i) * size)
+			d, err := f(src.VA+at, dst.VA+at)
+			if err != nil {
+				return nil, err
+			}
+			took = append(took, d)
+		}
+		return took[cold:], nil
 	}}
 }

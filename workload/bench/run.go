@@ -57,6 +57,12 @@ func (l *Lab) with(ctx context.Context, nodes int, f func(*pfd) error, args ...s
 	return f(d)
 }
 
+// rounds gives how often a row of transfers is made for count of them to count.
+func rounds(count int, size uint64) int {
+	parts, cold := row(size)
+	return (count + parts - cold - 1) / (parts - cold)
+}
+
 // sessions closes what was opened.
 type sessions []*workload.Session
 
@@ -85,7 +91,7 @@ func (l *Lab) Write4KiB(ctx context.Context, args ...string) (f Small, err error
 		open.add(s)
 		present := transfer(&p, s, workload.Transfer{Size: smallSize, Src: workload.Present, Dst: workload.Present})
 		absent := transfer(&p, s, workload.Transfer{Size: smallSize, Src: workload.Present, Dst: workload.Absent})
-		if err := takeTurns(ctx, l.Small, present, absent); err != nil {
+		if err := takeTurns(ctx, rounds(l.Small, smallSize), present, absent); err != nil {
 			return err
 		}
 		f.Transfers, f.Present, f.Absent = l.Small, present.microseconds(), absent.microseconds()
@@ -111,7 +117,7 @@ func (l *Lab) firstLight(ctx context.Context, r *Report, p *pins) error {
 		present := transfer(p, s, workload.Transfer{Size: smallSize, Src: workload.Present, Dst: workload.Present})
 		absent := transfer(p, s, workload.Transfer{Size: smallSize, Src: workload.Present, Dst: workload.Absent})
 		in := b.pageIn(s, smallSize)
-		if err := takeTurns(ctx, l.Small, present, absent, in); err != nil {
+		if err := takeTurns(ctx, rounds(l.Small, smallSize), present, absent, in); err != nil {
 			return err
 		}
 		f := &r.Small
@@ -135,7 +141,7 @@ func (l *Lab) firstLight(ctx context.Context, r *Report, p *pins) error {
 			k := []*turn{large(workload.Present, w, false), large(workload.Absent, w, false), large(workload.Absent, w, true)}
 			kinds, turns = append(kinds, k), append(turns, k...)
 		}
-		if err := takeTurns(ctx, l.Large, turns...); err != nil {
+		if err := takeTurns(ctx, rounds(l.Large, largeSize), turns...); err != nil {
 			return err
 		}
 		for i, g := range []*Large{&r.Large, &r.Sleeping} {
@@ -156,7 +162,7 @@ func (l *Lab) methods(ctx context.Context, r *Report, p *pins) error {
 		for _, k := range []struct {
 			size   uint64
 			policy string
-			rounds int
+			count  int
 			put    func(*Method, float64)
 		}{
 			{smallSize, "p1", l.Small / 2, func(m *Method, us float64) { m.Small = us }},
@@ -175,7 +181,7 @@ func (l *Lab) methods(ctx context.Context, r *Report, p *pins) error {
 					open.add(s)
 					turns = append(turns, transfer(p, s, workload.Transfer{Size: k.size, Src: workload.Present, Dst: workload.Absent}))
 				}
-				if err := takeTurns(ctx, k.rounds, turns...); err != nil {
+				if err := takeTurns(ctx, rounds(k.count, k.size), turns...); err != nil {
 					return err
 				}
 				for i, name := range names {
@@ -211,8 +217,8 @@ func (l *Lab) sizes(ctx context.Context, r *Report, p *pins) error {
 			}
 			wp, rp := kind(workload.Present, false), kind(workload.Present, true)
 			wa, ra := kind(workload.Absent, false), kind(workload.Absent, true)
-			rounds := min(l.Small/4, max(l.Large*largeSize/4/int(size), 3))
-			if err := takeTurns(ctx, rounds, wp, rp, wa, ra); err != nil {
+			count := min(l.Small/4, max(l.Large*largeSize/4/int(size), 3))
+			if err := takeTurns(ctx, rounds(count, size), wp, rp, wa, ra); err != nil {
 				return err
 			}
 			r.Sizes = append(r.Sizes, Size{size, wp.microseconds(), rp.microseconds(), wa.microseconds(), ra.microseconds()})
@@ -262,7 +268,7 @@ func (l *Lab) windows(ctx context.Context, r *Report, p *pins) error {
 				turns = append(turns, transfer(p, s, workload.Transfer{Size: largeSize, Src: workload.Present, Dst: dst}))
 			}
 		}
-		if err := takeTurns(ctx, l.Large/2, turns...); err != nil {
+		if err := takeTurns(ctx, rounds(l.Large/2, largeSize), turns...); err != nil {
 			return err
 		}
 		for i, n := range blocks {
@@ -288,15 +294,15 @@ func (l *Lab) firmware(ctx context.Context, r *Report, p *pins) error {
 		}
 		var all [][]*turn
 		for k, t := range kinds {
-			rounds := l.Large / 2
+			count := l.Large / 2
 			if k == 0 {
-				rounds = l.Small / 2
+				count = l.Small / 2
 			}
 			var turns []*turn
 			for _, s := range s {
 				turns = append(turns, transfer(p, s, t))
 			}
-			if err := takeTurns(ctx, rounds, turns...); err != nil {
+			if err := takeTurns(ctx, rounds(count, t.Size), turns...); err != nil {
 				return err
 			}
 			all = append(all, turns)

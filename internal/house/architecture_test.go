@@ -1,0 +1,117 @@
+package house
+
+import (
+	"go/ast"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var backticked = regexp.MustCompile("`([A-Za-z0-9_./]+)`")
+
+// What docs/architecture.md names exists, and every package stands in it. A
+// package's name there is followed by names that it declares.
+func TestArchitectureNames(t *testing.T) {
+	_, list := sources(t)
+	declared := map[string]map[string]bool{} // by package
+	for _, s := range list {
+		names := declared[s.dir]
+		if names == nil {
+			names = map[string]bool{}
+			declared[s.dir] = names
+		}
+		for _, d := range s.file.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				names[d.Name.Name] = true
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					if ts, ok := spec.(*ast.TypeSpec); ok {
+						names[ts.Name.Name] = true
+						methods(ts, names)
+					}
+				}
+			}
+		}
+	}
+	named := map[string]bool{}
+	pkg := ""
+	for _, m := range backticked.FindAllStringSubmatch(read(t, "docs/architecture.md"), -1) {
+		word := m[1]
+		first, rest, _ := strings.Cut(word, ".")
+		switch {
+		case declared[word] != nil:
+			pkg = word
+			named[pkg] = true
+		case declared[first] != nil: // attach.Pages
+			pkg = first
+			if !declared[pkg][rest] {
+				t.Errorf("docs/architecture.md names %s: package %s declares no %s", word, pkg, rest)
+			}
+		case strings.Contains(word, "/"):
+			if _, err := os.Stat(filepath.Join(root, word)); err != nil {
+				t.Errorf("docs/architecture.md names %s: %v", word, err)
+			}
+		case word == "unsafe", word == "pfd":
+		default: // Engine.access, or access
+			for part := range strings.SplitSeq(word, ".") {
+				if !declared[pkg][part] {
+					t.Errorf("docs/architecture.md names %s after package %s, which declares no %s", word, pkg, part)
+				}
+			}
+		}
+	}
+	rows := packageRows(t, declared)
+	for _, s := range list {
+		from, ok := rows[s.dir]
+		for _, i := range s.file.Imports {
+			pkg, _ := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), module+"/")
+			if to, there := rows[pkg]; ok && there && !s.test && to < from {
+				t.Errorf("%s imports %s, which docs/architecture.md has in a line above", s.path, pkg)
+			}
+		}
+	}
+	for dir := range declared {
+		if !named[dir] && dir != "tools" {
+			t.Errorf("docs/architecture.md does not name package %s: put it into the table of packages", dir)
+		}
+	}
+}
+
+// packageRows gives the line of each package in the table of packages, without the
+// lines for tests.
+func packageRows(t *testing.T, packages map[string]map[string]bool) map[string]int {
+	t.Helper()
+	_, table, ok := strings.Cut(read(t, "docs/architecture.md"), "| what it is | packages |")
+	if !ok {
+		t.Fatal("docs/architecture.md has no table of packages")
+	}
+	rows := map[string]int{}
+	for i, line := range strings.Split(table, "\n") {
+		what, words, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
+		if i > 0 && !strings.HasPrefix(line, "|") {
+			break
+		}
+		for _, m := range backticked.FindAllStringSubmatch(words, -1) {
+			if packages[m[1]] != nil && !strings.Contains(what, "for tests") && !strings.Contains(what, "tests of") {
+				rows[m[1]] = i
+			}
+		}
+	}
+	return rows
+}
+
+// methods adds those of an interface.
+func methods(ts *ast.TypeSpec, names map[string]bool) {
+	i, ok := ts.Type.(*ast.InterfaceType)
+	if !ok {
+		return
+	}
+	for _, m := range i.Methods.List {
+		for _, n := range m.Names {
+			names[n.Name] = true
+		}
+	}
+}

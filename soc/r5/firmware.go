@@ -195,9 +195,9 @@ func (fw *Firmware) Commands() []Command {
 }
 
 // Doorbell starts the transfer of descriptor d on a channel of a slot, or, where
-// d.Abort is set, ends the one that runs there. A doorbell for a channel that
-// already runs, or whose done is not 0, is ignored: a transfer announced twice
-// starts once.
+// d.Abort is set, ends the one that runs there or was about to start. A doorbell
+// for a channel that already runs, or whose done is not 0, is ignored: a transfer
+// announced twice starts once.
 func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 	if slot < 0 || slot >= device.Slots || channel < 0 || channel >= device.WriteChannels || !fw.domains[slot].enabled {
 		fw.counts[device.DoorbellDenied]++
@@ -205,17 +205,21 @@ func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 	}
 	c := int16(slot*device.ChannelsPerSlot + channel)
 	x := &fw.channels[c]
-	if d.Abort {
-		if x.live && !x.failing {
+	if x.live {
+		if d.Abort && !x.failing {
 			fw.fail(c, device.StatusAborted)
 		}
 		return
 	}
-	if x.live || d.Done != device.DoneInitialized {
+	if d.Done != device.DoneInitialized {
 		return
 	}
 	fw.begin(c, d)
 	fw.update(c, device.DoneOngoing)
+	if d.Abort {
+		fw.fail(c, device.StatusAborted)
+		return
+	}
 	if !fw.valid(d) {
 		fw.counts[device.DoorbellDenied]++ // its transfer is none (ours)
 		fw.fail(c, uint8(device.CodeDecode))
@@ -257,11 +261,13 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	}
 	id := int16(a.Transaction)
 	t := &fw.tx[id]
+	if n := fw.seq[src]; n != nil {
+		n.hear(id, a.Sequence)
+	}
 	if t.state == stateFree || t.node != src || t.seq != a.Sequence || t.sending > 0 {
 		fw.counts[device.AckStale]++
 		return
 	}
-	fw.seq[src].heard[id] = t.seq
 	if a.Code == device.CodeAck {
 		fw.counts[device.Acks]++
 		fw.acknowledged(id)
@@ -333,6 +339,7 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	if t.state == stateFree || t.sending == 0 {
 		return
 	}
+	t.sent = true
 	fw.seq[t.node].sent[id] = t.seq
 	if fw.sent(t); t.sending > 0 {
 		return
@@ -449,6 +456,10 @@ func (fw *Firmware) retransmit(now int64, id int16) {
 	t.atSource = false
 	fw.counts[device.Retransmits]++
 	t.seq = fw.nextSequence(t.node, id)
+	if !t.sent && t.sending == 0 {
+		// Nobody has heard of the former ones, and they may be given again.
+		t.first = t.seq
+	}
 	fw.transmit(id)
 }
 

@@ -193,3 +193,28 @@ func TestReset(t *testing.T) {
 		t.Errorf("sequence number %d after %d", again.Seq, b.Seq)
 	}
 }
+
+// An abort that comes before the transfer has begun ends it, and a second doorbell
+// for it changes nothing; an abort of no transfer is none.
+func TestAbortBeforeTheStart(t *testing.T) {
+	r := newRig(t)
+	early := func(d *device.Descriptor) { d.Abort = true }
+	r.start(0, 3, dst, 100, early)
+	r.none()
+	if r.ends != 1 || r.done[3].Done != device.DoneFailed || r.done[3].Status != device.StatusAborted {
+		t.Errorf("%d ends, done %d, status %d", r.ends, r.done[3].Done, r.done[3].Status)
+	}
+	for _, done := range []uint32{device.DoneFailed, device.DoneCompleted, device.DoneReset} {
+		r.start(0, 3, dst, 100, early, func(d *device.Descriptor) { d.Done = done })
+		r.none()
+	}
+	if r.ends != 1 {
+		t.Errorf("%d ends after aborts of no transfer", r.ends)
+	}
+	r.start(0, 3, dst, 100)
+	r.ack(r.one())
+	r.none()
+	if r.ends != 2 || r.done[3].Done != device.DoneCompleted {
+		t.Errorf("the next transfer: %d ends, done %d", r.ends, r.done[3].Done)
+	}
+}

@@ -340,6 +340,14 @@ type numbers struct {
 	last, sent, heard [device.Transactions]device.Sequence
 }
 
+// hear takes a number that the node has answered. It may be an old one, of a block
+// that has ended meanwhile: the node has heard of it all the same.
+func (n *numbers) hear(id int16, s device.Sequence) {
+	if s.Newer(n.heard[id]) && !s.Newer(n.sent[id]) {
+		n.heard[id] = s
+	}
+}
+
 // maxJump bounds how far a sequence number jumps (ours): a receiver that has
 // missed some must still take it for a newer one.
 const maxJump = 4096

@@ -21,13 +21,14 @@ const (
 type transaction struct {
 	state   state
 	sending int8 // how often the PLDMA still sends it: 001's retransmission bit
+	sent    bool // it was sent, perhaps under an earlier number
 	again   bool // retransmit as soon as it no longer does
 	words   bool // carries the completion words
 	bulk    bool // was issued in the medium or the low class
 	// atSource: it is paused for a fault at its source.
 	atSource bool
 
-	seq, first device.Sequence
+	seq, first device.Sequence // first: the first one under which it may have been sent
 	node       device.NodeID
 	transfer   int32  // index of its channel
 	block      uint32 // number in the transfer; the number of blocks for a words-only block

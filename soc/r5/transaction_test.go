@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/wire"
 )
 
 // What is put in comes out in its order, whatever is taken from the middle.
@@ -388,5 +389,99 @@ func TestRetransmissionBit(t *testing.T) {
 		if again := r.one(); again.Seq != 2 {
 			t.Errorf("sequence number %d", again.Seq)
 		}
+	}
+}
+
+// Transfers that are aborted before their answers come leave no receiver behind:
+// an answer that is too late for its block tells all the same how far it is.
+func TestLateAnswersKeepTheNumbersTogether(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.IDs = 1 })
+	r.quick = true
+	newest := device.Sequence(0) // at the receiver
+	for i := range 3 * device.SequenceMask {
+		r.start(0, 0, dst, 10)
+		b := r.one()
+		if i > 0 && !b.Seq.Newer(newest) {
+			t.Fatalf("transfer %d has number %d, old to a receiver that has seen %d", i, b.Seq, newest)
+		}
+		newest = b.Seq
+		r.sent(b)
+		r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.Abort = true })
+		r.none()
+		r.reply(b, device.CodeAck)
+	}
+	if r.counts[device.AckStale] != uint64(3*device.SequenceMask) || r.counts[device.Acks] != 0 {
+		t.Errorf("%d late answers, %d in time", r.counts[device.AckStale], r.counts[device.Acks])
+	}
+}
+
+// An answer to a number that was never sent tells nothing.
+func TestAnswersOfNothing(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.IDs = 1 })
+	r.start(0, 0, dst, 10)
+	b := r.one()
+	r.ack(b)
+	for _, off := range []device.Sequence{1, 100, 5000, 8000, 8191, 8192, 16000} {
+		bad := b
+		bad.Seq = (b.Seq + off) & device.SequenceMask
+		r.reply(bad, device.CodeAck)
+	}
+	r.start(0, 0, dst, 10)
+	if next := r.one(); next.Seq != b.Seq.Next() {
+		t.Errorf("after forged answers number %d follows %d", next.Seq, b.Seq)
+	}
+}
+
+// Numbers that were not sent are given again; then no two blocks of an id may have
+// the same first number, by which the receiver knows that it has acknowledged a
+// block already.
+func TestFirstNumbersOfBlocksDiffer(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.IDs = 1 })
+	r.quick = true
+	fault := func(b wire.Block) wire.Block { // its source cannot be read: it asks to be sent again
+		r.fw.SourceFault(r.now, b.ID)
+		r.none()
+		r.fw.RAPF(r.now, own, mailbox.RAPF{PDID: pdid, Claimed: pdid, Transaction: b.ID, Sequence: b.Seq})
+		return r.one()
+	}
+	guard := func(b wire.Block) wire.Block {
+		r.fw.SourceFault(r.now, b.ID)
+		r.expire()
+		return r.one()
+	}
+	abort := func(b wire.Block) {
+		r.fw.SourceFault(r.now, b.ID)
+		r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.Abort = true })
+		r.none()
+	}
+	// The id's common count is far ahead, from blocks to another node.
+	for range maxJump + 2000 {
+		r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.DstNode = 3 })
+		r.ack(r.one())
+	}
+	// One that takes a number and is given up; one whose source comes after so many
+	// attempts that its numbers begin again; and one that is simply sent.
+	r.start(0, 0, dst, 10)
+	abort(r.one())
+	r.start(0, 0, dst, 10)
+	b := r.one()
+	for i, last := 0, b.Seq; b.Seq == last || b.Seq.Newer(last); i++ {
+		if last = b.Seq; i%60 == 59 {
+			b = fault(b)
+		} else {
+			b = guard(b)
+		}
+		if i > 2*maxJump {
+			t.Fatal("its numbers do not begin again")
+		}
+	}
+	r.ack(b)
+	acknowledged := b.First
+	for range 100 {
+		r.start(0, 0, dst, 10)
+		if b = r.one(); b.First == acknowledged {
+			t.Fatalf("number %d: its first one is %d, that of a block which was acknowledged", b.Seq, b.First)
+		}
+		r.ack(b)
 	}
 }

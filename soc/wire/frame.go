@@ -34,7 +34,7 @@ type Header struct {
 
 	ID    device.TransactionID
 	Seq   device.Sequence
-	First device.Sequence // first sequence number of this use of ID
+	First device.Sequence // first sequence number under which this use of ID may have been sent
 	Code  device.Code     // Ack only
 
 	Block     uint32    // block number in the transfer, 19 bits

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // Errors of the client. Each error names the socket and the remedy.
@@ -43,8 +44,13 @@ func (e *ReplyError) Is(target error) bool {
 // maxReply bounds an answer: 16 nodes' registers are under it.
 const maxReply = 64 << 20
 
+// answerTime is how long a pfd may take to begin an answer: it bounds its own waits
+// below that (daemon's ownerTime and kickTime; ours).
+const answerTime = 15 * time.Second
+
 // Client talks to one daemon. It may be used by several goroutines at a time.
-// A call ends when its context does.
+// A call ends when its context does, or where pfd begins no answer within 15
+// seconds.
 type Client struct {
 	socket string
 	http   http.Client
@@ -67,7 +73,8 @@ func New(socket string) (*Client, error) {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		},
-		MaxIdleConns: 1,
+		MaxIdleConns:          1,
+		ResponseHeaderTimeout: answerTime,
 	}
 	return c, nil
 }
@@ -222,7 +229,7 @@ func (c *Client) open(ctx context.Context, method, path string, q url.Values) (i
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, c.dialError(err)
+		return nil, c.dialError(ctx, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp.Body, nil
@@ -240,12 +247,15 @@ func (c *Client) open(ctx context.Context, method, path string, q url.Values) (i
 }
 
 // dialError puts the remedy beside why the socket did not answer.
-func (c *Client) dialError(err error) error {
+func (c *Client) dialError(ctx context.Context, err error) error {
 	var ue *url.Error
 	if errors.As(err, &ue) {
 		err = ue.Err // its text holds our made-up URL
 	}
+	var ne net.Error
 	switch {
+	case ctx.Err() == nil && errors.As(err, &ne) && ne.Timeout():
+		return fmt.Errorf("%w on %s: something listens there and does not answer: see whether it is a pfd, and whether it is stopped (kill -CONT) or stuck (its log) (%w)", ErrNoDaemon, c.socket, err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("pfd on %s: %w", c.socket, err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):

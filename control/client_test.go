@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // serve answers every request on a unix socket by h and gives a client of it.
@@ -133,6 +134,18 @@ func TestClientEndsWithItsContext(t *testing.T) {
 	}()
 	if _, err := c.Status(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, ErrNoDaemon) {
 		t.Errorf("error %v, want context.Canceled", err)
+	}
+}
+
+// A pfd that is stopped holds nobody for ever.
+func TestClientOfADaemonThatDoesNotAnswer(t *testing.T) {
+	end := make(chan struct{})
+	c := serve(t, func(http.ResponseWriter, *http.Request) { <-end })
+	defer close(end)
+	c.http.Transport.(*http.Transport).ResponseHeaderTimeout = time.Millisecond
+	_, err := c.Status(t.Context())
+	if !errors.Is(err, ErrNoDaemon) || !strings.Contains(err.Error(), "does not answer") || !strings.Contains(err.Error(), c.Socket()) {
+		t.Errorf("error %v", err)
 	}
 }
 

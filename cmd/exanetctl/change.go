@@ -9,13 +9,13 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// wantArgs is cobra's check as a usage error.
+// wantArgs refuses another number of words than n as wrong usage.
 func wantArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := cobra.ExactArgs(n)(cmd, args); err != nil {
-			return usagef("%s: %w", cmd.UseLine(), err)
+		if len(args) < n {
+			return usagef("something is missing: want `%s`", useLine(cmd))
 		}
-		return nil
+		return maxArgs(n)(cmd, args)
 	}
 }
 

@@ -23,8 +23,8 @@ func TestGrantAndKick(t *testing.T) {
 		{"dom g 1/3 9", "POST /v1/domains/grant?node=1&pdid=9&slot=3", exitOK, "admits 0x0009"},
 		{"domain kick 1/3", "POST /v1/domains/kick?node=1&slot=3", exitOK, "domain 1/3 (pid 77) is ended\n"},
 		{"domain kick 1", "", exitUsage, "NODE/SLOT"},
-		{"domain kick", "", exitUsage, "accepts 1 arg"},
-		{"domain grant 1/3", "", exitUsage, "accepts 2 arg"},
+		{"domain kick", "", exitUsage, "want `exanetctl domain kick NODE/SLOT`"},
+		{"domain grant 1/3", "", exitUsage, "want `exanetctl domain grant NODE/SLOT PDID`"},
 		{"domain grant 1/3 0", "", exitUsage, "1 to 0xffff"},
 		{"domain grant 1/3 0x10000", "", exitUsage, "1 to 0xffff"},
 	} {

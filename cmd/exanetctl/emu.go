@@ -27,12 +27,7 @@ func (a *app) emuCommand() *cobra.Command {
 		Use:   "emu",
 		Short: "The emulated nodes in a process of their own",
 		Args:  cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return unknown(cmd, args[0])
-			}
-			return cmd.Help()
-		},
+		RunE:  orHelp,
 	}
 	c.AddCommand(a.emuServeCommand())
 	return c

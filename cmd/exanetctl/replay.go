@@ -92,7 +92,7 @@ func (a *app) replay(file string, counters bool) error {
 			return perr
 		}
 	case h.Nodes > 0: // the header was read
-		if perr := a.printReplay(&v, counters); perr != nil {
+		if perr := a.printReplay(&v, broken, counters); perr != nil {
 			return perr
 		}
 	}
@@ -105,10 +105,13 @@ func (a *app) replay(file string, counters bool) error {
 	return err
 }
 
-func (a *app) printReplay(v *replayed, counters bool) error {
+func (a *app) printReplay(v *replayed, broken, counters bool) error {
 	result := "the same, to the bit"
-	if !v.Whole {
-		result = "NOT the same, or not whole: see the message"
+	switch {
+	case broken:
+		result = "the same as far as it goes; it breaks off"
+	case !v.Whole:
+		result = "NOT the same: see the message"
 	}
 	kinds := make([]string, 0, len(v.Kinds))
 	for k := range v.Kinds {

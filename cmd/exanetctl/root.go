@@ -12,6 +12,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -101,15 +102,11 @@ Objects and commands may be abbreviated as long as they stay unambiguous;
 without a COMMAND an object is shown. Tables go to standard output, messages to
 standard error. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 daemon not
 reachable, 4 skipped.`,
+		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return unknown(cmd, args[0])
-			}
-			return cmd.Help()
-		},
-		Args: cobra.ArbitraryArgs,
+		RunE:          orHelp,
+		Args:          cobra.ArbitraryArgs,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			return a.checkFlags()
 		},
@@ -126,7 +123,40 @@ reachable, 4 skipped.`,
 	f.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	f.BoolVarP(&a.pretty, "pretty", "p", false, "indent JSON")
 	root.AddCommand(a.commands()...)
+	root.SetHelpCommand(helpCommand(root))
+	// Made here, not when the program runs: what it does not know is an error.
+	root.InitDefaultCompletionCmd()
+	if c, _, err := root.Find([]string{"completion"}); err == nil {
+		c.Args, c.RunE = cobra.ArbitraryArgs, orHelp
+	}
 	return root
+}
+
+// helpCommand is cobra's own, for which an unknown word is no error.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [OBJECT [COMMAND]]",
+		Short: "Help about any object or command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			c, rest, err := root.Find(args)
+			if err != nil {
+				return usagef("%w", err)
+			}
+			if len(rest) > 0 {
+				return unknown(c, rest[0])
+			}
+			c.InitDefaultHelpFlag()
+			return c.Help()
+		},
+	}
+}
+
+// orHelp is what a command does that is nothing without one of its own commands.
+func orHelp(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return unknown(cmd, args[0])
+	}
+	return cmd.Help()
 }
 
 func (a *app) checkFlags() error {
@@ -153,6 +183,9 @@ func unknown(cmd *cobra.Command, word string) error {
 	return usagef("no object or command %q", word)
 }
 
+// useLine is a command with its arguments, as people write it.
+func useLine(cmd *cobra.Command) string { return strings.TrimSuffix(cmd.UseLine(), " [flags]") }
+
 func (a *app) client() (*control.Client, error) {
 	c, err := control.New(a.socket)
 	if errors.Is(err, control.ErrSocketPath) {
@@ -161,11 +194,11 @@ func (a *app) client() (*control.Client, error) {
 	return c, err
 }
 
-// maxArgs is cobra's check as a usage error.
+// maxArgs refuses more than n words as wrong usage.
 func maxArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := cobra.MaximumNArgs(n)(cmd, args); err != nil {
-			return usagef("%s: %w", cmd.CommandPath(), err)
+		if len(args) > n {
+			return usagef("%q is too much: want `%s`", strings.Join(args[n:], " "), useLine(cmd))
 		}
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/groupname"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/workload"
 )
@@ -126,6 +127,9 @@ func (w writeFlags) request(socket string) (workload.Request, error) {
 	q.Waiting, errs[4] = workload.ParseWaiting(w.waiting)
 	if w.timeout <= 0 {
 		errs[4] = errors.Join(errs[4], fmt.Errorf("--timeout %v: want more than 0", w.timeout))
+	}
+	if w.group != "" {
+		errs[4] = errors.Join(errs[4], groupname.Check(w.group))
 	}
 	q.Read = w.read
 	if err := errors.Join(append(errs[:], methodErr, policyErr, q.Check())...); err != nil {

@@ -14,7 +14,13 @@ import (
 func Explain(err error) error {
 	var v *pflag.InvalidValueError
 	var n *strconv.NumError
-	if !errors.As(err, &v) || !errors.As(err, &n) {
+	if !errors.As(err, &v) {
+		return err
+	}
+	if v.GetFlag().Value.Type() == "duration" {
+		return fmt.Errorf("--%s %s: want a time with its unit, as 1s, 500ms or 2m", v.GetFlag().Name, v.GetValue())
+	}
+	if !errors.As(err, &n) {
 		return err
 	}
 	want := "a whole number"

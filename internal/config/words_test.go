@@ -18,6 +18,7 @@ func TestExplain(t *testing.T) {
 		{[]string{"--uint", "4294967296"}, "--uint 4294967296: want a number that is not so large"},
 		{[]string{"--bool=perhaps"}, "--bool perhaps: want true or false"},
 		{[]string{"--float", "x"}, "--float x: want a number"},
+		{[]string{"--time", "3"}, "--time 3: want a time with its unit, as 1s, 500ms or 2m"},
 		{[]string{"--none"}, "unknown flag: --none"},
 	} {
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -25,6 +26,7 @@ func TestExplain(t *testing.T) {
 		f.Uint32("uint", 0, "")
 		f.Bool("bool", false, "")
 		f.Float64("float", 0, "")
+		f.Duration("time", 0, "")
 		err := f.Parse(tc.args)
 		if err == nil || Explain(err).Error() != tc.want {
 			t.Errorf("%q: %v, want %s", tc.args, Explain(err), tc.want)

@@ -22,6 +22,16 @@ func (e *Engine) drop(a *Access) {
 	e.freeList = a
 }
 
+// discard drops an access that has not begun, and gives its buffer back.
+func (e *Engine) discard(a *Access) {
+	if f := a.frame; f == nil {
+		e.cfg.Pool.PutPayload(a.Data)
+	} else if f.Refs--; f.Refs == 0 {
+		e.cfg.Pool.Put(f)
+	}
+	e.drop(a)
+}
+
 // accessQueue is what one slot has in flight, and what waits for room: those of
 // the high class first.
 type accessQueue struct {

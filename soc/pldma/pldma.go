@@ -157,7 +157,7 @@ func (e *Engine) Reset(epoch uint16) {
 		for _, a := range []*Access{q.high.head, q.usual.head} {
 			for a != nil {
 				next := a.next
-				e.drop(a)
+				e.discard(a)
 				a = next
 			}
 		}

@@ -53,6 +53,7 @@ type context struct {
 	header     wire.Header
 	slot       uint8
 	dead       bool // superseded: ends with its last access, without an answer
+	former     bool // its id has another block by now, which came while this one was being written
 	nacked     bool
 	got, want  uint64 // data packets
 	writing    int    // accesses in flight
@@ -210,6 +211,7 @@ func (e *Engine) advance(r *record, f *wire.Frame) bool {
 		r.first, r.acked = f.First, false
 	}
 	if c := r.ctx; c != nil {
+		c.former = c.former || newUse
 		if c.writing > 0 {
 			// A write of the old number is still under way: were the block
 			// acknowledged under the new one, it could land later, over what
@@ -336,9 +338,7 @@ func (e *Engine) advanceBlock(c *context) {
 	if r.newest == c.header.Seq {
 		r.answered = true
 	}
-	if r.first == c.header.First {
-		// Not so where the id has another block by now, which came while this one
-		// was still being written: that one is not in memory.
+	if !c.former { // else the block that is not in memory would be acknowledged
 		r.acked = true
 	}
 	e.answer(&c.header, device.CodeAck)

@@ -248,6 +248,24 @@ func TestWriteUnderWay(t *testing.T) {
 	}
 }
 
+// A write that is under way until its id's numbers have gone once round does not
+// acknowledge the block that has its first number then.
+func TestWriteUnderWayForLong(t *testing.T) {
+	r := newRig(t)
+	r.receive(r.frame(0, 1, 0, 100))
+	r.walk() // the move is not answered yet
+	for _, seq := range []device.Sequence{8000, 16000, 1} {
+		r.receive(r.frame(0, seq, 8192, 100, func(f *wire.Frame) { f.First = seq }))
+	}
+	r.settle()
+	r.answers()
+	r.receive(r.frame(0, 2, 8192, 100))
+	r.settle()
+	if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Code: device.CodeAck, Sequence: 2}}) || !r.holds(8192, 100) {
+		t.Errorf("answers %+v, written %v", a, r.holds(8192, 100))
+	}
+}
+
 // Contexts are bounded in all and for each source domain; they end with the ACK,
 // with a newer number, or when nothing comes for twice the time-out.
 func TestContexts(t *testing.T) {

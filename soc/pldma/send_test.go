@@ -134,6 +134,30 @@ func TestReset(t *testing.T) {
 	}
 }
 
+// What waits at a reset gives its buffers back.
+func TestResetKeepsNoBuffers(t *testing.T) {
+	r := newRig(t)
+	addresses := map[*byte]bool{}
+	for range 200 {
+		for id := range device.TransactionID(20) {
+			r.e.Send(block(id, 1, 1, 0, 1000))
+			r.receive(r.frame(id, 1, 8192, 1000))
+		}
+		for _, a := range r.e.accesses {
+			if a.kind == readBlock {
+				addresses[&a.Data[0]] = true
+			}
+		}
+		r.e.Reset(100)
+		r.e.Domains[0] = Domain{PDID: mine, Enabled: true, Peers: [device.PeersPerSlot]device.PDID{theirs}}
+		r.settle()
+		r.frames = nil
+	}
+	if len(addresses) > 64 {
+		t.Errorf("%d buffers for 40 blocks at a time", len(addresses))
+	}
+}
+
 // Data of a read comes in only while that read is open, from whom it was asked of
 // and to where it was asked for; its words close it.
 func TestOpenReads(t *testing.T) {

@@ -230,6 +230,32 @@ func TestMailboxDepth(t *testing.T) {
 	}
 }
 
+// Messages for a process are nobody else's: they go when its mailbox gets another
+// reader.
+func TestMailboxOfTheNextDomain(t *testing.T) {
+	b := newBench(t)
+	box := device.MailboxProcess + 2
+	cfg := device.PLMboxCfg + 8*uint32(box)
+	put := func() {
+		f := &wire.Frame{MessageLen: 1}
+		f.Header = wire.Header{Kind: wire.Message, SrcNode: 1, SrcInterface: 20, SrcPDID: ownPDID, DstNode: 5, DstMailbox: uint8(box)}
+		b.step(Event{Kind: FrameArrived, Frame: f})
+	}
+	for range device.MailboxDepth + 1 {
+		put()
+	}
+	b.write64(device.PL, cfg, ownPDID|device.CfgEnable) // the same again
+	if _, _, ok := b.n.PeekMail(box); !ok {
+		t.Fatal("the reader's own messages are gone")
+	}
+	b.write64(device.PL, cfg, 0)
+	b.write64(device.PL, cfg, strange|device.CfgEnable)
+	status := b.n.Load(device.MBOX, uint32(box)*device.PageSize+device.MboxStatus, 8)
+	if source, _, ok := b.n.PeekMail(box); ok || status != 0 {
+		t.Errorf("the next domain finds a message from %+v, STATUS %#x", source, status)
+	}
+}
+
 // What a packetizer sends carries its PKTZ_CFG, whatever its writer wrote.
 func TestPacketizerIsWired(t *testing.T) {
 	b := newBench(t)

@@ -258,6 +258,9 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 	case device.PLPktzCfg:
 		n.pktzCfg[i] = value
 	case device.PLMboxCfg:
+		if n.mboxCfg[i] != value {
+			n.boxes[i] = box{} // what waits is for its reader alone (ours)
+		}
 		n.mboxCfg[i] = value
 	case device.PLPDCfg:
 		n.pdCfg[i] = value

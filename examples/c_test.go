@@ -17,7 +17,7 @@ import (
 // patience is met only where something hangs.
 const patience = 30 * time.Second
 
-// build compiles the client as the README says.
+// build compiles the client as its first comment says, and takes no warning.
 func build(t *testing.T) string {
 	t.Helper()
 	gcc, err := exec.LookPath("gcc")

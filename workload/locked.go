@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -11,6 +12,9 @@ import (
 // (proc_pid_status(5)): memory that is locked, and pages that are pinned.
 func pinned(pid int) (int64, error) {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, fmt.Errorf("process %d has ended", pid)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("pinned memory of process %d: %w", pid, err)
 	}

@@ -13,6 +13,7 @@ import (
 // Verdicts of a check.
 const (
 	verdictOK      = "ok"
+	verdictLater   = "later"   // not there, and nothing in this release uses it
 	verdictWarning = "warning" // the main job works; something is slower or off
 	verdictError   = "error"   // the main job does not work
 )
@@ -160,7 +161,7 @@ func (f facts) userfaultfd() check {
 }
 
 func (f facts) bpf() check {
-	c := check{Name: "bpf", Verdict: verdictOK, Need: "exanetctl trace (not needed otherwise)"}
+	c := check{Name: "bpf", Verdict: verdictOK, Need: "nothing yet (tracing in the kernel)"}
 	var found, mend []string
 	if !f.BTF {
 		found = append(found, "no BTF")
@@ -183,7 +184,7 @@ func (f facts) bpf() check {
 		mend = append(mend, "lockdown forbids kernel reads in BPF: it can only be lifted at boot")
 	}
 	if len(found) > 0 {
-		c.Verdict = verdictWarning
+		c.Verdict = verdictLater
 		c.Found, c.Mend = strings.Join(found, "; "), strings.Join(mend, "; ")
 	} else {
 		c.Found = "BTF, rights and bpffs are there"
@@ -192,40 +193,40 @@ func (f facts) bpf() check {
 }
 
 func (f facts) vfio() check {
-	c := check{Name: "vfio", Verdict: verdictOK, Need: "--device vfio:ADDRESS (not needed for the emulator)"}
+	c := check{Name: "vfio", Verdict: verdictOK, Need: "nothing yet (a card over VFIO)"}
 	switch {
 	case f.IOMMUFD && f.VFIO, f.IOMMUFD && f.IOMMUGroups > 0:
 		c.Found = fmt.Sprintf("iommufd, %d IOMMU groups", f.IOMMUGroups)
 	case f.VFIO && f.IOMMUGroups > 0:
 		c.Found = fmt.Sprintf("VFIO groups, %d IOMMU groups", f.IOMMUGroups)
 	case f.VFIO:
-		c.Verdict, c.Found = verdictWarning, "VFIO without an IOMMU"
+		c.Verdict, c.Found = verdictLater, "VFIO without an IOMMU"
 		c.Mend = "turn on the IOMMU in the firmware and with intel_iommu=on, or use no-IOMMU mode as root"
 	default:
-		c.Verdict, c.Found = verdictWarning, "no /dev/vfio"
+		c.Verdict, c.Found = verdictLater, "no /dev/vfio"
 		c.Mend = "modprobe vfio-pci, or use a kernel with CONFIG_VFIO_PCI"
 	}
 	return c
 }
 
 func (f facts) uio() check {
-	c := check{Name: "uio", Verdict: verdictOK, Found: fmt.Sprintf("%d devices", f.UIO), Need: "--device uio, a board (not needed for the emulator)"}
+	c := check{Name: "uio", Verdict: verdictOK, Found: fmt.Sprintf("%d devices", f.UIO), Need: "nothing yet (a board over UIO)"}
 	if f.UIO == 0 {
-		c.Verdict = verdictWarning
+		c.Verdict = verdictLater
 		c.Mend = "only on a board: load the ExaNet UIO devices"
 	}
 	return c
 }
 
 func (f facts) memlock() check {
-	c := check{Name: "memlock", Verdict: verdictOK, Need: "--device vfio, where mapping pins (the emulator pins nothing)"}
+	c := check{Name: "memlock", Verdict: verdictOK, Need: "nothing yet (a card over VFIO, where mapping pins)"}
 	if f.Memlock == ^uint64(0) {
 		c.Found = "unlimited"
 		return c
 	}
 	c.Found = bytesText(f.Memlock)
 	if f.Memlock < 64<<20 {
-		c.Verdict = verdictWarning
+		c.Verdict = verdictLater
 		c.Mend = "for VFIO only: LimitMEMLOCK=infinity in the service, or ulimit -l unlimited"
 	}
 	return c
@@ -255,7 +256,8 @@ func (a *app) doctorCommand() *cobra.Command {
 		Long: `doctor checks what this machine allows and names the mend of each trouble.
 It needs no daemon. "error" stops the main job, RDMA into absent memory by the
 emulator; "warning" makes something slower or switches off what the main job
-does not need. The exit code is 1 when there is an error.`,
+does not need; "later" is not there and used by nothing in this release (-j has its
+mend). The exit code is 1 when there is an error.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f := gather("/", a.socket)
@@ -313,7 +315,7 @@ func (a *app) printReport(r report) error {
 		return err
 	}
 	for _, c := range r.Checks {
-		if c.Mend != "" {
+		if c.Mend != "" && c.Verdict != verdictLater {
 			if _, err := fmt.Fprintf(a.out, "mend %s: %s\n", c.Name, c.Mend); err != nil {
 				return fmt.Errorf("standard output: %w", err)
 			}

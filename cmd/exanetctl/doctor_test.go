@@ -52,17 +52,17 @@ func TestJudge(t *testing.T) {
 		{"no PAGEMAP_SCAN", "pagemap-scan", verdictWarning, "6.7", func(f *facts) { f.PagemapScan = unix.ENOTTY }},
 		{"no userfaultfd", "userfaultfd", verdictWarning, "CONFIG_USERFAULTFD", func(f *facts) { f.Uffd = unix.ENOSYS }},
 		{"user mode only", "userfaultfd", verdictWarning, "vm.unprivileged_userfaultfd=1", func(f *facts) { f.UffdFull = false }},
-		{"no BTF", "bpf", verdictWarning, "BTF", func(f *facts) { f.BTF = false }},
-		{"no right to BPF", "bpf", verdictWarning, "CAP_BPF", func(f *facts) { f.Caps = 0 }},
+		{"no BTF", "bpf", verdictLater, "BTF", func(f *facts) { f.BTF = false }},
+		{"no right to BPF", "bpf", verdictLater, "CAP_BPF", func(f *facts) { f.Caps = 0 }},
 		{"CAP_BPF and CAP_PERFMON", "bpf", verdictOK, "", func(f *facts) { f.Caps = 1<<capBPF | 1<<capPerfmon }},
-		{"no bpffs", "bpf", verdictWarning, "mount -t bpf", func(f *facts) { f.BPFFS = false }},
-		{"lockdown", "bpf", verdictWarning, "boot", func(f *facts) { f.Lockdown = "confidentiality" }},
+		{"no bpffs", "bpf", verdictLater, "mount -t bpf", func(f *facts) { f.BPFFS = false }},
+		{"lockdown", "bpf", verdictLater, "boot", func(f *facts) { f.Lockdown = "confidentiality" }},
 		{"no lockdown", "bpf", verdictOK, "", func(f *facts) { f.Lockdown = "none" }},
-		{"no VFIO", "vfio", verdictWarning, "modprobe", func(f *facts) { f.VFIO, f.IOMMUFD = false, false }},
-		{"no IOMMU", "vfio", verdictWarning, "intel_iommu=on", func(f *facts) { f.IOMMUFD, f.IOMMUGroups = false, 0 }},
+		{"no VFIO", "vfio", verdictLater, "modprobe", func(f *facts) { f.VFIO, f.IOMMUFD = false, false }},
+		{"no IOMMU", "vfio", verdictLater, "intel_iommu=on", func(f *facts) { f.IOMMUFD, f.IOMMUGroups = false, 0 }},
 		{"VFIO groups", "vfio", verdictOK, "", func(f *facts) { f.IOMMUFD = false }},
-		{"no board", "uio", verdictWarning, "board", func(f *facts) { f.UIO = 0 }},
-		{"little memory to lock", "memlock", verdictWarning, "LimitMEMLOCK", func(f *facts) { f.Memlock = 8 << 20 }},
+		{"no board", "uio", verdictLater, "board", func(f *facts) { f.UIO = 0 }},
+		{"little memory to lock", "memlock", verdictLater, "LimitMEMLOCK", func(f *facts) { f.Memlock = 8 << 20 }},
 		{"much memory to lock", "memlock", verdictOK, "", func(f *facts) { f.Memlock = 1 << 30 }},
 		{"no daemon", "daemon", verdictWarning, "pfd --nodes 2 --socket PATH", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "" }},
 		{"no daemon on a socket", "daemon", verdictWarning, "pfd --nodes 2 --socket /run/x", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "/run/x" }},
@@ -156,7 +156,7 @@ func TestDoctorHere(t *testing.T) {
 		t.Errorf("exit code %d with %s%s", code, out, errs)
 	}
 	_, table, _ := ctl("doctor", "--socket", filepath.Join(t.TempDir(), "none"))
-	if !strings.Contains(table, "mend daemon: start one: pfd --nodes 2") || strings.Contains(table, "\x1b") {
+	if !strings.Contains(table, "mend daemon: start one: pfd --nodes 2") || strings.Contains(table, "mend uio") || strings.Contains(table, "\x1b") {
 		t.Errorf("table:\n%s", table)
 	}
 }

@@ -71,6 +71,10 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	case level.UnmarshalText([]byte(f.level)) != nil:
 		return usagef("--log-level %q: want debug, info, warn or error", f.level)
 	}
+	// sun_path has 108 bytes, with a NUL at the end (unix(7)).
+	if path := serve.SocketPath(f.directory, f.nodes-1); len(path) > 107 {
+		return usagef("--socket-dir: %s has %d bytes, a unix socket's name at most 107: choose a shorter DIR", path, len(path))
+	}
 	m, err := serve.New(serve.Config{
 		Nodes: f.nodes, VABits: f.vaBits, NoTXFIFO: f.noTXFIFO, Firmware: f.firmware,
 		Log: slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level})),

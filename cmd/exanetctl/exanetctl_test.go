@@ -145,6 +145,7 @@ func TestExitCodes(t *testing.T) {
 		{"help nonsense", exitUsage, "nonsense"},
 		{"help domain nonsense", exitUsage, "nonsense"},
 		{"completion nonsense", exitUsage, "nonsense"},
+		{"emu serve --socket-dir /tmp/" + strings.Repeat("d", 100), exitUsage, "at most 107"},
 		{"write --group B!", exitUsage, "only letters, digits"},
 		{"node show 1 2", exitUsage, "node show"},
 		{"node show x", exitUsage, "want NODE in numbers"},

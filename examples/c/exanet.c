@@ -7,7 +7,9 @@
  *   exanet write SOCKET NODE METHOD SIZE  NODE PDID ADDRESS NOTIFY
  *     writes SIZE bytes there
  *
- * METHOD is gup (pfd pages in) or touch (this program does). Exit code 0: done.
+ * gcc -std=c11 -O2 -pthread -o exanet exanet.c builds it. SOCKET is what pfd's
+ * --socket is. METHOD is gup (pfd pages in) or touch (this program does). Exit
+ * code 0: done.
  */
 #define _GNU_SOURCE
 #include <errno.h>

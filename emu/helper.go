@@ -13,7 +13,8 @@ import (
 // that sleeps in the kernel, not a goroutine, because a goroutine that is woken
 // finds its thread first, and the kernel likes to put a thread that wakes on the
 // processor of the one that woke it. There the engine runs, and does not go away:
-// the helper is kept from that processor.
+// the helper is kept from that processor. A call that hangs takes the helper, and
+// all other long calls go to the workers of their domains.
 type helper struct {
 	call   atomic.Pointer[call] // given and not begun
 	word   uint32               // futex: 1 while the thread sleeps
@@ -22,9 +23,8 @@ type helper struct {
 	done   chan struct{}
 
 	// The engine's own.
-	busy    bool // a call was given and has not come back
-	cpu     int  // that the thread is kept from, -1 none
-	allowed unix.CPUSet
+	busy bool // a call was given and has not come back
+	cpu  int  // that the thread is kept from, -1 none
 }
 
 // futexWait and futexWake are operations of futex(2) (linux/futex.h), with
@@ -41,9 +41,7 @@ func (h *helper) start(e *Engine) {
 		defer close(h.done)
 		// Locked for good: the thread has an affinity of its own, and ends here.
 		runtime.LockOSThread()
-		if unix.SchedGetaffinity(0, &h.allowed) == nil {
-			h.thread.Store(int32(unix.Gettid()))
-		}
+		h.thread.Store(int32(unix.Gettid()))
 		h.serve(e)
 	}()
 }
@@ -98,15 +96,14 @@ func (h *helper) give(c *call) bool {
 	return true
 }
 
-// steal takes the call back that the helper has not begun; nil: there is none.
+// steal takes the call back that the helper has not begun; nil: there is none, or
+// the engine might hang in it.
 func (h *helper) steal() *call {
-	if !h.busy || h.call.Load() == nil {
+	c := h.call.Load()
+	if c == nil || c.slot.slow || !h.call.CompareAndSwap(c, nil) {
 		return nil
 	}
-	c := h.call.Swap(nil)
-	if c != nil {
-		h.busy, c.helped = false, false
-	}
+	h.busy, c.helped = false, false
 	return c
 }
 
@@ -114,13 +111,17 @@ func (h *helper) steal() *call {
 // or there is no other, it stays as it is.
 func (h *helper) avoid() {
 	cpu := currentCPU()
-	if cpu == h.cpu || cpu < 0 || h.allowed.Count() < 2 {
+	if cpu == h.cpu || cpu < 0 {
 		return
 	}
-	others := h.allowed
-	others.Clear(cpu)
 	h.cpu = cpu
-	_ = unix.SchedSetaffinity(int(h.thread.Load()), &others)
+	var others unix.CPUSet
+	if unix.SchedGetaffinity(0, &others) != nil { // the engine's: as it is by now
+		return
+	}
+	if others.Clear(cpu); others.Count() > 0 {
+		_ = unix.SchedSetaffinity(int(h.thread.Load()), &others)
+	}
 }
 
 func currentCPU() int {

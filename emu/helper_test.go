@@ -151,16 +151,22 @@ func TestHelperThatHangs(t *testing.T) {
 	again.wait(t)
 }
 
-// The helper's thread is kept from the engine's processor.
+// The helper's thread is kept from the engine's processor, within what the engine
+// may use by now: an administrator may have confined them (taskset, cpusets).
 func TestHelperAvoidsTheEngine(t *testing.T) {
-	var h helper
-	if err := unix.SchedGetaffinity(0, &h.allowed); err != nil {
-		t.Fatal(err)
+	runtime.LockOSThread() // for good: the thread has an affinity of its own
+	affinity := func(thread int) (set unix.CPUSet) {
+		t.Helper()
+		if err := unix.SchedGetaffinity(thread, &set); err != nil {
+			t.Fatal(err)
+		}
+		return set
 	}
-	if h.allowed.Count() < 2 {
+	allowed := affinity(0)
+	if allowed.Count() < 2 {
 		t.Skip("one processor: there is nowhere to go")
 	}
-	h.cpu = -1
+	h := helper{cpu: -1}
 	tid := make(chan int32)
 	stop := make(chan struct{})
 	go func() {
@@ -170,13 +176,45 @@ func TestHelperAvoidsTheEngine(t *testing.T) {
 		<-stop
 	}()
 	defer close(stop)
-	h.thread.Store(<-tid)
+	thread := int(<-tid)
+	h.thread.Store(int32(thread))
 	h.avoid()
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(int(h.thread.Load()), &set); err != nil {
-		t.Fatal(err)
+	if set := affinity(thread); h.cpu < 0 || set.IsSet(h.cpu) || set.Count() != allowed.Count()-1 {
+		t.Errorf("kept from processor %d: it has %d of %d", h.cpu, set.Count(), allowed.Count())
 	}
-	if h.cpu < 0 || set.IsSet(h.cpu) || set.Count() != h.allowed.Count()-1 {
-		t.Errorf("kept from processor %d: it has %d of %d", h.cpu, set.Count(), h.allowed.Count())
+	for cpu := range 1024 {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		var one unix.CPUSet
+		one.Set(cpu)
+		for _, th := range []int{0, thread} {
+			if err := unix.SchedSetaffinity(th, &one); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.avoid()
+		if set := affinity(thread); set != one {
+			t.Errorf("confined to processor %d, the helper goes elsewhere: %v", cpu, set)
+		}
+	}
+}
+
+// A call of a domain that has become slow since is not taken back: the engine would
+// hang in it.
+func TestHelperKeepsSlowCalls(t *testing.T) {
+	h := helper{cpu: -1}
+	h.thread.Store(int32(unix.Gettid()))
+	c := &call{slot: &slot{}}
+	if !h.give(c) || h.give(c) {
+		t.Fatal("not given, or given twice")
+	}
+	c.slot.slow = true
+	if h.steal() != nil {
+		t.Error("a slow domain's call is taken back")
+	}
+	c.slot.slow = false
+	if h.steal() != c || h.busy || c.helped || h.steal() != nil {
+		t.Error("a quick domain's call is not taken back, once")
 	}
 }

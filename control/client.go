@@ -10,9 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // Errors of the client. Each error names the socket and the remedy.
@@ -246,6 +249,14 @@ func (c *Client) open(ctx context.Context, method, path string, q url.Values) (i
 	return nil, &ReplyError{Path: path, Status: resp.StatusCode, Code: e.Code, Message: e.Error}
 }
 
+// remedy says what a user does where no pfd listens on socket.
+func remedy(socket string, euid int) string {
+	if socket == sockets.Root && euid != 0 {
+		return "it is root's to start; start one of your own with `pfd --nodes 2 --socket PATH` and name it with --socket PATH"
+	}
+	return fmt.Sprintf("start one with `pfd --nodes 2 --socket %s`, or name another with --socket", socket)
+}
+
 // dialError puts the remedy beside why the socket did not answer.
 func (c *Client) dialError(ctx context.Context, err error) error {
 	var ue *url.Error
@@ -259,7 +270,7 @@ func (c *Client) dialError(ctx context.Context, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("pfd on %s: %w", c.socket, err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w on %s: start one with `pfd --nodes 2 --socket %s`, or name another with --socket (%w)", ErrNoDaemon, c.socket, c.socket, err)
+		return fmt.Errorf("%w on %s: %s (%w)", ErrNoDaemon, c.socket, remedy(c.socket, os.Geteuid()), err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w on %s: this user may not open the socket: run as the user of pfd, or start a pfd of your own with `pfd --nodes 2 --socket PATH` (%w)", ErrNoDaemon, c.socket, err)
 	}

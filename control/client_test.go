@@ -137,6 +137,23 @@ func TestClientEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// A user is not sent to start a pfd where only root can.
+func TestRemedy(t *testing.T) {
+	for _, c := range []struct {
+		socket string
+		euid   int
+		want   string
+	}{
+		{"/x", 7, "--socket /x"},
+		{"/run/exanet/pfd.sock", 0, "--socket /run/exanet/pfd.sock"},
+		{"/run/exanet/pfd.sock", 7, "of your own with `pfd --nodes 2 --socket PATH`"},
+	} {
+		if got := remedy(c.socket, c.euid); !strings.Contains(got, c.want) {
+			t.Errorf("%s for %d: %s", c.socket, c.euid, got)
+		}
+	}
+}
+
 // A pfd that is stopped holds nobody for ever.
 func TestClientOfADaemonThatDoesNotAnswer(t *testing.T) {
 	end := make(chan struct{})

@@ -102,6 +102,7 @@ type Engine struct {
 	tasks    []*call      // calls that Do asked for
 	current  *call        // what the lease is held for
 	live     []*slot      // attached slots
+	turn     int          // whose doorbell was looked at last
 	free     *call
 	vectors  bool // some node has vectors to be delivered
 	stop     bool

@@ -75,7 +75,13 @@ func (e *Engine) pass() (busy, ok bool) {
 		busy = true
 		e.takeInbox()
 	}
-	for _, s := range e.live {
+	// In turns: what has begun is done first, and its payloads are in the caches.
+	for range e.live {
+		if len(e.quick.items)-e.quick.head >= quickFull {
+			break
+		}
+		e.turn = (e.turn + 1) % len(e.live)
+		s := e.live[e.turn]
 		if k := s.att.Pages.Kick(); k != s.kick || s.sends {
 			busy = true
 			s.kick = k

@@ -31,6 +31,10 @@ func (q *itemQueue) compact() {
 	}
 }
 
+// quickFull is how many quick actions wait at most before processes' doorbells
+// are taken (ours).
+const quickFull = 32
+
 // quickRow is how many quick actions go before one of the data at most, so that
 // a stream of them starves nobody (ours).
 const quickRow = 64

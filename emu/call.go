@@ -179,7 +179,9 @@ func (e *Engine) complete(c *call) {
 	if c.helped {
 		e.helper.busy = false
 	}
-	e.settle(c)
+	if s := c.slot; s != nil {
+		s.settle(c.elapsed, s.mem.idle)
+	}
 	switch c.kind {
 	case callTask:
 		c.task.Done()

@@ -158,8 +158,7 @@ type slot struct {
 	mailWaits bool   // its ring was full
 	sends     bool   // messages were not looked at since
 	gone      bool
-	slow      bool // served by mem instead of inline
-	quick     int  // short calls in a row since it became slow
+	pace      // slow: it is served by mem instead of inline
 	mem       worker
 	pager     worker
 }

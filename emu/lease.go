@@ -10,13 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recovery of a slow domain: after so many calls in a row that were shorter than
-// quickCall it is served inline again (ours).
-const (
-	quickCalls = 256
-	quickCall  = time.Millisecond
-)
-
 // dispatch has a call done: inline under a lease, or by a worker of its domain
 // where it is known to be long or the domain slow. False: the lease was lost.
 func (e *Engine) dispatch(c *call) bool {
@@ -48,13 +41,24 @@ func (e *Engine) perform(c *call) bool {
 		}
 	}
 	e.current = c
+	watched := c.slot != nil && c.slot.watched > 0
+	var before [2]int64
+	if watched {
+		before = naps()
+	}
 	held := e.lease.Add(1)
 	c.run()
 	if !e.lease.CompareAndSwap(held, held+1) {
 		e.finish(c)
 		return false
 	}
+	began := e.clock
 	e.clock = e.Now()
+	if s := c.slot; s != nil && !s.slow {
+		if took := time.Duration(e.clock - began); s.charge(took, watched && took > quickCall && naps() != before) {
+			e.slowDown(s, "memory accesses hold everybody up")
+		}
+	}
 	e.complete(c)
 	return true
 }
@@ -64,30 +68,18 @@ func (e *Engine) overtaken(late *call) {
 	if late.node != nil {
 		late.node.takeover++
 	}
-	if s := late.slot; s != nil {
-		s.slow, s.quick = true, 0
-		log := s.att.Log // the user's own lines: nobody else's are held back for them
-		if log == nil {
-			log = e.log.With("node", s.node.index)
-		}
-		log.Info("memory access over its lease: the domain is served by a worker of its own",
-			"slot", s.index, "after", leaseTime)
+	if late.slot != nil {
+		e.slowDown(late.slot, "memory access over its lease")
 	}
 }
 
-// settle follows how a slow domain's calls fare.
-func (e *Engine) settle(c *call) {
-	s := c.slot
-	if s == nil || !s.slow || c.elapsed == 0 {
-		return
+func (e *Engine) slowDown(s *slot, why string) {
+	s.pace.slowDown(e.Now())
+	log := s.att.Log // the user's own lines: nobody else's are held back for them
+	if log == nil {
+		log = e.log.With("node", s.node.index)
 	}
-	if c.elapsed > quickCall {
-		s.quick = 0
-		return
-	}
-	if s.quick++; s.quick >= quickCalls && s.mem.idle() {
-		s.slow = false
-	}
+	log.Info(why+": the domain is served by a worker of its own", "slot", s.index, "after", leaseTime)
 }
 
 // supervise looks every few milliseconds whether a call has outlasted its

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -89,10 +90,14 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	if err := os.MkdirAll(f.directory, 0o700); err != nil {
 		return fmt.Errorf("directory of the sockets: %w", err)
 	}
-	return m.Run(ctx, f.directory, func() {
+	err = m.Run(ctx, f.directory, func() {
 		for i := range f.nodes {
 			// A standard output that is closed is the caller's affair.
 			_, _ = fmt.Fprintf(a.out, "node %d at %s\n", i, serve.SocketPath(f.directory, i))
 		}
 	})
+	if errors.Is(err, syscall.EADDRINUSE) {
+		err = fmt.Errorf("%w: end it, or name another --socket-dir", err)
+	}
+	return err
 }

@@ -1,11 +1,52 @@
 package house
 
 import (
+	"go/ast"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 )
+
+// documents are README.md, CONTRIBUTING.md and all of docs/, from the root.
+func documents(t *testing.T) []string {
+	t.Helper()
+	list := []string{"README.md", "CONTRIBUTING.md"}
+	docs, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(docs) == 0 {
+		t.Fatalf("%d documents, %v", len(docs), err)
+	}
+	for _, path := range docs {
+		list = append(list, filepath.Join("docs", filepath.Base(path)))
+	}
+	return list
+}
+
+// The tests and the Go files that documents name are there.
+func TestDocsNameTestsThatExist(t *testing.T) {
+	_, list := sources(t)
+	there := map[string]bool{}
+	for _, s := range list {
+		there[s.path] = true
+		for _, d := range s.file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && s.test {
+				there[f.Name.Name] = true
+			}
+		}
+	}
+	known := 0
+	for _, rel := range documents(t) {
+		for _, m := range regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+|[a-z0-9_/]+/[a-z0-9_]+[.]go)`").FindAllStringSubmatch(read(t, rel), -1) {
+			known++
+			if !there[m[1]] {
+				t.Errorf("%s names %s, which is not there", rel, m[1])
+			}
+		}
+	}
+	if known < 10 {
+		t.Errorf("only %d tests and files are named", known)
+	}
+}
 
 // The metrics that README.md and docs/ name are made somewhere: the name without
 // its prefix, or without _total, too, stands in a string of the program.
@@ -17,16 +58,8 @@ func TestDocsNameMetricsThatExist(t *testing.T) {
 			program.Write(s.text)
 		}
 	}
-	docs, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil || len(docs) == 0 {
-		t.Fatalf("%d documents, %v", len(docs), err)
-	}
 	known := 0
-	for _, path := range append(docs, filepath.Join(root, "README.md")) {
-		rel, err := filepath.Rel(root, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, rel := range documents(t) {
 		for _, m := range regexp.MustCompile(`\bexanet_([a-z_0-9]*[a-z0-9])\b`).FindAllStringSubmatch(read(t, rel), -1) {
 			known++
 			if !strings.Contains(program.String(), `"`+m[1]+`"`) && !strings.Contains(program.String(), `"`+strings.TrimSuffix(m[1], "_total")+`"`) {

@@ -186,6 +186,7 @@ func (s *slot) kicked(l *link) {
 	if v := p.TakeDoorbell(); v != 0 {
 		s.ring(l, v-1)
 	}
+	s.mail.asked = s.mail.asked || s.mail.holds
 	var msg attach.Message
 	for c := 0; c < device.PktzChannels; c++ {
 		if !p.TakeSend(c, &msg) {

@@ -11,8 +11,8 @@ import (
 // A message for a process raises no vector (spec/hardware.md 3, window mbox), so
 // its mailbox is looked at while answers may come: from a read request on, first
 // after mailPause, then each time after twice as long, mailLast at most, for
-// mailTime. The library asks again for a read that is open at least every 320 ms
-// (ours).
+// mailTime, and again when a process whose ring was full has made room. The library
+// asks again for a read that is open at least every 320 ms (ours).
 const (
 	mailPause = 50 * time.Microsecond
 	mailLast  = 2 * time.Millisecond
@@ -21,7 +21,7 @@ const (
 
 // mail is the way from a slot's mailbox to its process.
 type mail struct {
-	asked bool        // a read was asked for
+	asked bool        // a read was asked for, or the ring has room again
 	until int64       // looked at until then, of Now; 0: not
 	next  int64       // looked at then
 	pause int64       // ns
@@ -48,7 +48,7 @@ func (s *slot) deliver(now int64) (any bool) {
 	if any {
 		s.att.Pages.Notify()
 	}
-	if !m.holds && now >= m.until {
+	if now >= m.until {
 		m.until = 0
 	}
 	return any

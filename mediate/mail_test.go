@@ -1,0 +1,39 @@
+package mediate
+
+import (
+	"testing"
+
+	"github.com/exanet/pfd/attach"
+)
+
+// A process that takes none of its messages is looked at for a while and not for
+// ever; when it has taken some it says so, and gets the rest.
+func TestMailboxRingThatStaysFull(t *testing.T) {
+	mem, err := attach.NewMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	s := &slot{node: new(node), att: &Attachment{Pages: mem.Pages}}
+	m := &s.mail
+	for mem.PutMail(m.tail, &attach.Mail{}) {
+		m.tail++
+	}
+	m.holds, m.asked = true, true
+	now := int64(1)
+	for range 10 {
+		s.deliver(now)
+		now += int64(mailTime)
+	}
+	if m.until != 0 || !m.holds {
+		t.Errorf("looked at for ever: %+v", m)
+	}
+	var got attach.Mail
+	if ok, full := mem.TakeMail(&got); !ok || !full {
+		t.Fatalf("taken %v, full %v", ok, full)
+	}
+	s.kicked(nil)
+	if !m.asked {
+		t.Error("the rest is not looked for when the process has made room")
+	}
+}

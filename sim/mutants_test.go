@@ -66,7 +66,8 @@ var mutants = []mutant{
 	{"time-out list out of order", []edit{
 		{txFile, "	t.prev, t.next = l.tail, -1\n	if l.tail >= 0 {", "	if M && l.head >= 0 {\n		t.prev, t.next = -1, l.head\n		fw.tx[l.head].prev = id\n		l.head = id\n		return\n	}\n	t.prev, t.next = l.tail, -1\n	if l.tail >= 0 {"}}},
 	{"a transfer announced twice starts twice", []edit{
-		{fwFile, "	if x.live || d.Done != device.DoneInitialized {", "	if !M && (x.live || d.Done != device.DoneInitialized) {"}}},
+		{fwFile, "	if x.live {\n		if d.Abort", "	if x.live && (!M || d.Abort) {\n		if d.Abort"},
+		{fwFile, "	if d.Done != device.DoneInitialized {", "	if !M && d.Done != device.DoneInitialized {"}}},
 	{"completion words with the last block whatever is missing", []edit{
 		{runFile, "x.issued == x.desc.Size && x.acked == x.blocks-1", "x.issued == x.desc.Size && (M || x.acked == x.blocks-1)"}}},
 	{"sequence numbers start anew with each use of an id", []edit{

@@ -108,6 +108,14 @@ func TestAbort(t *testing.T) {
 	if done, status := s.final(t, 5); done != device.DoneFailed || status != device.StatusAborted {
 		t.Errorf("done %d, status %d; want 3 with status 9", done, status)
 	}
+	// One that has not begun ends as well.
+	s.pages.Publish(5, &device.Descriptor{Src: 0x10000, Dst: 0x20000, Size: 4096})
+	s.pages.AskAbort(5)
+	s.pages.Ring(5)
+	s.kick()
+	if done, status := s.final(t, 5); done != device.DoneFailed || status != device.StatusAborted {
+		t.Errorf("aborted before it began: done %d, status %d; want 3 with status 9", done, status)
+	}
 	// The channel is good for another, which starts once whatever announces it.
 	s.pages.Publish(5, &device.Descriptor{Size: 0})
 	word := mailbox.Doorbell{PDID: s.domain.PDID, Channel: uint16(s.domain.Slot*device.ChannelsPerSlot + 5)}.Encode()

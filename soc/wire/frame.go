@@ -47,7 +47,8 @@ type Header struct {
 
 // Short tells whether the block belongs to a transfer of at most a block's size,
 // which may lie in two blocks. The last block of a longer one is not short: it
-// would overtake the others, and its fault their page-in.
+// would overtake the others, and its fault their page-in. (The second block of a
+// transfer of two cannot be told from that of a short one: it counts as short.)
 func (h *Header) Short() bool { return h.Block <= 1 && h.Remaining <= device.BlockSize }
 
 // Completion is the pair of words written beside the destination when a

@@ -27,7 +27,7 @@ func (e *Engine) loop(late *call) {
 			return
 		}
 	}
-	idleSince, spin := int64(-1), int64(e.cfg.Spin)
+	p := newPatience(e.cfg.Spin, e.cfg.SpinMax)
 	for {
 		busy, ok := e.pass()
 		if !ok {
@@ -38,25 +38,21 @@ func (e *Engine) loop(late *call) {
 			return
 		}
 		if busy {
-			idleSince = -1
+			p.busy()
 			continue
 		}
-		now := e.Now()
-		if idleSince < 0 {
-			idleSince = now
-		}
-		if now-idleSince < spin {
-			continue
-		}
-		e.sleep(now)
-		// Work that comes soon after falling asleep would have been cheaper to
-		// wait for: look longer the next time, as long as that is so.
-		if slept := e.Now() - now; slept < int64(e.cfg.SpinMax) {
-			spin = min(2*spin, int64(e.cfg.SpinMax))
-		} else {
-			spin = int64(e.cfg.Spin)
+		if now := e.Now(); p.idle(now, e.yield) {
+			e.sleep(now)
+			p.slept(e.Now() - now)
 		}
 	}
+}
+
+// yield offers the processor to others, and gives how long they had it, ns.
+func (e *Engine) yield() int64 {
+	start := e.Now()
+	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	return e.Now() - start
 }
 
 func (e *Engine) end() {

@@ -1,0 +1,64 @@
+package emu
+
+import (
+	"testing"
+	"time"
+)
+
+func TestPatience(t *testing.T) {
+	const us = int64(time.Microsecond)
+	p := newPatience(50*time.Microsecond, time.Millisecond)
+	offers, others := 0, int64(0)
+	yield := func() int64 { offers++; return others }
+	// look gives after how many microseconds it sleeps.
+	look := func(now int64) int64 {
+		p.busy()
+		for at := now; ; at += us {
+			if p.idle(at, yield) {
+				return (at - now) / us
+			}
+		}
+	}
+	if got := look(0); got != 50 || offers != 1 {
+		t.Errorf("it looks for %d us with %d offers, want 50 and 1", got, offers)
+	}
+	// Work that comes soon makes it look longer, up to the most.
+	for _, want := range []int64{100, 200, 400, 800, 1000, 1000} {
+		p.slept(10 * us)
+		if got := look(0); got != want {
+			t.Errorf("it looks for %d us, want %d", got, want)
+		}
+	}
+	offers = 0
+	if look(0); offers != 10 { // at 20, 120, ... 920 us
+		t.Errorf("%d offers in a millisecond, want 10", offers)
+	}
+	p.slept(int64(time.Second))
+	if got := look(0); got != 50 {
+		t.Errorf("after a long sleep it looks for %d us, want 50", got)
+	}
+	// Somebody wakes, looks around and sleeps again: no reason to go.
+	others = 30 * us
+	if got := look(0); got != 50 {
+		t.Errorf("it looks for %d us beside one who wakes, want 50", got)
+	}
+	// Somebody works: it is in the way, for a while.
+	others = 3000 * us
+	if got := look(0); got != 21 {
+		t.Errorf("it looks for %d us on a crowded processor, want 21", got)
+	}
+	for _, at := range []int64{4000 * us, 100_000 * us} {
+		if got := look(at); got != 0 {
+			t.Errorf("it looks for %d us right after, want 0", got)
+		}
+	}
+	others = 0
+	if got := look(104_000 * us); got != 50 {
+		t.Errorf("it looks for %d us once there is room, want 50", got)
+	}
+	// Not at all.
+	p = newPatience(-1, time.Millisecond)
+	if got := look(0); got != 0 {
+		t.Errorf("it looks for %d us, want 0", got)
+	}
+}

@@ -101,6 +101,7 @@ type Engine struct {
 	clock    int64        // the machines' time: read once a pass and after each call
 	tasks    []*call      // calls that Do asked for
 	current  *call        // what the lease is held for
+	calls    uint8        // done inline; the thread is noted at every 256th, and by a new owner
 	live     []*slot      // attached slots
 	turn     int          // whose doorbell was looked at last
 	free     *call
@@ -112,6 +113,7 @@ type Engine struct {
 	recorder *record.Writer // of the machines' inputs, nil: none
 
 	lease  atomic.Uint64 // odd: in a call that may sleep
+	thread atomic.Int32  // of the call, as it was not long ago
 	parked atomic.Bool   // the supervisor sleeps until it is kicked
 	unpark chan struct{}
 

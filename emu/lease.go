@@ -1,6 +1,9 @@
 package emu
 
 import (
+	"bytes"
+	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -41,6 +44,11 @@ func (e *Engine) perform(c *call) bool {
 		}
 	}
 	e.current = c
+	// The goroutine may go to another thread, but seldom.
+	if e.calls == 0 {
+		e.thread.Store(int32(unix.Gettid()))
+	}
+	e.calls++
 	watched := c.slot != nil && c.slot.watched > 0
 	var before [2]int64
 	if watched {
@@ -119,13 +127,28 @@ func (e *Engine) supervise() {
 			quiet, since = 0, time.Now()
 			continue
 		}
-		if time.Since(since) < leaseTime {
+		if over := time.Since(since); over < leaseTime || over < longLease && e.runs() {
 			continue
 		}
 		if e.lease.CompareAndSwap(v, v+1) {
 			go e.loop(e.current)
 		}
 	}
+}
+
+// longLease is when a call loses its lease though it does not sleep (ours).
+const longLease = 10 * leaseTime
+
+// runs tells whether the thread of the call under way runs, or would if it had a
+// processor: then it waits for no memory, and the machine is only busy.
+func (e *Engine) runs() bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", e.thread.Load()))
+	if err != nil {
+		return false
+	}
+	// "TID (NAME) STATE ...", with any NAME (proc_pid_stat(5)).
+	i := bytes.LastIndexByte(b, ')')
+	return i >= 0 && len(b) > i+2 && b[i+2] == 'R'
 }
 
 // workerSpin is how long a worker that has nothing to do looks for more before

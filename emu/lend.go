@@ -14,6 +14,7 @@ func (e *Engine) Lend(f func()) bool {
 	default:
 	}
 	e.borrowed = true
+	e.calls = 0
 	e.clock = e.Now()
 	f()
 	e.repay()

@@ -27,6 +27,7 @@ func (e *Engine) loop(late *call) {
 			return
 		}
 	}
+	e.calls = 0
 	p := newPatience(e.cfg.Spin, e.cfg.SpinMax)
 	for {
 		busy, ok := e.pass()
@@ -355,6 +356,7 @@ func (e *Engine) sleep(now int64) {
 		e.owner.Unlock()
 		e.wait(timeout)
 		e.owner.Lock()
+		e.calls = 0
 	}
 	for _, s := range e.live {
 		s.att.Pages.SetAsleep(false)

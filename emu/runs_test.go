@@ -1,0 +1,60 @@
+package emu
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A thread that works is told from one that sleeps in the kernel.
+func TestRuns(t *testing.T) {
+	var e Engine
+	stop, working := make(chan struct{}), make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		e.thread.Store(int32(unix.Gettid()))
+		close(working)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	}()
+	<-working
+	for range 20 {
+		if !e.runs() {
+			t.Error("a thread that works is said to sleep")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	close(stop)
+
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[0])
+	asleep := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		e.thread.Store(int32(unix.Gettid()))
+		close(asleep)
+		_, _ = unix.Read(fds[0], make([]byte, 1))
+	}()
+	<-asleep
+	for deadline := time.Now().Add(10 * time.Second); e.runs(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a thread that sleeps in read is said to run")
+		}
+	}
+	_ = unix.Close(fds[1]) // ends the read
+
+	e.thread.Store(-1)
+	if e.runs() {
+		t.Error("a thread that is not there runs")
+	}
+}

@@ -2,6 +2,7 @@ package emu
 
 import (
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,17 +12,15 @@ import (
 // A thread that works is told from one that sleeps in the kernel.
 func TestRuns(t *testing.T) {
 	var e Engine
-	stop, working := make(chan struct{}), make(chan struct{})
+	var spins atomic.Uint64
+	var stop atomic.Bool
+	working := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
 		e.thread.Store(int32(unix.Gettid()))
 		close(working)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
+		for !stop.Load() {
+			spins.Add(1)
 		}
 	}()
 	<-working
@@ -31,7 +30,7 @@ func TestRuns(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	close(stop)
+	stop.Store(true)
 
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {

@@ -81,7 +81,7 @@ func (r Register) Fields() []Field {
 }
 
 // At gives the offset of register i of the array.
-func (r Register) At(i int) uint32 { return r.Offset + r.Stride*uint32(i) }
+func (r *Register) At(i int) uint32 { return r.Offset + r.Stride*uint32(i) }
 
 // ResetAt gives the reset value of register i of the array.
 func (r Register) ResetAt(i int) uint64 {
@@ -96,7 +96,7 @@ func (r Register) Bits() uint64 { return ^uint64(0) >> (64 - 8*r.Width) }
 
 // Masks gives the read, write and W1C masks on a device with these capabilities
 // (the value of CAPS).
-func (r Register) Masks(caps uint64) (read, write, w1c uint64) {
+func (r *Register) Masks(caps uint64) (read, write, w1c uint64) {
 	keep := ^uint64(0)
 	if r.Cap != 0 && caps&r.Cap == 0 {
 		keep = ^r.CapMask
@@ -175,23 +175,32 @@ func buildIndex(regs []Register) (ix [Windows][]uint8) {
 // Lookup gives the register that the byte at offset of window w belongs to and
 // its index in the array; false: a hole. It takes a few nanoseconds.
 func Lookup(w WindowID, offset uint32) (r Register, i int, ok bool) {
-	if w >= Windows || offset >= w.Size() {
+	t, i := lookup(w, offset)
+	if t == nil {
 		return Register{}, 0, false
+	}
+	return *t, i, true
+}
+
+// lookup is Lookup without a copy: nil is a hole.
+func lookup(w WindowID, offset uint32) (*Register, int) {
+	if w >= Windows || offset >= w.Size() {
+		return nil, 0
 	}
 	word := fold(w, offset) / 4
 	if word >= uint32(len(index[w])) || index[w][word] == 0 {
-		return Register{}, 0, false
+		return nil, 0
 	}
 	t := &table[index[w][word]-1]
 	// A folded page may have the register where this page has none.
 	if offset < t.Offset {
-		return Register{}, 0, false
+		return nil, 0
 	}
-	i = int((offset - t.Offset) / t.Stride)
+	i := int((offset - t.Offset) / t.Stride)
 	if i >= t.Count || offset >= t.At(i)+uint32(t.Width) {
-		return Register{}, 0, false
+		return nil, 0
 	}
-	return *t, i, true
+	return t, i
 }
 
 // Target is what one access of a window reaches (Resolve).
@@ -212,20 +221,19 @@ func Resolve(w WindowID, offset uint32, width int) (Target, bool) {
 	if width != 4 && width != 8 || offset%uint32(width) != 0 {
 		return Target{}, false
 	}
-	r, i, ok := Lookup(w, offset)
-	if !ok {
+	r, i := lookup(w, offset)
+	if r == nil {
 		return Target{}, false
 	}
-	t := Target{Register: r, Index: i}
-	switch {
-	case width == r.Width:
-		return t, offset == r.At(i)
-	case width == 8 && r.Pairs && offset == r.At(i):
-		t.Pair = true
-		return t, true
+	shift, pair := 0, false
+	switch at := r.At(i); {
+	case width == r.Width && offset == at:
+	case width == 8 && r.Pairs && offset == at:
+		pair = true
 	case width == 4 && r.Halves:
-		t.Shift = int(offset-r.At(i)) * 8
-		return t, true
+		shift = int(offset-at) * 8
+	default:
+		return Target{}, false
 	}
-	return Target{}, false
+	return Target{Register: *r, Index: i, Shift: shift, Pair: pair}, true
 }

@@ -12,8 +12,10 @@ const (
 	// did not just wake, look around and sleep again.
 	taken = 100 * time.Microsecond
 	// crowdedTime is for how long the engine does not look for work after that, but
-	// sleeps, so that the kernel can put it where there is room.
-	crowdedTime = 100 * time.Millisecond
+	// sleeps, so that the kernel can put it where there is room; twice as long each
+	// time that it finds the processor taken again, mostCrowded at most.
+	crowdedTime = 2 * time.Millisecond
+	mostCrowded = 100 * time.Millisecond
 )
 
 // patience says how long an engine that has nothing to do looks for work before it
@@ -25,6 +27,7 @@ type patience struct {
 	since      int64 // when it began, -1: it works
 	offer      int64 // when the processor is offered next
 	crowded    int64 // until then it does not look
+	avoid      int64 // for how long it did not look the last time, 0: there was room
 }
 
 func newPatience(base, most time.Duration) patience {
@@ -45,7 +48,10 @@ func (p *patience) idle(now int64, yield func() int64) (sleep bool) {
 	if now >= p.offer {
 		p.offer = now + int64(offerAgain)
 		if took := yield(); took >= int64(taken) {
-			p.crowded = now + took + int64(crowdedTime)
+			p.avoid = min(max(2*p.avoid, int64(crowdedTime)), int64(mostCrowded))
+			p.crowded = now + took + p.avoid
+		} else {
+			p.avoid = 0
 		}
 	}
 	return false

@@ -47,13 +47,23 @@ func TestPatience(t *testing.T) {
 	if got := look(0); got != 21 {
 		t.Errorf("it looks for %d us on a crowded processor, want 21", got)
 	}
-	for _, at := range []int64{4000 * us, 100_000 * us} {
-		if got := look(at); got != 0 {
-			t.Errorf("it looks for %d us right after, want 0", got)
+	at := int64(20 * us)
+	for _, avoid := range []time.Duration{2, 4, 8, 16, 32, 64, 100, 100} {
+		at += others // the offer took so long
+		for _, d := range []int64{0, int64(avoid*time.Millisecond) - us} {
+			if got := look(at + d); got != 0 {
+				t.Errorf("it looks for %d us %d us after it found the processor taken, want 0", got, d/us)
+			}
 		}
+		at += int64(avoid * time.Millisecond)
+		if got := look(at); got != 21 {
+			t.Errorf("%d ms after it looks for %d us, want 21", avoid, got)
+		}
+		at += 20 * us
 	}
+	at += others + int64(mostCrowded)
 	others = 0
-	if got := look(104_000 * us); got != 50 {
+	if got := look(at); got != 50 || p.avoid != 0 {
 		t.Errorf("it looks for %d us once there is room, want 50", got)
 	}
 	// Not at all.

@@ -91,6 +91,9 @@ func (w *Writer) Take(now int64, node, box int, source mailbox.Source, words *[d
 }
 
 func (w *Writer) acted(node int, out []soc.Action) {
+	if w.err != nil {
+		return // with this very record
+	}
 	w.digest.Actions(node, out)
 	for i := range out {
 		if f := out[i].Frame; f != nil {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/pagein"
 )
 
 // openFDs gives the descriptors that are open, without the one that looks.
@@ -88,7 +89,7 @@ func dial(t *testing.T, path string) *Conn {
 }
 
 var testWelcome = Welcome{
-	Slot: 2, Interface: 18, VABits: 48, PDID: 7, Method: MethodGUP, Policy: PolicyPIO, Node: 1,
+	Slot: 2, Interface: 18, VABits: 48, PDID: 7, Method: pagein.GUP, Policy: pagein.PIO, Node: 1,
 }
 
 func TestHandshake(t *testing.T) {
@@ -126,7 +127,7 @@ func TestHandshake(t *testing.T) {
 	if p := c.Peer(); p.PID != os.Getpid() || p.PIDFD != -1 {
 		t.Errorf("client sees peer %+v", p)
 	}
-	w, fds, err := c.Handshake(t.Context(), Hello{Node: 1, Group: "g", Method: MethodTouch, Accept: []device.PDID{5}})
+	w, fds, err := c.Handshake(t.Context(), Hello{Node: 1, Group: "g", Method: pagein.Touch, Accept: []device.PDID{5}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -86,44 +86,6 @@ const flagAcceptGroup = 1 << 0 // ours: docs/attach.md
 // DefaultGroup is the group of a process that names none.
 const DefaultGroup = "default"
 
-// Method and Policy are package pagein's, which owns their numbers in messages.
-type (
-	Method = pagein.Method
-	Policy = pagein.Policy
-)
-
-// The methods and policies by the names that this package had for them.
-const (
-	MethodDefault  = pagein.MethodDefault
-	MethodGUP      = pagein.GUP
-	MethodTouch    = pagein.Touch
-	MethodUFFD     = pagein.UFFD
-	MethodPopulate = pagein.Populate
-
-	PolicyDefault = pagein.PolicyDefault
-	PolicyPIO     = pagein.PIO
-	PolicyPI4     = pagein.PI4
-	PolicyPIA     = pagein.PIA
-)
-
-// ParseMethod is pagein.ParseMethod; its error matches ErrValue too.
-func ParseMethod(s string) (Method, error) {
-	m, err := pagein.ParseMethod(s)
-	if err != nil {
-		err = fmt.Errorf("%w: %w", ErrValue, err)
-	}
-	return m, err
-}
-
-// ParsePolicy is pagein.ParsePolicy; its error matches ErrValue too.
-func ParsePolicy(s string) (Policy, error) {
-	p, err := pagein.ParsePolicy(s)
-	if err != nil {
-		err = fmt.Errorf("%w: %w", ErrValue, err)
-	}
-	return p, err
-}
-
 // Errors of the codec and of the handshake.
 var (
 	// ErrMessage says that bytes are no message of the wanted type: wrong
@@ -250,8 +212,8 @@ type Hello struct {
 	Product     string        // the library's product and version
 	Node        device.NodeID // where the process wants to be
 	Group       string        // as groupname.Check allows
-	Method      Method
-	Policy      Policy
+	Method      pagein.Method
+	Policy      pagein.Policy
 	Accept      []device.PDID // other domains that may reach this one, at most 16
 	AcceptGroup bool          // every member of the group may
 }
@@ -284,8 +246,8 @@ func DecodeHello(b []byte) (Hello, error) {
 	h := Hello{
 		Product:     product,
 		Node:        device.NodeID(binary.LittleEndian.Uint32(b[offNode:])),
-		Method:      Method(b[offMethod]),
-		Policy:      Policy(b[offPolicy]),
+		Method:      pagein.Method(b[offMethod]),
+		Policy:      pagein.Policy(b[offPolicy]),
 		AcceptGroup: b[offFlags]&flagAcceptGroup != 0,
 	}
 	if h.Group, err = getText(b[offGroup:offGroup+groupLength], "group"); err != nil {
@@ -342,8 +304,8 @@ type Welcome struct {
 	Member    uint8 // the process's index in its group on this node, 0..7
 	VABits    uint8 // width of the virtual addresses that the node takes
 	PDID      device.PDID
-	Method    Method // what pfd chose
-	Policy    Policy
+	Method    pagein.Method // what pfd chose
+	Policy    pagein.Policy
 	Node      device.NodeID
 	PFDPort   uint32 // netlink port id that faults come from
 	OwnPort   uint32 // netlink port id of the socket handed over
@@ -381,7 +343,7 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 		Product: product,
 		Slot:    b[offSlot], Interface: b[offInterface], Member: b[offMember], VABits: b[offVABits],
 		PDID:   device.PDID(binary.LittleEndian.Uint16(b[offPDID:])),
-		Method: Method(b[offGranted]), Policy: Policy(b[offGrantedPolicy]),
+		Method: pagein.Method(b[offGranted]), Policy: pagein.Policy(b[offGrantedPolicy]),
 		Node:    device.NodeID(binary.LittleEndian.Uint32(b[offHome:])),
 		PFDPort: binary.LittleEndian.Uint32(b[offPFDPort:]),
 		OwnPort: binary.LittleEndian.Uint32(b[offOwnPort:]),
@@ -403,9 +365,9 @@ func (w *Welcome) check() error {
 		return fmt.Errorf("%w: PDID 0, which no domain has", ErrValue)
 	case w.Node > device.NodeIDMask:
 		return fmt.Errorf("%w: node %#x has more than %d bits", ErrValue, uint32(w.Node), device.NodeIDBits)
-	case w.Method == MethodDefault || !w.Method.Known():
+	case w.Method == pagein.MethodDefault || !w.Method.Known():
 		return fmt.Errorf("%w: page-in method %d", ErrValue, w.Method)
-	case w.Policy == PolicyDefault || !w.Policy.Known():
+	case w.Policy == pagein.PolicyDefault || !w.Policy.Known():
 		return fmt.Errorf("%w: page-in policy %d", ErrValue, w.Policy)
 	}
 	return nil

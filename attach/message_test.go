@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/pagein"
 )
 
 // golden reads the golden messages out of docs/attach.md: blocks that start
@@ -58,12 +59,12 @@ func golden(t testing.TB) map[string][]byte {
 func TestGoldenOfTheDocument(t *testing.T) {
 	g := golden(t)
 	hello := Hello{
-		Product: "exanet 1.0", Node: 0x2a, Group: "app", Method: MethodTouch, Policy: PolicyPI4,
+		Product: "exanet 1.0", Node: 0x2a, Group: "app", Method: pagein.Touch, Policy: pagein.PI4,
 		Accept: []device.PDID{0x0102, 0xbeef}, AcceptGroup: true,
 	}
 	welcome := Welcome{
 		Product: "exanet 1.0", Slot: 3, Interface: 19, Member: 1, VABits: 48, PDID: 0x1234,
-		Method: MethodTouch, Policy: PolicyPI4, Node: 0x2a, PFDPort: 0x01020304, OwnPort: 0xfffff123,
+		Method: pagein.Touch, Policy: pagein.PI4, Node: 0x2a, PFDPort: 0x01020304, OwnPort: 0xfffff123,
 		PFDPID: 4242, Caps: 0x0b100430,
 	}
 	refused := RefusedError{Product: "exanet 1.0", Code: CodeQuota, Refused: TypeHello, Text: "too many"}
@@ -228,25 +229,6 @@ func TestTextsAreCut(t *testing.T) {
 	}
 	if want := "?[2J" + strings.Repeat("ä", 213); got.Text != want {
 		t.Errorf("text of %d bytes, want %d", len(got.Text), len(want))
-	}
-}
-
-func TestNames(t *testing.T) {
-	for _, s := range []string{"gup", "touch"} {
-		if m, err := ParseMethod(s); err != nil || m.String() != s {
-			t.Errorf("%q: %v, %v", s, m, err)
-		}
-	}
-	for _, s := range []string{"p1", "p4", "pa"} {
-		if p, err := ParsePolicy(s); err != nil || p.String() != s {
-			t.Errorf("%q: %v, %v", s, p, err)
-		}
-	}
-	if m, err := ParseMethod(""); err != nil || m != MethodDefault {
-		t.Errorf("empty method: %v, %v", m, err)
-	}
-	if _, err := ParsePolicy("p2"); !errors.Is(err, ErrValue) {
-		t.Errorf("p2: %v", err)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/pagein"
 )
 
 // patience bounds every wait of these tests: it is met only where something
@@ -122,7 +123,7 @@ type guest struct {
 }
 
 func hello() attach.Hello {
-	return attach.Hello{Group: "test", Method: attach.MethodGUP, Policy: attach.PolicyPIO}
+	return attach.Hello{Group: "test", Method: pagein.GUP, Policy: pagein.PIO}
 }
 
 func dialAndGreet(ctx context.Context, socket string, h attach.Hello) (*guest, error) {

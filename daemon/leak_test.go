@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/internal/leak"
+	"github.com/exanet/pfd/pagein"
 )
 
 // Bytes of any kind at the control socket, and attachments that come and go or go
@@ -37,7 +37,7 @@ func TestBytesLeaveNothing(t *testing.T) {
 	})
 	leak.Rounds(t, 60, func(i int) {
 		h := hello()
-		h.Method = attach.Method(i % 5)
+		h.Method = pagein.Method(i % 5)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		bad := i%7 == 0

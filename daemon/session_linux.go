@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 )
 
@@ -30,8 +31,8 @@ type session struct {
 	conn   *attach.Conn
 	log    *slog.Logger
 	uid    uint32
-	method attach.Method
-	policy attach.Policy
+	method pagein.Method
+	policy pagein.Policy
 
 	process *proc.Process
 	memory  *attach.Memory
@@ -172,7 +173,7 @@ func (s *session) open(peer attach.Peer) error {
 	if s.memory, err = attach.NewMemory(); err != nil {
 		return refusal(attach.CodeInternal, "%v: pfd is short of memory or descriptors (ulimit -n)", err)
 	}
-	if s.method == attach.MethodPopulate {
+	if s.method == pagein.Populate {
 		// A page-in may go on when the attachment has ended, and look at it still.
 		if s.served, err = attach.MapMemory(s.memory.FD()); err != nil {
 			return refusal(attach.CodeInternal, "%v: pfd is short of memory", err)

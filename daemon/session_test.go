@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/pagein"
 )
 
 func openFDs(t *testing.T) int {
@@ -34,10 +35,10 @@ func TestAttachmentComesAndGoes(t *testing.T) {
 	before := openFDs(t)
 	for round := range 3 {
 		h := hello()
-		h.Node, h.Method, h.Policy = 1, attach.MethodTouch, attach.PolicyPIA
+		h.Node, h.Method, h.Policy = 1, pagein.Touch, pagein.PIA
 		g := r.attach(h)
 		if g.Slot != 0 || g.Node != 1 || g.Interface != 16 || g.VABits != 48 || g.PFDPID != uint32(os.Getpid()) ||
-			g.Method != attach.MethodTouch || g.Policy != attach.PolicyPIA || g.PDID == 0 || g.PFDPort == 0 || g.OwnPort == 0 {
+			g.Method != pagein.Touch || g.Policy != pagein.PIA || g.PDID == 0 || g.PFDPort == 0 || g.OwnPort == 0 {
 			t.Errorf("round %d: welcome %+v", round, g.Welcome)
 		}
 		if len(g.fds) != attach.WelcomeFDs {

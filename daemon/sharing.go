@@ -14,6 +14,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/pagein"
 )
 
 // Sharing is a Machine whose devices do not see the processes' page tables:
@@ -90,10 +91,10 @@ func (s *session) pagerFor(slot int) fault.Pager {
 		return sharedPager{m, s.n.index, slot}
 	}
 	switch s.method {
-	case attach.MethodUFFD:
+	case pagein.UFFD:
 		s.regions = gup.NewRegions(s.process)
 		return &pager{Pager: s.regions, s: s}
-	case attach.MethodPopulate:
+	case pagein.Populate:
 		return &pager{Pager: populatePager{s.process, s.delegate(), s.served}, s: s}
 	}
 	return &pager{Pager: gup.New(s.process), s: s}
@@ -104,7 +105,7 @@ func (s *session) checkDevice() error {
 	if s.n.down.Load() {
 		return refusal(attach.CodeBusy, "the device of node %d is gone and pfd waits for it: start it again, and try again", s.n.index)
 	}
-	if _, ok := s.d.machine.(Sharing); ok && s.method != attach.MethodGUP {
+	if _, ok := s.d.machine.(Sharing); ok && s.method != pagein.GUP {
 		return refusal(attach.CodeUnsupported, "method %v needs a device that sees the process's page tables: use gup", s.method)
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/pagein"
 )
 
 // Times (ours).
@@ -39,21 +40,21 @@ const faultSend = device.PktzChannels - 1
 
 // Method and Policy say how absent pages of this process are brought in.
 type (
-	Method = attach.Method
-	Policy = attach.Policy
+	Method = pagein.Method
+	Policy = pagein.Policy
 )
 
 // The page-in methods and policies (faultpath.md).
 const (
-	MethodDefault  = attach.MethodDefault
-	MethodGUP      = attach.MethodGUP
-	MethodTouch    = attach.MethodTouch
-	MethodUFFD     = attach.MethodUFFD
-	MethodPopulate = attach.MethodPopulate
-	PolicyDefault  = attach.PolicyDefault
-	PolicyPIO      = attach.PolicyPIO
-	PolicyPI4      = attach.PolicyPI4
-	PolicyPIA      = attach.PolicyPIA
+	MethodDefault  = pagein.MethodDefault
+	MethodGUP      = pagein.GUP
+	MethodTouch    = pagein.Touch
+	MethodUFFD     = pagein.UFFD
+	MethodPopulate = pagein.Populate
+	PolicyDefault  = pagein.PolicyDefault
+	PolicyPIO      = pagein.PIO
+	PolicyPI4      = pagein.PI4
+	PolicyPIA      = pagein.PIA
 )
 
 // Options say where and how to attach. The zero value attaches to node 0 of the

@@ -20,6 +20,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/pagein"
 )
 
 // What the fake pfd does with a transfer is said by its destination node.
@@ -50,7 +51,7 @@ type fake struct {
 	deaf   atomic.Bool
 	rapfs  chan mailbox.RAPF
 	ports  chan uint32 // of the processes' netlink sockets
-	method attach.Method
+	method pagein.Method
 	errs   chan error
 }
 
@@ -60,7 +61,7 @@ func newFake() (*fake, error) {
 		return nil, err
 	}
 	return &fake{
-		sender: s, method: attach.MethodTouch, rapfs: make(chan mailbox.RAPF, 64),
+		sender: s, method: pagein.Touch, rapfs: make(chan mailbox.RAPF, 64),
 		ports: make(chan uint32, 64), errs: make(chan error, 64),
 	}, nil
 }
@@ -134,7 +135,7 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 	defer unix.Close(stop)
 	if err := c.Welcome(attach.Welcome{
 		Slot: fakeSlot, Interface: device.MailboxProcess + fakeSlot, VABits: 48, PDID: fakePDID, Node: homeNode,
-		Method: f.method, Policy: attach.PolicyPIO, PFDPort: f.sender.Port(), OwnPort: port, PFDPID: uint32(os.Getpid()),
+		Method: f.method, Policy: pagein.PIO, PFDPort: f.sender.Port(), OwnPort: port, PFDPID: uint32(os.Getpid()),
 	}, m.FD(), m.WakeFD(), nl); err != nil {
 		return err
 	}

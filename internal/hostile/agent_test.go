@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/seam"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -175,11 +175,11 @@ func agent() int {
 }
 
 func (a *obedient) attach(o attachOrder) (*rdma.Endpoint, error) {
-	method, err := attach.ParseMethod(o.Method)
+	method, err := pagein.ParseMethod(o.Method)
 	if err != nil {
 		return nil, err
 	}
-	policy, err := attach.ParsePolicy(o.Policy)
+	policy, err := pagein.ParsePolicy(o.Policy)
 	if err != nil {
 		return nil, err
 	}

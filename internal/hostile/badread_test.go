@@ -8,6 +8,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -92,7 +93,7 @@ func TestBadReads(t *testing.T) {
 	// What the own node refuses: nothing goes out.
 	t.Run("tag in use", func(t *testing.T) {
 		// It pages in by itself, and never does: a read of it stays open.
-		w.raw(attach.Hello{Group: "deaf", Node: 1, Method: attach.MethodTouch})
+		w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
 		from := w.raw(attach.Hello{Group: "deaf"})
 		m := good
 		m.Tag, m.Src = 7, va(memory(t, 4096))

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
 	"github.com/exanet/pfd/soc/wire"
@@ -191,7 +191,7 @@ func (l *lab) endpoint(t *testing.T, node device.NodeID) *rdma.Endpoint {
 	t.Helper()
 	ctx, cancel := within(patience)
 	defer cancel()
-	e, err := rdma.Attach(ctx, rdma.Options{Socket: filepath.Join(l.dir, "s"), Node: node, Group: "lab", Method: attach.MethodGUP, AcceptGroup: true})
+	e, err := rdma.Attach(ctx, rdma.Options{Socket: filepath.Join(l.dir, "s"), Node: node, Group: "lab", Method: pagein.GUP, AcceptGroup: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/suite"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
 )
@@ -200,7 +201,7 @@ func (w *world) domains() int {
 func TestNetlinkSocketThatIsNotRead(t *testing.T) {
 	w := start(t, "--guard-us", "2000")
 	b := w.bystander(attachOrder{Method: "touch"})
-	deaf := w.raw(attach.Hello{Group: "deaf", Node: 1, Method: attach.MethodTouch})
+	deaf := w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
 	from := w.raw(attach.Hello{Group: "deaf"})
 	const size = 4 << 20
 	src, dst := memory(t, size), memory(t, size)

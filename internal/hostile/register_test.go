@@ -9,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/uffd"
 )
 
@@ -40,7 +41,7 @@ func (r *raw) ask(t *testing.T, msg []byte, fds ...int) string {
 func TestForgedRegistrations(t *testing.T) {
 	w := start(t)
 	b := w.bystander(attachOrder{Method: "uffd"})
-	liar := w.raw(attach.Hello{Group: "liar", Node: 1, Method: attach.MethodUFFD})
+	liar := w.raw(attach.Hello{Group: "liar", Node: 1, Method: pagein.UFFD})
 	from := w.raw(attach.Hello{Group: "liar"})
 	fd, _, err := uffd.Open()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/pagein"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,7 +45,7 @@ func TestWordsOfServedFaults(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w.during(t)
-			target := w.raw(attach.Hello{Group: "served", Node: 1, Method: attach.MethodPopulate, Policy: attach.PolicyPI4})
+			target := w.raw(attach.Hello{Group: "served", Node: 1, Method: pagein.Populate, Policy: pagein.PI4})
 			from := w.raw(attach.Hello{Group: "served"})
 			peer := target.Peer()
 			faults, err := netlink.FromFD(target.fds.Take(2), netlink.Credentials{Port: target.PFDPort, PID: int32(peer.PID), UID: peer.UID})

@@ -6,6 +6,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/pagein"
 )
 
 // What is told of transfers that stand still: channels with class, window, paused
@@ -13,7 +14,7 @@ import (
 func TestTransfersThatStandStill(t *testing.T) {
 	w := start(t)
 	// It pages in by itself, and never does.
-	w.raw(attach.Hello{Group: "deaf", Node: 1, Method: attach.MethodTouch})
+	w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
 	from := w.raw(attach.Hello{Group: "deaf"})
 	const size = 1 << 20
 	src, dst := memory(t, size), memory(t, 4*size)

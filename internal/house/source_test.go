@@ -122,8 +122,6 @@ var decoder = regexp.MustCompile(`^(Decode|Unmarshal|Parse)`)
 // notPeers are decoders by name that read no peer's bytes, or that another one
 // does the work for.
 var notPeers = []string{
-	"attach.ParseMethod", // a flag of the user's own
-	"attach.ParsePolicy", // a flag of the user's own
 	"rdma.UnmarshalText", // ParseRemote
 }
 

@@ -72,7 +72,9 @@ func TestWordsOfServedFaults(t *testing.T) {
 				if n, at := wrong(dst, 5, 0); done != device.DoneCompleted || n != 0 {
 					t.Errorf("done %d, status %d, %d bytes wrong from %d on", done, status, n, at)
 				}
-			case done != device.DoneFailed || status != device.StatusSlaveError && status != device.StatusLimit:
+			case done != device.DoneFailed || status != device.StatusSlaveError && status != device.StatusNoContext && status != device.StatusLimit:
+				// The last answer, or that there was none. On a busy machine contexts of
+				// blocks that were sent again may still be open.
 				t.Errorf("done %d, status %d: want it failed", done, status)
 			default:
 				if n, at := wrong(dst, 0, 0); n != 0 {

@@ -19,7 +19,7 @@ const (
 )
 
 var windowNames = [Windows]string{"pl", "smmu", "btcm", "pktz", "mbox"}
-var windowSizes = [Windows]uint32{64 << 10, 128 << 10, 128 << 10, 256 << 10, 256 << 10}
+var windowSizes = [Windows]uint32{128 << 10, 128 << 10, 128 << 10, 256 << 10, 256 << 10}
 
 // String gives the window's name as spec/hardware.md 2 and UIO have it.
 func (w WindowID) String() string {

@@ -109,6 +109,7 @@ func TestDescriptorGolden(t *testing.T) {
 				Size: uint32(c.Uint(t, "size")), Done: uint32(c.Uint(t, "done")),
 				DstNode: device.NodeID(c.Uint(t, "node")), DstPDID: device.PDID(c.Uint(t, "pdid")),
 				Urgent: c.Bool(t, "urgent"), Status: uint8(c.Uint(t, "status")), Paused: uint8(c.Uint(t, "paused")),
+				DstGeneration: device.Generation(c.Uint(t, "generation")),
 			}
 			b := c.Bytes(t, "bytes")
 			c.Done(t)
@@ -191,4 +192,17 @@ func FuzzDescriptor(f *testing.F) {
 			t.Fatalf("%x, then %x", b, out)
 		}
 	})
+}
+
+func TestPDCfg(t *testing.T) {
+	if v := device.PDCfg(0xbeef, 0xa1b2c3d4); v != 0x8000a1b2c3d4beef {
+		t.Errorf("%#x", v)
+	}
+	for v, want := range map[uint64]bool{
+		0x8000a1b2c3d4beef: true, 0x0000a1b2c3d4beef: false, 0x8000a1b2c3d40000: false, 0x800000000000beef: false,
+	} {
+		if p, g, on := device.SplitPDCfg(v); on != want || p != device.PDID(v) || g != device.Generation(v>>16) {
+			t.Errorf("%#x: PDID %#x, generation %#x, enabled %v", v, p, g, on)
+		}
+	}
 }

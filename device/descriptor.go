@@ -23,7 +23,7 @@ const (
 	DescSize      = 40 // u32 bytes
 	DescDone      = 44 // u32 Done…
 	DescReserved0 = 48 // u64, ours: node, PDID, urgent
-	DescReserved1 = 56 // u64, ours: status, paused
+	DescReserved1 = 56 // u64, ours: status, paused, generation
 )
 
 // Values of done (spec/messages.md 1; 001 tables 2.2, 3.4).
@@ -52,6 +52,7 @@ const (
 	StatusLimit      = 8  // retransmission limit
 	StatusAborted    = 9  // by the process
 	StatusGone       = 10 // domain or node gone
+	StatusMemory     = 11 // the kernel does not bring the memory in
 )
 
 // The bits of reserved_0 and reserved_1 (spec/messages.md 1; ours). Bits that
@@ -64,6 +65,7 @@ const (
 //	reserved_0  urgent           [62]
 //	reserved_1  status           [7:0]
 //	reserved_1  blocks paused    [15:8]
+//	reserved_1  generation       [63:32], of the destination's domain: by the process
 const (
 	DescNodeMask    = NodeIDMask
 	DescPDIDShift   = 32
@@ -72,6 +74,7 @@ const (
 	DescStatusMask  = 0xff
 	DescPausedShift = 8
 	DescPausedMask  = 0xff
+	DescGenShift    = 32
 )
 
 // ErrShortDescriptor says that fewer than DescriptorSize bytes were given.
@@ -87,10 +90,14 @@ type Descriptor struct {
 	Done        uint32 // Done…
 	DstNode     NodeID // 22 bits
 	DstPDID     PDID   // 0: the same PDID on that node
-	Abort       bool   // end the transfer that runs on this channel
-	Urgent      bool   // high class
-	Status      uint8  // Status…
-	Paused      uint8  // blocks now paused
+	// DstGeneration is that of the destination's domain; another one than it has
+	// fails the transfer with StatusDomain.
+	DstGeneration Generation
+
+	Abort  bool  // end the transfer that runs on this channel
+	Urgent bool  // high class
+	Status uint8 // Status…
+	Paused uint8 // blocks now paused
 }
 
 // Reserved0 gives the word at DescReserved0.
@@ -107,7 +114,7 @@ func (d *Descriptor) Reserved0() uint64 {
 
 // Reserved1 gives the word at DescReserved1.
 func (d *Descriptor) Reserved1() uint64 {
-	return uint64(d.Status) | uint64(d.Paused)<<DescPausedShift
+	return uint64(d.Status) | uint64(d.Paused)<<DescPausedShift | uint64(d.DstGeneration)<<DescGenShift
 }
 
 // Words gives the descriptor as the eight u64 that lie in btcm.
@@ -132,6 +139,8 @@ func DescriptorOf(w *[DescriptorWords]uint64) Descriptor {
 		Urgent:  w[6]&DescUrgent != 0,
 		Status:  uint8(w[7] & DescStatusMask),
 		Paused:  uint8(w[7] >> DescPausedShift & DescPausedMask),
+
+		DstGeneration: Generation(w[7] >> DescGenShift),
 	}
 }
 

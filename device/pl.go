@@ -26,6 +26,11 @@ const (
 	PLMboxCfg = 0x2400 // +8n, n 0..63
 	PLPDCfg   = 0x3000 // +8n, n 0..15
 	PLPDPeers = 0x3400 // +32n+8k, n 0..15, k 0..3
+
+	PLWords        = 0x07f80 // RO 64 bits, +8n, n 0..15: completion words written into slot n's memory, with CapsPeek
+	PLPeekRXFIFO   = 0x08000 // peek windows (docs/spec/peek.md), with CapsPeek
+	PLPeekTXFIFO   = 0x0c000 // with CapsPeek and CapsTXFIFO
+	PLPeekChannels = 0x10000
 )
 
 // Values and reset values of the control page (spec/hardware.md 3).
@@ -47,6 +52,8 @@ const (
 	CapsWideIOVA    = 1 << 25
 	CapsStall       = 1 << 26
 	CapsSVA         = 1 << 27
+	CapsQueues      = 1 << 28 // ours: docs/spec/queues.md
+	CapsPeek        = 1 << 29 // ours: the peek windows
 	CapsBanksMask   = 0x1f
 	CapsDepthMask   = 0x3ff
 	CtrlEnable      = 1 << 0
@@ -57,10 +64,24 @@ const (
 	FIFOFull        = 1 << 18
 	CfgEnable       = 1 << 63 // PKTZ_CFG, MBOX_CFG, PD_CFG
 	PktzFormGSAS    = 1 << 62 // PKTZ_CFG: 0 the R5 words, 1 GSAS
+	GenerationShift = 16      // PD_CFG [47:16]
 	PktzThreadShift = 16      // PKTZ_CFG [39:16]: interface [23:18], node [17:0]
 	PDIDMask        = 0xffff
 	PeersPerSlot    = 16 // sixteen PDIDs in four registers
 )
+
+// PDCfg gives PD_CFG of a slot that is tied to a domain (spec/hardware.md 3; the
+// generation is ours).
+func PDCfg(p PDID, g Generation) uint64 {
+	return uint64(p) | uint64(g)<<GenerationShift | CfgEnable
+}
+
+// SplitPDCfg reads PD_CFG. PDID 0 and generation 0 are nobody's: a slot that has
+// one of them is not enabled.
+func SplitPDCfg(v uint64) (p PDID, g Generation, enabled bool) {
+	p, g = PDID(v), Generation(v>>GenerationShift)
+	return p, g, v&CfgEnable != 0 && p != 0 && g != 0
+}
 
 // Counter names one of the node's 64-bit counters, at PLCounters + 8*Counter.
 type Counter uint8
@@ -101,6 +122,7 @@ const (
 	CRCPayload
 	MboxRefused
 	DoorbellDenied
+	Guards // ours: paused blocks retransmitted by the guard time-out
 	Counters
 )
 
@@ -111,7 +133,7 @@ var counterNames = [Counters]string{
 	"fifo_push", "fifo_dedup", "fifo_overflow",
 	"tlb_l1_hit", "tlb_l2_hit", "walks", "fault_tf", "fault_pf", "bad_access",
 	"msg_dropped", "ack_stale", "pkt_stale", "crc_header", "crc_payload",
-	"mbox_refused", "doorbell_denied",
+	"mbox_refused", "doorbell_denied", "guards",
 }
 
 // String gives the counter's name in lower case, as metrics have it.
@@ -142,7 +164,7 @@ const (
 	MailboxRequest  = 1  // RAPF and doorbell
 	MailboxRead     = 2  // read requests
 	MailboxDriver   = 3  // 3..15 are pfd's
-	MailboxProcess  = 16 // 16..63 are processes'
+	MailboxProcess  = 16 // 16 + slot is a process's; 32..63 have no slot and stay off
 	MailboxDepth    = 64
 	MailboxAckDepth = 2048
 )
@@ -151,7 +173,7 @@ const (
 const (
 	PktzChannels      = 4
 	PktzChannelStride = 0x400
-	PktzDestination   = 0x00 // u64: node[21:0], mailbox[31:24]
+	PktzDestination   = 0x00 // u64: node[21:0], mailbox[31:24], generation[63:32] (ours)
 	PktzPayload       = 0x08 // eight u64
 	PktzSend          = 0x48 // write the number of u64, 1..8
 	PktzStatus        = 0x50 // 0 free, 1 busy, 2 refused

@@ -29,8 +29,8 @@ type Register struct {
 	// as zero and ignore writes.
 	Read, Write, W1C, Act uint64
 
-	// Cap is a bit of CAPS: the bits of CapMask exist only where CAPS has it, and
-	// read as zero and ignore writes elsewhere. 0: all exist everywhere.
+	// Cap is bits of CAPS: the bits of CapMask exist only where CAPS has them all,
+	// and read as zero and ignore writes elsewhere. 0: all exist everywhere.
 	Cap, CapMask uint64
 
 	// Halves: a 64-bit register that may also be accessed by 32-bit halves.
@@ -98,7 +98,7 @@ func (r Register) Bits() uint64 { return ^uint64(0) >> (64 - 8*r.Width) }
 // (the value of CAPS).
 func (r *Register) Masks(caps uint64) (read, write, w1c uint64) {
 	keep := ^uint64(0)
-	if r.Cap != 0 && caps&r.Cap == 0 {
+	if caps&r.Cap != r.Cap {
 		keep = ^r.CapMask
 	}
 	return r.Read & keep, r.Write & keep, r.W1C & keep

@@ -15,7 +15,7 @@ func btcmRegisters() []Register {
 		// 001 tables 2.2 and 3.4: write channels, then 32 read channels a page.
 		{Name: "DESC_DONE", Offset: DescDone, Width: 4, Reset: uint64(DoneReset), alt: uint64(DoneReadReset), altFrom: WriteChannels, altEvery: ChannelsPerSlot, fields: "done[31:0]"},
 		{Name: "DESC_RESERVED0", Offset: DescReserved0, Width: 8, fields: "node[21:0] pdid[47:32] urgent[62]"},
-		{Name: "DESC_RESERVED1", Offset: DescReserved1, Width: 8, fields: "status[7:0] paused[15:8]"},
+		{Name: "DESC_RESERVED1", Offset: DescReserved1, Width: 8, fields: "status[7:0] paused[15:8] generation[63:32]"},
 	}
 	for i := range regs {
 		r := &regs[i]
@@ -35,8 +35,8 @@ func btcmRegisters() []Register {
 // pktzRegisters is window pktz: 64 pages of four channels (spec/messages.md 4).
 // A page is one of u64; 32-bit halves are good too.
 func pktzRegisters() []Register {
-	const dest = NodeIDMask | 0xff<<24
-	regs := []Register{{Name: "DESTINATION", Offset: PktzDestination, Read: dest, Write: dest, fields: "node[21:0] mailbox[31:24]"}}
+	const dest = NodeIDMask | 0xff<<24 | low32<<32
+	regs := []Register{{Name: "DESTINATION", Offset: PktzDestination, Read: dest, Write: dest, fields: "node[21:0] mailbox[31:24] generation[63:32]"}}
 	for i := range PktzMaxWords {
 		regs = append(regs, Register{Name: "PAYLOAD" + strconv.Itoa(i), Offset: PktzPayload + 8*uint32(i), Read: allBits, Write: allBits, fields: "data[63:0]"})
 	}

@@ -3,6 +3,7 @@ package device
 // Sources of the register map: what its rows cite.
 const (
 	srcPL   = "spec/hardware.md 3, ours"
+	srcQ    = "spec/hardware.md 3, docs/spec/queues.md: ours; after Arm IHI 0070 3.5, NVM Express Base 3.3.1"
 	srcTime = "spec/hardware.md 3; 001 §4.2"
 	srcFIFO = "spec/hardware.md 4; 000 table 3.2, offsets ours"
 	srcSMMU = "spec/hardware.md 5; Arm IHI 0062"
@@ -17,6 +18,7 @@ const (
 	allBits  = ^uint64(0)
 	low32    = 1<<32 - 1
 	cfgBits  = 1<<40 - 1 | PktzFormGSAS | CfgEnable
+	pdBits   = 1<<48 - 1 | CfgEnable
 	statBits = FIFOLevelMask | FIFOOverflow | FIFOEmpty | FIFOFull
 	vectors  = 1<<Vectors - 1
 )
@@ -27,8 +29,8 @@ func plRegisters() []Register {
 		{Name: "ID", Offset: PLID, Width: 4, Reset: IDValue, Read: low32, Source: srcPL, fields: "id[31:0]"},
 		{Name: "VERSION", Offset: PLVersion, Width: 4, Reset: VersionValue, Read: low32, Source: srcPL, fields: "major[31:16] minor[15:0]"},
 		{Name: "CAPS", Offset: PLCaps, Width: 8, Varies: true, Halves: true,
-			Read:   CapsVABitsMask | CapsBanksMask<<CapsBanksShift | CapsDepthMask<<CapsDepthShift | CapsTXFIFO | CapsWideIOVA | CapsStall | CapsSVA,
-			Source: srcPL, fields: "va_bits[5:0] banks[10:6] fifo_depth[20:11] txfifo[24] wide_iova[25] stall[26] sva[27]"},
+			Read:   CapsVABitsMask | CapsBanksMask<<CapsBanksShift | CapsDepthMask<<CapsDepthShift | CapsTXFIFO | CapsWideIOVA | CapsStall | CapsSVA | CapsQueues | CapsPeek,
+			Source: srcPL, fields: "va_bits[5:0] banks[10:6] fifo_depth[20:11] txfifo[24] wide_iova[25] stall[26] sva[27] queues[28] peek[29]"},
 		{Name: "NODE_ID", Offset: PLNodeID, Width: 4, Varies: true, Read: NodeIDMask, Write: NodeIDMask, Source: "spec/hardware.md 3; 002 III.B", fields: "node[21:0]"},
 		{Name: "CTRL", Offset: PLCtrl, Width: 4, Read: CtrlEnable, Write: CtrlEnable, Act: CtrlReset, Source: srcPL, fields: "enable[0] reset[1]"},
 		{Name: "IRQ_STATUS", Offset: PLIRQStatus, Width: 4, Read: vectors, W1C: vectors, Source: srcPL, fields: "fault[0] fifo[1] mailbox[2] done[3]"},
@@ -41,14 +43,41 @@ func plRegisters() []Register {
 		{Name: "PKTZ_CFG", Offset: PLPktzCfg, Count: Interfaces, Stride: 8, Width: 8, Read: cfgBits, Write: cfgBits, Source: "spec/hardware.md 3; 003 fig. 9, offset ours",
 			fields: "pdid[15:0] node[33:16] interface[39:34] gsas[62] enable[63]"},
 		{Name: "MBOX_CFG", Offset: PLMboxCfg, Count: Interfaces, Stride: 8, Width: 8, Read: PDIDMask | CfgEnable, Write: PDIDMask | CfgEnable, Source: srcPL, fields: "pdid[15:0] enable[63]"},
-		{Name: "PD_CFG", Offset: PLPDCfg, Count: Slots, Stride: 8, Width: 8, Read: PDIDMask | CfgEnable, Write: PDIDMask | CfgEnable, Source: srcPL, fields: "pdid[15:0] enable[63]"},
+		{Name: "PD_CFG", Offset: PLPDCfg, Count: Slots, Stride: 8, Width: 8, Read: pdBits, Write: pdBits, Source: srcPL, fields: "pdid[15:0] generation[47:16] enable[63]"},
 		{Name: "PD_PEERS", Offset: PLPDPeers, Count: Slots * PeersPerSlot / 4, Stride: 8, Width: 8, Read: allBits, Write: allBits, Source: srcPL,
 			fields: "peer0[15:0] peer1[31:16] peer2[47:32] peer3[63:48]"},
 	}
 	regs = append(regs, fifoRegisters("RXFIFO", PLRXFIFO, 0)...)
 	regs = append(regs, fifoRegisters("TXFIFO", PLTXFIFO, CapsTXFIFO)...)
+	regs = append(regs, queueRegisters("EVTQ", PLEventQueue)...)
+	regs = append(regs, queueRegisters("CMDQ", PLCommandQueue)...)
+	regs = append(regs, peekRegisters()...)
 	for i := range regs {
 		regs[i].Window = PL
+	}
+	return regs
+}
+
+// queueRegisters is one queue in memory at base, present with CAPS[28].
+func queueRegisters(name string, base uint32) []Register {
+	const index, errors = "index[15:0]", "on[0] config[4] access[5] index[6] changed[7]"
+	regs := []Register{
+		{Name: name + "_BASE", Offset: base + QueueBase, Width: 8, Halves: true, Read: allBits &^ (PageSize - 1), Write: allBits &^ (PageSize - 1), fields: "page[63:12]"},
+		{Name: name + "_SIZE", Offset: base + QueueSize, Width: 4, Read: 0xf, Write: 0xf, fields: "log2[3:0]"},
+		{Name: name + "_CTRL", Offset: base + QueueCtrl, Width: 4, Act: QueueTurnOn | QueueTurnOff, fields: "on[0] off[1]"},
+		{Name: name + "_STATUS", Offset: base + QueueStatus, Width: 4, Read: QueueIsOn | QueueErrors, W1C: QueueErrors, fields: errors},
+	}
+	if base == PLEventQueue {
+		regs = append(regs,
+			Register{Name: name + "_PROD", Offset: base + QueueProd, Width: 4, Read: 0xffff, fields: index},
+			Register{Name: name + "_CONS", Offset: base + QueueCons, Width: 4, Read: 0xffff, Write: 0xffff, fields: index})
+	} else {
+		regs = append(regs,
+			Register{Name: name + "_CONS", Offset: base + QueueProd, Width: 4, Read: 0xffff, fields: index},
+			Register{Name: name + "_DOORBELL", Offset: base + QueueDoorbell, Width: 4, Act: low32, fields: "look[31:0]"})
+	}
+	for i := range regs {
+		regs[i].Source, regs[i].Cap, regs[i].CapMask = srcQ, CapsQueues, regs[i].Read|regs[i].Act
 	}
 	return regs
 }

@@ -22,6 +22,7 @@ const (
 // Masks of the bits that the subset has (spec/hardware.md 5).
 const (
 	scr0Bits  = SCR0Client | SCR0GFRE | SCR0GFIE | SCR0STALLD | SCR0USFCFG
+	gfsrBits  = GFSRICF | GFSRUSF | GFSRUCBF | GFSRMULTI
 	smrBits   = SMRValid | StreamIDMask<<SMRMaskShift | StreamIDMask
 	s2crBits  = S2CRTypeMask<<S2CRTypeShift | S2CRBankMask
 	cbarBits  = 0xff<<CBARIRPTShift | 3<<CBARTypeShift
@@ -41,7 +42,9 @@ func smmuRegisters() []Register {
 			fields: "res16[31:16] vmid16[15] ptfsv8_64kb[14] ptfsv8_16kb[13] ptfsv8_4kb[12] ubs[11:8] oas[7:4] ias[3:0]"},
 		{Name: "IDR7", Offset: IDR7, Width: 4, Reset: IDR7Reset, Read: 0xff, fields: "major[7:4] minor[3:0]"},
 		{Name: "GFAR", Offset: GFAR, Width: 8, Halves: true, Read: allBits, Write: allBits, fields: "address[63:0]"},
-		{Name: "GFSR", Offset: GFSR, Width: 4, Read: GFSRUSF, W1C: GFSRUSF, fields: "usf[1]"},
+		// The other causes of Arm IHI 0062, 3.8 cannot be: SMCF without SMCFCFG, CAF
+		// (a hole reads as zero), EF and PF outside a bank, UCIF, UUT.
+		{Name: "GFSR", Offset: GFSR, Width: 4, Read: gfsrBits, W1C: gfsrBits, fields: "icf[0] usf[1] ucbf[3] multi[31]"},
 		{Name: "STLBGSYNC", Offset: STLBGSYNC, Width: 4, Act: low32, fields: "sync[31:0]"},
 		{Name: "STLBGSTATUS", Offset: STLBGSTAT, Width: 4, Read: 1, fields: "active[0]"},
 		{Name: "SMR", Offset: SMR, Count: SMRCount, Stride: 4, Width: 4, Read: smrBits, Write: smrBits, fields: "valid[31] mask[30:16] id[14:0]"},
@@ -61,6 +64,9 @@ func smmuRegisters() []Register {
 		{Name: "CB_TCR", Offset: TCR, Width: 4, Read: low32, Write: low32, fields: "res16[31:16] tg0[15:14] res6[13:6] t0sz[5:0]"},
 		{Name: "CB_MAIR0", Offset: MAIR0, Width: 4, Read: low32, Write: low32, fields: "attr3[31:24] attr2[23:16] attr1[15:8] attr0[7:0]"},
 		{Name: "CB_MAIR1", Offset: MAIR1, Width: 4, Read: low32, Write: low32, fields: "attr7[31:24] attr6[23:16] attr5[15:8] attr4[7:0]"},
+		// No fault sets TLBMCF, TLBLKF, UUT and SS here: the TLB has neither entries
+		// that conflict nor locked ones, there is one kind of access, and no stall.
+		// FSRRESTORE does.
 		{Name: "CB_FSR", Offset: FSR, Width: 4, Read: fsrBits, W1C: fsrBits,
 			fields: "tf[1] aff[2] pf[3] ef[4] tlbmcf[5] tlblkf[6] uut[8] ss[30] multi[31]"},
 		{Name: "CB_FSRRESTORE", Offset: FSRRESTORE, Width: 4, Act: fsrBits,

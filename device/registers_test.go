@@ -113,7 +113,7 @@ func TestMapAgainstSpec(t *testing.T) {
 		{device.PL, 0x010, "NODE_ID", 0}, {device.PL, 0x014, "", 0}, {device.PL, 0x018, "CTRL", 0},
 		{device.PL, 0x020, "IRQ_STATUS", 0}, {device.PL, 0x024, "IRQ_MASK", 0}, {device.PL, 0x030, "TIMEOUT_US", 0},
 		{device.PL, 0x038, "GUARD_US", 0}, {device.PL, 0x040, "OUTSTANDING", 0},
-		{device.PL, 0x100, "COUNTER", 0}, {device.PL, 0x100 + 8*33, "COUNTER", 33}, {device.PL, 0x100 + 8*34, "", 0},
+		{device.PL, 0x100, "COUNTER", 0}, {device.PL, 0x100 + 8*34, "COUNTER", 34}, {device.PL, 0x100 + 8*35, "", 0},
 		{device.PL, 0x1000, "RXFIFO_A", 0}, {device.PL, 0x1004, "RXFIFO_B", 0}, {device.PL, 0x1008, "RXFIFO_C", 0}, {device.PL, 0x100c, "RXFIFO_D", 0},
 		{device.PL, 0x1010, "RXFIFO_STATUS", 0}, {device.PL, 0x1020, "RXFIFO_EXT", 0},
 		{device.PL, 0x1100, "TXFIFO_A", 0}, {device.PL, 0x1110, "TXFIFO_STATUS", 0}, {device.PL, 0x1120, "TXFIFO_EXT", 0},
@@ -166,7 +166,7 @@ func TestResolve(t *testing.T) {
 		{"half of DATA", device.MBOX, 0x3004, 4, false, 0, false},
 		{"half of STATUS", device.MBOX, 0x3008, 4, true, 0, false},
 		{"a hole", device.PL, 0x014, 4, false, 0, false},
-		{"past the end", device.PL, 0x10000, 4, false, 0, false},
+		{"past the end", device.PL, 0x20000, 4, false, 0, false},
 	}
 	for _, tt := range tests {
 		got, ok := device.Resolve(tt.w, tt.offset, tt.width)

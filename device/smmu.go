@@ -26,7 +26,10 @@ const (
 	SCR0GFIE   = 1 << 2
 	SCR0STALLD = 1 << 8
 	SCR0USFCFG = 1 << 10
-	GFSRUSF    = 1 << 1
+	GFSRICF    = 1 << 0  // invalid context: S2CR.TYPE says fault
+	GFSRUSF    = 1 << 1  // unidentified stream
+	GFSRUCBF   = 1 << 3  // unimplemented context bank
+	GFSRMULTI  = 1 << 31 // a fault while GFSR was not zero
 
 	SMRValid       = 1 << 31
 	SMRMaskShift   = 16

@@ -17,6 +17,19 @@ type NodeID uint32
 // (spec/hardware.md 1, 3; 000 §3.2).
 type PDID uint16
 
+// PDIDs that no domain has. R5s send with PDID 0 (spec/hardware.md 3), pfds with
+// PDIDDriver (ours), so that nobody can take one's message for another's.
+const (
+	PDIDFirmware PDID = 0
+	PDIDDriver   PDID = 0xffff
+	MaxPDID           = PDIDDriver - 1 // the last one that a domain may have
+)
+
+// Generation tells the domains apart that a slot and a PDID have one after the
+// other: no two are equal while anything sent to the former may still arrive. 0
+// is never given out (ours).
+type Generation uint32
+
 // TransactionID names a block in flight at its sender, 14 bits, 0..1023 used
 // (spec/hardware.md 1; 000 table 3.2).
 type TransactionID uint16

@@ -68,6 +68,7 @@ var (
 //	rapf      PDID as written      [59:44]
 //	rapf      sequence[13:12]      [61:60] (ours)
 //	rapf      fail                 [62]    (ours)
+//	rapf      memory               [63]    (ours)
 //	doorbell  wired PDID           [17:2]
 //	doorbell  channel              [27:18]
 const (
@@ -85,6 +86,7 @@ const (
 
 	readTagShift  = 18
 	readSizeShift = 32
+	readGenShift  = 32 // of the seventh word, which has the target's PDID in [15:0]
 
 	rapfIDShift      = 18
 	rapfSeqLowShift  = 32
@@ -94,6 +96,7 @@ const (
 	rapfSeqHighShift = 60
 	rapfSeqHighMask  = 3
 	rapfFail         = 1 << 62
+	rapfMemory       = 1 << 63
 
 	doorbellChannelShift = 18
 	doorbellChannelMask  = 1<<10 - 1
@@ -142,11 +145,13 @@ func DecodeAnswer(word uint64) (Ack, error) {
 
 // RAPF is the explicit request for retransmission after a page fault.
 type RAPF struct {
-	PDID        device.PDID // wired: the packetizer stamps it
+	PDID        device.PDID       // wired: the packetizer stamps it
+	Generation  device.Generation // wired, beside the word: of the packetizer's domain (ours)
 	Transaction device.TransactionID
 	Sequence    device.Sequence
 	Claimed     device.PDID // as the sender wrote it; obeyed only when equal to PDID
 	Fail        bool        // do not retransmit: end the transfer with code 2 (ours)
+	Memory      bool        // with Fail: with status 11, the memory does not come in (ours)
 }
 
 // Encode gives the request's word.
@@ -159,6 +164,9 @@ func (r RAPF) Encode() uint64 {
 		seq>>rapfSeqLowBits&rapfSeqHighMask<<rapfSeqHighShift
 	if r.Fail {
 		w |= rapfFail
+	}
+	if r.Memory {
+		w |= rapfMemory
 	}
 	return w
 }
@@ -175,6 +183,7 @@ func DecodeRAPF(word uint64) (RAPF, error) {
 			word>>rapfSeqHighShift&rapfSeqHighMask<<rapfSeqLowBits),
 		Claimed: device.PDID(word >> rapfClaimedShift),
 		Fail:    word&rapfFail != 0,
+		Memory:  word&rapfMemory != 0,
 	}
 	if r.Transaction >= device.Transactions {
 		return RAPF{}, ErrTransaction
@@ -215,14 +224,17 @@ func DecodeDoorbell(word uint64) (Doorbell, error) {
 // ReadRequest asks the target's firmware to write the target's memory to the
 // initiator (ours; 001 §3.6).
 type ReadRequest struct {
-	PDID        device.PDID // wired: the initiator's
-	Tag         uint16      // 14 bits, the initiator's choice
-	Size        uint32      // bytes
-	Src         device.VA   // at the target
-	Dst         device.VA   // at the initiator
-	Notify      device.VA   // at the initiator; 0 none
+	PDID        device.PDID       // wired: the initiator's
+	Generation  device.Generation // wired, beside the words: the initiator's (ours)
+	Tag         uint16            // 14 bits, the initiator's choice
+	Size        uint32            // bytes
+	Src         device.VA         // at the target
+	Dst         device.VA         // at the initiator
+	Notify      device.VA         // at the initiator; 0 none
 	First, Last uint64
 	Target      device.PDID // 0: the same PDID on that node
+	// TargetGeneration is the target's; another one fails the read (ours).
+	TargetGeneration device.Generation
 }
 
 // Encode gives the request's seven u64.
@@ -231,7 +243,7 @@ func (r ReadRequest) Encode() [ReadRequestWords]uint64 {
 		uint64(OpRead) | uint64(r.PDID)<<PDIDShift |
 			uint64(r.Tag)&id14Mask<<readTagShift | uint64(r.Size)<<readSizeShift,
 		uint64(r.Src), uint64(r.Dst), uint64(r.Notify), r.First, r.Last,
-		uint64(r.Target),
+		uint64(r.Target) | uint64(r.TargetGeneration)<<readGenShift,
 	}
 }
 
@@ -249,6 +261,6 @@ func DecodeReadRequest(words []uint64) (ReadRequest, error) {
 		Size: uint32(words[0] >> readSizeShift),
 		Src:  device.VA(words[1]), Dst: device.VA(words[2]), Notify: device.VA(words[3]),
 		First: words[4], Last: words[5],
-		Target: device.PDID(words[6]),
+		Target: device.PDID(words[6]), TargetGeneration: device.Generation(words[6] >> readGenShift),
 	}, nil
 }

@@ -51,6 +51,7 @@ func TestGolden(t *testing.T) {
 					PDID: device.PDID(c.Uint(t, "pdid")), Tag: uint16(c.Uint(t, "tag")), Size: uint32(c.Uint(t, "size")),
 					Src: device.VA(c.Uint(t, "src")), Dst: device.VA(c.Uint(t, "dst")), Notify: device.VA(c.Uint(t, "notify")),
 					First: c.Uint(t, "first"), Last: c.Uint(t, "last"), Target: device.PDID(c.Uint(t, "target")),
+					TargetGeneration: device.Generation(c.Uint(t, "generation")),
 				}
 				got, err := mailbox.DecodeReadRequest(words)
 				check(t, want, got, err, want.Encode(), [mailbox.ReadRequestWords]uint64(words))

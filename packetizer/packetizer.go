@@ -123,15 +123,17 @@ func DecodeGSAS(words []uint64) (GSAS, error) {
 const (
 	destMailboxShift = 24
 	destMailboxMask  = 0xff
+	destGenShift     = 32
 )
 
-// Destination gives a channel's destination word: mailbox, 0..63, of node.
-func Destination(node device.NodeID, mailbox uint8) uint64 {
-	return uint64(node)&device.NodeIDMask | uint64(mailbox)<<destMailboxShift
+// Destination gives a channel's destination word: mailbox, 0..63, of node. A
+// process's mailbox, 16..63, takes messages for its domain's generation only (ours).
+func Destination(node device.NodeID, mailbox uint8, g device.Generation) uint64 {
+	return uint64(node)&device.NodeIDMask | uint64(mailbox)<<destMailboxShift | uint64(g)<<destGenShift
 }
 
 // SplitDestination reads a destination word. The mailbox may be 64 or more:
 // such a message is refused.
-func SplitDestination(v uint64) (device.NodeID, uint8) {
-	return device.NodeID(v & device.NodeIDMask), uint8(v >> destMailboxShift & destMailboxMask)
+func SplitDestination(v uint64) (device.NodeID, uint8, device.Generation) {
+	return device.NodeID(v & device.NodeIDMask), uint8(v >> destMailboxShift & destMailboxMask), device.Generation(v >> destGenShift)
 }

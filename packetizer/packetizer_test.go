@@ -63,13 +63,13 @@ func TestGSASGolden(t *testing.T) {
 
 func TestDestination(t *testing.T) {
 	// messages.md 4: node[21:0], mailbox[31:24].
-	if v := packetizer.Destination(0x2abcde, 63); v != 0x3f2abcde {
+	if v := packetizer.Destination(0x2abcde, 63, 0xa1b2c3d4); v != 0xa1b2c3d4_3f2abcde {
 		t.Errorf("%x", v)
 	}
-	if v := packetizer.Destination(0xffffffff, 255); v != 0xff3fffff {
+	if v := packetizer.Destination(0xffffffff, 255, 0); v != 0xff3fffff {
 		t.Errorf("%x", v)
 	}
-	if n, m := packetizer.SplitDestination(0xffffffff_ffffffff); n != 0x3fffff || m != 255 {
+	if n, m, g := packetizer.SplitDestination(0xa1b2c3d4_ffffffff); n != 0x3fffff || m != 255 || g != 0xa1b2c3d4 {
 		t.Errorf("%x %d", n, m)
 	}
 }
@@ -126,7 +126,7 @@ func FuzzDestination(f *testing.F) {
 	f.Add(uint64(0x3f2abcde))
 	f.Add(^uint64(0))
 	f.Fuzz(func(t *testing.T, v uint64) {
-		if got := packetizer.Destination(packetizer.SplitDestination(v)); got != v&0xff3fffff {
+		if got := packetizer.Destination(packetizer.SplitDestination(v)); got != v&0xffffffff_ff3fffff {
 			t.Fatalf("%016x encoded as %016x", v, got)
 		}
 	})

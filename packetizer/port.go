@@ -43,7 +43,7 @@ func New(w device.Window, n int) *Port {
 // guard time-out behind it).
 func (p *Port) Refused() uint64 { return p.refused }
 
-// Send sends one to eight u64 to a mailbox of node dst. It gives ErrRefused
+// Send sends one to eight u64 to a mailbox of node dst, 1..15. It gives ErrRefused
 // when the hardware refuses the message at once; nil when it was taken or is on
 // its way; ErrBusy when no channel is free.
 func (p *Port) Send(dst device.NodeID, mailbox uint8, words ...uint64) error {
@@ -54,7 +54,7 @@ func (p *Port) Send(dst device.NodeID, mailbox uint8, words ...uint64) error {
 	if err != nil {
 		return err
 	}
-	if err := p.w.Write64(base+device.PktzDestination, Destination(dst, mailbox)); err != nil {
+	if err := p.w.Write64(base+device.PktzDestination, Destination(dst, mailbox, 0)); err != nil {
 		return fmt.Errorf("packetizer destination: %w", err)
 	}
 	for i, v := range words {

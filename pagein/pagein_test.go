@@ -54,3 +54,20 @@ func TestChosen(t *testing.T) {
 		}
 	}
 }
+
+// A word is a method's, or a policy's, and its String is that word again.
+func FuzzWords(f *testing.F) {
+	for _, s := range []string{"", "default", "gup", "touch", "populate", "uffd", "p1", "p4", "pa", "GUP", "p1 "} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		m, err := ParseMethod(s)
+		if err == nil && s != "" && (!m.Known() || m.String() != s) || err != nil && !errors.Is(err, ErrMethod) {
+			t.Errorf("method %q: %v, %v", s, m, err)
+		}
+		p, err := ParsePolicy(s)
+		if err == nil && s != "" && (!p.Known() || p.String() != s) || err != nil && !errors.Is(err, ErrPolicy) {
+			t.Errorf("policy %q: %v, %v", s, p, err)
+		}
+	})
+}

@@ -13,6 +13,7 @@ import (
 func goodRead() mailbox.ReadRequest {
 	return mailbox.ReadRequest{
 		Tag: 77, Size: 4096, Src: 0x50000, Dst: 0x60000, Notify: 0x70000, First: 1, Last: 2,
+		TargetGeneration: ownGen,
 	}
 }
 
@@ -20,7 +21,7 @@ func goodRead() mailbox.ReadRequest {
 // frame that goes out, nil where the packetizer refuses it.
 func (p *pair) request(dst device.NodeID, m mailbox.ReadRequest) *wire.Frame {
 	p.t.Helper()
-	ev := Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(dst, device.MailboxRead), N: mailbox.ReadRequestWords}
+	ev := Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(dst, device.MailboxRead, 0), N: mailbox.ReadRequestWords}
 	words := m.Encode()
 	copy(ev.Words[:], words[:])
 	p.from.step(ev)
@@ -91,25 +92,25 @@ func TestBadReads(t *testing.T) {
 		{name: "no such domain", change: func(m *mailbox.ReadRequest) { m.Target = strange }, code: device.CodeDomain},
 		{
 			name: "a domain that has not admitted us", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
-			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable) }, code: device.CodeDomain,
+			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen)) }, code: device.CodeDomain,
 		},
 		{
 			name: "a domain that admits us no more", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
 			before: func(p *pair) {
-				p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable)
+				p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen))
 				p.to.write64(device.PL, device.PLPDPeers+32*2, ownPDID)
 				p.to.write64(device.PL, device.PLPDPeers+32*2, peerPDID)
 			}, code: device.CodeDomain,
 		},
 		{
 			name: "a forged PDID in the request", change: func(m *mailbox.ReadRequest) { m.Target, m.PDID = 0x44, peerPDID },
-			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable) }, code: device.CodeDomain,
+			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen)) }, code: device.CodeDomain,
 		},
 		{
 			// Past the stamping of the initiator's packetizer: the PDID beside the
 			// packet is what is believed.
 			name: "a forged PDID on the way", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
-			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable) },
+			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen)) },
 			link: func(f *wire.Frame) {
 				f.Message[0] = f.Message[0]&^(0xffff<<mailbox.PDIDShift) | peerPDID<<mailbox.PDIDShift
 			},
@@ -243,7 +244,7 @@ func TestRefusedReadStaysOpen(t *testing.T) {
 		{"refused, doubled", mailbox.Ack{Transaction: 77, Code: device.CodeNoContext}, true},
 		{"failed", mailbox.Ack{Transaction: 77, Code: device.CodeDomain, Sequence: device.Sequence(device.StatusDomain)}, false},
 	} {
-		answer := &wire.Frame{Header: wire.Header{Kind: wire.Message, Epoch: f.Epoch, SrcNode: targetID, DstNode: initiatorID, DstMailbox: 18}, MessageLen: 1}
+		answer := &wire.Frame{Header: wire.Header{Kind: wire.Message, Epoch: f.Epoch, SrcNode: targetID, DstNode: initiatorID, DstMailbox: 18, DstGeneration: ownGen}, MessageLen: 1}
 		answer.Message[0] = tt.a.Encode()
 		p.from.step(Event{Kind: FrameArrived, Frame: answer})
 		if mails := p.from.take(MailArrived); len(mails) != 1 {

@@ -28,6 +28,7 @@ func TestRegistersConform(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"sva":       {ID: 5, VABits: 48, SVA: true, Epoch: 7},
 		"no TXFIFO": {ID: 0x3fffff, VABits: 39, NoTXFIFO: true},
+		"queues":    {ID: 5, VABits: 48, Epoch: 7, Queues: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := New(cfg)

@@ -7,6 +7,7 @@ package soc
 import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/pldma"
+	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -19,9 +20,10 @@ const (
 	Tick EventKind = iota + 1
 	// FrameArrived: Frame came over the link; it is the node's from then on.
 	FrameArrived
-	// Walked answers a Walk: Access, Absent, Denied.
+	// Walked answers a Walk: Access, and the bits of smmu.Walk.
 	Walked
-	// Moved answers a Move: Access, OK.
+	// Moved answers a Move: Access, OK, and where not OK the Bytes that were
+	// moved, from the first on.
 	Moved
 	// DoorbellRung: the doorbell word of Slot named Channel; Words is the copy
 	// of the descriptor that was taken with it.
@@ -32,6 +34,8 @@ const (
 	// MessageSent: packetizer Interface's Channel was told to SEND N of Words
 	// to Destination.
 	MessageSent
+	// QueueAccessed answers a QueueAccess: Access, and OK.
+	QueueAccessed
 )
 
 // Event is one input of a node.
@@ -39,8 +43,10 @@ type Event struct {
 	Kind EventKind
 	OK   bool
 
-	Access         uint32
-	Absent, Denied uint64
+	Access           uint32
+	Absent, Denied   uint64
+	Unused, External uint64
+	Bytes            int
 
 	Slot, Channel int
 	Interface     int
@@ -70,6 +76,9 @@ const (
 	WordsWritten
 	// MailArrived: a message waits in mailbox Interface, 16..63.
 	MailArrived
+	// QueueAccess: make the access of DMA memory that Queue says, answer with
+	// QueueAccessed.
+	QueueAccess
 )
 
 // Action is one output of a node.
@@ -84,4 +93,5 @@ type Action struct {
 	Done      uint32
 	Access    *pldma.Access
 	Frame     *wire.Frame
+	Queue     *queue.Access
 }

@@ -1,6 +1,8 @@
 package soc
 
 import (
+	"slices"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
@@ -14,6 +16,7 @@ type packetizerChannel struct {
 	destination uint64
 	payload     [device.PktzMaxWords]uint64
 	status      uint8
+	queued      bool  // the last SEND was a command of the command queue
 	use         uint8 // counts SENDs, so that a late refusal finds its own
 }
 
@@ -85,16 +88,18 @@ func (n *Node) driverMail() bool {
 	return false
 }
 
-// send is SEND of a packetizer channel: what PKTZ_CFG says is stamped over the
+// send is SEND of a packetizer channel. One whose PDID is 0 sends nothing: that is
+// the R5s' (spec/hardware.md 3). For the others: what PKTZ_CFG says is stamped over the
 // payload's wired bits and beside the packet, and nothing that the writer
 // supplied can change it (messages.md 4).
 func (n *Node) send(iface, ch int, count uint64) {
 	c := &n.pktz[iface][ch]
 	c.use++
+	c.queued = false
 	cfg := n.pktzCfg[iface]
 	conf := packetizer.DecodeConfig(cfg)
-	node, box := packetizer.SplitDestination(c.destination)
-	if n.ctrl&device.CtrlEnable == 0 || !conf.Enable || count == 0 || count > device.PktzMaxWords ||
+	node, box, generation := packetizer.SplitDestination(c.destination)
+	if n.ctrl&device.CtrlEnable == 0 || !conf.Enable || conf.PDID == device.PDIDFirmware || count == 0 || count > device.PktzMaxWords ||
 		box == device.MailboxAck || box >= device.Interfaces ||
 		n.cfg.Route != nil && !n.cfg.Route(node) {
 		c.status = device.PktzRefused
@@ -105,11 +110,12 @@ func (n *Node) send(iface, ch int, count uint64) {
 	f := n.cfg.Pool.Frame()
 	f.Header = wire.Header{
 		Kind: wire.Message, SrcNode: n.id, SrcInterface: uint8(iface), SrcPDID: conf.PDID,
+		SrcGeneration: n.wired(iface), DstGeneration: generation,
 		DstNode: node, DstMailbox: box, ID: device.TransactionID(uint16(ch) | uint16(c.use)<<2),
 	}
 	f.Message, f.MessageLen = c.payload, uint8(count)
 	packetizer.Stamp(cfg, f.Message[:count])
-	if box == device.MailboxRead && !n.opened(uint8(iface), conf.PDID, f) {
+	if box == device.MailboxRead && !n.opened(uint8(iface), f) {
 		// The tag is in use, or too many reads are open.
 		n.cfg.Pool.Put(f)
 		c.status = device.PktzRefused
@@ -132,6 +138,17 @@ func (n *Node) send(iface, ch int, count uint64) {
 	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
 }
 
+// wired gives the generation that goes with all that a packetizer sends: of the
+// domain in the slot that it belongs to, n or 16 + n; 0 none.
+func (n *Node) wired(iface int) device.Generation {
+	if iface < 2*device.Slots {
+		if d := n.dma.Domain(iface % device.Slots); d.Enabled {
+			return d.Generation
+		}
+	}
+	return 0
+}
+
 // message takes a Message frame from the link; a refusal goes back to the
 // sender's STATUS (ours: an Ack frame with a message length).
 func (n *Node) message(f *wire.Frame) {
@@ -141,7 +158,7 @@ func (n *Node) message(f *wire.Frame) {
 	r := n.cfg.Pool.Frame()
 	r.Header = wire.Header{
 		Kind: wire.Ack, Epoch: f.Epoch, SrcNode: n.id, DstNode: f.SrcNode, DstMailbox: f.SrcInterface,
-		ID: f.ID, Code: device.CodeBufferFull,
+		DstGeneration: f.SrcGeneration, ID: f.ID, Code: device.CodeBufferFull,
 	}
 	r.MessageLen = 1
 	n.counts[device.TXPackets]++
@@ -149,12 +166,15 @@ func (n *Node) message(f *wire.Frame) {
 }
 
 func (n *Node) refusalArrived(f *wire.Frame) {
-	if int(f.DstMailbox) >= len(n.pktz) {
+	if int(f.DstMailbox) >= len(n.pktz) || n.wired(int(f.DstMailbox)) != f.DstGeneration {
 		return
 	}
 	c := &n.pktz[f.DstMailbox][f.ID%device.PktzChannels]
 	if c.use == uint8(f.ID>>2) {
 		c.status = device.PktzRefused
+		if c.queued {
+			n.queues.Tell(device.Event{Kind: device.EventRefused, Index: f.DstMailbox, Channel: uint8(f.ID % device.PktzChannels)})
+		}
 	}
 }
 
@@ -188,12 +208,12 @@ func (n *Node) deliver(f *wire.Frame) bool {
 	case m >= device.MailboxDriver && m < device.MailboxProcess:
 		ok = (f.SrcInterface < device.MailboxProcess || f.SrcPDID == 0) && n.store(m, f)
 	case m >= device.MailboxProcess && m < device.Interfaces:
-		if f.SrcPDID == 0 && op == mailbox.OpAck && !n.answered(m, f) {
+		slot := n.admitted(m, f)
+		if slot >= 0 && f.SrcPDID == 0 && op == mailbox.OpAck && !n.answered(slot, m, f) {
 			n.counts[device.MsgDropped]++
 			return true
 		}
-		ok = n.mayReach(m, f.SrcPDID) && n.store(m, f)
-		if ok {
+		if ok = slot >= 0 && n.store(m, f); ok {
 			n.out = append(n.out, Action{Kind: MailArrived, Interface: uint8(m)})
 		}
 	}
@@ -203,28 +223,20 @@ func (n *Node) deliver(f *wire.Frame) bool {
 	return ok
 }
 
-// mayReach tells whether a PDID may write a process's mailbox: an R5 (0), the
-// mailbox's own domain, or one that this domain admits.
-func (n *Node) mayReach(m int, src device.PDID) bool {
+// admitted gives the slot of the domain whose mailbox m is, -1 where a message may
+// not go there: it means another generation, or comes neither from an R5 (PDID 0)
+// nor from the own PDID nor from one that the domain admits.
+func (n *Node) admitted(m int, f *wire.Frame) int {
 	cfg := n.mboxCfg[m]
 	if cfg&device.CfgEnable == 0 {
-		return false
+		return -1
 	}
 	own := device.PDID(cfg & device.PDIDMask)
-	if src == 0 || src == own {
-		return true
+	slot := n.dma.SlotOf(own, f.DstGeneration)
+	if slot >= 0 && f.SrcPDID != 0 && f.SrcPDID != own && !slices.Contains(n.dma.Domain(slot).Peers[:], f.SrcPDID) {
+		return -1
 	}
-	for i := range n.dma.Domains {
-		d := &n.dma.Domains[i]
-		if d.Enabled && d.PDID == own {
-			for _, p := range d.Peers {
-				if p == src {
-					return true
-				}
-			}
-		}
-	}
-	return false
+	return slot
 }
 
 func (n *Node) store(m int, f *wire.Frame) bool {
@@ -232,7 +244,11 @@ func (n *Node) store(m int, f *wire.Frame) bool {
 		source: mailbox.Source{Node: f.SrcNode, Interface: f.SrcInterface, PDID: f.SrcPDID, Words: int(f.MessageLen)},
 		words:  f.Message,
 	}
-	return n.boxes[m].put(&msg)
+	ok := n.boxes[m].put(&msg)
+	if ok && n.queues.Events() {
+		n.queues.TellMail(uint8(m))
+	}
+	return ok
 }
 
 func (n *Node) rapf(f *wire.Frame) {
@@ -246,8 +262,8 @@ func (n *Node) rapf(f *wire.Frame) {
 		n.counts[device.RAPFStale]++
 		return
 	}
-	// The wired PDID beside the packet is what is believed.
-	m.PDID = f.SrcPDID
+	// The wired domain beside the packet is what is believed.
+	m.PDID, m.Generation = f.SrcPDID, f.SrcGeneration
 	n.fw.RAPF(n.now, f.SrcNode, m)
 }
 
@@ -257,23 +273,28 @@ func (n *Node) ring(f *wire.Frame) {
 		n.counts[device.MsgDropped]++
 		return
 	}
-	cfg := n.pdCfg[d.Slot()]
-	if cfg&device.CfgEnable == 0 || device.PDID(cfg&device.PDIDMask) != f.SrcPDID {
+	if n.dma.SlotOf(f.SrcPDID, f.SrcGeneration) != d.Slot() {
 		n.counts[device.DoorbellDenied]++
 		return
 	}
 	n.doorbell(d.Slot(), int(d.Channel)%device.ChannelsPerSlot)
 }
 
-// ringByMailbox takes a doorbell word as if it had come as a message.
-func (n *Node) ringByMailbox(slot, ch int) {
+// ringByWord takes the doorbell word of a slot. Without the fast path it is taken
+// as if it had come as a message.
+func (n *Node) ringByWord(slot, ch int) {
+	if !n.cfg.Firmware.NoFastPath {
+		n.doorbell(slot, ch)
+		return
+	}
 	if slot < 0 || slot >= device.Slots || ch < 0 || ch >= device.WriteChannels {
 		n.counts[device.DoorbellDenied]++
 		return
 	}
 	f := n.cfg.Pool.Frame()
 	f.SrcNode, f.DstNode, f.DstMailbox = n.id, n.id, device.MailboxRequest
-	f.SrcPDID = device.PDID(n.pdCfg[slot] & device.PDIDMask)
+	own := n.dma.Domain(slot)
+	f.SrcPDID, f.SrcGeneration = own.PDID, own.Generation
 	f.Message[0] = mailbox.Doorbell{PDID: f.SrcPDID, Channel: uint16(slot*device.ChannelsPerSlot + ch)}.Encode()
 	f.MessageLen = 1
 	n.ring(f)

@@ -112,7 +112,7 @@ var nackCauses = []nackCause{
 	},
 	{
 		name: "a domain that does not admit the initiator's", code: device.CodeDomain, pdid: 0x44,
-		before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, 0x44|device.CfgEnable); p.to.out = nil },
+		before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen)); p.to.out = nil },
 		then:   failsAtOne,
 	},
 	{
@@ -211,7 +211,7 @@ func TestNackCauses(t *testing.T) {
 				c.cure(p)
 				rapf := &wire.Frame{MessageLen: 1}
 				rapf.Header = wire.Header{
-					Kind: wire.Message, Epoch: 3, SrcNode: targetID, SrcInterface: 18, SrcPDID: ownPDID,
+					Kind: wire.Message, Epoch: 3, SrcNode: targetID, SrcInterface: 18, SrcPDID: ownPDID, SrcGeneration: ownGen,
 					DstNode: initiatorID, DstMailbox: device.MailboxRequest,
 				}
 				rapf.Message[0] = mailbox.RAPF{PDID: ownPDID, Claimed: ownPDID, Transaction: id, Sequence: seq}.Encode()

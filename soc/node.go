@@ -2,11 +2,13 @@ package soc
 
 import (
 	"encoding/binary"
+	"math"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc/fifo"
 	"github.com/exanet/pfd/soc/pldma"
+	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
@@ -21,9 +23,12 @@ type Config struct {
 	NoTXFIFO bool
 	// SVA: walks read the processes' own page tables (CAPS[27]).
 	SVA bool
-	// Epoch is the first one; it must differ from the last of the node's former
-	// life (messages.md 5).
-	Epoch uint16
+	// Queues: the node can have queues in memory (CAPS[28]); whoever drives it
+	// makes their accesses (QueueAccess).
+	Queues bool
+	// Epoch is the first one, a random number (messages.md 5): no two lives of the
+	// node may have the same.
+	Epoch uint32
 	// Pool is shared by the nodes of one engine.
 	Pool *wire.Pool
 	// Route tells whether a node can be reached; nil: every node.
@@ -51,6 +56,7 @@ type Node struct {
 	rx, tx fifo.FIFO
 	boxes  [device.Interfaces]box
 	pktz   [device.Interfaces]packetizerPage
+	queues queue.Machine
 
 	ctrl        uint32
 	irqStatus   uint32
@@ -65,9 +71,11 @@ type Node struct {
 	peers       [device.Slots][4]uint64
 	btcm        []byte
 	latch       [device.Counters]uint32 // high halves latched by reads of the low ones
+	words       [device.Slots]uint64    // completion words written (WORDS)
 
-	now int64
-	out []Action
+	now   int64
+	out   []Action
+	later []*wire.Frame // pieces of blocks (Options.NoWholeBlocks): one goes out a step
 }
 
 // New gives a node at reset.
@@ -83,6 +91,7 @@ func New(cfg Config) *Node {
 	if len(n.btcm) < int(device.BTCM.Size()) {
 		n.btcm = make([]byte, device.BTCM.Size())
 	}
+	n.queues = queue.New((*queueHost)(n))
 	n.rx.SetLimit(cfg.FIFO)
 	n.tx.SetLimit(cfg.FIFO)
 	n.smmu = smmu.New(&n.counts)
@@ -116,8 +125,9 @@ func (n *Node) PeekFault(source bool, i int) (device.FaultEntry, uint32, bool) {
 	return n.rx.Peek(i)
 }
 
-// Invalidations gives how many pages were found taken away: smmu.SMMU.Invalidations.
-func (n *Node) Invalidations() uint64 { return n.smmu.Invalidations() }
+// Invalidations gives how many pages were found taken away:
+// smmu.SMMU.Invalidations.
+func (n *Node) Invalidations() [device.Slots]uint64 { return n.smmu.Invalidations() }
 
 // Tables gives where the walks of a slot's accesses begin (shadow translation).
 func (n *Node) Tables(slot int) smmu.Tables { return n.smmu.Tables(n.smmu.Bank(uint16(slot))) }
@@ -130,11 +140,36 @@ func (n *Node) InFlight(slot int) int { return n.dma.InFlight(slot) }
 // firmware.
 type sink Node
 
-func (s *sink) add(a Action)           { s.out = append(s.out, a) }
-func (s *sink) Walk(a *pldma.Access)   { s.add(Action{Kind: Walk, Access: a}) }
-func (s *sink) Move(a *pldma.Access)   { s.add(Action{Kind: Move, Access: a}) }
-func (s *sink) Transmit(f *wire.Frame) { s.add(Action{Kind: Transmit, Frame: f}) }
-func (s *sink) Written(slot uint8)     { s.add(Action{Kind: WordsWritten, Slot: slot}) }
+func (s *sink) add(a Action)         { s.out = append(s.out, a) }
+func (s *sink) Walk(a *pldma.Access) { s.add(Action{Kind: Walk, Access: a}) }
+func (s *sink) Move(a *pldma.Access) { s.add(Action{Kind: Move, Access: a}) }
+
+// Written has somebody who waits for completion words woken: in process by the
+// action, elsewhere by an event, or by vector 3 and WORDS.
+func (s *sink) Written(slot uint8, va device.VA) {
+	s.words[slot]++
+	if !s.queues.Events() {
+		s.irqStatus |= 1 << device.VectorDone
+	}
+	s.add(Action{Kind: WordsWritten, Slot: slot})
+	s.queues.Tell(device.Event{Kind: device.EventWords, Index: slot, Address: uint64(va)})
+}
+
+func (s *sink) queueAccess(a *queue.Access) { s.add(Action{Kind: QueueAccess, Queue: a}) }
+
+// Transmit takes a frame to the link; with NoWholeBlocks a block's first piece, and
+// the others later.
+func (s *sink) Transmit(f *wire.Frame) {
+	if s.cfg.Firmware.NoWholeBlocks && f.Kind == wire.Data {
+		pieces := s.cfg.Pool.Split(f, blockPieces)
+		f = pieces[0]
+		s.later = append(s.later, pieces[1:]...)
+	}
+	s.add(Action{Kind: Transmit, Frame: f})
+}
+
+// blockPieces is how many frames a block is cut into (ours).
+const blockPieces = 4
 
 func (s *sink) Sent(id device.TransactionID)        { s.fw.Sent(s.now, id) }
 func (s *sink) SourceFault(id device.TransactionID) { s.fw.SourceFault(s.now, id) }
@@ -144,22 +179,29 @@ func (s *sink) SourceFault(id device.TransactionID) { s.fw.SourceFault(s.now, id
 func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 	n.now, n.out = now, out
 	n.fw.Clock(now)
+	n.fw.Forget()
+	if len(n.later) > 0 {
+		n.out = append(n.out, Action{Kind: Transmit, Frame: n.later[0]})
+		n.later = n.later[:copy(n.later, n.later[1:])]
+	}
 	switch ev.Kind {
 	case FrameArrived:
 		n.arrived(ev.Frame)
 	case Walked:
-		n.dma.Walked(ev.Access, ev.Absent, ev.Denied)
+		n.dma.Walked(ev.Access, smmu.Walk{Absent: ev.Absent, Denied: ev.Denied, Unused: ev.Unused, External: ev.External})
 	case Moved:
-		n.dma.Moved(ev.Access, ev.OK)
+		bytes := ev.Bytes
+		if ev.OK {
+			bytes = math.MaxInt
+		}
+		n.dma.Moved(ev.Access, bytes)
 	case DoorbellRung:
 		n.copyDescriptor(ev.Slot, ev.Channel, &ev.Words)
-		if n.cfg.Firmware.NoFastPath {
-			n.ringByMailbox(ev.Slot, ev.Channel)
-		} else {
-			n.doorbell(ev.Slot, ev.Channel)
-		}
+		n.ringByWord(ev.Slot, ev.Channel)
 	case DescriptorCopied:
 		n.copyDescriptor(ev.Slot, ev.Channel, &ev.Words)
+	case QueueAccessed:
+		n.queues.Answered(ev.Access, ev.OK)
 	case MessageSent:
 		p := &n.pktz[ev.Interface&(device.Interfaces-1)]
 		ch := &p[ev.Channel&(device.PktzChannels-1)]
@@ -188,6 +230,9 @@ func (n *Node) settle() []Action {
 			n.command(&cmds[i])
 		}
 	}
+	if n.queues.Active() && n.queues.Run((*sink)(n).queueAccess) {
+		n.out = append(n.out, Action{Kind: Interrupt, Vector: device.VectorFIFO})
+	}
 	n.interrupts()
 	out := n.out
 	n.out = nil
@@ -207,23 +252,36 @@ func (n *Node) command(c *r5.Command) {
 		return
 	}
 	at := device.BTCMDescriptors + device.PageSize*int(c.Slot) + device.DescriptorSize*int(c.Channel)
-	binary.LittleEndian.PutUint64(n.btcm[at+device.DescReserved1:], uint64(c.Status)|uint64(c.Paused)<<device.DescPausedShift)
+	binary.LittleEndian.PutUint32(n.btcm[at+device.DescReserved1:], uint32(c.Status)|uint32(c.Paused)<<device.DescPausedShift)
 	binary.LittleEndian.PutUint32(n.btcm[at+device.DescDone:], c.Done)
 	n.out = append(n.out, Action{
 		Kind: DescriptorChanged, Slot: c.Slot, Channel: c.Channel, Done: c.Done, Status: c.Status, Paused: c.Paused,
 	})
-	if c.Done == device.DoneCompleted || c.Done == device.DoneFailed {
+	switch {
+	case c.Done != device.DoneCompleted && c.Done != device.DoneFailed:
+	case n.queues.Events():
+		n.queues.Tell(device.Event{Kind: device.EventDone, Index: c.Slot, Channel: c.Channel, Code: c.Status, Status: c.Done})
+	default:
 		n.irqStatus |= 1 << device.VectorDone
 	}
 }
 
 // Deadline gives when a Tick is due, math.MaxInt64 never.
-func (n *Node) Deadline() int64 { return min(n.fw.Deadline(), n.dma.Deadline()) }
+func (n *Node) Deadline() int64 {
+	if len(n.later) > 0 {
+		return n.now
+	}
+	return min(n.fw.Deadline(), n.dma.Deadline())
+}
 
-// interrupts latches the causes that hold and sends each vector whose STATUS and
-// not MASK goes from 0 to 1 (spec/hardware.md 3).
+// interrupts latches the causes that hold, unless they go by the event queue, and
+// sends each vector whose STATUS and not MASK goes from 0 to 1 (spec/hardware.md 3).
 func (n *Node) interrupts() {
-	if n.smmu.Interrupt() {
+	if n.queues.Events() {
+		n.raise() // what was latched before
+		return
+	}
+	if n.smmu.Interrupt() || n.queues.Broken() {
 		n.irqStatus |= 1 << device.VectorFault
 	}
 	if n.rx.Level() > 0 || n.tx.Level() > 0 {
@@ -232,6 +290,11 @@ func (n *Node) interrupts() {
 	if n.driverMail() {
 		n.irqStatus |= 1 << device.VectorMailbox
 	}
+	n.raise()
+}
+
+// raise sends the vectors of latched causes that rise.
+func (n *Node) raise() {
 	up := n.irqStatus &^ n.irqMask
 	for v := uint8(0); v < device.Vectors; v++ {
 		if (up&^n.irqSent)>>v&1 != 0 {
@@ -257,6 +320,9 @@ func (n *Node) arrived(f *wire.Frame) {
 	case wire.Message:
 		n.counts[device.RXPackets]++
 		n.message(f)
+	case wire.Link:
+		n.counts[device.RXPackets]++
+		n.dma.Linked(f)
 	default:
 		n.counts[device.PktStale]++
 	}
@@ -309,9 +375,14 @@ func (n *Node) reset() {
 	epoch := n.dma.Epoch() + 1
 	n.fw.Reset()
 	n.dma.Reset(epoch)
+	for _, f := range n.later {
+		n.cfg.Pool.Put(f)
+	}
+	n.later = n.later[:0]
 	n.rx.Reset()
 	n.tx.Reset()
 	n.smmu.Reset()
+	n.queues.Reset()
 	n.boxes = [device.Interfaces]box{}
 	n.pktz = [device.Interfaces]packetizerPage{}
 	n.pktzCfg = [device.Interfaces]uint64{}

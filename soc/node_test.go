@@ -6,22 +6,26 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 )
 
 // bench is a node on a table: its actions are kept, walks and moves are answered
 // by hand.
 type bench struct {
-	t   *testing.T
-	n   *Node
-	now int64
-	out []Action
+	t     *testing.T
+	n     *Node
+	now   int64
+	out   []Action
+	links map[[2]uint32]uint32 // numbers that the node gave, by node and epoch
 }
 
 const (
 	ownPDID  = 0x11
 	peerPDID = 0x22
 	strange  = 0x33
+	ownGen   = 0x1001 // of slot 2
+	peerGen  = 0x2002 // of senders elsewhere
 )
 
 // newBench gives node 5 with slot 2 set up for ownPDID, peerPDID admitted.
@@ -33,7 +37,7 @@ func newBench(t *testing.T) *bench {
 // newBenchOf is newBench for a node of another configuration.
 func newBenchOf(t *testing.T, cfg Config) *bench {
 	t.Helper()
-	b := &bench{t: t, n: New(cfg)}
+	b := &bench{t: t, n: New(cfg), links: map[[2]uint32]uint32{}}
 	b.write32(device.PL, device.PLCtrl, device.CtrlEnable)
 	b.write32(device.SMMU, device.SCR0, device.SCR0GFRE|device.SCR0GFIE|device.SCR0USFCFG)
 	b.write32(device.SMMU, device.SMR+4*2, device.SMRValid|2)
@@ -43,7 +47,7 @@ func newBenchOf(t *testing.T, cfg Config) *bench {
 	b.write64(device.PL, device.PLPktzCfg+8*2, packetizer.Config{PDID: ownPDID, Node: cfg.ID, Interface: 2, Enable: true}.Encode())
 	b.write64(device.PL, device.PLPktzCfg+8*18, packetizer.Config{PDID: ownPDID, Node: cfg.ID, Interface: 18, Enable: true}.Encode())
 	b.write64(device.PL, device.PLMboxCfg+8*18, ownPDID|device.CfgEnable)
-	b.write64(device.PL, device.PLPDCfg+8*2, ownPDID|device.CfgEnable)
+	b.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(ownPDID, ownGen))
 	b.out = nil
 	return b
 }
@@ -54,7 +58,27 @@ func (b *bench) write32(w device.WindowID, off uint32, v uint64) {
 func (b *bench) write64(w device.WindowID, off uint32, v uint64) {
 	b.out = b.n.Store(b.now, w, off, 8, v, b.out)
 }
-func (b *bench) step(ev Event) { b.out = b.n.Step(b.now, &ev, b.out) }
+func (b *bench) step(ev Event) {
+	if f := ev.Frame; f != nil && f.Link == 0 && (f.Kind == wire.Data || f.Kind == wire.Words) {
+		f.Link = b.link(f.SrcNode, f.Epoch)
+	}
+	b.out = b.n.Step(b.now, &ev, b.out)
+}
+
+// link gives the number that the node gives to a life of another, as that learns
+// it: by a frame without it.
+func (b *bench) link(node device.NodeID, epoch uint32) uint32 {
+	k := [2]uint32{uint32(node), epoch}
+	if b.links[k] == 0 {
+		f := &wire.Frame{Header: wire.Header{Kind: wire.Data, SrcNode: node, Epoch: epoch, DstNode: b.n.ID()}}
+		for _, a := range b.n.Step(b.now, &Event{Kind: FrameArrived, Frame: f}, nil) {
+			if a.Kind == Transmit && a.Frame.Kind == wire.Link {
+				b.links[k] = a.Frame.Link
+			}
+		}
+	}
+	return b.links[k]
+}
 
 // take gives the actions of a kind so far and forgets all.
 func (b *bench) take(k ActionKind) (found []Action) {
@@ -73,7 +97,7 @@ func (b *bench) count(c device.Counter) uint64 { return b.n.Count(c) }
 func data(seq int, va device.VA, length int) *wire.Frame {
 	f := &wire.Frame{Payload: make([]byte, length)}
 	f.Header = wire.Header{
-		Kind: wire.Data, Epoch: 3, SrcNode: 1, SrcPDID: ownPDID, DstNode: 5, DstPDID: ownPDID,
+		Kind: wire.Data, Epoch: 3, SrcNode: 1, SrcPDID: ownPDID, DstNode: 5, DstPDID: ownPDID, SrcGeneration: peerGen, DstGeneration: ownGen,
 		ID: 7, Seq: device.Sequence(seq), First: 1, Length: uint16(length), VA: va, Remaining: uint32(length),
 	}
 	f.Present = wire.All(length)
@@ -180,6 +204,7 @@ func TestMailboxRights(t *testing.T) {
 		{"process's mailbox, own domain", 1, 20, ownPDID, 18, 42, true, device.RXPackets},
 		{"process's mailbox, admitted domain", 1, 20, peerPDID, 18, 42, true, device.RXPackets},
 		{"process's mailbox, an R5", 1, 0, 0, 18, 42, true, device.RXPackets},
+		{"process's mailbox, a pfd", 1, 15, device.PDIDDriver, 18, 42, false, device.MboxRefused},
 		{"process's mailbox, a stranger", 1, 20, strange, 18, 42, false, device.MboxRefused},
 		{"mailbox that nobody has", 1, 20, ownPDID, 19, 42, false, device.MboxRefused},
 		{"mailbox 64", 1, 20, ownPDID, 64, 42, false, device.MboxRefused},
@@ -187,7 +212,7 @@ func TestMailboxRights(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBench(t)
 			f := &wire.Frame{MessageLen: 1}
-			f.Header = wire.Header{Kind: wire.Message, Epoch: 9, SrcNode: tt.src, SrcInterface: tt.iface, SrcPDID: tt.pdid, DstNode: 5, DstMailbox: tt.box}
+			f.Header = wire.Header{Kind: wire.Message, Epoch: 9, SrcNode: tt.src, SrcInterface: tt.iface, SrcPDID: tt.pdid, DstNode: 5, DstMailbox: tt.box, DstGeneration: ownGen}
 			f.Message[0] = tt.word
 			before := b.count(tt.count)
 			b.step(Event{Kind: FrameArrived, Frame: f})
@@ -238,7 +263,7 @@ func TestMailboxOfTheNextDomain(t *testing.T) {
 	cfg := device.PLMboxCfg + 8*uint32(box)
 	put := func() {
 		f := &wire.Frame{MessageLen: 1}
-		f.Header = wire.Header{Kind: wire.Message, SrcNode: 1, SrcInterface: 20, SrcPDID: ownPDID, DstNode: 5, DstMailbox: uint8(box)}
+		f.Header = wire.Header{Kind: wire.Message, SrcNode: 1, SrcInterface: 20, SrcPDID: ownPDID, DstNode: 5, DstMailbox: uint8(box), DstGeneration: ownGen}
 		b.step(Event{Kind: FrameArrived, Frame: f})
 	}
 	for range device.MailboxDepth + 1 {
@@ -259,8 +284,9 @@ func TestMailboxOfTheNextDomain(t *testing.T) {
 // What a packetizer sends carries its PKTZ_CFG, whatever its writer wrote.
 func TestPacketizerIsWired(t *testing.T) {
 	b := newBench(t)
+	b.write64(device.PL, device.PLPktzCfg+8*40, packetizer.Config{Node: 5, Interface: 40, Enable: true}.Encode())
 	forged := mailbox.RAPF{PDID: strange, Transaction: 9, Sequence: 4, Claimed: ownPDID}
-	b.step(Event{Kind: MessageSent, Interface: 18, Channel: 1, Destination: packetizer.Destination(1, 1), Words: [8]uint64{forged.Encode()}, N: 1})
+	b.step(Event{Kind: MessageSent, Interface: 18, Channel: 1, Destination: packetizer.Destination(1, 1, 0), Words: [8]uint64{forged.Encode()}, N: 1})
 	sent := b.take(Transmit)
 	if len(sent) != 1 {
 		t.Fatalf("%d frames", len(sent))
@@ -271,11 +297,12 @@ func TestPacketizerIsWired(t *testing.T) {
 		t.Errorf("sent %+v in %+v; want PDID %#x everywhere", m, f.Header, ownPDID)
 	}
 	for name, ev := range map[string]Event{
-		"no words":             {Interface: 18, Destination: packetizer.Destination(1, 1), N: 0},
-		"nine words":           {Interface: 18, Destination: packetizer.Destination(1, 1), N: 9},
-		"mailbox 0":            {Interface: 18, Destination: packetizer.Destination(1, 0), N: 1},
-		"mailbox 64":           {Interface: 18, Destination: packetizer.Destination(1, 64), N: 1},
-		"packetizer not wired": {Interface: 19, Destination: packetizer.Destination(1, 1), N: 1},
+		"no words":             {Interface: 18, Destination: packetizer.Destination(1, 1, 0), N: 0},
+		"nine words":           {Interface: 18, Destination: packetizer.Destination(1, 1, 0), N: 9},
+		"mailbox 0":            {Interface: 18, Destination: packetizer.Destination(1, 0, 0), N: 1},
+		"mailbox 64":           {Interface: 18, Destination: packetizer.Destination(1, 64, 0), N: 1},
+		"packetizer not wired": {Interface: 19, Destination: packetizer.Destination(1, 1, 0), N: 1},
+		"an R5's PDID":         {Interface: 40, Destination: packetizer.Destination(1, 1, 0), N: 1},
 	} {
 		ev.Kind = MessageSent
 		b.step(ev)
@@ -289,7 +316,7 @@ func TestPacketizerIsWired(t *testing.T) {
 }
 
 func doorbell(slot, ch int, size uint32) Event {
-	d := device.Descriptor{Src: 0x10000, Dst: 0x20000, Size: size, DstNode: 1}
+	d := device.Descriptor{Src: 0x10000, Dst: 0x20000, Size: size, DstNode: 1, DstGeneration: ownGen}
 	return Event{Kind: DoorbellRung, Slot: slot, Channel: ch, Words: d.Words()}
 }
 
@@ -298,13 +325,50 @@ func doorbell(slot, ch int, size uint32) Event {
 func TestAnnouncedTwiceStartsOnce(t *testing.T) {
 	b := newBench(t)
 	b.step(doorbell(2, 3, 64))
-	b.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(5, 1),
+	b.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(5, 1, 0),
 		Words: [8]uint64{mailbox.Doorbell{Channel: 2*64 + 3}.Encode()}, N: 1})
 	if got := b.count(device.TXBlocks); got != 1 {
 		t.Errorf("%d blocks issued, want 1", got)
 	}
 	if got := b.count(device.DoorbellDenied); got != 0 {
 		t.Errorf("%d doorbells denied", got)
+	}
+}
+
+// Without the fast path the word is taken by way of the mailbox, whoever writes it:
+// a process, or a driver through window btcm.
+func TestDoorbellWithoutFastPath(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		for name, ring := range map[string]func(*bench){
+			"process": func(b *bench) { b.step(doorbell(2, 3, 64)) },
+			"btcm": func(b *bench) {
+				d := doorbell(2, 3, 64)
+				b.step(Event{Kind: DescriptorCopied, Slot: 2, Channel: 3, Words: d.Words})
+				b.write64(device.BTCM, device.BTCMDoorbells+2*device.PageSize, 3+1)
+			},
+		} {
+			pool := new(wire.Pool)
+			frame := pool.Frame()
+			pool.Put(frame)
+			// The firmware asks for the route while it takes the doorbell: the frame of
+			// a message is out of the pool then.
+			message := false
+			route := func(device.NodeID) bool {
+				f := pool.Frame()
+				message = f != frame
+				pool.Put(f)
+				return true
+			}
+			b := newBenchOf(t, Config{ID: 5, VABits: 48, SVA: true, Epoch: 9, Pool: pool, Route: route, Firmware: r5.Options{NoFastPath: off}})
+			ring(b)
+			if message != off || b.count(device.TXBlocks) != 1 {
+				t.Errorf("%s, fast path off %v: by message %v, %d blocks issued", name, off, message, b.count(device.TXBlocks))
+			}
+			ring(b)
+			if b.count(device.TXBlocks) != 1 {
+				t.Errorf("%s: announced twice starts twice", name)
+			}
+		}
 	}
 }
 
@@ -316,8 +380,8 @@ func TestDoorbellsThatAreRefused(t *testing.T) {
 		"another slot's":             {doorbell(3, 0, 64), device.DoorbellDenied},
 		"a channel of the firmware":  {doorbell(2, 32, 64), device.DoorbellDenied},
 		"a channel past the page":    {doorbell(2, 64, 64), device.DoorbellDenied},
-		"another slot's, by message": {Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(5, 1), Words: [8]uint64{mailbox.Doorbell{Channel: 3 * 64}.Encode()}, N: 1}, device.DoorbellDenied},
-		"firmware's, by message":     {Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(5, 1), Words: [8]uint64{mailbox.Doorbell{Channel: 2*64 + 40}.Encode()}, N: 1}, device.MsgDropped},
+		"another slot's, by message": {Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(5, 1, 0), Words: [8]uint64{mailbox.Doorbell{Channel: 3 * 64}.Encode()}, N: 1}, device.DoorbellDenied},
+		"firmware's, by message":     {Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(5, 1, 0), Words: [8]uint64{mailbox.Doorbell{Channel: 2*64 + 40}.Encode()}, N: 1}, device.MsgDropped},
 	} {
 		b := newBench(t)
 		b.step(tt.ev)
@@ -390,7 +454,7 @@ func TestDisabledNode(t *testing.T) {
 	b.write32(device.PL, device.PLCtrl, 0)
 	b.step(Event{Kind: FrameArrived, Frame: data(1, 0x1000, 64)})
 	b.step(doorbell(2, 0, 64))
-	b.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(1, 1), N: 1})
+	b.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(1, 1, 0), N: 1})
 	if len(b.out) != 0 {
 		t.Errorf("a node that is not enabled does %+v", b.out)
 	}

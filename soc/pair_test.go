@@ -48,7 +48,7 @@ func newPair(t *testing.T, target Config) *pair {
 func (p *pair) ring(dst, notify device.VA, pdid device.PDID) *wire.Frame {
 	p.t.Helper()
 	p.source = bytes.Repeat([]byte{0xa5, 0x3c, 0x71, 0x0f}, 1024)
-	d := device.Descriptor{Src: 0x10000, Dst: dst, Size: uint32(len(p.source)), DstNode: targetID, DstPDID: pdid, Notify: notify}
+	d := device.Descriptor{Src: 0x10000, Dst: dst, Size: uint32(len(p.source)), DstNode: targetID, DstPDID: pdid, DstGeneration: ownGen, Notify: notify}
 	p.from.step(Event{Kind: DoorbellRung, Slot: 2, Channel: 0, Words: d.Words()})
 	f := p.sent()
 	if f == nil {

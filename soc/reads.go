@@ -14,41 +14,31 @@ import (
 // which reads are open when its packetizer sends the request, and lets in no
 // other's data; the target's firmware serves it.
 
-// slotOf gives the enabled slot of a PDID, -1 none.
-func (n *Node) slotOf(pdid device.PDID) int {
-	for i := range n.dma.Domains {
-		if d := &n.dma.Domains[i]; d.Enabled && d.PDID == pdid {
-			return i
-		}
-	}
-	return -1
-}
-
 // opened notes a read that is being asked for. A request that no target would
 // take passes: its answer says why.
-func (n *Node) opened(iface uint8, pdid device.PDID, f *wire.Frame) bool {
+func (n *Node) opened(iface uint8, f *wire.Frame) bool {
 	m, err := mailbox.DecodeReadRequest(f.Message[:f.MessageLen])
 	if err != nil || m.Size == 0 {
 		return true
 	}
-	slot := n.slotOf(pdid)
+	slot := n.dma.SlotOf(f.SrcPDID, f.SrcGeneration)
 	if slot < 0 {
 		return false
 	}
 	target := m.Target
 	if target == 0 {
-		target = pdid
+		target = f.SrcPDID
 	}
 	return n.dma.OpenRead(slot, pldma.OpenRead{
-		Interface: iface, Tag: m.Tag, Node: f.DstNode, PDID: target, Dst: m.Dst, Size: m.Size,
+		Interface: iface, Tag: m.Tag, Node: f.DstNode, PDID: target, Generation: m.TargetGeneration, Dst: m.Dst, Size: m.Size,
 		Notify: m.Notify, First: m.First, Last: m.Last,
 	})
 }
 
 // answered takes the answer of a target's firmware to a read on its way to the
-// mailbox of the process. False: it is of a former epoch, or must not be heard
-// yet; the process asks again.
-func (n *Node) answered(m int, f *wire.Frame) bool {
+// mailbox of the process in a slot. False: it is of a former epoch, or must not be
+// heard yet; the process asks again.
+func (n *Node) answered(slot, m int, f *wire.Frame) bool {
 	a, err := mailbox.DecodeAnswer(f.Message[0])
 	if err != nil || f.Epoch != n.dma.Epoch() {
 		return false
@@ -58,8 +48,7 @@ func (n *Node) answered(m int, f *wire.Frame) bool {
 		// come twice, when the read is already being served.
 		return true
 	}
-	slot := n.slotOf(device.PDID(n.mboxCfg[m] & device.PDIDMask))
-	return slot < 0 || n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction))
+	return n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction))
 }
 
 // read takes a read request from mailbox 2.
@@ -69,7 +58,7 @@ func (n *Node) read(f *wire.Frame) {
 		n.counts[device.MsgDropped]++
 		return
 	}
-	m.PDID = f.SrcPDID // the wired one is what is believed
+	m.PDID, m.Generation = f.SrcPDID, f.SrcGeneration // the wired ones are what is believed
 	n.fw.Read(f.SrcNode, f.SrcInterface, f.Epoch, m)
 }
 
@@ -85,7 +74,9 @@ func (n *Node) describe(c *r5.Command) {
 // process has.
 func (n *Node) reply(c *r5.Command) {
 	f := n.cfg.Pool.Frame()
-	f.Header = wire.Header{Kind: wire.Message, Epoch: c.Epoch, SrcNode: n.id, DstNode: c.Node, DstMailbox: c.Interface}
+	f.Header = wire.Header{
+		Kind: wire.Message, Epoch: c.Epoch, SrcNode: n.id, DstNode: c.Node, DstMailbox: c.Interface, DstGeneration: c.Generation,
+	}
 	f.Message[0], f.MessageLen = c.Word, 1
 	n.counts[device.TXPackets]++
 	n.out = append(n.out, Action{Kind: Transmit, Frame: f})

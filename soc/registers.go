@@ -8,12 +8,15 @@ import (
 
 // caps gives CAPS of this node.
 func (n *Node) caps() uint64 {
-	v := uint64(n.cfg.VABits) | device.Slots<<device.CapsBanksShift | device.FIFODepth<<device.CapsDepthShift | device.CapsWideIOVA
+	v := uint64(n.cfg.VABits) | device.Slots<<device.CapsBanksShift | device.FIFODepth<<device.CapsDepthShift | device.CapsWideIOVA | device.CapsPeek
 	if !n.cfg.NoTXFIFO {
 		v |= device.CapsTXFIFO
 	}
 	if n.cfg.SVA {
 		v |= device.CapsSVA
+	}
+	if n.cfg.Queues {
+		v |= device.CapsQueues
 	}
 	return v
 }
@@ -149,6 +152,12 @@ func (n *Node) loadPL(t *device.Target) uint64 {
 	case device.PLTXFIFOExt:
 		return uint64(n.tx.Ext())
 	}
+	if t.Cap == device.CapsQueues {
+		return n.queues.Load(t.Offset)
+	}
+	if t.Offset >= device.PLWords {
+		return n.peekAt(t)
+	}
 	if o := t.Offset - device.PLRXFIFO; o <= device.FIFOWordD {
 		return uint64(n.rx.Read32(int(o / 4)))
 	}
@@ -162,6 +171,7 @@ func (n *Node) loadPL(t *device.Target) uint64 {
 func (n *Node) Store(now int64, w device.WindowID, offset uint32, width int, v uint64, out []Action) []Action {
 	n.now, n.out = now, out
 	n.fw.Clock(now)
+	n.fw.Forget()
 	if w == device.BTCM {
 		n.storeMemory(offset, width, v)
 		return n.settle()
@@ -264,20 +274,25 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 		n.mboxCfg[i] = value
 	case device.PLPDCfg:
 		n.pdCfg[i] = value
-		pdid, on := device.PDID(value&device.PDIDMask), value&device.CfgEnable != 0 && value&device.PDIDMask != 0
-		n.dma.Domains[i].PDID, n.dma.Domains[i].Enabled = pdid, on
-		n.fw.SetDomain(i, pdid, on)
-		n.dma.CloseReads(i)
+		pdid, g, on := device.SplitPDCfg(value)
+		n.fw.SetDomain(i, pdid, g, on)
+		n.dma.SetDomain(i, pdid, g, on)
 	case device.PLPDPeers:
 		n.peers[i/4][i%4] = value
+		peers := n.dma.Domain(i / 4).Peers
 		for k := range 4 {
-			n.dma.Domains[i/4].Peers[i%4*4+k] = device.PDID(value >> (16 * k))
+			peers[i%4*4+k] = device.PDID(value >> (16 * k))
 		}
-		n.fw.SetPeers(i/4, &n.dma.Domains[i/4].Peers)
+		n.fw.SetPeers(i/4, &peers)
+		n.dma.SetPeers(i/4, &peers)
 	case device.PLRXFIFOStatus:
 		n.rx.ClearStatus(uint32(cleared))
 	case device.PLTXFIFOStatus:
 		n.tx.ClearStatus(uint32(cleared))
+	default:
+		if t.Cap == device.CapsQueues && n.cfg.Queues {
+			n.queues.Store(t.Offset, value, act)
+		}
 	}
 }
 
@@ -313,7 +328,7 @@ func (n *Node) storeMemory(offset uint32, width int, v uint64) {
 				n.counts[device.DoorbellDenied]++
 				return
 			}
-			n.doorbell(int(offset-device.BTCMDoorbells)/device.PageSize, int(ch))
+			n.ringByWord(int(offset-device.BTCMDoorbells)/device.PageSize, int(ch))
 		}
 		return
 	}

@@ -61,7 +61,7 @@ func TestLines(t *testing.T) {
 		{func() error { return bus.Window(device.PL).Write64(0x3008, 1<<63|9) }, "w64 pl+0x03008 PD_CFG[1] = 0x8000000000000009: pdid=0x9 enable"},
 		{read(device.SMMU, 0x11058, 4, 0x80000002), "r32 smmu+0x11058 CB_FSR[1] = 0x80000002: tf multi"},
 		{read(device.PL, 0x13, 4, 0), "r32 pl+0x00013 BAD ACCESS = 0x0"},
-		{read(device.PL, 0xfff0, 4, 0), "r32 pl+0x0fff0 BAD ACCESS = 0x0"},
+		{read(device.PL, 0xff0, 4, 0), "r32 pl+0x00ff0 BAD ACCESS = 0x0"},
 		{func() error { p.err = device.ErrGone; return nil }, ""},
 		{func() error { _, _ = bus.Window(device.PL).Read32(0x10); return nil }, "r32 pl+0x00010 NODE_ID: device gone"},
 	} {

@@ -10,7 +10,7 @@ import (
 // caps is what the emulated SoC has: 48-bit VA, 16 banks, depth 512, TXFIFO,
 // wide IOVA, SVA; stall off.
 const caps = 48 | 16<<device.CapsBanksShift | 512<<device.CapsDepthShift |
-	device.CapsTXFIFO | device.CapsWideIOVA | device.CapsSVA
+	device.CapsTXFIFO | device.CapsWideIOVA | device.CapsSVA | device.CapsPeek
 
 func TestModelConforms(t *testing.T) {
 	for name, c := range map[string]uint64{

@@ -90,10 +90,15 @@ func (f *FIFO) touch(word int) {
 		return
 	}
 	if f.seen == 7 {
-		f.head = (f.head + 1) % device.FIFODepth
-		f.level--
-		f.seen = 0
+		f.Pop()
 	}
+}
+
+// Pop takes the head, which must be there.
+func (f *FIFO) Pop() {
+	f.head = (f.head + 1) % device.FIFODepth
+	f.level--
+	f.seen = 0
 }
 
 // Ext gives the bytes of the head's transfer from the faulting address on, as
@@ -137,6 +142,29 @@ func (f *FIFO) Peek(i int) (device.FaultEntry, uint32, bool) {
 	}
 	e := &f.ring[(f.head+i)%device.FIFODepth]
 	return e.fault, e.ext, true
+}
+
+// Entry gives entry i from the head as the head shows it, words and EXT, without
+// popping; zero past the end.
+func (f *FIFO) Entry(i int) (words [4]uint32, ext uint32) {
+	if i < 0 || i >= f.level {
+		return words, 0
+	}
+	e := &f.ring[(f.head+i)%device.FIFODepth]
+	return e.words, e.ext
+}
+
+// Forget has the next fault of a source pushed, whatever it is equal to: the node
+// has begun a new life, and its sequence numbers with it.
+func (f *FIFO) Forget(source device.NodeID) {
+	n := 0
+	for _, l := range f.last[:f.lasts] {
+		if l.Source != source {
+			f.last[n] = l
+			n++
+		}
+	}
+	f.lasts = n
 }
 
 // Reset empties the FIFO, a half-read head too.

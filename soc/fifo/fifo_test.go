@@ -148,3 +148,20 @@ func TestResetDropsHalfReadHead(t *testing.T) {
 		t.Error("the second half popped an entry whose first half nobody has read")
 	}
 }
+
+// A source's doubles are forgotten with its life, and nobody else's.
+func TestForget(t *testing.T) {
+	var f FIFO
+	other := fault(1, 1, 7)
+	other.Source++
+	f.Push(fault(1, 1, 7), 0)
+	f.Push(other, 0)
+	f.Forget(other.Source)
+	if f.Push(other, 0) != Pushed || f.Push(fault(1, 1, 7), 0) != Duplicate {
+		t.Error("a fault of a new life is a double, or another source's is none")
+	}
+	f.Forget(0x2abcde)
+	if f.Push(fault(1, 1, 7), 0) != Pushed || f.Level() != 4 {
+		t.Errorf("%d entries", f.Level())
+	}
+}

@@ -52,7 +52,7 @@ type Link struct {
 	pool *wire.Pool
 	free [maxRoutes]int64 // when a route's wire is free again
 	// Lost counts what was lost, by kind of frame.
-	Lost [5]uint64
+	Lost [6]uint64
 }
 
 // New gives a link that takes its chances from rng and its frames from pool.
@@ -79,7 +79,7 @@ func (l *Link) Carry(now int64, f *wire.Frame, out []Delivery) []Delivery {
 	l.free[route] = start + bytes*nsPerByte10/10
 	at := l.free[route] + HopLatency + int64(route)*l.inj.RouteDelay
 	if l.lose(f) {
-		l.Lost[f.Kind%5]++
+		l.Lost[f.Kind%6]++
 		l.pool.Put(f)
 		return out
 	}
@@ -113,6 +113,8 @@ func (l *Link) lose(f *wire.Frame) bool {
 	switch f.Kind {
 	case wire.Data, wire.Words:
 		return l.chance(l.inj.LoseData)
+	case wire.Link:
+		return l.chance(l.inj.LoseNack)
 	case wire.Ack:
 		if f.Code == device.CodeAck {
 			return l.chance(l.inj.LoseAck)

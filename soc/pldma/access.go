@@ -98,7 +98,15 @@ func (e *Engine) submit(a *Access) {
 	}
 }
 
+// over tells whether an access has lost what it was made for: it moves no byte any
+// more and its outcome counts nowhere.
+func (a *Access) over() bool { return a.orphan || a.gone || a.ctx != nil && a.ctx.dead }
+
 func (e *Engine) begin(a *Access) {
+	if a.over() {
+		e.end(a, false, 0)
+		return
+	}
 	bank, v := e.cfg.SMMU.Begin(uint16(a.Slot), a.VA)
 	a.bank = int8(bank)
 	if v != smmu.Translate {
@@ -144,22 +152,21 @@ func (e *Engine) live(id uint32) *Access {
 	return nil
 }
 
-// Walked answers Walk: a bit a page, absent (no translation) or denied (no
-// permission).
-func (e *Engine) Walked(id uint32, absent, denied uint64) {
+// Walked answers Walk with what the walk found.
+func (e *Engine) Walked(id uint32, w smmu.Walk) {
 	a := e.live(id)
 	if a == nil || a.bank < 0 {
 		return
 	}
 	slot := a.Slot
-	if a.orphan {
+	if a.over() {
 		e.settle(a)
 		e.end(a, false, 0)
 		e.pump(slot)
 		return
 	}
 	pages := a.Pages()
-	r := e.cfg.SMMU.Finish(int(a.bank), a.VA, pages, a.Write, absent, denied)
+	r := e.cfg.SMMU.Finish(a.translated(0), w)
 	switch {
 	case r.Aborted != 0:
 		e.settle(a)
@@ -169,6 +176,18 @@ func (e *Engine) Walked(id uint32, absent, denied uint64) {
 		e.moveParts(a, pages, r.Ignored)
 	default:
 		e.sink.Move(a)
+	}
+}
+
+// translated gives an access from byte n on, as the SMMU knows it.
+func (a *Access) translated(n int) smmu.Access {
+	bank := a.bank
+	if a.kind == part {
+		bank = a.parent.bank
+	}
+	return smmu.Access{
+		Bank: int(bank), Stream: uint16(a.Slot), VA: a.VA + device.VA(n),
+		Pages: pagesOf(a.VA+device.VA(n), len(a.Data)-n), Write: a.Write,
 	}
 }
 
@@ -188,22 +207,27 @@ func (e *Engine) moveParts(a *Access, pages int, ignored uint64) {
 		for j < pages && ignored>>uint(j)&1 == 0 {
 			j++
 		}
-		first := a.VA.Page() + device.VA(i)<<device.PageShift
-		if first < a.VA {
-			first = a.VA
-		}
-		end := a.VA.Page() + device.VA(j)<<device.PageShift
-		if last := a.VA + device.VA(len(a.Data)); end > last {
-			end = last
-		}
-		p := e.newAccess(part)
-		p.Slot, p.Write, p.Ordered, p.VA, p.parent = a.Slot, a.Write, a.Ordered, first, a
-		p.Data = a.Data[first-a.VA : end-a.VA]
-		a.children++
-		e.sink.Move(p)
+		e.movePart(a, a.startOf(i), a.startOf(j))
 		i = j
 	}
 	e.partDone(a)
+}
+
+// startOf gives the byte of an access at which its page i begins, pageOf the page
+// of a byte.
+func (a *Access) startOf(i int) int {
+	return min(max(0, i<<device.PageShift-int(a.VA.Offset())), len(a.Data))
+}
+
+func (a *Access) pageOf(i int) int { return (int(a.VA.Offset()) + i) >> device.PageShift }
+
+// movePart moves the bytes [from, to) of an access.
+func (e *Engine) movePart(a *Access, from, to int) {
+	p := e.newAccess(part)
+	p.Slot, p.Write, p.Ordered, p.VA, p.parent = a.Slot, a.Write, a.Ordered, a.VA+device.VA(from), a
+	p.Data = a.Data[from:to]
+	a.children++
+	e.sink.Move(p)
 }
 
 func (e *Engine) partDone(a *Access) {
@@ -217,33 +241,56 @@ func (e *Engine) partDone(a *Access) {
 	e.pump(slot)
 }
 
-// Moved answers Move; ok false: the bytes could not be moved although the walk
-// had succeeded, which is a slave error.
-func (e *Engine) Moved(id uint32, ok bool) {
+// Moved answers Move with the number of bytes that were moved, from the first on.
+// Where these are fewer than all, the next one's page could not be accessed
+// although its walk had succeeded: it is gone since then, or whoever moves the
+// bytes is the first to see that the right is missing. That is a fault of this
+// page; nothing is known of those behind it.
+func (e *Engine) Moved(id uint32, bytes int) {
 	a := e.live(id)
-	if a == nil {
+	if a == nil || a.kind != part && a.bank < 0 {
 		return
 	}
+	bytes = max(0, bytes)
+	failed := bytes < len(a.Data)
 	if a.kind == part {
 		p := a.parent
+		if failed && !p.over() {
+			e.cfg.SMMU.Refuse(a.translated(bytes))
+			from := int(a.VA - p.VA)
+			e.skip(p, from+bytes, from+len(a.Data))
+		}
 		e.drop(a)
 		e.partDone(p)
 		return
 	}
-	if a.bank < 0 {
-		return
-	}
-	if !ok && !a.orphan {
-		e.cfg.SMMU.Invalidate(int(a.bank), a.VA, a.Write)
+	var bit uint64
+	if failed && !a.over() {
+		if !e.cfg.SMMU.Refuse(a.translated(bytes)) {
+			a.children = 1 // held until the rest is under way
+			e.skip(a, bytes, len(a.Data))
+			e.partDone(a)
+			return
+		}
+		bit = 1 << uint(a.pageOf(bytes))
 	}
 	slot := a.Slot
 	e.settle(a)
-	failed := uint64(0)
-	if !ok {
-		failed = pageBits(a.Pages())
-	}
-	e.end(a, ok, failed)
+	e.end(a, !failed, bit)
 	e.pump(slot)
+}
+
+// skip ignores the page of byte at of an access, as CFRE = 0 has it, and moves
+// what follows up to byte end.
+func (e *Engine) skip(a *Access, at, end int) {
+	page := a.pageOf(at)
+	next := min(a.startOf(page+1), end)
+	if !a.Write {
+		clear(a.Data[a.startOf(page):next])
+	}
+	if next < end {
+		e.movePart(a, next, end)
+	}
 }
 
 func (e *Engine) settle(a *Access) {

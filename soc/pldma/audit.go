@@ -25,6 +25,15 @@ func (e *Engine) Audit() error {
 	if sum != e.recv.open {
 		return fmt.Errorf("%w: %d contexts open, %d counted", ErrAudit, e.recv.open, sum)
 	}
+	reserve := 0
+	sum = 0
+	for _, n := range e.recv.bySlot {
+		reserve += max(0, e.kept()-n)
+		sum += n
+	}
+	if sum != e.recv.open || reserve != e.recv.reserve {
+		return fmt.Errorf("%w: %d contexts open, %d by slot; %d kept, %d counted", ErrAudit, e.recv.open, sum, reserve, e.recv.reserve)
+	}
 	var flying, waiting, waitingHigh [device.Slots]int
 	for _, a := range e.accesses {
 		if a.kind != 0 && a.kind != part && !a.queued {

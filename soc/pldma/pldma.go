@@ -41,7 +41,8 @@ type Access struct {
 
 	kind     accessKind
 	bank     int8
-	orphan   bool // its block is gone: only the buffer is still held
+	orphan   bool // the node was reset: only the buffer is still held
+	gone     bool // the domain whose memory it reads has ended
 	queued   bool
 	children int
 	parent   *Access
@@ -52,8 +53,11 @@ type Access struct {
 }
 
 // Pages gives the number of pages that the access touches.
-func (a *Access) Pages() int {
-	return int((a.VA.Offset() + uint64(len(a.Data)) + device.PageSize - 1) >> device.PageShift)
+func (a *Access) Pages() int { return pagesOf(a.VA, len(a.Data)) }
+
+// pagesOf gives the number of pages of n bytes at va.
+func pagesOf(va device.VA, n int) int {
+	return int((va.Offset() + uint64(n) + device.PageSize - 1) >> device.PageShift)
 }
 
 type accessKind uint8
@@ -78,15 +82,16 @@ type Sink interface {
 	// SourceFault says that block id could not be read and was not sent.
 	SourceFault(id device.TransactionID)
 	// Written says that a domain's memory got completion words.
-	Written(slot uint8)
+	Written(slot uint8, va device.VA)
 }
 
 // Domain is what the engine knows of a protection-domain slot (PD_CFG,
 // PD_PEERS).
 type Domain struct {
-	PDID    device.PDID
-	Enabled bool
-	Peers   [device.PeersPerSlot]device.PDID
+	PDID       device.PDID
+	Generation device.Generation
+	Enabled    bool
+	Peers      [device.PeersPerSlot]device.PDID
 }
 
 // admits tells whether domain d may be reached by src (spec/hardware.md 3).
@@ -123,11 +128,10 @@ type Config struct {
 
 // Engine is one node's PLDMA. It belongs to one goroutine.
 type Engine struct {
-	cfg   Config
-	sink  Sink
-	epoch uint16
-	// Domains follow the registers; the node writes them.
-	Domains [device.Slots]Domain
+	cfg     Config
+	sink    Sink
+	epoch   uint32
+	domains [device.Slots]Domain
 
 	accesses []*Access // by ID
 	freeList *Access
@@ -136,6 +140,9 @@ type Engine struct {
 
 	recv  receiver
 	reads [device.Slots]openReads
+
+	links  map[device.NodeID]uint32 // what others have given to this life
+	number uint32                   // the last one given to another's life
 }
 
 // New gives an engine at reset.
@@ -144,14 +151,18 @@ func New(cfg Config, sink Sink) *Engine {
 		cfg.Contexts = device.Contexts
 	}
 	e := &Engine{cfg: cfg, sink: sink}
-	e.recv.init()
+	e.initReceiver()
 	return e
 }
 
 // Reset drops all contexts and waiting accesses and takes a new epoch. Accesses
 // in flight become orphans: their answers end them and nothing else.
-func (e *Engine) Reset(epoch uint16) {
+func (e *Engine) Reset(epoch uint32) {
 	e.epoch = epoch
+	e.links = make(map[device.NodeID]uint32)
+	if e.number == 0 {
+		e.number = epoch // random, and so another than in the node's former life
+	}
 	for i := range e.slots {
 		q := &e.slots[i]
 		for _, a := range []*Access{q.high.head, q.usual.head} {
@@ -173,15 +184,62 @@ func (e *Engine) Reset(epoch uint16) {
 	for id := range e.held {
 		e.Forget(device.TransactionID(id))
 	}
-	e.Domains = [device.Slots]Domain{}
-	e.recv.init()
+	e.domains = [device.Slots]Domain{}
+	e.initReceiver()
 }
 
 // SetNode sets the node's own id.
 func (e *Engine) SetNode(id device.NodeID) { e.cfg.Node = id }
 
 // Epoch gives the node's present epoch (messages.md 5).
-func (e *Engine) Epoch() uint16 { return e.epoch }
+func (e *Engine) Epoch() uint32 { return e.epoch }
+
+// Domain tells what a slot is tied to.
+func (e *Engine) Domain(slot int) *Domain { return &e.domains[slot] }
+
+// SlotOf gives the slot of the domain that has this PDID and generation, -1 none.
+func (e *Engine) SlotOf(pdid device.PDID, g device.Generation) int {
+	for i := range e.domains {
+		if d := &e.domains[i]; d.Enabled && d.PDID == pdid && d.Generation == g {
+			return i
+		}
+	}
+	return -1
+}
+
+// SetDomain follows PD_CFG. A slot that gets another domain, or none, has nothing
+// left of the former one: contexts, open reads and bytes kept for sending again
+// end, and accesses under way move nothing more and count nowhere. The firmware
+// has failed the slot's transfers before.
+func (e *Engine) SetDomain(slot int, pdid device.PDID, g device.Generation, enabled bool) {
+	d := &e.domains[slot]
+	if d.PDID == pdid && d.Generation == g && d.Enabled == enabled {
+		return
+	}
+	d.PDID, d.Generation, d.Enabled = pdid, g, enabled
+	e.reads[slot].used = 0
+	e.endContexts(func(c *context) bool { return int(c.slot) == slot })
+	for _, a := range e.accesses {
+		if a.kind == readBlock && int(a.Slot) == slot {
+			a.gone = true
+		}
+	}
+	for id := range e.held {
+		if h := &e.held[id]; h.share != nil && int(h.block.Slot) == slot {
+			e.Forget(device.TransactionID(id))
+		}
+	}
+}
+
+// SetPeers follows PD_PEERS: blocks of whom the slot admits no longer end. Data of
+// reads comes by leave of the open read.
+func (e *Engine) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) {
+	d := &e.domains[slot]
+	d.Peers = *peers
+	e.endContexts(func(c *context) bool {
+		return int(c.slot) == slot && !c.header.Read && !d.admits(c.header.SrcPDID)
+	})
+}
 
 // InFlight gives the number of a slot's accesses whose answers are awaited.
 func (e *Engine) InFlight(slot int) int { return e.slots[slot].inflight }
@@ -190,10 +248,9 @@ func (e *Engine) InFlight(slot int) int { return e.slots[slot].inflight }
 // a block that met a page fault is sent again without reading its source again
 // (ours: a replay buffer).
 type heldBlock struct {
+	block   wire.Block // as it was sent last
 	payload []byte
 	share   *wire.Share
-	first   device.Sequence // of this use of the id
-	node    device.NodeID
 }
 
 // Forget lets the bytes kept for a block go: it will not be sent again, or if
@@ -215,7 +272,8 @@ func (e *Engine) Send(b *wire.Block) {
 		return
 	}
 	if h := &e.held[b.ID]; h.share != nil {
-		if h.first == b.First && h.node == b.DstNode && len(h.payload) == int(b.Length) {
+		if h.block.First == b.First && h.block.DstNode == b.DstNode && len(h.payload) == int(b.Length) {
+			h.block = *b
 			e.transmit(b, h.payload)
 			e.sink.Sent(b.ID)
 			return
@@ -233,7 +291,7 @@ func (e *Engine) Send(b *wire.Block) {
 func (e *Engine) transmit(b *wire.Block, payload []byte) {
 	f := e.cfg.Pool.Frame()
 	f.Header = b.Header
-	f.Epoch = e.epoch
+	f.Epoch, f.Link = e.epoch, e.links[b.DstNode]
 	f.HasWords, f.Completion = b.HasWords, b.Completion
 	f.Payload = payload
 	if h := &e.held[b.ID]; h.share != nil {
@@ -251,15 +309,31 @@ func (e *Engine) transmit(b *wire.Block, payload []byte) {
 	e.sink.Transmit(f)
 }
 
+// Linked takes the number that another node gives to this life, and sends the block
+// again that had come without it.
+func (e *Engine) Linked(f *wire.Frame) {
+	if f.Epoch != e.epoch || f.ID >= device.Transactions {
+		e.cfg.Counts[device.AckStale]++
+		return
+	}
+	e.links[f.SrcNode] = f.Link
+	if h := &e.held[f.ID]; h.share != nil && h.block.DstNode == f.SrcNode && h.block.Seq == f.Seq {
+		e.transmit(&h.block, h.payload)
+	}
+}
+
 // read ends a read access.
 func (e *Engine) read(a *Access, ok bool, failed uint64) {
 	id := a.block.ID
 	switch {
 	case a.orphan:
 		e.cfg.Pool.PutPayload(a.Data)
+	case a.gone:
+		e.cfg.Pool.PutPayload(a.Data)
+		e.sink.SourceFault(id)
 	case ok:
 		e.Forget(id)
-		e.held[id] = heldBlock{payload: a.Data, share: e.cfg.Pool.Share(), first: a.block.First, node: a.block.DstNode}
+		e.held[id] = heldBlock{block: a.block, payload: a.Data, share: e.cfg.Pool.Share()}
 		e.transmit(&a.block, a.Data)
 		e.sink.Sent(id)
 	default:

@@ -14,8 +14,9 @@ const OpenReads = 64
 type OpenRead struct {
 	Interface   uint8 // packetizer that asked
 	Tag         uint16
-	Node        device.NodeID // target
-	PDID        device.PDID   // target's
+	Node        device.NodeID     // target
+	PDID        device.PDID       // target's
+	Generation  device.Generation // target's
 	Dst         device.VA
 	Size        uint32
 	Notify      device.VA
@@ -71,13 +72,10 @@ func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
 	return true
 }
 
-// CloseReads forgets the open reads of a slot whose domain goes.
-func (e *Engine) CloseReads(slot int) { e.reads[slot].used = 0 }
-
 // match tells whether a block of a read belongs to r, and whether it carries
 // r's completion words.
 func (r *OpenRead) match(f *wire.Header, hasWords bool, w *wire.Completion) (ok, words bool) {
-	if f.SrcNode != r.Node || f.SrcPDID != r.PDID {
+	if f.SrcNode != r.Node || f.SrcPDID != r.PDID || f.SrcGeneration != r.Generation {
 		return false, false
 	}
 	words = hasWords && w.VA == r.Notify && w.First == r.First && w.Last == r.Last
@@ -159,6 +157,16 @@ func (e *Engine) drain() {
 			e.advanceBlock(c)
 		}
 		c = next
+	}
+}
+
+// reopen lets blocks of the read into again whose words c was to write: it does not.
+func (e *Engine) reopen(c *context) {
+	o := &e.reads[c.slot]
+	for i := range o.reads {
+		if _, words := o.reads[i].match(&c.header, true, &c.completion); words {
+			o.closing &^= 1 << uint(i)
+		}
 	}
 }
 

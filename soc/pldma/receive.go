@@ -3,6 +3,7 @@ package pldma
 import (
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/wire"
@@ -17,14 +18,53 @@ const maxDomainContexts = 32
 // have its short ones refused.
 const keptContexts = 4
 
-// contextsFor tells whether there is a context for a block of a domain.
-func (e *Engine) contextsFor(f *wire.Frame) bool {
+// keptOfSlot is how many contexts are kept for blocks to each slot (ours): those of
+// others whose memory does not answer must not have its blocks refused.
+const keptOfSlot = 4
+
+// kept gives keptOfSlot for the contexts that there are.
+func (e *Engine) kept() int { return e.cfg.Contexts * keptOfSlot / device.Contexts }
+
+// contextsFor tells whether there is a context for a block to a slot. Where there
+// is none, one that waits for nothing is given up: it has been refused, and was only
+// to report more of its absent pages.
+func (e *Engine) contextsFor(slot int, f *wire.Frame) bool {
+	r := &e.recv
 	all, own := e.cfg.Contexts, maxDomainContexts
 	if !f.Short() {
 		all -= all / 8
 		own -= keptContexts
 	}
-	return e.recv.open < all && e.recv.byDomain[f.SrcPDID] < own
+	room := func() bool {
+		if r.byDomain[f.SrcPDID] >= own {
+			return false
+		}
+		return r.open+r.reserve < all || r.bySlot[slot] < e.kept() && r.open < e.cfg.Contexts
+	}
+	if room() {
+		return true
+	}
+	full := r.byDomain[f.SrcPDID] >= own
+	for c := r.head; c != nil; c = c.next {
+		if c.nacked && c.writing == 0 && (!full || c.header.SrcPDID == f.SrcPDID) {
+			e.abandon(c)
+			return room()
+		}
+	}
+	return false
+}
+
+// count counts a context of a source domain to a slot, by 1 or -1.
+func (e *Engine) count(c *context, by int) {
+	r := &e.recv
+	r.open += by
+	kept := func() int { return max(0, e.kept()-r.bySlot[c.slot]) }
+	r.reserve -= kept()
+	r.bySlot[c.slot] += by
+	r.reserve += kept()
+	if r.byDomain[c.header.SrcPDID] += by; r.byDomain[c.header.SrcPDID] == 0 {
+		delete(r.byDomain, c.header.SrcPDID)
+	}
 }
 
 // maxSources bounds the nodes whose sequence numbers are remembered (ours; a
@@ -42,9 +82,17 @@ type record struct {
 	ctx      *context
 }
 
+// source is what the receiver knows of a node. Sequence numbers start anew with
+// each life of a node, and what it sent before may still arrive. Epochs are random
+// numbers, which have no order: so it is the receiver that tells the present life,
+// by a number that it gives to it and that only a node can know which lives (ours).
+// A former life's packets never bear the number that was offered last, and no clock
+// is needed at either end. Each link has its own: a node that lies, or is not there,
+// deafens nobody else.
 type source struct {
-	epoch   uint16
-	records [device.Transactions]record
+	epoch, link        uint32 // of the present life; link 0: none yet
+	nextEpoch, offered uint32 // of the one that may be the next
+	records            [device.Transactions]record
 }
 
 // context is a block being received: key (source node, transaction id).
@@ -52,8 +100,7 @@ type context struct {
 	rec        *record
 	header     wire.Header
 	slot       uint8
-	dead       bool // superseded: ends with its last access, without an answer
-	former     bool // its id has another block by now, which came while this one was being written
+	dead       bool // ended: what is left of it moves nothing more and counts nowhere
 	nacked     bool
 	got, want  uint64 // data packets
 	writing    int    // accesses in flight
@@ -71,19 +118,23 @@ type receiver struct {
 	timeout  int64 // ns; contexts end after twice that without a packet
 	sources  map[device.NodeID]*source
 	byDomain map[device.PDID]int // contexts a source domain holds
+	bySlot   [device.Slots]int   // contexts to a slot
+	reserve  int                 // contexts kept for slots and not taken by them
 	open     int
 	draining int
 	head     *context // least recently touched
 	tail     *context
 	free     *context
+	ending   []*context // dead, with a write under way
 }
 
-func (r *receiver) init() {
+func (e *Engine) initReceiver() {
+	r := &e.recv
 	timeout := r.timeout
 	if timeout == 0 {
 		timeout = device.TimeoutReset * 1000
 	}
-	*r = receiver{timeout: timeout, sources: make(map[device.NodeID]*source), byDomain: make(map[device.PDID]int)}
+	*r = receiver{timeout: timeout, sources: make(map[device.NodeID]*source), byDomain: make(map[device.PDID]int), reserve: e.kept() * device.Slots}
 }
 
 // SetTimeout follows TIMEOUT_US.
@@ -91,8 +142,8 @@ func (e *Engine) SetTimeout(us uint32) { e.recv.timeout = max(int64(us), 1) * 10
 
 // PeerEpoch gives the last epoch heard of a node, 0 if none: messages towards
 // it carry it back (messages.md 5).
-func (e *Engine) PeerEpoch(n device.NodeID) uint16 {
-	if s := e.recv.sources[n]; s != nil {
+func (e *Engine) PeerEpoch(n device.NodeID) uint32 {
+	if s := e.recv.sources[n]; s != nil && s.link != 0 {
 		return s.epoch
 	}
 	return 0
@@ -132,7 +183,9 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 		}
 	}
 	c := r.ctx
-	if c == nil {
+	if c == nil || c.header.Seq != f.Seq {
+		// A context of an older number is one whose write was under way when this
+		// number was refused.
 		if r.answered {
 			e.cfg.Counts[device.PktStale]++
 			return false
@@ -140,14 +193,15 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 		if c = e.openContext(r, f); c == nil {
 			return false
 		}
-	} else if c.header.VA != f.VA || c.header.Length != f.Length || c.header.DstPDID != f.DstPDID || c.header.SrcPDID != f.SrcPDID {
+	} else if h := &c.header; h.VA != f.VA || h.Length != f.Length || h.DstPDID != f.DstPDID || h.SrcPDID != f.SrcPDID ||
+		h.DstGeneration != f.DstGeneration || h.SrcGeneration != f.SrcGeneration {
 		// Not a packet of the block that this sequence number began.
 		e.cfg.Counts[device.PktStale]++
 		return false
 	}
 	e.touch(c, now)
-	if f.Corrupt != 0 {
-		e.cfg.Counts[device.CRCPayload] += uint64(bits.OnesCount64(f.Corrupt))
+	e.cfg.Counts[device.CRCPayload] += uint64(bits.OnesCount64(f.Corrupt))
+	if f.Corrupt&^c.got != 0 { // of a packet that is there a double may be what it likes
 		e.nack(c, device.CodeCorrupt)
 		return false
 	}
@@ -175,30 +229,61 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 	return held
 }
 
-// sourceOf finds what is remembered of the frame's source, and forgets it where
-// the source has a new epoch. Nil: the frame is of an old one.
+// sourceOf finds what is remembered of the frame's source. Nil: the frame does not
+// bear the number of its link; where it may be of the present life, or of the next
+// one, the source is told the number.
 func (e *Engine) sourceOf(f *wire.Frame) *source {
 	s := e.recv.sources[f.SrcNode]
-	switch {
-	case s == nil:
+	if s == nil {
 		if len(e.recv.sources) >= maxSources {
 			e.answer(&f.Header, device.CodeNoContext)
 			return nil
 		}
-		s = &source{epoch: f.Epoch}
+		s = new(source)
 		e.recv.sources[f.SrcNode] = s
-	case f.Epoch != s.epoch:
-		if f.Epoch-s.epoch >= 1<<15 {
-			e.cfg.Counts[device.PktStale]++
-			return nil
-		}
-		for i := range s.records {
-			if c := s.records[i].ctx; c != nil {
-				e.abandon(c)
-			}
-		}
-		*s = source{epoch: f.Epoch}
 	}
+	switch {
+	case s.link != 0 && f.Epoch == s.epoch:
+		if f.Link == s.link {
+			return s
+		}
+		e.offer(f, s.link)
+	case s.offered != 0 && f.Epoch == s.nextEpoch && f.Link == s.offered:
+		return e.newLife(s, f)
+	default:
+		if s.offered == 0 || f.Epoch != s.nextEpoch {
+			if e.number++; e.number == 0 {
+				e.number++
+			}
+			s.nextEpoch, s.offered = f.Epoch, e.number
+		}
+		e.offer(f, s.offered)
+	}
+	return nil
+}
+
+// offer tells a frame's source the number of the link.
+func (e *Engine) offer(f *wire.Frame, number uint32) {
+	o := e.cfg.Pool.Frame()
+	o.Header = wire.Header{
+		Kind: wire.Link, Epoch: f.Epoch, Link: number, SrcNode: e.cfg.Node, DstNode: f.SrcNode, ID: f.ID, Seq: f.Seq,
+	}
+	e.cfg.Counts[device.TXPackets]++
+	e.sink.Transmit(o)
+}
+
+// newLife forgets a source's former life: contexts end, and what is equal to one of
+// its last faults is another fault.
+func (e *Engine) newLife(s *source, f *wire.Frame) *source {
+	for i := range s.records {
+		if c := s.records[i].ctx; c != nil {
+			e.abandon(c)
+		}
+	}
+	e.cfg.RX.Forget(f.SrcNode)
+	// Contexts that are ending refer to the old records.
+	s = &source{epoch: f.Epoch, link: f.Link}
+	e.recv.sources[f.SrcNode] = s
 	return s
 }
 
@@ -211,11 +296,9 @@ func (e *Engine) advance(r *record, f *wire.Frame) bool {
 		r.first, r.acked = f.First, false
 	}
 	if c := r.ctx; c != nil {
-		c.former = c.former || newUse
-		if c.writing > 0 {
-			// A write of the old number is still under way: were the block
-			// acknowledged under the new one, it could land later, over what
-			// the application has written since.
+		if c.writing > 0 && !newUse {
+			// The block is still being written under the old number: when it is
+			// in memory, its next number is acknowledged.
 			r.answered = true
 			e.answer(&f.Header, device.CodeNoContext)
 			return false
@@ -235,12 +318,7 @@ func (e *Engine) advance(r *record, f *wire.Frame) bool {
 // openContext checks whether the block may come in and opens a context for it;
 // nil where it was refused.
 func (e *Engine) openContext(r *record, f *wire.Frame) *context {
-	slot := -1
-	for i := range e.Domains {
-		if d := &e.Domains[i]; d.Enabled && d.PDID == f.DstPDID {
-			slot = i
-		}
-	}
+	slot := e.SlotOf(f.DstPDID, f.DstGeneration)
 	admitted := slot >= 0
 	if admitted && f.Read {
 		var later bool
@@ -248,7 +326,7 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 			return nil
 		}
 	} else if admitted {
-		admitted = e.Domains[slot].admits(f.SrcPDID)
+		admitted = e.domains[slot].admits(f.SrcPDID)
 	}
 	code := device.CodeAck
 	switch limit := uint64(1) << uint(e.cfg.VABits); {
@@ -263,7 +341,7 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	case uint64(f.VA) >= limit || uint64(f.Length) > limit-uint64(f.VA),
 		f.HasWords && !f.WordsMissing && uint64(f.Completion.VA) > limit-16:
 		code = device.CodeDecode
-	case !e.contextsFor(f):
+	case e.stillWriting(slot, f), !e.contextsFor(slot, f):
 		code = device.CodeNoContext
 	}
 	if code != device.CodeAck {
@@ -279,10 +357,22 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	}
 	*c = context{rec: r, header: f.Header, slot: uint8(slot), want: wire.All(int(f.Length)), hasWords: f.HasWords}
 	r.ctx = c
-	e.recv.open++
-	e.recv.byDomain[f.SrcPDID]++
+	e.count(c, 1)
 	e.link(c)
 	return c
+}
+
+// stillWriting tells whether a context that f's block takes the place of is still
+// being written in the same memory: by a former use of the id, or in a former life
+// of the node. Were f's block acknowledged now, that write could land later, over
+// what the application has written since.
+func (e *Engine) stillWriting(slot int, f *wire.Frame) bool {
+	for _, c := range e.recv.ending {
+		if h := &c.header; h.SrcNode == f.SrcNode && int(c.slot) == slot && (h.ID == f.ID || h.Epoch != f.Epoch) {
+			return true
+		}
+	}
+	return false
 }
 
 // write submits the packets in mask to memory, one access a run of neighbours.
@@ -338,11 +428,9 @@ func (e *Engine) advanceBlock(c *context) {
 	if r.newest == c.header.Seq {
 		r.answered = true
 	}
-	if !c.former { // else the block that is not in memory would be acknowledged
-		r.acked = true
-	}
+	r.acked = true
 	e.answer(&c.header, device.CodeAck)
-	e.closeContext(c)
+	e.abandon(c)
 }
 
 func putWords(b []byte, w wire.Completion) {
@@ -365,13 +453,25 @@ func (e *Engine) written(a *Access, ok bool, failed uint64) {
 	}
 	if !orphan {
 		c.writing--
+		if words && !ok && c.header.Read {
+			e.reopen(c)
+		}
 		switch {
 		case ok && words:
 			c.wordsIn = true
 			if c.header.Read {
 				e.readDone(slot, c)
 			}
-			e.sink.Written(slot)
+			if r := c.rec; c.dead && r.first == c.header.First {
+				// The block's right ended with its words under way. They are in memory,
+				// so the application may use the buffer: no frame of this use of the id
+				// writes it again.
+				r.acked = true
+				if r.newest == c.header.Seq {
+					r.answered = true
+				}
+			}
+			e.sink.Written(slot, va)
 		case !ok && !c.dead:
 			h, base := c.header, c.header.VA
 			if words {
@@ -415,10 +515,22 @@ func (e *Engine) answer(h *wire.Header, code device.Code) {
 	f.Header = wire.Header{
 		Kind: wire.Ack, Epoch: h.Epoch,
 		SrcNode: e.cfg.Node, SrcPDID: h.DstPDID, DstNode: h.SrcNode, DstPDID: h.SrcPDID, DstMailbox: device.MailboxAck,
+		SrcGeneration: h.DstGeneration, DstGeneration: h.SrcGeneration,
 		ID: h.ID, Seq: h.Seq, First: h.First, Code: code,
 	}
 	e.cfg.Counts[device.TXPackets]++
 	e.sink.Transmit(f)
+}
+
+// endContexts abandons the contexts that which names.
+func (e *Engine) endContexts(which func(*context) bool) {
+	for c := e.recv.head; c != nil; {
+		next := c.next
+		if which(c) {
+			e.abandon(c)
+		}
+		c = next
+	}
 }
 
 // abandon takes a context out of use; it ends with its last access.
@@ -429,21 +541,18 @@ func (e *Engine) abandon(c *context) {
 	if c.draining {
 		c.draining = false
 		e.recv.draining--
+		e.reopen(c)
 	}
 	if c.writing == 0 {
 		e.recycle(c)
+		return
 	}
+	e.recv.ending = append(e.recv.ending, c)
 }
 
-func (e *Engine) closeContext(c *context) { e.abandon(c) }
-
 func (e *Engine) recycle(c *context) {
-	e.recv.open--
-	if n := e.recv.byDomain[c.header.SrcPDID] - 1; n > 0 {
-		e.recv.byDomain[c.header.SrcPDID] = n
-	} else {
-		delete(e.recv.byDomain, c.header.SrcPDID)
-	}
+	e.recv.ending = slices.DeleteFunc(e.recv.ending, func(x *context) bool { return x == c })
+	e.count(c, -1)
 	*c = context{next: e.recv.free}
 	e.recv.free = c
 }

@@ -186,9 +186,6 @@ func TestAnswers(t *testing.T) {
 		{name: "another block under the same number", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n, present(1)), r.frame(0, 1, 4096, n), r.frame(0, 1, 0, n)}
 		}, want: []mailbox.Ack{ack(1, 0)}, written: 2},
-		{name: "a former epoch", frames: func(r *rig) []*wire.Frame {
-			return []*wire.Frame{r.frame(0, 1, 0, n), r.frame(0, 9, 0, n, func(f *wire.Frame) { f.Epoch, f.First = epoch-1, 9 })}
-		}, want: []mailbox.Ack{ack(1, 0)}, written: 1},
 		{name: "a new epoch", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 7, 0, n), r.frame(0, 1, 0, n, func(f *wire.Frame) { f.Epoch = epoch + 1 })}
 		}, want: []mailbox.Ack{ack(7, 0), ack(1, 0)}, written: 2},

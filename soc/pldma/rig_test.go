@@ -18,7 +18,9 @@ const (
 	base    = device.VA(0x7f00_0000_0000)
 	pages   = 64
 	timeout = int64(10e6) // ns
-	epoch   = uint16(5)   // of the peer
+	epoch   = uint32(5)   // of the peer
+
+	generation = device.Generation(0x1001) // of the domains here
 )
 
 // rig is an engine by itself, with memory that answers when it is told to.
@@ -32,6 +34,7 @@ type rig struct {
 
 	mem    []byte
 	absent map[int]bool // pages
+	stop   map[int]bool // bytes that no move gets past
 	walks  []*Access
 	moves  []*Access
 	order  []Access // moves that were made, in their order
@@ -39,10 +42,11 @@ type rig struct {
 	sent   []device.TransactionID
 	faults []device.TransactionID // source faults
 	words  int
+	links  map[[2]uint32]uint32 // by node and epoch
 }
 
 func newRig(t *testing.T, change ...func(*Config)) *rig {
-	r := &rig{T: t, mem: make([]byte, pages*device.PageSize), absent: map[int]bool{}}
+	r := &rig{T: t, mem: make([]byte, pages*device.PageSize), absent: map[int]bool{}, links: map[[2]uint32]uint32{}}
 	s := smmu.New(&r.counts)
 	s.StoreGlobal(device.SCR0, 0, device.SCR0GFRE|device.SCR0GFIE|device.SCR0USFCFG)
 	for n := range device.Slots {
@@ -57,7 +61,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	r.e = New(cfg, r)
 	r.e.Reset(99)
 	r.e.SetTimeout(uint32(timeout / 1000))
-	r.e.Domains[0] = Domain{PDID: mine, Enabled: true, Peers: [device.PeersPerSlot]device.PDID{theirs}}
+	r.e.domains[0] = Domain{PDID: mine, Generation: generation, Enabled: true, Peers: [device.PeersPerSlot]device.PDID{theirs}}
 	return r
 }
 
@@ -66,7 +70,7 @@ func (r *rig) Move(a *Access)                      { r.moves = append(r.moves, a
 func (r *rig) Transmit(f *wire.Frame)              { r.frames = append(r.frames, f) }
 func (r *rig) Sent(id device.TransactionID)        { r.sent = append(r.sent, id) }
 func (r *rig) SourceFault(id device.TransactionID) { r.faults = append(r.faults, id) }
-func (r *rig) Written(uint8)                       { r.words++ }
+func (r *rig) Written(uint8, device.VA)            { r.words++ }
 
 // walk answers the oldest walk, move the oldest move.
 func (r *rig) walk() {
@@ -78,20 +82,23 @@ func (r *rig) walk() {
 			missing |= 1 << uint(i)
 		}
 	}
-	r.e.Walked(a.ID, missing, 0)
+	r.e.Walked(a.ID, smmu.Walk{Absent: missing})
 }
 
 func (r *rig) move() {
 	a := r.moves[0]
 	r.moves = r.moves[1:]
 	r.order = append(r.order, *a)
-	at := int(a.VA - base)
-	if a.Write {
-		copy(r.mem[at:], a.Data)
-	} else {
-		copy(a.Data, r.mem[at:])
+	at, n := int(a.VA-base), 0
+	for n < len(a.Data) && !r.stop[at+n] {
+		n++
 	}
-	r.e.Moved(a.ID, true)
+	if a.Write {
+		copy(r.mem[at:], a.Data[:n])
+	} else {
+		copy(a.Data[:n], r.mem[at:])
+	}
+	r.e.Moved(a.ID, n)
 }
 
 // settle answers all of memory's requests.
@@ -127,7 +134,7 @@ func (r *rig) answers() []mailbox.Ack {
 func (r *rig) frame(id device.TransactionID, seq device.Sequence, at, n int, change ...func(*wire.Frame)) *wire.Frame {
 	f := r.pool.Frame()
 	f.Header = wire.Header{
-		Kind: wire.Data, Epoch: epoch, SrcNode: peer, SrcPDID: theirs, DstNode: own, DstPDID: mine,
+		Kind: wire.Data, Epoch: epoch, SrcNode: peer, SrcPDID: theirs, DstNode: own, DstPDID: mine, DstGeneration: generation,
 		ID: id, Seq: seq, First: 1, Length: uint16(n), VA: base + device.VA(at), Remaining: uint32(n), Last: true,
 	}
 	f.Payload = r.pool.Payload(n)
@@ -141,9 +148,31 @@ func (r *rig) frame(id device.TransactionID, seq device.Sequence, at, n int, cha
 	return f
 }
 
+// link gives the number that the engine gives to a life of a node, as the node
+// learns it: by a frame without it.
+func (r *rig) link(node device.NodeID, epoch uint32) uint32 {
+	k := [2]uint32{uint32(node), epoch}
+	if r.links[k] == 0 {
+		f := r.pool.Frame()
+		f.Kind, f.SrcNode, f.Epoch = wire.Data, node, epoch
+		r.e.Receive(r.now, f)
+		if n := len(r.frames) - 1; n >= 0 && r.frames[n].Kind == wire.Link {
+			r.links[k] = r.frames[n].Link
+			r.frames = r.frames[:n]
+		}
+	}
+	return r.links[k]
+}
+
 func fill(i int) byte { return byte(i*7 + i>>8 + 1) }
 
-func (r *rig) receive(f *wire.Frame) { r.e.Receive(r.now, f) }
+// receive gives a frame to the engine, with the number of its link.
+func (r *rig) receive(f *wire.Frame) {
+	if f.Link == 0 {
+		f.Link = r.link(f.SrcNode, f.Epoch)
+	}
+	r.e.Receive(r.now, f)
+}
 
 // holds tells whether bytes of the memory are as frames have them.
 func (r *rig) holds(from, n int) bool {

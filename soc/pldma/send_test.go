@@ -149,7 +149,7 @@ func TestResetKeepsNoBuffers(t *testing.T) {
 			}
 		}
 		r.e.Reset(100)
-		r.e.Domains[0] = Domain{PDID: mine, Enabled: true, Peers: [device.PeersPerSlot]device.PDID{theirs}}
+		r.e.domains[0] = Domain{PDID: mine, Generation: generation, Enabled: true, Peers: [device.PeersPerSlot]device.PDID{theirs}}
 		r.settle()
 		r.frames = nil
 	}

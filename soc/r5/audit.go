@@ -3,6 +3,7 @@ package r5
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 
 	"github.com/exanet/pfd/device"
 )
@@ -56,9 +57,7 @@ func (fw *Firmware) Audit() error {
 		if d.ids != ids[i] || d.ids > maxDomainIDs || d.sending != sending[i] {
 			return fmt.Errorf("%w: slot %d counts %d ids and holds %d; %d blocks with the PLDMA and has %d", ErrAudit, i, d.ids, ids[i], d.sending, sending[i])
 		}
-		if d.enabled {
-			reserve += max(0, keptIDs-d.ids)
-		}
+		reserve += max(0, keptIDs-d.ids)
 	}
 	if reserve != fw.reserve {
 		return fmt.Errorf("%w: %d ids kept, counted %d", ErrAudit, reserve, fw.reserve)
@@ -131,8 +130,14 @@ func (fw *Firmware) auditQueues() error {
 				return fmt.Errorf("%w: read channel %d of slot %d: busy and live differ", ErrAudit, ch, i)
 			}
 		}
-		if q.level > 0 && q.busy != ^uint32(0) {
-			return fmt.Errorf("%w: slot %d has read requests waiting and free channels", ErrAudit, i)
+		for k := range q.level {
+			if fw.mayServe(i, q.at(k).m.PDID) {
+				return fmt.Errorf("%w: slot %d has a read request waiting and a channel for it", ErrAudit, i)
+			}
+		}
+		d := &fw.domains[i]
+		if n := bits.OnesCount32(q.busy) + d.without(fw.readers(i)); d.enabled && n > readChannels+d.crowded {
+			return fmt.Errorf("%w: slot %d has too few read channels left for %d requesters", ErrAudit, i, d.without(fw.readers(i)))
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ package r5
 
 import (
 	"math"
+	"math/bits"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
@@ -14,7 +15,7 @@ import (
 // Limits of the firmware (spec/firmware.md; ours).
 const (
 	maxDomainIDs   = 256  // ids that one domain may hold
-	keptIDs        = 16   // ids kept for every enabled domain
+	keptIDs        = 16   // ids kept for every slot, be there a domain or not: one may come
 	maxAttempts    = 64   // retransmissions of a block without an ACK or RAPF for it
 	maxRAPFs       = 1024 // RAPFs for one block
 	sourceGrace    = 100e9
@@ -48,8 +49,8 @@ const (
 	Update
 	// Describe: a read channel carries the transfer of Descriptor from now on.
 	Describe
-	// Answer: Word goes to mailbox Interface of Node, which asked for a read in
-	// Epoch.
+	// Answer: Word goes to mailbox Interface of Node, whose domain of Generation
+	// asked for a read in Epoch.
 	Answer
 )
 
@@ -66,17 +67,20 @@ type Command struct {
 	Descriptor device.Descriptor
 	Node       device.NodeID
 	Interface  uint8
-	Epoch      uint16
+	Generation device.Generation
+	Epoch      uint32
 	Word       uint64
 }
 
 type domain struct {
-	pdid    device.PDID
-	enabled bool
-	peers   [device.PeersPerSlot]device.PDID
-	ids     int
-	sending int // blocks of the medium and low classes with the PLDMA
-	reads   readQueue
+	pdid       device.PDID
+	generation device.Generation
+	enabled    bool
+	peers      [device.PeersPerSlot]device.PDID
+	ids        int
+	sending    int // blocks of the medium and low classes with the PLDMA
+	reads      readQueue
+	crowded    int // read channels that lack for peers admitted when too many were busy
 }
 
 // Firmware is one node's firmware. It belongs to one goroutine.
@@ -88,7 +92,7 @@ type Firmware struct {
 	outstanding int
 
 	domains  [device.Slots]domain
-	reserve  int // ids kept for enabled domains and not taken by them
+	reserve  int // ids kept for slots and not taken by them
 	tx       [device.Transactions]transaction
 	free     tickets
 	timers   [lists]timerList
@@ -104,6 +108,9 @@ type Firmware struct {
 	seq        map[device.NodeID]*numbers
 	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
+
+	stamp    int64 // as the caller told last
+	refusals []Refusal
 }
 
 // New gives a firmware that counts in counts.
@@ -126,7 +133,7 @@ func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
 // caller has no commands of before left to do.
 func (fw *Firmware) Reset() {
 	fw.domains = [device.Slots]domain{}
-	fw.reserve = 0
+	fw.reserve = keptIDs * device.Slots
 	fw.tx = [device.Transactions]transaction{}
 	fw.free = tickets{}
 	for i := range fw.cfg.IDs {
@@ -158,16 +165,34 @@ func (fw *Firmware) SetOutstanding(n uint32) {
 // Clock tells the time, from which the ages of transfers are counted.
 func (fw *Firmware) Clock(now int64) { fw.now = now }
 
-// SetPeers follows PD_PEERS: whose reads a slot admits.
+// SetPeers follows PD_PEERS: whose reads a slot admits. Those of others end with
+// status 5.
 func (fw *Firmware) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) {
-	fw.domains[slot].peers = *peers
+	d := &fw.domains[slot]
+	d.peers = *peers
+	for i := 0; i < d.reads.level; {
+		if from := d.reads.at(i).from; d.admits(d.reads.at(i).m.PDID) {
+			i++
+		} else {
+			d.reads.drop(i)
+			fw.reply(&from, device.CodeDomain, device.StatusDomain)
+		}
+	}
+	for busy := d.reads.busy; busy != 0; busy &= busy - 1 {
+		c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
+		if !d.admits(fw.channels[c].request.m.PDID) {
+			fw.fail(c, device.StatusDomain)
+		}
+	}
+	fw.serveWaiting(slot)
+	d.crowded = max(0, bits.OnesCount32(d.reads.busy)+d.without(fw.readers(slot))-readChannels)
 }
 
 // SetDomain follows PD_CFG: disabling a slot, or giving it to another domain,
 // ends its transfers with status 10.
-func (fw *Firmware) SetDomain(slot int, pdid device.PDID, enabled bool) {
+func (fw *Firmware) SetDomain(slot int, pdid device.PDID, g device.Generation, enabled bool) {
 	d := &fw.domains[slot]
-	if d.enabled == enabled && d.pdid == pdid {
+	if d.enabled == enabled && d.pdid == pdid && d.generation == g {
 		return
 	}
 	if d.enabled {
@@ -177,13 +202,9 @@ func (fw *Firmware) SetDomain(slot int, pdid device.PDID, enabled bool) {
 				fw.fail(int16(c), device.StatusGone)
 			}
 		}
-		fw.reserve -= max(0, keptIDs-d.ids)
 	}
-	d.pdid, d.enabled = pdid, enabled
-	d.reads.failed = [maxPending]failure{}
-	if enabled {
-		fw.reserve += max(0, keptIDs-d.ids)
-	}
+	d.pdid, d.generation, d.enabled = pdid, g, enabled
+	d.reads.failed, d.reads.served = [maxPending]failure{}, [maxServed]request{}
 }
 
 // Commands gives what is to be done and forgets it; the slice is valid until
@@ -234,8 +255,8 @@ func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
 	slot := int(c) / device.ChannelsPerSlot
 	*x = transfer{
 		live: true, slot: uint8(slot), desc: *d, first: -1, nextRun: -1, prevRun: -1,
-		pdid: fw.domains[slot].pdid, dst: d.DstPDID,
-		blocks: blockCount(d.Dst, d.Size), began: fw.now,
+		pdid: fw.domains[slot].pdid, dst: d.DstPDID, generation: fw.domains[slot].generation,
+		blocks: blockCount(d.Dst, d.Size), began: fw.now, kicked: fw.stamp,
 	}
 	if x.dst == 0 {
 		x.dst = x.pdid
@@ -311,6 +332,7 @@ func (fw *Firmware) acknowledged(id int16) {
 // §3.2.2; PART cancels the time-out, the guard is ours).
 func (fw *Firmware) pause(now int64, id int16) {
 	t := &fw.tx[id]
+	fw.refuse(id)
 	if t.state != statePaused {
 		t.state = statePaused
 		fw.channels[t.transfer].paused++
@@ -339,7 +361,7 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	if t.state == stateFree || t.sending == 0 {
 		return
 	}
-	t.sent = true
+	t.sent, t.sentAt = true, fw.stamp
 	fw.seq[t.node].sent[id] = t.seq
 	if fw.sent(t); t.sending > 0 {
 		return
@@ -379,7 +401,7 @@ func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
 		return
 	}
 	if fw.cfg.TXFIFO {
-		t.atSource = true
+		t.atSource, t.sentAt = true, fw.stamp
 		fw.pause(now, int16(id))
 		return
 	}
@@ -392,7 +414,7 @@ func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
 // RAPF obeys a retransmission request, or refuses it: the transaction must be
 // live with that sequence number, the wired PDID the written one, and the
 // request come from the destination domain or, for a source fault, from the own
-// one (messages.md 2; 000 §3.2.3.3).
+// one, by PDID and generation (messages.md 2; 000 §3.2.3.3).
 func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 	if m.Transaction >= device.Transactions {
 		fw.counts[device.MsgDropped]++
@@ -407,14 +429,18 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 	}
 	c := int16(t.transfer)
 	x := &fw.channels[c]
-	fromTarget := src == t.node && m.PDID == x.dst
-	fromSource := src == fw.cfg.Node && m.PDID == x.pdid && t.atSource
+	fromTarget := src == t.node && m.PDID == x.dst && m.Generation == x.desc.DstGeneration
+	fromSource := src == fw.cfg.Node && m.PDID == x.pdid && m.Generation == x.generation && t.atSource
 	if m.PDID != m.Claimed || !fromTarget && !fromSource {
 		fw.counts[device.RAPFDenied]++
 		return
 	}
 	if m.Fail {
-		fw.fail(c, uint8(device.CodeDecode))
+		status := uint8(device.CodeDecode)
+		if m.Memory {
+			status = device.StatusMemory
+		}
+		fw.fail(c, status)
 		return
 	}
 	t.rapfs++
@@ -423,6 +449,7 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 		return
 	}
 	t.attempts, t.nackRow, t.guardStep = 0, 0, 0
+	fw.refuse(id)
 	fw.retransmit(now, id)
 }
 
@@ -453,8 +480,10 @@ func (fw *Firmware) retransmit(now int64, id int16) {
 		return
 	}
 	fw.unpause(id)
-	t.atSource = false
+	t.state, t.atSource = stateRetransmitted, false
 	fw.counts[device.Retransmits]++
+	t.resent++
+	fw.channels[t.transfer].resent++
 	t.seq = fw.nextSequence(t.node, id)
 	if !t.sent && t.sending == 0 {
 		// Nobody has heard of the former ones, and they may be given again.
@@ -477,6 +506,11 @@ func (fw *Firmware) unpause(id int16) {
 func (fw *Firmware) release(id int16) {
 	t := &fw.tx[id]
 	x := &fw.channels[t.transfer]
+	status := uint8(0)
+	if x.failing {
+		status = x.status
+	}
+	fw.tellRefusal(id, true, status)
 	fw.unpause(id)
 	for p := &x.first; *p >= 0; p = &fw.tx[*p].peer {
 		if *p == id {

@@ -148,8 +148,8 @@ func TestEndWaitsForTheSource(t *testing.T) {
 		{"aborted", device.StatusAborted, func(r *rig, _ device.TransactionID) {
 			r.start(0, 0, dst, 0, func(d *device.Descriptor) { d.Abort = true })
 		}},
-		{"domain gone", device.StatusGone, func(r *rig, _ device.TransactionID) { r.fw.SetDomain(0, pdid, false) }},
-		{"domain of another", device.StatusGone, func(r *rig, _ device.TransactionID) { r.fw.SetDomain(0, 99, true) }},
+		{"domain gone", device.StatusGone, func(r *rig, _ device.TransactionID) { r.fw.SetDomain(0, pdid, gen, false) }},
+		{"domain of another", device.StatusGone, func(r *rig, _ device.TransactionID) { r.fw.SetDomain(0, 99, gen, true) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
@@ -186,7 +186,7 @@ func TestReset(t *testing.T) {
 	r.start(0, 0, dst, 10)
 	b := r.one()
 	r.fw.Reset()
-	r.fw.SetDomain(0, pdid, true)
+	r.fw.SetDomain(0, pdid, gen, true)
 	r.none()
 	r.start(0, 0, dst, 10)
 	if again := r.one(); again.ID != b.ID || !again.Seq.Newer(b.Seq) {

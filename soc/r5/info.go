@@ -9,8 +9,10 @@ type ChannelInfo struct {
 	Issued           uint32            // bytes
 	Blocks, Acked    uint32
 	InFlight, Paused int
-	Window           int // blocks that may be in flight
+	Retransmitted    uint32 // blocks
+	Window           int    // blocks that may be in flight
 	SourcePDID       device.PDID
+	SourceGeneration device.Generation
 	DestinationPDID  device.PDID
 	Class            Class
 	Began            int64 // ns
@@ -27,8 +29,8 @@ func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
 	x := &fw.channels[slot*device.ChannelsPerSlot+ch]
 	i := ChannelInfo{
 		Live: x.live, Failing: x.failing, Descriptor: x.desc, Issued: x.issued,
-		Blocks: x.blocks, Acked: x.acked, InFlight: x.inflight, Paused: x.paused,
-		SourcePDID: x.pdid, DestinationPDID: x.dst, Window: fw.window(x), Class: x.classNow(), Began: x.began,
+		Blocks: x.blocks, Acked: x.acked, InFlight: x.inflight, Paused: x.paused, Retransmitted: x.resent,
+		SourcePDID: x.pdid, SourceGeneration: x.generation, DestinationPDID: x.dst, Window: fw.window(x), Class: x.classNow(), Began: x.began,
 		Tag: x.request.from.tag, Requester: x.request.from.iface,
 	}
 	if x.live && x.first >= 0 {
@@ -47,12 +49,13 @@ type TransactionInfo struct {
 	Node            device.NodeID // destination
 	PDID            device.PDID   // of the source
 	DestinationPDID device.PDID
-	State           string // issued, paused, backoff
+	State           string // issued, retransmitted, paused, backoff
 	Sending         bool   // with the PLDMA
 	Words           bool   // carries the completion words
 	Sequence        device.Sequence
 	First           device.Sequence // of this use of the id
 	Block           uint32
+	Blocks, Acked   uint32 // of the transfer; of these, acknowledged
 	Offset          uint32 // bytes in the transfer
 	Length          uint32 // bytes
 	Attempts        int    // retransmissions since the last ACK or RAPF
@@ -75,7 +78,7 @@ func (fw *Firmware) Transactions() []TransactionInfo {
 		info := TransactionInfo{
 			ID: device.TransactionID(i), Slot: int(x.slot), Channel: int(t.transfer) % device.ChannelsPerSlot,
 			Node: t.node, PDID: x.pdid, DestinationPDID: x.dst, State: t.state.String(), Sending: t.sending > 0,
-			Words: t.words, Sequence: t.seq, First: t.first, Block: t.block, Offset: t.offset, Length: uint32(t.length),
+			Words: t.words, Sequence: t.seq, First: t.first, Block: t.block, Blocks: x.blocks, Acked: x.acked, Offset: t.offset, Length: uint32(t.length),
 			Attempts: t.attempts, RAPFs: t.rapfs, LastCode: t.lastCode, Began: t.began, Class: x.classNow(),
 		}
 		if t.list != listNone {
@@ -88,6 +91,8 @@ func (fw *Firmware) Transactions() []TransactionInfo {
 
 func (s state) String() string {
 	switch s {
+	case stateRetransmitted:
+		return "retransmitted"
 	case statePaused:
 		return "paused"
 	case stateNacked:

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Options switch off the optimizations of 001 §3.3, so that each can be measured
+// Options switch off the optimizations of 001 §3.3, and one of ours, so that each can be measured
 // on and off. The zero value has them all.
 type Options struct {
 	// NoFastPath: a doorbell word in the scratchpad is taken by the way of the
@@ -24,6 +24,9 @@ type Options struct {
 	// NoRetransmissionBit: a block is sent again although the hardware still
 	// sends it ("Retransmission bit").
 	NoRetransmissionBit bool
+	// NoWholeBlocks: a block is not one frame but several, between which others and
+	// events come, as its packets on a link (ours; for tests).
+	NoWholeBlocks bool
 }
 
 // ErrOption says that a word names no optimization.
@@ -40,11 +43,12 @@ func (o *Options) names() []struct {
 	}{
 		{"fastpath", &o.NoFastPath}, {"bypass", &o.NoBypass}, {"tickets", &o.NoTickets},
 		{"counters", &o.NoCounters}, {"retransmission-bit", &o.NoRetransmissionBit},
+		{"whole-blocks", &o.NoWholeBlocks},
 	}
 }
 
-// Bits gives the options as a number, for files: bit i is set where optimization i
-// of 001 §3.3, in the order of that section, is off.
+// Bits gives the options as a number, for files: bit i is set where optimization i,
+// in the order of Options, is off.
 func (o Options) Bits() (bits uint16) {
 	for i, n := range o.names() {
 		if *n.off {
@@ -111,7 +115,7 @@ func ParseOptions(s string) (Options, error) {
 			}
 		}
 		if !known {
-			return Options{}, fmt.Errorf("%w: %q: want all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, each perhaps with no- before it", ErrOption, w)
+			return Options{}, fmt.Errorf("%w: %q: want all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks, each perhaps with no- before it", ErrOption, w)
 		}
 	}
 	return o, nil

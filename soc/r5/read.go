@@ -2,6 +2,7 @@ package r5
 
 import (
 	"math/bits"
+	"slices"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
@@ -12,14 +13,22 @@ import (
 const (
 	readChannels = device.ChannelsPerSlot - device.WriteChannels
 	maxPending   = 32 // requests of a domain that wait for a channel (ours)
+	// maxServed is how many reads of a domain are remembered after their end, as
+	// many as it can have served and waiting at a time (ours): a duplicate that was
+	// sent while its read went on comes before so many others are over. One that
+	// the network holds longer is served again, for nothing: its tag is not open.
+	maxServed = readChannels + maxPending
 )
 
 // requester is who asked for a read.
 type requester struct {
 	node  device.NodeID
 	iface uint8
-	epoch uint16
+	epoch uint32
 	tag   uint16
+	// generation of the domain that the packetizer belonged to: the next domain
+	// there may use the tag for another read.
+	generation device.Generation
 }
 
 // request is a read request that waits for a channel.
@@ -37,6 +46,9 @@ type readQueue struct {
 	level   int
 	failed  [maxPending]failure // the last ones, whose answers may be lost
 	next    int
+
+	served   [maxServed]request // the last ones that were served to their end
+	lastDone int
 }
 
 // failure is a read that failed: whoever asks for it again gets the same answer.
@@ -47,13 +59,21 @@ type failure struct {
 
 func (q *readQueue) at(i int) *request { return &q.pending[(q.head+i)%maxPending] }
 
+// drop takes request i out of those that wait.
+func (q *readQueue) drop(i int) {
+	for ; i+1 < q.level; i++ {
+		*q.at(i) = *q.at(i + 1)
+	}
+	q.level--
+}
+
 // Read takes a read request that packetizer iface of node src sent in its epoch;
-// m.PDID is the wired one. It is served, or waits; or it is refused with code 3
+// m.PDID and m.Generation are the wired ones. It is served, or waits; or it is refused with code 3
 // where too many wait, and failed with 5 where the target does not admit the
 // requester and 2 where it cannot be. A request that is being served or waits
-// already is dropped.
-func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox.ReadRequest) {
-	r := request{requester{src, iface, epoch, m.Tag}, m}
+// already, or has been served, is dropped.
+func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox.ReadRequest) {
+	r := request{requester{src, iface, epoch, m.Tag, m.Generation}, m}
 	fw.asked++
 	pdid := m.Target
 	if pdid == 0 {
@@ -61,7 +81,7 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox
 	}
 	slot := -1
 	for i := range fw.domains {
-		if d := &fw.domains[i]; d.enabled && d.pdid == pdid {
+		if d := &fw.domains[i]; d.enabled && d.pdid == pdid && d.generation == m.TargetGeneration {
 			slot = i
 		}
 	}
@@ -71,7 +91,7 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox
 		return
 	}
 	q := &fw.domains[slot].reads
-	if fw.known(slot, &r.from, m.Size == 0) {
+	if fw.known(slot, &r.from, m.Size == 0) || slices.Contains(q.served[:], r) {
 		fw.settled++
 		return
 	}
@@ -88,10 +108,10 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint16, m mailbox
 		return
 	}
 	switch {
-	case q.busy != ^uint32(0):
+	case fw.mayServe(slot, m.PDID):
 		fw.settled++
 		fw.serve(slot, &r)
-	case q.level < maxPending:
+	case fw.mayWait(slot, m.PDID):
 		*q.at(q.level) = r
 		q.level++
 		fw.settled++ // counted as waiting from here on
@@ -132,10 +152,7 @@ func (fw *Firmware) known(slot int, from *requester, cancel bool) bool {
 			continue
 		}
 		if cancel {
-			for ; i+1 < q.level; i++ {
-				*q.at(i) = *q.at(i + 1)
-			}
-			q.level--
+			q.drop(i)
 			fw.reply(from, device.CodeReserved, device.StatusAborted)
 		}
 		return true
@@ -146,7 +163,7 @@ func (fw *Firmware) known(slot int, from *requester, cancel bool) bool {
 func (r *request) descriptor() device.Descriptor {
 	return device.Descriptor{
 		Src: r.m.Src, Dst: r.m.Dst, Notify: r.m.Notify, First: r.m.First, Last: r.m.Last, Size: r.m.Size,
-		DstNode: r.from.node, DstPDID: r.m.PDID,
+		DstNode: r.from.node, DstPDID: r.m.PDID, DstGeneration: r.from.generation,
 	}
 }
 
@@ -164,6 +181,80 @@ func (fw *Firmware) serve(slot int, r *request) {
 	fw.enqueue(c)
 }
 
+// mayServe tells whether a read of a requester may have a channel of a slot. Each
+// PDID that the domain admits has one, or one is kept for it (ours): faults that
+// nobody serves hold a channel for long.
+func (fw *Firmware) mayServe(slot int, src device.PDID) bool {
+	d := &fw.domains[slot]
+	free := readChannels - bits.OnesCount32(d.reads.busy)
+	return free > len(d.peers) || d.mayHave(src, free, fw.readers(slot))
+}
+
+// readers gives who holds a read channel of a slot.
+func (fw *Firmware) readers(slot int) (has uint32) {
+	d := &fw.domains[slot]
+	for busy := d.reads.busy; busy != 0; busy &= busy - 1 {
+		c := slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy)
+		has |= d.bit(fw.channels[c].request.m.PDID)
+	}
+	return has
+}
+
+// mayWait tells the same of a place to wait.
+func (fw *Firmware) mayWait(slot int, src device.PDID) bool {
+	d, has := &fw.domains[slot], uint32(0)
+	free := maxPending - d.reads.level
+	if free > len(d.peers) {
+		return true
+	}
+	for i := range d.reads.level {
+		has |= d.bit(d.reads.at(i).m.PDID)
+	}
+	return d.mayHave(src, free, has)
+}
+
+// mayHave tells whether a requester may have one of so many free places. has are
+// those that have one.
+func (d *domain) mayHave(src device.PDID, free int, has uint32) bool {
+	return free > 0 && (has&d.bit(src) == 0 || free > d.without(has))
+}
+
+// without counts the PDIDs that the domain admits and that are not in has.
+func (d *domain) without(has uint32) int {
+	all := d.bit(d.pdid)
+	for _, p := range d.peers {
+		if p != 0 {
+			all |= d.bit(p)
+		}
+	}
+	return bits.OnesCount32(all &^ has)
+}
+
+// bit stands for a PDID in a set of those that the domain admits: 0 is its own, then
+// come its peers, and one for those that it admits no more.
+func (d *domain) bit(p device.PDID) uint32 {
+	if p == d.pdid {
+		return 1
+	}
+	if i := slices.Index(d.peers[:], p); i >= 0 {
+		return 2 << i
+	}
+	return 2 << len(d.peers)
+}
+
+// serveWaiting serves the requests that wait and may have a channel, in their order.
+func (fw *Firmware) serveWaiting(slot int) {
+	q := &fw.domains[slot].reads
+	for i := 0; i < q.level && q.busy != ^uint32(0); {
+		if r := *q.at(i); fw.mayServe(slot, r.m.PDID) {
+			q.drop(i)
+			fw.serve(slot, &r)
+		} else {
+			i++
+		}
+	}
+}
+
 // readOver answers a read that failed, frees its channel and serves the next
 // request that waits.
 func (fw *Firmware) readOver(c int16) {
@@ -174,14 +265,12 @@ func (fw *Firmware) readOver(c int16) {
 		fw.reply(&x.request.from, codeOf(x.status), x.status)
 		q.failed[q.next] = failure{x.request, x.status}
 		q.next = (q.next + 1) % len(q.failed)
+	} else {
+		q.served[q.lastDone] = x.request
+		q.lastDone = (q.lastDone + 1) % len(q.served)
 	}
 	q.busy &^= 1 << (c%device.ChannelsPerSlot - device.WriteChannels)
-	if q.level > 0 {
-		r := *q.at(0)
-		q.head = (q.head + 1) % maxPending
-		q.level--
-		fw.serve(slot, &r)
-	}
+	fw.serveWaiting(slot)
 }
 
 // codeOf gives the code of an answer: statuses beyond the codes have the
@@ -213,7 +302,7 @@ func (fw *Firmware) answer(to *requester, code device.Code, status uint8) {
 // sequence number (ours), since not all statuses have a code.
 func (fw *Firmware) reply(to *requester, code device.Code, status uint8) {
 	fw.out = append(fw.out, Command{
-		Kind: Answer, Node: to.node, Interface: to.iface, Epoch: to.epoch,
+		Kind: Answer, Node: to.node, Interface: to.iface, Generation: to.generation, Epoch: to.epoch,
 		Word: mailbox.Ack{Transaction: device.TransactionID(to.tag), Code: code, Sequence: device.Sequence(status)}.Encode(),
 	})
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/wire"
 )
 
 const reader = device.NodeID(5)
@@ -14,6 +15,7 @@ const reader = device.NodeID(5)
 func (r *rig) ask(tag uint16, change ...func(*mailbox.ReadRequest)) {
 	m := mailbox.ReadRequest{
 		PDID: pdid, Tag: tag, Size: 100, Src: 0x10_0000, Dst: dst + device.VA(tag)<<16, Notify: dst + 1<<40, First: 1, Last: 2,
+		Generation: gen, TargetGeneration: gen,
 	}
 	for _, c := range change {
 		c(&m)
@@ -94,7 +96,7 @@ func TestReadQueue(t *testing.T) {
 	}
 	// The domain goes: those that wait are told, in their order.
 	r.answer = nil
-	r.fw.SetDomain(0, pdid, false)
+	r.fw.SetDomain(0, pdid, gen, false)
 	r.blocks()
 	if len(r.answer) != 28 || r.answer[0].Transaction != 36 || r.answer[0].Sequence != 10 || r.answer[27].Transaction != 64 {
 		t.Errorf("%d answers: %+v", len(r.answer), r.answer)
@@ -155,5 +157,150 @@ func TestReadFails(t *testing.T) {
 	r.ask(3, func(m *mailbox.ReadRequest) { m.Size = 200 })
 	if b := r.one(); b.Length != 200 {
 		t.Errorf("%d bytes", b.Length)
+	}
+}
+
+// A request that comes after its read was served, because it was late or sent
+// twice, is dropped: it is not served into memory that the requester may use for
+// something else by now, and a dead tag gets no answer.
+func TestReadAfterItWasServed(t *testing.T) {
+	r := newRig(t)
+	r.ask(3)
+	r.ack(r.one())
+	for range 3 {
+		r.ask(3)
+		r.none()
+	}
+	if len(r.answer) != 0 {
+		t.Errorf("answers %+v to a request whose read is over", r.answer)
+	}
+	// The same tag for another read, or after the requester's reset, is another read.
+	r.ask(3, func(m *mailbox.ReadRequest) { m.Last++ })
+	r.ack(r.one())
+	r.fw.Read(reader, 20, 78, mailbox.ReadRequest{PDID: pdid, Tag: 3, Size: 100, Src: 0x10_0000, Dst: dst + 3<<16, Notify: dst + 1<<40, First: 1, Last: 2, Generation: gen, TargetGeneration: gen})
+	r.ack(r.one())
+
+	// So many are remembered, and then the oldest is forgotten.
+	for tag := range uint16(64) {
+		r.ask(100 + tag)
+		r.ack(r.one())
+	}
+	for tag := range uint16(64) {
+		r.ask(100 + tag)
+		r.none()
+	}
+	r.ask(3)
+	r.ack(r.one())
+
+	// The domain's successor has nothing to do with them.
+	r.fw.SetDomain(0, pdid, gen, false)
+	r.fw.SetDomain(0, pdid, gen, true)
+	r.blocks()
+	r.ask(3)
+	r.one()
+}
+
+// PD_PEERS withdrawn: reads of who is admitted no longer end, those that are served
+// and those that wait.
+func TestReadsEndWithTheirRight(t *testing.T) {
+	r := newRig(t)
+	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{8, 9})
+	other := func(p device.PDID) func(*mailbox.ReadRequest) {
+		return func(m *mailbox.ReadRequest) { m.PDID, m.Target = p, pdid }
+	}
+	for tag := range uint16(30) {
+		r.ask(tag, other(9))
+	}
+	r.ask(30, other(8))
+	r.ask(31, other(8))
+	r.ask(32, other(9)) // waits: a channel is kept for the domain itself
+	for _, b := range r.blocks() {
+		r.sent(b)
+	}
+	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{9})
+	if b := r.one(); b.DstPDID != 9 || b.VA != dst+32<<16 {
+		t.Errorf("served next: %+v", b.Header)
+	}
+	want := []mailbox.Ack{{Transaction: 30, Code: 5, Sequence: 5}, {Transaction: 31, Code: 5, Sequence: 5}}
+	slices.SortFunc(r.answer, func(a, b mailbox.Ack) int { return int(a.Transaction) - int(b.Transaction) })
+	if !slices.Equal(r.answer, want) {
+		t.Errorf("answers %+v, want %+v", r.answer, want)
+	}
+}
+
+// A peer whose reads meet faults that nobody serves holds neither all channels, nor all
+// places to wait, nor all ids of the domain that admits it: each other one is served.
+func TestReadsOfAPeerThatHoldsWhatItCan(t *testing.T) {
+	r := newRig(t)
+	const greedy, other = device.PDID(8), device.PDID(9)
+	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{greedy, other})
+	by := func(p device.PDID, size uint32) func(*mailbox.ReadRequest) {
+		return func(m *mailbox.ReadRequest) { m.PDID, m.Target, m.Size = p, pdid, size }
+	}
+	for tag := range uint16(80) {
+		r.ask(tag, by(greedy, 1<<20))
+	}
+	for held := r.blocks(); len(held) > 0; held = r.blocks() {
+		for _, b := range held {
+			r.sent(b)
+			r.reply(b, device.CodeSlaveError) // a fault: paused until somebody serves it
+		}
+	}
+	if n := len(r.answer); n != 80-30-30 {
+		t.Errorf("%d requests refused, want all but 30 that are served and 30 that wait", n)
+	}
+	r.answer = nil
+	read := func(tag uint16, p device.PDID) wire.Block {
+		t.Helper()
+		r.ask(tag, by(p, 100))
+		return r.one()
+	}
+	// One for each, and the next one waits its turn.
+	b := read(100, other)
+	r.ask(101, by(other, 100))
+	r.none()
+	if len(r.answer) != 0 {
+		t.Errorf("refused: %v", r.answer)
+	}
+	r.ack(read(102, pdid))
+	r.ack(b)
+	if b := r.one(); b.VA != dst+101<<16 {
+		t.Errorf("read to %v served, want tag 101", b.VA)
+	}
+	// The domain's own writes go on beside them.
+	r.start(0, 0, dst, 16<<20)
+	if b := r.blocks(); len(b) == 0 {
+		t.Error("no id is left for the domain's own transfers")
+	}
+}
+
+// A peer that is admitted when all channels are busy has one as soon as one is free;
+// one that is admitted no more leaves what was kept for it.
+func TestReadsWhenPeersChange(t *testing.T) {
+	r := newRig(t)
+	const late = device.PDID(8)
+	for tag := range uint16(readChannels + 1) {
+		r.ask(tag)
+	}
+	b := r.blocks()
+	if len(b) != readChannels {
+		t.Fatalf("%d served, want %d: the domain admits nobody else", len(b), readChannels)
+	}
+	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{late})
+	r.none()
+	r.ack(b[0])
+	r.none() // kept
+	r.ask(99, func(m *mailbox.ReadRequest) { m.PDID, m.Target = late, pdid })
+	r.one()
+	r.ack(b[1])
+	if b := r.one(); b.VA != dst+readChannels<<16 {
+		t.Errorf("read to %v served, want the one that waits", b.VA)
+	}
+	r.ask(readChannels + 1)
+	r.none()
+	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{})
+	r.blocks() // late's ends, and the one that waits has a channel
+	if err := r.fw.Audit(); err != nil {
+		t.Error(err)
 	}
 }

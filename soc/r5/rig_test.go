@@ -13,6 +13,7 @@ const (
 	own    = device.NodeID(1)
 	target = device.NodeID(2)
 	pdid   = device.PDID(7)
+	gen    = device.Generation(0x1001) // of all domains
 	dst    = device.VA(0x7f00_0000_0000)
 )
 
@@ -37,7 +38,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 		c(&cfg)
 	}
 	r.fw = New(cfg, &r.counts)
-	r.fw.SetDomain(0, pdid, true)
+	r.fw.SetDomain(0, pdid, gen, true)
 	r.fw.SetTimeout(10_000)
 	r.fw.SetGuard(20_000)
 	r.fw.SetOutstanding(16)
@@ -101,7 +102,7 @@ func (r *rig) none() {
 
 // start rings for a write of size bytes to at.
 func (r *rig) start(slot, ch int, at device.VA, size uint32, change ...func(*device.Descriptor)) {
-	d := device.Descriptor{Src: 0x10_0000, Dst: at, Size: size, DstNode: target}
+	d := device.Descriptor{Src: 0x10_0000, Dst: at, Size: size, DstNode: target, DstGeneration: gen}
 	for _, c := range change {
 		c(&d)
 	}
@@ -141,5 +142,5 @@ func (r *rig) expire() int64 {
 }
 
 func (r *rig) rapf(b wire.Block) {
-	r.fw.RAPF(r.now, b.DstNode, mailbox.RAPF{PDID: b.DstPDID, Claimed: b.DstPDID, Transaction: b.ID, Sequence: b.Seq})
+	r.fw.RAPF(r.now, b.DstNode, mailbox.RAPF{Generation: gen, PDID: b.DstPDID, Claimed: b.DstPDID, Transaction: b.ID, Sequence: b.Seq})
 }

@@ -98,6 +98,11 @@ func (fw *Firmware) wantsIssue(x *transfer) bool {
 	if !x.live || x.failing || x.inflight >= fw.window(x) {
 		return false
 	}
+	// Of the last ids of a domain each of its channels has one (ours): the reads of a
+	// peer must not hold what others need.
+	if x.inflight > 0 && fw.domains[x.slot].ids >= maxDomainIDs-device.ChannelsPerSlot {
+		return false
+	}
 	if x.issued < x.desc.Size {
 		return true
 	}
@@ -273,7 +278,7 @@ func (fw *Firmware) takeID(slot uint8) int16 {
 		id = fw.free.take()
 	}
 	d := &fw.domains[slot]
-	if d.enabled && d.ids < keptIDs {
+	if d.ids < keptIDs {
 		fw.reserve--
 	}
 	d.ids++
@@ -285,7 +290,7 @@ func (fw *Firmware) takeID(slot uint8) int16 {
 func (fw *Firmware) giveID(slot uint8, id int16) {
 	d := &fw.domains[slot]
 	d.ids--
-	if d.enabled && d.ids < keptIDs {
+	if d.ids < keptIDs {
 		fw.reserve++
 	}
 	fw.shares(slot)
@@ -323,7 +328,11 @@ func (fw *Firmware) issue(c int16) {
 		t.block, t.offset, t.length = x.block, x.issued, uint16(n)
 		x.issued += n
 		x.block++
-		// The words go with the last block where every other is acknowledged.
+		// The words go with the last block where every other is acknowledged. 001
+		// §3.2.6 sends them at the penultimate acknowledgement, when the last block may
+		// still be paused: its target would see words over bytes that are missing, be
+		// it for a page fault's time. Ours costs a transfer of two to four blocks the
+		// wire time of one.
 		t.words = x.desc.Notify != 0 && x.issued == x.desc.Size && x.acked == x.blocks-1
 	} else {
 		t.block, t.offset, t.words = x.blocks, x.desc.Size, true
@@ -403,6 +412,7 @@ func (fw *Firmware) transmit(id int16) {
 	b := wire.Block{
 		Header: wire.Header{
 			Kind: wire.Data, SrcNode: fw.cfg.Node, SrcPDID: x.pdid, DstNode: t.node, DstPDID: x.dst,
+			SrcGeneration: x.generation, DstGeneration: x.desc.DstGeneration,
 			ID: device.TransactionID(id), Seq: t.seq, First: t.first, Block: t.block, Length: t.length,
 			VA:        x.desc.Dst + device.VA(t.offset),
 			Remaining: x.desc.Size - t.offset,

@@ -207,8 +207,8 @@ func TestTickets(t *testing.T) {
 	}
 	// As the firmware uses it: the id of a block that ended comes last.
 	r := newRig(t, func(c *Config) { c.IDs = 3 })
-	r.fw.SetDomain(0, pdid, false) // nothing is kept for others
-	r.fw.SetDomain(0, pdid, true)
+	r.fw.SetDomain(0, pdid, gen, false) // nothing is kept for others
+	r.fw.SetDomain(0, pdid, gen, true)
 	var ids []device.TransactionID
 	for ch := range 5 {
 		r.start(0, ch, dst, 10)
@@ -221,15 +221,16 @@ func TestTickets(t *testing.T) {
 	}
 }
 
-// A domain has at most 256 ids, and 16 are kept for every other one.
+// A domain has at most 256 ids, of which the last 64 are one for each channel, and 16
+// are kept for every other slot.
 func TestShareOfIDs(t *testing.T) {
 	for _, c := range []struct{ ids, domains, want int }{
-		{0, 1, 256}, {0, 2, 256}, {100, 1, 100}, {100, 2, 84}, {100, 3, 68}, {60, 3, 28},
+		{0, 1, 192 + 29}, {0, 2, 192 + 29}, {0, 16, 192 + 29}, {300, 1, 60}, {300, 3, 60}, {256, 2, 16},
 	} {
 		r := newRig(t, func(cfg *Config) { cfg.IDs = c.ids })
 		r.fw.SetOutstanding(1024)
 		for slot := 1; slot < c.domains; slot++ {
-			r.fw.SetDomain(slot, device.PDID(100+slot), true)
+			r.fw.SetDomain(slot, device.PDID(100+slot), gen, true)
 		}
 		for ch := range 32 {
 			r.start(0, ch, dst, 1<<20, urgent)
@@ -243,6 +244,27 @@ func TestShareOfIDs(t *testing.T) {
 			if n := len(r.blocks()); n < keptIDs {
 				t.Errorf("%d ids, %d domains: domain %d takes %d", c.ids, c.domains, slot, n)
 			}
+		}
+	}
+}
+
+// Domains that hold all ids that they may leave 16 for each slot, also for one that
+// gets its domain when they have them.
+func TestIDsKeptForSlotsWithoutDomain(t *testing.T) {
+	r := newRig(t)
+	r.fw.SetOutstanding(1024)
+	for slot := range device.Slots - 2 {
+		r.fw.SetDomain(slot, device.PDID(100+slot), gen, true)
+		for ch := range 32 {
+			r.start(slot, ch, dst, 1<<20, urgent)
+		}
+		r.blocks()
+	}
+	for slot := device.Slots - 2; slot < device.Slots; slot++ {
+		r.fw.SetDomain(slot, device.PDID(100+slot), gen, true)
+		r.start(slot, 0, dst, 1<<20, urgent)
+		if n := len(r.blocks()); n != keptIDs {
+			t.Errorf("slot %d takes %d ids, want %d", slot, n, keptIDs)
 		}
 	}
 }

@@ -7,14 +7,16 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// state of a transaction (spec/firmware.md; 001 §3.2.2, paused is ours).
+// state of a transaction (001 table 3.1; spec/firmware.md). There is no ACKED: the
+// id of an acknowledged block is free at once, and its transfer counts it.
 type state uint8
 
 const (
-	stateFree   state = iota
-	stateIssued       // sent or about to be, waiting for its acknowledgement
-	statePaused       // a page fault at either end: waiting for a RAPF or the guard
-	stateNacked       // refused for want of something at the receiver: in back-off
+	stateFree          state = iota
+	stateIssued              // sent or about to be, waiting for its acknowledgement
+	stateRetransmitted       // the same, not for the first time
+	stateNacked              // refused for want of something at the receiver: in back-off
+	statePaused              // a page fault at either end: waiting for a RAPF or the guard (ours)
 )
 
 // transaction is one block in flight: a row of the table of 1024.
@@ -42,6 +44,10 @@ type transaction struct {
 	lastCode  device.Code
 	// sourceFault is when the source first faulted without a TXFIFO, 0 never.
 	sourceFault int64
+
+	refusal refusal
+	sentAt  int64 // stamp of the last sending's end
+	resent  int   // retransmissions
 
 	began      int64 // when it was issued
 	list       uint8 // timer list it is in, 0 none
@@ -151,9 +157,10 @@ func (fw *Firmware) Expire(now int64) {
 			t := &fw.tx[id]
 			fw.delist(id)
 			switch t.state {
-			case stateIssued:
+			case stateIssued, stateRetransmitted:
 				fw.counts[device.Timeouts]++
 			case statePaused:
+				fw.counts[device.Guards]++
 				t.guardStep = min(t.guardStep+1, guardSteps-1)
 			}
 			fw.attempt(now, id)

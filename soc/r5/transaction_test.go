@@ -95,6 +95,9 @@ func TestTimeOut(t *testing.T) {
 		}
 		r.sent(b)
 	}
+	if r.counts[device.Timeouts] != 3 || r.counts[device.Guards] != 7 {
+		t.Errorf("%d time-outs, %d guards", r.counts[device.Timeouts], r.counts[device.Guards])
+	}
 	// A RAPF sends at once, and the guard starts small again.
 	r.reply(b, device.CodeSlaveError)
 	r.rapf(b)
@@ -329,18 +332,18 @@ func TestRAPFsThatCount(t *testing.T) {
 		end     uint32
 		status  uint8
 	}{
-		{name: "target", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 1}},
-		{name: "target, to end it", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 1, Fail: true}, end: device.DoneFailed, status: 2},
-		{name: "own, source fault", fault: true, src: own, m: mailbox.RAPF{PDID: pdid, Claimed: pdid, Sequence: 1}},
-		{name: "own, no source fault", src: own, m: mailbox.RAPF{PDID: pdid, Claimed: pdid, Sequence: 1}, counter: device.RAPFDenied},
-		{name: "target, another domain", src: target, m: mailbox.RAPF{PDID: strange, Claimed: strange, Sequence: 1}, counter: device.RAPFDenied},
-		{name: "target, the source's domain", src: target, m: mailbox.RAPF{PDID: pdid, Claimed: pdid, Sequence: 1}, counter: device.RAPFDenied},
-		{name: "another node", src: 3, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 1}, counter: device.RAPFDenied},
-		{name: "claims another domain", src: target, m: mailbox.RAPF{PDID: strange, Claimed: theirs, Sequence: 1}, counter: device.RAPFDenied},
-		{name: "claims a domain wrongly", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: strange, Sequence: 1}, counter: device.RAPFDenied},
-		{name: "former number", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 0}, counter: device.RAPFStale},
-		{name: "former number, to end it", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Sequence: 0, Fail: true}, counter: device.RAPFStale},
-		{name: "an id not in use", src: target, m: mailbox.RAPF{PDID: theirs, Claimed: theirs, Transaction: 1, Sequence: 1}, counter: device.RAPFStale},
+		{name: "target", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Sequence: 1}},
+		{name: "target, to end it", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Sequence: 1, Fail: true}, end: device.DoneFailed, status: 2},
+		{name: "own, source fault", fault: true, src: own, m: mailbox.RAPF{Generation: gen, PDID: pdid, Claimed: pdid, Sequence: 1}},
+		{name: "own, no source fault", src: own, m: mailbox.RAPF{Generation: gen, PDID: pdid, Claimed: pdid, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "target, another domain", src: target, m: mailbox.RAPF{Generation: gen, PDID: strange, Claimed: strange, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "target, the source's domain", src: target, m: mailbox.RAPF{Generation: gen, PDID: pdid, Claimed: pdid, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "another node", src: 3, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "claims another domain", src: target, m: mailbox.RAPF{Generation: gen, PDID: strange, Claimed: theirs, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "claims a domain wrongly", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: strange, Sequence: 1}, counter: device.RAPFDenied},
+		{name: "former number", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Sequence: 0}, counter: device.RAPFStale},
+		{name: "former number, to end it", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Sequence: 0, Fail: true}, counter: device.RAPFStale},
+		{name: "an id not in use", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Transaction: 1, Sequence: 1}, counter: device.RAPFStale},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
@@ -441,7 +444,7 @@ func TestFirstNumbersOfBlocksDiffer(t *testing.T) {
 	fault := func(b wire.Block) wire.Block { // its source cannot be read: it asks to be sent again
 		r.fw.SourceFault(r.now, b.ID)
 		r.none()
-		r.fw.RAPF(r.now, own, mailbox.RAPF{PDID: pdid, Claimed: pdid, Transaction: b.ID, Sequence: b.Seq})
+		r.fw.RAPF(r.now, own, mailbox.RAPF{Generation: gen, PDID: pdid, Claimed: pdid, Transaction: b.ID, Sequence: b.Seq})
 		return r.one()
 	}
 	guard := func(b wire.Block) wire.Block {
@@ -483,5 +486,57 @@ func TestFirstNumbersOfBlocksDiffer(t *testing.T) {
 			t.Fatalf("number %d: its first one is %d, that of a block which was acknowledged", b.Seq, b.First)
 		}
 		r.ack(b)
+	}
+}
+
+// The states of 001 table 3.1 as they are shown, and what is acknowledged.
+func TestStates(t *testing.T) {
+	r := newRig(t)
+	r.start(0, 0, dst, 3*device.BlockSize)
+	var b [3]wire.Block
+	copy(b[:], r.blocks())
+	state := func(name, want string, acked uint32) {
+		t.Helper()
+		for _, i := range r.fw.Transactions() {
+			if i.Block == 1 && i.State == want && i.Acked == acked && i.Blocks == 3 {
+				return
+			}
+		}
+		t.Errorf("%s: %+v, want %s and %d acknowledged", name, r.fw.Transactions(), want, acked)
+	}
+	x := &b[1]
+	state("not sent yet", "issued", 0)
+	r.ack(b[0])
+	r.sent(*x)
+	state("sent", "issued", 1)
+	r.reply(*x, device.CodeSlaveError)
+	r.none()
+	state("page fault", "paused", 1)
+	r.rapf(*x)
+	*x = r.one()
+	state("asked for again", "retransmitted", 1)
+	for range 2 {
+		r.sent(*x)
+		r.reply(*x, device.CodeNoContext)
+		*x = r.one()
+		state("refused", "retransmitted", 1)
+	}
+	r.sent(*x)
+	r.reply(*x, device.CodeNoContext)
+	r.none()
+	state("refused three times", "backoff", 1)
+	r.expire()
+	*x = r.one()
+	state("after back-off", "retransmitted", 1)
+	r.sent(*x)
+	r.expire()
+	*x = r.one()
+	state("after a time-out", "retransmitted", 1)
+	if r.counts[device.Timeouts] != 1 {
+		t.Errorf("%d time-outs", r.counts[device.Timeouts])
+	}
+	r.ack(*x)
+	if l := r.fw.Transactions(); len(l) != 1 || l[0].Block != 2 || l[0].State != "issued" || l[0].Acked != 2 {
+		t.Errorf("%+v", l)
 	}
 }

@@ -6,13 +6,14 @@ import "github.com/exanet/pfd/device"
 // process writes into its descriptor after the doorbell changes nothing
 // (spec/hardware.md 6).
 type transfer struct {
-	live    bool
-	failing bool  // ends as soon as nothing of it is being sent
-	status  uint8 // why
-	slot    uint8
-	pdid    device.PDID // of the initiator
-	dst     device.PDID // of the target
-	desc    device.Descriptor
+	live       bool
+	failing    bool  // ends as soon as nothing of it is being sent
+	status     uint8 // why
+	slot       uint8
+	pdid       device.PDID       // of the initiator
+	generation device.Generation // the same
+	dst        device.PDID       // of the target
+	desc       device.Descriptor
 
 	issued   uint32 // bytes
 	block    uint32 // next block's number
@@ -20,8 +21,9 @@ type transfer struct {
 	acked    uint32 // blocks acknowledged
 	inflight int
 	paused   int
-	wordsOut bool // the completion words are issued
-	wordsIn  bool // and acknowledged
+	resent   uint32 // blocks retransmitted
+	wordsOut bool   // the completion words are issued
+	wordsIn  bool   // and acknowledged
 
 	first   int16 // its transactions, -1 none
 	queued  bool  // in a queue of the scheduler
@@ -29,6 +31,7 @@ type transfer struct {
 	nextRun int16
 	prevRun int16
 	began   int64 // when it was announced
+	kicked  int64 // the stamp of that
 
 	isRead  bool // serves a read request
 	request request

@@ -19,8 +19,8 @@ const (
 	offFlags   = 10 // u16
 	offNodes   = 12 // u16
 	offVABits  = 14 // u16
-	offEpoch   = 16 // u16
-	offOptions = 18 // u16, r5.Options.Bits; version 1: zero
+	offEpoch   = 16 // u32
+	offOptions = 20 // u16, r5.Options.Bits
 	offStarted = 24 // u64
 	headerSize = 64 // the rest is zero
 
@@ -47,7 +47,7 @@ func AppendHeader(b []byte, h Header) []byte {
 	le.PutUint16(m[offFlags:], flags)
 	le.PutUint16(m[offNodes:], uint16(h.Nodes))
 	le.PutUint16(m[offVABits:], uint16(h.VABits))
-	le.PutUint16(m[offEpoch:], h.Epoch)
+	le.PutUint32(m[offEpoch:], h.Epoch)
 	le.PutUint16(m[offOptions:], h.Firmware.Bits())
 	le.PutUint64(m[offStarted:], uint64(h.Started))
 	return append(b, m[:]...)
@@ -59,19 +59,15 @@ func DecodeHeader(b []byte) (Header, error) {
 		return Header{}, fmt.Errorf("%w: it does not start as one", ErrFormat)
 	}
 	le := binary.LittleEndian
-	version := le.Uint16(b[offVersion:])
-	if version < 1 || version > Version {
-		return Header{}, fmt.Errorf("%w: %d, this program reads 1 to %d: use the pfd and the simulator of one release", ErrVersion, version, Version)
+	if version := le.Uint16(b[offVersion:]); version != Version {
+		return Header{}, fmt.Errorf("%w: %d, this program reads %d: use the pfd and the simulator of one release", ErrVersion, version, Version)
 	}
 	flags := le.Uint16(b[offFlags:])
 	h := Header{
-		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint16(b[offEpoch:]),
+		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint32(b[offEpoch:]),
 		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Started: int64(le.Uint64(b[offStarted:])),
 	}
-	reserved := offEpoch + 2
-	if version >= 2 {
-		reserved = offOptions + 2
-	}
+	const reserved = offOptions + 2
 	for i, c := range b[:headerSize] {
 		if c != 0 && (i >= reserved && i < offStarted || i >= offStarted+8) {
 			return Header{}, fmt.Errorf("%w: byte %d of its header is reserved and not zero", ErrFormat, i)
@@ -120,9 +116,12 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 		b = binary.AppendVarint(b, int64(r.Frame-s.frames))
 		s.frames = r.Frame + 1
 	case Walked:
-		u(uint64(ev.Access), ev.Absent, ev.Denied)
+		u(uint64(ev.Access), ev.Absent, ev.Denied, ev.Unused, ev.External)
 	case Moved:
 		u(uint64(ev.Access), bit(ev.OK))
+		if !ev.OK {
+			u(uint64(ev.Bytes))
+		}
 	case DoorbellRung, DescriptorCopied:
 		u(uint64(ev.Slot), uint64(ev.Channel))
 		u(ev.Words[:]...)
@@ -211,9 +210,12 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 	case Walked:
 		ev.Access = uint32(f.u(math.MaxUint32))
 		ev.Absent, ev.Denied = f.u(math.MaxUint64), f.u(math.MaxUint64)
+		ev.Unused, ev.External = f.u(math.MaxUint64), f.u(math.MaxUint64)
 	case Moved:
 		ev.Access = uint32(f.u(math.MaxUint32))
-		ev.OK = f.u(1) == 1
+		if ev.OK = f.u(1) == 1; !ev.OK {
+			ev.Bytes = int(f.u(device.BlockSize))
+		}
 	case DoorbellRung, DescriptorCopied:
 		ev.Slot, ev.Channel = int(f.u(math.MaxInt32)), int(f.u(math.MaxInt32))
 		f.words(&ev.Words)

@@ -18,8 +18,13 @@ import (
 // Version is the format's version (ours).
 //
 //	1: without the firmware's options and Take
-//	2: what follows
-const Version = 2
+//	2: an epoch of 16 bits, no generations
+//	   without a walk's access flags and external faults, and the bytes of a
+//	   move that failed
+//	3: what follows
+//
+// The machines of 1 and 2 were others: no run of theirs can be played again.
+const Version = 3
 
 // Errors of reading. What is wrong in a file matches one of them.
 var (
@@ -38,7 +43,7 @@ type Header struct {
 	VABits   int
 	NoTXFIFO bool
 	SVA      bool
-	Epoch    uint16 // the first one of all nodes
+	Epoch    uint32 // the first one of all nodes
 	Firmware r5.Options
 	Started  int64 // wall clock, nanoseconds since 1970
 }
@@ -154,7 +159,9 @@ func (d *Digest) Actions(node int, out []soc.Action) {
 }
 
 func (d *Digest) frame(f *wire.Frame) {
-	d.mix(uint64(f.Kind) | uint64(f.Epoch)<<8 | uint64(f.SrcNode)<<24 | uint64(f.SrcInterface)<<48)
+	d.mix(uint64(f.Kind) | uint64(f.SrcNode)<<24 | uint64(f.SrcInterface)<<48)
+	d.mix(uint64(f.Epoch) | uint64(f.Link)<<32)
+	d.mix(uint64(f.SrcGeneration) | uint64(f.DstGeneration)<<32)
 	d.mix(uint64(f.SrcPDID) | uint64(f.DstNode)<<16 | uint64(f.DstMailbox)<<40)
 	d.mix(uint64(f.DstPDID) | uint64(f.ID)<<16 | uint64(f.Seq)<<32 | uint64(f.First)<<48)
 	d.mix(uint64(f.Code) | uint64(f.Block)<<8 | uint64(f.Length)<<32 | bit(f.Last)<<48 | bit(f.HasWords)<<49 | bit(f.WordsMissing)<<50)

@@ -19,8 +19,8 @@ var errDisk = errors.New("no space left on device")
 
 // header by hand: docs/record.md, "Header".
 const headerHex = "6578616e7265630a" + // "exanrec\n"
-	"0200" + "0200" + "0200" + "3000" + // version 2, SVA, 2 nodes, 48 bits
-	"3412" + "1200" + "00000000" + // epoch 0x1234, without bypass and retransmission bit, zero
+	"0300" + "0200" + "0200" + "3000" + // version 3, SVA, 2 nodes, 48 bits
+	"78563412" + "1200" + "0000" + // epoch 0x12345678, without bypass and retransmission bit, zero
 	"0807060504030201" + // started
 	"0000000000000000000000000000000000000000000000000000000000000000"
 
@@ -30,8 +30,9 @@ var records = []struct {
 	rec Record
 }{
 	{"01" + "00" + "c801", Record{Kind: Tick, At: 100, Event: soc.Event{Kind: soc.Tick}}},
-	{"03" + "01" + "0a" + "07" + "01" + "ff01", Record{Kind: Walked, Node: 1, At: 105, Event: soc.Event{Kind: soc.Walked, Access: 7, Absent: 1, Denied: 0xff}}},
+	{"03" + "01" + "0a" + "07" + "01" + "ff01" + "04" + "8001", Record{Kind: Walked, Node: 1, At: 105, Event: soc.Event{Kind: soc.Walked, Access: 7, Absent: 1, Denied: 0xff, Unused: 4, External: 128}}},
 	{"04" + "01" + "00" + "8001" + "01", Record{Kind: Moved, Node: 1, At: 105, Event: soc.Event{Kind: soc.Moved, Access: 128, OK: true}}},
+	{"04" + "01" + "00" + "8001" + "00" + "8840", Record{Kind: Moved, Node: 1, At: 105, Event: soc.Event{Kind: soc.Moved, Access: 128, Bytes: 8200}}},
 	{"02" + "00" + "00" + "0a", Record{Kind: FrameArrived, At: 105, Frame: 5, Event: soc.Event{Kind: soc.FrameArrived}}},
 	{"02" + "00" + "00" + "07", Record{Kind: FrameArrived, At: 105, Frame: 2, Event: soc.Event{Kind: soc.FrameArrived}}},
 	{"05" + "00" + "02" + "0f" + "3f" + "0102030405060708", Record{Kind: DoorbellRung, At: 106, Event: soc.Event{Kind: soc.DoorbellRung, Slot: 15, Channel: 63, Words: [8]uint64{1, 2, 3, 4, 5, 6, 7, 8}}}},
@@ -54,7 +55,7 @@ func bytesOf(t testing.TB, s string) []byte {
 }
 
 func TestGolden(t *testing.T) {
-	h := Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 0x1234, Firmware: r5.Options{NoBypass: true, NoRetransmissionBit: true}, Started: 0x0102030405060708}
+	h := Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 0x12345678, Firmware: r5.Options{NoBypass: true, NoRetransmissionBit: true}, Started: 0x0102030405060708}
 	all := bytesOf(t, headerHex)
 	if got := AppendHeader(nil, h); !bytes.Equal(got, all) {
 		t.Errorf("header\n got %x\nwant %x", got, all)
@@ -98,16 +99,15 @@ func TestBroken(t *testing.T) {
 		"empty":             {nil, ErrFormat},
 		"short":             {head[:63], ErrFormat},
 		"another file":      {changed(0, 'E'), ErrFormat},
-		"another version":   {changed(8, 3), ErrVersion},
-		"version 0":         {changed(8, 0), ErrVersion},
-		"options, before":   {changed(8, 1), ErrFormat}, // what was reserved then
-		"unknown option":    {changed(18, 32), ErrFormat},
+		"another version":   {changed(8, 4), ErrVersion},
+		"former version":    {changed(8, 2), ErrVersion},
+		"unknown option":    {changed(20, 64), ErrFormat},
 		"unknown flag":      {changed(10, 4), ErrFormat},
 		"no node":           {changed(12, 0), ErrFormat},
 		"many nodes":        {changed(12, 65), ErrFormat},
 		"narrow":            {changed(14, 38), ErrFormat},
 		"reserved":          {changed(63, 1), ErrFormat},
-		"reserved, early":   {changed(20, 1), ErrFormat},
+		"reserved, early":   {changed(22, 1), ErrFormat},
 		"no end":            {head, ErrTruncated},
 		"cut":               {append(bytes.Clone(head), 1, 0), ErrTruncated},
 		"unknown kind":      {append(bytes.Clone(head), 9, 0, 0), ErrFormat},
@@ -126,16 +126,6 @@ func TestBroken(t *testing.T) {
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
-	}
-}
-
-// A recording of version 1 is one of a firmware with all its optimizations.
-func TestFormerVersion(t *testing.T) {
-	b := bytesOf(t, headerHex)
-	b[8], b[18] = 1, 0
-	h, err := DecodeHeader(b)
-	if want := (Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 0x1234, Started: 0x0102030405060708}); err != nil || h != want {
-		t.Errorf("%+v, %v, want %+v", h, err, want)
 	}
 }
 

@@ -27,8 +27,8 @@ type SMMU struct {
 	s2cr     [device.SMRCount]uint32
 	banks    [device.Slots]bank
 	tlb      tlb
-	faulting uint32 // banks that hold vector 0: FSR not zero under CFIE
-	gone     uint64 // pages that an access found absent whose translation the TLB held
+	faulting uint32               // banks that hold vector 0: FSR not zero under CFIE
+	gone     [device.Slots]uint64 // by bank: pages that an access found absent whose translation the TLB held
 }
 
 // New gives an SMMU at reset that counts in c.
@@ -69,20 +69,31 @@ const (
 
 // Begin takes an access of a stream at va: it matches the stream to a context
 // bank. Where the verdict is Translate the access counts as in flight in that
-// bank until End. Where SMMUv2 would bypass (CLIENTPD, S2CR bypass, M = 0) the
-// access aborts (ours: a virtual address means nothing untranslated).
+// bank until End. Where SMMUv2 would bypass (CLIENTPD, USFCFG = 0, S2CR bypass,
+// M = 0) the access aborts and nothing is recorded (ours: a virtual address means
+// nothing untranslated).
 func (s *SMMU) Begin(stream uint16, va device.VA) (bankIndex int, v Verdict) {
-	n := s.match(stream)
-	if n < 0 {
-		s.gfsr |= device.GFSRUSF
-		s.gfar = uint64(va)
+	if s.scr0&device.SCR0Client != 0 {
 		return -1, Abort
 	}
-	if s.scr0&device.SCR0Client != 0 || s.s2cr[n]>>device.S2CRTypeShift&device.S2CRTypeMask != device.S2CRTranslate {
+	n := s.match(stream)
+	if n < 0 {
+		if s.scr0&device.SCR0USFCFG != 0 {
+			s.globalFault(device.GFSRUSF, va)
+		}
+		return -1, Abort
+	}
+	switch s.s2cr[n] >> device.S2CRTypeShift & device.S2CRTypeMask {
+	case device.S2CRTranslate:
+	case device.S2CRFault:
+		s.globalFault(device.GFSRICF, va)
+		return -1, Abort
+	default:
 		return -1, Abort
 	}
 	bi := int(s.s2cr[n] & device.S2CRBankMask)
 	if bi >= len(s.banks) {
+		s.globalFault(device.GFSRUCBF, va)
 		return -1, Abort
 	}
 	b := &s.banks[bi]
@@ -96,6 +107,16 @@ func (s *SMMU) Begin(stream uint16, va device.VA) (bankIndex int, v Verdict) {
 	}
 	b.active++
 	return bi, Translate
+}
+
+// globalFault records a fault of an access that has no context bank. Where GFSR
+// is not zero it sets MULTI and records nothing else (Arm IHI 0062, 3.8.1).
+func (s *SMMU) globalFault(kind uint32, va device.VA) {
+	if s.gfsr != 0 {
+		s.gfsr |= device.GFSRMULTI
+		return
+	}
+	s.gfsr, s.gfar = kind, uint64(va)
 }
 
 // End says that an access that Begin let through is over.
@@ -126,17 +147,49 @@ type Result struct {
 	Ignored uint64 // faulted with CFRE clear: reads zero, writes are dropped, no error
 }
 
-// Finish takes the walk's answer for an access of pages pages from va on: absent
-// pages have no translation (FSR.TF), denied ones no permission (FSR.PF). It
-// keeps the TLB model and records the faults.
-func (s *SMMU) Finish(bankIndex int, va device.VA, pages int, write bool, absent, denied uint64) Result {
-	b := &s.banks[bankIndex]
-	page := uint64(va) >> device.PageShift
+// Access is an access that Begin let through, or the rest of one.
+type Access struct {
+	Bank   int
+	Stream uint16
+	VA     device.VA
+	Pages  int
+	Write  bool
+}
+
+// Walk is what the walk of an access found, a bit a page: in no field where it
+// goes through, else in one.
+type Walk struct {
+	Absent   uint64 // no translation: FSR.TF
+	Denied   uint64 // no permission: FSR.PF
+	Unused   uint64 // the entry's access flag is clear: FSR.AFF
+	External uint64 // the tables could not be read: FSR.EF
+}
+
+// of gives the fault of page i, 0 none.
+func (w *Walk) of(i int) uint32 {
+	switch bit := uint64(1) << uint(i); {
+	case w.External&bit != 0:
+		return device.FSREF
+	case w.Absent&bit != 0:
+		return device.FSRTF
+	case w.Unused&bit != 0:
+		return device.FSRAFF
+	case w.Denied&bit != 0:
+		return device.FSRPF
+	}
+	return 0
+}
+
+// Finish takes the walk's answer for an access. It keeps the TLB model and
+// records the faults.
+func (s *SMMU) Finish(a Access, w Walk) Result {
+	b := &s.banks[a.Bank]
+	page := uint64(a.VA) >> device.PageShift
 	var res Result
-	for i := 0; i < pages; i++ {
-		bit := uint64(1) << uint(i)
-		if (absent|denied)&bit == 0 {
-			switch s.tlb.lookup(bankIndex, page+uint64(i)) {
+	for i := 0; i < a.Pages; i++ {
+		kind := w.of(i)
+		if kind == 0 {
+			switch s.tlb.lookup(a.Bank, page+uint64(i)) {
 			case hitL1:
 				s.counts[device.TLBL1Hit]++
 			case hitL2:
@@ -147,20 +200,15 @@ func (s *SMMU) Finish(bankIndex int, va device.VA, pages int, write bool, absent
 			continue
 		}
 		s.counts[device.Walks]++
-		held := s.tlb.invalidate(bankIndex, page+uint64(i))
-		kind := uint32(device.FSRTF)
-		if absent&bit == 0 {
-			kind = device.FSRPF
+		held := s.tlb.invalidate(a.Bank, page+uint64(i))
+		if kind == device.FSRPF {
 			s.counts[device.FaultPF]++
 		} else {
-			s.counts[device.FaultTF]++
-			s.lost(held)
+			s.counts[device.FaultTF]++ // of AFF and EF, too: no translation either (ours)
+			s.lost(a.Bank, held)
 		}
-		addr := device.VA((page + uint64(i)) << device.PageShift)
-		if addr < va {
-			addr = va
-		}
-		s.fault(bankIndex, kind, addr, write)
+		bit := uint64(1) << uint(i)
+		s.fault(&a, kind, max(a.VA, device.VA((page+uint64(i))<<device.PageShift)))
 		if b.sctlr&device.SCTLRCFRE != 0 {
 			res.Aborted |= bit
 		} else {
@@ -170,44 +218,53 @@ func (s *SMMU) Finish(bankIndex int, va device.VA, pages int, write bool, absent
 	return res
 }
 
-// Invalidate drops one page of a bank from the TLBs and records a translation
-// fault there: the move failed although the walk had succeeded.
-func (s *SMMU) Invalidate(bankIndex int, va device.VA, write bool) {
-	s.lost(s.tlb.invalidate(bankIndex, uint64(va)>>device.PageShift))
+// Refuse records that the first page of an access, or of the rest of one, could
+// not be accessed although its walk had succeeded: a translation fault there. The
+// TLBs drop all its pages, since none of them has been proven. It tells whether
+// the access is aborted, else the page is ignored (CFRE = 0).
+func (s *SMMU) Refuse(a Access) (aborted bool) {
+	page := uint64(a.VA) >> device.PageShift
+	s.lost(a.Bank, s.tlb.invalidate(a.Bank, page))
+	for i := 1; i < a.Pages; i++ {
+		s.tlb.invalidate(a.Bank, page+uint64(i))
+	}
 	s.counts[device.FaultTF]++
-	s.fault(bankIndex, device.FSRTF, va, write)
+	s.fault(&a, device.FSRTF, a.VA)
+	return s.banks[a.Bank].sctlr&device.SCTLRCFRE != 0
 }
 
 // lost counts a page that is absent, where the TLB still held its translation.
-func (s *SMMU) lost(held bool) {
+func (s *SMMU) lost(bankIndex int, held bool) {
 	if held {
-		s.gone++
+		s.gone[bankIndex]++
 	}
 }
 
-// Invalidations gives how many pages accesses have found absent whose translation
+// Invalidations gives, by context bank, how many pages accesses have found absent whose translation
 // the TLB held from an earlier access (ODP's num_invalidation_pages, as far as it
 // can be seen): taken away in between, by madvise, munmap or reclaim. A board hears
 // of each when it happens; here nobody is told, so what is not accessed again, or
 // has left the TLB, is not counted. Permission faults are not: they may be a read
 // page's first write. No register has it.
-func (s *SMMU) Invalidations() uint64 { return s.gone }
+func (s *SMMU) Invalidations() [device.Slots]uint64 { return s.gone }
 
 // fault records a fault on a bank whose FSR is zero; on one whose FSR is not
-// zero it sets MULTI and records nothing else (Arm IHI 0062; spec/hardware.md 5).
-func (s *SMMU) fault(bankIndex int, kind uint32, addr device.VA, write bool) {
-	b := &s.banks[bankIndex]
+// zero it sets MULTI and records nothing else (Arm IHI 0062, 3.7.2 "Multiple
+// faults"; spec/hardware.md 5).
+func (s *SMMU) fault(a *Access, kind uint32, addr device.VA) {
+	b := &s.banks[a.Bank]
 	if b.fsr != 0 {
 		b.fsr |= device.FSRMULTI
 		return
 	}
 	b.fsr = kind
 	b.far = uint64(addr)
+	b.cbfrsynra = uint32(a.Stream) & device.StreamIDMask
 	b.fsynr0 = 0
-	if write {
+	if a.Write {
 		b.fsynr0 = device.FSYNR0WNR
 	}
-	s.level(bankIndex)
+	s.level(a.Bank)
 }
 
 func (s *SMMU) level(bankIndex int) {
@@ -219,6 +276,22 @@ func (s *SMMU) level(bankIndex int) {
 		s.faulting &^= bit
 	}
 }
+
+// Invalidate takes pages of a bank out of the TLBs, from one on, all where pages
+// is 0, as TLBIVA and TLBIALL do.
+func (s *SMMU) Invalidate(bankIndex int, page, pages uint64) {
+	if pages == 0 || pages > tlbPages {
+		s.tlb.invalidateBank(bankIndex)
+		return
+	}
+	for i := range pages {
+		s.tlb.invalidate(bankIndex, (page+i)&(1<<44-1))
+	}
+}
+
+// tlbPages is how many pages are looked for one by one at most (ours): the TLB has
+// no more entries.
+const tlbPages = 2048
 
 // Interrupt tells whether vector 0's cause holds.
 func (s *SMMU) Interrupt() bool {

@@ -1,6 +1,7 @@
 package smmu
 
 import (
+	"math/bits"
 	"testing"
 
 	"github.com/exanet/pfd/device"
@@ -28,7 +29,7 @@ func access(t *testing.T, s *SMMU, stream uint16, va device.VA, pages int, write
 		t.Fatalf("stream %d: not translated", stream)
 	}
 	defer s.End(b)
-	return s.Finish(b, va, pages, write, absent, denied)
+	return s.Finish(Access{Bank: b, Stream: stream, VA: va, Pages: pages, Write: write}, Walk{Absent: absent, Denied: denied})
 }
 
 func TestFaultRegisters(t *testing.T) {
@@ -116,27 +117,43 @@ func TestFaultReportingOff(t *testing.T) {
 	}
 }
 
+// Offsets and bits of Arm IHI 0062, restated: SMMU_GFAR, SMMU_GFSR, SMMU_CBFRSYNRAn
+// and SMMU_CBn_FSR.
+const (
+	gfarAt, gfsrAt, cbfrsynraAt = 0x40, 0x48, 0x400
+
+	icf, usf, ucbf     = 1 << 0, 1 << 1, 1 << 3
+	tf, aff, pf, ef    = 1 << 1, 1 << 2, 1 << 3, 1 << 4
+	multi              = 1 << 31
+	bypassed           = 1 // S2CR.TYPE
+	faultContext       = 2
+	clientPD, usfCFG   = 1 << 0, 1 << 10
+	interruptAndReport = 1<<1 | 1<<2
+)
+
 func TestStreams(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		set    func(*SMMU)
 		stream uint16
 		bank   int // -1: aborts
-		usf    bool
+		gfsr   uint64
 	}{
-		{"matched", func(*SMMU) {}, 5, 5, false},
-		{"unmatched", func(*SMMU) {}, 77, -1, true},
-		{"invalid register", func(s *SMMU) { s.StoreGlobal(device.SMR, 5, 5) }, 5, -1, true},
-		{"masked bits", func(s *SMMU) { s.StoreGlobal(device.SMR, 0, device.SMRValid|0x7c00<<16) }, 0x400, 0, false},
-		{"type fault", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, device.S2CRFault<<16|5) }, 5, -1, false},
-		{"type bypass", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, device.S2CRBypass<<16|5) }, 5, -1, false},
-		{"bank that is not there", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, 16) }, 5, -1, false},
-		{"M clear", func(s *SMMU) { s.StoreBank(device.SCTLR, 5, 0) }, 5, -1, false},
-		{"CLIENTPD", func(s *SMMU) { s.StoreGlobal(device.SCR0, 0, device.SCR0Client) }, 5, -1, false},
+		{"matched", func(*SMMU) {}, 5, 5, 0},
+		{"unmatched", func(*SMMU) {}, 77, -1, usf},
+		{"unmatched, USFCFG clear", func(s *SMMU) { s.StoreGlobal(device.SCR0, 0, interruptAndReport) }, 77, -1, 0},
+		{"invalid register", func(s *SMMU) { s.StoreGlobal(device.SMR, 5, 5) }, 5, -1, usf},
+		{"masked bits", func(s *SMMU) { s.StoreGlobal(device.SMR, 0, device.SMRValid|0x7c00<<16) }, 0x400, 0, 0},
+		{"type fault", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, faultContext<<16|5) }, 5, -1, icf},
+		{"type bypass", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, bypassed<<16|5) }, 5, -1, 0},
+		{"bank that is not there", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, 16) }, 5, -1, ucbf},
+		{"M clear", func(s *SMMU) { s.StoreBank(device.SCTLR, 5, 0) }, 5, -1, 0},
+		{"CLIENTPD", func(s *SMMU) { s.StoreGlobal(device.SCR0, 0, clientPD|usfCFG) }, 5, -1, 0},
+		{"CLIENTPD, unmatched", func(s *SMMU) { s.StoreGlobal(device.SCR0, 0, clientPD|usfCFG) }, 77, -1, 0},
 		{"another register's", func(s *SMMU) {
 			s.StoreGlobal(device.SMR, 5, 0)
 			s.StoreGlobal(device.SMR, 9, device.SMRValid|5)
-		}, 5, 9, false},
+		}, 5, 9, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, _ := live(t)
@@ -145,13 +162,87 @@ func TestStreams(t *testing.T) {
 			if (v == Translate) != (tt.bank >= 0) || v == Translate && b != tt.bank {
 				t.Errorf("bank %d, verdict %d", b, v)
 			}
-			if got := s.LoadGlobal(device.GFSR, 0)&device.GFSRUSF != 0; got != tt.usf {
-				t.Errorf("GFSR.USF %v, want %v", got, tt.usf)
+			if got := s.LoadGlobal(gfsrAt, 0); got != tt.gfsr {
+				t.Errorf("GFSR %#x, want %#x", got, tt.gfsr)
 			}
-			if tt.usf && (s.LoadGlobal(device.GFAR, 0) != 0x4242 || !s.Interrupt()) {
-				t.Error("an unmatched stream leaves no address, or no vector 0")
+			if tt.gfsr != 0 && (s.LoadGlobal(gfarAt, 0) != 0x4242 || !s.Interrupt()) {
+				t.Error("a global fault leaves no address, or no vector 0")
+			}
+			for n := range device.Slots {
+				if s.LoadBank(device.FSR, n) != 0 {
+					t.Errorf("bank %d has a fault", n)
+				}
 			}
 		})
+	}
+}
+
+// While GFSR is not zero another global fault, of whatever kind, sets MULTI and
+// changes nothing else; cleared, the next one is recorded whole (IHI 0062, 3.8.1).
+func TestGlobalFaults(t *testing.T) {
+	s, _ := live(t)
+	s.StoreGlobal(device.S2CR, 5, faultContext<<16)
+	s.Begin(77, 0x1000)
+	for _, stream := range []uint16{5, 78, 5} {
+		s.Begin(stream, 0x2000)
+		if got := s.LoadGlobal(gfsrAt, 0); got != usf|multi || s.LoadGlobal(gfarAt, 0) != 0x1000 {
+			t.Errorf("stream %d: GFSR %#x, GFAR %#x; want the first fault and MULTI", stream, got, s.LoadGlobal(gfarAt, 0))
+		}
+	}
+	s.StoreGlobal(gfsrAt, 0, multi) // USF cleared alone: still not zero
+	s.Begin(5, 0x3000)
+	if got := s.LoadGlobal(gfsrAt, 0); got != multi || s.LoadGlobal(gfarAt, 0) != 0x1000 {
+		t.Errorf("with MULTI alone: GFSR %#x, GFAR %#x", got, s.LoadGlobal(gfarAt, 0))
+	}
+	s.StoreGlobal(gfsrAt, 0, 0)
+	s.Begin(5, 0x3000)
+	if got := s.LoadGlobal(gfsrAt, 0); got != icf || s.LoadGlobal(gfarAt, 0) != 0x3000 {
+		t.Errorf("cleared: GFSR %#x, GFAR %#x, want ICF at 0x3000", got, s.LoadGlobal(gfarAt, 0))
+	}
+}
+
+// Each cause has its bit, and the fault that is recorded says whose it is.
+func TestContextFaults(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		walk Walk
+		fsr  uint64
+	}{
+		{"translation", Walk{Absent: 1}, tf},
+		{"access flag", Walk{Unused: 1}, aff},
+		{"permission", Walk{Denied: 1}, pf},
+		{"external", Walk{External: 1}, ef},
+		{"two", Walk{Denied: 1, External: 2}, pf | multi},
+	} {
+		s, c := live(t)
+		s.StoreGlobal(device.SMR, 9, device.SMRValid|0x7c40) // stream 0x7c40 to bank 9
+		b, v := s.Begin(0x7c40, 0x5678)
+		if v != Translate {
+			t.Fatalf("verdict %d", v)
+		}
+		a := Access{Bank: b, Stream: 0x7c40, VA: 0x5678, Pages: 2, Write: true}
+		r := s.Finish(a, tt.walk)
+		faults := bits.OnesCount64(r.Aborted)
+		if got := s.LoadBank(device.FSR, 9); got != tt.fsr || s.LoadBank(device.FAR, 9) != 0x5678 || r.Aborted&1 == 0 {
+			t.Errorf("%s: FSR %#x, FAR %#x, aborted %b; want FSR %#x", tt.name, got, s.LoadBank(device.FAR, 9), r.Aborted, tt.fsr)
+		}
+		if got := s.LoadGR1(cbfrsynraAt, 9); got != 0x7c40 {
+			t.Errorf("%s: CBFRSYNRA %#x, want the stream's id", tt.name, got)
+		}
+		if got := c[device.FaultTF] + c[device.FaultPF]; got != uint64(faults) {
+			t.Errorf("%s: %d faults counted, %d pages aborted", tt.name, got, faults)
+		}
+		// Another stream's fault of the same bank is not recorded but as MULTI.
+		a.Stream, a.VA = 9, 0x9000
+		s.Finish(a, Walk{Absent: 1})
+		if s.LoadGR1(cbfrsynraAt, 9) != 0x7c40 || s.LoadBank(device.FSR, 9) != tt.fsr|multi {
+			t.Errorf("%s: a second fault: CBFRSYNRA %#x, FSR %#x", tt.name, s.LoadGR1(cbfrsynraAt, 9), s.LoadBank(device.FSR, 9))
+		}
+		s.StoreBank(device.FSR, 9, 0)
+		s.Finish(a, Walk{Absent: 1})
+		if s.LoadGR1(cbfrsynraAt, 9) != 9 {
+			t.Errorf("%s: CBFRSYNRA %#x after FSR was cleared, want 9", tt.name, s.LoadGR1(cbfrsynraAt, 9))
+		}
 	}
 }
 
@@ -251,16 +342,16 @@ func TestInvalidations(t *testing.T) {
 	}
 	for _, c := range steps {
 		access(t, s, 0, at, 4, true, c.absent, c.denied)
-		if got := s.Invalidations(); got != c.want {
+		if got := s.Invalidations()[0]; got != c.want {
 			t.Fatalf("%s: %d invalidations, want %d", c.name, got, c.want)
 		}
 	}
 	// Between walk and move, and over a reset.
 	access(t, s, 0, at, 1, true, 0, 0)
-	s.Invalidate(0, at, true)
-	s.Invalidate(0, at, true)
+	s.Refuse(Access{VA: at, Pages: 1, Write: true})
+	s.Refuse(Access{VA: at, Pages: 1, Write: true})
 	s.Reset()
-	if got := s.Invalidations(); got != 7 {
-		t.Errorf("%d invalidations, want 7", got)
+	if got := s.Invalidations(); got != [device.Slots]uint64{0: 7} {
+		t.Errorf("%d invalidations, want 7 of bank 0", got)
 	}
 }

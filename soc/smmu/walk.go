@@ -66,7 +66,7 @@ const (
 	NoFault         Fault = iota
 	TableFault            // the tables could not be read: FSR.EF
 	Translation           // no valid entry, or an address beyond T0SZ: FSR.TF
-	AccessFlag            // an entry without AF: FSR.AFF
+	AccessFlag            // an entry without AF: FSR.AFF; SCTLR.AFE has no say with these tables (Arm IHI 0062, 16.5.29)
 	PermissionFault       // AP or APTable forbid the access: FSR.PF
 )
 

@@ -15,6 +15,7 @@ const (
 	Words   Kind = 2 // the two completion words
 	Ack     Kind = 3 // an acknowledgement, positive or not
 	Message Kind = 4 // a packetizer's payload, one to eight u64
+	Link    Kind = 5 // the number of the link for the sender's present life (ours)
 )
 
 // Header is what all packets of a frame share (spec/messages.md 5). The widths
@@ -23,7 +24,11 @@ type Header struct {
 	Kind Kind
 	// Epoch is the sender's own in Data, Words and read requests; in Ack and
 	// Message it is the destination's, carried back (0: never heard of it).
-	Epoch uint16
+	Epoch uint32
+	// Link is in Data and Words the number that the destination has given to the
+	// sender's present life, 0 none yet; in a Link frame, which answers them where it
+	// is another, it is that number.
+	Link uint32
 
 	SrcNode      device.NodeID
 	SrcInterface uint8       // packetizer that sent a Message
@@ -31,6 +36,9 @@ type Header struct {
 	DstNode      device.NodeID
 	DstMailbox   uint8
 	DstPDID      device.PDID
+	// SrcGeneration is the sender's domain's, wired; DstGeneration is the one that
+	// the sender means (ours).
+	SrcGeneration, DstGeneration device.Generation
 
 	ID    device.TransactionID
 	Seq   device.Sequence

@@ -11,7 +11,7 @@ import (
 // A packet is the header, the header's CRC-32C, and, where there is a payload,
 // the payload and its CRC-32C (spec/messages.md 5, ours). All is little-endian.
 //
-// The header is five u64. A field's place is word, lowest bit, width:
+// The header is seven u64. A field's place is word, lowest bit, width:
 //
 //	field          word  bits     width  source
 //	kind           0     [3:0]    4      messages.md 5
@@ -19,7 +19,6 @@ import (
 //	words          0     [5]      1      ours, flags: completion words belong to the block
 //	refused        0     [6]      1      ours, flags: answers a message, not a block
 //	read           0     [7]      1      ours, flags: of a transfer that serves a read request
-//	epoch          0     [23:8]   16     messages.md 5
 //	block number   0     [42:24]  19     messages.md 5; hardware.md 1
 //	block length   0     [57:43]  15     messages.md 5: 0..16384
 //	source node    1     [21:0]   22     hardware.md 1
@@ -36,10 +35,14 @@ import (
 //	remaining      4     [31:0]   32     messages.md 5: bytes of the transfer
 //	first sequence 4     [45:32]  14     messages.md 5
 //	payload length 4     [54:46]  9      messages.md 5: 0..256
+//	dest. generat. 5     [31:0]   32     ours: of the domain that is meant
+//	source generat. 5    [63:32]  32     ours: of the sender's domain, wired
+//	epoch          6     [31:0]   32     messages.md 5
+//	link           6     [63:32]  32     ours: the number of the link
 //
 // The other bits are zero.
 const (
-	HeaderWords = 5
+	HeaderWords = 7
 	HeaderSize  = 8 * HeaderWords
 	CRCSize     = 4
 	// MaxPacket is the longest packet: header, payload of an MTU, two CRCs.
@@ -60,7 +63,6 @@ var (
 	fWords     = field{0, 5, 1}
 	fRefused   = field{0, 6, 1}
 	fRead      = field{0, 7, 1}
-	fEpoch     = field{0, 8, 16}
 	fBlock     = field{0, 24, 19}
 	fLength    = field{0, 43, 15}
 	fSrcNode   = field{1, 0, 22}
@@ -77,10 +79,14 @@ var (
 	fRemaining = field{4, 0, 32}
 	fFirst     = field{4, 32, 14}
 	fPayload   = field{4, 46, 9}
+	fDstGen    = field{5, 0, 32}
+	fSrcGen    = field{5, 32, 32}
+	fEpoch     = field{6, 0, 32}
+	fLink      = field{6, 32, 32}
 )
 
 // undefined gives, for each word, the bits that no field has.
-var undefined = [HeaderWords]uint64{^uint64(1<<58 - 1), ^uint64(1<<61 - 1), ^uint64(1<<58 - 1), ^uint64(1<<62 - 1), ^uint64(1<<55 - 1)}
+var undefined = [HeaderWords]uint64{^uint64(1<<58-1) | 0xffff<<8, ^uint64(1<<61 - 1), ^uint64(1<<58 - 1), ^uint64(1<<62 - 1), ^uint64(1<<55 - 1)}
 
 func (f field) put(w *[HeaderWords]uint64, v uint64) { w[f.word] |= v & (1<<f.bits - 1) << f.lo }
 func (f field) get(w *[HeaderWords]uint64) uint64    { return w[f.word] >> f.lo & (1<<f.bits - 1) }
@@ -141,6 +147,9 @@ func (p *Packet) AppendTo(b []byte) []byte {
 	fRemaining.put(&w, uint64(p.Remaining))
 	fFirst.put(&w, uint64(p.First))
 	fPayload.put(&w, uint64(len(p.Payload)))
+	fDstGen.put(&w, uint64(p.DstGeneration))
+	fSrcGen.put(&w, uint64(p.SrcGeneration))
+	fLink.put(&w, uint64(p.Link))
 	start := len(b)
 	for _, v := range w {
 		b = binary.LittleEndian.AppendUint64(b, v)
@@ -178,24 +187,27 @@ func DecodePacket(b []byte) (Packet, error) {
 	}
 	p := Packet{
 		Header: Header{
-			Kind:         Kind(fKind.get(&w)),
-			Last:         fLast.get(&w) != 0,
-			Read:         fRead.get(&w) != 0,
-			Epoch:        uint16(fEpoch.get(&w)),
-			Block:        uint32(fBlock.get(&w)),
-			Length:       uint16(fLength.get(&w)),
-			SrcNode:      device.NodeID(fSrcNode.get(&w)),
-			SrcInterface: uint8(fInterface.get(&w)),
-			SrcPDID:      device.PDID(fSrcPDID.get(&w)),
-			ID:           device.TransactionID(fID.get(&w)),
-			Code:         device.Code(fCode.get(&w)),
-			DstNode:      device.NodeID(fDstNode.get(&w)),
-			DstMailbox:   uint8(fMailbox.get(&w)),
-			DstPDID:      device.PDID(fDstPDID.get(&w)),
-			Seq:          device.Sequence(fSeq.get(&w)),
-			VA:           device.VA(fVA.get(&w)),
-			Remaining:    uint32(fRemaining.get(&w)),
-			First:        device.Sequence(fFirst.get(&w)),
+			Kind:          Kind(fKind.get(&w)),
+			Last:          fLast.get(&w) != 0,
+			Read:          fRead.get(&w) != 0,
+			Epoch:         uint32(fEpoch.get(&w)),
+			Link:          uint32(fLink.get(&w)),
+			Block:         uint32(fBlock.get(&w)),
+			Length:        uint16(fLength.get(&w)),
+			SrcNode:       device.NodeID(fSrcNode.get(&w)),
+			SrcInterface:  uint8(fInterface.get(&w)),
+			SrcPDID:       device.PDID(fSrcPDID.get(&w)),
+			ID:            device.TransactionID(fID.get(&w)),
+			Code:          device.Code(fCode.get(&w)),
+			DstNode:       device.NodeID(fDstNode.get(&w)),
+			DstMailbox:    uint8(fMailbox.get(&w)),
+			DstPDID:       device.PDID(fDstPDID.get(&w)),
+			Seq:           device.Sequence(fSeq.get(&w)),
+			VA:            device.VA(fVA.get(&w)),
+			Remaining:     uint32(fRemaining.get(&w)),
+			First:         device.Sequence(fFirst.get(&w)),
+			SrcGeneration: device.Generation(fSrcGen.get(&w)),
+			DstGeneration: device.Generation(fDstGen.get(&w)),
 		},
 		Words:   fWords.get(&w) != 0,
 		Refused: fRefused.get(&w) != 0,
@@ -233,7 +245,7 @@ func (p *Packet) sound() bool {
 			p.VA >= device.VA(p.Offset)
 	case Words:
 		return n == completionSize && p.Words
-	case Ack:
+	case Ack, Link:
 		return n == 0
 	case Message:
 		return n > 0 && n%8 == 0 && n <= 8*device.PktzMaxWords

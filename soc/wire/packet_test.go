@@ -19,10 +19,11 @@ func TestHeaderTable(t *testing.T) {
 		"destination node": fDstNode.bits, "mailbox": fMailbox.bits, "destination PDID": fDstPDID.bits,
 		"id": fID.bits, "sequence": fSeq.bits, "first": fFirst.bits, "code": fCode.bits, "block": fBlock.bits,
 		"length": fLength.bits, "offset": fOffset.bits, "payload": fPayload.bits, "VA": fVA.bits, "remaining": fRemaining.bits,
+		"link": fLink.bits, "generation": fDstGen.bits,
 	}
 	// As messages.md 5 prints them; the kind's width is ours.
 	want := map[string]uint{
-		"kind": 4, "epoch": 16, "source node": 22, "interface": 6, "PDID": 16,
+		"kind": 4, "epoch": 32, "link": 32, "generation": 32, "source node": 22, "interface": 6, "PDID": 16,
 		"destination node": 22, "mailbox": 6, "destination PDID": 16,
 		"id": 14, "sequence": 14, "first": 14, "code": 3, "block": 19,
 		"length": 15, "offset": 14, "payload": 9, "VA": 48, "remaining": 32,
@@ -34,6 +35,7 @@ func TestHeaderTable(t *testing.T) {
 	for _, f := range []field{
 		fKind, fLast, fWords, fRefused, fRead, fEpoch, fBlock, fLength, fSrcNode, fInterface, fSrcPDID, fID, fCode,
 		fDstNode, fMailbox, fDstPDID, fSeq, fVA, fOffset, fRemaining, fFirst, fPayload,
+		fDstGen, fSrcGen, fLink,
 	} {
 		m := (uint64(1)<<f.bits - 1) << f.lo
 		if used[f.word]&m != 0 {
@@ -59,12 +61,13 @@ func goldenPacket(t *testing.T, c *golden.Case) (Packet, []byte) {
 	b := func(key string) bool { return c.Has(key) && c.Bool(t, key) }
 	p := Packet{
 		Header: Header{
-			Kind: Kind(u("kind")), Epoch: uint16(u("epoch")),
+			Kind: Kind(u("kind")), Epoch: uint32(u("epoch")), Link: uint32(u("link")),
 			SrcNode: device.NodeID(u("srcnode")), SrcInterface: uint8(u("interface")), SrcPDID: device.PDID(u("srcpdid")),
 			DstNode: device.NodeID(u("dstnode")), DstMailbox: uint8(u("mailbox")), DstPDID: device.PDID(u("dstpdid")),
 			ID: device.TransactionID(u("id")), Seq: device.Sequence(u("seq")), First: device.Sequence(u("first")), Code: device.Code(u("code")),
 			Block: uint32(u("block")), Length: uint16(u("length")), VA: device.VA(u("va")),
 			Remaining: uint32(u("remaining")), Last: b("last"),
+			SrcGeneration: device.Generation(u("srcgen")), DstGeneration: device.Generation(u("dstgen")),
 		},
 		Words: b("words"), Offset: uint16(u("offset")),
 	}

@@ -111,6 +111,36 @@ func (p *Pool) PutPayload(b []byte) {
 	}
 }
 
+// Split cuts a block's frame into n at most, of neighbouring packets each; the last
+// one brings the completion words. f is the last one, and payloads are shared.
+func (p *Pool) Split(f *Frame, n int) []*Frame {
+	packets := bits.OnesCount64(f.Present)
+	if n = min(n, packets); n < 2 {
+		return []*Frame{f}
+	}
+	if f.Shared == nil {
+		f.Shared = p.Share()
+	}
+	var all []*Frame
+	for i := range n - 1 {
+		c := p.Frame()
+		*c = *f
+		c.Present = 0
+		for range packets*(i+1)/n - packets*i/n {
+			bit := f.Present & -f.Present
+			c.Present |= bit
+			f.Present &^= bit
+		}
+		c.Corrupt, c.Duplicate = f.Corrupt&c.Present, f.Duplicate&c.Present
+		c.WordsMissing = f.HasWords
+		c.Shared.Holders++
+		all = append(all, c)
+	}
+	f.Corrupt &= f.Present
+	f.Duplicate &= f.Present
+	return append(all, f)
+}
+
 // Clone copies f and its payload, as a link that duplicates does.
 func (p *Pool) Clone(f *Frame) *Frame {
 	c := p.Frame()

@@ -75,3 +75,34 @@ func TestAdjoin(t *testing.T) {
 		t.Error("joined over a slab's end")
 	}
 }
+
+// The pieces of a frame have each of its packets once; the last has the words.
+func TestSplit(t *testing.T) {
+	for _, c := range []struct {
+		present uint64
+		n, want int
+	}{{1, 4, 1}, {0b11, 4, 2}, {^uint64(0), 4, 4}, {0b1010_0000_0001, 2, 2}, {0b111, 1, 1}} {
+		var p Pool
+		f := p.Frame()
+		f.Kind, f.ID, f.HasWords, f.Completion.Last = Data, 7, true, 3
+		f.Payload, f.Present, f.Corrupt = p.Payload(device.BlockSize), c.present, 1
+		all := p.Split(f, c.n)
+		seen, corrupt := uint64(0), uint64(0)
+		for i, g := range all {
+			if g.Present == 0 || g.Present&seen != 0 || g.Present < seen || g.ID != 7 || !g.HasWords || g.WordsMissing != (i < len(all)-1) {
+				t.Errorf("%b: piece %d: %+v", c.present, i, g)
+			}
+			seen |= g.Present
+			corrupt |= g.Corrupt
+		}
+		if len(all) != c.want || seen != c.present || corrupt != c.present&1 {
+			t.Errorf("%b in %d: %d pieces of %b, corrupt %b", c.present, c.n, len(all), seen, corrupt)
+		}
+		for _, g := range all {
+			p.Put(g)
+		}
+		if p.slabs[0].taken != 0 {
+			t.Errorf("%b: the payload is still taken", c.present)
+		}
+	}
+}

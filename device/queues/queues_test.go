@@ -1,0 +1,327 @@
+package queues_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
+)
+
+const at = 1 << 32
+
+// node is a device of registers whose memory a test writes as it likes.
+type node struct {
+	t     testing.TB
+	regs  map[uint32]uint64 // window << 24 | offset
+	reads int
+	mem   queues.Bytes
+	posts []func()
+	bells int
+	q     *queues.Queues
+	raise int
+	heard []int
+	prod  uint32 // events
+	err   error
+}
+
+type window struct {
+	n  *node
+	id device.WindowID
+}
+
+func (w window) key(off uint32) uint32 { return uint32(w.id)<<24 | off }
+
+func (w window) Read64(off uint32) (uint64, error) {
+	w.n.reads++
+	return w.n.regs[w.key(off)], w.n.err
+}
+
+func (w window) Write64(off uint32, v uint64) error {
+	if w.id == device.PL && off == device.PLCommandQueue+device.QueueDoorbell {
+		w.n.bells++
+	}
+	if w.id == device.PL && (off == device.PLEventQueue+device.QueueCtrl || off == device.PLCommandQueue+device.QueueCtrl) {
+		w.n.regs[w.key(off-device.QueueCtrl+device.QueueStatus)] = v & 1
+	}
+	w.n.regs[w.key(off)] = v
+	return w.n.err
+}
+
+func (w window) Read32(off uint32) (uint32, error) { v, err := w.Read64(off); return uint32(v), err }
+func (w window) Write32(off, v uint32) error       { return w.Write64(off, uint64(v)) }
+
+func newNode(t testing.TB) *node {
+	n := &node{t: t, regs: map[uint32]uint64{}, mem: make(queues.Bytes, queues.MemorySize)}
+	n.q = queues.New(queues.Config{
+		Window: func(id device.WindowID) device.Window { return window{n, id} }, Memory: n.mem, Addr: at,
+		Raise: func() { n.raise++ }, Later: func(f func()) { n.posts = append(n.posts, f) },
+		Written: func(s int) { n.heard = append(n.heard, s) },
+	})
+	if err := n.q.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.q.Deliver(n) // mail and done, which the start has told
+	n.heard, n.reads, n.raise = nil, 0, 0
+	return n
+}
+
+// Interrupt notes vectors as 100 and more.
+func (n *node) Interrupt(v int) { n.heard = append(n.heard, 100+v) }
+
+func (n *node) run() {
+	for len(n.posts) > 0 {
+		f := n.posts[0]
+		n.posts = n.posts[1:]
+		f()
+	}
+}
+
+// tell writes an event.
+func (n *node) tell(e device.Event) { n.entry(e.Encode()) }
+
+func (n *node) entry(q device.QueueEntry) {
+	q[0] = q[0]&^1 | uint64(n.prod/256&1^1)
+	q.Put(n.mem[n.prod%256*device.QueueEntrySize:])
+	n.prod = (n.prod + 1) % 512
+}
+
+func (n *node) get(id device.WindowID, off uint32) uint64 {
+	n.t.Helper()
+	v, err := n.q.Window(id).Read64(off)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return v
+}
+
+func (n *node) set(id device.WindowID, off uint32, v uint64) {
+	n.t.Helper()
+	if err := n.q.Window(id).Write64(off, v); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// command gives the entry of the command queue at an index.
+func (n *node) command(i int) (device.Command, bool) {
+	q := device.QueueEntryOf(n.mem[queues.MemorySize/2+i*device.QueueEntrySize:])
+	c, err := device.DecodeCommand(&q)
+	return c, err == nil && q[0]&1 != 0
+}
+
+// A fault is found in the registers that would tell it, and served without one.
+func TestFaultWithoutRegisters(t *testing.T) {
+	n := newNode(t)
+	e := device.FaultEntry{Source: 7, Transaction: 5, Sequence: 1, PDID: 3, Page: 9, Response: 2}
+	w := e.Words()
+	n.tell(device.Event{Kind: device.EventFault, Words: w, Ext: 100, Lost: true})
+	n.tell(device.Event{Kind: device.EventFault, TX: true, Words: w, Ext: 1})
+	n.tell(device.Event{Kind: device.EventBank, Index: 3, Status: device.FSRTF, Syndrome: 0x10, Address: 0x9123})
+	n.tell(device.Event{Kind: device.EventGlobal, Status: 2, Address: 0x77})
+	n.q.Vector(device.VectorFIFO)
+	n.q.Deliver(n)
+	if len(n.heard) != 2 || n.heard[0] != 100 || n.heard[1] != 101 {
+		t.Errorf("vectors %v, want 0 and 1", n.heard)
+	}
+	pl, smmu := device.PL, device.SMMU
+	for _, r := range []struct {
+		id   device.WindowID
+		off  uint32
+		want uint64
+	}{
+		{pl, device.PLIRQStatus, 0xf}, {smmu, device.Bank(3, device.FSR), 2}, {smmu, device.Bank(3, device.FAR), 0x9123},
+		{smmu, device.Bank(3, device.FSYNR0), 0x10}, {smmu, device.Bank(2, device.FSR), 0}, {smmu, device.GFSR, 2}, {smmu, device.GFAR, 0x77},
+		{pl, device.PLRXFIFOStatus, 1 | device.FIFOOverflow}, {pl, device.PLRXFIFOExt, 100},
+		{pl, device.PLRXFIFO + 8, uint64(w[2]) | uint64(w[3])<<32}, // the second half alone pops nothing
+		{pl, device.PLRXFIFO, uint64(w[0]) | uint64(w[1])<<32}, {pl, device.PLRXFIFO + 8, uint64(w[2]) | uint64(w[3])<<32},
+		{pl, device.PLRXFIFOStatus, device.FIFOEmpty | device.FIFOOverflow}, {pl, device.PLRXFIFO, 0},
+		{pl, device.PLTXFIFOStatus, 1}, {pl, device.PLTXFIFOExt, 1},
+	} {
+		if v := n.get(r.id, r.off); v != r.want {
+			t.Errorf("%v+%#x reads %#x, want %#x", r.id, r.off, v, r.want)
+		}
+	}
+	n.set(pl, device.PLRXFIFOStatus, device.FIFOOverflow)
+	n.set(smmu, device.Bank(3, device.FSR), 2)
+	n.set(smmu, device.GFSR, 2)
+	n.set(pl, device.PLIRQStatus, 0xf)
+	if s, v := n.get(pl, device.PLRXFIFOStatus), n.get(pl, device.PLIRQStatus); s != device.FIFOEmpty || v != 1<<device.VectorFIFO {
+		t.Errorf("RXFIFO_STATUS %#x, IRQ_STATUS %#x with an entry in TXFIFO", s, v)
+	}
+	base := uint32(3*device.PageSize + device.PktzChannelStride)
+	n.set(device.PKTZ, base+device.PktzDestination, 0x1000007)
+	n.set(device.PKTZ, base+device.PktzPayload, 0x42)
+	n.set(device.PKTZ, base+device.PktzSend, 1)
+	if c, ok := n.command(0); !ok || c.Kind != device.CommandSend || c.Index != 3 || c.Channel != 1 || c.Count != 1 || c.Destination != 0x1000007 || c.Words[0] != 0x42 {
+		t.Errorf("command %+v", c)
+	}
+	if s := n.get(device.PKTZ, base+device.PktzStatus); s != device.PktzFree {
+		t.Errorf("STATUS %d", s)
+	}
+	n.run()
+	if n.reads != 0 || n.bells != 1 {
+		t.Errorf("%d registers read, %d doorbells", n.reads, n.bells)
+	}
+}
+
+// A full command queue keeps messages in their channels, busy, until an event
+// tells that there is room.
+func TestCommandsFull(t *testing.T) {
+	n := newNode(t)
+	send := func(page, ch uint32, v uint64) uint64 {
+		base := page*device.PageSize + ch*device.PktzChannelStride
+		n.set(device.PKTZ, base+device.PktzDestination, device.MailboxRequest<<24)
+		n.set(device.PKTZ, base+device.PktzPayload, v)
+		n.set(device.PKTZ, base+device.PktzSend, 1)
+		return n.get(device.PKTZ, base+device.PktzStatus)
+	}
+	for i := range uint64(255) {
+		if s := send(0, 0, i); s != device.PktzFree {
+			t.Fatalf("STATUS %d after %d messages", s, i)
+		}
+	}
+	if c, ok := n.command(255); !ok || c.Kind != device.CommandNop {
+		t.Errorf("last place: %+v, want a NOP", c)
+	}
+	if a, b := send(1, 0, 1000), send(2, 3, 1001); a != device.PktzBusy || b != device.PktzBusy {
+		t.Errorf("STATUS %d and %d without room", a, b)
+	}
+	n.run()
+	if n.bells != 1 {
+		t.Errorf("%d doorbells for all", n.bells)
+	}
+	n.tell(device.Event{Kind: device.EventNop, Commands: 256})
+	n.q.Vector(device.VectorFIFO)
+	for i, want := range []uint64{1000, 1001} {
+		q := device.QueueEntryOf(n.mem[queues.MemorySize/2+i*device.QueueEntrySize:])
+		if c, err := device.DecodeCommand(&q); err != nil || q[0]&1 != 0 || c.Words[0] != want {
+			t.Errorf("second lap: %+v %v", c, err)
+		}
+	}
+	if s := n.get(device.PKTZ, 2*device.PageSize+3*device.PktzChannelStride+device.PktzStatus); s != device.PktzFree {
+		t.Errorf("STATUS %d after it was sent", s)
+	}
+}
+
+// Messages that are no requests to an R5 go by registers, and their STATUS is the
+// device's: pfds tell each other apart by what is written before and after.
+func TestOtherMessages(t *testing.T) {
+	n := newNode(t)
+	const base = 15 * device.PageSize
+	n.regs[uint32(device.PKTZ)<<24|base+device.PktzStatus] = device.PktzRefused
+	for _, m := range []struct{ destination, words uint64 }{{3<<24 | 1, 1}, {device.MailboxRequest<<24 | 1, 2}, {3 << 24, 8}, {3 << 24, 0}} {
+		n.set(device.PKTZ, base+device.PktzDestination, m.destination)
+		n.set(device.PKTZ, base+device.PktzPayload, 0x33)
+		n.set(device.PKTZ, base+device.PktzSend, m.words)
+		if n.regs[uint32(device.PKTZ)<<24|base+device.PktzSend] != m.words || n.get(device.PKTZ, base+device.PktzStatus) != device.PktzRefused {
+			t.Errorf("%+v was not sent by registers", m)
+		}
+	}
+	if _, ok := n.command(0); ok || n.q.Stats().Commands != 0 {
+		t.Error("a command was written")
+	}
+	n.set(device.PKTZ, base+device.PktzDestination, device.MailboxRequest<<24)
+	n.set(device.PKTZ, base+device.PktzSend, 1)
+	if s := n.get(device.PKTZ, base+device.PktzStatus); s != device.PktzFree || n.q.Stats().Commands != 1 {
+		t.Errorf("a request: STATUS %d", s)
+	}
+}
+
+// An error turns the event queue off: what it has told is served, then the
+// registers, and messages that waited go by registers.
+func TestBackToRegisters(t *testing.T) {
+	n := newNode(t)
+	n.set(device.PL, device.PLIRQMask, 0xc)
+	n.tell(device.Event{Kind: device.EventFault, Words: [4]uint32{1, 1, 1, 1}})
+	n.set(device.PKTZ, device.PktzDestination, device.MailboxRequest<<24)
+	for range 256 {
+		n.set(device.PKTZ, device.PktzSend, 1)
+	}
+	n.regs[uint32(device.PL)<<24|device.PLEventQueue+device.QueueStatus] = device.QueueErrAccess
+	n.q.Vector(device.VectorFault)
+	if n.q.On() || n.regs[uint32(device.PL)<<24|device.PLIRQMask] != 0xc {
+		t.Errorf("on %v, IRQ_MASK %#x", n.q.On(), n.regs[uint32(device.PL)<<24|device.PLIRQMask])
+	}
+	if n.regs[uint32(device.PKTZ)<<24|device.PktzSend] != 1 {
+		t.Error("a message that waited was not sent")
+	}
+	if s := n.get(device.PL, device.PLRXFIFOStatus); s != 1 {
+		t.Errorf("RXFIFO_STATUS %#x, want what the queue told", s)
+	}
+	n.get(device.PL, device.PLRXFIFO)
+	n.get(device.PL, device.PLRXFIFO+8)
+	n.regs[uint32(device.PL)<<24|device.PLRXFIFOStatus] = 77
+	if s := n.get(device.PL, device.PLRXFIFOStatus); s != 77 {
+		t.Errorf("RXFIFO_STATUS %d, want the device's", s)
+	}
+	if s := n.q.Stats(); s.Breaks != 1 {
+		t.Errorf("%+v", s)
+	}
+	gone := newNode(t)
+	gone.err = device.ErrGone
+	if err := gone.q.Start(); !errors.Is(err, device.ErrGone) || gone.q.On() {
+		t.Errorf("starting without a device: %v", err)
+	}
+	if _, err := gone.q.Window(device.PL).Read32(device.PLRXFIFOStatus); !errors.Is(err, device.ErrGone) {
+		t.Errorf("read without a device: %v", err)
+	}
+}
+
+// After lost events everybody is told; a device that tells nonsense is not believed.
+func TestLies(t *testing.T) {
+	n := newNode(t)
+	n.tell(device.Event{Kind: device.EventOverflow, Cookie: 1 << device.EventWords})
+	n.tell(device.Event{Kind: device.EventWords, Index: 4})
+	n.entry(device.QueueEntry{200 << 8})
+	n.entry(device.QueueEntry{2<<8 | 99<<32})
+	n.tell(device.Event{Kind: device.EventNop, Commands: 300, Cookie: 5}) // neither put nor asked for
+	n.q.Vector(device.VectorFIFO)
+	if s := n.q.Stats(); s.Bad != 2 || s.Lost != 1 || len(n.heard) != 2 || n.heard[0] != -1 || n.heard[1] != 4 {
+		t.Errorf("%+v, heard %v", s, n.heard)
+	}
+	n.set(device.PKTZ, device.PktzDestination, device.MailboxRequest<<24)
+	for range 255 {
+		n.set(device.PKTZ, device.PktzSend, 1)
+	}
+	if n.set(device.PKTZ, device.PktzSend, 1); n.get(device.PKTZ, device.PktzStatus) != device.PktzBusy {
+		t.Error("room for commands that the device has not taken")
+	}
+	if n.q.Answered() {
+		t.Error("a NOP answered that was not asked for")
+	}
+}
+
+// FuzzQueues: whatever is in the rings, a drain is bounded, and the driver's reads
+// of a FIFO end.
+func FuzzQueues(f *testing.F) {
+	f.Add([]byte{1, 2, 3, 4, 5, 6, 7, 8}, uint8(1))
+	f.Add([]byte{1, 1, 0, 0, 3, 0, 0, 0, 1, 1, 1, 1}, uint8(200))
+	f.Fuzz(func(t *testing.T, in []byte, step uint8) {
+		n := newNode(t)
+		for round := range 3 {
+			for i := range len(n.mem) / 2 {
+				if len(in) > 0 {
+					n.mem[i] = in[(i*int(step)+i/64+round)%len(in)]
+				}
+			}
+			n.q.Vector(int(step) % device.Vectors)
+			for range 600 {
+				if n.get(device.PL, device.PLRXFIFOStatus)&device.FIFOLevelMask == 0 {
+					break
+				}
+				n.get(device.PL, device.PLRXFIFO)
+				n.get(device.PL, device.PLRXFIFO+8)
+			}
+			n.set(device.PKTZ, device.PktzSend, uint64(step))
+			n.q.Deliver(n)
+			for i := 0; len(n.posts) > 0 && i < 100; i++ {
+				f := n.posts[0]
+				n.posts = n.posts[1:]
+				f()
+			}
+			if e := n.q.Stats().Events; e > uint64(round+1)*800*256 {
+				t.Fatalf("%d events taken", e)
+			}
+		}
+	})
+}

@@ -1,0 +1,432 @@
+// Package queue is the device's side of the queues in memory (docs/spec/queues.md): the
+// event queue, which tells a driver what it would else read from registers, and
+// the command queue, which takes what it would else write there. It is pure: an
+// access to the rings goes out as a value, and its end comes in as another.
+package queue
+
+import "github.com/exanet/pfd/device"
+
+// Sizes (ours).
+const (
+	batch    = 16  // events of one access
+	fetch    = 8   // commands of one access
+	maxEdges = 256 // events that wait and are in no register
+	maxSyncs = 32
+)
+
+// Access is one access of DMA memory. Data is the machine's, and the performer's
+// until it answers. Where Entries is set Data is whole entries to be written, and
+// word 0 of each comes after the rest of it.
+type Access struct {
+	ID      uint32
+	Addr    uint64
+	Data    []byte
+	Write   bool
+	Entries bool
+}
+
+// Host is the node behind the queues. What an event of the first three kinds tells
+// stands in its registers until Taken.
+type Host interface {
+	// Waiting appends the events of registers that wait, the oldest first, as far
+	// as out has room.
+	Waiting(out []device.Event) []device.Event
+	// Taken says that such an event has been written. Its register may have changed
+	// since: what it does not tell stays.
+	Taken(*device.Event)
+	// Command carries a command out (not SYNC and NOP); where there is something
+	// to tell it gives an event.
+	Command(*device.Command) (device.Event, bool)
+	// Busy tells whether accesses of a bank are in flight.
+	Busy(bank int) bool
+}
+
+// ring is the place of a queue, as its registers have it.
+type ring struct {
+	base   uint64
+	log    uint32
+	on     bool
+	errors uint32
+	index  uint32 // of the next entry to be written, or read, modulo 2 * entries
+}
+
+func (r *ring) entries() uint32     { return 1 << r.log }
+func (r *ring) mod(i uint32) uint32 { return i & (2*r.entries() - 1) }
+func (r *ring) slot() uint32        { return r.index & (r.entries() - 1) }
+func (r *ring) addr() uint64        { return r.base + uint64(r.slot())*device.QueueEntrySize }
+
+// phase is the phase bit of the entry at index.
+func (r *ring) phase() uint64 { return uint64(r.index>>r.log&1 ^ 1) }
+
+// start turns the queue on, if it can be.
+func (r *ring) start() {
+	r.index, r.errors = 0, 0
+	size := uint64(r.entries()) * device.QueueEntrySize
+	if r.log < device.QueueMinLog || r.log > device.QueueMaxLog || r.base+size-1 < r.base {
+		r.errors = device.QueueErrConfig
+		return
+	}
+	r.on = true
+}
+
+func (r *ring) status() uint32 {
+	if r.on {
+		return r.errors | device.QueueIsOn
+	}
+	return r.errors
+}
+
+// sync is a SYNC that waits.
+type sync struct {
+	bank  uint8
+	store *Access // of its word, nil: not begun
+	addr  uint64
+	value uint64
+	word0 uint64
+}
+
+// Machine is the two queues of a node. Its zero value is both off.
+type Machine struct {
+	host Host
+	next uint32 // ID of the next access
+
+	ev     ring
+	cons   uint32
+	write  *Access // of a batch
+	batch  [batch]device.Event
+	taken  []device.Event // of the batch, those of registers
+	edged  int            // and how many of edges
+	told   uint64         // and what its overflow event tells
+	spare  []byte         // of the last batch
+	edges  []device.Event // what is in no register, the oldest first
+	lost   uint64         // a bit a kind, for want of room
+	notify bool
+
+	cmd     ring
+	read    *Access
+	looking bool // read is the look for the phase
+	looked  int  // entries that a look found complete, still to be read
+	full    bool // it found no end
+	rung    bool
+	more    bool   // go on looking
+	buf     []byte // of the last read
+	budget  uint32 // commands that this doorbell may still have taken
+	syncs   []sync
+}
+
+// New gives the queues of a host, off.
+func New(h Host) Machine { return Machine{host: h} }
+
+// Reset is CTRL.reset: both are off and their registers as after power-on. An
+// answer that is still to come counts for nothing.
+func (m *Machine) Reset() { *m = Machine{host: m.host, next: m.next} }
+
+// Events tells whether the event queue is on, Active whether either is.
+func (m *Machine) Events() bool { return m.ev.on }
+
+// Active tells whether there may be anything to do.
+func (m *Machine) Active() bool { return m.ev.on || m.cmd.on || len(m.syncs) > 0 }
+
+// Broken tells whether an error has turned the event queue off.
+func (m *Machine) Broken() bool { return m.ev.errors != 0 }
+
+// Load reads the register at an offset of window pl.
+func (m *Machine) Load(offset uint32) uint64 {
+	r, off := &m.ev, offset-device.PLEventQueue
+	if offset >= device.PLCommandQueue {
+		r, off = &m.cmd, offset-device.PLCommandQueue
+	}
+	switch off {
+	case device.QueueBase:
+		return r.base
+	case device.QueueSize:
+		return uint64(r.log)
+	case device.QueueStatus:
+		return uint64(r.status())
+	case device.QueueProd:
+		return uint64(r.index)
+	case device.QueueCons:
+		return uint64(m.cons)
+	}
+	return 0
+}
+
+// Store writes the register at an offset of window pl: value is what it is to
+// hold, act what was written to bits that do something.
+func (m *Machine) Store(offset uint32, value, act uint64) {
+	r, off, stop := &m.ev, offset-device.PLEventQueue, m.stopEvents
+	if offset >= device.PLCommandQueue {
+		r, off, stop = &m.cmd, offset-device.PLCommandQueue, m.stopCommands
+	}
+	switch off {
+	case device.QueueBase, device.QueueSize:
+		if r.on {
+			stop(device.QueueErrChanged)
+		}
+		if off == device.QueueBase {
+			r.base = value
+		} else {
+			r.log = uint32(value)
+		}
+	case device.QueueCtrl:
+		switch {
+		case act&device.QueueTurnOff != 0:
+			stop(0)
+		case act&device.QueueTurnOn != 0:
+			stop(0)
+			r.start()
+			if r == &m.ev {
+				m.cons = 0
+			}
+		}
+	case device.QueueStatus:
+		r.errors = uint32(value) & device.QueueErrors
+	case device.QueueCons:
+		m.cons = uint32(value)
+		if r.on && (r.mod(m.cons) != m.cons || r.mod(r.index-m.cons) > r.entries()) {
+			stop(device.QueueErrIndex)
+		}
+	case device.QueueDoorbell:
+		if r.on {
+			m.rung, m.budget = true, r.entries()
+		}
+	}
+}
+
+// stopEvents turns the event queue off. What stands in registers stays there.
+func (m *Machine) stopEvents(why uint32) {
+	m.ev.on = false
+	m.ev.errors |= why
+	m.write, m.taken, m.edged, m.told = nil, nil, 0, 0
+	m.edges, m.lost, m.notify, m.spare = nil, 0, false, nil
+}
+
+func (m *Machine) stopCommands(why uint32) {
+	m.cmd.on = false
+	m.cmd.errors |= why
+	m.read, m.rung, m.more, m.looked, m.buf = nil, false, false, 0, nil
+	m.syncs = nil
+	if why != 0 {
+		m.Tell(device.Event{Kind: device.EventError, Code: device.CommandOff})
+	}
+}
+
+// Tell has an event told that stands in no register. Of the kinds that others
+// cause there may be too many: then the overflow event names the kind.
+func (m *Machine) Tell(e device.Event) {
+	switch {
+	case !m.ev.on:
+	case len(m.edges) >= maxEdges:
+		m.lost |= 1 << e.Kind
+	default:
+		m.edges = append(m.edges, e)
+	}
+}
+
+// TellMail is Tell for a message in a mailbox, which says no more than the one that
+// waits already.
+func (m *Machine) TellMail(mailbox uint8) {
+	for i := m.edged; i < len(m.edges); i++ {
+		if e := &m.edges[i]; e.Kind == device.EventMail && e.Index == mailbox {
+			return
+		}
+	}
+	m.Tell(device.Event{Kind: device.EventMail, Index: mailbox})
+}
+
+// Run begins what can be begun: each access is given to out. It tells whether the
+// driver is to be told of new events.
+func (m *Machine) Run(out func(*Access)) (notify bool) {
+	m.commands(out)
+	m.wait(out)
+	m.events(out)
+	notify, m.notify = m.notify, false
+	return notify
+}
+
+// access makes one, of size bytes; buf is used again where it is large enough.
+func (m *Machine) access(addr uint64, size int, buf []byte) *Access {
+	m.next++
+	if cap(buf) < size {
+		buf = make([]byte, size, max(size, fetch*device.QueueEntrySize))
+	}
+	return &Access{ID: m.next, Addr: addr, Data: buf[:size]}
+}
+
+// events begins to write a batch.
+func (m *Machine) events(out func(*Access)) {
+	r := &m.ev
+	if !r.on || m.write != nil {
+		return
+	}
+	room := min(batch, r.entries()-r.mod(r.index-m.cons), r.entries()-r.slot())
+	if room == 0 {
+		return
+	}
+	list := m.batch[:0:room]
+	if m.told = m.lost; m.lost != 0 {
+		list = append(list, device.Event{Kind: device.EventOverflow, Cookie: m.lost})
+	}
+	first := len(list)
+	list = m.host.Waiting(list)
+	// Half is kept for the others.
+	if half := int(room+1) / 2; len(m.edges) > 0 && len(list) > half {
+		list = list[:max(first, min(half, cap(list)-1))]
+	}
+	m.taken = list[first:len(list):len(list)]
+	m.edged = min(len(m.edges), cap(list)-len(list))
+	list = append(list, m.edges[:m.edged]...)
+	if len(list) == 0 {
+		return
+	}
+	a := m.access(r.addr(), len(list)*device.QueueEntrySize, m.spare)
+	a.Write, a.Entries = true, true
+	for i := range list {
+		list[i].Commands = uint16(m.cmd.index)
+		q := list[i].Encode()
+		q[0] |= r.phase()
+		q.Put(a.Data[i*device.QueueEntrySize:])
+	}
+	m.write = a
+	out(a)
+}
+
+// written takes the end of a batch.
+func (m *Machine) written(ok bool) {
+	n := uint32(len(m.write.Data) / device.QueueEntrySize)
+	m.spare, m.write = m.write.Data, nil
+	if !ok {
+		m.stopEvents(device.QueueErrAccess)
+		return
+	}
+	m.ev.index = m.ev.mod(m.ev.index + n)
+	for i := range m.taken {
+		m.host.Taken(&m.taken[i])
+	}
+	m.edges = m.edges[:copy(m.edges, m.edges[m.edged:])]
+	m.lost &^= m.told
+	m.taken, m.edged, m.told = nil, 0, 0
+	m.notify = true
+}
+
+// commands begins to read commands: first a look for the phase, then, as far as it
+// was right, what came before it.
+func (m *Machine) commands(out func(*Access)) {
+	r := &m.cmd
+	if !r.on || m.read != nil || m.budget == 0 || len(m.edges)+fetch > maxEdges {
+		return
+	}
+	n := m.looked
+	if n == 0 {
+		if !m.rung && !m.more {
+			return
+		}
+		m.rung, m.more = false, false
+		n = int(min(fetch, r.entries()-r.slot()))
+	}
+	m.looking, m.looked = m.looked == 0, 0
+	m.read = m.access(r.addr(), n*device.QueueEntrySize, m.buf)
+	out(m.read)
+}
+
+// fetched takes what was read.
+func (m *Machine) fetched(ok bool) {
+	r, b := &m.cmd, m.read.Data
+	m.read, m.buf = nil, b
+	if !ok {
+		m.stopCommands(device.QueueErrAccess)
+		return
+	}
+	n := len(b) / device.QueueEntrySize
+	if m.looking {
+		for m.looked < n && uint64(b[m.looked*device.QueueEntrySize])&device.QueuePhase == r.phase() {
+			m.looked++
+		}
+		m.full = m.looked == n
+		return
+	}
+	for i := range n {
+		q := device.QueueEntryOf(b[i*device.QueueEntrySize:])
+		if q[0]&device.QueuePhase != r.phase() {
+			return // taken back since the look
+		}
+		r.index = r.mod(r.index + 1)
+		m.do(&q)
+		if m.budget--; m.budget == 0 {
+			return
+		}
+	}
+	m.more = m.full
+}
+
+// do carries one command out.
+func (m *Machine) do(q *device.QueueEntry) {
+	wrong := func(code uint8) {
+		m.Tell(device.Event{Kind: device.EventError, Code: code, Cookie: q[0]})
+	}
+	c, err := device.DecodeCommand(q)
+	switch {
+	case err != nil:
+		wrong(device.CommandInvalid)
+	case c.Kind == device.CommandNop:
+		m.Tell(device.Event{Kind: device.EventNop, Cookie: c.Value})
+	case c.Kind == device.CommandSync && len(m.syncs) >= maxSyncs:
+		wrong(device.CommandSyncs)
+	case c.Kind == device.CommandSync:
+		m.syncs = append(m.syncs, sync{bank: c.Index, addr: c.Address, value: c.Value, word0: q[0]})
+	default:
+		if e, ok := m.host.Command(&c); ok {
+			m.Tell(e)
+		}
+	}
+}
+
+// wait begins to store the words of the SYNCs whose accesses are over.
+func (m *Machine) wait(out func(*Access)) {
+	for i := range m.syncs {
+		s := &m.syncs[i]
+		if s.store != nil || m.busy(s.bank) {
+			continue
+		}
+		s.store = m.access(s.addr, 8, nil)
+		s.store.Write = true
+		for k := range s.store.Data {
+			s.store.Data[k] = byte(s.value >> (8 * k))
+		}
+		out(s.store)
+	}
+}
+
+func (m *Machine) busy(bank uint8) bool {
+	if bank != device.SyncAll {
+		return m.host.Busy(int(bank))
+	}
+	for i := range device.Slots {
+		if m.host.Busy(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// Answered takes the end of an access; one that nobody waits for any more counts
+// for nothing. What the commands in it do is done when it returns.
+func (m *Machine) Answered(id uint32, ok bool) {
+	switch {
+	case m.write != nil && m.write.ID == id:
+		m.written(ok)
+		return
+	case m.read != nil && m.read.ID == id:
+		m.fetched(ok)
+		return
+	}
+	for i := range m.syncs {
+		if s := &m.syncs[i]; s.store != nil && s.store.ID == id {
+			if !ok {
+				m.Tell(device.Event{Kind: device.EventError, Code: device.CommandAccess, Cookie: s.word0})
+			}
+			m.syncs = append(m.syncs[:i], m.syncs[i+1:]...)
+			return
+		}
+	}
+}

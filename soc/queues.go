@@ -1,0 +1,97 @@
+package soc
+
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/fifo"
+)
+
+// queueHost is the node as its queues in memory see it (docs/spec/queues.md).
+type queueHost Node
+
+// Waiting implements queue.Host. It takes from each source in turn, so that a flood
+// of one holds no other up.
+func (h *queueHost) Waiting(out []device.Event) []device.Event {
+	banks := 0
+	if h.smmu.Interrupt() {
+		if gfsr := uint32(h.smmu.LoadGlobal(device.GFSR, 0)); gfsr != 0 && h.smmu.LoadGlobal(device.SCR0, 0)&device.SCR0GFIE != 0 && len(out) < cap(out) {
+			out = append(out, device.Event{Kind: device.EventGlobal, Status: gfsr, Address: h.smmu.LoadGlobal(device.GFAR, 0)})
+		}
+	} else {
+		banks = device.Slots
+	}
+	for i := 0; ; i++ {
+		before := len(out)
+		out = waiting(out, &h.rx, false, i)
+		out = waiting(out, &h.tx, true, i)
+		for banks < device.Slots && len(out) < cap(out) {
+			b := banks
+			banks++
+			if fsr := uint32(h.smmu.LoadBank(device.FSR, b)); fsr != 0 && h.smmu.LoadBank(device.SCTLR, b)&device.SCTLRCFIE != 0 {
+				out = append(out, device.Event{
+					Kind: device.EventBank, Index: uint8(b), Status: fsr,
+					Syndrome: uint32(h.smmu.LoadBank(device.FSYNR0, b)), Address: h.smmu.LoadBank(device.FAR, b),
+				})
+				break
+			}
+		}
+		if len(out) == before {
+			return out
+		}
+	}
+}
+
+// waiting appends entry i of a FIFO.
+func waiting(out []device.Event, f *fifo.FIFO, tx bool, i int) []device.Event {
+	if e, ext, ok := f.Peek(i); ok && len(out) < cap(out) {
+		lost := i == 0 && f.Status()&device.FIFOOverflow != 0
+		out = append(out, device.Event{Kind: device.EventFault, TX: tx, Lost: lost, Words: e.Words(), Ext: ext})
+	}
+	return out
+}
+
+// Taken implements queue.Host.
+func (h *queueHost) Taken(e *device.Event) {
+	switch e.Kind {
+	case device.EventFault:
+		f := &h.rx
+		if e.TX {
+			f = &h.tx
+		}
+		if e.Lost {
+			f.ClearStatus(device.FIFOOverflow)
+		}
+		// Not another, where somebody reads the registers as well.
+		if head, _, ok := f.Peek(0); ok && head.Words() == e.Words {
+			f.Pop()
+		}
+	case device.EventBank:
+		b := int(e.Index)
+		h.smmu.StoreBank(device.FSR, b, h.smmu.LoadBank(device.FSR, b)&^uint64(e.Status))
+	case device.EventGlobal:
+		h.smmu.StoreGlobal(device.GFSR, 0, h.smmu.LoadGlobal(device.GFSR, 0)&^uint64(e.Status))
+	}
+}
+
+// Command implements queue.Host.
+func (h *queueHost) Command(c *device.Command) (device.Event, bool) {
+	n := (*Node)(h)
+	switch c.Kind {
+	case device.CommandSend:
+		ch := &n.pktz[c.Index][c.Channel]
+		ch.destination = c.Destination
+		copy(ch.payload[:], c.Words[:c.Count])
+		n.send(int(c.Index), int(c.Channel), uint64(c.Count))
+		ch.queued = true
+		if ch.status == device.PktzRefused {
+			return device.Event{Kind: device.EventRefused, Index: c.Index, Channel: c.Channel}, true
+		}
+	case device.CommandDoorbell:
+		n.ringByWord(int(c.Index), int(c.Channel))
+	case device.CommandInvalidate:
+		n.smmu.Invalidate(int(c.Index), c.Page, c.Pages)
+	}
+	return device.Event{}, false
+}
+
+// Busy implements queue.Host.
+func (h *queueHost) Busy(bank int) bool { return h.smmu.LoadBank(device.TLBSTATUS, bank) != 0 }

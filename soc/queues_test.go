@@ -1,0 +1,252 @@
+package soc
+
+import (
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
+)
+
+const (
+	testEvents   = 0x10000 // DMA address of the event queue, and of the command queue
+	testCommands = 0x20000
+)
+
+// queued is a bench whose queues are in use: it makes their accesses.
+type queued struct {
+	*bench
+	mem     [0x30000]byte
+	broken  bool // bus mastering is off
+	vectors []uint8
+	read    uint32 // events
+	sent    uint32 // commands
+	rest    []Action
+}
+
+func newQueued(b *bench) *queued {
+	q := &queued{bench: b}
+	b.out = nil
+	for _, w := range []struct{ base, at uint32 }{{device.PLEventQueue, testEvents}, {device.PLCommandQueue, testCommands}} {
+		b.write64(device.PL, w.base+device.QueueBase, uint64(w.at))
+		b.write32(device.PL, w.base+device.QueueSize, 4)
+		b.write32(device.PL, w.base+device.QueueCtrl, device.QueueTurnOn)
+	}
+	q.drive()
+	return q
+}
+
+// drive makes the accesses of the queues; other actions are kept in rest.
+func (q *queued) drive() {
+	for len(q.out) > 0 {
+		a := q.out[0]
+		q.out = q.out[1:]
+		switch a.Kind {
+		case QueueAccess:
+			ok := !q.broken && a.Queue.Addr < uint64(len(q.mem))
+			if ok && a.Queue.Write {
+				copy(q.mem[a.Queue.Addr:], a.Queue.Data)
+			} else if ok {
+				copy(a.Queue.Data, q.mem[a.Queue.Addr:])
+			}
+			q.step(Event{Kind: QueueAccessed, Access: a.Queue.ID, OK: ok})
+		case Interrupt:
+			q.vectors = append(q.vectors, a.Vector)
+		default:
+			q.rest = append(q.rest, a)
+		}
+	}
+}
+
+func (q *queued) events() (out []device.Event) {
+	q.t.Helper()
+	q.drive()
+	for {
+		e := device.QueueEntryOf(q.mem[testEvents+q.read%16*device.QueueEntrySize:])
+		if e[0]&1 != uint64(q.read/16%2^1) {
+			return out
+		}
+		ev, err := device.DecodeEvent(&e)
+		if err != nil {
+			q.t.Fatal(err)
+		}
+		out = append(out, ev)
+		q.read++
+		q.write32(device.PL, device.PLEventQueue+device.QueueCons, uint64(q.read%32))
+		q.drive()
+	}
+}
+
+func (q *queued) one() device.Event {
+	q.t.Helper()
+	e := q.events()
+	if len(e) != 1 {
+		q.t.Fatalf("events %+v, want one", e)
+	}
+	return e[0]
+}
+
+func (q *queued) command(c device.Command) {
+	e := c.Encode()
+	e[0] |= uint64(q.sent/16%2 ^ 1)
+	e.Put(q.mem[testCommands+q.sent%16*device.QueueEntrySize:])
+	q.sent++
+	q.write32(device.PL, device.PLCommandQueue+device.QueueDoorbell, 1)
+	q.drive()
+}
+
+func (q *queued) get(off uint32) uint64 { return q.n.Load(device.PL, off, 4) }
+
+// fault has an access of slot 2 to an absent page fault at the node.
+func (q *queued) fault(va device.VA) {
+	q.t.Helper()
+	q.write32(device.SMMU, device.Bank(2, device.FSRRESTORE), device.FSRTF)
+	q.write64(device.SMMU, device.Bank(2, device.FAR), uint64(va))
+	q.drive()
+}
+
+// A fault of a transfer is an event with all that the registers would tell, and
+// the registers are free again.
+func TestQueueFault(t *testing.T) {
+	p := newPair(t, Config{Queues: true})
+	q := newQueued(p.to)
+	p.absent = 1
+	f := p.ring(0x20000, 0, ownPDID)
+	tr, seq := f.ID, f.Seq
+	p.to.step(Event{Kind: FrameArrived, Frame: f})
+	q.drive()
+	for _, a := range q.rest {
+		if a.Kind == Walk {
+			q.step(Event{Kind: Walked, Access: a.Access.ID, Absent: 1})
+		}
+	}
+	got := q.events()
+	if len(got) != 2 || got[0].Kind != device.EventFault || got[1].Kind != device.EventBank {
+		t.Fatalf("events %+v", got)
+	}
+	e, ok := device.DecodeFaultEntry(got[0].Words)
+	want := device.FaultEntry{Source: initiatorID, Transaction: tr, Sequence: seq, PDID: ownPDID, Page: 0x20, Response: device.ResponseSlaveError}
+	if !ok || e != want || got[0].Ext != 4096 || got[0].TX || got[0].Lost {
+		t.Errorf("entry %+v, EXT %d; want %+v, 4096", e, got[0].Ext, want)
+	}
+	if b := got[1]; b.Index != 2 || b.Status != device.FSRTF || b.Syndrome != device.FSYNR0WNR || b.Address != 0x20000 {
+		t.Errorf("bank fault %+v", b)
+	}
+	if s := q.get(device.PLRXFIFOStatus); s != device.FIFOEmpty {
+		t.Errorf("RXFIFO_STATUS %#x after it was told", s)
+	}
+	if v := q.n.Load(device.SMMU, device.Bank(2, device.FSR), 4); v != 0 || q.get(device.PLIRQStatus) != 0 {
+		t.Errorf("FSR %#x, IRQ_STATUS %#x", v, q.get(device.PLIRQStatus))
+	}
+	for _, v := range q.vectors {
+		if v != device.VectorFIFO {
+			t.Errorf("vector %d", v)
+		}
+	}
+	// The answer goes by the command queue.
+	before := p.to.n.Count(device.TXPackets)
+	q.command(device.Command{
+		Kind: device.CommandSend, Index: 2, Count: 1, Destination: packetizer.Destination(initiatorID, device.MailboxRequest, 0),
+		Words: [6]uint64{mailbox.RAPF{PDID: ownPDID, Claimed: ownPDID, Transaction: tr, Sequence: seq}.Encode()},
+	})
+	if n := p.to.n.Count(device.TXPackets) - before; n != 1 {
+		t.Errorf("%d messages sent", n)
+	}
+	if e := q.events(); len(e) != 0 {
+		t.Errorf("events %+v for a message that was taken", e)
+	}
+}
+
+// What commands do, and what they tell.
+func TestQueueCommands(t *testing.T) {
+	q := newQueued(newBenchOf(t, Config{ID: 5, VABits: 48, Epoch: 9, Queues: true}))
+	q.command(device.Command{Kind: device.CommandNop, Value: 9})
+	if e := q.one(); e.Kind != device.EventNop || e.Cookie != 9 || e.Commands != 1 {
+		t.Errorf("NOP tells %+v", e)
+	}
+	// Nobody reads mailbox 20 here.
+	q.command(device.Command{Kind: device.CommandSend, Index: 2, Channel: 3, Count: 1, Destination: packetizer.Destination(5, 20, 0)})
+	if e := q.one(); e.Kind != device.EventRefused || e.Index != 2 || e.Channel != 3 {
+		t.Errorf("a refused message tells %+v", e)
+	}
+	q.command(device.Command{Kind: device.CommandSend, Index: 2, Count: 1, Destination: packetizer.Destination(5, 3, 0), Words: [6]uint64{0x77}})
+	if e := q.one(); e.Kind != device.EventMail || e.Index != 3 {
+		t.Errorf("a message in mailbox 3 tells %+v", e)
+	}
+	if src, words, ok := q.n.PeekMail(3); !ok || src.PDID != ownPDID || words[0]&^(0xffff<<2) != 0x77&^(0xffff<<2) {
+		t.Errorf("mailbox 3 has %+v %x", src, words)
+	}
+	// A transfer that fails at once, by a descriptor without a size.
+	d := device.Descriptor{}
+	for i, w := range d.Words() {
+		q.write64(device.BTCM, uint32(device.PageSize*2+8*i), w)
+	}
+	q.command(device.Command{Kind: device.CommandDoorbell, Index: 2, Channel: 0})
+	if e := q.one(); e.Kind != device.EventDone || e.Index != 2 || e.Status != device.DoneFailed || e.Code != device.StatusDecode {
+		t.Errorf("a transfer that is over tells %+v", e)
+	}
+	q.command(device.Command{Kind: device.CommandInvalidate, Index: 2, Pages: 1 << 60})
+	q.command(device.Command{Kind: device.CommandInvalidate, Index: 2, Page: 7, Pages: 3})
+	q.command(device.Command{Kind: device.CommandSync, Index: 2, Address: 0x2fff8, Value: 0x5a})
+	if e := q.events(); len(e) != 0 || q.mem[0x2fff8] != 0x5a {
+		t.Errorf("SYNC stored %#x, events %+v", q.mem[0x2fff8], e)
+	}
+	if q.get(device.PLIRQStatus) != 0 {
+		t.Errorf("IRQ_STATUS %#x", q.get(device.PLIRQStatus))
+	}
+}
+
+// A ring that cannot be written: the registers tell what it would have, by their
+// vectors, and nothing is lost. So does bus mastering off under a SYNC.
+func TestQueueBroken(t *testing.T) {
+	q := newQueued(newBenchOf(t, Config{ID: 5, VABits: 48, Epoch: 9, Queues: true}))
+	q.broken = true
+	q.fault(0x5000)
+	const off = device.QueueErrAccess
+	if s := q.get(device.PLEventQueue + device.QueueStatus); s != off {
+		t.Errorf("EVTQ_STATUS %#x", s)
+	}
+	if v := q.n.Load(device.SMMU, device.Bank(2, device.FSR), 4); v != device.FSRTF || len(q.vectors) != 1 || q.vectors[0] != device.VectorFault {
+		t.Errorf("FSR %#x, vectors %v", v, q.vectors)
+	}
+	q.command(device.Command{Kind: device.CommandSync, Index: 2, Address: 0x2fff8, Value: 0x5a})
+	if s := q.get(device.PLCommandQueue + device.QueueStatus); s != off || q.mem[0x2fff8] != 0 {
+		t.Errorf("CMDQ_STATUS %#x", s)
+	}
+	// The error holds vector 0 up until it is cleared.
+	q.write32(device.SMMU, device.Bank(2, device.FSR), device.FSRTF)
+	q.write32(device.PL, device.PLIRQStatus, 1)
+	if q.get(device.PLIRQStatus) != 1 {
+		t.Error("vector 0 without its cause in EVTQ_STATUS")
+	}
+	q.write32(device.PL, device.PLEventQueue+device.QueueStatus, off)
+	q.write32(device.PL, device.PLIRQStatus, 1)
+	if q.get(device.PLIRQStatus) != 0 {
+		t.Error("vector 0 is still up")
+	}
+}
+
+// CTRL.reset turns both off; without CAPS[28] nothing turns them on.
+func TestQueueOff(t *testing.T) {
+	q := newQueued(newBenchOf(t, Config{ID: 5, VABits: 48, Epoch: 9, Queues: true}))
+	q.write32(device.PL, device.PLCtrl, device.CtrlReset|device.CtrlEnable)
+	for _, base := range []uint32{device.PLEventQueue, device.PLCommandQueue} {
+		for off := uint32(0); off <= device.QueueStatus; off += 4 {
+			if v := q.get(base + off); v != 0 {
+				t.Errorf("pl+%#x is %#x after reset", base+off, v)
+			}
+		}
+	}
+	q.out = nil
+	q.fault(0)
+	q.write32(device.SMMU, device.Bank(2, device.SCTLR), device.SCTLRDriver)
+	q.drive()
+	if len(q.vectors) == 0 || q.vectors[0] != device.VectorFault || q.events() != nil {
+		t.Errorf("vectors %v after reset", q.vectors)
+	}
+	q = newQueued(newBench(t))
+	q.command(device.Command{Kind: device.CommandNop})
+	if q.get(device.PLEventQueue+device.QueueStatus) != 0 || q.n.queues.Active() {
+		t.Error("a node without CAPS[28] has queues")
+	}
+}

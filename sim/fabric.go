@@ -76,8 +76,9 @@ const (
 	maxStart   = 30_000
 )
 
-// NewFabric makes the scenario of a seed.
-func NewFabric(seed uint64) (*Fabric, error) {
+// NewFabric makes the scenario of a seed, with drivers that work by registers or
+// by queues in memory.
+func NewFabric(seed uint64, queues bool) (*Fabric, error) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	pick := func(n int) int { return rng.IntN(n) }
 	cross, large, slow := seed%crossEvery == 7, seed%largeEvery == 11, seed%slowEvery == 5
@@ -102,7 +103,7 @@ func NewFabric(seed uint64) (*Fabric, error) {
 		Interrupt: int64(pick(2) * pick(400_000)),
 		Firmware: r5.Options{
 			NoFastPath: pick(4) == 0, NoBypass: pick(4) == 0, NoTickets: pick(4) == 0,
-			NoCounters: pick(16) == 0, NoRetransmissionBit: pick(4) == 0,
+			NoCounters: pick(16) == 0, NoRetransmissionBit: pick(4) == 0, NoWholeBlocks: pick(3) == 0,
 		},
 	}
 	if slow {
@@ -114,6 +115,10 @@ func NewFabric(seed uint64) (*Fabric, error) {
 	if cfg.NoTXFIFO {
 		// A source that is not there is tried for 100 s.
 		cfg.TimeoutUS += 20000
+	}
+	cfg.Queues = queues
+	if queues && seed%4 == 1 {
+		cfg.BreakQueues = 10_000
 	}
 	w, err := New(cfg)
 	if err != nil {
@@ -265,7 +270,7 @@ func (f *Fabric) describe(j *job, i int, rng *rand.Rand) {
 	j.desc = device.Descriptor{
 		Src: j.from.Base + device.VA(j.src), Dst: j.to.Base + device.VA(j.dst), Size: uint32(j.size),
 		First: 0xf125_0000 + uint64(i), Last: 0x1a57_0000 + uint64(i), Urgent: rng.IntN(8) == 0,
-		DstNode: j.to.node, DstPDID: j.to.Domain.PDID,
+		DstNode: j.to.node, DstPDID: j.to.Domain.PDID, DstGeneration: j.to.Domain.Generation,
 	}
 	if j.words >= 0 {
 		j.desc.Notify = j.to.Base + device.VA(j.words)
@@ -364,7 +369,7 @@ func (f *Fabric) bound() {
 	if c.FIFO > 0 {
 		unheard = max(unheard, 0.5)
 	}
-	tail := int64(worst(lost)) * round
+	tail := 2 * int64(worst(lost)) * round // the first frame of each link is told its number
 	for k := range worst(unheard) {
 		tail += ms(c.GuardUS) << min(k, 4)
 	}
@@ -405,6 +410,7 @@ func (j *job) ask() {
 	m := mailbox.ReadRequest{
 		PDID: p.Domain.PDID, Tag: j.tag, Size: j.desc.Size, Src: j.desc.Src, Dst: j.desc.Dst,
 		Notify: j.desc.Notify, First: j.desc.First, Last: j.desc.Last, Target: j.from.Domain.PDID,
+		TargetGeneration: j.from.Domain.Generation,
 	}
 	words := m.Encode()
 	p.Send(j.tries%3, j.from.node, device.MailboxRead, words[:]...)

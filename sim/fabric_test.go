@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
 )
 
 // tally sums what the scenarios of a test met, so that they do what they are for.
@@ -20,6 +21,7 @@ type tally struct {
 	byStatus                       [16]int
 	counts                         [device.Counters]uint64
 	met                            met
+	queues                         queues.Stats
 	large, one, urgent, low, eight int
 	worst                          float64 // of its bound, that a scenario without a grace of 100 s took
 	worstSeed                      uint64
@@ -63,6 +65,15 @@ func (m *tally) add(f *Fabric) {
 		m.eight++
 	}
 	for _, n := range f.World.nodes {
+		if n.queues != nil {
+			s := n.queues.Stats()
+			m.queues.Events += s.Events
+			m.queues.Commands += s.Commands
+			m.queues.Bells += s.Bells
+			m.queues.Refused += s.Refused
+			m.queues.Breaks += s.Breaks
+			m.queues.Bad += s.Bad
+		}
 		for c := range device.Counters {
 			m.counts[c] += n.SOC.Count(device.Counter(c))
 		}
@@ -88,14 +99,15 @@ func (m *tally) rows() []row {
 		{"first blocks of misaligned destinations", w.misaligned},
 		{"retransmissions after the time-out", w.timeOuts}, {"retransmissions after the guard", w.guards}, {"RAPFs obeyed", w.rapfs},
 		{"reads refused at a full queue", w.readsRefused},
-		{"moments with all 32 read channels busy", w.channelsBusy},
-		{"moments with all 32 read channels busy in both directions", w.bothBusy},
+		{"moments with all read channels busy that are not kept", w.channelsBusy},
+		{"moments with all read channels busy that are not kept in both directions", w.bothBusy},
 		{"FIFO entries lost at a full FIFO", int(m.counts[device.FIFOOverflows])},
 		{"entries of a fault left out as doubles", int(m.counts[device.FIFODedup])},
 		{"RAPFs of former sequence numbers", int(m.counts[device.RAPFStale])},
 		{"forged RAPFs refused", int(m.counts[device.RAPFDenied])},
 		{"late acknowledgements ignored", int(m.counts[device.AckStale])},
-		{"stale packets dropped", int(m.counts[device.PktStale])},
+		{"stale packets dropped", int(m.counts[device.PktStale])}, {"numbers of links told", w.links},
+		{"blocks in several frames", w.pieces},
 	}
 	for c := range otherFrame {
 		rows = append(rows, row{fmt.Sprintf("lost: %s", c), w.lost[c]}, row{fmt.Sprintf("doubled: %s", c), w.doubled[c]})
@@ -118,8 +130,26 @@ func TestFabric(t *testing.T) {
 	if v, err := strconv.ParseUint(os.Getenv("PFD_SEED"), 10, 64); err == nil {
 		first, count = v, 1
 	}
+	bothWays(t, func(t *testing.T, queues bool) { testFabric(t, first, count, queues) })
+}
+
+// bothWays runs a test with drivers that work by registers, and by queues in
+// memory.
+func bothWays(t *testing.T, test func(t *testing.T, queues bool)) {
+	t.Run("registers", func(t *testing.T) { test(t, false) })
+	t.Run("queues", func(t *testing.T) { test(t, true) })
+}
+
+func testFabric(t *testing.T, first, count uint64, inMemory bool) {
 	var m tally
-	if err := runSeeds(first, count, runtime.GOMAXPROCS(0), m.add); err != nil {
+	err := runSeeds(first, count, runtime.GOMAXPROCS(0), func(seed uint64) error {
+		f, err := runSeed(seed, inMemory)
+		if err == nil {
+			m.add(f)
+		}
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("%d seeds, %d transfers; failed by status %v; seed %d took most of its bound: %.0f%%", m.all, m.transfers, m.byStatus, m.worstSeed, 100*m.worst)
@@ -130,6 +160,13 @@ func TestFabric(t *testing.T) {
 			t.Errorf("no scenario met %s", r.what)
 		}
 	}
+	if inMemory {
+		q := &m.queues
+		t.Logf("queues in memory: %+v", *q)
+		if q.Bad > 0 || count >= 300 && (q.Events == 0 || q.Commands == 0 || q.Breaks == 0) || q.Bells > q.Commands {
+			t.Error("the queues do not do what they are for")
+		}
+	}
 	if count >= 300 && (m.complete < m.transfers/2 || m.complete == m.transfers) {
 		t.Error("the scenarios do not do what they are for")
 	}
@@ -137,7 +174,7 @@ func TestFabric(t *testing.T) {
 
 // runSeeds runs count seeds from first on, on so many threads, and gives the
 // error of the lowest seed that failed.
-func runSeeds(first, count uint64, threads int, done func(*Fabric)) error {
+func runSeeds(first, count uint64, threads int, run func(seed uint64) error) error {
 	var next atomic.Uint64
 	var mu sync.Mutex
 	var worst error
@@ -153,17 +190,13 @@ func runSeeds(first, count uint64, threads int, done func(*Fabric)) error {
 				if over {
 					return
 				}
-				f, err := runSeed(first + seed)
-				if err != nil {
+				if err := run(first + seed); err != nil {
 					mu.Lock()
 					if first+seed < at {
 						at, worst = first+seed, fmt.Errorf("%w\nrun it alone with PFD_SEED=%d", err, first+seed)
 					}
 					mu.Unlock()
 					return
-				}
-				if done != nil {
-					done(f)
 				}
 			}
 		})
@@ -173,13 +206,13 @@ func runSeeds(first, count uint64, threads int, done func(*Fabric)) error {
 }
 
 // runSeed plays one seed; a machine that breaks down fails it too.
-func runSeed(seed uint64) (f *Fabric, err error) {
+func runSeed(seed uint64, queues bool) (f *Fabric, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("seed %d: the machine broke down: %v", seed, r)
 		}
 	}()
-	f, err = NewFabric(seed)
+	f, err = NewFabric(seed, queues)
 	if err != nil {
 		return f, fmt.Errorf("seed %d: %w", seed, err)
 	}

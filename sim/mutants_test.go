@@ -33,6 +33,7 @@ const (
 	cutFile  = "soc/r5/transfer.go"
 	readFile = "soc/r5/read.go"
 	recvFile = "soc/pldma/receive.go"
+	dmaFile  = "soc/pldma/pldma.go"
 	openFile = "soc/pldma/read.go"
 	fifoFile = "soc/fifo/fifo.go"
 )
@@ -59,6 +60,8 @@ var mutants = []mutant{
 		{runFile, "(chosen == classes || fw.run.passed[c] >= passes)", "(chosen == classes || !M && fw.run.passed[c] >= passes)"}}},
 	{"read request lost at a full queue", []edit{
 		{readFile, "	default:\n		fw.answer(&r.from, device.CodeNoContext, 0)", "	default:\n		if M {\n			return\n		}\n		fw.answer(&r.from, device.CodeNoContext, 0)"}}},
+	{"a peer takes the read channels kept for others", []edit{
+		{readFile, "	return free > len(d.peers) || d.mayHave(", "	return free > len(d.peers) || M && free > 0 || d.mayHave("}}},
 	{"retransmission while the old one is sent", []edit{
 		{runFile, "	if fw.cfg.Options.NoRetransmissionBit {\n		// Nothing", "	if M || fw.cfg.Options.NoRetransmissionBit {\n		// Nothing"},
 		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},
@@ -72,7 +75,10 @@ var mutants = []mutant{
 		{runFile, "x.issued == x.desc.Size && x.acked == x.blocks-1", "x.issued == x.desc.Size && (M || x.acked == x.blocks-1)"}}},
 	{"sequence numbers start anew with each use of an id", []edit{
 		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].last[id] = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
+	// With a target that remembers no read that it has served: one that does serves
+	// hardly any twice, and there is nothing to let in.
 	{"data of a read let in after its end", []edit{
+		{readFile, "|| slices.Contains(q.served[:], r)", "|| !M && slices.Contains(q.served[:], r)"},
 		{openFile, "	return false, later\n", "	if M {\n		return true, false\n	}\n	return false, later\n"},
 		{openFile, "	e.nack(c, device.CodeDomain)\n	return false\n", "	if M {\n		return true\n	}\n	e.nack(c, device.CodeDomain)\n	return false\n"}}},
 	{"an acknowledged block written again", []edit{
@@ -83,6 +89,23 @@ var mutants = []mutant{
 		{runFile, "x.failing || x.inflight >= fw.window(x) {", "x.failing || x.inflight >= fw.window(x) && !(M && x.inflight == fw.window(x)) {"}}},
 	{"a block acknowledged while it is being written", []edit{
 		{recvFile, "c.nacked || c.writing > 0 ||", "c.nacked || !M && c.writing > 0 ||"}}},
+	{"the generation of a domain not compared", []edit{
+		{dmaFile, "d.PDID == pdid && d.Generation == g {\n			return i", "d.PDID == pdid && (M || d.Generation == g) {\n			return i"}}},
+	{"contexts outlive their domain", []edit{
+		{dmaFile, "	e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n", "	if !M {\n		e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n	}\n"}}},
+	{"contexts outlive the right of their sender", []edit{
+		{dmaFile, "!c.header.Read && !d.admits(c.header.SrcPDID)", "!M && !c.header.Read && !d.admits(c.header.SrcPDID)"}}},
+	{"packets of a newer number counted in the context of an older one", []edit{
+		{recvFile, "	if c == nil || c.header.Seq != f.Seq {", "	if c == nil || !M && c.header.Seq != f.Seq {"},
+		{recvFile, "		if c.writing > 0 && !newUse {", "		if c.writing > 0 && (M || !newUse) {"}}},
+	{"a new life does not wait for writes of the former one", []edit{
+		{recvFile, "(h.ID == f.ID || h.Epoch != f.Epoch)", "(h.ID == f.ID || h.Epoch != f.Epoch) && !M"}}},
+	{"a receiver that knows lives by the order of their epochs", []edit{
+		{recvFile, "	case s.link != 0 && f.Epoch == s.epoch:\n", "	case M && s.link != 0 && s.epoch-f.Epoch < 1<<31 && f.Epoch != s.epoch:\n		return nil\n	case s.link != 0 && f.Epoch == s.epoch:\n"}}},
+	{"the FIFO's check for doubles outlives a node's life", []edit{
+		{recvFile, "	e.cfg.RX.Forget(f.SrcNode)\n", "	if !M {\n		e.cfg.RX.Forget(f.SrcNode)\n	}\n"}}},
+	{"pieces of a read's last block dropped after a fault of its words", []edit{
+		{openFile, "			o.closing &^= 1 << uint(i)\n		}\n	}\n}", "			if !M {\n				o.closing &^= 1 << uint(i)\n			}\n		}\n	}\n}"}}},
 }
 
 // mutantStarts and mutantMost bound the search for a mutant: so many scenarios
@@ -102,6 +125,10 @@ func TestMutants(t *testing.T) {
 		t.Skip("this is the program with the mutants")
 	}
 	program := buildMutants(t)
+	bothWays(t, func(t *testing.T, queues bool) { testMutants(t, program, queues) })
+}
+
+func testMutants(t *testing.T, program string, queues bool) {
 	type found struct {
 		seeds uint64
 		what  string
@@ -122,7 +149,7 @@ func TestMutants(t *testing.T) {
 				}
 				k, i := n/len(mutantStarts), n%len(mutantStarts)
 				h := &all[k][i]
-				h.seeds, h.what, h.err = hunt(t.Context(), program, k+1, mutantStarts[i])
+				h.seeds, h.what, h.err = hunt(t.Context(), program, queues, k+1, mutantStarts[i])
 			}
 		})
 	}
@@ -215,9 +242,9 @@ func word1(s, by string) string {
 }
 
 // hunt gives the number of seeds until mutant k is noticed, and how; "" is not.
-func hunt(ctx context.Context, program string, k int, start uint64) (uint64, string, error) {
+func hunt(ctx context.Context, program string, queues bool, k int, start uint64) (uint64, string, error) {
 	cmd := exec.CommandContext(ctx, program, "-test.run", "^TestMutant$", "-test.timeout", "2m")
-	cmd.Env = append(os.Environ(), fmt.Sprintf("PFD_MUTANT=%d", k), fmt.Sprintf("PFD_START=%d", start), "GOMAXPROCS=1")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("PFD_MUTANT=%d", k), fmt.Sprintf("PFD_START=%d", start), fmt.Sprintf("PFD_QUEUES=%t", queues), "GOMAXPROCS=1")
 	out, err := cmd.Output()
 	for line := range strings.Lines(string(out)) {
 		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), "noticed after "); ok {
@@ -245,8 +272,13 @@ func TestMutant(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	queues := os.Getenv("PFD_QUEUES") == "true"
 	for n := range uint64(mutantMost) {
-		if _, err := runSeed(start + n); err != nil {
+		_, err := runSeed(start+n, queues)
+		if err == nil {
+			_, err = runChurn(start+n, queues)
+		}
+		if err != nil {
 			text, _, _ := strings.Cut(err.Error(), "\n")
 			fmt.Printf("noticed after %d: %.110s\n", n+1, text)
 			return

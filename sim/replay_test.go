@@ -53,11 +53,11 @@ func recorded(t testing.TB) (file []byte, digest record.Digest, count uint64) {
 		store(i, device.PL, device.PLCtrl, 4, device.CtrlEnable)
 		store(i, device.PL, device.PLPktzCfg+8*16, 8, 5|device.CfgEnable)
 		store(i, device.PL, device.PLMboxCfg+8*16, 8, 5|device.CfgEnable)
-		store(i, device.PL, device.PLPDCfg, 8, 5|device.CfgEnable)
+		store(i, device.PL, device.PLPDCfg, 8, device.PDCfg(5, 7))
 		load(i, device.PL, device.PLCaps, 8)
 	}
 	event(0, soc.Event{Kind: soc.DoorbellRung, Slot: 0, Channel: 65}) // there is none
-	event(0, soc.Event{Kind: soc.MessageSent, Interface: 16, Destination: 1 | 16<<24, N: 1, Words: [8]uint64{0xabc}})
+	event(0, soc.Event{Kind: soc.MessageSent, Interface: 16, Destination: 1 | 16<<24 | 7<<32, N: 1, Words: [8]uint64{0xabc}})
 	for len(todo) > 0 {
 		a := todo[0]
 		todo = todo[1:]

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/exanet/pfd/device"
@@ -58,6 +59,8 @@ type use struct {
 	seq    device.Sequence // as sent last
 	at     int64           // when
 	asked  bool            // something has allowed to send it again
+	have   uint64          // packets of this sending so far
+	linked bool            // the receiver has told the number of the link for this sending
 	paused int64           // when it was told of a page fault, 0 not since
 	words  bool
 	acked  bool
@@ -87,6 +90,7 @@ type met struct {
 	ackedAgain, wordsAlone   int
 	misaligned               int // first blocks of several
 	readsRefused             int
+	links, pieces            int // numbers of links told; further frames of blocks
 	channelsBusy, bothBusy   int // moments with all read channels of a node, of two, busy
 }
 
@@ -104,7 +108,7 @@ func (m *met) add(o *met) {
 		{&m.contextsUsedUp, &o.contextsUsedUp}, {&m.sourceFaults, &o.sourceFaults}, {&m.retransmissions, &o.retransmissions},
 		{&m.timeOuts, &o.timeOuts}, {&m.guards, &o.guards}, {&m.rapfs, &o.rapfs},
 		{&m.ackedAgain, &o.ackedAgain}, {&m.wordsAlone, &o.wordsAlone}, {&m.misaligned, &o.misaligned},
-		{&m.readsRefused, &o.readsRefused}, {&m.channelsBusy, &o.channelsBusy}, {&m.bothBusy, &o.bothBusy},
+		{&m.readsRefused, &o.readsRefused}, {&m.links, &o.links}, {&m.pieces, &o.pieces}, {&m.channelsBusy, &o.channelsBusy}, {&m.bothBusy, &o.bothBusy},
 	} {
 		*p.to += *p.from
 	}
@@ -141,6 +145,8 @@ func classOf(f *wire.Frame) frameClass {
 			return ackFrame
 		}
 		return nackFrame
+	case wire.Link:
+		return otherFrame
 	}
 	switch mailbox.OpcodeOf(f.Message[0]) {
 	case mailbox.OpRAPF:
@@ -224,10 +230,23 @@ func (x *watch) block(f *wire.Frame) {
 	p := place{f.SrcNode, f.ID}
 	r := route{p, f.DstNode}
 	u := x.uses[p]
+	if u != nil && u.first == f.First && u.seq == f.Seq && u.block == block && f.Kind == wire.Data && u.have&f.Present == 0 {
+		u.have |= f.Present // another piece of the same sending
+		x.met.pieces++
+		u.words = u.words || f.HasWords
+		return
+	}
+	if u != nil && u.linked && u.first == f.First && u.seq == f.Seq && u.block == block {
+		u.linked, u.have = f.Present != wire.All(len(f.Payload)), f.Present // the same sending, with the number of the link
+		return
+	}
 	again := u != nil && u.job == j && u.round == j.run.round && u.first == f.First && u.block == block
 	if last, ok := x.last[r]; ok && !f.Seq.Newer(last) {
 		if x.f.World.cfg.Firmware.NoRetransmissionBit && again && f.Seq != last {
 			return // both were read at a time, and the older one took longer
+		}
+		if x.f.World.cfg.Firmware.NoWholeBlocks && f.Present&1 == 0 {
+			return // a later piece of a former sending, perhaps of a block that is over
 		}
 		x.wrong("id %d of node %d: sequence number %d after %d", f.ID, f.SrcNode, f.Seq, last)
 	}
@@ -238,7 +257,7 @@ func (x *watch) block(f *wire.Frame) {
 		x.begin(f, j, u, block)
 		u = x.uses[p]
 	}
-	u.seq, u.at, u.asked, u.paused = f.Seq, x.f.World.now, false, 0
+	u.seq, u.at, u.asked, u.paused, u.have = f.Seq, x.f.World.now, false, 0, f.Present
 	if f.HasWords {
 		u.words = true
 		for b, acked := range j.run.acked {
@@ -379,6 +398,10 @@ func (x *watch) arrived(f *wire.Frame, order uint64) {
 		x.met.overtaken++
 	}
 	x.came[ends] = max(order, x.came[ends])
+	if u := x.uses[place{f.DstNode, f.ID}]; f.Kind == wire.Link && u != nil && u.seq == f.Seq {
+		u.linked = true
+		x.met.links++
+	}
 	switch classOf(f) {
 	case ackFrame, nackFrame:
 		x.heard(f)
@@ -446,7 +469,7 @@ func (x *watch) wrote(n *Node, off uint32, v uint64) {
 		return
 	}
 	base := off - device.PktzSend
-	node, box := packetizer.SplitDestination(mem[base+device.PktzDestination])
+	node, box, _ := packetizer.SplitDestination(mem[base+device.PktzDestination])
 	m, err := mailbox.DecodeRAPF(mem[base+device.PktzPayload])
 	if err != nil || node != own || box != device.MailboxRequest {
 		return
@@ -518,10 +541,18 @@ func (x *watch) jobOf(n *Node, slot, ch int, over bool) *job {
 	return j
 }
 
+// allBusy tells whether so many read channels of a domain are busy that its only
+// reader gets no more: the domain admits itself and 15 others, and one is kept for
+// each of these that reads nothing.
+func allBusy(busy uint32) bool {
+	const channels, kept = device.ChannelsPerSlot - device.WriteChannels, 15
+	return bits.OnesCount32(busy) >= channels-kept
+}
+
 // countBusy counts the moments at which all read channels of a node are busy, and
 // those of another, too, that reads from it.
 func (x *watch) countBusy(n *Node, busy uint32) {
-	if busy != ^uint32(0) {
+	if !allBusy(busy) {
 		return
 	}
 	x.met.channelsBusy++
@@ -530,7 +561,7 @@ func (x *watch) countBusy(n *Node, busy uint32) {
 			continue
 		}
 		for _, other := range x.busy[id] {
-			if other == ^uint32(0) {
+			if allBusy(other) {
 				x.met.bothBusy++
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/soc"
@@ -38,6 +39,10 @@ type Config struct {
 	Outstanding uint32
 	// Interrupt is how long a vector takes to the driver at most, ns; 0: 200.
 	Interrupt int64
+	// Queues has the drivers work by queues in memory; of a million accesses of
+	// these BreakQueues fail.
+	Queues      bool
+	BreakQueues int
 	// Firmware, IDs, FIFO and Contexts are soc.Config's.
 	Firmware            r5.Options
 	IDs, FIFO, Contexts int
@@ -56,17 +61,22 @@ type World struct {
 	steps  int
 	sent   uint64 // frames
 	watch  *watch // nil: nobody looks
+	churn  *Churn // the same
+	dir    *domain.Directory
 }
 
 // Node is one node of a world, with its driver.
 type Node struct {
 	world    *World
+	id       device.NodeID
 	SOC      *soc.Node
 	link     *link.Link
 	Driver   *fault.Driver
 	Domains  *domain.Manager
 	handler  device.Handler
 	windows  [device.Windows]window
+	queues   *queues.Bus // nil: the driver works by registers
+	rings    []byte
 	process  [device.Slots]*Process
 	deadline int64 // for which a tick is scheduled
 	actions  []soc.Action
@@ -104,40 +114,76 @@ func New(cfg Config) (*World, error) {
 		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)),
 		pool: new(wire.Pool), digest: fnv.New64a(),
 	}
-	dir, err := domain.NewDirectory(domain.DirectoryConfig{})
+	var err error
+	w.dir, err = domain.NewDirectory(domain.DirectoryConfig{Generation: device.Generation(w.rng.Uint32() | 1)})
 	if err != nil {
 		return nil, err
 	}
 	for i := range cfg.Nodes {
-		n := &Node{world: w, deadline: 1 << 62}
-		n.SOC = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: true, Epoch: uint16(w.rng.Uint32()) | 1,
-			Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts,
-			Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
-		})
-		n.link = link.New(cfg.Injection, w.rng, w.pool)
+		n := &Node{world: w, id: device.NodeID(i), link: link.New(cfg.Injection, w.rng, w.pool)}
 		for id := range n.windows {
 			n.windows[id] = window{n, device.WindowID(id)}
 		}
-		n.Driver = fault.New(fault.Config{Bus: n, Node: device.NodeID(i), Now: w.Now, TimeoutSource: cfg.NoTXFIFO})
-		n.handler = n.Driver
-		n.Domains, err = domain.NewManager(n, device.NodeID(i), dir, domain.WithTimer(func(d time.Duration, f func()) {
-			w.after(int64(d), f)
-		}))
-		if err != nil {
-			return nil, err
-		}
 		w.nodes = append(w.nodes, n)
-		if err := n.Domains.Init(); err != nil {
-			return nil, fmt.Errorf("node %d: %w", i, err)
-		}
-		for reg, v := range map[uint32]uint32{device.PLTimeoutUS: cfg.TimeoutUS, device.PLGuardUS: cfg.GuardUS, device.PLOutstanding: cfg.Outstanding} {
-			if v != 0 {
-				_ = n.windows[device.PL].Write32(reg, v)
-			}
+		n.power()
+		if err := n.start(); err != nil {
+			return nil, err
 		}
 	}
 	return w, nil
+}
+
+// power gives the node a machine at reset; nothing of a former one goes on.
+func (n *Node) power() {
+	w, cfg := n.world, &n.world.cfg
+	n.SOC = soc.New(soc.Config{
+		ID: n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: true, Epoch: w.rng.Uint32() | 1,
+		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts,
+		Queues: cfg.Queues, Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
+	})
+	n.deadline = 1 << 62
+}
+
+// start sets the node up as pfd does it.
+func (n *Node) start() (err error) {
+	w, cfg := n.world, &n.world.cfg
+	bus := device.Bus(n)
+	if cfg.Queues {
+		if bus, err = n.useQueues(); err != nil {
+			return fmt.Errorf("node %d: %w", n.id, err)
+		}
+	}
+	n.Driver = fault.New(fault.Config{Bus: bus, Node: n.id, Now: w.Now, TimeoutSource: cfg.NoTXFIFO})
+	n.handler = n.Driver
+	if cfg.Queues {
+		n.queues.Handle(n.Driver)
+		n.handler = n.queues
+	}
+	n.Domains, err = domain.NewManager(bus, n.id, w.dir, domain.WithTimer(func(d time.Duration, f func()) {
+		w.after(int64(d), f)
+	}))
+	if err != nil {
+		return err
+	}
+	if err := n.Domains.Init(); err != nil {
+		return fmt.Errorf("node %d: %w", n.id, err)
+	}
+	for reg, v := range map[uint32]uint32{device.PLTimeoutUS: cfg.TimeoutUS, device.PLGuardUS: cfg.GuardUS, device.PLOutstanding: cfg.Outstanding} {
+		if v != 0 {
+			_ = n.windows[device.PL].Write32(reg, v)
+		}
+	}
+	return nil
+}
+
+// alive gives f for as long as the node has the machine that it has now.
+func (n *Node) alive(f func()) func() {
+	s := n.SOC
+	return func() {
+		if n.SOC == s {
+			f()
+		}
+	}
 }
 
 // Now gives the simulated time, ns.
@@ -185,6 +231,9 @@ func (w *World) step() error {
 	e := heap.Pop(&w.events).(event)
 	w.now = e.at
 	e.run()
+	if w.churn != nil && w.churn.err != nil {
+		return fmt.Errorf("seed %d: %w", w.cfg.Seed, w.churn.err)
+	}
 	if w.watch != nil && w.watch.err != nil {
 		return fmt.Errorf("seed %d: %w", w.cfg.Seed, w.watch.err)
 	}
@@ -236,24 +285,31 @@ func (n *Node) do(actions []soc.Action) {
 			n.transmit(a.Frame)
 		case soc.Walk:
 			id, slot, va, pages, write := a.Access.ID, a.Access.Slot, a.Access.VA, a.Access.Pages(), a.Access.Write
-			w.after(w.memoryTime(), func() {
-				absent, denied := n.process[slot].walk(va, pages, write)
+			p := n.process[slot]
+			w.after(w.memoryTime(), n.alive(func() {
+				absent, denied := p.walk(va, pages, write)
 				n.Event(&soc.Event{Kind: soc.Walked, Access: id, Absent: absent, Denied: denied})
-			})
+			}))
 		case soc.Move:
-			acc := *a.Access
-			w.after(w.memoryTime(), func() {
-				ok := n.process[acc.Slot].move(acc.VA, acc.Data, acc.Write)
+			acc, p := *a.Access, n.process[a.Access.Slot]
+			if w.churn != nil && acc.Write {
+				w.churn.moves(n, p, &acc)
+			}
+			w.after(w.memoryTime(), n.alive(func() {
+				ok := p.move(acc.VA, acc.Data, acc.Write)
 				w.note(uint64(acc.VA), uint64(len(acc.Data)))
+				if w.churn != nil && acc.Write && ok {
+					w.churn.landed(p, &acc)
+				}
 				n.Event(&soc.Event{Kind: soc.Moved, Access: acc.ID, OK: ok})
-			})
+			}))
 		case soc.Interrupt:
 			v := int(a.Vector)
 			d := int64(200)
 			if w.cfg.Interrupt > 0 {
 				d += w.rng.Int64N(w.cfg.Interrupt)
 			}
-			w.after(d, func() { n.handler.Interrupt(v) })
+			w.after(d, n.alive(func() { n.handler.Interrupt(v) }))
 		case soc.DescriptorChanged:
 			if w.watch != nil {
 				w.watch.reported(n, a)
@@ -264,7 +320,7 @@ func (n *Node) do(actions []soc.Action) {
 		case soc.MailArrived:
 			m := int(a.Interface)
 			if p := n.process[(m-device.MailboxProcess)%device.Slots]; p != nil && p.OnMail != nil {
-				w.after(200, func() {
+				w.after(200, n.alive(func() {
 					for {
 						src, words, ok := n.SOC.TakeMail(m)
 						if !ok {
@@ -272,12 +328,14 @@ func (n *Node) do(actions []soc.Action) {
 						}
 						p.OnMail(src, words)
 					}
-				})
+				}))
 			}
 		case soc.WordsWritten:
 			if p := n.process[a.Slot]; p != nil && p.OnWords != nil {
 				p.OnWords()
 			}
+		case soc.QueueAccess:
+			n.queueAccess(a.Queue)
 		}
 	}
 	n.actions = actions[:0]
@@ -291,12 +349,12 @@ func (n *Node) tick() {
 		return
 	}
 	n.deadline = d
-	n.world.after(d-n.world.now, func() {
+	n.world.after(d-n.world.now, n.alive(func() {
 		if n.deadline == d {
 			n.deadline = 1 << 62
 		}
 		n.Event(&soc.Event{Kind: soc.Tick})
-	})
+	}))
 }
 
 func (n *Node) transmit(f *wire.Frame) {
@@ -305,6 +363,9 @@ func (n *Node) transmit(f *wire.Frame) {
 	if dst >= len(w.nodes) {
 		w.pool.Put(f)
 		return
+	}
+	if w.churn != nil {
+		w.churn.sent(n, f)
 	}
 	if w.watch != nil {
 		w.watch.sent(n, f)
@@ -336,7 +397,7 @@ func (n *Node) Serve(context.Context, device.Handler) error {
 }
 
 // Post has f run after what runs now.
-func (n *Node) Post(f func()) { n.world.after(0, f) }
+func (n *Node) Post(f func()) { n.world.after(0, n.alive(f)) }
 
 // Do has c run when its time has passed.
 func (n *Node) Do(_ int, c device.Call, long bool) {
@@ -344,7 +405,7 @@ func (n *Node) Do(_ int, c device.Call, long bool) {
 	if long {
 		d += 20000
 	}
-	n.world.after(d, func() { c.Run(); c.Done() })
+	n.world.after(d, n.alive(func() { c.Run(); c.Done() }))
 }
 
 type window struct {
@@ -362,7 +423,7 @@ func (x *window) Write64(off uint32, v uint64) error {
 
 func (x *window) write(off uint32, width int, v uint64) {
 	n := x.n
-	if n.world.watch != nil && x.id == device.PKTZ {
+	if n.world.watch != nil && x.id == device.PKTZ && n.queues == nil {
 		n.world.watch.wrote(n, off, v)
 	}
 	n.do(n.SOC.Store(n.world.now, x.id, off, width, v, n.actions[:0]))

@@ -115,6 +115,7 @@ func build(seed uint64) (*scenario, error) {
 		at += pick(2 * device.PageSize)
 	}
 	for _, t := range s.transfers {
+		t.desc.DstGeneration = s.dst.Domain.Generation
 		t.doomed = s.impossible(t)
 	}
 	s.guard = s.outside()

@@ -1,0 +1,640 @@
+package sim
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/link"
+	"github.com/exanet/pfd/soc/pldma"
+	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// Churn is a scenario in which nothing stays as it is: destinations are used again
+// and again, transfers aborted, processes end and others follow them with the same
+// slot and PDID or with another, rights are withdrawn, nodes are reset and lose
+// power, frames come again much later, and a neighbour sends what it likes. Each
+// word of a source says which transfer it belongs to, so each word that is written
+// is judged: by whom it names, where it goes, and what was acknowledged before.
+// When all this ends, everybody must reach everybody again.
+type Churn struct {
+	World *World
+	rng   *rand.Rand
+	seats []*seat
+	all   []*move
+	lives []int // of each node
+	up    []int // the life that each node was started in last
+	late  bool  // nothing is disturbed any more
+	err   error
+
+	sends  map[sending]*piece
+	firsts map[sending]*piece // by the first number of the use
+	serial uint64             // uses of ids so far
+	uses   map[usage]uint64   // the newest use of an id that a process's node acknowledged
+	acked  map[lifeAt]int     // the newest life of a node that it acknowledged
+
+	// What the scenario met, for its test.
+	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Landed, Complete int
+}
+
+// ErrChurn: a byte, an acknowledgement or a silence that may not be.
+var ErrChurn = errors.New("what may not be")
+
+// Sizes of a seat's memory: sources of transfers under way, then destinations.
+const (
+	churnBase  = device.VA(0x7f00_0000_0000)
+	churnMost  = 24 << 10 // bytes of a transfer
+	churnPlace = 4        // transfers of a source at a time
+	churnFrom  = churnPlace * churnMost
+	churnPages = churnFrom/device.PageSize + 20
+	churnSteps = 70
+)
+
+// seat is where processes follow each other.
+type seat struct {
+	node  int
+	uid   uint32
+	p     *Process // nil: nobody just now
+	place [churnPlace]bool
+	chans [device.WriteChannels]*move
+	tag   uint16
+	mute  bool // its peers' rights are withdrawn
+}
+
+// move is one transfer.
+type move struct {
+	id       uint64
+	read     bool
+	at, from *seat // the initiator's, the source's
+	src, dst *Process
+	place    int
+	desc     device.Descriptor
+	tag      uint16
+	got      []bool // words that have landed
+	sends    []*piece
+	ended    bool
+	done     uint32
+	status   uint8
+	closed   bool // the target's application has seen its end and uses its memory
+}
+
+// sending is a number under which a block is sent in one life of its node, whose
+// epoch an acknowledgement carries back; piece is the block.
+type sending struct {
+	node  device.NodeID
+	epoch uint32
+	id    device.TransactionID
+	seq   device.Sequence
+}
+
+type piece struct {
+	move     *move
+	at, size int // bytes in the transfer
+	life     int
+	id       device.TransactionID
+	serial   uint64
+}
+
+type usage struct {
+	node device.NodeID
+	id   device.TransactionID
+	to   *Process
+}
+
+type lifeAt struct {
+	node device.NodeID
+	to   *Process
+}
+
+// NewChurn makes the scenario of a seed, with drivers that work by registers or by
+// queues in memory.
+func NewChurn(seed uint64, queues bool) (*Churn, error) {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	pick := func(n int) int { return rng.IntN(n) }
+	w, err := New(Config{
+		Seed: seed, Nodes: 2 + pick(2), Memory: int64(1 + pick(40_000)), SlowMemory: pick(3) * 30_000,
+		TimeoutUS: uint32(500 + pick(3000)), GuardUS: uint32(500 + pick(5000)), Policy: fault.PIO, Outstanding: uint32(1 + pick(4)),
+		Injection: link.Injection{
+			LoseAck: pick(2) * pick(100_000), LoseNack: pick(2) * pick(100_000), LoseRAPF: pick(2) * pick(200_000),
+			LoseData: pick(2) * pick(50_000), Delay: pick(3) * pick(200_000), DelayMax: int64(1 + pick(2_000_000)), Duplicate: pick(2) * pick(100_000),
+		},
+		IDs: []int{0, 1, 2, 4}[pick(4)], Interrupt: int64(pick(2) * pick(100_000)),
+		Firmware: r5.Options{NoWholeBlocks: pick(4) > 0}, Queues: queues,
+	})
+	if err != nil {
+		return nil, err
+	}
+	c := &Churn{
+		World: w, rng: rng, lives: make([]int, len(w.nodes)), up: make([]int, len(w.nodes)),
+		sends: map[sending]*piece{}, firsts: map[sending]*piece{}, uses: map[usage]uint64{}, acked: map[lifeAt]int{},
+	}
+	w.churn = c
+	for i := range w.nodes {
+		for range 2 {
+			s := &seat{node: i, uid: 1000}
+			c.seats = append(c.seats, s)
+			w.after(rng.Int64N(2)*rng.Int64N(1e6), func() { c.sit(s) })
+		}
+	}
+	return c, nil
+}
+
+func (c *Churn) wrong(format string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf("%w at %d ns: %s", ErrChurn, c.World.now, fmt.Sprintf(format, args...))
+	}
+}
+
+// sit gives a seat its next process; later where there is no place yet.
+func (c *Churn) sit(s *seat) {
+	if s.p != nil {
+		return
+	}
+	n := c.World.nodes[s.node]
+	p, err := (*Process)(nil), ErrChurn
+	if c.up[s.node] == c.lives[s.node] {
+		p, err = n.Attach(s.uid, churnBase, churnPages)
+	}
+	if err != nil {
+		c.World.after(100_000, func() { c.sit(s) })
+		return
+	}
+	for i := range p.pages {
+		if i < churnFrom/device.PageSize || c.rng.IntN(3) > 0 {
+			p.Set(i, present)
+		}
+	}
+	*s = seat{node: s.node, uid: s.uid, p: p, tag: s.tag}
+	p.OnDone = func(ch int, done uint32, status uint8) {
+		if m := s.chans[ch]; m != nil && s.p == p {
+			s.chans[ch] = nil
+			c.over(m, done, status)
+		}
+	}
+	p.OnMail = func(src mailbox.Source, words [device.PktzMaxWords]uint64) {
+		a, err := mailbox.DecodeAnswer(words[0])
+		if err != nil || src.PDID != 0 || a.Sequence == 0 {
+			return
+		}
+		for _, m := range c.all {
+			if m.read && m.dst == p && !m.ended && m.tag == uint16(a.Transaction) {
+				c.over(m, device.DoneFailed, uint8(a.Sequence))
+			}
+		}
+	}
+}
+
+// over takes the end of a transfer as its initiator hears it.
+func (c *Churn) over(m *move, done uint32, status uint8) {
+	m.ended, m.done, m.status = true, done, status
+	if !m.read && m.from.p == m.src {
+		m.from.place[m.place] = false
+	}
+	if done != device.DoneCompleted {
+		return
+	}
+	c.Complete++
+	if slices.Contains(m.got, false) {
+		c.wrong("transfer %d is complete, and some of it was never written", m.id)
+	}
+	m.closed = true
+}
+
+// begin starts a transfer between two seats; false: not just now.
+func (c *Churn) begin(at, other *seat, read bool) *move {
+	if at.p == nil || other.p == nil || at == other {
+		return nil
+	}
+	from, to := at, other
+	if read {
+		from, to = other, at
+	}
+	place := slices.Index(from.place[:], false)
+	ch := slices.Index(at.chans[:], nil)
+	if place < 0 || ch < 0 {
+		return nil
+	}
+	m := &move{id: uint64(len(c.all) + 1), read: read, at: at, from: from, src: from.p, dst: to.p, place: place}
+	size := []int{8, 2048, 4096, 16384, churnMost}[c.rng.IntN(5)]
+	dst := churnFrom + []int{0, 0, 0, 4096, 16384 - 2048}[c.rng.IntN(5)]
+	m.got = make([]bool, size/8)
+	for i := range size / 8 {
+		binary.LittleEndian.PutUint64(from.p.Data[place*churnMost+8*i:], m.id<<32|uint64(i))
+	}
+	m.desc = device.Descriptor{
+		Src: churnBase + device.VA(place*churnMost), Dst: churnBase + device.VA(dst), Size: uint32(size),
+		DstNode: device.NodeID(to.node), DstPDID: to.p.Domain.PDID, DstGeneration: to.p.Domain.Generation,
+	}
+	if read || c.rng.IntN(2) == 0 {
+		m.desc.Notify = churnBase + churnFrom + 18*device.PageSize + device.VA(16*c.rng.IntN(8))
+		m.desc.First, m.desc.Last = 0xf1<<56|m.id, 0x1a<<56|m.id
+	}
+	c.all = append(c.all, m)
+	from.place[place] = true
+	if !read {
+		at.chans[ch] = m
+		at.p.Write(ch, m.desc)
+		return m
+	}
+	at.tag++
+	m.tag = at.tag & (1<<14 - 1)
+	c.ask(m, m.desc.Size, 0)
+	return m
+}
+
+// ask asks for a read until it is over; size 0 asks for its end.
+func (c *Churn) ask(m *move, size uint32, tries int) {
+	if m.ended || m.at.p != m.dst || tries > 40 {
+		return
+	}
+	r := mailbox.ReadRequest{
+		Tag: m.tag, Size: size, Src: m.desc.Src, Dst: m.desc.Dst, Notify: m.desc.Notify, First: m.desc.First, Last: m.desc.Last,
+		Target: m.src.Domain.PDID, TargetGeneration: m.src.Domain.Generation,
+	}
+	words := r.Encode()
+	m.dst.Send(tries%3, device.NodeID(m.from.node), device.MailboxRead, words[:]...)
+	c.World.after(int64(3e6)<<min(tries, 6), func() { c.ask(m, size, tries+1) })
+}
+
+// transfer gives the transfer and the place in it that a word names.
+func (c *Churn) transfer(v uint64) (*move, int) {
+	id, i := v>>32, int(v&(1<<32-1))
+	if id == 0 || id > uint64(len(c.all)) || i >= len(c.all[id-1].got) {
+		return nil, 0
+	}
+	return c.all[id-1], i
+}
+
+// moves judges what a node begins to write.
+func (c *Churn) moves(n *Node, p *Process, a *pldma.Access) {
+	if p == nil || n.process[a.Slot] != p || c.seatOf(p) == nil {
+		c.wrong("node %d writes to slot %d, which nobody has any more", n.id, a.Slot)
+		return
+	}
+	if a.Ordered {
+		m, _ := c.transfer(word(a.Data[8:]) << 8 >> 8 << 32)
+		switch {
+		case m == nil || word(a.Data) != m.desc.First || word(a.Data[8:]) != m.desc.Last:
+			c.wrong("completion words %x of no transfer", a.Data)
+		case m.dst != p || a.VA != m.desc.Notify:
+			c.wrong("the words of transfer %d go to a process that it does not name", m.id)
+		case slices.Contains(m.got, false):
+			c.wrong("the words of transfer %d are written before all of it is", m.id)
+		}
+		return
+	}
+	for i := 0; i+8 <= len(a.Data); i += 8 {
+		m, k := c.transfer(word(a.Data[i:]))
+		switch {
+		case m == nil:
+			c.wrong("a word %#x of no transfer is written", word(a.Data[i:]))
+		case m.dst != p:
+			c.wrong("transfer %d is written to a process that it does not name", m.id)
+		case a.VA+device.VA(i) != m.desc.Dst+device.VA(8*k):
+			c.wrong("word %d of transfer %d is written to %v", k, m.id, a.VA+device.VA(i))
+		case m.closed:
+			c.wrong("transfer %d is written again after its end", m.id)
+		case !m.read && c.seatOf(p).mute && m.src.Domain.PDID != p.Domain.PDID:
+			c.wrong("transfer %d is written by leave that was withdrawn", m.id)
+		}
+	}
+}
+
+// landed judges what is in memory now.
+func (c *Churn) landed(p *Process, a *pldma.Access) {
+	if a.Ordered {
+		if m, _ := c.transfer(word(a.Data[8:]) << 8 >> 8 << 32); m != nil && m.dst == p {
+			m.closed = true
+			if m.read && !m.ended {
+				c.over(m, device.DoneCompleted, 0)
+			}
+			if m.read && m.from.p == m.src {
+				m.from.place[m.place] = false
+			}
+		}
+		return
+	}
+	var last *piece
+	for i := 0; i+8 <= len(a.Data); i += 8 {
+		m, k := c.transfer(word(a.Data[i:]))
+		if m == nil || m.dst != p {
+			return
+		}
+		m.got[k] = true
+		if last == nil || last.move != m || 8*k < last.at || 8*k >= last.at+last.size {
+			last = c.pieceOf(m, 8*k)
+		}
+		if last == nil {
+			continue
+		}
+		src := device.NodeID(m.from.node)
+		if last.life < c.acked[lifeAt{src, p}] {
+			c.wrong("transfer %d of a former life of node %d lands after a block of its new one was acknowledged", m.id, src)
+		}
+		if last.serial < c.uses[usage{src, last.id, p}] && last.life == c.lives[src] {
+			c.wrong("transfer %d lands after a newer block of its id was acknowledged", m.id)
+		}
+	}
+	c.Landed++
+}
+
+func (c *Churn) seatOf(p *Process) *seat {
+	for _, s := range c.seats {
+		if s.p == p {
+			return s
+		}
+	}
+	return nil
+}
+
+// pieceOf finds the newest sending of the block that has a byte of a transfer.
+func (*Churn) pieceOf(m *move, at int) (found *piece) {
+	for _, p := range m.sends {
+		if at >= p.at && at < p.at+p.size && (found == nil || p.serial > found.serial) {
+			found = p
+		}
+	}
+	return found
+}
+
+// sent takes a frame that a node gives to its link.
+func (c *Churn) sent(n *Node, f *wire.Frame) {
+	switch {
+	case f.Kind == wire.Data:
+		c.block(n, f)
+	case f.Kind == wire.Ack && f.MessageLen == 0 && f.Code == device.CodeAck:
+		c.acknowledges(n, f)
+	case f.Kind == wire.Ack && f.MessageLen == 0 && f.Code == device.CodeSlaveError:
+		found := n.SOC.Count(device.FIFOOverflows) > 0
+		for i := 0; !found; i++ {
+			e, _, ok := n.SOC.PeekFault(false, i)
+			if !ok {
+				break
+			}
+			found = e.Source == f.DstNode && e.Transaction == f.ID && e.Sequence == f.Seq
+		}
+		if !found {
+			c.wrong("node %d tells a fault of id %d, number %d, of node %d, and none is in its FIFO", n.id, f.ID, f.Seq, f.DstNode)
+		}
+	}
+	if !c.late && c.rng.IntN(30) == 0 {
+		g := c.World.pool.Clone(f)
+		c.Replayed++
+		c.World.after(c.rng.Int64N(20e6), func() { c.deliver(g) })
+	}
+}
+
+// block notes which block goes out under a number.
+func (c *Churn) block(n *Node, f *wire.Frame) {
+	use := sending{n.id, f.Epoch, f.ID, f.First}
+	p := c.firsts[use]
+	if p == nil {
+		m, k := c.transfer(word(f.Payload))
+		if m == nil {
+			c.wrong("node %d sends a word %#x of no transfer", n.id, word(f.Payload))
+			return
+		}
+		if f.VA != m.desc.Dst+device.VA(8*k) || f.DstGeneration != m.desc.DstGeneration {
+			return // a read that is over, served again: its source is another transfer's
+		}
+		c.serial++
+		p = &piece{move: m, at: 8 * k, size: len(f.Payload), life: c.lives[n.id], id: f.ID, serial: c.serial}
+		c.firsts[use] = p
+		m.sends = append(m.sends, p)
+	}
+	c.sends[sending{n.id, f.Epoch, f.ID, f.Seq}] = p
+}
+
+func (c *Churn) deliver(f *wire.Frame) {
+	if int(f.DstNode) >= len(c.World.nodes) {
+		c.World.pool.Put(f)
+		return
+	}
+	n := c.World.nodes[f.DstNode]
+	n.Event(&soc.Event{Kind: soc.FrameArrived, Frame: f})
+}
+
+// acknowledges judges an acknowledgement: the block is in memory.
+func (c *Churn) acknowledges(n *Node, f *wire.Frame) {
+	p := c.sends[sending{f.DstNode, f.Epoch, f.ID, f.Seq}]
+	if p == nil || int(n.id) >= len(c.World.nodes) || c.seatOf(p.move.dst) == nil || p.move.dst.node != n {
+		return // of a process that is gone, or words alone
+	}
+	if slices.Contains(p.move.got[p.at/8:(p.at+p.size)/8], false) {
+		c.wrong("a block of transfer %d is acknowledged and was never written", p.move.id)
+	}
+	u := usage{f.DstNode, f.ID, p.move.dst}
+	c.uses[u] = max(c.uses[u], p.serial)
+	l := lifeAt{f.DstNode, p.move.dst}
+	c.acked[l] = max(c.acked[l], p.life)
+}
+
+// Run plays the scenario and tells what does not hold.
+func (c *Churn) Run() error {
+	w := c.World
+	for range churnSteps {
+		if err := w.Settle(c.rng.Int64N(400_000)); err != nil {
+			return err
+		}
+		c.disturb()
+	}
+	c.late = true
+	if err := w.Settle(2e9); err != nil {
+		return err
+	}
+	for _, s := range c.seats {
+		if s.mute {
+			c.mute(s, false)
+		}
+	}
+	// Everybody reaches everybody.
+	for _, at := range c.seats {
+		for _, other := range c.seats {
+			if at == other {
+				continue
+			}
+			if at.p == nil || other.p == nil {
+				return fmt.Errorf("seed %d: %w: a seat of node %d or %d stays empty", w.cfg.Seed, ErrChurn, at.node, other.node)
+			}
+			if err := c.reach(at, other, c.rng.IntN(2) == 0); err != nil {
+				return fmt.Errorf("seed %d: %w", w.cfg.Seed, err)
+			}
+		}
+	}
+	for _, n := range w.nodes {
+		if err := n.SOC.Audit(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reach has one transfer done, and whoever is not admitted refused.
+func (c *Churn) reach(at, other *seat, read bool) error {
+	// Places of transfers whose end nobody told (reads of processes that are gone).
+	at.place, other.place = [churnPlace]bool{}, [churnPlace]bool{}
+	m := c.begin(at, other, read)
+	if m == nil {
+		return fmt.Errorf("%w: a process has a transfer on each channel still", ErrChurn)
+	}
+	// Its end, and that of its frames: the next one has the same source.
+	if err := c.World.Run(c.World.now+100e9, func() bool { return m.ended }); err != nil {
+		return fmt.Errorf("transfer %d from node %d to node %d (read %v): %w", m.id, m.from.node, m.desc.DstNode, read, err)
+	}
+	want := uint8(0)
+	if at.uid != other.uid {
+		want = device.StatusDomain
+	}
+	if m.status != want {
+		return fmt.Errorf("%w: transfer %d from node %d to node %d ends with status %d, want %d", ErrChurn, m.id, m.from.node, m.desc.DstNode, m.status, want)
+	}
+	return c.World.Settle(1e6)
+}
+
+// disturb does one thing.
+func (c *Churn) disturb() {
+	s, other := c.seats[c.rng.IntN(len(c.seats))], c.seats[c.rng.IntN(len(c.seats))]
+	switch k := c.rng.IntN(100); {
+	case k < 58:
+		c.begin(s, other, c.rng.IntN(4) == 0)
+	case k < 70:
+		c.abort()
+	case k < 78:
+		if s.p != nil {
+			c.Kills++
+			c.kill(s)
+			if c.rng.IntN(4) == 0 {
+				s.uid = 3000 - s.uid
+			}
+			c.World.after(c.rng.Int64N(2)*c.rng.Int64N(300_000), func() { c.sit(s) })
+		}
+	case k < 83:
+		if s.p != nil {
+			c.Withdrawn++
+			c.mute(s, !s.mute)
+		}
+	case k < 88:
+		c.power(c.World.nodes[s.node])
+	case k < 94:
+		if s.p != nil {
+			s.p.Set(churnFrom/device.PageSize+c.rng.IntN(5), absent)
+		}
+	default:
+		c.hostile()
+	}
+}
+
+// abort ends some transfer that is under way.
+func (c *Churn) abort() {
+	for range 4 {
+		if len(c.all) == 0 {
+			return
+		}
+		m := c.all[max(0, len(c.all)-1-c.rng.IntN(6))]
+		if m.ended || m.at.p == nil || m.at.p != m.src && m.at.p != m.dst {
+			continue
+		}
+		c.Aborts++
+		if m.read {
+			c.ask(m, 0, 0)
+			return
+		}
+		d := m.desc
+		d.Abort = true
+		m.at.p.Write(slices.Index(m.at.chans[:], m), d)
+		return
+	}
+}
+
+// kill ends a seat's process.
+func (c *Churn) kill(s *seat) {
+	n, p := c.World.nodes[s.node], s.p
+	for _, m := range c.all {
+		if m.at == s && (m.src == p || m.dst == p) {
+			m.ended = true
+		}
+	}
+	s.p = nil
+	n.Driver.Remove(p.Domain.Slot)
+	if err := n.Domains.Destroy(p.Domain.Slot, nil); err != nil {
+		c.wrong("ending a process: %v", err)
+	}
+}
+
+// mute withdraws what a seat's process lets others do, or gives it back.
+func (c *Churn) mute(s *seat, on bool) {
+	s.mute = on
+	v := [4]uint64{}
+	if !on {
+		for i, p := range s.p.Domain.Peers {
+			v[i/4] |= uint64(p) << (16 * (i % 4))
+		}
+	}
+	for k := range v {
+		_ = c.World.nodes[s.node].Window(device.PL).Write64(device.PLPDPeers+32*uint32(s.p.Domain.Slot)+8*uint32(k), v[k])
+	}
+}
+
+// power takes a node's power away and gives it back, or resets it: its processes
+// are gone, and others come.
+func (c *Churn) power(n *Node) {
+	for _, s := range c.seats {
+		if s.node == int(n.id) {
+			if s.p != nil {
+				c.kill(s)
+			}
+			c.World.after(1e6+c.rng.Int64N(2e6), func() { c.sit(s) })
+		}
+	}
+	c.lives[n.id]++
+	if c.rng.IntN(3) == 0 {
+		c.Resets++
+		_ = n.Window(device.PL).Write32(device.PLCtrl, device.CtrlReset)
+	} else {
+		c.Powers++
+		n.power()
+	}
+	life := c.lives[n.id]
+	c.World.after(c.rng.Int64N(500_000), func() {
+		if c.lives[n.id] != life {
+			return
+		}
+		c.up[n.id] = life
+		if err := n.start(); err != nil {
+			c.wrong("starting a node: %v", err)
+		}
+	})
+}
+
+// hostile has a neighbour, or a process with a domain of its own, send what it likes.
+func (c *Churn) hostile() {
+	w := c.World
+	dst := device.NodeID(c.rng.IntN(len(w.nodes)))
+	f := w.pool.Frame()
+	f.Header = wire.Header{
+		Kind: wire.Kind(1 + c.rng.IntN(5)), Epoch: w.rng.Uint32() % 4, Link: w.rng.Uint32() % 4, SrcNode: 50, DstNode: dst,
+		SrcPDID: device.PDID(1 + c.rng.IntN(16)), DstPDID: device.PDID(1 + c.rng.IntN(16)), SrcInterface: uint8(c.rng.IntN(64)),
+		DstMailbox: uint8(c.rng.IntN(64)), SrcGeneration: device.Generation(w.rng.Uint32()), DstGeneration: device.Generation(w.rng.Uint32()),
+		ID: device.TransactionID(c.rng.IntN(8)), Seq: device.Sequence(c.rng.IntN(16)), First: device.Sequence(c.rng.IntN(16)),
+		Length: 4096, VA: churnBase + churnFrom, Remaining: 4096, Read: c.rng.IntN(2) == 0,
+	}
+	if f.Kind == wire.Data {
+		f.Payload = w.pool.Payload(4096)
+		clear(f.Payload)
+		f.Present = wire.All(4096)
+	}
+	if f.Kind == wire.Message || c.rng.IntN(4) == 0 {
+		f.MessageLen = 1
+		f.Message[0] = mailbox.RAPF{
+			Transaction: f.ID, Sequence: f.Seq, Claimed: f.SrcPDID, Fail: c.rng.IntN(2) == 0,
+		}.Encode()
+	}
+	c.deliver(f)
+}

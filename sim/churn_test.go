@@ -1,0 +1,85 @@
+package sim
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+)
+
+// runChurn plays one seed; a machine that breaks down fails it too.
+func runChurn(seed uint64, queues bool) (c *Churn, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("seed %d: the machine broke down: %v", seed, r)
+		}
+	}()
+	if c, err = NewChurn(seed, queues); err != nil {
+		return nil, fmt.Errorf("seed %d: %w", seed, err)
+	}
+	return c, c.Run()
+}
+
+// met names what a scenario met.
+func (c *Churn) met() [8]row {
+	return [...]row{
+		{"processes ended", c.Kills}, {"nodes lost power", c.Powers}, {"nodes reset", c.Resets}, {"transfers aborted", c.Aborts},
+		{"rights changed", c.Withdrawn}, {"frames came again", c.Replayed}, {"accesses landed", c.Landed}, {"transfers complete", c.Complete},
+	}
+}
+
+// TestChurn runs the scenarios of many seeds. PFD_CHURN is how many; PFD_SEED is
+// one alone.
+func TestChurn(t *testing.T) {
+	first, count := uint64(0), uint64(200)
+	if v, err := strconv.ParseUint(os.Getenv("PFD_CHURN"), 10, 32); err == nil {
+		count = v
+	}
+	if v, err := strconv.ParseUint(os.Getenv("PFD_SEED"), 10, 64); err == nil {
+		first, count = v, 1
+	}
+	bothWays(t, func(t *testing.T, queues bool) { testChurn(t, first, count, queues) })
+}
+
+func testChurn(t *testing.T, first, count uint64, queues bool) {
+	var mu sync.Mutex
+	var sum [8]row
+	err := runSeeds(first, count, runtime.GOMAXPROCS(0), func(seed uint64) error {
+		c, err := runChurn(seed, queues)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for i, n := range c.met() {
+			sum[i].n += n.n
+			sum[i].what = n.what
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range sum {
+		t.Logf("%8d %s", r.n, r.what)
+		if r.n == 0 && count >= 100 {
+			t.Errorf("no scenario met %s", r.what)
+		}
+	}
+}
+
+// TestChurnFound plays the seeds that showed a fault once.
+func TestChurnFound(t *testing.T) {
+	for name, seed := range map[string]uint64{
+		"a write lands again whose right ended under its words": 23948,
+		"an acknowledgement of a former life of its node":       40770,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := runChurn(seed, false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

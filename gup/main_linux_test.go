@@ -17,13 +17,13 @@ const page = device.PageSize
 func start(t testing.TB) (*proctest.Child, *proc.Process, *Pager) {
 	t.Helper()
 	c := proctest.Start(t)
-	p := open(t, c.PID())
+	p := open(t, c.PID(), c.Keeper())
 	return c, p, New(p)
 }
 
-func open(t testing.TB, pid int) *proc.Process {
+func open(t testing.TB, pid, keeper int) *proc.Process {
 	t.Helper()
-	p, err := proc.OpenPID(pid)
+	p, err := proc.Open(proctest.PIDFD(t, pid), proctest.PIDFD(t, keeper))
 	if err != nil {
 		t.Fatal(err)
 	}

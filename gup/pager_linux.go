@@ -15,7 +15,8 @@ import (
 // Pager pages memory of one process in. It is safe for concurrent use and
 // allocates nothing where it succeeds.
 type Pager struct {
-	p *proc.Process
+	p     *proc.Process
+	hangs hangs
 }
 
 // New makes a pager for p, which stays the caller's to close.
@@ -35,24 +36,20 @@ var forbidden = sync.OnceValues(func() ([]byte, error) {
 // the kernel for as long as the process's memory makes it, so it belongs into
 // device.Call.Run.
 //
-// The fault's kind and the clipping come from what the last proc.Walk saw at va
-// where it saw a fault there; the verdict never does. A refusal is given only
-// by the process's mappings as they are after the attempt.
+// The fault's kind comes from what the last proc.Walk saw at va where it saw a
+// fault there; the verdict never does.
 func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	if pages < 1 || pages > MaxPages {
 		return Result{Err: &Error{va, write, proc.ErrRange}}
 	}
 	va = va.Page()
-	m, before, seen := g.p.Hint(va)
-	hinted := seen && m.Contains(va) && m.Permits(write)
-	if !hinted {
-		var err error
-		if m, err = g.p.Mapping(va); err != nil {
-			return Result{Err: &Error{va, write, err}}
-		}
-		if !m.Permits(write) {
-			return Result{Kind: Permission, Err: &Error{va, write, ErrDenied}}
-		}
+	before, seen := g.p.Hint(va)
+	m, err := g.p.Mapping(va)
+	if err != nil {
+		return Result{Err: &Error{va, write, err}}
+	}
+	if !m.Permits(write) {
+		return Result{Kind: Permission, Err: &Error{va, write, ErrDenied}}
 	}
 	if !seen {
 		var e [1]proc.Entry
@@ -62,7 +59,20 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 		before = e[0]
 	}
 	pages = m.Clip(va, pages)
+	var entries [MaxPages]proc.Entry
+	was := Ready([]proc.Entry{before}, write, m.Shared)
+	if pages > 1 {
+		if _, err := g.p.Pagemap(va, entries[:pages]); err != nil {
+			return Result{Err: &Error{va, write, err}}
+		}
+		was = Ready(entries[:pages], write, m.Shared)
+	}
 
+	call, ok := g.hangs.enter(m.Start)
+	if !ok {
+		return Result{Err: &Error{va, write, ErrHangs}}
+	}
+	defer g.hangs.leave(call)
 	kind := Minor
 	var errno error
 	switch {
@@ -85,7 +95,6 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 		errno = g.call(va, pages, write)
 	}
 
-	var entries [MaxPages]proc.Entry
 	n, err := g.p.Pagemap(va, entries[:pages])
 	if err != nil {
 		return Result{Kind: kind, Err: &Error{va, write, err}}
@@ -96,13 +105,13 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 			if !e.Present() {
 				if write {
 					// The kernel stopped here; what follows was there before.
-					r.Resident |= settled(entries[i:n], m.Shared) << i
+					r.Resident |= Ready(entries[i:n], true, m.Shared) << i
 					break
 				}
 				continue
 			}
 			if write && !m.Shared && e.File() {
-				r.Resident |= settled(entries[i:n], false) << i
+				r.Resident |= Ready(entries[i:n], true, false) << i
 				break
 			}
 			r.Resident |= 1 << i
@@ -111,16 +120,17 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 			}
 		}
 	}
+	r.Since(was)
 	if r.Resident&1 == 0 {
 		r.Err = g.why(va, write, entries[0], errno)
 	}
 	return r
 }
 
-// settled gives the pages that may be written without a fault.
-func settled(entries []proc.Entry, shared bool) (bits uint64) {
+// Ready gives the pages that may be accessed without a fault.
+func Ready(entries []proc.Entry, write, shared bool) (bits uint64) {
 	for i, e := range entries {
-		if e.Private() || shared && e.Present() {
+		if e.Present() && (!write || shared || e.Private()) {
 			bits |= 1 << i
 		}
 	}
@@ -133,12 +143,16 @@ func (g *Pager) call(va device.VA, pages int, write bool) error {
 	if err != nil {
 		return fmt.Errorf("map memory that may not be touched: %w", err)
 	}
+	pid, err := g.p.Keeper()
+	if err != nil {
+		return unix.ESRCH
+	}
 	local := [1]unix.Iovec{{Base: &f[0], Len: 1}}
 	remote := [1]unix.RemoteIovec{{Base: uintptr(va), Len: pages << device.PageShift}}
 	if write {
-		_, err = unix.ProcessVMWritev(g.p.PID(), local[:], remote[:], 0)
+		_, err = unix.ProcessVMWritev(pid, local[:], remote[:], 0)
 	} else {
-		_, err = unix.ProcessVMReadv(g.p.PID(), local[:], remote[:], 0)
+		_, err = unix.ProcessVMReadv(pid, local[:], remote[:], 0)
 	}
 	return err
 }
@@ -167,21 +181,25 @@ func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 	case errors.Is(errno, unix.EPERM):
 		err = ErrPermission
 	default:
-		// The pid may run in another address space, while this one is kept
-		// alive by a process that shares it: then nothing will ever help.
-		if err = g.p.Current(); err == nil {
-			err = Missing(g.p, va)
-			if !errors.Is(errno, unix.EFAULT) && errno != nil {
-				err = fmt.Errorf("%w: %w", err, errno)
-			}
+		err = Missing(g.p, va)
+		if !errors.Is(errno, unix.EFAULT) && errno != nil {
+			err = fmt.Errorf("%w: %w", err, errno)
 		}
 	}
 	return &Error{va, write, err}
 }
 
+// Looker is a process's memory as it may be looked at; *proc.Process is one.
+type Looker interface {
+	Mapping(va device.VA) (proc.Mapping, error)
+	Pagemap(va device.VA, dst []proc.Entry) (int, error)
+	InFile(va device.VA) error
+	PagedIn(va device.VA, e proc.Entry)
+}
+
 // Missing gives why a page is not there that its mapping permits and that was
 // asked for: ErrPastEnd, ErrNoFilePage or ErrNotResident.
-func Missing(p *proc.Process, va device.VA) error {
+func Missing(p Looker, va device.VA) error {
 	switch err := p.InFile(va); {
 	case errors.Is(err, ErrPastEnd):
 		return ErrPastEnd

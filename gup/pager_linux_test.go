@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -120,7 +121,8 @@ func TestPageInChangesNothing(t *testing.T) {
 	c, _, g := start(t)
 	va := c.Map(proctest.Anon, MaxPages)
 	c.Fill(va, MaxPages, 0xa5)
-	fork := open(t, c.Fork())
+	forked := c.Fork()
+	fork := open(t, forked, forked)
 	for _, write := range []bool{false, true} {
 		if r := g.PageIn(va, MaxPages, write); r.Resident != ^uint64(0) || r.Err != nil {
 			t.Fatalf("%+v", r)
@@ -220,10 +222,8 @@ func TestPageInHintOutOfDate(t *testing.T) {
 	if r := g.PageIn(va, 8, true); !errors.Is(r.Err, ErrDenied) || r.Resident != 0 {
 		t.Errorf("made read-only: %+v, want ErrDenied", r)
 	}
-	// Denied in the walk, permitted now.
-	if w, err := p.Walk(va, 8, true); err != nil || w.Denied != 0xff {
-		t.Fatal(w, err)
-	}
+	// Not permitted when the walk saw it, and now it is.
+	see()
 	c.Protect(va, 8, unix.PROT_READ|unix.PROT_WRITE)
 	if r := g.PageIn(va, 8, true); r.Err != nil || r.Resident != 0xff {
 		t.Errorf("made writable: %+v", r)
@@ -238,9 +238,8 @@ func TestPageInHintOutOfDate(t *testing.T) {
 	}
 }
 
-// TestPageInReadOnlyPresent: a present page that has lost its right after the
-// walk saw a fault is taken for resident at most once, since the next walk
-// denies it and ends the hint.
+// TestPageInReadOnlyPresent: a present page that has lost its right since the walk
+// reported it is denied, and so is one that no walk reports.
 func TestPageInReadOnlyPresent(t *testing.T) {
 	c, p, g := start(t)
 	va := c.Map(proctest.Anon, 1)
@@ -251,12 +250,18 @@ func TestPageInReadOnlyPresent(t *testing.T) {
 	}
 	c.Fill(va, 1, 2)
 	c.Protect(va, 1, unix.PROT_READ)
-	g.PageIn(va, 1, true)
-	if w, err := p.Walk(va, 1, true); err != nil || w.Denied != 1 {
-		t.Fatal(w, err)
+	for _, prot := range []int{unix.PROT_READ, unix.PROT_NONE} {
+		c.Protect(va, 1, prot)
+		if r := g.PageIn(va, 1, true); !errors.Is(r.Err, ErrDenied) || r.Kind != Permission || r.Resident != 0 {
+			t.Errorf("%+v, want ErrDenied", r)
+		}
+		if w, err := p.Walk(va, 1, true); err != nil || w != (proc.Walk{}) {
+			t.Errorf("walk: %+v, %v: the page is there, and its own", w, err)
+		}
 	}
-	if r := g.PageIn(va, 1, true); !errors.Is(r.Err, ErrDenied) || r.Resident != 0 {
-		t.Errorf("%+v, want ErrDenied", r)
+	c.Protect(va, 1, unix.PROT_READ|unix.PROT_WRITE)
+	if r := g.PageIn(va, 1, true); r.Err != nil || r.Resident != 1 {
+		t.Errorf("made writable: %+v", r)
 	}
 }
 
@@ -270,7 +275,7 @@ func TestPageInBeyondFile(t *testing.T) {
 }
 
 func TestPageInGuard(t *testing.T) {
-	const madvGuardInstall = 102 // MADV_GUARD_INSTALL, Linux 6.13
+
 	c, _, g := start(t)
 	va := c.Map(proctest.Anon, 2)
 	if err := c.Advise(va, 1, madvGuardInstall); err != nil {
@@ -322,25 +327,107 @@ func TestPageInGone(t *testing.T) {
 	}
 }
 
-// TestPageInCloneVM has the old address space live on after an exec. The
-// page-in, which goes by pid, changes no byte of the new image and says that
-// the process is gone.
+// TestPageInCloneVM has the old address space live on after an exec, with its
+// keeper: pages are brought into it, and no byte of the new image changes.
 func TestPageInCloneVM(t *testing.T) {
 	c := proctest.StartCloneVM(t)
-	p := open(t, c.PID)
+	p := open(t, c.PID, c.Helper)
 	g := New(p)
 	if _, err := p.Walk(c.VA+page, 1, true); err != nil {
 		t.Fatal(err)
 	}
 	c.Exec()
-	for range 2 {
-		if r := g.PageIn(c.VA+page, 1, true); !errors.Is(r.Err, ErrGone) || r.Resident != 0 {
-			t.Errorf("%+v, want ErrGone", r)
+	for _, kind := range []string{"absent", "there before"} {
+		if r := g.PageIn(c.VA+page, 1, true); r.Err != nil || r.Resident != 1 {
+			t.Errorf("%s: %+v", kind, r)
 		}
+	}
+	buf := make([]byte, 2*page)
+	if n, err := p.ReadV([][]byte{buf}, c.VA); err != nil || bytes.Count(buf, []byte{1}) != page || bytes.Count(buf, []byte{0}) != page {
+		t.Errorf("old address space: %d bytes, %v, want a page of ones and one of zeros", n, err)
+	}
+	// The new image has not touched that page: it would be there.
+	q := open(t, c.PID, c.PID)
+	if w, err := q.Walk(c.VA, 2, true); err != nil || w != (proc.Walk{Absent: 2}) {
+		t.Errorf("new image: %+v, %v", w, err)
 	}
 	if n := c.Own(); n != page {
 		t.Errorf("%d bytes of the new image are its own, want %d", n, page)
 	}
+}
+
+// TestPageInKeeperEnds has a keeper end while the process goes on, and its number
+// become a copy of the process.
+func TestPageInKeeperEnds(t *testing.T) {
+	for _, walk := range []bool{false, true} {
+		c, p, g := start(t)
+		va := c.Map(proctest.Anon, 2)
+		c.Fill(va, 1, 1)
+		if walk {
+			if _, err := p.Walk(va, 2, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		refused := func() {
+			t.Helper()
+			for i := range device.VA(2) {
+				if r := g.PageIn(va+i*page, 1, true); !errors.Is(r.Err, ErrGone) || r.Resident != 0 {
+					t.Errorf("page %d, walked %v: %+v, want ErrGone", i, walk, r)
+				}
+			}
+		}
+		c.EndKeeper()
+		refused()
+		if err := c.ForkAs(c.Keeper()); err != nil {
+			t.Skip("this process may not choose the number of another: ", err)
+		}
+		refused()
+		q := open(t, c.Keeper(), c.Keeper())
+		if w, err := q.Walk(va, 2, false); err != nil || w != (proc.Walk{Absent: 2}) {
+			t.Errorf("the process that has the number now: %+v, %v, want its second page absent", w, err)
+		}
+	}
+}
+
+// TestPageInFirstThreadEnded has a process whose pid is that of a zombie.
+func TestPageInFirstThreadEnded(t *testing.T) {
+	c := proctest.Start(t)
+	for !c.EndLeader() {
+		c = proctest.Start(t)
+	}
+	g := New(open(t, c.PID(), c.Keeper()))
+	va := c.Map(proctest.Anon, 8)
+	for _, write := range []bool{false, true} {
+		if r := g.PageIn(va, 8, write); r.Err != nil || r.Resident != 0xff {
+			t.Errorf("write %v: %+v", write, r)
+		}
+	}
+}
+
+// TestPageInClosed pages in while the process is closed.
+func TestPageInClosed(t *testing.T) {
+	c := proctest.Start(t)
+	p, err := proc.Open(c.PIDFDs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := New(p)
+	va := c.Map(proctest.Anon, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			if r := g.PageIn(va, 1, true); r.Err != nil {
+				if !errors.Is(r.Err, proc.ErrClosed) {
+					t.Errorf("%+v, want ErrClosed", r)
+				}
+				return
+			}
+		}
+	})
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
 }
 
 func TestClip(t *testing.T) {

@@ -28,6 +28,23 @@ type Regions struct {
 // NewRegions makes a pager for p, without regions.
 func NewRegions(p *proc.Process) *Regions { return &Regions{Pager: New(p), p: p} }
 
+// Fits tells whether the missing pages of a range hold zeros, which is what they
+// would be filled with: those of a private mapping of a file do not. The error
+// matches uffd.ErrUnfit.
+func (g *Regions) Fits(start, end device.VA) error {
+	for va := start; va < end; {
+		m, err := g.p.Mapping(va)
+		if err != nil {
+			return nil // nothing is mapped there: nothing to be filled
+		}
+		if m.File && !m.Shared {
+			return fmt.Errorf("%w: a private mapping of a file at %v: leave it unregistered, and its pages are brought in as by method gup", uffd.ErrUnfit, m.Start)
+		}
+		va = m.End
+	}
+	return nil
+}
+
 // ErrNoRegion: there is nothing to be removed.
 var ErrNoRegion = errors.New("no such range is registered")
 
@@ -88,7 +105,10 @@ func (g *Regions) at(va device.VA) *uffd.Region {
 
 // PageIn is Pager.PageIn. A page that is there already, or swapped out, is none
 // that a userfaultfd serves (copy-on-write, the zero page): those are the
-// Pager's, whose way does not end at the userfaultfd for them.
+// Pager's, whose way does not end at the userfaultfd for them. So is a private
+// mapping of a file, whose missing pages hold what the file does. A page that is
+// neither missing nor there ends the range: UFFDIO_COPY would replace the marker of
+// a guard page or of a poisoned one (pte_none_mostly, mm/userfaultfd.c).
 func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 	va = va.Page()
 	r := g.at(va)
@@ -101,27 +121,35 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 		return Result{Err: &Error{va, write, err}}
 	case !m.Permits(write):
 		return Result{Kind: Permission, Err: &Error{va, write, ErrDenied}}
+	case m.File && !m.Shared:
+		return g.Pager.PageIn(va, pages, write)
 	}
 	pages = min(m.Clip(va, pages), int(uint64(r.End-va)>>device.PageShift))
 	var entries [MaxPages]proc.Entry
 	if _, err := g.p.Pagemap(va, entries[:pages]); err != nil {
 		return Result{Err: &Error{va, write, err}}
 	}
-	if entries[0].Present() || entries[0].Swapped() {
+	missing := func(e proc.Entry) bool { return !e.Present() && !e.Swapped() && !e.Guard() }
+	if !missing(entries[0]) {
 		// The Pager would enter the address space for all of the range; pages
 		// behind that are missing would wait for the region's own goroutine.
 		n := 1
-		for n < pages && (entries[n].Present() || entries[n].Swapped()) {
+		for n < pages && !missing(entries[n]) {
 			n++
 		}
 		return g.Pager.PageIn(va, n, write)
 	}
+	n := 1
+	for n < pages && (missing(entries[n]) || entries[n].Present()) {
+		n++
+	}
+	pages = n
+	was := Ready(entries[:pages], write, m.Shared)
 	_, ferr := r.Fill(va, pages, write)
 	if errors.Is(ferr, uffd.ErrNotRegistered) {
 		return g.Pager.PageIn(va, pages, write) // mapped anew, and nobody's now
 	}
-	n, err := g.p.Pagemap(va, entries[:pages])
-	if err != nil {
+	if n, err = g.p.Pagemap(va, entries[:pages]); err != nil {
 		return Result{Err: &Error{va, write, err}}
 	}
 	var res Result
@@ -133,6 +161,7 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 			}
 		}
 	}
+	res.Since(was)
 	if res.Resident&1 == 0 && ferr == nil && m.File {
 		// The file has the page and the process has not mapped it yet: not a
 		// missing page, and none that would wait for the userfaultfd.

@@ -3,6 +3,7 @@ package gup
 import (
 	"errors"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
 )
 
@@ -10,7 +11,8 @@ import (
 // kernel would take 1024 in one call.
 const MaxPages = proc.MaxPages
 
-// Why a page-in brought nothing. All but ErrNotResident and ErrNoFilePage are
+// Why a page-in brought nothing. All but ErrNotResident, ErrNoFilePage, ErrHangs and
+// ErrUnanswered are
 // final: the access cannot succeed as things stand, and the transfer is to be
 // failed.
 var (
@@ -35,6 +37,9 @@ var (
 	// brought nothing in, or took it away again at once: out of memory, an input
 	// error, or the mapping is changing. Trying again may help.
 	ErrNotResident = errors.New("the kernel did not bring the page in: memory short, or an input error")
+	// ErrUnmappable says that the page is there and cannot be mapped for a device that
+	// has tables of pfd's own.
+	ErrUnmappable = errors.New("the page cannot be mapped for the device")
 )
 
 // Kind is what kind of fault the first page had.
@@ -58,9 +63,27 @@ func (k Kind) String() string {
 	return kindNames[k]
 }
 
+// Since tells what has changed since the pages of was were ready.
+func (r *Result) Since(was uint64) {
+	r.New, r.There = r.Resident&^was, r.Resident&was&1 != 0
+}
+
 // Result is what a page-in did.
 type Result struct {
 	Resident uint64 // bit i: page i is there now, and permits the access
+	New      uint64 // bit i: and that was not so before: absent, or to be copied
+	There    bool   // of page 0 it was so before: nothing was to be done
 	Kind     Kind   // of the first page
 	Err      error  // why the first page is not resident; nil if it is
+}
+
+// Call is a device.Call that pages in. A machine that reaches a process's memory
+// in another way than by running calls asks it for what, and hands the result
+// over before it calls Done.
+type Call interface {
+	// PageIn returns what PageIn of a Pager takes; false where the call is to be
+	// run like any other.
+	PageIn() (va device.VA, pages int, write, ok bool)
+	// Paged takes the result.
+	Paged(Result)
 }

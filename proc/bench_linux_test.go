@@ -2,20 +2,25 @@ package proc
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc/proctest"
 )
 
+// BenchmarkWalk walks pages that are there: the process's own, for which pagemap
+// alone is read, and shared ones, whose mapping is looked up once.
 func BenchmarkWalk(b *testing.B) {
 	c := proctest.Start(b)
-	for _, query := range []bool{true, false} {
-		p := openChild(b, c, query)
-		va := c.Map(proctest.Anon, MaxPages)
+	p := openChild(b, c, true)
+	for _, kind := range []string{proctest.Anon, proctest.Shared} {
+		va := c.Map(kind, MaxPages)
 		c.Fill(va, MaxPages, 1)
-		name := map[bool]string{true: "query", false: "maps"}[query]
 		for _, pages := range []int{1, 4, MaxPages} {
-			b.Run(fmt.Sprintf("%s/pages=%d", name, pages), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%s/pages=%d", kind, pages), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					if w, err := p.Walk(va, pages, true); err != nil || w != (Walk{}) {
@@ -43,7 +48,8 @@ func BenchmarkWalkAbsent(b *testing.B) {
 	}
 }
 
-// BenchmarkCalls measures the two system calls of a walk by themselves.
+// BenchmarkCalls measures by themselves: the look-up of a mapping, the two system
+// calls of a walk and a move beside the bytes.
 func BenchmarkCalls(b *testing.B) {
 	c := proctest.Start(b)
 	p := openChild(b, c, true)
@@ -55,6 +61,14 @@ func BenchmarkCalls(b *testing.B) {
 		for b.Loop() {
 			if errno := procmap(p.maps, va, &m); errno != 0 {
 				b.Fatal(errno)
+			}
+		}
+	})
+	b.Run("ended", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if ended(p.end) {
+				b.Fatal("the keeper has ended")
 			}
 		}
 	})
@@ -71,40 +85,75 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
+// moves runs a benchmark of reads and writes for each size, in one buffer and in
+// pieces of a packet.
+func moves(b *testing.B, read, write func(bufs [][]byte, va device.VA) (int, error), va device.VA) {
+	const packet = 4 << 10
+	for _, size := range []int{packet, 16 << 10, 64 << 10, MaxBytes} {
+		for _, buffers := range slices.Compact([]int{1, size / packet}) {
+			bufs := make([][]byte, buffers)
+			for i := range bufs {
+				bufs[i] = make([]byte, size/buffers)
+			}
+			for _, op := range []struct {
+				name string
+				move func(bufs [][]byte, va device.VA) (int, error)
+			}{{"read", read}, {"write", write}} {
+				b.Run(fmt.Sprintf("%s/%dK/buffers=%d", op.name, size>>10, buffers), func(b *testing.B) {
+					b.ReportAllocs()
+					b.SetBytes(int64(size))
+					for b.Loop() {
+						if n, err := op.move(bufs, va); n != size || err != nil {
+							b.Fatal(n, err)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
 func BenchmarkMove(b *testing.B) {
 	c := proctest.Start(b)
 	p := openChild(b, c, true)
 	va := c.Map(proctest.Anon, MaxBytes/page)
 	c.Fill(va, MaxBytes/page, 1)
-	for _, size := range []int{4 << 10, 16 << 10, 64 << 10, MaxBytes} {
-		for _, buffers := range []int{1, size / (4 << 10)} {
-			bufs := make([][]byte, buffers)
-			for i := range bufs {
-				bufs[i] = make([]byte, size/buffers)
-			}
-			if buffers == 1 || size > 4<<10 {
-				b.Run(fmt.Sprintf("read/%dK/buffers=%d", size>>10, buffers), func(b *testing.B) {
-					b.ReportAllocs()
-					b.SetBytes(int64(size))
-					for b.Loop() {
-						if _, err := p.ReadV(bufs, va); err != nil {
-							b.Fatal(err)
-						}
-					}
-				})
-				b.Run(fmt.Sprintf("write/%dK/buffers=%d", size>>10, buffers), func(b *testing.B) {
-					b.ReportAllocs()
-					b.SetBytes(int64(size))
-					for b.Loop() {
-						if _, err := p.WriteV(bufs, va); err != nil {
-							b.Fatal(err)
-						}
-					}
-				})
-			}
-			if size == 4<<10 {
-				break
-			}
-		}
+	moves(b, p.ReadV, p.WriteV, va)
+}
+
+// BenchmarkMemFile is BenchmarkMove by /proc/PID/mem, which is not used: it writes
+// where the process itself may not.
+func BenchmarkMemFile(b *testing.B) {
+	c := proctest.Start(b)
+	m := openMem(b, c.PID())
+	va := c.Map(proctest.Anon, MaxBytes/page)
+	c.Fill(va, MaxBytes/page, 1)
+	moves(b, m.readV, m.writeV, va)
+}
+
+// memFile is the descriptor of a /proc/PID/mem.
+type memFile int
+
+func openMem(t testing.TB, pid int) memFile {
+	t.Helper()
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", pid), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return memFile(fd)
+}
+
+func (m memFile) readV(bufs [][]byte, va device.VA) (int, error) {
+	if len(bufs) == 1 {
+		return unix.Pread(int(m), bufs[0], int64(va))
+	}
+	return unix.Preadv(int(m), bufs, int64(va))
+}
+
+func (m memFile) writeV(bufs [][]byte, va device.VA) (int, error) {
+	if len(bufs) == 1 {
+		return unix.Pwrite(int(m), bufs[0], int64(va))
+	}
+	return unix.Pwritev(int(m), bufs, int64(va))
 }

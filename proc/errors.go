@@ -24,11 +24,12 @@ var (
 	// ErrInaccessible says that the kernel could not move the bytes: not mapped
 	// any more, beyond the end of the file behind it, or device memory.
 	ErrInaccessible = errors.New("memory not accessible")
-	// ErrPermission says that pfd itself has no right over the process.
-	ErrPermission = errors.New("no ptrace right over the process: run pfd as its user, or with CAP_SYS_PTRACE and " +
-		"CAP_DAC_OVERRIDE (/proc/PID/mem belongs to that user), and see kernel.yama.ptrace_scope and PR_SET_DUMPABLE")
-	// ErrChanged says that the process executed programs as fast as it was opened.
-	ErrChanged = errors.New("the process changed its address space or its user while it was opened: attach again")
+	// ErrPermission says that the kernel gives the caller no right over the
+	// process.
+	ErrPermission = errors.New("no right over the memory of the process: it has other users, capabilities or namespaces, " +
+		"is not dumpable (PR_SET_DUMPABLE), or kernel.yama.ptrace_scope forbids it")
+	// ErrKeeper says that a process and its keeper do not share an address space.
+	ErrKeeper = errors.New("the keeper shares no address space with the process: it executed another program, or named another's: attach again")
 	// ErrClosed says that the Process was closed.
 	ErrClosed = errors.New("process closed")
 	// ErrRange says that a call asked for more than it can do at once, or for

@@ -12,7 +12,8 @@ import (
 // InFile tells whether the file behind the mapping of va is long enough for va's
 // page, where a page cannot be had: nil where it is, or where there is no file
 // with a length. ErrPastEnd: the file ends before; ErrUnknown: pfd may not look,
-// which takes a capability (proc(5), map_files). Other errors: ErrUnmapped,
+// which takes a capability (proc(5), map_files); of huge pages and secret memory it is
+// nil then. Other errors: ErrUnmapped,
 // ErrGone, ErrClosed, or an errno. It is for the path of a failure.
 func (p *Process) InFile(va device.VA) error {
 	m, err := p.Mapping(va)
@@ -28,6 +29,9 @@ func (p *Process) InFile(va device.VA) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOENT):
 		// ENOENT: a kernel without map_files, or a mapping that has changed.
+		if unlimited(p.maps, va) {
+			return nil
+		}
 		return &Error{"file", p.pid, va, ErrUnknown}
 	case err != nil:
 		return p.fail("file", va, err)

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc/proctest"
 )
@@ -44,4 +46,47 @@ func TestInFile(t *testing.T) {
 	if err := p.InFile(file); !errors.Is(err, ErrGone) && !errors.Is(err, ErrUnmapped) {
 		t.Errorf("dead: %v", err)
 	}
+}
+
+// Huge pages that are not there and secret memory miss their pages for another reason
+// than their file's end, and a pfd without capabilities knows.
+func TestUnlimited(t *testing.T) {
+	c := proctest.Start(t)
+	p := openChild(t, c, true)
+	if unlimited(p.maps, c.Map(proctest.Memfd, 1)) || unlimited(p.maps, c.Map(proctest.Anon, 1)) {
+		t.Error("a memfd, or anonymous memory, has no end")
+	}
+	own, err := os.Open("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	mapped := func(t *testing.T, fd, size, flags int) {
+		p, err := unix.MmapPtr(fd, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, flags)
+		if err != nil {
+			t.Skip("this kernel has no such memory for us: ", err)
+		}
+		defer func() {
+			if err := unix.MunmapPtr(p, uintptr(size)); err != nil {
+				t.Error(err)
+			}
+		}()
+		if !unlimited(int(own.Fd()), device.VA(uintptr(p))) {
+			t.Error("it counts as a file with an end")
+		}
+	}
+	t.Run("huge pages", func(t *testing.T) {
+		mapped(t, -1, 2<<20, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|unix.MAP_NORESERVE)
+	})
+	t.Run("secret memory", func(t *testing.T) {
+		fd, _, errno := unix.Syscall(unix.SYS_MEMFD_SECRET, unix.O_CLOEXEC, 0, 0)
+		if errno != 0 {
+			t.Skip("memfd_secret: ", errno)
+		}
+		defer unix.Close(int(fd))
+		if err := unix.Ftruncate(int(fd), device.PageSize); err != nil {
+			t.Fatal(err)
+		}
+		mapped(t, int(fd), device.PageSize, unix.MAP_SHARED)
+	})
 }

@@ -12,10 +12,10 @@ func TestMain(m *testing.M) { os.Exit(proctest.Main(m)) }
 
 const page = device.PageSize
 
-// openChild opens a child, by PROCMAP_QUERY or by /proc/PID/maps.
+// openChild opens a child by its keeper, with PROCMAP_QUERY or /proc/PID/maps.
 func openChild(t testing.TB, c *proctest.Child, query bool) *Process {
 	t.Helper()
-	p, err := OpenPID(c.PID())
+	p, err := Open(c.PIDFDs())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ type memo struct {
 	cow     [cowSets][cowWays]uint64
 	used    int
 	victim  uint8
-	mapping Mapping // behind the last fault
+	mapping Mapping // looked up last
 	hints   [hints]hint
 }
 
@@ -45,7 +45,7 @@ type memo struct {
 // those absent, of those present that must be copied first, and of those on
 // which copy-on-write matters. It gives those of shared that are to be reported,
 // because they have not been before.
-func (m *memo) walked(page uint64, pages int, entries []Entry, absent, shared, cow uint64, mp *Mapping) (report uint64) {
+func (m *memo) walked(page uint64, pages int, entries []Entry, absent, shared, cow uint64) (report uint64) {
 	m.mu.Lock()
 	for i := range pages {
 		bit := uint64(1) << i
@@ -61,15 +61,26 @@ func (m *memo) walked(page uint64, pages int, entries []Entry, absent, shared, c
 			m.hints[(page+uint64(i))%hints] = hint{page + uint64(i), entries[i]}
 		}
 	}
-	if absent|report != 0 {
-		m.mapping = *mp
-	}
 	m.idle.Store(m.used == 0)
 	m.mu.Unlock()
 	return report
 }
 
-// surprise drops the mapping behind the last fault.
+// last returns the mapping that was looked up last.
+func (m *memo) last() Mapping {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mapping
+}
+
+// keep remembers a mapping.
+func (m *memo) keep(mp *Mapping) {
+	m.mu.Lock()
+	m.mapping = *mp
+	m.mu.Unlock()
+}
+
+// surprise forgets it.
 func (m *memo) surprise() {
 	m.mu.Lock()
 	m.mapping = Mapping{}
@@ -91,19 +102,16 @@ func (m *memo) pagedIn(page uint64, e Entry) {
 	m.mu.Unlock()
 }
 
-// take gives the hint of the page of va, once.
-func (m *memo) take(va device.VA) (mp Mapping, e Entry, ok bool) {
+// take returns the hint of the page of va, once.
+func (m *memo) take(va device.VA) (e Entry, ok bool) {
 	page := uint64(va) >> device.PageShift
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if h := &m.hints[page%hints]; h.page == page && page != 0 {
 		e, ok = h.entry, true
 		h.page = 0
 	}
-	if m.mapping.Contains(va) {
-		mp = m.mapping
-	}
-	m.mu.Unlock()
-	return mp, e, ok
+	return e, ok
 }
 
 // remember notes a reported page; false if it was noted before.

@@ -8,6 +8,11 @@ const MaxPages = 64
 type Walk struct {
 	Absent uint64 // no mapping, or not present: no translation (FSR.TF)
 	Denied uint64 // the mapping forbids it, or the page must be copied first: no permission (FSR.PF)
+
+	// Of tables that a device's driver has written (package smmu): a process's own
+	// page tables are always there, and the kernel keeps their access flags.
+	Unused   uint64 // the access flag is clear (FSR.AFF)
+	External uint64 // the tables cannot be read (FSR.EF)
 }
 
 // Entry is one page's entry in /proc/PID/pagemap

@@ -102,6 +102,9 @@ func gone(t *testing.T, p *Process, va device.VA) {
 	if err := p.Current(); !errors.Is(err, ErrGone) {
 		t.Errorf("current: %v, want ErrGone", err)
 	}
+	if pid, err := p.Keeper(); !errors.Is(err, ErrGone) {
+		t.Errorf("keeper: %d, %v, want ErrGone", pid, err)
+	}
 }
 
 // TestExec has a process execute another program that maps memory at the very
@@ -155,10 +158,7 @@ func TestExit(t *testing.T) {
 		if _, err := p.Locked(); !errors.Is(err, ErrGone) {
 			t.Errorf("locked: %v, want ErrGone", err)
 		}
-		if _, err := p.UID(); !errors.Is(err, ErrGone) {
-			t.Errorf("uid: %v, want ErrGone", err)
-		}
-		if _, err := Open(p.PIDFD()); !errors.Is(err, ErrGone) {
+		if _, err := Open(p.PIDFD(), p.PIDFD()); !errors.Is(err, ErrGone) {
 			t.Errorf("open by the pidfd of a process that is gone: %v, want ErrGone", err)
 		}
 		if _, err := OpenPID(pid); !errors.Is(err, ErrGone) {
@@ -175,47 +175,64 @@ func TestZombie(t *testing.T) {
 	if err := unix.PidfdSendSignal(p.PIDFD(), unix.SIGKILL, nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	pfd := []unix.PollFd{{Fd: int32(p.PIDFD()), Events: unix.POLLIN}}
-	for {
-		if _, err := unix.Poll(pfd, -1); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
+	proctest.AwaitEnd(t, p.PIDFD())
+	proctest.AwaitEnd(t, p.keeperFD)
 	gone(t, p, va)
 	if _, err := p.Locked(); !errors.Is(err, ErrGone) {
 		t.Errorf("locked: %v, want ErrGone", err)
 	}
-	if q, err := Open(p.PIDFD()); !errors.Is(err, ErrGone) {
-		t.Errorf("open: %v, %v, want ErrGone", q, err)
+	_, other := proctest.Start(t).PIDFDs()
+	for name, keeper := range map[string]int{"its own": p.keeperFD, "itself": p.PIDFD(), "another's": other} {
+		if _, err := Open(p.PIDFD(), keeper); !errors.Is(err, ErrGone) {
+			t.Errorf("open, keeper %s: %v, want ErrGone", name, err)
+		}
 	}
 }
 
-// TestExecCloneVM has the old address space live on after the exec: the
-// descriptors go on reaching the old one, and nothing reaches the new image.
+// TestExecCloneVM has the keeper outlive the exec: what is moved goes on reaching
+// the old address space, and nothing reaches the new image.
 func TestExecCloneVM(t *testing.T) {
-	c := proctest.StartCloneVM(t)
-	p, err := OpenPID(c.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	if err := p.Current(); err != nil {
-		t.Fatal(err)
-	}
-	c.Exec()
-	if err := p.Current(); !errors.Is(err, ErrGone) {
-		t.Errorf("current: %v, want ErrGone", err)
-	}
-	if w := walk(t, p, c.VA, 2, true); w != (Walk{Absent: 2}) {
-		t.Errorf("old address space: %+v", w)
-	}
-	buf := bytes.Repeat([]byte{0xee}, page)
-	if n, err := p.WriteV([][]byte{buf}, c.VA); n != page || err != nil {
-		t.Errorf("write into the old address space: %d, %v", n, err)
-	}
-	if n := c.Own(); n != page {
-		t.Errorf("%d bytes of the new image are its own, want %d", n, page)
-	}
+	both(t, func(t *testing.T, query bool) {
+		c := proctest.StartCloneVM(t)
+		pidfd, keeperfd := proctest.PIDFD(t, c.PID), proctest.PIDFD(t, c.Helper)
+		p, err := Open(pidfd, keeperfd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		p.query = query
+		c.Exec()
+		if err := p.Current(); err != nil {
+			t.Errorf("the old address space is there: %v", err)
+		}
+		if pid, err := p.Keeper(); pid != c.Helper || err != nil {
+			t.Errorf("keeper %d, %v, want %d", pid, err, c.Helper)
+		}
+		if w := walk(t, p, c.VA, 2, true); w != (Walk{Absent: 2}) {
+			t.Errorf("old address space: %+v", w)
+		}
+		src, dst := bytes.Repeat([]byte{0xee}, page), make([]byte, page)
+		if _, err := p.ReadV([][]byte{dst}, c.VA); err != nil || bytes.Count(dst, []byte{1}) != page {
+			t.Errorf("read of the old address space: %v, %x, want ones", err, dst[:8])
+		}
+		if n, err := p.WriteV([][]byte{src}, c.VA); n != page || err != nil {
+			t.Errorf("write into the old address space: %d, %v", n, err)
+		}
+		if _, err := p.ReadV([][]byte{dst}, c.VA); err != nil || !bytes.Equal(src, dst) {
+			t.Errorf("read of what was written: %v, %x, want %x", err, dst[:8], src[:8])
+		}
+		if _, err := Open(pidfd, keeperfd); !errors.Is(err, ErrKeeper) {
+			t.Errorf("open after the exec: %v, want ErrKeeper", err)
+		}
+		if err := unix.PidfdSendSignal(keeperfd, unix.SIGKILL, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		proctest.AwaitEnd(t, keeperfd)
+		gone(t, p, c.VA)
+		if n := c.Own(); n != page {
+			t.Errorf("%d bytes of the new image are its own, want %d", n, page)
+		}
+	})
 }
 
 func TestOpenNotAProcess(t *testing.T) {
@@ -224,9 +241,13 @@ func TestOpenNotAProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
+	self := proctest.PIDFD(t, os.Getpid())
 	for _, fd := range []int{int(f.Fd()), -1} {
-		if _, err := Open(fd); err == nil {
+		if _, err := Open(fd, self); err == nil {
 			t.Errorf("opened descriptor %d as a process", fd)
+		}
+		if _, err := Open(self, fd); err == nil {
+			t.Errorf("took descriptor %d for a keeper", fd)
 		}
 	}
 	if _, err := OpenPID(2); err == nil { // kthreadd, or nothing in a container
@@ -237,8 +258,11 @@ func TestOpenNotAProcess(t *testing.T) {
 func TestStatus(t *testing.T) {
 	c := proctest.Start(t)
 	p := openChild(t, c, true)
-	if uid, err := p.UID(); err != nil || uid != uint32(os.Getuid()) {
-		t.Errorf("uid %d, %v, want %d", uid, err, os.Getuid())
+	if p.PID() != c.PID() {
+		t.Errorf("pid %d, want %d", p.PID(), c.PID())
+	}
+	if pid, err := p.Keeper(); pid != c.Keeper() || err != nil {
+		t.Errorf("keeper %d, %v, want %d", pid, err, c.Keeper())
 	}
 	if n, err := p.Locked(); n != 0 || err != nil {
 		t.Errorf("locked %d, %v, want 0", n, err)
@@ -289,7 +313,7 @@ func TestClose(t *testing.T) {
 		"mapping": second(p.Mapping(va)),
 		"read":    second(p.ReadV([][]byte{{0}}, va)),
 		"locked":  second(p.Locked()),
-		"uid":     second(p.UID()),
+		"keeper":  second(p.Keeper()),
 		"current": p.Current(),
 	} {
 		if !errors.Is(err, ErrClosed) {
@@ -326,95 +350,184 @@ func TestFork(t *testing.T) {
 	}
 }
 
-// TestOpenDuringExec opens a process while it executes itself: what comes out
-// is one address space or an error, never the descriptors of two.
+// TestOpenDuringExec opens a process while it executes itself: what comes out is
+// the old address space or an error, never the new image by the old keeper.
 func TestOpenDuringExec(t *testing.T) {
 	c := proctest.Start(t)
+	var opened int
 	for range 30 {
-		opened := make(chan *Process)
+		pidfd, keeperfd := c.PIDFDs()
+		result := make(chan *Process)
 		go func() {
-			p, err := OpenPID(c.PID())
-			if err != nil && !errors.Is(err, ErrChanged) && !errors.Is(err, ErrGone) {
-				t.Errorf("open: %v, want ErrChanged or ErrGone", err)
+			p, err := Open(pidfd, keeperfd)
+			if err != nil && !errors.Is(err, ErrKeeper) && !errors.Is(err, ErrGone) {
+				t.Errorf("open: %v, want ErrKeeper or ErrGone", err)
 			}
-			opened <- p
+			result <- p
 		}()
 		c.Exec()
-		p := <-opened
+		p := <-result
 		if p == nil {
 			continue
 		}
+		opened++
 		va := c.Map(proctest.Anon, 1)
 		c.Fill(va, 1, 1)
-		current := p.Current()
-		var m Mapping
-		var e [1]Entry
-		n, errno := preadEntries(p.pagemap, e[:], uint64(va)/page)
-		if (current == nil) != (n == 1) {
-			t.Errorf("mem: %v, pagemap: %d, %v: of two address spaces", current, n, errno)
-		}
-		if errno := p.lookup(va, &m); (current == nil) != (errno == 0) {
-			t.Errorf("mem: %v, maps: %v: of two address spaces", current, errno)
+		gone(t, p, va)
+		if n := c.Count(va, 1, 1); n != page {
+			t.Errorf("%d bytes of the new image are its own, want %d", n, page)
 		}
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
 	}
+	t.Logf("opened %d of 30 times", opened)
 }
 
-// TestIdentity has each thing differ that tells one address space from another.
-func TestIdentity(t *testing.T) {
+// TestOpenKeeper has a row for each task that is no keeper of the process, or
+// none any more.
+func TestOpenKeeper(t *testing.T) {
+	c, other := proctest.Start(t), proctest.Start(t)
+	pidfd, keeperfd := c.PIDFDs()
+	otherfd, othersKeeper := other.PIDFDs()
+	refused := func(name string, keeperfd int, want error) {
+		t.Helper()
+		_, err := Open(pidfd, keeperfd)
+		var e *Error
+		if !errors.Is(err, want) || !errors.As(err, &e) || e.PID != c.PID() {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+	}
+	refused("another process", otherfd, ErrKeeper)
+	refused("another process's keeper", othersKeeper, ErrKeeper)
+	refused("a copy of the memory", proctest.PIDFD(t, c.Fork()), ErrKeeper)
+	other.Kill()
+	refused("a process that has ended", otherfd, ErrGone)
+	refused("a keeper that has ended with its process", othersKeeper, ErrGone)
+	if p, err := Open(pidfd, keeperfd); err != nil {
+		t.Error(err)
+	} else if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := unix.PidfdSendSignal(keeperfd, unix.SIGKILL, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	proctest.AwaitEnd(t, keeperfd)
+	refused("a keeper that was killed", keeperfd, ErrGone)
+	c.EndKeeper()
+	refused("a keeper that was killed and reaped", keeperfd, ErrGone)
+}
+
+// TestOpenAfterExec has a process that has executed another program since its
+// keeper was made.
+func TestOpenAfterExec(t *testing.T) {
 	c := proctest.Start(t)
+	pidfd, old := c.PIDFDs()
+	c.Exec()
+	if _, err := Open(pidfd, old); !errors.Is(err, ErrGone) {
+		t.Errorf("keeper of the old address space: %v, want ErrGone", err)
+	}
+	openChild(t, c, true)
+}
+
+// leaderless starts a child without its first thread.
+func leaderless(t *testing.T) *proctest.Child {
+	t.Helper()
+	for {
+		if c := proctest.Start(t); c.EndLeader() {
+			return c
+		}
+	}
+}
+
+// TestFirstThreadEnded has a process whose pid is that of a zombie, while its
+// other threads and its memory are there.
+func TestFirstThreadEnded(t *testing.T) {
+	both(t, func(t *testing.T, query bool) {
+		c := leaderless(t)
+		p := openChild(t, c, query)
+		va := c.Map(proctest.Anon, 2)
+		c.Fill(va, 1, 1)
+		if w := walk(t, p, va, 2, true); w != (Walk{Absent: 2}) {
+			t.Errorf("walk: %+v", w)
+		}
+		if n, err := p.WriteV([][]byte{bytes.Repeat([]byte{2}, 2*page)}, va); n != 2*page || err != nil {
+			t.Errorf("write: %d, %v", n, err)
+		}
+		if n := c.Count(va, 2, 2); n != 2*page {
+			t.Errorf("%d bytes written, want %d", n, 2*page)
+		}
+		if m, err := p.Mapping(va); err != nil || !m.Contains(va) || !m.Write {
+			t.Errorf("mapping: %+v, %v", m, err)
+		}
+		if n, err := p.Locked(); n != 0 || err != nil {
+			t.Errorf("locked %d, %v, want 0", n, err)
+		}
+		_, other := proctest.Start(t).PIDFDs()
+		if _, err := Open(p.PIDFD(), other); !errors.Is(err, ErrKeeper) {
+			t.Errorf("another's keeper: %v, want ErrKeeper", err)
+		}
+		// Neither it nor the first thread has memory: they must not pass for the
+		// same.
+		if _, err := Open(p.PIDFD(), proctest.PIDFD(t, leaderless(t).PID())); err == nil {
+			t.Error("took a process without its first thread for a keeper")
+		}
+		c.Kill()
+		gone(t, p, va)
+	})
+}
+
+// TestKeeperEnds has a keeper end while the process goes on, and the number of
+// the keeper become a copy of the process, with memory at the same addresses.
+func TestKeeperEnds(t *testing.T) {
+	c := proctest.Start(t)
+	va := c.Map(proctest.Anon, 1)
+	c.Fill(va, 1, 1)
 	p := openChild(t, c, true)
-	id, err := p.identity()
+	buf := bytes.Repeat([]byte{0xee}, page)
+	refused := func() {
+		t.Helper()
+		if n, err := p.WriteV([][]byte{buf}, va); n != 0 || !errors.Is(err, ErrGone) {
+			t.Errorf("write: %d, %v, want ErrGone", n, err)
+		}
+		if n, err := p.ReadV([][]byte{buf}, va); n != 0 || !errors.Is(err, ErrGone) {
+			t.Errorf("read: %d, %v, want ErrGone", n, err)
+		}
+		// The process's page tables are there, and may be looked at.
+		if w := walk(t, p, va, 1, false); w != (Walk{}) {
+			t.Errorf("walk: %+v", w)
+		}
+		if w, err := p.Walk(maxVA-page, 1, true); !errors.Is(err, ErrGone) {
+			t.Errorf("walk behind the end of the address space: %+v, %v, want ErrGone", w, err)
+		}
+		if pid, err := p.Keeper(); !errors.Is(err, ErrGone) {
+			t.Errorf("keeper: %d, %v, want ErrGone", pid, err)
+		}
+		if err := p.Current(); !errors.Is(err, ErrGone) {
+			t.Errorf("current: %v, want ErrGone", err)
+		}
+	}
+	if err := unix.PidfdSendSignal(p.keeperFD, unix.SIGKILL, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	proctest.AwaitEnd(t, p.keeperFD)
+	refused()
+	c.EndKeeper()
+	refused()
+	if n := c.Count(va, 1, 1); n != page {
+		t.Errorf("%d bytes as they were, want %d", n, page)
+	}
+	if err := c.ForkAs(c.Keeper()); err != nil {
+		t.Skip("this process may not choose the number of another: ", err)
+	}
+	refused()
+	fork, err := OpenPID(c.Keeper())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.same(id); err != nil {
-		t.Fatal(err)
-	}
-	other := id
-	other.uids[2]++
-	if err := p.same(other); !errors.Is(err, ErrChanged) {
-		t.Errorf("another saved user: %v, want ErrChanged", err)
-	}
-	other = id
-	other.auxv[8]++
-	if err := p.same(other); !errors.Is(err, ErrChanged) {
-		t.Errorf("another auxiliary vector: %v, want ErrChanged", err)
-	}
-	// A forked process has the same users, vector and random bytes, in another
-	// address space.
-	q, err := OpenPID(c.Fork())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer q.Close()
-	va := atRandom(&id.auxv)
-	if va == 0 {
-		t.Fatal("no AT_RANDOM in the auxiliary vector")
-	}
-	if _, err := p.WriteV([][]byte{{0x77}}, va); err != nil {
-		t.Fatal(err)
-	}
-	p.mem, q.mem = q.mem, p.mem
-	err = p.same(id)
-	p.mem, q.mem = q.mem, p.mem
-	if !errors.Is(err, ErrChanged) {
-		t.Errorf("mem of another address space: %v, want ErrChanged", err)
-	}
-	var e [1]Entry
-	if _, err := p.Pagemap(va, e[:]); err != nil {
-		t.Fatal(err)
-	}
-	if e[0]&(1<<55-1) == 0 {
-		return // without CAP_SYS_ADMIN pagemap hides the page's number
-	}
-	p.pagemap, q.pagemap = q.pagemap, p.pagemap
-	err = p.same(id)
-	p.pagemap, q.pagemap = q.pagemap, p.pagemap
-	if !errors.Is(err, ErrChanged) {
-		t.Errorf("pagemap of another address space: %v, want ErrChanged", err)
+	defer fork.Close()
+	if n, err := fork.ReadV([][]byte{buf}, va); err != nil || bytes.Count(buf, []byte{1}) != page {
+		t.Errorf("the process that has the number now: %d bytes, %v, %x, want ones", n, err, buf[:8])
 	}
 }
 
@@ -425,4 +538,17 @@ func TestPermission(t *testing.T) {
 	if p, err := OpenPID(1); !errors.Is(err, ErrPermission) {
 		t.Errorf("open of pid 1: %v, %v, want ErrPermission", p, err)
 	}
+}
+
+// The value of a line of /proc/PID/status stands in the text, without space around.
+func FuzzStatusField(f *testing.F) {
+	f.Add([]byte("Name:\tx\nUid:\t0\t0\t0\t0\n"), "Uid:")
+	f.Add([]byte("Uid:"), "Uid:")
+	f.Add([]byte("\n\n"), "")
+	f.Fuzz(func(t *testing.T, b []byte, name string) {
+		v, ok := statusField(b, name)
+		if ok && (!bytes.Contains(b, v) || !bytes.Contains(b, []byte(name)) || !bytes.Equal(v, bytes.TrimSpace(v))) {
+			t.Errorf("%q of %q is %q", name, b, v)
+		}
+	})
 }

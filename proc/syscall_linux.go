@@ -42,6 +42,26 @@ const (
 	procmapNext       = 0x10 // PROCMAP_QUERY_COVERING_OR_NEXT_VMA
 )
 
+// unlimited tells whether va lies in memory whose file's end is not why a page is
+// missing: huge pages, of which none may be free, and secret memory, which the kernel
+// brings in for its process alone. False where the kernel does not say.
+func unlimited(fd int, va device.VA) bool {
+	var name [unix.PathMax]byte
+	var pin runtime.Pinner
+	pin.Pin(&name)
+	defer pin.Unpin()
+	q := procmapQuery{
+		size:     uint64(unsafe.Sizeof(procmapQuery{})),
+		addr:     uint64(va),
+		nameSize: uint32(len(name)),
+		nameAddr: uint64(uintptr(unsafe.Pointer(&name))),
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), procmapIoctl, uintptr(unsafe.Pointer(&q))); errno != 0 {
+		return false
+	}
+	return q.pageSize > device.PageSize || unix.ByteSliceToString(name[:]) == "/secretmem (deleted)" // memfd_secret(2)
+}
+
 // procmap asks the kernel for the mapping at va or the next one after it.
 // ENOENT: there is none; ESRCH: the address space is gone; ENOTTY: a kernel
 // before 6.11.
@@ -81,32 +101,47 @@ func preadEntries(fd int, dst []Entry, page uint64) (int, unix.Errno) {
 	return int(n / unsafe.Sizeof(Entry(0))), 0
 }
 
-// move reads (trap SYS_PREAD64 and SYS_PREADV) or writes the buffers at va
-// through the mem descriptor: by the plain call for one buffer, else by the
-// vector call. Syscall and not RawSyscall: it may sleep for as long as the
-// process's memory makes it.
-func move(fd int, plain, vector uintptr, bufs [][]byte, va device.VA) (int, unix.Errno) {
-	if len(bufs) == 1 {
-		b := bufs[0]
-		n, _, errno := unix.Syscall6(plain, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))),
-			uintptr(len(b)), uintptr(va), 0, 0)
-		if errno != 0 {
-			return 0, errno
-		}
-		return int(n), 0
-	}
-	var iov [MaxBuffers]unix.Iovec
+// move reads (trap SYS_PROCESS_VM_READV) or writes the buffers, total bytes, at
+// va of the address space of pid, in pieces cut at multiples of piece bytes: the
+// kernel takes the pages of a piece by their rights, copies it, and goes on.
+// Syscall and not RawSyscall: it may sleep for as long as the process's memory
+// makes it.
+func move(pid int, trap uintptr, bufs [][]byte, va device.VA, total, piece int) (int, unix.Errno) {
+	var local [MaxBuffers]unix.Iovec
 	for i, b := range bufs {
-		iov[i].Base = unsafe.SliceData(b)
-		iov[i].SetLen(len(b))
+		local[i].Base = unsafe.SliceData(b)
+		local[i].SetLen(len(b))
 	}
-	// The offset is one register on 64-bit machines; the upper half is for
-	// 32-bit ones, which have no place here.
-	n, _, errno := unix.Syscall6(vector, uintptr(fd), uintptr(unsafe.Pointer(&iov)), uintptr(len(bufs)),
-		uintptr(va), 0, 0)
+	var remote [MaxBytes/writePiece + 1]unix.RemoteIovec
+	pieces := 0
+	for at, left := uintptr(va), total; left > 0; pieces++ {
+		n := min(left, piece-int(at%uintptr(piece)))
+		remote[pieces] = unix.RemoteIovec{Base: at, Len: n}
+		at += uintptr(n)
+		left -= n
+	}
+	n, _, errno := unix.Syscall6(trap, uintptr(pid), uintptr(unsafe.Pointer(&local)), uintptr(len(bufs)),
+		uintptr(unsafe.Pointer(&remote)), uintptr(pieces), 0)
 	runtime.KeepAlive(bufs)
 	if errno != 0 {
 		return 0, errno
 	}
 	return int(n), 0
+}
+
+// poll looks at one descriptor, without waiting; false where the kernel did not
+// say.
+func poll(f *unix.PollFd) bool {
+	var none unix.Timespec
+	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(f)), 1, uintptr(unsafe.Pointer(&none)), 0, 0, 0)
+	return errno == 0 && n > 0
+}
+
+// ended looks at an epoll descriptor, without waiting: whether what it watches has
+// ended. The kernel puts it there before it lets go of the process's number. False
+// where it did not say.
+func ended(fd int) bool {
+	var ev unix.EpollEvent
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&ev)), 1, 0, 0, 0)
+	return errno == 0 && n > 0
 }

@@ -2,6 +2,7 @@ package proc
 
 import (
 	"errors"
+	"math/bits"
 
 	"golang.org/x/sys/unix"
 
@@ -15,15 +16,15 @@ const maxVA = 1 << 57
 
 // Walk looks at 1..64 pages from the one of va on, as an SMMU's table walk
 // would for a write or a read: it changes nothing and brings nothing in. It
-// costs one PROCMAP_QUERY (one more for each further mapping in the range) and
-// one read of pagemap.
+// costs one read of pagemap.
 //
-// A page without a mapping or not present is Absent. A page whose mapping does
-// not permit the access is Denied, present or not. Written to, a present page
-// of a private mapping that is the zero page, the file's own or shared with a
-// forked process is Denied too, once: after that report it passes until it has
-// been seen exclusive or absent, because a page may stay shared for reasons of
-// the kernel's own and must not fault for ever.
+// A page that is not present is Absent. Written to, a present page of a private
+// mapping that is the zero page, the file's own or shared with a forked process
+// is Denied, once: after that report it passes until it has been seen exclusive
+// or absent, because a page may stay shared for reasons of the kernel's own and
+// must not fault for ever. Whether the mapping permits the access is not looked
+// at: the kernel judges that when the bytes move (ReadV, WriteV), and whatever
+// was said before would be out of date.
 //
 // Errors: ErrGone, ErrRange, ErrClosed, or an errno.
 func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
@@ -34,87 +35,94 @@ func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 		return Walk{}, &Error{"walk", p.pid, va, ErrClosed}
 	}
 	defer p.leave()
-
-	first := va.Page()
-	var (
-		w       Walk
-		m, hint Mapping
-		there   uint64 // pages with a mapping that permits the access
-		cow     uint64 // those of a private mapping, written to
-	)
-	for i := 0; i < pages; {
-		at := first + device.VA(i)<<device.PageShift
-		errno := p.lookup(at, &m)
-		if errno == unix.ENOENT {
-			w.Absent |= span(i, pages)
-			break
-		}
-		if errno != 0 {
-			return Walk{}, p.fail("walk", va, errno)
-		}
-		if m.Start > at {
-			n := pages - i
-			if d := uint64(m.Start-at) >> device.PageShift; d < uint64(n) {
-				n = int(d)
-			}
-			w.Absent |= span(i, i+n)
-			if i += n; i == pages {
-				break
-			}
-			at = m.Start
-		}
-		end := i + m.Clip(at, pages-i)
-		bits := span(i, end)
-		switch {
-		case !m.Permits(write):
-			w.Denied |= bits
-		case write && !m.Shared:
-			cow |= bits
-			there |= bits
-		default:
-			there |= bits
-		}
-		if there&bits != 0 && hint.End == 0 {
-			hint = m
-		}
-		i = end
-	}
-	if w.Absent|w.Denied != 0 {
-		p.memo.surprise() // the mapping behind the last fault may be no more
-	}
-	if there == 0 {
-		return w, nil
+	if va >= maxVA {
+		return Walk{Absent: span(0, pages)}, nil
 	}
 
 	var entries [MaxPages]Entry
-	page := uint64(first) >> device.PageShift
+	page := uint64(va) >> device.PageShift
 	n, errno := preadEntries(p.pagemap, entries[:pages], page)
 	if errno != 0 {
 		return Walk{}, p.fail("walk", va, errno)
 	}
-	if n == 0 {
+	if n == 0 && dead(p.keeperFD) {
 		return Walk{}, p.fail("walk", va, unix.ESRCH)
 	}
-	var absent, shared uint64
-	for i := 0; i < pages; i++ {
+	// What is behind the end of the address space reads as nothing: absent.
+	var absent, own uint64
+	for i := range pages {
 		bit := uint64(1) << i
 		switch e := entries[i]; {
-		case there&bit == 0:
 		case !e.Present():
 			absent |= bit
-		case cow&bit != 0 && !e.Private():
-			shared |= bit
+		case e.Private():
+			own |= bit
 		}
 	}
-	w.Absent |= absent
+	all := span(0, pages)
+	others := all &^ absent &^ own
 	if absent != 0 {
-		p.text.forget()
+		p.surprise()
 	}
+	if !write {
+		others = 0
+	}
+	if absent|others == 0 && p.memo.idle.Load() {
+		return Walk{}, nil
+	}
+	var cow, shared uint64
+	if write {
+		cow = all
+	}
+	// A page that is not its own is a private mapping's to be copied, or a
+	// shared mapping's, where every page is like that.
+	for i := 0; i < pages && others>>i != 0; {
+		if i += bits.TrailingZeros64(others >> i); i >= pages {
+			break
+		}
+		at := va.Page() + device.VA(i)<<device.PageShift
+		m, err := p.behind(at)
+		if err != nil {
+			return Walk{}, err
+		}
+		end := i + max(m.Clip(at, pages-i), 1)
+		if m.Shared {
+			cow &^= span(i, end)
+		}
+		i = end
+	}
+	shared = others & cow
 	if absent|shared == 0 && p.memo.idle.Load() {
-		return w, nil
+		return Walk{}, nil
 	}
-	w.Denied |= p.memo.walked(page, pages, entries[:], absent, shared, cow, &hint)
-	return w, nil
+	return Walk{
+		Absent: absent,
+		Denied: p.memo.walked(page, pages, entries[:], absent, shared, cow),
+	}, nil
+}
+
+// behind returns the mapping of a page that is present, zero where there is none
+// any more. It may be one that was looked up before: what depends on it is only
+// whether a copy is reported or left to the kernel.
+func (p *Process) behind(va device.VA) (Mapping, error) {
+	if m := p.memo.last(); m.Contains(va) {
+		return m, nil
+	}
+	var m Mapping
+	switch errno := p.lookup(va, &m); {
+	case errno == unix.ENOENT, errno == 0 && !m.Contains(va):
+		return Mapping{}, nil
+	case errno != 0:
+		return Mapping{}, p.fail("walk", va, errno)
+	}
+	p.memo.keep(&m)
+	return m, nil
+}
+
+// surprise drops what is known of the mappings.
+func (p *Process) surprise() {
+	p.memo.surprise()
+	p.text.forget()
 }
 
 // span gives the bits i..end-1.
@@ -185,11 +193,10 @@ func (p *Process) Pagemap(va device.VA, dst []Entry) (int, error) {
 	return n, nil
 }
 
-// Hint gives, once for each page that a Walk reported, what that walk saw at
-// va: the mapping, zero where it is not known, and the pagemap entry. Both may
-// be out of date: they serve to choose a range and to name a fault's kind, and
+// Hint returns, once for each page that a Walk reported, the pagemap entry that
+// it saw at va. It may be out of date: it serves to name a fault's kind, and
 // never to grant anything.
-func (p *Process) Hint(va device.VA) (Mapping, Entry, bool) {
+func (p *Process) Hint(va device.VA) (Entry, bool) {
 	return p.memo.take(va.Page())
 }
 

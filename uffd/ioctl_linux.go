@@ -52,11 +52,10 @@ const (
 	userModeOnly   = 1      // UFFD_USER_MODE_ONLY
 	modeMissing    = 1 << 0 // UFFDIO_REGISTER_MODE_MISSING
 	eventPagefault = 0x12   // UFFD_EVENT_PAGEFAULT
-	flagWrite      = 1 << 0 // UFFD_PAGEFAULT_FLAG_WRITE
+	rangeZeropage  = 1 << 4 // 1 << _UFFDIO_ZEROPAGE, among the ioctls of a range
 
-	// struct uffd_msg: event, then for a page fault flags and address.
+	// struct uffd_msg: event, then for a page fault flags (at 8) and address.
 	msgSize    = 32
-	msgFlags   = 8
 	msgAddress = 16
 )
 
@@ -71,8 +70,11 @@ func handshake(fd int) error {
 	return ioctl(fd, ioctlAPI, unsafe.Pointer(&apiArg{api: uffdAPI}))
 }
 
-func register(fd int, va, size uint64) error {
-	return ioctl(fd, ioctlRegister, unsafe.Pointer(&registerArg{start: va, len: size, mode: modeMissing}))
+// register gives the ioctls that may be used on the range.
+func register(fd int, va, size uint64) (ioctls uint64, err error) {
+	a := registerArg{start: va, len: size, mode: modeMissing}
+	err = ioctl(fd, ioctlRegister, unsafe.Pointer(&a))
+	return a.ioctlsOfRange, err
 }
 
 func wake(fd int, va, size uint64) error {

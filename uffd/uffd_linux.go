@@ -22,6 +22,8 @@ var (
 	ErrForbidden = errors.New("no userfaultfd for this user")
 	// ErrNotOne says that a descriptor is no userfaultfd.
 	ErrNotOne = errors.New("not a userfaultfd")
+	// ErrUnfit says that memory is of a kind whose missing pages cannot be filled.
+	ErrUnfit = errors.New("memory that a userfaultfd cannot fill")
 	// ErrNotRegistered says that no memory there is the descriptor's (any more).
 	ErrNotRegistered = errors.New("memory is not registered with the userfaultfd")
 )
@@ -58,7 +60,7 @@ func Open() (fd int, full bool, err error) {
 // Register has missing pages of whole pages of this process's memory served by
 // fd. Memory that is there stays.
 func Register(fd int, va device.VA, size uint64) error {
-	if err := register(fd, uint64(va), size); err != nil {
+	if _, err := register(fd, uint64(va), size); err != nil {
 		return fmt.Errorf("registering %d bytes at %v: %w", size, va, os.NewSyscallError("UFFDIO_REGISTER", err))
 	}
 	return nil
@@ -83,7 +85,7 @@ const maxFill = 64 * device.PageSize
 // Serve takes over fd, which another process has made and registered, and serves
 // the faults of that process's own threads from then on: one goroutine, which
 // waits for nothing else. ended is called when it has ended; it may be nil. With
-// an error fd stays the caller's.
+// an error, ErrNotOne, ErrUnfit or an errno, fd stays the caller's.
 func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
 	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 	if err != nil || name != "anon_inode:[userfaultfd]" {
@@ -92,6 +94,11 @@ func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
 	// A blocking one would be polled as broken.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, os.NewSyscallError("fcntl O_NONBLOCK", err)
+	}
+	// Registering once more changes nothing and tells what may be done there.
+	// Where it fails the range is none of fd's by now, and nothing is served.
+	if ioctls, err := register(fd, uint64(va), size); err == nil && ioctls&rangeZeropage == 0 {
+		return nil, fmt.Errorf("%w: %d bytes at %v: huge pages (hugetlb): leave them unregistered", ErrUnfit, size, va)
 	}
 	r := &Region{Start: va, End: va + device.VA(size), f: os.NewFile(uintptr(fd), "userfaultfd")}
 	if r.raw, err = r.f.SyscallConn(); err != nil {
@@ -147,14 +154,15 @@ func (r *Region) serve() {
 				continue // none is asked for
 			}
 			at := device.VA(binary.NativeEndian.Uint64(m[msgAddress:])).Page()
-			write := binary.NativeEndian.Uint64(m[msgFlags:])&flagWrite != 0
 			for {
-				_, err := r.Fill(at, 1, write)
+				// The page of zeros also for who writes: that needs no page's copy
+				// here, and does not replace a guard page made meanwhile.
+				_, err := r.Fill(at, 1, false)
 				if errors.Is(err, unix.EAGAIN) {
 					time.Sleep(retryPause)
 					continue
 				}
-				// Whatever there is now: the thread looks again.
+				// Whatever there is now, or nobody's any more: the thread looks again.
 				_ = r.control(func(fd int) error { return wake(fd, uint64(at), device.PageSize) })
 				break
 			}
@@ -166,7 +174,7 @@ func (r *Region) serve() {
 func (r *Region) control(f func(fd int) error) error {
 	var err error
 	if cerr := r.raw.Control(func(fd uintptr) { err = f(int(fd)) }); cerr != nil {
-		return fmt.Errorf("serving a userfaultfd: %w", cerr)
+		return fmt.Errorf("%w: %w", ErrNotRegistered, cerr)
 	}
 	return err
 }
@@ -175,7 +183,8 @@ func (r *Region) control(f func(fd int) error) error {
 // to be written, pages of their own; to be read, the shared page of zeros. Pages
 // that are there stay as they are. It gives how many pages it looked at before
 // an error: ErrNotRegistered, EAGAIN while the mapping changes, ESRCH when the
-// process is gone.
+// process is gone. With any other one the memory cannot be filled: the region is
+// closed, so that the kernel serves it, and the error matches ErrNotRegistered.
 func (r *Region) Fill(va device.VA, pages int, write bool) (int, error) {
 	z, err := zeros()
 	if err != nil {
@@ -207,5 +216,11 @@ func (r *Region) Fill(va device.VA, pages int, write bool) (int, error) {
 		}
 		return nil
 	})
+	switch {
+	case err == nil, errors.Is(err, ErrNotRegistered), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ESRCH):
+	default:
+		_ = r.Close() // gives no error
+		err = fmt.Errorf("%w any more: it could not be filled: %w", ErrNotRegistered, err)
+	}
 	return at / device.PageSize, err
 }

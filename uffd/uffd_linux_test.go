@@ -106,6 +106,73 @@ func TestFill(t *testing.T) {
 	}
 }
 
+// Memory whose pages cannot be filled though it could be registered is the
+// kernel's again: who waits for a page goes on, and nothing is tried for ever.
+func TestUnfillable(t *testing.T) {
+	zeros, err := os.OpenFile("/dev/zero", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zeros.Close()
+	fd, full, err := Open()
+	if errors.Is(err, ErrForbidden) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := unix.Mmap(int(zeros.Fd()), 0, 2*device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(b) }()
+	at := device.VA(uintptr(unsafe.Pointer(&b[0])))
+	if err := Register(fd, at, uint64(len(b))); err != nil {
+		t.Skip("not even to be registered: ", err)
+	}
+	ended := make(chan struct{})
+	r, err := Serve(fd, at, uint64(len(b)), func() { close(ended) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if full {
+		// By a system call: a goroutine must not wait for its own process.
+		if err := unix.Madvise(b[:device.PageSize], unix.MADV_POPULATE_WRITE); err != nil {
+			t.Error(err)
+		}
+	} else if n, err := r.Fill(at, 1, true); !errors.Is(err, ErrNotRegistered) {
+		t.Errorf("filled %d, %v", n, err)
+	}
+	<-ended
+	if n, err := r.Fill(at, 2, true); n != 0 || !errors.Is(err, ErrNotRegistered) {
+		t.Errorf("filled %d, %v after the end", n, err)
+	}
+}
+
+func TestServeRefusesHugePages(t *testing.T) {
+	fd, _, err := Open()
+	if errors.Is(err, ErrForbidden) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	b, err := unix.Mmap(-1, 0, 2<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Skip("no huge pages: ", err)
+	}
+	defer func() { _ = unix.Munmap(b) }()
+	at := device.VA(uintptr(unsafe.Pointer(&b[0])))
+	if err := Register(fd, at, uint64(len(b))); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Serve(fd, at, uint64(len(b)), nil); !errors.Is(err, ErrUnfit) {
+		t.Errorf("%v, %v", r, err)
+	}
+}
+
 func TestServeRefuses(t *testing.T) {
 	f, err := os.Open("/dev/null")
 	if err != nil {

@@ -7,20 +7,47 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strings"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/keeper"
 )
 
-// serve is the child's side: commands in, one line of answer each.
-func serve(in io.Reader, out io.Writer) error {
+// child is the main function of a child. It serves on a thread of its own, since
+// the first one may be told to end.
+func child() int {
+	runtime.LockOSThread()
+	leader := unix.Gettid()
+	ended, leave := make(chan error), make(chan struct{})
+	go func() { ended <- serve(os.Stdin, os.Stdout, leader, leave) }()
+	select {
+	case <-leave:
+		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // this thread alone
+		return 1
+	case err := <-ended:
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "proctest child:", err)
+			return 1
+		}
+		return 0
+	}
+}
+
+// serve is the child's side: commands in, one line of answer each. A close of
+// leave ends the thread leader.
+func serve(in io.Reader, out io.Writer, leader int, leave chan<- struct{}) error {
 	runtime.LockOSThread() // forked processes die with this thread
-	s := &server{out: out}
+	k, err := keeper.Start()
+	if err != nil {
+		return err
+	}
+	s := &server{out: out, keeper: k, leader: leader, leave: leave}
 	r := bufio.NewScanner(in)
-	fmt.Fprintln(out, "ready")
+	fmt.Fprintln(out, "ready", k.PID())
 	for r.Scan() {
 		answer, err := s.do(r.Text())
 		if err != nil {
@@ -33,7 +60,7 @@ func serve(in io.Reader, out io.Writer) error {
 	for _, pid := range s.forks {
 		s.reap(pid)
 	}
-	return r.Err()
+	return errors.Join(r.Err(), k.Close())
 }
 
 type region struct {
@@ -43,6 +70,9 @@ type region struct {
 
 type server struct {
 	out     io.Writer
+	keeper  *keeper.Keeper
+	leader  int
+	leave   chan<- struct{}
 	regions []region
 	forks   []int
 }
@@ -57,7 +87,7 @@ func (s *server) do(line string) (string, error) {
 	case "map":
 		return s.mmap(kind, uintptr(addr), pages)
 	case "fork":
-		pid, errno := fork()
+		pid, errno := fork(int32(arg))
 		if errno != 0 {
 			return "", errno
 		}
@@ -65,6 +95,10 @@ func (s *server) do(line string) (string, error) {
 		return fmt.Sprint(pid), nil
 	case "reap":
 		return "0", s.reap(int(arg))
+	case "endkeeper":
+		return "0", s.keeper.Close()
+	case "endleader":
+		return s.endLeader()
 	case "exec":
 		return "", unix.Exec("/proc/self/exe", os.Args, os.Environ())
 	}
@@ -80,7 +114,9 @@ func (s *server) do(line string) (string, error) {
 	case "advise":
 		err = unix.Madvise(b, int(arg))
 	case "unmap":
-		err = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
+		err = unmap(b)
+	case "race":
+		return s.race(kind, b, arg)
 	case "fill":
 		for i := range b {
 			b[i] = byte(arg)
@@ -103,6 +139,16 @@ func (s *server) do(line string) (string, error) {
 		err = errors.New("unknown command " + op)
 	}
 	return "0", err
+}
+
+func unmap(b []byte) error {
+	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
+}
+
+// mapOver maps memory where b is.
+func mapOver(b []byte, fd, prot, flags int) error {
+	_, err := unix.MmapPtr(fd, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), prot, flags)
+	return err
 }
 
 func (s *server) bytes(addr uintptr, pages uint64) ([]byte, error) {
@@ -157,6 +203,24 @@ func (s *server) mmap(kind string, addr uintptr, pages uint64) (string, error) {
 	return fmt.Sprint(uint64(uintptr(p))), nil
 }
 
+// endLeader has the first thread end and waits until the kernel says so.
+func (s *server) endLeader() (string, error) {
+	if s.leader != os.Getpid() {
+		return "0", nil
+	}
+	close(s.leave)
+	for {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", s.leader))
+		if err != nil {
+			return "", err
+		}
+		if _, state, ok := strings.Cut(string(b), ") "); ok && state[0] == 'Z' {
+			return "1", nil
+		}
+		runtime.Gosched()
+	}
+}
+
 func (s *server) reap(pid int) error {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		return err
@@ -166,15 +230,25 @@ func (s *server) reap(pid int) error {
 }
 
 // fork makes a process with a copy of this address space, which does nothing
-// but wait for its end. Only raw system calls may run in it: it has one thread
-// and no Go runtime.
+// but wait for its end; with the number pid where that is not 0. Only raw system
+// calls may run in it: it has one thread and no Go runtime.
 //
 //go:norace
 //go:nosplit
-func fork() (int, syscall.Errno) {
-	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno != 0 || pid != 0 {
-		return int(pid), errno
+func fork(pid int32) (int, syscall.Errno) {
+	trap, a, b := uintptr(unix.SYS_CLONE), uintptr(unix.SIGCHLD), uintptr(0)
+	numbers := [1]int32{pid}
+	// struct clone_args of include/uapi/linux/sched.h: its exit_signal, set_tid
+	// and set_tid_size.
+	args := [11]uint64{4: uint64(unix.SIGCHLD), 8: uint64(uintptr(unsafe.Pointer(&numbers))), 9: 1}
+	if pid != 0 {
+		trap, a, b = unix.SYS_CLONE3, uintptr(unsafe.Pointer(&args)), unsafe.Sizeof(args)
+	}
+	child, _, errno := syscall.RawSyscall6(trap, a, b, 0, 0, 0, 0)
+	runtime.KeepAlive(&args)
+	runtime.KeepAlive(&numbers)
+	if errno != 0 || child != 0 {
+		return int(child), errno
 	}
 	syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0, 0)
 	for {

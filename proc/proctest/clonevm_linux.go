@@ -20,7 +20,8 @@ var cloneVMSource []byte
 // CloneVM is a process that executes another program while its old address
 // space lives on in a process made by clone(CLONE_VM).
 type CloneVM struct {
-	PID int
+	PID    int
+	Helper int // pid of that process, until the end of the test
 	// VA is where a page of ones lies with an untouched page behind it; after
 	// Exec the new image has a page of 0x5a and an untouched one there.
 	VA device.VA
@@ -66,6 +67,7 @@ func StartCloneVM(t testing.TB) *CloneVM {
 	})
 	c := &CloneVM{PID: cmd.Process.Pid, t: t, in: in, out: bufio.NewScanner(out)}
 	c.VA = device.VA(c.number())
+	c.Helper = int(c.number())
 	return c
 }
 

@@ -1,15 +1,19 @@
 // Package proctest gives tests a process to touch: the test binary started
-// anew, which maps, protects, forks and executes as it is told.
+// anew, which has a keeper, and maps, protects, forks and executes as it is told.
 package proctest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 )
@@ -30,11 +34,7 @@ const childEnv = "PFD_PROCTEST_CHILD"
 // a descriptor open. It gives the exit code.
 func Main(m *testing.M) int {
 	if os.Getenv(childEnv) != "" {
-		if err := serve(os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, "proctest child:", err)
-			return 1
-		}
-		return 0
+		return child()
 	}
 	before, err := descriptors()
 	if err != nil {
@@ -74,13 +74,45 @@ func descriptors() (map[string]string, error) {
 	return fds, nil
 }
 
+// patience bounds the wait for a process that ends by itself (ours).
+const patience = 30 * time.Second
+
+// PIDFD opens a pidfd of the process pid, which must be there; it is closed with
+// the test.
+func PIDFD(t testing.TB, pid int) int {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatalf("pidfd of process %d: %v", pid, err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// AwaitEnd returns when the process behind a pidfd has ended.
+func AwaitEnd(t testing.TB, pidfd int) {
+	t.Helper()
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(patience.Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil || n != 1:
+			t.Fatalf("a process that was to end lives on (%v)", err)
+		default:
+			return
+		}
+	}
+}
+
 // Child is a process under a test's orders. Its methods end the test where the
 // child does not do as it is told.
 type Child struct {
-	t   testing.TB
-	cmd *exec.Cmd
-	in  *os.File
-	out *bufio.Scanner
+	t        testing.TB
+	cmd      *exec.Cmd
+	in       *os.File
+	out      *bufio.Scanner
+	keeper   int // pid
+	keeperFD int // the test's
 }
 
 // Start starts a child, which ends with the test.
@@ -121,9 +153,13 @@ func Start(t testing.TB) *Child {
 
 func (c *Child) ready() {
 	c.t.Helper()
-	if !c.out.Scan() || c.out.Text() != "ready" {
-		c.t.Fatalf("child said %q (%v), want ready", c.out.Text(), c.out.Err())
+	if !c.out.Scan() {
+		c.t.Fatalf("child does not start (%v)", c.out.Err())
 	}
+	if _, err := fmt.Sscanf(c.out.Text(), "ready %d", &c.keeper); err != nil {
+		c.t.Fatalf("child said %q, want ready and the pid of its keeper: %v", c.out.Text(), err)
+	}
+	c.keeperFD = PIDFD(c.t, c.keeper)
 }
 
 func (c *Child) send(op, kind string, va device.VA, pages int, arg uint64) {
@@ -160,6 +196,34 @@ func (c *Child) must(op, kind string, va device.VA, pages int, arg uint64) uint6
 
 // PID gives the child's pid.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
+
+// Keeper gives the pid of the child's keeper, which is another one after Exec.
+func (c *Child) Keeper() int { return c.keeper }
+
+// PIDFDs opens pidfds of the child and of its keeper, for proc.Open. They are
+// closed with the test.
+func (c *Child) PIDFDs() (pidfd, keeperfd int) {
+	c.t.Helper()
+	return PIDFD(c.t, c.PID()), PIDFD(c.t, c.keeper)
+}
+
+// EndKeeper makes the child end its keeper and wait for it: the number is free.
+func (c *Child) EndKeeper() {
+	c.t.Helper()
+	c.must("endkeeper", "-", 0, 0, 0)
+}
+
+// EndLeader makes the first thread of the child end while the others go on, so
+// that its pid is that of a zombie without memory. False: the Go runtime has
+// something else run there; start another child.
+func (c *Child) EndLeader() bool {
+	c.t.Helper()
+	if c.must("endleader", "-", 0, 0, 0) == 0 {
+		return false
+	}
+	c.t.Cleanup(c.Kill) // it cannot return from its main function
+	return true
+}
 
 // Map maps memory of a kind, where the kernel likes, and gives its address.
 func (c *Child) Map(kind string, pages int) device.VA {
@@ -218,26 +282,42 @@ func (c *Child) Fork() int {
 	return int(c.must("fork", "-", 0, 0, 0))
 }
 
+// ForkAs is Fork for a process that gets a number that is free. It takes
+// CAP_CHECKPOINT_RESTORE.
+func (c *Child) ForkAs(pid int) error {
+	c.t.Helper()
+	_, err := c.call("fork", "-", 0, 0, uint64(pid))
+	return err
+}
+
 // Reap ends a forked process.
 func (c *Child) Reap(pid int) {
 	c.t.Helper()
 	c.must("reap", "-", 0, 0, uint64(pid))
 }
 
-// Exec makes the child execute itself anew; it then knows none of its memory.
+// Exec makes the child execute itself anew; it then knows none of its memory. It
+// returns when the keeper of the old memory has ended.
 func (c *Child) Exec() {
 	c.t.Helper()
+	old := c.keeperFD
 	c.send("exec", "-", 0, 0, 0)
 	c.ready()
+	AwaitEnd(c.t, old)
 }
 
-// Kill kills the child, reaps it where wanted, and returns when it is dead.
+// Kill kills the child and returns when it is dead and reaped, and its keeper
+// has ended.
 func (c *Child) Kill() {
 	c.t.Helper()
+	if c.cmd.ProcessState != nil {
+		return
+	}
 	if err := c.cmd.Process.Kill(); err != nil {
 		c.t.Fatal(err)
 	}
 	_ = c.cmd.Wait() // it reports the signal
+	AwaitEnd(c.t, c.keeperFD)
 }
 
 // Lock calls mlock.

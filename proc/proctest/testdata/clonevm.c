@@ -1,8 +1,8 @@
 // A process that executes itself while a helper made by clone(CLONE_VM) keeps
 // its old address space alive. It prints the address of one filled page with an
-// untouched one behind it, executes itself at the first line of input, and
-// prints at the second how many bytes of the new image's page, at the same
-// address, are still its own.
+// untouched one behind it, and the helper's pid. It executes itself at the first
+// line of input, and prints at the second how many bytes of the new image's page,
+// at the same address, are still its own.
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
@@ -48,7 +48,7 @@ int main(int argc, char **argv)
 		char a[32], b[32];
 		snprintf(a, sizeof a, "%lu", (unsigned long)p);
 		snprintf(b, sizeof b, "%d", pid);
-		printf("%s\n", a);
+		printf("%s\n%s\n", a, b);
 		fflush(stdout);
 		int ok = wait_for_line();
 		if (ok)

@@ -1,0 +1,255 @@
+package keeper
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Keeper is a keeper of the calling process.
+type Keeper struct {
+	pid   int
+	pidfd int
+	hold  int // a file that this process has locked: unlocked, the keeper ends
+	page  []byte
+
+	once sync.Once
+	err  error
+}
+
+// Layout of the page that the keeper runs on: what its first system calls read,
+// and its stack, which nothing but the kernel's entry uses.
+const (
+	pageName   = 0    // its name, for ps(1)
+	pageProg   = 16   // struct sock_fprog
+	pageFilter = 64   // struct sock_filter, filterLen of them
+	pageTracer = 512  // u64: pid of whose descendants may reach its memory, for Yama
+	pageReady  = 520  // u32: 1 once it can do nothing any more
+	pageLock   = 1024 // struct flock, of the whole file
+	pageProof  = 2048 // ProofSize random bytes
+	filterLen  = 8
+)
+
+// ProofSize is the size of a Proof, bytes.
+const ProofSize = 16
+
+// Numbers of linux/bpf_common.h, linux/seccomp.h and linux/audit.h.
+const (
+	bpfLoad = 0x20 // BPF_LD | BPF_W | BPF_ABS
+	bpfJump = 0x15 // BPF_JMP | BPF_JEQ | BPF_K
+	bpfRet  = 0x06 // BPF_RET | BPF_K
+
+	seccompAllow       = 0x7fff0000
+	seccompKillProcess = 0x80000000
+	dataNumber         = 0  // seccomp_data.nr
+	dataArch           = 4  // seccomp_data.arch
+	dataArg1           = 24 // seccomp_data.args[1], its lower half (little-endian)
+)
+
+// spawn makes the task. The child closes all descriptors but hold, sets its
+// name, its ptracer, no_new_privs and its filter from page, and pageReady; it then
+// waits for the lock of hold. It ends with the errno of what it cannot do. spawn returns
+// in the parent only: the child's pid, or a negative errno.
+func spawn(flags, stack uintptr, pidfd unsafe.Pointer, hold uintptr, page unsafe.Pointer) int
+
+// Start makes a keeper of the address space that the calling process has now.
+// Where the kernel has Yama (ptrace_scope 1), it lets in what this process starts.
+func Start() (*Keeper, error) { return StartFor(os.Getpid()) }
+
+// StartFor makes a keeper that lets in the process ptracer and what that starts.
+// Yama counts a keeper as a process: what the process itself permits by
+// PR_SET_PTRACER does not hold for it.
+//
+// Another thread may close a descriptor at this moment of which the keeper has the
+// last copy then, and a socket that lingers (SO_LINGER) takes long to close. Such a
+// keeper is ended, which drops the copy at once, and the next one has none.
+func StartFor(ptracer int) (*Keeper, error) {
+	for limit := readyFirst; ; limit *= 2 {
+		k, err := start(ptracer, limit)
+		if !errors.Is(err, os.ErrDeadlineExceeded) || limit >= readyMost {
+			return k, err
+		}
+	}
+}
+
+// start makes a keeper that is ready within limit.
+func start(ptracer int, limit time.Duration) (*Keeper, error) {
+	k := &Keeper{pidfd: -1, hold: -1}
+	err := k.lock()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("making a keeper: %w", err), k.Close())
+	}
+	if k.page, err = unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+		return nil, errors.Join(fmt.Errorf("making a keeper: %w", os.NewSyscallError("mmap", err)), k.Close())
+	}
+	prepare(k.page, ptracer)
+	if _, err := rand.Read(k.page[pageProof : pageProof+ProofSize]); err != nil {
+		return nil, errors.Join(fmt.Errorf("making a keeper: %w", err), k.Close())
+	}
+	pid, err := k.spawn()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("making a keeper: %w", os.NewSyscallError("clone", err)), k.Close())
+	}
+	k.pid = pid
+	if err := k.ready(limit); err != nil {
+		return nil, errors.Join(fmt.Errorf("making a keeper: closing its descriptors, or its seccomp filter: %w", err), k.Close())
+	}
+	return k, nil
+}
+
+// lock makes the file that the keeper waits for: an end of a pipe, for that needs no
+// file system. A process's record locks (fcntl(2)) end when it exits, executes
+// another program or closes the file, and a child made by fork has none of them,
+// though it has the descriptor.
+func (k *Keeper) lock() error {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return os.NewSyscallError("pipe2", err)
+	}
+	k.hold = p[1]
+	// Before the lock is taken: to close any descriptor of the file gives it up.
+	if err := unix.Close(p[0]); err != nil {
+		return os.NewSyscallError("close", err)
+	}
+	return os.NewSyscallError("fcntl F_SETLK", unix.FcntlFlock(uintptr(k.hold), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+}
+
+// How the wait for a keeper goes (ours).
+const (
+	readyPause = 20 * time.Microsecond  // between two looks
+	readyFirst = 100 * time.Millisecond // for the first one; twice that for the next
+	readyMost  = 1600 * time.Millisecond
+)
+
+// ready waits until the keeper can do nothing any more: until then it has the
+// process's descriptors, and nobody may reach its memory where there is Yama. After
+// limit the error is os.ErrDeadlineExceeded.
+func (k *Keeper) ready(limit time.Duration) error {
+	deadline := time.Now().Add(limit)
+	word := (*uint32)(unsafe.Pointer(&k.page[pageReady]))
+	for atomic.LoadUint32(word) == 0 {
+		var st unix.WaitStatus
+		pid, err := unix.Wait4(k.pid, &st, unix.WCLONE|unix.WNOHANG, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return os.NewSyscallError("wait4", err)
+		case pid == 0 && time.Now().After(deadline):
+			return fmt.Errorf("not ready after %v: %w", limit, os.ErrDeadlineExceeded)
+		case pid == 0:
+			time.Sleep(readyPause)
+		case st.Exited():
+			return unix.Errno(st.ExitStatus())
+		default:
+			return unix.ESRCH // killed
+		}
+	}
+	return nil
+}
+
+func prepare(page []byte, ptracer int) {
+	copy(page[pageName:], "exanet-keeper")
+	insn := [filterLen]struct {
+		code   uint16
+		jt, jf uint8
+		k      uint32
+	}{
+		{bpfLoad, 0, 0, dataArch},
+		{bpfJump, 0, 5, auditArch},
+		{bpfLoad, 0, 0, dataNumber},
+		{bpfJump, 4, 0, unix.SYS_EXIT},
+		{bpfJump, 0, 2, unix.SYS_FCNTL},
+		{bpfLoad, 0, 0, dataArg1},
+		{bpfJump, 1, 0, unix.F_SETLKW},
+		{bpfRet, 0, 0, seccompKillProcess},
+	}
+	// One return more than the table: the last jump targets are kill and allow.
+	at := page[pageFilter:]
+	for _, i := range insn {
+		binary.NativeEndian.PutUint16(at, i.code)
+		at[2], at[3] = i.jt, i.jf
+		binary.NativeEndian.PutUint32(at[4:], i.k)
+		at = at[8:]
+	}
+	binary.NativeEndian.PutUint16(at, bpfRet)
+	binary.NativeEndian.PutUint32(at[4:], seccompAllow)
+	binary.NativeEndian.PutUint64(page[pageTracer:], uint64(ptracer))
+	binary.NativeEndian.PutUint16(page[pageLock:], unix.F_WRLCK) // from 0, of any length
+	prog := page[pageProg:]
+	binary.NativeEndian.PutUint16(prog, filterLen+1)
+	binary.NativeEndian.PutUint64(prog[8:], uint64(uintptr(unsafe.Pointer(&page[pageFilter]))))
+}
+
+// spawn calls the assembly with all signals blocked: the keeper inherits the
+// mask, and no handler of the process may ever run in it.
+func (k *Keeper) spawn() (int, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	all, old := ^uint64(0), uint64(0)
+	const size = unsafe.Sizeof(all) // of the kernel's sigset_t
+	if _, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK,
+		uintptr(unsafe.Pointer(&all)), uintptr(unsafe.Pointer(&old)), size, 0, 0); errno != 0 {
+		return 0, errno
+	}
+	pidfd := int32(-1)
+	// No exit signal: who waits for children in general does not meet the keeper.
+	const flags = unix.CLONE_VM | unix.CLONE_PIDFD
+	stack := uintptr(unsafe.Pointer(&k.page[0])) + uintptr(len(k.page))
+	pid := spawn(flags, stack, unsafe.Pointer(&pidfd), uintptr(k.hold), unsafe.Pointer(&k.page[0]))
+	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK,
+		uintptr(unsafe.Pointer(&old)), 0, size, 0, 0) // as it was: cannot fail
+	if pid < 0 {
+		return 0, unix.Errno(-pid)
+	}
+	k.pidfd = int(pidfd)
+	return pid, nil
+}
+
+// PID returns the keeper's pid, in the process's own pid namespace.
+func (k *Keeper) PID() int { return k.pid }
+
+// PIDFD returns a pidfd of the keeper, which stays the keeper's.
+func (k *Keeper) PIDFD() int { return k.pidfd }
+
+// Proof returns random bytes and where they lie in the process's memory until
+// Close: who knows them has read that memory, and so has the right to.
+func (k *Keeper) Proof() (va uint64, b [ProofSize]byte) {
+	return uint64(uintptr(unsafe.Pointer(&k.page[pageProof]))), [ProofSize]byte(k.page[pageProof:])
+}
+
+// Close ends the keeper and waits for its end. Whoever still names the memory
+// by it finds no process. A second call does nothing.
+func (k *Keeper) Close() error {
+	k.once.Do(func() {
+		var errs []error
+		if k.hold >= 0 {
+			errs = append(errs, os.NewSyscallError("close", unix.Close(k.hold)))
+		}
+		if k.pid > 0 {
+			if err := unix.PidfdSendSignal(k.pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+				errs = append(errs, os.NewSyscallError("pidfd_send_signal", err))
+			}
+			for {
+				_, err := unix.Wait4(k.pid, nil, unix.WCLONE, nil)
+				if !errors.Is(err, unix.EINTR) {
+					break // ECHILD: the process waits for all its children, of any kind
+				}
+			}
+			errs = append(errs, os.NewSyscallError("close", unix.Close(k.pidfd)))
+		}
+		if k.page != nil {
+			errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(k.page)))
+		}
+		k.err = errors.Join(errs...)
+	})
+	return k.err
+}

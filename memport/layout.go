@@ -1,0 +1,142 @@
+package memport
+
+import (
+	"errors"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/proc"
+)
+
+// Layout of a port's memory (ours; docs/attach.md, "The memory helper"). This
+// file holds the package's unsafe pointers; every offset is a constant or made
+// of a slot number that was checked.
+const (
+	Slots = 16 // requests under way at one time
+
+	offSubmitted = 0x000 // u32: pfd adds 1 after publishing a request; futex word
+	offAwake     = 0x040 // u32: number of the helper's thread that looks for requests, 0 none
+	offCompleted = 0x080 // u32: the helper adds 1 after answering
+	offAsleep    = 0x0c0 // u32: pfd sleeps: the eventfd is to be written
+	offSlots     = 0x400
+	slotStride   = 0x80
+	offData      = device.PageSize
+	dataStride   = proc.MaxBytes
+
+	// Size of the memory, bytes.
+	Size = offData + Slots*dataStride
+)
+
+// Words of a slot.
+const (
+	slotState  = 0x00 // u32
+	slotOp     = 0x04 // u32
+	slotVA     = 0x08 // u64
+	slotPages  = 0x10 // u64
+	slotBytes  = 0x18 // u64
+	slotWrite  = 0x20 // u64: 1 write
+	slotCode   = 0x40 // u64: errno in the upper half, code in the lower
+	slotCount  = 0x48 // u64: bytes moved, or entries; of a page-in its kind, and countThere
+	slotFirst  = 0x50 // u64: absent pages, or resident ones
+	slotSecond = 0x58 // u64: denied pages, or of the resident ones the new
+)
+
+// countThere says in slotCount that the first page of a page-in was there before.
+const countThere = 1 << 8
+
+// States of a slot.
+const (
+	stateFree      = 0
+	stateSubmitted = 1
+	stateClaimed   = 2
+	stateDone      = 3
+)
+
+// op is what a request asks for.
+type op uint32
+
+const (
+	opWalk op = iota + 1
+	opMove
+	opOrdered // sixteen bytes, the second eight only after the first
+	opPageIn
+	opMapping // the mapping of a page, in the data
+	opPagemap // pagemap entries, in the data
+	opInFile  // whether the file behind a mapping is long enough
+)
+
+// mapped is a port's memory.
+type mapped struct {
+	b    []byte
+	base unsafe.Pointer
+}
+
+func newMapped(b []byte) mapped { return mapped{b, unsafe.Pointer(unsafe.SliceData(b))} }
+
+func (m *mapped) w32(off uint32) *uint32 { return (*uint32)(unsafe.Add(m.base, off)) }
+func (m *mapped) w64(off uint32) *uint64 { return (*uint64)(unsafe.Add(m.base, off)) }
+
+func slotAt(i int) uint32 { return offSlots + slotStride*uint32(i) }
+
+func (m *mapped) state(i int) *uint32 { return m.w32(slotAt(i) + slotState) }
+
+func (m *mapped) load(i int, word uint32) uint64 {
+	return atomic.LoadUint64(m.w64(slotAt(i) + word))
+}
+
+func (m *mapped) store(i int, word uint32, v uint64) {
+	atomic.StoreUint64(m.w64(slotAt(i)+word), v)
+}
+
+func (m *mapped) data(i, n int) []byte {
+	at := offData + i*dataStride
+	return m.b[at : at+n : at+n]
+}
+
+// sentinels are the errors that a helper names by number, from 1 on. The numbers
+// are part of the layout: new ones are added at the end.
+func sentinels() []error {
+	return []error{
+		proc.ErrGone, proc.ErrUnmapped, proc.ErrDenied, proc.ErrPastEnd, proc.ErrUnknown,
+		proc.ErrInaccessible, proc.ErrPermission, proc.ErrRange, proc.ErrClosed,
+		gup.ErrNoFilePage, gup.ErrNotResident, gup.ErrHangs, gup.ErrUnanswered,
+	}
+}
+
+// codeOther is an error that is none of the sentinels.
+const codeOther = 0xffff
+
+// encodeError returns an error's code and errno.
+func encodeError(err error) uint64 {
+	if err == nil {
+		return 0
+	}
+	var errno errnoError
+	v := uint64(0)
+	if errors.As(err, &errno) {
+		v = uint64(uint32(errno)) << 32
+	}
+	for i, s := range sentinels() {
+		if errors.Is(err, s) {
+			return v | uint64(i+1)
+		}
+	}
+	return v | codeOther
+}
+
+// decodeError returns the error that a helper named; any value is an error but 0.
+func decodeError(v uint64) error {
+	if v == 0 {
+		return nil
+	}
+	e := &Error{Err: ErrHelper}
+	if i := uint32(v) - 1; int64(i) < int64(len(sentinels())) {
+		e.Err = sentinels()[i]
+	}
+	if n := errnoError(v >> 32); n != 0 {
+		e.Errno = n
+	}
+	return e
+}

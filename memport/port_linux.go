@@ -1,0 +1,453 @@
+package memport
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+)
+
+// Port is pfd's side. Submit and Poll belong to one goroutine, the engine's;
+// everything else may be called by any.
+type Port struct {
+	m    mapped
+	fd   int
+	sock *net.UnixConn
+
+	seen     uint32 // of offCompleted; the engine's
+	awaited  int    // requests of the engine's under way
+	oldest   int64  // when the engine asked first, of those; 0 none
+	mu       sync.Mutex
+	free     uint32
+	requests [Slots]*Request // the engine's, under way
+	gone     atomic.Bool
+
+	users   sync.RWMutex // held for reading by who waits for an answer by itself
+	asking  sync.Mutex   // one message on the socket at a time
+	answers chan reply
+	ended   chan struct{} // the helper has
+	once    sync.Once
+	err     error
+}
+
+// Seals: the size is fixed from the start, and once both sides have mapped the
+// memory nobody can take pages out of it, so that a load never waits.
+const (
+	sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	lastSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+)
+
+// New makes a port and the helper's end of its socket, which is the caller's to
+// close once it has been handed over.
+func New() (_ *Port, socket *os.File, err error) {
+	p := &Port{fd: -1, free: 1<<Slots - 1, answers: make(chan reply, 1), ended: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("making a memory port: %w", err), p.Close())
+		}
+	}()
+	if p.fd, err = unix.MemfdCreate("pfd-port", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
+		return nil, nil, os.NewSyscallError("memfd_create", err)
+	}
+	if err := unix.Ftruncate(p.fd, Size); err != nil {
+		return nil, nil, os.NewSyscallError("ftruncate", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(p.fd), unix.F_ADD_SEALS, sizeSeals); err != nil {
+		return nil, nil, os.NewSyscallError("fcntl F_ADD_SEALS", err)
+	}
+	b, err := unix.Mmap(p.fd, 0, Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("mmap", err)
+	}
+	p.m = newMapped(b)
+	two, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	own := os.NewFile(uintptr(two[0]), "memory port")
+	defer own.Close()
+	socket = os.NewFile(uintptr(two[1]), "memory port of a helper")
+	c, err := net.FileConn(own)
+	if err != nil {
+		return nil, nil, errors.Join(err, socket.Close())
+	}
+	p.sock, _ = c.(*net.UnixConn)
+	return p, socket, nil
+}
+
+// FD returns the memory's descriptor, which stays the port's.
+func (p *Port) FD() int { return p.fd }
+
+// Ready waits until the helper has mapped the memory and opened the process, and
+// takes from everybody the right to change what is mapped. wake is called, on
+// any goroutine, when the helper has ended later. An error with the helper's own
+// reason matches ErrHelper.
+func (p *Port) Ready(deadline time.Time, wake func()) error {
+	if err := p.sock.SetReadDeadline(deadline); err != nil {
+		return fmt.Errorf("waiting for a memory helper: %w", err)
+	}
+	if _, err := p.read(); err != nil {
+		return fmt.Errorf("waiting for a memory helper: %w", err)
+	}
+	if err := p.sock.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("waiting for a memory helper: %w", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(p.fd), unix.F_ADD_SEALS, lastSeals); err != nil {
+		return fmt.Errorf("waiting for a memory helper: %w", os.NewSyscallError("fcntl F_ADD_SEALS", err))
+	}
+	go p.listen(wake)
+	return nil
+}
+
+// listen takes what the helper says, until its end.
+func (p *Port) listen(wake func()) {
+	for {
+		text, err := p.read()
+		if err != nil && !errors.Is(err, errRefused) {
+			break
+		}
+		select {
+		case p.answers <- reply{text, err}:
+		default: // nobody asked
+		}
+	}
+	p.gone.Store(true)
+	close(p.ended)
+	wake()
+}
+
+// reply is what the helper answers to a message.
+type reply struct {
+	text []byte
+	err  error
+}
+
+// errRefused says that the helper is there and does not do what it was asked.
+var errRefused = fmt.Errorf("%w: it refused", ErrHelper)
+
+// read reads one message of the helper's: its text, or the error that it tells.
+func (p *Port) read() ([]byte, error) {
+	var b [messageSize]byte
+	n, err := p.sock.Read(b[:])
+	switch {
+	case errors.Is(err, io.EOF), err == nil && n == 0:
+		return nil, fmt.Errorf("%w: it ended", ErrHelper)
+	case err != nil:
+		return nil, err
+	case b[0] != messageOK:
+		return nil, fmt.Errorf("%w: %s", errRefused, printable(b[1:n]))
+	}
+	return b[1:n], nil
+}
+
+// SetAsleep tells the helper whether pfd sleeps and wants its eventfd written.
+// After SetAsleep(true) Pending must be looked at once more.
+func (p *Port) SetAsleep(asleep bool) {
+	v := uint32(0)
+	if asleep {
+		v = 1
+	}
+	atomic.StoreUint32(p.m.w32(offAsleep), v)
+}
+
+// Pending tells whether Poll would find anything.
+func (p *Port) Pending() bool {
+	return p.awaited > 0 && (atomic.LoadUint32(p.m.w32(offCompleted)) != p.seen || p.gone.Load())
+}
+
+// Submit hands a request to the helper; false: as many are under way as can be.
+// With a helper that has ended, and where there are too many bytes, it is done at
+// once, without a call of Done: ended.
+func (p *Port) Submit(r *Request, now int64) (ok, ended bool) {
+	switch {
+	case p.gone.Load():
+		r.fail(proc.ErrGone)
+		return true, true
+	case r.bytes > dataStride:
+		r.fail(proc.ErrRange)
+		return true, true
+	}
+	i, ok := p.publish(r)
+	if !ok {
+		return false, false
+	}
+	p.requests[i] = r
+	if p.awaited++; p.awaited == 1 {
+		p.oldest = now
+	}
+	return true, false
+}
+
+// publish puts a request into a free slot and wakes the helper if it sleeps.
+func (p *Port) publish(r *Request) (int, bool) {
+	p.mu.Lock()
+	if p.free == 0 {
+		p.mu.Unlock()
+		return 0, false
+	}
+	i := bits.TrailingZeros32(p.free)
+	p.free &^= 1 << i
+	p.mu.Unlock()
+	if r.bufs != nil && r.write {
+		at := p.m.data(i, r.bytes)
+		for _, b := range r.bufs {
+			at = at[copy(at, b):]
+		}
+	}
+	write := uint64(0)
+	if r.write {
+		write = 1
+	}
+	p.m.store(i, slotVA, uint64(r.va))
+	p.m.store(i, slotPages, uint64(r.pages))
+	p.m.store(i, slotBytes, uint64(r.bytes))
+	p.m.store(i, slotWrite, write)
+	atomic.StoreUint32(p.m.w32(slotAt(i)+slotOp), uint32(r.op))
+	atomic.StoreUint32(p.m.state(i), stateSubmitted)
+	atomic.AddUint32(p.m.w32(offSubmitted), 1)
+	if atomic.LoadUint32(p.m.w32(offAwake)) == 0 {
+		p.wakeHelper()
+	}
+	return i, true
+}
+
+func (p *Port) wakeHelper() { futexWake(p.m.w32(offSubmitted)) }
+
+// Poll calls Done of what the helper has answered, and tells whether there was
+// anything.
+func (p *Port) Poll() (any bool) {
+	gone := p.gone.Load() // before the look: what was answered before it counts
+	p.seen = atomic.LoadUint32(p.m.w32(offCompleted))
+	for i, r := range p.requests {
+		if r == nil {
+			continue
+		}
+		if !p.take(i, r) {
+			if !gone {
+				continue
+			}
+			// Its slot is the helper's for good.
+			r.fail(proc.ErrGone)
+		}
+		p.requests[i] = nil
+		if p.awaited--; p.awaited == 0 {
+			p.oldest = 0
+		}
+		any = true
+		r.Done()
+	}
+	return any
+}
+
+// take takes the answer of slot i, once it is there, and frees the slot.
+func (p *Port) take(i int, r *Request) bool {
+	if atomic.LoadUint32(p.m.state(i)) != stateDone {
+		return false
+	}
+	r.take(p.m.load(i, slotCode), p.m.load(i, slotCount), p.m.load(i, slotFirst), p.m.load(i, slotSecond))
+	if !r.write && r.bytes > 0 {
+		from := p.m.data(i, r.Moved)
+		for _, b := range r.bufs {
+			from = from[copy(b, from):]
+		}
+		if r.bufs == nil {
+			copy(r.answer[:], from)
+		}
+	}
+	atomic.StoreUint32(p.m.state(i), stateFree)
+	p.mu.Lock()
+	p.free |= 1 << i
+	p.mu.Unlock()
+	return true
+}
+
+// nudgeAfter is how long a request may wait while the helper seems to look for
+// requests: the thread that does may be stuck in another one (ours).
+const nudgeAfter = 200 * time.Microsecond
+
+// Nudge wakes another thread of the helper where requests wait too long. It tells
+// when it wants to be called again, 0 never.
+func (p *Port) Nudge(now int64) (next int64) {
+	for i, r := range p.requests {
+		if r == nil || atomic.LoadUint32(p.m.state(i)) != stateSubmitted {
+			continue
+		}
+		if now-p.oldest >= int64(nudgeAfter) {
+			p.oldest = now
+			p.wakeHelper()
+		}
+		return p.oldest + int64(nudgeAfter)
+	}
+	return 0
+}
+
+// do has a request done and waits for it, on the calling goroutine. For what is
+// asked seldom.
+func (p *Port) do(r *Request) error {
+	p.users.RLock()
+	defer p.users.RUnlock()
+	if p.gone.Load() {
+		return &Error{Err: proc.ErrGone}
+	}
+	i, ok := p.publish(r)
+	for pause := 10 * time.Microsecond; !ok; pause = min(2*pause, time.Millisecond) {
+		if p.gone.Load() {
+			return &Error{Err: proc.ErrGone}
+		}
+		time.Sleep(pause)
+		i, ok = p.publish(r)
+	}
+	began := time.Now()
+	for pause := 10 * time.Microsecond; !p.take(i, r); {
+		if p.gone.Load() {
+			return &Error{Err: proc.ErrGone}
+		}
+		if time.Since(began) < spinTime {
+			continue
+		}
+		p.wakeHelper()
+		time.Sleep(pause)
+		pause = min(2*pause, time.Millisecond)
+	}
+	return r.Err
+}
+
+// Mapping is proc.Process.Mapping.
+func (p *Port) Mapping(va device.VA) (proc.Mapping, error) {
+	var r Request
+	r.ask(opMapping, va, 1, mappingSize)
+	if err := p.do(&r); err != nil {
+		return proc.Mapping{}, err
+	}
+	m := getMapping(r.answer[:])
+	if r.Moved < mappingSize || !m.Contains(va) {
+		return proc.Mapping{}, &Error{Err: ErrHelper}
+	}
+	return m, nil
+}
+
+// Pagemap is proc.Process.Pagemap, for 64 pages at most.
+func (p *Port) Pagemap(va device.VA, dst []proc.Entry) (int, error) {
+	if len(dst) < 1 || len(dst) > proc.MaxPages {
+		return 0, &Error{Err: proc.ErrRange}
+	}
+	var r Request
+	r.ask(opPagemap, va, len(dst), 8*len(dst))
+	if err := p.do(&r); err != nil {
+		return 0, err
+	}
+	n := r.Moved / 8
+	if n == 0 {
+		return 0, &Error{Err: ErrHelper}
+	}
+	for i := range n {
+		dst[i] = proc.Entry(binary.LittleEndian.Uint64(r.answer[8*i:]))
+	}
+	return n, nil
+}
+
+// InFile is proc.Process.InFile.
+func (p *Port) InFile(va device.VA) error {
+	var r Request
+	r.ask(opInFile, va, 1, 0)
+	return p.do(&r)
+}
+
+// PagedIn is proc.Process.PagedIn, which the helper's own walks do without.
+func (p *Port) PagedIn(device.VA, proc.Entry) {}
+
+// Register hands a userfaultfd to the helper, which serves it; the descriptor
+// stays the caller's.
+func (p *Port) Register(va device.VA, size uint64, fd int) error {
+	_, err := p.tell(messageRegister, va, size, fd)
+	return err
+}
+
+// Unregister takes a registered range back.
+func (p *Port) Unregister(va device.VA, size uint64) error {
+	_, err := p.tell(messageUnregister, va, size)
+	return err
+}
+
+// Read reads n bytes, at most 64, at va of another process, by a pidfd of its
+// keeper and with the rights of this port's process.
+func (p *Port) Read(keeper int, va device.VA, n int) ([]byte, error) {
+	b, err := p.tell(messageRead, va, uint64(n), keeper)
+	if err == nil && len(b) != n {
+		err = fmt.Errorf("%w: %d bytes, want %d", ErrHelper, len(b), n)
+	}
+	return b, err
+}
+
+// tellTime is how long a helper may take to answer a message (ours).
+const tellTime = 2 * time.Second
+
+// tell sends the helper a message with descriptors and waits for the answer.
+func (p *Port) tell(kind byte, va device.VA, size uint64, fds ...int) ([]byte, error) {
+	p.asking.Lock()
+	defer p.asking.Unlock()
+	var b [messageSize]byte
+	m := message{kind, va, size}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	select {
+	case <-p.answers: // to a question that nobody waited for
+	default:
+	}
+	if err := p.sock.SetWriteDeadline(time.Now().Add(tellTime)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrHelper, err)
+	}
+	if _, _, err := p.sock.WriteMsgUnix(m.encode(b[:0]), oob, nil); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrHelper, err)
+	}
+	timeout := time.NewTimer(tellTime)
+	defer timeout.Stop()
+	select {
+	case a := <-p.answers:
+		return a.text, a.err
+	case <-p.ended:
+		return nil, fmt.Errorf("%w: it ended", ErrHelper)
+	case <-timeout.C:
+		// It will not be believed later either: its answers are out of step.
+		p.gone.Store(true)
+		return nil, fmt.Errorf("%w: no answer within %v", ErrHelper, tellTime)
+	}
+}
+
+// Abandon ends the use of the helper: what is under way fails with proc.ErrGone
+// at the next Poll, and the helper ends when it finds its socket closed.
+func (p *Port) Abandon() { p.gone.Store(true) }
+
+// Close ends the port. Nobody may use it any more.
+func (p *Port) Close() error {
+	p.once.Do(func() {
+		p.gone.Store(true)
+		p.users.Lock()
+		defer p.users.Unlock()
+		var errs []error
+		if p.sock != nil {
+			errs = append(errs, p.sock.Close())
+		}
+		if p.m.b != nil {
+			errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(p.m.b)))
+		}
+		if p.fd >= 0 {
+			errs = append(errs, os.NewSyscallError("close", unix.Close(p.fd)))
+		}
+		p.err = errors.Join(errs...)
+	})
+	return p.err
+}

@@ -1,0 +1,329 @@
+package memport
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/uffd"
+)
+
+// Descriptors are what a helper works with (attach.HelperPort and so on).
+type Descriptors struct {
+	Port, Socket, Wake, PIDFD, Keeper int
+}
+
+// Times and sizes of a helper (ours).
+const (
+	// spinTime is how long it looks for requests before it sleeps: the next one
+	// of a transfer comes within microseconds.
+	spinTime = 50 * time.Microsecond
+	// threads is how many requests it serves at one time. What sleeps for good
+	// holds one of them.
+	threads = 16
+	// openTime is how long it tries to open its process: where the kernel has
+	// Yama the process has to permit it first.
+	openTime = time.Second
+	// memoryLimit bounds the garbage that it keeps.
+	memoryLimit = 8 << 20
+)
+
+// server is the helper's side.
+type server struct {
+	m       mapped
+	wake    int
+	process *proc.Process
+	pager   *gup.Regions
+}
+
+// Serve is a helper: it serves its process's memory until pfd closes the socket.
+// It takes the descriptors over.
+func Serve(d Descriptors) error {
+	debug.SetMemoryLimit(memoryLimit)
+	if err := closeAbove(max(d.Port, d.Socket, d.Wake, d.PIDFD, d.Keeper)); err != nil {
+		return fmt.Errorf("memory helper: closing its process's descriptors: %w", err)
+	}
+	c, err := net.FileConn(os.NewFile(uintptr(d.Socket), "memory port"))
+	if err != nil {
+		return fmt.Errorf("memory helper: its socket: %w", err)
+	}
+	sock, ok := c.(*net.UnixConn)
+	if !ok {
+		return fmt.Errorf("memory helper: descriptor %d: %w", d.Socket, ErrMemory)
+	}
+	s := &server{wake: d.Wake}
+	if err := s.open(d); err != nil {
+		_, _ = sock.Write(append([]byte{messageFailed}, err.Error()[:min(len(err.Error()), messageSize-1)]...)) // pfd may have left
+		return err
+	}
+	defer s.pager.Close()
+	for i := range threads {
+		go s.serve(uint32(i + 1))
+	}
+	if _, err := sock.Write([]byte{messageOK}); err != nil {
+		return fmt.Errorf("memory helper: %w", err)
+	}
+	return s.listen(sock)
+}
+
+// closeAbove closes the descriptors above last that were open when this program was
+// executed: what the process left open for whatever it starts. What the Go runtime
+// has opened since is close-on-exec.
+func closeAbove(last int) error {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd <= last {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			_ = unix.Close(fd) // nothing of ours is in it
+		}
+	}
+	return nil
+}
+
+func (s *server) open(d Descriptors) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(d.Port, &st); err != nil || st.Size != Size {
+		return fmt.Errorf("%w: %d bytes, want %d (%v)", ErrMemory, st.Size, Size, err)
+	}
+	b, err := unix.Mmap(d.Port, 0, Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("memory helper: %w", os.NewSyscallError("mmap", err))
+	}
+	s.m = newMapped(b)
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		if s.process, err = proc.Open(d.PIDFD, d.Keeper); err == nil {
+			break
+		}
+		if !errors.Is(err, proc.ErrPermission) || time.Since(began) > openTime {
+			return err
+		}
+	}
+	s.pager = gup.NewRegions(s.process)
+	return nil
+}
+
+// serve is one thread: it looks for requests for a while, then sleeps. One
+// thread looks at a time, the one whose number stands in offAwake; it keeps the
+// number while it serves a request, so that pfd need not wake another for each.
+// pfd does wake another where a request waits too long, and that one takes over.
+func (s *server) serve(me uint32) {
+	awake, submitted := s.m.w32(offAwake), s.m.w32(offSubmitted)
+	for {
+		seen := atomic.LoadUint32(submitted)
+		if i := s.claim(); i >= 0 {
+			atomic.StoreUint32(awake, me)
+			s.answer(i)
+			continue
+		}
+		if atomic.CompareAndSwapUint32(awake, 0, me) || atomic.LoadUint32(awake) == me {
+			if s.look(seen) {
+				continue
+			}
+			atomic.CompareAndSwapUint32(awake, me, 0)
+			if atomic.LoadUint32(submitted) != seen {
+				continue
+			}
+		}
+		futexWait(submitted, seen)
+	}
+}
+
+// look waits a bounded time for a request; it does nothing else.
+func (s *server) look(seen uint32) bool {
+	for began := time.Now(); time.Since(began) < spinTime; {
+		for range 64 {
+			if atomic.LoadUint32(s.m.w32(offSubmitted)) != seen {
+				return true
+			}
+		}
+		// Who asks may need this very processor.
+		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
+	return false
+}
+
+// claim takes a request that nobody serves; -1 where there is none.
+func (s *server) claim() int {
+	for i := range Slots {
+		if w := s.m.state(i); atomic.LoadUint32(w) == stateSubmitted && atomic.CompareAndSwapUint32(w, stateSubmitted, stateClaimed) {
+			return i
+		}
+	}
+	return -1
+}
+
+// answer serves the request of a slot. pfd may be as wrong as anybody: what does
+// not fit a slot is refused.
+func (s *server) answer(i int) {
+	va := device.VA(s.m.load(i, slotVA))
+	pages, size := int(s.m.load(i, slotPages)), int(s.m.load(i, slotBytes))
+	write := s.m.load(i, slotWrite) != 0
+	var count, first, second uint64
+	var err error
+	data := []byte(nil)
+	if size < 0 || size > dataStride {
+		err = proc.ErrRange
+	} else {
+		data = s.m.data(i, size)
+	}
+	if err == nil {
+		switch op(atomic.LoadUint32(s.m.w32(slotAt(i) + slotOp))) {
+		case opWalk:
+			var w proc.Walk
+			w, err = s.process.Walk(va, pages, write)
+			first, second = w.Absent, w.Denied
+		case opMove:
+			var n int
+			n, err = s.move(data, va, write)
+			count = uint64(n)
+		case opOrdered:
+			if len(data) != 16 || !write {
+				err = proc.ErrRange
+				break
+			}
+			var n, m int
+			if n, err = s.move(data[:8], va, true); err == nil {
+				m, err = s.move(data[8:], va+8, true)
+			}
+			count = uint64(n + m)
+		case opPageIn:
+			r := s.pager.PageIn(va, pages, write)
+			count, first, second, err = uint64(r.Kind), r.Resident, r.New, r.Err
+			if r.There {
+				count |= countThere
+			}
+		case opMapping:
+			var m proc.Mapping
+			if m, err = s.process.Mapping(va); err == nil && len(data) == mappingSize {
+				putMapping(data, &m)
+				count = mappingSize
+			}
+		case opPagemap:
+			var e [proc.MaxPages]proc.Entry
+			n := 0
+			if pages < 1 || pages > len(e) || len(data) != 8*pages {
+				err = proc.ErrRange
+			} else if n, err = s.process.Pagemap(va, e[:pages]); err == nil {
+				for j := range n {
+					binary.LittleEndian.PutUint64(data[8*j:], uint64(e[j]))
+				}
+			}
+			count = uint64(8 * n)
+		case opInFile:
+			err = s.process.InFile(va)
+		default:
+			err = proc.ErrRange
+		}
+	}
+	s.m.store(i, slotCount, count)
+	s.m.store(i, slotFirst, first)
+	s.m.store(i, slotSecond, second)
+	s.m.store(i, slotCode, encodeError(err))
+	atomic.StoreUint32(s.m.state(i), stateDone)
+	atomic.AddUint32(s.m.w32(offCompleted), 1)
+	if atomic.LoadUint32(s.m.w32(offAsleep)) != 0 {
+		one := [8]byte{1}
+		_, _ = unix.Write(s.wake, one[:]) // one that is full wakes as well
+	}
+}
+
+func (s *server) move(data []byte, va device.VA, write bool) (int, error) {
+	bufs := [1][]byte{data}
+	if write {
+		return s.process.WriteV(bufs[:], va)
+	}
+	return s.process.ReadV(bufs[:], va)
+}
+
+// listen answers pfd's messages until it closes the socket.
+func (s *server) listen(sock *net.UnixConn) error {
+	var b [messageSize]byte
+	var oob [64]byte
+	for {
+		n, oobn, _, _, err := sock.ReadMsgUnix(b[:], oob[:])
+		if err != nil || n == 0 {
+			return nil // pfd has closed it, or has ended
+		}
+		fd := descriptor(oob[:oobn])
+		reply, err := s.told(b[:n], &fd)
+		if fd >= 0 {
+			_ = unix.Close(fd) // nothing of ours is in it
+		}
+		out := append([]byte{messageOK}, reply...)
+		if err != nil {
+			out = append([]byte{messageFailed}, err.Error()[:min(len(err.Error()), messageSize-1)]...)
+		}
+		if _, err := sock.Write(out); err != nil {
+			return nil // the same
+		}
+	}
+}
+
+// told does what one message asks. It takes the descriptor where it keeps it.
+func (s *server) told(b []byte, fd *int) ([]byte, error) {
+	m, err := decodeMessage(b)
+	if err != nil {
+		return nil, err
+	}
+	switch m.kind {
+	case messageRegister:
+		if err := s.pager.Fits(m.va, m.va+device.VA(m.size)); err != nil {
+			return nil, err
+		}
+		r, err := uffd.Serve(*fd, m.va, m.size, nil)
+		if err != nil {
+			return nil, err
+		}
+		*fd = -1
+		return nil, s.pager.Add(r)
+	case messageUnregister:
+		return nil, s.pager.Remove(m.va, m.va+device.VA(m.size))
+	}
+	p, err := proc.Open(*fd, *fd)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	buf := make([]byte, m.size)
+	_, err = p.ReadV([][]byte{buf}, m.va)
+	return buf, err
+}
+
+// descriptor returns the descriptor in control data, -1 where there is none.
+func descriptor(oob []byte) int {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return -1
+	}
+	fd := -1
+	for i := range msgs {
+		fds, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			continue
+		}
+		for _, f := range fds {
+			if fd >= 0 {
+				_ = unix.Close(fd) // pfd sends one
+			}
+			fd = f
+		}
+	}
+	return fd
+}

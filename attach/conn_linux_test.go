@@ -20,6 +20,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/proc"
 )
 
 // openFDs gives the descriptors that are open, without the one that looks.
@@ -89,7 +90,7 @@ func dial(t *testing.T, path string) *Conn {
 }
 
 var testWelcome = Welcome{
-	Slot: 2, Interface: 18, VABits: 48, PDID: 7, Method: pagein.GUP, Policy: pagein.PIO, Node: 1,
+	Slot: 2, Interface: 18, VABits: 48, PDID: 7, Generation: 1, Method: pagein.GUP, Policy: pagein.PIO, Node: 1,
 }
 
 func TestHandshake(t *testing.T) {
@@ -97,25 +98,40 @@ func TestHandshake(t *testing.T) {
 	type got struct {
 		hello Hello
 		peer  Peer
+		proof [ProofSize]byte
 		err   error
 	}
 	seen := make(chan got, 1)
 	held := make(chan error, 1)
 	path := serve(t, func(ctx context.Context, c *Conn) {
 		h, err := c.AwaitHello(ctx)
-		g := got{h, c.Peer(), err}
-		if err == nil {
-			err = unix.PidfdSendSignal(c.Peer().PIDFD, 0, nil, 0)
-			g.err = err
+		if c.Peer().Keeper != -1 {
+			t.Errorf("keeper %d with the hello", c.Peer().Keeper)
 		}
-		seen <- g
+		g := got{hello: h, err: err}
 		m, err := NewMemory()
 		if err != nil {
 			held <- err
 			return
 		}
 		defer m.Close()
-		if err := c.Welcome(testWelcome, m.FD(), m.WakeFD(), m.WakeFD()); err != nil {
+		err = c.Offer(ctx, m, m.WakeFD())
+		g.peer = c.Peer()
+		if err == nil {
+			// Its keeper is another task, and shares its memory.
+			g.err = errors.Join(g.err, unix.PidfdSendSignal(g.peer.PIDFD, 0, nil, 0), unix.PidfdSendSignal(g.peer.Keeper, 0, nil, 0))
+			var perr error
+			g.proof, perr = proof(g.peer.Keeper, h.ProofVA)
+			g.err = errors.Join(g.err, perr)
+		}
+		seen <- g
+		if err == nil {
+			err = c.TakeDescriptors()
+		}
+		if err == nil {
+			err = c.Welcome(testWelcome)
+		}
+		if err != nil {
 			held <- err
 			return
 		}
@@ -136,20 +152,31 @@ func TestHandshake(t *testing.T) {
 	if g.err != nil || g.hello.Group != "g" || g.hello.Node != 1 || g.hello.Product != Product() || g.peer.PID != os.Getpid() || int(g.peer.UID) != os.Getuid() || int(g.peer.GID) != os.Getgid() {
 		t.Errorf("server saw %+v", g)
 	}
+	if g.proof != g.hello.Proof || g.proof == [ProofSize]byte{} {
+		t.Errorf("proof %x, in memory %x", g.hello.Proof, g.proof)
+	}
 	want := testWelcome
 	want.Product = Product()
-	if w != want || len(fds) != WelcomeFDs {
+	if w != want || len(fds) != MemoryFDs {
 		t.Errorf("welcome %+v with %d descriptors", w, len(fds))
 	}
-	p, err := MapMemory(fds[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := c.Pages()
 	if p.Done(31) != device.DoneReset || p.Done(32) != device.DoneReadReset {
 		t.Error("fresh memory without reset values")
 	}
 	if err := unix.Ftruncate(fds[0], 0); !errors.Is(err, unix.EPERM) {
 		t.Errorf("truncating the attachment's memory: %v, want EPERM: it would be a SIGBUS in pfd", err)
+	}
+	for _, page := range []int{DescriptorPage, WakePage} {
+		if err := unix.Fallocate(fds[0], unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(page), device.PageSize); !errors.Is(err, unix.EPERM) {
+			t.Errorf("punching a hole: %v, want EPERM: pfd would sleep in a load", err)
+		}
+	}
+	if err := unix.Madvise(p.Bytes(), unix.MADV_REMOVE); !errors.Is(err, unix.EPERM) {
+		t.Errorf("MADV_REMOVE: %v, want EPERM", err)
+	}
+	if _, err := MapMemory(fds[0]); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a second mapping: %v, want EPERM", err)
 	}
 
 	// A message of a later version, with a descriptor: refused, not ignored, and
@@ -188,6 +215,17 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
+// proof reads the proof of a process by its keeper, as pfd does.
+func proof(keeper int, va device.VA) (b [ProofSize]byte, err error) {
+	p, err := proc.Open(keeper, keeper)
+	if err != nil {
+		return b, err
+	}
+	defer p.Close()
+	_, err = p.ReadV([][]byte{b[:]}, va)
+	return b, err
+}
+
 // TestRefusedHello sends what no library sends. Each gets its refusal, and what
 // came with it is closed.
 func TestRefusedHello(t *testing.T) {
@@ -213,7 +251,8 @@ func TestRefusedHello(t *testing.T) {
 	}{
 		{"one byte", []byte{1}, 0, CodeProtocol, ErrMessage},
 		{"one byte and descriptors", []byte{1}, 3, CodeProtocol, ErrMessage},
-		{"a descriptor", good["hello"], 1, CodeProtocol, ErrMessage},
+		{"one descriptor", good["hello"], 1, CodeProtocol, ErrMessage},
+		{"two descriptors", good["hello"], 2, CodeProtocol, ErrMessage},
 		{"four descriptors", good["hello"], 4, CodeProtocol, ErrMessage},
 		{"five descriptors", good["hello"], 5, CodeProtocol, ErrMessage},
 		{"200 descriptors", good["hello"], 200, CodeProtocol, ErrMessage},
@@ -221,9 +260,12 @@ func TestRefusedHello(t *testing.T) {
 		{"huge and descriptors", make([]byte, 100000), 2, CodeProtocol, ErrMessage},
 		{"length", change(4, 0xff, 0xff, 0xff, 0xff), 0, CodeProtocol, ErrMessage},
 		{"welcome", good["welcome"], 3, CodeProtocol, ErrMessage},
+		{"mapped", good["mapped"], 1, CodeProtocol, ErrMessage},
+		{"helper", good["helper"], 4, CodeProtocol, ErrMessage},
 		{"unknown type", unknown, 1, CodeUnknownType, ErrMessage},
 		{"older protocol", change(2, 0), 0, CodeVersion, ErrVersion},
-		{"newer protocol", change(2, 2), 2, CodeVersion, ErrVersion},
+		{"version 1", change(2, 1), 0, CodeVersion, ErrVersion},
+		{"newer protocol", change(2, 3), 2, CodeVersion, ErrVersion},
 		{"bad group", change(112, '/'), 0, CodeProtocol, ErrValue},
 		{"bad count", change(78, 200), 0, CodeProtocol, ErrValue},
 	} {
@@ -254,7 +296,7 @@ func TestRefusedHello(t *testing.T) {
 				t.Errorf("refusal %+v, %v; want code %d", r, err, tt.code)
 			}
 			if tt.code == CodeVersion {
-				for _, s := range []string{"exanet 1.0", Product(), "speaks 1"} {
+				for _, s := range []string{"exanet 1.0", Product(), "speaks 2"} {
 					if !strings.Contains(r.Text, s) {
 						t.Errorf("the refusal %q does not name %q", r.Text, s)
 					}
@@ -280,14 +322,17 @@ func TestClientRefuses(t *testing.T) {
 		fds  int
 		want error
 	}{
-		{"welcome of another version", other("welcome"), 3, ErrVersion},
+		{"memory of another version", other("memory"), 3, ErrVersion},
 		{"refusal of another version", other("refused"), 0, ErrVersion},
 		{"refusal for the version", (&RefusedError{Code: CodeVersion, Text: "no"}).Append(nil), 0, ErrVersion},
-		{"no descriptor", good["welcome"], 0, ErrMessage},
-		{"two descriptors", good["welcome"], 2, ErrMessage},
-		{"four descriptors", good["welcome"], 4, ErrMessage},
-		{"seven descriptors", good["welcome"], 7, ErrMessage},
-		{"short", good["welcome"][:80], 3, ErrMessage},
+		{"no descriptor", good["memory"], 0, ErrMessage},
+		{"two descriptors", good["memory"], 2, ErrMessage},
+		{"four descriptors", good["memory"], 4, ErrMessage},
+		{"seven descriptors", good["memory"], 7, ErrMessage},
+		{"not memory", good["memory"], 3, ErrMemory},
+		{"short", good["memory"][:70], 3, ErrMessage},
+		{"welcome at once", good["welcome"], 3, ErrMessage},
+		{"helper at once", good["helper"], 4, ErrMessage},
 		{"ended", good["ended"], 1, ErrMessage},
 		{"ended at once", good["ended"], 0, io.ErrUnexpectedEOF},
 		{"nothing", nil, 0, io.ErrUnexpectedEOF},
@@ -314,7 +359,7 @@ func TestClientRefuses(t *testing.T) {
 			}
 			var v *VersionError
 			if errors.As(err, &v) {
-				for _, s := range []string{Product(), "exanet 1.0", "speaks 1", "speaks 7"} {
+				for _, s := range []string{Product(), "exanet 1.0", "speaks 2", "speaks 7"} {
 					if !strings.Contains(err.Error(), s) {
 						t.Errorf("%q does not name %q", err, s)
 					}
@@ -341,6 +386,56 @@ func TestClientRefuses(t *testing.T) {
 		}
 		c.Close()
 	})
+}
+
+// TestClientRefusesAfterMapped: what came with the memory is closed where the
+// welcome is none.
+func TestClientRefusesAfterMapped(t *testing.T) {
+	noLeak(t)
+	good := golden(t)
+	other := bytes.Clone(good["welcome"])
+	binary.LittleEndian.PutUint16(other[offProtocol:], 7)
+	for _, tt := range []struct {
+		name string
+		msg  []byte
+		fds  int
+		want error
+	}{
+		{"welcome with a descriptor", good["welcome"], 1, ErrMessage},
+		{"welcome with three descriptors", good["welcome"], 3, ErrMessage},
+		{"welcome with five descriptors", good["welcome"], 5, ErrMessage},
+		{"welcome of another version", other, 0, ErrVersion},
+		{"memory again", good["memory"], 3, ErrMessage},
+		{"memory without descriptors", good["memory"], 0, ErrMessage},
+		{"short", good["welcome"][:100], 0, ErrMessage},
+		{"ended", good["ended"], 1, ErrMessage},
+		{"ended at once", good["ended"], 0, io.ErrUnexpectedEOF},
+		{"nothing", nil, 0, io.ErrUnexpectedEOF},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			path := serve(t, func(ctx context.Context, c *Conn) {
+				m := offer(t, ctx, c)
+				if m == nil {
+					return
+				}
+				defer m.Close()
+				fds := make([]int, tt.fds)
+				for i := range fds {
+					fds[i] = m.FD()
+				}
+				if tt.msg != nil {
+					if err := c.Send(tt.msg, fds...); err != nil {
+						t.Errorf("server: %v", err)
+					}
+				}
+			})
+			c := dial(t, path)
+			if _, fds, err := c.Handshake(t.Context(), Hello{Group: "g"}); !errors.Is(err, tt.want) || fds != nil {
+				t.Errorf("%v with %d descriptors, want %v", err, len(fds), tt.want)
+			}
+			c.Close()
+		})
+	}
 }
 
 func TestDialNoDaemon(t *testing.T) {
@@ -448,7 +543,6 @@ func TestMapMemoryRefuses(t *testing.T) {
 		{"too small", make(MemorySize-4096, memorySeals)},
 		{"too large", make(MemorySize+4096, memorySeals)},
 		{"may shrink", make(MemorySize, unix.F_SEAL_GROW|unix.F_SEAL_SEAL)},
-		{"may lose its seals", make(MemorySize, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)},
 	} {
 		if _, err := MapMemory(tt.fd); !errors.Is(err, ErrMemory) {
 			t.Errorf("%s: %v, want ErrMemory", tt.name, err)

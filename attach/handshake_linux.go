@@ -5,9 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"os"
+	"slices"
 	"syscall"
+	"time"
 
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/keeper"
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/version"
 )
 
@@ -15,10 +22,12 @@ import (
 func Product() string { return "exanet " + version.String() }
 
 // Dial connects to the attachment socket at path. An error for a socket at
-// which nobody listens matches ErrNoDaemon and says how to start one.
-func Dial(ctx context.Context, path string) (*Conn, error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unixpacket", path)
+// which nobody listens matches ErrNoDaemon and says how to start one. Whoever
+// serves it reaches the caller's memory: it is root, the caller's own user, one of
+// trust, or for the machine's own socket (sockets.Root) the user whom root made its
+// directory for; else the error matches ErrStranger.
+func Dial(ctx context.Context, path string, trust ...uint32) (*Conn, error) {
+	c, err := dialPatiently(ctx, path)
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("%w at %s: start one with \"pfd --nodes 2 --socket PATH\", or name the socket of one that runs (its attachment socket is PATH.attach): %w", ErrNoDaemon, path, err)
@@ -35,20 +44,69 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, uc.Close())
 	}
+	conn.trust = trust
+	uid := conn.peer.UID
+	if uid != 0 && !own(uid) && !slices.Contains(trust, uid) && !sockets.Owned(path, uid) {
+		return nil, errors.Join(fmt.Errorf("attaching at %s: %w: uid %d would reach the memory of this process: name it (rdma.Options.Trust) if it may", path, ErrStranger, uid), conn.Close())
+	}
 	return conn, nil
 }
 
-// Handshake says hello and takes the answer: a welcome with its three
-// descriptors (memfd, eventfd, netlink socket), which are then the caller's.
-// A refusal is a *RefusedError; another protocol version is a *VersionError
-// that names both. With any error no descriptor stays open; the connection is
-// the caller's to close.
+// overflowUID stands for every user that a user namespace does not map
+// (kernel.overflowuid, user_namespaces(7)).
+const overflowUID = 65534
+
+// own tells whether a user is the calling process's. The one that stands for all
+// strangers is nobody's own.
+func own(uid uint32) bool { return uid == uint32(os.Geteuid()) && uid != overflowUID }
+
+// How long a client waits where too many connect at this moment (ours).
+const (
+	crowdedFirst = time.Millisecond
+	crowdedMost  = 100 * time.Millisecond
+	crowdedTime  = HandshakeTimeout
+)
+
+// dialPatiently connects, and tries again where the listener's queue is full: that
+// is EAGAIN (unix(7)), and others' doing.
+func dialPatiently(ctx context.Context, path string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, crowdedTime)
+	defer cancel()
+	var d net.Dialer
+	for pause := crowdedFirst; ; pause = min(2*pause, crowdedMost) {
+		c, err := d.DialContext(ctx, "unixpacket", path)
+		if !errors.Is(err, syscall.EAGAIN) {
+			return c, err
+		}
+		select {
+		// Not all at once again.
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: too many others connect at this moment: try again later", err)
+		}
+	}
+}
+
+// Handshake says hello, maps the memory that pfd makes for the attachment (Pages)
+// and takes the welcome. Three descriptors (memfd, eventfd, netlink socket) are
+// then the caller's. It makes the process's keeper, and starts its helper where
+// pfd asks for one; both end with the connection. A refusal is a *RefusedError;
+// another protocol version is a *VersionError that names both. With any error no
+// descriptor stays open; the connection is the caller's to close.
 func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, error) {
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
 	if h.Product == "" {
 		h.Product = Product()
 	}
+	var err error
+	if c.keeper == nil {
+		if c.keeper, err = keeper.StartFor(c.peer.PID); err != nil {
+			return Welcome{}, nil, fmt.Errorf("attaching: %w", err)
+		}
+	}
+	va, proof := c.keeper.Proof()
+	h.ProofVA, h.Proof = device.VA(va), proof
 	msg, err := h.Append(nil)
 	if err != nil {
 		return Welcome{}, nil, err
@@ -56,15 +114,11 @@ func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, er
 	if err := c.Send(msg); err != nil {
 		return Welcome{}, nil, err
 	}
-	var buf [MaxMessage]byte
-	n, fds, err := c.Receive(ctx, buf[:])
-	if errors.Is(err, io.EOF) {
-		return Welcome{}, nil, fmt.Errorf("attaching: pfd closed the connection without an answer: see its log: %w", io.ErrUnexpectedEOF)
-	}
+	b, fds, err := c.answered(ctx, h.Product)
 	if err != nil {
-		return Welcome{}, nil, fmt.Errorf("attaching: %w", err)
+		return Welcome{}, nil, err
 	}
-	w, err := answer(buf[:n], len(fds), h.Product)
+	w, err := c.mapped(ctx, b, fds, h.Product)
 	if err != nil {
 		fds.Close()
 		return Welcome{}, nil, err
@@ -72,46 +126,95 @@ func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, er
 	return w, fds, nil
 }
 
-// answer reads pfd's answer to a hello.
-func answer(b []byte, fds int, own string) (Welcome, error) {
-	h, err := DecodeHeader(b)
-	switch {
-	case err != nil:
+// mapped maps the memory of message b, says so, and takes the welcome.
+func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string) (Welcome, error) {
+	if _, err := decode(b, TypeMemory, headerSize); err != nil {
 		return Welcome{}, err
-	case h.Protocol != Protocol:
-		return Welcome{}, &VersionError{Own: Protocol, Peer: h.Protocol, OwnProduct: own, PeerProduct: h.Product}
-	case h.Type == TypeRefused:
-		r, err := DecodeRefused(b)
-		if err != nil {
-			return Welcome{}, err
-		}
-		return Welcome{}, r
-	case h.Type == TypeEnded && fds == 0:
-		m, err := DecodeEnded(b)
-		if err != nil {
-			return Welcome{}, err
-		}
-		return Welcome{}, fmt.Errorf("attaching: pfd ended the attachment at once (%v): see its log, and try again: %w", m.Reason, io.ErrUnexpectedEOF)
 	}
-	w, err := DecodeWelcome(b)
+	if len(fds) != MemoryFDs {
+		return Welcome{}, fmt.Errorf("%w: a memory with %d descriptors, want %d", ErrMessage, len(fds), MemoryFDs)
+	}
+	var err error
+	if c.pages, err = MapMemory(fds[0]); err != nil {
+		return Welcome{}, err
+	}
+	if err := c.Send(appendBare(nil, TypeMapped, own), c.keeper.PIDFD()); err != nil {
+		return Welcome{}, err
+	}
+	b, more, err := c.answered(ctx, own)
 	if err != nil {
 		return Welcome{}, err
 	}
-	if fds != WelcomeFDs {
-		return Welcome{}, fmt.Errorf("%w: a welcome with %d descriptors, want %d", ErrMessage, fds, WelcomeFDs)
+	if asked, err := DecodeHelper(b); err == nil {
+		err := c.startHelper(asked, more)
+		more.Close()
+		if err != nil {
+			return Welcome{}, fmt.Errorf("attaching: starting the memory helper that pfd asks for: %w", err)
+		}
+		if b, more, err = c.answered(ctx, own); err != nil {
+			return Welcome{}, err
+		}
 	}
-	return w, nil
+	if len(more) != 0 {
+		more.Close()
+		return Welcome{}, fmt.Errorf("%w: a welcome with %d descriptors", ErrMessage, len(more))
+	}
+	return DecodeWelcome(b)
 }
 
-// AwaitHello takes a process's hello. Whatever is wrong with it is answered
-// with a refusal, and returned.
+// Pages gives the memory that Handshake has mapped.
+func (c *Conn) Pages() *Pages { return c.pages }
+
+// answered takes one answer of pfd's to a handshake; one that ends it is an error.
+func (c *Conn) answered(ctx context.Context, own string) ([]byte, Descriptors, error) {
+	var buf [MaxMessage]byte
+	n, fds, err := c.Receive(ctx, buf[:])
+	if errors.Is(err, io.EOF) {
+		return nil, nil, fmt.Errorf("attaching: pfd closed the connection without an answer: see its log: %w", io.ErrUnexpectedEOF)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("attaching: %w", err)
+	}
+	if err := ending(buf[:n], len(fds), own); err != nil {
+		fds.Close()
+		return nil, nil, err
+	}
+	return buf[:n], fds, nil
+}
+
+// ending gives the error that an answer to a handshake is.
+func ending(b []byte, fds int, own string) error {
+	h, err := DecodeHeader(b)
+	switch {
+	case err != nil:
+		return err
+	case h.Protocol != Protocol:
+		return &VersionError{Own: Protocol, Peer: h.Protocol, OwnProduct: own, PeerProduct: h.Product}
+	case h.Type == TypeRefused:
+		r, err := DecodeRefused(b)
+		if err != nil {
+			return err
+		}
+		return r
+	case h.Type == TypeEnded && fds == 0:
+		m, err := DecodeEnded(b)
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("attaching: pfd ended the attachment at once (%v): see its log, and try again: %w", m.Reason, io.ErrUnexpectedEOF)
+	}
+	return nil
+}
+
+// AwaitHello takes a process's hello. Whatever is wrong with it is answered with a
+// refusal, and returned.
 func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
 	var buf [MaxMessage]byte
 	n, fds, err := c.Receive(ctx, buf[:])
 	withFDs := len(fds)
-	fds.Close()
+	c.discard(ctx, fds)
 	if errors.Is(err, ErrMessage) {
 		return Hello{}, errors.Join(err, c.Refuse(CodeProtocol, 0, err.Error()))
 	}
@@ -141,7 +244,7 @@ func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
 
 // unknownOr gives CodeUnknownType for a type that this version does not have.
 func unknownOr(t Type, known Code) Code {
-	if t < TypeHello || t > TypeUnregister {
+	if t < TypeHello || t > TypeHelper {
 		return CodeUnknownType
 	}
 	return known
@@ -154,9 +257,43 @@ func (c *Conn) Refuse(code Code, refused Type, text string) error {
 	return c.Send(r.Append(nil))
 }
 
-// Welcome answers a hello with what the process has been given. The
-// descriptors stay the caller's.
-func (c *Conn) Welcome(w Welcome, memfd, eventfd, netlink int) error {
+// Offer hands a process its memory and a netlink socket, and waits until it has
+// mapped the memory and named its keeper, which Peer then has; then nobody can
+// take the pages away any more. The descriptors stay the caller's. Whatever the process sends else is answered with a refusal,
+// and returned.
+func (c *Conn) Offer(ctx context.Context, m *Memory, netlink int) error {
+	if err := c.TakeDescriptors(); err != nil {
+		return err
+	}
+	if err := c.Send(appendBare(nil, TypeMemory, Product()), m.FD(), m.WakeFD(), netlink); err != nil {
+		return err
+	}
+	var buf [MaxMessage]byte
+	n, fds, err := c.Receive(ctx, buf[:])
+	defer func() { c.discard(ctx, fds) }()
+	if err == nil {
+		err = c.passRights(false) // that was the one
+	}
+	if err == nil {
+		_, err = decode(buf[:n], TypeMapped, headerSize)
+	}
+	if err == nil && len(fds) != 1 {
+		err = fmt.Errorf("%w: a mapped with %d descriptors, want one, a pidfd of the keeper", ErrMessage, len(fds))
+	}
+	if err == nil {
+		err = m.Seal()
+	}
+	if err == nil {
+		c.peer.Keeper = fds.Take(0)
+	}
+	if errors.Is(err, ErrMessage) || errors.Is(err, ErrMemory) {
+		return errors.Join(err, c.Refuse(CodeProtocol, TypeMapped, err.Error()))
+	}
+	return err
+}
+
+// Welcome answers a hello, after Offer, with what the process has been given.
+func (c *Conn) Welcome(w Welcome) error {
 	if w.Product == "" {
 		w.Product = Product()
 	}
@@ -164,14 +301,13 @@ func (c *Conn) Welcome(w Welcome, memfd, eventfd, netlink int) error {
 	if err != nil {
 		return err
 	}
-	return c.Send(msg, memfd, eventfd, netlink)
+	return c.Send(msg)
 }
 
-// End tells the process that its attachment is over, and closes the connection.
-// pfd calls it when nothing of the domain is in flight any more, after
-// Pages.End.
+// End tells the process that its attachment is over, and ends the connection,
+// which Serve closes. pfd calls it when nothing of the domain is in flight any
+// more, after Pages.End.
 func (c *Conn) End(r Reason, text string) error {
 	e := Ended{Product: Product(), Reason: r, Text: text}
-	err := c.Send(e.Append(nil))
-	return errors.Join(err, c.Close())
+	return errors.Join(c.Send(e.Append(nil)), c.shutdown())
 }

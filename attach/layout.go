@@ -2,8 +2,7 @@ package attach
 
 import "github.com/exanet/pfd/device"
 
-// Layout of the attachment's memory (ours; design.md "Pages of a process",
-// docs/attach.md). All words are little-endian and naturally aligned, and both
+// Layout of the attachment's memory (ours; docs/attach.md 3). All words are little-endian and naturally aligned, and both
 // sides use atomic loads and stores of their full width.
 const (
 	PageCount  = 4
@@ -21,6 +20,14 @@ const (
 	WakeState   = WakePage + 0x10 // u32: State…
 	WakeReason  = WakePage + 0x14 // u32: Reason, valid once WakeState is StateEnded
 	WakeServed  = WakePage + 0x18 // u32: nlmsg_seq of the fault message that the process served last; futex word
+	WakeError   = WakePage + 0x1c // u32: errno of that message's first page, 0 none; written before WakeServed
+	// WakeCounts is where pfd tells what the process's faults came to: FaultCounts,
+	// a u64 each, in its order.
+	WakeCounts  = WakePage + 0x40
+	WakeWatched = WakePage + 0x60 // u32: pfd stores 1 while it wants stamps
+	// WakeStamps is where the process says when it rang and when it saw the end: two
+	// u64 for each of its channels, ns of CLOCK_MONOTONIC.
+	WakeStamps = WakePage + 0xc00
 	// WakeMailbox is where the messages of the process's mailbox lie: a ring of
 	// MailSlots messages with two counts that never go back.
 	WakeMailbox = WakePage + 0x100

@@ -9,14 +9,20 @@ import (
 	"github.com/exanet/pfd/internal/leak"
 )
 
-// Peers that send anything, before a hello and after a welcome, with descriptors
-// and without, leave nothing behind in pfd's side.
+// Peers that send anything, before a hello, where a mapped is due and after a
+// welcome, with descriptors and without, leave nothing behind in pfd's side.
 func TestMessagesLeaveNothing(t *testing.T) {
 	path := serve(t, func(ctx context.Context, c *Conn) {
 		if _, err := c.AwaitHello(ctx); err != nil {
 			return
 		}
-		if c.Welcome(testWelcome, 0, 0, 0) == nil {
+		m, err := NewMemory()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer m.Close()
+		if c.Offer(ctx, m, m.WakeFD()) == nil && c.TakeDescriptors() == nil && c.Welcome(testWelcome) == nil {
 			_ = c.Hold(ctx, nil)
 		}
 	})
@@ -33,9 +39,9 @@ func TestMessagesLeaveNothing(t *testing.T) {
 		fds  int
 	}
 	var talks []talk
-	for _, m := range [][]byte{{1}, hello, hello[:100], unknown, make([]byte, 100000), bytes.Repeat([]byte{0xff}, 176), good["welcome"], good["share"], good["register"]} {
+	for _, m := range [][]byte{{1}, hello, hello[:100], unknown, make([]byte, 100000), bytes.Repeat([]byte{0xff}, HelloSize), good["welcome"], good["mapped"], good["share"], good["register"], good["helper"]} {
 		for _, fds := range []int{0, 1, 4, 5, 200} {
-			talks = append(talks, talk{[][]byte{m}, fds}, talk{[][]byte{hello, m}, fds}, talk{[][]byte{hello, good["share"], m, good["unshare"]}, fds})
+			talks = append(talks, talk{[][]byte{m}, fds}, talk{[][]byte{hello, m}, fds}, talk{[][]byte{hello, good["mapped"], m}, fds}, talk{[][]byte{hello, good["mapped"], good["share"], m, good["unshare"]}, fds})
 		}
 	}
 	talks = append(talks, talk{nil, 0})
@@ -47,6 +53,9 @@ func TestMessagesLeaveNothing(t *testing.T) {
 		}
 		for k, m := range talk.msgs {
 			var fds []int
+			if k < len(talk.msgs)-1 && (bytes.Equal(m, good["mapped"]) || bytes.Equal(m, good["share"])) {
+				fds = []int{int(null.Fd())} // these have one
+			}
 			if k == len(talk.msgs)-1 {
 				for range talk.fds {
 					fds = append(fds, int(null.Fd()))

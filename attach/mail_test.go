@@ -64,13 +64,33 @@ func TestServedLayout(t *testing.T) {
 	if p.Served() != 0 {
 		t.Errorf("served %d at reset", p.Served())
 	}
-	p.SetServed(0x2a)
-	if got := [5]byte(p.Bytes()[0x3018:]); got != [5]byte{0x2a} {
+	p.SetServed(0x2a, 14)
+	if got := [4]byte(p.Bytes()[0x3018:]); got != [4]byte{0x2a} {
 		t.Errorf("at 0x3018: % x", got)
 	}
-	if p.Served() != 0x2a {
-		t.Errorf("served %d", p.Served())
+	if got := [4]byte(p.Bytes()[0x301c:]); got != [4]byte{14} {
+		t.Errorf("at 0x301c: % x", got)
+	}
+	if p.Served() != 0x2a || p.ServedError() != 14 {
+		t.Errorf("served %d, errno %d", p.Served(), p.ServedError())
 	}
 	// Changed meanwhile: it does not sleep (the test would hang).
 	p.WaitServed(0, time.Hour)
+}
+
+// TestFaultCountsLayout restates the fault counters of docs/attach.md 3 in bytes.
+func TestFaultCountsLayout(t *testing.T) {
+	p := testPages(t)
+	if c := p.FaultCounts(); c != (FaultCounts{}) {
+		t.Errorf("%+v at reset", c)
+	}
+	want := FaultCounts{Faults: 0x0102030405060708, Pages: 2, Failed: 3, Invalidated: 4}
+	p.SetFaultCounts(want)
+	bytes := [32]byte{8, 7, 6, 5, 4, 3, 2, 1, 8: 2, 16: 3, 24: 4}
+	if got := [32]byte(p.Bytes()[0x3040:]); got != bytes {
+		t.Errorf("at 0x3040: % x, want % x", got, bytes)
+	}
+	if got := p.FaultCounts(); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
 }

@@ -9,9 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Seals that an attachment's memory has: without them a peer could truncate it,
-// and the next access would be a SIGBUS (memfd_create(2)).
-const memorySeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+// Seals that an attachment's memory has (memfd_create(2)). Without the first a
+// peer could truncate it, and the next access would be a SIGBUS. Without the last,
+// which comes when both sides have mapped it, a peer could punch holes
+// (fallocate(2), MADV_REMOVE), and pfd would sleep in a load: mappings that are
+// there stay writable, and nobody makes another.
+const (
+	memorySeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	mappedSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+)
 
 // Memory is what pfd makes for one attachment: the mapped memfd and the eventfd
 // that wakes pfd.
@@ -54,6 +60,23 @@ func (m *Memory) init() error {
 	m.reset()
 	m.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	return os.NewSyscallError("eventfd", err)
+}
+
+// Seal keeps everybody from taking pages of the memory away, when both sides have
+// mapped it, and brings in those that somebody took before: pfd finds them there
+// from now on, and they are charged to pfd, so that no limit of the peer's reclaims
+// them. Pfd's own memory may be swapped out as they may. Errors match ErrMemory
+// where the peer has barred it.
+func (m *Memory) Seal() error {
+	_, err := unix.FcntlInt(uintptr(m.fd), unix.F_ADD_SEALS, mappedSeals)
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: it has been sealed by the process", ErrMemory)
+	}
+	if err != nil {
+		return fmt.Errorf("sealing the attachment's memory: %w", os.NewSyscallError("fcntl F_ADD_SEALS", err))
+	}
+	m.touch()
+	return nil
 }
 
 // FD gives the memfd. It stays the Memory's.

@@ -14,7 +14,7 @@ import (
 
 // Protocol is the version of the attachment protocol that this package speaks:
 // messages and pages (ours; docs/attach.md). Both sides refuse any other.
-const Protocol = 1
+const Protocol = 2
 
 // Type names a message.
 type Type uint16
@@ -22,9 +22,15 @@ type Type uint16
 // The message types (ours; docs/attach.md).
 const (
 	TypeHello   Type = 1 // process to pfd: who I am and what I want
-	TypeWelcome Type = 2 // pfd to process: what you have, with three descriptors
+	TypeWelcome Type = 2 // pfd to process: what you have
 	TypeRefused Type = 3 // either way: that I do not do, and why
 	TypeEnded   Type = 4 // pfd to process: the attachment is over, and why
+
+	// TypeMemory is pfd's first answer to a hello: three descriptors, and no more
+	// than a header.
+	TypeMemory Type = 10
+	// TypeMapped is the process's to that: it has mapped the memory. A header.
+	TypeMapped Type = 11
 )
 
 // Sizes and offsets of the messages (ours). The first 72 bytes are alike in all
@@ -36,7 +42,7 @@ const (
 	offLength   = 4 // u32: bytes of the whole message
 	offProduct  = 8 // 64 bytes: the sender's product and version
 
-	HelloSize   = 176
+	HelloSize   = 232
 	offNode     = 72 // u32
 	offMethod   = 76 // u8
 	offPolicy   = 77 // u8
@@ -44,6 +50,9 @@ const (
 	offFlags    = 79 // u8
 	offAccept   = 80 // sixteen u16
 	offGroup    = 112
+	offProofVA  = 176 // u64
+	offProof    = 184 // sixteen bytes
+	offKey      = 200 // thirty-two bytes
 	helloFlags  = flagAcceptGroup
 	groupLength = groupname.Max + 1
 
@@ -60,7 +69,8 @@ const (
 	offOwnPort       = 88  // u32
 	offPFDPID        = 92  // u32
 	offCaps          = 96  // u64
-	offWelcomeZero   = 104 // u64, zero
+	offGeneration    = 104 // u32
+	offWelcomeZero   = 108 // u32, zero
 
 	RefusedSize = 512
 	offCode     = 72 // u32
@@ -76,9 +86,9 @@ const (
 	productLength = 64
 	// MaxMessage is the size of the largest message.
 	MaxMessage = 512
-	// WelcomeFDs is the number of descriptors that go with a welcome: memfd,
+	// MemoryFDs is the number of descriptors that go with a memory: memfd,
 	// eventfd, netlink socket, in this order.
-	WelcomeFDs = 3
+	MemoryFDs = 3
 )
 
 const flagAcceptGroup = 1 << 0 // ours: docs/attach.md
@@ -138,6 +148,12 @@ func DecodeHeader(b []byte) (Header, error) {
 	var err error
 	h.Product, err = getText(b[offProduct:offProduct+productLength], "product")
 	return h, err
+}
+
+// appendBare appends a message that is a header alone.
+func appendBare(b []byte, t Type, product string) []byte {
+	all, _ := begin(b, t, headerSize, product)
+	return all
 }
 
 // decode checks b for type t of this protocol version and of the given size.
@@ -216,7 +232,20 @@ type Hello struct {
 	Policy      pagein.Policy
 	Accept      []device.PDID // other domains that may reach this one, at most 16
 	AcceptGroup bool          // every member of the group may
+	// Proof is sixteen random bytes that lie at ProofVA in the process's memory:
+	// another process shows by them that it may read that memory.
+	Proof   [ProofSize]byte
+	ProofVA device.VA
+	// Key, where it is not zero, is the group's: processes of one group have the
+	// same key, and need no right over each other's memory.
+	Key [KeySize]byte
 }
+
+// Sizes of two fields of a Hello, bytes (ours).
+const (
+	ProofSize = 16
+	KeySize   = 32
+)
 
 // Append appends the message to b. Errors match ErrValue.
 func (h *Hello) Append(b []byte) ([]byte, error) {
@@ -234,6 +263,9 @@ func (h *Hello) Append(b []byte) ([]byte, error) {
 		binary.LittleEndian.PutUint16(m[offAccept+2*i:], uint16(p))
 	}
 	putText(m[offGroup:offGroup+groupLength], h.Group)
+	binary.LittleEndian.PutUint64(m[offProofVA:], uint64(h.ProofVA))
+	copy(m[offProof:], h.Proof[:])
+	copy(m[offKey:], h.Key[:])
 	return all, nil
 }
 
@@ -249,6 +281,9 @@ func DecodeHello(b []byte) (Hello, error) {
 		Method:      pagein.Method(b[offMethod]),
 		Policy:      pagein.Policy(b[offPolicy]),
 		AcceptGroup: b[offFlags]&flagAcceptGroup != 0,
+		ProofVA:     device.VA(binary.LittleEndian.Uint64(b[offProofVA:])),
+		Proof:       [ProofSize]byte(b[offProof:]),
+		Key:         [KeySize]byte(b[offKey:]),
 	}
 	if h.Group, err = getText(b[offGroup:offGroup+groupLength], "group"); err != nil {
 		return Hello{}, err
@@ -296,12 +331,12 @@ func (h *Hello) check() error {
 	return nil
 }
 
-// Welcome is pfd's answer to a hello. Its descriptors travel beside it.
+// Welcome is pfd's answer to a hello, when the process has mapped the memory.
 type Welcome struct {
 	Product   string // pfd's product and version
 	Slot      uint8
 	Interface uint8 // mailbox and packetizer of the process, 16..63
-	Member    uint8 // the process's index in its group on this node, 0..7
+	Member    uint8 // the process's index in its group on this node, 0..15
 	VABits    uint8 // width of the virtual addresses that the node takes
 	PDID      device.PDID
 	Method    pagein.Method // what pfd chose
@@ -309,8 +344,10 @@ type Welcome struct {
 	Node      device.NodeID
 	PFDPort   uint32 // netlink port id that faults come from
 	OwnPort   uint32 // netlink port id of the socket handed over
-	PFDPID    uint32 // pfd's pid, for prctl(PR_SET_PTRACER)
+	PFDPID    uint32 // pfd's pid as pfd has it: SCM_CREDENTIALS of its fault messages
 	Caps      uint64 // the node's CAPS register
+	// Generation is the domain's; peers name it with its PDID.
+	Generation device.Generation
 }
 
 // Append appends the message to b. Errors match ErrValue.
@@ -327,6 +364,7 @@ func (w *Welcome) Append(b []byte) ([]byte, error) {
 	binary.LittleEndian.PutUint32(m[offOwnPort:], w.OwnPort)
 	binary.LittleEndian.PutUint32(m[offPFDPID:], w.PFDPID)
 	binary.LittleEndian.PutUint64(m[offCaps:], w.Caps)
+	binary.LittleEndian.PutUint32(m[offGeneration:], uint32(w.Generation))
 	return all, nil
 }
 
@@ -336,7 +374,7 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 	if err != nil {
 		return Welcome{}, err
 	}
-	if binary.LittleEndian.Uint64(b[offWelcomeZero:]) != 0 {
+	if binary.LittleEndian.Uint32(b[offWelcomeZero:]) != 0 {
 		return Welcome{}, fmt.Errorf("%w: reserved bytes are not zero", ErrMessage)
 	}
 	w := Welcome{
@@ -349,6 +387,8 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 		OwnPort: binary.LittleEndian.Uint32(b[offOwnPort:]),
 		PFDPID:  binary.LittleEndian.Uint32(b[offPFDPID:]),
 		Caps:    binary.LittleEndian.Uint64(b[offCaps:]),
+
+		Generation: device.Generation(binary.LittleEndian.Uint32(b[offGeneration:])),
 	}
 	return w, w.check()
 }
@@ -363,6 +403,8 @@ func (w *Welcome) check() error {
 		return fmt.Errorf("%w: %d bits of virtual address", ErrValue, w.VABits)
 	case w.PDID == 0:
 		return fmt.Errorf("%w: PDID 0, which no domain has", ErrValue)
+	case w.Generation == 0:
+		return fmt.Errorf("%w: generation 0, which no domain has", ErrValue)
 	case w.Node > device.NodeIDMask:
 		return fmt.Errorf("%w: node %#x has more than %d bits", ErrValue, uint32(w.Node), device.NodeIDBits)
 	case w.Method == pagein.MethodDefault || !w.Method.Known():
@@ -384,7 +426,7 @@ const (
 	CodeNoNode      Code = 4 // no such node here
 	CodeNoSlot      Code = 5 // all 16 slots of the node are taken
 	CodeQuota       Code = 6 // the user has its share of slots
-	CodeGroupFull   Code = 7 // the group has 8 processes on the node
+	CodeGroupFull   Code = 7 // the group has as many processes on the node as it may
 	CodePermission  Code = 8 // pfd may not reach the process's memory
 	CodeUnsupported Code = 9 // method or policy not offered here
 	CodeBusy        Code = 10

@@ -60,12 +60,14 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	g := golden(t)
 	hello := Hello{
 		Product: "exanet 1.0", Node: 0x2a, Group: "app", Method: pagein.Touch, Policy: pagein.PI4,
-		Accept: []device.PDID{0x0102, 0xbeef}, AcceptGroup: true,
+		Accept: []device.PDID{0x0102, 0xbeef}, AcceptGroup: true, ProofVA: 0x7f0000000800,
 	}
+	copy(hello.Proof[:], bytes.Repeat([]byte{0x50}, ProofSize))
+	copy(hello.Key[:], bytes.Repeat([]byte{0x4b}, KeySize))
 	welcome := Welcome{
 		Product: "exanet 1.0", Slot: 3, Interface: 19, Member: 1, VABits: 48, PDID: 0x1234,
 		Method: pagein.Touch, Policy: pagein.PI4, Node: 0x2a, PFDPort: 0x01020304, OwnPort: 0xfffff123,
-		PFDPID: 4242, Caps: 0x0b100430,
+		PFDPID: 4242, Caps: 0x0b100430, Generation: 0xa1020304,
 	}
 	refused := RefusedError{Product: "exanet 1.0", Code: CodeQuota, Refused: TypeHello, Text: "too many"}
 	ended := Ended{Product: "exanet 1.0", Reason: ReasonKicked, Text: "bye"}
@@ -94,6 +96,10 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	e, derr := DecodeEnded(g["ended"])
 	check("ended", ended.Append(nil), nil, e, derr, ended)
 
+	helper := Helper{Product: "exanet 1.0"}
+	hp, derr := DecodeHelper(g["helper"])
+	check("helper", helper.Append(nil), nil, hp, derr, helper)
+
 	share := Share{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20, Offset: 0x3000, Writable: true}
 	sh, derr := DecodeShare(g["share"])
 	check("share", share.Append(nil), nil, sh, derr, share)
@@ -104,6 +110,11 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	sd, derr := DecodeShared(g["shared"])
 	check("shared", shared.Append(nil), nil, sd, derr, shared)
 
+	for name, typ := range map[string]Type{"memory": TypeMemory, "mapped": TypeMapped} {
+		product, derr := decode(g[name], typ, headerSize)
+		check(name, appendBare(nil, typ, "exanet 1.0"), nil, product, derr, "exanet 1.0")
+	}
+
 	register := Range{Product: "exanet 1.0", Type: TypeRegister, VA: 0x7f0000001000, Size: 2 << 20}
 	rg, derr := DecodeRange(g["register"])
 	check("register", register.Append(nil), nil, rg, derr, register)
@@ -112,7 +123,7 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	p := testPages(t)
 	p.Publish(0, &device.Descriptor{
 		Src: 0x7f0000001000, Dst: 0x7f00deadb000, Notify: 0x7f00deadc010, First: 1, Last: 2,
-		Size: 0x1001, DstNode: 0x2a, DstPDID: 0x1234, Urgent: true,
+		Size: 0x1001, DstNode: 0x2a, DstPDID: 0x1234, DstGeneration: 0xa1020304, Urgent: true,
 	})
 	p.AskAbort(0)
 	check("descriptor", p.Bytes()[:64], nil, nil, nil, nil)
@@ -134,6 +145,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"unshare":  func(b []byte) error { _, err := DecodeUnshare(b); return err },
 		"register": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"shared":   func(b []byte) error { _, err := DecodeShared(b); return err },
+		"helper":   func(b []byte) error { _, err := DecodeHelper(b); return err },
+		"memory":   func(b []byte) error { _, err := decode(b, TypeMemory, headerSize); return err },
+		"mapped":   func(b []byte) error { _, err := decode(b, TypeMapped, headerSize); return err },
 	}
 	set := func(off int, v ...byte) func([]byte) []byte {
 		return func(b []byte) []byte { copy(b[off:], v); return b }
@@ -147,7 +161,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"hello", "header only", func(b []byte) []byte { return b[:72] }, ErrMessage},
 		{"hello", "one byte short", func(b []byte) []byte { return b[:len(b)-1] }, ErrMessage},
 		{"hello", "one byte long", func(b []byte) []byte { return append(b, 0) }, ErrMessage},
-		{"hello", "another size that its length states", func(b []byte) []byte { return set(4, 184)(append(b, make([]byte, 8)...)) }, ErrMessage},
+		{"hello", "another size that its length states", func(b []byte) []byte { return set(4, 240)(append(b, make([]byte, 8)...)) }, ErrMessage},
 		{"hello", "length of 4 GiB", set(4, 0xff, 0xff, 0xff, 0xff), ErrMessage},
 		{"hello", "another type", set(0, 2), ErrMessage},
 		{"hello", "another protocol", set(2, 9), ErrMessage},
@@ -166,12 +180,16 @@ func TestDecodeRefuses(t *testing.T) {
 		{"hello", "no group", set(112, 0, 0, 0), ErrValue},
 		{"hello", "group with a slash", set(112, '/'), ErrValue},
 		{"hello", "group without NUL", set(112, bytes.Repeat([]byte{'x'}, 64)...), ErrMessage},
+		{"hello", "of version 1", func(b []byte) []byte { return set(2, 1, 0, 176)(b[:176]) }, ErrMessage},
+		{"hello", "of version 1's size", func(b []byte) []byte { return set(4, 176)(b[:176]) }, ErrMessage},
 		{"welcome", "slot 16", set(72, 16), ErrValue},
 		{"welcome", "interface of pfd's", set(73, 15), ErrValue},
 		{"welcome", "interface 64", set(73, 64), ErrValue},
 		{"welcome", "38 address bits", set(75, 38), ErrValue},
 		{"welcome", "49 address bits", set(75, 49), ErrValue},
 		{"welcome", "PDID 0", set(76, 0, 0), ErrValue},
+		{"welcome", "generation 0", set(104, 0, 0, 0, 0), ErrValue},
+		{"welcome", "reserved, early", set(108, 1), ErrMessage},
 		{"welcome", "method left open", set(78, 0), ErrValue},
 		{"welcome", "policy left open", set(79, 0), ErrValue},
 		{"welcome", "node of 23 bits", set(80, 0, 0, 0x40), ErrValue},
@@ -193,7 +211,14 @@ func TestDecodeRefuses(t *testing.T) {
 		{"register", "no bytes", set(80, 0, 0, 0), ErrValue},
 		{"register", "half a page", set(72, 8), ErrValue},
 		{"register", "another type", set(0, 6), ErrMessage},
-		{"register", "another version", set(2, 2), ErrMessage},
+		{"register", "another version", set(2, 1), ErrMessage},
+		{"helper", "reserved", set(79, 1), ErrMessage},
+		{"helper", "one byte short", func(b []byte) []byte { return set(4, 79)(b[:79]) }, ErrMessage},
+		{"helper", "another type", set(0, 2), ErrMessage},
+		{"memory", "another type", set(0, 11), ErrMessage},
+		{"mapped", "one byte short", func(b []byte) []byte { return set(4, 71)(b[:71]) }, ErrMessage},
+		{"mapped", "one byte long", func(b []byte) []byte { return set(4, 73)(append(b, 0)) }, ErrMessage},
+		{"mapped", "another version", set(2, 1), ErrMessage},
 		{"shared", "answer to a hello", set(88, 1), ErrValue},
 		{"shared", "reserved", set(90, 1), ErrMessage},
 		{"shared", "reserved at the end", set(95, 1), ErrMessage},
@@ -258,6 +283,14 @@ func FuzzDecode(f *testing.F) {
 		}
 		if m, err := DecodeShare(b); err == nil {
 			same("share", m.Append(nil), nil)
+		}
+		for _, typ := range []Type{TypeMemory, TypeMapped} {
+			if product, err := decode(b, typ, headerSize); err == nil {
+				same("header alone", appendBare(nil, typ, product), nil)
+			}
+		}
+		if m, err := DecodeHelper(b); err == nil {
+			same("helper", m.Append(nil), nil)
 		}
 		if m, err := DecodeUnshare(b); err == nil {
 			same("unshare", m.Append(nil), nil)

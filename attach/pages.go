@@ -138,7 +138,7 @@ func (p *Pages) Publish(ch int, d *device.Descriptor) {
 		case device.DescReserved0:
 			p.store64(o+off, v&^device.DescAbort)
 		case device.DescReserved1:
-			p.store64(o+off, 0)
+			p.store64(o+off, v>>device.DescGenShift<<device.DescGenShift)
 		default:
 			p.store64(o+off, v)
 		}
@@ -194,17 +194,42 @@ func (p *Pages) Kicked() (asleep bool) {
 func (p *Pages) AddWaiters(n int32) { p.add32(WakeWaiters, uint32(n)) }
 
 // SetServed says that the fault message with this number (nlmsg_seq) has been
-// served, and wakes pfd if it waits for that.
-func (p *Pages) SetServed(number uint32) {
+// served, with the errno by which its first page could not be brought in (0: it
+// was), and wakes pfd if it waits for that.
+func (p *Pages) SetServed(number, errno uint32) {
+	p.store32(WakeError, errno)
 	p.store32(WakeServed, number)
 	p.wakeWord(WakeServed, 1)
 }
 
+// FaultCounts is what pfd knows of a process's page faults, since it attached.
+type FaultCounts struct {
+	Faults      uint64 // pages that accesses of its domain faulted on
+	Pages       uint64 // brought in by pfd, those of the policy's range too
+	Failed      uint64 // of the faults, those that cannot be resolved
+	Invalidated uint64 // pages that an access found taken away since an earlier one
+}
+
+// FaultCounts gives what pfd has counted. The four are of about one moment.
+func (p *Pages) FaultCounts() FaultCounts {
+	return FaultCounts{p.load64(WakeCounts), p.load64(WakeCounts + 8), p.load64(WakeCounts + 16), p.load64(WakeCounts + 24)}
+}
+
 // pfd's side.
+
+// SetFaultCounts tells the process what has been counted.
+func (p *Pages) SetFaultCounts(c FaultCounts) {
+	for i, v := range [...]uint64{c.Faults, c.Pages, c.Failed, c.Invalidated} {
+		p.store64(WakeCounts+8*uint32(i), v)
+	}
+}
 
 // Served gives the number of the fault message that the process says it served
 // last: any value, and no proof that the pages are there.
 func (p *Pages) Served() uint32 { return p.load32(WakeServed) }
+
+// ServedError gives the errno that the process states for that message, 0 none.
+func (p *Pages) ServedError() uint32 { return p.load32(WakeError) }
 
 // TakeDoorbell takes what stands in the doorbell word and frees it: 0 none,
 // else channel+1 as the process wrote it, any value (hardware.md 6).
@@ -246,7 +271,7 @@ func (p *Pages) AbortAsked(ch int) bool {
 // done (release). Notify must follow.
 func (p *Pages) SetDone(ch int, done uint32, status, paused uint8) {
 	o := desc(ch)
-	p.store64(o+device.DescReserved1, uint64(status)|uint64(paused)<<8)
+	p.store32(o+device.DescReserved1, uint32(status)|uint32(paused)<<8)
 	p.store32(o+device.DescDone, done)
 }
 
@@ -254,8 +279,10 @@ func (p *Pages) SetDone(ch int, done uint32, status, paused uint8) {
 type Message struct {
 	Node    device.NodeID
 	Mailbox uint8
-	Words   [device.PktzMaxWords]uint64
-	N       int // words; 0: the process wrote a count that is not 1..8, refuse it
+	// Generation is that of the domain whose mailbox is meant, 16..63.
+	Generation device.Generation
+	Words      [device.PktzMaxWords]uint64
+	N          int // words; 0: the process wrote a count that is not 1..8, refuse it
 }
 
 // TakeSend copies what packetizer channel c holds into m, and tells whether
@@ -269,6 +296,7 @@ func (p *Pages) TakeSend(c int, m *Message) bool {
 	dst := p.load64(o + device.PktzDestination)
 	m.Node = device.NodeID(dst & device.NodeIDMask)
 	m.Mailbox = uint8(dst >> 24)
+	m.Generation = device.Generation(dst >> 32)
 	m.N = 0
 	if n > device.PktzMaxWords {
 		return true
@@ -315,6 +343,10 @@ func (p *Pages) Notify() {
 	}
 }
 
+// Waiting tells whether a thread of the process sleeps until something changes, or
+// is about to: one that is not seen yet looks once more before it sleeps.
+func (p *Pages) Waiting() bool { return p.load32(WakeWaiters) != 0 }
+
 // End marks the attachment as ended and wakes all waiters. pfd calls it only
 // when no access of the domain is in flight any more.
 func (p *Pages) End(r Reason) {
@@ -322,6 +354,13 @@ func (p *Pages) End(r Reason) {
 	p.store32(WakeState, StateEnded)
 	p.add32(WakeEvent, 1)
 	p.wake()
+}
+
+// touch has each page be there, and changes nothing.
+func (p *Pages) touch() {
+	for page := range uint32(PageCount) {
+		p.add32(page*device.PageSize, 0)
+	}
 }
 
 // reset gives fresh pages their first content: all zero but for done.

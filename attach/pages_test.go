@@ -48,7 +48,7 @@ func TestPageLayout(t *testing.T) {
 	}
 	d := device.Descriptor{
 		Src: 0x1122334455667788, Dst: 0x7f00aabbccdd, Notify: 0x7f0000000010,
-		First: 0xf1, Last: 0x1a57, Size: 0xfffffffe, DstNode: 0x3fabcd, DstPDID: 0xbeef, Urgent: true,
+		First: 0xf1, Last: 0x1a57, Size: 0xfffffffe, DstNode: 0x3fabcd, DstPDID: 0xbeef, DstGeneration: 0xa1b2c3d4, Urgent: true,
 		Done: 7, Status: 9, Paused: 4, Abort: true,
 	}
 	p.AskAbort(5)
@@ -64,7 +64,7 @@ func TestPageLayout(t *testing.T) {
 		{"first", 24, 0xf1}, {"last", 32, 0x1a57},
 		{"size, done 0", 40, 0x00000000_fffffffe},
 		{"reserved_0: urgent, PDID, node; no abort", 48, 0x4000beef_003fabcd},
-		{"reserved_1 cleared", 56, 0},
+		{"reserved_1: generation; no status", 56, 0xa1b2c3d4_00000000},
 	} {
 		if got := u64(o + w.off); got != w.want {
 			t.Errorf("%s: %#x, want %#x", w.name, got, w.want)
@@ -83,7 +83,7 @@ func TestPageLayout(t *testing.T) {
 		t.Errorf("descriptor\n%+v, want\n%+v", got, d)
 	}
 	p.SetDone(5, 3, 8, 2)
-	if u32(o+44) != 3 || u64(o+56) != 0x0208 {
+	if u32(o+44) != 3 || u64(o+56) != 0xa1b2c3d4_00000208 {
 		t.Errorf("SetDone: done %#x, reserved_1 %#x", u32(o+44), u64(o+56))
 	}
 	if s, n := p.Status(5); s != 8 || n != 2 || p.Done(5) != 3 {

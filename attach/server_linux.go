@@ -7,11 +7,27 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/exanet/pfd/internal/quota"
 )
 
-// MaxConnsPerUID bounds the connections of one user, so that none can use up
-// pfd's descriptors (ours: four times the slots that a node has).
-const MaxConnsPerUID = 64
+// Bounds of the connections, so that nobody uses up pfd's descriptors and threads
+// (ours).
+const (
+	// MaxConnsPerUID bounds those of one user: four times the slots that a node
+	// has.
+	MaxConnsPerUID = 64
+	// MaxConns bounds those of all users; root and pfd's own user have their
+	// share besides.
+	MaxConns = 1024
+	// maxRefusing bounds the connections that are refused in words at one time,
+	// maxClosing those that are being closed.
+	maxRefusing       = 64
+	maxRefusingPerUID = 4
+	maxClosing        = 512
+	// refuseTime is for how long a refused client may say hello.
+	refuseTime = time.Second
+)
 
 // Serve accepts connections on l, a SOCK_SEQPACKET listener, until ctx ends; it
 // then closes l, waits for the handlers and returns nil. Each connection gets a
@@ -19,8 +35,11 @@ const MaxConnsPerUID = 64
 // ends with ctx. An error means that l does not accept any more; l
 // is closed then too.
 //
-// Each dropped hears of a connection that is refused because its user has too
-// many.
+// Before Linux 6.16 a client may have the closing of its connection last for ever,
+// by a descriptor that it has sent there. Serve waits for no such, and it counts
+// as one of its user's until it is closed.
+//
+// Each dropped hears of a connection that is refused because there are too many.
 func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Context, c *Conn), dropped ...func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -33,9 +52,12 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 		cancel()
 		<-closed
 	}()
-	var handlers sync.WaitGroup
-	defer handlers.Wait()
-	users := userCount{n: map[uint32]int{}}
+	s := server{
+		users:    quota.New(MaxConnsPerUID, MaxConns, quota.Privileged),
+		refusing: quota.New(maxRefusingPerUID, maxRefusing, quota.Privileged),
+		closing:  make(chan struct{}, maxClosing),
+	}
+	defer s.wait()
 	pause := time.Duration(0)
 	for {
 		uc, err := l.AcceptUnix()
@@ -57,60 +79,83 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 		}
 		pause = 0
 		c, err := newConn(uc, true)
-		if err != nil {
-			handlers.Go(func() { refuseRaw(ctx, uc, CodeInternal, err.Error()) })
-			continue
-		}
-		if !users.add(c.peer.UID) {
+		switch {
+		case err != nil:
+			s.refuse(ctx, &Conn{c: uc, peer: Peer{UID: noUID, PIDFD: -1}}, CodeInternal, err.Error())
+		case !s.users.Take(c.peer.UID):
 			for _, f := range dropped {
 				f()
 			}
-			_ = c.Refuse(CodeBusy, TypeHello, fmt.Sprintf("user %d has %d connections to pfd: close some first", c.peer.UID, MaxConnsPerUID))
-			_ = c.Close()
-			continue
+			s.refuse(ctx, c, CodeBusy, fmt.Sprintf("user %d has too many connections to pfd, of %d, or all users together have, of %d: close some first", c.peer.UID, MaxConnsPerUID, MaxConns))
+		default:
+			s.handlers.Add(1)
+			s.closers.Go(func() {
+				defer s.users.Give(c.peer.UID)
+				defer c.finish()
+				defer s.handlers.Done()
+				handle(ctx, c)
+			})
 		}
-		handlers.Go(func() {
-			defer users.remove(c.peer.UID)
-			defer c.Close()
-			handle(ctx, c)
-		})
 	}
 }
 
-// refuseRaw answers a connection of which not even the peer is known. No call's
-// error changes anything: the connection is given up. The hello is read first:
-// closing a socket with unread data resets it, and the refusal would be lost.
-func refuseRaw(ctx context.Context, uc *net.UnixConn, code Code, text string) {
-	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
-	defer cancel()
-	c := &Conn{c: uc, peer: Peer{PIDFD: -1}}
-	var buf [MaxMessage]byte
-	_, fds, _ := c.Receive(ctx, buf[:])
-	fds.Close()
-	_ = c.Refuse(code, TypeHello, text)
+// noUID stands for the user of a connection of which the kernel did not say it
+// (uid_t -1 is nobody's: credentials(7), setuid(2)).
+const noUID = ^uint32(0)
+
+// server is what Serve counts.
+type server struct {
+	users, refusing *quota.Quota
+	closing         chan struct{}
+	handlers        sync.WaitGroup
+	closers         sync.WaitGroup // these and those that close
+}
+
+// wait waits for the handlers, and a moment for what is still being closed.
+func (s *server) wait() {
+	s.handlers.Wait()
+	closed := make(chan struct{})
+	go func() {
+		s.closers.Wait()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(abandonTime):
+	}
+}
+
+// refuse answers a connection that is one too many, and closes it: where many are
+// refused already, without a word. The accept loop waits for none, but where the
+// kernel closes so many so slowly that threads become scarce.
+func (s *server) refuse(ctx context.Context, c *Conn, code Code, text string) {
+	select {
+	case s.closing <- struct{}{}:
+	case <-ctx.Done():
+		s.closers.Go(c.finish)
+		return
+	}
+	s.closers.Go(func() {
+		defer func() { <-s.closing }()
+		defer c.finish()
+		if !s.refusing.Take(c.peer.UID) {
+			return
+		}
+		defer s.refusing.Give(c.peer.UID)
+		ctx, cancel := context.WithTimeout(ctx, refuseTime)
+		defer cancel()
+		// No call's error changes anything: the connection is given up. The hello is
+		// read: closing a socket with unread data resets it, and the refusal would
+		// be lost.
+		_ = c.Refuse(code, TypeHello, text)
+		var buf [MaxMessage]byte
+		_, fds, _ := c.Receive(ctx, buf[:])
+		c.discard(ctx, fds)
+	})
+}
+
+// finish closes a connection, and waits for what the kernel does for it.
+func (c *Conn) finish() {
 	_ = c.Close()
-}
-
-// userCount counts the connections of each user.
-type userCount struct {
-	mu sync.Mutex
-	n  map[uint32]int
-}
-
-func (u *userCount) add(uid uint32) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.n[uid] >= MaxConnsPerUID {
-		return false
-	}
-	u.n[uid]++
-	return true
-}
-
-func (u *userCount) remove(uid uint32) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.n[uid]--; u.n[uid] == 0 {
-		delete(u.n, uid)
-	}
+	c.held.Wait()
 }

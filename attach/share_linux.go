@@ -215,7 +215,8 @@ type Sharer interface {
 
 // Registrar takes the userfaultfds of a process. An error's text is told to it.
 type Registrar interface {
-	// Register takes the descriptor over where it gives no error.
+	// Register serves a duplicate of fd, which stays the caller's: to close what a
+	// process has sent may last for ever.
 	Register(r Range, fd int) error
 	Unregister(r Range) error
 }
@@ -236,7 +237,7 @@ func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) 
 			return err
 		}
 		err = c.answer(buf[:n], fds, sharer, registrar)
-		fds.Close()
+		c.discard(ctx, fds)
 		if err != nil {
 			return err
 		}
@@ -293,10 +294,8 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 		for _, g := range registrar {
 			if h.Type == TypeUnregister {
 				err = g.Unregister(r)
-			} else if fd := fds.Take(0); fd >= 0 {
-				if err = g.Register(r, fd); err != nil {
-					fds[0] = fd // closed with the others
-				}
+			} else {
+				err = g.Register(r, fds[0])
 			}
 		}
 	default:

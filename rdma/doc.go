@@ -54,7 +54,18 @@
 // and nobody else's. With MethodTouch the library's own goroutine brings pages
 // in when pfd asks it to; it runs from Attach to Close. A destination that is
 // not mapped, or may not be written, fails the transfer with StatusDecode; the
-// target process lives on.
+// target process lives on. Memory that the kernel does not bring in fails it with
+// ErrMemory (status 11), after a second or more of equal failures; the node's fault log has
+// the reason. Memory that does not answer at all (a userfaultfd of the target's own
+// that nobody serves) holds up the blocks that need it, and no other page.
+//
+// Protection keys (pkeys(7)) are a thread's own, and no thread of the process takes
+// part in a transfer: pages that are there are read and written whatever their key
+// says, and so are those that methods gup and uffd bring in; methods touch and
+// populate bring pages in with the rights of the library's thread, which by default
+// has none to a key that was made later: status 2 or 11. Use mprotect
+// for what a transfer must not reach. Of a stack only what is mapped can be reached: an access
+// from outside does not make it grow.
 //
 // # Waiting
 //

@@ -23,8 +23,7 @@ import (
 
 // Times (ours).
 const (
-	// SpinTime is how long Wait and WaitNotification spin before they sleep
-	// (design.md "Waiting").
+	// SpinTime is how long Wait and WaitNotification spin before they sleep (ours).
 	SpinTime = 20 * time.Microsecond
 	// sleepCap bounds one sleep of Wait; a wake-up lost to attach.MaxWake or to
 	// a pfd that died costs this much at most.
@@ -66,37 +65,53 @@ type Options struct {
 	Node   device.NodeID
 	// Group is a name that processes of one user share on all nodes; they may
 	// reach each other. Empty: "default".
-	Group  string
-	Method Method
-	Policy Policy
+	Group string
+	// GroupKey, where it is not zero, is a secret that the processes of the group
+	// share. Without one, each of them must have the right to reach the others'
+	// memory, as ptrace(2) has it: processes of one user usually do.
+	GroupKey [GroupKeySize]byte
+	Method   Method
+	Policy   Policy
 	// Accept are PDIDs of other domains that may write to this process.
 	Accept []device.PDID
 	// AcceptGroup lets every member of the group write to this process, not
 	// only the one that shares its PDID.
 	AcceptGroup bool
+	// Trust are users, besides root and the process's own, whose pfd may reach the
+	// process's memory. The machine's own pfd need not be named.
+	Trust []uint32
 }
+
+// GroupKeySize is the size of Options.GroupKey, bytes.
+const GroupKeySize = attach.KeySize
 
 // Info is what pfd gave to an endpoint.
 type Info struct {
-	Node      device.NodeID
-	PDID      device.PDID
-	Slot      int
-	Interface int // mailbox and packetizer
-	Member    int // index in the group on this node
-	VABits    int // width of the addresses that the node takes
-	Caps      uint64
-	Method    Method
-	Policy    Policy
-	Daemon    string // pfd's product and version
+	Node       device.NodeID
+	PDID       device.PDID
+	Generation device.Generation // of the domain: never that of an earlier one of its PDID
+	Slot       int
+	Interface  int // mailbox and packetizer
+	Member     int // index in the group on this node
+	VABits     int // width of the addresses that the node takes
+	Caps       uint64
+	Method     Method
+	Policy     Policy
+	Daemon     string // pfd's product and version
 }
 
-// Stats counts what the page-fault goroutine did, with ODP's names (spec/api.md).
-// ODP's counters of invalidations are not among them: a process is not told when the
-// kernel takes a page. docs/service.md says what pfd sees of them.
+// Stats counts the endpoint's page faults, with ODP's names (spec/api.md). Under
+// method touch the process serves them, and the first three count what its
+// page-fault goroutine did; under the others they are what pfd tells. ODP's
+// num_invalidations and invalidations_faults_contentions are not among them: nobody
+// in user space is told when the kernel takes a page (docs/service.md).
 type Stats struct {
-	NumPageFaults        uint64 // fault messages served
-	NumPageFaultPages    uint64 // pages that they asked for
-	NumFailedResolutions uint64 // that could not be brought in: fail bit sent
+	NumPageFaults        uint64 // pages that accesses faulted on; touch: fault messages served
+	NumPageFaultPages    uint64 // pages brought in for them: absent before, or to be copied
+	NumFailedResolutions uint64 // faults that cannot be resolved; touch: messages answered with the fail bit
+	// NumInvalidationPages counts pages that an access found taken away since an
+	// earlier one, a lower bound; 0 where the device does not tell (vfio-user).
+	NumInvalidationPages uint64
 	// NumPrefetchesHandled counts the calls of Prefetch that brought all pages in.
 	NumPrefetchesHandled uint64
 	RAPFRefused          uint64 // requests for retransmission that the packetizer refused
@@ -121,6 +136,7 @@ type Endpoint struct {
 	exports map[Remote][]byte
 	reads   reads
 	rings   rings
+	clock   stampClock
 
 	asking  sync.Mutex  // one request about memory at a time
 	answers chan answer // to it
@@ -155,9 +171,9 @@ func (e *ending) String() string {
 // another version matches ErrVersion, and both versions are named; a refusal is
 // an *attach.RefusedError whose text names the remedy.
 //
-// pfd is made the process's ptracer (PR_SET_PTRACER), which a kernel with Yama
-// needs to let pfd at its memory; a process has one such, so that a second
-// endpoint should be of the same pfd.
+// The process's memory is reached by pfd itself where pfd has the rights of its
+// user and no others, else by a memory helper that Attach starts: a process of the
+// same rights, which ends with the endpoint (docs/attach.md).
 func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	socket := o.Socket
 	if socket == "" {
@@ -174,19 +190,13 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 			return nil, fmt.Errorf("attaching with method %v: %w", o.Method, err)
 		}
 	}
-	conn, err := attach.Dial(ctx, socket+attach.SocketSuffix)
+	conn, err := attach.Dial(ctx, socket+attach.SocketSuffix, o.Trust...)
 	if err != nil {
 		return nil, err
 	}
-	// Before the hello: pfd opens the process's memory while it answers.
-	// EINVAL says that there is no Yama to ask.
-	err = unix.Prctl(unix.PR_SET_PTRACER, uintptr(conn.Peer().PID), 0, 0, 0)
-	if err != nil && !errors.Is(err, unix.EINVAL) {
-		return nil, errors.Join(fmt.Errorf("attaching: %w", os.NewSyscallError("prctl PR_SET_PTRACER", err)), conn.Close())
-	}
 	w, fds, err := conn.Handshake(ctx, attach.Hello{
 		Node: o.Node, Group: o.Group, Method: o.Method, Policy: o.Policy,
-		Accept: o.Accept, AcceptGroup: o.AcceptGroup,
+		Accept: o.Accept, AcceptGroup: o.AcceptGroup, Key: o.GroupKey,
 	})
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -201,18 +211,14 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 
 func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors) (*Endpoint, error) {
 	memfd := attach.Descriptors{fds.Take(0)}
-	defer memfd.Close() // the mapping keeps the memory
-	pages, err := attach.MapMemory(memfd[0])
-	if err != nil {
-		return nil, err
-	}
-	peer := conn.Peer()
-	faults, err := netlink.FromFD(fds.Take(2), netlink.Credentials{Port: w.PFDPort, PID: int32(peer.PID), UID: peer.UID})
+	memfd.Close() // the mapping keeps the memory
+	// pfd's number as pfd has it: in another PID namespace SO_PEERCRED gives another.
+	faults, err := netlink.FromFD(fds.Take(2), netlink.Credentials{Port: w.PFDPort, PID: int32(w.PFDPID), UID: conn.Peer().UID})
 	if err != nil {
 		return nil, fmt.Errorf("attaching: %w", err)
 	}
 	e := &Endpoint{
-		conn: conn, pages: pages, welcome: w, faults: faults,
+		conn: conn, pages: conn.Pages(), welcome: w, faults: faults,
 		wake: fds.Take(1), free: ^uint32(0),
 		exports: map[Remote][]byte{}, answers: make(chan answer, 4),
 		over: make(chan struct{}),
@@ -226,18 +232,22 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors) (*
 func (e *Endpoint) Info() Info {
 	w := &e.welcome
 	return Info{
-		Node: w.Node, PDID: w.PDID, Slot: int(w.Slot), Interface: int(w.Interface), Member: int(w.Member),
+		Node: w.Node, PDID: w.PDID, Generation: w.Generation, Slot: int(w.Slot), Interface: int(w.Interface), Member: int(w.Member),
 		VABits: int(w.VABits), Caps: w.Caps, Method: w.Method, Policy: w.Policy, Daemon: w.Product,
 	}
 }
 
-// Stats gives the counters of the page-fault goroutine.
+// Stats gives the counters. It may be called when the attachment has ended.
 func (e *Endpoint) Stats() Stats {
-	c := e.faults.Counters()
+	c, told := e.faults.Counters(), e.pages.FaultCounts()
+	if e.welcome.Method == MethodTouch {
+		told.Faults, told.Pages, told.Failed = e.faultsServed.Load(), e.faultPages.Load(), e.faultsFailed.Load()
+	}
 	return Stats{
-		NumPageFaults:        e.faultsServed.Load(),
-		NumPageFaultPages:    e.faultPages.Load(),
-		NumFailedResolutions: e.faultsFailed.Load(),
+		NumPageFaults:        told.Faults,
+		NumPageFaultPages:    told.Pages,
+		NumFailedResolutions: told.Failed,
+		NumInvalidationPages: told.Invalidated,
 		NumPrefetchesHandled: e.prefetches.Load(),
 		RAPFRefused:          e.rapfRefused.Load(),
 		FaultsForged:         c.Forged,
@@ -265,7 +275,7 @@ func (e *Endpoint) Export(b []byte) (Remote, error) {
 // ExportVA names length bytes at va for peers; nothing is kept referenced. The
 // memory need not be mapped yet. Errors match ErrRequest.
 func (e *Endpoint) ExportVA(va device.VA, length uint64) (Remote, error) {
-	r := Remote{Node: e.welcome.Node, PDID: e.welcome.PDID, VA: va, Len: length}
+	r := Remote{Node: e.welcome.Node, PDID: e.welcome.PDID, Generation: e.welcome.Generation, VA: va, Len: length}
 	if err := r.check(); err != nil {
 		return Remote{}, fmt.Errorf("exporting: %w: %w", ErrRequest, err)
 	}
@@ -314,6 +324,7 @@ func (e *Endpoint) settleLocked(ch int) bool {
 	default:
 		return false
 	}
+	e.stampLocked(ch, e.pages.SetSeen)
 	e.owner[ch] = nil
 	e.free |= 1 << ch
 	return true
@@ -337,7 +348,7 @@ func (e *Endpoint) waitUntil(ctx context.Context, pause, limit time.Duration, ch
 	}
 	e.pages.AddWaiters(1)
 	defer e.pages.AddWaiters(-1)
-	for {
+	for looked := time.Now(); ; {
 		old := e.pages.Event() // before the look: what comes after changes it
 		if check() {
 			return nil
@@ -358,6 +369,11 @@ func (e *Endpoint) waitUntil(ctx context.Context, pause, limit time.Duration, ch
 			return err
 		}
 		pause = min(2*pause, limit)
+		if time.Since(looked) >= sleepCap {
+			if looked = time.Now(); e.conn.PeerKilled() {
+				e.end(attach.ReasonLost, "pfd was killed, and a thread of it still sleeps in the kernel")
+			}
+		}
 	}
 }
 
@@ -419,7 +435,8 @@ func (e *Endpoint) listen() {
 
 // Close ends the attachment: transfers in flight are aborted, and waiters get
 // the outcome. It returns when pfd has said that no access to the process's
-// memory is in flight any more; if pfd does not say so in time the error
+// memory is in flight any more; if pfd does not say so in time, or the memory
+// helper of this process cannot end for a page that does not come, the error
 // matches ErrUnconfirmed. Handles of transfers stay usable. It may be called
 // again and gives the same answer.
 func (e *Endpoint) Close() error {
@@ -466,7 +483,11 @@ func (e *Endpoint) shutdown() error {
 		err = fmt.Errorf("closing the endpoint: %w within %v: do not reuse exported memory before pfd has ended", ErrUnconfirmed, closeTimeout)
 	}
 	e.end(attach.ReasonClosed, "")
-	err = errors.Join(err, e.conn.Close(), e.faults.Close())
+	closed := e.conn.Close()
+	if errors.Is(closed, attach.ErrHelper) {
+		closed = fmt.Errorf("closing the endpoint: %w: %w", ErrUnconfirmed, closed)
+	}
+	err = errors.Join(err, closed, e.faults.Close())
 	e.workers.Wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()

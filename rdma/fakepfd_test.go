@@ -133,10 +133,16 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 		return err
 	}
 	defer unix.Close(stop)
+	if err := c.Offer(ctx, m, nl); err != nil {
+		return err
+	}
+	if err := c.TakeDescriptors(); err != nil { // what is shared
+		return err
+	}
 	if err := c.Welcome(attach.Welcome{
-		Slot: fakeSlot, Interface: device.MailboxProcess + fakeSlot, VABits: 48, PDID: fakePDID, Node: homeNode,
+		Slot: fakeSlot, Interface: device.MailboxProcess + fakeSlot, VABits: 48, PDID: fakePDID, Generation: 1, Node: homeNode,
 		Method: f.method, Policy: pagein.PIO, PFDPort: f.sender.Port(), OwnPort: port, PFDPID: uint32(os.Getpid()),
-	}, m.FD(), m.WakeFD(), nl); err != nil {
+	}); err != nil {
 		return err
 	}
 	f.ports <- port

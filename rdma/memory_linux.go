@@ -38,6 +38,7 @@ type Buffer struct {
 	size int
 	ep   *Endpoint // nil: it was not shared
 
+	shared     bool // with ep: a memfd that pfd has, too
 	registered bool // with ep: missing pages are pfd's to fill
 }
 
@@ -50,7 +51,8 @@ func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("%w: a buffer of %d bytes", ErrRequest, size)
 	}
-	if e.welcome.Method == MethodUFFD {
+	registered := e.welcome.Method == MethodUFFD
+	if e.Info().SVA() && registered {
 		b, err := e.allocRegistered(size)
 		if err != nil {
 			return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, err)
@@ -65,6 +67,12 @@ func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 		return &Buffer{b: b, size: size}, nil
 	}
 	b, err := e.allocShared(size)
+	if err == nil && registered {
+		if err = e.Register(b.b); err != nil {
+			err = errors.Join(err, b.Free())
+		}
+		b.registered = true
+	}
 	if err != nil {
 		return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, err)
 	}
@@ -86,7 +94,7 @@ func (e *Endpoint) allocShared(size int) (*Buffer, error) {
 	if err := e.Share(VAOf(b), uint64(length), fd, 0, true); err != nil {
 		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
 	}
-	return &Buffer{b: b, size: size, ep: e}, nil
+	return &Buffer{b: b, size: size, ep: e, shared: true}, nil
 }
 
 // MakeMemory makes a memfd of size bytes, whole pages, as Share needs it: sealed
@@ -132,7 +140,8 @@ func (b *Buffer) Free() error {
 		if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
 			return fmt.Errorf("freeing a buffer: %w", err)
 		}
-	} else if b.ep != nil {
+	}
+	if b.shared {
 		// An attachment that is over has taken it back already.
 		err := b.ep.Unshare(b.VA(), uint64(len(b.b)))
 		if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {

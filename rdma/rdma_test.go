@@ -366,7 +366,8 @@ func TestTransferErrors(t *testing.T) {
 		{9, ErrAborted, "aborted", "none"},
 		{10, ErrGone, "gone", "attach again"},
 		{0, errUnknown, "unknown", "one release"},
-		{11, errUnknown, "unknown", "one release"},
+		{11, ErrMemory, "bring memory", "fault show"},
+		{12, errUnknown, "unknown", "one release"},
 		{255, errUnknown, "unknown", "one release"},
 	} {
 		r := remote(e, t, dst, toFail)
@@ -453,7 +454,7 @@ func TestRefused(t *testing.T) {
 // TestVersions: a daemon of another version is refused, whoever notices first,
 // and both versions are named.
 func TestVersions(t *testing.T) {
-	w := attach.Welcome{Product: "exanet 99", Interface: 16, VABits: 48, PDID: 1, Method: 1, Policy: 1}
+	w := attach.Welcome{Product: "exanet 99", Interface: 16, VABits: 48, PDID: 1, Generation: 1, Method: 1, Policy: 1}
 	welcome, err := w.Append(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -536,8 +537,8 @@ func TestNoDescriptorLeaks(t *testing.T) {
 }
 
 func TestRemote(t *testing.T) {
-	r := Remote{Node: 0x3abcde, PDID: 0xbeef, VA: 0x7f0012345678, Len: 0x1001}
-	const text = "exanet1:3abcde:beef:00007f0012345678:0000000000001001"
+	r := Remote{Node: 0x3abcde, PDID: 0xbeef, Generation: 0xa1b2c3d4, VA: 0x7f0012345678, Len: 0x1001}
+	const text = "exanet2:3abcde:beef:a1b2c3d4:00007f0012345678:0000000000001001"
 	b, err := r.MarshalText()
 	if err != nil || string(b) != text {
 		t.Errorf("%s, %v", b, err)
@@ -547,10 +548,10 @@ func TestRemote(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, s := range []string{
-		"", "exanet1", text + ":", text[:len(text)-1], strings.Replace(text, "exanet1", "exanet2", 1),
-		strings.ToUpper(text), strings.Replace(text, "beef", "bee-", 1), strings.Replace(text, "beef", "+bee", 1),
+		"", "exanet2", text + ":", text[:len(text)-1], strings.Replace(text, "exanet2", "exanet1", 1),
+		strings.ToUpper(text), strings.Replace(text, "beef", "bee-", 1), strings.Replace(text, "beef", "+bee", 1), strings.Replace(text, "a1b2c3d4", "1b2c3d4", 1),
 		strings.Replace(text, "3abcde", "400000", 1), strings.Replace(text, "1001", "0000", 1),
-		"exanet1:000001:0001:ffffffffffffffff:0000000000000002",
+		"exanet2:000001:0001:00000001:ffffffffffffffff:0000000000000002",
 	} {
 		if _, err := ParseRemote(s); !errors.Is(err, ErrRemote) {
 			t.Errorf("%q: %v", s, err)
@@ -562,13 +563,17 @@ func TestRemote(t *testing.T) {
 }
 
 func FuzzParseRemote(f *testing.F) {
-	f.Add("exanet1:3abcde:beef:00007f0012345678:0000000000001001")
-	f.Add("exanet1:000000:0000:0000000000000000:ffffffffffffffff")
-	f.Add("exanet1:::::")
+	f.Add("exanet2:3abcde:beef:a1b2c3d4:00007f0012345678:0000000000001001")
+	f.Add("exanet2:000000:0000:00000000:0000000000000000:ffffffffffffffff")
+	f.Add("exanet2::::::")
 	f.Fuzz(func(t *testing.T, s string) {
 		r, err := ParseRemote(s)
 		if err == nil && r.String() != s {
 			t.Errorf("%q becomes %q", s, r)
+		}
+		var same Remote
+		if terr := same.UnmarshalText([]byte(s)); (terr == nil) != (err == nil) || err == nil && !reflect.DeepEqual(same, r) {
+			t.Errorf("%q: %+v, %v as text and %+v, %v as a string", s, same, terr, r, err)
 		}
 	})
 }

@@ -166,7 +166,7 @@ func (e *Endpoint) describeRead(r *ReadRequest) (*Transfer, *mailbox.ReadRequest
 		return nil, nil, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
 	m := &mailbox.ReadRequest{
-		PDID: e.welcome.PDID, Size: uint32(size), Src: r.Src.VA + device.VA(r.Offset), Dst: dst, Target: r.Src.PDID,
+		PDID: e.welcome.PDID, Size: uint32(size), Src: r.Src.VA + device.VA(r.Offset), Dst: dst, Target: r.Src.PDID, TargetGeneration: r.Src.Generation,
 	}
 	t := &Transfer{ep: e, src: r.Dst, size: size, node: r.Src.Node, pdid: r.Src.PDID, dst: m.Src, ch: -1}
 	t.read = &readState{t: t, busy: -1}

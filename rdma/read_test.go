@@ -141,7 +141,7 @@ func TestReadErrors(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	for status, want := range map[device.PDID]error{
 		1: ErrSlaveError, 2: ErrAddress, 3: ErrNoContext, 4: ErrCorrupt, 5: ErrDomain, 6: ErrReserved,
-		7: ErrBufferFull, 8: ErrRetransmissions, 9: ErrAborted, 10: ErrGone, 11: errUnknown, 255: errUnknown,
+		7: ErrBufferFull, 8: ErrRetransmissions, 9: ErrAborted, 10: ErrGone, 11: ErrMemory, 12: errUnknown, 255: errUnknown,
 	} {
 		src := remote(e, t, pattern(64), toFail)
 		src.PDID = status

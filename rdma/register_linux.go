@@ -14,8 +14,11 @@ import (
 )
 
 // Register has pfd fill missing pages of b by a userfaultfd (method uffd; Alloc
-// does it by itself): whole pages of anonymous memory or of a memfd, outside
-// Go's heap. Pages of other memory are brought in as by method gup.
+// does it by itself): whole pages of anonymous memory or of a shared mapping of a
+// memfd, outside Go's heap. pfd refuses huge pages (hugetlb) and private mappings of
+// files, whose missing pages are not zeros. Pages of memory that is not registered
+// are brought in as by method gup, and so are those of memory that turns out not to
+// be fillable: it is nobody's region then.
 //
 // From then on the first touch of a missing page by the process itself waits for
 // pfd, too; when pfd dies it goes on with zeros, which is what such a page holds.

@@ -18,19 +18,23 @@ var ErrRemote = errors.New("not the name of remote memory")
 type Remote struct {
 	Node device.NodeID
 	PDID device.PDID
-	VA   device.VA
-	Len  uint64 // bytes
+	// Generation is that of the process's domain: what is sent to a process that
+	// has ended fails, and never reaches the next one with its PDID.
+	Generation device.Generation
+	VA         device.VA
+	Len        uint64 // bytes
 }
 
-// remotePrefix starts the text form: its version 1 (ours). Four hexadecimal
-// numbers follow, with colons between: node 6 digits, PDID 4, VA 16, length 16.
-const remotePrefix = "exanet1"
+// remotePrefix starts the text form: its version 2 (ours). Five hexadecimal
+// numbers follow, with colons between: node 6 digits, PDID 4, generation 8, VA 16,
+// length 16. Version 1 had no generation.
+const remotePrefix = "exanet2"
 
-var remoteDigits = [...]int{6, 4, 16, 16}
+var remoteDigits = [...]int{6, 4, 8, 16, 16}
 
 // String gives the text form.
 func (r Remote) String() string {
-	return fmt.Sprintf("%s:%06x:%04x:%016x:%016x", remotePrefix, uint32(r.Node), uint16(r.PDID), uint64(r.VA), r.Len)
+	return fmt.Sprintf("%s:%06x:%04x:%08x:%016x:%016x", remotePrefix, uint32(r.Node), uint16(r.PDID), uint32(r.Generation), uint64(r.VA), r.Len)
 }
 
 // MarshalText implements encoding.TextMarshaler. Errors match ErrRemote.
@@ -54,7 +58,7 @@ func (r *Remote) UnmarshalText(b []byte) error {
 func ParseRemote(s string) (Remote, error) {
 	f := strings.Split(s, ":")
 	if len(f) != 1+len(remoteDigits) || f[0] != remotePrefix {
-		return Remote{}, fmt.Errorf("%w: %.80q does not read %s:NODE:PDID:VA:LENGTH", ErrRemote, s, remotePrefix)
+		return Remote{}, fmt.Errorf("%w: %.80q does not read %s:NODE:PDID:GENERATION:VA:LENGTH", ErrRemote, s, remotePrefix)
 	}
 	var n [len(remoteDigits)]uint64
 	for i, digits := range remoteDigits {
@@ -64,7 +68,7 @@ func ParseRemote(s string) (Remote, error) {
 		}
 		n[i] = v
 	}
-	r := Remote{Node: device.NodeID(n[0]), PDID: device.PDID(n[1]), VA: device.VA(n[2]), Len: n[3]}
+	r := Remote{Node: device.NodeID(n[0]), PDID: device.PDID(n[1]), Generation: device.Generation(n[2]), VA: device.VA(n[3]), Len: n[4]}
 	return r, r.check()
 }
 

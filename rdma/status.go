@@ -49,6 +49,7 @@ var (
 	ErrBufferFull      = errors.New("the target's buffer is full")
 	ErrRetransmissions = errors.New("a block made no progress within the retransmission limit")
 	ErrAborted         = errors.New("the transfer was aborted by its process")
+	ErrMemory          = errors.New("the kernel does not bring memory of the transfer in")
 	ErrGone            = errors.New("the attachment, its domain or the node is gone")
 )
 
@@ -86,12 +87,13 @@ var outcomes = [...]outcome{
 	device.StatusLimit:      {ErrRetransmissions, "the target's pages do not come in or the path to it is broken: see exanetctl fault show and counter show, then write again"},
 	device.StatusAborted:    {ErrAborted, "none needed"},
 	device.StatusGone:       {ErrGone, "attach again and write again"},
+	device.StatusMemory:     {ErrMemory, "the reason stands in the fault log of its node (exanetctl fault show): no memory left, a full tmpfs, no free huge page, memory that is its process's alone; write again when that has changed"},
 }
 
 // TransferError is what ended a transfer. It matches the sentinel of its status
 // code (errors.Is) and names the transfer, the reason and the remedy.
 type TransferError struct {
-	Code    uint8 // device.Status…: 1..10
+	Code    uint8 // device.Status…: 1..11
 	Size    uint64
 	Dst     device.VA
 	Node    device.NodeID // of the destination

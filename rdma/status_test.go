@@ -28,6 +28,7 @@ func TestTransferErrorNamesTheCause(t *testing.T) {
 		{device.StatusLimit, ErrRetransmissions, "within the retransmission limit", "exanetctl fault show"},
 		{device.StatusAborted, ErrAborted, "aborted by its process", "none needed"},
 		{device.StatusGone, ErrGone, "its domain or the node is gone", "attach again"},
+		{device.StatusMemory, ErrMemory, "the kernel does not bring memory", "exanetctl fault show"},
 	} {
 		for kind, e := range map[string]*TransferError{
 			"transfer of 4096 bytes to node 5, PDID 257, address ":  {Code: tt.status, Size: 4096, Dst: 0x7f0000002000, Node: 5, PDID: 257, Detail: "why"},

@@ -70,6 +70,8 @@ func madvise(va device.VA, pages, advice int) error {
 // serveFaults is the page-fault goroutine: it brings in the pages that pfd asks
 // for, and asks the sender to send the block again (000 Touch-A-Page).
 func (e *Endpoint) serveFaults() {
+	r := openResidence()
+	defer r.close()
 	for {
 		f, err := e.faults.Receive(context.Background())
 		if err != nil {
@@ -77,23 +79,27 @@ func (e *Endpoint) serveFaults() {
 			// goroutine blocks come back by the guard time-out and fail at last.
 			return
 		}
-		e.serveFault(&f, e.faults.Last())
+		e.serveFault(&f, e.faults.Last(), r)
 	}
 }
 
 // serveFault serves one fault message; number is its nlmsg_seq.
-func (e *Endpoint) serveFault(f *netlink.Fault, number uint32) {
+func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, r *residence) {
 	pages := min(int(f.Pages), maxFaultPages)
 	e.faultsServed.Add(1)
-	e.faultPages.Add(uint64(pages))
-	absent := populate(f.VA.Page(), pages, f.Write) != nil
+	before := r.read(f.VA, pages)
+	var errno unix.Errno
+	err := populate(f.VA.Page(), pages, f.Write)
+	e.faultPages.Add(r.since(before, f.VA, pages, f.Write))
+	absent := err != nil
+	errors.As(err, &errno)
 	if absent {
 		e.faultsFailed.Add(1)
 	}
 	if f.PDID == 0 {
 		// No block to ask for: a source fault without a FIFO entry (messages.md 3),
 		// or method populate, where pfd waits to hear of it.
-		e.pages.SetServed(number)
+		e.pages.SetServed(number, uint32(errno))
 		return
 	}
 	e.sendRAPF(f.Source, mailbox.RAPF{

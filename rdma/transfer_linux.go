@@ -95,7 +95,7 @@ func (e *Endpoint) describe(r *WriteRequest) (*Transfer, *device.Descriptor, err
 	}
 	d := &device.Descriptor{
 		Src: src, Dst: r.Dst.VA + device.VA(r.Offset), Size: uint32(size),
-		DstNode: r.Dst.Node, DstPDID: r.Dst.PDID, Urgent: r.Urgent,
+		DstNode: r.Dst.Node, DstPDID: r.Dst.PDID, DstGeneration: r.Dst.Generation, Urgent: r.Urgent,
 	}
 	if n := r.Notify; n != nil {
 		d.Notify, d.First, d.Last = n.VA, n.First, n.Last
@@ -155,6 +155,7 @@ func (e *Endpoint) start(t *Transfer, d *device.Descriptor) (bool, error) {
 	t.ch = bits.TrailingZeros32(e.free)
 	e.free &^= 1 << t.ch
 	e.owner[t.ch] = t
+	e.stampLocked(t.ch, e.pages.SetRung)
 	e.pages.Publish(t.ch, d)
 	e.announceLocked(t.ch)
 	return true, nil

@@ -146,6 +146,8 @@ func (d *fakeDaemon) Nodes(context.Context, int) ([]control.Node, error) {
 }
 
 // Each look at the counters finds more: ten times their first values.
+func (d *fakeDaemon) Faults(context.Context, int, int) ([]control.Fault, error) { return nil, nil }
+
 func (d *fakeDaemon) Domains(context.Context, int) ([]control.Domain, error) {
 	if d.calls == 0 {
 		d.calls = 1
@@ -164,6 +166,7 @@ func (d *fakeDaemon) Counters(context.Context, int) ([]control.Counter, error) {
 		{Node: 0, Name: "rapf_rx_total", Value: 3 * d.calls},
 		{Node: 0, Name: "retransmits_total", Value: 5 * d.calls},
 		{Node: 0, Name: "timeouts_total", Value: 7 * d.calls},
+		{Node: 0, Name: "guards_total", Value: 11 * d.calls},
 		{Node: 1, Name: "rapf_rx_total", Value: 1000 * d.calls},
 		{Node: control.AllNodes, Name: "timeouts_total", Value: 1000 * d.calls},
 	}, nil

@@ -13,7 +13,7 @@ import (
 func pinned(pid int) (int64, error) {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, fmt.Errorf("process %d has ended", pid)
+		return 0, fmt.Errorf("/proc shows no process %d: it has ended, or this program is in another PID namespace than pfd: run it in the same (nsenter --pid)", pid)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("pinned memory of process %d: %w", pid, err)
@@ -34,11 +34,11 @@ func parsePinned(status string) (int64, error) {
 			continue
 		}
 		kilobytes, ok := strings.CutSuffix(strings.TrimSpace(value), " kB")
-		n, err := strconv.ParseInt(strings.TrimSpace(kilobytes), 10, 64)
+		n, err := strconv.ParseUint(strings.TrimSpace(kilobytes), 10, 52) // both together fit in bytes
 		if !ok || err != nil {
 			return 0, fmt.Errorf("%s reads %q", name, strings.TrimSpace(value))
 		}
-		sum += n << 10
+		sum += int64(n) << 10
 		found++
 	}
 	if found != 2 {

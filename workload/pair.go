@@ -37,6 +37,11 @@ func (p *pair) Counters(ctx context.Context, node int) ([]control.Counter, error
 	return merge(ctx, p, node, Daemon.Counters, func(c *control.Counter) *int { return &c.Node })
 }
 
+func (p *pair) Faults(ctx context.Context, node, n int) ([]control.Fault, error) {
+	ask := func(d Daemon, ctx context.Context, node int) ([]control.Fault, error) { return d.Faults(ctx, node, n) }
+	return merge(ctx, p, node, ask, func(f *control.Fault) *int { return &f.Node })
+}
+
 // merge asks both, or the one that has the node, and counts b's nodes on.
 func merge[T any](ctx context.Context, p *pair, node int, ask func(Daemon, context.Context, int) ([]T, error), index func(*T) *int) ([]T, error) {
 	var out []T

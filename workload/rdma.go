@@ -42,10 +42,10 @@ func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
 
 func (e *rdmaEndpoint) slot() int { return e.ep.Info().Slot }
 
-// pages counts what pfd does not: under method populate it does, since it sends
-// the requests for retransmission.
+// pages counts what pfd does not: under method touch the process sends the
+// requests for retransmission.
 func (e *rdmaEndpoint) pages() uint64 {
-	if e.ep.Info().Method == rdma.MethodPopulate {
+	if e.ep.Info().Method != rdma.MethodTouch {
 		return 0
 	}
 	return e.ep.Stats().NumPageFaultPages

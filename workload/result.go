@@ -36,11 +36,13 @@ type Result struct {
 	// the destination, by whatever method.
 	Faults       uint64 `json:"faults"`
 	PagesPagedIn uint64 `json:"pages_paged_in"`
-	// RAPF (received by the initiator's firmware), Retransmits and Timeouts are
-	// counters of the initiator's node.
+	// RAPF (received by the initiator's firmware), Retransmits, Timeouts and Guards
+	// (blocks that a fault had paused, retransmitted for want of a RAPF) are counters
+	// of the initiator's node.
 	RAPF        uint64 `json:"rapf"`
 	Retransmits uint64 `json:"retransmits"`
 	Timeouts    uint64 `json:"timeouts"`
+	Guards      uint64 `json:"guards"`
 	// PinnedBytes is the largest sum of VmLck and VmPin of initiator, target and
 	// pfd, read from /proc at every transfer.
 	PinnedBytes int64   `json:"pinned_bytes"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/exanet/pfd/control"
@@ -94,6 +95,9 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 	}
 	t := Transfer{Size: q.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout, Warm: q.Warm, Read: q.Read, Urgent: q.Urgent}
 	err = s.transfer(t, q, r)
+	if r.Failed > 0 {
+		s.explain(ctx, d, q.Options, r)
+	}
 	after, tallyErr := s.tally(ctx, d, q.Options)
 	if tallyErr == nil {
 		after.since(before).put(r)
@@ -103,6 +107,23 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 		return err
 	}
 	return tallyErr
+}
+
+// explain adds to the error of a run why a page of it did not come in, where the
+// fault log tells. It is best effort.
+func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
+	faults, err := d.Faults(ctx, control.AllNodes, control.MaxFaults)
+	if err != nil || r.Error == nil {
+		return
+	}
+	for _, f := range slices.Backward(faults) {
+		ours := f.Node == o.From && f.Slot == s.initiator.slot || f.Node == o.To && f.Slot == s.target.slot
+		if ours && f.Reason != "" {
+			text := fmt.Sprintf("%s; node %d says: %s", *r.Error, f.Node, f.Reason)
+			r.Error = &text
+			return
+		}
+	}
 }
 
 func (s *Session) transfer(t Transfer, q Request, r *Result) error {
@@ -143,16 +164,16 @@ func (s *Session) transfer(t Transfer, q Request, r *Result) error {
 
 // tally is a set of counters.
 type tally struct {
-	faults, pages, rapf, retransmits, timeouts uint64
+	faults, pages, rapf, retransmits, timeouts, guards uint64
 }
 
 func (t tally) since(u tally) tally {
-	return tally{t.faults - u.faults, t.pages - u.pages, t.rapf - u.rapf, t.retransmits - u.retransmits, t.timeouts - u.timeouts}
+	return tally{t.faults - u.faults, t.pages - u.pages, t.rapf - u.rapf, t.retransmits - u.retransmits, t.timeouts - u.timeouts, t.guards - u.guards}
 }
 
 func (t tally) put(r *Result) {
 	r.Faults, r.PagesPagedIn = t.faults, t.pages
-	r.RAPF, r.Retransmits, r.Timeouts = t.rapf, t.retransmits, t.timeouts
+	r.RAPF, r.Retransmits, r.Timeouts, r.Guards = t.rapf, t.retransmits, t.timeouts, t.guards
 }
 
 // tally reads the counters of the two domains and of the initiator's node. The
@@ -192,6 +213,8 @@ func (s *Session) tally(ctx context.Context, d Daemon, o Options) (tally, error)
 			t.retransmits = c.Value
 		case device.Timeouts.String() + total:
 			t.timeouts = c.Value
+		case device.Guards.String() + total:
+			t.guards = c.Value
 		}
 	}
 	return t, nil

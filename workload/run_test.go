@@ -27,7 +27,7 @@ func fakeRequest(t *testing.T, how string) Request {
 }
 
 // keys are the keys of issue "First light", point 7, in its order.
-const keys = `transfers bytes verified failed error faults pages_paged_in rapf retransmits timeouts pinned_bytes latency_us throughput_gbps waiting`
+const keys = `transfers bytes verified failed error faults pages_paged_in rapf retransmits timeouts guards pinned_bytes latency_us throughput_gbps waiting`
 
 func checkKeys(t *testing.T, r Result) {
 	t.Helper()
@@ -134,7 +134,7 @@ func TestRun(t *testing.T) {
 			if (r.Latency.P50 > 0) != arrived || (r.ThroughputGbps > 0) != arrived {
 				t.Errorf("latency %+v, throughput %v where arrived is %v", r.Latency, r.ThroughputGbps, arrived)
 			}
-			if (c.how == "ok" || c.how == "half" || c.how == "stuck") && (r.Faults != 45 || r.PagesPagedIn != 90+2*3 || r.RAPF != 27 || r.Retransmits != 45 || r.Timeouts != 63) {
+			if (c.how == "ok" || c.how == "half" || c.how == "stuck") && (r.Faults != 45 || r.PagesPagedIn != 90+2*3 || r.RAPF != 27 || r.Retransmits != 45 || r.Timeouts != 63 || r.Guards != 99) {
 				t.Errorf("counters %+v, want nine times the first values of the two domains and of node 0, and 3 pages of each process", r)
 			}
 			if r.OK() != (c.errText == "") {

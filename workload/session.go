@@ -41,6 +41,7 @@ type Daemon interface {
 	Nodes(ctx context.Context, node int) ([]control.Node, error)
 	Domains(ctx context.Context, node int) ([]control.Domain, error)
 	Counters(ctx context.Context, node int) ([]control.Counter, error)
+	Faults(ctx context.Context, node, n int) ([]control.Fault, error)
 }
 
 // Session is an initiator and a target, attached. It is used by one goroutine.

@@ -1,0 +1,51 @@
+package attach
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// PeerKilled tells whether the peer has been killed though the connection stands:
+// see Killed.
+func (c *Conn) PeerKilled() bool { return Killed(c.peer.PID) }
+
+// Killed tells whether a process has been killed, though it is there still: a
+// thread of it sleeps in the kernel, for a file system that does not answer, and
+// keeps its descriptors open. Each thread has ended, or has SIGKILL pending.
+func Killed(pid int) bool {
+	list, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, path := range list {
+		b, rerr := os.ReadFile(path)
+		if errors.Is(rerr, fs.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
+			continue // it has ended meanwhile
+		}
+		if rerr != nil || !threadEnding(b) {
+			return false
+		}
+	}
+	return err == nil && len(list) > 0 // none: it has ended, or is in another pid namespace
+}
+
+// threadEnding tells by its status (proc(5)) whether a thread runs no more.
+func threadEnding(status []byte) bool {
+	const sigkill = 1 << (unix.SIGKILL - 1)
+	for line := range bytes.Lines(status) {
+		switch name, v, _ := bytes.Cut(line, []byte(":")); string(name) {
+		case "State":
+			if v = bytes.TrimSpace(v); len(v) > 0 && (v[0] == 'Z' || v[0] == 'X') {
+				return true
+			}
+		case "SigPnd":
+			pending, err := strconv.ParseUint(string(bytes.TrimSpace(v)), 16, 64)
+			return err == nil && pending&sigkill != 0
+		}
+	}
+	return false
+}

@@ -22,7 +22,7 @@ func (m *Manager) Create(q Request) (*Domain, error) {
 	if len(q.Accept) > device.PeersPerSlot {
 		return nil, &PeersError{Slot: -1, Wanted: len(q.Accept), Limit: device.PeersPerSlot}
 	}
-	if slices.Contains(q.Accept, 0) {
+	if slices.ContainsFunc(q.Accept, nobody) {
 		return nil, fmt.Errorf("accept: %w; name the PDID of a domain (exanetctl domain show)", ErrPDID)
 	}
 	n, err := m.free(q)
@@ -39,18 +39,22 @@ func (m *Manager) Create(q Request) (*Domain, error) {
 		m.dir.leave(m.node, q.UID, q.Group, member)
 		return nil, &PeersError{Slot: -1, Wanted: len(peers), Limit: device.PeersPerSlot}
 	}
-	if err := m.setUp(n, pdid, peers); err != nil {
+	generation := m.dir.generation()
+	if err := m.setUp(n, pdid, generation, peers); err != nil {
 		m.dir.leave(m.node, q.UID, q.Group, member)
 		return nil, err
 	}
 	m.dir.hold(named)
 	m.slots[n] = slot{used: true, named: named, d: Domain{
-		Node: m.node, Slot: n, PDID: pdid, UID: q.UID, PID: q.PID, Group: q.Group, Member: member,
+		Node: m.node, Slot: n, PDID: pdid, Generation: generation, UID: q.UID, PID: q.PID, Group: q.Group, Member: member,
 		Interface: uint8(device.MailboxProcess + n), Peers: peers,
 	}}
 	d := m.slots[n].copy()
 	return &d, nil
 }
+
+// nobody tells whether no domain can have a PDID.
+func nobody(p device.PDID) bool { return p == device.PDIDFirmware || p == device.PDIDDriver }
 
 // free finds the lowest free slot and checks the user's quota. A draining slot
 // is neither free nor forgotten: a user who comes and goes must not take more.
@@ -68,9 +72,10 @@ func (m *Manager) free(q Request) (int, error) {
 			own++
 		}
 	}
+	quota := m.dir.Quota()
 	switch {
-	case own >= Quota:
-		return 0, &LimitError{Err: ErrQuota, Node: m.node, UID: q.UID, Group: q.Group, Used: own, Limit: Quota}
+	case own >= quota:
+		return 0, &LimitError{Err: ErrQuota, Node: m.node, UID: q.UID, Group: q.Group, Used: own, Limit: quota}
 	case n < 0:
 		return 0, &LimitError{Err: ErrNoSlot, Node: m.node, UID: q.UID, Group: q.Group, Used: used, Limit: device.Slots}
 	}
@@ -79,7 +84,7 @@ func (m *Manager) free(q Request) (int, error) {
 
 // peersOf lists what PD_PEERS is to admit: the group's other PDIDs, then those
 // accepted by name, each once and never the domain's own. named are the latter.
-func peersOf(q Request, own device.PDID, group [GroupSize]device.PDID) (peers, named []device.PDID) {
+func peersOf(q Request, own device.PDID, group []device.PDID) (peers, named []device.PDID) {
 	if q.AcceptGroup {
 		for _, p := range group {
 			if p != own {
@@ -98,7 +103,7 @@ func peersOf(q Request, own device.PDID, group [GroupSize]device.PDID) (peers, n
 
 // setUp writes the registers of a domain: the context bank and the stream while
 // the stream still faults, then who may send what, and PD_CFG last.
-func (m *Manager) setUp(n int, pdid device.PDID, peers []device.PDID) error {
+func (m *Manager) setUp(n int, pdid device.PDID, generation device.Generation, peers []device.PDID) error {
 	r := regs{bus: m.bus, node: m.node}
 	const fault = device.S2CRFault << device.S2CRTypeShift
 	bank := uint32(n)
@@ -124,7 +129,7 @@ func (m *Manager) setUp(n int, pdid device.PDID, peers []device.PDID) error {
 	p := device.MailboxProcess + n
 	r.write64(device.PL, pktzCfg(p), pktzValue(p, m.node, pdid))
 	r.write64(device.PL, mboxCfg(p), uint64(pdid)|device.CfgEnable)
-	r.write64(device.PL, pdCfg(n), uint64(pdid)|device.CfgEnable)
+	r.write64(device.PL, pdCfg(n), device.PDCfg(pdid, generation))
 	return r.err
 }
 
@@ -136,7 +141,7 @@ func (m *Manager) Grant(n int, pdid device.PDID) error {
 	if err != nil {
 		return err
 	}
-	if pdid == 0 {
+	if nobody(pdid) {
 		return fmt.Errorf("grant: %w; name the PDID of a domain (exanetctl domain show)", ErrPDID)
 	}
 	if pdid == s.d.PDID || slices.Contains(s.d.Peers, pdid) {

@@ -4,10 +4,11 @@
 // MBOX_CFG and of the SMMU's stream matching and context banks (spec/hardware.md
 // 3 and 5). It knows nothing of how a fault is served.
 //
-// Rights. A group is a (uid, name) pair of one pfd. It owns eight PDIDs, one a
+// Rights. A group is a (uid, name) pair of one pfd. It owns as many
+// PDIDs as it may have processes on a node (DirectoryConfig.GroupSize), one a
 // member index, the same on every node: the k-th process of the group on a node
 // has the PDID of the k-th on every other node, and equal PDIDs pass without
 // more. Every other PDID passes only where PD_PEERS of the target's slot names
-// it: the group's other seven with Request.AcceptGroup, and those of
+// it: the group's others with Request.AcceptGroup, and those of
 // Request.Accept and Grant.
 package domain

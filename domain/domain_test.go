@@ -17,7 +17,7 @@ const node = device.NodeID(0x2abcd)
 
 func directory(t *testing.T, first, last device.PDID) *domain.Directory {
 	t.Helper()
-	d, err := domain.NewDirectory(domain.DirectoryConfig{First: first, Last: last})
+	d, err := domain.NewDirectory(domain.DirectoryConfig{First: first, Last: last, GroupSize: 8, Quota: 8, Generation: 0x1000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestSetUpAndTearDown(t *testing.T) {
 	create(t, m, domain.Request{UID: 1, Group: "a"})
 	n.Record = true
 	d := create(t, m, domain.Request{UID: 2, PID: 77, Group: "b", Accept: []device.PDID{2, 3, 2, 10, 0x50}})
-	if d.Slot != 1 || d.PDID != 10 || d.Interface != 17 || d.Member != 0 || d.UID != 2 || d.PID != 77 || d.Group != "b" || d.Node != node {
+	if d.Slot != 1 || d.PDID != 10 || d.Generation != 0x1001 || d.Interface != 17 || d.Member != 0 || d.UID != 2 || d.PID != 77 || d.Group != "b" || d.Node != node {
 		t.Errorf("domain %+v", d)
 	}
 	wantWrites(t, writes(n),
@@ -100,7 +100,7 @@ func TestSetUpAndTearDown(t *testing.T) {
 		"w64 pl+0x2008 0x80000006abcd000a", // PKTZ_CFG[1]: pfd's
 		"w64 pl+0x2088 0x80000046abcd000a", // PKTZ_CFG[17]: the process's
 		"w64 pl+0x2488 0x800000000000000a", // MBOX_CFG[17]
-		"w64 pl+0x3008 0x800000000000000a", // PD_CFG[1] last
+		"w64 pl+0x3008 0x800000001001000a", // PD_CFG[1] last
 	)
 
 	// Teardown: PD_CFG first, S2CR fault, TLBIALL, TLBSYNC, then TLBSTATUS until
@@ -184,6 +184,12 @@ func TestInit(t *testing.T) {
 	n := faulttest.New()
 	// What an earlier driver left.
 	n.Set64(device.PL, 0x3000+8*5, 1<<63|9)
+	for i := range uint32(64) {
+		n.Set64(device.PL, 0x2000+8*i, 1<<63|9)
+		if i >= 16 {
+			n.Set64(device.PL, 0x2400+8*i, 1<<63|9)
+		}
+	}
 	n.Fault(5, 0x1000, true)
 	m, err := domain.NewManager(n, node, directory(t, 0, 0), domain.WithTimer(n.After))
 	if err != nil {
@@ -210,8 +216,13 @@ func TestInit(t *testing.T) {
 		"w32 pl+0x20 0xf",
 		"w32 pl+0x24 0xc",
 	)
+	for i := range uint32(64) {
+		if v := n.Get64(device.PL, 0x2000+8*i) | n.Get64(device.PL, 0x2400+8*i); v != 0 {
+			t.Errorf("interface %d: PKTZ_CFG or MBOX_CFG %#x after Init", i, v)
+		}
+	}
 	for s := range uint32(16) {
-		for off, want := range map[uint32]uint64{0x3000 + 8*s: 0, 0x2000 + 8*s: 0, 0x2080 + 8*s: 0, 0x2480 + 8*s: 0, 0x3400 + 32*s: 0} {
+		for off, want := range map[uint32]uint64{0x3000 + 8*s: 0, 0x3400 + 32*s: 0} {
 			if got := n.Get64(device.PL, off); got != want {
 				t.Errorf("pl+%#x reads %#x after Init, want %#x", off, got, want)
 			}
@@ -376,6 +387,9 @@ func TestPeers(t *testing.T) {
 			t.Errorf("%d accepted gives %v", len(q.Accept), err)
 		}
 	}
+	if _, err := m.Create(domain.Request{Accept: []device.PDID{0xffff}}); !errors.Is(err, domain.ErrPDID) {
+		t.Errorf("accepting pfds' PDID: %v", err)
+	}
 	if _, err := m.Create(domain.Request{Accept: []device.PDID{0}}); !errors.Is(err, domain.ErrPDID) {
 		t.Errorf("accepting PDID 0 gives %v", err)
 	}
@@ -409,6 +423,9 @@ func TestGrant(t *testing.T) {
 	}
 	if len(d.Peers) != 3 {
 		t.Error("a Domain handed out changes")
+	}
+	if err := m.Grant(0, 0xffff); !errors.Is(err, domain.ErrPDID) {
+		t.Errorf("granting to pfds' PDID: %v", err)
 	}
 	if err := m.Grant(0, 0); !errors.Is(err, domain.ErrPDID) {
 		t.Errorf("Grant of PDID 0 gives %v", err)
@@ -457,22 +474,22 @@ func TestRanges(t *testing.T) {
 			t.Errorf("range %v gives %v", r, err)
 		}
 	}
-	for _, r := range [][2]device.PDID{{0, 0}, {1, 1}, {0xff00, 0xffff}} {
+	for _, r := range [][2]device.PDID{{0, 0}, {1, 1}, {0xff00, 0xfffe}} {
 		d := directory(t, r[0], r[1])
 		first, last := d.Range()
 		if r[0] == 0 {
-			r = [2]device.PDID{1, 0xffff}
+			r = [2]device.PDID{1, 0xfffe}
 		}
 		if first != r[0] || last != r[1] {
 			t.Errorf("range %d to %d, want %v", first, last, r)
 		}
 	}
 	// Seven PDIDs are none; eight are one group, again and again.
-	_, m := manager(t, 0, directory(t, 0xfff9, 0xffff))
+	_, m := manager(t, 0, directory(t, 0xfff8, 0xfffe))
 	if _, err := m.Create(domain.Request{}); !errors.Is(err, domain.ErrNoPDID) {
 		t.Errorf("seven PDIDs give %v", err)
 	}
-	_, m = manager(t, 0, directory(t, 0xfff8, 0xffff))
+	_, m = manager(t, 0, directory(t, 0xfff7, 0xfffe))
 	for range 5 {
 		d := create(t, m, domain.Request{})
 		if err := m.Destroy(d.Slot, nil); err != nil {
@@ -511,5 +528,41 @@ func TestGoneInBetween(t *testing.T) {
 		if err := m.Destroy(0, func() { ended = true }); err != nil || !ended || len(m.Domains()) != 0 {
 			t.Errorf("teardown without a device: %v, ended %v", err, ended)
 		}
+	}
+}
+
+// Each domain has a generation of its own, also the next one of a slot and PDID;
+// none is 0, and pfds begin apart.
+func TestGenerations(t *testing.T) {
+	dir, err := domain.NewDirectory(domain.DirectoryConfig{Generation: 1<<32 - 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, m := manager(t, node, dir)
+	var got []device.Generation
+	for range 4 {
+		d := create(t, m, domain.Request{UID: 1})
+		if d.Slot != 0 || len(got) > 0 && d.PDID == 0 {
+			t.Errorf("%+v", d)
+		}
+		got = append(got, d.Generation)
+		if err := m.Destroy(d.Slot, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []device.Generation{1<<32 - 2, 1<<32 - 1, 1, 2}; !slices.Equal(got, want) {
+		t.Errorf("generations %#x, want %#x", got, want)
+	}
+	first := map[device.Generation]bool{}
+	for range 8 {
+		dir, err := domain.NewDirectory(domain.DirectoryConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, m := manager(t, node, dir)
+		first[create(t, m, domain.Request{UID: 1}).Generation] = true
+	}
+	if len(first) < 7 {
+		t.Errorf("8 directories begin at %d generations", len(first))
 	}
 }

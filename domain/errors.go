@@ -15,14 +15,14 @@ var (
 	ErrNoSlot = errors.New("no free protection domain slot")
 	// ErrQuota: the user holds as many slots of the node as one user may.
 	ErrQuota = errors.New("slot quota of the user reached")
-	// ErrGroupFull: the group has its eight processes on the node.
+	// ErrGroupFull: the group has as many processes on the node as it may.
 	ErrGroupFull = errors.New("group full")
-	// ErrNoPDID: the range of PDIDs has no eight left for a new group.
+	// ErrNoPDID: the range of PDIDs has too few left for a new group.
 	ErrNoPDID = errors.New("no free PDIDs")
 	// ErrPeers: PD_PEERS of the slot would need more than sixteen PDIDs.
 	ErrPeers = errors.New("too many peers")
 	// ErrPDID: a PDID that nobody can have.
-	ErrPDID = errors.New("PDID 0 is never given out")
+	ErrPDID = errors.New("a PDID that no domain has")
 	// ErrGroupName: a name that no group can have.
 	ErrGroupName = groupname.ErrName
 	// ErrNoDomain: the slot holds no live domain.
@@ -33,6 +33,8 @@ var (
 	ErrNotReady = errors.New("node not initialized")
 	// ErrRange: the range of PDIDs is empty or holds PDID 0 only.
 	ErrRange = errors.New("bad PDID range")
+	// ErrLimit: a quota or a group size that no node can have.
+	ErrLimit = errors.New("bad limit")
 )
 
 // LimitError says which limit of a node refused a domain, and the remedy. It
@@ -49,9 +51,9 @@ type LimitError struct {
 func (e *LimitError) Error() string {
 	switch {
 	case errors.Is(e.Err, ErrQuota):
-		return fmt.Sprintf("node %d: %v: uid %d holds %d of its %d slots; end one of its processes, or attach on another node", e.Node, e.Err, e.UID, e.Used, e.Limit)
+		return fmt.Sprintf("node %d: %v: uid %d holds %d of its %d slots; end one of its processes, attach on another node, or raise pfd's quota", e.Node, e.Err, e.UID, e.Used, e.Limit)
 	case errors.Is(e.Err, ErrGroupFull):
-		return fmt.Sprintf("node %d: %v: group %q of uid %d has %d of at most %d processes here; use another group, or another node", e.Node, e.Err, e.Group, e.UID, e.Used, e.Limit)
+		return fmt.Sprintf("node %d: %v: group %q of uid %d has %d of at most %d processes here; use another group, another node, or a larger group-size of pfd", e.Node, e.Err, e.Group, e.UID, e.Used, e.Limit)
 	case errors.Is(e.Err, ErrNoPDID):
 		return fmt.Sprintf("node %d: %v for group %q of uid %d: %d groups hold the range; end a group, or give pfd a wider range", e.Node, e.Err, e.Group, e.UID, e.Used)
 	default:

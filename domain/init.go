@@ -23,13 +23,18 @@ func (m *Manager) Init() error {
 	for n := 0; n < device.Slots; n++ {
 		r.write64(device.PL, pdCfg(n), 0)
 		r.writePeers(n, nil)
-		r.write64(device.PL, pktzCfg(n), 0)
-		r.write64(device.PL, pktzCfg(device.MailboxProcess+n), 0)
-		r.write64(device.PL, mboxCfg(device.MailboxProcess+n), 0)
 		r.write32(device.SMMU, s2cr(n), device.S2CRFault<<device.S2CRTypeShift|uint32(n))
 		r.write32(device.SMMU, smr(n), 0)
 		r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
 		r.write32(device.SMMU, device.Bank(n, device.TLBIALL), 0)
+	}
+	// Of the 48 interfaces for processes sixteen have a slot; the others, too, stay
+	// off, so that nothing is sent or read there.
+	for n := range device.Interfaces {
+		r.write64(device.PL, pktzCfg(n), 0)
+		if n >= device.MailboxProcess {
+			r.write64(device.PL, mboxCfg(n), 0)
+		}
 	}
 	r.write32(device.SMMU, device.SMMUGR0+device.GFSR, ^uint32(0))
 	r.write32(device.SMMU, device.SMMUGR0+device.STLBGSYNC, 0)

@@ -41,16 +41,18 @@ type Request struct {
 
 // Domain is one protection domain of a node, as it stands when it is handed out.
 type Domain struct {
-	Node      device.NodeID
-	Slot      int // 0..15: SMMU bank, btcm page, StreamID
-	PDID      device.PDID
-	UID       uint32
-	PID       int
-	Group     string
-	Member    int           // index in the group, 0..7
-	Interface uint8         // the process's mailbox and packetizer: 16 + Slot
-	Peers     []device.PDID // what PD_PEERS admits, without its own
-	State     State
+	Node device.NodeID
+	Slot int // 0..15: SMMU bank, btcm page, StreamID
+	PDID device.PDID
+	// Generation is the domain's alone: a later one of the same PDID has another.
+	Generation device.Generation
+	UID        uint32
+	PID        int
+	Group      string
+	Member     int           // index in the group, from 0 on
+	Interface  uint8         // the process's mailbox and packetizer: 16 + Slot
+	Peers      []device.PDID // what PD_PEERS admits, without its own
+	State      State
 }
 
 // Manager gives out the domains of one node. All its methods belong on the

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
 )
 
@@ -12,25 +13,21 @@ import (
 const tellInterface = device.MailboxProcess - 1
 
 // Tell sends words to a mailbox of pfd's, 3..15, on another node. The packetizer
-// carries the PDID of its slot where that is in use, and none otherwise; pfds do
-// not look at it. On the owning goroutine. An error matches ErrNotReady,
+// stamps device.PDIDDriver for that long, whatever slot it belongs to: Told knows
+// it by that. On the owning goroutine. An error matches ErrNotReady,
 // packetizer.ErrRefused (no route, or refused at once) or device.ErrGone.
 func (m *Manager) Tell(dst device.NodeID, box uint8, words ...uint64) error {
 	if !m.ready {
 		return fmt.Errorf("node %d: %w; call Init first", m.node, ErrNotReady)
 	}
 	r := regs{bus: m.bus, node: m.node}
-	idle := !m.slots[tellInterface].used
-	if idle {
-		r.write64(device.PL, pktzCfg(tellInterface), pktzValue(tellInterface, m.node, 0))
-	}
+	was := r.read64(device.PL, pktzCfg(tellInterface))
+	r.write64(device.PL, pktzCfg(tellInterface), pktzValue(tellInterface, m.node, device.PDIDDriver))
 	if r.err != nil {
 		return r.err
 	}
 	err := packetizer.New(m.bus.Window(device.PKTZ), tellInterface).Send(dst, box, words...)
-	if idle {
-		r.write64(device.PL, pktzCfg(tellInterface), 0)
-	}
+	r.write64(device.PL, pktzCfg(tellInterface), was)
 	if err == nil {
 		err = r.err
 	}
@@ -38,4 +35,10 @@ func (m *Manager) Tell(dst device.NodeID, box uint8, words ...uint64) error {
 		return fmt.Errorf("telling node %d: %w", dst, err)
 	}
 	return nil
+}
+
+// Told says whether a message in one of pfd's mailboxes is of another pfd's Tell:
+// neither an R5's nor sent for a process.
+func Told(src mailbox.Source) bool {
+	return src.Interface == tellInterface && src.PDID == device.PDIDDriver
 }

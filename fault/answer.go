@@ -18,43 +18,41 @@ const sendTries = 16
 // finish answers a block that waits for nothing more: one RAPF, with the fail
 // bit where a page is unresolvable, none where a page could not be had for now
 // (the guard sends the block again, and it may fare better).
-func (d *Driver) finish(s *slot, bi int32) {
-	b := &s.blocks[bi]
+func (d *Driver) finish(s *slot, b *block) {
 	if b.abandoned && !b.failed {
-		d.closeBlock(s, bi, Unsent)
+		d.closeBlock(s, b, Unsent)
 		return
 	}
-	d.send(s, bi)
+	d.send(s, b)
 }
 
 // send sends a block's RAPF by the packetizer that is wired to the domain's
 // PDID: to the sender's node, for a source fault to this one.
-func (d *Driver) send(s *slot, bi int32) {
-	b := &s.blocks[bi]
+func (d *Driver) send(s *slot, b *block) {
 	dst := b.source
 	if b.tx {
 		dst = d.node
 	}
 	err := s.port.RAPF(dst, mailbox.RAPF{
 		PDID: s.target.PDID, Claimed: s.target.PDID,
-		Transaction: b.transaction, Sequence: b.sequence, Fail: b.failed,
+		Transaction: b.transaction, Sequence: b.sequence, Fail: b.failed, Memory: b.memory,
 	})
 	switch {
 	case err == nil && b.failed:
 		s.counts.RAPFFail++
-		d.closeBlock(s, bi, Failed)
+		d.closeBlock(s, b, Failed)
 	case err == nil:
 		s.counts.RAPF++
-		d.closeBlock(s, bi, Resolved)
+		d.closeBlock(s, b, Resolved)
 	case errors.Is(err, packetizer.ErrBusy):
 		if b.tries++; b.tries >= sendTries {
 			s.counts.Busy++
-			d.closeBlock(s, bi, Unsent)
+			d.closeBlock(s, b, Unsent)
 			return
 		}
 		if !b.unsent {
 			b.unsent = true
-			s.resend = append(s.resend, bi)
+			s.resend = append(s.resend, b)
 		}
 		if !d.resent {
 			d.resent = true
@@ -62,10 +60,10 @@ func (d *Driver) send(s *slot, bi int32) {
 		}
 	case errors.Is(err, packetizer.ErrRefused):
 		s.counts.Refused++
-		d.closeBlock(s, bi, Unsent)
+		d.closeBlock(s, b, Unsent)
 	default:
 		d.gone(err)
-		d.closeBlock(s, bi, Unsent)
+		d.closeBlock(s, b, Unsent)
 	}
 }
 
@@ -76,23 +74,25 @@ func (d *Driver) sendAgain() {
 		s := &d.slots[n]
 		// send appends what is still busy behind the ones taken here.
 		for k := len(s.resend); k > 0 && !d.dead; k-- {
-			bi := s.resend[0]
-			s.resend = s.resend[:copy(s.resend, s.resend[1:])]
-			b := &s.blocks[bi]
+			b := s.resend[0]
+			s.resend = slices.Delete(s.resend, 0, 1)
+			if !b.unsent {
+				continue // answered meanwhile
+			}
 			b.unsent = false
 			// One that waits again, for pages of a newer sequence number, is
 			// answered when they are in.
-			if b.waits == 0 {
-				d.send(s, bi)
+			if len(b.waits) == 0 {
+				d.send(s, b)
 			}
 		}
 	}
 }
 
 // closeBlock frees a block and completes its records.
-func (d *Driver) closeBlock(s *slot, bi int32, o Outcome) {
-	b := &s.blocks[bi]
+func (d *Driver) closeBlock(s *slot, b *block, o Outcome) {
 	now := d.now()
+	answers := o != Unsent
 	for _, n := range b.recs[:b.nrecs] {
 		r := d.log.at(n)
 		if r == nil {
@@ -101,12 +101,13 @@ func (d *Driver) closeBlock(s *slot, bi int32, o Outcome) {
 		if o != Unsent {
 			r.Answered = now
 		}
+		r.Answers, answers = answers, false
 		if o != Resolved {
 			r.Outcome = o
 		}
 		d.final(r)
 	}
-	s.dropBlock(bi)
+	d.dropBlock(s, b)
 }
 
 // ask is an entry of a domain whose process pages in by itself.

@@ -3,12 +3,14 @@ package fault
 import (
 	"errors"
 	"math/bits"
+	"slices"
+	"time"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 )
 
-// Slices (design.md: up to 16 pages inline, more by a pager on the other CPU in
+// Slices (ours: up to 16 pages inline, more by a pager on the other CPU in
 // slices of 16 to 64 pages).
 const (
 	inlinePages = 16
@@ -19,18 +21,45 @@ const (
 	pageTries = 3
 )
 
-// call is one Pager call. Run sees only what was put into it; Done runs on the
-// owning goroutine.
+// Page-ins that hang, and those that fail again and again (ours).
+const (
+	// stuckTime is after how long a call counts as stuck: the pages of others are
+	// brought in beside it. A slow disk answers sooner.
+	stuckTime = int64(100 * time.Millisecond)
+	// maxStuck bounds the stuck calls of a domain: each holds a thread.
+	maxStuck = 8
+	// finalTime is for how long a page-in may fail in the same way before the page
+	// counts as one that never comes.
+	finalTime = int64(time.Second)
+	// forgetTime is how long a failure is remembered after the last one: longer
+	// than a sender's longest guard time-out.
+	forgetTime = int64(10 * time.Second)
+	// maxVain is how often in a row a page may be found there that faults: then
+	// something else keeps the device from its bytes.
+	maxVain = 128
+	// vainAgain is after how many of these a Remapper is asked to map it once more.
+	// Those before may be of accesses that were refused before the page was there.
+	vainAgain = maxVain / 2
+)
+
+// ErrInaccessible says that a page is there, and that its bytes cannot be moved
+// all the same: of memory that the kernel keeps to its process alone
+// (memfd_secret), or of a device.
+var ErrInaccessible = errors.New("the page is there, and the kernel moves no bytes of it: secret memory, or a device's")
+
+// call is one Pager call for a slice of a span. Run sees only what was put into
+// it; Done runs on the owning goroutine.
 type call struct {
-	d     *Driver
-	now   func() int64
-	slot  int
-	gen   uint32
-	pager Pager
-	lane  int
-	start uint64 // page
-	pages int
-	write bool
+	span
+	d      *Driver
+	now    func() int64
+	slot   int
+	gen    uint32
+	pager  Pager
+	behind bool  // not the first slice of its span
+	again  bool  // its first page is to be mapped once more
+	began  int64 // when it was launched
+	stuck  bool  // it has outlasted stuckTime
 
 	res            gup.Result
 	started, ended int64
@@ -39,14 +68,30 @@ type call struct {
 // Run pages in. It runs anywhere.
 func (c *call) Run() {
 	c.started = c.now()
-	c.res = c.pager.PageIn(device.VA(c.start<<device.PageShift), c.pages, c.write)
+	va := device.VA(c.start << device.PageShift)
+	if r, ok := c.pager.(Remapper); ok && c.again {
+		c.res = r.Again(va, c.write)
+		c.res.There = c.res.Err == nil // for who counts
+	} else {
+		c.res = c.pager.PageIn(va, int(c.end-c.start), c.write)
+	}
 	c.ended = c.now()
 }
+
+// PageIn and Paged implement gup.Call.
+func (c *call) PageIn() (va device.VA, pages int, write, ok bool) {
+	c.started = c.now()
+	return device.VA(c.start << device.PageShift), int(c.end - c.start), c.write, c.pager == nil
+}
+
+// Paged takes the machine's result.
+func (c *call) Paged(r gup.Result) { c.res, c.ended = r, c.now() }
 
 // Done takes the result.
 func (c *call) Done() {
 	d := c.d
 	if s := &d.slots[c.slot]; s.gen == c.gen {
+		s.calls = slices.DeleteFunc(s.calls, func(o *call) bool { return o == c })
 		d.complete(s, c)
 		d.kick(s)
 	}
@@ -54,27 +99,63 @@ func (c *call) Done() {
 	d.calls = append(d.calls, c)
 }
 
-// kick starts what can be started: the first slice of a new fault in the short
-// lane, what policies add in the long one. The long one goes first, so that its
-// worker wakes while the short one is done inline.
+// kick starts what can be started: the first slice of a new fault, which the
+// owning goroutine may do itself, and one of what policies add, beside it. The
+// latter goes first, so that its worker wakes while the other is done inline.
 func (d *Driver) kick(s *slot) {
 	if !s.live {
 		return
 	}
-	first := len(s.fresh) > 0 && !s.lanes[short].busy
-	if first {
-		s.lanes[short] = lane{busy: true, cur: s.nextFresh()}
+	first, behind := true, true
+	if len(s.calls) > 0 {
+		if first, behind = d.free(s); !first && !behind {
+			return
+		}
 	}
-	if len(s.rest) > 0 && !s.lanes[long].busy {
-		s.lanes[long] = lane{busy: true, cur: s.nextRest()}
-		d.launch(s, long)
+	var p span
+	if first {
+		p, first = s.nextFirst()
+	}
+	if behind {
+		if q, ok := s.nextBehind(); ok {
+			d.launch(s, q, true)
+		}
 	}
 	if first {
-		d.launch(s, short)
+		d.launch(s, p, false)
 	}
 }
 
-func (d *Driver) launch(s *slot, l int) {
+// free tells whether a first slice, and one behind it, may be started: one of each
+// at a time, beside those that are stuck. What a call that got stuck was asked
+// beside its first page is asked for page by page.
+func (d *Driver) free(s *slot) (first, behind bool) {
+	first, behind = true, true
+	now, stuck := d.now(), 0
+	for _, c := range s.calls {
+		if !c.stuck && now-c.began > stuckTime {
+			c.stuck = true
+			s.counts.Stuck++
+			if c.end > c.start+1 {
+				s.requeue(c.span)
+			}
+		}
+		switch {
+		case c.stuck:
+			stuck++
+		case c.behind:
+			behind = false
+		default:
+			first = false
+		}
+	}
+	if stuck >= maxStuck {
+		return false, false
+	}
+	return first, behind
+}
+
+func (d *Driver) launch(s *slot, p span, behind bool) {
 	var c *call
 	if n := len(d.calls); n > 0 {
 		c = d.calls[n-1]
@@ -82,59 +163,65 @@ func (d *Driver) launch(s *slot, l int) {
 	} else {
 		c = &call{d: d, now: d.now}
 	}
-	cur := s.lanes[l].cur
-	c.slot, c.gen, c.pager, c.lane = s.target.Slot, s.gen, s.target.Pager, l
-	c.start, c.pages, c.write = cur.start, int(cur.end-cur.start), cur.write
-	d.bus.Do(c.slot, c, l == long || s.target.Method == Populate)
+	c.span, c.slot, c.gen, c.pager, c.behind, c.began = p, s.target.Slot, s.gen, s.target.Pager, behind, d.now()
+	if s.target.ByMachine {
+		c.pager = nil
+	}
+	f := s.failing[pageKey{p.start, p.write}]
+	c.again = f.cause == "" && f.times == vainAgain
+	s.calls = append(s.calls, c)
+	d.bus.Do(c.slot, c, behind || s.target.Method == Populate)
 }
 
-// nextFresh takes the first slice of the oldest fresh span; what remains of the
-// span goes on with the others' rests.
-func (s *slot) nextFresh() span {
-	p := s.fresh[0]
-	s.fresh = s.fresh[:copy(s.fresh, s.fresh[1:])]
+// nextFirst takes the first slice of the oldest new span; what remains of the span
+// is queued behind the others'.
+func (s *slot) nextFirst() (span, bool) {
+	i := slices.IndexFunc(s.queued, func(p span) bool { return p.size == 0 })
+	if i < 0 {
+		return span{}, false
+	}
+	p := s.queued[i]
+	s.queued = slices.Delete(s.queued, i, i+1)
 	if s.target.Method == Populate {
 		// Each call is a question to the process and its answer: what has come
 		// together since the last one is asked for together.
 		p = s.joined(p)
 		if p.end-p.start <= maxSlice {
-			return p
+			return p, true
 		}
 	}
-	if p.end-p.start <= inlinePages {
-		return p
+	if p.end-p.start > inlinePages {
+		rest := span{start: p.start + inlinePages, end: p.end, write: p.write, size: minSlice}
+		p.end = rest.start
+		s.push(rest)
 	}
-	rest := span{start: p.start + inlinePages, end: p.end, write: p.write, size: minSlice}
-	p.end = rest.start
-	if len(s.rest) >= maxSpans {
-		rest.end = s.lastWait(rest.start, rest.end, rest.write)
-	}
-	if rest.start < rest.end {
-		s.rest = append(s.rest, rest)
-	}
-	return p
+	return p, true
 }
 
-// joined takes the fresh spans that continue p, up to maxSlice pages in all.
+// joined takes the new spans that continue p, up to maxSlice pages in all.
 func (s *slot) joined(p span) span {
-	for i := 0; i < len(s.fresh); {
-		q := s.fresh[i]
-		if q.write != p.write || q.start != p.end && q.end != p.start || q.end-q.start+p.end-p.start > maxSlice {
+	for i := 0; i < len(s.queued); {
+		q := s.queued[i]
+		if q.size != 0 || q.write != p.write || q.start != p.end && q.end != p.start || q.end-q.start+p.end-p.start > maxSlice {
 			i++
 			continue
 		}
 		p.start, p.end = min(p.start, q.start), max(p.end, q.end)
-		s.fresh = append(s.fresh[:i], s.fresh[i+1:]...)
+		s.queued = slices.Delete(s.queued, i, i+1)
 		i = 0 // one before it may continue it now
 	}
 	return p
 }
 
-// nextRest takes a slice of the oldest rest. Slices grow from 16 to 64 pages, so
-// that the blocks at the front flow early and the calls are few; none is left
-// shorter than 16 but where the whole rest is.
-func (s *slot) nextRest() span {
-	p := &s.rest[0]
+// nextBehind takes a slice of the oldest span whose first slice is done. Slices
+// grow from 16 to 64 pages, so that the blocks at the front flow early and the
+// calls are few; none is left shorter than 16 but where the whole span is.
+func (s *slot) nextBehind() (span, bool) {
+	i := slices.IndexFunc(s.queued, func(p span) bool { return p.size != 0 })
+	if i < 0 {
+		return span{}, false
+	}
+	p := &s.queued[i]
 	cur := *p
 	left := p.end - p.start
 	n := uint64(p.size)
@@ -147,20 +234,20 @@ func (s *slot) nextRest() span {
 	p.start = cur.end
 	p.size = min(2*p.size, maxSlice)
 	if p.start == p.end {
-		s.rest = s.rest[:copy(s.rest, s.rest[1:])]
+		s.queued = slices.Delete(s.queued, i, i+1)
 	}
-	return cur
+	return cur, true
 }
 
 // complete settles what waited for the pages of a slice.
 func (d *Driver) complete(s *slot, c *call) {
-	asked := s.lanes[c.lane].cur
-	s.lanes[c.lane] = lane{}
-	all := ^uint64(0) >> (64 - uint(c.pages))
+	pages := int(c.end - c.start)
+	all := ^uint64(0) >> (64 - uint(pages))
 	got := c.res.Resident & all
+	d.pagedIn(s, c, got)
 	if got != 0 {
 		s.counts.PageIns++
-		s.counts.Pages += uint64(bits.OnesCount64(got))
+		s.counts.Pages += uint64(bits.OnesCount64(c.res.New & all))
 		switch c.res.Kind {
 		case gup.Major:
 			s.counts.Major++
@@ -170,26 +257,22 @@ func (d *Driver) complete(s *slot, c *call) {
 			s.counts.Minor++
 		}
 	}
-	for i := range c.pages {
-		page := c.start + uint64(i)
+	for i := range pages {
+		k := pageKey{c.start + uint64(i), c.write}
+		p := s.pages[k]
 		switch {
+		case p == nil: // nobody waits for it
 		case got>>uint(i)&1 != 0:
-			d.settle(s, c, page, Resolved)
+			d.there(s, c, p, i == 0 && c.res.There)
 		case i > 0:
 			// Only the first page's reason is known: ask for this one by itself.
-			if s.waiting(page, c.write) {
-				s.queue(page, page+1, c.write)
-			}
+			s.queue(k.page, k.page+1, k.write)
 		case final(c.res.Err):
-			if s.waiting(page, c.write) {
-				s.counts.Unresolvable++
-			}
-			d.settle(s, c, page, Failed)
+			s.counts.Unresolvable++
+			d.settle(s, c, p, Failed, c.res.Err)
 		default:
 			s.counts.Transient++
-			if d.again(s, c, page) {
-				s.queue(page, page+1, c.write)
-			}
+			d.failed(s, c, p)
 		}
 	}
 	if got == all {
@@ -197,85 +280,98 @@ func (d *Driver) complete(s *slot, c *call) {
 	}
 	// The mapping ends here, or has a hole: the rest of the range was only a
 	// guess. Pages of it that somebody waits for are asked for by themselves.
-	for i := range s.rest {
-		if p := s.rest[i]; p.start == asked.end && p.write == c.write {
-			s.rest = append(s.rest[:i], s.rest[i+1:]...)
-			d.requeue(s, p.start, p.end, p.write)
-			break
-		}
+	i := slices.IndexFunc(s.queued, func(p span) bool { return p.size != 0 && p.start == c.end && p.write == c.write })
+	if i >= 0 {
+		p := s.queued[i]
+		s.queued = slices.Delete(s.queued, i, i+1)
+		s.requeue(p)
 	}
 }
 
 // final tells whether a page-in that failed would fail again.
 func final(err error) bool {
 	return errors.Is(err, gup.ErrUnmapped) || errors.Is(err, gup.ErrDenied) ||
-		errors.Is(err, gup.ErrGone) || errors.Is(err, gup.ErrPermission) || errors.Is(err, gup.ErrPastEnd)
+		errors.Is(err, gup.ErrGone) || errors.Is(err, gup.ErrPermission) || errors.Is(err, gup.ErrPastEnd) ||
+		errors.Is(err, gup.ErrUnmappable)
 }
 
-// requeue asks by itself for each page of [start, end) that somebody waits for.
-func (d *Driver) requeue(s *slot, start, end uint64, write bool) {
-	for i := range s.waits {
-		if w := &s.waits[i]; w.used && w.write == write && start <= w.page && w.page < end {
-			s.queue(w.page, w.page+1, write)
-		}
+// there answers who waits for a page that is there now. One that was there before,
+// and faults again and again, is one whose bytes cannot be moved.
+func (d *Driver) there(s *slot, c *call, p *page, before bool) {
+	if before && s.again(p.pageKey, "", c.ended).times >= maxVain {
+		delete(s.failing, p.pageKey)
+		s.counts.Unresolvable++
+		d.settle(s, c, p, Failed, ErrInaccessible)
+		return
 	}
+	if !before && len(s.failing) > 0 {
+		delete(s.failing, p.pageKey)
+	}
+	d.settle(s, c, p, Resolved, nil)
 }
 
-// again tells whether a page that could not be had for now is to be tried again.
-// Who has waited too often for it is given up, to the guard; where most likely it
-// will never be there, for good.
-func (d *Driver) again(s *slot, c *call, page uint64) bool {
-	try, give := false, false
-	for i := s.byPage[pageBucket(page)]; i != none; i = s.waits[i].next {
-		if w := &s.waits[i]; w.page == page && w.write == c.write {
-			if w.tries++; w.tries < pageTries {
-				try = true
-			} else {
-				give = true
-			}
+// failed tries a page again that could not be had for now. Who has waited too
+// often for it is given up, to the guard; where it has failed in the same way for
+// long, or most likely will never be there, for good. What only hangs may come.
+func (d *Driver) failed(s *slot, c *call, p *page) {
+	f := s.again(p.pageKey, c.res.Err.Error(), c.ended)
+	if p.tries++; p.tries < pageTries {
+		s.queue(p.page, p.page+1, p.write)
+		return
+	}
+	nowhere := errors.Is(c.res.Err, gup.ErrNoFilePage)
+	waits := errors.Is(c.res.Err, gup.ErrHangs) || errors.Is(c.res.Err, gup.ErrUnanswered)
+	if !nowhere && c.ended-f.since < finalTime || waits {
+		d.settle(s, c, p, Unsent, c.res.Err)
+		return
+	}
+	delete(s.failing, p.pageKey)
+	s.counts.Unresolvable++
+	for _, w := range p.waits {
+		if w.block != nil && !nowhere {
+			w.block.memory = true
 		}
 	}
-	if give {
-		o := Unsent
-		if errors.Is(c.res.Err, gup.ErrNoFilePage) {
-			o = Failed
-			s.counts.Unresolvable++
-		}
-		d.settle(s, c, page, o)
-		return false
-	}
-	return try
+	d.settle(s, c, p, Failed, c.res.Err)
 }
 
-// settle ends all waits for a page with an outcome. A block that waits for
-// nothing more is answered.
-func (d *Driver) settle(s *slot, c *call, page uint64, o Outcome) {
-	p := &s.byPage[pageBucket(page)]
-	for *p != none {
-		i := *p
-		w := &s.waits[i]
-		if w.page != page || w.write != c.write {
-			p = &w.next
-			continue
+// again notes a page-in that was of no use and gives what is known of its like.
+func (s *slot) again(k pageKey, cause string, now int64) failure {
+	f, ok := s.failing[k]
+	if !ok && len(s.failing) >= maxFailing {
+		clear(s.failing)
+	}
+	if !ok || f.cause != cause || now-f.last > forgetTime {
+		f = failure{since: now, cause: cause}
+	}
+	f.last = now
+	f.times++
+	s.failing[k] = f
+	return f
+}
+
+// settle ends all waits for a page with an outcome and its cause. A block that
+// waits for nothing more is answered.
+func (d *Driver) settle(s *slot, c *call, p *page, o Outcome, cause error) {
+	for i := range p.waits {
+		w := p.waits[i]
+		r := d.log.at(w.record)
+		if r != nil {
+			r.Started, r.Resident, r.Kind, r.Outcome, r.Cause = c.started, c.ended, c.res.Kind, o, cause
 		}
-		*p = w.next
-		if r := d.log.at(w.record); r != nil {
-			r.Started, r.Resident, r.Kind, r.Outcome = c.started, c.ended, c.res.Kind, o
-		}
-		bi, record := w.block, w.record
-		*w = wait{next: s.freeWait}
-		s.freeWait = i
-		if bi == none {
-			if r := d.log.at(record); r != nil {
+		b := w.block
+		if b == nil {
+			if r != nil {
 				d.final(r)
 			}
 			continue
 		}
-		b := &s.blocks[bi]
 		b.failed = b.failed || o == Failed
 		b.abandoned = b.abandoned || o == Unsent
-		if b.waits--; b.waits == 0 {
-			d.finish(s, bi)
+		b.waits = slices.DeleteFunc(b.waits, func(q *page) bool { return q == p })
+		if len(b.waits) == 0 {
+			d.finish(s, b)
 		}
 	}
+	d.dropPage(s, p)
 }

@@ -2,6 +2,7 @@ package fault
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"github.com/exanet/pfd/device"
@@ -12,6 +13,9 @@ import (
 // flood gets its next round after that.
 const roundEntries = 64
 
+// errNoAddress is why a fault fails that is none of its domain's.
+var errNoAddress = errors.New("past the address width, or of another process index")
+
 // demand is a page that a new wait needs, with its policy's range.
 type demand struct {
 	slot  uint8
@@ -20,9 +24,10 @@ type demand struct {
 	end   uint64
 }
 
-type blockRef struct {
+// answer is a block that waits for nothing, and is answered at the round's end.
+type answer struct {
 	slot  uint8
-	block int32
+	block *block
 }
 
 // pageInHalf is one round of the page-in half (spec/faultpath.md, destination
@@ -57,10 +62,9 @@ func (d *Driver) pageInHalf() {
 	d.merge()
 	d.askAll()
 	for _, r := range d.instant {
-		s := &d.slots[r.slot]
-		s.blocks[r.block].instant = false
-		if s.blocks[r.block].waits == 0 {
-			d.finish(s, r.block)
+		r.block.instant = false
+		if len(r.block.waits) == 0 {
+			d.finish(&d.slots[r.slot], r.block)
 		}
 	}
 	for n := range d.slots {
@@ -133,7 +137,9 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 		Write: write, Block: true, Method: s.target.Method, Policy: s.target.Policy,
 		Interrupt: d.irqAt, Drained: d.now(),
 	}
-	bad := e.Page >= d.limit || e.Process != 0
+	// The process index is not looked at: a domain is one process of a node here,
+	// which its PDID names alone (000 §3.2.1 has several in a domain as future work).
+	bad := e.Page >= d.limit
 	if s.target.Method == Touch && !bad {
 		d.asks = append(d.asks, ask{
 			slot: uint8(s.target.Slot), tx: tx, source: e.Source,
@@ -143,45 +149,46 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 		})
 		return
 	}
-	b := s.block(e.Source, e.Transaction, tx)
-	if b == none {
+	b := d.block(s, blockKey{e.Source, e.Transaction, tx})
+	if b == nil {
 		s.counts.Dropped++
 		return
 	}
-	blk := &s.blocks[b]
 	d.renew(s, b, e.Sequence)
 	if bad {
 		// No address of this domain: nothing to page in.
 		d.stats.BadPage++
 		s.counts.Unresolvable++
 		rec.Outcome = Failed
-		blk.remember(d.log.add(rec))
-		blk.failed = true
-		if !blk.instant {
-			blk.instant = true
-			d.instant = append(d.instant, blockRef{uint8(s.target.Slot), b})
+		rec.Cause = errNoAddress
+		b.remember(d.log.add(rec))
+		b.failed = true
+		if !b.instant {
+			b.instant = true
+			d.instant = append(d.instant, answer{uint8(s.target.Slot), b})
 		}
 		return
 	}
-	if w := s.find(e.Page, write, b); w != none {
+	k := pageKey{e.Page, write}
+	if record, ok := s.waitsFor(k, b); ok {
 		s.counts.Duplicates++
-		if r := d.log.at(s.waits[w].record); r != nil {
+		if r := d.log.at(record); r != nil {
 			r.Sequence = e.Sequence
 		}
 		return
 	}
 	n := d.log.add(rec)
-	if !s.add(e.Page, write, b, n) {
+	if !d.wait(s, k, b, n) {
 		s.counts.Dropped++
 		r := d.log.at(n)
 		r.Outcome = Unsent
 		d.final(r)
-		if blk.waits == 0 && !blk.instant && !blk.unsent {
-			s.dropBlock(b)
+		if len(b.waits) == 0 && !b.instant && !b.unsent {
+			d.dropBlock(s, b)
 		}
 		return
 	}
-	blk.remember(n)
+	b.remember(n)
 	d.demand(s, e.Page, write, ext, true)
 }
 
@@ -194,7 +201,7 @@ func (b *block) remember(record uint64) {
 
 // demand notes a page that is neither queued nor under way, with its range.
 func (d *Driver) demand(s *slot, page uint64, write bool, ext uint32, known bool) {
-	if s.covered(page, write) {
+	if _, ok := s.overlap(page, page+1, write); ok {
 		return
 	}
 	d.demands = append(d.demands, demand{
@@ -231,22 +238,24 @@ func (d *Driver) takeFARs() {
 				Method: s.target.Method, Policy: s.target.Policy,
 				Interrupt: d.irqAt, Drained: d.now(),
 			}
-			switch {
-			case s.target.Method == Touch:
+			if s.target.Method == Touch {
 				d.asks = append(d.asks, ask{
 					slot: uint8(n), tx: true, bare: true,
 					page: page, end: page + d.pages(s, page, false, 0, false), last: page + 1,
 					order: len(d.asks), record: d.log.add(rec),
 				})
-			case s.find(page, false, none) != none:
-				s.counts.Duplicates++
-			default:
-				if !s.add(page, false, none, d.log.add(rec)) {
-					s.counts.Dropped++
-					continue
-				}
-				d.demand(s, page, false, 0, false)
+				continue
 			}
+			k := pageKey{page: page}
+			if _, ok := s.waitsFor(k, nil); ok {
+				s.counts.Duplicates++
+				continue
+			}
+			if !d.wait(s, k, nil, d.log.add(rec)) {
+				s.counts.Dropped++
+				continue
+			}
+			d.demand(s, page, false, 0, false)
 		}
 		s.fars = 0
 	}

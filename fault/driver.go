@@ -17,9 +17,17 @@ import (
 type Pager interface {
 	// PageIn makes the pages of a range of 1 to 64 resident and permitted, as far
 	// as the mapping of the first reaches. Its Result's Err says why the first
-	// page is not: gup.ErrUnmapped, ErrDenied, ErrGone and ErrPermission are
-	// final, any other passes.
+	// page is not: gup.ErrUnmapped, ErrDenied, ErrGone, ErrPermission,
+	// ErrPastEnd and ErrUnmappable are final, any other passes.
 	PageIn(va device.VA, pages int, write bool) gup.Result
+}
+
+// Remapper is a Pager of a device with tables of pfd's own: what such a device is
+// refused although it is entered may be mapped once more.
+type Remapper interface {
+	Pager
+	// Again is PageIn for one page that was found there again and again.
+	Again(va device.VA, write bool) gup.Result
 }
 
 // Delegate asks a process to page in and to send the RAPF itself. Ask must not
@@ -36,6 +44,8 @@ type Target struct {
 	Method   Method   // MethodDefault: GUP
 	Pager    Pager    // GUP
 	Delegate Delegate // Touch
+	// ByMachine says that the machine pages in (gup.Call), and Pager is not used.
+	ByMachine bool
 }
 
 // ErrTarget: a Target that cannot be served.
@@ -57,6 +67,8 @@ type Config struct {
 	// goroutine; nil: nobody looks. The record is the driver's: it must be copied
 	// to be kept.
 	Observe func(*Record)
+	// ObservePageIn is called with each page-in that has ended, as Observe is.
+	ObservePageIn func(*PageIn)
 }
 
 // Driver serves the faults of one node. It belongs on the goroutine that owns
@@ -86,11 +98,16 @@ type Driver struct {
 	calls   []*call
 	demands []demand
 	asks    []ask
-	instant []blockRef
+	instant []answer
+
+	freeBlocks []*block
+	freePages  []*page
 
 	log     log
 	stats   Stats
 	observe func(*Record)
+
+	observePageIn func(*PageIn)
 }
 
 // New makes the driver of a node. It touches no register: the first Add or
@@ -99,6 +116,7 @@ func New(cfg Config) *Driver {
 	d := &Driver{
 		bus: cfg.Bus, node: cfg.Node, now: cfg.Now,
 		timeoutSource: cfg.TimeoutSource, lg: cfg.Log, observe: cfg.Observe,
+		observePageIn: cfg.ObservePageIn,
 	}
 	if d.lg == nil {
 		d.lg = slog.New(slog.DiscardHandler)
@@ -106,7 +124,7 @@ func New(cfg Config) *Driver {
 	d.round = d.pageInHalf
 	d.resend = d.sendAgain
 	for n := range d.slots {
-		d.slots[n].reset()
+		d.reset(&d.slots[n])
 		d.slots[n].port = packetizer.New(cfg.Bus.Window(device.PKTZ), n)
 	}
 	return d
@@ -126,7 +144,7 @@ func (d *Driver) Add(t Target) error {
 		return fmt.Errorf("%w: slot %d: %w: %v", ErrTarget, t.Slot, pagein.ErrPolicy, t.Policy)
 	case !t.Method.Known():
 		return fmt.Errorf("%w: slot %d: %w: %v", ErrTarget, t.Slot, pagein.ErrMethod, t.Method)
-	case t.Method != Touch && t.Pager == nil:
+	case t.Method != Touch && t.Pager == nil && !t.ByMachine:
 		return fmt.Errorf("%w: slot %d: method %v needs a pager", ErrTarget, t.Slot, t.Method)
 	case t.Method == Touch && t.Delegate == nil:
 		return fmt.Errorf("%w: slot %d: method touch needs a delegate", ErrTarget, t.Slot)
@@ -155,20 +173,18 @@ func (d *Driver) Remove(n int) {
 			d.final(r)
 		}
 	}
-	for i := range s.waits {
-		if w := &s.waits[i]; w.used {
+	for _, p := range s.pages {
+		for _, w := range p.waits {
 			removed(w.record)
 		}
 	}
-	for i := range s.blocks {
+	for _, b := range s.blocks {
 		// A block here has not been answered, be its pages resident or not.
-		if b := &s.blocks[i]; b.used {
-			for _, record := range b.recs[:b.nrecs] {
-				removed(record)
-			}
+		for _, record := range b.recs[:b.nrecs] {
+			removed(record)
 		}
 	}
-	s.reset()
+	d.reset(s)
 	s.gen++
 }
 

@@ -20,7 +20,10 @@ func TestHostileEntries(t *testing.T) {
 	r.n.Push(bad, 4096)
 	bad.Transaction, bad.Page = 2, 1<<39-1
 	r.n.Push(bad, 0xffffffff)
+	// Whatever process index: the domain has one process.
 	bad.Transaction, bad.Page, bad.Process = 3, 5, 1
+	r.n.Push(bad, 4096)
+	bad.Transaction, bad.Page, bad.Process = 8, 9, 15
 	r.n.Push(bad, 4096)
 	bad = entry(1, 4, 1, 1<<36)
 	r.n.Push(bad, 4096)
@@ -39,13 +42,14 @@ func TestHostileEntries(t *testing.T) {
 	r.run()
 	// What is no address of the domain is ended by the fail bit; what is of no
 	// domain has no packetizer to answer by.
-	r.wantSent(rapf{0, 7, 1, 1, true}, rapf{0, 7, 2, 1, true}, rapf{0, 7, 3, 1, true}, rapf{1, 7, 4, 1, true}, rapf{0, 7, 7, 1, false})
-	g.want(t, pageIn{6, 1, true})
+	r.wantSent(rapf{0, 7, 1, 1, true}, rapf{0, 7, 2, 1, true}, rapf{0, 7, 3, 1, false},
+		rapf{1, 7, 4, 1, true}, rapf{0, 7, 7, 1, false}, rapf{0, 7, 8, 1, false})
+	g.want(t, pageIn{5, 2, true}, pageIn{9, 1, true})
 	if len(a.asked) != 0 {
 		t.Errorf("asked %+v", a.asked)
 	}
-	if s := r.d.Stats(); s.BadPage != 4 || s.UnknownPDID != 2 || s.Invalid != 4 {
-		t.Errorf("bad page %d, unknown PDID %d, invalid %d; want 4, 2, 4", s.BadPage, s.UnknownPDID, s.Invalid)
+	if s := r.d.Stats(); s.BadPage != 3 || s.UnknownPDID != 2 || s.Invalid != 4 {
+		t.Errorf("bad page %d, unknown PDID %d, invalid %d; want 3, 2, 4", s.BadPage, s.UnknownPDID, s.Invalid)
 	}
 }
 
@@ -74,6 +78,7 @@ func TestHalfReadHead(t *testing.T) {
 }
 
 func TestPacketizerRefuses(t *testing.T) {
+	registersOnly(t)
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
 	r.gup(1, fault.PIO)
@@ -95,6 +100,7 @@ func TestPacketizerRefuses(t *testing.T) {
 }
 
 func TestPacketizerBusy(t *testing.T) {
+	registersOnly(t)
 	send := func(looks int) (*rig, fault.Counts) {
 		r := newRig(t, nil)
 		r.gup(0, fault.PIO)
@@ -247,6 +253,7 @@ func TestStuckDomain(t *testing.T) {
 }
 
 func TestRemovedInBetween(t *testing.T) {
+	registersOnly(t)
 	for _, where := range []string{"call under way", "call queued", "in the FIFO", "added anew"} {
 		t.Run(where, func(t *testing.T) {
 			r := newRig(t, nil)
@@ -316,6 +323,7 @@ func TestFaultsForEver(t *testing.T) {
 
 // The packetizer is busy when the domain goes: no RAPF goes out for it later.
 func TestRemovedWhileBusy(t *testing.T) {
+	registersOnly(t)
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
 	r.n.Busy[0] = 1 << 30
@@ -461,7 +469,7 @@ func TestRandom(t *testing.T) {
 func (r *rig) sent1(m faulttest.Message) []rapf {
 	keep := r.n.Sent
 	r.n.Sent = []faulttest.Message{m}
-	out := r.sent()
+	out := r.decoded()
 	r.n.Sent = keep
 	return out
 }

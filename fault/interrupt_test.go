@@ -14,6 +14,7 @@ import (
 // IRQ_MASK 0x24; bank 3 is page 16+3 of the window: FSR 0x13058, FAR 0x13060,
 // FSYNR0 0x13068; GFSR 0x48.
 func TestInterruptRegisters(t *testing.T) {
+	registersOnly(t)
 	r := newRig(t, nil)
 	r.gup(3, fault.PIO)
 	r.n.Fault(3, 0x7f0000123456, true)
@@ -68,6 +69,7 @@ func TestInterruptRegisters(t *testing.T) {
 }
 
 func TestInterruptEitherVector(t *testing.T) {
+	registersOnly(t)
 	for _, v := range []int{device.VectorFault, device.VectorFIFO} {
 		r := newRig(t, nil)
 		r.gup(0, fault.PIO)
@@ -97,6 +99,7 @@ func TestInterruptEitherVector(t *testing.T) {
 }
 
 func TestInterruptMore(t *testing.T) {
+	registersOnly(t)
 	fsr := func(b int) uint32 { return device.Bank(b, device.FSR) }
 	tests := []struct {
 		name  string
@@ -131,7 +134,10 @@ func TestInterruptMore(t *testing.T) {
 				t.Errorf("FSR of bank 9 reads %#x", v)
 			}
 		}},
-		{"global fault", func(n *faulttest.Node) { n.GlobalFault() }, func(t *testing.T, r *rig) {
+		{"global faults", func(n *faulttest.Node) {
+			n.GlobalFault(device.GFSRICF)
+			n.GlobalFault(device.GFSRUSF)
+		}, func(t *testing.T, r *rig) {
 			if v := r.n.Get(device.SMMU, device.GFSR); v != 0 || r.d.Stats().Global != 1 {
 				t.Errorf("GFSR reads %#x, %d counted; want 0 and 1", v, r.d.Stats().Global)
 			}
@@ -181,6 +187,7 @@ func TestInterruptMore(t *testing.T) {
 }
 
 func TestMaskKeepsOthersBits(t *testing.T) {
+	registersOnly(t)
 	r := newRig(t, func(n *faulttest.Node, _ *fault.Config) { n.Set(device.PL, device.PLIRQMask, 0xc) })
 	r.gup(0, fault.PIO)
 	r.n.Fault(0, 0x5000, true)
@@ -197,6 +204,7 @@ func TestMaskKeepsOthersBits(t *testing.T) {
 }
 
 func TestLookOnceMore(t *testing.T) {
+	registersOnly(t)
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIO)
 	r.n.Push(entry(0, 1, 1, 5), 1)
@@ -213,6 +221,7 @@ func TestLookOnceMore(t *testing.T) {
 }
 
 func TestGone(t *testing.T) {
+	registersOnly(t)
 	gone := fmt.Errorf("socket: %w", device.ErrGone)
 	for at := range 30 {
 		r := newRig(t, nil)

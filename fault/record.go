@@ -47,6 +47,8 @@ type Record struct {
 	Policy      Policy
 	Kind        gup.Kind // valid from Resident on
 	Outcome     Outcome
+	Cause       error // why the page is not there, where it is not
+	Answers     bool  // of the faults that one answer to the sender is for, it stands for the answer
 
 	Interrupt int64 // the interrupt half that woke the round
 	Drained   int64 // the entry was read

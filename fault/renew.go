@@ -7,26 +7,12 @@ import "github.com/exanet/pfd/device"
 // has entries of its own, so that what the old one waits for, and how that
 // ends, says nothing about it: a page that failed for a former use of the id
 // must not fail the present one.
-func (d *Driver) renew(s *slot, bi int32, seq device.Sequence) {
-	b := &s.blocks[bi]
+func (d *Driver) renew(s *slot, b *block, seq device.Sequence) {
 	if b.sequence == seq {
 		return
 	}
 	b.sequence = seq
-	for i := range s.waits {
-		w := &s.waits[i]
-		if !w.used || w.block != bi {
-			continue
-		}
-		for p := &s.byPage[pageBucket(w.page)]; *p != none; p = &s.waits[*p].next {
-			if *p == int32(i) {
-				*p = w.next
-				break
-			}
-		}
-		*w = wait{next: s.freeWait}
-		s.freeWait = int32(i)
-	}
+	d.unwait(s, b)
 	for _, n := range b.recs[:b.nrecs] {
 		if r := d.log.at(n); r != nil {
 			if r.Outcome != Failed {
@@ -35,5 +21,5 @@ func (d *Driver) renew(s *slot, bi int32, seq device.Sequence) {
 			d.final(r)
 		}
 	}
-	b.waits, b.nrecs, b.failed, b.abandoned = 0, 0, false, false
+	b.nrecs, b.failed, b.memory, b.abandoned = 0, false, false, false
 }

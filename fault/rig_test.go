@@ -30,8 +30,15 @@ func newRig(t testing.TB, change func(*faulttest.Node, *fault.Config)) *rig {
 	if change != nil {
 		change(r.n, &cfg)
 	}
-	r.d = fault.New(cfg)
-	r.n.Handler = r.d
+	if byQueues {
+		bus := r.useQueues()
+		cfg.Bus = bus
+		r.d = fault.New(cfg)
+		bus.Handle(r.d)
+	} else {
+		r.d = fault.New(cfg)
+		r.n.Handler = r.d
+	}
 	t.Cleanup(func() {
 		if len(r.n.Bad) != 0 {
 			t.Errorf("accesses that reach no register: %q", accesses(r.n.Bad))
@@ -91,6 +98,15 @@ type rapf struct {
 // what all of them have in common.
 func (r *rig) sent() []rapf {
 	r.t.Helper()
+	if byQueues {
+		r.run() // the commands are on their way
+	}
+	return r.decoded()
+}
+
+// decoded is sent without waiting for what is on its way.
+func (r *rig) decoded() []rapf {
+	r.t.Helper()
 	var out []rapf
 	for _, m := range r.n.Sent {
 		w, err := mailbox.DecodeRAPF(m.Words[0])
@@ -130,6 +146,7 @@ type pager struct {
 	passes map[uint64]int // page: so many tries bring nothing
 	kind   gup.Kind
 	fail   error // everything
+	there  bool  // everything was there before
 	quiet  bool  // do not note calls
 }
 
@@ -149,6 +166,9 @@ func (p *pager) PageIn(va device.VA, pages int, write bool) gup.Result {
 			break
 		}
 		r.Resident |= 1 << i
+		if r.There = p.there; !p.there {
+			r.New |= 1 << i
+		}
 	}
 	return r
 }

@@ -1,6 +1,9 @@
 package fault
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/packetizer"
 )
@@ -12,63 +15,70 @@ const (
 	maxBlocks  = 1024
 	maxWaits   = 2048
 	maxSpans   = 256 // spans that nobody waits for are not queued beyond
+	maxFailing = 256 // pages whose failures are remembered
 	farDepth   = 8   // source faults told by FAR, between two rounds
-	blockTable = 64  // hash buckets
-	pageTable  = 256
-	blockPages = 8 // records a block keeps: four pages, two of the notification, to spare
+	blockPages = 8   // records a block keeps: four pages, two of the notification, to spare
 )
 
-const none = -1
+// blockKey names a transaction; tx: a source fault of this node.
+type blockKey struct {
+	source      device.NodeID
+	transaction device.TransactionID
+	tx          bool
+}
 
 // block is a transaction that waits for pages.
 type block struct {
-	used        bool
-	tx          bool // a source fault of this node
-	failed      bool // a page is unresolvable
-	abandoned   bool // a page could not be had for now
-	instant     bool // in Driver.instant
-	unsent      bool // in slot.resend
-	tries       uint8
-	source      device.NodeID
-	transaction device.TransactionID
+	blockKey
+	failed    bool // a page is unresolvable
+	memory    bool // because it does not come in, and not for its address
+	abandoned bool // a page could not be had for now
+	instant   bool // in Driver.instant
+	unsent    bool // in slot.resend
+	tries     uint8
 	// sequence is the newest that an entry had: the receive part drops packets
 	// of older ones, and their RAPF would be stale.
 	sequence device.Sequence
-	waits    int32 // pages not settled yet
-	next     int32 // in its bucket, or in the free list
+	waits    []*page // not settled yet
 	recs     [blockPages]uint64
 	nrecs    uint8
 }
 
+// pageKey names a page, and how it is to be accessed.
+type pageKey struct {
+	page  uint64
+	write bool
+}
+
+// page is a page that somebody waits for.
+type page struct {
+	pageKey
+	tries uint8 // page-ins that failed for a passing reason
+	waits []wait
+}
+
 // wait ties a page to a block, or to none (a source fault told by FAR).
 type wait struct {
-	used   bool
-	write  bool
-	tries  uint8
-	block  int32
-	page   uint64
+	block  *block
 	record uint64
-	next   int32
+}
+
+// failure is what is remembered of a page that does not come in, over the
+// retransmissions of the blocks that need it.
+type failure struct {
+	since, last int64  // of the equal failures, ns
+	cause       string // the error; "" the page is there, and faults again
+	times       int
 }
 
 // span is a range of pages to bring in, [start, end).
 type span struct {
 	start, end uint64
 	write      bool
-	size       uint8 // of the next slice, once the first is done
+	size       uint8 // of the next slice, once the first is done; 0: nothing is
 }
 
-// lane is a page-in under way. A slot has two: a short one, which the owning
-// goroutine may do itself, and a long one beside it.
-type lane struct {
-	busy bool
-	cur  span
-}
-
-const (
-	short = 0
-	long  = 1
-)
+func (p *span) has(k pageKey) bool { return p.write == k.write && p.start <= k.page && k.page < p.end }
 
 // slot is what the driver knows of one domain.
 type slot struct {
@@ -78,16 +88,16 @@ type slot struct {
 	port   *packetizer.Port
 	counts Counts
 
-	blocks    []block
-	waits     []wait
-	freeBlock int32
-	freeWait  int32
-	byBlock   [blockTable]int32
-	byPage    [pageTable]int32
-	resend    []int32
+	blocks  map[blockKey]*block
+	pages   map[pageKey]*page
+	waits   int // of all pages
+	failing map[pageKey]failure
+	resend  []*block
 
-	fresh, rest []span // first slices, and what policies add
-	lanes       [2]lane
+	// What is to be brought in: first slices of new faults, and what is behind
+	// them by the policies.
+	queued []span
+	calls  []*call // under way
 
 	far       [farDepth]device.VA
 	fars      int
@@ -95,111 +105,106 @@ type slot struct {
 	hintWrite bool
 }
 
-// reset empties the tables and keeps their memory.
-func (s *slot) reset() {
+// reset empties the tables of a slot and keeps their memory.
+func (d *Driver) reset(s *slot) {
+	if s.blocks == nil {
+		s.blocks, s.pages, s.failing = map[blockKey]*block{}, map[pageKey]*page{}, map[pageKey]failure{}
+	}
+	for _, p := range s.pages {
+		d.dropPage(s, p)
+	}
+	for _, b := range s.blocks {
+		d.dropBlock(s, b)
+	}
+	clear(s.failing)
 	s.live = false
 	s.target = Target{}
-	s.blocks, s.waits = s.blocks[:0], s.waits[:0]
-	s.freeBlock, s.freeWait = none, none
-	for i := range s.byBlock {
-		s.byBlock[i] = none
-	}
-	for i := range s.byPage {
-		s.byPage[i] = none
-	}
 	s.resend = s.resend[:0]
-	s.fresh, s.rest = s.fresh[:0], s.rest[:0]
-	s.lanes = [2]lane{}
+	s.queued = s.queued[:0]
+	s.calls = s.calls[:0]
 	s.fars, s.hint = 0, 0
 }
 
-func blockBucket(n device.NodeID, t device.TransactionID) uint32 {
-	return (uint32(n)*31 + uint32(t)) % blockTable
-}
-
-func pageBucket(page uint64) uint64 { return page % pageTable }
-
-// block finds the block of a transaction or makes it; none when the table is
+// block finds the block of a transaction or makes it; nil when the table is
 // full.
-func (s *slot) block(source device.NodeID, t device.TransactionID, tx bool) int32 {
-	h := blockBucket(source, t)
-	for i := s.byBlock[h]; i != none; i = s.blocks[i].next {
-		if b := &s.blocks[i]; b.source == source && b.transaction == t && b.tx == tx {
-			return i
+func (d *Driver) block(s *slot, k blockKey) *block {
+	b := s.blocks[k]
+	if b == nil && len(s.blocks) < maxBlocks {
+		if n := len(d.freeBlocks); n > 0 {
+			b, d.freeBlocks = d.freeBlocks[n-1], d.freeBlocks[:n-1]
+		} else {
+			b = new(block)
+		}
+		*b = block{blockKey: k, waits: b.waits[:0]}
+		s.blocks[k] = b
+	}
+	return b
+}
+
+func (d *Driver) dropBlock(s *slot, b *block) {
+	delete(s.blocks, b.blockKey)
+	b.unsent = false
+	d.freeBlocks = append(d.freeBlocks, b)
+}
+
+// waitsFor gives the record by which a block, or nobody's (nil), waits for a page.
+func (s *slot) waitsFor(k pageKey, b *block) (record uint64, ok bool) {
+	if p := s.pages[k]; p != nil {
+		for _, w := range p.waits {
+			if w.block == b {
+				return w.record, true
+			}
 		}
 	}
-	i := s.freeBlock
-	if i != none {
-		s.freeBlock = s.blocks[i].next
-	} else if len(s.blocks) < maxBlocks {
-		i = int32(len(s.blocks))
-		s.blocks = append(s.blocks, block{})
-	} else {
-		return none
-	}
-	s.blocks[i] = block{used: true, tx: tx, source: source, transaction: t, next: s.byBlock[h]}
-	s.byBlock[h] = i
-	return i
+	return 0, false
 }
 
-func (s *slot) dropBlock(i int32) {
-	b := &s.blocks[i]
-	p := &s.byBlock[blockBucket(b.source, b.transaction)]
-	for *p != i {
-		p = &s.blocks[*p].next
-	}
-	*p = b.next
-	*b = block{next: s.freeBlock}
-	s.freeBlock = i
-}
-
-// find gives the wait of a block for a page; none where it has none.
-func (s *slot) find(page uint64, write bool, block int32) int32 {
-	for i := s.byPage[pageBucket(page)]; i != none; i = s.waits[i].next {
-		if w := &s.waits[i]; w.page == page && w.write == write && w.block == block {
-			return i
-		}
-	}
-	return none
-}
-
-// add has a block wait for a page; false when the table is full.
-func (s *slot) add(page uint64, write bool, block int32, record uint64) bool {
-	i := s.freeWait
-	if i != none {
-		s.freeWait = s.waits[i].next
-	} else if len(s.waits) < maxWaits {
-		i = int32(len(s.waits))
-		s.waits = append(s.waits, wait{})
-	} else {
+// wait has a block wait for a page; false when the table is full.
+func (d *Driver) wait(s *slot, k pageKey, b *block, record uint64) bool {
+	if s.waits == maxWaits {
 		return false
 	}
-	h := pageBucket(page)
-	s.waits[i] = wait{used: true, write: write, block: block, page: page, record: record, next: s.byPage[h]}
-	s.byPage[h] = i
-	if block != none {
-		s.blocks[block].waits++
+	p := s.pages[k]
+	if p == nil {
+		if n := len(d.freePages); n > 0 {
+			p, d.freePages = d.freePages[n-1], d.freePages[:n-1]
+		} else {
+			p = new(page)
+		}
+		*p = page{pageKey: k, waits: p.waits[:0]}
+		s.pages[k] = p
+	}
+	p.waits = append(p.waits, wait{b, record})
+	s.waits++
+	if b != nil {
+		b.waits = append(b.waits, p)
 	}
 	return true
 }
 
-// waiting tells whether anybody waits for a page.
-func (s *slot) waiting(page uint64, write bool) bool {
-	for i := s.byPage[pageBucket(page)]; i != none; i = s.waits[i].next {
-		if w := &s.waits[i]; w.page == page && w.write == write {
-			return true
+// dropPage forgets a page that nobody waits for any more.
+func (d *Driver) dropPage(s *slot, p *page) {
+	s.waits -= len(p.waits)
+	delete(s.pages, p.pageKey)
+	d.freePages = append(d.freePages, p)
+}
+
+// unwait has a block wait for nothing.
+func (d *Driver) unwait(s *slot, b *block) {
+	for _, p := range b.waits {
+		n := len(p.waits)
+		p.waits = slices.DeleteFunc(p.waits, func(w wait) bool { return w.block == b })
+		s.waits -= n - len(p.waits)
+		if len(p.waits) == 0 {
+			d.dropPage(s, p)
 		}
 	}
-	return false
+	b.waits = b.waits[:0]
 }
 
-// covered tells whether a page is in a span queued or under way.
-func (s *slot) covered(page uint64, write bool) bool {
-	_, ok := s.overlap(page, page+1, write)
-	return ok
-}
-
-// overlap gives the lowest span queued or under way that meets [start, end).
+// overlap gives the lowest span queued or under way that meets [start, end). What
+// a stuck call was asked beside its first page is not under way: nobody knows
+// which of its pages it hangs in.
 func (s *slot) overlap(start, end uint64, write bool) (span, bool) {
 	low, ok := span{start: end}, false
 	look := func(p *span) {
@@ -207,54 +212,63 @@ func (s *slot) overlap(start, end uint64, write bool) (span, bool) {
 			low, ok = *p, true
 		}
 	}
-	for i := range s.lanes {
-		if l := &s.lanes[i]; l.busy {
-			look(&l.cur)
+	for _, c := range s.calls {
+		if !c.stuck || c.end == c.start+1 {
+			look(&c.span)
 		}
 	}
-	for i := range s.fresh {
-		look(&s.fresh[i])
-	}
-	for i := range s.rest {
-		look(&s.rest[i])
+	for i := range s.queued {
+		look(&s.queued[i])
 	}
 	return low, ok
 }
 
-// queue adds [start, end) to the fresh spans, without what is queued or under
-// way already.
+// queue adds [start, end), without what is queued or under way already.
 func (s *slot) queue(start, end uint64, write bool) {
 	for start < end {
 		o, ok := s.overlap(start, end, write)
 		if !ok {
-			s.push(start, end, write)
+			s.push(span{start: start, end: end, write: write})
 			return
 		}
 		if start < o.start {
-			s.push(start, o.start, write)
+			s.push(span{start: start, end: o.start, write: write})
 		}
 		start = o.end
 	}
 }
 
-func (s *slot) push(start, end uint64, write bool) {
-	if len(s.fresh) >= maxSpans {
-		if end = s.lastWait(start, end, write); start == end {
-			return
-		}
+// requeue asks by itself for each page of a span that somebody waits for.
+func (s *slot) requeue(p span) {
+	for _, k := range s.waited(p) {
+		s.queue(k.page, k.page+1, k.write)
 	}
-	s.fresh = append(s.fresh, span{start: start, end: end, write: write})
 }
 
-// lastWait cuts [start, end) behind the last page that somebody waits for.
-func (s *slot) lastWait(start, end uint64, write bool) uint64 {
-	last := start
-	for i := range s.waits {
-		if w := &s.waits[i]; w.used && w.write == write && start <= w.page && w.page < end {
-			last = max(last, w.page+1)
+// waited gives the pages of a span that somebody waits for, in order.
+func (s *slot) waited(p span) []pageKey {
+	var list []pageKey
+	for k := range s.pages {
+		if p.has(k) {
+			list = append(list, k)
 		}
 	}
-	return last
+	slices.SortFunc(list, func(a, b pageKey) int { return cmp.Compare(a.page, b.page) })
+	return list
+}
+
+// push adds a span; where there are too many, as far as somebody waits for its
+// pages.
+func (s *slot) push(p span) {
+	if len(s.queued) >= maxSpans {
+		list := s.waited(p)
+		if p.end = p.start; len(list) > 0 {
+			p.end = list[len(list)-1].page + 1
+		}
+	}
+	if p.start < p.end {
+		s.queued = append(s.queued, p)
+	}
 }
 
 func (s *slot) addFAR(va device.VA) {

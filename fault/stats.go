@@ -10,7 +10,7 @@ type Counts struct {
 	Remote       uint64 // of these, destination faults
 	Duplicates   uint64 // entries that a block already waits for
 	PageIns      uint64 // Pager.PageIn calls that brought pages in
-	Pages        uint64 // pages they made resident
+	Pages        uint64 // pages they made resident that were not before
 	Minor        uint64 // of these calls, by what the fault turned out to be
 	Major        uint64
 	Permission   uint64
@@ -23,7 +23,30 @@ type Counts struct {
 	Delegated    uint64 // questions to the process
 	DelegateFull uint64 // questions not sent: its socket is full (EAGAIN)
 	DelegateErr  uint64 // questions not sent for another reason
+	Stuck        uint64 // page-ins that hung: others went on beside them
 	Dropped      uint64 // entries dropped because the slot's tables are full
+}
+
+// Add adds o to c.
+func (c *Counts) Add(o *Counts) {
+	for i, v := range o.fields() {
+		*c.fields()[i] += *v
+	}
+}
+
+// Less gives what c has more than an earlier base.
+func (c Counts) Less(base *Counts) Counts {
+	for i, v := range base.fields() {
+		*c.fields()[i] -= *v
+	}
+	return c
+}
+
+func (c *Counts) fields() [19]*uint64 {
+	return [...]*uint64{
+		&c.Entries, &c.Local, &c.Remote, &c.Duplicates, &c.PageIns, &c.Pages, &c.Minor, &c.Major, &c.Permission, &c.Unresolvable,
+		&c.Transient, &c.RAPF, &c.RAPFFail, &c.Refused, &c.Busy, &c.Delegated, &c.DelegateFull, &c.DelegateErr, &c.Dropped,
+	}
 }
 
 // Stats are the driver's counters.
@@ -41,7 +64,7 @@ type Stats struct {
 	Overflows   uint64 // RXFIFO or TXFIFO found with its overflow bit set
 	Invalid     uint64 // entries without all Valid bits
 	UnknownPDID uint64 // entries of no domain here: the guard, then NACK 5, end them
-	BadPage     uint64 // entries past the address width or of another process index
+	BadPage     uint64 // entries past the address width
 	Ignored     uint64 // TXFIFO entries read in TimeoutSource mode
 	Gone        uint64 // accesses that found no device
 }
@@ -66,8 +89,12 @@ func (c *Counts) add(o *Counts) {
 	c.Delegated += o.Delegated
 	c.DelegateFull += o.DelegateFull
 	c.DelegateErr += o.DelegateErr
+	c.Stuck += o.Stuck
 	c.Dropped += o.Dropped
 }
+
+// Slot gives a slot's counters.
+func (d *Driver) Slot(n int) Counts { return d.slots[n].counts }
 
 // Stats gives the counters.
 func (d *Driver) Stats() Stats {

@@ -37,11 +37,11 @@ func NewReceiver(sender uint32) (f *os.File, port uint32, err error) {
 // Credentials say who the sender is, as a receiver was told at Attach.
 type Credentials struct {
 	Port uint32 // netlink port id; 0: the kernel
-	// PID and UID as SCM_CREDENTIALS gives them in the receiver's namespaces:
-	// the process id and the real user id of who sends. SO_PEERCRED of the
-	// attachment socket gives the same numbers where pfd itself called listen and
-	// is not set-uid (it states the listener and its effective user id). Not
-	// looked at for the kernel.
+	// PID and UID as SCM_CREDENTIALS gives them: the process id of who sends, as it
+	// has it itself (a netlink socket does not translate it to the receiver's
+	// namespace, unlike SO_PEERCRED; WELCOME tells it), and its real user id in the
+	// receiver's. SO_PEERCRED of the attachment socket gives the same user id where
+	// pfd is not set-uid. Not looked at for the kernel.
 	PID int32
 	UID uint32
 }

@@ -36,7 +36,18 @@ type CallInfo struct {
 // Caps is what the node's CAPS reads at first: wide IOVA, 48-bit VA, SVA,
 // TXFIFO, sixteen banks, 512 entries.
 const Caps = device.MaxVABits | device.Slots<<device.CapsBanksShift | device.FIFODepth<<device.CapsDepthShift |
-	device.CapsTXFIFO | device.CapsWideIOVA | device.CapsSVA
+	device.CapsTXFIFO | device.CapsWideIOVA | device.CapsSVA | device.CapsPeek
+
+// Queues is the device's side of queues in memory (docs/spec/queues.md), for tests of a
+// driver that works by them.
+type Queues interface {
+	// Load and Store access their registers.
+	Load(offset uint32) uint64
+	Store(offset uint32, v uint64)
+	// Changed says that causes may have come or gone. True: they go by the event
+	// queue, and no vector is sent for them.
+	Changed() bool
+}
 
 // Node is a node of registers and a device.Bus to it. It belongs to one
 // goroutine, Post excepted by nothing: tests run on one.
@@ -63,6 +74,9 @@ type Node struct {
 	// OnAccess, where not nil, sees every access before it happens, and may
 	// change the node: a device that moves between two accesses.
 	OnAccess func(Access)
+
+	// Queues, where not nil, are the node's queues in memory.
+	Queues Queues
 
 	// Hold keeps calls in Held instead of running them.
 	Hold bool
@@ -248,14 +262,60 @@ func (n *Node) Fault(bank int, va device.VA, write bool) {
 	n.irq()
 }
 
-// GlobalFault records a global fault.
-func (n *Node) GlobalFault() {
-	n.windows[device.SMMU].set(device.SMMUGR0+device.GFSR, device.GFSRUSF)
+// GlobalFault records a global fault, of a kind of device.GFSR…, or MULTI where one
+// is recorded already.
+func (n *Node) GlobalFault(kind uint32) {
+	w := &n.windows[device.SMMU]
+	if old := w.words[(device.SMMUGR0+device.GFSR)/4]; old != 0 {
+		kind = old | device.GFSRMULTI
+	}
+	w.set(device.SMMUGR0+device.GFSR, kind)
 	n.irq()
+}
+
+// Peek gives entry i of RXFIFO, or of TXFIFO, and its EXT; false past the end.
+func (n *Node) Peek(tx bool, i int) (words [4]uint32, ext uint32, ok bool) {
+	f := n.fifo(tx)
+	if i >= f.level {
+		return words, 0, false
+	}
+	e := &f.ring[(f.head+i)%device.FIFODepth]
+	return e.words, e.ext, true
+}
+
+// Pop takes the head of RXFIFO, or of TXFIFO.
+func (n *Node) Pop(tx bool) {
+	f := n.fifo(tx)
+	f.head, f.seen = (f.head+1)%device.FIFODepth, 0
+	f.level--
+}
+
+// Overflow tells whether RXFIFO, or TXFIFO, has lost entries; clear has it forgotten.
+func (n *Node) Overflow(tx, clear bool) bool {
+	f := n.fifo(tx)
+	was := f.overflow
+	f.overflow = was && !clear
+	return was
+}
+
+func (n *Node) fifo(tx bool) *fifo {
+	if tx {
+		return &n.tx
+	}
+	return &n.rx
+}
+
+// Vector sends a vector.
+func (n *Node) Vector(v int) {
+	n.Vectors[v]++
+	n.vectors = append(n.vectors, v)
 }
 
 // irq latches the causes that hold and sends the vectors that rise.
 func (n *Node) irq() {
+	if n.Queues != nil && n.Queues.Changed() {
+		return
+	}
 	w := &n.windows[device.SMMU]
 	if w.words[(device.SMMUGR0+device.GFSR)/4] != 0 {
 		n.status |= 1 << device.VectorFault
@@ -271,8 +331,7 @@ func (n *Node) irq() {
 	open := n.status &^ n.windows[device.PL].words[device.PLIRQMask/4]
 	for v := range device.Vectors {
 		if open&^n.sent&(1<<v) != 0 {
-			n.Vectors[v]++
-			n.vectors = append(n.vectors, v)
+			n.Vector(v)
 		}
 	}
 	n.sent = open

@@ -28,6 +28,9 @@ func (w *window) begin(a Access) (bool, error) {
 	if n.Record {
 		n.Log = append(n.Log, a)
 	}
+	if a.Window == device.BTCM && a.Offset%uint32(a.Width) == 0 && a.Offset < a.Window.Size() {
+		return true, nil // memory
+	}
 	if _, ok := device.Resolve(a.Window, a.Offset, a.Width); !ok {
 		n.Bad = append(n.Bad, a)
 		return false, nil
@@ -51,6 +54,10 @@ func (w *window) Read32(off uint32) (uint32, error) {
 	v := w.words[off/4]
 	switch w.id {
 	case device.PL:
+		if w.n.Queues != nil && queueRegister(off) {
+			v = uint32(w.n.Queues.Load(off))
+			break
+		}
 		v = w.n.readPL(off, v)
 	case device.SMMU:
 		if off >= device.SMMUBanks && (off-device.SMMUBanks)%device.SMMUBankSize == device.TLBSTATUS {
@@ -95,6 +102,8 @@ func (w *window) Write32(off, v uint32) error {
 	}
 	n := w.n
 	switch {
+	case w.id == device.PL && n.Queues != nil && queueRegister(off):
+		n.Queues.Store(off, uint64(v))
 	case w.id == device.PL && off == device.PLIRQStatus:
 		n.status &^= v
 		// The edge must be seen: down, and up again if the cause holds.
@@ -127,11 +136,19 @@ func (w *window) Write64(off uint32, v uint64) error {
 		return err
 	}
 	w.set64(off, v)
+	if w.id == device.PL && w.n.Queues != nil && queueRegister(off) {
+		w.n.Queues.Store(off, v)
+	}
 	if w.id == device.PKTZ {
 		w.n.writePktz(off, v)
 	}
 	w.n.irq()
 	return nil
+}
+
+// queueRegister tells whether a register of window pl is one of the queues'.
+func queueRegister(off uint32) bool {
+	return off >= device.PLEventQueue && off <= device.PLCommandQueue+device.QueueDoorbell
 }
 
 // readPL reads what of window pl is not plain memory.

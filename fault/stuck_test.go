@@ -1,0 +1,214 @@
+package fault_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
+)
+
+// release lets the held call for a page run, and only that one.
+func (r *rig) release(g *pager, page uint64) {
+	r.t.Helper()
+	for k := range r.n.Held {
+		before := len(g.calls)
+		held := r.n.Held[k]
+		held.Call.Run()
+		if c := g.calls[before]; c.page <= page && page < c.page+uint64(c.pages) {
+			r.n.Held = append(r.n.Held[:k], r.n.Held[k+1:]...)
+			held.Call.Done()
+			return
+		}
+	}
+	r.t.Fatalf("no call for page %d is under way", page)
+}
+
+// A page that never comes costs its own block only: the other absent pages of the
+// domain go on being brought in, whoever needs them, and nobody asks for it again.
+func TestStuckPage(t *testing.T) {
+	r := newRig(t, nil)
+	g := r.gup(0, fault.PIO)
+	r.n.Hold = true
+	r.n.Push(entry(0, 1, 1, 5), 4096)
+	r.run()
+	r.n.Push(entry(0, 2, 1, 9), 4096) // waits for the first call, as it may be quick
+	r.run()
+	if len(r.n.Held) != 1 {
+		t.Fatalf("%d calls under way, want 1", len(r.n.Held))
+	}
+	r.time += int64(time.Second)
+	r.n.Push(entry(0, 1, 2, 5), 4096) // the guard sends the first block again
+	r.run()
+	r.release(g, 9)
+	r.run()
+	r.wantSent(rapf{0, 7, 2, 1, false})
+	for i := range device.TransactionID(20) {
+		r.n.Push(entry(0, 10+i, 1, 100+uint64(i)), 4096)
+		r.run()
+		r.release(g, 100+uint64(i))
+		r.run()
+		r.wantSent(rapf{0, 7, 10 + i, 1, false})
+	}
+	if len(r.n.Held) != 1 || r.d.Stats().Total.Stuck != 1 {
+		t.Errorf("%d calls under way, %d stuck, want the first", len(r.n.Held), r.d.Stats().Total.Stuck)
+	}
+	r.release(g, 5)
+	r.run()
+	r.wantSent(rapf{0, 7, 1, 2, false})
+}
+
+// Of a range that hangs somewhere each page that is needed is asked for by itself.
+func TestStuckRange(t *testing.T) {
+	r := newRig(t, nil)
+	g := r.gup(0, fault.PI4)
+	r.n.Hold = true
+	for page := range uint64(4) {
+		r.n.Push(entry(0, 1+device.TransactionID(page), 1, page), uint32(4-page)*4096)
+	}
+	r.run()
+	r.time += int64(time.Second)
+	r.n.Push(entry(0, 9, 1, 1000), 4096)
+	r.run()
+	for _, page := range []uint64{1000, 0} {
+		r.release(g, page) // of page 0 the call for all four, or that for it alone
+		r.run()
+	}
+	if n := len(r.sent()); n < 2 {
+		t.Errorf("%d blocks answered", n)
+	}
+}
+
+// Domains have a few stuck calls at most.
+func TestStuckBound(t *testing.T) {
+	r := newRig(t, nil)
+	r.gup(0, fault.PIO)
+	r.n.Hold = true
+	for i := range uint64(100) {
+		r.n.Push(entry(0, device.TransactionID(i), 1, 10*i), 4096)
+		r.run()
+		r.time += int64(time.Second)
+	}
+	if n := len(r.n.Held); n != 8 {
+		t.Errorf("%d calls under way, want 8", n)
+	}
+	for len(r.n.Held) > 0 {
+		r.n.Release()
+	}
+	r.n.Hold = false
+	r.run()
+	if n := len(r.sent()); n != 100 {
+		t.Errorf("%d blocks answered, want 100", n)
+	}
+}
+
+// A page that fails in the same way for long fails its block, with the cause in
+// the record; another failure in between starts anew.
+func TestNeverComes(t *testing.T) {
+	r := newRig(t, nil)
+	g := r.gup(0, fault.PIO)
+	g.fail = gup.ErrNotResident
+	seq := device.Sequence(0)
+	try := func(after time.Duration) {
+		seq++
+		r.time += int64(after)
+		r.n.Push(entry(0, 1, seq, 5), 4096)
+		r.run()
+	}
+	try(0)
+	try(100 * time.Millisecond)
+	g.fail = errBusy
+	try(2 * time.Second)
+	g.fail = gup.ErrNotResident
+	try(0)
+	try(900 * time.Millisecond)
+	r.wantSent()
+	try(200 * time.Millisecond)
+	r.wantSent(rapf{0, 7, 1, seq, true})
+	recs := r.d.Records(1)
+	if recs[0].Outcome != fault.Failed || !errors.Is(recs[0].Cause, gup.ErrNotResident) {
+		t.Errorf("%v: %v", recs[0].Outcome, recs[0].Cause)
+	}
+	// A failure of long ago says nothing.
+	try(time.Minute)
+	r.wantSent()
+	if rec := r.d.Records(1)[0]; rec.Outcome != fault.Unsent || !errors.Is(rec.Cause, gup.ErrNotResident) {
+		t.Errorf("%v: %v", rec.Outcome, rec.Cause)
+	}
+}
+
+// A page that is there and faults all the same is given up before the sender's
+// limit of requests ends the transfer without a reason.
+func TestThereInVain(t *testing.T) {
+	r := newRig(t, nil)
+	g := r.gup(0, fault.PIO)
+	g.there = true
+	for seq := device.Sequence(1); ; seq++ {
+		r.n.Push(entry(0, 1, seq, 5), 4096)
+		r.run()
+		sent := r.sent()
+		if len(sent) != 1 || seq > 1000 {
+			t.Fatalf("%v at sequence number %d", sent, seq)
+		}
+		if sent[0].fail {
+			break
+		}
+	}
+	if rec := r.d.Records(1)[0]; rec.Outcome != fault.Failed || !errors.Is(rec.Cause, fault.ErrInaccessible) {
+		t.Errorf("%v: %v", rec.Outcome, rec.Cause)
+	}
+}
+
+// remapper is a pager of a device with tables of pfd's own.
+type remapper struct {
+	*pager
+	again []uint64 // pages
+
+}
+
+func (p *remapper) Again(va device.VA, write bool) gup.Result {
+	p.again = append(p.again, uint64(va>>device.PageShift))
+	return p.PageIn(va, 1, write)
+}
+
+// TestMappedAgain: what is entered and refused all the same is mapped once more, and
+// then the transfer ends.
+func TestMappedAgain(t *testing.T) {
+	r := newRig(t, nil)
+	g := &remapper{pager: &pager{limit: 1 << 36, there: true}}
+	r.add(fault.Target{Slot: 0, Policy: fault.PI4, Method: fault.GUP, Pager: g})
+	for seq := device.Sequence(1); ; seq++ {
+		r.n.Push(entry(0, 1, seq, 5), 4096)
+		r.run()
+		sent := r.sent()
+		if len(sent) != 1 || seq > 1000 {
+			t.Fatalf("%v at sequence number %d", sent, seq)
+		}
+		if sent[0].fail {
+			break
+		}
+	}
+	if !slices.Equal(g.again, []uint64{5}) {
+		t.Errorf("mapped again: pages %d, want 5 once", g.again)
+	}
+	if rec := r.d.Records(1)[0]; rec.Outcome != fault.Failed || !errors.Is(rec.Cause, fault.ErrInaccessible) {
+		t.Errorf("%v: %v", rec.Outcome, rec.Cause)
+	}
+}
+
+// TestUnmappable: what the device cannot be given ends the transfer at once.
+func TestUnmappable(t *testing.T) {
+	r := newRig(t, nil)
+	g := r.gup(0, fault.PIO)
+	g.fail = fmt.Errorf("%w: no more may be locked", gup.ErrUnmappable)
+	r.n.Push(entry(0, 1, 7, 5), 4096)
+	r.run()
+	r.wantSent(rapf{0, 7, 1, 7, true})
+	if rec := r.d.Records(1)[0]; rec.Outcome != fault.Failed || !errors.Is(rec.Cause, gup.ErrUnmappable) {
+		t.Errorf("%v: %v", rec.Outcome, rec.Cause)
+	}
+}

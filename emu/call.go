@@ -2,12 +2,13 @@ package emu
 
 import (
 	"errors"
-	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/pldma"
+	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -17,9 +18,10 @@ const (
 	callWalk callKind = iota + 1
 	callMove
 	callTask
+	callQueue
 )
 
-// maxJoin bounds what one walk or move covers: 64 pages, 256 KiB (design.md).
+// maxJoin bounds what one walk or move covers: 64 pages, 256 KiB (ours).
 const maxJoin = 64
 
 // call is one piece of work that may sleep in the kernel: a walk or a move of
@@ -28,13 +30,14 @@ const maxJoin = 64
 type call struct {
 	kind    callKind
 	long    bool
-	helped  bool // by the helper
+	asks    bool // the driver of the node, by askOutside
 	write   bool
 	ordered bool
 	node    *node
 	slot    *slot
 	mem     Memory
 	task    device.Call
+	queue   *queue.Access
 
 	va    device.VA
 	pages int
@@ -45,31 +48,32 @@ type call struct {
 	bufs  [maxJoin][]byte
 	whole [maxJoin][]byte // bufs, those that are neighbours in memory as one
 
-	walk    proc.Walk
-	moved   int
-	err     error
-	elapsed time.Duration
-	next    *call
+	walk  proc.Walk
+	moved [maxJoin]int // bytes of each access
+	err   error
+
+	request memport.Request // by the slot's port
+	from    int             // the access that a move's request begins with
 }
 
 func (e *Engine) newCall() *call {
-	c := e.free
-	if c == nil {
+	n := len(e.free)
+	if n == 0 {
 		return new(call)
 	}
-	e.free = c.next
-	c.next = nil
+	c := e.free[n-1]
+	e.free = e.free[:n-1]
 	return c
 }
 
 func (e *Engine) freeCall(c *call) {
 	clear(c.bufs[:c.count])
 	clear(c.whole[:c.count])
-	c.node, c.slot, c.mem, c.task, c.err = nil, nil, nil, nil, nil
-	c.count, c.pages, c.moved, c.elapsed = 0, 0, 0, 0
-	c.long, c.helped, c.ordered = false, false, false
-	c.next = e.free
-	e.free = c
+	clear(c.moved[:c.count])
+	c.node, c.slot, c.mem, c.task, c.queue, c.err = nil, nil, nil, nil, nil, nil
+	c.count, c.pages = 0, 0
+	c.long, c.asks, c.ordered = false, false, false
+	e.free = append(e.free, c)
 }
 
 // access makes one call of the walk or move at the head of the queue and of
@@ -105,6 +109,8 @@ func (e *Engine) access(q *itemQueue) bool {
 		q.head++
 	}
 	switch {
+	case c.slot != nil && c.slot.port != nil:
+		return e.dispatch(c)
 	case c.slot != nil:
 		c.mem = c.slot.att.Memory
 	case n.outside.Memory != nil:
@@ -137,14 +143,16 @@ func (c *call) run() {
 		c.move()
 	case callTask:
 		c.task.Run()
+	case callQueue:
+		c.err = c.queueMove()
 	}
 }
 
-// buffers gives the bytes of the accesses in as few pieces as they lie in: the
-// kernel takes a page and a copy more for each piece.
-func (c *call) buffers() [][]byte {
-	whole := append(c.whole[:0], c.bufs[0])
-	for _, b := range c.bufs[1:c.count] {
+// buffers gives the bytes of the accesses from the first on in as few pieces as
+// they lie in: the kernel takes a page and a copy more for each piece.
+func (c *call) buffers(first int) [][]byte {
+	whole := append(c.whole[:0], c.bufs[first])
+	for _, b := range c.bufs[first+1 : c.count] {
 		last := &whole[len(whole)-1]
 		if both, ok := wire.Adjoin(*last, b); ok {
 			*last = both
@@ -155,36 +163,62 @@ func (c *call) buffers() [][]byte {
 	return whole
 }
 
+// move moves the bytes of the accesses. One that cannot be moved to its end stops
+// none of those that were joined behind it, unless the address space is gone.
 func (c *call) move() {
+	for i := 0; i < c.count && !errors.Is(c.err, proc.ErrGone); i++ {
+		n, err := c.moveFrom(i)
+		if err != nil {
+			c.err = err
+		}
+		i = c.share(i, n)
+	}
+}
+
+// share tells the accesses from number i on that n bytes were moved, and returns
+// the number of the one that got fewer than it wanted; count where none did.
+func (c *call) share(i, n int) int {
+	for ; i < c.count && n >= c.lens[i]; i++ {
+		c.moved[i] = c.lens[i]
+		n -= c.lens[i]
+	}
+	if i < c.count {
+		c.moved[i] = n
+	}
+	return i
+}
+
+// moveFrom moves the accesses from number i on until one cannot be moved, and
+// gives how many bytes it moved.
+func (c *call) moveFrom(i int) (int, error) {
 	switch {
 	case c.ordered:
 		// Two words, the second only after the first (001 §2.3.3.2).
-		words := c.bufs[0]
+		words := c.bufs[i]
 		one := [1][]byte{words[:8]}
-		if c.moved, c.err = c.mem.WriteV(one[:], c.va); c.err != nil || c.moved < 8 {
-			return
+		first, err := c.mem.WriteV(one[:], c.va)
+		if err != nil || first < 8 {
+			return first, err
 		}
 		one[0] = words[8:16]
-		n, err := c.mem.WriteV(one[:], c.va+8)
-		c.moved, c.err = c.moved+n, err
+		second, err := c.mem.WriteV(one[:], c.va+8)
+		return first + second, err
 	case c.write:
-		c.moved, c.err = c.mem.WriteV(c.buffers(), c.va)
-	default:
-		c.moved, c.err = c.mem.ReadV(c.buffers(), c.va)
+		return c.mem.WriteV(c.buffers(i), c.vas[i])
 	}
+	return c.mem.ReadV(c.buffers(i), c.vas[i])
 }
 
 // complete takes a call's result on the engine goroutine.
 func (e *Engine) complete(c *call) {
-	if c.helped {
-		e.helper.busy = false
-	}
-	if s := c.slot; s != nil {
-		s.settle(c.elapsed, s.mem.idle)
+	if c.asks {
+		e.askedOutside(c.node)
 	}
 	switch c.kind {
 	case callTask:
 		c.task.Done()
+	case callQueue:
+		e.queueMoved(c)
 	case callWalk:
 		e.walked(c)
 	case callMove:
@@ -206,6 +240,7 @@ func (e *Engine) walked(c *call) {
 		e.step(c.node, &soc.Event{
 			Kind: soc.Walked, Access: c.ids[i],
 			Absent: c.walk.Absent >> shift & mask, Denied: c.walk.Denied >> shift & mask,
+			Unused: c.walk.Unused >> shift & mask, External: c.walk.External >> shift & mask,
 		})
 	}
 }
@@ -214,11 +249,12 @@ func (e *Engine) moved(c *call) {
 	if c.err != nil {
 		e.lost(c)
 	}
-	left := c.moved
 	for i := range c.count {
-		ok := left >= c.lens[i]
-		left -= c.lens[i]
-		e.step(c.node, &soc.Event{Kind: soc.Moved, Access: c.ids[i], OK: ok})
+		ev := soc.Event{Kind: soc.Moved, Access: c.ids[i], OK: c.moved[i] == c.lens[i]}
+		if !ev.OK {
+			ev.Bytes = c.moved[i]
+		}
+		e.step(c.node, &ev)
 	}
 }
 

@@ -5,18 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/turnstile"
+	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/trace"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,9 +36,14 @@ type Attachment struct {
 	Pages  *attach.Pages // descriptors, doorbell, packetizer, wake flags
 	Wake   int           // eventfd by which the process wakes a sleeping engine
 	Memory Memory
+	// Port, where it is given, is the way to the process's memory in place of
+	// Memory: nothing of it is touched by the engine itself.
+	Port *memport.Port
 	// Gone is called once, on the owning goroutine, when the process's address
 	// space is found gone (exit or exec). It must not block. May be nil.
 	Gone func()
+	// UID is whose process it is: one whose user's memory was slow begins slow.
+	UID uint32
 	// Log, where it is given, names the process and its user in each line about it.
 	Log *slog.Logger
 }
@@ -59,6 +68,9 @@ type Config struct {
 	// another process: no process attaches to it here, and its SMMU walks tables
 	// in device memory (shadow translation) instead of the processes' own.
 	Outside func(i int) Outside
+	// Trace, where it is given, takes the records of refused blocks beside those of the
+	// owner of the engine; the engine shows it.
+	Trace *trace.Log
 }
 
 // Limits and defaults of an engine (ours).
@@ -66,8 +78,6 @@ const (
 	MaxNodes       = 64
 	DefaultSpin    = 50 * time.Microsecond
 	DefaultSpinMax = time.Millisecond
-
-	leaseTime = 20 * time.Millisecond
 )
 
 // Outside is what a node has that is driven from another process.
@@ -78,6 +88,12 @@ type Outside struct {
 	// bank has at that moment. It is called on the engine goroutine; nil is
 	// memory that fails every access.
 	Memory func(slot int, t smmu.Tables) Memory
+	// DMA is the driver's memory, for the queues in memory; nil: the node has none.
+	DMA DMA
+	// Remote, where it is given, tells whether memory is reached by asking the
+	// driver, who may wait for the engine: such accesses are made apart, one of
+	// the node at a time. It is called on the owning goroutine.
+	Remote func() bool
 }
 
 // ErrConfig says that an engine cannot be built as asked.
@@ -89,33 +105,34 @@ type Engine struct {
 	log   *slog.Logger
 	pool  *wire.Pool
 	base  time.Time
-	epoch uint16 // the nodes' first
+	epoch uint32 // the nodes' first
 	nodes []*node
 
 	// Owned by the engine goroutine.
-	quick    itemQueue    // actions to be done: what is short or of the high class
-	arriving itemQueue    // and of the data of the other classes what is at its destination
-	leaving  itemQueue    // or at its source
-	row      int          // quick ones in a row
-	actions  []soc.Action // scratch of step
-	clock    int64        // the machines' time: read once a pass and after each call
-	tasks    []*call      // calls that Do asked for
-	current  *call        // what the lease is held for
-	calls    uint8        // done inline; the thread is noted at every 256th, and by a new owner
-	live     []*slot      // attached slots
-	turn     int          // whose doorbell was looked at last
-	free     *call
-	vectors  bool // some node has vectors to be delivered
-	stop     bool
+	urgent    itemQueue // actions to be done (queueOf)
+	arriving  itemQueue
+	leaving   itemQueue
+	actions   []soc.Action     // scratch of step
+	clock     clock            // read once a pass and after each call
+	tasks     []*call          // calls that Do asked for
+	current   *call            // what the lease is held for
+	live      []*slot          // attached slots
+	turn      int              // whose doorbell was looked at last
+	slowUsers map[uint32]int64 // until when what a user attaches begins slow
+	free      []*call
+	vectors   bool // some node has vectors to be delivered
+	stop      bool
 
-	helper helper
+	apart apart
 
 	recorder *record.Writer // of the machines' inputs, nil: none
+	tracer   tracer
 
-	lease  atomic.Uint64 // odd: in a call that may sleep
-	thread atomic.Int32  // of the call, as it was not long ago
-	parked atomic.Bool   // the supervisor sleeps until it is kicked
-	unpark chan struct{}
+	lease    atomic.Uint64 // odd: in a call that may sleep
+	asleepIn atomic.Uint64 // the lease of the call that the supervisor last found asleep
+	thread   atomic.Int32  // the owner's
+	parked   atomic.Bool   // the supervisor sleeps until it is kicked
+	unpark   chan struct{}
 
 	mu       sync.Mutex // guards posts, finished
 	posts    []func()
@@ -127,9 +144,9 @@ type Engine struct {
 
 	// owner is held by whoever owns the engine: its goroutine but while that
 	// sleeps, or who borrows it meanwhile (Lend).
-	owner    sync.Mutex
-	borrowed bool  // the owner is a borrower
-	until    int64 // when the engine goroutine wakes by itself
+	owner    turnstile.Lock // a borrower that comes back at once waits for others
+	borrowed bool           // the owner is a borrower
+	until    int64          // when the engine goroutine wakes by itself, in the machines' time
 
 	epoll, event int
 	done         chan struct{}
@@ -148,6 +165,8 @@ type node struct {
 	slots    [device.Slots]*slot
 	takeover uint64 // calls that outlasted their lease
 	outside  Outside
+	asking   bool    // a call by which the driver is asked is under way
+	asks     []*call // and these wait for it
 }
 
 // slot is an attached domain slot.
@@ -160,9 +179,12 @@ type slot struct {
 	mailWaits bool   // its ring was full
 	sends     bool   // messages were not looked at since
 	gone      bool
-	pace      // slow: it is served by mem instead of inline
-	mem       worker
-	pager     worker
+	port      *memport.Port
+	waiting   []*call // for a place in the port
+
+	slowUntil int64 // in the time of Now: its calls are made apart
+	sleep     int64 // that its calls were found in, less what was forgiven, ns
+	sleptAt   int64 // when one was found asleep last
 }
 
 // New builds the machine; Run drives it. Errors match ErrConfig.
@@ -196,20 +218,26 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
+		slowUsers: map[uint32]int64{}, owner: turnstile.New(),
 		epoll: epoll, event: event, unpark: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	if e.tracer, err = newTracer(cfg.Trace, e); err != nil {
+		e.close()
+		return nil, fmt.Errorf("emulated machine: %w", err)
 	}
 	if err := e.watch(event); err != nil {
 		e.close()
 		return nil, err
 	}
-	e.epoch = max(uint16(e.base.UnixNano()>>20), 1)
+	e.epoch = max(rand.Uint32(), 1)
+	e.tracer.log.Fabric = uint64(e.epoch)
 	for i := range cfg.Nodes {
 		n := &node{index: i}
 		if cfg.Outside != nil {
 			n.outside = cfg.Outside(i)
 		}
 		n.soc = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: cfg.Outside == nil,
+			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil,
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
 			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 		})
@@ -238,15 +266,18 @@ func (e *Engine) Nodes() int { return len(e.nodes) }
 // Bus gives the way to a node. Any goroutine.
 func (e *Engine) Bus(node int) device.Bus { return e.nodes[node].bus }
 
-// Now gives the engine's time in ns, which the machines see. Any goroutine.
+// Now gives the time since the engine was made, ns. Any goroutine.
 func (e *Engine) Now() int64 { return int64(time.Since(e.base)) }
+
+// Clock gives the machines' time, ns: what Node tells of times is of it. On the
+// owning goroutine.
+func (e *Engine) Clock() int64 { return e.clock.now }
 
 // Run drives the machine until ctx ends. It is called once.
 func (e *Engine) Run(ctx context.Context) error {
 	if !e.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("%w: Run called twice", ErrConfig)
 	}
-	e.helper.start(e)
 	go e.loop(nil)
 	super := make(chan struct{})
 	go func() {
@@ -260,10 +291,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	case <-e.done:
 	}
 	<-super
-	e.helper.end()
-	if !e.helper.busy {
-		<-e.helper.done
-	}
+	e.apart.end()
 	e.close()
 	return nil
 }
@@ -288,8 +316,9 @@ func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
 	if err := e.watch(a.Wake); err != nil {
 		return err
 	}
-	s := &slot{node: n, index: slotIndex, att: a, kick: a.Pages.Kick() - 1}
+	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, kick: a.Pages.Kick() - 1, slowUntil: e.slowUsers[a.UID]}
 	n.slots[slotIndex] = s
+	a.Pages.SetWatched(e.tracer.on)
 	e.live = append(e.live, s)
 	return nil
 }

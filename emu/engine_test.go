@@ -21,11 +21,12 @@ import (
 // rig is a machine of two nodes with one attachment on each, all of this very
 // process, and the driver above it.
 type rig struct {
-	t       testing.TB
-	engine  *emu.Engine
-	process *proc.Process
-	drivers []*fault.Driver
-	sides   []*side
+	t        testing.TB
+	engine   *emu.Engine
+	process  *proc.Process
+	drivers  []*fault.Driver
+	managers []*domain.Manager
+	sides    []*side
 }
 
 type side struct {
@@ -63,6 +64,7 @@ func newRig(t testing.TB, policy fault.Policy, prepare ...func(*emu.Engine)) *ri
 		if err != nil {
 			t.Fatal(err)
 		}
+		r.managers = append(r.managers, m)
 		s := &side{}
 		if s.mem, err = attach.NewMemory(); err != nil {
 			t.Fatal(err)
@@ -109,6 +111,7 @@ func (r *rig) on(node int, f func()) {
 // write has side 0 write size bytes and waits until done is final.
 func (r *rig) write(ch int, d device.Descriptor) uint32 {
 	p := r.sides[0].pages
+	d.DstGeneration = r.sides[1].domain.Generation
 	p.Publish(ch, &d)
 	p.Ring(ch)
 	if p.Kicked() {

@@ -5,37 +5,79 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"sync"
-	"sync/atomic"
+	"slices"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// dispatch has a call done: inline under a lease, or by a worker of its domain
-// where it is known to be long or the domain slow. False: the lease was lost.
+// Times of leases (ours).
+const (
+	// leaseTime is how long a call that the engine makes may sleep. longLease is
+	// when it loses its lease though it does not sleep: the machine is busy.
+	leaseTime = 20 * time.Millisecond
+	longLease = 10 * leaseTime
+	// lookEvery is how often the supervisor looks at the call under way.
+	lookEvery = leaseTime / 4
+	// slowTime is for how long a slot is slow, from when it was found so.
+	slowTime = 10 * time.Second
+	// sleepShare: a slot whose calls sleep for more than this part of the time,
+	// and for a lease in all, is slow though none has outlasted its own.
+	sleepShare = 50
+)
+
+// dispatch has a call made: by the slot's port, apart, or here under a lease.
+// False: the lease was lost.
 func (e *Engine) dispatch(c *call) bool {
 	s := c.slot
 	switch {
+	case s == nil && c.node != nil && c.node.remote():
+		e.askOutside(c)
+		return true
 	case s == nil:
-		// No process is attached to the slot: nobody's worker would serve it.
-		return e.perform(c)
-	case c.long:
-		if s.slow || !e.helper.give(c) {
-			s.pager.submit(e, c)
-		}
-	case s.slow:
-		s.mem.submit(e, c)
-	default:
-		return e.perform(c)
+		// No process is attached to the slot: nobody else would make it.
+	case s.port != nil && e.ask(c):
+		return true
+	case c.long, e.slow(s):
+		e.apart.make(e, c)
+		return true
 	}
-	return true
+	return e.perform(c)
 }
 
-// perform does a call inline under a lease. The lease is a count, odd within a
+// remote tells whether the node's memory is reached by asking its driver, or was a
+// moment ago: accesses keep their order.
+func (n *node) remote() bool {
+	return n.outside.Remote != nil && (n.outside.Remote() || n.asking)
+}
+
+// askOutside has a call made apart by which the driver is asked, who may wait for
+// the engine: one of a node at a time.
+func (e *Engine) askOutside(c *call) {
+	c.asks = true
+	if c.node.asking {
+		c.node.asks = append(c.node.asks, c)
+		return
+	}
+	c.node.asking = true
+	e.apart.make(e, c)
+}
+
+// askedOutside takes that a call of askOutside is over.
+func (e *Engine) askedOutside(n *node) {
+	if len(n.asks) == 0 {
+		n.asking = false
+		return
+	}
+	next := n.asks[0]
+	n.asks = slices.Delete(n.asks, 0, 1)
+	e.apart.make(e, next)
+}
+
+// perform makes a call here, under a lease. The lease is a count, odd within a
 // call; the supervisor takes it over by making it even, and then everything that
-// the engine owns belongs to the goroutine it starts.
+// the engine owns belongs to the goroutine that it starts.
 func (e *Engine) perform(c *call) bool {
 	if e.parked.Load() {
 		select {
@@ -44,28 +86,15 @@ func (e *Engine) perform(c *call) bool {
 		}
 	}
 	e.current = c
-	// The goroutine may go to another thread, but seldom.
-	if e.calls == 0 {
-		e.thread.Store(int32(unix.Gettid()))
-	}
-	e.calls++
-	watched := c.slot != nil && c.slot.watched > 0
-	var before [2]int64
-	if watched {
-		before = naps()
-	}
 	held := e.lease.Add(1)
 	c.run()
 	if !e.lease.CompareAndSwap(held, held+1) {
 		e.finish(c)
 		return false
 	}
-	began := e.clock
-	e.clock = e.Now()
-	if s := c.slot; s != nil && !s.slow {
-		if took := time.Duration(e.clock - began); s.charge(took, watched && took > quickCall && naps() != before) {
-			e.slowDown(s, "memory accesses hold everybody up")
-		}
+	e.clock.run(e.Now())
+	if s := c.slot; s != nil && e.asleepIn.Load() == held && e.own() && s.slept(e.clock.seen) {
+		e.slowDown(s, "memory accesses hold everybody up")
 	}
 	e.complete(c)
 	return true
@@ -81,20 +110,34 @@ func (e *Engine) overtaken(late *call) {
 	}
 }
 
+// slow tells whether a slot's calls are made apart.
+func (e *Engine) slow(s *slot) bool { return s.slowUntil > e.clock.seen }
+
+// slept takes that a call was found asleep. True: the slot is slow.
+func (s *slot) slept(now int64) bool {
+	s.sleep = max(s.sleep-(now-s.sleptAt)/sleepShare, 0) + int64(lookEvery)
+	s.sleptAt = now
+	return s.sleep >= int64(leaseTime)
+}
+
+// slowDown has a slot's calls made apart for a while, and those of whatever its
+// user attaches meanwhile: attaching anew gives nobody another lease.
 func (e *Engine) slowDown(s *slot, why string) {
-	s.pace.slowDown(e.Now())
+	s.slowUntil = e.Now() + int64(slowTime)
+	s.sleep = 0
+	e.slowUsers[s.att.UID] = s.slowUntil
 	log := s.att.Log // the user's own lines: nobody else's are held back for them
 	if log == nil {
 		log = e.log.With("node", s.node.index)
 	}
-	log.Info(why+": the domain is served by a worker of its own", "slot", s.index, "after", leaseTime)
+	log.Info(why+": the domain is served apart", "slot", s.index, "after", leaseTime, "for", slowTime)
 }
 
-// supervise looks every few milliseconds whether a call has outlasted its
-// lease. It parks when nothing goes on, so that an idle machine uses no CPU.
+// supervise looks every few milliseconds at the call under way: one that sleeps
+// is charged to its slot, and one that outlasts its lease is left behind. It
+// parks when nothing goes on, so that an idle machine uses no CPU.
 func (e *Engine) supervise() {
-	const period = leaseTime / 4
-	tick := time.NewTicker(period)
+	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	seen, since, quiet := uint64(0), time.Now(), 0
 	for {
@@ -106,7 +149,6 @@ func (e *Engine) supervise() {
 		v := e.lease.Load()
 		if v != seen {
 			seen, since, quiet = v, time.Now(), 0
-			continue
 		}
 		if v&1 == 0 {
 			if quiet++; quiet < 64 {
@@ -123,129 +165,39 @@ func (e *Engine) supervise() {
 				}
 			}
 			e.parked.Store(false)
-			tick.Reset(period)
-			quiet, since = 0, time.Now()
+			tick.Reset(lookEvery)
+			quiet = 0
 			continue
 		}
-		if over := time.Since(since); over < leaseTime || over < longLease && e.runs() {
-			continue
+		asleep := e.asleepNow()
+		if asleep {
+			e.asleepIn.Store(v)
 		}
-		if e.lease.CompareAndSwap(v, v+1) {
-			go e.loop(e.current)
-		}
-	}
-}
-
-// longLease is when a call loses its lease though it does not sleep (ours).
-const longLease = 10 * leaseTime
-
-// runs tells whether the thread of the call under way runs, or would if it had a
-// processor: then it waits for no memory, and the machine is only busy.
-func (e *Engine) runs() bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", e.thread.Load()))
-	if err != nil {
-		return false
-	}
-	// "TID (NAME) STATE ...", with any NAME (proc_pid_stat(5)).
-	i := bytes.LastIndexByte(b, ')')
-	return i >= 0 && len(b) > i+2 && b[i+2] == 'R'
-}
-
-// workerSpin is how long a worker that has nothing to do looks for more before
-// it ends: a page-in's next slice comes within microseconds, and to wake a
-// goroutine for each costs more than the slice.
-const workerSpin = 50 * time.Microsecond
-
-// worker does the calls of one domain one after the other, on a goroutine that
-// lives while there are any.
-type worker struct {
-	mu      sync.Mutex
-	more    atomic.Bool // head is not nil: for a look without the lock
-	head    *call
-	tail    *call
-	running bool
-}
-
-func (w *worker) submit(e *Engine, c *call) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	c.next = nil
-	if w.tail != nil {
-		w.tail.next = c
-	} else {
-		w.head = c
-	}
-	w.tail = c
-	w.more.Store(true)
-	if !w.running {
-		w.running = true
-		go w.serve(e)
-	}
-}
-
-// steal takes a call that waits for its worker to wake up, which takes longer
-// than the call on a machine whose other processor sleeps: the engine has nothing
-// else to do. Nil: there is none.
-func (e *Engine) steal() *call {
-	if c := e.helper.steal(); c != nil {
-		return c
-	}
-	for _, s := range e.live {
-		if s.pager.more.Load() && !s.slow {
-			if c := s.pager.take(); c != nil {
-				return c
+		if over := time.Since(since); over >= longLease || over >= leaseTime && asleep {
+			if e.lease.CompareAndSwap(v, v+1) {
+				go e.loop(e.current)
 			}
 		}
 	}
-	return nil
 }
 
-// take takes the next call, nil where there is none.
-func (w *worker) take() *call {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	c := w.head
-	if c == nil {
-		return nil
+// asleepNow tells whether the engine's thread sleeps. One that runs, or would if it
+// had a processor, waits for no memory: the machine is only busy.
+func (e *Engine) asleepNow() bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", e.thread.Load()))
+	if err != nil {
+		return true
 	}
-	if w.head = c.next; w.head == nil {
-		w.tail = nil
-		w.more.Store(false)
-	}
-	c.next = nil
-	return c
+	// "TID (NAME) STATE ...", with any NAME (proc_pid_stat(5)).
+	i := bytes.LastIndexByte(b, ')')
+	return i < 0 || len(b) <= i+2 || b[i+2] != 'R'
 }
 
-func (w *worker) serve(e *Engine) {
-	for {
-		for idle := time.Now(); !w.more.Load() && time.Since(idle) < workerSpin; {
-		}
-		c := w.take()
-		if c == nil && w.rest() {
-			return
-		}
-		if c == nil {
-			continue
-		}
-		start := time.Now()
-		c.run()
-		c.elapsed = max(time.Since(start), 1)
-		e.finish(c)
-	}
-}
-
-// rest ends the worker if there is still nothing to do.
-func (w *worker) rest() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.running = w.head != nil
-	return !w.running
-}
-
-func (w *worker) idle() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.head == nil && !w.running
+// own notes the calling thread for the supervisor: the goroutine may go to another
+// one, but seldom. False: it has.
+func (e *Engine) own() bool {
+	thread := int32(unix.Gettid())
+	return e.thread.Swap(thread) == thread
 }
 
 // wait sleeps until a watched descriptor fires, or for timeout; negative: for

@@ -5,15 +5,16 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 )
 
 // The line about a slow process names its user, by whom lines are limited.
 func TestOverLeaseNamesTheProcess(t *testing.T) {
 	var own, all bytes.Buffer
-	e := &Engine{log: slog.New(slog.NewTextHandler(&all, nil))}
+	e := &Engine{base: time.Now(), log: slog.New(slog.NewTextHandler(&all, nil)), slowUsers: map[uint32]int64{}}
 	s := &slot{node: &node{}, index: 3, att: &Attachment{Log: slog.New(slog.NewTextHandler(&own, nil)).With("pid", 7, "uid", 8)}}
 	e.overtaken(&call{slot: s})
-	if !strings.Contains(own.String(), "over its lease") || !strings.Contains(own.String(), "uid=8") || all.Len() > 0 || !s.slow {
+	if !strings.Contains(own.String(), "over its lease") || !strings.Contains(own.String(), "uid=8") || all.Len() > 0 || !e.slow(s) {
 		t.Errorf("says %q, and %q", own.String(), all.String())
 	}
 	s.att.Log = nil

@@ -40,6 +40,7 @@ func (s *stuck) WriteV(src [][]byte, va device.VA) (int, error) {
 type pair struct {
 	mem   [2]*attach.Memory
 	slots [2]int
+	gens  [2]device.Generation
 }
 
 func attachPair(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, drivers [2]*fault.Driver, group string, process *proc.Process, target emu.Memory) *pair {
@@ -62,7 +63,7 @@ func attachPair(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, driver
 				done <- err
 				return
 			}
-			p.slots[n] = d.Slot
+			p.slots[n], p.gens[n] = d.Slot, d.Generation
 			if err := e.Attach(n, d.Slot, &emu.Attachment{Pages: mem.Pages, Wake: mem.WakeFD(), Memory: m}); err != nil {
 				done <- err
 				return
@@ -77,6 +78,7 @@ func attachPair(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, driver
 }
 
 func (p *pair) start(ch int, d device.Descriptor) {
+	d.DstGeneration = p.gens[1]
 	p.mem[0].Publish(ch, &d)
 	for !p.mem[0].Ring(ch) {
 		time.Sleep(10 * time.Microsecond)

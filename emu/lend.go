@@ -1,5 +1,7 @@
 package emu
 
+import "math"
+
 // Lend runs f on the caller's goroutine as if that were the engine's, and then
 // whatever f has made the machine do. For who serves registers to another
 // process it saves the way to the engine goroutine and back, which costs more
@@ -14,8 +16,8 @@ func (e *Engine) Lend(f func()) bool {
 	default:
 	}
 	e.borrowed = true
-	e.calls = 0
-	e.clock = e.Now()
+	e.own()
+	e.clock.slept(e.Now(), e.until)
 	f()
 	e.repay()
 	return true
@@ -33,6 +35,7 @@ func (e *Engine) repay() {
 			break
 		}
 	}
+	e.show(math.MaxInt64 / 2)
 	e.borrowed = false
 	// The engine goroutine sleeps until a deadline that was the next one when it
 	// fell asleep.

@@ -3,11 +3,13 @@ package emu
 import (
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/wire"
 	"golang.org/x/sys/unix"
@@ -17,6 +19,7 @@ import (
 // outlasted its lease: then another goroutine runs loop already, late is the
 // call that it left behind, and everything that the engine owns is its own.
 func (e *Engine) loop(late *call) {
+	e.own()
 	if late == nil {
 		e.owner.Lock()
 	} else {
@@ -27,7 +30,6 @@ func (e *Engine) loop(late *call) {
 			return
 		}
 	}
-	e.calls = 0
 	p := newPatience(e.cfg.Spin, e.cfg.SpinMax)
 	for {
 		busy, ok := e.pass()
@@ -42,8 +44,14 @@ func (e *Engine) loop(late *call) {
 			p.busy()
 			continue
 		}
-		if now := e.Now(); p.idle(now, e.yield) {
-			e.sleep(now)
+		now := e.Now()
+		e.nudge(now)
+		sleep := p.idle(now, e.yield)
+		if sleep || now-p.since >= showAfter {
+			e.show(now)
+		}
+		if sleep {
+			e.sleep()
 			p.slept(e.Now() - now)
 		}
 	}
@@ -53,6 +61,7 @@ func (e *Engine) loop(late *call) {
 func (e *Engine) yield() int64 {
 	start := e.Now()
 	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	e.own()
 	return e.Now() - start
 }
 
@@ -66,15 +75,18 @@ func (e *Engine) end() {
 
 // pass does once whatever there is to do. ok false: the lease was lost, and the
 // caller must touch nothing any more.
+//
+// Everybody who may have published something is looked at. Then what is urgent is
+// done, and where nothing is, a piece of the data; where a process has published
+// something meanwhile, the pass ends. So what is urgent waits for one piece of the
+// data, and a stream of it leaves one in passWork to the data.
 func (e *Engine) pass() (busy, ok bool) {
-	e.clock = e.Now()
-	if e.inbox.Load() {
-		busy = true
-		e.takeInbox()
-	}
+	ok = true
+	e.clock.run(e.Now())
+	e.tracer.watch(e.live)
 	// In turns: what has begun is done first, and its payloads are in the caches.
 	for range e.live {
-		if len(e.quick.items)-e.quick.head >= quickFull {
+		if e.urgent.len() >= passWork/2 {
 			break
 		}
 		e.turn = (e.turn + 1) % len(e.live)
@@ -85,15 +97,19 @@ func (e *Engine) pass() (busy, ok bool) {
 			e.kicked(s)
 		}
 	}
+	for _, s := range e.live {
+		if s.port != nil && s.port.Pending() && s.port.Poll() {
+			busy = true
+		}
+	}
 	for _, n := range e.nodes {
-		if n.due <= e.clock {
+		if n.due <= e.clock.now {
 			busy = true
 			e.step(n, &soc.Event{Kind: soc.Tick})
 		}
 	}
-	// The driver comes before the data: a page-in that is under way elsewhere
-	// while bytes move here is what makes faults cheap. And only so much at a
-	// time: a stream of data must not keep other processes' doorbells waiting.
+	// What is urgent, the driver first: a page-in that is under way elsewhere while
+	// bytes move here is what makes faults cheap.
 	for range passWork {
 		switch {
 		case e.inbox.Load():
@@ -101,77 +117,80 @@ func (e *Engine) pass() (busy, ok bool) {
 		case e.vectors && e.deliver():
 		case len(e.tasks) > 0:
 			c := e.tasks[0]
-			e.tasks = e.tasks[:copy(e.tasks, e.tasks[1:])]
-			if !e.dispatch(c) {
-				return busy, false
-			}
-		case e.quick.some() && (e.row < quickRow || !e.arriving.some() && !e.leaving.some()):
-			e.row++
-			if !e.next(&e.quick) {
-				return busy, false
-			}
-		case e.arriving.some() || e.leaving.some():
-			e.row = 0
-			q := &e.arriving
-			if !q.some() {
-				q = &e.leaving
-			}
-			if !e.next(q) {
-				return busy, false
-			}
-			if e.kicks() {
-				// What it is may be of the high class.
-				return true, true
-			}
+			e.tasks = slices.Delete(e.tasks, 0, 1)
+			ok = e.dispatch(c)
+		case e.urgent.some():
+			ok = e.next(&e.urgent)
 		default:
-			e.quick.reset()
-			e.arriving.reset()
-			e.leaving.reset()
-			c := e.steal()
-			if c == nil {
+			var done bool
+			if done, ok = e.data(); !done {
 				return busy, true
 			}
-			if !e.perform(c) {
-				return busy, false
+			if ok && e.rung() {
+				return true, true
 			}
+		}
+		if !ok {
+			return true, false
 		}
 		busy = true
 	}
-	return busy, true
+	_, ok = e.data()
+	return true, ok
 }
 
-// passWork is how many pieces of work a pass does at most before it looks at the
-// processes and the clock again (ours; some 100 us of data).
-const passWork = 64
+// rung tells whether some process has published something.
+func (e *Engine) rung() bool {
+	for _, s := range e.live {
+		if s.sends || s.att.Pages.Kick() != s.kick {
+			return true
+		}
+	}
+	return false
+}
+
+// data does one piece of what is not urgent.
+func (e *Engine) data() (done, ok bool) {
+	switch {
+	case e.arriving.some():
+		return true, e.next(&e.arriving)
+	case e.leaving.some():
+		return true, e.next(&e.leaving)
+	}
+	if c := e.apart.takeBack(e); c != nil {
+		return true, e.perform(c)
+	}
+	return false, true
+}
 
 // step gives a node an event; what it wants done joins the queue.
 func (e *Engine) step(n *node, ev *soc.Event) {
 	from := len(e.actions)
-	e.actions = n.soc.Step(e.clock, ev, e.actions)
+	n.soc.Stamp(e.tracer.stamp(e.clock.seen))
+	e.actions = n.soc.Step(e.clock.now, ev, e.actions)
 	n.due = n.soc.Deadline()
 	if e.recorder != nil {
-		e.recorder.Step(e.clock, n.index, ev, e.actions[from:])
+		e.recorder.Step(e.clock.now, n.index, ev, e.actions[from:])
 	}
+	e.refused(n, e.actions[from:])
 	e.enqueue(n, from)
 }
 
 func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uint64) {
 	from := len(e.actions)
-	e.actions = n.soc.Store(e.clock, id, off, width, v, e.actions)
+	n.soc.Stamp(e.tracer.stamp(e.clock.seen))
+	e.actions = n.soc.Store(e.clock.now, id, off, width, v, e.actions)
 	n.due = n.soc.Deadline()
 	if e.recorder != nil {
-		e.recorder.Store(e.clock, n.index, id, off, width, v, e.actions[from:])
+		e.recorder.Store(e.clock.now, n.index, id, off, width, v, e.actions[from:])
 	}
+	e.refused(n, e.actions[from:])
 	e.enqueue(n, from)
 }
 
 func (e *Engine) enqueue(n *node, from int) {
-	e.quick.compact()
-	e.arriving.compact()
-	e.leaving.compact()
 	for _, a := range e.actions[from:] {
-		q := e.queueOf(&a)
-		q.items = append(q.items, item{n, a})
+		e.queueOf(&a).add(item{n, a})
 	}
 	e.actions = e.actions[:from]
 }
@@ -206,6 +225,8 @@ func (e *Engine) next(q *itemQueue) bool {
 	}
 	q.head++
 	switch a.Kind {
+	case soc.QueueAccess:
+		return e.queueAccess(n, a.Queue)
 	case soc.Transmit:
 		f := a.Frame
 		if e.cfg.Link != nil && f.Kind == wire.Data {
@@ -220,12 +241,14 @@ func (e *Engine) next(q *itemQueue) bool {
 		n.pending |= 1 << a.Vector
 		e.vectors = true
 	case soc.DescriptorChanged:
+		e.publishing()
 		if s := n.slots[a.Slot]; s != nil {
 			s.att.Pages.SetDone(int(a.Channel), a.Done, a.Status, a.Paused)
 			if a.Done != device.DoneOngoing && a.Channel < device.WriteChannels {
 				s.att.Pages.Notify()
 			}
 		}
+		e.published(n, &a)
 	case soc.WordsWritten:
 		if s := n.slots[a.Slot]; s != nil {
 			s.att.Pages.Notify()
@@ -269,13 +292,14 @@ func (e *Engine) kicked(s *slot) {
 		}
 		e.step(s.node, &soc.Event{
 			Kind: soc.MessageSent, Interface: iface, Channel: c,
-			Destination: uint64(m.Node) | uint64(m.Mailbox)<<24, Words: m.Words, N: m.N,
+			Destination: packetizer.Destination(m.Node, m.Mailbox, m.Generation), Words: m.Words, N: m.N,
 		})
 		p.SetPktzStatus(c, uint64(s.node.soc.PacketizerStatus(iface, c)))
 	}
 }
 
 func (e *Engine) ring(s *slot, ch int, kind soc.EventKind) {
+	e.rings(s, ch)
 	ev := soc.Event{Kind: kind, Slot: s.index, Channel: ch}
 	if ch < device.ChannelsPerSlot {
 		var d device.Descriptor
@@ -335,31 +359,43 @@ func (e *Engine) takeInbox() {
 // sleep waits in the kernel until a process rings, something is posted, or a
 // machine's deadline. The flags are set first and looked behind once more: either
 // we see what was published, or its publisher sees that we sleep.
-func (e *Engine) sleep(now int64) {
+func (e *Engine) sleep() {
 	e.asleep.Store(true)
 	for _, s := range e.live {
 		s.att.Pages.SetAsleep(true)
+		if s.port != nil {
+			s.port.SetAsleep(true)
+		}
 	}
 	if !e.worth() {
 		timeout := time.Duration(-1)
+		now := e.Now()
+		if next := e.nudge(now); next > 0 {
+			timeout = time.Duration(max(next-now, 0))
+		}
 		for _, n := range e.nodes {
 			if d := n.due; d < int64(1)<<62 {
-				if left := time.Duration(max(d-now, 0)); timeout < 0 || left < timeout {
+				if left := time.Duration(max(d-e.clock.now, 0)); timeout < 0 || left < timeout {
 					timeout = left
 				}
 			}
 		}
+		timeout = e.tracer.untilShown(timeout)
 		e.until = math.MaxInt64
 		if timeout >= 0 {
-			e.until = now + int64(timeout)
+			e.until = e.clock.now + int64(timeout)
 		}
 		e.owner.Unlock()
 		e.wait(timeout)
 		e.owner.Lock()
-		e.calls = 0
+		e.own()
+		e.clock.slept(e.Now(), e.until)
 	}
 	for _, s := range e.live {
 		s.att.Pages.SetAsleep(false)
+		if s.port != nil {
+			s.port.SetAsleep(false)
+		}
 	}
 	e.asleep.Store(false)
 }
@@ -368,8 +404,11 @@ func (e *Engine) worth() bool {
 	if e.inbox.Load() {
 		return true
 	}
+	if e.rung() {
+		return true
+	}
 	for _, s := range e.live {
-		if s.att.Pages.Kick() != s.kick || s.sends {
+		if s.port != nil && s.port.Pending() {
 			return true
 		}
 	}

@@ -1,6 +1,8 @@
 package emu
 
 import (
+	"slices"
+
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc"
@@ -18,37 +20,35 @@ type itemQueue struct {
 	head  int
 }
 
+func (q *itemQueue) len() int { return len(q.items) - q.head }
+
 func (q *itemQueue) some() bool { return q.head < len(q.items) }
 
-func (q *itemQueue) reset() { q.items, q.head = q.items[:0], 0 }
-
-// compact keeps a queue that is never quite empty from growing for ever.
-func (q *itemQueue) compact() {
-	if q.head > len(q.items)/2 && q.head >= passWork {
-		left := copy(q.items, q.items[q.head:])
-		clear(q.items[left:])
-		q.items, q.head = q.items[:left], 0
+func (q *itemQueue) add(it item) {
+	if q.head == len(q.items) {
+		q.items, q.head = q.items[:0], 0
+	} else if q.head >= passWork && q.head > len(q.items)/2 {
+		// One that is never quite empty does not grow for ever.
+		q.items, q.head = slices.Delete(q.items, 0, q.head), 0
 	}
+	q.items = append(q.items, it)
 }
 
-// quickFull is how many quick actions wait at most before processes' doorbells
-// are taken (ours).
-const quickFull = 32
+// passWork is how many pieces of work a pass does before it looks at the processes
+// and the clock again, some 100 us of data; processes' doorbells are not taken while
+// half as many urgent ones wait (ours).
+const passWork = 64
 
-// quickRow is how many quick actions go before one of the data at most, so that
-// a stream of them starves nobody (ours).
-const quickRow = 64
-
-// queueOf gives the queue of an action: what is, or leads to, moving data of the
-// medium or low class would be in the way of all else. What has left its source
-// goes before what has not: it ends blocks, and blocks that end together have
-// their successors' memory read by one call.
+// queueOf gives the queue of an action. All is urgent but what is, or leads to,
+// moving data of the medium or low class, which would be in the way of all else.
+// Of that, what has left its source goes before what has not: it ends blocks, and
+// blocks that end together have their successors' memory read by one call.
 func (e *Engine) queueOf(a *soc.Action) *itemQueue {
 	switch a.Kind {
 	case soc.Walk, soc.Move:
 		switch {
 		case a.Access.High:
-			return &e.quick
+			return &e.urgent
 		case a.Access.Write:
 			return &e.arriving
 		}
@@ -58,17 +58,7 @@ func (e *Engine) queueOf(a *soc.Action) *itemQueue {
 			return &e.arriving
 		}
 	}
-	return &e.quick
-}
-
-// kicks tells whether some process has published something.
-func (e *Engine) kicks() bool {
-	for _, s := range e.live {
-		if s.sends || s.att.Pages.Kick() != s.kick {
-			return true
-		}
-	}
-	return false
+	return &e.urgent
 }
 
 // deliverMail moves messages from the node's mailbox into the process's ring, as
@@ -92,7 +82,7 @@ func (e *Engine) deliverMail(s *slot) {
 		s.mail++
 		source, words, ok = s.node.soc.TakeMail(box)
 		if e.recorder != nil {
-			e.recorder.Take(e.clock, s.node.index, box, source, &words, ok)
+			e.recorder.Take(e.clock.now, s.node.index, box, source, &words, ok)
 		}
 	}
 }

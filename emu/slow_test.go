@@ -1,12 +1,10 @@
 package emu
 
 import (
-	"context"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/attach"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,75 +13,102 @@ func sleepInKernel(d time.Duration) {
 	_ = unix.Nanosleep(&ts, nil)
 }
 
-// A domain whose calls sleep, each for less than its lease, is served by a worker
-// of its own all the same; and the more often it does so, the longer. One whose
-// calls only take long, as where the engine's thread had to give way to others, is
-// served inline.
+// A slot whose calls sleep, each for less than its lease, is served apart all the
+// same, whenever it does so. One whose calls only take long, as where the engine's
+// thread had to give way to others, is not.
 func TestCallsThatSleepWithinTheirLease(t *testing.T) {
-	e, err := New(Config{Nodes: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = e.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
-	m, err := attach.NewMemory()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = m.Close() })
-	on := func(f func()) {
-		ok := make(chan struct{})
-		e.post(func() { f(); close(ok) })
-		<-ok
-	}
-	on(func() {
-		if err := e.Attach(0, 0, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Memory: noMemory{}}); err != nil {
-			t.Error(err)
-		}
-	})
-	calls := func(n int, run func()) {
-		t.Helper()
-		for range n {
-			j := newJob(run)
-			on(func() { e.nodes[0].bus.Do(0, j, false) })
-			j.wait(t)
-		}
-	}
+	l := newLive(t)
+	l.attach(0, 0)
 	slow := func() (yes bool, takeovers uint64) {
-		on(func() { yes, takeovers = e.nodes[0].slots[0].slow, e.nodes[0].takeover })
+		l.on(func() { yes, takeovers = l.slow(l.nodes[0].slots[0]), l.nodes[0].takeover })
 		return yes, takeovers
 	}
 	sink := new(atomic.Uint64)
-	calls(20, func() {
-		for start := time.Now(); time.Since(start) < 3*time.Millisecond; {
-			sink.Add(1)
-		}
-	})
+	for range 20 {
+		l.do(0, false, func() {
+			for start := time.Now(); time.Since(start) < 3*time.Millisecond; {
+				sink.Add(1)
+			}
+		}).wait(t)
+	}
 	if yes, _ := slow(); yes {
-		t.Error("calls that take long and do not sleep have made the domain slow")
+		t.Error("calls that take long and do not sleep have made the slot slow")
 	}
 	for round := range 3 {
 		asleep := 0
-		for ; asleep < 50; asleep++ {
+		for ; asleep < 200; asleep++ {
 			if yes, _ := slow(); yes {
 				break
 			}
-			calls(1, func() { sleepInKernel(3 * time.Millisecond) })
+			l.do(0, false, func() { sleepInKernel(3 * time.Millisecond) }).wait(t)
 		}
 		if yes, n := slow(); !yes || n != 0 {
-			t.Fatalf("round %d: after %d calls that sleep the domain is slow: %v; %d leases lost", round, asleep, yes, n)
+			t.Fatalf("round %d: after %d calls that sleep the slot is slow: %v; %d leases lost", round, asleep, yes, n)
 		}
-		quick := 0
-		for ; quick < 64*quickCalls; quick++ {
-			if yes, _ := slow(); !yes {
+		// Not even quick calls make up for it: only time does.
+		for range 100 {
+			l.do(0, false, nil).wait(t)
+		}
+		if yes, _ := slow(); !yes {
+			t.Errorf("round %d: it is slow no more", round)
+		}
+		if round == 2 {
+			break
+		}
+		l.on(func() {
+			s := l.nodes[0].slots[0]
+			if left := s.slowUntil - l.Now(); left <= 0 || left > int64(slowTime) {
+				t.Errorf("slow for %v more, want up to %v", time.Duration(left), slowTime)
+			}
+			s.slowUntil = l.clock.seen // as if it had passed
+		})
+		if yes, _ := slow(); yes {
+			t.Errorf("round %d: it is slow though its time has passed", round)
+		}
+	}
+	// Attaching anew gives the user no new lease, and takes none from others.
+	for _, c := range []struct {
+		uid    uint32
+		passed bool
+		slow   bool
+	}{{0, false, true}, {7, false, false}, {0, true, false}} {
+		l.on(func() {
+			l.Detach(0, 0)
+			if c.passed {
+				l.slowUsers[c.uid] = l.clock.seen
+			}
+		})
+		l.attach(0, c.uid)
+		if yes, _ := slow(); yes != c.slow {
+			t.Errorf("a new attachment of uid %d, its time passed %v, begins slow: %v, want %v", c.uid, c.passed, yes, c.slow)
+		}
+	}
+}
+
+// What a slot's calls sleep is forgiven in time: who sleeps for less than a
+// fiftieth of it is not slow.
+func TestSleepIsForgiven(t *testing.T) {
+	for _, c := range []struct {
+		every time.Duration // one call is found asleep
+		after int           // so many make it slow, 0: none
+	}{
+		{lookEvery, 5}, // four, and a little is forgiven between them
+		{10 * lookEvery, 5},
+		{sleepShare * lookEvery / 2, 7},
+		{sleepShare * lookEvery, 0},
+		{time.Minute, 0},
+	} {
+		var s slot
+		now, got := int64(time.Hour), 0
+		for i := range 1000 {
+			if s.slept(now) {
+				got = i + 1
 				break
 			}
-			calls(1, nil)
+			now += int64(c.every)
 		}
-		if want := quickCalls << round; quick < want-1 {
-			t.Errorf("round %d: served inline again after %d quick calls, want %d", round, quick, want)
+		if got != c.after {
+			t.Errorf("found asleep every %v: slow after %d times, want %d", c.every, got, c.after)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/soc/r5"
 )
 
 // machine is an engine as the suite takes it; remote ones have a socketpair
@@ -19,9 +20,13 @@ type machine struct {
 	remote []*devicetest.Remote
 }
 
-func newMachine(t testing.TB, remote, bare bool) *machine {
+func newMachine(t testing.TB, remote, bare bool, off ...r5.Options) *machine {
 	t.Helper()
-	e, err := emu.New(emu.Config{Nodes: 2, NoTXFIFO: bare})
+	cfg := emu.Config{Nodes: 2, NoTXFIFO: bare}
+	for _, o := range off {
+		cfg.Firmware = o
+	}
+	e, err := emu.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,6 +76,13 @@ func (m *machine) Detach(node, slot int) {
 
 func TestFaultSuite(t *testing.T) {
 	suite.Run(t, func(t *testing.T, bare bool) suite.Machine { return newMachine(t, false, bare) })
+}
+
+// TestFaultSuiteInPieces has each block go as several frames.
+func TestFaultSuiteInPieces(t *testing.T) {
+	suite.Run(t, func(t *testing.T, bare bool) suite.Machine {
+		return newMachine(t, false, bare, r5.Options{NoWholeBlocks: true})
+	})
 }
 
 // TestFaultSuiteOverSocket has each register access and each vector cross a

@@ -39,8 +39,7 @@ type scratch struct {
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// Walk implements emu.Memory. What the tables' memory does not give is absent,
-// as what they do not name.
+// Walk implements emu.Memory.
 func (m *memory) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
 	if pages < 1 || pages > maxPages {
 		return proc.Walk{}, fmt.Errorf("walk of %d pages: want 1 to %d", pages, maxPages)
@@ -54,6 +53,10 @@ func (m *memory) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
 		case smmu.NoFault:
 		case smmu.PermissionFault:
 			w.Denied |= 1 << i
+		case smmu.AccessFlag:
+			w.Unused |= 1 << i
+		case smmu.TableFault:
+			w.External |= 1 << i
 		default:
 			w.Absent |= 1 << i
 		}

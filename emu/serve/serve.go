@@ -104,7 +104,11 @@ func New(cfg Config) (*Machine, error) {
 		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Firmware: firmware, Log: cfg.Log,
 		Spin: -1, // whoever serves registers borrows the engine; it sleeps meanwhile
 		Outside: func(i int) emu.Outside {
-			return emu.Outside{BTCM: m.nodes[i].btcm, Memory: m.nodes[i].slotMemory}
+			n := m.nodes[i]
+			return emu.Outside{
+				BTCM: n.btcm, Memory: n.slotMemory, DMA: driverMemory{n},
+				Remote: func() bool { return n.server.DMA().Remote() },
+			}
 		},
 	})
 	if err != nil {
@@ -163,8 +167,21 @@ func (n *node) config(log *slog.Logger) user.Config {
 			Size:   8, Value: 1,
 		})
 	}
+	// The doorbell of the commands in memory.
+	c.IOEvents = append(c.IOEvents, user.IOEvent{
+		BAR: int(device.PL), Offset: device.PLCommandQueue + device.QueueDoorbell, Size: 4, Value: 1,
+	})
 	return c
 }
+
+// driverMemory is the driver's memory; the server is made after the engine.
+type driverMemory struct{ n *node }
+
+// Read implements emu.DMA.
+func (m driverMemory) Read(addr uint64, p []byte) error { return m.n.server.DMA().Read(addr, p) }
+
+// Write implements emu.DMA.
+func (m driverMemory) Write(addr uint64, p []byte) error { return m.n.server.DMA().Write(addr, p) }
 
 // run lends the engine to the goroutine of the driver's connection.
 func (n *node) run(f func()) {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/vfio/user"
 )
@@ -92,7 +93,7 @@ func TestIdentity(t *testing.T) {
 			t.Errorf("configuration space, %#x: %#x, %v, want %#x", r.off, v, err, r.want)
 		}
 	}
-	for bar, size := range []uint64{64 << 10, 128 << 10, 128 << 10, 256 << 10, 256 << 10, 4 << 10} {
+	for bar, size := range []uint64{128 << 10, 128 << 10, 128 << 10, 256 << 10, 256 << 10, 4 << 10} {
 		r, fd, err := c.Region(bar)
 		if fd >= 0 {
 			_ = unix.Close(fd)
@@ -226,9 +227,12 @@ func TestMemory(t *testing.T) {
 		}
 	}
 	// Three levels at pages 0 to 2 (39 bits), VA 0x5000 on: pages 8, 9, 3, none, and
-	// one that is not mapped.
+	// one that is not mapped; at 0x20000 one without an access flag, at 0x200000 a
+	// table that is not mapped.
 	put(0, 0, base+0x1003)
 	put(1, 0, base+0x2003)
+	put(1, 1, 0x800003)
+	put(2, 0x20, base+8*4096|0x43)
 	for i, e := range []uint64{base + 8*4096, base + 9*4096, base + 3*4096, 0, 0x900000} {
 		if e != 0 {
 			put(2, 5+i, e|0x443)
@@ -238,6 +242,12 @@ func TestMemory(t *testing.T) {
 	w, err := mem.Walk(0x5000, 6, true)
 	if err != nil || w.Absent != 1<<3|1<<5 || w.Denied != 0 {
 		t.Errorf("walk: %+v, %v", w, err)
+	}
+	if w, err := mem.Walk(0x1f000, 2, true); err != nil || w != (proc.Walk{Absent: 1, Unused: 2}) {
+		t.Errorf("walk of an entry without an access flag: %+v, %v", w, err)
+	}
+	if w, err := mem.Walk(0x1ff000, 2, true); err != nil || w != (proc.Walk{Absent: 1, External: 2}) {
+		t.Errorf("walk into a table that is not there: %+v, %v", w, err)
 	}
 	data := make([]byte, 2*4096)
 	for i := range data {
@@ -263,7 +273,7 @@ func TestMemory(t *testing.T) {
 	if err := c.UnmapDMA(base, 16*4096); err != nil {
 		t.Fatal(err)
 	}
-	if w, err := mem.Walk(0x5000, 3, false); err != nil || w.Absent != 7 {
+	if w, err := mem.Walk(0x5000, 3, false); err != nil || w != (proc.Walk{External: 7}) {
 		t.Errorf("walk without tables: %+v, %v", w, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "node1.sock")); err != nil {

@@ -2,9 +2,11 @@ package suite
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
@@ -26,7 +28,13 @@ func Run(t *testing.T, machine New) {
 	t.Run("zero page", func(t *testing.T) { zeroPage(t, NewRig(t, machine(t, false), fault.PIO, false)) })
 	t.Run("many at once", func(t *testing.T) { manyAtOnce(t, NewRig(t, machine(t, false), fault.PIA, false)) })
 	t.Run("completion words", func(t *testing.T) { completionWords(t, NewRig(t, machine(t, false), fault.PIO, false)) })
+	t.Run("waiting", func(t *testing.T) { waiting(t, NewRig(t, machine(t, false), fault.PIO, false)) })
 	t.Run("touch", func(t *testing.T) {
+		t.Run("source by time-out", func(t *testing.T) {
+			r := NewRig(t, machine(t, true), fault.PIO, true)
+			r.Touch(fault.PIO)
+			bySourceTimeout(t, r)
+		})
 		t.Run("sizes", func(t *testing.T) { sizes(t, touched(t, machine(t, false), fault.PI4)) })
 		t.Run("misaligned", func(t *testing.T) { misaligned(t, touched(t, machine(t, false), fault.PIO)) })
 		t.Run("unresolvable", func(t *testing.T) { unresolvable(t, touched(t, machine(t, false), fault.PIA)) })
@@ -274,5 +282,53 @@ func completionWords(t *testing.T, r *Rig) {
 		if !bytes.Equal(src, dst) {
 			t.Errorf("%d bytes: other bytes", size)
 		}
+	}
+}
+
+// waiting has a target sleep until its completion words are written: they wake it,
+// without its looking in between, and nothing else of the initiator's does.
+func waiting(t *testing.T, r *Rig) {
+	src, dst, note := r.Map(t, 4096), r.Map(t, 4096), r.Map(t, 4096)
+	p := r.sides[1].mem.Pages
+	word := func() uint64 { return binary.LittleEndian.Uint64(note[8:]) }
+	for i := range uint64(20) {
+		woken := make(chan error, 1)
+		p.AddWaiters(1)
+		old := p.Event()
+		go func() {
+			defer p.AddWaiters(-1)
+			for deadline := time.Now().Add(20 * time.Second); ; old = p.Event() {
+				for p.Event() == old {
+					if time.Now().After(deadline) {
+						woken <- fmt.Errorf("nothing wakes it; the word is %d", word())
+						return
+					}
+					if err := p.WaitEvent(old, time.Second); err != nil {
+						woken <- err
+						return
+					}
+				}
+				if word() == i+1 {
+					woken <- nil
+					return
+				}
+			}
+		}()
+		d := device.Descriptor{Src: VA(src), Dst: VA(dst), Size: 4096, DstNode: 1, Notify: VA(note), First: i, Last: i + 1}
+		if done, status := r.Write(0, d); done != device.DoneCompleted {
+			t.Fatalf("done %d, status %d", done, status)
+		}
+		if err := <-woken; err != nil {
+			t.Fatalf("write %d: %v", i, err)
+		}
+	}
+	old := p.Event()
+	p.AddWaiters(1)
+	for range 20 {
+		r.Write(0, device.Descriptor{Src: VA(src), Dst: VA(dst), Size: 4096, DstNode: 1})
+	}
+	p.AddWaiters(-1)
+	if n := p.Event() - old; n != 0 {
+		t.Errorf("writes without completion words wake the target %d times", n)
 	}
 }

@@ -21,6 +21,7 @@ import (
 // own is tested live (package hostile); this one runs under every machine.
 type toucher struct {
 	sender *netlink.Sender
+	asked  func(netlink.Fault) // tells the machine
 	port   uint32
 	mem    *attach.Memory
 	pdid   device.PDID
@@ -30,7 +31,10 @@ type toucher struct {
 const touchChannel = device.PktzChannels - 1
 
 // Ask implements fault.Delegate, on the owning goroutine.
-func (p *toucher) Ask(f netlink.Fault) error { return p.sender.Send(p.port, f) }
+func (p *toucher) Ask(f netlink.Fault) error {
+	p.asked(f)
+	return p.sender.Send(p.port, f)
+}
 
 // Touch has both sides page in by themselves from now on.
 func (r *Rig) Touch(policy fault.Policy) {
@@ -56,7 +60,10 @@ func (r *Rig) Touch(policy fault.Policy) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		p := &toucher{sender: sender, port: port, mem: s.mem, pdid: s.domain.PDID}
+		p := &toucher{sender: sender, port: port, mem: s.mem, pdid: s.domain.PDID, asked: func(netlink.Fault) {}}
+		if r.shadow != nil {
+			p.asked = func(f netlink.Fault) { r.shadow.Asked(n, s.domain.Slot, f) }
+		}
 		r.On(n, func() {
 			err = r.Drivers[n].Add(fault.Target{Slot: s.domain.Slot, PDID: p.pdid, Policy: policy, Method: fault.Touch, Delegate: p})
 		})
@@ -122,16 +129,13 @@ func advise(va device.VA, pages, advice int) unix.Errno {
 // touched gives a rig whose processes page in by themselves.
 func touched(t *testing.T, m Machine, policy fault.Policy) *Rig {
 	r := NewRig(t, m, policy, false)
-	if r.shadow != nil {
-		t.Skip("shadow translation: pfd pages in, by its own mapping of what is shared")
-	}
 	r.Touch(policy)
 	t.Cleanup(func() {
 		asked := uint64(0)
 		for n, d := range r.Drivers {
 			r.On(n, func() { asked += d.Stats().Total.Delegated })
 		}
-		if asked == 0 {
+		if asked == 0 && !t.Skipped() {
 			t.Error("no process was asked to page in")
 		}
 	})

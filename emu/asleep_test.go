@@ -10,7 +10,7 @@ import (
 )
 
 // A thread that works is told from one that sleeps in the kernel.
-func TestRuns(t *testing.T) {
+func TestAsleep(t *testing.T) {
 	var e Engine
 	var spins atomic.Uint64
 	var stop atomic.Bool
@@ -25,7 +25,7 @@ func TestRuns(t *testing.T) {
 	}()
 	<-working
 	for range 20 {
-		if !e.runs() {
+		if e.asleepNow() {
 			t.Error("a thread that works is said to sleep")
 		}
 		time.Sleep(time.Millisecond)
@@ -45,7 +45,7 @@ func TestRuns(t *testing.T) {
 		_, _ = unix.Read(fds[0], make([]byte, 1))
 	}()
 	<-asleep
-	for deadline := time.Now().Add(10 * time.Second); e.runs(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); !e.asleepNow(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a thread that sleeps in read is said to run")
 		}
@@ -53,7 +53,7 @@ func TestRuns(t *testing.T) {
 	_ = unix.Close(fds[1]) // ends the read
 
 	e.thread.Store(-1)
-	if e.runs() {
+	if !e.asleepNow() {
 		t.Error("a thread that is not there runs")
 	}
 }

@@ -1,0 +1,220 @@
+package emu
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
+	"golang.org/x/sys/unix"
+)
+
+// noMemory is memory that nobody reaches.
+type noMemory struct{}
+
+func (noMemory) Walk(device.VA, int, bool) (proc.Walk, error) { return proc.Walk{}, proc.ErrGone }
+func (noMemory) ReadV([][]byte, device.VA) (int, error)       { return 0, proc.ErrGone }
+func (noMemory) WriteV([][]byte, device.VA) (int, error)      { return 0, proc.ErrGone }
+
+// job is a call of the driver.
+type job struct {
+	run  func()
+	done chan struct{}
+}
+
+func newJob(run func()) *job { return &job{run: run, done: make(chan struct{})} }
+
+func (j *job) Run() {
+	if j.run != nil {
+		j.run()
+	}
+}
+
+func (j *job) Done() { close(j.done) }
+
+func (j *job) wait(t *testing.T) {
+	t.Helper()
+	select {
+	case <-j.done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("a call does not come back")
+	}
+}
+
+// live is an engine of one node that runs.
+type live struct {
+	*Engine
+	t      *testing.T
+	memory []*attach.Memory
+}
+
+func newLive(t *testing.T) *live {
+	t.Helper()
+	e, err := New(Config{Nodes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = e.Run(ctx) }()
+	l := &live{Engine: e, t: t}
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		for _, m := range l.memory {
+			_ = m.Close()
+		}
+	})
+	return l
+}
+
+// on runs f on the engine goroutine.
+func (l *live) on(f func()) {
+	l.t.Helper()
+	ok := make(chan struct{})
+	l.post(func() { f(); close(ok) })
+	select {
+	case <-ok:
+	case <-time.After(20 * time.Second):
+		l.t.Fatal("the engine does not answer")
+	}
+}
+
+// attach attaches a process of a user to a slot.
+func (l *live) attach(slot int, uid uint32) {
+	l.t.Helper()
+	m, err := attach.NewMemory()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.memory = append(l.memory, m)
+	l.on(func() {
+		if err := l.Attach(0, slot, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Memory: noMemory{}, UID: uid}); err != nil {
+			l.t.Error(err)
+		}
+	})
+}
+
+// do has a call of a slot made.
+func (l *live) do(slot int, long bool, run func()) *job {
+	l.t.Helper()
+	j := newJob(run)
+	l.on(func() { l.nodes[0].bus.Do(slot, j, long) })
+	return j
+}
+
+// Long calls that hang hold up no other: of their own slot, and of others, long or
+// not.
+func TestLongCallsThatHang(t *testing.T) {
+	l := newLive(t)
+	l.attach(0, 1)
+	l.attach(1, 2)
+	release := make(chan struct{})
+	var hung []*job
+	for range 8 {
+		var begun atomic.Bool
+		hung = append(hung, l.do(0, true, func() { begun.Store(true); <-release }))
+		for !begun.Load() {
+			time.Sleep(50 * time.Microsecond)
+		}
+		for slot := range 2 {
+			for _, long := range []bool{true, false} {
+				l.do(slot, long, nil).wait(t)
+			}
+		}
+	}
+	close(release)
+	for _, j := range hung {
+		j.wait(t)
+	}
+	for range 20 {
+		l.do(0, true, nil).wait(t)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		l.apart.mu.Lock()
+		idle, asleep := l.apart.idle, l.apart.asleep
+		l.apart.mu.Unlock()
+		if idle == asleep && asleep <= spareThreads {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d threads stay, %d of them asleep, want %d at most", idle, asleep, spareThreads)
+		}
+	}
+}
+
+// A thread keeps off the engine's processor, within what the engine may use by
+// now: an administrator may have confined it (taskset, cpusets).
+func TestKeepOff(t *testing.T) {
+	runtime.LockOSThread() // for good: the thread has an affinity of its own
+	affinity := func() (set unix.CPUSet) {
+		t.Helper()
+		if err := unix.SchedGetaffinity(0, &set); err != nil {
+			t.Fatal(err)
+		}
+		return set
+	}
+	allowed := affinity()
+	if allowed.Count() < 2 {
+		t.Skip("one processor: there is nowhere to go")
+	}
+	tid := make(chan int)
+	stop := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // as above
+		tid <- unix.Gettid()
+		<-stop
+	}()
+	defer close(stop)
+	engine := <-tid
+	for cpu := range 1024 {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		keepOff(cpu, engine)
+		want := allowed
+		want.Clear(cpu)
+		if affinity() != want {
+			t.Errorf("kept off processor %d: %v", cpu, affinity())
+		}
+	}
+	keepOff(-1, engine)
+	for cpu := range 1024 {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		var one unix.CPUSet
+		one.Set(cpu)
+		for _, th := range []int{0, engine} {
+			if err := unix.SchedSetaffinity(th, &one); err != nil {
+				t.Fatal(err)
+			}
+		}
+		keepOff(cpu, engine)
+		if set := affinity(); set != one {
+			t.Errorf("the engine is confined to processor %d, and the thread goes elsewhere: %v", cpu, set)
+		}
+	}
+}
+
+// The engine takes back what no thread has begun, but nothing of a slow slot: it
+// would hang in it.
+func TestTakeBack(t *testing.T) {
+	e := &Engine{}
+	p := &e.apart
+	slow, quick := &call{slot: &slot{slowUntil: 1}}, &call{slot: &slot{}}
+	p.idle = 2 // threads that look for calls
+	p.make(e, slow)
+	p.make(e, quick)
+	if p.takeBack(e) != quick || p.takeBack(e) != nil {
+		t.Error("not the quick slot's call alone is taken back")
+	}
+	e.clock.seen = 1
+	if p.takeBack(e) != slow || p.takeBack(e) != nil {
+		t.Error("a slot that is slow no more: its call is not taken back, once")
+	}
+}

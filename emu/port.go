@@ -1,0 +1,103 @@
+package emu
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/proc"
+)
+
+// Calls of a slot whose memory is reached by a port are neither run nor waited
+// for: they are handed over, and taken back when they are answered.
+
+// ask hands a call to its slot's port. False: it is one that has to be run.
+func (e *Engine) ask(c *call) bool {
+	r := &c.request
+	switch c.kind {
+	case callWalk:
+		r.AskWalk(c.va, c.pages, c.write)
+	case callMove:
+		e.askMove(c, 0)
+	case callTask:
+		t, ok := c.task.(gup.Call)
+		if !ok {
+			return false
+		}
+		va, pages, write, ok := t.PageIn()
+		if !ok {
+			return false
+		}
+		r.AskPageIn(va, pages, write)
+	}
+	if r.Done == nil {
+		r.Done = func() { e.answered(c) }
+	}
+	e.submit(c.slot, c)
+	return true
+}
+
+// askMove asks for the moves of a call's accesses from number i on.
+func (e *Engine) askMove(c *call, i int) {
+	c.from = i
+	bufs := c.bufs[:1]
+	if !c.ordered {
+		bufs = c.buffers(i)
+	}
+	c.request.AskMove(bufs, c.vas[i], c.write, c.ordered)
+}
+
+// submit hands a call over, or has it wait for a place.
+func (e *Engine) submit(s *slot, c *call) {
+	switch ok, ended := s.port.Submit(&c.request, e.Now()); {
+	case ended:
+		e.answered(c)
+	case !ok:
+		s.waiting = append(s.waiting, c)
+	}
+}
+
+// answered takes a call's answer, and hands over what waits for its place.
+func (e *Engine) answered(c *call) {
+	r, s := &c.request, c.slot
+	switch c.kind {
+	case callTask:
+		if t, ok := c.task.(gup.Call); ok {
+			t.Paged(r.PageIn)
+		}
+		c.err = r.PageIn.Err
+		e.lost(c)
+	case callMove:
+		if r.Err != nil {
+			c.err = r.Err
+		}
+		// What is joined behind a part that failed is tried by itself.
+		if i := c.share(c.from, r.Moved); i+1 < c.count && !errors.Is(c.err, proc.ErrGone) {
+			e.askMove(c, i+1)
+			e.submit(s, c)
+			return
+		}
+	default:
+		c.walk, c.err = r.Walk, r.Err
+	}
+	e.complete(c)
+	if len(s.waiting) > 0 {
+		next := s.waiting[0]
+		s.waiting = slices.Delete(s.waiting, 0, 1)
+		e.submit(s, next)
+	}
+}
+
+// nudge looks after helpers of which a thread is stuck; it returns when that is
+// to be done again, 0 never.
+func (e *Engine) nudge(now int64) (next int64) {
+	for _, s := range e.live {
+		if s.port == nil {
+			continue
+		}
+		if n := s.port.Nudge(now); n > 0 && (next == 0 || n < next) {
+			next = n
+		}
+	}
+	return next
+}

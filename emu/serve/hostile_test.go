@@ -1,0 +1,326 @@
+package serve
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/vfio/user"
+)
+
+// roleEnv has the test's program serve two nodes in the directory that it names.
+const roleEnv = "EXANET_TEST_SERVE"
+
+func TestMain(m *testing.M) {
+	dir := os.Getenv(roleEnv)
+	if dir == "" {
+		os.Exit(m.Run())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	s, err := New(Config{Nodes: 2})
+	if err == nil {
+		err = errors.Join(s.Run(ctx, dir, func() { fmt.Println("ready") }), s.Close())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// startProcess serves two nodes in a process of their own and gives its pid.
+func startProcess(t *testing.T) (pid int, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), roleEnv+"="+dir)
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(c.Process.Signal(unix.SIGTERM), c.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	return c.Process.Pid, dir
+}
+
+// usage is what the system says of a process.
+type usage struct{ rss, fds, files int }
+
+func usageOf(t *testing.T, pid int) (u usage) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/", pid)
+	statm, err := os.ReadFile(dir + "statm")
+	maps, err2 := os.ReadFile(dir + "maps")
+	fds, err3 := os.ReadDir(dir + "fd")
+	if err := errors.Join(err, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	pages, err := strconv.Atoi(strings.Fields(string(statm))[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return usage{pages * os.Getpagesize(), len(fds), strings.Count(string(maps), "memfd:")}
+}
+
+// rawConn speaks bytes to a server.
+type rawConn struct {
+	*net.UnixConn
+	id uint16
+}
+
+func dialRaw(path string) (*rawConn, error) {
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	return &rawConn{UnixConn: c}, nil
+}
+
+const noReply = 1 << 4 // of a header's flags (spec, "Header")
+
+// message appends one.
+func (c *rawConn) message(b []byte, cmd user.Command, flags uint32, body []byte) []byte {
+	c.id++
+	b = user.Header{ID: c.id, Command: cmd, Flags: flags, Size: uint32(user.HeaderSize + len(body))}.Append(b)
+	return append(b, body...)
+}
+
+func (c *rawConn) send(b []byte, fds ...int) error {
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	n, _, err := c.WriteMsgUnix(b, oob, nil)
+	if err == nil && n < len(b) {
+		_, err = c.Write(b[n:])
+	}
+	return err
+}
+
+// agree agrees on the protocol and switches the device on.
+func (c *rawConn) agree() error {
+	b := c.message(nil, user.CmdVersion, 0, user.Version{Major: user.Major, Minor: user.Minor}.Append(nil))
+	access := user.RegionAccess{Offset: 4, Region: user.RegionConfig, Count: 2}.Append(nil)
+	b = c.message(b, user.CmdRegionWrite, 0, append(access, user.CommandMemory|user.CommandMaster, 0))
+	if err := c.send(b); err != nil {
+		return err
+	}
+	return c.answers(2)
+}
+
+// answers reads so many.
+func (c *rawConn) answers(n int) error {
+	var h [user.HeaderSize]byte
+	for range n {
+		if _, err := io.ReadFull(c, h[:]); err != nil {
+			return err
+		}
+		if _, err := io.CopyN(io.Discard, c, int64(binary.NativeEndian.Uint32(h[4:]))-user.HeaderSize); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// floods are what a client of node 0 sends again and again, each until stop says so:
+// one round, with so many answers.
+var floods = []struct {
+	name  string
+	round func(c *rawConn, fd int) (b []byte, fds []int, answers int)
+}{
+	{"reads", func(c *rawConn, _ int) (b []byte, _ []int, n int) {
+		for range 500 {
+			b = c.message(b, user.CmdRegionRead, 0, user.RegionAccess{Offset: device.PLTimeoutUS, Region: uint32(device.PL), Count: 4}.Append(nil))
+		}
+		return b, nil, 500
+	}},
+	{"large reads", func(c *rawConn, _ int) ([]byte, []int, int) {
+		return c.message(nil, user.CmdRegionRead, 0, user.RegionAccess{Region: uint32(device.BTCM), Count: uint32(device.BTCM.Size())}.Append(nil)), nil, 1
+	}},
+	{"posted writes", func(c *rawConn, _ int) (b []byte, _ []int, n int) {
+		body := append(user.RegionAccess{Offset: device.PLTimeoutUS, Region: uint32(device.PL), Count: 4}.Append(nil), 1, 2, 3, 4)
+		for range 500 {
+			b = c.message(b, user.CmdRegionWrite, noReply, body)
+		}
+		return b, nil, 0
+	}},
+	{"large writes", func(c *rawConn, _ int) ([]byte, []int, int) {
+		a := user.RegionAccess{Region: uint32(device.SMMU), Count: uint32(device.SMMU.Size())}
+		return c.message(nil, user.CmdRegionWrite, 0, append(a.Append(nil), make([]byte, a.Count)...)), nil, 1
+	}},
+	{"multi-writes", func(c *rawConn, _ int) ([]byte, []int, int) {
+		ws := make([]user.Write, 43000)
+		for i := range ws {
+			ws[i] = user.Write{Offset: device.PLTimeoutUS, Region: uint32(device.PL), Count: 4}
+		}
+		return c.message(nil, user.CmdWriteMulti, 0, user.AppendWrites(nil, ws)), nil, 1
+	}},
+	{"maps", func(c *rawConn, fd int) (b []byte, fds []int, n int) {
+		for i := range uint64(300) {
+			b = c.message(b, user.CmdDMAMap, 0, user.DMAMap{ArgSize: 32, Flags: user.DMARead | user.DMAWrite, Address: i << 13, Size: 4096}.Append(nil))
+		}
+		b = c.message(b, user.CmdDMAUnmap, 0, user.DMAUnmap{ArgSize: 24, Size: 1 << 40}.Append(nil))
+		return b, []int{fd}, 301
+	}},
+	{"resets", func(c *rawConn, _ int) (b []byte, _ []int, n int) {
+		for range 100 {
+			b = c.message(b, user.CmdReset, 0, nil)
+		}
+		return b, nil, 100
+	}},
+	{"nonsense", func(c *rawConn, fd int) (b []byte, fds []int, n int) {
+		for i := range 300 {
+			b = c.message(b, user.Command(i), 0, []byte{1, 2, 3, 4, 5, 6, 7, 8})
+		}
+		return b, []int{fd, fd, fd}, 300
+	}},
+}
+
+// flood sends rounds until stop, counts them, and says when there were some.
+func flood(path string, fd int, round func(*rawConn, int) ([]byte, []int, int), stop *atomic.Bool, rounds *atomic.Int64, begun func()) error {
+	defer begun()
+	c, err := dialRaw(path)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.agree(); err != nil {
+		return err
+	}
+	due := make(chan int, 8) // so much is always on its way
+	failed := make(chan error, 1)
+	go func() {
+		for n := range due {
+			if err := c.answers(n); err != nil {
+				failed <- err
+				for range due {
+				}
+				return
+			}
+		}
+		failed <- nil
+	}()
+	b, fds, n := round(c, fd) // once: the server is to be busy, not the flood
+	for !stop.Load() && err == nil {
+		if err = c.send(b, fds...); err == nil {
+			due <- n
+			if rounds.Add(1) == 8 {
+				begun()
+			}
+		}
+	}
+	close(due)
+	return errors.Join(err, <-failed)
+}
+
+// reads gives the median time of a register read, and the 99th percentile.
+func reads(t *testing.T, c *user.Client) (p50, p99 time.Duration) {
+	t.Helper()
+	d := make([]time.Duration, 2000)
+	for i := range d {
+		start := time.Now()
+		if _, err := c.Read(int(device.PL), device.PLTimeoutUS, 4); err != nil {
+			t.Fatal(err)
+		}
+		d[i] = time.Since(start)
+	}
+	slices.Sort(d)
+	return d[len(d)/2], d[len(d)*99/100]
+}
+
+// TestFloods: whatever the client of one node sends without end, the median register
+// read of another node takes at most three times as long, and when the client is
+// gone the server holds what it held.
+func TestFloods(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: a flood takes a while to be timed")
+	}
+	pid, dir := startProcess(t)
+	other, err := user.Redial(t.Context(), SocketPath(dir, 1), user.Options{}, func(c *user.Client) error { return c.SetCommand(user.CommandMemory) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	fd, err := unix.MemfdCreate("dma", unix.MFD_CLOEXEC)
+	if err == nil {
+		err = unix.Ftruncate(fd, 4096)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	reads(t, other)
+	before := usageOf(t, pid)
+	for _, f := range floods {
+		t.Run(f.name, func(t *testing.T) {
+			best := 0.0
+			// A machine that is busy with other things slows one half of a round down,
+			// not each of all.
+			for round := range 8 {
+				quiet, _ := reads(t, other)
+				var stop atomic.Bool
+				var rounds atomic.Int64
+				begun, done := make(chan struct{}), make(chan error, 1)
+				go func() {
+					done <- flood(SocketPath(dir, 0), fd, f.round, &stop, &rounds, sync.OnceFunc(func() { close(begun) }))
+				}()
+				<-begun
+				busy, p99 := reads(t, other)
+				stop.Store(true)
+				if err := <-done; err != nil {
+					t.Fatal(err)
+				}
+				ratio := float64(busy) / float64(quiet)
+				t.Logf("p50 of a read on the other node: %v without, %v with %d rounds: %.2f times (p99 %v)", quiet, busy, rounds.Load(), ratio, p99)
+				if best == 0 || ratio < best {
+					best = ratio
+				}
+				if best <= 3 && round >= 1 {
+					break
+				}
+			}
+			if best > 3 {
+				t.Errorf("%.2f times, want 3 at most", best)
+			}
+			// The server notices the end of a client a moment after it.
+			after := usageOf(t, pid)
+			for deadline := time.Now().Add(10 * time.Second); after.over(before) && time.Now().Before(deadline); after = usageOf(t, pid) {
+				time.Sleep(10 * time.Millisecond)
+			}
+			if after.over(before) {
+				t.Errorf("%+v after it, %+v before", after, before)
+			}
+		})
+	}
+}
+
+// over tells whether a process holds more than before.
+func (u usage) over(before usage) bool {
+	return u.rss > before.rss+16<<20 || u.fds > before.fds || u.files > before.files
+}

@@ -1,0 +1,37 @@
+package turnstile
+
+import (
+	"testing"
+	"testing/synctest"
+)
+
+// TestLockInTurn: who releases the lock and wants it again comes after those who wait.
+func TestLockInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New()
+		var order []int
+		l.Lock()
+		over := make(chan struct{})
+		for i := range 3 {
+			go func() {
+				l.Lock()
+				order = append(order, i)
+				l.Unlock()
+				over <- struct{}{}
+			}()
+			synctest.Wait()
+		}
+		l.Unlock()
+		l.Lock()
+		order = append(order, 3)
+		l.Unlock()
+		for range 3 {
+			<-over
+		}
+		for i, v := range order {
+			if i != v {
+				t.Fatalf("order %d, want as they came", order)
+			}
+		}
+	})
+}

@@ -211,7 +211,7 @@ func BenchmarkDMA(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(n))
 			for b.Loop() {
-				if err := s.access(4096, p, false, nil); err != nil {
+				if err := s.access(4096, p, false, nil, nil); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/turnstile"
 )
 
 // Options of a client. Zero values are the defaults named.
@@ -19,6 +21,7 @@ type Options struct {
 	NoTwin      bool          // do not ask for a twin socket
 	Timeout     time.Duration // for the answer to a request; 10 s, negative: for ever
 	Spin        time.Duration // how long to look for an answer before sleeping; 0
+	Trust       []uint32      // users that may serve it, besides root and the own one; none
 }
 
 func (o *Options) defaults() error {
@@ -48,7 +51,7 @@ type Client struct {
 	opts Options
 	info DeviceInfo
 
-	mu   sync.Mutex // a request at a time; guards what follows
+	mu   turnstile.Lock // a request at a time; guards what follows
 	sock *socket
 	in   *inbox
 	tx   []byte
@@ -56,6 +59,7 @@ type Client struct {
 	peer limits
 	many bool   // the server takes REGION_WRITE_MULTI
 	cmd  uint16 // what SetCommand wrote last
+	maps posted // DMA_MAPs that nobody waited for
 
 	twin  *socket
 	space *space // what the server may reach by messages
@@ -65,6 +69,8 @@ type Client struct {
 	// has seen the accesses before it: the count says so to the memory model,
 	// which knows nothing of sockets.
 	served atomic.Uint64
+
+	sent, awaited atomic.Uint64 // requests, and those of which an answer was waited for
 
 	state  sync.Mutex
 	err    error         // why the client is over
@@ -78,7 +84,7 @@ func Dial(ctx context.Context, path string, o Options) (*Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("vfio-user %s: %w", path, err)
 	}
-	fd, err := dial(path)
+	fd, err := dial(path, o.Trust...)
 	if err != nil {
 		return nil, fmt.Errorf("vfio-user: %w", err)
 	}
@@ -138,7 +144,7 @@ func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
 		return nil, err
 	}
 	limit := HeaderSize + dmaAccessSize + max(int(o.MaxTransfer), maxVersionData)
-	c := &Client{opts: o, sock: newSocket(fd), in: newInbox(limit), space: newSpace(1 << 20), done: make(chan struct{})}
+	c := &Client{opts: o, mu: turnstile.New(), sock: newSocket(fd), in: newInbox(limit), space: newSpace(1 << 20), done: make(chan struct{})}
 	err := c.sock.timeouts(max(o.Timeout, 0), max(o.Timeout, 0))
 	if err == nil {
 		err = c.mon.open()
@@ -299,41 +305,35 @@ func (c *Client) post(command Command, flags uint32, b []byte, fds []int) error 
 	default:
 	}
 	c.tx = b
-	c.id++
+	for c.id++; c.maps.has(c.id); c.id++ {
+	}
 	Header{ID: c.id, Command: command, Size: uint32(len(b)), Flags: flags}.Append(b[:0])
 	if err := c.sock.send(b, fds); err != nil {
 		return c.fail(err)
 	}
+	c.sent.Add(1)
 	return nil
 }
+
+// Requests gives how many requests the client has sent, and for how many of them it
+// waited for the answer.
+func (c *Client) Requests() (sent, awaited uint64) { return c.sent.Load(), c.awaited.Load() }
 
 // request sends a request and waits for its answer, serving the server's own
 // requests meanwhile. The answer's bytes are good until the next request; its
 // descriptors are the caller's. mu is held.
 func (c *Client) request(command Command, b []byte, fds []int) (message, error) {
 	if err := c.post(command, flagCommand, b, fds); err != nil {
-		if command == CmdVersion {
-			err = c.turnedAway(err)
-		}
 		return message{}, err
 	}
+	c.awaited.Add(1)
+	by := time.Now().Add(c.patience())
 	for {
-		m, ok, err := c.in.next()
+		m, err := c.receive(by, -1)
 		switch {
 		case err != nil:
-			return message{}, c.fail(err)
-		case !ok:
-			if err := c.in.receive(c.sock, c.opts.Spin, 0); err != nil {
-				if errors.Is(err, errWouldBlock) {
-					err = fmt.Errorf("%v: %w", command, ErrTimeout)
-				}
-				return message{}, c.fail(err)
-			}
-		case m.isCommand():
-			if err := c.serve(c.sock, m); err != nil {
-				return message{}, c.fail(err)
-			}
-		case m.Command != command || m.ID != c.id && (command != CmdVersion || !m.isError()):
+			return message{}, c.fail(fmt.Errorf("%v: %w", command, err))
+		case m.Command != command || m.ID != c.id:
 			closeFDs(m.fds)
 			return message{}, c.fail(fmt.Errorf("%w: answer to %v, id %d, where %v, id %d, was due", ErrMalformed, m.Command, m.ID, command, c.id))
 		case m.isError():
@@ -346,15 +346,43 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 	}
 }
 
-// turnedAway looks whether the server said why it closed the connection before
-// it heard VERSION.
-func (c *Client) turnedAway(err error) error {
-	if c.in.receive(c.sock, 0, unix.MSG_DONTWAIT) == nil {
-		if m, ok, _ := c.in.next(); ok && m.isReply() && m.isError() {
-			return &Error{CmdVersion, unix.Errno(m.Error)}
+// patience is how long the answer to a request may take, what comes before it
+// included.
+func (c *Client) patience() time.Duration {
+	if c.opts.Timeout < 0 {
+		return 1 << 62
+	}
+	return c.opts.Timeout
+}
+
+// receive gives the next answer that somebody waits for, and serves the server's own
+// requests on the way. It gives none once no more than left DMA_MAPs are without an
+// answer. mu is held.
+func (c *Client) receive(by time.Time, left int) (message, error) {
+	for served := false; len(c.maps.due) > left; {
+		m, ok, err := c.in.next()
+		switch {
+		case err != nil:
+			return message{}, err
+		case ok && m.isCommand():
+			if err := c.serve(c.sock, m); err != nil {
+				return message{}, err
+			}
+			served = true
+		case ok && c.maps.take(m):
+			c.settled(m)
+		case ok:
+			return m, nil
+		default:
+			if served && time.Now().After(by) { // requests without end are no answer
+				return message{}, fmt.Errorf("%w: %w", ErrGone, ErrTimeout)
+			}
+			if err := c.in.await(c.sock, c.opts.Spin, by, 0); err != nil {
+				return message{}, err
+			}
 		}
 	}
-	return err
+	return message{}, nil
 }
 
 // plain is request for answers that carry no descriptors.
@@ -366,13 +394,14 @@ func (c *Client) plain(command Command, b []byte) (message, error) {
 }
 
 // Read gives size bytes (1, 2, 4, 8) at an offset of a region: one access of
-// the device if the offset is aligned.
-func (c *Client) Read(region int, offset uint64, size int) (uint64, error) {
+// the device if the offset is aligned. The value is good also with an error that
+// matches ErrMapRefused.
+func (c *Client) Read(region int, offset uint64, size int) (value uint64, err error) {
 	if size < 1 || size > 8 {
 		return 0, fmt.Errorf("vfio-user: read of %d bytes, want 1 to 8", size)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock(&err)
 	var word [8]byte
 	if err := c.readChunk(region, offset, word[:size]); err != nil {
 		return 0, fmt.Errorf("vfio-user: read region %d, %#x: %w", region, offset, err)
@@ -382,12 +411,12 @@ func (c *Client) Read(region int, offset uint64, size int) (uint64, error) {
 
 // Write stores the low size bytes (1, 2, 4, 8) of value at an offset of a
 // region and returns when the device has taken them.
-func (c *Client) Write(region int, offset uint64, size int, value uint64) error {
+func (c *Client) Write(region int, offset uint64, size int, value uint64) (err error) {
 	if size < 1 || size > 8 {
 		return fmt.Errorf("vfio-user: write of %d bytes, want 1 to 8", size)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock(&err)
 	var word [8]byte
 	binary.LittleEndian.PutUint64(word[:], value)
 	if err := c.writeChunk(region, offset, word[:size]); err != nil {
@@ -433,9 +462,9 @@ func (c *Client) WriteRegion(region int, offset uint64, p []byte) error {
 	})
 }
 
-func (c *Client) chunks(p []byte, f func(p []byte, at uint64) error) error {
+func (c *Client) chunks(p []byte, f func(p []byte, at uint64) error) (err error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock(&err)
 	most := int(min(c.peer.transfer, c.opts.MaxTransfer))
 	for at := 0; at < len(p); at += most {
 		if err := f(p[at:min(at+most, len(p))], uint64(at)); err != nil {
@@ -474,11 +503,10 @@ func (c *Client) writeChunk(region int, offset uint64, p []byte) error {
 
 // WriteMulti carries several writes of up to 8 bytes in one message, or one by
 // one where the server does not take that. It gives how many were done.
-func (c *Client) WriteMulti(ws []Write) (int, error) {
+func (c *Client) WriteMulti(ws []Write) (done int, err error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock(&err)
 	most := max(1, (int(c.peer.transfer)-writeMultiHead)/writeMultiSize)
-	done := 0
 	for len(ws) > 0 {
 		n := min(len(ws), most)
 		if !c.many {

@@ -268,14 +268,14 @@ func (c *Client) MapBytes(addr uint64, b []byte, rights uint32) error {
 	})
 }
 
-func (c *Client) mapDMA(m DMAMap, fd int, add func() error) error {
+func (c *Client) mapDMA(m DMAMap, fd int, add func() error) (err error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock(&err)
 	var fds []int
 	if fd >= 0 {
 		fds = []int{fd}
 	}
-	err := add()
+	err = add()
 	if err == nil {
 		var r message
 		r, err = c.request(CmdDMAMap, m.Append(c.begin()), fds)
@@ -290,9 +290,9 @@ func (c *Client) mapDMA(m DMAMap, fd int, add func() error) error {
 	return nil
 }
 
-// UnmapDMA takes every mapping inside a range away, be there one, many or none.
-// When it returns the device does not reach them any more. A range that cuts a
-// mapping is refused.
+// UnmapDMA takes what of a range is mapped away, be that one mapping, many, a part or
+// none. When it returns the device does not reach it any more. A range that cuts a
+// page of 4 KiB is refused.
 func (c *Client) UnmapDMA(addr, size uint64) error {
 	return c.unmap(DMAUnmap{dmaUnmapSize, 0, addr, size}, addr+size-1)
 }
@@ -302,10 +302,10 @@ func (c *Client) UnmapAllDMA() error {
 	return c.unmap(DMAUnmap{dmaUnmapSize, unmapAll, 0, 0}, ^uint64(0))
 }
 
-func (c *Client) unmap(u DMAUnmap, last uint64) error {
+func (c *Client) unmap(u DMAUnmap, last uint64) (err error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, err := c.plain(CmdDMAUnmap, u.Append(c.begin()))
+	defer c.unlock(&err)
+	_, err = c.plain(CmdDMAUnmap, u.Append(c.begin()))
 	if err == nil {
 		err = c.space.remove(u.Address, last)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -58,12 +59,12 @@ func (c *Client) dma(m message, b []byte) ([]byte, error) {
 		}
 		at := len(b)
 		b = append(b, make([]byte, a.Count)...)
-		return b, c.space.access(a.Address, b[at:], false, nil)
+		return b, c.space.access(a.Address, b[at:], false, nil, nil)
 	case CmdDMAWrite:
 		if uint64(len(data)) != a.Count {
 			return b, refuse(unix.EINVAL, "DMA_WRITE of %d bytes with %d", a.Count, len(data))
 		}
-		return b, c.space.access(a.Address, data, true, nil)
+		return b, c.space.access(a.Address, data, true, nil, nil)
 	}
 	return b, refuse(unix.EINVAL, "%v from a server", m.Command)
 }
@@ -77,7 +78,7 @@ func (c *Client) serveTwin() {
 		m, ok, err := in.next()
 		switch {
 		case err == nil && !ok:
-			err = in.receive(c.twin, 0, 0)
+			err = in.await(c.twin, 0, time.Time{}, c.patience())
 		case err == nil && !m.isCommand():
 			closeFDs(m.fds)
 			err = fmt.Errorf("%w: answer to %v on the twin socket", ErrMalformed, m.Command)
@@ -102,6 +103,8 @@ func (c *Client) serveIdle() error {
 			if err = c.in.receive(c.sock, 0, unix.MSG_DONTWAIT); errors.Is(err, errWouldBlock) {
 				return nil
 			}
+		case err == nil && c.maps.take(m):
+			c.settled(m)
 		case err == nil && !m.isCommand():
 			closeFDs(m.fds)
 			err = fmt.Errorf("%w: answer to %v, which nobody waits for", ErrMalformed, m.Command)

@@ -11,26 +11,28 @@ import (
 )
 
 // Bounds of one turn on the owner's goroutine (ours): a client that floods its
-// socket shares the owner with everything else that runs there.
+// socket shares the owner with everything else that runs there. A request that
+// needs more goes on in the next turn.
 const (
 	turnMessages = 64
+	turnAccesses = 128
 	turnReply    = 64 << 10
-)
-
-// Bounds of what a client may send while it owes the answer to a DMA message
-// (ours).
-const (
-	queueMessages = 4096
-	queueBytes    = 16 << 20
+	// checksAnAccess writes of a REGION_WRITE_MULTI are checked in the time that one
+	// access of the device takes.
+	checksAnAccess = 8
 )
 
 // conn is the server's side of one connection.
 //
-// Its goroutine receives, has the requests handled on the owner's goroutine
-// (dispatch), and sends the replies: the owner never waits for the socket. A
-// device that needs an answer to a DMA message waits for it wherever it runs:
-// either it receives itself, or the connection's goroutine, which is receiving,
-// hands it over. Requests that arrive meanwhile are queued.
+// Its goroutine receives. What concerns the device it has handled on the owner's
+// goroutine (dispatch), everything else it handles itself. The replies go out
+// before the owner's turn ends, as far as the socket takes them at once: the owner
+// never waits for the socket, and a device that acts after its turn acts after the
+// replies.
+//
+// A client may hold a lock until its request is answered and need that lock to
+// answer a message of ours (QEMU does). So no DMA message is sent while a request is
+// unanswered (turn), and nothing that handles a request waits for one.
 type conn struct {
 	s     *Server
 	sock  *socket
@@ -38,24 +40,36 @@ type conn struct {
 
 	dispatchFn func() // c.dispatch, made once
 
-	// rd is held by whoever receives. It guards in, queue and dead.
-	rd     sync.Mutex
-	in     *inbox
-	queue  []message // requests that came while an answer was awaited
-	queued int       // their bytes
-	dead   error     // why nothing can be received any more
+	in *inbox // of the connection's goroutine
 
-	// Of dispatch; the connection's goroutine reads them between two turns.
-	out        []byte // replies to send
+	// The request at hand. Of the connection's goroutine, and of the owner's while
+	// that dispatches for it.
+	m        message
+	has      bool // there is one
+	begun    bool // and it was begun
+	start    int  // where, in out
+	at       int  // how much of it is done: bytes, or writes
+	accesses int  // of the turn: how many are left
+
+	out        []byte // replies
+	sent       int    // of out
+	whole      int    // of out: replies that are complete
 	outFDs     []int  // with the last reply in out; the server's or the embedding program's
 	outAt      int    // where that reply begins
 	outClose   int    // one of outFDs to close after sending, or -1
 	fail       error  // close the connection after sending
 	negotiated bool
 	peer       limits
-	messages   atomic.Bool // mappings without descriptor exist: answer one by one
 
-	wr sync.Mutex // of sending on sock
+	remotes atomic.Bool // a mapping without descriptor was there
+
+	// turn is held (it takes one) while a request is unanswered, and by who sends a
+	// DMA message. It guards sending on sock.
+	turn chan struct{}
+	mine bool // the connection's goroutine holds turn
+
+	over chan struct{} // closed when nothing is received any more
+	left chan struct{} // closed when the place is free again
 
 	twin  atomic.Pointer[socket]
 	dmaMu sync.Mutex // one DMA message at a time; guards what follows
@@ -64,7 +78,6 @@ type conn struct {
 	id    uint16
 
 	wait atomic.Pointer[waiter]
-	wake chan struct{} // 1; rd was released while there is a waiter
 }
 
 // waiter is a DMA message whose answer is awaited.
@@ -79,7 +92,10 @@ type waiter struct {
 
 func newConn(s *Server, fd int) *conn {
 	limit := HeaderSize + dmaAccessSize + max(int(s.cfg.MaxTransfer), maxVersionData)
-	c := &conn{s: s, sock: newSocket(fd), space: newSpace(s.cfg.MaxMaps), in: newInbox(limit), outClose: -1, wake: make(chan struct{}, 1)}
+	c := &conn{
+		s: s, sock: newSocket(fd), space: newSpace(s.cfg.MaxMaps), in: newInbox(limit), outClose: -1,
+		turn: make(chan struct{}, 1), over: make(chan struct{}), left: make(chan struct{}),
+	}
 	c.dispatchFn = c.dispatch
 	return c
 }
@@ -94,100 +110,113 @@ func (c *conn) end() {
 
 // loop serves the connection until it ends.
 func (c *conn) loop() error {
-	// Only the first message has a time limit: a client that says nothing must
-	// not keep the place for ever.
+	defer close(c.over)
+	err := c.open()
+	for err == nil {
+		err = c.step()
+	}
+	return err
+}
+
+// open receives the first message, which must be there in time: a client that says
+// nothing must not keep anything for ever. For VERSION it needs the server's one
+// place.
+func (c *conn) open() error {
 	if err := c.sock.timeouts(c.s.cfg.Timeout, c.s.cfg.Timeout); err != nil {
 		return err
 	}
-	for {
-		c.rd.Lock()
-		err := c.fill()
-		c.release()
-		if err != nil {
-			return err
+	by := time.Now().Add(c.s.cfg.Timeout)
+	for !c.has {
+		if err := c.take(); err != nil {
+			return errOr(err, c.flush())
 		}
-		agreed := c.negotiated
-		c.s.run(c.dispatchFn)
-		if err := c.flush(); err != nil {
-			return err
+		if c.has {
+			break
 		}
-		if c.fail != nil {
-			return c.fail
-		}
-		if !agreed && c.negotiated {
-			if err := c.sock.timeouts(0, c.s.cfg.Timeout); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// release gives rd back and tells a waiter that it may take it.
-func (c *conn) release() {
-	c.rd.Unlock()
-	if c.wait.Load() != nil {
-		select {
-		case c.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// fill receives until a request is at hand. rd is held.
-func (c *conn) fill() error {
-	for {
-		if c.dead != nil {
-			return c.dead
-		}
-		if len(c.queue) > 0 || c.in.pending() {
-			return nil
-		}
-		if err := c.in.receive(c.sock, c.s.cfg.Spin, 0); err != nil {
-			if errors.Is(err, errWouldBlock) {
+		if err := c.in.await(c.sock, c.s.cfg.Spin, by, 0); err != nil {
+			if errors.Is(err, ErrTimeout) {
 				err = fmt.Errorf("%w: no VERSION: %w", ErrMalformed, ErrTimeout)
 			}
-			c.dead = err
 			return err
 		}
 	}
+	if c.m.Command != CmdVersion || !c.m.isCommand() || c.s.enter(c) {
+		return c.sock.timeouts(0, c.s.cfg.Timeout)
+	}
+	c.s.turned.Add(1)
+	closeFDs(c.m.fds)
+	c.m.fds = nil
+	c.hold()
+	c.refuse(c.m, unix.EBUSY)
+	c.has = false
+	return errOr(fmt.Errorf("%w: another client is there: %w", ErrGone, unix.EBUSY), c.flush())
 }
 
-// next takes the next request. Answers on the way to it are handed over. rd is
-// held. An error is a stream that cannot be followed; the message then holds
-// the header, to answer.
-func (c *conn) next() (message, bool, error) {
-	if len(c.queue) > 0 {
-		m := c.queue[0]
-		c.queue[0] = message{}
-		c.queue = c.queue[1:]
-		c.queued -= len(m.body)
-		return m, true, nil
+// step handles what is at hand, or receives.
+func (c *conn) step() error {
+	err := c.take()
+	if err == nil && !c.has {
+		if err = c.flush(); err == nil {
+			err = c.in.await(c.sock, c.s.cfg.Spin, time.Time{}, c.s.cfg.Timeout)
+		}
+		return err
 	}
-	for {
+	switch {
+	case err != nil: // perhaps with a reply
+	case c.m.Command.ofDevice():
+		c.hold()
+		c.s.run(c.dispatchFn)
+		err = c.fail
+	default:
+		c.hold()
+		c.handle()
+		err = c.fail
+		if err == nil && c.outFDs == nil && len(c.out) < turnReply {
+			return nil
+		}
+	}
+	return errOr(err, c.flush())
+}
+
+// take takes the next request unless there is one. Answers on the way to it are
+// handed over. An error is a stream that cannot be followed.
+func (c *conn) take() error {
+	for !c.has {
 		m, ok, err := c.in.next()
-		if err != nil || !ok {
-			return m, false, err
-		}
-		if m.isReply() {
+		switch {
+		case err != nil:
+			c.hold()
+			c.refuse(m, err)
+			return err
+		case !ok:
+			return nil
+		case m.isReply():
 			if err := c.answer(m); err != nil {
-				c.dead = err
-				return message{}, false, nil
+				return err
 			}
-			continue
+		default:
+			c.m, c.has, c.begun, c.at = m, true, false, 0
 		}
-		return m, true, nil
+	}
+	return nil
+}
+
+// hold keeps DMA messages back until flush.
+func (c *conn) hold() {
+	if !c.mine {
+		c.turn <- struct{}{}
+		c.mine = true
 	}
 }
 
 // answer hands a reply to who waits for it. A reply that nobody waits for means
-// that the two sides do not agree on the stream any more. rd is held.
+// that the two sides do not agree on the stream any more.
 func (c *conn) answer(m message) error {
 	closeFDs(m.fds)
 	w := c.wait.Load()
-	if w == nil || w.id != m.ID || w.command != m.Command {
+	if w == nil || w.id != m.ID || w.command != m.Command || !c.wait.CompareAndSwap(w, nil) {
 		return fmt.Errorf("%w: reply to %v, id %d, which nobody sent", ErrMalformed, m.Command, m.ID)
 	}
-	c.wait.Store(nil)
 	w.err = w.take(m)
 	close(w.done)
 	return nil
@@ -215,50 +244,49 @@ func (w *waiter) take(m message) error {
 	return err
 }
 
-// dispatch handles the requests at hand, on the owner's goroutine. It ends its
-// turn early when the replies should go out first.
+// dispatch handles the requests at hand that concern the device, on the owner's
+// goroutine, and sends their replies as far as that needs no waiting. It ends its
+// turn early when there is much of either.
 func (c *conn) dispatch() {
+	c.accesses = turnAccesses
 	for range turnMessages {
-		c.rd.Lock()
-		m, ok, err := c.next()
-		c.in.inUse = ok
-		c.release()
-		if err != nil {
-			c.refuse(m, err)
-			c.fail = err
-			return
+		c.handle()
+		if c.begun || c.fail != nil || c.outFDs != nil || len(c.out) >= turnReply {
+			break
 		}
-		if !ok {
-			return
+		if c.fail = c.take(); !c.has || c.accesses <= 0 || !c.m.Command.ofDevice() {
+			break
 		}
-		c.handle(m)
-		c.rd.Lock()
-		c.in.inUse = false
-		c.release()
-		if c.fail != nil || c.outFDs != nil || len(c.out) >= turnReply || c.messages.Load() {
-			return
-		}
+	}
+	if c.outFDs == nil && c.sent < c.whole {
+		// An error is met again by flush.
+		n, _ := c.sock.sendNow(c.out[c.sent:c.whole], nil)
+		c.sent += n
 	}
 }
 
-// flush sends the replies of a turn.
+// flush sends what replies are complete, and lets DMA messages go out where no
+// request was begun and is unanswered.
 func (c *conn) flush() error {
-	if len(c.out) == 0 {
+	if !c.mine {
 		return nil
 	}
-	c.wr.Lock()
 	var err error
 	if c.outFDs == nil {
-		err = c.sock.send(c.out, nil)
-	} else if err = c.sock.send(c.out[:c.outAt], nil); err == nil {
-		err = c.sock.send(c.out[c.outAt:], c.outFDs)
+		err = c.sock.send(c.out[c.sent:c.whole], nil)
+	} else if err = c.sock.send(c.out[c.sent:c.outAt], nil); err == nil {
+		err = c.sock.send(c.out[c.outAt:c.whole], c.outFDs)
 	}
-	c.wr.Unlock()
 	if c.outClose >= 0 {
 		closeFDs([]int{c.outClose})
 		c.outClose = -1
 	}
-	c.out, c.outFDs = c.out[:0], nil
+	c.outFDs = nil
+	if c.sent = c.whole; !c.begun {
+		c.out, c.sent, c.whole = c.out[:0], 0, 0
+		c.mine = false
+		<-c.turn
+	}
 	return err
 }
 
@@ -277,47 +305,35 @@ func (c *conn) finish() {
 		}
 	})
 	c.space.clear()
-	c.dmaMu.Lock() // a DMA message under way has seen the end of the socket
+	c.dmaMu.Lock() // a DMA message under way has seen the end
 	c.ended = true
 	if t := c.twin.Load(); t != nil {
 		t.close()
 		c.twinI.drop()
 	}
 	c.dmaMu.Unlock()
-	c.rd.Lock()
-	for _, m := range c.queue {
-		closeFDs(m.fds)
-	}
-	c.queue = nil
+	closeFDs(c.m.fds)
 	c.in.drop()
-	c.rd.Unlock()
 	if c.outClose >= 0 {
 		closeFDs([]int{c.outClose})
 	}
 	c.sock.close()
 }
 
-// remote reaches memory of the client that has no descriptor, in pieces that
-// both sides take.
-func (c *conn) remote(addr uint64, p []byte, write bool) error {
+// remote reaches memory of the client that has no descriptor, with one message, and
+// gives how many bytes that moved.
+func (c *conn) remote(addr uint64, p []byte, write bool) (int, error) {
 	c.dmaMu.Lock()
 	defer c.dmaMu.Unlock()
-	most := int(min(c.peer.transfer, c.s.cfg.MaxTransfer))
-	for len(p) > 0 {
-		if c.ended {
-			return ErrGone
-		}
-		n := min(len(p), most)
-		if err := c.exchange(addr, p[:n], write); err != nil {
-			return err
-		}
-		addr += uint64(n)
-		p = p[n:]
+	if c.ended {
+		return 0, ErrGone
 	}
-	return nil
+	n := min(len(p), int(min(c.peer.transfer, c.s.cfg.MaxTransfer)))
+	return n, c.exchange(addr, p[:n], write)
 }
 
-// exchange sends one DMA message and waits for its answer. dmaMu is held.
+// exchange sends one DMA message and waits for its answer, for Timeout in all.
+// dmaMu is held.
 func (c *conn) exchange(addr uint64, p []byte, write bool) error {
 	c.id++
 	w := &waiter{id: c.id, command: CmdDMARead, addr: addr, p: p, done: make(chan struct{})}
@@ -330,133 +346,79 @@ func (c *conn) exchange(addr uint64, p []byte, write bool) error {
 	b = Header{ID: w.id, Command: w.command, Size: uint32(size)}.Append(b)
 	b = DMAAccess{addr, uint64(len(p))}.Append(b)
 	b = append(b, data...)
-	var err error
-	if t := c.twin.Load(); t != nil {
-		err = c.byTwin(t, w, b)
+
+	by := time.Now().Add(c.s.cfg.Timeout)
+	timer := time.NewTimer(c.s.cfg.Timeout)
+	defer timer.Stop()
+	select {
+	case c.turn <- struct{}{}:
+	case <-c.over:
+		return ErrGone
+	case <-timer.C:
+		return fmt.Errorf("%w: a request of the client was not answered meanwhile: a Device must not use DMA while it is called", ErrTimeout)
+	}
+	// A request may have ended the right to the access since it was looked up.
+	err := c.s.dma.allowed()
+	if err == nil {
+		err = c.space.allows(addr, write)
+	}
+	if err != nil {
+		<-c.turn
+		return err
+	}
+	t := c.twin.Load()
+	if t != nil {
+		err = t.send(b, nil)
 	} else {
-		err = c.byMain(w, b)
+		c.wait.Store(w)
+		err = c.sock.send(b, nil)
+	}
+	<-c.turn
+	if err == nil && t != nil {
+		err = c.byTwin(t, w, by)
+	} else if err == nil {
+		err = c.byMain(w, timer.C)
 	}
 	if err != nil { // the stream is lost: a late answer would be taken for the next one's
+		c.wait.Store(nil)
 		c.sock.shutdown()
 		return err
 	}
 	return w.err
 }
 
-// byTwin sends on the twin socket, where nothing but answers comes back.
-func (c *conn) byTwin(t *socket, w *waiter, b []byte) error {
-	if err := t.send(b, nil); err != nil {
-		return err
+// byTwin receives the answer on the twin socket, where nothing but answers comes
+// back.
+func (c *conn) byTwin(t *socket, w *waiter, by time.Time) error {
+	if err := c.twinI.await(t, c.s.cfg.Spin, by, 0); err != nil {
+		return fmt.Errorf("answer to %v: %w", w.command, err)
 	}
-	for {
-		m, ok, err := c.twinI.next()
-		if err != nil {
-			return err
-		}
-		if ok {
-			closeFDs(m.fds)
-			if !m.isReply() || m.ID != w.id || m.Command != w.command {
-				return fmt.Errorf("%w: %v, id %d, on the twin socket, where the answer to %v was due", ErrMalformed, m.Command, m.ID, w.command)
-			}
-			w.err = w.take(m)
-			return nil
-		}
-		if err := c.twinI.receive(t, c.s.cfg.Spin, 0); err != nil {
-			if errors.Is(err, errWouldBlock) {
-				err = fmt.Errorf("%w: answer to %v: %w", ErrGone, w.command, ErrTimeout)
-			}
-			return err
-		}
-	}
-}
-
-// byMain sends on the connection itself and waits, receiving where nobody else
-// does.
-func (c *conn) byMain(w *waiter, b []byte) error {
-	c.wait.Store(w)
-	defer c.wait.Store(nil)
-	c.wr.Lock()
-	err := c.sock.send(b, nil)
-	c.wr.Unlock()
+	m, _, err := c.twinI.next()
 	if err != nil {
 		return err
 	}
-	deadline := time.Now().Add(c.s.cfg.Timeout)
-	timer := time.NewTimer(c.s.cfg.Timeout)
-	defer timer.Stop()
-	for {
-		if c.rd.TryLock() {
-			err := c.receiveFor(w, deadline)
-			c.rd.Unlock()
-			if err != nil {
-				return err
-			}
-		} else {
-			select {
-			case <-c.wake: // the connection's goroutine stopped receiving
-			case <-w.done:
-			case <-timer.C:
-				return fmt.Errorf("%w: answer to %v: %w", ErrGone, w.command, ErrTimeout)
-			}
-		}
-		select {
-		case <-w.done:
-			return nil
-		default:
-		}
+	closeFDs(m.fds)
+	if !m.isReply() || m.ID != w.id || m.Command != w.command {
+		return fmt.Errorf("%w: %v, id %d, on the twin socket, where the answer to %v was due", ErrMalformed, m.Command, m.ID, w.command)
 	}
+	w.err = w.take(m)
+	return nil
 }
 
-// receiveFor receives once for a waiter: requests are queued. rd is held.
-func (c *conn) receiveFor(w *waiter, deadline time.Time) error {
-	if err := c.enqueue(); err != nil {
-		return err
-	}
+// byMain waits until the connection's goroutine has received the answer.
+func (c *conn) byMain(w *waiter, late <-chan time.Time) error {
+	err := error(nil)
 	select {
 	case <-w.done:
 		return nil
-	default:
+	case <-c.over:
+		err = ErrGone
+	case <-late:
+		err = fmt.Errorf("%w: answer to %v: %w", ErrGone, w.command, ErrTimeout)
 	}
-	err := c.sock.poll(deadline)
-	if err == nil {
-		err = c.in.receive(c.sock, 0, unix.MSG_DONTWAIT)
-	}
-	if errors.Is(err, errWouldBlock) {
+	if !c.wait.CompareAndSwap(w, nil) { // it comes this moment
+		<-w.done
 		return nil
 	}
-	if err == nil {
-		err = c.enqueue()
-	}
-	if err != nil && c.dead == nil {
-		c.dead = err
-	}
 	return err
-}
-
-// enqueue moves every whole message out of the inbox: answers to who waits,
-// requests to the queue. rd is held.
-func (c *conn) enqueue() error {
-	for c.dead == nil {
-		m, ok, err := c.in.next()
-		if err != nil {
-			c.dead = err
-			return err
-		}
-		if !ok {
-			return nil
-		}
-		if m.isReply() {
-			if err := c.answer(m); err != nil {
-				c.dead = err
-			}
-			continue
-		}
-		m.body = append([]byte(nil), m.body...)
-		c.queue = append(c.queue, m)
-		c.queued += len(m.body)
-		if len(c.queue) > queueMessages || c.queued > queueBytes {
-			c.dead = fmt.Errorf("%w: %d requests while an answer was due", ErrMalformed, len(c.queue))
-		}
-	}
-	return c.dead
 }

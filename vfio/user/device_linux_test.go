@@ -25,6 +25,8 @@ type testDevice struct {
 	joined   int
 	left     int
 	dmaErr   error
+	acts     int // copies under way
+	rest     sync.Cond
 
 	bar2 int // memfd
 	mu   sync.Mutex
@@ -66,11 +68,12 @@ func (d *testDevice) Write(bar int, offset uint64, size int, value uint64) {
 		}
 	}
 	if bar == 1 && offset == regGo {
-		d.copy(int(value))
+		d.act(int(value))
 	}
 }
 
-func (d *testDevice) copy(vector int) {
+// act copies, on a goroutine of its own: whoever wrote waits for an answer.
+func (d *testDevice) act(vector int) {
 	r := func(at uint64, n int) uint64 {
 		v := uint64(0)
 		for i := n - 1; i >= 0; i-- {
@@ -79,19 +82,31 @@ func (d *testDevice) copy(vector int) {
 		return v
 	}
 	p := make([]byte, min(r(regLen, 4), 1<<20))
-	err := d.srv.DMA().Read(r(regSrc, 8), p)
-	if err == nil {
-		err = d.srv.DMA().Write(r(regDst, 8), p)
-	}
+	src, dst := r(regSrc, 8), r(regDst, 8)
 	d.mu.Lock()
-	d.dmaErr = err
+	d.acts++
 	d.mu.Unlock()
-	_ = d.srv.Interrupt(vector)
+	go func() {
+		err := d.srv.DMA().Read(src, p)
+		if err == nil {
+			err = d.srv.DMA().Write(dst, p)
+		}
+		_ = d.srv.Interrupt(vector)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.dmaErr = err
+		d.acts--
+		d.rest.Broadcast()
+	}()
 }
 
+// lastDMA waits for the copies under way and gives the error of the last.
 func (d *testDevice) lastDMA() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for d.acts > 0 {
+		d.rest.Wait()
+	}
 	return d.dmaErr
 }
 
@@ -215,8 +230,11 @@ func newServer(t testing.TB, change ...func(*Config)) (*Server, *testDevice) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.srv = s
-	t.Cleanup(s.Close)
+	d.srv, d.rest.L = s, &d.mu
+	t.Cleanup(func() {
+		s.Close()
+		_ = d.lastDMA()
+	})
 	return s, d
 }
 

@@ -8,11 +8,12 @@ import (
 // DMA is a device's way to its client's memory. Every access looks the range up
 // anew, so it ends with the mapping, with bus mastering, and with the client:
 // there is nothing that a device could keep. It may be used from any goroutine;
-// an unmap waits for the accesses in flight.
+// what ends accesses waits for those in flight.
 //
 // Ranges with a descriptor are copied from and to the mapped file and never
-// block. Ranges without one are reached by DMA_READ and DMA_WRITE messages,
-// which wait for the client up to Config.Timeout.
+// block. Ranges without one are reached by DMA_READ and DMA_WRITE messages, each
+// sent when no request of the client is unanswered and awaited up to Config.Timeout.
+// The owner's goroutine must not wait for them: the client may wait for the owner.
 type DMA struct {
 	conn   atomic.Pointer[conn]
 	master atomic.Bool
@@ -28,21 +29,41 @@ func (d *DMA) Read(addr uint64, p []byte) error { return d.access(addr, p, false
 func (d *DMA) Write(addr uint64, p []byte) error { return d.access(addr, p, true) }
 
 func (d *DMA) access(addr uint64, p []byte, write bool) error {
-	if !d.master.Load() {
-		return fmt.Errorf("DMA at %#x: %w", addr, ErrBusMaster)
-	}
 	c := d.conn.Load()
-	if c == nil {
-		return fmt.Errorf("DMA at %#x: %w", addr, ErrGone)
+	err := ErrGone
+	if c != nil {
+		err = c.space.access(addr, p, write, d.allowed, c.remote)
 	}
-	if err := c.space.access(addr, p, write, c.remote); err != nil {
+	if err != nil {
 		return fmt.Errorf("DMA at %#x+%#x: %w", addr, len(p), err)
 	}
 	return nil
 }
 
+// allowed says whether the device may access memory at all.
+func (d *DMA) allowed() error {
+	if !d.master.Load() {
+		return ErrBusMaster
+	}
+	return nil
+}
+
+// setMaster switches accesses on or off. None is under way after they are off, and
+// no message for one will be sent.
+func (d *DMA) setMaster(on bool) {
+	if c := d.conn.Load(); d.master.Swap(on) && !on && c != nil {
+		c.space.drain()
+	}
+}
+
+// Remote tells whether the client has mapped memory that is reached by messages.
+func (d *DMA) Remote() bool {
+	c := d.conn.Load()
+	return c != nil && c.remotes.Load()
+}
+
 // Mappings gives how many ranges the client has mapped, and how many files are
-// behind them.
+// behind them. Ranges that adjoin in one file are one.
 func (d *DMA) Mappings() (ranges, files int) {
 	if c := d.conn.Load(); c != nil {
 		return c.space.counts()

@@ -74,8 +74,15 @@ func TestDMAMappings(t *testing.T) {
 	if err := dma.Read(0x101000, q[:8]); !errors.Is(err, ErrUnmapped) {
 		t.Errorf("unmapped: %v", err)
 	}
-	if err := c.UnmapDMA(0x200000, 4096); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("a cut: %v", err)
+	// Part of a mapping goes, and the rest stays.
+	ok(t, c.UnmapDMA(0x201000, 4096))
+	for addr, want := range map[uint64]error{0x200ff8: nil, 0x201000: ErrUnmapped, 0x201ff8: ErrUnmapped} {
+		if err := dma.Read(addr, q[:8]); !errors.Is(err, want) {
+			t.Errorf("%#x beside a cut: %v, want %v", addr, err, want)
+		}
+	}
+	if err := c.UnmapDMA(0x200800, 4096); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a cut page: %v", err)
 	}
 	ok(t, c.UnmapDMA(0, 1<<63))
 	ok(t, c.UnmapDMA(1<<63, 1<<63))
@@ -128,28 +135,28 @@ func TestDMAFileChanges(t *testing.T) {
 	b := []byte("somewhere")
 	ok(t, s.add(DMAMap{32, DMARead, 0, 0, 4096}, ro))
 	ok(t, s.add(DMAMap{32, both, 0, 0x10000, 4096}, rw)) // mapped anew, for writing
-	ok(t, s.access(0x10000, b, true, nil))
+	ok(t, s.access(0x10000, b, true, nil, nil))
 	ok(t, unix.Ftruncate(rw, 16384))
 	ok(t, s.add(DMAMap{32, both, 8192, 0x20000, 8192}, rw)) // mapped anew, longer
-	ok(t, s.access(0x21000, b, true, nil))
+	ok(t, s.access(0x21000, b, true, nil, nil))
 	got := make([]byte, len(b))
-	ok(t, s.access(0, got, false, nil))
+	ok(t, s.access(0, got, false, nil, nil))
 	if string(got) != string(b) || len(s.files) != 1 || s.mapped != 16384 {
 		t.Errorf("%q; %d files of %d bytes", got, len(s.files), s.mapped)
 	}
 	ok(t, unix.Ftruncate(rw, 4096))
 	for _, write := range []bool{false, true} {
-		if err := s.access(0x21000, got, write, nil); !errors.Is(err, ErrLost) {
+		if err := s.access(0x21000, got, write, nil, nil); !errors.Is(err, ErrLost) {
 			t.Errorf("shrunk, write %v: %v", write, err)
 		}
 	}
-	ok(t, s.access(0x10000, got, false, nil))
+	ok(t, s.access(0x10000, got, false, nil, nil))
 	ok(t, unix.Ftruncate(rw, 0))
-	if err := s.access(0, got, false, nil); !errors.Is(err, ErrLost) {
+	if err := s.access(0, got, false, nil, nil); !errors.Is(err, ErrLost) {
 		t.Errorf("emptied: %v", err)
 	}
 	ok(t, unix.Ftruncate(rw, 16384))
-	ok(t, s.access(0x21000, got, false, nil))
+	ok(t, s.access(0x21000, got, false, nil, nil))
 }
 
 // TestUnmapWaits: once an unmap is answered no access touches the range.
@@ -204,8 +211,10 @@ func TestDMAMessages(t *testing.T) {
 			}
 			ok(t, c.MapBytes(0x10000, b, both))
 			want := append([]byte(nil), b[:100001]...)
-			doCopy(t, c, 0x10000, 0x10000+512<<10, 100001, 0) // in the request
+			doCopy(t, c, 0x10000, 0x10000+512<<10, 100001, 0)
 			ok(t, d.lastDMA())
+			_, err := c.Read(0, 0, 4) // what was served before it is seen
+			ok(t, err)
 			if !bytes.Equal(b[512<<10:512<<10+100001], want) {
 				t.Fatal("data differ")
 			}
@@ -236,7 +245,7 @@ func TestDMAMessages(t *testing.T) {
 			}
 			// The client refuses what it does not know (any more).
 			ok(t, c.space.remove(0x10000, 0x10000+1<<20-1))
-			err := s.DMA().Read(0x10000, got[:8])
+			err = s.DMA().Read(0x10000, got[:8])
 			var e *Error
 			if !errors.As(err, &e) || e.Command != CmdDMARead || e.Errno != unix.EFAULT {
 				t.Errorf("%v", err)
@@ -249,48 +258,148 @@ func TestDMAMessages(t *testing.T) {
 	}
 }
 
-// TestRequestsMeanwhile: what a client sends while it owes the answer to a DMA
-// message is done afterwards, in order; no answer at all ends the connection.
-func TestRequestsMeanwhile(t *testing.T) {
-	s, d := newServer(t)
-	r := rawConnect(t, s)
-	r.agree("{}")
-	r.command(CommandMemory | CommandMaster)
-	r.must(CmdDMAMap, le(32, 3, uint64(0), uint64(0), uint64(4096)))
-	r.must(CmdRegionWrite, le(uint64(regLen), 1, 4, 4))
-	d.taken()
-	write := func(id uint16, v int) []byte { return raw(id, CmdRegionWrite, 0, le(uint64(0x30), 0, 4, v)) }
-	// All in one piece: the doorbell, and two more behind it.
-	r.send(append(append(raw(1, CmdRegionWrite, 0, le(uint64(regGo), 1, 4, 0)), write(2, 2)...), write(3, 3)...))
-	m, _ := r.receive()
-	if m.Command != CmdDMARead || !bytes.Equal(m.body, le(uint64(0), uint64(4))) {
-		t.Fatalf("%+v %x", m.Header, m.body)
-	}
-	r.send(write(4, 4))
-	r.send(raw(5, CmdSetIRQs, 0, le(20, 0x24, 2, 0, 1)), eventfd(t))
-	r.send(append(write(6, 6), raw(m.ID, CmdDMARead, flagReply, le(uint64(0), uint64(4), "abcd"))...))
-	m, _ = r.receive()
-	if m.Command != CmdDMAWrite || !bytes.Equal(m.body, le(uint64(0), uint64(4), "abcd")) {
-		t.Fatalf("%+v %x", m.Header, m.body)
-	}
-	r.send(append(raw(m.ID, CmdDMAWrite, flagReply, le(uint64(0), uint64(4))), write(7, 7)...))
-	for id := uint16(1); id <= 7; id++ {
-		m, more := r.receive()
-		if !more || m.ID != id || m.isError() {
-			t.Fatalf("%+v, want the reply to %d", m.Header, id)
+// TestAnswersFirst: a client that answers nothing before its own request is answered
+// gets that answer: before any DMA message where the request came first, and without
+// a wait where it came while the client owes an answer.
+func TestAnswersFirst(t *testing.T) {
+	for _, twin := range []bool{false, true} {
+		s, d := newServer(t)
+		r := rawConnect(t, s)
+		from := r
+		if twin {
+			m := r.agree(`{"capabilities":{"twin_socket":{"supported":true}}}`)
+			from = &rawSession{t, nil, newSocket(m.fds[0]), newInbox(1 << 20)}
+			defer from.sock.close()
+		} else {
+			r.agree("{}")
+		}
+		r.command(CommandMemory | CommandMaster)
+		r.must(CmdDMAMap, le(32, 3, uint64(0), uint64(0), uint64(4096)))
+		r.must(CmdRegionWrite, le(uint64(regLen), 1, 4, 4))
+		d.taken()
+		write := func(id uint16, v int) []byte { return raw(id, CmdRegionWrite, 0, le(uint64(0x30), 0, 4, v)) }
+		replies := func(from, to uint16) {
+			t.Helper()
+			for id := from; id <= to; id++ {
+				if m, more := r.receive(); !more || m.ID != id || m.isError() || !m.isReply() {
+					t.Fatalf("%+v, want the reply to %d", m.Header, id)
+				}
+			}
+		}
+		// All in one piece: the doorbell, and two more behind it.
+		r.send(append(append(raw(1, CmdRegionWrite, 0, le(uint64(regGo), 1, 4, 0)), write(2, 2)...), write(3, 3)...))
+		replies(1, 3)
+		m, _ := from.receive()
+		if m.Command != CmdDMARead || !bytes.Equal(m.body, le(uint64(0), uint64(4))) {
+			t.Fatalf("%+v %x", m.Header, m.body)
+		}
+		r.send(write(4, 4))
+		replies(4, 4)
+		r.send(raw(5, CmdSetIRQs, 0, le(20, 0x24, 2, 0, 1)), eventfd(t))
+		r.send(raw(6, CmdRegionRead, 0, le(uint64(8), 0, 4)))
+		r.send(raw(7, CmdDMAUnmap, 0, le(24, 0, uint64(0x10000), uint64(4096))))
+		replies(5, 7)
+		from.send(raw(m.ID, CmdDMARead, flagReply, le(uint64(0), uint64(4), "abcd")))
+		m, _ = from.receive()
+		if m.Command != CmdDMAWrite || !bytes.Equal(m.body, le(uint64(0), uint64(4), "abcd")) {
+			t.Fatalf("%+v %x", m.Header, m.body)
+		}
+		r.send(write(8, 8))
+		replies(8, 8)
+		from.send(raw(m.ID, CmdDMAWrite, flagReply, le(uint64(0), uint64(4))))
+		ok(t, d.lastDMA())
+		var seen []uint64
+		for _, a := range d.taken() {
+			if a.offset == 0x30 {
+				seen = append(seen, a.value)
+			}
+		}
+		if fmt.Sprint(seen) != "[2 3 4 8]" {
+			t.Errorf("writes in the order %v", seen)
+		}
+		if err := r.close(); !errors.Is(err, ErrGone) {
+			t.Error(err)
 		}
 	}
-	var seen []uint64
-	for _, a := range d.taken() {
-		if a.offset == 0x30 {
-			seen = append(seen, a.value)
-		}
+}
+
+// TestNoMessageAfter: what ends the right to memory that is reached by messages ends
+// an access between two messages, and no message goes out after the answer.
+func TestNoMessageAfter(t *testing.T) {
+	for _, x := range []struct {
+		name string
+		end  []byte
+		want error
+	}{
+		{"unmapped", raw(9, CmdDMAUnmap, 0, le(24, 0, uint64(0), uint64(8192))), ErrUnmapped},
+		{"bus mastering off", raw(9, CmdRegionWrite, 0, le(uint64(cfgCommand), RegionConfig, 2, le(uint16(CommandMemory)))), ErrBusMaster},
+		{"reset", raw(9, CmdReset, 0, nil), ErrBusMaster},
+		{"D3hot", raw(9, CmdRegionWrite, 0, le(uint64(pmControl), RegionConfig, 2, le(uint16(3)))), ErrBusMaster},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			s, _ := newServer(t)
+			r := rawConnect(t, s)
+			r.agree(`{"capabilities":{"max_data_xfer_size":4096}}`)
+			r.command(CommandMemory | CommandMaster)
+			r.must(CmdDMAMap, le(32, 3, uint64(0), uint64(0), uint64(8192)))
+			done := make(chan error)
+			go func() { done <- s.DMA().Read(0, make([]byte, 8192)) }()
+			m, _ := r.receive()
+			if m.Command != CmdDMARead || !bytes.Equal(m.body, le(uint64(0), uint64(4096))) {
+				t.Fatalf("%+v %x", m.Header, m.body)
+			}
+			id := m.ID
+			r.send(x.end)
+			if m, _ := r.receive(); m.ID != 9 || m.isError() {
+				t.Fatalf("%+v", m.Header)
+			}
+			r.send(raw(id, CmdDMARead, flagReply, le(uint64(0), uint64(4096), make([]byte, 4096))))
+			if err := <-done; !errors.Is(err, x.want) {
+				t.Errorf("%v, want %v", err, x.want)
+			}
+			if m := r.must(CmdDeviceInfo, le(16, 0, 0, 0)); len(m.body) != deviceInfoSize {
+				t.Errorf("%+v", m.Header)
+			}
+			if err := r.close(); !errors.Is(err, ErrGone) {
+				t.Error(err)
+			}
+		})
 	}
-	if fmt.Sprint(seen) != "[2 3 4 6 7]" {
-		t.Errorf("writes in the order %v", seen)
-	}
-	if err := r.close(); !errors.Is(err, ErrGone) {
-		t.Error(err)
+}
+
+// selfish is a device that uses DMA while it is called.
+type selfish struct {
+	*testDevice
+	err error
+}
+
+func (d *selfish) Write(int, uint64, int, uint64) {
+	err := d.srv.DMA().Read(0, make([]byte, 4))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = err
+}
+
+// TestNoDMAInCalls: a device that waits for its client while that waits for it gets
+// an error, and the connection goes on.
+func TestNoDMAInCalls(t *testing.T) {
+	d := &selfish{testDevice: &testDevice{}}
+	cfg := testConfig(d.testDevice)
+	cfg.BARs[2], cfg.Timeout = BAR{}, 50*time.Millisecond
+	s, err := New(cfg, d)
+	ok(t, err)
+	d.srv = s
+	t.Cleanup(s.Close)
+	c := newTestClient(t, s, Options{})
+	ok(t, c.SetCommand(CommandMemory|CommandMaster))
+	ok(t, c.MapBytes(0, make([]byte, 4096), both))
+	ok(t, c.Write(0, 0, 4, 0))
+	_, err = c.Read(0, 0, 4)
+	ok(t, err)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !errors.Is(d.err, ErrTimeout) || errors.Is(d.err, ErrGone) {
+		t.Error(d.err)
 	}
 }
 
@@ -335,7 +444,7 @@ func TestBadAnswers(t *testing.T) {
 				r.command(CommandMemory | CommandMaster)
 				r.must(CmdDMAMap, le(32, 3, uint64(0), uint64(0), uint64(4096)))
 				r.must(CmdRegionWrite, le(uint64(regLen), 1, 4, 4))
-				r.send(raw(1, CmdRegionWrite, 0, le(uint64(regGo), 1, 4, 0)))
+				r.must(CmdRegionWrite, le(uint64(regGo), 1, 4, 0))
 				m, _ := from.receive()
 				if m.Command != CmdDMARead {
 					t.Fatalf("%+v", m.Header)
@@ -345,13 +454,18 @@ func TestBadAnswers(t *testing.T) {
 				} else if b := x.answer(m.ID); b != nil {
 					from.send(b)
 				}
-				m, more := r.receive()
-				if more == x.lost {
-					t.Errorf("reply %v: %+v", more, m.Header)
+				if e := d.lastDMA(); e == nil {
+					t.Error("the access succeeded")
 				}
-				err := r.close()
-				if e := d.lastDMA(); e == nil || x.lost && err == nil {
-					t.Errorf("access: %v, connection: %v", e, err)
+				if x.lost {
+					if m, more := r.receive(); more {
+						t.Errorf("%+v", m.Header)
+					}
+				} else if m := r.must(CmdDeviceInfo, le(16, 0, 0, 0)); len(m.body) != deviceInfoSize {
+					t.Errorf("%+v", m.Header)
+				}
+				if err := r.close(); err == nil {
+					t.Error("no reason for the end")
 				}
 				if _, m := s.DMA().Mappings(); m != 0 {
 					t.Error("mappings left")

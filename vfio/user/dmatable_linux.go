@@ -5,24 +5,27 @@ import (
 	"sort"
 )
 
-// mapping is one DMA mapping: the range [addr, last] of DMA addresses.
+// mapping is one DMA mapping: the range [addr, last] of DMA addresses. It has no
+// pointers, so that millions of them cost the collector nothing.
 type mapping struct {
 	addr, last uint64
-	off        uint64  // of addr in the file's bytes
-	file       *memory // nil: reached by messages
+	off        uint64 // of addr in the file's bytes
+	file       uint32 // index of the file; noFile: reached by messages
 	rights     uint32
 }
 
-// mappings is the set of DMA mappings, by address, never overlapping. A guest
-// that maps page by page makes tens of thousands of them: they are kept in
-// sorted pieces of bounded length, so that an insertion moves a few hundred at
-// most.
+const noFile = ^uint32(0)
+
+// mappings is the set of DMA mappings, by address, never overlapping; those that
+// adjoin, in the file too, are one. A guest's IOMMU makes a mapping a page, millions
+// of them: they are kept in sorted pieces of bounded length, so that an insertion
+// moves a few hundred at most.
 type mappings struct {
-	pieces [][]mapping // none empty
+	pieces [][]mapping // none empty, each with room for pieceMax; two that adjoin have over pieceMax/2 together
 	n      int
 }
 
-const pieceMax = 512 // ours: some 20 KiB
+const pieceMax = 512 // ours: 16 KiB
 
 // seek gives the place of the first mapping whose last address is not below
 // addr; ok is false where there is none.
@@ -54,60 +57,115 @@ func (t *mappings) overlaps(addr, last uint64) bool {
 	return ok && t.pieces[p][i].addr <= last
 }
 
-// cuts says whether a mapping lies partly inside [addr, last].
-func (t *mappings) cuts(addr, last uint64) bool {
-	if m, ok := t.find(addr); ok && (m.addr < addr || m.last > last) {
-		return true
+// adjoins tells whether b goes on where a ends. What is reached by messages stays as
+// the client made it: no message goes beyond one of its mappings.
+func (a mapping) adjoins(b mapping) bool {
+	return a.last+1 == b.addr && a.file == b.file && a.file != noFile && a.rights == b.rights && a.off+(b.addr-a.addr) == b.off
+}
+
+// before gives the place before one that seek gave.
+func (t *mappings) before(p, i int) *mapping {
+	switch {
+	case i > 0:
+		return &t.pieces[p][i-1]
+	case p > 0:
+		return &t.pieces[p-1][len(t.pieces[p-1])-1]
 	}
-	m, ok := t.find(last)
-	return ok && (m.addr < addr || m.last > last)
+	return nil
 }
 
 // insert adds a mapping that overlaps none.
 func (t *mappings) insert(m mapping) {
-	t.n++
-	if len(t.pieces) == 0 {
-		t.pieces = append(t.pieces, []mapping{m})
+	p, i, ok := t.seek(m.addr)
+	if ok && m.adjoins(t.pieces[p][i]) {
+		next := &t.pieces[p][i]
+		next.addr, next.off = m.addr, m.off
+		if prev := t.before(p, i); prev != nil && prev.adjoins(*next) {
+			next.addr, next.off = prev.addr, prev.off
+			gone := prev.last
+			q, j, _ := t.seek(gone)
+			t.cut(q, j, j+1)
+		}
 		return
 	}
-	p, i, ok := t.seek(m.addr)
-	if !ok {
+	if prev := t.before(p, i); prev != nil && prev.adjoins(m) {
+		prev.last = m.last
+		return
+	}
+	t.n++
+	switch {
+	case len(t.pieces) == 0:
+		t.pieces = append(t.pieces, make([]mapping, 0, pieceMax))
+		p, i = 0, 0
+	case !ok:
 		p = len(t.pieces) - 1
 		i = len(t.pieces[p])
 	}
-	t.pieces[p] = slices.Insert(t.pieces[p], i, m)
-	if piece := t.pieces[p]; len(piece) > pieceMax {
-		// An ascending run leaves full pieces behind, not halves.
+	if piece := t.pieces[p]; len(piece) == pieceMax {
+		// Runs that ascend or descend leave full pieces behind, not halves.
 		at := pieceMax / 2
-		if i == pieceMax {
+		switch i {
+		case pieceMax:
 			at = pieceMax
+		case 0:
+			at = 0
 		}
-		upper := append(make([]mapping, 0, pieceMax/2), piece[at:]...)
-		clear(piece[at:])
+		t.pieces = slices.Insert(t.pieces, p+1, append(make([]mapping, 0, pieceMax), piece[at:]...))
 		t.pieces[p] = piece[:at]
-		t.pieces = slices.Insert(t.pieces, p+1, upper)
+		if i > at || at == pieceMax {
+			p, i = p+1, i-at
+		}
+	}
+	t.pieces[p] = slices.Insert(t.pieces[p], i, m)
+}
+
+// cut takes places i to j-1 of piece p out.
+func (t *mappings) cut(p, i, j int) {
+	t.n -= j - i
+	piece := slices.Delete(t.pieces[p], i, j)
+	t.pieces[p] = piece
+	if len(piece) == 0 {
+		t.pieces = slices.Delete(t.pieces, p, p+1)
+	}
+	// What is little joins what is little: the pieces stay few.
+	for _, q := range []int{p, p - 1} {
+		if q >= 0 && q+1 < len(t.pieces) && len(t.pieces[q])+len(t.pieces[q+1]) <= pieceMax/2 {
+			t.pieces[q] = append(t.pieces[q], t.pieces[q+1]...)
+			t.pieces = slices.Delete(t.pieces, q+1, q+2)
+		}
 	}
 }
 
-// remove takes every mapping inside [addr, last] out and gives each to f.
+// remove takes the addresses [addr, last] out and gives each mapping, or the part of
+// one, to f. What it cuts in two is one mapping more.
 func (t *mappings) remove(addr, last uint64, f func(mapping)) {
-	p, i, ok := t.seek(addr)
-	for ok && p < len(t.pieces) {
+	for {
+		p, i, ok := t.seek(addr)
+		if !ok || t.pieces[p][i].addr > last {
+			return
+		}
 		piece := t.pieces[p]
+		if m := piece[i]; m.addr < addr || m.last > last {
+			// Its part inside goes, the rest stays.
+			in := mapping{max(m.addr, addr), min(m.last, last), 0, m.file, m.rights}
+			in.off = m.off + (in.addr - m.addr)
+			switch {
+			case m.addr < addr && m.last > last:
+				piece[i].last = addr - 1
+				t.insert(mapping{last + 1, m.last, m.off + (last + 1 - m.addr), m.file, m.rights})
+			case m.addr < addr:
+				piece[i].last = addr - 1
+			default:
+				piece[i].addr, piece[i].off = last+1, m.off+(last+1-m.addr)
+			}
+			f(in)
+			continue
+		}
 		j := i
 		for j < len(piece) && piece[j].last <= last {
 			f(piece[j])
 			j++
 		}
-		more := j == len(piece)
-		t.n -= j - i
-		if i == 0 && more {
-			t.pieces = slices.Delete(t.pieces, p, p+1)
-		} else {
-			t.pieces[p] = slices.Delete(piece, i, j)
-			p++
-		}
-		i = 0
-		ok = more
+		t.cut(p, i, j)
 	}
 }

@@ -28,6 +28,12 @@ var (
 	// ErrBusMaster says that the client has bus mastering off (or the device in
 	// D3hot): the device may not access memory.
 	ErrBusMaster = errors.New("bus mastering is off")
+	// ErrStranger says that a server is neither root's, nor the user's own, nor of
+	// a user that Options.Trust names.
+	ErrStranger = errors.New("another user serves the socket")
+	// ErrMapRefused says that the server refused a DMA_MAP that nobody waited for
+	// (Client.PostMapDMA). Each such error is a MapError.
+	ErrMapRefused = errors.New("DMA_MAP refused")
 	// ErrLost says that mapped memory could not be accessed: the peer made its
 	// file smaller, or the system has no page for it.
 	ErrLost = errors.New("mapped memory lost")
@@ -50,6 +56,24 @@ func (e *Error) Error() string {
 
 // Unwrap gives the errno.
 func (e *Error) Unwrap() error { return e.Errno }
+
+// MapError is a DMA_MAP that the server refused and nobody waited for. It matches
+// ErrMapRefused, and by its Err the errno.
+type MapError struct {
+	Address, Size uint64
+	Err           error
+}
+
+// Error gives the sentence.
+func (e *MapError) Error() string {
+	return fmt.Sprintf("vfio-user: map DMA %#x+%#x: %v", e.Address, e.Size, e.Err)
+}
+
+// Is matches ErrMapRefused.
+func (e *MapError) Is(target error) bool { return target == ErrMapRefused }
+
+// Unwrap gives what the server answered.
+func (e *MapError) Unwrap() error { return e.Err }
 
 // refusal is an errno with the reason for the log. The reply carries the errno
 // only (spec, "Header").

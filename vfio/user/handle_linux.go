@@ -8,40 +8,78 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handle carries one request out and appends its reply. It closes what
-// descriptors the request brought and nobody took.
-func (c *conn) handle(m message) {
-	if m.Command == CmdRegionRead && c.negotiated && len(m.fds) == 0 && m.isCommand() && !m.noReply() {
-		if c.readFast(m) {
+// errUnfinished says that a request goes on in the next turn.
+var errUnfinished = errors.New("the rest of the request is for the next turn")
+
+// ofDevice tells whether a request concerns the device or what belongs to its owner.
+func (c Command) ofDevice() bool {
+	switch c {
+	case CmdVersion, CmdRegionRead, CmdRegionWrite, CmdWriteMulti, CmdReset:
+		return true
+	}
+	return false
+}
+
+// handle carries the request at hand out, or as much of it as the turn has accesses
+// for, and appends its reply. It closes what descriptors the request brought and
+// nobody took.
+func (c *conn) handle() {
+	m := &c.m
+	if !c.begun {
+		c.begun, c.start = true, len(c.out)
+		if m.Command == CmdRegionRead && c.negotiated && len(m.fds) == 0 && m.isCommand() && !m.noReply() && c.readFast(m) {
+			c.finished()
 			return
 		}
+		if !m.noReply() {
+			c.out = Header{ID: m.ID, Command: m.Command, Flags: flagReply}.Append(c.out)
+		}
 	}
-	start := len(c.out)
-	if !m.noReply() {
-		c.out = Header{ID: m.ID, Command: m.Command, Flags: flagReply}.Append(c.out)
+	err := c.request(m)
+	if errors.Is(err, errUnfinished) {
+		return
 	}
-	err := c.request(&m)
 	closeFDs(m.fds)
-	if err != nil {
-		c.s.refused.Add(1)
-		c.s.log.Debug("vfio-user: request refused", "command", m.Command, "error", err)
-		c.out = c.out[:start]
+	m.fds = nil
+	switch {
+	case err != nil:
+		c.refused(m, err)
+		c.out = c.out[:c.start]
 		c.dropReplyFDs()
 		if !c.negotiated { // there is no second try
 			c.fail = err
 		}
 		if !m.noReply() {
-			c.refuse(m, err)
+			c.refuse(*m, err)
 		}
-		return
-	}
-	if m.noReply() {
-		c.out = c.out[:start]
+	case m.noReply():
+		c.out = c.out[:c.start]
 		c.dropReplyFDs()
+	default:
+		order.PutUint32(c.out[c.start+4:], uint32(len(c.out)-c.start))
+		c.outAt = c.start
+	}
+	c.finished()
+}
+
+// finished ends the request at hand: its reply may go out.
+func (c *conn) finished() {
+	c.has, c.begun, c.whole = false, false, len(c.out)
+}
+
+// refused counts a refusal. Those of DMA_MAP are told to whoever runs the server:
+// clients go on without the memory (QEMU logs the refusal), and the device's
+// accesses to it fail.
+func (c *conn) refused(m *message, err error) {
+	c.s.refused.Add(1)
+	if m.Command != CmdDMAMap {
+		c.s.log.Debug("vfio-user: request refused", "command", m.Command, "error", err)
 		return
 	}
-	order.PutUint32(c.out[start+4:], uint32(len(c.out)-start))
-	c.outAt = start
+	// One line for each doubling: a client can send them without end.
+	if n := c.s.mapsRefused.Add(1); n&(n-1) == 0 {
+		c.s.log.Warn("vfio-user: DMA_MAP refused: the device does not reach that memory", "error", err, "refused", n)
+	}
 }
 
 func (c *conn) dropReplyFDs() {
@@ -55,11 +93,12 @@ func (c *conn) dropReplyFDs() {
 // refuse appends an error reply: a header alone (spec, "Header").
 func (c *conn) refuse(m message, err error) {
 	c.out = Header{ID: m.ID, Command: m.Command, Size: HeaderSize, Flags: flagReply | flagError, Error: uint32(errnoOf(err))}.Append(c.out)
+	c.whole = len(c.out)
 }
 
 // readFast answers the read of one register, the request that everything waits
 // for, without the ways that other requests need. It says whether it did.
-func (c *conn) readFast(m message) bool {
+func (c *conn) readFast(m *message) bool {
 	if len(m.body) != regionAccessSize {
 		return false
 	}
@@ -70,6 +109,7 @@ func (c *conn) readFast(m message) bool {
 	if size := c.s.cfg.BARs[region].Size; uint64(count) > size || offset > size-uint64(count) {
 		return false
 	}
+	c.accesses--
 	v := c.s.readBAR(int(region), offset, int(count))
 	b := Header{ID: m.ID, Command: CmdRegionRead, Size: HeaderSize + regionAccessSize + count, Flags: flagReply}.Append(c.out)
 	b = append(b, m.body...)
@@ -132,6 +172,7 @@ func (c *conn) request(m *message) error {
 			return refuse(unix.EINVAL, "DEVICE_RESET with a payload")
 		}
 		c.s.reset(ResetCommand)
+		c.accesses = 0 // it is as much work as many
 		return nil
 	case CmdFeature:
 		if _, _, err := DecodeFeature(m.body); err != nil {
@@ -166,7 +207,7 @@ func (c *conn) version(m *message) error {
 	reply := Version{Major, min(v.Minor, Minor), Capabilities{
 		MaxFDs:      ptr(uint64(cfg.MaxFDs)),
 		MaxTransfer: ptr(uint64(cfg.MaxTransfer)),
-		MaxMaps:     ptr(uint64(cfg.MaxMaps)),
+		MaxMaps:     ptr(uint64(min(cfg.MaxMaps, announcedMaps))),
 		PageSizes:   ptr(defaultPageSizes),
 		WriteMulti:  v.Capabilities.WriteMulti,
 	}}
@@ -213,13 +254,10 @@ func (c *conn) dmaMap(m *message) error {
 	if fd < 0 && d.Offset != 0 {
 		return refuse(unix.EINVAL, "DMA_MAP with offset %#x and no descriptor", d.Offset)
 	}
-	if err := c.space.add(d, fd); err != nil {
-		return err
+	if fd < 0 { // before a device can find it
+		c.remotes.Store(true)
 	}
-	if fd < 0 {
-		c.messages.Store(true)
-	}
-	return nil
+	return c.space.add(d, fd)
 }
 
 func (c *conn) dmaUnmap(m *message) error {
@@ -247,18 +285,9 @@ func (c *conn) dmaUnmap(m *message) error {
 	if err := c.space.remove(u.Address, last); err != nil {
 		return err
 	}
-	if c.messages.Load() {
-		c.settle()
-	}
 	u.ArgSize = dmaUnmapSize
 	c.out = u.Append(c.out)
 	return nil
-}
-
-// settle waits until a DMA message under way is over.
-func (c *conn) settle() {
-	c.dmaMu.Lock()
-	defer c.dmaMu.Unlock()
 }
 
 func (c *conn) deviceInfo(m *message) error {
@@ -385,32 +414,33 @@ func (c *conn) regionRead(m *message) error {
 	if err != nil {
 		return err
 	}
-	if len(rest) != 0 {
-		return refuse(unix.EINVAL, "REGION_READ with %d bytes of data", len(rest))
+	if c.at == 0 {
+		if len(rest) != 0 {
+			return refuse(unix.EINVAL, "REGION_READ with %d bytes of data", len(rest))
+		}
+		if err := c.s.check(a); err != nil {
+			return err
+		}
+		c.out = a.Append(c.out)
+		c.out = slices.Grow(c.out, int(a.Count))[:len(c.out)+int(a.Count)]
 	}
-	if err := c.s.check(a); err != nil {
-		return err
-	}
-	c.out = a.Append(c.out)
-	at := len(c.out)
-	c.out = slices.Grow(c.out, int(a.Count))[:at+int(a.Count)]
-	c.s.read(a, c.out[at:])
-	return nil
-}
-
-// read fills p, splitting what is no single access.
-func (s *Server) read(a RegionAccess, p []byte) {
+	p := c.out[len(c.out)-int(a.Count):]
 	if a.Region == RegionConfig {
-		s.pci.read(p, a.Offset)
-		return
+		c.s.pci.read(p, a.Offset)
+		c.accesses -= (len(p) + 7) / 8
+		return nil
 	}
-	for len(p) > 0 {
-		n := step(a.Offset, len(p))
+	for ; c.at < len(p) && c.accesses > 0; c.accesses-- {
+		offset := a.Offset + uint64(c.at)
+		n := step(offset, len(p)-c.at)
 		var word [8]byte
-		binary.LittleEndian.PutUint64(word[:], s.readBAR(int(a.Region), a.Offset, n))
-		copy(p[:n], word[:])
-		p, a.Offset = p[n:], a.Offset+uint64(n)
+		binary.LittleEndian.PutUint64(word[:], c.s.readBAR(int(a.Region), offset, n))
+		c.at += copy(p[c.at:c.at+n], word[:])
 	}
+	if c.at < len(p) {
+		return errUnfinished
+	}
+	return nil
 }
 
 // step gives the size of the next access: as much as is left and aligned, up to
@@ -435,71 +465,84 @@ func (c *conn) regionWrite(m *message) error {
 	if err != nil {
 		return err
 	}
-	if uint64(len(data)) != uint64(a.Count) {
-		return refuse(unix.EINVAL, "REGION_WRITE of %d bytes with %d", a.Count, len(data))
+	if c.at == 0 {
+		if uint64(len(data)) != uint64(a.Count) {
+			return refuse(unix.EINVAL, "REGION_WRITE of %d bytes with %d", a.Count, len(data))
+		}
+		if err := c.s.check(a); err != nil {
+			return err
+		}
 	}
-	if err := c.s.check(a); err != nil {
-		return err
-	}
-	if err := c.s.write(a, data); err != nil {
-		return err
+	if c.at += c.write(a.Region, a.Offset+uint64(c.at), data[c.at:]); c.at < len(data) {
+		return errUnfinished
 	}
 	c.out = a.Append(c.out)
 	return nil
 }
 
-func (s *Server) write(a RegionAccess, p []byte) error {
-	if a.Region == RegionConfig {
-		event := s.pci.store(p, a.Offset)
+// write stores as much of p as the turn has accesses for and gives how many bytes.
+func (c *conn) write(region uint32, offset uint64, p []byte) int {
+	s := c.s
+	if region == RegionConfig {
+		event := s.pci.store(p, offset)
 		if event&configFLR != 0 {
 			s.reset(ResetFLR)
+			c.accesses = 0
 		} else if event != 0 || s.memory != s.pci.memory() {
 			s.refresh()
 		}
-		return nil
+		c.accesses -= (len(p) + 7) / 8
+		return len(p)
 	}
-	for len(p) > 0 {
-		n := step(a.Offset, len(p))
+	at := 0
+	for ; at < len(p) && c.accesses > 0; c.accesses-- {
+		offset := offset + uint64(at)
+		n := step(offset, len(p)-at)
 		var word [8]byte
-		copy(word[:], p[:n])
+		copy(word[:], p[at:at+n])
 		v := binary.LittleEndian.Uint64(word[:])
-		if int(a.Region) == s.cfg.MSIX.BAR && s.irq.vec.owns(a.Offset) {
-			s.irq.writeTable(a.Offset, n, v)
+		if int(region) == s.cfg.MSIX.BAR && s.irq.vec.owns(offset) {
+			s.irq.writeTable(offset, n, v)
 		} else {
-			s.dev.Write(int(a.Region), a.Offset, n, v)
+			s.dev.Write(int(region), offset, n, v)
 		}
-		p, a.Offset = p[n:], a.Offset+uint64(n)
+		at += n
 	}
-	return nil
+	return at
 }
 
-// writeMulti checks every write before it does the first.
+// writeMulti checks every write before it does the first. c.at counts the checks,
+// then the writes.
 func (c *conn) writeMulti(m *message) error {
 	n, err := decodeWrites(m.body)
 	if err != nil {
 		return err
 	}
-	for i := range n {
-		w := decodeWrite(m.body, i)
+	for checks := checksAnAccess * c.accesses; c.at < n; c.at++ {
+		w := decodeWrite(m.body, c.at)
 		if w.Count > 8 {
-			return refuse(unix.EINVAL, "write %d of %d bytes, at most 8", i, w.Count)
+			return refuse(unix.EINVAL, "write %d of %d bytes, at most 8", c.at, w.Count)
 		}
-		if err := c.s.check(RegionAccess{w.Offset, w.Region, w.Count}); err != nil {
-			// Memory decode may come on by an earlier write of the message.
-			if !errors.Is(err, unix.EIO) {
-				return err
-			}
+		// Memory decode may come on by an earlier write of the message.
+		if err := c.s.check(RegionAccess{w.Offset, w.Region, w.Count}); err != nil && !errors.Is(err, unix.EIO) {
+			return err
+		}
+		if checks--; checks <= 0 {
+			c.at++
+			c.accesses = 0
+			return errUnfinished
 		}
 	}
-	for i := range n {
-		w := decodeWrite(m.body, i)
-		a := RegionAccess{w.Offset, w.Region, w.Count}
-		if err := c.s.check(a); err != nil {
+	for ; c.at < 2*n; c.at++ {
+		// An access that is not aligned is up to four.
+		if c.accesses < 4 {
+			return errUnfinished
+		}
+		w := decodeWrite(m.body, c.at-n)
+		if err := c.s.check(RegionAccess{w.Offset, w.Region, w.Count}); err != nil {
 			return err
 		}
-		if err := c.s.write(a, w.Data[:w.Count]); err != nil {
-			return err
-		}
+		c.write(w.Region, w.Offset, w.Data[:w.Count])
 	}
 	c.out = order.AppendUint64(c.out, uint64(n))
 	return nil

@@ -1,8 +1,11 @@
 package user
 
 import (
+	"errors"
 	"fmt"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // message is one received message. body shares the inbox's bytes and is good
@@ -25,9 +28,6 @@ type inbox struct {
 	limit int    // bytes of the largest message
 	held  []attachment
 	nheld int
-	// inUse says that the bytes before r belong to a message that is being
-	// handled: they must stay, so a receive meanwhile goes to other bytes.
-	inUse bool
 }
 
 type attachment struct {
@@ -47,10 +47,6 @@ func (in *inbox) room() []byte {
 		need = min(max(int(order.Uint32(in.buf[in.r+4:])), HeaderSize), in.limit)
 	}
 	switch {
-	case in.inUse:
-		fresh := make([]byte, max(need, inboxSize))
-		in.w = copy(fresh, in.buf[in.r:in.w])
-		in.buf, in.r, in.inUse = fresh, 0, false
 	case in.r == in.w:
 		in.r, in.w = 0, 0
 	case len(in.buf)-in.r < need && need <= len(in.buf):
@@ -63,6 +59,36 @@ func (in *inbox) room() []byte {
 		in.buf, in.r = fresh, 0
 	}
 	return in.buf[in.w:]
+}
+
+// await receives until a whole message is at hand. It must be there by a time; where
+// that is zero, the wait for its first byte is as long as the socket's own and the
+// rest has the time whole. The error matches ErrGone, and ErrTimeout where it is
+// that.
+func (in *inbox) await(s *socket, spin time.Duration, by time.Time, whole time.Duration) error {
+	first := in.r == in.w
+	for !in.pending() {
+		flags := 0
+		if !first {
+			if by.IsZero() {
+				by = time.Now().Add(whole)
+			}
+			if err := s.poll(unix.POLLIN, by); err != nil {
+				return err
+			}
+			flags = unix.MSG_DONTWAIT
+		}
+		err := in.receive(s, spin, flags)
+		switch {
+		case err == nil:
+			first = false
+		case !errors.Is(err, errWouldBlock):
+			return err
+		case first: // the socket's own time is over
+			return fmt.Errorf("%w: %w", ErrGone, ErrTimeout)
+		}
+	}
+	return nil
 }
 
 // receive adds what one receive brings.
@@ -131,7 +157,7 @@ func (in *inbox) next() (m message, ok bool, err error) {
 	return m, true, nil
 }
 
-// pending says whether a whole message of the given kind of header is next.
+// pending says whether a whole message is next, or a header that none can have.
 func (in *inbox) pending() bool {
 	if in.w-in.r < HeaderSize {
 		return false

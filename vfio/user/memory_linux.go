@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +29,8 @@ type memory struct {
 	b        []byte
 	writable bool
 	foreign  bool // b is the embedding program's: not unmapped
-	refs     int
+	index    uint32
+	mapped   uint64 // bytes of DMA mappings
 }
 
 // touch copies between a peer's memory and our own. A page that is not there is
@@ -52,21 +54,33 @@ type space struct {
 	mu     sync.RWMutex
 	table  mappings
 	files  map[fileID]*memory
-	mapped uint64 // bytes of files mapped
+	list   []*memory // files by their index, and the embedding program's memory; nil: free
+	mapped uint64    // bytes of files mapped
 
 	// Limits. The system allows some 65,000 mappings and 128 TiB a process,
 	// and our own allocator needs some of them (ours).
-	maxMaps, maxFiles int
-	maxMapped         uint64
+	maxMaps, maxPieces, maxFiles int
+	maxMapped                    uint64
 }
 
 const (
 	defaultMaxFiles  = 1024
 	defaultMaxMapped = 1 << 42
+
+	// QEMU makes a mapping of each page of its guest's IOMMU, refuses a server that
+	// announces more than 65,535 and sends more than were announced: so more are
+	// taken (ours: 16 GiB in pages of 4 KiB).
+	serverMaxMaps = 4 << 20
+	announcedMaps = 65535
 )
 
+// newSpace makes room for so many mappings. They take 32 bytes each, and at most
+// twice that where they come in a bad order: 256 MiB for 4 Mi.
 func newSpace(maps int) *space {
-	return &space{files: map[fileID]*memory{}, maxMaps: maps, maxFiles: defaultMaxFiles, maxMapped: defaultMaxMapped}
+	return &space{
+		files:   map[fileID]*memory{},
+		maxMaps: maps, maxPieces: maps/(pieceMax/2) + 1, maxFiles: defaultMaxFiles, maxMapped: defaultMaxMapped,
+	}
 }
 
 // check refuses what no mapping can be.
@@ -96,19 +110,38 @@ func (s *space) add(m DMAMap, fd int) error {
 	if s.table.overlaps(m.Address, last) {
 		return refuse(unix.EEXIST, "range %#x+%#x overlaps a mapping", m.Address, m.Size)
 	}
-	if s.table.n >= s.maxMaps {
-		return refuse(unix.ENOSPC, "more than %d mappings", s.maxMaps)
+	if err := s.room(); err != nil {
+		return err
 	}
-	var file *memory
+	file := noFile
 	if fd >= 0 {
-		var err error
-		if file, err = s.open(fd, m); err != nil {
+		f, err := s.open(fd, m)
+		if err != nil {
 			return err
 		}
-		file.refs++
+		f.mapped += m.Size
+		file = f.index
 	}
-	s.table.insert(mapping{addr: m.Address, last: last, off: m.Offset, file: file, rights: m.Flags})
+	s.table.insert(mapping{m.Address, last, m.Offset, file, m.Flags})
 	return nil
+}
+
+// room refuses what the table has no room for.
+func (s *space) room() error {
+	if s.table.n >= s.maxMaps || len(s.table.pieces) > s.maxPieces {
+		return refuse(unix.ENOSPC, "more than %d mappings", s.table.n)
+	}
+	return nil
+}
+
+// enlist gives a file its index.
+func (s *space) enlist(f *memory) {
+	i := slices.Index(s.list, nil)
+	if i < 0 {
+		i = len(s.list)
+		s.list = append(s.list, nil)
+	}
+	s.list[i], f.index = f, uint32(i)
 }
 
 // open gives the memory of a descriptor, mapping the file if it is the first of
@@ -154,6 +187,7 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	if f == nil {
 		f = &memory{id: id}
 		s.files[id] = f
+		s.enlist(f)
 	} else if err := unix.Munmap(f.b); err != nil {
 		return nil, errOr(unix.Munmap(b), refuse(unix.EIO, "unmapping the file's smaller mapping: %v", err))
 	}
@@ -171,25 +205,39 @@ func errOr(err, otherwise error) error {
 
 // addBytes maps a range to memory of the embedding program's own.
 func (s *space) addBytes(m DMAMap, b []byte) error {
-	if err := s.add(m, -1); err != nil {
+	if err := m.check(); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p, i, ok := s.table.seek(m.Address); ok {
-		s.table.pieces[p][i].file = &memory{b: b, writable: true, foreign: true, refs: 1}
+	last := m.Address + m.Size - 1
+	if s.table.overlaps(m.Address, last) {
+		return refuse(unix.EEXIST, "range %#x+%#x overlaps a mapping", m.Address, m.Size)
 	}
+	if err := s.room(); err != nil {
+		return err
+	}
+	f := &memory{b: b, writable: true, foreign: true, mapped: m.Size}
+	s.enlist(f)
+	s.table.insert(mapping{m.Address, last, 0, f.index, m.Flags})
 	return nil
 }
 
-// remove unmaps every mapping inside the range. It refuses a range that cuts
-// one, as type1v2 does (linux/vfio.h, VFIO_IOMMU_UNMAP_DMA); a range with
-// nothing in it is fine, because clients unmap in large strokes.
+// remove unmaps what of the range is mapped. Nothing is fine too, because clients
+// unmap in large strokes. It refuses a range that cuts a page.
 func (s *space) remove(addr, last uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.table.cuts(addr, last) {
-		return refuse(unix.EINVAL, "range %#x to %#x cuts a mapping", addr, last)
+	const in = defaultPageSizes - 1
+	begin, cutsFirst := s.table.find(addr)
+	end, cutsLast := s.table.find(last)
+	if addr&in != 0 && cutsFirst || last&in != in && cutsLast {
+		return refuse(unix.EINVAL, "range %#x to %#x cuts a page", addr, last)
+	}
+	if cutsFirst && cutsLast && begin == end && begin.addr < addr && begin.last > last { // one becomes two
+		if err := s.room(); err != nil {
+			return err
+		}
 	}
 	s.table.remove(addr, last, s.release)
 	return nil
@@ -198,11 +246,15 @@ func (s *space) remove(addr, last uint64) error {
 // release drops a mapping's hold on its file. The file's bytes are unmapped with
 // the last one.
 func (s *space) release(m mapping) {
-	f := m.file
-	if f == nil {
+	if m.file == noFile {
 		return
 	}
-	if f.refs--; f.refs > 0 || f.foreign {
+	f := s.list[m.file]
+	if f.mapped -= m.last - m.addr + 1; f.mapped > 0 {
+		return
+	}
+	s.list[m.file] = nil
+	if f.foreign {
 		return
 	}
 	delete(s.files, f.id)
@@ -211,11 +263,26 @@ func (s *space) release(m mapping) {
 	f.b = nil
 }
 
-func (s *space) clear() {
+// drain waits for the accesses in flight.
+func (s *space) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.table.remove(0, ^uint64(0), s.release)
 }
+
+func (s *space) clear() {
+	s.mu.Lock()
+	large := len(s.table.pieces) > largeTable
+	s.table.remove(0, ^uint64(0), s.release)
+	s.table = mappings{}
+	s.mu.Unlock()
+	if large { // it would take the runtime minutes to give that back
+		debug.FreeOSMemory()
+	}
+}
+
+// largeTable is how many pieces of a table are given back to the system at once
+// (ours: 4 MiB).
+const largeTable = 256
 
 // counts gives the number of mappings and of files.
 func (s *space) counts() (maps, files int) {
@@ -224,16 +291,17 @@ func (s *space) counts() (maps, files int) {
 	return s.table.n, len(s.files)
 }
 
-// access reads into p, or writes from it, at a DMA address. Where the peer gave
-// no descriptor it calls remote, outside the lock.
-func (s *space) access(addr uint64, p []byte, write bool, remote func(addr uint64, p []byte, write bool) error) error {
+// access reads into p, or writes from it, at a DMA address, while allowed has no
+// error. Where the peer gave no descriptor it calls remote, outside the lock, which
+// gives how much it moved. Both may be nil.
+func (s *space) access(addr uint64, p []byte, write bool, allowed func() error, remote func(addr uint64, p []byte, write bool) (int, error)) error {
 	for len(p) > 0 {
-		n, err := s.local(addr, p, write)
+		n, err := s.local(addr, p, write, allowed)
 		if errors.Is(err, errRemote) {
 			if remote == nil {
 				err = fmt.Errorf("address %#x: %w", addr, ErrUnmapped)
 			} else {
-				err = remote(addr, p[:n], write)
+				n, err = remote(addr, p[:n], write)
 			}
 		}
 		if err != nil {
@@ -250,38 +318,59 @@ func (s *space) access(addr uint64, p []byte, write bool, remote func(addr uint6
 // errRemote is local's word for a mapping without bytes here.
 var errRemote = refuse(unix.EREMOTE, "reached by messages")
 
-// local serves the part of an access that lies in the first mapping and gives
-// its length.
-func (s *space) local(addr uint64, p []byte, write bool) (int, error) {
+// allows says whether the peer mapped an address with the right for an access.
+func (s *space) allows(addr uint64, write bool) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	m, ok := s.table.find(addr)
-	if !ok {
-		return 0, fmt.Errorf("address %#x: %w", addr, ErrUnmapped)
+	_, err := s.lookUp(addr, write)
+	return err
+}
+
+// local serves the part of an access that lies in the first mapping and gives
+// its length.
+func (s *space) local(addr uint64, p []byte, write bool, allowed func() error) (int, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if allowed != nil {
+		if err := allowed(); err != nil {
+			return 0, err
+		}
 	}
-	want := uint32(DMARead)
-	if write {
-		want = DMAWrite
-	}
-	if m.rights&want == 0 {
-		return 0, fmt.Errorf("address %#x: %w", addr, ErrDenied)
+	m, err := s.lookUp(addr, write)
+	if err != nil {
+		return 0, err
 	}
 	n := len(p)
 	if left := m.last - addr; left < uint64(n-1) {
 		n = int(left) + 1
 	}
-	if m.file == nil {
+	if m.file == noFile {
 		return n, errRemote
 	}
-	b := m.file.b[m.off+(addr-m.addr):]
+	b := s.list[m.file].b[m.off+(addr-m.addr):]
 	if len(b) < n { // a foreign slice shorter than its range
 		return 0, fmt.Errorf("address %#x: %w", addr, ErrLost)
 	}
-	var err error
 	if write {
 		err = touch(b[:n], p[:n])
 	} else {
 		err = touch(p[:n], b[:n])
 	}
 	return n, err
+}
+
+// lookUp gives the mapping of an address, if it has the right. mu is held.
+func (s *space) lookUp(addr uint64, write bool) (mapping, error) {
+	m, ok := s.table.find(addr)
+	if !ok {
+		return m, fmt.Errorf("address %#x: %w", addr, ErrUnmapped)
+	}
+	want := uint32(DMARead)
+	if write {
+		want = DMAWrite
+	}
+	if m.rights&want == 0 {
+		return m, fmt.Errorf("address %#x: %w", addr, ErrDenied)
+	}
+	return m, nil
 }

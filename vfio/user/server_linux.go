@@ -23,7 +23,9 @@ const (
 )
 
 // Device is what a PCI device does behind its BARs. It is called on the owner's
-// goroutine only (Config.Run), never concurrently with itself. An access is of
+// goroutine only (Config.Run), never concurrently with itself. While it is called the
+// client waits for an answer, and may answer nothing itself: the device must not use
+// DMA then, but do so from another goroutine or after the call. An access is of
 // 1, 2, 4 or 8 bytes, aligned to its size and inside the BAR: the server splits
 // others as the kernel's VFIO does. The MSI-X table and pending bits are the
 // server's and never reach the device.
@@ -75,10 +77,10 @@ type Config struct {
 	Inline func(f func()) bool
 
 	MaxTransfer uint32        // bytes of data in one message; 1 MiB
-	MaxMaps     int           // DMA mappings; 65535
+	MaxMaps     int           // DMA mappings; 4 Mi, of which 65535 are announced
 	MaxFDs      int           // descriptors in one message; 8 (QEMU takes 16 at most)
 	NoTwin      bool          // refuse the twin socket
-	Timeout     time.Duration // for a client to say VERSION, to answer a DMA message, to read; 5 s
+	Timeout     time.Duration // for a client to say VERSION, to end a message, to answer a DMA message, to read; 5 s
 	Spin        time.Duration // how long to look for the next request before sleeping; 0
 	Log         *slog.Logger  // refusals at debug; nil: none
 }
@@ -88,12 +90,14 @@ type Stats struct {
 	Connections uint64 // clients that were served
 	Turned      uint64 // clients turned away because one was there
 	Refused     uint64 // requests answered by an error
+	MapsRefused uint64 // of these, DMA_MAPs: memory that the device does not reach
 	Aborted     uint64 // connections closed because of what came over them
 }
 
 // Server is a PCI device behind a vfio-user socket. It serves one client at a
-// time; a second is refused with EBUSY. Between clients the device keeps its
-// state, configuration space included.
+// time; a second is refused with EBUSY, unless the first is gone and only has to be
+// cleaned up after. Between clients the device keeps its state, configuration space
+// included.
 type Server struct {
 	cfg Config
 	dev Device
@@ -105,12 +109,12 @@ type Server struct {
 
 	memory bool // owner: the BARs answer
 
-	mu   sync.Mutex // guards busy and live
-	busy bool
-	live map[*conn]struct{}
-	wg   sync.WaitGroup
+	mu     sync.Mutex // guards holder and live
+	holder *conn      // whose client is served
+	live   map[*conn]struct{}
+	wg     sync.WaitGroup
 
-	connections, turned, refused, aborted atomic.Uint64
+	connections, turned, refused, mapsRefused, aborted atomic.Uint64
 }
 
 // New checks the description of a device and makes its server. Close ends it.
@@ -122,7 +126,7 @@ func New(cfg Config, dev Device) (*Server, error) {
 		return nil, fmt.Errorf("vfio-user server: MaxTransfer %d, at most 1 GiB", cfg.MaxTransfer)
 	}
 	if cfg.MaxMaps == 0 {
-		cfg.MaxMaps = defaultMaxMaps
+		cfg.MaxMaps = serverMaxMaps
 	}
 	if cfg.MaxFDs == 0 {
 		cfg.MaxFDs = 8
@@ -199,7 +203,7 @@ func (s *Server) RequestRelease() { s.irq.notify(IRQReq) }
 
 // Stats gives the counters.
 func (s *Server) Stats() Stats {
-	return Stats{s.connections.Load(), s.turned.Load(), s.refused.Load(), s.aborted.Load()}
+	return Stats{s.connections.Load(), s.turned.Load(), s.refused.Load(), s.mapsRefused.Load(), s.aborted.Load()}
 }
 
 // run calls f on the owner's goroutine.
@@ -241,8 +245,18 @@ func (s *Server) Serve(ctx context.Context, path string, listening ...func()) er
 	return fmt.Errorf("vfio-user server at %s: %w", path, err)
 }
 
+// maxConns bounds the connections at one time: one is served, the others have not
+// said VERSION yet (ours). More wait in the socket's queue.
+const maxConns = 64
+
 func (s *Server) accept(ctx context.Context, l *socket) error {
+	slots := make(chan struct{}, maxConns)
 	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
 		fd, _, err := unix.Accept4(l.fd, unix.SOCK_CLOEXEC)
 		switch {
 		case ctx.Err() != nil:
@@ -251,7 +265,9 @@ func (s *Server) accept(ctx context.Context, l *socket) error {
 			}
 			return nil
 		case err == unix.EINTR || err == unix.ECONNABORTED:
+			<-slots
 		case err == unix.EMFILE || err == unix.ENFILE || err == unix.ENOMEM || err == unix.ENOBUFS:
+			<-slots
 			s.log.Warn("vfio-user: cannot accept", "error", err)
 			select { // until descriptors or memory are free again
 			case <-ctx.Done():
@@ -260,42 +276,40 @@ func (s *Server) accept(ctx context.Context, l *socket) error {
 		case err != nil:
 			return fmt.Errorf("accept: %w", err)
 		default:
-			s.take(fd)
+			c := s.admit(fd)
+			s.wg.Go(func() {
+				defer func() { <-slots }()
+				err := s.serve(c)
+				s.log.Debug("vfio-user: connection ended", "error", err)
+			})
 		}
 	}
 }
 
-// take serves a new connection, or turns it away.
-func (s *Server) take(fd int) {
-	if !s.enter() {
-		s.turned.Add(1)
-		sock := newSocket(fd)
-		// A fresh socket has room for 16 bytes: this cannot block.
-		_ = sock.send(Header{Command: CmdVersion, Size: HeaderSize, Flags: flagReply | flagError, Error: uint32(unix.EBUSY)}.Append(nil), nil)
-		sock.close()
-		return
+// enter gives a connection the server's place. Where the connection before is over
+// it waits for its end, up to Timeout.
+func (s *Server) enter(c *conn) bool {
+	late := time.NewTimer(s.cfg.Timeout)
+	defer late.Stop()
+	for {
+		s.mu.Lock()
+		h := s.holder
+		if h == nil {
+			s.holder = c
+		}
+		s.mu.Unlock()
+		if h == nil {
+			return true
+		}
+		if !h.sock.hungUp() {
+			return false
+		}
+		select {
+		case <-h.left:
+		case <-late.C:
+			return false
+		}
 	}
-	s.wg.Go(func() {
-		defer s.leave()
-		err := s.serve(fd)
-		s.log.Debug("vfio-user: connection ended", "error", err)
-	})
-}
-
-func (s *Server) enter() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.busy {
-		return false
-	}
-	s.busy = true
-	return true
-}
-
-func (s *Server) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.busy = false
 }
 
 // hangUp ends the connections that are there.
@@ -309,15 +323,8 @@ func (s *Server) hangUp() {
 
 // ServeConn serves one client over a connected stream socket, which it closes,
 // and returns when the client is gone: with the reason, which matches ErrGone
-// for a plain disconnection. It fails with EBUSY while there is a client.
-func (s *Server) ServeConn(fd int) error {
-	if !s.enter() {
-		closeFDs([]int{fd})
-		return fmt.Errorf("vfio-user server: %w", unix.EBUSY)
-	}
-	defer s.leave()
-	return s.serve(fd)
-}
+// for a plain disconnection, and EBUSY where there was a client already.
+func (s *Server) ServeConn(fd int) error { return s.serve(s.admit(fd)) }
 
 // Close ends the connection and releases what the server holds. Serve must have
 // returned, or return by its own context. Close may be called again.
@@ -327,11 +334,16 @@ func (s *Server) Close() {
 	s.ios.close()
 }
 
-func (s *Server) serve(fd int) error {
+// admit makes a connection that hangUp ends.
+func (s *Server) admit(fd int) *conn {
 	c := newConn(s, fd)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.live[c] = struct{}{}
-	s.mu.Unlock()
+	return c
+}
+
+func (s *Server) serve(c *conn) error {
 	err := c.loop()
 	if !errors.Is(err, ErrGone) {
 		s.aborted.Add(1)
@@ -339,7 +351,11 @@ func (s *Server) serve(fd int) error {
 	c.finish()
 	s.mu.Lock()
 	delete(s.live, c)
+	if s.holder == c {
+		s.holder = nil
+	}
 	s.mu.Unlock()
+	close(c.left)
 	return err
 }
 
@@ -355,6 +371,6 @@ func (s *Server) reset(kind ResetKind) {
 // refresh hands on what configuration space says of memory, DMA and interrupts.
 func (s *Server) refresh() {
 	s.memory = s.pci.memory()
-	s.dma.master.Store(s.pci.master())
+	s.dma.setMaster(s.pci.master())
 	s.irq.setOpen(s.pci.master() && !s.pci.functionMasked())
 }

@@ -3,6 +3,7 @@ package user
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -24,6 +25,8 @@ type socket struct {
 	mu     sync.Mutex // guards closed against fd's reuse
 	closed bool
 
+	sendTime time.Duration // for the whole of a send; 0: for ever
+
 	rx, tx       unix.Msghdr
 	rxIov, txIov unix.Iovec
 	oob          [24 + 4*recvFDs]byte // one control message: header 16, descriptors, slack
@@ -31,14 +34,14 @@ type socket struct {
 
 func newSocket(fd int) *socket { return &socket{fd: fd} }
 
-// timeouts bounds what a blocking send and receive may take; zero is for ever.
+// timeouts bounds what a blocking receive and the whole of a send may take; zero is
+// for ever.
 func (s *socket) timeouts(recv, send time.Duration) error {
-	for opt, d := range map[int]time.Duration{unix.SO_RCVTIMEO: recv, unix.SO_SNDTIMEO: send} {
-		tv := unix.NsecToTimeval(int64(d))
-		if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, opt, &tv); err != nil {
-			return fmt.Errorf("socket timeouts: %w", err)
-		}
+	tv := unix.NsecToTimeval(int64(recv))
+	if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return fmt.Errorf("socket timeouts: %w", err)
 	}
+	s.sendTime = send
 	return nil
 }
 
@@ -50,6 +53,19 @@ func (s *socket) shutdown() {
 	if !s.closed {
 		_ = unix.Shutdown(s.fd, unix.SHUT_RDWR) // ENOTCONN: it is over already
 	}
+}
+
+// hungUp tells whether the connection is over: the peer closed it, or shutdown was
+// called.
+func (s *socket) hungUp() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return true
+	}
+	p := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(p, 0)
+	return n > 0 && err == nil
 }
 
 // close closes the descriptor. Nobody may be receiving or sending any more.
@@ -146,16 +162,41 @@ func rights(oob []byte) []int {
 	return fds
 }
 
-// send sends the whole of p, with the descriptors on its first byte. A peer
-// that does not read within the timeout is gone.
+// send sends the whole of p, with the descriptors on its first byte. A peer that
+// does not read all of it in time is gone.
 func (s *socket) send(p []byte, fds []int) error {
+	by := time.Time{}
+	for len(p) > 0 {
+		n, err := s.sendNow(p, fds)
+		if err != nil {
+			return err
+		}
+		if p = p[n:]; len(p) == 0 {
+			return nil
+		}
+		if n > 0 {
+			fds = nil
+		}
+		if by.IsZero() && s.sendTime > 0 {
+			by = time.Now().Add(s.sendTime)
+		}
+		if err := s.poll(unix.POLLOUT, by); err != nil {
+			return fmt.Errorf("%w: the peer does not read", err)
+		}
+	}
+	return nil
+}
+
+// sendNow sends as much of p as the socket takes without waiting, with the
+// descriptors on its first byte.
+func (s *socket) sendNow(p []byte, fds []int) (sent int, err error) {
 	var control []byte
 	if len(fds) > 0 {
 		control = unix.UnixRights(fds...)
 	}
-	for tries := 0; len(p) > 0; {
-		s.txIov.Base = &p[0]
-		s.txIov.SetLen(len(p))
+	for tries := 0; sent < len(p); {
+		s.txIov.Base = &p[sent]
+		s.txIov.SetLen(len(p) - sent)
 		s.tx.Iov = &s.txIov
 		s.tx.SetIovlen(1)
 		s.tx.Control = nil
@@ -163,31 +204,36 @@ func (s *socket) send(p []byte, fds []int) error {
 			s.tx.Control = &control[0]
 		}
 		s.tx.SetControllen(len(control))
-		r, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.tx)), unix.MSG_NOSIGNAL)
+		r, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.tx)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 		switch errno {
 		case 0:
-			p, control = p[r:], nil
+			sent, control = sent+int(r), nil
 		case unix.EINTR:
 		case unix.EAGAIN:
-			return fmt.Errorf("%w: %w: the peer does not read", ErrGone, ErrTimeout)
+			return sent, nil
 		default:
 			if tries++; !scarce(errno, tries) {
-				return fmt.Errorf("%w: send: %w", ErrGone, errno)
+				return sent, fmt.Errorf("%w: send: %w", ErrGone, errno)
 			}
 		}
 	}
-	return nil
+	return sent, nil
 }
 
-// poll waits until the socket has something to receive or the deadline is past.
-func (s *socket) poll(deadline time.Time) error {
+// poll waits until the socket has something to receive, or takes something to send,
+// or the time is past; zero is never.
+func (s *socket) poll(events int16, by time.Time) error {
 	for {
-		left := time.Until(deadline)
-		if left <= 0 {
-			return fmt.Errorf("%w: %w", ErrGone, ErrTimeout)
+		wait := -1
+		if !by.IsZero() {
+			left := time.Until(by)
+			if left <= 0 {
+				return fmt.Errorf("%w: %w", ErrGone, ErrTimeout)
+			}
+			wait = int(min((left+time.Millisecond-1)/time.Millisecond, 1<<30))
 		}
-		p := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(p, int((left+time.Millisecond-1)/time.Millisecond))
+		p := []unix.PollFd{{Fd: int32(s.fd), Events: events}}
+		n, err := unix.Poll(p, wait)
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
@@ -224,6 +270,9 @@ func pair() (ours *socket, theirs int, err error) {
 	return newSocket(fds[0]), fds[1], nil
 }
 
+// backlog is how many clients wait to be accepted (ours).
+const backlog = 128
+
 // listen makes a listening socket that only the user can connect to. A socket
 // file left behind by a server that died is replaced; a live one is not.
 func listen(path string) (int, error) {
@@ -247,7 +296,7 @@ func listen(path string) (int, error) {
 		err = unix.Bind(fd, addr)
 	}
 	if err == nil {
-		err = unix.Listen(fd, 8)
+		err = unix.Listen(fd, backlog)
 	}
 	if err != nil {
 		closeFDs([]int{fd})
@@ -261,12 +310,22 @@ func isSocket(path string) bool {
 	return unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
-func dial(path string) (int, error) {
+// dial connects to a server, which has to be root's, the user's own, or one of
+// trust: it says what memory it has.
+func dial(path string, trust ...uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		closeFDs([]int{fd})
+		return -1, fmt.Errorf("connect to %s: %w", path, err)
+	}
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err == nil && cred.Uid != 0 && cred.Uid != uint32(unix.Geteuid()) && !slices.Contains(trust, cred.Uid) {
+		err = fmt.Errorf("%w: uid %d", ErrStranger, cred.Uid)
+	}
+	if err != nil {
 		closeFDs([]int{fd})
 		return -1, fmt.Errorf("connect to %s: %w", path, err)
 	}

@@ -1,0 +1,141 @@
+package user
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestPostMapDMA: a DMA_MAP that nobody waits for is done before what is sent after
+// it, whichever that is, and more are under way than answers fit anywhere.
+func TestPostMapDMA(t *testing.T) {
+	for _, o := range []Options{{}, {NoTwin: true}} {
+		s, d, c := setUp(t, o)
+		const n = 20 * maxPosted
+		fd := memfd(t, 2*n*4096, 0)
+		for i := range uint64(n) {
+			ok(t, c.PostMapDMA(i<<13, 4096, fd, i<<13, both))
+			if len(c.maps.due) > maxPosted {
+				t.Fatalf("%d without an answer", len(c.maps.due))
+			}
+		}
+		doCopy(t, c, 0, (n-1)<<13, 4096, 0)
+		ok(t, d.lastDMA())
+		ok(t, c.Flush())
+		if m, f := s.DMA().Mappings(); m != n || f != 1 || len(c.maps.due) != 0 {
+			t.Errorf("%d mappings of %d files, %d without an answer", m, f, len(c.maps.due))
+		}
+		ok(t, c.UnmapAllDMA())
+		ok(t, c.PostMapDMA(0, 4096, fd, 0, both))
+		ok(t, c.UnmapDMA(0, 4096)) // in this order
+		if m, f := s.DMA().Mappings(); m != 0 || f != 0 {
+			t.Errorf("%d mappings of %d files left", m, f)
+		}
+	}
+}
+
+// TestPostMapDMARefused: a refusal is reported once, by the next method that waits,
+// which has done what it does, or by Flush; the range can be mapped again.
+func TestPostMapDMARefused(t *testing.T) {
+	s, _, c := setUp(t, Options{}, func(c *Config) { c.MaxMaps = 2 })
+	fd := memfd(t, 1<<20, 0)
+	ok(t, c.MapDMA(0, 4096, fd, 0, both))
+	ok(t, c.MapDMA(0x10000, 4096, fd, 0, both))
+	ok(t, c.Write(0, 8, 4, 0xfeed))
+	report := func(name string, addr uint64, err error) {
+		t.Helper()
+		var m *MapError
+		if !errors.Is(err, ErrMapRefused) || !errors.Is(err, unix.ENOSPC) || errors.Is(err, ErrGone) || !errors.As(err, &m) || m.Address != addr || m.Size != 4096 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, f := range map[string]func() error{
+		"Flush": c.Flush,
+		"Read": func() error {
+			v, err := c.Read(0, 8, 4)
+			if v != 0xfeed {
+				t.Errorf("read %#x", v)
+			}
+			return err
+		},
+		"Write":      func() error { return c.Write(0, 16, 4, 1) },
+		"ReadRegion": func() error { return c.ReadRegion(0, 0, make([]byte, 64)) },
+		"WriteMulti": func() error {
+			n, err := c.WriteMulti([]Write{{16, 0, 4, [8]byte{1}}})
+			if n != 1 {
+				t.Errorf("%d writes", n)
+			}
+			return err
+		},
+		"UnmapDMA": func() error { return c.UnmapDMA(1<<40, 4096) },
+	} {
+		ok(t, c.PostMapDMA(0x20000, 4096, fd, 0, both))
+		ok(t, c.Post(0, 24, 4, 7)) // waits for nothing
+		report(name, 0x20000, f())
+		ok(t, f())
+	}
+	// A method that fails by itself tells both.
+	ok(t, c.PostMapDMA(0x20000, 4096, fd, 0, both))
+	if err := c.Write(3, 0, 4, 0); !errors.Is(err, ErrMapRefused) || !errors.Is(err, unix.EINVAL) {
+		t.Error(err)
+	}
+	// More refusals than are kept.
+	for i := range uint64(3 * maxPosted) {
+		ok(t, c.PostMapDMA(0x20000+i<<13, 4096, fd, 0, both))
+	}
+	if err := c.Flush(); !errors.Is(err, ErrMapRefused) || len(c.maps.due) != 0 {
+		t.Error(err)
+	}
+	ok(t, c.Flush())
+	// What overlaps is refused here, and what no mapping can be.
+	if err := c.PostMapDMA(0, 4096, fd, 0, both); !errors.Is(err, unix.EEXIST) {
+		t.Error(err)
+	}
+	ok(t, c.UnmapDMA(0x10000, 4096))
+	ok(t, c.PostMapDMA(0x20000, 4096, fd, 0, both))
+	ok(t, c.Flush())
+	ok(t, s.DMA().Write(0x20000, []byte{1}))
+	if n := s.Stats().MapsRefused; n != 7+3*maxPosted {
+		t.Errorf("%d refusals counted", n)
+	}
+}
+
+// TestPostMapDMALost: with the connection go the answers.
+func TestPostMapDMALost(t *testing.T) {
+	fd := memfd(t, 1<<20, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	ok(t, err)
+	peer := &rawSession{t, nil, newSocket(fds[1]), newInbox(1 << 20)}
+	go func() { // a server that agrees, and takes what comes
+		for {
+			m, more := peer.receive()
+			switch {
+			case !more:
+				return
+			case m.Command == CmdVersion:
+				_ = peer.sock.send(raw(m.ID, CmdVersion, flagReply, hello("{}")), nil)
+			case m.Command == CmdDeviceInfo:
+				_ = peer.sock.send(raw(m.ID, CmdDeviceInfo, flagReply, le(16, DevicePCI, 9, 5)), nil)
+			case m.Command == CmdDMAUnmap:
+				peer.sock.shutdown()
+			}
+			closeFDs(m.fds)
+		}
+	}()
+	c, err := NewClient(t.Context(), fds[0], Options{})
+	ok(t, err)
+	defer c.Close()
+	ok(t, c.PostMapDMA(0, 4096, fd, 0, both))
+	ok(t, c.PostMapDMA(4096, 4096, fd, 0, both))
+	if err := c.UnmapDMA(1<<30, 4096); !errors.Is(err, ErrGone) {
+		t.Error(err)
+	}
+	if err := c.Flush(); !errors.Is(err, ErrGone) {
+		t.Error(err)
+	}
+	if err := c.PostMapDMA(8192, 4096, fd, 0, both); !errors.Is(err, ErrGone) {
+		t.Error(err)
+	}
+	peer.sock.close()
+}

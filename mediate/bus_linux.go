@@ -2,7 +2,6 @@ package mediate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 
@@ -40,12 +39,12 @@ func (n *node) Serve(ctx context.Context, h device.Handler) error {
 }
 
 // Do implements device.Bus. Calls of one slot run one after the other, but for
-// short ones where the machine has no swap: these run on the owner, right after
-// what asks for them. Shared memory is a file in memory and nothing else, so that
-// a page-in can then not wait for a device, and the way to another goroutine and
-// back would cost more than the call.
+// short ones where the machine has no swap and nothing need be evicted first: these
+// run on the owner, right after what asks for them. Shared memory is a file in memory
+// and nothing else, so that a page-in can then not wait for a device, and the way to
+// another goroutine and back would cost more than the call.
 func (n *node) Do(slot int, c device.Call, long bool) {
-	if !long && n.m.inline {
+	if l := n.link.Load(); !long && n.m.inline && (l == nil || l.shadow.Prompt(slot)) {
 		n.m.calls = append(n.m.calls, c)
 		return
 	}
@@ -89,55 +88,61 @@ func (w *worker) serve(m *Machine) {
 	}
 }
 
-// window is device.Window over a region of the function. Writes are posted, as
-// on a PCI bus: a later access of any kind finds them done.
+// window is device.Window of a node, whatever its link is at the moment.
 type window struct {
 	n  *node
 	id device.WindowID
 }
 
-func (w *window) link() (*link, error) {
+// to gives the link's window, with the queues in memory in front where it has them.
+func (w *window) to() (device.Window, error) {
 	if l := w.n.link.Load(); l != nil {
-		return l, nil
+		return l.windows[w.id], nil
 	}
-	return nil, fmt.Errorf("node %d: %w", w.n.index, device.ErrGone)
+	return nil, w.gone(device.ErrGone)
 }
 
-// gone makes an error of the function one of the window's contract.
 func (w *window) gone(err error) error {
-	if err == nil || errors.Is(err, device.ErrGone) {
-		return err
+	if err == nil {
+		return nil
 	}
-	return fmt.Errorf("node %d: %w: %w", w.n.index, device.ErrGone, err)
+	return fmt.Errorf("node %d: %w", w.n.index, err)
 }
 
-func (w *window) read(off uint32, size int) (uint64, error) {
-	l, err := w.link()
+// Read32 implements device.Window.
+func (w *window) Read32(off uint32) (uint32, error) {
+	to, err := w.to()
 	if err != nil {
 		return 0, err
 	}
-	if w.id == device.BTCM && l.btcm.holds(off, size) {
-		return l.btcm.load(off, size), nil
-	}
-	v, err := l.fn.Read(int(w.id), uint64(off), size)
+	v, err := to.Read32(off)
 	return v, w.gone(err)
 }
 
-func (w *window) write(off uint32, size int, v uint64) error {
-	l, err := w.link()
+// Read64 implements device.Window.
+func (w *window) Read64(off uint32) (uint64, error) {
+	to, err := w.to()
+	if err != nil {
+		return 0, err
+	}
+	v, err := to.Read64(off)
+	return v, w.gone(err)
+}
+
+// Write32 implements device.Window.
+func (w *window) Write32(off, v uint32) error {
+	to, err := w.to()
 	if err != nil {
 		return err
 	}
-	return w.gone(l.fn.Post(int(w.id), uint64(off), size, v))
+	return w.gone(to.Write32(off, v))
 }
 
-func (w *window) Read32(off uint32) (uint32, error) {
-	v, err := w.read(off, 4)
-	return uint32(v), err
+// Write64 implements device.Window.
+func (w *window) Write64(off uint32, v uint64) error {
+	to, err := w.to()
+	if err != nil {
+		return err
+	}
+	return w.gone(to.Write64(off, v))
 }
-
-func (w *window) Read64(off uint32) (uint64, error) { return w.read(off, 8) }
-
-func (w *window) Write32(off, v uint32) error { return w.write(off, 4, uint64(v)) }
-
-func (w *window) Write64(off uint32, v uint64) error { return w.write(off, 8, v) }

@@ -4,9 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"sync/atomic"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/shadow"
 	"github.com/exanet/pfd/vfio/user"
 )
 
@@ -20,9 +26,8 @@ type Function interface {
 	Read(region int, offset uint64, size int) (uint64, error)
 	Write(region int, offset uint64, size int, value uint64) error
 	Post(region int, offset uint64, size int, value uint64) error
-	// MapDMA and UnmapDMA let the device reach memfds (vfio/user.Client).
-	MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error
-	UnmapDMA(addr, size uint64) error
+	// DMA lets the device reach memfds.
+	shadow.DMA
 	// Descriptors gives the descriptor part of btcm in this process's memory.
 	Descriptors() []byte
 	// Done is closed when the device is gone; Err says why.
@@ -51,11 +56,19 @@ var ErrIdentity = errors.New("not an ExaNet node")
 type userFunction struct {
 	*user.Client
 	mapped []user.Mapped
+	bells  []user.IOFD // of window pl
+	fds    []int       // theirs
+
+	posts   atomic.Bool // DMA_MAPs are not awaited (PostMaps)
+	careful atomic.Bool // one was refused: the next ones are, until one is taken
+	sent    atomic.Bool // one was sent since the last doorbell, and must be seen before it
 }
 
 // VFIOUser connects to the vfio-user server at path, with messages of the usual
-// sizes.
-func VFIOUser(path string) Connect { return VFIOUserWith(path, user.Options{}) }
+// sizes; one of trust may serve it, besides root and the own user.
+func VFIOUser(path string, trust ...uint32) Connect {
+	return VFIOUserWith(path, user.Options{Trust: trust})
+}
 
 // VFIOUserWith connects to the vfio-user server at path with a client's options.
 func VFIOUserWith(path string, opts user.Options) Connect {
@@ -93,6 +106,10 @@ func (f *userFunction) setUp(c *user.Client, vectors []int) error {
 	if f.mapped, err = c.Map(int(device.BTCM)); err != nil {
 		return err
 	}
+	// A server of another kind may not know the question: its doorbells are writes.
+	if f.bells, f.fds, err = c.RegionIOFDs(int(device.PL)); err != nil && c.Err() != nil {
+		return err
+	}
 	for _, m := range f.mapped {
 		if m.Area.Offset == device.BTCMDescriptors && m.Area.Size >= device.BTCMDoorbells {
 			return nil
@@ -100,6 +117,15 @@ func (f *userFunction) setUp(c *user.Client, vectors []int) error {
 	}
 	return fmt.Errorf("%w: its descriptors cannot be mapped: %w", ErrIdentity, syscall.ENOTSUP)
 }
+
+// Ranges implements shadow.DMA: above 4 GiB, so that no interrupt window of a real
+// machine would be in the way (ours).
+func (f *userFunction) Ranges() ([]shadow.Range, error) {
+	return []shadow.Range{{First: 1 << 32, Last: 1<<48 - 1}}, nil
+}
+
+// Kind implements shadow.DMA: the server maps the same files.
+func (f *userFunction) Kind() shadow.Kind { return shadow.Files }
 
 func (f *userFunction) Descriptors() []byte {
 	for _, m := range f.mapped {
@@ -112,8 +138,89 @@ func (f *userFunction) Descriptors() []byte {
 
 func (f *userFunction) unmap() error {
 	err := user.Unmap(f.mapped)
-	f.mapped = nil
+	for _, fd := range f.fds {
+		err = errors.Join(err, os.NewSyscallError("close", unix.Close(fd)))
+	}
+	f.mapped, f.bells, f.fds = nil, nil, nil
 	return err
+}
+
+// Ring implements doorbell: by the eventfd, where the server gave one, unless what
+// was mapped must come first.
+func (f *userFunction) Ring(region int, offset uint64) error {
+	if !f.sent.Swap(false) && region == int(device.PL) {
+		for _, b := range f.bells {
+			if b.FD < 0 || b.Offset != offset || b.Type != user.TypeIOEventFD || b.Data != 1 {
+				continue
+			}
+			one := [8]byte{1}
+			// EAGAIN: it is full, and rings all the same.
+			if _, err := unix.Write(b.FD, one[:]); err == nil || errors.Is(err, unix.EAGAIN) {
+				return nil
+			}
+		}
+	}
+	return f.Post(region, offset, 4, 1)
+}
+
+// PostMaps implements mapPoster.
+func (f *userFunction) PostMaps() { f.posts.Store(true) }
+
+// MapDMA implements shadow.DMA. After PostMaps it does not wait for the server: one
+// that refuses is found out by the device, whose access fails, and known here by
+// the next answer to anything. The mapping that is then tried again is awaited.
+func (f *userFunction) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
+	if f.posts.Load() && !f.careful.Load() {
+		f.sent.Store(true)
+		return f.known(f.Client.PostMapDMA(addr, size, fd, offset, rights))
+	}
+	err := f.known(f.Client.MapDMA(addr, size, fd, offset, rights))
+	var refused *user.Error
+	switch {
+	case err == nil:
+		f.careful.Store(false)
+	case errors.As(err, &refused):
+		return fmt.Errorf("%w: %w", gup.ErrUnmappable, err)
+	}
+	return err
+}
+
+// UnmapDMA implements shadow.DMA.
+func (f *userFunction) UnmapDMA(addr, size uint64) error {
+	return f.known(f.Client.UnmapDMA(addr, size))
+}
+
+// Read implements Function.
+func (f *userFunction) Read(region int, offset uint64, size int) (uint64, error) {
+	v, err := f.Client.Read(region, offset, size)
+	return v, f.known(err)
+}
+
+// Write implements Function.
+func (f *userFunction) Write(region int, offset uint64, size int, value uint64) error {
+	return f.known(f.Client.Write(region, offset, size, value))
+}
+
+// known takes refused mappings out of the error of a request that they came with.
+func (f *userFunction) known(err error) error {
+	if err == nil || !errors.Is(err, user.ErrMapRefused) {
+		return err
+	}
+	f.careful.Store(true)
+	var joined interface {
+		error
+		Unwrap() []error
+	}
+	if !errors.As(err, &joined) {
+		return nil // nothing else
+	}
+	var rest []error
+	for _, e := range joined.Unwrap() {
+		if !errors.Is(e, user.ErrMapRefused) {
+			rest = append(rest, e)
+		}
+	}
+	return errors.Join(rest...)
 }
 
 func (f *userFunction) Close() {

@@ -43,6 +43,9 @@ func (m *Machine) pass() (busy bool) {
 		if l == nil {
 			continue
 		}
+		if n.written {
+			n.wakeTargets(l)
+		}
 		for _, s := range n.slots {
 			if s == nil {
 				continue
@@ -94,7 +97,7 @@ func (m *Machine) vector(fd int) {
 			switch {
 			case e != fd:
 			case v == device.VectorDone:
-				n.raised = true
+				n.raised, n.written = true, true
 			default:
 				n.pending |= 1 << v
 				n.deliver()
@@ -105,6 +108,16 @@ func (m *Machine) vector(fd int) {
 
 // deliver gives the driver the vectors that came; they wait for one.
 func (n *node) deliver() {
+	if l := n.link.Load(); l != nil && l.rings != nil && l.rings.On() {
+		for v := 0; n.pending != 0; v++ {
+			if n.pending>>v&1 != 0 {
+				n.pending &^= 1 << v
+				l.rings.Vector(v)
+			}
+		}
+		l.rings.deliver()
+		return
+	}
 	for v := 0; n.handler != nil && n.pending != 0; v++ {
 		if n.pending>>v&1 != 0 {
 			n.pending &^= 1 << v
@@ -167,6 +180,7 @@ func (m *Machine) worth() bool {
 			if l.fn.Write(int(device.PL), device.PLIRQStatus, 4, 1<<device.VectorDone) != nil {
 				continue // the device is gone, which is posted
 			}
+			n.wakeTargets(l)
 		}
 		for _, s := range n.slots {
 			if s == nil {
@@ -241,6 +255,14 @@ func (s *slot) send(l *link, channel int, msg *attach.Message) uint64 {
 			return device.PktzFree
 		}
 	}
+	if msg.Mailbox == device.MailboxRequest && msg.N == 1 && s.entersFirst(l, channel, msg) {
+		return device.PktzFree
+	}
+	return s.post(l, channel, msg)
+}
+
+// post has the process's own packetizer send a message.
+func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 	page := uint64(device.MailboxProcess+s.index)*device.PageSize + uint64(channel)*device.PktzChannelStride
 	post := func(off, v uint64) bool { return l.fn.Post(int(device.PKTZ), page+off, 8, v) == nil }
 	ok := post(device.PktzDestination, uint64(msg.Node)|uint64(msg.Mailbox)<<24)

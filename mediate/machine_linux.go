@@ -15,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/shadow"
 )
 
@@ -23,6 +24,8 @@ const (
 	// DefaultSpin is short: on a machine of few processors whoever looks for
 	// work takes one from the device or the process that makes it.
 	DefaultSpin = 20 * time.Microsecond
+	// DefaultWindowIdle is for how long memory that nobody uses stays pinned.
+	DefaultWindowIdle = 2 * time.Second
 	// watchPause is how long the owner sleeps at most while transfers go on:
 	// their count of paused blocks raises no vector.
 	watchPause = 10 * time.Millisecond
@@ -36,9 +39,15 @@ var ErrConfig = errors.New("mediated machine")
 
 // Config is what a Machine is built with.
 type Config struct {
-	Connect []Connect     // one a node
-	Window  uint64        // bytes of memory mapped for a node at one time; 0: shadow.DefaultWindow
-	Spin    time.Duration // how long the owner looks for work before it sleeps; 0: DefaultSpin, negative: not at all
+	Connect []Connect // one a node
+	Window  uint64    // bytes of memory mapped for a node at one time; 0: shadow.DefaultWindow
+	// WindowIdle is after how long without use memory is unmapped again; 0:
+	// DefaultWindowIdle where mapping pins it, and never elsewhere; negative: never.
+	WindowIdle time.Duration
+	Spin       time.Duration // how long the owner looks for work before it sleeps; 0: DefaultSpin, negative: not at all
+	// Registers has nodes driven by their registers, whether they have queues in
+	// memory or not.
+	Registers bool
 	// Workers has every call that may sleep made on a goroutine of its slot, as
 	// where the machine has swap.
 	Workers bool
@@ -88,6 +97,7 @@ type node struct {
 	workers [device.Slots + 1]worker
 	pending uint32 // vectors that came and were not delivered yet
 	raised  bool   // vector 3 came and its cause was not cleared yet
+	written bool   // and completion words were not looked for yet
 
 	link atomic.Pointer[link] // nil: the device is gone
 }
@@ -96,8 +106,13 @@ type node struct {
 type link struct {
 	fn     Function
 	btcm   *scratchpad
+	peek   bool // CAPS has the peek windows and WORDS
 	shadow *shadow.Memory
-	gone   chan struct{} // closed when the device is
+	// windows are the device's, with the queues in memory in front where rings is
+	// not nil.
+	windows [device.Windows]device.Window
+	rings   *rings
+	gone    chan struct{} // closed when the device is
 }
 
 // slot is an attached domain slot.
@@ -109,6 +124,8 @@ type slot struct {
 	busy  uint64                         // channels that were rung and are not final
 	seen  [device.ChannelsPerSlot]uint64 // done and reserved_1 as last told to the process
 	mail  mail
+	words uint64 // WORDS as last seen
+	asked asked
 }
 
 // New connects to the devices, waiting for them until ctx ends. Run drives the
@@ -194,11 +211,12 @@ func (n *node) connect(ctx context.Context) error {
 		return fmt.Errorf("node %d: %w", n.index, err)
 	}
 	l := &link{fn: fn, gone: make(chan struct{})}
-	if err := l.prepare(n.m.cfg.Window); err != nil {
+	if err := l.prepare(n); err != nil {
+		l.end()
 		fn.Close()
 		return fmt.Errorf("node %d: %w", n.index, err)
 	}
-	n.link.Store(l)
+	n.begin(l)
 	n.m.workers.Go(func() {
 		select {
 		case <-fn.Done():
@@ -206,20 +224,76 @@ func (n *node) connect(ctx context.Context) error {
 		case <-n.m.done:
 		}
 	})
+	idle := n.m.cfg.WindowIdle
+	if idle == 0 && fn.Kind() == shadow.Pinned {
+		idle = DefaultWindowIdle
+	}
+	if idle > 0 {
+		n.m.workers.Go(func() { l.unmapIdle(idle, n.m.done) })
+	}
 	return nil
 }
 
-func (l *link) prepare(window uint64) error {
+// unmapIdle lets memory go that was not used for some time, until the link or the
+// machine ends.
+func (l *link) unmapIdle(idle time.Duration, done <-chan struct{}) {
+	t := time.NewTicker(max(idle/4, time.Millisecond))
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			l.shadow.Idle(idle)
+		case <-l.gone:
+			return
+		case <-done:
+			return
+		}
+	}
+}
+
+// begin takes a link into use.
+func (n *node) begin(l *link) {
+	if l.rings == nil {
+		n.link.Store(l)
+		return
+	}
+	l.rings.live = true
+	n.link.Store(l)
+	n.m.post(l.rings.begin)
+}
+
+func (l *link) prepare(n *node) error {
+	log := n.m.log.With("node", n.index)
 	caps, err := l.fn.Read(int(device.PL), device.PLCaps, 8)
 	if err != nil {
 		return err
 	}
+	l.peek = caps&device.CapsPeek != 0
 	if l.btcm, err = newScratchpad(l.fn.Descriptors()); err != nil {
 		return err
 	}
+	for id := range l.windows {
+		l.windows[id] = &raw{l, device.WindowID(id)}
+	}
+	if caps&device.CapsQueues != 0 && !n.m.cfg.Registers {
+		if l.rings, err = newRings(n, l, log); err != nil {
+			return err
+		}
+		for id := range l.windows {
+			l.windows[id] = l.rings.Window(device.WindowID(id))
+		}
+	}
+	beside := uint64(0)
+	if l.rings != nil {
+		beside = queues.MemorySize
+	}
 	l.shadow, err = shadow.New(shadow.Config{
-		DMA: l.fn, Invalidate: l.invalidate, VABits: int(caps & device.CapsVABitsMask), Window: window,
+		Beside: beside,
+		DMA:    l.fn, Invalidate: l.invalidate, VABits: int(caps & device.CapsVABitsMask), Window: n.m.cfg.Window, Log: log,
 	})
+	if p, ok := l.fn.(mapPoster); ok && err == nil && l.rings != nil {
+		p.PostMaps()
+	}
 	return err
 }
 
@@ -258,7 +332,7 @@ func (l *link) invalidate(slot int, va device.VA, pages int) error {
 func (n *node) down(l *link) {
 	if n.link.CompareAndSwap(l, nil) {
 		n.m.log.Warn("the device is gone", "node", n.index, "why", l.fn.Err())
-		n.raised, n.pending = false, 0
+		n.raised, n.written, n.pending = false, false, 0
 		close(l.gone)
 		l.close()
 	}
@@ -267,7 +341,16 @@ func (n *node) down(l *link) {
 // close lets a link go; nothing on the owner uses it any more.
 func (l *link) close() {
 	_ = l.shadow.Close() // nothing that could be lost
+	l.end()
 	l.fn.Close()
+}
+
+// end lets the queues in memory go.
+func (l *link) end() {
+	if l.rings != nil {
+		l.rings.Stop()
+		l.rings.unmap()
+	}
 }
 
 // Reconnect waits until a node's device is there again, or ctx ends. What the

@@ -27,6 +27,11 @@ func newScratchpad(b []byte) (*scratchpad, error) {
 	return &scratchpad{base: base, size: uint32(len(b))}, nil
 }
 
+// wordsOf gives other memory that the device reads and writes, by its words.
+func wordsOf(b []byte) *scratchpad {
+	return &scratchpad{base: unsafe.Pointer(unsafe.SliceData(b)), size: uint32(len(b))}
+}
+
 // holds tells whether an access lies in it as a whole.
 func (s *scratchpad) holds(off uint32, size int) bool {
 	return off%uint32(size) == 0 && off < s.size
@@ -60,7 +65,7 @@ func (s *scratchpad) put(slot, ch int, words *[device.DescriptorWords]uint64) {
 		case device.DescSize: // size here; done, in the upper half, last of all
 			s.store32(o+off, uint32(w))
 		case device.DescReserved1:
-			s.store64(o+off, 0)
+			s.store64(o+off, w>>device.DescGenShift<<device.DescGenShift)
 		default:
 			s.store64(o+off, w)
 		}

@@ -2,6 +2,7 @@ package mediate_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/exanet/pfd/attach"
@@ -19,13 +20,14 @@ import (
 // the suite takes it.
 type machine struct {
 	*mediate.Machine
-	server *serve.Machine
+	server    *serve.Machine
+	functions [2]mediate.Function // as connected first
 }
 
-// startServer serves two nodes in a directory of the test's.
-func startServer(t testing.TB, bare bool) (*serve.Machine, string) {
+// startServer serves two nodes, or as many as are given, in a directory of the test's.
+func startServer(t testing.TB, bare bool, nodes ...int) (*serve.Machine, string) {
 	t.Helper()
-	s, err := serve.New(serve.Config{Nodes: 2, NoTXFIFO: bare})
+	s, err := serve.New(serve.Config{Nodes: append(nodes, 2)[0], NoTXFIFO: bare})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,15 +48,31 @@ func startServer(t testing.TB, bare bool) (*serve.Machine, string) {
 }
 
 func newMachine(t testing.TB, bare, workers bool, opts ...user.Options) *machine {
+	return newMachineOf(t, bare, mediate.Config{Workers: workers}, opts...)
+}
+
+// newMachineOf is newMachine with a configuration, but for its Connect.
+func newMachineOf(t testing.TB, bare bool, cfg mediate.Config, opts ...user.Options) *machine {
 	t.Helper()
 	opts = append(opts, user.Options{})
 	s, dir := startServer(t, bare)
-	m, err := mediate.New(t.Context(), mediate.Config{
-		Connect: []mediate.Connect{
-			mediate.VFIOUserWith(serve.SocketPath(dir, 0), opts[0]), mediate.VFIOUserWith(serve.SocketPath(dir, 1), opts[0]),
-		},
-		Workers: workers,
-	})
+	var fns [2]mediate.Function
+	for i := range fns {
+		connect := mediate.VFIOUserWith(serve.SocketPath(dir, i), opts[0])
+		cfg.Connect = append(cfg.Connect, func(ctx context.Context, vectors []int) (f mediate.Function, err error) {
+			f, err = connect(ctx, vectors)
+			fns[i] = f
+			return f, err
+		})
+	}
+	m := running(t, cfg) // it connects the functions
+	return &machine{Machine: m, server: s, functions: fns}
+}
+
+// running is a machine that runs until the test ends.
+func running(t testing.TB, cfg mediate.Config) *mediate.Machine {
+	t.Helper()
+	m, err := mediate.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,14 +81,11 @@ func newMachine(t testing.TB, bare, workers bool, opts ...user.Options) *machine
 	go func() { done <- m.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		if err := m.Close(); err != nil {
+		if err := errors.Join(<-done, m.Close()); err != nil {
 			t.Error(err)
 		}
 	})
-	return &machine{Machine: m, server: s}
+	return m
 }
 
 // on runs f on the owner.
@@ -104,6 +119,14 @@ func (p pager) PageIn(va device.VA, pages int, write bool) gup.Result {
 	return mem.PageIn(p.slot, va, pages, write)
 }
 
+func (p pager) Again(va device.VA, write bool) gup.Result {
+	mem, err := p.m.Memory(p.node)
+	if err != nil {
+		return gup.Result{Err: err}
+	}
+	return mem.Again(p.slot, va, write)
+}
+
 func (m *machine) Share(node, slot int, b []byte, fd int, write bool) error {
 	mem, err := m.Memory(node)
 	if err != nil {
@@ -126,9 +149,16 @@ func (m *machine) Forget(node, slot int, b []byte) {
 	}
 }
 
-// TestFaultSuite is the fault suite over vfio-user sockets and shadow tables.
+// TestFaultSuite is the fault suite over vfio-user sockets and shadow tables, by
+// queues in memory and by registers.
 func TestFaultSuite(t *testing.T) {
-	suite.Run(t, func(t *testing.T, bare bool) suite.Machine { return newMachine(t, bare, bare) })
+	for name, registers := range map[string]bool{"queues": false, "registers": true} {
+		t.Run(name, func(t *testing.T) {
+			suite.Run(t, func(t *testing.T, bare bool) suite.Machine {
+				return newMachineOf(t, bare, mediate.Config{Workers: bare, Registers: registers})
+			})
+		})
+	}
 }
 
 // TestFaultSuiteSmallestMessages is the same with messages that have room for one

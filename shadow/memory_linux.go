@@ -1,34 +1,20 @@
 package shadow
 
 import (
+	"container/list"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math"
+	"math/bits"
+	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-)
-
-// DMA is the device's view of memory, as its driver makes it: pieces of memfds
-// at DMA addresses. Rights are those of linux/vfio.h, VFIO_IOMMU_MAP_DMA.
-type DMA interface {
-	MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error
-	UnmapDMA(addr, size uint64) error
-}
-
-// Rights of a mapping (linux/vfio.h, VFIO_DMA_MAP_FLAG_*).
-const (
-	dmaRead  = 1 << 0
-	dmaWrite = 1 << 1
-)
-
-// Where things lie for the device: above 4 GiB, so that no interrupt window of
-// a real machine is in the way (ours).
-const (
-	tablesAt = 1 << 32
-	windowAt = 2 << 32
 )
 
 // Sizes (ours).
@@ -38,8 +24,16 @@ const (
 	MinWindow = 64 << 10
 	MaxWindow = 64 << 30
 
-	maxGranule = 64 << 10
-	minPieces  = 16
+	// promptBytes is what the device's owner pages in itself at most (package fault).
+	promptBytes = 16 * device.PageSize
+
+	maxGranule = 64 << 10 // a place: at most 16 pages, a bit each
+	minPlaces  = 16
+
+	// A device's tables take what a window of dense pages takes several times over,
+	// and minTables pages at least. Beyond that places go for their tables.
+	minTables  = 8 * chunkPages
+	tableShare = 32 // of the window
 
 	// MaxShares and MaxShared bound what one process shares, so that none can
 	// use up the device's mappings.
@@ -61,22 +55,29 @@ var (
 type Config struct {
 	DMA DMA
 	// Invalidate makes the device forget the translations of a slot's pages and
-	// comes back when no access that used them is in flight. It is called with
-	// the Memory locked, on any goroutine; an error means that there is no
-	// device any more.
+	// comes back when no access that used them is in flight. It is called on any
+	// goroutine, several times at once; an error means that accesses may still be.
 	Invalidate func(slot int, va device.VA, pages int) error
 	VABits     int
 	Window     uint64 // bytes mapped at one time; 0: DefaultWindow
+	// Beside is what the device's driver has mapped itself, bytes: it counts in what
+	// is pinned, and the tables have so much less.
+	Beside uint64
+	Log    *slog.Logger // nil: none
 }
 
 // Stats tells what a Memory does.
 type Stats struct {
-	Window    uint64 // bytes that may be mapped at one time
-	Mapped    uint64 // bytes mapped now
-	Shared    uint64 // bytes shared by processes now
-	Maps      uint64 // pieces mapped since the start
-	Evictions uint64 // of these, taken away for others
-	PageIns   uint64
+	Window     uint64 // bytes that may be mapped at one time
+	Mapped     uint64 // bytes of shared memory mapped now
+	Tables     uint64 // bytes of tables mapped now
+	Pinned     uint64 // of both, bytes that mapping has pinned
+	Moving     uint64 // bytes being mapped or unmapped now: not, or still, in Pinned
+	Shared     uint64 // bytes shared by processes now
+	Maps       uint64 // runs of pages mapped since the start
+	Evictions  uint64 // places taken away for others, or unused for long
+	PageIns    uint64
+	Mismatches uint64 // pages that were entered, and to which the device's accesses were refused
 }
 
 // Memory is one node's address spaces. Its methods may be called on any
@@ -84,41 +85,63 @@ type Stats struct {
 type Memory struct {
 	cfg     Config
 	granule uint64
+	kind    Kind
+	window  uint64
 
-	mu     sync.Mutex
-	tables *tables
-	shares [device.Slots][]*share
-	lru    piece // ring: next is the most recently used, prev the least
-	unused []uint32
-	stats  Stats
-	pruned []uint32
+	mu        sync.Mutex // never held in a call of the device or the kernel
+	changed   *sync.Cond // a place is ready or vacant, room or tables are free, a slot is invalidated
+	tables    *tables
+	promised  int // tables that page-ins under way may take
+	taken     uint64
+	addresses *addresses
+	spaces    [device.Slots]space
+	stats     Stats
+	broken    error // the device does not take pages back any more
+	active    int   // calls under way that use tables
+	closed    bool
+	sweeps    sync.WaitGroup
+}
+
+// space is one slot's address space.
+type space struct {
+	shares  []*share
+	taken   uint64    // bytes of the window: mapped, being mapped, or promised to a page-in
+	ready   list.List // places in this state, used longest ago first
+	leaving int       // places in this state
+	flushes int       // invalidations under way after which tables become free
 }
 
 // share is memory that a process has handed over.
 type share struct {
 	slot   int
 	va     device.VA
-	b      []byte // our own mapping of it
+	size   uint64
+	b      []byte // our own mapping of it; nil once it is let go
 	fd     int
 	offset uint64
 	write  bool
 	users  int  // page-ins under way that use b
-	gone   bool // unshared: the last user unmaps
-	pieces []*piece
+	gone   bool // being unshared: nothing of it is entered any more
+	places map[uint64]*place
 }
 
-// piece is a mapped part of a share, a granule at most.
-type piece struct {
-	share      *share
-	at, size   uint64 // bytes in the share
-	place      uint32 // in the window
-	prev, next *piece
+// Bound gives the most bytes that a window and its tables map, and pin where
+// mapping pins.
+func Bound(window uint64) uint64 { return window + tablePages(window)*device.PageSize }
+
+// tablePages gives how many pages the tables of a window have, the roots among them.
+func tablePages(window uint64) uint64 {
+	n := max(minTables, window/tableShare>>device.PageShift)
+	return (n + chunkPages - 1) / chunkPages * chunkPages
 }
 
-// New makes the tables and maps them for the device.
+// New makes the tables and maps their roots for the device.
 func New(cfg Config) (*Memory, error) {
 	if cfg.Window == 0 {
 		cfg.Window = DefaultWindow
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	switch {
 	case cfg.Window < MinWindow || cfg.Window > MaxWindow || cfg.Window%device.PageSize != 0:
@@ -126,21 +149,30 @@ func New(cfg Config) (*Memory, error) {
 	case cfg.VABits < device.MinVABits || cfg.VABits > device.MaxVABits:
 		return nil, fmt.Errorf("%w: %d bits of virtual address: want %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
 	}
-	m := &Memory{cfg: cfg, granule: min(maxGranule, cfg.Window/minPieces&^(device.PageSize-1))}
-	pieces := int(cfg.Window / m.granule)
-	m.stats.Window = uint64(pieces) * m.granule
-	for i := pieces - 1; i >= 0; i-- {
-		m.unused = append(m.unused, uint32(i))
+	if cfg.DMA.Kind() == Physical {
+		return nil, fmt.Errorf("%w: a device with physical addresses", ErrConfig)
 	}
-	m.lru.prev, m.lru.next = &m.lru, &m.lru
-	// A piece may lie across the border of two tables on each level below the
-	// root.
-	pages := device.Slots + 2*(tableLevels-1)*pieces
-	var err error
-	if m.tables, err = newTables(pages, tablesAt, cfg.VABits); err != nil {
+	usable, err := cfg.DMA.Ranges()
+	if err != nil {
+		return nil, fmt.Errorf("usable DMA addresses: %w", err)
+	}
+	m := &Memory{cfg: cfg, kind: cfg.DMA.Kind(), window: cfg.Window}
+	m.granule = 1 << (bits.Len64(min(maxGranule, cfg.Window/minPlaces)) - 1)
+	m.changed = sync.NewCond(&m.mu)
+	m.stats.Window = cfg.Window
+	m.addresses = newAddresses(m.granule, usable)
+	pages := tablePages(cfg.Window) - (cfg.Beside+chunkSize-1)/chunkSize*chunkPages
+	base, err := m.addresses.carve(pages * device.PageSize)
+	if err != nil {
 		return nil, err
 	}
-	if err := cfg.DMA.MapDMA(tablesAt, uint64(pages)*device.PageSize, m.tables.fd, 0, dmaRead|dmaWrite); err != nil {
+	if m.tables, err = newTables(int(pages), base, cfg.VABits); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	err = m.grow()
+	m.mu.Unlock()
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("shadow tables: %w", err), m.tables.close())
 	}
 	return m, nil
@@ -156,34 +188,55 @@ func (m *Memory) Root(slot int) uint64 {
 // unmapped there.
 func (m *Memory) Close() error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	for slot := range m.shares {
-		for _, s := range m.shares[slot] {
+	m.closed = true
+	for slot := range m.spaces {
+		for _, s := range m.spaces[slot].shares {
 			s.gone = true
 			s.drop()
 		}
-		m.shares[slot] = nil
+		m.spaces[slot].shares = nil
 	}
-	m.lru.prev, m.lru.next = &m.lru, &m.lru
-	if m.tables.b == nil {
+	m.changed.Broadcast()
+	err := m.end()
+	m.mu.Unlock()
+	m.sweeps.Wait()
+	return err
+}
+
+// begin and end are around what uses the tables without the lock: they stay until
+// the last one is over.
+func (m *Memory) begin() { m.active++ }
+
+func (m *Memory) end() error {
+	if !m.closed || m.active > 0 {
 		return nil
 	}
 	return m.tables.close()
+}
+
+func (m *Memory) done() {
+	m.active--
+	_ = m.end() // nothing of ours is in it
 }
 
 // Stats gives the counters.
 func (m *Memory) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.stats
+	s := m.stats
+	if m.kind == Pinned {
+		s.Pinned = s.Mapped + s.Tables + m.cfg.Beside
+	}
+	return s
 }
 
 // Share lets the device page in size bytes of a memfd, from offset on, at va of
 // a slot's address space; fd stays the caller's. The file must be sealed against
-// shrinking. Pages that are in memory already are entered at once, as far as that
-// evicts nothing and takes a quarter of the window at most. Errors match ErrShare.
+// shrinking. Where mapping pins nothing, pages that are in memory already are entered
+// at once, as far as that evicts nothing and takes a quarter of the window at most.
+// Errors match ErrShare.
 func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint64, write bool) error {
-	s := &share{slot: slot, va: va, offset: offset, write: write, fd: -1}
+	s := &share{slot: slot, va: va, size: size, offset: offset, write: write, fd: -1, places: map[uint64]*place{}}
 	if err := m.check(s, size, fd); err != nil {
 		return err
 	}
@@ -200,38 +253,49 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 		s.drop()
 		return fmt.Errorf("%w: keeping its descriptor: %w", ErrShare, err)
 	}
-	s.pieces = make([]*piece, (size+m.granule-1)/m.granule)
-	there := resident(s.b[:min(size, m.stats.Window/4&^(device.PageSize-1))])
-	m.mu.Lock()
-	err = m.room(s)
-	if err == nil {
-		m.shares[slot] = append(m.shares[slot], s)
-		m.stats.Shared += size
-		m.enter(s, there)
+	var there []byte
+	if m.kind == Files {
+		there = resident(s.b[:min(size, m.window/4&^(device.PageSize-1))])
 	}
-	m.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.begin()
+	defer m.done()
+	sp := &m.spaces[slot]
+	for err = m.room(s); errors.Is(err, errLeaving); err = m.room(s) {
+		m.changed.Wait()
+	}
 	if err != nil {
 		s.gone = true
 		s.drop()
+		return err
 	}
-	return err
+	sp.shares = append(sp.shares, s)
+	m.stats.Shared += size
+	m.enter(s, there)
+	return nil
 }
 
-// enter enters the pages of a share that are there, a byte a page. What cannot be
-// entered is left to its faults.
+// enter enters the pages of a share that are there, a byte a page, in runs. What
+// cannot be entered without an eviction is left to its faults.
 func (m *Memory) enter(s *share, there []byte) {
-	for i, t := range there {
-		if t&1 == 0 {
+	for i := 0; i < len(there); {
+		if there[i]&1 == 0 {
+			i++
 			continue
 		}
+		n := 1
+		for i+n < len(there) && there[i+n]&1 != 0 && uint64(i+n)<<device.PageShift%m.granule != 0 {
+			n++
+		}
 		at := uint64(i) << device.PageShift
-		if s.pieces[at/m.granule] == nil && len(m.unused) == 0 {
+		if !m.prompt(s.slot, m.granule) {
 			return
 		}
-		p, err := m.ensure(s, at)
-		if err != nil || m.tables.set(s.slot, s.va+device.VA(at), m.address(p)+at-p.at, s.write) != nil {
+		if got, _, err := m.bring(s, at, n); err != nil || got < n {
 			return
 		}
+		i += n
 	}
 }
 
@@ -252,6 +316,9 @@ func (m *Memory) check(s *share, size uint64, fd int) error {
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
 		return fmt.Errorf("%w: it must be a memfd sealed with F_SEAL_SHRINK", ErrShare)
 	}
+	if err := checkKind(m.kind, fd); err != nil {
+		return err
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("%w: %w", ErrShare, err)
@@ -262,13 +329,42 @@ func (m *Memory) check(s *share, size uint64, fd int) error {
 	return nil
 }
 
+// hugePage is the size of the pages that can be shared by physical addresses.
+const hugePage = 2 << 20
+
+// checkKind refuses files whose pages move or go while nobody pins them: only huge
+// pages of a hugetlb file stay where they are.
+func checkKind(k Kind, fd int) error {
+	if k != Physical {
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return fmt.Errorf("%w: %w", ErrShare, err)
+	}
+	if st.Type != unix.HUGETLBFS_MAGIC || st.Bsize != hugePage {
+		return fmt.Errorf("%w: the device uses physical addresses and nothing pins memory, which the kernel may move: "+
+			"share a memfd of huge pages of 2 MiB (memfd_create with MFD_HUGETLB), or give the device an IOMMU", ErrShare)
+	}
+	return nil
+}
+
+// errLeaving says that what is in the way is being unshared.
+var errLeaving = errors.New("being unshared")
+
 // room refuses what collides with other shares of the slot.
 func (m *Memory) room(s *share) error {
-	list, total := m.shares[s.slot], uint64(len(s.b))
+	list, total := m.spaces[s.slot].shares, s.size
+	if m.closed {
+		return fmt.Errorf("%w: the device is gone", ErrShare)
+	}
 	for _, o := range list {
-		total += uint64(len(o.b))
+		total += o.size
 		if s.va < o.end() && o.va < s.end() {
-			return fmt.Errorf("%w: %d bytes at %v are shared already: unshare them first", ErrShare, len(o.b), o.va)
+			if o.gone {
+				return errLeaving
+			}
+			return fmt.Errorf("%w: %d bytes at %v are shared already: unshare them first", ErrShare, o.size, o.va)
 		}
 	}
 	if len(list) >= MaxShares || total > MaxShared {
@@ -277,7 +373,7 @@ func (m *Memory) room(s *share) error {
 	return nil
 }
 
-func (s *share) end() device.VA { return s.va + device.VA(len(s.b)) }
+func (s *share) end() device.VA { return s.va + device.VA(s.size) }
 
 // drop unmaps our own view of a share that is gone, with its last user. The
 // Memory is locked, or the share not listed yet.
@@ -303,59 +399,109 @@ func (m *Memory) Unshare(slot int, va device.VA, size uint64) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i, s := range m.shares[slot] {
-		if s.va == va && uint64(len(s.b)) == size {
-			m.shares[slot] = append(m.shares[slot][:i], m.shares[slot][i+1:]...)
-			m.remove(s)
-			return nil
-		}
+	m.begin()
+	defer m.done()
+	s := m.find(slot, va)
+	if s == nil || s.va != va || s.size != size {
+		return fmt.Errorf("%w: %d bytes at %v", ErrNotShared, size, va)
 	}
-	return fmt.Errorf("%w: %d bytes at %v", ErrNotShared, size, va)
+	m.part(s)
+	m.sweep(s)
+	sp := &m.spaces[slot]
+	sp.shares = slices.DeleteFunc(sp.shares, func(o *share) bool { return o == s })
+	m.changed.Broadcast()
+	return nil
 }
 
-// Drop takes everything back that a slot's process has shared.
+// Drop takes everything back that a slot's process has shared. When it returns the
+// device does not reach it any more; what is mapped is unmapped soon after. The
+// slot's bank must be quiet: the caller may be the device's owner and waits for one
+// invalidation.
 func (m *Memory) Drop(slot int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, s := range m.shares[slot] {
-		m.remove(s)
+	sp := &m.spaces[slot]
+	gone := sp.shares
+	if len(gone) == 0 || m.closed {
+		return
 	}
-	m.shares[slot] = nil
-}
-
-func (m *Memory) remove(s *share) {
-	for _, p := range s.pieces {
-		if p != nil {
-			m.unmap(p)
+	m.begin()
+	sp.shares = nil
+	for _, s := range gone {
+		m.part(s)
+		for _, p := range s.places {
+			p.entered = 0 // the addresses may be the next process's soon
 		}
 	}
-	m.stats.Shared -= uint64(len(s.b))
+	m.forget(slot, 0, math.MaxInt, m.tables.drop(slot, nil))
+	m.sweeps.Go(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		defer m.done()
+		for _, s := range gone {
+			m.sweep(s)
+		}
+	})
+}
+
+// part has nothing of a share entered any more.
+func (m *Memory) part(s *share) {
 	s.gone = true
+	m.stats.Shared -= s.size
+}
+
+// sweep takes every place of a share that is gone away. It is called with the
+// Memory locked and unlocks it meanwhile.
+func (m *Memory) sweep(s *share) {
+	for len(s.places) > 0 && !m.closed {
+		waits := true
+		for _, p := range s.places {
+			if p.state == ready {
+				m.evict(p)
+				waits = false
+				break
+			}
+		}
+		if waits {
+			m.changed.Wait()
+		}
+	}
 	s.drop()
 }
 
-// Forget takes the entries of pages out, so that the device's next access to
-// them faults; what is mapped stays so.
+// Forget takes the entries of pages out, so that the device's next access to them
+// faults; what is mapped stays so.
 func (m *Memory) Forget(slot int, va device.VA, size uint64) {
 	if slot < 0 || slot >= device.Slots || size == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	pages := int((va.Offset() + size + device.PageSize - 1) >> device.PageShift)
-	if m.tables.clear(slot, va.Page(), pages) {
-		m.flush(slot, va.Page(), pages)
+	m.begin()
+	defer m.done()
+	last := va + device.VA(size-1)
+	for _, s := range slices.Clone(m.spaces[slot].shares) {
+		if va >= s.end() || last < s.va {
+			continue
+		}
+		from, to := uint64(max(va, s.va)-s.va)/m.granule, uint64(min(last, s.end()-1)-s.va)/m.granule
+		for i := from; i <= to; i++ {
+			p := m.await(s, i)
+			if p == nil {
+				continue
+			}
+			m.take(p, mapping)
+			at := max(va, p.va(m)).Page()
+			pages := int((min(last, p.va(m)+device.VA(m.granule)-1)-at)>>device.PageShift) + 1
+			if mask := uint16(1<<pages-1) << ((at - p.va(m)) >> device.PageShift); p.entered&mask != 0 {
+				p.entered &^= mask
+				m.tables.clear(slot, at, pages)
+				m.forget(slot, at, pages, m.tables.prune(slot, at, pages, nil))
+			}
+			m.letGo(p)
+			m.changed.Broadcast()
+		}
 	}
-}
-
-// flush makes the device forget pages whose entries were cleared, and gives the
-// tables back that are empty now.
-func (m *Memory) flush(slot int, va device.VA, pages int) {
-	m.pruned = m.tables.prune(slot, va, pages, m.pruned[:0])
-	// Without a device nothing is left that could use them; its end is noticed
-	// where its registers are.
-	_ = m.cfg.Invalidate(slot, va, pages)
-	m.tables.release(m.pruned)
 }
 
 // Used says that a transfer is about to use memory of a slot: it is evicted
@@ -370,79 +516,25 @@ func (m *Memory) Used(slot int, va device.VA, size uint64) {
 	if s == nil {
 		return
 	}
+	now := time.Now()
 	first := uint64(va-s.va) / m.granule
-	last := min(uint64(va-s.va)+size-1, uint64(len(s.b))-1) / m.granule
+	last := min(uint64(va-s.va)+size-1, s.size-1) / m.granule
 	// More than the window holds says nothing.
-	for i := first; i <= last && i-first < uint64(minPieces); i++ {
-		if p := s.pieces[i]; p != nil {
-			m.touch(p)
+	for i := first; i <= last && i-first < minPlaces; i++ {
+		if p := s.places[i]; p != nil && p.state == ready {
+			m.spaces[slot].ready.MoveToBack(p.in)
+			p.used = now
 		}
 	}
 }
 
 func (m *Memory) find(slot int, va device.VA) *share {
-	for _, s := range m.shares[slot] {
-		if s.va <= va && va < s.end() {
+	for _, s := range m.spaces[slot].shares {
+		if s.va <= va && va < s.end() && !s.gone {
 			return s
 		}
 	}
 	return nil
-}
-
-// touch makes a piece the most recently used.
-func (m *Memory) touch(p *piece) {
-	if p.prev != nil {
-		p.prev.next, p.next.prev = p.next, p.prev
-	}
-	p.prev, p.next = &m.lru, m.lru.next
-	p.prev.next, p.next.prev = p, p
-}
-
-// unmap takes a piece from the device: its entries, what the TLB knows of them,
-// the accesses in flight, and then the mapping.
-func (m *Memory) unmap(p *piece) {
-	s := p.share
-	va, pages := s.va+device.VA(p.at), int(p.size>>device.PageShift)
-	if m.tables.clear(s.slot, va, pages) {
-		m.flush(s.slot, va, pages)
-	}
-	_ = m.cfg.DMA.UnmapDMA(m.address(p), p.size)
-	p.prev.next, p.next.prev = p.next, p.prev
-	p.prev, p.next = nil, nil
-	m.unused = append(m.unused, p.place)
-	s.pieces[p.at/m.granule] = nil
-	m.stats.Mapped -= p.size
-}
-
-func (m *Memory) address(p *piece) uint64 { return windowAt + uint64(p.place)*m.granule }
-
-// ensure gives the piece of a share that holds byte at, mapped, and evicts the
-// least recently used one where the window is full.
-func (m *Memory) ensure(s *share, at uint64) (*piece, error) {
-	i := at / m.granule
-	if p := s.pieces[i]; p != nil {
-		m.touch(p)
-		return p, nil
-	}
-	if len(m.unused) == 0 {
-		m.unmap(m.lru.prev)
-		m.stats.Evictions++
-	}
-	p := &piece{share: s, at: i * m.granule, place: m.unused[len(m.unused)-1]}
-	p.size = min(m.granule, uint64(len(s.b))-p.at)
-	rights := uint32(dmaRead)
-	if s.write {
-		rights |= dmaWrite
-	}
-	if err := m.cfg.DMA.MapDMA(m.address(p), p.size, s.fd, s.offset+p.at, rights); err != nil {
-		return nil, fmt.Errorf("mapping memory for the device: %w", err)
-	}
-	m.unused = m.unused[:len(m.unused)-1]
-	s.pieces[i] = p
-	m.touch(p)
-	m.stats.Mapped += p.size
-	m.stats.Maps++
-	return p, nil
 }
 
 // PageIn makes the pages of a range of 1 to 64 present, mapped and entered, as
@@ -453,55 +545,103 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 	if slot < 0 || slot >= device.Slots || pages < 1 || pages > gup.MaxPages {
 		return gup.Result{Err: fmt.Errorf("page-in of %d pages in slot %d: %w", pages, slot, gup.ErrUnmapped)}
 	}
+	fail := func(err error) gup.Result {
+		return gup.Result{Err: &gup.Error{VA: va, Write: write, Err: err}}
+	}
 	m.mu.Lock()
 	s := m.find(slot, va)
 	if s == nil {
 		m.mu.Unlock()
-		return gup.Result{Err: &gup.Error{VA: va, Write: write, Err: gup.ErrUnmapped}}
+		return fail(gup.ErrUnmapped)
 	}
 	if write && !s.write {
 		m.mu.Unlock()
-		return gup.Result{Kind: gup.Permission, Err: &gup.Error{VA: va, Write: write, Err: gup.ErrDenied}}
+		r := fail(gup.ErrDenied)
+		r.Kind = gup.Permission
+		return r
 	}
 	s.users++
 	m.mu.Unlock()
 
 	at := uint64(va - s.va)
-	most := max(1, m.stats.Window/4>>device.PageShift)
-	pages = int(min(uint64(pages), most, (uint64(len(s.b))-at)>>device.PageShift))
+	pages = int(min(uint64(pages), max(1, m.window/4>>device.PageShift), (s.size-at)>>device.PageShift))
 	res := populate(s.b[at:at+uint64(pages)<<device.PageShift], write)
-	if res.Err != nil {
-		res.Err = &gup.Error{VA: va, Write: write, Err: res.Err}
-	}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s.users--
-	if s.gone {
-		s.drop()
-		return gup.Result{Err: &gup.Error{VA: va, Write: write, Err: gup.ErrUnmapped}}
+	m.begin()
+	defer m.done()
+	defer func() { s.users--; s.drop() }()
+	if res.Err != nil {
+		return fail(res.Err)
 	}
 	m.stats.PageIns++
-	var p *piece
-	for i := range pages {
-		if res.Resident>>i&1 == 0 {
-			break
+	for got, all := 0, bits.TrailingZeros64(^res.Resident); got < all; {
+		off := at + uint64(got)<<device.PageShift
+		n := min(all-got, int((m.granule-off%m.granule)>>device.PageShift))
+		entered, there, err := m.bring(s, off, n)
+		if got == 0 {
+			res.There = there && err == nil
 		}
-		off := at + uint64(i)<<device.PageShift
-		err := error(nil)
-		if p == nil || off >= p.at+p.size {
-			p, err = m.ensure(s, off)
-		}
-		if err == nil {
-			err = m.tables.set(slot, s.va+device.VA(off), m.address(p)+off-p.at, s.write)
-		}
-		if err != nil {
-			res.Resident &= 1<<i - 1
-			if i == 0 {
-				res.Err = &gup.Error{VA: va, Write: write, Err: fmt.Errorf("%w: %w", gup.ErrNotResident, err)}
+		if got += entered; entered < n || err != nil {
+			res.Resident &= 1<<got - 1
+			res.New = res.Resident
+			if got == 0 {
+				return fail(err)
 			}
 			break
 		}
 	}
 	return res
+}
+
+// Again is a page-in of one page to which the device's accesses are refused although
+// it is entered: what is mapped of its place goes, and it is mapped once more.
+func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
+	if slot < 0 || slot >= device.Slots {
+		return gup.Result{Err: fmt.Errorf("page-in in slot %d: %w", slot, gup.ErrUnmapped)}
+	}
+	m.mu.Lock()
+	if s := m.find(slot, va); s != nil {
+		m.begin()
+		m.stats.Mismatches++
+		if p := m.await(s, uint64(va-s.va)/m.granule); p != nil {
+			m.evict(p)
+		}
+		m.done()
+	}
+	m.mu.Unlock()
+	return m.PageIn(slot, va, 1, write)
+}
+
+// Prompt tells whether a page-in of few pages of a slot would wait for nobody now,
+// so that the device's owner may do it itself.
+func (m *Memory) Prompt(slot int) bool {
+	if slot < 0 || slot >= device.Slots || !m.mu.TryLock() {
+		return false
+	}
+	defer m.mu.Unlock()
+	return m.prompt(slot, min(promptBytes, m.window/4))
+}
+
+// Idle takes places away that nobody has used for some time, and the tables that
+// are empty then.
+func (m *Memory) Idle(unused time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.begin()
+	defer m.done()
+	since := time.Now().Add(-unused)
+	for slot := range m.spaces {
+		for l := &m.spaces[slot].ready; !m.closed && m.broken == nil; {
+			e := l.Front()
+			if e == nil || e.Value.(*place).used.After(since) {
+				break
+			}
+			m.stats.Evictions++
+			m.evict(e.Value.(*place))
+		}
+	}
+	for !m.closed && m.broken == nil && m.shrink() {
+	}
 }

@@ -21,6 +21,7 @@ func populate(b []byte, write bool) gup.Result {
 	res := gup.Result{}
 	if err := advise(b, advice); err == nil {
 		res.Resident = ^uint64(0) >> (64 - uint(pages))
+		res.New = res.Resident
 		return res
 	}
 	// Some page would not come: as far as they do.
@@ -34,6 +35,7 @@ func populate(b []byte, write bool) gup.Result {
 		}
 		res.Resident |= 1 << i
 	}
+	res.New = res.Resident
 	return res
 }
 

@@ -2,26 +2,38 @@ package shadow
 
 import (
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/shadow/shadowtest"
 	"github.com/exanet/pfd/soc/smmu"
 )
 
 // unit is a device as strict as a real one may be: its TLB keeps every
-// translation that it has used until it is told to forget it, and nothing that
-// the TLB still knows may be unmapped.
+// translation that it has used until it is told to forget it, and its IOMMU must
+// never fault: no access, and no walk, finds its address unmapped. It may be used
+// from any goroutine; step is called where one may be overtaken.
 type unit struct {
-	t    *testing.T
+	t    testing.TB
 	m    *Memory
-	maps map[uint64]mapped
-	tlb  map[entry]uint64
-	gone error // of every call, once the device is gone
+	step func(what string) // nil: nothing
+
+	mu     sync.Mutex
+	quiet  *sync.Cond
+	maps   map[uint64]mapped
+	tlb    map[entry]uint64
+	walks  map[uint64]region // what the TLB knows of tables, by their address
+	flight map[*flight]bool
+	gone   error                         // of every call, once the device is gone
+	refuse func(addr, size uint64) error // of a map, before anything else
+	pins   *shadowtest.Pins              // nil: mapping pins nothing
 
 	unmaps, invalidations int
 }
@@ -37,7 +49,46 @@ type entry struct {
 	page uint64
 }
 
+// region is what a table translates: some bits of the addresses of a slot.
+type region struct {
+	slot   int
+	va     device.VA // its first
+	across uint64    // bytes
+}
+
+// flight is an access that has its translation and has not reached memory.
+type flight struct{ slot int }
+
+func (u *unit) Ranges() ([]Range, error) { return []Range{{0, 1<<39 - 1}}, nil }
+
+func (u *unit) Kind() Kind {
+	if u.pins != nil {
+		return Pinned
+	}
+	return Files
+}
+
+func (u *unit) pause(what string) {
+	if u.step != nil {
+		u.step(what)
+	}
+}
+
 func (u *unit) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
+	u.pause("map")
+	defer u.pause("mapped")
+	if u.refuse != nil {
+		if err := u.refuse(addr, size); err != nil {
+			return err
+		}
+	}
+	if u.pins != nil {
+		if err := u.pins.Map(addr, size, fd, offset); err != nil {
+			return err
+		}
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	if u.gone != nil {
 		return u.gone
 	}
@@ -59,30 +110,65 @@ func (u *unit) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) e
 }
 
 func (u *unit) UnmapDMA(addr, size uint64) error {
+	u.pause("unmap")
+	defer u.pause("unmapped")
+	if u.pins != nil {
+		if err := u.pins.Unmap(addr, size); err != nil {
+			return err
+		}
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	if u.gone != nil {
 		return u.gone
-	}
-	m, ok := u.maps[addr]
-	if !ok || m.size != size {
-		u.t.Errorf("%#x+%#x is unmapped and was not mapped so", addr, size)
-		return unix.EINVAL
 	}
 	for e, at := range u.tlb {
 		if addr <= at && at < addr+size {
 			u.t.Errorf("%#x is unmapped while the TLB has it for page %#x of slot %d", at, e.page, e.slot)
 		}
 	}
+	var err error
+	n := 0
+	for a, m := range u.maps {
+		switch {
+		case addr <= a && a+m.size <= addr+size:
+			n++
+			delete(u.maps, a)
+			err = errors.Join(err, unix.Munmap(m.b))
+		case addr < a+m.size && a < addr+size:
+			u.t.Errorf("%#x+%#x is unmapped and cuts %#x+%#x", addr, size, a, m.size)
+		}
+	}
+	if n == 0 {
+		u.t.Errorf("%#x+%#x is unmapped and nothing is mapped there", addr, size)
+	}
 	u.unmaps++
-	delete(u.maps, addr)
-	return unix.Munmap(m.b)
+	return err
 }
 
 func (u *unit) invalidate(slot int, va device.VA, pages int) error {
+	u.pause("invalidate")
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	u.invalidations++
-	for i := range pages {
-		delete(u.tlb, entry{slot, uint64(va)>>device.PageShift + uint64(i)})
+	first := uint64(va) >> device.PageShift
+	for e := range u.tlb {
+		if e.slot == slot && e.page >= first && e.page-first < uint64(pages) {
+			delete(u.tlb, e)
+		}
 	}
-	return u.gone
+	last := va + device.VA(min(uint64(pages), 1<<36)<<device.PageShift) - 1
+	maps.DeleteFunc(u.walks, func(_ uint64, r region) bool {
+		return r.slot == slot && r.va <= last && va <= r.va+device.VA(r.across-1)
+	})
+	before := maps.Clone(u.flight)
+	for {
+		maps.DeleteFunc(before, func(f *flight, _ bool) bool { return f.slot != slot || !u.flight[f] })
+		if len(before) == 0 {
+			return u.gone
+		}
+		u.quiet.Wait()
+	}
 }
 
 // bytes gives mapped memory at a DMA address.
@@ -96,47 +182,87 @@ func (u *unit) bytes(addr uint64, n int) ([]byte, error) {
 }
 
 // access translates as the device does, and gives the byte there.
-func (u *unit) access(slot int, va device.VA, write bool) (*byte, smmu.Fault) {
+func (u *unit) access(slot int, va device.VA, write bool) (got *byte, fault smmu.Fault) {
+	u.try(slot, va, write, func(b *byte) { got = b }, func(f smmu.Fault) { fault = f })
+	return got, fault
+}
+
+// try translates, and does the access with the byte there, or tells the fault.
+func (u *unit) try(slot int, va device.VA, write bool, do func(*byte), fault func(smmu.Fault)) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	var out [1]smmu.Page
 	t := smmu.Tables{TTBR0: u.m.Root(slot), TCR: uint32(64 - u.m.cfg.VABits)}
 	e := entry{slot, uint64(va) >> device.PageShift}
 	addr, ok := u.tlb[e]
 	if !ok {
+		level := u.m.tables.top
 		t.Walk(va, write, out[:], new(smmu.Scratch), func(addr uint64, p []byte) error {
+			across := uint64(page) << (levelBits * (tableLevels - level))
+			r := region{slot, va &^ device.VA(across-1), across}
+			if was, ok := u.walks[addr&^(page-1)]; ok && was != r {
+				u.t.Errorf("table %#x of %+v is used for %+v before the TLB has forgotten it", addr&^(page-1), was, r)
+			}
+			for at, was := range u.walks {
+				if was == r && at != addr&^(page-1) {
+					u.t.Errorf("table %#x has come for %#x of %+v before the TLB has forgotten that", addr&^(page-1), at, r)
+				}
+			}
+			u.walks[addr&^(page-1)] = r
+			level++
 			b, err := u.bytes(addr, len(p))
 			copy(p, b)
+			if err != nil {
+				u.t.Errorf("a walk of slot %d reads %#x, which is not mapped", slot, addr)
+			}
 			return err
 		})
 		if out[0].Fault != smmu.NoFault {
-			return nil, out[0].Fault
+			fault(out[0].Fault)
+			return
 		}
 		addr = out[0].Address
 		u.tlb[e] = addr
 	}
+	f := &flight{slot}
+	u.flight[f] = true
+	u.mu.Unlock()
+	u.pause("access")
+	u.mu.Lock()
+	delete(u.flight, f)
+	u.quiet.Broadcast()
 	b, err := u.bytes(addr+va.Offset(), 1)
 	if err != nil {
-		u.t.Fatalf("page %#x of slot %d is at %#x, which is not mapped", e.page, slot, addr)
+		u.t.Errorf("page %#x of slot %d is at %#x, which is not mapped", e.page, slot, addr)
+		return
 	}
-	return &b[0], smmu.NoFault
+	do(&b[0])
 }
 
-func newUnit(t *testing.T, window uint64, vaBits int) *unit {
+func newUnit(t testing.TB, window uint64, vaBits int, with ...func(*unit)) *unit {
 	t.Helper()
-	u := &unit{t: t, maps: map[uint64]mapped{}, tlb: map[entry]uint64{}}
+	u := &unit{t: t, maps: map[uint64]mapped{}, tlb: map[entry]uint64{}, walks: map[uint64]region{}, flight: map[*flight]bool{}}
+	u.quiet = sync.NewCond(&u.mu)
+	for _, f := range with {
+		f(u)
+	}
 	var err error
 	u.m, err = New(Config{DMA: u, Invalidate: u.invalidate, VABits: vaBits, Window: window})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		u.step = nil
 		for slot := range device.Slots {
 			u.m.Drop(slot)
 		}
+		u.m.sweeps.Wait()
+		u.m.Idle(0)
 		if u.gone == nil && len(u.maps) != 1 {
-			t.Errorf("%d mappings are left, want the tables' alone", len(u.maps)-1)
+			t.Errorf("%d mappings are left, want the roots' alone", len(u.maps))
 		}
-		if free, all := len(u.m.tables.free), len(u.m.tables.live)-device.Slots; u.gone == nil && free != all {
-			t.Errorf("%d of %d tables are free at the end", free, all)
+		if s := u.m.Stats(); u.gone == nil && (s.Mapped != 0 || s.Tables != chunkSize || s.Moving != 0 || s.Shared != 0 || u.m.taken != 0 || u.m.promised != 0) {
+			t.Errorf("at the end: %+v, %d bytes taken, %d tables promised", s, u.m.taken, u.m.promised)
 		}
 		for _, m := range u.maps {
 			_ = unix.Munmap(m.b)
@@ -149,7 +275,7 @@ func newUnit(t *testing.T, window uint64, vaBits int) *unit {
 }
 
 // file is a process's memory: a memfd and our view of it.
-func file(t *testing.T, pages int, seals int) (fd int, b []byte) {
+func file(t testing.TB, pages int, seals int) (fd int, b []byte) {
 	t.Helper()
 	fd, err := memfd("test")
 	if err == nil {
@@ -170,7 +296,7 @@ func file(t *testing.T, pages int, seals int) (fd int, b []byte) {
 
 const page = device.PageSize
 
-func shareMemory(t *testing.T, u *unit, slot int, va device.VA, pages int, write bool) []byte {
+func shareMemory(t testing.TB, u *unit, slot int, va device.VA, pages int, write bool) []byte {
 	t.Helper()
 	fd, b := file(t, pages, unix.F_SEAL_SHRINK)
 	if err := u.m.Share(slot, va, uint64(len(b)), fd, 0, write); err != nil {
@@ -248,6 +374,7 @@ func TestEviction(t *testing.T) {
 	}
 	// What a transfer is announced for stays longer.
 	u.m.Drop(4)
+	u.m.sweeps.Wait()
 	shareMemory(t, u, 4, va, pages, true)
 	for p := range MinWindow / page {
 		u.m.PageIn(4, device.VA(va+p*page), 1, true)

@@ -3,6 +3,7 @@ package shadow
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"sync/atomic"
 	"unsafe"
@@ -29,25 +30,55 @@ const (
 	levelBits    = 9
 )
 
+// chunkPages is how many pages of tables are mapped for the device at once: the
+// roots of all slots, or as many tables (ours).
+const (
+	chunkPages = device.Slots
+	chunkSize  = chunkPages * device.PageSize
+	chunkFree  = 1<<chunkPages - 1
+)
+
+// placeTables is the most tables that the entries of a place take: it may lie
+// across the border of two on each level below the root.
+const placeTables = 2 * (tableLevels - 1)
+
 // tables is the memory of all address spaces' tables: a memfd, of which each
-// slot has its root at page slot, and shares the other pages. It belongs to
-// whoever holds the Memory's lock; the device reads it at any time.
+// slot has its root at page slot, and shares the other pages. Chunks of it are
+// mapped for the device as they are needed. It belongs to whoever holds the
+// Memory's lock; the device reads it at any time.
 type tables struct {
-	fd    int
-	b     []byte
-	words []uint64
-	base  uint64   // DMA address of the first page
-	top   int      // level at which walks begin
-	free  []uint32 // pages
-	live  []uint16 // entries in use, a page
+	fd     int
+	b      []byte
+	words  []uint64
+	base   uint64 // DMA address of the first page
+	top    int    // level at which walks begin
+	chunks []chunk
+	low    int      // no chunk below it has a free page
+	spare  int      // free pages
+	live   []uint16 // entries in use, a page
 }
 
+// chunk is chunkPages pages of the tables.
+type chunk struct {
+	state chunkState
+	free  uint16 // a bit a page, of those that are mapped
+}
+
+type chunkState uint8
+
+const (
+	chunkAbsent chunkState = iota
+	chunkMoving            // being mapped or unmapped
+	chunkMapped
+)
+
+// newTables makes room for a number of pages, the roots among them. None is mapped.
 func newTables(pages int, base uint64, vaBits int) (*tables, error) {
 	fd, err := memfd("exanet-tables")
 	if err != nil {
 		return nil, fmt.Errorf("shadow tables: %w", err)
 	}
-	t := &tables{fd: fd, base: base, live: make([]uint16, pages)}
+	t := &tables{fd: fd, base: base, chunks: make([]chunk, pages/chunkPages), live: make([]uint16, pages)}
 	size := pages * device.PageSize
 	if err := unix.Ftruncate(fd, int64(size)); err != nil {
 		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("ftruncate", err)), t.close())
@@ -55,17 +86,73 @@ func newTables(pages int, base uint64, vaBits int) (*tables, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("fcntl F_ADD_SEALS", err)), t.close())
 	}
-	b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("mmap", err)), t.close())
 	}
 	// Entries are stored whole.
 	t.b, t.words = b, unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), size/8)
-	for p := pages - 1; p >= device.Slots; p-- {
-		t.free = append(t.free, uint32(p))
-	}
 	t.top = tableLevels - (vaBits-device.PageShift+levelBits-1)/levelBits
 	return t, nil
+}
+
+// absent gives a chunk that is not mapped.
+func (t *tables) absent() (int, bool) {
+	for k := range t.chunks {
+		if t.chunks[k].state == chunkAbsent {
+			return k, true
+		}
+	}
+	return 0, false
+}
+
+// idle gives a chunk that is mapped and holds no table; the roots' is never idle.
+func (t *tables) idle() (int, bool) {
+	for k := len(t.chunks) - 1; k > 0; k-- {
+		if c := t.chunks[k]; c.state == chunkMapped && c.free == chunkFree {
+			return k, true
+		}
+	}
+	return 0, false
+}
+
+// add makes the pages of a chunk, which is mapped, free; the roots stay theirs.
+func (t *tables) add(k int) {
+	t.chunks[k].state = chunkMapped
+	if k > 0 {
+		t.chunks[k].free = chunkFree
+		t.spare += chunkPages
+		t.low = min(t.low, k)
+	}
+}
+
+// remove takes the pages of an idle chunk away.
+func (t *tables) remove(k int) {
+	t.chunks[k] = chunk{state: chunkMoving}
+	t.spare -= chunkPages
+}
+
+// take gives a free page, from the front, so that the chunks behind become idle.
+func (t *tables) take() (uint32, bool) {
+	for ; t.low < len(t.chunks); t.low++ {
+		if c := &t.chunks[t.low]; c.free != 0 {
+			i := bits.TrailingZeros16(c.free)
+			c.free &^= 1 << i
+			t.spare--
+			return uint32(t.low*chunkPages + i), true
+		}
+	}
+	return 0, false
+}
+
+// release makes pages free whose tables were taken out.
+func (t *tables) release(pages []uint32) {
+	for _, p := range pages {
+		k := int(p) / chunkPages
+		t.chunks[k].free |= 1 << (p % chunkPages)
+		t.low = min(t.low, k)
+	}
+	t.spare += len(pages)
 }
 
 func memfd(name string) (int, error) {
@@ -111,8 +198,8 @@ func index(va device.VA, level int) int {
 	return int(va>>(device.PageShift+levelBits*(tableLevels-1-level))) & (tableEntries - 1)
 }
 
-// errTables says that there is no page for a table left. It cannot be: the
-// memory is made for what the window can hold.
+// errTables says that there is no page for a table left. It cannot be: a place is
+// entered when there are placeTables.
 var errTables = errors.New("shadow tables: no page for a table left")
 
 // set writes the entry of one page; dma is where it lies.
@@ -122,12 +209,11 @@ func (t *tables) set(slot int, va device.VA, dma uint64, write bool) error {
 		i := index(va, level)
 		e := t.load(page, i)
 		if e == 0 {
-			if len(t.free) == 0 {
+			// It is empty: a table is given back when its last entry goes.
+			next, ok := t.take()
+			if !ok {
 				return errTables
 			}
-			// It is empty: a table is given back when its last entry goes.
-			next := t.free[len(t.free)-1]
-			t.free = t.free[:len(t.free)-1]
 			e = t.addr(next) | entryTable
 			t.store(page, i, e)
 		}
@@ -160,17 +246,15 @@ func (t *tables) walk(slot int, va device.VA) (p path) {
 	return p
 }
 
-// clear takes the entries of pages away, and tells whether there were any.
-func (t *tables) clear(slot int, va device.VA, pages int) (any bool) {
+// clear takes the entries of pages away.
+func (t *tables) clear(slot int, va device.VA, pages int) {
 	for i := range pages {
 		at := va + device.VA(i)<<device.PageShift
 		p := t.walk(slot, at)
 		if p.full && t.load(p.pages[tableLevels-1], index(at, tableLevels-1)) != 0 {
 			t.store(p.pages[tableLevels-1], index(at, tableLevels-1), 0)
-			any = true
 		}
 	}
-	return any
 }
 
 // prune takes tables out that clear has left empty, and adds them to out. They
@@ -191,7 +275,25 @@ func (t *tables) prune(slot int, va device.VA, pages int, out []uint32) []uint32
 	return out
 }
 
-func (t *tables) release(pages []uint32) { t.free = append(t.free, pages...) }
+// drop clears all that a slot has, and adds its tables to out, as prune does.
+func (t *tables) drop(slot int, out []uint32) []uint32 {
+	return t.dropTable(uint32(slot), t.top, out)
+}
+
+func (t *tables) dropTable(page uint32, level int, out []uint32) []uint32 {
+	for i := 0; t.live[page] > 0; i++ {
+		e := t.load(page, i)
+		if e == 0 {
+			continue
+		}
+		t.store(page, i, 0)
+		if level < tableLevels-1 {
+			next := uint32((e&entryAddress - t.base) >> device.PageShift)
+			out = append(t.dropTable(next, level+1, out), next)
+		}
+	}
+	return out
+}
 
 // resident tells which pages of our own mapping of a share are in memory, bit 0 of
 // a byte a page.

@@ -14,6 +14,9 @@ import (
 // socket's (spec/api.md).
 const AttachSuffix = ".attach"
 
+// MetricsSuffix is what the metrics socket's name has behind it (ours).
+const MetricsSuffix = ".metrics"
+
 // ErrNoDefault says that the environment gives no socket.
 var ErrNoDefault = errors.New("neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set")
 

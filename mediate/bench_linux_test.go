@@ -1,0 +1,91 @@
+package mediate_test
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/suite"
+	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/pagein"
+)
+
+// BenchmarkOthersEvictions is the time of a write of 4 KiB to absent memory while
+// another domain evicts on the same node without end, beside the same without it, in
+// one run: p50 and p99 of each, ns, and the ratio of the p99s.
+func BenchmarkOthersEvictions(b *testing.B) {
+	m := newConnected(b, mediate.Config{Window: 4 << 20}, func(_ int, f mediate.Function) mediate.Function { return f })
+	r := suite.NewRig(b, m, pagein.PIO, false)
+	const other, va = 7, 0x10000000
+	size := 16 << 20
+	fd, err := unix.MemfdCreate("other", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err == nil {
+		err = unix.Ftruncate(fd, int64(size))
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+	}
+	mem, e := m.Memory(1)
+	if err == nil {
+		err = e
+	}
+	if err == nil {
+		err = mem.Share(other, va, uint64(size), fd, 0, true)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer unix.Close(fd)
+	src := r.Map(b, device.PageSize)
+	src[0] = 1
+	r.Present(b, src)
+	run := func(n int) (p50, p99 float64) {
+		const piece = 64
+		var times []time.Duration
+		var dst []byte
+		for i := range n {
+			if i%piece == 0 {
+				dst = r.Map(b, piece*device.PageSize)
+			}
+			d := device.Descriptor{Src: suite.VA(src), Dst: suite.VA(dst[i%piece*device.PageSize:]), Size: device.PageSize, DstNode: 1}
+			began := time.Now()
+			done, status := r.Write(i%device.WriteChannels, d)
+			times = append(times, time.Since(began))
+			if done != device.DoneCompleted {
+				b.Fatalf("done %d, status %d", done, status)
+			}
+		}
+		slices.Sort(times)
+		return float64(times[n/2]), float64(times[n*99/100])
+	}
+	b.ResetTimer()
+	n := max(b.N, 200)
+	alone50, alone99 := run(n)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for at := 0; ; at = (at + 16*device.PageSize) % size {
+			select {
+			case <-stop:
+				return
+			default:
+				mem.PageIn(other, device.VA(va+at), 16, true)
+			}
+		}
+	})
+	with50, with99 := run(n)
+	close(stop)
+	wg.Wait()
+	if mem.Stats().Evictions == 0 && n > 200 {
+		b.Error("nothing was evicted")
+	}
+	b.ReportMetric(alone50, "alone-p50-ns")
+	b.ReportMetric(alone99, "alone-p99-ns")
+	b.ReportMetric(with50, "beside-p50-ns")
+	b.ReportMetric(with99, "beside-p99-ns")
+	b.ReportMetric(with99/alone99, "p99-ratio")
+}

@@ -1,0 +1,366 @@
+package shadow
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/shadow/shadowtest"
+	"github.com/exanet/pfd/soc/smmu"
+)
+
+// locks has a unit pin what is mapped, under the kernel's own limit.
+func locks(p *shadowtest.Pins) func(*unit) { return func(u *unit) { u.pins = p } }
+
+// locked gives what the kernel counts as locked or pinned, and our own numbers of
+// the same moment.
+func locked(t testing.TB, u *unit) (kernel uint64, s Stats) {
+	t.Helper()
+	kernel, err := u.pins.Locked(func() { s = u.m.Stats() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kernel, s
+}
+
+// TestIdlePins: two nodes with the default window pin their roots, and nothing else.
+func TestIdlePins(t *testing.T) {
+	p := shadowtest.New(t, 1<<20)
+	a := newUnit(t, 0, 48, locks(p))
+	if k, s := locked(t, a); k != chunkSize || s.Pinned != k {
+		t.Errorf("%d bytes are locked by an idle node, %+v; want %d", k, s, chunkSize)
+	}
+}
+
+// TestOnlyWhatWasAskedFor: one page's fault maps, pins and brings in one page, and a
+// policy's range a run; an eviction is one unmap.
+func TestOnlyWhatWasAskedFor(t *testing.T) {
+	u := newUnit(t, 0, 48, locks(shadowtest.New(t, 4<<20)))
+	const va = 0x10000000
+	b := shareMemory(t, u, 0, va, 64, true)
+	before, _ := locked(t, u)
+	for _, at := range []int{5, 20, 6, 4} {
+		if r := u.m.PageIn(0, device.VA(va+at*page), 1, true); r.Err != nil || r.Resident != 1 || r.There {
+			t.Fatalf("%+v", r)
+		}
+	}
+	there := 0
+	for _, v := range resident(b) {
+		there += int(v & 1)
+	}
+	k, s := locked(t, u)
+	if there != 4 || s.Mapped != 4*page || s.Maps != 4 || k != s.Pinned || k-before-(s.Tables-chunkSize) != 4*page {
+		t.Errorf("four pages: %d in memory, %d bytes locked, %+v", there, k-before, s)
+	}
+	// Pages 0 to 15 but three: two runs.
+	if r := u.m.PageIn(0, va, 16, true); r.Resident != 0xffff {
+		t.Fatalf("%+v", r)
+	}
+	if s := u.m.Stats(); s.Maps != 6 || s.Mapped != 17*page {
+		t.Errorf("a range around them: %+v", s)
+	}
+	if r := u.m.PageIn(0, va, 1, true); r.Resident != 1 || !r.There {
+		t.Errorf("once more: %+v", r)
+	}
+	if err := u.m.Unshare(0, va, 64*page); err != nil || u.unmaps != 2 {
+		t.Errorf("two places are unmapped by %d calls: %v", u.unmaps, err)
+	}
+}
+
+// TestPinnedEqualsTheKernels: under load what Stats says is what the kernel says but
+// for the bytes of the calls under way, and neither is ever over the bound.
+func TestPinnedEqualsTheKernels(t *testing.T) {
+	const window = 4 * MinWindow
+	u := newUnit(t, window, 48, locks(shadowtest.New(t, Bound(window))))
+	const slots, pages, va = 3, 512, 0x10000000
+	var wg sync.WaitGroup
+	var gate sync.RWMutex // held while the load stands still
+	stop := make(chan struct{})
+	for slot := range slots {
+		fd, _ := file(t, pages, unix.F_SEAL_SHRINK)
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(slot), 3))
+			for {
+				gate.RLock()
+				if err := u.m.Share(slot, va, pages*page, fd, 0, true); err != nil {
+					t.Error(err)
+				}
+				gate.RUnlock()
+				for range 200 {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					gate.RLock()
+					if r := u.m.PageIn(slot, device.VA(va+rng.IntN(pages)*page), 1+rng.IntN(20), true); r.Err != nil {
+						t.Error(r.Err)
+					}
+					gate.RUnlock()
+				}
+				gate.RLock()
+				if rng.IntN(2) == 0 {
+					u.m.Drop(slot)
+				} else {
+					u.m.Idle(0)
+					if err := u.m.Unshare(slot, va, pages*page); err != nil {
+						t.Error(err)
+					}
+				}
+				gate.RUnlock()
+			}
+		})
+	}
+	equal, most := 0, uint64(0)
+	for i := range 2000 {
+		if i%10 == 0 {
+			gate.Lock()
+			u.m.sweeps.Wait()
+		}
+		k, s := locked(t, u)
+		if i%10 == 0 {
+			gate.Unlock()
+		}
+		// Moving is not yet, or still, or no longer locked.
+		if diff := max(k, s.Pinned) - min(k, s.Pinned); diff > s.Moving {
+			t.Fatalf("%d bytes are locked, and %+v", k, s)
+		}
+		if s.Moving == 0 {
+			equal++
+		}
+		most = max(most, k)
+	}
+	close(stop)
+	wg.Wait()
+	u.m.sweeps.Wait()
+	if k, s := locked(t, u); k != s.Pinned || s.Moving != 0 {
+		t.Errorf("at rest %d bytes are locked, and %+v", k, s)
+	}
+	if equal < 200 || most > Bound(window) || most < window/2 {
+		t.Errorf("%d bytes were locked at most, the bound is %d; %d looks at rest", most, Bound(window), equal)
+	}
+	t.Logf("equal to the byte with no call under way: %d of 2000 looks; most %d of %d", equal, most, Bound(window))
+}
+
+// TestLimit: a limit of the kernel's below the window evicts, and page-ins go on;
+// one that leaves nothing ends them with the remedy.
+func TestLimit(t *testing.T) {
+	const limit = chunkSize + chunkSize + 8*page
+	p := shadowtest.New(t, limit)
+	var log strings.Builder
+	u := newUnit(t, 16*MinWindow, 48, locks(p))
+	u.m.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	const va = 0x10000000
+	shareMemory(t, u, 0, va, 512, true)
+	for at := range 512 {
+		if r := u.m.PageIn(0, device.VA(va+at*page), 1, true); r.Err != nil {
+			t.Fatalf("page %d: %v", at, r.Err)
+		}
+		if k, s := locked(t, u); k > limit || k != s.Pinned {
+			t.Fatalf("page %d: %d bytes are locked, limit %d, %+v", at, k, limit, s)
+		}
+	}
+	if log.Len() > 0 {
+		t.Errorf("logged: %s", &log)
+	}
+	u.m.Idle(0)
+	shadowtest.Limit(t, chunkSize)
+	r := u.m.PageIn(0, va, 1, true)
+	if !errors.Is(r.Err, gup.ErrUnmappable) || !errors.Is(r.Err, unix.ENOMEM) || r.Resident != 0 {
+		t.Errorf("%+v", r)
+	}
+	if !strings.Contains(log.String(), "LimitMEMLOCK") || !strings.Contains(log.String(), "--window") {
+		t.Errorf("logged: %s", &log)
+	}
+}
+
+// TestShort: what the kernel has too little of is tried once more after an eviction.
+func TestShort(t *testing.T) {
+	for _, errno := range []error{unix.ENOMEM, unix.ENOSPC, unix.EFAULT} {
+		for _, times := range []int{1, 2} {
+			u := newUnit(t, 0, 48)
+			const va = 0x10000000
+			shareMemory(t, u, 0, va, 64, true)
+			shareMemory(t, u, 1, va, 16, true)
+			u.m.PageIn(1, va, 4, true)
+			if r := u.m.PageIn(0, va+32*page, 1, true); r.Err != nil {
+				t.Fatal(r.Err)
+			}
+			left := times
+			u.refuse = func(uint64, uint64) error {
+				if left == 0 {
+					return nil
+				}
+				left--
+				return fmt.Errorf("mapping: %w", errno)
+			}
+			r := u.m.PageIn(0, va, 1, true)
+			s := u.m.Stats()
+			if got := errors.Is(r.Err, gup.ErrUnmappable) && errors.Is(r.Err, errno); got != (times == 2) || (r.Resident == 1) == got {
+				t.Errorf("%v, %d times: %+v", errno, times, r)
+			}
+			if s.Evictions != 1 || left != 0 {
+				t.Errorf("%v, %d times: %+v, %d refusals left", errno, times, s, left)
+			}
+			// What cannot be entered is not counted: it comes by another fault.
+			if r := u.m.PageIn(0, va, 2, true); r.Resident != 3 {
+				t.Errorf("%+v", r)
+			}
+			for slot, at := range map[int]device.VA{0: va, 1: va} {
+				u.m.PageIn(slot, at, 1, true)
+				if _, f := u.access(slot, at, true); f != smmu.NoFault {
+					t.Errorf("slot %d: fault %v", slot, f)
+				}
+			}
+		}
+	}
+}
+
+// TestTablesAreBounded: pages far from each other need more tables than there may
+// be; places go for them.
+func TestTablesAreBounded(t *testing.T) {
+	u := newUnit(t, 4<<20, 48, locks(shadowtest.New(t, Bound(4<<20))))
+	fd, _ := file(t, 1, unix.F_SEAL_SHRINK)
+	for i := range 400 {
+		va := device.VA(i+1) << 30
+		if err := u.m.Share(0, va, page, fd, 0, true); err != nil {
+			t.Fatal(err)
+		}
+		if r := u.m.PageIn(0, va, 1, true); r.Err != nil {
+			t.Fatalf("%d: %v", i, r.Err)
+		}
+		if _, f := u.access(0, va, true); f != smmu.NoFault {
+			t.Fatalf("%d: fault %v", i, f)
+		}
+	}
+	s := u.m.Stats()
+	if s.Tables > tablePages(4<<20)*page || s.Evictions == 0 {
+		t.Errorf("%+v", s)
+	}
+	// What nobody needs goes, the roots stay.
+	u.m.Idle(0)
+	if k, s := locked(t, u); k != chunkSize || s.Pinned != k {
+		t.Errorf("idle: %d bytes are locked, %+v", k, s)
+	}
+}
+
+// TestIdle: what is not used for the time goes, what is used stays.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := newUnit(t, 0, 48)
+		const va = 0x10000000
+		shareMemory(t, u, 0, va, 64, true)
+		u.m.PageIn(0, va, 1, true)
+		u.m.PageIn(0, va+16*page, 1, true)
+		u.m.PageIn(0, va+32*page, 1, true)
+		time.Sleep(time.Second)
+		u.m.Used(0, va, page)              // announced
+		u.m.PageIn(0, va+16*page, 1, true) // faulted
+		time.Sleep(time.Second)
+		u.m.Idle(2 * time.Second)
+		for at, want := range map[device.VA]smmu.Fault{va: smmu.NoFault, va + 16*page: smmu.NoFault, va + 32*page: smmu.Translation} {
+			if _, f := u.access(0, at, true); f != want {
+				t.Errorf("%v: fault %v, want %v", at, f, want)
+			}
+		}
+		time.Sleep(2 * time.Second)
+		u.m.Idle(2 * time.Second)
+		if s := u.m.Stats(); s.Mapped != 0 || s.Tables != chunkSize || s.Evictions != 3 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestPhysical: without anybody who pins, only huge pages of a hugetlb file can be
+// shared, and the refusal says why.
+func TestPhysical(t *testing.T) {
+	fd, _ := file(t, 512, unix.F_SEAL_SHRINK)
+	err := checkKind(Physical, fd)
+	if !errors.Is(err, ErrShare) || !strings.Contains(err.Error(), "physical addresses") || !strings.Contains(err.Error(), "MFD_HUGETLB") {
+		t.Errorf("a memfd of small pages: %v", err)
+	}
+	for _, k := range []Kind{Files, Pinned} {
+		if err := checkKind(k, fd); err != nil {
+			t.Errorf("kind %d: %v", k, err)
+		}
+	}
+	huge, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
+	if err != nil {
+		t.Skipf("no memfd of huge pages of 2 MiB: %v", err)
+	}
+	defer unix.Close(huge)
+	if err := checkKind(Physical, huge); err != nil {
+		t.Errorf("a memfd of huge pages: %v", err)
+	}
+}
+
+// TestAddresses takes pieces from ranges as a machine has them.
+func TestAddresses(t *testing.T) {
+	a := newAddresses(0x10000, []Range{{0, 0xfffff}, {0x123456, 0x12ffff}, {0xfef00001, 0xfef2ffff}, {1 << 47, 1<<64 - 1}})
+	if at, err := a.carve(0xe0000); err != nil || at != 0x10000 {
+		t.Errorf("carved at %#x, %v", at, err)
+	}
+	for _, want := range []uint64{0xf0000, 0xfef10000, 0xfef20000, 1 << 47} {
+		if at, ok := a.take(); !ok || at != want {
+			t.Errorf("%#x, want %#x", at, want)
+		}
+	}
+	a.give(0xfef10000)
+	if at, ok := a.take(); !ok || at != 0xfef10000 {
+		t.Errorf("%#x", at)
+	}
+	if _, err := a.carve(1 << 48); !errors.Is(err, ErrConfig) {
+		t.Errorf("more than there is: %v", err)
+	}
+	few := newAddresses(0x10000, []Range{{0x10000, 0x1ffff}})
+	if _, ok := few.take(); !ok {
+		t.Error("no piece")
+	}
+	if at, ok := few.take(); ok {
+		t.Errorf("%#x twice", at)
+	}
+}
+
+// BenchmarkPageIn is one page's fault where mapping pins: a page that nobody has
+// touched is brought in, mapped and entered. pages/fault is what is mapped for it.
+func BenchmarkPageIn(b *testing.B) {
+	const window, va = 4 << 20, 0x10000000
+	u := newUnit(b, window, 48, locks(shadowtest.New(b, Bound(window))))
+	const faults = window / page / 16
+	for i := 0; b.Loop(); i++ {
+		if i%faults == 0 {
+			b.StopTimer()
+			u.m.Drop(0)
+			u.m.sweeps.Wait()
+			fd, err := memfd("test")
+			if err == nil {
+				err = unix.Ftruncate(fd, window)
+			}
+			if err == nil {
+				_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+			}
+			if err == nil {
+				err = u.m.Share(0, va, window, fd, 0, true)
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			_ = unix.Close(fd)
+			b.StartTimer()
+		}
+		if r := u.m.PageIn(0, device.VA(va+i%faults*16*page), 1, true); r.Err != nil {
+			b.Fatal(r.Err)
+		}
+	}
+	b.ReportMetric(float64(u.m.Stats().Mapped)/page/float64((b.N-1)%faults+1), "pages/fault")
+}

@@ -1,0 +1,41 @@
+package trace
+
+import "testing"
+
+// A batch is shown when it is full, and by Show; what waits can be completed.
+func TestLog(t *testing.T) {
+	if On() {
+		t.Skip("somebody traces this program")
+	}
+	l := Log{Fabric: 7}
+	for i := range Batch - 1 {
+		l.Add(&Record{Kind: Fault, Page: uint64(i)})
+	}
+	w := l.Waiting()
+	if len(w) != Batch-1 || w[3].Page != 3 || w[3].Fabric != 7 {
+		t.Errorf("%d wait: %+v", len(w), w)
+	}
+	l.Add(&Record{Kind: Block})
+	if n := len(l.Waiting()); n != 0 {
+		t.Errorf("%d wait behind a full batch", n)
+	}
+	l.Add(&Record{Kind: Block})
+	l.Show()
+	l.Show()
+	if n := len(l.Waiting()); n != 0 {
+		t.Errorf("%d wait after Show", n)
+	}
+}
+
+// The base makes CLOCK_MONOTONIC of a clock that began at any time.
+func TestBase(t *testing.T) {
+	at := int64(5000)
+	first, err := Base(func() int64 { at += 10; return at })
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := Base(func() int64 { at += 10; return at })
+	if err != nil || first <= 0 || second < first {
+		t.Errorf("%d, %d, %v", first, second, err)
+	}
+}

@@ -1,0 +1,991 @@
+//go:build ignore
+
+// May be used by the terms of this project's license or by those of the GPL, version 2:
+// the kernel gives some of its functions to the latter only.
+
+// The probe: it takes the records that a pfd shows at its probe point, joins the two
+// halves of a fault, and keeps histograms, counters and the slowest faults in maps.
+// Cut into global functions, which the verifier looks at one by one.
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include "probe.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 512);
+	__type(key, struct latency_key);
+	__type(value, struct latency);
+} fault_latency SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct domain_key);
+	__type(value, struct domain);
+} fault_domains SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 64);
+	__type(key, __u32);
+	__type(value, struct fault_event);
+} fault_slowest SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH); /* an array's key can be no enum */
+	__uint(max_entries, COUNTERS);
+	__type(key, enum counter);
+	__type(value, __u64);
+} fault_counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} fault_events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct settings);
+} fault_settings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 64);
+	__type(key, enum source);
+	__type(value, struct source_state);
+} fault_sources SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, struct pfd);
+} fault_pfds SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct refusal_key);
+	__type(value, struct waiting);
+} fault_waiting SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct call_key);
+	__type(value, struct call_marks);
+} fault_calls SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct thread);
+} fault_threads SEC(".maps");
+
+/* Empty values for the maps whose values do not fit a stack. */
+struct empty {
+	struct latency latency;
+	struct waiting waiting;
+	struct thread thread;
+	struct call_marks marks;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct empty);
+} fault_empty SEC(".maps");
+
+#define nothing ((struct empty *)bpf_map_lookup_elem(&fault_empty, &(__u32){0}))
+
+static __always_inline void count(enum counter c, __u64 n)
+{
+	__u64 *v = bpf_map_lookup_elem(&fault_counters, &c);
+
+	if (v)
+		__sync_fetch_and_add(v, n);
+}
+
+__noinline int raise_to(__u64 *at, __u64 v)
+{
+	if (!at)
+		return 0;
+	/* A few tries: who loses against a larger one has nothing to do. */
+	for (int i = 0; i < 4; i++) {
+		__u64 old = *(volatile __u64 *)at;
+
+		if (old >= v || __sync_val_compare_and_swap(at, old, v) == old)
+			return 0;
+	}
+	return 0;
+}
+
+__noinline __u32 bucket(__u64 ns)
+{
+	__u32 e = 0;
+	__u64 v = ns;
+
+	if (ns < 8)
+		return ns;
+	for (int s = 32; s > 0; s >>= 1)
+		if (v >> s) {
+			v >>= s;
+			e += s;
+		}
+	if (e > 36)
+		return BUCKETS - 1;
+	return (e - 2) * 8 + ((ns >> (e - 3)) & 7);
+}
+
+__noinline int observe(__u32 stage, __u32 method, __u32 kind, __u64 ns)
+{
+	struct latency_key k = { .stage = stage, .method = method, .kind = kind };
+	struct latency *l = bpf_map_lookup_elem(&fault_latency, &k);
+	__u32 b;
+
+	if (!l) {
+		struct empty *zero = nothing;
+
+		if (!zero)
+			return 0;
+		bpf_map_update_elem(&fault_latency, &k, &zero->latency, BPF_NOEXIST);
+		l = bpf_map_lookup_elem(&fault_latency, &k);
+		if (!l) {
+			count(full, 1);
+			return 0;
+		}
+	}
+	__sync_fetch_and_add(&l->count, 1);
+	__sync_fetch_and_add(&l->sum_ns, ns);
+	raise_to(&l->max_ns, ns);
+	b = bucket(ns);
+	if (b < BUCKETS)
+		__sync_fetch_and_add(&l->buckets[b], 1);
+	return 0;
+}
+
+static __always_inline struct domain *domain_of(__u32 node, __u32 pdid)
+{
+	struct domain_key k = { .pid = bpf_get_current_pid_tgid() >> 32, .node = node, .pdid = pdid };
+	struct domain *d = bpf_map_lookup_elem(&fault_domains, &k);
+	struct domain zero = {};
+
+	if (d)
+		return d;
+	bpf_map_update_elem(&fault_domains, &k, &zero, BPF_NOEXIST);
+	d = bpf_map_lookup_elem(&fault_domains, &k);
+	if (!d)
+		count(full, 1);
+	return d;
+}
+
+/* faster gives which of two of the slowest faults took less. */
+__noinline __u32 faster(__u32 i, __u32 j)
+{
+	struct fault_event *a = bpf_map_lookup_elem(&fault_slowest, &i);
+	struct fault_event *b = bpf_map_lookup_elem(&fault_slowest, &j);
+
+	return a && b && a->total_ns < b->total_ns ? i : j;
+}
+
+/* keep has a fault among the slowest, in the place of the fastest of them. */
+__noinline int keep(struct fault_event *e)
+{
+	struct settings *s = bpf_map_lookup_elem(&fault_settings, &(__u32){0});
+	struct fault_event *o;
+	__u64 least;
+	__u32 at = 0;
+
+	if (!e || !s || e->total_ns <= s->slowest_floor)
+		return 0;
+	for (__u32 i = 1; i < 64; i++)
+		at = faster(i, at);
+	o = bpf_map_lookup_elem(&fault_slowest, &at);
+	if (!o)
+		return 0;
+	least = o->total_ns;
+	s->slowest_floor = least;
+	if (e->total_ns <= least)
+		return 0;
+	/* Whose place it is by now keeps it. */
+	if (__sync_val_compare_and_swap(&o->total_ns, least, e->total_ns) == least)
+		*o = *e;
+	return 0;
+}
+
+__noinline int tell(struct fault_event *e)
+{
+	struct settings *s = bpf_map_lookup_elem(&fault_settings, &(__u32){0});
+
+	if (!e || !s || !s->events || e->total_ns < s->slower_ns)
+		return 0;
+	if ((s->node != ANY && s->node != e->node) || (s->pdid != ANY && s->pdid != e->pdid) || (s->kind != ANY && s->kind != e->kind))
+		return 0;
+	if (bpf_ringbuf_output(&fault_events, e, sizeof(*e), 0))
+		count(events_lost, 1);
+	return 0;
+}
+
+/* add makes one stage, which began at from: it ends at t, where that is known. It gives
+   when the next one begins. */
+__noinline __u64 add(struct fault_event *e, __u64 stage, __u64 t, __u64 from)
+{
+	__u64 ns;
+
+	if (!e || !t || stage >= total)
+		return from;
+	/* An entry may have been read by a round that an earlier interrupt woke, and a
+	   page-in have begun for somebody else: the stage took no time. */
+	ns = t > from ? t - from : 0;
+	e->stages[stage] = ns;
+	observe(stage, e->method, e->kind, ns);
+	return from + ns;
+}
+
+/* overlap gives how long one absence from the processor was within a time, ns, twice;
+   plus one where the thread was preempted. 0: it was not. */
+__noinline __u64 overlap(struct thread *t, __u64 i, __u64 from, __u64 to)
+{
+	__u64 a, b, kind;
+
+	if (!t || i >= 16)
+		return 0;
+	a = t->off[i].from;
+	b = t->off[i].to;
+	kind = b & 1;
+	if (a < from)
+		a = from;
+	if (b > to)
+		b = to;
+	return a < b ? (b - a) << 1 | kind : 0;
+}
+
+/* off_processor tells what of a time the thread that shows the records, which is the
+   engine's, did not have a processor. */
+__noinline int off_processor(struct fault_event *e, __u64 from, __u64 to)
+{
+	__u32 tid = bpf_get_current_pid_tgid();
+	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
+	__u64 ran = 0, asleep = 0, v, is;
+
+	if (!e || !t)
+		return 0;
+	for (__u64 i = 0; i < 16; i++) {
+		v = overlap(t, i, from, to);
+		is = -(v & 1); /* all ones: preempted */
+		ran += (v >> 1) & is;
+		asleep += (v >> 1) & ~is;
+	}
+	if (ran)
+		observe(preempted, e->method, e->kind, ran);
+	if (asleep)
+		observe(slept, e->method, e->kind, asleep);
+	e->preempted_ns = ran;
+	e->slept_ns = asleep;
+	return 0;
+}
+
+/* finish takes one fault; b is its block's refusal, NULL where it names no block. */
+static __always_inline void finish(struct fault_event *e, struct waiting_fault *w, struct record *b)
+{
+	__u64 from = 0, now = bpf_ktime_get_ns(), rung = 0, saw;
+
+	e->page = w->page;
+	e->pid = bpf_get_current_pid_tgid() >> 32;
+	e->node = w->node;
+	e->pdid = w->pdid;
+	e->slot = w->slot;
+	e->flags = w->flags;
+	e->outcome = w->outcome;
+	e->method = w->method;
+	e->kind = w->fault_kind;
+	for (int i = 0; i < total; i++)
+		e->stages[i] = -1;
+	if (b) {
+		e->source = b->source;
+		e->transaction = b->transaction;
+		e->sequence = b->sequence;
+		e->status = b->status;
+		e->channel = b->channel;
+		e->again = b->again;
+		from = b->times[block_sent];
+		if (b->flags & flag_first && b->times[block_kicked]) {
+			from = b->times[block_kicked];
+			rung = b->times[block_rung];
+			/* The process's word. */
+			if (rung && (rung > from || rung + 1000000000 < now)) {
+				count(stamp_bad, 1);
+				rung = 0;
+			}
+			if (rung)
+				from = rung;
+		}
+	}
+	if (!from)
+		from = w->times[fault_interrupt];
+	if (!from)
+		from = w->times[fault_drained];
+	e->start_ns = from;
+	if (b && b->flags & flag_first) {
+		if (rung)
+			from = add(e, ring, b->times[block_kicked], from);
+		from = add(e, send, b->times[block_sent], from);
+	}
+	if (b)
+		from = add(e, raise, w->times[fault_interrupt], from);
+	from = add(e, drain, w->times[fault_drained], from);
+	from = add(e, queue, w->times[fault_started], from);
+	from = add(e, page_in, w->times[fault_resident], from);
+	from = add(e, answer, w->times[fault_answered], from);
+	if (b) {
+		from = add(e, resend, b->times[block_ended], from);
+		from = add(e, complete, b->times[block_published], from);
+		off_processor(e, b->times[block_kicked] ? b->times[block_kicked] : b->times[block_sent], from);
+		saw = b->times[block_seen];
+		if (saw && (saw > now || saw < b->times[block_published])) {
+			count(stamp_bad, 1);
+			saw = 0;
+		}
+		from = add(e, seen, saw, from);
+	}
+	e->total_ns = from - e->start_ns;
+	observe(total, e->method, e->kind, e->total_ns);
+	struct domain *d = domain_of(e->node, e->pdid);
+	if (d && e->total_ns > d->worst_ns) {
+		d->worst_ns = e->total_ns;
+		d->worst_page = e->page;
+	}
+	keep(e);
+	tell(e);
+}
+
+static __always_inline void fill(struct waiting_fault *w, struct record *r)
+{
+	w->page = r->page;
+	for (int i = 0; i < 5; i++)
+		w->times[i] = r->times[i];
+	w->node = r->node;
+	w->pdid = r->pdid;
+	w->slot = r->slot;
+	w->flags = r->flags;
+	w->method = r->method;
+	w->fault_kind = r->fault_kind;
+	w->outcome = r->outcome;
+}
+
+static __always_inline struct refusal_key key_of(struct record *r)
+{
+	return (struct refusal_key){
+		.fabric = r->fabric, .source = r->source, .transaction = r->transaction, .sequence = r->sequence,
+	};
+}
+
+/* bare_fault finishes a fault that names no block. */
+__noinline int bare_fault(struct record *r)
+{
+	struct fault_event e = {};
+	struct waiting_fault w = {};
+
+	if (!r)
+		return 0;
+	fill(&w, r);
+	finish(&e, &w, 0);
+	return 0;
+}
+
+__noinline int fault(struct record *r)
+{
+	struct refusal_key k;
+	struct waiting *w;
+	struct domain *d;
+	__u64 i;
+
+	if (!r)
+		return 0;
+	count(faults, 1);
+	d = domain_of(r->node, r->pdid);
+	if (d)
+		__sync_fetch_and_add(&d->faults, 1);
+	if (r->outcome == failed) {
+		count(failures, 1);
+		if (d)
+			__sync_fetch_and_add(&d->failures, 1);
+	}
+	if (r->flags & flag_answers)
+		count(r->outcome == failed ? rapf_fails : rapfs, 1);
+	if (!(r->flags & flag_has_block)) {
+		count(bare, 1);
+		return bare_fault(r);
+	}
+	k = key_of(r);
+	w = bpf_map_lookup_elem(&fault_waiting, &k);
+	if (!w) {
+		struct empty *zero = nothing;
+
+		if (!zero)
+			return 0;
+		bpf_map_update_elem(&fault_waiting, &k, &zero->waiting, BPF_NOEXIST);
+		w = bpf_map_lookup_elem(&fault_waiting, &k);
+		if (!w) {
+			count(full, 1);
+			return 0;
+		}
+	}
+	i = __sync_fetch_and_add(&w->n, 1);
+	if (i >= WAITING) {
+		count(crowded, 1);
+		return 0;
+	}
+	fill(&w->faults[i], r);
+	return 0;
+}
+
+__noinline int join(struct record *r, struct waiting_fault *w)
+{
+	struct fault_event e = {};
+
+	if (!r || !w)
+		return 0;
+	finish(&e, w, r);
+	return 0;
+}
+
+__noinline int block(struct record *r)
+{
+	struct refusal_key k;
+	struct waiting *w;
+
+	if (!r)
+		return 0;
+	count(refusals, 1);
+	if (r->flags & flag_final)
+		count(blocks, 1);
+	k = key_of(r);
+	w = bpf_map_lookup_elem(&fault_waiting, &k);
+	if (!w) {
+		count(lone, 1);
+		return 0;
+	}
+	count(joined, 1);
+	for (int i = 0; i < WAITING; i++) {
+		if (i >= w->n)
+			break;
+		count(joined_faults, 1);
+		join(r, &w->faults[i]);
+	}
+	bpf_map_delete_elem(&fault_waiting, &k);
+	return 0;
+}
+
+/* wait_in gives how long one wait was that ended in a time, if it was of this kind. */
+__noinline __u64 wait_in(struct call_marks *c, __u64 i, __u64 stage, __u64 began, __u64 ended)
+{
+	if (!c || i >= WAITS || c->waits[i].stage != stage || c->waits[i].ended_ns < began || c->waits[i].ended_ns > ended)
+		return 0;
+	return c->waits[i].ns;
+}
+
+/* waited sums what a page-in waited for in one way. */
+__noinline __u64 waited(struct call_marks *c, __u64 stage, __u64 began, __u64 ended)
+{
+	__u64 ns = 0;
+
+	if (!c)
+		return 0;
+	for (__u64 i = 0; i < WAITS; i++)
+		ns += wait_in(c, i, stage, began, ended);
+	return ns;
+}
+
+/* earlier and later give the one of two times that is, if the second lies in a time. */
+__noinline __u64 earlier(__u64 a, __u64 b, __u64 began, __u64 ended)
+{
+	return b >= began && b <= ended && b < a ? b : a;
+}
+
+__noinline __u64 later(__u64 a, __u64 b, __u64 began, __u64 ended)
+{
+	return b >= began && b <= ended && b > a ? b : a;
+}
+
+/* first_in gives when the first page was taken in a time, all ones if none was. */
+__noinline __u64 first_in(struct call_marks *c, __u64 began, __u64 ended)
+{
+	__u64 t = ~0ULL;
+
+	if (!c)
+		return t;
+	for (int i = 0; i < ALLOCATED; i++)
+		t = earlier(t, c->allocated_ns[i], began, ended);
+	return t;
+}
+
+/* last_in gives when the copy was refused in a time, 0 if it was not. */
+__noinline __u64 last_in(struct call_marks *c, __u64 began, __u64 ended)
+{
+	__u64 t = 0;
+
+	if (!c)
+		return 0;
+	for (int i = 0; i < POPULATED; i++)
+		t = later(t, c->populated_ns[i], began, ended);
+	return t;
+}
+
+/* kernel_part tells what the kernel did in a page-in. */
+__noinline int kernel_part(struct record *r)
+{
+	struct call_key k = { .pid = bpf_get_current_pid_tgid() >> 32 };
+	__u64 began, ended, allocated = ~0ULL, populated, ns;
+	struct source_state *on;
+	struct call_marks *c;
+
+	if (!r)
+		return 0;
+	k.page = r->page;
+	began = r->times[0];
+	ended = r->times[1];
+	c = bpf_map_lookup_elem(&fault_calls, &k);
+	if (c)
+		allocated = first_in(c, began, ended);
+	if (!c || allocated == ~0ULL) {
+		on = bpf_map_lookup_elem(&fault_sources, &(enum source){page_source});
+		if (on && on->attached && r->pages)
+			count(kernel_missed, 1);
+		return 0;
+	}
+	count(kernel_page_ins, 1);
+	observe(kernel_enter, r->method, r->fault_kind, allocated - began);
+	populated = last_in(c, allocated, ended);
+	if (populated) {
+		observe(kernel_populate, r->method, r->fault_kind, populated - allocated);
+		observe(kernel_leave, r->method, r->fault_kind, ended - populated);
+	}
+	ns = waited(c, reclaim, began, ended);
+	if (ns)
+		observe(reclaim, r->method, r->fault_kind, ns);
+	ns = waited(c, lock_wait, began, ended);
+	if (ns)
+		observe(lock_wait, r->method, r->fault_kind, ns);
+	return 0;
+}
+
+__noinline int paged_in(struct record *r)
+{
+	struct domain *d;
+
+	if (!r)
+		return 0;
+	if (r->flags & flag_brought)
+		count(page_ins, 1);
+	count(pages, r->pages);
+	kernel_part(r);
+	d = domain_of(r->node, r->pdid);
+	if (d)
+		__sync_fetch_and_add(&d->pages, r->pages);
+	return 0;
+}
+
+/* take has one record taken. Its values index nothing unchecked, whoever wrote them. */
+__noinline int take(struct record *r)
+{
+	if (!r)
+		return 0;
+	if (r->method > populate || r->fault_kind > permission || r->outcome > removed) {
+		count(bad_records, 1);
+		return 0;
+	}
+	switch (r->kind) {
+	case record_fault:
+		return fault(r);
+	case record_page_in:
+		return paged_in(r);
+	case record_block:
+		return block(r);
+	}
+	count(bad_records, 1);
+	return 0;
+}
+
+static __always_inline void hit(__u64 n)
+{
+	__u32 pid = bpf_get_current_pid_tgid() >> 32;
+	__u64 now = bpf_ktime_get_ns();
+	struct pfd *p = bpf_map_lookup_elem(&fault_pfds, &pid);
+
+	count(batches, 1);
+	count(records, n);
+	if (p) {
+		__sync_fetch_and_add(&p->batches, 1);
+		p->last_ns = now;
+		p->thread = bpf_get_current_pid_tgid();
+	} else {
+		struct pfd fresh = { .thread = bpf_get_current_pid_tgid(), .batches = 1, .first_ns = now, .last_ns = now };
+
+		bpf_map_update_elem(&fault_pfds, &pid, &fresh, BPF_NOEXIST);
+	}
+}
+
+SEC("uprobe.multi.s")
+int pfd_faults(struct pt_regs *ctx)
+{
+	__u64 at = FIRST(ctx), n = SECOND(ctx);
+
+	if (n > BATCH) {
+		count(bad_records, 1);
+		return 0;
+	}
+	hit(n);
+	for (__u64 i = 0; i < BATCH; i++) {
+		struct record r;
+
+		if (i >= n)
+			break;
+		if (bpf_copy_from_user(&r, sizeof(r), (void *)(at + i * sizeof(r))))
+			count(unreadable, 1);
+		else
+			take(&r);
+	}
+	return 0;
+}
+
+/* For kernels that do not take the other one. */
+SEC("uprobe")
+int pfd_faults_plain(struct pt_regs *ctx)
+{
+	__u64 at = FIRST(ctx), n = SECOND(ctx);
+
+	if (n > BATCH) {
+		count(bad_records, 1);
+		return 0;
+	}
+	hit(n);
+	for (__u64 i = 0; i < BATCH; i++) {
+		struct record r;
+
+		if (i >= n)
+			break;
+		if (bpf_probe_read_user(&r, sizeof(r), (void *)(at + i * sizeof(r))))
+			count(unreadable, 1);
+		else
+			take(&r);
+	}
+	return 0;
+}
+
+/* What the kernel does for pfd, by its tracepoints: each source is attached by itself. */
+
+static __always_inline int watched(void)
+{
+	__u32 pid = bpf_get_current_pid_tgid() >> 32;
+
+	return bpf_map_lookup_elem(&fault_pfds, &pid) != 0;
+}
+
+/* call_of gives the marks of the page-in that the present thread, one of pfd's, is in:
+   the page stands in the arguments of its system call. */
+static __always_inline struct call_marks *call_of(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	struct call_key k = { .pid = bpf_get_current_pid_tgid() >> 32 };
+	struct call_marks *c;
+	struct empty *zero;
+	__u64 at;
+
+	switch (NUMBER(regs)) {
+	case SYS_process_vm_readv:
+	case SYS_process_vm_writev:
+		at = FOURTH(regs); /* the remote iovec, whose base is first */
+		break;
+	case SYS_ioctl:
+		at = THIRD(regs); /* UFFDIO_COPY and UFFDIO_ZEROPAGE begin with the address */
+		break;
+	default:
+		return 0;
+	}
+	if (bpf_probe_read_user(&k.page, sizeof(k.page), (void *)at))
+		return 0;
+	k.page &= ~4095ULL;
+	c = bpf_map_lookup_elem(&fault_calls, &k);
+	if (c)
+		return c;
+	zero = nothing;
+	if (!zero)
+		return 0;
+	bpf_map_update_elem(&fault_calls, &k, &zero->marks, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&fault_calls, &k);
+}
+
+/* wait_over notes a wait of the page-in that the present thread is in. */
+static __always_inline void wait_over(__u64 stage, __u64 began)
+{
+	struct call_marks *c = call_of();
+	__u64 now = bpf_ktime_get_ns(), i;
+
+	if (!c)
+		return;
+	i = c->waits_n++ % WAITS;
+	c->waits[i].ended_ns = now;
+	c->waits[i].ns = now - began;
+	c->waits[i].stage = stage;
+}
+
+static __always_inline struct thread *thread_of(__u32 tid)
+{
+	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
+	struct empty *zero;
+
+	if (t)
+		return t;
+	zero = nothing;
+	if (!zero)
+		return 0;
+	bpf_map_update_elem(&fault_threads, &tid, &zero->thread, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&fault_threads, &tid);
+}
+
+SEC("raw_tp/mm_page_alloc")
+int page_alloc(struct raw_args *ctx)
+{
+	struct call_marks *c;
+
+	if (!watched())
+		return 0;
+	c = call_of();
+	if (c)
+		c->allocated_ns[c->allocated_n++ % ALLOCATED] = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("raw_tp/page_fault_kernel")
+int copy_refused(struct raw_args *ctx)
+{
+	struct call_marks *c;
+
+	if (!watched())
+		return 0;
+	c = call_of();
+	if (c && c->allocated_n)
+		c->populated_ns[c->populated_n++ % POPULATED] = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("raw_tp/mm_vmscan_direct_reclaim_begin")
+int reclaim_begin(struct raw_args *ctx)
+{
+	struct thread *t;
+
+	if (!watched())
+		return 0;
+	t = thread_of(bpf_get_current_pid_tgid());
+	if (t)
+		t->reclaim_began = bpf_ktime_get_ns();
+	return 0;
+}
+
+static __always_inline int reclaim_over(void)
+{
+	struct thread *t;
+
+	if (!watched())
+		return 0;
+	t = thread_of(bpf_get_current_pid_tgid());
+	if (t && t->reclaim_began) {
+		wait_over(reclaim, t->reclaim_began);
+		t->reclaim_began = 0;
+	}
+	return 0;
+}
+
+SEC("raw_tp/mm_vmscan_direct_reclaim_end")
+int reclaim_end(struct raw_args *ctx)
+{
+	return reclaim_over();
+}
+
+SEC("raw_tp/mm_vmscan_memcg_reclaim_begin")
+int reclaim_cgroup_begin(struct raw_args *ctx)
+{
+	struct thread *t;
+
+	if (!watched())
+		return 0;
+	t = thread_of(bpf_get_current_pid_tgid());
+	if (t)
+		t->reclaim_began = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("raw_tp/mm_vmscan_memcg_reclaim_end")
+int reclaim_cgroup_end(struct raw_args *ctx)
+{
+	return reclaim_over();
+}
+
+SEC("raw_tp/contention_begin")
+int lock_begin(struct raw_args *ctx)
+{
+	struct thread *t;
+
+	if (!watched())
+		return 0;
+	t = thread_of(bpf_get_current_pid_tgid());
+	if (t) {
+		t->lock_began = bpf_ktime_get_ns();
+		t->lock = ctx->args[0];
+	}
+	return 0;
+}
+
+SEC("raw_tp/contention_end")
+int lock_end(struct raw_args *ctx)
+{
+	struct thread *t;
+
+	if (!watched())
+		return 0;
+	t = thread_of(bpf_get_current_pid_tgid());
+	if (t && t->lock_began && t->lock == ctx->args[0]) {
+		wait_over(lock_wait, t->lock_began);
+		t->lock_began = 0;
+	}
+	return 0;
+}
+
+/* engine tells whether a task is the thread of a pfd that shows its records. */
+static __always_inline int engine(struct task_struct *p, __u32 *tid)
+{
+	__u32 tgid = 0;
+	struct pfd *w;
+
+	bpf_probe_read_kernel(&tgid, sizeof(tgid), __builtin_preserve_access_index(&p->tgid));
+	w = bpf_map_lookup_elem(&fault_pfds, &tgid);
+	if (!w)
+		return 0;
+	bpf_probe_read_kernel(tid, sizeof(*tid), __builtin_preserve_access_index(&p->pid));
+	return w->thread == *tid;
+}
+
+SEC("raw_tp/sched_switch")
+int switched(struct raw_args *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct thread *t;
+	__u32 tid = 0, i;
+
+	if (engine((void *)ctx->args[1], &tid)) {
+		t = thread_of(tid);
+		if (t) {
+			t->off_began = now;
+			/* The state that it leaves with: 0 is still running. */
+			t->off_preempted = ctx->args[0] || !ctx->args[3];
+		}
+	}
+	if (engine((void *)ctx->args[2], &tid)) {
+		t = thread_of(tid);
+		if (!t)
+			return 0;
+		if (t->off_began) {
+			i = t->n++ & 15;
+			t->off[i].from = t->off_began;
+			t->off[i].to = (now & ~1ULL) | (t->off_preempted & 1);
+			t->off_began = 0;
+		}
+		if (t->woken) {
+			observe(wake_pfd, 0, 0, now - t->woken);
+			t->woken = 0;
+		}
+	}
+	return 0;
+}
+
+SEC("raw_tp/sched_waking")
+int waking(struct raw_args *ctx)
+{
+	struct thread *t;
+	__u32 tid = 0;
+
+	if (!engine((void *)ctx->args[0], &tid))
+		return 0;
+	t = thread_of(tid);
+	if (t && !t->woken)
+		t->woken = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* The table of fault_latency, for cat. */
+
+static const char stage_names[STAGES][16] = {
+	"ring", "send", "raise", "drain", "queue", "page_in", "answer", "resend", "complete", "seen", "total",
+	"kernel_enter", "kernel_populate", "kernel_leave", "reclaim", "lock_wait", "preempted", "slept", "wake_pfd",
+};
+static const char method_names[5][12] = { "unknown", "gup", "touch", "uffd", "populate" };
+static const char kind_names[4][12] = { "none", "minor", "major", "permission" };
+
+static const char header[] = "STAGE           METHOD    KIND        COUNT      P50_NS      P99_NS      MAX_NS\n";
+static const char row[] = "%-15s %-9s %-10s %6llu %11llu %11llu %11llu\n";
+
+/* place gives the value that part of the n of a bucket do not exceed: they are taken as
+   evenly spread. */
+__noinline __u64 place(__u32 b, __u64 part, __u64 n)
+{
+	__u32 e = b / 8 + 2;
+
+	if (b < 8)
+		return b;
+	return (1ULL << e) + (b % 8) * (1ULL << (e - 3)) + (1ULL << (e - 3)) * part / n;
+}
+
+/* percentile gives the value that so many of a hundred do not exceed. */
+__noinline __u64 percentile(struct latency *l, __u64 percent)
+{
+	__u64 sum = 0, rank, n;
+
+	if (!l)
+		return 0;
+	rank = (l->count * percent + 99) / 100;
+	for (__u32 b = 0; b < BUCKETS; b++) {
+		n = l->buckets[b];
+		sum += n;
+		if (sum >= rank)
+			return place(b, n - (sum - rank), n);
+	}
+	return l->max_ns;
+}
+
+SEC("iter/bpf_map_elem")
+int fault_table(struct bpf_iter__bpf_map_elem *ctx)
+{
+	struct bpf_iter_meta *meta = ctx->meta;
+	struct seq_file *seq = meta->seq;
+	struct latency_key *k = ctx->key;
+	struct latency *l = ctx->value;
+	__u64 args[7];
+
+	if (!k || !l)
+		return 0;
+	if (!meta->seq_num)
+		bpf_seq_printf(seq, header, sizeof(header), 0, 0);
+	if (k->stage >= STAGES || k->method > populate || k->kind > permission)
+		return 0;
+	args[0] = (__u64)stage_names[k->stage];
+	args[1] = (__u64)method_names[k->method];
+	args[2] = (__u64)kind_names[k->kind];
+	args[3] = l->count;
+	args[4] = percentile(l, 50);
+	args[5] = percentile(l, 99);
+	args[6] = l->max_ns;
+	for (int i = 4; i < 6; i++)
+		if (args[i] > args[6])
+			args[i] = args[6];
+	bpf_seq_printf(seq, row, sizeof(row), args, sizeof(args));
+	return 0;
+}

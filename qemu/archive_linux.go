@@ -1,0 +1,296 @@
+package qemu
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The suites of Debian that are looked at: the first QEMU with the vfio-user
+// client is in the second (packages.debian.org, 2026-11).
+const (
+	suite     = "trixie"
+	backports = "trixie-backports"
+	keyring   = "/usr/share/keyrings/debian-archive-keyring.gpg"
+)
+
+// ErrArchive says that Debian's archive does not give what is needed.
+var ErrArchive = errors.New("archive of Debian")
+
+// archive is Debian's archive, asked by the host's apt with lists of its own:
+// what is installed on the host, and where from, stays as it is.
+type archive struct {
+	cache *Cache
+	conf  string // file for apt's -c
+}
+
+// archived is a file of the archive.
+type archived struct {
+	File string `json:"file"` // NAME_VERSION_ARCH.deb
+	Size int64  `json:"size"` // bytes
+}
+
+// kernelPackage are the packages that make up a kernel: one until 7.1, then
+// several.
+var kernelPackage = regexp.MustCompile(`^linux-(image|binary|modules)-[0-9]`)
+
+func newArchive(ctx context.Context, c *Cache) (*archive, error) {
+	for _, program := range []string{"apt-get", "dpkg-deb"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return nil, fmt.Errorf("%w: %w: this machine is no Debian: run exanetctl qemu setup on one, and copy its cache %s", ErrArchive, err, c.Dir)
+		}
+	}
+	mirror, err := hostMirror(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dir := c.path("apt")
+	for _, d := range []string{"lists/partial", "archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return nil, fmt.Errorf("cache: %w", err)
+		}
+	}
+	signed := ""
+	if exists(keyring) {
+		signed = "[signed-by=" + keyring + "] "
+	}
+	sources := fmt.Sprintf("deb %[1]s%[2]s %[3]s main\ndeb %[1]s%[2]s %[4]s main\n", signed, mirror, suite, backports)
+	// An empty status: nothing is installed, so that every package is named that
+	// must be there. Root's apt reads as another user otherwise, who may not reach
+	// the cache.
+	conf := fmt.Sprintf(`Dir::State %[1]q;
+Dir::State::lists "%[2]s/lists";
+Dir::State::status "%[2]s/status";
+Dir::Cache %[1]q;
+Dir::Cache::archives "%[2]s/archives";
+Dir::Etc::sourcelist "%[2]s/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+APT::Architecture "amd64";
+APT::Architectures { "amd64"; };
+APT::Install-Recommends "false";
+APT::Sandbox::User "root";
+Acquire::Retries "3";
+`, dir, dir)
+	for name, text := range map[string]string{"sources.list": sources, "apt.conf": conf, "status": ""} {
+		if err := replace(filepath.Join(dir, name), []byte(text)); err != nil {
+			return nil, fmt.Errorf("cache: %w", err)
+		}
+	}
+	return &archive{cache: c, conf: filepath.Join(dir, "apt.conf")}, nil
+}
+
+// hostMirror gives the mirror that the host's apt uses for Debian itself.
+func hostMirror(ctx context.Context) (string, error) {
+	out, err := output(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"))
+	if err != nil {
+		return "", fmt.Errorf("%w: where the host has it from: %w", ErrArchive, err)
+	}
+	return mirrorOf(string(out))
+}
+
+// mirrorOf chooses among lines of URI, release and component. Mirrors of Debian
+// have the path debian; that of its updates for security is another archive.
+func mirrorOf(lines string) (string, error) {
+	for line := range strings.Lines(lines) {
+		f := strings.Fields(line)
+		if len(f) != 3 || f[2] != "main" || strings.Contains(f[1], "-") {
+			continue
+		}
+		u, err := url.Parse(f[0])
+		if err == nil && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), "/debian") {
+			return f[0], nil
+		}
+	}
+	return "", fmt.Errorf("%w: the host's apt names no mirror of Debian: add one to /etc/apt/sources.list", ErrArchive)
+}
+
+func (a *archive) apt(ctx context.Context, args ...string) ([]byte, error) {
+	c := exec.CommandContext(ctx, "apt-get", append([]string{"-c", a.conf, "-q", "-y", "-t", backports}, args...)...)
+	c.Dir = a.cache.path("apt", "archives")
+	c.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
+	out, err := output(c)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w: look at the network and at the host's /etc/apt, then run exanetctl qemu setup again: it goes on where it stopped", ErrArchive, err)
+	}
+	return out, nil
+}
+
+func (a *archive) update(ctx context.Context) error {
+	a.cache.say("reading Debian's lists of packages (%s, %s)", suite, backports)
+	// Without this a failed update is a warning.
+	_, err := a.apt(ctx, "-o", "APT::Update::Error-Mode=any", "update")
+	return err
+}
+
+// resolve gives packages with all that they depend on.
+func (a *archive) resolve(ctx context.Context, names ...string) ([]archived, error) {
+	out, err := a.apt(ctx, append([]string{"--print-uris", "install"}, names...)...)
+	if err != nil {
+		return nil, err
+	}
+	return parseURIs(string(out))
+}
+
+// parseURIs reads what apt-get --print-uris prints: 'URI' FILE SIZE HASH.
+func parseURIs(text string) ([]archived, error) {
+	var list []archived
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "'") {
+			continue
+		}
+		f := strings.Fields(line)
+		if len(f) < 3 || strings.Count(f[1], "_") != 2 || strings.ContainsRune(f[1], '/') {
+			return nil, fmt.Errorf("%w: apt-get prints %q", ErrArchive, line)
+		}
+		size, err := strconv.ParseInt(f[2], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: apt-get prints %q: %w", ErrArchive, line, err)
+		}
+		list = append(list, archived{File: f[1], Size: size})
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%w: apt-get names no package: %q", ErrArchive, text)
+	}
+	return list, nil
+}
+
+// spec is a package as apt-get takes it: NAME=VERSION.
+func (f archived) spec() string {
+	name, rest, _ := strings.Cut(f.File, "_")
+	version, _, _ := strings.Cut(rest, "_")
+	return name + "=" + strings.ReplaceAll(version, "%3a", ":")
+}
+
+func (a *archive) file(f archived) string { return a.cache.path("apt", "archives", f.File) }
+
+// download has apt fetch and check what is not there yet.
+func (a *archive) download(ctx context.Context, what string, list []archived) error {
+	var total int64
+	args := []string{"download"}
+	for _, f := range list {
+		if st, err := os.Stat(a.file(f)); err != nil || st.Size() != f.Size {
+			total += f.Size
+			args = append(args, f.spec())
+		}
+	}
+	if total == 0 {
+		return nil
+	}
+	a.cache.say("fetching %s: %d packages, %d MB", what, len(args)-1, total>>20)
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for {
+			select {
+			case <-over:
+				return
+			case <-time.After(5 * time.Second):
+				var there int64
+				for _, f := range list {
+					if st, err := os.Stat(a.file(f)); err == nil {
+						there += st.Size()
+					}
+				}
+				a.cache.say("fetching %s: %d of %d MB", what, there>>20, total>>20)
+			}
+		}
+	}()
+	_, err := a.apt(ctx, args...)
+	return err
+}
+
+// extract unpacks packages below dir.
+func (a *archive) extract(ctx context.Context, dir string, list []archived) error {
+	a.cache.say("unpacking %d packages", len(list))
+	// As base-files has them: packages of before may name the old places.
+	for _, d := range []string{"bin", "sbin", "lib", "lib64"} {
+		if err := os.MkdirAll(filepath.Join(dir, "usr", d), 0o755); err != nil {
+			return err
+		}
+		if err := os.Symlink("usr/"+d, filepath.Join(dir, d)); err != nil {
+			return err
+		}
+	}
+	for _, f := range list {
+		if _, err := output(exec.CommandContext(ctx, "dpkg-deb", "-x", a.file(f), dir)); err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrArchive, f.File, err)
+		}
+	}
+	return nil
+}
+
+// files calls take for each regular file of a package, with its name without the
+// dot at the beginning.
+func (a *archive) files(ctx context.Context, f archived, take func(name string, r io.Reader) error) error {
+	c := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", a.file(f))
+	pipe, err := c.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	var said bytes.Buffer
+	c.Stderr = &said
+	if err := c.Start(); err != nil {
+		return err
+	}
+	read := func() error {
+		for r := tar.NewReader(pipe); ; {
+			h, err := r.Next()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if h.Typeflag == tar.TypeReg {
+				if err := take(strings.TrimPrefix(h.Name, "."), r); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	err = read()
+	_, _ = io.Copy(io.Discard, pipe) // what follows the archive's end
+	if err := errors.Join(err, c.Wait()); err != nil {
+		return fmt.Errorf("%w: %s: %w: %s", ErrArchive, f.File, err, strings.TrimSpace(said.String()))
+	}
+	return nil
+}
+
+// clean gives the space of the archive's files back.
+func (a *archive) clean() error {
+	if err := os.RemoveAll(a.cache.path("apt")); err != nil {
+		return fmt.Errorf("cache: %w", err)
+	}
+	return nil
+}
+
+// output runs a program; its error has the last of what it said.
+func output(c *exec.Cmd) ([]byte, error) {
+	var out, said bytes.Buffer
+	c.Stdout, c.Stderr = &out, &said
+	if err := c.Run(); err != nil {
+		text := strings.TrimSpace(said.String())
+		if text == "" {
+			text = strings.TrimSpace(out.String())
+		}
+		const most = 600
+		if len(text) > most {
+			text = "..." + text[len(text)-most:]
+		}
+		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(c.Path), err, text)
+	}
+	return out.Bytes(), nil
+}

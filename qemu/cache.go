@@ -1,0 +1,207 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// ErrNotSetUp says that a Cache misses something: Setup makes it.
+var ErrNotSetUp = errors.New("virtual machines are not set up: exanetctl qemu setup")
+
+// DefaultCache gives $XDG_CACHE_HOME/exanet/qemu (XDG Base Directory
+// Specification).
+func DefaultCache() (string, error) {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("cache of virtual machines: %w: name one with --cache", err)
+	}
+	return filepath.Join(dir, "exanet", "qemu"), nil
+}
+
+// Cache is a directory with what guests need. Its methods may be called by
+// several processes at once: those that change it lock it.
+type Cache struct {
+	Dir string
+	// Programs is a directory with the pfd and exanetctl that guests get.
+	Programs string
+	// Say tells what is done and how far it is; nil: nobody.
+	Say func(format string, args ...any)
+}
+
+func (c *Cache) path(name ...string) string {
+	return filepath.Join(append([]string{c.Dir}, name...)...)
+}
+
+func (c *Cache) say(format string, args ...any) {
+	if c.Say != nil {
+		c.Say(format, args...)
+	}
+}
+
+// pins is what a cache was resolved to; Setup goes by it from then on, whatever
+// the archive has meanwhile.
+type pins struct {
+	Programs []archived `json:"programs"` // QEMU, where the machine has none, and a shell
+	Kernel   []archived `json:"kernel"`
+	Build    []archived `json:"build,omitempty"` // what builds modules for it
+}
+
+func (c *Cache) readPins() (pins, error) {
+	var p pins
+	b, err := os.ReadFile(c.path("pins.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &p)
+	}
+	if err != nil {
+		return p, fmt.Errorf("what the cache holds: %w", err)
+	}
+	return p, nil
+}
+
+func (c *Cache) writePins(p pins) error {
+	b, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replace(c.path("pins.json"), append(b, '\n'))
+}
+
+// replace writes a file that is there as a whole or not at all.
+func replace(path string, b []byte) error {
+	if err := os.WriteFile(path+".new", b, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// once makes a directory of the cache unless it is there: in a new one, which
+// takes its name when it is complete.
+func (c *Cache) once(name string, make func(dir string) error) error {
+	if exists(c.path(name)) {
+		return nil
+	}
+	tmp := c.path(name + ".new")
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(tmp, 0o755); err != nil {
+		return err
+	}
+	if err := make(tmp); err != nil {
+		return err
+	}
+	return os.Rename(tmp, c.path(name))
+}
+
+// What says what Fetch has to fetch.
+type What struct {
+	Refresh bool // have packages resolved anew
+	IOMMUFD bool // build the modules that Debian's kernels lack
+}
+
+// Setup makes whatever the cache misses: Fetch, and then Prepare.
+func (c *Cache) Setup(ctx context.Context, w What) error {
+	if err := c.Fetch(ctx, w); err != nil {
+		return err
+	}
+	return c.Prepare(ctx)
+}
+
+// Fetch has the programs and the kernel from the archive. What was fetched stays
+// where it fails, and the next Fetch goes on there; once all is there it needs no
+// network.
+func (c *Cache) Fetch(ctx context.Context, w What) error {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if w.Refresh {
+		for _, name := range []string{"pins.json", "root", "kernel", "iommufd"} {
+			if err := os.RemoveAll(c.path(name)); err != nil {
+				return fmt.Errorf("cache: %w", err)
+			}
+		}
+	}
+	return c.fetch(ctx, w)
+}
+
+func (c *Cache) fetch(ctx context.Context, w What) error {
+	if exists(c.path("root")) && exists(c.path("kernel")) && (!w.IOMMUFD || exists(c.path("iommufd"))) {
+		return nil
+	}
+	a, err := newArchive(ctx, c)
+	if err != nil {
+		return err
+	}
+	p, err := c.readPins()
+	if err != nil {
+		if p, err = c.resolve(ctx, a); err != nil {
+			return err
+		}
+		if err := c.writePins(p); err != nil {
+			return fmt.Errorf("cache: %w", err)
+		}
+	}
+	if err := c.once("root", func(dir string) error {
+		if err := a.download(ctx, "programs", p.Programs); err != nil {
+			return err
+		}
+		return a.extract(ctx, dir, p.Programs)
+	}); err != nil {
+		return fmt.Errorf("programs for virtual machines: %w", err)
+	}
+	if err := c.once("kernel", func(dir string) error {
+		if err := a.download(ctx, "kernel", p.Kernel); err != nil {
+			return err
+		}
+		return a.kernel(ctx, dir, p.Kernel)
+	}); err != nil {
+		return fmt.Errorf("kernel of the guests: %w", err)
+	}
+	if w.IOMMUFD {
+		if err := c.once("iommufd", func(dir string) error { return c.buildModules(ctx, a, p, dir) }); err != nil {
+			return fmt.Errorf("modules with iommufd: %w", err)
+		}
+	}
+	return a.clean()
+}
+
+// resolve chooses packages.
+func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
+	var p pins
+	if err := a.update(ctx); err != nil {
+		return p, err
+	}
+	programs := []string{"busybox-static"}
+	if q, err := onPath(ctx); err == nil {
+		c.say("QEMU %s is on PATH", q.Version)
+	} else {
+		c.say("%v: taking Debian's", err)
+		programs = append(programs, "qemu-system-x86", "seabios")
+	}
+	var err error
+	if p.Programs, err = a.resolve(ctx, programs...); err != nil {
+		return p, err
+	}
+	all, err := a.resolve(ctx, "linux-image-cloud-amd64")
+	if err != nil {
+		return p, err
+	}
+	for _, f := range all {
+		if kernelPackage.MatchString(f.File) {
+			p.Kernel = append(p.Kernel, f)
+		}
+	}
+	return p, nil
+}

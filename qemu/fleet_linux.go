@@ -1,0 +1,385 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/exanet/pfd/qemu/agent"
+	"github.com/exanet/pfd/qemu/guest"
+)
+
+// MaxGuests bounds a fleet: each guest's pfd gives out protection domains of its
+// own, and those of Group come behind (ours).
+const (
+	MaxGuests  = 15
+	domains    = 1 << 12 // of a guest
+	groupFirst = MaxGuests * domains
+)
+
+// Group is a group that processes of different guests can attach in: it is the
+// same in all guests (docs/deployments.md, "Groups").
+const Group = "guests"
+
+// Errors of a fleet.
+var (
+	// ErrRunning says that a fleet runs already.
+	ErrRunning = errors.New("guests run already: exanetctl qemu stop ends them")
+	// ErrNone says that no fleet runs.
+	ErrNone = errors.New("no guests run: exanetctl qemu boot starts them")
+	// ErrGuest says that a fleet has no such guest, or that it is in trouble.
+	ErrGuest = errors.New("guest")
+)
+
+// DefaultDir gives the directory of a fleet's sockets: exanet/qemu below
+// $XDG_RUNTIME_DIR, or /run for root.
+func DefaultDir() (string, error) {
+	base := os.Getenv("XDG_RUNTIME_DIR")
+	if os.Geteuid() == 0 {
+		base = "/run"
+	}
+	if base == "" {
+		return "", errors.New("no directory for guests: XDG_RUNTIME_DIR is not set: name one with --dir")
+	}
+	return filepath.Join(base, "exanet", "qemu"), nil
+}
+
+// Fleet is guests that run, with the process that emulates their nodes. The
+// emulator outlives them: QEMU aborts when the server of a device closes its
+// socket.
+type Fleet struct {
+	Dir   string
+	state fleetState
+}
+
+// fleetState is what a fleet's directory remembers.
+type fleetState struct {
+	Options Options   `json:"options"`
+	Nodes   process   `json:"nodes"`
+	Guests  []process `json:"guests"`
+}
+
+// Options of Boot.
+type Options struct {
+	Guests int      // 1 to MaxGuests
+	Nodes  int      // of a guest, 0 to MaxNodes
+	Server []string // the command that serves nodes: --nodes and --socket-dir follow
+	// Modules is the set that guests load: guest.SetStock, or where it was built
+	// guest.SetIOMMUFD; "": the stock one.
+	Modules string
+	// PFD are arguments of the pfd in each guest, besides its device; nil: none is
+	// started.
+	PFD []string
+}
+
+func (o Options) check() error {
+	switch {
+	case o.Guests < 1 || o.Guests > MaxGuests:
+		return fmt.Errorf("%d guests: want 1 to %d", o.Guests, MaxGuests)
+	case o.Nodes < 0 || o.Nodes > MaxNodes:
+		return fmt.Errorf("%d nodes a guest: want 0 to %d", o.Nodes, MaxNodes)
+	}
+	return nil
+}
+
+// Boot restores guests from the cache, plugs their nodes in, and starts pfd in
+// each. What was started ends where it fails.
+func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	if len(agent.Socket(guestDir(dir, MaxGuests), agent.Ports)) > 107 { // sun_path, unix(7)
+		return nil, fmt.Errorf("directory %s: its name is too long for sockets: choose a shorter --dir", dir)
+	}
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if old, err := Open(dir); err == nil {
+		if err := old.running(); err == nil {
+			return nil, fmt.Errorf("%s: %w", dir, ErrRunning)
+		}
+		if err := old.Stop(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if o.Modules == guest.SetIOMMUFD && !exists(c.modules(o.Modules)) {
+		return nil, fmt.Errorf("modules with iommufd: %w --iommufd", ErrNotSetUp)
+	}
+	s, err := c.prepare(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("directory of the guests: %w", err)
+	}
+	f = &Fleet{Dir: dir, state: fleetState{Options: o}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
+			f = nil
+		}
+	}()
+	if err := f.serve(ctx, o); err != nil {
+		return f, err
+	}
+	for i := range o.Guests {
+		f.state.Guests = append(f.state.Guests, process{})
+		if err := f.restore(ctx, s, i); err != nil {
+			return f, fmt.Errorf("%w %d: %w", ErrGuest, i, err)
+		}
+	}
+	for i := range o.Guests {
+		if err := f.Begin(ctx, i); err != nil {
+			return f, fmt.Errorf("%w %d: %w", ErrGuest, i, err)
+		}
+	}
+	return f, nil
+}
+
+// Restart ends a guest, unless it has ended by itself, and starts it anew with the
+// same nodes: they go on meanwhile.
+func (f *Fleet) Restart(ctx context.Context, c *Cache, i int) error {
+	if i < 0 || i >= len(f.state.Guests) {
+		return fmt.Errorf("%w %d: there are %d", ErrGuest, i, len(f.state.Guests))
+	}
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s, err := c.prepare(ctx)
+	if err == nil {
+		err = f.state.Guests[i].end(ctx)
+	}
+	if err == nil {
+		err = f.restore(ctx, s, i)
+	}
+	if err == nil {
+		err = f.Begin(ctx, i)
+	}
+	if err != nil {
+		return fmt.Errorf("%w %d: %w", ErrGuest, i, err)
+	}
+	return nil
+}
+
+// Begin makes a guest ready that was restored, or that has rebooted by itself: it
+// loads its modules and starts its pfd.
+func (f *Fleet) Begin(ctx context.Context, i int) error {
+	if err := f.load(ctx, i); err != nil {
+		return err
+	}
+	return f.startPFD(ctx, i)
+}
+
+// Open gives the fleet of a directory.
+func Open(dir string) (*Fleet, error) {
+	f := &Fleet{Dir: dir}
+	b, err := os.ReadFile(f.path("fleet.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNone
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &f.state)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("guests of %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+func (f *Fleet) path(name string) string { return filepath.Join(f.Dir, name) }
+
+func guestDir(dir string, i int) string { return filepath.Join(dir, "guest"+strconv.Itoa(i)) }
+
+// Guests gives the number of guests.
+func (f *Fleet) Guests() int { return len(f.state.Guests) }
+
+// GuestPID gives the process of a guest's QEMU, and NodesPID that of the nodes.
+func (f *Fleet) GuestPID(i int) int { return f.state.Guests[i].PID }
+
+// NodesPID gives the process that emulates the nodes.
+func (f *Fleet) NodesPID() int { return f.state.Nodes.PID }
+
+// record remembers what runs, before more is started.
+func (f *Fleet) record() error {
+	b, err := json.Marshal(f.state)
+	if err == nil {
+		err = replace(f.path("fleet.json"), b)
+	}
+	if err != nil {
+		return fmt.Errorf("remembering the guests: %w", err)
+	}
+	return nil
+}
+
+// running gives nil while any process of the fleet runs.
+func (f *Fleet) running() error {
+	err := f.state.Nodes.alive()
+	for _, g := range f.state.Guests {
+		if err == nil {
+			return nil
+		}
+		err = g.alive()
+	}
+	return err
+}
+
+// serve starts the process with the nodes.
+func (f *Fleet) serve(ctx context.Context, o Options) error {
+	if o.Nodes == 0 {
+		return nil
+	}
+	sockets := f.path("nodes")
+	if err := os.RemoveAll(sockets); err != nil {
+		return fmt.Errorf("sockets of the nodes: %w", err)
+	}
+	args := append(o.Server[1:len(o.Server):len(o.Server)], "--nodes", strconv.Itoa(o.Guests*o.Nodes), "--socket-dir", sockets)
+	p, err := startProcess(f.path("nodes.log"), nil, o.Server[0], args...)
+	if err != nil {
+		return err
+	}
+	f.state.Nodes = p
+	if err := f.record(); err != nil {
+		return err
+	}
+	for last := f.node(o.Guests*o.Nodes - 1); !exists(last); {
+		if err := errors.Join(p.alive(), pause(ctx)); err != nil {
+			return fmt.Errorf("the process of the nodes: %w", err)
+		}
+	}
+	return nil
+}
+
+// node gives the socket of a node (package emu/serve).
+func (f *Fleet) node(i int) string {
+	return filepath.Join(f.path("nodes"), "node"+strconv.Itoa(i)+".sock")
+}
+
+// restore starts a guest.
+func (f *Fleet) restore(ctx context.Context, s saved, i int) error {
+	o := f.state.Options
+	dir := guestDir(f.Dir, i)
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o700)); err != nil {
+		return err
+	}
+	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image), "-incoming", "defer")...)
+	if err != nil {
+		return err
+	}
+	f.state.Guests[i] = p
+	if err := f.record(); err != nil {
+		return err
+	}
+	m, err := dialMonitor(ctx, monitorSocket(dir), p.alive)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	if err := m.restore(ctx, s.state); err != nil {
+		return err
+	}
+	for n := range o.Nodes {
+		if err := m.plug("node"+strconv.Itoa(n), rootPort(n), f.node(i*o.Nodes+n)); err != nil {
+			return fmt.Errorf("node %d: %w", n, err)
+		}
+	}
+	return nil
+}
+
+// load loads the guest's modules.
+func (f *Fleet) load(ctx context.Context, i int) error {
+	set := f.state.Options.Modules
+	if set == "" {
+		set = guest.SetStock
+	}
+	var out strings.Builder
+	code, err := f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: []string{"exanetctl", "guest", "load", set}}, Stdout: &out, Stderr: &out})
+	return failed("loading its modules", code, err, out.String())
+}
+
+// startPFD binds the guest's nodes to vfio-pci and starts a pfd, when its control
+// socket answers it is back.
+func (f *Fleet) startPFD(ctx context.Context, i int) error {
+	o := f.state.Options
+	if o.Nodes == 0 || o.PFD == nil {
+		return nil
+	}
+	var out strings.Builder
+	code, err := f.Run(ctx, i, agent.Command{
+		Exec:   agent.Exec{Args: []string{"exanetctl", "bind", "--all", "--wait", strconv.Itoa(o.Nodes)}},
+		Stdout: &out, Stderr: &out,
+	})
+	if err := failed("binding its nodes", code, err, out.String()); err != nil {
+		return err
+	}
+	groups := fmt.Sprintf("0 %s %#x", Group, groupFirst)
+	own := fmt.Sprintf("%d-%d", max(i*domains, 1), (i+1)*domains-1)
+	var words []string
+	for _, w := range append([]string{"--groups", "/run/groups", "--pdid-range", own}, o.PFD...) {
+		words = append(words, "'"+strings.ReplaceAll(w, "'", `'\''`)+"'")
+	}
+	device := "vfio:" + strings.Join(strings.Fields(out.String()), ",")
+	// Mapping for a device pins; a guest is pfd's alone.
+	script := "echo '" + groups + "' >/run/groups; ulimit -l unlimited; pfd --device " + device + " " + strings.Join(words, " ") + ` >/run/pfd.log 2>&1 &
+p=$!
+until exanetctl status >/dev/null 2>&1; do
+	kill -0 $p 2>/dev/null || { cat /run/pfd.log; exit 1; }
+	sleep 0.05
+done`
+	out.Reset()
+	ctx, cancel := context.WithTimeout(ctx, pfdTime)
+	defer cancel()
+	code, err = f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: []string{"sh", "-c", script}}, Stdout: &out, Stderr: &out})
+	return failed("starting pfd", code, err, out.String())
+}
+
+// failed makes an error of a command in a guest that did not succeed.
+func failed(what string, code int, err error, said string) error {
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w: %s", what, err, said)
+	case code != 0:
+		return fmt.Errorf("%s: %w: exit code %d: %s", what, ErrGuest, code, said)
+	}
+	return nil
+}
+
+// pfdTime is how long a pfd may take until it answers (ours).
+const pfdTime = 2 * time.Minute
+
+// Run runs a command in a guest and gives its exit code.
+func (f *Fleet) Run(ctx context.Context, i int, c agent.Command) (int, error) {
+	if i < 0 || i >= len(f.state.Guests) {
+		return 0, fmt.Errorf("%w %d: there are %d", ErrGuest, i, len(f.state.Guests))
+	}
+	code, err := agent.Run(ctx, guestDir(f.Dir, i), c)
+	if err != nil {
+		return code, fmt.Errorf("%w %d: %w", ErrGuest, i, errors.Join(err, f.state.Guests[i].alive()))
+	}
+	return code, nil
+}
+
+// Stop ends the guests, then the nodes, and removes the directory.
+func (f *Fleet) Stop(ctx context.Context) error {
+	var errs []error
+	for _, g := range f.state.Guests {
+		errs = append(errs, g.end(ctx))
+	}
+	if f.state.Nodes.PID != 0 {
+		errs = append(errs, f.state.Nodes.end(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // what is left can be stopped again
+	}
+	return os.RemoveAll(f.Dir)
+}

@@ -1,0 +1,164 @@
+package qemu
+
+import (
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cavaliergopher/cpio"
+
+	"github.com/exanet/pfd/qemu/guest"
+)
+
+// ErrProgram says that a program cannot run in a guest.
+var ErrProgram = errors.New("program of a guest")
+
+// content is a file of the initramfs: a directory, a link, or a file of ours.
+type content struct {
+	name string
+	mode fs.FileMode
+	from string // path, or the link's target, or ""
+	text string // where from is ""
+}
+
+// contents lists the files of a guest.
+func (c *Cache) contents() ([]content, error) {
+	var list []content
+	for _, d := range []string{"bin", "dev", "etc", "lib", "lib/modules", "proc", "root", "run", "sys", "tmp"} {
+		list = append(list, content{name: d, mode: fs.ModeDir | 0o755})
+	}
+	for _, p := range []string{"pfd", "exanetctl"} {
+		path := filepath.Join(c.Programs, p)
+		if err := static(path); err != nil {
+			return nil, err
+		}
+		list = append(list, content{name: "bin/" + p, mode: 0o755, from: path})
+	}
+	list = append(list,
+		content{name: "bin/busybox", mode: 0o755, from: c.path("root", "usr", "bin", "busybox")},
+		content{name: "etc/passwd", mode: 0o644, text: "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"},
+		content{name: "etc/group", mode: 0o644, text: "root:x:0:\nnogroup:x:65534:\n"},
+	)
+	for _, set := range []string{guest.SetStock, guest.SetIOMMUFD} {
+		dir := c.modules(set)
+		modules, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) && set != guest.SetStock {
+			continue // not built
+		}
+		if err != nil {
+			return nil, fmt.Errorf("modules of the guests: %w: %w", err, ErrNotSetUp)
+		}
+		to := guest.Modules[1:] + "/" + set
+		list = append(list, content{name: to, mode: fs.ModeDir | 0o755})
+		for _, m := range modules {
+			list = append(list, content{name: to + "/" + m.Name(), mode: 0o644, from: filepath.Join(dir, m.Name())})
+		}
+	}
+	return list, nil
+}
+
+// modules gives where the cache has a set of modules.
+func (c *Cache) modules(set string) string {
+	if set == guest.SetStock {
+		return c.path("kernel", "modules")
+	}
+	return c.path(set, "modules")
+}
+
+// static refuses a program that needs libraries: a guest has none.
+func static(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return fmt.Errorf("%w: %w: name the directory of pfd and exanetctl with --programs", ErrProgram, err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return fmt.Errorf("%w: %s needs libraries, which a guest has not: build it with CGO_ENABLED=0", ErrProgram, path)
+		}
+	}
+	return nil
+}
+
+// initramfs makes a guest's files, not packed: unpacking costs the guest more
+// than reading. It gives the file and a name for what is in it.
+func (c *Cache) initramfs() (path, key string, err error) {
+	list, err := c.contents()
+	if err != nil {
+		return "", "", err
+	}
+	h := sha256.New()
+	for _, f := range list {
+		fmt.Fprintf(h, "%s %v %s\n", f.name, f.mode, f.text)
+		if f.from != "" && f.mode.IsRegular() {
+			if err := copyFile(h, f.from); err != nil {
+				return "", "", err
+			}
+		}
+	}
+	key = hex.EncodeToString(h.Sum(nil))[:16]
+	path = c.path("initramfs-" + key)
+	if exists(path) {
+		return path, key, nil
+	}
+	out, err := os.Create(path + ".new")
+	if err != nil {
+		return "", "", fmt.Errorf("initramfs: %w", err)
+	}
+	err = errors.Join(write(out, list), out.Close())
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("initramfs: %w", err)
+	}
+	return path, key, nil
+}
+
+// write writes an archive that the kernel unpacks
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
+func write(out io.Writer, list []content) error {
+	w := cpio.NewWriter(out)
+	for i, f := range list {
+		h := &cpio.Header{Name: f.name, Mode: cpio.FileMode(f.mode.Perm()), Inode: int64(i + 1), Size: int64(len(f.text)), Links: 1}
+		if f.mode.IsDir() {
+			h.Mode |= cpio.TypeDir
+		} else {
+			h.Mode |= cpio.TypeReg
+		}
+		if f.from != "" {
+			st, err := os.Stat(f.from)
+			if err != nil {
+				return err
+			}
+			h.Size = st.Size()
+		}
+		if err := w.WriteHeader(h); err != nil {
+			return err
+		}
+		if f.from != "" {
+			if err := copyFile(w, f.from); err != nil {
+				return err
+			}
+		} else if _, err := io.WriteString(w, f.text); err != nil {
+			return err
+		}
+	}
+	return w.Close()
+}
+
+func copyFile(w io.Writer, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(w, f)
+	return err
+}

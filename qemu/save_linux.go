@@ -1,0 +1,206 @@
+package qemu
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/qemu/agent"
+)
+
+// Times (ours).
+const (
+	coldTime = 4 * time.Minute // a boot without KVM on a busy host took 87 s
+	kvmTime  = 20 * time.Second
+	tries    = 3
+	keep     = 3 // saved guests
+)
+
+// lock keeps other Setups out.
+func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	f, err := os.OpenFile(c.path("lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	for said := false; ; said = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(fmt.Errorf("cache: %w", os.NewSyscallError("flock", err)), f.Close())
+		}
+		if !said {
+			c.say("waiting for another exanetctl that uses %s", c.Dir)
+		}
+		if err := pause(ctx); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+	}
+}
+
+// saved is a guest that has booted.
+type saved struct {
+	emulator emulator
+	accel    string
+	image    image
+	state    string // the file with its state
+}
+
+// saved gives the guest of the programs that there are now; its state may have
+// to be made.
+func (c *Cache) saved(ctx context.Context, accel string) (saved, error) {
+	var s saved
+	var err error
+	if s.emulator, err = c.emulator(ctx); err != nil {
+		return s, err
+	}
+	s.accel = accel
+	s.image.kernel = c.path("kernel", "vmlinuz")
+	if !exists(s.image.kernel) {
+		return s, fmt.Errorf("kernel of the guests: %w", ErrNotSetUp)
+	}
+	files, key, err := c.initramfs()
+	if err != nil {
+		return s, err
+	}
+	s.image.initramfs = files
+	h := sha256.New()
+	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(accel, "", image{}), " "))
+	if err := copyFile(h, s.image.kernel); err != nil {
+		return s, fmt.Errorf("kernel of the guests: %w", err)
+	}
+	s.state = c.path("guest-" + hex.EncodeToString(h.Sum(nil))[:16])
+	return s, nil
+}
+
+// Prepare makes the guest of Programs, as Setup does, from what was fetched: it
+// uses no network. Its error matches ErrNotSetUp where nothing was fetched.
+func (c *Cache) Prepare(ctx context.Context) error {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = c.prepare(ctx)
+	return err
+}
+
+// prepare boots a guest and saves it, unless that was done. The lock is held.
+func (c *Cache) prepare(ctx context.Context) (saved, error) {
+	accels := []string{accelTCG}
+	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
+		_ = f.Close()
+		if !exists(c.path("no-kvm")) {
+			accels = []string{accelKVM, accelTCG}
+		}
+	}
+	var failed error
+	for _, accel := range accels {
+		s, err := c.saved(ctx, accel)
+		if err != nil || exists(s.state) {
+			return s, err
+		}
+		limit, attempts := coldTime, tries
+		if accel == accelKVM {
+			limit, attempts = kvmTime, 1
+		}
+		for n := range attempts {
+			c.say("booting a guest (%s), attempt %d, at most %v", accel, n+1, limit)
+			began := time.Now()
+			err := c.boot(ctx, s, limit)
+			if err == nil {
+				c.say("saved the guest after %.1f s", time.Since(began).Seconds())
+				return s, c.prune()
+			}
+			if ctx.Err() != nil {
+				return s, ctx.Err()
+			}
+			c.say("%v", err)
+			failed = err
+		}
+		if accel == accelKVM {
+			c.say("KVM does not boot a guest here: going on without")
+			if err := replace(c.path("no-kvm"), []byte(failed.Error()+"\n")); err != nil {
+				return s, fmt.Errorf("cache: %w", err)
+			}
+		}
+	}
+	return saved{}, failed
+}
+
+// boot boots a guest without nodes and saves its state.
+func (c *Cache) boot(ctx context.Context, s saved, limit time.Duration) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "exanet-boot-")
+	if err != nil {
+		return fmt.Errorf("directory for a guest: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	// A guest that panics is not waited for.
+	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image), "-no-reboot")...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.end(context.WithoutCancel(ctx))) }()
+	m, err := dialMonitor(ctx, monitorSocket(dir), p.alive)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	code, err := agent.Run(ctx, dir, agent.Command{Exec: agent.Exec{Args: []string{"true"}}})
+	if err == nil && code != 0 {
+		err = fmt.Errorf("its agent gives exit code %d", code)
+	}
+	if err != nil {
+		return fmt.Errorf("the guest does not come up: %w; its console: %q", errors.Join(err, p.alive()), lastOf(filepath.Join(dir, "console.log")))
+	}
+	defer func() { _ = os.Remove(s.state + ".new") }()
+	if err := m.save(ctx, s.state+".new"); err != nil {
+		return err
+	}
+	return os.Rename(s.state+".new", s.state)
+}
+
+// prune removes what was saved of former programs.
+func (c *Cache) prune() error {
+	for _, pattern := range []string{"guest-*", "initramfs-*"} {
+		list, err := filepath.Glob(c.path(pattern))
+		if err != nil {
+			return err
+		}
+		for len(list) > keep {
+			oldest := 0
+			for i := range list {
+				if changed(list[i]).Before(changed(list[oldest])) {
+					oldest = i
+				}
+			}
+			if err := os.Remove(list[oldest]); err != nil {
+				return fmt.Errorf("cache: %w", err)
+			}
+			list = append(list[:oldest], list[oldest+1:]...)
+		}
+	}
+	return nil
+}
+
+func changed(path string) time.Time {
+	st, err := os.Stat(path)
+	if err != nil {
+		return time.Time{}
+	}
+	return st.ModTime()
+}

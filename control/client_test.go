@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -179,4 +180,21 @@ func TestClientThatIsDropped(t *testing.T) {
 	if err == nil || errors.Is(err, ErrNoDaemon) || !strings.Contains(err.Error(), "closed the connection") {
 		t.Errorf("error %v", err)
 	}
+}
+
+// Whatever answers at the socket, the client gives an error or what was said.
+func FuzzAnswer(f *testing.F) {
+	f.Add([]byte(`{"version":1,"state":"ready","nodes":2}`))
+	f.Add([]byte(`{"version":9}`))
+	f.Add([]byte(`{"version":1,"faults":[{"node":0}],"channels":[{}],"domains":null}`))
+	f.Add([]byte(`[`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := &Client{socket: "/s"}
+		for _, answer := range []any{&Status{}, &Faults{}, &Channel{}, &Transaction{}, &Domain{}, &Counter{}, &Registers{}, &FIFO{}, &SMMUBank{}, &Node{}} {
+			err := c.decode("/", b, answer)
+			if err == nil && !json.Valid(b) {
+				t.Fatalf("%T taken from %q", answer, b)
+			}
+		}
+	})
 }

@@ -19,18 +19,21 @@ const maxSocketPath = 107
 // ErrSocketPath says that a socket's path cannot be used.
 var ErrSocketPath = errors.New("socket path not usable")
 
+// MetricsSocket gives the name of the metrics socket beside a control socket.
+func MetricsSocket(socket string) string { return socket + sockets.MetricsSuffix }
+
 // AttachSocket gives the name of the attachment socket beside a control socket.
 func AttachSocket(socket string) string { return socket + AttachSuffix }
 
-// CheckSocket tells whether a control socket of that name, and the attachment
-// socket beside it, fit into a socket address. Its error matches ErrSocketPath.
+// CheckSocket tells whether a control socket of that name, and the sockets beside
+// it, fit into a socket address. Its error matches ErrSocketPath.
 func CheckSocket(socket string) error {
 	if socket == "" {
 		return fmt.Errorf("%w: the name is empty: give --socket PATH", ErrSocketPath)
 	}
-	if n := len(AttachSocket(socket)); n > maxSocketPath {
+	if n := len(MetricsSocket(socket)); n > maxSocketPath {
 		return fmt.Errorf("%w: %s%s has %d bytes, a unix socket's name at most %d: choose a --socket PATH of at most %d bytes",
-			ErrSocketPath, socket, AttachSuffix, n, maxSocketPath, maxSocketPath-len(AttachSuffix))
+			ErrSocketPath, socket, sockets.MetricsSuffix, n, maxSocketPath, maxSocketPath-len(sockets.MetricsSuffix))
 	}
 	if strings.IndexByte(socket, 0) >= 0 {
 		return fmt.Errorf("%w: %q holds a zero byte", ErrSocketPath, socket)

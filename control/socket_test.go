@@ -28,18 +28,18 @@ func TestDefaultSocket(t *testing.T) {
 }
 
 func TestCheckSocketKnowsTheLimit(t *testing.T) {
-	if err := CheckSocket("/" + strings.Repeat("a", 99)); err != nil {
-		t.Errorf("a path of 100 bytes: %v", err)
+	if err := CheckSocket("/" + strings.Repeat("a", 98)); err != nil {
+		t.Errorf("a path of 99 bytes: %v", err)
 	}
 	for name, path := range map[string]string{
-		"101 bytes": "/" + strings.Repeat("a", 100), "empty": "", "zero byte": "/a\x00b",
+		"100 bytes": "/" + strings.Repeat("a", 99), "empty": "", "zero byte": "/a\x00b",
 	} {
 		if err := CheckSocket(path); !errors.Is(err, ErrSocketPath) {
 			t.Errorf("%s: %v, want ErrSocketPath", name, err)
 		}
 	}
-	err := CheckSocket("/" + strings.Repeat("a", 100))
-	if err == nil || !strings.Contains(err.Error(), "at most 100 bytes") {
+	err := CheckSocket("/" + strings.Repeat("a", 99))
+	if err == nil || !strings.Contains(err.Error(), "at most 99 bytes") {
 		t.Errorf("error %v does not say what fits", err)
 	}
 }

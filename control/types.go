@@ -87,13 +87,15 @@ type Node struct {
 
 // Domain is one protection domain: one process on one node.
 type Domain struct {
-	Node        int      `json:"node"`
-	Slot        int      `json:"slot"` // 0..15
-	PDID        uint16   `json:"pdid"`
+	Node int    `json:"node"`
+	Slot int    `json:"slot"` // 0..15
+	PDID uint16 `json:"pdid"`
+	// Generation is the domain's alone: a later one of the same PDID has another.
+	Generation  uint32   `json:"generation"`
 	UID         uint32   `json:"uid"`
 	PID         int      `json:"pid"`
 	Group       string   `json:"group"`
-	Member      int      `json:"member"`    // which process of its group on this node, 0..7
+	Member      int      `json:"member"`    // which process of its group on this node, 0..15
 	Interface   uint8    `json:"interface"` // mailbox and packetizer, 16..63
 	Method      string   `json:"method"`    // page-in method: gup, touch
 	Policy      string   `json:"policy"`    // p1, p4, pa
@@ -133,8 +135,10 @@ type Channel struct {
 	InFlight    int    `json:"blocks_in_flight"` // issued, not acknowledged
 	Paused      int    `json:"blocks_paused"`    // of these, waiting for a RAPF or the guard
 
-	// What only a firmware in pfd's own process tells (--device emu), of a transfer
-	// that is under way.
+	Retransmitted uint32 `json:"blocks_retransmitted"` // times that a block was sent again
+
+	// Of a transfer that is under way, as the others from PDID on where CAPS has peek:
+	// a device without the peek windows tells the descriptor alone.
 	Class          string `json:"class,omitempty"`         // of what is left: high, medium, low
 	Window         int    `json:"window_blocks,omitempty"` // blocks that may be in flight
 	OldestSequence uint16 `json:"oldest_sequence"`         // of the block in flight that was issued first; 0 none
@@ -142,11 +146,13 @@ type Channel struct {
 	AgeNS          int64  `json:"age_ns"`                  // since its doorbell or request; -1 where it is not known
 }
 
-// States of a transaction.
+// States of a transaction (001 table 3.1). An acknowledged one is over: its id is
+// free, and blocks_acked counts it.
 const (
-	TransactionIssued  = "issued"  // waits for its acknowledgement
-	TransactionPaused  = "paused"  // a page fault at either end: waits for a RAPF or the guard
-	TransactionBackoff = "backoff" // refused (codes 3, 4, 7): waits to be sent again
+	TransactionIssued        = "issued"        // waits for its acknowledgement
+	TransactionRetransmitted = "retransmitted" // the same, not sent for the first time
+	TransactionPaused        = "paused"        // a page fault at either end: waits for a RAPF or the guard
+	TransactionBackoff       = "backoff"       // refused (codes 3, 4, 7): waits to be retransmitted
 )
 
 // Transaction is one block in flight, a row of the firmware's table that is in
@@ -159,13 +165,15 @@ type Transaction struct {
 	PDID        uint16 `json:"pdid"`    // of the slot
 	DstNode     uint32 `json:"dst_node_id"`
 	DstPDID     uint16 `json:"dst_pdid"`
-	State       string `json:"state"`   // issued, paused, backoff
+	State       string `json:"state"`   // issued, retransmitted, paused, backoff
 	Class       string `json:"class"`   // of its transfer: high, medium, low
 	Sending     bool   `json:"sending"` // the PLDMA is still sending it
 	Words       bool   `json:"words"`   // carries the completion words
 	Sequence    uint16 `json:"sequence"`
 	First       uint16 `json:"first_sequence"` // of this use of the id
 	Block       uint32 `json:"block"`          // number in the transfer
+	Blocks      uint32 `json:"blocks"`         // of the transfer
+	Acked       uint32 `json:"blocks_acked"`   // of these, acknowledged
 	OffsetBytes uint32 `json:"offset_bytes"`   // in the transfer
 	LengthBytes uint32 `json:"length_bytes"`
 	Attempts    int    `json:"attempts"`  // retransmissions since the last ACK or RAPF
@@ -231,7 +239,7 @@ type Counter struct {
 // timeouts_total, rapf_rx_total, ...).
 const (
 	CounterFaults        = "faults_total"             // entries served: FIFO, and FSR for source faults
-	CounterPagesIn       = "pages_paged_in_total"     // pages made resident
+	CounterPagesIn       = "pages_paged_in_total"     // pages made resident, but by method touch: pfd does not see them
 	CounterRAPF          = "rapf_sent_total"          // retransmissions asked for
 	CounterFailed        = "failed_resolutions_total" // faults answered with the fail bit
 	CounterMinor         = "faults_minor_total"
@@ -242,7 +250,7 @@ const (
 	CounterRefused       = "attachments_refused_total"
 	CounterDropped       = "connections_dropped_total" // to either socket, of a user who has too many
 	CounterInvalidations = "invalidation_pages_total"  // found taken away: ODP's, as far as it can be seen (docs/service.md)
-	CounterLeases        = "leases_lost_total"         // memory accesses that slept so long that their domain got a worker of its own
+	CounterLeases        = "leases_lost_total"         // memory accesses that slept so long that their domain is served apart
 	CounterEnded         = "attachments_ended_total"
 	CounterUnattributed  = "faults_unattributed_total" // of a PDID that no domain has
 )
@@ -253,14 +261,15 @@ type Fault struct {
 	Node        int    `json:"node"`
 	Slot        int    `json:"slot"`
 	PDID        uint16 `json:"pdid"`
-	Page        Hex    `json:"page"`           // VA of the faulting page
-	Write       bool   `json:"write"`          // at the destination; false: at the source
-	Method      string `json:"method"`         // gup, touch
-	Policy      string `json:"policy"`         // p1, p4, pa
-	Kind        string `json:"kind"`           // minor, major, permission
-	Outcome     string `json:"outcome"`        // resolved, failed, ...
-	SourceNode  uint32 `json:"source_node_id"` // of the transaction
-	Block       bool   `json:"block"`          // false: told by FAR alone, without a transaction
+	Page        Hex    `json:"page"`             // VA of the faulting page
+	Write       bool   `json:"write"`            // at the destination; false: at the source
+	Method      string `json:"method"`           // gup, touch
+	Policy      string `json:"policy"`           // p1, p4, pa
+	Kind        string `json:"kind"`             // minor, major, permission
+	Outcome     string `json:"outcome"`          // resolved, failed, ...
+	Reason      string `json:"reason,omitempty"` // why the page is not there, where it is not
+	SourceNode  uint32 `json:"source_node_id"`   // of the transaction
+	Block       bool   `json:"block"`            // false: told by FAR alone, without a transaction
 	Transaction uint16 `json:"transaction"`
 	Sequence    uint16 `json:"sequence"`
 	TimeNS      int64  `json:"time_ns"`      // of the interrupt, pfd's monotonic clock
@@ -365,6 +374,8 @@ const (
 	CodeDeviceGone = "device_gone"
 	CodeTimeout    = "timeout"
 	CodeInternal   = "internal"
+	// CodeBusy refuses what a user, or all users together, have too much of.
+	CodeBusy = "busy"
 	// CodeNotSupported: the device that pfd drives does not tell it.
 	CodeNotSupported = "not_supported"
 )

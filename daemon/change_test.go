@@ -158,7 +158,7 @@ func TestMonitorThatDoesNotRead(t *testing.T) {
 	g := r.attach(hello())
 	slow := &watcher{peer: peer{uid: g.Peer().UID}, node: control.AllNodes, ch: make(chan control.Fault, 3)}
 	stranger := &watcher{peer: peer{uid: g.Peer().UID + 4711}, node: control.AllNodes, ch: make(chan control.Fault, 3)}
-	elsewhere := &watcher{peer: peer{uid: 0}, node: 1, ch: make(chan control.Fault, 3)}
+	elsewhere := &watcher{peer: peer{uid: 0, all: true}, node: 1, ch: make(chan control.Fault, 3)}
 	for _, w := range []*watcher{slow, stranger, elsewhere} {
 		defer r.watch(w)()
 	}

@@ -134,7 +134,7 @@ func (d *Daemon) sendClaims(n *node) error {
 func (d *Daemon) heard(n *node, src mailbox.Source, words []uint64) {
 	m, ok := decodeClaim(words)
 	c := &d.claims
-	if !ok || d.nodeByID(src.Node) != nil || src.Interface >= device.MailboxProcess {
+	if !ok || d.nodeByID(src.Node) != nil || !domain.Told(src) {
 		return
 	}
 	switch {

@@ -22,6 +22,13 @@ const (
 	SourceTimeout = "timeout" // as the thesis and PART: page in, the sender's time-out does the rest
 )
 
+// What pfd gives up once it listens (internal/sandbox).
+const (
+	SandboxAuto   = "auto"
+	SandboxStrict = "strict"
+	SandboxOff    = "off"
+)
+
 // DeviceEmu names the emulated SoC in pfd's own process.
 const DeviceEmu = "emu"
 
@@ -39,11 +46,15 @@ type Config struct {
 	// there: for the default socket only.
 	MakeDirectory bool
 	Device        string // DeviceEmu, or DeviceVFIOUser with sockets
-	LogLevel      slog.Level
-	TimeoutUS     uint32 // block time-out, microseconds
-	GuardUS       uint32 // guard time-out of a paused block, microseconds
-	Outstanding   uint32 // blocks of a transfer in flight, 1..1024
-	SourceFaults  string // SourceFIFO or SourceTimeout
+	// MetricsListen is a TCP address for metrics alone, "": none.
+	MetricsListen string
+	// DeviceUID may serve the sockets of Device, besides root and pfd's own user.
+	DeviceUID    uint32
+	LogLevel     slog.Level
+	TimeoutUS    uint32 // block time-out, microseconds
+	GuardUS      uint32 // guard time-out of a paused block, microseconds
+	Outstanding  uint32 // blocks of a transfer in flight, 1..1024
+	SourceFaults string // SourceFIFO or SourceTimeout
 
 	// Firmware says which optimizations the firmware of the emulated nodes has, in
 	// the words of r5.ParseOptions; "": all.
@@ -52,10 +63,24 @@ type Config struct {
 	// Window is how much of the processes' memory a device elsewhere has mapped
 	// at one time, bytes a node; 0: shadow.DefaultWindow.
 	Window uint64
+	// WindowIdle is after how long without use such memory is unmapped; 0: after 2
+	// seconds where mapping pins it (mediate.DefaultWindowIdle), else never.
+	WindowIdle time.Duration
+	// Registers has such a device driven by its registers alone, though it has
+	// queues in memory (docs/spec/queues.md).
+	Registers bool
 	// FirstPDID and LastPDID are the PDIDs that this pfd gives out; both 0: all.
 	FirstPDID, LastPDID device.PDID
 	// Groups names a file of groups that several pfds share (ParseGroups).
 	Groups string
+	// Quota is how many of a node's sixteen slots one user may hold, GroupSize how
+	// many processes a group may have on a node, and PDIDs: 1 to 16 each. 0 means
+	// 16.
+	Quota, GroupSize int
+
+	// Sandbox is SandboxAuto, SandboxStrict or SandboxOff: what the process gives up
+	// once it listens (cmd/pfd).
+	Sandbox string
 
 	Log *slog.Logger
 	// Level is what Log goes by; Reload sets it. May be nil.
@@ -91,6 +116,9 @@ func Default() Config {
 		GuardUS:          device.GuardReset,
 		Outstanding:      domain.Outstanding,
 		SourceFaults:     SourceFIFO,
+		Quota:            domain.DefaultQuota,
+		GroupSize:        domain.DefaultGroupSize,
+		Sandbox:          SandboxAuto,
 		HandshakeTime:    5 * time.Second,
 		HandshakesPerUID: 64,
 		DrainTime:        3 * time.Second,
@@ -105,12 +133,20 @@ func (c *Config) Check() error {
 		return fmt.Errorf("%w: --nodes %d: want 1 to %d", ErrConfig, c.Nodes, MaxNodes)
 	case c.SourceFaults != SourceFIFO && c.SourceFaults != SourceTimeout:
 		return fmt.Errorf("%w: --source-faults %q: want %q or %q", ErrConfig, c.SourceFaults, SourceFIFO, SourceTimeout)
+	case c.Sandbox != SandboxAuto && c.Sandbox != SandboxStrict && c.Sandbox != SandboxOff:
+		return fmt.Errorf("%w: --sandbox %q: want %q, %q or %q", ErrConfig, c.Sandbox, SandboxAuto, SandboxStrict, SandboxOff)
 	case c.TimeoutUS == 0:
 		return fmt.Errorf("%w: --timeout-us 0: a block without a time-out is never sent again: want 1 or more", ErrConfig)
 	case c.GuardUS == 0:
 		return fmt.Errorf("%w: --guard-us 0: want 1 or more", ErrConfig)
 	case c.Outstanding < 1 || c.Outstanding > device.Transactions:
 		return fmt.Errorf("%w: --outstanding %d: want 1 to %d blocks", ErrConfig, c.Outstanding, device.Transactions)
+	case c.Quota < 0 || c.Quota > device.Slots:
+		return fmt.Errorf("%w: --quota %d: want 1 to %d slots", ErrConfig, c.Quota, device.Slots)
+	case c.GroupSize < 0 || c.GroupSize > device.Slots:
+		return fmt.Errorf("%w: --group-size %d: want 1 to %d processes", ErrConfig, c.GroupSize, device.Slots)
+	case c.LastPDID != 0 && int(c.LastPDID)-int(c.FirstPDID) < c.withDefaults().GroupSize-1:
+		return fmt.Errorf("%w: --pdid-range %d-%d: a group has %d PDIDs (--group-size): want that many at least", ErrConfig, c.FirstPDID, c.LastPDID, c.withDefaults().GroupSize)
 	case c.HandshakeTime < 0:
 		return fmt.Errorf("%w: --handshake-time %v: want more than 0", ErrConfig, c.HandshakeTime)
 	case c.HandshakesPerUID < 0:
@@ -132,6 +168,12 @@ func (c Config) withDefaults() Config {
 	d := Default()
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Quota == 0 {
+		c.Quota = d.Quota
+	}
+	if c.GroupSize == 0 {
+		c.GroupSize = d.GroupSize
 	}
 	if c.HandshakeTime <= 0 {
 		c.HandshakeTime = d.HandshakeTime

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -15,8 +16,11 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/trace"
 )
 
 // Daemon is one pfd: it listens from New on and works in Run.
@@ -27,14 +31,31 @@ type Daemon struct {
 	machine Machine
 	nodes   []*node
 	sockets *sockets
+	groups  *domain.Directory
 	began   time.Time
 
-	trace      *trace        // of the register accesses, nil: none
-	self       *proc.Process // pfd, for what it has pinned
-	handshakes *limiter
+	trace      *registerTrace           // of the register accesses, nil: none
+	self       *proc.Process            // pfd, for what it has pinned
+	exe        *os.File                 // pfd's executable
+	program    func() (*os.File, error) // what memory helpers run; made when one is needed
+	handshakes *quota.Quota
 	refused    atomic.Uint64
 	dropped    atomic.Uint64 // connections
-	regions    *limiter      // userfaultfds that are served
+	regions    *quota.Quota  // userfaultfds that are served
+	metricsTCP net.Listener  // nil: none
+	scraped    scraped
+	monitors   *quota.Quota
+	budget     budget
+	looks      struct {
+		channels     looks[[]channel]
+		transactions looks[transactions]
+		faults       looks[faults]
+		smmu         looks[[device.Slots]control.SMMUBank]
+		fifos        looks[[]fifo]
+		domains      looks[[]domainOf]
+		nodes        looks[control.Node]
+		accounts     looks[[]account]
+	}
 	state      atomic.Pointer[string]
 	initialize func(*node) error // of a node; set before the first one starts
 	claims     claims
@@ -60,20 +81,30 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	cfg = cfg.withDefaults()
 	d := &Daemon{
 		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
-		regions:    newLimiter(regionsPerUID),
-		handshakes: newLimiter(cfg.HandshakesPerUID),
+		regions:    quota.New(regionsPerUID, allRegions, quota.Privileged),
+		handshakes: quota.New(cfg.HandshakesPerUID, attach.MaxConns, quota.Privileged),
+		monitors:   quota.New(monitorsPerUID, allMonitors, quota.Privileged),
 		unheard:    make(chan string, 1),
 		stopped:    make(chan struct{}),
 		leaving:    make(chan struct{}),
 		live:       map[*session]struct{}{},
 	}
+	d.program = sync.OnceValues(func() (*os.File, error) { return copyOf(d.exe) })
 	d.tune.Store(&cfg)
 	d.setState(control.StateReady)
+	d.scraped.look = d.metrics
 	var err error
+	if d.groups, err = d.directory(); err != nil {
+		return nil, err
+	}
 	if cfg.Trace != "" {
 		if d.trace, err = startTrace(cfg.Trace, func() time.Duration { return time.Since(d.began) }); err != nil {
 			return nil, err
 		}
+	}
+	base, err := trace.Base(d.now)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("the clock of the records: %w", err), d.close())
 	}
 	for i := range m.Nodes() {
 		n := &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)}
@@ -81,12 +112,16 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 			n.leases = func() uint64 { return l.LeasesLost(i) }
 		}
 		if v, ok := m.(invalidator); ok {
-			n.invalidations = func() uint64 { return v.Invalidations(i) }
+			n.invalidations = func() [device.Slots]uint64 { return v.Invalidations(i) }
 		}
 		if d.trace != nil {
 			n.bus = d.trace.log.Bus(n.bus, i)
 		}
+		n.records = newRecords(m, n, base)
 		d.nodes = append(d.nodes, n)
+	}
+	if d.exe, err = os.Open("/proc/self/exe"); err != nil {
+		return nil, errors.Join(fmt.Errorf("opening our own program: %w: is /proc mounted?", err), d.close())
 	}
 	if d.self, err = proc.OpenPID(os.Getpid()); err != nil {
 		return nil, errors.Join(fmt.Errorf("looking at our own /proc: %w: is /proc mounted?", err), d.close())
@@ -97,6 +132,9 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		}
 	}
 	if d.sockets, err = listen(cfg.Socket, cfg.MakeDirectory); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	if d.metricsTCP, err = listenMetrics(cfg.MetricsListen); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
 	return d, nil
@@ -111,6 +149,9 @@ func (d *Daemon) close() error {
 	if d.self != nil {
 		errs = append(errs, d.self.Close())
 	}
+	if d.exe != nil {
+		errs = append(errs, d.exe.Close())
+	}
 	for _, n := range d.nodes {
 		if n.sender != nil {
 			errs = append(errs, n.sender.Close())
@@ -118,6 +159,11 @@ func (d *Daemon) close() error {
 	}
 	if d.sockets != nil {
 		errs = append(errs, d.sockets.Close())
+	}
+	if d.metricsTCP != nil {
+		if err := d.metricsTCP.Close(); !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -174,12 +220,12 @@ func (d *Daemon) Run(ctx context.Context) error {
 // ends the attachments. The channel that it gives is closed when the last
 // connection to the attachment socket is over.
 func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{}, error) {
-	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.monitor, d.metrics)
+	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.monitor, d.metricsFor, d.budget.wait)
+	defer d.serveMetrics()()
 	httpDone := make(chan struct{})
 	go func() {
 		defer close(httpDone)
-		l := &peerListener{d.sockets.control, newLimiter(controlConnsPerUID), &d.dropped}
-		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := srv.Serve(newPeerListener(d.sockets.control, &d.dropped)); !errors.Is(err, http.ErrServerClosed) {
 			d.log.Error("control socket", "err", err)
 		}
 	}()
@@ -244,12 +290,8 @@ func (d *Daemon) notify(state string) bool {
 
 // startNodes initializes all nodes on the owning goroutine.
 func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
-	dir, err := d.directory()
-	if err != nil {
-		return fmt.Errorf("starting the device: %w", err)
-	}
-	d.claims = newClaims(dir)
-	d.initialize = func(n *node) error { return n.start(&d.cfg, dir, d.now, d.observe) }
+	d.claims = newClaims(d.groups)
+	d.initialize = func(n *node) error { return n.start(&d.cfg, d.groups, d.now, d.observe) }
 	done := make(chan error, len(d.nodes))
 	for _, n := range d.nodes {
 		n.bus.Post(func() { done <- d.startNode(n) })
@@ -266,7 +308,7 @@ func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 			return nil
 		}
 	}
-	return d.enterNetwork(ctx)
+	return d.claim(ctx)
 }
 
 // drain ends an orderly pfd: no new attachments, running transfers may finish,
@@ -304,10 +346,11 @@ func (d *Daemon) waitTransfers(ctx context.Context) {
 		busy := false
 		for _, n := range d.nodes {
 			err := d.own(ctx, n, func() error {
-				for _, c := range d.machine.Channels(n.index) {
-					busy = busy || c.ongoing()
+				list, err := usedChannels(n)
+				for i := range list {
+					busy = busy || list[i].ongoing()
 				}
-				return nil
+				return err
 			})
 			if err != nil {
 				d.log.Warn("transfers are still under way: not waiting any longer", "err", err)

@@ -15,7 +15,7 @@ import (
 )
 
 // startEngine runs a daemon over the emulated machine and gives a client of it.
-func startEngine(t *testing.T, change ...func(*Config)) (*Daemon, *control.Client, context.Context) {
+func startEngine(t testing.TB, change ...func(*Config)) (*Daemon, *control.Client, context.Context) {
 	t.Helper()
 	cfg := Default()
 	cfg.Socket = filepath.Join(t.TempDir(), "pfd.sock")
@@ -225,10 +225,7 @@ func TestEndIsToldToProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer fds.Close()
-	pages, err := attach.MapMemory(fds[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	pages := c.Pages()
 	d.endSessions(attach.ReasonKicked)
 	buf := make([]byte, attach.MaxMessage)
 	n, _, err := c.Receive(ctx, buf)

@@ -23,9 +23,7 @@ type fake struct {
 	attached     map[[2]int]*Attachment
 	log          []string // attach and detach, in order
 	refuse       error    // answer of Attach
-	channels     []ChannelInfo
 	transactions []r5.TransactionInfo
-	fifo         []FIFOInfo
 }
 
 type fakeNode struct {
@@ -42,22 +40,42 @@ func newFake(nodes int) *fake {
 	for i := range nodes {
 		n := &fakeNode{Node: faulttest.New(), f: f}
 		n.Set(device.PL, device.PLNodeID, uint32(i))
+		n.resetChannels()
 		f.nodes = append(f.nodes, n)
 	}
 	return f
 }
 
-func (f *fake) Nodes() int                 { return len(f.nodes) }
-func (f *fake) Bus(node int) device.Bus    { return f.nodes[node] }
-func (f *fake) Channels(int) []ChannelInfo { return f.channels }
+func (f *fake) Nodes() int              { return len(f.nodes) }
+func (f *fake) Bus(node int) device.Bus { return f.nodes[node] }
 
 func (f *fake) Transactions(int) ([]r5.TransactionInfo, int64) { return f.transactions, 5e9 }
 
-func (f *fake) FIFO(_ int, source bool) []FIFOInfo {
-	if source {
-		return nil
+// setChannel makes a channel of a node look used.
+func (n *fakeNode) setChannel(slot, ch int, d device.Descriptor, s device.ChannelState) {
+	for i, w := range d.Words() {
+		n.Set64(device.BTCM, uint32(device.BTCMDescriptors+device.PageSize*slot+device.DescriptorSize*ch+8*i), w)
 	}
-	return f.fifo
+	for i, w := range s.Words() {
+		n.Set64(device.PL, device.PeekChannel(slot, ch)+8*uint32(i), w)
+	}
+}
+
+// setFIFO has the peek window of RXFIFO show an entry.
+func (n *fakeNode) setFIFO(i int, e device.FaultEntry, ext uint32) {
+	at := device.PeekEntry(false, i)
+	for k, w := range e.Words() {
+		n.Set(device.PL, at+4*uint32(k), w)
+	}
+	n.Set(device.PL, at+device.PeekEXT, ext)
+}
+
+// resetChannels makes all channels look never used.
+func (n *fakeNode) resetChannels() {
+	done, _, _ := device.Lookup(device.BTCM, device.BTCMDescriptors+device.DescDone)
+	for i := range device.Channels {
+		n.setChannel(i/device.ChannelsPerSlot, i%device.ChannelsPerSlot, device.Descriptor{Done: uint32(done.ResetAt(i))}, device.ChannelState{})
+	}
 }
 
 func (f *fake) Attach(node, slot int, a *Attachment) error {

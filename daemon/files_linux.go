@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -67,22 +68,36 @@ func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, e
 	return r, nil
 }
 
-// ErrFileInUse says that another pfd writes the file.
-var ErrFileInUse = errors.New("another pfd writes it")
+var (
+	// ErrFileInUse says that another pfd writes the file.
+	ErrFileInUse = errors.New("another pfd writes it")
+	// ErrFileOfOthers says that a file is not root's and not pfd's own.
+	ErrFileOfOthers = errors.New("the file is another user's")
+)
 
 // outputFile opens a file for writing by its owner alone: what pfd sees of
 // processes is nobody else's. An old file is emptied, or kept as PATH.old. One
 // that another pfd writes is left alone, and a pipe without a reader is not
-// waited for.
+// waited for. Who may write the directory gains nothing: a symbolic link is not
+// followed, and what is another user's, or has a second name, is left alone.
 func outputFile(path string, keep bool) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+		if errors.Is(err, unix.ELOOP) {
+			return nil, fmt.Errorf("%w: it is a symbolic link, which pfd does not follow: name the file itself", err)
+		}
 		if err != nil {
 			return nil, err
 		}
 		info, err := f.Stat()
-		if err != nil || !info.Mode().IsRegular() {
-			return f, err
+		if err == nil {
+			err = checkFile(path, info)
+		}
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		if !info.Mode().IsRegular() {
+			return f, nil
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			if errors.Is(err, unix.EWOULDBLOCK) {
@@ -104,6 +119,20 @@ func outputFile(path string, keep bool) (*os.File, error) {
 	}
 }
 
+// checkFile refuses what pfd must not write.
+func checkFile(path string, info fs.FileInfo) error {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !ok:
+		return fmt.Errorf("%s: the system does not say whose it is", path)
+	case st.Uid != 0 && st.Uid != uint32(os.Geteuid()):
+		return fmt.Errorf("%s: %w (uid %d): name another", path, ErrFileOfOthers, st.Uid)
+	case info.Mode().IsRegular() && st.Nlink > 1:
+		return fmt.Errorf("%s: %w, perhaps: it has a second name (%d links): name another", path, ErrFileOfOthers, st.Nlink)
+	}
+	return nil
+}
+
 // close writes the end. The engine has ended.
 func (r *recording) close() {
 	err := r.writer.Close()
@@ -118,16 +147,16 @@ func (r *recording) close() {
 	}
 }
 
-// trace is the output of --trace-registers.
-type trace struct {
+// registerTrace is the output of --trace-registers.
+type registerTrace struct {
 	file  *os.File // nil: standard error
 	spool *spool.Writer
 	log   *accesslog.Log
 }
 
 // startTrace opens the output. now gives the time of the lines.
-func startTrace(path string, now func() time.Duration) (*trace, error) {
-	t := &trace{}
+func startTrace(path string, now func() time.Duration) (*registerTrace, error) {
+	t := &registerTrace{}
 	out := os.Stderr
 	if path != "-" {
 		f, err := outputFile(path, false)
@@ -142,7 +171,7 @@ func startTrace(path string, now func() time.Duration) (*trace, error) {
 }
 
 // close writes what waits, as far as the file takes it.
-func (t *trace) close() error {
+func (t *registerTrace) close() error {
 	err := t.spool.Close(fileTime)
 	if n := t.spool.Stats().Lost; n > 0 {
 		err = errors.Join(err, fmt.Errorf("--trace-registers: %d lines were lost", n))

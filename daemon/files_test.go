@@ -147,3 +147,41 @@ func TestRecordNeedsEmu(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// In a directory that others can write, pfd empties and fills no file of theirs
+// and none that they point at.
+func TestOutputFileOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	own := filepath.Join(dir, "own")
+	if err := os.WriteFile(own, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link, second, theirs := filepath.Join(dir, "link"), filepath.Join(dir, "second"), filepath.Join(dir, "theirs")
+	if err := os.Symlink(own, link); err != nil {
+		t.Fatal(err)
+	}
+	cases := map[string]error{link: unix.ELOOP, second: ErrFileOfOthers, own: ErrFileOfOthers}
+	if err := os.Link(own, second); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := errors.Join(os.WriteFile(theirs, nil, 0o666), os.Chown(theirs, 3100, 3100)); err != nil {
+			t.Fatal(err)
+		}
+		cases[theirs] = ErrFileOfOthers
+	}
+	for path, want := range cases {
+		for _, keep := range []bool{false, true} {
+			f, err := outputFile(path, keep)
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", path, err, want)
+			}
+			if f != nil {
+				f.Close()
+			}
+		}
+	}
+	if b, err := os.ReadFile(own); err != nil || string(b) != "x" {
+		t.Errorf("the file has %q, %v", b, err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +29,12 @@ const patience = 30 * time.Second
 const childEnv = "PFD_DAEMON_TEST_CHILD"
 
 func TestMain(m *testing.M) {
+	if IsMemoryHelper(os.Args) { // of a child of another user
+		if err := ServeMemory(); err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if role := os.Getenv(childEnv); role != "" {
 		os.Exit(child(role))
 	}
@@ -256,6 +263,13 @@ func child(role string) int {
 		say("%d", pid)
 	case "target":
 		return target(ctx, socket, say)
+	case "connect":
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer c.Close()
 	case "nobody":
 		const nobody = 65534
 		if err := errors.Join(unix.Setgroups(nil), unix.Setresgid(nobody, nobody, nobody), unix.Setresuid(nobody, nobody, nobody)); err != nil {

@@ -19,6 +19,7 @@ import (
 // Bounds of the control interface (ours).
 const (
 	controlConnsPerUID = 32
+	controlConns       = 256 // of all uids
 	controlHeaderBytes = 16 << 10
 	controlReadTime    = 5 * time.Second
 	controlWriteTime   = 30 * time.Second
@@ -64,7 +65,7 @@ type endpoint struct {
 type peerKey struct{}
 
 // controlServer makes the HTTP server of the control socket.
-func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, monitor func(http.ResponseWriter, *http.Request, *query), metrics func(context.Context) ([]byte, error)) *http.Server {
+func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, monitor func(http.ResponseWriter, *http.Request, *query), metrics func(context.Context, *query) ([]byte, error), wait func(context.Context, peer)) *http.Server {
 	mux := http.NewServeMux()
 	for _, e := range endpoints {
 		mux.HandleFunc(e.path, func(w http.ResponseWriter, r *http.Request) {
@@ -75,6 +76,7 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, monitor fu
 			}
 			ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)
 			defer cancel()
+			wait(ctx, q.peer)
 			v, err := e.answer(ctx, q)
 			reply(w, v, err)
 		})
@@ -88,20 +90,16 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, monitor fu
 		monitor(w, r, q)
 	})
 	mux.HandleFunc(control.PathMetrics, func(w http.ResponseWriter, r *http.Request) {
-		if _, err := parse(r, endpoint{}, nodes); err != nil {
+		q, err := parse(r, endpoint{}, nodes)
+		if err != nil {
 			reply(w, nil, err)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)
 		defer cancel()
-		text, err := metrics(ctx)
-		if err != nil {
-			reply(w, nil, err)
-			return
-		}
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		// An error here is a client that left; nobody is there to hear of it.
-		_, _ = w.Write(text)
+		wait(ctx, q.peer)
+		text, err := metrics(ctx, q)
+		writeMetrics(w, text, err)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		reply(w, nil, &failure{http.StatusNotFound, control.CodeNotFound,
@@ -122,6 +120,16 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, monitor fu
 			return ctx
 		},
 	}
+}
+
+func writeMetrics(w http.ResponseWriter, text []byte, err error) {
+	if err != nil {
+		reply(w, nil, err)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	// An error here is a client that left; nobody is there to hear of it.
+	_, _ = w.Write(text)
 }
 
 // parse checks the whole request before anything is done for it.
@@ -171,8 +179,8 @@ func parse(r *http.Request, e endpoint, nodes int) (*query, error) {
 			}
 		case "pdid":
 			n, err := strconv.ParseUint(v, 0, 16)
-			if err != nil || n == 0 {
-				return nil, badRequest("pdid %q: want 1 to 65535, as `exanetctl domain` shows it", v)
+			if err != nil || n == 0 || n > uint64(device.MaxPDID) {
+				return nil, badRequest("pdid %q: want 1 to 65534, as `exanetctl domain` shows it", v)
 			}
 			q.pdid = device.PDID(n)
 		case "window":

@@ -7,11 +7,15 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
+	places "github.com/exanet/pfd/internal/sockets"
 )
 
 // Errors of listening. Each names the socket and the remedy.
@@ -22,16 +26,20 @@ var (
 	ErrNotSocket = errors.New("not a socket")
 )
 
-// sockets are the two listeners of a pfd.
+// sockets are the listeners of a pfd.
 type sockets struct {
 	control *net.UnixListener // SOCK_STREAM, HTTP
 	attach  *net.UnixListener // SOCK_SEQPACKET
+	metrics *net.UnixListener // SOCK_STREAM, HTTP: for pfd's own user and group
 }
 
-// Close closes what is still open of both, and removes their files.
+// Close closes what is still open of them, and removes their files.
 func (s *sockets) Close() error {
 	var errs []error
-	for _, l := range []*net.UnixListener{s.control, s.attach} {
+	for _, l := range []*net.UnixListener{s.control, s.attach, s.metrics} {
+		if l == nil {
+			continue
+		}
 		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, err)
 		}
@@ -39,7 +47,7 @@ func (s *sockets) Close() error {
 	return errors.Join(errs...)
 }
 
-// listen makes both sockets. Files that a pfd left behind are replaced; where
+// listen makes the sockets. Files that a pfd left behind are replaced; where
 // somebody listens, or something else has the name, nothing is touched.
 func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 	if err := control.CheckSocket(socket); err != nil {
@@ -55,25 +63,36 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 			return nil, directoryError(err)
 		}
 	}
-	unlock, err := lockDirectory(dir)
+	held, former, err := lock(socket)
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
+	defer held.Close()
 
-	attach := control.AttachSocket(socket)
-	for _, path := range []string{socket, attach} {
-		if err := clearStale(path); err != nil {
+	attaching, metrics := control.AttachSocket(socket), control.MetricsSocket(socket)
+	for _, path := range []string{socket, attaching, metrics} {
+		if err := clearStale(path, former); err != nil {
 			return nil, err
 		}
 	}
 	s := &sockets{}
-	if s.control, err = bind("unix", socket); err != nil {
+	if s.control, err = bind("unix", socket, 0o666); err != nil {
 		return nil, err
 	}
-	if s.attach, err = bind("unixpacket", attach); err != nil {
-		s.control.Close()
-		return nil, err
+	if s.attach, err = bind("unixpacket", attaching, 0o666); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	if s.metrics, err = bind("unix", metrics, 0o660); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	// Into the file that is locked: who may write the directory may have put another
+	// one, or a link, in its place.
+	err = held.Truncate(0)
+	if err == nil {
+		_, err = held.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock file: %w", err), s.Close())
 	}
 	return s, nil
 }
@@ -91,31 +110,53 @@ func directoryError(err error) error {
 	return fmt.Errorf("directory of the control socket: %w: %s, or name another with --socket PATH", err, remedy)
 }
 
-// lockDirectory keeps two pfds that start at the same time from taking each
-// other's new sockets for stale ones: the lock is held from the look at the
-// old files to the bind. It lies on the directory, so that no file stays.
-func lockDirectory(dir string) (unlock func(), err error) {
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// lock keeps two pfds of a user that start at the same time from taking each
+// other's new sockets for stale ones: it is held from the look at the old files to
+// the bind. It lies on a file that others cannot open, and so not lock either; the
+// file stays, since who waits for it has it open already.
+func lock(socket string) (held *os.File, former int, err error) {
+	path := socket + lockSuffix
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, directoryError(&fs.PathError{Op: "open", Path: dir, Err: err})
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ENOTDIR) {
+			return nil, 0, directoryError(err)
+		}
+		return nil, 0, fmt.Errorf("lock file: %w: remove it, or name another socket with --socket PATH", err)
 	}
-	// Bounded: anybody who may read the directory may lock it.
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file: remove it, or name another socket with --socket PATH", path)
+	}
+	if err == nil {
+		err = checkFile(path, info)
+	}
+	if err == nil && info.Mode().Perm() != 0o600 {
+		err = f.Chmod(0o600)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(fmt.Errorf("lock file: %w", err), f.Close())
+	}
 	const tries, pause = 200, 10 * time.Millisecond
 	for range tries {
-		if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK && err != unix.EINTR {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			break
 		}
 		time.Sleep(pause)
 	}
 	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("directory %s of the control socket: another process holds its lock (flock): %w: end it, or name another with --socket PATH", dir, err)
+		return nil, 0, errors.Join(fmt.Errorf("%s: another pfd holds the lock (flock): %w: end it, or name another socket with --socket PATH", path, err), f.Close())
 	}
-	return func() { unix.Close(fd) }, nil
+	var text [16]byte
+	n, _ := f.ReadAt(text[:], 0) // of who was here before, if it can be read
+	former, _ = strconv.Atoi(strings.TrimSpace(string(text[:n])))
+	return f, former, nil
 }
 
+// lockSuffix is what the lock file's name has behind the control socket's (ours).
+const lockSuffix = ".lock"
+
 // clearStale removes path if it is a socket on which nobody listens.
-func clearStale(path string) error {
+func clearStale(path string, former int) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -126,7 +167,7 @@ func clearStale(path string) error {
 	if info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%s: %w, and a pfd replaces nothing else: remove it, or name another with --socket PATH", path, ErrNotSocket)
 	}
-	pid, err := listener(path)
+	pid, err := listener(path, former)
 	switch {
 	case err == nil:
 		who := "another process"
@@ -135,7 +176,7 @@ func clearStale(path string) error {
 		}
 		return fmt.Errorf("%s: %w: %s listens on it: end it, or start this one with another --socket PATH", path, ErrInUse, who)
 	case errors.Is(err, unix.ECONNREFUSED):
-		// Nobody listens: a pfd that was killed left it.
+		// Nobody listens, or nobody ever will: a pfd that was killed left it.
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("stale socket: %w", err)
 		}
@@ -147,8 +188,10 @@ func clearStale(path string) error {
 }
 
 // listener tells who listens on a socket file: nil and its pid (0: unknown),
-// or ECONNREFUSED where nobody does. It never blocks.
-func listener(path string) (pid int, err error) {
+// or ECONNREFUSED where nobody does. It never blocks. A pfd that was killed while a
+// thread of its is stuck in the kernel listens still, and takes nothing any more:
+// that is nobody, too. Where the queue is full former is who listened there last.
+func listener(path string, former int) (pid int, err error) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET, unix.SOCK_DGRAM} {
 		var fd int
 		if fd, err = unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
@@ -162,7 +205,13 @@ func listener(path string) (pid int, err error) {
 		}
 		unix.Close(fd)
 		switch err {
-		case nil, unix.EAGAIN: // EAGAIN: somebody listens, and its queue is full
+		case unix.EAGAIN: // somebody listens, and its queue is full
+			pid = former
+			fallthrough
+		case nil:
+			if attach.Killed(pid) {
+				return 0, unix.ECONNREFUSED
+			}
 			return pid, nil
 		case unix.EPROTOTYPE: // a socket of another type: look with that one
 			continue
@@ -172,16 +221,12 @@ func listener(path string) (pid int, err error) {
 	return 0, os.NewSyscallError("connect", err)
 }
 
-// bind makes one listener that anybody may connect to: the peer's credentials
-// decide what it may do (spec/api.md).
-func bind(network, path string) (*net.UnixListener, error) {
-	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+// bind makes one listener. Where anybody may connect the peer's credentials decide
+// what it may do (spec/api.md).
+func bind(network, path string, mode uint32) (*net.UnixListener, error) {
+	l, err := places.Listen(network, path, mode)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w: name another place with --socket PATH", path, err)
-	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		l.Close()
-		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	return l, nil
 }

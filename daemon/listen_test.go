@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -167,10 +168,70 @@ func TestListenAtTheSameTime(t *testing.T) {
 	if len(won) != 1 {
 		t.Errorf("%d pfds got the sockets, want 1", len(won))
 	}
-	if _, err := listener(path); err != nil {
+	if _, err := listener(path, 0); err != nil {
 		t.Errorf("nobody listens in the end: %v", err)
 	}
 	for _, s := range won {
 		s.Close()
+	}
+}
+
+// Others cannot hold the lock: its file is the user's alone.
+func TestLockIsTheUsersAlone(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "pfd.sock")
+	// As anybody may who can read the directory.
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Flock(fd, unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	s, err := listen(path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if info, err := os.Lstat(path + lockSuffix); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the lock file: %v, %v", info.Mode(), err)
+	}
+}
+
+// Who may write the directory may put a link in the lock file's place while pfd makes
+// its sockets: pfd writes into the file that it has locked.
+func TestLockFileThatIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(dir, "victim")
+	const text = "not pfd's"
+	if err := os.WriteFile(victim, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		path := filepath.Join(dir, strconv.Itoa(i))
+		link := path + ".link"
+		if err := os.Symlink(victim, link); err != nil {
+			t.Fatal(err)
+		}
+		replaced := make(chan error)
+		go func() {
+			for {
+				if _, err := os.Lstat(path); err == nil { // the first socket is there
+					replaced <- os.Rename(link, path+lockSuffix)
+					return
+				}
+			}
+		}()
+		s, err := listen(path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(<-replaced, s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(victim); err != nil || string(b) != text {
+			t.Fatalf("after %d pfds the file that the link names holds %q, %v", i+1, b, err)
+		}
 	}
 }

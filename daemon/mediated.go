@@ -12,35 +12,49 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/vfio/kernel"
 )
 
 // DeviceVFIOUser comes before the sockets of nodes that are served elsewhere:
 // vfio-user:PATH, or several of them with commas between, a node each.
 const DeviceVFIOUser = "vfio-user:"
 
+// DeviceVFIO comes before the PCI addresses of nodes that this machine's kernel
+// gives to pfd: vfio:ADDRESS, or several of them with commas between, a node each.
+const DeviceVFIO = "vfio:"
+
 // connectTime is how long pfd waits for its devices at the start (ours).
 const connectTime = 10 * time.Second
 
-// sockets gives the sockets of DeviceVFIOUser, nil for another device.
-func (c *Config) deviceSockets() []string {
-	list, ok := strings.CutPrefix(c.Device, DeviceVFIOUser)
-	if !ok {
-		return nil
+// devices gives the kind of the device, and the sockets or addresses of a device
+// elsewhere; none for others.
+func (c *Config) devices() (kind string, names []string) {
+	for _, kind := range []string{DeviceVFIOUser, DeviceVFIO} {
+		if list, ok := strings.CutPrefix(c.Device, kind); ok {
+			return kind, strings.Split(list, ",")
+		}
 	}
-	return strings.Split(list, ",")
+	return c.Device, nil
 }
 
 // checkDevice tells whether the device can be, and what belongs to it.
 func (c *Config) checkDevice() error {
-	switch sockets := c.deviceSockets(); {
+	switch kind, names := c.devices(); {
 	case c.Device == DeviceEmu:
-	case sockets == nil:
-		return fmt.Errorf("%w: --device %q: this pfd knows %q and %sPATH", ErrConfig, c.Device, DeviceEmu, DeviceVFIOUser)
-	case len(sockets) > MaxNodes:
-		return fmt.Errorf("%w: --device: %d sockets: want 1 to %d", ErrConfig, len(sockets), MaxNodes)
+	case names == nil:
+		return fmt.Errorf("%w: --device %q: this pfd knows %q, %sPATH and %sADDRESS", ErrConfig, c.Device, DeviceEmu, DeviceVFIOUser, DeviceVFIO)
+	case len(names) > MaxNodes:
+		return fmt.Errorf("%w: --device: %d nodes: want 1 to %d", ErrConfig, len(names), MaxNodes)
+	case kind == DeviceVFIO:
+		for _, addr := range names {
+			if err := kernel.CheckAddress(addr); err != nil {
+				return fmt.Errorf("%w: --device: %w", ErrConfig, err)
+			}
+		}
 	default:
-		for i, s := range sockets {
+		for i, s := range names {
 			if s == "" {
 				return fmt.Errorf("%w: --device %q: socket %d has no path", ErrConfig, c.Device, i)
 			}
@@ -53,6 +67,8 @@ func (c *Config) checkDevice() error {
 		return fmt.Errorf("%w: --firmware-options needs --device %s: the firmware of a device elsewhere is chosen where it is served (exanetctl emu serve --firmware-options)", ErrConfig, DeviceEmu)
 	case c.Window != 0 && (c.Window < shadow.MinWindow || c.Window > shadow.MaxWindow || c.Window%device.PageSize != 0):
 		return fmt.Errorf("%w: --window %d: want whole pages of %d bytes, %d to %d bytes", ErrConfig, c.Window, device.PageSize, shadow.MinWindow, shadow.MaxWindow)
+	case c.WindowIdle < 0:
+		return fmt.Errorf("%w: --window-idle %v: want more than 0, or 0 for what is usual", ErrConfig, c.WindowIdle)
 	case c.Groups != "" && c.FirstPDID == 0:
 		return fmt.Errorf("%w: --groups needs --pdid-range: a range of this pfd's own, apart from the PDIDs of the groups", ErrConfig)
 	}
@@ -62,22 +78,28 @@ func (c *Config) checkDevice() error {
 // Open builds the machine that the configuration names. Devices elsewhere are
 // waited for a few seconds.
 func Open(ctx context.Context, cfg Config) (Machine, error) {
-	sockets := cfg.deviceSockets()
-	if sockets == nil {
+	kind, names := cfg.devices()
+	if names == nil {
 		return Emulated(cfg)
 	}
 	log := cfg.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	c := mediate.Config{Window: cfg.Window, Log: log}
-	for _, s := range sockets {
-		c.Connect = append(c.Connect, mediate.VFIOUser(s))
+	c := mediate.Config{Window: cfg.Window, WindowIdle: cfg.WindowIdle, Registers: cfg.Registers, Log: log}
+	for _, name := range names {
+		if kind == DeviceVFIO {
+			c.Connect = append(c.Connect, mediate.VFIO(name))
+		} else {
+			c.Connect = append(c.Connect, mediate.VFIOUser(name, cfg.DeviceUID))
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
 	m, err := mediate.New(ctx, c)
 	switch {
+	case errors.Is(err, context.DeadlineExceeded) && kind == DeviceVFIO:
+		return nil, fmt.Errorf("no device within %v: %w", connectTime, err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return nil, fmt.Errorf("no device answers within %v: %w: start it (exanetctl emu serve), or end the pfd that has it", connectTime, err)
 	case err != nil:
@@ -130,41 +152,25 @@ func (m mediated) PageIn(node, slot int, va device.VA, pages int, write bool) gu
 	return mem.PageIn(slot, va, pages, write)
 }
 
-// Shadow implements Sharing. A mapping of a vfio-user device pins nothing: the
-// server maps the same file, and its pages may come and go.
+func (m mediated) Asked(node, slot int, f netlink.Fault) { m.m.Asked(node, slot, f) }
+
+func (m mediated) Again(node, slot int, va device.VA, write bool) gup.Result {
+	mem, err := m.m.Memory(node)
+	if err != nil {
+		return gup.Result{Err: err}
+	}
+	return mem.Again(slot, va, write)
+}
+
+// Shadow implements Sharing.
 func (m mediated) Shadow(node int) (ShadowStats, bool) {
 	mem, err := m.m.Memory(node)
 	if err != nil {
 		return ShadowStats{}, false
 	}
 	s := mem.Stats()
-	return ShadowStats{Window: s.Window, Mapped: s.Mapped, Shared: s.Shared, Maps: s.Maps, Evictions: s.Evictions}, true
+	return ShadowStats{
+		Window: s.Window, Mapped: s.Mapped, Pinned: s.Pinned, Shared: s.Shared,
+		Maps: s.Maps, Evictions: s.Evictions, Mismatches: s.Mismatches,
+	}, true
 }
-
-// Channels gives what stands in the descriptors: done and status. How many
-// blocks a transfer has in flight is the firmware's alone.
-func (m mediated) Channels(node int) []ChannelInfo {
-	var list []ChannelInfo
-	r := &reader{bus: m.m.Bus(node)}
-	for c := range device.Channels {
-		slot, ch := c/device.ChannelsPerSlot, c%device.ChannelsPerSlot
-		at := uint32(device.BTCMDescriptors + slot*device.PageSize + ch*device.DescriptorSize)
-		reset := device.DoneReset
-		if ch >= device.WriteChannels {
-			reset = device.DoneReadReset
-		}
-		if r.read32(device.BTCM, at+device.DescDone) == reset || r.err != nil {
-			continue // never used, or no device
-		}
-		var words [device.DescriptorWords]uint64
-		for i := range words {
-			words[i] = r.read64(device.BTCM, at+8*uint32(i))
-		}
-		d := device.DescriptorOf(&words)
-		list = append(list, ChannelInfo{Slot: slot, Channel: ch, Descriptor: d, DstPDID: d.DstPDID, Paused: int(d.Paused)})
-	}
-	return list
-}
-
-// FIFO gives nothing: to read an entry of a device's FIFO is to take it.
-func (m mediated) FIFO(int, bool) []FIFOInfo { return nil }

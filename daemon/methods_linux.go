@@ -3,25 +3,33 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/uffd"
 )
 
 // regionsPerUID bounds the userfaultfds that one uid may have pfd serve: each
-// has a goroutine, which a process can make block for good (ours).
-const regionsPerUID = 64
+// has a goroutine, which a process can make block for good (ours). Those that a memory
+// helper serves cost its own process, and pfd keeps nothing of them: they do not count.
+const (
+	regionsPerUID = 64
+	allRegions    = 1024
+)
 
 // registrar takes the session's userfaultfds.
 type registrar struct{ s *session }
 
 func (s *session) registrar() []attach.Registrar {
-	if s.regions == nil {
+	if s.method != pagein.UFFD {
 		return nil
 	}
 	return []attach.Registrar{registrar{s}}
@@ -30,19 +38,33 @@ func (s *session) registrar() []attach.Registrar {
 // Register implements attach.Registrar.
 func (r registrar) Register(m attach.Range, fd int) error {
 	d, uid := r.s.d, r.s.uid
-	if !d.regions.take(uid) {
+	if r.s.memport != nil {
+		return r.s.memport.Register(m.VA, m.Size, fd)
+	}
+	if err := r.s.regions.Fits(m.VA, m.VA+device.VA(m.Size)); err != nil {
+		return err
+	}
+	if !d.regions.Take(uid) {
 		return fmt.Errorf("uid %d has %d registered ranges: free some", uid, regionsPerUID)
 	}
-	region, err := uffd.Serve(fd, m.VA, m.Size, func() { d.regions.give(uid) })
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		d.regions.give(uid)
-		return err
+		d.regions.Give(uid)
+		return os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
+	}
+	region, err := uffd.Serve(own, m.VA, m.Size, func() { d.regions.Give(uid) })
+	if err != nil {
+		d.regions.Give(uid)
+		return errors.Join(err, unix.Close(own))
 	}
 	return r.s.regions.Add(region)
 }
 
 // Unregister implements attach.Registrar.
 func (r registrar) Unregister(m attach.Range) error {
+	if r.s.memport != nil {
+		return r.s.memport.Unregister(m.VA, m.Size)
+	}
 	return r.s.regions.Remove(m.VA, m.VA+device.VA(m.Size))
 }
 
@@ -60,7 +82,7 @@ const (
 // libraries before that word do, is looked at from time to time. It sleeps: it is
 // for a domain's own worker.
 type populatePager struct {
-	p      *proc.Process
+	p      gup.Looker
 	ask    delegate
 	served *attach.Pages
 }
@@ -80,9 +102,13 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 	}
 	var e [gup.MaxPages]proc.Entry
 	pages = m.Clip(va, min(pages, len(e)))
-	if _, err := g.p.Pagemap(va, e[:1]); err != nil {
+	if _, err := g.p.Pagemap(va, e[:pages]); err != nil {
 		return fail(gup.Minor, err)
 	}
+	if e[0].Guard() {
+		return fail(gup.Minor, fmt.Errorf("%w: a guard page", gup.ErrUnmapped))
+	}
+	was := gup.Ready(e[:pages], write, m.Shared)
 	kind := gup.Minor
 	switch {
 	case e[0].Present():
@@ -93,7 +119,7 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 	// Without a PDID the library pages in and sends nothing (spec/messages.md 3).
 	number, err := g.ask.numbered(netlink.Fault{VA: va, Write: write, Pages: uint16(pages)})
 	if err != nil {
-		return fail(kind, errors.Join(gup.ErrNotResident, err))
+		return fail(kind, fmt.Errorf("%w: %w", gup.ErrUnanswered, err))
 	}
 	all := ^uint64(0) >> (64 - uint(pages))
 	before, began := uint64(0), time.Now()
@@ -104,12 +130,7 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 		if err != nil {
 			return fail(kind, err)
 		}
-		there := uint64(0)
-		for i := range n {
-			if e[i].Present() && (!write || m.Shared || e[i].Private()) {
-				there |= 1 << i
-			}
-		}
+		there := gup.Ready(e[:n], write, m.Shared)
 		now := time.Now()
 		if there != before {
 			before, grown = there, now
@@ -127,12 +148,21 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 					g.p.PagedIn(va+device.VA(i)<<device.PageShift, e[i])
 				}
 			}
-			return gup.Result{Resident: there, Kind: kind}
+			r := gup.Result{Resident: there, Kind: kind}
+			r.Since(was)
+			return r
 		case told, now.Sub(began) > populatePatient:
 			if _, err := g.p.Mapping(va); err != nil {
 				return fail(kind, err)
 			}
-			return fail(kind, gup.Missing(g.p, va))
+			if !told {
+				return fail(kind, gup.ErrUnanswered)
+			}
+			err := gup.Missing(g.p, va)
+			if errno := unix.Errno(g.served.ServedError()); errno != 0 {
+				err = fmt.Errorf("%w: the process: %w", err, errno)
+			}
+			return fail(kind, err)
 		}
 	}
 }

@@ -26,10 +26,34 @@ func (d *Daemon) metrics(ctx context.Context) ([]byte, error) {
 	if err := d.scrape(ctx, s); err != nil {
 		return nil, err
 	}
+	return gather(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+}
+
+// metricsFor gives all of that to who sees everything, and others their own
+// counters.
+func (d *Daemon) metricsFor(ctx context.Context, q *query) ([]byte, error) {
+	if q.peer.all {
+		return d.metrics(ctx)
+	}
+	own, err := d.numbers(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	s := &scrape{}
+	for i := range own {
+		node := strconv.Itoa(own[i].node)
+		for _, c := range own[i].counters() {
+			s.counter(c.Name, c.Help, c.Value, "node", node)
+		}
+		s.gauge("domains", "protection domains in use", float64(own[i].domains), "node", node)
+	}
+	s.gauge("build_info", "1, with the version", 1, "version", version.String())
+	return gather(s)
+}
+
+func gather(list ...prometheus.Collector) ([]byte, error) {
 	reg := prometheus.NewRegistry()
-	for _, c := range []prometheus.Collector{
-		s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	} {
+	for _, c := range list {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("metrics: %w", err)
 		}
@@ -144,7 +168,7 @@ func (d *Daemon) scrape(ctx context.Context, s *scrape) error {
 	s.gauge("pinned_bytes", "memory locked or pinned in pfd and in the attached processes, -1 unknown", float64(d.pinned(processes)))
 	s.counter(control.CounterRefused, "attachments refused", d.refused.Load())
 	s.counter(control.CounterDropped, "connections closed at once: their user has too many", d.dropped.Load())
-	s.gauge("handshakes", "attachments begun and not finished", float64(d.handshakes.total()))
+	s.gauge("handshakes", "attachments begun and not finished", float64(d.handshakes.Total()))
 	s.gauge("nodes", "nodes of this pfd", float64(len(d.nodes)))
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())
 	if r, ok := d.machine.(interface{ Recording() (on, known bool) }); ok {

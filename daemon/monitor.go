@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -13,6 +14,13 @@ import (
 // monitorDepth is how many faults wait for a client that follows them; what
 // comes beyond that is counted and left out (ours).
 const monitorDepth = 4096
+
+// Clients that follow the faults, of one uid and of all (ours): each costs the
+// engine something at each fault.
+const (
+	monitorsPerUID = 4
+	allMonitors    = 32
+)
 
 // watcher is a client that follows the faults.
 type watcher struct {
@@ -59,6 +67,10 @@ func (d *Daemon) setWatchers(change func([]*watcher) []*watcher) {
 // never blocks.
 func (d *Daemon) observe(n *node, rec *fault.Record) {
 	n.times.observe(rec)
+	n.records.fault(rec)
+	if s := n.sessions[rec.Slot]; s != nil {
+		s.tellCounts()
+	}
 	list := d.watchers.Load()
 	if list == nil {
 		return
@@ -78,6 +90,12 @@ func (d *Daemon) observe(n *node, rec *fault.Record) {
 // monitor answers with one line a fault until the client leaves or pfd ends. A
 // client that does not read for controlWriteTime is dropped.
 func (d *Daemon) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
+	if !d.monitors.Take(q.peer.uid) {
+		reply(rw, nil, &failure{http.StatusServiceUnavailable, control.CodeBusy,
+			fmt.Sprintf("uid %d follows the faults %d times already, or all users do too often: end one of these first", q.peer.uid, monitorsPerUID)})
+		return
+	}
+	defer d.monitors.Give(q.peer.uid)
 	w := &watcher{peer: q.peer, node: q.node, ch: make(chan control.Fault, monitorDepth)}
 	defer d.watch(w)()
 	rc := http.NewResponseController(rw)

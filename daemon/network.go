@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strconv"
@@ -14,13 +13,13 @@ import (
 
 // directory makes the directory of groups and PDIDs, as the configuration has it.
 func (d *Daemon) directory() (*domain.Directory, error) {
-	c := domain.DirectoryConfig{First: d.cfg.FirstPDID, Last: d.cfg.LastPDID}
+	c := domain.DirectoryConfig{First: d.cfg.FirstPDID, Last: d.cfg.LastPDID, GroupSize: d.cfg.GroupSize, Quota: d.cfg.Quota}
 	if d.cfg.Groups != "" {
 		text, err := os.ReadFile(d.cfg.Groups)
 		if err != nil {
 			return nil, fmt.Errorf("groups: %w", err)
 		}
-		if c.Groups, err = ParseGroups(string(text)); err != nil {
+		if c.Groups, err = ParseGroups(string(text), d.cfg.GroupSize); err != nil {
 			return nil, fmt.Errorf("groups in %s: %w", d.cfg.Groups, err)
 		}
 	}
@@ -28,9 +27,10 @@ func (d *Daemon) directory() (*domain.Directory, error) {
 }
 
 // ParseGroups reads a file of groups that several pfds share: a line a group,
-// its user's number, its name and the first of its eight PDIDs; what follows a
-// '#' is a remark. Errors match ErrConfig and name the line.
-func ParseGroups(text string) ([]domain.Group, error) {
+// its user's number, its name and the first of its PDIDs, size of them; what
+// follows a '#' is a remark. Errors match ErrConfig and name the line.
+func ParseGroups(text string, size int) ([]domain.Group, error) {
+	most := int(device.MaxPDID) - size + 1
 	var list []domain.Group
 	line := 0
 	for l := range strings.Lines(text) {
@@ -51,8 +51,8 @@ func ParseGroups(text string) ([]domain.Group, error) {
 			return nil, fmt.Errorf("%w: line %d: %w", ErrConfig, line, err)
 		}
 		first, err := strconv.ParseUint(f[2], 0, 16)
-		if err != nil || first == 0 || first+domain.GroupSize-1 > device.PDIDMask {
-			return nil, fmt.Errorf("%w: line %d: first PDID %q: want 1 to %d", ErrConfig, line, f[2], device.PDIDMask-domain.GroupSize+1)
+		if err != nil || first == 0 || first > uint64(most) {
+			return nil, fmt.Errorf("%w: line %d: first PDID %q: want 1 to %d", ErrConfig, line, f[2], most)
 		}
 		list = append(list, domain.Group{UID: uint32(uid), Name: f[1], First: device.PDID(first)})
 	}
@@ -68,15 +68,8 @@ func ParsePDIDs(s string) (first, last device.PDID, err error) {
 	a, b, ok := strings.Cut(s, "-")
 	x, errA := strconv.ParseUint(a, 0, 16)
 	y, errB := strconv.ParseUint(b, 0, 16)
-	if !ok || errA != nil || errB != nil || x == 0 || y < x+domain.GroupSize-1 {
-		return 0, 0, fmt.Errorf("%w: --pdid-range %q: want A-B, 1 to %d, %d PDIDs at least", ErrConfig, s, device.PDIDMask, domain.GroupSize)
+	if !ok || errA != nil || errB != nil || x == 0 || y < x || y > uint64(device.MaxPDID) {
+		return 0, 0, fmt.Errorf("%w: --pdid-range %q: want A-B, 1 to %d", ErrConfig, s, device.MaxPDID)
 	}
 	return device.PDID(x), device.PDID(y), nil
-}
-
-// enterNetwork does what comes between the nodes' initialization and the first
-// process.
-func (d *Daemon) enterNetwork(ctx context.Context) error {
-	d.settle(ctx, d.nodes...)
-	return d.claim(ctx)
 }

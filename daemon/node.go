@@ -32,10 +32,10 @@ type node struct {
 	sender *netlink.Sender // of fault messages to delegates
 	strays uint64          // messages of others to its socket
 
-	leases        func() uint64 // of the machine, nil where it counts none
-	invalidations func() uint64 // the same
-	mailbox       uint64        // messages drained from mailboxes 3..15
-	broken        error         // first error of a register access in an interrupt
+	leases        func() uint64               // of the machine, nil where it counts none
+	invalidations func() [device.Slots]uint64 // the same
+	mailbox       uint64                      // messages drained from mailboxes 3..15
+	broken        error                       // first error of a register access in an interrupt
 
 	attached, ended uint64
 
@@ -43,11 +43,11 @@ type node struct {
 	options []domain.Option                // how its domains are made
 	unmask  uint32                         // vectors to unmask besides the domain manager's
 
-	started atomic.Bool  // it has been initialized once
-	down    atomic.Bool  // its device is gone and waited for
-	adopted atomic.Int32 // live domains of an earlier pfd that were found there
+	started atomic.Bool // it has been initialized once
+	down    atomic.Bool // its device is gone and waited for
 
-	times stageTimes // of the faults
+	times   stageTimes // of the faults
+	records *records   // of the same, for who looks from outside
 }
 
 // start initializes the node. On the owning goroutine.
@@ -87,6 +87,7 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 		Bus: n.bus, Node: n.id, Now: now, Log: n.log,
 		TimeoutSource: cfg.SourceFaults == SourceTimeout,
 		Observe:       func(rec *fault.Record) { observe(n, rec) },
+		ObservePageIn: n.records.pageIn,
 	})
 	return nil
 }

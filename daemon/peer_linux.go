@@ -4,110 +4,65 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/quota"
 )
 
-// peer is who a connection comes from, as the kernel says.
-type peer struct {
-	pid int
-	uid uint32
-}
-
-// sees tells whether the peer may see what belongs to uid: root and the uid of
-// pfd see everything (spec/api.md, design.md "Trust").
-func (p peer) sees(uid uint32) bool { return p.all() || p.uid == uid }
-
-// all tells whether the peer sees everything.
-func (p peer) all() bool { return p.uid == 0 || p.uid == uint32(os.Geteuid()) }
-
-// peerOf asks the kernel who is at the other end.
-func peerOf(c syscall.Conn) (peer, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return peer{}, fmt.Errorf("peer of a connection: %w", err)
-	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return peer{}, fmt.Errorf("peer of a connection: %w", err)
-	}
-	if cerr != nil {
-		return peer{}, fmt.Errorf("peer of a connection: %w", os.NewSyscallError("getsockopt SO_PEERCRED", cerr))
-	}
-	return peer{pid: int(cred.Pid), uid: cred.Uid}, nil
-}
-
-// limiter counts what a uid has open.
-type limiter struct {
-	max int
-	mu  sync.Mutex
-	n   map[uint32]int
-	sum int
-}
-
-func newLimiter(max int) *limiter { return &limiter{max: max, n: map[uint32]int{}} }
-
-// take gives whether uid may have one more; then give must follow.
-func (l *limiter) take(uid uint32) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.n[uid] >= l.max {
-		return false
-	}
-	l.n[uid]++
-	l.sum++
-	return true
-}
-
-func (l *limiter) give(uid uint32) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.sum--
-	if l.n[uid]--; l.n[uid] <= 0 {
-		delete(l.n, uid)
-	}
-}
-
-// setMax changes how many a uid may have; those that it has stay.
-func (l *limiter) setMax(max int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.max = max
-}
-
-func (l *limiter) total() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.sum
-}
-
-// peerListener gives connections that know their peer, and drops those of a
+// peerListener gives connections that know their peer, and refuses those of a
 // uid that has too many open.
 type peerListener struct {
 	*net.UnixListener
-	limit   *limiter
+	limit   *quota.Quota
 	dropped *atomic.Uint64
+	closing chan struct{}
 }
 
-// peerConn is a connection of a known peer.
+func newPeerListener(l *net.UnixListener, dropped *atomic.Uint64) *peerListener {
+	return &peerListener{
+		UnixListener: l, limit: quota.New(controlConnsPerUID, controlConns, quota.Privileged),
+		dropped: dropped, closing: make(chan struct{}, closing),
+	}
+}
+
+// peerConn is a connection of a known peer. Before Linux 6.16 a peer may have
+// each read, and the close, last for as long as it likes (a descriptor of its own
+// that comes with the data and closes slowly): nobody waits for them, and the
+// connection counts until they are over.
 type peerConn struct {
 	*net.UnixConn
 	peer  peer
 	close sync.Once
-	limit *limiter
+	reads sync.RWMutex // held for reading by each read
+	limit *quota.Quota
 }
 
+// Read implements net.Conn.
+func (c *peerConn) Read(p []byte) (int, error) {
+	c.reads.RLock()
+	defer c.reads.RUnlock()
+	return c.UnixConn.Read(p)
+}
+
+// Close implements net.Conn. It never fails and never waits.
 func (c *peerConn) Close() error {
-	c.close.Do(func() { c.limit.give(c.peer.uid) })
-	return c.UnixConn.Close()
+	c.close.Do(func() {
+		// Whoever reads wakes, and the peer sees the end now.
+		_ = c.SetDeadline(time.Unix(1, 0))
+		_ = c.CloseRead()
+		_ = c.CloseWrite()
+		go func() {
+			defer c.limit.Give(c.peer.uid)
+			_ = c.UnixConn.Close() // nobody is there to hear of it
+			c.reads.Lock()
+			//lint:ignore SA2001 the reads are over
+			c.reads.Unlock()
+		}()
+	})
+	return nil
 }
 
 // acceptPause is how long an accept that failed is left alone at most (ours).
@@ -129,11 +84,40 @@ func (l *peerListener) Accept() (net.Conn, error) {
 		}
 		pause = 0
 		p, err := peerOf(c)
-		if err != nil || !l.limit.take(p.uid) {
+		if err != nil || !l.limit.Take(p.uid) {
 			l.dropped.Add(1)
-			c.Close()
+			l.refuse(c)
 			continue
 		}
 		return &peerConn{UnixConn: c, peer: p, limit: l.limit}, nil
 	}
+}
+
+// What connections that are refused cost at most (ours).
+const (
+	refusing   = 64  // answered at one time
+	closing    = 512 // being closed at one time
+	refuseTime = time.Second
+)
+
+// refuse closes a connection, and answers its first request where not many others
+// are answered so at this moment.
+func (l *peerListener) refuse(c *net.UnixConn) {
+	l.closing <- struct{}{}
+	go func() {
+		defer func() { <-l.closing }()
+		defer c.Close()
+		if len(l.closing) > refusing || c.SetDeadline(time.Now().Add(refuseTime)) != nil {
+			return
+		}
+		if _, err := c.Read(make([]byte, controlHeaderBytes)); err == nil {
+			_, _ = c.Write(tooMany()) // it may have left
+		}
+	}()
+}
+
+// tooMany is what a connection hears that is one too many.
+func tooMany() []byte {
+	body := fmt.Sprintf(`{"version":%d,"code":%q,"error":"this user, or all users together, have too many connections to pfd's control socket: close some first"}`+"\n", control.Version, control.CodeBusy)
+	return fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 }

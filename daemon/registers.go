@@ -45,6 +45,7 @@ var capNames = [...]struct {
 	{device.CapsWideIOVA, "wide-iova"},
 	{device.CapsStall, "stall"},
 	{device.CapsSVA, "sva"},
+	{device.CapsPeek, "peek"},
 }
 
 // readNode describes a node by its control page.
@@ -140,19 +141,6 @@ func readBank(bus device.Bus, node, i int) (control.SMMUBank, error) {
 	return b, r.err
 }
 
-// readFIFOStatus reads the status register of one fault FIFO: level and
-// whether an entry was dropped. It pops nothing.
-func readFIFOStatus(bus device.Bus, source bool) (level int, overflow bool, err error) {
-	r := &reader{bus: bus}
-	offset := uint32(device.PLRXFIFOStatus)
-	if source {
-		offset = device.PLTXFIFOStatus
-	}
-	status := r.read32(device.PL, offset)
-	level = int(status & device.FIFOLevelMask)
-	return level, status&device.FIFOOverflow != 0, r.err
-}
-
 // readCounters reads the hardware's counters, one access each: the value is
 // consistent (spec/hardware.md 2).
 func readCounters(bus device.Bus) (values [device.Counters]uint64, err error) {
@@ -167,7 +155,7 @@ func readCounters(bus device.Bus) (values [device.Counters]uint64, err error) {
 // whose reading changes something is listed and not read. On the owning
 // goroutine.
 func readRegister(n *node, reg *device.Register) ([]control.Register, error) {
-	if reg.Cap != 0 && n.caps&reg.Cap == 0 && reg.Read&^reg.CapMask == 0 {
+	if n.caps&reg.Cap != reg.Cap && reg.Read&^reg.CapMask == 0 {
 		return nil, nil // not there on this device
 	}
 	r := &reader{bus: n.bus}

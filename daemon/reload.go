@@ -28,11 +28,18 @@ var settings = []setting{
 	{"device", func(c *Config) any { return c.Device }, false},
 	{"source-faults", func(c *Config) any { return c.SourceFaults }, false},
 	{"firmware-options", func(c *Config) any { return c.Firmware }, false},
+	{"device-uid", func(c *Config) any { return c.DeviceUID }, false},
+	{"metrics-listen", func(c *Config) any { return c.MetricsListen }, false},
+	{"sandbox", func(c *Config) any { return c.Sandbox }, false},
 	{"record", func(c *Config) any { return c.Record }, false},
 	{"trace-registers", func(c *Config) any { return c.Trace }, false},
 	{"window", func(c *Config) any { return c.Window }, false},
+	{"window-idle", func(c *Config) any { return c.WindowIdle }, false},
+	{"registers", func(c *Config) any { return c.Registers }, false},
 	{"pdid-range", func(c *Config) any { return [2]any{c.FirstPDID, c.LastPDID} }, false},
 	{"groups", func(c *Config) any { return c.Groups }, false},
+	{"group-size", func(c *Config) any { return c.GroupSize }, false},
+	{"quota", func(c *Config) any { return c.Quota }, true},
 	{"log-level", func(c *Config) any { return c.LogLevel }, true},
 	{"timeout-us", func(c *Config) any { return c.TimeoutUS }, true},
 	{"guard-us", func(c *Config) any { return c.GuardUS }, true},
@@ -86,11 +93,13 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 	if err != nil {
 		return Reloaded{}, fmt.Errorf("reloading: %w", err)
 	}
-	d.handshakes.setMax(next.HandshakesPerUID)
+	d.handshakes.SetPer(next.HandshakesPerUID)
+	d.groups.SetQuota(next.Quota)
 	if d.cfg.Level != nil {
 		d.cfg.Level.Set(next.LogLevel)
 	}
 	now.LogLevel, now.TimeoutUS, now.GuardUS, now.Outstanding = next.LogLevel, next.TimeoutUS, next.GuardUS, next.Outstanding
+	now.Quota = next.Quota
 	now.HandshakeTime, now.HandshakesPerUID, now.DrainTime = next.HandshakeTime, next.HandshakesPerUID, next.DrainTime
 	d.tune.Store(&now)
 	return r, nil

@@ -35,8 +35,8 @@ func TestReload(t *testing.T) {
 	if want := []string{"nodes", "source-faults"}; !slices.Equal(got.Restart, want) {
 		t.Errorf("for a restart %q, want %q", got.Restart, want)
 	}
-	if level.Level() != slog.LevelDebug || r.handshakes.max != 3 {
-		t.Errorf("level %v, %d handshakes", level.Level(), r.handshakes.max)
+	if level.Level() != slog.LevelDebug || r.handshakes.Per() != 3 {
+		t.Errorf("level %v, %d handshakes", level.Level(), r.handshakes.Per())
 	}
 	s, err := r.client.Status(r.ctx())
 	if err != nil || s.TimeoutUS != 1234 || s.GuardUS != 56789 || s.Nodes != 2 || s.SourceFaults != SourceFIFO {
@@ -60,6 +60,59 @@ func TestReload(t *testing.T) {
 	}
 	if s, err := r.client.Status(r.ctx()); err != nil || s.TimeoutUS != 1234 {
 		t.Errorf("after an error: %+v, %v", s, err)
+	}
+}
+
+// A new quota holds for the next process; the group size needs a restart.
+func TestReloadLimits(t *testing.T) {
+	r := start(t, func(c *Config) { c.Quota, c.GroupSize = 1, 3 })
+	attach := func() error {
+		c, err := dialAndGreet(r.ctx(), r.attachSocket(), hello())
+		if err == nil {
+			t.Cleanup(func() { c.Close() })
+		}
+		return err
+	}
+	for i, want := range []bool{true, false} {
+		if err := attach(); (err == nil) != want {
+			t.Errorf("process %d: %v", i, err)
+		}
+	}
+	next := r.cfg
+	next.Quota, next.GroupSize = 2, 16
+	got, err := r.reload(next)
+	if err != nil || !slices.Equal(got.Changed, []string{"quota"}) || !slices.Equal(got.Restart, []string{"group-size"}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for i, want := range []bool{true, false} {
+		if err := attach(); (err == nil) != want {
+			t.Errorf("process %d after the reload: %v", i, err)
+		}
+	}
+}
+
+// What limits can be.
+func TestLimitsConfig(t *testing.T) {
+	for _, tt := range []struct {
+		change func(*Config)
+		ok     bool
+	}{
+		{func(*Config) {}, true},
+		{func(c *Config) { c.Quota, c.GroupSize = 1, 1 }, true},
+		{func(c *Config) { c.Quota = 17 }, false},
+		{func(c *Config) { c.Quota = -1 }, false},
+		{func(c *Config) { c.GroupSize = 17 }, false},
+		{func(c *Config) { c.GroupSize = -1 }, false},
+		{func(c *Config) { c.FirstPDID, c.LastPDID = 100, 115 }, true},
+		{func(c *Config) { c.FirstPDID, c.LastPDID = 100, 114 }, false}, // no group fits
+		{func(c *Config) { c.FirstPDID, c.LastPDID, c.GroupSize = 100, 107, 8 }, true},
+	} {
+		c := Default()
+		c.Socket = "/tmp/s"
+		tt.change(&c)
+		if err := c.Check(); (err == nil) != tt.ok || err != nil && !errors.Is(err, ErrConfig) {
+			t.Errorf("quota %d, group size %d, PDIDs %d to %d: %v", c.Quota, c.GroupSize, c.FirstPDID, c.LastPDID, err)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/logs"
+	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
@@ -34,21 +35,25 @@ type session struct {
 	method pagein.Method
 	policy pagein.Policy
 
-	process *proc.Process
+	group   member        // of its group; set before the session is listed
+	process *proc.Process // its memory; to be looked at only where there is a port
+	memport *memport.Port // its memory by a helper of its own, nil: pfd itself
 	memory  *attach.Memory
 	faults  *os.File // the process's netlink socket, until it has been handed over
 	port    uint32   // its port id
 	exit    *os.File // duplicate of the pidfd: readable when the process is dead
+	keeper  *os.File // of its keeper's: readable when nothing names its memory any more
 
 	regions *gup.Regions  // of method uffd, set by join
 	served  *attach.Pages // of method populate: a mapping that outlives the session's own
 
 	joined joined // set by join, on the owning goroutine
 
-	once  sync.Once
-	ended chan attach.Reason
-	why   string        // more than the reason says, "" nothing; set before ended is
-	left  chan struct{} // closed when the domain is gone
+	once    sync.Once
+	ended   chan attach.Reason
+	why     string        // more than the reason says, "" nothing; set before ended is
+	leaving chan struct{} // closed when the domain begins nothing any more
+	left    chan struct{} // closed when the domain is gone
 }
 
 // joined is what a session got from its node.
@@ -56,13 +61,14 @@ type joined struct {
 	domain domain.Domain
 	since  int64 // Daemon.now
 	base   fault.Counts
+	gone   uint64 // pages of the slot found taken away, before it
 }
 
 // handle is one connection to the attachment socket. ctx ends when pfd takes no
 // attachments any more; a session that stands goes on until it is ended.
 func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
 	uid := c.Peer().UID
-	if !d.handshakes.take(uid) {
+	if !d.handshakes.Take(uid) {
 		// The hello is read first: closing a socket with unread data resets it,
 		// and the client would never see the refusal. attach.Serve bounds how
 		// many wait here.
@@ -77,7 +83,7 @@ func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
 		return
 	}
 	s, err := d.begin(ctx, c)
-	d.handshakes.give(uid)
+	d.handshakes.Give(uid)
 	if err != nil {
 		d.refuse(c, err)
 		return
@@ -127,7 +133,7 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 	s := &session{
 		d: d, n: n, conn: c, uid: peer.UID, method: hello.Method.Chosen(), policy: hello.Policy.Chosen(),
 		log:   d.log.With("node", n.index, "pid", peer.PID, "uid", peer.UID),
-		ended: make(chan attach.Reason, 1), left: make(chan struct{}),
+		ended: make(chan attach.Reason, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 	}
 	if err := s.checkDevice(); err != nil {
 		return nil, err
@@ -140,8 +146,22 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 	if err := s.open(peer); err != nil {
 		return nil, err
 	}
+	err = c.Offer(ctx, s.memory, int(s.faults.Fd()))
+	// The process has the socket now, or will never have it.
+	if err = errors.Join(err, s.faults.Close()); err != nil {
+		return nil, err
+	}
+	peer = c.Peer() // with its keeper
+	if err := s.reach(peer); err != nil {
+		return nil, err
+	}
+	s.group = member{hello.Group, hello.Key, hello.Proof, hello.ProofVA}
 	if !d.enter(s) {
 		return nil, refusal(attach.CodeBusy, "pfd stops: start another one, or wait for it to come back")
+	}
+	if err := s.proveGroup(); err != nil {
+		d.exit(s)
+		return nil, err
 	}
 	if err := d.own(ctx, n, func() error { return s.join(&hello) }); err != nil {
 		d.exit(s)
@@ -158,16 +178,7 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 // pages, its netlink socket.
 func (s *session) open(peer attach.Peer) error {
 	var err error
-	if s.process, err = proc.Open(peer.PIDFD); err != nil {
-		if errors.Is(err, proc.ErrPermission) || errors.Is(err, proc.ErrChanged) {
-			return refusal(attach.CodePermission, "%v", err)
-		}
-		return refusal(attach.CodeInternal, "opening the process: %v: try again; see pfd's log", err)
-	}
-	if err := checkOwner(s.process, peer); err != nil {
-		return err
-	}
-	if s.exit, err = exitFile(s.process.PIDFD()); err != nil {
+	if s.exit, err = exitFile(peer.PIDFD); err != nil {
 		return refusal(attach.CodeInternal, "watching the process: %v: see pfd's log", err)
 	}
 	if s.memory, err = attach.NewMemory(); err != nil {
@@ -197,19 +208,19 @@ func (s *session) join(hello *attach.Hello) error {
 		return err
 	}
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process,
+		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, UID: s.uid,
 		Gone: func() { s.end(attach.ReasonProcess) }, Log: s.log,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("attaching to the device: %w", err), n.domains.Destroy(dom.Slot, nil))
 	}
-	s.joined = joined{domain: *dom, since: s.d.now(), base: n.faults.Stats().Slots[dom.Slot]}
+	s.joined = joined{domain: *dom, since: s.d.now(), base: n.faults.Slot(dom.Slot), gone: n.gone(dom.Slot)}
 	err = n.faults.Add(fault.Target{
 		Slot: dom.Slot, PDID: dom.PDID,
 		Policy: s.policy, Method: s.method,
-		Pager: s.pagerFor(dom.Slot),
+		Pager: s.pagerFor(dom.Slot), ByMachine: s.byMachine(),
 		// Both are given whatever the method is: the driver chooses.
-		Delegate: s.delegate(),
+		Delegate: s.delegateFor(dom.Slot),
 	})
 	if err != nil {
 		undo := n.domains.Destroy(dom.Slot, func() { s.d.machine.Detach(n.index, dom.Slot) })
@@ -218,6 +229,26 @@ func (s *session) join(hello *attach.Hello) error {
 	n.sessions[dom.Slot] = s
 	n.attached++
 	return nil
+}
+
+// tellCounts writes what is known of the process's faults into its pages. On the
+// owning goroutine.
+func (s *session) tellCounts() {
+	slot, base := s.joined.domain.Slot, &s.joined.base
+	now := s.n.faults.Slot(slot)
+	s.memory.SetFaultCounts(attach.FaultCounts{
+		Faults: now.Entries - base.Entries, Pages: now.Pages - base.Pages, Failed: now.Unresolvable - base.Unresolvable,
+		Invalidated: s.n.gone(slot) - s.joined.gone,
+	})
+}
+
+// gone gives how many pages of a slot were found taken away, 0 where the machine
+// does not see that.
+func (n *node) gone(slot int) uint64 {
+	if n.invalidations == nil {
+		return 0
+	}
+	return n.invalidations()[slot]
 }
 
 // joinRefusal puts a code to why join failed. The texts of package domain end
@@ -247,10 +278,14 @@ func (s *session) welcome() error {
 		VABits: uint8(s.n.caps & device.CapsVABitsMask),
 		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.id,
 		PFDPort: s.n.sender.Port(), OwnPort: s.port, PFDPID: uint32(os.Getpid()), Caps: s.n.caps,
+		Generation: dom.Generation,
 	}
-	err := s.conn.Welcome(w, s.memory.FD(), s.memory.WakeFD(), int(s.faults.Fd()))
-	// The process has the socket now, or will never have it.
-	return errors.Join(err, s.faults.Close())
+	if s.sharer() != nil || s.registrar() != nil {
+		if err := s.conn.TakeDescriptors(); err != nil {
+			return err
+		}
+	}
+	return s.conn.Welcome(w)
 }
 
 // end asks for the session's end. The first reason stays. It never blocks, and
@@ -293,18 +328,25 @@ func (s *session) wait() attach.Reason {
 			s.endWith(brokenOff(err), err.Error())
 		}
 	})
-	watchers.Go(func() {
-		if waitExit(s.exit) == nil {
-			s.end(attach.ReasonProcess)
-		}
-	})
+	for _, f := range []*os.File{s.exit, s.keeper} {
+		watchers.Go(func() {
+			if waitExit(f) == nil {
+				s.end(attach.ReasonProcess)
+			}
+		})
+	}
 	reason := <-s.ended
 	cancel()
-	// Closing wakes the watcher; there is nothing else to learn from it.
+	// Closing wakes the watchers; there is nothing else to learn from them.
 	_ = s.exit.Close()
+	_ = s.keeper.Close()
 	watchers.Wait()
 	return reason
 }
+
+// abandonTime is how long a memory helper may take for what is under way when
+// its attachment ends (ours).
+const abandonTime = 200 * time.Millisecond
 
 // leave takes the attachment down: no more page-ins, no more accesses; when the
 // last access in flight is over the machine lets go; then the process is told.
@@ -329,7 +371,17 @@ func (s *session) leave(reason attach.Reason) {
 			s.log.Error("domain not destroyed", "slot", slot, "err", err)
 			after()
 		}
+		close(s.leaving)
 	})
+	if s.memport != nil {
+		// What its helper does not answer within a while it never will: the helper
+		// ends with its socket.
+		abandon := time.AfterFunc(abandonTime, func() {
+			s.memport.Abandon()
+			n.bus.Post(func() {})
+		})
+		defer abandon.Stop()
+	}
 	select {
 	case <-quiet:
 		s.memory.End(reason)
@@ -341,7 +393,7 @@ func (s *session) leave(reason attach.Reason) {
 		// The machine has stopped with an access still under way somewhere in
 		// the kernel: what it uses stays mapped until pfd exits.
 		s.memory.End(reason)
-		s.memory, s.process = nil, nil
+		s.memory, s.process, s.memport = nil, nil, nil
 		if err := s.conn.End(reason, text); err != nil {
 			s.log.Debug("end not delivered", "err", err)
 		}
@@ -352,7 +404,7 @@ func (s *session) leave(reason attach.Reason) {
 // close gives everything of open back. It may be called again.
 func (s *session) close() {
 	var errs []error
-	for _, f := range []*os.File{s.faults, s.exit} {
+	for _, f := range []*os.File{s.faults, s.exit, s.keeper} {
 		if f != nil {
 			if err := f.Close(); !errors.Is(err, os.ErrClosed) {
 				errs = append(errs, err)
@@ -361,6 +413,9 @@ func (s *session) close() {
 	}
 	if s.regions != nil {
 		errs = append(errs, s.regions.Close())
+	}
+	if s.memport != nil {
+		errs = append(errs, s.memport.Close())
 	}
 	if s.memory != nil {
 		errs = append(errs, s.memory.Close())

@@ -41,16 +41,13 @@ func TestAttachmentComesAndGoes(t *testing.T) {
 			g.Method != pagein.Touch || g.Policy != pagein.PIA || g.PDID == 0 || g.PFDPort == 0 || g.OwnPort == 0 {
 			t.Errorf("round %d: welcome %+v", round, g.Welcome)
 		}
-		if len(g.fds) != attach.WelcomeFDs {
+		if len(g.fds) != attach.MemoryFDs {
 			t.Fatalf("%d descriptors came", len(g.fds))
 		}
-		pages, err := attach.MapMemory(g.fds[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		pages := g.Pages()
 		var cfg uint64
 		r.fake.do(func() { cfg = r.fake.nodes[1].Get64(device.PL, device.PLPDCfg) })
-		if cfg != uint64(g.PDID)|device.CfgEnable {
+		if cfg != uint64(g.PDID)|uint64(g.Generation)<<16|device.CfgEnable || g.Generation == 0 {
 			t.Errorf("PD_CFG[0] = %#x, want PDID %#x enabled", cfg, g.PDID)
 		}
 		domains, err := r.client.Domains(r.ctx(), control.AllNodes)
@@ -160,12 +157,12 @@ func TestRefusals(t *testing.T) {
 		text   string
 	}{
 		{"a node that is not there", nil, func(h *attach.Hello) { h.Node = 7 }, attach.CodeNoNode, "nodes 0 to 1"},
-		{"the ninth of a group", full(8, func(int, *attach.Hello) {}), nil, attach.CodeQuota, "8 of its 8 slots"},
-		{"the ninth of a user", full(8, func(i int, h *attach.Hello) { h.Group = fmt.Sprint("g", i) }), nil, attach.CodeQuota, "8 of its 8 slots"},
+		{"the fifth of a group", full(4, func(int, *attach.Hello) {}), nil, attach.CodeGroupFull, "4 of at most 4 processes"},
+		{"the seventh of a user", full(6, func(i int, h *attach.Hello) { h.Group = fmt.Sprint("g", i%2) }), nil, attach.CodeQuota, "6 of its 6 slots"},
 		{"a machine that will not", func(r *running) { r.fake.do(func() { r.fake.refuse = errFake }) }, nil, attach.CodeInternal, errFake.Error()},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := start(t)
+			r := start(t, func(c *Config) { c.Quota, c.GroupSize = 6, 4 })
 			if tc.before != nil {
 				tc.before(r)
 			}
@@ -200,14 +197,14 @@ func TestHandshakesAreBoundedInNumber(t *testing.T) {
 		defer c.Close()
 		idle = append(idle, c)
 	}
-	r.until("all three are begun", func() bool { return r.handshakes.total() == 3 })
+	r.until("all three are begun", func() bool { return r.handshakes.Total() == 3 })
 	_, err := dialAndGreet(r.ctx(), r.attachSocket(), hello())
 	var refused *attach.RefusedError
 	if !errors.As(err, &refused) || refused.Code != attach.CodeBusy {
 		t.Errorf("the fourth: %v, want it refused as busy", err)
 	}
 	idle[0].Close()
-	r.until("one has gone", func() bool { return r.handshakes.total() == 2 })
+	r.until("one has gone", func() bool { return r.handshakes.Total() == 2 })
 	r.attach(hello())
 }
 
@@ -287,7 +284,7 @@ func TestEndOfThePFD(t *testing.T) {
 		r := start(t, func(c *Config) { c.DrainTime = patience })
 		g := r.attach(hello())
 		r.fake.do(func() {
-			r.fake.channels = []ChannelInfo{{Descriptor: device.Descriptor{Done: device.DoneOngoing}}}
+			r.fake.nodes[0].setChannel(0, 0, device.Descriptor{Done: device.DoneOngoing}, device.ChannelState{})
 		})
 		r.cancel()
 		r.until("it drains", func() bool { return *r.state.Load() == control.StateDraining })
@@ -295,7 +292,7 @@ func TestEndOfThePFD(t *testing.T) {
 			if r.nodes[0].sessions[g.Slot] == nil {
 				t.Error("the attachment ended before its transfer")
 			}
-			r.fake.channels[0].Descriptor.Done = device.DoneCompleted
+			r.fake.nodes[0].setChannel(0, 0, device.Descriptor{Done: device.DoneCompleted}, device.ChannelState{})
 		})
 		if e := r.ended(g); e.Reason != attach.ReasonShutdown {
 			t.Errorf("ended with %v", e.Reason)
@@ -309,7 +306,7 @@ func TestEndOfThePFD(t *testing.T) {
 		g := r.attach(hello())
 		r.fake.do(func() {
 			r.fake.nodes[0].InFlight[g.Slot] = 1
-			r.fake.channels = []ChannelInfo{{Descriptor: device.Descriptor{Done: device.DoneOngoing}}}
+			r.fake.nodes[0].setChannel(0, 0, device.Descriptor{Done: device.DoneOngoing}, device.ChannelState{})
 		})
 		r.cancel()
 		if err := r.wait(); err != nil {
@@ -352,11 +349,17 @@ func TestAnotherUserSeesItsOwn(t *testing.T) {
 	r := start(t)
 	mine := r.attach(hello())
 	r.fake.do(func() {
-		// The child gets slot 1, and its group the next eight PDIDs. The last
-		// channel is what a former domain left in that slot.
-		theirs := mine.PDID + domain.GroupSize
-		r.fake.channels = []ChannelInfo{{Slot: 0, PDID: mine.PDID}, {Slot: 1, PDID: theirs}, {Slot: 1, Channel: 1, PDID: 0xffff}}
-		r.fake.fifo = []FIFOInfo{{Entry: device.FaultEntry{PDID: mine.PDID}}, {Entry: device.FaultEntry{PDID: theirs}}, {Entry: device.FaultEntry{PDID: 0xffff}}}
+		// The child gets slot 1, the next generation, and its group the next sixteen
+		// PDIDs. The last channels are what former domains left in that slot, the last
+		// one with the same PDID.
+		n, theirs, gen := r.fake.nodes[0], mine.PDID+domain.DefaultGroupSize, mine.Generation+1
+		n.setChannel(0, 0, device.Descriptor{}, device.ChannelState{PDID: mine.PDID, Generation: mine.Generation})
+		n.setChannel(1, 0, device.Descriptor{}, device.ChannelState{PDID: theirs, Generation: gen})
+		n.setChannel(1, 1, device.Descriptor{}, device.ChannelState{PDID: 0xffff, Generation: gen})
+		n.setChannel(1, 2, device.Descriptor{}, device.ChannelState{PDID: theirs, Generation: gen - 1})
+		for i, pdid := range []device.PDID{mine.PDID, theirs, 0xffff} {
+			n.setFIFO(i, device.FaultEntry{PDID: pdid}, 0)
+		}
 	})
 	p := spawn(t, "nobody", "PFD_TEST_SOCKET="+r.cfg.Socket)
 	var got []string
@@ -364,17 +367,17 @@ func TestAnotherUserSeesItsOwn(t *testing.T) {
 		line = p.line()
 		got = append(got, line)
 	}
-	if len(got) == 0 || !strings.HasPrefix(got[0], "not dumpable: refused") || !strings.Contains(got[0], "set-uid program") {
+	if len(got) == 0 || !strings.HasPrefix(got[0], "not dumpable: refused") || !strings.Contains(got[0], "PR_SET_DUMPABLE") {
 		t.Errorf("a process that is not dumpable: %q", got)
 	}
 	want := []string{
 		"dumpable: slot 1",
-		"status: 2 domains, <nil>",
+		"status: 1 domains, <nil>",
 		"domains: 1, <nil>",
 		"domain: uid 65534 slot 1",
 		"channels: 1, <nil>",
 		"banks: 1, <nil>",
-		"fifo: level 0, 1 entries, <nil>",
+		"fifo: level 1, 1 entries, <nil>",
 		"registers: true",
 		"end",
 	}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 )
 
@@ -29,6 +31,11 @@ type Sharing interface {
 	Unshare(node, slot int, u attach.Unshare) error
 	// PageIn is fault.Pager's for a slot.
 	PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result
+	// Asked says that a slot's process is asked to bring pages in by itself. Called
+	// on the owning goroutine, before the process hears of it.
+	Asked(node, slot int, f netlink.Fault)
+	// Again is fault.Remapper's for a slot.
+	Again(node, slot int, va device.VA, write bool) gup.Result
 	// Shadow tells what of the processes' memory the device has.
 	Shadow(node int) (ShadowStats, bool)
 }
@@ -39,8 +46,11 @@ type ShadowStats struct {
 	Mapped    uint64 // bytes that are
 	Pinned    uint64 // of these, bytes that mapping has pinned
 	Shared    uint64 // bytes that processes share
-	Maps      uint64 // pieces mapped since the device came
-	Evictions uint64 // of these, taken away for others
+	Maps      uint64 // runs of pages mapped since the device came
+	Evictions uint64 // places of at most 16 pages that were unmapped for others, or unused
+	// Mismatches is how many pages were mapped once more because the device's accesses
+	// to them were refused.
+	Mismatches uint64
 }
 
 // Returning is a Machine whose devices live elsewhere: they go and come back.
@@ -85,17 +95,75 @@ func (p sharedPager) PageIn(va device.VA, pages int, write bool) gup.Result {
 	return p.m.PageIn(p.node, p.slot, va, pages, write)
 }
 
+// entered is a Pager by which the process's own memory comes in first; what came is
+// then entered in the device's tables.
+type entered struct {
+	fault.Pager
+	enter sharedPager
+}
+
+// PageIn implements fault.Pager.
+func (p entered) PageIn(va device.VA, pages int, write bool) gup.Result {
+	r := p.Pager.PageIn(va, pages, write)
+	n := bits.TrailingZeros64(^r.Resident)
+	if n == 0 {
+		return r
+	}
+	e := p.enter.PageIn(va, n, write)
+	e.New, e.Kind = r.New&e.Resident, r.Kind
+	return e
+}
+
+// asking tells the machine what a process is asked for, and then the process.
+type asking struct {
+	delegate
+	m    Sharing
+	slot int
+}
+
+// Ask implements fault.Delegate.
+func (a asking) Ask(f netlink.Fault) error {
+	a.m.Asked(a.n.index, a.slot, f)
+	return a.delegate.Ask(f)
+}
+
+// delegateFor gives how the session's process is asked.
+func (s *session) delegateFor(slot int) fault.Delegate {
+	if m, ok := s.d.machine.(Sharing); ok {
+		return asking{s.delegate(), m, slot}
+	}
+	return s.delegate()
+}
+
+// Again implements fault.Remapper.
+func (p entered) Again(va device.VA, write bool) gup.Result { return p.enter.Again(va, write) }
+
+// Again implements fault.Remapper.
+func (p sharedPager) Again(va device.VA, write bool) gup.Result {
+	return p.m.Again(p.node, p.slot, va, write)
+}
+
 // pagerFor gives the session's Pager.
 func (s *session) pagerFor(slot int) fault.Pager {
 	if m, ok := s.d.machine.(Sharing); ok {
-		return sharedPager{m, s.n.index, slot}
+		enter := sharedPager{m, s.n.index, slot}
+		switch {
+		case s.method == pagein.Populate:
+			return &pager{Pager: entered{populatePager{s.looker(), s.delegate(), s.served}, enter}, s: s}
+		case s.method == pagein.UFFD && s.memport == nil:
+			s.regions = gup.NewRegions(s.process)
+			return &pager{Pager: entered{s.regions, enter}, s: s}
+		}
+		return enter
 	}
-	switch s.method {
-	case pagein.UFFD:
+	switch {
+	case s.method == pagein.Populate:
+		return &pager{Pager: populatePager{s.looker(), s.delegate(), s.served}, s: s}
+	case s.memport != nil:
+		return nil // its helper pages in
+	case s.method == pagein.UFFD:
 		s.regions = gup.NewRegions(s.process)
 		return &pager{Pager: s.regions, s: s}
-	case pagein.Populate:
-		return &pager{Pager: populatePager{s.process, s.delegate(), s.served}, s: s}
 	}
 	return &pager{Pager: gup.New(s.process), s: s}
 }
@@ -104,9 +172,6 @@ func (s *session) pagerFor(slot int) fault.Pager {
 func (s *session) checkDevice() error {
 	if s.n.down.Load() {
 		return refusal(attach.CodeBusy, "the device of node %d is gone and pfd waits for it: start it again, and try again", s.n.index)
-	}
-	if _, ok := s.d.machine.(Sharing); ok && s.method != pagein.GUP {
-		return refusal(attach.CodeUnsupported, "method %v needs a device that sees the process's page tables: use gup", s.method)
 	}
 	return nil
 }
@@ -145,8 +210,9 @@ func (d *Daemon) shadowMetrics(s *scrape, index int) {
 	s.gauge("window_mapped_bytes", "bytes of memory that the device has mapped", float64(t.Mapped), "node", node)
 	s.gauge("window_pinned_bytes", "bytes of memory that mapping has pinned", float64(t.Pinned), "node", node)
 	s.gauge("window_shared_bytes", "bytes of memory that processes share", float64(t.Shared), "node", node)
-	s.counter("window_maps_total", "pieces of memory mapped for the device", t.Maps, "node", node)
-	s.counter("window_evictions_total", "pieces of memory unmapped to make room for others", t.Evictions, "node", node)
+	s.counter("window_maps_total", "runs of pages mapped for the device", t.Maps, "node", node)
+	s.counter("window_evictions_total", "places of at most 16 pages unmapped to make room, or because nobody used them", t.Evictions, "node", node)
+	s.counter("window_mismatches_total", "pages that the device has in its tables and was refused", t.Mismatches, "node", node)
 }
 
 // serveNode delivers a node's interrupts until ctx ends. A device that goes ends
@@ -175,13 +241,10 @@ func (d *Daemon) serveNode(ctx context.Context, n *node) error {
 				d.log.Error("the device came back and cannot be used", "node", n.index, "err", err)
 				return
 			}
-			go func() {
-				d.settle(ctx, n)
-				if gone.Load() == times {
-					n.down.Store(false)
-					d.log.Info("the device is there again", "node", n.index)
-				}
-			}()
+			if gone.Load() == times {
+				n.down.Store(false)
+				d.log.Info("the device is there again", "node", n.index)
+			}
 		})
 	}
 }
@@ -239,7 +302,6 @@ func (n *node) adopt() {
 	if len(live) > 0 {
 		n.log.Warn("domains of an earlier pfd are ended: their processes attach again", "pdids", live)
 	}
-	n.adopted.Store(int32(len(live))) // of a device that is gone, none
 }
 
 // startNode initializes a node. On the owning goroutine.
@@ -254,27 +316,4 @@ func (d *Daemon) startNode(n *node) error {
 	}
 	n.started.Store(true)
 	return nil
-}
-
-// settleGuards is how many guard periods of its peers a re-adopted node waits
-// before it lets processes in: a paused block of a transfer to one of its former
-// domains is sent again within sixteen (spec/firmware.md "Acknowledgements"), and
-// finds that the domain is gone, and not the next one with that PDID (ours).
-const settleGuards = 20
-
-// settle waits until transfers to domains that were ended are over.
-func (d *Daemon) settle(ctx context.Context, nodes ...*node) {
-	any := false
-	for _, n := range nodes {
-		any = n.adopted.Swap(0) > 0 || any
-	}
-	if !any {
-		return
-	}
-	wait := settleGuards * time.Duration(d.cfg.GuardUS) * time.Microsecond
-	d.log.Info("waiting for transfers to the former domains to end", "for", wait)
-	select {
-	case <-time.After(wait):
-	case <-ctx.Done():
-	}
 }

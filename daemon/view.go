@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/soc/r5"
 )
 
 // endpoints are what the control socket answers. The slices in the answers are
@@ -57,41 +58,31 @@ func (d *Daemon) each(ctx context.Context, q *query, f func(n *node) error) erro
 	return nil
 }
 
-// seesSlot tells whether a peer may see what belongs to a slot now. On the
-// owning goroutine.
-func (n *node) seesSlot(p peer, slot int) bool {
-	if p.all() {
-		return true
-	}
-	dom, ok := n.domains.Domain(slot)
-	return ok && p.sees(dom.UID)
-}
-
-// seesPDID is seesSlot for what names a domain by its PDID.
-func (n *node) seesPDID(p peer, pdid device.PDID) bool {
-	if p.all() {
-		return true
-	}
-	for _, dom := range n.domains.Domains() {
-		if dom.PDID == pdid {
-			return p.sees(dom.UID)
-		}
-	}
-	return false
-}
-
-func (d *Daemon) viewStatus(ctx context.Context, _ *query) (any, error) {
+func (d *Daemon) viewStatus(ctx context.Context, q *query) (any, error) {
 	s := control.Status{
 		Version: control.Version, DaemonVersion: version.String(), Protocol: attach.Protocol,
 		PID: os.Getpid(), UID: uint32(os.Geteuid()), Device: d.cfg.Device,
 		Socket: d.cfg.Socket, AttachSocket: control.AttachSocket(d.cfg.Socket),
 		State: d.stateNow(), UptimeNS: d.now(), Nodes: len(d.nodes),
-		Handshakes:   d.handshakes.total(),
 		SourceFaults: d.cfg.SourceFaults, Record: d.cfg.Record, Trace: d.cfg.Trace,
 	}
 	tune := d.tune.Load()
 	s.TimeoutUS, s.GuardUS = tune.TimeoutUS, tune.GuardUS
 	var processes []*proc.Process
+	if !q.peer.all {
+		own, err := d.numbers(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for i := range own {
+			s.Domains += own[i].domains
+			s.Faults += own[i].Entries
+			processes = append(processes, own[i].processes...)
+		}
+		s.PinnedBytes = d.pinned(processes)
+		return s, nil
+	}
+	s.Handshakes = d.handshakes.Total()
 	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
 		s.Domains += len(n.domains.Domains())
 		s.Faults += n.faults.Stats().Total.Entries
@@ -149,48 +140,60 @@ func pinnedOf(p *proc.Process) int64 {
 
 func (d *Daemon) viewNodes(ctx context.Context, q *query) (any, error) {
 	r := control.Nodes{Version: control.Version, Nodes: []control.Node{}}
-	err := d.each(ctx, q, func(n *node) error {
+	looks, err := d.looks.nodes.lookAlways(ctx, d, q, func(n *node) (control.Node, error) {
 		v, err := readNode(n.bus, n.index)
 		v.Domains = len(n.domains.Domains())
+		return v, err
+	})
+	for _, l := range looks {
+		v := l.v
+		if !q.peer.all {
+			v.Domains, v.IRQStatus = l.count(q.peer), 0 // not what others do
+		}
 		if m, ok := d.machine.(firmwareTeller); ok {
 			v.Firmware = m.Firmware()
 		}
 		r.Nodes = append(r.Nodes, v)
-		return err
-	})
+	}
 	return r, err
 }
 
 func (d *Daemon) viewDomains(ctx context.Context, q *query) (any, error) {
 	r := control.Domains{Version: control.Version, Domains: []control.Domain{}}
-	var processes []*proc.Process // of the domains, nil where the session has gone
-	err := d.each(ctx, q, func(n *node) error {
+	looks, err := d.looks.domains.look(ctx, d, q, func(n *node) (list []domainOf, _ error) {
 		for _, dom := range n.domains.Domains() {
-			if !q.peer.sees(dom.UID) {
+			v := domainOf{Domain: d.viewDomain(n, &dom)}
+			if s := n.sessions[dom.Slot]; s != nil {
+				v.process = s.process
+			}
+			list = append(list, v)
+		}
+		return list, nil
+	})
+	for _, l := range looks {
+		for _, v := range l.v {
+			if !q.peer.sees(v.UID) {
 				continue
 			}
-			v := d.viewDomain(n, &dom)
-			var process *proc.Process
-			if s := n.sessions[dom.Slot]; s != nil {
-				process = s.process
+			if v.process != nil {
+				v.PinnedBytes = pinnedOf(v.process)
 			}
-			r.Domains = append(r.Domains, v)
-			processes = append(processes, process)
-		}
-		return nil
-	})
-	for i, p := range processes {
-		if p != nil {
-			r.Domains[i].PinnedBytes = pinnedOf(p)
+			r.Domains = append(r.Domains, v.Domain)
 		}
 	}
 	return r, err
 }
 
+// domainOf is a domain and its process, nil where the session has gone.
+type domainOf struct {
+	control.Domain
+	process *proc.Process
+}
+
 // viewDomain shows a domain, but for what is pinned. On the owning goroutine.
 func (d *Daemon) viewDomain(n *node, dom *domain.Domain) control.Domain {
 	v := control.Domain{
-		Node: n.index, Slot: dom.Slot, PDID: uint16(dom.PDID), UID: dom.UID, PID: dom.PID,
+		Node: n.index, Slot: dom.Slot, PDID: uint16(dom.PDID), Generation: uint32(dom.Generation), UID: dom.UID, PID: dom.PID,
 		Group: dom.Group, Member: dom.Member, Interface: dom.Interface,
 		Peers: []uint16{}, State: dom.State.String(),
 	}
@@ -225,26 +228,26 @@ var statusTexts = [...]string{
 }
 
 // ongoing tells whether a transfer is under way in the channel.
-func (c *ChannelInfo) ongoing() bool {
-	if c.Channel < device.WriteChannels {
-		return c.Descriptor.Done == device.DoneOngoing
+func (c *channel) ongoing() bool {
+	if c.channel < device.WriteChannels {
+		return c.descriptor.Done == device.DoneOngoing
 	}
-	return c.Descriptor.Done == device.DoneReadOngoing
+	return c.descriptor.Done == device.DoneReadOngoing
 }
 
 // state names a channel's done value (001 tables 2.2, 3.4).
-func (c *ChannelInfo) state() string {
-	switch done := c.Descriptor.Done; {
+func (c *channel) stateName() string {
+	switch done := c.descriptor.Done; {
 	case done == device.DoneCompleted:
 		return "completed"
 	case done == device.DoneFailed:
 		return "failed"
 	case c.ongoing():
 		return "ongoing"
-	case c.Channel < device.WriteChannels && done == device.DoneInitialized:
+	case c.channel < device.WriteChannels && done == device.DoneInitialized:
 		return "initialized"
-	case c.Channel < device.WriteChannels && done == device.DoneReset,
-		c.Channel >= device.WriteChannels && done == device.DoneReadReset:
+	case c.channel < device.WriteChannels && done == device.DoneReset,
+		c.channel >= device.WriteChannels && done == device.DoneReadReset:
 		return "reset"
 	}
 	return "unknown"
@@ -252,32 +255,45 @@ func (c *ChannelInfo) state() string {
 
 func (d *Daemon) viewChannels(ctx context.Context, q *query) (any, error) {
 	r := control.Channels{Version: control.Version, Channels: []control.Channel{}}
-	err := d.each(ctx, q, func(n *node) error {
-		for _, c := range d.machine.Channels(n.index) {
+	looks, err := d.looks.channels.look(ctx, d, q, readChannels)
+	for _, l := range looks {
+		for i := range l.v {
+			c := &l.v[i]
 			// A slot's former transfers stand there until a new one begins.
-			if !n.seesSlot(q.peer, c.Slot) || !n.seesPDID(q.peer, c.PDID) {
+			if !l.seesDomain(q.peer, c.slot, c.state.PDID, c.state.Generation) {
 				continue
 			}
+			d, s := &c.descriptor, &c.state
 			v := control.Channel{
-				Node: n.index, Slot: c.Slot, Channel: c.Channel, PDID: uint16(c.PDID),
-				State: c.state(), Status: c.Descriptor.Status,
-				Src: control.Hex(c.Descriptor.Src), Dst: control.Hex(c.Descriptor.Dst),
-				SizeBytes: uint64(c.Descriptor.Size), IssuedBytes: c.IssuedBytes,
-				Blocks: c.Blocks, Acked: c.Acked, InFlight: c.InFlight, Paused: c.Paused,
-				DstNode: uint32(c.Descriptor.DstNode), DstPDID: uint16(c.DstPDID), AgeNS: -1,
+				Node: l.n.index, Slot: c.slot, Channel: c.channel, PDID: uint16(s.PDID),
+				State: c.stateName(), Status: d.Status,
+				Src: control.Hex(d.Src), Dst: control.Hex(d.Dst),
+				SizeBytes: uint64(d.Size), IssuedBytes: uint64(s.Issued),
+				Blocks: int(s.Blocks), Acked: int(s.Acked), InFlight: s.InFlight, Paused: s.Paused, Retransmitted: s.Retransmitted,
+				DstNode: uint32(d.DstNode), DstPDID: uint16(s.DstPDID), AgeNS: -1,
 			}
-			if c.Live {
-				v.Class, v.Window, v.AgeNS = c.Class, c.Window, c.AgeNS
-				v.OldestSequence, v.NewestSequence = uint16(c.Oldest), uint16(c.Newest)
+			if s.Live {
+				v.Class, v.Window, v.AgeNS = r5.Class(s.Class).String(), s.Window, s.AgeNS
+				v.OldestSequence, v.NewestSequence = uint16(s.Oldest), uint16(s.Newest)
 			}
 			if int(v.Status) < len(statusTexts) {
 				v.StatusText = statusTexts[v.Status]
 			}
 			r.Channels = append(r.Channels, v)
 		}
-		return nil
-	})
+	}
 	return r, err
+}
+
+// transactions and faults are such lists, and their clock at that moment.
+type transactions struct {
+	list []r5.TransactionInfo
+	now  int64
+}
+
+type faults struct {
+	list []fault.Record
+	now  int64
 }
 
 func (d *Daemon) viewTransactions(ctx context.Context, q *query) (any, error) {
@@ -287,18 +303,22 @@ func (d *Daemon) viewTransactions(ctx context.Context, q *query) (any, error) {
 		return nil, &failure{http.StatusNotImplemented, control.CodeNotSupported, fmt.Sprintf(
 			"the transactions of --device %s are its firmware's, in the process or machine that has the device, and no register tells them: see `exanetctl channel` for the transfers and how many of their blocks are paused, and `exanetctl counter` for retransmissions and NACKs", d.cfg.Device)}
 	}
-	err := d.each(ctx, q, func(n *node) error {
-		list, now := m.Transactions(n.index)
-		for i := range list {
-			t := &list[i]
-			if !n.seesSlot(q.peer, t.Slot) || !n.seesPDID(q.peer, t.PDID) {
+	looks, err := d.looks.transactions.look(ctx, d, q, func(n *node) (v transactions, _ error) {
+		v.list, v.now = m.Transactions(n.index)
+		return v, nil
+	})
+	for _, l := range looks {
+		now := l.v.now
+		for i := range l.v.list {
+			t := &l.v.list[i]
+			if !l.sees(q.peer, t.Slot, t.PDID, max(now-t.Began, 0)) {
 				continue
 			}
 			v := control.Transaction{
-				Node: n.index, ID: uint16(t.ID), Slot: t.Slot, Channel: t.Channel, PDID: uint16(t.PDID),
+				Node: l.n.index, ID: uint16(t.ID), Slot: t.Slot, Channel: t.Channel, PDID: uint16(t.PDID),
 				DstNode: uint32(t.Node), DstPDID: uint16(t.DestinationPDID), State: t.State, Class: t.Class.String(),
 				Sending: t.Sending, Words: t.Words, Sequence: uint16(t.Sequence), First: uint16(t.First),
-				Block: t.Block, OffsetBytes: t.Offset, LengthBytes: t.Length,
+				Block: t.Block, Blocks: t.Blocks, Acked: t.Acked, OffsetBytes: t.Offset, LengthBytes: t.Length,
 				Attempts: t.Attempts, RAPFs: t.RAPFs, LastCode: uint8(t.LastCode),
 				AgeNS: max(now-t.Began, 0), DueNS: -1,
 			}
@@ -307,71 +327,81 @@ func (d *Daemon) viewTransactions(ctx context.Context, q *query) (any, error) {
 			}
 			r.Transactions = append(r.Transactions, v)
 		}
-		return nil
-	})
+	}
 	return r, err
 }
 
 func (d *Daemon) viewSMMU(ctx context.Context, q *query) (any, error) {
 	r := control.SMMU{Version: control.Version, Banks: []control.SMMUBank{}}
-	err := d.each(ctx, q, func(n *node) error {
-		for i := range device.Slots {
-			if !n.seesSlot(q.peer, i) {
+	looks, err := d.looks.smmu.look(ctx, d, q, func(n *node) (list [device.Slots]control.SMMUBank, err error) {
+		for i := range list {
+			if !q.peer.all && n.sessions[i] == nil {
+				continue // nobody who asks so sees it
+			}
+			if list[i], err = readBank(n.bus, n.index, i); err != nil {
+				return list, err
+			}
+		}
+		return list, nil
+	})
+	for _, l := range looks {
+		for i, b := range l.v {
+			if !l.sees(q.peer, i, l.tenants[i].pdid, 0) {
 				continue
 			}
-			b, err := readBank(n.bus, n.index, i)
-			if err != nil {
-				return err
-			}
-			if b.FSR == 0 && !q.peer.all() {
+			if b.FSR == 0 && !q.peer.all {
 				// What stands there may be a fault of the slot's former domain.
 				b.FAR, b.FSYNR0, b.FSYNR1, b.FaultWrite = 0, 0, 0, false
 			}
 			r.Banks = append(r.Banks, b)
 		}
-		return nil
-	})
+	}
 	return r, err
 }
 
 func (d *Daemon) viewFIFO(ctx context.Context, q *query) (any, error) {
 	r := control.FIFOs{Version: control.Version, FIFOs: []control.FIFO{}}
-	err := d.each(ctx, q, func(n *node) error {
-		for _, source := range []bool{false, true} {
-			if source && n.caps&device.CapsTXFIFO == 0 {
-				continue
-			}
+	looks, err := d.looks.fifos.lookAlways(ctx, d, q, readFIFOs)
+	for _, l := range looks {
+		for _, v := range l.v {
 			f := control.FIFO{
-				Node: n.index, Name: "rxfifo", Entries: []control.FIFOEntry{},
-				Depth: int(n.caps >> device.CapsDepthShift & device.CapsDepthMask),
+				Node: l.n.index, Name: "rxfifo", Entries: []control.FIFOEntry{},
+				Depth: int(l.n.caps >> device.CapsDepthShift & device.CapsDepthMask),
 			}
-			if source {
+			if v.source {
 				f.Name = "txfifo"
 			}
-			var err error
-			if f.Level, f.Overflow, err = readFIFOStatus(n.bus, source); err != nil {
-				return err
-			}
-			for _, e := range d.machine.FIFO(n.index, source) {
-				if !n.seesPDID(q.peer, e.Entry.PDID) {
+			for _, e := range v.entries {
+				if !l.seesPDID(q.peer, e.PDID) {
 					continue
 				}
 				f.Entries = append(f.Entries, control.FIFOEntry{
-					SourceNode: uint32(e.Entry.Source), Transaction: uint16(e.Entry.Transaction),
-					Sequence: uint16(e.Entry.Sequence), PDID: uint16(e.Entry.PDID),
-					Process: e.Entry.Process, VA: control.Hex(e.Entry.VA()),
-					Response: e.Entry.Response, RemainingBytes: e.Remaining,
+					SourceNode: uint32(e.Source), Transaction: uint16(e.Transaction),
+					Sequence: uint16(e.Sequence), PDID: uint16(e.PDID),
+					Process: e.Process, VA: control.Hex(e.VA()),
+					Response: e.Response, RemainingBytes: e.remaining,
 				})
+			}
+			// How full it is tells of others.
+			f.Level = len(f.Entries)
+			if q.peer.all {
+				f.Level, f.Overflow = v.level, v.overflow
 			}
 			r.FIFOs = append(r.FIFOs, f)
 		}
-		return nil
-	})
+	}
 	return r, err
 }
 
 func (d *Daemon) viewCounters(ctx context.Context, q *query) (any, error) {
 	r := control.Counters{Version: control.Version, Counters: []control.Counter{}}
+	if !q.peer.all {
+		own, err := d.numbers(ctx, q)
+		for i := range own {
+			r.Counters = append(r.Counters, own[i].counters()...)
+		}
+		return r, err
+	}
 	if q.node == control.AllNodes {
 		r.Counters = append(r.Counters, control.Counter{
 			Node: control.AllNodes, Name: control.CounterRefused, Value: d.refused.Load(),
@@ -389,6 +419,24 @@ func (d *Daemon) viewCounters(ctx context.Context, q *query) (any, error) {
 	return r, err
 }
 
+// faultCounters lists what the fault driver counts for domains.
+func faultCounters(t *fault.Counts) []control.Counter {
+	return []control.Counter{
+		{Name: control.CounterFaults, Value: t.Entries, Help: "faults of known domains that were served"},
+		{Name: "faults_local_total", Value: t.Local, Help: "of these, at a source"},
+		{Name: "faults_remote_total", Value: t.Remote, Help: "of these, at a destination"},
+		{Name: control.CounterMinor, Value: t.Minor, Help: "page-ins that needed no device"},
+		{Name: control.CounterMajor, Value: t.Major, Help: "page-ins that read from a device"},
+		{Name: control.CounterPermission, Value: t.Permission, Help: "page-ins that copied a page before a write"},
+		{Name: "faults_duplicate_total", Value: t.Duplicates, Help: "entries that a block already waited for"},
+		{Name: "faults_delegated_total", Value: t.Delegated, Help: "faults that the process was asked to page in"},
+		{Name: control.CounterPagesIn, Value: t.Pages, Help: "pages made resident by pfd, or by processes that it had asked; not those of method touch"},
+		{Name: control.CounterRAPF, Value: t.RAPF, Help: "retransmissions asked for by pfd"},
+		{Name: control.CounterFailed, Value: t.RAPFFail, Help: "blocks ended by the fail bit"},
+		{Name: "rapf_unsent_total", Value: t.Refused + t.Busy, Help: "retransmission requests that the packetizer did not take"},
+	}
+}
+
 // counters lists a node's counters, the driver's first. On the owning goroutine.
 func (n *node) counters() ([]control.Counter, error) {
 	hw, err := readCounters(n.bus)
@@ -401,21 +449,9 @@ func (n *node) counters() ([]control.Counter, error) {
 	n.asking.Lock()
 	n.strays += n.sender.Drain()
 	n.asking.Unlock()
-	list := []control.Counter{
-		{Name: control.CounterFaults, Value: t.Entries, Help: "faults of known domains that were served"},
-		{Name: "faults_local_total", Value: t.Local, Help: "of these, at a source"},
-		{Name: "faults_remote_total", Value: t.Remote, Help: "of these, at a destination"},
-		{Name: control.CounterMinor, Value: t.Minor, Help: "page-ins that needed no device"},
-		{Name: control.CounterMajor, Value: t.Major, Help: "page-ins that read from a device"},
-		{Name: control.CounterPermission, Value: t.Permission, Help: "page-ins that copied a page before a write"},
-		{Name: "faults_duplicate_total", Value: t.Duplicates, Help: "entries that a block already waited for"},
-		{Name: "faults_delegated_total", Value: t.Delegated, Help: "faults that the process was asked to page in"},
+	list := append(faultCounters(t), []control.Counter{
 		{Name: "faults_dropped_total", Value: t.Dropped + s.BadPage + s.Invalid, Help: "entries that were not served: the guard time-out recovers"},
 		{Name: control.CounterUnattributed, Value: s.UnknownPDID, Help: "entries of a PDID that no domain has"},
-		{Name: control.CounterPagesIn, Value: t.Pages, Help: "pages made resident by pfd"},
-		{Name: control.CounterRAPF, Value: t.RAPF, Help: "retransmissions asked for by pfd"},
-		{Name: control.CounterFailed, Value: t.RAPFFail, Help: "blocks ended by the fail bit"},
-		{Name: "rapf_unsent_total", Value: t.Refused + t.Busy, Help: "retransmission requests that the packetizer did not take"},
 		{Name: "netlink_sent_total", Value: sent.Sent, Help: "fault messages sent to processes"},
 		{Name: "netlink_full_total", Value: sent.Full, Help: "fault messages not sent: the process does not read"},
 		{Name: "netlink_failed_total", Value: sent.NoReceiver + sent.Failed, Help: "fault messages not sent for another reason"},
@@ -423,12 +459,16 @@ func (n *node) counters() ([]control.Counter, error) {
 		{Name: control.CounterMailbox, Value: n.mailbox, Help: "messages drained from pfd's mailboxes"},
 		{Name: control.CounterAttached, Value: n.attached, Help: "processes attached"},
 		{Name: control.CounterEnded, Value: n.ended, Help: "attachments ended"},
-	}
+	}...)
 	if n.leases != nil {
-		list = append(list, control.Counter{Name: control.CounterLeases, Value: n.leases(), Help: "memory accesses that slept so long that their domain got a worker of its own"})
+		list = append(list, control.Counter{Name: control.CounterLeases, Value: n.leases(), Help: "memory accesses that slept so long that their domain is served apart"})
 	}
 	if n.invalidations != nil {
-		list = append(list, control.Counter{Name: control.CounterInvalidations, Value: n.invalidations(), Help: "pages of an earlier access that a later one found taken away"})
+		var all uint64
+		for _, v := range n.invalidations() {
+			all += v
+		}
+		list = append(list, control.Counter{Name: control.CounterInvalidations, Value: all, Help: "pages of an earlier access that a later one found taken away"})
 	}
 	for c := range device.Counters {
 		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: "hardware counter " + c.String()})
@@ -441,14 +481,22 @@ func (n *node) counters() ([]control.Counter, error) {
 
 func (d *Daemon) viewFaults(ctx context.Context, q *query) (any, error) {
 	r := control.Faults{Version: control.Version, Faults: []control.Fault{}}
-	err := d.each(ctx, q, func(n *node) error {
-		for _, rec := range n.faults.Records(control.MaxFaults) {
-			if n.seesRecord(q.peer, &rec) {
-				r.Faults = append(r.Faults, viewFault(n.index, &rec))
+	looks, err := d.looks.faults.look(ctx, d, q, func(n *node) (v faults, _ error) {
+		many := control.MaxFaults
+		if q.peer.all {
+			many = q.n // the others' questions share an answer
+		}
+		v.list, v.now = n.faults.Records(many), d.now()
+		return v, nil
+	})
+	for _, l := range looks {
+		for i := range l.v.list {
+			rec := &l.v.list[i]
+			if l.sees(q.peer, rec.Slot, rec.PDID, max(l.v.now-began(rec), 0)) {
+				r.Faults = append(r.Faults, viewFault(l.n.index, rec))
 			}
 		}
-		return nil
-	})
+	}
 	slices.SortStableFunc(r.Faults, func(a, b control.Fault) int { return cmp.Compare(a.TimeNS, b.TimeNS) })
 	if len(r.Faults) > q.n {
 		r.Faults = r.Faults[len(r.Faults)-q.n:]
@@ -459,7 +507,7 @@ func (d *Daemon) viewFaults(ctx context.Context, q *query) (any, error) {
 // seesRecord: a slot's former faults belong to its former domain, which another
 // uid may have had.
 func (n *node) seesRecord(p peer, rec *fault.Record) bool {
-	if p.all() {
+	if p.all {
 		return true
 	}
 	if rec.Slot < 0 || rec.Slot >= device.Slots {
@@ -493,6 +541,9 @@ func viewFault(index int, rec *fault.Record) control.Fault {
 		TimeNS: start, DrainedNS: after(rec.Drained), StartedNS: after(rec.Started),
 		ResidentNS: after(rec.Resident), RAPFNS: after(rec.Answered),
 	}
+	if rec.Cause != nil {
+		f.Reason = rec.Cause.Error()
+	}
 	if rec.Resident != 0 {
 		f.Kind = rec.Kind.String()
 	}
@@ -500,14 +551,17 @@ func viewFault(index int, rec *fault.Record) control.Fault {
 }
 
 func (d *Daemon) viewRegisters(ctx context.Context, q *query) (any, error) {
-	if !q.peer.all() {
+	if !q.peer.all {
 		return nil, &failure{http.StatusForbidden, control.CodeForbidden,
-			fmt.Sprintf("registers hold what belongs to all users: ask as root or as uid %d, which pfd runs as", os.Geteuid())}
+			"registers hold what belongs to all users: ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"}
 	}
 	r := control.Registers{Version: control.Version, Registers: []control.Register{}}
 	for _, reg := range device.Registers() {
 		if q.window != "" && q.window != reg.Window.String() {
 			continue
+		}
+		if reg.Cap&device.CapsPeek != 0 {
+			continue // eight thousand, which the channels and the FIFOs show
 		}
 		// An array at a time: the owner has other things to do in between.
 		err := d.each(ctx, q, func(n *node) error {

@@ -59,7 +59,7 @@ func (r *running) request(method, path string) (int, []byte) {
 }
 
 // Values that differ from run to run.
-var volatile = regexp.MustCompile(`"(pid|uid|uptime_ns|age_ns|socket|attach_socket|daemon_version|time_ns)": ("[^"]*"|\d+)`)
+var volatile = regexp.MustCompile(`"(pid|uid|generation|uptime_ns|age_ns|socket|attach_socket|daemon_version|time_ns)": ("[^"]*"|\d+)`)
 
 // A node whose registers hold known values answers known JSON. The golden
 // files were checked by hand against the values set here and the bits of
@@ -67,7 +67,7 @@ var volatile = regexp.MustCompile(`"(pid|uid|uptime_ns|age_ns|socket|attach_sock
 func TestGoldenAnswers(t *testing.T) {
 	r := start(t)
 	r.attach(hello())
-	r.until("the handshake is over", func() bool { return r.handshakes.total() == 0 })
+	r.until("the handshake is over", func() bool { return r.handshakes.Total() == 0 })
 	r.fake.do(func() {
 		n := r.fake.nodes[0]
 		n.Set64(device.PL, device.TXPackets.Offset(), 64)
@@ -76,37 +76,29 @@ func TestGoldenAnswers(t *testing.T) {
 		n.Set(device.SMMU, bank(device.FSR), device.FSRTF|device.FSRMULTI)
 		n.Set64(device.SMMU, bank(device.FAR), 0x7f0012345678)
 		n.Set(device.SMMU, bank(device.FSYNR0), device.FSYNR0WNR)
-		r.fake.channels = []ChannelInfo{{
-			Slot: 0, Channel: 3, PDID: 1, DstPDID: 2,
-			Descriptor: device.Descriptor{
-				Src: 0x1000, Dst: 0x7fff00002000, Size: 1 << 20, Done: device.DoneOngoing, DstNode: 1,
-			},
-			IssuedBytes: 131072, Blocks: 64, Acked: 5, InFlight: 3, Paused: 1,
-		}, {
-			Slot: 0, Channel: 31, PDID: 1,
-			Descriptor: device.Descriptor{Size: 1, Done: device.DoneFailed, Status: device.StatusDomain},
-		}, {
-			Slot: 0, Channel: 32, PDID: 1,
-			Descriptor: device.Descriptor{Size: 1, Done: device.DoneReadOngoing},
-		}}
+		n.setChannel(0, 3, device.Descriptor{
+			Src: 0x1000, Dst: 0x7fff00002000, Size: 1 << 20, Done: device.DoneOngoing, DstNode: 1,
+		}, device.ChannelState{
+			PDID: 1, DstPDID: 2, Live: true, Issued: 131072, Blocks: 64, Acked: 5, InFlight: 3, Paused: 1, Retransmitted: 7,
+			Window: 8, Class: uint8(r5.Medium), Oldest: 12, Newest: 14, AgeNS: 3e6,
+		})
+		n.setChannel(0, 31, device.Descriptor{Size: 1, Done: device.DoneFailed, Status: device.StatusDomain}, device.ChannelState{PDID: 1})
+		n.setChannel(0, 32, device.Descriptor{Size: 1, Done: device.DoneReadOngoing}, device.ChannelState{PDID: 1})
 		r.fake.transactions = []r5.TransactionInfo{{
 			ID: 12, Slot: 0, Channel: 3, Node: 1, PDID: 1, DestinationPDID: 2, State: control.TransactionPaused,
-			Sequence: 35, First: 34, Block: 7, Offset: 114688, Length: 16384, Attempts: 2, RAPFs: 1,
+			Sequence: 35, First: 34, Block: 7, Blocks: 12, Acked: 5, Offset: 114688, Length: 16384, Attempts: 2, RAPFs: 1,
 			LastCode: device.CodeSlaveError, Began: 4e9, Due: 5e9 + 100e6, Class: r5.Low,
 		}, {
 			ID: 1023, Slot: 0, Channel: 40, Node: 0x2abcde, PDID: 1, DestinationPDID: 1, State: control.TransactionIssued,
-			Sending: true, Words: true, Sequence: 16383, First: 16383, Length: 64, Began: 5e9,
+			Sending: true, Words: true, Sequence: 16383, First: 16383, Blocks: 1, Length: 64, Began: 5e9,
 		}}
-		r.fake.fifo = []FIFOInfo{{
-			Entry: device.FaultEntry{
-				Source: 0x2abcde, Transaction: 1023, Sequence: 16383, PDID: 1, Process: 2,
-				Page: 0x7f0012345, Response: device.ResponseSlaveError,
-			},
-			Remaining: 4096,
-		}}
+		n.setFIFO(0, device.FaultEntry{
+			Source: 0x2abcde, Transaction: 1023, Sequence: 16383, PDID: 1, Process: 2,
+			Page: 0x7f0012345, Response: device.ResponseSlaveError,
+		}, 4096)
 	})
 	// An ongoing transfer would make the daemon's end wait for it.
-	defer r.fake.do(func() { r.fake.channels = nil })
+	defer r.fake.do(r.fake.nodes[0].resetChannels)
 	for name, path := range map[string]string{
 		"status":       "/v1/status",
 		"nodes":        "/v1/nodes?node=1",
@@ -149,7 +141,7 @@ func TestGoldenAnswers(t *testing.T) {
 func TestTransactionsOfOthers(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
-	r.until("the handshake is over", func() bool { return r.handshakes.total() == 0 })
+	r.until("the handshake is over", func() bool { return r.handshakes.Total() == 0 })
 	slot := int(g.Slot)
 	r.fake.do(func() {
 		r.fake.transactions = []r5.TransactionInfo{
@@ -163,7 +155,7 @@ func TestTransactionsOfOthers(t *testing.T) {
 		peer peer
 		want []uint16
 	}{
-		{"root", peer{uid: 0}, []uint16{12, 13, 14}},
+		{"root", peer{uid: 0, all: true}, []uint16{12, 13, 14}},
 		{"a stranger", peer{uid: g.Peer().UID + 4711}, []uint16{}},
 	} {
 		answer, err := r.viewTransactions(t.Context(), &query{peer: tt.peer, node: 0})

@@ -126,7 +126,7 @@ With -o json each line is an object.`,
 }
 
 // eventLine has the columns of `fault show`, wide enough for what stands there.
-const eventLine = "%-7v %-18v %-11v %-8v %-6v %-10v %-9v %-18v %10v %10v %11v %8v\n"
+const eventLine = "%-7v %-18v %-11v %-8v %-6v %-10v %-9v %-18v %10v %10v %11v %8v %v\n"
 
 func (a *app) printEvent(e *control.FaultEvent) error {
 	if a.wantJSON() {

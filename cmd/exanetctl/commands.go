@@ -15,9 +15,13 @@ func (a *app) commands() []*cobra.Command {
 		a.fifoCommand(),
 		a.counterCommand(),
 		a.faultCommand(),
+		a.traceCommand(),
 		a.writeCommand(),
 		a.readCommand(),
 		a.emuCommand(),
+		a.qemuCommand(),
+		a.bindCommand(),
+		a.unbindCommand(),
 		a.replayCommand(),
 		a.versionCommand(),
 		a.processCommand(),
@@ -25,5 +29,6 @@ func (a *app) commands() []*cobra.Command {
 		a.benchCommand(),
 		a.deviceBenchCommand(),
 		a.echoCommand(),
+		a.guestCommand(),
 	}
 }

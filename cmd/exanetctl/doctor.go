@@ -13,7 +13,7 @@ import (
 // Verdicts of a check.
 const (
 	verdictOK      = "ok"
-	verdictLater   = "later"   // not there, and nothing in this release uses it
+	verdictLater   = "later"   // not there, and nothing of this machine uses it
 	verdictWarning = "warning" // the main job works; something is slower or off
 	verdictError   = "error"   // the main job does not work
 )
@@ -35,11 +35,10 @@ type report struct {
 
 // Capabilities that matter here (linux/capability.h).
 const (
-	capDACOverride = 1
-	capSysPtrace   = 19
-	capSysAdmin    = 21
-	capPerfmon     = 38
-	capBPF         = 39
+	capSysPtrace = 19
+	capSysAdmin  = 21
+	capPerfmon   = 38
+	capBPF       = 39
 )
 
 // facts is what the doctor saw. The checks are judged from it alone.
@@ -51,8 +50,8 @@ type facts struct {
 	Pagemap      error  // reading the residency of an own page
 	PagemapScan  error  // PAGEMAP_SCAN
 	ProcmapQuery error  // PROCMAP_QUERY
-	Mem          error  // reading own memory through /proc/self/mem
 	ProcessVM    error  // process_vm_readv of own memory
+	Kcmp         error  // kcmp(2) of own address space
 	Memfd        error  // a sealed memfd
 	PeerPidfd    error  // SO_PEERPIDFD
 	Netlink      error  // a NETLINK_USERSOCK socket
@@ -66,6 +65,9 @@ type facts struct {
 	VFIO         bool   // /dev/vfio/vfio
 	IOMMUFD      bool   // /dev/iommu
 	IOMMUGroups  int
+	Nodes        int    // PCI functions that are nodes
+	Node         error  // why pfd cannot have one of them
+	NodeMend     string // what settles that
 	UIO          int    // UIO devices
 	Memlock      uint64 // RLIMIT_MEMLOCK, bytes; all ones: unlimited
 	Socket       string // control socket
@@ -88,8 +90,8 @@ func (f facts) judge() []check {
 		verdict                 string // where err is not nil
 	}{
 		{"pagemap", "readable", "the emulated SMMU's walk", "mount /proc (a container may hide it)", f.Pagemap, verdictError},
-		{"proc-mem", "readable", "moving data without pinning", "mount /proc, and allow reading /proc/PID/mem in the security policy", f.Mem, verdictError},
-		{"process_vm", "works", "the gup method", "allow process_vm_readv and process_vm_writev in the seccomp policy, or use --method touch", f.ProcessVM, verdictError},
+		{"process_vm", "works", "moving data without pinning", "allow process_vm_readv and process_vm_writev in the seccomp policy", f.ProcessVM, verdictError},
+		{"kcmp", "works", "naming a process's memory by its keeper", "allow kcmp in the seccomp policy, or use a kernel with CONFIG_KCMP", f.Kcmp, verdictError},
 		{"memfd", "works, with seals", "attachments", "allow memfd_create in the seccomp policy", f.Memfd, verdictError},
 		{"netlink", "works", "the touch method", "allow sockets of family AF_NETLINK, protocol NETLINK_USERSOCK, or use --method gup", f.Netlink, verdictError},
 		{"populate", "works", "the touch method", "use Linux 5.14 or newer", f.Populate, verdictError},
@@ -116,33 +118,25 @@ func (f facts) kernel() check {
 	return c
 }
 
-// ptrace judges the right to read and write other processes' memory: what
-// /proc/PID/mem and process_vm_* ask for is PTRACE_MODE_ATTACH
-// (ptrace(2), "Ptrace access mode checking"; Yama: admin-guide/LSM/Yama.rst). The
-// files of /proc/PID belong to the process's user besides: a capability over the
-// process does not open them (proc(5)).
+// ptrace judges the right to reach other processes' memory, PTRACE_MODE_ATTACH
+// (ptrace(2), "Ptrace access mode checking"; Yama: admin-guide/LSM/Yama.rst). pfd
+// uses its own for processes of its user; others start a helper of their own, by
+// the same rule.
 func (f facts) ptrace() check {
 	c := check{Name: "ptrace", Verdict: verdictOK, Need: "reaching the memory of attached processes"}
-	capable := f.cap(capSysPtrace)
 	switch {
 	case f.Yama >= 3:
 		c.Verdict = verdictError
 		c.Found = fmt.Sprintf("Yama ptrace_scope %d: nobody may", f.Yama)
 		c.Mend = "set kernel.yama.ptrace_scope to 1 in /etc/sysctl.d and restart the machine (3 cannot be lowered while it runs)"
-	case capable && f.cap(capDACOverride):
-		c.Found = "CAP_SYS_PTRACE and CAP_DAC_OVERRIDE: every process"
-	case capable:
-		c.Verdict = verdictWarning
-		c.Found = "CAP_SYS_PTRACE without CAP_DAC_OVERRIDE: processes of this user, since /proc/PID/mem belongs to its user"
-		c.Mend = "for processes of other users give pfd both: setcap cap_sys_ptrace,cap_dac_override+ep bin/pfd"
-	case f.Yama == 2:
+	case f.Yama == 2 && !f.cap(capSysPtrace):
 		c.Verdict = verdictError
-		c.Found = "Yama ptrace_scope 2 and no CAP_SYS_PTRACE"
-		c.Mend = "give pfd CAP_SYS_PTRACE (setcap cap_sys_ptrace+ep bin/pfd; for processes of other users cap_dac_override, too), or sysctl kernel.yama.ptrace_scope=1"
+		c.Found = "Yama ptrace_scope 2: only processes with CAP_SYS_PTRACE"
+		c.Mend = "sysctl kernel.yama.ptrace_scope=1"
 	case f.Yama == 1:
-		c.Found = "Yama ptrace_scope 1: processes of this user that attach through the library"
+		c.Found = "Yama ptrace_scope 1: processes that attach through the library"
 	default:
-		c.Found = "processes of this user that are dumpable"
+		c.Found = "processes that are dumpable: this user's by pfd, others' by helpers of their own"
 	}
 	return c
 }
@@ -155,13 +149,13 @@ func (f facts) userfaultfd() check {
 		c.Mend = "use a kernel with CONFIG_USERFAULTFD, and allow userfaultfd in the seccomp policy"
 	case !f.UffdFull:
 		c.Verdict, c.Found = verdictWarning, "user mode only: system calls fail on absent pages"
-		c.Mend = "sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd for pfd"
+		c.Mend = "sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd for the processes that attach with method uffd: their library makes the userfaultfd"
 	}
 	return c
 }
 
 func (f facts) bpf() check {
-	c := check{Name: "bpf", Verdict: verdictOK, Need: "nothing yet (tracing in the kernel)"}
+	c := check{Name: "bpf", Verdict: verdictOK, Need: "exanetctl trace"}
 	var found, mend []string
 	if !f.BTF {
 		found = append(found, "no BTF")
@@ -177,11 +171,15 @@ func (f facts) bpf() check {
 	}
 	if !f.BPFFS {
 		found = append(found, "bpffs not mounted")
-		mend = append(mend, "mount -t bpf bpf /sys/fs/bpf")
+		mend = append(mend, "mount -t bpf bpf /sys/fs/bpf (root's `trace on` does it)")
 	}
-	if f.Lockdown != "" && f.Lockdown != "none" {
+	if !f.atLeast(6, 6) && !f.cap(capSysAdmin) {
+		found = append(found, "Linux older than 6.6")
+		mend = append(mend, "without uprobe_multi trace needs CAP_SYS_ADMIN: use Linux 6.6 or newer")
+	}
+	if f.Lockdown == "confidentiality" {
 		found = append(found, "lockdown "+f.Lockdown)
-		mend = append(mend, "lockdown forbids kernel reads in BPF: it can only be lifted at boot")
+		mend = append(mend, "this lockdown forbids BPF programs to read the kernel's memory: the stages are measured, what needs such reads is not (trace status tells); it can only be lifted at boot")
 	}
 	if len(found) > 0 {
 		c.Verdict = verdictLater
@@ -193,8 +191,12 @@ func (f facts) bpf() check {
 }
 
 func (f facts) vfio() check {
-	c := check{Name: "vfio", Verdict: verdictOK, Need: "nothing yet (a card over VFIO)"}
+	c := check{Name: "vfio", Verdict: verdictOK, Need: "nodes that are PCI functions (pfd --device vfio:ADDRESS)"}
 	switch {
+	case f.Node != nil:
+		c.Verdict, c.Found, c.Mend = verdictWarning, f.Node.Error(), f.NodeMend
+	case f.Nodes > 0:
+		c.Found = fmt.Sprintf("%d nodes, ready for pfd", f.Nodes)
 	case f.IOMMUFD && f.VFIO, f.IOMMUFD && f.IOMMUGroups > 0:
 		c.Found = fmt.Sprintf("iommufd, %d IOMMU groups", f.IOMMUGroups)
 	case f.VFIO && f.IOMMUGroups > 0:
@@ -219,7 +221,7 @@ func (f facts) uio() check {
 }
 
 func (f facts) memlock() check {
-	c := check{Name: "memlock", Verdict: verdictOK, Need: "nothing yet (a card over VFIO, where mapping pins)"}
+	c := check{Name: "memlock", Verdict: verdictOK, Need: "nodes that are PCI functions: mapping for them pins"}
 	if f.Memlock == ^uint64(0) {
 		c.Found = "unlimited"
 		return c
@@ -227,7 +229,10 @@ func (f facts) memlock() check {
 	c.Found = bytesText(f.Memlock)
 	if f.Memlock < 64<<20 {
 		c.Verdict = verdictLater
-		c.Mend = "for VFIO only: LimitMEMLOCK=infinity in the service, or ulimit -l unlimited"
+		if f.Nodes > 0 {
+			c.Verdict = verdictWarning
+		}
+		c.Mend = "for VFIO only: LimitMEMLOCK of the windows and their tables in the service (528M for two nodes), or ulimit -l"
 	}
 	return c
 }
@@ -256,7 +261,7 @@ func (a *app) doctorCommand() *cobra.Command {
 		Long: `doctor checks what this machine allows and names the mend of each trouble.
 It needs no daemon. "error" stops the main job, RDMA into absent memory by the
 emulator; "warning" makes something slower or switches off what the main job
-does not need; "later" is not there and used by nothing in this release (-j has its
+does not need; "later" is not there and used by nothing on this machine (-j has its
 mend). The exit code is 1 when there is an error.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -11,6 +11,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/vfio/kernel"
 )
 
 // ioctl numbers of linux/fs.h: _IOWR('f', 16, struct pm_scan_arg) of 96 bytes
@@ -28,8 +31,8 @@ func gather(root, socket string) facts {
 		Pagemap:      probePagemap(filepath.Join(root, "proc/self/pagemap")),
 		PagemapScan:  probeIoctl(filepath.Join(root, "proc/self/pagemap"), ioctlPagemapScan),
 		ProcmapQuery: probeIoctl(filepath.Join(root, "proc/self/maps"), ioctlProcmapQuery),
-		Mem:          probeMem(filepath.Join(root, "proc/self/mem")),
 		ProcessVM:    probeProcessVM(),
+		Kcmp:         probeKcmp(),
 		Memfd:        probeMemfd(),
 		PeerPidfd:    probePeerPidfd(),
 		Netlink:      probeSocket(),
@@ -37,12 +40,31 @@ func gather(root, socket string) facts {
 		Uffd:         probeUserfaultfd(unix.O_CLOEXEC | unix.O_NONBLOCK | uffdUserModeOnly),
 	}
 	f.readFiles(root)
+	f.lookAtNodes()
 	f.UffdFull = probeUserfaultfd(unix.O_CLOEXEC|unix.O_NONBLOCK) == nil || usable(filepath.Join(root, "dev/userfaultfd"))
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) == nil {
 		f.Memlock = lim.Cur
 	}
 	return f
+}
+
+// lookAtNodes finds the machine's nodes, and what keeps pfd from them.
+func (f *facts) lookAtNodes() {
+	addrs, err := kernel.Find(mediate.PCIVendor, mediate.PCIDevice)
+	if err != nil {
+		return // a machine without PCI
+	}
+	f.Nodes = len(addrs)
+	for _, addr := range addrs {
+		if err := kernel.Check(addr); err != nil {
+			f.Node = err
+			if e := new(kernel.Error); errors.As(err, &e) {
+				f.Node, f.NodeMend = fmt.Errorf("%s: %w", addr, e.Err), e.Remedy
+			}
+			return
+		}
+	}
 }
 
 // readFiles takes the facts that stand in files below root.
@@ -154,19 +176,12 @@ func probePagemap(name string) error {
 	return nil
 }
 
-func probeMem(name string) error {
-	file, err := os.Open(name)
-	if err != nil {
-		return fmt.Errorf("cannot open: %w", err)
-	}
-	defer file.Close()
-	data := []byte{0x5a}
-	var got [1]byte
-	if _, err := file.ReadAt(got[:], int64(address(data))); err != nil {
-		return fmt.Errorf("cannot read: %w", err)
-	}
-	if got[0] != data[0] {
-		return errors.New("reads something else than memory holds")
+// probeKcmp compares this process's address space with itself.
+func probeKcmp() error {
+	const kcmpVM = 1 // KCMP_VM, linux/kcmp.h
+	pid := uintptr(os.Getpid())
+	if _, _, errno := unix.Syscall6(unix.SYS_KCMP, pid, pid, kcmpVM, 0, 0, 0); errno != 0 {
+		return os.NewSyscallError("kcmp", errno)
 	}
 	return nil
 }

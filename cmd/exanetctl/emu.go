@@ -55,7 +55,7 @@ ends it with exit code 0.`,
 	fs.StringVar(&f.directory, "socket-dir", "", "directory of the sockets; it is made where it is not there")
 	fs.IntVar(&f.vaBits, "va-bits", f.vaBits, "width of virtual addresses, 39 to 48")
 	fs.BoolVar(&f.noTXFIFO, "no-txfifo", false, "no FIFO for source faults: the sender's time-out finds them")
-	fs.StringVar(&f.firmware, "firmware-options", "", "optimizations of the firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit with commas between, each perhaps with no- before it (default all)")
+	fs.StringVar(&f.firmware, "firmware-options", "", "optimizations of the firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks with commas between, each perhaps with no- before it (default all)")
 	fs.StringVar(&f.level, "log-level", f.level, "debug, info, warn or error")
 	return c
 }

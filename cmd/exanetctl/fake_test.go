@@ -83,11 +83,11 @@ var fakeAnswers = map[string]any{
 	control.PathChannels: control.Channels{Version: 1, Channels: []control.Channel{
 		{Node: 0, Slot: 3, Channel: 0, PDID: 0x101, State: "completed", Src: 0x7f0000001000, Dst: 0x7f0000002000, SizeBytes: 4096, IssuedBytes: 4096, Blocks: 1, Acked: 1, DstNode: 1, DstPDID: 0x101, AgeNS: -1},
 		{Node: 0, Slot: 3, Channel: 5, PDID: 0x101, State: "failed", Status: 2, StatusText: "decode error", Src: 0x1000, Dst: 0x2000, SizeBytes: 4097, IssuedBytes: 4097, Blocks: 2, Acked: 1, InFlight: 1, Paused: 1, DstNode: 1, AgeNS: -1},
-		{Node: 0, Slot: 3, Channel: 6, PDID: 0x101, State: "ongoing", Src: 0x3000, Dst: 0x4000, SizeBytes: 1 << 20, IssuedBytes: 1 << 18, Blocks: 64, Acked: 8, InFlight: 8, Paused: 3, DstNode: 1, Class: "low", Window: 8, OldestSequence: 35, NewestSequence: 42, AgeNS: 1250400},
+		{Node: 0, Slot: 3, Channel: 6, PDID: 0x101, State: "ongoing", Src: 0x3000, Dst: 0x4000, SizeBytes: 1 << 20, IssuedBytes: 1 << 18, Blocks: 64, Acked: 8, InFlight: 8, Paused: 3, Retransmitted: 4, DstNode: 1, Class: "low", Window: 8, OldestSequence: 35, NewestSequence: 42, AgeNS: 1250400},
 	}},
 	control.PathTransactions: control.Transactions{Version: 1, Transactions: []control.Transaction{
-		{Node: 0, ID: 12, Slot: 3, Channel: 5, PDID: 0x101, DstNode: 1, DstPDID: 0x101, State: control.TransactionPaused, Class: "low", Sequence: 35, First: 34, Block: 7, OffsetBytes: 114688, LengthBytes: 16384, Attempts: 2, RAPFs: 1, LastCode: 1, AgeNS: 1250000, DueNS: 98750000},
-		{Node: 1, ID: 1023, Slot: 0, Channel: 40, PDID: 0x102, DstNode: 0x2abcde, DstPDID: 0x101, State: control.TransactionIssued, Class: "high", Sending: true, Words: true, Sequence: 16383, First: 16383, LengthBytes: 64, AgeNS: 700, DueNS: -1},
+		{Node: 0, ID: 12, Slot: 3, Channel: 5, PDID: 0x101, DstNode: 1, DstPDID: 0x101, State: control.TransactionPaused, Class: "low", Sequence: 35, First: 34, Block: 7, Blocks: 12, Acked: 5, OffsetBytes: 114688, LengthBytes: 16384, Attempts: 2, RAPFs: 1, LastCode: 1, AgeNS: 1250000, DueNS: 98750000},
+		{Node: 1, ID: 1023, Slot: 0, Channel: 40, PDID: 0x102, DstNode: 0x2abcde, DstPDID: 0x101, State: control.TransactionRetransmitted, Class: "high", Sending: true, Words: true, Sequence: 16383, First: 16383, Blocks: 1, LengthBytes: 64, AgeNS: 700, DueNS: -1},
 	}},
 	control.PathSMMU: control.SMMU{Version: 1, Banks: []control.SMMUBank{
 		{Node: 0, Bank: 3, PDID: 0x101, Enabled: true, Stream: "translate", StreamOn: true, SCTLR: 0x167, FSR: 0x80000002, FSRFlags: []string{"TF", "MULTI"}, FAR: 0x7f0000002000, FSYNR0: 0x10, FaultWrite: true},

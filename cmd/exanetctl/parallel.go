@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -27,7 +28,7 @@ func (w writeFlags) set() ([]workload.Parallel, error) {
 	set := make([]workload.Parallel, w.parallel)
 	for i := range set {
 		var err error
-		if set[i].Size, err = parseSize(sizes[i%len(sizes)]); err != nil {
+		if set[i].Size, err = config.ParseSize(sizes[i%len(sizes)]); err != nil {
 			return nil, err
 		}
 		switch class := classes[i%len(classes)]; class {

@@ -67,9 +67,12 @@ func run(ctx context.Context, args []string, s streams) int {
 }
 
 func exitCode(err error) int {
+	var exit *exitError
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.As(err, &exit):
+		return exit.code
 	case errors.Is(err, errUsage):
 		return exitUsage
 	case errors.Is(err, control.ErrNoDaemon):

@@ -201,7 +201,7 @@ func (a *app) channelCommand() *cobra.Command {
 		if err := missing(channels, args, "channel"); err != nil {
 			return err
 		}
-		t := a.table("CHANNEL", "PDID", "STATE", "STATUS", "CLASS", "SRC", "DST", "SIZE", "ISSUED", "TO", "BLOCKS", "ACKED", "IN_FLIGHT", "WINDOW", "PAUSED", "SEQUENCES", "AGE")
+		t := a.table("CHANNEL", "PDID", "STATE", "STATUS", "CLASS", "SRC", "DST", "SIZE", "ISSUED", "TO", "BLOCKS", "ACKED", "IN_FLIGHT", "WINDOW", "PAUSED", "RESENT", "SEQUENCES", "AGE")
 		for _, ch := range channels {
 			status := ch.StatusText
 			if status == "" && ch.Status != 0 {
@@ -217,7 +217,7 @@ func (a *app) channelCommand() *cobra.Command {
 			if ch.AgeNS >= 0 {
 				age = time.Duration(ch.AgeNS).Round(time.Microsecond).String()
 			}
-			t.add(fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel), fmt.Sprintf("0x%04x", ch.PDID), ch.State, status, ch.Class, ch.Src, ch.Dst, bytesText(ch.SizeBytes), bytesText(ch.IssuedBytes), fmt.Sprintf("0x%06x:0x%04x", ch.DstNode, ch.DstPDID), ch.Blocks, ch.Acked, ch.InFlight, window, ch.Paused, sequences, age)
+			t.add(fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel), fmt.Sprintf("0x%04x", ch.PDID), ch.State, status, ch.Class, ch.Src, ch.Dst, bytesText(ch.SizeBytes), bytesText(ch.IssuedBytes), fmt.Sprintf("0x%06x:0x%04x", ch.DstNode, ch.DstPDID), ch.Blocks, ch.Acked, ch.InFlight, window, ch.Paused, ch.Retransmitted, sequences, age)
 		}
 		return t.flush()
 	})
@@ -244,7 +244,7 @@ func (a *app) transactionCommand() *cobra.Command {
 		if err := missing(list, args, "transaction"); err != nil {
 			return err
 		}
-		t := a.table("TRANSACTION", "CHANNEL", "PDID", "TO", "STATE", "CLASS", "SEQUENCE", "BLOCK", "OFFSET", "LENGTH", "ATTEMPTS", "RAPFS", "LAST_NACK", "AGE", "DUE")
+		t := a.table("TRANSACTION", "CHANNEL", "PDID", "TO", "STATE", "CLASS", "SEQUENCE", "BLOCK", "ACKED", "OFFSET", "LENGTH", "ATTEMPTS", "RAPFS", "LAST_NACK", "AGE", "DUE")
 		for _, x := range list {
 			due, nack := "", ""
 			if x.DueNS >= 0 {
@@ -253,7 +253,7 @@ func (a *app) transactionCommand() *cobra.Command {
 			if x.LastCode != 0 {
 				nack = strconv.Itoa(int(x.LastCode))
 			}
-			t.add(fmt.Sprintf("%d/%d", x.Node, x.ID), fmt.Sprintf("%d/%d/%d", x.Node, x.Slot, x.Channel), fmt.Sprintf("0x%04x", x.PDID), fmt.Sprintf("0x%06x:0x%04x", x.DstNode, x.DstPDID), x.State, x.Class, x.Sequence, x.Block, bytesText(uint64(x.OffsetBytes)), bytesText(uint64(x.LengthBytes)), x.Attempts, x.RAPFs, nack, time.Duration(x.AgeNS).Round(time.Microsecond), due)
+			t.add(fmt.Sprintf("%d/%d", x.Node, x.ID), fmt.Sprintf("%d/%d/%d", x.Node, x.Slot, x.Channel), fmt.Sprintf("0x%04x", x.PDID), fmt.Sprintf("0x%06x:0x%04x", x.DstNode, x.DstPDID), x.State, x.Class, x.Sequence, x.Block, fmt.Sprintf("%d/%d", x.Acked, x.Blocks), bytesText(uint64(x.OffsetBytes)), bytesText(uint64(x.LengthBytes)), x.Attempts, x.RAPFs, nack, time.Duration(x.AgeNS).Round(time.Microsecond), due)
 		}
 		return t.flush()
 	})
@@ -423,7 +423,7 @@ func (a *app) faultCommand() *cobra.Command {
 }
 
 func faultColumns() []string {
-	return []string{"DOMAIN", "PAGE", "SIDE", "METHOD", "POLICY", "KIND", "OUTCOME", "TRANSFER", "DRAINED_US", "PAGE-IN_US", "RESIDENT_US", "RAPF_US"}
+	return []string{"DOMAIN", "PAGE", "SIDE", "METHOD", "POLICY", "KIND", "OUTCOME", "TRANSFER", "DRAINED_US", "PAGE-IN_US", "RESIDENT_US", "RAPF_US", "REASON"}
 }
 
 func faultCells(f *control.Fault) []any {
@@ -437,7 +437,7 @@ func faultCells(f *control.Fault) []any {
 	}
 	return []any{
 		fmt.Sprintf("%d/%d", f.Node, f.Slot), f.Page, side, f.Method, f.Policy, f.Kind, f.Outcome, transfer,
-		micros(f.DrainedNS), micros(f.StartedNS), micros(f.ResidentNS), micros(f.RAPFNS),
+		micros(f.DrainedNS), micros(f.StartedNS), micros(f.ResidentNS), micros(f.RAPFNS), f.Reason,
 	}
 }
 

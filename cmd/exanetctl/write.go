@@ -5,14 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/groupname"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/workload"
@@ -121,7 +120,7 @@ func (w writeFlags) request(socket string) (workload.Request, error) {
 	if len(set) > 0 {
 		q.Size, q.Urgent = set[0].Size, set[0].Urgent
 	}
-	q.Offset, errs[1] = parseSize(w.offset)
+	q.Offset, errs[1] = config.ParseSize(w.offset)
 	q.Src, errs[2] = workload.ParseState(w.src)
 	q.Dst, errs[3] = workload.ParseState(w.dst)
 	q.Waiting, errs[4] = workload.ParseWaiting(w.waiting)
@@ -226,7 +225,7 @@ func (a *app) printResult(q workload.Request, r workload.Result) error {
 		{"arrived", fmt.Sprintf("%d bytes", r.Bytes)},
 		{"verified", verified},
 		{"faults", fmt.Sprintf("%d, %d pages paged in", r.Faults, r.PagesPagedIn)},
-		{"retransmissions", fmt.Sprintf("%d, %d asked for by RAPF, %d time-outs", r.Retransmits, r.RAPF, r.Timeouts)},
+		{"retransmissions", fmt.Sprintf("%d, %d asked for by RAPF, %d time-outs, %d guard time-outs", r.Retransmits, r.RAPF, r.Timeouts, r.Guards)},
 		{"pinned", fmt.Sprintf("%d bytes", r.PinnedBytes)},
 	}
 	for _, row := range rows {
@@ -236,6 +235,9 @@ func (a *app) printResult(q workload.Request, r workload.Result) error {
 		l := r.Latency
 		t.add("latency", fmt.Sprintf("%.1f us median (p90 %.1f, p99 %.1f, mean %.1f, %.1f to %.1f), %s", l.P50, l.P90, l.P99, l.Mean, l.Min, l.Max, waitingText(r.Waiting)))
 		t.add("throughput", fmt.Sprintf("%.3f Gb/s", r.ThroughputGbps))
+		if r.Timeouts+r.Guards > 0 {
+			t.add("distorted", "time-outs are part of these times: a busy machine, a slow process, or something lost (exanetctl counter)")
+		}
 	}
 	return t.flush()
 }
@@ -245,28 +247,6 @@ func waitingText(w workload.Waiting) string {
 		return "polling"
 	}
 	return "sleeping"
-}
-
-// parseSize reads a number of bytes with an optional unit.
-func parseSize(s string) (uint64, error) {
-	digits := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-	unit := strings.ToLower(strings.TrimSpace(s[len(digits):]))
-	n, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("size %q: want a number and perhaps a unit, as 4096 or 4KiB", s)
-	}
-	factor, ok := map[string]uint64{
-		"": 1, "b": 1,
-		"k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30,
-		"kb": 1e3, "mb": 1e6, "gb": 1e9,
-	}[unit]
-	if !ok {
-		return 0, fmt.Errorf("size %q: no unit %q: want B, KiB, MiB, GiB, kB, MB or GB", s, unit)
-	}
-	if n > math.MaxUint64/factor {
-		return 0, fmt.Errorf("size %q: too large", s)
-	}
-	return n * factor, nil
 }
 
 // progress draws a bar on a terminal.

@@ -11,9 +11,17 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/exanet/pfd/daemon"
 )
 
 func main() {
+	if daemon.IsMemoryHelper(os.Args) {
+		if daemon.ServeMemory() != nil {
+			os.Exit(exitFailed) // pfd has been told why
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// The first signal drains; a second one ends pfd at once.
 	context.AfterFunc(ctx, stop)

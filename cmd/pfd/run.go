@@ -52,7 +52,8 @@ func command(args []string, stderr io.Writer) *cobra.Command {
 pinned. With --device emu it holds the emulated nodes in its own process. With
 --device vfio-user:PATH it drives a node that is served at a socket (exanetctl emu
 serve), or several, with commas between their paths; memory then has to be shared
-by the processes (rdma.Alloc), and a device that goes is waited for.
+by the processes (rdma.Alloc), and a device that goes is waited for. With --device
+vfio:ADDRESS the node is a PCI function of this machine (docs/guests.md).
 
 Processes attach at PATH.attach; exanetctl, curl and Prometheus ask at PATH.
 SIGTERM ends it: no new attachments, running transfers may finish for a bounded

@@ -47,6 +47,7 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	shutIn(&cfg, o.file, cfg.Groups)
 	stop, stopReloading := context.WithCancel(ctx)
 	reloading := make(chan struct{})
 	go func() {

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/vfio/kernel"
+)
+
+// bindFlags are the flags of bind and unbind.
+type bindFlags struct {
+	all  bool
+	wait int
+}
+
+func (a *app) bindCommand() *cobra.Command {
+	f := bindFlags{}
+	c := &cobra.Command{
+		Use:   "bind [ADDRESS...]",
+		Short: "Give nodes to vfio-pci, so that pfd can drive them",
+		Long: `bind takes PCI functions from the drivers that have them and gives them to
+vfio-pci (pfd --device vfio:ADDRESS). It prints the addresses. It wants root.`,
+		Example: `  exanetctl bind 0000:01:00.0
+  pfd --device vfio:0000:01:00.0`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return a.bind(cmd.Context(), f, args, kernel.Bind) },
+	}
+	f.flags(c)
+	c.Flags().IntVar(&f.wait, "wait", 0, "with --all: wait until there are that many nodes")
+	return c
+}
+
+func (a *app) unbindCommand() *cobra.Command {
+	f := bindFlags{}
+	c := &cobra.Command{
+		Use:   "unbind [ADDRESS...]",
+		Short: "Take nodes from vfio-pci again",
+		Args:  cobra.ArbitraryArgs,
+		RunE:  func(cmd *cobra.Command, args []string) error { return a.bind(cmd.Context(), f, args, kernel.Unbind) },
+	}
+	f.flags(c)
+	return c
+}
+
+func (f *bindFlags) flags(c *cobra.Command) {
+	c.Flags().BoolVar(&f.all, "all", false, "all nodes of this machine")
+}
+
+// look is the time between two looks for nodes (ours).
+const look = 20 * time.Millisecond
+
+func (a *app) bind(ctx context.Context, f bindFlags, addrs []string, do func(string) error) error {
+	switch {
+	case f.all && len(addrs) > 0:
+		return usagef("bind: ADDRESS or --all, not both")
+	case !f.all && len(addrs) == 0:
+		return usagef("bind: want the address of a PCI function, as 0000:01:00.0, or --all")
+	}
+	for _, addr := range addrs {
+		if err := kernel.CheckAddress(addr); err != nil {
+			return usagef("%w", err)
+		}
+	}
+	for f.all {
+		var err error
+		if addrs, err = kernel.Find(mediate.PCIVendor, mediate.PCIDevice); err != nil {
+			return err
+		}
+		if len(addrs) >= f.wait {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(look):
+		}
+	}
+	if len(addrs) == 0 {
+		return fmt.Errorf("this machine has no node: no PCI device %04x:%04x", mediate.PCIVendor, mediate.PCIDevice)
+	}
+	for _, addr := range addrs {
+		if err := do(addr); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(a.out, addr); err != nil {
+			return fmt.Errorf("standard output: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,268 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/exanet/pfd/qemu"
+	"github.com/exanet/pfd/qemu/agent"
+	"github.com/exanet/pfd/qemu/guest"
+)
+
+// exitError is the exit code of a command in a guest, which has said itself what
+// went wrong.
+type exitError struct{ code int }
+
+func (e *exitError) Error() string        { return fmt.Sprintf("exit code %d", e.code) }
+func (e *exitError) Is(target error) bool { return target == errReported }
+
+// qemuFlags are the flags of all qemu commands.
+type qemuFlags struct {
+	cache, dir, programs string
+	fetch                bool
+	what                 qemu.What
+	modules              string
+	guests, nodes        int
+	noPFD                bool
+}
+
+func (a *app) qemuCommand() *cobra.Command {
+	f := &qemuFlags{guests: 2, nodes: 2}
+	c := &cobra.Command{
+		Use:   "qemu",
+		Short: "Virtual machines that have emulated nodes as PCI devices",
+		Long: `qemu boots virtual machines whose PCI devices are emulated nodes, with a pfd in
+each that drives them through the guest's VFIO (docs/guests.md).`,
+		Example: `  exanetctl qemu setup
+  exanetctl qemu boot --nodes 2
+  exanetctl qemu run 0 -- exanetctl write --dst absent
+  exanetctl qemu shell 1
+  exanetctl qemu stop`,
+		Args: cobra.ArbitraryArgs,
+		RunE: orHelp,
+	}
+	p := c.PersistentFlags()
+	p.StringVar(&f.cache, "cache", "", "directory of what setup fetches and makes (default $XDG_CACHE_HOME/exanet/qemu)")
+	p.StringVar(&f.dir, "dir", "", "directory of the guests that run (default /run/exanet/qemu as root, else $XDG_RUNTIME_DIR/exanet/qemu)")
+	p.StringVar(&f.programs, "programs", "", "directory of the pfd and exanetctl that guests get (default that of this exanetctl)")
+
+	setup := &cobra.Command{
+		Use:   "setup",
+		Short: "Fetch QEMU and a kernel, make a guest, boot it once and save it",
+		Long: `setup makes what boot needs: QEMU 10.1 or newer, from PATH or by Debian's archive,
+a kernel of Debian's with its VFIO modules, an initramfs with pfd and exanetctl,
+and the state of a guest that was booted once. It needs a Debian host's apt and
+dpkg, installs nothing, and may be interrupted: it goes on where it stopped. Once
+all is there it needs no network.`,
+		Args: maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cache, err := a.qemuCache(f)
+			if err != nil {
+				return err
+			}
+			if f.fetch {
+				return cache.Fetch(cmd.Context(), f.what)
+			}
+			return cache.Setup(cmd.Context(), f.what)
+		},
+	}
+	setup.Flags().BoolVar(&f.what.Refresh, "refresh", false, "take the archive's newest packages instead of those that the cache holds")
+	setup.Flags().BoolVar(&f.what.IOMMUFD, "iommufd", false, "build the kernel's modules with iommufd and VFIO devices' own files, which Debian's lack (some 240 MB to fetch)")
+	setup.Flags().BoolVar(&f.fetch, "fetch", false, "only fetch: the first boot makes the rest")
+
+	boot := &cobra.Command{
+		Use:   "boot",
+		Short: "Start guests, and a pfd in each",
+		Args:  maxArgs(0),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return a.qemuBoot(cmd.Context(), f) },
+	}
+	boot.Flags().IntVar(&f.guests, "guests", f.guests, "guests, 1 to 15")
+	boot.Flags().IntVar(&f.nodes, "nodes", f.nodes, "nodes of each guest, 0 to 4")
+	boot.Flags().StringVar(&f.modules, "modules", guest.SetStock, "stock, Debian's modules of VFIO (groups and type 1), or iommufd (setup --iommufd)")
+	boot.Flags().BoolVar(&f.noPFD, "no-pfd", false, "plug the nodes in, and leave them alone")
+
+	run := &cobra.Command{
+		Use:   "run GUEST -- COMMAND...",
+		Short: "Run a command in a guest; its exit code is this one's",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 && args[1] == "--" {
+				args = append(args[:1:1], args[2:]...)
+			}
+			if len(args) < 2 {
+				return usagef("qemu run: want the number of a guest and a command: `%s`", useLine(cmd))
+			}
+			return a.qemuRun(cmd.Context(), f, args[0], agent.Command{Exec: agent.Exec{Args: args[1:]}, Stdin: a.in, Stdout: a.out, Stderr: a.err})
+		},
+	}
+	// What follows the guest's number is the command's, flags as well.
+	run.Flags().SetInterspersed(false)
+
+	shell := &cobra.Command{
+		Use:   "shell GUEST",
+		Short: "A shell in a guest; exit or Ctrl-D ends it",
+		Args:  maxArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) < 1 {
+				return usagef("qemu shell: want the number of a guest: `%s`", useLine(cmd))
+			}
+			return a.qemuShell(cmd.Context(), f, args[0])
+		},
+	}
+	stop := &cobra.Command{
+		Use:   "stop",
+		Short: "End the guests, and then the process of their nodes",
+		Args:  maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			fleet, err := f.open()
+			if errors.Is(err, qemu.ErrNone) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return fleet.Stop(cmd.Context())
+		},
+	}
+	c.AddCommand(setup, boot, run, shell, stop)
+	return c
+}
+
+func (a *app) qemuCache(f *qemuFlags) (*qemu.Cache, error) {
+	c := &qemu.Cache{Dir: f.cache, Programs: f.programs, Say: func(format string, args ...any) {
+		// A standard error that is closed is the caller's affair.
+		_, _ = fmt.Fprintf(a.err, "qemu: "+format+"\n", args...)
+	}}
+	var err error
+	if c.Dir == "" {
+		if c.Dir, err = qemu.DefaultCache(); err != nil {
+			return nil, err
+		}
+	}
+	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
+		return nil, err
+	}
+	if c.Programs == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("directory of the programs: %w: name it with --programs", err)
+		}
+		c.Programs = filepath.Dir(self)
+	}
+	return c, nil
+}
+
+func (f *qemuFlags) directory() (string, error) {
+	if f.dir == "" {
+		return qemu.DefaultDir()
+	}
+	return filepath.Abs(f.dir)
+}
+
+func (f *qemuFlags) open() (*qemu.Fleet, error) {
+	dir, err := f.directory()
+	if err != nil {
+		return nil, err
+	}
+	return qemu.Open(dir)
+}
+
+func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
+	cache, err := a.qemuCache(f)
+	if err != nil {
+		return err
+	}
+	dir, err := f.directory()
+	if err != nil {
+		return err
+	}
+	if f.modules != guest.SetStock && f.modules != guest.SetIOMMUFD {
+		return usagef("--modules %q: want %q or %q", f.modules, guest.SetStock, guest.SetIOMMUFD)
+	}
+	o := qemu.Options{Modules: f.modules, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
+	if !f.noPFD {
+		// A guest without KVM is slow: a block's time is many times a real node's.
+		o.PFD = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window", "16777216"}
+	}
+	if _, err := qemu.Boot(ctx, cache, dir, o); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.out, "%d guests with %d nodes each: exanetctl qemu run 0 -- exanetctl status\n", f.guests, f.nodes)
+	return err
+}
+
+// guest gives the fleet and the number of a guest.
+func (f *qemuFlags) guest(word string) (*qemu.Fleet, int, error) {
+	n, err := strconv.Atoi(word)
+	if err != nil {
+		return nil, 0, usagef("guest %q: want a number, 0 for the first", word)
+	}
+	fleet, err := f.open()
+	return fleet, n, err
+}
+
+func (a *app) qemuRun(ctx context.Context, f *qemuFlags, word string, c agent.Command) error {
+	fleet, n, err := f.guest(word)
+	if err != nil {
+		return err
+	}
+	code, err := fleet.Run(ctx, n, c)
+	if err == nil && code != 0 {
+		return &exitError{code}
+	}
+	return err
+}
+
+func (a *app) qemuShell(ctx context.Context, f *qemuFlags, word string) error {
+	in, ok := a.in.(*os.File)
+	if !ok || !term.IsTerminal(int(in.Fd())) {
+		return usagef("qemu shell: standard input is no terminal: exanetctl qemu run %s -- sh", word)
+	}
+	size := func() agent.Size {
+		w, h, err := term.GetSize(int(in.Fd()))
+		if err != nil {
+			return agent.Size{Rows: 24, Columns: 80}
+		}
+		return agent.Size{Rows: uint16(h), Columns: uint16(w)}
+	}
+	now := size()
+	old, err := term.MakeRaw(int(in.Fd()))
+	if err != nil {
+		return fmt.Errorf("the terminal: %w", err)
+	}
+	defer func() { _ = term.Restore(int(in.Fd()), old) }()
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, syscall.SIGWINCH)
+	defer signal.Stop(changed)
+	sizes := make(chan agent.Size)
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for {
+			select {
+			case <-changed:
+				select {
+				case sizes <- size():
+				case <-over:
+					return
+				}
+			case <-over:
+				return
+			}
+		}
+	}()
+	return a.qemuRun(ctx, f, word, agent.Command{
+		Exec:  agent.Exec{Args: []string{"sh", "-l"}, TTY: &now, Env: []string{"TERM=" + a.getenv("TERM")}},
+		Stdin: io.Reader(in), Stdout: a.out, Stderr: a.err, Resize: sizes,
+	})
+}

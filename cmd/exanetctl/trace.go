@@ -1,0 +1,283 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/trace/probe"
+)
+
+// traceCommand is the eBPF probe: docs/tracing.md.
+func (a *app) traceCommand() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:   "trace COMMAND",
+		Short: "Trace the faults of a running pfd with eBPF",
+		Long: `trace measures where each fault's microseconds go: eBPF programs at pfd's probe
+point keep histograms, counters and the slowest faults in pinned maps, which bpftool
+and cat read, too (docs/tracing.md). It needs root, or CAP_BPF and CAP_PERFMON.`,
+		RunE: orHelp,
+		Args: cobra.ArbitraryArgs,
+	}
+	c.PersistentFlags().StringVar(&dir, "bpffs", probe.DefaultDir, "directory of a bpffs for what is pinned")
+	c.AddCommand(a.traceOn(&dir), a.traceOff(&dir), a.traceStatus(&dir), a.traceLatency(&dir), a.traceFaults(&dir),
+		a.traceRecord(&dir), a.traceReport(), a.traceClean(&dir))
+	return c
+}
+
+func (a *app) traceOn(dir *string) *cobra.Command {
+	var program string
+	var sources []string
+	c := &cobra.Command{
+		Use:   "on",
+		Short: "Attach to every pfd of a program file, those that start later too",
+		Args:  maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if program == "" {
+				var err error
+				if program, err = a.pfdProgram(cmd); err != nil {
+					return err
+				}
+			}
+			notes, err := probe.On(probe.Start{Dir: *dir, Program: program, Sources: sources})
+			for _, n := range notes {
+				fmt.Fprintln(a.err, n)
+			}
+			return err
+		},
+	}
+	c.Flags().StringSliceVar(&sources, "sources", nil, "attach only these: "+strings.Join(probe.SourceNames(), ", ")+" (default all)")
+	c.Flags().StringVar(&program, "program", "", "pfd's program file (default: that of the pfd at --socket)")
+	return c
+}
+
+// pfdProgram names the program file of the pfd at the socket, as it runs: another file
+// may stand at its path by now.
+func (a *app) pfdProgram(cmd *cobra.Command) (string, error) {
+	client, err := a.client()
+	if err != nil {
+		return "", err
+	}
+	s, err := client.Status(cmd.Context())
+	if err != nil {
+		return "", err
+	}
+	exe := fmt.Sprintf("/proc/%d/exe", s.PID)
+	path, err := os.Readlink(exe)
+	if err != nil {
+		return "", fmt.Errorf("the program of pfd, process %d: %w: is it in another pid namespace? name its file with --program", s.PID, err)
+	}
+	if gone := strings.TrimSuffix(path, " (deleted)"); gone != path {
+		fmt.Fprintf(a.err, "exanetctl: %s was replaced while pfd runs: the running one is traced, and none that starts from the new file\n", gone)
+	}
+	return exe, nil
+}
+
+func (a *app) traceOff(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "off",
+		Short: "Detach, and remove what is pinned with all that was measured",
+		Args:  maxArgs(0),
+		RunE:  func(*cobra.Command, []string) error { return probe.Off(*dir) },
+	}
+}
+
+func (a *app) traceClean(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "clean",
+		Short: "Remove whatever is pinned there, be it of a dead or another version",
+		Args:  maxArgs(0),
+		RunE: func(*cobra.Command, []string) error {
+			err := probe.Off(*dir)
+			if errors.Is(err, probe.ErrOff) {
+				return nil
+			}
+			return err
+		},
+	}
+}
+
+// tracer opens the maps for a command that reads them.
+func (a *app) tracer(dir string, f func(*probe.Maps) error) error {
+	m, err := probe.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return f(m)
+}
+
+func (a *app) traceStatus(dir *string) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show what is attached, who is watched, and what was counted",
+		Args:  maxArgs(0),
+		RunE: a.watched(func(*cobra.Command, []string) error {
+			return a.tracer(*dir, func(m *probe.Maps) error {
+				s, err := m.Status()
+				if err != nil {
+					return err
+				}
+				if a.wantJSON() {
+					return a.printJSON(s)
+				}
+				return a.showTrace(s)
+			})
+		}),
+	}
+	a.watchFlag(c)
+	return c
+}
+
+func (a *app) showTrace(s *probe.Status) error {
+	program := s.Program
+	if s.Replaced {
+		program += ": replaced, no pfd that starts now is traced: run `exanetctl trace on` again"
+	}
+	t := a.table("PROGRAM", program)
+	for _, src := range s.Sources {
+		state := "attached"
+		switch {
+		case !src.Attached:
+			state = "not attached: " + src.Reason
+		case src.Nop != 0:
+			state = fmt.Sprintf("attached, at the NOP of %d bytes", src.Nop)
+		}
+		t.add("source "+src.Name, state)
+	}
+	for _, w := range s.Watched {
+		state := "alive"
+		if !w.Alive {
+			state = "gone"
+		}
+		t.add(fmt.Sprintf("pfd %d", w.PID), fmt.Sprintf("%d batches, %s", w.Batches, state))
+	}
+	for _, name := range probe.CounterNames() {
+		t.add(name, s.Counters[name])
+	}
+	return t.flush()
+}
+
+func (a *app) traceLatency(dir *string) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "latency",
+		Short: "Show the time of each stage by method and kind",
+		Args:  maxArgs(0),
+		RunE: a.watched(func(*cobra.Command, []string) error {
+			return a.tracer(*dir, func(m *probe.Maps) error {
+				list, err := m.Latencies()
+				if err != nil {
+					return err
+				}
+				if a.wantJSON() {
+					return a.printJSON(map[string]any{"latency": list})
+				}
+				t := a.table("METHOD", "KIND", "STAGE", "COUNT", "P50_US", "P90_US", "P99_US", "MAX_US", "MEAN_US")
+				for _, l := range list {
+					mean := int64(l.SumNS / max(l.Count, 1))
+					t.add(l.Method, l.Kind, l.Stage, l.Count, micros(int64(l.P50NS)), micros(int64(l.P90NS)), micros(int64(l.P99NS)), micros(int64(l.MaxNS)), micros(mean))
+				}
+				return t.flush()
+			})
+		}),
+	}
+	a.watchFlag(c)
+	return c
+}
+
+func (a *app) traceFaults(dir *string) *cobra.Command {
+	var node, pdid uint32
+	var kind string
+	var slower time.Duration
+	var slowest bool
+	c := &cobra.Command{
+		Use:   "faults",
+		Short: "Show each fault with its stages as it happens, until interrupted",
+		Args:  maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			want := probe.Filter{Kind: kind, SlowerNS: uint64(max(slower, 0))}
+			if cmd.Flags().Changed("node") {
+				want.Node = &node
+			}
+			if cmd.Flags().Changed("pdid") {
+				want.PDID = &pdid
+			}
+			return a.tracer(*dir, func(m *probe.Maps) error {
+				if slowest {
+					return a.showSlowest(m)
+				}
+				if !a.wantJSON() {
+					fmt.Fprintln(a.out, tracedColumns())
+				}
+				err := m.Events(cmd.Context(), want, a.printTraced)
+				if errors.Is(err, fs.ErrExist) {
+					return fmt.Errorf("%w: end that one first", err)
+				}
+				return err
+			})
+		},
+	}
+	f := c.Flags()
+	f.Uint32Var(&node, "node", 0, "only faults of this node")
+	f.Uint32Var(&pdid, "pdid", 0, "only faults of this protection domain")
+	f.StringVar(&kind, "kind", "", "only faults of this kind: "+strings.Join(probe.Kinds(), ", "))
+	f.DurationVar(&slower, "slower", 0, "only faults that took this long or longer: 1ms")
+	f.BoolVar(&slowest, "slowest", false, "show the 64 slowest so far instead")
+	return c
+}
+
+func (a *app) showSlowest(m *probe.Maps) error {
+	list, err := m.Slowest()
+	if err != nil {
+		return err
+	}
+	if a.wantJSON() {
+		return a.printJSON(map[string]any{"faults": list})
+	}
+	fmt.Fprintln(a.out, tracedColumns())
+	for _, e := range list {
+		if err := a.printTraced(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const tracedFormat = "%-8s %-14s %-11s %-9s %-10s %-9s %-16s"
+
+func tracedColumns() string {
+	line := fmt.Sprintf(tracedFormat, "NODE/PD", "PAGE", "SIDE", "METHOD", "KIND", "OUTCOME", "TRANSFER")
+	for _, s := range probe.StageNames() {
+		line += fmt.Sprintf(" %9s", strings.ToUpper(s))
+	}
+	return line
+}
+
+// printTraced prints a fault: a line of JSON, or its stages in microseconds.
+func (a *app) printTraced(e probe.Event) error {
+	if a.wantJSON() {
+		return a.printJSON(e)
+	}
+	line := fmt.Sprintf(tracedFormat, fmt.Sprintf("%d/%d", e.Node, e.PDID), fmt.Sprintf("%#x", e.Page), e.Side, e.Method, e.Kind, e.Outcome,
+		fmt.Sprintf("%d:%d.%d", e.Source, e.Transaction, e.Sequence))
+	for _, s := range probe.StageNames() {
+		ns, ok := e.StagesNS[s]
+		if s == "total" {
+			ns, ok = int64(e.TotalNS), true
+		}
+		if !ok {
+			ns = -1
+		}
+		line += fmt.Sprintf(" %9s", micros(ns))
+	}
+	if _, err := fmt.Fprintln(a.out, line); err != nil {
+		return fmt.Errorf("standard output: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/internal/sandbox"
+)
+
+// starting are the system calls that pfd makes before it is in its sandbox, and
+// those that make it.
+var starting = []string{
+	"capget", "fchmod", "fchmodat", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "listen",
+	"lstat", "mkdirat", "prctl", "readlink", "renameat", "seccomp", "umask",
+}
+
+// The unit's filter lets through what a pfd that touches no process's memory itself
+// calls, and nothing else.
+func TestUnitFilter(t *testing.T) {
+	text, err := os.ReadFile("../../contrib/systemd/pfd.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var unit []string
+	for line := range strings.Lines(string(text)) {
+		if list, ok := strings.CutPrefix(strings.TrimSpace(line), "SystemCallFilter="); ok {
+			unit = append(unit, strings.Fields(list)...)
+		}
+	}
+	want := slices.Concat(sandbox.Runtime(), calls, starting)
+	for _, name := range want {
+		if !slices.Contains(unit, name) {
+			t.Errorf("pfd calls %s, and its unit does not let it", name)
+		}
+	}
+	for _, name := range unit {
+		if name != "@default" && !slices.Contains(want, name) {
+			t.Errorf("the unit lets pfd call %s, which it does not", name)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/exanet/pfd/control"
+)
+
+// Bounds of the listeners for metrics (ours).
+const (
+	metricsConns = 16          // connections of each; further ones wait in the kernel
+	metricsTime  = time.Second // how old an answer may be: so often the engine is asked
+)
+
+// boundedListener accepts as many connections as room has.
+type boundedListener struct {
+	net.Listener
+	room chan struct{}
+	done chan struct{} // closed by Close
+	once *sync.Once
+}
+
+// Accept implements net.Listener. Whoever takes a connection empties room of one
+// when it is closed.
+func (l boundedListener) Accept() (net.Conn, error) {
+	select {
+	case l.room <- struct{}{}:
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.room
+	}
+	return c, err
+}
+
+// Close implements net.Listener.
+func (l boundedListener) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return l.Listener.Close()
+}
+
+// metricsServer answers GET /metrics, and nothing else, to whoever reaches it: sums
+// over all users, of which nothing can be changed.
+func metricsServer(log *slog.Logger, metrics func(context.Context) ([]byte, error), room chan struct{}) *http.Server {
+	srv := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != control.PathMetrics || r.Method != http.MethodGet {
+				http.Error(w, "GET "+control.PathMetrics+" is all that is here", http.StatusNotFound)
+				return
+			}
+			ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)
+			defer cancel()
+			text, err := metrics(ctx)
+			writeMetrics(w, text, err)
+		}),
+		ReadHeaderTimeout: controlReadTime,
+		ReadTimeout:       controlReadTime,
+		WriteTimeout:      controlWriteTime,
+		IdleTimeout:       controlIdleTime,
+		MaxHeaderBytes:    controlHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnState: func(_ net.Conn, s http.ConnState) {
+			if s == http.StateClosed || s == http.StateHijacked {
+				<-room
+			}
+		},
+	}
+	// One answer a connection: those that are kept open would leave others no room.
+	srv.SetKeepAlivesEnabled(false)
+	return srv
+}
+
+// serveMetrics serves the listeners for metrics until stop is called.
+func (d *Daemon) serveMetrics() (stop func()) {
+	var servers []*http.Server
+	var serving sync.WaitGroup
+	listeners := []net.Listener{d.sockets.metrics}
+	if d.metricsTCP != nil {
+		listeners = append(listeners, d.metricsTCP)
+	}
+	for _, l := range listeners {
+		room := make(chan struct{}, metricsConns)
+		srv := metricsServer(d.log, d.scraped.get, room)
+		servers = append(servers, srv)
+		serving.Go(func() {
+			err := srv.Serve(boundedListener{l, room, make(chan struct{}), new(sync.Once)})
+			if !errors.Is(err, http.ErrServerClosed) {
+				d.log.Error("listener for metrics", "address", l.Addr(), "err", err)
+			}
+		})
+	}
+	return func() {
+		for _, s := range servers {
+			_ = s.Close() // whoever asks now may ask again
+		}
+		serving.Wait()
+	}
+}
+
+// scraped keeps the metrics for a while.
+type scraped struct {
+	look func(context.Context) ([]byte, error)
+	mu   sync.Mutex
+	at   time.Time
+	text []byte
+}
+
+func (s *scraped) get(ctx context.Context) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.text != nil && time.Since(s.at) < metricsTime {
+		return s.text, nil
+	}
+	text, err := s.look(ctx)
+	if err == nil {
+		s.text, s.at = text, time.Now()
+	}
+	return text, err
+}
+
+// listenMetrics makes the listener of --metrics-listen, nil where there is none.
+func listenMetrics(address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-listen: %w: name another address and port", err)
+	}
+	return l, nil
+}

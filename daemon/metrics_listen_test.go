@@ -1,0 +1,99 @@
+package daemon
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/control"
+)
+
+// The listeners for metrics answer GET /metrics and nothing else, sums only, and
+// take no more connections than they have room for.
+func TestMetricsListeners(t *testing.T) {
+	d, client, _ := startEngine(t, func(c *Config) { c.MetricsListen = "127.0.0.1:0" })
+	path := control.MetricsSocket(client.Socket())
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
+		t.Fatalf("the socket: %v, %v", info, err)
+	}
+	for _, at := range []struct{ network, address string }{{"tcp", d.metricsTCP.Addr().String()}, {"unix", path}} {
+		t.Run(at.network, func(t *testing.T) {
+			c := http.Client{Timeout: patience, Transport: &http.Transport{
+				DisableKeepAlives: true,
+				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+					return (&net.Dialer{}).DialContext(ctx, at.network, at.address)
+				},
+			}}
+			ask := func(method, what string) (int, string) {
+				t.Helper()
+				r, err := http.NewRequestWithContext(t.Context(), method, "http://pfd"+what, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				a, err := c.Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer a.Body.Close()
+				b, err := io.ReadAll(a.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return a.StatusCode, string(b)
+			}
+			if code, text := ask(http.MethodGet, "/metrics"); code != http.StatusOK || !strings.Contains(text, "exanet_faults_total") || strings.Contains(text, "uid") {
+				t.Errorf("metrics: %d, %.200q", code, text)
+			}
+			for _, bad := range [][2]string{
+				{http.MethodPost, "/metrics"}, {http.MethodGet, control.PathStatus}, {http.MethodGet, control.PathDomains},
+				{http.MethodPost, control.PathKick + "?node=0&slot=0"}, {http.MethodPost, control.PathGrant + "?node=0&slot=0&pdid=1"},
+				{http.MethodGet, control.PathMonitor}, {http.MethodGet, "/debug/pprof/"}, {http.MethodGet, "/metrics/../v1/status"},
+			} {
+				if code, text := ask(bad[0], bad[1]); code != http.StatusNotFound {
+					t.Errorf("%s %s: %d, %.100q", bad[0], bad[1], code, text)
+				}
+			}
+			// Connections that say nothing wait for each other and for nobody else.
+			var idle []net.Conn
+			for range 2 * metricsConns {
+				n, err := net.Dial(at.network, at.address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				idle = append(idle, n)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if _, err := client.Status(ctx); err != nil {
+				t.Error(err)
+			}
+			for _, n := range idle {
+				n.Close()
+			}
+			if code, _ := ask(http.MethodGet, "/metrics"); code != http.StatusOK {
+				t.Errorf("after the silent ones: %d", code)
+			}
+			// Nor do those that have their answer, and stay.
+			for range metricsConns {
+				n, err := net.Dial(at.network, at.address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer n.Close()
+				if _, err := n.Write([]byte("GET /metrics HTTP/1.1\r\nHost: pfd\r\n\r\n")); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := n.Read(make([]byte, 1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if code, _ := ask(http.MethodGet, "/metrics"); code != http.StatusOK {
+				t.Errorf("beside connections that stay: %d", code)
+			}
+		})
+	}
+}

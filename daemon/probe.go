@@ -1,0 +1,95 @@
+package daemon
+
+import (
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/trace"
+)
+
+// logger is a machine that keeps and shows the records itself: its engine knows when
+// there is time for it.
+type logger interface{ Log() *trace.Log }
+
+// records is where a node's fault records go. On the owning goroutine.
+type records struct {
+	log  *trace.Log
+	post func(func()) // shows what waits when the owner has nothing else to do; nil: the machine does
+	base int64        // CLOCK_MONOTONIC at the daemon's time 0
+	n    *node
+	due  bool // a show is posted
+}
+
+func newRecords(m Machine, n *node, base int64) *records {
+	r := &records{base: base, n: n, log: new(trace.Log), post: n.bus.Post}
+	if l, ok := m.(logger); ok {
+		r.log, r.post = l.Log(), nil
+	}
+	return r
+}
+
+func (r *records) add(rec *trace.Record) {
+	rec.Node = uint32(r.n.id)
+	r.log.Add(rec)
+	if r.post != nil && !r.due {
+		r.due = true
+		r.post(func() {
+			r.due = false
+			r.log.Show()
+		})
+	}
+}
+
+// abs gives a time of the daemon's clock by CLOCK_MONOTONIC.
+func (r *records) abs(t int64) int64 {
+	if t == 0 {
+		return 0
+	}
+	return r.base + t
+}
+
+// fault records a fault whose outcome is final.
+func (r *records) fault(f *fault.Record) {
+	if !trace.On() {
+		return
+	}
+	rec := trace.Record{
+		Kind: trace.Fault, Method: uint8(f.Method), Policy: uint8(f.Policy), Outcome: uint8(f.Outcome),
+		Slot: uint8(f.Slot), Source: uint32(f.Source), PDID: uint16(f.PDID),
+		Transaction: uint16(f.Transaction), Sequence: uint16(f.Sequence), Page: uint64(f.Page),
+		Times: [6]int64{
+			trace.FaultInterrupt: r.abs(f.Interrupt), trace.FaultDrained: r.abs(f.Drained),
+			trace.FaultStarted: r.abs(f.Started), trace.FaultResident: r.abs(f.Resident), trace.FaultAnswered: r.abs(f.Answered),
+		},
+	}
+	if f.Resident != 0 {
+		rec.FaultKind = uint8(f.Kind) + 1
+	}
+	if f.Write {
+		rec.Flags |= trace.Write
+	}
+	if f.Block {
+		rec.Flags |= trace.HasBlock
+	}
+	if f.Answers {
+		rec.Flags |= trace.Answers
+	}
+	r.add(&rec)
+}
+
+// pageIn records a page-in that has ended.
+func (r *records) pageIn(p *fault.PageIn) {
+	if !trace.On() {
+		return
+	}
+	rec := trace.Record{
+		Kind: trace.PageIn, Method: uint8(p.Method), Policy: uint8(p.Policy), FaultKind: uint8(p.Kind) + 1,
+		Slot: uint8(p.Slot), PDID: uint16(p.PDID), Page: uint64(p.Page), Pages: uint32(p.New), Span: uint32(p.Pages),
+		Times: [6]int64{trace.PageInStarted: r.abs(p.Started), trace.PageInEnded: r.abs(p.Ended)},
+	}
+	if p.Write {
+		rec.Flags |= trace.Write
+	}
+	if p.Got > 0 {
+		rec.Flags |= trace.Brought
+	}
+	r.add(&rec)
+}

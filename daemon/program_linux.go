@@ -1,0 +1,43 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// copyOf returns what processes run as their memory helper, of which exe is the
+// program. Its descriptor goes to every process that needs one. Root's is a sealed
+// copy: a process of uid 0 with few rights could reopen the file itself for
+// writing. For any other user it is the file, since a process runs only what
+// belongs to root or to itself (package attach).
+func copyOf(exe *os.File) (*os.File, error) {
+	if os.Geteuid() != 0 {
+		return exe, nil
+	}
+	fd, err := unix.MemfdCreate("pfd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // MFD_EXEC came with Linux 6.3
+		fd, err = unix.MemfdCreate("pfd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return exe, nil // vm.memfd_noexec forbids programs in memory: as for any other user
+	}
+	m := os.NewFile(uintptr(fd), "pfd")
+	// Read and written: pfd's sandbox has no system call that copies by itself.
+	_, err = io.Copy(struct{ io.Writer }{m}, io.NewSectionReader(exe, 0, 1<<62))
+	if err == nil {
+		err = m.Chmod(0o555)
+	}
+	if err == nil {
+		const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		_ = m.Close() // of no use
+		return nil, fmt.Errorf("a copy of our own program: %w", err)
+	}
+	return m, nil
+}

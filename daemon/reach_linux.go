@@ -1,0 +1,152 @@
+package daemon
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/memport"
+	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/proc"
+)
+
+// helperTime is how long a process may take to start its memory helper (ours).
+const helperTime = 3 * time.Second
+
+// reach finds the way to the process's memory. pfd touches it by itself only
+// where it has the rights of the process's user and no others, so that the
+// kernel judges each access as it would for that user; else the process starts a
+// helper that has them (package memport).
+func (s *session) reach(peer attach.Peer) error {
+	err := properKeeper(peer)
+	if err != nil {
+		return err
+	}
+	if s.keeper, err = exitFile(peer.Keeper); err != nil {
+		return refusal(attach.CodeInternal, "watching the process's keeper: %v: see pfd's log", err)
+	}
+	if ownRights(peer) {
+		s.process, err = proc.Open(peer.PIDFD, peer.Keeper)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, proc.ErrKeeper), errors.Is(err, proc.ErrGone):
+			return refusal(attach.CodePermission, "%v", err)
+		case !errors.Is(err, proc.ErrPermission):
+			return refusal(attach.CodeInternal, "opening the process: %v: try again; see pfd's log", err)
+		}
+		// Yama, or a process that is not dumpable: its own helper may do better.
+	}
+	if s.process, err = proc.Look(peer.PIDFD); err != nil {
+		return refusal(attach.CodePermission, "%v", err)
+	}
+	return s.startHelper()
+}
+
+// ServeMemory is a memory helper (attach.HelperCommand): it serves the memory of
+// the process that started it until pfd closes its socket.
+func ServeMemory() error {
+	return memport.Serve(memport.Descriptors{
+		Port: attach.HelperPort, Socket: attach.HelperSocket, Wake: attach.HelperWake,
+		PIDFD: attach.HelperPIDFD, Keeper: attach.HelperKeeper,
+	})
+}
+
+// IsMemoryHelper tells whether arguments are those of a memory helper.
+func IsMemoryHelper(args []string) bool { return len(args) == 2 && args[1] == attach.HelperCommand }
+
+// startHelper has the process start its helper, and waits until it is ready.
+func (s *session) startHelper() error {
+	port, socket, err := memport.New()
+	if err != nil {
+		return refusal(attach.CodeInternal, "%v: pfd is short of memory or descriptors (ulimit -n)", err)
+	}
+	s.memport = port
+	program, err := s.d.program()
+	if err == nil {
+		err = s.conn.AskHelper(int(program.Fd()), port.FD(), int(socket.Fd()), s.memory.WakeFD())
+	}
+	if err := errors.Join(err, socket.Close()); err != nil {
+		return fmt.Errorf("asking for a memory helper: %w", err)
+	}
+	wake := func() { s.n.bus.Post(func() {}) } // the engine looks at its ports then
+	if err := port.Ready(time.Now().Add(helperTime), wake); err != nil {
+		return refusal(attach.CodePermission, "no memory helper: %v: pfd has no right over this process's memory, and its own helper cannot serve it", err)
+	}
+	return nil
+}
+
+// properKeeper refuses the process itself as its own keeper: it may execute
+// another program, and the name would be that program's.
+func properKeeper(peer attach.Peer) error {
+	pid, err := proc.PIDOf(peer.PIDFD)
+	keeper, keeperErr := proc.PIDOf(peer.Keeper)
+	switch {
+	case errors.Is(err, proc.ErrGone), errors.Is(keeperErr, proc.ErrGone):
+		return refusal(attach.CodePermission, "the process, or its keeper, has ended")
+	case err != nil || keeperErr != nil:
+		return refusal(attach.CodeProtocol, "the process's keeper: %v", errors.Join(err, keeperErr))
+	case pid == keeper:
+		return refusal(attach.CodeProtocol, "process %d is its own keeper: a keeper is a task of its own (docs/attach.md)", pid)
+	}
+	return nil
+}
+
+// byMachine tells whether the machine pages in by the process's helper.
+func (s *session) byMachine() bool {
+	_, sharing := s.d.machine.(Sharing)
+	return s.memport != nil && !sharing && s.method != pagein.Populate
+}
+
+// looker returns the process's memory, to be looked at.
+func (s *session) looker() gup.Looker {
+	if s.memport != nil {
+		return s.memport
+	}
+	return s.process
+}
+
+// ownRights tells whether pfd has the rights of the peer's user and no more: the
+// same user and group, and no capability that the peer has not in the same user
+// namespace.
+func ownRights(peer attach.Peer) bool {
+	if int(peer.UID) != os.Geteuid() || int(peer.GID) != os.Getegid() {
+		return false
+	}
+	own, err := capabilities("self", "CapEff")
+	if err != nil || own == 0 {
+		return err == nil
+	}
+	pid, err := proc.PIDOf(peer.PIDFD)
+	if err != nil {
+		return false
+	}
+	name := strconv.Itoa(pid)
+	theirs, err := capabilities(name, "CapPrm")
+	if err != nil || own&^theirs != 0 {
+		return false
+	}
+	a, aErr := os.Readlink("/proc/self/ns/user")
+	b, bErr := os.Readlink("/proc/" + name + "/ns/user")
+	// The number was the peer's all the time if the peer is there still.
+	return aErr == nil && bErr == nil && a == b && proc.Alive(peer.PIDFD)
+}
+
+// capabilities reads one of the capability sets of a process (proc(5)).
+func capabilities(pid, set string) (uint64, error) {
+	b, err := os.ReadFile("/proc/" + pid + "/status")
+	if err != nil {
+		return 0, fmt.Errorf("reading capabilities: %w", err)
+	}
+	for line := range bytes.Lines(b) {
+		if v, ok := bytes.CutPrefix(line, []byte(set+":")); ok {
+			return strconv.ParseUint(string(bytes.TrimSpace(v)), 16, 64)
+		}
+	}
+	return 0, fmt.Errorf("reading capabilities: no %s in /proc/%s/status: %w", set, pid, os.ErrNotExist)
+}

@@ -1,0 +1,126 @@
+package daemon
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// peer is who a connection comes from, as the kernel says.
+type peer struct {
+	pid int
+	uid uint32
+	all bool // it sees and changes everything
+}
+
+// sees tells whether the peer may see and change what belongs to uid. It is the
+// one place that decides it.
+func (p peer) sees(uid uint32) bool { return p.all || p.uid == uid }
+
+// peerOf asks the kernel who is at the other end, and what it may do here: all, if
+// it has CAP_SYS_PTRACE in pfd's own user namespace, by which it reaches the
+// memory of all these processes anyway, or is the user that pfd runs as, if that is
+// not root. Root without the capability (a container's) is a user as any.
+func peerOf(c syscall.Conn) (peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return peer{}, fmt.Errorf("peer of a connection: %w", err)
+	}
+	var p peer
+	var sockErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			sockErr = os.NewSyscallError("getsockopt SO_PEERCRED", err)
+			return
+		}
+		p = peer{pid: int(cred.Pid), uid: cred.Uid}
+		if euid := uint32(os.Geteuid()); euid != 0 && p.uid == euid {
+			p.all = true
+			return
+		}
+		pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		if err != nil {
+			return // it has gone, or this is a kernel before 6.5: no more than a user
+		}
+		defer unix.Close(pidfd)
+		p.all = capable(p, pidfd)
+	}); err != nil {
+		return peer{}, fmt.Errorf("peer of a connection: %w", err)
+	}
+	if sockErr != nil {
+		return peer{}, fmt.Errorf("peer of a connection: %w", sockErr)
+	}
+	return p, nil
+}
+
+// capable tells whether the process behind pidfd has CAP_SYS_PTRACE in pfd's own
+// user namespace. One that has executed a set-uid program, or one with
+// capabilities, since it connected has them, and its user has not: all its uids
+// are those of the connection, and it is dumpable (proc(5): its files are its own).
+func capable(p peer, pidfd int) bool {
+	dir, err := os.OpenRoot("/proc/" + strconv.Itoa(p.pid))
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	// The number was the peer's while it lives, and dir stays that process's.
+	if unix.PidfdSendSignal(pidfd, 0, nil, 0) != nil && !errors.Is(unix.PidfdSendSignal(pidfd, 0, nil, 0), unix.EPERM) {
+		return false
+	}
+	status, err := dir.ReadFile("status")
+	if err != nil {
+		return false
+	}
+	info, err := dir.Stat("status")
+	if err != nil {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Uid == p.uid && hasPtrace(string(status), p.uid) && ownNamespace(dir)
+}
+
+// hasPtrace reads a process's status (proc(5)).
+func hasPtrace(status string, uid uint32) (has bool) {
+	for line := range strings.Lines(status) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) == 5 && f[0] == "Uid:":
+			for _, id := range f[1:] {
+				if id != strconv.FormatUint(uint64(uid), 10) {
+					return false
+				}
+			}
+		case len(f) == 2 && f[0] == "CapEff:":
+			caps, err := strconv.ParseUint(f[1], 16, 64)
+			has = err == nil && caps>>unix.CAP_SYS_PTRACE&1 != 0
+		}
+	}
+	return has
+}
+
+// ownNamespace tells whether a process is in pfd's user namespace. A pfd without
+// privilege may not look at the link of root's processes: whose ids are mapped as
+// pfd's own are then takes its place.
+func ownNamespace(dir *os.Root) bool {
+	own, err := os.Readlink("/proc/self/ns/user")
+	if err != nil {
+		return false
+	}
+	theirs, err := dir.Readlink("ns/user")
+	if err == nil {
+		return own == theirs
+	}
+	a, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return false
+	}
+	b, err := dir.ReadFile("uid_map")
+	return err == nil && bytes.Equal(a, b)
+}

@@ -1,0 +1,170 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const childEnv = "EXANET_SANDBOX_TEST"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childEnv); dir != "" {
+		child(dir)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// answers are what a process in its sandbox found out.
+type answers struct {
+	Missing []string
+	Errs    map[string]string // by what was tried: "" where it went well, else an errno's text
+	Threads []map[string]string
+}
+
+// child applies rules that keep a directory, and tries what it may not do.
+func child(dir string) {
+	rules := Rules{
+		Capabilities: []int{unix.CAP_DAC_OVERRIDE},
+		Calls: append(Runtime(), "socket", "connect", "getsockname", "getpeername", "setsockopt", "getsockopt",
+			"unlinkat", "getdents64", "process_vm_readv"),
+		Files: &Files{Read: []string{"/proc", filepath.Join(dir, "read"), filepath.Join(dir, "none")}, Write: []string{filepath.Join(dir, "write")}},
+	}
+	a := answers{Errs: map[string]string{}}
+	for _, m := range Apply(rules) {
+		a.Missing = append(a.Missing, fmt.Sprintf("%s: %v", m.Step, m.Err))
+	}
+	try := func(what string, err error) {
+		a.Errs[what] = ""
+		var errno syscall.Errno
+		if errors.As(err, &errno) {
+			a.Errs[what] = errno.Error()
+		} else if err != nil {
+			a.Errs[what] = err.Error()
+		}
+	}
+	socket := func(family int) error {
+		fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return err
+	}
+	try("exec", unix.Exec("/proc/self/exe", []string{"x"}, nil))
+	try("mount", unix.Mount("none", dir, "tmpfs", 0, ""))
+	try("setuid", unix.Setresuid(1, 1, 1))
+	try("inet", socket(unix.AF_INET))
+	try("unix", socket(unix.AF_UNIX))
+	_, err := os.ReadFile(filepath.Join(dir, "read", "file"))
+	try("read", err)
+	try("write to what is read", os.WriteFile(filepath.Join(dir, "read", "file"), nil, 0o600))
+	_, err = os.ReadFile(filepath.Join(dir, "other"))
+	try("read another", err)
+	try("write", os.WriteFile(filepath.Join(dir, "write", "new"), nil, 0o600))
+	try("remove", os.Remove(filepath.Join(dir, "write", "new")))
+	conn, err := net.Dial("unix", filepath.Join(dir, "socket"))
+	try("connect", err)
+	if err == nil {
+		_ = conn.Close()
+	}
+	var b [8]byte
+	local := []unix.Iovec{{Base: &b[0], Len: 8}}
+	_, err = unix.ProcessVMReadv(os.Getppid(), local, []unix.RemoteIovec{{Base: 4096, Len: 8}}, 0)
+	try("memory of another", err)
+
+	tasks, err := os.ReadDir("/proc/self/task")
+	try("tasks", err)
+	for _, task := range tasks {
+		text, err := os.ReadFile(filepath.Join("/proc/self/task", task.Name(), "status"))
+		try("status", err)
+		status := map[string]string{}
+		for line := range strings.Lines(string(text)) {
+			key, value, _ := strings.Cut(line, ":")
+			status[key] = strings.TrimSpace(value)
+		}
+		a.Threads = append(a.Threads, status)
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(a)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// What is not kept is gone, for all threads; what is kept works.
+func TestApply(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{"read", "write"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{"read/file", "other"} {
+		if err := os.WriteFile(filepath.Join(dir, f), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a answers
+	if err := json.Unmarshal(out, &a); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	landlock := true
+	for _, m := range a.Missing {
+		if !strings.HasPrefix(m, string(StepFiles)) {
+			t.Errorf("not applied: %s", m)
+			continue
+		}
+		t.Logf("this kernel has no Landlock to test with: %s", m)
+		landlock = false
+	}
+	perm, acces := unix.EPERM.Error(), unix.EACCES.Error()
+	want := map[string]string{
+		"exec": perm, "mount": perm, "setuid": perm, "inet": perm, "unix": "", "read": "", "write": "", "remove": "",
+		"connect": "", "tasks": "", "status": "",
+	}
+	if landlock {
+		want["write to what is read"], want["read another"], want["memory of another"] = acces, acces, perm
+	}
+	for what, errno := range want {
+		if got, ok := a.Errs[what]; !ok || got != errno {
+			t.Errorf("%s: %q, want %q", what, got, errno)
+		}
+	}
+	if len(a.Threads) < 3 {
+		t.Errorf("only %d threads", len(a.Threads))
+	}
+	capabilities := "0000000000000000"
+	if os.Geteuid() == 0 {
+		capabilities = "0000000000000002" // CAP_DAC_OVERRIDE
+	}
+	for _, status := range a.Threads {
+		for key, value := range map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "CapEff": capabilities, "CapPrm": capabilities, "CapAmb": "0000000000000000", "CapInh": "0000000000000000"} {
+			if status[key] != value {
+				t.Errorf("thread %s: %s is %s, want %s", status["Pid"], key, status[key], value)
+			}
+		}
+		if os.Geteuid() == 0 && status["CapBnd"] != capabilities {
+			t.Errorf("thread %s: CapBnd is %s", status["Pid"], status["CapBnd"])
+		}
+	}
+}

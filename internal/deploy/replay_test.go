@@ -93,7 +93,7 @@ func TestReplay(t *testing.T) {
 		text   string
 	}{
 		{"cut", func(b []byte) []byte { return b[:len(b)*2/3] }, 0, "breaks off"},
-		{"other options", func(b []byte) []byte { b[18] = 0; return b }, 1, "act otherwise"},
+		{"other options", func(b []byte) []byte { b[20] = 0; return b }, 1, "act otherwise"},
 		{"other epoch", func(b []byte) []byte { b[16] ^= 1; return b }, 1, "act otherwise"},
 		{"another version", func(b []byte) []byte { b[8] = 9; return b }, 1, "recording of another version"},
 		{"no recording", func([]byte) []byte { return []byte("text") }, 1, "not a recording"},

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/linger"
 	"github.com/exanet/pfd/internal/seam"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/rdma"
@@ -46,6 +47,8 @@ type attachOrder struct {
 	UID    uint32
 	Accept []device.PDID
 	All    bool // AcceptGroup
+	Trust  []uint32
+	Key    byte // of the group, each byte of it; 0 none
 }
 
 // reply is what it answers.
@@ -59,11 +62,14 @@ type reply struct {
 	Code   uint8
 	Text   string
 	Count  int
+	P50    int64 // ns
 	P99    int64
+	Worst  int64
 	Lat    []int64  // ns
 	Bits   []uint64 // of pagemap, a page each
 	Stats  rdma.Stats
 	Info   rdma.Info
+	Score  score // of a race
 }
 
 // word gives the eight bytes of a pattern at word i (splitmix64).
@@ -131,8 +137,13 @@ type obedient struct {
 	transfers map[string]*rdma.Transfer
 	burst     *burst
 	tide      *tide
+	storm     *storm
+	impostor  impostor
+	attack    *attack
 	keep      []any
 	forks     []int
+	lingers   *linger.Quiet
+	mapped    uintptr // bytes that own has given out
 }
 
 // agent obeys orders until its standard input ends.
@@ -140,6 +151,10 @@ func agent() int {
 	if os.Getenv(agentEnv) == "seam" { // a program under a watcher, named by the arguments
 		err := seam.Exec(os.Args[1], os.Args[1:], slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, agentEnv+"=") }))
 		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if os.Getenv(agentEnv) == "maps" { // one of an attacker's
+		fmt.Fprintln(os.Stderr, mapMany())
 		return 1
 	}
 	a := &obedient{buffers: map[string]*area{}, transfers: map[string]*rdma.Transfer{}}
@@ -187,8 +202,15 @@ func (a *obedient) attach(o attachOrder) (*rdma.Endpoint, error) {
 	defer cancel()
 	return rdma.Attach(ctx, rdma.Options{
 		Socket: o.Socket, Node: device.NodeID(o.Node), Group: o.Group, Method: method, Policy: policy,
-		Accept: o.Accept, AcceptGroup: o.All,
+		Accept: o.Accept, AcceptGroup: o.All, Trust: o.Trust, GroupKey: o.key(),
 	})
+}
+
+func (o *attachOrder) key() (key [rdma.GroupKeySize]byte) {
+	for i := range key {
+		key[i] = o.Key
+	}
+	return key
 }
 
 func (a *obedient) buffer(id string) (*area, error) {
@@ -201,6 +223,12 @@ func (a *obedient) buffer(id string) (*area, error) {
 
 func (a *obedient) obey(o order) (r reply, err error) {
 	switch o.Op {
+	case "daemonize": // the parent's end is the test's
+		pid, errno := fork(0)
+		if errno != 0 {
+			err = errno
+		}
+		return reply{Count: pid}, err
 	case "attach":
 		if a.ep, err = a.attach(o.Attach); err != nil {
 			return r, err
@@ -232,10 +260,17 @@ func (a *obedient) obey(o order) (r reply, err error) {
 	case "wait", "poll":
 		return a.wait(o)
 	case "burst":
-		a.burst, err = a.startBurst(o.Attach)
+		a.burst, err = a.startBurst(o.Attach, o.Size)
 		return r, err
 	case "some":
 		return r, a.burst.some(int(o.Size))
+	case "account":
+		return a.burst.account()
+	case "attack":
+		a.attack, err = startAttack(o)
+		return r, err
+	case "did":
+		return a.attack.reply(), nil
 	case "forget":
 		r.P99, r.Count = a.burst.forget()
 		return r, nil
@@ -254,8 +289,26 @@ func (a *obedient) obey(o order) (r reply, err error) {
 	case "flood":
 		r.Count, err = a.flood(o)
 		return r, err
+	case "dial", "claim", "hello":
+		return a.impostor.obey(o)
+	case "setuid", "undumpable", "leaderless":
+		return r, changeSelf(o)
+	case "race":
+		return a.race(o)
+	case "storm":
+		a.storm, err = a.startStorm(o)
+		return r, err
+	case "calm":
+		return a.storm.stop()
 	case "exec":
 		return r, a.exec(o)
+	case "linger":
+		r.Count, err = a.linger(o)
+		return r, err
+	case "target":
+		return a.target(o)
+	case "foreign":
+		return a.foreign(o), nil
 	case "gone":
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -270,6 +323,10 @@ func (a *obedient) obey(o order) (r reply, err error) {
 	if o.Size == 0 {
 		o.Size = uint64(len(b.b)) - o.Off
 	}
+	if o.Op == "watch" {
+		r.Wrong = b.watch(o)
+		return r, nil
+	}
 	part := b.b[o.Off : o.Off+o.Size]
 	switch o.Op {
 	case "fill":
@@ -281,6 +338,9 @@ func (a *obedient) obey(o order) (r reply, err error) {
 	case "prefetch":
 		err = a.ep.Prefetch(context.Background(), b.va, o.Size, true)
 	case "advise":
+		if o.Advice == unix.MADV_DONTNEED && !a.ep.Caps().SVA {
+			o.Advice = unix.MADV_REMOVE // of shared memory the file has the pages
+		}
 		err = unix.Madvise(part, o.Advice)
 	case "protect":
 		err = unix.Mprotect(part, o.Advice)
@@ -357,7 +417,7 @@ func (a *obedient) wait(o order) (r reply, err error) {
 }
 
 // exec has the process become another program, which inherits every socket; its
-// memory goes.
+// memory goes. With kind pipes it inherits those, too, and its keeper stays.
 func (a *obedient) exec(o order) error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -366,7 +426,9 @@ func (a *obedient) exec(o order) error {
 	for _, e := range entries {
 		link, err := os.Readlink("/proc/self/fd/" + e.Name())
 		var fd int
-		if _, serr := fmt.Sscan(e.Name(), &fd); err != nil || serr != nil || !strings.HasPrefix(link, "socket:") {
+		_, serr := fmt.Sscan(e.Name(), &fd)
+		kept := strings.HasPrefix(link, "socket:") || o.Kind == "pipes" && strings.HasPrefix(link, "pipe:")
+		if err != nil || serr != nil || !kept {
 			continue
 		}
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
@@ -384,7 +446,7 @@ func (a *obedient) fork() error {
 	errs := make(chan error)
 	go func() {
 		runtime.LockOSThread() // for good: the child dies with this thread
-		pid, errno := fork()
+		pid, errno := fork(unix.SIGKILL)
 		if errno != 0 {
 			errs <- errno
 			return
@@ -396,13 +458,15 @@ func (a *obedient) fork() error {
 	return <-errs
 }
 
+// fork makes a child that sleeps, until a signal for its parent's end where there is one.
+//
 //go:norace
-func fork() (int, unix.Errno) {
+func fork(atEnd unix.Signal) (int, unix.Errno) {
 	all, old := ^uint64(0), uint64(0)
 	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&all)), uintptr(unsafe.Pointer(&old)), 8, 0, 0)
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno == 0 && pid == 0 {
-		unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0, 0)
+		unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(atEnd), 0, 0, 0, 0)
 		for {
 			unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
 		}
@@ -444,7 +508,11 @@ type burst struct {
 
 const burstSize = 20_000 // two blocks, five pages
 
-func (a *obedient) startBurst(o attachOrder) (*burst, error) {
+// startBurst begins with transfers of size bytes, 0 for burstSize.
+func (a *obedient) startBurst(o attachOrder, size uint64) (*burst, error) {
+	if size == 0 {
+		size = burstSize
+	}
 	s := &burst{quit: make(chan struct{}), over: make(chan struct{})}
 	s.eps[0] = a.ep
 	o.Node = 1 - o.Node
@@ -452,11 +520,11 @@ func (a *obedient) startBurst(o attachOrder) (*burst, error) {
 	if s.eps[1], err = a.attach(o); err != nil {
 		return nil, err
 	}
-	src, err := unix.Mmap(-1, 0, burstSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	src, err := burstMemory(s.eps[0], int(size))
 	if err != nil {
 		return nil, err
 	}
-	dst, err := unix.Mmap(-1, 0, burstSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	dst, err := burstMemory(s.eps[1], int(size))
 	if err != nil {
 		return nil, err
 	}
@@ -480,13 +548,30 @@ func (a *obedient) startBurst(o attachOrder) (*burst, error) {
 	return s, nil
 }
 
+// burstMemory gives memory that the node of an endpoint reaches. It stays until the
+// process ends.
+func burstMemory(e *rdma.Endpoint, size int) ([]byte, error) {
+	if e.Caps().SVA {
+		return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	}
+	b, err := e.Alloc(size)
+	if err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
 // once does one checked transfer into absent memory.
 func (s *burst) once(src, dst []byte, remote rdma.Remote) bool {
 	s.mu.Lock()
 	seed := uint64(s.n + 1)
 	s.mu.Unlock()
 	fill(src, seed)
-	err := unix.Madvise(dst, unix.MADV_DONTNEED)
+	advice := unix.MADV_DONTNEED
+	if !s.eps[1].Caps().SVA {
+		advice = unix.MADV_REMOVE
+	}
+	err := unix.Madvise(dst, advice)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	begin := time.Now()
@@ -545,6 +630,21 @@ func (s *burst) forget() (p99 int64, n int) {
 	}
 	s.lat = s.lat[:0]
 	return p99, n
+}
+
+// account waits for a transfer that is under way, and says how long those since the
+// last account took.
+func (s *burst) account() (r reply, err error) {
+	err = s.some(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.lat); n > 0 {
+		slices.Sort(s.lat)
+		r.P50, r.P99, r.Worst, r.Count = s.lat[(n-1)/2], s.lat[(n*99+99)/100-1], s.lat[n-1], n
+	}
+	r.Text, r.Wrong = s.text, s.wrong
+	s.lat = s.lat[:0]
+	return r, err
 }
 
 func (s *burst) end() reply {

@@ -73,6 +73,7 @@ func TestBadReads(t *testing.T) {
 			m := good
 			m.Tag = uint16(100 + i)
 			c.change(&m)
+			m.TargetGeneration = liar.generation(1, m.Target)
 			req := m.Encode()
 			if s := liar.send(1, device.MailboxRead, req[:]...); s == device.PktzRefused {
 				t.Fatal("the packetizer refuses the request")
@@ -96,7 +97,7 @@ func TestBadReads(t *testing.T) {
 		w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
 		from := w.raw(attach.Hello{Group: "deaf"})
 		m := good
-		m.Tag, m.Src = 7, va(memory(t, 4096))
+		m.Tag, m.Src, m.TargetGeneration = 7, va(memory(t, 4096)), from.generation(1, 0)
 		fault := w.count(1, "faults_total")
 		req := m.Encode()
 		if s := from.send(1, device.MailboxRead, req[:]...); s == device.PktzRefused {
@@ -126,6 +127,7 @@ func TestBadReads(t *testing.T) {
 
 	// A good one still comes.
 	m := good
+	m.TargetGeneration = liar.generation(1, 0)
 	req := m.Encode()
 	liar.send(1, device.MailboxRead, req[:]...)
 	w.until("a good read comes", func() bool { return words[8] == 2 })

@@ -28,6 +28,9 @@
 //	an attachment of wrong sizes, types or   refused with the reason     attachments_refused_total
 //	descriptors
 //	a shrunk memfd                           the kernel: EPERM (seals)   none: it does not happen
+//	a descriptor that closes slowly          the kernel: EPERM           none: it does not happen
+//	- where one is due                       nobody waits for it         none: nothing of it is felt
+//	a hole in the memfd                      the kernel: EPERM (seals)   none: it does not happen
 //	an eventfd made blocking                 nobody: pfd never waits     none: nothing of it is felt
 //	                                         for one
 //
@@ -47,4 +50,20 @@
 //	                                         share; held-up handshakes   attachments_refused_total
 //	a flood of the log                       lines beyond the rate are   exanet_log_lines_held_back_total
 //	                                         held back                   (of /metrics)
+//
+// What is touched without the right to it, and who refuses it:
+//
+//	a connection of what became a set-uid    the kernel: pfd and helper have the user's
+//	program, or one with a file capability   rights and no others
+//	a keeper of somebody else's, and memory  the same
+//	that a helper is told to serve
+//	uid 0 without capabilities               the same: it has a helper of its own
+//	a group's member that may not reach the  pfd, at attaching: a proof in memory, or the
+//	others' memory, by ptrace(2)             group's key
+//	an image that was executed, whatever     the kernel: a keeper names one address space
+//	keeps the old memory alive
+//	memory that was unmapped or mapped       the kernel: not one byte
+//	over, a forked child's copy
+//	memory that mprotect(2) closed           the kernel, but for what it has begun to copy:
+//	                                         TestNoByteWhereItMayNot measures it
 package hostile

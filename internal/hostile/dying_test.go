@@ -49,8 +49,9 @@ func (p pair) kill() { p.from.kill(); p.to.kill() }
 
 // A process that is killed in any phase of a transfer costs the other end that
 // transfer, with a reason, and nobody else anything; its slot is free again.
-func TestKilledInMidTransfer(t *testing.T) {
-	w := start(t)
+func TestKilledInMidTransfer(t *testing.T) { onEach(t, killedInMidTransfer) }
+
+func killedInMidTransfer(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	for _, method := range methods {
 		for _, role := range []string{"target", "initiator"} {
@@ -83,8 +84,9 @@ func TestKilledInMidTransfer(t *testing.T) {
 
 // A process that is stopped loses nothing: transfers into it that need no help
 // of its arrive, the others go on when it does.
-func TestStoppedInMidTransfer(t *testing.T) {
-	w := start(t)
+func TestStoppedInMidTransfer(t *testing.T) { onEach(t, stoppedInMidTransfer) }
+
+func stoppedInMidTransfer(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	for i, after := range delays {
 		for _, role := range []string{"target", "initiator"} {
@@ -271,6 +273,10 @@ func TestPIDUsedAgain(t *testing.T) {
 				break
 			}
 			heir.kill()
+		}
+		if heir.pid() != pid {
+			p.kill()
+			continue // others took the number each time
 		}
 		heir.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: where, Size: dyingSize})
 		if r := p.from.wait("x"); !r.Done && r.Code == 0 {

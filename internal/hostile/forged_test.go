@@ -22,8 +22,9 @@ import (
 // A fault message from anybody but pfd never reaches a process: its socket is
 // connected to pfd's, and the kernel refuses everybody else. (What reaches it all
 // the same, by a port id used again, package netlink drops and counts.)
-func TestForgedFaultMessage(t *testing.T) {
-	w := start(t)
+func TestForgedFaultMessage(t *testing.T) { onEach(t, forgedFaultMessage) }
+
+func forgedFaultMessage(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{Method: "touch"})
 	victim := w.attach("victim", attachOrder{Node: 1, Method: "touch"})
 	m := victim.buffer("b", "anonymous", 1<<20, 0)
@@ -110,7 +111,7 @@ func TestForgedMessages(t *testing.T) {
 		{"a doorbell in another domain's name", device.MailboxRequest, []uint64{mailbox.Doorbell{PDID: 1, Channel: 3}.Encode()}, device.DoorbellDenied, device.PktzFree},
 		{"a read of a domain that nobody has", device.MailboxRead, read(mailbox.ReadRequest{PDID: liar.PDID, Tag: 1, Size: 64, Src: va(src), Dst: va(src), Notify: va(src), Target: 0xfffe}), device.DoorbellDenied, device.PktzFree},
 		{"a read of a domain that has not admitted us", device.MailboxRead, read(mailbox.ReadRequest{PDID: liar.PDID, Tag: 2, Size: 64, Src: va(src), Dst: va(src), Notify: va(src), Target: pdidOf(t, b.must(order{Op: "buffer", ID: "mine", Size: 4096}).Remote)}), device.DoorbellDenied, device.PktzFree},
-		{"a read of an address past the width", device.MailboxRead, read(mailbox.ReadRequest{PDID: liar.PDID, Tag: 3, Size: 64, Src: 1 << 60, Dst: va(src), Notify: va(src)}), device.DoorbellDenied, device.PktzFree},
+		{"a read of an address past the width", device.MailboxRead, read(mailbox.ReadRequest{PDID: liar.PDID, Tag: 3, Size: 64, Src: 1 << 60, Dst: va(src), Notify: va(src), TargetGeneration: liar.generation(0, 0)}), device.DoorbellDenied, device.PktzFree},
 		{"a message to the driver", device.MailboxDriver, []uint64{1, 2, 3}, device.MboxRefused, device.PktzRefused},
 		{"a message to a process that admits nobody", device.MailboxProcess, []uint64{1 << 40}, device.MboxRefused, device.PktzRefused},
 	} {
@@ -278,57 +279,118 @@ func TestMalformedAttachments(t *testing.T) {
 		m[at] = v
 		return m
 	}
-	null, err := os.Open("/dev/null")
+	for _, c := range []struct {
+		name string
+		msg  []byte
+		code attach.Code
+		text string
+	}{
+		{"too short", good[:100], attach.CodeProtocol, "100 bytes"},
+		{"no header", good[:7], attach.CodeProtocol, "header"},
+		{"too long", append(append([]byte(nil), good...), make([]byte, 600)...), attach.CodeProtocol, "more than"},
+		{"another length", change(4, 9), attach.CodeProtocol, "length"},
+		{"another protocol", change(2, 200), attach.CodeVersion, "install"},
+		{"a type that is not known", change(0, 77), attach.CodeUnknownType, "type 77"},
+		{"a welcome", change(0, 2), attach.CodeProtocol, "type 2"},
+		{"a method that is not known", change(76, 99), attach.CodeProtocol, "method 99"},
+		{"a group of control characters", change(112, 27), attach.CodeProtocol, "group"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w.during(t)
+			before := w.count(control.AllNodes, control.CounterRefused)
+			conn := w.dial()
+			if err := conn.Send(c.msg); err != nil {
+				t.Fatal(err)
+			}
+			w.refusal(conn, c.code, c.text)
+			w.saw(control.AllNodes, control.CounterRefused, before)
+		})
+	}
+	forgedKeepers(t, w)
+	b.fine()
+}
+
+// dial connects to the attachment socket until the test's end.
+func (w *world) dial() *attach.Conn {
+	w.t.Helper()
+	conn, err := attach.Dial(w.ctx(), control.AttachSocket(w.socket()))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// refusal fails the test where the next message is no refusal with code and text.
+func (w *world) refusal(conn *attach.Conn, code attach.Code, text string) {
+	w.t.Helper()
+	var buf [attach.MaxMessage]byte
+	n, fds, err := conn.Receive(w.ctx(), buf[:])
+	fds.Close()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r, err := attach.DecodeRefused(buf[:n])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if r.Code != code || !strings.Contains(r.Text, text) {
+		w.t.Errorf("refused with code %d, %q; want %d and %q", r.Code, r.Text, code, text)
+	}
+}
+
+// forgedKeepers names as keeper what is none, the process itself, and somebody else.
+func forgedKeepers(t *testing.T, w *world) {
+	hello, err := (&attach.Hello{Product: "liar 1", Group: "liar"}).Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	fd := int(null.Fd())
+	pidfd := func(pid int) int {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		return fd
+	}
 	for _, c := range []struct {
-		name string
-		msg  []byte
-		fds  []int
-		code attach.Code
-		text string
+		name   string
+		keeper int
+		code   attach.Code
+		text   string
 	}{
-		{"too short", good[:100], nil, attach.CodeProtocol, "100 bytes"},
-		{"no header", good[:7], nil, attach.CodeProtocol, "header"},
-		{"too long", append(append([]byte(nil), good...), make([]byte, 600)...), nil, attach.CodeProtocol, "more than"},
-		{"another length", change(4, 9), nil, attach.CodeProtocol, "length"},
-		{"another protocol", change(2, 200), nil, attach.CodeVersion, "install"},
-		{"a type that is not known", change(0, 77), nil, attach.CodeUnknownType, "type 77"},
-		{"a welcome", change(0, 2), nil, attach.CodeProtocol, "type 2"},
-		{"a descriptor", good, []int{fd}, attach.CodeProtocol, "1 descriptors"},
-		{"many descriptors", good, []int{fd, fd, fd, fd, fd, fd, fd, fd}, attach.CodeProtocol, "descriptors"},
-		{"a method that is not known", change(76, 99), nil, attach.CodeProtocol, "method 99"},
-		{"a group of control characters", change(112, 27), nil, attach.CodeProtocol, "group"},
+		{"a keeper that is no process", int(null.Fd()), attach.CodeProtocol, "no pidfd"},
+		{"the process itself as keeper", pidfd(os.Getpid()), attach.CodeProtocol, "its own keeper"},
+		{"another process as keeper", pidfd(w.cmd.Process.Pid), attach.CodePermission, "keeper"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			w.during(t)
 			before := w.count(control.AllNodes, control.CounterRefused)
-			conn, err := attach.Dial(w.ctx(), control.AttachSocket(w.socket()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			if err := conn.Send(c.msg, c.fds...); err != nil {
+			conn := w.dial()
+			if err := conn.Send(hello); err != nil {
 				t.Fatal(err)
 			}
 			var buf [attach.MaxMessage]byte
-			n, _, err := conn.Receive(w.ctx(), buf[:])
+			n, fds, err := conn.Receive(w.ctx(), buf[:])
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := attach.DecodeRefused(buf[:n])
-			if err != nil {
+			defer fds.Close()
+			if h, err := attach.DecodeHeader(buf[:n]); err != nil || h.Type != attach.TypeMemory {
+				t.Fatalf("%+v, %v where the memory is due", h, err)
+			}
+			if err := conn.Send(bare(attach.TypeMapped), c.keeper); err != nil {
 				t.Fatal(err)
 			}
-			if r.Code != c.code || !strings.Contains(r.Text, c.text) {
-				t.Errorf("refused with code %d, %q; want %d and %q", r.Code, r.Text, c.code, c.text)
-			}
+			w.refusal(conn, c.code, c.text)
 			w.saw(control.AllNodes, control.CounterRefused, before)
 		})
 	}
-	b.fine()
 }
 
 // What a process does to the descriptors that it was given hurts nobody: the
@@ -343,8 +405,14 @@ func TestDescriptorsTurnedAgainstPfd(t *testing.T) {
 			t.Errorf("truncating the attachment's memory to %d: %v, want EPERM", size, err)
 		}
 	}
-	if err := unix.Fallocate(liar.fds[0], unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, attach.MemorySize); err != nil {
-		t.Logf("punching a hole: %v", err)
+	if err := unix.Fallocate(liar.fds[0], unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, attach.MemorySize); !errors.Is(err, unix.EPERM) {
+		t.Errorf("punching a hole: %v, want EPERM", err)
+	}
+	if err := unix.Madvise(liar.Bytes(), unix.MADV_REMOVE); !errors.Is(err, unix.EPERM) {
+		t.Errorf("MADV_REMOVE: %v, want EPERM", err)
+	}
+	if _, err := unix.Mmap(liar.fds[0], 0, attach.MemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EPERM) {
+		t.Errorf("mapping it once more: %v, want EPERM", err)
 	}
 	if _, err := unix.FcntlInt(uintptr(liar.fds[0]), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); err == nil {
 		t.Error("a further seal could be set")
@@ -365,7 +433,7 @@ func TestDescriptorsTurnedAgainstPfd(t *testing.T) {
 	// the doorbell taken.
 	src, dst := memory(t, 8192), memory(t, 8192)
 	fill(src, 6)
-	liar.Publish(0, &device.Descriptor{Src: va(src), Dst: va(dst), Size: 8192, DstNode: 1})
+	liar.Publish(0, &device.Descriptor{Src: va(src), Dst: va(dst), Size: 8192, DstNode: 1, DstGeneration: liar.generation(1, 0)})
 	if !liar.Ring(0) {
 		t.Fatal("the doorbell is taken")
 	}

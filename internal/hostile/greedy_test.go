@@ -24,11 +24,11 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// A user gets its share of a node's slots and no more, a node no more than its
+// A user gets its quota of a node's slots and no more, a node no more than its
 // sixteen; who is refused is told why, and what has been given stays.
 func TestSlotsRunOut(t *testing.T) {
 	needRoot(t, "domains of several users need their processes")
-	w := start(t)
+	w := start(t, "--quota", "8")
 	b := w.bystander(attachOrder{UID: 3000})
 	refused := func(p *proxy, a attachOrder, text string) {
 		t.Helper()

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/rdma"
 )
 
 // ODP's num_invalidation_pages, as far as it can be seen: each page that was there
@@ -56,6 +57,23 @@ func TestInvalidationsAreCounted(t *testing.T) {
 					} else if n != c.want[node] {
 						t.Errorf("%s: node %d counts %d invalidated pages, want %d", c.name, node, n, c.want[node])
 					}
+				}
+			}
+			// Each process is told what is its own, whoever pages in.
+			for node, q := range []*proxy{p.from, p.to} {
+				var s rdma.Stats
+				// A transfer fails with its first block, and faults of the others follow.
+				w.until("the process is told of the pages that its node counts", func() bool {
+					s, seen[node] = q.must(order{Op: "stats"}).Stats, w.count(node, control.CounterInvalidations)
+					return s.NumInvalidationPages == seen[node]
+				})
+				least := [2]uint64{3, pages + 10 + pages}[node]
+				if s.NumPageFaults < least && method != "touch" || s.NumPageFaults == 0 || // touch: a message may ask for several
+					s.NumPageFaultPages < least {
+					t.Errorf("the process of node %d is told %+v; want %d faults at least", node, s, least)
+				}
+				if failed := s.NumFailedResolutions > 0; failed != (node == 1) {
+					t.Errorf("the process of node %d is told of %d failed resolutions", node, s.NumFailedResolutions)
 				}
 			}
 		})

@@ -15,13 +15,15 @@ import (
 // run, with each method: nobody waits for it, what had arrived stays, what had not
 // is old or new byte by byte, and with the next pfd at the same path all works.
 func TestPfdKilledAtEachCall(t *testing.T) {
-	for _, method := range methods {
-		t.Run(method, func(t *testing.T) { killedAtEachCall(t, method) })
+	for _, d := range devices {
+		for _, method := range methods {
+			t.Run(d.name+"/"+method, func(t *testing.T) { killedAtEachCall(t, method, d.args(t)...) })
+		}
 	}
 }
 
-func killedAtEachCall(t *testing.T, method string) {
-	w, watcher := watched(t)
+func killedAtEachCall(t *testing.T, method string, args ...string) {
+	w, watcher := watched(t, args...)
 	p := pair{w.spawn("initiator", 0), w.spawn("target", 0)}
 	const size = 192 << 10
 	attach := func(side *proxy, node uint32) bool {

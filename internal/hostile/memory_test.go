@@ -20,15 +20,18 @@ func (a *obedient) make(o order) (r reply, err error) {
 	whole := (size + device.PageSize - 1) &^ (device.PageSize - 1)
 	switch o.Kind {
 	case "anonymous", "": // small pages, so that one fault brings one in
-		if a.ep != nil && (a.ep.Info().Method == rdma.MethodUFFD || !a.ep.Caps().SVA) { // registered, or shared
+		if a.ep != nil && !a.ep.Caps().SVA { // shared
 			b, err := a.ep.Alloc(whole)
 			if err != nil {
 				return r, err
 			}
 			m.b = b.Bytes()
 			a.keep = append(a.keep, b)
-		} else if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
+		} else if m.b, err = a.own(whole); err == nil {
 			_ = unix.Madvise(m.b, unix.MADV_NOHUGEPAGE)
+			if a.ep != nil && a.ep.Info().Method == rdma.MethodUFFD {
+				err = a.ep.Register(m.b)
+			}
 		}
 	case "shared":
 		m.b, err = unix.Mmap(-1, 0, whole, rw, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
@@ -65,6 +68,20 @@ func (a *obedient) make(o order) (r reply, err error) {
 	case "hugetlb":
 		const huge = 2 << 20
 		m.b, err = unix.Mmap(-1, 0, (whole+huge-1)&^(huge-1), rw, anon|unix.MAP_HUGETLB)
+	case "empty hugetlb": // none is set aside, and most machines have none
+		m.b, err = unix.Mmap(-1, 0, 2<<20, rw, anon|unix.MAP_HUGETLB|unix.MAP_NORESERVE)
+	case "guard":
+		const guardInstall = 102 // MADV_GUARD_INSTALL, Linux 6.13
+		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
+			err = unix.Madvise(m.b, guardInstall)
+		}
+	case "secret", "secret present":
+		fd, _, errno := unix.Syscall(unix.SYS_MEMFD_SECRET, unix.O_CLOEXEC, 0, 0)
+		if m.fd = int(fd); errno != 0 {
+			err = errno
+		} else if err = m.file(whole, unix.MAP_SHARED); err == nil && o.Kind == "secret present" {
+			clear(m.b)
+		}
 	case "huge":
 		m.b, err = hugeAligned(whole)
 	case "heap":
@@ -83,8 +100,8 @@ func (a *obedient) make(o order) (r reply, err error) {
 	case "fixed": // at an address of the test's choice
 		m.b, err = fixed(uintptr(o.Off), whole)
 	case "hole": // an address at which nothing is mapped any more
-		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
-			err = unix.Munmap(m.b)
+		if m.b, err = a.own(whole); err == nil {
+			err = unix.MunmapPtr(unsafe.Pointer(&m.b[0]), uintptr(whole))
 		}
 	default:
 		err = fmt.Errorf("no such kind: %q", o.Kind)
@@ -115,6 +132,15 @@ func (m *area) file(size, flags int) (err error) {
 		m.b, err = unix.Mmap(m.fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
 	}
 	return err
+}
+
+// own maps anonymous memory far from where the kernel and the Go runtime map: what a
+// test unmaps stays unmapped, whoever maps something meanwhile.
+func (a *obedient) own(size int) ([]byte, error) {
+	const base = 0x7200_0000_0000 // beside the tests' fixed addresses
+	at := base + a.mapped
+	a.mapped += uintptr(size) + device.PageSize
+	return fixed(at, size)
 }
 
 // hugeAligned gives memory that may have huge pages from its first byte on.
@@ -161,8 +187,12 @@ func stack(size int) ([]byte, error) {
 
 // move moves the memory away by mremap: nothing is mapped where it was.
 func (a *obedient) move(m *area) error {
-	const mayMove = 1
-	to, _, errno := unix.Syscall6(unix.SYS_MREMAP, uintptr(m.va), uintptr(len(m.b)), uintptr(2*len(m.b)), mayMove, 0, 0)
+	const mayMove, toFixed = 1, 2
+	b, err := a.own(2 * len(m.b)) // far from it: it could grow where it is
+	if err != nil {
+		return err
+	}
+	to, _, errno := unix.Syscall6(unix.SYS_MREMAP, uintptr(m.va), uintptr(len(m.b)), uintptr(len(b)), mayMove|toFixed, uintptr(unsafe.Pointer(&b[0])), 0)
 	if errno != 0 {
 		return errno
 	}

@@ -18,6 +18,7 @@ import (
 // raw is an attachment of this test's own process by hand: it may write what
 // the library never would.
 type raw struct {
+	w *world
 	t *testing.T
 	*attach.Conn
 	attach.Welcome
@@ -34,13 +35,13 @@ func (w *world) greet(h attach.Hello) (*raw, error) {
 	if h.Group == "" {
 		h.Group = "raw"
 	}
-	r := &raw{t: w.t, Conn: c}
+	r := &raw{w: w, t: w.t, Conn: c}
 	if r.Welcome, r.fds, err = c.Handshake(w.ctx(), h); err != nil {
 		return nil, err
 	}
 	w.t.Cleanup(r.fds.Close)
-	r.Pages, err = attach.MapMemory(r.fds[0])
-	return r, err
+	r.Pages = c.Pages()
+	return r, nil
 }
 
 func (w *world) raw(h attach.Hello) *raw {
@@ -63,6 +64,9 @@ func (r *raw) kick() {
 // ring publishes a descriptor and rings, as the library does.
 func (r *raw) ring(ch int, d device.Descriptor) {
 	r.t.Helper()
+	if d.DstGeneration == 0 {
+		d.DstGeneration = r.generation(d.DstNode, d.DstPDID)
+	}
 	r.Publish(ch, &d)
 	for deadline := time.Now().Add(patience); !r.Ring(ch); {
 		if time.Now().After(deadline) {
@@ -70,6 +74,24 @@ func (r *raw) ring(ch int, d device.Descriptor) {
 		}
 	}
 	r.kick()
+}
+
+// generation finds the generation of a domain; PDID 0 is the own one.
+func (r *raw) generation(node device.NodeID, pdid device.PDID) device.Generation {
+	r.t.Helper()
+	if pdid == 0 {
+		pdid = r.PDID
+	}
+	list, err := r.w.Domains(r.w.ctx(), control.AllNodes)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, d := range list {
+		if d.Node == int(node) && d.PDID == uint16(pdid) && d.State == control.DomainLive {
+			return device.Generation(d.Generation)
+		}
+	}
+	return 0
 }
 
 // end waits for the end of a channel's transfer.

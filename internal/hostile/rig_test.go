@@ -25,15 +25,17 @@ import (
 
 // world is a pfd and what attaches to it.
 type world struct {
-	t      *testing.T
-	dir    string
-	args   []string
-	env    []string
-	cmd    *exec.Cmd
-	ended  chan error
-	stderr *syncBuffer
+	namespaces uintptr // clone(2) flags of processes that are spawned
+	t          *testing.T
+	dir        string
+	args       []string
+	env        []string
+	cmd        *exec.Cmd
+	ended      chan error
+	stderr     *syncBuffer
 	*control.Client
 	credential *syscall.Credential // of pfd, nil this test's
+	shared     bool                // the device sees what processes share alone
 }
 
 // syncBuffer keeps what a process says.
@@ -238,17 +240,31 @@ type proxy struct {
 
 // spawn starts a process that obeys orders; uid other than 0 is somebody else.
 func (w *world) spawn(name string, uid uint32, env ...string) *proxy {
-	t := w.t
-	t.Helper()
+	w.t.Helper()
+	return w.spawnWith(name, uid, nil, env...)
+}
+
+// spawnWith is spawn, and hands files over as descriptors 3 and on.
+func (w *world) spawnWith(name string, uid uint32, files []*os.File, env ...string) *proxy {
+	w.t.Helper()
 	path, err := self()
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
-	cmd := exec.Command(path)
+	return w.spawnBy([]string{path}, name, uid, files, env...)
+}
+
+// spawnBy is spawnWith by a command line that ends with the program.
+func (w *world) spawnBy(args []string, name string, uid uint32, files []*os.File, env ...string) *proxy {
+	t := w.t
+	t.Helper()
+	var err error
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = w.dir
 	cmd.Env = append(append(os.Environ(), agentEnv+"=1", "GORACE=atexit_sleep_ms=0"), env...)
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: w.namespaces}
 	if uid != 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid, NoSetGroups: false}
 	}

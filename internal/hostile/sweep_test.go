@@ -239,7 +239,9 @@ func sweepServing(t *testing.T, part, method string, args ...string) {
 	w.round(p, method, func() bool { return late })
 	p.kill()
 	w.until("no domain is left", func() bool { return w.domains() == 0 })
-	w.until("no descriptor is left", func() bool { return w.descriptors() <= before })
+	// One is the copy of pfd's program, made when a process first needs a helper: where
+	// a call was refused that pfd makes by itself else.
+	w.until("no descriptor is left", func() bool { return w.descriptors() <= before+1 })
 	if s.runs == 0 {
 		t.Error("no call was made to fail")
 	}

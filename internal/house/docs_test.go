@@ -8,16 +8,18 @@ import (
 	"testing"
 )
 
-// documents are README.md, CONTRIBUTING.md and all of docs/, from the root.
+// documents are README.md, CONTRIBUTING.md, SECURITY.md and all of docs/ and docs/spec/, from the root.
 func documents(t *testing.T) []string {
 	t.Helper()
-	list := []string{"README.md", "CONTRIBUTING.md"}
-	docs, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil || len(docs) == 0 {
-		t.Fatalf("%d documents, %v", len(docs), err)
-	}
-	for _, path := range docs {
-		list = append(list, filepath.Join("docs", filepath.Base(path)))
+	list := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md"}
+	for _, dir := range []string{"docs", "docs/spec"} {
+		docs, err := filepath.Glob(filepath.Join(root, dir, "*.md"))
+		if err != nil || len(docs) == 0 {
+			t.Fatalf("%d documents in %s, %v", len(docs), dir, err)
+		}
+		for _, path := range docs {
+			list = append(list, filepath.Join(dir, filepath.Base(path)))
+		}
 	}
 	return list
 }
@@ -45,6 +47,46 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	}
 	if known < 10 {
 		t.Errorf("only %d tests and files are named", known)
+	}
+}
+
+// docs/security.md has a line for each test of internal/hostile, and for each of its
+// attackers.
+func TestSecurityNamesEachAttack(t *testing.T) {
+	_, list := sources(t)
+	text := read(t, filepath.Join("docs", "security.md"))
+	found := 0
+	need := func(name string) {
+		found++
+		if !strings.Contains(text, "`"+name+"`") {
+			t.Errorf("docs/security.md does not name %s", name)
+		}
+	}
+	for _, s := range list {
+		if s.dir != "internal/hostile" {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if strings.HasPrefix(n.Name.Name, "Test") && n.Name.Name != "TestMain" {
+					need(n.Name.Name)
+				}
+			case *ast.ValueSpec:
+				if n.Names[0].Name != "attackers" {
+					return true
+				}
+				for _, e := range n.Values[0].(*ast.CompositeLit).Elts {
+					if key := strings.Trim(e.(*ast.KeyValueExpr).Key.(*ast.BasicLit).Value, `"`); key != "burn" {
+						need(key)
+					}
+				}
+			}
+			return true
+		})
+	}
+	if found < 50 {
+		t.Errorf("only %d tests and attackers found", found)
 	}
 }
 

@@ -11,20 +11,22 @@ import (
 var levels = map[string]int{
 	"cmd": 7, "examples": 7,
 
-	"daemon": 6, "workload": 6, "qemu": 6, "trace": 6,
+	"daemon": 6, "workload": 6, "qemu": 6, "trace/probe": 6,
 	"internal/suite": 6, // the fault suite: the driver over any bus
 
 	"domain": 5, "fault": 5, "emu": 5, "mediate": 5, "sim": 5, "rdma": 5,
 
 	// What daemon, emu and rdma speak to each other with.
 	"attach": 4, "control": 4,
-	"shadow": 4, // tables of pfd's own, for devices without SVA
+	"memport": 4, // the memory of a process, by a helper of its own
+	"shadow":  4, // tables of pfd's own, for devices without SVA
 
 	"gup": 3, "soc": 3, "vfio/user": 3,
 
 	"proc": 2, "netlink": 2, "uffd": 2, "vfio": 2, "uio": 2,
 
 	"mailbox": 1, "packetizer": 1,
+	"trace": 1, // records and the point where they are shown
 
 	"device": 0, "pagein": 0, "internal": 0,
 }

@@ -101,7 +101,7 @@ func TestInstallAndRemove(t *testing.T) {
 	dpkg("--install", deb)
 	got := files(t, sys)
 	for _, want := range []string{
-		"usr/bin/pfd", "usr/bin/exanetctl", "etc/exanet/pfd.toml", "usr/lib/systemd/system/pfd.service",
+		"usr/bin/pfd", "usr/bin/exanetctl", "etc/exanet/pfd.toml", "usr/lib/systemd/system/pfd.service", "usr/lib/sysusers.d/exanet.conf",
 		"usr/share/man/man8/pfd.8", "usr/share/man/man1/exanetctl.1", "usr/share/man/man1/exanetctl-domain-grant.1",
 		"usr/share/bash-completion/completions/exanetctl", "usr/share/zsh/vendor-completions/_exanetctl",
 		"usr/share/fish/vendor_completions.d/exanetctl.fish", "usr/share/exanet/grafana/pfd.json",
@@ -173,12 +173,12 @@ func settings(t *testing.T) map[string]string {
 func TestUnit(t *testing.T) {
 	unit := settings(t)
 	for key, want := range map[string]string{
-		"Service/Type": "notify", "Service/ExecReload": "/bin/kill -HUP $MAINPID", "Service/WatchdogSec": "30s",
-		"Service/RuntimeDirectory": "exanet", "Service/CapabilityBoundingSet": "CAP_SYS_PTRACE CAP_DAC_OVERRIDE",
+		"Service/Type": "notify", "Service/ExecReload": "+/bin/kill -HUP $MAINPID", "Service/WatchdogSec": "30s",
+		"Service/RuntimeDirectory": "exanet", "Service/User": "exanet", "Service/CapabilityBoundingSet": "", "Service/AmbientCapabilities": "", "Service/PrivateNetwork": "yes",
 		"Service/NoNewPrivileges": "yes", "Service/ProtectSystem": "strict", "Service/RestrictAddressFamilies": "AF_UNIX AF_NETLINK",
-		"Service/ExecStart": "/usr/bin/pfd --config /etc/exanet/pfd.toml",
+		"Service/ExecStart": "/usr/bin/pfd --config /etc/exanet/pfd.toml --sandbox=strict",
 	} {
-		if unit[key] != want {
+		if got, ok := unit[key]; !ok || got != want {
 			t.Errorf("%s is %q, want %q", key, unit[key], want)
 		}
 	}
@@ -211,7 +211,7 @@ func TestUnitBySystemd(t *testing.T) {
 	if out := run(t, "systemd-analyze", "verify", "--man=no", "--root="+sys, "pfd.service"); out != "" {
 		t.Errorf("verify says:\n%s", out)
 	}
-	out := run(t, "systemd-analyze", "security", "--no-pager", "--offline=yes", "--threshold=30", "--root="+sys, "pfd.service")
+	out := run(t, "systemd-analyze", "security", "--no-pager", "--offline=yes", "--threshold=15", "--root="+sys, "pfd.service")
 	if !strings.Contains(out, "Overall exposure level for pfd.service") {
 		t.Errorf("security says:\n%s", out)
 	}

@@ -1,0 +1,208 @@
+package guests
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/qemu"
+	"github.com/exanet/pfd/qemu/agent"
+)
+
+// held is what the process of the nodes holds.
+func (f *fleet) held() (fds, maps int) {
+	f.t.Helper()
+	dir := fmt.Sprintf("/proc/%d", f.NodesPID())
+	list, err := os.ReadDir(dir + "/fd")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, fd := range list {
+		to, err := os.Readlink(dir + "/fd/" + fd.Name())
+		if err == nil && (strings.HasPrefix(to, "/memfd:") || strings.HasPrefix(to, "socket:") || strings.Contains(to, "eventfd")) {
+			fds++
+		}
+	}
+	text, err := os.ReadFile(dir + "/maps")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	// The guests' memory is QEMU's memory-backend-memfd.
+	return fds, strings.Count(string(text), "memfd:memory-backend")
+}
+
+// until waits until look says so.
+func until(t *testing.T, what string, look func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !look(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not come to that: %s", what)
+		}
+	}
+}
+
+// A guest is killed in the middle of transfers. Nothing of it is left at the
+// process of the nodes, and the next guest with the same nodes works.
+func TestKilledGuest(t *testing.T) {
+	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow})
+	f.run(0, "exanetctl", "write", "--dst", "absent")
+	_, maps := f.held()
+	if maps == 0 {
+		t.Error("the process of the nodes has none of the guest's memory mapped: this test would notice nothing")
+	}
+	fdsBefore := 0
+	for round := range 2 {
+		gone := make(chan struct{})
+		r, w := io.Pipe()
+		go func() {
+			defer close(gone)
+			_, _ = f.Run(t.Context(), 0, agent.Command{Exec: agent.Exec{Args: []string{"sh", "-c", "echo begins; exec exanetctl write --dst absent --size 1MiB --count 1000"}}, Stdout: w, Stderr: io.Discard})
+			_ = w.Close()
+		}()
+		if _, err := r.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.Copy(io.Discard, r) }()
+		var s seen
+		until(t, "the transfers go on", func() bool { s = f.count(0); return s.faults > 300 })
+		if err := syscall.Kill(f.GuestPID(0), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		<-gone
+		until(t, "the guest's memory is let go", func() bool { _, maps := f.held(); return maps == 0 })
+		fds, _ := f.held()
+		if round == 0 {
+			fdsBefore = fds
+		} else if fds > fdsBefore {
+			t.Errorf("the process of the nodes holds %d descriptors after the second kill, %d after the first", fds, fdsBefore)
+		}
+		if err := f.Restart(t.Context(), cache, 0); err != nil {
+			t.Fatal(err)
+		}
+		f.run(0, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
+	}
+}
+
+// A guest reboots, or panics, in the middle of transfers, and has its nodes again.
+func TestReboot(t *testing.T) {
+	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow})
+	for _, c := range []struct{ name, command string }{
+		{"reboot", "reboot -f"},
+		{"panic", "echo c >/proc/sysrq-trigger"},
+	} {
+		const bootID = "/proc/sys/kernel/random/boot_id"
+		before := f.run(0, "cat", bootID)
+		f.run(0, "sh", "-c", "exanetctl write --dst absent --size 1MiB --count 1000 >/dev/null 2>&1 &")
+		faults := f.count(0).faults
+		until(t, "the transfers go on", func() bool { return f.count(0).faults > faults+100 })
+		f.run(0, "sh", "-c", "(sleep 0.2; "+c.command+") >/dev/null 2>&1 &")
+		until(t, "the guest is up again after a "+c.name, func() bool {
+			// A command that it had when it went down is never answered.
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			var out strings.Builder
+			code, err := f.Run(ctx, 0, agent.Command{Exec: agent.Exec{Args: []string{"cat", bootID}}, Stdout: &out})
+			return err == nil && code == 0 && out.String() != before
+		})
+		if err := f.Begin(t.Context(), 0); err != nil {
+			t.Fatalf("after a %s: %v", c.name, err)
+		}
+		f.run(0, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
+	}
+}
+
+// pfd dies in a guest and another takes the device, which its kernel has reset.
+func TestKilledPFD(t *testing.T) {
+	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow})
+	line := strings.TrimSpace(f.run(0, "sh", "-c", "tr '\\0' ' ' </proc/$(pidof pfd)/cmdline"))
+	out, err := f.try(0, strings.Fields(strings.Replace(line, "pfd", "pfd --socket /run/second.sock", 1))...)
+	if err == nil || !strings.Contains(out, "another process has the device") || !strings.Contains(out, "fuser -v /dev/vfio/") {
+		t.Errorf("a second pfd says %q, %v", out, err)
+	}
+	f.run(0, "sh", "-c", "kill -9 $(pidof pfd)")
+	f.run(0, "sh", "-c", "ulimit -l unlimited; "+line+" >/run/pfd.log 2>&1 & until exanetctl status >/dev/null 2>&1; do sleep 0.05; done")
+	f.run(0, "exanetctl", "write", "--dst", "absent")
+
+	f.run(0, "sh", "-c", "kill $(pidof pfd)")
+	until(t, "pfd ends", func() bool { _, err := f.try(0, "pidof", "pfd"); return err != nil })
+	if verdict, mend := f.doctor(0, "vfio"); verdict != "ok" {
+		t.Errorf("doctor says %s of VFIO: %s", verdict, mend)
+	}
+	f.run(0, "exanetctl", "unbind", "--all")
+	if verdict, mend := f.doctor(0, "vfio"); verdict != "warning" || !strings.HasPrefix(mend, "exanetctl bind 0000:") {
+		t.Errorf("doctor says %s of VFIO without a driver: %s", verdict, mend)
+	}
+	out, err = f.try(0, "sh", "-c", line)
+	if err == nil || !strings.Contains(out, "not bound to vfio-pci") || !strings.Contains(out, "exanetctl bind 0000:") {
+		t.Errorf("pfd on a device that is not bound says %q, %v", out, err)
+	}
+}
+
+// doctor gives the verdict of a check, and what settles it.
+func (f *fleet) doctor(guest int, name string) (verdict, mend string) {
+	f.t.Helper()
+	out, _ := f.try(guest, "exanetctl", "-j", "doctor") // its exit code is that of other checks
+	var r struct {
+		Checks []struct{ Name, Verdict, Mend string }
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		f.t.Fatalf("doctor: %v: %s", err, out)
+	}
+	for _, c := range r.Checks {
+		if c.Name == name {
+			return c.Verdict, c.Mend
+		}
+	}
+	f.t.Fatalf("doctor has no check %s: %s", name, out)
+	return "", ""
+}
+
+// The words of docs/guests.md, in their order.
+func TestNewcomer(t *testing.T) {
+	usable(t)
+	text, err := os.ReadFile("../../docs/guests.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, ok := strings.Cut(string(text), "## Try it\n\n```sh\n")
+	block, _, closed := strings.Cut(block, "```")
+	if !ok || !closed {
+		t.Fatal("docs/guests.md has no block of commands under Try it")
+	}
+	dir, err := os.MkdirTemp("", "exanet-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := filepath.Join(dir, "run")
+	began := time.Now()
+	for line := range strings.Lines(block) {
+		words := strings.Fields(line)
+		if len(words) < 3 || words[0] != "exanetctl" || words[1] != "qemu" {
+			t.Fatalf("what is %q?", line)
+		}
+		if words[2] == "shell" { // it wants a terminal
+			words[2] = "run"
+			words = append(words, "--", "sh", "-c", "exit 0")
+		}
+		args := append([]string{"qemu", "--cache", cache.Dir, "--dir", run}, words[2:]...)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		cmd := exec.CommandContext(ctx, filepath.Join(bin, "exanetctl"), args...)
+		out, err := cmd.CombinedOutput()
+		cancel()
+		if err != nil {
+			t.Errorf("%s: %v: %s", strings.TrimSpace(line), err, out)
+		}
+		t.Logf("%5.1f s %s", time.Since(began).Seconds(), strings.TrimSpace(line))
+	}
+	if err := os.Remove(dir); err != nil { // stop has left nothing
+		t.Error(err)
+	}
+}

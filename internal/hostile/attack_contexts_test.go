@@ -1,0 +1,51 @@
+package hostile
+
+import (
+	"context"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
+)
+
+// takeContexts has blocks fault at a target that never serves them, aborts their
+// transfers and starts new ones: the receive contexts of the old ones stay open.
+func takeContexts(ctx context.Context, o order, did func()) error {
+	const size = 16 * device.BlockSize
+	remote, err := persist(ctx, func() (rdma.Remote, error) {
+		return silentTarget(o.Attach.Socket, "contexts", device.WriteChannels*size)
+	})
+	if err != nil {
+		return err
+	}
+	src := make([]byte, size)
+	eps := make([]*rdma.Endpoint, o.Size)
+	for i := range eps {
+		eps[i], err = persist(ctx, func() (*rdma.Endpoint, error) {
+			return rdma.Attach(ctx, rdma.Options{Socket: o.Attach.Socket, Group: "contexts", Method: rdma.MethodTouch})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for i := uint64(0); ctx.Err() == nil; i++ {
+		var running []*rdma.Transfer
+		for _, ep := range eps {
+			for ch := range uint64(device.WriteChannels) {
+				short, cancel := context.WithTimeout(ctx, 10*attackPause)
+				t, err := ep.Write(short, rdma.WriteRequest{Src: src, Dst: remote, Offset: ch * size})
+				cancel()
+				if err == nil {
+					running = append(running, t)
+				}
+			}
+		}
+		time.Sleep(2 * attackPause) // until their blocks have met the fault
+		for _, t := range running {
+			if t.Abort() == nil {
+				did()
+			}
+		}
+	}
+	return nil
+}

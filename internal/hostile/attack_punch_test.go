@@ -1,0 +1,94 @@
+package hostile
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+)
+
+// Mappings of an attachment's memory.
+const (
+	punchProcesses = 4
+	punchMappings  = 20_000
+)
+
+// punchPages takes the pages that it shares with pfd out of their memfd, which is
+// mapped so often that the kernel is busy with it for long: meanwhile whoever
+// touches one of the pages sleeps.
+func punchPages(ctx context.Context, o order, did func()) error {
+	r, err := persist(ctx, func() (*rawAttach, error) { return attachRaw(ctx, o.Attach.Socket, attach.Hello{Group: "punch"}) })
+	if err != nil {
+		return err
+	}
+	memfd := os.NewFile(uintptr(r.fds[0]), "memfd")
+	defer memfd.Close()
+	var said []io.Reader
+	for range punchProcesses {
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), agentEnv+"=maps")
+		cmd.ExtraFiles = []*os.File{memfd}
+		cmd.Stderr = os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		started := make(chan error)
+		go startForGood(cmd, started)
+		if err := <-started; err != nil {
+			return err
+		}
+		said = append(said, out)
+	}
+	for _, out := range said {
+		if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+			return err
+		}
+	}
+	for ctx.Err() == nil {
+		err := unix.Fallocate(r.fds[0], unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, attach.MemorySize)
+		if err != nil {
+			err = unix.Madvise(r.Pages.Bytes(), unix.MADV_REMOVE)
+		}
+		// pfd looks at the pages.
+		r.Ring(0)
+		r.Kicked()
+		_, _ = unix.Write(r.fds[1], []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		did()
+		if err != nil { // sealed
+			time.Sleep(attackPause)
+		}
+	}
+	return nil
+}
+
+// startForGood starts a process that is killed with this one: its parent-death
+// signal belongs to the thread that starts it, which therefore never ends.
+func startForGood(cmd *exec.Cmd, started chan<- error) {
+	runtime.LockOSThread()
+	started <- cmd.Start()
+	select {}
+}
+
+// mapMany maps descriptor 3 over and over, says so by one byte, and sleeps.
+func mapMany() error {
+	for range punchMappings {
+		if _, err := unix.Mmap(3, 0, attach.MemorySize, unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+			break // no more are allowed
+		}
+	}
+	if _, err := os.Stdout.Write([]byte{1}); err != nil {
+		return err
+	}
+	for {
+		time.Sleep(time.Hour)
+	}
+}

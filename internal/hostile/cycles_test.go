@@ -1,0 +1,291 @@
+package hostile
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
+)
+
+const (
+	cyclesVA   = 0x7300_0000_0000 // of the memory of each target, beside own's
+	cyclesSize = 48 << 10         // three blocks
+	cyclesMark = 0x5afe << 48     // what a target writes itself
+	cyclesData = 0xda7a << 48     // what a transfer brings
+)
+
+func stamp(b []byte, w uint64) {
+	for i := 0; i < len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], w)
+	}
+}
+
+// target has the process be the target with the number Seed: it writes its mark to
+// every other page, leaves the rest absent, attaches and exports it all. The memory
+// is at the same address for each target.
+func (a *obedient) target(o order) (r reply, err error) {
+	m := a.buffers["target"]
+	if m == nil {
+		m = &area{fd: -1, va: cyclesVA}
+		if m.b, err = fixed(cyclesVA, cyclesSize); err != nil {
+			return r, err
+		}
+		a.buffers["target"] = m
+	}
+	if err = unix.Madvise(m.b, unix.MADV_DONTNEED); err != nil {
+		return r, err
+	}
+	for i := 0; i < cyclesSize; i += 2 * device.PageSize {
+		stamp(m.b[i:i+device.PageSize], cyclesMark|o.Seed)
+	}
+	if a.ep, err = a.attach(o.Attach); err != nil {
+		return r, err
+	}
+	remote, err := a.ep.Export(m.b)
+	r.Remote, r.Info = remote.String(), a.ep.Info()
+	return r, err
+}
+
+// foreign counts the bytes of the target's memory that are neither its mark's, nor
+// those of a transfer that names it, nor zero. Byte by byte, as transfers go on.
+func (a *obedient) foreign(o order) (r reply) {
+	m := a.buffers["target"]
+	var mark, data [8]byte
+	stamp(mark[:], cyclesMark|o.Seed)
+	stamp(data[:], cyclesData|o.Seed)
+	for i, c := range m.b {
+		if c == 0 || c == mark[i%8] || c == data[i%8] {
+			continue
+		}
+		if r.Wrong++; r.Wrong == 1 {
+			r.First = int64(i)
+			r.Text = fmt.Sprintf("%#x", binary.LittleEndian.Uint64(m.b[i&^7:]))
+		}
+	}
+	return r
+}
+
+// named is a target as the initiator knows it.
+type named struct {
+	number  uint64
+	remote  rdma.Remote
+	data    []byte
+	left    atomic.Bool   // nothing may arrive any more
+	arrived chan struct{} // holds one when something arrived
+}
+
+// recent are the last targets; the present one is the last.
+type recent struct {
+	mu   sync.Mutex
+	list []*named
+}
+
+func (r *recent) add(n *named) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.list = append(r.list, n); len(r.list) > 4 {
+		r.list = r.list[1:]
+	}
+}
+
+// choose gives the present target in two of three turns, else an earlier one.
+func (r *recent) choose(turn int) *named {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	back := 0
+	if turn%3 == 2 {
+		back = turn / 3 % len(r.list)
+	}
+	return r.list[len(r.list)-1-back]
+}
+
+// initiator writes to present and former targets until it is stopped.
+type initiator struct {
+	ep *rdma.Endpoint
+	recent
+	arrived, failed, late atomic.Int64 // late: begun when the target had left
+	why                   atomic.Value // of the last that failed
+}
+
+func (in *initiator) run(ctx context.Context) error {
+	for turn := 0; ctx.Err() == nil; turn++ {
+		to := in.choose(turn)
+		left := to.left.Load()
+		if left {
+			in.late.Add(1)
+		}
+		wait, cancel := context.WithTimeout(context.Background(), patience)
+		t, err := in.ep.Write(wait, rdma.WriteRequest{Src: to.data, Dst: to.remote, Wait: true})
+		if err == nil {
+			err = t.Wait(wait)
+		}
+		cancel()
+		var failed *rdma.TransferError
+		switch {
+		case errors.As(err, &failed):
+			in.failed.Add(1)
+			in.why.Store(fmt.Sprintf("target %d: %v", to.number, err))
+		case err != nil:
+			return fmt.Errorf("a transfer to target %d: %w", to.number, err)
+		case left:
+			return fmt.Errorf("a transfer that names target %d, which had left, arrived", to.number)
+		default:
+			in.arrived.Add(1)
+			select {
+			case to.arrived <- struct{}{}:
+			default:
+			}
+		}
+	}
+	return nil
+}
+
+// Targets come and go in one slot, with one PDID and one address, by close, by death
+// and by exec, while an initiator writes to those that are there and to those that
+// were: no byte of a transfer comes to a target that it does not name, and none
+// that begins after its target left arrives. PFD_CYCLES is how many targets (10000
+// take some minutes); else as many as 10 s allow.
+func TestTransfersEndWhereTheyWereNamed(t *testing.T) {
+	cycles, limit := 1<<31, 10*time.Second
+	if v := os.Getenv("PFD_CYCLES"); v != "" {
+		var err error
+		if cycles, err = strconv.Atoi(v); err != nil {
+			t.Fatal("PFD_CYCLES: ", err)
+		}
+		limit = time.Hour // go test's own timeout comes first
+	}
+	image, err := self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := start(t)
+	by := w.bystander(attachOrder{})
+	at := attachOrder{Socket: w.socket(), Group: "cycles", Method: "gup"}
+	here := &obedient{buffers: map[string]*area{}} // targets in this process
+	t.Cleanup(func() { _, _ = here.obey(order{Op: "drop"}) })
+	in := &initiator{}
+	if in.ep, err = here.attach(at); err != nil {
+		t.Fatal(err)
+	}
+	// Where pfd has not seen the end of a killed one yet, the next has another PDID.
+	at.Node, at.All = 1, true
+
+	ctx, stop := context.WithCancel(t.Context())
+	var writers sync.WaitGroup
+	errs := make(chan error, 8)
+	t.Cleanup(func() {
+		stop()
+		writers.Wait()
+		if err := in.ep.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	local := func(o order) reply {
+		t.Helper()
+		r, err := here.obey(o)
+		if err != nil {
+			t.Fatalf("order %s: %v", o.Op, err)
+		}
+		return r
+	}
+	began := time.Now()
+	var p *proxy
+	var last rdma.Info
+	ended := map[int]*named{} // by slot
+	same, ways := 0, map[string]int{}
+	for k := 0; k < cycles && time.Since(began) < limit; k++ {
+		do, way := local, "close"
+		switch k % 40 { // processes: one executes, is killed after it, the next closes twice
+		case 0:
+			if p == nil {
+				p = w.spawn("target", 0)
+			}
+			do, way = p.must, "exec"
+		case 1:
+			do, way = p.must, "kill"
+		case 2, 3:
+			do, way = p.must, "close of a process"
+		}
+		var next *proxy
+		if way == "kill" {
+			next = w.spawn("target", 0) // attaches at once when the other has ended
+		}
+		number := uint64(k + 1)
+		r := do(order{Op: "target", Attach: at, Seed: number})
+		if r.Info.PDID == last.PDID && r.Info.Slot == last.Slot {
+			same++
+		}
+		if r.Info.PDID == last.PDID && r.Info.Generation == last.Generation {
+			t.Fatalf("target %d has the generation of the one before: %+v", number, r.Info)
+		}
+		last = r.Info
+		n := &named{number: number, data: make([]byte, cyclesSize), arrived: make(chan struct{}, 1)}
+		stamp(n.data, cyclesData|number)
+		if n.remote, err = rdma.ParseRemote(r.Remote); err != nil {
+			t.Fatal(err)
+		}
+		in.add(n)
+		if k == 0 {
+			for range cap(errs) {
+				writers.Go(func() { errs <- in.run(ctx) })
+			}
+		}
+		select {
+		case <-n.arrived:
+		case err := <-errs:
+			t.Fatal(err)
+		case <-time.After(patience):
+			t.Fatalf("nothing arrives at target %d (%s), %+v; %d transfers arrived, %d failed, the last of %v", number, way, r.Info, in.arrived.Load(), in.failed.Load(), in.why.Load())
+		}
+		check := func() {
+			if r := do(order{Op: "foreign", Seed: number}); r.Wrong != 0 {
+				t.Fatalf("target %d (%s): %d foreign bytes, the first at %d of %s", number, way, r.Wrong, r.First, r.Text)
+			}
+		}
+		check()
+		if former := ended[r.Info.Slot]; former != nil { // killed or executed: pfd has seen it
+			former.left.Store(true)
+		}
+		ended[r.Info.Slot] = n
+		switch way {
+		case "exec":
+			p.must(order{Op: "exec", Path: image})
+		case "kill":
+			p.kill()
+			p = next
+		default:
+			do(order{Op: "close"})
+			check()
+			n.left.Store(true)
+		}
+		ways[way]++
+	}
+	took := time.Since(began)
+	stop()
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	theirs := by.fine()
+	all := 0
+	for _, n := range ways {
+		all += n
+	}
+	t.Logf("%d targets in %v (%v), %d in the slot and with the PDID of the one before; transfers: %d arrived, %d failed, %d begun after their target left; the bystander made %d",
+		all, took, ways, same, in.arrived.Load(), in.failed.Load(), in.late.Load(), theirs.Count)
+	if same < all/2 || in.late.Load() == 0 {
+		t.Error("the test has tried nothing")
+	}
+}

@@ -1,0 +1,51 @@
+package hostile
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+)
+
+// Memory that never comes ends its transfer soon, with a status that says so and the
+// cause in the fault log.
+func TestMemoryThatNeverComes(t *testing.T) {
+	for _, c := range []struct {
+		kind, method string
+		status       uint8
+		reason       string
+	}{
+		{"guard", "gup", device.StatusDecode, "guard"},
+		{"guard", "populate", device.StatusDecode, "guard"},
+		{"guard", "uffd", device.StatusDecode, "guard"},
+		{"secret", "gup", device.StatusMemory, "not bring the page in"},
+		{"secret present", "gup", device.StatusDecode, "moves no bytes"},
+		{"empty hugetlb", "gup", device.StatusMemory, "not bring the page in"},
+		{"empty hugetlb", "populate", device.StatusMemory, "the process: bad address"},
+	} {
+		t.Run(c.kind+"/"+c.method, func(t *testing.T) {
+			w := start(t)
+			target := w.attach("target", attachOrder{Node: 1, Group: "never", Method: c.method})
+			from := w.attach("initiator", attachOrder{Group: "never"})
+			m, err := target.do(order{Op: "buffer", ID: "b", Kind: c.kind, Size: 64 << 10})
+			if err != nil || m.Err != "" {
+				t.Skip("this kernel has no such memory for us: ", m.Err, err)
+			}
+			from.buffer("b", "anonymous", 64<<10, 3)
+			from.write("x", "b", m.Remote, 64<<10)
+			if r := from.wait("x"); r.Code != c.status {
+				t.Errorf("status %d (%s), want %d", r.Code, r.Text, c.status)
+			}
+			faults, err := w.Faults(t.Context(), 1, 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range faults {
+				if f.Outcome == "failed" && strings.Contains(f.Reason, c.reason) {
+					return
+				}
+			}
+			t.Errorf("no fault failed for %q: %+v", c.reason, faults)
+		})
+	}
+}

@@ -1,0 +1,94 @@
+package house
+
+import (
+	"go/ast"
+	"go/token"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// decoder is what a function is called that makes sense of what somebody else
+// wrote: a peer, a device, the kernel, the user who wrote a file.
+var decoder = regexp.MustCompile(`^(Decode|Unmarshal|Parse|decode|unmarshal|parse)`)
+
+// notFuzzed are decoders of what nobody but the program's own user says, each with
+// its reason.
+var notFuzzed = map[string]string{
+	"cmd": "the command line of the user who runs it",
+}
+
+// alsoFuzzed are decoders by other names. (Control data of a socket, attach.rights
+// and vfio/user.rights, is the kernel's own and well formed.)
+var alsoFuzzed = []string{
+	"proc.statusField", "proc.mapsLine", "device.DescriptorOf", "soc/wire.Add",
+	"soc/smmu.Walk", "daemon.handle",
+}
+
+// Each decoder is reached from a fuzz target of its package, by the calls of its
+// package's functions.
+func TestDecodersAreFuzzed(t *testing.T) {
+	fset, list := sources(t)
+	found := map[string]token.Position{} // by package and name
+	calls := map[string][]string{}       // by package and name: what the function names
+	var reached []string
+	for _, s := range list {
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Body == nil {
+				continue
+			}
+			name := s.dir + "." + f.Name.Name // methods of one name are one
+			calls[name] = append(calls[name], names(s.dir, f.Body)...)
+			if s.test && strings.HasPrefix(f.Name.Name, "Fuzz") {
+				reached = append(reached, name)
+			}
+			if !s.test && decoder.MatchString(f.Name.Name) && !exempt(s.dir) {
+				found[name] = fset.Position(f.Pos())
+			}
+		}
+	}
+	for _, name := range alsoFuzzed {
+		if calls[name] == nil {
+			t.Errorf("%s is not there any more: strike it from alsoFuzzed", name)
+		}
+		found[name] = token.Position{Filename: "alsoFuzzed"}
+	}
+	if len(found) < 30 {
+		t.Errorf("only %d decoders found", len(found))
+	}
+	seen := map[string]bool{}
+	for len(reached) > 0 {
+		name := reached[0]
+		reached = reached[1:]
+		if !seen[name] {
+			seen[name] = true
+			reached = append(reached, calls[name]...)
+		}
+	}
+	for name, at := range found {
+		if !seen[name] {
+			t.Errorf("%s: %s reads what somebody else wrote and no Fuzz function of its package reaches it", at, name)
+		}
+	}
+}
+
+func exempt(dir string) bool {
+	for p := range notFuzzed {
+		if within(dir, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// names gives all that a body names, as of its own package: more than it calls.
+func names(dir string, body ast.Node) (list []string) {
+	ast.Inspect(body, func(n ast.Node) bool {
+		if id, ok := n.(*ast.Ident); ok {
+			list = append(list, dir+"."+id.Name)
+		}
+		return true
+	})
+	return list
+}

@@ -6,7 +6,16 @@
 #   git             go.mod and version information
 # and, as `setup.sh test`:
 #   systemd         a machine of its own for the service (internal/packaging)
+# and fetches QEMU and a kernel for internal/guests into the user's cache. Where that
+# fails it says why, and so do the tests that need them.
 set -eu
+
+# Nothing is fetched twice.
+guests() {
+	[ "$1" = test ] || return 0
+	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch ||
+		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
+}
 
 need=
 command -v gcc >/dev/null 2>&1 || need="$need gcc"
@@ -20,7 +29,9 @@ if ! command -v go >/dev/null 2>&1; then
 	echo "setup: go is missing: install Go as go.mod names it (https://go.dev/dl/) and put it on PATH" >&2
 	exit 1
 fi
+mode=${1:-}
 if [ -z "$need" ]; then
+	guests "$mode"
 	exit 0
 fi
 
@@ -50,3 +61,4 @@ if ! run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-
 	fi
 fi
 echo "setup: installed $* (apt-get)"
+guests "$mode"

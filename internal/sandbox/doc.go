@@ -13,7 +13,7 @@ var ErrUnsupported = errors.New("not supported here")
 // Rules say what is kept.
 type Rules struct {
 	// Capabilities are kept where the process has them, numbers of
-	// linux/capability.h; all others go, from the bounding set, too.
+	// linux/capability.h; all others go. The bounding set stays: no_new_privs holds.
 	Capabilities []int
 	// Calls are the names of the system calls that are kept, the Go runtime's
 	// among them (Runtime); those that this architecture does not have are passed
@@ -39,7 +39,7 @@ type Step string
 // The steps, in their order.
 const (
 	StepFiles        Step = "files"        // Landlock
-	StepCapabilities Step = "capabilities" // capset(2), and the bounding set
+	StepCapabilities Step = "capabilities" // capset(2)
 	StepPrivileges   Step = "privileges"   // no_new_privs
 	StepCalls        Step = "calls"        // seccomp
 )

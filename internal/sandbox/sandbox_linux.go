@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -70,7 +69,10 @@ func rulesFor(f *Files) (list []landlock.Rule) {
 }
 
 // dropCapabilities keeps those of r in the permitted and effective sets, where they
-// are, and none in the others.
+// are, and none in the inheritable and ambient ones. The bounding set stays as it is:
+// under no_new_privs an exec gives nothing that the process did not have, and filterCalls
+// allows none. To drop it takes a call for each capability, and the Go runtime stops
+// all threads at each: see prctl.
 func dropCapabilities(r Rules) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -81,40 +83,26 @@ func dropCapabilities(r Rules) error {
 	for _, c := range r.Capabilities {
 		kept[c/32] |= 1 << (c % 32)
 	}
-	var errs []error
-	// Needs CAP_SETPCAP. Without it no_new_privs holds: what is in the bounding set
-	// comes back by an exec only.
-	if sets[unix.CAP_SETPCAP/32].Effective&(1<<(unix.CAP_SETPCAP%32)) != 0 {
-		for c := range 64 {
-			if kept[c/32]&(1<<(c%32)) != 0 {
-				continue
-			}
-			err := prctl(unix.PR_CAPBSET_DROP, uintptr(c))
-			if errors.Is(err, unix.EINVAL) {
-				break // past the kernel's last one
-			}
-			errs = append(errs, err)
-		}
-	}
-	errs = append(errs, prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL))
 	had := sets
 	for i := range sets {
 		sets[i] = unix.CapUserData{Effective: sets[i].Permitted & kept[i], Permitted: sets[i].Permitted & kept[i]}
 	}
 	if sets == had { // a service manager may not allow the call
-		return errors.Join(errs...)
+		return nil
 	}
 	_, _, errno := psx.Syscall3(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&sets[0])), 0)
 	runtime.KeepAlive(&sets)
 	if errno != 0 {
-		errs = append(errs, os.NewSyscallError("capset", errno))
+		return os.NewSyscallError("capset", errno)
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func noNewPrivileges(Rules) error { return prctl(unix.PR_SET_NO_NEW_PRIVS, 1) }
 
-// prctl is prctl(2) by all threads.
+// prctl is prctl(2) by all threads. The runtime stops them for it. In Go 1.26 that can
+// take a minute where the runtime's monitor thread loses its processor while it looks
+// at a goroutine in a system call, so Apply makes as few such calls as it can.
 func prctl(option, arg uintptr) error {
 	if _, _, errno := psx.Syscall6(unix.SYS_PRCTL, option, arg, 0, 0, 0, 0); errno != 0 {
 		return os.NewSyscallError("prctl", syscall.Errno(errno))

@@ -3,6 +3,9 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"math"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -50,4 +53,46 @@ func TestTransferErrorNamesTheCause(t *testing.T) {
 			}
 		}
 	}
+}
+
+// docs/troubleshooting.md has a line for each status that ends a transfer, and
+// docs/limits.md the limits of this package and of the device.
+func TestDocsHaveEachStatusAndLimit(t *testing.T) {
+	text, err := os.ReadFile("../docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for code, name := range []string{
+		device.StatusSlaveError: "ErrSlaveError", device.StatusDecode: "ErrAddress", device.StatusNoContext: "ErrNoContext",
+		device.StatusCorrupt: "ErrCorrupt", device.StatusDomain: "ErrDomain", device.StatusReserved: "ErrReserved",
+		device.StatusBufferFull: "ErrBufferFull", device.StatusLimit: "ErrRetransmissions", device.StatusAborted: "ErrAborted",
+		device.StatusGone: "ErrGone", device.StatusMemory: "ErrMemory",
+	} {
+		if line := fmt.Sprintf("| %d | `%s` | ", code, name); name != "" && !strings.Contains(string(text), line) {
+			t.Errorf("docs/troubleshooting.md has no line %q", line)
+		}
+	}
+	if text, err = os.ReadFile("../docs/limits.md"); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		fmt.Sprintf("| processes on a node | %d |", device.Slots),
+		fmt.Sprintf("| %d writes and %d reads |", device.WriteChannels, device.ChannelsPerSlot-device.WriteChannels),
+		fmt.Sprintf("| bytes of a block | %s |", thousands(device.BlockSize)),
+		fmt.Sprintf("| blocks in flight on a node | %s;", thousands(device.Transactions)),
+		fmt.Sprintf("| faults logged at one time | %d |", device.FIFODepth),
+		fmt.Sprintf("| bytes of a transfer | 1 to %s |", thousands(math.MaxUint32)),
+	} {
+		if !strings.Contains(string(text), line) {
+			t.Errorf("docs/limits.md has no line with %q", line)
+		}
+	}
+}
+
+// thousands writes n as documents do.
+func thousands(n int) string {
+	if n < 1000 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }

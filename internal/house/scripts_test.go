@@ -1,6 +1,7 @@
 package house
 
 import (
+	"encoding/xml"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -113,20 +114,15 @@ func TestCIRunsTheREADMEsTest(t *testing.T) {
 
 var (
 	makeTarget = regexp.MustCompile("(?m)(?:`|^)make ([a-z]+)")
-	link       = regexp.MustCompile(`\]\(([^)#:]+)\)`)
+	link       = regexp.MustCompile(`\]\(([^):]+)\)`)
+	heading    = regexp.MustCompile("(?m)^#+ (.*)$")
 )
 
-// What the documents name is there: make's targets, and files.
+// What the documents name is there: make's targets, files and their headings. What is
+// a picture can be drawn.
 func TestDocumentsNameWhatIsThere(t *testing.T) {
-	docs, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, d := range docs {
-		docs[i] = filepath.Join("docs", filepath.Base(d))
-	}
 	makefile := read(t, "Makefile")
-	for _, name := range append(docs, "README.md", "CONTRIBUTING.md", "CHANGELOG.md") {
+	for _, name := range append(documents(t), "CHANGELOG.md") {
 		text := read(t, name)
 		for _, m := range makeTarget.FindAllStringSubmatch(text, -1) {
 			if !regexp.MustCompile(`(?m)^` + m[1] + `:`).MatchString(makefile) {
@@ -134,9 +130,34 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(root, filepath.Dir(name), m[1])); err != nil {
+			file, anchor, _ := strings.Cut(m[1], "#")
+			target := name
+			if file != "" {
+				target = filepath.Join(filepath.Dir(name), file)
+			}
+			if _, err := os.Stat(filepath.Join(root, target)); err != nil {
 				t.Errorf("%s links to %s: %v", name, m[1], err)
+				continue
+			}
+			if anchor != "" && !slices.Contains(anchors(read(t, target)), anchor) {
+				t.Errorf("%s links to %s, where no heading is called so", name, m[1])
+			}
+			if filepath.Ext(target) == ".svg" {
+				if err := xml.Unmarshal([]byte(read(t, target)), new(struct {
+					XMLName xml.Name `xml:"http://www.w3.org/2000/svg svg"`
+				})); err != nil {
+					t.Errorf("%s: %v", target, err)
+				}
 			}
 		}
 	}
+}
+
+// anchors are the names by which a document's headings are linked to.
+func anchors(text string) (list []string) {
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		name := regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		list = append(list, strings.ReplaceAll(name, " ", "-"))
+	}
+	return list
 }

@@ -60,7 +60,7 @@ func (m Method) Chosen() Method {
 	return m
 }
 
-// ParseMethod gives the method of a word; "" and "default" are MethodDefault. An
+// ParseMethod gives the method of a word, whose case does not matter; "" and "default" are MethodDefault. An
 // error matches ErrMethod.
 func ParseMethod(s string) (Method, error) {
 	i, err := parse(methods(), s, ErrMethod)
@@ -81,9 +81,14 @@ func (p Policy) Chosen() Policy {
 	return p
 }
 
-// ParsePolicy gives the policy of a word; "" and "default" are PolicyDefault. An
-// error matches ErrPolicy.
+// ParsePolicy gives the policy of a word, ours or PART's (PIO, PI4, PIA); "" and
+// "default" are PolicyDefault. An error matches ErrPolicy.
 func ParsePolicy(s string) (Policy, error) {
+	for i, w := range []string{PIO: "PIO", PI4: "PI4", PIA: "PIA"} {
+		if w != "" && strings.EqualFold(w, s) {
+			return Policy(i), nil
+		}
+	}
 	i, err := parse(policies(), s, ErrPolicy)
 	return Policy(i), err
 }
@@ -100,7 +105,7 @@ func parse(words []string, s string, unknown error) (int, error) {
 		return 0, nil
 	}
 	for i, w := range words {
-		if w == s {
+		if strings.EqualFold(w, s) {
 			return i, nil
 		}
 	}

@@ -20,7 +20,15 @@ func TestNames(t *testing.T) {
 			t.Errorf("ParsePolicy(%q) gives %v, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"P1", "p2", "gup ", "0", "unknown(9)"} {
+	for s, want := range map[string]Policy{"P1": PIO, "PIO": PIO, "pi4": PI4, "Pia": PIA} {
+		if got, err := ParsePolicy(s); got != want || err != nil {
+			t.Errorf("ParsePolicy(%q) gives %v, %v", s, got, err)
+		}
+	}
+	if got, err := ParseMethod("UFFD"); got != UFFD || err != nil {
+		t.Errorf("ParseMethod(UFFD) gives %v, %v", got, err)
+	}
+	for _, s := range []string{"p2", "PI", "gup ", "0", "unknown(9)"} {
 		if _, err := ParseMethod(s); !errors.Is(err, ErrMethod) || !strings.Contains(err.Error(), "gup, touch") {
 			t.Errorf("ParseMethod(%q) gives %v", s, err)
 		}
@@ -55,18 +63,18 @@ func TestChosen(t *testing.T) {
 	}
 }
 
-// A word is a method's, or a policy's, and its String is that word again.
+// A word is a method's, or a policy's, and its String gives the same one.
 func FuzzWords(f *testing.F) {
 	for _, s := range []string{"", "default", "gup", "touch", "populate", "uffd", "p1", "p4", "pa", "GUP", "p1 "} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		m, err := ParseMethod(s)
-		if err == nil && s != "" && (!m.Known() || m.String() != s) || err != nil && !errors.Is(err, ErrMethod) {
+		if again, _ := ParseMethod(m.String()); err == nil && (!m.Known() || again != m) || err != nil && !errors.Is(err, ErrMethod) {
 			t.Errorf("method %q: %v, %v", s, m, err)
 		}
 		p, err := ParsePolicy(s)
-		if err == nil && s != "" && (!p.Known() || p.String() != s) || err != nil && !errors.Is(err, ErrPolicy) {
+		if again, _ := ParsePolicy(p.String()); err == nil && (!p.Known() || again != p) || err != nil && !errors.Is(err, ErrPolicy) {
 			t.Errorf("policy %q: %v, %v", s, p, err)
 		}
 	})

@@ -109,7 +109,7 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 	return tallyErr
 }
 
-// explain adds to the error of a run why a page of it did not come in, where the
+// explain puts before the error of a run why a page of it did not come in, where the
 // fault log tells. It is best effort.
 func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
 	faults, err := d.Faults(ctx, control.AllNodes, control.MaxFaults)
@@ -119,7 +119,7 @@ func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
 	for _, f := range slices.Backward(faults) {
 		ours := f.Node == o.From && f.Slot == s.initiator.slot || f.Node == o.To && f.Slot == s.target.slot
 		if ours && f.Reason != "" {
-			text := fmt.Sprintf("%s; node %d says: %s", *r.Error, f.Node, f.Reason)
+			text := fmt.Sprintf("%s (fault log of node %d): %s", f.Reason, f.Node, *r.Error)
 			r.Error = &text
 			return
 		}

@@ -23,6 +23,14 @@ const (
 
 var states = []State{Absent, Present, COW, ReadOnly, Unmapped, Alternate, Pinned, Swapped}
 
+// States are the names that ParseState takes.
+func States() (names []string) {
+	for _, s := range states {
+		names = append(names, string(s))
+	}
+	return names
+}
+
 // ErrRequest says that a request cannot be carried out as it is written.
 var ErrRequest = errors.New("wrong request")
 

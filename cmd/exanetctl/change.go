@@ -126,7 +126,7 @@ With -o json each line is an object.`,
 }
 
 // eventLine has the columns of `fault show`, wide enough for what stands there.
-const eventLine = "%-7v %-18v %-11v %-8v %-6v %-10v %-9v %-18v %10v %10v %11v %8v %v\n"
+const eventLine = "%-7v %-18v %-11v %-8v %-6v %-10v %-9v %-18v %8v %8v %10v %9v %8v %v\n"
 
 func (a *app) printEvent(e *control.FaultEvent) error {
 	if a.wantJSON() {
@@ -135,17 +135,18 @@ func (a *app) printEvent(e *control.FaultEvent) error {
 		}
 		return a.printJSON(e)
 	}
+	l := faultListing()
 	var cells []any
 	switch {
 	case e.Lost > 0:
 		fmt.Fprintf(a.err, "%d faults left out: they come faster than they are printed\n", e.Lost)
 		return nil
 	case e.Fault == nil:
-		for _, c := range faultColumns() {
-			cells = append(cells, c)
+		for _, name := range l.table(a).head {
+			cells = append(cells, name)
 		}
 	default:
-		for _, c := range faultCells(e.Fault) {
+		for _, c := range l.cells(e.Fault) {
 			cells = append(cells, cell(c))
 		}
 	}

@@ -151,7 +151,7 @@ func TestExitCodes(t *testing.T) {
 		{"node show x", exitUsage, "want NODE in numbers"},
 		{"channel show 1/2/3/4", exitUsage, "NODE/SLOT/CHANNEL"},
 		{"node --frob", exitUsage, "--frob"},
-		{"node -o xml", exitUsage, "table and json"},
+		{"node -o xml", exitUsage, "table, wide, json, csv"},
 		{"fault show -n 0", exitUsage, "1 to 1024"},
 		{"status --socket " + strings.Repeat("x", 200), exitUsage, "at most"},
 		{"status --socket " + none, exitNoDaemon, "pfd --nodes 2 --socket " + none},
@@ -164,6 +164,13 @@ func TestExitCodes(t *testing.T) {
 		{"write --count 0", exitUsage, "count 0"},
 		{"write --timeout 0s", exitUsage, "more than 0"},
 		{"write something", exitUsage, "write"},
+		{"write --size 0", exitUsage, "1 byte or more"},
+		{"write --size 1TiB", exitUsage, `no unit "TiB"`},
+		{"wirte", exitUsage, "did you mean write?"},
+		{"domain grnt", exitUsage, "did you mean grant?"},
+		{"node --nope", exitUsage, "See exanetctl node --help."},
+		{"node --sort nope", exitUsage, "no such column"},
+		{"node --columns n", exitUsage, "no such column"},
 	} {
 		code, _, errs := ctl(strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.text) || (errs == "") != (c.code == exitOK) {

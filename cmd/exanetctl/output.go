@@ -1,21 +1,30 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// wantJSON tells whether the output is for programs.
-func (a *app) wantJSON() bool { return a.format == "json" }
+// The output formats (-o).
+const (
+	formatTable = "table"
+	formatWide  = "wide"
+	formatJSON  = "json"
+	formatCSV   = "csv"
+)
+
+func formats() []string { return []string{formatTable, formatWide, formatJSON, formatCSV} }
+
+// wantJSON tells whether the output is one JSON value.
+func (a *app) wantJSON() bool { return a.format == formatJSON }
 
 // printJSON writes v as one JSON value and a newline.
 func (a *app) printJSON(v any) error {
@@ -28,34 +37,6 @@ func (a *app) printJSON(v any) error {
 		return fmt.Errorf("standard output: %w", err)
 	}
 	return nil
-}
-
-// table collects rows and writes them in columns.
-type table struct {
-	out  io.Writer
-	text bytes.Buffer
-	w    *tabwriter.Writer
-}
-
-func (a *app) table(columns ...string) *table {
-	t := &table{out: a.out}
-	t.w = tabwriter.NewWriter(&t.text, 0, 8, 2, ' ', 0)
-	t.row(columns)
-	return t
-}
-
-// row adds cells; anything that fmt can print is a cell.
-func (t *table) row(cells []string) {
-	// A tabwriter's errors are its writer's, and a buffer has none.
-	fmt.Fprintln(t.w, strings.Join(cells, "\t"))
-}
-
-func (t *table) add(cells ...any) {
-	row := make([]string, len(cells))
-	for i, c := range cells {
-		row[i] = cell(c)
-	}
-	t.row(row)
 }
 
 // cell prints one value: an empty text as "-", a bool as yes or no.
@@ -77,21 +58,11 @@ func cell(v any) string {
 	return fmt.Sprint(v)
 }
 
-func (t *table) flush() error {
-	return t.flushWith(func(line string) string { return line })
-}
-
-// flushWith writes the lines, each as edit gives it back.
-func (t *table) flushWith(edit func(line string) string) error {
-	if err := t.w.Flush(); err != nil {
-		return fmt.Errorf("table: %w", err)
-	}
-	for line := range strings.Lines(t.text.String()) {
-		if _, err := fmt.Fprintln(t.out, edit(strings.TrimRight(line, " \n"))); err != nil {
-			return fmt.Errorf("standard output: %w", err)
-		}
-	}
-	return nil
+// quantity is a number that people read with its unit or in another precision: tables
+// have the text, sorting and CSV the number.
+type quantity struct {
+	n    float64
+	text string
 }
 
 // bytesText prints a size with a binary unit where it is a whole number of it.
@@ -107,16 +78,31 @@ func bytesText(n uint64) string {
 	return strconv.FormatUint(n, 10) + " B"
 }
 
-// micros prints nanoseconds as microseconds; a negative time was not reached.
-func micros(ns int64) string {
+func bytesCell(n uint64) quantity { return quantity{float64(n), bytesText(n)} }
+
+// String gives the text.
+func (q quantity) String() string { return q.text }
+
+// unknownTime is the cell of a time that is not known.
+var unknownTime = quantity{math.NaN(), "-"}
+
+// micros gives nanoseconds as microseconds; a negative time was not reached.
+func micros(ns int64) quantity {
 	if ns < 0 {
-		return "-"
+		return unknownTime
 	}
-	return strconv.FormatFloat(float64(ns)/1e3, 'f', 1, 64)
+	us := float64(ns) / 1e3
+	return quantity{us, strconv.FormatFloat(us, 'f', 1, 64)}
 }
 
-// ageText prints a duration in seconds' steps.
-func ageText(ns int64) string { return time.Duration(ns).Round(time.Second).String() }
+// duration gives a time as people read it, in CSV in nanoseconds; a negative one is
+// not known.
+func duration(ns int64, round time.Duration) quantity {
+	if ns < 0 {
+		return unknownTime
+	}
+	return quantity{float64(ns), time.Duration(ns).Round(round).String()}
+}
 
 // terminal tells whether w is a terminal.
 func terminal(w io.Writer) bool {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,12 +56,12 @@ func usagef(format string, args ...any) error {
 func run(ctx context.Context, args []string, s streams) int {
 	root := newRoot(s)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(err)
 	if err != nil && !errors.Is(err, errReported) {
 		fmt.Fprintf(s.err, "exanetctl: %v\n", err)
 		if code == exitUsage {
-			fmt.Fprintln(s.err, "See exanetctl --help.")
+			fmt.Fprintf(s.err, "See %s --help.\n", cmd.CommandPath())
 		}
 	}
 	return code
@@ -91,6 +92,8 @@ type app struct {
 	json   bool
 	pretty bool
 	watch  time.Duration
+	// Of a table: the columns to sort by, and those to show; nil is as the width allows.
+	sort, columns []string
 }
 
 func newRoot(s streams) *cobra.Command {
@@ -122,7 +125,8 @@ reachable, 4 skipped.`,
 	})
 	f := root.PersistentFlags()
 	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock; where nothing stands there, the machine's /run/exanet/pfd.sock)")
-	f.StringVarP(&a.format, "output", "o", "table", "output format: table or json")
+	f.StringVarP(&a.format, "output", "o", "table", "output format: table, wide (all columns), json or csv")
+	values(root, "output", formats()...)
 	f.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	f.BoolVarP(&a.pretty, "pretty", "p", false, "indent JSON")
 	root.AddCommand(a.commands()...)
@@ -164,10 +168,10 @@ func orHelp(cmd *cobra.Command, args []string) error {
 
 func (a *app) checkFlags() error {
 	if a.json {
-		a.format = "json"
+		a.format = formatJSON
 	}
-	if a.format != "table" && a.format != "json" {
-		return usagef("-o %s: the output formats are table and json", a.format)
+	if !slices.Contains(formats(), a.format) {
+		return usagef("-o %s: the output formats are %s", a.format, strings.Join(formats(), ", "))
 	}
 	return nil
 }
@@ -183,7 +187,17 @@ func unknown(cmd *cobra.Command, word string) error {
 	if len(like) > 1 {
 		return usagef("%q is ambiguous: %s", word, strings.Join(like, ", "))
 	}
+	cmd.SuggestionsMinimumDistance = 2
+	if meant := cmd.SuggestionsFor(word); len(meant) > 0 {
+		return usagef("no object or command %q: did you mean %s?", word, strings.Join(meant, " or "))
+	}
 	return usagef("no object or command %q", word)
+}
+
+// values are what a flag takes, for completion.
+func values(c *cobra.Command, flag string, words ...string) {
+	// It fails only where there is no such flag, or it is done twice.
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // useLine is a command with its arguments, as people write it.

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,18 +14,22 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// object makes an OBJECT whose default COMMAND is show.
-func (a *app) object(name, short, id string, flags func(*cobra.Command), show func(cmd *cobra.Command, args []string) error, more ...*cobra.Command) *cobra.Command {
-	args := maxArgs(0)
-	if id != "" {
-		args = maxArgs(1)
-		id = " [" + id + "]"
+// object makes an OBJECT whose default COMMAND is show; words are what may follow.
+func (a *app) object(name, short, words string, flags func(*cobra.Command), show func(cmd *cobra.Command, args []string) error, more ...*cobra.Command) *cobra.Command {
+	args := maxArgs(strings.Count(words, "["))
+	shown := a.watched(show)
+	show = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 && args[0] == "help" {
+			return cmd.Help()
+		}
+		return shown(cmd, args)
 	}
-	show = a.watched(show)
-	sub := &cobra.Command{Use: "show" + id, Short: short, Args: args, RunE: show}
-	obj := &cobra.Command{Use: name + " [show]" + id, Short: short, Args: args, RunE: show}
+	sub := &cobra.Command{Use: "show " + words, Aliases: []string{"list", "ls"}, Short: short, Args: args, RunE: show}
+	obj := &cobra.Command{Use: name + " [show] " + words, Short: short, Args: args, RunE: show}
 	for _, c := range []*cobra.Command{sub, obj} {
+		c.SuggestionsMinimumDistance = 2
 		a.watchFlag(c)
+		a.tableFlags(c)
 		if flags != nil {
 			flags(c)
 		}
@@ -30,6 +37,122 @@ func (a *app) object(name, short, id string, flags func(*cobra.Command), show fu
 	obj.AddCommand(sub)
 	obj.AddCommand(more...)
 	return obj
+}
+
+// column is one column of a table of T.
+type column[T any] struct {
+	name  string
+	spare int // the columns with the largest number go first where a terminal is narrow; 0 stays
+	value func(*T) any
+}
+
+// listing is an object that is a list of T: where it comes from, which of them an ID
+// names, and its columns.
+type listing[T any] struct {
+	name, short string
+	id          []string // the parts of an ID
+	fetch       func(ctx context.Context, c *control.Client, node int) ([]T, error)
+	place       func(*T) []int // the parts of its ID
+	keep        func(t *T, named bool) bool
+	json        func([]T) any
+	columns     []column[T]
+	flags       func(*cobra.Command)
+	after       func([]T) error // what follows the table
+}
+
+// list makes an object of a listing.
+func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
+	c := a.object(l.name, l.short, "["+strings.Join(l.id, "/")+"]", l.flags, func(cmd *cobra.Command, args []string) error {
+		id, err := parseID(args, l.id...)
+		if err != nil {
+			if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
+				err = usagef("%w; did you mean %s?", err, strings.Join(meant, " or "))
+			}
+			return err
+		}
+		t := l.table(a)
+		if err := t.check(); err != nil {
+			return err
+		}
+		c, err := a.client()
+		if err != nil {
+			return err
+		}
+		rows, err := l.fetch(cmd.Context(), c, id[0])
+		if err != nil {
+			return err
+		}
+		whole := id[len(l.id)-1] >= 0 // it names one
+		rows = slices.DeleteFunc(rows, func(t T) bool {
+			return !id.match(l.place(&t)...) || l.keep != nil && !l.keep(&t, whole)
+		})
+		if a.wantJSON() {
+			return a.printJSON(l.json(rows))
+		}
+		if len(rows) == 0 && whole {
+			return fmt.Errorf("no %s %s: see `exanetctl %s`", l.name, args[0], l.name)
+		}
+		for i := range rows {
+			t.add(l.cells(&rows[i])...)
+		}
+		if err := t.flush(); err != nil || l.after == nil {
+			return err
+		}
+		return l.after(rows)
+	}, more...)
+	for _, sub := range append(c.Commands(), c) {
+		if sub == c || sub.Name() == "show" {
+			sub.ValidArgsFunction = l.complete(a)
+		}
+	}
+	return c
+}
+
+// table is an empty one with the columns.
+func (l *listing[T]) table(a *app) *table {
+	var names []string
+	spare := slices.Clone(l.columns)
+	slices.SortStableFunc(spare, func(x, y column[T]) int { return cmp.Compare(y.spare, x.spare) })
+	for _, c := range l.columns {
+		names = append(names, c.name)
+	}
+	t := a.table(names...)
+	for _, c := range spare {
+		if c.spare > 0 {
+			t.spare = append(t.spare, c.name)
+		}
+	}
+	return t
+}
+
+func (l *listing[T]) cells(v *T) []any {
+	var cells []any
+	for _, c := range l.columns {
+		cells = append(cells, c.value(v))
+	}
+	return cells
+}
+
+// complete gives a shell the IDs that there are.
+func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) (ids []string, _ cobra.ShellCompDirective) {
+		c, err := a.client()
+		if err != nil || len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		rows, err := l.fetch(cmd.Context(), c, control.AllNodes)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		for i := range rows {
+			var words []string
+			for _, n := range l.place(&rows[i]) {
+				words = append(words, strconv.Itoa(n))
+			}
+			ids = append(ids, strings.Join(words, "/"))
+		}
+		return ids, cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
 // path is a parsed ID: NODE, NODE/SLOT or NODE/SLOT/CHANNEL. Parts that were
@@ -67,65 +190,73 @@ func (p path) match(numbers ...int) bool {
 	return true
 }
 
-// filter keeps what match says.
-func filter[T any](list []T, match func(T) bool) []T {
-	kept := make([]T, 0, len(list))
-	for _, v := range list {
-		if match(v) {
-			kept = append(kept, v)
-		}
+func pdids(list []uint16) string {
+	words := make([]string, len(list))
+	for i, p := range list {
+		words[i] = pdid(p)
 	}
-	return kept
+	return strings.Join(words, ",")
 }
 
-// missing is the error for an ID that names nothing.
-func missing[T any](list []T, args []string, kind string) error {
-	if len(list) == 0 && len(args) > 0 {
-		return fmt.Errorf("no %s %s: see `exanetctl %s`", kind, args[0], kind)
-	}
-	return nil
-}
+func pdid(p uint16) string { return fmt.Sprintf("0x%04x", p) }
+
+func nodeID(n uint32) string { return fmt.Sprintf("0x%06x", n) }
 
 func (a *app) nodeCommand() *cobra.Command {
 	var window string
-	flags := func(c *cobra.Command) {
-		c.Flags().StringVar(&window, "registers", "", "dump the registers of a window: pl, smmu, btcm, pktz, mbox or all")
+	l := listing[control.Node]{
+		name: "node", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
+		fetch: func(ctx context.Context, c *control.Client, node int) ([]control.Node, error) {
+			return c.Nodes(ctx, node)
+		},
+		place: func(n *control.Node) []int { return []int{n.Index} },
+		json:  func(n []control.Node) any { return control.Nodes{Version: control.Version, Nodes: n} },
+		columns: []column[control.Node]{
+			{"NODE", 0, func(n *control.Node) any { return n.Index }},
+			{"ID", 4, func(n *control.Node) any { return nodeID(n.ID) }},
+			{"HW", 9, func(n *control.Node) any { return n.Version }},
+			{"ENABLED", 0, func(n *control.Node) any { return n.Enabled }},
+			{"VA", 7, func(n *control.Node) any { return n.VABits }},
+			{"BANKS", 8, func(n *control.Node) any { return n.Banks }},
+			{"FIFO", 6, func(n *control.Node) any { return n.FIFODepth }},
+			{"CAPS", 2, func(n *control.Node) any { return n.CapNames }},
+			{"TIMEOUT_US", 0, func(n *control.Node) any { return n.TimeoutUS }},
+			{"GUARD_US", 0, func(n *control.Node) any { return n.GuardUS }},
+			{"OUTSTANDING", 3, func(n *control.Node) any { return n.Outstanding }},
+			{"DOMAINS", 0, func(n *control.Node) any { return n.Domains }},
+			{"FIRMWARE", 5, func(n *control.Node) any { return n.Firmware }},
+		},
 	}
-	return a.object("node", "Show the nodes: identity, capabilities, settings", "NODE", flags, func(cmd *cobra.Command, args []string) error {
-		id, err := parseID(args, "NODE")
-		if err != nil {
-			return err
+	l.flags = func(c *cobra.Command) {
+		c.Flags().StringVar(&window, "registers", "", "dump the registers of a window: pl, smmu, btcm, pktz, mbox or all")
+		values(c, "registers", "pl", "smmu", "btcm", "pktz", "mbox", "all")
+	}
+	c := list(a, &l)
+	for _, c := range []*cobra.Command{c, c.Commands()[0]} {
+		show := c.RunE
+		c.RunE = func(cmd *cobra.Command, args []string) error {
+			if window == "" {
+				return show(cmd, args)
+			}
+			return a.showRegisters(cmd, args, window)
 		}
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		if window != "" {
-			return a.showRegisters(cmd, c, id[0], window)
-		}
-		nodes, err := c.Nodes(cmd.Context(), id[0])
-		if err != nil {
-			return err
-		}
-		if a.wantJSON() {
-			return a.printJSON(control.Nodes{Version: control.Version, Nodes: nodes})
-		}
-		t := a.table("NODE", "ID", "HW", "ENABLED", "VA", "BANKS", "FIFO", "CAPS", "TIMEOUT_US", "GUARD_US", "OUTSTANDING", "DOMAINS", "FIRMWARE")
-		for _, n := range nodes {
-			t.add(n.Index, fmt.Sprintf("0x%06x", n.ID), n.Version, n.Enabled, n.VABits, n.Banks, n.FIFODepth, n.CapNames, n.TimeoutUS, n.GuardUS, n.Outstanding, n.Domains, n.Firmware)
-		}
-		return t.flush()
-	})
+	}
+	return c
 }
 
-func (a *app) showRegisters(cmd *cobra.Command, c *control.Client, node int, window string) error {
+func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) error {
+	id, err := parseID(args, "NODE")
+	if err != nil {
+		return err
+	}
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
 	if window == "all" {
 		window = ""
 	}
-	if node < 0 {
-		node = 0
-	}
-	regs, err := c.Registers(cmd.Context(), node, window)
+	regs, err := c.Registers(cmd.Context(), max(id[0], 0), window)
 	if err != nil {
 		return err
 	}
@@ -144,196 +275,191 @@ func (a *app) showRegisters(cmd *cobra.Command, c *control.Client, node int, win
 }
 
 func (a *app) domainCommand() *cobra.Command {
-	return a.object("domain", "Show the protection domains: one process on one node each", "NODE/SLOT", nil, func(cmd *cobra.Command, args []string) error {
-		id, err := parseID(args, "NODE", "SLOT")
-		if err != nil {
-			return err
-		}
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		domains, err := c.Domains(cmd.Context(), id[0])
-		if err != nil {
-			return err
-		}
-		domains = filter(domains, func(d control.Domain) bool { return id.match(d.Node, d.Slot) })
-		if a.wantJSON() {
-			return a.printJSON(control.Domains{Version: control.Version, Domains: domains})
-		}
-		if err := missing(domains, args, "domain"); err != nil {
-			return err
-		}
-		t := a.table("DOMAIN", "PDID", "UID", "PID", "GROUP", "METHOD", "POLICY", "STATE", "AGE", "FAULTS", "PAGES_IN", "FAILED", "PINNED", "PEERS")
-		for _, d := range domains {
-			t.add(fmt.Sprintf("%d/%d", d.Node, d.Slot), fmt.Sprintf("0x%04x", d.PDID), d.UID, d.PID, d.Group, d.Method, d.Policy, d.State, ageText(d.AgeNS), d.Faults, d.PagesIn, d.Failed, d.PinnedBytes, pdids(d.Peers))
-		}
-		return t.flush()
+	type domain = control.Domain
+	return list(a, &listing[domain]{
+		name: "domain", short: "Show the protection domains: one process on one node each", id: []string{"NODE", "SLOT"},
+		fetch: func(ctx context.Context, c *control.Client, node int) ([]domain, error) { return c.Domains(ctx, node) },
+		place: func(d *domain) []int { return []int{d.Node, d.Slot} },
+		json:  func(d []domain) any { return control.Domains{Version: control.Version, Domains: d} },
+		columns: []column[domain]{
+			{"DOMAIN", 0, func(d *domain) any { return fmt.Sprintf("%d/%d", d.Node, d.Slot) }},
+			{"PDID", 1, func(d *domain) any { return pdid(d.PDID) }},
+			{"UID", 3, func(d *domain) any { return d.UID }},
+			{"PID", 0, func(d *domain) any { return d.PID }},
+			{"GROUP", 0, func(d *domain) any { return d.Group }},
+			{"METHOD", 2, func(d *domain) any { return d.Method }},
+			{"POLICY", 2, func(d *domain) any { return d.Policy }},
+			{"STATE", 0, func(d *domain) any { return d.State }},
+			{"AGE", 4, func(d *domain) any { return duration(d.AgeNS, time.Second) }},
+			{"FAULTS", 0, func(d *domain) any { return d.Faults }},
+			{"PAGES_IN", 0, func(d *domain) any { return d.PagesIn }},
+			{"FAILED", 0, func(d *domain) any { return d.Failed }},
+			{"PINNED", 5, func(d *domain) any { return d.PinnedBytes }},
+			{"PEERS", 6, func(d *domain) any { return pdids(d.Peers) }},
+		},
 	}, a.grantCommand(), a.kickCommand())
 }
 
-func pdids(list []uint16) string {
-	words := make([]string, len(list))
-	for i, p := range list {
-		words[i] = fmt.Sprintf("0x%04x", p)
-	}
-	return strings.Join(words, ",")
-}
-
 func (a *app) channelCommand() *cobra.Command {
-	return a.object("channel", "Show the channels in use and their transfers", "NODE/SLOT/CHANNEL", nil, func(cmd *cobra.Command, args []string) error {
-		id, err := parseID(args, "NODE", "SLOT", "CHANNEL")
-		if err != nil {
-			return err
-		}
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		channels, err := c.Channels(cmd.Context(), id[0])
-		if err != nil {
-			return err
-		}
-		channels = filter(channels, func(ch control.Channel) bool { return id.match(ch.Node, ch.Slot, ch.Channel) })
-		if a.wantJSON() {
-			return a.printJSON(control.Channels{Version: control.Version, Channels: channels})
-		}
-		if err := missing(channels, args, "channel"); err != nil {
-			return err
-		}
-		t := a.table("CHANNEL", "PDID", "STATE", "STATUS", "CLASS", "SRC", "DST", "SIZE", "ISSUED", "TO", "BLOCKS", "ACKED", "IN_FLIGHT", "WINDOW", "PAUSED", "RESENT", "SEQUENCES", "AGE")
-		for _, ch := range channels {
-			status := ch.StatusText
-			if status == "" && ch.Status != 0 {
-				status = strconv.Itoa(int(ch.Status))
+	type channel = control.Channel
+	var all bool
+	live := map[[2]int]uint16{} // PDIDs of live domains by node and slot
+	return list(a, &listing[channel]{
+		name: "channel", short: "Show the channels in use and their transfers", id: []string{"NODE", "SLOT", "CHANNEL"},
+		flags: func(c *cobra.Command) {
+			c.Flags().BoolVar(&all, "all", false, "show the last transfers of processes that are gone too")
+		},
+		fetch: func(ctx context.Context, c *control.Client, node int) ([]channel, error) {
+			domains, err := c.Domains(ctx, node)
+			if err != nil {
+				return nil, err
 			}
-			window, sequences, age := "", "", ""
-			if ch.Window > 0 {
-				window = strconv.Itoa(ch.Window)
+			clear(live)
+			for _, d := range domains {
+				live[[2]int{d.Node, d.Slot}] = d.PDID
 			}
-			if ch.Window > 0 && ch.InFlight > 0 {
-				sequences = fmt.Sprintf("%d-%d", ch.OldestSequence, ch.NewestSequence)
-			}
-			if ch.AgeNS >= 0 {
-				age = time.Duration(ch.AgeNS).Round(time.Microsecond).String()
-			}
-			t.add(fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel), fmt.Sprintf("0x%04x", ch.PDID), ch.State, status, ch.Class, ch.Src, ch.Dst, bytesText(ch.SizeBytes), bytesText(ch.IssuedBytes), fmt.Sprintf("0x%06x:0x%04x", ch.DstNode, ch.DstPDID), ch.Blocks, ch.Acked, ch.InFlight, window, ch.Paused, ch.Retransmitted, sequences, age)
-		}
-		return t.flush()
+			return c.Channels(ctx, node)
+		},
+		place: func(ch *channel) []int { return []int{ch.Node, ch.Slot, ch.Channel} },
+		keep: func(ch *channel, named bool) bool {
+			owner, ok := live[[2]int{ch.Node, ch.Slot}]
+			return all || named || ok && (ch.PDID == 0 || owner == ch.PDID)
+		},
+		json: func(ch []channel) any { return control.Channels{Version: control.Version, Channels: ch} },
+		columns: []column[channel]{
+			{"CHANNEL", 0, func(ch *channel) any { return fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel) }},
+			{"PDID", 8, func(ch *channel) any { return pdid(ch.PDID) }},
+			{"STATE", 0, func(ch *channel) any { return ch.State }},
+			{"STATUS", 3, func(ch *channel) any {
+				if ch.StatusText == "" && ch.Status != 0 {
+					return strconv.Itoa(int(ch.Status))
+				}
+				return ch.StatusText
+			}},
+			{"CLASS", 4, func(ch *channel) any { return ch.Class }},
+			{"SRC", 12, func(ch *channel) any { return ch.Src }},
+			{"DST", 11, func(ch *channel) any { return ch.Dst }},
+			{"SIZE", 0, func(ch *channel) any { return bytesCell(ch.SizeBytes) }},
+			{"ISSUED", 5, func(ch *channel) any { return bytesCell(ch.IssuedBytes) }},
+			{"TO", 7, func(ch *channel) any { return nodeID(ch.DstNode) + ":" + pdid(ch.DstPDID) }},
+			{"BLOCKS", 0, func(ch *channel) any { return ch.Blocks }},
+			{"ACKED", 0, func(ch *channel) any { return ch.Acked }},
+			{"IN_FLIGHT", 0, func(ch *channel) any { return ch.InFlight }},
+			{"WINDOW", 9, func(ch *channel) any {
+				if ch.Window == 0 {
+					return ""
+				}
+				return ch.Window
+			}},
+			{"PAUSED", 0, func(ch *channel) any { return ch.Paused }},
+			{"RESENT", 2, func(ch *channel) any { return ch.Retransmitted }},
+			{"SEQUENCES", 10, func(ch *channel) any {
+				if ch.Window == 0 || ch.InFlight == 0 {
+					return ""
+				}
+				return fmt.Sprintf("%d-%d", ch.OldestSequence, ch.NewestSequence)
+			}},
+			{"AGE", 1, func(ch *channel) any { return duration(ch.AgeNS, time.Microsecond) }},
+		},
 	})
 }
 
 func (a *app) transactionCommand() *cobra.Command {
-	return a.object("transaction", "Show the transactions in flight: one block of a transfer each", "NODE/TRANSACTION", nil, func(cmd *cobra.Command, args []string) error {
-		id, err := parseID(args, "NODE", "TRANSACTION")
-		if err != nil {
-			return err
-		}
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		list, err := c.Transactions(cmd.Context(), id[0])
-		if err != nil {
-			return err
-		}
-		list = filter(list, func(t control.Transaction) bool { return id.match(t.Node, int(t.ID)) })
-		if a.wantJSON() {
-			return a.printJSON(control.Transactions{Version: control.Version, Transactions: list})
-		}
-		if err := missing(list, args, "transaction"); err != nil {
-			return err
-		}
-		t := a.table("TRANSACTION", "CHANNEL", "PDID", "TO", "STATE", "CLASS", "SEQUENCE", "BLOCK", "ACKED", "OFFSET", "LENGTH", "ATTEMPTS", "RAPFS", "LAST_NACK", "AGE", "DUE")
-		for _, x := range list {
-			due, nack := "", ""
-			if x.DueNS >= 0 {
-				due = time.Duration(x.DueNS).Round(time.Microsecond).String()
-			}
-			if x.LastCode != 0 {
-				nack = strconv.Itoa(int(x.LastCode))
-			}
-			t.add(fmt.Sprintf("%d/%d", x.Node, x.ID), fmt.Sprintf("%d/%d/%d", x.Node, x.Slot, x.Channel), fmt.Sprintf("0x%04x", x.PDID), fmt.Sprintf("0x%06x:0x%04x", x.DstNode, x.DstPDID), x.State, x.Class, x.Sequence, x.Block, fmt.Sprintf("%d/%d", x.Acked, x.Blocks), bytesText(uint64(x.OffsetBytes)), bytesText(uint64(x.LengthBytes)), x.Attempts, x.RAPFs, nack, time.Duration(x.AgeNS).Round(time.Microsecond), due)
-		}
-		return t.flush()
+	type transaction = control.Transaction
+	return list(a, &listing[transaction]{
+		name: "transaction", short: "Show the transactions in flight: one block of a transfer each", id: []string{"NODE", "TRANSACTION"},
+		fetch: func(ctx context.Context, c *control.Client, node int) ([]transaction, error) {
+			return c.Transactions(ctx, node)
+		},
+		place: func(x *transaction) []int { return []int{x.Node, int(x.ID)} },
+		json: func(x []transaction) any {
+			return control.Transactions{Version: control.Version, Transactions: x}
+		},
+		columns: []column[transaction]{
+			{"TRANSACTION", 0, func(x *transaction) any { return fmt.Sprintf("%d/%d", x.Node, x.ID) }},
+			{"CHANNEL", 0, func(x *transaction) any { return fmt.Sprintf("%d/%d/%d", x.Node, x.Slot, x.Channel) }},
+			{"PDID", 7, func(x *transaction) any { return pdid(x.PDID) }},
+			{"TO", 6, func(x *transaction) any { return nodeID(x.DstNode) + ":" + pdid(x.DstPDID) }},
+			{"STATE", 0, func(x *transaction) any { return x.State }},
+			{"CLASS", 3, func(x *transaction) any { return x.Class }},
+			{"SEQUENCE", 2, func(x *transaction) any { return x.Sequence }},
+			{"BLOCK", 0, func(x *transaction) any { return x.Block }},
+			{"ACKED", 5, func(x *transaction) any { return fmt.Sprintf("%d/%d", x.Acked, x.Blocks) }},
+			{"OFFSET", 8, func(x *transaction) any { return bytesCell(uint64(x.OffsetBytes)) }},
+			{"LENGTH", 4, func(x *transaction) any { return bytesCell(uint64(x.LengthBytes)) }},
+			{"ATTEMPTS", 0, func(x *transaction) any { return x.Attempts }},
+			{"RAPFS", 1, func(x *transaction) any { return x.RAPFs }},
+			{"LAST_NACK", 1, func(x *transaction) any {
+				if x.LastCode == 0 {
+					return ""
+				}
+				return x.LastCode
+			}},
+			{"AGE", 0, func(x *transaction) any { return duration(x.AgeNS, time.Microsecond) }},
+			{"DUE", 0, func(x *transaction) any { return duration(x.DueNS, time.Microsecond) }},
+		},
 	})
 }
 
 func (a *app) smmuCommand() *cobra.Command {
+	type bank = control.SMMUBank
 	var all bool
-	flags := func(c *cobra.Command) {
-		c.Flags().BoolVar(&all, "all", false, "show banks that no domain uses too")
-	}
-	return a.object("smmu", "Show the SMMU's context banks", "NODE/BANK", flags, func(cmd *cobra.Command, args []string) error {
-		id, err := parseID(args, "NODE", "BANK")
-		if err != nil {
-			return err
-		}
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		banks, err := c.SMMU(cmd.Context(), id[0])
-		if err != nil {
-			return err
-		}
-		banks = filter(banks, func(b control.SMMUBank) bool {
-			return id.match(b.Node, b.Bank) && (all || id[1] >= 0 || b.Enabled || b.PDID != 0 || b.FSR != 0)
-		})
-		if a.wantJSON() {
-			return a.printJSON(control.SMMU{Version: control.Version, Banks: banks})
-		}
-		if id[1] >= 0 {
-			if err := missing(banks, args, "smmu"); err != nil {
-				return err
-			}
-		}
-		t := a.table("BANK", "PDID", "STREAM", "ENABLED", "SCTLR", "FSR", "FLAGS", "FAR", "WNR")
-		for _, b := range banks {
-			stream := b.Stream
-			if !b.StreamOn {
-				stream = ""
-			}
-			t.add(fmt.Sprintf("%d/%d", b.Node, b.Bank), fmt.Sprintf("0x%04x", b.PDID), stream, b.Enabled, b.SCTLR, b.FSR, b.FSRFlags, b.FAR, b.FaultWrite)
-		}
-		return t.flush()
+	return list(a, &listing[bank]{
+		name: "smmu", short: "Show the SMMU's context banks", id: []string{"NODE", "BANK"},
+		flags: func(c *cobra.Command) {
+			c.Flags().BoolVar(&all, "all", false, "show banks that no domain uses too")
+		},
+		fetch: func(ctx context.Context, c *control.Client, node int) ([]bank, error) { return c.SMMU(ctx, node) },
+		place: func(b *bank) []int { return []int{b.Node, b.Bank} },
+		keep:  func(b *bank, named bool) bool { return all || named || b.Enabled || b.PDID != 0 || b.FSR != 0 },
+		json:  func(b []bank) any { return control.SMMU{Version: control.Version, Banks: b} },
+		columns: []column[bank]{
+			{"BANK", 0, func(b *bank) any { return fmt.Sprintf("%d/%d", b.Node, b.Bank) }},
+			{"PDID", 0, func(b *bank) any { return pdid(b.PDID) }},
+			{"STREAM", 2, func(b *bank) any {
+				if !b.StreamOn {
+					return ""
+				}
+				return b.Stream
+			}},
+			{"ENABLED", 0, func(b *bank) any { return b.Enabled }},
+			{"SCTLR", 3, func(b *bank) any { return b.SCTLR }},
+			{"FSR", 0, func(b *bank) any { return b.FSR }},
+			{"FLAGS", 0, func(b *bank) any { return b.FSRFlags }},
+			{"FAR", 0, func(b *bank) any { return b.FAR }},
+			{"WNR", 1, func(b *bank) any { return b.FaultWrite }},
+		},
 	})
 }
 
 func (a *app) fifoCommand() *cobra.Command {
-	return a.object("fifo", "Show the page-fault FIFOs without taking anything out", "NODE", nil, func(cmd *cobra.Command, args []string) error {
-		id, err := parseID(args, "NODE")
-		if err != nil {
-			return err
-		}
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		fifos, err := c.FIFOs(cmd.Context(), id[0])
-		if err != nil {
-			return err
-		}
-		if a.wantJSON() {
-			return a.printJSON(control.FIFOs{Version: control.Version, FIFOs: fifos})
-		}
-		t := a.table("NODE", "FIFO", "LEVEL", "DEPTH", "OVERFLOW")
-		entries := 0
-		for _, f := range fifos {
-			t.add(f.Node, f.Name, f.Level, f.Depth, f.Overflow)
-			entries += len(f.Entries)
-		}
-		if err := t.flush(); err != nil || entries == 0 {
-			return err
-		}
-		fmt.Fprintln(a.out)
-		t = a.table("NODE", "FIFO", "FROM", "TRANSACTION", "SEQUENCE", "PDID", "PAGE", "REMAINING")
-		for _, f := range fifos {
-			for _, e := range f.Entries {
-				t.add(f.Node, f.Name, fmt.Sprintf("0x%06x", e.SourceNode), e.Transaction, e.Sequence, fmt.Sprintf("0x%04x", e.PDID), e.VA, bytesText(uint64(e.RemainingBytes)))
+	type fifo = control.FIFO
+	return list(a, &listing[fifo]{
+		name: "fifo", short: "Show the page-fault FIFOs without taking anything out", id: []string{"NODE"},
+		fetch: func(ctx context.Context, c *control.Client, node int) ([]fifo, error) { return c.FIFOs(ctx, node) },
+		place: func(f *fifo) []int { return []int{f.Node} },
+		json:  func(f []fifo) any { return control.FIFOs{Version: control.Version, FIFOs: f} },
+		columns: []column[fifo]{
+			{"NODE", 0, func(f *fifo) any { return f.Node }},
+			{"FIFO", 0, func(f *fifo) any { return f.Name }},
+			{"LEVEL", 0, func(f *fifo) any { return f.Level }},
+			{"DEPTH", 0, func(f *fifo) any { return f.Depth }},
+			{"OVERFLOW", 0, func(f *fifo) any { return f.Overflow }},
+		},
+		after: func(fifos []fifo) error {
+			if a.columns != nil || a.format == formatCSV || !slices.ContainsFunc(fifos, func(f fifo) bool { return len(f.Entries) > 0 }) {
+				return nil
 			}
-		}
-		return t.flush()
+			fmt.Fprintln(a.out)
+			t := a.table("NODE", "FIFO", "FROM", "TRANSACTION", "SEQUENCE", "PDID", "PAGE", "REMAINING")
+			t.spare = []string{"SEQUENCE", "PDID"}
+			for _, f := range fifos {
+				for _, e := range f.Entries {
+					t.add(f.Node, f.Name, nodeID(e.SourceNode), e.Transaction, e.Sequence, pdid(e.PDID), e.VA, bytesCell(uint64(e.RemainingBytes)))
+				}
+			}
+			return t.flush()
+		},
 	})
 }
 
@@ -343,13 +469,13 @@ func (a *app) counterCommand() *cobra.Command {
 		c.Flags().BoolVar(&all, "all", false, "show counters that are zero too")
 		c.Flags().BoolVar(&help, "describe", false, "say what each counter counts")
 	}
-	return a.object("counter", "Show the counters of the nodes and of the daemon", "NODE or part of a name", flags, func(cmd *cobra.Command, args []string) error {
+	show := func(cmd *cobra.Command, args []string) error {
 		node, part := control.AllNodes, ""
-		if len(args) > 0 {
-			if n, err := strconv.ParseUint(args[0], 10, 16); err == nil {
+		for _, arg := range args {
+			if n, err := strconv.ParseUint(arg, 10, 16); err == nil {
 				node = int(n)
 			} else {
-				part = args[0]
+				part = strings.ToLower(arg)
 			}
 		}
 		c, err := a.client()
@@ -360,12 +486,12 @@ func (a *app) counterCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		counters = filter(counters, func(c control.Counter) bool { return strings.Contains(c.Name, part) })
+		counters = slices.DeleteFunc(counters, func(c control.Counter) bool { return !strings.Contains(c.Name, part) })
 		if a.wantJSON() {
 			return a.printJSON(control.Counters{Version: control.Version, Counters: counters})
 		}
-		if err := missing(counters, args, "counter"); err != nil {
-			return err
+		if len(counters) == 0 {
+			return fmt.Errorf("no counter has %q in its name: see `exanetctl counter --all`", part)
 		}
 		columns := []string{"NODE", "COUNTER", "VALUE"}
 		if help {
@@ -380,64 +506,72 @@ func (a *app) counterCommand() *cobra.Command {
 			if c.Node == control.AllNodes {
 				where = "pfd"
 			}
+			cells := []any{where, c.Name, c.Value}
 			if help {
-				t.add(where, c.Name, c.Value, c.Help)
-			} else {
-				t.add(where, c.Name, c.Value)
+				cells = append(cells, c.Help)
 			}
+			t.add(cells...)
 		}
 		return t.flush()
-	})
+	}
+	return a.object("counter", "Show the counters of the nodes and of the daemon", "[NODE] [NAME]", flags, show)
 }
 
 func (a *app) faultCommand() *cobra.Command {
 	var last int
-	flags := func(c *cobra.Command) {
+	l := faultListing()
+	l.flags = func(c *cobra.Command) {
 		c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "how many faults, the newest ones")
 	}
-	return a.object("fault", "Show the last faults with the time of each stage", "NODE", flags, func(cmd *cobra.Command, args []string) error {
-		id, err := parseID(args, "NODE")
-		if err != nil {
-			return err
-		}
+	l.fetch = func(ctx context.Context, c *control.Client, node int) ([]control.Fault, error) {
 		if last < 1 || last > control.MaxFaults {
-			return usagef("--last %d: want 1 to %d", last, control.MaxFaults)
+			return nil, usagef("--last %d: want 1 to %d", last, control.MaxFaults)
 		}
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		faults, err := c.Faults(cmd.Context(), id[0], last)
-		if err != nil {
-			return err
-		}
-		if a.wantJSON() {
-			return a.printJSON(control.Faults{Version: control.Version, Faults: faults})
-		}
-		t := a.table(faultColumns()...)
-		for _, f := range faults {
-			t.add(faultCells(&f)...)
-		}
-		return t.flush()
-	}, a.monitorCommand())
+		return c.Faults(ctx, node, last)
+	}
+	return list(a, l, a.monitorCommand())
 }
 
-func faultColumns() []string {
-	return []string{"DOMAIN", "PAGE", "SIDE", "METHOD", "POLICY", "KIND", "OUTCOME", "TRANSFER", "DRAINED_US", "PAGE-IN_US", "RESIDENT_US", "RAPF_US", "REASON"}
-}
-
-func faultCells(f *control.Fault) []any {
-	side := "source"
-	if f.Write {
-		side = "destination"
+// faultListing are faults with the time that each stage took, by the names that
+// docs/tracing.md has for them.
+func faultListing() *listing[control.Fault] {
+	type fault = control.Fault
+	stage := func(from, to int64) quantity {
+		if from < 0 || to < 0 {
+			return unknownTime
+		}
+		return micros(to - from)
 	}
-	transfer := "" // told by FAR alone
-	if f.Block {
-		transfer = fmt.Sprintf("0x%06x:%d.%d", f.SourceNode, f.Transaction, f.Sequence)
-	}
-	return []any{
-		fmt.Sprintf("%d/%d", f.Node, f.Slot), f.Page, side, f.Method, f.Policy, f.Kind, f.Outcome, transfer,
-		micros(f.DrainedNS), micros(f.StartedNS), micros(f.ResidentNS), micros(f.RAPFNS), f.Reason,
+	return &listing[fault]{
+		name: "fault", short: "Show the last faults with the time of each stage", id: []string{"NODE"},
+		place: func(f *fault) []int { return []int{f.Node} },
+		json:  func(f []fault) any { return control.Faults{Version: control.Version, Faults: f} },
+		columns: []column[fault]{
+			{"DOMAIN", 0, func(f *fault) any { return fmt.Sprintf("%d/%d", f.Node, f.Slot) }},
+			{"PAGE", 0, func(f *fault) any { return f.Page }},
+			{"SIDE", 3, func(f *fault) any {
+				if f.Write {
+					return "destination"
+				}
+				return "source"
+			}},
+			{"METHOD", 4, func(f *fault) any { return f.Method }},
+			{"POLICY", 5, func(f *fault) any { return f.Policy }},
+			{"KIND", 1, func(f *fault) any { return f.Kind }},
+			{"OUTCOME", 0, func(f *fault) any { return f.Outcome }},
+			{"TRANSFER", 6, func(f *fault) any {
+				if !f.Block { // told by FAR alone
+					return ""
+				}
+				return fmt.Sprintf("%s:%d.%d", nodeID(f.SourceNode), f.Transaction, f.Sequence)
+			}},
+			{"DRAIN_US", 2, func(f *fault) any { return stage(0, f.DrainedNS) }},
+			{"QUEUE_US", 2, func(f *fault) any { return stage(f.DrainedNS, f.StartedNS) }},
+			{"PAGE_IN_US", 0, func(f *fault) any { return stage(f.StartedNS, f.ResidentNS) }},
+			{"ANSWER_US", 2, func(f *fault) any { return stage(f.ResidentNS, f.RAPFNS) }},
+			{"TOTAL_US", 0, func(f *fault) any { return stage(0, max(f.ResidentNS, f.RAPFNS)) }},
+			{"REASON", 7, func(f *fault) any { return f.Reason }},
+		},
 	}
 }
 
@@ -468,7 +602,7 @@ func (a *app) statusCommand() *cobra.Command {
 				{"socket", s.Socket},
 				{"attach socket", fmt.Sprintf("%s (protocol %d)", s.AttachSocket, s.Protocol)},
 				{"pid, uid", fmt.Sprintf("%d, %d", s.PID, s.UID)},
-				{"up for", ageText(s.UptimeNS)},
+				{"up for", duration(s.UptimeNS, time.Second)},
 				{"nodes", s.Nodes},
 				{"domains", s.Domains},
 				{"handshakes", s.Handshakes},

@@ -107,7 +107,7 @@ func (a *app) summarize(list []probe.Event) error {
 			continue
 		}
 		slices.Sort(ns)
-		at := func(percent int) string { return micros(ns[max((len(ns)*percent+99)/100, 1)-1]) }
+		at := func(percent int) quantity { return micros(ns[max((len(ns)*percent+99)/100, 1)-1]) }
 		t.add(name, len(ns), at(50), at(99), at(100))
 	}
 	return t.flush()

@@ -27,7 +27,7 @@ func TestTraceReport(t *testing.T) {
 	if code := run(t.Context(), []string{"trace", "report", file, "--svg", svg}, s); code != exitOK {
 		t.Fatalf("exit code %d: %s", code, said.String())
 	}
-	for _, want := range []string{"ring     2      1.0     1.0     1.0", "page_in  2      2.0     4.0     4.0", "total    2      3.0     5.0     5.0"} {
+	for _, want := range []string{"ring         2     1.0     1.0     1.0", "page_in      2     2.0     4.0     4.0", "total        2     3.0     5.0     5.0"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,13 +100,20 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
 	f.StringVar(&w.dst, "dst", string(workload.Present), "state of the destination buffer")
 	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
-	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one), p4 (to the end of 16 KiB), pa (all that remain)")
+	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA)")
 	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
 	f.BoolVar(&w.warm, "warm", false, "wake pfd up by a small write before each transfer, which is not counted")
 	f.DurationVar(&w.timeout, "timeout", workload.DefaultTimeout, "how long one transfer may take")
 	f.Uint64Var(&w.seed, "seed", 1, "seed of the patterns")
 	f.StringVar(&w.toSocket, "to-socket", "", "control socket of the target's pfd, where that is another than the initiator's; --to is then one of its nodes")
 	f.StringVar(&w.group, "group", "", "group that both processes attach in (default one of their own)")
+	values(c, "method", pagein.GUP.String(), pagein.Touch.String(), pagein.UFFD.String(), pagein.Populate.String())
+	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String())
+	values(c, "class", workload.ClassNormal, workload.ClassUrgent)
+	values(c, "waiting", string(workload.Auto), string(workload.Poll), string(workload.Wait))
+	for _, flag := range []string{"src", "dst"} {
+		values(c, flag, workload.States()...)
+	}
 	return c
 }
 
@@ -124,6 +132,9 @@ func (w writeFlags) request(socket string) (workload.Request, error) {
 	q.Src, errs[2] = workload.ParseState(w.src)
 	q.Dst, errs[3] = workload.ParseState(w.dst)
 	q.Waiting, errs[4] = workload.ParseWaiting(w.waiting)
+	if setErr == nil && slices.ContainsFunc(set, func(p workload.Parallel) bool { return p.Size == 0 }) {
+		errs[4] = errors.Join(errs[4], errors.New("--size 0: a transfer has 1 byte or more"))
+	}
 	if w.timeout <= 0 {
 		errs[4] = errors.Join(errs[4], fmt.Errorf("--timeout %v: want more than 0", w.timeout))
 	}

@@ -10,7 +10,7 @@ import (
 // ParseSize reads a number of bytes with an optional unit.
 func ParseSize(s string) (uint64, error) {
 	digits := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-	unit := strings.ToLower(strings.TrimSpace(s[len(digits):]))
+	unit := strings.TrimSpace(s[len(digits):])
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("size %q: want a number and perhaps a unit, as 4096 or 4KiB", s)
@@ -19,7 +19,7 @@ func ParseSize(s string) (uint64, error) {
 		"": 1, "b": 1,
 		"k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30,
 		"kb": 1e3, "mb": 1e6, "gb": 1e9,
-	}[unit]
+	}[strings.ToLower(unit)]
 	if !ok {
 		return 0, fmt.Errorf("size %q: no unit %q: want B, KiB, MiB, GiB, kB, MB or GB", s, unit)
 	}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	pretty "github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// table collects rows and writes them in columns: those that fit a terminal's width,
+// or those that were asked for, in the order that was asked for.
+type table struct {
+	a    *app
+	head []string
+	// spare are columns in the order in which they go where the terminal is narrow.
+	spare []string
+	rows  [][]any
+}
+
+func (a *app) table(columns ...string) *table { return &table{a: a, head: columns} }
+
+// add adds a row; anything that fmt can print is a cell.
+func (t *table) add(cells ...any) { t.rows = append(t.rows, cells) }
+
+func (t *table) flush() error {
+	return t.flushWith(func(line string) string { return line })
+}
+
+// flushWith writes the lines, each as edit gives it back.
+func (t *table) flushWith(edit func(line string) string) error {
+	shown, err := t.choose()
+	if err != nil {
+		return err
+	}
+	if err := t.sort(); err != nil {
+		return err
+	}
+	out := t.render(shown)
+	for line := range strings.Lines(out) {
+		if _, err := fmt.Fprintln(t.a.out, edit(strings.TrimRight(line, " \n"))); err != nil {
+			return fmt.Errorf("standard output: %w", err)
+		}
+	}
+	if left := len(t.head) - len(shown); left > 0 && t.a.columns == nil {
+		fmt.Fprintf(t.a.err, "%d columns more: -o wide\n", left)
+	}
+	return nil
+}
+
+// choose gives the columns to show, by their places in head.
+func (t *table) choose() ([]int, error) {
+	var shown []int
+	if t.a.columns != nil {
+		for _, name := range t.a.columns {
+			i, err := t.column("columns", name)
+			if err != nil {
+				return nil, err
+			}
+			shown = append(shown, i)
+		}
+		return shown, nil
+	}
+	for i := range t.head {
+		shown = append(shown, i)
+	}
+	width := t.a.width()
+	if t.a.format != formatTable || width == 0 {
+		return shown, nil
+	}
+	for _, name := range t.spare {
+		if widest(t.render(shown)) <= width {
+			break
+		}
+		shown = slices.DeleteFunc(shown, func(i int) bool { return t.head[i] == name })
+	}
+	return shown, nil
+}
+
+// check tells wrong --sort and --columns before anything is asked for.
+func (t *table) check() error {
+	for flag, names := range map[string][]string{"columns": t.a.columns, "sort": t.a.sort} {
+		for _, name := range names {
+			if _, err := t.column(flag, strings.TrimPrefix(name, "-")); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// column finds a column by its name or the beginning of it.
+func (t *table) column(flag, name string) (int, error) {
+	found := -1
+	for i, h := range t.head {
+		switch {
+		case strings.EqualFold(h, name):
+			return i, nil
+		case len(name) < len(h) && strings.EqualFold(h[:len(name)], name):
+			if found >= 0 {
+				return 0, usagef("--%s %s: %s or %s?", flag, name, t.head[found], h)
+			}
+			found = i
+		}
+	}
+	if found < 0 {
+		return 0, usagef("--%s %s: no such column: want some of %s", flag, name, strings.Join(t.head, ","))
+	}
+	return found, nil
+}
+
+// sort orders the rows by --sort, whose columns may have a "-" before them.
+func (t *table) sort() error {
+	type key struct{ column, sign int }
+	var keys []key
+	for _, name := range t.a.sort {
+		k := key{sign: 1}
+		if rest, ok := strings.CutPrefix(name, "-"); ok {
+			name, k.sign = rest, -1
+		}
+		var err error
+		if k.column, err = t.column("sort", name); err != nil {
+			return err
+		}
+		keys = append(keys, k)
+	}
+	slices.SortStableFunc(t.rows, func(x, y []any) int {
+		for _, k := range keys {
+			if c := compare(x[k.column], y[k.column]); c != 0 {
+				return k.sign * c
+			}
+		}
+		return 0
+	})
+	return nil
+}
+
+// compare orders numbers by their value, before all else, and the rest as text.
+func compare(x, y any) int {
+	m, isM := number(x)
+	n, isN := number(y)
+	switch {
+	case isM && isN:
+		return cmp.Compare(m, n)
+	case isM:
+		return -1
+	case isN:
+		return 1
+	}
+	return cmp.Compare(cell(x), cell(y))
+}
+
+// number gives the value of a cell that is one.
+func number(v any) (float64, bool) {
+	if q, ok := v.(quantity); ok {
+		return q.n, !math.IsNaN(q.n)
+	}
+	switch v.(type) {
+	case int, int64, uint8, uint16, uint32, uint64:
+		n, err := strconv.ParseFloat(fmt.Sprint(v), 64)
+		return n, err == nil
+	}
+	return 0, false
+}
+
+// render writes the columns: numbers to the right, or all as CSV.
+func (t *table) render(shown []int) string {
+	w := pretty.NewWriter()
+	csv := t.a.format == formatCSV
+	header := make(pretty.Row, len(shown))
+	config := make([]pretty.ColumnConfig, len(shown))
+	for i, c := range shown {
+		header[i] = t.head[c]
+		config[i] = pretty.ColumnConfig{Number: i + 1, Align: text.AlignLeft, AlignHeader: text.AlignLeft}
+		if t.numeric(c) {
+			config[i].Align, config[i].AlignHeader = text.AlignRight, text.AlignRight
+		}
+	}
+	w.AppendHeader(header)
+	for _, row := range t.rows {
+		r := make(pretty.Row, len(shown))
+		for i, c := range shown {
+			r[i] = cell(row[c])
+			if q, ok := row[c].(quantity); ok && csv && !math.IsNaN(q.n) {
+				r[i] = strconv.FormatFloat(q.n, 'f', -1, 64)
+			} else if csv && r[i] == "-" {
+				r[i] = ""
+			}
+		}
+		w.AppendRow(r)
+	}
+	if csv {
+		return w.RenderCSV()
+	}
+	style := pretty.StyleDefault
+	style.Options = pretty.OptionsNoBordersAndSeparators
+	style.Format.Header = text.FormatDefault
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	w.SetStyle(style)
+	w.SetColumnConfigs(config)
+	return w.Render()
+}
+
+// numeric tells whether a column has numbers and nothing else.
+func (t *table) numeric(column int) bool {
+	numbers := 0
+	for _, row := range t.rows {
+		switch _, ok := number(row[column]); {
+		case ok:
+			numbers++
+		case cell(row[column]) != "-":
+			return false
+		}
+	}
+	return numbers > 0
+}
+
+func widest(text string) int {
+	most := 0
+	for line := range strings.Lines(text) {
+		most = max(most, len([]rune(strings.TrimRight(line, " \n"))))
+	}
+	return most
+}
+
+// width is that of the terminal, 0 where standard output is none. COLUMNS sets it.
+func (a *app) width() int {
+	if n, err := strconv.Atoi(a.getenv("COLUMNS")); err == nil && n > 0 {
+		return n
+	}
+	if f, ok := a.out.(*os.File); ok {
+		if n, _, err := term.GetSize(int(f.Fd())); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// tableFlags are those of commands that show a table.
+func (a *app) tableFlags(c *cobra.Command) {
+	c.Flags().StringSliceVar(&a.sort, "sort", nil, "columns to sort by, the first one first; -NAME from the largest down")
+	c.Flags().StringSliceVar(&a.columns, "columns", nil, "columns to show, in this order")
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// ctlWide is ctl on a terminal of so many columns.
+func ctlWide(columns string, args ...string) (out, errs string) {
+	var o, e bytes.Buffer
+	run(context.Background(), args, streams{in: &bytes.Buffer{}, out: &o, err: &e, getenv: func(name string) string {
+		if name == "COLUMNS" {
+			return columns
+		}
+		return ""
+	}})
+	return o.String(), e.String()
+}
+
+// Every table fits 80 columns, and says what it leaves out.
+func TestTablesFitTheTerminal(t *testing.T) {
+	d := startDaemon(t, fakeAnswers)
+	for _, object := range []string{"node", "domain", "channel", "transaction", "smmu", "fifo", "counter", "fault", "status"} {
+		all := firstLine(ctlWide("", object, "--socket", d.socket))
+		for _, width := range []int{60, 80, 120} {
+			out, said := ctlWide(map[int]string{60: "60", 80: "80", 120: "120"}[width], object, "--socket", d.socket)
+			if got := widest(out); width >= 80 && got > width {
+				t.Errorf("%s: %d columns wide, the terminal has %d:\n%s", object, got, width, out)
+			}
+			shown := strings.Fields(firstLine(out, ""))
+			left := len(strings.Fields(all)) - len(shown)
+			if object != "fifo" && (left > 0) != strings.Contains(said, "-o wide") {
+				t.Errorf("%s at %d: %d columns left out, it says %q", object, width, left, said)
+			}
+		}
+		if wide, _ := ctlWide("40", object, "-o", "wide", "--socket", d.socket); firstLine(wide, "") != all {
+			t.Errorf("%s -o wide: %q, want %q", object, firstLine(wide, ""), all)
+		}
+	}
+}
+
+func firstLine(out, _ string) string {
+	line, _, _ := strings.Cut(out, "\n")
+	return line
+}
+
+func TestSortColumnsCSV(t *testing.T) {
+	d := startDaemon(t, fakeAnswers)
+	for _, c := range []struct {
+		line string
+		want []string
+	}{
+		{"channel --columns channel,size --sort size", []string{"CHANNEL    SIZE", "0/3/0     4 KiB", "0/3/5    4097 B", "0/3/6     1 MiB"}},
+		{"channel --columns size --sort -size -o csv", []string{"SIZE", "1048576", "4097", "4096"}},
+		{"domain --columns pid,fail --sort -pid", []string{" PID  FAILED", "4712       0", "4711       1"}},
+		{"fault --columns node --sort node", nil}, // no such column
+		{"fault --columns dom,total_us -o csv", []string{"DOMAIN,TOTAL_US", "1/0,6", "0/3,"}},
+		{"fault --columns dom,total --sort total,dom", []string{"DOMAIN  TOTAL_US", "1/0          6.0", "0/3            -"}},
+		{"node list --columns node", []string{"NODE", "   0", "   1"}},
+		{"node ls --columns node", []string{"NODE", "   0", "   1"}},
+	} {
+		code, out, errs := ctl(append(strings.Fields(c.line), "--socket", d.socket)...)
+		got := strings.Split(strings.TrimRight(out, "\n"), "\n")
+		if c.want == nil {
+			if code != exitUsage {
+				t.Errorf("%s: exit code %d", c.line, code)
+			}
+			continue
+		}
+		if code != exitOK || !slices.Equal(got, c.want) {
+			t.Errorf("%s: exit code %d, %s:\n%s\nwant\n%s", c.line, code, errs, out, strings.Join(c.want, "\n"))
+		}
+	}
+}
+
+// A shell is told the words that a flag takes, and the IDs that there are.
+func TestCompletionOfValues(t *testing.T) {
+	d := startDaemon(t, fakeAnswers)
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"write", "--method", ""}, []string{"gup", "touch", "uffd", "populate"}},
+		{[]string{"write", "--policy", ""}, []string{"p1", "p4", "pa"}},
+		{[]string{"write", "--dst", ""}, []string{"absent", "swapped"}},
+		{[]string{"node", "-o", ""}, []string{"table", "wide", "json", "csv"}},
+		{[]string{"domain", "show", "--socket", d.socket, ""}, []string{"0/3", "1/0"}},
+		{[]string{"node", "--registers", ""}, []string{"pl", "smmu"}},
+	} {
+		code, out, errs := ctl(append([]string{"__complete"}, c.args...)...)
+		lines := strings.Split(out, "\n")
+		for _, want := range c.want {
+			if code != exitOK || !slices.Contains(lines, want) {
+				t.Errorf("%q: exit code %d, no %q in %q (%s)", c.args, code, want, out, errs)
+			}
+		}
+	}
+}

@@ -1,12 +1,11 @@
 #!/bin/sh
-# Installs the Debian packages that the build and the tests need and that are
-# missing: as root, or with sudo. It asks nothing, says what it did, and does
-# nothing when all is there.
-#   gcc, libc6-dev  the race detector of `make test`
-#   git             go.mod and version information
-# and, as `setup.sh test`:
+# Looks for Go, which is all that the build needs. As `setup.sh test` it installs the
+# Debian packages that the tests need and that are missing: as root, or with sudo. It
+# asks nothing, says what it did, and does nothing when all is there.
+#   gcc, libc6-dev  the race detector, and the clients in C
+#   git             the house rules
 #   systemd         a machine of its own for the service (internal/packaging)
-# and fetches QEMU and a kernel for internal/guests into the user's cache. Where that
+# And it fetches QEMU and a kernel for internal/guests into the user's cache. Where that
 # fails it says why, and so do the tests that need them.
 set -eu
 
@@ -17,17 +16,22 @@ guests() {
 		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
 }
 
-need=
-command -v gcc >/dev/null 2>&1 || need="$need gcc"
-[ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
-command -v git >/dev/null 2>&1 || need="$need git"
-if [ "${1:-}" = test ]; then
-	[ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || need="$need systemd"
+if ! command -v go >/dev/null 2>&1; then
+	echo "setup: go is missing: install Go as go.mod names it, or any from 1.21 on, which fetches that itself (https://go.dev/dl/), and put it on PATH" >&2
+	exit 1
+fi
+minor=$(go env GOVERSION | sed -n 's/^go1\.\([0-9][0-9]*\).*/\1/p')
+if [ -n "$minor" ] && [ "$minor" -lt 21 ]; then
+	echo "setup: Go 1.$minor is too old for go.mod: install any Go from 1.21 on, which fetches the right one itself (https://go.dev/dl/)" >&2
+	exit 1
 fi
 
-if ! command -v go >/dev/null 2>&1; then
-	echo "setup: go is missing: install Go as go.mod names it (https://go.dev/dl/) and put it on PATH" >&2
-	exit 1
+need=
+if [ "${1:-}" = test ]; then
+	command -v gcc >/dev/null 2>&1 || need="$need gcc"
+	[ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
+	command -v git >/dev/null 2>&1 || need="$need git"
+	[ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || need="$need systemd"
 fi
 mode=${1:-}
 if [ -z "$need" ]; then

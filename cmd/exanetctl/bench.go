@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -16,11 +18,13 @@ import (
 func (a *app) benchCommand() *cobra.Command {
 	l := bench.Lab{Command: testProcess(), Largest: 16 << 20}
 	var file string
+	var brief bool
 	c := &cobra.Command{
-		Use:    "bench",
-		Short:  "Measure transfers into absent memory against transfers into present memory, and what each part brings",
-		Hidden: true,
-		Args:   maxArgs(0),
+		Use:   "bench",
+		Short: "Measure transfers into absent memory against transfers into present memory, and what each part brings",
+		Long: `bench starts pfds of its own and test processes, and measures on this machine, side by
+side, what docs/benchmarks.md describes. It takes some minutes; nothing else should run.`,
+		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if l.Small < 1 || l.Large < 1 {
 				return usagef("--small and --large: want 1 transfer or more")
@@ -33,14 +37,21 @@ func (a *app) benchCommand() *cobra.Command {
 					return usagef("--only %s: want some of %s", p, strings.Join(bench.Parts, ", "))
 				}
 			}
-			if file != "" && len(l.Only) > 0 {
-				return usagef("--write and --only: a document gets all tables of one run")
+			if file != "" && (brief || len(l.Only) > 0) {
+				return usagef("--write: a document gets all tables of one run, without --only and --brief")
 			}
-			return a.bench(cmd.Context(), l, file)
+			if brief {
+				l.Only = []string{"faults", "methods"}
+			}
+			if l.PFD == "" {
+				l.PFD = besideThis("pfd")
+			}
+			return a.bench(cmd.Context(), l, file, brief)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&l.PFD, "pfd", "bin/pfd", "the pfd to start")
+	f.StringVar(&l.PFD, "pfd", "", "the pfd to start (default the one beside exanetctl)")
+	f.BoolVar(&brief, "brief", false, "only parts faults and methods, in one table")
 	f.IntVar(&l.Small, "small", 1000, "transfers of 4 KiB of each kind")
 	f.IntVar(&l.Large, "large", 200, "transfers of 1 MiB of each kind")
 	f.DurationVar(&l.Window, "window", time.Second, "how long each number of channels is kept busy")
@@ -49,7 +60,16 @@ func (a *app) benchCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) bench(ctx context.Context, l bench.Lab, file string) error {
+// besideThis is a program in the directory of this one.
+func besideThis(name string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return name // PATH has it, or the error names it
+	}
+	return filepath.Join(filepath.Dir(self), name)
+}
+
+func (a *app) bench(ctx context.Context, l bench.Lab, file string, brief bool) error {
 	if !a.wantJSON() {
 		l.Progress = func(what string) { fmt.Fprintln(a.err, "measuring:", what) }
 	}
@@ -68,6 +88,9 @@ func (a *app) bench(ctx context.Context, l bench.Lab, file string) error {
 	}
 	if a.wantJSON() {
 		return a.printJSON(r)
+	}
+	if brief {
+		text = r.Brief()
 	}
 	_, err = fmt.Fprint(a.out, text)
 	return err

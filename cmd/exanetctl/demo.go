@@ -3,15 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -25,51 +25,32 @@ import (
 func (a *app) demoCommand() *cobra.Command {
 	var bin string
 	c := &cobra.Command{
-		Use:    "demo",
-		Short:  "Start a pfd, make transfers into absent memory, show what happened",
-		Hidden: true,
-		Args:   maxArgs(0),
+		Use:   "demo",
+		Short: "Start a pfd, make transfers into absent memory, show what happened",
+		Args:  maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.demo(cmd.Context(), bin)
 		},
 	}
-	c.Flags().StringVar(&bin, "bin", "bin", "directory of the programs")
+	c.Flags().StringVar(&bin, "bin", "", "directory of the programs (default this one's)")
 	return c
 }
 
-// demoRun is one run of the demo: a table's line.
-type demoRun struct {
-	size, method, policy string
-	count                int
-}
-
-var demoRuns = []demoRun{
-	{"4KiB", "gup", "p1", 20},
-	{"4KiB", "touch", "p1", 20},
-	{"1MiB", "gup", "pa", 10},
-	{"1MiB", "touch", "pa", 10},
-}
-
 // demoLive is the run that goes on while channels and FIFOs are shown.
-var demoLive = demoRun{"1MiB", "gup", "p1", 100}
-
-func (r demoRun) args() []string {
-	return []string{"write", "--from", "0", "--to", "1", "--size", r.size, "--count", fmt.Sprint(r.count),
-		"--src", "present", "--dst", "absent", "--method", r.method, "--policy", r.policy}
-}
+var demoLive = []string{"write", "--size", "64MiB", "--parallel", "6", "--policy", "p1", "--dst", "absent"}
 
 // demo is a demo underway.
 type demo struct {
 	*app
 	ctl    string // exanetctl
 	socket string
-	total  struct {
-		faults, bytes uint64
-		pinned        int64
-	}
+	bytes  int // that arrived and were checked
 }
 
 func (a *app) demo(ctx context.Context, bin string) (err error) {
+	if bin == "" {
+		bin = filepath.Dir(besideThis("exanetctl"))
+	}
 	// pfd is ended with the thread that started it (workload.StartDaemon).
 	runtime.LockOSThread()
 	d := &demo{app: a, ctl: filepath.Join(bin, "exanetctl")}
@@ -91,18 +72,32 @@ func (a *app) demo(ctx context.Context, bin string) (err error) {
 	d.say("$ %s &", strings.Join(p.Command(), " "))
 	d.say("$ export SOCKET=%s", d.socket)
 	d.say("")
-	d.say("RDMA writes into memory of another process that nobody has touched:")
-	for _, r := range demoRuns {
-		if err := d.write(ctx, r); err != nil {
-			return err
-		}
+	d.say("An RDMA write into memory of another process that nobody has touched:")
+	if err := d.show(ctx, "write", "--size", "1MiB", "--count", "10", "--dst", "absent", "--policy", "pa", "--socket", "$SOCKET"); err != nil {
+		return err
 	}
-	if err := d.live(ctx); err != nil {
+	d.bytes += 10 << 20
+	d.say("")
+	d.say("What a fault costs, beside present memory:")
+	if err := d.show(ctx, "bench", "--brief", "--small", "200", "--large", "20"); err != nil {
 		return err
 	}
 	d.say("")
-	d.say("The last faults, as pfd resolved them (microseconds after the interrupt):")
-	if err := d.show(ctx, "fault", "show", "--last", "8"); err != nil {
+	d.say("Where the time of a fault goes:")
+	for _, args := range [][]string{
+		{"write", "--count", "200", "--warm", "--dst", "absent", "--socket", "$SOCKET"},
+		{"fault", "stages", "--last", "200", "--socket", "$SOCKET"},
+	} {
+		if err := d.show(ctx, args...); err != nil {
+			return err
+		}
+	}
+	d.bytes += 200 * 4 << 10
+	if err := d.live(ctx); err != nil {
+		return err
+	}
+	total, err := d.counted(ctx)
+	if err != nil {
 		return err
 	}
 	stopped = true
@@ -111,108 +106,82 @@ func (a *app) demo(ctx context.Context, bin string) (err error) {
 	}
 	d.say("")
 	d.say("pfd has stopped in good order.")
-	if d.total.pinned != 0 {
-		return fmt.Errorf("%d bytes were pinned, want 0", d.total.pinned)
+	if total.PinnedBytes != 0 {
+		return fmt.Errorf("%d bytes were pinned, want 0", total.PinnedBytes)
 	}
-	d.say("demo: ok, %d faults resolved, %d bytes verified, %d bytes pinned", d.total.faults, d.total.bytes, d.total.pinned)
+	d.say("demo: ok, %d faults resolved, %d bytes verified, %d bytes pinned", total.Faults, d.bytes, total.PinnedBytes)
 	return nil
+}
+
+// counted is what pfd has counted.
+func (d *demo) counted(ctx context.Context) (control.Status, error) {
+	c, err := control.New(d.socket)
+	if err != nil {
+		return control.Status{}, err
+	}
+	defer c.Close()
+	return c.Status(ctx)
 }
 
 // say writes a line. A broken standard output shows in the commands' errors.
 func (d *demo) say(format string, args ...any) { _, _ = fmt.Fprintf(d.out, format+"\n", args...) }
 
-// echo shows a command line as a user may type it.
-func (d *demo) echo(args []string) {
-	d.say("$ %s %s --socket $SOCKET", d.ctl, strings.Join(args, " "))
-}
-
-// command is exanetctl with arguments; it ends with this process.
+// command is exanetctl with arguments, as it is shown; it ends with this process.
 func (d *demo) command(ctx context.Context, args ...string) *exec.Cmd {
-	c := exec.CommandContext(ctx, d.ctl, append(args, "--socket", d.socket)...)
+	d.say("$ %s %s", d.ctl, strings.Join(args, " "))
+	run := slices.Clone(args)
+	for i, arg := range run {
+		run[i] = strings.ReplaceAll(arg, "$SOCKET", d.socket)
+	}
+	c := exec.CommandContext(ctx, d.ctl, run...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	c.Stderr = os.Stderr
+	c.Stdout, c.Stderr = d.out, d.err
 	return c
 }
 
 // show runs a command and shows what it shows.
 func (d *demo) show(ctx context.Context, args ...string) error {
-	d.echo(args)
-	c := d.command(ctx, args...)
-	c.Stdout = d.out
-	if err := c.Run(); err != nil {
+	if err := d.command(ctx, args...).Run(); err != nil {
 		return fmt.Errorf("exanetctl %s: %w", strings.Join(args, " "), err)
 	}
-	return nil
-}
-
-// write makes transfers and tells how they went.
-func (d *demo) write(ctx context.Context, r demoRun) error {
-	d.echo(r.args())
-	c := d.command(ctx, append(r.args(), "-o", "json")...)
-	text, err := c.Output()
-	return d.result(r, text, err)
-}
-
-// result takes the JSON of a run.
-func (d *demo) result(r demoRun, text []byte, err error) error {
-	name := "exanetctl " + strings.Join(r.args(), " ")
-	var w workload.Result
-	if jsonErr := json.Unmarshal(text, &w); jsonErr != nil {
-		return fmt.Errorf("%s: %w", name, errors.Join(err, jsonErr))
-	}
-	switch {
-	case w.Error != nil:
-		return fmt.Errorf("%s: %s", name, *w.Error)
-	case err != nil:
-		return fmt.Errorf("%s: %w", name, err)
-	case !w.OK() || w.Transfers != r.count:
-		return fmt.Errorf("%s: %d transfers, %d failed, verified %v", name, w.Transfers, w.Failed, w.Verified)
-	case w.Faults == 0:
-		return fmt.Errorf("%s: no fault was seen, although the memory was absent", name)
-	}
-	d.say("  latency %.1f us (median of %d, %s), %d faults, %d pages paged in, %d retransmissions, %d bytes verified, %d pinned",
-		w.Latency.P50, w.Transfers, waitingText(w.Waiting), w.Faults, w.PagesPagedIn, w.Retransmits, w.Bytes, w.PinnedBytes)
-	d.total.faults += w.Faults
-	d.total.bytes += w.Bytes
-	d.total.pinned = max(d.total.pinned, w.PinnedBytes)
 	return nil
 }
 
 // live shows channels and FIFOs while transfers go on.
 func (d *demo) live(ctx context.Context) error {
 	d.say("")
-	d.say("The channels and the page-fault FIFOs while transfers go on:")
-	d.echo(demoLive.args())
+	d.say("Channels and page-fault FIFOs while six transfers of 64 MiB go on:")
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c := d.command(ctx, append(demoLive.args(), "-o", "json")...)
+	c := d.command(ctx, append(demoLive, "--socket", "$SOCKET")...)
 	var text bytes.Buffer
 	c.Stdout = &text
 	if err := c.Start(); err != nil {
 		return fmt.Errorf("exanetctl write: %w", err)
 	}
-	ended := make(chan struct{})
-	var runErr error
-	go func() {
-		runErr = c.Wait()
-		close(ended)
-	}()
-	err := d.waitChannel(ctx, ended)
-	if err == nil {
-		err = errors.Join(d.show(ctx, "channel", "show"), d.show(ctx, "fifo", "show"))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	err := d.underWay(ctx, ended)
+	for _, args := range [][]string{{"channel"}, {"fifo"}, {"counter", "fifo"}} {
+		if err == nil {
+			err = d.show(ctx, append(args, "--socket", "$SOCKET")...)
+		}
 	}
 	if err != nil {
 		cancel()
 		<-ended
 		return err
 	}
-	<-ended
-	return d.result(demoLive, text.Bytes(), runErr)
+	if err := <-ended; err != nil {
+		return fmt.Errorf("exanetctl %s: %w\n%s", strings.Join(demoLive, " "), err, text.String())
+	}
+	d.bytes += 6 * 64 << 20
+	return nil
 }
 
-// waitChannel waits until a channel is in use.
-func (d *demo) waitChannel(ctx context.Context, ended <-chan struct{}) error {
+// underWay waits until all six transfers are.
+func (d *demo) underWay(ctx context.Context, ended chan error) error {
 	c, err := control.New(d.socket)
 	if err != nil {
 		return err
@@ -220,13 +189,23 @@ func (d *demo) waitChannel(ctx context.Context, ended <-chan struct{}) error {
 	defer c.Close()
 	for {
 		channels, err := c.Channels(ctx, 0)
-		if err != nil || len(channels) > 0 {
+		if err != nil {
 			return err
 		}
+		busy := 0
+		for _, ch := range channels {
+			if ch.InFlight > 0 {
+				busy++
+			}
+		}
+		if busy >= 6 {
+			return nil
+		}
 		select {
-		case <-ended:
-			return nil // its result says more
-		default:
+		case err := <-ended: // its result says more
+			ended <- err
+			return nil
+		case <-time.After(time.Millisecond):
 		}
 	}
 }

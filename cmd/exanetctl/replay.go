@@ -38,7 +38,7 @@ func (a *app) replayCommand() *cobra.Command {
 	var counters bool
 	c := &cobra.Command{
 		Use:   "replay FILE",
-		Short: "Have a recording of pfd --record again, and compare",
+		Short: "Replay a recording of pfd --record, and compare",
 		Long: `replay gives fresh emulated nodes the inputs of a recording (pfd --record FILE) and
 compares all that they do with what was recorded. Exit code 0: it was the same, to
 the bit, also where the recording breaks off because its pfd was killed or its disk

@@ -529,7 +529,7 @@ func (a *app) faultCommand() *cobra.Command {
 		}
 		return c.Faults(ctx, node, last)
 	}
-	return list(a, l, a.monitorCommand())
+	return list(a, l, a.monitorCommand(), a.stagesCommand())
 }
 
 // faultListing are faults with the time that each stage took, by the names that

@@ -44,11 +44,14 @@ func stubs(t *testing.T, programs map[string]string) string {
 	return dir
 }
 
-// setup.sh installs what is missing and nothing else, asks nothing, and says
+// setup.sh installs what the tests miss and nothing else, asks nothing, and says
 // what it did.
 func TestSetup(t *testing.T) {
 	if _, err := os.Stat("/usr/include/stdlib.h"); err != nil {
 		t.Skip("the C library's headers are not installed here: setup.sh would want them too")
+	}
+	if _, err := os.Stat("/lib/systemd/systemd"); err != nil {
+		t.Skip("systemd is not installed here: setup.sh would want it too")
 	}
 	const apt = `echo "$@" >>"$LOG"`
 	const aptWithoutLists = `echo "$@" >>"$LOG"; case "$1" in update) : >"$LOG.lists" ;; install) [ -e "$LOG.lists" ] ;; esac`
@@ -68,13 +71,15 @@ func TestSetup(t *testing.T) {
 		{"no such package", map[string]string{"go": "exit", "apt-get": apt + "; echo no such package; exit 100", "id": "echo 0"}, true, "no such package", want + "update -qq\n"},
 		{"no apt", map[string]string{"go": "exit", "id": "echo 0"}, true, "not Debian", ""},
 		{"no go", map[string]string{"gcc": "exit", "git": "exit", "apt-get": apt}, true, "go is missing", ""},
+		{"an old go", map[string]string{"go": "echo go1.19.8", "apt-get": apt}, true, "Go 1.19 is too old", ""},
+		{"a go that fetches another", map[string]string{"gcc": "exit", "git": "exit", "go": `[ "$1" = env ] && echo go1.21.0; exit 0`, "apt-get": apt}, false, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for _, name := range []string{"mktemp", "rm", "cat", "env"} {
+			for _, name := range []string{"mktemp", "rm", "cat", "env", "sed", "dirname"} {
 				c.programs[name] = ""
 			}
 			log := filepath.Join(t.TempDir(), "log")
-			cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "setup.sh"))
+			cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "setup.sh"), "test")
 			cmd.Env = []string{"PATH=" + stubs(t, c.programs), "LOG=" + log}
 			out, err := cmd.CombinedOutput()
 			if (err != nil) != c.fails {

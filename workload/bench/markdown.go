@@ -81,6 +81,36 @@ func (r *Report) Markdown() string {
 	return t.String()
 }
 
+// Brief gives what parts faults and methods measured, on a page of 80 columns, beside
+// PART's board (002 §V: figures 5 and 6).
+func (r *Report) Brief() string {
+	var b strings.Builder
+	small, large := r.Small.Present, r.Large.Present
+	line := func(name string, s, l float64, board string) {
+		cell := func(v, present float64) string {
+			if v == 0 {
+				return fmt.Sprintf("%11s %6s", "-", "")
+			}
+			return fmt.Sprintf("%11s %5.1fx", us(v), v/present)
+		}
+		fmt.Fprintf(&b, "%-26s%s%s   %s\n", name, cell(s, small), cell(l, large), board)
+	}
+	fmt.Fprintf(&b, "%-26s%18s%18s   %s\n", "destination", "4 KiB   ratio", "1 MiB   ratio", "PART's board, 4 KiB")
+	line("present", small, large, "4 us")
+	for _, m := range r.Methods {
+		board := ""
+		if m.Method == "gup" {
+			board = "38 us   9.5x"
+		}
+		line("absent, by "+m.Method, m.Small, m.Large, board)
+	}
+	line("touched first", 0, r.Large.TouchFirst, "7 us    1.8x")
+	line("pinned first", 0, 0, "10 us   2.5x")
+	fmt.Fprintf(&b, "\nMedians of %d and %d, every byte checked. %d processors (%s), Linux %s;\nload %.1f: with another load than 0 the times are other programs', too.\n",
+		r.Small.Transfers, r.Large.Transfers, r.Machine.Processors, r.Machine.Processor, r.Machine.Kernel, r.Machine.Load)
+	return b.String()
+}
+
 func (r *Report) faults(t *table) {
 	t.title("Faulting against present memory (gup)")
 	t.head("", "4 KiB, p1, polling", "1 MiB, pa, polling", "1 MiB, pa, sleeping", "asked for")

@@ -23,6 +23,8 @@ type Machine struct {
 	Processor  string `json:"processor"`
 	Processors int    `json:"processors"`
 	Kernel     string `json:"kernel"`
+	// Load is how many threads wanted a processor in the minute before (loadavg).
+	Load float64 `json:"load"`
 }
 
 // Small is 4 KiB, polling: destination present, and absent (gup, p1).

@@ -475,5 +475,9 @@ func machine() Machine {
 	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		m.Kernel = strings.TrimSpace(string(b))
 	}
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		load, _, _ := strings.Cut(string(b), " ")
+		m.Load, _ = strconv.ParseFloat(load, 64) // 0 where it is not a number
+	}
 	return m
 }

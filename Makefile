@@ -9,7 +9,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # No path of this machine stands in them: packages are the same wherever they are made.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-.PHONY: all build demo test check seeds mutants faultpoints race bench fuzz clean setup generate man completion deb
+.PHONY: all build demo test check seeds mutants faultpoints race bench fuzz clean setup c generate man completion deb
 
 all: build
 
@@ -59,6 +59,10 @@ fuzz:
 # The eBPF programs' objects, which are committed: needs clang and libbpf-dev.
 generate:
 	$(GO) generate ./trace/probe
+
+# libexanet, for programs in C, into bin/. CC and CFLAGS are taken as they are.
+c:
+	sh scripts/libexanet.sh bin
 
 # Manual pages and completion scripts, from the programs' own command trees.
 man:

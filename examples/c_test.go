@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/rdma"
 )
 
 // patience is met only where something hangs.
@@ -47,25 +49,44 @@ func public(t *testing.T) string {
 	return dir
 }
 
-// build compiles the client as its first comment says, and takes no warning.
-func build(t *testing.T) string {
+// library builds libexanet into a directory, with flags for the compiler.
+func library(t *testing.T, dir string, flags ...string) {
 	t.Helper()
-	gcc, err := exec.LookPath("gcc")
-	if err != nil {
+	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("gcc is not installed: make test installs it")
 	}
-	bin := filepath.Join(public(t), "exanet")
-	if out, err := exec.CommandContext(t.Context(), gcc, "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-pthread", "-o", bin, filepath.Join("c", "exanet.c")).CombinedOutput(); err != nil {
+	c := exec.CommandContext(t.Context(), "sh", filepath.Join("..", "scripts", "libexanet.sh"), dir)
+	c.Env = append(os.Environ(), "CFLAGS="+strings.Join(flags, " "))
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("libexanet: %v\n%s", err, out)
+	}
+}
+
+// compile makes a program of examples/c with the library that lies in dir, and takes no
+// warning.
+func compile(t *testing.T, dir, name string, flags ...string) string {
+	t.Helper()
+	bin := filepath.Join(dir, name)
+	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-g", "-I", dir, "-o", bin, filepath.Join("c", name+".c")}, flags...)
+	if out, err := exec.CommandContext(t.Context(), "gcc", append(args, filepath.Join(dir, "libexanet.a"), "-pthread")...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	return bin
+}
+
+// build makes the client.
+func build(t *testing.T, flags ...string) string {
+	t.Helper()
+	dir := public(t)
+	library(t, dir, flags...)
+	return compile(t, dir, "exanet", flags...)
 }
 
 // start runs a pfd of two nodes in this process.
 func start(t *testing.T) *control.Client {
 	t.Helper()
 	cfg := daemon.Default()
-	cfg.Socket = filepath.Join(public(t), "s")
+	cfg.Socket = filepath.Join(public(t), "pfd.sock")
 	m, err := daemon.Emulated(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -96,6 +117,7 @@ type target struct {
 	cmd    *exec.Cmd
 	out    *bufio.Scanner
 	stderr bytes.Buffer
+	in     io.Closer
 	args   []string // of who writes to it
 }
 
@@ -106,6 +128,9 @@ func startTarget(t *testing.T, ctx context.Context, user *syscall.Credential, bi
 	p.cmd.Stderr = &p.stderr
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.cmd.Start(); err != nil {
@@ -119,23 +144,29 @@ func startTarget(t *testing.T, ctx context.Context, user *syscall.Credential, bi
 	return p
 }
 
-// transfer writes size bytes from one process of a user to another.
+// transfer writes size bytes from one process of a user to another, and reads them back.
 func transfer(t *testing.T, bin string, client *control.Client, user *syscall.Credential, method, size string, during func(target int)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	p := startTarget(t, ctx, user, bin, client.Socket(), "1", method, size)
 	during(p.cmd.Process.Pid)
-	write := exec.CommandContext(ctx, bin, append([]string{"write", client.Socket(), "0", method, size}, p.args...)...)
-	write.SysProcAttr = &syscall.SysProcAttr{Credential: user}
-	if out, err := write.CombinedOutput(); err != nil {
-		t.Errorf("write: %v: %s", err, out)
-		cancel()
+	for _, what := range []struct{ command, says string }{{"write", ""}, {"read", size + " bytes read, 0 wrong\n"}} {
+		c := exec.CommandContext(ctx, bin, append([]string{what.command, client.Socket(), "0", method, size}, p.args...)...)
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+		if out, err := c.CombinedOutput(); err != nil || string(out) != what.says {
+			t.Errorf("%s: %v: %s", what.command, err, out)
+			cancel()
+			break
+		}
+		if what.command == "write" {
+			p.out.Scan()
+			if got, want := p.out.Text(), size+" bytes came, 0 wrong"; got != want {
+				t.Errorf("the target says %q, want %q", got, want)
+			}
+		}
 	}
-	p.out.Scan()
-	if got, want := p.out.Text(), size+" bytes came, 0 wrong"; got != want {
-		t.Errorf("the target says %q, want %q", got, want)
-	}
+	p.in.Close()
 	if err := p.cmd.Wait(); err != nil {
 		t.Errorf("target: %v: %s", err, p.stderr.String())
 	}
@@ -143,7 +174,7 @@ func transfer(t *testing.T, bin string, client *control.Client, user *syscall.Cr
 
 func TestTransfer(t *testing.T) {
 	bin, client := build(t), start(t)
-	for _, method := range []string{"gup", "touch"} {
+	for _, method := range []string{"gup", "touch", "uffd", "populate"} {
 		for _, size := range []string{"1", "4096", "100000", "4194304"} {
 			t.Run(method+"/"+size, func(t *testing.T) {
 				transfer(t, bin, client, nil, method, size, func(int) {})
@@ -225,12 +256,16 @@ func TestFailures(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no such node":  {[]string{"write", client.Socket(), "9", "gup", "1", "1", "0", "1", "0x1000", "0"}, "refused, code 4: no node 9 here"},
-		"nothing there": {[]string{"write", client.Socket(), "0", "touch", "1", p.args[0], p.args[1], p.args[2], "0x1000", "0"}, "status 2"},
-		"another one":   {[]string{"write", client.Socket(), "0", "touch", "1", p.args[0], p.args[1], "1", "0x1000", "0"}, "status 5"},
-		"no pfd":        {[]string{"target", client.Socket() + "x", "0", "gup", "1"}, "No such file"},
+		"no such node":  {[]string{"write", client.Socket(), "9", "gup", "1", p.args[0], "0"}, "pfd refused: no node 9 here"},
+		"nothing there": {[]string{"write", client.Socket(), "0", "touch", "1", remote(p.args[0], 4, "0000000000001000"), "0"}, "status 2: an address is not mapped"},
+		"another one":   {[]string{"write", client.Socket(), "0", "touch", "1", remote(p.args[0], 3, "00000001"), "0"}, "status 5: the target does not admit"},
+		"read nothing":  {[]string{"read", client.Socket(), "0", "gup", "1", remote(p.args[0], 4, "0000000000001000"), "0"}, "status 2"},
+		"read another":  {[]string{"read", client.Socket(), "0", "gup", "1", remote(p.args[0], 3, "00000001"), "0"}, "status 5"},
+		"too much":      {[]string{"write", client.Socket(), "0", "gup", "4097", p.args[0], "0"}, "4097 bytes at offset 0 of 4096 exported bytes"},
+		"no remote":     {[]string{"write", client.Socket(), "0", "gup", "1", "exanet2:0", "0"}, "is no exanet2:NODE"},
+		"no pfd":        {[]string{"target", client.Socket() + "x", "0", "gup", "1"}, "no pfd answers on"},
 		"usage":         {nil, "usage:"},
-		"other methods": {[]string{"target", client.Socket(), "0", "uffd", "1"}, "usage:"},
+		"other methods": {[]string{"target", client.Socket(), "0", "mlock", "1"}, "usage:"},
 	} {
 		out, err := exec.CommandContext(ctx, bin, c.args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), c.want) {
@@ -250,7 +285,63 @@ func TestFailures(t *testing.T) {
 			break
 		}
 	}
-	if err := p.cmd.Wait(); err == nil || !strings.Contains(p.stderr.String(), "ended before the bytes came") {
+	if err := p.cmd.Wait(); err == nil || !strings.Contains(p.stderr.String(), "the attachment has ended") {
 		t.Errorf("kicked: %v, %s", err, p.stderr.String())
+	}
+}
+
+// remote is a Remote's text with another part.
+func remote(text string, part int, other string) string {
+	parts := strings.Split(text, ":")
+	parts[part] = other
+	return strings.Join(parts, ":")
+}
+
+// The client makes no memory error and loses no memory, by the address sanitizer.
+func TestSanitized(t *testing.T) {
+	bin, client := build(t, "-fsanitize=address,undefined", "-fno-omit-frame-pointer"), start(t)
+	for _, method := range []string{"gup", "touch", "uffd"} {
+		t.Run(method, func(t *testing.T) {
+			transfer(t, bin, client, nil, method, "100000", func(int) {})
+		})
+	}
+}
+
+// put is the program of the README: it writes a line into a process that uses Go.
+func TestPut(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin, client := compile(t, dir, "put"), start(t)
+	ep, err := rdma.Attach(t.Context(), rdma.Options{Socket: client.Socket(), Node: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ep.Close()
+	buf, err := ep.Alloc(4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	remote, err := ep.Export(buf.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(t.Context(), bin, remote.String())
+	c.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+filepath.Dir(client.Socket()))
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("put: %v, %s", err, out)
+	}
+	if got := string(buf.Bytes()[:19]); got != "hello, absent page\n" {
+		t.Errorf("the memory has %q", got)
+	}
+	readme, err := os.ReadFile(filepath.Join("..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile(filepath.Join("c", "put.c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(readme), "```c\n"+string(source)+"```\n") {
+		t.Error("README.md does not have examples/c/put.c as it is")
 	}
 }

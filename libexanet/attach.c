@@ -1,0 +1,485 @@
+/* Attaching, the messages on the socket, memory, and the end (docs/attach.md 1, 2, 7, 8, 10). */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+static const char product[] = "libexanet " EXANET_VERSION;
+
+static _Thread_local char text[640];
+
+int fail(int code, const char *format, ...)
+{
+	va_list args;
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	return -code;
+}
+
+const char *exanet_error(void) { return text; }
+
+void message(unsigned char *m, int type, int size)
+{
+	memset(m, 0, size);
+	put(m, 2, type);
+	put(m + 2, 2, PROTOCOL);
+	put(m + 4, 4, size);
+	memcpy(m + 8, product, sizeof product);
+}
+
+int message_send(int socket, const unsigned char *m, size_t size, int fd)
+{
+	union { char b[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control = { 0 };
+	struct iovec iov = { (void *)m, size };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+	if (fd >= 0) {
+		msg.msg_control = control.b;
+		msg.msg_controllen = sizeof control.b;
+		struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(c), &fd, sizeof fd);
+	}
+	ssize_t n;
+	while ((n = sendmsg(socket, &msg, MSG_NOSIGNAL)) < 0 && errno == EINTR)
+		;
+	return n == (ssize_t)size ? 0 : fail(errno ? errno : EIO, "to pfd: %m");
+}
+
+ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int *nfds)
+{
+	union { char b[CMSG_SPACE(8 * sizeof(int))]; struct cmsghdr align; } control;
+	struct iovec iov = { m, size };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.b, .msg_controllen = sizeof control.b };
+	ssize_t n;
+	*nfds = 0;
+	while ((n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
+		;
+	if (n <= 0)
+		return n;
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c))
+		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+			*nfds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			memcpy(fds, CMSG_DATA(c), *nfds * sizeof(int));
+		}
+	return n;
+}
+
+static void close_all(int *fds, int n)
+{
+	for (int i = 0; i < n; i++)
+		close(fds[i]);
+}
+
+/* helper_start starts the program that pfd sent (10), and closes the descriptors. */
+int helper_start(exanet *e, int *fds, int nfds)
+{
+	char *const argv[] = { "pfd", "memory-helper", NULL }, *const env[] = { NULL };
+	char path[32];
+	struct stat st;
+	int own = -1, above[6] = { -1, -1, -1, -1, -1, -1 }, result = 0;
+	if (nfds != 4 || fstat(fds[0], &st) || !S_ISREG(st.st_mode) || (st.st_uid && st.st_uid != geteuid()) || st.st_mode & 022) {
+		close_all(fds, nfds);
+		return fail(EPERM, "pfd asks for a memory helper whose program cannot be trusted: it must belong to root or to this user, and nobody else may write it");
+	}
+	posix_spawn_file_actions_t files;
+	posix_spawnattr_t attr;
+	posix_spawn_file_actions_init(&files);
+	posix_spawnattr_init(&attr);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID);
+	if (!(e->lent = keeper_make(getpid()))) {
+		result = -EPERM;	/* keeper_make has said why */
+		goto out;
+	}
+	if ((own = syscall(SYS_pidfd_open, getpid(), 0)) < 0) {
+		result = fail(errno, "pidfd_open: %m");
+		goto out;
+	}
+	for (int i = 0; i < 3; i++)
+		posix_spawn_file_actions_addopen(&files, i, "/dev/null", O_RDWR, 0);
+	int from[] = { fds[1], fds[2], fds[3], own, keeper_pidfd(e->lent), fds[0] };
+	for (int i = 0; i < 6; i++) {	/* all above the numbers that they get; the program last */
+		if ((above[i] = fcntl(from[i], F_DUPFD_CLOEXEC, 8)) < 0) {
+			result = fail(errno, "descriptors for pfd's memory helper: %m");
+			goto out;
+		}
+		if (i < 5)
+			posix_spawn_file_actions_adddup2(&files, above[i], 3 + i);
+	}
+	posix_spawn_file_actions_addchdir_np(&files, "/");
+	snprintf(path, sizeof path, "/proc/self/fd/%d", above[5]);
+	int why = posix_spawn(&e->helper, path, &files, &attr, argv, env);
+	if (why) {
+		e->helper = 0;
+		result = fail(why, "starting pfd's memory helper: %s", strerror(why));
+	}
+out:
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&files);
+	for (int i = 0; i < 6; i++)
+		if (above[i] >= 0)
+			close(above[i]);
+	if (own >= 0)
+		close(own);
+	close_all(fds, nfds);
+	return result;
+}
+
+/* refusal takes what came instead of an answer. */
+static int refusal(const unsigned char *m, ssize_t n)
+{
+	static const int codes[] = { EIO, EPROTO, EPROTO, EOPNOTSUPP, ENODEV, EAGAIN, EDQUOT, EAGAIN, EPERM, EINVAL, EAGAIN, EIO, EINVAL };
+	if (n <= 0)
+		return fail(ENOTCONN, "pfd closed the connection, or does not answer: it ends, or it is another program");
+	if (n < HEADER)
+		return fail(EPROTO, "pfd does not keep to the protocol");
+	if (get(m + 2, 2) != PROTOCOL)
+		return fail(EPROTO, "pfd (%.63s) speaks version %d of the protocol, this library %d: install both from one release", m + 8, (int)get(m + 2, 2), PROTOCOL);
+	if (get(m, 2) == REFUSED && n == TEXT_SIZE) {
+		size_t code = get(m + 72, 4);
+		return fail(code < sizeof codes / sizeof codes[0] ? codes[code] : EIO, "pfd refused: %.431s", m + 80);
+	}
+	if (get(m, 2) == ENDED && n == TEXT_SIZE)
+		return fail(ENOTCONN, "the attachment has ended: %.431s", m + 80);
+	return fail(EPROTO, "pfd does not keep to the protocol");
+}
+
+/* answer takes pfd's next message of the handshake. Where pfd asks for a memory helper
+ * first, it is started. */
+static int answer(exanet *e, unsigned char *m, int type, ssize_t size, int *fds, int want)
+{
+	int nfds, error;
+	ssize_t n = message_receive(e->socket, m, TEXT_SIZE, fds, &nfds);
+	if (n == HELPER_SIZE && get(m, 2) == HELPER && get(m + 2, 2) == PROTOCOL && type == WELCOME) {
+		if ((error = helper_start(e, fds, nfds)))
+			return error;
+		n = message_receive(e->socket, m, TEXT_SIZE, fds, &nfds);
+	}
+	if (n != size || (int)get(m, 2) != type || get(m + 2, 2) != PROTOCOL || nfds != want) {
+		if (nfds > 0)
+			close_all(fds, nfds);
+		return refusal(m, n);
+	}
+	return 0;
+}
+
+/* question sends a message after WELCOME and waits for SHARED. */
+int question(exanet *e, unsigned char *m, size_t size, int fd)
+{
+	unsigned char a[TEXT_SIZE];
+	int fds[8], nfds, result;
+	int type = get(m, 2);
+	pthread_mutex_lock(&e->messages);
+	if (!(result = message_send(e->socket, m, size, fd))) {
+		ssize_t n = message_receive(e->socket, a, sizeof a, fds, &nfds);
+		close_all(fds, nfds);
+		if (n != SHARED_SIZE || get(a, 2) != SHARED || (int)get(a + 88, 2) != type)
+			result = refusal(a, n);
+	}
+	pthread_mutex_unlock(&e->messages);
+	return result;
+}
+
+/* default_socket is where a pfd listens where nobody says so (1). */
+static void default_socket(char *path, size_t size)
+{
+	const char *dir = getenv("RUNTIME_DIRECTORY"), *user = getenv("XDG_RUNTIME_DIR");
+	struct stat st;
+	if (dir && *dir)
+		snprintf(path, size, "%s/pfd.sock", dir);
+	else if (!geteuid() || !user || !*user)
+		snprintf(path, size, "/run/exanet/pfd.sock");
+	else
+		snprintf(path, size, "%s/exanet/pfd.sock", user);
+	if (stat(path, &st))
+		snprintf(path, size, "/run/exanet/pfd.sock");
+}
+
+static int dial(exanet *e, const char *socket_path)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	char path[4096];
+	if (socket_path)
+		snprintf(path, sizeof path, "%s", socket_path);
+	else
+		default_socket(path, sizeof path);
+	if ((size_t)snprintf(addr.sun_path, sizeof addr.sun_path, "%s.attach", path) >= sizeof addr.sun_path)
+		return fail(ENAMETOOLONG, "%s: too long for a socket", path);
+	e->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (e->socket < 0)
+		return fail(errno, "socket: %m");
+	if (connect(e->socket, (struct sockaddr *)&addr, sizeof addr))
+		return fail(errno, "no pfd answers on %s: %m: start one (pfd --socket %s), or name another socket", addr.sun_path, path);
+	socklen_t len = sizeof e->pfd;
+	if (getsockopt(e->socket, SOL_SOCKET, SO_PEERCRED, &e->pfd, &len))
+		return fail(errno, "SO_PEERCRED: %m");
+	const struct timeval patience = { .tv_sec = 10 };	/* pfd answers within 5 s */
+	setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+	return 0;
+}
+
+static int hello(exanet *e, const struct exanet_options *o)
+{
+	unsigned char m[TEXT_SIZE];
+	const char *group = o->group ? o->group : "default";
+	if (o->naccept > 16 || strlen(group) > 63 || !*group)
+		return fail(EINVAL, "an attachment accepts 16 PDIDs at most, and a group's name has 1 to 63 characters");
+	message(m, HELLO, HELLO_SIZE);
+	put(m + 72, 4, o->node);
+	m[76] = o->method;
+	m[77] = o->policy;
+	m[78] = o->naccept;
+	m[79] = o->flags & EXANET_ACCEPT_GROUP;
+	for (int i = 0; i < o->naccept; i++)
+		put(m + 80 + 2 * i, 2, o->accept[i]);
+	memcpy(m + 112, group, strlen(group));
+	put(m + 176, 8, (uintptr_t)keeper_proof(e->keeper));
+	memcpy(m + 184, keeper_proof(e->keeper), 16);
+	if (o->key)
+		memcpy(m + 200, o->key, 32);
+	return message_send(e->socket, m, HELLO_SIZE, -1);
+}
+
+static int handshake(exanet *e, const struct exanet_options *o)
+{
+	unsigned char m[TEXT_SIZE];
+	int fds[8], error;
+	struct stat st;
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+	if ((error = dial(e, o->socket)))
+		return error;
+	if (!(e->keeper = keeper_make(e->pfd.pid)))
+		return -EPERM;
+	if ((error = hello(e, o)) || (error = answer(e, m, MEMORY_OFFER, HEADER, fds, 3)))
+		return error;
+	e->eventfd = fds[1];
+	e->netlink = fds[2];
+	bool right = !fstat(fds[0], &st) && st.st_size == MEMORY && (fcntl(fds[0], F_GET_SEALS) & seals) == seals;
+	void *pages = right ? mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0) : MAP_FAILED;
+	close(fds[0]);
+	if (!right)
+		return fail(EPROTO, "pfd does not keep to the protocol");
+	if (pages == MAP_FAILED)
+		return fail(errno, "mapping the attachment's memory: %m");
+	e->pages = pages;
+	message(m, MAPPED, HEADER);	/* pfd may seal it now */
+	if ((error = message_send(e->socket, m, HEADER, keeper_pidfd(e->keeper))) || (error = answer(e, m, WELCOME, WELCOME_SIZE, fds, 0)))
+		return error;
+	e->info = (struct exanet_info){
+		.slot = m[72], .address_bits = m[75], .pdid = get(m + 76, 2), .method = m[78], .policy = m[79],
+		.node = get(m + 80, 4), .generation = get(m + 104, 4), .sva = get(m + 96, 8) >> 27 & 1,
+	};
+	e->pfd_port = get(m + 84, 4);
+	const struct timeval none = { 0 };
+	setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
+	return 0;
+}
+
+int exanet_attach(exanet **out, const struct exanet_options *o)
+{
+	static const struct exanet_options none;
+	exanet *e = calloc(1, sizeof *e);
+	*out = NULL;
+	if (!e)
+		return fail(ENOMEM, "no memory");
+	e->socket = e->eventfd = e->netlink = e->stop[0] = e->stop[1] = -1;
+	pthread_mutex_init(&e->lock, NULL);
+	pthread_mutex_init(&e->messages, NULL);
+	int error = handshake(e, o ? o : &none);
+	if (!error && (e->info.method == EXANET_TOUCH || e->info.method == EXANET_POPULATE)) {
+		if (pipe2(e->stop, O_CLOEXEC) || (errno = pthread_create(&e->server, NULL, serve_faults, e)))
+			error = fail(errno, "the thread that brings pages in: %m");
+		else
+			e->served = true;
+	}
+	if (error) {
+		char why[sizeof text];	/* closing may overwrite it */
+		memcpy(why, text, sizeof why);
+		exanet_close(e);
+		memcpy(text, why, sizeof text);
+		return error;
+	}
+	*out = e;
+	return 0;
+}
+
+int exanet_close(exanet *e)
+{
+	unsigned char m[TEXT_SIZE];
+	int fds[8], nfds;
+	ssize_t n;
+	bool confirmed = false;
+	if (!e)
+		return 0;
+	if (e->info.pdid) {	/* attached: after ENDED nothing is in flight */
+		const struct timeval patience = { .tv_sec = 30 };
+		setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+		shutdown(e->socket, SHUT_WR);
+		while (!confirmed && (n = message_receive(e->socket, m, sizeof m, fds, &nfds)) > 0) {
+			close_all(fds, nfds);
+			confirmed = n >= HEADER && get(m, 2) == ENDED;
+		}
+		confirmed = confirmed || n == 0;	/* pfd is gone, and its device with it */
+	}
+	if (e->served) {
+		close(e->stop[1]);
+		e->stop[1] = -1;
+		pthread_join(e->server, NULL);
+	}
+	const int all[] = { e->socket, e->eventfd, e->netlink, e->stop[0], e->stop[1] };
+	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+		if (all[i] >= 0)
+			close(all[i]);
+	if (e->helper) {
+		kill(e->helper, SIGKILL);
+		while (waitpid(e->helper, NULL, 0) < 0 && errno == EINTR)
+			;
+	}
+	keeper_end(e->lent);
+	keeper_end(e->keeper);
+	bool attached = e->info.pdid;
+	if (e->words)
+		munmap(e->words, 4096);
+	if (e->pages)
+		munmap(e->pages, MEMORY);
+	pthread_mutex_destroy(&e->lock);
+	pthread_mutex_destroy(&e->messages);
+	free(e);
+	return !attached || confirmed ? 0 : fail(ETIMEDOUT, "pfd did not confirm the end of the attachment: it may still reach memory of this process");
+}
+
+void exanet_get_info(const exanet *e, struct exanet_info *info) { *info = e->info; }
+
+void exanet_get_stats(const exanet *e, struct exanet_stats *s)
+{
+	const unsigned char *p = e->pages + STAT_FAULTS;
+	*s = (struct exanet_stats){ load64(p), load64(p + 8), load64(p + 16), load64(p + 24) };
+}
+
+/* bounds sends UNSHARE, REGISTER or UNREGISTER. */
+static int bounds(exanet *e, int type, void *address, size_t size, int fd)
+{
+	unsigned char m[BOUNDS_SIZE];
+	message(m, type, sizeof m);
+	put(m + 72, 8, (uintptr_t)address);
+	put(m + 80, 8, size);
+	return question(e, m, sizeof m, fd);
+}
+
+int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset, int writable)
+{
+	unsigned char m[SHARE_SIZE];
+	if (e->info.sva)
+		return 0;	/* the device sees all memory */
+	message(m, SHARE, sizeof m);
+	put(m + 72, 8, (uintptr_t)address);
+	put(m + 80, 8, size);
+	put(m + 88, 8, offset);
+	put(m + 96, 4, !!writable);
+	return question(e, m, sizeof m, fd);
+}
+
+int exanet_unshare(exanet *e, void *address, size_t size) { return e->info.sva ? 0 : bounds(e, UNSHARE, address, size, -1); }
+
+int exanet_register(exanet *e, void *address, size_t size)
+{
+	if (e->info.method != EXANET_UFFD)
+		return fail(EINVAL, "exanet_register is for method uffd: attach with it");
+	/* Faults of system calls are the kernel's where the right is missing. */
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	if (fd < 0)
+		return fail(errno, "userfaultfd: %m: sysctl vm.unprivileged_userfaultfd=1, or a seccomp policy that allows it");
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	int result;
+	if (ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &r))
+		result = fail(errno, "registering %zu bytes at %p with a userfaultfd: %m", size, address);
+	else
+		result = bounds(e, REGISTER, address, size, fd);
+	close(fd);
+	return result;
+}
+
+int exanet_unregister(exanet *e, void *address, size_t size) { return bounds(e, UNREGISTER, address, size, -1); }
+
+static size_t whole(size_t size) { return (size + 4095) & ~(size_t)4095; }
+
+void *exanet_alloc(exanet *e, size_t size)
+{
+	int fd = -1, error = 0;
+	void *p;
+	size = whole(size);
+	if (!size) {
+		fail(EINVAL, "a buffer of 0 bytes");
+		return NULL;
+	}
+	if (!e->info.sva) {
+		fd = memfd_create("exanet-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+		if (fd < 0 || ftruncate(fd, size) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+			fail(errno, "memory to share: %m");
+			if (fd >= 0)
+				close(fd);
+			return NULL;
+		}
+	}
+	p = mmap(NULL, size, PROT_READ | PROT_WRITE, (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, 0);
+	if (p == MAP_FAILED) {
+		fail(errno, "a buffer of %zu bytes: %m", size);
+		p = NULL;
+	} else if (fd >= 0) {
+		error = exanet_share(e, p, size, fd, 0, 1);
+	}
+	if (fd >= 0)
+		close(fd);	/* the mapping and pfd keep the file */
+	if (p && !error && e->info.method == EXANET_UFFD)
+		error = exanet_register(e, p, size);
+	if (p && error) {
+		munmap(p, size);
+		p = NULL;
+	}
+	return p;
+}
+
+int exanet_free(exanet *e, void *p, size_t size)
+{
+	int error = exanet_unshare(e, p, whole(size));
+	if (munmap(p, whole(size)) && !error)
+		error = fail(errno, "freeing a buffer: %m");
+	return error;
+}
+
+/* make_words makes the memory of reads' completion words, under the lock. */
+int make_words(exanet *e)
+{
+	if (e->words)
+		return 0;
+	if (e->info.sva)
+		e->words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	else
+		e->words = exanet_alloc(e, 4096);
+	if (e->words == MAP_FAILED || !e->words) {
+		e->words = NULL;
+		return -ENOMEM;
+	}
+	memset(e->words, 0, 4096);	/* touched, so that the words do not fault */
+	return 0;
+}

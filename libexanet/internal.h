@@ -1,0 +1,111 @@
+/* What the parts of libexanet share. The numbers in comments are docs/attach.md's sections. */
+#ifndef EXANET_INTERNAL_H
+#define EXANET_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include "exanet.h"
+
+/* Messages (2). */
+enum { HELLO = 1, WELCOME, REFUSED, ENDED, SHARE, UNSHARE, SHARED, REGISTER, UNREGISTER, MEMORY_OFFER, MAPPED, HELPER };
+enum { HEADER = 72, HELLO_SIZE = 232, WELCOME_SIZE = 112, SHARE_SIZE = 104, BOUNDS_SIZE = 88, SHARED_SIZE = 96,
+       HELPER_SIZE = 80, TEXT_SIZE = 512, PROTOCOL = 2 };
+
+/* The memory (3). */
+enum { DOORBELL = 0x1000, PACKETIZER = 0x2000, PACKETIZER_CHANNEL = 0x400, PACKETIZER_SEND = 0x48, PACKETIZER_STATUS = 0x50,
+       ASLEEP = 0x3000, KICK = 0x3004, EVENT = 0x3008, WAITERS = 0x300c, STATE = 0x3010, SERVED = 0x3018, SERVED_ERRNO = 0x301c,
+       STAT_FAULTS = 0x3040, WATCHED = 0x3060, MAIL_TAIL = 0x3100, MAIL_HEAD = 0x3104, MAIL = 0x3140, MAIL_SIZE = 0x50,
+       MAIL_SLOTS = 32, STAMPS = 0x3c00, MEMORY = 0x4000 };
+
+/* Descriptors (3). */
+enum { DESCRIPTOR = 64, DONE = 44, ROUTE = 48, RESULT = 56 };
+#define DONE_NEVER 0xffffffffu
+enum { DONE_READY = 0, DONE_OK = 1, DONE_FAILED = 3 };
+
+enum { STATUS_ADDRESS = 2, STATUS_ABORTED = 9, STATUS_GONE = 10 };
+
+/* Packetizer channels: a fault never waits for a doorbell. */
+enum { SEND_DOORBELL, SEND_FAULT, SEND_READ };
+
+enum { CHANNELS = 32, READS = 32 };
+
+struct keeper;
+
+struct read {
+	bool open, cancelled;
+	uint16_t tag;
+	uint32_t use, node;
+	uint64_t last, words[7];
+	int64_t due, pause;	/* ns: when it is asked for again */
+};
+
+struct exanet {
+	pthread_mutex_t lock;	/* guards channels, reads, and the packetizer's two channels that callers use */
+	pthread_mutex_t messages;	/* one question on the socket at a time */
+	struct keeper *keeper, *lent;	/* for pfd, for the helper */
+	pid_t helper;
+	int socket, eventfd, netlink;
+	unsigned char *pages;
+	struct ucred pfd;
+	uint32_t pfd_port;
+	struct exanet_info info;
+	bool served;
+	int stop[2];		/* a pipe that ends the thread */
+	pthread_t server;
+	uint32_t use[CHANNELS];
+	uint32_t busy;		/* channels with a transfer of ours */
+	struct read reads[READS];
+	uint64_t *words;	/* completion words of reads, 16 bytes each */
+	uint64_t last;
+};
+
+/* Every access to a word of the memory is one atomic access of its width (3). */
+static inline uint32_t load32(const void *p) { return __atomic_load_n((const uint32_t *)p, __ATOMIC_SEQ_CST); }
+static inline uint64_t load64(const void *p) { return __atomic_load_n((const uint64_t *)p, __ATOMIC_SEQ_CST); }
+static inline void store32(void *p, uint32_t v) { __atomic_store_n((uint32_t *)p, v, __ATOMIC_SEQ_CST); }
+static inline void store64(void *p, uint64_t v) { __atomic_store_n((uint64_t *)p, v, __ATOMIC_SEQ_CST); }
+
+/* Numbers on the socket are little-endian and need not be aligned. */
+static inline void put(unsigned char *m, int size, uint64_t v)
+{
+	for (int i = 0; i < size; i++)
+		m[i] = v >> 8 * i;
+}
+
+static inline uint64_t get(const unsigned char *m, int size)
+{
+	uint64_t v = 0;
+	for (int i = size - 1; i >= 0; i--)
+		v = v << 8 | m[i];
+	return v;
+}
+
+/* fail keeps the text for exanet_error and gives -code. */
+int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+struct keeper *keeper_make(pid_t ptracer);
+void keeper_end(struct keeper *);
+int keeper_pidfd(const struct keeper *);
+const unsigned char *keeper_proof(const struct keeper *);
+
+int helper_start(exanet *, int *fds, int nfds);
+
+void message(unsigned char *m, int type, int size);
+int message_send(int socket, const unsigned char *m, size_t size, int fd);
+ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int *nfds);
+int question(exanet *, unsigned char *m, size_t size, int fd);
+
+void *serve_faults(void *);
+void kick(exanet *);
+/* Sends words to a mailbox of a node by a packetizer channel that one thread uses: 0, or -1: refused. */
+int send_words(exanet *, int channel, uint32_t node, int mailbox, const uint64_t *words, int n);
+bool gone(exanet *);
+/* Sleeps until EVENT is not what it was, or a time is over (ns). */
+void wait_event(exanet *, uint32_t was, int64_t ns);
+int64_t now(void);
+int make_words(exanet *);
+
+#endif

@@ -1,0 +1,124 @@
+/* The keeper: a task that names the process's memory and can do nothing else
+ * (docs/attach.md 9). */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#if defined __x86_64__
+#define OWN_ARCH AUDIT_ARCH_X86_64
+#elif defined __aarch64__
+#define OWN_ARCH AUDIT_ARCH_AARCH64
+#endif
+
+struct keeper {
+	int pid, pidfd, hold;	/* hold: a file that this process has locked */
+	int ptracer;
+	uint32_t ready;
+	unsigned char proof[16];
+	_Alignas(16) unsigned char stack[8192];
+};
+
+/* keep is the keeper: system calls alone. The thread that made it waits for ready, and its
+ * errno may change until then. */
+__attribute__((no_sanitize("address"))) static int keep(void *arg)
+{
+	static struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OWN_ARCH, 0, 5),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit, 4, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 2),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),	/* little-endian */
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_SETLKW, 1, 0),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	static const struct sock_fprog program = { sizeof filter / sizeof filter[0], filter };
+	static const struct flock whole = { .l_type = F_WRLCK };
+	struct keeper *k = arg;
+	bool bound = (!k->hold || !syscall(SYS_close_range, 0, k->hold - 1, 0)) && !syscall(SYS_close_range, k->hold + 1, ~0U, 0);
+	syscall(SYS_prctl, PR_SET_NAME, "exanet-keeper");
+	syscall(SYS_prctl, PR_SET_PTRACER, k->ptracer);	/* EINVAL: no Yama */
+	bound = bound && !syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	bound = bound && !syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+	if (bound) {
+		store32(&k->ready, 1);
+		syscall(SYS_fcntl, k->hold, F_SETLKW, &whole);
+	}
+	syscall(SYS_exit, !bound);
+	return 0;
+}
+
+struct keeper *keeper_make(pid_t ptracer)
+{
+	int ends[2] = { -1, -1 };
+	const struct flock whole = { .l_type = F_WRLCK };
+	const uint64_t all = ~UINT64_C(0);
+	uint64_t old;
+	struct keeper *k = mmap(NULL, sizeof *k, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (k == MAP_FAILED) {
+		fail(errno, "memory for a keeper: %m");
+		return NULL;
+	}
+	if (pipe2(ends, O_CLOEXEC) || getrandom(k->proof, sizeof k->proof, 0) != sizeof k->proof)
+		goto broken;
+	close(ends[0]);		/* before the lock is taken: any close of the file gives it up */
+	k->hold = ends[1];
+	if (fcntl(k->hold, F_SETLK, &whole))
+		goto broken;
+	k->ptracer = ptracer;
+	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &old, sizeof all);
+	k->pid = clone(keep, k->stack + sizeof k->stack, CLONE_VM | CLONE_PIDFD, k, &k->pidfd);
+	int why = errno;
+	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &old, NULL, sizeof old);
+	errno = why;
+	if (k->pid < 0)
+		goto broken;
+	while (!load32(&k->ready)) {
+		if (waitpid(k->pid, NULL, __WCLONE | WNOHANG)) {
+			close(k->pidfd);
+			close(k->hold);
+			munmap(k, sizeof *k);
+			fail(EPERM, "a keeper cannot be bound: close_range or seccomp is forbidden here");
+			return NULL;
+		}
+		sched_yield();
+	}
+	return k;
+broken:
+	fail(errno, "making a keeper: %m");
+	if (ends[1] >= 0)
+		close(ends[1]);
+	munmap(k, sizeof *k);
+	return NULL;
+}
+
+void keeper_end(struct keeper *k)
+{
+	if (!k)
+		return;
+	close(k->hold);
+	syscall(SYS_pidfd_send_signal, k->pidfd, SIGKILL, NULL, 0);
+	while (waitpid(k->pid, NULL, __WCLONE) < 0 && errno == EINTR)
+		;
+	close(k->pidfd);
+	munmap(k, sizeof *k);
+}
+
+int keeper_pidfd(const struct keeper *k) { return k->pidfd; }
+
+const unsigned char *keeper_proof(const struct keeper *k) { return k->proof; }

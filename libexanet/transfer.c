@@ -1,0 +1,483 @@
+/* Transfers, waiting, and the faults that the process serves itself (docs/attach.md 3 to 6). */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <inttypes.h>
+#include <linux/futex.h>
+#include <linux/netlink.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#ifndef MADV_POPULATE_READ /* Linux 5.14 */
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum { MS = 1000000, SPIN = 20000 };	/* ns */
+
+/* A transfer's number: the use of its place, and the place (channels, then reads). */
+enum { PLACE_BITS = 6, PLACES = 1 << PLACE_BITS, USES = 1 << 24 };
+
+int64_t now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* kick tells pfd that something was published (4). */
+void kick(exanet *e)
+{
+	const uint64_t one = 1;
+	__atomic_fetch_add((uint32_t *)(e->pages + KICK), 1, __ATOMIC_SEQ_CST);
+	if (load32(e->pages + ASLEEP))
+		while (write(e->eventfd, &one, sizeof one) < 0 && errno == EINTR)
+			;	/* EAGAIN: it is full, so pfd wakes */
+}
+
+int send_words(exanet *e, int channel, uint32_t node, int mailbox, const uint64_t *words, int n)
+{
+	unsigned char *c = e->pages + PACKETIZER + PACKETIZER_CHANNEL * channel;
+	while (load64(c + PACKETIZER_SEND)) {	/* pfd has not taken the last one */
+		if (load32(e->pages + STATE))
+			return -1;
+		sched_yield();
+	}
+	store64(c, node | (uint64_t)mailbox << 24);
+	for (int i = 0; i < n; i++)
+		store64(c + 8 + 8 * i, words[i]);
+	store64(c + PACKETIZER_STATUS, 1);
+	store64(c + PACKETIZER_SEND, n);
+	kick(e);
+	while (load64(c + PACKETIZER_SEND)) {
+		if (gone(e))
+			return -1;
+		sched_yield();
+	}
+	return load64(c + PACKETIZER_STATUS) == 0 ? 0 : -1;
+}
+
+bool gone(exanet *e)
+{
+	char c;
+	if (load32(e->pages + STATE))
+		return true;
+	return recv(e->socket, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+void wait_event(exanet *e, uint32_t was, int64_t ns)
+{
+	const struct timespec t = { ns / 1000000000, ns % 1000000000 };
+	syscall(SYS_futex, e->pages + EVENT, FUTEX_WAIT, was, &t, NULL, 0);
+}
+
+static void stamp(exanet *e, int channel, int which)
+{
+	if (load32(e->pages + WATCHED))
+		store64(e->pages + STAMPS + 16 * channel + 8 * which, now());
+}
+
+/* announce tells pfd of a channel: by the doorbell word and by a message; one will do (5). */
+static bool announce(exanet *e, int channel)
+{
+	uint64_t none = 0;
+	const uint64_t word = 3 | (uint64_t)e->info.pdid << 2 | (uint64_t)(64 * e->info.slot + channel) << 18;
+	bool rung = __atomic_compare_exchange_n((uint64_t *)(e->pages + DOORBELL), &none, channel + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+	if (rung)
+		kick(e);
+	return rung || send_words(e, SEND_DOORBELL, e->info.node, 1, &word, 1) == 0;
+}
+
+static int check(const exanet *e, const struct exanet_transfer *t)
+{
+	const uint64_t limit = UINT64_C(1) << e->info.address_bits, local = (uintptr_t)t->local;
+	if (!t->size)
+		return fail(EINVAL, "a transfer has 1 byte or more");
+	if (t->offset > t->remote.length || t->remote.length - t->offset < t->size)
+		return fail(EINVAL, "%" PRIu32 " bytes at offset %" PRIu64 " of %" PRIu64 " exported bytes", t->size, t->offset, t->remote.length);
+	if (local >= limit || t->size > limit - local)
+		return fail(EINVAL, "the local address passes the %d bits of address that the node takes", e->info.address_bits);
+	if (t->notify % 16)
+		return fail(EINVAL, "the notification's address is not aligned to 16");
+	return 0;
+}
+
+int exanet_write(exanet *e, const struct exanet_transfer *t)
+{
+	int error = check(e, t), channel;
+	if (error)
+		return error;
+	pthread_mutex_lock(&e->lock);
+	if (gone(e)) {
+		error = fail(ENOTCONN, "the attachment has ended: attach again");
+		goto out;
+	}
+	for (channel = 0; channel < CHANNELS; channel++) {
+		uint32_t done = load32(e->pages + DESCRIPTOR * channel + DONE);
+		if (!(e->busy >> channel & 1) && (done == DONE_NEVER || done == DONE_OK || done == DONE_FAILED))
+			break;
+	}
+	if (channel == CHANNELS) {
+		error = fail(EBUSY, "all %d channels have a transfer: wait for one", CHANNELS);
+		goto out;
+	}
+	stamp(e, channel, 0);
+	unsigned char *d = e->pages + DESCRIPTOR * channel;
+	store64(d, (uintptr_t)t->local);
+	store64(d + 8, t->remote.address + t->offset);
+	store64(d + 16, t->notify);
+	store64(d + 24, t->first);
+	store64(d + 32, t->last);
+	store32(d + 40, t->size);
+	store64(d + ROUTE, t->remote.node | (uint64_t)t->remote.pdid << 32 | (uint64_t)(t->flags & EXANET_URGENT) << 62);
+	store64(d + RESULT, (uint64_t)t->remote.generation << 32);
+	store32(d + DONE, DONE_READY);	/* last */
+	e->busy |= 1u << channel;
+	e->use[channel]++;
+	if (!announce(e, channel)) {
+		store32(d + DONE, DONE_NEVER);
+		e->busy &= ~(1u << channel);
+		error = fail(ENOTCONN, "pfd does not take the doorbell: the attachment has ended");
+		goto out;
+	}
+	error = (int)(e->use[channel] % USES << PLACE_BITS | channel);
+out:
+	pthread_mutex_unlock(&e->lock);
+	return error;
+}
+
+/* ask sends a read's request, under the lock (3, Read). */
+static int ask(exanet *e, struct read *r)
+{
+	r->due = now() + r->pause;
+	r->pause = r->pause * 2 > 320 * MS ? 320 * MS : r->pause * 2;
+	return send_words(e, SEND_READ, r->node, 2, r->words, 7);
+}
+
+int exanet_read(exanet *e, const struct exanet_transfer *t)
+{
+	int error = check(e, t), place;
+	if (error)
+		return error;
+	if (t->notify)
+		return fail(EINVAL, "a read has no notification: exanet_wait tells its end");
+	pthread_mutex_lock(&e->lock);
+	if (gone(e)) {
+		error = fail(ENOTCONN, "the attachment has ended: attach again");
+		goto out;
+	}
+	if ((error = make_words(e)))
+		goto out;
+	for (place = 0; place < READS && e->reads[place].open; place++)
+		;
+	if (place == READS) {
+		error = fail(EBUSY, "%d reads are open: wait for one", READS);
+		goto out;
+	}
+	struct read *r = &e->reads[place];
+	r->use++;
+	r->open = true;
+	r->cancelled = false;
+	r->node = t->remote.node;
+	r->tag = (r->use * READS | place) & 0x3fff;	/* they come again after 512 uses */
+	r->last = ++e->last;
+	r->pause = 20 * MS;
+	uint64_t *word = e->words + 2 * place;
+	store64(word + 1, 0);
+	const uint64_t words[7] = {
+		1 | (uint64_t)e->info.pdid << 2 | (uint64_t)r->tag << 18 | (uint64_t)t->size << 32,
+		t->remote.address + t->offset, (uintptr_t)t->local, (uintptr_t)word, r->last, r->last,
+		t->remote.pdid | (uint64_t)t->remote.generation << 32,
+	};
+	memcpy(r->words, words, sizeof words);
+	error = (int)(r->use % USES << PLACE_BITS | CHANNELS | place);
+	if (ask(e, r)) {
+		r->open = false;
+		error = fail(EHOSTUNREACH, "the node does not take the read's request: no such node, or too many reads are open");
+	}
+out:
+	pthread_mutex_unlock(&e->lock);
+	return error;
+}
+
+/* take_mail takes the answers of targets' firmwares, under the lock. They are believed only
+ * where the source has PDID 0, which no process has. Result: the status of read r, 0 none. */
+static int take_mail(exanet *e, struct read *mine)
+{
+	int status = 0;
+	uint32_t head = load32(e->pages + MAIL_HEAD), tail;
+	while (head != (tail = load32(e->pages + MAIL_TAIL))) {
+		unsigned char *m = e->pages + MAIL + MAIL_SIZE * (head % MAIL_SLOTS);
+		uint64_t source = load64(m), word = load64(m + 8);
+		bool full = tail - head >= MAIL_SLOTS;
+		store32(e->pages + MAIL_HEAD, ++head);
+		if (full)
+			kick(e);
+		uint16_t tag = word >> 2 & 0x3fff;
+		struct read *r = &e->reads[tag % READS];
+		if ((word & 3) || (source >> 32 & 0xffff) || !r->open || r->tag != tag || r->node != (source & 0x3fffff))
+			continue;
+		int code = word >> 32 & 0xff;
+		if (r->cancelled)
+			code = STATUS_ABORTED;
+		if (code == 0) {	/* refused: ask again */
+			r->due = now() + MS;
+		} else if (r == mine) {
+			status = code;
+		} else {	/* kept for who polls it */
+			r->words[0] = 0;
+			r->words[1] = code;
+		}
+	}
+	return status;
+}
+
+static int poll_read(exanet *e, struct read *r)
+{
+	int status = take_mail(e, r);
+	if (load64(e->words + 2 * (r - e->reads) + 1) == r->last) {
+		r->open = false;
+		return 0;
+	}
+	if (!status && !r->words[0])
+		status = r->words[1];
+	if (!status && gone(e))
+		status = STATUS_GONE;
+	if (!status && now() >= r->due && ask(e, r))
+		status = STATUS_ADDRESS;
+	if (!status)
+		return EXANET_ONGOING;
+	r->open = false;
+	return status;
+}
+
+static int poll_write(exanet *e, int channel)
+{
+	const unsigned char *d = e->pages + DESCRIPTOR * channel;
+	uint32_t done = load32(d + DONE);
+	int status;
+	if (done == DONE_OK)
+		status = 0;
+	else if (done == DONE_FAILED)
+		status = load64(d + RESULT) & 0xff;
+	else if (gone(e))
+		status = STATUS_GONE;
+	else
+		return EXANET_ONGOING;
+	stamp(e, channel, 1);
+	e->busy &= ~(1u << channel);
+	return status;
+}
+
+int exanet_poll(exanet *e, int transfer)
+{
+	int place = transfer & (PLACES - 1), status;
+	uint32_t use = (uint32_t)transfer >> PLACE_BITS;
+	if (transfer >= 0 && place < CHANNELS && load32(e->pages + DESCRIPTOR * place + DONE) == 2 && !load32(e->pages + STATE))
+		return EXANET_ONGOING;	/* without the lock: the usual case */
+	pthread_mutex_lock(&e->lock);
+	if (transfer < 0)
+		status = fail(EINVAL, "%d is no transfer", transfer);
+	else if (place < CHANNELS && e->busy >> place & 1 && e->use[place] % USES == use)
+		status = poll_write(e, place);
+	else if (place >= CHANNELS && e->reads[place - CHANNELS].open && e->reads[place - CHANNELS].use % USES == use)
+		status = poll_read(e, &e->reads[place - CHANNELS]);
+	else
+		status = fail(EINVAL, "transfer %d is over: its end was told already", transfer);
+	pthread_mutex_unlock(&e->lock);
+	return status;
+}
+
+/* sleep_until calls done until it gives another value than EXANET_ONGOING, or the time is over.
+ * Words from another pfd, and a pfd that was killed, wake nobody: a look each millisecond. */
+static int sleep_until(exanet *e, int timeout, int (*done)(exanet *, const void *), const void *arg)
+{
+	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
+	int status;
+	while ((status = done(e, arg)) == EXANET_ONGOING && now() - began < SPIN && now() < end)
+		;
+	if (status != EXANET_ONGOING)
+		return status;
+	__atomic_fetch_add((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
+	for (;;) {
+		uint32_t was = load32(e->pages + EVENT);
+		int64_t left;
+		if ((status = done(e, arg)) != EXANET_ONGOING || (left = end - now()) <= 0)
+			break;
+		wait_event(e, was, left < MS ? left : MS);
+	}
+	__atomic_fetch_sub((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
+	return status;
+}
+
+static int transfer_done(exanet *e, const void *transfer) { return exanet_poll(e, *(const int *)transfer); }
+
+int exanet_wait(exanet *e, int transfer, int timeout) { return sleep_until(e, timeout, transfer_done, &transfer); }
+
+struct awaited {
+	const uint64_t *word;
+	uint64_t value;
+};
+
+static int word_done(exanet *e, const void *arg)
+{
+	const struct awaited *a = arg;
+	if (load64(a->word) == a->value)
+		return 0;
+	return gone(e) ? fail(ENOTCONN, "the attachment has ended: attach again") : EXANET_ONGOING;
+}
+
+int exanet_wait_word(exanet *e, const uint64_t *word, uint64_t value, int timeout)
+{
+	const struct awaited a = { word, value };
+	int status = sleep_until(e, timeout, word_done, &a);
+	return status == EXANET_ONGOING ? fail(ETIMEDOUT, "the word has not come in time") : status;
+}
+
+int exanet_abort(exanet *e, int transfer)
+{
+	int place = transfer & (PLACES - 1), result = 0;
+	uint32_t use = (uint32_t)transfer >> PLACE_BITS;
+	pthread_mutex_lock(&e->lock);
+	if (transfer >= 0 && place < CHANNELS && e->busy >> place & 1 && e->use[place] % USES == use) {
+		__atomic_fetch_or((uint64_t *)(e->pages + DESCRIPTOR * place + ROUTE), UINT64_C(1) << 61, __ATOMIC_SEQ_CST);
+		if (!announce(e, place))
+			result = fail(ENOTCONN, "the attachment has ended");
+	} else if (transfer >= 0 && place >= CHANNELS && e->reads[place - CHANNELS].open && e->reads[place - CHANNELS].use % USES == use) {
+		struct read *r = &e->reads[place - CHANNELS];
+		r->cancelled = true;
+		r->words[0] &= UINT32_MAX;	/* a request of size 0 cancels */
+		r->pause = 20 * MS;
+		if (ask(e, r))
+			result = fail(ENOTCONN, "the node does not take the request");
+	}
+	pthread_mutex_unlock(&e->lock);
+	return result;
+}
+
+int exanet_prefetch(exanet *e, void *address, size_t size, int write)
+{
+	(void)e;
+	const uintptr_t first = (uintptr_t)address & ~(uintptr_t)4095, end = ((uintptr_t)address + size + 4095) & ~(uintptr_t)4095;
+	if (madvise((void *)first, end - first, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ))
+		return fail(errno, "bringing %zu bytes at %p in: %m", size, address);
+	return 0;
+}
+
+void exanet_export(const exanet *e, const void *p, uint64_t length, struct exanet_remote *r)
+{
+	*r = (struct exanet_remote){ e->info.node, e->info.generation, e->info.pdid, (uintptr_t)p, length };
+}
+
+int exanet_remote_text(const struct exanet_remote *r, char *text, size_t size)
+{
+	int n = snprintf(text, size, "exanet2:%06" PRIx32 ":%04x:%08" PRIx32 ":%016" PRIx64 ":%016" PRIx64, r->node, r->pdid, r->generation, r->address, r->length);
+	return n >= 0 && (size_t)n < size ? 0 : fail(ENOSPC, "a remote's text has %d bytes", n + 1);
+}
+
+/* digits reads exactly n lower-case hexadecimal digits. */
+static bool digits(const char **s, int n, uint64_t *v)
+{
+	*v = 0;
+	for (; n; n--, (*s)++) {
+		int c = **s;
+		if (!(c >= '0' && c <= '9') && !(c >= 'a' && c <= 'f'))
+			return false;
+		*v = *v << 4 | (uint64_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+	}
+	return true;
+}
+
+int exanet_remote_parse(const char *text, struct exanet_remote *r)
+{
+	static const int sizes[] = { 6, 4, 8, 16, 16 };
+	const char *s = text + 7;
+	uint64_t v[5];
+	bool right = !strncmp(text, "exanet2", 7);
+	for (int i = 0; right && i < 5; i++)
+		right = *s++ == ':' && digits(&s, sizes[i], &v[i]);
+	if (!right || *s || v[0] > 0x3fffff || !v[4] || v[3] + v[4] - 1 < v[3])
+		return fail(EINVAL, "\"%.80s\" is no exanet2:NODE:PDID:GENERATION:ADDRESS:LENGTH", text);
+	*r = (struct exanet_remote){ v[0], v[2], v[1], v[3], v[4] };
+	return 0;
+}
+
+const char *exanet_status(int status)
+{
+	static const char *const texts[] = {
+		"finished", "the target's memory answered with an error",
+		"an address is not mapped, lies behind the end of its file, may not be accessed, or cannot be reached",
+		"the target node has no receive context left", "packets arrive corrupted", "the target does not admit this domain, or has ended",
+		"a reserved code", "the target's buffer is full", "a block made no progress within the retransmission limit",
+		"aborted", "the attachment, its domain or the node is gone", "the kernel does not bring memory of the transfer in",
+	};
+	if (status == EXANET_ONGOING)
+		return "not over yet";
+	return status >= 0 && (size_t)status < sizeof texts / sizeof texts[0] ? texts[status] : "unknown status";
+}
+
+/* served tells pfd that a message was served, and how its first page went (6). */
+static void served(exanet *e, uint32_t seq, int error)
+{
+	store32(e->pages + SERVED_ERRNO, error);
+	store32(e->pages + SERVED, seq);
+	syscall(SYS_futex, e->pages + SERVED, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+/* serve takes one fault message: it brings the pages in, and answers. */
+static void serve(exanet *e, const char *t, uint32_t seq)
+{
+	uint64_t node, transaction, sequence, index, page, pdid, write, pages = 1;
+	bool wide = t[0] == '2' && t[1] == ':';
+	if (wide)
+		t += 2;
+	if (!digits(&t, 6, &node) || !digits(&t, 4, &transaction) || !digits(&t, 4, &sequence) || (wide && !digits(&t, 1, &index)) ||
+	    !digits(&t, wide ? 12 : 8, &page) || !digits(&t, 4, &pdid) || !digits(&t, 1, &write) || (wide && !digits(&t, 4, &pages)))
+		return;
+	int advice = write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+	char *first = (char *)(uintptr_t)(page << 12);
+	int error = madvise(first, 4096, advice) ? errno : 0;	/* only the first page decides */
+	if (!error && pages > 1)
+		madvise(first + 4096, (pages - 1) * 4096, advice);
+	if (!pdid) {	/* pfd asks for the retransmission itself */
+		served(e, seq, error);
+		return;
+	}
+	const uint64_t rapf = 2 | pdid << 2 | transaction << 18 | (sequence & 0xfff) << 32 | pdid << 44 | (sequence >> 12) << 60 | (uint64_t)!!error << 62;
+	send_words(e, SEND_FAULT, node, 1, &rapf, 1);
+}
+
+void *serve_faults(void *arg)
+{
+	exanet *e = arg;
+	for (;;) {
+		char text[256];
+		union { char b[CMSG_SPACE(sizeof(struct ucred))]; struct cmsghdr align; } control;
+		struct sockaddr_nl from;
+		struct nlmsghdr h;
+		struct iovec iov[2] = { { &h, sizeof h }, { text, sizeof text - 1 } };
+		struct msghdr msg = { .msg_name = &from, .msg_namelen = sizeof from, .msg_iov = iov, .msg_iovlen = 2,
+				      .msg_control = control.b, .msg_controllen = sizeof control.b };
+		struct pollfd p[2] = { { .fd = e->netlink, .events = POLLIN }, { .fd = e->stop[0] } };
+		if (poll(p, 2, -1) > 0 && p[1].revents)
+			return NULL;
+		ssize_t n = recvmsg(e->netlink, &msg, MSG_DONTWAIT);
+		if (n < (ssize_t)sizeof h)
+			continue;
+		struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+		struct ucred cred = { 0 };
+		if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS)
+			memcpy(&cred, CMSG_DATA(c), sizeof cred);
+		if (from.nl_pid != e->pfd_port || cred.pid != e->pfd.pid || cred.uid != e->pfd.uid || h.nlmsg_type < 0x10)
+			continue;	/* not pfd's: dropped */
+		text[n - sizeof h] = 0;
+		serve(e, text, h.nlmsg_seq);
+	}
+}

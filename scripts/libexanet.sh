@@ -1,0 +1,25 @@
+#!/bin/sh
+# Builds libexanet into a directory: libexanet.sh DIR [PREFIX [LIBDIR]]. CC and CFLAGS are
+# taken from the environment.
+set -eu
+dir=$1 prefix=${2:-/usr} libdir=${3:-${2:-/usr}/lib}
+cd "$(dirname "$0")/.."
+mkdir -p "$dir"
+version=$(sed -n 's/^#define EXANET_VERSION "\(.*\)"$/\1/p' libexanet/exanet.h)
+objects=
+for source in keeper attach transfer; do
+	# CFLAGS is a list of words.
+	# shellcheck disable=SC2086
+	"${CC:-gcc}" -std=gnu11 -Wall -Wextra -Werror -O2 -g -fPIC -fvisibility=hidden -pthread ${CFLAGS:-} -c "libexanet/$source.c" -o "$dir/$source.o"
+	objects="$objects $dir/$source.o"
+done
+# shellcheck disable=SC2086
+"${CC:-gcc}" -shared -Wl,-soname,libexanet.so.1 -Wl,-z,now,-z,relro,-z,defs ${CFLAGS:-} -pthread -o "$dir/libexanet.so.1" $objects
+ln -sf libexanet.so.1 "$dir/libexanet.so"
+rm -f "$dir/libexanet.a"
+# shellcheck disable=SC2086
+ar rcsD "$dir/libexanet.a" $objects
+# shellcheck disable=SC2086
+rm -f $objects
+cp libexanet/exanet.h "$dir/exanet.h"
+sed -e "s|@PREFIX@|$prefix|; s|@LIBDIR@|$libdir|; s|@VERSION@|$version|" libexanet/exanet.pc.in >"$dir/exanet.pc"

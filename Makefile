@@ -35,7 +35,7 @@ check:
 # as it is, without the race detector: it
 # would take ten times as long. `race` runs 300 of them with it.
 seeds:
-	PFD_FABRIC=10000 PFD_CHURN=10000 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -run 'TestFabric$$|TestChurn$$' ./sim
+	GOGC=400 PFD_FABRIC=10000 PFD_CHURN=10000 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -run 'TestFabric$$|TestChurn$$' ./sim
 
 # Mutants of the firmware: each must be noticed; the mean number of seeds is told.
 mutants:

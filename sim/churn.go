@@ -329,20 +329,24 @@ func (c *Churn) landed(p *Process, a *pldma.Access) {
 		}
 		m.got[k] = true
 		if last == nil || last.move != m || 8*k < last.at || 8*k >= last.at+last.size {
-			last = c.pieceOf(m, 8*k)
-		}
-		if last == nil {
-			continue
-		}
-		src := device.NodeID(m.from.node)
-		if last.life < c.acked[lifeAt{src, p}] {
-			c.wrong("transfer %d of a former life of node %d lands after a block of its new one was acknowledged", m.id, src)
-		}
-		if last.serial < c.uses[usage{src, last.id, p}] && last.life == c.lives[src] {
-			c.wrong("transfer %d lands after a newer block of its id was acknowledged", m.id)
+			if last = c.pieceOf(m, 8*k); last != nil {
+				c.inTurn(m, last, p)
+			}
 		}
 	}
 	c.Landed++
+}
+
+// inTurn judges a piece of a transfer that is in memory now: nothing newer was
+// acknowledged before it.
+func (c *Churn) inTurn(m *move, last *piece, p *Process) {
+	src := device.NodeID(m.from.node)
+	if last.life < c.acked[lifeAt{src, p}] {
+		c.wrong("transfer %d of a former life of node %d lands after a block of its new one was acknowledged", m.id, src)
+	}
+	if last.serial < c.uses[usage{src, last.id, p}] && last.life == c.lives[src] {
+		c.wrong("transfer %d lands after a newer block of its id was acknowledged", m.id)
+	}
 }
 
 func (c *Churn) seatOf(p *Process) *seat {

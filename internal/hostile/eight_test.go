@@ -231,7 +231,10 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	needRoot(t, "attackers of several users need their processes")
 	var table strings.Builder
 	table.WriteString("| | victim | transfers | p50, ms | p99, ms | worst, ms |\n| --- | --- | --- | --- | --- | --- |\n")
-	defer func() { t.Logf("\n%s", &table) }()
+	var machine strings.Builder
+	machine.WriteString("| the machine | real-time thread late by, ms | plain thread late by, ms | steal, ms |\n| --- | --- | --- | --- |\n")
+	canary := watchMachine(t)
+	defer func() { t.Logf("\n%s\n%s", &table, &machine) }()
 	// Everybody's end may wait for the end of the file system.
 	var reap sync.WaitGroup
 	t.Cleanup(reap.Wait)
@@ -241,8 +244,10 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	}
 	first.some()
 	first.must(order{Op: "account"})
+	canary.account("")
 	time.Sleep(during / 6)
 	first.account(&table, "quiet", "first")
+	machine.WriteString(canary.account("quiet"))
 
 	burners := make([]aggressor, 8)
 	for i := range burners {
@@ -250,8 +255,10 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	}
 	end := w.assault(&reap, burners)
 	first.must(order{Op: "account"})
+	canary.account("")
 	time.Sleep(during / 3)
 	plain := first.account(&table, fmt.Sprint(len(burners), " burners"), "first")
+	machine.WriteString(canary.account("burners"))
 	end()
 
 	// Once before, so that pfd has grown to what it needs.
@@ -259,6 +266,7 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 
 	end = w.assault(&reap, list)
 	first.must(order{Op: "account"})
+	canary.account("")
 	time.Sleep(during / 10)
 	second := w.victim(latecomer)
 	time.Sleep(during - during/10)
@@ -267,6 +275,7 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	if second != nil {
 		under["latecomer"] = second.account(&table, when, "latecomer")
 	}
+	machine.WriteString(canary.account(when))
 	did := end()
 	if second != nil {
 		second.must(order{Op: "stop"})

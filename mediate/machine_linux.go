@@ -298,9 +298,12 @@ func (l *link) prepare(n *node) error {
 }
 
 // invalidate makes the device forget pages of a slot, and waits until no access
-// of its bank is in flight. Any goroutine: these registers hold no state of the
-// driver's.
+// of its bank is in flight: by the command queue, and where that is off by registers,
+// which hold no state of the driver's. Any goroutine.
 func (l *link) invalidate(slot int, va device.VA, pages int) error {
+	if l.rings != nil && l.rings.forget(slot, va, pages) {
+		return nil
+	}
 	reg := func(r uint32) uint64 { return uint64(device.Bank(slot, r)) }
 	const few = 4
 	var err error

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
@@ -191,7 +192,9 @@ func TestMapRefused(t *testing.T) {
 // the driver is back at the registers, and transfers go on.
 func TestQueuesBreak(t *testing.T) {
 	for name, breaks := range map[string]func(m *machine, fn mediate.Function) error{
-		"rings unmapped": func(m *machine, fn mediate.Function) error { return fn.UnmapDMA(1<<48-32<<10, 32<<10) },
+		"rings unmapped": func(m *machine, fn mediate.Function) error {
+			return fn.UnmapDMA(1<<48-queues.MemorySize, queues.MemorySize)
+		},
 		"base changed": func(m *machine, fn mediate.Function) error {
 			return fn.Write(int(device.PL), device.PLEventQueue+device.QueueBase, 8, 0x5000)
 		},
@@ -202,7 +205,7 @@ func TestQueuesBreak(t *testing.T) {
 			return fn.Write(int(device.PL), device.PLEventQueue+device.QueueCons, 4, 0xffff)
 		},
 		"turned off": func(m *machine, fn mediate.Function) error {
-			return errors.Join(fn.UnmapDMA(1<<48-32<<10, 32<<10), fn.Write(int(device.PL), device.PLCommandQueue+device.QueueDoorbell, 4, 1))
+			return errors.Join(fn.UnmapDMA(1<<48-queues.MemorySize, queues.MemorySize), fn.Write(int(device.PL), device.PLCommandQueue+device.QueueDoorbell, 4, 1))
 		},
 		"bus mastering off": func(m *machine, fn mediate.Function) error {
 			c := fn.(interface{ SetCommand(uint16) error })

@@ -8,7 +8,11 @@ import (
 	"github.com/exanet/pfd/device/queues"
 )
 
-const at = 1 << 32
+const (
+	at         = 1 << 32
+	commandsAt = 16 << 10 // of the command queue in the memory, and the words behind it
+	wordsAt    = 32 << 10
+)
 
 // node is a device of registers whose memory a test writes as it likes.
 type node struct {
@@ -104,7 +108,7 @@ func (n *node) set(id device.WindowID, off uint32, v uint64) {
 
 // command gives the entry of the command queue at an index.
 func (n *node) command(i int) (device.Command, bool) {
-	q := device.QueueEntryOf(n.mem[queues.MemorySize/2+i*device.QueueEntrySize:])
+	q := device.QueueEntryOf(n.mem[commandsAt+i*device.QueueEntrySize:])
 	c, err := device.DecodeCommand(&q)
 	return c, err == nil && q[0]&1 != 0
 }
@@ -193,7 +197,7 @@ func TestCommandsFull(t *testing.T) {
 	n.tell(device.Event{Kind: device.EventNop, Commands: 256})
 	n.q.Vector(device.VectorFIFO)
 	for i, want := range []uint64{1000, 1001} {
-		q := device.QueueEntryOf(n.mem[queues.MemorySize/2+i*device.QueueEntrySize:])
+		q := device.QueueEntryOf(n.mem[commandsAt+i*device.QueueEntrySize:])
 		if c, err := device.DecodeCommand(&q); err != nil || q[0]&1 != 0 || c.Words[0] != want {
 			t.Errorf("second lap: %+v %v", c, err)
 		}

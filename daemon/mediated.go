@@ -144,6 +144,10 @@ func (m mediated) Unshare(node, slot int, u attach.Unshare) error {
 	return mem.Unshare(slot, u.VA, u.Size)
 }
 
+func (m mediated) Prefetch(node, slot int, va device.VA, size uint64) {
+	m.m.Prefetch(node, slot, va, size)
+}
+
 func (m mediated) PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result {
 	mem, err := m.m.Memory(node)
 	if err != nil {

@@ -29,6 +29,9 @@ type Sharing interface {
 	// Share and Unshare take a process's requests. Any goroutine may call them.
 	Share(node, slot int, s attach.Share, fd int) error
 	Unshare(node, slot int, u attach.Unshare) error
+	// Prefetch enters pages of shared memory, as far as that goes. Any goroutine may
+	// call it.
+	Prefetch(node, slot int, va device.VA, size uint64)
 	// PageIn is fault.Pager's for a slot.
 	PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result
 	// Asked says that a slot's process is asked to bring pages in by itself. Called
@@ -74,6 +77,11 @@ func (h sharing) Share(s attach.Share, fd int) error {
 // Unshare implements attach.Sharer.
 func (h sharing) Unshare(u attach.Unshare) error {
 	return h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, u)
+}
+
+// Prefetch implements attach.Sharer.
+func (h sharing) Prefetch(r attach.Range) {
+	h.m.Prefetch(h.s.n.index, h.s.joined.domain.Slot, r.VA, r.Size)
 }
 
 // sharer gives what takes the process's memory; nil where none is needed.

@@ -189,7 +189,8 @@ func TestMapRefused(t *testing.T) {
 }
 
 // A ring that goes, a queue that is set anew, and bus mastering off for a while:
-// the driver is back at the registers, and transfers go on.
+// the driver is back at the registers, and transfers go on; a while later the queues
+// are on again, if they can be.
 func TestQueuesBreak(t *testing.T) {
 	for name, breaks := range map[string]func(m *machine, fn mediate.Function) error{
 		"rings unmapped": func(m *machine, fn mediate.Function) error {
@@ -225,6 +226,20 @@ func TestQueuesBreak(t *testing.T) {
 				}
 			}
 			for range 4 {
+				oneWrite(t, r, 2*device.BlockSize)
+			}
+			if name != "rings unmapped" && name != "turned off" { // they are not mapped again
+				for node := range 2 {
+					on := func(q uint64) bool {
+						v, err := m.functions[node].Read(int(device.PL), q+device.QueueStatus, 4)
+						return err == nil && v == device.QueueIsOn
+					}
+					for deadline := time.Now().Add(time.Minute); !on(device.PLEventQueue) || !on(device.PLCommandQueue); time.Sleep(10 * time.Millisecond) {
+						if time.Now().After(deadline) {
+							t.Fatalf("the queues of node %d stay off", node)
+						}
+					}
+				}
 				oneWrite(t, r, 2*device.BlockSize)
 			}
 			for node := range 2 {

@@ -14,7 +14,7 @@ type commands struct {
 	on          bool   // in use; only the windows' owner changes it
 	prod, taken uint32 // commands put, and taken by the device; modulo 2 * entries
 	words       uint16 // a bit a word of a SYNC that is in use
-	last        uint64 // value of the last SYNC: each has its own
+	last, since uint64 // value of the last SYNC, each has its own, and as the queue was turned on
 	put, bells  uint64
 }
 
@@ -24,13 +24,11 @@ const maxWords = 16
 func (c *commands) set(on bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.on, c.prod, c.taken = on, 0, 0
+	c.on, c.prod, c.taken, c.since = on, 0, 0, c.last
 }
 
-// took takes how far the device has come, if that can be.
+// took takes how far the device has come, if that can be. mu is held.
 func (c *commands) took(n uint32) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if mod(n) == n && mod(c.prod-n) <= mod(c.prod-c.taken) {
 		c.taken = n
 	}
@@ -73,6 +71,7 @@ func (c *commands) entry(m Memory, cmd *device.Command) {
 type Invalidation struct {
 	word  uint16 // its bit
 	value uint64
+	end   uint32 // the commands behind its own begin there
 }
 
 // Invalidate has the device forget pages of a bank, 0 all of them, and then tell when
@@ -83,7 +82,7 @@ func (q *Queues) Invalidate(bank int, page, pages uint64) (v Invalidation, ok bo
 	c := &q.commands
 	c.mu.Lock()
 	i := bits.TrailingZeros16(^c.words)
-	v = Invalidation{1 << i, c.last + 1}
+	v = Invalidation{word: 1 << i, value: c.last + 1, end: mod(c.prod + 2)}
 	ok = i < maxWords && c.write(q.cfg.Memory,
 		&device.Command{Kind: device.CommandInvalidate, Index: uint8(bank), Page: page, Pages: pages},
 		&device.Command{Kind: device.CommandSync, Index: uint8(bank), Address: q.cfg.Addr + uint64(wordAt(i)), Value: v.value})
@@ -106,12 +105,17 @@ func wordAt(i int) uint32 { return wordsAt + 8*uint32(i) }
 // Forgotten tells whether an invalidation is over. ok false: it may never be, for
 // the queue is off. Any goroutine may call it.
 func (q *Queues) Forgotten(v Invalidation) (over, ok bool) {
-	q.commands.mu.Lock()
-	defer q.commands.mu.Unlock()
-	if !q.commands.on {
+	c := &q.commands
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.on || v.value <= c.since {
 		return false, false
 	}
-	return q.cfg.Memory.Load(wordAt(bits.TrailingZeros16(v.word))) == v.value, true
+	over = q.cfg.Memory.Load(wordAt(bits.TrailingZeros16(v.word))) == v.value
+	if over {
+		c.took(v.end) // all until here
+	}
+	return over, true
 }
 
 // Release ends an invalidation. Any goroutine may call it.

@@ -347,7 +347,9 @@ func (q *Queues) take(entry *device.QueueEntry) {
 		q.warn("an entry of the device's event queue is none", "error", err)
 		return
 	}
+	q.commands.mu.Lock()
 	q.commands.took(uint32(e.Commands))
+	q.commands.mu.Unlock()
 	switch e.Kind {
 	case device.EventFault:
 		f := &q.fifos[0]

@@ -166,6 +166,9 @@ func (m mediated) Again(node, slot int, va device.VA, write bool) gup.Result {
 	return mem.Again(slot, va, write)
 }
 
+// Messages implements Sharing.
+func (m mediated) Messages(node int) (sent, awaited uint64, ok bool) { return m.m.Messages(node) }
+
 // Shadow implements Sharing.
 func (m mediated) Shadow(node int) (ShadowStats, bool) {
 	mem, err := m.m.Memory(node)
@@ -174,7 +177,7 @@ func (m mediated) Shadow(node int) (ShadowStats, bool) {
 	}
 	s := mem.Stats()
 	return ShadowStats{
-		Window: s.Window, Mapped: s.Mapped, Pinned: s.Pinned, Shared: s.Shared,
+		Window: s.Window, Mapped: s.Mapped, Tables: s.Tables, Pinned: s.Pinned, Shared: s.Shared,
 		Maps: s.Maps, Evictions: s.Evictions, Mismatches: s.Mismatches,
 	}, true
 }

@@ -2,10 +2,7 @@ package mediate_test
 
 import (
 	"bytes"
-	"errors"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/suite"
@@ -84,54 +81,5 @@ func TestFaultMessages(t *testing.T) {
 	}
 	if fault := absent.sent[0] + absent.sent[1] - present.sent[0] - present.sent[1]; fault > 3 {
 		t.Errorf("a fault sends %.2f messages, want 3 at most", fault)
-	}
-}
-
-// An eviction awaits one message, the unmapping, and no register.
-func TestEvictionMessages(t *testing.T) {
-	m := newMachineOf(t, false, mediate.Config{Window: 1 << 20})
-	suite.NewRig(t, m, pagein.PIO, false)
-	const slot, va, size = 7, 0x10000000, 16 << 20
-	shareApart(t, m, slot, va, size)
-	mem, err := m.Memory(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	round := func() {
-		for at := 0; at < size; at += 16 * device.PageSize {
-			if r := mem.PageIn(slot, device.VA(va+at), 16, true); r.Err != nil {
-				t.Fatal(r.Err)
-			}
-		}
-	}
-	round()
-	evictions := mem.Stats().Evictions
-	_, awaited := m.requests(1)
-	round()
-	_, after := m.requests(1)
-	n := mem.Stats().Evictions - evictions
-	t.Logf("%d evictions, %d messages awaited", n, after-awaited)
-	// A device that is late is asked by registers, too.
-	if n == 0 || after-awaited > n+n/4 {
-		t.Errorf("%d evictions await %d messages", n, after-awaited)
-	}
-}
-
-// shareApart shares memory of a process of its own with node 1.
-func shareApart(t testing.TB, m *machine, slot int, va device.VA, size uint64) {
-	t.Helper()
-	fd, err := unix.MemfdCreate("other", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err == nil {
-		err = unix.Ftruncate(fd, int64(size))
-	}
-	if err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
-	}
-	mem, e := m.Memory(1)
-	if err = errors.Join(err, e); err == nil {
-		err = mem.Share(slot, va, size, fd, 0, true)
-	}
-	if err = errors.Join(err, unix.Close(fd)); err != nil {
-		t.Fatal(err)
 	}
 }

@@ -115,9 +115,11 @@ func TestGoldenOfTheDocument(t *testing.T) {
 		check(name, appendBare(nil, typ, "exanet 1.0"), nil, product, derr, "exanet 1.0")
 	}
 
-	register := Range{Product: "exanet 1.0", Type: TypeRegister, VA: 0x7f0000001000, Size: 2 << 20}
-	rg, derr := DecodeRange(g["register"])
-	check("register", register.Append(nil), nil, rg, derr, register)
+	for name, typ := range map[string]Type{"register": TypeRegister, "prefetch": TypePrefetch} {
+		r := Range{Product: "exanet 1.0", Type: typ, VA: 0x7f0000001000, Size: 2 << 20}
+		got, derr := DecodeRange(g[name])
+		check(name, r.Append(nil), nil, got, derr, r)
+	}
 
 	// Pages: the descriptor and the packetizer channel of the document.
 	p := testPages(t)
@@ -144,6 +146,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"share":    func(b []byte) error { _, err := DecodeShare(b); return err },
 		"unshare":  func(b []byte) error { _, err := DecodeUnshare(b); return err },
 		"register": func(b []byte) error { _, err := DecodeRange(b); return err },
+		"prefetch": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"shared":   func(b []byte) error { _, err := DecodeShared(b); return err },
 		"helper":   func(b []byte) error { _, err := DecodeHelper(b); return err },
 		"memory":   func(b []byte) error { _, err := decode(b, TypeMemory, headerSize); return err },

@@ -19,6 +19,8 @@ const (
 	// it is registered with: a Range.
 	TypeRegister   Type = 8
 	TypeUnregister Type = 9 // process to pfd: and takes them back, a Range
+	// TypePrefetch says that shared memory was brought in: a Range.
+	TypePrefetch Type = 13
 )
 
 // Sizes and offsets of these messages (ours).
@@ -128,11 +130,11 @@ func DecodeUnshare(b []byte) (Unshare, error) {
 	return u, checkRange(u.VA, u.Size, 0)
 }
 
-// Range is a register or an unregister: memory by its bounds. With a register
-// travels the userfaultfd, non-blocking; the process keeps no duplicate.
+// Range is a register, an unregister or a prefetch: memory by its bounds. With a
+// register travels the userfaultfd, non-blocking; the process keeps no duplicate.
 type Range struct {
 	Product string
-	Type    Type // TypeRegister or TypeUnregister
+	Type    Type // TypeRegister, TypeUnregister or TypePrefetch
 	VA      device.VA
 	Size    uint64
 }
@@ -145,15 +147,15 @@ func (r *Range) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeRange reads a register or an unregister. Errors match ErrMessage or
-// ErrValue.
+// DecodeRange reads a register, an unregister or a prefetch. Errors match ErrMessage
+// or ErrValue.
 func DecodeRange(b []byte) (Range, error) {
 	h, err := DecodeHeader(b)
 	if err != nil {
 		return Range{}, err
 	}
-	if h.Type != TypeRegister && h.Type != TypeUnregister {
-		return Range{}, fmt.Errorf("%w: type %d, want %d or %d", ErrMessage, h.Type, TypeRegister, TypeUnregister)
+	if h.Type != TypeRegister && h.Type != TypeUnregister && h.Type != TypePrefetch {
+		return Range{}, fmt.Errorf("%w: type %d, want %d, %d or %d", ErrMessage, h.Type, TypeRegister, TypeUnregister, TypePrefetch)
 	}
 	if _, err := decode(b, h.Type, UnshareSize); err != nil {
 		return Range{}, err
@@ -166,7 +168,7 @@ func DecodeRange(b []byte) (Range, error) {
 	return r, checkRange(r.VA, r.Size, 0)
 }
 
-// Shared answers a share, an unshare, a register or an unregister.
+// Shared answers a share, an unshare, a register, an unregister or a prefetch.
 type Shared struct {
 	Product  string
 	VA       device.VA
@@ -198,7 +200,7 @@ func DecodeShared(b []byte) (Shared, error) {
 		Size:     binary.LittleEndian.Uint64(b[offSize:]),
 		Answered: Type(binary.LittleEndian.Uint16(b[offAnswered:])),
 	}
-	if s.Answered < TypeShare || s.Answered > TypeUnregister || s.Answered == TypeShared {
+	if (s.Answered < TypeShare || s.Answered > TypeUnregister || s.Answered == TypeShared) && s.Answered != TypePrefetch {
 		return Shared{}, fmt.Errorf("%w: answer to type %d", ErrValue, s.Answered)
 	}
 	return s, checkRange(s.VA, s.Size, 0)
@@ -211,6 +213,9 @@ type Sharer interface {
 	Share(s Share, fd int) error
 	// Unshare gives it back: when it returns no transfer reaches it.
 	Unshare(u Unshare) error
+	// Prefetch enters what of it is in memory in the device's tables, as far as that
+	// goes: a transfer need not fault there.
+	Prefetch(r Range)
 }
 
 // Registrar takes the userfaultfds of a process. An error's text is told to it.
@@ -297,6 +302,19 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 			} else {
 				err = g.Register(r, fds[0])
 			}
+		}
+	case TypePrefetch:
+		var r Range
+		r, err = DecodeRange(b)
+		if err == nil && len(fds) != 0 {
+			err = fmt.Errorf("%w: a prefetch with %d descriptors", ErrMessage, len(fds))
+		}
+		if err != nil {
+			return c.Refuse(CodeProtocol, h.Type, err.Error())
+		}
+		done.VA, done.Size = r.VA, r.Size
+		if sharer != nil {
+			sharer.Prefetch(r)
 		}
 	default:
 		return c.Refuse(unknownOr(h.Type, CodeProtocol), h.Type,

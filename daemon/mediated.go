@@ -144,6 +144,10 @@ func (m mediated) Unshare(node, slot int, u attach.Unshare) error {
 	return mem.Unshare(slot, u.VA, u.Size)
 }
 
+func (m mediated) Prefetch(node, slot int, va device.VA, size uint64) {
+	m.m.Prefetch(node, slot, va, size)
+}
+
 func (m mediated) PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result {
 	mem, err := m.m.Memory(node)
 	if err != nil {
@@ -162,6 +166,9 @@ func (m mediated) Again(node, slot int, va device.VA, write bool) gup.Result {
 	return mem.Again(slot, va, write)
 }
 
+// Messages implements Sharing.
+func (m mediated) Messages(node int) (sent, awaited uint64, ok bool) { return m.m.Messages(node) }
+
 // Shadow implements Sharing.
 func (m mediated) Shadow(node int) (ShadowStats, bool) {
 	mem, err := m.m.Memory(node)
@@ -170,7 +177,7 @@ func (m mediated) Shadow(node int) (ShadowStats, bool) {
 	}
 	s := mem.Stats()
 	return ShadowStats{
-		Window: s.Window, Mapped: s.Mapped, Pinned: s.Pinned, Shared: s.Shared,
+		Window: s.Window, Mapped: s.Mapped, Tables: s.Tables, Pinned: s.Pinned, Shared: s.Shared,
 		Maps: s.Maps, Evictions: s.Evictions, Mismatches: s.Mismatches,
 	}, true
 }

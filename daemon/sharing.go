@@ -29,6 +29,9 @@ type Sharing interface {
 	// Share and Unshare take a process's requests. Any goroutine may call them.
 	Share(node, slot int, s attach.Share, fd int) error
 	Unshare(node, slot int, u attach.Unshare) error
+	// Prefetch enters pages of shared memory, as far as that goes. Any goroutine may
+	// call it.
+	Prefetch(node, slot int, va device.VA, size uint64)
 	// PageIn is fault.Pager's for a slot.
 	PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result
 	// Asked says that a slot's process is asked to bring pages in by itself. Called
@@ -38,13 +41,16 @@ type Sharing interface {
 	Again(node, slot int, va device.VA, write bool) gup.Result
 	// Shadow tells what of the processes' memory the device has.
 	Shadow(node int) (ShadowStats, bool)
+	// Messages tells how many messages the device was sent, and how many awaited.
+	Messages(node int) (sent, awaited uint64, ok bool)
 }
 
 // ShadowStats is what a node's device has of the processes' memory.
 type ShadowStats struct {
 	Window    uint64 // bytes that may be mapped at one time
 	Mapped    uint64 // bytes that are
-	Pinned    uint64 // of these, bytes that mapping has pinned
+	Tables    uint64 // bytes of tables and queues that are mapped besides
+	Pinned    uint64 // of both, bytes that mapping has pinned
 	Shared    uint64 // bytes that processes share
 	Maps      uint64 // runs of pages mapped since the device came
 	Evictions uint64 // places of at most 16 pages that were unmapped for others, or unused
@@ -74,6 +80,11 @@ func (h sharing) Share(s attach.Share, fd int) error {
 // Unshare implements attach.Sharer.
 func (h sharing) Unshare(u attach.Unshare) error {
 	return h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, u)
+}
+
+// Prefetch implements attach.Sharer.
+func (h sharing) Prefetch(r attach.Range) {
+	h.m.Prefetch(h.s.n.index, h.s.joined.domain.Slot, r.VA, r.Size)
 }
 
 // sharer gives what takes the process's memory; nil where none is needed.
@@ -208,11 +219,16 @@ func (d *Daemon) shadowMetrics(s *scrape, index int) {
 	node := strconv.Itoa(index)
 	s.gauge("window_bytes", "bytes of memory that the device may have mapped at one time", float64(t.Window), "node", node)
 	s.gauge("window_mapped_bytes", "bytes of memory that the device has mapped", float64(t.Mapped), "node", node)
+	s.gauge("window_tables_bytes", "bytes of pfd's tables and queues that the device has mapped", float64(t.Tables), "node", node)
 	s.gauge("window_pinned_bytes", "bytes of memory that mapping has pinned", float64(t.Pinned), "node", node)
 	s.gauge("window_shared_bytes", "bytes of memory that processes share", float64(t.Shared), "node", node)
 	s.counter("window_maps_total", "runs of pages mapped for the device", t.Maps, "node", node)
 	s.counter("window_evictions_total", "places of at most 16 pages unmapped to make room, or because nobody used them", t.Evictions, "node", node)
 	s.counter("window_mismatches_total", "pages that the device has in its tables and was refused", t.Mismatches, "node", node)
+	if sent, awaited, ok := m.Messages(index); ok {
+		s.counter("device_messages_total", "messages sent to the device since it came", sent, "node", node)
+		s.counter("device_messages_awaited_total", "messages to the device whose answer was awaited", awaited, "node", node)
+	}
 }
 
 // serveNode delivers a node's interrupts until ctx ends. A device that goes ends

@@ -171,8 +171,9 @@ func (f *userFunction) PostMaps() { f.posts.Store(true) }
 // the next answer to anything. The mapping that is then tried again is awaited.
 func (f *userFunction) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
 	if f.posts.Load() && !f.careful.Load() {
-		f.sent.Store(true)
-		return f.known(f.Client.PostMapDMA(addr, size, fd, offset, rights))
+		err := f.known(f.Client.PostMapDMA(addr, size, fd, offset, rights))
+		f.sent.Store(true) // before anybody asks for a doorbell because of it
+		return err
 	}
 	err := f.known(f.Client.MapDMA(addr, size, fd, offset, rights))
 	var refused *user.Error

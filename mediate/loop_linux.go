@@ -82,6 +82,7 @@ func (m *Machine) poll(timeout time.Duration) {
 		ms = int((timeout + time.Millisecond - 1) / time.Millisecond)
 	}
 	n, err := unix.EpollWait(m.epoll, events[:], ms)
+	m.asleep.Store(false) // what vectors post need wake nobody
 	if err != nil {
 		return // EINTR: it comes again
 	}

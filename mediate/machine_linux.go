@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,9 +22,12 @@ import (
 
 // Times (ours).
 const (
-	// DefaultSpin is short: on a machine of few processors whoever looks for
-	// work takes one from the device or the process that makes it.
-	DefaultSpin = 20 * time.Microsecond
+	// DefaultSpin is short, and not at all on a machine of fewer processors than
+	// spinProcessors: one each for the device, its driver, and the two processes of a
+	// transfer. There whoever looks for work takes the processor from the one that
+	// makes it.
+	DefaultSpin    = 20 * time.Microsecond
+	spinProcessors = 4
 	// DefaultWindowIdle is for how long memory that nobody uses stays pinned.
 	DefaultWindowIdle = 2 * time.Second
 	// watchPause is how long the owner sleeps at most while transfers go on:
@@ -44,7 +48,7 @@ type Config struct {
 	// WindowIdle is after how long without use memory is unmapped again; 0:
 	// DefaultWindowIdle where mapping pins it, and never elsewhere; negative: never.
 	WindowIdle time.Duration
-	Spin       time.Duration // how long the owner looks for work before it sleeps; 0: DefaultSpin, negative: not at all
+	Spin       time.Duration // how long the owner looks for work before it sleeps; 0: DefaultSpin or not at all, negative: not at all
 	// Registers has nodes driven by their registers, whether they have queues in
 	// memory or not.
 	Registers bool
@@ -134,7 +138,7 @@ func New(ctx context.Context, cfg Config) (*Machine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Spin == 0 {
+	if cfg.Spin == 0 && runtime.NumCPU() >= spinProcessors {
 		cfg.Spin = DefaultSpin
 	}
 	if len(cfg.Connect) == 0 {
@@ -298,9 +302,12 @@ func (l *link) prepare(n *node) error {
 }
 
 // invalidate makes the device forget pages of a slot, and waits until no access
-// of its bank is in flight. Any goroutine: these registers hold no state of the
-// driver's.
+// of its bank is in flight: by the command queue, and where that is off by registers,
+// which hold no state of the driver's. Any goroutine.
 func (l *link) invalidate(slot int, va device.VA, pages int) error {
+	if l.rings != nil && l.rings.forget(slot, va, pages) {
+		return nil
+	}
 	reg := func(r uint32) uint64 { return uint64(device.Bank(slot, r)) }
 	const few = 4
 	var err error
@@ -378,6 +385,20 @@ func (m *Machine) Tables(node, slot int) uint64 {
 		return l.shadow.Root(slot)
 	}
 	return 0
+}
+
+// Messages gives how many messages a node's device was sent since it came, and for how
+// many of them the answer was awaited. False: it is gone, or needs none.
+func (m *Machine) Messages(node int) (sent, awaited uint64, ok bool) {
+	l := m.nodes[node].link.Load()
+	if l == nil {
+		return 0, 0, false
+	}
+	r, ok := l.fn.(interface{ Requests() (sent, awaited uint64) })
+	if ok {
+		sent, awaited = r.Requests()
+	}
+	return sent, awaited, ok
 }
 
 // Memory gives a node's shared memory, or an error that matches device.ErrGone.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
@@ -188,10 +189,13 @@ func TestMapRefused(t *testing.T) {
 }
 
 // A ring that goes, a queue that is set anew, and bus mastering off for a while:
-// the driver is back at the registers, and transfers go on.
+// the driver is back at the registers, and transfers go on; a while later the queues
+// are on again, if they can be.
 func TestQueuesBreak(t *testing.T) {
 	for name, breaks := range map[string]func(m *machine, fn mediate.Function) error{
-		"rings unmapped": func(m *machine, fn mediate.Function) error { return fn.UnmapDMA(1<<48-32<<10, 32<<10) },
+		"rings unmapped": func(m *machine, fn mediate.Function) error {
+			return fn.UnmapDMA(1<<48-queues.MemorySize, queues.MemorySize)
+		},
 		"base changed": func(m *machine, fn mediate.Function) error {
 			return fn.Write(int(device.PL), device.PLEventQueue+device.QueueBase, 8, 0x5000)
 		},
@@ -202,7 +206,7 @@ func TestQueuesBreak(t *testing.T) {
 			return fn.Write(int(device.PL), device.PLEventQueue+device.QueueCons, 4, 0xffff)
 		},
 		"turned off": func(m *machine, fn mediate.Function) error {
-			return errors.Join(fn.UnmapDMA(1<<48-32<<10, 32<<10), fn.Write(int(device.PL), device.PLCommandQueue+device.QueueDoorbell, 4, 1))
+			return errors.Join(fn.UnmapDMA(1<<48-queues.MemorySize, queues.MemorySize), fn.Write(int(device.PL), device.PLCommandQueue+device.QueueDoorbell, 4, 1))
 		},
 		"bus mastering off": func(m *machine, fn mediate.Function) error {
 			c := fn.(interface{ SetCommand(uint16) error })
@@ -222,6 +226,20 @@ func TestQueuesBreak(t *testing.T) {
 				}
 			}
 			for range 4 {
+				oneWrite(t, r, 2*device.BlockSize)
+			}
+			if name != "rings unmapped" && name != "turned off" { // they are not mapped again
+				for node := range 2 {
+					on := func(q uint64) bool {
+						v, err := m.functions[node].Read(int(device.PL), q+device.QueueStatus, 4)
+						return err == nil && v == device.QueueIsOn
+					}
+					for deadline := time.Now().Add(time.Minute); !on(device.PLEventQueue) || !on(device.PLCommandQueue); time.Sleep(10 * time.Millisecond) {
+						if time.Now().After(deadline) {
+							t.Fatalf("the queues of node %d stay off", node)
+						}
+					}
+				}
 				oneWrite(t, r, 2*device.BlockSize)
 			}
 			for node := range 2 {

@@ -25,6 +25,13 @@ const (
 	highest = 1 << 48
 	// proofTime is how long the device has to answer a NOP (ours).
 	proofTime = 1500 * time.Millisecond
+	// forgetTime is how long the device has for an invalidation before the registers
+	// are asked, which wait for quietTime (ours).
+	forgetTime = 100 * time.Millisecond
+	// Queues that an error turned off are turned on again after renewAfter, renewals
+	// times at most until the device starts anew (ours).
+	renewAfter = time.Second
+	renewals   = 3
 )
 
 // rings are a link's queues in memory and what lies between them and the node.
@@ -36,6 +43,7 @@ type rings struct {
 	later []func() // asked for before the link was the node's
 	live  bool     // it is; everything happens on the owner from then on
 	raise bool     // deliver is posted
+	left  int      // renewals
 	// posted is deliver, bound once.
 	posted func()
 }
@@ -52,7 +60,7 @@ func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
 	defer func() { _ = unix.Close(fd) }() // mapped here and there
-	r := &rings{n: n, l: l}
+	r := &rings{n: n, l: l, left: renewals}
 	defer func() {
 		if err != nil {
 			r.unmap()
@@ -79,7 +87,7 @@ func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
 		Window: func(id device.WindowID) device.Window { return &raw{l, id} },
 		Memory: wordsOf(r.b), Addr: at,
 		Raise: r.wake, Later: r.do,
-		Written: n.wordsWritten, Mail: n.mailCame, Log: log,
+		Written: n.wordsWritten, Mail: n.mailCame, Off: r.off, Log: log,
 	}
 	if b, ok := l.fn.(doorbell); ok {
 		cfg.Bell = func() error {
@@ -169,6 +177,56 @@ func (r *rings) wake() {
 func (r *rings) deliver() {
 	if r.n.handler != nil && r.n.link.Load() == r.l {
 		r.Deliver(r.n.handler)
+	}
+}
+
+// off has queues that an error or a reset turned off turned on again, a while later.
+func (r *rings) off() {
+	if r.left == 0 {
+		r.n.m.log.Warn("the device's queues in memory stay off until pfd or the device starts anew", "node", r.n.index)
+		return
+	}
+	r.left--
+	r.renewLater()
+}
+
+func (r *rings) renewLater() {
+	time.AfterFunc(renewAfter, func() { r.n.m.post(r.renew) })
+}
+
+func (r *rings) renew() {
+	if r.n.link.Load() != r.l || r.On() {
+		return
+	}
+	switch ok, err := r.Renew(); {
+	case err != nil: // a device that is gone is posted
+		r.n.m.log.Warn("the device's queues in memory cannot be turned on again", "node", r.n.index, "err", err)
+		r.off()
+	case !ok: // what they told is not served yet
+		r.renewLater()
+	default:
+		r.n.m.log.Info("the device's queues in memory are on again", "node", r.n.index, "left", r.left)
+		r.Nop() // whether it reads the one and writes the other shows at once
+	}
+}
+
+// forget has the device forget pages of a slot by the command queue, and waits until
+// no access of its bank is in flight. False: it did not come to that. Any goroutine.
+func (r *rings) forget(slot int, va device.VA, pages int) bool {
+	if pages > device.Slots { // more than a place has: all
+		pages = 0
+	}
+	v, ok := r.Invalidate(slot, uint64(va)>>device.PageShift, uint64(pages))
+	if !ok {
+		return false
+	}
+	defer r.Release(v)
+	pause := 10 * time.Microsecond
+	for end := time.Now().Add(forgetTime); ; pause = min(2*pause, time.Millisecond) {
+		if over, ok := r.Forgotten(v); over || !ok || time.Now().After(end) {
+			return over
+		}
+		time.Sleep(pause)
 	}
 }
 

@@ -2,9 +2,7 @@ package mediate_test
 
 import (
 	"bytes"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/suite"
@@ -19,7 +17,6 @@ func (m *machine) requests(node int) (sent, awaited uint64) {
 
 // cost is what transfers cost, each.
 type cost struct {
-	took          time.Duration
 	sent, awaited [2]float64 // by node
 }
 
@@ -51,11 +48,9 @@ func write(t testing.TB, m *machine, r *suite.Rig, n int, absent bool) (c cost) 
 	for node := range 2 {
 		before[node], awaitedBefore[node] = m.requests(node)
 	}
-	began := time.Now()
 	for i := 1; i < n; i++ {
 		one(i)
 	}
-	c.took = time.Since(began) / time.Duration(n-1)
 	for node := range 2 {
 		sent, awaited := m.requests(node)
 		c.sent[node], c.awaited[node] = float64(sent-before[node])/float64(n-1), float64(awaited-awaitedBefore[node])/float64(n-1)
@@ -87,29 +82,4 @@ func TestFaultMessages(t *testing.T) {
 	if fault := absent.sent[0] + absent.sent[1] - present.sent[0] - present.sent[1]; fault > 3 {
 		t.Errorf("a fault sends %.2f messages, want 3 at most", fault)
 	}
-}
-
-// BenchmarkFault gives what 4 KiB into a page takes that is there, and into one that
-// is not, both in one run.
-func BenchmarkFault(b *testing.B) {
-	for name, registers := range map[string]bool{"queues": false, "registers": true} {
-		b.Run(name, func(b *testing.B) {
-			m := newMachineOf(b, false, mediate.Config{Registers: registers})
-			r := suite.NewRig(b, m, pagein.PIO, false)
-			var present, absent []time.Duration
-			for b.Loop() {
-				present = append(present, write(b, m, r, 129, false).took)
-				absent = append(absent, write(b, m, r, 129, true).took)
-			}
-			p, a := median(present), median(absent)
-			b.ReportMetric(float64(p.Nanoseconds())/1e3, "us-present")
-			b.ReportMetric(float64(a.Nanoseconds())/1e3, "us-absent")
-			b.ReportMetric(float64(a)/float64(p), "absent/present")
-		})
-	}
-}
-
-func median(all []time.Duration) time.Duration {
-	sorted := slices.Sorted(slices.Values(all))
-	return sorted[len(sorted)/2]
 }

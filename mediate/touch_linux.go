@@ -2,6 +2,7 @@ package mediate
 
 import (
 	"errors"
+	"math"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -116,6 +117,15 @@ func (e *entry) Run() {
 		if errors.Is(err, gup.ErrUnmapped) || errors.Is(err, gup.ErrDenied) {
 			e.denied = true
 		}
+	}
+}
+
+// Prefetch enters pages that the process of a slot has brought in before any transfer
+// wants them: of one share, and as far as a quarter of the window goes. Any goroutine.
+func (m *Machine) Prefetch(node, slot int, va device.VA, size uint64) {
+	if l := m.nodes[node].link.Load(); l != nil {
+		// Best effort: what is not entered faults.
+		_ = enterRange(l.shadow, slot, pageRange{va: va.Page(), pages: int(min(size>>device.PageShift, math.MaxInt32))})
 	}
 }
 

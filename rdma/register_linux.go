@@ -63,7 +63,8 @@ func (e *Endpoint) allocRegistered(size int) (*Buffer, error) {
 }
 
 // Prefetch brings pages of this process's own memory in before a transfer needs
-// them: size bytes at va, to be written to, or only read. It pins nothing: what
+// them: size bytes at va, to be written to, or only read. Of shared memory pfd enters
+// them in the device's tables, too. It pins nothing: what
 // was prefetched may go again, and then faults. It is best effort but for
 // addresses at which nothing is mapped or nothing is permitted, which give
 // EFAULT or ENOMEM. ctx ends it between two parts.
@@ -85,6 +86,12 @@ func (e *Endpoint) Prefetch(ctx context.Context, va device.VA, size uint64, writ
 			return fmt.Errorf("prefetching: %w", err)
 		}
 		at += uint64(pages) * device.PageSize
+	}
+	if !e.Info().SVA() {
+		// The device has tables of its own. A pfd that does not enter the pages there, or
+		// has no room, leaves that to their first fault.
+		m := attach.Range{Product: attach.Product(), Type: attach.TypePrefetch, VA: va.Page(), Size: end - uint64(va.Page())}
+		_ = e.ask(m.Append(nil), attach.Shared{VA: m.VA, Size: m.Size, Answered: m.Type})
 	}
 	e.prefetches.Add(1)
 	return nil

@@ -70,7 +70,7 @@ type Config struct {
 type Stats struct {
 	Window     uint64 // bytes that may be mapped at one time
 	Mapped     uint64 // bytes of shared memory mapped now
-	Tables     uint64 // bytes of tables mapped now
+	Tables     uint64 // bytes of tables, and of what lies beside them, mapped now
 	Pinned     uint64 // of both, bytes that mapping has pinned
 	Moving     uint64 // bytes being mapped or unmapped now: not, or still, in Pinned
 	Shared     uint64 // bytes shared by processes now
@@ -227,6 +227,7 @@ func (m *Memory) Stats() Stats {
 	if m.kind == Pinned {
 		s.Pinned = s.Mapped + s.Tables + m.cfg.Beside
 	}
+	s.Tables += m.cfg.Beside
 	return s
 }
 

@@ -24,14 +24,16 @@ const (
 
 	eventsAt   = 0
 	commandsAt = ringSize
-	// MemorySize is what the two rings take, bytes.
-	MemorySize = 2 * ringSize
+	wordsAt    = 2 * ringSize // of SYNCs
+	// MemorySize is what the two rings and the words of SYNCs take, bytes.
+	MemorySize = wordsAt + device.PageSize
 
 	ownPages = device.MailboxProcess // packetizers 0..15 are pfd's
 )
 
 // Memory is the rings' memory, MemorySize bytes that the device reaches as well:
-// each call is one atomic access of 64 bits at an offset that is a multiple of 8.
+// each call is one atomic access of 64 bits at an offset that is a multiple of 8. Any
+// goroutine may make it.
 type Memory interface {
 	Load(offset uint32) uint64
 	Store(offset uint32, v uint64)
@@ -41,7 +43,7 @@ type Memory interface {
 var ErrOff = errors.New("the device's queue in memory is off")
 
 // Config is what Queues are made of. All is called on the goroutine that owns the
-// windows.
+// windows, but for what Invalidate says.
 type Config struct {
 	Window func(device.WindowID) device.Window // the device's own
 	Memory Memory
@@ -58,7 +60,10 @@ type Config struct {
 	Written func(slot int)
 	Done    func(slot int)
 	Mail    func(mailbox int)
-	Log     *slog.Logger // nil: none
+	// Off hears that an error or a reset has turned the queues off; it may be nil. Renew
+	// turns them on again, later.
+	Off func()
+	Log *slog.Logger // nil: none
 }
 
 // Stats counts what came and went.
@@ -73,19 +78,26 @@ type Stats struct {
 	Breaks   uint64 // errors that turned a queue off
 }
 
-// Queues are one node's. They belong to the goroutine that owns the windows.
+// Queues are one node's. They belong to the goroutine that owns the windows, but for
+// Invalidate, Forgotten and Release.
 type Queues struct {
-	cfg     Config
-	windows [device.Windows]window
+	cfg         Config
+	windows     [device.Windows]window
+	again, bell func() // what Later gets, prebuilt: it allocates nothing
+	commands    commands
+	stats       Stats
+	state
+}
 
-	events, commands bool   // in use
-	cons, told       uint32 // events taken, and as the device knows it; modulo 2 * entries
-	prod, taken      uint32 // commands put, and taken by the device
-	draining         bool   // Later is to drain again
-	belled           bool   // or to ring
-	again, bell      func() // what Later gets, prebuilt: it allocates nothing
-	nop              uint64 // cookie of the last NOP that was asked for
-	seen             uint64 // and of the last that was told
+// state is what Stop forgets.
+type state struct {
+	events     bool   // in use
+	cons, told uint32 // events taken, and as the device knows it; modulo 2 * entries
+	broken     bool   // the command queue is off by an error
+	draining   bool   // Later is to drain again
+	belled     bool   // or to ring
+	nop        uint64 // cookie of the last NOP that was asked for
+	seen       uint64 // and of the last that was told
 
 	// The registers as the driver finds them.
 	status, mask, up uint32
@@ -96,7 +108,6 @@ type Queues struct {
 	pages            [ownPages][device.PktzChannels]channel
 	waiting          []waiting // messages for which the command queue has no room yet
 
-	stats  Stats
 	warned bool
 }
 
@@ -125,7 +136,7 @@ func New(cfg Config) *Queues {
 	q := &Queues{cfg: cfg}
 	q.again = func() { q.draining = false; q.drain() }
 	q.bell = func() {
-		if q.belled = false; q.commands {
+		if q.belled = false; q.commands.on {
 			q.ring()
 		}
 	}
@@ -139,7 +150,13 @@ func New(cfg Config) *Queues {
 func (q *Queues) Window(id device.WindowID) device.Window { return &q.windows[id] }
 
 // Stats gives the counters.
-func (q *Queues) Stats() Stats { return q.stats }
+func (q *Queues) Stats() Stats {
+	s, c := q.stats, &q.commands
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.Commands, s.Bells = c.put, c.bells
+	return s
+}
 
 // On tells whether the event queue is in use.
 func (q *Queues) On() bool { return q.events }
@@ -175,7 +192,8 @@ func (q *Queues) Start() error {
 	if err != nil {
 		return err
 	}
-	q.events, q.commands, q.mask = true, true, mask
+	q.events, q.mask = true, mask
+	q.commands.set(true)
 	// Who left mail or was done before is not told again.
 	q.status = 1<<device.VectorMailbox | 1<<device.VectorDone
 	return nil
@@ -183,15 +201,38 @@ func (q *Queues) Start() error {
 
 // Stop has every access go to the device from now on, which is gone or reset.
 func (q *Queues) Stop() {
-	*q = Queues{cfg: q.cfg, windows: q.windows, again: q.again, bell: q.bell, stats: q.stats, waiting: q.waiting[:0]}
+	q.commands.set(false)
+	q.state = state{waiting: q.waiting[:0]}
+}
+
+// Renew turns queues on again that an error or a reset has turned off; an error is
+// Start's. False: they are on, or what the event queue has told is not served yet.
+func (q *Queues) Renew() (bool, error) {
+	if q.events || q.causes() != 0 {
+		return false, nil
+	}
+	if err := q.Start(); err != nil {
+		return false, err
+	}
+	q.anything()
+	q.rise()
+	return true, nil
+}
+
+// anything has everybody look: what came meanwhile is in no event.
+func (q *Queues) anything() {
+	call(q.cfg.Mail, -1)
+	call(q.cfg.Done, -1)
+	call(q.cfg.Written, -1)
 }
 
 // Nop asks for an event, and Answered tells whether the last one asked for has
 // come: then the device sees this memory.
 func (q *Queues) Nop() {
 	q.nop++
-	q.put(&device.Command{Kind: device.CommandNop, Value: q.nop})
-	q.ring()
+	if q.commands.add(q.cfg.Memory, &device.Command{Kind: device.CommandNop, Value: q.nop}) {
+		q.ring()
+	}
 }
 
 // Answered drains the event queue and tells whether the last Nop is answered.
@@ -247,7 +288,7 @@ func (q *Queues) rise() {
 	}
 }
 
-func (q *Queues) word(at, index uint32, w int) uint32 {
+func word(at, index uint32, w int) uint32 {
 	return at + index&(entries-1)*device.QueueEntrySize + 8*uint32(w)
 }
 
@@ -264,7 +305,7 @@ func (q *Queues) drain() {
 	}
 	n := 0
 	for ; n < entries && q.room(); n++ {
-		at := func(w int) uint32 { return q.word(eventsAt, q.cons, w) }
+		at := func(w int) uint32 { return word(eventsAt, q.cons, w) }
 		var e device.QueueEntry
 		if e[0] = q.cfg.Memory.Load(at(0)); e[0]&device.QueuePhase != phase(q.cons) {
 			break
@@ -286,6 +327,11 @@ func (q *Queues) drain() {
 		q.cfg.Later(q.again)
 	}
 	q.rise()
+	if q.broken {
+		q.broken = false
+		q.lost(q.raw(device.PL).Write32(device.PLEventQueue+device.QueueCtrl, device.QueueTurnOff))
+		q.look()
+	}
 }
 
 // room tells whether any event could be taken.
@@ -301,9 +347,9 @@ func (q *Queues) take(entry *device.QueueEntry) {
 		q.warn("an entry of the device's event queue is none", "error", err)
 		return
 	}
-	if n := uint32(e.Commands); mod(n) == n && mod(q.prod-n) <= mod(q.prod-q.taken) {
-		q.taken = n
-	}
+	q.commands.mu.Lock()
+	q.commands.took(uint32(e.Commands))
+	q.commands.mu.Unlock()
 	switch e.Kind {
 	case device.EventFault:
 		f := &q.fifos[0]
@@ -340,16 +386,11 @@ func (q *Queues) take(entry *device.QueueEntry) {
 	case device.EventError:
 		q.stats.Errors++
 		q.warn("a command of the command queue is in error", "code", e.Code, "word", e.Cookie)
-		if e.Code == device.CommandOff {
-			q.stats.Breaks++
-			q.registers()
-		}
+		q.broken = q.broken || e.Code == device.CommandOff
 	case device.EventOverflow:
 		q.stats.Lost++
 		q.latchAgain(device.VectorMailbox)
-		call(q.cfg.Mail, -1)
-		call(q.cfg.Done, -1)
-		call(q.cfg.Written, -1)
+		q.anything()
 	}
 }
 
@@ -381,8 +422,8 @@ func (q *Queues) lost(err error) {
 	}
 }
 
-// look finds out why vector 0 came: an error has turned the event queue off, or
-// else nothing that is not in it.
+// look finds out why vector 0 came: the event queue is off, or else nothing that is
+// not in it.
 func (q *Queues) look() {
 	q.drain()
 	s, err := q.raw(device.PL).Read32(device.PLEventQueue + device.QueueStatus)
@@ -392,7 +433,7 @@ func (q *Queues) look() {
 	}
 	q.drain() // what was written before the error
 	q.stats.Breaks++
-	q.cfg.Log.Error("the device's event queue is off: faults are served by the registers from now on", "status", s)
+	q.cfg.Log.Error("the device's queues in memory are off: faults are served by the registers", "status", s)
 	q.events = false
 	q.registers()
 	q.lost(q.raw(device.PL).Write32(device.PLEventQueue+device.QueueStatus, device.QueueErrors))
@@ -403,14 +444,21 @@ func (q *Queues) look() {
 	q.latchAgain(device.VectorMailbox)
 	q.latchAgain(device.VectorDone)
 	q.rise()
+	q.isOff()
+}
+
+func (q *Queues) isOff() {
+	if q.cfg.Off != nil {
+		q.cfg.Off()
+	}
 }
 
 // registers has messages go by the packetizers' registers from now on.
 func (q *Queues) registers() {
-	if !q.commands {
+	if !q.commands.on {
 		return
 	}
-	q.commands = false
+	q.commands.set(false)
 	q.lost(q.raw(device.PL).Write32(device.PLCommandQueue+device.QueueCtrl, device.QueueTurnOff))
 	for _, w := range q.waiting {
 		q.lost(q.sendWords(w, 1))

@@ -8,7 +8,11 @@ import (
 	"github.com/exanet/pfd/device/queues"
 )
 
-const at = 1 << 32
+const (
+	at         = 1 << 32
+	commandsAt = 16 << 10 // of the command queue in the memory, and the words behind it
+	wordsAt    = 32 << 10
+)
 
 // node is a device of registers whose memory a test writes as it likes.
 type node struct {
@@ -21,6 +25,7 @@ type node struct {
 	q     *queues.Queues
 	raise int
 	heard []int
+	off   int
 	prod  uint32 // events
 	err   error
 }
@@ -56,7 +61,7 @@ func newNode(t testing.TB) *node {
 	n.q = queues.New(queues.Config{
 		Window: func(id device.WindowID) device.Window { return window{n, id} }, Memory: n.mem, Addr: at,
 		Raise: func() { n.raise++ }, Later: func(f func()) { n.posts = append(n.posts, f) },
-		Written: func(s int) { n.heard = append(n.heard, s) },
+		Written: func(s int) { n.heard = append(n.heard, s) }, Off: func() { n.off++ },
 	})
 	if err := n.q.Start(); err != nil {
 		t.Fatal(err)
@@ -104,7 +109,7 @@ func (n *node) set(id device.WindowID, off uint32, v uint64) {
 
 // command gives the entry of the command queue at an index.
 func (n *node) command(i int) (device.Command, bool) {
-	q := device.QueueEntryOf(n.mem[queues.MemorySize/2+i*device.QueueEntrySize:])
+	q := device.QueueEntryOf(n.mem[commandsAt+i*device.QueueEntrySize:])
 	c, err := device.DecodeCommand(&q)
 	return c, err == nil && q[0]&1 != 0
 }
@@ -193,7 +198,7 @@ func TestCommandsFull(t *testing.T) {
 	n.tell(device.Event{Kind: device.EventNop, Commands: 256})
 	n.q.Vector(device.VectorFIFO)
 	for i, want := range []uint64{1000, 1001} {
-		q := device.QueueEntryOf(n.mem[queues.MemorySize/2+i*device.QueueEntrySize:])
+		q := device.QueueEntryOf(n.mem[commandsAt+i*device.QueueEntrySize:])
 		if c, err := device.DecodeCommand(&q); err != nil || q[0]&1 != 0 || c.Words[0] != want {
 			t.Errorf("second lap: %+v %v", c, err)
 		}
@@ -264,6 +269,111 @@ func TestBackToRegisters(t *testing.T) {
 	}
 	if _, err := gone.q.Window(device.PL).Read32(device.PLRXFIFOStatus); !errors.Is(err, device.ErrGone) {
 		t.Errorf("read without a device: %v", err)
+	}
+}
+
+// Queues that an error turned off are on again when what they told is served, and
+// everybody looks for what came meanwhile.
+func TestRenew(t *testing.T) {
+	n := newNode(t)
+	status := uint32(device.PL)<<24 | device.PLEventQueue + device.QueueStatus
+	for _, breaks := range []func(){
+		func() { n.regs[status] = device.QueueErrAccess; n.q.Vector(device.VectorFault) },
+		func() {
+			n.tell(device.Event{Kind: device.EventError, Code: device.CommandOff})
+			n.q.Vector(device.VectorFIFO)
+		},
+		func() {
+			if err := n.q.Window(device.PL).Write32(device.PLCtrl, device.CtrlReset); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		n.off = 0
+		n.tell(device.Event{Kind: device.EventFault, Words: [4]uint32{1, 1, 1, 1}})
+		n.q.Vector(device.VectorFIFO)
+		if breaks(); n.q.On() || n.off != 1 {
+			t.Fatalf("on %v, told %d times", n.q.On(), n.off)
+		}
+		if _, ok := n.q.Invalidate(0, 0, 0); ok {
+			t.Error("an invalidation by a queue that is off")
+		}
+		if n.get(device.PL, device.PLRXFIFOStatus) == 1 {
+			if ok, err := n.q.Renew(); ok || err != nil {
+				t.Errorf("renewed with a fault unserved: %v", err)
+			}
+			n.get(device.PL, device.PLRXFIFO)
+			n.get(device.PL, device.PLRXFIFO+8)
+		}
+		n.heard, n.prod = nil, 0
+		if ok, err := n.q.Renew(); !ok || err != nil || !n.q.On() || len(n.heard) != 1 || n.heard[0] != -1 {
+			t.Fatalf("renewed %v, %v; heard %v", ok, err, n.heard)
+		}
+		if ok, err := n.q.Renew(); ok || err != nil {
+			t.Errorf("renewed twice: %v", err)
+		}
+		n.tell(device.Event{Kind: device.EventWords, Index: 4})
+		if n.q.Vector(device.VectorFIFO); n.heard[len(n.heard)-1] != 4 {
+			t.Errorf("heard %v", n.heard)
+		}
+		n.q.Deliver(n)
+	}
+}
+
+// An invalidation is two commands and a word, each its own.
+func TestInvalidate(t *testing.T) {
+	n := newNode(t)
+	var all []queues.Invalidation
+	for i := range 16 {
+		v, ok := n.q.Invalidate(3, 9, uint64(i))
+		if !ok {
+			t.Fatalf("%d are too many", i)
+		}
+		all = append(all, v)
+		c, ok := n.command(2 * i)
+		s, ok2 := n.command(2*i + 1)
+		if !ok || c.Kind != device.CommandInvalidate || c.Index != 3 || c.Page != 9 || c.Pages != uint64(i) ||
+			!ok2 || s.Kind != device.CommandSync || s.Index != 3 || s.Address != at+wordsAt+8*uint64(i) {
+			t.Errorf("commands %+v, %+v", c, s)
+		}
+		if over, ok := n.q.Forgotten(v); over || !ok {
+			t.Errorf("forgotten before the device says so")
+		}
+		n.mem.Store(uint32(s.Address-at), s.Value)
+		if over, ok := n.q.Forgotten(v); !over || !ok {
+			t.Errorf("not forgotten")
+		}
+	}
+	if n.bells != 16 || n.reads != 0 {
+		t.Errorf("%d doorbells, %d registers read", n.bells, n.reads)
+	}
+	if _, ok := n.q.Invalidate(3, 9, 1); ok {
+		t.Error("17 at one time")
+	}
+	n.q.Release(all[5])
+	v, ok := n.q.Invalidate(3, 9, 1)
+	if over, alive := n.q.Forgotten(v); !ok || over || !alive {
+		t.Error("the word of an invalidation that is over counts for another")
+	}
+	// They tell how far the device has come: no event is needed.
+	for _, v := range append(all, v) {
+		n.q.Release(v)
+	}
+	for i := range 1000 {
+		v, ok := n.q.Invalidate(i%device.Slots, 0, 0)
+		if !ok {
+			t.Fatalf("no room for invalidation %d", i)
+		}
+		q := device.QueueEntryOf(n.mem[commandsAt+(34+2*i+1)%256*device.QueueEntrySize:])
+		c, err := device.DecodeCommand(&q)
+		if err != nil || c.Kind != device.CommandSync {
+			t.Fatalf("%+v, %v", c, err)
+		}
+		n.mem.Store(uint32(c.Address-at), c.Value)
+		if over, ok := n.q.Forgotten(v); !over || !ok {
+			t.Fatalf("invalidation %d is not over", i)
+		}
+		n.q.Release(v)
 	}
 }
 

@@ -89,6 +89,7 @@ func (w *window) Write32(off, v uint32) error {
 	}
 	if w.id == device.PL && off == device.PLCtrl && v&device.CtrlReset != 0 {
 		w.q.Stop()
+		defer w.q.isOff()
 	}
 	return w.to.Write32(off, v)
 }
@@ -159,7 +160,7 @@ func (q *Queues) read(id device.WindowID, off uint32, width int) (uint64, bool) 
 			}
 		}
 	case device.PKTZ:
-		if off%device.PktzChannelStride == device.PktzStatus && off < ownPages*device.PageSize && q.commands {
+		if off%device.PktzChannelStride == device.PktzStatus && off < ownPages*device.PageSize && q.commands.on {
 			q.flush()
 			c := &q.pages[off/device.PageSize][off%device.PageSize/device.PktzChannelStride]
 			return c.status, !c.direct

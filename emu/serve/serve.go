@@ -73,7 +73,7 @@ type node struct {
 	server *user.Server
 	btcm   []byte
 	fd     int
-	after  sync.Mutex // of accesses after the engine's end
+	after  *sync.Mutex // of all nodes' accesses after the engine's end
 
 	memory [device.Slots]*memory // engine goroutine
 }
@@ -89,12 +89,12 @@ func New(cfg Config) (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Machine{log: cfg.Log}
+	m, after := &Machine{log: cfg.Log}, &sync.Mutex{}
 	if cfg.Nodes < 1 || cfg.Nodes > emu.MaxNodes {
 		return nil, fmt.Errorf("%w: %d nodes: give 1 to %d", emu.ErrConfig, cfg.Nodes, emu.MaxNodes)
 	}
 	for i := range cfg.Nodes {
-		n := &node{index: i, fd: -1}
+		n := &node{index: i, fd: -1, after: after}
 		m.nodes = append(m.nodes, n)
 		if err := n.makeBTCM(); err != nil {
 			return nil, errors.Join(fmt.Errorf("node %d: memory of btcm: %w", i, err), m.Close())

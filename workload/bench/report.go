@@ -39,6 +39,18 @@ type Small struct {
 	AddedByBare float64 `json:"added_by_bare,omitzero"`
 }
 
+// Remote is what a fault costs with a device in another process.
+type Remote struct {
+	// What a fault adds to a transfer of 4 KiB, messages to the device and those awaited.
+	Sent    float64 `json:"messages_sent"`
+	Awaited float64 `json:"messages_awaited"`
+	Unasked float64 `json:"pages_unasked"` // mapped by a fault, and asked for by nobody
+	// An idle pfd of two nodes: bytes pinned, and bytes that mapping would have pinned
+	// behind the kernel's VFIO.
+	Pinned int64 `json:"pinned_bytes"`
+	Tables int64 `json:"tables_bytes"`
+}
+
 // Large is 1 MiB: destination present, all of it absent (gup, pa), and
 // absent but touched first by the target.
 type Large struct {

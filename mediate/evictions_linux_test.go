@@ -1,6 +1,7 @@
 package mediate_test
 
 import (
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -22,24 +23,11 @@ func BenchmarkOthersEvictions(b *testing.B) {
 	r := suite.NewRig(b, m, pagein.PIO, false)
 	const other, va = 7, 0x10000000
 	size := 16 << 20
-	fd, err := unix.MemfdCreate("other", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err == nil {
-		err = unix.Ftruncate(fd, int64(size))
-	}
-	if err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
-	}
-	mem, e := m.Memory(1)
-	if err == nil {
-		err = e
-	}
-	if err == nil {
-		err = mem.Share(other, va, uint64(size), fd, 0, true)
-	}
+	shareApart(b, m, other, va, uint64(size))
+	mem, err := m.Memory(1)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer unix.Close(fd)
 	src := r.Map(b, device.PageSize)
 	src[0] = 1
 	r.Present(b, src)
@@ -88,4 +76,53 @@ func BenchmarkOthersEvictions(b *testing.B) {
 	b.ReportMetric(with50, "beside-p50-ns")
 	b.ReportMetric(with99, "beside-p99-ns")
 	b.ReportMetric(with99/alone99, "p99-ratio")
+}
+
+// An eviction awaits one message, the unmapping, and no register.
+func TestEvictionMessages(t *testing.T) {
+	m := newMachineOf(t, false, mediate.Config{Window: 1 << 20})
+	suite.NewRig(t, m, pagein.PIO, false)
+	const slot, va, size = 7, 0x10000000, 16 << 20
+	shareApart(t, m, slot, va, size)
+	mem, err := m.Memory(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	round := func() {
+		for at := 0; at < size; at += 16 * device.PageSize {
+			if r := mem.PageIn(slot, device.VA(va+at), 16, true); r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+	}
+	round()
+	evictions := mem.Stats().Evictions
+	_, awaited := m.requests(1)
+	round()
+	_, after := m.requests(1)
+	n := mem.Stats().Evictions - evictions
+	t.Logf("%d evictions, %d messages awaited", n, after-awaited)
+	// A device that is late is asked by registers, too.
+	if n == 0 || after-awaited > n+n/4 {
+		t.Errorf("%d evictions await %d messages", n, after-awaited)
+	}
+}
+
+// shareApart shares memory of a process of its own with node 1.
+func shareApart(t testing.TB, m *machine, slot int, va device.VA, size uint64) {
+	t.Helper()
+	fd, err := unix.MemfdCreate("other", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err == nil {
+		err = unix.Ftruncate(fd, int64(size))
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+	}
+	mem, e := m.Memory(1)
+	if err = errors.Join(err, e); err == nil {
+		err = mem.Share(slot, va, size, fd, 0, true)
+	}
+	if err = errors.Join(err, unix.Close(fd)); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,0 +1,123 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
+)
+
+// remoteFaults is how many faults Remote counts.
+const remoteFaults = 64
+
+// Remote counts what faults cost with a device in another process, by a pfd that is
+// started with args.
+func (l *Lab) Remote(ctx context.Context, args ...string) (f Remote, err error) {
+	err = l.with(ctx, 2, func(d *pfd) error { return f.count(ctx, d) }, args...)
+	return f, err
+}
+
+func (f *Remote) count(ctx context.Context, d *pfd) (err error) {
+	idle, err := d.metrics(ctx)
+	if err != nil {
+		return err
+	}
+	f.Pinned, f.Tables = int64(idle.sum("exanet_pinned_bytes")), int64(idle.sum("exanet_window_tables_bytes"))
+	var ends [2]*rdma.Endpoint
+	var bufs [2]*rdma.Buffer
+	defer func() {
+		for _, e := range ends {
+			if e != nil {
+				err = errors.Join(err, e.Close())
+			}
+		}
+	}()
+	// Faults are pages apart: what lies between them nobody asks for.
+	const apart = 4
+	for i := range ends {
+		if ends[i], err = rdma.Attach(ctx, rdma.Options{
+			Socket: d.process.Socket(), Node: device.NodeID(i), Group: "remote", Method: rdma.MethodGUP, Policy: rdma.PolicyPIO,
+		}); err != nil {
+			return err
+		}
+		if bufs[i], err = ends[i].Alloc((1 + apart*remoteFaults) * device.PageSize); err != nil {
+			return err
+		}
+	}
+	bufs[0].Bytes()[0] = 1
+	write := func(page int) error {
+		to, err := ends[1].ExportVA(bufs[1].VA()+device.VA(page)<<device.PageShift, device.PageSize)
+		if err != nil {
+			return err
+		}
+		defer ends[1].Unexport(to)
+		t, err := ends[0].Write(ctx, rdma.WriteRequest{Src: bufs[0].Bytes()[:device.PageSize], Dst: to})
+		if err == nil {
+			err = t.Wait(ctx)
+		}
+		return err
+	}
+	// each gives what a transfer costs, for pages of which some were written before.
+	each := func() (sent, awaited, mapped float64, err error) {
+		if err := write(0); err != nil { // the source is the device's by now
+			return 0, 0, 0, err
+		}
+		before, err := d.metrics(ctx)
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		for i := range remoteFaults {
+			if err := write(1 + apart*i); err != nil {
+				return 0, 0, 0, err
+			}
+		}
+		after, err := d.metrics(ctx)
+		since := func(name string) float64 { return (after.sum(name) - before.sum(name)) / remoteFaults }
+		return since("exanet_device_messages_total"), since("exanet_device_messages_awaited_total"), since("exanet_window_mapped_bytes") / device.PageSize, err
+	}
+	sent, awaited, mapped, err := each()
+	if err != nil {
+		return err
+	}
+	sentThere, awaitedThere, mappedThere, err := each()
+	if err != nil {
+		return err
+	}
+	if mappedThere != 0 {
+		return fmt.Errorf("pages that were present took %.2f maps each", mappedThere)
+	}
+	f.Sent, f.Awaited, f.Unasked = sent-sentThere, awaited-awaitedThere, mapped-1
+	return nil
+}
+
+// metrics is a pfd's, by name and labels.
+type metrics map[string]float64
+
+func (d *pfd) metrics(ctx context.Context) (metrics, error) {
+	text, err := d.client.Metrics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m := metrics{}
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if v, err := strconv.ParseFloat(value, 64); ok && err == nil {
+			m[name] = v
+		}
+	}
+	return m, nil
+}
+
+// sum adds a metric up over its labels.
+func (m metrics) sum(name string) (sum float64) {
+	for k, v := range m {
+		if k == name || strings.HasPrefix(k, name+"{") {
+			sum += v
+		}
+	}
+	return sum
+}

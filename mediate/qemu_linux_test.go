@@ -398,7 +398,7 @@ func TestHostileGuests(t *testing.T) {
 			})
 			c, err := user.Redial(t.Context(), serve.SocketPath(dir, 1), user.Options{}, func(c *user.Client) error {
 				// The device keeps its configuration space, D3hot as well.
-				return errors.Join(c.Write(user.RegionConfig, pm, 2, 0), c.SetCommand(user.CommandMemory))
+				return errors.Join(c.PowerOn(), c.SetCommand(user.CommandMemory))
 			})
 			if err != nil {
 				t.Fatal(err)

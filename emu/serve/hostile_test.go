@@ -194,6 +194,13 @@ var floods = []struct {
 		}
 		return b, nil, 100
 	}},
+	{"CTRL.reset", func(c *rawConn, _ int) (b []byte, _ []int, n int) {
+		body := append(user.RegionAccess{Offset: device.PLCtrl, Region: uint32(device.PL), Count: 4}.Append(nil), device.CtrlReset, 0, 0, 0)
+		for range 100 {
+			b = c.message(b, user.CmdRegionWrite, 0, body)
+		}
+		return b, nil, 100
+	}},
 	{"nonsense", func(c *rawConn, fd int) (b []byte, fds []int, n int) {
 		for i := range 300 {
 			b = c.message(b, user.Command(i), 0, []byte{1, 2, 3, 4, 5, 6, 7, 8})

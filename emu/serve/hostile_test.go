@@ -348,5 +348,5 @@ func BenchmarkFloods(b *testing.B) {
 
 // over tells whether a process holds more than before.
 func (u usage) over(before usage) bool {
-	return u.rss > before.rss+16<<20 || u.fds > before.fds || u.files > before.files
+	return u.rss > before.rss+rssSlack || u.fds > before.fds || u.files > before.files
 }

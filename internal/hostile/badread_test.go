@@ -39,7 +39,9 @@ func (w *world) touched() [4]uint64 {
 
 // A read that cannot be is an error at its initiator, and nothing at its target:
 // no block, no fault, no look at its memory.
-func TestBadReads(t *testing.T) { onEach(t, badReads) }
+//
+// The guard is long: a block that stands still is not sent again meanwhile.
+func TestBadReads(t *testing.T) { onEach(t, badReads, "--guard-us", "1000000") }
 
 func badReads(t *testing.T, w *world) {
 	b := w.attach("stranger", attachOrder{Node: 1, Group: "stranger"})

@@ -2,10 +2,16 @@ package emu_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/sim"
@@ -75,5 +81,133 @@ func TestRecordingIsReplayed(t *testing.T) {
 	other[16]++ // the epoch
 	if _, err := sim.Replay(bytes.NewReader(other)); !errors.Is(err, sim.ErrDiverged) {
 		t.Errorf("another epoch: %v", err)
+	}
+}
+
+// rings is the memory of a node's queues, for both sides.
+type rings struct {
+	mu sync.Mutex
+	b  queues.Bytes
+}
+
+const ringsAt = 1 << 32
+
+func (m *rings) Load(off uint32) uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.b.Load(off)
+}
+
+func (m *rings) Store(off uint32, v uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.b.Store(off, v)
+}
+
+func (m *rings) Read(addr uint64, p []byte) error  { return m.move(addr, p, false) }
+func (m *rings) Write(addr uint64, p []byte) error { return m.move(addr, p, true) }
+
+func (m *rings) move(addr uint64, p []byte, write bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if addr < ringsAt || addr-ringsAt+uint64(len(p)) > uint64(len(m.b)) {
+		return unix.EFAULT
+	}
+	if write {
+		copy(m.b[addr-ringsAt:], p)
+	} else {
+		copy(p, m.b[addr-ringsAt:])
+	}
+	return nil
+}
+
+// vectorsOf counts a driver's vectors.
+type vectorsOf struct{ n int }
+
+func (v *vectorsOf) Interrupt(int) { v.n++ }
+
+// A node that is driven by queues in memory is recorded with the commands that it
+// read there, and had again from them.
+func TestRecordingOfQueues(t *testing.T) {
+	memory := &rings{b: make(queues.Bytes, queues.MemorySize)}
+	e, err := emu.New(emu.Config{Nodes: 1, Outside: func(int) emu.Outside { return emu.Outside{DMA: memory} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file bytes.Buffer
+	w := record.NewWriter(&file, e.RecordHeader(), func(err error) { t.Error(err) })
+	e.Record(w)
+	bus := queues.NewBus(e.Bus(0), queues.Config{Memory: memory, Addr: ringsAt})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 2)
+	var seen vectorsOf
+	go func() { done <- e.Run(ctx) }()
+	go func() { done <- bus.Serve(ctx, &seen) }()
+	on := func(f func()) {
+		c := make(chan struct{})
+		bus.Post(func() { defer close(c); f() })
+		<-c
+	}
+	until := func(what string, f func() bool) {
+		t.Helper()
+		for end, ok := time.Now().Add(time.Minute), false; !ok; time.Sleep(time.Millisecond) {
+			if on(func() { ok = f() }); !ok && time.Now().After(end) {
+				t.Fatalf("it does not come to that: %s", what)
+			}
+		}
+	}
+	on(func() {
+		if err := bus.Start(); err != nil {
+			t.Error(err)
+		}
+	})
+	for range 40 { // more than once round the command queue's first entries
+		on(bus.Nop)
+		until("the NOP is answered", bus.Answered)
+	}
+	// A fault, told by an event.
+	on(func() {
+		smmu := e.Bus(0).Window(device.SMMU)
+		if err := errors.Join(smmu.Write32(device.Bank(2, device.SCTLR), device.SCTLRDriver),
+			smmu.Write64(device.Bank(2, device.FAR), 0x1000), smmu.Write32(device.Bank(2, device.FSRRESTORE), device.FSRTF)); err != nil {
+			t.Error(err)
+		}
+	})
+	until("the fault is told", func() bool { return bus.Stats().Events > 40 && seen.n > 0 })
+	if s := bus.Stats(); s.Errors != 0 || s.Breaks != 0 {
+		t.Errorf("%+v", s)
+	}
+	var digest record.Digest
+	var count uint64
+	on(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		digest, count = w.Digest()
+	})
+	cancel()
+	for range cap(done) {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	got, err := sim.Replay(bytes.NewReader(file.Bytes()))
+	if err != nil || got.Digest != digest || got.Records != count || got.Checked != count || !got.Header.Queues || got.Kinds[record.QueueAccessed] < 80 {
+		t.Errorf("replayed %+v, %v, want digest %#x of %d records", got, err, digest, count)
+	}
+	// Another command gives another run.
+	c := device.Command{Kind: device.CommandNop, Value: 3}
+	nop := c.Encode()
+	b := bytes.Clone(file.Bytes())
+	var entry [device.QueueEntrySize]byte
+	nop[0] |= device.QueuePhase
+	nop.Put(entry[:])
+	i := bytes.LastIndex(b, entry[:16])
+	if i < 0 {
+		t.Fatal("the recording has no NOP of cookie 3")
+	}
+	b[i+8]++
+	if _, err := sim.Replay(bytes.NewReader(b)); !errors.Is(err, sim.ErrDiverged) {
+		t.Errorf("another cookie: %v", err)
 	}
 }

@@ -25,7 +25,7 @@ func (n *node) Serve(ctx context.Context, h device.Handler) error {
 	select {
 	case <-ctx.Done():
 	case <-l.gone:
-		err = fmt.Errorf("node %d: %w: %w", n.index, device.ErrGone, l.fn.Err())
+		err = fmt.Errorf("node %d: %w: %w", n.index, device.ErrGone, l.why)
 	case <-n.m.done:
 		return fmt.Errorf("node %d: the machine has ended: %w", n.index, device.ErrGone)
 	}

@@ -96,6 +96,9 @@ func (f *userFunction) setUp(c *user.Client, vectors []int) error {
 	if id != pciDevice<<16|pciVendor {
 		return fmt.Errorf("%w: it is PCI device %04x:%04x, not %04x:%04x: name the socket of one (exanetctl emu serve)", ErrIdentity, id&0xffff, id>>16, pciVendor, pciDevice)
 	}
+	if err := c.PowerOn(); err != nil {
+		return err
+	}
 	// The vectors first: nothing is sent before bus mastering is on.
 	if err := c.SetEventFDs(user.IRQMSIX, 0, user.IRQActionTrigger, vectors); err != nil {
 		return err
@@ -153,11 +156,7 @@ func (f *userFunction) Ring(region int, offset uint64) error {
 			if b.FD < 0 || b.Offset != offset || b.Type != user.TypeIOEventFD || b.Data != 1 {
 				continue
 			}
-			one := [8]byte{1}
-			// EAGAIN: it is full, and rings all the same.
-			if _, err := unix.Write(b.FD, one[:]); err == nil || errors.Is(err, unix.EAGAIN) {
-				return nil
-			}
+			return f.Signal(b.FD)
 		}
 	}
 	return f.Post(region, offset, 4, 1)

@@ -238,7 +238,11 @@ func (s *slot) ring(l *link, channel uint64) {
 		l.shadow.Used(s.index, d.Src, uint64(d.Size))
 	case d.Abort:
 		o := at(s.index, ch) + device.DescReserved0
-		l.btcm.store64(o, l.btcm.load(o, 8)|device.DescAbort)
+		v, ok := l.btcm.load(o, 8)
+		if !ok {
+			return
+		}
+		l.btcm.store64(o, v|device.DescAbort)
 	default:
 		return
 	}
@@ -289,7 +293,10 @@ func (s *slot) collect(l *link) (any bool) {
 	notify := false
 	for left := s.busy; left != 0; left &= left - 1 {
 		ch := bits.TrailingZeros64(left)
-		done, status, paused := l.btcm.state(s.index, ch)
+		done, status, paused, ok := l.btcm.state(s.index, ch)
+		if !ok {
+			return any
+		}
 		now := uint64(done)<<32 | uint64(status)<<8 | uint64(paused)
 		if now == s.seen[ch] {
 			continue

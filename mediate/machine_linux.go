@@ -38,6 +38,9 @@ const (
 	quietTime = 10 * time.Second
 )
 
+// errLost says that the memory of btcm has gone.
+var errLost = errors.New("the descriptors that it has mapped do not answer")
+
 // ErrConfig says that a Machine cannot be built as asked.
 var ErrConfig = errors.New("mediated machine")
 
@@ -117,6 +120,7 @@ type link struct {
 	windows [device.Windows]device.Window
 	rings   *rings
 	gone    chan struct{} // closed when the device is
+	why     error         // set before that
 }
 
 // slot is an attached domain slot.
@@ -224,7 +228,7 @@ func (n *node) connect(ctx context.Context) error {
 	n.m.workers.Go(func() {
 		select {
 		case <-fn.Done():
-			n.m.post(func() { n.down(l) })
+			n.m.post(func() { n.down(l, fn.Err()) })
 		case <-n.m.done:
 		}
 	})
@@ -276,6 +280,7 @@ func (l *link) prepare(n *node) error {
 	if l.btcm, err = newScratchpad(l.fn.Descriptors()); err != nil {
 		return err
 	}
+	l.btcm.lost = func() { n.m.post(func() { n.down(l, errLost) }) }
 	for id := range l.windows {
 		l.windows[id] = &raw{l, device.WindowID(id)}
 	}
@@ -336,9 +341,10 @@ func (l *link) invalidate(slot int, va device.VA, pages int) error {
 }
 
 // down takes a node whose device is gone out of service. On the owner.
-func (n *node) down(l *link) {
+func (n *node) down(l *link, why error) {
 	if n.link.CompareAndSwap(l, nil) {
-		n.m.log.Warn("the device is gone", "node", n.index, "why", l.fn.Err())
+		n.m.log.Warn("the device is gone", "node", n.index, "why", why)
+		l.why = why
 		n.raised, n.written, n.pending = false, false, 0
 		close(l.gone)
 		l.close()

@@ -49,7 +49,7 @@ type rings struct {
 }
 
 // Load and Store are queues.Memory.
-func (s *scratchpad) Load(off uint32) uint64     { return s.load(off, 8) }
+func (s *scratchpad) Load(off uint32) uint64     { v, _ := s.load(off, 8); return v }
 func (s *scratchpad) Store(off uint32, v uint64) { s.store64(off, v) }
 
 // newRings turns the queues of a device that has them on, and proves that it sees
@@ -276,7 +276,11 @@ func gone(err error) error {
 
 func (w *raw) read(off uint32, size int) (uint64, error) {
 	if w.id == device.BTCM && w.l.btcm.holds(off, size) {
-		return w.l.btcm.load(off, size), nil
+		v, ok := w.l.btcm.load(off, size)
+		if !ok {
+			return 0, gone(errLost)
+		}
+		return v, nil
 	}
 	v, err := w.l.fn.Read(int(w.id), uint64(off), size)
 	return v, gone(err)

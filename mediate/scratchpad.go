@@ -3,6 +3,7 @@ package mediate
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync/atomic"
 	"unsafe"
 
@@ -12,9 +13,14 @@ import (
 // scratchpad is the descriptor part of btcm in our memory. The device reads and
 // writes it at any time: every access is one atomic of its width. This file
 // holds the package's unsafe pointers.
+//
+// The memory can go: the kernel takes the registers of a device away that is removed,
+// and what a server gave may have no page behind it. Every access takes the fault: a
+// load says that it failed, and lost is called.
 type scratchpad struct {
 	base unsafe.Pointer
 	size uint32
+	lost func() // nil: nobody is told
 }
 
 var errScratchpad = errors.New("the descriptors of btcm are not mapped")
@@ -37,19 +43,35 @@ func (s *scratchpad) holds(off uint32, size int) bool {
 	return off%uint32(size) == 0 && off < s.size
 }
 
-func (s *scratchpad) load(off uint32, size int) uint64 {
+func (s *scratchpad) load(off uint32, size int) (v uint64, ok bool) {
+	defer s.faults(debug.SetPanicOnFault(true), &ok)
 	if size == 4 {
-		return uint64(atomic.LoadUint32((*uint32)(unsafe.Add(s.base, off))))
+		return uint64(atomic.LoadUint32((*uint32)(unsafe.Add(s.base, off)))), true
 	}
-	return atomic.LoadUint64((*uint64)(unsafe.Add(s.base, off)))
+	return atomic.LoadUint64((*uint64)(unsafe.Add(s.base, off))), true
 }
 
-func (s *scratchpad) store32(off, v uint32) {
+func (s *scratchpad) store32(off, v uint32) (ok bool) {
+	defer s.faults(debug.SetPanicOnFault(true), &ok)
 	atomic.StoreUint32((*uint32)(unsafe.Add(s.base, off)), v)
+	return true
 }
 
-func (s *scratchpad) store64(off uint32, v uint64) {
+func (s *scratchpad) store64(off uint32, v uint64) (ok bool) {
+	defer s.faults(debug.SetPanicOnFault(true), &ok)
 	atomic.StoreUint64((*uint64)(unsafe.Add(s.base, off)), v)
+	return true
+}
+
+// faults is deferred by an access: it takes the fault of one that is not done.
+func (s *scratchpad) faults(old bool, done *bool) {
+	debug.SetPanicOnFault(old)
+	if *done {
+		return
+	}
+	if recover() != nil && s.lost != nil {
+		s.lost()
+	}
 }
 
 // at gives the offset of a channel's descriptor.
@@ -75,9 +97,9 @@ func (s *scratchpad) put(slot, ch int, words *[device.DescriptorWords]uint64) {
 
 // state gives a channel's done, and status and paused blocks, which are final
 // when done is.
-func (s *scratchpad) state(slot, ch int) (done uint32, status, paused uint8) {
+func (s *scratchpad) state(slot, ch int) (done uint32, status, paused uint8, ok bool) {
 	o := at(slot, ch)
-	done = uint32(s.load(o+device.DescDone, 4))
-	v := s.load(o+device.DescReserved1, 8)
-	return done, uint8(v), uint8(v >> device.DescPausedShift)
+	d, there := s.load(o+device.DescDone, 4)
+	v, still := s.load(o+device.DescReserved1, 8)
+	return uint32(d), uint8(v), uint8(v >> device.DescPausedShift), there && still
 }

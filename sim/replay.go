@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -48,7 +49,7 @@ func Replay(in io.Reader) (r Replayed, err error) {
 	nodes := make([]*soc.Node, h.Nodes)
 	for i := range nodes {
 		nodes[i] = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool,
+			ID: device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Queues: h.Queues, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool,
 			Route: func(id device.NodeID) bool { return int(id) < h.Nodes },
 		})
 	}
@@ -63,6 +64,12 @@ func Replay(in io.Reader) (r Replayed, err error) {
 	}()
 	// Frames on their way, by when they were transmitted.
 	frames := map[uint64]*wire.Frame{}
+	// Reads of queues in memory that are not answered yet.
+	type read struct {
+		node int
+		id   uint32
+	}
+	reads := map[read]*queue.Access{}
 	var rec record.Record
 	var out []soc.Action
 	for {
@@ -102,6 +109,15 @@ func Replay(in io.Reader) (r Replayed, err error) {
 			delete(frames, rec.Frame)
 			rec.Event.Frame = f
 			out = n.Step(rec.At, &rec.Event, out[:0])
+		case record.QueueAccessed:
+			k := read{rec.Node, rec.Event.Access}
+			if a := reads[k]; len(rec.Data) > 0 && (a == nil || len(a.Data) != len(rec.Data)) {
+				return r, fmt.Errorf("%w: record %d: %d bytes are read, for which node %d has not asked", ErrDiverged, r.Records, len(rec.Data), rec.Node)
+			} else if a != nil {
+				copy(a.Data, rec.Data)
+			}
+			delete(reads, k)
+			out = n.Step(rec.At, &rec.Event, out[:0])
 		default:
 			out = n.Step(rec.At, &rec.Event, out[:0])
 		}
@@ -110,6 +126,9 @@ func Replay(in io.Reader) (r Replayed, err error) {
 			if f := out[i].Frame; f != nil {
 				frames[r.Frames] = f
 				r.Frames++
+			}
+			if q := out[i].Queue; q != nil && !q.Write {
+				reads[read{rec.Node, q.ID}] = q
 			}
 		}
 	}

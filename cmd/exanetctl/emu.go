@@ -44,7 +44,8 @@ vfio-user socket: DIR/node0.sock, DIR/node1.sock and so on. A pfd drives them
 (pfd --device vfio-user:DIR/node0.sock), or a virtual machine has them
 (qemu-system-x86_64 -device vfio-user-pci). A device keeps its state when its
 driver goes and another comes; with this process it is gone. SIGTERM or SIGINT
-ends it with exit code 0.`,
+ends it with exit code 0, and a warning for each client that it still has: stop
+virtual machines first, QEMU aborts when the socket of a device closes.`,
 		Example: `  exanetctl emu serve --nodes 2 --socket-dir /tmp/exanet
   pfd --device vfio-user:/tmp/exanet/node0.sock,/tmp/exanet/node1.sock --socket /tmp/pfd.sock`,
 		Args: maxArgs(0),

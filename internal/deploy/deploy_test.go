@@ -104,6 +104,32 @@ func TestServerStopped(t *testing.T) {
 	}
 }
 
+// TestServerEnds ends the device in good order under a pfd: it names whom it leaves,
+// and what that does to a virtual machine. Without a client it says nothing.
+func TestServerEnds(t *testing.T) {
+	l := newPlace(t)
+	s := l.serve()
+	d := l.daemon([]int{0})
+	s.signal(syscall.SIGTERM)
+	if code := s.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	says := s.err.String()
+	if !strings.Contains(says, "pid="+strconv.Itoa(d.cmd.Process.Pid)) || !strings.Contains(says, "program=pfd") || !strings.Contains(says, "node=0") ||
+		!strings.Contains(says, "QEMU aborts") || strings.Contains(says, "node=1") {
+		t.Errorf("it says %q", says)
+	}
+	until(t, "pfd says that it waits", func() bool { return d.state() == control.StateReconnecting })
+	s = l.serve()
+	d.ready()
+	d.signal(syscall.SIGTERM)
+	d.wait()
+	s.signal(syscall.SIGTERM)
+	if code := s.wait(); code != 0 || s.err.String() != "" {
+		t.Errorf("exit code %d, it says %q", code, s.err.String())
+	}
+}
+
 // TestServerKilled kills the device: transfers fail with the reason, pfd goes on
 // and has the next device.
 func TestServerKilled(t *testing.T) {

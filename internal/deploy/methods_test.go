@@ -1,36 +1,22 @@
 package deploy
 
 import (
+	"path/filepath"
 	"testing"
 
 	"github.com/exanet/pfd/control"
 )
 
-// devices are the ways to have two nodes: what is tested of one is tested of all.
-var devices = []struct {
-	name  string
-	start func(t *testing.T, args ...string) *daemon
-}{
-	{"emu", func(t *testing.T, args ...string) *daemon {
-		socket := newPlace(t).file("pfd.sock")
-		d := newDaemon(t, socket, start(t, "pfd", append([]string{"--socket", socket}, args...)...))
-		d.ready()
-		return d
-	}},
-	{"vfio-user", func(t *testing.T, args ...string) *daemon {
-		l := newPlace(t)
-		l.serve()
-		return l.daemon([]int{0, 1}, args...)
-	}},
-}
-
 // Every page-in method carries every byte, on every device, between processes of
 // their own: memory that is absent at either end, at both, and page by page, by
 // every policy; and what may not be written fails with status 2.
 func TestMethods(t *testing.T) {
-	for _, device := range devices {
-		t.Run(device.name, func(t *testing.T) {
-			d := device.start(t)
+	for _, device := range Devices() {
+		t.Run(device.Name, func(t *testing.T) {
+			socket := newPlace(t).file("pfd.sock")
+			args := append(device.Args(t, filepath.Join(bin, "exanetctl"), nil), "--socket", socket)
+			d := newDaemon(t, socket, start(t, "pfd", args...))
+			d.ready()
 			for _, method := range []string{"gup", "touch", "uffd", "populate"} {
 				asked := d.counter("netlink_sent_total")
 				for _, args := range [][]string{

@@ -348,8 +348,10 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		err = unix.Mlock(part)
 	case "unmap":
 		err = unix.MunmapPtr(unsafe.Pointer(&part[0]), uintptr(len(part)))
+		err = errors.Join(err, a.vacant(part))
 	case "move":
-		err = a.move(b)
+		part = b.b
+		err = errors.Join(a.move(b), a.vacant(part))
 	case "punch":
 		err = unix.Fallocate(b.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(o.Off), int64(o.Size))
 	case "truncate":

@@ -39,13 +39,16 @@ func (w *world) touched() [4]uint64 {
 
 // A read that cannot be is an error at its initiator, and nothing at its target:
 // no block, no fault, no look at its memory.
-func TestBadReads(t *testing.T) {
-	w := start(t)
+//
+// The guard is long: a block that stands still is not sent again meanwhile.
+func TestBadReads(t *testing.T) { onEach(t, badReads, "--guard-us", "1000000") }
+
+func badReads(t *testing.T, w *world) {
 	b := w.attach("stranger", attachOrder{Node: 1, Group: "stranger"})
 	theirs := b.buffer("b", "anonymous", 8192, 9)
-	w.raw(attach.Hello{Group: "readers", Node: 1})
+	read := w.raw(attach.Hello{Group: "readers", Node: 1})
 	liar := w.raw(attach.Hello{Group: "readers"})
-	src, dst, words := memory(t, 8192), memory(t, 8192), memory(t, 4096)
+	src, dst, words := w.memory(8192, read), w.memory(8192, liar), w.memory(4096, liar)
 	fill(src, 3)
 	good := mailbox.ReadRequest{Size: 4096, Src: va(src), Dst: va(dst), Notify: va(words), First: 1, Last: 2}
 	for i, c := range []struct {
@@ -94,10 +97,10 @@ func TestBadReads(t *testing.T) {
 	// What the own node refuses: nothing goes out.
 	t.Run("tag in use", func(t *testing.T) {
 		// It pages in by itself, and never does: a read of it stays open.
-		w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
+		deaf := w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
 		from := w.raw(attach.Hello{Group: "deaf"})
 		m := good
-		m.Tag, m.Src, m.TargetGeneration = 7, va(memory(t, 4096)), from.generation(1, 0)
+		m.Tag, m.Src, m.TargetGeneration = 7, va(w.memory(4096, deaf)), from.generation(1, 0)
 		fault := w.count(1, "faults_total")
 		req := m.Encode()
 		if s := from.send(1, device.MailboxRead, req[:]...); s == device.PktzRefused {
@@ -141,8 +144,9 @@ func TestBadReads(t *testing.T) {
 }
 
 // The same by the API: what its user reads.
-func TestErrorsOfReads(t *testing.T) {
-	w := start(t)
+func TestErrorsOfReads(t *testing.T) { onEach(t, errorsOfReads) }
+
+func errorsOfReads(t *testing.T, w *world) {
 	b := w.attach("stranger", attachOrder{Node: 1, Group: "stranger"})
 	theirs, err := rdma.ParseRemote(b.buffer("b", "anonymous", 8192, 9).Remote)
 	if err != nil {
@@ -157,7 +161,11 @@ func TestErrorsOfReads(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	dst := memory(t, 4096)
+	mine, err := e.Alloc(4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst := mine.Bytes()
 	ours, err := rdma.ParseRemote(w.attach("target", attachOrder{Node: 1, Group: "readers"}).buffer("b", "anonymous", 8192, 9).Remote)
 	if err != nil {
 		t.Fatal(err)

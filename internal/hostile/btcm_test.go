@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/deploy"
 )
 
 // The memory that pfd and a device in another process share cannot change its size,
@@ -18,7 +19,7 @@ import (
 // back as zeros, which are descriptors of nothing.
 func TestDeviceMemoryThatIsCut(t *testing.T) {
 	needRoot(t, "opening what another process has mapped")
-	w := start(t, emulator(t)...)
+	w := place{deploy.Device{Name: "vfio-user", Shared: true}}.start(t)
 	// A device elsewhere reaches memory that a process has shared (Alloc).
 	from := w.attach("initiator", attachOrder{Group: "cut"})
 	to := w.attach("target", attachOrder{Node: 1, Group: "cut"})

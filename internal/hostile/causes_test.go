@@ -51,7 +51,9 @@ func nacks(code device.Code) string { return hw(device.Nacks0 + device.Counter(c
 
 // What real processes can cause, from the cause to the text that the user of the
 // initiator reads.
-func TestErrorsOfProcesses(t *testing.T) {
+func TestErrorsOfProcesses(t *testing.T) { everywhere(t, errorsOfProcesses) }
+
+func errorsOfProcesses(t *testing.T, on place) {
 	const size = 64 << 10
 	for _, c := range []struct {
 		name string
@@ -64,6 +66,9 @@ func TestErrorsOfProcesses(t *testing.T) {
 			name: "page that hangs", args: []string{"--guard-us", "500"}, nack: device.CodeSlaveError, code: device.CodeSlaveError,
 			make: func(t *testing.T, w *world) (*proxy, string) {
 				needRoot(t, "a full-mode userfaultfd")
+				if w.shared {
+					t.Skip("shared memory does not hang by a process's userfaultfd")
+				}
 				p := w.pair("gup", "p1")
 				return p.from, p.to.buffer("dst", "own userfaultfd", size, 0).Remote
 			},
@@ -72,9 +77,7 @@ func TestErrorsOfProcesses(t *testing.T) {
 			name: "address that is not mapped", nack: device.CodeSlaveError, code: device.CodeDecode,
 			make: func(_ *testing.T, w *world) (*proxy, string) {
 				p := w.pair("gup", "p1")
-				m := p.to.buffer("dst", "anonymous", size, 0)
-				p.to.must(order{Op: "unmap", ID: "dst"})
-				return p.from, m.Remote
+				return p.from, p.to.buffer("dst", "hole", size, 0).Remote // nor shared
 			},
 		},
 		{
@@ -98,7 +101,7 @@ func TestErrorsOfProcesses(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := start(t, c.args...)
+			w := on.start(t, c.args...)
 			from, remote := c.make(t, w)
 			from.buffer("src", "anonymous", size, 5)
 			before := w.count(0, nacks(c.nack))

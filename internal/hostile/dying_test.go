@@ -113,8 +113,9 @@ func stoppedInMidTransfer(t *testing.T, w *world) {
 
 // What the owner does to its memory in the midst of a transfer is its own
 // business: pfd takes the memory as it is at each block.
-func TestMemoryThatChangesInMidTransfer(t *testing.T) {
-	w := start(t)
+func TestMemoryThatChangesInMidTransfer(t *testing.T) { onEach(t, memoryChanges) }
+
+func memoryChanges(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	for _, c := range []struct {
 		name, kind string
@@ -137,6 +138,9 @@ func TestMemoryThatChangesInMidTransfer(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w.during(t)
+			if w.shared && c.kind != "anonymous" {
+				t.Skip("memory of this kind cannot be shared")
+			}
 			arrived, failed := 0, 0
 			for i, after := range delays {
 				method := methods[i%len(methods)]
@@ -296,8 +300,9 @@ func TestPIDUsedAgain(t *testing.T) {
 // pfd is killed in every phase of a transfer, and started again at the same
 // path: who waits hears of it at once, what was said to have arrived has, and
 // attaching again works.
-func TestPfdKilled(t *testing.T) {
-	w := start(t)
+func TestPfdKilled(t *testing.T) { onEach(t, pfdKilled, "--guard-us", "5000") }
+
+func pfdKilled(t *testing.T, w *world) {
 	for _, method := range methods {
 		for i, after := range delays {
 			t.Run(fmt.Sprintf("%s/%v", method, after), func(t *testing.T) {
@@ -331,6 +336,9 @@ func TestPfdKilled(t *testing.T) {
 					side.must(order{Op: "gone"}) // the old endpoint says so
 					side.must(order{Op: "close"})
 					side.must(order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Node: uint32(node), Group: "again", Method: method, Policy: policy}})
+				}
+				if w.shared { // with the pfd that was killed
+					p.from.buffer("one", "anonymous", 1<<20, 3)
 				}
 				m := p.to.buffer("again", "anonymous", 1<<20, 0)
 				p.from.write("y", "one", m.Remote, 1<<20)

@@ -91,11 +91,12 @@ func read(r mailbox.ReadRequest) []uint64 { words := r.Encode(); return words[:]
 
 // Messages that only firmware or another domain may send are refused or
 // ignored; each has its counter, and the transfers they aim at arrive.
-func TestForgedMessages(t *testing.T) {
-	w := start(t)
+func TestForgedMessages(t *testing.T) { onEach(t, forgedMessages) }
+
+func forgedMessages(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	liar := w.raw(attach.Hello{Group: "liar"})
-	src := memory(t, 4096)
+	src := w.memory(4096, liar)
 	for _, c := range []struct {
 		name    string
 		mailbox uint8
@@ -161,8 +162,8 @@ func TestForgedMessages(t *testing.T) {
 		}
 	})
 	// After all this the liar's own transfers work as before.
-	dst := memory(t, 4096)
 	peer := w.raw(attach.Hello{Group: "liar", Node: 1})
+	dst := w.memory(4096, peer)
 	fill(src, 3)
 	liar.ring(2, device.Descriptor{Src: va(src), Dst: va(dst), Size: 4096, DstNode: peer.Node})
 	if done, status := liar.end(2); done != device.DoneCompleted {
@@ -173,17 +174,18 @@ func TestForgedMessages(t *testing.T) {
 
 // A descriptor that its owner goes on changing after the doorbell is obeyed as
 // it was taken: nothing but its own source and destination is touched.
-func TestDescriptorChangedAfterTheDoorbell(t *testing.T) {
-	w := start(t)
+func TestDescriptorChangedAfterTheDoorbell(t *testing.T) { onEach(t, descriptorChanged) }
+
+func descriptorChanged(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	liar := w.raw(attach.Hello{Group: "liar"})
-	w.raw(attach.Hello{Group: "liar", Node: 1})
+	peer := w.raw(attach.Hello{Group: "liar", Node: 1})
 	const size = 1 << 20
-	src, dst, other := memory(t, size), memory(t, size), memory(t, 4*size)
+	src, dst, other := w.memory(size, liar), w.memory(size, peer), w.memory(4*size, liar, peer)
 	fill(src, 1)
 	fill(other, 2)
 	for round := range 20 {
-		_ = unix.Madvise(dst, unix.MADV_DONTNEED)
+		w.discard(dst)
 		liar.ring(0, device.Descriptor{Src: va(src), Dst: va(dst), Size: size, DstNode: 1})
 		w.until("the transfer is begun", func() bool { return liar.Done(0) != device.DoneInitialized })
 		// Destination, source, size and node become others while it runs. Its
@@ -210,14 +212,15 @@ func TestDescriptorChangedAfterTheDoorbell(t *testing.T) {
 
 // Whatever stands in a descriptor, its transfer ends with the right code, and
 // the node goes on.
-func TestWildDescriptors(t *testing.T) {
-	w := start(t)
+func TestWildDescriptors(t *testing.T) { onEach(t, wildDescriptors) }
+
+func wildDescriptors(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	liar := w.raw(attach.Hello{Group: "liar"})
-	w.raw(attach.Hello{Group: "liar", Node: 1})
+	peer := w.raw(attach.Hello{Group: "liar", Node: 1})
 	stranger := w.attach("stranger", attachOrder{Node: 1, Group: "stranger"})
 	theirs := stranger.buffer("b", "anonymous", 8192, 9)
-	mine := memory(t, 8192)
+	mine := w.memory(8192, liar, peer)
 	hole := memory(t, 4096)
 	holeVA := va(hole)
 	if err := unix.Munmap(hole); err != nil {
@@ -395,11 +398,12 @@ func forgedKeepers(t *testing.T, w *world) {
 
 // What a process does to the descriptors that it was given hurts nobody: the
 // memory cannot be shrunk, and an eventfd that blocks blocks its owner only.
-func TestDescriptorsTurnedAgainstPfd(t *testing.T) {
-	w := start(t)
+func TestDescriptorsTurnedAgainstPfd(t *testing.T) { onEach(t, turnedAgainstPfd) }
+
+func turnedAgainstPfd(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	liar := w.raw(attach.Hello{Group: "liar"})
-	w.raw(attach.Hello{Group: "liar", Node: 1})
+	peer := w.raw(attach.Hello{Group: "liar", Node: 1})
 	for _, size := range []int64{0, 4096, 1 << 20} {
 		if err := unix.Ftruncate(liar.fds[0], size); !errors.Is(err, unix.EPERM) {
 			t.Errorf("truncating the attachment's memory to %d: %v, want EPERM", size, err)
@@ -431,7 +435,7 @@ func TestDescriptorsTurnedAgainstPfd(t *testing.T) {
 	b.some()
 	// Nothing can wake pfd by this eventfd any more; whatever else wakes it has
 	// the doorbell taken.
-	src, dst := memory(t, 8192), memory(t, 8192)
+	src, dst := w.memory(8192, liar), w.memory(8192, peer)
 	fill(src, 6)
 	liar.Publish(0, &device.Descriptor{Src: va(src), Dst: va(dst), Size: 8192, DstNode: 1, DstGeneration: liar.generation(1, 0)})
 	if !liar.Ring(0) {

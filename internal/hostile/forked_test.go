@@ -13,14 +13,16 @@ import (
 // A process forks, and its child executes nothing and lives on with all of its
 // descriptors, as a daemon's does. When the parent ends, or executes another program,
 // so do the attachment and all that names its memory.
-func TestForkedChildLivesOn(t *testing.T) {
+func TestForkedChildLivesOn(t *testing.T) { everywhere(t, forkedChildLivesOn) }
+
+func forkedChildLivesOn(t *testing.T, on place) {
 	image, err := self()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, how := range []string{"exit", "kill", "exec"} {
 		t.Run(how, func(t *testing.T) {
-			w := start(t)
+			w := on.start(t)
 			p := w.attach("parent", attachOrder{UID: forkedUID})
 			r := p.must(order{Op: "daemonize"})
 			defer unix.Kill(r.Count, unix.SIGKILL)

@@ -28,7 +28,10 @@ import (
 // sixteen; who is refused is told why, and what has been given stays.
 func TestSlotsRunOut(t *testing.T) {
 	needRoot(t, "domains of several users need their processes")
-	w := start(t, "--quota", "8")
+	onEach(t, slotsRunOut, "--quota", "8")
+}
+
+func slotsRunOut(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{UID: 3000})
 	refused := func(p *proxy, a attachOrder, text string) {
 		t.Helper()
@@ -68,7 +71,10 @@ func TestSlotsRunOut(t *testing.T) {
 // A process may have a few connections, and no more.
 func TestManyConnections(t *testing.T) {
 	needRoot(t, "a flood by another user needs one")
-	w := start(t)
+	onEach(t, manyConnections)
+}
+
+func manyConnections(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	flood := w.spawn("flood", 3001)
 	before := w.count(control.AllNodes, control.CounterRefused)
@@ -198,13 +204,14 @@ func (w *world) domains() int {
 
 // A process that asked to page in by itself, and does not read its netlink
 // socket, fails its own transfers; pfd neither blocks nor remembers.
-func TestNetlinkSocketThatIsNotRead(t *testing.T) {
-	w := start(t, "--guard-us", "2000")
+func TestNetlinkSocketThatIsNotRead(t *testing.T) { onEach(t, netlinkNotRead, "--guard-us", "2000") }
+
+func netlinkNotRead(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{Method: "touch"})
 	deaf := w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
 	from := w.raw(attach.Hello{Group: "deaf"})
 	const size = 4 << 20
-	src, dst := memory(t, size), memory(t, size)
+	src, dst := w.memory(size, from), w.memory(size, deaf)
 	fill(src, 5)
 	for ch := range device.WriteChannels {
 		from.ring(ch, device.Descriptor{Src: va(src), Dst: va(dst), Size: size, DstNode: deaf.Node})
@@ -312,7 +319,10 @@ func TestFIFOOverflows(t *testing.T) {
 // reason, and no end of pfd.
 func TestDescriptorsRunOut(t *testing.T) {
 	needRoot(t, "prlimit of another process")
-	w := start(t)
+	onEach(t, descriptorsRunOut)
+}
+
+func descriptorsRunOut(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.cmd.Process.Pid))
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 // run, with each method: nobody waits for it, what had arrived stays, what had not
 // is old or new byte by byte, and with the next pfd at the same path all works.
 func TestPfdKilledAtEachCall(t *testing.T) {
-	for _, d := range devices {
+	everywhere(t, func(t *testing.T, at place) {
 		for _, method := range methods {
-			t.Run(d.name+"/"+method, func(t *testing.T) { killedAtEachCall(t, method, d.args(t)...) })
+			t.Run(method, func(t *testing.T) { killedAtEachCall(t, method, at.args(t, nil)...) })
 		}
-	}
+	})
 }
 
 func killedAtEachCall(t *testing.T, method string, args ...string) {

@@ -138,8 +138,9 @@ func TestMergedPages(t *testing.T) {
 }
 
 // A page that is locked stays locked, and one that is not never becomes so.
-func TestNothingIsPinned(t *testing.T) {
-	w := start(t)
+func TestNothingIsPinned(t *testing.T) { onEach(t, nothingIsPinned) }
+
+func nothingIsPinned(t *testing.T, w *world) {
 	p := w.pair("gup", "pa")
 	m := p.to.buffer("b", "anonymous", 4<<20, 0)
 	p.from.buffer("src", "anonymous", 4<<20, 9)

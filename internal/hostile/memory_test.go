@@ -185,6 +185,16 @@ func stack(size int) ([]byte, error) {
 	return nil, fmt.Errorf("no stack in /proc/self/maps")
 }
 
+// vacant keeps addresses that are shared, and at which nothing is any more, from being
+// used again: what is mapped there next could not be shared.
+func (a *obedient) vacant(b []byte) error {
+	if a.ep == nil || a.ep.Caps().SVA {
+		return nil
+	}
+	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)
+	return err
+}
+
 // move moves the memory away by mremap: nothing is mapped where it was.
 func (a *obedient) move(m *area) error {
 	const mayMove, toFixed = 1, 2

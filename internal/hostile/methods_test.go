@@ -131,12 +131,13 @@ func prefetch(t *testing.T, w *world) {
 
 // Large transfers, and huge pages: absent, present, and split while they are
 // written to.
-func TestLargeTransfers(t *testing.T) {
-	w := start(t)
+func TestLargeTransfers(t *testing.T) { onEach(t, largeTransfers) }
+
+func largeTransfers(t *testing.T, w *world) {
 	const size = 64 << 20
 	for i, method := range methods {
 		for _, kind := range []string{"anonymous", "huge"} {
-			if kind == "huge" && method != "gup" && method != "touch" {
+			if kind == "huge" && (w.shared || method != "gup" && method != "touch") {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%s", method, kind), func(t *testing.T) {

@@ -12,9 +12,13 @@ func TestOtherPIDNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs root")
 	}
+	everywhere(t, otherPIDNamespace)
+}
+
+func otherPIDNamespace(t *testing.T, on place) {
 	for _, method := range methods {
 		t.Run(method, func(t *testing.T) {
-			w := start(t)
+			w := on.start(t)
 			w.namespaces = syscall.CLONE_NEWPID
 			target := w.attach("target", attachOrder{Node: 1, Group: "apart", Method: method})
 			from := w.attach("initiator", attachOrder{Group: "apart", Method: method})

@@ -149,12 +149,16 @@ func (w *world) raceExec(to *proxy, a attachOrder, d time.Duration) (s score) {
 // open and nobody writes to it: its memory is gone, and its slot is free.
 func TestExecEndsTheAttachment(t *testing.T) {
 	needRoot(t, "being another user")
+	everywhere(t, execEndsTheAttachment)
+}
+
+func execEndsTheAttachment(t *testing.T, on place) {
 	image, err := self()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, uid := range []uint32{0, raceUser} {
-		w := start(t)
+		w := on.start(t)
 		p := w.attach("leaver", attachOrder{UID: uid})
 		p.must(order{Op: "exec", Path: image})
 		w.until("the slot is free", func() bool { return w.domains() == 0 })

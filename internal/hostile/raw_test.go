@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
 )
 
 // raw is an attachment of this test's own process by hand: it may write what
@@ -135,6 +136,45 @@ func memory(t *testing.T, n int) []byte {
 	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE)
 	t.Cleanup(func() { _ = unix.Munmap(b) })
 	return b
+}
+
+// memory gives memory of this process that nobody has touched and that the device
+// reaches for its attachments of.
+func (w *world) memory(n int, of ...*raw) []byte {
+	w.t.Helper()
+	if !w.shared {
+		return memory(w.t, n)
+	}
+	n = (n + device.PageSize - 1) &^ (device.PageSize - 1)
+	fd, err := rdma.MakeMemory(uint64(n))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	b, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = unix.Munmap(b) })
+	for _, r := range of {
+		m := attach.Share{Product: "raw", VA: va(b), Size: uint64(n), Writable: true}
+		if text := r.ask(w.t, m.Append(nil), fd); text != "" {
+			w.t.Fatalf("sharing memory: %s", text)
+		}
+	}
+	return b
+}
+
+// discard gives the pages of such memory back.
+func (w *world) discard(b []byte) {
+	w.t.Helper()
+	advice := unix.MADV_DONTNEED
+	if w.shared {
+		advice = unix.MADV_REMOVE
+	}
+	if err := unix.Madvise(b, advice); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 func va(b []byte) device.VA { return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

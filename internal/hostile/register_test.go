@@ -41,8 +41,9 @@ func (r *raw) ask(t *testing.T, msg []byte, fds ...int) string {
 
 // Descriptors that are no userfaultfds, or not for what is said, cost their
 // sender an error, or its own transfers; pfd keeps as many as it said it would.
-func TestForgedRegistrations(t *testing.T) {
-	w := start(t)
+func TestForgedRegistrations(t *testing.T) { onEach(t, forgedRegistrations) }
+
+func forgedRegistrations(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{Method: "uffd"})
 	liar := w.raw(attach.Hello{Group: "liar", Node: 1, Method: pagein.UFFD})
 	from := w.raw(attach.Hello{Group: "liar"})
@@ -51,7 +52,7 @@ func TestForgedRegistrations(t *testing.T) {
 		t.Skip(err)
 	}
 	defer unix.Close(fd)
-	mem := memory(t, 64*device.PageSize)
+	mem := w.memory(64*device.PageSize, liar)
 	null, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +91,7 @@ func TestForgedRegistrations(t *testing.T) {
 	if text := liar.ask(t, at(attach.TypeRegister, va(mem)+4096, 4096), fd); text != "" {
 		t.Errorf("a range twice: %q", text)
 	}
-	src := memory(t, len(mem))
+	src := w.memory(len(mem), from)
 	fill(src, 3)
 	from.ring(0, device.Descriptor{Src: va(src), Dst: va(mem), Size: uint32(len(mem)), DstNode: 1})
 	if done, status := from.end(0); done != device.DoneCompleted {

@@ -151,7 +151,7 @@ func TestConnectionOfASetUIDProgram(t *testing.T) {
 func (p *pfdRow) start(t *testing.T) *world {
 	t.Helper()
 	if p.own {
-		return unprivileged(t, pfdUser)
+		return unprivileged(t, pfdUser, place{})
 	}
 	return start(t)
 }

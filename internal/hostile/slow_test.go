@@ -70,10 +70,12 @@ func TestTargetThatNeverServesItsFaults(t *testing.T) {
 
 // A process that is stopped holds up its own transfers at most: gup works
 // without it, touch waits for it and goes on when it does.
-func TestStoppedTarget(t *testing.T) {
+func TestStoppedTarget(t *testing.T) { everywhere(t, stoppedTarget) }
+
+func stoppedTarget(t *testing.T, on place) {
 	for _, method := range methods {
 		t.Run(method, func(t *testing.T) {
-			w := start(t)
+			w := on.start(t)
 			b := w.bystander(attachOrder{})
 			quiet := b.p99()
 			target := w.attach("target", attachOrder{Node: 1, Group: "slow", Method: method})

@@ -6,10 +6,12 @@ import (
 
 // A pfd of a user of its own, without any capability, serves other users'
 // processes: their memory is reached by helpers of their own.
-func TestOtherUsersWithoutPrivilege(t *testing.T) {
+func TestOtherUsersWithoutPrivilege(t *testing.T) { everywhere(t, otherUsersWithoutPrivilege) }
+
+func otherUsersWithoutPrivilege(t *testing.T, on place) {
 	needRoot(t, "being several users")
 	const stranger, server = 3101, 3100
-	w := unprivileged(t, server)
+	w := unprivileged(t, server, on)
 	trust := []uint32{server}
 	b := w.bystander(attachOrder{UID: stranger, Trust: trust})
 	for _, method := range methods {

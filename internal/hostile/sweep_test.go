@@ -7,8 +7,6 @@ import (
 	"hash/fnv"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,6 +14,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/deploy"
 	"github.com/exanet/pfd/internal/seam"
 )
 
@@ -144,43 +143,13 @@ func TestEverySystemCallFailsOnce(t *testing.T) {
 	t.Run("stopping/emu", func(t *testing.T) { sweepStarting(t, "stopping") })
 	// The nodes in another process: package mediate, shadow tables, the client of
 	// vfio-user.
-	t.Run("serving/mediated", func(t *testing.T) { sweepServing(t, "mediated", "gup", emulator(t)...) })
-	t.Run("starting/mediated", func(t *testing.T) { sweepStarting(t, "starting mediated", emulator(t)...) })
-	t.Run("stopping/mediated", func(t *testing.T) { sweepStarting(t, "stopping mediated", emulator(t)...) })
-}
-
-// emulator serves two nodes in a process of their own until the test ends, and
-// gives pfd's arguments for them.
-func emulator(t *testing.T) []string {
-	t.Helper()
-	path, err := exanetctlProgram()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp(work, "emu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(path, "emu", "serve", "--nodes", "2", "--socket-dir", dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread()
-	t.Cleanup(runtime.UnlockOSThread)
-	said := &syncBuffer{}
-	cmd.Stdout, cmd.Stderr = said, said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	var sockets []string
-	for deadline := time.Now().Add(patience); len(sockets) < 2; time.Sleep(2 * time.Millisecond) {
-		if sockets, err = filepath.Glob(filepath.Join(dir, "*.sock")); err != nil || time.Now().After(deadline) {
-			t.Fatalf("no sockets: %v\n%s", err, said)
+	for _, d := range deploy.Devices() {
+		if args := (place{d}).args; d.Shared {
+			t.Run("serving/mediated", func(t *testing.T) { sweepServing(t, "mediated", "gup", args(t, nil)...) })
+			t.Run("starting/mediated", func(t *testing.T) { sweepStarting(t, "starting mediated", args(t, nil)...) })
+			t.Run("stopping/mediated", func(t *testing.T) { sweepStarting(t, "stopping mediated", args(t, nil)...) })
 		}
 	}
-	return []string{"--device", "vfio-user:" + strings.Join(sockets, ",")}
 }
 
 // watched starts a pfd whose calls are watched.

@@ -18,7 +18,7 @@ func TestFileThatEndsTooEarly(t *testing.T) {
 		t.Run(fmt.Sprintf("uid %d", who), func(t *testing.T) {
 			w := start
 			if who != 0 {
-				w = func(t *testing.T, _ ...string) *world { return unprivileged(t, who) }
+				w = func(t *testing.T, _ ...string) *world { return unprivileged(t, who, place{}) }
 			}
 			fileThatEndsTooEarly(t, w(t), who)
 		})

@@ -10,14 +10,16 @@ import (
 )
 
 // unprivileged starts a pfd of a user without any capability.
-func unprivileged(t *testing.T, uid uint32) *world {
+func unprivileged(t *testing.T, uid uint32, on place) *world {
 	t.Helper()
 	needRoot(t, "becoming another user")
-	w := prepareAs(t, pfdProgram, nil)
+	as := &syscall.Credential{Uid: uid, Gid: uid}
+	w := prepareAs(t, pfdProgram, nil, on.args(t, as)...)
+	w.shared = on.Shared
 	if err := os.Chown(w.dir, int(uid), int(uid)); err != nil {
 		t.Fatal(err)
 	}
-	w.credential = &syscall.Credential{Uid: uid, Gid: uid}
+	w.credential = as
 	if err := w.run(); err != nil {
 		t.Fatal(err)
 	}
@@ -27,9 +29,11 @@ func unprivileged(t *testing.T, uid uint32) *world {
 // A pfd without privilege serves processes of its own user by every method that
 // the kernel lets it have; for the others it names the setting in the way. Those
 // of other users: TestOtherUsersWithoutPrivilege.
-func TestWithoutPrivilege(t *testing.T) {
+func TestWithoutPrivilege(t *testing.T) { everywhere(t, withoutPrivilege) }
+
+func withoutPrivilege(t *testing.T, on place) {
 	const uid = 3100
-	w := unprivileged(t, uid)
+	w := unprivileged(t, uid, on)
 	b := w.bystander(attachOrder{UID: uid})
 	for _, method := range methods {
 		t.Run(method, func(t *testing.T) {

@@ -12,6 +12,9 @@ const (
 	fetch    = 8   // commands of one access
 	maxEdges = 256 // events that wait and are in no register
 	maxSyncs = 32
+
+	// MaxRead is what one access reads at most, bytes.
+	MaxRead = fetch * device.QueueEntrySize
 )
 
 // Access is one access of DMA memory. Data is the machine's, and the performer's
@@ -248,7 +251,7 @@ func (m *Machine) Run(out func(*Access)) (notify bool) {
 func (m *Machine) access(addr uint64, size int, buf []byte) *Access {
 	m.next++
 	if cap(buf) < size {
-		buf = make([]byte, size, max(size, fetch*device.QueueEntrySize))
+		buf = make([]byte, size, max(size, MaxRead))
 	}
 	return &Access{ID: m.next, Addr: addr, Data: buf[:size]}
 }

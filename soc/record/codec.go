@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 )
 
@@ -26,6 +27,7 @@ const (
 
 	flagNoTXFIFO = 1 << 0
 	flagSVA      = 1 << 1
+	flagQueues   = 1 << 2
 )
 
 // maxNodes bounds a header's nodes (ours; emu takes as many).
@@ -41,6 +43,9 @@ func AppendHeader(b []byte, h Header) []byte {
 	}
 	if h.SVA {
 		flags |= flagSVA
+	}
+	if h.Queues {
+		flags |= flagQueues
 	}
 	le := binary.LittleEndian
 	le.PutUint16(m[offVersion:], Version)
@@ -65,7 +70,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	flags := le.Uint16(b[offFlags:])
 	h := Header{
 		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint32(b[offEpoch:]),
-		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Started: int64(le.Uint64(b[offStarted:])),
+		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Queues: flags&flagQueues != 0, Started: int64(le.Uint64(b[offStarted:])),
 	}
 	const reserved = offOptions + 2
 	for i, c := range b[:headerSize] {
@@ -78,7 +83,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	if h.Firmware, ok = r5.OptionsOf(options); !ok {
 		return Header{}, fmt.Errorf("%w: its firmware's options are %#x", ErrFormat, options)
 	}
-	if flags&^(flagNoTXFIFO|flagSVA) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
+	if flags&^(flagNoTXFIFO|flagSVA|flagQueues) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
 		return Header{}, fmt.Errorf("%w: %d nodes of %d bits, flags %#x", ErrFormat, h.Nodes, h.VABits, flags)
 	}
 	return h, nil
@@ -128,6 +133,9 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 	case MessageSent:
 		u(uint64(ev.Interface), uint64(ev.Channel), ev.Destination, uint64(ev.N))
 		u(ev.Words[:]...)
+	case QueueAccessed:
+		u(uint64(ev.Access), bit(ev.OK), uint64(len(r.Data)))
+		b = append(b, r.Data...)
 	case Store:
 		u(uint64(r.Window), uint64(r.Offset), uint64(r.Width), r.Value)
 	case Take:
@@ -223,6 +231,10 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		ev.Interface, ev.Channel = int(f.u(math.MaxInt32)), int(f.u(math.MaxInt32))
 		ev.Destination, ev.N = f.u(math.MaxUint64), int(f.u(math.MaxInt32))
 		f.words(&ev.Words)
+	case QueueAccessed:
+		ev.Access = uint32(f.u(math.MaxUint32))
+		ev.OK = f.u(1) == 1
+		r.Data = f.bytes(f.u(queue.MaxRead))
 	case Store:
 		ev.Kind = 0
 		s.register(f, r)
@@ -234,6 +246,16 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		return fmt.Errorf("%w: a record of kind %d", ErrFormat, kind)
 	}
 	return f.err
+}
+
+// bytes reads n bytes, nil for none.
+func (f *fields) bytes(n uint64) (b []byte) {
+	for ; n > 0 && f.err == nil; n-- {
+		var c byte
+		c, f.err = f.r.ReadByte()
+		b = append(b, c)
+	}
+	return b
 }
 
 func (s *state) register(f *fields, r *Record) {

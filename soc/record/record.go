@@ -5,12 +5,14 @@
 package record
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -43,6 +45,7 @@ type Header struct {
 	VABits   int
 	NoTXFIFO bool
 	SVA      bool
+	Queues   bool
 	Epoch    uint32 // the first one of all nodes
 	Firmware r5.Options
 	Started  int64 // wall clock, nanoseconds since 1970
@@ -61,6 +64,7 @@ const (
 	DoorbellRung     = Kind(soc.DoorbellRung)
 	DescriptorCopied = Kind(soc.DescriptorCopied)
 	MessageSent      = Kind(soc.MessageSent)
+	QueueAccessed    = Kind(soc.QueueAccessed)
 
 	Load  Kind = 32 // a register was read, with its side effects
 	Store Kind = 33 // a register was written
@@ -86,6 +90,8 @@ func (k Kind) String() string {
 		return "descriptor"
 	case MessageSent:
 		return "message"
+	case QueueAccessed:
+		return "queue"
 	case Load:
 		return "load"
 	case Store:
@@ -110,6 +116,7 @@ type Record struct {
 	// Frame of a FrameArrived counts all frames that the machines transmitted,
 	// from 0 on.
 	Frame uint64
+	Data  []byte // of a QueueAccessed: what was read
 
 	Window device.WindowID // of Load and Store
 	Offset uint32
@@ -155,6 +162,17 @@ func (d *Digest) Actions(node int, out []soc.Action) {
 		if f := a.Frame; f != nil {
 			d.frame(f)
 		}
+		if q := a.Queue; q != nil {
+			d.queue(q)
+		}
+	}
+}
+
+func (d *Digest) queue(q *queue.Access) {
+	d.mix(uint64(q.ID) | uint64(len(q.Data))<<32 | bit(q.Write)<<62 | bit(q.Entries)<<63)
+	d.mix(q.Addr)
+	for i := 0; q.Write && i+8 <= len(q.Data); i += 8 {
+		d.mix(binary.LittleEndian.Uint64(q.Data[i:]))
 	}
 }
 

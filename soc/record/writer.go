@@ -6,6 +6,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -32,15 +33,22 @@ type Writer struct {
 	count   uint64
 	digest  Digest
 	frames  map[*wire.Frame]uint64 // on their way, by when they were transmitted
+	reads   map[read]*queue.Access // of queues in memory, to be answered
 	next    uint64
 	err     error
+}
+
+// read names a read of a node's queues in memory.
+type read struct {
+	node int
+	id   uint32
 }
 
 // NewWriter begins a recording. failed is called once, with the file's error,
 // when the recording ends before its time; it must not block. The file should
 // not block either.
 func NewWriter(to io.Writer, h Header, failed func(error)) *Writer {
-	return &Writer{to: to, failed: failed, buf: AppendHeader(nil, h), frames: map[*wire.Frame]uint64{}}
+	return &Writer{to: to, failed: failed, buf: AppendHeader(nil, h), frames: map[*wire.Frame]uint64{}, reads: map[read]*queue.Access{}}
 }
 
 // Step records an event that a node was given at now, and what came out.
@@ -49,7 +57,14 @@ func (w *Writer) Step(now int64, node int, ev *soc.Event, out []soc.Action) {
 		return
 	}
 	w.rec = Record{Kind: Kind(ev.Kind), Node: node, At: now, Event: *ev}
-	if ev.Kind == soc.FrameArrived {
+	switch ev.Kind {
+	case soc.QueueAccessed:
+		// The machine's next read has the same bytes, and is made after this.
+		if a := w.reads[read{node, ev.Access}]; a != nil && ev.OK {
+			w.rec.Data = a.Data
+		}
+		delete(w.reads, read{node, ev.Access})
+	case soc.FrameArrived:
 		// The frame itself may be another one's by now.
 		w.rec.Frame = w.frames[ev.Frame]
 		delete(w.frames, ev.Frame)
@@ -100,6 +115,9 @@ func (w *Writer) acted(node int, out []soc.Action) {
 			w.frames[f] = w.next
 			w.next++
 		}
+		if q := out[i].Queue; q != nil && !q.Write {
+			w.reads[read{node, q.ID}] = q
+		}
 	}
 }
 
@@ -125,7 +143,7 @@ func (w *Writer) flush() {
 	w.buf = w.buf[:0]
 	if err != nil && w.err == nil {
 		w.err = err
-		w.frames = nil
+		w.frames, w.reads = nil, nil
 		if w.failed != nil {
 			w.failed(err)
 		}

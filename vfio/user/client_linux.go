@@ -68,6 +68,7 @@ type Client struct {
 	twin  *socket
 	space *space // what the server may reach by messages
 	mon   monitor
+	bells *signaller
 	wg    sync.WaitGroup
 	// served counts the server's accesses. Whoever has an answer of the server
 	// has seen the accesses before it: the count says so to the memory model,
@@ -149,6 +150,7 @@ func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
 	}
 	limit := HeaderSize + dmaAccessSize + max(int(o.MaxTransfer), maxVersionData)
 	c := &Client{opts: o, mu: turnstile.New(), sock: newSocket(fd), in: newInbox(limit), space: newSpace(1 << 20), done: make(chan struct{})}
+	c.bells = newSignaller(func() { _ = c.fail(fmt.Errorf("%w: its eventfd is full and blocks", ErrMalformed)) })
 	err := c.sock.timeouts(max(o.Timeout, 0), max(o.Timeout, 0))
 	if err == nil {
 		err = c.mon.open()

@@ -1,11 +1,17 @@
 package user
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// powerOnTime is how long a device may take from D3hot to D0 before it is touched (PCI
+// Bus Power Management 1.2, 5.6.1).
+const powerOnTime = 10 * time.Millisecond
 
 // maxCapabilities bounds the answer to DEVICE_GET_REGION_INFO that a client
 // makes room for (ours).
@@ -106,15 +112,16 @@ func Unmap(ms []Mapped) error {
 	return err
 }
 
-// IOFD is a write of a region that goes through a descriptor: writing to FD
-// stands for it.
+// IOFD is a write of a region that goes through an eventfd: Signal of FD stands for
+// it.
 type IOFD struct {
 	SubRegion
 	FD int // -1: none
 }
 
 // RegionIOFDs asks for the writes of a region that can go through descriptors.
-// Several may share one. The descriptors in fds are the caller's to close.
+// Several may share one. The descriptors in fds are the caller's to close. A server
+// that gives anything but eventfds is refused.
 func (c *Client) RegionIOFDs(index int) (subs []IOFD, fds []int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,6 +140,12 @@ func (c *Client) RegionIOFDs(index int) (subs []IOFD, fds []int, err error) {
 			size = r.ArgSize
 			continue
 		}
+		for _, fd := range m.fds {
+			if !isEventFD(fd) {
+				closeFDs(m.fds)
+				return nil, nil, c.fail(fmt.Errorf("%w: I/O descriptors of region %d: one is no eventfd", ErrMalformed, index))
+			}
+		}
 		for _, s := range r.SubRegions {
 			fd := -1
 			if uint64(s.FDIndex) < uint64(len(m.fds)) {
@@ -142,6 +155,13 @@ func (c *Client) RegionIOFDs(index int) (subs []IOFD, fds []int, err error) {
 		}
 		return subs, m.fds, nil
 	}
+}
+
+// Signal adds one to an eventfd of RegionIOFDs. A server that fills it and makes it
+// block is done with: the client is over, with an error that says so.
+func (c *Client) Signal(fd int) error {
+	c.bells.signal(fd)
+	return c.Err()
 }
 
 // IRQ gives how many interrupts an index has and what they can do.
@@ -230,6 +250,45 @@ func (c *Client) SetCommand(bits uint16) error {
 	defer c.mu.Unlock()
 	c.cmd = bits
 	return nil
+}
+
+// PowerOn brings a device that a former driver left in a state of low power to D0,
+// where its registers answer (PCI Bus Power Management 1.2, 3.2). A device without that
+// capability is on.
+func (c *Client) PowerOn() error {
+	var b [256]byte
+	if err := c.ReadRegion(RegionConfig, 0, b[:]); err != nil {
+		return err
+	}
+	at := 0
+	if b[cfgStatus]&statusCapList != 0 {
+		at = int(b[cfgCapPtr]) &^ 3
+	}
+	for hops := 0; at >= cfgFirstCap && b[at] != capIDPM; hops++ {
+		if at = int(b[at+1]) &^ 3; hops == maxCaps {
+			return c.fail(fmt.Errorf("%w: its list of capabilities has no end", ErrMalformed))
+		}
+	}
+	if at < cfgFirstCap {
+		return nil
+	}
+	control := uint64(at + pmControl - capPM)
+	if control+4 > uint64(len(b)) {
+		return c.fail(fmt.Errorf("%w: its power management capability at %#x passes the end", ErrMalformed, at))
+	}
+	state := binary.LittleEndian.Uint16(b[control:])
+	if state&pmStateMask == 0 {
+		return nil
+	}
+	if err := c.Write(RegionConfig, control, 2, uint64(state&^pmStateMask)); err != nil {
+		return err
+	}
+	time.Sleep(powerOnTime)
+	v, err := c.Read(RegionConfig, control, 2)
+	if err == nil && v&pmStateMask != 0 {
+		err = fmt.Errorf("vfio-user: the device stays in power state D%d: %w", v&pmStateMask, unix.EIO)
+	}
+	return err
 }
 
 // Reset resets the device and then writes the command register that

@@ -155,7 +155,7 @@ func testConfig(d *testDevice) Config {
 		},
 		MSIX:     MSIX{Vectors: testVectors, BAR: 4, Table: 0, PBA: 0x800},
 		IOEvents: []IOEvent{{BAR: 1, Offset: regGo, Size: 4, Value: 3}, {BAR: 1, Offset: 0x40, Size: 8, Value: 9}},
-		Timeout:  2 * time.Second,
+		Timeout:  20 * time.Second,
 	}
 }
 

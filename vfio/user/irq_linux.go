@@ -2,9 +2,7 @@ package user
 
 import (
 	"fmt"
-	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,79 +30,18 @@ type interrupts struct {
 	fds  [numActions][]int // of the MSI-X vectors; -1 is none
 	err  int               // IRQErr's eventfd
 	req  int               // IRQReq's
-
-	// A peer can fill its eventfd so that a write to it blocks. guard drains
-	// it then and has the peer thrown out (stuck): nobody else loses more than
-	// a moment.
-	guard   *time.Timer
-	stuck   func()
-	gmu     sync.Mutex
-	writing int // the eventfd that is being written, or -1
+	*signaller
 }
 
-// guardDelay is how long a write to an eventfd may block (ours; a write that
-// does not block takes some 300 ns).
-const guardDelay = 10 * time.Millisecond
-
-var eventfdOne = func() []byte { return order.AppendUint64(nil, 1) }()
-
 func newInterrupts(m MSIX, stuck func()) *interrupts {
-	q := &interrupts{stuck: stuck, vec: newVectorTable(m), err: -1, req: -1, writing: -1}
+	q := &interrupts{signaller: newSignaller(stuck), vec: newVectorTable(m), err: -1, req: -1}
 	for a := range q.fds {
 		q.fds[a] = make([]int, m.Vectors)
 		for v := range q.fds[a] {
 			q.fds[a][v] = -1
 		}
 	}
-	q.guard = time.AfterFunc(time.Hour, q.rescue)
-	q.guard.Stop()
 	return q
-}
-
-// signal adds one to an eventfd. It does not block for longer than a few
-// guardDelays, whatever the peer does with it.
-func (q *interrupts) signal(fd int) {
-	if fd < 0 {
-		return
-	}
-	q.gmu.Lock()
-	q.writing = fd
-	q.gmu.Unlock()
-	q.guard.Reset(guardDelay)
-	for {
-		// EAGAIN: the counter is full, so the peer is signalled already.
-		if _, err := unix.Write(fd, eventfdOne); err != unix.EINTR {
-			break
-		}
-	}
-	q.guard.Stop()
-	q.gmu.Lock()
-	q.writing = -1
-	q.gmu.Unlock()
-}
-
-// rescue looks after a write that has taken long. If the eventfd is full, it is
-// emptied; if not, the write is done or will be, and the machine is just busy.
-func (q *interrupts) rescue() {
-	q.gmu.Lock()
-	defer q.gmu.Unlock()
-	if q.writing < 0 {
-		return
-	}
-	p := []unix.PollFd{{Fd: int32(q.writing), Events: unix.POLLOUT}}
-	if n, err := unix.Poll(p, 0); err == nil && n == 0 {
-		drain(q.writing)
-		q.stuck()
-	}
-	q.guard.Reset(guardDelay)
-}
-
-// drain takes an eventfd's count without ever blocking, be its O_NONBLOCK what
-// the peer wants; it says whether there was one.
-func drain(fd int) bool {
-	var b [8]byte
-	n, err := unix.Preadv2(fd, [][]byte{b[:]}, -1, unix.RWF_NOWAIT)
-	return err == nil && n == len(b)
 }
 
 // raise sends vector v, or makes it pending.
@@ -303,13 +240,6 @@ func (q *interrupts) disable(index uint32) {
 			*fd = -1
 		}
 	}
-}
-
-// isEventFD says whether a descriptor is an eventfd: nothing else may be
-// written to from the device's side, since it could block for good.
-func isEventFD(fd int) bool {
-	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-	return err == nil && name == "anon_inode:[eventfd]"
 }
 
 // notify signals the eventfd of an index outside MSI-X, if there is one.

@@ -51,6 +51,8 @@ const (
 	cfgCapPtr      = 0x34
 	cfgIntLine     = 0x3c
 	statusCapList  = 0x10
+	cfgFirstCap    = 0x40 // capabilities lie behind the header, 4-byte aligned
+	maxCaps        = (256 - cfgFirstCap) / 4
 	barIs64        = 0x4
 	barPrefetch    = 0x8
 	barFlagMask    = 0xf

@@ -237,6 +237,7 @@ func (s *Server) Serve(ctx context.Context, path string, listening ...func()) er
 	stop()
 	_ = unix.Unlink(path) // it may be gone already, with its directory
 	l.close()
+	s.farewell()
 	s.hangUp()
 	s.wg.Wait()
 	if ctx.Err() != nil {
@@ -309,6 +310,19 @@ func (s *Server) enter(c *conn) bool {
 		case <-late.C:
 			return false
 		}
+	}
+}
+
+// farewell warns of the client that the end of the server takes by surprise.
+func (s *Server) farewell() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder == nil {
+		return
+	}
+	if pid, program, ok := s.holder.sock.peer(); ok {
+		s.log.Warn("vfio-user: the server ends under its client: QEMU aborts when the socket of a device closes, stop virtual machines first",
+			"pid", pid, "program", program)
 	}
 }
 

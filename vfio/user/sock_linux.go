@@ -3,7 +3,9 @@ package user
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -66,6 +68,25 @@ func (s *socket) hungUp() bool {
 	p := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLRDHUP}}
 	n, err := unix.Poll(p, 0)
 	return n > 0 && err == nil
+}
+
+// peer names the process at the other end of a connection that is not over: who
+// connected it.
+func (s *socket) peer() (pid int, program string, ok bool) {
+	if s.hungUp() {
+		return 0, "", false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0, "", false
+	}
+	cred, err := unix.GetsockoptUcred(s.fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0, "", false
+	}
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", cred.Pid)) // "": it has ended, or is of another namespace
+	return int(cred.Pid), strings.TrimSpace(string(comm)), true
 }
 
 // close closes the descriptor. Nobody may be receiving or sending any more.

@@ -56,7 +56,7 @@ func newArchive(ctx context.Context, c *Cache) (*archive, error) {
 		return nil, err
 	}
 	dir := c.path("apt")
-	for _, d := range []string{"lists/partial", "archives/partial"} {
+	for _, d := range []string{"lists/partial", "archives/partial", "none/partial"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, fmt.Errorf("cache: %w", err)
 		}
@@ -148,7 +148,9 @@ func (a *archive) update(ctx context.Context) error {
 
 // resolve gives packages with all that they depend on.
 func (a *archive) resolve(ctx context.Context, names ...string) ([]archived, error) {
-	out, err := a.apt(ctx, append([]string{"--print-uris", "install"}, names...)...)
+	// apt names what it would fetch: not what it has already, unless it looks for it
+	// elsewhere.
+	out, err := a.apt(ctx, append([]string{"-o", "Dir::Cache::archives=" + a.cache.path("apt", "none"), "--print-uris", "install"}, names...)...)
 	if err != nil {
 		return nil, err
 	}

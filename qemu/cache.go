@@ -52,8 +52,8 @@ func (c *Cache) say(format string, args ...any) {
 type pins struct {
 	Programs []archived `json:"programs"` // QEMU, where the machine has none, and a shell
 	Kernel   []archived `json:"kernel"`
-	Build    []archived `json:"build,omitempty"`  // what builds modules and tests for it
-	Debian   []archived `json:"debian,omitempty"` // the system of a guest
+	Build    []archived `json:"compiler,omitempty"` // what builds modules and tests for it
+	Debian   []archived `json:"debian,omitempty"`   // the system of a guest
 }
 
 func (c *Cache) readPins() (pins, error) {

@@ -36,7 +36,7 @@ var imagePackage = regexp.MustCompile(`^linux-image-((\d+\.\d+)\.[^_]+)_([^_]+)_
 
 // sourceFiles are what is taken of the kernel's sources.
 var sourceFiles = regexp.MustCompile(`^[^/]+/(drivers/iommu/(?:iommufd/)?[^/]+|drivers/vfio/(?:pci/)?[^/]+|lib/interval_tree\.c` +
-	`|scripts/subarch\.include|tools/(?:arch/x86/)?include/.+|tools/testing/selftests/(?:vfio/.+|[^/]+))$`)
+	`|include/linux/pci_ids\.h|scripts/subarch\.include|tools/(?:arch/x86/)?include/.+|tools/testing/selftests/(?:vfio/.+|[^/]+))$`)
 
 // buildTime bounds a build (ours).
 const buildTime = 15 * time.Minute
@@ -121,10 +121,11 @@ func (c *Cache) runIn(ctx context.Context, root string, files map[string]string,
 	cmd := exec.CommandContext(ctx, "unshare", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "sh", filepath.Join(dir, "build.sh"), root, dir, arg)
 	cmd.Env = []string{"PATH=/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL=C"}
 	cmd.WaitDelay = grace
-	if _, err := output(cmd); err != nil {
-		return fmt.Errorf("%w: it wants namespaces (unshare(1)): run it as root, or allow users theirs: sysctl kernel.unprivileged_userns_clone=1", err)
+	_, err = output(cmd)
+	if err != nil && strings.Contains(err.Error(), "unshare failed") {
+		err = fmt.Errorf("%w: run it as root, or allow users namespaces of their own: sysctl kernel.unprivileged_userns_clone=1", err)
 	}
-	return nil
+	return err
 }
 
 // selftests names the directory of the kernel's tests: that of another driver is
@@ -197,19 +198,24 @@ func (c *Cache) unpackSources(ctx context.Context, a *archive, f archived, to st
 				return err
 			}
 			m := sourceFiles.FindStringSubmatch(h.Name)
-			if m == nil || h.Typeflag != tar.TypeReg {
+			if m == nil {
 				continue
-			}
-			found = true
-			b, err := io.ReadAll(t)
-			if err != nil {
-				return err
 			}
 			path := filepath.Join(to, m[1])
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 				return err
 			}
-			if err := os.WriteFile(path, b, 0o644); err != nil {
+			switch h.Typeflag {
+			case tar.TypeSymlink:
+				err = os.Symlink(h.Linkname, path)
+			case tar.TypeReg:
+				found = true
+				var b []byte
+				if b, err = io.ReadAll(t); err == nil {
+					err = os.WriteFile(path, b, 0o644)
+				}
+			}
+			if err != nil {
 				return err
 			}
 		}

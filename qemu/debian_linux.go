@@ -131,8 +131,13 @@ TimeoutStartSec=infinity
 WantedBy=multi-user.target
 `
 
-// idle are units that take a guest time and give it nothing.
-var idle = []string{"getty.target", "ldconfig.service", "systemd-hwdb-update.service", "systemd-journal-catalog-update.service"}
+// idle are units that take a guest time and give it nothing: what it drives is
+// plugged in when it has booted.
+var idle = []string{
+	"dev-mqueue.mount", "getty.target", "ldconfig.service", "proc-sys-fs-binfmt_misc.automount", "run-lock.mount",
+	"systemd-binfmt.service", "systemd-hwdb-update.service", "systemd-journal-catalog-update.service", "systemd-journal-flush.service",
+	"systemd-network-generator.service", "systemd-random-seed.service", "systemd-udev-trigger.service",
+}
 
 // debianContents lists what a guest with Debian has besides its packages' files.
 func (c *Cache) debianContents() ([]content, error) {

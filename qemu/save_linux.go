@@ -19,6 +19,7 @@ import (
 // Times (ours).
 const (
 	coldTime = 4 * time.Minute // a boot without KVM on a busy host took 87 s
+	longTime = 8 * time.Minute // of Debian, which took 135 s there
 	kvmTime  = 20 * time.Second
 	tries    = 3
 	keep     = 4 // saved guests
@@ -116,6 +117,9 @@ func (c *Cache) prepare(ctx context.Context, system System) (saved, error) {
 			return s, err
 		}
 		limit, attempts := coldTime, tries
+		if system == Debian {
+			limit = longTime
+		}
 		if accel == accelKVM {
 			limit, attempts = kvmTime, 1
 		}

@@ -6,14 +6,21 @@
 #   git             go.mod and version information
 # and, as `setup.sh test`:
 #   systemd         a machine of its own for the service (internal/packaging)
-# and fetches QEMU and a kernel for internal/guests into the user's cache. Where that
-# fails it says why, and so do the tests that need them.
+# and fetches QEMU, a kernel and Debian for internal/guests into the user's cache;
+# as `setup.sh guests` it builds modules and tests from the kernel's sources as well.
+# Where that fails it says why, and so do the tests that need them.
 set -eu
 
 # Nothing is fetched twice.
 guests() {
-	[ "$1" = test ] || return 0
-	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch ||
+	case "$1" in
+	test) what=--debian ;;
+	guests) what="--debian --iommufd" ;;
+	*) return 0 ;;
+	esac
+	# $what is a list of words.
+	# shellcheck disable=SC2086
+	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch $what ||
 		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
 }
 
@@ -21,7 +28,7 @@ need=
 command -v gcc >/dev/null 2>&1 || need="$need gcc"
 [ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
 command -v git >/dev/null 2>&1 || need="$need git"
-if [ "${1:-}" = test ]; then
+if [ -n "${1:-}" ]; then
 	[ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || need="$need systemd"
 fi
 

@@ -33,9 +33,10 @@ func TestTutorial(t *testing.T) {
 		c.Dir = ".."
 		return c
 	}
-	var said []string // by the last command, or by what runs in the background
+	var said string // by the last command
 	var remote string
-	next := func() string { return "" }
+	next := func() string { return "" } // what the target says
+
 	count := map[string]int{}
 	for _, m := range regexp.MustCompile("(?s)```(sh|text|go)\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
 		kind, body := m[1], strings.TrimSuffix(m[2], "\n")
@@ -46,9 +47,9 @@ func TestTutorial(t *testing.T) {
 				t.Errorf("examples/putget does not have this:\n%s", body)
 			}
 		case kind == "text":
-			got := next()
-			if len(said) > 0 {
-				got, said = said[0], said[1:]
+			got := said
+			if said = ""; got == "" {
+				got = next()
 			}
 			if remote == "" {
 				remote = got
@@ -88,9 +89,7 @@ func TestTutorial(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v\n%s", body, err, out)
 			}
-			if said = nil; strings.HasPrefix(body, "bin/putget get") {
-				said = []string{strings.TrimSuffix(string(out), "\n")}
-			}
+			said = strings.TrimSuffix(string(out), "\n")
 			if body == "bin/exanetctl fault" && !strings.Contains(string(out), "resolved") {
 				t.Errorf("no fault in the log:\n%s", out)
 			}

@@ -33,6 +33,7 @@ func ExampleClient_Nodes() {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
 

@@ -56,7 +56,7 @@ type Record struct {
 	Resident  int64 // its page-in ended
 	Answered  int64 // the RAPF, or the question to the delegate, went out
 
-	shown bool // Config.Observe has had it
+	shown bool // its outcome is final, and Config.Observe has had it
 }
 
 // log is a ring of records. A record is named by its number since the start,
@@ -73,6 +73,15 @@ func (l *log) add(r Record) uint64 {
 	return n
 }
 
+// record keeps a fault's record, in the place of the oldest. Where the outcome of that
+// one is not final yet, nobody will be shown it: it is counted.
+func (d *Driver) record(r Record) uint64 {
+	if d.log.next >= RecordDepth && !d.log.ring[d.log.next%RecordDepth].shown {
+		d.stats.Unrecorded++
+	}
+	return d.log.add(r)
+}
+
 func (l *log) at(n uint64) *Record {
 	if n >= l.next || l.next-n > RecordDepth {
 		return nil
@@ -82,8 +91,11 @@ func (l *log) at(n uint64) *Record {
 
 // final shows a record whose outcome is final to whoever looks.
 func (d *Driver) final(r *Record) {
-	if d.observe != nil && !r.shown {
-		r.shown = true
+	if r.shown {
+		return
+	}
+	r.shown = true
+	if d.observe != nil {
 		d.observe(r)
 	}
 }

@@ -45,6 +45,12 @@ type archived struct {
 // several.
 var kernelPackage = regexp.MustCompile(`^linux-(image|binary|modules)-[0-9]`)
 
+// newestImage is whatever kernel is the newest.
+const newestImage = "linux-image-cloud-amd64"
+
+// kernelVersion is what a Cache's Kernel may be; it is part of names of files.
+var kernelVersion = regexp.MustCompile(`^(\d+(\.\d+){1,2})?$`)
+
 func newArchive(ctx context.Context, c *Cache) (*archive, error) {
 	for _, program := range []string{"apt-get", "dpkg-deb"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -142,6 +148,40 @@ func (a *archive) resolve(ctx context.Context, names ...string) ([]archived, err
 		return nil, err
 	}
 	return parseURIs(string(out))
+}
+
+// image names the package of the newest kernel whose version begins so.
+func (a *archive) image(ctx context.Context, version string) (string, error) {
+	if version == "" {
+		return newestImage, nil
+	}
+	out, err := output(exec.CommandContext(ctx, "apt-cache", "-c", a.conf, "pkgnames", "linux-image-"+version))
+	if err != nil {
+		return "", fmt.Errorf("%w: kernels: %w", ErrArchive, err)
+	}
+	return newest(strings.Fields(string(out)), version)
+}
+
+// imageName is the package of a cloud kernel, with the last number of its version.
+var imageName = regexp.MustCompile(`^linux-image-(\d+\.\d+)\.(\d+)\+deb\S*-cloud-amd64$`)
+
+// newest chooses among packages of kernels.
+func newest(names []string, version string) (string, error) {
+	best, found := -1, ""
+	for _, n := range names {
+		m := imageName.FindStringSubmatch(n)
+		if m == nil {
+			continue
+		}
+		last, _ := strconv.Atoi(m[2]) // digits: they match
+		if (m[1] == version || m[1]+"."+m[2] == version) && last > best {
+			best, found = last, n
+		}
+	}
+	if found == "" {
+		return "", fmt.Errorf("%w: %s and %s have no kernel %s", ErrArchive, suite, backports, version)
+	}
+	return found, nil
 }
 
 // parseURIs reads what apt-get --print-uris prints: 'URI' FILE SIZE HASH.

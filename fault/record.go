@@ -56,7 +56,7 @@ type Record struct {
 	Resident  int64 // its page-in ended
 	Answered  int64 // the RAPF, or the question to the delegate, went out
 
-	shown bool // its outcome is final, and Config.Observe has had it
+	shown bool // Config.Observe has had it
 }
 
 // log is a ring of records. A record is named by its number since the start,
@@ -74,9 +74,9 @@ func (l *log) add(r Record) uint64 {
 }
 
 // record keeps a fault's record, in the place of the oldest. Where the outcome of that
-// one is not final yet, nobody will be shown it: it is counted.
+// one is not final yet, Config.Observe will not have it: it is counted.
 func (d *Driver) record(r Record) uint64 {
-	if d.log.next >= RecordDepth && !d.log.ring[d.log.next%RecordDepth].shown {
+	if d.observe != nil && d.log.next >= RecordDepth && !d.log.ring[d.log.next%RecordDepth].shown {
 		d.stats.Unrecorded++
 	}
 	return d.log.add(r)
@@ -91,11 +91,8 @@ func (l *log) at(n uint64) *Record {
 
 // final shows a record whose outcome is final to whoever looks.
 func (d *Driver) final(r *Record) {
-	if r.shown {
-		return
-	}
-	r.shown = true
-	if d.observe != nil {
+	if d.observe != nil && !r.shown {
+		r.shown = true
 		d.observe(r)
 	}
 }

@@ -100,9 +100,12 @@ type rig struct {
 	t      *testing.T
 	dir    string // of pins
 	socket string
-	pfd    *exec.Cmd
-	client *control.Client
-	before map[string]float64
+	// Of the next pfd: its file, where it is another, and in which namespaces.
+	program string
+	attr    *syscall.SysProcAttr
+	pfd     *exec.Cmd
+	client  *control.Client
+	before  map[string]float64
 }
 
 func newRig(t *testing.T, args ...string) *rig {
@@ -123,8 +126,12 @@ func newRig(t *testing.T, args ...string) *rig {
 func (r *rig) start(args ...string) {
 	r.t.Helper()
 	var said bytes.Buffer
-	r.pfd = exec.Command(filepath.Join(bin, "pfd"), append([]string{"--socket", r.socket, "--log-level", "warn"}, args...)...)
-	r.pfd.Stderr = &said
+	program := r.program
+	if program == "" {
+		program = filepath.Join(bin, "pfd")
+	}
+	r.pfd = exec.Command(program, append([]string{"--socket", r.socket, "--log-level", "warn"}, args...)...)
+	r.pfd.Stderr, r.pfd.SysProcAttr = &said, r.attr
 	if err := r.pfd.Start(); err != nil {
 		r.t.Fatal(err)
 	}

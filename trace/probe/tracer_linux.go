@@ -360,6 +360,8 @@ func rights() error {
 // explain adds the remedy to an error of the kernel's.
 func explain(err error) error {
 	switch {
+	case missingBTF() && (errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, fs.ErrNotExist)):
+		return fmt.Errorf("%w: the kernel has no BTF: one that was built with CONFIG_DEBUG_INFO_BTF is needed", err)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: this kernel does not have it", err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
@@ -367,8 +369,6 @@ func explain(err error) error {
 			return fmt.Errorf("%w: perhaps by the kernel's lockdown: %s", err, strings.TrimSpace(string(b)))
 		}
 		return fmt.Errorf("%w: the kernel does not allow it: CAP_BPF and CAP_PERFMON are needed, and no lockdown that forbids it", err)
-	case errors.Is(err, fs.ErrNotExist) && missingBTF():
-		return fmt.Errorf("%w: the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)", err)
 	}
 	return err
 }

@@ -45,9 +45,6 @@ type archived struct {
 // several.
 var kernelPackage = regexp.MustCompile(`^linux-(image|binary|modules)-[0-9]`)
 
-// newestImage is whatever kernel is the newest.
-const newestImage = "linux-image-cloud-amd64"
-
 // kernelVersion is what a Cache's Kernel may be; it is part of names of files.
 var kernelVersion = regexp.MustCompile(`^(\d+(\.\d+){1,2})?$`)
 
@@ -150,16 +147,29 @@ func (a *archive) resolve(ctx context.Context, names ...string) ([]archived, err
 	return parseURIs(string(out))
 }
 
-// image names the package of the newest kernel whose version begins so.
-func (a *archive) image(ctx context.Context, version string) (string, error) {
-	if version == "" {
-		return newestImage, nil
-	}
-	out, err := output(exec.CommandContext(ctx, "apt-cache", "-c", a.conf, "pkgnames", "linux-image-"+version))
+// kernelNamed gives the packages of the newest kernel whose version begins so. What they
+// depend on is not asked for: of an older kernel the archive has some of it no more.
+func (a *archive) kernelNamed(ctx context.Context, version string) ([]archived, error) {
+	out, err := output(exec.CommandContext(ctx, "apt-cache", "-c", a.conf, "pkgnames", "linux-"))
 	if err != nil {
-		return "", fmt.Errorf("%w: kernels: %w", ErrArchive, err)
+		return nil, fmt.Errorf("%w: kernels: %w", ErrArchive, err)
 	}
-	return newest(strings.Fields(string(out)), version)
+	all := strings.Fields(string(out))
+	image, err := newest(all, version)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"--print-uris", "download", image}
+	for _, n := range all {
+		if m := kernelPackage.FindStringSubmatch(n + "-"); n != image && m != nil && strings.TrimPrefix(n, "linux-"+m[1]) == strings.TrimPrefix(image, "linux-image") {
+			args = append(args, n)
+		}
+	}
+	out, err = a.apt(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	return parseURIs(string(out))
 }
 
 // imageName is the package of a cloud kernel, with the last number of its version.

@@ -214,11 +214,11 @@ func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 	if p.Programs, err = a.resolve(ctx, programs...); err != nil {
 		return p, err
 	}
-	image, err := a.image(ctx, c.Kernel)
-	if err != nil {
+	if c.Kernel != "" {
+		p.Kernel, err = a.kernelNamed(ctx, c.Kernel)
 		return p, err
 	}
-	all, err := a.resolve(ctx, image)
+	all, err := a.resolve(ctx, "linux-image-cloud-amd64")
 	if err != nil {
 		return p, err
 	}

@@ -100,9 +100,9 @@ type rig struct {
 	t      *testing.T
 	dir    string // of pins
 	socket string
-	// Of the next pfd: its file, where it is another, and in which namespaces.
+	// Of the next pfd: its file, where it is another, and what starts it.
 	program string
-	attr    *syscall.SysProcAttr
+	starter []string
 	pfd     *exec.Cmd
 	client  *control.Client
 	before  map[string]float64
@@ -130,8 +130,9 @@ func (r *rig) start(args ...string) {
 	if program == "" {
 		program = filepath.Join(bin, "pfd")
 	}
-	r.pfd = exec.Command(program, append([]string{"--socket", r.socket, "--log-level", "warn"}, args...)...)
-	r.pfd.Stderr, r.pfd.SysProcAttr = &said, r.attr
+	words := append(append(r.starter[:len(r.starter):len(r.starter)], program), "--socket", r.socket, "--log-level", "warn")
+	r.pfd = exec.Command(words[0], append(words[1:], args...)...)
+	r.pfd.Stderr = &said
 	if err := r.pfd.Start(); err != nil {
 		r.t.Fatal(err)
 	}

@@ -41,6 +41,8 @@ func (a *app) benchCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&l.PFD, "pfd", "bin/pfd", "the pfd to start")
+	f.StringVar(&l.Untraced, "untraced", "", "a pfd without the probe point, to compare with")
+	f.StringVar(&l.BPFFS, "bpffs", "", "directory of a bpffs for tracing, which is not measured without (root)")
 	f.IntVar(&l.Small, "small", 1000, "transfers of 4 KiB of each kind")
 	f.IntVar(&l.Large, "large", 200, "transfers of 1 MiB of each kind")
 	f.DurationVar(&l.Window, "window", time.Second, "how long each number of channels is kept busy")

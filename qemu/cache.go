@@ -61,7 +61,7 @@ func (c *Cache) say(format string, args ...any) {
 // pins is what a cache was resolved to; Setup goes by it from then on, whatever
 // the archive has meanwhile.
 type pins struct {
-	Programs []archived `json:"programs"` // QEMU, where the machine has none, and a shell
+	Programs []archived `json:"programs"` // QEMU, where the machine has none, a shell, and bpftool for tests
 	Kernel   []archived `json:"kernel"`
 	Build    []archived `json:"build,omitempty"` // what builds modules for it
 }
@@ -203,7 +203,7 @@ func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 	if err := a.update(ctx); err != nil {
 		return p, err
 	}
-	programs := []string{"busybox-static"}
+	programs := []string{"busybox-static", "bpftool"}
 	if q, err := onPath(ctx); err == nil {
 		c.say("QEMU %s is on PATH", q.Version)
 	} else {

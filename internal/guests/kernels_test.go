@@ -114,7 +114,7 @@ func (f *fleet) traced(lockdown string) string {
 		}
 	}
 	if len(refused) == 0 {
-		refused = []string{"all"}
+		refused = []string{"-"}
 	}
 	return fmt.Sprintf("%d | %s", nop, strings.Join(refused, ", "))
 }

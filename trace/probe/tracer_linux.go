@@ -366,7 +366,7 @@ func explain(err error) error {
 		return fmt.Errorf("%w: this kernel does not have it", err)
 	case errors.Is(err, unix.EINVAL) && strings.Contains(lockdown(), "[confidentiality]"):
 		// The helpers that read memory are unknown to the verifier then (kernel/trace/bpf_trace.c).
-		return fmt.Errorf("%w: by the kernel's lockdown, which forbids programs that read memory: %s: boot without lockdown=confidentiality", err, lockdown())
+		return fmt.Errorf("the kernel's lockdown forbids programs that read memory: boot without lockdown=confidentiality: %w", err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		if l := lockdown(); l != "" && !strings.Contains(l, "[none]") {
 			return fmt.Errorf("%w: perhaps by the kernel's lockdown: %s", err, l)

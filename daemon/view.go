@@ -451,6 +451,7 @@ func (n *node) counters() ([]control.Counter, error) {
 	n.asking.Unlock()
 	list := append(faultCounters(t), []control.Counter{
 		{Name: "faults_dropped_total", Value: t.Dropped + s.BadPage + s.Invalid, Help: "entries that were not served: the guard time-out recovers"},
+		{Name: "faults_unrecorded_total", Value: s.Unrecorded, Help: "faults of which no record tells: more waited than pfd remembers"},
 		{Name: control.CounterUnattributed, Value: s.UnknownPDID, Help: "entries of a PDID that no domain has"},
 		{Name: "netlink_sent_total", Value: sent.Sent, Help: "fault messages sent to processes"},
 		{Name: "netlink_full_total", Value: sent.Full, Help: "fault messages not sent: the process does not read"},

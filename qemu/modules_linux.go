@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"github.com/ulikunitz/xz"
+
+	"github.com/exanet/pfd/qemu/guest"
 )
 
 // buildScript builds the modules in a root of its own.
@@ -75,7 +77,7 @@ func (c *Cache) buildModules(ctx context.Context, a *archive, p pins, dir string
 	if _, err := output(cmd); err != nil {
 		return fmt.Errorf("%w: it wants namespaces (unshare(1)): run it as root, or allow users theirs: sysctl kernel.unprivileged_userns_clone=1", err)
 	}
-	if err := takeModules(dir, root, c.path("kernel", "modules")); err != nil {
+	if err := takeModules(dir, root, c.modules(guest.SetStock)); err != nil {
 		return err
 	}
 	return errors.Join(os.RemoveAll(root), os.Remove(script))

@@ -21,7 +21,7 @@ const (
 	coldTime = 4 * time.Minute // a boot without KVM on a busy host took 87 s
 	kvmTime  = 20 * time.Second
 	tries    = 3
-	keep     = 3 // saved guests
+	keep     = 5 // saved guests
 )
 
 // lock keeps other Setups out.
@@ -67,9 +67,9 @@ func (c *Cache) saved(ctx context.Context, accel string) (saved, error) {
 		return s, err
 	}
 	s.accel = accel
-	s.image.kernel = c.path("kernel", "vmlinuz")
+	s.image.kernel = c.kernelPath("kernel", "vmlinuz")
 	if !exists(s.image.kernel) {
-		return s, fmt.Errorf("kernel of the guests: %w", ErrNotSetUp)
+		return s, fmt.Errorf("%s of the guests: %w", c.kernelName("kernel"), ErrNotSetUp)
 	}
 	files, key, err := c.initramfs()
 	if err != nil {

@@ -5,6 +5,7 @@
 #   gcc, libc6-dev  the race detector, and the clients in C
 #   git             the house rules
 #   systemd         a machine of its own for the service (internal/packaging)
+#   bpftool         another reader of the probe's maps (internal/tracing)
 # And it fetches QEMU and a kernel for internal/guests into the user's cache. Where that
 # fails it says why, and so do the tests that need them.
 set -eu
@@ -12,8 +13,15 @@ set -eu
 # Nothing is fetched twice.
 guests() {
 	[ "$1" = test ] || return 0
-	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch ||
-		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
+	# The kernels of docs/tracing.md, beside the newest, where all are asked for.
+	kernels=
+	[ "${EXANET_KERNELS:-}" != all ] || kernels="6.12 6.18 7.2"
+	for k in "" $kernels; do
+		CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch --kernel "$k" || {
+			echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
+			return 0
+		}
+	done
 }
 
 if ! command -v go >/dev/null 2>&1; then
@@ -32,6 +40,7 @@ if [ "${1:-}" = test ]; then
 	[ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
 	command -v git >/dev/null 2>&1 || need="$need git"
 	[ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || need="$need systemd"
+	command -v bpftool >/dev/null 2>&1 || [ -x /usr/sbin/bpftool ] || need="$need bpftool"
 fi
 mode=${1:-}
 if [ -z "$need" ]; then

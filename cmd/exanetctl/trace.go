@@ -1,14 +1,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/trace/probe"
 )
@@ -64,19 +67,45 @@ func (a *app) pfdProgram(cmd *cobra.Command) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s, err := client.Status(cmd.Context())
+	if _, err := client.Status(cmd.Context()); err != nil {
+		return "", err
+	}
+	pid, err := listener(cmd.Context(), client.Socket())
 	if err != nil {
 		return "", err
 	}
-	exe := fmt.Sprintf("/proc/%d/exe", s.PID)
+	exe := fmt.Sprintf("/proc/%d/exe", pid)
 	path, err := os.Readlink(exe)
 	if err != nil {
-		return "", fmt.Errorf("the program of pfd, process %d: %w: is it in another pid namespace? name its file with --program", s.PID, err)
+		return "", fmt.Errorf("the program of pfd, process %d (0: in another pid namespace): %w: name its file with --program", pid, err)
 	}
 	if gone := strings.TrimSuffix(path, " (deleted)"); gone != path {
 		fmt.Fprintf(a.err, "exanetctl: %s was replaced while pfd runs: the running one is traced, and none that starts from the new file\n", gone)
 	}
 	return exe, nil
+}
+
+// listener gives the process that listens at a socket, by its number here: pfd's own word
+// is that of its pid namespace.
+func listener(ctx context.Context, socket string) (int, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return 0, err
+	}
+	if cerr != nil {
+		return 0, fmt.Errorf("who listens at %s: %w", socket, cerr)
+	}
+	return int(cred.Pid), nil
 }
 
 func (a *app) traceOff(dir *string) *cobra.Command {
@@ -159,9 +188,25 @@ func (a *app) showTrace(s *probe.Status) error {
 		t.add(fmt.Sprintf("pfd %d", w.PID), fmt.Sprintf("%d batches, %s", w.Batches, state))
 	}
 	for _, name := range probe.CounterNames() {
+		if remedy := remedies[name]; remedy != "" && s.Counters[name] > 0 {
+			t.add(name, fmt.Sprintf("%d: %s", s.Counters[name], remedy))
+			continue
+		}
 		t.add(name, s.Counters[name])
 	}
 	return t.flush()
+}
+
+// remedies say what a counter means that should be 0.
+var remedies = map[string]string{
+	"bad_records":   "records that no pfd makes were left out: is the program that is traced a pfd?",
+	"unreadable":    "records could not be read and were left out: run `exanetctl trace on` again",
+	"lone":          "refused blocks whose faults are not known: pfd has them in another process, or they began before `trace on`",
+	"crowded":       "faults of blocks that had more than eight were left out of the histograms",
+	"full":          "a map was full, and what it had no room for was left out: run `exanetctl trace off` and `on`",
+	"stamp_bad":     "a process's word of when it rang or saw the end cannot be: `ring` or `seen` were left out",
+	"events_lost":   "nobody read these events in time: narrow them with `trace faults --slower`, the histograms have them",
+	"kernel_missed": "page-ins whose part in the kernel is not known were left out of `kernel_*`",
 }
 
 func (a *app) traceLatency(dir *string) *cobra.Command {

@@ -100,9 +100,12 @@ type rig struct {
 	t      *testing.T
 	dir    string // of pins
 	socket string
-	pfd    *exec.Cmd
-	client *control.Client
-	before map[string]float64
+	// Of the next pfd: its file, where it is another, and what starts it.
+	program string
+	starter []string
+	pfd     *exec.Cmd
+	client  *control.Client
+	before  map[string]float64
 }
 
 func newRig(t *testing.T, args ...string) *rig {
@@ -123,7 +126,12 @@ func newRig(t *testing.T, args ...string) *rig {
 func (r *rig) start(args ...string) {
 	r.t.Helper()
 	var said bytes.Buffer
-	r.pfd = exec.Command(filepath.Join(bin, "pfd"), append([]string{"--socket", r.socket, "--log-level", "warn"}, args...)...)
+	program := r.program
+	if program == "" {
+		program = filepath.Join(bin, "pfd")
+	}
+	words := append(append(r.starter[:len(r.starter):len(r.starter)], program), "--socket", r.socket, "--log-level", "warn")
+	r.pfd = exec.Command(words[0], append(words[1:], args...)...)
 	r.pfd.Stderr = &said
 	if err := r.pfd.Start(); err != nil {
 		r.t.Fatal(err)

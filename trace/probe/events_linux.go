@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
 )
@@ -115,6 +116,10 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 		return fmt.Errorf("map %s: %w", eventsMap, err)
 	}
 	defer r.Close()
+	// What a reader left that was killed is not what is wanted now.
+	if err := errors.Join(settings.Put(uint32(0), &probeSettings{SlowestFloor: s.SlowestFloor}), drain(r)); err != nil {
+		return fmt.Errorf("map %s: %w", eventsMap, err)
+	}
 	if err := settings.Put(uint32(0), &s); err != nil {
 		return fmt.Errorf("map %s: %w", settingsMap, err)
 	}
@@ -137,6 +142,19 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 			return err
 		}
 		if err := f(e); err != nil {
+			return err
+		}
+	}
+}
+
+// drain throws away what a ring buffer holds.
+func drain(r *ringbuf.Reader) error {
+	r.SetDeadline(time.Unix(1, 0)) // nothing is waited for
+	defer r.SetDeadline(time.Time{})
+	for {
+		if _, err := r.Read(); errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		} else if err != nil {
 			return err
 		}
 	}

@@ -292,6 +292,22 @@ __noinline int off_processor(struct fault_event *e, __u64 from, __u64 to)
 	return 0;
 }
 
+/* worst notes a fault that is its domain's slowest. It stands alone for its stack: Linux
+   6.12 has 512 bytes for all frames of a call, rounded up to 32 each. */
+__noinline int worst(struct fault_event *e)
+{
+	struct domain *d;
+
+	if (!e)
+		return 0;
+	d = domain_of(e->node, e->pdid);
+	if (d && e->total_ns > d->worst_ns) {
+		d->worst_ns = e->total_ns;
+		d->worst_page = e->page;
+	}
+	return 0;
+}
+
 /* finish takes one fault; b is its block's refusal, NULL where it names no block. */
 static __always_inline void finish(struct fault_event *e, struct waiting_fault *w, struct record *b)
 {
@@ -357,11 +373,7 @@ static __always_inline void finish(struct fault_event *e, struct waiting_fault *
 	}
 	e->total_ns = from - e->start_ns;
 	observe(total, e->method, e->kind, e->total_ns);
-	struct domain *d = domain_of(e->node, e->pdid);
-	if (d && e->total_ns > d->worst_ns) {
-		d->worst_ns = e->total_ns;
-		d->worst_page = e->page;
-	}
+	worst(e);
 	keep(e);
 	tell(e);
 }
@@ -387,16 +399,14 @@ static __always_inline struct refusal_key key_of(struct record *r)
 	};
 }
 
-/* bare_fault finishes a fault that names no block. */
-__noinline int bare_fault(struct record *r)
+/* join takes a fault with its block's refusal, NULL where it names no block. */
+__noinline int join(struct record *r, struct waiting_fault *w)
 {
 	struct fault_event e = {};
-	struct waiting_fault w = {};
 
-	if (!r)
+	if (!w)
 		return 0;
-	fill(&w, r);
-	finish(&e, &w, 0);
+	finish(&e, w, r);
 	return 0;
 }
 
@@ -420,11 +430,11 @@ __noinline int fault(struct record *r)
 	}
 	if (r->flags & flag_answers)
 		count(r->outcome == failed ? rapf_fails : rapfs, 1);
+	k = key_of(r);
 	if (!(r->flags & flag_has_block)) {
 		count(bare, 1);
-		return bare_fault(r);
+		k.fabric = ~k.fabric; /* no block's: it waits for nothing */
 	}
-	k = key_of(r);
 	w = bpf_map_lookup_elem(&fault_waiting, &k);
 	if (!w) {
 		struct empty *zero = nothing;
@@ -444,16 +454,10 @@ __noinline int fault(struct record *r)
 		return 0;
 	}
 	fill(&w->faults[i], r);
-	return 0;
-}
-
-__noinline int join(struct record *r, struct waiting_fault *w)
-{
-	struct fault_event e = {};
-
-	if (!r || !w)
-		return 0;
-	finish(&e, w, r);
+	if (!(r->flags & flag_has_block)) {
+		join(0, &w->faults[i]);
+		bpf_map_delete_elem(&fault_waiting, &k);
+	}
 	return 0;
 }
 

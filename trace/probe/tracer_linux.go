@@ -360,17 +360,30 @@ func rights() error {
 // explain adds the remedy to an error of the kernel's.
 func explain(err error) error {
 	switch {
+	case missingBTF() && (errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, fs.ErrNotExist)):
+		return fmt.Errorf("%w: the kernel has no BTF: one that was built with CONFIG_DEBUG_INFO_BTF is needed", err)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: this kernel does not have it", err)
+	case errors.Is(err, unix.EINVAL) && strings.Contains(lockdown(), "[confidentiality]"):
+		// The helpers that read memory are unknown to the verifier then (kernel/trace/bpf_trace.c).
+		return fmt.Errorf("the kernel's lockdown forbids programs that read memory: boot without lockdown=confidentiality: %w", err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		if b, lerr := os.ReadFile("/sys/kernel/security/lockdown"); lerr == nil && !strings.Contains(string(b), "[none]") {
-			return fmt.Errorf("%w: perhaps by the kernel's lockdown: %s", err, strings.TrimSpace(string(b)))
+		if l := lockdown(); l != "" && !strings.Contains(l, "[none]") {
+			return fmt.Errorf("%w: perhaps by the kernel's lockdown: %s", err, l)
 		}
 		return fmt.Errorf("%w: the kernel does not allow it: CAP_BPF and CAP_PERFMON are needed, and no lockdown that forbids it", err)
-	case errors.Is(err, fs.ErrNotExist) && missingBTF():
-		return fmt.Errorf("%w: the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)", err)
 	}
 	return err
+}
+
+// lockdown gives the kernel's levels with the present one in brackets, "" where it does
+// not tell.
+func lockdown() string {
+	b, err := os.ReadFile("/sys/kernel/security/lockdown")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
 }
 
 func missingBTF() bool {

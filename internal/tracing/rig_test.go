@@ -86,7 +86,7 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	defer unix.Unmount(bpffs, unix.MNT_DETACH)
-	if notes, err := probe.On(probe.Start{Dir: filepath.Join(bpffs, "try"), Program: filepath.Join(bin, "pfd")}); err != nil {
+	if notes, err := probe.On(probe.Start{Dir: filepath.Join(bpffs, "try"), Programs: []string{filepath.Join(bin, "pfd")}}); err != nil {
 		refused = fmt.Sprintf("this kernel refuses the programs: %v %v", notes, err)
 	} else if err := probe.Off(filepath.Join(bpffs, "try")); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -387,9 +387,12 @@ __noinline int shared_in(__u32 pid, __u64 began, __u64 ended)
 	return t != 0;
 }
 
-/* delegate_part tells what became of a fault between the process's being asked and its
-   answer. */
-__noinline int delegate_part(struct waiting_fault *w, __u64 asked, __u64 answered)
+/* since gives a time's length, 0 where it ends before it begins. */
+static __always_inline __u64 since(__u64 from, __u64 to) { return to > from ? to - from : 0; }
+
+/* delegate_part tells what became of a fault that its process was asked to serve, after
+   began: it may have run, and more, before pfd was done with asking. */
+__noinline int delegate_part(struct waiting_fault *w, __u64 began, __u64 asked, __u64 answered)
 {
 	struct call_key k = {};
 	struct client *c;
@@ -402,10 +405,11 @@ __noinline int delegate_part(struct waiting_fault *w, __u64 asked, __u64 answere
 	if (!c)
 		return 0;
 	for (int i = 0; i < RAN; i++)
-		ran = earlier(ran, c->ran_ns[i], asked, answered);
+		ran = earlier(ran, c->ran_ns[i], began, answered);
 	if (ran != ~0ULL) {
-		observe(delegate_run, w->method, w->fault_kind, ran - asked);
-		asked = ran;
+		observe(delegate_run, w->method, w->fault_kind, since(asked, ran));
+		if (ran > asked)
+			asked = ran;
 	}
 	k.pid = w->process;
 	k.page = w->page & ~4095ULL;
@@ -413,11 +417,13 @@ __noinline int delegate_part(struct waiting_fault *w, __u64 asked, __u64 answere
 	if (!t)
 		return 0;
 	for (int i = 0; i < TOUCHES; i++)
-		touched = earlier(touched, t->ns[i], asked, answered);
-	if (touched != ~0ULL) {
-		observe(delegate_touch, w->method, w->fault_kind, touched - asked);
-		observe(delegate_answer, w->method, w->fault_kind, answered - touched);
-	}
+		touched = earlier(touched, t->ns[i], began, answered);
+	if (touched == ~0ULL)
+		return 0;
+	observe(delegate_touch, w->method, w->fault_kind, since(asked, touched));
+	if (touched > asked)
+		asked = touched;
+	observe(delegate_answer, w->method, w->fault_kind, since(asked, answered));
 	return 0;
 }
 
@@ -511,10 +517,10 @@ static __always_inline void finish(struct fault_event *e, struct waiting_fault *
 	from = add(e, page_in, w->times[fault_resident], from, w->thread);
 	from = add(e, answer, w->times[fault_answered], from, w->thread);
 	if (w->method == populate)
-		delegate_part(w, w->times[fault_started], w->times[fault_resident]);
+		delegate_part(w, w->times[fault_started], w->times[fault_started], w->times[fault_resident]);
 	if (b) {
 		if (w->outcome == delegated)
-			delegate_part(w, w->times[fault_answered], b->obeyed);
+			delegate_part(w, w->times[fault_drained], w->times[fault_answered], b->obeyed);
 		from = add(e, resend, b->times[block_ended], from, tid);
 		from = add(e, complete, b->times[block_published], from, tid);
 		from = add(e, seen, saw(b, now), from, tid);
@@ -802,8 +808,8 @@ __noinline int kernel_part(struct record *r)
 	struct source_state *on;
 	struct call_marks *c;
 
-	if (!r)
-		return 0;
+	if (!r || r->method == populate)
+		return 0; /* the process's kernel part is its own */
 	k.page = r->page;
 	began = r->times[0];
 	ended = r->times[1];

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -30,9 +31,32 @@ const (
 	smallGroup = 48 << 20
 )
 
+// hog takes the processor from whoever has it, again and again.
+func hog() error {
+	runtime.LockOSThread()
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
+		return fmt.Errorf("a real-time thread: %w", err)
+	}
+	fmt.Println("ready")
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	for {
+		for end := time.Now().Add(300 * time.Microsecond); time.Now().Before(end); {
+		}
+		rest := unix.NsecToTimespec(int64(100 * time.Microsecond))
+		_ = unix.Nanosleep(&rest, nil)
+	}
+}
+
 // serveTarget is a target: it names a buffer that nobody has touched, and lives until
 // its input ends.
 func serveTarget(trouble string) error {
+	if trouble == "take" {
+		return hog()
+	}
 	debug.SetGCPercent(-1) // else the runtime takes the mmap_lock now and then
 	args := strings.Fields(os.Getenv(asTarget + "_ARGS"))
 	e, err := rdma.Attach(context.Background(), rdma.Options{Socket: args[0], Node: 1, Group: "judge", AcceptGroup: true})
@@ -48,13 +72,16 @@ func serveTarget(trouble string) error {
 	if err != nil {
 		return err
 	}
+	underWay := make(chan struct{})
 	switch trouble {
 	case "locks":
-		for range 2 {
-			go remap()
-		}
+		go remap(underWay)
+		<-underWay
 	case "reclaim":
-		go reread(args[1])
+		// The page cache of a file that is larger than the cgroup may be.
+		if _, err := copyFile(io.Discard, args[1]); err != nil {
+			return err
+		}
 	}
 	fmt.Println(remote)
 	_, err = io.Copy(io.Discard, os.Stdin)
@@ -62,7 +89,7 @@ func serveTarget(trouble string) error {
 }
 
 // remap maps and unmaps a populated area for ever: it is unmapped under the mmap_lock.
-func remap() {
+func remap(underWay chan struct{}) {
 	const size = 8 << 20
 	var at uintptr
 	for flags := uintptr(unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE); ; flags |= unix.MAP_FIXED {
@@ -71,30 +98,30 @@ func remap() {
 			fmt.Fprintln(os.Stderr, "mmap:", errno)
 			return
 		}
+		if at == 0 {
+			close(underWay)
+		}
 		at = a
 	}
 }
 
-// reread reads a file that is larger than its cgroup may be for ever.
-func reread(name string) {
-	b := make([]byte, 1<<20)
-	for {
-		f, err := os.Open(name)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return
-		}
-		for {
-			if _, err := f.Read(b); err != nil {
-				break
-			}
-		}
-		f.Close()
+func copyFile(w io.Writer, name string) (int64, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return 0, err
 	}
+	defer f.Close()
+	return io.Copy(w, f)
 }
 
 // spent is what the faults of a run took in all, ns, by stage; the counts of faults.
 type spent map[string]uint64
+
+// preempted gives the part of the stages between doorbell seen and done published that
+// pfd's thread was preempted for.
+func (s spent) preempted() float64 {
+	return float64(s["preempted"]) / float64(s["total"]-s["ring"]-s["seen"])
+}
 
 // judge has pages of a target in trouble faulted in, and gives what the probe says. All
 // of it but the trouble runs on the first processor.
@@ -106,50 +133,24 @@ func (r *rig) judge(trouble string, args ...string) spent {
 	defer r.ctl("trace", "off", "--bpffs", r.dir)
 	r.before = r.metrics()
 
-	target := exec.Command("/proc/self/exe")
-	target.Env = append(os.Environ(), asTarget+"="+trouble, asTarget+"_ARGS="+r.socket+" "+strings.Join(args, " "))
-	target.Stderr = os.Stderr
-	in, err := target.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := target.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := target.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		in.Close()
-		if err := target.Wait(); err != nil {
-			t.Error(err)
-		}
-	}()
+	target, named := r.beside(trouble, args...)
+	defer target.end(t)
 	if trouble == "reclaim" {
-		confine(t, target.Process.Pid)
+		limit := strconv.Itoa(smallGroup)
+		group(t, target.cmd.Process.Pid, "memory", map[string]string{"memory.max": limit, "memory.limit_in_bytes": limit})
 	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	line := named()
 	remote, err := rdma.ParseRemote(strings.TrimSpace(line))
 	if err != nil {
 		t.Fatal(err)
 	}
-	pin(t, target.Process.Pid, second)
+	pin(t, target.cmd.Process.Pid, second)
 	pin(t, r.pfd.Process.Pid, first)
 	if trouble == "hog" {
-		hog := exec.Command("sh", "-c", "while :; do :; done")
-		if err := hog.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			_ = hog.Process.Kill()
-			_ = hog.Wait()
-		}()
-		urgent(t, hog.Process.Pid)
-		pin(t, hog.Process.Pid, first)
+		hog, ready := r.beside("take")
+		defer hog.end(t)
+		ready()
+		pin(t, hog.cmd.Process.Pid, first)
 	}
 
 	e, err := rdma.Attach(t.Context(), rdma.Options{Socket: r.socket, Group: "judge", AcceptGroup: true})
@@ -184,9 +185,51 @@ func (r *rig) judge(trouble string, args ...string) spent {
 			s["faults"] += l.Count
 		}
 	}
-	t.Logf("%s: %d faults, %v in all: lock_wait %v, lock_other %v, reclaim %v, preempted %v", trouble, s["faults"], time.Duration(s["total"]),
-		time.Duration(s["lock_wait"]), time.Duration(s["lock_other"]), time.Duration(s["reclaim"]), time.Duration(s["preempted"]))
+	t.Logf("%s: %d faults, %v in all: lock_wait %v, lock_other %v, reclaim %v, preempted %v (%.3f)", trouble, s["faults"], time.Duration(s["total"]),
+		time.Duration(s["lock_wait"]), time.Duration(s["lock_other"]), time.Duration(s["reclaim"]), time.Duration(s["preempted"]), s.preempted())
 	return s
+}
+
+// beside is a process of the test's beside pfd.
+type beside struct {
+	cmd *exec.Cmd
+	in  io.Closer
+}
+
+// beside starts a process, of serveTarget's or hog's; line gives the first line that it
+// says.
+func (r *rig) beside(trouble string, args ...string) (b beside, line func() string) {
+	t := r.t
+	t.Helper()
+	b.cmd = exec.Command("/proc/self/exe")
+	b.cmd.Env = append(os.Environ(), asTarget+"="+trouble, asTarget+"_ARGS="+r.socket+" "+strings.Join(args, " "))
+	b.cmd.Stderr = os.Stderr
+	in, err := b.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := b.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	b.in = in
+	return b, func() string {
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if err != nil {
+			t.Fatalf("%s says nothing: %v", trouble, err)
+		}
+		return line
+	}
+}
+
+func (b beside) end(t *testing.T) {
+	b.in.Close()
+	if err := b.cmd.Wait(); err != nil {
+		t.Error(err)
+	}
 }
 
 // processors gives two of those that this process may use.
@@ -216,12 +259,6 @@ func pin(t *testing.T, pid, cpu int) {
 	threads(t, pid, func(tid int) error { return unix.SchedSetaffinity(tid, &set) })
 }
 
-// urgent has a process's threads go before all that others run meanwhile.
-func urgent(t *testing.T, pid int) {
-	t.Helper()
-	threads(t, pid, func(tid int) error { return unix.Setpriority(unix.PRIO_PROCESS, tid, -20) })
-}
-
 func threads(t *testing.T, pid int, f func(tid int) error) {
 	t.Helper()
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -239,23 +276,28 @@ func threads(t *testing.T, pid int, f func(tid int) error) {
 	}
 }
 
-// confine moves a process into a cgroup that may have little memory.
-func confine(t *testing.T, pid int) {
+// group moves a process into a cgroup of its own, with those of some settings that there
+// are: those of version 1 and of version 2 of cgroups have other names.
+func group(t *testing.T, pid int, controller string, settings map[string]string) {
 	t.Helper()
-	parent, limit := "/sys/fs/cgroup", "memory.max"
-	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
-		parent, limit = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	parent := "/sys/fs/cgroup"
+	if _, err := os.Stat(filepath.Join(parent, "cgroup.controllers")); err != nil {
+		parent = filepath.Join(parent, controller)
 	}
-	dir := filepath.Join(parent, fmt.Sprintf("exanet-tracing-%d", os.Getpid()))
+	dir := filepath.Join(parent, fmt.Sprintf("exanet-tracing-%d", pid))
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Skipf("no cgroup with little memory can be made: %v", err)
+		t.Skipf("no cgroup can be made: %v", err)
 	}
 	t.Cleanup(func() {
 		r := rig{t: t}
 		r.until("the cgroup is empty", func() bool { return os.Remove(dir) == nil })
 	})
-	if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(smallGroup)), 0o644); err != nil {
-		t.Skipf("no cgroup with little memory can be made: %v", err)
+	set := false
+	for name, v := range settings {
+		set = os.WriteFile(filepath.Join(dir, name), []byte(v), 0o644) == nil || set
+	}
+	if !set {
+		t.Skipf("the cgroup %s has none of %v: is its controller %s enabled?", dir, settings, controller)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644); err != nil {
 		t.Fatal(err)
@@ -266,7 +308,8 @@ func confine(t *testing.T, pid int) {
 // somebody else on pfd's processor: each shows up in its own stage and in no other.
 func TestJudges(t *testing.T) {
 	r := newRig(t)
-	urgent(t, r.pfd.Process.Pid)
+	// What else the machine does hardly takes a processor from pfd.
+	group(t, r.pfd.Process.Pid, "cpu", map[string]string{"cpu.weight": "10000", "cpu.shares": "262144"})
 	large := filepath.Join(t.TempDir(), "large")
 	if err := os.WriteFile(large, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -284,8 +327,8 @@ func TestJudges(t *testing.T) {
 			t.Errorf("%s: %d ns of reclaim", name, s["reclaim"])
 		}
 		// Others may be on the processor at any time, but not for so long.
-		if name != "hog" && 2*s["preempted"] > hog["preempted"] {
-			t.Errorf("%s: preempted for %d ns, with somebody else there %d ns", name, s["preempted"], hog["preempted"])
+		if name != "hog" && 2*s.preempted() > hog.preempted() {
+			t.Errorf("%s: preempted for %.3f of the time, with somebody else there %.3f", name, s.preempted(), hog.preempted())
 		}
 	}
 	if hog["preempted"] == 0 {

@@ -181,9 +181,18 @@ func readEvents(r io.Reader) ([]probe.Event, error) {
 	return list, nil
 }
 
-// summarize prints the stages' exact percentiles.
+// summary is a stage of a recording, with exact percentiles.
+type summary struct {
+	Stage string `json:"stage"`
+	Count int    `json:"count"`
+	P50NS int64  `json:"p50_ns"`
+	P99NS int64  `json:"p99_ns"`
+	MaxNS int64  `json:"max_ns"`
+}
+
+// summarize prints the stages' percentiles.
 func (a *app) summarize(list []probe.Event) error {
-	t := a.table("STAGE", "COUNT", "P50_US", "P99_US", "MAX_US")
+	stages := []summary{}
 	for _, name := range probe.StageNames() {
 		var ns []int64
 		for _, e := range list {
@@ -197,8 +206,15 @@ func (a *app) summarize(list []probe.Event) error {
 			continue
 		}
 		slices.Sort(ns)
-		at := func(percent int) string { return micros(ns[max((len(ns)*percent+99)/100, 1)-1]) }
-		t.add(name, len(ns), at(50), at(99), at(100))
+		at := func(percent int) int64 { return ns[max((len(ns)*percent+99)/100, 1)-1] }
+		stages = append(stages, summary{name, len(ns), at(50), at(99), at(100)})
+	}
+	if a.wantJSON() {
+		return a.printJSON(map[string]any{"stages": stages})
+	}
+	t := a.table("STAGE", "COUNT", "P50_US", "P99_US", "MAX_US")
+	for _, s := range stages {
+		t.add(s.Stage, s.Count, micros(s.P50NS), micros(s.P99NS), micros(s.MaxNS))
 	}
 	return t.flush()
 }

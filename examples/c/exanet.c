@@ -39,6 +39,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_READ /* Linux 5.14 */
@@ -49,7 +50,8 @@
 enum { HELLO = 1, WELCOME, REFUSED, ENDED, MEMORY_OFFER = 10, MAPPED, HELPER };	/* 2 */
 enum { HEADER = 72, HELLO_SIZE = 232, WELCOME_SIZE = 112, HELPER_SIZE = 80, TEXT_SIZE = 512, VERSION = 2 };
 enum { DOORBELL = 0x1000, PACKETIZER = 0x2000, ASLEEP = 0x3000, KICK = 0x3004,
-       EVENT = 0x3008, WAITERS = 0x300c, STATE = 0x3010, MEMORY = 0x4000 };	/* 3 */
+       EVENT = 0x3008, WAITERS = 0x300c, STATE = 0x3010, WATCHED = 0x3060,
+       STAMPS = 0x3c00, MEMORY = 0x4000 };	/* 3 */
 enum { DONE_READY = 0, DONE_OK = 1, DONE_FAILED = 3 };
 enum { DOORBELL_CHANNEL = 0, FAULT_CHANNEL = 1 };	/* of the packetizer */
 #define FIRST_WORD UINT64_C(0x1122334455667788)
@@ -445,12 +447,22 @@ static void *serve_faults(void *arg)
 	return NULL;
 }
 
+/* stamp says when a channel's transfer was rung for (which 0), or was found over (1), to
+ * who traces pfd (3, Stamps). */
+static void stamp(struct attachment *a, int channel, int which)
+{
+	struct timespec now;
+	if (load32(a->pages + WATCHED) && !clock_gettime(CLOCK_MONOTONIC, &now))
+		store64(a->pages + STAMPS + 16 * channel + 8 * which, now.tv_sec * UINT64_C(1000000000) + now.tv_nsec);
+}
+
 /* transfer writes and waits (5). It gives the status, 0 where all is well. */
 static int transfer(struct attachment *a, const void *src, uint32_t size, uint32_t node, uint16_t pdid, uint32_t generation,
 		    uint64_t dst, uint64_t notify)
 {
 	const int channel = 0;
 	unsigned char *d = a->pages + 64 * channel;
+	stamp(a, channel, 0);
 	store64(d, (uintptr_t)src);
 	store64(d + 8, dst);
 	store64(d + 16, notify);
@@ -471,6 +483,7 @@ static int transfer(struct attachment *a, const void *src, uint32_t size, uint32
 	for (;;) {
 		uint32_t was = load32(a->pages + EVENT), done = load32(d + 44);
 		if (done == DONE_OK || done == DONE_FAILED) {
+			stamp(a, channel, 1);
 			result = done == DONE_OK ? 0 : load64(d + 56) & 0xff;
 			break;
 		}

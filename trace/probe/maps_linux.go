@@ -70,6 +70,7 @@ type Status struct {
 	Programs []Program     `json:"programs"`
 	Sources  []SourceState `json:"sources"`
 	Watched  []Watched     `json:"watched"`
+	Reader   uint32        `json:"reader,omitempty"` // process that reads the events
 	// Counters are fault_counters, by their names.
 	Counters map[string]uint64 `json:"counters"`
 }
@@ -114,6 +115,11 @@ func (m *Maps) Status() (*Status, error) {
 			Name: sourceNames[src.id], Attached: v.Attached != 0, Nop: int(v.Nop), Reason: text(v.Reason[:]),
 		})
 	}
+	var set probeSettings
+	if err := m.maps[settingsMap].Lookup(uint32(0), &set); err != nil {
+		return nil, fmt.Errorf("map %s: %w", settingsMap, err)
+	}
+	s.Reader = set.Events
 	var pid uint32
 	var p probePfd
 	for it := m.maps[pfdsMap].Iterate(); it.Next(&pid, &p); {

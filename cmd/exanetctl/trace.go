@@ -28,7 +28,7 @@ and cat read, too (docs/tracing.md). It needs root, or CAP_BPF and CAP_PERFMON.`
 	}
 	c.PersistentFlags().StringVar(&dir, "bpffs", probe.DefaultDir, "directory of a bpffs for what is pinned")
 	c.AddCommand(a.traceOn(&dir), a.traceOff(&dir), a.traceStatus(&dir), a.traceLatency(&dir), a.traceFaults(&dir),
-		a.traceRecord(&dir), a.traceReport(), a.traceClean(&dir))
+		a.traceRecord(&dir), a.traceReport(), a.traceClean(&dir), a.tracePoint())
 	return c
 }
 
@@ -55,6 +55,31 @@ func (a *app) traceOn(dir *string) *cobra.Command {
 	}
 	c.Flags().StringSliceVar(&sources, "sources", nil, "attach only these: "+strings.Join(probe.SourceNames(), ", ")+" (default all)")
 	c.Flags().StringSliceVar(&programs, "program", nil, "pfd's program file (default: that of the pfd at --socket); with a comma that of the process which serves its nodes, too: exanetctl")
+	return c
+}
+
+func (a *app) tracePoint() *cobra.Command {
+	var program string
+	var event bool
+	c := &cobra.Command{
+		Use:   "point",
+		Short: "Show where pfd's probe point is, for other tracers",
+		Args:  maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if program == "" {
+				if program, err = a.pfdProgram(cmd); err != nil {
+					return err
+				}
+			}
+			line, err := probe.Place(program, event)
+			if err == nil {
+				_, err = fmt.Fprintln(a.out, line)
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&program, "program", "", "pfd's program file (default: that of the pfd at --socket)")
+	c.Flags().BoolVar(&event, "event", false, "as a line for the kernel's uprobe_events")
 	return c
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -160,6 +161,36 @@ func attachPoint(name string, p *ebpf.Program, t target, nop Nop) (link.Link, er
 		})
 	}
 	return ex.Uprobe("", p, &link.UprobeOptions{Address: t.point.Nops[nop], RefCtrOffset: t.point.Semaphore})
+}
+
+// Place names a program's point for other tracers: FILE:OFFSET, at another NOP than On
+// attaches to where there is one; or with event as the kernel's uprobe_events takes it
+// (Documentation/trace/uprobetracer.rst), with the semaphore that has records made.
+func Place(program string, event bool) (string, error) {
+	f, err := os.Open(program)
+	if err != nil {
+		return "", fmt.Errorf("opening pfd's program: %w", err)
+	}
+	defer f.Close()
+	p, err := Find(f)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", program, err)
+	}
+	if path, err := os.Readlink(program); err == nil {
+		program = path // of a process: it may end
+	}
+	nop, records, n := Nop1, "%di", "%si"
+	if _, ok := p.Nops[Nop4]; ok {
+		nop, records, n = Nop4, "%x0", "%x1"
+	}
+	if nop == p.best() && nop == Nop1 {
+		nop = Nop5
+	}
+	place := fmt.Sprintf("%s:%#x", program, p.Nops[nop])
+	if event {
+		place = fmt.Sprintf("p:exanet/point %s(%#x) records=%s:x64 n=%s:u64", place, p.Semaphore, records, n)
+	}
+	return place, nil
 }
 
 // attachTable makes the table of the latencies a file that cat reads.

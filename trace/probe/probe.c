@@ -612,7 +612,8 @@ __noinline int joined_late(struct record *r)
 		return 0;
 	k = key_of(r);
 	b = bpf_map_lookup_elem(&fault_blocks, &k);
-	if (!b)
+	/* One that was over before is of the same numbers in the node's former life. */
+	if (!b || b->block.times[block_ended] < r->times[fault_drained])
 		return 0;
 	if (!__sync_lock_test_and_set(&b->joined, 1)) {
 		count(joined, 1);

@@ -25,9 +25,9 @@ func cClient(t *testing.T, args ...string) string {
 }
 
 // one has one process of the client's write to another.
-func (r *rig) one(exe string) {
+func (r *rig) one(exe, method string) {
 	r.t.Helper()
-	target := exec.Command(exe, "target", r.socket, "1", "gup", "4096")
+	target := exec.Command(exe, "target", r.socket, "1", method, "4096")
 	target.Stderr = os.Stderr
 	out, err := target.StdoutPipe()
 	if err != nil {
@@ -41,7 +41,7 @@ func (r *rig) one(exe string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	args := append([]string{"write", r.socket, "0", "gup", "4096"}, strings.Fields(line)...)
+	args := append([]string{"write", r.socket, "0", method, "4096"}, strings.Fields(line)...)
 	if out, err := exec.Command(exe, args...).CombinedOutput(); err != nil {
 		_ = target.Process.Kill()
 		r.t.Errorf("write: %v %s", err, out)
@@ -58,7 +58,7 @@ func TestStamps(t *testing.T) {
 	r.on()
 	exe := cClient(t)
 	r.until("the stamps are there", func() bool {
-		r.one(exe)
+		r.one(exe, "gup")
 		r.exact()
 		n := r.latencies(r.dir)
 		return n["ring"] > 0 && n["seen"] > 0
@@ -79,7 +79,7 @@ func TestStampsLie(t *testing.T) {
 			r.on()
 			seen := r.follow()
 			for range 5 {
-				r.one(exe)
+				r.one(exe, "gup")
 			}
 			c := r.exact()
 			n := r.latencies(r.dir)

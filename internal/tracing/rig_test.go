@@ -35,6 +35,13 @@ var (
 
 // TestMain goes into a mount namespace of its own and builds the programs once.
 func TestMain(m *testing.M) {
+	if trouble := os.Getenv(asTarget); trouble != "" {
+		if err := serveTarget(trouble); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(inside) == "" && os.Geteuid() == 0 {
 		os.Exit(reexec())
 	}
@@ -86,7 +93,7 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	defer unix.Unmount(bpffs, unix.MNT_DETACH)
-	if notes, err := probe.On(probe.Start{Dir: filepath.Join(bpffs, "try"), Program: filepath.Join(bin, "pfd")}); err != nil {
+	if notes, err := probe.On(probe.Start{Dir: filepath.Join(bpffs, "try"), Programs: []string{filepath.Join(bin, "pfd")}}); err != nil {
 		refused = fmt.Sprintf("this kernel refuses the programs: %v %v", notes, err)
 	} else if err := probe.Off(filepath.Join(bpffs, "try")); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -35,7 +35,21 @@ type Event struct {
 	TotalNS     uint64 `json:"total_ns"`
 	// StagesNS has the stages' times by their names; what is not known is left out.
 	StagesNS map[string]int64 `json:"stages_ns"`
+	// PreemptedNS and SleptNS are what of them pfd's thread was without a processor.
+	PreemptedNS map[string]int64 `json:"preempted_ns,omitempty"`
+	SleptNS     map[string]int64 `json:"slept_ns,omitempty"`
+	// Shared: a process ran on the processor of pfd's thread meanwhile.
+	Shared bool `json:"shared,omitempty"`
+	// Half is HalfDriver or HalfSender where that is all that is known of a fault of a
+	// device elsewhere. Of a sender's half the stage resend begins with raise.
+	Half string `json:"half,omitempty"`
 }
+
+// The halves.
+const (
+	HalfDriver = "driver"
+	HalfSender = "sender"
+)
 
 func eventOf(e *probeFaultEvent) Event {
 	v := Event{
@@ -44,6 +58,8 @@ func eventOf(e *probeFaultEvent) Event {
 		Method: nameOf(methodNames[:], uint32(e.Method)), Kind: nameOf(kindNames[:], uint32(e.Kind)),
 		Outcome: nameOf(outcomeNames[:], uint32(e.Outcome)), Status: e.Status, Again: e.Again,
 		StartNS: e.StartNs, TotalNS: e.TotalNs, StagesNS: map[string]int64{},
+		PreemptedNS: map[string]int64{}, SleptNS: map[string]int64{}, Shared: e.Shared != 0,
+		Half: nameOf(halfNames[:], uint32(e.Half)),
 	}
 	if e.Flags&1 != 0 {
 		v.Side = "destination"
@@ -51,6 +67,12 @@ func eventOf(e *probeFaultEvent) Event {
 	for i, ns := range e.Stages {
 		if ns >= 0 {
 			v.StagesNS[stageNames[i]] = ns
+		}
+		if ns := e.PreemptedNs[i]; ns > 0 {
+			v.PreemptedNS[stageNames[i]] = int64(ns)
+		}
+		if ns := e.SleptNs[i]; ns > 0 {
+			v.SleptNS[stageNames[i]] = int64(ns)
 		}
 	}
 	return v

@@ -85,7 +85,7 @@ func (l *Lab) tracing(ctx context.Context, r *Report, p *pins) error {
 // turn attaches, has transfers made, and detaches.
 func (w *traced) turn(l *Lab, p *pins, warm bool) (err error) {
 	if w.sources != nil {
-		start := probe.Start{Dir: l.BPFFS, Program: fmt.Sprintf("/proc/%d/exe", w.d.pid), Sources: w.sources}
+		start := probe.Start{Dir: l.BPFFS, Programs: []string{fmt.Sprintf("/proc/%d/exe", w.d.pid)}, Sources: w.sources}
 		if _, err := probe.On(start); err != nil {
 			return err
 		}

@@ -91,8 +91,8 @@ func TestTraceReportJoins(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, said.String())
 	}
 	for _, want := range []string{
-		"ring      2      1.0     1.0     1.0", "page_in   2      3.0     5.0     5.0",
-		"resend    3      3.0     11.0    11.0", "total     3      11.0    21.0    21.0",
+		"ring          2     1.0     1.0     1.0", "page_in       2     3.0     5.0     5.0",
+		"resend        3     3.0    11.0    11.0", "total         3    11.0    21.0    21.0",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())

@@ -77,7 +77,7 @@ func TestReplacedFile(t *testing.T) {
 	r.before = r.metrics()
 	r.write("--dst", "absent", "--count", "10")
 	r.exact()
-	if s := r.status(); s.Replaced {
+	if s := r.status(); len(s.Programs) != 1 || s.Programs[0].Replaced {
 		t.Errorf("%+v", s)
 	}
 }
@@ -263,8 +263,8 @@ func TestOtherPIDNamespace(t *testing.T) {
 		t.Fatalf("pfd is process %d to itself, %v", s.PID, err)
 	}
 	r.ctl("trace", "on", "--bpffs", r.dir)
-	if s := r.status(); s.Program != filepath.Join(bin, "pfd") {
-		t.Errorf("%s is traced", s.Program)
+	if s := r.status(); len(s.Programs) != 1 || s.Programs[0].File != filepath.Join(bin, "pfd") {
+		t.Errorf("%+v is traced", s.Programs)
 	}
 }
 
@@ -355,7 +355,7 @@ func TestForgedRecords(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(bpffs, strings.ReplaceAll(strings.ReplaceAll(t.Name(), "/", "_"), " ", "_"))
-			if _, err := probe.On(probe.Start{Dir: dir, Program: exe}); err != nil {
+			if _, err := probe.On(probe.Start{Dir: dir, Programs: []string{exe}}); err != nil {
 				t.Fatal(err)
 			}
 			defer func() {

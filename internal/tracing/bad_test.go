@@ -296,6 +296,7 @@ func main() {
 		panic(err)
 	}
 	for i := range list {
+		l.Fabric = list[i].Fabric
 		for k, at := range list[i].Times {
 			if at != 0 {
 				list[i].Times[k] = now + at
@@ -326,10 +327,10 @@ func TestForgedRecords(t *testing.T) {
 	}
 	const second = int64(1e9)
 	fault := func(tr int, page uint64, times ...int64) object {
-		return object{"Kind": 1, "Flags": 2, "Method": 1, "FaultKind": 1, "Outcome": 1, "Transaction": tr, "Page": page, "Times": times}
+		return object{"Kind": 1, "Flags": 2, "Method": 1, "FaultKind": 1, "Outcome": 1, "Fabric": 7, "Transaction": tr, "Page": page, "Times": times}
 	}
 	block := func(tr int, times ...int64) object {
-		return object{"Kind": 3, "Flags": 8 | 16, "Transaction": tr, "Times": times}
+		return object{"Kind": 3, "Flags": 8 | 16, "Fabric": 7, "Transaction": tr, "Times": times}
 	}
 	honest := []int64{-90, -80, -70, -60, -50}
 	for _, tt := range []struct {
@@ -347,6 +348,8 @@ func TestForgedRecords(t *testing.T) {
 			map[string]uint64{"joined": 1, "pages": 1, "kernel_page_ins": 0, "kernel_missed": 1}, []string{"kernel_enter", "kernel_populate"}},
 		{"stages out of order", []object{fault(1, 0x1000, -50, -90, -10, -95, -20), block(1, -120, -110, -100, -40, -30, 0)}, map[string]uint64{"joined": 1}, nil},
 		{"kinds and values that are none", []object{{"Kind": 9}, {"Kind": 1, "Method": 200}, {"Kind": 1, "Outcome": 77}, {"Kind": 2, "FaultKind": 255}}, map[string]uint64{"bad_records": 4, "faults": 0}, nil},
+		{"a fault of no fabric", []object{{"Kind": 1, "Flags": 2, "Method": 1, "FaultKind": 1, "Outcome": 1, "Times": honest}}, map[string]uint64{"faults": 1, "halves": 1, "joined": 0}, []string{"raise", "resend"}},
+		{"a fault that names no block", []object{{"Kind": 1, "Method": 1, "FaultKind": 1, "Outcome": 1, "Times": honest}}, map[string]uint64{"faults": 1, "bare": 1, "joined": 0}, []string{"raise", "resend"}},
 		{"a block without its faults", []object{block(7, -120, -110, -100, -40, -30, 0)}, map[string]uint64{"lone": 1, "joined": 0}, []string{"total"}},
 		{"nine faults of one refusal", append([]object{
 			fault(1, 1<<12, honest...), fault(1, 2<<12, honest...), fault(1, 3<<12, honest...), fault(1, 4<<12, honest...), fault(1, 5<<12, honest...),

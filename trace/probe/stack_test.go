@@ -8,10 +8,10 @@ import (
 )
 
 // maxStack is what Linux has for the frames of all calls together, each rounded up to frame
-// (MAX_BPF_STACK, linux/filter.h; round_up_stack_depth, kernel/bpf/verifier.c: 32 without a
-// JIT). From 6.13 on some programs have more (private stacks): only older kernels would
+// (MAX_BPF_STACK, linux/filter.h; round_up_stack_depth, kernel/bpf/verifier.c: 16 with a
+// JIT, 32 without and before 6.8). From 6.13 on some programs have more (private stacks): only older kernels would
 // notice.
-const maxStack, frame = 512, 16
+const maxStack, frame = 512, 32
 
 // The frames of each chain of calls are small enough for any kernel.
 func TestStack(t *testing.T) {

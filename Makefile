@@ -57,8 +57,10 @@ race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m ./internal/guests
 
 # Takes some minutes, on an idle machine, and writes its tables into docs/benchmarks.md.
+# As root, tracing as well, beside a pfd from which the probe point is left out.
 bench: build
-	@bin/exanetctl bench --pfd bin/pfd --write docs/benchmarks.md
+	@$(BUILD) -overlay workload/bench/testdata/untraced.json -o bin/pfd-untraced ./cmd/pfd
+	@bin/exanetctl bench --pfd bin/pfd $$([ $$(id -u) = 0 ] && echo --untraced bin/pfd-untraced --bpffs /sys/fs/bpf/exanet-bench) --write docs/benchmarks.md
 	@bin/exanetctl bench-device --pfd bin/pfd --write docs/benchmarks.md
 
 fuzz:

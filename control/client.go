@@ -171,6 +171,15 @@ func (c *Client) Registers(ctx context.Context, node int, window string) ([]Regi
 	return r.Registers, err
 }
 
+// Trace asks for what the eBPF probe has measured, in trace/probe's JSON, of a pfd that
+// keeps the maps itself. It needs root or the daemon's uid, else the error matches
+// ErrForbidden.
+func (c *Client) Trace(ctx context.Context) (json.RawMessage, error) {
+	var r Trace
+	err := c.get(ctx, PathTrace, nil, &r)
+	return r.Report, err
+}
+
 // Metrics asks for the metrics in Prometheus' text format.
 func (c *Client) Metrics(ctx context.Context) (string, error) {
 	body, err := c.fetch(ctx, http.MethodGet, PathMetrics, nil)

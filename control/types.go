@@ -1,5 +1,7 @@
 package control
 
+import "encoding/json"
+
 // Version is the version of the control interface. It stands in every answer
 // and in the endpoints' paths.
 const Version = 1
@@ -20,6 +22,7 @@ const (
 	PathMonitor      = "/v1/faults/monitor" // ?node=: one FaultEvent a line, until the client leaves
 	PathGrant        = "/v1/domains/grant"  // POST ?node=&slot=&pdid=: admit a PDID
 	PathKick         = "/v1/domains/kick"   // POST ?node=&slot=: end an attachment
+	PathTrace        = "/v1/trace"          // what the eBPF probe has measured, where pfd keeps its maps
 	PathMetrics      = "/metrics"           // Prometheus text, not JSON
 )
 
@@ -379,3 +382,9 @@ const (
 	// CodeNotSupported: the device that pfd drives does not tell it.
 	CodeNotSupported = "not_supported"
 )
+
+// Trace answers PathTrace.
+type Trace struct {
+	Version int             `json:"version"`
+	Report  json.RawMessage `json:"report"` // a probe.Report
+}

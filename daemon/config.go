@@ -97,6 +97,13 @@ type Config struct {
 	// "": none.
 	Trace string
 
+	// Probe names the directory, of a bpffs, that the eBPF probe is pinned in which pfd
+	// attaches to itself (cmd/pfd); "": it does not.
+	Probe string
+	// Traced gives what that probe has measured, where pfd keeps its maps; nil: it does
+	// not.
+	Traced func() (any, error)
+
 	// HandshakeTime bounds an attachment's handshake and each answer that a
 	// client has to take. 0 means 5 seconds.
 	HandshakeTime time.Duration

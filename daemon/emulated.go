@@ -77,7 +77,7 @@ func (m emulated) Recording() (on, known bool) {
 
 func (m emulated) Attach(node, slot int, a *Attachment) error {
 	return m.engine.Attach(node, slot, &emu.Attachment{
-		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, Gone: a.Gone, Log: a.Log, UID: a.UID,
+		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, Gone: a.Gone, Log: a.Log, UID: a.UID, PID: a.PID,
 	})
 }
 

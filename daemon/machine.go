@@ -39,6 +39,10 @@ type invalidator interface {
 	Invalidations(node int) [device.Slots]uint64
 }
 
+// servant is a Machine whose nodes may be served by another process of this machine,
+// and gives its pid, or 0. Called on the node's owning goroutine.
+type servant interface{ Server(node int) int }
+
 // transactor is a Machine whose firmware tells its transactions in flight. now
 // is the clock, ns, that their times are of. Called on the owning goroutine.
 type transactor interface {
@@ -57,6 +61,7 @@ type Attachment struct {
 	// Port, where it is not nil, is the way to its memory in place of Process.
 	Port *memport.Port
 	UID  uint32 // of its user
+	PID  int    // its own, for traces
 	// Gone is called on the owning goroutine when the machine finds that the
 	// process's address space is gone (exit or exec). It does not block.
 	Gone func()

@@ -121,6 +121,8 @@ func (m mediated) Run(ctx context.Context) error {
 
 func (m mediated) Reconnect(ctx context.Context, node int) error { return m.m.Reconnect(ctx, node) }
 
+func (m mediated) Server(node int) int { return m.m.Server(node) }
+
 func (m mediated) Attach(node, slot int, a *Attachment) error {
 	return m.m.Attach(node, slot, &mediate.Attachment{Pages: a.Pages, Wake: a.Wake})
 }

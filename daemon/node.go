@@ -58,6 +58,7 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 	if r.err != nil {
 		return r.err
 	}
+	n.records.begin()
 	var err error
 	if n.domains, err = domain.NewManager(n.bus, n.id, dir, n.options...); err != nil {
 		return err

@@ -11,11 +11,12 @@ type logger interface{ Log() *trace.Log }
 
 // records is where a node's fault records go. On the owning goroutine.
 type records struct {
-	log  *trace.Log
-	post func(func()) // shows what waits when the owner has nothing else to do; nil: the machine does
-	base int64        // CLOCK_MONOTONIC at the daemon's time 0
-	n    *node
-	due  bool // a show is posted
+	log   *trace.Log
+	post  func(func()) // shows what waits when the owner has nothing else to do; nil: the machine does
+	base  int64        // CLOCK_MONOTONIC at the daemon's time 0
+	n     *node
+	due   bool    // a show is posted
+	serve servant // of the machine; nil: it is no other process's
 }
 
 func newRecords(m Machine, n *node, base int64) *records {
@@ -23,7 +24,27 @@ func newRecords(m Machine, n *node, base int64) *records {
 	if l, ok := m.(logger); ok {
 		r.log, r.post = l.Log(), nil
 	}
+	r.serve, _ = m.(servant)
 	return r
+}
+
+// begin takes that the node's device is there, perhaps another one than before.
+func (r *records) begin() {
+	if r.serve == nil {
+		return
+	}
+	r.log.Fabric = 0
+	if pid := r.serve.Server(r.n.index); pid != 0 {
+		r.log.Fabric = trace.Served(pid)
+	}
+}
+
+// process gives the pid of a slot's process, 0 where there is none.
+func (r *records) process(slot int) uint32 {
+	if slot < len(r.n.sessions) && r.n.sessions[slot] != nil {
+		return uint32(r.n.sessions[slot].conn.Peer().PID)
+	}
+	return 0
 }
 
 func (r *records) add(rec *trace.Record) {
@@ -53,7 +74,7 @@ func (r *records) fault(f *fault.Record) {
 	}
 	rec := trace.Record{
 		Kind: trace.Fault, Method: uint8(f.Method), Policy: uint8(f.Policy), Outcome: uint8(f.Outcome),
-		Slot: uint8(f.Slot), Source: uint32(f.Source), PDID: uint16(f.PDID),
+		Slot: uint8(f.Slot), Process: r.process(f.Slot), Source: uint32(f.Source), PDID: uint16(f.PDID),
 		Transaction: uint16(f.Transaction), Sequence: uint16(f.Sequence), Page: uint64(f.Page),
 		Times: [6]int64{
 			trace.FaultInterrupt: r.abs(f.Interrupt), trace.FaultDrained: r.abs(f.Drained),
@@ -82,7 +103,7 @@ func (r *records) pageIn(p *fault.PageIn) {
 	}
 	rec := trace.Record{
 		Kind: trace.PageIn, Method: uint8(p.Method), Policy: uint8(p.Policy), FaultKind: uint8(p.Kind) + 1,
-		Slot: uint8(p.Slot), PDID: uint16(p.PDID), Page: uint64(p.Page), Pages: uint32(p.New), Span: uint32(p.Pages),
+		Slot: uint8(p.Slot), Process: r.process(p.Slot), PDID: uint16(p.PDID), Page: uint64(p.Page), Pages: uint32(p.New), Span: uint32(p.Pages),
 		Times: [6]int64{trace.PageInStarted: r.abs(p.Started), trace.PageInEnded: r.abs(p.Ended)},
 	}
 	if p.Write {

@@ -32,6 +32,7 @@ var settings = []setting{
 	{"metrics-listen", func(c *Config) any { return c.MetricsListen }, false},
 	{"sandbox", func(c *Config) any { return c.Sandbox }, false},
 	{"record", func(c *Config) any { return c.Record }, false},
+	{"trace", func(c *Config) any { return c.Probe }, false},
 	{"trace-registers", func(c *Config) any { return c.Trace }, false},
 	{"window", func(c *Config) any { return c.Window }, false},
 	{"window-idle", func(c *Config) any { return c.WindowIdle }, false},

@@ -208,7 +208,7 @@ func (s *session) join(hello *attach.Hello) error {
 		return err
 	}
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, UID: s.uid,
+		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, UID: s.uid, PID: s.conn.Peer().PID,
 		Gone: func() { s.end(attach.ReasonProcess) }, Log: s.log,
 	})
 	if err != nil {

@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -35,6 +36,7 @@ func (d *Daemon) endpoints() []endpoint {
 		{path: control.PathCounters, keys: node, answer: d.viewCounters},
 		{path: control.PathFaults, keys: []string{"node", "n"}, answer: d.viewFaults},
 		{path: control.PathRegisters, keys: []string{"node", "window"}, answer: d.viewRegisters},
+		{path: control.PathTrace, answer: d.viewTrace},
 		{path: control.PathGrant, keys: []string{"node", "slot", "pdid"}, answer: d.grant, post: true},
 		{path: control.PathKick, keys: []string{"node", "slot"}, answer: d.kick, post: true},
 	}
@@ -451,6 +453,7 @@ func (n *node) counters() ([]control.Counter, error) {
 	n.asking.Unlock()
 	list := append(faultCounters(t), []control.Counter{
 		{Name: "faults_dropped_total", Value: t.Dropped + s.BadPage + s.Invalid, Help: "entries that were not served: the guard time-out recovers"},
+		{Name: "faults_unrecorded_total", Value: s.Unrecorded, Help: "faults of which no record tells: more waited than pfd remembers"},
 		{Name: control.CounterUnattributed, Value: s.UnknownPDID, Help: "entries of a PDID that no domain has"},
 		{Name: "netlink_sent_total", Value: sent.Sent, Help: "fault messages sent to processes"},
 		{Name: "netlink_full_total", Value: sent.Full, Help: "fault messages not sent: the process does not read"},
@@ -548,6 +551,22 @@ func viewFault(index int, rec *fault.Record) control.Fault {
 		f.Kind = rec.Kind.String()
 	}
 	return f
+}
+
+func (d *Daemon) viewTrace(_ context.Context, q *query) (any, error) {
+	if d.cfg.Traced == nil {
+		return nil, &failure{http.StatusNotFound, control.CodeNotFound, "this pfd keeps no trace: run `exanetctl trace on`, or start it with --trace"}
+	}
+	if !q.peer.all {
+		return nil, &failure{http.StatusForbidden, control.CodeForbidden,
+			"the trace is of all users' faults: ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"}
+	}
+	v, err := d.cfg.Traced()
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(v)
+	return control.Trace{Version: control.Version, Report: text}, err
 }
 
 func (d *Daemon) viewRegisters(ctx context.Context, q *query) (any, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,8 @@ type Attachment struct {
 	Gone func()
 	// UID is whose process it is: one whose user's memory was slow begins slow.
 	UID uint32
+	// PID is the process's own, for traces; 0 unknown.
+	PID int
 	// Log, where it is given, names the process and its user in each line about it.
 	Log *slog.Logger
 }
@@ -231,6 +234,9 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e.epoch = max(rand.Uint32(), 1)
 	e.tracer.log.Fabric = uint64(e.epoch)
+	if cfg.Outside != nil {
+		e.tracer.log.Fabric = trace.Served(os.Getpid())
+	}
 	for i := range cfg.Nodes {
 		n := &node{index: i}
 		if cfg.Outside != nil {
@@ -319,6 +325,7 @@ func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
 	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, kick: a.Pages.Kick() - 1, slowUntil: e.slowUsers[a.UID]}
 	n.slots[slotIndex] = s
 	a.Pages.SetWatched(e.tracer.on)
+	e.tracer.client(s, 0)
 	e.live = append(e.live, s)
 	return nil
 }
@@ -332,6 +339,7 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 		return
 	}
 	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
+	e.tracer.client(s, trace.Final)
 	n.slots[slotIndex] = nil
 	for i, l := range e.live {
 		if l == s {

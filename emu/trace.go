@@ -60,7 +60,10 @@ func (e *Engine) refused(n *node, actions []soc.Action) {
 			Kind: trace.Block, Slot: r.Slot, Channel: r.Channel,
 			Node: uint32(n.soc.ID()), Source: uint32(n.soc.ID()),
 			Transaction: uint16(r.Transaction), Sequence: uint16(r.Sequence),
-			Status: uint16(r.Status), Again: uint32(r.Again),
+			Status: uint16(r.Status), Again: uint32(r.Again), Obeyed: r.Obeyed,
+		}
+		if s := n.slots[r.Slot%device.Slots]; s != nil {
+			rec.Process = uint32(s.att.PID)
 		}
 		rec.Times[trace.BlockSent], rec.Times[trace.BlockEnded] = r.Sent, now
 		if r.First {
@@ -182,7 +185,8 @@ func (e *Engine) rings(s *slot, ch int) {
 	s.att.Pages.SetSeen(ch, 0)
 }
 
-// watch tells the processes when somebody begins or ceases to look.
+// watch tells the processes when somebody begins or ceases to look, and who looks of
+// the processes.
 func (t *tracer) watch(live []*slot) {
 	on := trace.On()
 	if on == t.on {
@@ -191,5 +195,18 @@ func (t *tracer) watch(live []*slot) {
 	t.on = on
 	for _, s := range live {
 		s.att.Pages.SetWatched(on)
+		t.client(s, 0)
+	}
+	if on {
+		t.log.Announce()
+	}
+}
+
+// client records that a process is attached, or with trace.Final that it was.
+func (t *tracer) client(s *slot, flags uint8) {
+	if t.on && s.att.PID != 0 {
+		t.log.Add(&trace.Record{
+			Kind: trace.Client, Flags: flags, Node: uint32(s.node.soc.ID()), Slot: uint8(s.index), Process: uint32(s.att.PID),
+		})
 	}
 }

@@ -145,7 +145,7 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 			slot: uint8(s.target.Slot), tx: tx, source: e.Source,
 			transaction: e.Transaction, sequence: e.Sequence,
 			page: e.Page, end: e.Page + d.pages(s, e.Page, write, ext, true), last: e.Page + 1,
-			order: len(d.asks), record: d.log.add(rec),
+			order: len(d.asks), record: d.record(rec),
 		})
 		return
 	}
@@ -161,7 +161,7 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 		s.counts.Unresolvable++
 		rec.Outcome = Failed
 		rec.Cause = errNoAddress
-		b.remember(d.log.add(rec))
+		b.remember(d.record(rec))
 		b.failed = true
 		if !b.instant {
 			b.instant = true
@@ -177,7 +177,7 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 		}
 		return
 	}
-	n := d.log.add(rec)
+	n := d.record(rec)
 	if !d.wait(s, k, b, n) {
 		s.counts.Dropped++
 		r := d.log.at(n)
@@ -242,7 +242,7 @@ func (d *Driver) takeFARs() {
 				d.asks = append(d.asks, ask{
 					slot: uint8(n), tx: true, bare: true,
 					page: page, end: page + d.pages(s, page, false, 0, false), last: page + 1,
-					order: len(d.asks), record: d.log.add(rec),
+					order: len(d.asks), record: d.record(rec),
 				})
 				continue
 			}
@@ -251,8 +251,12 @@ func (d *Driver) takeFARs() {
 				s.counts.Duplicates++
 				continue
 			}
-			if !d.wait(s, k, nil, d.log.add(rec)) {
+			n := d.record(rec)
+			if !d.wait(s, k, nil, n) {
 				s.counts.Dropped++
+				r := d.log.at(n)
+				r.Outcome = Unsent
+				d.final(r)
 				continue
 			}
 			d.demand(s, page, false, 0, false)

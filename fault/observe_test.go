@@ -3,6 +3,7 @@ package fault_test
 import (
 	"testing"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/fault/faulttest"
 )
@@ -33,5 +34,34 @@ func TestObserve(t *testing.T) {
 	r.run()
 	if len(seen) != len(want) {
 		t.Errorf("%d records seen after the domains went, want no more", len(seen)-len(want))
+	}
+}
+
+// More faults wait than are remembered: each is shown, or counted as one that is not.
+func TestUnrecorded(t *testing.T) {
+	var seen uint64
+	r := newRig(t, func(_ *faulttest.Node, c *fault.Config) {
+		c.Observe = func(*fault.Record) { seen++ }
+	})
+	r.gup(1, fault.PIO)
+	r.gup(2, fault.PIO)
+	r.n.Hold = true
+	const each = fault.RecordDepth/2 + 100
+	for i := range each {
+		for slot := 1; slot <= 2; slot++ {
+			r.n.Push(entry(slot, device.TransactionID(i), 1, uint64(16*i)), 4096)
+			r.run()
+		}
+	}
+	if s := r.d.Stats(); s.Unrecorded != 2*each-fault.RecordDepth || seen != 0 {
+		t.Errorf("%d faults wait, %d are seen, %d not recorded", 2*each, seen, s.Unrecorded)
+	}
+	r.n.Hold = false
+	for len(r.n.Held) > 0 {
+		r.n.Release()
+		r.run()
+	}
+	if s := r.d.Stats(); s.Total.RAPF != 2*each || seen+s.Unrecorded != 2*each {
+		t.Errorf("%d faults: %d answered, %d seen, %d not recorded", 2*each, s.Total.RAPF, seen, s.Unrecorded)
 	}
 }

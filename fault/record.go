@@ -73,6 +73,15 @@ func (l *log) add(r Record) uint64 {
 	return n
 }
 
+// record keeps a fault's record, in the place of the oldest. Where the outcome of that
+// one is not final yet, Config.Observe will not have it: it is counted.
+func (d *Driver) record(r Record) uint64 {
+	if d.observe != nil && d.log.next >= RecordDepth && !d.log.ring[d.log.next%RecordDepth].shown {
+		d.stats.Unrecorded++
+	}
+	return d.log.add(r)
+}
+
 func (l *log) at(n uint64) *Record {
 	if n >= l.next || l.next-n > RecordDepth {
 		return nil

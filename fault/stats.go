@@ -65,6 +65,7 @@ type Stats struct {
 	Invalid     uint64 // entries without all Valid bits
 	UnknownPDID uint64 // entries of no domain here: the guard, then NACK 5, end them
 	BadPage     uint64 // entries past the address width
+	Unrecorded  uint64 // records that Observe did not have: more than RecordDepth faults waited
 	Ignored     uint64 // TXFIFO entries read in TimeoutSource mode
 	Gone        uint64 // accesses that found no device
 }

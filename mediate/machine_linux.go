@@ -416,6 +416,17 @@ func (m *Machine) Memory(node int) (*shadow.Memory, error) {
 	return nil, fmt.Errorf("node %d: %w", node, device.ErrGone)
 }
 
+// Server gives the pid of the process of this machine that serves a node; 0: there is
+// none, or it is not known.
+func (m *Machine) Server(node int) int {
+	if l := m.nodes[node].link.Load(); l != nil {
+		if f, ok := l.fn.(*userFunction); ok {
+			return f.ServerPID()
+		}
+	}
+	return 0
+}
+
 // Attach ties a process's pages to a slot. On the owner.
 func (m *Machine) Attach(node, index int, a *Attachment) error {
 	n := m.nodes[node]

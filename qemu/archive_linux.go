@@ -45,6 +45,9 @@ type archived struct {
 // several.
 var kernelPackage = regexp.MustCompile(`^linux-(image|binary|modules)-[0-9]`)
 
+// kernelVersion is what a Cache's Kernel may be; it is part of names of files.
+var kernelVersion = regexp.MustCompile(`^(\d+(\.\d+){1,2})?$`)
+
 func newArchive(ctx context.Context, c *Cache) (*archive, error) {
 	for _, program := range []string{"apt-get", "dpkg-deb"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -155,6 +158,53 @@ func (a *archive) resolve(ctx context.Context, names ...string) ([]archived, err
 		return nil, err
 	}
 	return parseURIs(string(out))
+}
+
+// kernelNamed gives the packages of the newest kernel whose version begins so. What they
+// depend on is not asked for: of an older kernel the archive has some of it no more.
+func (a *archive) kernelNamed(ctx context.Context, version string) ([]archived, error) {
+	out, err := output(exec.CommandContext(ctx, "apt-cache", "-c", a.conf, "pkgnames", "linux-"))
+	if err != nil {
+		return nil, fmt.Errorf("%w: kernels: %w", ErrArchive, err)
+	}
+	all := strings.Fields(string(out))
+	image, err := newest(all, version)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"--print-uris", "download", image}
+	for _, n := range all {
+		if m := kernelPackage.FindStringSubmatch(n + "-"); n != image && m != nil && strings.TrimPrefix(n, "linux-"+m[1]) == strings.TrimPrefix(image, "linux-image") {
+			args = append(args, n)
+		}
+	}
+	out, err = a.apt(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	return parseURIs(string(out))
+}
+
+// imageName is the package of a cloud kernel, with the last number of its version.
+var imageName = regexp.MustCompile(`^linux-image-(\d+\.\d+)\.(\d+)\+deb\S*-cloud-amd64$`)
+
+// newest chooses among packages of kernels.
+func newest(names []string, version string) (string, error) {
+	best, found := -1, ""
+	for _, n := range names {
+		m := imageName.FindStringSubmatch(n)
+		if m == nil {
+			continue
+		}
+		last, _ := strconv.Atoi(m[2]) // digits: they match
+		if (m[1] == version || m[1]+"."+m[2] == version) && last > best {
+			best, found = last, n
+		}
+	}
+	if found == "" {
+		return "", fmt.Errorf("%w: %s and %s have no kernel %s", ErrArchive, suite, backports, version)
+	}
+	return found, nil
 }
 
 // parseURIs reads what apt-get --print-uris prints: 'URI' FILE SIZE HASH.

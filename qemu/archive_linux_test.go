@@ -42,6 +42,22 @@ func TestParseURIs(t *testing.T) {
 	}
 }
 
+// The newest of a version is taken, and none of another flavour.
+func TestNewestKernel(t *testing.T) {
+	names := []string{
+		"linux-image-6.12.94+deb13-cloud-amd64", "linux-image-6.12.107+deb13-cloud-amd64", "linux-image-6.12.108+deb13-amd64",
+		"linux-image-6.18.9+deb13-cloud-amd64", "linux-image-6.18.15+deb13-cloud-amd64", "linux-image-6.1.200+deb13-cloud-amd64",
+	}
+	for _, c := range []struct{ version, want string }{
+		{"6.12", names[1]}, {"6.12.94", names[0]}, {"6.18", names[4]}, {"6.1", names[5]}, {"6.17", ""}, {"6", ""},
+	} {
+		got, err := newest(names, c.version)
+		if got != c.want || (err != nil) != (c.want == "") || err != nil && !errors.Is(err, ErrArchive) {
+			t.Errorf("%s: %q, %v, want %q", c.version, got, err, c.want)
+		}
+	}
+}
+
 func FuzzParseURIs(f *testing.F) {
 	f.Add("'u' a_1_b.deb 3 h\n")
 	f.Add("'u' ../a_1_b 3\n'")

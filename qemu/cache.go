@@ -33,12 +33,27 @@ type Cache struct {
 	// Package is the package of make deb that guests with Debian install; "": the
 	// newest in Programs.
 	Package string
+	// Kernel is which one the guests have, as the beginning of its version: 6.12; "": the
+	// archive's newest.
+	Kernel string
 	// Say tells what is done and how far it is; nil: nobody.
 	Say func(format string, args ...any)
 }
 
 func (c *Cache) path(name ...string) string {
 	return filepath.Join(append([]string{c.Dir}, name...)...)
+}
+
+// kernelPath is path of what each kernel has of its own.
+func (c *Cache) kernelPath(name string, more ...string) string {
+	return c.path(append([]string{c.kernelName(name)}, more...)...)
+}
+
+func (c *Cache) kernelName(name string) string {
+	if c.Kernel != "" {
+		name += "-" + c.Kernel
+	}
+	return name
 }
 
 func (c *Cache) say(format string, args ...any) {
@@ -50,15 +65,17 @@ func (c *Cache) say(format string, args ...any) {
 // pins is what a cache was resolved to; Setup goes by it from then on, whatever
 // the archive has meanwhile.
 type pins struct {
-	Programs []archived `json:"programs"` // QEMU, where the machine has none, and a shell
+	Programs []archived `json:"programs"` // QEMU, where the machine has none, a shell, and bpftool for tests
 	Kernel   []archived `json:"kernel"`
 	Build    []archived `json:"compiler,omitempty"` // what builds modules and tests for it
 	Debian   []archived `json:"debian,omitempty"`   // the system of a guest
 }
 
+func (c *Cache) pinsFile() string { return c.kernelPath("pins") + ".json" }
+
 func (c *Cache) readPins() (pins, error) {
 	var p pins
-	b, err := os.ReadFile(c.path("pins.json"))
+	b, err := os.ReadFile(c.pinsFile())
 	if err == nil {
 		err = json.Unmarshal(b, &p)
 	}
@@ -73,7 +90,7 @@ func (c *Cache) writePins(p pins) error {
 	if err != nil {
 		return err
 	}
-	return replace(c.path("pins.json"), append(b, '\n'))
+	return replace(c.pinsFile(), append(b, '\n'))
 }
 
 // replace writes a file that is there as a whole or not at all.
@@ -136,8 +153,8 @@ func (c *Cache) Fetch(ctx context.Context, w What) error {
 	}
 	defer unlock()
 	if w.Refresh {
-		for _, name := range []string{"pins.json", "root", "kernel", "iommufd", selftests(), "build", "debian"} {
-			if err := os.RemoveAll(c.path(name)); err != nil {
+		for _, name := range []string{c.pinsFile(), c.path("root"), c.kernelPath("kernel"), c.kernelPath("iommufd"), c.kernelPath(selftests()), c.path("build"), c.path("debian")} {
+			if err := os.RemoveAll(name); err != nil {
 				return fmt.Errorf("cache: %w", err)
 			}
 		}
@@ -146,10 +163,13 @@ func (c *Cache) Fetch(ctx context.Context, w What) error {
 }
 
 func (c *Cache) fetch(ctx context.Context, w What) error {
-	wanted := map[string]bool{"root": true, "kernel": true, "iommufd": w.IOMMUFD, selftests(): w.IOMMUFD, "debian": w.Debian}
+	wanted := map[string]bool{"root": true, c.kernelName("kernel"): true, c.kernelName("iommufd"): w.IOMMUFD, c.kernelName(selftests()): w.IOMMUFD, "debian": w.Debian}
 	maps.DeleteFunc(wanted, func(name string, want bool) bool { return !want || exists(c.path(name)) })
 	if len(wanted) == 0 {
 		return nil
+	}
+	if !kernelVersion.MatchString(c.Kernel) {
+		return fmt.Errorf("%w: the kernel %q: want the first numbers of its version, as 6.12", ErrArchive, c.Kernel)
 	}
 	a, err := newArchive(ctx, c)
 	if err != nil {
@@ -172,7 +192,7 @@ func (c *Cache) fetch(ctx context.Context, w What) error {
 	}); err != nil {
 		return fmt.Errorf("programs for virtual machines: %w", err)
 	}
-	if err := c.once("kernel", func(dir string) error {
+	if err := c.once(c.kernelName("kernel"), func(dir string) error {
 		if err := a.download(ctx, "kernel", p.Kernel); err != nil {
 			return err
 		}
@@ -180,7 +200,7 @@ func (c *Cache) fetch(ctx context.Context, w What) error {
 	}); err != nil {
 		return fmt.Errorf("kernel of the guests: %w", err)
 	}
-	if wanted["iommufd"] || wanted[selftests()] {
+	if wanted[c.kernelName("iommufd")] || wanted[c.kernelName(selftests())] {
 		if err := c.build(ctx, a, &p); err != nil {
 			return fmt.Errorf("from the kernel's sources: %w", err)
 		}
@@ -199,7 +219,7 @@ func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 	if err := a.update(ctx); err != nil {
 		return p, err
 	}
-	programs := []string{"busybox-static"}
+	programs := []string{"busybox-static", "bpftool"}
 	if q, err := onPath(ctx); err == nil {
 		c.say("QEMU %s is on PATH", q.Version)
 	} else {
@@ -208,6 +228,10 @@ func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 	}
 	var err error
 	if p.Programs, err = a.resolve(ctx, programs...); err != nil {
+		return p, err
+	}
+	if c.Kernel != "" {
+		p.Kernel, err = a.kernelNamed(ctx, c.Kernel)
 		return p, err
 	}
 	all, err := a.resolve(ctx, "linux-image-cloud-amd64")

@@ -73,9 +73,9 @@ func (c *Cache) moduleContents(below string) ([]content, error) {
 // modules gives where the cache has a set of modules.
 func (c *Cache) modules(set string) string {
 	if set == guest.SetStock {
-		return c.path("kernel", "modules")
+		return c.kernelPath("kernel", "modules")
 	}
-	return c.path(set, "modules")
+	return c.kernelPath(set, "modules")
 }
 
 // static refuses a program that needs libraries: a guest has none.

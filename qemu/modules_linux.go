@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/ulikunitz/xz"
+
+	"github.com/exanet/pfd/qemu/guest"
 )
 
 // What is built in a root of its own: modules, and the kernel's tests of VFIO with
@@ -64,16 +66,16 @@ func (c *Cache) build(ctx context.Context, a *archive, p *pins) error {
 		return err
 	}
 	root := c.path("build")
-	if err := c.once("iommufd", func(dir string) error {
+	if err := c.once(c.kernelName("iommufd"), func(dir string) error {
 		c.say("building modules")
 		if err := c.runIn(ctx, root, map[string]string{"build.sh": modulesScript}, release); err != nil {
 			return err
 		}
-		return takeModules(dir, root, c.path("kernel", "modules"))
+		return takeModules(dir, root, c.modules(guest.SetStock))
 	}); err != nil {
 		return fmt.Errorf("modules with iommufd: %w", err)
 	}
-	if err := c.once(selftests(), func(dir string) error {
+	if err := c.once(c.kernelName(selftests()), func(dir string) error {
 		c.say("building the kernel's tests of VFIO")
 		if err := c.runIn(ctx, root, map[string]string{"build.sh": selftestsScript, "exanet.c": selftestsDriver}, ""); err != nil {
 			return err
@@ -138,7 +140,7 @@ func selftests() string {
 // Selftests gives the directory with the programs of the kernel's tests of VFIO,
 // which need no library. Its error matches ErrNotSetUp.
 func (c *Cache) Selftests() (string, error) {
-	if dir := c.path(selftests()); exists(dir) {
+	if dir := c.kernelPath(selftests()); exists(dir) {
 		return dir, nil
 	}
 	return "", fmt.Errorf("the kernel's tests of VFIO: %w --iommufd", ErrNotSetUp)

@@ -22,7 +22,7 @@ const (
 	longTime = 8 * time.Minute // of Debian, which took 135 s there
 	kvmTime  = 20 * time.Second
 	tries    = 3
-	keep     = 4 // saved guests
+	keep     = 5 // saved guests
 )
 
 // lock keeps other Setups out.
@@ -68,9 +68,9 @@ func (c *Cache) saved(ctx context.Context, system System, accel string) (saved, 
 		return s, err
 	}
 	s.accel = accel
-	s.image.kernel = c.path("kernel", "vmlinuz")
+	s.image.kernel = c.kernelPath("kernel", "vmlinuz")
 	if !exists(s.image.kernel) {
-		return s, fmt.Errorf("kernel of the guests: %w", ErrNotSetUp)
+		return s, fmt.Errorf("%s of the guests: %w", c.kernelName("kernel"), ErrNotSetUp)
 	}
 	files, key, err := c.initramfs(system)
 	if err != nil {

@@ -5,6 +5,7 @@
 #   gcc, libc6-dev  the race detector, and the clients in C
 #   git             the house rules
 #   systemd         a machine of its own for the service (internal/packaging)
+#   bpftool         another reader of the probe's maps (internal/tracing)
 # And it fetches QEMU, a kernel and Debian for internal/guests into the user's cache;
 # as `setup.sh guests` it builds modules and tests from the kernel's sources as well.
 # Where that fails it says why, and so do the tests that need them.
@@ -19,8 +20,16 @@ guests() {
 	esac
 	# $what is a list of words.
 	# shellcheck disable=SC2086
-	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch $what ||
+	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch $what || {
 		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
+		return 0
+	}
+	# The kernels of docs/tracing.md, beside the newest, where all are asked for.
+	[ "${EXANET_KERNELS:-}" = all ] || return 0
+	for k in 6.12 6.18 7.2; do
+		CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch --kernel "$k" ||
+			echo "setup: no guests with kernel $k" >&2
+	done
 }
 
 if ! command -v go >/dev/null 2>&1; then
@@ -39,6 +48,7 @@ if [ -n "${1:-}" ]; then
 	[ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
 	command -v git >/dev/null 2>&1 || need="$need git"
 	[ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || need="$need systemd"
+	command -v bpftool >/dev/null 2>&1 || [ -x /usr/sbin/bpftool ] || need="$need bpftool"
 fi
 mode=${1:-}
 if [ -z "$need" ]; then

@@ -25,7 +25,8 @@ func On() bool { return atomic.LoadUint64(&semaphore[0])&0xffff != 0 }
 
 // Log collects records until they are shown. It belongs to one goroutine.
 type Log struct {
-	// Fabric goes into each record; set before the first Add.
+	// Fabric goes into each record; set before the first Add. 0: a device that shows no
+	// blocks.
 	Fabric uint64
 	n      int
 	batch  [Batch]Record
@@ -51,6 +52,15 @@ func (l *Log) Show() {
 		l.n = 0
 	}
 }
+
+// Announce shows what waits, be it nothing: so that a tracer knows of this process.
+func (l *Log) Announce() {
+	point(unsafe.Pointer(&l.batch[0]), l.n)
+	l.n = 0
+}
+
+// Served names the fabric of nodes that the process pid serves to others.
+func Served(pid int) uint64 { return 1<<63 | uint64(uint32(pid)) }
 
 // point is where tracers attach: at a NOP behind which the address of n records and n
 // itself stand in the registers of a C function's first two arguments.

@@ -26,6 +26,8 @@ const (
 	// word), pfd saw the doorbell, the block was out, it was acknowledged, the
 	// transfer's done was published, and the process saw that (by its own word).
 	Block
+	// Client: a process is attached to a slot, or with Final was. It has no times.
+	Client
 )
 
 // Indices into Times.
@@ -88,7 +90,9 @@ type Record struct {
 	Fabric      uint64 // 32: what ties blocks to faults beside the sender's numbers
 	Page        uint64 // 40: the address of the first page
 	Span        uint32 // 48: pages asked for by a page-in
-	_           [3]uint32
+	Process     uint32 // 52: pid of the slot's process, as pfd sees it; 0 unknown
+	_           [2]uint32
 	Times       [6]int64 // 64
-	_           [2]int64 // 112
+	Obeyed      int64    // 112: of a block, when the request for its retransmission was obeyed
+	_           int64
 }

@@ -52,6 +52,8 @@ side, what docs/benchmarks.md describes. It takes some minutes; nothing else sho
 	f := c.Flags()
 	f.StringVar(&l.PFD, "pfd", "", "the pfd to start (default the one beside exanetctl)")
 	f.BoolVar(&brief, "brief", false, "only parts faults and methods, in one table")
+	f.StringVar(&l.Untraced, "untraced", "", "a pfd without the probe point, to compare with")
+	f.StringVar(&l.BPFFS, "bpffs", "", "directory of a bpffs for tracing, which is not measured without (root)")
 	f.IntVar(&l.Small, "small", 1000, "transfers of 4 KiB of each kind")
 	f.IntVar(&l.Large, "large", 200, "transfers of 1 MiB of each kind")
 	f.DurationVar(&l.Window, "window", time.Second, "how long each number of channels is kept busy")

@@ -29,7 +29,7 @@ func (e *exitError) Is(target error) bool { return target == errReported }
 // qemuFlags are the flags of all qemu commands.
 type qemuFlags struct {
 	cache, dir, programs string
-	deb                  string
+	deb, kernel          string
 	fetch                bool
 	what                 qemu.What
 	modules              string
@@ -57,6 +57,8 @@ each that drives them through the guest's VFIO (docs/guests.md).`,
 	p.StringVar(&f.dir, "dir", "", "directory of the guests that run (default /run/exanet/qemu as root, else $XDG_RUNTIME_DIR/exanet/qemu)")
 	p.StringVar(&f.programs, "programs", "", "directory of the pfd and exanetctl that guests get (default that of this exanetctl)")
 	p.StringVar(&f.deb, "package", "", "package of make deb that guests with Debian install (default the newest beside the programs)")
+
+	p.StringVar(&f.kernel, "kernel", "", "the guests' kernel, by the first numbers of its version: 6.12 (default the newest)")
 
 	setup := &cobra.Command{
 		Use:   "setup",
@@ -143,7 +145,7 @@ all is there it needs no network.`,
 }
 
 func (a *app) qemuCache(f *qemuFlags) (*qemu.Cache, error) {
-	c := &qemu.Cache{Dir: f.cache, Programs: f.programs, Package: f.deb, Say: func(format string, args ...any) {
+	c := &qemu.Cache{Dir: f.cache, Programs: f.programs, Package: f.deb, Kernel: f.kernel, Say: func(format string, args ...any) {
 		// A standard error that is closed is the caller's affair.
 		_, _ = fmt.Fprintf(a.err, "qemu: "+format+"\n", args...)
 	}}

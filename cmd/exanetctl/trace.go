@@ -1,14 +1,18 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/trace/probe"
 )
@@ -27,25 +31,25 @@ and cat read, too (docs/tracing.md). It needs root, or CAP_BPF and CAP_PERFMON.`
 	}
 	c.PersistentFlags().StringVar(&dir, "bpffs", probe.DefaultDir, "directory of a bpffs for what is pinned")
 	c.AddCommand(a.traceOn(&dir), a.traceOff(&dir), a.traceStatus(&dir), a.traceLatency(&dir), a.traceFaults(&dir),
-		a.traceRecord(&dir), a.traceReport(), a.traceClean(&dir))
+		a.traceRecord(&dir), a.traceReport(), a.traceClean(&dir), a.tracePoint())
 	return c
 }
 
 func (a *app) traceOn(dir *string) *cobra.Command {
-	var program string
-	var sources []string
+	var programs, sources []string
 	c := &cobra.Command{
 		Use:   "on",
 		Short: "Attach to every pfd of a program file, those that start later too",
 		Args:  maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if program == "" {
-				var err error
-				if program, err = a.pfdProgram(cmd); err != nil {
+			if len(programs) == 0 {
+				program, err := a.pfdProgram(cmd)
+				if err != nil {
 					return err
 				}
+				programs = []string{program}
 			}
-			notes, err := probe.On(probe.Start{Dir: *dir, Program: program, Sources: sources})
+			notes, err := probe.On(probe.Start{Dir: *dir, Programs: programs, Sources: sources})
 			for _, n := range notes {
 				fmt.Fprintln(a.err, n)
 			}
@@ -53,7 +57,32 @@ func (a *app) traceOn(dir *string) *cobra.Command {
 		},
 	}
 	c.Flags().StringSliceVar(&sources, "sources", nil, "attach only these: "+strings.Join(probe.SourceNames(), ", ")+" (default all)")
+	c.Flags().StringSliceVar(&programs, "program", nil, "pfd's program file (default: that of the pfd at --socket); with a comma that of the process which serves its nodes, too: exanetctl")
+	return c
+}
+
+func (a *app) tracePoint() *cobra.Command {
+	var program string
+	var event bool
+	c := &cobra.Command{
+		Use:   "point",
+		Short: "Show where pfd's probe point is, for other tracers",
+		Args:  maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if program == "" {
+				if program, err = a.pfdProgram(cmd); err != nil {
+					return err
+				}
+			}
+			line, err := probe.Place(program, event)
+			if err == nil {
+				_, err = fmt.Fprintln(a.out, line)
+			}
+			return err
+		},
+	}
 	c.Flags().StringVar(&program, "program", "", "pfd's program file (default: that of the pfd at --socket)")
+	c.Flags().BoolVar(&event, "event", false, "as a line for the kernel's uprobe_events")
 	return c
 }
 
@@ -64,19 +93,45 @@ func (a *app) pfdProgram(cmd *cobra.Command) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s, err := client.Status(cmd.Context())
+	if _, err := client.Status(cmd.Context()); err != nil {
+		return "", err
+	}
+	pid, err := listener(cmd.Context(), client.Socket())
 	if err != nil {
 		return "", err
 	}
-	exe := fmt.Sprintf("/proc/%d/exe", s.PID)
+	exe := fmt.Sprintf("/proc/%d/exe", pid)
 	path, err := os.Readlink(exe)
 	if err != nil {
-		return "", fmt.Errorf("the program of pfd, process %d: %w: is it in another pid namespace? name its file with --program", s.PID, err)
+		return "", fmt.Errorf("the program of pfd, process %d (0: in another pid namespace): %w: name its file with --program", pid, err)
 	}
 	if gone := strings.TrimSuffix(path, " (deleted)"); gone != path {
 		fmt.Fprintf(a.err, "exanetctl: %s was replaced while pfd runs: the running one is traced, and none that starts from the new file\n", gone)
 	}
 	return exe, nil
+}
+
+// listener gives the process that listens at a socket, by its number here: pfd's own word
+// is that of its pid namespace.
+func listener(ctx context.Context, socket string) (int, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return 0, err
+	}
+	if cerr != nil {
+		return 0, fmt.Errorf("who listens at %s: %w", socket, cerr)
+	}
+	return int(cred.Pid), nil
 }
 
 func (a *app) traceOff(dir *string) *cobra.Command {
@@ -113,22 +168,41 @@ func (a *app) tracer(dir string, f func(*probe.Maps) error) error {
 	return f(m)
 }
 
+// traced reads what was measured: in the pinned maps, or by asking a pfd that keeps its
+// own.
+func (a *app) traced(cmd *cobra.Command, dir string) (r *probe.Report, err error) {
+	err = a.tracer(dir, func(m *probe.Maps) error {
+		r, err = m.Report()
+		return err
+	})
+	if !errors.Is(err, probe.ErrOff) {
+		return r, err
+	}
+	client, cerr := a.client()
+	if cerr != nil {
+		return nil, err
+	}
+	text, cerr := client.Trace(cmd.Context())
+	if cerr != nil {
+		return nil, err
+	}
+	return r, json.Unmarshal(text, &r)
+}
+
 func (a *app) traceStatus(dir *string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show what is attached, who is watched, and what was counted",
 		Args:  maxArgs(0),
-		RunE: a.watched(func(*cobra.Command, []string) error {
-			return a.tracer(*dir, func(m *probe.Maps) error {
-				s, err := m.Status()
-				if err != nil {
-					return err
-				}
-				if a.wantJSON() {
-					return a.printJSON(s)
-				}
-				return a.showTrace(s)
-			})
+		RunE: a.watched(func(cmd *cobra.Command, _ []string) error {
+			r, err := a.traced(cmd, *dir)
+			if err != nil {
+				return err
+			}
+			if a.wantJSON() {
+				return a.printJSON(r.Status)
+			}
+			return a.showTrace(r.Status)
 		}),
 	}
 	a.watchFlag(c)
@@ -136,11 +210,14 @@ func (a *app) traceStatus(dir *string) *cobra.Command {
 }
 
 func (a *app) showTrace(s *probe.Status) error {
-	program := s.Program
-	if s.Replaced {
-		program += ": replaced, no pfd that starts now is traced: run `exanetctl trace on` again"
+	var programs []string
+	for _, p := range s.Programs {
+		if p.Replaced {
+			p.File += ": replaced, no pfd that starts now is traced: run `exanetctl trace on` again"
+		}
+		programs = append(programs, p.File)
 	}
-	t := a.table("PROGRAM", program)
+	t := a.table("PROGRAM", strings.Join(programs, ", "))
 	for _, src := range s.Sources {
 		state := "attached"
 		switch {
@@ -159,9 +236,25 @@ func (a *app) showTrace(s *probe.Status) error {
 		t.add(fmt.Sprintf("pfd %d", w.PID), fmt.Sprintf("%d batches, %s", w.Batches, state))
 	}
 	for _, name := range probe.CounterNames() {
+		if remedy := remedies[name]; remedy != "" && s.Counters[name] > 0 {
+			t.add(name, fmt.Sprintf("%d: %s", s.Counters[name], remedy))
+			continue
+		}
 		t.add(name, s.Counters[name])
 	}
 	return t.flush()
+}
+
+// remedies say what a counter means that should be 0.
+var remedies = map[string]string{
+	"bad_records":   "records that no pfd makes were left out: is the program that is traced a pfd?",
+	"unreadable":    "records could not be read and were left out: run `exanetctl trace on` again",
+	"lone":          "refused blocks whose faults are not known: pfd has them in another process, or they began before `trace on`",
+	"crowded":       "faults of blocks that had more than eight were left out of the histograms",
+	"full":          "a map was full, and what it had no room for was left out: run `exanetctl trace off` and `on`",
+	"stamp_bad":     "a process's word of when it rang or saw the end cannot be: `ring` or `seen` were left out",
+	"events_lost":   "nobody read these events in time: narrow them with `trace faults --slower`, the histograms have them",
+	"kernel_missed": "page-ins whose part in the kernel is not known were left out of `kernel_*`",
 }
 
 func (a *app) traceLatency(dir *string) *cobra.Command {
@@ -169,22 +262,21 @@ func (a *app) traceLatency(dir *string) *cobra.Command {
 		Use:   "latency",
 		Short: "Show the time of each stage by method and kind",
 		Args:  maxArgs(0),
-		RunE: a.watched(func(*cobra.Command, []string) error {
-			return a.tracer(*dir, func(m *probe.Maps) error {
-				list, err := m.Latencies()
-				if err != nil {
-					return err
-				}
-				if a.wantJSON() {
-					return a.printJSON(map[string]any{"latency": list})
-				}
-				t := a.table("METHOD", "KIND", "STAGE", "COUNT", "P50_US", "P90_US", "P99_US", "MAX_US", "MEAN_US")
-				for _, l := range list {
-					mean := int64(l.SumNS / max(l.Count, 1))
-					t.add(l.Method, l.Kind, l.Stage, l.Count, micros(int64(l.P50NS)), micros(int64(l.P90NS)), micros(int64(l.P99NS)), micros(int64(l.MaxNS)), micros(mean))
-				}
-				return t.flush()
-			})
+		RunE: a.watched(func(cmd *cobra.Command, _ []string) error {
+			r, err := a.traced(cmd, *dir)
+			if err != nil {
+				return err
+			}
+			if a.wantJSON() {
+				return a.printJSON(map[string]any{"latency": r.Latency})
+			}
+			t := a.table("METHOD", "KIND", "STAGE", "COUNT", "P50_US", "P90_US", "P99_US", "MAX_US", "MEAN_US", "PREEMPTED_US", "SLEPT_US")
+			for _, l := range r.Latency {
+				mean := func(sum uint64) quantity { return micros(int64(sum / max(l.Count, 1))) }
+				t.add(l.Method, l.Kind, l.Stage, l.Count, micros(int64(l.P50NS)), micros(int64(l.P90NS)), micros(int64(l.P99NS)), micros(int64(l.MaxNS)),
+					mean(l.SumNS), mean(l.PreemptedNS), mean(l.SleptNS))
+			}
+			return t.flush()
 		}),
 	}
 	a.watchFlag(c)

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 
@@ -17,19 +19,21 @@ import (
 // maxRecordLine bounds a line of a recording (ours): an event has some 600 bytes.
 const maxRecordLine = 64 << 10
 
-// oneFile wants the name of a file.
-func oneFile(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return usagef("want `%s`", useLine(cmd))
+// files wants the names of some files, max at most.
+func files(max int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < 1 || len(args) > max {
+			return usagef("want `%s`", useLine(cmd))
+		}
+		return nil
 	}
-	return nil
 }
 
 func (a *app) traceRecord(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "record FILE",
 		Short: "Write each fault into a file, a line of JSON each, until interrupted",
-		Args:  oneFile,
+		Args:  files(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.tracer(*dir, func(m *probe.Maps) error {
 				f, err := os.OpenFile(args[0], os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -48,18 +52,26 @@ func (a *app) traceRecord(dir *string) *cobra.Command {
 func (a *app) traceReport() *cobra.Command {
 	var svg string
 	c := &cobra.Command{
-		Use:   "report FILE",
-		Short: "Summarize a recording; with --svg draw a stacked bar for each fault",
-		Args:  oneFile,
+		Use:   "report FILE [FILE2]",
+		Short: "Summarize recordings; with --svg draw each fault and the times over time",
+		Long: `report summarizes what trace record has written. Of a device in another process or
+another machine a recording has one half of each fault: the driver's, or the sender's.
+The recordings of both are joined by the block (node, transaction, sequence), and by
+lengths of time alone: the two clocks need not agree. What the wire and both machines'
+firmware took (raise and resend) is told as one stage, resend.`,
+		Args: files(2),
 		RunE: func(_ *cobra.Command, args []string) error {
-			f, err := os.Open(args[0])
-			if err != nil {
-				return err
+			var recordings [][]probe.Event
+			for _, name := range args {
+				list, err := readFile(name)
+				if err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+				recordings = append(recordings, list)
 			}
-			defer f.Close()
-			list, err := readEvents(f)
-			if err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
+			list, lone := joinHalves(recordings)
+			if lone > 0 {
+				fmt.Fprintf(a.err, "exanetctl: %d halves of faults have no other half in these recordings\n", lone)
 			}
 			if svg != "" {
 				if err := os.WriteFile(svg, drawEvents(list), 0o600); err != nil {
@@ -71,6 +83,84 @@ func (a *app) traceReport() *cobra.Command {
 	}
 	c.Flags().StringVar(&svg, "svg", "", "file for the picture")
 	return c
+}
+
+// blockKey names a block's refusal: its numbers come again, in this order.
+type blockKey struct {
+	source                uint32
+	transaction, sequence uint16
+}
+
+func keyOf(e *probe.Event) blockKey { return blockKey{e.Source, e.Transaction, e.Sequence} }
+
+// joinHalves joins the halves of faults, and gives all that are whole or have no other
+// half; lone is how many of these there are.
+func joinHalves(recordings [][]probe.Event) (list []probe.Event, lone int) {
+	senders, joined := map[blockKey][]probe.Event{}, map[blockKey]bool{}
+	for _, events := range recordings {
+		for i := range events {
+			if e := &events[i]; e.Half == probe.HalfSender {
+				senders[keyOf(e)] = append(senders[keyOf(e)], *e)
+			}
+		}
+	}
+	for _, events := range recordings {
+		for i := range events {
+			e, k := &events[i], keyOf(&events[i])
+			switch e.Half {
+			case "": // a sender's half that was told before it was joined is no fault more
+				joined[k] = true
+			case probe.HalfSender:
+				continue
+			case probe.HalfDriver:
+				if same := senders[k]; len(same) > 0 && joinHalf(e, &same[0]) {
+					if len(same) > 1 { // the last one has more faults, perhaps
+						senders[k] = same[1:]
+					}
+					joined[k] = true
+				} else {
+					lone++
+				}
+			}
+			list = append(list, *e)
+		}
+	}
+	for k, same := range senders {
+		if !joined[k] {
+			lone += len(same)
+			list = append(list, same...)
+		}
+	}
+	slices.SortFunc(list, func(a, b probe.Event) int { return cmp.Compare(a.StartNS, b.StartNS) })
+	return list, lone
+}
+
+// joinHalf makes a fault whole of what its block's sender saw: what it was away for, and
+// the driver did not have it, is resend's. False: it cannot be of this fault.
+func joinHalf(e, sender *probe.Event) bool {
+	away, ok := sender.StagesNS["resend"]
+	var driver int64
+	for _, ns := range e.StagesNS {
+		driver += ns
+	}
+	if !ok || driver > away {
+		return false
+	}
+	stages := maps.Clone(sender.StagesNS)
+	maps.Copy(stages, e.StagesNS)
+	stages["resend"] = away - driver
+	e.StagesNS, e.TotalNS, e.Half = stages, sender.TotalNS, ""
+	e.Status, e.Again, e.Channel = sender.Status, sender.Again, sender.Channel
+	return true
+}
+
+func readFile(name string) ([]probe.Event, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readEvents(f)
 }
 
 // readEvents reads a recording.
@@ -91,9 +181,18 @@ func readEvents(r io.Reader) ([]probe.Event, error) {
 	return list, nil
 }
 
-// summarize prints the stages' exact percentiles.
+// summary is a stage of a recording, with exact percentiles.
+type summary struct {
+	Stage string `json:"stage"`
+	Count int    `json:"count"`
+	P50NS int64  `json:"p50_ns"`
+	P99NS int64  `json:"p99_ns"`
+	MaxNS int64  `json:"max_ns"`
+}
+
+// summarize prints the stages' percentiles.
 func (a *app) summarize(list []probe.Event) error {
-	t := a.table("STAGE", "COUNT", "P50_US", "P99_US", "MAX_US")
+	stages := []summary{}
 	for _, name := range probe.StageNames() {
 		var ns []int64
 		for _, e := range list {
@@ -107,47 +206,15 @@ func (a *app) summarize(list []probe.Event) error {
 			continue
 		}
 		slices.Sort(ns)
-		at := func(percent int) quantity { return micros(ns[max((len(ns)*percent+99)/100, 1)-1]) }
-		t.add(name, len(ns), at(50), at(99), at(100))
+		at := func(percent int) int64 { return ns[max((len(ns)*percent+99)/100, 1)-1] }
+		stages = append(stages, summary{name, len(ns), at(50), at(99), at(100)})
+	}
+	if a.wantJSON() {
+		return a.printJSON(map[string]any{"stages": stages})
+	}
+	t := a.table("STAGE", "COUNT", "P50_US", "P99_US", "MAX_US")
+	for _, s := range stages {
+		t.add(s.Stage, s.Count, micros(s.P50NS), micros(s.P99NS), micros(s.MaxNS))
 	}
 	return t.flush()
-}
-
-// stageColours are the bars', in the stages' order.
-var stageColours = []string{"#9ecae1", "#4292c6", "#08519c", "#fdd0a2", "#fdae6b", "#e6550d", "#a63603", "#74c476", "#238b45", "#bcbddc"}
-
-// maxBars bounds the faults of a picture (ours): the first ones.
-const maxBars = 1000
-
-// drawEvents draws a stacked bar for each fault, and what the colours mean.
-func drawEvents(list []probe.Event) []byte {
-	const bar, height, left, top = 3, 400, 70, 40
-	list = list[:min(len(list), maxBars)]
-	var most uint64 = 1
-	for _, e := range list {
-		most = max(most, e.TotalNS)
-	}
-	stages := probe.StageNames()
-	stages = stages[:len(stages)-1]
-	width := max(left+bar*len(list)+20, left+90*len(stages))
-	b := fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n", width, top+height+20)
-	for i, s := range stages {
-		b = fmt.Appendf(b, `<rect x="%d" y="8" width="10" height="10" fill="%s"/><text x="%d" y="17">%s</text>`+"\n", left+90*i, stageColours[i], left+90*i+14, s)
-	}
-	for i := range 5 {
-		y := top + height - height*i/4
-		b = fmt.Appendf(b, `<text x="4" y="%d">%s us</text><line x1="%d" y1="%d" x2="%d" y2="%d" stroke="#ccc"/>`+"\n", y+4, micros(int64(most)*int64(i)/4), left-4, y, width, y)
-	}
-	for i, e := range list {
-		y := float64(top + height)
-		for j, s := range stages {
-			if ns, ok := e.StagesNS[s]; ok && ns > 0 {
-				h := float64(ns) / float64(most) * height
-				y -= h
-				b = fmt.Appendf(b, `<rect x="%d" y="%.2f" width="%d" height="%.2f" fill="%s"/>`, left+bar*i, y, bar-1, h, stageColours[j])
-			}
-		}
-		b = append(b, '\n')
-	}
-	return append(b, "</svg>\n"...)
 }

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/exanet/pfd/trace/probe"
 )
 
 // A recording is summarized by its own numbers, and drawn as a picture with a bar for
@@ -36,7 +38,7 @@ func TestTraceReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bars := 0
+	bars, heat := 0, 0
 	for d := xml.NewDecoder(bytes.NewReader(picture)); ; {
 		tok, err := d.Token()
 		if errors.Is(err, io.EOF) {
@@ -46,11 +48,15 @@ func TestTraceReport(t *testing.T) {
 			t.Fatal(err)
 		}
 		if e, ok := tok.(xml.StartElement); ok && e.Name.Local == "rect" {
-			bars++
+			if e.Attr[0].Name.Local == "class" {
+				heat++
+			} else {
+				bars++
+			}
 		}
 	}
-	if bars != 10+4 { // what the colours mean, and two stages of two faults
-		t.Errorf("%d rectangles", bars)
+	if bars != 10+4 || heat != 2 { // what the colours mean, and two stages of two faults, which took unlike long
+		t.Errorf("%d rectangles, %d of the heat map", bars, heat)
 	}
 	if err := os.WriteFile(file, []byte(lines+"nonsense\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -59,4 +65,63 @@ func TestTraceReport(t *testing.T) {
 	if code := run(t.Context(), []string{"trace", "report", file}, s); code != exitFailed || !strings.Contains(said.String(), "line 3") {
 		t.Errorf("exit code %d: %s", code, said.String())
 	}
+}
+
+// The halves of faults that two machines have recorded are joined by their blocks and by
+// lengths alone: their clocks are far apart here.
+func TestTraceReportJoins(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, lines string) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	sender := write("sender", `{"half":"sender","source":2,"transaction":7,"sequence":1,"start_ns":9000000,"total_ns":11000,"stages_ns":{"ring":1000,"send":2000,"resend":7000,"complete":1000}}
+{"half":"sender","source":2,"transaction":7,"sequence":1,"start_ns":9900000,"total_ns":21000,"stages_ns":{"ring":1000,"send":2000,"resend":17000,"complete":1000}}
+{"half":"sender","source":2,"transaction":8,"sequence":1,"start_ns":9990000,"total_ns":1000,"stages_ns":{"resend":1000}}
+`)
+	driver := write("driver", `{"half":"driver","kind":"minor","source":2,"transaction":7,"sequence":1,"start_ns":100,"total_ns":4000,"stages_ns":{"drain":1000,"page_in":3000}}
+{"half":"driver","kind":"minor","source":2,"transaction":7,"sequence":1,"start_ns":8000,"total_ns":6000,"stages_ns":{"drain":1000,"page_in":5000}}
+`)
+	var out, said bytes.Buffer
+	s := streams{out: &out, err: &said, getenv: func(string) string { return "" }}
+	if code := run(t.Context(), []string{"trace", "report", sender, driver}, s); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, said.String())
+	}
+	for _, want := range []string{
+		"ring          2     1.0     1.0     1.0", "page_in       2     3.0     5.0     5.0",
+		"resend        3     3.0    11.0    11.0", "total         3    11.0    21.0    21.0",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if !strings.Contains(said.String(), "1 halves of faults") {
+		t.Errorf("it says %q", said.String())
+	}
+}
+
+// No recording makes the picture or the join panic.
+func FuzzTraceReport(f *testing.F) {
+	f.Add([]byte(`{"half":"sender","source":2,"start_ns":18446744073709551615,"total_ns":18446744073709551615,"stages_ns":{"ring":-9223372036854775808,"resend":1}}
+{"half":"driver","source":2,"stages_ns":{"page_in":9223372036854775807}}
+`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		list, err := readEvents(bytes.NewReader(b))
+		if err != nil {
+			return
+		}
+		list, _ = joinHalves([][]probe.Event{list})
+		if d := xml.NewDecoder(bytes.NewReader(drawEvents(list))); d != nil {
+			for {
+				if _, err := d.Token(); errors.Is(err, io.EOF) {
+					break
+				} else if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
 	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/trace/probe"
 )
 
 // options are pfd's flags, which are the keys of its configuration file, too.
@@ -47,6 +48,8 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.DrainTime, "drain-time", o.DrainTime, "how long running transfers may go on after SIGTERM")
 	f.StringVar(&o.Sandbox, "sandbox", o.Sandbox, "what pfd gives up once it listens: auto (capabilities, but for CAP_SYS_PTRACE where pfd is root, new privileges, system calls that it does not make), strict (all capabilities, and files by Landlock, too: pfd then touches no process's memory itself) or off")
 	f.StringVar(&o.Record, "record", "", "file for the machine's inputs with their times, for the simulator (docs/record.md); a former one is kept as FILE.old")
+	f.StringVar(&o.Probe, "trace", "", "trace this pfd with eBPF from the start (exanetctl trace), pinned in "+probe.DefaultDir+" or in the directory of --trace=DIR; where that cannot be, pfd keeps the maps and exanetctl trace latency asks it")
+	f.Lookup("trace").NoOptDefVal = probe.DefaultDir
 	f.StringVar(&o.Trace, "trace-registers", "", "one line for each register access, with names and bits, to standard error, or to FILE with --trace-registers=FILE")
 	f.Lookup("trace-registers").NoOptDefVal = "-"
 }

@@ -45,6 +45,9 @@ func shutIn(cfg *daemon.Config, files ...string) {
 		return
 	}
 	r := sandbox.Rules{Calls: append(sandbox.Runtime(), calls...)}
+	if cfg.Traced != nil {
+		r.Calls = append(r.Calls, "bpf") // its maps are read; without rights no more than that
+	}
 	switch cfg.Sandbox {
 	case daemon.SandboxAuto:
 		r.Capabilities = memoryCapabilities()

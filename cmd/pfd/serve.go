@@ -39,6 +39,11 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	cfg := o.Config
 	cfg.Log, cfg.Level, cfg.LogLimit, cfg.LogFile = slog.New(limit), level, limit, file
 
+	detach, err := traceSelf(&cfg)
+	if err != nil {
+		return err
+	}
+	defer detach()
 	m, err := daemon.Open(ctx, cfg)
 	if err != nil {
 		return err

@@ -96,6 +96,12 @@ func unavailable(t *testing.T, err error) {
 func boot(t *testing.T, o qemu.Options) *fleet {
 	t.Helper()
 	usable(t)
+	return bootFrom(t, cache, o)
+}
+
+// bootFrom is boot from another cache.
+func bootFrom(t *testing.T, cache *qemu.Cache, o qemu.Options) *fleet {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "exanet-") // a test's own is too long for a socket
 	if err != nil {
 		t.Fatal(err)

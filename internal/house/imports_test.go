@@ -11,10 +11,11 @@ import (
 var levels = map[string]int{
 	"cmd": 7, "examples": 7,
 
-	"daemon": 6, "workload": 6, "qemu": 6, "trace/probe": 6,
+	"daemon": 6, "workload": 6, "qemu": 6,
 	"internal/suite": 6, // the fault suite: the driver over any bus
 
-	"domain": 5, "fault": 5, "emu": 5, "mediate": 5, "sim": 5, "rdma": 5,
+	"trace/probe": 5,
+	"domain":      5, "fault": 5, "emu": 5, "mediate": 5, "sim": 5, "rdma": 5,
 
 	// What daemon, emu and rdma speak to each other with.
 	"attach": 4, "control": 4,

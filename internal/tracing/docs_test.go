@@ -39,8 +39,10 @@ func TestDocsCommands(t *testing.T) {
 	}
 	for _, c := range commands {
 		args := strings.Fields(strings.ReplaceAll(c, probe.DefaultDir, r.dir))
-		switch args[0] {
-		case "exanetctl":
+		switch {
+		case strings.Contains(c, "$("):
+			r.shell(c)
+		case args[0] == "exanetctl":
 			out := r.ctl(append(args[1:], "--bpffs", r.dir)...)
 			if args[2] == "on" {
 				r.before = r.metrics()
@@ -49,7 +51,7 @@ func TestDocsCommands(t *testing.T) {
 			} else if args[2] != "off" && strings.Count(out, "\n") < 2 {
 				t.Errorf("%s says %q", c, out)
 			}
-		case "bpftool", "cat":
+		case args[0] == "bpftool", args[0] == "cat":
 			path, err := exec.LookPath(args[0])
 			if err != nil {
 				t.Logf("%s is not installed", args[0])
@@ -65,5 +67,35 @@ func TestDocsCommands(t *testing.T) {
 	}
 	if list, err := filepath.Glob(filepath.Join(r.dir, "*")); err != nil || len(list) != 0 {
 		t.Errorf("left: %v %v", list, err)
+	}
+}
+
+// shell runs a command that goes on for some seconds, beside transfers, and finds the
+// records in what it counts.
+func (r *rig) shell(command string) {
+	r.t.Helper()
+	if _, err := exec.LookPath(strings.Fields(command)[0]); err != nil {
+		r.t.Logf("%v", err)
+		return
+	}
+	ctl := "$(" + filepath.Join(bin, "exanetctl") + " --socket " + r.socket
+	cmd := exec.Command("sh", "-c", strings.ReplaceAll(command, "$(exanetctl", ctl))
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case err := <-ended:
+			if err != nil || !regexp.MustCompile(`@records: [1-9]`).MatchString(out.String()) {
+				r.t.Errorf("%s: %v %s", command, err, out.String())
+			}
+			return
+		default:
+			r.write("--dst", "absent", "--count", "10")
+		}
 	}
 }

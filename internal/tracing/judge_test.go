@@ -1,87 +1,341 @@
 package tracing
 
 import (
+	"bufio"
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
 )
+
+const (
+	// asTarget says that this process is the target of a judge's test: what troubles it.
+	asTarget = "EXANET_TRACING_TARGET"
+	// judged is how many pages are faulted in.
+	judged = 1500
+	// smallGroup is the limit of the small cgroup, bytes.
+	smallGroup = 48 << 20
+)
+
+// hog takes the processor from whoever has it, again and again.
+func hog() error {
+	runtime.LockOSThread()
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
+		return fmt.Errorf("a real-time thread: %w", err)
+	}
+	fmt.Println("ready")
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	for {
+		for end := time.Now().Add(300 * time.Microsecond); time.Now().Before(end); {
+		}
+		rest := unix.NsecToTimespec(int64(100 * time.Microsecond))
+		_ = unix.Nanosleep(&rest, nil)
+	}
+}
+
+// serveTarget is a target: it names a buffer that nobody has touched, and lives until
+// its input ends.
+func serveTarget(trouble string) error {
+	if trouble == "take" {
+		return hog()
+	}
+	debug.SetGCPercent(-1) // else the runtime takes the mmap_lock now and then
+	args := strings.Fields(os.Getenv(asTarget + "_ARGS"))
+	e, err := rdma.Attach(context.Background(), rdma.Options{Socket: args[0], Node: 1, Group: "judge", AcceptGroup: true})
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	b, err := unix.Mmap(-1, 0, judged*device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	remote, err := e.Export(b)
+	if err != nil {
+		return err
+	}
+	underWay := make(chan struct{})
+	switch trouble {
+	case "locks":
+		go remap(underWay)
+		<-underWay
+	case "reclaim":
+		// The page cache of a file that is larger than the cgroup may be.
+		if _, err := copyFile(io.Discard, args[1]); err != nil {
+			return err
+		}
+	}
+	fmt.Println(remote)
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// remap maps and unmaps a populated area for ever: it is unmapped under the mmap_lock.
+func remap(underWay chan struct{}) {
+	const size = 8 << 20
+	var at uintptr
+	for flags := uintptr(unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE); ; flags |= unix.MAP_FIXED {
+		a, _, errno := unix.Syscall6(unix.SYS_MMAP, at, size, unix.PROT_READ|unix.PROT_WRITE, flags, ^uintptr(0), 0)
+		if errno != 0 {
+			fmt.Fprintln(os.Stderr, "mmap:", errno)
+			return
+		}
+		if at == 0 {
+			close(underWay)
+		}
+		at = a
+	}
+}
+
+func copyFile(w io.Writer, name string) (int64, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return io.Copy(w, f)
+}
+
+// spent is what the faults of a run took in all, ns, by stage; the counts of faults.
+type spent map[string]uint64
+
+// preempted gives the part of the stages between doorbell seen and done published that
+// pfd's thread was preempted for.
+func (s spent) preempted() float64 {
+	return float64(s["preempted"]) / float64(s["total"]-s["ring"]-s["seen"])
+}
+
+// judge has pages of a target in trouble faulted in, and gives what the probe says. All
+// of it but the trouble runs on the first processor.
+func (r *rig) judge(trouble string, args ...string) spent {
+	t := r.t
+	t.Helper()
+	first, second := processors(t)
+	r.ctl("trace", "on", "--bpffs", r.dir)
+	defer r.ctl("trace", "off", "--bpffs", r.dir)
+	r.before = r.metrics()
+
+	target, named := r.beside(trouble, args...)
+	defer target.end(t)
+	if trouble == "reclaim" {
+		limit := strconv.Itoa(smallGroup)
+		group(t, target.cmd.Process.Pid, "memory", map[string]string{"memory.max": limit, "memory.limit_in_bytes": limit})
+	}
+	line := named()
+	remote, err := rdma.ParseRemote(strings.TrimSpace(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pin(t, target.cmd.Process.Pid, second)
+	pin(t, r.pfd.Process.Pid, first)
+	if trouble == "hog" {
+		hog, ready := r.beside("take")
+		defer hog.end(t)
+		ready()
+		pin(t, hog.cmd.Process.Pid, first)
+	}
+
+	e, err := rdma.Attach(t.Context(), rdma.Options{Socket: r.socket, Group: "judge", AcceptGroup: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	page := make([]byte, device.PageSize)
+	for i := range uint64(judged) {
+		x, err := e.Write(t.Context(), rdma.WriteRequest{Src: page, Dst: remote, Offset: i * device.PageSize})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A block that waits for long is sent again by its time-out, and the request for it is
+	// of no refusal then: only the faults are waited for.
+	want := r.since("exanet_faults_total") - r.since("exanet_faults_duplicate_total")
+	r.until("the faults are shown", func() bool { return r.status().Counters["faults"] >= want })
+	m := r.maps()
+	defer m.Close()
+	list, err := m.Latencies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := spent{}
+	for _, l := range list {
+		s[l.Stage] += l.SumNS
+		if l.Stage == "total" {
+			s["faults"] += l.Count
+		}
+	}
+	t.Logf("%s: %d faults, %v in all: lock_wait %v, lock_other %v, reclaim %v, preempted %v (%.3f)", trouble, s["faults"], time.Duration(s["total"]),
+		time.Duration(s["lock_wait"]), time.Duration(s["lock_other"]), time.Duration(s["reclaim"]), time.Duration(s["preempted"]), s.preempted())
+	return s
+}
+
+// beside is a process of the test's beside pfd.
+type beside struct {
+	cmd *exec.Cmd
+	in  io.Closer
+}
+
+// beside starts a process, of serveTarget's or hog's; line gives the first line that it
+// says.
+func (r *rig) beside(trouble string, args ...string) (b beside, line func() string) {
+	t := r.t
+	t.Helper()
+	b.cmd = exec.Command("/proc/self/exe")
+	b.cmd.Env = append(os.Environ(), asTarget+"="+trouble, asTarget+"_ARGS="+r.socket+" "+strings.Join(args, " "))
+	b.cmd.Stderr = os.Stderr
+	in, err := b.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := b.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	b.in = in
+	return b, func() string {
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if err != nil {
+			t.Fatalf("%s says nothing: %v", trouble, err)
+		}
+		return line
+	}
+}
+
+func (b beside) end(t *testing.T) {
+	b.in.Close()
+	if err := b.cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// processors gives two of those that this process may use.
+func processors(t *testing.T) (int, int) {
+	t.Helper()
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		t.Fatal(err)
+	}
+	var list []int
+	for i := 0; len(list) < 2 && i < 1024; i++ {
+		if all.IsSet(i) {
+			list = append(list, i)
+		}
+	}
+	if len(list) < 2 {
+		t.Skip("one processor: what troubles the target cannot be kept off pfd's")
+	}
+	return list[0], list[1]
+}
 
 // pin keeps all threads of a process on one processor.
 func pin(t *testing.T, pid, cpu int) {
 	t.Helper()
 	var set unix.CPUSet
 	set.Set(cpu)
+	threads(t, pid, func(tid int) error { return unix.SchedSetaffinity(tid, &set) })
+}
+
+func threads(t *testing.T, pid int, f func(tid int) error) {
+	t.Helper()
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range list {
 		tid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			t.Fatal(err)
+		if err == nil {
+			err = f(tid)
 		}
-		if err := unix.SchedSetaffinity(tid, &set); err != nil {
+		if err != nil && !errors.Is(err, unix.ESRCH) { // a thread that has ended
 			t.Fatal(err)
 		}
 	}
 }
 
-// Somebody else on pfd's processor shows up as preempted, and the more so.
-func TestHogIsSeen(t *testing.T) {
+// group moves a process into a cgroup of its own, with those of some settings that there
+// are: those of version 1 and of version 2 of cgroups have other names.
+func group(t *testing.T, pid int, controller string, settings map[string]string) {
+	t.Helper()
+	parent := "/sys/fs/cgroup"
+	if _, err := os.Stat(filepath.Join(parent, "cgroup.controllers")); err != nil {
+		parent = filepath.Join(parent, controller)
+	}
+	dir := filepath.Join(parent, fmt.Sprintf("exanet-tracing-%d", pid))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Skipf("no cgroup can be made: %v", err)
+	}
+	t.Cleanup(func() {
+		r := rig{t: t}
+		r.until("the cgroup is empty", func() bool {
+			// Who lives on goes back; ESRCH: who has ended has left.
+			_ = os.WriteFile(filepath.Join(parent, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644)
+			return os.Remove(dir) == nil
+		})
+	})
+	set := false
+	for name, v := range settings {
+		set = os.WriteFile(filepath.Join(dir, name), []byte(v), 0o644) == nil || set
+	}
+	if !set {
+		t.Skipf("the cgroup %s has none of %v: is its controller %s enabled?", dir, settings, controller)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A target whose threads hold its mmap_lock, one whose cgroup has no memory left, and
+// somebody else on pfd's processor: each shows up in its own stage and in no other.
+func TestJudges(t *testing.T) {
 	r := newRig(t)
-	var all unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
+	// What else the machine does hardly takes a processor from pfd.
+	group(t, r.pfd.Process.Pid, "cpu", map[string]string{"cpu.weight": "10000", "cpu.shares": "262144"})
+	large := filepath.Join(t.TempDir(), "large")
+	if err := os.WriteFile(large, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cpu := 0
-	for !all.IsSet(cpu) {
-		cpu++
-	}
-	preempted := func() (ns uint64) {
-		t.Helper()
-		m := r.maps()
-		defer m.Close()
-		list, err := m.Latencies()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, l := range list {
-			if l.Stage == "preempted" {
-				ns += l.SumNS
-			}
-		}
-		return ns
-	}
-	// Blocks time out here, and a request for one of an older number is of no refusal:
-	// only the faults are waited for.
-	shown := func() {
-		t.Helper()
-		want := r.since("exanet_faults_total") - r.since("exanet_faults_duplicate_total")
-		r.until("the faults are shown", func() bool { return r.status().Counters["faults"] >= want })
-	}
-	pin(t, r.pfd.Process.Pid, cpu)
-	r.on()
-	r.write("--dst", "absent", "--size", "1MiB", "--count", "60")
-	shown()
-	before := preempted()
-	hog := exec.Command("sh", "-c", "while :; do :; done")
-	if err := hog.Start(); err != nil {
+	if err := os.Truncate(large, 4*smallGroup); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		_ = hog.Process.Kill()
-		_ = hog.Wait()
-	}()
-	pin(t, hog.Process.Pid, cpu)
-	r.write("--dst", "absent", "--size", "1MiB", "--count", "60")
-	shown()
-	after := preempted() - before
-	t.Logf("preempted: %d ns without, %d ns with somebody else there", before, after)
-	if after <= before {
-		t.Errorf("faults were preempted for %d ns with somebody else on the processor, %d ns without", after, before)
+	plain := r.judge("plain")
+	locks, reclaim, hog := r.judge("locks"), r.judge("reclaim", large), r.judge("hog")
+	for name, s := range map[string]spent{"plain": plain, "locks": locks, "reclaim": reclaim, "hog": hog} {
+		if (s["lock_wait"] != 0) != (name == "locks") {
+			t.Errorf("%s: waited %d ns for the mmap_lock", name, s["lock_wait"])
+		}
+		if (s["reclaim"] != 0) != (name == "reclaim") {
+			t.Errorf("%s: %d ns of reclaim", name, s["reclaim"])
+		}
+		// Others may be on the processor at any time, but not for so long.
+		if name != "hog" && 2*s.preempted() > hog.preempted() {
+			t.Errorf("%s: preempted for %.3f of the time, with somebody else there %.3f", name, s.preempted(), hog.preempted())
+		}
+	}
+	if hog["preempted"] == 0 {
+		t.Error("somebody else on pfd's processor is not seen")
 	}
 }

@@ -35,6 +35,13 @@ var (
 
 // TestMain goes into a mount namespace of its own and builds the programs once.
 func TestMain(m *testing.M) {
+	if trouble := os.Getenv(asTarget); trouble != "" {
+		if err := serveTarget(trouble); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(inside) == "" && os.Geteuid() == 0 {
 		os.Exit(reexec())
 	}
@@ -86,7 +93,7 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	defer unix.Unmount(bpffs, unix.MNT_DETACH)
-	if notes, err := probe.On(probe.Start{Dir: filepath.Join(bpffs, "try"), Program: filepath.Join(bin, "pfd")}); err != nil {
+	if notes, err := probe.On(probe.Start{Dir: filepath.Join(bpffs, "try"), Programs: []string{filepath.Join(bin, "pfd")}}); err != nil {
 		refused = fmt.Sprintf("this kernel refuses the programs: %v %v", notes, err)
 	} else if err := probe.Off(filepath.Join(bpffs, "try")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -100,9 +107,12 @@ type rig struct {
 	t      *testing.T
 	dir    string // of pins
 	socket string
-	pfd    *exec.Cmd
-	client *control.Client
-	before map[string]float64
+	// Of the next pfd: its file, where it is another, and what starts it.
+	program string
+	starter []string
+	pfd     *exec.Cmd
+	client  *control.Client
+	before  map[string]float64
 }
 
 func newRig(t *testing.T, args ...string) *rig {
@@ -123,7 +133,12 @@ func newRig(t *testing.T, args ...string) *rig {
 func (r *rig) start(args ...string) {
 	r.t.Helper()
 	var said bytes.Buffer
-	r.pfd = exec.Command(filepath.Join(bin, "pfd"), append([]string{"--socket", r.socket, "--log-level", "warn"}, args...)...)
+	program := r.program
+	if program == "" {
+		program = filepath.Join(bin, "pfd")
+	}
+	words := append(append(r.starter[:len(r.starter):len(r.starter)], program), "--socket", r.socket, "--log-level", "warn")
+	r.pfd = exec.Command(words[0], append(words[1:], args...)...)
 	r.pfd.Stderr = &said
 	if err := r.pfd.Start(); err != nil {
 		r.t.Fatal(err)

@@ -3,6 +3,7 @@ package tracing
 import (
 	"context"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -71,6 +72,7 @@ func TestTruth(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
 			r.on()
+			seen := r.follow()
 			count := faultsOf(t, 300)
 			if tt.name == "1MiB" || tt.name == "1MiB-pa" {
 				count = (count + 255) / 256
@@ -82,7 +84,7 @@ func TestTruth(t *testing.T) {
 			}
 			m := r.maps()
 			defer m.Close()
-			r.sums(m)
+			r.sums(m, seen(c))
 			// A page-in in a process of its own, or by the process, is not pfd's to see.
 			if all := c["kernel_page_ins"] + c["kernel_missed"]; tt.p50 && (all < c["page_ins"] || 1000*c["kernel_missed"] > all) {
 				t.Errorf("of %d page-ins the kernel's part is known of %d, and missed of %d", c["page_ins"], c["kernel_page_ins"], c["kernel_missed"])
@@ -94,23 +96,93 @@ func TestTruth(t *testing.T) {
 	}
 }
 
-// sums checks that the stages of each of the slowest faults make up its total.
-func (r *rig) sums(m *probe.Maps) {
+// follow reads the events from now on; seen gives them once all that the counters tell
+// of have come, or are known as lost.
+func (r *rig) follow() (seen func(counters map[string]uint64) []probe.Event) {
 	r.t.Helper()
-	list, err := m.Slowest()
+	m := r.maps()
+	ctx, cancel := context.WithCancel(r.t.Context())
+	var mu sync.Mutex
+	var list []probe.Event
+	read := make(chan error, 1)
+	go func() {
+		read <- m.Events(ctx, probe.Filter{}, func(e probe.Event) error {
+			mu.Lock()
+			defer mu.Unlock()
+			list = append(list, e)
+			return nil
+		})
+	}()
+	length := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(list)
+	}
+	r.until("the reader is there", func() bool { return r.status().Reader != 0 })
+	return func(c map[string]uint64) []probe.Event {
+		r.t.Helper()
+		defer m.Close()
+		r.until("all events have come", func() bool {
+			return uint64(length())+c["events_lost"] >= c["faults"]
+		})
+		cancel()
+		if err := <-read; err != nil {
+			r.t.Error(err)
+		}
+		return list
+	}
+}
+
+// sums checks that the stages of each fault make up its total, and that the median by
+// the buckets is that of the events.
+func (r *rig) sums(m *probe.Maps, events []probe.Event) {
+	r.t.Helper()
+	slowest, err := m.Slowest()
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if len(list) == 0 {
+	if len(slowest) == 0 {
 		r.t.Error("there is no slowest fault")
 	}
-	for _, e := range list {
+	var totals []uint64
+	for i, e := range append(slices.Clone(events), slowest...) {
 		var sum uint64
-		for _, ns := range e.StagesNS {
+		for name, ns := range e.StagesNS {
 			sum += uint64(ns)
+			if e.PreemptedNS[name]+e.SleptNS[name] > ns {
+				r.t.Errorf("%s took %d ns, without a processor %d and %d: %+v", name, ns, e.PreemptedNS[name], e.SleptNS[name], e)
+			}
 		}
 		if sum != e.TotalNS {
 			r.t.Errorf("stages of %d ns, the total says %d: %+v", sum, e.TotalNS, e)
+		}
+		if i < len(events) {
+			totals = append(totals, e.TotalNS)
+		}
+	}
+	slices.Sort(totals)
+	kinds := map[[2]string]bool{}
+	for _, e := range events {
+		kinds[[2]string{e.Method, e.Kind}] = true
+	}
+	if len(kinds) != 1 || len(totals) < 100 {
+		return // more than one histogram
+	}
+	list, err := m.Latencies()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, l := range list {
+		if l.Stage != "total" || l.Count < 100 {
+			continue
+		}
+		want := float64(totals[(len(totals)-1)/2]) // as the buckets' is counted: totals may lie far apart
+		within := .125                             // a bucket's width
+		if os.Getenv("PFD_TRACE_FAULTS") != "" {
+			within = .07
+		}
+		if ratio := float64(l.P50NS) / want; ratio < 1-within || ratio > 1+within {
+			r.t.Errorf("the median is %d ns by the buckets, %.0f ns by the events", l.P50NS, want)
 		}
 	}
 }
@@ -158,32 +230,32 @@ func TestOverrun(t *testing.T) {
 	defer m.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	first, stuck := make(chan struct{}), make(chan struct{})
+	stuck := make(chan struct{})
 	read := make(chan error, 1)
 	go func() {
 		read <- m.Events(ctx, probe.Filter{}, func(probe.Event) error {
-			select {
-			case <-first:
-			default:
-				close(first)
-			}
 			<-stuck // nobody reads
 			return nil
 		})
 	}()
-	r.until("the reader is there", func() bool {
-		r.write("--dst", "absent")
-		select {
-		case <-first:
-			return true
-		default:
-			return false
-		}
-	})
+	r.until("the reader is there", func() bool { return r.status().Reader != 0 })
 	r.write("--dst", "absent", "--count", "7000")
 	c := r.exact()
 	if c["events_lost"] == 0 {
 		t.Errorf("7000 events fit into the buffer: %v", c)
+	}
+	list, err := m.Latencies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var counted uint64
+	for _, l := range list {
+		if l.Stage == "total" {
+			counted += l.Count
+		}
+	}
+	if counted != c["faults"] {
+		t.Errorf("%d faults in the histograms, %d by pfd", counted, c["faults"])
 	}
 	cancel()
 	close(stuck)

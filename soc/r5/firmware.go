@@ -450,6 +450,7 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 	}
 	t.attempts, t.nackRow, t.guardStep = 0, 0, 0
 	fw.refuse(id)
+	t.refusal.asked = fw.stamp
 	fw.retransmit(now, id)
 }
 

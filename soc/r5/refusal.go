@@ -13,6 +13,7 @@ type Refusal struct {
 	Status        uint8           // of a block that is over: the transfer's, 0 acknowledged
 	Again         int             // retransmissions of the block so far
 	Kicked, Sent  int64           // stamps of the doorbell and of the end of that sending
+	Obeyed        int64           // stamp of the request for retransmission, 0 if there was none
 }
 
 // refusal is what a transaction keeps of its last one.
@@ -21,6 +22,7 @@ type refusal struct {
 	first bool
 	seq   device.Sequence
 	sent  int64
+	asked int64 // stamp of the request for retransmission
 }
 
 // Stamp gives the firmware a number that stands in what Refusals tells: the time by
@@ -55,6 +57,6 @@ func (fw *Firmware) tellRefusal(id int16, final bool, status uint8) {
 		Slot: x.slot, Channel: uint8(t.transfer % device.ChannelsPerSlot),
 		Transaction: device.TransactionID(id), Sequence: t.refusal.seq,
 		First: t.refusal.first, Final: final, Status: status, Again: t.resent,
-		Kicked: x.kicked, Sent: t.refusal.sent,
+		Kicked: x.kicked, Sent: t.refusal.sent, Obeyed: t.refusal.asked,
 	})
 }

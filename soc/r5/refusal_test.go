@@ -42,14 +42,14 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("told before it is over: %+v", list)
 	}
 	r.reply(second, device.CodeSlaveError) // another page of it
-	want := Refusal{Channel: 3, Transaction: first.ID, Sequence: first.Seq, First: true, Again: 1, Kicked: 300, Sent: 310}
+	want := Refusal{Channel: 3, Transaction: first.ID, Sequence: first.Seq, First: true, Again: 1, Kicked: 300, Sent: 310, Obeyed: 320}
 	if list := r.told(); len(list) != 1 || list[0] != want {
 		t.Errorf("refused once more: %+v, want %+v", list, want)
 	}
 	r.rapf(second)
 	third := r.one()
 	r.ack(third)
-	want = Refusal{Channel: 3, Transaction: first.ID, Sequence: second.Seq, Final: true, Again: 2, Kicked: 300, Sent: 330}
+	want = Refusal{Channel: 3, Transaction: first.ID, Sequence: second.Seq, Final: true, Again: 2, Kicked: 300, Sent: 330, Obeyed: 330}
 	if list := r.told(); len(list) != 1 || list[0] != want {
 		t.Errorf("acknowledged: %+v, want %+v", list, want)
 	}

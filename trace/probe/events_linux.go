@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
 )
@@ -34,7 +35,21 @@ type Event struct {
 	TotalNS     uint64 `json:"total_ns"`
 	// StagesNS has the stages' times by their names; what is not known is left out.
 	StagesNS map[string]int64 `json:"stages_ns"`
+	// PreemptedNS and SleptNS are what of them pfd's thread was without a processor.
+	PreemptedNS map[string]int64 `json:"preempted_ns,omitempty"`
+	SleptNS     map[string]int64 `json:"slept_ns,omitempty"`
+	// Shared: a process ran on the processor of pfd's thread meanwhile.
+	Shared bool `json:"shared,omitempty"`
+	// Half is HalfDriver or HalfSender where that is all that is known of a fault of a
+	// device elsewhere. Of a sender's half the stage resend begins with raise.
+	Half string `json:"half,omitempty"`
 }
+
+// The halves.
+const (
+	HalfDriver = "driver"
+	HalfSender = "sender"
+)
 
 func eventOf(e *probeFaultEvent) Event {
 	v := Event{
@@ -43,6 +58,8 @@ func eventOf(e *probeFaultEvent) Event {
 		Method: nameOf(methodNames[:], uint32(e.Method)), Kind: nameOf(kindNames[:], uint32(e.Kind)),
 		Outcome: nameOf(outcomeNames[:], uint32(e.Outcome)), Status: e.Status, Again: e.Again,
 		StartNS: e.StartNs, TotalNS: e.TotalNs, StagesNS: map[string]int64{},
+		PreemptedNS: map[string]int64{}, SleptNS: map[string]int64{}, Shared: e.Shared != 0,
+		Half: nameOf(halfNames[:], uint32(e.Half)),
 	}
 	if e.Flags&1 != 0 {
 		v.Side = "destination"
@@ -50,6 +67,12 @@ func eventOf(e *probeFaultEvent) Event {
 	for i, ns := range e.Stages {
 		if ns >= 0 {
 			v.StagesNS[stageNames[i]] = ns
+		}
+		if ns := e.PreemptedNs[i]; ns > 0 {
+			v.PreemptedNS[stageNames[i]] = int64(ns)
+		}
+		if ns := e.SleptNs[i]; ns > 0 {
+			v.SleptNS[stageNames[i]] = int64(ns)
 		}
 	}
 	return v
@@ -115,6 +138,10 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 		return fmt.Errorf("map %s: %w", eventsMap, err)
 	}
 	defer r.Close()
+	// What a reader left that was killed is not what is wanted now.
+	if err := errors.Join(settings.Put(uint32(0), &probeSettings{SlowestFloor: s.SlowestFloor}), drain(r)); err != nil {
+		return fmt.Errorf("map %s: %w", eventsMap, err)
+	}
 	if err := settings.Put(uint32(0), &s); err != nil {
 		return fmt.Errorf("map %s: %w", settingsMap, err)
 	}
@@ -137,6 +164,19 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 			return err
 		}
 		if err := f(e); err != nil {
+			return err
+		}
+	}
+}
+
+// drain throws away what a ring buffer holds.
+func drain(r *ringbuf.Reader) error {
+	r.SetDeadline(time.Unix(1, 0)) // nothing is waited for
+	defer r.SetDeadline(time.Time{})
+	for {
+		if _, err := r.Read(); errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		} else if err != nil {
 			return err
 		}
 	}

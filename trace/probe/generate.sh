@@ -11,5 +11,5 @@ command -v clang >/dev/null || {
 }
 GOPACKAGE=probe exec go tool bpf2go -output-dir "${1:-.}" -go-package probe -target amd64,arm64 -cflags "-O2 -g -Wall -Werror" \
 	-type stage -type method -type kind -type counter -type record -type latency_key -type latency \
-	-type domain_key -type domain -type fault_event -type settings -type source -type source_state -type pfd \
+	-type domain_key -type domain -type fault_event -type settings -type half -type source -type source_state -type pfd \
 	probe probe.c -- -I"/usr/include/$(uname -m)-linux-gnu"

@@ -18,6 +18,9 @@ type Latency struct {
 	P90NS  uint64 `json:"p90_ns"`
 	P99NS  uint64 `json:"p99_ns"`
 	MaxNS  uint64 `json:"max_ns"`
+	// What of SumNS pfd's thread was without a processor: it wanted one, or slept.
+	PreemptedNS uint64 `json:"preempted_ns"`
+	SleptNS     uint64 `json:"slept_ns"`
 
 	stage probeStage
 }
@@ -72,7 +75,7 @@ func (m *Maps) Latencies() ([]Latency, error) {
 	for it.Next(&k, &v) {
 		list = append(list, Latency{
 			Stage: nameOf(stageNames[:], uint32(k.Stage)), Method: nameOf(methodNames[:], uint32(k.Method)), Kind: nameOf(kindNames[:], uint32(k.Kind)),
-			Count: v.Count, SumNS: v.SumNs, MaxNS: v.MaxNs, stage: k.Stage,
+			Count: v.Count, SumNS: v.SumNs, MaxNS: v.MaxNs, stage: k.Stage, PreemptedNS: v.PreemptedNs, SleptNS: v.SleptNs,
 			P50NS: percentile(&v, 50), P90NS: percentile(&v, 90), P99NS: percentile(&v, 99),
 		})
 	}
@@ -83,6 +86,22 @@ func (m *Maps) Latencies() ([]Latency, error) {
 		return cmp.Or(cmp.Compare(a.Method, b.Method), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.stage, b.stage))
 	})
 	return list, nil
+}
+
+// Report is all that a tracer has summed up.
+type Report struct {
+	Status  *Status   `json:"status"`
+	Latency []Latency `json:"latency"`
+}
+
+// Report reads status and histograms.
+func (m *Maps) Report() (*Report, error) {
+	s, err := m.Status()
+	if err != nil {
+		return nil, err
+	}
+	l, err := m.Latencies()
+	return &Report{s, l}, err
 }
 
 func nameOf(names []string, v uint32) string {
@@ -99,21 +118,25 @@ var (
 		probeStageQueue: "queue", probeStagePageIn: "page_in", probeStageAnswer: "answer", probeStageResend: "resend",
 		probeStageComplete: "complete", probeStageSeen: "seen", probeStageTotal: "total",
 		probeStageKernelEnter: "kernel_enter", probeStageKernelPopulate: "kernel_populate", probeStageKernelLeave: "kernel_leave",
-		probeStageReclaim: "reclaim", probeStageLockWait: "lock_wait",
-		probeStagePreempted: "preempted", probeStageSlept: "slept", probeStageWakePfd: "wake_pfd",
+		probeStageReclaim: "reclaim", probeStageLockWait: "lock_wait", probeStageLockOther: "lock_other",
+		probeStagePreempted: "preempted", probeStageSlept: "slept", probeStageWakePfd: "wake_pfd", probeStageWakeClient: "wake_client",
+		probeStageDelegateRun: "delegate_run", probeStageDelegateTouch: "delegate_touch", probeStageDelegateAnswer: "delegate_answer",
 	}
 	methodNames  = [...]string{"unknown", "gup", "touch", "uffd", "populate"}
 	kindNames    = [...]string{"none", "minor", "major", "permission"}
+	halfNames    = [...]string{"", "driver", "sender"}
 	outcomeNames = [...]string{"pending", "resolved", "failed", "delegated", "unsent", "removed"}
 	sourceNames  = [...]string{
 		probeSourceFaultSource: "faults", probeSourceLatencyTable: "latency", probeSourcePageSource: "pages",
 		probeSourceFaultAddressSource: "refused-copies", probeSourceReclaimSource: "reclaim", probeSourceLockSource: "locks",
-		probeSourceProcessorSource: "processor",
+		probeSourceProcessorSource: "processor", probeSourceTouchSource: "touches", probeSourcePopulateSource: "populates",
+		probeSourceIommuSource: "iommu",
 	}
 	counterNames = [...]string{
 		"batches", "records", "bad_records", "unreadable", "faults", "failures", "rapfs", "rapf_fails",
 		"page_ins", "pages", "blocks", "refusals", "joined", "joined_faults", "lone", "bare", "crowded", "full",
 		"stamp_bad", "events_lost", "kernel_page_ins", "kernel_missed",
+		"halves", "shared_faults", "iommu_faults",
 	}
 )
 

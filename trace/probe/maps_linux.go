@@ -12,10 +12,11 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Maps are the pinned maps of a tracer, to be read.
+// Maps are the maps of a tracer, to be read.
 type Maps struct {
-	dir  string
-	maps map[string]*ebpf.Map
+	dir   string
+	maps  map[string]*ebpf.Map
+	links map[string]link.Link // of what this process has attached, by their pins' names
 }
 
 // Open opens the maps of a directory. Errors match ErrOff where nothing is pinned, and
@@ -53,8 +54,11 @@ func open(dir string) (*Maps, error) {
 	return m, nil
 }
 
-// Close closes the maps; what is pinned stays.
+// Close closes the maps; what is pinned stays, and what is not is detached.
 func (m *Maps) Close() {
+	for _, l := range m.links {
+		l.Close()
+	}
 	for _, p := range m.maps {
 		p.Close()
 	}
@@ -63,12 +67,18 @@ func (m *Maps) Close() {
 // Status tells about a tracer.
 type Status struct {
 	Dir      string        `json:"bpffs"`
-	Program  string        `json:"program"`  // the file that is watched
-	Replaced bool          `json:"replaced"` // another file stands there by now
+	Programs []Program     `json:"programs"`
 	Sources  []SourceState `json:"sources"`
 	Watched  []Watched     `json:"watched"`
+	Reader   uint32        `json:"reader,omitempty"` // process that reads the events
 	// Counters are fault_counters, by their names.
 	Counters map[string]uint64 `json:"counters"`
+}
+
+// Program is a program file that is watched.
+type Program struct {
+	File     string `json:"file"`
+	Replaced bool   `json:"replaced"` // another file stands there by now
 }
 
 // SourceState is one source: it is attached, or why not.
@@ -92,15 +102,8 @@ func (s *Status) attached() bool { return len(s.Sources) > 0 && s.Sources[0].Att
 // Status reads what is attached, and who is watched.
 func (m *Maps) Status() (*Status, error) {
 	s := &Status{Dir: m.dir, Counters: map[string]uint64{}}
-	if l, err := m.link(); err == nil {
-		if info, err := l.Info(); err == nil {
-			if u := info.UprobeMulti(); u != nil {
-				s.Program = u.File
-				s.Replaced = strings.HasSuffix(u.File, " (deleted)")
-			}
-		}
-		l.Close()
-	} else {
+	var err error
+	if s.Programs, err = m.programs(); err != nil {
 		return nil, fmt.Errorf("%w: the link to the point: %w: run `exanetctl trace clean`", ErrDir, err)
 	}
 	for _, src := range sources {
@@ -112,6 +115,11 @@ func (m *Maps) Status() (*Status, error) {
 			Name: sourceNames[src.id], Attached: v.Attached != 0, Nop: int(v.Nop), Reason: text(v.Reason[:]),
 		})
 	}
+	var set probeSettings
+	if err := m.maps[settingsMap].Lookup(uint32(0), &set); err != nil {
+		return nil, fmt.Errorf("map %s: %w", settingsMap, err)
+	}
+	s.Reader = set.Events
 	var pid uint32
 	var p probePfd
 	for it := m.maps[pfdsMap].Iterate(); it.Next(&pid, &p); {
@@ -139,15 +147,42 @@ func text(b []int8) string {
 	return t.String()
 }
 
-// link opens the pinned link to the point.
-func (m *Maps) link() (link.Link, error) {
+// programs tells which files are attached to.
+func (m *Maps) programs() ([]Program, error) {
+	var list []Program
 	var errs []error
 	for _, name := range sources[0].programs {
-		l, err := link.LoadPinnedLink(filepath.Join(m.dir, linkPrefix+name), nil)
-		if err == nil {
-			return l, nil
+		for i := 0; ; i++ {
+			l, err := m.link(pointLink(name, i))
+			if err != nil {
+				errs = append(errs, err)
+				break
+			}
+			var p Program
+			if info, err := l.Info(); err == nil {
+				if u := info.UprobeMulti(); u != nil {
+					p = Program{u.File, strings.HasSuffix(u.File, " (deleted)")}
+				}
+			}
+			list = append(list, p)
+			if m.links == nil {
+				l.Close()
+			}
 		}
-		errs = append(errs, err)
 	}
-	return nil, errors.Join(errs...)
+	if list == nil {
+		return nil, errors.Join(errs...)
+	}
+	return list, nil
+}
+
+// link gives a link of this process's, or opens a pinned one.
+func (m *Maps) link(name string) (link.Link, error) {
+	if m.links == nil {
+		return link.LoadPinnedLink(filepath.Join(m.dir, name), nil)
+	}
+	if l := m.links[name]; l != nil {
+		return l, nil
+	}
+	return nil, fs.ErrNotExist
 }

@@ -9,13 +9,14 @@
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 #include "probe.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 512);
+	__uint(max_entries, 1024);
 	__type(key, struct latency_key);
 	__type(value, struct latency);
 } fault_latency SEC(".maps");
@@ -88,12 +89,44 @@ struct {
 	__type(value, struct thread);
 } fault_threads SEC(".maps");
 
+/* Attached processes, by their pids. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct client);
+} fault_clients SEC(".maps");
+
+/* When a page of an attached process was touched, by the process. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct call_key);
+	__type(value, struct touches);
+} fault_touched SEC(".maps");
+
+/* Locks that are known as some process's mmap_lock. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u64);
+	__type(value, __u32);
+} fault_mmap_locks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct refusal_key);
+	__type(value, struct waiting_block);
+} fault_blocks SEC(".maps");
+
 /* Empty values for the maps whose values do not fit a stack. */
 struct empty {
 	struct latency latency;
 	struct waiting waiting;
 	struct thread thread;
 	struct call_marks marks;
+	struct waiting_block block;
 };
 
 struct {
@@ -171,9 +204,36 @@ __noinline int observe(__u32 stage, __u32 method, __u32 kind, __u64 ns)
 	return 0;
 }
 
-static __always_inline struct domain *domain_of(__u32 node, __u32 pdid)
+static __always_inline struct thread *thread_of(__u32 tid)
 {
-	struct domain_key k = { .pid = bpf_get_current_pid_tgid() >> 32, .node = node, .pdid = pdid };
+	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
+	struct empty *zero;
+
+	if (t)
+		return t;
+	zero = nothing;
+	if (!zero)
+		return 0;
+	bpf_map_update_elem(&fault_threads, &tid, &zero->thread, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&fault_threads, &tid);
+}
+
+/* fresh_event gives what the present thread makes an event in: for that a stack is small. */
+static __always_inline struct fault_event *fresh_event(void)
+{
+	struct thread *t = thread_of(bpf_get_current_pid_tgid());
+
+	if (!t)
+		return 0;
+	__builtin_memset(&t->event, 0, sizeof(t->event));
+	return &t->event;
+}
+
+static __always_inline __u32 current_pid(void) { return bpf_get_current_pid_tgid() >> 32; }
+
+static __always_inline struct domain *domain_of(__u32 pid, __u32 node, __u32 pdid)
+{
+	struct domain_key k = { .pid = pid, .node = node, .pdid = pdid };
 	struct domain *d = bpf_map_lookup_elem(&fault_domains, &k);
 	struct domain zero = {};
 
@@ -233,24 +293,8 @@ __noinline int tell(struct fault_event *e)
 	return 0;
 }
 
-/* add makes one stage, which began at from: it ends at t, where that is known. It gives
-   when the next one begins. */
-__noinline __u64 add(struct fault_event *e, __u64 stage, __u64 t, __u64 from)
-{
-	__u64 ns;
-
-	if (!e || !t || stage >= total)
-		return from;
-	/* An entry may have been read by a round that an earlier interrupt woke, and a
-	   page-in have begun for somebody else: the stage took no time. */
-	ns = t > from ? t - from : 0;
-	e->stages[stage] = ns;
-	observe(stage, e->method, e->kind, ns);
-	return from + ns;
-}
-
 /* overlap gives how long one absence from the processor was within a time, ns, twice;
-   plus one where the thread was preempted. 0: it was not. */
+   plus one where the thread was preempted. 0: it was not; 1: it was over before. */
 __noinline __u64 overlap(struct thread *t, __u64 i, __u64 from, __u64 to)
 {
 	__u64 a, b, kind;
@@ -260,6 +304,8 @@ __noinline __u64 overlap(struct thread *t, __u64 i, __u64 from, __u64 to)
 	a = t->off[i].from;
 	b = t->off[i].to;
 	kind = b & 1;
+	if (b <= from)
+		return 1;
 	if (a < from)
 		a = from;
 	if (b > to)
@@ -267,38 +313,225 @@ __noinline __u64 overlap(struct thread *t, __u64 i, __u64 from, __u64 to)
 	return a < b ? (b - a) << 1 | kind : 0;
 }
 
-/* off_processor tells what of a time the thread that shows the records, which is the
-   engine's, did not have a processor. */
-__noinline int off_processor(struct fault_event *e, __u64 from, __u64 to)
+/* saturated gives a time as an event has it. */
+static __always_inline __u32 saturated(__u64 ns) { return ns > ~0U ? ~0U : ns; }
+
+/* off_processor tells what of a stage a thread of pfd's did not have a processor. */
+__noinline int off_processor(struct fault_event *e, __u64 stage, __u64 from, __u64 to, __u32 tid)
 {
-	__u32 tid = bpf_get_current_pid_tgid();
 	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
 	__u64 ran = 0, asleep = 0, v, is;
+	struct latency_key k = { .stage = stage };
+	struct latency *l;
+	__u32 n;
 
-	if (!e || !t)
+	if (!e || !t || stage >= total)
 		return 0;
-	for (__u64 i = 0; i < 16; i++) {
-		v = overlap(t, i, from, to);
+	n = t->n;
+	for (__u32 i = 1; i <= 16; i++) {
+		v = overlap(t, (n - i) & 15, from, to);
+		if (v == 1)
+			break;
 		is = -(v & 1); /* all ones: preempted */
 		ran += (v >> 1) & is;
 		asleep += (v >> 1) & ~is;
+	}
+	if (!ran && !asleep)
+		return 0;
+	e->preempted_ns[stage] = saturated(ran);
+	e->slept_ns[stage] = saturated(asleep);
+	k.method = e->method;
+	k.kind = e->kind;
+	l = bpf_map_lookup_elem(&fault_latency, &k);
+	if (l) {
+		__sync_fetch_and_add(&l->preempted_ns, ran);
+		__sync_fetch_and_add(&l->slept_ns, asleep);
+	}
+	return 0;
+}
+
+/* add makes one stage, which began at from: it ends at t, where that is known. It gives
+   when the next one begins. */
+__noinline __u64 add(struct fault_event *e, __u64 stage, __u64 t, __u64 from, __u32 tid)
+{
+	__u64 ns;
+
+	if (!e || !t || stage >= total)
+		return from;
+	/* An entry may have been read by a round that an earlier interrupt woke, and a
+	   page-in have begun for somebody else: the stage took no time. */
+	ns = t > from ? t - from : 0;
+	e->stages[stage] = ns;
+	if (e->half == sender_half)
+		return from + ns; /* its resend is another stage */
+	observe(stage, e->method, e->kind, ns);
+	if (ns)
+		off_processor(e, stage, from, t, tid);
+	return from + ns;
+}
+
+/* absences sums what was absent from the doorbell seen to done published. */
+__noinline int absences(struct fault_event *e)
+{
+	__u64 ran = 0, asleep = 0;
+
+	if (!e)
+		return 0;
+	for (int i = send; i <= complete; i++) {
+		ran += e->preempted_ns[i];
+		asleep += e->slept_ns[i];
 	}
 	if (ran)
 		observe(preempted, e->method, e->kind, ran);
 	if (asleep)
 		observe(slept, e->method, e->kind, asleep);
-	e->preempted_ns = ran;
-	e->slept_ns = asleep;
 	return 0;
 }
 
-/* finish takes one fault; b is its block's refusal, NULL where it names no block. */
+/* earlier and later give the one of two times that is, if the second lies in a time. */
+__noinline __u64 earlier(__u64 a, __u64 b, __u64 began, __u64 ended)
+{
+	return b >= began && b <= ended && b < a ? b : a;
+}
+
+__noinline __u64 later(__u64 a, __u64 b, __u64 began, __u64 ended)
+{
+	return b >= began && b <= ended && b > a ? b : a;
+}
+
+/* shared_in tells whether a process ran on the processor of a pfd's thread in a time. */
+__noinline int shared_in(__u32 pid, __u64 began, __u64 ended)
+{
+	struct pfd *p = bpf_map_lookup_elem(&fault_pfds, &pid);
+	__u64 t = 0;
+
+	if (!p)
+		return 0;
+	for (int i = 0; i < SHARED; i++)
+		t = later(t, p->shared_ns[i], began, ended);
+	return t != 0;
+}
+
+/* since gives a time's length, 0 where it ends before it begins. */
+static __always_inline __u64 since(__u64 from, __u64 to) { return to > from ? to - from : 0; }
+
+/* delegate_part tells what became of a fault that its process was asked to serve, after
+   began: it may have run, and more, before pfd was done with asking. */
+__noinline int delegate_part(struct waiting_fault *w, __u64 began, __u64 asked, __u64 answered)
+{
+	struct call_key k = {};
+	struct client *c;
+	struct touches *t;
+	__u64 ran = ~0ULL, touched = ~0ULL;
+
+	if (!w || !asked || !answered)
+		return 0;
+	c = bpf_map_lookup_elem(&fault_clients, &(__u32){w->process});
+	if (!c)
+		return 0;
+	for (int i = 0; i < RAN; i++)
+		ran = earlier(ran, c->ran_ns[i], began, answered);
+	if (ran != ~0ULL) {
+		observe(delegate_run, w->method, w->fault_kind, since(asked, ran));
+		if (ran > asked)
+			asked = ran;
+	}
+	k.pid = w->process;
+	k.page = w->page & ~4095ULL;
+	t = bpf_map_lookup_elem(&fault_touched, &k);
+	if (!t)
+		return 0;
+	for (int i = 0; i < TOUCHES; i++)
+		touched = earlier(touched, t->ns[i], began, answered);
+	if (touched == ~0ULL)
+		return 0;
+	observe(delegate_touch, w->method, w->fault_kind, since(asked, touched));
+	if (touched > asked)
+		asked = touched;
+	observe(delegate_answer, w->method, w->fault_kind, since(asked, answered));
+	return 0;
+}
+
+/* rang gives when a block's process rang: its own word, 0 where it cannot be. */
+static __always_inline __u64 rang(struct record *b, __u64 now)
+{
+	__u64 rung = b->times[block_rung];
+
+	if (!rung)
+		return 0;
+	if (rung <= b->times[block_kicked] && rung + 1000000000 >= now)
+		return rung;
+	count(stamp_bad, 1);
+	return 0;
+}
+
+/* saw gives when it saw the end. */
+static __always_inline __u64 saw(struct record *b, __u64 now)
+{
+	__u64 at = b->times[block_seen];
+
+	if (!at)
+		return 0;
+	if (at <= now && at >= b->times[block_published])
+		return at;
+	count(stamp_bad, 1);
+	return 0;
+}
+
+static __always_inline void name_block(struct fault_event *e, struct record *b)
+{
+	e->source = b->source;
+	e->transaction = b->transaction;
+	e->sequence = b->sequence;
+	e->status = b->status;
+	e->channel = b->channel;
+	e->again = b->again;
+}
+
+/* until_sent makes the stages before a block's refusal, and gives when they end. */
+static __always_inline __u64 until_sent(struct fault_event *e, struct record *b, __u64 now, __u32 tid)
+{
+	__u64 from = b->times[block_sent], rung = 0;
+
+	if (b->flags & flag_first && b->times[block_kicked]) {
+		from = b->times[block_kicked];
+		rung = rang(b, now);
+		if (rung)
+			from = rung;
+	}
+	e->start_ns = from;
+	if (!(b->flags & flag_first))
+		return from;
+	if (rung)
+		from = add(e, ring, b->times[block_kicked], from, tid);
+	return add(e, send, b->times[block_sent], from, tid);
+}
+
+/* worst notes a fault that is its domain's slowest. It stands alone for its stack: Linux
+   6.12 has 512 bytes for all frames of a call. */
+__noinline int worst(struct fault_event *e)
+{
+	struct domain *d;
+
+	if (!e)
+		return 0;
+	d = domain_of(e->pid, e->node, e->pdid);
+	if (d && e->total_ns > d->worst_ns) {
+		d->worst_ns = e->total_ns;
+		d->worst_page = e->page;
+	}
+	return 0;
+}
+
+/* finish takes one fault; b is its block's refusal, NULL where it names none, or where
+   that is not seen. */
 static __always_inline void finish(struct fault_event *e, struct waiting_fault *w, struct record *b)
 {
-	__u64 from = 0, now = bpf_ktime_get_ns(), rung = 0, saw;
+	__u64 from = 0, now = bpf_ktime_get_ns();
+	__u32 tid = bpf_get_current_pid_tgid();
 
 	e->page = w->page;
-	e->pid = bpf_get_current_pid_tgid() >> 32;
+	e->pid = w->pid;
 	e->node = w->node;
 	e->pdid = w->pdid;
 	e->slot = w->slot;
@@ -309,59 +542,37 @@ static __always_inline void finish(struct fault_event *e, struct waiting_fault *
 	for (int i = 0; i < total; i++)
 		e->stages[i] = -1;
 	if (b) {
-		e->source = b->source;
-		e->transaction = b->transaction;
-		e->sequence = b->sequence;
-		e->status = b->status;
-		e->channel = b->channel;
-		e->again = b->again;
-		from = b->times[block_sent];
-		if (b->flags & flag_first && b->times[block_kicked]) {
-			from = b->times[block_kicked];
-			rung = b->times[block_rung];
-			/* The process's word. */
-			if (rung && (rung > from || rung + 1000000000 < now)) {
-				count(stamp_bad, 1);
-				rung = 0;
-			}
-			if (rung)
-				from = rung;
-		}
+		name_block(e, b);
+		from = until_sent(e, b, now, tid);
 	}
 	if (!from)
 		from = w->times[fault_interrupt];
 	if (!from)
 		from = w->times[fault_drained];
-	e->start_ns = from;
-	if (b && b->flags & flag_first) {
-		if (rung)
-			from = add(e, ring, b->times[block_kicked], from);
-		from = add(e, send, b->times[block_sent], from);
-	}
+	if (!e->start_ns)
+		e->start_ns = from;
 	if (b)
-		from = add(e, raise, w->times[fault_interrupt], from);
-	from = add(e, drain, w->times[fault_drained], from);
-	from = add(e, queue, w->times[fault_started], from);
-	from = add(e, page_in, w->times[fault_resident], from);
-	from = add(e, answer, w->times[fault_answered], from);
+		from = add(e, raise, w->times[fault_interrupt], from, tid);
+	from = add(e, drain, w->times[fault_drained], from, w->thread);
+	from = add(e, queue, w->times[fault_started], from, w->thread);
+	from = add(e, page_in, w->times[fault_resident], from, w->thread);
+	from = add(e, answer, w->times[fault_answered], from, w->thread);
+	if (w->method == populate)
+		delegate_part(w, w->times[fault_started], w->times[fault_started], w->times[fault_resident]);
 	if (b) {
-		from = add(e, resend, b->times[block_ended], from);
-		from = add(e, complete, b->times[block_published], from);
-		off_processor(e, b->times[block_kicked] ? b->times[block_kicked] : b->times[block_sent], from);
-		saw = b->times[block_seen];
-		if (saw && (saw > now || saw < b->times[block_published])) {
-			count(stamp_bad, 1);
-			saw = 0;
-		}
-		from = add(e, seen, saw, from);
+		if (w->outcome == delegated)
+			delegate_part(w, w->times[fault_drained], w->times[fault_answered], b->obeyed);
+		from = add(e, resend, b->times[block_ended], from, tid);
+		from = add(e, complete, b->times[block_published], from, tid);
+		from = add(e, seen, saw(b, now), from, tid);
 	}
+	absences(e);
+	e->shared = shared_in(w->pid, e->start_ns, from);
+	if (e->shared)
+		count(shared_faults, 1);
 	e->total_ns = from - e->start_ns;
 	observe(total, e->method, e->kind, e->total_ns);
-	struct domain *d = domain_of(e->node, e->pdid);
-	if (d && e->total_ns > d->worst_ns) {
-		d->worst_ns = e->total_ns;
-		d->worst_page = e->page;
-	}
+	worst(e);
 	keep(e);
 	tell(e);
 }
@@ -372,6 +583,9 @@ static __always_inline void fill(struct waiting_fault *w, struct record *r)
 	for (int i = 0; i < 5; i++)
 		w->times[i] = r->times[i];
 	w->node = r->node;
+	w->pid = current_pid();
+	w->thread = bpf_get_current_pid_tgid();
+	w->process = r->process;
 	w->pdid = r->pdid;
 	w->slot = r->slot;
 	w->flags = r->flags;
@@ -387,22 +601,84 @@ static __always_inline struct refusal_key key_of(struct record *r)
 	};
 }
 
-/* bare_fault finishes a fault that names no block. */
-__noinline int bare_fault(struct record *r)
+/* join takes a fault with its block's refusal; or with its own record, where it names no
+   block or that is not seen. */
+__noinline int join(struct record *r, struct waiting_fault *w)
 {
-	struct fault_event e = {};
-	struct waiting_fault w = {};
+	struct fault_event *e = fresh_event();
+
+	if (!r || !w || !e)
+		return 0;
+	if (r->kind == record_block) {
+		count(joined_faults, 1);
+	} else if (r->flags & flag_has_block) {
+		e->half = driver_half;
+		name_block(e, r);
+	}
+	finish(e, w, r->kind == record_block ? r : 0);
+	return 0;
+}
+
+/* seen_apart tells whether the blocks of a fault's nodes are seen: those of a device in
+   no process are not, nor those of a server that is not traced. */
+static __always_inline int seen_apart(__u64 fabric)
+{
+	__u32 server = fabric;
+
+	return !(fabric & SERVED) || bpf_map_lookup_elem(&fault_pfds, &server);
+}
+
+/* shown_before gives the block of a fault that was shown before it, NULL if none was. */
+static __always_inline struct record *shown_before(struct record *r)
+{
+	struct refusal_key k = key_of(r);
+	struct waiting_block *b = bpf_map_lookup_elem(&fault_blocks, &k);
+
+	/* One that was over before is of the same numbers in the node's former life. */
+	if (!b || b->block.times[block_ended] < r->times[fault_drained])
+		return 0;
+	if (!__sync_lock_test_and_set(&b->joined, 1)) {
+		count(joined, 1);
+		count(lone, -1);
+	}
+	return &b->block;
+}
+
+/* joined_with gives the record that a fault is joined with at once, NULL if it has to wait
+   for its block. */
+static __always_inline struct record *joined_with(struct record *r)
+{
+	if (!(r->flags & flag_has_block)) {
+		count(bare, 1);
+		return r;
+	}
+	if (!r->fabric || !seen_apart(r->fabric)) {
+		count(halves, 1);
+		return r;
+	}
+	return r->fabric & SERVED ? shown_before(r) : 0;
+}
+
+/* client notes an attached process. */
+__noinline int client(struct record *r)
+{
+	__u32 pid;
+	struct client fresh = { .pfd = current_pid() };
 
 	if (!r)
 		return 0;
-	fill(&w, r);
-	finish(&e, &w, 0);
+	pid = r->process;
+	if (r->kind == record_client && r->flags & flag_final)
+		bpf_map_delete_elem(&fault_clients, &pid);
+	else if (!bpf_map_lookup_elem(&fault_clients, &pid))
+		bpf_map_update_elem(&fault_clients, &pid, &fresh, BPF_NOEXIST);
 	return 0;
 }
 
 __noinline int fault(struct record *r)
 {
 	struct refusal_key k;
+	struct record *with;
 	struct waiting *w;
 	struct domain *d;
 	__u64 i;
@@ -410,7 +686,9 @@ __noinline int fault(struct record *r)
 	if (!r)
 		return 0;
 	count(faults, 1);
-	d = domain_of(r->node, r->pdid);
+	if (r->process)
+		client(r);
+	d = domain_of(current_pid(), r->node, r->pdid);
 	if (d)
 		__sync_fetch_and_add(&d->faults, 1);
 	if (r->outcome == failed) {
@@ -420,11 +698,10 @@ __noinline int fault(struct record *r)
 	}
 	if (r->flags & flag_answers)
 		count(r->outcome == failed ? rapf_fails : rapfs, 1);
-	if (!(r->flags & flag_has_block)) {
-		count(bare, 1);
-		return bare_fault(r);
-	}
+	with = joined_with(r);
 	k = key_of(r);
+	if (with)
+		k.fabric = ~bpf_get_current_pid_tgid(); /* no block's: it waits for nothing */
 	w = bpf_map_lookup_elem(&fault_waiting, &k);
 	if (!w) {
 		struct empty *zero = nothing;
@@ -444,23 +721,43 @@ __noinline int fault(struct record *r)
 		return 0;
 	}
 	fill(&w->faults[i], r);
+	if (with) {
+		join(with, &w->faults[i]);
+		bpf_map_delete_elem(&fault_waiting, &k);
+	}
 	return 0;
 }
 
-__noinline int join(struct record *r, struct waiting_fault *w)
+/* lone_block tells a block's half of a fault. */
+__noinline int lone_block(struct record *b)
 {
-	struct fault_event e = {};
+	struct fault_event *e = fresh_event();
+	__u64 now = bpf_ktime_get_ns(), from;
+	__u32 tid = bpf_get_current_pid_tgid();
 
-	if (!r || !w)
+	if (!b || !e)
 		return 0;
-	finish(&e, w, r);
-	return 0;
+	e->half = sender_half;
+	e->pid = current_pid();
+	e->node = b->node;
+	e->slot = b->slot;
+	for (int i = 0; i < total; i++)
+		e->stages[i] = -1;
+	name_block(e, b);
+	from = until_sent(e, b, now, tid);
+	from = add(e, resend, b->times[block_ended], from, tid);
+	from = add(e, complete, b->times[block_published], from, tid);
+	from = add(e, seen, saw(b, now), from, tid);
+	e->total_ns = from - e->start_ns;
+	return tell(e);
 }
 
 __noinline int block(struct record *r)
 {
 	struct refusal_key k;
 	struct waiting *w;
+	struct empty *zero;
+	struct waiting_block *b;
 
 	if (!r)
 		return 0;
@@ -469,15 +766,25 @@ __noinline int block(struct record *r)
 		count(blocks, 1);
 	k = key_of(r);
 	w = bpf_map_lookup_elem(&fault_waiting, &k);
+	if (r->fabric & SERVED) {
+		zero = nothing;
+		if (!zero)
+			return 0;
+		bpf_map_update_elem(&fault_blocks, &k, &zero->block, BPF_ANY);
+		b = bpf_map_lookup_elem(&fault_blocks, &k);
+		if (b) {
+			b->joined = w != 0;
+			__builtin_memcpy(&b->block, r, sizeof(*r));
+		}
+	}
 	if (!w) {
 		count(lone, 1);
-		return 0;
+		return lone_block(r);
 	}
 	count(joined, 1);
 	for (int i = 0; i < WAITING; i++) {
 		if (i >= w->n)
 			break;
-		count(joined_faults, 1);
 		join(r, &w->faults[i]);
 	}
 	bpf_map_delete_elem(&fault_waiting, &k);
@@ -502,17 +809,6 @@ __noinline __u64 waited(struct call_marks *c, __u64 stage, __u64 began, __u64 en
 	for (__u64 i = 0; i < WAITS; i++)
 		ns += wait_in(c, i, stage, began, ended);
 	return ns;
-}
-
-/* earlier and later give the one of two times that is, if the second lies in a time. */
-__noinline __u64 earlier(__u64 a, __u64 b, __u64 began, __u64 ended)
-{
-	return b >= began && b <= ended && b < a ? b : a;
-}
-
-__noinline __u64 later(__u64 a, __u64 b, __u64 began, __u64 ended)
-{
-	return b >= began && b <= ended && b > a ? b : a;
 }
 
 /* first_in gives when the first page was taken in a time, all ones if none was. */
@@ -547,8 +843,8 @@ __noinline int kernel_part(struct record *r)
 	struct source_state *on;
 	struct call_marks *c;
 
-	if (!r)
-		return 0;
+	if (!r || r->method == populate)
+		return 0; /* the process's kernel part is its own */
 	k.page = r->page;
 	began = r->times[0];
 	ended = r->times[1];
@@ -574,6 +870,9 @@ __noinline int kernel_part(struct record *r)
 	ns = waited(c, lock_wait, began, ended);
 	if (ns)
 		observe(lock_wait, r->method, r->fault_kind, ns);
+	ns = waited(c, lock_other, began, ended);
+	if (ns)
+		observe(lock_other, r->method, r->fault_kind, ns);
 	return 0;
 }
 
@@ -587,7 +886,7 @@ __noinline int paged_in(struct record *r)
 		count(page_ins, 1);
 	count(pages, r->pages);
 	kernel_part(r);
-	d = domain_of(r->node, r->pdid);
+	d = domain_of(current_pid(), r->node, r->pdid);
 	if (d)
 		__sync_fetch_and_add(&d->pages, r->pages);
 	return 0;
@@ -609,6 +908,8 @@ __noinline int take(struct record *r)
 		return paged_in(r);
 	case record_block:
 		return block(r);
+	case record_client:
+		return client(r);
 	}
 	count(bad_records, 1);
 	return 0;
@@ -633,8 +934,8 @@ static __always_inline void hit(__u64 n)
 	}
 }
 
-SEC("uprobe.multi.s")
-int pfd_faults(struct pt_regs *ctx)
+/* shown takes a batch; copy gives a record of it. */
+static __always_inline int shown(struct pt_regs *ctx, long (*const copy)(void *, __u32, const void *))
 {
 	__u64 at = FIRST(ctx), n = SECOND(ctx);
 
@@ -648,37 +949,30 @@ int pfd_faults(struct pt_regs *ctx)
 
 		if (i >= n)
 			break;
-		if (bpf_copy_from_user(&r, sizeof(r), (void *)(at + i * sizeof(r))))
+		if (copy(&r, sizeof(r), (void *)(at + i * sizeof(r))))
 			count(unreadable, 1);
 		else
 			take(&r);
 	}
 	return 0;
+}
+
+static __always_inline long copy_sleeping(void *to, __u32 size, const void *from)
+{
+	return bpf_copy_from_user(to, size, from);
+}
+
+SEC("uprobe.multi.s")
+int pfd_faults(struct pt_regs *ctx) { return shown(ctx, copy_sleeping); }
+
+static __always_inline long copy_plain(void *to, __u32 size, const void *from)
+{
+	return bpf_probe_read_user(to, size, from);
 }
 
 /* For kernels that do not take the other one. */
 SEC("uprobe")
-int pfd_faults_plain(struct pt_regs *ctx)
-{
-	__u64 at = FIRST(ctx), n = SECOND(ctx);
-
-	if (n > BATCH) {
-		count(bad_records, 1);
-		return 0;
-	}
-	hit(n);
-	for (__u64 i = 0; i < BATCH; i++) {
-		struct record r;
-
-		if (i >= n)
-			break;
-		if (bpf_probe_read_user(&r, sizeof(r), (void *)(at + i * sizeof(r))))
-			count(unreadable, 1);
-		else
-			take(&r);
-	}
-	return 0;
-}
+int pfd_faults_plain(struct pt_regs *ctx) { return shown(ctx, copy_plain); }
 
 /* What the kernel does for pfd, by its tracepoints: each source is attached by itself. */
 
@@ -736,20 +1030,6 @@ static __always_inline void wait_over(__u64 stage, __u64 began)
 	c->waits[i].ended_ns = now;
 	c->waits[i].ns = now - began;
 	c->waits[i].stage = stage;
-}
-
-static __always_inline struct thread *thread_of(__u32 tid)
-{
-	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
-	struct empty *zero;
-
-	if (t)
-		return t;
-	zero = nothing;
-	if (!zero)
-		return 0;
-	bpf_map_update_elem(&fault_threads, &tid, &zero->thread, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&fault_threads, &tid);
 }
 
 SEC("raw_tp/mm_page_alloc")
@@ -830,6 +1110,36 @@ int reclaim_cgroup_end(struct raw_args *ctx)
 	return reclaim_over();
 }
 
+/* mmap_lock tells whether a lock is the mmap_lock of another process: that of the task
+   which holds it, if that is where it lies. Locks are known from then on. */
+static __always_inline int mmap_lock(__u64 lock, __u64 flags)
+{
+	struct rw_semaphore *sem = (void *)lock;
+	struct task_struct *holder = 0;
+	struct mm_struct *mm = 0, *own = 0;
+	__u64 owner = 0;
+
+	if (flags != LCB_F_READ && flags != LCB_F_WRITE)
+		return 0;
+	if (bpf_map_lookup_elem(&fault_mmap_locks, &lock))
+		return 1;
+	if (!bpf_core_field_exists(sem->owner))
+		return 0; /* PREEMPT_RT */
+	bpf_probe_read_kernel(&owner, sizeof(owner), __builtin_preserve_access_index(&sem->owner));
+	holder = (void *)(owner & ~OWNER_FLAGS);
+	if (!holder)
+		return 0;
+	bpf_probe_read_kernel(&mm, sizeof(mm), __builtin_preserve_access_index(&holder->mm));
+	if (!mm || (__u64)__builtin_preserve_access_index(&mm->mmap_lock) != lock)
+		return 0;
+	holder = (void *)bpf_get_current_task();
+	bpf_probe_read_kernel(&own, sizeof(own), __builtin_preserve_access_index(&holder->mm));
+	if (own == mm)
+		return 0;
+	bpf_map_update_elem(&fault_mmap_locks, &lock, &(__u32){1}, BPF_ANY);
+	return 1;
+}
+
 SEC("raw_tp/contention_begin")
 int lock_begin(struct raw_args *ctx)
 {
@@ -841,6 +1151,7 @@ int lock_begin(struct raw_args *ctx)
 	if (t) {
 		t->lock_began = bpf_ktime_get_ns();
 		t->lock = ctx->args[0];
+		t->lock_stage = mmap_lock(t->lock, ctx->args[1] & 0xffffffff) ? lock_wait : lock_other;
 	}
 	return 0;
 }
@@ -854,66 +1165,125 @@ int lock_end(struct raw_args *ctx)
 		return 0;
 	t = thread_of(bpf_get_current_pid_tgid());
 	if (t && t->lock_began && t->lock == ctx->args[0]) {
-		wait_over(lock_wait, t->lock_began);
+		wait_over(t->lock_stage, t->lock_began);
 		t->lock_began = 0;
 	}
 	return 0;
 }
 
-/* engine tells whether a task is the thread of a pfd that shows its records. */
-static __always_inline int engine(struct task_struct *p, __u32 *tid)
+static __always_inline __u32 tgid_of(struct task_struct *p)
 {
-	__u32 tgid = 0;
-	struct pfd *w;
+	__u32 v = 0;
 
-	bpf_probe_read_kernel(&tgid, sizeof(tgid), __builtin_preserve_access_index(&p->tgid));
-	w = bpf_map_lookup_elem(&fault_pfds, &tgid);
-	if (!w)
+	bpf_probe_read_kernel(&v, sizeof(v), __builtin_preserve_access_index(&p->tgid));
+	return v;
+}
+
+static __always_inline __u32 tid_of(struct task_struct *p)
+{
+	__u32 v = 0;
+
+	bpf_probe_read_kernel(&v, sizeof(v), __builtin_preserve_access_index(&p->pid));
+	return v;
+}
+
+/* engine gives the pfd whose thread that shows its records a task is. */
+static __always_inline struct pfd *engine(__u32 tgid, __u32 tid)
+{
+	struct pfd *w = bpf_map_lookup_elem(&fault_pfds, &tgid);
+
+	return w && w->thread == tid ? w : 0;
+}
+
+static __always_inline struct client *client_of(__u32 tgid)
+{
+	return bpf_map_lookup_elem(&fault_clients, &tgid);
+}
+
+static __always_inline void share(struct pfd *p, __u64 now)
+{
+	p->shared_ns[p->shared_n++ % SHARED] = now;
+}
+
+/* leaves takes that a thread of pfd's leaves its processor. */
+__noinline int leaves(__u32 tid, __u64 now, __u32 was_preempted)
+{
+	struct thread *t = thread_of(tid);
+
+	if (t) {
+		t->off_began = now;
+		t->off_preempted = was_preempted;
+	}
+	return 0;
+}
+
+/* comes takes that a thread runs again: one of pfd's, or one that pfd has woken. */
+__noinline __u64 comes(__u32 tid, __u64 now)
+{
+	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
+	__u64 woken;
+	__u32 i;
+
+	if (!t)
 		return 0;
-	bpf_probe_read_kernel(tid, sizeof(*tid), __builtin_preserve_access_index(&p->pid));
-	return w->thread == *tid;
+	if (t->off_began) {
+		i = t->n & 15;
+		t->off[i].from = t->off_began;
+		t->off[i].to = (now & ~1ULL) | (t->off_preempted & 1);
+		t->off_began = 0;
+		t->n++;
+	}
+	woken = t->woken;
+	t->woken = 0;
+	return woken;
 }
 
 SEC("raw_tp/sched_switch")
 int switched(struct raw_args *ctx)
 {
-	__u64 now = bpf_ktime_get_ns();
-	struct thread *t;
-	__u32 tid = 0, i;
+	struct task_struct *prev = (void *)ctx->args[1], *next = (void *)ctx->args[2];
+	__u32 processor = bpf_get_smp_processor_id() + 1, tgid = tgid_of(prev), tid = tid_of(prev);
+	struct client *c, *before = client_of(tgid);
+	__u64 now = bpf_ktime_get_ns(), woken;
+	struct pfd *p;
 
-	if (engine((void *)ctx->args[1], &tid)) {
-		t = thread_of(tid);
-		if (t) {
-			t->off_began = now;
-			/* The state that it leaves with: 0 is still running. */
-			t->off_preempted = ctx->args[0] || !ctx->args[3];
-		}
+	/* The state that it leaves with: 0 is still running. */
+	if (engine(tgid, tid))
+		leaves(tid, now, ctx->args[0] || !(ctx->args[3] & 0xffffffff));
+	tgid = tgid_of(next);
+	tid = tid_of(next);
+	p = engine(tgid, tid);
+	if (p) {
+		p->processor = processor;
+		if (before && before->pfd == tgid)
+			share(p, now);
+		woken = comes(tid, now);
+		if (woken)
+			observe(wake_pfd, 0, 0, now - woken);
+		return 0;
 	}
-	if (engine((void *)ctx->args[2], &tid)) {
-		t = thread_of(tid);
-		if (!t)
-			return 0;
-		if (t->off_began) {
-			i = t->n++ & 15;
-			t->off[i].from = t->off_began;
-			t->off[i].to = (now & ~1ULL) | (t->off_preempted & 1);
-			t->off_began = 0;
-		}
-		if (t->woken) {
-			observe(wake_pfd, 0, 0, now - t->woken);
-			t->woken = 0;
-		}
+	c = client_of(tgid);
+	if (!c)
+		return 0;
+	woken = comes(tid, now);
+	if (woken) {
+		observe(wake_client, 0, 0, now - woken);
+		c->ran_ns[c->ran_n++ % RAN] = now;
 	}
+	p = bpf_map_lookup_elem(&fault_pfds, &c->pfd);
+	if (p && p->processor == processor)
+		share(p, now);
 	return 0;
 }
 
 SEC("raw_tp/sched_waking")
 int waking(struct raw_args *ctx)
 {
+	struct task_struct *p = (void *)ctx->args[0];
+	__u32 tgid = tgid_of(p), tid = tid_of(p);
 	struct thread *t;
-	__u32 tid = 0;
 
-	if (!engine((void *)ctx->args[0], &tid))
+	if (!engine(tgid, tid) && !(client_of(tgid) && watched()))
 		return 0;
 	t = thread_of(tid);
 	if (t && !t->woken)
@@ -921,11 +1291,60 @@ int waking(struct raw_args *ctx)
 	return 0;
 }
 
+/* An attached process that is asked for a page touches it, or has the kernel populate
+   it. */
+
+static __always_inline void touch_of(__u32 pid, __u64 address)
+{
+	struct call_key k = { .pid = pid, .page = address & ~4095ULL };
+	struct touches *t = bpf_map_lookup_elem(&fault_touched, &k);
+	struct touches fresh = {};
+
+	if (!t) {
+		bpf_map_update_elem(&fault_touched, &k, &fresh, BPF_NOEXIST);
+		t = bpf_map_lookup_elem(&fault_touched, &k);
+	}
+	if (t)
+		t->ns[t->n++ % TOUCHES] = bpf_ktime_get_ns();
+}
+
+SEC("raw_tp/page_fault_user")
+int touched(struct raw_args *ctx)
+{
+	__u32 pid = current_pid();
+
+	if (client_of(pid))
+		touch_of(pid, ctx->args[0]);
+	return 0;
+}
+
+SEC("raw_tp/mm_page_alloc")
+int populated(struct raw_args *ctx)
+{
+	struct pt_regs *regs;
+	__u32 pid = current_pid();
+
+	if (!client_of(pid))
+		return 0;
+	regs = (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+	if (NUMBER(regs) == SYS_madvise)
+		touch_of(pid, FIRST(regs));
+	return 0;
+}
+
+SEC("raw_tp/io_page_fault")
+int iommu_fault(struct raw_args *ctx)
+{
+	count(iommu_faults, 1);
+	return 0;
+}
+
 /* The table of fault_latency, for cat. */
 
 static const char stage_names[STAGES][16] = {
 	"ring", "send", "raise", "drain", "queue", "page_in", "answer", "resend", "complete", "seen", "total",
-	"kernel_enter", "kernel_populate", "kernel_leave", "reclaim", "lock_wait", "preempted", "slept", "wake_pfd",
+	"kernel_enter", "kernel_populate", "kernel_leave", "reclaim", "lock_wait", "lock_other", "preempted", "slept",
+	"wake_pfd", "wake_client", "delegate_run", "delegate_touch", "delegate_answer",
 };
 static const char method_names[5][12] = { "unknown", "gup", "touch", "uffd", "populate" };
 static const char kind_names[4][12] = { "none", "minor", "major", "permission" };

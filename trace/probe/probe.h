@@ -30,6 +30,7 @@ struct pt_regs {
 #define FOURTH(c) ((c)->r10)
 #define NUMBER(c) ((c)->orig_ax)
 #define SYS_ioctl 16
+#define SYS_madvise 28
 #define SYS_process_vm_readv 310
 #define SYS_process_vm_writev 311
 #define FIRST(c) ((c)->di)
@@ -39,6 +40,7 @@ struct pt_regs {
 #define FOURTH(c) ((c)->regs[3])
 #define NUMBER(c) ((c)->regs[8])
 #define SYS_ioctl 29
+#define SYS_madvise 233
 #define SYS_process_vm_readv 270
 #define SYS_process_vm_writev 271
 #define FIRST(c) ((c)->regs[0])
@@ -52,6 +54,7 @@ enum record_kind {
 	record_fault = 1,
 	record_page_in,
 	record_block,
+	record_client, /* a process that is attached, or with flag_final was */
 };
 
 enum record_flags {
@@ -83,10 +86,15 @@ struct record {
 	__u64 fabric;
 	__u64 page;
 	__u32 span;
-	__u32 reserved[3];
+	__u32 process; /* of the slot */
+	__u32 reserved[2];
 	__u64 times[6];
-	__u64 reserved1[2];
+	__u64 obeyed; /* of a block: the request for retransmission */
+	__u64 reserved1;
 };
+
+/* Set in fabric where the nodes are served by the process with that pid. */
+#define SERVED (1ULL << 63)
 
 /* Of a fault's times; of a block's: rung, kicked, sent, ended, published, seen. */
 enum {
@@ -112,12 +120,19 @@ enum stage {
 	kernel_populate, /* until that is zeroed, charged and mapped */
 	kernel_leave,    /* until pfd runs again */
 	reclaim,         /* direct reclaim in between */
-	lock_wait,       /* waiting for locks in between */
+	lock_wait,       /* waiting for the mmap_lock of the process in between */
+	lock_other,      /* waiting for other locks in between */
 	/* Of a fault, from the doorbell seen to done published: */
 	preempted,       /* pfd's thread wanted the processor and did not have it */
 	slept,           /* pfd's thread slept */
 	/* Each time that pfd's thread was woken: */
 	wake_pfd,        /* until it ran */
+	/* Each time that pfd woke a thread of an attached process: */
+	wake_client,     /* until it ran */
+	/* Of a fault that the process is asked to serve: */
+	delegate_run,    /* until a thread of the process ran */
+	delegate_touch,  /* until its access or its madvise faulted */
+	delegate_answer, /* until its answer was there */
 	STAGES,
 };
 
@@ -148,6 +163,9 @@ enum counter {
 	events_lost,   /* nobody read them in time */
 	kernel_page_ins, /* page-ins of which the kernel's part is known */
 	kernel_missed,   /* page-ins that made a page resident, and it is not */
+	halves,          /* faults of a device elsewhere whose blocks are not seen */
+	shared_faults,   /* faults in which a process ran on the processor of pfd's thread */
+	iommu_faults,    /* that the machine's IOMMUs reported, of any device */
 	COUNTERS,
 };
 
@@ -164,6 +182,8 @@ struct latency {
 	__u64 count;
 	__u64 sum_ns;
 	__u64 max_ns;
+	__u64 preempted_ns; /* of sum_ns: pfd's thread wanted the processor and did not have it */
+	__u64 slept_ns;     /* it slept */
 	__u64 buckets[BUCKETS];
 };
 
@@ -181,7 +201,11 @@ struct domain {
 	__u64 worst_page;
 };
 
-/* One fault with its stages; a stage that is not known is -1. */
+/* What of a fault is known: of a device elsewhere perhaps one half. */
+enum half { whole, driver_half, sender_half };
+
+/* One fault with its stages; a stage that is not known is -1. Of a sender's half resend
+   begins when the block was out. */
 struct fault_event {
 	__u64 total_ns;
 	__u64 start_ns; /* CLOCK_MONOTONIC */
@@ -200,10 +224,12 @@ struct fault_event {
 	enum method method;
 	enum kind kind;
 	__u32 again;
+	enum half half;
+	__u32 shared; /* 1: a process ran on the processor of pfd's thread meanwhile */
 	__u32 reserved;
-	__u64 preempted_ns; /* of pfd's thread, meanwhile */
-	__u64 slept_ns;
 	__s64 stages[total];
+	__u32 preempted_ns[total]; /* of pfd's thread, in each stage */
+	__u32 slept_ns[total];
 };
 
 /* Which events are wanted; all ones: any. */
@@ -226,6 +252,9 @@ enum source {
 	reclaim_source,
 	lock_source,
 	processor_source,
+	touch_source,
+	populate_source,
+	iommu_source,
 	SOURCES,
 };
 
@@ -235,13 +264,26 @@ struct source_state {
 	char reason[240];
 };
 
+#define SHARED 8
+#define RAN 16
+
 /* Who is watched: every pfd that has shown a batch. */
 struct pfd {
-	__u32 thread; /* that showed the last one: the engine's, as Go has it */
-	__u32 reserved;
+	__u32 thread;    /* that showed the last one: the engine's, as Go has it */
+	__u32 processor; /* on which it ran last, plus one */
 	__u64 batches;
 	__u64 first_ns;
 	__u64 last_ns;
+	__u64 shared_n;
+	__u64 shared_ns[SHARED]; /* the last times when a process of its ran there, too */
+};
+
+/* An attached process. */
+struct client {
+	__u32 pfd; /* whose it is */
+	__u32 reserved;
+	__u64 ran_n;
+	__u64 ran_ns[RAN]; /* the last times that a thread ran which pfd had woken */
 };
 
 /* What joins a block's refusal to its faults. */
@@ -258,13 +300,16 @@ struct waiting_fault {
 	__u64 page;
 	__u64 times[5];
 	__u32 node;
+	__u32 pid;     /* pfd's */
+	__u32 thread;  /* its engine's */
+	__u32 process; /* whose page it is */
 	__u16 pdid;
 	__u8 slot;
 	__u8 flags;
 	__u8 method;
 	__u8 fault_kind;
 	__u8 outcome;
-	__u8 reserved[5];
+	__u8 reserved;
 };
 
 struct waiting {
@@ -280,6 +325,21 @@ struct call_key {
 	__u64 page;
 };
 
+/* A block of nodes served elsewhere: its faults may be shown after it. */
+struct waiting_block {
+	struct record block;
+	__u64 joined;
+};
+
+/* When a page of an attached process was touched by the process: the last times, since
+   a call that is asked for several pages names the first. */
+#define TOUCHES 16
+
+struct touches {
+	__u64 n;
+	__u64 ns[TOUCHES];
+};
+
 /* The last ones: a batch can have several page-ins of one page. */
 #define ALLOCATED 32
 #define POPULATED 16
@@ -292,7 +352,7 @@ struct call_marks {
 	struct {
 		__u64 ended_ns;
 		__u64 ns;
-		__u64 stage; /* reclaim or lock_wait */
+		__u64 stage; /* reclaim, lock_wait or lock_other */
 	} waits[WAITS];
 };
 
@@ -301,6 +361,7 @@ struct thread {
 	__u64 reclaim_began;
 	__u64 lock_began;
 	__u64 lock;
+	__u64 lock_stage;
 	__u64 woken;
 	__u64 off_began;
 	__u32 off_preempted;
@@ -308,12 +369,32 @@ struct thread {
 	struct {
 		__u64 from, to;
 	} off[16]; /* to's lowest bit: 1 preempted, 0 slept */
+	struct fault_event event; /* that the thread is making */
 };
+
+struct atomic_word {
+	long counter;
+};
+
+struct rw_semaphore {
+	struct atomic_word owner;
+} __attribute__((preserve_access_index));
+
+struct mm_struct {
+	struct rw_semaphore mmap_lock;
+} __attribute__((preserve_access_index));
 
 struct task_struct {
 	int pid;
 	int tgid;
+	struct mm_struct *mm;
 } __attribute__((preserve_access_index));
+
+/* Flags of lock:contention_begin (linux/trace/events/lock.h). */
+#define LCB_F_READ 2
+#define LCB_F_WRITE 4
+/* Low bits of rw_semaphore.owner, which is a task (kernel/locking/rwsem.c). */
+#define OWNER_FLAGS 7UL
 
 struct raw_args {
 	__u64 args[4];

@@ -35,6 +35,14 @@ type probeCallMarks struct {
 	}
 }
 
+type probeClient struct {
+	_        structs.HostLayout
+	Pfd      uint32
+	Reserved uint32
+	RanN     uint64
+	RanNs    [16]uint64
+}
+
 type probeCounter uint32
 
 const (
@@ -60,7 +68,10 @@ const (
 	probeCounterEventsLost    probeCounter = 19
 	probeCounterKernelPageIns probeCounter = 20
 	probeCounterKernelMissed  probeCounter = 21
-	probeCounterCOUNTERS      probeCounter = 22
+	probeCounterHalves        probeCounter = 22
+	probeCounterSharedFaults  probeCounter = 23
+	probeCounterIommuFaults   probeCounter = 24
+	probeCounterCOUNTERS      probeCounter = 25
 )
 
 type probeDomain struct {
@@ -85,6 +96,7 @@ type probeEmpty struct {
 	Waiting probeWaiting
 	Thread  probeThread
 	Marks   probeCallMarks
+	Block   probeWaitingBlock
 }
 
 type probeFaultEvent struct {
@@ -106,11 +118,21 @@ type probeFaultEvent struct {
 	Method      probeMethod
 	Kind        probeKind
 	Again       uint32
+	Half        probeHalf
+	Shared      uint32
 	Reserved    uint32
-	PreemptedNs uint64
-	SleptNs     uint64
 	Stages      [10]int64
+	PreemptedNs [10]uint32
+	SleptNs     [10]uint32
 }
+
+type probeHalf uint32
+
+const (
+	probeHalfWhole      probeHalf = 0
+	probeHalfDriverHalf probeHalf = 1
+	probeHalfSenderHalf probeHalf = 2
+)
 
 type probeKind uint32
 
@@ -122,11 +144,13 @@ const (
 )
 
 type probeLatency struct {
-	_       structs.HostLayout
-	Count   uint64
-	SumNs   uint64
-	MaxNs   uint64
-	Buckets [280]uint64
+	_           structs.HostLayout
+	Count       uint64
+	SumNs       uint64
+	MaxNs       uint64
+	PreemptedNs uint64
+	SleptNs     uint64
+	Buckets     [280]uint64
 }
 
 type probeLatencyKey struct {
@@ -147,12 +171,14 @@ const (
 )
 
 type probePfd struct {
-	_        structs.HostLayout
-	Thread   uint32
-	Reserved uint32
-	Batches  uint64
-	FirstNs  uint64
-	LastNs   uint64
+	_         structs.HostLayout
+	Thread    uint32
+	Processor uint32
+	Batches   uint64
+	FirstNs   uint64
+	LastNs    uint64
+	SharedN   uint64
+	SharedNs  [8]uint64
 }
 
 type probeRecord struct {
@@ -176,9 +202,11 @@ type probeRecord struct {
 	Fabric      uint64
 	Page        uint64
 	Span        uint32
-	Reserved    [3]uint32
+	Process     uint32
+	Reserved    [2]uint32
 	Times       [6]uint64
-	Reserved1   [2]uint64
+	Obeyed      uint64
+	Reserved1   uint64
 }
 
 type probeRefusalKey struct {
@@ -209,7 +237,10 @@ const (
 	probeSourceReclaimSource      probeSource = 4
 	probeSourceLockSource         probeSource = 5
 	probeSourceProcessorSource    probeSource = 6
-	probeSourceSOURCES            probeSource = 7
+	probeSourceTouchSource        probeSource = 7
+	probeSourcePopulateSource     probeSource = 8
+	probeSourceIommuSource        probeSource = 9
+	probeSourceSOURCES            probeSource = 10
 )
 
 type probeSourceState struct {
@@ -238,10 +269,15 @@ const (
 	probeStageKernelLeave    probeStage = 13
 	probeStageReclaim        probeStage = 14
 	probeStageLockWait       probeStage = 15
-	probeStagePreempted      probeStage = 16
-	probeStageSlept          probeStage = 17
-	probeStageWakePfd        probeStage = 18
-	probeStageSTAGES         probeStage = 19
+	probeStageLockOther      probeStage = 16
+	probeStagePreempted      probeStage = 17
+	probeStageSlept          probeStage = 18
+	probeStageWakePfd        probeStage = 19
+	probeStageWakeClient     probeStage = 20
+	probeStageDelegateRun    probeStage = 21
+	probeStageDelegateTouch  probeStage = 22
+	probeStageDelegateAnswer probeStage = 23
+	probeStageSTAGES         probeStage = 24
 )
 
 type probeThread struct {
@@ -249,6 +285,7 @@ type probeThread struct {
 	ReclaimBegan uint64
 	LockBegan    uint64
 	Lock         uint64
+	LockStage    uint64
 	Woken        uint64
 	OffBegan     uint64
 	OffPreempted uint32
@@ -258,6 +295,13 @@ type probeThread struct {
 		From uint64
 		To   uint64
 	}
+	Event probeFaultEvent
+}
+
+type probeTouches struct {
+	_  structs.HostLayout
+	N  uint64
+	Ns [16]uint64
 }
 
 type probeWaiting struct {
@@ -268,44 +312,60 @@ type probeWaiting struct {
 		Page      uint64
 		Times     [5]uint64
 		Node      uint32
+		Pid       uint32
+		Thread    uint32
+		Process   uint32
 		Pdid      uint16
 		Slot      uint8
 		Flags     uint8
 		Method    uint8
 		FaultKind uint8
 		Outcome   uint8
-		Reserved  [5]uint8
+		Reserved  uint8
 	}
+}
+
+type probeWaitingBlock struct {
+	_      structs.HostLayout
+	Block  probeRecord
+	Joined uint64
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	probeMapFaultBlocks         = "fault_blocks"
 	probeMapFaultCalls          = "fault_calls"
+	probeMapFaultClients        = "fault_clients"
 	probeMapFaultCounters       = "fault_counters"
 	probeMapFaultDomains        = "fault_domains"
 	probeMapFaultEmpty          = "fault_empty"
 	probeMapFaultEvents         = "fault_events"
 	probeMapFaultLatency        = "fault_latency"
+	probeMapFaultMmapLocks      = "fault_mmap_locks"
 	probeMapFaultPfds           = "fault_pfds"
 	probeMapFaultSettings       = "fault_settings"
 	probeMapFaultSlowest        = "fault_slowest"
 	probeMapFaultSources        = "fault_sources"
 	probeMapFaultThreads        = "fault_threads"
+	probeMapFaultTouched        = "fault_touched"
 	probeMapFaultWaiting        = "fault_waiting"
 	probeProgCopyRefused        = "copy_refused"
 	probeProgFaultTable         = "fault_table"
+	probeProgIommuFault         = "iommu_fault"
 	probeProgLockBegin          = "lock_begin"
 	probeProgLockEnd            = "lock_end"
 	probeProgPageAlloc          = "page_alloc"
 	probeProgPfdFaults          = "pfd_faults"
 	probeProgPfdFaultsPlain     = "pfd_faults_plain"
+	probeProgPopulated          = "populated"
 	probeProgReclaimBegin       = "reclaim_begin"
 	probeProgReclaimCgroupBegin = "reclaim_cgroup_begin"
 	probeProgReclaimCgroupEnd   = "reclaim_cgroup_end"
 	probeProgReclaimEnd         = "reclaim_end"
 	probeProgSwitched           = "switched"
+	probeProgTouched            = "touched"
 	probeProgWaking             = "waking"
 )
 
@@ -353,16 +413,19 @@ type probeSpecs struct {
 type probeProgramSpecs struct {
 	CopyRefused        *ebpf.ProgramSpec `ebpf:"copy_refused"`
 	FaultTable         *ebpf.ProgramSpec `ebpf:"fault_table"`
+	IommuFault         *ebpf.ProgramSpec `ebpf:"iommu_fault"`
 	LockBegin          *ebpf.ProgramSpec `ebpf:"lock_begin"`
 	LockEnd            *ebpf.ProgramSpec `ebpf:"lock_end"`
 	PageAlloc          *ebpf.ProgramSpec `ebpf:"page_alloc"`
 	PfdFaults          *ebpf.ProgramSpec `ebpf:"pfd_faults"`
 	PfdFaultsPlain     *ebpf.ProgramSpec `ebpf:"pfd_faults_plain"`
+	Populated          *ebpf.ProgramSpec `ebpf:"populated"`
 	ReclaimBegin       *ebpf.ProgramSpec `ebpf:"reclaim_begin"`
 	ReclaimCgroupBegin *ebpf.ProgramSpec `ebpf:"reclaim_cgroup_begin"`
 	ReclaimCgroupEnd   *ebpf.ProgramSpec `ebpf:"reclaim_cgroup_end"`
 	ReclaimEnd         *ebpf.ProgramSpec `ebpf:"reclaim_end"`
 	Switched           *ebpf.ProgramSpec `ebpf:"switched"`
+	Touched            *ebpf.ProgramSpec `ebpf:"touched"`
 	Waking             *ebpf.ProgramSpec `ebpf:"waking"`
 }
 
@@ -370,18 +433,22 @@ type probeProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type probeMapSpecs struct {
-	FaultCalls    *ebpf.MapSpec `ebpf:"fault_calls"`
-	FaultCounters *ebpf.MapSpec `ebpf:"fault_counters"`
-	FaultDomains  *ebpf.MapSpec `ebpf:"fault_domains"`
-	FaultEmpty    *ebpf.MapSpec `ebpf:"fault_empty"`
-	FaultEvents   *ebpf.MapSpec `ebpf:"fault_events"`
-	FaultLatency  *ebpf.MapSpec `ebpf:"fault_latency"`
-	FaultPfds     *ebpf.MapSpec `ebpf:"fault_pfds"`
-	FaultSettings *ebpf.MapSpec `ebpf:"fault_settings"`
-	FaultSlowest  *ebpf.MapSpec `ebpf:"fault_slowest"`
-	FaultSources  *ebpf.MapSpec `ebpf:"fault_sources"`
-	FaultThreads  *ebpf.MapSpec `ebpf:"fault_threads"`
-	FaultWaiting  *ebpf.MapSpec `ebpf:"fault_waiting"`
+	FaultBlocks    *ebpf.MapSpec `ebpf:"fault_blocks"`
+	FaultCalls     *ebpf.MapSpec `ebpf:"fault_calls"`
+	FaultClients   *ebpf.MapSpec `ebpf:"fault_clients"`
+	FaultCounters  *ebpf.MapSpec `ebpf:"fault_counters"`
+	FaultDomains   *ebpf.MapSpec `ebpf:"fault_domains"`
+	FaultEmpty     *ebpf.MapSpec `ebpf:"fault_empty"`
+	FaultEvents    *ebpf.MapSpec `ebpf:"fault_events"`
+	FaultLatency   *ebpf.MapSpec `ebpf:"fault_latency"`
+	FaultMmapLocks *ebpf.MapSpec `ebpf:"fault_mmap_locks"`
+	FaultPfds      *ebpf.MapSpec `ebpf:"fault_pfds"`
+	FaultSettings  *ebpf.MapSpec `ebpf:"fault_settings"`
+	FaultSlowest   *ebpf.MapSpec `ebpf:"fault_slowest"`
+	FaultSources   *ebpf.MapSpec `ebpf:"fault_sources"`
+	FaultThreads   *ebpf.MapSpec `ebpf:"fault_threads"`
+	FaultTouched   *ebpf.MapSpec `ebpf:"fault_touched"`
+	FaultWaiting   *ebpf.MapSpec `ebpf:"fault_waiting"`
 }
 
 // probeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -410,33 +477,41 @@ func (o *probeObjects) Close() error {
 //
 // It can be passed to loadProbeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type probeMaps struct {
-	FaultCalls    *ebpf.Map `ebpf:"fault_calls"`
-	FaultCounters *ebpf.Map `ebpf:"fault_counters"`
-	FaultDomains  *ebpf.Map `ebpf:"fault_domains"`
-	FaultEmpty    *ebpf.Map `ebpf:"fault_empty"`
-	FaultEvents   *ebpf.Map `ebpf:"fault_events"`
-	FaultLatency  *ebpf.Map `ebpf:"fault_latency"`
-	FaultPfds     *ebpf.Map `ebpf:"fault_pfds"`
-	FaultSettings *ebpf.Map `ebpf:"fault_settings"`
-	FaultSlowest  *ebpf.Map `ebpf:"fault_slowest"`
-	FaultSources  *ebpf.Map `ebpf:"fault_sources"`
-	FaultThreads  *ebpf.Map `ebpf:"fault_threads"`
-	FaultWaiting  *ebpf.Map `ebpf:"fault_waiting"`
+	FaultBlocks    *ebpf.Map `ebpf:"fault_blocks"`
+	FaultCalls     *ebpf.Map `ebpf:"fault_calls"`
+	FaultClients   *ebpf.Map `ebpf:"fault_clients"`
+	FaultCounters  *ebpf.Map `ebpf:"fault_counters"`
+	FaultDomains   *ebpf.Map `ebpf:"fault_domains"`
+	FaultEmpty     *ebpf.Map `ebpf:"fault_empty"`
+	FaultEvents    *ebpf.Map `ebpf:"fault_events"`
+	FaultLatency   *ebpf.Map `ebpf:"fault_latency"`
+	FaultMmapLocks *ebpf.Map `ebpf:"fault_mmap_locks"`
+	FaultPfds      *ebpf.Map `ebpf:"fault_pfds"`
+	FaultSettings  *ebpf.Map `ebpf:"fault_settings"`
+	FaultSlowest   *ebpf.Map `ebpf:"fault_slowest"`
+	FaultSources   *ebpf.Map `ebpf:"fault_sources"`
+	FaultThreads   *ebpf.Map `ebpf:"fault_threads"`
+	FaultTouched   *ebpf.Map `ebpf:"fault_touched"`
+	FaultWaiting   *ebpf.Map `ebpf:"fault_waiting"`
 }
 
 func (m *probeMaps) Close() error {
 	return _ProbeClose(
+		m.FaultBlocks,
 		m.FaultCalls,
+		m.FaultClients,
 		m.FaultCounters,
 		m.FaultDomains,
 		m.FaultEmpty,
 		m.FaultEvents,
 		m.FaultLatency,
+		m.FaultMmapLocks,
 		m.FaultPfds,
 		m.FaultSettings,
 		m.FaultSlowest,
 		m.FaultSources,
 		m.FaultThreads,
+		m.FaultTouched,
 		m.FaultWaiting,
 	)
 }
@@ -453,16 +528,19 @@ type probeVariables struct {
 type probePrograms struct {
 	CopyRefused        *ebpf.Program `ebpf:"copy_refused"`
 	FaultTable         *ebpf.Program `ebpf:"fault_table"`
+	IommuFault         *ebpf.Program `ebpf:"iommu_fault"`
 	LockBegin          *ebpf.Program `ebpf:"lock_begin"`
 	LockEnd            *ebpf.Program `ebpf:"lock_end"`
 	PageAlloc          *ebpf.Program `ebpf:"page_alloc"`
 	PfdFaults          *ebpf.Program `ebpf:"pfd_faults"`
 	PfdFaultsPlain     *ebpf.Program `ebpf:"pfd_faults_plain"`
+	Populated          *ebpf.Program `ebpf:"populated"`
 	ReclaimBegin       *ebpf.Program `ebpf:"reclaim_begin"`
 	ReclaimCgroupBegin *ebpf.Program `ebpf:"reclaim_cgroup_begin"`
 	ReclaimCgroupEnd   *ebpf.Program `ebpf:"reclaim_cgroup_end"`
 	ReclaimEnd         *ebpf.Program `ebpf:"reclaim_end"`
 	Switched           *ebpf.Program `ebpf:"switched"`
+	Touched            *ebpf.Program `ebpf:"touched"`
 	Waking             *ebpf.Program `ebpf:"waking"`
 }
 
@@ -470,16 +548,19 @@ func (p *probePrograms) Close() error {
 	return _ProbeClose(
 		p.CopyRefused,
 		p.FaultTable,
+		p.IommuFault,
 		p.LockBegin,
 		p.LockEnd,
 		p.PageAlloc,
 		p.PfdFaults,
 		p.PfdFaultsPlain,
+		p.Populated,
 		p.ReclaimBegin,
 		p.ReclaimCgroupBegin,
 		p.ReclaimCgroupEnd,
 		p.ReclaimEnd,
 		p.Switched,
+		p.Touched,
 		p.Waking,
 	)
 }

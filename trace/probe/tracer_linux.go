@@ -46,8 +46,11 @@ const linkPrefix = "link_"
 
 // Start says what On attaches to, and where it pins.
 type Start struct {
-	Dir     string // in a bpffs, DefaultDir where empty
-	Program string // pfd's program file; /proc/PID/exe is one
+	Dir string // in a bpffs, DefaultDir where empty
+	// Programs are pfd's program file (/proc/PID/exe is one), and of nodes that are
+	// served by another program of this machine that one's: their blocks are joined
+	// to pfd's faults.
+	Programs []string
 	// Sources names what is attached, of SourceNames; empty: all. The first always is.
 	Sources []string
 }
@@ -64,16 +67,8 @@ func On(s Start) (notes []string, err error) {
 			return nil, fmt.Errorf("no source is called %q: %s", name, strings.Join(sourceNames[:], ", "))
 		}
 	}
-	f, err := os.Open(s.Program)
+	targets, err := find(s.Programs)
 	if err != nil {
-		return nil, fmt.Errorf("opening pfd's program: %w", err)
-	}
-	defer f.Close()
-	at, err := Find(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.Program, err)
-	}
-	if err := rights(); err != nil {
 		return nil, err
 	}
 	d, notes, err := makeDir(s.Dir)
@@ -88,24 +83,63 @@ func On(s Start) (notes []string, err error) {
 	if left > 0 {
 		notes = append(notes, fmt.Sprintf("removed %d pins that a dead or older tracer left in %s", left, s.Dir))
 	}
-	if err := load(s, at); err != nil {
+	m, err := load(s, targets)
+	if err != nil {
+		return notes, errors.Join(err, os.Remove(s.Dir))
+	}
+	defer m.Close()
+	if err := m.pin(); err != nil {
 		return notes, errors.Join(err, removeAll(s.Dir))
 	}
 	return notes, nil
 }
 
-// load loads, attaches and pins.
-func load(s Start, at *Point) error {
+// Keep attaches as On does and pins nothing: what it gives has the maps, and detaches
+// when it is closed.
+func Keep(s Start) (*Maps, error) {
+	targets, err := find(s.Programs)
+	if err != nil {
+		return nil, err
+	}
+	return load(s, targets)
+}
+
+// target is a program that is attached to.
+type target struct {
+	program string
+	point   *Point
+}
+
+// find finds the points of programs, and looks whether attaching is allowed.
+func find(programs []string) ([]target, error) {
+	var list []target
+	for _, program := range programs {
+		f, err := os.Open(program)
+		if err != nil {
+			return nil, fmt.Errorf("opening pfd's program: %w", err)
+		}
+		at, err := Find(f)
+		f.Close()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", program, err)
+		}
+		list = append(list, target{program, at})
+	}
+	return list, rights()
+}
+
+// load loads and attaches.
+func load(s Start, targets []target) (_ *Maps, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return fmt.Errorf("the limit of locked memory (kernels before 5.11): %w", err)
+		return nil, fmt.Errorf("the limit of locked memory (kernels before 5.11): %w", err)
 	}
 	spec, err := loadProbe()
 	if err != nil {
-		return fmt.Errorf("the programs of this exanetctl: %w", err)
+		return nil, fmt.Errorf("the programs of this exanetctl: %w", err)
 	}
-	maps := map[string]*ebpf.Map{}
+	m := &Maps{dir: s.Dir, maps: map[string]*ebpf.Map{}, links: map[string]link.Link{}}
 	defer func() {
-		for _, m := range maps {
+		if err != nil {
 			m.Close()
 		}
 	}()
@@ -113,25 +147,35 @@ func load(s Start, at *Point) error {
 		if strings.HasPrefix(name, ".") {
 			continue // constants, of each program its own
 		}
-		m, err := ebpf.NewMap(ms)
-		if err != nil {
-			return fmt.Errorf("map %s: %w", name, explain(err))
+		if m.maps[name], err = ebpf.NewMap(ms); err != nil {
+			return nil, fmt.Errorf("map %s: %w", name, explain(err))
 		}
-		maps[name] = m
 	}
-	if err := fill(maps); err != nil {
-		return err
+	if err := fill(m.maps); err != nil {
+		return nil, err
 	}
-	if err := known(s.Program, maps[pfdsMap]); err != nil {
-		return err
+	for _, t := range targets {
+		if err := known(t.program, m.maps[pfdsMap]); err != nil {
+			return nil, err
+		}
 	}
 	for _, src := range sources {
-		if err := src.start(s, at, spec, maps); err != nil {
-			return err
+		if err := src.start(s, targets, spec, m); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// pin pins what load made.
+func (m *Maps) pin() error {
+	for name, l := range m.links {
+		if err := l.Pin(filepath.Join(m.dir, name)); err != nil {
+			return fmt.Errorf("pinning the link %s: %w", name, err)
 		}
 	}
 	for _, name := range shared {
-		if err := maps[name].Pin(filepath.Join(s.Dir, name)); err != nil {
+		if err := m.maps[name].Pin(filepath.Join(m.dir, name)); err != nil {
 			return fmt.Errorf("pinning map %s: %w", name, err)
 		}
 	}
@@ -181,142 +225,6 @@ func known(program string, pfds *ebpf.Map) error {
 // anyValue is ANY of probe.h.
 const anyValue = ^uint32(0)
 
-// source is a group of programs that is loaded and attached by itself.
-type source struct {
-	id       probeSource
-	needed   bool     // without it nothing runs
-	programs []string // the first that the kernel takes
-	together bool     // all of them are needed, not one of them
-	attach   func(s Start, at *Point, name string, p *ebpf.Program) (link.Link, Nop, error)
-}
-
-var sources = []source{
-	{id: probeSourceFaultSource, needed: true, programs: []string{"pfd_faults", "pfd_faults_plain"}, attach: attachPoint},
-	{id: probeSourceLatencyTable, programs: []string{"fault_table"}, attach: nil},
-	{id: probeSourcePageSource, programs: []string{"page_alloc"}, attach: attachKernel},
-	{id: probeSourceFaultAddressSource, programs: []string{"copy_refused"}, attach: attachKernel},
-	{id: probeSourceReclaimSource, together: true, attach: attachKernel,
-		programs: []string{"reclaim_begin", "reclaim_end", "reclaim_cgroup_begin", "reclaim_cgroup_end"}},
-	{id: probeSourceLockSource, programs: []string{"lock_begin", "lock_end"}, together: true, attach: attachKernel},
-	{id: probeSourceProcessorSource, programs: []string{"switched", "waking"}, together: true, attach: attachKernel},
-}
-
-// start attaches a source, and notes how that went for Status. The error is of a
-// source without which nothing runs.
-func (src *source) start(s Start, at *Point, spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) error {
-	if !src.needed && len(s.Sources) > 0 && !slices.Contains(s.Sources, sourceNames[src.id]) {
-		var st probeSourceState
-		copyText(st.Reason[:], "not asked for")
-		return maps[sourcesMap].Put(src.id, &st)
-	}
-	var errs []error
-	var nop Nop
-	for _, name := range src.programs {
-		n, err := src.one(s, at, spec, maps, name)
-		if err == nil {
-			nop = n
-			if !src.together {
-				errs = nil
-				break
-			}
-			continue
-		}
-		errs = append(errs, fmt.Errorf("program %s: %w", name, err))
-		if src.together {
-			break
-		}
-	}
-	err := errors.Join(errs...)
-	if err != nil && src.needed {
-		return explain(err)
-	}
-	st := probeSourceState{Nop: uint32(nop)}
-	if err != nil {
-		for _, name := range src.programs {
-			_ = os.Remove(filepath.Join(s.Dir, linkPrefix+name))
-		}
-		reason := strings.ReplaceAll(explain(err).Error(), "\n", "; ")
-		copyText(st.Reason[:], reason)
-	} else {
-		st.Attached = 1
-	}
-	if err := maps[sourcesMap].Put(src.id, &st); err != nil {
-		return fmt.Errorf("map %s: %w", sourcesMap, err)
-	}
-	return nil
-}
-
-func copyText(dst []int8, text string) {
-	for i := range min(len(text), len(dst)-1) {
-		dst[i] = int8(text[i])
-	}
-}
-
-// one loads and attaches one program.
-func (src *source) one(s Start, at *Point, spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map, name string) (Nop, error) {
-	c, err := ebpf.NewCollectionWithOptions(alone(spec, name), ebpf.CollectionOptions{MapReplacements: maps})
-	if err != nil {
-		return 0, err
-	}
-	defer c.Close()
-	if src.attach == nil {
-		return 0, pinIterator(s.Dir, c.Programs[name], maps[latencyMap])
-	}
-	l, nop, err := src.attach(s, at, name, c.Programs[name])
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	if err := l.Pin(filepath.Join(s.Dir, linkPrefix+name)); err != nil {
-		return 0, fmt.Errorf("pinning the link: %w", err)
-	}
-	return nop, nil
-}
-
-// attachPoint attaches to the point: for all processes of the program, by its counter.
-func attachPoint(s Start, at *Point, name string, p *ebpf.Program) (link.Link, Nop, error) {
-	nop := at.best()
-	ex, err := link.OpenExecutable(s.Program)
-	if err != nil {
-		return nil, 0, err
-	}
-	if name == "pfd_faults" {
-		l, err := ex.UprobeMulti(nil, p, &link.UprobeMultiOptions{
-			Addresses: []uint64{at.Nops[nop]}, RefCtrOffsets: []uint64{at.Semaphore},
-		})
-		return l, nop, err
-	}
-	l, err := ex.Uprobe("", p, &link.UprobeOptions{Address: at.Nops[nop], RefCtrOffset: at.Semaphore})
-	return l, nop, err
-}
-
-// tracepoints are the kernel's, by the programs that go there.
-var tracepoints = map[string]string{
-	"page_alloc": "mm_page_alloc", "copy_refused": "page_fault_kernel",
-	"reclaim_begin": "mm_vmscan_direct_reclaim_begin", "reclaim_end": "mm_vmscan_direct_reclaim_end",
-	"reclaim_cgroup_begin": "mm_vmscan_memcg_reclaim_begin", "reclaim_cgroup_end": "mm_vmscan_memcg_reclaim_end",
-	"lock_begin": "contention_begin", "lock_end": "contention_end",
-	"switched": "sched_switch", "waking": "sched_waking",
-}
-
-func attachKernel(_ Start, _ *Point, name string, p *ebpf.Program) (link.Link, Nop, error) {
-	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoints[name], Program: p})
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: this kernel has no tracepoint %s", err, tracepoints[name])
-	}
-	return l, 0, err
-}
-
-// pinIterator pins the table of the latencies as a file that cat reads.
-func pinIterator(dir string, p *ebpf.Program, m *ebpf.Map) error {
-	it, err := link.AttachIter(link.IterOptions{Program: p, Map: m})
-	if err != nil {
-		return err
-	}
-	defer it.Close()
-	return it.Pin(filepath.Join(dir, "latency"))
-}
-
 // best gives the NOP that this kernel handles fastest: system call 336, uprobe, tells
 // which one it replaces by a call.
 func (p *Point) best() Nop {
@@ -360,17 +268,30 @@ func rights() error {
 // explain adds the remedy to an error of the kernel's.
 func explain(err error) error {
 	switch {
+	case missingBTF() && (errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, fs.ErrNotExist)):
+		return fmt.Errorf("%w: the kernel has no BTF: one that was built with CONFIG_DEBUG_INFO_BTF is needed", err)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: this kernel does not have it", err)
+	case errors.Is(err, unix.EINVAL) && strings.Contains(lockdown(), "[confidentiality]"):
+		// The helpers that read memory are unknown to the verifier then (kernel/trace/bpf_trace.c).
+		return fmt.Errorf("the kernel's lockdown forbids programs that read memory: boot without lockdown=confidentiality: %w", err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		if b, lerr := os.ReadFile("/sys/kernel/security/lockdown"); lerr == nil && !strings.Contains(string(b), "[none]") {
-			return fmt.Errorf("%w: perhaps by the kernel's lockdown: %s", err, strings.TrimSpace(string(b)))
+		if l := lockdown(); l != "" && !strings.Contains(l, "[none]") {
+			return fmt.Errorf("%w: perhaps by the kernel's lockdown: %s", err, l)
 		}
 		return fmt.Errorf("%w: the kernel does not allow it: CAP_BPF and CAP_PERFMON are needed, and no lockdown that forbids it", err)
-	case errors.Is(err, fs.ErrNotExist) && missingBTF():
-		return fmt.Errorf("%w: the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)", err)
 	}
 	return err
+}
+
+// lockdown gives the kernel's levels with the present one in brackets, "" where it does
+// not tell.
+func lockdown() string {
+	b, err := os.ReadFile("/sys/kernel/security/lockdown")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
 }
 
 func missingBTF() bool {
@@ -441,8 +362,8 @@ func leftovers(dir string) (int, error) {
 	if m, err := open(dir); err == nil {
 		st, err := m.Status()
 		m.Close()
-		if err == nil && st.attached() && !st.Replaced {
-			return 0, fmt.Errorf("%w, for %s: run `exanetctl trace off` first", ErrOn, st.Program)
+		if err == nil && st.attached() && !slices.ContainsFunc(st.Programs, func(p Program) bool { return p.Replaced }) {
+			return 0, fmt.Errorf("%w, for %s: run `exanetctl trace off` first", ErrOn, st.Programs[0].File)
 		}
 	}
 	return len(list), removeFiles(dir)

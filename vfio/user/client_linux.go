@@ -51,6 +51,7 @@ func (o *Options) defaults() error {
 type Client struct {
 	opts Options
 	info DeviceInfo
+	pid  int // the server's, 0 unknown
 
 	mu   turnstile.Lock // a request at a time, and receiving; guards what follows
 	sock *socket
@@ -151,6 +152,9 @@ func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
 	limit := HeaderSize + dmaAccessSize + max(int(o.MaxTransfer), maxVersionData)
 	c := &Client{opts: o, mu: turnstile.New(), sock: newSocket(fd), in: newInbox(limit), space: newSpace(1 << 20), done: make(chan struct{})}
 	c.bells = newSignaller(func() { _ = c.fail(fmt.Errorf("%w: its eventfd is full and blocks", ErrMalformed)) })
+	if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+		c.pid = int(cred.Pid)
+	}
 	err := c.sock.timeouts(max(o.Timeout, 0), max(o.Timeout, 0))
 	if err == nil {
 		err = c.mon.open()
@@ -244,6 +248,10 @@ func (c *Client) ask() error {
 	}
 	return nil
 }
+
+// ServerPID gives the pid of the process that listened, as this one sees it;
+// 0: unknown.
+func (c *Client) ServerPID() int { return c.pid }
 
 // Info gives what the server said of the device.
 func (c *Client) Info() DeviceInfo { return c.info }

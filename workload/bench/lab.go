@@ -30,6 +30,9 @@ type Lab struct {
 	Window time.Duration
 	// Only, where it is not empty, names the Parts that are measured.
 	Only []string
+	// BPFFS is a directory of a bpffs for the probe; "": tracing is not measured.
+	// Untraced is a pfd without the probe point, "": there is none.
+	BPFFS, Untraced string
 	// Progress hears what begins; nil: nobody.
 	Progress func(what string)
 }

@@ -78,6 +78,9 @@ func (r *Report) Markdown() string {
 		fmt.Fprintf(&t, "%d nodes, %d attached processes that do nothing, over %.0f s: %.2f %% of a processor\n(asked: under 0.5 %%), %.1f MiB resident (asked: under 64).\n",
 			r.Idle.Nodes, r.Idle.Processes, r.Idle.Seconds, r.Idle.Percent, float64(r.Idle.Resident)/(1<<20))
 	}
+	if len(r.Tracing) > 0 {
+		r.tracing(&t)
+	}
 	return t.String()
 }
 
@@ -109,6 +112,28 @@ func (r *Report) Brief() string {
 	fmt.Fprintf(&b, "\nMedians of %d and %d, every byte checked. %d processors (%s), Linux %s;\nload %.1f: with another load than 0 the times are other programs', too.\n",
 		r.Small.Transfers, r.Large.Transfers, r.Machine.Processors, r.Machine.Processor, r.Machine.Kernel, r.Machine.Load)
 	return b.String()
+}
+
+func (r *Report) tracing(t *table) {
+	t.title("Tracing (`exanetctl trace`), 4 KiB absent, p1, polling")
+	t.head("attached", "a write", "against detached", "pfd's processor time", "against detached", "asked for")
+	for _, w := range r.Tracing {
+		asked := ""
+		switch w.Attached {
+		case "a pfd without the probe point":
+			asked = "within 1 %"
+		case "faults: the records alone":
+			asked = "at most +2 % and +0.5 us"
+		case "everything":
+			asked = "at most +10 %"
+		}
+		if w.Attached == "detached" {
+			t.row(w.Attached, us(w.Latency), "", us(w.Processor), "", "")
+			continue
+		}
+		t.row(w.Attached, us(w.Latency), fmt.Sprintf("%+.1f %% (%+.1f to %+.1f)", w.Added, w.AddedLow, w.AddedHigh),
+			us(w.Processor), fmt.Sprintf("%+.2f us (%+.2f to %+.2f)", w.AddedProcessor, w.AddedProcessorLow, w.AddedProcessorHigh), asked)
+	}
 }
 
 func (r *Report) faults(t *table) {

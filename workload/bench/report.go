@@ -15,6 +15,7 @@ type Report struct {
 	Firmware    []Firmware `json:"firmware_options"`
 	Channels    []Channels `json:"channels"`
 	Idle        Idle       `json:"idle"`
+	Tracing     []Traced   `json:"tracing"`
 	PinnedBytes int64      `json:"pinned_bytes"`
 }
 
@@ -122,4 +123,18 @@ type Idle struct {
 	Seconds   float64 `json:"seconds"`
 	Percent   float64 `json:"cpu_percent"` // of one processor
 	Resident  int64   `json:"resident_bytes"`
+}
+
+// Traced is 4 KiB into absent memory (p1, polling) with the probe attached, beside the
+// same detached: medians with their intervals of 95 %.
+type Traced struct {
+	Attached           string  `json:"attached"`
+	Latency            float64 `json:"latency_us"`
+	Added              float64 `json:"added_percent"`
+	AddedLow           float64 `json:"added_percent_low"`
+	AddedHigh          float64 `json:"added_percent_high"`
+	Processor          float64 `json:"pfd_cpu_us"` // of pfd, for one fault
+	AddedProcessor     float64 `json:"added_cpu_us"`
+	AddedProcessorLow  float64 `json:"added_cpu_us_low"`
+	AddedProcessorHigh float64 `json:"added_cpu_us_high"`
 }

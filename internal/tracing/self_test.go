@@ -1,0 +1,83 @@
+package tracing
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/trace/probe"
+)
+
+// latencies asks by exanetctl, which asks the maps or pfd.
+func (r *rig) latencies(dir string) map[string]uint64 {
+	r.t.Helper()
+	var answer struct {
+		Latency []probe.Latency `json:"latency"`
+	}
+	if err := json.Unmarshal([]byte(r.ctl("trace", "latency", "-j", "--bpffs", dir)), &answer); err != nil {
+		r.t.Fatal(err)
+	}
+	counts := map[string]uint64{}
+	for _, l := range answer.Latency {
+		counts[l.Stage] += l.Count
+	}
+	return counts
+}
+
+// pfd --trace has itself traced from its first fault on; the next one goes on with what
+// is pinned.
+func TestTracesItself(t *testing.T) {
+	if refused != "" {
+		t.Skip(refused)
+	}
+	dir := filepath.Join(bpffs, t.Name())
+	t.Cleanup(func() { _ = probe.Off(dir) })
+	r := newRig(t, "--trace="+dir)
+	r.dir = dir
+	r.write("--dst", "absent", "--count", "20")
+	r.until("the faults are seen", func() bool { return r.status().Counters["faults"] == 20 })
+	if got := r.latencies(dir)["page_in"]; got != 20 {
+		t.Errorf("%d page-ins", got)
+	}
+	_ = r.pfd.Process.Signal(unix.SIGTERM)
+	_ = r.pfd.Wait()
+	r.start("--trace=" + dir)
+	r.write("--dst", "absent", "--count", "20")
+	r.until("the faults of the next one are seen", func() bool { return r.status().Counters["faults"] == 40 })
+}
+
+// Without a bpffs pfd keeps the maps, and exanetctl asks it; a pfd that keeps none says
+// what helps. Nothing is left when it ends.
+func TestKeepsItsMaps(t *testing.T) {
+	if refused != "" {
+		t.Skip(refused)
+	}
+	// A directory in no bpffs, in which none may be mounted: it is a file's.
+	none := filepath.Join(t.TempDir(), "file", "exanet")
+	if err := os.WriteFile(filepath.Dir(none), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	off := filepath.Join(bpffs, "nothing")
+	for _, sandbox := range []string{"auto", "strict", "off"} {
+		r := newRig(t, "--trace="+none, "--sandbox", sandbox)
+		r.write("--dst", "absent", "--count", "20")
+		r.until("the faults are seen", func() bool { return r.latencies(off)["total"] == 20 })
+		var s probe.Status
+		if err := json.Unmarshal([]byte(r.ctl("trace", "status", "-j", "--bpffs", off)), &s); err != nil {
+			t.Fatal(err)
+		}
+		if s.Counters["faults"] != 20 || len(s.Programs) != 1 || !strings.HasSuffix(s.Programs[0].File, "/pfd") {
+			t.Errorf("%s: %+v", sandbox, s)
+		}
+		_ = r.pfd.Process.Signal(unix.SIGTERM)
+		_ = r.pfd.Wait()
+	}
+	r := newRig(t)
+	if out, err := r.try("trace", "latency", "--bpffs", off); err == nil || !strings.Contains(err.Error(), "trace on") {
+		t.Errorf("%v %s", err, out)
+	}
+}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
@@ -38,6 +39,10 @@ type leaser interface{ LeasesLost(node int) uint64 }
 type invalidator interface {
 	Invalidations(node int) [device.Slots]uint64
 }
+
+// ender is a Machine that counts the transfers that have ended. Called on the node's
+// owning goroutine, where the counts are looked at, too.
+type ender interface{ Ended(node int) *tally.Node }
 
 // transactor is a Machine whose firmware tells its transactions in flight. now
 // is the clock, ns, that their times are of. Called on the owning goroutine.

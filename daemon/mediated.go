@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/shadow"
@@ -126,6 +127,7 @@ func (m mediated) Attach(node, slot int, a *Attachment) error {
 }
 
 func (m mediated) Detach(node, slot int)        { m.m.Detach(node, slot) }
+func (m mediated) Ended(node int) *tally.Node   { return m.m.Ended(node) }
 func (m mediated) Tables(node, slot int) uint64 { return m.m.Tables(node, slot) }
 
 func (m mediated) Share(node, slot int, s attach.Share, fd int) error {

@@ -173,7 +173,7 @@ func settings(t *testing.T) map[string]string {
 func TestUnit(t *testing.T) {
 	unit := settings(t)
 	for key, want := range map[string]string{
-		"Service/Type": "notify", "Service/ExecReload": "+/bin/kill -HUP $MAINPID", "Service/WatchdogSec": "30s",
+		"Service/Type": "notify", "Service/ExecReload": "+/bin/kill -HUP $MAINPID", "Service/WatchdogSec": "30s", "Service/RestartPreventExitStatus": "2",
 		"Service/RuntimeDirectory": "exanet", "Service/User": "exanet", "Service/CapabilityBoundingSet": "", "Service/AmbientCapabilities": "", "Service/PrivateNetwork": "yes",
 		"Service/NoNewPrivileges": "yes", "Service/ProtectSystem": "strict", "Service/RestrictAddressFamilies": "AF_UNIX AF_NETLINK",
 		"Service/ExecStart": "/usr/bin/pfd --config /etc/exanet/pfd.toml --sandbox=strict",

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -40,6 +41,10 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	cfg.Log, cfg.Level, cfg.LogLimit, cfg.LogFile = slog.New(limit), level, limit, file
 
 	m, err := daemon.Open(ctx, cfg)
+	if errors.Is(err, context.Canceled) {
+		cfg.Log.Info("stopped before the device was there")
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -326,4 +327,34 @@ func TestRecordAndTrace(t *testing.T) {
 	l.waitFor(" pl+0x00018 CTRL = 0x1: enable\n")
 	p.signal(syscall.SIGTERM)
 	p.code()
+}
+
+// A device that is not there yet is named at once, in the log and to the service
+// manager. Who does not want to wait ends pfd.
+func TestWaitsForDevice(t *testing.T) {
+	dir := t.TempDir()
+	nope, manager := filepath.Join(dir, "nope"), filepath.Join(dir, "notify")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: manager, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	t.Setenv("NOTIFY_SOCKET", manager)
+	l := &log{t: t}
+	p := startWith(t, l, "--socket", filepath.Join(dir, "s"), "--device", "vfio-user:"+nope)
+	if s := l.waitFor("waiting for the device"); !strings.Contains(s, "device=vfio-user:"+nope) || !strings.Contains(s, "no such file") {
+		t.Errorf("the log says\n%s", s)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	var b [4096]byte
+	n, err := c.Read(b[:])
+	if s := string(b[:n]); err != nil || !strings.HasPrefix(s, "STATUS=waiting for vfio-user:"+nope+": ") {
+		t.Errorf("the service manager hears %q, %v", s, err)
+	}
+	p.signal(syscall.SIGTERM)
+	if c := p.code(); c != exitOK {
+		t.Errorf("exit code %d", c)
+	}
 }

@@ -69,6 +69,7 @@ man:
 	rm -rf bin/man && mkdir -p bin/man
 	CGO_ENABLED=0 $(GO) run -tags man ./cmd/pfd bin/man
 	CGO_ENABLED=0 $(GO) run -tags man ./cmd/exanetctl bin/man
+	cp contrib/man/exanet.7 libexanet/exanet.3 bin/man/
 
 completion: build
 	mkdir -p bin/completion
@@ -76,7 +77,8 @@ completion: build
 	bin/exanetctl completion zsh >bin/completion/_exanetctl
 	bin/exanetctl completion fish >bin/completion/exanetctl.fish
 
-# A Debian package, bin/exanet_VERSION_ARCH.deb. nfpm is pinned in tools/go.mod.
+# Debian packages, bin/exanet_VERSION_ARCH.deb and bin/libexanet-dev_VERSION_ARCH.deb.
+# nfpm is pinned in tools/go.mod.
 deb: build man completion
 	sh scripts/deb.sh
 

@@ -215,7 +215,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if out, err := m.try("systemctl", "is-active", "pfd"); err == nil || strings.TrimSpace(out) != "inactive" {
 			t.Errorf("after the removal: %q, %v", out, err)
 		}
-		for _, path := range []string{"/usr/bin/pfd", "/etc/exanet", "/var/lib/exanet", "/run/exanet"} {
+		for _, path := range []string{"/usr/sbin/pfd", "/etc/exanet", "/var/lib/exanet", "/run/exanet"} {
 			if _, err := os.Stat(filepath.Join(fmt.Sprintf("/proc/%d/root", m.cmd.Process.Pid), path)); err == nil {
 				t.Errorf("%s is still there", path)
 			}

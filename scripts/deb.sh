@@ -17,9 +17,10 @@ for program in pfd exanetctl; do
 done
 for page in bin/man/*; do gzip -9n <"$page" >"$STAGE/man/${page##*/}.gz"; done
 {
-	printf 'exanet (%s) unstable; urgency=medium\n\n  * The changes of each version are below.\n\n' "$VERSION"
-	printf ' -- ExaNet developers <exanet@exanet.invalid>  %s\n\n' "$(date -u -R)"
-	cat CHANGELOG.md
+	printf 'exanet (%s) unstable; urgency=medium\n\n' "$VERSION"
+	# The newest section of CHANGELOG.md.
+	awk '/^## / { n++; next } n == 1 && NF { sub(/^- /, "  * ") || sub(/^ */, "    "); print }' CHANGELOG.md
+	printf '\n -- ExaNet developers <exanet@exanet.invalid>  %s\n' "$(date -u -R)"
 } | gzip -9n >"$STAGE/changelog.gz"
 export VERSION ARCH STAGE
 package() {

@@ -77,7 +77,7 @@ completion: build
 	bin/exanetctl completion zsh >bin/completion/_exanetctl
 	bin/exanetctl completion fish >bin/completion/exanetctl.fish
 
-# Debian packages, bin/exanet_VERSION_ARCH.deb and bin/libexanet-dev_VERSION_ARCH.deb.
+# Debian packages into bin: exanet, and libexanet1 and libexanet-dev where there is a C compiler.
 # nfpm is pinned in tools/go.mod.
 deb: build man completion
 	sh scripts/deb.sh

@@ -19,7 +19,16 @@ for page in bin/man/*; do gzip -9n <"$page" >"$STAGE/man/${page##*/}.gz"; done
 {
 	printf 'exanet (%s) unstable; urgency=medium\n\n' "$VERSION"
 	# The newest section of CHANGELOG.md.
-	awk '/^## / { n++; next } n == 1 && NF { sub(/^- /, "  * ") || sub(/^ */, "    "); print }' CHANGELOG.md
+	awk '/^## / { n++; next }
+		n == 1 && NF {
+			line = "   "
+			if ($1 == "-") { $1 = ""; line = "  *" }
+			for (i = 1; i <= NF; i++) {
+				if ($i != "" && length(line) + 1 + length($i) > 78) { print line; line = "   " }
+				if ($i != "") line = line " " $i
+			}
+			print line
+		}' CHANGELOG.md
 	printf '\n -- ExaNet developers <exanet@exanet.invalid>  %s\n' "$(date -u -R)"
 } | gzip -9n >"$STAGE/changelog.gz"
 export VERSION ARCH STAGE
@@ -37,4 +46,5 @@ export MULTIARCH
 sh scripts/libexanet.sh "$STAGE/c" /usr "/usr/lib/$MULTIARCH"
 strip --strip-unneeded "$STAGE/c/libexanet.so.1"
 strip --strip-debug --enable-deterministic-archives "$STAGE/c/libexanet.a"
+package contrib/nfpm-lib.yaml
 package contrib/nfpm-dev.yaml

@@ -4,7 +4,7 @@ package device
 // "Write path"; 001 §3.2.4).
 type Class uint8
 
-// The classes, the first goes first.
+// The classes (spec/firmware.md "Write path"; 001 §3.2.4), the first goes first.
 const (
 	// High: at most a block is left, or the transfer is urgent.
 	High Class = iota

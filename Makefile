@@ -79,6 +79,7 @@ man:
 	rm -rf bin/man && mkdir -p bin/man
 	CGO_ENABLED=0 $(GO) run -tags man ./cmd/pfd bin/man
 	CGO_ENABLED=0 $(GO) run -tags man ./cmd/exanetctl bin/man
+	cp contrib/man/exanet.7 libexanet/exanet.3 bin/man/
 
 completion: build
 	mkdir -p bin/completion
@@ -86,7 +87,8 @@ completion: build
 	bin/exanetctl completion zsh >bin/completion/_exanetctl
 	bin/exanetctl completion fish >bin/completion/exanetctl.fish
 
-# A Debian package, bin/exanet_VERSION_ARCH.deb. nfpm is pinned in tools/go.mod.
+# Debian packages into bin: exanet, and libexanet1 and libexanet-dev where there is a C compiler.
+# nfpm is pinned in tools/go.mod.
 deb: build man completion
 	sh scripts/deb.sh
 

@@ -94,7 +94,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	d.setState(control.StateReady)
 	d.scraped.look = d.metrics
 	var err error
-	if d.groups, err = d.directory(); err != nil {
+	if d.groups, err = d.cfg.directory(); err != nil {
 		return nil, err
 	}
 	if cfg.Trace != "" {

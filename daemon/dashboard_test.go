@@ -68,6 +68,46 @@ func series(t *testing.T) map[string]map[string]map[string]bool {
 	return all
 }
 
+// checkExpr tells what an expression names that is not there.
+func checkExpr(t *testing.T, known map[string]map[string]map[string]bool, where, expr, legends string) {
+	t.Helper()
+	names := metricName.FindAllString(expr, -1)
+	if len(names) == 0 {
+		t.Errorf("%s: %s names no metric", where, expr)
+	}
+	for _, name := range names {
+		labels, ok := known[name]
+		if !ok {
+			t.Errorf("%s: pfd has no metric %s", where, name)
+			continue
+		}
+		for _, m := range matcher.FindAllStringSubmatch(expr, -1) {
+			values, ok := labels[m[1]]
+			if !ok {
+				t.Errorf("%s: %s has no label %s", where, name, m[1])
+			}
+			if !strings.HasPrefix(m[2], "$") && !values[m[2]] {
+				t.Errorf("%s: no %s has %s=%q", where, name, m[1], m[2])
+			}
+		}
+		var used []string
+		for _, m := range grouping.FindAllStringSubmatch(expr, -1) {
+			used = append(used, strings.Split(strings.ReplaceAll(m[1], " ", ""), ",")...)
+		}
+		for _, m := range legend.FindAllStringSubmatch(legends, -1) {
+			used = append(used, m[1])
+			if strings.Contains(expr, " by ") && !regexp.MustCompile(`by\s*\([^)]*\b`+m[1]+`\b`).MatchString(expr) {
+				t.Errorf("%s: %s is summed away in %s", where, m[1], expr)
+			}
+		}
+		for _, l := range used {
+			if _, ok := labels[l]; !ok {
+				t.Errorf("%s: %s has no label %s", where, name, l)
+			}
+		}
+	}
+}
+
 // Every expression of the dashboard names metrics, labels and values that are
 // there.
 func TestDashboard(t *testing.T) {
@@ -92,46 +132,9 @@ func TestDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	known := series(t)
-	check := func(where, expr, legends string) {
-		names := metricName.FindAllString(expr, -1)
-		if len(names) == 0 {
-			t.Errorf("%s: %s names no metric", where, expr)
-		}
-		for _, name := range names {
-			labels, ok := known[name]
-			if !ok {
-				t.Errorf("%s: pfd has no metric %s", where, name)
-				continue
-			}
-			for _, m := range matcher.FindAllStringSubmatch(expr, -1) {
-				values, ok := labels[m[1]]
-				if !ok {
-					t.Errorf("%s: %s has no label %s", where, name, m[1])
-				}
-				if !strings.HasPrefix(m[2], "$") && !values[m[2]] {
-					t.Errorf("%s: no %s has %s=%q", where, name, m[1], m[2])
-				}
-			}
-			var used []string
-			for _, m := range grouping.FindAllStringSubmatch(expr, -1) {
-				used = append(used, strings.Split(strings.ReplaceAll(m[1], " ", ""), ",")...)
-			}
-			for _, m := range legend.FindAllStringSubmatch(legends, -1) {
-				used = append(used, m[1])
-				if strings.Contains(expr, " by ") && !regexp.MustCompile(`by\s*\([^)]*\b`+m[1]+`\b`).MatchString(expr) {
-					t.Errorf("%s: %s is summed away in %s", where, m[1], expr)
-				}
-			}
-			for _, l := range used {
-				if _, ok := labels[l]; !ok {
-					t.Errorf("%s: %s has no label %s", where, name, l)
-				}
-			}
-		}
-	}
 	for _, p := range board.Panels {
 		for _, target := range p.Targets {
-			check(p.Title, target.Expr, target.LegendFormat)
+			checkExpr(t, known, p.Title, target.Expr, target.LegendFormat)
 		}
 	}
 	for _, v := range board.Templating.List {
@@ -140,7 +143,7 @@ func TestDashboard(t *testing.T) {
 			if err := json.Unmarshal(v.Query, &q); err != nil {
 				t.Fatal(err)
 			}
-			check("variable "+v.Name, q.Query, "")
+			checkExpr(t, known, "variable "+v.Name, q.Query, "")
 		}
 	}
 	if len(board.Panels) < 10 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
@@ -42,6 +43,10 @@ type invalidator interface {
 // servant is a Machine whose nodes may be served by another process of this machine,
 // and gives its pid, or 0. Called on the node's owning goroutine.
 type servant interface{ Server(node int) int }
+
+// ender is a Machine that counts the transfers that have ended. Called on the node's
+// owning goroutine, where the counts are looked at, too.
+type ender interface{ Ended(node int) *tally.Node }
 
 // transactor is a Machine whose firmware tells its transactions in flight. now
 // is the clock, ns, that their times are of. Called on the owning goroutine.

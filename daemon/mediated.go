@@ -6,15 +6,18 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/shadow"
 	"github.com/exanet/pfd/vfio/kernel"
+	"github.com/exanet/pfd/vfio/user"
 )
 
 // DeviceVFIOUser comes before the sockets of nodes that are served elsewhere:
@@ -87,11 +90,21 @@ func Open(ctx context.Context, cfg Config) (Machine, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	c := mediate.Config{Window: cfg.Window, WindowIdle: cfg.WindowIdle, Registers: cfg.Registers, Log: log}
-	for _, name := range names {
+	var running atomic.Bool // from then on the status line is the daemon's
+	for i, name := range names {
+		waiting := func(err error) {
+			log.Warn("waiting for the device", "node", i, "device", kind+name, "err", err)
+			if running.Load() {
+				return
+			}
+			if err := notify(fmt.Sprintf("STATUS=waiting for %s%s: %v", kind, name, err)); err != nil {
+				log.Warn("service manager not told", "what", "STATUS", "err", err)
+			}
+		}
 		if kind == DeviceVFIO {
-			c.Connect = append(c.Connect, mediate.VFIO(name))
+			c.Connect = append(c.Connect, mediate.VFIO(name, waiting))
 		} else {
-			c.Connect = append(c.Connect, mediate.VFIOUser(name, cfg.DeviceUID))
+			c.Connect = append(c.Connect, mediate.VFIOUserWith(name, user.Options{Trust: []uint32{cfg.DeviceUID}, Waiting: waiting}))
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
@@ -105,6 +118,7 @@ func Open(ctx context.Context, cfg Config) (Machine, error) {
 	case err != nil:
 		return nil, err
 	}
+	running.Store(true)
 	return mediated{m}, nil
 }
 
@@ -128,6 +142,7 @@ func (m mediated) Attach(node, slot int, a *Attachment) error {
 }
 
 func (m mediated) Detach(node, slot int)        { m.m.Detach(node, slot) }
+func (m mediated) Ended(node int) *tally.Node   { return m.m.Ended(node) }
 func (m mediated) Tables(node, slot int) uint64 { return m.m.Tables(node, slot) }
 
 func (m mediated) Share(node, slot int, s attach.Share, fd int) error {

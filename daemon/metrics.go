@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/proc"
 )
@@ -106,6 +107,20 @@ func (s *scrape) gauge(name, help string, value float64, labels ...string) {
 	s.add(prometheus.GaugeValue, name, help, value, labels...)
 }
 
+// histogram adds one; desc names its labels.
+func (s *scrape) histogram(desc *prometheus.Desc, h *tally.Histogram, labels ...string) {
+	cumulative, below := map[float64]uint64{}, uint64(0)
+	for i, b := range tally.Bounds {
+		below += h.In[i]
+		cumulative[float64(b)/1e9] = below
+	}
+	m, err := prometheus.NewConstHistogram(desc, h.Count, float64(h.Sum)/1e9, cumulative, labels...)
+	if err != nil {
+		m = prometheus.NewInvalidMetric(desc, err)
+	}
+	s.list = append(s.list, m)
+}
+
 // stages adds a node's histograms; those without a fault are left out, but the
 // totals.
 func (s *scrape) stages(node string, t *stageTimes) {
@@ -116,20 +131,10 @@ func (s *scrape) stages(node string, t *stageTimes) {
 		for side := range t.of[st] {
 			for kind := range t.of[st][side] {
 				h := &t.of[st][side][kind]
-				if h.count == 0 && (stage(st) != stageTotal || kind == 0) {
+				if h.Count == 0 && (stage(st) != stageTotal || kind == 0) {
 					continue
 				}
-				cumulative, below := map[float64]uint64{}, uint64(0)
-				for i, b := range buckets {
-					below += h.in[i]
-					cumulative[float64(b)/1e9] = below
-				}
-				m, err := prometheus.NewConstHistogram(desc, h.count, float64(h.sum)/1e9, cumulative,
-					node, stageNames[st], sideNames[side], kindNames[kind])
-				if err != nil {
-					m = prometheus.NewInvalidMetric(desc, err)
-				}
-				s.list = append(s.list, m)
+				s.histogram(desc, h, node, stageNames[st], sideNames[side], kindNames[kind])
 			}
 		}
 	}
@@ -145,7 +150,10 @@ func (d *Daemon) scrape(ctx context.Context, s *scrape) error {
 			return err
 		}
 		for _, c := range list {
-			s.counter(c.Name, c.Help, c.Value, "node", node)
+			s.nodeCounter(node, &c)
+		}
+		if m, ok := d.machine.(ender); ok {
+			s.transfers(node, m.Ended(n.index))
 		}
 		t := n.faults.Stats().Total
 		for _, k := range []struct {

@@ -12,18 +12,25 @@ import (
 )
 
 // directory makes the directory of groups and PDIDs, as the configuration has it.
-func (d *Daemon) directory() (*domain.Directory, error) {
-	c := domain.DirectoryConfig{First: d.cfg.FirstPDID, Last: d.cfg.LastPDID, GroupSize: d.cfg.GroupSize, Quota: d.cfg.Quota}
-	if d.cfg.Groups != "" {
-		text, err := os.ReadFile(d.cfg.Groups)
+func (c *Config) directory() (*domain.Directory, error) {
+	dir := domain.DirectoryConfig{First: c.FirstPDID, Last: c.LastPDID, GroupSize: c.GroupSize, Quota: c.Quota}
+	if c.Groups != "" {
+		text, err := os.ReadFile(c.Groups)
 		if err != nil {
-			return nil, fmt.Errorf("groups: %w", err)
+			return nil, fmt.Errorf("%w: --groups: %w", ErrConfig, err)
 		}
-		if c.Groups, err = ParseGroups(string(text), d.cfg.GroupSize); err != nil {
-			return nil, fmt.Errorf("groups in %s: %w", d.cfg.Groups, err)
+		if dir.Groups, err = ParseGroups(string(text), c.GroupSize); err != nil {
+			return nil, fmt.Errorf("groups in %s: %w", c.Groups, err)
 		}
 	}
-	return domain.NewDirectory(c)
+	return domain.NewDirectory(dir)
+}
+
+// CheckGroups tells whether the file of groups can be, where there is one.
+func (c *Config) CheckGroups() error {
+	full := c.withDefaults()
+	_, err := full.directory()
+	return err
 }
 
 // ParseGroups reads a file of groups that several pfds share: a line a group,

@@ -148,7 +148,7 @@ func (d *Daemon) statusLine(ctx context.Context) string {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return ""
 	}
-	domains, faults := 0, uint64(0)
+	domains, faults, away := 0, uint64(0), ""
 	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
 		domains += len(n.domains.Domains())
 		faults += n.faults.Stats().Total.Entries
@@ -157,5 +157,10 @@ func (d *Daemon) statusLine(ctx context.Context) string {
 	if err != nil {
 		return ""
 	}
-	return fmt.Sprintf("%d nodes, %d domains, %d faults served", len(d.nodes), domains, faults)
+	for _, n := range d.nodes {
+		if n.down.Load() {
+			away += fmt.Sprintf(", waiting for the device of node %d", n.index)
+		}
+	}
+	return fmt.Sprintf("%d nodes, %d domains, %d faults served%s", len(d.nodes), domains, faults, away)
 }

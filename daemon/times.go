@@ -3,14 +3,8 @@ package daemon
 import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/tally"
 )
-
-// buckets are the upper bounds of the stages' histograms, nanoseconds (ours): a
-// minor fault takes a few microseconds, a disk milliseconds.
-var buckets = [...]int64{
-	1e3, 2e3, 5e3, 10e3, 20e3, 50e3, 100e3, 200e3, 500e3,
-	1e6, 2e6, 5e6, 10e6, 50e6, 100e6, 1e9,
-}
 
 // stage is a part of a fault's way.
 type stage int
@@ -38,24 +32,7 @@ const kinds = 4
 
 // stageTimes are the histograms of one node, on the owning goroutine.
 type stageTimes struct {
-	of [stages][2][kinds]histogram
-}
-
-type histogram struct {
-	count uint64
-	sum   int64 // ns
-	in    [len(buckets)]uint64
-}
-
-func (h *histogram) observe(ns int64) {
-	h.count++
-	h.sum += ns
-	for i, b := range buckets {
-		if ns <= b {
-			h.in[i]++
-			return
-		}
-	}
+	of [stages][2][kinds]tally.Histogram
 }
 
 // observe takes the stages that a fault has reached.
@@ -76,7 +53,7 @@ func (t *stageTimes) observe(rec *fault.Record) {
 	}
 	add := func(s stage, from, to int64) {
 		if from != 0 && to >= from {
-			t.of[s][side][kind].observe(to - from)
+			t.of[s][side][kind].Observe(to - from)
 		}
 	}
 	start := began(rec)

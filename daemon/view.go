@@ -474,7 +474,7 @@ func (n *node) counters() ([]control.Counter, error) {
 		list = append(list, control.Counter{Name: control.CounterInvalidations, Value: all, Help: "pages of an earlier access that a later one found taken away"})
 	}
 	for c := range device.Counters {
-		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: "hardware counter " + c.String()})
+		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: counterHelp[c]})
 	}
 	for i := range list {
 		list[i].Node = n.index

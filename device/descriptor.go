@@ -53,6 +53,7 @@ const (
 	StatusAborted    = 9  // by the process
 	StatusGone       = 10 // domain or node gone
 	StatusMemory     = 11 // the kernel does not bring the memory in
+	Statuses         = 12 // how many there are
 )
 
 // The bits of reserved_0 and reserved_1 (spec/messages.md 1; ours). Bits that

@@ -27,11 +27,12 @@ type kernelFunction struct{ *kernel.Device }
 
 // VFIO takes the PCI function at an address through the kernel's VFIO. One that
 // was there once is waited for, and one that another process has: what a process
-// held that was killed, its kernel resets and unmaps behind it.
-func VFIO(addr string) Connect {
+// held that was killed, its kernel resets and unmaps behind it. waiting, where it is not
+// nil, is called before a wait with its cause.
+func VFIO(addr string, waiting func(error)) Connect {
 	var seen atomic.Bool
 	return func(ctx context.Context, vectors []int) (Function, error) {
-		for {
+		for told := waiting == nil; ; told = true {
 			f, err := openKernel(addr, vectors)
 			if err == nil {
 				seen.Store(true)
@@ -40,6 +41,9 @@ func VFIO(addr string) Connect {
 			removed := errors.Is(err, kernel.ErrNoDevice) || errors.Is(err, kernel.ErrGone)
 			if !errors.Is(err, kernel.ErrBusy) && !(removed && seen.Load()) {
 				return nil, err
+			}
+			if !told {
+				waiting(err)
 			}
 			select {
 			case <-ctx.Done():

@@ -9,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
 )
 
@@ -235,6 +236,7 @@ func (s *slot) ring(l *link, channel uint64) {
 		l.btcm.put(s.index, ch, &words)
 		s.busy |= bit
 		s.seen[ch] = 0
+		s.rung[ch] = rung{s.node.m.Now(), d.Size, device.ClassOf(d.Size, d.Urgent)}
 		l.shadow.Used(s.index, d.Src, uint64(d.Size))
 	case d.Abort:
 		o := at(s.index, ch) + device.DescReserved0
@@ -306,6 +308,8 @@ func (s *slot) collect(l *link) (any bool) {
 		switch done {
 		case device.DoneCompleted, device.DoneFailed:
 			s.busy &^= 1 << ch
+			r := &s.rung[ch]
+			s.node.ended.Over(tally.Write, r.class, status, r.size, s.node.m.Now()-r.at)
 			notify = true
 		case device.DoneOngoing:
 		default:

@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/shadow"
 )
 
@@ -101,6 +102,7 @@ type node struct {
 	vectors [device.Vectors]int // eventfds
 	handler device.Handler
 	slots   [device.Slots]*slot
+	ended   tally.Node // of its processes' writes
 	workers [device.Slots + 1]worker
 	pending uint32 // vectors that came and were not delivered yet
 	raised  bool   // vector 3 came and its cause was not cleared yet
@@ -131,9 +133,17 @@ type slot struct {
 	kick  uint32                         // last seen
 	busy  uint64                         // channels that were rung and are not final
 	seen  [device.ChannelsPerSlot]uint64 // done and reserved_1 as last told to the process
+	rung  [device.WriteChannels]rung     // what was rung, of the busy channels
 	mail  mail
 	words uint64 // WORDS as last seen
 	asked asked
+}
+
+// rung is a transfer as it was rung, and when.
+type rung struct {
+	at    int64 // Machine.Now
+	size  uint32
+	class device.Class
 }
 
 // New connects to the devices, waiting for them until ctx ends. Run drives the
@@ -392,6 +402,11 @@ func (m *Machine) Tables(node, slot int) uint64 {
 	}
 	return 0
 }
+
+// Ended counts the writes of a node's processes that have ended, from the doorbell that
+// pfd passes on to the status that it reads. Reads are served by the device alone. On the
+// owning goroutine.
+func (m *Machine) Ended(node int) *tally.Node { return &m.nodes[node].ended }
 
 // Messages gives how many messages a node's device was sent since it came, and for how
 // many of them the answer was awaited. False: it is gone, or needs none.

@@ -8,5 +8,43 @@ dir=${DEB_DIR:-bin}
 # Debian sorts 0.1.0~dev before 0.1.0.
 VERSION=${VERSION:-$(bin/pfd --version | awk '{print $3}' | sed 's/-/~/; s/[^A-Za-z0-9.+~].*//')}
 ARCH=$($GO env GOARCH)
-export VERSION ARCH
-GOFLAGS=-mod=mod $GO tool -modfile=tools/go.mod nfpm package --config contrib/nfpm.yaml --packager deb --target "$dir"
+STAGE=$(mktemp -d)
+trap 'rm -rf "$STAGE"' EXIT
+mkdir "$STAGE/man"
+for program in pfd exanetctl; do
+	cp "bin/$program" "$STAGE/"
+	if command -v strip >/dev/null; then strip --strip-unneeded "$STAGE/$program"; fi
+done
+for page in bin/man/*; do gzip -9n <"$page" >"$STAGE/man/${page##*/}.gz"; done
+{
+	printf 'exanet (%s) unstable; urgency=medium\n\n' "$VERSION"
+	# The newest section of CHANGELOG.md.
+	awk '/^## / { n++; next }
+		n == 1 && NF {
+			line = "   "
+			if ($1 == "-") { $1 = ""; line = "  *" }
+			for (i = 1; i <= NF; i++) {
+				if ($i != "" && length(line) + 1 + length($i) > 78) { print line; line = "   " }
+				if ($i != "") line = line " " $i
+			}
+			print line
+		}' CHANGELOG.md
+	printf '\n -- ExaNet developers <exanet@exanet.invalid>  %s\n' "$(date -u -R)"
+} | gzip -9n >"$STAGE/changelog.gz"
+export VERSION ARCH STAGE
+package() {
+	GOFLAGS=-mod=mod $GO tool -modfile=tools/go.mod nfpm package --config "$1" --packager deb --target "$dir"
+}
+package contrib/nfpm.yaml
+CC=${CC:-gcc}
+if ! command -v "$CC" >/dev/null; then
+	echo "deb: no $CC: libexanet-dev is not made" >&2
+	exit 0
+fi
+MULTIARCH=$("$CC" -print-multiarch)
+export MULTIARCH
+sh scripts/libexanet.sh "$STAGE/c" /usr "/usr/lib/$MULTIARCH"
+strip --strip-unneeded "$STAGE/c/libexanet.so.1"
+strip --strip-debug --enable-deterministic-archives "$STAGE/c/libexanet.a"
+package contrib/nfpm-lib.yaml
+package contrib/nfpm-dev.yaml

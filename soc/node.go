@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc/fifo"
 	"github.com/exanet/pfd/soc/pldma"
@@ -124,6 +125,9 @@ func (n *Node) PeekFault(source bool, i int) (device.FaultEntry, uint32, bool) {
 	}
 	return n.rx.Peek(i)
 }
+
+// Ended counts the transfers of the node that have ended.
+func (n *Node) Ended() *tally.Node { return n.fw.Ended() }
 
 // Invalidations gives how many pages were found taken away:
 // smmu.SMMU.Invalidations.

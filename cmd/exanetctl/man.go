@@ -6,19 +6,48 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/spf13/cobra/doc"
+	"github.com/exanet/pfd/internal/manual"
 )
 
 // main writes the manual pages into the directory that it is given: make man.
 func main() {
-	if err := manual(os.Args[1]); err != nil {
+	p := manual.Program{
+		Section: "1",
+		Root: []manual.Section{{Name: "FILES", Text: `.TP
+.I /run/exanet/pfd.sock
+Control socket of the service, the default where
+.B \-\-socket
+is not given.`}},
+		All: []manual.Section{
+			{Name: "EXIT STATUS", Text: `.TP
+.B 0
+Done.
+.TP
+.B 1
+Failed.
+.TP
+.B 2
+Wrong usage.
+.TP
+.B 3
+No daemon answers.
+.TP
+.B 4
+Skipped: this machine cannot do it.`},
+			{Name: "ENVIRONMENT", Text: `.TP
+.BR RUNTIME_DIRECTORY ", " XDG_RUNTIME_DIR
+Where the default socket is looked for.
+.TP
+.B NO_COLOR
+No colours, if it is set.
+.TP
+.B COLUMNS
+Width of tables, in place of the terminal's.`},
+		},
+		SeeAlso: "\\fBexanet(7)\\fP, \\fBpfd(8)\\fP",
+	}
+	if err := p.Write(newRoot(streams{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv}), os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "man:", err)
 		os.Exit(1)
 	}
-}
-
-func manual(dir string) error {
-	c := newRoot(streams{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv})
-	c.DisableAutoGenTag = true
-	return doc.GenManTree(c, &doc.GenManHeader{Section: "1", Source: "ExaNet", Manual: "ExaNet manual"}, dir)
 }

@@ -5,20 +5,99 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
-	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
+
+	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/internal/manual"
 )
 
 // main writes the manual pages into the directory that it is given: make man.
 func main() {
-	if err := manual(os.Args[1]); err != nil {
+	if err := pages(os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "man:", err)
 		os.Exit(1)
 	}
 }
 
-func manual(dir string) error {
-	c := command(nil, os.Stderr)
-	c.DisableAutoGenTag = true
-	return doc.GenManTree(c, &doc.GenManHeader{Section: "8", Source: "ExaNet", Manual: "ExaNet manual"}, dir)
+func pages(dir string) error {
+	p := manual.Program{
+		Section: "8",
+		Root: []manual.Section{
+			{Name: "EXIT STATUS", Text: `.TP
+.B 0
+SIGTERM or SIGINT ended it; or, with \fB\-\-check\-config\fP, nothing is wrong.
+.TP
+.B 1
+It failed.
+.TP
+.B 2
+Wrong usage, or a wrong configuration. The service is not restarted.`},
+			{Name: "ENVIRONMENT", Text: `.TP
+.BR RUNTIME_DIRECTORY ", " XDG_RUNTIME_DIR
+Where the default socket is.
+.TP
+.BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " WATCHDOG_PID
+The service manager's:
+.BR sd_notify (3).
+.TP
+.B JOURNAL_STREAM
+Where standard error leads to the journal, lines go there with their levels and fields.`},
+			{Name: "FILES", Text: `.TP
+.I /etc/exanet/pfd.toml
+Configuration of the service:
+.BR pfd.toml (5).
+.TP
+.I /run/exanet/pfd.sock
+Control socket.
+.TP
+.I /run/exanet/pfd.sock.attach
+Where processes attach.
+.TP
+.I /run/exanet/pfd.sock.metrics
+Metrics alone, in Prometheus' text format.
+.TP
+.I /usr/share/exanet/
+Rules of alerts for Prometheus, a dashboard for Grafana, drop-ins for the unit.
+.TP
+.I /usr/share/doc/exanet/
+Documents and examples.`},
+		},
+		SeeAlso: "\\fBexanet(7)\\fP, \\fBpfd.toml(5)\\fP, \\fBexanetctl(1)\\fP",
+	}
+	if err := p.Write(command(nil, os.Stderr), dir); err != nil {
+		return err
+	}
+	o := &options{Config: daemon.Default(), level: "info"}
+	f := pflag.NewFlagSet("pfd", pflag.ContinueOnError)
+	o.flags(f)
+	text := manual.Settings("pfd.toml", "5", "configuration of the ExaNet page\\-fault daemon", `.SH DESCRIPTION
+.BR pfd (8)
+reads the file that
+.B \-\-config
+names: TOML, or YAML where its name ends in .yaml or .yml. The keys are the names of the
+flags, without sections. A flag on the command line wins over the file. A key that pfd
+does not know, or a value that it cannot take, is an error that names file and line; pfd
+then does not start (exit status 2).
+.B pfd \-\-check\-config
+says the same without starting.
+.PP
+SIGHUP
+.RB ( "systemctl reload pfd" )
+reads the file again. The keys drain\-time, guard\-us, handshake\-time, handshakes\-per\-uid,
+log\-level, outstanding, quota and timeout\-us take effect at once; of others the log says
+that they need a restart.`, `.SH FILES
+.I /etc/exanet/pfd.toml
+.SH EXAMPLES
+.EX
+nodes = 1
+quota = 8
+log\-level = "debug"
+metrics\-listen = "127.0.0.1:9482"
+.EE
+.SH SEE ALSO
+.BR pfd (8),
+.BR exanet (7)`, f, flagsOnly...)
+	return os.WriteFile(filepath.Join(dir, "pfd.toml.5"), text, 0o644)
 }

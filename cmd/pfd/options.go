@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/spf13/pflag"
 
@@ -16,15 +17,17 @@ type options struct {
 	daemon.Config
 	level, pdids string
 	file         string   // --config
+	check        bool     // --check-config
 	args         []string // the command line, for reading it again
 }
 
 // flagsOnly are flags that a configuration file cannot set.
-var flagsOnly = []string{"config", "help", "version"}
+var flagsOnly = []string{"config", "check-config", "help", "version"}
 
 // flags names the options in f.
 func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.file, "config", "", "configuration file, TOML (.toml) or YAML (.yaml, .yml): its keys are these flags, which win over it")
+	f.BoolVar(&o.check, "check-config", false, "read the configuration file and the flags, say what is wrong with them, and end: 0 nothing, 2 something")
 	f.IntVar(&o.Nodes, "nodes", o.Nodes, "emulated nodes, 1 to 64")
 	f.StringVar(&o.Socket, "socket", "", "control socket; the attachment socket is PATH.attach (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock)")
 	f.StringVar(&o.Device, "device", o.Device, "what is driven: emu, the emulated SoC in this process, vfio-user:PATH[,PATH...], a node a socket, or vfio:ADDRESS[,ADDRESS...], a node a PCI function (exanetctl bind)")
@@ -57,11 +60,18 @@ func (o *options) flags(f *pflag.FlagSet) {
 // load reads the configuration file, if there is one, and what flags say in
 // words.
 func (o *options) load(f *pflag.FlagSet) error {
+	var taken []config.Entry
 	if o.file != "" {
-		if err := config.Load(f, o.file, flagsOnly...); err != nil {
+		var err error
+		if taken, err = config.Load(f, o.file, flagsOnly...); err != nil {
 			return err
 		}
 	}
+	return config.Blame(o.file, taken, o.complete())
+}
+
+// complete takes what flags say in words, and checks all.
+func (o *options) complete() error {
 	if err := o.LogLevel.UnmarshalText([]byte(o.level)); err != nil {
 		return fmt.Errorf("%w: --log-level %q: want debug, info, warn or error", errUsage, o.level)
 	}
@@ -89,4 +99,17 @@ func (o *options) again() (daemon.Config, error) {
 	}
 	err := n.load(f)
 	return n.Config, err
+}
+
+// checked answers --check-config, when all that load looks at is right.
+func (o *options) checked(stdout io.Writer) error {
+	if err := o.CheckGroups(); err != nil {
+		return err
+	}
+	what := "the configuration"
+	if o.file != "" {
+		what = o.file
+	}
+	_, err := fmt.Fprintf(stdout, "%s is valid\n", what)
+	return err
 }

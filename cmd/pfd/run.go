@@ -74,6 +74,9 @@ pfd can change. Other exit codes: 1 failed, 2 wrong usage.`,
 			if err := o.load(cmd.Flags()); err != nil {
 				return err
 			}
+			if o.check {
+				return o.checked(cmd.OutOrStdout())
+			}
 			return serve(cmd.Context(), o, stderr)
 		},
 	}

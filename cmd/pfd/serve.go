@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -45,6 +46,10 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	}
 	defer detach()
 	m, err := daemon.Open(ctx, cfg)
+	if errors.Is(err, context.Canceled) {
+		cfg.Log.Info("stopped before the device was there")
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,17 +156,30 @@ func TestBadConfigurationFile(t *testing.T) {
 	file := filepath.Join(dir, "pfd.toml")
 	for _, tc := range []struct{ text, want string }{
 		{"nodes = 2\nnode = 3\n", file + ":2: unknown key \"node\""},
-		{"nodes = 0\n", "--nodes 0: want 1 to 64"},
+		{"timeout-us = 1\nnodes = 0\n", file + ":2: configuration: --nodes 0: want 1 to 64"},
 		{"nodes = \"x\"\n", file + ":1: "},
 		{"config = \"other.toml\"\n", "unknown key"},
-		{"log-level = \"loud\"\n", "debug, info"},
+		{"log-level = \"loud\"\n", file + ":1: "},
 		{"firmware-options = \"fast\"\n", "no such optimization of the firmware: \"fast\""},
 	} {
 		writeFile(t, file, tc.text)
-		var out bytes.Buffer
-		if c := run(context.Background(), []string{"--config", file, "--socket", filepath.Join(dir, "s")}, &out, &out); c != exitUsage || !strings.Contains(out.String(), tc.want) {
-			t.Errorf("%q: exit code %d: %s", tc.text, c, out.String())
+		for _, args := range [][]string{{"--check-config"}, nil} {
+			var out bytes.Buffer
+			args = append(args, "--config", file, "--socket", filepath.Join(dir, "s"))
+			if c := run(context.Background(), args, &out, &out); c != exitUsage || !strings.Contains(out.String(), tc.want) {
+				t.Errorf("%q with %q: exit code %d: %s", tc.text, args, c, out.String())
+			}
 		}
+	}
+	writeFile(t, file, "nodes = 3\n")
+	var said bytes.Buffer
+	if c := run(context.Background(), []string{"--check-config", "--config", file}, &said, &said); c != exitOK || said.String() != file+" is valid\n" {
+		t.Errorf("a good file: exit code %d: %s", c, said.String())
+	}
+	// What the command line says is not the file's.
+	said.Reset()
+	if c := run(context.Background(), []string{"--check-config", "--config", file, "--nodes", "0"}, &said, &said); c != exitUsage || strings.Contains(said.String(), file+":1") {
+		t.Errorf("a bad flag and a good file: exit code %d: %s", c, said.String())
 	}
 	var out bytes.Buffer
 	if c := run(context.Background(), []string{"--config", filepath.Join(dir, "none.toml")}, &out, &out); c != exitUsage || !strings.Contains(out.String(), "no such file") {
@@ -313,4 +327,34 @@ func TestRecordAndTrace(t *testing.T) {
 	l.waitFor(" pl+0x00018 CTRL = 0x1: enable\n")
 	p.signal(syscall.SIGTERM)
 	p.code()
+}
+
+// A device that is not there yet is named at once, in the log and to the service
+// manager. Who does not want to wait ends pfd.
+func TestWaitsForDevice(t *testing.T) {
+	dir := t.TempDir()
+	nope, manager := filepath.Join(dir, "nope"), filepath.Join(dir, "notify")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: manager, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	t.Setenv("NOTIFY_SOCKET", manager)
+	l := &log{t: t}
+	p := startWith(t, l, "--socket", filepath.Join(dir, "s"), "--device", "vfio-user:"+nope)
+	if s := l.waitFor("waiting for the device"); !strings.Contains(s, "device=vfio-user:"+nope) || !strings.Contains(s, "no such file") {
+		t.Errorf("the log says\n%s", s)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	var b [4096]byte
+	n, err := c.Read(b[:])
+	if s := string(b[:n]); err != nil || !strings.HasPrefix(s, "STATUS=waiting for vfio-user:"+nope+": ") {
+		t.Errorf("the service manager hears %q, %v", s, err)
+	}
+	p.signal(syscall.SIGTERM)
+	if c := p.code(); c != exitOK {
+		t.Errorf("exit code %d", c)
+	}
 }

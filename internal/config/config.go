@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -30,45 +31,47 @@ type Entry struct {
 }
 
 // Load sets those flags of fs that the file names and the command line has not
-// set. skip are flags that a file may not set. Its errors match ErrConfig.
-func Load(fs *pflag.FlagSet, file string, skip ...string) error {
+// set, and gives the keys that it took. skip are flags that a file may not set. Its
+// errors match ErrConfig.
+func Load(fs *pflag.FlagSet, file string, skip ...string) ([]Entry, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err == nil && (!info.Mode().IsRegular() || info.Size() > maxSize) {
-		return fmt.Errorf("%w %s: not a file of at most %d bytes", ErrConfig, file, maxSize)
+		return nil, fmt.Errorf("%w %s: not a file of at most %d bytes", ErrConfig, file, maxSize)
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	entries, err := Parse(file, data)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	return Apply(fs, file, entries, skip...)
 }
 
 // Apply is Load for entries that have been read already.
-func Apply(fs *pflag.FlagSet, file string, entries []Entry, skip ...string) error {
+func Apply(fs *pflag.FlagSet, file string, entries []Entry, skip ...string) (taken []Entry, _ error) {
 	// What the command line has set is known before the file sets anything.
 	given := map[string]bool{}
 	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
 	for _, e := range entries {
 		f := fs.Lookup(e.Key)
 		if f == nil || slices.Contains(skip, e.Key) {
-			return fmt.Errorf("%w %s:%d: unknown key %q: the keys are %s", ErrConfig, file, e.Line, e.Key, strings.Join(keys(fs, skip), ", "))
+			return nil, fmt.Errorf("%w %s:%d: unknown key %q: the keys are %s", ErrConfig, file, e.Line, e.Key, strings.Join(keys(fs, skip), ", "))
 		}
 		if given[e.Key] {
 			continue
 		}
 		if err := fs.Set(e.Key, e.Value); err != nil {
-			return fmt.Errorf("%w %s:%d: %w", ErrConfig, file, e.Line, Explain(err))
+			return nil, fmt.Errorf("%w %s:%d: %w", ErrConfig, file, e.Line, Explain(err))
 		}
+		taken = append(taken, e)
 	}
-	return nil
+	return taken, nil
 }
 
 func keys(fs *pflag.FlagSet, skip []string) (list []string) {
@@ -79,6 +82,23 @@ func keys(fs *pflag.FlagSet, skip []string) (list []string) {
 	})
 	return list
 }
+
+// Blame says in which line a value stands that an error is about: the first flag that
+// err names as --KEY, where the file has set it.
+func Blame(file string, taken []Entry, err error) error {
+	if err == nil {
+		return nil
+	}
+	m := flagName.FindStringSubmatch(err.Error())
+	for _, e := range taken {
+		if m != nil && e.Key == m[1] {
+			return fmt.Errorf("%s:%d: %w", file, e.Line, err)
+		}
+	}
+	return err
+}
+
+var flagName = regexp.MustCompile(`--([a-z][a-z-]*)`)
 
 // Parse reads a file's text; its name's ending says the language: .toml, .yaml
 // or .yml. Its errors match ErrConfig.

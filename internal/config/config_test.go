@@ -50,7 +50,7 @@ func TestLoad(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlags()
-			if err := Load(f.FlagSet, write(t, name, text), "config"); err != nil {
+			if _, err := Load(f.FlagSet, write(t, name, text), "config"); err != nil {
 				t.Fatal(err)
 			}
 			if f.nodes != 3 || f.socket != "/run/a b.sock" || f.drain != 2*time.Second || !f.quiet || !slices.Equal(f.names, []string{"a", "b"}) {
@@ -61,7 +61,7 @@ func TestLoad(t *testing.T) {
 			if err := f.Parse([]string{"--nodes", "7"}); err != nil {
 				t.Fatal(err)
 			}
-			if err := Load(f.FlagSet, write(t, name, text), "config"); err != nil || f.nodes != 7 || f.drain != 2*time.Second {
+			if _, err := Load(f.FlagSet, write(t, name, text), "config"); err != nil || f.nodes != 7 || f.drain != 2*time.Second {
 				t.Errorf("%+v, %v", f, err)
 			}
 		})
@@ -71,7 +71,7 @@ func TestLoad(t *testing.T) {
 func TestEmpty(t *testing.T) {
 	for _, name := range []string{"e.toml", "e.yaml"} {
 		for _, text := range []string{"", "\n", "# nothing\n"} {
-			if err := Load(newFlags().FlagSet, write(t, name, text)); err != nil {
+			if _, err := Load(newFlags().FlagSet, write(t, name, text)); err != nil {
 				t.Errorf("%s %q: %v", name, text, err)
 			}
 		}
@@ -97,15 +97,15 @@ func TestErrorsNameTheLine(t *testing.T) {
 		{"a.yaml", "- nodes\n", "a.yaml:1: want lines"},
 		{"a.json", "{}", "want .toml, .yaml or .yml"},
 	} {
-		err := Load(newFlags().FlagSet, write(t, c.name, c.text), "config")
+		_, err := Load(newFlags().FlagSet, write(t, c.name, c.text), "config")
 		if !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s %q: %v, want %q", c.name, c.text, err, c.want)
 		}
 	}
-	if err := Load(newFlags().FlagSet, filepath.Join(t.TempDir(), "none.toml")); !errors.Is(err, ErrConfig) || !errors.Is(err, os.ErrNotExist) {
+	if _, err := Load(newFlags().FlagSet, filepath.Join(t.TempDir(), "none.toml")); !errors.Is(err, ErrConfig) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
-	if err := Load(newFlags().FlagSet, t.TempDir()); !errors.Is(err, ErrConfig) {
+	if _, err := Load(newFlags().FlagSet, t.TempDir()); !errors.Is(err, ErrConfig) {
 		t.Errorf("a directory: %v", err)
 	}
 }

@@ -27,7 +27,8 @@ var levels = map[string]int{
 	"proc": 2, "netlink": 2, "uffd": 2, "vfio": 2, "uio": 2,
 
 	"mailbox": 1, "packetizer": 1,
-	"trace": 1, // records and the point where they are shown
+	"trace":          1, // records and the point where they are shown
+	"internal/tally": 1, // counts of transfers
 
 	"device": 0, "pagein": 0, "internal": 0,
 }

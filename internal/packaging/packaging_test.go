@@ -102,8 +102,9 @@ func TestInstallAndRemove(t *testing.T) {
 	dpkg("--install", deb)
 	got := files(t, sys)
 	for _, want := range []string{
-		"usr/bin/pfd", "usr/bin/exanetctl", "etc/exanet/pfd.toml", "usr/lib/systemd/system/pfd.service", "usr/lib/sysusers.d/exanet.conf",
-		"usr/share/man/man8/pfd.8", "usr/share/man/man1/exanetctl.1", "usr/share/man/man1/exanetctl-domain-grant.1",
+		"usr/sbin/pfd", "usr/bin/pfd", "usr/bin/exanetctl", "usr/lib/sysusers.d/exanet.conf", "usr/share/exanet/prometheus/pfd.rules.yml", "etc/exanet/pfd.toml", "usr/lib/systemd/system/pfd.service", "usr/lib/sysusers.d/exanet.conf",
+		"usr/share/man/man8/pfd.8.gz", "usr/share/man/man1/exanetctl.1.gz", "usr/share/man/man1/exanetctl-domain-grant.1.gz",
+		"usr/share/man/man7/exanet.7.gz", "usr/share/man/man5/pfd.toml.5.gz", "usr/share/doc/exanet/changelog.gz", "usr/share/doc/exanet/examples/kubernetes/pfd.yaml",
 		"usr/share/bash-completion/completions/exanetctl", "usr/share/zsh/vendor-completions/_exanetctl",
 		"usr/share/fish/vendor_completions.d/exanetctl.fish", "usr/share/exanet/grafana/pfd.json",
 		"usr/share/doc/exanet/copyright", "usr/share/doc/exanet/attach.md",
@@ -112,7 +113,7 @@ func TestInstallAndRemove(t *testing.T) {
 			t.Errorf("%s is not installed", want)
 		}
 	}
-	if out := run(t, filepath.Join(sys, "usr/bin/pfd"), "--version"); !strings.Contains(out, "pfd version") {
+	if out := run(t, filepath.Join(sys, "usr/sbin/pfd"), "--version"); !strings.Contains(out, "pfd version") {
 		t.Errorf("pfd says %q", out)
 	}
 	// The configuration that comes with it is one: what it comments out, too.
@@ -130,7 +131,7 @@ func TestInstallAndRemove(t *testing.T) {
 	if err := os.WriteFile(full, all, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), filepath.Join(sys, "usr/bin/pfd"), "--config", full, "--socket", filepath.Join(t.TempDir(), "s")).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), filepath.Join(sys, "usr/sbin/pfd"), "--config", full, "--socket", filepath.Join(t.TempDir(), "s")).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), `unknown key "no-such-key"`) {
 		t.Errorf("with all keys: %v, %s", err, out)
 	}
@@ -174,10 +175,10 @@ func settings(t *testing.T) map[string]string {
 func TestUnit(t *testing.T) {
 	unit := settings(t)
 	for key, want := range map[string]string{
-		"Service/Type": "notify", "Service/ExecReload": "+/bin/kill -HUP $MAINPID", "Service/WatchdogSec": "30s",
+		"Service/Type": "notify", "Service/ExecReload": "+/bin/kill -HUP $MAINPID", "Service/WatchdogSec": "30s", "Service/RestartPreventExitStatus": "2",
 		"Service/RuntimeDirectory": "exanet", "Service/User": "exanet", "Service/CapabilityBoundingSet": "", "Service/AmbientCapabilities": "", "Service/PrivateNetwork": "yes",
 		"Service/NoNewPrivileges": "yes", "Service/ProtectSystem": "strict", "Service/RestrictAddressFamilies": "AF_UNIX AF_NETLINK",
-		"Service/ExecStart": "/usr/bin/pfd --config /etc/exanet/pfd.toml --sandbox=strict",
+		"Service/ExecStart": "/usr/sbin/pfd --config /etc/exanet/pfd.toml --sandbox=strict",
 	} {
 		if got, ok := unit[key]; !ok || got != want {
 			t.Errorf("%s is %q, want %q", key, unit[key], want)
@@ -202,7 +203,7 @@ func TestUnitBySystemd(t *testing.T) {
 	for _, target := range []string{"sysinit", "basic", "shutdown", "multi-user"} {
 		put("usr/lib/systemd/system/"+target+".target", "[Unit]\nDescription=of the test\n", 0o644)
 	}
-	put("usr/bin/pfd", "#!/bin/sh\n", 0o755)
+	put("usr/sbin/pfd", "#!/bin/sh\n", 0o755)
 	put("bin/kill", "#!/bin/sh\n", 0o755)
 	text, err := os.ReadFile(filepath.Join(root, "contrib", "systemd", "pfd.service"))
 	if err != nil {

@@ -121,7 +121,22 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if now := m.show("MainPID"); now != pid || m.show("ActiveState") != "active" {
 			t.Errorf("after a reload pfd is process %s, before %s", now, pid)
 		}
+		m.put("/etc/exanet/pfd.toml", "timeout-us = 12345\nnode = 3\n")
+		if out, err := m.try("systemctl", "reload", "pfd"); err == nil {
+			t.Errorf("a file with an error is reloaded: %s", out)
+		}
+		m.until("what is wrong stands in the journal", func() bool {
+			return strings.Contains(m.journal(), `/etc/exanet/pfd.toml:2: unknown key "node"`)
+		})
+		if now := m.show("MainPID"); now != pid || m.show("ActiveState") != "active" {
+			t.Errorf("after a bad file pfd is process %s, before %s", now, pid)
+		}
+		// Nor is it started again and again with one.
+		if out, err := m.try("systemctl", "restart", "pfd"); err == nil || m.show("ActiveState") != "failed" || m.show("NRestarts") != "0" {
+			t.Errorf("started with a file with an error: %s%v, state %s, restarts %s", out, err, m.show("ActiveState"), m.show("NRestarts"))
+		}
 		m.put("/etc/exanet/pfd.toml", "")
+		m.run("systemctl", "restart", "pfd")
 	})
 
 	// A call that the unit's filter does not let through ends pfd here, where in
@@ -200,7 +215,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if out, err := m.try("systemctl", "is-active", "pfd"); err == nil || strings.TrimSpace(out) != "inactive" {
 			t.Errorf("after the removal: %q, %v", out, err)
 		}
-		for _, path := range []string{"/usr/bin/pfd", "/etc/exanet", "/var/lib/exanet", "/run/exanet"} {
+		for _, path := range []string{"/usr/sbin/pfd", "/etc/exanet", "/var/lib/exanet", "/run/exanet"} {
 			if _, err := os.Stat(filepath.Join(fmt.Sprintf("/proc/%d/root", m.cmd.Process.Pid), path)); err == nil {
 				t.Errorf("%s is still there", path)
 			}

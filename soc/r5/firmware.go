@@ -8,6 +8,7 @@ import (
 	"math/bits"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -109,7 +110,8 @@ type Firmware struct {
 	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
 
-	stamp    int64 // as the caller told last
+	ended    tally.Node // transfers: for who asks, nothing depends on it
+	stamp    int64      // as the caller told last
 	refusals []Refusal
 }
 
@@ -563,6 +565,14 @@ func (fw *Firmware) over(c int16) {
 	x := &fw.channels[c]
 	fw.unqueue(c)
 	x.live = false
+	dir, status := tally.Write, uint8(device.StatusNone)
+	if x.isRead {
+		dir = tally.Read
+	}
+	if x.failing {
+		status = x.status
+	}
+	fw.ended.Over(dir, device.ClassOf(x.desc.Size, x.desc.Urgent), status, x.desc.Size, fw.now-x.began)
 	if x.isRead {
 		fw.readOver(c)
 	}

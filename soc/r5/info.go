@@ -1,6 +1,9 @@
 package r5
 
-import "github.com/exanet/pfd/device"
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/tally"
+)
 
 // ChannelInfo is what the firmware knows of a channel's last transfer.
 type ChannelInfo struct {
@@ -41,6 +44,9 @@ func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
 	}
 	return i
 }
+
+// Ended counts the transfers that have ended since New.
+func (fw *Firmware) Ended() *tally.Node { return &fw.ended }
 
 // TransactionInfo is a row of the transaction table in use.
 type TransactionInfo struct {

@@ -7,35 +7,18 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Class is a priority class of the scheduler (001 §3.2.4).
-type Class uint8
+// Class is a transfer's priority.
+type Class = device.Class
 
 // The classes, the first goes first.
 const (
-	// High: at most a block is left, or the transfer is urgent.
-	High Class = iota
-	// Medium: at most 512 KiB are left.
-	Medium
-	// Low: the rest.
-	Low
-	classes
+	High    = device.High
+	Medium  = device.Medium
+	Low     = device.Low
+	classes = Class(device.Classes)
 )
 
-// String gives the class's name.
-func (c Class) String() string {
-	switch c {
-	case High:
-		return "high"
-	case Medium:
-		return "medium"
-	}
-	return "low"
-}
-
 const (
-	// mediumSize is the most that a transfer of the medium class has left
-	// (spec/firmware.md; 001 §3.2.4).
-	mediumSize = 512 << 10
 	// passes is how often a class that could issue is passed over by those above
 	// it before it has its turn: one issue in eight is its share (ours).
 	passes = 7
@@ -73,14 +56,7 @@ func (s *scheduler) reset() {
 
 // class gives the class of what x has left.
 func (x *transfer) classNow() Class {
-	left := x.desc.Size - x.issued
-	switch {
-	case x.desc.Urgent || left <= device.BlockSize:
-		return High
-	case left <= mediumSize:
-		return Medium
-	}
-	return Low
+	return device.ClassOf(x.desc.Size-x.issued, x.desc.Urgent)
 }
 
 // window gives how many blocks of x may be in flight: a transfer of one block's

@@ -22,6 +22,7 @@ type Options struct {
 	Timeout     time.Duration // for the answer to a request; 10 s, negative: for ever
 	Spin        time.Duration // how long to look for an answer before sleeping; 0
 	Trust       []uint32      // users that may serve it, besides root and the own one; none
+	Waiting     func(error)   // called by Redial before its first wait, with the cause; nil
 }
 
 func (o *Options) defaults() error {
@@ -116,6 +117,10 @@ func Redial(ctx context.Context, path string, o Options, setup func(*Client) err
 		}
 		if !passing(err) {
 			return nil, err
+		}
+		if o.Waiting != nil {
+			o.Waiting(err)
+			o.Waiting = nil
 		}
 		select {
 		case <-ctx.Done():

@@ -1,0 +1,63 @@
+// Package tally counts the transfers that have ended, by direction, class and status,
+// and how long they took. It has no clock and no lock: who owns the transfers owns
+// the counts.
+package tally
+
+import "github.com/exanet/pfd/device"
+
+// Bounds are the upper bounds of a histogram's buckets, nanoseconds (ours): a minor
+// fault takes a few microseconds, a transfer whose target is gone some seconds.
+var Bounds = [...]int64{
+	1e3, 2e3, 5e3, 10e3, 20e3, 50e3, 100e3, 200e3, 500e3,
+	1e6, 2e6, 5e6, 10e6, 50e6, 100e6, 1e9, 10e9,
+}
+
+// Histogram is how often something took how long. In[i] counts what took longer than
+// Bounds[i-1] and at most Bounds[i].
+type Histogram struct {
+	Count uint64
+	Sum   int64 // ns
+	In    [len(Bounds)]uint64
+}
+
+// Observe takes one time in nanoseconds.
+func (h *Histogram) Observe(ns int64) {
+	h.Count++
+	h.Sum += ns
+	for i, b := range Bounds {
+		if ns <= b {
+			h.In[i]++
+			return
+		}
+	}
+}
+
+// Direction is who moves the data for whom.
+type Direction uint8
+
+// The directions.
+const (
+	Write      Direction = iota // for a process of the node
+	Read                        // a read of the node's memory, for whoever asked
+	Directions = 2
+)
+
+// Transfers are the transfers that ended in one way.
+type Transfers struct {
+	Bytes uint64 // that they were to move
+	Time  Histogram
+}
+
+// Node is a node's counts.
+type Node [Directions][device.Classes][device.Statuses]Transfers
+
+// Over takes the end of a transfer of size bytes after ns nanoseconds. class is the one
+// that it began with.
+func (n *Node) Over(dir Direction, class device.Class, status uint8, size uint32, ns int64) {
+	if dir >= Directions || class >= device.Classes || status >= device.Statuses {
+		return
+	}
+	t := &n[dir][class][status]
+	t.Bytes += uint64(size)
+	t.Time.Observe(max(ns, 0))
+}

@@ -1,0 +1,60 @@
+package tally
+
+import (
+	"testing"
+
+	"github.com/exanet/pfd/device"
+)
+
+func TestOver(t *testing.T) {
+	var n Node
+	for _, c := range []struct {
+		dir    Direction
+		size   uint32
+		urgent bool
+		status uint8
+		ns     int64
+		class  device.Class
+		bucket int // -1: longer than all
+	}{
+		{Write, 1, false, 0, 1000, device.High, 0},
+		{Write, 16 << 10, false, 1, 1001, device.High, 1},
+		{Write, 16<<10 + 1, false, 0, -1, device.Medium, 0}, // a clock that went back
+		{Read, 512 << 10, false, 9, 1e6, device.Medium, 9},
+		{Write, 512<<10 + 1, false, 0, 10e9, device.Low, 16},
+		{Read, 1<<32 - 1, false, 11, 1e12, device.Low, -1},
+		{Write, 1 << 20, true, 8, 3000, device.High, 2},
+	} {
+		before := n
+		n.Over(c.dir, device.ClassOf(c.size, c.urgent), c.status, c.size, c.ns)
+		for d := range n {
+			for class := range n[d] {
+				for status := range n[d][class] {
+					was, is := before[d][class][status], n[d][class][status]
+					if Direction(d) != c.dir || device.Class(class) != c.class || uint8(status) != c.status {
+						if was != is {
+							t.Errorf("%+v counts in %d %d %d", c, d, class, status)
+						}
+						continue
+					}
+					was.Bytes += uint64(c.size)
+					was.Time.Count++
+					was.Time.Sum += max(c.ns, 0)
+					if c.bucket >= 0 {
+						was.Time.In[c.bucket]++
+					}
+					if was != is {
+						t.Errorf("%+v: %+v, want %+v", c, is, was)
+					}
+				}
+			}
+		}
+	}
+	before := n
+	n.Over(Write, device.High, device.Statuses, 1, 1)
+	n.Over(Write, device.Classes, 0, 1, 1)
+	n.Over(Directions, device.High, 0, 1, 1)
+	if n != before {
+		t.Error("a status, a class or a direction that there is not is counted")
+	}
+}

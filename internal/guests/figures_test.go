@@ -106,7 +106,7 @@ func BenchmarkGuests(b *testing.B) {
 	devices := f.startPFD(0, 3, 2, slow...)
 	bare := f.lines(0, to, "bare-map", devices[2])
 	p1, pa := f.pair(0, small.policy), f.pair(0, large.policy)
-	const rounds = 20
+	const rounds = 12
 	for i := range rounds + 1 {
 		for n, state := range []string{"present", "absent"} {
 			s, l := p1.transfers(b, small, state, 8*i+2*n), pa.transfers(b, large, state, 8*i+2*n+1)

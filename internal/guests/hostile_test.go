@@ -99,7 +99,7 @@ func (f *fleet) beside(guest int) (verdict func()) {
 func TestHostileDriver(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow})
 	to := f.install(0)
-	devices := strings.Fields(f.run(0, "sh", "-c", "kill $(pidof pfd); while pidof pfd; do sleep 0.05; done >&2; exanetctl bind --all"))
+	devices := strings.Fields(f.run(0, "sh", "-c", "kill $(pidof pfd); while pidof pfd; do sleep 0.05; done >/dev/null; exanetctl bind --all"))
 	run := func(name string) {
 		t.Helper()
 		out, err := f.try(0, "env", insideVariable+"="+strings.Join(devices, ","), to, "-test.v", "-test.run", "^TestInside$/^"+strings.ReplaceAll(name, " ", "_")+"$")
@@ -132,7 +132,7 @@ func TestManyMaps(t *testing.T) {
 	}
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow, Server: server(t)})
 	to := f.install(0)
-	f.run(0, "sh", "-c", "kill $(pidof pfd); while pidof pfd; do sleep 0.05; done >&2")
+	f.run(0, "sh", "-c", "kill $(pidof pfd); while pidof pfd; do sleep 0.05; done >/dev/null")
 	device := strings.Fields(f.run(0, "exanetctl", "bind", "--all"))[0]
 	verdict := f.beside(1)
 	before := f.resources()
@@ -158,7 +158,7 @@ func TestManyMaps(t *testing.T) {
 func TestServerStopped(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow})
 	pid := f.NodesPID()
-	r := f.background(0, "exanetctl", "-j", "write", "--dst", "absent", "--size", "1MiB", "--count", "40")
+	r := f.background(0, "exanetctl", "-j", "write", "--dst", "absent", "--size", "1MiB", "--count", "12")
 	faults := f.count(0).faults
 	until(t, "the transfers go on", func() bool { return f.count(0).faults > faults+100 })
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -172,7 +172,7 @@ func TestServerStopped(t *testing.T) {
 		Transfers, Failed int
 		Verified          bool
 	}
-	if out, err := r(); err != nil || json.Unmarshal([]byte(out), &w) != nil || w.Transfers != 40 || w.Failed != 0 || !w.Verified {
+	if out, err := r(); err != nil || json.Unmarshal([]byte(out), &w) != nil || w.Transfers != 12 || w.Failed != 0 || !w.Verified {
 		t.Errorf("transfers over a stop of the server: %v: %s", err, out)
 	}
 	f.run(1, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")

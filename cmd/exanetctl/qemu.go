@@ -192,7 +192,7 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 	o := qemu.Options{Modules: f.modules, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
 	if !f.noPFD {
 		// A guest without KVM is slow: a block's time is many times a real node's.
-		o.PFD = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window", "16777216"}
+		o.PFD = []string{"--timeout-us", "1000000", "--guard-us", "2000000"}
 	}
 	if _, err := qemu.Boot(ctx, cache, dir, o); err != nil {
 		return err

@@ -84,12 +84,12 @@ func (p *pair) transfers(t testing.TB, r row, state string, seed int) []int64 {
 	return o.PartNS[r.cold:]
 }
 
-// startPFD starts a pfd with the first nodes of a guest, and gives the addresses of
-// all.
-func (f *fleet) startPFD(guest, all, nodes int, args ...string) []string {
+// startPFD starts a pfd by the words of launch, with the first nodes of a guest, and
+// gives the addresses of all.
+func (f *fleet) startPFD(guest, all, nodes int, launch string, args ...string) []string {
 	f.t.Helper()
 	devices := strings.Fields(f.run(guest, "exanetctl", "bind", "--all", "--wait", fmt.Sprint(all)))
-	f.run(guest, "sh", "-c", "ulimit -l unlimited; pfd --device vfio:"+strings.Join(devices[:nodes], ",")+" "+strings.Join(args, " ")+
+	f.run(guest, "sh", "-c", "ulimit -l unlimited; "+launch+" pfd --device vfio:"+strings.Join(devices[:nodes], ",")+" "+strings.Join(args, " ")+
 		" >/run/pfd.log 2>&1 & until exanetctl status >/dev/null 2>&1; do kill -0 $! || { cat /run/pfd.log; exit 1; }; sleep 0.05; done")
 	return devices
 }
@@ -103,7 +103,7 @@ func BenchmarkGuests(b *testing.B) {
 	}
 	f := boot(b, qemu.Options{Guests: 1, Nodes: 3, Server: server(b)})
 	to := f.install(0)
-	devices := f.startPFD(0, 3, 2, slow...)
+	devices := f.startPFD(0, 3, 2, "", slow...)
 	bare := f.lines(0, to, "bare-map", devices[2])
 	p1, pa := f.pair(0, small.policy), f.pair(0, large.policy)
 	const rounds = 12

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -129,6 +130,25 @@ func mapPages(args []string) int {
 	// Until it is told, they stay.
 	bufio.NewScanner(os.Stdin).Scan()
 	return end(errors.Join(d.UnmapDMA(mapsAt, pages*device.PageSize), say(time.Since(began)-mapped)))
+}
+
+// limited becomes a command that may lock no more than so many bytes, root or not.
+func limited(args []string) int {
+	limit, err := strconv.ParseUint(args[0], 0, 64)
+	if err == nil {
+		err = unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_IPC_LOCK, 0, 0, 0)
+	}
+	if err == nil {
+		err = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: limit, Max: limit})
+	}
+	var path string
+	if err == nil {
+		path, err = exec.LookPath(args[1])
+	}
+	if err == nil {
+		err = unix.Exec(path, args[1:], os.Environ())
+	}
+	return end(err)
 }
 
 // hostile is the functions of a guest's nodes, whose driver does what no driver should.

@@ -28,6 +28,7 @@ var roles = map[string]func(args []string) int{
 	"serve-nodes": serveNodes,
 	"map-pages":   mapPages,
 	"bare-map":    bareMap,
+	"limited":     limited,
 }
 
 // tool gives this program once more, without libraries and the race detector.

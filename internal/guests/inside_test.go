@@ -24,6 +24,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/shadow"
 	"github.com/exanet/pfd/vfio/kernel"
 )
 
@@ -213,11 +214,17 @@ func (r *remapping) remap() error {
 	return nil
 }
 
+// pinning is a machine behind the kernel's VFIO.
+type pinning struct{ suite.Mediated }
+
+// MayPin implements suite.Pinning.
+func (pinning) MayPin() int64 { return 2 * int64(shadow.Bound(smallWindow)) }
+
 // drive is a driver of the two nodes.
 func (h *hostile) drive(t *testing.T) *suite.Rig {
 	t.Helper()
 	h.nodes = nil
-	cfg := mediate.Config{Window: 16 << 20}
+	cfg := mediate.Config{Window: smallWindow}
 	for _, address := range h.addresses {
 		connect := mediate.VFIO(address)
 		cfg.Connect = append(cfg.Connect, func(ctx context.Context, vectors []int) (mediate.Function, error) {
@@ -243,7 +250,7 @@ func (h *hostile) drive(t *testing.T) *suite.Rig {
 			t.Error(err)
 		}
 	})
-	r := suite.NewRig(t, suite.Mediated{Machine: m}, fault.PIA, false)
+	r := suite.NewRig(t, pinning{suite.Mediated{Machine: m}}, fault.PIA, false)
 	for n := range h.addresses {
 		r.On(n, func() { err = errors.Join(err, m.Bus(n).Window(device.PL).Write32(device.PLTimeoutUS, 1e6)) })
 	}

@@ -98,7 +98,7 @@ func (f *fleet) startPFD(guest, all, nodes int, launch string, args ...string) [
 // writes them there where EXANET_DOCS names the directory.
 func BenchmarkGuests(b *testing.B) {
 	fig, accesses := figures{}, map[string]float64{}
-	for range 5 {
+	for range 3 {
 		bootTime(b, fig)
 	}
 	f := boot(b, qemu.Options{Guests: 1, Nodes: 3, Server: server(b)})

@@ -103,15 +103,20 @@ while p=$(pidof pfd); do
 done 2>/dev/null
 echo $most`)
 	began := time.Now()
-	var r struct {
-		Verified bool
-		Bytes    uint64
+	p := f.pair(0, "pa")
+	size := uint64(mib) << 20
+	p.from.do(object{"op": "prepare", "prepare": object{"state": "present", "size": size, "seed": 1}})
+	remote := p.to.do(object{"op": "prepare", "prepare": object{"state": "absent", "size": size, "seed": 2}}).Remote
+	if o := p.from.do(object{"op": "write", "write": object{"remote": remote, "waiting": "wait", "timeout_ns": time.Hour.Nanoseconds(), "parts": mib}}).Outcome; !o.Done {
+		t.Errorf("%d MiB: %+v", mib, o)
 	}
-	f.answer(0, &r, "write", "--dst", "absent", "--policy", "pa", "--size", fmt.Sprintf("%dMiB", mib), "--timeout", "1h")
-	if !r.Verified || r.Bytes != uint64(mib)<<20 {
-		t.Errorf("%d MiB: %+v", mib, r)
+	// Some of the pages are in swap.
+	v := p.to.do(object{"op": "verify", "verify": object{"arrived": true, "source": object{"state": "present", "seed": 1}, "source_data": guard}}).Verdict
+	if v.Wrong != 0 {
+		t.Errorf("%d bytes are wrong, the first at %d", v.Wrong, v.First)
 	}
 	took := time.Since(began)
+	p.close()
 	swaps := f.run(0, "sh", "-c", "grep pswpout /proc/vmstat; kill $(pidof pfd)")
 	out, err := most()
 	var kb uint64

@@ -52,6 +52,7 @@ race:
 bench: build
 	@bin/exanetctl bench --pfd bin/pfd --write docs/benchmarks.md
 	@bin/exanetctl bench-device --pfd bin/pfd --write docs/benchmarks.md
+	@EXANET_DOCS=$(CURDIR)/docs go test ./internal/guests -run '^$$' -bench Guests -benchtime 1x -timeout 30m
 
 fuzz:
 	sh scripts/fuzz.sh $(FUZZTIME)

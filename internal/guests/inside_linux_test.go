@@ -306,7 +306,7 @@ func TestInside(t *testing.T) {
 				for ch := range 8 {
 					r.Start(ch, device.Descriptor{Src: suite.VA(src), Dst: suite.VA(dst), Size: size, DstNode: 1})
 				}
-				for range 20 {
+				for range 8 {
 					if err := x.act(h); err != nil {
 						t.Fatal(err)
 					}

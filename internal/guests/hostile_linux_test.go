@@ -158,7 +158,7 @@ func TestManyMaps(t *testing.T) {
 func TestServerStopped(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow})
 	pid := f.NodesPID()
-	r := f.background(0, "exanetctl", "-j", "write", "--dst", "absent", "--size", "1MiB", "--count", "12")
+	r := f.background(0, "exanetctl", "-j", "write", "--dst", "absent", "--size", "1MiB", "--count", "6")
 	faults := f.count(0).faults
 	until(t, "the transfers go on", func() bool { return f.count(0).faults > faults+100 })
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -172,7 +172,7 @@ func TestServerStopped(t *testing.T) {
 		Transfers, Failed int
 		Verified          bool
 	}
-	if out, err := r(); err != nil || json.Unmarshal([]byte(out), &w) != nil || w.Transfers != 12 || w.Failed != 0 || !w.Verified {
+	if out, err := r(); err != nil || json.Unmarshal([]byte(out), &w) != nil || w.Transfers != 6 || w.Failed != 0 || !w.Verified {
 		t.Errorf("transfers over a stop of the server: %v: %s", err, out)
 	}
 	f.run(1, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
@@ -187,7 +187,7 @@ func TestLinkCut(t *testing.T) {
 		time time.Duration // 0: until the transfer has ended
 	}{{"for a second", time.Second}, {"until it has ended", 0}} {
 		t.Run(x.name, func(t *testing.T) {
-			r := f.background(0, "exanetctl", "-j", "write", "--dst", "absent", "--size", "1MiB", "--count", "20")
+			r := f.background(0, "exanetctl", "-j", "write", "--dst", "absent", "--size", "1MiB", "--count", "8")
 			faults := f.count(0).faults
 			until(t, "the transfers go on", func() bool { return f.count(0).faults > faults+100 })
 			f.ask("Cut", true, new(bool))
@@ -202,7 +202,7 @@ func TestLinkCut(t *testing.T) {
 				Verified          bool
 				Error             string
 			}
-			all := json.Unmarshal([]byte(out), &w) == nil && err == nil && w.Transfers == 20 && w.Failed == 0 && w.Verified
+			all := json.Unmarshal([]byte(out), &w) == nil && err == nil && w.Transfers == 8 && w.Failed == 0 && w.Verified
 			if all != (x.time > 0) {
 				t.Errorf("%v: %s", err, out)
 			}

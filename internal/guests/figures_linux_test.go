@@ -152,7 +152,7 @@ func BenchmarkGuests(b *testing.B) {
 // the nodes' servers count.
 func (f *fleet) accessesOf(p *pair, state string) float64 {
 	f.t.Helper()
-	const parts = 128
+	const parts = 64
 	size := parts * small.size
 	p.from.do(object{"op": "prepare", "prepare": object{"state": "present", "size": size, "seed": 1}})
 	remote := p.to.do(object{"op": "prepare", "prepare": object{"state": state, "size": size, "seed": 2}}).Remote

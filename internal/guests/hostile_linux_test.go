@@ -203,11 +203,11 @@ func TestLinkCut(t *testing.T) {
 				Verified          bool
 				Error             string
 			}
-			all := json.Unmarshal([]byte(out), &w) == nil && err == nil && w.Transfers == 8 && w.Failed == 0 && w.Verified
+			all := json.NewDecoder(strings.NewReader(out)).Decode(&w) == nil && err == nil && w.Transfers == 8 && w.Failed == 0 && w.Verified
 			if all != (x.time > 0) {
 				t.Errorf("%v: %s", err, out)
 			}
-			t.Logf("%+v", w)
+			t.Logf("%v: %s", err, out)
 		})
 	}
 	f.run(0, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")

@@ -82,7 +82,7 @@ const sizeVariable = "PFD_WINDOW_MIB"
 // sizeVariable more than it has: every byte is right, and what is pinned is never over
 // the bound, which the kernel enforces. The same bound refuses who maps twice as much.
 func TestThroughASmallWindow(t *testing.T) {
-	mib := 32
+	mib := 24
 	if s := os.Getenv(sizeVariable); s != "" {
 		var err error
 		if mib, err = strconv.Atoi(s); err != nil {

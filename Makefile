@@ -62,6 +62,7 @@ bench: build
 	@$(BUILD) -overlay workload/bench/testdata/untraced.json -o bin/pfd-untraced ./cmd/pfd
 	@bin/exanetctl bench --pfd bin/pfd $$([ $$(id -u) = 0 ] && echo --untraced bin/pfd-untraced --bpffs /sys/fs/bpf/exanet-bench) --write docs/benchmarks.md
 	@bin/exanetctl bench-device --pfd bin/pfd --write docs/benchmarks.md
+	@EXANET_DOCS=$(CURDIR)/docs go test ./internal/guests -run '^$$' -bench Guests -benchtime 1x -timeout 30m
 
 fuzz:
 	sh scripts/fuzz.sh $(FUZZTIME)

@@ -64,8 +64,8 @@ type Config struct {
 	// work comes soon after; 0: DefaultSpinMax.
 	Spin, SpinMax time.Duration
 	Log           *slog.Logger // nil: slog.Default
-	// Link, where it is given, is what happens to a frame of data on its way: it
-	// gives what arrives, the frame itself or another one. For tests.
+	// Link, where it is given, is what happens to a frame on its way: it gives what
+	// arrives, the frame itself or another one, nil where nothing does. For tests.
 	Link func(f *wire.Frame) *wire.Frame
 	// Outside, where it is given, says what node i has that is driven from
 	// another process: no process attaches to it here, and its SMMU walks tables

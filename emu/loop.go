@@ -11,7 +11,6 @@ import (
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/soc"
-	"github.com/exanet/pfd/soc/wire"
 	"golang.org/x/sys/unix"
 )
 
@@ -229,12 +228,15 @@ func (e *Engine) next(q *itemQueue) bool {
 		return e.queueAccess(n, a.Queue)
 	case soc.Transmit:
 		f := a.Frame
-		if e.cfg.Link != nil && f.Kind == wire.Data {
+		if e.cfg.Link != nil {
 			f = e.cfg.Link(f)
 		}
-		if int(f.DstNode) < len(e.nodes) {
+		switch {
+		case f == nil: // lost
+			e.pool.Put(a.Frame)
+		case int(f.DstNode) < len(e.nodes):
 			e.step(e.nodes[f.DstNode], &soc.Event{Kind: soc.FrameArrived, Frame: f})
-		} else {
+		default:
 			e.pool.Put(f)
 		}
 	case soc.Interrupt:

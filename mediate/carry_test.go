@@ -40,7 +40,7 @@ func newSide(t *testing.T) *side {
 	d := fault.New(fault.Config{Bus: bus, Now: s.Now})
 	served := make(chan error, 1)
 	go func() { served <- bus.Serve(t.Context(), d) }()
-	s.on(0, func() {
+	s.On(0, func() {
 		if err = manager.Init(); err == nil {
 			s.domain, err = manager.Create(domain.Request{})
 		}
@@ -51,7 +51,7 @@ func newSide(t *testing.T) *side {
 	if err := s.Attach(0, s.domain.Slot, s.pages.Pages, s.pages.WakeFD(), nil); err != nil {
 		t.Fatal(err)
 	}
-	s.on(0, func() { err = d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Pager: s}) })
+	s.On(0, func() { err = d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Pager: s}) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestHostilePages(t *testing.T) {
 		return s.pages.SendStatus(0)
 	}
 	count := func(c device.Counter) (v uint64) {
-		s.on(0, func() { v, _ = s.Bus(0).Window(device.PL).Read64(c.Offset()) })
+		s.On(0, func() { v, _ = s.Bus(0).Window(device.PL).Read64(c.Offset()) })
 		return v
 	}
 	// Doorbells of the firmware's channels, of channels that there are not, and of
@@ -154,8 +154,8 @@ func TestHostilePages(t *testing.T) {
 	for _, ch := range []int{32, 63} {
 		s.pages.Ring(ch)
 		s.kick()
-		s.on(0, func() {})
-		s.on(0, func() {}) // after the first the pages have been looked at
+		s.On(0, func() {})
+		s.On(0, func() {}) // after the first the pages have been looked at
 	}
 	send(mailbox.Doorbell{PDID: s.domain.PDID, Channel: other}.Encode())
 	if n := count(device.DoorbellDenied) - denied; n == 0 || n > 3 {
@@ -177,7 +177,7 @@ func TestHostilePages(t *testing.T) {
 	// A doorbell for a descriptor that is not ready starts nothing.
 	s.pages.Ring(7)
 	s.kick()
-	s.on(0, func() {})
+	s.On(0, func() {})
 	if d := s.pages.Done(7); d != device.DoneReset {
 		t.Errorf("done %d", d)
 	}

@@ -79,7 +79,7 @@ func newConnected(t testing.TB, cfg mediate.Config, wrap func(node int, f mediat
 			return wrap(node, f), nil
 		})
 	}
-	return &machine{Machine: running(t, cfg), server: s}
+	return &machine{Mediated: suite.Mediated{Machine: running(t, cfg)}, server: s}
 }
 
 // look compares what the kernel counts with what the nodes' memory says.

@@ -311,7 +311,7 @@ func TestFaultSuiteLikeQEMU(t *testing.T) {
 // drive is the driver of nodes.
 func drive(t *testing.T, s *serve.Machine, connect []mediate.Connect, workers bool) *machine {
 	t.Helper()
-	return &machine{Machine: running(t, mediate.Config{Connect: connect, Workers: workers}), server: s}
+	return &machine{Mediated: suite.Mediated{Machine: running(t, mediate.Config{Connect: connect, Workers: workers})}, server: s}
 }
 
 // readTime is the median time of a register read.

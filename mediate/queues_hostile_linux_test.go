@@ -129,7 +129,7 @@ func connected(t testing.TB, f func(mediate.Function) mediate.Function) *machine
 		}))
 	}
 	m := running(t, cfg) // it connects the functions
-	return &machine{Machine: m, server: s, functions: fns}
+	return &machine{Mediated: suite.Mediated{Machine: m}, server: s, functions: fns}
 }
 
 // Queues, tables and data that the device reaches by messages alone.

@@ -5,21 +5,16 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu/serve"
-	"github.com/exanet/pfd/fault"
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/vfio/user"
 )
 
 // machine is two emulated nodes behind vfio-user sockets, and their driver, as
 // the suite takes it.
 type machine struct {
-	*mediate.Machine
+	suite.Mediated
 	server    *serve.Machine
 	functions [2]mediate.Function // as connected first
 }
@@ -66,7 +61,7 @@ func newMachineOf(t testing.TB, bare bool, cfg mediate.Config, opts ...user.Opti
 		})
 	}
 	m := running(t, cfg) // it connects the functions
-	return &machine{Machine: m, server: s, functions: fns}
+	return &machine{Mediated: suite.Mediated{Machine: m}, server: s, functions: fns}
 }
 
 // running is a machine that runs until the test ends.
@@ -86,67 +81,6 @@ func running(t testing.TB, cfg mediate.Config) *mediate.Machine {
 		}
 	})
 	return m
-}
-
-// on runs f on the owner.
-func (m *machine) on(node int, f func()) {
-	done := make(chan struct{})
-	m.Bus(node).Post(func() { defer close(done); f() })
-	<-done
-}
-
-func (m *machine) Attach(node, slot int, pages *attach.Pages, wake int, _ *proc.Process) (err error) {
-	m.on(node, func() { err = m.Machine.Attach(node, slot, &mediate.Attachment{Pages: pages, Wake: wake}) })
-	return err
-}
-
-func (m *machine) Detach(node, slot int) {
-	m.on(node, func() { m.Machine.Detach(node, slot) })
-}
-
-func (m *machine) Pager(node, slot int) fault.Pager { return pager{m, node, slot} }
-
-type pager struct {
-	m          *machine
-	node, slot int
-}
-
-func (p pager) PageIn(va device.VA, pages int, write bool) gup.Result {
-	mem, err := p.m.Memory(p.node)
-	if err != nil {
-		return gup.Result{Err: err}
-	}
-	return mem.PageIn(p.slot, va, pages, write)
-}
-
-func (p pager) Again(va device.VA, write bool) gup.Result {
-	mem, err := p.m.Memory(p.node)
-	if err != nil {
-		return gup.Result{Err: err}
-	}
-	return mem.Again(p.slot, va, write)
-}
-
-func (m *machine) Share(node, slot int, b []byte, fd int, write bool) error {
-	mem, err := m.Memory(node)
-	if err != nil {
-		return err
-	}
-	return mem.Share(slot, suite.VA(b), uint64(len(b)), fd, 0, write)
-}
-
-func (m *machine) Unshare(node, slot int, b []byte) error {
-	mem, err := m.Memory(node)
-	if err != nil {
-		return err
-	}
-	return mem.Unshare(slot, suite.VA(b), uint64(len(b)))
-}
-
-func (m *machine) Forget(node, slot int, b []byte) {
-	if mem, err := m.Memory(node); err == nil {
-		mem.Forget(slot, suite.VA(b), uint64(len(b)))
-	}
 }
 
 // TestFaultSuite is the fault suite over vfio-user sockets and shadow tables, by

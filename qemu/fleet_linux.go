@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -78,6 +79,9 @@ type Options struct {
 	// PFD are arguments of the pfd in each guest, besides its device; nil: none is
 	// started.
 	PFD []string
+	// Memory is QEMU's object that guests' memory is, its size and id excepted; "":
+	// a file that the process of the nodes maps, too.
+	Memory string
 }
 
 func (o Options) check() error {
@@ -273,7 +277,7 @@ func (f *Fleet) restore(ctx context.Context, s saved, i int) error {
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o700)); err != nil {
 		return err
 	}
-	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image), "-incoming", "defer")...)
+	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image, cmp.Or(o.Memory, sharedMemory)), "-incoming", "defer")...)
 	if err != nil {
 		return err
 	}

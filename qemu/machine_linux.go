@@ -26,6 +26,9 @@ const (
 	// MaxNodes is how many nodes a guest can have: its root ports (ours).
 	MaxNodes = 4
 	memory   = "1G" // of a guest (ours)
+
+	// The device's process maps the same file.
+	sharedMemory = "memory-backend-memfd,share=on"
 )
 
 // ErrQEMU says that there is no QEMU that will do.
@@ -102,8 +105,8 @@ const (
 )
 
 // machineArgs describes a guest whose sockets are in dir. Saved and restored
-// guests must have the same.
-func machineArgs(accel, dir string, i image) []string {
+// guests must have the same, but for what its memory is made of.
+func machineArgs(accel, dir string, i image, backend string) []string {
 	cpu := "max"
 	if accel == accelKVM {
 		cpu = "host"
@@ -113,8 +116,7 @@ func machineArgs(accel, dir string, i image) []string {
 	boot := "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on " + i.boot
 	args := []string{
 		"-name", "exanet-guest", "-accel", accel, "-cpu", cpu, "-smp", "2",
-		// Shared: the device's process maps the same file.
-		"-m", memory, "-object", "memory-backend-memfd,id=ram,size=" + memory + ",share=on",
+		"-m", memory, "-object", backend + ",id=ram,size=" + memory,
 		"-machine", "q35,memory-backend=ram,kernel-irqchip=split",
 		"-device", "intel-iommu,intremap=on,caching-mode=on",
 		"-nodefaults", "-display", "none",

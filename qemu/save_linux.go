@@ -81,7 +81,7 @@ func (c *Cache) saved(ctx context.Context, system System, accel string) (saved, 
 		s.image.boot, s.image.ready = debianBoot, debianReady
 	}
 	h := sha256.New()
-	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(accel, "", image{boot: s.image.boot}), " "))
+	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(accel, "", image{boot: s.image.boot}, sharedMemory), " "))
 	if err := copyFile(h, s.image.kernel); err != nil {
 		return s, fmt.Errorf("kernel of the guests: %w", err)
 	}
@@ -157,7 +157,7 @@ func (c *Cache) boot(ctx context.Context, s saved, limit time.Duration) (err err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	// A guest that panics is not waited for.
-	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image), "-no-reboot")...)
+	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image, sharedMemory), "-no-reboot")...)
 	if err != nil {
 		return err
 	}

@@ -200,8 +200,9 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 		o.System = qemu.Debian
 	}
 	if !f.noPFD {
-		// A guest without KVM is slow: a block's time is many times a real node's.
-		o.PFD = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window", "16777216"}
+		// A guest without KVM is slow: a block's time is many times a real node's, and
+		// what was mapped for it must still be there when it comes.
+		o.PFD = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window-idle", "10s"}
 	}
 	if _, err := qemu.Boot(ctx, cache, dir, o); err != nil {
 		return err

@@ -22,6 +22,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/vfio/user"
 )
 
@@ -58,6 +59,8 @@ type Config struct {
 	// r5.ParseOptions; "": all.
 	Firmware string
 	Log      *slog.Logger
+	// Link is what happens to frames on their way (emu.Config). For tests.
+	Link func(*wire.Frame) *wire.Frame
 }
 
 // Machine is the emulated nodes with their servers.
@@ -101,7 +104,7 @@ func New(cfg Config) (*Machine, error) {
 		}
 	}
 	m.engine, err = emu.New(emu.Config{
-		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Firmware: firmware, Log: cfg.Log,
+		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Firmware: firmware, Log: cfg.Log, Link: cfg.Link,
 		Spin: -1, // whoever serves registers borrows the engine; it sleeps meanwhile
 		Outside: func(i int) emu.Outside {
 			n := m.nodes[i]

@@ -36,6 +36,12 @@ func TestMain(m *testing.M) {
 }
 
 func testMain(m *testing.M) int {
+	if len(os.Args) > 1 && roles[os.Args[1]] != nil {
+		return roles[os.Args[1]](os.Args[2:])
+	}
+	if os.Getenv(insideVariable) != "" {
+		return m.Run()
+	}
 	dir, err := os.MkdirTemp("", "exanet-guests-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -67,22 +73,22 @@ func testMain(m *testing.M) int {
 
 // slow are arguments of a pfd in a guest without KVM: a block's time is many times
 // a real node's.
-var slow = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window", "16777216"}
+var slow = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window-idle", "10s"}
 
 // fleet is guests of a test.
 type fleet struct {
-	t *testing.T
+	t testing.TB
 	*qemu.Fleet
 }
 
 // usable skips a test where no guest can be booted, with the reason; under STRICT=1
 // the test fails with it.
-func usable(t *testing.T) {
+func usable(t testing.TB) {
 	t.Helper()
 	unavailable(t, unusable)
 }
 
-func unavailable(t *testing.T, err error) {
+func unavailable(t testing.TB, err error) {
 	t.Helper()
 	if err != nil && os.Getenv("STRICT") == "1" {
 		t.Fatalf("guests cannot be booted: %v (scripts/setup.sh test)", err)
@@ -93,7 +99,7 @@ func unavailable(t *testing.T, err error) {
 }
 
 // boot boots guests; they end with the test.
-func boot(t *testing.T, o qemu.Options) *fleet {
+func boot(t testing.TB, o qemu.Options) *fleet {
 	t.Helper()
 	usable(t)
 	return bootFrom(t, cache, o)
@@ -106,7 +112,9 @@ func bootFrom(t *testing.T, cache *qemu.Cache, o qemu.Options) *fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Server = []string{filepath.Join(bin, "exanetctl"), "emu", "serve"}
+	if o.Server == nil {
+		o.Server = []string{filepath.Join(bin, "exanetctl"), "emu", "serve"}
+	}
 	began := time.Now()
 	f, err := qemu.Boot(t.Context(), cache, filepath.Join(dir, "run"), o)
 	if errors.Is(err, qemu.ErrNotSetUp) {
@@ -178,7 +186,7 @@ func (f *fleet) answer(guest int, v any, args ...string) {
 // process is a test process in a guest (workload.Process): orders go in and
 // replies come out, a line of JSON each.
 type process struct {
-	t   *testing.T
+	t   testing.TB
 	in  *io.PipeWriter
 	dec *json.Decoder
 	end chan error
@@ -209,8 +217,9 @@ type reply struct {
 	Error   string
 	Remote  string
 	Outcome struct {
-		Done  bool
-		Error string
+		Done   bool
+		Error  string
+		PartNS []int64 `json:"part_ns"`
 	}
 	Verdict struct {
 		Wrong    uint64

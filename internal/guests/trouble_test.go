@@ -165,17 +165,28 @@ func (f *fleet) doctor(guest int, name string) (verdict, mend string) {
 	return "", ""
 }
 
-// The words of docs/guests.md, in their order.
-func TestNewcomer(t *testing.T) {
-	usable(t)
-	text, err := os.ReadFile("../../docs/guests.md")
+// commands gives the first block of commands of a section.
+func commands(t *testing.T, file, section string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, block, ok := strings.Cut(string(text), "## Try it\n\n```sh\n")
+	_, rest, ok := strings.Cut(string(text), "\n## "+section+"\n")
+	_, block, opened := strings.Cut(rest, "```sh\n")
 	block, _, closed := strings.Cut(block, "```")
-	if !ok || !closed {
-		t.Fatal("docs/guests.md has no block of commands under Try it")
+	if !ok || !opened || !closed {
+		t.Fatalf("%s has no block of commands under %s", file, section)
+	}
+	return block
+}
+
+// The words of README.md, which are those of docs/guests.md, in their order.
+func TestNewcomer(t *testing.T) {
+	usable(t)
+	block := commands(t, "../../README.md", "In virtual machines")
+	if other := commands(t, "../../docs/guests.md", "Try it"); block != other {
+		t.Errorf("README.md says\n%sdocs/guests.md\n%s", block, other)
 	}
 	dir, err := os.MkdirTemp("", "exanet-")
 	if err != nil {

@@ -110,7 +110,7 @@ func transfer(t *testing.T, p *process, remote string, read bool) {
 const guard = 4 << 10
 
 // verify has every byte of the buffer checked, and of the guards around it.
-func verify(t *testing.T, p *process, source object, pages uint64) {
+func verify(t testing.TB, p *process, source object, pages uint64) {
 	t.Helper()
 	v := p.do(object{"op": "verify", "verify": object{"arrived": true, "source": source, "source_data": guard}}).Verdict
 	if v.Wrong != 0 || v.Missing != 0 || uint64(v.Resident) != pages {

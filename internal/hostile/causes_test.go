@@ -156,7 +156,7 @@ func newLab(t *testing.T) *lab {
 		t.Fatal(err)
 	}
 	l.Engine, err = emu.New(emu.Config{Nodes: 2, Log: slog.New(slog.DiscardHandler), Link: func(f *wire.Frame) *wire.Frame {
-		if link := l.link.Load(); link != nil {
+		if link := l.link.Load(); link != nil && f.Kind == wire.Data {
 			return (*link)(f)
 		}
 		return f

@@ -172,7 +172,7 @@ func (r *Rig) Start(ch int, d device.Descriptor) {
 	p := r.sides[0].mem.Pages
 	d.DstGeneration = r.sides[1].domain.Generation
 	p.Publish(ch, &d)
-	for deadline := time.Now().Add(5 * time.Second); !p.Ring(ch); {
+	for deadline := time.Now().Add(20 * time.Second); !p.Ring(ch); {
 		if time.Now().After(deadline) {
 			r.t.Fatal("the doorbell is not taken")
 		}

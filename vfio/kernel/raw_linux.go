@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"unsafe"
@@ -56,16 +57,25 @@ func load(b []byte, off uint64, size int) (v uint64, err error) {
 	return uint64(*(*uint8)(p)), nil
 }
 
+// plain says that a store without sync/atomic follows the stores before it (Intel
+// SDM 3A, 10.2.2). There the atomic one is an XCHG, which reads the register, too, and
+// waits for that.
+const plain = runtime.GOARCH == "amd64"
+
 // store makes one store.
 func store(b []byte, off uint64, size int, v uint64) (err error) {
 	defer faults(&err)()
 	p := unsafe.Pointer(&b[off])
-	switch size {
-	case 8:
+	switch {
+	case size == 8 && plain:
+		*(*uint64)(p) = v
+	case size == 8:
 		atomic.StoreUint64((*uint64)(p), v)
-	case 4:
+	case size == 4 && plain:
+		*(*uint32)(p) = uint32(v)
+	case size == 4:
 		atomic.StoreUint32((*uint32)(p), uint32(v))
-	case 2:
+	case size == 2:
 		*(*uint16)(p) = uint16(v)
 	default:
 		*(*uint8)(p) = uint8(v)

@@ -454,6 +454,7 @@ func step(offset uint64, left int) int {
 }
 
 func (s *Server) readBAR(bar int, offset uint64, size int) uint64 {
+	s.accesses.Add(1)
 	if bar == s.cfg.MSIX.BAR && s.irq.vec.owns(offset) {
 		return s.irq.readTable(offset, size)
 	}
@@ -501,6 +502,7 @@ func (c *conn) write(region uint32, offset uint64, p []byte) int {
 		var word [8]byte
 		copy(word[:], p[at:at+n])
 		v := binary.LittleEndian.Uint64(word[:])
+		s.accesses.Add(1)
 		if int(region) == s.cfg.MSIX.BAR && s.irq.vec.owns(offset) {
 			s.irq.writeTable(offset, n, v)
 		} else {

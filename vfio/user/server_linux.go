@@ -92,6 +92,7 @@ type Stats struct {
 	Refused     uint64 // requests answered by an error
 	MapsRefused uint64 // of these, DMA_MAPs: memory that the device does not reach
 	Aborted     uint64 // connections closed because of what came over them
+	Accesses    uint64 // of the BARs, by messages
 }
 
 // Server is a PCI device behind a vfio-user socket. It serves one client at a
@@ -114,7 +115,7 @@ type Server struct {
 	live   map[*conn]struct{}
 	wg     sync.WaitGroup
 
-	connections, turned, refused, mapsRefused, aborted atomic.Uint64
+	connections, turned, refused, mapsRefused, aborted, accesses atomic.Uint64
 }
 
 // New checks the description of a device and makes its server. Close ends it.
@@ -203,7 +204,7 @@ func (s *Server) RequestRelease() { s.irq.notify(IRQReq) }
 
 // Stats gives the counters.
 func (s *Server) Stats() Stats {
-	return Stats{s.connections.Load(), s.turned.Load(), s.refused.Load(), s.mapsRefused.Load(), s.aborted.Load()}
+	return Stats{s.connections.Load(), s.turned.Load(), s.refused.Load(), s.mapsRefused.Load(), s.aborted.Load(), s.accesses.Load()}
 }
 
 // run calls f on the owner's goroutine.

@@ -1,0 +1,266 @@
+package guests
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/qemu"
+	"github.com/exanet/pfd/qemu/agent"
+)
+
+// resources are what the process of the nodes has.
+type resources struct {
+	fds, maps int
+	rss       uint64 // kB
+}
+
+func (f *fleet) resources() (r resources) {
+	f.t.Helper()
+	r.fds, r.maps = f.held()
+	r.rss = f.rss(f.NodesPID())
+	return r
+}
+
+// rss gives a process's memory, kB.
+func (f *fleet) rss(pid int) (kb uint64) {
+	f.t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	if _, err := fmt.Sscan(rest, &kb); err != nil {
+		f.t.Fatalf("%v in %s", err, status)
+	}
+	return kb
+}
+
+// slack is by how much the memory of the process of the nodes may differ from what it
+// was, kB: that of a garbage collector.
+const slack = 16 << 10
+
+// same waits until the process of the nodes has no more than it had.
+func (f *fleet) same(before resources) {
+	f.t.Helper()
+	var now resources
+	deadline := time.Now().Add(patience)
+	for now = f.resources(); now.fds > before.fds || now.maps > before.maps || now.rss > before.rss+slack; now = f.resources() {
+		if time.Now().After(deadline) {
+			f.t.Errorf("the process of the nodes had %+v and has %+v", before, now)
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// beside has transfers go on in a guest until it is asked how they went; every byte of
+// them is right.
+func (f *fleet) beside(guest int) (verdict func()) {
+	f.t.Helper()
+	ctx, cancel := context.WithCancel(f.t.Context())
+	type result struct{ transfers, failed int }
+	over := make(chan result, 1)
+	began := make(chan struct{})
+	go func() {
+		var r result
+		for ctx.Err() == nil {
+			out, err := f.try(guest, "exanetctl", "write", "--dst", "absent", "--size", "64KiB", "--count", "4")
+			r.transfers++
+			if err != nil {
+				r.failed++
+				f.t.Errorf("guest %d, which nobody disturbs: %v: %s", guest, err, out)
+			}
+			if r.transfers == 1 {
+				close(began)
+			}
+		}
+		over <- r
+	}()
+	<-began
+	return func() {
+		f.t.Helper()
+		cancel()
+		r := <-over
+		f.t.Logf("guest %d meanwhile: %d runs of 4 transfers, %d failed", guest, r.transfers, r.failed)
+	}
+}
+
+// A driver in one guest remaps, resets its device, and has its bus mastering off, in
+// the middle of transfers. The next driver of the device works; the other guest's
+// transfers go on; nothing stays with the process of the nodes.
+func TestHostileDriver(t *testing.T) {
+	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow})
+	to := f.install(0)
+	devices := strings.Fields(f.run(0, "sh", "-c", "kill $(pidof pfd); while pidof pfd; do sleep 0.05; done >/dev/null; exanetctl bind --all"))
+	run := func(name string) {
+		t.Helper()
+		out, err := f.try(0, "env", insideVariable+"="+strings.Join(devices, ","), to, "-test.v", "-test.run", "^TestInside$/^"+strings.ReplaceAll(name, " ", "_")+"$")
+		if err != nil || !strings.Contains(out, "--- PASS: TestInside/") {
+			t.Errorf("%v: %s", err, out)
+		}
+	}
+	run("CTRL") // so that what comes once is there
+	verdict := f.beside(1)
+	before := f.resources()
+	for _, x := range hostilities {
+		t.Run(x.name, func(t *testing.T) { run(x.name) })
+	}
+	verdict()
+	f.same(before)
+}
+
+// pagesVariable is how many pages TestManyMaps maps.
+const pagesVariable = "PFD_GUEST_PAGES"
+
+// A guest maps more pages than a vfio-user server announces, one by one. The other
+// guest's transfers go on, and nothing stays.
+func TestManyMaps(t *testing.T) {
+	pages := 72 << 10
+	if s := os.Getenv(pagesVariable); s != "" {
+		var err error
+		if pages, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow, Server: server(t)})
+	to := f.install(0)
+	f.run(0, "sh", "-c", "kill $(pidof pfd); while pidof pfd; do sleep 0.05; done >/dev/null")
+	device := strings.Fields(f.run(0, "exanetctl", "bind", "--all"))[0]
+	verdict := f.beside(1)
+	before := f.resources()
+	next := f.lines(0, "sh", "-c", "ulimit -l unlimited; exec "+to+" map-pages "+device+" "+strconv.Itoa(pages))
+	var mapped, unmapped time.Duration
+	next(&mapped)
+	var c Count
+	f.ask("Count", 0, &c)
+	// Of pages that lie side by side, too, by chance, the IOMMU makes one map.
+	if c.Ranges < pages/100*99 || c.MapsRefused != 0 {
+		t.Errorf("the server has %d maps of %d pages, and has refused %d", c.Ranges, pages, c.MapsRefused)
+	}
+	there := f.resources()
+	next(&unmapped)
+	next(nil)
+	t.Logf("%d pages mapped in %v and unmapped in %v; the process of the nodes: %d kB before, %d kB with them", pages, mapped, unmapped, before.rss, there.rss)
+	verdict()
+	f.same(before)
+	f.run(1, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
+}
+
+// The process of the nodes stands still for 4 s in the middle of transfers: they go on
+// behind it.
+func TestServerStopped(t *testing.T) {
+	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow})
+	pid := f.NodesPID()
+	r := f.background(0, "exanetctl", "-j", "write", "--dst", "absent", "--size", "1MiB", "--count", "6")
+	faults := f.count(0).faults
+	until(t, "the transfers go on", func() bool { return f.count(0).faults > faults+100 })
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(4 * time.Second) // QEMU gives a message up after 5
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	var w struct {
+		Transfers, Failed int
+		Verified          bool
+	}
+	if out, err := r(); err != nil || json.Unmarshal([]byte(out), &w) != nil || w.Transfers != 6 || w.Failed != 0 || !w.Verified {
+		t.Errorf("transfers over a stop of the server: %v: %s", err, out)
+	}
+	f.run(1, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
+}
+
+// The link between two nodes is cut in the middle of a transfer: it goes on behind it,
+// or ends by a time-out where the link stays cut, and the next one works.
+func TestLinkCut(t *testing.T) {
+	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow, Server: server(t)})
+	for _, x := range []struct {
+		name string
+		time time.Duration // 0: until the transfer has ended
+	}{{"for a second", time.Second}, {"until it has ended", 0}} {
+		t.Run(x.name, func(t *testing.T) {
+			r := f.background(0, "exanetctl", "-j", "write", "--dst", "absent", "--size", "1MiB", "--count", "8")
+			faults := f.count(0).faults
+			until(t, "the transfers go on", func() bool { return f.count(0).faults > faults+100 })
+			f.ask("Cut", true, new(bool))
+			if x.time > 0 {
+				time.Sleep(x.time) // the link is cut for so long
+				f.ask("Cut", false, new(bool))
+			}
+			out, err := r()
+			f.ask("Cut", false, new(bool))
+			var w struct {
+				Transfers, Failed int
+				Verified          bool
+				Error             string
+			}
+			all := json.NewDecoder(strings.NewReader(out)).Decode(&w) == nil && err == nil && w.Transfers == 8 && w.Failed == 0 && w.Verified
+			if all != (x.time > 0) {
+				t.Errorf("%v: %s", err, out)
+			}
+			t.Logf("%v: %s", err, out)
+		})
+	}
+	f.run(0, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
+}
+
+// background runs a command in a guest; what it gives waits for its output.
+func (f *fleet) background(guest int, args ...string) func() (string, error) {
+	type result struct {
+		out string
+		err error
+	}
+	over := make(chan result, 1)
+	go func() {
+		var out bytes.Buffer
+		code, err := f.Run(f.t.Context(), guest, agent.Command{Exec: agent.Exec{Args: args}, Stdout: &out, Stderr: &out})
+		if err == nil && code != 0 {
+			err = fmt.Errorf("exit code %d", code)
+		}
+		over <- result{out.String(), err}
+	}()
+	return func() (string, error) {
+		r := <-over
+		return r.out, r.err
+	}
+}
+
+// What a guest's memory is made of decides how the device reaches it: by messages to
+// QEMU, or not at all, which pfd says in the words that mend it.
+func TestMemoryOfAGuest(t *testing.T) {
+	t.Run("no file", func(t *testing.T) {
+		f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow, Memory: "memory-backend-ram"})
+		for _, size := range []string{"4KiB", "1MiB"} {
+			var r struct {
+				Verified bool
+				Faults   uint64
+			}
+			f.answer(0, &r, "write", "--dst", "absent", "--size", size)
+			if !r.Verified || r.Faults == 0 {
+				t.Errorf("%s: %+v", size, r)
+			}
+		}
+		if _, maps := f.held(); maps != 0 {
+			t.Errorf("the process of the nodes has the guest's memory mapped %d times", maps)
+		}
+	})
+	t.Run("a file that is not shared", func(t *testing.T) {
+		f := boot(t, qemu.Options{Guests: 1, Nodes: 2, Memory: "memory-backend-memfd,share=off"})
+		devices := f.run(0, "exanetctl", "bind", "--all", "--wait", "2")
+		began := time.Now()
+		out, err := f.try(0, "pfd", "--device", "vfio:"+strings.Join(strings.Fields(devices), ","))
+		t.Logf("pfd ended after %.1f s", time.Since(began).Seconds())
+		if err == nil || !strings.Contains(out, "share=on") {
+			t.Errorf("pfd: %v: %s", err, out)
+		}
+	})
+}

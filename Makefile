@@ -9,7 +9,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # No path of this machine stands in them: packages are the same wherever they are made.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-.PHONY: all build demo test check seeds mutants faultpoints race bench fuzz clean setup c generate man completion deb
+.PHONY: all build demo test guests check seeds mutants faultpoints race bench fuzz clean setup c generate man completion deb
 
 all: build
 
@@ -26,6 +26,12 @@ test: setup
 	@$(MAKE) --no-print-directory seeds
 	@$(MAKE) --no-print-directory mutants
 	@$(MAKE) --no-print-directory race
+
+# All tests with virtual machines, those included for which modules and tests are built
+# from the kernel's sources; nothing is skipped.
+guests: SETUP += guests
+guests: setup
+	STRICT=1 $(GO) test -count=1 -timeout 40m -v ./internal/guests
 
 # What runs before the tests, here and in CI.
 check:
@@ -45,8 +51,10 @@ mutants:
 faultpoints:
 	PFD_FAULTPOINTS=all CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run 'TestEverySystemCallFailsOnce$$' ./internal/hostile
 
+# Virtual machines take every processor, so their tests run after the others.
 race:
-	CGO_ENABLED=1 $(GO) test -race -timeout 20m ./...
+	CGO_ENABLED=1 $(GO) test -race -timeout 20m $$($(GO) list ./... | grep -v /internal/guests$$)
+	CGO_ENABLED=1 $(GO) test -race -timeout 20m ./internal/guests
 
 # Takes some minutes, on an idle machine, and writes its tables into docs/benchmarks.md.
 bench: build

@@ -1,5 +1,9 @@
-// Package examples holds clients of pfd in other languages; its tests build them
-// and run them against a pfd.
+// Package examples holds programs that use pfd; its tests build them and run them
+// against a pfd.
 //
-//   - c/exanet.c is written against docs/attach.md alone.
+//   - putget writes into another process's memory, and reads from it.
+//   - pingpong sends a message back and forth between two processes.
+//   - scatter spreads a matrix over several processes, with gather lists and a
+//     completion queue.
+//   - c/exanet.c and c/put.c use libexanet.
 package examples

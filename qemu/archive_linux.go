@@ -56,7 +56,7 @@ func newArchive(ctx context.Context, c *Cache) (*archive, error) {
 		return nil, err
 	}
 	dir := c.path("apt")
-	for _, d := range []string{"lists/partial", "archives/partial"} {
+	for _, d := range []string{"lists/partial", "archives/partial", "none/partial"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, fmt.Errorf("cache: %w", err)
 		}
@@ -83,6 +83,8 @@ APT::Architectures { "amd64"; };
 APT::Install-Recommends "false";
 APT::Sandbox::User "root";
 Acquire::Retries "3";
+Acquire::http::Timeout "30";
+Acquire::https::Timeout "30";
 `, dir, dir)
 	for name, text := range map[string]string{"sources.list": sources, "apt.conf": conf, "status": ""} {
 		if err := replace(filepath.Join(dir, name), []byte(text)); err != nil {
@@ -117,12 +119,21 @@ func mirrorOf(lines string) (string, error) {
 	return "", fmt.Errorf("%w: the host's apt names no mirror of Debian: add one to /etc/apt/sources.list", ErrArchive)
 }
 
+// aptTime bounds what apt-get may take, however slowly bytes come (ours).
+const aptTime = 15 * time.Minute
+
 func (a *archive) apt(ctx context.Context, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, aptTime, fmt.Errorf("it takes more than %v", aptTime))
+	defer cancel()
 	c := exec.CommandContext(ctx, "apt-get", append([]string{"-c", a.conf, "-q", "-y", "-t", backports}, args...)...)
 	c.Dir = a.cache.path("apt", "archives")
 	c.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
+	c.WaitDelay = grace // what fetches for it may hold its output open
 	out, err := output(c)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
+		}
 		return nil, fmt.Errorf("%w: %w: look at the network and at the host's /etc/apt, then run exanetctl qemu setup again: it goes on where it stopped", ErrArchive, err)
 	}
 	return out, nil
@@ -137,7 +148,9 @@ func (a *archive) update(ctx context.Context) error {
 
 // resolve gives packages with all that they depend on.
 func (a *archive) resolve(ctx context.Context, names ...string) ([]archived, error) {
-	out, err := a.apt(ctx, append([]string{"--print-uris", "install"}, names...)...)
+	// apt names what it would fetch: not what it has already, unless it looks for it
+	// elsewhere.
+	out, err := a.apt(ctx, append([]string{"-o", "Dir::Cache::archives=" + a.cache.path("apt", "none"), "--print-uris", "install"}, names...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -189,6 +202,12 @@ func (a *archive) download(ctx context.Context, what string, list []archived) er
 	if total == 0 {
 		return nil
 	}
+	// What was resolved before another setup has cleaned up.
+	if lists, err := filepath.Glob(a.cache.path("apt", "lists", "*Packages*")); err == nil && len(lists) == 0 {
+		if err := a.update(ctx); err != nil {
+			return err
+		}
+	}
 	a.cache.say("fetching %s: %d packages, %d MB", what, len(args)-1, total>>20)
 	over := make(chan struct{})
 	defer close(over)
@@ -235,6 +254,16 @@ func (a *archive) extract(ctx context.Context, dir string, list []archived) erro
 // files calls take for each regular file of a package, with its name without the
 // dot at the beginning.
 func (a *archive) files(ctx context.Context, f archived, take func(name string, r io.Reader) error) error {
+	return a.entries(ctx, f, func(h *tar.Header, r io.Reader) error {
+		if h.Typeflag != tar.TypeReg {
+			return nil
+		}
+		return take(strings.TrimPrefix(h.Name, "."), r)
+	})
+}
+
+// entries calls take for each file, directory and link of a package.
+func (a *archive) entries(ctx context.Context, f archived, take func(h *tar.Header, r io.Reader) error) error {
 	c := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", a.file(f))
 	pipe, err := c.StdoutPipe()
 	if err != nil {
@@ -254,10 +283,8 @@ func (a *archive) files(ctx context.Context, f archived, take func(name string, 
 			if err != nil {
 				return err
 			}
-			if h.Typeflag == tar.TypeReg {
-				if err := take(strings.TrimPrefix(h.Name, "."), r); err != nil {
-					return err
-				}
+			if err := take(h, r); err != nil {
+				return err
 			}
 		}
 	}

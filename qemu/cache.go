@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 )
@@ -29,6 +30,9 @@ type Cache struct {
 	Dir string
 	// Programs is a directory with the pfd and exanetctl that guests get.
 	Programs string
+	// Package is the package of make deb that guests with Debian install; "": the
+	// newest in Programs.
+	Package string
 	// Say tells what is done and how far it is; nil: nobody.
 	Say func(format string, args ...any)
 }
@@ -48,7 +52,8 @@ func (c *Cache) say(format string, args ...any) {
 type pins struct {
 	Programs []archived `json:"programs"` // QEMU, where the machine has none, and a shell
 	Kernel   []archived `json:"kernel"`
-	Build    []archived `json:"build,omitempty"` // what builds modules for it
+	Build    []archived `json:"compiler,omitempty"` // what builds modules and tests for it
+	Debian   []archived `json:"debian,omitempty"`   // the system of a guest
 }
 
 func (c *Cache) readPins() (pins, error) {
@@ -106,7 +111,8 @@ func (c *Cache) once(name string, make func(dir string) error) error {
 // What says what Fetch has to fetch.
 type What struct {
 	Refresh bool // have packages resolved anew
-	IOMMUFD bool // build the modules that Debian's kernels lack
+	IOMMUFD bool // build the modules that Debian's kernels lack, and the kernel's tests of VFIO
+	Debian  bool // guests with Debian
 }
 
 // Setup makes whatever the cache misses: Fetch, and then Prepare.
@@ -114,7 +120,10 @@ func (c *Cache) Setup(ctx context.Context, w What) error {
 	if err := c.Fetch(ctx, w); err != nil {
 		return err
 	}
-	return c.Prepare(ctx)
+	if err := c.Prepare(ctx, Small); err != nil || !w.Debian {
+		return err
+	}
+	return c.Prepare(ctx, Debian)
 }
 
 // Fetch has the programs and the kernel from the archive. What was fetched stays
@@ -127,7 +136,7 @@ func (c *Cache) Fetch(ctx context.Context, w What) error {
 	}
 	defer unlock()
 	if w.Refresh {
-		for _, name := range []string{"pins.json", "root", "kernel", "iommufd"} {
+		for _, name := range []string{"pins.json", "root", "kernel", "iommufd", selftests(), "build", "debian"} {
 			if err := os.RemoveAll(c.path(name)); err != nil {
 				return fmt.Errorf("cache: %w", err)
 			}
@@ -137,7 +146,9 @@ func (c *Cache) Fetch(ctx context.Context, w What) error {
 }
 
 func (c *Cache) fetch(ctx context.Context, w What) error {
-	if exists(c.path("root")) && exists(c.path("kernel")) && (!w.IOMMUFD || exists(c.path("iommufd"))) {
+	wanted := map[string]bool{"root": true, "kernel": true, "iommufd": w.IOMMUFD, selftests(): w.IOMMUFD, "debian": w.Debian}
+	maps.DeleteFunc(wanted, func(name string, want bool) bool { return !want || exists(c.path(name)) })
+	if len(wanted) == 0 {
 		return nil
 	}
 	a, err := newArchive(ctx, c)
@@ -169,9 +180,14 @@ func (c *Cache) fetch(ctx context.Context, w What) error {
 	}); err != nil {
 		return fmt.Errorf("kernel of the guests: %w", err)
 	}
-	if w.IOMMUFD {
-		if err := c.once("iommufd", func(dir string) error { return c.buildModules(ctx, a, p, dir) }); err != nil {
-			return fmt.Errorf("modules with iommufd: %w", err)
+	if wanted["iommufd"] || wanted[selftests()] {
+		if err := c.build(ctx, a, &p); err != nil {
+			return fmt.Errorf("from the kernel's sources: %w", err)
+		}
+	}
+	if wanted["debian"] {
+		if err := c.fetchDebian(ctx, a, &p); err != nil {
+			return fmt.Errorf("guests with Debian: %w", err)
 		}
 	}
 	return a.clean()

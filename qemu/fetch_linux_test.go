@@ -60,6 +60,7 @@ func fakes(t *testing.T, dir string) {
 		"apt-get": `echo "apt-get $*" >>"$FAKE/log"
 case "$*" in
 indextargets*) echo "http://mirror.invalid/debian/ bookworm main" ;;
+*update) : >../lists/mirror_Packages.lz4 ;;
 *--print-uris*linux-image*) echo "'u' linux-image-1.2.3+deb-cloud-amd64_1_amd64.deb 3 h"; echo "'u' kmod_1_amd64.deb 3 h" ;;
 *--print-uris*) echo "'u' busybox-static_1_amd64.deb 3 h" ;;
 *download*) [ ! -e "$FAKE/FAIL-DOWNLOAD" ] || { echo "Connection failed" >&2; exit 100; }
@@ -135,6 +136,15 @@ func TestFetchGoesOn(t *testing.T) {
 	}
 	if err := c.Fetch(t.Context(), What{}); err != nil || log() != "" {
 		t.Errorf("once all is there: %v, and it asked", err)
+	}
+	if err := os.RemoveAll(c.path("root")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Fetch(t.Context(), What{Debian: true}); err != nil || !exists(c.path("root", "usr", "bin", "busybox")) || !exists(c.path("debian", "files")) {
+		t.Errorf("with Debian, and a part that is missing: %v", err)
+	}
+	if said := log(); !strings.Contains(said, "update\n") || !strings.Contains(said, "download busybox-static=1") || !strings.Contains(said, "Dir::Cache::archives=") {
+		t.Errorf("what was resolved before the archive's lists were cleaned away was not fetched:\n%s", said)
 	}
 	if err := c.Fetch(t.Context(), What{Refresh: true}); err != nil || !strings.Contains(log(), "update") {
 		t.Errorf("refreshing: %v", err)

@@ -75,6 +75,7 @@ type Options struct {
 	// Modules is the set that guests load: guest.SetStock, or where it was built
 	// guest.SetIOMMUFD; "": the stock one.
 	Modules string
+	System  System
 	// PFD are arguments of the pfd in each guest, besides its device; nil: none is
 	// started.
 	PFD []string
@@ -118,7 +119,7 @@ func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err e
 	if o.Modules == guest.SetIOMMUFD && !exists(c.modules(o.Modules)) {
 		return nil, fmt.Errorf("modules with iommufd: %w --iommufd", ErrNotSetUp)
 	}
-	s, err := c.prepare(ctx)
+	s, err := c.prepare(ctx, o.System)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +161,7 @@ func (f *Fleet) Restart(ctx context.Context, c *Cache, i int) error {
 		return err
 	}
 	defer unlock()
-	s, err := c.prepare(ctx)
+	s, err := c.prepare(ctx, f.state.Options.System)
 	if err == nil {
 		err = f.state.Guests[i].end(ctx)
 	}
@@ -311,6 +312,18 @@ func (f *Fleet) load(ctx context.Context, i int) error {
 	return failed("loading its modules", code, err, out.String())
 }
 
+// groupsFile lists the groups of all pfds in the guests.
+const groupsFile = "/run/groups"
+
+// smallPFD starts a pfd with its arguments. Mapping for a device pins; a guest is
+// pfd's alone.
+const smallPFD = `ulimit -l unlimited; pfd "$@" >/run/pfd.log 2>&1 &
+p=$!
+until exanetctl status >/dev/null 2>&1; do
+	kill -0 $p 2>/dev/null || { cat /run/pfd.log; exit 1; }
+	sleep 0.05
+done`
+
 // startPFD binds the guest's nodes to vfio-pci and starts a pfd, when its control
 // socket answers it is back.
 func (f *Fleet) startPFD(ctx context.Context, i int) error {
@@ -326,24 +339,17 @@ func (f *Fleet) startPFD(ctx context.Context, i int) error {
 	if err := failed("binding its nodes", code, err, out.String()); err != nil {
 		return err
 	}
-	groups := fmt.Sprintf("0 %s %#x", Group, groupFirst)
 	own := fmt.Sprintf("%d-%d", max(i*domains, 1), (i+1)*domains-1)
-	var words []string
-	for _, w := range append([]string{"--groups", "/run/groups", "--pdid-range", own}, o.PFD...) {
-		words = append(words, "'"+strings.ReplaceAll(w, "'", `'\''`)+"'")
+	words := append([]string{"--device", "vfio:" + strings.Join(strings.Fields(out.String()), ","), "--groups", groupsFile, "--pdid-range", own}, o.PFD...)
+	script := smallPFD
+	if o.System == Debian {
+		script = debianPFD
 	}
-	device := "vfio:" + strings.Join(strings.Fields(out.String()), ",")
-	// Mapping for a device pins; a guest is pfd's alone.
-	script := "echo '" + groups + "' >/run/groups; ulimit -l unlimited; pfd --device " + device + " " + strings.Join(words, " ") + ` >/run/pfd.log 2>&1 &
-p=$!
-until exanetctl status >/dev/null 2>&1; do
-	kill -0 $p 2>/dev/null || { cat /run/pfd.log; exit 1; }
-	sleep 0.05
-done`
+	script = fmt.Sprintf("echo '0 %s %#x' >%s\n", Group, groupFirst, groupsFile) + script
 	out.Reset()
 	ctx, cancel := context.WithTimeout(ctx, pfdTime)
 	defer cancel()
-	code, err = f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: []string{"sh", "-c", script}}, Stdout: &out, Stderr: &out})
+	code, err = f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: append([]string{"sh", "-c", script, "sh"}, words...)}, Stdout: &out, Stderr: &out})
 	return failed("starting pfd", code, err, out.String())
 }
 

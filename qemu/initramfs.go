@@ -23,14 +23,14 @@ var ErrProgram = errors.New("program of a guest")
 type content struct {
 	name string
 	mode fs.FileMode
-	from string // path, or the link's target, or ""
-	text string // where from is ""
+	from string // path, or ""
+	text string // where from is "": the file, or what the link names
 }
 
-// contents lists the files of a guest.
+// contents lists the files of a small guest.
 func (c *Cache) contents() ([]content, error) {
 	var list []content
-	for _, d := range []string{"bin", "dev", "etc", "lib", "lib/modules", "proc", "root", "run", "sys", "tmp"} {
+	for _, d := range []string{"bin", "dev", "etc", "lib", "proc", "root", "run", "sys", "tmp"} {
 		list = append(list, content{name: d, mode: fs.ModeDir | 0o755})
 	}
 	for _, p := range []string{"pfd", "exanetctl"} {
@@ -45,6 +45,13 @@ func (c *Cache) contents() ([]content, error) {
 		content{name: "etc/passwd", mode: 0o644, text: "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"},
 		content{name: "etc/group", mode: 0o644, text: "root:x:0:\nnogroup:x:65534:\n"},
 	)
+	modules, err := c.moduleContents(guest.Modules)
+	return append(list, modules...), err
+}
+
+// moduleContents lists the kernel's modules, below a directory.
+func (c *Cache) moduleContents(below string) ([]content, error) {
+	list := []content{{name: below[1:], mode: fs.ModeDir | 0o755}}
 	for _, set := range []string{guest.SetStock, guest.SetIOMMUFD} {
 		dir := c.modules(set)
 		modules, err := os.ReadDir(dir)
@@ -54,7 +61,7 @@ func (c *Cache) contents() ([]content, error) {
 		if err != nil {
 			return nil, fmt.Errorf("modules of the guests: %w: %w", err, ErrNotSetUp)
 		}
-		to := guest.Modules[1:] + "/" + set
+		to := below[1:] + "/" + set
 		list = append(list, content{name: to, mode: fs.ModeDir | 0o755})
 		for _, m := range modules {
 			list = append(list, content{name: to + "/" + m.Name(), mode: 0o644, from: filepath.Join(dir, m.Name())})
@@ -88,15 +95,23 @@ func static(path string) error {
 
 // initramfs makes a guest's files, not packed: unpacking costs the guest more
 // than reading. It gives the file and a name for what is in it.
-func (c *Cache) initramfs() (path, key string, err error) {
-	list, err := c.contents()
+func (c *Cache) initramfs(system System) (path, key string, err error) {
+	base := "" // what they come after
+	contents := c.contents
+	h := sha256.New()
+	if system == Debian {
+		base, contents = c.path("debian", "files"), c.debianContents
+		if err := copyFile(h, c.path("debian", "key")); err != nil {
+			return "", "", fmt.Errorf("files of Debian: %w: %w --debian", err, ErrNotSetUp)
+		}
+	}
+	list, err := contents()
 	if err != nil {
 		return "", "", err
 	}
-	h := sha256.New()
 	for _, f := range list {
 		fmt.Fprintf(h, "%s %v %s\n", f.name, f.mode, f.text)
-		if f.from != "" && f.mode.IsRegular() {
+		if f.from != "" {
 			if err := copyFile(h, f.from); err != nil {
 				return "", "", err
 			}
@@ -111,8 +126,13 @@ func (c *Cache) initramfs() (path, key string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("initramfs: %w", err)
 	}
-	err = errors.Join(write(out, list), out.Close())
+	if base != "" {
+		err = copyFile(out, base)
+	}
 	if err == nil {
+		err = write(out, list)
+	}
+	if err = errors.Join(err, out.Close()); err == nil {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
@@ -125,32 +145,39 @@ func (c *Cache) initramfs() (path, key string, err error) {
 // (Documentation/driver-api/early-userspace/buffer-format.rst).
 func write(out io.Writer, list []content) error {
 	w := cpio.NewWriter(out)
-	for i, f := range list {
-		h := &cpio.Header{Name: f.name, Mode: cpio.FileMode(f.mode.Perm()), Inode: int64(i + 1), Size: int64(len(f.text)), Links: 1}
-		if f.mode.IsDir() {
-			h.Mode |= cpio.TypeDir
-		} else {
-			h.Mode |= cpio.TypeReg
-		}
-		if f.from != "" {
-			st, err := os.Stat(f.from)
-			if err != nil {
-				return err
-			}
-			h.Size = st.Size()
-		}
-		if err := w.WriteHeader(h); err != nil {
-			return err
-		}
-		if f.from != "" {
-			if err := copyFile(w, f.from); err != nil {
-				return err
-			}
-		} else if _, err := io.WriteString(w, f.text); err != nil {
+	for _, f := range list {
+		if err := writeEntry(w, f); err != nil {
 			return err
 		}
 	}
 	return w.Close()
+}
+
+func writeEntry(w *cpio.Writer, f content) error {
+	h := &cpio.Header{Name: f.name, Mode: cpio.FileMode(f.mode.Perm()), Size: int64(len(f.text)), Links: 1}
+	switch f.mode.Type() {
+	case fs.ModeDir:
+		h.Mode |= cpio.TypeDir
+	case fs.ModeSymlink:
+		h.Mode |= cpio.TypeSymlink
+	default:
+		h.Mode |= cpio.TypeReg
+	}
+	if f.from != "" {
+		st, err := os.Stat(f.from)
+		if err != nil {
+			return err
+		}
+		h.Size = st.Size()
+	}
+	if err := w.WriteHeader(h); err != nil {
+		return err
+	}
+	if f.from != "" {
+		return copyFile(w, f.from)
+	}
+	_, err := io.WriteString(w, f.text)
+	return err
 }
 
 func copyFile(w io.Writer, path string) error {

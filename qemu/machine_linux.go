@@ -91,7 +91,12 @@ func (c *Cache) emulator(ctx context.Context) (emulator, error) {
 // image is what a guest boots from.
 type image struct {
 	kernel, initramfs string
+	boot              string   // what the kernel starts
+	ready             []string // a command that is over when the guest is
 }
+
+// smallBoot is how a small guest boots.
+var smallBoot = "rdinit=/bin/exanetctl -- " + strings.Join(guest.InitArgs, " ")
 
 // How QEMU runs a guest's instructions.
 const (
@@ -108,7 +113,7 @@ func machineArgs(accel, dir string, i image, backend string) []string {
 	}
 	// no_timer_check: the timer's test fails where the host is busy, and the
 	// guest panics. intel_iommu=on: Debian's kernels have it off.
-	boot := "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on rdinit=/bin/exanetctl -- " + strings.Join(guest.InitArgs, " ")
+	boot := "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on " + i.boot
 	args := []string{
 		"-name", "exanet-guest", "-accel", accel, "-cpu", cpu, "-smp", "2",
 		"-m", memory, "-object", backend + ",id=ram,size=" + memory,

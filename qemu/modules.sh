@@ -1,9 +1,9 @@
 # Builds iommufd and VFIO with devices' own files and without an IOMMU as modules of
-# a stock kernel: modules.sh ROOT RELEASE, in namespaces of its own. What Kconfig
+# a stock kernel: build.sh ROOT DIR RELEASE, in namespaces of its own. What Kconfig
 # would say is said on the command line, to make and to the compiler.
 set -e
 root=$1
-release=$2
+release=$3
 src=$root/usr/src/exanet
 # Of lib/interval_tree.c the kernel lacks the part that iommufd uses.
 {
@@ -11,7 +11,8 @@ src=$root/usr/src/exanet
 	echo '#include <linux/export.h>'
 	sed -n '/^#ifdef CONFIG_INTERVAL_TREE_SPAN_ITER/,/^#endif/p' "$src/lib/interval_tree.c"
 } >"$src/drivers/iommu/iommufd/span.c"
-echo 'iommufd-y += span.o' >>"$src/drivers/iommu/iommufd/Makefile"
+# It may have been broken off before.
+grep -q span.o "$src/drivers/iommu/iommufd/Makefile" || echo 'iommufd-y += span.o' >>"$src/drivers/iommu/iommufd/Makefile"
 echo 'obj-m += drivers/iommu/iommufd/ drivers/vfio/' >"$src/Kbuild"
 ln -sf mawk "$root/usr/bin/awk" # as its package does when it is installed
 mkdir -p "$root/proc" "$root/dev" "$root/tmp"

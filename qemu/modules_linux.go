@@ -3,7 +3,9 @@ package qemu
 import (
 	"archive/tar"
 	"context"
-	_ "embed"
+	"crypto/sha256"
+	_ "embed" // the scripts
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -13,25 +15,36 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/ulikunitz/xz"
 )
 
-// buildScript builds the modules in a root of its own.
-//
-//go:embed modules.sh
-var buildScript string
+// What is built in a root of its own: modules, and the kernel's tests of VFIO with
+// a driver for a node.
+var (
+	//go:embed modules.sh
+	modulesScript string
+	//go:embed selftests/build.sh
+	selftestsScript string
+	//go:embed selftests/exanet.c
+	selftestsDriver string
+)
 
 // imagePackage tells the release of a kernel, and the first two parts of it.
 var imagePackage = regexp.MustCompile(`^linux-image-((\d+\.\d+)\.[^_]+)_([^_]+)_`)
 
 // sourceFiles are what is taken of the kernel's sources.
-var sourceFiles = regexp.MustCompile(`^[^/]+/(drivers/iommu/(?:iommufd/)?[^/]+|drivers/vfio/(?:pci/)?[^/]+|lib/interval_tree\.c)$`)
+var sourceFiles = regexp.MustCompile(`^[^/]+/(drivers/iommu/(?:iommufd/)?[^/]+|drivers/vfio/(?:pci/)?[^/]+|lib/interval_tree\.c` +
+	`|include/linux/pci_ids\.h|scripts/subarch\.include|tools/(?:arch/x86/)?include/.+|tools/testing/selftests/(?:vfio/.+|[^/]+))$`)
 
-// buildModules builds iommufd and VFIO with devices' own files from the sources
-// of the very kernel. They are built in a root of Debian packages, with the
-// compiler of the kernel: the host's may be another.
-func (c *Cache) buildModules(ctx context.Context, a *archive, p pins, dir string) error {
+// buildTime bounds a build (ours).
+const buildTime = 15 * time.Minute
+
+// build builds iommufd and VFIO with devices' own files, and the kernel's tests of
+// VFIO, from the sources of the very kernel. It does so in a root of Debian
+// packages, with the compiler of the kernel: the host's may be another.
+func (c *Cache) build(ctx context.Context, a *archive, p *pins) error {
 	release, source, err := kernelOf(p.Kernel)
 	if err != nil {
 		return err
@@ -40,19 +53,45 @@ func (c *Cache) buildModules(ctx context.Context, a *archive, p pins, dir string
 		if err := a.update(ctx); err != nil {
 			return err
 		}
-		if p.Build, err = a.resolve(ctx, "linux-headers-"+release, source, "make", "dash", "coreutils", "sed", "grep", "findutils", "mawk"); err != nil {
+		if p.Build, err = a.resolve(ctx, "linux-headers-"+release, source, "make", "dash", "coreutils", "sed", "grep", "findutils", "mawk", "libc6-dev", "uuid-dev"); err != nil {
 			return fmt.Errorf("%w (setup --refresh takes a newer kernel, where the archive has this one's no more)", err)
 		}
-		if err := c.writePins(p); err != nil {
+		if err := c.writePins(*p); err != nil {
 			return err
 		}
 	}
-	if err := a.download(ctx, "compiler and sources", p.Build); err != nil {
+	if err := c.once("build", func(dir string) error { return c.buildRoot(ctx, a, p.Build, dir) }); err != nil {
 		return err
 	}
-	root := filepath.Join(dir, "root")
+	root := c.path("build")
+	if err := c.once("iommufd", func(dir string) error {
+		c.say("building modules")
+		if err := c.runIn(ctx, root, map[string]string{"build.sh": modulesScript}, release); err != nil {
+			return err
+		}
+		return takeModules(dir, root, c.path("kernel", "modules"))
+	}); err != nil {
+		return fmt.Errorf("modules with iommufd: %w", err)
+	}
+	if err := c.once(selftests(), func(dir string) error {
+		c.say("building the kernel's tests of VFIO")
+		if err := c.runIn(ctx, root, map[string]string{"build.sh": selftestsScript, "exanet.c": selftestsDriver}, ""); err != nil {
+			return err
+		}
+		return takeTests(dir, filepath.Join(root, "usr/src/exanet/tools/testing/selftests/vfio"))
+	}); err != nil {
+		return fmt.Errorf("the kernel's tests of VFIO: %w", err)
+	}
+	return os.RemoveAll(root)
+}
+
+// buildRoot unpacks compiler and sources.
+func (c *Cache) buildRoot(ctx context.Context, a *archive, list []archived, root string) error {
+	if err := a.download(ctx, "compiler and sources", list); err != nil {
+		return err
+	}
 	var packages []archived
-	for _, f := range p.Build {
+	for _, f := range list {
 		if strings.HasPrefix(f.File, "linux-source-") {
 			if err := c.unpackSources(ctx, a, f, filepath.Join(root, "usr/src/exanet")); err != nil {
 				return err
@@ -61,24 +100,70 @@ func (c *Cache) buildModules(ctx context.Context, a *archive, p pins, dir string
 			packages = append(packages, f)
 		}
 	}
-	if err := a.extract(ctx, root, packages); err != nil {
-		return err
+	return a.extract(ctx, root, packages)
+}
+
+// runIn runs build.sh, one of files, on a root. Of the host only its shell, mount
+// and chroot are used.
+func (c *Cache) runIn(ctx context.Context, root string, files map[string]string, arg string) error {
+	dir, err := os.MkdirTemp("", "exanet-build-")
+	if err != nil {
+		return fmt.Errorf("directory for a build: %w", err)
 	}
-	c.say("building modules")
-	script := filepath.Join(dir, "modules.sh")
-	if err := os.WriteFile(script, []byte(buildScript), 0o644); err != nil {
-		return err
+	defer os.RemoveAll(dir)
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return err
+		}
 	}
-	// Of the host only its shell, mount and chroot are used.
-	cmd := exec.CommandContext(ctx, "unshare", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "sh", script, root, release)
+	ctx, cancel := context.WithTimeout(ctx, buildTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "unshare", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "sh", filepath.Join(dir, "build.sh"), root, dir, arg)
 	cmd.Env = []string{"PATH=/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL=C"}
-	if _, err := output(cmd); err != nil {
-		return fmt.Errorf("%w: it wants namespaces (unshare(1)): run it as root, or allow users theirs: sysctl kernel.unprivileged_userns_clone=1", err)
+	cmd.WaitDelay = grace
+	_, err = output(cmd)
+	if err != nil && strings.Contains(err.Error(), "unshare failed") {
+		err = fmt.Errorf("%w: run it as root, or allow users namespaces of their own: sysctl kernel.unprivileged_userns_clone=1", err)
 	}
-	if err := takeModules(dir, root, c.path("kernel", "modules")); err != nil {
+	return err
+}
+
+// selftests names the directory of the kernel's tests: that of another driver is
+// another.
+func selftests() string {
+	sum := sha256.Sum256([]byte(selftestsScript + selftestsDriver))
+	return "selftests-" + hex.EncodeToString(sum[:4])
+}
+
+// Selftests gives the directory with the programs of the kernel's tests of VFIO,
+// which need no library. Its error matches ErrNotSetUp.
+func (c *Cache) Selftests() (string, error) {
+	if dir := c.path(selftests()); exists(dir) {
+		return dir, nil
+	}
+	return "", fmt.Errorf("the kernel's tests of VFIO: %w --iommufd", ErrNotSetUp)
+}
+
+// takeTests copies the programs of the kernel's tests: those that its Makefile makes
+// beside their sources.
+func takeTests(dir, from string) error {
+	list, err := filepath.Glob(filepath.Join(from, "*_test"))
+	if err == nil && len(list) == 0 {
+		err = fmt.Errorf("%w: no program of a test in %s", ErrArchive, from)
+	}
+	if err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(root), os.Remove(script))
+	for _, path := range list {
+		b, err := os.ReadFile(path)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, filepath.Base(path)), b, 0o755)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // kernelOf gives the release of a kernel, and its sources as apt-get takes them.
@@ -113,19 +198,24 @@ func (c *Cache) unpackSources(ctx context.Context, a *archive, f archived, to st
 				return err
 			}
 			m := sourceFiles.FindStringSubmatch(h.Name)
-			if m == nil || h.Typeflag != tar.TypeReg {
+			if m == nil {
 				continue
-			}
-			found = true
-			b, err := io.ReadAll(t)
-			if err != nil {
-				return err
 			}
 			path := filepath.Join(to, m[1])
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 				return err
 			}
-			if err := os.WriteFile(path, b, 0o644); err != nil {
+			switch h.Typeflag {
+			case tar.TypeSymlink:
+				err = os.Symlink(h.Linkname, path)
+			case tar.TypeReg:
+				found = true
+				var b []byte
+				if b, err = io.ReadAll(t); err == nil {
+					err = os.WriteFile(path, b, 0o644)
+				}
+			}
+			if err != nil {
 				return err
 			}
 		}

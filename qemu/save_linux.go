@@ -19,9 +19,10 @@ import (
 // Times (ours).
 const (
 	coldTime = 4 * time.Minute // a boot without KVM on a busy host took 87 s
+	longTime = 8 * time.Minute // of Debian, which took 135 s there
 	kvmTime  = 20 * time.Second
 	tries    = 3
-	keep     = 3 // saved guests
+	keep     = 4 // saved guests
 )
 
 // lock keeps other Setups out.
@@ -60,7 +61,7 @@ type saved struct {
 
 // saved gives the guest of the programs that there are now; its state may have
 // to be made.
-func (c *Cache) saved(ctx context.Context, accel string) (saved, error) {
+func (c *Cache) saved(ctx context.Context, system System, accel string) (saved, error) {
 	var s saved
 	var err error
 	if s.emulator, err = c.emulator(ctx); err != nil {
@@ -71,13 +72,16 @@ func (c *Cache) saved(ctx context.Context, accel string) (saved, error) {
 	if !exists(s.image.kernel) {
 		return s, fmt.Errorf("kernel of the guests: %w", ErrNotSetUp)
 	}
-	files, key, err := c.initramfs()
+	files, key, err := c.initramfs(system)
 	if err != nil {
 		return s, err
 	}
-	s.image.initramfs = files
+	s.image.initramfs, s.image.boot, s.image.ready = files, smallBoot, []string{"true"}
+	if system == Debian {
+		s.image.boot, s.image.ready = debianBoot, debianReady
+	}
 	h := sha256.New()
-	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(accel, "", image{}, sharedMemory), " "))
+	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(accel, "", image{boot: s.image.boot}, sharedMemory), " "))
 	if err := copyFile(h, s.image.kernel); err != nil {
 		return s, fmt.Errorf("kernel of the guests: %w", err)
 	}
@@ -85,20 +89,20 @@ func (c *Cache) saved(ctx context.Context, accel string) (saved, error) {
 	return s, nil
 }
 
-// Prepare makes the guest of Programs, as Setup does, from what was fetched: it
-// uses no network. Its error matches ErrNotSetUp where nothing was fetched.
-func (c *Cache) Prepare(ctx context.Context) error {
+// Prepare makes the guest of Programs and of a system, as Setup does, from what was
+// fetched: it uses no network. Its error matches ErrNotSetUp where that was not.
+func (c *Cache) Prepare(ctx context.Context, system System) error {
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	_, err = c.prepare(ctx)
+	_, err = c.prepare(ctx, system)
 	return err
 }
 
 // prepare boots a guest and saves it, unless that was done. The lock is held.
-func (c *Cache) prepare(ctx context.Context) (saved, error) {
+func (c *Cache) prepare(ctx context.Context, system System) (saved, error) {
 	accels := []string{accelTCG}
 	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
 		_ = f.Close()
@@ -108,11 +112,14 @@ func (c *Cache) prepare(ctx context.Context) (saved, error) {
 	}
 	var failed error
 	for _, accel := range accels {
-		s, err := c.saved(ctx, accel)
+		s, err := c.saved(ctx, system, accel)
 		if err != nil || exists(s.state) {
 			return s, err
 		}
 		limit, attempts := coldTime, tries
+		if system == Debian {
+			limit = longTime
+		}
 		if accel == accelKVM {
 			limit, attempts = kvmTime, 1
 		}
@@ -160,9 +167,10 @@ func (c *Cache) boot(ctx context.Context, s saved, limit time.Duration) (err err
 		return err
 	}
 	defer m.close()
-	code, err := agent.Run(ctx, dir, agent.Command{Exec: agent.Exec{Args: []string{"true"}}})
+	var out strings.Builder
+	code, err := agent.Run(ctx, dir, agent.Command{Exec: agent.Exec{Args: s.image.ready}, Stdout: &out, Stderr: &out})
 	if err == nil && code != 0 {
-		err = fmt.Errorf("its agent gives exit code %d", code)
+		err = fmt.Errorf("%q gives exit code %d: %s", s.image.ready, code, out.String())
 	}
 	if err != nil {
 		return fmt.Errorf("the guest does not come up: %w; its console: %q", errors.Join(err, p.alive()), lastOf(filepath.Join(dir, "console.log")))

@@ -73,5 +73,11 @@
 // never a system call. Wait spins for SpinTime, then sleeps in the kernel until
 // pfd wakes it.
 //
-// All methods of Endpoint and Transfer may be called by any goroutine.
+// A Queue collects transfers as they become final, for those who have many under way:
+//
+//	q := ep.NewQueue()
+//	_, err := ep.Write(ctx, rdma.WriteRequest{Src: data, Dst: remote, Queue: q, ID: 1})
+//	for t, err := range q.Finished(ctx) { … }
+//
+// All methods of Endpoint, Transfer and Queue may be called by any goroutine.
 package rdma

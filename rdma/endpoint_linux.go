@@ -135,6 +135,7 @@ type Endpoint struct {
 	ended   *ending
 	exports map[Remote][]byte
 	reads   reads
+	gathers map[*Transfer]struct{} // not final
 	rings   rings
 	clock   stampClock
 
@@ -220,7 +221,7 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors) (*
 	e := &Endpoint{
 		conn: conn, pages: conn.Pages(), welcome: w, faults: faults,
 		wake: fds.Take(1), free: ^uint32(0),
-		exports: map[Remote][]byte{}, answers: make(chan answer, 4),
+		exports: map[Remote][]byte{}, gathers: map[*Transfer]struct{}{}, answers: make(chan answer, 4),
 		over: make(chan struct{}),
 	}
 	e.workers.Go(e.listen)
@@ -406,6 +407,9 @@ func (e *Endpoint) end(r attach.Reason, text string) {
 		}
 	}
 	e.endReadsLocked(e.ended.String())
+	for t := range e.gathers {
+		e.settleGatherLocked(t, failed|device.StatusGone, e.ended.String())
+	}
 	close(e.over)
 	e.mu.Unlock()
 	e.pages.WakeSelf()

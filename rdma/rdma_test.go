@@ -210,8 +210,9 @@ func TestEndedByDaemon(t *testing.T) {
 	held := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, dst, toHold)})
 	waits := make(chan error)
 	go func() { waits <- held.Wait(context.Background()) }()
+	many := mustWrite(t, e, WriteRequest{Gather: [][]byte{pattern(32), pattern(32)}, Dst: remote(e, t, dst, toHold)})
 	ends := mustWrite(t, e, WriteRequest{Src: pattern(64), Dst: remote(e, t, dst, toEnd)})
-	for _, err := range []error{<-waits, ends.Wait(t.Context())} {
+	for _, err := range []error{<-waits, many.Wait(t.Context()), ends.Wait(t.Context())} {
 		if !errors.Is(err, ErrGone) || !strings.Contains(err.Error(), "ended by an operator") || !strings.Contains(err.Error(), "attach again") {
 			t.Errorf("%v", err)
 		}
@@ -401,6 +402,10 @@ func TestBadRequests(t *testing.T) {
 		{"empty", WriteRequest{Dst: r}},
 		{"no byte", WriteRequest{Src: []byte{}, Dst: r}},
 		{"two sources", WriteRequest{Src: b, SrcVA: 4096, Dst: r}},
+		{"a list and a source", WriteRequest{Gather: [][]byte{b}, Src: b, Dst: r}},
+		{"an empty list", WriteRequest{Gather: [][]byte{}, Dst: r}},
+		{"a list with nothing in it", WriteRequest{Gather: [][]byte{b[:1], nil}, Dst: r}},
+		{"a list past the end", WriteRequest{Gather: [][]byte{b, b[:1]}, Dst: r}},
 		{"two sizes", WriteRequest{Src: b, Size: 63, Dst: r}},
 		{"4 GiB", WriteRequest{SrcVA: 4096, Size: math.MaxUint32 + 1, Dst: Remote{VA: 4096, Len: 1 << 40}}},
 		{"past the end", WriteRequest{Src: b, Dst: r, Offset: 1}},

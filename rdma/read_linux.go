@@ -42,6 +42,9 @@ type ReadRequest struct {
 	Offset uint64 // bytes from the start of Src
 	// Wait waits for a free place instead of giving ErrBusy.
 	Wait bool
+	// Queue, where it is not nil, gets the transfer when it is final.
+	Queue *Queue
+	ID    uint64 // the caller's own: Transfer.ID gives it back
 }
 
 // reads is what an endpoint has of its reads. The endpoint's lock guards it.
@@ -119,6 +122,9 @@ func (e *Endpoint) Read(ctx context.Context, r ReadRequest) (*Transfer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if err := r.Queue.check(e); err != nil {
+		return nil, err
+	}
 	t, m, err := e.describeRead(&r)
 	if err != nil {
 		return nil, err
@@ -168,7 +174,7 @@ func (e *Endpoint) describeRead(r *ReadRequest) (*Transfer, *mailbox.ReadRequest
 	m := &mailbox.ReadRequest{
 		PDID: e.welcome.PDID, Size: uint32(size), Src: r.Src.VA + device.VA(r.Offset), Dst: dst, Target: r.Src.PDID, TargetGeneration: r.Src.Generation,
 	}
-	t := &Transfer{ep: e, src: r.Dst, size: size, node: r.Src.Node, pdid: r.Src.PDID, dst: m.Src, ch: -1}
+	t := &Transfer{ep: e, id: r.ID, src: r.Dst, q: r.Queue, size: size, node: r.Src.Node, pdid: r.Src.PDID, dst: m.Src, ch: -1}
 	t.read = &readState{t: t, busy: -1}
 	return t, m, nil
 }
@@ -187,6 +193,7 @@ func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) 
 			return false, nil
 		}
 	}
+	t.q.start()
 	s := t.read
 	s.place = bits.TrailingZeros32(q.free)
 	q.free &^= 1 << s.place

@@ -33,6 +33,9 @@ type WriteRequest struct {
 	Src   []byte
 	SrcVA device.VA
 	Size  uint64 // bytes, with SrcVA; 1..2^32-1
+	// Gather names several sources instead, which come to lie one behind the other
+	// at the destination. Each is a transfer of the device, of 1..2^32-1 bytes.
+	Gather [][]byte
 
 	Dst    Remote
 	Offset uint64 // bytes from the start of Dst
@@ -40,15 +43,21 @@ type WriteRequest struct {
 	Urgent bool // high class: ahead of larger transfers (messages.md 1)
 	// Wait waits for a free channel instead of giving ErrBusy.
 	Wait bool
+	// Queue, where it is not nil, gets the transfer when it is final.
+	Queue *Queue
+	ID    uint64 // the caller's own: Transfer.ID gives it back
 }
 
 // Transfer is the handle of a write or a read. It stays usable after its end and after
 // the endpoint's.
 type Transfer struct {
 	ep   *Endpoint
-	ch   int
+	id   uint64
+	ch   int    // -1: a read, a gathered write
 	src  []byte // for the garbage collector: the device uses it
 	read *readState
+	many *gathered
+	q    *Queue
 	size uint64
 	node device.NodeID
 	pdid device.PDID
@@ -71,6 +80,9 @@ func (t *Transfer) settle(final uint32, detail string) {
 	t.detail = detail
 	t.src = nil
 	t.final.Store(settled | final)
+	if t.q != nil {
+		t.q.done = append(t.q.done, t)
+	}
 }
 
 // describe checks a request and makes its descriptor.
@@ -106,8 +118,9 @@ func (e *Endpoint) describe(r *WriteRequest) (*Transfer, *device.Descriptor, err
 			return nil, nil, fmt.Errorf("%w: notification address %v: it must be aligned to 16 bytes and not be 0", ErrRequest, d.Notify)
 		}
 	}
-	t := &Transfer{ep: e, src: r.Src, size: size, node: d.DstNode, pdid: d.DstPDID, dst: d.Dst}
-	return t, d, nil
+	return &Transfer{
+		ep: e, id: r.ID, src: r.Src, q: r.Queue, size: size, node: d.DstNode, pdid: d.DstPDID, dst: d.Dst,
+	}, d, nil
 }
 
 // Write starts a write and returns its handle (insert_descriptor_with_completion
@@ -115,9 +128,20 @@ func (e *Endpoint) describe(r *WriteRequest) (*Transfer, *device.Descriptor, err
 // r.Wait it waits, until ctx ends, for a channel. Errors match ErrRequest,
 // ErrBusy (all 32 channels in flight), ErrClosed, ErrGone or ctx's; whatever
 // goes wrong later is the handle's.
+//
+// With r.Gather the handle stands for all the transfers: it is final when all of
+// them are, and carries the first error. The completion words come after every byte
+// of every source. Several sources wait for channels in the background, whatever
+// r.Wait says, and when one is found to have failed no more are started.
 func (e *Endpoint) Write(ctx context.Context, r WriteRequest) (*Transfer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if err := r.Queue.check(e); err != nil {
+		return nil, err
+	}
+	if r.Gather != nil {
+		return e.gather(&r)
 	}
 	t, d, err := e.describe(&r)
 	if err != nil {
@@ -153,6 +177,7 @@ func (e *Endpoint) start(t *Transfer, d *device.Descriptor) (bool, error) {
 		}
 	}
 	t.ch = bits.TrailingZeros32(e.free)
+	t.q.start()
 	e.free &^= 1 << t.ch
 	e.owner[t.ch] = t
 	e.stampLocked(t.ch, e.pages.SetRung)
@@ -175,8 +200,14 @@ func (t *Transfer) Poll() Status {
 	if f := t.final.Load(); f != 0 {
 		return statusOf(f)
 	}
-	if t.read != nil {
+	switch {
+	case t.read != nil:
 		return t.pollRead()
+	case t.many != nil:
+		if t.PausedBlocks() > 0 {
+			return Paused
+		}
+		return Ongoing
 	}
 	switch t.ep.pages.Done(t.ch) {
 	case device.DoneCompleted, device.DoneFailed:
@@ -221,18 +252,28 @@ func (t *Transfer) Err() error {
 	if t.Poll() != Failed {
 		return nil
 	}
+	if t.many != nil && t.many.failed != nil {
+		return t.many.failed.Err()
+	}
 	return &TransferError{
 		Code: uint8(t.final.Load()), Size: t.size, Dst: t.dst, Node: t.node, PDID: t.pdid,
 		Channel: t.ch, Detail: t.detail, Read: t.read != nil,
 	}
 }
 
+// ID gives what the request had for ID.
+func (t *Transfer) ID() uint64 { return t.id }
+
 // Channel gives the channel of the process's page that carries the transfer, or
-// carried it; -1 for a read, whose channel is the target's.
+// carried it; -1 for a read, whose channel is the target's, and for a gathered write,
+// which has several.
 func (t *Transfer) Channel() int { return t.ch }
 
 // PausedBlocks gives the number of blocks that wait for a page just now.
 func (t *Transfer) PausedBlocks() int {
+	if t.many != nil {
+		return t.many.paused()
+	}
 	if t.Poll() != Paused {
 		return 0
 	}
@@ -275,6 +316,9 @@ func spin(check func() bool) bool {
 func (t *Transfer) Abort() error {
 	if t.Poll().Final() {
 		return nil
+	}
+	if t.many != nil {
+		return t.many.abort(t.ep)
 	}
 	e := t.ep
 	e.mu.Lock()

@@ -5,14 +5,21 @@
 #   gcc, libc6-dev  the race detector, and the clients in C
 #   git             the house rules
 #   systemd         a machine of its own for the service (internal/packaging)
-# And it fetches QEMU and a kernel for internal/guests into the user's cache. Where that
-# fails it says why, and so do the tests that need them.
+# And it fetches QEMU, a kernel and Debian for internal/guests into the user's cache;
+# as `setup.sh guests` it builds modules and tests from the kernel's sources as well.
+# Where that fails it says why, and so do the tests that need them.
 set -eu
 
 # Nothing is fetched twice.
 guests() {
-	[ "$1" = test ] || return 0
-	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch ||
+	case "$1" in
+	test) what=--debian ;;
+	guests) what="--debian --iommufd" ;;
+	*) return 0 ;;
+	esac
+	# $what is a list of words.
+	# shellcheck disable=SC2086
+	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch $what ||
 		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
 }
 
@@ -27,7 +34,7 @@ if [ -n "$minor" ] && [ "$minor" -lt 21 ]; then
 fi
 
 need=
-if [ "${1:-}" = test ]; then
+if [ -n "${1:-}" ]; then
 	command -v gcc >/dev/null 2>&1 || need="$need gcc"
 	[ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
 	command -v git >/dev/null 2>&1 || need="$need git"

@@ -170,7 +170,7 @@ func TestExitCodes(t *testing.T) {
 		{"domain grnt", exitUsage, "did you mean grant?"},
 		{"node --nope", exitUsage, "See exanetctl node --help."},
 		{"node --sort nope", exitUsage, "no such column"},
-		{"node --columns n", exitUsage, "no such column"},
+		{"node --columns nothing", exitUsage, "no such column"},
 	} {
 		code, _, errs := ctl(strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.text) || (errs == "") != (c.code == exitOK) {

@@ -53,7 +53,7 @@ func (a *app) printOrder(r workload.Result, order []workload.Completion) error {
 		if !c.Done {
 			outcome = c.Error
 		}
-		t.add(i+1, c.Transfer, bytesText(c.Size), c.Class, fmt.Sprintf("%.1f", c.LatencyUS), outcome)
+		t.add(i+1, c.Transfer, bytesCell(c.Size), c.Class, micros(int64(c.LatencyUS*1e3)), outcome)
 	}
 	if err := t.flush(); err != nil {
 		return err

@@ -156,7 +156,6 @@ func TestWriteOfTheIssue(t *testing.T) {
 		{"--dst readonly --count 2", 2, 2, "mapped"},
 		{"--dst unmapped", 1, 1, "mapped"},
 		{"--src unmapped", 1, 1, "mapped"},
-		{"--size 0", 1, 1, "0 bytes"},
 		{"--to 2", 0, 0, "this pfd has 2"},
 	} {
 		r, errs := decode("bin/exanetctl write -o json "+c.flags, exitFailed)

@@ -29,11 +29,12 @@ func (e *exitError) Is(target error) bool { return target == errReported }
 // qemuFlags are the flags of all qemu commands.
 type qemuFlags struct {
 	cache, dir, programs string
+	deb                  string
 	fetch                bool
 	what                 qemu.What
 	modules              string
 	guests, nodes        int
-	noPFD                bool
+	debian, noPFD        bool
 }
 
 func (a *app) qemuCommand() *cobra.Command {
@@ -55,6 +56,7 @@ each that drives them through the guest's VFIO (docs/guests.md).`,
 	p.StringVar(&f.cache, "cache", "", "directory of what setup fetches and makes (default $XDG_CACHE_HOME/exanet/qemu)")
 	p.StringVar(&f.dir, "dir", "", "directory of the guests that run (default /run/exanet/qemu as root, else $XDG_RUNTIME_DIR/exanet/qemu)")
 	p.StringVar(&f.programs, "programs", "", "directory of the pfd and exanetctl that guests get (default that of this exanetctl)")
+	p.StringVar(&f.deb, "package", "", "package of make deb that guests with Debian install (default the newest beside the programs)")
 
 	setup := &cobra.Command{
 		Use:   "setup",
@@ -77,7 +79,8 @@ all is there it needs no network.`,
 		},
 	}
 	setup.Flags().BoolVar(&f.what.Refresh, "refresh", false, "take the archive's newest packages instead of those that the cache holds")
-	setup.Flags().BoolVar(&f.what.IOMMUFD, "iommufd", false, "build the kernel's modules with iommufd and VFIO devices' own files, which Debian's lack (some 240 MB to fetch)")
+	setup.Flags().BoolVar(&f.what.IOMMUFD, "iommufd", false, "build the kernel's modules with iommufd and VFIO devices' own files, which Debian's lack, and the kernel's tests of VFIO (some 240 MB to fetch)")
+	setup.Flags().BoolVar(&f.what.Debian, "debian", false, "guests with Debian's systemd as well, where pfd is installed from its package and runs as a service (some 40 MB to fetch)")
 	setup.Flags().BoolVar(&f.fetch, "fetch", false, "only fetch: the first boot makes the rest")
 
 	boot := &cobra.Command{
@@ -89,6 +92,7 @@ all is there it needs no network.`,
 	boot.Flags().IntVar(&f.guests, "guests", f.guests, "guests, 1 to 15")
 	boot.Flags().IntVar(&f.nodes, "nodes", f.nodes, "nodes of each guest, 0 to 4")
 	boot.Flags().StringVar(&f.modules, "modules", guest.SetStock, "stock, Debian's modules of VFIO (groups and type 1), or iommufd (setup --iommufd)")
+	boot.Flags().BoolVar(&f.debian, "debian", false, "guests with Debian's systemd and pfd as its service (setup --debian)")
 	boot.Flags().BoolVar(&f.noPFD, "no-pfd", false, "plug the nodes in, and leave them alone")
 
 	run := &cobra.Command{
@@ -139,7 +143,7 @@ all is there it needs no network.`,
 }
 
 func (a *app) qemuCache(f *qemuFlags) (*qemu.Cache, error) {
-	c := &qemu.Cache{Dir: f.cache, Programs: f.programs, Say: func(format string, args ...any) {
+	c := &qemu.Cache{Dir: f.cache, Programs: f.programs, Package: f.deb, Say: func(format string, args ...any) {
 		// A standard error that is closed is the caller's affair.
 		_, _ = fmt.Fprintf(a.err, "qemu: "+format+"\n", args...)
 	}}
@@ -190,6 +194,9 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 		return usagef("--modules %q: want %q or %q", f.modules, guest.SetStock, guest.SetIOMMUFD)
 	}
 	o := qemu.Options{Modules: f.modules, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
+	if f.debian {
+		o.System = qemu.Debian
+	}
 	if !f.noPFD {
 		// A guest without KVM is slow: a block's time is many times a real node's, and
 		// what was mapped for it must still be there when it comes.

@@ -65,7 +65,7 @@ func testMain(m *testing.M) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	if unusable = cache.Prepare(ctx); unusable != nil {
+	if unusable = cache.Prepare(ctx, qemu.Small); unusable != nil {
 		unusable = fmt.Errorf("%s: %w", cache.Dir, unusable)
 	}
 	return m.Run()

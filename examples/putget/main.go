@@ -1,0 +1,134 @@
+// Putget writes a line into the memory of another process, and reads it from there.
+//
+//	putget [-socket PATH] target              exports memory and prints its name
+//	putget [-socket PATH] put REMOTE TEXT     writes TEXT into it
+//	putget [-socket PATH] get REMOTE          reads what is there
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+
+	"github.com/exanet/pfd/rdma"
+)
+
+// The exported memory: two completion words, the first of which is the text's length,
+// and the text.
+const (
+	size = 4096
+	text = 16
+	came = 1 // the last completion word
+)
+
+func main() {
+	log.SetFlags(0)
+	socket := flag.String("socket", "", "pfd's control socket; the default one where it is empty")
+	flag.Parse()
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer cancel()
+	if err := run(ctx, *socket, flag.Args()); err != nil {
+		log.Fatalf("putget: %v", err)
+	}
+}
+
+func run(ctx context.Context, socket string, args []string) (err error) {
+	o := rdma.Options{Socket: socket, Node: 0}
+	if len(args) == 1 && args[0] == "target" {
+		o.Node = 1
+	}
+	ep, err := rdma.Attach(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ep.Close()) }()
+	switch {
+	case len(args) == 1 && args[0] == "target":
+		return target(ctx, ep)
+	case len(args) == 3 && args[0] == "put":
+		return put(ctx, ep, args[1], args[2])
+	case len(args) == 2 && args[0] == "get":
+		return get(ctx, ep, args[1])
+	}
+	return errors.New("usage: putget target | put REMOTE TEXT | get REMOTE")
+}
+
+// target takes one line, and keeps its memory until it is interrupted.
+func target(ctx context.Context, ep *rdma.Endpoint) error {
+	buf, err := ep.Alloc(size) // no page of it is there yet
+	if err != nil {
+		return err
+	}
+	remote, err := ep.Export(buf.Bytes())
+	if err != nil {
+		return err
+	}
+	fmt.Println(remote)
+	last, err := rdma.Word(buf.Bytes(), 8)
+	if err != nil {
+		return err
+	}
+	if err := ep.WaitNotification(ctx, last, came); err != nil {
+		return err
+	}
+	line, err := lineOf(buf.Bytes())
+	if err != nil {
+		return err
+	}
+	fmt.Println(line)
+	<-ctx.Done()
+	return nil
+}
+
+func put(ctx context.Context, ep *rdma.Endpoint, name, line string) error {
+	remote, err := rdma.ParseRemote(name)
+	if err != nil {
+		return err
+	}
+	t, err := ep.Write(ctx, rdma.WriteRequest{
+		Src: []byte(line), Dst: remote, Offset: text,
+		Notify: &rdma.Notification{Offset: 0, First: uint64(len(line)), Last: came},
+	})
+	if err != nil {
+		return err
+	}
+	return t.Wait(ctx)
+}
+
+func get(ctx context.Context, ep *rdma.Endpoint, name string) error {
+	remote, err := rdma.ParseRemote(name)
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, remote.Len)
+	t, err := ep.Read(ctx, rdma.ReadRequest{Dst: buf, Src: remote})
+	if err != nil {
+		return err
+	}
+	if err := t.Wait(ctx); err != nil {
+		return err
+	}
+	line, err := lineOf(buf)
+	if err != nil {
+		return err
+	}
+	fmt.Println(line)
+	return nil
+}
+
+// lineOf finds the line in memory that another process has written.
+func lineOf(b []byte) (string, error) {
+	if len(b) < text {
+		return "", fmt.Errorf("%d bytes are exported, want %d or more", len(b), text)
+	}
+	n := binary.LittleEndian.Uint64(b)
+	if n > uint64(len(b)-text) {
+		return "", fmt.Errorf("a line of %d bytes in %d", n, len(b))
+	}
+	return string(b[text : text+n]), nil
+}

@@ -1,0 +1,181 @@
+package guests
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/qemu"
+)
+
+// makePackage makes the package that guests with Debian install, beside the
+// programs. Of the same files it is the same, so that its guest need not boot again.
+func makePackage(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	// Another test makes one, too (internal/packaging), in the same directory.
+	cmd := exec.CommandContext(t.Context(), "flock", "Makefile", "make", "deb")
+	cmd.Dir = filepath.Join("..", "..")
+	cmd.Env = append(os.Environ(), "DEB_DIR="+bin, "VERSION=1.2.3~test", "SOURCE_DATE_EPOCH=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		unavailable(t, fmt.Errorf("make deb: %w: %s", err, out))
+	}
+	t.Logf("make deb: %.1f s", time.Since(began).Seconds())
+}
+
+// service is a guest's pfd as its systemd has it.
+type service struct {
+	t *testing.T
+	*fleet
+}
+
+// show gives a property of the service.
+func (s service) show(property string) string {
+	s.t.Helper()
+	return strings.TrimSpace(s.run(0, "systemctl", "show", "pfd", "--value", "--property", property))
+}
+
+func (s service) journal() string {
+	s.t.Helper()
+	return s.run(0, "journalctl", "--no-pager", "--unit", "pfd", "--output", "short-monotonic")
+}
+
+// writes has a user without rights write into absent memory by the device.
+func (s service) writes() {
+	s.t.Helper()
+	var r struct {
+		Verified bool
+		Faults   uint64
+	}
+	out := s.run(0, "setpriv", "--reuid=4001", "--regid=4001", "--clear-groups", "exanetctl", "-j", "write", "--dst", "absent", "--size", "64KiB")
+	if err := json.Unmarshal([]byte(out), &r); err != nil || !r.Verified || r.Faults == 0 {
+		s.t.Errorf("a write of the user: %v: %s", err, out)
+	}
+}
+
+// drives tells whether the service's process has a device of the kernel's VFIO open.
+func (s service) drives() {
+	s.t.Helper()
+	if fds := s.run(0, "sh", "-c", "ls -l /proc/"+s.show("MainPID")+"/fd"); strings.Count(fds, "vfio-device") != 2 {
+		s.t.Errorf("pfd has not its two devices open:\n%s", fds)
+	}
+}
+
+// restarted has systemd find that its pfd has ended, and start another one.
+func (s service) restarted(signal string) {
+	s.t.Helper()
+	old := s.show("MainPID")
+	s.run(0, "kill", "-"+signal, old)
+	until(s.t, "pfd is started again after "+signal, func() bool {
+		out := s.run(0, "systemctl", "show", "pfd", "--property", "ActiveState", "--property", "MainPID")
+		return strings.Contains(out, "ActiveState=active\n") && !strings.Contains(out, "MainPID="+old+"\n") && !strings.Contains(out, "MainPID=0\n")
+	})
+	s.drives()
+	s.writes()
+}
+
+// Debian with systemd, where pfd is installed from its package: the service drives
+// nodes by the kernel's VFIO, as a user without rights, and systemd watches over it.
+func TestDebian(t *testing.T) {
+	usable(t)
+	makePackage(t)
+	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, System: qemu.Debian, PFD: slow})
+	s := service{t, f}
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, _ := f.try(0, "journalctl", "--no-pager")
+			t.Log(out)
+		}
+	})
+	t.Log(strings.TrimSpace(f.run(0, "sh", "-c", "grep PRETTY /etc/os-release; uname -r; systemctl --version | head -1; dpkg-query --show exanet")))
+
+	status := f.run(0, "systemctl", "status", "--no-pager", "pfd")
+	for _, want := range []string{"active (running)", "Status: \"2 nodes", "/usr/bin/pfd --config /etc/exanet/pfd.toml --sandbox=strict"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("systemctl status has no %q:\n%s", want, status)
+		}
+	}
+	if j := s.journal(); !strings.Contains(j, "msg=ready nodes=2 device=vfio:0000:") || strings.Contains(j, "a step is not taken") {
+		t.Errorf("the journal has no pfd that is ready in its sandbox:\n%s", j)
+	}
+	process := f.run(0, "cat", "/proc/"+s.show("MainPID")+"/status")
+	for _, line := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t" + strings.TrimSpace(f.run(0, "id", "-u", "exanet")) + "\t"} {
+		if !strings.Contains(process, line) {
+			t.Errorf("pfd has not %q:\n%s", line, process)
+		}
+	}
+	s.drives()
+	s.writes()
+
+	security := f.run(0, "systemd-analyze", "security", "--no-pager", "pfd.service")
+	level := regexp.MustCompile(`Overall exposure level for pfd.service: ([0-9.]+)`).FindStringSubmatch(security)
+	if level == nil {
+		t.Fatalf("systemd-analyze security says\n%s", security)
+	}
+	if v, err := strconv.ParseFloat(level[1], 64); err != nil || v > 3.0 {
+		t.Errorf("exposure level %s, want at most 3.0:\n%s", level[1], security)
+	}
+	t.Log(level[0])
+
+	// The watchdog's time is cut, and nothing else of the unit.
+	f.run(0, "sh", "-c", "mkdir -p /run/systemd/system/pfd.service.d; printf '[Service]\\nWatchdogSec=10s\\n' >/run/systemd/system/pfd.service.d/test.conf; systemctl daemon-reload; systemctl restart pfd")
+	s.restarted("STOP")
+	if j := s.journal(); !strings.Contains(j, "Watchdog timeout") {
+		t.Errorf("the journal tells of no watchdog:\n%s", j)
+	}
+	f.run(0, "systemctl", "reset-failed", "pfd") // the starts of this test are no loop
+	s.restarted("KILL")
+	if j := s.journal(); !strings.Contains(j, "status=9/KILL") {
+		t.Errorf("the journal tells of no SIGKILL:\n%s", j)
+	}
+
+	t.Run("trace", func(t *testing.T) { traced(t, service{t, &fleet{t, f.Fleet}}) })
+}
+
+// traced has the eBPF probe see a fault of the service, all its sources attached, and
+// Debian's bpftool read it.
+func traced(t *testing.T, s service) {
+	s.run(0, "exanetctl", "trace", "on")
+	s.writes()
+	var status struct {
+		Sources []struct {
+			Name, Reason string
+			Attached     bool
+		}
+		Counters map[string]uint64
+	}
+	s.answer(0, &status, "trace", "status")
+	for _, source := range status.Sources {
+		if !source.Attached {
+			t.Errorf("source %s is not attached: %s", source.Name, source.Reason)
+		}
+	}
+	if len(status.Sources) < 7 {
+		t.Errorf("sources %+v", status.Sources)
+	}
+	for _, name := range []string{"fault_latency", "fault_counters", "fault_sources", "fault_pfds"} {
+		var entries []any
+		out := s.run(0, "bpftool", "-j", "map", "dump", "pinned", "/sys/fs/bpf/exanet/"+name)
+		if err := json.Unmarshal([]byte(out), &entries); err != nil || len(entries) == 0 {
+			t.Errorf("bpftool of %s: %v: %s", name, err, out)
+		}
+	}
+	// The sender's half of a fault is the device's, in another process: nothing is joined.
+	for _, name := range []string{"records", "faults", "page_ins", "pages", "rapfs"} {
+		if status.Counters[name] == 0 {
+			t.Errorf("the probe has counted no %s: %v", name, status.Counters)
+		}
+	}
+	if table := s.run(0, "cat", "/sys/fs/bpf/exanet/latency"); !strings.Contains(table, "wake_pfd") {
+		t.Errorf("the table of latencies is\n%s", table)
+	}
+	s.run(0, "exanetctl", "trace", "off")
+	t.Logf("%s; %d sources; %v", strings.TrimSpace(s.run(0, "sh", "-c", "bpftool version | head -1")), len(status.Sources), status.Counters)
+}

@@ -106,7 +106,7 @@ func boot(t testing.TB, o qemu.Options) *fleet {
 }
 
 // bootFrom is boot from another cache.
-func bootFrom(t *testing.T, cache *qemu.Cache, o qemu.Options) *fleet {
+func bootFrom(t testing.TB, cache *qemu.Cache, o qemu.Options) *fleet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "exanet-") // a test's own is too long for a socket
 	if err != nil {

@@ -80,6 +80,7 @@ var alone = map[string]string{
 	"TestEightAttackers":                 "the attackers' weapons are memory that hangs, and pfd's sockets",
 	"TestAttacksLeaveNothing":            "the same",
 	"TestEachAttacker":                   "the same",
+	"TestContextsHeldByOthers":           "contexts are held by blocks into memory that hangs",
 	"TestAttachDuringAConnectFlood":      "of pfd's sockets alone",
 	"TestMalformedAttachments":           "the same",
 	"TestLingering":                      "the same",

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 )
 
@@ -130,9 +129,6 @@ func find(programs []string) ([]target, error) {
 
 // load loads and attaches.
 func load(s Start, targets []target) (_ *Maps, err error) {
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("the limit of locked memory (kernels before 5.11): %w", err)
-	}
 	spec, err := loadProbe()
 	if err != nil {
 		return nil, fmt.Errorf("the programs of this exanetctl: %w", err)

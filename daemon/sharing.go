@@ -29,6 +29,9 @@ type Sharing interface {
 	// Share and Unshare take a process's requests. Any goroutine may call them.
 	Share(node, slot int, s attach.Share, fd int) error
 	Unshare(node, slot int, u attach.Unshare) error
+	// Page gives the size of the pages in which memory is shared, 0 where the device
+	// is gone. Any goroutine.
+	Page(node int) uint64
 	// PageIn is fault.Pager's for a slot.
 	PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result
 	// Asked says that a slot's process is asked to bring pages in by itself. Called
@@ -141,6 +144,15 @@ func (p entered) Again(va device.VA, write bool) gup.Result { return p.enter.Aga
 // Again implements fault.Remapper.
 func (p sharedPager) Again(va device.VA, write bool) gup.Result {
 	return p.m.Again(p.node, p.slot, va, write)
+}
+
+// page gives the size of the pages in which the session's process shares memory, 0
+// where it has to share none.
+func (s *session) page() uint32 {
+	if m, ok := s.d.machine.(Sharing); ok {
+		return uint32(m.Page(s.n.index))
+	}
+	return 0
 }
 
 // pagerFor gives the session's Pager.

@@ -15,7 +15,7 @@ import (
 
 // pciDriver is that of PCI functions; boardDriver that of nodes of the device tree.
 const (
-	pciDriver      = "uio_pci_generic"
+	pciDriver   = "uio_pci_generic"
 	boardDriver = "uio_pdrv_genirq"
 )
 

@@ -27,10 +27,21 @@ func DefaultCache() (string, error) {
 // several processes at once: those that change it lock it.
 type Cache struct {
 	Dir string
-	// Programs is a directory with the pfd and exanetctl that guests get.
+	// Programs is a directory with the pfd and exanetctl that guests get, and in its
+	// directory arm64 those of MachineARM.
 	Programs string
 	// Say tells what is done and how far it is; nil: nobody.
 	Say func(format string, args ...any)
+
+	arm bool // it is the part for MachineARM
+}
+
+// of gives the part of the cache for a machine.
+func (c *Cache) of(machine string) *Cache {
+	if machine != MachineARM || c.arm {
+		return c
+	}
+	return &Cache{Dir: c.path(MachineARM), Programs: filepath.Join(c.Programs, MachineARM), Say: c.Say, arm: true}
 }
 
 func (c *Cache) path(name ...string) string {
@@ -107,6 +118,15 @@ func (c *Cache) once(name string, make func(dir string) error) error {
 type What struct {
 	Refresh bool // have packages resolved anew
 	IOMMUFD bool // build the modules that Debian's kernels lack
+	ARM     bool // for MachineARM, instead
+}
+
+// part gives the part of the cache that is meant.
+func (c *Cache) part(w What) *Cache {
+	if w.ARM {
+		return c.of(MachineARM)
+	}
+	return c
 }
 
 // Setup makes whatever the cache misses: Fetch, and then Prepare.
@@ -114,13 +134,17 @@ func (c *Cache) Setup(ctx context.Context, w What) error {
 	if err := c.Fetch(ctx, w); err != nil {
 		return err
 	}
-	return c.Prepare(ctx)
+	if w.ARM {
+		return c.Prepare(ctx, MachineARM)
+	}
+	return c.Prepare(ctx, MachineX86)
 }
 
 // Fetch has the programs and the kernel from the archive. What was fetched stays
 // where it fails, and the next Fetch goes on there; once all is there it needs no
 // network.
 func (c *Cache) Fetch(ctx context.Context, w What) error {
+	c = c.part(w)
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return err
@@ -183,18 +207,22 @@ func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 	if err := a.update(ctx); err != nil {
 		return p, err
 	}
-	programs := []string{"busybox-static"}
-	if q, err := onPath(ctx); err == nil {
+	programs, qemu, kernel := []string{"busybox-static"}, []string{"qemu-system-x86", "seabios"}, "linux-image-cloud-amd64"
+	if c.arm {
+		// Linux 7.2 gives a node no vectors there (VFIO_DEVICE_SET_IRQS: ENOSPC).
+		programs, qemu, kernel = []string{"busybox-static:arm64"}, []string{"qemu-system-arm"}, "linux-image-cloud-arm64:arm64/"+suite
+	}
+	if q, err := c.onPath(ctx); err == nil {
 		c.say("QEMU %s is on PATH", q.Version)
 	} else {
 		c.say("%v: taking Debian's", err)
-		programs = append(programs, "qemu-system-x86", "seabios")
+		programs = append(programs, qemu...)
 	}
 	var err error
 	if p.Programs, err = a.resolve(ctx, programs...); err != nil {
 		return p, err
 	}
-	all, err := a.resolve(ctx, "linux-image-cloud-amd64")
+	all, err := a.resolve(ctx, kernel)
 	if err != nil {
 		return p, err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -21,7 +22,7 @@ const (
 	coldTime = 4 * time.Minute // a boot without KVM on a busy host took 87 s
 	kvmTime  = 20 * time.Second
 	tries    = 3
-	keep     = 3 // saved guests
+	keep     = 4 // saved guests
 )
 
 // lock keeps other Setups out.
@@ -52,6 +53,7 @@ func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 
 // saved is a guest that has booted.
 type saved struct {
+	machine  string
 	emulator emulator
 	accel    string
 	image    image
@@ -60,8 +62,8 @@ type saved struct {
 
 // saved gives the guest of the programs that there are now; its state may have
 // to be made.
-func (c *Cache) saved(ctx context.Context, accel string) (saved, error) {
-	var s saved
+func (c *Cache) saved(ctx context.Context, machine, accel string) (saved, error) {
+	s := saved{machine: machine}
 	var err error
 	if s.emulator, err = c.emulator(ctx); err != nil {
 		return s, err
@@ -77,7 +79,7 @@ func (c *Cache) saved(ctx context.Context, accel string) (saved, error) {
 	}
 	s.image.initramfs = files
 	h := sha256.New()
-	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(accel, "", image{}), " "))
+	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(machine, accel, "", image{}), " "))
 	if err := copyFile(h, s.image.kernel); err != nil {
 		return s, fmt.Errorf("kernel of the guests: %w", err)
 	}
@@ -85,22 +87,25 @@ func (c *Cache) saved(ctx context.Context, accel string) (saved, error) {
 	return s, nil
 }
 
-// Prepare makes the guest of Programs, as Setup does, from what was fetched: it
-// uses no network. Its error matches ErrNotSetUp where nothing was fetched.
-func (c *Cache) Prepare(ctx context.Context) error {
+// Prepare makes the guest of Programs, as Setup does, on a machine, from what was
+// fetched: it uses no network. Its error matches ErrNotSetUp where nothing was fetched.
+func (c *Cache) Prepare(ctx context.Context, machine string) error {
+	c = c.of(machine)
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	_, err = c.prepare(ctx)
+	_, err = c.prepare(ctx, machine)
 	return err
 }
 
 // prepare boots a guest and saves it, unless that was done. The lock is held.
-func (c *Cache) prepare(ctx context.Context) (saved, error) {
+func (c *Cache) prepare(ctx context.Context, machine string) (saved, error) {
 	accels := []string{accelTCG}
-	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
+	if c.arm != (runtime.GOARCH == "arm64") {
+		// the host is another machine
+	} else if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
 		_ = f.Close()
 		if !exists(c.path("no-kvm")) {
 			accels = []string{accelKVM, accelTCG}
@@ -108,7 +113,7 @@ func (c *Cache) prepare(ctx context.Context) (saved, error) {
 	}
 	var failed error
 	for _, accel := range accels {
-		s, err := c.saved(ctx, accel)
+		s, err := c.saved(ctx, machine, accel)
 		if err != nil || exists(s.state) {
 			return s, err
 		}
@@ -150,7 +155,7 @@ func (c *Cache) boot(ctx context.Context, s saved, limit time.Duration) (err err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	// A guest that panics is not waited for.
-	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image), "-no-reboot")...)
+	p, err := s.emulator.start(dir, append(machineArgs(s.machine, s.accel, dir, s.image), "-no-reboot")...)
 	if err != nil {
 		return err
 	}

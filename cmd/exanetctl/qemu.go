@@ -31,7 +31,8 @@ type qemuFlags struct {
 	cache, dir, programs string
 	fetch                bool
 	what                 qemu.What
-	modules              string
+	modules, machine     string
+	uio                  bool
 	guests, nodes        int
 	noPFD                bool
 }
@@ -78,6 +79,7 @@ all is there it needs no network.`,
 	}
 	setup.Flags().BoolVar(&f.what.Refresh, "refresh", false, "take the archive's newest packages instead of those that the cache holds")
 	setup.Flags().BoolVar(&f.what.IOMMUFD, "iommufd", false, "build the kernel's modules with iommufd and VFIO devices' own files, which Debian's lack (some 240 MB to fetch)")
+	setup.Flags().BoolVar(&f.what.ARM, "arm64", false, "make what boot --machine arm64 needs, instead: some 120 MB to fetch")
 	setup.Flags().BoolVar(&f.fetch, "fetch", false, "only fetch: the first boot makes the rest")
 
 	boot := &cobra.Command{
@@ -89,6 +91,8 @@ all is there it needs no network.`,
 	boot.Flags().IntVar(&f.guests, "guests", f.guests, "guests, 1 to 15")
 	boot.Flags().IntVar(&f.nodes, "nodes", f.nodes, "nodes of each guest, 0 to 4")
 	boot.Flags().StringVar(&f.modules, "modules", guest.SetStock, "stock, Debian's modules of VFIO (groups and type 1), or iommufd (setup --iommufd)")
+	boot.Flags().StringVar(&f.machine, "machine", qemu.MachineX86, "x86, no-iommu (with --modules iommufd or --uio), or arm64 (setup --arm64)")
+	boot.Flags().BoolVar(&f.uio, "uio", false, "with --machine no-iommu: nodes are driven by UIO, not by VFIO")
 	boot.Flags().BoolVar(&f.noPFD, "no-pfd", false, "plug the nodes in, and leave them alone")
 
 	run := &cobra.Command{
@@ -189,7 +193,7 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 	if f.modules != guest.SetStock && f.modules != guest.SetIOMMUFD {
 		return usagef("--modules %q: want %q or %q", f.modules, guest.SetStock, guest.SetIOMMUFD)
 	}
-	o := qemu.Options{Modules: f.modules, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
+	o := qemu.Options{Modules: f.modules, Machine: f.machine, UIO: f.uio, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
 	if !f.noPFD {
 		// A guest without KVM is slow: a block's time is many times a real node's.
 		o.PFD = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window", "16777216"}

@@ -59,7 +59,7 @@ func testMain(m *testing.M) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	if unusable = cache.Prepare(ctx); unusable != nil {
+	if unusable = cache.Prepare(ctx, qemu.MachineX86); unusable != nil {
 		unusable = fmt.Errorf("%s: %w", cache.Dir, unusable)
 	}
 	return m.Run()

@@ -15,7 +15,7 @@ import (
 
 func script(t *testing.T, text string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), program)
+	path := filepath.Join(t.TempDir(), (&Cache{}).program())
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -54,6 +54,9 @@ type prepare struct {
 	Size   uint64 `json:"size"`
 	Offset uint64 `json:"offset"`
 	Seed   uint64 `json:"seed"`
+	// Page, where not 0, is the size of the pages that are shared, whatever the device
+	// wants.
+	Page uint64 `json:"page,omitempty"`
 }
 
 func (p prepare) content() content { return content{State: p.State, Seed: p.Seed} }
@@ -80,12 +83,16 @@ func newBuffer(p prepare) (*buffer, error) { return newBufferOf(p, nil) }
 func newBufferOf(p prepare, s sharer) (*buffer, error) {
 	size := p.areaSize()
 	b := &buffer{request: p, length: uintptr(size) + blockSize, data: p.data(), sharer: s, fd: -1}
-	if s != nil && s.page() > pageSize {
+	if s != nil && p.Page == 0 {
+		p.Page = s.page()
+		b.request.Page = p.Page
+	}
+	if s != nil && p.Page > pageSize {
 		if p.State != Absent && p.State != Present && p.State != Alternate {
 			return nil, fmt.Errorf("%w: a buffer in state %s: this device reaches huge pages alone", ErrSkipped, p.State)
 		}
 		b.huge = true
-		b.length = uintptr(roundUp(uint64(b.length), s.page()))
+		b.length = uintptr(roundUp(uint64(b.length), p.Page))
 	}
 	if err := b.mmap(); err != nil {
 		return nil, err
@@ -108,7 +115,7 @@ func (b *buffer) mmap() error {
 	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 	var err error
 	if b.sharer != nil {
-		if b.fd, err = b.sharer.memory(uint64(b.length)); err != nil {
+		if b.fd, err = b.sharer.memory(uint64(b.length), b.request.Page); err != nil {
 			return fmt.Errorf("memory of a %d-byte buffer: %w", b.length, err)
 		}
 		flags = unix.MAP_SHARED

@@ -38,8 +38,8 @@ type endpoint interface {
 type sharer interface {
 	// page gives the size of the pages that are shared.
 	page() uint64
-	// memory makes a file for size bytes of them.
-	memory(size uint64) (fd int, err error)
+	// memory makes a file for size bytes.
+	memory(size, page uint64) (fd int, err error)
 	share(va device.VA, size uint64, fd int, offset uint64, writable bool) error
 	unshare(va device.VA, size uint64) error
 }

@@ -30,8 +30,10 @@ const (
 	// their count of paused blocks raises no vector.
 	watchPause = 10 * time.Millisecond
 	// A device without vectors is looked at again after shortNap, and twice that each
-	// time that there was nothing, up to longNap: what a fault waits at most.
-	shortNap, longNap = 50 * time.Microsecond, time.Millisecond
+	// time that there was nothing, up to longNap: what a fault waits at most, a tenth of
+	// the time after which its block is sent again. Without processes it has no faults,
+	// and idleNap will do.
+	shortNap, longNap, idleNap = 50 * time.Microsecond, 10 * time.Millisecond, 100 * time.Millisecond
 	// statusPause is how often such a device is asked whether its queues still work.
 	statusPause = 100 * time.Millisecond
 	// quietTime bounds the wait for accesses in flight at an invalidation. The

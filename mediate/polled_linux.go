@@ -53,20 +53,26 @@ func (n *node) look(l *link) bool {
 
 // rest is poll, for a shorter time where a node has no vectors.
 func (m *Machine) rest(timeout time.Duration) {
-	polls := false
+	polls, most := false, idleNap
 	for _, n := range m.nodes {
 		if l := n.link.Load(); l != nil && l.polled {
 			polls = true
+		}
+		for _, s := range n.slots {
+			if s != nil {
+				most = longNap
+			}
 		}
 	}
 	if !polls {
 		m.poll(timeout)
 		return
 	}
+	m.nap = min(m.nap, most)
 	nap := unix.NsecToTimespec(int64(m.nap))
 	fds := []unix.PollFd{{Fd: int32(m.epoll), Events: unix.POLLIN}}
 	if n, err := unix.Ppoll(fds, &nap, nil); n == 0 && err == nil {
-		m.nap = min(2*m.nap, longNap)
+		m.nap *= 2
 	}
 	m.poll(0)
 }

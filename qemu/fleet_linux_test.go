@@ -103,7 +103,7 @@ func TestNoFleet(t *testing.T) {
 func TestNotSetUp(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // no QEMU of the machine
 	c := &Cache{Dir: t.TempDir(), Programs: t.TempDir()}
-	if err := c.Prepare(t.Context()); !errors.Is(err, ErrNotSetUp) {
+	if err := c.Prepare(t.Context(), MachineX86); !errors.Is(err, ErrNotSetUp) {
 		t.Errorf("error %v, want ErrNotSetUp", err)
 	}
 }

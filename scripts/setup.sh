@@ -13,7 +13,10 @@ set -eu
 # Nothing is fetched twice.
 guests() {
 	[ "$1" = test ] || return 0
-	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch ||
+	{
+		CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch --iommufd &&
+			CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch --arm64
+	} ||
 		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
 }
 

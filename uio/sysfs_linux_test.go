@@ -226,3 +226,34 @@ func TestRemedies(t *testing.T) {
 		t.Errorf("no permission: %v", e)
 	}
 }
+
+// TestBoard: the overlay names the windows as a node's are asked for, with room for
+// each.
+func TestBoard(t *testing.T) {
+	text, err := os.ReadFile("../docs/board.dts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := func(property string) []string {
+		_, rest, ok := strings.Cut(string(text), "\t"+property+" = ")
+		value, _, closed := strings.Cut(rest, ";")
+		if !ok || !closed {
+			t.Fatalf("no %s in it", property)
+		}
+		return strings.Split(value, ",")
+	}
+	names, regs := list("reg-names"), list("reg")
+	files := map[string]string{"sys/class/uio/uio0/": "", "dev/uio0": ""}
+	for i, n := range names {
+		dir := "sys/class/uio/uio0/maps/map" + strconv.Itoa(i)
+		cells := strings.Fields(strings.Trim(strings.TrimSpace(regs[i]), "<>"))
+		files[dir+"/name"], files[dir+"/size"], files[dir+"/offset"] = strings.Trim(n, ` "`), cells[3], "0x0"
+	}
+	p, err := find(tree(t, files), "uio0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if windows, err := p.windows(wanted()); err != nil || len(windows) != len(names) {
+		t.Errorf("%+v, %v", windows, err)
+	}
+}

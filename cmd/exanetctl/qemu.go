@@ -79,7 +79,7 @@ all is there it needs no network.`,
 	}
 	setup.Flags().BoolVar(&f.what.Refresh, "refresh", false, "take the archive's newest packages instead of those that the cache holds")
 	setup.Flags().BoolVar(&f.what.IOMMUFD, "iommufd", false, "build the kernel's modules with iommufd and VFIO devices' own files, which Debian's lack (some 240 MB to fetch)")
-	setup.Flags().BoolVar(&f.what.ARM, "arm64", false, "make what boot --machine arm64 needs, instead: some 120 MB to fetch")
+	setup.Flags().BoolVar(&f.what.ARM, "arm64", false, "make what boot --machine arm64 needs, instead (some 62 MB to fetch)")
 	setup.Flags().BoolVar(&f.fetch, "fetch", false, "only fetch: the first boot makes the rest")
 
 	boot := &cobra.Command{

@@ -15,12 +15,12 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// pair has a process in each of two guests, attached to their nodes.
-func (f *fleet) pair() (ends [2]*process) {
+// pair has a process in each of two guests, attached to their nodes, until end is
+// called.
+func (f *fleet) pair() (ends [2]*process, end func()) {
 	f.t.Helper()
 	for i := range ends {
 		ends[i] = f.start(i)
-		f.t.Cleanup(ends[i].close)
 		var nodes struct {
 			Nodes []struct {
 				NodeID uint32 `json:"node_id"`
@@ -32,7 +32,12 @@ func (f *fleet) pair() (ends [2]*process) {
 		}
 		ends[i].do(object{"op": "attach", "attach": object{"socket": "/run/exanet/pfd.sock", "node_id": nodes.Nodes[0].NodeID, "group": qemu.Group, "method": "gup", "policy": "p1"}})
 	}
-	return ends
+	return ends, func() {
+		f.t.Helper()
+		for _, p := range ends {
+			p.close()
+		}
+	}
 }
 
 // hugeFree gives how many huge pages of a guest nobody has.
@@ -99,10 +104,10 @@ func TestUIO(t *testing.T) {
 	if !strings.Contains(files, "/dev/uio0") || strings.Contains(files, "/dev/vfio") {
 		t.Errorf("pfd has open\n%s", files)
 	}
-	ends := f.pair()
+	ends, end := f.pair()
+	defer end()
 	f.exchange(ends, true)
 	refusesSmallPages(t, ends[0])
-	t.Logf("%s of CPU in 10 s without work, with queues in memory and a process attached", f.idle(0))
 
 	// Killed, it leaves a device whose bus mastering is off, and the next one works.
 	const masterOff = "dd if=/sys/bus/pci/devices/%s/config bs=1 skip=4 count=1 2>/dev/null | hexdump -v -e '1/1 \"%%d\"'"
@@ -124,8 +129,9 @@ func TestUIO(t *testing.T) {
 	f.run(0, "sh", "-c", "kill -9 $(pidof pfd)")
 	until(t, "bus mastering is off", func() bool { return !master() })
 	f.begin(0, line+" --registers")
-	t.Logf("%s of CPU in 10 s without work, by registers and without a process", f.idle(0))
-	f.exchange(f.pair(), true)
+	ends, endLast := f.pair()
+	defer endLast()
+	f.exchange(ends, true)
 
 	f.run(0, "sh", "-c", "kill $(pidof pfd)")
 	until(t, "pfd ends", func() bool { _, err := f.try(0, "pidof", "pfd"); return err != nil })
@@ -141,25 +147,6 @@ func (f *fleet) begin(guest int, line string) {
 	f.run(guest, "sh", "-c", "ulimit -l unlimited; "+line+" >/run/pfd.log 2>&1 & p=$!; until exanetctl status >/dev/null 2>&1; do kill -0 $p || { cat /run/pfd.log; exit 1; }; sleep 0.05; done")
 }
 
-// idle gives the processor time that a pfd takes while it has nothing to do.
-func (f *fleet) idle(guest int) string {
-	f.t.Helper()
-	ticks := func() (sum int) {
-		fields := strings.Fields(f.run(guest, "sh", "-c", "cat /proc/$(pidof pfd)/stat"))
-		for _, i := range []int{13, 14} { // utime, stime (proc(5))
-			n, err := strconv.Atoi(fields[i])
-			if err != nil {
-				f.t.Fatal(err)
-			}
-			sum += n
-		}
-		return sum
-	}
-	before := ticks()
-	f.run(guest, "sleep", "10")
-	return fmt.Sprintf("%d ms", (ticks()-before)*10) // USER_HZ is 100
-}
-
 // By VFIO without an IOMMU, which Debian's kernels are built without: by modules of
 // our own.
 func TestNoIOMMU(t *testing.T) {
@@ -169,7 +156,8 @@ func TestNoIOMMU(t *testing.T) {
 		t.Errorf("pfd has open\n%s", files)
 	}
 	before := f.count(1).interrupts
-	ends := f.pair()
+	ends, end := f.pair()
+	defer end()
 	f.exchange(ends, true)
 	if after := f.count(1).interrupts; after == before {
 		t.Error("guest 1 had no interrupt")
@@ -185,13 +173,15 @@ func TestNoIOMMU(t *testing.T) {
 	}
 }
 
-// Debian's own modules have no no-IOMMU mode: pfd says so, and names UIO.
+// Debian's own modules have no no-IOMMU mode: bind says so, and names UIO.
 func TestNoIOMMUStock(t *testing.T) {
-	f := boot(t, qemu.Options{Guests: 1, Nodes: 1, Machine: qemu.MachineBare, UIO: true})
-	addr := strings.TrimSpace(f.run(0, "exanetctl", "bind", "--all", "--wait", "1"))
-	out, err := f.try(0, "pfd", "--device", "vfio:"+addr, "--unsafe-noiommu")
-	if err == nil || !strings.Contains(out, "CONFIG_VFIO_NOIOMMU") || !strings.Contains(out, "exanetctl bind --driver uio_pci_generic "+addr+", pfd --device uio:"+addr) {
-		t.Errorf("pfd says %q, %v", out, err)
+	f := boot(t, qemu.Options{Guests: 1, Nodes: 1, Machine: qemu.MachineBare, UIO: true, PFD: slow})
+	f.run(0, "sh", "-c", "kill $(pidof pfd)")
+	until(t, "pfd ends", func() bool { _, err := f.try(0, "pidof", "pfd"); return err != nil })
+	addr := strings.TrimSpace(f.run(0, "sh", "-c", "basename /sys/bus/pci/drivers/uio_pci_generic/0*"))
+	out, err := f.try(0, "exanetctl", "bind", addr)
+	if err == nil || !strings.Contains(out, "no IOMMU") || !strings.Contains(out, "exanetctl bind --driver uio_pci_generic "+addr+", pfd --device uio:"+addr) {
+		t.Errorf("bind says %q, %v", out, err)
 	}
 }
 

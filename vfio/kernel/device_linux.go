@@ -109,10 +109,7 @@ func (d *Device) open(o Options) error {
 		d.fd, d.iommu, err = openCdev(place)
 		return err
 	}
-	switch {
-	case place.group == "" && o.NoIOMMU:
-		return ErrNoMode
-	case place.bare && !o.NoIOMMU:
+	if place.bare && !o.NoIOMMU {
 		return ErrNoIOMMU
 	}
 	if d.via = "group"; place.bare {

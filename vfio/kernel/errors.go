@@ -18,8 +18,6 @@ var (
 	ErrUnbound = errors.New("not bound to vfio-pci")
 	// ErrNoIOMMU says that no IOMMU stands before the device.
 	ErrNoIOMMU = errors.New("no IOMMU")
-	// ErrNoMode says that there is no IOMMU, and that VFIO gives no device without.
-	ErrNoMode = errors.New("VFIO's no-IOMMU mode is off")
 	// ErrNotViable says that a device of the same group has another driver.
 	ErrNotViable = errors.New("its IOMMU group is not viable")
 	// ErrBusy says that another process has the device.

@@ -124,12 +124,15 @@ func explain(root, addr string, err error) error {
 		}
 		e.Remedy = "exanetctl bind " + addr
 	case errors.Is(err, ErrNoIOMMU):
-		e.Remedy = "turn the IOMMU on in the firmware and boot the kernel with intel_iommu=on (Intel; AMD's is on), or pfd --unsafe-noiommu"
-	case errors.Is(err, ErrNoMode) && exists(filepath.Join(root, noIOMMUSwitch)):
-		e.Remedy = "echo 1 >" + noIOMMUSwitch + ", exanetctl unbind " + addr + ", exanetctl bind " + addr
-	case errors.Is(err, ErrNoMode):
-		e.Err = fmt.Errorf("%w: this kernel is built without CONFIG_VFIO_NOIOMMU", err)
-		e.Remedy = "exanetctl bind --driver " + DriverUIO + " " + addr + ", pfd --device uio:" + addr
+		e.Remedy = "turn the IOMMU on in the firmware and boot the kernel with intel_iommu=on (Intel; AMD's is on), or without one: "
+		switch {
+		case p.bare:
+			e.Remedy += "pfd --unsafe-noiommu"
+		case exists(filepath.Join(root, noIOMMUSwitch)):
+			e.Remedy += "echo 1 >" + noIOMMUSwitch + ", exanetctl bind " + addr + ", pfd --unsafe-noiommu"
+		default: // VFIO is built without CONFIG_VFIO_NOIOMMU, or not loaded
+			e.Remedy += "exanetctl bind --driver " + DriverUIO + " " + addr + ", pfd --device uio:" + addr
+		}
 	case errors.Is(err, ErrNotViable):
 		e.Remedy = "exanetctl bind " + strings.Join(strangers(p.dir), " ")
 	case errors.Is(err, ErrMemlock):
@@ -258,6 +261,9 @@ func drive(root, addr, driver string) error {
 		return err
 	}
 	if now := link(filepath.Join(root, device), "driver"); driver != "" && now != driver {
+		if driver == Driver && p.group == "" {
+			return explain(root, addr, ErrNoIOMMU)
+		}
 		return &Error{Address: addr, Err: fmt.Errorf("%w: driver %s does not take it", ErrUnbound, driver), Remedy: "dmesg says why"}
 	}
 	return nil

@@ -28,7 +28,7 @@ type wanted struct {
 }
 
 var (
-	// The first three are part of Debian's kernels for x86-64, and modules for arm64.
+	// The first three are parts of Debian's kernels, but for virtio_iommu of arm64's.
 	stockModules   = []wanted{{"virtio_pci", false}, {"virtio_console", false}, {"virtio_iommu", false}, {"vfio_iommu_type1", true}, {"vfio_pci", true}, {"uio_pci_generic", false}}
 	iommufdModules = []wanted{{"iommufd", true}, {"vfio_iommu_type1", true}, {"vfio_pci", true}}
 )

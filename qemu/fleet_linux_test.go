@@ -15,7 +15,7 @@ import (
 
 func script(t *testing.T, text string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), program)
+	path := filepath.Join(t.TempDir(), (&Cache{}).program())
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestNoFleet(t *testing.T) {
 func TestNotSetUp(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // no QEMU of the machine
 	c := &Cache{Dir: t.TempDir(), Programs: t.TempDir()}
-	if err := c.Prepare(t.Context(), Small); !errors.Is(err, ErrNotSetUp) {
+	if err := c.Prepare(t.Context(), Small, MachineX86); !errors.Is(err, ErrNotSetUp) {
 		t.Errorf("error %v, want ErrNotSetUp", err)
 	}
 }

@@ -147,7 +147,7 @@ func newMirror(t *testing.T, dir string) *mirror {
 indextargets) echo "` + m.URL + `/debian/ ` + suite + ` main" ;;
 *) exec ` + apt + ` "$@" -o Acquire::Retries=0 -o Acquire::AllowInsecureRepositories=true -o APT::Get::AllowUnauthenticated=true ;;
 esac`,
-		program: "echo QEMU emulator version 11.1.3",
+		(&Cache{}).program(): "echo QEMU emulator version 11.1.3",
 	} {
 		if err := os.MkdirAll(bin, 0o755); err != nil {
 			t.Fatal(err)

@@ -40,7 +40,7 @@ func (f *fleet) held() (fds, maps int) {
 }
 
 // until waits until look says so.
-func until(t *testing.T, what string, look func() bool) {
+func until(t testing.TB, what string, look func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !look(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {

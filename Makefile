@@ -54,7 +54,7 @@ faultpoints:
 # Virtual machines take every processor, so their tests run after the others.
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $$($(GO) list ./... | grep -v /internal/guests$$)
-	CGO_ENABLED=1 $(GO) test -race -timeout 20m ./internal/guests
+	CGO_ENABLED=1 $(GO) test -race -timeout 40m ./internal/guests
 
 # Takes some minutes, on an idle machine, and writes its tables into docs/benchmarks.md.
 # As root, tracing as well, beside a pfd from which the probe point is left out.

@@ -47,7 +47,7 @@ func selfWrite(t *testing.T, socket string) {
 	}
 }
 
-// What a whole pfd did is had again from its record file.
+// What a whole pfd did is replayed from its record file.
 func TestRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run.rec")
 	t.Run("run", func(t *testing.T) {

@@ -227,6 +227,7 @@ var statusTexts = [...]string{
 	device.StatusLimit:      "retransmission limit",
 	device.StatusAborted:    "aborted by the process",
 	device.StatusGone:       "domain or node gone",
+	device.StatusMemory:     "the kernel does not bring memory in",
 }
 
 // ongoing tells whether a transfer is under way in the channel.

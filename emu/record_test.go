@@ -18,7 +18,7 @@ import (
 	"github.com/exanet/pfd/soc/record"
 )
 
-// What a live engine does is had again from its recording.
+// What a live engine does is replayed from its recording.
 func TestRecordingIsReplayed(t *testing.T) {
 	var file bytes.Buffer
 	var w *record.Writer
@@ -127,7 +127,7 @@ type vectorsOf struct{ n int }
 func (v *vectorsOf) Interrupt(int) { v.n++ }
 
 // A node that is driven by queues in memory is recorded with the commands that it
-// read there, and had again from them.
+// read there, and replayed from them.
 func TestRecordingOfQueues(t *testing.T) {
 	memory := &rings{b: make(queues.Bytes, queues.MemorySize)}
 	e, err := emu.New(emu.Config{Nodes: 1, Outside: func(int) emu.Outside { return emu.Outside{DMA: memory} }})

@@ -384,7 +384,7 @@ func (f *Fabric) bound() {
 			grace += 100e9 + 66*round
 		}
 		if j.read {
-			// A request or answer that is lost is had again by asking again.
+			// A request or answer that is lost is asked for again.
 			asks = 0
 			for k := range worst(chance(in.LoseRead, in.LoseAnswer, in.Delay, in.Delay)) {
 				asks += askAgain(k)

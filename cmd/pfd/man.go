@@ -43,7 +43,7 @@ The service manager's:
 .BR sd_notify (3).
 .TP
 .B JOURNAL_STREAM
-Where standard error leads to the journal, lines go there with their levels and fields.`},
+Where standard error leads to the journal, lines go there with their levels.`},
 			{Name: "FILES", Text: `.TP
 .I /etc/exanet/pfd.toml
 Configuration of the service:

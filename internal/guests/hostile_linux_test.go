@@ -235,7 +235,7 @@ func (f *fleet) background(guest int, args ...string) func() (string, error) {
 }
 
 // What a guest's memory is made of decides how the device reaches it: by messages to
-// QEMU, or not at all, which pfd says in the words that mend it.
+// QEMU, or not at all, which pfd says, with the remedy.
 func TestMemoryOfAGuest(t *testing.T) {
 	t.Run("no file", func(t *testing.T) {
 		f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow, Memory: "memory-backend-ram"})

@@ -97,7 +97,7 @@ func (n *Nodes) Count(node int, c *Count) error {
 	return nil
 }
 
-// Cut cuts the links between the nodes, or mends them.
+// Cut cuts the links between the nodes, or joins them again.
 func (n *Nodes) Cut(cut bool, _ *bool) error {
 	n.cut.Store(cut)
 	return nil

@@ -159,7 +159,7 @@ func (fw *Firmware) due() bool {
 	return fw.run.passed[Low] >= passes && fw.ready(Low) != 0 || fw.run.passed[Medium] >= passes && fw.ready(Medium) != 0
 }
 
-// pick gives the class and slot whose turn it is: strict priority, but for a
+// pick gives the class and slot that are next: strict priority, but for a
 // class's share.
 func (fw *Firmware) pick() (Class, int, bool) {
 	chosen, slots := classes, uint16(0)

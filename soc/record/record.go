@@ -1,5 +1,5 @@
 // Package record keeps the inputs of the emulated machines with their times, so
-// that a run can be had again: the same inputs give the same actions, to the
+// that a run can be replayed: the same inputs give the same actions, to the
 // byte (package soc). The bytes that transfers carry are not kept: nothing that
 // a machine does depends on them. The format is described in docs/record.md.
 package record

@@ -103,7 +103,7 @@ func Dial(ctx context.Context, path string, o Options) (*Client, error) {
 }
 
 // Redial dials until a server answers and setup, which maps memory and sets
-// interrupts again, succeeds with it. It goes on after errors that time mends:
+// interrupts again, succeeds with it. It goes on after errors that pass:
 // no socket file, nobody listening, another client there, a server that dies
 // meanwhile. Others, and the end of ctx, end it.
 func Redial(ctx context.Context, path string, o Options, setup func(*Client) error) (*Client, error) {

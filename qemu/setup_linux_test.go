@@ -128,6 +128,7 @@ func newMirror(t *testing.T, dir string) *mirror {
 	}
 	modules["usr/lib/modules/1/vmlinuz"] = bytes.Repeat([]byte{1}, bulk)
 	add("busybox-static", "", map[string][]byte{"usr/bin/busybox": []byte("busybox")})
+	add("bpftool", "", nil)
 	add(kernelName, "", modules)
 	add("linux-image-cloud-amd64", kernelName, nil)
 	for _, s := range []string{suite, backports} {

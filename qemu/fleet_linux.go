@@ -99,7 +99,7 @@ func (o Options) check() error {
 	case boards[o.machine()].args == nil:
 		return fmt.Errorf("machine %q: want %s, %s or %s", o.Machine, MachineX86, MachineBare, MachineARM)
 	case o.System == Debian && o.machine() != MachineX86:
-		return fmt.Errorf("Debian on machine %s: want %s", o.machine(), MachineX86)
+		return fmt.Errorf("guests with Debian on machine %s: want %s", o.machine(), MachineX86)
 	case o.UIO && o.machine() != MachineBare:
 		return fmt.Errorf("UIO on machine %s: want %s", o.machine(), MachineBare)
 	}

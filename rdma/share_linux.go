@@ -1,8 +1,11 @@
 package rdma
 
 import (
+	"errors"
 	"fmt"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -42,6 +45,9 @@ func (e *Endpoint) ask(msg []byte, want attach.Shared, fds ...int) error {
 	e.mu.Unlock()
 	if err == nil {
 		err = e.conn.Send(msg, fds...)
+		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) { // before the end was received
+			err = fmt.Errorf("%w: %w: attach again", ErrGone, err)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("sharing memory: %w", err)

@@ -32,7 +32,9 @@ func TestMainJob(t *testing.T) {
 		{"--size", "64KiB", "--from", "0", "--to", "0", "--dst", "absent"},
 	} {
 		r := d.good(5, args...)
-		if slices.Contains(args, "absent") != (r.Faults > 0) && !slices.Contains(args, "alternate") {
+		// Present memory does not fault but once: the device's maps are not waited for, and
+		// a doorbell may overtake one.
+		if absent := slices.Contains(args, "absent"); absent && r.Faults == 0 || !absent && r.Faults > 1 && !slices.Contains(args, "alternate") {
 			t.Errorf("%v: %d faults", args, r.Faults)
 		}
 		keys = r.keys

@@ -31,7 +31,7 @@ test: setup
 # from the kernel's sources; nothing is skipped.
 guests: SETUP += guests
 guests: setup
-	STRICT=1 $(GO) test -count=1 -timeout 40m -v ./internal/guests
+	STRICT=1 $(GO) test -count=1 -timeout 60m -v ./internal/guests
 
 # What runs before the tests, here and in CI.
 check:

@@ -70,7 +70,7 @@ const (
 	offPFDPID        = 92  // u32
 	offCaps          = 96  // u64
 	offGeneration    = 104 // u32
-	offWelcomeZero   = 108 // u32, zero
+	offPage          = 108 // u32
 
 	RefusedSize = 512
 	offCode     = 72 // u32
@@ -348,6 +348,8 @@ type Welcome struct {
 	Caps      uint64 // the node's CAPS register
 	// Generation is the domain's; peers name it with its PDID.
 	Generation device.Generation
+	// Page is the size of the pages in which memory is shared, bytes; 0: none need be.
+	Page uint32
 }
 
 // Append appends the message to b. Errors match ErrValue.
@@ -365,6 +367,7 @@ func (w *Welcome) Append(b []byte) ([]byte, error) {
 	binary.LittleEndian.PutUint32(m[offPFDPID:], w.PFDPID)
 	binary.LittleEndian.PutUint64(m[offCaps:], w.Caps)
 	binary.LittleEndian.PutUint32(m[offGeneration:], uint32(w.Generation))
+	binary.LittleEndian.PutUint32(m[offPage:], w.Page)
 	return all, nil
 }
 
@@ -373,9 +376,6 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 	product, err := decode(b, TypeWelcome, WelcomeSize)
 	if err != nil {
 		return Welcome{}, err
-	}
-	if binary.LittleEndian.Uint32(b[offWelcomeZero:]) != 0 {
-		return Welcome{}, fmt.Errorf("%w: reserved bytes are not zero", ErrMessage)
 	}
 	w := Welcome{
 		Product: product,
@@ -389,6 +389,7 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 		Caps:    binary.LittleEndian.Uint64(b[offCaps:]),
 
 		Generation: device.Generation(binary.LittleEndian.Uint32(b[offGeneration:])),
+		Page:       binary.LittleEndian.Uint32(b[offPage:]),
 	}
 	return w, w.check()
 }
@@ -405,6 +406,8 @@ func (w *Welcome) check() error {
 		return fmt.Errorf("%w: PDID 0, which no domain has", ErrValue)
 	case w.Generation == 0:
 		return fmt.Errorf("%w: generation 0, which no domain has", ErrValue)
+	case w.Page != 0 && (w.Page < device.PageSize || w.Page&(w.Page-1) != 0):
+		return fmt.Errorf("%w: pages of %d bytes", ErrValue, w.Page)
 	case w.Node > device.NodeIDMask:
 		return fmt.Errorf("%w: node %#x has more than %d bits", ErrValue, uint32(w.Node), device.NodeIDBits)
 	case w.Method == pagein.MethodDefault || !w.Method.Known():

@@ -67,7 +67,7 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	welcome := Welcome{
 		Product: "exanet 1.0", Slot: 3, Interface: 19, Member: 1, VABits: 48, PDID: 0x1234,
 		Method: pagein.Touch, Policy: pagein.PI4, Node: 0x2a, PFDPort: 0x01020304, OwnPort: 0xfffff123,
-		PFDPID: 4242, Caps: 0x0b100430, Generation: 0xa1020304,
+		PFDPID: 4242, Caps: 0x0b100430, Generation: 0xa1020304, Page: 2 << 20,
 	}
 	refused := RefusedError{Product: "exanet 1.0", Code: CodeQuota, Refused: TypeHello, Text: "too many"}
 	ended := Ended{Product: "exanet 1.0", Reason: ReasonKicked, Text: "bye"}
@@ -192,11 +192,11 @@ func TestDecodeRefuses(t *testing.T) {
 		{"welcome", "49 address bits", set(75, 49), ErrValue},
 		{"welcome", "PDID 0", set(76, 0, 0), ErrValue},
 		{"welcome", "generation 0", set(104, 0, 0, 0, 0), ErrValue},
-		{"welcome", "reserved, early", set(108, 1), ErrMessage},
+		{"welcome", "pages of 3 MiB", set(108, 0, 0, 0x30, 0), ErrValue},
 		{"welcome", "method left open", set(78, 0), ErrValue},
 		{"welcome", "policy left open", set(79, 0), ErrValue},
 		{"welcome", "node of 23 bits", set(80, 0, 0, 0x40), ErrValue},
-		{"welcome", "reserved", set(111, 1), ErrMessage},
+		{"welcome", "pages of a byte", set(108, 1, 0, 0, 0), ErrValue},
 		{"refused", "reserved", set(78, 1), ErrMessage},
 		{"refused", "text without NUL", set(80, bytes.Repeat([]byte{'x'}, 432)...), ErrMessage},
 		{"ended", "reserved", set(76, 1), ErrMessage},

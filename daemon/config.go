@@ -45,7 +45,10 @@ type Config struct {
 	// MakeDirectory has the control socket's directory made where it is not
 	// there: for the default socket only.
 	MakeDirectory bool
-	Device        string // DeviceEmu, or DeviceVFIOUser with sockets
+	// Device is DeviceEmu, or DeviceVFIOUser, DeviceVFIO or DeviceUIO with names.
+	Device string
+	// UnsafeNoIOMMU takes a DeviceVFIO that has no IOMMU.
+	UnsafeNoIOMMU bool
 	// MetricsListen is a TCP address for metrics alone, "": none.
 	MetricsListen string
 	// DeviceUID may serve the sockets of Device, besides root and pfd's own user.

@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/uio"
 	"github.com/exanet/pfd/vfio/kernel"
 	"github.com/exanet/pfd/vfio/user"
 )
@@ -28,13 +29,17 @@ const DeviceVFIOUser = "vfio-user:"
 // gives to pfd: vfio:ADDRESS, or several of them with commas between, a node each.
 const DeviceVFIO = "vfio:"
 
+// DeviceUIO comes before the names of UIO devices, as uio0, or PCI addresses: uio:NAME,
+// or several of them with commas between, a node each.
+const DeviceUIO = "uio:"
+
 // connectTime is how long pfd waits for its devices at the start (ours).
 const connectTime = 10 * time.Second
 
 // devices gives the kind of the device, and the sockets or addresses of a device
 // elsewhere; none for others.
 func (c *Config) devices() (kind string, names []string) {
-	for _, kind := range []string{DeviceVFIOUser, DeviceVFIO} {
+	for _, kind := range []string{DeviceVFIOUser, DeviceVFIO, DeviceUIO} {
 		if list, ok := strings.CutPrefix(c.Device, kind); ok {
 			return kind, strings.Split(list, ",")
 		}
@@ -47,12 +52,18 @@ func (c *Config) checkDevice() error {
 	switch kind, names := c.devices(); {
 	case c.Device == DeviceEmu:
 	case names == nil:
-		return fmt.Errorf("%w: --device %q: this pfd knows %q, %sPATH and %sADDRESS", ErrConfig, c.Device, DeviceEmu, DeviceVFIOUser, DeviceVFIO)
+		return fmt.Errorf("%w: --device %q: this pfd knows %q, %sPATH, %sADDRESS and %sNAME", ErrConfig, c.Device, DeviceEmu, DeviceVFIOUser, DeviceVFIO, DeviceUIO)
 	case len(names) > MaxNodes:
 		return fmt.Errorf("%w: --device: %d nodes: want 1 to %d", ErrConfig, len(names), MaxNodes)
 	case kind == DeviceVFIO:
 		for _, addr := range names {
 			if err := kernel.CheckAddress(addr); err != nil {
+				return fmt.Errorf("%w: --device: %w", ErrConfig, err)
+			}
+		}
+	case kind == DeviceUIO:
+		for _, name := range names {
+			if err := uio.CheckName(name); err != nil {
 				return fmt.Errorf("%w: --device: %w", ErrConfig, err)
 			}
 		}
@@ -64,6 +75,8 @@ func (c *Config) checkDevice() error {
 		}
 	}
 	switch {
+	case c.UnsafeNoIOMMU && !strings.HasPrefix(c.Device, DeviceVFIO):
+		return fmt.Errorf("%w: --unsafe-noiommu needs --device %sADDRESS", ErrConfig, DeviceVFIO)
 	case c.Record != "" && c.Device != DeviceEmu:
 		return fmt.Errorf("%w: --record needs --device %s: a device elsewhere has inputs that this pfd does not see", ErrConfig, DeviceEmu)
 	case c.Firmware != "" && c.Device != DeviceEmu:
@@ -101,9 +114,12 @@ func Open(ctx context.Context, cfg Config) (Machine, error) {
 				log.Warn("service manager not told", "what", "STATUS", "err", err)
 			}
 		}
-		if kind == DeviceVFIO {
-			c.Connect = append(c.Connect, mediate.VFIO(name, waiting))
-		} else {
+		switch kind {
+		case DeviceVFIO:
+			c.Connect = append(c.Connect, mediate.VFIO(name, cfg.UnsafeNoIOMMU, waiting))
+		case DeviceUIO:
+			c.Connect = append(c.Connect, mediate.UIO(name, waiting))
+		default:
 			c.Connect = append(c.Connect, mediate.VFIOUserWith(name, user.Options{Trust: []uint32{cfg.DeviceUID}, Waiting: waiting}))
 		}
 	}
@@ -111,7 +127,7 @@ func Open(ctx context.Context, cfg Config) (Machine, error) {
 	defer cancel()
 	m, err := mediate.New(ctx, c)
 	switch {
-	case errors.Is(err, context.DeadlineExceeded) && kind == DeviceVFIO:
+	case errors.Is(err, context.DeadlineExceeded) && kind != DeviceVFIOUser:
 		return nil, fmt.Errorf("no device within %v: %w", connectTime, err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return nil, fmt.Errorf("no device answers within %v: %w: start it (exanetctl emu serve), or end the pfd that has it", connectTime, err)
@@ -122,7 +138,7 @@ func Open(ctx context.Context, cfg Config) (Machine, error) {
 	return mediated{m}, nil
 }
 
-// mediated is nodes behind vfio-user sockets as a Machine.
+// mediated is nodes elsewhere as a Machine.
 type mediated struct{ m *mediate.Machine }
 
 func (m mediated) Nodes() int              { return m.m.Nodes() }
@@ -171,6 +187,15 @@ func (m mediated) PageIn(node, slot int, va device.VA, pages int, write bool) gu
 		return gup.Result{Err: err} // it passes, or the slot is ended
 	}
 	return mem.PageIn(slot, va, pages, write)
+}
+
+// Page implements Sharing.
+func (m mediated) Page(node int) uint64 {
+	mem, err := m.m.Memory(node)
+	if err != nil {
+		return 0
+	}
+	return mem.Page()
 }
 
 func (m mediated) Asked(node, slot int, f netlink.Fault) { m.m.Asked(node, slot, f) }

@@ -277,7 +277,7 @@ func (s *session) welcome() error {
 		Slot: uint8(dom.Slot), Interface: dom.Interface, Member: uint8(dom.Member),
 		VABits: uint8(s.n.caps & device.CapsVABitsMask),
 		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.id,
-		PFDPort: s.n.sender.Port(), OwnPort: s.port, PFDPID: uint32(os.Getpid()), Caps: s.n.caps,
+		PFDPort: s.n.sender.Port(), OwnPort: s.port, PFDPID: uint32(os.Getpid()), Caps: s.n.caps, Page: s.page(),
 		Generation: dom.Generation,
 	}
 	if s.sharer() != nil || s.registrar() != nil {

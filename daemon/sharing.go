@@ -32,6 +32,9 @@ type Sharing interface {
 	// Prefetch enters pages of shared memory, as far as that goes. Any goroutine may
 	// call it.
 	Prefetch(node, slot int, va device.VA, size uint64)
+	// Page gives the size of the pages in which memory is shared, 0 where the device
+	// is gone. Any goroutine may call it.
+	Page(node int) uint64
 	// PageIn is fault.Pager's for a slot.
 	PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result
 	// Asked says that a slot's process is asked to bring pages in by itself. Called
@@ -152,6 +155,15 @@ func (p entered) Again(va device.VA, write bool) gup.Result { return p.enter.Aga
 // Again implements fault.Remapper.
 func (p sharedPager) Again(va device.VA, write bool) gup.Result {
 	return p.m.Again(p.node, p.slot, va, write)
+}
+
+// page gives the size of the pages in which the session's process shares memory, 0
+// where it has to share none.
+func (s *session) page() uint32 {
+	if m, ok := s.d.machine.(Sharing); ok {
+		return uint32(m.Page(s.n.index))
+	}
+	return 0
 }
 
 // pagerFor gives the session's Pager.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/uio"
 	"github.com/exanet/pfd/vfio/kernel"
 )
 
@@ -22,24 +23,94 @@ const (
 // retry is the time between two looks for a device (ours).
 const retry = 100 * time.Millisecond
 
-// kernelFunction is a node behind the kernel's VFIO.
-type kernelFunction struct{ *kernel.Device }
+// registers are a PCI function's, or a board's, by loads and stores.
+type registers interface {
+	ID() uint32
+	Read(window int, offset uint64, size int) (uint64, error)
+	Post(window int, offset uint64, size int, value uint64) error
+	Bytes(window int) []byte
+	Done() <-chan struct{}
+	Err() error
+	Close()
+}
 
-// VFIO takes the PCI function at an address through the kernel's VFIO. One that
-// was there once is waited for, and one that another process has: what a process
-// held that was killed, its kernel resets and unmaps behind it. waiting, where it is not
-// nil, is called before a wait with its cause.
-func VFIO(addr string, waiting func(error)) Connect {
+// function is a node whose registers are mapped here.
+type function struct {
+	registers
+	shadow.DMA
+}
+
+// VFIO takes the PCI function at an address through the kernel's VFIO; one without an
+// IOMMU only where bare says so. One that was there once is waited for, and one that
+// another process has: what a process held that was killed, its kernel resets and
+// unmaps behind it. waiting, where it is not nil, is called before a wait with its
+// cause.
+func VFIO(addr string, bare bool, waiting func(error)) Connect {
+	return again(waiting, func(vectors []int) (Function, error) {
+		d, err := kernel.Open(addr, kernel.Options{NoIOMMU: bare})
+		if err != nil {
+			return nil, err
+		}
+		var dma shadow.DMA = pinned{d}
+		if d.Via() == kernel.ViaNone {
+			dma, err = newPhysical()
+		}
+		f := function{d, dma}
+		if err == nil {
+			err = f.check()
+		}
+		if err == nil {
+			err = d.SetVectors(vectors)
+		}
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("device vfio:%s: %w", addr, err)
+		}
+		return f, nil
+	})
+}
+
+// UIO takes a device of UIO by its name, as uio0, or the address of a PCI function.
+// There are no vectors: who has it looks at its queues in memory, or its registers.
+// waiting is as of VFIO.
+func UIO(name string, waiting func(error)) Connect {
+	var windows []uio.Window
+	for w := range device.Windows {
+		windows = append(windows, uio.Window{Names: []string{"exanet-" + w.String(), w.String()}, Size: uint64(w.Size())})
+	}
+	return again(waiting, func([]int) (Function, error) {
+		d, err := uio.Open(name, windows)
+		if err != nil {
+			return nil, err
+		}
+		dma, err := newPhysical()
+		f := polled{function{d, dma}}
+		if err == nil {
+			err = f.check()
+		}
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("device uio:%s: %w", name, err)
+		}
+		return f, nil
+	})
+}
+
+// again makes a Connect that waits for a device which was there once, or which
+// another process has.
+func again(waiting func(error), open func(vectors []int) (Function, error)) Connect {
 	var seen atomic.Bool
 	return func(ctx context.Context, vectors []int) (Function, error) {
 		for told := waiting == nil; ; told = true {
-			f, err := openKernel(addr, vectors)
+			f, err := open(vectors)
 			if err == nil {
 				seen.Store(true)
 				return f, nil
 			}
-			removed := errors.Is(err, kernel.ErrNoDevice) || errors.Is(err, kernel.ErrGone)
-			if !errors.Is(err, kernel.ErrBusy) && !(removed && seen.Load()) {
+			busy := errors.Is(err, kernel.ErrBusy) || errors.Is(err, uio.ErrBusy)
+			removed := errors.Is(err, kernel.ErrNoDevice) || errors.Is(err, kernel.ErrGone) ||
+				errors.Is(err, uio.ErrNoDevice) || errors.Is(err, uio.ErrGone)
+			if !busy && !(removed && seen.Load()) {
 				return nil, err
 			}
 			if !told {
@@ -54,32 +125,24 @@ func VFIO(addr string, waiting func(error)) Connect {
 	}
 }
 
-func openKernel(addr string, vectors []int) (Function, error) {
-	d, err := kernel.Open(addr, kernel.Options{})
-	if err != nil {
-		return nil, err
-	}
-	f := kernelFunction{d}
-	if err := f.setUp(vectors); err != nil {
-		d.Close()
-		return nil, fmt.Errorf("device vfio:%s: %w", addr, err)
-	}
-	return f, nil
-}
-
-func (f kernelFunction) setUp(vectors []int) error {
-	if id := f.ID(); id != pciDevice<<16|pciVendor {
+// check tells whether the device is a node: by its PCI identity, and a board's, which
+// has none, by its ID (spec/hardware.md 3).
+func (f function) check() error {
+	if id := f.ID(); id != 0 && id != pciDevice<<16|pciVendor {
 		return fmt.Errorf("%w: it is PCI device %04x:%04x, not %04x:%04x: exanetctl bind --all names those that are", ErrIdentity, id&0xffff, id>>16, pciVendor, pciDevice)
+	}
+	if v, err := f.Read(int(device.PL), device.PLID, 4); err != nil || v != device.IDValue {
+		return errors.Join(fmt.Errorf("%w: its ID reads %#x", ErrIdentity, v), err)
 	}
 	if len(f.Bytes(int(device.BTCM))) < device.BTCMDoorbells {
 		return fmt.Errorf("%w: its descriptors cannot be mapped: %w", ErrIdentity, syscall.ENOTSUP)
 	}
-	return f.SetVectors(vectors)
+	return nil
 }
 
 // Write is Post, and a read behind it: the device has taken the store when that
 // comes back (PCI 3.0, 3.2.5, "posted writes").
-func (f kernelFunction) Write(region int, offset uint64, size int, value uint64) error {
+func (f function) Write(region int, offset uint64, size int, value uint64) error {
 	err := f.Post(region, offset, size, value)
 	if err == nil {
 		_, err = f.Read(int(device.PL), device.PLID, 4)
@@ -87,9 +150,32 @@ func (f kernelFunction) Write(region int, offset uint64, size int, value uint64)
 	return err
 }
 
+func (f function) Descriptors() []byte {
+	return f.Bytes(int(device.BTCM))[:device.BTCMDoorbells]
+}
+
+// Close implements Function.
+func (f function) Close() {
+	f.registers.Close()
+	if p, ok := f.DMA.(physical); ok && p.pagemap != nil {
+		_ = p.pagemap.Close() // nothing of ours is in it
+	}
+}
+
+// Address implements shadow.Physicist, for a device without an IOMMU.
+func (f function) Address(b []byte) (uint64, error) {
+	if p, ok := f.DMA.(physical); ok {
+		return p.Address(b)
+	}
+	return 0, fmt.Errorf("%w: addresses are chosen", ErrConfig)
+}
+
+// pinned is shadow.DMA of a device behind an IOMMU.
+type pinned struct{ *kernel.Device }
+
 // Ranges implements shadow.DMA.
-func (f kernelFunction) Ranges() ([]shadow.Range, error) {
-	list, err := f.Device.Ranges()
+func (p pinned) Ranges() ([]shadow.Range, error) {
+	list, err := p.Device.Ranges()
 	usable := make([]shadow.Range, len(list))
 	for i, r := range list {
 		usable[i] = shadow.Range(r)
@@ -98,8 +184,4 @@ func (f kernelFunction) Ranges() ([]shadow.Range, error) {
 }
 
 // Kind implements shadow.DMA.
-func (f kernelFunction) Kind() shadow.Kind { return shadow.Pinned }
-
-func (f kernelFunction) Descriptors() []byte {
-	return f.Bytes(int(device.BTCM))[:device.BTCMDoorbells]
-}
+func (pinned) Kind() shadow.Kind { return shadow.Pinned }

@@ -19,6 +19,7 @@ func (m *Machine) loop() {
 	for !m.stop {
 		if m.pass() {
 			idleSince = -1
+			m.nap = shortNap
 			continue
 		}
 		now := m.Now()
@@ -43,6 +44,9 @@ func (m *Machine) pass() (busy bool) {
 		l := n.link.Load()
 		if l == nil {
 			continue
+		}
+		if l.polled && n.look(l) {
+			busy = true
 		}
 		if n.written {
 			n.wakeTargets(l)
@@ -96,16 +100,21 @@ func (m *Machine) poll(timeout time.Duration) {
 func (m *Machine) vector(fd int) {
 	for _, n := range m.nodes {
 		for v, e := range n.vectors {
-			switch {
-			case e != fd:
-			case v == device.VectorDone:
-				n.raised, n.written = true, true
-			default:
-				n.pending |= 1 << v
-				n.deliver()
+			if e == fd {
+				n.came(v)
 			}
 		}
 	}
+}
+
+// came takes a vector.
+func (n *node) came(v int) {
+	if v == device.VectorDone {
+		n.raised, n.written = true, true
+		return
+	}
+	n.pending |= 1 << v
+	n.deliver()
 }
 
 // deliver gives the driver the vectors that came; they wait for one.
@@ -153,7 +162,7 @@ func (m *Machine) sleep() {
 				}
 			}
 		}
-		m.poll(timeout)
+		m.rest(timeout)
 	}
 	for _, n := range m.nodes {
 		for _, s := range n.slots {

@@ -34,6 +34,13 @@ const (
 	// watchPause is how long the owner sleeps at most while transfers go on:
 	// their count of paused blocks raises no vector.
 	watchPause = 10 * time.Millisecond
+	// A device without vectors is looked at again after shortNap, and twice that each
+	// time that there was nothing, up to longNap: what a fault waits at most, a tenth of
+	// the time after which its block is sent again. Without processes it has no faults,
+	// and idleNap will do.
+	shortNap, longNap, idleNap = 50 * time.Microsecond, 10 * time.Millisecond, 100 * time.Millisecond
+	// statusPause is how often such a device is asked whether its queues still work.
+	statusPause = 100 * time.Millisecond
 	// quietTime bounds the wait for accesses in flight at an invalidation. The
 	// device ends each within its own time-outs.
 	quietTime = 10 * time.Second
@@ -76,7 +83,8 @@ type Machine struct {
 	base  time.Time
 	nodes []*node
 
-	inline bool // short calls run on the owner
+	inline bool          // short calls run on the owner
+	nap    time.Duration // of the next sleep, where a node has no vectors
 
 	// Owned by the owner.
 	stop  bool
@@ -107,6 +115,8 @@ type node struct {
 	pending uint32 // vectors that came and were not delivered yet
 	raised  bool   // vector 3 came and its cause was not cleared yet
 	written bool   // and completion words were not looked for yet
+	open    uint32 // vectors that were up when it was looked last
+	asked   int64  // when its queues were asked last
 
 	link atomic.Pointer[link] // nil: the device is gone
 }
@@ -116,6 +126,7 @@ type link struct {
 	fn     Function
 	btcm   *scratchpad
 	peek   bool // CAPS has the peek windows and WORDS
+	polled bool // there are no vectors
 	shadow *shadow.Memory
 	// windows are the device's, with the queues in memory in front where rings is
 	// not nil.
@@ -158,7 +169,7 @@ func New(ctx context.Context, cfg Config) (*Machine, error) {
 	if len(cfg.Connect) == 0 {
 		return nil, fmt.Errorf("%w: no node: name a device", ErrConfig)
 	}
-	m := &Machine{cfg: cfg, log: cfg.Log, base: time.Now(), epoll: -1, event: -1, done: make(chan struct{}), inline: !cfg.Workers && !hasSwap()}
+	m := &Machine{cfg: cfg, log: cfg.Log, base: time.Now(), epoll: -1, event: -1, done: make(chan struct{}), nap: shortNap, inline: !cfg.Workers && !hasSwap()}
 	if err := m.open(ctx); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
@@ -229,7 +240,9 @@ func (n *node) connect(ctx context.Context) error {
 		return fmt.Errorf("node %d: %w", n.index, err)
 	}
 	l := &link{fn: fn, gone: make(chan struct{})}
+	_, l.polled = fn.(poller)
 	if err := l.prepare(n); err != nil {
+		l.quiet(n.m.log)
 		l.end()
 		fn.Close()
 		return fmt.Errorf("node %d: %w", n.index, err)
@@ -357,12 +370,13 @@ func (n *node) down(l *link, why error) {
 		l.why = why
 		n.raised, n.written, n.pending = false, false, 0
 		close(l.gone)
-		l.close()
+		l.close(n.m.log)
 	}
 }
 
 // close lets a link go; nothing on the owner uses it any more.
-func (l *link) close() {
+func (l *link) close(log *slog.Logger) {
+	l.quiet(log)
 	_ = l.shadow.Close() // nothing that could be lost
 	l.end()
 	l.fn.Close()
@@ -505,7 +519,7 @@ func (m *Machine) Close() error {
 	for _, n := range m.nodes {
 		if l := n.link.Swap(nil); l != nil {
 			close(l.gone)
-			l.close()
+			l.close(m.log)
 		}
 	}
 	m.workers.Wait()

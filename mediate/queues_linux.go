@@ -4,14 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/shadow"
 	"github.com/exanet/pfd/vfio/user"
 )
 
@@ -39,7 +37,7 @@ type rings struct {
 	*queues.Queues
 	n     *node
 	l     *link
-	b     []byte
+	own   *shadow.Own
 	later []func() // asked for before the link was the node's
 	live  bool     // it is; everything happens on the owner from then on
 	raise bool     // deliver is posted
@@ -55,37 +53,29 @@ func (s *scratchpad) Store(off uint32, v uint64) { s.store64(off, v) }
 // newRings turns the queues of a device that has them on, and proves that it sees
 // the memory of this process. It may be called anywhere; the link is not in use yet.
 func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
-	fd, err := unix.MemfdCreate("exanet-queues", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
-	}
-	defer func() { _ = unix.Close(fd) }() // mapped here and there
 	r := &rings{n: n, l: l, left: renewals}
+	if r.own, err = shadow.NewOwn(l.fn, "exanet-queues", queues.MemorySize); err != nil {
+		return nil, fmt.Errorf("queues in memory: %w", err)
+	}
 	defer func() {
 		if err != nil {
+			l.quiet(log)
 			r.unmap()
 		}
 	}()
-	if err := unix.Ftruncate(fd, queues.MemorySize); err != nil {
-		return nil, os.NewSyscallError("ftruncate", err)
+	at := r.own.Addr
+	if l.fn.Kind() != shadow.Physical {
+		if at, err = queuesAt(l.fn); err != nil {
+			return nil, err
+		}
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return nil, os.NewSyscallError("fcntl F_ADD_SEALS", err)
-	}
-	if r.b, err = unix.Mmap(fd, 0, queues.MemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return nil, os.NewSyscallError("mmap", err)
-	}
-	at, err := queuesAt(l.fn)
-	if err != nil {
-		return nil, err
-	}
-	if err := l.fn.MapDMA(at, queues.MemorySize, fd, 0, user.DMARead|user.DMAWrite); err != nil {
+	if err := l.fn.MapDMA(at, queues.MemorySize, r.own.FD, 0, user.DMARead|user.DMAWrite); err != nil {
 		return nil, fmt.Errorf("queues in memory: %w", err)
 	}
 	r.posted = func() { r.raise = false; r.deliver() }
 	cfg := queues.Config{
 		Window: func(id device.WindowID) device.Window { return &raw{l, id} },
-		Memory: wordsOf(r.b), Addr: at,
+		Memory: wordsOf(r.own.B), Addr: at,
 		Raise: r.wake, Later: r.do,
 		Written: n.wordsWritten, Mail: n.mailCame, Off: r.off, Log: log,
 	}
@@ -232,10 +222,7 @@ func (r *rings) forget(slot int, va device.VA, pages int) bool {
 
 // unmap lets the memory go; nothing uses it any more.
 func (r *rings) unmap() {
-	if r.b != nil {
-		_ = unix.Munmap(r.b) // the very slice that was mapped
-		r.b = nil
-	}
+	_ = r.own.Close() // nothing of ours is in it
 }
 
 // wordsWritten wakes who waits for completion words: the process of a slot, or all.

@@ -38,6 +38,9 @@ func wordsOf(b []byte) *scratchpad {
 	return &scratchpad{base: unsafe.Pointer(unsafe.SliceData(b)), size: uint32(len(b))}
 }
 
+// addressOf gives where memory of this process is.
+func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+
 // holds tells whether an access lies in it as a whole.
 func (s *scratchpad) holds(off uint32, size int) bool {
 	return off%uint32(size) == 0 && off < s.size

@@ -3,6 +3,7 @@ package netlink
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -572,4 +573,29 @@ func BenchmarkSendReceive(b *testing.B) {
 			b.Fatal(got, err)
 		}
 	}
+}
+
+// TestDriversForm: on a board a driver in the kernel sends the faults, and not pfd. It
+// makes a string with its NUL (000 table 3.1), whose header has no port id and no
+// number.
+func TestDriversForm(t *testing.T) {
+	s := openSender(t) // in the kernel's place: nobody else can send from its port id
+	r, port := receive(t, s)
+	const text = "01234503a7123453f12345beef1"
+	want, err := ParseFault([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, headerSize, 64)
+	b = append(b, text+"\x00"...)
+	binary.NativeEndian.PutUint32(b[headerLength:], uint32(len(b)))
+	binary.NativeEndian.PutUint16(b[headerType:], MessageType)
+	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port}
+	for len(b)%headerAlign != 0 {
+		b = append(b, 0)
+	}
+	if err := unix.Sendto(s.fd, b, unix.MSG_DONTWAIT, to); err != nil {
+		t.Fatal(err)
+	}
+	r.want(t, want)
 }

@@ -69,6 +69,10 @@ func newArchive(ctx context.Context, c *Cache) (*archive, error) {
 		signed = "[signed-by=" + keyring + "] "
 	}
 	sources := fmt.Sprintf("deb %[1]s%[2]s %[3]s main\ndeb %[1]s%[2]s %[4]s main\n", signed, mirror, suite, backports)
+	others := ""
+	if c.arm {
+		others = `"arm64"; `
+	}
 	// An empty status: nothing is installed, so that every package is named that
 	// must be there. Root's apt reads as another user otherwise, who may not reach
 	// the cache.
@@ -82,13 +86,13 @@ Dir::Etc::sourceparts "/dev/null";
 Dir::Etc::preferences "/dev/null";
 Dir::Etc::preferencesparts "/dev/null";
 APT::Architecture "amd64";
-APT::Architectures { "amd64"; };
+APT::Architectures { "amd64"; %[3]s};
 APT::Install-Recommends "false";
 APT::Sandbox::User "root";
 Acquire::Retries "3";
 Acquire::http::Timeout "30";
 Acquire::https::Timeout "30";
-`, dir, dir)
+`, dir, dir, others)
 	for name, text := range map[string]string{"sources.list": sources, "apt.conf": conf, "status": ""} {
 		if err := replace(filepath.Join(dir, name), []byte(text)); err != nil {
 			return nil, fmt.Errorf("cache: %w", err)
@@ -230,10 +234,14 @@ func parseURIs(text string) ([]archived, error) {
 	return list, nil
 }
 
-// spec is a package as apt-get takes it: NAME=VERSION.
+// spec is a package as apt-get takes it: NAME=VERSION, of another architecture
+// NAME:ARCH=VERSION.
 func (f archived) spec() string {
 	name, rest, _ := strings.Cut(f.File, "_")
-	version, _, _ := strings.Cut(rest, "_")
+	version, arch, _ := strings.Cut(rest, "_")
+	if arch == "arm64.deb" {
+		name += ":arm64"
+	}
 	return name + "=" + strings.ReplaceAll(version, "%3a", ":")
 }
 

@@ -28,7 +28,8 @@ func DefaultCache() (string, error) {
 // several processes at once: those that change it lock it.
 type Cache struct {
 	Dir string
-	// Programs is a directory with the pfd and exanetctl that guests get.
+	// Programs is a directory with the pfd and exanetctl that guests get, and in its
+	// directory arm64 those of MachineARM.
 	Programs string
 	// Package is the package of make deb that guests with Debian install; "": the
 	// newest in Programs.
@@ -38,6 +39,24 @@ type Cache struct {
 	Kernel string
 	// Say tells what is done and how far it is; nil: nobody.
 	Say func(format string, args ...any)
+
+	arm bool // it is the part for MachineARM
+}
+
+// of gives the part of the cache for a machine.
+func (c *Cache) of(machine string) *Cache {
+	if machine != MachineARM || c.arm {
+		return c
+	}
+	return &Cache{Dir: c.path(MachineARM), Programs: filepath.Join(c.Programs, MachineARM), Kernel: c.Kernel, Say: c.Say, arm: true}
+}
+
+// missing is ErrNotSetUp for the part of the cache.
+func (c *Cache) missing() error {
+	if c.arm {
+		return fmt.Errorf("%w --arm64", ErrNotSetUp)
+	}
+	return ErrNotSetUp
 }
 
 func (c *Cache) path(name ...string) string {
@@ -130,6 +149,15 @@ type What struct {
 	Refresh bool // have packages resolved anew
 	IOMMUFD bool // build the modules that Debian's kernels lack, and the kernel's tests of VFIO
 	Debian  bool // guests with Debian
+	ARM     bool // for MachineARM, instead: neither of the two before
+}
+
+// part gives the part of the cache that is meant.
+func (c *Cache) part(w What) *Cache {
+	if w.ARM {
+		return c.of(MachineARM)
+	}
+	return c
 }
 
 // Setup makes whatever the cache misses: Fetch, and then Prepare.
@@ -137,16 +165,20 @@ func (c *Cache) Setup(ctx context.Context, w What) error {
 	if err := c.Fetch(ctx, w); err != nil {
 		return err
 	}
-	if err := c.Prepare(ctx, Small); err != nil || !w.Debian {
+	if w.ARM {
+		return c.Prepare(ctx, Small, MachineARM)
+	}
+	if err := c.Prepare(ctx, Small, MachineX86); err != nil || !w.Debian {
 		return err
 	}
-	return c.Prepare(ctx, Debian)
+	return c.Prepare(ctx, Debian, MachineX86)
 }
 
 // Fetch has the programs and the kernel from the archive. What was fetched stays
 // where it fails, and the next Fetch goes on there; once all is there it needs no
 // network.
 func (c *Cache) Fetch(ctx context.Context, w What) error {
+	c = c.part(w)
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return err
@@ -167,6 +199,9 @@ func (c *Cache) fetch(ctx context.Context, w What) error {
 	maps.DeleteFunc(wanted, func(name string, want bool) bool { return !want || exists(c.path(name)) })
 	if len(wanted) == 0 {
 		return nil
+	}
+	if c.arm && c.Kernel != "" {
+		return fmt.Errorf("%w: the kernel %q: guests for arm64 have that of %s alone", ErrArchive, c.Kernel, suite)
 	}
 	if !kernelVersion.MatchString(c.Kernel) {
 		return fmt.Errorf("%w: the kernel %q: want the first numbers of its version, as 6.12", ErrArchive, c.Kernel)
@@ -219,12 +254,16 @@ func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 	if err := a.update(ctx); err != nil {
 		return p, err
 	}
-	programs := []string{"busybox-static", "bpftool"}
-	if q, err := onPath(ctx); err == nil {
+	programs, qemu, kernel := []string{"busybox-static", "bpftool"}, []string{"qemu-system-x86", "seabios"}, "linux-image-cloud-amd64"
+	if c.arm {
+		// Linux 7.2 gives a node no vectors there (VFIO_DEVICE_SET_IRQS: ENOSPC).
+		programs, qemu, kernel = []string{"busybox-static:arm64"}, []string{"qemu-system-arm"}, "linux-image-cloud-arm64:arm64/"+suite
+	}
+	if q, err := c.onPath(ctx); err == nil {
 		c.say("QEMU %s is on PATH", q.Version)
 	} else {
 		c.say("%v: taking Debian's", err)
-		programs = append(programs, "qemu-system-x86", "seabios")
+		programs = append(programs, qemu...)
 	}
 	var err error
 	if p.Programs, err = a.resolve(ctx, programs...); err != nil {
@@ -234,7 +273,7 @@ func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 		p.Kernel, err = a.kernelNamed(ctx, c.Kernel)
 		return p, err
 	}
-	all, err := a.resolve(ctx, "linux-image-cloud-amd64")
+	all, err := a.resolve(ctx, kernel)
 	if err != nil {
 		return p, err
 	}

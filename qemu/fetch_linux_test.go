@@ -72,7 +72,7 @@ case "$1" in
 --fsys-tarfile) cat "$FAKE/kernel.tar" ;;
 -x) mkdir -p "$3/usr/bin"; echo busybox >"$3/usr/bin/busybox" ;;
 esac`,
-		program: "echo QEMU emulator version 11.1.3",
+		(&Cache{}).program(): "echo QEMU emulator version 11.1.3",
 	} {
 		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
 			t.Fatal(err)

@@ -76,6 +76,12 @@ type Options struct {
 	// guest.SetIOMMUFD; "": the stock one.
 	Modules string
 	System  System
+	// Machine is what guests are: MachineX86, MachineBare or MachineARM; "": the first.
+	// Debian is for the first alone.
+	Machine string
+	// UIO has the nodes of MachineBare driven by UIO, else by VFIO without an IOMMU,
+	// which needs guest.SetIOMMUFD.
+	UIO bool
 	// PFD are arguments of the pfd in each guest, besides its device; nil: none is
 	// started.
 	PFD []string
@@ -90,8 +96,21 @@ func (o Options) check() error {
 		return fmt.Errorf("%d guests: want 1 to %d", o.Guests, MaxGuests)
 	case o.Nodes < 0 || o.Nodes > MaxNodes:
 		return fmt.Errorf("%d nodes a guest: want 0 to %d", o.Nodes, MaxNodes)
+	case boards[o.machine()].args == nil:
+		return fmt.Errorf("machine %q: want %s, %s or %s", o.Machine, MachineX86, MachineBare, MachineARM)
+	case o.System == Debian && o.machine() != MachineX86:
+		return fmt.Errorf("guests with Debian on machine %s: want %s", o.machine(), MachineX86)
+	case o.UIO && o.machine() != MachineBare:
+		return fmt.Errorf("UIO on machine %s: want %s", o.machine(), MachineBare)
 	}
 	return nil
+}
+
+func (o Options) machine() string {
+	if o.Machine == "" {
+		return MachineX86
+	}
+	return o.Machine
 }
 
 // Boot restores guests from the cache, plugs their nodes in, and starts pfd in
@@ -103,6 +122,7 @@ func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err e
 	if len(agent.Socket(guestDir(dir, MaxGuests), agent.Ports)) > 107 { // sun_path, unix(7)
 		return nil, fmt.Errorf("directory %s: its name is too long for sockets: choose a shorter --dir", dir)
 	}
+	c = c.of(o.machine())
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return nil, err
@@ -119,7 +139,7 @@ func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err e
 	if o.Modules == guest.SetIOMMUFD && !exists(c.modules(o.Modules)) {
 		return nil, fmt.Errorf("modules with iommufd: %w --iommufd", ErrNotSetUp)
 	}
-	s, err := c.prepare(ctx, o.System)
+	s, err := c.prepare(ctx, o.System, o.machine())
 	if err != nil {
 		return nil, err
 	}
@@ -156,12 +176,13 @@ func (f *Fleet) Restart(ctx context.Context, c *Cache, i int) error {
 	if i < 0 || i >= len(f.state.Guests) {
 		return fmt.Errorf("%w %d: there are %d", ErrGuest, i, len(f.state.Guests))
 	}
+	c = c.of(f.state.Options.machine())
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	s, err := c.prepare(ctx, f.state.Options.System)
+	s, err := c.prepare(ctx, f.state.Options.System, f.state.Options.machine())
 	if err == nil {
 		err = f.state.Guests[i].end(ctx)
 	}
@@ -277,7 +298,7 @@ func (f *Fleet) restore(ctx context.Context, s saved, i int) error {
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o700)); err != nil {
 		return err
 	}
-	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image, cmp.Or(o.Memory, sharedMemory)), "-incoming", "defer")...)
+	p, err := s.emulator.start(dir, append(machineArgs(s.machine, s.accel, dir, s.image, cmp.Or(o.Memory, sharedMemory)), "-incoming", "defer")...)
 	if err != nil {
 		return err
 	}
@@ -315,6 +336,10 @@ func (f *Fleet) load(ctx context.Context, i int) error {
 // groupsFile lists the groups of all pfds in the guests.
 const groupsFile = "/run/groups"
 
+// HugePages is how many huge pages of 2 MiB a guest without an IOMMU sets aside: what
+// its processes share, and pfd's own (ours).
+const HugePages = 96
+
 // smallPFD starts a pfd with its arguments. Mapping for a device pins; a guest is
 // pfd's alone.
 const smallPFD = `ulimit -l unlimited; pfd "$@" >/run/pfd.log 2>&1 &
@@ -324,23 +349,33 @@ until exanetctl status >/dev/null 2>&1; do
 	sleep 0.05
 done`
 
-// startPFD binds the guest's nodes to vfio-pci and starts a pfd, when its control
+// startPFD binds the guest's nodes to their driver and starts a pfd, when its control
 // socket answers it is back.
 func (f *Fleet) startPFD(ctx context.Context, i int) error {
 	o := f.state.Options
 	if o.Nodes == 0 || o.PFD == nil {
 		return nil
 	}
+	before, driver, kind, flags := "", "vfio-pci", "vfio:", []string(nil)
+	if o.machine() == MachineBare {
+		before = fmt.Sprintf("echo %d >/proc/sys/vm/nr_hugepages; ", HugePages)
+		if o.UIO {
+			driver, kind = "uio_pci_generic", "uio:"
+		} else {
+			before += "echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode; "
+			flags = []string{"--unsafe-noiommu"}
+		}
+	}
 	var out strings.Builder
 	code, err := f.Run(ctx, i, agent.Command{
-		Exec:   agent.Exec{Args: []string{"exanetctl", "bind", "--all", "--wait", strconv.Itoa(o.Nodes)}},
+		Exec:   agent.Exec{Args: []string{"sh", "-c", before + "exanetctl bind --all --driver " + driver + " --wait " + strconv.Itoa(o.Nodes)}},
 		Stdout: &out, Stderr: &out,
 	})
 	if err := failed("binding its nodes", code, err, out.String()); err != nil {
 		return err
 	}
 	own := fmt.Sprintf("%d-%d", max(i*domains, 1), (i+1)*domains-1)
-	words := append([]string{"--device", "vfio:" + strings.Join(strings.Fields(out.String()), ","), "--groups", groupsFile, "--pdid-range", own}, o.PFD...)
+	args := append([]string{"--device", kind + strings.Join(strings.Fields(out.String()), ","), "--groups", groupsFile, "--pdid-range", own}, append(flags, o.PFD...)...)
 	script := smallPFD
 	if o.System == Debian {
 		script = debianPFD
@@ -349,7 +384,7 @@ func (f *Fleet) startPFD(ctx context.Context, i int) error {
 	out.Reset()
 	ctx, cancel := context.WithTimeout(ctx, pfdTime)
 	defer cancel()
-	code, err = f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: append([]string{"sh", "-c", script, "sh"}, words...)}, Stdout: &out, Stderr: &out})
+	code, err = f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: append([]string{"sh", "-c", script, "sh"}, args...)}, Stdout: &out, Stderr: &out})
 	return failed("starting pfd", code, err, out.String())
 }
 

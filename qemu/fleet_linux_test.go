@@ -15,7 +15,7 @@ import (
 
 func script(t *testing.T, text string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), program)
+	path := filepath.Join(t.TempDir(), (&Cache{}).program())
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,32 @@ func TestNoFleet(t *testing.T) {
 func TestNotSetUp(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // no QEMU of the machine
 	c := &Cache{Dir: t.TempDir(), Programs: t.TempDir()}
-	if err := c.Prepare(t.Context(), Small); !errors.Is(err, ErrNotSetUp) {
-		t.Errorf("error %v, want ErrNotSetUp", err)
+	for machine, words := range map[string]string{MachineX86: "qemu setup", MachineBare: "qemu setup", MachineARM: "qemu setup --arm64"} {
+		if err := c.Prepare(t.Context(), Small, machine); !errors.Is(err, ErrNotSetUp) || !strings.HasSuffix(err.Error(), words) {
+			t.Errorf("%s: error %v, want ErrNotSetUp with %q", machine, err, words)
+		}
+	}
+	c.Kernel = "6.18"
+	if err := c.Fetch(t.Context(), What{ARM: true}); !errors.Is(err, ErrArchive) || !strings.Contains(err.Error(), "arm64") {
+		t.Errorf("another kernel for arm64: %v, want ErrArchive", err)
+	}
+}
+
+func TestMachines(t *testing.T) {
+	for _, o := range []Options{
+		{Guests: 1, Machine: "riscv"},
+		{Guests: 1, UIO: true},
+		{Guests: 1, Machine: MachineARM, UIO: true},
+		{Guests: 1, Machine: MachineBare, System: Debian},
+		{Guests: 1, Machine: MachineARM, System: Debian},
+	} {
+		if err := o.check(); err == nil {
+			t.Errorf("%+v is taken", o)
+		}
+	}
+	for _, o := range []Options{{Guests: 1}, {Guests: 1, System: Debian}, {Guests: 1, Machine: MachineBare, UIO: true}, {Guests: 1, Machine: MachineARM}} {
+		if err := o.check(); err != nil {
+			t.Error(err)
+		}
 	}
 }

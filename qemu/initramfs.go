@@ -35,7 +35,11 @@ func (c *Cache) contents() ([]content, error) {
 	}
 	for _, p := range []string{"pfd", "exanetctl"} {
 		path := filepath.Join(c.Programs, p)
-		if err := static(path); err != nil {
+		machine := elf.EM_X86_64
+		if c.arm {
+			machine = elf.EM_AARCH64
+		}
+		if err := static(path, machine); err != nil {
 			return nil, err
 		}
 		list = append(list, content{name: "bin/" + p, mode: 0o755, from: path})
@@ -78,13 +82,17 @@ func (c *Cache) modules(set string) string {
 	return c.kernelPath(set, "modules")
 }
 
-// static refuses a program that needs libraries: a guest has none.
-func static(path string) error {
+// static refuses a program of another machine, and one that needs libraries: a guest
+// has none.
+func static(path string, machine elf.Machine) error {
 	f, err := elf.Open(path)
 	if err != nil {
-		return fmt.Errorf("%w: %w: name the directory of pfd and exanetctl with --programs", ErrProgram, err)
+		return fmt.Errorf("%w: %w: name the directory of pfd and exanetctl with --programs (those for arm64 in its directory arm64)", ErrProgram, err)
 	}
 	defer f.Close()
+	if f.Machine != machine {
+		return fmt.Errorf("%w: %s is for %v, want %v: build it with GOARCH", ErrProgram, path, f.Machine, machine)
+	}
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
 			return fmt.Errorf("%w: %s needs libraries, which a guest has not: build it with CGO_ENABLED=0", ErrProgram, path)

@@ -28,7 +28,8 @@ type wanted struct {
 }
 
 var (
-	stockModules   = []wanted{{"vfio_iommu_type1", true}, {"vfio_pci", true}, {"uio_pci_generic", false}}
+	// The first three are parts of Debian's kernels, but for virtio_iommu of arm64's.
+	stockModules   = []wanted{{"virtio_pci", false}, {"virtio_console", false}, {"virtio_iommu", false}, {"vfio_iommu_type1", true}, {"vfio_pci", true}, {"uio_pci_generic", false}}
 	iommufdModules = []wanted{{"iommufd", true}, {"vfio_iommu_type1", true}, {"vfio_pci", true}}
 )
 

@@ -21,14 +21,19 @@ const (
 	// QEMU has the vfio-user client since 10.1 (docs/about, ChangeLog/10.1).
 	minMajor, minMinor = 10, 1
 
-	program = "qemu-system-x86_64"
-
 	// MaxNodes is how many nodes a guest can have: its root ports (ours).
 	MaxNodes = 4
 	memory   = "1G" // of a guest (ours)
 
 	// The device's process maps the same file.
 	sharedMemory = "memory-backend-memfd,share=on"
+)
+
+// Machines.
+const (
+	MachineX86  = "x86"      // x86-64 with an IOMMU
+	MachineBare = "no-iommu" // x86-64 without
+	MachineARM  = "arm64"    // with virtio-iommu
 )
 
 // ErrQEMU says that there is no QEMU that will do.
@@ -42,9 +47,16 @@ type emulator struct {
 
 var versionText = regexp.MustCompile(`QEMU emulator version ((\d+)\.(\d+)\S*)`)
 
+func (c *Cache) program() string {
+	if c.arm {
+		return "qemu-system-aarch64"
+	}
+	return "qemu-system-x86_64"
+}
+
 // onPath gives the QEMU of the machine.
-func onPath(ctx context.Context) (emulator, error) {
-	path, err := exec.LookPath(program)
+func (c *Cache) onPath(ctx context.Context) (emulator, error) {
+	path, err := exec.LookPath(c.program())
 	if err != nil {
 		return emulator{}, fmt.Errorf("%w: %w", ErrQEMU, err)
 	}
@@ -73,13 +85,13 @@ func look(ctx context.Context, words []string) (emulator, error) {
 
 // emulator gives the machine's QEMU, or else the cache's.
 func (c *Cache) emulator(ctx context.Context) (emulator, error) {
-	if e, err := onPath(ctx); err == nil {
+	if e, err := c.onPath(ctx); err == nil {
 		return e, nil
 	}
 	root := c.path("root")
-	file := filepath.Join(root, "usr", "bin", program)
+	file := filepath.Join(root, "usr", "bin", c.program())
 	if !exists(file) {
-		return emulator{}, fmt.Errorf("%w: %w", ErrQEMU, ErrNotSetUp)
+		return emulator{}, fmt.Errorf("%w: %w", ErrQEMU, c.missing())
 	}
 	// Its libraries are beside it, not the machine's.
 	return look(ctx, []string{
@@ -104,27 +116,41 @@ const (
 	accelTCG = "tcg,thread=multi"
 )
 
+// boards are what machines have of their own: a board, an IOMMU, and words for the
+// kernel.
+var boards = map[string]struct {
+	args []string
+	boot string
+}{
+	// no_timer_check: the timer's test fails where the host is busy, and the guest
+	// panics. intel_iommu=on: Debian's kernels have it off.
+	MachineX86: {
+		[]string{"-machine", "q35,memory-backend=ram,kernel-irqchip=split", "-device", "intel-iommu,intremap=on,caching-mode=on"},
+		"console=ttyS0 no_timer_check intel_iommu=on",
+	},
+	MachineBare: {[]string{"-machine", "q35,memory-backend=ram"}, "console=ttyS0 no_timer_check"},
+	MachineARM:  {[]string{"-machine", "virt,gic-version=3,memory-backend=ram", "-device", "virtio-iommu-pci"}, "console=ttyAMA0"},
+}
+
 // machineArgs describes a guest whose sockets are in dir. Saved and restored
 // guests must have the same, but for what its memory is made of.
-func machineArgs(accel, dir string, i image, backend string) []string {
+func machineArgs(machine, accel, dir string, i image, backend string) []string {
 	cpu := "max"
 	if accel == accelKVM {
 		cpu = "host"
 	}
-	// no_timer_check: the timer's test fails where the host is busy, and the
-	// guest panics. intel_iommu=on: Debian's kernels have it off.
-	boot := "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on " + i.boot
+	board := boards[machine]
+	boot := board.boot + " quiet panic=-1 " + i.boot
 	args := []string{
 		"-name", "exanet-guest", "-accel", accel, "-cpu", cpu, "-smp", "2",
 		"-m", memory, "-object", backend + ",id=ram,size=" + memory,
-		"-machine", "q35,memory-backend=ram,kernel-irqchip=split",
-		"-device", "intel-iommu,intremap=on,caching-mode=on",
 		"-nodefaults", "-display", "none",
 		"-serial", "file:" + filepath.Join(dir, "console.log"),
 		"-qmp", "unix:" + monitorSocket(dir) + ",server=on,wait=off",
 		"-kernel", i.kernel, "-initrd", i.initramfs, "-append", boot,
 		"-device", "virtio-serial-pci,id=ports,max_ports=" + strconv.Itoa(agent.Ports+1),
 	}
+	args = append(args, board.args...)
 	for p := range agent.Ports {
 		n := strconv.Itoa(p)
 		args = append(args,

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ const (
 	longTime = 8 * time.Minute // of Debian, which took 135 s there
 	kvmTime  = 20 * time.Second
 	tries    = 3
-	keep     = 5 // saved guests
+	keep     = 6 // saved guests
 )
 
 // lock keeps other Setups out.
@@ -53,6 +54,7 @@ func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 
 // saved is a guest that has booted.
 type saved struct {
+	machine  string
 	emulator emulator
 	accel    string
 	image    image
@@ -61,8 +63,8 @@ type saved struct {
 
 // saved gives the guest of the programs that there are now; its state may have
 // to be made.
-func (c *Cache) saved(ctx context.Context, system System, accel string) (saved, error) {
-	var s saved
+func (c *Cache) saved(ctx context.Context, system System, machine, accel string) (saved, error) {
+	s := saved{machine: machine}
 	var err error
 	if s.emulator, err = c.emulator(ctx); err != nil {
 		return s, err
@@ -70,7 +72,7 @@ func (c *Cache) saved(ctx context.Context, system System, accel string) (saved, 
 	s.accel = accel
 	s.image.kernel = c.kernelPath("kernel", "vmlinuz")
 	if !exists(s.image.kernel) {
-		return s, fmt.Errorf("%s of the guests: %w", c.kernelName("kernel"), ErrNotSetUp)
+		return s, fmt.Errorf("%s of the guests: %w", c.kernelName("kernel"), c.missing())
 	}
 	files, key, err := c.initramfs(system)
 	if err != nil {
@@ -81,7 +83,7 @@ func (c *Cache) saved(ctx context.Context, system System, accel string) (saved, 
 		s.image.boot, s.image.ready = debianBoot, debianReady
 	}
 	h := sha256.New()
-	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(accel, "", image{boot: s.image.boot}, sharedMemory), " "))
+	fmt.Fprintln(h, s.emulator.Version, key, strings.Join(machineArgs(machine, accel, "", image{boot: s.image.boot}, sharedMemory), " "))
 	if err := copyFile(h, s.image.kernel); err != nil {
 		return s, fmt.Errorf("kernel of the guests: %w", err)
 	}
@@ -89,22 +91,25 @@ func (c *Cache) saved(ctx context.Context, system System, accel string) (saved, 
 	return s, nil
 }
 
-// Prepare makes the guest of Programs and of a system, as Setup does, from what was
-// fetched: it uses no network. Its error matches ErrNotSetUp where that was not.
-func (c *Cache) Prepare(ctx context.Context, system System) error {
+// Prepare makes the guest of Programs, of a system and on a machine, as Setup does, from
+// what was fetched: it uses no network. Its error matches ErrNotSetUp where that was not.
+func (c *Cache) Prepare(ctx context.Context, system System, machine string) error {
+	c = c.of(machine)
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	_, err = c.prepare(ctx, system)
+	_, err = c.prepare(ctx, system, machine)
 	return err
 }
 
 // prepare boots a guest and saves it, unless that was done. The lock is held.
-func (c *Cache) prepare(ctx context.Context, system System) (saved, error) {
+func (c *Cache) prepare(ctx context.Context, system System, machine string) (saved, error) {
 	accels := []string{accelTCG}
-	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
+	if c.arm != (runtime.GOARCH == "arm64") {
+		// the host is another machine
+	} else if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
 		_ = f.Close()
 		if !exists(c.path("no-kvm")) {
 			accels = []string{accelKVM, accelTCG}
@@ -112,7 +117,7 @@ func (c *Cache) prepare(ctx context.Context, system System) (saved, error) {
 	}
 	var failed error
 	for _, accel := range accels {
-		s, err := c.saved(ctx, system, accel)
+		s, err := c.saved(ctx, system, machine, accel)
 		if err != nil || exists(s.state) {
 			return s, err
 		}
@@ -157,7 +162,7 @@ func (c *Cache) boot(ctx context.Context, s saved, limit time.Duration) (err err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	// A guest that panics is not waited for.
-	p, err := s.emulator.start(dir, append(machineArgs(s.accel, dir, s.image, sharedMemory), "-no-reboot")...)
+	p, err := s.emulator.start(dir, append(machineArgs(s.machine, s.accel, dir, s.image, sharedMemory), "-no-reboot")...)
 	if err != nil {
 		return err
 	}

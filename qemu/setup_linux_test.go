@@ -128,7 +128,7 @@ func newMirror(t *testing.T, dir string) *mirror {
 	}
 	modules["usr/lib/modules/1/vmlinuz"] = bytes.Repeat([]byte{1}, bulk)
 	add("busybox-static", "", map[string][]byte{"usr/bin/busybox": []byte("busybox")})
-	add("bpftool", "", map[string][]byte{"usr/sbin/bpftool": []byte("bpftool")})
+	add("bpftool", "", nil)
 	add(kernelName, "", modules)
 	add("linux-image-cloud-amd64", kernelName, nil)
 	for _, s := range []string{suite, backports} {
@@ -148,7 +148,7 @@ func newMirror(t *testing.T, dir string) *mirror {
 indextargets) echo "` + m.URL + `/debian/ ` + suite + ` main" ;;
 *) exec ` + apt + ` "$@" -o Acquire::Retries=0 -o Acquire::AllowInsecureRepositories=true -o APT::Get::AllowUnauthenticated=true ;;
 esac`,
-		program: "echo QEMU emulator version 11.1.3",
+		(&Cache{}).program(): "echo QEMU emulator version 11.1.3",
 	} {
 		if err := os.MkdirAll(bin, 0o755); err != nil {
 			t.Fatal(err)

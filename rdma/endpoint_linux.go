@@ -95,9 +95,12 @@ type Info struct {
 	Member     int // index in the group on this node
 	VABits     int // width of the addresses that the node takes
 	Caps       uint64
-	Method     Method
-	Policy     Policy
-	Daemon     string // pfd's product and version
+	// Page is the size of the pages in which memory is shared, bytes: 2 MiB (hugetlb)
+	// where the device has physical addresses. 0: none need be (SVA).
+	Page   uint64
+	Method Method
+	Policy Policy
+	Daemon string // pfd's product and version
 }
 
 // Stats counts the endpoint's page faults, with ODP's names (spec/api.md). Under
@@ -234,7 +237,7 @@ func (e *Endpoint) Info() Info {
 	w := &e.welcome
 	return Info{
 		Node: w.Node, PDID: w.PDID, Generation: w.Generation, Slot: int(w.Slot), Interface: int(w.Interface), Member: int(w.Member),
-		VABits: int(w.VABits), Caps: w.Caps, Method: w.Method, Policy: w.Policy, Daemon: w.Product,
+		VABits: int(w.VABits), Caps: w.Caps, Page: uint64(w.Page), Method: w.Method, Policy: w.Policy, Daemon: w.Product,
 	}
 }
 

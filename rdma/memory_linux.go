@@ -81,8 +81,9 @@ func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 
 // allocShared makes memory of a memfd and shares it.
 func (e *Endpoint) allocShared(size int) (*Buffer, error) {
-	length := (size + device.PageSize - 1) &^ (device.PageSize - 1)
-	fd, err := MakeMemory(uint64(length))
+	page := max(int(e.Info().Page), device.PageSize)
+	length := (size + page - 1) &^ (page - 1)
+	fd, err := MakeMemory(uint64(length), uint64(page))
 	if err != nil {
 		return nil, err
 	}
@@ -97,18 +98,29 @@ func (e *Endpoint) allocShared(size int) (*Buffer, error) {
 	return &Buffer{b: b, size: size, ep: e, shared: true}, nil
 }
 
-// MakeMemory makes a memfd of size bytes, whole pages, as Share needs it: sealed
-// against shrinking. The descriptor is the caller's.
-func MakeMemory(size uint64) (int, error) {
-	fd, err := unix.MemfdCreate("exanet-buffer", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+// hugePage is the size of the huge pages that can be shared.
+const hugePage = 2 << 20
+
+// MakeMemory makes a memfd of size bytes, whole pages of Info.Page, as Share needs it:
+// sealed against shrinking. The descriptor is the caller's. One of huge pages has to
+// be mapped before it is shared: pfd then seals it against any other mapping that may
+// write, and so against pages that are punched out.
+func MakeMemory(size, page uint64) (int, error) {
+	flags, seals := unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW
+	if page == hugePage {
+		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
+	} else {
+		seals |= unix.F_SEAL_SEAL
+	}
+	fd, err := unix.MemfdCreate("exanet-buffer", flags|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
-		fd, err = unix.MemfdCreate("exanet-buffer", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		fd, err = unix.MemfdCreate("exanet-buffer", flags)
 	}
 	if err != nil {
 		return -1, os.NewSyscallError("memfd_create", err)
 	}
 	if err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(size))); err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 		err = os.NewSyscallError("fcntl F_ADD_SEALS", err)
 	}
 	if err != nil {

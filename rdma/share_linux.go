@@ -22,7 +22,7 @@ func (i Info) SVA() bool { return i.Caps&device.CapsSVA != 0 }
 // Share lets transfers reach memory of a node that does not see the process's
 // page tables (Info.SVA; where it does, nothing happens): size bytes of a memfd
 // as MakeMemory makes it, from offset on, which the process has mapped at va.
-// Whole pages; fd stays the caller's. Memory of Alloc is shared already. Errors
+// Whole pages (Info.Page); fd stays the caller's. Memory of Alloc is shared already. Errors
 // match ErrGone or ErrClosed; pfd's refusal is an *attach.RefusedError.
 func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
 	m := attach.Share{Product: attach.Product(), VA: va, Size: size, Offset: offset, Writable: writable}

@@ -7,7 +7,8 @@
 #   systemd         a machine of its own for the service (internal/packaging)
 #   bpftool         another reader of the probe's maps (internal/tracing)
 # And it fetches QEMU, a kernel and Debian for internal/guests into the user's cache;
-# as `setup.sh guests` it builds modules and tests from the kernel's sources as well.
+# as `setup.sh guests` it builds modules and tests from the kernel's sources as well, and
+# fetches what guests for arm64 need.
 # Where that fails it says why, and so do the tests that need them.
 set -eu
 
@@ -24,6 +25,8 @@ guests() {
 		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
 		return 0
 	}
+	[ "$1" = test ] || CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch --arm64 ||
+		echo "setup: no guests for arm64: their tests fail under STRICT=1 and are skipped otherwise" >&2
 	# The kernels of docs/tracing.md, beside the newest, where all are asked for.
 	[ "${EXANET_KERNELS:-}" = all ] || return 0
 	for k in 6.12 6.18 7.2; do

@@ -15,9 +15,18 @@ const (
 	// Pinned: a mapping pins what it maps, and counts it in VmLck or VmPin
 	// (VFIO_IOMMU_MAP_DMA, IOMMU_IOAS_MAP).
 	Pinned
-	// Physical: addresses are those of memory, and nobody pins (no-IOMMU, UIO).
+	// Physical: addresses are those of memory, and nobody pins (no-IOMMU, UIO). The
+	// DMA is a Physicist, and its MapDMA and UnmapDMA have nothing to do.
 	Physical
 )
+
+// Physicist is a DMA of kind Physical.
+type Physicist interface {
+	DMA
+	// Address gives where the first byte of memory of this process lies. The page is
+	// present.
+	Address(b []byte) (uint64, error)
+}
 
 // DMA is the device's view of memory, as its driver makes it: pieces of memfds
 // at DMA addresses. Its methods may be called on any goroutine.

@@ -149,25 +149,23 @@ func New(cfg Config) (*Memory, error) {
 	case cfg.VABits < device.MinVABits || cfg.VABits > device.MaxVABits:
 		return nil, fmt.Errorf("%w: %d bits of virtual address: want %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
 	}
-	if cfg.DMA.Kind() == Physical {
-		return nil, fmt.Errorf("%w: a device with physical addresses", ErrConfig)
-	}
-	usable, err := cfg.DMA.Ranges()
-	if err != nil {
-		return nil, fmt.Errorf("usable DMA addresses: %w", err)
-	}
 	m := &Memory{cfg: cfg, kind: cfg.DMA.Kind(), window: cfg.Window}
 	m.granule = 1 << (bits.Len64(min(maxGranule, cfg.Window/minPlaces)) - 1)
 	m.changed = sync.NewCond(&m.mu)
 	m.stats.Window = cfg.Window
-	m.addresses = newAddresses(m.granule, usable)
 	pages := tablePages(cfg.Window) - (cfg.Beside+chunkSize-1)/chunkSize*chunkPages
-	base, err := m.addresses.carve(pages * device.PageSize)
-	if err != nil {
-		return nil, err
+	if m.kind == Physical {
+		pages = hugePage / device.PageSize // they lie in one piece; places go for theirs sooner
 	}
-	if m.tables, err = newTables(int(pages), base, cfg.VABits); err != nil {
-		return nil, err
+	own, err := NewOwn(cfg.DMA, "exanet-tables", int(pages)*device.PageSize)
+	if err != nil {
+		return nil, fmt.Errorf("shadow tables: %w", err)
+	}
+	m.tables = newTables(own, cfg.VABits)
+	if m.kind != Physical {
+		if m.tables.base, err = m.choose(pages * device.PageSize); err != nil {
+			return nil, errors.Join(err, m.tables.close())
+		}
 	}
 	m.mu.Lock()
 	err = m.grow()
@@ -176,6 +174,16 @@ func New(cfg Config) (*Memory, error) {
 		return nil, errors.Join(fmt.Errorf("shadow tables: %w", err), m.tables.close())
 	}
 	return m, nil
+}
+
+// choose takes the DMA addresses that may be used, and gives those of the tables.
+func (m *Memory) choose(tables uint64) (uint64, error) {
+	usable, err := m.cfg.DMA.Ranges()
+	if err != nil {
+		return 0, fmt.Errorf("usable DMA addresses: %w", err)
+	}
+	m.addresses = newAddresses(m.granule, usable)
+	return m.addresses.carve(tables)
 }
 
 // Root gives what belongs into TTBR0 of a slot's context bank: the address of
@@ -242,7 +250,7 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 		return err
 	}
 	prot := unix.PROT_READ
-	if write {
+	if write && m.kind != Physical {
 		prot |= unix.PROT_WRITE
 	}
 	var err error
@@ -317,7 +325,7 @@ func (m *Memory) check(s *share, size uint64, fd int) error {
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
 		return fmt.Errorf("%w: it must be a memfd sealed with F_SEAL_SHRINK", ErrShare)
 	}
-	if err := checkKind(m.kind, fd); err != nil {
+	if err := checkFile(m.kind, s, fd); err != nil {
 		return err
 	}
 	var st unix.Stat_t
@@ -333,19 +341,39 @@ func (m *Memory) check(s *share, size uint64, fd int) error {
 // hugePage is the size of the pages that can be shared by physical addresses.
 const hugePage = 2 << 20
 
-// checkKind refuses files whose pages move or go while nobody pins them: only huge
-// pages of a hugetlb file stay where they are.
-func checkKind(k Kind, fd int) error {
-	if k != Physical {
-		return nil
+// Page gives the size of the pages that are shared, bytes.
+func (m *Memory) Page() uint64 {
+	if m.kind == Physical {
+		return hugePage
 	}
+	return device.PageSize
+}
+
+// checkFile refuses parts of huge pages; and where nobody pins it refuses files whose
+// pages move or go: only huge pages of a hugetlb file stay where they are, and only
+// while nobody can punch them out, which F_SEAL_FUTURE_WRITE sees to.
+func checkFile(k Kind, s *share, fd int) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
 		return fmt.Errorf("%w: %w", ErrShare, err)
 	}
-	if st.Type != unix.HUGETLBFS_MAGIC || st.Bsize != hugePage {
+	huge := int64(st.Type) == unix.HUGETLBFS_MAGIC
+	if k == Physical && (!huge || st.Bsize != hugePage) {
 		return fmt.Errorf("%w: the device uses physical addresses and nothing pins memory, which the kernel may move: "+
 			"share a memfd of huge pages of 2 MiB (memfd_create with MFD_HUGETLB), or give the device an IOMMU", ErrShare)
+	}
+	if huge && (s.size|s.offset)%uint64(st.Bsize) != 0 {
+		return fmt.Errorf("%w: %d bytes from %d of a file of huge pages: want whole ones of %d bytes", ErrShare, s.size, s.offset, st.Bsize)
+	}
+	if k != Physical {
+		return nil
+	}
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err == nil && seals&unix.F_SEAL_FUTURE_WRITE == 0 {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: its pages could be punched out: map it, and let pfd seal it with F_SEAL_FUTURE_WRITE (no F_SEAL_SEAL): %w", ErrShare, err)
 	}
 	return nil
 }
@@ -566,7 +594,8 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 
 	at := uint64(va - s.va)
 	pages = int(min(uint64(pages), max(1, m.window/4>>device.PageShift), (s.size-at)>>device.PageShift))
-	res := populate(s.b[at:at+uint64(pages)<<device.PageShift], write)
+	// A huge page that is read is there for writing as well: it is no copy.
+	res := populate(s.b[at:at+uint64(pages)<<device.PageShift], write && m.kind != Physical)
 
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -285,22 +285,39 @@ func TestIdle(t *testing.T) {
 // shared, and the refusal says why.
 func TestPhysical(t *testing.T) {
 	fd, _ := file(t, 512, unix.F_SEAL_SHRINK)
-	err := checkKind(Physical, fd)
+	s := &share{size: 2 << 20}
+	err := checkFile(Physical, s, fd)
 	if !errors.Is(err, ErrShare) || !strings.Contains(err.Error(), "physical addresses") || !strings.Contains(err.Error(), "MFD_HUGETLB") {
 		t.Errorf("a memfd of small pages: %v", err)
 	}
 	for _, k := range []Kind{Files, Pinned} {
-		if err := checkKind(k, fd); err != nil {
+		if err := checkFile(k, s, fd); err != nil {
 			t.Errorf("kind %d: %v", k, err)
 		}
 	}
-	huge, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
+	huge, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
 	if err != nil {
 		t.Skipf("no memfd of huge pages of 2 MiB: %v", err)
 	}
 	defer unix.Close(huge)
-	if err := checkKind(Physical, huge); err != nil {
+	if err := checkFile(Physical, s, huge); err != nil {
 		t.Errorf("a memfd of huge pages: %v", err)
+	}
+	if seals, err := unix.FcntlInt(uintptr(huge), unix.F_GET_SEALS, 0); err != nil || seals&unix.F_SEAL_FUTURE_WRITE == 0 {
+		t.Errorf("its pages can be punched out: seals %#x, %v", seals, err)
+	}
+	for _, k := range []Kind{Files, Pinned, Physical} {
+		if err := checkFile(k, &share{size: 1 << 20}, huge); !errors.Is(err, ErrShare) {
+			t.Errorf("kind %d takes half a huge page: %v", k, err)
+		}
+	}
+	last, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB) // F_SEAL_SEAL
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(last)
+	if err := checkFile(Physical, s, last); !errors.Is(err, ErrShare) || !strings.Contains(err.Error(), "F_SEAL_FUTURE_WRITE") {
+		t.Errorf("huge pages that can be punched out: %v", err)
 	}
 }
 
@@ -342,7 +359,7 @@ func BenchmarkPageIn(b *testing.B) {
 			b.StopTimer()
 			u.m.Drop(0)
 			u.m.sweeps.Wait()
-			fd, err := memfd("test")
+			fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 			if err == nil {
 				err = unix.Ftruncate(fd, window)
 			}

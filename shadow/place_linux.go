@@ -107,6 +107,17 @@ func (m *Memory) hold(s *share, i uint64) (*place, error) {
 		switch {
 		case s.gone || m.closed:
 			return nil, gup.ErrUnmapped
+		case p == nil && m.kind == Physical:
+			addr, err := m.whereIs(s, i)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", gup.ErrNotResident, err)
+			}
+			if s.places[i] == nil && !s.gone && !m.closed {
+				p = &place{share: s, index: i, addr: addr}
+				s.places[i] = p
+				return p, nil
+			}
+			continue
 		case p == nil:
 			addr, ok := m.addresses.take()
 			if !ok {
@@ -126,6 +137,15 @@ func (m *Memory) hold(s *share, i uint64) (*place, error) {
 	}
 }
 
+// whereIs gives the physical address of a place, whose caller uses the share. Its
+// page is present, and so all of the place: it lies in one huge page. Unlocks.
+func (m *Memory) whereIs(s *share, i uint64) (uint64, error) {
+	at := s.b[i*m.granule:]
+	m.mu.Unlock()
+	defer m.mu.Lock()
+	return m.cfg.DMA.(Physicist).Address(at)
+}
+
 // take takes a place out of ready.
 func (m *Memory) take(p *place, to state) {
 	m.spaces[p.share.slot].ready.Remove(p.in)
@@ -136,12 +156,19 @@ func (m *Memory) take(p *place, to state) {
 func (m *Memory) letGo(p *place) {
 	if p.mapped == 0 {
 		delete(p.share.places, p.index)
-		m.addresses.give(p.addr)
+		m.vacate(p)
 		return
 	}
 	p.state = ready
 	p.in = m.spaces[p.share.slot].ready.PushBack(p)
 	p.used = time.Now()
+}
+
+// vacate gives the DMA addresses of a place back that has chosen ones.
+func (m *Memory) vacate(p *place) {
+	if m.addresses != nil {
+		m.addresses.give(p.addr)
+	}
 }
 
 func (m *Memory) use(p *place) {
@@ -322,7 +349,7 @@ func (m *Memory) evict(p *place) uint64 {
 	delete(p.share.places, p.index)
 	// What the device may still use is not used for anything else.
 	if p.mapped == 0 {
-		m.addresses.give(p.addr)
+		m.vacate(p)
 	}
 	m.changed.Broadcast()
 	return size

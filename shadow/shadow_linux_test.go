@@ -277,7 +277,7 @@ func newUnit(t testing.TB, window uint64, vaBits int, with ...func(*unit)) *unit
 // file is a process's memory: a memfd and our view of it.
 func file(t testing.TB, pages int, seals int) (fd int, b []byte) {
 	t.Helper()
-	fd, err := memfd("test")
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err == nil {
 		err = unix.Ftruncate(fd, int64(pages)*device.PageSize)
 	}

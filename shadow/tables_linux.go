@@ -2,9 +2,7 @@ package shadow
 
 import (
 	"errors"
-	"fmt"
 	"math/bits"
-	"os"
 	"sync/atomic"
 	"unsafe"
 
@@ -47,8 +45,8 @@ const placeTables = 2 * (tableLevels - 1)
 // mapped for the device as they are needed. It belongs to whoever holds the
 // Memory's lock; the device reads it at any time.
 type tables struct {
+	own    *Own
 	fd     int
-	b      []byte
 	words  []uint64
 	base   uint64 // DMA address of the first page
 	top    int    // level at which walks begin
@@ -72,28 +70,15 @@ const (
 	chunkMapped
 )
 
-// newTables makes room for a number of pages, the roots among them. None is mapped.
-func newTables(pages int, base uint64, vaBits int) (*tables, error) {
-	fd, err := memfd("exanet-tables")
-	if err != nil {
-		return nil, fmt.Errorf("shadow tables: %w", err)
+// newTables makes tables in memory, the roots among them. None is mapped.
+func newTables(own *Own, vaBits int) *tables {
+	pages := len(own.B) / device.PageSize
+	return &tables{
+		own: own, fd: own.FD, base: own.Addr, chunks: make([]chunk, pages/chunkPages), live: make([]uint16, pages),
+		// Entries are stored whole.
+		words: unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(own.B))), len(own.B)/8),
+		top:   tableLevels - (vaBits-device.PageShift+levelBits-1)/levelBits,
 	}
-	t := &tables{fd: fd, base: base, chunks: make([]chunk, pages/chunkPages), live: make([]uint16, pages)}
-	size := pages * device.PageSize
-	if err := unix.Ftruncate(fd, int64(size)); err != nil {
-		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("ftruncate", err)), t.close())
-	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("fcntl F_ADD_SEALS", err)), t.close())
-	}
-	b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("shadow tables: %w", os.NewSyscallError("mmap", err)), t.close())
-	}
-	// Entries are stored whole.
-	t.b, t.words = b, unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), size/8)
-	t.top = tableLevels - (vaBits-device.PageShift+levelBits-1)/levelBits
-	return t, nil
 }
 
 // absent gives a chunk that is not mapped.
@@ -155,25 +140,9 @@ func (t *tables) release(pages []uint32) {
 	t.spare += len(pages)
 }
 
-func memfd(name string) (int, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
-	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
-		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	}
-	return fd, os.NewSyscallError("memfd_create", err)
-}
-
 func (t *tables) close() error {
-	var errs []error
-	if t.b != nil {
-		errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(t.b)))
-		t.b, t.words = nil, nil
-	}
-	if t.fd >= 0 {
-		errs = append(errs, os.NewSyscallError("close", unix.Close(t.fd)))
-		t.fd = -1
-	}
-	return errors.Join(errs...)
+	t.words = nil
+	return t.own.Close()
 }
 
 func (t *tables) addr(page uint32) uint64 { return t.base + uint64(page)<<device.PageShift }

@@ -40,6 +40,7 @@ type buffer struct {
 	unregister func() error // of a userfaultfd, nil none
 	sharer     sharer       // takes the memory; nil: the device reaches any
 	shared     bool         // it has it
+	huge       bool         // the memory is of huge pages
 	fd         int          // of the memory, with a sharer
 }
 
@@ -53,6 +54,9 @@ type prepare struct {
 	Size   uint64 `json:"size"`
 	Offset uint64 `json:"offset"`
 	Seed   uint64 `json:"seed"`
+	// Page, where not 0, is the size of the pages that are shared, whatever the device
+	// wants.
+	Page uint64 `json:"page,omitempty"`
 }
 
 func (p prepare) content() content { return content{State: p.State, Seed: p.Seed} }
@@ -79,6 +83,17 @@ func newBuffer(p prepare) (*buffer, error) { return newBufferOf(p, nil) }
 func newBufferOf(p prepare, s sharer) (*buffer, error) {
 	size := p.areaSize()
 	b := &buffer{request: p, length: uintptr(size) + blockSize, data: p.data(), sharer: s, fd: -1}
+	if s != nil && p.Page == 0 {
+		p.Page = s.page()
+		b.request.Page = p.Page
+	}
+	if s != nil && p.Page > pageSize {
+		if p.State != Absent && p.State != Present && p.State != Alternate {
+			return nil, fmt.Errorf("%w: a buffer in state %s: this device reaches huge pages alone", ErrSkipped, p.State)
+		}
+		b.huge = true
+		b.length = uintptr(roundUp(uint64(b.length), p.Page))
+	}
 	if err := b.mmap(); err != nil {
 		return nil, err
 	}
@@ -100,7 +115,7 @@ func (b *buffer) mmap() error {
 	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 	var err error
 	if b.sharer != nil {
-		if b.fd, err = b.sharer.memory(uint64(b.length)); err != nil {
+		if b.fd, err = b.sharer.memory(uint64(b.length), b.request.Page); err != nil {
 			return fmt.Errorf("memory of a %d-byte buffer: %w", b.length, err)
 		}
 		flags = unix.MAP_SHARED
@@ -231,13 +246,20 @@ func (b *buffer) share() error {
 	case Unmapped:
 		return nil // an address that nobody shared
 	}
-	va := device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area))))
-	at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))) - uint64(uintptr(b.mapped))
-	if err := b.sharer.share(va, uint64(len(b.area)), b.fd, at, b.request.State != ReadOnly); err != nil {
+	va, size := b.bounds()
+	if err := b.sharer.share(va, size, b.fd, uint64(va)-uint64(uintptr(b.mapped)), b.request.State != ReadOnly); err != nil {
 		return err
 	}
 	b.shared = true
 	return nil
+}
+
+// bounds is what is shared: the area, or all huge pages that it lies in.
+func (b *buffer) bounds() (device.VA, uint64) {
+	if b.huge {
+		return device.VA(uintptr(b.mapped)), uint64(b.length)
+	}
+	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))), uint64(len(b.area))
 }
 
 // addr gives the address of the data's first byte.
@@ -257,8 +279,7 @@ func (b *buffer) close() error {
 		b.child = nil
 	}
 	if b.shared {
-		va := device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area))))
-		errs = append(errs, b.sharer.unshare(va, uint64(len(b.area))))
+		errs = append(errs, b.sharer.unshare(b.bounds()))
 		b.shared = false
 	}
 	if b.fd >= 0 {
@@ -348,9 +369,12 @@ func (b *buffer) check(want verify, pages *pagemap) (verdict, error) {
 // resident counts the pages of the data that are there, and all of them.
 func (b *buffer) resident(pages *pagemap) (resident, total int, err error) {
 	from, to := b.data/pageSize, roundUp(b.data+b.request.Size, pageSize)/pageSize
-	if b.sharer != nil {
+	switch {
+	case b.huge:
+		resident, err = residentHuge(b.fd, int(to-from))
+	case b.sharer != nil:
 		resident, err = residentShared(b.area[from*pageSize : to*pageSize])
-	} else {
+	default:
 		resident, err = pages.resident(b.area[from*pageSize : to*pageSize])
 	}
 	return resident, int(to - from), err

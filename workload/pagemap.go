@@ -59,6 +59,16 @@ func (p *pagemap) count(b []byte, mask uint64) (int, error) {
 	return count, nil
 }
 
+// residentHuge is residentShared of n pages in a file of huge pages: it counts them by
+// its blocks of 512 bytes (stat(2)), as mincore knows what this process has mapped.
+func residentHuge(fd, n int) (int, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, fmt.Errorf("residency of huge pages: %w", os.NewSyscallError("fstat", err))
+	}
+	return min(n, int(st.Blocks*512/pageSize)), nil
+}
+
 // residentShared counts the pages of b, whole pages of a memfd's mapping, that
 // the file has, by whomever they were touched: pagemap knows only those that this
 // process has mapped.

@@ -36,8 +36,10 @@ type endpoint interface {
 
 // sharer is an endpoint of a device that reaches only memory which was shared.
 type sharer interface {
+	// page gives the size of the pages that are shared.
+	page() uint64
 	// memory makes a file for size bytes.
-	memory(size uint64) (fd int, err error)
+	memory(size, page uint64) (fd int, err error)
 	share(va device.VA, size uint64, fd int, offset uint64, writable bool) error
 	unshare(va device.VA, size uint64) error
 }

@@ -77,7 +77,9 @@ func (e *rdmaEndpoint) sharer() sharer {
 	return e
 }
 
-func (e *rdmaEndpoint) memory(size uint64) (int, error) { return rdma.MakeMemory(size) }
+func (e *rdmaEndpoint) page() uint64 { return e.ep.Info().Page }
+
+func (e *rdmaEndpoint) memory(size, page uint64) (int, error) { return rdma.MakeMemory(size, page) }
 
 func (e *rdmaEndpoint) share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
 	return e.ep.Share(va, size, fd, offset, writable)

@@ -13,8 +13,9 @@ import (
 
 // bindFlags are the flags of bind and unbind.
 type bindFlags struct {
-	all  bool
-	wait int
+	all    bool
+	wait   int
+	driver string
 }
 
 func (a *app) bindCommand() *cobra.Command {
@@ -23,13 +24,20 @@ func (a *app) bindCommand() *cobra.Command {
 		Use:   "bind [ADDRESS...]",
 		Short: "Give nodes to vfio-pci, so that pfd can drive them",
 		Long: `bind takes PCI functions from the drivers that have them and gives them to
-vfio-pci (pfd --device vfio:ADDRESS). It prints the addresses. It wants root.`,
+vfio-pci (pfd --device vfio:ADDRESS), or with --driver uio_pci_generic to UIO (pfd
+--device uio:ADDRESS). It prints the addresses. It wants root.`,
 		Example: `  exanetctl bind 0000:01:00.0
   pfd --device vfio:0000:01:00.0`,
 		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error { return a.bind(cmd.Context(), f, args, kernel.Bind) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.driver != kernel.Driver && f.driver != kernel.DriverUIO {
+				return usagef("bind --driver %q: want %s or %s", f.driver, kernel.Driver, kernel.DriverUIO)
+			}
+			return a.bind(cmd.Context(), f, args, func(addr string) error { return kernel.Bind(addr, f.driver) })
+		},
 	}
 	f.flags(c)
+	c.Flags().StringVar(&f.driver, "driver", kernel.Driver, kernel.Driver+", or "+kernel.DriverUIO+" where there is no IOMMU")
 	c.Flags().IntVar(&f.wait, "wait", 0, "with --all: wait until there are that many nodes")
 	return c
 }
@@ -38,7 +46,7 @@ func (a *app) unbindCommand() *cobra.Command {
 	f := bindFlags{}
 	c := &cobra.Command{
 		Use:   "unbind [ADDRESS...]",
-		Short: "Take nodes from vfio-pci again",
+		Short: "Take nodes from vfio-pci or uio_pci_generic again",
 		Args:  cobra.ArbitraryArgs,
 		RunE:  func(cmd *cobra.Command, args []string) error { return a.bind(cmd.Context(), f, args, kernel.Unbind) },
 	}

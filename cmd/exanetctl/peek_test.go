@@ -218,7 +218,7 @@ const (
 // exanetctl fifo and channel show over vfio-user, field by field, what they show of
 // a device in process under the same load: while faults wait, and when all is over.
 func TestPeekAsInProcess(t *testing.T) {
-	fd, err := rdma.MakeMemory(peekMemory)
+	fd, err := rdma.MakeMemory(peekMemory, 4096)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,8 @@ type qemuFlags struct {
 	deb, kernel          string
 	fetch                bool
 	what                 qemu.What
-	modules              string
+	modules, machine     string
+	uio                  bool
 	guests, nodes        int
 	debian, noPFD        bool
 }
@@ -70,6 +71,9 @@ dpkg, installs nothing, and may be interrupted: it goes on where it stopped. Onc
 all is there it needs no network.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.what.ARM && (f.what.Debian || f.what.IOMMUFD) {
+				return usagef("setup --arm64 makes guests of its own: want it without --debian and --iommufd")
+			}
 			cache, err := a.qemuCache(f)
 			if err != nil {
 				return err
@@ -83,6 +87,7 @@ all is there it needs no network.`,
 	setup.Flags().BoolVar(&f.what.Refresh, "refresh", false, "take the archive's newest packages instead of those that the cache holds")
 	setup.Flags().BoolVar(&f.what.IOMMUFD, "iommufd", false, "build the kernel's modules with iommufd and VFIO devices' own files, which Debian's lack, and the kernel's tests of VFIO (some 240 MB to fetch)")
 	setup.Flags().BoolVar(&f.what.Debian, "debian", false, "guests with Debian's systemd as well, where pfd is installed from its package and runs as a service (some 40 MB to fetch)")
+	setup.Flags().BoolVar(&f.what.ARM, "arm64", false, "make what boot --machine arm64 needs, instead (some 62 MB to fetch)")
 	setup.Flags().BoolVar(&f.fetch, "fetch", false, "only fetch: the first boot makes the rest")
 
 	boot := &cobra.Command{
@@ -95,6 +100,8 @@ all is there it needs no network.`,
 	boot.Flags().IntVar(&f.nodes, "nodes", f.nodes, "nodes of each guest, 0 to 4")
 	boot.Flags().StringVar(&f.modules, "modules", guest.SetStock, "stock, Debian's modules of VFIO (groups and type 1), or iommufd (setup --iommufd)")
 	boot.Flags().BoolVar(&f.debian, "debian", false, "guests with Debian's systemd and pfd as its service (setup --debian)")
+	boot.Flags().StringVar(&f.machine, "machine", qemu.MachineX86, "x86, no-iommu (with --modules iommufd or --uio), or arm64 (setup --arm64)")
+	boot.Flags().BoolVar(&f.uio, "uio", false, "with --machine no-iommu: nodes are driven by UIO, not by VFIO")
 	boot.Flags().BoolVar(&f.noPFD, "no-pfd", false, "plug the nodes in, and leave them alone")
 
 	run := &cobra.Command{
@@ -195,7 +202,7 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 	if f.modules != guest.SetStock && f.modules != guest.SetIOMMUFD {
 		return usagef("--modules %q: want %q or %q", f.modules, guest.SetStock, guest.SetIOMMUFD)
 	}
-	o := qemu.Options{Modules: f.modules, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
+	o := qemu.Options{Modules: f.modules, Machine: f.machine, UIO: f.uio, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
 	if f.debian {
 		o.System = qemu.Debian
 	}

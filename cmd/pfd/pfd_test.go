@@ -170,7 +170,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--socket", socket, "--nodes", "x"}, exitUsage, "--nodes x: want a whole number"},
 		{[]string{"--socket", socket, "--device", "vfio:01:00.0"}, exitUsage, "want it as 0000:01:00.0"},
 		{[]string{"--socket", socket, "--device", "vfio:ffff:ff:1f.7"}, exitFailed, "no such PCI device"},
-		{[]string{"--socket", socket, "--device", "pci:x"}, exitUsage, "vfio-user:PATH and vfio:ADDRESS"},
+		{[]string{"--socket", socket, "--device", "pci:x"}, exitUsage, "vfio-user:PATH, vfio:ADDRESS and uio:NAME"},
 		{[]string{"--socket", socket, "--source-faults", "no"}, exitUsage, "fifo"},
 		{[]string{"--socket", socket, "--log-level", "loud"}, exitUsage, "debug, info"},
 		{[]string{"--socket", socket, "--timeout-us", "0"}, exitUsage, "--timeout-us"},

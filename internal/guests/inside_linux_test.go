@@ -226,7 +226,7 @@ func (h *hostile) drive(t *testing.T) *suite.Rig {
 	h.nodes = nil
 	cfg := mediate.Config{Window: smallWindow}
 	for _, address := range h.addresses {
-		connect := mediate.VFIO(address, nil)
+		connect := mediate.VFIO(address, false, nil)
 		cfg.Connect = append(cfg.Connect, func(ctx context.Context, vectors []int) (mediate.Function, error) {
 			f, err := connect(ctx, vectors)
 			if err != nil {

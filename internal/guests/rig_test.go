@@ -65,7 +65,7 @@ func testMain(m *testing.M) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	if unusable = cache.Prepare(ctx, qemu.Small); unusable != nil {
+	if unusable = cache.Prepare(ctx, qemu.Small, qemu.MachineX86); unusable != nil {
 		unusable = fmt.Errorf("%s: %w", cache.Dir, unusable)
 	}
 	return m.Run()
@@ -91,7 +91,7 @@ func usable(t testing.TB) {
 func unavailable(t testing.TB, err error) {
 	t.Helper()
 	if err != nil && os.Getenv("STRICT") == "1" {
-		t.Fatalf("guests cannot be booted: %v (scripts/setup.sh test)", err)
+		t.Fatalf("guests cannot be booted: %v (scripts/setup.sh guests)", err)
 	}
 	if err != nil {
 		t.Skipf("guests cannot be booted: %v", err)

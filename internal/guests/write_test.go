@@ -98,7 +98,7 @@ func TestTwoGuests(t *testing.T) {
 	}
 }
 
-func transfer(t *testing.T, p *process, remote string, read bool) {
+func transfer(t testing.TB, p *process, remote string, read bool) {
 	t.Helper()
 	r := p.do(object{"op": "write", "write": object{"remote": remote, "waiting": "wait", "timeout_ns": patience.Nanoseconds(), "read": read}})
 	if !r.Outcome.Done || r.Outcome.Error != "" {

@@ -470,7 +470,7 @@ func fork(atEnd unix.Signal) (int, unix.Errno) {
 	if errno == 0 && pid == 0 {
 		unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(atEnd), 0, 0, 0, 0)
 		for {
-			unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+			unix.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
 		}
 	}
 	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&old)), 0, 8, 0, 0)

@@ -66,7 +66,7 @@ func (a *obedient) target(o order) (r reply, err error) {
 // share has a new file in the area's place, with a mark in every other page, and
 // shares it.
 func (m *area) share(ep *rdma.Endpoint, mark uint64) error {
-	fd, err := rdma.MakeMemory(uint64(len(m.b)))
+	fd, err := rdma.MakeMemory(uint64(len(m.b)), device.PageSize)
 	if err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func (w *world) memory(n int, of ...*raw) []byte {
 		return memory(w.t, n)
 	}
 	n = (n + device.PageSize - 1) &^ (device.PageSize - 1)
-	fd, err := rdma.MakeMemory(uint64(n))
+	fd, err := rdma.MakeMemory(uint64(n), device.PageSize)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ var unsafeFiles = []string{
 	"emu/apart.go",
 	"emu/lease.go",
 	"internal/keeper/keeper_linux.go",
+	"internal/mmio/mmio.go", // registers
 	"internal/sandbox/sandbox_linux.go",
 	"internal/seam/watch_linux.go",
 	"internal/suite/rig.go",

@@ -18,11 +18,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// portPause is the time between two looks for the ports (ours).
+const portPause = 10 * time.Millisecond
+
 // Serve serves the ports of this guest until ctx ends.
 func Serve(ctx context.Context) error {
-	names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
-	if err != nil {
-		return fmt.Errorf("ports of the guest: %w", err)
+	var names []string
+	// Behind an IOMMU whose driver is a module their device comes after it.
+	for ; len(names) < Ports; time.Sleep(portPause) {
+		var err error
+		if names, err = filepath.Glob("/sys/class/virtio-ports/*/name"); err != nil {
+			return fmt.Errorf("ports of the guest: %w", err)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
 	}
 	// The driver of the ports sends SIGIO when the host comes and goes
 	// (drivers/char/virtio_console.c, send_sigio_to_port).

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -74,6 +75,14 @@ func Init(console io.Writer) error {
 	say(os.NewSyscallError("sethostname", unix.Sethostname([]byte("guest"))))
 	if out, err := exec.Command("/bin/busybox", "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
 		say(fmt.Errorf("lo: %w: %s", err, out))
+	}
+	// The agent's own device comes first.
+	early, err := filepath.Glob(Modules + "/" + SetStock + "/*virtio*.ko") // sorted
+	say(err)
+	for _, path := range early {
+		if err := loadModule(path); err != nil {
+			say(fmt.Errorf("module %s: %w", path, err))
+		}
 	}
 	c := exec.Command("/proc/self/exe", agentArgs...)
 	c.Env, c.Stdout, c.Stderr = environment, console, console

@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/mmio"
 )
 
 // ioctls of a device: _IO(';', 100 + n) (linux/vfio.h).
@@ -75,6 +77,9 @@ type Device struct {
 type Options struct {
 	// Group takes the group and type 1 where iommufd is there as well.
 	Group bool
+	// NoIOMMU takes a device that has no IOMMU (enable_unsafe_noiommu_mode), too: it
+	// reaches all memory, at physical addresses, and nothing is mapped for it.
+	NoIOMMU bool
 }
 
 // Open takes the function at a PCI address, as 0000:01:00.0, resets it, and turns
@@ -99,17 +104,25 @@ func (d *Device) open(o Options) error {
 	if err != nil {
 		return err
 	}
-	if place.cdev != "" && !o.Group && exists("/dev/iommu") {
+	if place.cdev != "" && !place.bare && !o.Group && exists("/dev/iommu") {
 		d.via = "iommufd"
 		d.fd, d.iommu, err = openCdev(place)
 		return err
 	}
-	d.via = "group"
+	if place.bare && !o.NoIOMMU {
+		return ErrNoIOMMU
+	}
+	if d.via = "group"; place.bare {
+		d.via = ViaNone
+	}
 	d.fd, d.iommu, err = openGroup(d.address, place)
 	return err
 }
 
-// Via tells how the device was taken: iommufd or group.
+// ViaNone is what Via gives for a device without an IOMMU.
+const ViaNone = "noiommu"
+
+// Via tells how the device was taken: iommufd, group or ViaNone.
 func (d *Device) Via() string { return d.via }
 
 // setUp learns what the device has, and makes it ready.
@@ -203,7 +216,7 @@ func (d *Device) Read(i int, off uint64, size int) (uint64, error) {
 	}
 	var v uint64
 	if r.b != nil {
-		v, err = load(r.b, off, size)
+		v, err = mmio.Load(r.b, off, size)
 	} else {
 		v, err = d.pread(i, off, size)
 	}
@@ -230,7 +243,7 @@ func (d *Device) Post(i int, off uint64, size int, v uint64) error {
 		return err
 	}
 	if r.b != nil {
-		err = store(r.b, off, size, v)
+		err = mmio.Store(r.b, off, size, v)
 	} else {
 		err = d.pwrite(i, off, size, v)
 	}

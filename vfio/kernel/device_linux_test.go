@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/mmio"
 )
 
 // fake is a device whose file is a memfd: configuration space, a BAR that is
@@ -106,14 +108,14 @@ func TestMappingGone(t *testing.T) {
 	if err := unix.Ftruncate(d.fd, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Read(0, 0, 8); !errors.Is(err, ErrGone) || !errors.Is(err, errFault) {
+	if _, err := d.Read(0, 0, 8); !errors.Is(err, ErrGone) || !errors.Is(err, mmio.ErrFault) {
 		t.Errorf("read: %v", err)
 	}
 	d = fake(t)
 	if err := unix.Ftruncate(d.fd, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Post(0, 0, 8, 0); !errors.Is(err, ErrGone) || !errors.Is(err, errFault) {
+	if err := d.Post(0, 0, 8, 0); !errors.Is(err, ErrGone) || !errors.Is(err, mmio.ErrFault) {
 		t.Errorf("write: %v", err)
 	}
 }

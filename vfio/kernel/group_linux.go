@@ -3,7 +3,6 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +21,7 @@ const (
 
 	apiVersion  = 0
 	typeIOMMUv2 = 3      // VFIO_TYPE1v2_IOMMU: an unmap takes all inside its range
+	typeNone    = 8      // VFIO_NOIOMMU_IOMMU: there is nothing to map
 	groupViable = 1 << 0 // VFIO_GROUP_FLAGS_VIABLE
 )
 
@@ -66,10 +66,14 @@ func (c *container) open(addr string, p place) (int, error) {
 	if v, err := ioctlWord(c.fd, getAPIVersion, 0); err != nil || v != apiVersion {
 		return -1, fmt.Errorf("version %d of VFIO: %w", v, errors.Join(ErrUnsupported, err))
 	}
-	if v, err := ioctlWord(c.fd, checkExtension, typeIOMMUv2); err != nil || v == 0 {
+	kind := uintptr(typeIOMMUv2)
+	if p.bare {
+		kind = typeNone
+	}
+	if v, err := ioctlWord(c.fd, checkExtension, kind); err != nil || v == 0 {
 		return -1, errors.Join(fmt.Errorf("VFIO without type 1: %w", ErrModules), err)
 	}
-	if c.group, err = open(filepath.Join("/dev/vfio", p.group)); err != nil {
+	if c.group, err = open(p.file()); err != nil {
 		return -1, err
 	}
 	status := make([]byte, 8) // struct vfio_group_status
@@ -85,7 +89,7 @@ func (c *container) open(addr string, p place) (int, error) {
 	if _, err := ioctl(c.group, groupSetContainer, container); err != nil {
 		return -1, fmt.Errorf("container of group %s: %w", p.group, err)
 	}
-	if _, err := ioctlWord(c.fd, setIOMMU, typeIOMMUv2); err != nil {
+	if _, err := ioctlWord(c.fd, setIOMMU, kind); err != nil {
 		return -1, fmt.Errorf("type 1 for group %s: %w", p.group, err)
 	}
 	fd, err := ioctl(c.group, groupGetDeviceFD, append([]byte(addr), 0))

@@ -2,11 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
-	"errors"
 	"os"
-	"runtime"
-	"runtime/debug"
-	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -38,62 +34,6 @@ func ioctlWord(fd int, request uint, arg uintptr) (int, error) {
 
 // address gives where a mapping is, for the kernel.
 func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
-
-var errFault = errors.New("its registers do not answer")
-
-// load makes one load of size bytes, 1, 2, 4 or 8, at an aligned offset of a
-// mapping.
-func load(b []byte, off uint64, size int) (v uint64, err error) {
-	defer faults(&err)()
-	p := unsafe.Pointer(&b[off])
-	switch size {
-	case 8:
-		return atomic.LoadUint64((*uint64)(p)), nil
-	case 4:
-		return uint64(atomic.LoadUint32((*uint32)(p))), nil
-	case 2:
-		return uint64(*(*uint16)(p)), nil
-	}
-	return uint64(*(*uint8)(p)), nil
-}
-
-// plain says that a store without sync/atomic follows the stores before it (Intel
-// SDM 3A, 10.2.2). There the atomic one is an XCHG, which reads the register, too, and
-// waits for that.
-const plain = runtime.GOARCH == "amd64"
-
-// store makes one store.
-func store(b []byte, off uint64, size int, v uint64) (err error) {
-	defer faults(&err)()
-	p := unsafe.Pointer(&b[off])
-	switch {
-	case size == 8 && plain:
-		*(*uint64)(p) = v
-	case size == 8:
-		atomic.StoreUint64((*uint64)(p), v)
-	case size == 4 && plain:
-		*(*uint32)(p) = uint32(v)
-	case size == 4:
-		atomic.StoreUint32((*uint32)(p), uint32(v))
-	case size == 2:
-		*(*uint16)(p) = uint16(v)
-	default:
-		*(*uint8)(p) = uint8(v)
-	}
-	return nil
-}
-
-// faults makes an error of a SIGBUS: the kernel takes the registers of a device
-// away that is removed or reset.
-func faults(err *error) func() {
-	old := debug.SetPanicOnFault(true)
-	return func() {
-		debug.SetPanicOnFault(old)
-		if r := recover(); r != nil {
-			*err = errFault
-		}
-	}
-}
 
 // closeAll closes descriptors; nothing of ours is in them.
 func closeAll(fds ...int) {

@@ -13,8 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Driver is the one that this package needs.
-const Driver = "vfio-pci"
+// Drivers of PCI functions that a process drives.
+const (
+	Driver    = "vfio-pci"        // the one that this package needs
+	DriverUIO = "uio_pci_generic" // package uio
+)
+
+// noIOMMUName is the name of a group that VFIO has made itself, for a device without
+// an IOMMU (drivers/vfio/group.c, vfio_noiommu_group_alloc), and noIOMMUSwitch what
+// has it do so.
+const (
+	noIOMMUName   = "vfio-noiommu"
+	noIOMMUSwitch = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
+)
 
 // addressForm is domain, bus, device and function, as in /sys/bus/pci/devices.
 var addressForm = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]$`)
@@ -34,6 +45,15 @@ type place struct {
 	driver string // "": none
 	group  string // its IOMMU group, "": none
 	cdev   string // its own file, "": the kernel has none
+	bare   bool   // the group is VFIO's own: there is no IOMMU
+}
+
+// file gives the group's file (Documentation/driver-api/vfio.rst).
+func (p place) file() string {
+	if p.bare {
+		return "/dev/vfio/noiommu-" + p.group
+	}
+	return filepath.Join("/dev/vfio", p.group)
 }
 
 // find looks a device up in the sysfs below root.
@@ -47,6 +67,7 @@ func find(root, addr string) (place, error) {
 	}
 	p.driver = link(p.dir, "driver")
 	p.group = link(p.dir, "iommu_group")
+	p.bare = read(p.dir, "iommu_group", "name") == noIOMMUName
 	if p.driver != Driver {
 		return p, ErrUnbound
 	}
@@ -89,7 +110,7 @@ func explain(root, addr string, err error) error {
 		return err
 	}
 	p, _ := find(root, addr)
-	file := filepath.Join("/dev/vfio", p.group)
+	file := p.file()
 	if p.cdev != "" && exists(filepath.Join(root, "dev/iommu")) {
 		file = p.cdev
 	}
@@ -103,7 +124,15 @@ func explain(root, addr string, err error) error {
 		}
 		e.Remedy = "exanetctl bind " + addr
 	case errors.Is(err, ErrNoIOMMU):
-		e.Remedy = "turn the IOMMU on in the firmware and boot the kernel with intel_iommu=on (Intel; AMD's is on)"
+		e.Remedy = "turn the IOMMU on in the firmware and boot the kernel with intel_iommu=on (Intel; AMD's is on), or without one: "
+		switch {
+		case p.bare:
+			e.Remedy += "pfd --unsafe-noiommu"
+		case exists(filepath.Join(root, noIOMMUSwitch)):
+			e.Remedy += "echo 1 >" + noIOMMUSwitch + ", exanetctl bind " + addr + ", pfd --unsafe-noiommu"
+		default: // VFIO is built without CONFIG_VFIO_NOIOMMU, or not loaded
+			e.Remedy += "exanetctl bind --driver " + DriverUIO + " " + addr + ", pfd --device uio:" + addr
+		}
 	case errors.Is(err, ErrNotViable):
 		e.Remedy = "exanetctl bind " + strings.Join(strangers(p.dir), " ")
 	case errors.Is(err, ErrMemlock):
@@ -117,6 +146,9 @@ func explain(root, addr string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		e.Err = fmt.Errorf("%w: %w", ErrPermission, err)
 		e.Remedy = "run as root, or chown USER " + file
+		if p.bare { // the kernel wants CAP_SYS_RAWIO, whoever owns the file
+			e.Remedy = "run as root"
+		}
 	}
 	return e
 }
@@ -129,11 +161,11 @@ func check(root, addr string) error {
 	p, err := find(root, addr)
 	file := p.cdev
 	if file == "" || !exists(filepath.Join(root, "dev/iommu")) {
-		file = filepath.Join(root, "dev/vfio", p.group)
+		file = filepath.Join(root, p.file())
 	}
 	switch {
 	case err != nil:
-	case p.group == "":
+	case p.group == "" || p.bare:
 		err = ErrNoIOMMU
 	case len(strangers(p.dir)) > 0:
 		err = ErrNotViable
@@ -188,11 +220,11 @@ func read(parts ...string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Bind gives the device to vfio-pci, and takes it from the driver that has it. Its
-// error is an *Error.
-func Bind(addr string) error { return drive("/", addr, Driver) }
+// Bind gives the device to Driver or DriverUIO, and takes it from the driver that
+// has it. Its error is an *Error.
+func Bind(addr, driver string) error { return drive("/", addr, driver) }
 
-// Unbind takes the device from vfio-pci and lets the kernel choose a driver.
+// Unbind takes the device from these drivers and lets the kernel choose one.
 func Unbind(addr string) error { return drive("/", addr, "") }
 
 // drive binds a device by driver_override
@@ -202,10 +234,13 @@ func drive(root, addr, driver string) error {
 	switch {
 	case err != nil && !errors.Is(err, ErrUnbound):
 		return explain(root, addr, err)
-	case driver != "" && p.driver == driver, driver == "" && p.driver != Driver:
+	case driver != "" && p.driver == driver, driver == "" && p.driver != Driver && p.driver != DriverUIO:
 		return nil
 	case driver != "" && !exists(filepath.Join(root, "sys/bus/pci/drivers", driver)):
-		return explain(root, addr, ErrModules)
+		if driver == Driver {
+			return explain(root, addr, ErrModules)
+		}
+		return &Error{Address: addr, Err: fmt.Errorf("no driver %s: %w", driver, fs.ErrNotExist), Remedy: "modprobe " + driver}
 	}
 	write := func(path, text string) error {
 		if err := os.WriteFile(filepath.Join(root, path), []byte(text), 0); err != nil {
@@ -226,7 +261,10 @@ func drive(root, addr, driver string) error {
 		return err
 	}
 	if now := link(filepath.Join(root, device), "driver"); driver != "" && now != driver {
-		return &Error{Address: addr, Err: fmt.Errorf("%w: the driver does not take it", ErrUnbound), Remedy: "dmesg says why"}
+		if driver == Driver && p.group == "" {
+			return explain(root, addr, ErrNoIOMMU)
+		}
+		return &Error{Address: addr, Err: fmt.Errorf("%w: driver %s does not take it", ErrUnbound, driver), Remedy: "dmesg says why"}
 	}
 	return nil
 }

@@ -87,6 +87,10 @@ func TestCheckAddress(t *testing.T) {
 // Each usual trouble names what settles it.
 func TestRemedies(t *testing.T) {
 	bound := map[string]string{device + "/driver->": "../../drivers/vfio-pci", device + "/iommu_group->": "../../../../kernel/iommu_groups/7"}
+	bare := map[string]string{
+		device + "/driver->": "../../drivers/vfio-pci", device + "/iommu_group->": "../../../../kernel/iommu_groups/0",
+		"sys/kernel/iommu_groups/0/name": noIOMMUName + "\n",
+	}
 	crowded := map[string]string{
 		device + "/driver->": "../../drivers/vfio-pci", device + "/iommu_group->": "../../../../kernel/iommu_groups/7",
 		group + "/devices/" + addr + "/driver->":  "../../../../bus/pci/drivers/vfio-pci",
@@ -103,6 +107,10 @@ func TestRemedies(t *testing.T) {
 		{"no device", map[string]string{"sys/": ""}, ErrNoDevice, ErrNoDevice, "lspci -D"},
 		{"unbound", map[string]string{device + "/driver->": "../../drivers/nvme"}, ErrUnbound, ErrUnbound, "driver nvme has it: exanetctl bind " + addr},
 		{"no IOMMU", bound, ErrNoIOMMU, ErrNoIOMMU, "intel_iommu=on"},
+		{"no IOMMU, UIO", map[string]string{device + "/driver->": "../../drivers/vfio-pci"}, ErrNoIOMMU, ErrNoIOMMU, "exanetctl bind --driver uio_pci_generic " + addr + ", pfd --device uio:" + addr},
+		{"no IOMMU, a switch", map[string]string{device + "/driver->": "../../drivers/vfio-pci", noIOMMUSwitch[1:]: "N"}, ErrNoIOMMU, ErrNoIOMMU, "echo 1 >" + noIOMMUSwitch + ", exanetctl bind " + addr},
+		{"no IOMMU, its mode", bare, ErrNoIOMMU, ErrNoIOMMU, "or without one: pfd --unsafe-noiommu"},
+		{"no IOMMU, no permission", bare, &os.PathError{Op: "open", Path: "/dev/vfio/noiommu-0", Err: unix.EPERM}, ErrPermission, ": run as root"},
 		{"not viable", crowded, ErrNotViable, ErrNotViable, ": exanetctl bind " + other},
 		{"busy", bound, fmt.Errorf("group: %w", unix.EBUSY), ErrBusy, "fuser -v /dev/vfio/7"},
 		{"no permission", bound, &os.PathError{Op: "open", Path: "/dev/vfio/7", Err: unix.EACCES}, ErrPermission, "chown USER /dev/vfio/7"},
@@ -176,7 +184,9 @@ func TestDrive(t *testing.T) {
 		return strings.TrimSpace(string(b))
 	}
 	t.Run("from another driver", func(t *testing.T) {
-		root := tree(t, files("nvme"))
+		with := files("nvme")
+		with[device+"/iommu_group->"] = "../../../../kernel/iommu_groups/7"
+		root := tree(t, with)
 		err := drive(root, addr, Driver)
 		// Nobody here does what the kernel does: the driver stays.
 		if !errors.Is(err, ErrUnbound) {
@@ -186,6 +196,18 @@ func TestDrive(t *testing.T) {
 			if got := text(root, name); got != want {
 				t.Errorf("%s has %q, want %q", name, got, want)
 			}
+		}
+	})
+	t.Run("without an IOMMU", func(t *testing.T) {
+		err := drive(tree(t, files("nvme")), addr, Driver)
+		if !errors.Is(err, ErrNoIOMMU) || !strings.Contains(err.Error(), "exanetctl bind --driver uio_pci_generic") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("UIO's driver not loaded", func(t *testing.T) {
+		err := drive(tree(t, files("nvme")), addr, DriverUIO)
+		if err == nil || !strings.Contains(err.Error(), "modprobe uio_pci_generic") {
+			t.Errorf("error %v", err)
 		}
 	})
 	t.Run("bound already", func(t *testing.T) {

@@ -1,0 +1,78 @@
+package mediate
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+)
+
+// poller is a Function that has no vectors: it is looked at.
+type poller interface{ Polled() }
+
+// polled is a function without vectors.
+type polled struct{ function }
+
+// Polled implements poller.
+func (polled) Polled() {}
+
+// look does what the vectors of a node would, and tells whether there was anything
+// new: by the event queue in memory, else by IRQ_STATUS. On the owner.
+func (n *node) look(l *link) bool {
+	if l.rings != nil && l.rings.On() {
+		before := l.rings.Stats().Events
+		v := device.VectorFIFO
+		if now := n.m.Now(); now-n.asked >= int64(statusPause) {
+			n.asked, v = now, device.VectorFault // whether an error has turned it off
+		}
+		l.rings.Vector(v)
+		return l.rings.Stats().Events != before
+	}
+	if n.handler == nil {
+		return false
+	}
+	status, err := l.fn.Read(int(device.PL), device.PLIRQStatus, 4)
+	mask := uint64(0)
+	if err == nil && status != 0 {
+		mask, err = l.fn.Read(int(device.PL), device.PLIRQMask, 4)
+	}
+	if err != nil {
+		return false // the device is gone, which is posted
+	}
+	open := uint32(status &^ mask)
+	rose := open &^ n.open
+	n.open = open
+	for v := range device.Vectors {
+		if open>>v&1 != 0 && !(v == device.VectorDone && n.raised) {
+			n.came(v)
+		}
+	}
+	return rose != 0
+}
+
+// rest is poll, for a shorter time where a node has no vectors.
+func (m *Machine) rest(timeout time.Duration) {
+	polls, most := false, idleNap
+	for _, n := range m.nodes {
+		if l := n.link.Load(); l != nil && l.polled {
+			polls = true
+		}
+		for _, s := range n.slots {
+			if s != nil {
+				most = longNap
+			}
+		}
+	}
+	if !polls {
+		m.poll(timeout)
+		return
+	}
+	m.nap = min(m.nap, most)
+	nap := unix.NsecToTimespec(int64(m.nap))
+	fds := []unix.PollFd{{Fd: int32(m.epoll), Events: unix.POLLIN}}
+	if n, err := unix.Ppoll(fds, &nap, nil); n == 0 && err == nil {
+		m.nap *= 2
+	}
+	m.poll(0)
+}

@@ -1,0 +1,82 @@
+package shadow
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Own is memory of this process's own that a device uses: a memfd that nobody cuts.
+type Own struct {
+	FD   int
+	B    []byte
+	Addr uint64 // its physical address, where the device has such; else 0, and nothing is mapped yet
+}
+
+// NewOwn makes memory for a device. With physical addresses it is one huge page, and
+// present.
+func NewOwn(dma DMA, name string, size int) (*Own, error) {
+	o := &Own{FD: -1}
+	if err := o.make(dma, name, size); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return o, nil
+}
+
+func (o *Own) make(dma DMA, name string, size int) error {
+	// MFD_NOEXEC_SEAL came with Linux 6.3.
+	kinds, flags := []int{unix.MFD_NOEXEC_SEAL, 0}, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING
+	physicist, physical := dma.(Physicist)
+	if physical = physical && dma.Kind() == Physical; physical {
+		if size > hugePage {
+			return fmt.Errorf("%w: %d bytes in one piece, at most %d", ErrConfig, size, hugePage)
+		}
+		size, flags = hugePage, flags|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB
+	}
+	err := error(unix.EINVAL)
+	for _, k := range kinds {
+		if errors.Is(err, unix.EINVAL) {
+			o.FD, err = unix.MemfdCreate(name, flags|k)
+		}
+	}
+	if err != nil {
+		return os.NewSyscallError("memfd_create", err)
+	}
+	if err := unix.Ftruncate(o.FD, int64(size)); err != nil {
+		return os.NewSyscallError("ftruncate", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(o.FD), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return os.NewSyscallError("fcntl F_ADD_SEALS", err)
+	}
+	reserve := unix.MAP_NORESERVE
+	if physical {
+		reserve = unix.MAP_POPULATE
+	}
+	b, err := unix.Mmap(o.FD, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|reserve)
+	switch {
+	case err != nil && physical:
+		return fmt.Errorf("a huge page of %d bytes: %w: echo 64 >/proc/sys/vm/nr_hugepages", size, os.NewSyscallError("mmap", err))
+	case err != nil:
+		return os.NewSyscallError("mmap", err)
+	}
+	o.B = b
+	if physical {
+		o.Addr, err = physicist.Address(b)
+	}
+	return err
+}
+
+// Close lets the memory go. The device must not use it any more.
+func (o *Own) Close() error {
+	var errs []error
+	if o.B != nil {
+		errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(o.B)))
+	}
+	if o.FD >= 0 {
+		errs = append(errs, os.NewSyscallError("close", unix.Close(o.FD)))
+	}
+	o.B, o.FD = nil, -1
+	return errors.Join(errs...)
+}

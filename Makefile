@@ -51,10 +51,12 @@ mutants:
 faultpoints:
 	PFD_FAULTPOINTS=all CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run 'TestEverySystemCallFailsOnce$$' ./internal/hostile
 
-# Virtual machines take every processor, so their tests run after the others.
+# Virtual machines take every processor, so their tests run after the others: those
+# that need no more than QEMU and Debian's kernel. `make guests` runs all.
+GUESTS = TestTwoGuests|TestKilledGuest|TestReboot|TestKilledPFD|TestNewcomer
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $$($(GO) list ./... | grep -v /internal/guests$$)
-	CGO_ENABLED=1 $(GO) test -race -timeout 40m ./internal/guests
+	CGO_ENABLED=1 $(GO) test -race -timeout 40m -run '$(GUESTS)' ./internal/guests
 
 # Takes some minutes, on an idle machine, and writes its tables into docs/benchmarks.md.
 # As root, tracing as well, beside a pfd from which the probe point is left out.

@@ -6,16 +6,15 @@
 #   git             the house rules
 #   systemd         a machine of its own for the service (internal/packaging)
 #   bpftool         another reader of the probe's maps (internal/tracing)
-# And it fetches QEMU, a kernel and Debian for internal/guests into the user's cache;
-# as `setup.sh guests` it builds modules and tests from the kernel's sources as well, and
-# fetches what guests for arm64 need.
+# And it fetches QEMU and a kernel for internal/guests into the user's cache; as
+# `setup.sh guests` Debian, arm64, and what is built from the kernel's sources, too.
 # Where that fails it says why, and so do the tests that need them.
 set -eu
 
 # Nothing is fetched twice.
 guests() {
 	case "$1" in
-	test) what=--debian ;;
+	test) what= ;;
 	guests) what="--debian --iommufd" ;;
 	*) return 0 ;;
 	esac

@@ -97,7 +97,7 @@ func TestDebian(t *testing.T) {
 	t.Log(strings.TrimSpace(f.run(0, "sh", "-c", "grep PRETTY /etc/os-release; uname -r; systemctl --version | head -1; dpkg-query --show exanet")))
 
 	status := f.run(0, "systemctl", "status", "--no-pager", "pfd")
-	for _, want := range []string{"active (running)", "Status: \"2 nodes", "/usr/bin/pfd --config /etc/exanet/pfd.toml --sandbox=strict"} {
+	for _, want := range []string{"active (running)", "Status: \"2 nodes", "/usr/sbin/pfd --config /etc/exanet/pfd.toml --sandbox=strict"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("systemctl status has no %q:\n%s", want, status)
 		}

@@ -1,9 +1,6 @@
 package trace
 
-import (
-	"encoding/binary"
-	"unsafe"
-)
+import "encoding/binary"
 
 // Batch is how many records are shown together (ours): the probe's price is one for
 // all of them.
@@ -38,14 +35,14 @@ func (l *Log) Waiting() []Record { return l.batch[:l.n] }
 // Show shows what waits.
 func (l *Log) Show() {
 	if l.n > 0 {
-		point(unsafe.Pointer(&l.batch[0]), l.n)
+		point(&l.batch[0], l.n)
 		l.n = 0
 	}
 }
 
 // Announce shows what waits, be it nothing: so that a tracer knows of this process.
 func (l *Log) Announce() {
-	point(unsafe.Pointer(&l.batch[0]), l.n)
+	point(&l.batch[0], l.n)
 	l.n = 0
 }
 

@@ -1,9 +1,6 @@
 package trace
 
-import (
-	"sync/atomic"
-	"unsafe"
-)
+import "sync/atomic"
 
 // semaphore counts who is attached to the point: the kernel writes its first 16 bits
 // (a uprobe's reference counter). It has content, so that it lies in the part of the
@@ -18,4 +15,4 @@ func On() bool { return atomic.LoadUint64(&semaphore[0])&0xffff != 0 }
 // itself stand in the registers of a C function's first two arguments.
 //
 //go:noescape
-func point(records unsafe.Pointer, n int)
+func point(records *Record, n int)

@@ -21,7 +21,7 @@ import (
 // Times that a peer is given (ours).
 const (
 	// HandshakeTimeout is how long either side waits for the other's part of
-	// the handshake.
+	// the handshake, where its context does not say.
 	HandshakeTimeout = 5 * time.Second
 	// sendTimeout is how long a message may wait for a peer that does not read.
 	sendTimeout = time.Second

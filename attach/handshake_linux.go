@@ -87,6 +87,14 @@ func dialPatiently(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
+// patient is ctx, which ends after HandshakeTimeout unless it has a time of its own.
+func patient(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, HandshakeTimeout)
+}
+
 // Handshake says hello, maps the memory that pfd makes for the attachment (Pages)
 // and takes the welcome. Three descriptors (memfd, eventfd, netlink socket) are
 // then the caller's. It makes the process's keeper, and starts its helper where
@@ -94,7 +102,7 @@ func dialPatiently(ctx context.Context, path string) (net.Conn, error) {
 // another protocol version is a *VersionError that names both. With any error no
 // descriptor stays open; the connection is the caller's to close.
 func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, error) {
-	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
+	ctx, cancel := patient(ctx)
 	defer cancel()
 	if h.Product == "" {
 		h.Product = Product()
@@ -209,7 +217,7 @@ func ending(b []byte, fds int, own string) error {
 // AwaitHello takes a process's hello. Whatever is wrong with it is answered with a
 // refusal, and returned.
 func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
-	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
+	ctx, cancel := patient(ctx)
 	defer cancel()
 	var buf [MaxMessage]byte
 	n, fds, err := c.Receive(ctx, buf[:])

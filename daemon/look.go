@@ -11,7 +11,7 @@ import (
 
 // Bounds of what those ask who do not see everything (ours).
 const (
-	// lookTime is how old an answer to them may be: so often the engine is asked
+	// lookTime is between two looks at a node for them: so often the engine is asked
 	// at most, by all of them together.
 	lookTime = 100 * time.Millisecond
 	// askPause is between two answers to one uid.
@@ -57,16 +57,17 @@ func (s *seen[T]) seesDomain(p peer, slot int, pdid device.PDID, gen device.Gene
 	return t.pdid != 0 && t.pdid == pdid && t.gen == gen && t.uid == p.uid
 }
 
-// looks keeps what was found not long ago, for who does not see everything.
+// looks keeps what was found last, for who does not see everything.
 type looks[T any] struct {
 	mu   sync.Mutex
 	kept map[int]*seen[T] // by node
 }
 
 // look calls f on the owning goroutine for the nodes that a query asks for. Who
-// sees everything is answered by what is there now; others by what was there at
-// most lookTime ago, and those who have nothing here by nothing at all. f copies
-// only: what the peer may see of it is for the caller to choose.
+// sees everything is answered at once; others wait for the next look, up to lookTime,
+// which answers all who wait for it, and those who have nothing here are answered by
+// nothing at all. No answer is older than its question. f copies only: what the peer
+// may see of it is for the caller to choose.
 func (l *looks[T]) look(ctx context.Context, d *Daemon, q *query, f func(n *node) (T, error)) ([]*seen[T], error) {
 	if !q.peer.all && !d.attached(q.peer.uid) {
 		return nil, nil
@@ -84,6 +85,7 @@ func (l *looks[T]) lookAlways(ctx context.Context, d *Daemon, q *query, f func(n
 		})
 		return list, err
 	}
+	asked := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range d.nodes {
@@ -91,7 +93,14 @@ func (l *looks[T]) lookAlways(ctx context.Context, d *Daemon, q *query, f func(n
 			continue
 		}
 		s := l.kept[n.index]
-		if s == nil || time.Since(s.at) > lookTime {
+		if s == nil || s.at.Before(asked) {
+			if s != nil {
+				select {
+				case <-time.After(time.Until(s.at.Add(lookTime))):
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
 			err := d.each(ctx, &query{node: n.index}, func(n *node) error {
 				s = lookAt(d, n, f)
 				return s.err

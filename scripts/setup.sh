@@ -11,26 +11,27 @@
 # Where that fails it says why, and so do the tests that need them.
 set -eu
 
-# Nothing is fetched twice.
+# Nothing is fetched twice. Tests look for it in the same place.
+fetch() {
+	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch ${EXANET_QEMU_CACHE:+--cache "$EXANET_QEMU_CACHE"} "$@"
+}
+
 guests() {
 	case "$1" in
-	test) what= ;;
-	guests) what="--debian --iommufd" ;;
+	test) set -- ;;
+	guests) set -- --debian --iommufd ;;
 	*) return 0 ;;
 	esac
-	# $what is a list of words.
-	# shellcheck disable=SC2086
-	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch $what || {
+	fetch "$@" || {
 		echo "setup: no guests: the tests that need them fail under STRICT=1 and are skipped otherwise" >&2
 		return 0
 	}
-	[ "$1" = test ] || CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch --arm64 ||
+	[ $# = 0 ] || fetch --arm64 ||
 		echo "setup: no guests for arm64: their tests fail under STRICT=1 and are skipped otherwise" >&2
 	# The kernels of docs/tracing.md, beside the newest, where all are asked for.
 	[ "${EXANET_KERNELS:-}" = all ] || return 0
 	for k in 6.12 6.18 7.2; do
-		CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch --kernel "$k" ||
-			echo "setup: no guests with kernel $k" >&2
+		fetch --kernel "$k" || echo "setup: no guests with kernel $k" >&2
 	done
 }
 

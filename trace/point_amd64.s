@@ -1,6 +1,6 @@
 #include "textflag.h"
 
-// func point(records unsafe.Pointer, n int)
+// func point(records *Record, n int)
 //
 // trace/probe decodes this: the LEA names the semaphore, the MOVL the record's
 // version, and behind them is a NOP for each kind of kernel. One byte: emulated

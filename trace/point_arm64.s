@@ -1,6 +1,6 @@
 #include "textflag.h"
 
-// func point(records unsafe.Pointer, n int)
+// func point(records *Record, n int)
 //
 // trace/probe decodes this: the first two instructions name the semaphore, the
 // third and the fourth the record's version; the NOP is where a probe is put.

@@ -194,6 +194,8 @@ func (p *process) attachTo(ctx context.Context, a attachment) (attached, error) 
 	if p.pages, err = openPagemap(); err != nil {
 		return attached{}, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, DefaultTimeout) // whatever else the machine does
+	defer cancel()
 	if p.endpoint, err = p.attach(ctx, a); err != nil {
 		return attached{}, err
 	}

@@ -222,7 +222,7 @@ func TestARM(t *testing.T) {
 			t.Errorf("%s: %+v", size, r)
 		}
 	}
-	if s := f.count(0); s.interrupts == 0 {
-		t.Errorf("the guest counts %+v, no interrupt", s)
+	if s := f.count(0); s.faults == 0 || s.rapfs == 0 || s.interrupts == 0 {
+		t.Errorf("the guest counts %+v, want faults, RAPFs and interrupts", s)
 	}
 }

@@ -97,7 +97,7 @@ func TestDebian(t *testing.T) {
 	t.Log(strings.TrimSpace(f.run(0, "sh", "-c", "grep PRETTY /etc/os-release; uname -r; systemctl --version | head -1; dpkg-query --show exanet")))
 
 	status := f.run(0, "systemctl", "status", "--no-pager", "pfd")
-	for _, want := range []string{"active (running)", "Status: \"2 nodes", "/usr/bin/pfd --config /etc/exanet/pfd.toml --sandbox=strict"} {
+	for _, want := range []string{"active (running)", "Status: \"2 nodes", "/usr/sbin/pfd --config /etc/exanet/pfd.toml --sandbox=strict"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("systemctl status has no %q:\n%s", want, status)
 		}
@@ -137,6 +137,27 @@ func TestDebian(t *testing.T) {
 	}
 
 	t.Run("trace", func(t *testing.T) { traced(t, service{t, &fleet{t, f.Fleet}}) })
+	t.Run("pfd traces itself", func(t *testing.T) { tracesItself(t, service{t, &fleet{t, f.Fleet}}) })
+}
+
+// tracesItself has the service trace itself, by the drop-in of contrib: its pfd has two
+// capabilities until it is in its sandbox, and none then.
+func tracesItself(t *testing.T, s service) {
+	const dropIn = "/run/systemd/system/pfd.service.d/trace.conf"
+	s.put(0, "../../contrib/systemd/trace.conf", dropIn)
+	s.run(0, "sh", "-c", "echo SystemCallFilter=bpf >>"+dropIn+`; echo 'trace = "/sys/fs/bpf/exanet"' >>/etc/exanet/pfd.toml
+systemctl daemon-reload; systemctl restart pfd`)
+	s.drives()
+	s.writes()
+	if process := s.run(0, "cat", "/proc/"+s.show("MainPID")+"/status"); !strings.Contains(process, "CapEff:\t0000000000000000") {
+		t.Errorf("pfd keeps capabilities:\n%s", process)
+	}
+	status := s.run(0, "exanetctl", "-j", "trace", "status")
+	latency := s.run(0, "exanetctl", "trace", "latency")
+	t.Logf("%s\n%s", status, latency)
+	if j := s.journal(); !strings.Contains(j, "trace: nothing is pinned") || !strings.Contains(latency, "page_in") {
+		t.Errorf("the journal:\n%s\nand the table:\n%s", j, latency)
+	}
 }
 
 // traced has the eBPF probe see a fault of the service, all its sources attached, and

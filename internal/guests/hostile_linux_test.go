@@ -2,7 +2,6 @@ package guests
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -61,35 +60,39 @@ func (f *fleet) same(before resources) {
 	}
 }
 
-// beside has transfers go on in a guest until it is asked how they went; every byte of
-// them is right.
+// beside has transfers between two processes of a guest go on until it is asked how they
+// went; every byte of them is right.
 func (f *fleet) beside(guest int) (verdict func()) {
 	f.t.Helper()
-	ctx, cancel := context.WithCancel(f.t.Context())
-	type result struct{ transfers, failed int }
-	over := make(chan result, 1)
-	began := make(chan struct{})
+	const size = 64 << 10
+	p := f.pair(guest, "p1")
+	one := func(n int) {
+		f.t.Helper()
+		p.from.do(object{"op": "prepare", "prepare": object{"state": "present", "size": size, "seed": n}})
+		remote := p.to.do(object{"op": "prepare", "prepare": object{"state": "absent", "size": size, "seed": n + 1}}).Remote
+		transfer(f.t, p.from, remote, false)
+		verify(f.t, p.to, object{"state": "present", "seed": n}, size>>12)
+	}
+	one(1)
+	stop, over := make(chan struct{}), make(chan int, 1)
 	go func() {
-		var r result
-		for ctx.Err() == nil {
-			out, err := f.try(guest, "exanetctl", "write", "--dst", "absent", "--size", "64KiB", "--count", "4")
-			r.transfers++
-			if err != nil {
-				r.failed++
-				f.t.Errorf("guest %d, which nobody disturbs: %v: %s", guest, err, out)
-			}
-			if r.transfers == 1 {
-				close(began)
+		n := 1
+		defer func() { over <- n }() // a transfer that fails ends this, and the test
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				n++
+				one(n)
 			}
 		}
-		over <- r
 	}()
-	<-began
 	return func() {
 		f.t.Helper()
-		cancel()
-		r := <-over
-		f.t.Logf("guest %d meanwhile: %d runs of 4 transfers, %d failed", guest, r.transfers, r.failed)
+		close(stop)
+		f.t.Logf("guest %d, which nobody disturbs: %d transfers meanwhile", guest, <-over)
+		p.close()
 	}
 }
 

@@ -73,7 +73,7 @@ func testMain(m *testing.M) int {
 
 // slow are arguments of a pfd in a guest without KVM: a block's time is many times
 // a real node's.
-var slow = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window-idle", "10s"}
+var slow = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window-idle", "10s", "--handshake-time", "60s"}
 
 // fleet is guests of a test.
 type fleet struct {

@@ -41,7 +41,6 @@ var unsafeFiles = []string{
 	"rdma/memory_linux.go",
 	"uffd/ioctl_linux.go",
 	"shadow/tables_linux.go",
-	"trace/log.go", // what is shown is an address
 	"vfio/kernel/raw_linux.go",
 	"vfio/user/sock_linux.go",
 	"workload/buffer.go",

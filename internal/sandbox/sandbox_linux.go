@@ -110,19 +110,27 @@ func prctl(option, arg uintptr) error {
 	return nil
 }
 
-func filterCalls(r Rules) error {
-	info, err := arch.GetInfo("")
-	if err != nil {
-		return fmt.Errorf("seccomp: %w: %w", ErrUnsupported, err)
-	}
-	seen := map[string]bool{"socket": true} // below
-	var names []string
-	for _, name := range r.Calls {
+// known gives of the names those that an architecture has, each once, without socket.
+func known(info *arch.Info, calls []string) (names []string) {
+	seen := map[string]bool{"socket": true}
+	for _, name := range calls {
+		if _, ok := info.SyscallNames[name]; !ok && name == "newfstatat" {
+			name = "fstatat" // as the table for arm64 has it
+		}
 		if _, ok := info.SyscallNames[name]; ok && !seen[name] {
 			seen[name] = true
 			names = append(names, name)
 		}
 	}
+	return names
+}
+
+func filterCalls(r Rules) error {
+	info, err := arch.GetInfo("")
+	if err != nil {
+		return fmt.Errorf("seccomp: %w: %w", ErrUnsupported, err)
+	}
+	names := known(info, r.Calls)
 	local := []seccomp.NameWithConditions{}
 	for _, family := range []uint64{unix.AF_UNIX, unix.AF_NETLINK} {
 		local = append(local, seccomp.NameWithConditions{Name: "socket", Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: family}}})

@@ -27,7 +27,8 @@ type Port struct {
 
 	seen     uint32 // of offCompleted; the engine's
 	awaited  int    // requests of the engine's under way
-	oldest   int64  // when the engine asked first, of those; 0 none
+	nudge    int64  // when the helper is woken once more, if a request waits then
+	pause    int64  // from one such wake-up to the next
 	mu       sync.Mutex
 	free     uint32
 	requests [Slots]*Request // the engine's, under way
@@ -184,7 +185,7 @@ func (p *Port) Submit(r *Request, now int64) (ok, ended bool) {
 	}
 	p.requests[i] = r
 	if p.awaited++; p.awaited == 1 {
-		p.oldest = now
+		p.pause, p.nudge = int64(nudgeAfter), now+int64(nudgeAfter)
 	}
 	return true, false
 }
@@ -241,9 +242,8 @@ func (p *Port) Poll() (any bool) {
 			r.fail(proc.ErrGone)
 		}
 		p.requests[i] = nil
-		if p.awaited--; p.awaited == 0 {
-			p.oldest = 0
-		}
+		p.awaited--
+		p.pause = int64(nudgeAfter) // the helper has a processor
 		any = true
 		r.Done()
 	}
@@ -273,8 +273,13 @@ func (p *Port) take(i int, r *Request) bool {
 }
 
 // nudgeAfter is how long a request may wait while the helper seems to look for
-// requests: the thread that does may be stuck in another one (ours).
-const nudgeAfter = 200 * time.Microsecond
+// requests: the thread that does may be stuck in another one. The next time is twice
+// as long, nudgeMost at most: threads that only wait for a processor are not made more
+// (ours).
+const (
+	nudgeAfter = 200 * time.Microsecond
+	nudgeMost  = 50 * time.Millisecond
+)
 
 // Nudge wakes another thread of the helper where requests wait too long. It tells
 // when it wants to be called again, 0 never.
@@ -283,11 +288,12 @@ func (p *Port) Nudge(now int64) (next int64) {
 		if r == nil || atomic.LoadUint32(p.m.state(i)) != stateSubmitted {
 			continue
 		}
-		if now-p.oldest >= int64(nudgeAfter) {
-			p.oldest = now
+		if now >= p.nudge {
+			p.pause = min(2*p.pause, int64(nudgeMost))
+			p.nudge = now + p.pause
 			p.wakeHelper()
 		}
-		return p.oldest + int64(nudgeAfter)
+		return p.nudge
 	}
 	return 0
 }

@@ -16,6 +16,7 @@ import (
 )
 
 func main() {
+	shortSlices()
 	if daemon.IsMemoryHelper(os.Args) {
 		if daemon.ServeMemory() != nil {
 			os.Exit(exitFailed) // pfd has been told why

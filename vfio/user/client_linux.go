@@ -43,7 +43,8 @@ func (o *Options) defaults() error {
 
 // Client is a driver's way to a device behind a vfio-user socket. Its methods
 // may be called from any goroutine; one request is under way at a time, sent
-// and answered on the caller's goroutine. When the server is gone every method
+// and answered on the caller's goroutine. What waits for no answer (Post, PostMapDMA)
+// does not wait for that either. When the server is gone every method
 // fails with ErrGone, for good: Redial makes a new client.
 //
 // While the client lives it answers the server's DMA_READ and DMA_WRITE for
@@ -53,15 +54,18 @@ type Client struct {
 	info DeviceInfo
 	pid  int // the server's, 0 unknown
 
-	mu   turnstile.Lock // a request at a time; guards what follows
+	mu   turnstile.Lock // a request at a time, and receiving; guards what follows
 	sock *socket
 	in   *inbox
 	tx   []byte
-	id   uint16
 	peer limits
 	many bool   // the server takes REGION_WRITE_MULTI
 	cmd  uint16 // what SetCommand wrote last
 	maps posted // DMA_MAPs that nobody waited for
+
+	out  sync.Mutex // a message at a time onto the socket; taken last. Guards what follows
+	id   uint16     // of the last message
+	note []byte     // of what is posted
 
 	twin  *socket
 	space *space // what the server may reach by messages
@@ -298,7 +302,9 @@ func (c *Client) Close() {
 		return
 	}
 	c.closed = true
+	c.out.Lock()
 	c.sock.close()
+	c.out.Unlock()
 	if c.twin != nil {
 		c.twin.close()
 	}
@@ -312,15 +318,18 @@ func (c *Client) begin() []byte {
 	return append(c.tx[:0], make([]byte, HeaderSize)...)
 }
 
-// post sends a request without waiting for an answer. mu is held.
-func (c *Client) post(command Command, flags uint32, b []byte, fds []int) error {
+// post sends a message without waiting for an answer. Before that it tells due, which
+// may be nil, the message's ID. out is held.
+func (c *Client) post(command Command, flags uint32, b []byte, fds []int, due func(id uint16)) error {
 	select {
 	case <-c.done:
 		return c.Err()
 	default:
 	}
-	c.tx = b
 	for c.id++; c.maps.has(c.id); c.id++ {
+	}
+	if due != nil {
+		due(c.id)
 	}
 	Header{ID: c.id, Command: command, Size: uint32(len(b)), Flags: flags}.Append(b[:0])
 	if err := c.sock.send(b, fds); err != nil {
@@ -338,7 +347,12 @@ func (c *Client) Requests() (sent, awaited uint64) { return c.sent.Load(), c.awa
 // requests meanwhile. The answer's bytes are good until the next request; its
 // descriptors are the caller's. mu is held.
 func (c *Client) request(command Command, b []byte, fds []int) (message, error) {
-	if err := c.post(command, flagCommand, b, fds); err != nil {
+	c.tx = b
+	c.out.Lock()
+	err := c.post(command, flagCommand, b, fds, nil)
+	id := c.id
+	c.out.Unlock()
+	if err != nil {
 		return message{}, err
 	}
 	c.awaited.Add(1)
@@ -348,9 +362,9 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 		switch {
 		case err != nil:
 			return message{}, c.fail(fmt.Errorf("%v: %w", command, err))
-		case m.Command != command || m.ID != c.id:
+		case m.Command != command || m.ID != id:
 			closeFDs(m.fds)
-			return message{}, c.fail(fmt.Errorf("%w: answer to %v, id %d, where %v, id %d, was due", ErrMalformed, m.Command, m.ID, command, c.id))
+			return message{}, c.fail(fmt.Errorf("%w: answer to %v, id %d, where %v, id %d, was due", ErrMalformed, m.Command, m.ID, command, id))
 		case m.isError():
 			closeFDs(m.fds)
 			return message{}, &Error{command, unix.Errno(m.Error)}
@@ -374,7 +388,7 @@ func (c *Client) patience() time.Duration {
 // requests on the way. It gives none once no more than left DMA_MAPs are without an
 // answer. mu is held.
 func (c *Client) receive(by time.Time, left int) (message, error) {
-	for served := false; len(c.maps.due) > left; {
+	for served := false; c.maps.many() > left; {
 		m, ok, err := c.in.next()
 		switch {
 		case err != nil:
@@ -446,12 +460,13 @@ func (c *Client) Post(region int, offset uint64, size int, value uint64) error {
 	if size < 1 || size > 8 {
 		return fmt.Errorf("vfio-user: write of %d bytes, want 1 to 8", size)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.out.Lock()
+	defer c.out.Unlock()
 	var word [8]byte
 	binary.LittleEndian.PutUint64(word[:], value)
-	b := RegionAccess{offset, uint32(region), uint32(size)}.Append(c.begin())
-	if err := c.post(CmdRegionWrite, flagCommand|flagNoReply, append(b, word[:size]...), nil); err != nil {
+	c.note = RegionAccess{offset, uint32(region), uint32(size)}.Append(append(c.note[:0], make([]byte, HeaderSize)...))
+	c.note = append(c.note, word[:size]...)
+	if err := c.post(CmdRegionWrite, flagCommand|flagNoReply, c.note, nil, nil); err != nil {
 		return fmt.Errorf("vfio-user: write region %d, %#x: %w", region, offset, err)
 	}
 	return nil

@@ -3,6 +3,7 @@ package user
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -10,21 +11,50 @@ import (
 
 // Bounds of what a client keeps of DMA_MAPs that nobody waited for (ours).
 const (
-	maxPosted  = 256 // without an answer
-	maxRefused = 64  // refusals that were not reported; of more there is a number only
+	// maxPosted are without an answer: their answers fit a quarter of a socket (some 69 of
+	// them), so that neither side ever waits until the other reads.
+	maxPosted  = 64
+	maxRefused = 64 // refusals that were not reported; of more there is a number only
 )
 
 // posted is the DMA_MAPs that nobody waited for: those without an answer, by message
 // ID, and the refusals to be reported.
 type posted struct {
-	due     map[uint16]DMAMap
-	refused []error
+	mu  sync.Mutex // taken last
+	due map[uint16]DMAMap
+
+	refused []error // of who receives
 	more    int
 }
 
+func (p *posted) add(id uint16, m DMAMap) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.due == nil {
+		p.due = map[uint16]DMAMap{}
+	}
+	p.due[id] = m
+}
+
 func (p *posted) has(id uint16) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	_, ok := p.due[id]
 	return ok
+}
+
+func (p *posted) many() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.due)
+}
+
+func (p *posted) remove(id uint16) DMAMap {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.due[id]
+	delete(p.due, id)
+	return m
 }
 
 // take tells whether a message answers one of them.
@@ -35,8 +65,7 @@ func (p *posted) take(m message) bool {
 // settled takes the answer to a DMA_MAP that nobody waited for. mu is held.
 func (c *Client) settled(answer message) {
 	closeFDs(answer.fds)
-	m := c.maps.due[answer.ID]
-	delete(c.maps.due, answer.ID)
+	m := c.maps.remove(answer.ID)
 	if !answer.isError() {
 		return
 	}
@@ -68,24 +97,31 @@ func (c *Client) unlock(err *error) {
 // interrupts) does what it does and then reports the refusal, once, by an error that
 // matches ErrMapRefused (a MapError each); so does Flush.
 func (c *Client) PostMapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	m := DMAMap{dmaMapSize, rights, offset, addr, size}
-	err := c.settle(maxPosted - 1)
+	err := c.room()
 	if err == nil {
 		err = c.space.add(m, fd)
 	}
 	if err != nil {
 		return fmt.Errorf("vfio-user: map DMA %#x+%#x: %w", addr, size, err)
 	}
-	if err := c.post(CmdDMAMap, flagCommand, m.Append(c.begin()), []int{fd}); err != nil {
+	c.out.Lock()
+	defer c.out.Unlock()
+	c.note = m.Append(append(c.note[:0], make([]byte, HeaderSize)...))
+	if err := c.post(CmdDMAMap, flagCommand, c.note, []int{fd}, func(id uint16) { c.maps.add(id, m) }); err != nil {
 		return fmt.Errorf("vfio-user: map DMA %#x+%#x: %w", addr, size, errors.Join(err, c.space.remove(addr, addr+size-1)))
 	}
-	if c.maps.due == nil {
-		c.maps.due = map[uint16]DMAMap{}
-	}
-	c.maps.due[c.id] = m
 	return nil
+}
+
+// room takes answers to DMA_MAPs where too many are to come.
+func (c *Client) room() error {
+	if c.maps.many() < maxPosted {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.settle(maxPosted / 2)
 }
 
 // Flush waits until every DMA_MAP of PostMapDMA is answered, and reports the refusals

@@ -2,6 +2,8 @@ package user
 
 import (
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -138,4 +140,63 @@ func TestPostMapDMALost(t *testing.T) {
 		t.Error(err)
 	}
 	peer.sock.close()
+}
+
+// Maps that nobody waits for go on beside requests that are waited for, posted writes and
+// the server's own messages; nobody ever waits for room in the socket until its time is
+// over.
+func TestPostedMapsBesideRequests(t *testing.T) {
+	for _, twin := range []bool{true, false} {
+		t.Run(fmt.Sprint("twin ", twin), func(t *testing.T) {
+			s, _, c := setUp(t, Options{NoTwin: !twin})
+			fd := memfd(t, 1<<20, 0)
+			const message, base, rounds = 1 << 40, 4 << 30, 3000
+			ok(t, c.MapBytes(message, make([]byte, 4096), both))
+			var posts, all sync.WaitGroup
+			over := make(chan struct{})
+			each := func(wg *sync.WaitGroup, f func(i uint64) error) {
+				wg.Go(func() {
+					for i := range uint64(rounds) {
+						if err := f(i); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			for g := range uint64(2) {
+				each(&posts, func(i uint64) error {
+					return c.PostMapDMA(base+(g*rounds+i)<<12, 4096, fd, i%256<<12, both)
+				})
+			}
+			each(&posts, func(i uint64) error { return c.Post(0, 0, 4, i) })
+			until := func(f func() error) {
+				all.Go(func() {
+					for {
+						select {
+						case <-over:
+							return
+						default:
+						}
+						if err := f(); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			until(func() error { return c.ReadRegion(0, 0, make([]byte, 2048)) })
+			until(func() error { return s.DMA().Read(message, make([]byte, 4096)) })
+			posts.Wait()
+			close(over)
+			all.Wait()
+			ok(t, c.Flush())
+			if n := len(c.maps.due); n != 0 {
+				t.Errorf("%d maps without an answer", n)
+			}
+			for i := range uint64(2 * rounds) {
+				ok(t, s.DMA().Read(base+i<<12, make([]byte, 8)))
+			}
+		})
+	}
 }

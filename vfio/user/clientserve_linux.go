@@ -28,6 +28,10 @@ func (c *Client) serve(s *socket, m message) error {
 	}
 	h.Size = uint32(len(b))
 	h.Append(b[:0])
+	if s == c.sock {
+		c.out.Lock()
+		defer c.out.Unlock()
+	}
 	return s.send(b, nil)
 }
 

@@ -20,6 +20,9 @@ const (
 	// checksAnAccess writes of a REGION_WRITE_MULTI are checked in the time that one
 	// access of the device takes.
 	checksAnAccess = 8
+	// resetRest is how long a client that reset the device is not served afterwards: a
+	// reset takes the owner a tenth of that (ours).
+	resetRest = 250 * time.Microsecond
 )
 
 // conn is the server's side of one connection.
@@ -50,6 +53,7 @@ type conn struct {
 	start    int  // where, in out
 	at       int  // how much of it is done: bytes, or writes
 	accesses int  // of the turn: how many are left
+	reset    bool // of the turn: the device was reset
 
 	out        []byte // replies
 	sent       int    // of out
@@ -175,7 +179,12 @@ func (c *conn) step() error {
 			return nil
 		}
 	}
-	return errOr(err, c.flush())
+	err = errOr(err, c.flush())
+	if c.reset && err == nil {
+		c.reset = false
+		time.Sleep(resetRest)
+	}
+	return err
 }
 
 // take takes the next request unless there is one. Answers on the way to it are

@@ -172,7 +172,7 @@ func (c *conn) request(m *message) error {
 			return refuse(unix.EINVAL, "DEVICE_RESET with a payload")
 		}
 		c.s.reset(ResetCommand)
-		c.accesses = 0 // it is as much work as many
+		c.accesses, c.reset = 0, true
 		return nil
 	case CmdFeature:
 		if _, _, err := DecodeFeature(m.body); err != nil {
@@ -488,7 +488,7 @@ func (c *conn) write(region uint32, offset uint64, p []byte) int {
 		event := s.pci.store(p, offset)
 		if event&configFLR != 0 {
 			s.reset(ResetFLR)
-			c.accesses = 0
+			c.accesses, c.reset = 0, true
 		} else if event != 0 || s.memory != s.pci.memory() {
 			s.refresh()
 		}

@@ -313,10 +313,10 @@ func TestTurns(t *testing.T) {
 		{"read", 1 << 17, func() error { return c.ReadRegion(0, 0, make([]byte, 1<<20)) }},
 		{"write", 1 << 17, func() error { return c.WriteRegion(0, 0, make([]byte, 1<<20)) }},
 		{"many messages", 100 * 256, func() error { // one behind the other
-			c.mu.Lock()
-			defer c.mu.Unlock()
+			c.out.Lock()
+			defer c.out.Unlock()
 			for range 100 {
-				if err := c.post(CmdRegionWrite, flagCommand|flagNoReply, append(RegionAccess{0, 0, 2048}.Append(c.begin()), make([]byte, 2048)...), nil); err != nil {
+				if err := c.post(CmdRegionWrite, flagCommand|flagNoReply, append(RegionAccess{0, 0, 2048}.Append(make([]byte, HeaderSize)), make([]byte, 2048)...), nil, nil); err != nil {
 					return err
 				}
 			}

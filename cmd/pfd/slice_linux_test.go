@@ -1,0 +1,29 @@
+package main
+
+import (
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// All threads of a running pfd have the slice that it asked for.
+func TestShortSlices(t *testing.T) {
+	if own, err := unix.SchedGetAttr(0, 0); err != nil || own.Runtime == 0 {
+		t.Skipf("threads have no slices of their own here (Linux 6.12): %v", err)
+	}
+	socket := filepath.Join(t.TempDir(), "s")
+	p := startPFD(t, "--socket", socket)
+	p.ready(socket)
+	for _, status := range threads(t, p.cmd.Process.Pid) {
+		tid, err := strconv.Atoi(status["Pid"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		attr, err := unix.SchedGetAttr(tid, 0)
+		if err == nil && attr.Runtime != uint64(slice) {
+			t.Errorf("thread %d has a slice of %d ns, want %v", tid, attr.Runtime, slice)
+		}
+	}
+}

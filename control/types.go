@@ -23,6 +23,7 @@ const (
 	PathGrant        = "/v1/domains/grant"  // POST ?node=&slot=&pdid=: admit a PDID
 	PathKick         = "/v1/domains/kick"   // POST ?node=&slot=: end an attachment
 	PathTrace        = "/v1/trace"          // what the eBPF probe has measured, where pfd keeps its maps
+	PathCapture      = "/v1/capture"        // ?node=&snap=: pcapng, until the client leaves
 	PathMetrics      = "/metrics"           // Prometheus text, not JSON
 )
 

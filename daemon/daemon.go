@@ -45,6 +45,7 @@ type Daemon struct {
 	metricsTCP net.Listener  // nil: none
 	scraped    scraped
 	monitors   *quota.Quota
+	capturing  atomic.Bool
 	budget     budget
 	looks      struct {
 		channels     looks[[]channel]
@@ -220,7 +221,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 // ends the attachments. The channel that it gives is closed when the last
 // connection to the attachment socket is over.
 func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{}, error) {
-	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.monitor, d.metricsFor, d.budget.wait)
+	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.metricsFor, d.budget.wait)
 	defer d.serveMetrics()()
 	httpDone := make(chan struct{})
 	go func() {

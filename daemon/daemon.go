@@ -60,7 +60,7 @@ type Daemon struct {
 	state      atomic.Pointer[string]
 	initialize func(*node) error // of a node; set before the first one starts
 	claims     claims
-	unheard    chan string // a READY that did not reach the service manager
+	unsaid     chan string // a READY that did not reach the service manager
 
 	// stopped is closed when the owning goroutine runs posted functions no more.
 	stopped chan struct{}
@@ -85,7 +85,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		regions:    quota.New(regionsPerUID, allRegions, quota.Privileged),
 		handshakes: quota.New(cfg.HandshakesPerUID, attach.MaxConns, quota.Privileged),
 		monitors:   quota.New(monitorsPerUID, allMonitors, quota.Privileged),
-		unheard:    make(chan string, 1),
+		unsaid:     make(chan string, 1),
 		stopped:    make(chan struct{}),
 		leaving:    make(chan struct{}),
 		live:       map[*session]struct{}{},

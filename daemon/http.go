@@ -128,7 +128,7 @@ func writeMetrics(w http.ResponseWriter, text []byte, err error) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	// An error here is a client that left; nobody is there to hear of it.
+	// An error here is a client that left; nobody is there to be told.
 	_, _ = w.Write(text)
 }
 
@@ -224,6 +224,6 @@ func reply(w http.ResponseWriter, v any, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// An error here is a client that left; nobody is there to hear of it.
+	// An error here is a client that left; nobody is there to be told.
 	_, _ = w.Write(append(body, '\n'))
 }

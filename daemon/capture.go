@@ -103,7 +103,7 @@ func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query)
 	switch {
 	case !q.peer.all:
 		reply(rw, nil, &failure{http.StatusForbidden, control.CodeForbidden,
-			fmt.Sprintf("uid %d may not see what the links carry, which is everybody's: ask as root or as the user of pfd", q.peer.uid)})
+			"links carry the bytes of all users: ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"})
 		return
 	case !ok:
 		reply(rw, nil, &failure{http.StatusNotImplemented, control.CodeNotSupported,

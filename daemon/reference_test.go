@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"go/ast"
@@ -338,7 +339,9 @@ func TestAnswersAreOfTheSchema(t *testing.T) {
 			t.Errorf("an answer is no %s: %v\n%.500s", typ, err, answer)
 		}
 	}
-	c := &http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", client.Socket()) }}}
+	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", client.Socket())
+	}}}
 	defer c.CloseIdleConnections()
 	ask := func(method, path string, want int) []byte {
 		t.Helper()

@@ -39,7 +39,7 @@ const (
 // by a descriptor that it has sent there. Serve waits for no such, and it counts
 // as one of its user's until it is closed.
 //
-// Each dropped hears of a connection that is refused because there are too many.
+// dropped is called for each connection that is refused because there are too many.
 func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Context, c *Conn), dropped ...func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

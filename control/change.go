@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+
+	"github.com/exanet/pfd/internal/pcapng"
 )
 
 // Grant admits a PDID to the domain of a slot: its processes may then reach the
@@ -60,12 +62,39 @@ func (c *Client) MonitorFaults(ctx context.Context, node int, each func(FaultEve
 			return err
 		}
 	}
-	err = lines.Err()
+	return c.streamEnd(ctx, PathMonitor, lines.Err())
+}
+
+// Capture calls each for every block of a pcapng capture of what the links of a node
+// (AllNodes: of all) carry: the section, interfaces, packets, of which snap bytes are
+// kept (0: all), and statistics where packets were lost because this client reads too
+// slowly. It ends as MonitorFaults does. The block is each's until it returns.
+func (c *Client) Capture(ctx context.Context, node, snap int, each func(block []byte) error) error {
+	q := nodeQuery(node)
+	q.Set("snap", strconv.Itoa(snap))
+	body, err := c.open(ctx, http.MethodGet, PathCapture, q)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	blocks := bufio.NewScanner(body)
+	blocks.Buffer(nil, pcapng.MaxBlock)
+	blocks.Split(pcapng.Blocks)
+	for blocks.Scan() {
+		if err := each(blocks.Bytes()); err != nil {
+			return err
+		}
+	}
+	return c.streamEnd(ctx, PathCapture, blocks.Err())
+}
+
+// streamEnd gives the error of a stream that has ended.
+func (c *Client) streamEnd(ctx context.Context, path string, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("pfd on %s: %w", c.socket, ctx.Err())
 	case err == nil || errors.Is(err, io.ErrUnexpectedEOF):
 		return nil // pfd has ended, in good order or not
 	}
-	return fmt.Errorf("pfd on %s: %s: %w", c.socket, PathMonitor, err)
+	return fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
 }

@@ -6,24 +6,25 @@ import "encoding/json"
 // and in the endpoints' paths.
 const Version = 1
 
-// Endpoints of the control interface: GET, but those that change something.
+// Endpoints of the control interface: GET, but those that change something
+// (docs/v1.md).
 const (
-	PathStatus   = "/v1/status"
-	PathNodes    = "/v1/nodes"
-	PathDomains  = "/v1/domains"
-	PathChannels = "/v1/channels"
-	PathSMMU     = "/v1/smmu"
-	// PathTransactions lists the blocks in flight.
-	PathTransactions = "/v1/transactions"
-	PathFIFO         = "/v1/fifo"
-	PathCounters     = "/v1/counters"
-	PathFaults       = "/v1/faults"         // ?n= how many of the last ones
-	PathRegisters    = "/v1/registers"      // ?node=&window=
-	PathMonitor      = "/v1/faults/monitor" // ?node=: one FaultEvent a line, until the client leaves
-	PathGrant        = "/v1/domains/grant"  // POST ?node=&slot=&pdid=: admit a PDID
-	PathKick         = "/v1/domains/kick"   // POST ?node=&slot=: end an attachment
+	PathStatus       = "/v1/status"         // the daemon as a whole
+	PathNodes        = "/v1/nodes"          // identity, capabilities and settings of the nodes
+	PathDomains      = "/v1/domains"        // protection domains: one process on one node each
+	PathChannels     = "/v1/channels"       // virtual channels that have been used, and their transfers
+	PathTransactions = "/v1/transactions"   // blocks in flight
+	PathSMMU         = "/v1/smmu"           // context banks
+	PathFIFO         = "/v1/fifo"           // page-fault FIFOs; nothing is taken out
+	PathCounters     = "/v1/counters"       // counters of the nodes and of the daemon
+	PathFaults       = "/v1/faults"         // the last faults: n of them, 1024 at most
+	PathRegisters    = "/v1/registers"      // registers of all windows, or of one: pl, smmu, btcm, pktz, mbox
+	PathMonitor      = "/v1/faults/monitor" // faults as they happen, a line each, until the client leaves
+	PathGrant        = "/v1/domains/grant"  // admits a PDID to a domain
+	PathKick         = "/v1/domains/kick"   // ends an attachment
 	PathTrace        = "/v1/trace"          // what the eBPF probe has measured, where pfd keeps its maps
-	PathMetrics      = "/metrics"           // Prometheus text, not JSON
+	PathCapture      = "/v1/capture"        // pcapng of what the links carry, snap bytes of each packet, until the client leaves
+	PathMetrics      = "/metrics"           // Prometheus text
 )
 
 // AllNodes asks for every node of a daemon. Endpoints that list things by node
@@ -363,7 +364,7 @@ type (
 	// ErrorReply is what every endpoint answers with a status other than 200.
 	ErrorReply struct {
 		Version int    `json:"version"`
-		Code    string `json:"code"`  // Code…
+		Code    string `json:"code"`  // one of the codes of an ErrorReply
 		Error   string `json:"error"` // a sentence with the remedy
 	}
 )

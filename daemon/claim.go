@@ -130,8 +130,8 @@ func (d *Daemon) sendClaims(n *node) error {
 	return nil
 }
 
-// heard takes a message of mailbox 3. On the owning goroutine.
-func (d *Daemon) heard(n *node, src mailbox.Source, words []uint64) {
+// fromPeer takes a message of mailbox 3. On the owning goroutine.
+func (d *Daemon) fromPeer(n *node, src mailbox.Source, words []uint64) {
 	m, ok := decodeClaim(words)
 	c := &d.claims
 	if !ok || d.nodeByID(src.Node) != nil || !domain.Told(src) {

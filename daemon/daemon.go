@@ -45,6 +45,7 @@ type Daemon struct {
 	metricsTCP net.Listener  // nil: none
 	scraped    scraped
 	monitors   *quota.Quota
+	capturing  atomic.Bool
 	budget     budget
 	looks      struct {
 		channels     looks[[]channel]
@@ -59,7 +60,7 @@ type Daemon struct {
 	state      atomic.Pointer[string]
 	initialize func(*node) error // of a node; set before the first one starts
 	claims     claims
-	unheard    chan string // a READY that did not reach the service manager
+	unsaid     chan string // a READY that did not reach the service manager
 
 	// stopped is closed when the owning goroutine runs posted functions no more.
 	stopped chan struct{}
@@ -84,7 +85,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		regions:    quota.New(regionsPerUID, allRegions, quota.Privileged),
 		handshakes: quota.New(cfg.HandshakesPerUID, attach.MaxConns, quota.Privileged),
 		monitors:   quota.New(monitorsPerUID, allMonitors, quota.Privileged),
-		unheard:    make(chan string, 1),
+		unsaid:     make(chan string, 1),
 		stopped:    make(chan struct{}),
 		leaving:    make(chan struct{}),
 		live:       map[*session]struct{}{},
@@ -220,7 +221,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 // ends the attachments. The channel that it gives is closed when the last
 // connection to the attachment socket is over.
 func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{}, error) {
-	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.monitor, d.metricsFor, d.budget.wait)
+	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.metricsFor, d.budget.wait)
 	defer d.serveMetrics()()
 	httpDone := make(chan struct{})
 	go func() {

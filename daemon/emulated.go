@@ -9,6 +9,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/trace"
 )
 
@@ -55,9 +56,10 @@ func (m emulated) Nodes() int                 { return m.engine.Nodes() }
 func (m emulated) Invalidations(node int) [device.Slots]uint64 {
 	return m.engine.Node(node).Invalidations()
 }
-func (m emulated) Ended(node int) *tally.Node { return m.engine.Node(node).Ended() }
-func (m emulated) Firmware() string           { return m.engine.Firmware().String() }
-func (m emulated) Bus(node int) device.Bus    { return m.engine.Bus(node) }
+func (m emulated) Ended(node int) *tally.Node     { return m.engine.Node(node).Ended() }
+func (m emulated) Firmware() string               { return m.engine.Firmware().String() }
+func (m emulated) Tap(f func(int64, *wire.Frame)) { m.engine.Tap(f) }
+func (m emulated) Bus(node int) device.Bus        { return m.engine.Bus(node) }
 
 // Run drives the machine until ctx ends, and ends the recording.
 func (m emulated) Run(ctx context.Context) error {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/wire"
 )
 
 // Bounds of the control interface (ours).
@@ -34,6 +35,7 @@ type query struct {
 	peer   peer
 	node   int // or control.AllNodes
 	n      int
+	snap   int // bytes of a packet, 0: all
 	window string
 	slot   int // -1: not given
 	pdid   device.PDID
@@ -58,6 +60,8 @@ type endpoint struct {
 	path   string
 	keys   []string
 	answer func(context.Context, *query) (any, error)
+	// stream, in place of answer, writes until the client leaves.
+	stream func(http.ResponseWriter, *http.Request, *query)
 	// post: it changes something, takes POST alone, and wants each of its keys.
 	post bool
 }
@@ -65,13 +69,17 @@ type endpoint struct {
 type peerKey struct{}
 
 // controlServer makes the HTTP server of the control socket.
-func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, monitor func(http.ResponseWriter, *http.Request, *query), metrics func(context.Context, *query) ([]byte, error), wait func(context.Context, peer)) *http.Server {
+func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics func(context.Context, *query) ([]byte, error), wait func(context.Context, peer)) *http.Server {
 	mux := http.NewServeMux()
 	for _, e := range endpoints {
 		mux.HandleFunc(e.path, func(w http.ResponseWriter, r *http.Request) {
 			q, err := parse(r, e, nodes)
 			if err != nil {
 				reply(w, nil, err)
+				return
+			}
+			if e.stream != nil {
+				e.stream(w, r, q)
 				return
 			}
 			ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)
@@ -81,14 +89,6 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, monitor fu
 			reply(w, v, err)
 		})
 	}
-	mux.HandleFunc(control.PathMonitor, func(w http.ResponseWriter, r *http.Request) {
-		q, err := parse(r, endpoint{keys: []string{"node"}}, nodes)
-		if err != nil {
-			reply(w, nil, err)
-			return
-		}
-		monitor(w, r, q)
-	})
 	mux.HandleFunc(control.PathMetrics, func(w http.ResponseWriter, r *http.Request) {
 		q, err := parse(r, endpoint{}, nodes)
 		if err != nil {
@@ -128,7 +128,7 @@ func writeMetrics(w http.ResponseWriter, text []byte, err error) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	// An error here is a client that left; nobody is there to hear of it.
+	// An error here is a client that left; nobody is there to be told.
 	_, _ = w.Write(text)
 }
 
@@ -172,6 +172,10 @@ func parse(r *http.Request, e endpoint, nodes int) (*query, error) {
 		case "n":
 			if q.n, err = strconv.Atoi(v); err != nil || q.n < 1 || q.n > control.MaxFaults {
 				return nil, badRequest("n %q: want 1 to %d", v, control.MaxFaults)
+			}
+		case "snap":
+			if q.snap, err = strconv.Atoi(v); err != nil || q.snap < 0 || q.snap > wire.MaxPacket {
+				return nil, badRequest("snap %q: want 1 to %d bytes of each packet, or 0 for all", v, wire.MaxPacket)
 			}
 		case "slot":
 			if q.slot, err = strconv.Atoi(v); err != nil || q.slot < 0 || q.slot >= device.Slots {
@@ -220,6 +224,6 @@ func reply(w http.ResponseWriter, v any, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// An error here is a client that left; nobody is there to hear of it.
+	// An error here is a client that left; nobody is there to be told.
 	_, _ = w.Write(append(body, '\n'))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/soc/wire"
 )
 
 // Machine is what the daemon needs from what lies behind device.Bus: emu's
@@ -57,6 +58,13 @@ type transactor interface {
 // firmwareTeller is a Machine that knows which optimizations its firmware has, in
 // the words of r5.ParseOptions. Any goroutine.
 type firmwareTeller interface{ Firmware() string }
+
+// tapper is a Machine whose frames can be seen: f is called with each that a node
+// sends and the time, ns since 1970, on the owning goroutine; it does not block and
+// keeps nothing. Tap(nil) ends that. Any goroutine.
+type tapper interface {
+	Tap(f func(at int64, f *wire.Frame))
+}
 
 // Attachment is what the machine gets of a process.
 type Attachment struct {

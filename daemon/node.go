@@ -39,9 +39,9 @@ type node struct {
 
 	attached, ended uint64
 
-	hear    func(mailbox.Source, []uint64) // takes messages of other pfds
-	options []domain.Option                // how its domains are made
-	unmask  uint32                         // vectors to unmask besides the domain manager's
+	fromPeer func(mailbox.Source, []uint64) // takes messages of other pfds
+	options  []domain.Option                // how its domains are made
+	unmask   uint32                         // vectors to unmask besides the domain manager's
 
 	started atomic.Bool // it has been initialized once
 	down    atomic.Bool // its device is gone and waited for
@@ -133,8 +133,8 @@ func (n *node) drain() {
 				return
 			}
 			n.mailbox++
-			if i == mailboxPeers && n.hear != nil {
-				n.hear(src, slices.Clone(words[:src.Words]))
+			if i == mailboxPeers && n.fromPeer != nil {
+				n.fromPeer(src, slices.Clone(words[:src.Words]))
 			}
 		}
 	}

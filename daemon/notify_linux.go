@@ -47,7 +47,7 @@ func notifyReloading() string {
 	return fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000)
 }
 
-// watchdog gives how often the service manager wants to hear of us, 0: never
+// watchdog gives how often the service manager wants to be notified, 0: never
 // (sd_watchdog_enabled(3)).
 func watchdog(getenv func(string) string) time.Duration {
 	if pid := getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
@@ -73,7 +73,7 @@ const readyAgain = 250 * time.Millisecond
 func (d *Daemon) ready(more string) {
 	if state := "READY=1" + more; !d.notify(state) {
 		select {
-		case d.unheard <- state:
+		case d.unsaid <- state:
 		default: // an earlier one is still being said
 		}
 	}
@@ -89,19 +89,19 @@ func (d *Daemon) keep(ctx context.Context) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	told, swept := "", time.Now()
-	var unheard string
+	var unsaid string
 	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case unheard = <-d.unheard:
+		case unsaid = <-d.unsaid:
 			again = time.After(readyAgain)
 			continue
 		case <-again:
 			switch {
 			case *d.state.Load() == control.StateDraining: // STOPPING was the last word
-			case d.notify(unheard):
+			case d.notify(unsaid):
 				d.log.Info("service manager told after all", "what", "READY=1")
 			default:
 				again = time.After(readyAgain)

@@ -56,7 +56,7 @@ func (c *peerConn) Close() error {
 		_ = c.CloseWrite()
 		go func() {
 			defer c.limit.Give(c.peer.uid)
-			_ = c.UnixConn.Close() // nobody is there to hear of it
+			_ = c.UnixConn.Close() // nobody is there to be told
 			c.reads.Lock()
 			//lint:ignore SA2001 the reads are over
 			c.reads.Unlock()
@@ -116,7 +116,7 @@ func (l *peerListener) refuse(c *net.UnixConn) {
 	}()
 }
 
-// tooMany is what a connection hears that is one too many.
+// tooMany is what a connection is told that is one too many.
 func tooMany() []byte {
 	body := fmt.Sprintf(`{"version":%d,"code":%q,"error":"this user, or all users together, have too many connections to pfd's control socket: close some first"}`+"\n", control.Version, control.CodeBusy)
 	return fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)

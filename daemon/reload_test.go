@@ -180,7 +180,7 @@ func TestReadyIsSaidAgain(t *testing.T) {
 	}
 }
 
-// The watchdog hears of pfd as long as its engine answers.
+// The watchdog is notified as long as pfd's engine answers.
 func TestWatchdog(t *testing.T) {
 	next := manager(t)
 	t.Setenv("WATCHDOG_USEC", "20000")

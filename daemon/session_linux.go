@@ -207,6 +207,7 @@ func (s *session) join(hello *attach.Hello) error {
 	if err != nil {
 		return err
 	}
+	s.log = s.log.With("slot", dom.Slot, "pdid", uint16(dom.PDID))
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
 		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, UID: s.uid, PID: s.conn.Peer().PID,
 		Gone: func() { s.end(attach.ReasonProcess) }, Log: s.log,
@@ -368,7 +369,7 @@ func (s *session) leave(reason attach.Reason) {
 			close(s.left)
 		}
 		if err := n.domains.Destroy(slot, after); err != nil {
-			s.log.Error("domain not destroyed", "slot", slot, "err", err)
+			s.log.Error("domain not destroyed", "err", err)
 			after()
 		}
 		close(s.leaving)

@@ -238,7 +238,7 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 	}
 }
 
-// The process hears why its attachment was broken off.
+// The process is told why its attachment was broken off.
 func TestBrokenOffIsToldWithItsCause(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())

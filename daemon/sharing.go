@@ -38,7 +38,7 @@ type Sharing interface {
 	// PageIn is fault.Pager's for a slot.
 	PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result
 	// Asked says that a slot's process is asked to bring pages in by itself. Called
-	// on the owning goroutine, before the process hears of it.
+	// on the owning goroutine, before the process is told.
 	Asked(node, slot int, f netlink.Fault)
 	// Again is fault.Remapper's for a slot.
 	Again(node, slot int, va device.VA, write bool) gup.Result
@@ -335,7 +335,7 @@ func (n *node) adopt() {
 // startNode initializes a node. On the owning goroutine.
 func (d *Daemon) startNode(n *node) error {
 	n.options, n.unmask, n.broken = d.domainOptions(n), d.unmasked(), nil
-	n.hear = func(src mailbox.Source, words []uint64) { d.heard(n, src, words) }
+	n.fromPeer = func(src mailbox.Source, words []uint64) { d.fromPeer(n, src, words) }
 	if _, ok := d.machine.(Returning); ok {
 		n.adopt()
 	}

@@ -37,6 +37,8 @@ func (d *Daemon) endpoints() []endpoint {
 		{path: control.PathFaults, keys: []string{"node", "n"}, answer: d.viewFaults},
 		{path: control.PathRegisters, keys: []string{"node", "window"}, answer: d.viewRegisters},
 		{path: control.PathTrace, answer: d.viewTrace},
+		{path: control.PathMonitor, keys: node, stream: d.monitor},
+		{path: control.PathCapture, keys: []string{"node", "snap"}, stream: d.serveCapture},
 		{path: control.PathGrant, keys: []string{"node", "slot", "pdid"}, answer: d.grant, post: true},
 		{path: control.PathKick, keys: []string{"node", "slot"}, answer: d.kick, post: true},
 	}

@@ -129,6 +129,7 @@ type Engine struct {
 	apart apart
 
 	recorder *record.Writer // of the machines' inputs, nil: none
+	tap      atomic.Pointer[func(int64, *wire.Frame)]
 	tracer   tracer
 
 	lease    atomic.Uint64 // odd: in a call that may sleep

@@ -128,9 +128,9 @@ func (e *Engine) slowDown(s *slot, why string) {
 	e.slowUsers[s.att.UID] = s.slowUntil
 	log := s.att.Log // the user's own lines: nobody else's are held back for them
 	if log == nil {
-		log = e.log.With("node", s.node.index)
+		log = e.log.With("node", s.node.index, "slot", s.index)
 	}
-	log.Info(why+": the domain is served apart", "slot", s.index, "after", leaseTime, "for", slowTime)
+	log.Info(why+": the domain is served apart", "after", leaseTime, "for", slowTime)
 }
 
 // supervise looks every few milliseconds at the call under way: one that sleeps

@@ -228,6 +228,7 @@ func (e *Engine) next(q *itemQueue) bool {
 		return e.queueAccess(n, a.Queue)
 	case soc.Transmit:
 		f := a.Frame
+		e.tapped(f)
 		if e.cfg.Link != nil {
 			f = e.cfg.Link(f)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// deaf is a node whose vectors nobody hears, as behind UIO.
+// deaf is a node whose vectors nobody receives, as behind UIO.
 type deaf struct{ mediate.Function }
 
 func (deaf) Polled() {}
@@ -24,16 +24,16 @@ func newDeaf(t testing.TB, bare bool, cfg mediate.Config) *machine {
 	for node := range 2 {
 		connect := mediate.VFIOUserWith(serve.SocketPath(dir, node), user.Options{})
 		cfg.Connect = append(cfg.Connect, func(ctx context.Context, vectors []int) (mediate.Function, error) {
-			unheard := make([]int, len(vectors))
-			for i := range unheard {
+			unseen := make([]int, len(vectors))
+			for i := range unseen {
 				fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 				if err != nil {
 					return nil, err
 				}
-				unheard[i] = fd
+				unseen[i] = fd
 				defer unix.Close(fd) // the server has its own
 			}
-			f, err := connect(ctx, unheard)
+			f, err := connect(ctx, unseen)
 			if err != nil {
 				return nil, err
 			}

@@ -560,7 +560,7 @@ func TestSeals(t *testing.T) {
 	<-ended
 }
 
-// TestServeRefuses: a helper that cannot serve says why, and pfd hears it.
+// TestServeRefuses: a helper that cannot serve says why, and pfd is told.
 func TestServeRefuses(t *testing.T) {
 	c, other := proctest.Start(t), proctest.Start(t)
 	pidfd, keeperfd := c.PIDFDs()

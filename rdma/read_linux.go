@@ -117,7 +117,7 @@ func (e *Endpoint) makeWords() error {
 // whatever goes wrong later is the handle's: the target's domain does not admit
 // this process (ErrDomain), an address is not mapped (ErrAddress), and so on.
 //
-// The target's process does nothing for it, and hears nothing of it.
+// The target's process does nothing for it, and sees nothing of it.
 func (e *Endpoint) Read(ctx context.Context, r ReadRequest) (*Transfer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

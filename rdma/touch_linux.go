@@ -98,7 +98,7 @@ func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, r *residence) {
 	}
 	if f.PDID == 0 {
 		// No block to ask for: a source fault without a FIFO entry (messages.md 3),
-		// or method populate, where pfd waits to hear of it.
+		// or method populate, where pfd waits to be told.
 		e.pages.SetServed(number, uint32(errno))
 		return
 	}

@@ -6,6 +6,9 @@
 #   git             the house rules
 #   systemd         a machine of its own for the service (internal/packaging)
 #   bpftool         another reader of the probe's maps (internal/tracing)
+#   tshark          the dissector (daemon)
+#   prometheus      promtool: rules and metrics (daemon)
+#   lintian         the packages (internal/packaging)
 # And it fetches QEMU and a kernel for internal/guests into the user's cache; as
 # `setup.sh guests` Debian, arm64, and what is built from the kernel's sources, too.
 # Where that fails it says why, and so do the tests that need them.
@@ -51,6 +54,9 @@ if [ -n "${1:-}" ]; then
 	[ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
 	command -v git >/dev/null 2>&1 || need="$need git"
 	[ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || need="$need systemd"
+	command -v tshark >/dev/null 2>&1 || need="$need tshark"
+	command -v promtool >/dev/null 2>&1 || need="$need prometheus"
+	command -v lintian >/dev/null 2>&1 || need="$need lintian"
 	command -v bpftool >/dev/null 2>&1 || [ -x /usr/sbin/bpftool ] || need="$need bpftool"
 fi
 mode=${1:-}

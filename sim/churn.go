@@ -191,7 +191,7 @@ func (c *Churn) sit(s *seat) {
 	}
 }
 
-// over takes the end of a transfer as its initiator hears it.
+// over takes the end of a transfer as its initiator sees it.
 func (c *Churn) over(m *move, done uint32, status uint8) {
 	m.ended, m.done, m.status = true, done, status
 	if !m.read && m.from.p == m.src {

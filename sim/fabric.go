@@ -363,14 +363,14 @@ func (f *Fabric) bound() {
 	lost := chance(in.LoseData, in.Tear, in.Corrupt, in.LoseAck, in.LoseNack, in.Delay, in.Delay)
 	access := 100*c.Memory + c.Interrupt + int64(in.Routes)*in.RouteDelay + 50_000
 	round := ms(c.TimeoutUS) + 4*access
-	// A fault that nobody hears of costs a guard, which doubles. Where a FIFO is
+	// A fault that nobody sees costs a guard, which doubles. Where a FIFO is
 	// small, its entry may be lost as well.
-	unheard := chance(in.LoseRAPF, in.Delay)
+	unsaid := chance(in.LoseRAPF, in.Delay)
 	if c.FIFO > 0 {
-		unheard = max(unheard, 0.5)
+		unsaid = max(unsaid, 0.5)
 	}
 	tail := 2 * int64(worst(lost)) * round // the first frame of each link is told its number
-	for k := range worst(unheard) {
+	for k := range worst(unsaid) {
 		tail += ms(c.GuardUS) << min(k, 4)
 	}
 	if c.Contexts > 0 || len(f.jobs) > 32 {

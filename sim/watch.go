@@ -67,7 +67,7 @@ type use struct {
 	said   []device.Sequence // what the receiver has answered
 }
 
-// service is one run of a transfer: a read whose end was not heard has several.
+// service is one run of a transfer: a read whose end was not seen has several.
 type service struct {
 	round int
 	open  int // blocks sent and not acknowledged
@@ -404,7 +404,7 @@ func (x *watch) arrived(f *wire.Frame, order uint64) {
 	}
 	switch classOf(f) {
 	case ackFrame, nackFrame:
-		x.heard(f)
+		x.received(f)
 	case rapfFrame:
 		if m, err := mailbox.DecodeRAPF(f.Message[0]); err == nil && f.DstMailbox == device.MailboxRequest {
 			x.rapf(f.DstNode, f.SrcNode, f.SrcPDID, m)
@@ -412,8 +412,8 @@ func (x *watch) arrived(f *wire.Frame, order uint64) {
 	}
 }
 
-// heard takes an answer that has reached the sender.
-func (x *watch) heard(f *wire.Frame) {
+// received takes an answer that has reached the sender.
+func (x *watch) received(f *wire.Frame) {
 	u := x.uses[place{f.DstNode, f.ID}]
 	if u == nil || u.job.to.node != f.SrcNode || u.first.Newer(f.Seq) || f.Seq.Newer(u.seq) {
 		return // of a former use
@@ -568,7 +568,7 @@ func (x *watch) countBusy(n *Node, busy uint32) {
 	}
 }
 
-// carry has a link carry a frame and counts what befalls it.
+// carry has a link carry a frame and counts what happens to it.
 func (x *watch) carry(n *Node, f *wire.Frame) {
 	class, present, words := classOf(f), f.Present, f.HasWords
 	n.out = n.link.Carry(x.f.World.now, f, n.out[:0])

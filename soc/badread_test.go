@@ -225,7 +225,7 @@ func TestReadAskedForAgainIsServedOnce(t *testing.T) {
 	}
 }
 
-// A refusal is heard and ends nothing: it may come late or twice, when the read has
+// A refusal is received and ends nothing: it may come late or twice, when the read has
 // been asked for again and is being served. A failure ends it.
 func TestRefusedReadStaysOpen(t *testing.T) {
 	p := newPair(t, Config{})

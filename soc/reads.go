@@ -37,7 +37,7 @@ func (n *Node) opened(iface uint8, f *wire.Frame) bool {
 
 // answered takes the answer of a target's firmware to a read on its way to the
 // mailbox of the process in a slot. False: it is of a former epoch, or must not be
-// heard yet; the process asks again.
+// received yet; the process asks again.
 func (n *Node) answered(slot, m int, f *wire.Frame) bool {
 	a, err := mailbox.DecodeAnswer(f.Message[0])
 	if err != nil || f.Epoch != n.dma.Epoch() {

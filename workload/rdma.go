@@ -95,7 +95,7 @@ func (e *rdmaEndpoint) unshare(va device.VA, size uint64) error {
 }
 
 func (e *rdmaEndpoint) export(va device.VA, size uint64) (string, error) {
-	// A transfer of 0 bytes is the initiator's mistake to hear of.
+	// A transfer of 0 bytes is the initiator's mistake, and refused there.
 	r, err := e.ep.ExportVA(va, max(size, 1))
 	if err != nil {
 		return "", err

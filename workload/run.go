@@ -22,7 +22,7 @@ type Request struct {
 	Warm     bool          // see Transfer
 	Seed     uint64        // of the patterns
 	Timeout  time.Duration // of one transfer; 0 means DefaultTimeout
-	// Progress, where not nil, hears of each transfer that is over.
+	// Progress, where not nil, is called with each transfer that is over.
 	Progress func(done int)
 	Read     bool // the initiator reads the target's buffer, which is the source
 	Urgent   bool // high class

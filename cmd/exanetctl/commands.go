@@ -16,6 +16,7 @@ func (a *app) commands() []*cobra.Command {
 		a.counterCommand(),
 		a.faultCommand(),
 		a.traceCommand(),
+		a.captureCommand(),
 		a.writeCommand(),
 		a.readCommand(),
 		a.emuCommand(),

@@ -22,9 +22,9 @@ const (
 type check struct {
 	Name    string `json:"name"`
 	Verdict string `json:"verdict"`
-	Found   string `json:"found"`          // what is there
-	Need    string `json:"needed_for"`     // what it is for
-	Mend    string `json:"mend,omitempty"` // what to do about it
+	Found   string `json:"found"`            // what is there
+	Need    string `json:"needed_for"`       // what it is for
+	Remedy  string `json:"remedy,omitempty"` // what to do about it
 }
 
 // report is the doctor's JSON.
@@ -67,7 +67,7 @@ type facts struct {
 	IOMMUGroups  int
 	Nodes        int    // PCI functions that are nodes
 	Node         error  // why pfd cannot have one of them
-	NodeMend     string // what settles that
+	NodeRemedy   string // what settles that
 	UIO          int    // UIO devices
 	Memlock      uint64 // RLIMIT_MEMLOCK, bytes; all ones: unlimited
 	Socket       string // control socket
@@ -85,9 +85,9 @@ func (f facts) atLeast(major, minor int) bool {
 func (f facts) judge() []check {
 	checks := []check{f.kernel(), f.ptrace()}
 	for _, c := range []struct {
-		name, found, need, mend string
-		err                     error
-		verdict                 string // where err is not nil
+		name, found, need, remedy string
+		err                       error
+		verdict                   string // where err is not nil
 	}{
 		{"pagemap", "readable", "the emulated SMMU's walk", "mount /proc (a container may hide it)", f.Pagemap, verdictError},
 		{"process_vm", "works", "moving data without pinning", "allow process_vm_readv and process_vm_writev in the seccomp policy", f.ProcessVM, verdictError},
@@ -101,7 +101,7 @@ func (f facts) judge() []check {
 	} {
 		k := check{Name: c.name, Verdict: verdictOK, Found: c.found, Need: c.need}
 		if c.err != nil {
-			k.Verdict, k.Found, k.Mend = c.verdict, c.err.Error(), c.mend
+			k.Verdict, k.Found, k.Remedy = c.verdict, c.err.Error(), c.remedy
 		}
 		checks = append(checks, k)
 	}
@@ -113,7 +113,7 @@ func (f facts) kernel() check {
 	// attach: SO_PEERPIDFD, without which no process can be held safely.
 	if !f.atLeast(6, 5) {
 		c.Verdict = verdictError
-		c.Mend = "use Linux 6.5 or newer; 6.11 or newer is best"
+		c.Remedy = "use Linux 6.5 or newer; 6.11 or newer is best"
 	}
 	return c
 }
@@ -128,11 +128,11 @@ func (f facts) ptrace() check {
 	case f.Yama >= 3:
 		c.Verdict = verdictError
 		c.Found = fmt.Sprintf("Yama ptrace_scope %d: nobody may", f.Yama)
-		c.Mend = "set kernel.yama.ptrace_scope to 1 in /etc/sysctl.d and restart the machine (3 cannot be lowered while it runs)"
+		c.Remedy = "set kernel.yama.ptrace_scope to 1 in /etc/sysctl.d and restart the machine (3 cannot be lowered while it runs)"
 	case f.Yama == 2 && !f.cap(capSysPtrace):
 		c.Verdict = verdictError
 		c.Found = "Yama ptrace_scope 2: only processes with CAP_SYS_PTRACE"
-		c.Mend = "sysctl kernel.yama.ptrace_scope=1"
+		c.Remedy = "sysctl kernel.yama.ptrace_scope=1"
 	case f.Yama == 1:
 		c.Found = "Yama ptrace_scope 1: processes that attach through the library"
 	default:
@@ -146,20 +146,20 @@ func (f facts) userfaultfd() check {
 	switch {
 	case f.Uffd != nil:
 		c.Verdict, c.Found = verdictWarning, f.Uffd.Error()
-		c.Mend = "use a kernel with CONFIG_USERFAULTFD, and allow userfaultfd in the seccomp policy"
+		c.Remedy = "use a kernel with CONFIG_USERFAULTFD, and allow userfaultfd in the seccomp policy"
 	case !f.UffdFull:
 		c.Verdict, c.Found = verdictWarning, "user mode only: system calls fail on absent pages"
-		c.Mend = "sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd for the processes that attach with method uffd: their library makes the userfaultfd"
+		c.Remedy = "sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd for the processes that attach with method uffd: their library makes the userfaultfd"
 	}
 	return c
 }
 
 func (f facts) bpf() check {
 	c := check{Name: "bpf", Verdict: verdictOK, Need: "exanetctl trace"}
-	var found, mend []string
+	var found, remedy []string
 	if !f.BTF {
 		found = append(found, "no BTF")
-		mend = append(mend, "use a kernel with CONFIG_DEBUG_INFO_BTF")
+		remedy = append(remedy, "use a kernel with CONFIG_DEBUG_INFO_BTF")
 	}
 	if !f.cap(capSysAdmin) && !(f.cap(capBPF) && f.cap(capPerfmon)) {
 		text := "no CAP_BPF and CAP_PERFMON"
@@ -167,23 +167,23 @@ func (f facts) bpf() check {
 			text += " (kernel.unprivileged_bpf_disabled " + f.BPFDisabled + ")"
 		}
 		found = append(found, text)
-		mend = append(mend, "run as root, or give CAP_BPF and CAP_PERFMON")
+		remedy = append(remedy, "run as root, or give CAP_BPF and CAP_PERFMON")
 	}
 	if !f.BPFFS {
 		found = append(found, "bpffs not mounted")
-		mend = append(mend, "mount -t bpf bpf /sys/fs/bpf (root's `trace on` does it)")
+		remedy = append(remedy, "mount -t bpf bpf /sys/fs/bpf (root's `trace on` does it)")
 	}
 	if !f.atLeast(6, 6) && !f.cap(capSysAdmin) {
 		found = append(found, "Linux older than 6.6")
-		mend = append(mend, "without uprobe_multi trace needs CAP_SYS_ADMIN: use Linux 6.6 or newer")
+		remedy = append(remedy, "without uprobe_multi trace needs CAP_SYS_ADMIN: use Linux 6.6 or newer")
 	}
 	if f.Lockdown == "confidentiality" {
 		found = append(found, "lockdown "+f.Lockdown)
-		mend = append(mend, "this lockdown forbids BPF programs to read the kernel's memory: the stages are measured, what needs such reads is not (trace status tells); it can only be lifted at boot")
+		remedy = append(remedy, "this lockdown forbids BPF programs to read the kernel's memory: the stages are measured, what needs such reads is not (trace status tells); it can only be lifted at boot")
 	}
 	if len(found) > 0 {
 		c.Verdict = verdictLater
-		c.Found, c.Mend = strings.Join(found, "; "), strings.Join(mend, "; ")
+		c.Found, c.Remedy = strings.Join(found, "; "), strings.Join(remedy, "; ")
 	} else {
 		c.Found = "BTF, rights and bpffs are there"
 	}
@@ -194,7 +194,7 @@ func (f facts) vfio() check {
 	c := check{Name: "vfio", Verdict: verdictOK, Need: "nodes that are PCI functions (pfd --device vfio:ADDRESS)"}
 	switch {
 	case f.Node != nil:
-		c.Verdict, c.Found, c.Mend = verdictWarning, f.Node.Error(), f.NodeMend
+		c.Verdict, c.Found, c.Remedy = verdictWarning, f.Node.Error(), f.NodeRemedy
 	case f.Nodes > 0:
 		c.Found = fmt.Sprintf("%d nodes, ready for pfd", f.Nodes)
 	case f.IOMMUFD && f.VFIO, f.IOMMUFD && f.IOMMUGroups > 0:
@@ -203,10 +203,10 @@ func (f facts) vfio() check {
 		c.Found = fmt.Sprintf("VFIO groups, %d IOMMU groups", f.IOMMUGroups)
 	case f.VFIO:
 		c.Verdict, c.Found = verdictLater, "VFIO without an IOMMU"
-		c.Mend = "turn on the IOMMU in the firmware and with intel_iommu=on, or use no-IOMMU mode as root"
+		c.Remedy = "turn on the IOMMU in the firmware and with intel_iommu=on, or use no-IOMMU mode as root"
 	default:
 		c.Verdict, c.Found = verdictLater, "no /dev/vfio"
-		c.Mend = "modprobe vfio-pci, or use a kernel with CONFIG_VFIO_PCI"
+		c.Remedy = "modprobe vfio-pci, or use a kernel with CONFIG_VFIO_PCI"
 	}
 	return c
 }
@@ -215,7 +215,7 @@ func (f facts) uio() check {
 	c := check{Name: "uio", Verdict: verdictOK, Found: fmt.Sprintf("%d devices", f.UIO), Need: "nothing yet (a board over UIO)"}
 	if f.UIO == 0 {
 		c.Verdict = verdictLater
-		c.Mend = "only on a board: load the ExaNet UIO devices"
+		c.Remedy = "only on a board: load the ExaNet UIO devices"
 	}
 	return c
 }
@@ -232,7 +232,7 @@ func (f facts) memlock() check {
 		if f.Nodes > 0 {
 			c.Verdict = verdictWarning
 		}
-		c.Mend = "for VFIO only: LimitMEMLOCK of the windows and their tables in the service (528M for two nodes), or ulimit -l"
+		c.Remedy = "for VFIO only: LimitMEMLOCK of the windows and their tables in the service (528M for two nodes), or ulimit -l"
 	}
 	return c
 }
@@ -245,10 +245,10 @@ func (f facts) daemon() check {
 			c.Found = "none on " + f.Socket
 		}
 		if f.Socket != "" {
-			c.Mend = "start one: pfd --nodes 2 --socket " + f.Socket
+			c.Remedy = "start one: pfd --nodes 2 --socket " + f.Socket
 		} else {
 			// There is no default to fall back on (control.FindSocket).
-			c.Mend = "start one: pfd --nodes 2 --socket PATH, and give exanetctl the same --socket"
+			c.Remedy = "start one: pfd --nodes 2 --socket PATH, and give exanetctl the same --socket"
 		}
 	}
 	return c
@@ -257,12 +257,12 @@ func (f facts) daemon() check {
 func (a *app) doctorCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
-		Short: "Check what this machine allows, and name the mend of each trouble",
-		Long: `doctor checks what this machine allows and names the mend of each trouble.
+		Short: "Check what this machine allows, and name the remedy of each trouble",
+		Long: `doctor checks what this machine allows and names the remedy of each trouble.
 It needs no daemon. "error" stops the main job, RDMA into absent memory by the
 emulator; "warning" makes something slower or switches off what the main job
 does not need; "later" is not there and used by nothing on this machine (-j has its
-mend). The exit code is 1 when there is an error.`,
+remedy). The exit code is 1 when there is an error.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f := gather("/", a.socket)
@@ -273,7 +273,7 @@ mend). The exit code is 1 when there is an error.`,
 			}
 			for _, c := range r.Checks {
 				if c.Verdict == verdictError {
-					return fmt.Errorf("%w: the main job does not work on this machine: %s: %s", errReported, c.Name, c.Mend)
+					return fmt.Errorf("%w: the main job does not work on this machine: %s: %s", errReported, c.Name, c.Remedy)
 				}
 			}
 			return nil
@@ -320,8 +320,8 @@ func (a *app) printReport(r report) error {
 		return err
 	}
 	for _, c := range r.Checks {
-		if c.Mend != "" && c.Verdict != verdictLater {
-			if _, err := fmt.Fprintf(a.out, "mend %s: %s\n", c.Name, c.Mend); err != nil {
+		if c.Remedy != "" && c.Verdict != verdictLater {
+			if _, err := fmt.Fprintf(a.out, "remedy %s: %s\n", c.Name, c.Remedy); err != nil {
 				return fmt.Errorf("standard output: %w", err)
 			}
 		}

@@ -60,7 +60,7 @@ func (f *facts) lookAtNodes() {
 		if err := kernel.Check(addr); err != nil {
 			f.Node = err
 			if e := new(kernel.Error); errors.As(err, &e) {
-				f.Node, f.NodeMend = fmt.Errorf("%s: %w", addr, e.Err), e.Remedy
+				f.Node, f.NodeRemedy = fmt.Errorf("%s: %w", addr, e.Err), e.Remedy
 			}
 			return
 		}

@@ -21,14 +21,14 @@ func well() facts {
 
 func TestJudge(t *testing.T) {
 	for _, c := range well().judge() {
-		if c.Verdict != verdictOK || c.Mend != "" || c.Found == "" || c.Need == "" {
+		if c.Verdict != verdictOK || c.Remedy != "" || c.Found == "" || c.Need == "" {
 			t.Errorf("a machine without trouble: %+v", c)
 		}
 	}
 	const noPtrace = ^uint64(1 << capSysPtrace)
 	for _, c := range []struct {
 		name, check, verdict string
-		mend                 string // part of it
+		remedy               string // part of it
 		edit                 func(*facts)
 	}{
 		{"old kernel", "kernel", verdictError, "6.5", func(f *facts) { f.Kernel = [2]int{6, 4} }},
@@ -60,7 +60,7 @@ func TestJudge(t *testing.T) {
 		{"no IOMMU", "vfio", verdictLater, "intel_iommu=on", func(f *facts) { f.IOMMUFD, f.IOMMUGroups = false, 0 }},
 		{"VFIO groups", "vfio", verdictOK, "", func(f *facts) { f.IOMMUFD = false }},
 		{"nodes", "vfio", verdictOK, "", func(f *facts) { f.VFIO, f.IOMMUFD, f.Nodes = false, false, 2 }},
-		{"a node that pfd cannot have", "vfio", verdictWarning, "exanetctl bind x", func(f *facts) { f.Nodes, f.Node, f.NodeMend = 2, errors.New("x"), "exanetctl bind x" }},
+		{"a node that pfd cannot have", "vfio", verdictWarning, "exanetctl bind x", func(f *facts) { f.Nodes, f.Node, f.NodeRemedy = 2, errors.New("x"), "exanetctl bind x" }},
 		{"nodes and little memory to lock", "memlock", verdictWarning, "LimitMEMLOCK", func(f *facts) { f.Nodes, f.Memlock = 1, 8<<20 }},
 		{"no board", "uio", verdictLater, "board", func(f *facts) { f.UIO = 0 }},
 		{"little memory to lock", "memlock", verdictLater, "LimitMEMLOCK", func(f *facts) { f.Memlock = 8 << 20 }},
@@ -77,7 +77,7 @@ func TestJudge(t *testing.T) {
 					if k.Verdict != verdictOK && c.check != "ptrace" && c.check != "bpf" {
 						t.Errorf("%s is %s, too", k.Name, k.Verdict)
 					}
-				case k.Verdict != c.verdict || !strings.Contains(k.Mend, c.mend) || (k.Mend == "") != (k.Verdict == verdictOK):
+				case k.Verdict != c.verdict || !strings.Contains(k.Remedy, c.remedy) || (k.Remedy == "") != (k.Verdict == verdictOK):
 					t.Errorf("got %+v", k)
 				}
 			}
@@ -148,8 +148,8 @@ func TestDoctorHere(t *testing.T) {
 	}
 	failed := false
 	for _, c := range r.Checks {
-		if c.Verdict != verdictOK && c.Mend == "" {
-			t.Errorf("no mend: %+v", c)
+		if c.Verdict != verdictOK && c.Remedy == "" {
+			t.Errorf("no remedy: %+v", c)
 		}
 		failed = failed || c.Verdict == verdictError
 	}
@@ -157,7 +157,7 @@ func TestDoctorHere(t *testing.T) {
 		t.Errorf("exit code %d with %s%s", code, out, errs)
 	}
 	_, table, _ := ctl("doctor", "--socket", filepath.Join(t.TempDir(), "none"))
-	if !strings.Contains(table, "mend daemon: start one: pfd --nodes 2") || strings.Contains(table, "mend uio") || strings.Contains(table, "\x1b") {
+	if !strings.Contains(table, "remedy daemon: start one: pfd --nodes 2") || strings.Contains(table, "remedy uio") || strings.Contains(table, "\x1b") {
 		t.Errorf("table:\n%s", table)
 	}
 }

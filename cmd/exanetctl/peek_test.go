@@ -67,8 +67,8 @@ func served(t *testing.T) string {
 	return daemon.DeviceVFIOUser + serve.SocketPath(dir, 0) + "," + serve.SocketPath(dir, 1)
 }
 
-// stuck is a pfd whose driver hears of no fault, so that FIFOs stay full and blocks
-// paused, with a load on it; let has it hear again.
+// stuck is a pfd whose driver sees no fault, so that FIFOs stay full and blocks
+// paused, with a load on it; let has it see them again.
 type stuck struct {
 	socket string
 	let    func()

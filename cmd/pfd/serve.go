@@ -30,13 +30,24 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
 
+	f, ok := stderr.(*os.File)
+	journal := ok && logs.OnJournal(f, os.Getenv)
+	entries := journal
+	if journal {
+		// Without its socket the journal gets lines by standard error.
+		if j, err := logs.Dial(logs.JournalSocket); err != nil {
+			entries = false
+		} else {
+			defer j.Close()
+			stderr = j
+		}
+	}
 	file := spool.New(stderr, logRoom)
 	// What could not be written is in the metrics; there is nobody else to tell.
 	defer file.Close(logTime)
 	level := new(slog.LevelVar)
 	level.Set(o.LogLevel)
-	f, ok := stderr.(*os.File)
-	limit := logs.New(file, logs.Options{Level: level, Journal: ok && logs.OnJournal(f, os.Getenv)})
+	limit := logs.New(file, logs.Options{Level: level, Journal: journal, Fields: entries})
 	cfg := o.Config
 	cfg.Log, cfg.Level, cfg.LogLimit, cfg.LogFile = slog.New(limit), level, limit, file
 

@@ -351,7 +351,7 @@ func TestWaitsForDevice(t *testing.T) {
 	var b [4096]byte
 	n, err := c.Read(b[:])
 	if s := string(b[:n]); err != nil || !strings.HasPrefix(s, "STATUS=waiting for vfio-user:"+nope+": ") {
-		t.Errorf("the service manager hears %q, %v", s, err)
+		t.Errorf("the service manager is told %q, %v", s, err)
 	}
 	p.signal(syscall.SIGTERM)
 	if c := p.code(); c != exitOK {

@@ -11,7 +11,7 @@ type Model struct {
 	caps uint64
 	bad  uint64
 
-	// Written, when set, hears of every good write: the register, its index, the
+	// Written, when set, is called for every good write: the register, its index, the
 	// value as written.
 	Written func(r device.Register, i int, v uint64)
 }

@@ -55,12 +55,12 @@ type Config struct {
 	Later func(f func())
 	// Bell rings CMDQ_DOORBELL by other means; nil: by its register.
 	Bell func() error
-	// Written, Done and Mail hear of the events that are no faults; each may be
+	// Written, Done and Mail are called for the events that are no faults; each may be
 	// nil. After events were lost they are called for everything: -1.
 	Written func(slot int)
 	Done    func(slot int)
 	Mail    func(mailbox int)
-	// Off hears that an error or a reset has turned the queues off; it may be nil. Renew
+	// Off is called when an error or a reset has turned the queues off; it may be nil. Renew
 	// turns them on again, later.
 	Off func()
 	Log *slog.Logger // nil: none

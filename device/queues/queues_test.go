@@ -24,7 +24,7 @@ type node struct {
 	bells int
 	q     *queues.Queues
 	raise int
-	heard []int
+	calls []int
 	off   int
 	prod  uint32 // events
 	err   error
@@ -61,18 +61,18 @@ func newNode(t testing.TB) *node {
 	n.q = queues.New(queues.Config{
 		Window: func(id device.WindowID) device.Window { return window{n, id} }, Memory: n.mem, Addr: at,
 		Raise: func() { n.raise++ }, Later: func(f func()) { n.posts = append(n.posts, f) },
-		Written: func(s int) { n.heard = append(n.heard, s) }, Off: func() { n.off++ },
+		Written: func(s int) { n.calls = append(n.calls, s) }, Off: func() { n.off++ },
 	})
 	if err := n.q.Start(); err != nil {
 		t.Fatal(err)
 	}
 	n.q.Deliver(n) // mail and done, which the start has told
-	n.heard, n.reads, n.raise = nil, 0, 0
+	n.calls, n.reads, n.raise = nil, 0, 0
 	return n
 }
 
 // Interrupt notes vectors as 100 and more.
-func (n *node) Interrupt(v int) { n.heard = append(n.heard, 100+v) }
+func (n *node) Interrupt(v int) { n.calls = append(n.calls, 100+v) }
 
 func (n *node) run() {
 	for len(n.posts) > 0 {
@@ -125,8 +125,8 @@ func TestFaultWithoutRegisters(t *testing.T) {
 	n.tell(device.Event{Kind: device.EventGlobal, Status: 2, Address: 0x77})
 	n.q.Vector(device.VectorFIFO)
 	n.q.Deliver(n)
-	if len(n.heard) != 2 || n.heard[0] != 100 || n.heard[1] != 101 {
-		t.Errorf("vectors %v, want 0 and 1", n.heard)
+	if len(n.calls) != 2 || n.calls[0] != 100 || n.calls[1] != 101 {
+		t.Errorf("vectors %v, want 0 and 1", n.calls)
 	}
 	pl, smmu := device.PL, device.SMMU
 	for _, r := range []struct {
@@ -305,16 +305,16 @@ func TestRenew(t *testing.T) {
 			n.get(device.PL, device.PLRXFIFO)
 			n.get(device.PL, device.PLRXFIFO+8)
 		}
-		n.heard, n.prod = nil, 0
-		if ok, err := n.q.Renew(); !ok || err != nil || !n.q.On() || len(n.heard) != 1 || n.heard[0] != -1 {
-			t.Fatalf("renewed %v, %v; heard %v", ok, err, n.heard)
+		n.calls, n.prod = nil, 0
+		if ok, err := n.q.Renew(); !ok || err != nil || !n.q.On() || len(n.calls) != 1 || n.calls[0] != -1 {
+			t.Fatalf("renewed %v, %v; calls %v", ok, err, n.calls)
 		}
 		if ok, err := n.q.Renew(); ok || err != nil {
 			t.Errorf("renewed twice: %v", err)
 		}
 		n.tell(device.Event{Kind: device.EventWords, Index: 4})
-		if n.q.Vector(device.VectorFIFO); n.heard[len(n.heard)-1] != 4 {
-			t.Errorf("heard %v", n.heard)
+		if n.q.Vector(device.VectorFIFO); n.calls[len(n.calls)-1] != 4 {
+			t.Errorf("calls %v", n.calls)
 		}
 		n.q.Deliver(n)
 	}
@@ -386,8 +386,8 @@ func TestLies(t *testing.T) {
 	n.entry(device.QueueEntry{2<<8 | 99<<32})
 	n.tell(device.Event{Kind: device.EventNop, Commands: 300, Cookie: 5}) // neither put nor asked for
 	n.q.Vector(device.VectorFIFO)
-	if s := n.q.Stats(); s.Bad != 2 || s.Lost != 1 || len(n.heard) != 2 || n.heard[0] != -1 || n.heard[1] != 4 {
-		t.Errorf("%+v, heard %v", s, n.heard)
+	if s := n.q.Stats(); s.Bad != 2 || s.Lost != 1 || len(n.calls) != 2 || n.calls[0] != -1 || n.calls[1] != 4 {
+		t.Errorf("%+v, calls %v", s, n.calls)
 	}
 	n.set(device.PKTZ, device.PktzDestination, device.MailboxRequest<<24)
 	for range 255 {

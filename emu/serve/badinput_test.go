@@ -20,7 +20,7 @@ const (
 	mostFDs     = 253
 )
 
-// talk has one client agree, say b with descriptors, and hear the server out.
+// talk has one client agree, say b with descriptors, and read what the server answers.
 func talk(path string, b []byte, fds ...int) error {
 	c, err := dialRaw(path)
 	if err != nil {

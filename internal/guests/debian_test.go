@@ -105,6 +105,11 @@ func TestDebian(t *testing.T) {
 	if j := s.journal(); !strings.Contains(j, "msg=ready nodes=2 device=vfio:0000:") || strings.Contains(j, "a step is not taken") {
 		t.Errorf("the journal has no pfd that is ready in its sandbox:\n%s", j)
 	}
+	var entry struct{ MESSAGE, NODES, DEVICE, PRIORITY string }
+	if out := f.run(0, "journalctl", "--no-pager", "--unit", "pfd", "--output", "json", "NODES=2"); json.Unmarshal([]byte(strings.SplitN(out, "\n", 2)[0]), &entry) != nil ||
+		entry.PRIORITY != "6" || !strings.HasPrefix(entry.DEVICE, "vfio:0000:") || !strings.HasPrefix(entry.MESSAGE, "msg=ready ") {
+		t.Errorf("the journal's fields of the line that says ready are %+v:\n%s", entry, out)
+	}
 	process := f.run(0, "cat", "/proc/"+s.show("MainPID")+"/status")
 	for _, line := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t" + strings.TrimSpace(f.run(0, "id", "-u", "exanet")) + "\t"} {
 		if !strings.Contains(process, line) {

@@ -133,12 +133,12 @@ func TestKilledPFD(t *testing.T) {
 
 	f.run(0, "sh", "-c", "kill $(pidof pfd)")
 	until(t, "pfd ends", func() bool { _, err := f.try(0, "pidof", "pfd"); return err != nil })
-	if verdict, mend := f.doctor(0, "vfio"); verdict != "ok" {
-		t.Errorf("doctor says %s of VFIO: %s", verdict, mend)
+	if verdict, remedy := f.doctor(0, "vfio"); verdict != "ok" {
+		t.Errorf("doctor says %s of VFIO: %s", verdict, remedy)
 	}
 	f.run(0, "exanetctl", "unbind", "--all")
-	if verdict, mend := f.doctor(0, "vfio"); verdict != "warning" || !strings.HasPrefix(mend, "exanetctl bind 0000:") {
-		t.Errorf("doctor says %s of VFIO without a driver: %s", verdict, mend)
+	if verdict, remedy := f.doctor(0, "vfio"); verdict != "warning" || !strings.HasPrefix(remedy, "exanetctl bind 0000:") {
+		t.Errorf("doctor says %s of VFIO without a driver: %s", verdict, remedy)
 	}
 	out, err = f.try(0, "sh", "-c", line)
 	if err == nil || !strings.Contains(out, "not bound to vfio-pci") || !strings.Contains(out, "exanetctl bind 0000:") {
@@ -147,18 +147,18 @@ func TestKilledPFD(t *testing.T) {
 }
 
 // doctor gives the verdict of a check, and what settles it.
-func (f *fleet) doctor(guest int, name string) (verdict, mend string) {
+func (f *fleet) doctor(guest int, name string) (verdict, remedy string) {
 	f.t.Helper()
 	out, _ := f.try(guest, "exanetctl", "-j", "doctor") // its exit code is that of other checks
 	var r struct {
-		Checks []struct{ Name, Verdict, Mend string }
+		Checks []struct{ Name, Verdict, Remedy string }
 	}
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		f.t.Fatalf("doctor: %v: %s", err, out)
 	}
 	for _, c := range r.Checks {
 		if c.Name == name {
-			return c.Verdict, c.Mend
+			return c.Verdict, c.Remedy
 		}
 	}
 	f.t.Fatalf("doctor has no check %s: %s", name, out)

@@ -298,7 +298,7 @@ func TestPIDUsedAgain(t *testing.T) {
 }
 
 // pfd is killed in every phase of a transfer, and started again at the same
-// path: who waits hears of it at once, what was said to have arrived has, and
+// path: who waits is told at once, what was said to have arrived has, and
 // attaching again works.
 func TestPfdKilled(t *testing.T) { onEach(t, pfdKilled, "--guard-us", "5000") }
 

@@ -37,7 +37,7 @@ func newMemoryGroup(t *testing.T) *memoryGroup {
 		t.Skipf("no memory control group to be had: %v", err)
 	}
 	t.Cleanup(func() {
-		// The group hears of its last process's end a little later.
+		// The group is told of its last process's end a little later.
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			err := os.Remove(g.dir)
 			if err == nil {
@@ -173,7 +173,7 @@ func TestMemoryPressure(t *testing.T) {
 				}
 			}
 			// What the same load does to a bystander where the pressure is on a process
-			// that pfd has never heard of: the few CPUs are shared.
+			// that pfd does not know: the few CPUs are shared.
 			var beside time.Duration
 			with(func() { beside = b.p99() }, func() error {
 				if _, err := stranger.do(order{Op: "fill", ID: "b", Seed: 1}); err != nil {

@@ -78,6 +78,9 @@ func TestSetup(t *testing.T) {
 			for _, name := range []string{"mktemp", "rm", "cat", "env", "sed", "dirname"} {
 				c.programs[name] = ""
 			}
+			for _, name := range []string{"tshark", "promtool", "lintian"} {
+				c.programs[name] = "exit"
+			}
 			log := filepath.Join(t.TempDir(), "log")
 			cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "setup.sh"), "test")
 			cmd.Env = []string{"PATH=" + stubs(t, c.programs), "LOG=" + log}

@@ -15,6 +15,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -43,6 +44,7 @@ const (
 type Options struct {
 	Level   slog.Leveler // nil: info
 	Journal bool         // lines start with <priority> and have no time (sd-daemon(3))
+	Fields  bool         // with Journal: entries for Dial, with each attribute as a field
 	Now     func() time.Time
 }
 
@@ -50,15 +52,17 @@ type Options struct {
 // limit.
 type Handler struct {
 	*shared
-	inner slog.Handler
-	uid   int64
-	why   string
-	group bool
+	inner  slog.Handler
+	fields []byte // of WithAttrs, for the journal
+	uid    int64
+	why    string
+	group  bool
 }
 
 type shared struct {
 	out     io.Writer
 	journal bool
+	native  bool
 	now     func() time.Time
 
 	mu         sync.Mutex
@@ -91,7 +95,7 @@ type allowance struct {
 
 // New makes a handler that writes a line with each Write.
 func New(w io.Writer, o Options) *Handler {
-	s := &shared{out: w, journal: o.Journal, now: o.Now, kinds: map[kind]*allowance{}}
+	s := &shared{out: w, journal: o.Journal, native: o.Journal && o.Fields, now: o.Now, kinds: map[kind]*allowance{}}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -116,6 +120,9 @@ func (h *Handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	c := *h
 	for _, a := range attrs {
 		c.see(a)
+		if h.native {
+			c.fields = appendField(slices.Clip(c.fields), a)
+		}
 	}
 	c.inner = h.inner.WithAttrs(attrs)
 	return &c
@@ -168,11 +175,19 @@ func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 // write writes one line. The lock is held.
 func (h *Handler) write(ctx context.Context, inner slog.Handler, r slog.Record) error {
 	h.line.Reset()
-	if h.journal {
+	switch {
+	case h.native:
+		b := fmt.Appendf(h.line.AvailableBuffer(), "PRIORITY=%d\nSYSLOG_IDENTIFIER=pfd\n%s", priority(r.Level), h.fields)
+		r.Attrs(func(a slog.Attr) bool { b = appendField(b, a); return true })
+		h.line.Write(append(b, "MESSAGE="...))
+	case h.journal:
 		fmt.Fprintf(&h.line, "<%d>", priority(r.Level))
 	}
 	if err := inner.Handle(ctx, r); err != nil {
 		return err
+	}
+	if h.native {
+		h.line.WriteByte('\n') // an empty line ends an entry
 	}
 	_, err := h.out.Write(h.line.Bytes())
 	return err

@@ -79,7 +79,7 @@ func TestManyUIDs(t *testing.T) {
 	if n := len(h.kinds); n > maxKinds+1 {
 		t.Errorf("%d kinds are remembered, at most %d may be", n, maxKinds+1)
 	}
-	// A place that says nothing of the kind is heard all the same.
+	// A place that says nothing of the kind is written all the same.
 	l.Error("something else")
 	if got := lines(out); len(got) != 1 {
 		t.Errorf("another line: %q", got)

@@ -242,7 +242,7 @@ func removeGroups(t *testing.T, top string) {
 	}
 	slices.Reverse(list)
 	for _, dir := range list {
-		// The processes are dead; the group hears of the last one a little later.
+		// The processes are dead; the group is told of the last one a little later.
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			err := os.Remove(dir)
 			if err == nil || errors.Is(err, os.ErrNotExist) {

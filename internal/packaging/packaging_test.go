@@ -105,6 +105,7 @@ func TestInstallAndRemove(t *testing.T) {
 		"usr/sbin/pfd", "usr/bin/pfd", "usr/bin/exanetctl", "usr/lib/sysusers.d/exanet.conf", "usr/share/exanet/prometheus/pfd.rules.yml", "etc/exanet/pfd.toml", "usr/lib/systemd/system/pfd.service", "usr/lib/sysusers.d/exanet.conf",
 		"usr/share/man/man8/pfd.8.gz", "usr/share/man/man1/exanetctl.1.gz", "usr/share/man/man1/exanetctl-domain-grant.1.gz",
 		"usr/share/man/man7/exanet.7.gz", "usr/share/man/man5/pfd.toml.5.gz", "usr/share/doc/exanet/changelog.gz", "usr/share/doc/exanet/examples/kubernetes/pfd.yaml",
+		"usr/share/doc/exanet/examples/putget/main.go", "usr/share/doc/exanet/v1.schema.json", "usr/share/exanet/wireshark/exanet.lua",
 		"usr/share/bash-completion/completions/exanetctl", "usr/share/zsh/vendor-completions/_exanetctl",
 		"usr/share/fish/vendor_completions.d/exanetctl.fish", "usr/share/exanet/grafana/pfd.json",
 		"usr/share/doc/exanet/copyright", "usr/share/doc/exanet/attach.md",
@@ -143,6 +144,27 @@ func TestInstallAndRemove(t *testing.T) {
 	dpkg("--purge", "exanet")
 	if got := files(t, sys); len(got) != 0 {
 		t.Errorf("after a purge there are %q", got)
+	}
+}
+
+// Debian's linter finds nothing that contrib/lintian-overrides does not answer, in any of
+// the packages.
+func TestLintian(t *testing.T) {
+	if _, err := exec.LookPath("lintian"); err != nil {
+		const why = "no lintian: `sh scripts/setup.sh test` installs it"
+		if os.Getenv("STRICT") == "1" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
+	}
+	list, err := filepath.Glob(filepath.Join(filepath.Dir(build(t)), "*.deb"))
+	if err != nil || len(list) == 0 {
+		t.Fatal(list, err)
+	}
+	for _, deb := range list {
+		if out := run(t, "lintian", "--allow-root", "--fail-on", "error,warning", deb); strings.TrimSpace(out) != "" {
+			t.Errorf("%s:\n%s", filepath.Base(deb), out)
+		}
 	}
 }
 

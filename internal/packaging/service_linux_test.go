@@ -105,6 +105,11 @@ func TestServiceUnderSystemd(t *testing.T) {
 			t.Errorf("pfd is not in its sandbox as a whole:\n%s", j)
 		}
 		m.transfers()
+		// Fields of the journal, not words of a line.
+		pid := m.show("MainPID")
+		m.until("the journal has the attachments with their fields", func() bool {
+			return strings.Contains(m.run("journalctl", "--no-pager", "--output=json", "--output-fields=MESSAGE,GROUP,METHOD,SLOT,PDID,PRIORITY", "_PID="+pid, "NODE=1", "PRIORITY=6"), `"METHOD":"gup"`)
+		})
 		if out := m.run(asUser("exanetctl", "status")...); !strings.Contains(out, "ready") {
 			t.Errorf("status says:\n%s", out)
 		}

@@ -87,7 +87,7 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// The host hears of a guest that goes.
+// The host is told of a guest that goes.
 func TestGone(t *testing.T) {
 	host, guest := ends(t)
 	go func() {
@@ -158,7 +158,7 @@ func TestHostGoes(t *testing.T) {
 	}
 }
 
-// flicker is a port whose driver hears of the former host's going late: before each
+// flicker is a port whose driver learns of the former host's going late: before each
 // read that gives something come some that give an end.
 type flicker struct {
 	net.Conn

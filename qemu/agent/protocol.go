@@ -28,7 +28,7 @@ const (
 	// base64.
 	maxLine = 1 << 20
 	// window is how many messages of standard input may be on their way: a guest
-	// takes them all, so that it always hears the host go.
+	// takes them all, so that it always sees the host go.
 	window = 32
 )
 

@@ -129,7 +129,7 @@ func servePort(ctx context.Context, f *os.File, came *event) {
 	}
 }
 
-// port is a port whose end counts only where it lasts. The driver hears of hosts
+// port is a port whose end counts only where it lasts. The driver learns of hosts
 // that go and come by another queue than that of the data: what the next host sends
 // is there before the driver knows that the last one has gone, and reads give an end
 // in between (drivers/char/virtio_console.c, handle_control_message).

@@ -18,7 +18,7 @@ const (
 	nsPerByte10 = 8 // a tenth of a nanosecond
 )
 
-// Injection says how often, of a million, something befalls a frame.
+// Injection says how often, of a million, something happens to a frame.
 type Injection struct {
 	LoseData, LoseAck, LoseNack, LoseRAPF int
 	// LoseRead loses read requests, LoseAnswer the firmware's answers to them.
@@ -60,7 +60,7 @@ func New(inj Injection, rng *rand.Rand, pool *wire.Pool) *Link {
 	return &Link{inj: inj, rng: rng, pool: pool}
 }
 
-// Inject changes what befalls frames from now on.
+// Inject changes what happens to frames from now on.
 func (l *Link) Inject(inj Injection) { l.inj = inj }
 
 func (l *Link) chance(perMillion int) bool {

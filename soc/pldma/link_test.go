@@ -20,7 +20,7 @@ func (r *rig) told() (numbers []uint32) {
 	return numbers
 }
 
-// A node that powers up again is heard, whatever epochs it has one after the other,
+// A node that powers up again is accepted, whatever epochs it has one after the other,
 // and nothing that a former life of it had sent comes in any more.
 func TestNewLifeIsHeard(t *testing.T) {
 	for _, lives := range [][2]uint32{{5, 6}, {6, 5}, {1, 1<<31 + 1}, {1<<31 + 2, 1}, {1, 1<<32 - 1}, {0, 1 << 31}} {

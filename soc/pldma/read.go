@@ -56,7 +56,7 @@ func (e *Engine) OpenRead(slot int, r OpenRead) bool {
 
 // CloseRead takes the answer that a read has failed. False:
 // something of it, or of a former read into the same memory, is still being
-// written, and the answer must not be heard yet.
+// written, and the answer must not be received yet.
 func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
 	o := &e.reads[slot]
 	for i := range o.reads {

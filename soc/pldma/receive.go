@@ -140,7 +140,7 @@ func (e *Engine) initReceiver() {
 // SetTimeout follows TIMEOUT_US.
 func (e *Engine) SetTimeout(us uint32) { e.recv.timeout = max(int64(us), 1) * 1000 }
 
-// PeerEpoch gives the last epoch heard of a node, 0 if none: messages towards
+// PeerEpoch gives the last epoch received of a node, 0 if none: messages towards
 // it carry it back (messages.md 5).
 func (e *Engine) PeerEpoch(n device.NodeID) uint32 {
 	if s := e.recv.sources[n]; s != nil && s.link != 0 {

@@ -105,7 +105,7 @@ type Firmware struct {
 	now      int64  // as the caller told last: for ages only
 	// seq holds the sequence numbers of each id towards each node: they belong
 	// to the pair, never start again, and so a receiver can order whatever it
-	// hears from one (source, id).
+	// receives from one (source, id).
 	seq        map[device.NodeID]*numbers
 	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
@@ -285,7 +285,7 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	id := int16(a.Transaction)
 	t := &fw.tx[id]
 	if n := fw.seq[src]; n != nil {
-		n.hear(id, a.Sequence)
+		n.answered(id, a.Sequence)
 	}
 	if t.state == stateFree || t.node != src || t.seq != a.Sequence || t.sending > 0 {
 		fw.counts[device.AckStale]++
@@ -489,7 +489,7 @@ func (fw *Firmware) retransmit(now int64, id int16) {
 	fw.channels[t.transfer].resent++
 	t.seq = fw.nextSequence(t.node, id)
 	if !t.sent && t.sending == 0 {
-		// Nobody has heard of the former ones, and they may be given again.
+		// Nobody has received the former ones, and they may be given again.
 		t.first = t.seq
 	}
 	fw.transmit(id)

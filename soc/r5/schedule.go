@@ -322,14 +322,14 @@ func (fw *Firmware) issue(c int16) {
 // numbers are the sequence numbers of all ids towards one node: the last one
 // given, the last one that was sent, and the last one that the node answered.
 type numbers struct {
-	last, sent, heard [device.Transactions]device.Sequence
+	last, sent, known [device.Transactions]device.Sequence
 }
 
-// hear takes a number that the node has answered. It may be an old one, of a block
-// that has ended meanwhile: the node has heard of it all the same.
-func (n *numbers) hear(id int16, s device.Sequence) {
-	if s.Newer(n.heard[id]) && !s.Newer(n.sent[id]) {
-		n.heard[id] = s
+// answered takes a number that the node has answered. It may be an old one, of a block
+// that has ended meanwhile: the node has received it all the same.
+func (n *numbers) answered(id int16, s device.Sequence) {
+	if s.Newer(n.known[id]) && !s.Newer(n.sent[id]) {
+		n.known[id] = s
 	}
 }
 
@@ -354,14 +354,14 @@ func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
 		fw.seq[node] = n
 	}
 	near := func(s device.Sequence) bool {
-		return (s-n.sent[id]-1)&device.SequenceMask < maxJump && s.Newer(n.heard[id])
+		return (s-n.sent[id]-1)&device.SequenceMask < maxJump && s.Newer(n.known[id])
 	}
 	next := n.last[id].Next()
 	if !near(next) {
 		next = n.sent[id].Next()
 	}
-	if !next.Newer(n.heard[id]) {
-		next = n.heard[id].Next()
+	if !next.Newer(n.known[id]) {
+		next = n.known[id].Next()
 	}
 	if drawn := fw.drawn[id].Next(); (drawn-next)&device.SequenceMask < maxJump && near(drawn) {
 		next = drawn

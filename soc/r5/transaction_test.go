@@ -221,7 +221,7 @@ func TestSequenceNumbers(t *testing.T) {
 		r.ack(b)
 	}
 	// To another node: never the same number again, for a RAPF of this node does
-	// not say which destination it is for; and new for a receiver that has heard
+	// not say which destination it is for; and new for a receiver that has received
 	// nothing yet.
 	r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.DstNode = 9 })
 	b := r.one()
@@ -235,7 +235,7 @@ func TestSequenceNumbers(t *testing.T) {
 	}
 }
 
-// Whatever is not sent, or not heard, the next number is a newer one to the
+// Whatever is not sent, or not received, the next number is a newer one to the
 // receiver, within half the circle: otherwise all blocks of the id are dropped.
 func TestSequenceNumbersStayNew(t *testing.T) {
 	for _, c := range []struct {
@@ -249,12 +249,12 @@ func TestSequenceNumbersStayNew(t *testing.T) {
 			r.start(0, 0, dst, 10)
 			b := r.one()
 			r.ack(b)
-			heard := b.Seq
+			known := b.Seq
 			for range 30000 {
 				r.start(0, 0, dst, 10)
 				b := r.one()
-				if !b.Seq.Newer(heard) {
-					t.Fatalf("sequence number %d, and the receiver has heard %d", b.Seq, heard)
+				if !b.Seq.Newer(known) {
+					t.Fatalf("sequence number %d, and the receiver has %d", b.Seq, known)
 				}
 				if c.sent {
 					r.sent(b)
@@ -272,7 +272,7 @@ func TestSequenceNumbersStayNew(t *testing.T) {
 	}
 }
 
-// What is heard counts only for a live block, from its node, with its present
+// What is received counts only for a live block, from its node, with its present
 // sequence number (001 §4.4).
 func TestAnswersThatCount(t *testing.T) {
 	for _, c := range []struct {

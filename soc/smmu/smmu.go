@@ -242,7 +242,7 @@ func (s *SMMU) lost(bankIndex int, held bool) {
 
 // Invalidations gives, by context bank, how many pages accesses have found absent whose translation
 // the TLB held from an earlier access (ODP's num_invalidation_pages, as far as it
-// can be seen): taken away in between, by madvise, munmap or reclaim. A board hears
+// can be seen): taken away in between, by madvise, munmap or reclaim. A board is told
 // of each when it happens; here nobody is told, so what is not accessed again, or
 // has left the TLB, is not counted. Permission faults are not: they may be a read
 // page's first write. No register has it.

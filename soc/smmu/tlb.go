@@ -16,7 +16,7 @@ const (
 )
 
 // tlb models the two levels. Over a process's own page tables it decides
-// nothing: each access re-reads residency, because a board's TLB hears of
+// nothing: each access re-reads residency, because a board's TLB is told of
 // unmapping by broadcast and ours cannot (spec/faultpath.md).
 type tlb struct {
 	l1     [l1Entries]uint64

@@ -23,7 +23,7 @@ const (
 type Header struct {
 	Kind Kind
 	// Epoch is the sender's own in Data, Words and read requests; in Ack and
-	// Message it is the destination's, carried back (0: never heard of it).
+	// Message it is the destination's, carried back (0: not known).
 	Epoch uint32
 	// Link is in Data and Words the number that the destination has given to the
 	// sender's present life, 0 none yet; in a Link frame, which answers them where it

@@ -219,9 +219,9 @@ func FuzzDecodePacket(f *testing.F) {
 	f.Add((&Packet{Header: Header{Kind: Message}, Payload: make([]byte, 64)}).AppendTo(nil), true)
 	f.Add((&Packet{Header: Header{Kind: Words}, Words: true, Payload: make([]byte, 16)}).AppendTo(nil), true)
 	f.Add([]byte{}, false)
-	f.Fuzz(func(t *testing.T, b []byte, mend bool) {
+	f.Fuzz(func(t *testing.T, b []byte, repair bool) {
 		// A peer can write any header with a good CRC over it.
-		if b = bytes.Clone(b); mend && len(b) >= HeaderSize+CRCSize {
+		if b = bytes.Clone(b); repair && len(b) >= HeaderSize+CRCSize {
 			binary.LittleEndian.PutUint32(b[HeaderSize:], crc32c(b[:HeaderSize]))
 		}
 		p, err := DecodePacket(b)

@@ -454,7 +454,7 @@ func (c *Client) Write(region int, offset uint64, size int, value uint64) (err e
 	return nil
 }
 
-// Post stores like Write, but does not wait, and does not hear of a refusal. A
+// Post stores like Write, but does not wait, and does not learn of a refusal. A
 // later access of any kind finds it done.
 func (c *Client) Post(region int, offset uint64, size int, value uint64) error {
 	if size < 1 || size > 8 {

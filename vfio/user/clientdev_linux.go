@@ -181,7 +181,7 @@ func (c *Client) IRQ(index int) (IRQInfo, error) {
 
 // SetEventFDs assigns eventfds to the interrupts of an index from start on; -1
 // takes one away. action is IRQActionTrigger for the interrupt itself, or
-// IRQActionMask or IRQActionUnmask to hear of a change of its mask. The
+// IRQActionMask or IRQActionUnmask to be notified of a change of its mask. The
 // descriptors stay the caller's. Until the last of several messages is
 // answered some may be set and some not.
 func (c *Client) SetEventFDs(index, start int, action uint32, fds []int) error {

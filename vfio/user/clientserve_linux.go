@@ -125,8 +125,8 @@ func (c *Client) serveIdle() error {
 // the server may send requests over the main socket, those. It asks the kernel
 // for no more than that, so that an answer wakes only who waits for it.
 type monitor struct {
-	wake  int // eventfd: look at hear, or end
-	hear  atomic.Bool
+	wake  int // eventfd: look at told, or end
+	told  atomic.Bool
 	ready bool
 }
 
@@ -141,7 +141,7 @@ func (w *monitor) open() error {
 
 // listen has the main socket watched for requests from now on.
 func (w *monitor) listen() {
-	if !w.hear.Swap(true) {
+	if !w.told.Swap(true) {
 		w.stir()
 	}
 }
@@ -162,7 +162,7 @@ func (w *monitor) close() {
 func (w *monitor) watch(c *Client) {
 	for {
 		events := int16(unix.POLLRDHUP)
-		if w.hear.Load() && c.twin == nil {
+		if w.told.Load() && c.twin == nil {
 			events |= unix.POLLIN
 		}
 		p := []unix.PollFd{{Fd: int32(c.sock.fd), Events: events}, {Fd: int32(w.wake), Events: unix.POLLIN}}

@@ -33,7 +33,7 @@ type Lab struct {
 	// BPFFS is a directory of a bpffs for the probe; "": tracing is not measured.
 	// Untraced is a pfd without the probe point, "": there is none.
 	BPFFS, Untraced string
-	// Progress hears what begins; nil: nobody.
+	// Progress is told what begins; nil: nobody.
 	Progress func(what string)
 }
 

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/internal/pcapng"
+)
+
+// captureCommand writes what links carry: docs/exanetctl.md.
+func (a *app) captureCommand() *cobra.Command {
+	var file string
+	var count uint64
+	var duration time.Duration
+	var snap int
+	c := &cobra.Command{
+		Use:   "capture [NODE]",
+		Short: "Write the packets on the links of a node, or of all, as pcapng for Wireshark",
+		Long: `capture writes pcapng, with an interface for each link, to a file or to standard
+output, until it is interrupted. Wireshark and tshark decode it with
+contrib/wireshark/exanet.lua. Packets hold the bytes that processes send: capture is for
+root and the user of pfd. Packets that come faster than they are written are lost, and
+counted in the capture and on standard error.`,
+		Example: `  exanetctl capture --write links.pcapng --duration 5s
+  exanetctl capture 0 --snap 60 | tshark -X lua_script:contrib/wireshark/exanet.lua -r -`,
+		Args: maxArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			id, err := parseID(args, "NODE")
+			if err != nil {
+				return err
+			}
+			to := a.out
+			switch {
+			case file != "":
+				f, failed := os.Create(file)
+				if failed != nil {
+					return fmt.Errorf("--write: %w", failed)
+				}
+				defer func() { err = errors.Join(err, f.Close()) }()
+				to = f
+			case terminal(a.out):
+				return usagef("a capture is not for a terminal: give --write FILE, or pipe it into tshark -r -")
+			}
+			client, err := a.client()
+			if err != nil {
+				return err
+			}
+			ctx, stop := context.WithCancel(cmd.Context())
+			defer stop()
+			if duration > 0 {
+				defer time.AfterFunc(duration, stop).Stop()
+			}
+			packets, lost := uint64(0), map[int]uint64{}
+			err = client.Capture(ctx, id[0], snap, func(block []byte) error {
+				if iface, n, ok := pcapng.Lost(block); ok {
+					lost[iface] = n
+				}
+				if pcapng.TypeOf(block) == pcapng.TypePacket {
+					packets++
+				}
+				if _, err := to.Write(block); err != nil {
+					return fmt.Errorf("writing the capture: %w", err)
+				}
+				if count > 0 && packets == count {
+					stop()
+					return ctx.Err()
+				}
+				return nil
+			})
+			all := uint64(0)
+			for _, n := range lost {
+				all += n
+			}
+			if ctx.Err() != nil {
+				err = nil // interrupted, or enough
+			}
+			if err == nil {
+				fmt.Fprintf(a.err, "%d packets captured, %d lost\n", packets, all)
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&file, "write", "w", "", "file to write (default standard output)")
+	f.Uint64VarP(&count, "count", "c", 0, "end after this many packets")
+	f.DurationVar(&duration, "duration", 0, "end after this time: 5s")
+	f.IntVar(&snap, "snap", 0, "bytes of each packet to keep: 60 are the header and its CRC (default all)")
+	return c
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/internal/pcapng"
+)
+
+// capture writes what the links carry while write makes transfers, ends after --count
+// packets, and leaves whole blocks.
+func TestCapture(t *testing.T) {
+	dir := programs(t)
+	d := startPFD(t, dir)
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	file := filepath.Join(dir, "links.pcapng")
+	cmd := exec.CommandContext(ctx, filepath.Join(dir, "bin", "exanetctl"), "capture", "--socket", d.Socket(), "--count", "40", "--snap", "60", "--write", file)
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	var err error
+	for running := true; running; {
+		if code, _, errs := execute(t, dir, "bin/exanetctl write --size 64KiB --dst absent --socket "+d.Socket()); code != exitOK {
+			t.Errorf("write: exit code %d, %s", code, errs)
+			stop()
+		}
+		select {
+		case err = <-ended:
+			running = false
+		default:
+		}
+	}
+	if err != nil || !strings.Contains(errs.String(), "40 packets captured, 0 lost") {
+		t.Fatalf("%v: %s", err, errs.String())
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packets := 0
+	for len(b) > 0 {
+		n, block, err := pcapng.Blocks(b, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pcapng.TypeOf(block) == pcapng.TypePacket {
+			packets++
+		}
+		b = b[n:]
+	}
+	if packets != 40 {
+		t.Errorf("%d packets in the file", packets)
+	}
+}

@@ -1,0 +1,16 @@
+//go:build linux
+
+package daemon_test
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/daemon"
+)
+
+// What --pdid-range takes.
+func ExampleParsePDIDs() {
+	first, last, err := daemon.ParsePDIDs("0x100-0x1ff")
+	fmt.Println(first, last, err)
+	// Output: 256 511 <nil>
+}

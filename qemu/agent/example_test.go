@@ -1,0 +1,20 @@
+//go:build linux
+
+package agent_test
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/qemu/agent"
+)
+
+// A line of a session: what the guest's command has printed.
+func ExampleDecode() {
+	m, err := agent.Decode([]byte(`{"session":"1","stdout":"aGVsbG8K"}`))
+	fmt.Printf("%s %q %v\n", m.Session, m.Stdout, err)
+	_, err = agent.Decode([]byte(`{}`))
+	fmt.Println(err != nil)
+	// Output:
+	// 1 "hello\n" <nil>
+	// true
+}

@@ -1,0 +1,24 @@
+//go:build linux
+
+package qemu_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/exanet/pfd/qemu"
+)
+
+// Guests that nobody has booted.
+func ExampleOpen() {
+	dir, err := os.MkdirTemp("", "exanet")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	_, err = qemu.Open(dir)
+	fmt.Println(errors.Is(err, qemu.ErrNone))
+	// Output: true
+}

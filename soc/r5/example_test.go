@@ -1,0 +1,14 @@
+package r5_test
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/soc/r5"
+)
+
+// Optimizations by their names, as pfd --firmware-options has them.
+func ExampleParseOptions() {
+	o, err := r5.ParseOptions("no-bypass,no-tickets")
+	fmt.Println(o, o.NoBypass, o.NoCounters, err)
+	// Output: no-bypass,no-tickets true false <nil>
+}

@@ -1,0 +1,15 @@
+//go:build linux
+
+package probe_test
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/trace/probe"
+)
+
+// The stages whose times are kept, in their order.
+func ExampleStageNames() {
+	fmt.Println(probe.StageNames())
+	// Output: [ring send raise drain queue page_in answer resend complete seen total]
+}

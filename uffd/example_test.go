@@ -1,0 +1,21 @@
+//go:build linux
+
+package uffd_test
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/exanet/pfd/uffd"
+)
+
+// A userfaultfd, where this machine lets its user have one.
+func ExampleOpen() {
+	fd, full, err := uffd.Open()
+	switch {
+	case errors.Is(err, uffd.ErrForbidden):
+		fmt.Println(err) // names the remedy
+	case err == nil:
+		fmt.Println("descriptor", fd, "serves system calls, too:", full)
+	}
+}

@@ -1,0 +1,18 @@
+//go:build linux
+
+package uio_test
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/uio"
+)
+
+// Devices are named as in /sys/class/uio, or by their PCI address.
+func ExampleCheckName() {
+	fmt.Println(uio.CheckName("uio0"))
+	fmt.Println(uio.CheckName("../uio0") != nil)
+	// Output:
+	// <nil>
+	// true
+}

@@ -1,0 +1,20 @@
+//go:build linux
+
+package workload_test
+
+import (
+	"fmt"
+
+	"github.com/exanet/pfd/workload"
+)
+
+// A request is checked before anything is started.
+func ExampleRequest_Check() {
+	q := workload.Request{Options: workload.Options{From: 0, To: 1}, Count: 200, Size: 4096, Src: workload.Present, Dst: workload.Absent, Waiting: workload.Poll}
+	fmt.Println(q.Check())
+	q.Count = 0
+	fmt.Println(q.Check() != nil)
+	// Output:
+	// <nil>
+	// true
+}

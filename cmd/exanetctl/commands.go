@@ -15,6 +15,7 @@ func (a *app) commands() []*cobra.Command {
 		a.fifoCommand(),
 		a.counterCommand(),
 		a.faultCommand(),
+		a.topCommand(),
 		a.traceCommand(),
 		a.writeCommand(),
 		a.readCommand(),

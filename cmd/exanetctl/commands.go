@@ -16,6 +16,7 @@ func (a *app) commands() []*cobra.Command {
 		a.counterCommand(),
 		a.faultCommand(),
 		a.topCommand(),
+		a.uiCommand(),
 		a.traceCommand(),
 		a.writeCommand(),
 		a.readCommand(),

@@ -78,7 +78,7 @@ func (f *Follower) Next(ctx context.Context) (View, error) {
 		return View{}, err
 	}
 	v := now.view(f.last)
-	if len(v.Stages) == 0 {
+	if len(v.Stages) == 0 && f.stages != nil {
 		v.Stages = f.stages
 	}
 	f.last, f.stages = now, v.Stages

@@ -197,7 +197,7 @@ func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		}
 		return s, s.look
 	case looked:
-		if s.err = msg.err; s.err == nil {
+		if s.err = msg.err; s.err == nil && !s.paused {
 			s.view = msg.view
 		}
 		return s, s.wait()
@@ -396,7 +396,7 @@ func (s *screen) stages() []string {
 	if len(st) == 0 {
 		return []string{bold("STAGES"), "no fault was resolved yet: make some with `exanetctl write --dst absent`"}
 	}
-	t := s.a.table("STAGE", "P50_US", "P99_US", fmt.Sprintf("THE MEDIAN OF THE LAST %d FAULTS", st[0].Faults))
+	t := s.a.table("STAGE", "P50_US", "P99_US", fmt.Sprintf("MEDIAN_OF_%d", st[0].Faults))
 	t.stages(st, int64(s.width-40))
 	return s.lines(t, nil)
 }

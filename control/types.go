@@ -87,6 +87,16 @@ type Node struct {
 	// Firmware says which optimizations of the firmware are on, in the words of pfd
 	// --firmware-options; empty where the device is elsewhere and does not tell.
 	Firmware string `json:"firmware_options,omitempty"`
+	// Transfers of all domains that there were; absent for users who do not see
+	// everything, and where the device does not tell.
+	Transfers *Transfers `json:"transfers,omitempty"`
+}
+
+// Transfers are those that have ended: writes of processes, and reads that they served.
+type Transfers struct {
+	Completed uint64 `json:"completed_total"`
+	Failed    uint64 `json:"failed_total"`
+	Bytes     uint64 `json:"bytes_total"` // of those that were completed
 }
 
 // Domain is one protection domain: one process on one node.
@@ -110,6 +120,8 @@ type Domain struct {
 	Faults      uint64   `json:"faults_total"`
 	PagesIn     uint64   `json:"pages_paged_in_total"`
 	Failed      uint64   `json:"failed_resolutions_total"`
+	// Transfers since it attached; absent where the device does not tell.
+	Transfers *Transfers `json:"transfers,omitempty"`
 }
 
 // States of a domain.
@@ -117,6 +129,9 @@ const (
 	DomainLive     = "live"
 	DomainDraining = "draining" // ended, accesses still in flight
 )
+
+// ChannelOngoing is the state of a channel whose transfer is under way.
+const ChannelOngoing = "ongoing"
 
 // Channel is one virtual channel that has been used: its transfer as the
 // firmware sees it.
@@ -210,11 +225,12 @@ type SMMUBank struct {
 // FIFO is a page-fault FIFO, peeked at: showing it pops nothing.
 type FIFO struct {
 	Node     int         `json:"node"`
-	Name     string      `json:"name"`     // rxfifo (destination faults), txfifo (source faults)
-	Level    int         `json:"level"`    // entries now
-	Depth    int         `json:"depth"`    // entries at most
-	Overflow bool        `json:"overflow"` // an entry was dropped since it was last cleared
-	Entries  []FIFOEntry `json:"entries"`  // oldest first; another uid's are left out
+	Name     string      `json:"name"`          // rxfifo (destination faults), txfifo (source faults)
+	Level    int         `json:"level"`         // entries now
+	Highest  int         `json:"highest_level"` // that pfd found since it began; -1: not shown to this user
+	Depth    int         `json:"depth"`         // entries at most
+	Overflow bool        `json:"overflow"`      // an entry was dropped since it was last cleared
+	Entries  []FIFOEntry `json:"entries"`       // oldest first; another uid's are left out
 }
 
 // FIFOEntry is one entry of a page-fault FIFO (000 table 3.2).

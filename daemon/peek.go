@@ -15,6 +15,7 @@ type channel struct {
 type fifo struct {
 	source   bool
 	level    int
+	highest  int // that the driver found since it began
 	overflow bool
 	entries  []fifoEntry // oldest first; none where the node has no peek windows
 }
@@ -73,6 +74,7 @@ func readChannels(n *node) ([]channel, error) {
 // goroutine, which is the only one that pops: what was there stays there.
 func readFIFOs(n *node) (list []fifo, _ error) {
 	r := &reader{bus: n.bus}
+	highest := n.faults.Stats().Highest
 	for _, source := range []bool{false, true} {
 		offset := uint32(device.PLRXFIFOStatus)
 		if source {
@@ -81,7 +83,7 @@ func readFIFOs(n *node) (list []fifo, _ error) {
 			}
 		}
 		status := r.read32(device.PL, offset)
-		f := fifo{source: source, level: int(status & device.FIFOLevelMask), overflow: status&device.FIFOOverflow != 0}
+		f := fifo{source: source, level: int(status & device.FIFOLevelMask), highest: highest[len(list)], overflow: status&device.FIFOOverflow != 0}
 		for n.caps&device.CapsPeek != 0 && len(f.entries) < device.FIFODepth {
 			at := device.PeekEntry(source, len(f.entries))
 			ab, cd := r.read64(device.PL, at+device.PeekAB), r.read64(device.PL, at+device.PeekCD)
@@ -92,6 +94,7 @@ func readFIFOs(n *node) (list []fifo, _ error) {
 			f.entries = append(f.entries, fifoEntry{e, r.read32(device.PL, at+device.PeekEXT)})
 		}
 		f.level = max(f.level, len(f.entries)) // more may have come since
+		f.highest = max(f.highest, f.level)
 		list = append(list, f)
 	}
 	return list, r.err

@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/logs"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
@@ -61,7 +62,8 @@ type joined struct {
 	domain domain.Domain
 	since  int64 // Daemon.now
 	base   fault.Counts
-	gone   uint64 // pages of the slot found taken away, before it
+	ended  tally.Sum // transfers of the slot, before it
+	gone   uint64    // pages of the slot found taken away, before it
 }
 
 // handle is one connection to the attachment socket. ctx ends when pfd takes no
@@ -216,6 +218,9 @@ func (s *session) join(hello *attach.Hello) error {
 		return errors.Join(fmt.Errorf("attaching to the device: %w", err), n.domains.Destroy(dom.Slot, nil))
 	}
 	s.joined = joined{domain: *dom, since: s.d.now(), base: n.faults.Slot(dom.Slot), gone: n.gone(dom.Slot)}
+	if m, ok := s.d.machine.(ender); ok {
+		s.joined.ended = m.Ended(n.index).Slots[dom.Slot]
+	}
 	err = n.faults.Add(fault.Target{
 		Slot: dom.Slot, PDID: dom.PDID,
 		Policy: s.policy, Method: s.method,

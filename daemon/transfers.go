@@ -35,10 +35,10 @@ func (s *scrape) transfers(node string, ended *tally.Node) {
 	const which = "transfers that have ended: writes of the node's processes and reads that it served, by priority class and by outcome (docs/troubleshooting.md)"
 	desc := prometheus.NewDesc(metricPrefix+"transfer_seconds", "time from the doorbell to the final status of "+which,
 		[]string{"node", "direction", "class", "outcome"}, nil)
-	for dir := range ended {
-		for class := range ended[dir] {
-			for status := range ended[dir][class] {
-				t := &ended[dir][class][status]
+	for dir := range ended.Ways {
+		for class := range ended.Ways[dir] {
+			for status := range ended.Ways[dir][class] {
+				t := &ended.Ways[dir][class][status]
 				if t.Time.Count == 0 && (dir != int(tally.Write) || status != device.StatusNone) {
 					continue
 				}

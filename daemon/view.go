@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
@@ -147,12 +148,15 @@ func (d *Daemon) viewNodes(ctx context.Context, q *query) (any, error) {
 	looks, err := d.looks.nodes.lookAlways(ctx, d, q, func(n *node) (control.Node, error) {
 		v, err := readNode(n.bus, n.index)
 		v.Domains = len(n.domains.Domains())
+		if m, ok := d.machine.(ender); ok {
+			v.Transfers = viewTransfers(m.Ended(n.index).Sum())
+		}
 		return v, err
 	})
 	for _, l := range looks {
 		v := l.v
 		if !q.peer.all {
-			v.Domains, v.IRQStatus = l.count(q.peer), 0 // not what others do
+			v.Domains, v.IRQStatus, v.Transfers = l.count(q.peer), 0, nil // not what others do
 		}
 		if m, ok := d.machine.(firmwareTeller); ok {
 			v.Firmware = m.Firmware()
@@ -212,8 +216,15 @@ func (d *Daemon) viewDomain(n *node, dom *domain.Domain) control.Domain {
 		v.Faults = now.Entries - base.Entries
 		v.PagesIn = now.Pages - base.Pages
 		v.Failed = now.RAPFFail - base.RAPFFail
+		if m, ok := d.machine.(ender); ok {
+			v.Transfers = viewTransfers(m.Ended(n.index).Slots[dom.Slot].Less(s.joined.ended))
+		}
 	}
 	return v
+}
+
+func viewTransfers(s tally.Sum) *control.Transfers {
+	return &control.Transfers{Completed: s.Completed, Failed: s.Failed, Bytes: s.Bytes}
 }
 
 // statusTexts say why a transfer failed (spec/messages.md 1, reserved_1).
@@ -248,7 +259,7 @@ func (c *channel) stateName() string {
 	case done == device.DoneFailed:
 		return "failed"
 	case c.ongoing():
-		return "ongoing"
+		return control.ChannelOngoing
 	case c.channel < device.WriteChannels && done == device.DoneInitialized:
 		return "initialized"
 	case c.channel < device.WriteChannels && done == device.DoneReset,
@@ -388,9 +399,9 @@ func (d *Daemon) viewFIFO(ctx context.Context, q *query) (any, error) {
 				})
 			}
 			// How full it is tells of others.
-			f.Level = len(f.Entries)
+			f.Level, f.Highest = len(f.Entries), -1
 			if q.peer.all {
-				f.Level, f.Overflow = v.level, v.overflow
+				f.Level, f.Highest, f.Overflow = v.level, v.highest, v.overflow
 			}
 			r.FIFOs = append(r.FIFOs, f)
 		}

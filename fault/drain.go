@@ -92,6 +92,11 @@ func (d *Driver) drainOne(head, status, extAt uint32, budget *int, tx bool) (mor
 		d.write32(device.PL, status, device.FIFOOverflow)
 	}
 	level := int(st & device.FIFOLevelMask)
+	which := 0
+	if tx {
+		which = 1
+	}
+	d.stats.Highest[which] = max(d.stats.Highest[which], level)
 	n := min(level, *budget)
 	*budget -= n
 	for i := 0; i < n && !d.dead; i++ {

@@ -68,6 +68,8 @@ type Stats struct {
 	Unrecorded  uint64 // records that Observe did not have: more than RecordDepth faults waited
 	Ignored     uint64 // TXFIFO entries read in TimeoutSource mode
 	Gone        uint64 // accesses that found no device
+
+	Highest [2]int // level that RXFIFO and TXFIFO were found at
 }
 
 // add sums o into c.

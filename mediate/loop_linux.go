@@ -318,7 +318,7 @@ func (s *slot) collect(l *link) (any bool) {
 		case device.DoneCompleted, device.DoneFailed:
 			s.busy &^= 1 << ch
 			r := &s.rung[ch]
-			s.node.ended.Over(tally.Write, r.class, status, r.size, s.node.m.Now()-r.at)
+			s.node.ended.Over(s.index, tally.Write, r.class, status, r.size, s.node.m.Now()-r.at)
 			notify = true
 		case device.DoneOngoing:
 		default:

@@ -15,6 +15,8 @@ func (a *app) commands() []*cobra.Command {
 		a.fifoCommand(),
 		a.counterCommand(),
 		a.faultCommand(),
+		a.topCommand(),
+		a.uiCommand(),
 		a.traceCommand(),
 		a.captureCommand(),
 		a.writeCommand(),

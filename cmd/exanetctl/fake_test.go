@@ -94,8 +94,8 @@ var fakeAnswers = map[string]any{
 		{Node: 0, Bank: 4, Stream: "fault"},
 	}},
 	control.PathFIFO: control.FIFOs{Version: 1, FIFOs: []control.FIFO{
-		{Node: 0, Name: "rxfifo", Level: 1, Depth: 512, Overflow: true, Entries: []control.FIFOEntry{{SourceNode: 1, Transaction: 12, Sequence: 34, PDID: 0x101, VA: 0x7f0000002000, Response: 2, RemainingBytes: 8192}}},
-		{Node: 0, Name: "txfifo", Depth: 512, Entries: []control.FIFOEntry{}},
+		{Node: 0, Name: "rxfifo", Level: 1, Highest: 7, Depth: 512, Overflow: true, Entries: []control.FIFOEntry{{SourceNode: 1, Transaction: 12, Sequence: 34, PDID: 0x101, VA: 0x7f0000002000, Response: 2, RemainingBytes: 8192}}},
+		{Node: 0, Name: "txfifo", Highest: -1, Depth: 512, Entries: []control.FIFOEntry{}},
 	}},
 	control.PathCounters: control.Counters{Version: 1, Counters: []control.Counter{
 		{Node: 0, Name: "faults_total", Value: 7, Help: "faults served"},

@@ -71,7 +71,7 @@ var (
 	backticked = regexp.MustCompile("`([^`]+)`")
 	// endless are commands that a user ends, or that start what another test
 	// starts.
-	endless = []string{"serve", "monitor", "--watch", "reload"}
+	endless = []string{"serve", "monitor", "--watch", "reload", "top", "ui"}
 )
 
 // readmeCommands gives exanetctl's command lines in the README's table of

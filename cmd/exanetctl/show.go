@@ -443,6 +443,12 @@ func (a *app) fifoCommand() *cobra.Command {
 			{"NODE", 0, func(f *fifo) any { return f.Node }},
 			{"FIFO", 0, func(f *fifo) any { return f.Name }},
 			{"LEVEL", 0, func(f *fifo) any { return f.Level }},
+			{"HIGHEST", 0, func(f *fifo) any {
+				if f.Highest < 0 {
+					return ""
+				}
+				return f.Highest
+			}},
 			{"DEPTH", 0, func(f *fifo) any { return f.Depth }},
 			{"OVERFLOW", 0, func(f *fifo) any { return f.Overflow }},
 		},

@@ -2,12 +2,12 @@ package main
 
 import (
 	"errors"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/live"
 )
 
 // barWidth is that of the time a fault takes, in characters.
@@ -49,33 +49,20 @@ retransmission is asked for). exanetctl trace tells the stages before and after.
 
 // stages shows the stages of faults.
 func (a *app) stages(faults []control.Fault) error {
-	faults = slices.DeleteFunc(faults, func(f control.Fault) bool { return f.RAPFNS < 0 || f.StartedNS < 0 || f.ResidentNS < 0 })
-	if len(faults) == 0 {
+	stages := live.Stages(faults)
+	if len(stages) == 0 {
 		return errors.New("no fault was resolved yet: make some with `exanetctl write --dst absent`")
 	}
-	slices.SortFunc(faults, func(x, y control.Fault) int { return int(x.RAPFNS - y.RAPFNS) })
-	median := faults[len(faults)/2]
 	t := a.table("STAGE", "P50_US", "P99_US", "THE_MEDIAN_FAULT")
-	scale := func(ns int64) int { return int(ns * barWidth / max(median.RAPFNS, 1)) }
-	for _, s := range []struct {
-		name   string
-		bounds func(*control.Fault) (from, to int64)
-	}{
-		{"drain", func(f *control.Fault) (int64, int64) { return 0, f.DrainedNS }},
-		{"queue", func(f *control.Fault) (int64, int64) { return f.DrainedNS, f.StartedNS }},
-		{"page_in", func(f *control.Fault) (int64, int64) { return f.StartedNS, f.ResidentNS }},
-		{"answer", func(f *control.Fault) (int64, int64) { return f.ResidentNS, f.RAPFNS }},
-		{"total", func(f *control.Fault) (int64, int64) { return 0, f.RAPFNS }},
-	} {
-		times := make([]int64, len(faults))
-		for i := range faults {
-			from, to := s.bounds(&faults[i])
-			times[i] = to - from
-		}
-		slices.Sort(times)
-		from, to := s.bounds(&median)
-		bar := strings.Repeat(" ", scale(from)) + strings.Repeat("#", max(scale(to)-scale(from), 1))
-		t.add(s.name, micros(times[len(times)/2]), micros(times[len(times)*99/100]), bar)
-	}
+	t.stages(stages, barWidth)
 	return t.flush()
+}
+
+// stages adds a row for each, with a bar of where the median fault was in it.
+func (t *table) stages(stages []live.Stage, width int64) {
+	for _, s := range stages {
+		scale := func(ns int64) int { return int(ns * width / max(stages[len(stages)-1].ToNS, 1)) }
+		bar := strings.Repeat(" ", scale(s.FromNS)) + strings.Repeat("#", max(scale(s.ToNS)-scale(s.FromNS), 1))
+		t.add(s.Name, micros(s.P50NS), micros(s.P99NS), bar)
+	}
 }

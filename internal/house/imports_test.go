@@ -19,8 +19,9 @@ var levels = map[string]int{
 
 	// What daemon, emu and rdma speak to each other with.
 	"attach": 4, "control": 4,
-	"memport": 4, // the memory of a process, by a helper of its own
-	"shadow":  4, // tables of pfd's own, for devices without SVA
+	"internal/live": 5, // a pfd that is followed, by control
+	"memport":       4, // the memory of a process, by a helper of its own
+	"shadow":        4, // tables of pfd's own, for devices without SVA
 
 	"gup": 3, "soc": 3, "vfio/user": 3,
 

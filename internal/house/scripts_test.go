@@ -64,6 +64,9 @@ func TestSetup(t *testing.T) {
 		log      string
 	}{
 		{"all is there", map[string]string{"gcc": "exit", "git": "exit", "go": "exit", "apt-get": apt}, false, "", ""},
+		{"no terminal", map[string]string{"gcc": "exit", "git": "exit", "go": "exit", "apt-get": apt, "id": "echo 0", "tmux": "none"}, false, "setup: installed tmux (apt-get)\n", "install -y -qq --no-install-recommends tmux\n"},
+		{"no browser", map[string]string{"gcc": "exit", "git": "exit", "go": "exit", "apt-get": apt, "id": "echo 0", "chromium": "none"}, false, "setup: installed chromium-headless-shell (apt-get)\n", "install -y -qq --no-install-recommends chromium-headless-shell\n"},
+		{"no browser to be had", map[string]string{"gcc": "exit", "git": "exit", "go": "exit", "id": "echo 0", "chromium": "none"}, false, "setup: missing: chromium-headless-shell; this is not Debian: install them with your package manager\nsetup: no Chromium: the tests of exanetctl ui in a browser fail under STRICT=1 and are skipped otherwise\n", ""},
 		{"as root", map[string]string{"go": "exit", "apt-get": apt, "id": "echo 0"}, false, "setup: installed gcc git (apt-get)\n", want},
 		{"by sudo", map[string]string{"go": "exit", "apt-get": apt, "id": "echo 1000", "sudo": `[ "$1" = -n ] && shift && "$@"`, "true": ""}, false, "setup: installed gcc git (apt-get)\n", want},
 		{"sudo would ask", map[string]string{"go": "exit", "apt-get": apt, "id": "echo 1000", "sudo": "exit 1"}, true, "run as root: apt-get install -y gcc git", ""},
@@ -78,8 +81,12 @@ func TestSetup(t *testing.T) {
 			for _, name := range []string{"mktemp", "rm", "cat", "env", "sed", "dirname"} {
 				c.programs[name] = ""
 			}
-			for _, name := range []string{"tshark", "promtool", "lintian"} {
-				c.programs[name] = "exit"
+			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian"} {
+				if c.programs[name] == "none" {
+					delete(c.programs, name)
+				} else {
+					c.programs[name] = "exit"
+				}
 			}
 			log := filepath.Join(t.TempDir(), "log")
 			cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "setup.sh"), "test")

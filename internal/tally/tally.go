@@ -48,16 +48,45 @@ type Transfers struct {
 	Time  Histogram
 }
 
-// Node is a node's counts.
-type Node [Directions][device.Classes][device.Statuses]Transfers
+// Sum is what transfers came to, without how and how long.
+type Sum struct{ Completed, Failed, Bytes uint64 }
 
-// Over takes the end of a transfer of size bytes after ns nanoseconds. class is the one
-// that it began with.
-func (n *Node) Over(dir Direction, class device.Class, status uint8, size uint32, ns int64) {
-	if dir >= Directions || class >= device.Classes || status >= device.Statuses {
+// Node is a node's counts.
+type Node struct {
+	Ways [Directions][device.Classes][device.Statuses]Transfers
+	// Slots are the sums of each slot's, over all its domains.
+	Slots [device.Slots]Sum
+}
+
+// Over takes the end of a slot's transfer of size bytes after ns nanoseconds. class is
+// the one that it began with.
+func (n *Node) Over(slot int, dir Direction, class device.Class, status uint8, size uint32, ns int64) {
+	if slot < 0 || slot >= device.Slots || dir >= Directions || class >= device.Classes || status >= device.Statuses {
 		return
 	}
-	t := &n[dir][class][status]
+	t := &n.Ways[dir][class][status]
 	t.Bytes += uint64(size)
 	t.Time.Observe(max(ns, 0))
+	s := &n.Slots[slot]
+	if status != device.StatusNone {
+		s.Failed++
+		return
+	}
+	s.Completed++
+	s.Bytes += uint64(size)
+}
+
+// Less gives what s has more than an earlier base.
+func (s Sum) Less(base Sum) Sum {
+	return Sum{s.Completed - base.Completed, s.Failed - base.Failed, s.Bytes - base.Bytes}
+}
+
+// Sum gives that of all slots.
+func (n *Node) Sum() (all Sum) {
+	for _, s := range n.Slots {
+		all.Completed += s.Completed
+		all.Failed += s.Failed
+		all.Bytes += s.Bytes
+	}
+	return all
 }

@@ -26,11 +26,11 @@ func TestOver(t *testing.T) {
 		{Write, 1 << 20, true, 8, 3000, device.High, 2},
 	} {
 		before := n
-		n.Over(c.dir, device.ClassOf(c.size, c.urgent), c.status, c.size, c.ns)
-		for d := range n {
-			for class := range n[d] {
-				for status := range n[d][class] {
-					was, is := before[d][class][status], n[d][class][status]
+		n.Over(3, c.dir, device.ClassOf(c.size, c.urgent), c.status, c.size, c.ns)
+		for d := range n.Ways {
+			for class := range n.Ways[d] {
+				for status := range n.Ways[d][class] {
+					was, is := before.Ways[d][class][status], n.Ways[d][class][status]
 					if Direction(d) != c.dir || device.Class(class) != c.class || uint8(status) != c.status {
 						if was != is {
 							t.Errorf("%+v counts in %d %d %d", c, d, class, status)
@@ -50,11 +50,22 @@ func TestOver(t *testing.T) {
 			}
 		}
 	}
+	// The slot's sum has the bytes of those that were completed.
+	want := Sum{Completed: 3, Failed: 4, Bytes: 1 + 16<<10 + 1 + 512<<10 + 1}
+	if n.Slots[3] != want || n.Sum() != want {
+		t.Errorf("slot 3 %+v, all %+v, want %+v", n.Slots[3], n.Sum(), want)
+	}
+	n.Over(15, Write, device.High, 0, 7, 1)
+	if got := n.Sum().Less(want); got != (Sum{Completed: 1, Bytes: 7}) {
+		t.Errorf("slot 15 adds %+v", got)
+	}
 	before := n
-	n.Over(Write, device.High, device.Statuses, 1, 1)
-	n.Over(Write, device.Classes, 0, 1, 1)
-	n.Over(Directions, device.High, 0, 1, 1)
+	n.Over(0, Write, device.High, device.Statuses, 1, 1)
+	n.Over(0, Write, device.Classes, 0, 1, 1)
+	n.Over(0, Directions, device.High, 0, 1, 1)
+	n.Over(device.Slots, Write, device.High, 0, 1, 1)
+	n.Over(-1, Write, device.High, 0, 1, 1)
 	if n != before {
-		t.Error("a status, a class or a direction that there is not is counted")
+		t.Error("a status, a class, a slot or a direction that there is not is counted")
 	}
 }

@@ -572,7 +572,7 @@ func (fw *Firmware) over(c int16) {
 	if x.failing {
 		status = x.status
 	}
-	fw.ended.Over(dir, device.ClassOf(x.desc.Size, x.desc.Urgent), status, x.desc.Size, fw.now-x.began)
+	fw.ended.Over(int(x.slot), dir, device.ClassOf(x.desc.Size, x.desc.Urgent), status, x.desc.Size, fw.now-x.began)
 	if x.isRead {
 		fw.readOver(c)
 	}

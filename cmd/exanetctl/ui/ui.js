@@ -1,0 +1,366 @@
+// The page of exanetctl ui: it draws what the server sends (docs/exanetctl.md).
+'use strict';
+
+const stageNames = ['drain', 'queue', 'page_in', 'answer'];
+const rowsShown = 24;
+const bucketFrom = 64; // ns; two buckets to an octave, as the server counts
+const keptFaults = 200;
+
+const state = {
+  view: null, batch: null, zero: {}, // histograms at the last reset
+  faults: [], // newest first
+  chosen: null, // a fault that the user chose
+  one: null, // the fault that goes through the pipeline
+  began: 0, paused: false, dirty: true, skipped: 0,
+};
+
+const $ = (id) => document.getElementById(id);
+
+// make builds an element: attributes, then children or text.
+function make(name, attributes = {}, ...children) {
+  const svg = ['svg', 'g', 'rect', 'line', 'path', 'circle', 'text'].includes(name);
+  const e = svg ? document.createElementNS('http://www.w3.org/2000/svg', name) : document.createElement(name);
+  for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
+  e.append(...children);
+  return e;
+}
+
+const us = (ns) => (ns < 0 ? '-' : (ns / 1e3).toFixed(1));
+const plural = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;
+const hex = (n, digits) => '0x' + n.toString(16).padStart(digits, '0');
+
+// rate prints a number a second in three digits.
+function rate(n) {
+  for (const unit of ['', 'k', 'M', 'G']) {
+    if (n < 999.5 || unit === 'G') return n.toFixed(n < 9.95 && n !== Math.trunc(n) ? 1 : 0) + unit;
+    n /= 1000;
+  }
+}
+const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
+
+function size(n) {
+  for (const [unit, of] of [['GiB', 2 ** 30], ['MiB', 2 ** 20], ['KiB', 2 ** 10]]) if (n >= of && n % of === 0) return `${n / of} ${unit}`;
+  return `${n} B`;
+}
+
+function age(ns) {
+  if (ns < 0) return '-';
+  return ns < 1e6 ? `${(ns / 1e3).toFixed(0)} µs` : ns < 1e9 ? `${(ns / 1e6).toFixed(1)} ms` : `${(ns / 1e9).toFixed(1)} s`;
+}
+
+// spans are a fault's stages: name, begin and end in ns after its interrupt. One that was
+// not reached is left out.
+function spans(f) {
+  const at = [0, f.drained_ns, f.page_in_ns, f.resident_ns, f.rapf_sent_ns];
+  const list = [];
+  stageNames.forEach((name, i) => {
+    if (at[i] >= 0 && at[i + 1] >= at[i]) list.push({ name, from: at[i], to: at[i + 1] });
+  });
+  return list;
+}
+const total = (f) => Math.max(f.drained_ns, f.page_in_ns, f.resident_ns, f.rapf_sent_ns, 1);
+const key = (f) => `${f.node}.${f.time_ns}.${f.page}.${f.transaction}.${f.sequence}`;
+
+// nodeOf gives the index of a node by its coordinates; -1: of another pfd.
+const nodeOf = (id) => (state.view ? state.view.nodes.findIndex((n) => n.node_id === id) : -1);
+const nodeName = (id) => (nodeOf(id) < 0 ? `node ${hex(id, 6)}` : `node ${state.view.nodes[nodeOf(id)].node}`);
+
+function drawHead() {
+  const v = state.view;
+  if (!v) return;
+  const s = v.status;
+  $('status').textContent = `${s.daemon_version}, ${s.state}, up ${Math.round(s.uptime_ns / 1e9)} s, ${s.device}, ${s.socket}`;
+  const t = v.total;
+  const cells = [['transfers/s', rate(t.transfers_per_s)], ['failed/s', rate(t.failed_per_s), t.failed_per_s > 0], ['MB/s', megabytes(t.bytes_per_s)],
+    ['faults/s', rate(t.faults_per_s)], ['retransmits/s', rate(t.retransmits_per_s)], ['pinned bytes', s.pinned_bytes, s.pinned_bytes > 0]];
+  $('totals').replaceChildren(...cells.map(([name, value, bad]) => make('div', {}, make('dt', {}, name), make('dd', bad ? { class: 'bad' } : {}, String(value)))));
+}
+
+// drawNodes draws the nodes in a row, or round a circle where there are many, and a wire
+// for each pair that has transfers under way.
+function drawNodes() {
+  const v = state.view, svg = $('nodes');
+  if (!v) return;
+  const wires = new Map();
+  const ids = v.nodes.map((n) => n.node_id);
+  for (const c of v.channels) {
+    const from = v.nodes.findIndex((n) => n.node === c.node);
+    if (!ids.includes(c.dst_node_id)) ids.push(c.dst_node_id);
+    const to = ids.indexOf(c.dst_node_id), k = `${from} ${to}`;
+    const w = wires.get(k) || { from, to, channels: 0, flight: 0, paused: 0 };
+    w.channels++; w.flight += c.blocks_in_flight; w.paused += c.blocks_paused;
+    wires.set(k, w);
+  }
+  const few = ids.length <= 3, W = 520, H = few ? 150 : 340, bw = few ? 150 : 118, bh = 62;
+  const at = ids.map((_, i) => {
+    if (few) return [ids.length === 1 ? W / 2 : bw / 2 + 2 + i * (W - bw - 4) / (ids.length - 1), H / 2];
+    const a = 2 * Math.PI * i / ids.length - Math.PI / 2;
+    return [W / 2 + (W - bw - 4) / 2 * Math.cos(a), H / 2 + (H - bh - 4) / 2 * Math.sin(a)];
+  });
+  const parts = [];
+  for (let i = 0; few && i + 1 < ids.length; i++) parts.push(make('line', { class: 'wire', x1: at[i][0], y1: at[i][1], x2: at[i + 1][0], y2: at[i + 1][1] }));
+  const said = [];
+  for (const w of wires.values()) {
+    const [x1, y1] = at[w.from], [x2, y2] = at[w.to];
+    const bend = w.from < w.to ? -1 : 1, mx = (x1 + x2) / 2, my = (y1 + y2) / 2 + bend * 36;
+    const d = w.from === w.to ? `M${x1 - 20} ${y1 - 30}C${x1 - 40} ${y1 - 70} ${x1 + 40} ${y1 - 70} ${x1 + 20} ${y1 - 30}` : `M${x1} ${y1}Q${mx} ${my} ${x2} ${y2}`;
+    const wire = make('path', { class: 'wire busy', d });
+    wire.style.strokeWidth = Math.min(1 + w.channels, 7);
+    parts.push(wire);
+    if (few && w.from !== w.to) {
+      const y = my + bend * (bend < 0 ? 2 : 12);
+      parts.push(make('text', { class: 'edge', x: mx, y: y - (bend < 0 ? 12 : 0), 'text-anchor': 'middle' }, `${plural(w.channels, 'channel')} ${bend < 0 ? '→' : '←'}`));
+      parts.push(make('text', { class: 'edge soft', x: mx, y: y + (bend < 0 ? 0 : 12), 'text-anchor': 'middle' }, `${w.flight} in flight, ${w.paused} paused`));
+    }
+    said.push(`${nodeName(ids[w.from])} to ${nodeName(ids[w.to])}: ${plural(w.channels, 'channel')}, ${w.flight} blocks in flight, ${w.paused} paused`);
+  }
+  ids.forEach((id, i) => {
+    const n = v.nodes[i], [x, y] = at[i];
+    const fifo = n && v.fifos.find((f) => f.node === n.node && f.name === 'rxfifo');
+    const lines = n ? [`${plural(n.domains, 'domain')}`, `${rate(n.rates.faults_per_s)} faults/s`, fifo ? `FIFO ${fifo.level}${fifo.highest_level < 0 ? '' : `, highest ${fifo.highest_level}`}${fifo.overflow ? ' OVERFLOW' : ''}` : ''] : ['of another pfd'];
+    const hot = state.one && n && state.one.node === n.node;
+    parts.push(make('rect', { class: hot ? 'box hot' : 'box', x: x - bw / 2, y: y - bh / 2, width: bw, height: bh, rx: 5 }));
+    parts.push(make('text', { x: x - bw / 2 + 8, y: y - bh / 2 + 15, 'font-weight': 'bold' }, n ? `node ${n.node}` : hex(id, 6)));
+    lines.forEach((t, k) => parts.push(make('text', { class: 'soft', x: x - bw / 2 + 8, y: y - bh / 2 + 29 + 13 * k }, t)));
+    said.push(`${nodeName(id)}: ${lines.join(', ')}`);
+  });
+  svg.setAttribute('viewBox', `0 0 ${W} ${H}`);
+  svg.replaceChildren(...parts);
+  $('nodes-text').textContent = said.join('; ');
+}
+
+// The pipeline: a block leaves a node, meets an absent page, waits for pfd's stages, which
+// are drawn to scale, and is sent again.
+const lane = { y: 42, sent: 30, absent: 170, from: 210, to: 560, again: 690, width: 720 };
+const legTime = 350, scaledTime = 2200, restTime = 500; // ms
+
+function drawOne() {
+  const f = state.one, svg = $('one');
+  if (!f) return;
+  const list = spans(f), all = total(f), scale = (ns) => lane.from + (lane.to - lane.from) * ns / all;
+  const source = nodeName(f.source_node_id), here = state.view ? `node ${f.node}` : '';
+  const parts = [
+    make('line', { class: 'wire', x1: lane.sent, y1: lane.y, x2: lane.absent, y2: lane.y }),
+    make('line', { class: 'wire', x1: lane.absent, y1: lane.y, x2: lane.from, y2: lane.y }),
+    make('line', { class: 'wire', x1: lane.to, y1: lane.y, x2: lane.again, y2: lane.y, 'stroke-dasharray': f.outcome === 'resolved' ? '' : '3 5' }),
+  ];
+  for (const s of list) parts.push(make('rect', { class: 'fill-' + s.name, x: scale(s.from), y: lane.y - 9, width: Math.max(scale(s.to) - scale(s.from), 1), height: 18 }));
+  const caption = (x, anchor, first, second) => {
+    parts.push(make('text', { x, y: lane.y + 28, 'text-anchor': anchor }, first));
+    parts.push(make('text', { class: 'soft', x, y: lane.y + 42, 'text-anchor': anchor }, second));
+  };
+  for (const x of [lane.sent, lane.absent, lane.again]) parts.push(make('circle', { class: 'box', cx: x, cy: lane.y, r: 7 }));
+  caption(8, 'start', f.write ? `${source} sends` : `${here} reads`, f.write ? 'a block' : 'the source');
+  caption(lane.absent - 14, 'middle', `${here}: no page`, 'FIFO entry, NACK');
+  caption(lane.width - 8, 'end', f.outcome === 'resolved' ? `${f.write ? source : here} sends` : f.outcome, f.outcome === 'resolved' ? 'it again' : '');
+  stageNames.forEach((name, i) => {
+    const s = list.find((o) => o.name === name), x = 232 + 88 * i;
+    parts.push(make('rect', { class: 'fill-' + name, x: x, y: lane.y + 20, width: 9, height: 9, rx: 2 }));
+    parts.push(make('text', { x: x + 13, y: lane.y + 28 }, name));
+    parts.push(make('text', { class: 'soft', x: x + 13, y: lane.y + 42 }, s ? `${us(s.to - s.from)} µs` : 'not reached'));
+  });
+  parts.push(make('circle', { id: 'dot', class: 'dot', cx: lane.sent, cy: lane.y, r: 7 }));
+  svg.setAttribute('viewBox', `0 0 ${lane.width} 92`);
+  svg.replaceChildren(...parts);
+  $('one-mode').textContent = state.chosen ? 'chosen: esc follows the newest' : 'the newest, then the next one';
+  $('one-text').textContent = `Domain ${f.node}/${f.slot}, page ${f.page}, ${f.write ? 'destination' : 'source'}, method ${f.method}, policy ${f.policy}` +
+    `${f.kind ? ', ' + f.kind + ' fault' : ''}: ${f.outcome} after ${us(all)} µs${f.reason ? ': ' + f.reason : ''}. ` +
+    `pfd’s stages are to scale, ${Math.round(scaledTime * 1e6 / all).toLocaleString('en')} times slower; the ways between nodes are not timed here.`;
+}
+
+// move puts the dot where the fault is by now, and takes the next fault at the end.
+function move(now) {
+  requestAnimationFrame(move);
+  if (state.dirty && now - (state.drawn || 0) > 150) draw(now);
+  const f = state.one;
+  if (state.paused || !f) return;
+  const t = now - state.began, dot = $('dot');
+  let x;
+  if (t < legTime) x = lane.sent + (lane.absent - lane.sent) * t / legTime;
+  else if (t < 2 * legTime) x = lane.absent + (lane.from - lane.absent) * (t - legTime) / legTime;
+  else if (t < 2 * legTime + scaledTime) x = lane.from + (lane.to - lane.from) * (t - 2 * legTime) / scaledTime;
+  else if (t < 3 * legTime + scaledTime) x = f.outcome === 'resolved' ? lane.to + (lane.again - lane.to) * (t - 2 * legTime - scaledTime) / legTime : lane.to;
+  else x = f.outcome === 'resolved' ? lane.again : lane.to;
+  if (dot) dot.setAttribute('cx', x);
+  if (t > 3 * legTime + scaledTime + restTime) next(now);
+}
+
+function next(now) {
+  const f = state.chosen || state.faults[0];
+  if (!f) return;
+  state.one = f;
+  state.began = now;
+  drawOne();
+}
+
+// drawFaults draws the waterfalls, all to one scale: that of the nine tenths that took
+// least.
+function drawFaults() {
+  const list = state.faults.slice(0, rowsShown);
+  if (state.chosen && !list.some((f) => key(f) === key(state.chosen))) list[list.length - 1] = state.chosen;
+  const times = list.map(total).sort((a, b) => a - b);
+  const most = times.length ? times[Math.floor((times.length - 1) * 0.9)] : 1;
+  $('scale').textContent = times.length ? `0 to ${us(most)} µs` : '';
+  const chosen = state.chosen && key(state.chosen);
+  const box = $('faults');
+  box.replaceChildren(...list.map((f, i) => {
+    const bar = make('span', { class: 'bar' });
+    for (const s of spans(f)) {
+      const b = make('b', { class: 'fill-' + s.name });
+      b.style.width = `${100 * (s.to - s.from) / most}%`;
+      bar.append(b);
+    }
+    const row = make('div', { class: 'row', role: 'option', id: `fault-${i}`, 'aria-selected': String(key(f) === chosen),
+      'aria-label': `domain ${f.node}/${f.slot}, page ${f.page}, ${f.outcome}, ${us(total(f))} microseconds` },
+    make('span', {}, `${f.node}/${f.slot}`), make('span', {}, f.page), make('span', {}, f.write ? 'destination' : 'source'), make('span', {}, f.kind || '-'),
+    make('span', f.outcome === 'resolved' ? {} : { class: 'bad', title: f.reason || '' }, f.outcome), make('span', { class: 'n' }, us(total(f))), bar);
+    row.addEventListener('click', () => choose(f));
+    return row;
+  }));
+  const at = list.findIndex((f) => key(f) === chosen);
+  if (at >= 0) box.setAttribute('aria-activedescendant', `fault-${at}`);
+  else box.removeAttribute('aria-activedescendant');
+  const b = state.batch;
+  if (b) $('faults-note').textContent = `newest first; ${b.seen.toLocaleString('en')} read${b.lost ? `, ${b.lost.toLocaleString('en')} left out: too fast` : ''}${state.skipped ? `, ${plural(state.skipped, 'batch')} missed` : ''}`;
+}
+
+function choose(f) {
+  state.chosen = f;
+  state.dirty = true;
+  next(performance.now());
+  drawFaults();
+}
+
+const axis = [[1e3, '1 µs'], [1e4, '10 µs'], [1e5, '100 µs'], [1e6, '1 ms'], [1e7, '10 ms'], [1e8, '100 ms']];
+
+function drawHistograms() {
+  const b = state.batch, svg = $('histograms');
+  if (!b) return;
+  const names = [...stageNames, 'total'], W = 520, left = 62, right = 130, rowH = 91, H = rowH * names.length + 22;
+  const n = 48, w = (W - left - right) / n, x = (ns) => left + w * (Math.max(2 * Math.log2(ns / bucketFrom), 0) + 1);
+  const parts = [], said = [];
+  for (const [ns, label] of axis) {
+    parts.push(make('line', { class: 'axis', x1: x(ns), x2: x(ns), y1: 0, y2: H - 20 }));
+    parts.push(make('text', { class: 'soft edge', x: x(ns), y: H - 6, 'text-anchor': 'middle' }, label));
+  }
+  let counted = 0;
+  names.forEach((name, i) => {
+    const zero = state.zero[name] || [], h = (b.histograms[name] || []).map((c, k) => c - (zero[k] || 0));
+    const most = Math.max(...h, 1), bottom = rowH * (i + 1) - 4, stage = state.view && state.view.stages.find((s) => s.stage === name);
+    h.forEach((c, k) => {
+      if (c > 0) parts.push(make('rect', { class: 'fill-' + name, x: left + w * k, y: bottom - Math.max((rowH - 14) * c / most, 1), width: Math.max(w - 1, 1), height: Math.max((rowH - 14) * c / most, 1) }));
+    });
+    parts.push(make('line', { class: 'axis', x1: left, x2: W - right, y1: bottom, y2: bottom }));
+    parts.push(make('text', { x: 0, y: bottom - 2 }, name));
+    if (stage) {
+      parts.push(make('line', { class: 'p50', x1: x(stage.p50_ns), x2: x(stage.p50_ns), y1: bottom - rowH + 14, y2: bottom }));
+      parts.push(make('text', { x: W, y: bottom - 16, 'text-anchor': 'end' }, `p50 ${us(stage.p50_ns)} µs`));
+      parts.push(make('text', { class: 'soft', x: W, y: bottom - 2, 'text-anchor': 'end' }, `p99 ${us(stage.p99_ns)} µs`));
+      said.push(`${name}: median ${us(stage.p50_ns)}, 99th percentile ${us(stage.p99_ns)} microseconds`);
+    }
+    if (name === 'total') counted = h.reduce((a, c) => a + c, 0);
+  });
+  svg.setAttribute('viewBox', `0 0 ${W} ${H}`);
+  svg.replaceChildren(...parts);
+  $('stages-text').textContent = said.join('; ');
+  $('stages-note').textContent = `${counted.toLocaleString('en')} resolved; p50 (dashed) and p99 of the newest`;
+}
+
+const cells = (list) => list.map(([text, numeric]) => make('td', numeric ? { class: 'n' } : {}, text));
+
+function drawTables() {
+  const v = state.view;
+  if (!v) return;
+  $('channels-note').textContent = v.channels.length ? `${v.channels.length}: acknowledged (green), in flight (blue), paused by a fault (orange)` : 'none at this moment';
+  $('channels').replaceChildren(...v.channels.slice(0, 32).map((c) => {
+    const bar = make('div', { class: 'bar', role: 'img', 'aria-label': `${c.blocks_acked} of ${c.blocks} blocks acknowledged` });
+    for (const [name, n] of [['acked', c.blocks_acked], ['flight', c.blocks_in_flight - c.blocks_paused], ['held', c.blocks_paused]]) {
+      const b = make('b', { class: name });
+      b.style.width = `${100 * n / Math.max(c.blocks, 1)}%`;
+      if (n > 0) bar.append(b);
+    }
+    return make('tr', {}, ...cells([[`${c.node}/${c.slot}/${c.channel}`], [nodeName(c.dst_node_id)], [c.class || '-'], [size(c.size_bytes), 1],
+      [String(c.blocks_in_flight), 1], [String(c.blocks_paused), 1], [String(c.blocks_retransmitted), 1], [age(c.age_ns), 1]]), make('td', {}, bar));
+  }));
+  $('domains').replaceChildren(...v.domains.slice(0, 32).map((d) => make('tr', {}, ...cells([[`${d.node}/${d.slot}`], [String(d.pid), 1], [d.group], [d.method],
+    [rate(d.rates.transfers_per_s), 1], [megabytes(d.rates.bytes_per_s), 1], [rate(d.rates.faults_per_s), 1], [String(d.blocks_paused), 1]]))));
+}
+
+function draw(now) {
+  state.dirty = false;
+  state.drawn = now;
+  drawHead(); drawNodes(); drawFaults(); drawHistograms(); drawTables();
+  if (!state.one && state.faults.length) next(now);
+}
+
+function trouble(text) {
+  $('trouble').hidden = !text;
+  $('trouble').textContent = text || '';
+}
+
+function listen() {
+  const events = new EventSource('events');
+  events.addEventListener('view', (e) => {
+    if (state.paused) return;
+    state.view = JSON.parse(e.data);
+    state.dirty = true;
+    trouble('');
+  });
+  events.addEventListener('faults', (e) => {
+    if (state.paused) return;
+    const b = JSON.parse(e.data);
+    if (state.batch && b.number > state.batch.number + 1 && !state.resumed) state.skipped += b.number - state.batch.number - 1;
+    state.resumed = false;
+    state.batch = b;
+    state.faults = [...b.faults.reverse(), ...state.faults].slice(0, keptFaults);
+    state.dirty = true;
+  });
+  events.addEventListener('trouble', (e) => trouble(JSON.parse(e.data)));
+  events.addEventListener('open', () => { state.batch = null; state.faults = []; trouble(''); });
+  events.addEventListener('error', () => trouble('exanetctl ui does not answer: it has ended, or too many pages are open. Start it again, and open the address that it prints.'));
+}
+
+function pause() {
+  state.paused = !state.paused;
+  state.resumed = true;
+  $('pause').setAttribute('aria-pressed', String(state.paused));
+  $('pause').textContent = state.paused ? 'Go on' : 'Pause';
+}
+
+function reset() {
+  state.zero = {};
+  for (const [name, h] of Object.entries(state.batch ? state.batch.histograms : {})) state.zero[name] = h.slice();
+  drawHistograms();
+}
+
+document.addEventListener('keydown', (e) => {
+  if (e.ctrlKey || e.altKey || e.metaKey || $('keys').open) return;
+  const typed = e.target.closest('button, a');
+  switch (e.key) {
+    case ' ':
+      if (typed) return; // it presses that
+      pause();
+      break;
+    case 'r': reset(); break;
+    case '?': $('keys').showModal(); break;
+    case 'Escape':
+      state.chosen = null;
+      drawFaults();
+      if (state.one) drawOne();
+      break;
+    case 'ArrowDown': case 'ArrowUp': {
+      if (e.target !== $('faults') || !state.faults.length) return;
+      const list = state.faults.slice(0, rowsShown), at = state.chosen ? list.findIndex((f) => key(f) === key(state.chosen)) : -1;
+      choose(list[Math.min(Math.max(at + (e.key === 'ArrowDown' ? 1 : -1), 0), list.length - 1)]);
+      break;
+    }
+    default: return;
+  }
+  e.preventDefault();
+});
+$('pause').addEventListener('click', pause);
+$('reset').addEventListener('click', reset);
+$('help').addEventListener('click', () => $('keys').showModal());
+$('legend').append(...stageNames.map((name) => make('span', {}, make('i', { class: 'fill-' + name }), name)));
+listen();
+requestAnimationFrame(move);

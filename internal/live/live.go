@@ -1,0 +1,216 @@
+// Package live follows a running pfd by its control interface: it asks again and
+// again, and tells what has changed a second, where the time of faults goes, and what
+// is under way.
+package live
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/exanet/pfd/control"
+)
+
+// Rates are how much of something there is a second.
+type Rates struct {
+	Transfers   float64 `json:"transfers_per_s"` // that were completed
+	Failed      float64 `json:"failed_per_s"`    // transfers that failed
+	Bytes       float64 `json:"bytes_per_s"`     // of completed transfers
+	Faults      float64 `json:"faults_per_s"`
+	Retransmits float64 `json:"retransmits_per_s"` // blocks that a node sent again
+}
+
+func (r *Rates) add(o Rates) {
+	r.Transfers += o.Transfers
+	r.Failed += o.Failed
+	r.Bytes += o.Bytes
+	r.Faults += o.Faults
+	r.Retransmits += o.Retransmits
+}
+
+// Node is a node and its rates.
+type Node struct {
+	control.Node
+	Rates Rates `json:"rates"`
+}
+
+// Domain is a domain, its rates and what it has under way.
+type Domain struct {
+	control.Domain
+	Rates    Rates `json:"rates"`
+	Ongoing  int   `json:"channels_ongoing"`
+	InFlight int   `json:"blocks_in_flight"`
+	Paused   int   `json:"blocks_paused"`
+}
+
+// View is what a user sees of a pfd at one moment.
+type View struct {
+	Version  int               `json:"version"` // of the control interface
+	Time     time.Time         `json:"time"`
+	Seconds  float64           `json:"interval_s"` // that the rates are of; 0: they are not known yet
+	Status   control.Status    `json:"status"`
+	Total    Rates             `json:"total"`
+	Nodes    []Node            `json:"nodes"`
+	Domains  []Domain          `json:"domains"`
+	Channels []control.Channel `json:"channels"` // with a transfer under way
+	FIFOs    []control.FIFO    `json:"fifos"`    // without their entries
+	// Stages of the newest faults that were resolved: those since the last View, or
+	// where there are none the ones before.
+	Stages []Stage `json:"stages"`
+}
+
+// Follower follows one pfd. It is for one goroutine.
+type Follower struct {
+	client *control.Client
+	last   *look
+	stages []Stage
+}
+
+// Follow gives a Follower by a client.
+func Follow(c *control.Client) *Follower { return &Follower{client: c} }
+
+// Next asks pfd. The first View, and the first of a pfd that was started again, has no
+// rates.
+func (f *Follower) Next(ctx context.Context) (View, error) {
+	now, err := ask(ctx, f.client)
+	if err != nil {
+		f.last = nil
+		return View{}, err
+	}
+	v := now.view(f.last)
+	if len(v.Stages) == 0 && f.stages != nil {
+		v.Stages = f.stages
+	}
+	f.last, f.stages = now, v.Stages
+	return v, nil
+}
+
+// look is what pfd answers at one moment.
+type look struct {
+	at       time.Time
+	status   control.Status
+	nodes    []control.Node
+	domains  []control.Domain
+	channels []control.Channel
+	fifos    []control.FIFO
+	counters map[counter]uint64
+	faults   []control.Fault
+}
+
+type counter struct {
+	node int
+	name string
+}
+
+func ask(ctx context.Context, c *control.Client) (*look, error) {
+	l := &look{at: time.Now(), counters: map[counter]uint64{}}
+	var counters []control.Counter
+	for _, get := range []func() error{
+		func() (err error) { l.status, err = c.Status(ctx); return },
+		func() (err error) { l.nodes, err = c.Nodes(ctx, control.AllNodes); return },
+		func() (err error) { l.domains, err = c.Domains(ctx, control.AllNodes); return },
+		func() (err error) { l.channels, err = c.Channels(ctx, control.AllNodes); return },
+		func() (err error) { l.fifos, err = c.FIFOs(ctx, control.AllNodes); return },
+		func() (err error) { counters, err = c.Counters(ctx, control.AllNodes); return },
+		func() (err error) { l.faults, err = c.Faults(ctx, control.AllNodes, 0); return },
+	} {
+		if err := get(); err != nil {
+			return nil, err
+		}
+	}
+	for _, c := range counters {
+		l.counters[counter{c.Node, c.Name}] = c.Value
+	}
+	return l, nil
+}
+
+// view tells what has changed since an earlier look; nil: there is none.
+func (l *look) view(last *look) View {
+	v := View{
+		Version: control.Version, Time: l.at, Status: l.status,
+		Nodes: []Node{}, Domains: []Domain{}, Channels: []control.Channel{}, FIFOs: []control.FIFO{}, Stages: []Stage{},
+	}
+	if last != nil && (last.status.PID != l.status.PID || last.status.UptimeNS > l.status.UptimeNS) {
+		last = nil // another pfd
+	}
+	if last != nil {
+		v.Seconds = l.at.Sub(last.at).Seconds()
+	}
+	for _, c := range l.channels {
+		if c.State == control.ChannelOngoing {
+			v.Channels = append(v.Channels, c)
+		}
+	}
+	for _, f := range l.fifos {
+		f.Entries = nil
+		v.FIFOs = append(v.FIFOs, f)
+	}
+	for _, d := range l.domains {
+		w := Domain{Domain: d}
+		var was control.Domain // of a new one: nothing
+		if last != nil {
+			if i := slices.IndexFunc(last.domains, func(o control.Domain) bool {
+				return o.Node == d.Node && o.Slot == d.Slot && o.Generation == d.Generation
+			}); i >= 0 {
+				was = last.domains[i]
+			}
+		}
+		w.Rates = v.transfers(d.Transfers, was.Transfers)
+		w.Rates.Faults = v.rate(d.Faults, was.Faults)
+		for _, c := range v.Channels {
+			if c.Node == d.Node && c.Slot == d.Slot {
+				w.Ongoing++
+				w.InFlight += c.InFlight
+				w.Paused += c.Paused
+			}
+		}
+		v.Domains = append(v.Domains, w)
+	}
+	for i, n := range l.nodes {
+		w := Node{Node: n}
+		if last != nil && i < len(last.nodes) {
+			w.Rates = v.transfers(n.Transfers, last.nodes[i].Transfers)
+			for name, rate := range map[string]*float64{control.CounterFaults: &w.Rates.Faults, "retransmits_total": &w.Rates.Retransmits} {
+				c := counter{n.Index, name}
+				*rate = v.rate(l.counters[c], last.counters[c])
+			}
+		}
+		if n.Transfers == nil { // what the user sees are the domains of its own
+			for _, d := range v.Domains {
+				if d.Node == n.Index {
+					w.Rates.Transfers += d.Rates.Transfers
+					w.Rates.Failed += d.Rates.Failed
+					w.Rates.Bytes += d.Rates.Bytes
+				}
+			}
+		}
+		v.Total.add(w.Rates)
+		v.Nodes = append(v.Nodes, w)
+	}
+	var since int64 // the newest that is known
+	if last != nil && len(last.faults) > 0 {
+		since = last.faults[len(last.faults)-1].TimeNS
+	}
+	v.Stages = Stages(slices.DeleteFunc(slices.Clone(l.faults), func(f control.Fault) bool { return f.TimeNS <= since }))
+	return v
+}
+
+// rate gives what a counter has grown by a second. One that has become less began anew.
+func (v *View) rate(now, was uint64) float64 {
+	if v.Seconds <= 0 || now < was {
+		return 0
+	}
+	return float64(now-was) / v.Seconds
+}
+
+// transfers gives the rates of transfers; nil: they are not told, or were not there.
+func (v *View) transfers(now, was *control.Transfers) (r Rates) {
+	if now == nil {
+		return r
+	}
+	if was == nil {
+		was = &control.Transfers{}
+	}
+	r.Transfers, r.Failed, r.Bytes = v.rate(now.Completed, was.Completed), v.rate(now.Failed, was.Failed), v.rate(now.Bytes, was.Bytes)
+	return r
+}

@@ -1,0 +1,60 @@
+package live
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/exanet/pfd/control"
+)
+
+// Stage is a part of a fault's way, and how long it took the faults that were resolved.
+type Stage struct {
+	Name   string `json:"stage"` // by the names of docs/tracing.md
+	Faults int    `json:"faults"`
+	P50NS  int64  `json:"p50_ns"`
+	P99NS  int64  `json:"p99_ns"`
+	// Begin and end of the stage in the median fault, after its interrupt.
+	FromNS int64 `json:"from_ns"`
+	ToNS   int64 `json:"to_ns"`
+}
+
+// bounds are where a stage begins and ends in a fault.
+var bounds = []struct {
+	name string
+	of   func(*control.Fault) (from, to int64)
+}{
+	{"drain", func(f *control.Fault) (int64, int64) { return 0, f.DrainedNS }},
+	{"queue", func(f *control.Fault) (int64, int64) { return f.DrainedNS, f.StartedNS }},
+	{"page_in", func(f *control.Fault) (int64, int64) { return f.StartedNS, f.ResidentNS }},
+	{"answer", func(f *control.Fault) (int64, int64) { return f.ResidentNS, f.RAPFNS }},
+	{"total", func(f *control.Fault) (int64, int64) { return 0, f.RAPFNS }},
+}
+
+// Stages gives the stages of those of the faults that were resolved and went through
+// all of them; none where there is no such fault.
+func Stages(faults []control.Fault) []Stage {
+	whole := []*control.Fault{}
+	for i := range faults {
+		if f := &faults[i]; f.DrainedNS >= 0 && f.StartedNS >= 0 && f.ResidentNS >= 0 && f.RAPFNS >= 0 {
+			whole = append(whole, f)
+		}
+	}
+	stages := []Stage{}
+	if len(whole) == 0 {
+		return stages
+	}
+	slices.SortFunc(whole, func(x, y *control.Fault) int { return cmp.Compare(x.RAPFNS, y.RAPFNS) })
+	median := whole[len(whole)/2]
+	for _, b := range bounds {
+		times := make([]int64, len(whole))
+		for i, f := range whole {
+			from, to := b.of(f)
+			times[i] = to - from
+		}
+		slices.Sort(times)
+		s := Stage{Name: b.name, Faults: len(whole), P50NS: times[len(times)/2], P99NS: times[len(times)*99/100]}
+		s.FromNS, s.ToNS = b.of(median)
+		stages = append(stages, s)
+	}
+	return stages
+}

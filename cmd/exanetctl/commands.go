@@ -18,6 +18,7 @@ func (a *app) commands() []*cobra.Command {
 		a.traceCommand(),
 		a.writeCommand(),
 		a.readCommand(),
+		a.perfCommand(),
 		a.emuCommand(),
 		a.qemuCommand(),
 		a.bindCommand(),

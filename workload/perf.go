@@ -32,7 +32,7 @@ type Perf struct {
 	parts  int
 	data   rdma.Remote // the target's
 	words  rdma.Remote
-	pids   []int // the initiator's, the target's where it is another, pfd's
+	pids   []int // the initiator's, pfd's, and the target's where it is another
 	waking uint64
 }
 
@@ -288,6 +288,7 @@ type PerfRun struct {
 	Notify bool // each tells the target that it has come: Depth 1, no Read
 	Touch  bool // the destination is touched first, which counts
 	Sleep  bool // the initiator sleeps until a transfer is over; else it polls
+	Cold   bool // no small writes before a row, which wake pfd up
 }
 
 // PerfResult is what came of it: of each transfer that counts how long it took, and with
@@ -398,21 +399,14 @@ const perfRest = 20 * time.Millisecond
 func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 	p.seed++
 	parts := q.Order.order(p.parts, p.seed)
-	src := perfFill{Seed: word(p.seed, 0), Absent: q.Src}
-	dst := perfFill{Seed: word(p.seed, 1), Absent: q.Dst, Zero: true}
-	mine, theirs := src, dst
-	if q.Read {
-		mine, theirs = dst, src
-	}
-	if err := p.target.send(order{Op: opPerfFill, Perf: perfOrder{Fill: theirs}}); err != nil {
+	src, err := p.fill(q)
+	if err != nil {
 		return err
 	}
-	err := p.end.fill(mine)
-	if _, e := p.target.receive(); err != nil || e != nil {
-		return errors.Join(err, e)
-	}
-	if err := p.warm(ctx); err != nil {
-		return err
+	if !q.Cold {
+		if err := p.warm(ctx); err != nil {
+			return err
+		}
 	}
 	var touched time.Duration
 	if q.Touch {
@@ -455,6 +449,43 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 	}
 	_, err = p.perf(opPerfCheck, perfOrder{Size: q.Size, Order: parts, Fill: src})
 	return err
+}
+
+// fill makes the memory of both ends what it is before a row, and tells what the source has.
+func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
+	src = perfFill{Seed: word(p.seed, 0), Absent: q.Src}
+	dst := perfFill{Absent: q.Dst, Zero: true, Seed: word(p.seed, 1)}
+	mine, theirs := src, dst
+	if q.Read {
+		mine, theirs = dst, src
+	}
+	if err := p.target.send(order{Op: opPerfFill, Perf: perfOrder{Fill: theirs}}); err != nil {
+		return src, err
+	}
+	err = p.end.fill(mine)
+	_, e := p.target.receive()
+	return src, errors.Join(err, e)
+}
+
+// Place is where a process has its part of a measurement's memory: parts of Size bytes.
+type Place struct {
+	PID  int
+	VA   device.VA
+	Size uint64
+}
+
+// Prepare makes the memory as Run does before a row of q.Parts writes, and tells where it
+// is: to compare transfers with what moves or pages in the same memory without the device.
+func (p *Perf) Prepare(q PerfRun) (src, dst Place, err error) {
+	if err := p.reserve(q.Size, q.Parts); err != nil {
+		return src, dst, err
+	}
+	p.seed++
+	if _, err := p.fill(&q); err != nil {
+		return src, dst, err
+	}
+	time.Sleep(perfRest)
+	return Place{p.pids[0], p.end.data.VA(), p.end.stride}, Place{p.Target(), p.data.VA, p.end.stride}, nil
 }
 
 // Where a row has messages they are here in words, a pair of completion words after each.
@@ -542,6 +573,9 @@ func (p *Perf) begin(ctx context.Context, q *PerfRun, part int) (*rdma.Transfer,
 	}
 	return p.end.ep.Write(ctx, w)
 }
+
+// Target gives the target's process.
+func (p *Perf) Target() int { return p.pids[len(p.pids)-1] }
 
 // pinned sums VmLck and VmPin of all that take part.
 func (p *Perf) pinned() (sum int64, err error) {

@@ -179,8 +179,6 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		r.Many, err = p.verifyMany(o.Many)
 	case p.buffer == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
-	case o.Op == opPlace:
-		r.VA = uint64(p.buffer.addr())
 	case o.Op == opTouch:
 		r.TouchNS, err = p.touch()
 	case o.Op == opWrite:

@@ -22,7 +22,6 @@ const (
 	opVerify  op = "verify"  // check the buffer
 	opWarm    op = "warm"    // make and export a small buffer for warming up
 	opStats   op = "stats"   // count what the library's page-fault thread did
-	opPlace   op = "place"   // tell where the buffer is
 )
 
 // order is what the parent sends.
@@ -76,7 +75,6 @@ type reply struct {
 	TouchNS  int64     `json:"touch_ns,omitempty"`
 	Pages    uint64    `json:"pages,omitempty"` // that the library was asked to touch
 	Many     []piece   `json:"many,omitempty"`
-	VA       uint64    `json:"va,omitempty"` // of the buffer
 	Streamed streamed  `json:"streamed,omitzero"`
 	Perf     perfOrder `json:"perf,omitzero"`
 }

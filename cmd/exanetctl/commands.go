@@ -28,7 +28,6 @@ func (a *app) commands() []*cobra.Command {
 		a.processCommand(),
 		a.demoCommand(),
 		a.benchCommand(),
-		a.deviceBenchCommand(),
 		a.echoCommand(),
 		a.guestCommand(),
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -72,6 +73,10 @@ func Process(ctx context.Context, r io.Reader, w io.Writer) error {
 func serve(ctx context.Context, r io.Reader, w io.Writer, attach attachFunc) error {
 	// An interrupt from the terminal is the parent's to handle.
 	signal.Ignore(syscall.SIGINT)
+	return serveProcess(ctx, r, w, &process{attach: attach})
+}
+
+func serveProcess(ctx context.Context, r io.Reader, w io.Writer, p *process) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l := newLines(r, w)
@@ -93,7 +98,6 @@ func serve(ctx context.Context, r io.Reader, w io.Writer, attach attachFunc) err
 			}
 		}
 	}()
-	p := &process{attach: attach}
 	var err error
 	for o := range orders {
 		if err = l.send(p.obey(ctx, o)); err != nil {
@@ -115,12 +119,16 @@ type process struct {
 	many     []*buffer
 	warm     *buffer // small and present, for transfers that are not measured
 	lanes    []*lane // of a stream
+	perf     *perfEnd
 }
 
 func (p *process) close() error {
 	err := errors.Join(p.drop(), p.dropMany())
 	if p.warm != nil {
 		err = errors.Join(err, p.warm.close())
+	}
+	if p.perf != nil {
+		err = errors.Join(err, p.perf.close())
 	}
 	for _, l := range p.lanes {
 		err = errors.Join(err, l.close())
@@ -155,6 +163,8 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		r.Streamed, err = p.runStream(ctx, o.Stream)
 	case p.endpoint == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opAttach)
+	case strings.HasPrefix(string(o.Op), "perf-"):
+		r.Perf, err = p.obeyPerf(ctx, o.Op, o.Perf)
 	case o.Op == opPrepare:
 		r.Remote, err = p.prepare(o.Prepare)
 	case o.Op == opStats:
@@ -169,8 +179,6 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		r.Many, err = p.verifyMany(o.Many)
 	case p.buffer == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
-	case o.Op == opPlace:
-		r.VA = uint64(p.buffer.addr())
 	case o.Op == opTouch:
 		r.TouchNS, err = p.touch()
 	case o.Op == opWrite:

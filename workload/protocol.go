@@ -22,7 +22,6 @@ const (
 	opVerify  op = "verify"  // check the buffer
 	opWarm    op = "warm"    // make and export a small buffer for warming up
 	opStats   op = "stats"   // count what the library's page-fault thread did
-	opPlace   op = "place"   // tell where the buffer is
 )
 
 // order is what the parent sends.
@@ -34,6 +33,7 @@ type order struct {
 	Verify  verify     `json:"verify,omitzero"`
 	Many    []piece    `json:"many,omitempty"`
 	Stream  stream     `json:"stream,omitzero"`
+	Perf    perfOrder  `json:"perf,omitzero"`
 }
 
 // attachment is where and how to attach.
@@ -66,17 +66,17 @@ type writeOrder struct {
 // reply is what a test process answers. Error tells that the process could not
 // do what it was told; that a transfer failed is no such error.
 type reply struct {
-	Error    string   `json:"error,omitempty"`
-	Skipped  bool     `json:"skipped,omitempty"` // the machine cannot do it: ErrSkipped
-	Attached attached `json:"attached,omitzero"`
-	Remote   string   `json:"remote,omitempty"`
-	Outcome  outcome  `json:"outcome,omitzero"`
-	Verdict  verdict  `json:"verdict,omitzero"`
-	TouchNS  int64    `json:"touch_ns,omitempty"`
-	Pages    uint64   `json:"pages,omitempty"` // that the library was asked to touch
-	Many     []piece  `json:"many,omitempty"`
-	VA       uint64   `json:"va,omitempty"` // of the buffer
-	Streamed streamed `json:"streamed,omitzero"`
+	Error    string    `json:"error,omitempty"`
+	Skipped  bool      `json:"skipped,omitempty"` // the machine cannot do it: ErrSkipped
+	Attached attached  `json:"attached,omitzero"`
+	Remote   string    `json:"remote,omitempty"`
+	Outcome  outcome   `json:"outcome,omitzero"`
+	Verdict  verdict   `json:"verdict,omitzero"`
+	TouchNS  int64     `json:"touch_ns,omitempty"`
+	Pages    uint64    `json:"pages,omitempty"` // that the library was asked to touch
+	Many     []piece   `json:"many,omitempty"`
+	Streamed streamed  `json:"streamed,omitzero"`
+	Perf     perfOrder `json:"perf,omitzero"`
 }
 
 // attached tells where a test process is.
@@ -101,7 +101,7 @@ type outcome struct {
 var errProcess = errors.New("test process")
 
 // maxLine bounds a line of the protocol, bytes.
-const maxLine = 64 << 10
+const maxLine = 1 << 20
 
 // lines reads and writes the protocol's lines.
 type lines struct {

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/control"
-	"github.com/exanet/pfd/device"
 )
 
 // Options say where the two test processes attach, and how.
@@ -246,31 +245,6 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 		}
 	}
 	return out, nil
-}
-
-// Place is where a process has its buffer.
-type Place struct {
-	PID  int
-	VA   device.VA
-	Size uint64
-}
-
-// Prepare makes both buffers of a write anew, as Do does, and tells where they
-// are: to compare a transfer with what moves or pages in the same memory without
-// the device.
-func (s *Session) Prepare(t Transfer) (src, dst Place, err error) {
-	s.transfers++
-	_, _, err = s.both(
-		order{Op: opPrepare, Prepare: prepare{State: t.Src, Size: t.Size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}},
-		order{Op: opPrepare, Prepare: prepare{State: t.Dst, Size: t.Size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}})
-	if err != nil {
-		return src, dst, err
-	}
-	a, b, err := s.both(order{Op: opPlace}, order{Op: opPlace})
-	if err != nil {
-		return src, dst, err
-	}
-	return Place{s.initiator.pid(), device.VA(a.VA), t.Size}, Place{s.target.pid(), device.VA(b.VA), t.Size}, nil
 }
 
 // makeWarm has both processes make their buffers for warming up, once.

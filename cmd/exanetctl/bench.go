@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -14,51 +13,56 @@ import (
 	"github.com/exanet/pfd/workload/bench"
 )
 
+// benchFlags are those of bench and study.
+type benchFlags struct {
+	bench.Lab
+	dir, docs string
+}
+
+func (b *benchFlags) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&b.PFD, "pfd", "", "the pfd to start (default the one beside exanetctl)")
+	f.IntVar(&b.Count, "count", 1000, "samples of each case of up to 16 KiB; larger ones have a fifth or fewer")
+	f.StringVar(&b.dir, "dir", "", "directory for results.jsonl (every sample), results.csv, report.html and pictures")
+}
+
 // benchCommand is what `make bench` runs.
 func (a *app) benchCommand() *cobra.Command {
-	l := bench.Lab{Command: testProcess(), Largest: 16 << 20}
-	var file string
-	var brief bool
+	var b benchFlags
+	var long strings.Builder
+	long.WriteString(`bench starts pfds of its own and test processes, and measures on this machine, side by
+side, what each suite describes; "all" is every suite, and takes some minutes. Nothing else
+should run: a suite that other programs distorted says so. With -j lines of JSON with every
+sample are printed, with -o csv one line for each figure.
+
+`)
+	for _, s := range bench.Suites() {
+		fmt.Fprintf(&long, "  %-12s %s\n", s.Name, s.About)
+	}
 	c := &cobra.Command{
-		Use:   "bench",
-		Short: "Measure transfers into absent memory against transfers into present memory, and what each part brings",
-		Long: `bench starts pfds of its own and test processes, and measures on this machine, side by
-side, what docs/benchmarks.md describes. It takes some minutes; nothing else should run.`,
-		Args: maxArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if l.Small < 1 || l.Large < 1 {
-				return usagef("--small and --large: want 1 transfer or more")
+		Use:   "bench SUITE...|all",
+		Short: "Measure transfers into absent memory beside present memory, and what is done instead",
+		Long:  long.String(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
 			}
-			if l.Window <= 0 {
-				return usagef("--window %v: want more than 0", l.Window)
+			suites, err := bench.Choose(args)
+			if err != nil {
+				return usagef("%w: want all, or some of those that --help lists", err)
 			}
-			for _, p := range l.Only {
-				if !slices.Contains(bench.Parts, p) {
-					return usagef("--only %s: want some of %s", p, strings.Join(bench.Parts, ", "))
-				}
+			if b.docs != "" && args[0] != "all" {
+				return usagef("--docs: documents get the figures of one run: want all suites")
 			}
-			if file != "" && (brief || len(l.Only) > 0) {
-				return usagef("--write: a document gets all tables of one run, without --only and --brief")
-			}
-			if brief {
-				l.Only = []string{"faults", "methods"}
-			}
-			if l.PFD == "" {
-				l.PFD = besideThis("pfd")
-			}
-			return a.bench(cmd.Context(), l, file, brief)
+			return a.bench(cmd.Context(), b, suites)
 		},
 	}
+	b.flags(c)
 	f := c.Flags()
-	f.StringVar(&l.PFD, "pfd", "", "the pfd to start (default the one beside exanetctl)")
-	f.BoolVar(&brief, "brief", false, "only parts faults and methods, in one table")
-	f.StringVar(&l.Untraced, "untraced", "", "a pfd without the probe point, to compare with")
-	f.StringVar(&l.BPFFS, "bpffs", "", "directory of a bpffs for tracing, which is not measured without (root)")
-	f.IntVar(&l.Small, "small", 1000, "transfers of 4 KiB of each kind")
-	f.IntVar(&l.Large, "large", 200, "transfers of 1 MiB of each kind")
-	f.DurationVar(&l.Window, "window", time.Second, "how long each number of channels is kept busy")
-	f.StringSliceVar(&l.Only, "only", nil, "measure only these parts: "+strings.Join(bench.Parts, ", "))
-	f.StringVar(&file, "write", "", "document whose section the tables replace")
+	f.StringVar(&b.Untraced, "untraced", "", "a pfd without the probe point, to compare with")
+	f.StringVar(&b.BPFFS, "bpffs", "", "directory of a bpffs for tracing, which is not measured without (root)")
+	f.DurationVar(&b.Window, "window", time.Second, "how long each number of channels is kept busy")
+	f.StringVar(&b.docs, "docs", "", "directory of benchmarks.md and evaluation.md, whose sections this writes")
 	return c
 }
 
@@ -71,29 +75,41 @@ func besideThis(name string) string {
 	return filepath.Join(filepath.Dir(self), name)
 }
 
-func (a *app) bench(ctx context.Context, l bench.Lab, file string, brief bool) error {
-	if !a.wantJSON() {
-		l.Progress = func(what string) { fmt.Fprintln(a.err, "measuring:", what) }
+func (a *app) bench(ctx context.Context, b benchFlags, suites []bench.Suite) error {
+	if b.Count < 1 || b.Window <= 0 {
+		return usagef("--count %d, --window %v: want more than 0", b.Count, b.Window)
 	}
-	r, err := l.Run(ctx)
+	if b.PFD == "" {
+		b.PFD = besideThis("pfd")
+	}
+	b.Program, b.Command = "/proc/self/exe", testProcess()
+	if !a.wantJSON() {
+		b.Progress = func(what string) { fmt.Fprintln(a.err, "measuring", what) }
+	}
+	r, err := b.Run(ctx, suites)
 	if err != nil {
 		return err
 	}
-	if r.PinnedBytes != 0 {
-		return fmt.Errorf("%d bytes were pinned, want 0", r.PinnedBytes)
-	}
-	text := r.Markdown()
-	if file != "" {
-		if err := bench.Replace(file, "bench", text); err != nil {
+	if b.dir != "" {
+		if err := r.Save(b.dir); err != nil {
 			return err
 		}
 	}
-	if a.wantJSON() {
-		return a.printJSON(r)
+	if b.docs != "" {
+		if err := r.Document(b.docs); err != nil {
+			return err
+		}
 	}
-	if brief {
-		text = r.Brief()
+	switch a.format {
+	case formatJSON:
+		err = r.JSON(a.out)
+	case formatCSV:
+		err = r.CSV(a.out)
+	default:
+		err = r.Text(a.out)
 	}
-	_, err = fmt.Fprint(a.out, text)
+	if err == nil && r.PinnedBytes != 0 {
+		err = fmt.Errorf("%d bytes were pinned, want 0", r.PinnedBytes)
+	}
 	return err
 }

@@ -21,6 +21,7 @@ func (a *app) commands() []*cobra.Command {
 		a.captureCommand(),
 		a.writeCommand(),
 		a.readCommand(),
+		a.perfCommand(),
 		a.emuCommand(),
 		a.qemuCommand(),
 		a.bindCommand(),
@@ -30,7 +31,6 @@ func (a *app) commands() []*cobra.Command {
 		a.processCommand(),
 		a.demoCommand(),
 		a.benchCommand(),
-		a.deviceBenchCommand(),
 		a.echoCommand(),
 		a.guestCommand(),
 	}

@@ -79,7 +79,7 @@ func (a *app) demo(ctx context.Context, bin string) (err error) {
 	d.bytes += 10 << 20
 	d.say("")
 	d.say("What a fault costs, beside present memory:")
-	if err := d.show(ctx, "bench", "--brief", "--small", "200", "--large", "20"); err != nil {
+	if err := d.show(ctx, "bench", "methods", "--count", "200"); err != nil {
 		return err
 	}
 	d.say("")

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -11,26 +12,10 @@ import (
 )
 
 // bare measures the calls by which pfd reaches memory, without pfd and without a
-// device: on the same buffers of the same test processes.
+// device: on the same memory of the same processes.
 type bare struct {
 	src, dst *proc.Process
 	buf      []byte
-}
-
-// open follows the processes of a session, which stay the same.
-func (b *bare) open(src, dst workload.Place) error {
-	var err error
-	if b.src == nil {
-		if b.src, err = proc.OpenPID(src.PID); err != nil {
-			return fmt.Errorf("the initiator's memory: %w", err)
-		}
-	}
-	if b.dst == nil {
-		if b.dst, err = proc.OpenPID(dst.PID); err != nil {
-			return fmt.Errorf("the target's memory: %w", err)
-		}
-	}
-	return nil
 }
 
 func (b *bare) close() {
@@ -42,74 +27,74 @@ func (b *bare) close() {
 	b.src, b.dst = nil, nil
 }
 
-// pageIn gives the turn of paging an absent buffer in by package gup, as many
-// pages a call as pfd asks for at most. Each call knows what a walk saw, as in
-// pfd; the walk is not measured.
-func (b *bare) pageIn(s *workload.Session, size uint64) *turn {
-	return b.turn(s, size, workload.Absent, func(_, dst device.VA) (time.Duration, error) {
-		pager := gup.New(b.dst)
-		var sum time.Duration
-		for at := uint64(0); at < size; at += gup.MaxPages * device.PageSize {
-			va := dst + device.VA(at)
-			pages := int(min(size-at, gup.MaxPages*device.PageSize) / device.PageSize)
-			if _, err := b.dst.Walk(va, pages, true); err != nil {
-				return 0, err
-			}
-			start := time.Now()
-			r := pager.PageIn(va, pages, true)
-			sum += time.Since(start)
-			if want := ^uint64(0) >> (64 - uint(pages)); r.Err != nil || r.Resident != want {
-				return 0, fmt.Errorf("page-in of %d pages at %v: %#x are there, want %#x: %w", pages, va, r.Resident, want, r.Err)
+// measure is the case of a call on each part of memory that is made anew, its destination absent or not.
+func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, call func(src, dst device.VA, size uint64) (time.Duration, error)) *turn {
+	q.Parts = 4
+	if q.Size <= 64<<10 {
+		q.Parts = smallRow
+	}
+	return &turn{count: r.count(q.Size), do: func(add func(*Cell, ...float64)) error {
+		src, dst, err := p.Prepare(q)
+		if err != nil {
+			return err
+		}
+		if b.src == nil {
+			var errs [2]error
+			b.src, errs[0] = proc.OpenPID(src.PID)
+			b.dst, errs[1] = proc.OpenPID(dst.PID)
+			if err := errors.Join(errs[:]...); err != nil {
+				return err
 			}
 		}
-		return sum, nil
-	})
+		// The first quarter meets cold caches, as with transfers.
+		for i := range q.Parts {
+			at := device.VA(uint64(i) * src.Size)
+			d, err := call(src.VA+at, dst.VA+at, q.Size)
+			if err != nil {
+				return err
+			}
+			if i >= q.Parts/4 {
+				add(c, float64(d.Nanoseconds())/1e3)
+			}
+		}
+		return nil
+	}}
 }
 
-// copied gives the turn of moving a buffer's bytes by the two calls that pfd
-// moves them by, at their largest.
-func (b *bare) copied(s *workload.Session, size uint64) *turn {
+// pageIn pages absent memory in by package gup, as many pages a call as pfd asks for at
+// most. Each call knows what a walk saw, as in pfd; the walk is not measured.
+func (b *bare) pageIn(_, dst device.VA, size uint64) (sum time.Duration, err error) {
+	pager := gup.New(b.dst)
+	for at := uint64(0); at < size; at += gup.MaxPages * device.PageSize {
+		va := dst + device.VA(at)
+		pages := int(min(size-at, gup.MaxPages*device.PageSize) / device.PageSize)
+		if _, err := b.dst.Walk(va, pages, true); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		r := pager.PageIn(va, pages, true)
+		sum += time.Since(start)
+		if want := ^uint64(0) >> (64 - uint(pages)); r.Err != nil || r.Resident != want {
+			return 0, fmt.Errorf("page-in of %d pages at %v: %#x are there, want %#x: %w", pages, va, r.Resident, want, r.Err)
+		}
+	}
+	return sum, nil
+}
+
+// copied moves bytes by the two calls that pfd moves them by, at their largest.
+func (b *bare) copied(src, dst device.VA, size uint64) (time.Duration, error) {
 	if b.buf == nil {
 		b.buf = make([]byte, proc.MaxBytes)
 	}
-	return b.turn(s, size, workload.Present, func(src, dst device.VA) (time.Duration, error) {
-		start := time.Now()
-		for at := uint64(0); at < size; at += proc.MaxBytes {
-			part := [][]byte{b.buf[:min(size-at, proc.MaxBytes)]}
-			if _, err := b.src.ReadV(part, src+device.VA(at)); err != nil {
-				return 0, err
-			}
-			if _, err := b.dst.WriteV(part, dst+device.VA(at)); err != nil {
-				return 0, err
-			}
+	start := time.Now()
+	for at := uint64(0); at < size; at += proc.MaxBytes {
+		part := [][]byte{b.buf[:min(size-at, proc.MaxBytes)]}
+		if _, err := b.src.ReadV(part, src+device.VA(at)); err != nil {
+			return 0, err
 		}
-		return time.Since(start), nil
-	})
-}
-
-// turn has f done with each part of buffers that are made anew, in rows as those
-// of transfers.
-func (b *bare) turn(s *workload.Session, size uint64, state workload.State, f func(src, dst device.VA) (time.Duration, error)) *turn {
-	parts, cold := row(size)
-	return &turn{do: func() ([]time.Duration, error) {
-		src, dst, err := s.Prepare(workload.Transfer{Size: size * uint64(parts), Src: workload.Present, Dst: state})
-		if err != nil {
-			return nil, err
+		if _, err := b.dst.WriteV(part, dst+device.VA(at)); err != nil {
+			return 0, err
 		}
-		if err := b.open(src, dst); err != nil {
-			return nil, err
-		}
-		// As before transfers: the processes come to rest.
-		time.Sleep(warmTime)
-		var took []time.Duration
-		for i := range parts {
-			at := device.VA(uint64(i) * size)
-			d, err := f(src.VA+at, dst.VA+at)
-			if err != nil {
-				return nil, err
-			}
-			took = append(took, d)
-		}
-		return took[cold:], nil
-	}}
+	}
+	return time.Since(start), nil
 }

@@ -2,11 +2,17 @@ package bench
 
 import (
 	"context"
+	"encoding/csv"
+	"encoding/json"
+	"encoding/xml"
 	"errors"
+	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,75 +34,202 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestRun has every table come out: each figure is there, and each is of
-// transfers whose bytes were checked.
+// tables are those of each suite, with their numbers of rows and columns.
+var tables = map[string][2]int{
+	"first": {5, 3}, "where": {4, 4}, "policies": {5, 5}, "timeouts": {5, 3}, "methods": {6, 2}, "latency": {10, 6},
+	"frequency": {7, 3}, "overheads": {10, 6}, "breakdown": {8, 4}, "strategies": {10, 4}, "costs": {10, 7},
+	"memory": {10, 6}, "memory-puts": {2, 1}, "channels": {6, 4}, "domains": {4, 2}, "nodes": {6, 2}, "pfds": {3, 2}, "idle": {1, 3},
+	"outstanding": {3, 2}, "firmware": {7, 3}, "register": {2, 1}, "device": {3, 2}, "messages": {5, 1},
+}
+
+// TestRun has every suite run: each figure is there, each is of transfers whose bytes
+// were checked, and what is written can be read.
 func TestRun(t *testing.T) {
-	pfd := filepath.Join(t.TempDir(), "pfd")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", pfd, "github.com/exanet/pfd/cmd/pfd").CombinedOutput(); err != nil {
+	if testing.Short() {
+		t.Skip("all suites take a while: not with -short")
+	}
+	dir := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "github.com/exanet/pfd/cmd/pfd", "github.com/exanet/pfd/cmd/exanetctl").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	t.Setenv(processEnv, "1")
 	t.Setenv("GORACE", "atexit_sleep_ms=0") // the processes would each wait a second
-	l := Lab{PFD: pfd, Command: []string{"/proc/self/exe"}, Small: 2, Large: 1, Largest: 64 << 10, Window: 20 * time.Millisecond}
-	r, err := l.Run(t.Context())
+	l := Lab{PFD: filepath.Join(dir, "pfd"), Program: filepath.Join(dir, "exanetctl"), Command: []string{"/proc/self/exe"}, Count: 2, Window: 20 * time.Millisecond}
+	suites, err := Choose([]string{"all"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.PinnedBytes != 0 {
-		t.Errorf("%d bytes pinned", r.PinnedBytes)
+	r, err := l.Run(t.Context(), suites)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if len(r.Methods) != 4 || len(r.Sizes) != 3 || len(r.Outstanding) != 3 || len(r.Firmware) != 7 || len(r.Channels) != 6 {
-		t.Errorf("%d methods, %d sizes, %d windows, %d options, %d numbers of channels", len(r.Methods), len(r.Sizes), len(r.Outstanding), len(r.Firmware), len(r.Channels))
+	if r.PinnedBytes != 0 || len(r.Suites) != len(suites) {
+		t.Errorf("%d bytes pinned, %d suites of %d", r.PinnedBytes, len(r.Suites), len(suites))
 	}
-	// An idle pfd may have used no time that the clock shows.
-	r.Idle.Percent++
-	r.PinnedBytes = 1
-	positive(t, "report", reflect.ValueOf(r))
-	text := r.Markdown()
-	for _, want := range []string{"| present | ", "| populate | ", "| 64 KiB | ", "| `no-counters` | ", "| 1024 | ", "16 attached processes"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
+	skipped := map[string]bool{}
+	for _, s := range r.Suites {
+		if s.Skipped != "" {
+			t.Logf("skipped: %s: %s", s.Name, s.Skipped)
+			skipped[s.Name] = true
 		}
 	}
-	if strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
-		t.Errorf("not all are figures:\n%s", text)
+	if !skipped["tracing"] {
+		t.Error("tracing is measured without a bpffs")
 	}
+	for name, want := range tables {
+		table := r.Table(name)
+		if table == nil {
+			if !skipped["memory"] || !strings.HasPrefix(name, "memory") {
+				t.Errorf("no table %s", name)
+			}
+			continue
+		}
+		if skipped[table.Suite] {
+			continue
+		}
+		if got := [2]int{len(table.Rows), len(table.Columns)}; got != want {
+			t.Errorf("%s has %d rows and columns, want %d: %v, %v", name, got, want, table.Rows, table.Columns)
+		}
+		if text := table.Markdown() + table.Text(); strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
+			t.Errorf("not all are figures:\n%s", text)
+		}
+	}
+	readAll(t, r)
 }
 
-// positive wants every figure to be more than 0. What a fault adds may be less
-// in a run of four.
-func positive(t *testing.T, name string, v reflect.Value) {
-	switch v.Kind() {
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if f := v.Type().Field(i); !strings.HasPrefix(f.Name, "Added") {
-				positive(t, name+"."+f.Name, v.Field(i))
+// readAll reads what Save writes.
+func readAll(t *testing.T, r *Report) {
+	dir := t.TempDir()
+	if err := r.Save(dir); err != nil {
+		t.Fatal(err)
+	}
+	open := func(name string) *os.File {
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	lines := json.NewDecoder(open("results.jsonl"))
+	var head Report
+	if err := lines.Decode(&head); err != nil || head.Machine.Processors < 1 || len(head.Suites) != len(r.Suites) {
+		t.Errorf("the first line: %v, %+v", err, head)
+	}
+	cells := 0
+	for ; lines.More(); cells++ {
+		var c jsonCell
+		if err := lines.Decode(&c); err != nil {
+			t.Fatal(err)
+		}
+		if c.N != len(c.Samples) || c.N < 1 || c.Median < slices.Min(c.Samples) || c.Low > c.Median || c.High < c.Median || c.P99 > slices.Max(c.Samples) {
+			t.Errorf("%+v", c)
+		}
+	}
+	rows, err := csv.NewReader(open("results.csv")).ReadAll()
+	if err != nil || len(rows) != 1+cells || cells == 0 {
+		t.Errorf("%d lines of CSV for %d cells, %v", len(rows), cells, err)
+	}
+	page, err := io.ReadAll(open("report.html"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It asks for nothing: the only address is the name of SVG's language.
+	text := strings.ReplaceAll(string(page), "http://www.w3.org/2000/svg", "")
+	if m := regexp.MustCompile(`(?i)https?:|src=|href=|@import|url\(|<script`).FindString(text); m != "" {
+		t.Errorf("report.html reaches out of itself: %q", m)
+	}
+	for _, table := range r.Tables {
+		if !strings.Contains(text, "<h2>") || table.SVG() == "" {
+			continue
+		}
+		d := xml.NewDecoder(open(table.Name + ".svg"))
+		d.Strict = true
+		for {
+			if _, err := d.Token(); err == io.EOF {
+				break
+			} else if err != nil {
+				t.Errorf("%s.svg: %v", table.Name, err)
+				break
 			}
 		}
-	case reflect.Slice:
-		for i := range v.Len() {
-			positive(t, name, v.Index(i))
-		}
-	case reflect.Float64:
-		if !(v.Float() > 0) {
-			t.Errorf("%s is %v", name, v.Float())
-		}
-	default:
-		if v.IsZero() {
-			t.Errorf("%s is %v", name, v)
-		}
 	}
 }
 
-func TestOnly(t *testing.T) {
-	l := Lab{PFD: "/nonexistent", Only: []string{"idle"}}
-	if _, err := l.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
+func TestChoose(t *testing.T) {
+	if _, err := Choose([]string{"faults", "nothing"}); !errors.Is(err, ErrSuite) || !strings.Contains(err.Error(), "nothing") {
+		t.Errorf("error %v, want one that names the suite", err)
+	}
+	list, err := Choose([]string{"scale", "faults"})
+	if err != nil || len(list) != 2 || list[0].Name != "scale" {
+		t.Errorf("%v, %v", list, err)
+	}
+	l := Lab{PFD: "/nonexistent", Count: 1, Window: time.Millisecond}
+	if _, err := l.Run(t.Context(), list); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
 		t.Errorf("error %v, want one that names the program", err)
 	}
-	l.Only = []string{"nothing"}
-	r, err := l.Run(t.Context())
-	if err != nil || len(r.Markdown()) == 0 {
-		t.Errorf("nothing to measure: %v", err)
+}
+
+// The interval holds the median, by ranks: of 100 values the 41st to the 60th, about.
+func TestSummarize(t *testing.T) {
+	var v []float64
+	for i := range 100 {
+		v = append(v, float64((i*37)%100+1))
+	}
+	if s := summarize(v); s != (Summary{100, 50, 41, 61, s.Mean, 99}) || math.Abs(s.Mean-50.5) > 1e-9 {
+		t.Errorf("%+v", s)
+	}
+	if s := summarize([]float64{7}); s != (Summary{1, 7, 7, 7, 7, 7}) {
+		t.Errorf("%+v", s)
+	}
+	if s := summarize(nil); s != (Summary{}) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestTable(t *testing.T) {
+	table := &Table{Title: "T", Unit: "us", RowName: "r", Base: "b"}
+	table.cell("x", "a").Samples = []float64{10, 20, 30}
+	table.cell("x", "b").Samples = []float64{5}
+	table.cell("y", "a")
+	want := "\n### T\n\n| r | a | b |\n| --- | --- | --- |\n| x | 20 us (4.00) | 5 us |\n| y |  |  |\n"
+	if got := table.Markdown(); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	table.Base, table.Paired = "x", true
+	table.cell("y", "a").Samples = []float64{11, 22, 33}
+	if got := table.text("y", "a"); got != "22 us (+10.0 %, +10.0 to +10.0)" {
+		t.Errorf("paired: %q", got)
+	}
+}
+
+// Every figure of the papers names a cell that a suite measures.
+func TestPoints(t *testing.T) {
+	r := &Report{}
+	for name := range tables {
+		r.Tables = append(r.Tables, &Table{Name: name})
+	}
+	for _, p := range points() {
+		if _, ok := p.ours(r); ok {
+			t.Errorf("%s: a figure of nothing", p.what)
+		}
+		if p.source == "" || p.what == "" {
+			t.Errorf("%+v", p)
+		}
+	}
+	if text := r.Evaluation(); !strings.Contains(text, "| 002 §V | 4 KiB, minor fault at the destination | 38 us | not measured |") {
+		t.Errorf("the papers' figures:\n%s", text)
+	}
+}
+
+func TestCanary(t *testing.T) {
+	c := &canary{start: time.Now().Add(-time.Second), others: 0.5, ticks: ticks{}, waited: -1e12}
+	text, err := c.verdict(t.Context())
+	if err != nil || !strings.Contains(text, "other programs used") || !strings.Contains(text, "waited for a processor") {
+		t.Errorf("%q, %v", text, err)
+	}
+	if a := readTicks(); a.all <= 0 || a.busy <= 0 || a.busy > a.all {
+		t.Errorf("%+v", a)
 	}
 }
 

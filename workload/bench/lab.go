@@ -1,17 +1,23 @@
-// Package bench measures pfd from outside, as its users meet it: pfds of its own
-// and test processes (package workload) that check every byte of every transfer.
+// Package bench measures pfd from outside, as its users meet it: pfds of its own and
+// processes (workload.Perf) that check every byte of every transfer.
 //
-// What is compared takes turns, so that what disturbs the machine disturbs all of
-// it, and a figure is a median. Only ratios within one run mean anything beyond
-// the machine that they were measured on.
+// What is compared takes turns, so that what disturbs the machine disturbs all of it,
+// and a figure is a median. Only ratios within one run mean anything beyond the machine
+// that they were measured on.
 package bench
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/workload"
@@ -20,16 +26,13 @@ import (
 // Lab is what measurements are made with.
 type Lab struct {
 	PFD     string   // the program
+	Program string   // exanetctl, which has commands for helpers
 	Command []string // starts a test process (workload.Options)
-	// Rounds of 4 KiB and of 1 MiB transfers of each kind; others follow them.
-	Small, Large int
-	// Largest is the largest size at which reads and writes are compared, bytes.
-	Largest uint64
-	// Window is how long each number of channels is kept busy, and a tenth of how
-	// long an idle pfd is watched.
+	// Count is how many samples each case of up to 16 KiB gets, larger ones fewer.
+	Count int
+	// Window is how long each number of channels or domains is kept busy, and a tenth of
+	// how long an idle pfd is watched.
 	Window time.Duration
-	// Only, where it is not empty, names the Parts that are measured.
-	Only []string
 	// BPFFS is a directory of a bpffs for the probe; "": tracing is not measured.
 	// Untraced is a pfd without the probe point, "": there is none.
 	BPFFS, Untraced string
@@ -37,22 +40,162 @@ type Lab struct {
 	Progress func(what string)
 }
 
-func (l *Lab) says(format string, args ...any) {
-	if l.Progress != nil {
-		l.Progress(fmt.Sprintf(format, args...))
+// Suite is one thing that is measured: tables of cases, and what measures them.
+type Suite struct {
+	Name  string
+	About string
+	run   func(*run) error
+}
+
+// Suites are all of them, in their order.
+func Suites() []Suite {
+	return []Suite{
+		{"faults", "writes of 4 KiB and 1 MiB, present and absent, beside the bare calls; where a page is absent, by method and policy; time-outs", (*run).faults},
+		{"methods", "each page-in method beside present memory, briefly", (*run).methods},
+		{"latency", "writes and reads by size, to their end and to the notification", (*run).latency},
+		{"frequency", "1 MiB by how likely a page is absent", (*run).frequency},
+		{"overheads", "mmap, munmap, mlock, munlock and touch by size", (*run).overheads},
+		{"breakdown", "the stages of a write of 4 KiB that faults, and pfd's time", (*run).breakdown},
+		{"strategies", "what is done instead of pin-free RDMA: pinning, caches, copies", (*run).strategies},
+		{"memory", "resident and pinned bytes where buffers exceed memory (a memory cgroup and swap: root)", (*run).memory},
+		{"scale", "channels, domains, nodes and pfds at once; an idle pfd", (*run).scale},
+		{"outstanding", "blocks of a transfer in flight", (*run).outstanding},
+		{"firmware", "each optimization of the firmware switched off", (*run).firmware},
+		{"device", "the device in a process of its own", (*run).device},
+		{"tracing", "the eBPF probe attached", (*run).tracing},
 	}
 }
 
-// pfd is a running one.
+// Report is what a run has measured.
+type Report struct {
+	Version     int           `json:"version"`
+	Machine     Machine       `json:"machine"`
+	Suites      []SuiteReport `json:"suites"`
+	PinnedBytes int64         `json:"pinned_bytes"` // the most, where pinning is not what is measured
+	Tables      []*Table      `json:"-"`            // a line for each cell (JSON)
+}
+
+// SuiteReport tells how a suite went.
+type SuiteReport struct {
+	Name      string  `json:"name"`
+	About     string  `json:"about"`
+	Seconds   float64 `json:"seconds"`
+	Skipped   string  `json:"skipped,omitempty"`   // why this machine cannot do it
+	Distorted string  `json:"distorted,omitempty"` // by what
+}
+
+// ErrSuite says that there is no suite of a name.
+var ErrSuite = errors.New("no such suite")
+
+// Choose gives the suites of names; "all" is every one.
+func Choose(names []string) ([]Suite, error) {
+	all := Suites()
+	if slices.Equal(names, []string{"all"}) {
+		return all, nil
+	}
+	var list []Suite
+	for _, n := range names {
+		i := slices.IndexFunc(all, func(s Suite) bool { return s.Name == n })
+		if i < 0 {
+			return nil, fmt.Errorf("%w: %q", ErrSuite, n)
+		}
+		list = append(list, all[i])
+	}
+	return list, nil
+}
+
+// run is a run underway.
+type run struct {
+	*Lab
+	ctx    context.Context
+	report *Report
+	suite  string
+}
+
+// Run measures suites. The calling goroutine is locked to its thread: what is started ends with it.
+func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r := &run{Lab: l, ctx: ctx, report: &Report{Version: 3, Machine: machine()}}
+	for i, s := range suites {
+		r.suite = s.Name
+		r.says("%d of %d: %s: %s", i+1, len(suites), s.Name, s.About)
+		start := time.Now()
+		canary, err := newCanary(ctx)
+		if err != nil {
+			return r.report, err
+		}
+		done := SuiteReport{Name: s.Name, About: s.About}
+		err = s.run(r)
+		if done.Skipped = workload.Skipped(err); err != nil && done.Skipped == "" {
+			return r.report, fmt.Errorf("%s: %w", s.Name, err)
+		}
+		if done.Distorted, err = canary.verdict(ctx); err != nil {
+			return r.report, err
+		}
+		done.Seconds = time.Since(start).Seconds()
+		r.report.Suites = append(r.report.Suites, done)
+	}
+	return r.report, nil
+}
+
+func (r *run) says(format string, args ...any) {
+	if r.Progress != nil {
+		r.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+func (r *run) table(name, title, unit, rows, base string) *Table {
+	t := &Table{Suite: r.suite, Name: name, Title: title, Unit: unit, RowName: rows, Base: base}
+	r.report.Tables = append(r.report.Tables, t)
+	return t
+}
+
+// count gives how many samples a case of a size gets.
+func (r *run) count(size uint64) int {
+	switch {
+	case size <= 16<<10:
+		return max(r.Count, 1)
+	case size <= 1<<20:
+		return max(r.Count/5, 1)
+	}
+	return max(r.Count/50, 1)
+}
+
+// pfd is a running one, with who measures at it.
 type pfd struct {
 	process *workload.DaemonProcess
 	client  *control.Client
 	pid     int
+	perfs   []*workload.Perf
+}
+
+// with runs f with a pfd of its own.
+func (r *run) with(nodes int, f func(*pfd) error, args ...string) error {
+	return r.each(nodes, [][]string{args}, func(d []*pfd) error { return f(d[0]) })
+}
+
+// each runs f with a pfd for each list of arguments.
+func (r *run) each(nodes int, args [][]string, f func([]*pfd) error) (err error) {
+	var list []*pfd
+	defer func() {
+		for _, d := range list {
+			err = errors.Join(err, d.stop())
+		}
+	}()
+	for _, a := range args {
+		d, err := start(r.ctx, r.PFD, nodes, a...)
+		if err != nil {
+			return err
+		}
+		list = append(list, d)
+	}
+	return f(list)
 }
 
 // start starts a pfd. The calling goroutine is locked to its thread.
-func (l *Lab) start(ctx context.Context, nodes int, args ...string) (*pfd, error) {
-	p, err := workload.StartDaemon(ctx, l.PFD, nodes, args...)
+func start(ctx context.Context, program string, nodes int, args ...string) (*pfd, error) {
+	p, err := workload.StartDaemon(ctx, program, nodes, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -68,100 +211,150 @@ func (l *Lab) start(ctx context.Context, nodes int, args ...string) (*pfd, error
 	return d, nil
 }
 
-func (d *pfd) stop() error {
+func (d *pfd) stop() (err error) {
+	for _, p := range d.perfs {
+		err = errors.Join(err, p.Close())
+	}
 	if d.client != nil {
 		d.client.Close()
 	}
-	return d.process.Stop()
+	return errors.Join(err, d.process.Stop())
 }
 
-// open starts an initiator and a target.
-func (l *Lab) open(ctx context.Context, d *pfd, from, to int, method, policy string) (*workload.Session, error) {
-	return workload.Open(ctx, d.client, workload.Options{
-		Socket: d.process.Socket(), From: from, To: to, Method: method, Policy: policy, Command: l.Command,
-	}, uint64(time.Now().UnixNano()))
+// open starts a target on node to, and attaches to node from.
+func (r *run) open(d *pfd, from, to int, method, policy string) (*workload.Perf, error) {
+	p, err := workload.OpenPerf(r.ctx, d.client, workload.Options{
+		Socket: d.process.Socket(), From: from, To: to, Method: method, Policy: policy, Command: r.Command,
+	}, "")
+	if err != nil {
+		return nil, fmt.Errorf("method %s: %w", method, err)
+	}
+	d.perfs = append(d.perfs, p)
+	return p, nil
 }
 
-// turn is one kind of thing that is measured: do gives what several of it took,
-// one after the other.
+// turn is one case: do makes one round and adds its samples to cells.
 type turn struct {
-	do func() ([]time.Duration, error)
-	ns []int64
+	count int
+	do    func(add func(*Cell, ...float64)) error
+	got   int
 }
 
-// microseconds gives the median.
-func (t *turn) microseconds() float64 {
-	slices.Sort(t.ns)
-	return float64(t.ns[(len(t.ns)-1)/2]) / 1e3
-}
-
-// warmRounds at most come before those that count.
-const warmRounds = 10
-
-// takeTurns does each turn rounds times, one after the other.
-func takeTurns(ctx context.Context, rounds int, turns ...*turn) error {
-	rounds = max(rounds, 1)
-	warm := min(warmRounds, rounds)
-	for i := range warm + rounds {
+// takeTurns has each case measured until it has its samples, one round of each after the
+// other. The first round does not count.
+func (r *run) takeTurns(turns ...*turn) error {
+	for warm, left := true, len(turns); left > 0; warm = false {
+		left = 0
 		for _, t := range turns {
-			if err := ctx.Err(); err != nil {
+			if t.got >= t.count {
+				continue
+			}
+			if err := r.ctx.Err(); err != nil {
 				return err
 			}
-			d, err := t.do()
+			most := 0
+			err := t.do(func(c *Cell, v ...float64) {
+				if most = max(most, len(v)); !warm {
+					c.Samples = append(c.Samples, v...)
+				}
+			})
 			if err != nil {
 				return err
 			}
-			if i >= warm {
-				for _, d := range d {
-					t.ns = append(t.ns, d.Nanoseconds())
-				}
+			if !warm {
+				t.got += max(most, 1)
 			}
+			left++
 		}
 	}
 	return nil
 }
 
-// pins is the most that a process had pinned, bytes.
-type pins struct{ most int64 }
-
-// A process that was idle is not itself for a while: its runtime looks every 20 us
-// what there is to do, on a processor that others need, and less often only after
-// some milliseconds. And the first transfers of a row meet cold caches.
-const warmTime = 20 * time.Millisecond
-
-// row gives how many transfers of a size follow one another, and how many of them
-// do not count.
-func row(size uint64) (parts, cold int) {
-	switch {
-	case size <= 16<<10:
-		return 16, 4
-	case size <= 1<<20:
-		return 4, 1
+func us(ns []int64) []float64 {
+	v := make([]float64, len(ns))
+	for i := range ns {
+		v[i] = float64(ns[i]) / 1e3
 	}
-	return 1, 0
+	return v
 }
 
-// transfer gives the turn of transfers that arrive: their latencies, each with its
-// share of the touching before.
-func transfer(p *pins, s *workload.Session, t workload.Transfer) *turn {
-	t.Timeout, t.Warm, t.WarmTime = workload.DefaultTimeout, true, warmTime
-	if t.Waiting == "" {
-		t.Waiting = workload.Poll
+// smallRow is how many small transfers follow one another.
+const smallRow = 64
+
+// transfers is the case of transfers that are measured as q says; notified, where not
+// nil, gets how long until the target knew.
+func (r *run) transfers(p *workload.Perf, q workload.PerfRun, c, notified *Cell) *turn {
+	if q.Parts == 0 && q.Size <= 64<<10 {
+		q.Parts = smallRow
 	}
-	var cold int
-	t.Parts, cold = row(t.Size)
-	return &turn{do: func() ([]time.Duration, error) {
-		o, err := s.Do(t)
+	t := &turn{count: r.count(q.Size)}
+	if q.Count > 0 {
+		t.count = q.Count
+	}
+	q.Count, q.Notify = 1, notified != nil
+	t.do = func(add func(*Cell, ...float64)) error {
+		got, err := p.Run(r.ctx, q)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if !o.Arrived || o.Wrong != "" || len(o.Parts) != t.Parts {
-			return nil, fmt.Errorf("transfer of %d bytes to %s memory: %s%s", t.Size, t.Dst, o.Failure, o.Wrong)
+		r.report.PinnedBytes = max(r.report.PinnedBytes, got.Pinned)
+		add(c, us(got.Latencies)...)
+		if notified != nil {
+			add(notified, us(got.Notified)...)
 		}
-		p.most = max(p.most, o.Pinned)
-		for i := range o.Parts {
-			o.Parts[i] += o.Touch / time.Duration(t.Parts)
+		return nil
+	}
+	return t
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// used gives the processor time that a process has used. Its clock is that of
+// clock_getcpuclockid(3): ~pid << 3 | CPUCLOCK_SCHED (linux/posix-timers.h).
+func used(pid int) (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|2), &ts); err != nil {
+		return 0, fmt.Errorf("processor time of process %d: %w", pid, err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+// resident gives VmRSS and VmLck of a process, bytes.
+func resident(pid int) (rss, locked int64, err error) {
+	name := fmt.Sprintf("/proc/%d/status", pid)
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		key, rest, _ := strings.Cut(line, ":")
+		to := map[string]*int64{"VmRSS": &rss, "VmLck": &locked}[key]
+		if to == nil {
+			continue
 		}
-		return o.Parts[cold:], nil
-	}}
+		kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("%s: %s: %w", name, key, err)
+		}
+		*to = kb << 10
+	}
+	return rss, locked, nil
+}
+
+// sizeText is a size as rows have it.
+func sizeText(n uint64) string {
+	switch {
+	case n >= 1<<20:
+		return fmt.Sprintf("%d MiB", n>>20)
+	case n >= 1<<10:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d B", n)
 }

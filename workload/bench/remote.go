@@ -14,19 +14,16 @@ import (
 // remoteFaults is how many faults Remote counts.
 const remoteFaults = 64
 
-// Remote counts what faults cost with a device in another process, by a pfd that is
-// started with args.
-func (l *Lab) Remote(ctx context.Context, args ...string) (f Remote, err error) {
-	err = l.with(ctx, 2, func(d *pfd) error { return f.count(ctx, d) }, args...)
-	return f, err
-}
-
-func (f *Remote) count(ctx context.Context, d *pfd) (err error) {
+// messages counts what a fault of 4 KiB adds with a device in another process.
+func (r *run) messages(d *pfd, t *Table) (err error) {
+	ctx := r.ctx
 	idle, err := d.metrics(ctx)
 	if err != nil {
 		return err
 	}
-	f.Pinned, f.Tables = int64(idle.sum("exanet_pinned_bytes")), int64(idle.sum("exanet_window_tables_bytes"))
+	put := func(row string, v float64) { t.cell(row, "count").Samples = []float64{v} }
+	put("bytes pinned by an idle pfd of two nodes", idle.sum("exanet_pinned_bytes"))
+	put("KiB of its tables and queues, which the kernel's VFIO pins", idle.sum("exanet_window_tables_bytes")/1024)
 	var ends [2]*rdma.Endpoint
 	var bufs [2]*rdma.Buffer
 	defer func() {
@@ -90,7 +87,9 @@ func (f *Remote) count(ctx context.Context, d *pfd) (err error) {
 	if mappedThere != 0 {
 		return fmt.Errorf("pages that were present took %.2f maps each", mappedThere)
 	}
-	f.Sent, f.Awaited, f.Unasked = sent-sentThere, awaited-awaitedThere, mapped-1
+	put("messages that a fault adds", sent-sentThere)
+	put("those of them that are awaited", awaited-awaitedThere)
+	put("pages that a fault maps and nobody asked for", mapped-1)
 	return nil
 }
 

@@ -1,138 +1,82 @@
 package bench
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/exanet/pfd/trace/probe"
 	"github.com/exanet/pfd/workload"
 )
 
-// Transfers of a turn of tracing, and how many of them, the first, do not count for the
-// latency (ours): what comes before them, attaching and detaching, takes much longer.
-const (
-	tracedParts = 512
-	tracedCold  = 64
-)
+// tracedParts are the transfers of a row of tracing: what comes between two of them,
+// attaching and detaching, takes much longer.
+const tracedParts = 256
 
 // traced is a way to be traced.
 type traced struct {
 	name    string
 	d       *pfd
-	s       *workload.Session
 	sources []string // attached, nil: none; empty: all
-
-	us, cpu []float64 // of each round
 }
 
 // tracing is 4 KiB absent with the probe's sources attached, one by one and together, each
 // beside the same pfd detached and, where Untraced is one, a pfd without the point.
-func (l *Lab) tracing(ctx context.Context, r *Report, p *pins) error {
-	if l.BPFFS == "" {
-		return nil
+func (r *run) tracing() error {
+	if r.BPFFS == "" {
+		return fmt.Errorf("%w: no directory of a bpffs is named (--bpffs)", workload.ErrSkipped)
 	}
-	return l.with(ctx, 2, func(d *pfd) (err error) {
-		var open sessions
-		defer open.close(&err)
-		s, err := l.open(ctx, d, 0, 1, "gup", "p1")
-		if err != nil {
+	t := r.table("tracing", "Tracing (`exanetctl trace`), 4 KiB absent, p1", "us", "attached", "detached")
+	t.Paired = true
+	return r.with(2, func(d *pfd) (err error) {
+		if _, err := r.open(d, 0, 1, "gup", "p1"); err != nil {
 			return err
 		}
-		open.add(s)
 		names := probe.SourceNames()
-		ways := []*traced{{name: "detached", d: d, s: s}, {name: names[0] + ": the records alone", d: d, s: s, sources: names[:1]}}
+		ways := []traced{{"detached", d, nil}, {names[0] + ": the records alone", d, names[:1]}}
 		for _, n := range names[1:] {
-			ways = append(ways, &traced{name: names[0] + ", " + n, d: d, s: s, sources: []string{n}})
+			ways = append(ways, traced{names[0] + ", " + n, d, []string{n}})
 		}
-		ways = append(ways, &traced{name: "everything", d: d, s: s, sources: []string{}})
-		if l.Untraced != "" {
-			without := *l
-			without.PFD = l.Untraced
-			u, err := without.start(ctx, 2)
+		ways = append(ways, traced{"everything", d, []string{}})
+		if r.Untraced != "" {
+			u, err := start(r.ctx, r.Untraced, 2)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, u.stop()) }()
-			us, err := l.open(ctx, u, 0, 1, "gup", "p1")
-			if err != nil {
+			if _, err := r.open(u, 0, 1, "gup", "p1"); err != nil {
 				return err
 			}
-			defer us.Close()
-			ways = append(ways, &traced{name: "a pfd without the probe point", d: u, s: us})
+			ways = append(ways, traced{"a pfd without the probe point", u, nil})
 		}
-		l.says("tracing")
-		for i := range 1 + max(l.Small/50, 2) {
-			for _, w := range ways {
-				if err := errors.Join(ctx.Err(), w.turn(l, p, i == 0)); err != nil {
-					return fmt.Errorf("tracing, %s: %w", w.name, err)
-				}
-			}
-		}
+		var turns []*turn
 		for _, w := range ways {
-			t := Traced{Attached: w.name, Latency: middle(w.us), Processor: middle(w.cpu)}
-			t.Added, t.AddedLow, t.AddedHigh = beside(w.us, ways[0].us, func(a, b float64) float64 { return 100 * (a/b - 1) })
-			t.AddedProcessor, t.AddedProcessorLow, t.AddedProcessorHigh = beside(w.cpu, ways[0].cpu, func(a, b float64) float64 { return a - b })
-			r.Tracing = append(r.Tracing, t)
+			turns = append(turns, &turn{count: max(r.Count/50, 2), do: func(add func(*Cell, ...float64)) error { return r.traced(w, t, add) }})
 		}
-		return nil
+		return r.takeTurns(turns...)
 	})
 }
 
-// turn attaches, has transfers made, and detaches.
-func (w *traced) turn(l *Lab, p *pins, warm bool) (err error) {
+// traced attaches, has a row of transfers made, and detaches: one sample of each figure.
+func (r *run) traced(w traced, t *Table, add func(*Cell, ...float64)) (err error) {
 	if w.sources != nil {
-		start := probe.Start{Dir: l.BPFFS, Programs: []string{fmt.Sprintf("/proc/%d/exe", w.d.pid)}, Sources: w.sources}
+		start := probe.Start{Dir: r.BPFFS, Programs: []string{fmt.Sprintf("/proc/%d/exe", w.d.pid)}, Sources: w.sources}
 		if _, err := probe.On(start); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, probe.Off(l.BPFFS)) }()
+		defer func() { err = errors.Join(err, probe.Off(r.BPFFS)) }()
 	}
 	before, err := used(w.d.pid)
 	if err != nil {
 		return err
 	}
-	o, err := w.s.Do(workload.Transfer{
-		Size: smallSize, Parts: tracedParts, Src: workload.Present, Dst: workload.Absent, Waiting: workload.Poll, Timeout: workload.DefaultTimeout,
-	})
+	got, err := w.d.perfs[0].Run(r.ctx, workload.PerfRun{Size: smallSize, Count: 2 * tracedParts, Dst: 1, Parts: tracedParts, Cold: true})
 	if err != nil {
 		return err
 	}
 	after, err := used(w.d.pid)
-	if err != nil {
-		return err
-	}
-	if !o.Arrived || o.Wrong != "" || len(o.Parts) != tracedParts {
-		return fmt.Errorf("%d of %d transfers: %s%s", len(o.Parts), tracedParts, o.Failure, o.Wrong)
-	}
-	p.most = max(p.most, o.Pinned)
-	if warm {
-		return nil
-	}
-	part := o.Parts[tracedCold:]
-	slices.Sort(part)
-	w.us = append(w.us, float64(part[(len(part)-1)/2])/float64(time.Microsecond))
-	w.cpu = append(w.cpu, float64(after-before)/tracedParts/float64(time.Microsecond))
-	return nil
-}
-
-func middle(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	return v[(len(v)-1)/2]
-}
-
-// beside compares what was measured in the same rounds: the median, and the interval that
-// holds the true one in 95 of 100 cases, by the order of the rounds alone.
-func beside(a, b []float64, f func(a, b float64) float64) (mid, low, high float64) {
-	v := make([]float64, len(a))
-	for i := range a {
-		v[i] = f(a[i], b[i])
-	}
-	slices.Sort(v)
-	n := float64(len(v))
-	at := func(x float64) float64 { return v[min(max(int(x), 0), len(v)-1)] }
-	return middle(v), at(math.Floor(n/2 - 0.98*math.Sqrt(n))), at(math.Ceil(n/2 + 0.98*math.Sqrt(n)))
+	n := time.Duration(len(got.Rows) * tracedParts)
+	add(t.cell(w.name, "a write"), summarize(us(got.Latencies)).Median)
+	add(t.cell(w.name, "pfd's processor time for one"), float64(((after-before)/n).Nanoseconds())/1e3)
+	return err
 }

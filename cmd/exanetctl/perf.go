@@ -1,0 +1,254 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/workload"
+)
+
+// perfFlags are those of perf lat, bw and rate.
+type perfFlags struct {
+	workload.Options
+	size, absent, pattern string
+	all                   bool
+	samples               string
+	probability           float64
+	run                   workload.PerfRun
+}
+
+func (a *app) perfCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "perf",
+		Short: "Measure latency, bandwidth or rate of transfers, in the manner of perftest",
+		Long: `perf measures transfers between two nodes of a running pfd. Alone, it is both ends. With a
+NAME the other end is a process that serves that name (exanetctl perf serve NAME), perhaps
+at another pfd. Rows of transfers follow one another, each into memory that was made anew,
+and every byte is checked after its row. The exit code is 4 where the machine cannot do it.`,
+		RunE: orHelp,
+		Args: cobra.ArbitraryArgs,
+	}
+	c.AddCommand(a.perfKind("lat", "Measure how long a transfer takes", "2", 1),
+		a.perfKind("bw", "Measure how many bytes a second", "64KiB", 16),
+		a.perfKind("rate", "Measure how many transfers a second", "64", 16),
+		a.perfServeCommand())
+	return c
+}
+
+func (p *perfFlags) endFlags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&p.Group, "group", "", "group that both ends attach in (default one of their own)")
+	f.StringVar(&p.Method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
+	f.StringVar(&p.Policy, "policy", "pa", "how many pages a fault brings in: p1, p4 or pa")
+	values(c, "method", pagein.GUP.String(), pagein.Touch.String(), pagein.UFFD.String(), pagein.Populate.String())
+	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String())
+}
+
+func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
+	p := perfFlags{}
+	c := &cobra.Command{
+		Use:   kind + " [NAME]",
+		Short: short,
+		Args:  maxArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := ""
+			if len(args) > 0 {
+				name = args[0]
+			}
+			return a.perf(cmd.Context(), kind, name, p)
+		},
+	}
+	p.endFlags(c)
+	f := c.Flags()
+	f.IntVar(&p.From, "from", 0, "node of this end")
+	f.IntVar(&p.To, "to", 1, "node of the other end, without a NAME")
+	f.StringVarP(&p.size, "size", "s", size, "bytes of a transfer, with a unit or without")
+	f.BoolVarP(&p.all, "all", "a", false, "all sizes from 2 bytes to 8 MiB")
+	f.IntVarP(&p.run.Count, "iters", "n", 1000, "transfers of each size, at least")
+	f.DurationVarP(&p.run.Time, "duration", "D", 0, "as many as fit into this time instead, such as 2s")
+	f.IntVarP(&p.run.Depth, "depth", "q", depth, "transfers in flight, 1 to 32")
+	f.BoolVar(&p.run.Read, "read", false, "reads instead of writes")
+	f.StringVar(&p.absent, "absent", "", "pages that are absent before each transfer: dst, src or both")
+	f.Float64Var(&p.probability, "probability", 1, "how likely a page of those is absent, 0 to 1")
+	f.StringVar(&p.pattern, "pattern", string(workload.Sequential), "order in which memory is visited: sequential, strided, random or zipf")
+	f.BoolVar(&p.run.Sleep, "sleep", false, "sleep until a transfer is over, do not poll")
+	f.StringVar(&p.samples, "samples", "", "file for all samples: CSV of size and nanoseconds")
+	values(c, "absent", "dst", "src", "both")
+	return c
+}
+
+func (a *app) perfServeCommand() *cobra.Command {
+	p := perfFlags{}
+	c := &cobra.Command{
+		Use:   "serve NAME",
+		Short: "Be the other end of measurements, until interrupted",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := a.client()
+			if err != nil {
+				return err
+			}
+			p.Socket = d.Socket()
+			return workload.ServePerf(cmd.Context(), d, p.Options, args[0], func() {
+				fmt.Fprintf(a.err, "serving %s on node %d\n", args[0], p.To)
+			})
+		},
+	}
+	c.Flags().IntVar(&p.To, "node", 1, "node to attach to")
+	return c
+}
+
+// check completes the run by what the flags say in words.
+func (p *perfFlags) check() (sizes []uint64, err error) {
+	_, methodErr := pagein.ParseMethod(p.Method)
+	_, policyErr := pagein.ParsePolicy(p.Policy)
+	size, sizeErr := config.ParseSize(p.size)
+	p.run.Order = workload.Pattern(p.pattern)
+	switch p.absent {
+	case "":
+	case "dst":
+		p.run.Dst = p.probability
+	case "src":
+		p.run.Src = p.probability
+	case "both":
+		p.run.Src, p.run.Dst = p.probability, p.probability
+	default:
+		err = fmt.Errorf("--absent %s: want dst, src or both", p.absent)
+	}
+	if p.run.Time > 0 {
+		p.run.Count = 0
+	}
+	p.run.Size = size
+	if err := errors.Join(methodErr, policyErr, sizeErr, err, p.run.Check()); err != nil {
+		return nil, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	if !p.all {
+		return []uint64{size}, nil
+	}
+	for s := uint64(2); s <= 8<<20; s *= 2 {
+		sizes = append(sizes, s)
+	}
+	return sizes, nil
+}
+
+// perfLine is what is shown of a size, and printed as JSON.
+type perfLine struct {
+	Bytes      uint64  `json:"size_bytes"`
+	Iterations int     `json:"iterations"`
+	Min        float64 `json:"min_us"`
+	Max        float64 `json:"max_us"`
+	Typical    float64 `json:"typical_us"` // the median
+	Average    float64 `json:"average_us"`
+	Deviation  float64 `json:"stdev_us"`
+	P99        float64 `json:"p99_us"`
+	P999       float64 `json:"p99_9_us"`
+	Peak       float64 `json:"peak_mb_per_second"` // the best row; 10^6 bytes
+	Bandwidth  float64 `json:"average_mb_per_second"`
+	Rate       float64 `json:"million_per_second"`
+	Pinned     int64   `json:"pinned_bytes"`
+}
+
+func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
+	// 1 ns to the longest time that a transfer may take, three digits.
+	h := hdrhistogram.New(1, workload.DefaultTimeout.Nanoseconds(), 3)
+	for _, ns := range r.Latencies {
+		if err := h.RecordValue(ns); err != nil {
+			return perfLine{}, fmt.Errorf("a latency of %v: %w", time.Duration(ns), err)
+		}
+	}
+	us := func(ns int64) float64 { return float64(ns) / 1e3 }
+	bytes, rate, peak := r.Rate()
+	l := perfLine{
+		Bytes: size, Min: us(h.Min()), Max: us(h.Max()), Typical: us(h.ValueAtQuantile(50)), Average: h.Mean() / 1e3,
+		Deviation: h.StdDev() / 1e3, P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9)),
+		Peak: peak / 1e6, Bandwidth: bytes / 1e6, Rate: rate / 1e6, Pinned: r.Pinned,
+	}
+	for _, row := range r.Rows {
+		l.Iterations += row.Transfers
+	}
+	return l, nil
+}
+
+func (a *app) perf(ctx context.Context, kind, name string, p perfFlags) (err error) {
+	sizes, err := p.check()
+	if err != nil {
+		return err
+	}
+	d, err := a.client()
+	if err != nil {
+		return err
+	}
+	p.Socket = d.Socket()
+	// It polls: no other goroutine should have its thread meanwhile.
+	runtime.LockOSThread()
+	m, err := workload.OpenPerf(ctx, d, p.Options, name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	samples := func(uint64, []int64) error { return nil }
+	if p.samples != "" {
+		f, err := os.Create(p.samples)
+		if err != nil {
+			return err
+		}
+		w := bufio.NewWriter(f)
+		fmt.Fprintln(w, "size_bytes,ns")
+		samples = func(size uint64, list []int64) error {
+			for _, ns := range list {
+				fmt.Fprintf(w, "%d,%d\n", size, ns)
+			}
+			return w.Flush()
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+	}
+	var t *table
+	if kind == "lat" {
+		t = a.table("#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99%[usec]", "99.9%[usec]")
+	} else {
+		t = a.table("#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]")
+	}
+	var lines []perfLine
+	for _, size := range sizes {
+		q := p.run
+		q.Size = size
+		r, err := m.Run(ctx, q)
+		if err != nil {
+			return err
+		}
+		if err := samples(size, r.Latencies); err != nil {
+			return err
+		}
+		l, err := perfLineOf(size, &r)
+		if err != nil {
+			return err
+		}
+		lines = append(lines, l)
+		if kind == "lat" {
+			t.add(l.Bytes, l.Iterations, fixed(l.Min, 2), fixed(l.Max, 2), fixed(l.Typical, 2), fixed(l.Average, 2), fixed(l.Deviation, 2), fixed(l.P99, 2), fixed(l.P999, 2))
+		} else {
+			t.add(l.Bytes, l.Iterations, fixed(l.Peak, 2), fixed(l.Bandwidth, 2), fixed(l.Rate, 6))
+		}
+	}
+	if a.wantJSON() {
+		return a.printJSON(lines)
+	}
+	return t.flush()
+}
+
+// fixed is a number with so many digits behind the point.
+func fixed(v float64, digits int) quantity {
+	return quantity{v, strconv.FormatFloat(v, 'f', digits, 64)}
+}

@@ -1,0 +1,140 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// ErrSection says that a document has no section of a name.
+var ErrSection = errors.New("no such section")
+
+// Replace puts text into file between its lines "<!-- name -->" and
+// "<!-- /name -->". Errors match ErrSection, or are os's.
+func Replace(file, name, text string) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("section %s: %w", name, err)
+	}
+	first, last := "<!-- "+name+" -->\n", "<!-- /"+name+" -->\n"
+	before, rest, ok := strings.Cut(string(b), first)
+	_, after, closed := strings.Cut(rest, last)
+	if !ok || !closed {
+		return fmt.Errorf("%w: %s has no lines %q and %q", ErrSection, file, strings.TrimSpace(first), strings.TrimSpace(last))
+	}
+	if err := os.WriteFile(file, []byte(before+first+text+last+after), 0o644); err != nil {
+		return fmt.Errorf("section %s: %w", name, err)
+	}
+	return nil
+}
+
+// Document writes all tables into benchmarks.md, the papers' figures beside ours into
+// evaluation.md, and the pictures into plots of a directory of documents.
+func (r *Report) Document(dir string) error {
+	if err := Replace(filepath.Join(dir, "benchmarks.md"), "bench", r.Markdown()); err != nil {
+		return err
+	}
+	if err := Replace(filepath.Join(dir, "evaluation.md"), "evaluation", r.Evaluation()); err != nil {
+		return err
+	}
+	return r.Pictures(filepath.Join(dir, "plots"))
+}
+
+// point is a figure of the papers, and the same of ours: ratios, where the board's times
+// mean nothing here.
+type point struct {
+	source, what, paper string
+	ours                func(r *Report) (float64, bool)
+	unit                string
+}
+
+// cellOf gives a median.
+func cellOf(table, row, column string) func(*Report) (float64, bool) {
+	return func(r *Report) (float64, bool) {
+		t := r.Table(table)
+		if t == nil {
+			return 0, false
+		}
+		v := t.Median(row, column)
+		return v, v != 0
+	}
+}
+
+// ratio gives one median by another one.
+func ratio(a, b func(*Report) (float64, bool)) func(*Report) (float64, bool) {
+	return func(r *Report) (float64, bool) {
+		x, ok := a(r)
+		y, ok2 := b(r)
+		return x / y, ok && ok2 && y != 0
+	}
+}
+
+// points are the papers' figures, one by one.
+func points() (list []point) {
+	add := func(source, what, paper, unit string, ours func(*Report) (float64, bool)) {
+		list = append(list, point{source, what, paper, ours, unit})
+	}
+	by := func(table, row, column, baseRow, baseColumn string) func(*Report) (float64, bool) {
+		return ratio(cellOf(table, row, column), cellOf(table, baseRow, baseColumn))
+	}
+	add("002 §V", "small write, present", "4 us", "us", cellOf("latency", "16 B", "write"))
+	add("002 §V", "4 KiB, minor fault at the destination", "38 us", "us", cellOf("first", "absent", "4 KiB, p1"))
+	add("002 §V", "the same by present memory", "6.3", "", by("first", "absent", "4 KiB, p1", "present", "4 KiB, p1"))
+	for _, k := range []struct{ row, paper string }{{"time-out of 1ms", "the time-out"}, {"time-out of 100µs", "the time-out"}} {
+		add("002 §V", "4 KiB, source fault ended by a "+k.row, k.paper, "us", cellOf("timeouts", k.row, "source"))
+	}
+	add("ours", "the same, ended by a request for retransmission", "", "us", cellOf("timeouts", "RAPF, by TXFIFO", "source"))
+	for _, k := range []struct{ stage, paper string }{{"drain", "interrupt 1 us, tasklet 19 us with the page-in"}, {"page in", "see above"}, {"answer", "1 us"}} {
+		add("002 fig. 8", "a fault's stage: "+k.stage, k.paper, "us", cellOf("breakdown", k.stage, "gup"))
+	}
+	add("000 fig. 4.7", "driver's processor time a fault (here: all of pfd)", "19 us", "us", cellOf("breakdown", "pfd's processor time for one", "gup"))
+	add("002 fig. 7", "touching an absent page", "3 us", "us", cellOf("overheads", "4 KiB", "touch, absent"))
+	add("002 fig. 7", "touching 1 MiB that is present", "20 us", "us", cellOf("overheads", "1 MiB", "touch, present"))
+	add("002 fig. 7", "touching 4 MiB that is present", "152 us", "us", cellOf("overheads", "4 MiB", "touch, present"))
+	for _, k := range []struct{ call, small, large string }{{"mmap", "2 us", "2 us"}, {"munmap", "7 us", "19 us"}, {"mlock", "6 us", "49 us"}, {"munlock", "2 us", "14 us"}, {"touch, absent", "3 us", "40 us"}} {
+		add("000 table 4.1", k.call+", 4 KiB", k.small, "us", cellOf("overheads", "4 KiB", k.call))
+		add("000 table 4.1", k.call+", 64 KiB", k.large, "us", cellOf("overheads", "64 KiB", k.call))
+	}
+	add("002 fig. 5", "1 MiB, all absent, page in all (PIA) by no faults", "2.6", "", by("policies", "1 MiB", "pa", "1 MiB", "present"))
+	add("002 fig. 5", "1 MiB, touched first by no faults", "2", "", by("policies", "1 MiB", "touched first", "1 MiB", "present"))
+	add("002 fig. 5", "PIA by touched first, 1 MiB", "1.2", "", by("policies", "1 MiB", "pa", "1 MiB", "touched first"))
+	add("002 fig. 5", "PIA by touched first, 64 KiB", "3.5", "", by("policies", "64 KiB", "pa", "64 KiB", "touched first"))
+	add("002 fig. 5", "PIO by PIA, 64 KiB", "1", "", by("policies", "64 KiB", "p1", "64 KiB", "pa"))
+	for _, k := range []struct{ f, paper string }{{"5", "1.3"}, {"20", "2.2"}, {"40", "3.6"}, {"80", "5.7"}, {"100", "6.7"}} {
+		add("002 fig. 6", "1 MiB, "+k.f+" % absent, PIO by PIA", k.paper, "", by("frequency", k.f, "p1", k.f, "pa"))
+	}
+	for _, k := range []struct{ f, paper string }{{"5", "1.15"}, {"40", "1.56"}, {"100", "2.6"}} {
+		add("002 fig. 6", "1 MiB, "+k.f+" % absent, PIA by no faults", k.paper, "", by("frequency", k.f, "pa", "0", "pa"))
+	}
+	add("000 §4", "destination, 64 KiB: one page a fault by four", "1.2", "", by("policies", "64 KiB", "p1", "64 KiB", "p4"))
+	add("000 §4", "faults at both ends by the source's alone, time-out of 1 ms", "below 1", "", by("timeouts", "time-out of 1ms", "both", "time-out of 1ms", "source"))
+	add("000 fig. 2.3", "Firehose, working set 4 M by M / 2", "sharply more past M + MAXVICTIM", "", by("strategies", "Firehose", "4 M", "Firehose", "M / 2"))
+	add("000 fig. 2.3", "rendezvous by Firehose, within M", "2", "", by("strategies", "rendezvous", "M / 2", "Firehose", "M / 2"))
+	add("ours", "no pinning by Firehose, working set 4 M", "", "", by("strategies", "no pinning (ours)", "4 M", "Firehose", "4 M"))
+	add("001 §3.3", "without the fast path, 4 KiB, added", "0.2 us", "", by("firmware", "no-fastpath", "4 KiB present", "all", "4 KiB present"))
+	return list
+}
+
+// Evaluation gives the papers' figures beside ours.
+func (r *Report) Evaluation() string {
+	var b strings.Builder
+	b.WriteString(r.Head())
+	b.WriteString("\n| source | figure | the paper's | ours |\n| --- | --- | --- | --- |\n")
+	for _, p := range points() {
+		ours := "not measured"
+		if v, ok := p.ours(r); ok {
+			if ours = number(v); p.unit != "" {
+				ours += " " + p.unit
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", p.source, p.what, p.paper, ours)
+	}
+	for _, t := range r.Tables {
+		if t.SVG() != "" {
+			fmt.Fprintf(&b, "\n![%s](plots/%s.svg)\n", t.caption(), t.Name)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,157 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/workload"
+)
+
+// What a target may have, and what its buffers are, bytes (ours).
+const (
+	memoryLimit = 48 << 20
+	memoryPages = 96 << 20 / 4096
+	memorySwap  = 256 << 20
+	memoryStep  = 20 * time.Millisecond
+)
+
+// memory is puts of 4 KiB into buffers twice as large as what the target may have
+// resident, by strategies: resident and pinned bytes over time.
+func (r *run) memory() (err error) {
+	t := r.table("memory", fmt.Sprintf("MiB of a target that may have %d and whose buffers are %d, by part of its time", memoryLimit>>20, memoryPages>>8), "", "part of the time", "")
+	s := r.table("memory-puts", "Its puts of 4 KiB", "us", "strategy", "")
+	group, remove, err := memoryGroup()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	off, err := swapFile()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, off()) }()
+	for _, i := range []int{0, 1, 3} { // ours, pin everything, the pin-down cache
+		g := &workload.Strategies[i]
+		err := r.with(2, func(d *pfd) error {
+			p, err := r.open(d, 0, 1, "gup", "p1")
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(p.Target())), 0); err != nil {
+				return fmt.Errorf("%w: %w", workload.ErrSkipped, err)
+			}
+			var at [][2]float64
+			ctx, cancel := context.WithCancelCause(r.ctx)
+			defer cancel(nil)
+			stop := watch(p.Target(), &at, cancel)
+			got, err := p.Puts(ctx, g, workload.StrategyRun{Size: smallSize, Pages: memoryPages, Puts: memoryPages, Limit: memoryLimit / 4 / 4096})
+			stop()
+			for i, v := range at {
+				row := fmt.Sprintf("%d %%", 10*(1+10*i/len(at)))
+				for j, what := range []string{"resident", "pinned"} {
+					c := t.cell(row, g.Name+": "+what)
+					c.Samples = append(c.Samples, v[j])
+				}
+			}
+			if errors.Is(context.Cause(ctx), errKilled) {
+				t.note("%s: %v.", g.Name, errKilled)
+				_ = p.Close() // it says that its target was killed
+				d.perfs = nil
+				return nil
+			}
+			c := s.cell(g.Name, "a put")
+			c.Samples = us(got.Latencies)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errKilled says what the kernel does with a process that pins more than it may have.
+var errKilled = errors.New("the kernel kills the target, which has more pinned than it may have")
+
+// watch takes a process's resident and pinned MiB until it is stopped, or has ended.
+func watch(pid int, to *[][2]float64, cancel context.CancelCauseFunc) (stop func()) {
+	end := make(chan struct{})
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		for {
+			if rss, locked, err := resident(pid); err == nil && rss == 0 {
+				cancel(errKilled) // a process that is no more has no memory
+				return
+			} else if err == nil {
+				*to = append(*to, [2]float64{float64(rss) / (1 << 20), float64(locked) / (1 << 20)})
+			}
+			select {
+			case <-end:
+				return
+			case <-time.After(memoryStep):
+			}
+		}
+	})
+	return func() { close(end); wait.Wait() }
+}
+
+// memoryGroup makes a cgroup with a limit, version 2 or 1.
+func memoryGroup() (dir string, remove func() error, err error) {
+	parent, file := "/sys/fs/cgroup", "memory.max"
+	if text, err := os.ReadFile(parent + "/cgroup.subtree_control"); err != nil || !strings.Contains(string(text), "memory") {
+		parent, file = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	}
+	dir = filepath.Join(parent, fmt.Sprintf("exanet-bench-%d", os.Getpid()))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", nil, fmt.Errorf("%w: a memory cgroup: %w", workload.ErrSkipped, err)
+	}
+	remove = func() error {
+		for range 100 { // what has just ended leaves it a moment later
+			if err = os.Remove(dir); !errors.Is(err, unix.EBUSY) {
+				return err
+			}
+			time.Sleep(memoryStep)
+		}
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(strconv.Itoa(memoryLimit)), 0); err != nil {
+		return "", nil, errors.Join(fmt.Errorf("%w: a memory cgroup: %w", workload.ErrSkipped, err), remove())
+	}
+	return dir, remove, nil
+}
+
+// swapFile adds swap, and gives how to take it away.
+func swapFile() (off func() error, err error) {
+	f, err := os.CreateTemp("", "exanet-swap-")
+	if err != nil {
+		return nil, err
+	}
+	name := f.Name()
+	err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, memorySwap), f.Close())
+	tool := func(args ...string) error {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+		}
+		return nil
+	}
+	if err == nil {
+		err = tool("mkswap", name)
+	}
+	if err == nil {
+		err = tool("swapon", name)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: swap: %w", workload.ErrSkipped, err), os.Remove(name))
+	}
+	return func() error { return errors.Join(tool("swapoff", name), os.Remove(name)) }, nil
+}

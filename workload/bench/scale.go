@@ -1,0 +1,203 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/exanet/pfd/workload"
+)
+
+// Numbers of the tables of scale. One user has at most 8 of a node's 16 slots, each with
+// 32 channels for writes.
+const (
+	streamNodes   = 4
+	streamDomains = 8
+	streamSize    = 64
+	maxChannels   = streamNodes * streamDomains * 32
+	streamRounds  = 5
+
+	idleNodes = 4
+	idlePairs = 8
+)
+
+// scale is channels, domains, nodes and pfds that are busy at once, and an idle pfd.
+func (r *run) scale() error {
+	return errors.Join(r.channels(), r.domains(), r.nodes(), r.idle())
+}
+
+// channels is 1 to 1024 channels kept busy, in turns.
+func (r *run) channels() error {
+	t := r.table("channels", "Channels kept busy", "", "channels", "")
+	return r.with(streamNodes, func(d *pfd) error {
+		for _, size := range []uint64{streamSize, smallSize} {
+			err := func() (err error) {
+				s, err := workload.OpenStream(r.ctx, d.client, workload.Options{Socket: d.process.Socket(), Command: r.Command}, streamDomains, size)
+				if err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, s.Close()) }()
+				var turns []*turn
+				for n := 1; n <= maxChannels; n *= 4 {
+					row := strconv.Itoa(n)
+					turns = append(turns, r.busy(t, row, sizeText(size), []*pfd{d}, func() (int, time.Duration, error) {
+						got, err := s.Run(n, r.Window)
+						return got.Transfers, got.Elapsed, err
+					}))
+				}
+				return r.takeTurns(turns...)
+			}()
+			if err != nil {
+				return fmt.Errorf("writes of %d bytes: %w", size, err)
+			}
+		}
+		return nil
+	})
+}
+
+// busy is the case of pfds that are kept busy: how many transfers a second, and the
+// processor time of the pfds for one.
+func (r *run) busy(t *Table, row, what string, pfds []*pfd, f func() (int, time.Duration, error)) *turn {
+	return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
+		sum := func() (all time.Duration, err error) {
+			for _, d := range pfds {
+				t, e := used(d.pid)
+				all, err = all+t, errors.Join(err, e)
+			}
+			return all, err
+		}
+		before, err := sum()
+		if err != nil {
+			return err
+		}
+		n, elapsed, err := f()
+		if err != nil {
+			return err
+		}
+		after, err := sum()
+		n = max(n, 1)
+		add(t.cell(row, what+": a second"), float64(n)/elapsed.Seconds())
+		add(t.cell(row, what+": us of pfd's processor for one"), float64((after-before).Nanoseconds())/1e3/float64(n))
+		return err
+	}}
+}
+
+// together has all of them fault at once, each for a while, and adds their rates up: so
+// many transfers in such a time.
+func (r *run) together(perfs []*workload.Perf) (n int, elapsed time.Duration, err error) {
+	var wait sync.WaitGroup
+	errs := make([]error, len(perfs))
+	counts, rates := make([]int, len(perfs)), make([]float64, len(perfs))
+	for i, p := range perfs {
+		wait.Go(func() {
+			got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Time: r.Window / 10, Depth: 8, Sleep: true, Cold: true})
+			_, rates[i], _ = got.Rate()
+			for _, row := range got.Rows {
+				counts[i] += row.Transfers
+			}
+			errs[i] = err
+		})
+	}
+	wait.Wait()
+	var rate float64
+	for i := range perfs {
+		n += counts[i]
+		rate += rates[i]
+	}
+	return n, time.Duration(float64(n) / max(rate, 1) * float64(time.Second)), errors.Join(errs...)
+}
+
+// domains is processes that fault at once at one node.
+func (r *run) domains() error {
+	t := r.table("domains", "Domains whose writes of 4 KiB all fault at once (gup, p1; eight in flight, sleeping)", "", "domains", "")
+	return r.with(2, func(d *pfd) error {
+		var turns []*turn
+		for n := 1; n <= 8; n *= 2 {
+			for len(d.perfs) < n {
+				if _, err := r.open(d, 0, 1, "gup", "p1"); err != nil {
+					return err
+				}
+			}
+			turns = append(turns, r.busy(t, strconv.Itoa(n), "faulting writes", []*pfd{d}, func() (int, time.Duration, error) { return r.together(d.perfs[:n]) }))
+		}
+		return r.takeTurns(turns...)
+	})
+}
+
+// nodes is one pair that transfers in a pfd of more and more nodes, and several pfds.
+func (r *run) nodes() error {
+	t := r.table("nodes", "A pair of processes in a pfd of so many nodes (gup, p1)", "us", "nodes", "2")
+	var turns []*turn
+	var list []*pfd
+	stop := func(err error) error {
+		for _, d := range list {
+			err = errors.Join(err, d.stop())
+		}
+		return err
+	}
+	for n := 2; n <= 64; n *= 2 {
+		d, err := start(r.ctx, r.PFD, n)
+		if err != nil {
+			return stop(err)
+		}
+		list = append(list, d)
+		p, err := r.open(d, 0, n-1, "gup", "p1")
+		if err != nil {
+			return stop(err)
+		}
+		turns = append(turns, r.transfers(p, workload.PerfRun{Size: smallSize}, t.cell(strconv.Itoa(n), "4 KiB present"), nil),
+			r.transfers(p, workload.PerfRun{Size: smallSize, Dst: 1}, t.cell(strconv.Itoa(n), "4 KiB absent"), nil))
+	}
+	err := r.takeTurns(turns...)
+	if err == nil {
+		s := r.table("pfds", "Pfds on one machine, a domain of each faulting as above", "", "pfds", "")
+		turns = nil
+		for n := 1; n <= 4; n *= 2 {
+			turns = append(turns, r.busy(s, strconv.Itoa(n), "faulting writes", list[:n], func() (int, time.Duration, error) {
+				var perfs []*workload.Perf
+				for _, d := range list[:n] {
+					perfs = append(perfs, d.perfs[0])
+				}
+				return r.together(perfs)
+			}))
+		}
+		err = r.takeTurns(turns...)
+	}
+	return stop(err)
+}
+
+// idle is a pfd that has nothing to do.
+func (r *run) idle() error {
+	t := r.table("idle", fmt.Sprintf("An idle pfd of %d nodes with %d processes attached", idleNodes, 2*idlePairs), "", "", "")
+	return r.with(idleNodes, func(d *pfd) error {
+		for i := range idlePairs {
+			from := i % 2 * 2
+			if _, err := r.open(d, from, from+1, "gup", "p1"); err != nil {
+				return err
+			}
+		}
+		if err := pause(r.ctx, r.Window); err != nil {
+			return err
+		}
+		before, err := used(d.pid)
+		if err != nil {
+			return err
+		}
+		start := time.Now()
+		if err := pause(r.ctx, 10*r.Window); err != nil {
+			return err
+		}
+		elapsed := time.Since(start)
+		after, err := used(d.pid)
+		if err != nil {
+			return err
+		}
+		rss, locked, err := resident(d.pid)
+		t.cell("idle", "% of a processor").Samples = []float64{100 * float64(after-before) / float64(elapsed)}
+		t.cell("idle", "KiB resident").Samples = []float64{float64(rss >> 10)}
+		t.cell("idle", "KiB pinned").Samples = []float64{float64(locked >> 10)}
+		return err
+	})
+}

@@ -1,0 +1,434 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/workload"
+)
+
+// Sizes of the transfers that most tables are of.
+const (
+	smallSize = 4 << 10
+	largeSize = 1 << 20
+)
+
+var (
+	methodNames = []string{"touch", "gup", "uffd", "populate"}
+	policyNames = []string{"p1", "p4", "pa"}
+)
+
+// faults is what a fault costs.
+func (r *run) faults() error {
+	return errors.Join(r.firstLight(), r.where(), r.timeouts())
+}
+
+// firstLight is 4 KiB and 1 MiB, present and absent, beside the bare calls.
+func (r *run) firstLight() error {
+	t := r.table("first", "Faulting against present memory (gup)", "us", "destination", "present")
+	return r.with(2, func(d *pfd) error {
+		var b bare
+		defer b.close()
+		for _, k := range []struct {
+			column, policy string
+			size           uint64
+			sleep          bool
+		}{{"4 KiB, p1", "p1", smallSize, false}, {"1 MiB, pa", "pa", largeSize, false}, {"1 MiB, pa, sleeping", "pa", largeSize, true}} {
+			p, err := r.open(d, 0, 1, "gup", k.policy)
+			if err != nil {
+				return err
+			}
+			q := workload.PerfRun{Size: k.size, Sleep: k.sleep}
+			absent, touch := q, q
+			absent.Dst, touch.Dst, touch.Touch = 1, 1, true
+			turns := []*turn{
+				r.transfers(p, q, t.cell("present", k.column), nil),
+				r.transfers(p, absent, t.cell("absent", k.column), nil),
+				r.transfers(p, touch, t.cell("touched first", k.column), nil),
+			}
+			if !k.sleep {
+				turns = append(turns, b.measure(r, p, absent, t.cell("bare page-in by the same call", k.column), b.pageIn),
+					b.measure(r, p, q, t.cell("raw copy by the same two calls", k.column), b.copied))
+			}
+			if err := r.takeTurns(turns...); err != nil {
+				return err
+			}
+			b.close()
+		}
+		for _, c := range t.Columns[:2] {
+			present, absent, in := t.Median("present", c), t.Median("absent", c), t.Median("bare page-in by the same call", c)
+			t.note("%s: what a fault adds is %.2f of the bare page-in, absent is %.2f of present and bare page-in, and of touching first %.2f.",
+				c, (absent-present)/in, absent/(present+in), absent/t.Median("touched first", c))
+		}
+		return nil
+	})
+}
+
+// methods is every page-in method beside present memory: what a demonstration shows.
+func (r *run) methods() error {
+	t := r.table("methods", "Page-in methods", "us", "destination", "present")
+	return r.with(2, func(d *pfd) error {
+		for _, k := range []struct {
+			column, policy string
+			size           uint64
+		}{{"4 KiB, p1", "p1", smallSize}, {"1 MiB, pa", "pa", largeSize}} {
+			var turns []*turn
+			for _, m := range methodNames {
+				p, err := r.open(d, 0, 1, m, k.policy)
+				if err != nil {
+					return err
+				}
+				if len(turns) == 0 {
+					turns = append(turns, r.transfers(p, workload.PerfRun{Size: k.size}, t.cell("present", k.column), nil))
+				}
+				turns = append(turns, r.transfers(p, workload.PerfRun{Size: k.size, Dst: 1}, t.cell("absent, by "+m, k.column), nil))
+				if m == "gup" {
+					turns = append(turns, r.transfers(p, workload.PerfRun{Size: k.size, Dst: 1, Touch: true}, t.cell("touched first", k.column), nil))
+				}
+			}
+			if err := r.takeTurns(turns...); err != nil {
+				return err
+			}
+			for _, p := range d.perfs {
+				if err := p.Close(); err != nil {
+					return err
+				}
+			}
+			d.perfs = nil
+		}
+		t.note("PART's board (002): 4 KiB absent 38 us, 6.3 times present; 1 MiB absent 2.6 times, touched first 2 times.")
+		return nil
+	})
+}
+
+// where is faults at the destination, the source and both, by method; and all pages
+// absent by policy and size.
+func (r *run) where() error {
+	t := r.table("where", "Where the page is absent, by method: 4 KiB, p1", "us", "method", "present")
+	s := r.table("policies", "All pages of the destination absent, by policy (gup)", "us", "size", "present")
+	return r.with(2, func(d *pfd) error {
+		var turns []*turn
+		for _, m := range methodNames {
+			p, err := r.open(d, 0, 1, m, "p1")
+			if err != nil {
+				return err
+			}
+			for _, k := range []struct {
+				column   string
+				src, dst float64
+			}{{"present", 0, 0}, {"destination", 0, 1}, {"source", 1, 0}, {"both", 1, 1}} {
+				turns = append(turns, r.transfers(p, workload.PerfRun{Size: smallSize, Src: k.src, Dst: k.dst, Count: r.count(smallSize) / 2}, t.cell(m, k.column), nil))
+			}
+		}
+		if err := r.takeTurns(turns...); err != nil {
+			return err
+		}
+		turns = nil
+		perfs := map[string]*workload.Perf{}
+		for _, policy := range policyNames {
+			p, err := r.open(d, 0, 1, "gup", policy)
+			if err != nil {
+				return err
+			}
+			perfs[policy] = p
+		}
+		for size := uint64(16 << 10); size <= 4<<20; size *= 4 {
+			row := sizeText(size)
+			turns := []*turn{
+				r.transfers(perfs["pa"], workload.PerfRun{Size: size}, s.cell(row, "present"), nil),
+				r.transfers(perfs["pa"], workload.PerfRun{Size: size, Dst: 1, Touch: true}, s.cell(row, "touched first"), nil),
+			}
+			for _, policy := range policyNames {
+				turns = append(turns, r.transfers(perfs[policy], workload.PerfRun{Size: size, Dst: 1}, s.cell(row, policy), nil))
+			}
+			if err := r.takeTurns(turns...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// timeouts is what a source fault costs where its block is paused and asked for again,
+// and where there is no TXFIFO and the sender's time-out ends it (000 §4, 002 §IV).
+func (r *run) timeouts() error {
+	t := r.table("timeouts", "RAPF against time-outs: 4 KiB, gup, p1", "us", "what sends the block again", "RAPF, by TXFIFO")
+	names := []string{"RAPF, by TXFIFO"}
+	args := [][]string{nil}
+	for _, us := range []int{25000, 2500, 1000, 100} {
+		names = append(names, fmt.Sprintf("time-out of %v", time.Duration(us)*time.Microsecond))
+		args = append(args, []string{"--source-faults", "timeout", "--timeout-us", strconv.Itoa(us)})
+	}
+	return r.each(2, args, func(d []*pfd) error {
+		var turns []*turn
+		for i, name := range names {
+			p, err := r.open(d[i], 0, 1, "gup", "p1")
+			if err != nil {
+				return err
+			}
+			for _, k := range []struct {
+				column   string
+				src, dst float64
+			}{{"destination", 0, 1}, {"source", 1, 0}, {"both", 1, 1}} {
+				turns = append(turns, r.transfers(p, workload.PerfRun{Size: smallSize, Src: k.src, Dst: k.dst, Parts: 8, Count: max(r.Count/20, 1)}, t.cell(name, k.column), nil))
+			}
+		}
+		return r.takeTurns(turns...)
+	})
+}
+
+// latency is writes and reads by size.
+func (r *run) latency() error {
+	t := r.table("latency", "Latency by size (gup, pa)", "us", "size", "write")
+	return r.with(2, func(d *pfd) error {
+		p, err := r.open(d, 0, 1, "gup", "pa")
+		if err != nil {
+			return err
+		}
+		for size := uint64(16); size <= 4<<20; size *= 4 {
+			row := sizeText(size)
+			q := workload.PerfRun{Size: size}
+			read, absent, both := q, q, q
+			read.Read, absent.Dst, both.Read, both.Dst = true, 1, true, 1
+			if err := r.takeTurns(
+				r.transfers(p, q, t.cell(row, "write"), nil),
+				r.transfers(p, q, t.cell(row, "write that notifies"), t.cell(row, "its notification")),
+				r.transfers(p, read, t.cell(row, "read"), nil),
+				r.transfers(p, absent, t.cell(row, "write, absent"), nil),
+				r.transfers(p, both, t.cell(row, "read, absent"), nil),
+			); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Frequencies are how many percent of the pages are absent (002 fig. 6).
+var frequencies = []int{0, 5, 20, 40, 60, 80, 100}
+
+func (r *run) frequency() error {
+	t := r.table("frequency", "1 MiB by how many pages are absent (gup)", "us", "% of pages absent", "0")
+	return r.with(2, func(d *pfd) error {
+		var turns []*turn
+		perfs := make([]*workload.Perf, len(policyNames))
+		for i, policy := range policyNames {
+			var err error
+			if perfs[i], err = r.open(d, 0, 1, "gup", policy); err != nil {
+				return err
+			}
+		}
+		for _, f := range frequencies {
+			for i, policy := range policyNames {
+				turns = append(turns, r.transfers(perfs[i], workload.PerfRun{Size: largeSize, Dst: float64(f) / 100}, t.cell(strconv.Itoa(f), policy), nil))
+			}
+		}
+		return r.takeTurns(turns...)
+	})
+}
+
+// overheads are the calls that are made instead of faulting (000 table 4.1, 002 fig. 7).
+func (r *run) overheads() error {
+	t := r.table("overheads", "Calls on a buffer", "us", "size", "")
+	var turns []*turn
+	for size := uint64(16); size <= 4<<20; size *= 4 {
+		row := sizeText(size)
+		for _, name := range []string{"mmap", "munmap", "mlock", "munlock", "touch, absent", "touch, present"} {
+			t.cell(row, name)
+		}
+		turns = append(turns, &turn{count: r.count(size), do: func(add func(*Cell, ...float64)) error {
+			lap := func(column string, f func() error) error {
+				start := time.Now()
+				err := f()
+				add(t.cell(row, column), float64(time.Since(start).Nanoseconds())/1e3)
+				if err != nil {
+					return fmt.Errorf("%s of %d bytes: %w", column, size, err)
+				}
+				return nil
+			}
+			var b []byte
+			touch := func() error {
+				for i := 0; i < len(b); i += 4096 {
+					b[i]++
+				}
+				return nil
+			}
+			mmap := func() (err error) {
+				b, err = unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+				return err
+			}
+			munmap := func() error { return unix.Munmap(b) }
+			if err := errors.Join(mmap(), unix.Madvise(b, unix.MADV_NOHUGEPAGE), lap("mlock", func() error { return unix.Mlock(b) }),
+				lap("munlock", func() error { return unix.Munlock(b) }), munmap()); err != nil {
+				return err
+			}
+			return errors.Join(lap("mmap", mmap), unix.Madvise(b, unix.MADV_NOHUGEPAGE), lap("touch, absent", touch), lap("touch, present", touch), lap("munmap", munmap))
+		}})
+	}
+	return r.takeTurns(turns...)
+}
+
+// breakdown is where the time of a fault goes, by pfd's records of the last faults.
+func (r *run) breakdown() error {
+	t := r.table("breakdown", "The stages of a write of 4 KiB that faults (p1)", "us", "stage", "")
+	return r.with(2, func(d *pfd) error {
+		for _, m := range methodNames {
+			p, err := r.open(d, 0, 1, m, "p1")
+			if err != nil {
+				return err
+			}
+			if err := r.takeTurns(
+				r.transfers(p, workload.PerfRun{Size: smallSize}, t.cell("write, present", m), nil),
+				r.transfers(p, workload.PerfRun{Size: smallSize, Dst: 1, Count: r.count(smallSize) / 2}, t.cell("write, absent", m), nil),
+				r.processor(d, p, t.cell("pfd's processor time for one", m)),
+			); err != nil {
+				return err
+			}
+			list, err := d.client.Faults(r.ctx, control.AllNodes, control.MaxFaults)
+			if err != nil {
+				return err
+			}
+			for _, f := range list {
+				if f.Method != m || f.RAPFNS < 0 || f.StartedNS < 0 || f.ResidentNS < 0 {
+					continue
+				}
+				for _, s := range []struct {
+					name string
+					ns   int64
+				}{{"drain", f.DrainedNS}, {"queue", f.StartedNS - f.DrainedNS}, {"page in", f.ResidentNS - f.StartedNS}, {"answer", f.RAPFNS - f.ResidentNS}, {"the driver's stages", f.RAPFNS}} {
+					c := t.cell(s.name, m)
+					c.Samples = append(c.Samples, float64(s.ns)/1e3)
+				}
+			}
+		}
+		t.note("drain: from the interrupt to the entry taken from the FIFO; queue: until its page-in begins; page in: until the page is there; answer: until the retransmission is asked for. exanetctl trace tells those before and after.")
+		return nil
+	})
+}
+
+// processor is the case of pfd's processor time for a faulting write: nothing else is
+// done meanwhile.
+func (r *run) processor(d *pfd, p *workload.Perf, c *Cell) *turn {
+	return &turn{count: max(r.Count/100, 1), do: func(add func(*Cell, ...float64)) error {
+		before, err := used(d.pid)
+		if err != nil {
+			return err
+		}
+		got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: 1, Cold: true})
+		if err != nil {
+			return err
+		}
+		after, err := used(d.pid)
+		add(c, float64((after-before).Nanoseconds())/1e3/float64(got.Rows[0].Transfers))
+		return err
+	}}
+}
+
+// What the strategies may pin at each end, pages, and how often a page is written (ours:
+// the papers' 400 MiB, scaled).
+const (
+	pinLimit   = 256
+	putsAPage  = 4
+	strategyKB = pinLimit * 4
+)
+
+// strategies is each of them with working sets around what it may pin.
+func (r *run) strategies() error {
+	t := r.table("strategies", fmt.Sprintf("Puts of 8 bytes by working set; what may be pinned is %d KiB", strategyKB), "us", "strategy", workload.Strategies[0].Name)
+	s := r.table("costs", fmt.Sprintf("The same with puts of 4 KiB and %d KiB", 2*strategyKB), "", "strategy", "")
+	return r.with(2, func(d *pfd) error {
+		p, err := r.open(d, 0, 1, "gup", "p1")
+		if err != nil {
+			return err
+		}
+		var turns []*turn
+		for i := range workload.Strategies {
+			g := &workload.Strategies[i]
+			run := func(size uint64, pages int, f func(workload.StrategyResult, func(*Cell, ...float64))) *turn {
+				pages = max(min(pages, r.Count), 8) // a short run has a small one
+				return &turn{count: 2 * pages, do: func(add func(*Cell, ...float64)) error {
+					got, err := p.Puts(r.ctx, g, workload.StrategyRun{Size: size, Pages: pages, Puts: putsAPage * pages, Limit: min(pinLimit, max(r.Count/4, 8))})
+					if err != nil {
+						return fmt.Errorf("%s: %w", g.Name, err)
+					}
+					f(got, add)
+					return nil
+				}}
+			}
+			for _, k := range []struct {
+				column string
+				pages  int
+			}{{"M / 2", pinLimit / 2}, {"M", pinLimit}, {"2 M", 2 * pinLimit}, {"4 M", 4 * pinLimit}} {
+				turns = append(turns, run(8, k.pages, func(got workload.StrategyResult, add func(*Cell, ...float64)) {
+					// The second half: the first one fills caches.
+					add(t.cell(g.Name, k.column), us(got.Latencies[len(got.Latencies)/2:])...)
+				}))
+			}
+			turns = append(turns, run(smallSize, 2*pinLimit, func(got workload.StrategyResult, add func(*Cell, ...float64)) {
+				all := us(got.Latencies)
+				add(s.cell(g.Name, "the first puts, us"), all[:len(all)/8]...)
+				add(s.cell(g.Name, "the last puts, us"), all[len(all)/2:]...)
+				add(s.cell(g.Name, "puts a second"), float64(len(all))/got.Elapsed.Seconds())
+				add(s.cell(g.Name, "before them, us"), float64(got.Setup.Nanoseconds())/1e3)
+				add(s.cell(g.Name, "KiB resident"), float64(got.Resident>>10))
+				add(s.cell(g.Name, "KiB pinned"), float64(got.Pinned>>10))
+				add(s.cell(g.Name, "lines of a user"), float64(g.Lines()))
+			}))
+			t.note("%s: %s.", g.Name, g.About)
+		}
+		return r.takeTurns(turns...)
+	})
+}
+
+// variants measures turns of f at a pfd for each list of arguments.
+func (r *run) variants(policy string, args [][]string, f func(i int, p *workload.Perf) []*turn) error {
+	return r.each(2, args, func(d []*pfd) error {
+		var turns []*turn
+		for i := range d {
+			p, err := r.open(d[i], 0, 1, "gup", policy)
+			if err != nil {
+				return err
+			}
+			turns = append(turns, f(i, p)...)
+		}
+		return r.takeTurns(turns...)
+	})
+}
+
+// outstanding is blocks of a transfer in flight.
+func (r *run) outstanding() error {
+	t := r.table("outstanding", "Blocks of a transfer in flight (`pfd --outstanding`), 1 MiB, pa", "us", "blocks", "8")
+	blocks := []string{"1", "2", "8"}
+	var args [][]string
+	for _, n := range blocks {
+		args = append(args, []string{"--outstanding", n})
+	}
+	return r.variants("pa", args, func(i int, p *workload.Perf) []*turn {
+		return []*turn{
+			r.transfers(p, workload.PerfRun{Size: largeSize}, t.cell(blocks[i], "present"), nil),
+			r.transfers(p, workload.PerfRun{Size: largeSize, Dst: 1}, t.cell(blocks[i], "absent"), nil),
+		}
+	})
+}
+
+// firmware is each optimization of 001 §3.3 switched off.
+func (r *run) firmware() error {
+	t := r.table("firmware", "Optimizations of the firmware (`pfd --firmware-options`)", "us", "options", "all")
+	options := []string{"all", "no-fastpath", "no-bypass", "no-tickets", "no-counters", "no-retransmission-bit", "none"}
+	var args [][]string
+	for _, o := range options {
+		args = append(args, []string{"--firmware-options", o})
+	}
+	return r.variants("p1", args, func(i int, p *workload.Perf) []*turn {
+		return []*turn{
+			r.transfers(p, workload.PerfRun{Size: smallSize}, t.cell(options[i], "4 KiB present"), nil),
+			r.transfers(p, workload.PerfRun{Size: largeSize}, t.cell(options[i], "1 MiB present"), nil),
+			r.transfers(p, workload.PerfRun{Size: largeSize, Dst: 1}, t.cell(options[i], "1 MiB absent, p1"), nil),
+		}
+	})
+}

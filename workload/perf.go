@@ -1,0 +1,598 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
+)
+
+// errBytes says that a transfer brought other bytes than it should.
+var errBytes = errors.New("wrong bytes")
+
+// Perf measures transfers between this process, the initiator, and a target: a part of
+// this process, a child of it, or a process that serves measurements by a name
+// (ServePerf). It is used by one goroutine.
+type Perf struct {
+	end    *perfEnd
+	target caller
+	group  string
+	seed   uint64
+	size   uint64 // of the parts that both ends have now
+	parts  int
+	data   rdma.Remote // the target's
+	words  rdma.Remote
+	pids   []int // the initiator's, pfd's, and the target's where it is another
+	waking uint64
+}
+
+// caller is the target of a measurement.
+type caller interface {
+	send(order) error
+	receive() (reply, error)
+	close() error
+}
+
+// conn is a target at the other end of a connection.
+type conn struct {
+	*lines
+	c    net.Conn
+	done chan error // of a target in this process
+}
+
+func (c *conn) send(o order) error { return c.lines.send(o) }
+
+func (c *conn) receive() (reply, error) {
+	var r reply
+	err := c.lines.receive(&r)
+	if err == nil && r.Error != "" {
+		err = fmt.Errorf("target: %w", errors.New(r.Error))
+		if r.Skipped {
+			err = &skipped{err.Error()}
+		}
+	}
+	return r, err
+}
+
+func (c *conn) close() error {
+	err := c.c.Close()
+	if c.done != nil {
+		err = errors.Join(err, <-c.done)
+	}
+	return err
+}
+
+// perfAddress is where a target of a name and of this user listens. The name goes with its process.
+func perfAddress(name string) *net.UnixAddr {
+	return &net.UnixAddr{Name: fmt.Sprintf("@exanet-perf-%d-%s", unix.Getuid(), name), Net: "unix"}
+}
+
+// ServePerf is the target of measurements by a name, one after the other, until ctx
+// ends: it attaches to a node of pfd for each. ready is called when it can be found.
+func ServePerf(ctx context.Context, d Daemon, o Options, name string, ready func()) error {
+	node, err := nodeOf(ctx, d, o.To)
+	if err != nil {
+		return err
+	}
+	l, err := net.ListenUnix("unix", perfAddress(name))
+	if err != nil {
+		return fmt.Errorf("name %q: %w: another process serves it", name, err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // it ends Accept
+	defer l.Close()
+	ready()
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("name %q: %w", name, err)
+		}
+		err = ours(c)
+		if err == nil {
+			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+			err = serveProcess(ctx, c, c, &process{attach: func(ctx context.Context, a attachment) (endpoint, error) {
+				a.Socket, a.Node = o.Socket, node
+				return attachRDMA(ctx, a)
+			}})
+			stop()
+		}
+		_ = c.Close() // what it said was said
+		if err != nil && ctx.Err() == nil && !errors.Is(err, errProcess) {
+			return err
+		}
+	}
+}
+
+// ours refuses a connection of another user: the target would serve him.
+func ours(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if credErr != nil {
+		return fmt.Errorf("who measures: %w", credErr)
+	}
+	if int(cred.Uid) != unix.Getuid() {
+		return fmt.Errorf("%w: user %d measures with a process of user %d", errProcess, cred.Uid, unix.Getuid())
+	}
+	return nil
+}
+
+func nodeOf(ctx context.Context, d Daemon, index int) (uint32, error) {
+	nodes, err := d.Nodes(ctx, control.AllNodes)
+	if err != nil {
+		return 0, err
+	}
+	return nodeID(nodes, index)
+}
+
+// OpenPerf attaches the initiator to node o.From, and the target to o.To: the one that
+// serves name, else a child by o.Command, else this process.
+func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, err error) {
+	from, err := nodeOf(ctx, d, o.From)
+	if err != nil {
+		return nil, err
+	}
+	at := attachment{Socket: o.Socket, Node: from, Group: o.Group, Method: o.Method, Policy: o.Policy}
+	if at.Group == "" {
+		if at.Group, err = groupName(); err != nil {
+			return nil, err
+		}
+	}
+	status, err := d.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p = &Perf{group: at.Group, seed: uint64(time.Now().UnixNano()), pids: []int{unix.Getpid(), status.PID}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	there := at
+	switch {
+	case name != "":
+		c, err := net.DialUnix("unix", nil, perfAddress(name))
+		if err != nil {
+			return p, fmt.Errorf("nobody serves the name %q (%w): start `exanetctl perf serve %s` first", name, err, name)
+		}
+		p.target = &conn{lines: newLines(c, c), c: c}
+	default:
+		if there.Node, err = nodeOf(ctx, d, o.To); err != nil {
+			return p, err
+		}
+		if len(o.Command) > 0 {
+			target, err := start(ctx, "target", o)
+			if err != nil {
+				return p, err
+			}
+			p.target, p.pids = target, append(p.pids, target.pid())
+			break
+		}
+		mine, theirs := net.Pipe()
+		done := make(chan error, 1)
+		go func() {
+			done <- serveProcess(ctx, theirs, theirs, &process{attach: attachRDMA})
+		}()
+		p.target = &conn{lines: newLines(mine, mine), c: mine, done: done}
+	}
+	ep, err := attachRDMA(ctx, at)
+	if err != nil {
+		return p, err
+	}
+	p.end = &perfEnd{ep: ep.(*rdmaEndpoint).ep}
+	a, err := p.call(order{Op: opAttach, Attach: there})
+	if err == nil && name != "" {
+		p.pids = append(p.pids, a.Attached.PID)
+	}
+	return p, err
+}
+
+func (p *Perf) call(o order) (reply, error) {
+	if err := p.target.send(o); err != nil {
+		return reply{}, err
+	}
+	return p.target.receive()
+}
+
+// perf gives the target an order of a measurement.
+func (p *Perf) perf(o op, q perfOrder) (perfOrder, error) {
+	r, err := p.call(order{Op: o, Perf: q})
+	return r.Perf, err
+}
+
+// Close ends the target, and both attachments.
+func (p *Perf) Close() error {
+	var errs []error
+	if p.target != nil {
+		errs = append(errs, p.target.close())
+	}
+	if p.end != nil {
+		errs = append(errs, p.end.close(), p.end.ep.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Pattern is the order in which parts of memory are transferred.
+type Pattern string
+
+// The patterns.
+const (
+	Sequential Pattern = "sequential"
+	Strided    Pattern = "strided" // every seventh
+	Random     Pattern = "random"  // each once
+	Zipf       Pattern = "zipf"    // some often, most never: exponent 1.2
+)
+
+// Patterns are all of them.
+var Patterns = []Pattern{Sequential, Strided, Random, Zipf}
+
+// order gives n parts of as many.
+func (t Pattern) order(n int, seed uint64) []int {
+	r := rand.New(rand.NewPCG(seed, 0))
+	list := make([]int, n)
+	switch t {
+	case Random:
+		return r.Perm(n)
+	case Zipf:
+		z := rand.NewZipf(r, 1.2, 1, uint64(n-1))
+		for i := range list {
+			list[i] = int(z.Uint64())
+		}
+	case Strided:
+		const step = 7
+		for i, at, from := 0, 0, 0; i < n; i++ {
+			list[i] = at
+			if at += step; at >= n {
+				from++
+				at = from
+			}
+		}
+	default:
+		for i := range list {
+			list[i] = i
+		}
+	}
+	return list
+}
+
+// PerfRun is what is measured: transfers in rows, each of its own part of memory that
+// is made anew before each row. Every byte is checked after it.
+type PerfRun struct {
+	Size   uint64
+	Count  int           // transfers that count, at least; 0: as many as fit into Time
+	Time   time.Duration // of the transfers themselves
+	Depth  int           // in flight; 0: 1
+	Read   bool
+	Src    float64 // how likely a page of the source is absent, 0 to 1
+	Dst    float64
+	Parts  int // of a row, at most perfParts; 0: what perfArea holds
+	Order  Pattern
+	Notify bool // each tells the target that it has come: Depth 1, no Read
+	Touch  bool // the destination is touched first, which counts
+	Sleep  bool // the initiator sleeps until a transfer is over; else it polls
+	Cold   bool // no small writes before a row, which wake pfd up
+}
+
+// PerfResult is what came of it: of each transfer that counts how long it took, and with
+// Notify how long until the target saw it.
+type PerfResult struct {
+	Latencies []int64 // ns
+	Notified  []int64
+	Rows      []PerfRow
+	Pinned    int64 // the most bytes of VmLck and VmPin of all processes that take part
+}
+
+// PerfRow is one row as a whole.
+type PerfRow struct {
+	Transfers int
+	Bytes     uint64
+	Elapsed   time.Duration
+}
+
+// Rate gives bytes and transfers a second: all rows, and the best one's.
+func (r *PerfResult) Rate() (bytes, transfers, peak float64) {
+	var sum PerfRow
+	for _, w := range r.Rows {
+		sum.Transfers += w.Transfers
+		sum.Bytes += w.Bytes
+		sum.Elapsed += w.Elapsed
+		peak = max(peak, float64(w.Bytes)/w.Elapsed.Seconds())
+	}
+	if sum.Elapsed > 0 {
+		bytes, transfers = float64(sum.Bytes)/sum.Elapsed.Seconds(), float64(sum.Transfers)/sum.Elapsed.Seconds()
+	}
+	return bytes, transfers, peak
+}
+
+// Check refuses what cannot be measured.
+func (q *PerfRun) Check() error {
+	for _, c := range []struct {
+		bad  bool
+		text string
+	}{
+		{q.Size < 1 || q.Size > MaxSize, fmt.Sprintf("size %d: want 1 to %d bytes", q.Size, uint64(MaxSize))},
+		{q.Depth > MaxParallel, fmt.Sprintf("depth %d: want at most %d", q.Depth, MaxParallel)},
+		{q.Order != "" && !slices.Contains(Patterns, q.Order), fmt.Sprintf("pattern %q: want one of %v", q.Order, Patterns)},
+		{q.Count < 1 && q.Time <= 0, "neither a count nor a time"},
+		{q.Src < 0 || q.Src > 1 || q.Dst < 0 || q.Dst > 1, "a probability is 0 to 1"},
+		{q.Notify && (q.Read || q.Depth > 1), "a notification needs writes one after the other"},
+		{q.Notify && q.Order == Zipf, "a notification needs a part a transfer"},
+	} {
+		if c.bad {
+			return fmt.Errorf("%w: %s", ErrRequest, c.text)
+		}
+	}
+	return nil
+}
+
+// cold gives how many transfers, the first of a row of n, do not count: they meet caches
+// of what came between the rows.
+func cold(n int) int { return min(n/4, 16) }
+
+// Run measures.
+func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
+	var r PerfResult
+	if err := q.Check(); err != nil {
+		return r, err
+	}
+	q.Depth = max(q.Depth, 1)
+	if q.Parts <= 0 || q.Parts > perfParts {
+		q.Parts = int(min(max(perfArea/stride(q.Size), 4, 2*uint64(q.Depth)), perfParts))
+	}
+	if err := p.reserve(q.Size, q.Parts); err != nil {
+		return r, err
+	}
+	for spent := time.Duration(0); ; {
+		if err := p.row(ctx, &q, &r); err != nil {
+			return r, err
+		}
+		spent += r.Rows[len(r.Rows)-1].Elapsed
+		if q.Count > 0 && len(r.Latencies) >= q.Count || q.Count == 0 && spent >= q.Time {
+			return r, nil
+		}
+	}
+}
+
+// reserve gives both ends memory for parts.
+func (p *Perf) reserve(size uint64, parts int) error {
+	if p.size == size && p.parts == parts {
+		return nil
+	}
+	p.size = 0
+	if err := p.end.make(size, parts); err != nil {
+		return err
+	}
+	a, err := p.perf(opPerfMake, perfOrder{Size: size, Parts: parts})
+	if err != nil {
+		return err
+	}
+	var errs [2]error
+	p.data, errs[0] = rdma.ParseRemote(a.Data)
+	p.words, errs[1] = rdma.ParseRemote(a.Words)
+	p.size, p.parts = size, parts
+	return errors.Join(errs[:]...)
+}
+
+// A process that was just busy is not itself for a while: Go's runtime looks every 20 us
+// what there is to do, on a processor that others need.
+const perfRest = 20 * time.Millisecond
+
+// row makes one row of transfers.
+func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
+	p.seed++
+	parts := q.Order.order(p.parts, p.seed)
+	src, err := p.fill(q)
+	if err != nil {
+		return err
+	}
+	if !q.Cold {
+		if err := p.warm(ctx); err != nil {
+			return err
+		}
+	}
+	var touched time.Duration
+	if q.Touch {
+		start := time.Now()
+		if q.Read {
+			p.end.touch()
+		} else if _, err := p.perf(opPerfTouch, perfOrder{}); err != nil {
+			return err
+		}
+		touched = time.Since(start)
+	}
+	if q.Notify {
+		if err := p.target.send(order{Op: opPerfWatch, Perf: perfOrder{Order: parts, Last: p.seed}}); err != nil {
+			return err
+		}
+	}
+	latencies, starts, elapsed, err := p.transfers(ctx, q, parts)
+	if err != nil {
+		return err
+	}
+	skip := cold(len(latencies))
+	for _, ns := range latencies[skip:] {
+		r.Latencies = append(r.Latencies, ns+touched.Nanoseconds()/int64(len(parts)))
+	}
+	if q.Notify {
+		w, err := p.target.receive()
+		if err != nil {
+			return err
+		}
+		for i := skip; i < len(starts); i++ {
+			r.Notified = append(r.Notified, w.Perf.Times[i]-starts[i])
+		}
+	}
+	r.Rows = append(r.Rows, PerfRow{len(parts), q.Size * uint64(len(parts)), elapsed + touched})
+	if n, err := p.pinned(); err == nil {
+		r.Pinned = max(r.Pinned, n)
+	}
+	if q.Read {
+		return p.end.check(q.Size, parts, src)
+	}
+	_, err = p.perf(opPerfCheck, perfOrder{Size: q.Size, Order: parts, Fill: src})
+	return err
+}
+
+// fill makes the memory of both ends what it is before a row, and tells what the source has.
+func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
+	src = perfFill{Seed: word(p.seed, 0), Absent: q.Src}
+	dst := perfFill{Absent: q.Dst, Zero: true, Seed: word(p.seed, 1)}
+	mine, theirs := src, dst
+	if q.Read {
+		mine, theirs = dst, src
+	}
+	if err := p.target.send(order{Op: opPerfFill, Perf: perfOrder{Fill: theirs}}); err != nil {
+		return src, err
+	}
+	err = p.end.fill(mine)
+	_, e := p.target.receive()
+	return src, errors.Join(err, e)
+}
+
+// Place is where a process has its part of a measurement's memory: parts of Size bytes.
+type Place struct {
+	PID  int
+	VA   device.VA
+	Size uint64
+}
+
+// Prepare makes the memory as Run does before a row of q.Parts writes, and tells where it
+// is: to compare transfers with what moves or pages in the same memory without the device.
+func (p *Perf) Prepare(q PerfRun) (src, dst Place, err error) {
+	if err := p.reserve(q.Size, q.Parts); err != nil {
+		return src, dst, err
+	}
+	p.seed++
+	if _, err := p.fill(&q); err != nil {
+		return src, dst, err
+	}
+	time.Sleep(perfRest)
+	return Place{p.pids[0], p.end.data.VA(), p.end.stride}, Place{p.Target(), p.data.VA, p.end.stride}, nil
+}
+
+// Where a row has messages they are here in words, a pair of completion words after each.
+const (
+	wakePlace = pageSize
+	askPlace  = pageSize + 256
+	askSize   = 64
+)
+
+// warm has small writes go on for a while.
+func (p *Perf) warm(ctx context.Context) error {
+	for start := time.Now(); time.Since(start) < perfRest; {
+		t, err := p.end.ep.Write(ctx, rdma.WriteRequest{SrcVA: p.end.words.VA() + wakePlace, Size: 16, Dst: p.words, Offset: wakePlace})
+		if err == nil {
+			err = pollUntil(ctx, &rdmaTransfer{t})
+		}
+		if err != nil {
+			return fmt.Errorf("warming up: %w", err)
+		}
+	}
+	return nil
+}
+
+// transfers makes those of a row, so many at once, and tells how long each took.
+func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencies, starts []int64, elapsed time.Duration, err error) {
+	type under struct {
+		at int
+		t  *rdmaTransfer
+	}
+	latencies, starts = make([]int64, len(parts)), make([]int64, len(parts))
+	open := make([]under, 0, q.Depth)
+	begin := monotonic()
+	for next, looks := 0, 0; next < len(parts) || len(open) > 0; looks++ {
+		for next < len(parts) && len(open) < q.Depth {
+			starts[next] = monotonic()
+			t, err := p.begin(ctx, q, parts[next])
+			if err != nil {
+				return nil, nil, 0, err
+			}
+			open = append(open, under{next, &rdmaTransfer{t}})
+			next++
+		}
+		before := len(open)
+		var failed error
+		open = slices.DeleteFunc(open, func(u under) bool {
+			var over bool
+			var err error
+			if q.Sleep {
+				over, err = true, u.t.wait(ctx)
+			} else {
+				over, err = u.t.poll()
+			}
+			if over {
+				latencies[u.at] = monotonic() - starts[u.at]
+				failed = errors.Join(failed, err)
+			}
+			return over
+		})
+		if failed != nil {
+			return nil, nil, 0, failed
+		}
+		if len(open) < before {
+			looks = 0
+		}
+		// As pollUntil does: who pages in may need this processor.
+		if looks >= looksAlone*pollsBetweenLooks && looks%pollsBetweenLooks == 0 {
+			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			if ctx.Err() != nil {
+				return nil, nil, 0, ctx.Err()
+			}
+		}
+	}
+	return latencies, starts, time.Duration(monotonic() - begin), nil
+}
+
+func (p *Perf) begin(ctx context.Context, q *PerfRun, part int) (*rdma.Transfer, error) {
+	at := uint64(part) * p.end.stride
+	va := p.end.data.VA() + device.VA(at)
+	if q.Read {
+		return p.end.ep.Read(ctx, rdma.ReadRequest{DstVA: va, Size: q.Size, Src: p.data, Offset: at})
+	}
+	w := rdma.WriteRequest{SrcVA: va, Size: q.Size, Dst: p.data, Offset: at}
+	if q.Notify {
+		w.Notify = &rdma.Notification{VA: p.words.VA + device.VA(16*part), First: 1, Last: p.seed}
+	}
+	return p.end.ep.Write(ctx, w)
+}
+
+// Target gives the target's process.
+func (p *Perf) Target() int { return p.pids[len(p.pids)-1] }
+
+// pinned sums VmLck and VmPin of all that take part.
+func (p *Perf) pinned() (sum int64, err error) {
+	for _, pid := range p.pids {
+		n, err := pinned(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// Skipped gives why a machine cannot do what was to be measured; "": err is something else.
+func Skipped(err error) string {
+	if errors.Is(err, ErrSkipped) || errors.Is(err, unix.EPERM) {
+		return strings.TrimSpace(err.Error())
+	}
+	return ""
+}

@@ -1,0 +1,287 @@
+package workload
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/rdma"
+)
+
+// Orders of a measurement (Perf), which its target obeys.
+const (
+	opPerfMake  op = "perf-make"  // make memory for so many parts of a size
+	opPerfFill  op = "perf-fill"  // fill it, and take pages of it away
+	opPerfWatch op = "perf-watch" // take the times at which notifications come
+	opPerfCheck op = "perf-check" // compare every byte with what was sent
+	opPerfTouch op = "perf-touch" // touch every page
+	opPerfServe op = "perf-serve" // obey messages that come by RDMA (strategies)
+)
+
+// perfOrder is the argument of each of them, and the answer.
+type perfOrder struct {
+	Size  uint64   `json:"size,omitempty"` // of a part
+	Parts int      `json:"parts,omitempty"`
+	Fill  perfFill `json:"fill,omitzero"`
+	Order []int    `json:"order,omitempty"` // parts, as they are transferred
+	Last  uint64   `json:"last,omitempty"`  // the word that says that one has come
+	Times []int64  `json:"times,omitempty"` // CLOCK_MONOTONIC, when it was seen
+	Data  string   `json:"data,omitempty"`  // the memory, as a Remote
+	Words string   `json:"words,omitempty"` // a pair of completion words a part, and messages
+	// Resident is how many of its pages are there.
+	Resident uint64 `json:"resident,omitempty"`
+}
+
+// perfFill is what memory holds: a pattern, on the pages that are not absent.
+type perfFill struct {
+	Seed   uint64  `json:"seed"`
+	Absent float64 `json:"absent,omitempty"` // how likely a page is, 0 to 1
+	Zero   bool    `json:"zero,omitempty"`   // zeros instead of the pattern
+}
+
+func (f perfFill) absent(page uint64) bool {
+	return f.Absent >= 1 || f.Absent > 0 && float64(word(^f.Seed, page)>>11)/(1<<53) < f.Absent
+}
+
+// word gives word i of the memory.
+func (f perfFill) word(i uint64) uint64 {
+	if f.Zero || f.absent(i*8/pageSize) {
+		return 0
+	}
+	return word(f.Seed, i)
+}
+
+// Bounds of a measurement's memory (ours): what is made anew between two rows of
+// transfers, of which each has pages of its own.
+const (
+	perfArea  = 4 << 20
+	perfParts = 256
+	wordsSize = 3 * pageSize // perfParts pairs of 16 bytes, messages, what is copied further
+	ringPlace = 2 * pageSize
+	perfLimit = 4 << 30
+)
+
+// perfEnd is the memory of one end.
+type perfEnd struct {
+	ep          *rdma.Endpoint
+	data, words *rdma.Buffer
+	pages       *pagemap
+	stride      uint64 // of the parts
+	filled      perfFill
+	dataName    rdma.Remote
+	wordsName   rdma.Remote
+}
+
+func stride(size uint64) uint64 { return roundUp(max(size, 1), pageSize) }
+
+// make makes the memory anew, absent.
+func (e *perfEnd) make(size uint64, parts int) error {
+	if err := e.free(); err != nil {
+		return err
+	}
+	if parts < 1 || size < 1 || size > MaxSize || uint64(parts) > perfLimit/stride(size) {
+		return fmt.Errorf("%w: %d parts of %d bytes: want %d bytes at most", ErrRequest, parts, size, uint64(perfLimit))
+	}
+	e.stride = stride(size)
+	for _, m := range []struct {
+		to   **rdma.Buffer
+		name *rdma.Remote
+		size uint64
+	}{{&e.data, &e.dataName, e.stride * uint64(parts)}, {&e.words, &e.wordsName, wordsSize}} {
+		b, err := e.ep.Alloc(int(m.size))
+		if err != nil {
+			return err
+		}
+		*m.to = b
+		// With huge pages one touch would bring in 512 pages of 4 KiB. Where there are none there is nothing to forbid.
+		_ = unix.Madvise(b.Bytes(), unix.MADV_NOHUGEPAGE)
+		if *m.name, err = e.ep.Export(b.Bytes()); err != nil {
+			return err
+		}
+	}
+	clear(e.words.Bytes())
+	return nil
+}
+
+func (e *perfEnd) free() error {
+	for _, m := range []struct {
+		b    **rdma.Buffer
+		name rdma.Remote
+	}{{&e.data, e.dataName}, {&e.words, e.wordsName}} {
+		if *m.b == nil {
+			continue
+		}
+		e.ep.Unexport(m.name)
+		if err := (*m.b).Free(); err != nil {
+			return err
+		}
+		*m.b = nil
+	}
+	return nil
+}
+
+// fillTries bounds the attempts of fill: a page-in that was asked for before may come late.
+const fillTries = 8
+
+// fill gives the memory its content, and proves which pages are there.
+func (e *perfEnd) fill(f perfFill) error {
+	b := e.data.Bytes()
+	e.filled = f
+	drop := unix.MADV_DONTNEED
+	if !e.ep.Info().SVA() {
+		drop = unix.MADV_REMOVE // of a memfd, which others have mapped, too
+	}
+	pages := uint64(len(b)) / pageSize
+	for range fillTries {
+		if f.Absent < 1 {
+			for i := uint64(0); i < uint64(len(b)); i += 8 {
+				binary.LittleEndian.PutUint64(b[i:], f.word(i/8))
+			}
+		}
+		want := 0
+		for i := uint64(0); i < pages; {
+			n := i
+			for n < pages && f.absent(n) {
+				n++
+			}
+			if n == i {
+				i, want = i+1, want+1
+				continue
+			}
+			if err := unix.Madvise(b[i*pageSize:n*pageSize], drop); err != nil {
+				return fmt.Errorf("taking pages away: madvise: %w", err)
+			}
+			i = n
+		}
+		resident, err := e.resident()
+		if err != nil || resident == want {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return fmt.Errorf("pages that were taken away come back: somebody else still brings them in")
+}
+
+func (e *perfEnd) resident() (int, error) {
+	if !e.ep.Info().SVA() {
+		return residentShared(e.data.Bytes())
+	}
+	if e.pages == nil {
+		var err error
+		if e.pages, err = openPagemap(); err != nil {
+			return 0, err
+		}
+	}
+	return e.pages.resident(e.data.Bytes())
+}
+
+// check compares every byte of parts that were transferred with what from says the
+// source held, and of the others with what they were.
+func (e *perfEnd) check(size uint64, order []int, from perfFill) error {
+	b := e.data.Bytes()
+	came := make(map[int]bool, len(order))
+	for _, part := range order {
+		came[part] = true
+	}
+	for i := uint64(0); i < uint64(len(b)); i += 8 {
+		var want [8]byte
+		binary.LittleEndian.PutUint64(want[:], e.filled.word(i/8))
+		if part, at := i/e.stride, i%e.stride; at < size && came[int(part)] {
+			var is [8]byte
+			binary.LittleEndian.PutUint64(is[:], from.word(i/8))
+			copy(want[:min(8, size-at)], is[:])
+		}
+		if [8]byte(b[i:]) != want {
+			return fmt.Errorf("%w: part %d of %d bytes has %x at byte %d, want %x", errBytes, i/e.stride, size, b[i:i+8], i%e.stride, want)
+		}
+	}
+	return nil
+}
+
+func (e *perfEnd) touch() {
+	b := e.data.Bytes()
+	for i := 0; i < len(b); i += pageSize {
+		b[i] = 0
+	}
+}
+
+// word gives the second of part i's completion words.
+func (e *perfEnd) word(i int) (*uint64, error) { return rdma.Word(e.words.Bytes(), uint64(16*i+8)) }
+
+// watch waits for the notification of each part and takes the time.
+func (e *perfEnd) watch(ctx context.Context, order []int, last uint64) ([]int64, error) {
+	times := make([]int64, len(order))
+	for i, part := range order {
+		w, err := e.word(part)
+		if err != nil {
+			return nil, err
+		}
+		if err := e.ep.WaitNotification(ctx, w, last); err != nil {
+			return nil, err
+		}
+		times[i] = monotonic()
+	}
+	return times, nil
+}
+
+func (e *perfEnd) close() error {
+	err := e.free()
+	if e.pages != nil {
+		err = errors.Join(err, e.pages.close())
+	}
+	return err
+}
+
+// monotonic is the clock that all processes of a machine share.
+func monotonic() int64 {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
+		return math.MinInt64 // no Linux is without it
+	}
+	return ts.Nano()
+}
+
+// obeyPerf carries out an order of a measurement.
+func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, error) {
+	var r perfOrder
+	if p.perf == nil {
+		e, ok := p.endpoint.(*rdmaEndpoint)
+		if !ok {
+			return r, fmt.Errorf("%s: not with this endpoint", o)
+		}
+		p.perf = &perfEnd{ep: e.ep}
+	}
+	e := p.perf
+	if o != opPerfMake && e.data == nil {
+		return r, fmt.Errorf("%s before %s", o, opPerfMake)
+	}
+	var err error
+	switch o {
+	case opPerfMake:
+		if err = e.make(q.Size, q.Parts); err == nil {
+			r.Data, r.Words = e.dataName.String(), e.wordsName.String()
+		}
+	case opPerfFill:
+		err = e.fill(q.Fill)
+	case opPerfTouch:
+		e.touch()
+	case opPerfWatch:
+		r.Times, err = e.watch(ctx, q.Order, q.Last)
+	case opPerfCheck:
+		err = e.check(q.Size, q.Order, q.Fill)
+	case opPerfServe:
+		var n int
+		if err = e.serve(ctx, q.Words); err == nil {
+			n, err = e.resident()
+		}
+		r.Resident = uint64(n)
+	default:
+		err = fmt.Errorf("no such order: %q", o)
+	}
+	return r, err
+}

@@ -1,0 +1,144 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// openPerf measures in this process, in a child, or with whoever serves a name.
+func (l *live) openPerf(t *testing.T, o Options, name string) *Perf {
+	t.Helper()
+	p, err := OpenPerf(t.Context(), l.client, o, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// Each way to have a target makes exactly the transfers that were asked for, faults where
+// pages were absent and nowhere else, and pins nothing.
+func TestPerf(t *testing.T) {
+	l := startLive(t)
+	serving, ready := make(chan error, 1), make(chan struct{})
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		serving <- ServePerf(ctx, l.client, l.options(t, "gup", "p1"), "test-perf", func() { close(ready) })
+	}()
+	<-ready
+	for _, way := range []string{"process", "child", "name"} {
+		o, name := l.options(t, "gup", "p1"), ""
+		switch way {
+		case "process":
+			o.Command = nil
+		case "name":
+			name = "test-perf"
+		}
+		p := l.openPerf(t, o, name)
+		for _, q := range []PerfRun{
+			{Size: 16, Count: 10, Parts: 8, Notify: true},
+			{Size: 4096, Count: 10, Parts: 8, Dst: 1},
+			{Size: 5000, Count: 10, Parts: 8, Src: 1, Dst: 0.5, Order: Random},
+			{Size: 4096, Count: 10, Parts: 8, Read: true, Src: 1, Dst: 1, Order: Strided},
+			{Size: 64 << 10, Count: 10, Parts: 16, Depth: 8, Dst: 1, Order: Zipf},
+			{Size: 4096, Count: 4, Parts: 8, Dst: 1, Touch: true, Sleep: true},
+			{Size: 100, Time: time.Millisecond, Parts: 8},
+		} {
+			before := l.faults(t)
+			r, err := p.Run(t.Context(), q)
+			if err != nil {
+				t.Fatalf("%s: %+v: %v", way, q, err)
+			}
+			each := q.Parts - cold(q.Parts)
+			rows := (q.Count + each - 1) / each
+			if q.Count > 0 && (len(r.Rows) != rows || len(r.Latencies) != rows*each) {
+				t.Errorf("%s: %+v: %d rows with %d transfers that count, want %d with %d", way, q, len(r.Rows), len(r.Latencies), rows, rows*each)
+			}
+			if q.Notify != (len(r.Notified) == len(r.Latencies)) || r.Pinned != 0 || slices.Min(r.Latencies) <= 0 {
+				t.Errorf("%s: %+v: %d notifications, %d bytes pinned, %v", way, q, len(r.Notified), r.Pinned, r.Latencies)
+			}
+			if got := l.faults(t) - before; (got > 0) != (q.Src+q.Dst > 0 && !q.Touch) {
+				t.Errorf("%s: %+v: %d faults", way, q, got)
+			}
+		}
+	}
+	if _, err := OpenPerf(t.Context(), l.client, l.options(t, "gup", "p1"), "nobody"); err == nil || !strings.Contains(err.Error(), "perf serve nobody") {
+		t.Errorf("a name that nobody serves: %v", err)
+	}
+	stop()
+	if err := <-serving; err != nil {
+		t.Error(err)
+	}
+}
+
+func (l *live) faults(t *testing.T) uint64 {
+	t.Helper()
+	s, err := l.client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Faults
+}
+
+// What cannot be measured is refused before anything moves.
+func TestPerfRefuses(t *testing.T) {
+	for _, q := range []PerfRun{
+		{Count: 1}, {Size: 1}, {Size: 1, Count: 1, Depth: 33}, {Size: 1, Count: 1, Dst: 2}, {Size: 1, Count: 1, Src: -1},
+		{Size: 1, Count: 1, Notify: true, Read: true}, {Size: 1, Count: 1, Notify: true, Order: Zipf}, {Size: MaxSize + 1, Count: 1}, {Size: 1, Count: 1, Order: "sideways"},
+	} {
+		if err := q.Check(); !errors.Is(err, ErrRequest) {
+			t.Errorf("%+v: %v", q, err)
+		}
+	}
+}
+
+func TestPatterns(t *testing.T) {
+	for _, p := range []Pattern{Sequential, Strided, Random} {
+		for _, n := range []int{1, 4, 7, 50} {
+			list := p.order(n, 3)
+			slices.Sort(list)
+			for i, v := range list {
+				if i != v {
+					t.Fatalf("%s of %d: not each once: %v", p, n, list)
+				}
+			}
+		}
+	}
+	list := Zipf.order(200, 3)
+	if slices.Min(list) < 0 || slices.Max(list) >= 200 || len(slices.Compact(slices.Sorted(slices.Values(list)))) > 100 {
+		t.Errorf("zipf: %v", list)
+	}
+}
+
+// Every strategy puts every byte where it belongs, and pins what it says that it does.
+func TestStrategies(t *testing.T) {
+	l := startLive(t)
+	o := l.options(t, "gup", "p1")
+	const pages, limit = 32, 16
+	for i := range Strategies {
+		s := &Strategies[i]
+		p := l.openPerf(t, o, "")
+		r, err := p.Puts(t.Context(), s, StrategyRun{Size: 8, Pages: pages, Puts: 200, Limit: limit})
+		if text := Skipped(err); text != "" {
+			t.Skip(text)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", s.Name, err)
+		}
+		want := map[string]int64{"pin everything": 2 * pages, "rendezvous": 2 * pages, "pin-down cache": 2 * limit, "Firehose": 2 * (limit + limit/8), "bounce buffers": 2, "backup ring": 2}[s.Name]
+		if len(r.Latencies) != 200 || r.Pinned != want*pageSize || r.Resident != pages*pageSize {
+			t.Errorf("%s: %d puts, %d bytes pinned, want %d; %d resident", s.Name, len(r.Latencies), r.Pinned, want*pageSize, r.Resident)
+		}
+		if s.Lines() < 3 {
+			t.Errorf("%s: %d lines", s.Name, s.Lines())
+		}
+	}
+}

@@ -1,0 +1,424 @@
+package workload
+
+import (
+	"context"
+	_ "embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
+)
+
+// ask is what an initiator asks of the target by RDMA: 64 bytes in words, and the number
+// of the question as the completion word. Places and lengths are of the target's memory.
+type ask struct {
+	lock, unlock, touch place
+	copy                place // from the ring to here
+	stop, ring          bool  // the last one; pin the ring
+}
+
+// Bits of the length of what is to be locked.
+const (
+	stopBit = 1 << 63
+	ringBit = 1 << 62
+)
+
+// place is a part of memory, empty where it has no length.
+type place struct{ at, n uint64 }
+
+// serve answers questions until one says stop.
+func (e *perfEnd) serve(ctx context.Context, initiator string) error {
+	back, err := rdma.ParseRemote(initiator)
+	if err != nil {
+		return err
+	}
+	word, err := rdma.Word(e.words.Bytes(), askPlace+askSize+8)
+	if err != nil {
+		return err
+	}
+	for n := uint64(1); ; n++ {
+		if err := e.ep.WaitNotification(ctx, word, n); err != nil {
+			return err
+		}
+		m := e.words.Bytes()[askPlace:][:askSize]
+		next := func(i int) place {
+			return place{binary.LittleEndian.Uint64(m[16*i:]), binary.LittleEndian.Uint64(m[16*i+8:])}
+		}
+		a := ask{lock: next(0), unlock: next(1), touch: next(2), copy: next(3)}
+		a.stop, a.ring = a.lock.n&stopBit != 0, a.lock.n&ringBit != 0
+		a.lock.n &^= stopBit | ringBit
+		failed := e.obey(a)
+		if err := errors.Join(failed, e.say(ctx, back, n, failed != nil, nil)); err != nil || a.stop {
+			return err
+		}
+	}
+}
+
+// obey does what is asked of this end's memory.
+func (e *perfEnd) obey(a ask) error {
+	b := e.data.Bytes()
+	for _, p := range []place{a.lock, a.unlock, a.touch, a.copy} {
+		if p.at > uint64(len(b)) || p.n > uint64(len(b))-p.at || a.copy.n > pageSize {
+			return fmt.Errorf("%w: %d bytes at %d of %d", ErrRequest, p.n, p.at, len(b))
+		}
+	}
+	if a.ring {
+		if err := lockMemory(e.words.Bytes()[ringPlace:]); err != nil {
+			return err
+		}
+	}
+	if p := a.unlock; p.n > 0 {
+		if err := unix.Munlock(b[p.at:][:p.n]); err != nil {
+			return fmt.Errorf("munlock: %w", err)
+		}
+	}
+	if p := a.lock; p.n > 0 {
+		if err := lockMemory(b[p.at:][:p.n]); err != nil {
+			return err
+		}
+	}
+	for i := a.touch.at; i < a.touch.at+a.touch.n; i += pageSize {
+		b[i] = 0
+	}
+	if p := a.copy; p.n > 0 {
+		copy(b[p.at:][:p.n], e.words.Bytes()[ringPlace:])
+	}
+	return nil
+}
+
+func lockMemory(b []byte) error {
+	if err := unix.Mlock(b); errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("%w: locking %d bytes: %w: raise RLIMIT_MEMLOCK (ulimit -l)", ErrSkipped, len(b), err)
+	} else if err != nil {
+		return fmt.Errorf("mlock: %w", err)
+	}
+	return nil
+}
+
+// say sends question or answer n, and waits until it has gone; failed says that it is the last one.
+func (e *perfEnd) say(ctx context.Context, to rdma.Remote, n uint64, failed bool, text []byte) error {
+	var first uint64
+	if failed {
+		first = 1
+	}
+	copy(e.words.Bytes()[wakePlace:], text)
+	t, err := e.ep.Write(ctx, rdma.WriteRequest{
+		SrcVA: e.words.VA() + wakePlace, Size: askSize, Dst: to, Offset: askPlace, Urgent: true,
+		Notify: &rdma.Notification{Offset: askPlace + askSize, First: first, Last: n},
+	})
+	if err != nil {
+		return err
+	}
+	return pollUntil(ctx, &rdmaTransfer{t})
+}
+
+// Putter is an initiator that puts small pieces into a working set of the target by a
+// strategy.
+type Putter struct {
+	p      *Perf
+	ctx    context.Context
+	q      StrategyRun
+	asked  uint64
+	answer *uint64
+	pins   []place // of the cache, the least recently used first
+	pinned map[uint64]bool
+	put    map[int]bool // pages
+	victim []place      // Firehose: let go, and still pinned
+}
+
+// StrategyRun is what a strategy is measured with: puts of Size bytes, each at a page of
+// its own of a working set of Pages pages, absent at first, which it may pin Limit pages
+// of at each end.
+type StrategyRun struct {
+	Size  uint64
+	Pages int
+	Puts  int
+	Limit int
+}
+
+// Strategy is a way to put bytes into memory that may be absent.
+type Strategy struct {
+	Name  string
+	About string
+	put   func(*Putter, place) error
+	setup func(*Putter) error
+	lines []string // functions that a user of it writes
+}
+
+// Strategies are all that are measured.
+var Strategies = []Strategy{
+	{"no pinning (ours)", "the transfer faults", (*Putter).plain, nil, []string{"plain"}},
+	{"pin everything", "mlock of the working set at both ends before the first put", (*Putter).plain, (*Putter).pinAll, []string{"plain", "pinAll"}},
+	{"pin and unpin", "mlock and munlock at both ends around each put", (*Putter).pinOnce, nil, []string{"plain", "pinOnce", "question", "obey", "serve"}},
+	{"pin-down cache", "pages stay pinned, the least recently used one goes", (*Putter).cached, nil, []string{"plain", "cached", "question", "obey", "serve"}},
+	{"Firehose", "as the cache, but what is let go stays pinned in a FIFO of MAXVICTIM = M/8 pages", (*Putter).firehose, nil, []string{"plain", "firehose", "question", "obey", "serve"}},
+	{"rendezvous", "the target pins, answers, and never unpins", (*Putter).rendezvous, nil, []string{"plain", "rendezvous", "question", "obey", "serve"}},
+	{"touch before", "the target touches, answers, and does not pin", (*Putter).touched, nil, []string{"plain", "touched", "question", "obey", "serve"}},
+	{"pre-touch", "the working set is touched once, at both ends", (*Putter).plain, (*Putter).touchAll, []string{"plain", "touchAll", "question", "obey", "serve"}},
+	{"bounce buffers", "copied into and out of pinned buffers at both ends", (*Putter).bounced, (*Putter).pinRing, []string{"bounced", "pinRing", "question", "obey", "serve"}},
+	{"backup ring", "into a pinned ring of the target, which copies", (*Putter).ringed, (*Putter).pinRing, []string{"ringed", "pinRing", "question", "obey", "serve"}},
+}
+
+//go:embed strategy.go
+var strategySource string
+
+// Lines gives how many lines of this file a user of the strategy writes.
+func (s *Strategy) Lines() (n int) {
+	set := token.NewFileSet()
+	file, err := parser.ParseFile(set, "strategy.go", strategySource, 0)
+	if err != nil {
+		return 0 // it was compiled
+	}
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		for _, name := range s.lines {
+			if f.Name.Name == name {
+				n += set.Position(f.End()).Line - set.Position(f.Pos()).Line + 1
+			}
+		}
+	}
+	return n
+}
+
+// StrategyResult is what came of it.
+type StrategyResult struct {
+	Latencies []int64 // ns, of each put
+	Setup     time.Duration
+	Elapsed   time.Duration // of the puts, and of Setup
+	Resident  int64         // bytes of the target's working set that are there at the end
+	Pinned    int64         // that all processes have pinned then
+}
+
+// Puts measures a strategy. Every byte that was put is compared.
+func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r StrategyResult, err error) {
+	if q.Size < 1 || q.Size > pageSize || q.Pages < 1 || q.Puts < 1 || q.Limit < 1 {
+		return r, fmt.Errorf("%w: puts of %d bytes into %d pages", ErrRequest, q.Size, q.Pages)
+	}
+	p.size = 0 // the memory is nobody else's
+	if err := p.reserve(q.Size, q.Pages); err != nil {
+		return r, err
+	}
+	p.size = 0
+	p.seed++
+	src, dst := perfFill{Seed: word(p.seed, 0)}, perfFill{Absent: 1, Zero: true}
+	if err := p.end.fill(src); err != nil {
+		return r, err
+	}
+	if _, err := p.perf(opPerfFill, perfOrder{Fill: dst}); err != nil {
+		return r, err
+	}
+	before, err := p.pinned()
+	if err != nil {
+		return r, err
+	}
+	u := &Putter{p: p, ctx: ctx, q: q, pinned: make(map[uint64]bool), put: make(map[int]bool)}
+	if u.answer, err = rdma.Word(p.end.words.Bytes(), askPlace+askSize+8); err != nil {
+		return r, err
+	}
+	if err := p.warm(ctx); err != nil {
+		return r, err
+	}
+	if err := p.target.send(order{Op: opPerfServe, Perf: perfOrder{Words: p.end.wordsName.String()}}); err != nil {
+		return r, err
+	}
+	if err := u.run(s, &r); err != nil {
+		return r, err
+	}
+	if err := u.question(ask{stop: true}); err != nil {
+		return r, err
+	}
+	served, err := p.target.receive()
+	if err != nil {
+		return r, err
+	}
+	r.Resident = int64(served.Perf.Resident) * pageSize
+	after, err := p.pinned()
+	if err != nil {
+		return r, err
+	}
+	r.Pinned = after - before
+	_, err = p.perf(opPerfCheck, perfOrder{Size: q.Size, Order: slices.Sorted(maps.Keys(u.put)), Fill: src})
+	return r, err
+}
+
+func (u *Putter) run(s *Strategy, r *StrategyResult) error {
+	random := rand.New(rand.NewPCG(1, 2)) // the same for all strategies
+	start := time.Now()
+	if s.setup != nil {
+		if err := s.setup(u); err != nil {
+			return err
+		}
+	}
+	r.Setup = time.Since(start)
+	for range u.q.Puts {
+		at := uint64(random.IntN(u.q.Pages)) * pageSize
+		start := monotonic()
+		if err := s.put(u, place{at, u.q.Size}); err != nil {
+			return err
+		}
+		r.Latencies = append(r.Latencies, monotonic()-start)
+		u.put[int(at/pageSize)] = true
+	}
+	r.Elapsed = time.Since(start)
+	return nil
+}
+
+// question asks the target and waits for its answer.
+func (u *Putter) question(a ask) error {
+	var text [askSize]byte
+	if a.stop {
+		a.lock.n |= stopBit
+	}
+	if a.ring {
+		a.lock.n |= ringBit
+	}
+	for i, p := range []place{a.lock, a.unlock, a.touch, a.copy} {
+		binary.LittleEndian.PutUint64(text[16*i:], p.at)
+		binary.LittleEndian.PutUint64(text[16*i+8:], p.n)
+	}
+	u.asked++
+	end := u.p.end
+	if err := end.say(u.ctx, u.p.words, u.asked, false, text[:]); err != nil {
+		return err
+	}
+	if err := end.ep.WaitNotification(u.ctx, u.answer, u.asked); err != nil {
+		return err
+	}
+	if end.words.Bytes()[askPlace+askSize] != 0 {
+		if _, err := u.p.target.receive(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write has bytes of this process's memory come to the target's, and waits.
+func (u *Putter) write(from device.VA, n uint64, to rdma.Remote, at uint64) error {
+	t, err := u.p.end.ep.Write(u.ctx, rdma.WriteRequest{SrcVA: from, Size: n, Dst: to, Offset: at})
+	if err != nil {
+		return err
+	}
+	return pollUntil(u.ctx, &rdmaTransfer{t})
+}
+
+// page is the page of a place.
+func page(p place) place { return place{p.at / pageSize * pageSize, pageSize} }
+
+func (u *Putter) whole() place { return place{0, uint64(u.q.Pages) * pageSize} }
+
+// here does the same at this end.
+func (u *Putter) here(a ask) error { return u.p.end.obey(a) }
+
+// both asks for the same at both ends.
+func (u *Putter) both(a ask) error {
+	if err := u.here(a); err != nil {
+		return err
+	}
+	return u.question(a)
+}
+
+func (u *Putter) plain(d place) error {
+	return u.write(u.p.end.data.VA()+device.VA(d.at), d.n, u.p.data, d.at)
+}
+
+func (u *Putter) pinAll() error { return u.both(ask{lock: u.whole()}) }
+
+func (u *Putter) touchAll() error { return u.question(ask{touch: u.whole()}) }
+
+func (u *Putter) pinOnce(d place) error {
+	if err := u.both(ask{lock: page(d)}); err != nil {
+		return err
+	}
+	if err := u.plain(d); err != nil {
+		return err
+	}
+	return u.both(ask{unlock: page(d)})
+}
+
+func (u *Putter) touched(d place) error {
+	if err := u.question(ask{touch: page(d)}); err != nil {
+		return err
+	}
+	return u.plain(d)
+}
+
+func (u *Putter) rendezvous(d place) error {
+	if err := u.both(ask{lock: page(d)}); err != nil {
+		return err
+	}
+	return u.plain(d)
+}
+
+func (u *Putter) cached(d place) error {
+	want := page(d)
+	if i := slices.Index(u.pins, want); i >= 0 {
+		u.pins = append(slices.Delete(u.pins, i, i+1), want)
+		return u.plain(d)
+	}
+	a := ask{lock: want}
+	if len(u.pins) >= u.q.Limit {
+		a.unlock, u.pins = u.pins[0], u.pins[1:]
+	}
+	u.pins = append(u.pins, want)
+	if err := u.both(a); err != nil {
+		return err
+	}
+	return u.plain(d)
+}
+
+func (u *Putter) firehose(d place) error {
+	want := page(d)
+	if i := slices.Index(u.pins, want); i >= 0 {
+		u.pins = append(slices.Delete(u.pins, i, i+1), want)
+		return u.plain(d)
+	}
+	var a ask
+	if len(u.pins) >= u.q.Limit {
+		u.victim, u.pins = append(u.victim, u.pins[0]), u.pins[1:]
+	}
+	if i := slices.Index(u.victim, want); i >= 0 {
+		u.victim = slices.Delete(u.victim, i, i+1) // it is pinned still
+	} else {
+		a.lock = want
+	}
+	if len(u.victim) > u.q.Limit/8 {
+		a.unlock, u.victim = u.victim[0], u.victim[1:]
+	}
+	u.pins = append(u.pins, want)
+	if err := u.both(a); err != nil {
+		return err
+	}
+	return u.plain(d)
+}
+
+func (u *Putter) pinRing() error { return u.both(ask{ring: true}) }
+
+func (u *Putter) bounced(d place) error {
+	end := u.p.end
+	copy(end.words.Bytes()[ringPlace:], end.data.Bytes()[d.at:][:d.n])
+	if err := u.write(end.words.VA()+ringPlace, d.n, u.p.words, ringPlace); err != nil {
+		return err
+	}
+	return u.question(ask{copy: d})
+}
+
+func (u *Putter) ringed(d place) error {
+	if err := u.write(u.p.end.data.VA()+device.VA(d.at), d.n, u.p.words, ringPlace); err != nil {
+		return err
+	}
+	return u.question(ask{copy: d})
+}

@@ -141,7 +141,7 @@ func absent(t testing.TB, size int) []byte {
 func va(b []byte) device.VA { return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
 func TestWriteIntoAbsentMemory(t *testing.T) {
-	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA} {
+	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA, fault.Adaptive} {
 		r := newRig(t, policy)
 		for _, size := range []int{1, 4096, 16384, 65536, 1 << 20} {
 			src, dst := bytes.Repeat([]byte{0xa5, 1, 2, 3}, size/4+1)[:size], absent(t, size)

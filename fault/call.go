@@ -247,7 +247,9 @@ func (d *Driver) complete(s *slot, c *call) {
 	d.pagedIn(s, c, got)
 	if got != 0 {
 		s.counts.PageIns++
-		s.counts.Pages += uint64(bits.OnesCount64(c.res.New & all))
+		fresh := uint64(bits.OnesCount64(c.res.New & all))
+		s.counts.Pages += fresh
+		s.ahead.Paged(uint64(pages), fresh)
 		switch c.res.Kind {
 		case gup.Major:
 			s.counts.Major++

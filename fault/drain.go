@@ -204,10 +204,20 @@ func (d *Driver) demand(s *slot, page uint64, write bool, ext uint32, known bool
 	if _, ok := s.overlap(page, page+1, write); ok {
 		return
 	}
-	d.demands = append(d.demands, demand{
-		slot: uint8(s.target.Slot), write: write, page: page,
-		end: page + d.pages(s, page, write, ext, known),
-	})
+	n := d.pages(s, page, write, ext, known)
+	d.ranges = d.ranges[:0]
+	if s.target.Policy == Adaptive {
+		brought, unused := s.ahead.Brought, s.ahead.Unused
+		n, d.ranges = s.ahead.Fault(page, n, write, d.ranges)
+		s.counts.Ahead += s.ahead.Brought - brought
+		s.counts.Unused += s.ahead.Unused - unused
+	}
+	d.demands = append(d.demands, demand{slot: uint8(s.target.Slot), write: write, page: page, end: page + n})
+	for _, r := range d.ranges {
+		if r.Start < d.limit {
+			d.demands = append(d.demands, demand{slot: uint8(s.target.Slot), write: write, page: r.Start, end: min(r.End, d.limit)})
+		}
+	}
 }
 
 // pages gives a fault's range by the domain's policy. Where FAR told this very

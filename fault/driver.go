@@ -97,6 +97,7 @@ type Driver struct {
 	slots   [device.Slots]slot
 	calls   []*call
 	demands []demand
+	ranges  []pagein.Range
 	asks    []ask
 	instant []answer
 

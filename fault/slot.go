@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/pagein"
 )
 
 // Sizes of a slot's tables (ours). They bound what one domain whose page-ins
@@ -87,6 +88,7 @@ type slot struct {
 	target Target
 	port   *packetizer.Port
 	counts Counts
+	ahead  pagein.Ahead // of policy Adaptive
 
 	blocks  map[blockKey]*block
 	pages   map[pageKey]*page
@@ -119,6 +121,7 @@ func (d *Driver) reset(s *slot) {
 	clear(s.failing)
 	s.live = false
 	s.target = Target{}
+	s.ahead = pagein.Ahead{}
 	s.resend = s.resend[:0]
 	s.queued = s.queued[:0]
 	s.calls = s.calls[:0]

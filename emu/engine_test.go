@@ -37,7 +37,16 @@ type side struct {
 
 func newRig(t testing.TB, policy fault.Policy, prepare ...func(*emu.Engine)) *rig {
 	t.Helper()
-	e, err := emu.New(emu.Config{Nodes: 2})
+	return newRigOf(t, emu.Config{Nodes: 2}, policy, prepare...)
+}
+
+func newRigOf(t testing.TB, cfg emu.Config, policy fault.Policy, prepare ...func(*emu.Engine)) *rig {
+	t.Helper()
+	var options []domain.Option
+	if cfg.Stall {
+		options = append(options, domain.Stall())
+	}
+	e, err := emu.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +69,7 @@ func newRig(t testing.TB, policy fault.Policy, prepare ...func(*emu.Engine)) *ri
 		d := fault.New(fault.Config{Bus: b, Node: device.NodeID(n), Now: e.Now})
 		r.drivers = append(r.drivers, d)
 		go func() { _ = b.Serve(ctx, d) }()
-		m, err := domain.NewManager(b, device.NodeID(n), dir)
+		m, err := domain.NewManager(b, device.NodeID(n), dir, options...)
 		if err != nil {
 			t.Fatal(err)
 		}

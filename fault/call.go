@@ -375,5 +375,13 @@ func (d *Driver) settle(s *slot, c *call, p *page, o Outcome, cause error) {
 			d.finish(s, b)
 		}
 	}
+	d.resumeFor(s, p.pageKey, o)
 	d.dropPage(s, p)
+}
+
+// resumeFor ends a bank's stall where that waits for this page.
+func (d *Driver) resumeFor(s *slot, k pageKey, o Outcome) {
+	if s.stalled && s.stall == k {
+		d.resume(s.target.Slot, o != Resolved)
+	}
 }

@@ -230,21 +230,26 @@ func (d *Driver) pages(s *slot, page uint64, write bool, ext uint32, known bool)
 	return rangeOf(s.target.Policy, page, d.limit, write, ext, offset, known)
 }
 
-// takeFARs takes the source faults that FSR and FAR alone told: page in, send
-// nothing.
+// takeFARs takes the faults that FSR and FAR alone told, of a source or of an access that
+// waits: page in, send nothing.
 func (d *Driver) takeFARs() {
 	for n := range d.slots {
 		s := &d.slots[n]
-		for _, far := range s.far[:s.fars] {
-			page := uint64(far >> device.PageShift)
+		for _, k := range s.far[:s.fars] {
+			page := k.page
 			s.counts.Entries++
-			s.counts.Local++
+			if k.write {
+				s.counts.Remote++
+			} else {
+				s.counts.Local++
+			}
 			if page >= d.limit {
 				d.stats.BadPage++
+				d.resumeFor(s, k, Failed)
 				continue
 			}
 			rec := Record{
-				Page: far.Page(), Slot: n, PDID: s.target.PDID, Source: d.node,
+				Page: device.VA(page << device.PageShift), Slot: n, PDID: s.target.PDID, Source: d.node, Write: k.write,
 				Method: s.target.Method, Policy: s.target.Policy,
 				Interrupt: d.irqAt, Drained: d.now(),
 			}
@@ -256,7 +261,6 @@ func (d *Driver) takeFARs() {
 				})
 				continue
 			}
-			k := pageKey{page: page}
 			if _, ok := s.waitsFor(k, nil); ok {
 				s.counts.Duplicates++
 				continue
@@ -267,9 +271,10 @@ func (d *Driver) takeFARs() {
 				r := d.log.at(n)
 				r.Outcome = Unsent
 				d.final(r)
+				d.resumeFor(s, k, Unsent)
 				continue
 			}
-			d.demand(s, page, false, 0, false)
+			d.demand(s, page, k.write, 0, false)
 		}
 		s.fars = 0
 	}

@@ -185,6 +185,7 @@ func (d *Driver) Remove(n int) {
 			removed(record)
 		}
 	}
+	d.resume(n, true)
 	d.reset(s)
 	s.gen++
 }

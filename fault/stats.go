@@ -26,6 +26,7 @@ type Counts struct {
 	DelegateFull uint64 // questions not sent: its socket is full (EAGAIN)
 	DelegateErr  uint64 // questions not sent for another reason
 	Stuck        uint64 // page-ins that hung: others went on beside them
+	Stalls       uint64 // accesses that waited for RESUME
 	Dropped      uint64 // entries dropped because the slot's tables are full
 }
 
@@ -44,10 +45,10 @@ func (c Counts) Less(base *Counts) Counts {
 	return c
 }
 
-func (c *Counts) fields() [22]*uint64 {
+func (c *Counts) fields() [23]*uint64 {
 	return [...]*uint64{
 		&c.Entries, &c.Local, &c.Remote, &c.Duplicates, &c.PageIns, &c.Pages, &c.Ahead, &c.Unused, &c.Minor, &c.Major, &c.Permission, &c.Unresolvable,
-		&c.Transient, &c.RAPF, &c.RAPFFail, &c.Refused, &c.Busy, &c.Delegated, &c.DelegateFull, &c.DelegateErr, &c.Stuck, &c.Dropped,
+		&c.Transient, &c.RAPF, &c.RAPFFail, &c.Refused, &c.Busy, &c.Delegated, &c.DelegateFull, &c.DelegateErr, &c.Stuck, &c.Stalls, &c.Dropped,
 	}
 }
 

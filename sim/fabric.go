@@ -117,6 +117,7 @@ func NewFabric(seed uint64, queues bool) (*Fabric, error) {
 		cfg.TimeoutUS += 20000
 	}
 	cfg.Queues = queues
+	cfg.Stall = !queues && seed%6 == 2
 	if queues && seed%4 == 1 {
 		cfg.BreakQueues = 10_000
 	}

@@ -434,6 +434,7 @@ func faultCounters(t *fault.Counts) []control.Counter {
 		{Name: "faults_duplicate_total", Value: t.Duplicates, Help: "entries that a block already waited for"},
 		{Name: "faults_delegated_total", Value: t.Delegated, Help: "faults that the process was asked to page in"},
 		{Name: control.CounterPagesIn, Value: t.Pages, Help: "pages made resident by pfd, or by processes that it had asked; not those of method touch"},
+		{Name: "faults_stalled_total", Value: t.Stalls, Help: "accesses that waited in the SMMU for their page (pfd --fault-mode stall)"},
 		{Name: "pages_ahead_total", Value: t.Ahead, Help: "pages that policy adaptive had brought in ahead of their use"},
 		{Name: "pages_ahead_unused_total", Value: t.Unused, Help: "of these, those whose use never showed"},
 		{Name: control.CounterRAPF, Value: t.RAPF, Help: "retransmissions asked for by pfd"},

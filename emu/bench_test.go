@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"golang.org/x/sys/unix"
 )
@@ -115,5 +116,55 @@ func BenchmarkPolicies(b *testing.B) {
 				})
 			}
 		})
+	}
+}
+
+// BenchmarkStall has faults that end their access and faults that stall take turns: the
+// median of one transfer into absent memory, in microseconds, and of one into present
+// memory while another channel of the bank faults ("beside").
+func BenchmarkStall(b *testing.B) {
+	for _, size := range []int{4 << 10, 16 << 10, 1 << 20} {
+		for _, policy := range []fault.Policy{fault.PIO, fault.PI4} {
+			b.Run(fmt.Sprintf("%dKiB/%v", size>>10, policy), func(b *testing.B) {
+				names := []string{"terminate", "stall"}
+				var rigs []*rig
+				for _, name := range names {
+					rigs = append(rigs, newRigOf(b, emu.Config{Nodes: 2, Stall: name == "stall"}, policy))
+				}
+				src, dst := bytes.Repeat([]byte{1}, size), absent(b, size)
+				small, other := bytes.Repeat([]byte{1}, 4096), bytes.Repeat([]byte{1}, 4096)
+				alone, beside := make([][]time.Duration, 2), make([][]time.Duration, 2)
+				for b.Loop() {
+					for i, r := range rigs {
+						if err := unix.Madvise(dst, unix.MADV_DONTNEED); err != nil {
+							b.Fatal(err)
+						}
+						d := device.Descriptor{Src: va(src), Dst: va(dst), Size: uint32(size), DstNode: 1}
+						start := time.Now()
+						if r.write(0, d) != device.DoneCompleted {
+							b.Fatal("failed")
+						}
+						alone[i] = append(alone[i], time.Since(start))
+						if err := unix.Madvise(dst, unix.MADV_DONTNEED); err != nil {
+							b.Fatal(err)
+						}
+						start = time.Now()
+						r.ring(0, d)
+						if r.write(1, device.Descriptor{Src: va(small), Dst: va(other), Size: 4096, DstNode: 1}) != device.DoneCompleted {
+							b.Fatal("failed")
+						}
+						beside[i] = append(beside[i], time.Since(start))
+						r.wait(0, d)
+					}
+				}
+				for i, name := range names {
+					for kind, times := range map[string][]time.Duration{"": alone[i], "-beside": beside[i]} {
+						slices.Sort(times)
+						b.ReportMetric(float64(times[len(times)/2].Nanoseconds())/1000, name+kind+"-us")
+						b.ReportMetric(float64(times[len(times)/10].Nanoseconds())/1000, name+kind+"-p10-us")
+					}
+				}
+			})
+		}
 	}
 }

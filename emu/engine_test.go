@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -119,15 +120,25 @@ func (r *rig) on(node int, f func()) {
 
 // write has side 0 write size bytes and waits until done is final.
 func (r *rig) write(ch int, d device.Descriptor) uint32 {
+	r.ring(ch, d)
+	return r.wait(ch, d)
+}
+
+func (r *rig) ring(ch int, d device.Descriptor) {
 	p := r.sides[0].pages
 	d.DstGeneration = r.sides[1].domain.Generation
 	p.Publish(ch, &d)
-	p.Ring(ch)
+	for !p.Ring(ch) { // until the last doorbell is taken
+		runtime.Gosched()
+	}
 	if p.Kicked() {
 		_, _ = unix.Write(r.sides[0].mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
+}
+
+func (r *rig) wait(ch int, d device.Descriptor) uint32 {
 	for deadline := time.Now().Add(10 * time.Second); ; {
-		if v := p.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
+		if v := r.sides[0].pages.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
 			return v
 		}
 		if time.Now().After(deadline) {

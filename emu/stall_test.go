@@ -70,13 +70,7 @@ func TestStallEnds(t *testing.T) {
 	// Nobody serves the faults of node 1 any more.
 	r.on(1, func() { r.drivers[1].Remove(r.sides[1].domain.Slot) })
 	quiet := make(chan struct{})
-	p := r.sides[0].pages
-	d := device.Descriptor{Src: va(src), Dst: va(absent(t, 4096)), Size: 4096, DstNode: 1, DstGeneration: r.sides[1].domain.Generation}
-	p.Publish(2, &d)
-	p.Ring(2)
-	if p.Kicked() {
-		_, _ = unix.Write(r.sides[0].mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	}
+	r.ring(2, device.Descriptor{Src: va(src), Dst: va(absent(t, 4096)), Size: 4096, DstNode: 1})
 	r.on(1, func() {
 		if err := r.managers[1].Destroy(r.sides[1].domain.Slot, func() { close(quiet) }); err != nil {
 			t.Error(err)

@@ -112,7 +112,7 @@ type Domain struct {
 	Member      int      `json:"member"`    // which process of its group on this node, 0..15
 	Interface   uint8    `json:"interface"` // mailbox and packetizer, 16..63
 	Method      string   `json:"method"`    // page-in method: gup, touch
-	Policy      string   `json:"policy"`    // p1, p4, pa
+	Policy      string   `json:"policy"`    // p1, p4, pa, adaptive
 	Peers       []uint16 `json:"peers"`     // PDIDs of other domains that may reach it
 	State       string   `json:"state"`     // DomainLive, DomainDraining
 	AgeNS       int64    `json:"age_ns"`
@@ -284,7 +284,7 @@ type Fault struct {
 	Page        Hex    `json:"page"`             // VA of the faulting page
 	Write       bool   `json:"write"`            // at the destination; false: at the source
 	Method      string `json:"method"`           // gup, touch
-	Policy      string `json:"policy"`           // p1, p4, pa
+	Policy      string `json:"policy"`           // p1, p4, pa, adaptive
 	Kind        string `json:"kind"`             // minor, major, permission
 	Outcome     string `json:"outcome"`          // resolved, failed, ...
 	Reason      string `json:"reason,omitempty"` // why the page is not there, where it is not

@@ -20,6 +20,10 @@ import (
 const (
 	SourceFIFO    = "fifo"    // by TXFIFO: the block is paused, a RAPF ends the pause
 	SourceTimeout = "timeout" // as the thesis and PART: page in, the sender's time-out does the rest
+
+	// How the SMMU takes a fault (Config.FaultMode).
+	FaultTerminate = "terminate" // the access ends, its block is sent again
+	FaultStall     = "stall"     // the access waits for the page (000 5.2)
 )
 
 // What pfd gives up once it listens (internal/sandbox).
@@ -58,6 +62,7 @@ type Config struct {
 	GuardUS      uint32 // guard time-out of a paused block, microseconds
 	Outstanding  uint32 // blocks of a transfer in flight, 1..1024
 	SourceFaults string // SourceFIFO or SourceTimeout
+	FaultMode    string // FaultTerminate or FaultStall
 
 	// Firmware says which optimizations the firmware of the emulated nodes has, in
 	// the words of r5.ParseOptions; "": all.
@@ -126,6 +131,7 @@ func Default() Config {
 		GuardUS:          device.GuardReset,
 		Outstanding:      domain.Outstanding,
 		SourceFaults:     SourceFIFO,
+		FaultMode:        FaultTerminate,
 		Quota:            domain.DefaultQuota,
 		GroupSize:        domain.DefaultGroupSize,
 		Sandbox:          SandboxAuto,
@@ -143,6 +149,8 @@ func (c *Config) Check() error {
 		return fmt.Errorf("%w: --nodes %d: want 1 to %d", ErrConfig, c.Nodes, MaxNodes)
 	case c.SourceFaults != SourceFIFO && c.SourceFaults != SourceTimeout:
 		return fmt.Errorf("%w: --source-faults %q: want %q or %q", ErrConfig, c.SourceFaults, SourceFIFO, SourceTimeout)
+	case c.FaultMode != FaultTerminate && c.FaultMode != FaultStall:
+		return fmt.Errorf("%w: --fault-mode %q: want %q or %q", ErrConfig, c.FaultMode, FaultTerminate, FaultStall)
 	case c.Sandbox != SandboxAuto && c.Sandbox != SandboxStrict && c.Sandbox != SandboxOff:
 		return fmt.Errorf("%w: --sandbox %q: want %q, %q or %q", ErrConfig, c.Sandbox, SandboxAuto, SandboxStrict, SandboxOff)
 	case c.TimeoutUS == 0:

@@ -36,6 +36,7 @@ func Emulated(cfg Config) (Machine, error) {
 		// Without a TXFIFO the firmware does not pause a source fault's block,
 		// and its time-out sends it again: the thesis's way.
 		NoTXFIFO: cfg.SourceFaults == SourceTimeout,
+		Stall:    cfg.FaultMode == FaultStall,
 		Log:      log, Trace: records,
 	})
 	if err != nil {

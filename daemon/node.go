@@ -59,8 +59,12 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 		return r.err
 	}
 	n.records.begin()
+	options := n.options
+	if cfg.FaultMode == FaultStall {
+		options = append(slices.Clip(options), domain.Stall())
+	}
 	var err error
-	if n.domains, err = domain.NewManager(n.bus, n.id, dir, n.options...); err != nil {
+	if n.domains, err = domain.NewManager(n.bus, n.id, dir, options...); err != nil {
 		return err
 	}
 	if err := n.domains.Init(); err != nil {

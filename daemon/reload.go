@@ -27,6 +27,7 @@ var settings = []setting{
 	{"socket", func(c *Config) any { return c.Socket }, false},
 	{"device", func(c *Config) any { return c.Device }, false},
 	{"source-faults", func(c *Config) any { return c.SourceFaults }, false},
+	{"fault-mode", func(c *Config) any { return c.FaultMode }, false},
 	{"firmware-options", func(c *Config) any { return c.Firmware }, false},
 	{"device-uid", func(c *Config) any { return c.DeviceUID }, false},
 	{"metrics-listen", func(c *Config) any { return c.MetricsListen }, false},

@@ -64,9 +64,8 @@ func smmuRegisters() []Register {
 		{Name: "CB_TCR", Offset: TCR, Width: 4, Read: low32, Write: low32, fields: "res16[31:16] tg0[15:14] res6[13:6] t0sz[5:0]"},
 		{Name: "CB_MAIR0", Offset: MAIR0, Width: 4, Read: low32, Write: low32, fields: "attr3[31:24] attr2[23:16] attr1[15:8] attr0[7:0]"},
 		{Name: "CB_MAIR1", Offset: MAIR1, Width: 4, Read: low32, Write: low32, fields: "attr7[31:24] attr6[23:16] attr5[15:8] attr4[7:0]"},
-		// No fault sets TLBMCF, TLBLKF, UUT and SS here: the TLB has neither entries
-		// that conflict nor locked ones, there is one kind of access, and no stall.
-		// FSRRESTORE does.
+		// No fault sets TLBMCF, TLBLKF and UUT here: the TLB has neither entries that
+		// conflict nor locked ones, and there is one kind of access. FSRRESTORE does.
 		{Name: "CB_FSR", Offset: FSR, Width: 4, Read: fsrBits, W1C: fsrBits,
 			fields: "tf[1] aff[2] pf[3] ef[4] tlbmcf[5] tlblkf[6] uut[8] ss[30] multi[31]"},
 		{Name: "CB_FSRRESTORE", Offset: FSRRESTORE, Width: 4, Act: fsrBits,

@@ -120,7 +120,11 @@ func (m *Manager) setUp(n int, pdid device.PDID, generation device.Generation, p
 	r.write32(device.SMMU, device.Bank(n, device.TLBIALL), 0)
 	r.write32(device.SMMU, device.Bank(n, device.TLBSYNC), 0)
 	r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
-	r.write32(device.SMMU, device.Bank(n, device.SCTLR), device.SCTLRDriver)
+	sctlr := uint32(device.SCTLRDriver)
+	if m.stall {
+		sctlr |= device.SCTLRCFCFG
+	}
+	r.write32(device.SMMU, device.Bank(n, device.SCTLR), sctlr)
 	r.write32(device.SMMU, smr(n), device.SMRValid|uint32(n))
 	r.write32(device.SMMU, s2cr(n), device.S2CRTranslate<<device.S2CRTypeShift|bank)
 

@@ -58,6 +58,10 @@ func (s *slot) add(after func()) {
 func (m *Manager) poll(n int) {
 	s := &m.slots[n]
 	r := regs{bus: m.bus, node: m.node}
+	if m.stall {
+		// Nobody serves the domain's faults any more.
+		r.write32(device.SMMU, device.Bank(n, device.RESUME), device.ResumeTerminate)
+	}
 	if r.read32(device.SMMU, device.Bank(n, device.TLBSTATUS))&1 == 0 {
 		m.quiet(n)
 		return

@@ -40,8 +40,11 @@ func (m *Manager) Init() error {
 	r.write32(device.SMMU, device.SMMUGR0+device.STLBGSYNC, 0)
 	// Client port on; a global fault is reported and raises vector 0; no stall
 	// by default; a stream that matches nothing faults (Arm IHI 0062 sCR0).
-	r.write32(device.SMMU, device.SMMUGR0+device.SCR0,
-		device.SCR0GFRE|device.SCR0GFIE|device.SCR0STALLD|device.SCR0USFCFG)
+	scr0 := uint32(device.SCR0GFRE | device.SCR0GFIE | device.SCR0STALLD | device.SCR0USFCFG)
+	if m.stall {
+		scr0 &^= device.SCR0STALLD
+	}
+	r.write32(device.SMMU, device.SMMUGR0+device.SCR0, scr0)
 
 	if r.read32(device.PL, device.PLNodeID)&device.NodeIDMask != uint32(m.node) {
 		r.write32(device.PL, device.PLNodeID, uint32(m.node))
@@ -78,6 +81,9 @@ func (m *Manager) check(r *regs) error {
 	}
 	if n := idr1 & 0xff; n < device.Slots {
 		return fmt.Errorf("node %d: %w: the SMMU has %d context banks, not %d; check the device", m.node, ErrDevice, n, device.Slots)
+	}
+	if m.stall && caps&device.CapsStall == 0 {
+		return fmt.Errorf("node %d: %w: its SMMU cannot stall (CAPS[26]); use pfd --fault-mode terminate", m.node, ErrDevice)
 	}
 	m.caps = caps
 	return nil

@@ -65,6 +65,7 @@ type Manager struct {
 	// tables gives TTBR0 of a slot's context bank; nil where the device walks
 	// the processes' own tables.
 	tables func(slot int) uint64
+	stall  bool // Stall
 	caps   uint64
 	ready  bool
 	slots  [device.Slots]slot
@@ -94,6 +95,10 @@ func WithTimer(f func(time.Duration, func())) Option {
 func WithTables(f func(slot int) uint64) Option {
 	return func(m *Manager) { m.tables = f }
 }
+
+// Stall has the faults of domains wait in the SMMU, where the node can (CAPS[26]), instead
+// of ending their accesses.
+func Stall() Option { return func(m *Manager) { m.stall = true } }
 
 // NewManager makes the manager of a node. It touches no register: Init does.
 func NewManager(bus device.Bus, node device.NodeID, dir *Directory, opts ...Option) (*Manager, error) {

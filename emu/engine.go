@@ -57,6 +57,8 @@ type Config struct {
 	VABits int // 39..48; 0: 48
 	// NoTXFIFO leaves source faults to the senders' time-outs.
 	NoTXFIFO bool
+	// Stall: the nodes can have faulting accesses wait (CAPS[26]).
+	Stall bool
 	// Firmware switches off optimizations of the firmware.
 	Firmware r5.Options
 	// Spin is how long the engine looks for work before it sleeps in the
@@ -244,7 +246,7 @@ func New(cfg Config) (*Engine, error) {
 			n.outside = cfg.Outside(i)
 		}
 		n.soc = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil,
+			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil,
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
 			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 		})

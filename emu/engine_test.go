@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -37,7 +38,16 @@ type side struct {
 
 func newRig(t testing.TB, policy fault.Policy, prepare ...func(*emu.Engine)) *rig {
 	t.Helper()
-	e, err := emu.New(emu.Config{Nodes: 2})
+	return newRigOf(t, emu.Config{Nodes: 2}, policy, prepare...)
+}
+
+func newRigOf(t testing.TB, cfg emu.Config, policy fault.Policy, prepare ...func(*emu.Engine)) *rig {
+	t.Helper()
+	var options []domain.Option
+	if cfg.Stall {
+		options = append(options, domain.Stall())
+	}
+	e, err := emu.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +70,7 @@ func newRig(t testing.TB, policy fault.Policy, prepare ...func(*emu.Engine)) *ri
 		d := fault.New(fault.Config{Bus: b, Node: device.NodeID(n), Now: e.Now})
 		r.drivers = append(r.drivers, d)
 		go func() { _ = b.Serve(ctx, d) }()
-		m, err := domain.NewManager(b, device.NodeID(n), dir)
+		m, err := domain.NewManager(b, device.NodeID(n), dir, options...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,15 +120,25 @@ func (r *rig) on(node int, f func()) {
 
 // write has side 0 write size bytes and waits until done is final.
 func (r *rig) write(ch int, d device.Descriptor) uint32 {
+	r.ring(ch, d)
+	return r.wait(ch, d)
+}
+
+func (r *rig) ring(ch int, d device.Descriptor) {
 	p := r.sides[0].pages
 	d.DstGeneration = r.sides[1].domain.Generation
 	p.Publish(ch, &d)
-	p.Ring(ch)
+	for !p.Ring(ch) { // until the last doorbell is taken
+		runtime.Gosched()
+	}
 	if p.Kicked() {
 		_, _ = unix.Write(r.sides[0].mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
+}
+
+func (r *rig) wait(ch int, d device.Descriptor) uint32 {
 	for deadline := time.Now().Add(10 * time.Second); ; {
-		if v := p.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
+		if v := r.sides[0].pages.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
 			return v
 		}
 		if time.Now().After(deadline) {
@@ -141,7 +161,7 @@ func absent(t testing.TB, size int) []byte {
 func va(b []byte) device.VA { return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
 func TestWriteIntoAbsentMemory(t *testing.T) {
-	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA} {
+	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA, fault.Adaptive} {
 		r := newRig(t, policy)
 		for _, size := range []int{1, 4096, 16384, 65536, 1 << 20} {
 			src, dst := bytes.Repeat([]byte{0xa5, 1, 2, 3}, size/4+1)[:size], absent(t, size)

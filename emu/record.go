@@ -8,7 +8,7 @@ import (
 // RecordHeader gives the header of a recording of this engine (package record).
 func (e *Engine) RecordHeader() record.Header {
 	return record.Header{
-		Nodes: len(e.nodes), VABits: e.cfg.VABits, NoTXFIFO: e.cfg.NoTXFIFO, SVA: e.cfg.Outside == nil, Queues: e.nodes[0].outside.DMA != nil,
+		Nodes: len(e.nodes), VABits: e.cfg.VABits, NoTXFIFO: e.cfg.NoTXFIFO, Stall: e.cfg.Stall, SVA: e.cfg.Outside == nil, Queues: e.nodes[0].outside.DMA != nil,
 		Epoch: e.epoch, Started: e.base.UnixNano(), Firmware: e.cfg.Firmware,
 	}
 }

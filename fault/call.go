@@ -247,7 +247,9 @@ func (d *Driver) complete(s *slot, c *call) {
 	d.pagedIn(s, c, got)
 	if got != 0 {
 		s.counts.PageIns++
-		s.counts.Pages += uint64(bits.OnesCount64(c.res.New & all))
+		fresh := uint64(bits.OnesCount64(c.res.New & all))
+		s.counts.Pages += fresh
+		s.ahead.Paged(uint64(pages), fresh)
 		switch c.res.Kind {
 		case gup.Major:
 			s.counts.Major++
@@ -373,5 +375,13 @@ func (d *Driver) settle(s *slot, c *call, p *page, o Outcome, cause error) {
 			d.finish(s, b)
 		}
 	}
+	d.resumeFor(s, p.pageKey, o)
 	d.dropPage(s, p)
+}
+
+// resumeFor ends a bank's stall where that waits for this page.
+func (d *Driver) resumeFor(s *slot, k pageKey, o Outcome) {
+	if s.stalled && s.stall == k {
+		d.resume(s.target.Slot, o != Resolved)
+	}
 }

@@ -209,10 +209,20 @@ func (d *Driver) demand(s *slot, page uint64, write bool, ext uint32, known bool
 	if _, ok := s.overlap(page, page+1, write); ok {
 		return
 	}
-	d.demands = append(d.demands, demand{
-		slot: uint8(s.target.Slot), write: write, page: page,
-		end: page + d.pages(s, page, write, ext, known),
-	})
+	n := d.pages(s, page, write, ext, known)
+	d.ranges = d.ranges[:0]
+	if s.target.Policy == Adaptive {
+		brought, unused := s.ahead.Brought, s.ahead.Unused
+		n, d.ranges = s.ahead.Fault(page, n, write, d.ranges)
+		s.counts.Ahead += s.ahead.Brought - brought
+		s.counts.Unused += s.ahead.Unused - unused
+	}
+	d.demands = append(d.demands, demand{slot: uint8(s.target.Slot), write: write, page: page, end: page + n})
+	for _, r := range d.ranges {
+		if r.Start < d.limit {
+			d.demands = append(d.demands, demand{slot: uint8(s.target.Slot), write: write, page: r.Start, end: min(r.End, d.limit)})
+		}
+	}
 }
 
 // pages gives a fault's range by the domain's policy. Where FAR told this very
@@ -225,21 +235,26 @@ func (d *Driver) pages(s *slot, page uint64, write bool, ext uint32, known bool)
 	return rangeOf(s.target.Policy, page, d.limit, write, ext, offset, known)
 }
 
-// takeFARs takes the source faults that FSR and FAR alone told: page in, send
-// nothing.
+// takeFARs takes the faults that FSR and FAR alone told, of a source or of an access that
+// waits: page in, send nothing.
 func (d *Driver) takeFARs() {
 	for n := range d.slots {
 		s := &d.slots[n]
-		for _, far := range s.far[:s.fars] {
-			page := uint64(far >> device.PageShift)
+		for _, k := range s.far[:s.fars] {
+			page := k.page
 			s.counts.Entries++
-			s.counts.Local++
+			if k.write {
+				s.counts.Remote++
+			} else {
+				s.counts.Local++
+			}
 			if page >= d.limit {
 				d.stats.BadPage++
+				d.resumeFor(s, k, Failed)
 				continue
 			}
 			rec := Record{
-				Page: far.Page(), Slot: n, PDID: s.target.PDID, Source: d.node,
+				Page: device.VA(page << device.PageShift), Slot: n, PDID: s.target.PDID, Source: d.node, Write: k.write,
 				Method: s.target.Method, Policy: s.target.Policy,
 				Interrupt: d.irqAt, Drained: d.now(),
 			}
@@ -251,7 +266,6 @@ func (d *Driver) takeFARs() {
 				})
 				continue
 			}
-			k := pageKey{page: page}
 			if _, ok := s.waitsFor(k, nil); ok {
 				s.counts.Duplicates++
 				continue
@@ -262,9 +276,10 @@ func (d *Driver) takeFARs() {
 				r := d.log.at(n)
 				r.Outcome = Unsent
 				d.final(r)
+				d.resumeFor(s, k, Unsent)
 				continue
 			}
-			d.demand(s, page, false, 0, false)
+			d.demand(s, page, k.write, 0, false)
 		}
 		s.fars = 0
 	}

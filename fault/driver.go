@@ -97,6 +97,7 @@ type Driver struct {
 	slots   [device.Slots]slot
 	calls   []*call
 	demands []demand
+	ranges  []pagein.Range
 	asks    []ask
 	instant []answer
 
@@ -184,6 +185,7 @@ func (d *Driver) Remove(n int) {
 			removed(record)
 		}
 	}
+	d.resume(n, true)
 	d.reset(s)
 	s.gen++
 }

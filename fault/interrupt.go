@@ -82,7 +82,7 @@ func (d *Driver) clearBank(n int) {
 	s := &d.slots[n]
 	for i := 0; i < fsrReads && !d.dead; i++ {
 		fsr := d.read32(device.SMMU, device.Bank(n, device.FSR))
-		if fsr == 0 {
+		if fsr == 0 || fsr&device.FSRSS != 0 && s.stalled {
 			return
 		}
 		far := device.VA(d.read64(device.SMMU, device.Bank(n, device.FAR)))
@@ -92,14 +92,51 @@ func (d *Driver) clearBank(n int) {
 		if fsr&device.FSRMULTI != 0 {
 			d.stats.Multi++
 		}
-		if !s.live {
-			continue
-		}
 		s.hint, s.hintWrite = far, write
-		if !write && d.bare {
-			s.addFAR(far)
+		k := pageKey{uint64(far >> device.PageShift), write}
+		switch {
+		case fsr&device.FSRSS != 0:
+			// The process answers a fault under method touch by itself, and pfd does not
+			// hear of it: its accesses are aborted.
+			d.stall(n, k)
+			if !s.live || s.target.Method == Touch || !s.addFAR(k) {
+				d.resume(n, true)
+			}
+		case s.live && !write && d.bare:
+			s.addFAR(k)
 		}
 	}
+}
+
+// stall keeps vector 0 from a bank in which an access waits: FSR.SS stays until RESUME is
+// written, and with it the cause.
+func (d *Driver) stall(n int, k pageKey) {
+	s := &d.slots[n]
+	s.counts.Stalls++
+	s.stalled, s.stall = true, k
+	d.setSCTLR(n, 0, device.SCTLRCFIE)
+}
+
+// resume has the accesses of a bank that wait for a page walk again, or aborted.
+func (d *Driver) resume(n int, terminate bool) {
+	s := &d.slots[n]
+	if !s.stalled {
+		return
+	}
+	s.stalled = false
+	// All that wait walk again and fault anew: what FSR has of them is of the past.
+	d.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
+	var how uint32
+	if terminate {
+		how = device.ResumeTerminate
+	}
+	d.write32(device.SMMU, device.Bank(n, device.RESUME), how)
+	d.setSCTLR(n, device.SCTLRCFIE, 0)
+}
+
+func (d *Driver) setSCTLR(n int, set, cleared uint32) {
+	at := device.Bank(n, device.SCTLR)
+	d.write32(device.SMMU, at, d.read32(device.SMMU, at)&^cleared|set)
 }
 
 // wake posts the page-in half, once until it runs.

@@ -52,6 +52,12 @@ func TestMergeAndPolicies(t *testing.T) {
 		{name: "PI4 clipped by EXT", policy: fault.PI4, pushes: []push{{1, 8, 4097, false}}, want: []pageIn{{8, 2, true}}},
 		{name: "PI4 at a source clipped by EXT", policy: fault.PI4, pushes: []push{{1, 11, 2 * 4096, true}}, want: []pageIn{{11, 2, false}}},
 
+		{name: "adaptive, one fault: as PIA", policy: fault.Adaptive, pushes: []push{{1, 9, 40 * kib, false}}, want: []pageIn{{9, 10, true}}},
+		{name: "adaptive, two neighbours: four pages more", policy: fault.Adaptive,
+			pushes: []push{{1, 5, 4 * kib, false}, {2, 6, 4 * kib, false}}, want: []pageIn{{5, 6, true}}},
+		{name: "adaptive, equal distances", policy: fault.Adaptive,
+			pushes: []push{{1, 10, 4 * kib, false}, {2, 20, 4 * kib, false}, {3, 30, 4 * kib, false}},
+			want:   []pageIn{{10, 1, true}, {20, 1, true}, {30, 1, true}, {40, 1, true}, {50, 1, true}, {60, 1, true}, {70, 1, true}}},
 		{name: "PIA by EXT", policy: fault.PIA, pushes: []push{{1, 9, 40 * kib, false}}, want: []pageIn{{9, 10, true}}},
 		{name: "PIA one byte", policy: fault.PIA, pushes: []push{{1, 9, 1, false}}, want: []pageIn{{9, 1, true}}},
 		{name: "PIA nothing stated", policy: fault.PIA, pushes: []push{{1, 9, 0, false}}, want: []pageIn{{9, 1, true}}},

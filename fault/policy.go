@@ -18,6 +18,8 @@ const (
 	PI4 = pagein.PI4
 	PIA = pagein.PIA
 
+	Adaptive = pagein.Adaptive
+
 	GUP   = pagein.GUP   // the Pager, from outside
 	Touch = pagein.Touch // the Delegate: the process itself, which also sends the RAPF
 	UFFD  = pagein.UFFD  // the Pager, through userfaultfds of the process
@@ -39,8 +41,8 @@ const (
 // counts the bytes of the transfer from the faulting address on, offset is that
 // address's place in its page where it is known (else 0: then the range ends a
 // page early rather than beyond the transfer). known is false where the device
-// states no remaining length (a source fault told by FAR alone): PIA then takes
-// what PI4 does.
+// states no remaining length (a source fault told by FAR alone): PIA and Adaptive then
+// take what PI4 does.
 func rangeOf(p Policy, page, limit uint64, write bool, ext uint32, offset uint64, known bool) uint64 {
 	if p == PIO {
 		return 1
@@ -51,7 +53,7 @@ func rangeOf(p Policy, page, limit uint64, write bool, ext uint32, offset uint64
 	}
 	if known {
 		rest := (offset + uint64(ext) + device.PageSize - 1) >> device.PageShift
-		if p == PIA {
+		if p == PIA || p == Adaptive {
 			n = rest
 		}
 		n = min(n, rest)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/pagein"
 )
 
 // Sizes of a slot's tables (ours). They bound what one domain whose page-ins
@@ -16,7 +17,7 @@ const (
 	maxWaits   = 2048
 	maxSpans   = 256 // spans that nobody waits for are not queued beyond
 	maxFailing = 256 // pages whose failures are remembered
-	farDepth   = 8   // source faults told by FAR, between two rounds
+	farDepth   = 8   // faults told by FAR alone, between two rounds
 	blockPages = 8   // records a block keeps: four pages, two of the notification, to spare
 )
 
@@ -87,6 +88,7 @@ type slot struct {
 	target Target
 	port   *packetizer.Port
 	counts Counts
+	ahead  pagein.Ahead // of policy Adaptive
 
 	blocks  map[blockKey]*block
 	pages   map[pageKey]*page
@@ -99,8 +101,10 @@ type slot struct {
 	queued []span
 	calls  []*call // under way
 
-	far       [farDepth]device.VA
+	far       [farDepth]pageKey // faults told by FAR alone
 	fars      int
+	stalled   bool // an access waits for RESUME, for the page of stall
+	stall     pageKey
 	hint      device.VA // FAR of the last fault, exact
 	hintWrite bool
 }
@@ -119,10 +123,11 @@ func (d *Driver) reset(s *slot) {
 	clear(s.failing)
 	s.live = false
 	s.target = Target{}
+	s.ahead = pagein.Ahead{}
 	s.resend = s.resend[:0]
 	s.queued = s.queued[:0]
 	s.calls = s.calls[:0]
-	s.fars, s.hint = 0, 0
+	s.fars, s.hint, s.stalled = 0, 0, false
 }
 
 // block finds the block of a transaction or makes it; nil when the table is
@@ -271,16 +276,16 @@ func (s *slot) push(p span) {
 	}
 }
 
-func (s *slot) addFAR(va device.VA) {
-	for _, f := range s.far[:s.fars] {
-		if f.Page() == va.Page() {
-			return
-		}
+// addFAR notes a fault that FSR and FAR alone tell; false: it is dropped.
+func (s *slot) addFAR(k pageKey) bool {
+	if slices.Contains(s.far[:s.fars], k) {
+		return true
 	}
 	if s.fars == farDepth {
 		s.counts.Dropped++
-		return
+		return false
 	}
-	s.far[s.fars] = va
+	s.far[s.fars] = k
 	s.fars++
+	return true
 }

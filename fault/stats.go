@@ -11,7 +11,9 @@ type Counts struct {
 	Duplicates   uint64 // entries that a block already waits for
 	PageIns      uint64 // Pager.PageIn calls that brought pages in
 	Pages        uint64 // pages they made resident that were not before
-	Minor        uint64 // of these calls, by what the fault turned out to be
+	Ahead        uint64 // pages that policy Adaptive asked for ahead of their use
+	Unused       uint64 // of these, those whose use never showed
+	Minor        uint64 // of the PageIn calls, by what the fault turned out to be
 	Major        uint64
 	Permission   uint64
 	Unresolvable uint64 // pages that are not mapped, not permitted, or gone
@@ -24,6 +26,7 @@ type Counts struct {
 	DelegateFull uint64 // questions not sent: its socket is full (EAGAIN)
 	DelegateErr  uint64 // questions not sent for another reason
 	Stuck        uint64 // page-ins that hung: others went on beside them
+	Stalls       uint64 // accesses that waited for RESUME
 	Dropped      uint64 // entries dropped because the slot's tables are full
 }
 
@@ -42,10 +45,10 @@ func (c Counts) Less(base *Counts) Counts {
 	return c
 }
 
-func (c *Counts) fields() [19]*uint64 {
+func (c *Counts) fields() [23]*uint64 {
 	return [...]*uint64{
-		&c.Entries, &c.Local, &c.Remote, &c.Duplicates, &c.PageIns, &c.Pages, &c.Minor, &c.Major, &c.Permission, &c.Unresolvable,
-		&c.Transient, &c.RAPF, &c.RAPFFail, &c.Refused, &c.Busy, &c.Delegated, &c.DelegateFull, &c.DelegateErr, &c.Dropped,
+		&c.Entries, &c.Local, &c.Remote, &c.Duplicates, &c.PageIns, &c.Pages, &c.Ahead, &c.Unused, &c.Minor, &c.Major, &c.Permission, &c.Unresolvable,
+		&c.Transient, &c.RAPF, &c.RAPFFail, &c.Refused, &c.Busy, &c.Delegated, &c.DelegateFull, &c.DelegateErr, &c.Stuck, &c.Stalls, &c.Dropped,
 	}
 }
 
@@ -72,30 +75,6 @@ type Stats struct {
 	Highest [2]int // level that RXFIFO and TXFIFO were found at
 }
 
-// add sums o into c.
-func (c *Counts) add(o *Counts) {
-	c.Entries += o.Entries
-	c.Local += o.Local
-	c.Remote += o.Remote
-	c.Duplicates += o.Duplicates
-	c.PageIns += o.PageIns
-	c.Pages += o.Pages
-	c.Minor += o.Minor
-	c.Major += o.Major
-	c.Permission += o.Permission
-	c.Unresolvable += o.Unresolvable
-	c.Transient += o.Transient
-	c.RAPF += o.RAPF
-	c.RAPFFail += o.RAPFFail
-	c.Refused += o.Refused
-	c.Busy += o.Busy
-	c.Delegated += o.Delegated
-	c.DelegateFull += o.DelegateFull
-	c.DelegateErr += o.DelegateErr
-	c.Stuck += o.Stuck
-	c.Dropped += o.Dropped
-}
-
 // Slot gives a slot's counters.
 func (d *Driver) Slot(n int) Counts { return d.slots[n].counts }
 
@@ -104,7 +83,7 @@ func (d *Driver) Stats() Stats {
 	s := d.stats
 	for i := range d.slots {
 		s.Slots[i] = d.slots[i].counts
-		s.Total.add(&d.slots[i].counts)
+		s.Total.Add(&d.slots[i].counts)
 	}
 	return s
 }

@@ -26,8 +26,9 @@ typedef struct exanet exanet;
  * and populate the library has a thread of its own, else none. */
 enum { EXANET_METHOD_DEFAULT, EXANET_GUP, EXANET_TOUCH, EXANET_UFFD, EXANET_POPULATE };
 
-/* How many pages a fault brings in: the page, to the end of 16 KiB, all that remain. */
-enum { EXANET_POLICY_DEFAULT, EXANET_PIO, EXANET_PI4, EXANET_PIA };
+/* How many pages a fault brings in: the page, to the end of 16 KiB, all that remain, what the
+ * domain's faults show. */
+enum { EXANET_POLICY_DEFAULT, EXANET_PIO, EXANET_PI4, EXANET_PIA, EXANET_ADAPTIVE };
 
 /* Flags of an attachment. */
 enum { EXANET_ACCEPT_GROUP = 1 };	/* every member of the group may write here */

@@ -34,6 +34,7 @@ const (
 	PIO           Policy = 1 // the page
 	PI4           Policy = 2 // to the end of its aligned 16 KiB; at a source four pages
 	PIA           Policy = 3 // all remaining pages of the transfer
+	Adaptive      Policy = 4 // as PIA, and what the domain's faults show to come next (ours)
 )
 
 // Errors of the two parsers.
@@ -44,7 +45,7 @@ var (
 
 // The words, by number.
 func methods() []string  { return []string{"default", "gup", "touch", "uffd", "populate"} }
-func policies() []string { return []string{"default", "p1", "p4", "pa"} }
+func policies() []string { return []string{"default", "p1", "p4", "pa", "adaptive"} }
 
 // String gives the word that flags and tables have.
 func (m Method) String() string { return name(methods(), int(m)) }

@@ -14,7 +14,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("ParseMethod(%q) gives %v, %v", s, got, err)
 		}
 	}
-	for s, want := range map[string]Policy{"": 0, "default": 0, "p1": 1, "p4": 2, "pa": 3} {
+	for s, want := range map[string]Policy{"": 0, "default": 0, "p1": 1, "p4": 2, "pa": 3, "adaptive": 4} {
 		got, err := ParsePolicy(s)
 		if got != want || err != nil || s != "" && got.String() != s || !got.Known() {
 			t.Errorf("ParsePolicy(%q) gives %v, %v", s, got, err)

@@ -54,6 +54,7 @@ const (
 	PolicyPIO      = pagein.PIO
 	PolicyPI4      = pagein.PI4
 	PolicyPIA      = pagein.PIA
+	PolicyAdaptive = pagein.Adaptive
 )
 
 // Options say where and how to attach. The zero value attaches to node 0 of the

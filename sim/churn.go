@@ -126,7 +126,7 @@ func NewChurn(seed uint64, queues bool) (*Churn, error) {
 			LoseData: pick(2) * pick(50_000), Delay: pick(3) * pick(200_000), DelayMax: int64(1 + pick(2_000_000)), Duplicate: pick(2) * pick(100_000),
 		},
 		IDs: []int{0, 1, 2, 4}[pick(4)], Interrupt: int64(pick(2) * pick(100_000)),
-		Firmware: r5.Options{NoWholeBlocks: pick(4) > 0}, Queues: queues,
+		Firmware: r5.Options{NoWholeBlocks: pick(4) > 0}, Queues: queues, Stall: !queues && seed%6 == 2,
 	})
 	if err != nil {
 		return nil, err

@@ -89,7 +89,7 @@ func NewFabric(seed uint64, queues bool) (*Fabric, error) {
 	cfg := Config{
 		Seed: seed, Nodes: nodes, NoTXFIFO: pick(4) == 0, Memory: int64(pick(3000) * []int{1, 1, 1, 20}[pick(4)]), SlowMemory: pick(3) * 2000,
 		TimeoutUS: uint32(500 + pick(20000)), GuardUS: uint32(2000 + pick(50000)),
-		Policy:      []fault.Policy{fault.PIO, fault.PI4, fault.PIA}[pick(3)],
+		Policy:      []fault.Policy{fault.PIO, fault.PI4, fault.PIA, fault.Adaptive}[pick(4)],
 		Outstanding: uint32(1 + pick(8)),
 		Injection: link.Injection{
 			LoseAck: pick(3) * pick(120_000), LoseNack: pick(3) * pick(120_000), LoseRAPF: pick(3) * pick(120_000),
@@ -117,6 +117,7 @@ func NewFabric(seed uint64, queues bool) (*Fabric, error) {
 		cfg.TimeoutUS += 20000
 	}
 	cfg.Queues = queues
+	cfg.Stall = !queues && seed%6 == 2
 	if queues && seed%4 == 1 {
 		cfg.BreakQueues = 10_000
 	}

@@ -27,6 +27,7 @@ type Config struct {
 	Nodes     int
 	VABits    int
 	NoTXFIFO  bool
+	Stall     bool // faults stall in the SMMU; not with Queues
 	Injection link.Injection
 	// Memory is how long a walk, a move or a page-in takes at most, ns; SlowMemory
 	// of a million take a hundred times that.
@@ -137,7 +138,7 @@ func New(cfg Config) (*World, error) {
 func (n *Node) power() {
 	w, cfg := n.world, &n.world.cfg
 	n.SOC = soc.New(soc.Config{
-		ID: n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, SVA: true, Epoch: w.rng.Uint32() | 1,
+		ID: n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: true, Epoch: w.rng.Uint32() | 1,
 		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts,
 		Queues: cfg.Queues, Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 	})
@@ -159,9 +160,11 @@ func (n *Node) start() (err error) {
 		n.queues.Handle(n.Driver)
 		n.handler = n.queues
 	}
-	n.Domains, err = domain.NewManager(bus, n.id, w.dir, domain.WithTimer(func(d time.Duration, f func()) {
-		w.after(int64(d), f)
-	}))
+	options := []domain.Option{domain.WithTimer(func(d time.Duration, f func()) { w.after(int64(d), f) })}
+	if cfg.Stall {
+		options = append(options, domain.Stall())
+	}
+	n.Domains, err = domain.NewManager(bus, n.id, w.dir, options...)
 	if err != nil {
 		return err
 	}

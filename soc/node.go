@@ -22,6 +22,8 @@ type Config struct {
 	VABits int
 	// NoTXFIFO leaves source faults to time-outs, as on the papers' hardware.
 	NoTXFIFO bool
+	// Stall: faults may stall in the SMMU (CAPS[26]).
+	Stall bool
 	// SVA: walks read the processes' own page tables (CAPS[27]).
 	SVA bool
 	// Queues: the node can have queues in memory (CAPS[28]); whoever drives it

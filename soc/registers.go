@@ -12,6 +12,9 @@ func (n *Node) caps() uint64 {
 	if !n.cfg.NoTXFIFO {
 		v |= device.CapsTXFIFO
 	}
+	if n.cfg.Stall {
+		v |= device.CapsStall
+	}
 	if n.cfg.SVA {
 		v |= device.CapsSVA
 	}
@@ -211,6 +214,9 @@ func (n *Node) store1(t *device.Target, value, cleared, act uint64) {
 		switch {
 		case t.Offset >= device.SMMUBanks:
 			n.smmu.StoreBank(t.Offset-device.SMMUBanks, t.Index, value|act)
+			if t.Offset-device.SMMUBanks == device.RESUME {
+				n.dma.Resume(t.Index, act&device.ResumeTerminate != 0)
+			}
 		case t.Offset >= device.SMMUGR1:
 			n.smmu.StoreGR1(t.Offset-device.SMMUGR1, t.Index, value)
 		default:

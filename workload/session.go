@@ -27,7 +27,7 @@ type Options struct {
 	// Group is what both attach in; "": one that nobody else has.
 	Group  string
 	Method string // page-in method: gup, touch, uffd, populate
-	Policy string // p1, p4, pa
+	Policy string // p1, p4, pa, adaptive
 	// Command starts a test process: it runs Process on its standard streams.
 	Command []string
 	// Env is added to the environment of the test processes.

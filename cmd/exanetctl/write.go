@@ -100,7 +100,7 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
 	f.StringVar(&w.dst, "dst", string(workload.Present), "state of the destination buffer")
 	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
-	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA)")
+	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA), adaptive (what the faults show)")
 	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
 	f.BoolVar(&w.warm, "warm", false, "wake pfd up by a small write before each transfer, which is not counted")
 	f.DurationVar(&w.timeout, "timeout", workload.DefaultTimeout, "how long one transfer may take")
@@ -108,7 +108,7 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f.StringVar(&w.toSocket, "to-socket", "", "control socket of the target's pfd, where that is another than the initiator's; --to is then one of its nodes")
 	f.StringVar(&w.group, "group", "", "group that both processes attach in (default one of their own)")
 	values(c, "method", pagein.GUP.String(), pagein.Touch.String(), pagein.UFFD.String(), pagein.Populate.String())
-	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String())
+	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String(), pagein.Adaptive.String())
 	values(c, "class", workload.ClassNormal, workload.ClassUrgent)
 	values(c, "waiting", string(workload.Auto), string(workload.Poll), string(workload.Wait))
 	for _, flag := range []string{"src", "dst"} {

@@ -18,7 +18,7 @@ type New func(t *testing.T, bare bool) Machine
 
 // Run runs the whole suite.
 func Run(t *testing.T, machine New) {
-	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA} {
+	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA, fault.Adaptive} {
 		t.Run(fmt.Sprintf("sizes/%v", policy), func(t *testing.T) { sizes(t, NewRig(t, machine(t, false), policy, false)) })
 	}
 	t.Run("misaligned", func(t *testing.T) { misaligned(t, NewRig(t, machine(t, false), fault.PI4, false)) })

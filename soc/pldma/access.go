@@ -109,11 +109,15 @@ func (e *Engine) begin(a *Access) {
 	}
 	bank, v := e.cfg.SMMU.Begin(uint16(a.Slot), a.VA)
 	a.bank = int8(bank)
-	if v != smmu.Translate {
+	if v == smmu.Abort {
 		e.end(a, false, pageBits(a.Pages()))
 		return
 	}
 	e.slots[a.Slot].inflight++
+	if v == smmu.Stall {
+		a.stalled = pageBits(a.Pages())
+		return
+	}
 	e.sink.Walk(a)
 }
 
@@ -168,6 +172,8 @@ func (e *Engine) Walked(id uint32, w smmu.Walk) {
 	pages := a.Pages()
 	r := e.cfg.SMMU.Finish(a.translated(0), w)
 	switch {
+	case r.Stalled != 0:
+		a.stalled = r.Stalled
 	case r.Aborted != 0:
 		e.settle(a)
 		e.end(a, false, r.Aborted)
@@ -176,6 +182,26 @@ func (e *Engine) Walked(id uint32, w smmu.Walk) {
 		e.moveParts(a, pages, r.Ignored)
 	default:
 		e.sink.Move(a)
+	}
+}
+
+// Resume has the accesses of a context bank that have stalled walked again, or aborted
+// (CB_RESUME).
+func (e *Engine) Resume(bank int, terminate bool) {
+	for _, a := range e.accesses {
+		if a.stalled == 0 || int(a.bank) != bank {
+			continue
+		}
+		failed := a.stalled
+		a.stalled = 0
+		switch slot := a.Slot; {
+		case terminate || a.over():
+			e.settle(a)
+			e.end(a, false, failed)
+			e.pump(slot)
+		default:
+			e.sink.Walk(a)
+		}
 	}
 }
 

@@ -41,8 +41,9 @@ type Access struct {
 
 	kind     accessKind
 	bank     int8
-	orphan   bool // the node was reset: only the buffer is still held
-	gone     bool // the domain whose memory it reads has ended
+	orphan   bool   // the node was reset: only the buffer is still held
+	gone     bool   // the domain whose memory it reads has ended
+	stalled  uint64 // the page that faulted: it waits for RESUME
 	queued   bool
 	children int
 	parent   *Access
@@ -176,7 +177,11 @@ func (e *Engine) Reset(epoch uint32) {
 	}
 	e.reads = [device.Slots]openReads{}
 	for _, a := range e.accesses {
-		if a.kind != 0 {
+		switch {
+		case a.stalled != 0:
+			e.settle(a)
+			e.discard(a)
+		case a.kind != 0:
 			a.orphan = true
 			a.ctx = nil
 		}

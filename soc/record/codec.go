@@ -28,6 +28,7 @@ const (
 	flagNoTXFIFO = 1 << 0
 	flagSVA      = 1 << 1
 	flagQueues   = 1 << 2
+	flagStall    = 1 << 3
 )
 
 // maxNodes bounds a header's nodes (ours; emu takes as many).
@@ -43,6 +44,9 @@ func AppendHeader(b []byte, h Header) []byte {
 	}
 	if h.SVA {
 		flags |= flagSVA
+	}
+	if h.Stall {
+		flags |= flagStall
 	}
 	if h.Queues {
 		flags |= flagQueues
@@ -70,7 +74,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	flags := le.Uint16(b[offFlags:])
 	h := Header{
 		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint32(b[offEpoch:]),
-		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Queues: flags&flagQueues != 0, Started: int64(le.Uint64(b[offStarted:])),
+		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Queues: flags&flagQueues != 0, Stall: flags&flagStall != 0, Started: int64(le.Uint64(b[offStarted:])),
 	}
 	const reserved = offOptions + 2
 	for i, c := range b[:headerSize] {
@@ -83,7 +87,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	if h.Firmware, ok = r5.OptionsOf(options); !ok {
 		return Header{}, fmt.Errorf("%w: its firmware's options are %#x", ErrFormat, options)
 	}
-	if flags&^(flagNoTXFIFO|flagSVA|flagQueues) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
+	if flags&^(flagNoTXFIFO|flagSVA|flagQueues|flagStall) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
 		return Header{}, fmt.Errorf("%w: %d nodes of %d bits, flags %#x", ErrFormat, h.Nodes, h.VABits, flags)
 	}
 	return h, nil

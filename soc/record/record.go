@@ -45,6 +45,7 @@ type Header struct {
 	VABits   int
 	NoTXFIFO bool
 	SVA      bool
+	Stall    bool
 	Queues   bool
 	Epoch    uint32 // the first one of all nodes
 	Firmware r5.Options

@@ -132,8 +132,13 @@ func (s *SMMU) StoreBank(reg uint32, i int, v uint64) {
 		b.mair0 = uint32(v)
 	case device.MAIR1:
 		b.mair1 = uint32(v)
+	case device.RESUME:
+		b.resume()
 	case device.FSR:
 		b.fsr = uint32(v)
+		if b.stalled > 0 {
+			b.fsr |= device.FSRSS // only RESUME clears it
+		}
 	case device.FSRRESTORE:
 		b.fsr |= uint32(v)
 	case device.FAR:

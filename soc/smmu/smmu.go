@@ -15,6 +15,7 @@ type bank struct {
 	ttbr0, ttbr1, far              uint64
 	cbar, cba2r, cbfrsynra         uint32
 	active                         int // accesses between Begin and End
+	stalled                        int // of these, those that wait for RESUME
 }
 
 // SMMU is one node's SMMU. It belongs to one goroutine.
@@ -65,10 +66,12 @@ const (
 	Translate Verdict = iota
 	// Abort: an AXI slave error, without a walk.
 	Abort
+	// Stall: the access waits for RESUME, behind one of its bank that has faulted.
+	Stall
 )
 
 // Begin takes an access of a stream at va: it matches the stream to a context
-// bank. Where the verdict is Translate the access counts as in flight in that
+// bank. Where the verdict is not Abort the access counts as in flight in that
 // bank until End. Where SMMUv2 would bypass (CLIENTPD, USFCFG = 0, S2CR bypass,
 // M = 0) the access aborts and nothing is recorded (ours: a virtual address means
 // nothing untranslated).
@@ -102,8 +105,13 @@ func (s *SMMU) Begin(stream uint16, va device.VA) (bankIndex int, v Verdict) {
 	}
 	if b.fsr != 0 && b.sctlr&device.SCTLRHUPCF == 0 {
 		// Hit-under-previous-context-fault is off: every access of the bank
-		// aborts, present page or not (the thesis's false faults).
-		return -1, Abort
+		// aborts, present page or not (the thesis's false faults), or stalls.
+		if !s.stalls(b) {
+			return -1, Abort
+		}
+		b.active++
+		b.stalled++
+		return bi, Stall
 	}
 	b.active++
 	return bi, Translate
@@ -145,6 +153,7 @@ func (s *SMMU) hits(i int, stream uint16) bool {
 type Result struct {
 	Aborted uint64 // AXI slave error (CFRE set)
 	Ignored uint64 // faulted with CFRE clear: reads zero, writes are dropped, no error
+	Stalled uint64 // the first that faulted: the access waits for RESUME
 }
 
 // Access is an access that Begin let through, or the rest of one.
@@ -208,7 +217,15 @@ func (s *SMMU) Finish(a Access, w Walk) Result {
 			s.lost(a.Bank, held)
 		}
 		bit := uint64(1) << uint(i)
+		stall := s.stalls(b)
+		if stall {
+			kind |= device.FSRSS
+		}
 		s.fault(&a, kind, max(a.VA, device.VA((page+uint64(i))<<device.PageShift)))
+		if stall {
+			b.stalled++
+			return Result{Stalled: bit}
+		}
 		if b.sctlr&device.SCTLRCFRE != 0 {
 			res.Aborted |= bit
 		} else {
@@ -254,7 +271,9 @@ func (s *SMMU) Invalidations() [device.Slots]uint64 { return s.gone }
 func (s *SMMU) fault(a *Access, kind uint32, addr device.VA) {
 	b := &s.banks[a.Bank]
 	if b.fsr != 0 {
-		b.fsr |= device.FSRMULTI
+		// SS even so: who resumes the bank resumes this access, which faults anew.
+		b.fsr |= device.FSRMULTI | kind&device.FSRSS
+		s.level(a.Bank)
 		return
 	}
 	b.fsr = kind
@@ -265,6 +284,19 @@ func (s *SMMU) fault(a *Access, kind uint32, addr device.VA) {
 		b.fsynr0 = device.FSYNR0WNR
 	}
 	s.level(a.Bank)
+}
+
+// stalls tells whether a bank's faults stall: SCTLR.CFCFG, unless SCR0.STALLD forbids it
+// (Arm IHI 0062, 3.7.3).
+func (s *SMMU) stalls(b *bank) bool {
+	return b.sctlr&device.SCTLRCFCFG != 0 && s.scr0&device.SCR0STALLD == 0
+}
+
+// resume ends the stall of a bank's accesses: whoever drives the SMMU has them walked
+// again, or aborted.
+func (b *bank) resume() {
+	b.stalled = 0
+	b.fsr &^= device.FSRSS
 }
 
 func (s *SMMU) level(bankIndex int) {

@@ -355,3 +355,59 @@ func TestInvalidations(t *testing.T) {
 		t.Errorf("%d invalidations, want 7 of bank 0", got)
 	}
 }
+
+// A fault under CFCFG stalls the access: SS holds the cause of vector 0 until RESUME,
+// whatever is written to FSR (Arm IHI 0062, 3.7.3). SCR0.STALLD forbids it.
+func TestStall(t *testing.T) {
+	s, _ := live(t)
+	const sctlr = device.SCTLRDriver | device.SCTLRCFCFG
+	s.StoreBank(device.SCTLR, 3, sctlr)
+	stalled := func(va device.VA, want uint64) {
+		t.Helper()
+		b, v := s.Begin(3, va)
+		if v != Translate {
+			t.Fatalf("verdict %v", v)
+		}
+		if r := s.Finish(Access{Bank: b, Stream: 3, VA: va, Pages: 4}, Walk{Absent: 0b1110}); r != (Result{Stalled: want}) {
+			t.Errorf("%+v, want stalled %b", r, want)
+		}
+	}
+	stalled(0x1000, 0b10)
+	if got := s.LoadBank(device.FSR, 3); got != device.FSRTF|device.FSRSS {
+		t.Errorf("FSR %#x, want TF and SS", got)
+	}
+	if got := s.LoadBank(device.FAR, 3); got != 0x2000 {
+		t.Errorf("FAR %#x", got)
+	}
+	stalled(0x9000, 0b10)
+	if got := s.LoadBank(device.FSR, 3); got != device.FSRTF|device.FSRSS|device.FSRMULTI {
+		t.Errorf("FSR %#x, want MULTI, too", got)
+	}
+	s.StoreBank(device.FSR, 3, 0)
+	if got := s.LoadBank(device.FSR, 3); got != device.FSRSS || !s.Interrupt() {
+		t.Errorf("FSR %#x once it was cleared, interrupt %v: want SS alone, which raises it", got, s.Interrupt())
+	}
+	s.StoreBank(device.SCTLR, 3, sctlr&^device.SCTLRCFIE)
+	if s.Interrupt() {
+		t.Error("vector 0 without CFIE")
+	}
+	// Hit under previous fault: others go on, unless HUPCF says otherwise.
+	if r := access(t, s, 3, 0x20000, 1, true, 0, 0); r != (Result{}) {
+		t.Errorf("a page that is there: %+v", r)
+	}
+	s.StoreBank(device.SCTLR, 3, sctlr&^device.SCTLRHUPCF)
+	if b, v := s.Begin(3, 0x20000); v != Stall {
+		t.Errorf("without HUPCF: verdict %v", v)
+	} else {
+		s.End(b)
+	}
+	s.StoreBank(device.RESUME, 3, 0)
+	if got := s.LoadBank(device.FSR, 3); got != 0 || s.Interrupt() {
+		t.Errorf("FSR %#x after RESUME", got)
+	}
+	s.StoreBank(device.SCTLR, 3, sctlr)
+	s.StoreGlobal(device.SCR0, 0, device.SCR0STALLD)
+	if r := access(t, s, 3, 0x1000, 2, false, 0b10, 0); r != (Result{Aborted: 0b10}) {
+		t.Errorf("under STALLD: %+v", r)
+	}
+}

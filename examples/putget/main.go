@@ -74,6 +74,9 @@ func target(ctx context.Context, ep *rdma.Endpoint) error {
 		return err
 	}
 	if err := ep.WaitNotification(ctx, last, came); err != nil {
+		if ctx.Err() != nil {
+			return nil // interrupted
+		}
 		return err
 	}
 	line, err := lineOf(buf.Bytes())

@@ -32,7 +32,7 @@ func main() {
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
-	if err := run(ctx, *socket, flag.Args()); err != nil {
+	if err := run(ctx, *socket, flag.Args()); err != nil && !errors.Is(err, context.Canceled) {
 		log.Fatalf("putget: %v", err)
 	}
 }
@@ -74,9 +74,6 @@ func target(ctx context.Context, ep *rdma.Endpoint) error {
 		return err
 	}
 	if err := ep.WaitNotification(ctx, last, came); err != nil {
-		if ctx.Err() != nil {
-			return nil // interrupted
-		}
 		return err
 	}
 	line, err := lineOf(buf.Bytes())

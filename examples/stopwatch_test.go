@@ -79,7 +79,7 @@ func way(t *testing.T, root string, lines []string) {
 		}
 		switch {
 		case stays.MatchString(line):
-			out := background(t, command(ctx))
+			out := background(t, command(context.Background())) // ended in good order
 			switch {
 			case strings.HasSuffix(line, "target"):
 				remote = say(t, out)

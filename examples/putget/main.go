@@ -32,7 +32,7 @@ func main() {
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
-	if err := run(ctx, *socket, flag.Args()); err != nil {
+	if err := run(ctx, *socket, flag.Args()); err != nil && !errors.Is(err, context.Canceled) {
 		log.Fatalf("putget: %v", err)
 	}
 }

@@ -370,6 +370,9 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 			return message{}, &Error{command, unix.Errno(m.Error)}
 		default:
 			c.served.Load()
+			if c.twin == nil && c.in.pending() { // it came with the answer: nobody polls for it
+				c.mon.stir()
+			}
 			return m, nil
 		}
 	}

@@ -178,7 +178,7 @@ func (w *monitor) watch(c *Client) {
 		if p[1].Revents != 0 {
 			drain(w.wake)
 		}
-		if p[0].Revents&unix.POLLIN != 0 {
+		if p[0].Revents&unix.POLLIN != 0 || p[1].Revents != 0 && c.twin == nil {
 			if err := c.serveIdle(); err != nil {
 				_ = c.fail(err)
 				return

@@ -82,7 +82,7 @@ func (c *Client) serveTwin() {
 		m, ok, err := in.next()
 		switch {
 		case err == nil && !ok:
-			err = in.await(c.twin, 0, time.Time{}, c.patience())
+			err = in.await(c.twin, time.Time{}, c.patience())
 		case err == nil && !m.isCommand():
 			closeFDs(m.fds)
 			err = fmt.Errorf("%w: answer to %v on the twin socket", ErrMalformed, m.Command)
@@ -104,7 +104,7 @@ func (c *Client) serveIdle() error {
 		m, ok, err := c.in.next()
 		switch {
 		case err == nil && !ok:
-			if err = c.in.receive(c.sock, 0, unix.MSG_DONTWAIT); errors.Is(err, errWouldBlock) {
+			if err = c.in.receive(c.sock, unix.MSG_DONTWAIT); errors.Is(err, errWouldBlock) {
 				return nil
 			}
 		case err == nil && c.maps.take(m):

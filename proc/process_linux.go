@@ -277,7 +277,7 @@ func (p *Process) Keeper() (int, error) {
 		return 0, &Error{"name", p.pid, 0, ErrClosed}
 	}
 	defer p.leave()
-	if dead(p.keeperFD) {
+	if ended(p.end) {
 		return 0, &Error{"name", p.pid, 0, ErrGone}
 	}
 	return p.keeper, nil

@@ -31,7 +31,6 @@ func TestMain(m *testing.M) {
 
 // child serves until its socket ends.
 func child(role string) error {
-	spin := time.Duration(0)
 	path, listens := strings.CutPrefix(role, "listen:")
 	switch role {
 	case "echo-net":
@@ -62,14 +61,10 @@ func child(role string) error {
 				return nil
 			}
 		}
-	case "server-spin":
-		spin = 50 * time.Microsecond
-	case "server-run":
 	}
 	d := &testDevice{}
 	cfg := testConfig(d)
 	cfg.BARs[2] = BAR{}
-	cfg.Spin = spin
 	if role == "server-run" {
 		posts := make(chan func())
 		go func() {
@@ -159,11 +154,8 @@ func BenchmarkRegisterRead(b *testing.B) {
 			return err
 		}},
 	}
-	for _, v := range []struct {
-		name, role string
-		spin       time.Duration
-	}{{"read", "server", 0}, {"run", "server-run", 0}, {"spin", "server-spin", 50 * time.Microsecond}} {
-		c, err := NewClient(context.Background(), start(b, v.role), Options{Spin: v.spin})
+	for _, v := range []struct{ name, role string }{{"read", "server"}, {"run", "server-run"}} {
+		c, err := NewClient(context.Background(), start(b, v.role), Options{})
 		if err != nil {
 			b.Fatal(err)
 		}

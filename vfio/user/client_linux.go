@@ -20,7 +20,6 @@ type Options struct {
 	MaxFDs      int           // descriptors taken in one message; 16
 	NoTwin      bool          // do not ask for a twin socket
 	Timeout     time.Duration // for the answer to a request; 10 s, negative: for ever
-	Spin        time.Duration // how long to look for an answer before sleeping; 0
 	Trust       []uint32      // users that may serve it, besides root and the own one; none
 	Waiting     func(error)   // called by Redial before its first wait, with the cause; nil
 }
@@ -370,6 +369,9 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 			return message{}, &Error{command, unix.Errno(m.Error)}
 		default:
 			c.served.Load()
+			if c.twin == nil && c.in.pending() { // it came with the answer: nobody polls for it
+				c.mon.stir()
+			}
 			return m, nil
 		}
 	}
@@ -406,7 +408,7 @@ func (c *Client) receive(by time.Time, left int) (message, error) {
 			if served && time.Now().After(by) { // requests without end are no answer
 				return message{}, fmt.Errorf("%w: %w", ErrGone, ErrTimeout)
 			}
-			if err := c.in.await(c.sock, c.opts.Spin, by, 0); err != nil {
+			if err := c.in.await(c.sock, by, 0); err != nil {
 				return message{}, err
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -199,4 +200,54 @@ func TestPostedMapsBesideRequests(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A request of the server that comes together with an answer is served, though nobody
+// asks the server for anything more: also where the client's own look-out was not
+// waiting at that moment.
+func TestServedBehindAnAnswer(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	ok(t, err)
+	peer := &rawSession{t, nil, newSocket(fds[1]), newInbox(1 << 20)}
+	const alone, more = 1 << 20, 1 << 21
+	served, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			m, open := peer.receive()
+			closeFDs(m.fds)
+			answer := raw(m.ID, m.Command, flagReply, m.body)
+			switch {
+			case !open:
+				return
+			case m.isReply():
+				served <- struct{}{}
+				continue
+			case m.Command == CmdVersion:
+				answer = raw(m.ID, CmdVersion, flagReply, hello("{}"))
+			case m.Command == CmdDeviceInfo:
+				answer = raw(m.ID, CmdDeviceInfo, flagReply, le(16, DevicePCI, 9, 5))
+			case m.Command == CmdDMAUnmap && order.Uint64(m.body[8:]) == more:
+				answer = append(answer, raw(1, CmdDMARead, 0, le(uint64(0), uint64(64)))...)
+			}
+			_ = peer.sock.send(answer, nil) // it may be over
+		}
+	}()
+	c, err := NewClient(t.Context(), fds[0], Options{NoTwin: true})
+	ok(t, err)
+	ok(t, c.MapBytes(0, make([]byte, 4096), both))
+	for i := range 2000 {
+		ok(t, c.UnmapDMA(alone, 4096)) // its answer wakes the look-out
+		ok(t, c.UnmapDMA(more, 4096))
+		select {
+		case <-served:
+		case <-c.Done():
+			t.Fatal(c.Err())
+		case <-time.After(20 * time.Second):
+			t.Fatalf("round %d: the server's request is not answered", i)
+		}
+	}
+	c.Close()
+	<-over
+	peer.sock.close()
 }

@@ -82,7 +82,7 @@ func (c *Client) serveTwin() {
 		m, ok, err := in.next()
 		switch {
 		case err == nil && !ok:
-			err = in.await(c.twin, 0, time.Time{}, c.patience())
+			err = in.await(c.twin, time.Time{}, c.patience())
 		case err == nil && !m.isCommand():
 			closeFDs(m.fds)
 			err = fmt.Errorf("%w: answer to %v on the twin socket", ErrMalformed, m.Command)
@@ -104,7 +104,7 @@ func (c *Client) serveIdle() error {
 		m, ok, err := c.in.next()
 		switch {
 		case err == nil && !ok:
-			if err = c.in.receive(c.sock, 0, unix.MSG_DONTWAIT); errors.Is(err, errWouldBlock) {
+			if err = c.in.receive(c.sock, unix.MSG_DONTWAIT); errors.Is(err, errWouldBlock) {
 				return nil
 			}
 		case err == nil && c.maps.take(m):
@@ -178,7 +178,7 @@ func (w *monitor) watch(c *Client) {
 		if p[1].Revents != 0 {
 			drain(w.wake)
 		}
-		if p[0].Revents&unix.POLLIN != 0 {
+		if p[0].Revents&unix.POLLIN != 0 || p[1].Revents != 0 && c.twin == nil {
 			if err := c.serveIdle(); err != nil {
 				_ = c.fail(err)
 				return

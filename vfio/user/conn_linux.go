@@ -137,7 +137,7 @@ func (c *conn) open() error {
 		if c.has {
 			break
 		}
-		if err := c.in.await(c.sock, c.s.cfg.Spin, by, 0); err != nil {
+		if err := c.in.await(c.sock, by, 0); err != nil {
 			if errors.Is(err, ErrTimeout) {
 				err = fmt.Errorf("%w: no VERSION: %w", ErrMalformed, ErrTimeout)
 			}
@@ -161,7 +161,7 @@ func (c *conn) step() error {
 	err := c.take()
 	if err == nil && !c.has {
 		if err = c.flush(); err == nil {
-			err = c.in.await(c.sock, c.s.cfg.Spin, time.Time{}, c.s.cfg.Timeout)
+			err = c.in.await(c.sock, time.Time{}, c.s.cfg.Timeout)
 		}
 		return err
 	}
@@ -399,7 +399,7 @@ func (c *conn) exchange(addr uint64, p []byte, write bool) error {
 // byTwin receives the answer on the twin socket, where nothing but answers comes
 // back.
 func (c *conn) byTwin(t *socket, w *waiter, by time.Time) error {
-	if err := c.twinI.await(t, c.s.cfg.Spin, by, 0); err != nil {
+	if err := c.twinI.await(t, by, 0); err != nil {
 		return fmt.Errorf("answer to %v: %w", w.command, err)
 	}
 	m, _, err := c.twinI.next()

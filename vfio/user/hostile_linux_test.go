@@ -236,13 +236,14 @@ func TestNeverReads(t *testing.T) {
 		r := rawConnect(t, s)
 		r.agree("{}")
 		r.command(CommandMemory)
-		go func() { // requests for more than any buffer holds
+		var sender sync.WaitGroup
+		sender.Go(func() { // requests for more than any buffer holds
 			for range 10000 {
 				if r.sock.send(raw(3, CmdRegionRead, 0, le(uint64(0), 0, 4096)), nil) != nil {
 					return
 				}
 			}
-		}()
+		})
 		start := time.Now()
 		var err error
 		for over := false; !over; {
@@ -260,6 +261,7 @@ func TestNeverReads(t *testing.T) {
 		}
 		// Not of the machine's speed: twice the time is what it was before.
 		t.Logf("sips %v: let go after %v, Timeout is %v", sips, time.Since(start), timeout)
+		sender.Wait() // before its descriptor's number is another's
 		r.sock.close()
 	}
 }

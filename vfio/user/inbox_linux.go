@@ -65,7 +65,7 @@ func (in *inbox) room() []byte {
 // that is zero, the wait for its first byte is as long as the socket's own and the
 // rest has the time whole. The error matches ErrGone, and ErrTimeout where it is
 // that.
-func (in *inbox) await(s *socket, spin time.Duration, by time.Time, whole time.Duration) error {
+func (in *inbox) await(s *socket, by time.Time, whole time.Duration) error {
 	first := in.r == in.w
 	for !in.pending() {
 		flags := 0
@@ -78,7 +78,7 @@ func (in *inbox) await(s *socket, spin time.Duration, by time.Time, whole time.D
 			}
 			flags = unix.MSG_DONTWAIT
 		}
-		err := in.receive(s, spin, flags)
+		err := in.receive(s, flags)
 		switch {
 		case err == nil:
 			first = false
@@ -92,19 +92,12 @@ func (in *inbox) await(s *socket, spin time.Duration, by time.Time, whole time.D
 }
 
 // receive adds what one receive brings.
-func (in *inbox) receive(s *socket, spin time.Duration, flags int) error {
-	var n int
-	var fds []int
-	var err error
+func (in *inbox) receive(s *socket, flags int) error {
 	p := in.room()
 	if len(p) == 0 { // cannot be while whole messages are taken first
 		return fmt.Errorf("%w: no room for a message", ErrMalformed)
 	}
-	if spin > 0 && flags == 0 {
-		n, fds, err = s.spinRecv(p, spin)
-	} else {
-		n, fds, err = s.recv(p, flags)
-	}
+	n, fds, err := s.recv(p, flags)
 	if err != nil {
 		return err
 	}

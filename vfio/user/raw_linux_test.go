@@ -80,7 +80,7 @@ func (r *rawSession) receive() (message, bool) {
 		if ok {
 			return m, true
 		}
-		if err := r.in.receive(r.sock, 0, 0); err != nil {
+		if err := r.in.receive(r.sock, 0); err != nil {
 			if errors.Is(err, ErrGone) {
 				return m, false
 			}

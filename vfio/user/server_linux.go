@@ -81,7 +81,6 @@ type Config struct {
 	MaxFDs      int           // descriptors in one message; 8 (QEMU takes 16 at most)
 	NoTwin      bool          // refuse the twin socket
 	Timeout     time.Duration // for a client to say VERSION, to end a message, to answer a DMA message, to read; 5 s
-	Spin        time.Duration // how long to look for the next request before sleeping; 0
 	Log         *slog.Logger  // refusals at debug; nil: none
 }
 

@@ -265,23 +265,6 @@ func (s *socket) poll(events int16, by time.Time) error {
 	}
 }
 
-// spinRecv receives like recv, but looks for up to d before it sleeps: a wake-up
-// costs ten times a look.
-func (s *socket) spinRecv(p []byte, d time.Duration) (int, []int, error) {
-	if d > 0 {
-		for start := time.Now(); ; {
-			n, fds, err := s.recv(p, unix.MSG_DONTWAIT)
-			if !errors.Is(err, errWouldBlock) || time.Since(start) >= d {
-				if errors.Is(err, errWouldBlock) {
-					break
-				}
-				return n, fds, err
-			}
-		}
-	}
-	return s.recv(p, 0)
-}
-
 // pair makes a connected pair of sockets.
 func pair() (ours *socket, theirs int, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -153,7 +153,7 @@ func TestWriteOfTheIssue(t *testing.T) {
 		failed    int
 		text      string
 	}{
-		{"--dst readonly --count 2", 2, 2, "mapped"},
+		{"--dst readonly --count 2", 2, 2, "the mapping does not give this right (fault log of node 1)"},
 		{"--dst unmapped", 1, 1, "mapped"},
 		{"--src unmapped", 1, 1, "mapped"},
 		{"--to 2", 0, 0, "this pfd has 2"},

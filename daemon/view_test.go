@@ -172,6 +172,38 @@ func TestTransactionsOfOthers(t *testing.T) {
 	}
 }
 
+// How full a FIFO was, and what all transfers came to, tells a stranger of others.
+func TestSumsOfOthers(t *testing.T) {
+	r := start(t)
+	g := r.attach(hello())
+	r.until("the handshake is over", func() bool { return r.handshakes.Total() == 0 })
+	for _, tt := range []struct {
+		name    string
+		peer    peer
+		highest int
+	}{
+		{"root", peer{uid: 0, all: true}, 0},
+		{"a stranger", peer{uid: g.Peer().UID + 4711}, -1},
+	} {
+		answer, err := r.viewFIFO(t.Context(), &query{peer: tt.peer, node: 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range answer.(control.FIFOs).FIFOs {
+			if f.Highest != tt.highest {
+				t.Errorf("%s sees a highest level of %d, want %d", tt.name, f.Highest, tt.highest)
+			}
+		}
+		answer, err = r.viewNodes(t.Context(), &query{peer: tt.peer, node: 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := answer.(control.Nodes).Nodes[0]; (n.Transfers != nil) && !tt.peer.all {
+			t.Errorf("%s sees %+v", tt.name, n.Transfers)
+		}
+	}
+}
+
 func TestBadRequests(t *testing.T) {
 	r := start(t)
 	for _, tc := range []struct {

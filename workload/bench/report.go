@@ -6,16 +6,16 @@ type Report struct {
 	Version int     `json:"version"`
 	Machine Machine `json:"machine"`
 
-	Small       Small      `json:"write_4KiB"`
-	Large       Large      `json:"write_1MiB"`          // the initiator polls
-	Sleeping    Large      `json:"write_1MiB_sleeping"` // it sleeps
-	Methods     []Method   `json:"methods"`
-	Sizes       []Size     `json:"sizes"`
-	Outstanding []Window   `json:"outstanding"`
-	Firmware    []Firmware `json:"firmware_options"`
-	Channels    []Channels `json:"channels"`
-	Idle        Idle       `json:"idle"`
-	Tracing     []Traced   `json:"tracing"`
+	Small       Small      `json:"write_4KiB,omitzero"`
+	Large       Large      `json:"write_1MiB,omitzero"`          // the initiator polls
+	Sleeping    Large      `json:"write_1MiB_sleeping,omitzero"` // it sleeps
+	Methods     []Method   `json:"methods,omitzero"`
+	Sizes       []Size     `json:"sizes,omitzero"`
+	Outstanding []Window   `json:"outstanding,omitzero"`
+	Firmware    []Firmware `json:"firmware_options,omitzero"`
+	Channels    []Channels `json:"channels,omitzero"`
+	Idle        Idle       `json:"idle,omitzero"`
+	Tracing     []Traced   `json:"tracing,omitzero"`
 	PinnedBytes int64      `json:"pinned_bytes"`
 }
 

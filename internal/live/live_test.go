@@ -66,7 +66,7 @@ func TestRates(t *testing.T) {
 	if d := v.Domains[1]; d.Ongoing != 2 || d.InFlight != 6 || d.Paused != 2 || v.Domains[0].Ongoing != 0 {
 		t.Errorf("domain 0/1 %+v, 0/0 %+v", d, v.Domains[0])
 	}
-	if v.Seconds != 2 || len(v.Channels) != 2 || v.FIFOs[0].Highest != 4 || v.FIFOs[0].Entries != nil {
+	if v.Seconds != 2 || len(v.Channels) != 2 || v.FIFOs[0].Highest != 4 || len(v.FIFOs[0].Entries) != 0 {
 		t.Errorf("%+v", v)
 	}
 	if last := v.Stages[len(v.Stages)-1]; last.Name != "total" || last.Faults != 1 || last.P50NS != 3 {

@@ -12,6 +12,7 @@ const state = {
   chosen: null, // a fault that the user chose
   one: null, // the fault that goes through the pipeline
   began: 0, paused: false, dirty: true, skipped: 0,
+  trouble: {},
 };
 
 const $ = (id) => document.getElementById(id);
@@ -293,18 +294,21 @@ function draw(now) {
   if (!state.one && state.faults.length) next(now);
 }
 
-function trouble(text) {
-  $('trouble').hidden = !text;
-  $('trouble').textContent = text || '';
+// trouble says what is wrong with the views or with the faults, '' nothing.
+function trouble(what, text) {
+  state.trouble[what] = text;
+  const all = [...new Set(Object.values(state.trouble))].filter(Boolean).join(' ');
+  $('trouble').hidden = !all;
+  $('trouble').textContent = all;
 }
 
 function listen() {
   const events = new EventSource('events');
   events.addEventListener('view', (e) => {
+    trouble('views', '');
     if (state.paused) return;
     state.view = JSON.parse(e.data);
     state.dirty = true;
-    trouble('');
   });
   events.addEventListener('faults', (e) => {
     if (state.paused) return;
@@ -315,9 +319,10 @@ function listen() {
     state.faults = [...b.faults.reverse(), ...state.faults].slice(0, keptFaults);
     state.dirty = true;
   });
-  events.addEventListener('trouble', (e) => trouble(JSON.parse(e.data)));
-  events.addEventListener('open', () => { state.batch = null; state.faults = []; trouble(''); });
-  events.addEventListener('error', () => trouble('exanetctl ui does not answer: it has ended, or too many pages are open. Start it again, and open the address that it prints.'));
+  events.addEventListener('trouble', (e) => trouble('views', JSON.parse(e.data)));
+  events.addEventListener('unfollowed', (e) => trouble('faults', JSON.parse(e.data)));
+  events.addEventListener('open', () => { state.batch = null; state.faults = []; state.trouble = {}; trouble('views', ''); });
+  events.addEventListener('error', () => trouble('views', 'exanetctl ui does not answer: it has ended, or too many pages are open. Start it again, and open the address that it prints.'));
 }
 
 function pause() {

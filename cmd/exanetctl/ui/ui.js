@@ -27,6 +27,7 @@ function make(name, attributes = {}, ...children) {
 }
 
 const us = (ns) => (ns < 0 ? '-' : (ns / 1e3).toFixed(1));
+const time = (ns) => (ns < 1e7 ? `${us(ns)} µs` : `${(ns / 1e6).toFixed(1)} ms`);
 const plural = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;
 const hex = (n, digits) => '0x' + n.toString(16).padStart(digits, '0');
 
@@ -158,14 +159,14 @@ function drawOne() {
     const s = list.find((o) => o.name === name), x = 232 + 88 * i;
     parts.push(make('rect', { class: 'fill-' + name, x: x, y: lane.y + 20, width: 9, height: 9, rx: 2 }));
     parts.push(make('text', { x: x + 13, y: lane.y + 28 }, name));
-    parts.push(make('text', { class: 'soft', x: x + 13, y: lane.y + 42 }, s ? `${us(s.to - s.from)} µs` : 'not reached'));
+    parts.push(make('text', { class: 'soft', x: x + 13, y: lane.y + 42 }, s ? time(s.to - s.from) : 'not reached'));
   });
   parts.push(make('circle', { id: 'dot', class: 'dot', cx: lane.sent, cy: lane.y, r: 7 }));
   svg.setAttribute('viewBox', `0 0 ${lane.width} 92`);
   svg.replaceChildren(...parts);
   $('one-mode').textContent = state.chosen ? 'chosen: esc follows the newest' : 'the newest, then the next one';
   $('one-text').textContent = `Domain ${f.node}/${f.slot}, page ${f.page}, ${f.write ? 'destination' : 'source'}, method ${f.method}, policy ${f.policy}` +
-    `${f.kind ? ', ' + f.kind + ' fault' : ''}: ${f.outcome} after ${us(all)} µs${f.reason ? ': ' + f.reason : ''}. ` +
+    `${f.kind ? ', ' + f.kind + ' fault' : ''}: ${f.outcome} after ${time(all)}${f.reason ? ': ' + f.reason : ''}. ` +
     `pfd’s stages are to scale, ${Math.round(scaledTime * 1e6 / all).toLocaleString('en')} times slower; the ways between nodes are not timed here.`;
 }
 
@@ -238,7 +239,7 @@ function drawHistograms() {
   const b = state.batch, svg = $('histograms');
   if (!b) return;
   const names = [...stageNames, 'total'], W = 520, left = 62, right = 130, rowH = 91, H = rowH * names.length + 22;
-  const n = 48, w = (W - left - right) / n, x = (ns) => left + w * (Math.max(2 * Math.log2(ns / bucketFrom), 0) + 1);
+  const n = 48, w = (W - left - right) / n, x = (ns) => left + w * Math.min(Math.max(2 * Math.log2(ns / bucketFrom), 0) + 1, n);
   const parts = [], said = [];
   for (const [ns, label] of axis) {
     parts.push(make('line', { class: 'axis', x1: x(ns), x2: x(ns), y1: 0, y2: H - 20 }));
@@ -255,8 +256,8 @@ function drawHistograms() {
     parts.push(make('text', { x: 0, y: bottom - 2 }, name));
     if (stage) {
       parts.push(make('line', { class: 'p50', x1: x(stage.p50_ns), x2: x(stage.p50_ns), y1: bottom - rowH + 14, y2: bottom }));
-      parts.push(make('text', { x: W, y: bottom - 16, 'text-anchor': 'end' }, `p50 ${us(stage.p50_ns)} µs`));
-      parts.push(make('text', { class: 'soft', x: W, y: bottom - 2, 'text-anchor': 'end' }, `p99 ${us(stage.p99_ns)} µs`));
+      parts.push(make('text', { x: W, y: bottom - 16, 'text-anchor': 'end' }, `p50 ${time(stage.p50_ns)}`));
+      parts.push(make('text', { class: 'soft', x: W, y: bottom - 2, 'text-anchor': 'end' }, `p99 ${time(stage.p99_ns)}`));
       said.push(`${name}: median ${us(stage.p50_ns)}, 99th percentile ${us(stage.p99_ns)} microseconds`);
     }
     if (name === 'total') counted = h.reduce((a, c) => a + c, 0);

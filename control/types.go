@@ -275,8 +275,8 @@ const (
 	CounterUnattributed  = "faults_unattributed_total" // of a PDID that no domain has
 )
 
-// Fault is one fault of the fault log, newest last. Times are nanoseconds
-// after Time; a stage that was not reached is -1.
+// Fault is one fault of the fault log, newest last. Its times are nanoseconds after
+// TimeNS, those of Stages how long each stage took; -1: it was not reached.
 type Fault struct {
 	Node        int    `json:"node"`
 	Slot        int    `json:"slot"`
@@ -297,6 +297,18 @@ type Fault struct {
 	StartedNS   int64  `json:"page_in_ns"`   // page-in begun
 	ResidentNS  int64  `json:"resident_ns"`  // page resident
 	RAPFNS      int64  `json:"rapf_sent_ns"` // retransmission asked for
+
+	Stages FaultStages `json:"stages"`
+}
+
+// FaultStages are how long the stages of a fault took, nanoseconds, by the names that
+// docs/tracing.md and the metrics have for them; -1: it did not go through that.
+type FaultStages struct {
+	Drain  int64 `json:"drain_ns"`
+	Queue  int64 `json:"queue_ns"`
+	PageIn int64 `json:"page_in_ns"`
+	Answer int64 `json:"answer_ns"`
+	Total  int64 `json:"total_ns"`
 }
 
 // Register is one register as read. Registers whose reading changes something

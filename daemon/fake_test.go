@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault/faulttest"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/soc/r5"
 )
 
@@ -27,6 +28,7 @@ type fake struct {
 }
 
 type fakeNode struct {
+	ended tally.Node
 	*faulttest.Node
 	f       *fake
 	handler device.Handler
@@ -46,8 +48,9 @@ func newFake(nodes int) *fake {
 	return f
 }
 
-func (f *fake) Nodes() int              { return len(f.nodes) }
-func (f *fake) Bus(node int) device.Bus { return f.nodes[node] }
+func (f *fake) Nodes() int                 { return len(f.nodes) }
+func (f *fake) Ended(node int) *tally.Node { return &f.nodes[node].ended }
+func (f *fake) Bus(node int) device.Bus    { return f.nodes[node] }
 
 func (f *fake) Transactions(int) ([]r5.TransactionInfo, int64) { return f.transactions, 5e9 }
 

@@ -51,16 +51,26 @@ func (t *stageTimes) observe(rec *fault.Record) {
 			kind = 3
 		}
 	}
-	add := func(s stage, from, to int64) {
-		if from != 0 && to >= from {
-			t.of[s][side][kind].Observe(to - from)
+	for st, took := range stagesOf(rec) {
+		if took >= 0 {
+			t.of[st][side][kind].Observe(took)
 		}
 	}
-	start := began(rec)
-	last := max(rec.Drained, rec.Resident)
-	add(stageDrain, start, rec.Drained)
-	add(stageQueue, rec.Drained, rec.Started)
-	add(stagePageIn, rec.Started, rec.Resident)
-	add(stageAnswer, last, rec.Answered)
-	add(stageTotal, start, max(last, rec.Answered))
+}
+
+// stagesOf gives how long each stage of a fault took; -1: it was not reached.
+func stagesOf(rec *fault.Record) (took [stages]int64) {
+	start, last := began(rec), max(rec.Drained, rec.Resident)
+	for st, b := range [stages]struct{ from, to int64 }{
+		stageDrain:  {start, rec.Drained},
+		stageQueue:  {rec.Drained, rec.Started},
+		stagePageIn: {rec.Started, rec.Resident},
+		stageAnswer: {last, rec.Answered},
+		stageTotal:  {start, max(last, rec.Answered)},
+	} {
+		if took[st] = -1; b.from != 0 && b.to >= b.from {
+			took[st] = b.to - b.from
+		}
+	}
+	return took
 }

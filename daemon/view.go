@@ -553,6 +553,7 @@ func viewFault(index int, rec *fault.Record) control.Fault {
 		}
 		return t - start
 	}
+	took := stagesOf(rec)
 	f := control.Fault{
 		Node: index, Slot: rec.Slot, PDID: uint16(rec.PDID), Page: control.Hex(rec.Page),
 		Write: rec.Write, Method: rec.Method.String(), Policy: rec.Policy.String(),
@@ -560,6 +561,7 @@ func viewFault(index int, rec *fault.Record) control.Fault {
 		Transaction: uint16(rec.Transaction), Sequence: uint16(rec.Sequence),
 		TimeNS: start, DrainedNS: after(rec.Drained), StartedNS: after(rec.Started),
 		ResidentNS: after(rec.Resident), RAPFNS: after(rec.Answered),
+		Stages: control.FaultStages{Drain: took[stageDrain], Queue: took[stageQueue], PageIn: took[stagePageIn], Answer: took[stageAnswer], Total: took[stageTotal]},
 	}
 	if rec.Cause != nil {
 		f.Reason = rec.Cause.Error()

@@ -20,6 +20,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
 	"github.com/exanet/pfd/soc/r5"
@@ -168,6 +169,53 @@ func TestTransactionsOfOthers(t *testing.T) {
 		}
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s sees transactions %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// How full a FIFO was, and what all transfers came to, tells a stranger of others.
+func TestSumsOfOthers(t *testing.T) {
+	r := start(t)
+	g := r.attach(hello())
+	r.until("the handshake is over", func() bool { return r.handshakes.Total() == 0 })
+	slot := int(g.Slot)
+	r.fake.do(func() {
+		r.fake.nodes[0].ended.Over(slot, tally.Write, device.Low, device.StatusNone, 4096, 1)
+		r.fake.nodes[0].ended.Over(slot, tally.Write, device.Low, device.StatusDecode, 4096, 1)
+	})
+	for _, tt := range []struct {
+		name    string
+		peer    peer
+		highest int
+	}{
+		{"root", peer{uid: 0, all: true}, 0},
+		{"its owner", peer{uid: g.Peer().UID}, -1},
+		{"a stranger", peer{uid: g.Peer().UID + 4711}, -1},
+	} {
+		answer, err := r.viewFIFO(t.Context(), &query{peer: tt.peer, node: 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range answer.(control.FIFOs).FIFOs {
+			if f.Highest != tt.highest {
+				t.Errorf("%s sees a highest level of %d, want %d", tt.name, f.Highest, tt.highest)
+			}
+		}
+		answer, err = r.viewNodes(t.Context(), &query{peer: tt.peer, node: 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := control.Transfers{Completed: 1, Failed: 1, Bytes: 4096}
+		if n := answer.(control.Nodes).Nodes[0]; (n.Transfers != nil) != tt.peer.all || tt.peer.all && *n.Transfers != want {
+			t.Errorf("%s sees the transfers %+v of all", tt.name, n.Transfers)
+		}
+		answer, err = r.viewDomains(t.Context(), &query{peer: tt.peer, node: control.AllNodes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		domains := answer.(control.Domains).Domains
+		if stranger := tt.name == "a stranger"; stranger != (len(domains) == 0) || !stranger && *domains[0].Transfers != want {
+			t.Errorf("%s sees the domains %+v", tt.name, domains)
 		}
 	}
 }

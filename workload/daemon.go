@@ -19,7 +19,8 @@ import (
 type DaemonProcess struct {
 	dir    string
 	cmd    *exec.Cmd
-	ended  chan error // gets what Wait gives
+	ended  chan struct{} // closed when it has ended
+	err    error         // what Wait gave, then
 	stderr *tail
 }
 
@@ -38,7 +39,7 @@ func StartDaemon(ctx context.Context, program string, nodes int, args ...string)
 	if err != nil {
 		return nil, fmt.Errorf("directory for sockets: %w", err)
 	}
-	d = &DaemonProcess{dir: dir, ended: make(chan error, 1), stderr: &tail{}}
+	d = &DaemonProcess{dir: dir, ended: make(chan struct{}), stderr: &tail{}}
 	started := false
 	defer func() {
 		if err != nil && !started {
@@ -59,7 +60,10 @@ func StartDaemon(ctx context.Context, program string, nodes int, args ...string)
 		return nil, fmt.Errorf("start pfd: %w", err)
 	}
 	started = true
-	go func() { d.ended <- d.cmd.Wait() }()
+	go func() {
+		defer close(d.ended)
+		d.err = d.cmd.Wait()
+	}()
 	if err := d.waitReady(ctx, l); err != nil {
 		return nil, errors.Join(err, d.Stop())
 	}
@@ -89,8 +93,7 @@ func (d *DaemonProcess) waitReady(ctx context.Context, l *net.UnixConn) error {
 	select {
 	case err := <-ready:
 		return err
-	case err := <-d.ended:
-		d.ended <- err // for Stop
+	case <-d.ended:
 		return fmt.Errorf("pfd ended before it was ready: %s", strings.TrimSpace(d.stderr.String()))
 	case <-ctx.Done():
 		return fmt.Errorf("pfd is not ready: %w: %s", ctx.Err(), strings.TrimSpace(d.stderr.String()))
@@ -114,10 +117,10 @@ func (d *DaemonProcess) Stop() error {
 		// Too late is no error: it has ended.
 		_ = d.cmd.Process.Kill()
 	})
-	err := <-d.ended
+	<-d.ended
 	kill.Stop()
-	if err != nil {
-		errs = append(errs, fmt.Errorf("pfd: %w: %s", err, strings.TrimSpace(d.stderr.String())))
+	if d.err != nil {
+		errs = append(errs, fmt.Errorf("pfd: %w: %s", d.err, strings.TrimSpace(d.stderr.String())))
 	}
 	return errors.Join(append(errs, os.RemoveAll(d.dir))...)
 }

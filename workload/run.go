@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/exanet/pfd/control"
@@ -109,8 +110,8 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 	return tallyErr
 }
 
-// explain puts before the error of a run why a page of it did not come in, where the
-// fault log tells. It is best effort.
+// explain says in the error of a run why a page of it did not come in, in place of what
+// may be the cause, where the fault log tells. It is best effort.
 func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
 	faults, err := d.Faults(ctx, control.AllNodes, control.MaxFaults)
 	if err != nil || r.Error == nil {
@@ -119,7 +120,8 @@ func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
 	for _, f := range slices.Backward(faults) {
 		ours := f.Node == o.From && f.Slot == s.initiator.slot || f.Node == o.To && f.Slot == s.target.slot
 		if ours && f.Reason != "" {
-			text := fmt.Sprintf("%s (fault log of node %d): %s", f.Reason, f.Node, *r.Error)
+			what, _, _ := strings.Cut(*r.Error, " failed: ")
+			text := fmt.Sprintf("%s failed: %s (fault log of node %d)", what, f.Reason, f.Node)
 			r.Error = &text
 			return
 		}

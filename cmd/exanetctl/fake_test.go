@@ -103,8 +103,8 @@ var fakeAnswers = map[string]any{
 		{Node: control.AllNodes, Name: "attachments_total", Value: 2},
 	}},
 	control.PathFaults: control.Faults{Version: 1, Faults: []control.Fault{
-		{Node: 1, Slot: 0, PDID: 0x101, Page: 0x7f0000002000, Write: true, Block: true, Method: "gup", Policy: "p1", Kind: "minor", Outcome: "resolved", SourceNode: 0, Transaction: 12, Sequence: 34, TimeNS: 5, DrainedNS: 1100, StartedNS: 1200, ResidentNS: 5900, RAPFNS: 6000},
-		{Node: 0, Slot: 3, PDID: 0x101, Page: 0x1000, Method: "touch", Policy: "p1", Kind: "minor", Outcome: "failed", DrainedNS: 1000, StartedNS: 2000, ResidentNS: -1, RAPFNS: -1},
+		{Node: 1, Slot: 0, PDID: 0x101, Page: 0x7f0000002000, Write: true, Block: true, Method: "gup", Policy: "p1", Kind: "minor", Outcome: "resolved", SourceNode: 0, Transaction: 12, Sequence: 34, TimeNS: 5, DrainedNS: 1100, StartedNS: 1200, ResidentNS: 5900, RAPFNS: 6000, Stages: control.FaultStages{Drain: 1100, Queue: 100, PageIn: 4700, Answer: 100, Total: 6000}},
+		{Node: 0, Slot: 3, PDID: 0x101, Page: 0x1000, Method: "touch", Policy: "p1", Kind: "minor", Outcome: "failed", DrainedNS: 1000, StartedNS: 2000, ResidentNS: -1, RAPFNS: -1, Stages: control.FaultStages{Drain: 1000, Queue: 1000, PageIn: -1, Answer: -1, Total: 1000}},
 	}},
 	control.PathRegisters: control.Registers{Version: 1, Registers: []control.Register{
 		{Window: "pl", Name: "ID", Width: 4, Value: 0x4e415845, Source: "spec/hardware.md 3"},

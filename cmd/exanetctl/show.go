@@ -542,12 +542,6 @@ func (a *app) faultCommand() *cobra.Command {
 // docs/tracing.md has for them.
 func faultListing() *listing[control.Fault] {
 	type fault = control.Fault
-	stage := func(from, to int64) quantity {
-		if from < 0 || to < 0 {
-			return unknownTime
-		}
-		return micros(to - from)
-	}
 	return &listing[fault]{
 		name: "fault", short: "Show the last faults with the time of each stage", id: []string{"NODE"},
 		place: func(f *fault) []int { return []int{f.Node} },
@@ -571,11 +565,11 @@ func faultListing() *listing[control.Fault] {
 				}
 				return fmt.Sprintf("%s:%d.%d", nodeID(f.SourceNode), f.Transaction, f.Sequence)
 			}},
-			{"DRAIN_US", 2, func(f *fault) any { return stage(0, f.DrainedNS) }},
-			{"QUEUE_US", 2, func(f *fault) any { return stage(f.DrainedNS, f.StartedNS) }},
-			{"PAGE_IN_US", 0, func(f *fault) any { return stage(f.StartedNS, f.ResidentNS) }},
-			{"ANSWER_US", 2, func(f *fault) any { return stage(f.ResidentNS, f.RAPFNS) }},
-			{"TOTAL_US", 0, func(f *fault) any { return stage(0, max(f.ResidentNS, f.RAPFNS)) }},
+			{"DRAIN_US", 2, func(f *fault) any { return micros(f.Stages.Drain) }},
+			{"QUEUE_US", 2, func(f *fault) any { return micros(f.Stages.Queue) }},
+			{"PAGE_IN_US", 0, func(f *fault) any { return micros(f.Stages.PageIn) }},
+			{"ANSWER_US", 2, func(f *fault) any { return micros(f.Stages.Answer) }},
+			{"TOTAL_US", 0, func(f *fault) any { return micros(f.Stages.Total) }},
 			{"REASON", 7, func(f *fault) any { return f.Reason }},
 		},
 	}

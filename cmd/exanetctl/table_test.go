@@ -57,8 +57,8 @@ func TestSortColumnsCSV(t *testing.T) {
 		{"channel --columns size --sort -size -o csv", []string{"SIZE", "1048576", "4097", "4096"}},
 		{"domain --columns pid,fail --sort -pid", []string{" PID  FAILED", "4712       0", "4711       1"}},
 		{"fault --columns node --sort node", nil}, // no such column
-		{"fault --columns dom,total_us -o csv", []string{"DOMAIN,TOTAL_US", "1/0,6", "0/3,"}},
-		{"fault --columns dom,total --sort total,dom", []string{"DOMAIN  TOTAL_US", "1/0          6.0", "0/3            -"}},
+		{"fault --columns dom,answer_us -o csv", []string{"DOMAIN,ANSWER_US", "1/0,0.1", "0/3,"}},
+		{"fault --columns dom,answer --sort answer,dom", []string{"DOMAIN  ANSWER_US", "1/0           0.1", "0/3             -"}},
 		{"node list --columns node", []string{"NODE", "   0", "   1"}},
 		{"node ls --columns node", []string{"NODE", "   0", "   1"}},
 	} {

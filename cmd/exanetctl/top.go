@@ -102,19 +102,23 @@ func (a *app) topLines(ctx context.Context, f *live.Follower, v live.View, inter
 
 // topLine is all of a view that fits a line of 80 columns or a little more.
 func topLine(v *live.View) string {
-	inFlight, paused, highest := 0, 0, 0
+	inFlight, paused, most := 0, 0, -1
 	for _, c := range v.Channels {
 		inFlight += c.InFlight
 		paused += c.Paused
 	}
 	for _, f := range v.FIFOs {
-		highest = max(highest, f.Highest)
+		most = max(most, f.Highest)
+	}
+	highest := "-" // not shown to this user
+	if most >= 0 {
+		highest = strconv.Itoa(most)
 	}
 	p50 := unknownTime
 	if n := len(v.Stages); n > 0 {
 		p50 = micros(v.Stages[n-1].P50NS)
 	}
-	return fmt.Sprintf("%s transfers/s=%s failed/s=%s bytes/s=%s faults/s=%s p50_us=%s channels=%d in_flight=%d paused=%d fifo_highest=%d",
+	return fmt.Sprintf("%s transfers/s=%s failed/s=%s bytes/s=%s faults/s=%s p50_us=%s channels=%d in_flight=%d paused=%d fifo_highest=%s",
 		v.Time.Format(time.TimeOnly), rate(v.Total.Transfers), rate(v.Total.Failed), rate(v.Total.Bytes), rate(v.Total.Faults), p50, len(v.Channels), inFlight, paused, highest)
 }
 

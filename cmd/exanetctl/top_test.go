@@ -54,6 +54,19 @@ func TestProgressOf(t *testing.T) {
 	}
 }
 
+// A user who is not shown how full the FIFOs were sees that, and not a zero.
+func TestTopLine(t *testing.T) {
+	v := live.View{Time: time.Unix(0, 0).UTC(), FIFOs: []control.FIFO{{Highest: -1}}, Total: live.Rates{Bytes: 2.5e6}}
+	const want = "00:00:00 transfers/s=0 failed/s=0 bytes/s=2.5M faults/s=0 p50_us=- channels=0 in_flight=0 paused=0 fifo_highest="
+	if got := topLine(&v); got != want+"-" {
+		t.Error(got)
+	}
+	v.FIFOs = append(v.FIFOs, control.FIFO{Highest: 0})
+	if got := topLine(&v); got != want+"0" {
+		t.Error(got)
+	}
+}
+
 // What the keys do to the screen, and how wide and high it is.
 func TestTopScreen(t *testing.T) {
 	channels := []control.Channel{}

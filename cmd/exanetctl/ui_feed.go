@@ -53,7 +53,7 @@ type feed struct {
 	stop    context.CancelFunc // of what feeds the readers
 	batch   faultBatch
 	newest  []control.Fault // for who comes later
-	view    []byte          // the last event "view" or "trouble"
+	view    []byte          // the last event "view", or "trouble" in place of it
 }
 
 func newFeed(ctx context.Context, c *control.Client) *feed {
@@ -137,13 +137,14 @@ func (f *feed) looks(ctx context.Context) {
 	}
 }
 
-// faults follows the faults, again where pfd has ended in between.
+// faults follows the faults, again where pfd has ended in between. An event "unfollowed"
+// says why it cannot, with "" that it can.
 func (f *feed) faults(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := f.followFaults(ctx)
 		if err != nil && !errors.Is(err, control.ErrNoDaemon) { // looks tells of that
 			f.mu.Lock()
-			f.send(event("trouble", err.Error()))
+			f.send(event("unfollowed", err.Error()))
 			f.mu.Unlock()
 		}
 		select {
@@ -169,6 +170,9 @@ func (f *feed) followFaults(ctx context.Context) error {
 			for i := range old {
 				f.take(ctx, &old[i])
 			}
+			f.mu.Lock()
+			f.send(event("unfollowed", ""))
+			f.mu.Unlock()
 			return nil
 		case e.Fault == nil:
 			f.mu.Lock()

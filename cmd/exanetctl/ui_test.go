@@ -182,8 +182,8 @@ func TestUI(t *testing.T) {
 	}
 }
 
-// Of a thousand faults and more the page misses none, and one that is opened later has
-// the last ones.
+// Of a thousand faults and more the page misses none, one that is opened later has the
+// last ones, and both say that pfd has ended.
 func TestUIKeepsUp(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)
@@ -202,4 +202,8 @@ func TestUIKeepsUp(t *testing.T) {
 	b.until(`document.getElementById('faults-note').textContent.includes('3,0')`)
 	later := openBrowser(t, url)
 	later.until(`state.faults.length >= 100 && state.batch.seen >= 3000`)
+	if err := d.Stop(); err != nil {
+		t.Error(err)
+	}
+	later.until(`!document.getElementById('trouble').hidden && document.getElementById('trouble').textContent.includes('no pfd can be reached')`)
 }

@@ -142,7 +142,7 @@ func (l *look) view(last *look) View {
 		}
 	}
 	for _, f := range l.fifos {
-		f.Entries = nil
+		f.Entries = []control.FIFOEntry{}
 		v.FIFOs = append(v.FIFOs, f)
 	}
 	for _, d := range l.domains {

@@ -18,16 +18,17 @@ type Stage struct {
 	ToNS   int64 `json:"to_ns"`
 }
 
-// bounds are where a stage begins and ends in a fault.
-var bounds = []struct {
+// parts are the stages: how long a fault took for one, and where that is in it.
+var parts = []struct {
 	name string
-	of   func(*control.Fault) (from, to int64)
+	took func(*control.FaultStages) int64
+	at   func(*control.Fault) (from, to int64)
 }{
-	{"drain", func(f *control.Fault) (int64, int64) { return 0, f.DrainedNS }},
-	{"queue", func(f *control.Fault) (int64, int64) { return f.DrainedNS, f.StartedNS }},
-	{"page_in", func(f *control.Fault) (int64, int64) { return f.StartedNS, f.ResidentNS }},
-	{"answer", func(f *control.Fault) (int64, int64) { return f.ResidentNS, f.RAPFNS }},
-	{"total", func(f *control.Fault) (int64, int64) { return 0, f.RAPFNS }},
+	{"drain", func(s *control.FaultStages) int64 { return s.Drain }, func(f *control.Fault) (int64, int64) { return 0, f.DrainedNS }},
+	{"queue", func(s *control.FaultStages) int64 { return s.Queue }, func(f *control.Fault) (int64, int64) { return f.DrainedNS, f.StartedNS }},
+	{"page_in", func(s *control.FaultStages) int64 { return s.PageIn }, func(f *control.Fault) (int64, int64) { return f.StartedNS, f.ResidentNS }},
+	{"answer", func(s *control.FaultStages) int64 { return s.Answer }, func(f *control.Fault) (int64, int64) { return f.ResidentNS, f.RAPFNS }},
+	{"total", func(s *control.FaultStages) int64 { return s.Total }, func(f *control.Fault) (int64, int64) { return 0, f.RAPFNS }},
 }
 
 // Stages gives the stages of those of the faults that were resolved and went through
@@ -45,15 +46,14 @@ func Stages(faults []control.Fault) []Stage {
 	}
 	slices.SortFunc(whole, func(x, y *control.Fault) int { return cmp.Compare(x.RAPFNS, y.RAPFNS) })
 	median := whole[len(whole)/2]
-	for _, b := range bounds {
+	for _, p := range parts {
 		times := make([]int64, len(whole))
 		for i, f := range whole {
-			from, to := b.of(f)
-			times[i] = to - from
+			times[i] = p.took(&f.Stages)
 		}
 		slices.Sort(times)
-		s := Stage{Name: b.name, Faults: len(whole), P50NS: times[len(times)/2], P99NS: times[len(times)*99/100]}
-		s.FromNS, s.ToNS = b.of(median)
+		s := Stage{Name: p.name, Faults: len(whole), P50NS: times[len(times)/2], P99NS: times[len(times)*99/100]}
+		s.FromNS, s.ToNS = p.at(median)
 		stages = append(stages, s)
 	}
 	return stages

@@ -12,6 +12,7 @@ const state = {
   chosen: null, // a fault that the user chose
   one: null, // the fault that goes through the pipeline
   began: 0, paused: false, dirty: true, skipped: 0,
+  trouble: {},
 };
 
 const $ = (id) => document.getElementById(id);
@@ -26,6 +27,7 @@ function make(name, attributes = {}, ...children) {
 }
 
 const us = (ns) => (ns < 0 ? '-' : (ns / 1e3).toFixed(1));
+const time = (ns) => (ns < 1e7 ? `${us(ns)} µs` : `${(ns / 1e6).toFixed(1)} ms`);
 const plural = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;
 const hex = (n, digits) => '0x' + n.toString(16).padStart(digits, '0');
 
@@ -157,14 +159,14 @@ function drawOne() {
     const s = list.find((o) => o.name === name), x = 232 + 88 * i;
     parts.push(make('rect', { class: 'fill-' + name, x: x, y: lane.y + 20, width: 9, height: 9, rx: 2 }));
     parts.push(make('text', { x: x + 13, y: lane.y + 28 }, name));
-    parts.push(make('text', { class: 'soft', x: x + 13, y: lane.y + 42 }, s ? `${us(s.to - s.from)} µs` : 'not reached'));
+    parts.push(make('text', { class: 'soft', x: x + 13, y: lane.y + 42 }, s ? time(s.to - s.from) : 'not reached'));
   });
   parts.push(make('circle', { id: 'dot', class: 'dot', cx: lane.sent, cy: lane.y, r: 7 }));
   svg.setAttribute('viewBox', `0 0 ${lane.width} 92`);
   svg.replaceChildren(...parts);
   $('one-mode').textContent = state.chosen ? 'chosen: esc follows the newest' : 'the newest, then the next one';
   $('one-text').textContent = `Domain ${f.node}/${f.slot}, page ${f.page}, ${f.write ? 'destination' : 'source'}, method ${f.method}, policy ${f.policy}` +
-    `${f.kind ? ', ' + f.kind + ' fault' : ''}: ${f.outcome} after ${us(all)} µs${f.reason ? ': ' + f.reason : ''}. ` +
+    `${f.kind ? ', ' + f.kind + ' fault' : ''}: ${f.outcome} after ${time(all)}${f.reason ? ': ' + f.reason : ''}. ` +
     `pfd’s stages are to scale, ${Math.round(scaledTime * 1e6 / all).toLocaleString('en')} times slower; the ways between nodes are not timed here.`;
 }
 
@@ -237,7 +239,7 @@ function drawHistograms() {
   const b = state.batch, svg = $('histograms');
   if (!b) return;
   const names = [...stageNames, 'total'], W = 520, left = 62, right = 130, rowH = 91, H = rowH * names.length + 22;
-  const n = 48, w = (W - left - right) / n, x = (ns) => left + w * (Math.max(2 * Math.log2(ns / bucketFrom), 0) + 1);
+  const n = 48, w = (W - left - right) / n, x = (ns) => left + w * Math.min(Math.max(2 * Math.log2(ns / bucketFrom), 0) + 1, n);
   const parts = [], said = [];
   for (const [ns, label] of axis) {
     parts.push(make('line', { class: 'axis', x1: x(ns), x2: x(ns), y1: 0, y2: H - 20 }));
@@ -254,8 +256,8 @@ function drawHistograms() {
     parts.push(make('text', { x: 0, y: bottom - 2 }, name));
     if (stage) {
       parts.push(make('line', { class: 'p50', x1: x(stage.p50_ns), x2: x(stage.p50_ns), y1: bottom - rowH + 14, y2: bottom }));
-      parts.push(make('text', { x: W, y: bottom - 16, 'text-anchor': 'end' }, `p50 ${us(stage.p50_ns)} µs`));
-      parts.push(make('text', { class: 'soft', x: W, y: bottom - 2, 'text-anchor': 'end' }, `p99 ${us(stage.p99_ns)} µs`));
+      parts.push(make('text', { x: W, y: bottom - 16, 'text-anchor': 'end' }, `p50 ${time(stage.p50_ns)}`));
+      parts.push(make('text', { class: 'soft', x: W, y: bottom - 2, 'text-anchor': 'end' }, `p99 ${time(stage.p99_ns)}`));
       said.push(`${name}: median ${us(stage.p50_ns)}, 99th percentile ${us(stage.p99_ns)} microseconds`);
     }
     if (name === 'total') counted = h.reduce((a, c) => a + c, 0);
@@ -293,18 +295,21 @@ function draw(now) {
   if (!state.one && state.faults.length) next(now);
 }
 
-function trouble(text) {
-  $('trouble').hidden = !text;
-  $('trouble').textContent = text || '';
+// trouble says what is wrong with the views or with the faults, '' nothing.
+function trouble(what, text) {
+  state.trouble[what] = text;
+  const all = [...new Set(Object.values(state.trouble))].filter(Boolean).join(' ');
+  $('trouble').hidden = !all;
+  $('trouble').textContent = all;
 }
 
 function listen() {
   const events = new EventSource('events');
   events.addEventListener('view', (e) => {
+    trouble('views', '');
     if (state.paused) return;
     state.view = JSON.parse(e.data);
     state.dirty = true;
-    trouble('');
   });
   events.addEventListener('faults', (e) => {
     if (state.paused) return;
@@ -315,9 +320,10 @@ function listen() {
     state.faults = [...b.faults.reverse(), ...state.faults].slice(0, keptFaults);
     state.dirty = true;
   });
-  events.addEventListener('trouble', (e) => trouble(JSON.parse(e.data)));
-  events.addEventListener('open', () => { state.batch = null; state.faults = []; trouble(''); });
-  events.addEventListener('error', () => trouble('exanetctl ui does not answer: it has ended, or too many pages are open. Start it again, and open the address that it prints.'));
+  events.addEventListener('trouble', (e) => trouble('views', JSON.parse(e.data)));
+  events.addEventListener('unfollowed', (e) => trouble('faults', JSON.parse(e.data)));
+  events.addEventListener('open', () => { state.batch = null; state.faults = []; state.trouble = {}; trouble('views', ''); });
+  events.addEventListener('error', () => trouble('views', 'exanetctl ui does not answer: it has ended, or too many pages are open. Start it again, and open the address that it prints.'));
 }
 
 function pause() {

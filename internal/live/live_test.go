@@ -1,0 +1,147 @@
+package live
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/control"
+)
+
+func transfers(done, failed, bytes uint64) *control.Transfers {
+	return &control.Transfers{Completed: done, Failed: failed, Bytes: bytes}
+}
+
+func TestRates(t *testing.T) {
+	at := time.Unix(1000, 0)
+	before := &look{
+		at: at, status: control.Status{PID: 1, UptimeNS: 5e9},
+		nodes: []control.Node{{Index: 0, Transfers: transfers(10, 1, 1000)}, {Index: 1}},
+		domains: []control.Domain{
+			{Node: 0, Slot: 0, Generation: 1, Faults: 5, Transfers: transfers(4, 0, 400)},
+			{Node: 0, Slot: 1, Generation: 7, Faults: 90, Transfers: transfers(90, 0, 9000)},
+		},
+		counters: map[counter]uint64{{0, control.CounterFaults}: 95, {1, control.CounterFaults}: 3, {0, "retransmits_total"}: 2},
+		faults:   []control.Fault{{TimeNS: 77}},
+	}
+	now := &look{
+		at: at.Add(2 * time.Second), status: control.Status{PID: 1, UptimeNS: 7e9},
+		nodes: []control.Node{{Index: 0, Transfers: transfers(30, 2, 5000)}, {Index: 1}},
+		domains: []control.Domain{
+			{Node: 0, Slot: 0, Generation: 1, Faults: 15, Transfers: transfers(8, 0, 800)},
+			{Node: 0, Slot: 1, Generation: 8, Faults: 2, Transfers: transfers(6, 2, 600)}, // another process: what it has is new
+			{Node: 1, Slot: 3, Faults: 4, Transfers: transfers(2, 0, 20)},
+		},
+		channels: []control.Channel{
+			{Node: 0, Slot: 1, State: control.ChannelOngoing, InFlight: 5, Paused: 2},
+			{Node: 0, Slot: 1, Channel: 1, State: control.ChannelOngoing, InFlight: 1},
+			{Node: 0, Slot: 0, State: "completed", InFlight: 9},
+		},
+		fifos:    []control.FIFO{{Name: "rxfifo", Level: 1, Highest: 4, Entries: make([]control.FIFOEntry, 1)}},
+		counters: map[counter]uint64{{0, control.CounterFaults}: 101, {1, control.CounterFaults}: 1, {0, "retransmits_total"}: 12},
+		faults:   []control.Fault{{TimeNS: 77, Stages: control.FaultStages{Total: 9}}, {TimeNS: 78, RAPFNS: 3, Stages: control.FaultStages{Total: 3}}},
+	}
+	v := now.view(before)
+	if want := (Rates{Transfers: 10, Failed: 0.5, Bytes: 2000, Faults: 3, Retransmits: 5}); v.Nodes[0].Rates != want {
+		t.Errorf("node 0 %+v, want %+v", v.Nodes[0].Rates, want)
+	}
+	// Node 1 does not tell of transfers: its domains do. A counter that fell began anew.
+	if want := (Rates{Transfers: 1, Bytes: 10}); v.Nodes[1].Rates != want {
+		t.Errorf("node 1 %+v, want %+v", v.Nodes[1].Rates, want)
+	}
+	if want := (Rates{Transfers: 11, Failed: 0.5, Bytes: 2010, Faults: 3, Retransmits: 5}); v.Total != want {
+		t.Errorf("total %+v, want %+v", v.Total, want)
+	}
+	for i, want := range []Rates{{Transfers: 2, Bytes: 200, Faults: 5}, {Transfers: 3, Failed: 1, Bytes: 300, Faults: 1}, {Transfers: 1, Bytes: 10, Faults: 2}} {
+		if v.Domains[i].Rates != want {
+			t.Errorf("domain %d %+v, want %+v", i, v.Domains[i].Rates, want)
+		}
+	}
+	if d := v.Domains[1]; d.Ongoing != 2 || d.InFlight != 6 || d.Paused != 2 || v.Domains[0].Ongoing != 0 {
+		t.Errorf("domain 0/1 %+v, 0/0 %+v", d, v.Domains[0])
+	}
+	if v.Seconds != 2 || len(v.Channels) != 2 || v.FIFOs[0].Highest != 4 || len(v.FIFOs[0].Entries) != 0 {
+		t.Errorf("%+v", v)
+	}
+	if last := v.Stages[len(v.Stages)-1]; last.Name != "total" || last.Faults != 1 || last.P50NS != 3 {
+		t.Errorf("the stages are of %+v, not of the new fault alone", last)
+	}
+	// A pfd that was started again has no rates yet.
+	for _, other := range []control.Status{{PID: 2, UptimeNS: 6e9}, {PID: 1, UptimeNS: 1e9}} {
+		now.status = other
+		if v := now.view(before); v.Seconds != 0 || v.Total != (Rates{}) || len(v.Domains) != 3 {
+			t.Errorf("after a start: %+v", v)
+		}
+	}
+}
+
+func TestStages(t *testing.T) {
+	var faults []control.Fault
+	for i := range int64(100) {
+		took := control.FaultStages{Drain: 10 + i, Queue: 1, PageIn: 1000 - i, Answer: 2, Total: 1013}
+		faults = append(faults, control.Fault{DrainedNS: 10 + i, StartedNS: 11 + i, ResidentNS: 1011, RAPFNS: 1013 + i/99, Stages: took})
+	}
+	faults = append(faults, control.Fault{DrainedNS: 5, StartedNS: -1, ResidentNS: -1, RAPFNS: 9}, control.Fault{DrainedNS: -1})
+	got := Stages(faults)
+	if len(got) != 5 || got[0].Faults != 100 {
+		t.Fatalf("%+v", got)
+	}
+	if want := (Stage{Name: "drain", Faults: 100, P50NS: 60, P99NS: 109, FromNS: 0, ToNS: 60}); got[0] != want {
+		t.Errorf("%+v, want %+v", got[0], want)
+	}
+	if want := (Stage{Name: "page_in", Faults: 100, P50NS: 951, P99NS: 1000, FromNS: 61, ToNS: 1011}); got[2] != want {
+		t.Errorf("%+v, want %+v", got[2], want)
+	}
+	if none := Stages(faults[100:]); none == nil || len(none) != 0 {
+		t.Errorf("without a resolved fault: %v", none)
+	}
+}
+
+// A Follower keeps the stages where there are no new faults, begins anew where pfd did,
+// and gives its error.
+func TestFollower(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := map[string]any{
+		control.PathStatus: control.Status{Version: 1, PID: 7}, control.PathNodes: control.Nodes{Version: 1}, control.PathDomains: control.Domains{Version: 1},
+		control.PathChannels: control.Channels{Version: 1}, control.PathFIFO: control.FIFOs{Version: 1}, control.PathCounters: control.Counters{Version: 1},
+		control.PathFaults: control.Faults{Version: 1, Faults: []control.Fault{{TimeNS: 5, RAPFNS: 1}}},
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := json.NewEncoder(w).Encode(answers[r.URL.Path]); err != nil {
+			t.Error(err)
+		}
+	})}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	c, err := control.New(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := Follow(c)
+	first, err := f.Next(t.Context())
+	if err != nil || first.Seconds != 0 || len(first.Stages) != 5 {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	second, err := f.Next(t.Context())
+	if err != nil || second.Seconds <= 0 || !reflect.DeepEqual(second.Stages, first.Stages) {
+		t.Errorf("%+v, %v", second, err)
+	}
+	if err := srv.Close(); err != nil {
+		t.Error(err)
+	}
+	<-done
+	c.Close()
+	if _, err := f.Next(context.Background()); !errors.Is(err, control.ErrNoDaemon) {
+		t.Errorf("pfd is gone: %v", err)
+	}
+}

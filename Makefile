@@ -53,7 +53,7 @@ faultpoints:
 
 # Virtual machines take every processor, so their tests run after the others: those
 # that need no more than QEMU and Debian's kernel. `make guests` runs all.
-GUESTS = TestTwoGuests|TestKilledGuest|TestReboot|TestKilledPFD|TestNewcomer
+GUESTS = TestTwoGuests|TestKilled|TestReboot|TestNewcomer|TestUIO|TestNoIOMMUStock|TestRegisterAccesses|TestHostileDriver|TestServerStopped|TestLinkCut|TestMemoryOfAGuest|TestThroughASmallWindow|TestTraceOnKernels
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $$($(GO) list ./... | grep -v /internal/guests$$)
 	CGO_ENABLED=1 $(GO) test -race -timeout 40m -run '$(GUESTS)' ./internal/guests

@@ -364,7 +364,8 @@ func (m *Memory) empty(p *place) uint64 {
 		return 0
 	}
 	sp := &m.spaces[slot]
-	va, pages := p.va(m), int(m.granule>>device.PageShift)
+	// Behind the end of a share another one may begin.
+	va, pages := p.va(m), int(min(m.granule, p.share.size-p.index*m.granule)>>device.PageShift)
 	if p.entered != 0 {
 		p.entered = 0
 		m.tables.clear(slot, va, pages)

@@ -340,6 +340,29 @@ func TestPageIn(t *testing.T) {
 	}
 }
 
+// TestNeighbours has two shares side by side, the first of which ends within a granule.
+// What is taken away of it takes nothing of the other one.
+func TestNeighbours(t *testing.T) {
+	u := newUnit(t, 0, 48)
+	const va, pages = 1 << 30, 3
+	shareMemory(t, u, 0, va, pages, true)
+	shareMemory(t, u, 0, va+pages*page, 1, true)
+	for _, at := range []device.VA{va, va + pages*page} {
+		if r := u.m.PageIn(0, at, 1, true); r.Err != nil {
+			t.Fatal(r.Err)
+		}
+	}
+	if err := u.m.Unshare(0, va, pages*page); err != nil {
+		t.Fatal(err)
+	}
+	if _, f := u.access(0, va, true); f != smmu.Translation {
+		t.Errorf("what is not shared any more: fault %v", f)
+	}
+	if _, f := u.access(0, va+pages*page, true); f != smmu.NoFault {
+		t.Errorf("its neighbour: fault %v", f)
+	}
+}
+
 // TestEviction has twice the window in use: what is mapped never exceeds it, the
 // least recently used goes first, and every page still gets its turn.
 func TestEviction(t *testing.T) {

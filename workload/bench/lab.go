@@ -211,10 +211,16 @@ func start(ctx context.Context, program string, nodes int, args ...string) (*pfd
 	return d, nil
 }
 
-func (d *pfd) stop() (err error) {
+func (d *pfd) closePerfs() (err error) {
 	for _, p := range d.perfs {
 		err = errors.Join(err, p.Close())
 	}
+	d.perfs = nil
+	return err
+}
+
+func (d *pfd) stop() error {
+	err := d.closePerfs()
 	if d.client != nil {
 		d.client.Close()
 	}

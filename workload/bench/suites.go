@@ -94,12 +94,9 @@ func (r *run) methods() error {
 			if err := r.takeTurns(turns...); err != nil {
 				return err
 			}
-			for _, p := range d.perfs {
-				if err := p.Close(); err != nil {
-					return err
-				}
+			if err := d.closePerfs(); err != nil {
+				return err
 			}
-			d.perfs = nil
 		}
 		t.note("PART's board (002): 4 KiB absent 38 us, 6.3 times present; 1 MiB absent 2.6 times, touched first 2 times.")
 		return nil

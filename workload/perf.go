@@ -33,7 +33,6 @@ type Perf struct {
 	data   rdma.Remote // the target's
 	words  rdma.Remote
 	pids   []int // the initiator's, pfd's, and the target's where it is another
-	waking uint64
 }
 
 // caller is the target of a measurement.

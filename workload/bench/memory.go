@@ -63,7 +63,9 @@ func (r *run) memory() (err error) {
 					c.Samples = append(c.Samples, v[j])
 				}
 			}
-			if errors.Is(context.Cause(ctx), errKilled) {
+			// A transfer may know before watch does.
+			rss, _, e := resident(p.Target())
+			if errors.Is(context.Cause(ctx), errKilled) || err != nil && e == nil && rss == 0 {
 				t.note("%s: %v.", g.Name, errKilled)
 				_ = p.Close() // it says that its target was killed
 				d.perfs = nil

@@ -58,12 +58,12 @@ race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $$($(GO) list ./... | grep -v /internal/guests$$)
 	CGO_ENABLED=1 $(GO) test -race -timeout 40m -run '$(GUESTS)' ./internal/guests
 
-# Takes some minutes, on an idle machine, and writes its tables into docs/benchmarks.md.
-# As root, tracing as well, beside a pfd from which the probe point is left out.
+# Takes some minutes, on an idle machine, and writes docs/benchmarks.md and docs/evaluation.md;
+# every sample, and one HTML file, into bin/bench. As root, tracing and memory as well, beside
+# a pfd from which the probe point is left out.
 bench: build
 	@$(BUILD) -overlay workload/bench/testdata/untraced.json -o bin/pfd-untraced ./cmd/pfd
-	@bin/exanetctl bench --pfd bin/pfd $$([ $$(id -u) = 0 ] && echo --untraced bin/pfd-untraced --bpffs /sys/fs/bpf/exanet-bench) --write docs/benchmarks.md
-	@bin/exanetctl bench-device --pfd bin/pfd --write docs/benchmarks.md
+	@bin/exanetctl bench all --pfd bin/pfd $$([ $$(id -u) = 0 ] && echo --untraced bin/pfd-untraced --bpffs /sys/fs/bpf/exanet-bench) --docs docs --dir bin/bench
 	@EXANET_DOCS=$(CURDIR)/docs go test ./internal/guests -run '^$$' -bench Guests -benchtime 1x -timeout 30m
 
 fuzz:

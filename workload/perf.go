@@ -33,7 +33,6 @@ type Perf struct {
 	data   rdma.Remote // the target's
 	words  rdma.Remote
 	pids   []int // the initiator's, pfd's, and the target's where it is another
-	waking uint64
 }
 
 // caller is the target of a measurement.
@@ -285,10 +284,11 @@ type PerfRun struct {
 	Dst    float64
 	Parts  int // of a row, at most perfParts; 0: what perfArea holds
 	Order  Pattern
-	Notify bool // each tells the target that it has come: Depth 1, no Read
-	Touch  bool // the destination is touched first, which counts
-	Sleep  bool // the initiator sleeps until a transfer is over; else it polls
-	Cold   bool // no small writes before a row, which wake pfd up
+	Notify bool          // each tells the target that it has come: Depth 1, no Read
+	Touch  bool          // the destination is touched first, which counts
+	Sleep  bool          // the initiator sleeps until a transfer is over; else it polls
+	Pause  time.Duration // before each transfer, with Depth 1
+	Cold   bool          // no small writes before a row, which wake pfd up
 }
 
 // PerfResult is what came of it: of each transfer that counts how long it took, and with
@@ -520,6 +520,9 @@ func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencie
 	begin := monotonic()
 	for next, looks := 0, 0; next < len(parts) || len(open) > 0; looks++ {
 		for next < len(parts) && len(open) < q.Depth {
+			if q.Pause > 0 {
+				time.Sleep(q.Pause)
+			}
 			starts[next] = monotonic()
 			t, err := p.begin(ctx, q, parts[next])
 			if err != nil {

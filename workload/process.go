@@ -179,8 +179,6 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		r.Many, err = p.verifyMany(o.Many)
 	case p.buffer == nil:
 		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
-	case o.Op == opTouch:
-		r.TouchNS, err = p.touch()
 	case o.Op == opWrite:
 		r.Outcome = p.write(ctx, o.Write)
 	case o.Op == opVerify:
@@ -269,21 +267,6 @@ func (p *process) prove() error {
 		return fmt.Errorf("%s buffer: %d of its %d pages are there, want %d", state, resident, total, want)
 	}
 	return nil
-}
-
-func (p *process) touch() (int64, error) {
-	if p.buffer.request.State != Absent {
-		return 0, fmt.Errorf("a buffer that is %s is not touched: its bytes would change", p.buffer.request.State)
-	}
-	b := p.buffer.area[p.buffer.data:][:p.buffer.request.Size]
-	start := time.Now()
-	for i := uint64(0); i < uint64(len(b)); i += pageSize {
-		b[i] = 0
-	}
-	if n := len(b); n > 0 {
-		b[n-1] = 0
-	}
-	return time.Since(start).Nanoseconds(), nil
 }
 
 // pollsBetweenLooks is how often a polling initiator looks at the descriptor

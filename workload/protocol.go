@@ -17,7 +17,6 @@ type op string
 const (
 	opAttach  op = "attach"  // attach to a node: once, first of all
 	opPrepare op = "prepare" // make the buffer anew
-	opTouch   op = "touch"   // touch every page of the buffer
 	opWrite   op = "write"   // write the buffer to the target's
 	opVerify  op = "verify"  // check the buffer
 	opWarm    op = "warm"    // make and export a small buffer for warming up
@@ -72,7 +71,6 @@ type reply struct {
 	Remote   string    `json:"remote,omitempty"`
 	Outcome  outcome   `json:"outcome,omitzero"`
 	Verdict  verdict   `json:"verdict,omitzero"`
-	TouchNS  int64     `json:"touch_ns,omitempty"`
 	Pages    uint64    `json:"pages,omitempty"` // that the library was asked to touch
 	Many     []piece   `json:"many,omitempty"`
 	Streamed streamed  `json:"streamed,omitzero"`

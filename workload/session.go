@@ -143,19 +143,11 @@ type Transfer struct {
 	Src, Dst             State
 	Waiting              Waiting // Poll or Wait
 	Timeout              time.Duration
-	// TouchFirst has the target touch every page of its buffer, which is Absent,
-	// before the transfer starts.
-	TouchFirst bool
 	// Warm has a small write into present memory come right before, which is not
 	// measured: pfd and its threads are then awake, as they are where transfers
 	// follow one another. Otherwise they have gone to sleep while the buffers
 	// were made and checked.
 	Warm bool
-	// WarmTime is for how long small writes come before; 0: one.
-	WarmTime time.Duration
-	// Parts, where not 0, has so many transfers of Size bytes follow one another,
-	// each of its own part of the buffers.
-	Parts int
 	// Read has the initiator read the target's buffer: Src is the target's then.
 	Read   bool
 	Urgent bool // high class
@@ -164,9 +156,7 @@ type Transfer struct {
 // Outcome is how a transfer went.
 type Outcome struct {
 	Arrived bool
-	Latency time.Duration // from the initiator's call to its seeing the end, of all parts
-	Parts   []time.Duration
-	Touch   time.Duration // of TouchFirst
+	Latency time.Duration // from the initiator's call to its seeing the end
 	Pinned  int64         // VmLck + VmPin of the three processes, bytes
 	// Failure is why the transfer did not arrive; Wrong is what is wrong with a
 	// buffer.
@@ -177,9 +167,8 @@ type Outcome struct {
 // that the session is of no use any more; the outcome may still tell why.
 func (s *Session) Do(t Transfer) (Outcome, error) {
 	s.transfers++
-	size := t.Size * uint64(max(t.Parts, 1))
-	src := prepare{State: t.Src, Size: size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}
-	dst := prepare{State: t.Dst, Size: size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}
+	src := prepare{State: t.Src, Size: t.Size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}
+	dst := prepare{State: t.Dst, Size: t.Size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}
 	mine, theirs := src, dst
 	if t.Read {
 		mine, theirs = dst, src
@@ -189,32 +178,18 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 		return Outcome{}, err
 	}
 	var out Outcome
-	if t.TouchFirst {
-		toucher := s.target
-		if t.Read {
-			toucher = s.initiator
-		}
-		r, err := toucher.call(order{Op: opTouch})
-		if err != nil {
-			return out, err
-		}
-		out.Touch = time.Duration(r.TouchNS)
-	}
-	w := writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout, Parts: t.Parts, Read: t.Read, Urgent: t.Urgent}
+	w := writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout, Read: t.Read, Urgent: t.Urgent}
 	if t.Warm {
 		if err := s.makeWarm(); err != nil {
 			return out, err
 		}
-		w.Warm, w.WarmTime = s.warm, t.WarmTime
+		w.Warm = s.warm
 	}
 	r, err := s.initiator.call(order{Op: opWrite, Write: w})
 	if err != nil {
 		return out, err
 	}
 	out.Arrived, out.Failure, out.Latency = r.Outcome.Done, r.Outcome.Error, time.Duration(r.Outcome.LatencyNS)
-	for _, ns := range r.Outcome.PartNS {
-		out.Parts = append(out.Parts, time.Duration(ns))
-	}
 	if out.Pinned, err = s.pinned(); err != nil {
 		return out, err
 	}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/workload"
 	"github.com/exanet/pfd/workload/bench"
 )
 
@@ -63,6 +65,48 @@ sample are printed, with -o csv one line for each figure.
 	f.StringVar(&b.BPFFS, "bpffs", "", "directory of a bpffs for tracing, which is not measured without (root)")
 	f.DurationVar(&b.Window, "window", time.Second, "how long each number of channels is kept busy")
 	f.StringVar(&b.docs, "docs", "", "directory of benchmarks.md and evaluation.md, whose sections this writes")
+	return c
+}
+
+// studyCommand sweeps what bench measures at a few points.
+func (a *app) studyCommand() *cobra.Command {
+	var b benchFlags
+	var s bench.Study
+	var sizes, patterns []string
+	c := &cobra.Command{
+		Use:   "study",
+		Short: "Sweep methods, policies, sizes, patterns and how many pages are absent",
+		Long: `study starts a pfd of its own and measures writes, or reads, for every combination of what the
+flags list. Each list has commas. -o csv gives a line for each combination; --dir gets every
+sample, pictures and a report.`,
+		Args: maxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, text := range sizes {
+				n, err := config.ParseSize(text)
+				if err != nil {
+					return usagef("--sizes: %w", err)
+				}
+				s.Sizes = append(s.Sizes, n)
+			}
+			for _, p := range patterns {
+				s.Patterns = append(s.Patterns, workload.Pattern(p))
+			}
+			suite, err := s.Suite()
+			if err != nil {
+				return usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+			}
+			return a.bench(cmd.Context(), b, []bench.Suite{suite})
+		},
+	}
+	b.flags(c)
+	b.Window = time.Second
+	f := c.Flags()
+	f.StringSliceVar(&s.Methods, "methods", []string{"touch", "gup", "uffd", "populate"}, "how absent pages are brought in")
+	f.StringSliceVar(&s.Policies, "policies", []string{"p1", "p4", "pa"}, "how many pages a fault brings in")
+	f.StringSliceVar(&sizes, "sizes", []string{"4KiB", "64KiB", "1MiB"}, "bytes of a transfer")
+	f.StringSliceVar(&patterns, "patterns", []string{"sequential", "strided", "random", "zipf"}, "order in which memory is visited")
+	f.Float64SliceVar(&s.Probabilities, "probabilities", []float64{0, 0.05, 0.2, 0.5, 1}, "how likely a page of the destination is absent")
+	f.BoolVar(&s.Read, "read", false, "reads instead of writes")
 	return c
 }
 

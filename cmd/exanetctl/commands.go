@@ -31,6 +31,7 @@ func (a *app) commands() []*cobra.Command {
 		a.processCommand(),
 		a.demoCommand(),
 		a.benchCommand(),
+		a.studyCommand(),
 		a.echoCommand(),
 		a.guestCommand(),
 	}

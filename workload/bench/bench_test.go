@@ -36,9 +36,9 @@ func TestMain(m *testing.M) {
 
 // tables are those of each suite, with their numbers of rows and columns.
 var tables = map[string][2]int{
-	"first": {5, 3}, "where": {4, 4}, "policies": {5, 5}, "timeouts": {5, 3}, "methods": {6, 2}, "latency": {10, 6},
+	"first": {5, 3}, "where": {4, 4}, "policies": {5, 5}, "timeouts": {5, 3}, "source": {3, 2}, "isolated": {3, 4}, "methods": {6, 2}, "latency": {10, 6},
 	"frequency": {7, 3}, "overheads": {10, 6}, "breakdown": {8, 4}, "strategies": {10, 4}, "costs": {10, 7},
-	"memory": {10, 6}, "memory-puts": {2, 1}, "channels": {6, 4}, "domains": {4, 2}, "nodes": {6, 2}, "pfds": {3, 2}, "idle": {1, 3},
+	"memory": {10, 6}, "channels": {6, 4}, "domains": {4, 2}, "nodes": {6, 2}, "pfds": {3, 2}, "idle": {1, 3},
 	"outstanding": {3, 2}, "firmware": {7, 3}, "register": {2, 1}, "device": {3, 2}, "messages": {5, 1},
 }
 
@@ -72,6 +72,10 @@ func TestRun(t *testing.T) {
 			t.Logf("skipped: %s: %s", s.Name, s.Skipped)
 			skipped[s.Name] = true
 		}
+	}
+	// Who pins may be killed; who does not must not.
+	if puts := r.Table("memory-puts"); !skipped["memory"] && puts.Median(workload.Strategies[0].Name, "a put") <= 0 {
+		t.Errorf("no puts without pinning beyond memory: %+v", puts)
 	}
 	if !skipped["tracing"] {
 		t.Error("tracing is measured without a bpffs")
@@ -156,6 +160,15 @@ func readAll(t *testing.T, r *Report) {
 	}
 }
 
+// The pfd without the probe point, which tracing is compared with, can be built.
+func TestUntraced(t *testing.T) {
+	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", "workload/bench/testdata/untraced.json", "-o", os.DevNull, "./cmd/pfd")
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestChoose(t *testing.T) {
 	if _, err := Choose([]string{"faults", "nothing"}); !errors.Is(err, ErrSuite) || !strings.Contains(err.Error(), "nothing") {
 		t.Errorf("error %v, want one that names the suite", err)
@@ -217,7 +230,7 @@ func TestPoints(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 	}
-	if text := r.Evaluation(); !strings.Contains(text, "| 002 §V | 4 KiB, minor fault at the destination | 38 us | not measured |") {
+	if text := r.Evaluation(); !strings.Contains(text, "| 002 fig. 9 | 4 KiB, minor fault at the destination | 38 us | not measured |") {
 		t.Errorf("the papers' figures:\n%s", text)
 	}
 }

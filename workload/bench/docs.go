@@ -79,11 +79,11 @@ func points() (list []point) {
 	by := func(table, row, column, baseRow, baseColumn string) func(*Report) (float64, bool) {
 		return ratio(cellOf(table, row, column), cellOf(table, baseRow, baseColumn))
 	}
-	add("002 §V", "small write, present", "4 us", "us", cellOf("latency", "16 B", "write"))
-	add("002 §V", "4 KiB, minor fault at the destination", "38 us", "us", cellOf("first", "absent", "4 KiB, p1"))
-	add("002 §V", "the same by present memory", "6.3", "", by("first", "absent", "4 KiB, p1", "present", "4 KiB, p1"))
+	add("002 fig. 7", "small write, present", "4 us", "us", cellOf("latency", "16 B", "write"))
+	add("002 fig. 9", "4 KiB, minor fault at the destination", "38 us", "us", cellOf("first", "absent", "4 KiB, p1"))
+	add("002 fig. 9", "the same by present memory", "6.3", "", by("first", "absent", "4 KiB, p1", "present", "4 KiB, p1"))
 	for _, k := range []struct{ row, paper string }{{"time-out of 1ms", "the time-out"}, {"time-out of 100µs", "the time-out"}} {
-		add("002 §V", "4 KiB, source fault ended by a "+k.row, k.paper, "us", cellOf("timeouts", k.row, "source"))
+		add("002 fig. 9", "4 KiB, source fault ended by a "+k.row, k.paper, "us", cellOf("timeouts", k.row, "source"))
 	}
 	add("ours", "the same, ended by a request for retransmission", "", "us", cellOf("timeouts", "RAPF, by TXFIFO", "source"))
 	for _, k := range []struct{ stage, paper string }{{"drain", "interrupt 1 us, tasklet 19 us with the page-in"}, {"page in", "see above"}, {"answer", "1 us"}} {
@@ -97,19 +97,22 @@ func points() (list []point) {
 		add("000 table 4.1", k.call+", 4 KiB", k.small, "us", cellOf("overheads", "4 KiB", k.call))
 		add("000 table 4.1", k.call+", 64 KiB", k.large, "us", cellOf("overheads", "64 KiB", k.call))
 	}
-	add("002 fig. 5", "1 MiB, all absent, page in all (PIA) by no faults", "2.6", "", by("policies", "1 MiB", "pa", "1 MiB", "present"))
-	add("002 fig. 5", "1 MiB, touched first by no faults", "2", "", by("policies", "1 MiB", "touched first", "1 MiB", "present"))
-	add("002 fig. 5", "PIA by touched first, 1 MiB", "1.2", "", by("policies", "1 MiB", "pa", "1 MiB", "touched first"))
-	add("002 fig. 5", "PIA by touched first, 64 KiB", "3.5", "", by("policies", "64 KiB", "pa", "64 KiB", "touched first"))
-	add("002 fig. 5", "PIO by PIA, 64 KiB", "1", "", by("policies", "64 KiB", "p1", "64 KiB", "pa"))
+	add("002 fig. 10", "1 MiB, all absent, page in all (PIA) by no faults", "2.6", "", by("policies", "1 MiB", "pa", "1 MiB", "present"))
+	add("002 fig. 10", "1 MiB, touched first by no faults", "2", "", by("policies", "1 MiB", "touched first", "1 MiB", "present"))
+	add("002 fig. 10", "PIA by touched first, 1 MiB", "1.2", "", by("policies", "1 MiB", "pa", "1 MiB", "touched first"))
+	add("002 fig. 10", "PIA by touched first, 64 KiB", "3.5", "", by("policies", "64 KiB", "pa", "64 KiB", "touched first"))
+	add("002 fig. 10", "PIO by PIA, 64 KiB", "1", "", by("policies", "64 KiB", "p1", "64 KiB", "pa"))
 	for _, k := range []struct{ f, paper string }{{"5", "1.3"}, {"20", "2.2"}, {"40", "3.6"}, {"80", "5.7"}, {"100", "6.7"}} {
-		add("002 fig. 6", "1 MiB, "+k.f+" % absent, PIO by PIA", k.paper, "", by("frequency", k.f, "p1", k.f, "pa"))
+		add("002 fig. 11", "1 MiB, "+k.f+" % absent, PIO by PIA", k.paper, "", by("frequency", k.f, "p1", k.f, "pa"))
 	}
 	for _, k := range []struct{ f, paper string }{{"5", "1.15"}, {"40", "1.56"}, {"100", "2.6"}} {
-		add("002 fig. 6", "1 MiB, "+k.f+" % absent, PIA by no faults", k.paper, "", by("frequency", k.f, "pa", "0", "pa"))
+		add("002 fig. 11", "1 MiB, "+k.f+" % absent, PIA by no faults", k.paper, "", by("frequency", k.f, "pa", "0", "pa"))
 	}
-	add("000 §4", "destination, 64 KiB: one page a fault by four", "1.2", "", by("policies", "64 KiB", "p1", "64 KiB", "p4"))
-	add("000 §4", "faults at both ends by the source's alone, time-out of 1 ms", "below 1", "", by("timeouts", "time-out of 1ms", "both", "time-out of 1ms", "source"))
+	for _, k := range []struct{ size, dst, src string }{{"16 KiB", "1.7", "3.9"}, {"64 KiB", "1.2", "4.7"}} {
+		add("000 fig. 4.2", "destination, "+k.size+": one page a fault by four", k.dst, "", by("policies", k.size, "p1", k.size, "p4"))
+		add("000 fig. 4.3", "source, "+k.size+", time-out of 1 ms: one page a fault by four", k.src, "", by("source", k.size, "p1", k.size, "p4"))
+	}
+	add("000 fig. 4.5", "faults at both ends by the source's alone, time-out of 1 ms", "below 1", "", by("timeouts", "time-out of 1ms", "both", "time-out of 1ms", "source"))
 	add("000 fig. 2.3", "Firehose, working set 4 M by M / 2", "sharply more past M + MAXVICTIM", "", by("strategies", "Firehose", "4 M", "Firehose", "M / 2"))
 	add("000 fig. 2.3", "rendezvous by Firehose, within M", "2", "", by("strategies", "rendezvous", "M / 2", "Firehose", "M / 2"))
 	add("ours", "no pinning by Firehose, working set 4 M", "", "", by("strategies", "no pinning (ours)", "4 M", "Firehose", "4 M"))

@@ -51,6 +51,7 @@ type Suite struct {
 func Suites() []Suite {
 	return []Suite{
 		{"faults", "writes of 4 KiB and 1 MiB, present and absent, beside the bare calls; where a page is absent, by method and policy; time-outs", (*run).faults},
+		{"isolated", "4 KiB a pause after the last transfer, beside the wake-up of a thread", (*run).isolated},
 		{"methods", "each page-in method beside present memory, briefly", (*run).methods},
 		{"latency", "writes and reads by size, to their end and to the notification", (*run).latency},
 		{"frequency", "1 MiB by how likely a page is absent", (*run).frequency},
@@ -211,10 +212,16 @@ func start(ctx context.Context, program string, nodes int, args ...string) (*pfd
 	return d, nil
 }
 
-func (d *pfd) stop() (err error) {
+func (d *pfd) closePerfs() (err error) {
 	for _, p := range d.perfs {
 		err = errors.Join(err, p.Close())
 	}
+	d.perfs = nil
+	return err
+}
+
+func (d *pfd) stop() error {
+	err := d.closePerfs()
 	if d.client != nil {
 		d.client.Close()
 	}

@@ -63,7 +63,9 @@ func (r *run) memory() (err error) {
 					c.Samples = append(c.Samples, v[j])
 				}
 			}
-			if errors.Is(context.Cause(ctx), errKilled) {
+			// A transfer may know before watch does.
+			rss, _, e := resident(p.Target())
+			if errors.Is(context.Cause(ctx), errKilled) || err != nil && e == nil && rss == 0 {
 				t.note("%s: %v.", g.Name, errKilled)
 				_ = p.Close() // it says that its target was killed
 				d.perfs = nil
@@ -80,8 +82,8 @@ func (r *run) memory() (err error) {
 	return nil
 }
 
-// errKilled says what the kernel does with a process that pins more than it may have.
-var errKilled = errors.New("the kernel kills the target, which has more pinned than it may have")
+// errKilled says what the kernel does with a process of whose memory too little can go.
+var errKilled = errors.New("the kernel kills the target for want of memory that can go")
 
 // watch takes a process's resident and pinned MiB until it is stopped, or has ended.
 func watch(pid int, to *[][2]float64, cancel context.CancelCauseFunc) (stop func()) {

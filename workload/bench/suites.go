@@ -94,12 +94,9 @@ func (r *run) methods() error {
 			if err := r.takeTurns(turns...); err != nil {
 				return err
 			}
-			for _, p := range d.perfs {
-				if err := p.Close(); err != nil {
-					return err
-				}
+			if err := d.closePerfs(); err != nil {
+				return err
 			}
-			d.perfs = nil
 		}
 		t.note("PART's board (002): 4 KiB absent 38 us, 6.3 times present; 1 MiB absent 2.6 times, touched first 2 times.")
 		return nil
@@ -155,7 +152,7 @@ func (r *run) where() error {
 }
 
 // timeouts is what a source fault costs where its block is paused and asked for again,
-// and where there is no TXFIFO and the sender's time-out ends it (000 §4, 002 §IV).
+// and where there is no TXFIFO and the sender's time-out ends it (000 §4, 002 fig. 9).
 func (r *run) timeouts() error {
 	t := r.table("timeouts", "RAPF against time-outs: 4 KiB, gup, p1", "us", "what sends the block again", "RAPF, by TXFIFO")
 	names := []string{"RAPF, by TXFIFO"}
@@ -164,8 +161,18 @@ func (r *run) timeouts() error {
 		names = append(names, fmt.Sprintf("time-out of %v", time.Duration(us)*time.Microsecond))
 		args = append(args, []string{"--source-faults", "timeout", "--timeout-us", strconv.Itoa(us)})
 	}
+	s := r.table("source", "All pages of the source absent, time-out of 1 ms, by policy (gup)", "us", "size", "p4")
 	return r.each(2, args, func(d []*pfd) error {
 		var turns []*turn
+		for _, policy := range policyNames[:2] {
+			p, err := r.open(d[3], 0, 1, "gup", policy)
+			if err != nil {
+				return err
+			}
+			for size := uint64(16 << 10); size <= 64<<10; size *= 2 {
+				turns = append(turns, r.transfers(p, workload.PerfRun{Size: size, Src: 1, Parts: 4, Count: max(r.Count/50, 1)}, s.cell(sizeText(size), policy), nil))
+			}
+		}
 		for i, name := range names {
 			p, err := r.open(d[i], 0, 1, "gup", "p1")
 			if err != nil {
@@ -209,7 +216,7 @@ func (r *run) latency() error {
 	})
 }
 
-// Frequencies are how many percent of the pages are absent (002 fig. 6).
+// Frequencies are how many percent of the pages are absent (002 fig. 11).
 var frequencies = []int{0, 5, 20, 40, 60, 80, 100}
 
 func (r *run) frequency() error {

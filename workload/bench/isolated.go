@@ -1,0 +1,123 @@
+package bench
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/workload"
+)
+
+// isolated is 4 KiB a pause after the last one: pfd sleeps, and the caches have seen
+// others.
+func (r *run) isolated() error {
+	t := r.table("isolated", "4 KiB a pause after the last transfer (gup, p1)", "us", "pause", "present, back to back")
+	return r.with(2, func(d *pfd) error {
+		p, err := r.open(d, 0, 1, "gup", "p1")
+		if err != nil {
+			return err
+		}
+		w, err := newWaker()
+		if err != nil {
+			return err
+		}
+		defer w.close()
+		for _, k := range []struct {
+			pause time.Duration
+			parts int
+			count int
+		}{{time.Millisecond, 16, 320}, {10 * time.Millisecond, 16, 96}, {time.Second, 3, 9}} {
+			row, count := k.pause.String(), max(k.count*r.Count/1000, 1)
+			q := workload.PerfRun{Size: smallSize, Count: count, Pause: k.pause, Parts: k.parts, Cold: true}
+			absent := q
+			absent.Dst = 1
+			wakes := t.cell(row, "bare wake-up of a thread")
+			if err := r.takeTurns(
+				&turn{count: count, do: func(add func(*Cell, ...float64)) error {
+					took, err := w.measure(k.pause, k.parts)
+					add(wakes, us(took)...)
+					return err
+				}},
+				r.transfers(p, q, t.cell(row, "present"), nil),
+				r.transfers(p, absent, t.cell(row, "absent"), nil),
+				r.transfers(p, workload.PerfRun{Size: smallSize, Count: count}, t.cell(row, "present, back to back"), nil),
+			); err != nil {
+				return err
+			}
+			t.note("%v: what is beyond the wake-up is %.2f of the transfer back to back (asked: at most 1.2).", k.pause,
+				(t.Median(row, "present")-t.Median(row, "bare wake-up of a thread"))/t.Median(row, "present, back to back"))
+		}
+		return nil
+	})
+}
+
+// waker is a thread that sleeps until an eventfd is written, as pfd's does.
+type waker struct {
+	event, epoll int
+	woken        atomic.Uint64
+	stop         atomic.Bool
+	done         chan struct{}
+}
+
+func newWaker() (w *waker, err error) {
+	w = &waker{epoll: -1, done: make(chan struct{})}
+	if w.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, fmt.Errorf("wake-up: eventfd: %w", err)
+	}
+	if w.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err == nil {
+		err = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, w.event, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET})
+	}
+	if err != nil {
+		_ = unix.Close(w.event) // nothing is in it
+		_ = unix.Close(w.epoll)
+		return nil, fmt.Errorf("wake-up: epoll: %w", err)
+	}
+	go w.sleep()
+	return w, nil
+}
+
+func (w *waker) sleep() {
+	runtime.LockOSThread()
+	defer close(w.done)
+	var ev [1]unix.EpollEvent
+	for !w.stop.Load() {
+		if n, _ := unix.EpollWait(w.epoll, ev[:], -1); n > 0 {
+			w.woken.Add(1)
+		}
+	}
+}
+
+func (w *waker) wake() error {
+	if _, err := unix.Write(w.event, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
+		return fmt.Errorf("wake-up: write the eventfd: %w", err)
+	}
+	return nil
+}
+
+func (w *waker) close() {
+	w.stop.Store(true)
+	if w.wake() != nil {
+		return // it sleeps for ever, and ends with the process
+	}
+	<-w.done
+	_ = unix.Close(w.event)
+	_ = unix.Close(w.epoll)
+}
+
+// measure gives how long wake-ups take, from the call that wakes to the thread's being seen, ns.
+func (w *waker) measure(pause time.Duration, count int) (took []int64, err error) {
+	for range count {
+		time.Sleep(pause)
+		before, start := w.woken.Load(), time.Now()
+		if err := w.wake(); err != nil {
+			return nil, err
+		}
+		for w.woken.Load() == before {
+		}
+		took = append(took, time.Since(start).Nanoseconds())
+	}
+	return took, nil
+}

@@ -332,6 +332,7 @@ func (p *process) write(ctx context.Context, o writeOrder) outcome {
 	var out outcome
 	size := p.buffer.request.Size / uint64(o.Parts)
 	for i := range uint64(o.Parts) {
+		time.Sleep(o.Pause)
 		part := p.writePart(ctx, &o, i*size, size)
 		part.LatencyNS += out.LatencyNS
 		part.PartNS = append(out.PartNS, part.LatencyNS-out.LatencyNS)

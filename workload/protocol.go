@@ -55,6 +55,7 @@ type writeOrder struct {
 	Warm string `json:"warm,omitempty"`
 	// WarmTime is for how long that is done again; 0: once.
 	WarmTime time.Duration `json:"warm_time_ns,omitempty"`
+	Pause    time.Duration `json:"pause_ns,omitempty"` // before each part
 	// Parts, where not 0, has so many transfers of equal parts of the buffer follow
 	// one another.
 	Parts int `json:"parts,omitempty"`

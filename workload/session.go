@@ -154,6 +154,8 @@ type Transfer struct {
 	Warm bool
 	// WarmTime is for how long small writes come before; 0: one.
 	WarmTime time.Duration
+	// Pause is for how long the initiator sleeps before each part.
+	Pause time.Duration
 	// Parts, where not 0, has so many transfers of Size bytes follow one another,
 	// each of its own part of the buffers.
 	Parts int
@@ -201,7 +203,7 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 		}
 		out.Touch = time.Duration(r.TouchNS)
 	}
-	w := writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout, Parts: t.Parts, Read: t.Read, Urgent: t.Urgent}
+	w := writeOrder{Pause: t.Pause, Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout, Parts: t.Parts, Read: t.Read, Urgent: t.Urgent}
 	if t.Warm {
 		if err := s.makeWarm(); err != nil {
 			return out, err

@@ -144,12 +144,18 @@ func row(size uint64) (parts, cold int) {
 // transfer gives the turn of transfers that arrive: their latencies, each with its
 // share of the touching before.
 func transfer(p *pins, s *workload.Session, t workload.Transfer) *turn {
-	t.Timeout, t.Warm, t.WarmTime = workload.DefaultTimeout, true, warmTime
+	var cold int
+	t.Warm, t.WarmTime = true, warmTime
+	t.Parts, cold = row(t.Size)
+	return arrive(p, s, t, cold)
+}
+
+// arrive gives the turn of transfers that arrive; the first few do not count.
+func arrive(p *pins, s *workload.Session, t workload.Transfer, cold int) *turn {
+	t.Timeout = workload.DefaultTimeout
 	if t.Waiting == "" {
 		t.Waiting = workload.Poll
 	}
-	var cold int
-	t.Parts, cold = row(t.Size)
 	return &turn{do: func() ([]time.Duration, error) {
 		o, err := s.Do(t)
 		if err != nil {

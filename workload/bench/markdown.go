@@ -42,6 +42,13 @@ func (r *Report) Markdown() string {
 	if r.Small.Transfers > 0 {
 		r.faults(&t)
 	}
+	if len(r.Isolated) > 0 {
+		t.title("4 KiB a pause after the last transfer (gup, p1, polling)")
+		t.head("pause", "bare wake-up of a sleeping thread", "present", "absent", "present, back to back", "(present - wake-up) / back to back (asked: at most 1.2)")
+		for _, i := range r.Isolated {
+			t.row(fmt.Sprint(i.Pause), us(i.Wake), us(i.Present), us(i.Absent), us(i.BackToBack), fmt.Sprintf("%.2f", i.Excess))
+		}
+	}
 	if len(r.Methods) > 0 {
 		t.title("Page-in methods")
 		t.head("method", "4 KiB absent, p1", "1 MiB absent, pa")

@@ -1,5 +1,7 @@
 package bench
 
+import "time"
+
 // Report is what a run has measured: medians, microseconds where nothing else is
 // said.
 type Report struct {
@@ -9,6 +11,7 @@ type Report struct {
 	Small       Small      `json:"write_4KiB"`
 	Large       Large      `json:"write_1MiB"`          // the initiator polls
 	Sleeping    Large      `json:"write_1MiB_sleeping"` // it sleeps
+	Isolated    []Isolated `json:"write_4KiB_isolated"`
 	Methods     []Method   `json:"methods"`
 	Sizes       []Size     `json:"sizes"`
 	Outstanding []Window   `json:"outstanding"`
@@ -38,6 +41,18 @@ type Small struct {
 	Added       float64 `json:"added_us"`
 	Ratio       float64 `json:"absent_by_present"`
 	AddedByBare float64 `json:"added_by_bare,omitzero"`
+}
+
+// Isolated is 4 KiB a pause after the last one, polling (gup, p1), beside the wake-up of a
+// sleeping thread after the same pause, and the same transfer back to back.
+type Isolated struct {
+	Pause      time.Duration `json:"pause_ns"`
+	Wake       float64       `json:"bare_wake_up_us"`
+	Present    float64       `json:"present_us"`
+	Absent     float64       `json:"absent_us"`
+	BackToBack float64       `json:"present_back_to_back_us"`
+	// Excess is what is beyond the wake-up, by the time back to back.
+	Excess float64 `json:"present_less_wake_up_by_back_to_back"`
 }
 
 // Remote is what a fault costs with a device in another process.

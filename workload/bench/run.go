@@ -23,7 +23,7 @@ const (
 )
 
 // Parts are the names of what is measured, in its order.
-var Parts = []string{"faults", "methods", "sizes", "outstanding", "firmware", "channels", "idle", "tracing"}
+var Parts = []string{"faults", "isolated", "methods", "sizes", "outstanding", "firmware", "channels", "idle", "tracing"}
 
 // Run measures everything, or the parts that Only names. The calling goroutine is locked to its thread: what
 // is started ends with it.
@@ -34,7 +34,7 @@ func (l *Lab) Run(ctx context.Context) (r Report, err error) {
 	r.Machine = machine()
 	var p pins
 	for i, part := range []func(context.Context, *Report, *pins) error{
-		l.firstLight, l.methods, l.sizes, l.windows, l.firmware, l.channels, l.idle, l.tracing,
+		l.firstLight, l.isolated, l.methods, l.sizes, l.windows, l.firmware, l.channels, l.idle, l.tracing,
 	} {
 		if len(l.Only) > 0 && !slices.Contains(l.Only, Parts[i]) {
 			continue

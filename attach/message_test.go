@@ -174,7 +174,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"hello", "product not UTF-8", set(8, 0xff), ErrMessage},
 		{"hello", "node of 23 bits", set(72, 0, 0, 0x40, 0), ErrValue},
 		{"hello", "method", set(76, 5), ErrValue},
-		{"hello", "policy", set(77, 4), ErrValue},
+		{"hello", "policy", set(77, 5), ErrValue},
 		{"hello", "17 accepted", set(78, 17), ErrValue},
 		{"hello", "255 accepted", set(78, 255), ErrValue},
 		{"hello", "accepted PDID 0", set(78, 3), ErrValue},

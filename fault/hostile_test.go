@@ -356,7 +356,7 @@ func TestAddRefuses(t *testing.T) {
 		{Slot: -1, PDID: 1, Pager: g},
 		{Slot: 16, PDID: 1, Pager: g},
 		{Slot: 0, PDID: 0, Pager: g},
-		{Slot: 0, PDID: 1, Policy: fault.PIA + 1, Pager: g},
+		{Slot: 0, PDID: 1, Policy: fault.Adaptive + 1, Pager: g},
 		{Slot: 0, PDID: 1, Method: fault.Populate + 1, Pager: g, Delegate: a},
 		{Slot: 0, PDID: 1, Delegate: a},
 		{Slot: 0, PDID: 1, Method: fault.UFFD, Delegate: a},

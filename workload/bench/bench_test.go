@@ -160,15 +160,6 @@ func readAll(t *testing.T, r *Report) {
 	}
 }
 
-// The pfd without the probe point, which tracing is compared with, can be built.
-func TestUntraced(t *testing.T) {
-	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", "workload/bench/testdata/untraced.json", "-o", os.DevNull, "./cmd/pfd")
-	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
 func TestChoose(t *testing.T) {
 	if _, err := Choose([]string{"faults", "nothing"}); !errors.Is(err, ErrSuite) || !strings.Contains(err.Error(), "nothing") {
 		t.Errorf("error %v, want one that names the suite", err)

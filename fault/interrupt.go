@@ -96,8 +96,8 @@ func (d *Driver) clearBank(n int) {
 		k := pageKey{uint64(far >> device.PageShift), write}
 		switch {
 		case fsr&device.FSRSS != 0:
-			// The process answers a fault under method touch by itself, and pfd does not
-			// hear of it: its accesses are aborted.
+			// Under method touch the process answers by itself, and pfd does not learn when:
+			// its accesses are aborted.
 			d.stall(n, k)
 			if !s.live || s.target.Method == Touch || !s.addFAR(k) {
 				d.resume(n, true)

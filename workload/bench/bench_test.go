@@ -73,9 +73,12 @@ func TestRun(t *testing.T) {
 			skipped[s.Name] = true
 		}
 	}
-	// Who pins may be killed; who does not must not.
+	// The kernel may kill a target whose memory it does not reclaim in time, whoever pins.
 	if puts := r.Table("memory-puts"); !skipped["memory"] && puts.Median(workload.Strategies[0].Name, "a put") <= 0 {
-		t.Errorf("no puts without pinning beyond memory: %+v", puts)
+		if notes := r.Table("memory").Notes; !slices.Contains(notes, workload.Strategies[0].Name+": "+errKilled.Error()+".") {
+			t.Errorf("no puts without pinning beyond memory, and no reason: %q", notes)
+		}
+		t.Log("skipped: puts beyond memory: ", errKilled)
 	}
 	if !skipped["tracing"] {
 		t.Error("tracing is measured without a bpffs")

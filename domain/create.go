@@ -134,6 +134,7 @@ func (m *Manager) setUp(n int, pdid device.PDID, generation device.Generation, p
 	r.write64(device.PL, pktzCfg(p), pktzValue(p, m.node, pdid))
 	r.write64(device.PL, mboxCfg(p), uint64(pdid)|device.CfgEnable)
 	r.write64(device.PL, pdCfg(n), device.PDCfg(pdid, generation))
+	r.arrived(pdCfg(n))
 	return r.err
 }
 
@@ -162,7 +163,7 @@ func (m *Manager) Grant(n int, pdid device.PDID) error {
 		v |= uint64(p) << (16 * i)
 	}
 	r.write64(device.PL, pdPeers(n, k), v)
-	if r.err != nil {
+	if r.arrived(pdPeers(n, k)); r.err != nil {
 		return r.err
 	}
 	s.d.Peers = peers

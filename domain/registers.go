@@ -61,6 +61,10 @@ func (r *regs) read64(w device.WindowID, off uint32) uint64 {
 	return v
 }
 
+// arrived reads a 64-bit register of the PL back. Writes may be posted, and a doorbell,
+// of this node or of another, overtakes them (PCI: a read pushes the writes before it).
+func (r *regs) arrived(off uint32) { r.read64(device.PL, off) }
+
 // Offsets of the arrays (spec/hardware.md 3 and 5).
 func pdCfg(n int) uint32   { return device.PLPDCfg + 8*uint32(n) }
 func pktzCfg(n int) uint32 { return device.PLPktzCfg + 8*uint32(n) }

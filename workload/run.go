@@ -120,8 +120,12 @@ func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
 	for _, f := range slices.Backward(faults) {
 		ours := f.Node == o.From && f.Slot == s.initiator.slot || f.Node == o.To && f.Slot == s.target.slot
 		if ours && f.Reason != "" {
-			what, _, _ := strings.Cut(*r.Error, " failed: ")
-			text := fmt.Sprintf("%s failed: %s (fault log of node %d)", what, f.Reason, f.Node)
+			text := fmt.Sprintf("%s (fault log of node %d): %s", f.Reason, f.Node, *r.Error)
+			what, why, _ := strings.Cut(*r.Error, " failed: ")
+			if _, status, ok := strings.Cut(why, ", status "); ok {
+				status, _, _ = strings.Cut(status, ":")
+				text = fmt.Sprintf("%s failed: status %s: %s (fault log of node %d)", what, status, f.Reason, f.Node)
+			}
 			r.Error = &text
 			return
 		}

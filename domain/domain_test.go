@@ -566,3 +566,22 @@ func TestGenerations(t *testing.T) {
 		t.Errorf("8 directories begin at %d generations", len(first))
 	}
 }
+
+// Writes may be posted, and a doorbell of the domain or a packet for it overtakes them:
+// what admits either is read back before anybody learns of it.
+func TestWritesHaveArrived(t *testing.T) {
+	n, m := manager(t, node, directory(t, 2, 100))
+	last := func(what string, offset uint32) {
+		t.Helper()
+		if a := n.Log[len(n.Log)-1]; a.Write || a.Window != device.PL || a.Offset != offset {
+			t.Errorf("%s ends with %+v, want a read of pl+%#x", what, a, offset)
+		}
+	}
+	n.Record = true
+	d := create(t, m, domain.Request{UID: 1, Group: "a"})
+	last("Create", device.PLPDCfg+8*uint32(d.Slot))
+	if err := m.Grant(d.Slot, 0x50); err != nil {
+		t.Fatal(err)
+	}
+	last("Grant", device.PLPDPeers+32*uint32(d.Slot))
+}

@@ -22,6 +22,15 @@ func TestImage(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "busybox", "sh", "-c", "exit 7").CombinedOutput(); err == nil || len(out) > 0 {
 		t.Skipf("busybox has no shell: %v: %s", err, out)
 	}
+	const cache = "/var/lib/containers/cache" // no option names another
+	if _, err := os.Stat(cache); os.IsNotExist(err) {
+		t.Cleanup(func() {
+			if err := os.RemoveAll(cache); err != nil {
+				t.Error(err)
+			}
+			_ = os.Remove(filepath.Dir(cache)) // where nothing else is in it
+		})
+	}
 	dir := t.TempDir()
 	buildah := func(args ...string) *exec.Cmd {
 		args = append([]string{"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"), "--storage-driver", "vfs"}, args...)

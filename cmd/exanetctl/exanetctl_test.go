@@ -83,7 +83,7 @@ func TestAbbreviations(t *testing.T) {
 		{"ch s 0/3/5", "channel show 0/3/5"},
 		{"fi", "fifo show"},
 		{"fa", "fault show"},
-		{"st", "status"},
+		{"sta", "status"},
 		{"cou faults", "counter show faults"},
 		{"domain -j", "domain show -o json"},
 	} {
@@ -247,9 +247,11 @@ func TestDocumentedCommands(t *testing.T) {
 			}
 		}
 		_, help, _ := ctl("write", "--help")
+		_, perf, _ := ctl("perf", "lat", "--help")
+		help += perf
 		for _, m := range flags.FindAllStringSubmatch(string(text), -1) {
 			if !strings.Contains(help, "--"+m[1]) {
-				t.Errorf("%s names --%s, which write --help does not", name, m[1])
+				t.Errorf("%s names --%s, which neither write nor perf has", name, m[1])
 			}
 		}
 	}

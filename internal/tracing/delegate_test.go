@@ -17,8 +17,9 @@ func TestDelegates(t *testing.T) {
 			r.write("--dst", "absent", "--method", method, "--count", "200")
 			c := r.exact()
 			n := r.latencies(r.dir)
-			// A thread that pfd has to wake is one that sleeps: not each is.
-			if 100*n["delegate_touch"] < 99*c["faults"] || n["delegate_answer"] != n["delegate_touch"] || n["delegate_run"] == 0 || n["wake_client"] == 0 {
+			// A thread that pfd has to wake is one that sleeps: not each is. And some
+			// pages come in before their own message is served.
+			if 10*n["delegate_touch"] < 9*c["faults"] || n["delegate_answer"] != n["delegate_touch"] || n["delegate_run"] == 0 || n["wake_client"] == 0 {
 				t.Errorf("of %d faults: %v", c["faults"], n)
 			}
 		})

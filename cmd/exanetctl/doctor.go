@@ -136,7 +136,7 @@ func (f facts) ptrace() check {
 	case f.Yama == 1:
 		c.Found = "Yama ptrace_scope 1: processes that attach through the library"
 	default:
-		c.Found = "processes that are dumpable: this user's by pfd, others' by helpers of their own"
+		c.Found = "dumpable processes: the own user's; others by their helpers"
 	}
 	return c
 }
@@ -302,6 +302,7 @@ func (a *app) printReport(r report) error {
 	}
 	colour := colours(a.out, a.getenv)
 	t := a.table("VERDICT", "CHECK", "NEEDED FOR", "FOUND")
+	t.spare = []string{"NEEDED FOR"}
 	for _, c := range r.Checks {
 		t.add(c.Verdict, c.Name, c.Need, c.Found)
 	}

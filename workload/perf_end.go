@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -159,12 +160,36 @@ func (e *perfEnd) fill(f perfFill) error {
 			i = n
 		}
 		resident, err := e.resident()
-		if err != nil || resident == want {
+		if err != nil {
 			return err
+		}
+		if resident == want {
+			return e.enter(f)
 		}
 		time.Sleep(time.Millisecond)
 	}
 	return fmt.Errorf("pages that were taken away come back: somebody else still brings them in")
+}
+
+// enter has the pages that are there entered in the tables of a device that has its own:
+// the first transfer of each would fault otherwise.
+func (e *perfEnd) enter(f perfFill) error {
+	if e.ep.Info().SVA() {
+		return nil
+	}
+	pages := uint64(len(e.data.Bytes())) / pageSize
+	for i := uint64(0); i < pages; i++ {
+		first := i
+		for i < pages && !f.absent(i) {
+			i++
+		}
+		if i > first {
+			if err := e.ep.Prefetch(context.Background(), e.dataName.VA+device.VA(first*pageSize), (i-first)*pageSize, true); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (e *perfEnd) resident() (int, error) {

@@ -463,7 +463,10 @@ func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
 		return src, err
 	}
 	err = p.end.fill(mine)
-	_, e := p.target.receive()
+	a, e := p.target.receive()
+	if e == nil {
+		p.data, e = rdma.ParseRemote(a.Perf.Data)
+	}
 	return src, errors.Join(err, e)
 }
 

@@ -89,24 +89,36 @@ func (e *perfEnd) make(size uint64, parts int) error {
 		return fmt.Errorf("%w: %d parts of %d bytes: want %d bytes at most", ErrRequest, parts, size, uint64(perfLimit))
 	}
 	e.stride = stride(size)
-	for _, m := range []struct {
-		to   **rdma.Buffer
-		name *rdma.Remote
-		size uint64
-	}{{&e.data, &e.dataName, e.stride * uint64(parts)}, {&e.words, &e.wordsName, wordsSize}} {
-		b, err := e.ep.Alloc(int(m.size))
-		if err != nil {
-			return err
-		}
-		*m.to = b
-		// With huge pages one touch would bring in 512 pages of 4 KiB. Where there are none there is nothing to forbid.
-		_ = unix.Madvise(b.Bytes(), unix.MADV_NOHUGEPAGE)
-		if *m.name, err = e.ep.Export(b.Bytes()); err != nil {
-			return err
-		}
+	if err := e.alloc(&e.data, &e.dataName, e.stride*uint64(parts)); err != nil {
+		return err
+	}
+	if err := e.alloc(&e.words, &e.wordsName, wordsSize); err != nil {
+		return err
 	}
 	clear(e.words.Bytes())
 	return nil
+}
+
+func (e *perfEnd) alloc(to **rdma.Buffer, name *rdma.Remote, size uint64) (err error) {
+	if *to, err = e.ep.Alloc(int(size)); err != nil {
+		return err
+	}
+	// With huge pages one touch would bring in 512 pages of 4 KiB. Where there are none there is nothing to forbid.
+	_ = unix.Madvise((*to).Bytes(), unix.MADV_NOHUGEPAGE)
+	*name, err = e.ep.Export((*to).Bytes())
+	return err
+}
+
+// renew makes the data's memory anew: the tables of a device that has its own keep a page
+// that is only punched out of its file, and it would not fault.
+func (e *perfEnd) renew() error {
+	size := uint64(len(e.data.Bytes()))
+	e.ep.Unexport(e.dataName)
+	if err := e.data.Free(); err != nil {
+		return err
+	}
+	e.data = nil
+	return e.alloc(&e.data, &e.dataName, size)
 }
 
 func (e *perfEnd) free() error {
@@ -131,12 +143,17 @@ const fillTries = 8
 
 // fill gives the memory its content, and proves which pages are there.
 func (e *perfEnd) fill(f perfFill) error {
-	b := e.data.Bytes()
 	e.filled = f
 	drop := unix.MADV_DONTNEED
 	if !e.ep.Info().SVA() {
 		drop = unix.MADV_REMOVE // of a memfd, which others have mapped, too
+		if f.Absent > 0 {
+			if err := e.renew(); err != nil {
+				return err
+			}
+		}
 	}
+	b := e.data.Bytes()
 	pages := uint64(len(b)) / pageSize
 	for range fillTries {
 		if f.Absent < 1 {
@@ -292,7 +309,9 @@ func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, e
 			r.Data, r.Words = e.dataName.String(), e.wordsName.String()
 		}
 	case opPerfFill:
-		err = e.fill(q.Fill)
+		if err = e.fill(q.Fill); err == nil {
+			r.Data = e.dataName.String()
+		}
 	case opPerfTouch:
 		e.touch()
 	case opPerfWatch:

@@ -244,3 +244,26 @@ func TestTwoDaemons(t *testing.T) {
 	l.daemon([]int{1}, "--pdid-range", "4096-8191", "--groups", groups, "--guard-us", "10000")
 	a.good(3, append(across, "--group", "app", "--size", "1MiB", "--policy", "pa")...)
 }
+
+// What `exanetctl perf` takes away is absent for the device, too, and what it does not is
+// in the device's tables: each transfer faults, or none but for the completion words.
+func TestPerf(t *testing.T) {
+	l := newPlace(t)
+	l.serve()
+	d := l.daemon([]int{0, 1})
+	run := func(args ...string) float64 {
+		t.Helper()
+		before := d.metric("exanet_faults_total")
+		p := start(t, "exanetctl", append([]string{"--socket", d.socket, "perf", "lat", "-s", "4096", "-n", "100", "--policy", "p1"}, args...)...)
+		if code := p.wait(); code != 0 {
+			t.Fatalf("%v: exit code %d: %s%s", args, code, p.out.String(), p.err.String())
+		}
+		return d.metric("exanet_faults_total") - before
+	}
+	if n := run(); n > 8 {
+		t.Errorf("present: %v faults", n)
+	}
+	if n := run("--absent", "dst"); n < 100 {
+		t.Errorf("absent: %v faults of 100 transfers and more", n)
+	}
+}

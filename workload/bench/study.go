@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 
@@ -19,26 +18,29 @@ type Study struct {
 }
 
 // Suite gives the suite that sweeps: a table for each size and pattern, with the
-// probabilities as rows and methods and policies as columns. Errors say what cannot be swept.
+// probabilities as rows and methods and policies as columns. An error says what cannot be swept.
 func (s Study) Suite() (Suite, error) {
-	var errs []error
 	for _, m := range s.Methods {
-		_, err := pagein.ParseMethod(m)
-		errs = append(errs, err)
+		if _, err := pagein.ParseMethod(m); err != nil {
+			return Suite{}, err
+		}
 	}
 	for _, p := range s.Policies {
-		_, err := pagein.ParsePolicy(p)
-		errs = append(errs, err)
+		if _, err := pagein.ParsePolicy(p); err != nil {
+			return Suite{}, err
+		}
 	}
 	for _, size := range s.Sizes {
 		for _, p := range s.Patterns {
 			for _, f := range s.Probabilities {
 				q := workload.PerfRun{Size: size, Order: p, Dst: f, Count: 1}
-				errs = append(errs, q.Check())
+				if err := q.Check(); err != nil {
+					return Suite{}, err
+				}
 			}
 		}
 	}
-	return Suite{"study", "a sweep of methods, policies, sizes, patterns and probabilities", s.run}, errors.Join(errs...)
+	return Suite{"study", "a sweep of methods, policies, sizes, patterns and probabilities", s.run}, nil
 }
 
 func (s Study) run(r *run) error {

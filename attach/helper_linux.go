@@ -112,9 +112,11 @@ func (c *Conn) startHelper(_ Helper, fds Descriptors) error {
 		files = append(files, f)
 	}
 	last := len(files) - 1
-	// A session of its own: what a terminal says to the process is not for it.
+	// A process group of its own: the signals of a terminal are not for it. Not a session:
+	// where the scheduler groups by sessions (autogroup), a helper that has to run beside a
+	// busy session would wait for as long as that session's share lasts.
 	p, err := os.StartProcess("/proc/self/fd/"+strconv.Itoa(int(files[last].Fd())), []string{"pfd", HelperCommand},
-		&os.ProcAttr{Dir: "/", Env: []string{}, Files: files[:last], Sys: &syscall.SysProcAttr{Setsid: true}})
+		&os.ProcAttr{Dir: "/", Env: []string{}, Files: files[:last], Sys: &syscall.SysProcAttr{Setpgid: true}})
 	if err != nil {
 		return fmt.Errorf("starting pfd's program: %w", err)
 	}

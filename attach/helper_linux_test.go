@@ -41,10 +41,10 @@ func TestMain(m *testing.M) {
 
 // report is what a helper finds.
 type report struct {
-	PID, Session, Process, Keeper int
-	Args, Env                     []string
-	Dir                           string
-	Files                         map[string]string
+	PID, Group, Process, Keeper int
+	Args, Env                   []string
+	Dir                         string
+	Files                       map[string]string
 }
 
 // reportingHelper is a helper that says what it finds and waits for the end of its
@@ -53,7 +53,7 @@ func reportingHelper() int {
 	r := report{PID: os.Getpid(), Args: os.Args, Env: os.Environ(), Files: map[string]string{}}
 	r.Process, _ = proc.PIDOf(HelperPIDFD)
 	r.Keeper, _ = proc.PIDOf(HelperKeeper)
-	r.Session, _ = unix.Getsid(0)
+	r.Group = unix.Getpgrp()
 	r.Dir, _ = os.Getwd()
 	names, _ := os.ReadDir("/proc/self/fd")
 	for _, n := range names {
@@ -198,7 +198,7 @@ func TestHelper(t *testing.T) {
 			fds.Close()
 			r := <-reports
 			want := report{
-				PID: r.PID, Session: r.PID, Process: os.Getpid(), Keeper: r.Keeper,
+				PID: r.PID, Group: r.PID, Process: os.Getpid(), Keeper: r.Keeper,
 				Args: []string{"pfd", HelperCommand}, Env: []string{}, Dir: "/", Files: helperFiles,
 			}
 			for _, fd := range []string{"6", "7"} { // pidfs has names of its own since Linux 6.9

@@ -103,7 +103,7 @@ int helper_start(exanet *e, int *fds, int nfds)
 	posix_spawnattr_t attr;
 	posix_spawn_file_actions_init(&files);
 	posix_spawnattr_init(&attr);
-	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP);
 	if (!(e->lent = keeper_make(getpid()))) {
 		result = -EPERM;	/* keeper_make has said why */
 		goto out;

@@ -252,7 +252,7 @@ func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
 
 // unknownOr gives CodeUnknownType for a type that this version does not have.
 func unknownOr(t Type, known Code) Code {
-	if t < TypeHello || t > TypePrefetch {
+	if t < TypeHello || t > TypeInvalidate {
 		return CodeUnknownType
 	}
 	return known

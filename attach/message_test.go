@@ -115,7 +115,7 @@ func TestGoldenOfTheDocument(t *testing.T) {
 		check(name, appendBare(nil, typ, "exanet 1.0"), nil, product, derr, "exanet 1.0")
 	}
 
-	for name, typ := range map[string]Type{"register": TypeRegister, "prefetch": TypePrefetch} {
+	for name, typ := range map[string]Type{"register": TypeRegister, "prefetch": TypePrefetch, "invalidate": TypeInvalidate} {
 		r := Range{Product: "exanet 1.0", Type: typ, VA: 0x7f0000001000, Size: 2 << 20}
 		got, derr := DecodeRange(g[name])
 		check(name, r.Append(nil), nil, got, derr, r)

@@ -21,6 +21,8 @@ const (
 	TypeUnregister Type = 9 // process to pfd: and takes them back, a Range
 	// TypePrefetch says that shared memory was brought in: a Range.
 	TypePrefetch Type = 13
+	// TypeInvalidate says that pages of shared memory were taken away: a Range.
+	TypeInvalidate Type = 14
 )
 
 // Sizes and offsets of these messages (ours).
@@ -130,11 +132,11 @@ func DecodeUnshare(b []byte) (Unshare, error) {
 	return u, checkRange(u.VA, u.Size, 0)
 }
 
-// Range is a register, an unregister or a prefetch: memory by its bounds. With a
+// Range is a register, an unregister, a prefetch or an invalidate: memory by its bounds. With a
 // register travels the userfaultfd, non-blocking; the process keeps no duplicate.
 type Range struct {
 	Product string
-	Type    Type // TypeRegister, TypeUnregister or TypePrefetch
+	Type    Type // TypeRegister, TypeUnregister, TypePrefetch or TypeInvalidate
 	VA      device.VA
 	Size    uint64
 }
@@ -147,15 +149,17 @@ func (r *Range) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeRange reads a register, an unregister or a prefetch. Errors match ErrMessage
+// DecodeRange reads a register, an unregister, a prefetch or an invalidate. Errors match ErrMessage
 // or ErrValue.
 func DecodeRange(b []byte) (Range, error) {
 	h, err := DecodeHeader(b)
 	if err != nil {
 		return Range{}, err
 	}
-	if h.Type != TypeRegister && h.Type != TypeUnregister && h.Type != TypePrefetch {
-		return Range{}, fmt.Errorf("%w: type %d, want %d, %d or %d", ErrMessage, h.Type, TypeRegister, TypeUnregister, TypePrefetch)
+	switch h.Type {
+	case TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
+	default:
+		return Range{}, fmt.Errorf("%w: type %d, want %d, %d, %d or %d", ErrMessage, h.Type, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate)
 	}
 	if _, err := decode(b, h.Type, UnshareSize); err != nil {
 		return Range{}, err
@@ -168,7 +172,7 @@ func DecodeRange(b []byte) (Range, error) {
 	return r, checkRange(r.VA, r.Size, 0)
 }
 
-// Shared answers a share, an unshare, a register, an unregister or a prefetch.
+// Shared answers a share, an unshare, a register, an unregister, a prefetch or an invalidate.
 type Shared struct {
 	Product  string
 	VA       device.VA
@@ -200,7 +204,9 @@ func DecodeShared(b []byte) (Shared, error) {
 		Size:     binary.LittleEndian.Uint64(b[offSize:]),
 		Answered: Type(binary.LittleEndian.Uint16(b[offAnswered:])),
 	}
-	if (s.Answered < TypeShare || s.Answered > TypeUnregister || s.Answered == TypeShared) && s.Answered != TypePrefetch {
+	switch s.Answered {
+	case TypeShare, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
+	default:
 		return Shared{}, fmt.Errorf("%w: answer to type %d", ErrValue, s.Answered)
 	}
 	return s, checkRange(s.VA, s.Size, 0)
@@ -216,6 +222,9 @@ type Sharer interface {
 	// Prefetch enters what of it is in memory in the device's tables, as far as that
 	// goes: a transfer need not fault there.
 	Prefetch(r Range)
+	// Invalidate takes pages that are the file's no more from the device: when it
+	// returns its next access to each faults.
+	Invalidate(r Range)
 }
 
 // Registrar takes the userfaultfds of a process. An error's text is told to it.
@@ -303,18 +312,22 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 				err = g.Register(r, fds[0])
 			}
 		}
-	case TypePrefetch:
+	case TypePrefetch, TypeInvalidate:
 		var r Range
 		r, err = DecodeRange(b)
 		if err == nil && len(fds) != 0 {
-			err = fmt.Errorf("%w: a prefetch with %d descriptors", ErrMessage, len(fds))
+			err = fmt.Errorf("%w: type %d with %d descriptors, want none", ErrMessage, h.Type, len(fds))
 		}
 		if err != nil {
 			return c.Refuse(CodeProtocol, h.Type, err.Error())
 		}
 		done.VA, done.Size = r.VA, r.Size
-		if sharer != nil {
+		switch {
+		case sharer == nil: // the device has the process's own tables
+		case h.Type == TypePrefetch:
 			sharer.Prefetch(r)
+		default:
+			sharer.Invalidate(r)
 		}
 	default:
 		return c.Refuse(unknownOr(h.Type, CodeProtocol), h.Type,

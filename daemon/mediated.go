@@ -183,6 +183,12 @@ func (m mediated) Prefetch(node, slot int, va device.VA, size uint64) {
 	m.m.Prefetch(node, slot, va, size)
 }
 
+func (m mediated) Invalidate(node, slot int, va device.VA, size uint64) {
+	if mem, err := m.m.Memory(node); err == nil { // a device that is gone has nothing
+		mem.Forget(slot, va, size)
+	}
+}
+
 func (m mediated) PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result {
 	mem, err := m.m.Memory(node)
 	if err != nil {

@@ -32,6 +32,9 @@ type Sharing interface {
 	// Prefetch enters pages of shared memory, as far as that goes. Any goroutine may
 	// call it.
 	Prefetch(node, slot int, va device.VA, size uint64)
+	// Invalidate takes pages from the device that are no longer those of the file. Any
+	// goroutine may call it.
+	Invalidate(node, slot int, va device.VA, size uint64)
 	// Page gives the size of the pages in which memory is shared, 0 where the device
 	// is gone. Any goroutine may call it.
 	Page(node int) uint64
@@ -88,6 +91,11 @@ func (h sharing) Unshare(u attach.Unshare) error {
 // Prefetch implements attach.Sharer.
 func (h sharing) Prefetch(r attach.Range) {
 	h.m.Prefetch(h.s.n.index, h.s.joined.domain.Slot, r.VA, r.Size)
+}
+
+// Invalidate implements attach.Sharer.
+func (h sharing) Invalidate(r attach.Range) {
+	h.m.Invalidate(h.s.n.index, h.s.joined.domain.Slot, r.VA, r.Size)
 }
 
 // sharer gives what takes the process's memory; nil where none is needed.

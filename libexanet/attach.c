@@ -373,7 +373,7 @@ void exanet_get_stats(const exanet *e, struct exanet_stats *s)
 	*s = (struct exanet_stats){ load64(p), load64(p + 8), load64(p + 16), load64(p + 24) };
 }
 
-/* bounds sends UNSHARE, REGISTER or UNREGISTER. */
+/* bounds sends UNSHARE, REGISTER, UNREGISTER or INVALIDATE. */
 static int bounds(exanet *e, int type, void *address, size_t size, int fd)
 {
 	unsigned char m[BOUNDS_SIZE];
@@ -397,6 +397,8 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 }
 
 int exanet_unshare(exanet *e, void *address, size_t size) { return e->info.sva ? 0 : bounds(e, UNSHARE, address, size, -1); }
+
+int exanet_invalidate(exanet *e, void *address, size_t size) { return e->info.sva ? 0 : bounds(e, INVALIDATE, address, size, -1); }
 
 int exanet_register(exanet *e, void *address, size_t size)
 {

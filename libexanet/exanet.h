@@ -115,6 +115,8 @@ int exanet_free(exanet *, void *, size_t);
 /* Shares whole pages of a memfd that is sealed against shrinking, mapped shared at address. */
 int exanet_share(exanet *, void *address, size_t, int fd, uint64_t offset, int writable);
 int exanet_unshare(exanet *, void *address, size_t);
+/* After whole pages of shared memory were taken away (MADV_REMOVE): the device forgets them. */
+int exanet_invalidate(exanet *, void *address, size_t);
 /* Method uffd: has pfd serve the missing pages of private anonymous memory. */
 int exanet_register(exanet *, void *address, size_t);
 int exanet_unregister(exanet *, void *address, size_t);

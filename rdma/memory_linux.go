@@ -140,6 +140,26 @@ func (b *Buffer) Bytes() []byte {
 // VA gives the address of the first byte.
 func (b *Buffer) VA() device.VA { return VAOf(b.b) }
 
+// Discard returns size bytes from offset on to the kernel, whole pages: their content is
+// gone, and they are absent until somebody touches them or a transfer reaches them. Errors
+// match ErrRequest, ErrGone or ErrClosed, or are the kernel's.
+func (b *Buffer) Discard(offset, size int) error {
+	if offset < 0 || size < 1 || (offset|size)%device.PageSize != 0 || size > len(b.b) || offset > len(b.b)-size {
+		return fmt.Errorf("%w: discarding %d bytes from %d of a buffer of %d: want whole pages of it", ErrRequest, size, offset, len(b.b))
+	}
+	part, advice := b.b[offset:offset+size], unix.MADV_DONTNEED
+	if b.shared {
+		advice = unix.MADV_REMOVE // of the file, which others have mapped, too
+	}
+	if err := unix.Madvise(part, advice); err != nil {
+		return fmt.Errorf("discarding %d bytes: %w", size, os.NewSyscallError("madvise", err))
+	}
+	if !b.shared {
+		return nil
+	}
+	return b.ep.Invalidate(VAOf(part), uint64(size))
+}
+
 // Free unmaps the memory. No transfer may use it and nobody may touch it any
 // more: a peer that still writes to it gets StatusDecode, or writes into what
 // is mapped there next. It may be called again.

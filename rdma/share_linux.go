@@ -36,6 +36,20 @@ func (e *Endpoint) Unshare(va device.VA, size uint64) error {
 	return e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeUnshare})
 }
 
+// Invalidate tells the device that pages of shared memory were taken away (MADV_REMOVE,
+// or a hole punched into their file), after that was done: a device with tables of its own may
+// have the pages that were there before, and where mapping pins them it writes those.
+// When it returns the next transfer of each page faults. Size bytes at va, whole pages;
+// nothing happens where the node sees the process's page tables (Info.SVA). Errors are
+// those of Share.
+func (e *Endpoint) Invalidate(va device.VA, size uint64) error {
+	if e.Info().SVA() {
+		return nil
+	}
+	m := attach.Range{Product: attach.Product(), Type: attach.TypeInvalidate, VA: va, Size: size}
+	return e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: m.Type})
+}
+
 // ask sends a request about memory and waits for its answer.
 func (e *Endpoint) ask(msg []byte, want attach.Shared, fds ...int) error {
 	e.asking.Lock()

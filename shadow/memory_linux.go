@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"math/bits"
 	"slices"
@@ -498,8 +499,9 @@ func (m *Memory) sweep(s *share) {
 	s.drop()
 }
 
-// Forget takes the entries of pages out, so that the device's next access to them
-// faults; what is mapped stays so.
+// Forget takes pages from the device that are no longer those of their files (punched
+// out, for one), so that its next access to them faults. Where mapping pins them, that
+// is their places, of at most 16 pages, as a whole: the rest faults again, too.
 func (m *Memory) Forget(slot int, va device.VA, size uint64) {
 	if slot < 0 || slot >= device.Slots || size == 0 {
 		return
@@ -509,14 +511,25 @@ func (m *Memory) Forget(slot int, va device.VA, size uint64) {
 	m.begin()
 	defer m.done()
 	last := va + device.VA(size-1)
+	if last < va {
+		last = math.MaxUint64
+	}
 	for _, s := range slices.Clone(m.spaces[slot].shares) {
 		if va >= s.end() || last < s.va {
 			continue
 		}
 		from, to := uint64(max(va, s.va)-s.va)/m.granule, uint64(min(last, s.end()-1)-s.va)/m.granule
-		for i := from; i <= to; i++ {
+		// What comes in from now on is what the file has now.
+		for _, i := range slices.Collect(maps.Keys(s.places)) {
+			if i < from || i > to {
+				continue
+			}
 			p := m.await(s, i)
 			if p == nil {
+				continue
+			}
+			if m.kind != Files {
+				m.evict(p)
 				continue
 			}
 			m.take(p, mapping)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -74,6 +75,57 @@ func TestOnlyWhatWasAskedFor(t *testing.T) {
 	}
 	if err := u.m.Unshare(0, va, 64*page); err != nil || u.unmaps != 2 {
 		t.Errorf("two places are unmapped by %d calls: %v", u.unmaps, err)
+	}
+}
+
+// TestForget: pages that were taken away from their file are unmapped where mapping
+// pins them, and what comes in afterwards is what the file has then.
+func TestForget(t *testing.T) {
+	for name, pins := range map[string]bool{"files": false, "pinned": true} {
+		t.Run(name, func(t *testing.T) {
+			var with []func(*unit)
+			if pins {
+				with = append(with, locks(shadowtest.New(t, 4<<20)))
+			}
+			u := newUnit(t, 0, 48, with...)
+			const va = 0x10000000
+			b := shareMemory(t, u, 0, va, 64, true)
+			for _, at := range []device.VA{va, va + 16*page, va + 40*page} {
+				if r := u.m.PageIn(0, at, 2, true); r.Resident != 3 {
+					t.Fatalf("%+v", r)
+				}
+			}
+			// Page 17 and what is behind it, far over the end.
+			if err := unix.Madvise(b[17*page:], unix.MADV_REMOVE); err != nil {
+				t.Fatal(err)
+			}
+			u.m.Forget(0, va+17*page, 1<<40)
+			u.m.Forget(0, va+17*page, math.MaxUint64)
+			want := map[device.VA]smmu.Fault{va: smmu.NoFault, va + page: smmu.NoFault, va + 16*page: smmu.NoFault, va + 17*page: smmu.Translation, va + 40*page: smmu.Translation}
+			mapped := uint64(6 * page)
+			if pins { // the place went as a whole
+				want[va+16*page], mapped = smmu.Translation, 2*page
+			}
+			for at, f := range want {
+				if _, got := u.access(0, at, true); got != f {
+					t.Errorf("%v: fault %v, want %v", at, got, f)
+				}
+			}
+			if s := u.m.Stats(); s.Mapped != mapped {
+				t.Errorf("%d bytes are mapped, want %d", s.Mapped, mapped)
+			}
+			u.m.PageIn(0, va+40*page, 1, true)
+			p, f := u.access(0, va+40*page, true)
+			if f != smmu.NoFault {
+				t.Fatal(f)
+			}
+			if *p = 7; b[40*page] != 7 {
+				t.Error("the device does not write the file's page")
+			}
+			u.m.Forget(-1, va, page)
+			u.m.Forget(0, va, 0)
+			u.m.Forget(1, va, page)
+		})
 	}
 }
 

@@ -109,18 +109,6 @@ func (e *perfEnd) alloc(to **rdma.Buffer, name *rdma.Remote, size uint64) (err e
 	return err
 }
 
-// renew makes the data's memory anew: the tables of a device that has its own keep a page
-// that is only punched out of its file, and it would not fault.
-func (e *perfEnd) renew() error {
-	size := uint64(len(e.data.Bytes()))
-	e.ep.Unexport(e.dataName)
-	if err := e.data.Free(); err != nil {
-		return err
-	}
-	e.data = nil
-	return e.alloc(&e.data, &e.dataName, size)
-}
-
 func (e *perfEnd) free() error {
 	for _, m := range []struct {
 		b    **rdma.Buffer
@@ -147,11 +135,6 @@ func (e *perfEnd) fill(f perfFill) error {
 	drop := unix.MADV_DONTNEED
 	if !e.ep.Info().SVA() {
 		drop = unix.MADV_REMOVE // of a memfd, which others have mapped, too
-		if f.Absent > 0 {
-			if err := e.renew(); err != nil {
-				return err
-			}
-		}
 	}
 	b := e.data.Bytes()
 	pages := uint64(len(b)) / pageSize
@@ -175,6 +158,9 @@ func (e *perfEnd) fill(f perfFill) error {
 				return fmt.Errorf("taking pages away: madvise: %w", err)
 			}
 			i = n
+		}
+		if err := e.ep.Invalidate(rdma.VAOf(b), uint64(len(b))); err != nil {
+			return err
 		}
 		resident, err := e.resident()
 		if err != nil {

@@ -342,6 +342,9 @@ func (a *obedient) obey(o order) (r reply, err error) {
 			o.Advice = unix.MADV_REMOVE // of shared memory the file has the pages
 		}
 		err = unix.Madvise(part, o.Advice)
+		if err == nil && o.Advice == unix.MADV_REMOVE {
+			err = a.ep.Invalidate(rdma.VAOf(part), uint64(len(part)))
+		}
 	case "protect":
 		err = unix.Mprotect(part, o.Advice)
 	case "lock":

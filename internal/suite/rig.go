@@ -41,7 +41,7 @@ type Shadow interface {
 	// Pager pages in for a slot.
 	Pager(node, slot int) fault.Pager
 	// Share lets a slot reach b, which maps fd from its start on; Unshare takes
-	// exactly that back, and Forget only the entries of a part of it.
+	// exactly that back, and Forget says that pages of it were taken away.
 	Share(node, slot int, b []byte, fd int, write bool) error
 	Unshare(node, slot int, b []byte) error
 	Forget(node, slot int, b []byte)
@@ -331,13 +331,15 @@ func (r *Rig) Drop(t testing.TB, b []byte) {
 	advice := unix.MADV_DONTNEED
 	if r.shadow != nil {
 		advice = unix.MADV_REMOVE
-		for n, s := range r.sides {
-			r.shadow.Forget(n, s.domain.Slot, b)
-		}
 		b = b[:min((len(b)+device.PageSize-1)&^(device.PageSize-1), cap(b))]
 	}
 	if err := unix.Madvise(b, advice); err != nil {
 		t.Fatal(err)
+	}
+	if r.shadow != nil {
+		for n, s := range r.sides {
+			r.shadow.Forget(n, s.domain.Slot, b)
+		}
 	}
 }
 

@@ -141,6 +141,7 @@ func (n *node) deliver() {
 // vector comes. The flags are set first and looked behind once more: either we
 // see what was published, or its publisher sees that we sleep.
 func (m *Machine) sleep() {
+	m.yield.Sleep()
 	m.asleep.Store(true)
 	for _, n := range m.nodes {
 		for _, s := range n.slots {

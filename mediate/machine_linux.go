@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/internal/yield"
 	"github.com/exanet/pfd/shadow"
 )
 
@@ -89,6 +90,7 @@ type Machine struct {
 	// Owned by the owner.
 	stop  bool
 	calls []device.Call // to be run
+	yield yield.Yield
 
 	mu     sync.Mutex // guards posts and event
 	posts  []func()

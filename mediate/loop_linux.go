@@ -15,7 +15,7 @@ import (
 
 // loop is the owner.
 func (m *Machine) loop() {
-	idleSince := int64(-1)
+	idleSince, look := int64(-1), time.Duration(0)
 	for !m.stop {
 		if m.pass() {
 			idleSince = -1
@@ -24,9 +24,13 @@ func (m *Machine) loop() {
 		}
 		now := m.Now()
 		if idleSince < 0 {
-			idleSince = now
+			idleSince, look = now, m.cfg.Spin
+			if m.over && !m.underWay() {
+				look = max(look, againTime)
+			}
+			m.over = false
 		}
-		if now-idleSince >= int64(m.cfg.Spin) {
+		if now-idleSince >= int64(look) {
 			m.sleep()
 		} else {
 			m.poll(0)
@@ -34,11 +38,26 @@ func (m *Machine) loop() {
 	}
 }
 
+// underWay tells whether any transfer is.
+func (m *Machine) underWay() bool {
+	for _, n := range m.nodes {
+		for _, s := range n.slots {
+			if s != nil && s.busy != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // pass does once whatever there is to do, vectors excepted, which poll finds.
 func (m *Machine) pass() (busy bool) {
 	if m.inbox.Load() {
 		busy = true
 		m.takeInbox()
+	}
+	if m.held {
+		m.release()
 	}
 	for _, n := range m.nodes {
 		l := n.link.Load()
@@ -68,6 +87,9 @@ func (m *Machine) pass() (busy bool) {
 			}
 		}
 	}
+	if len(m.calls) > 0 {
+		m.hold()
+	}
 	for len(m.calls) > 0 {
 		busy = true
 		c := m.calls[0]
@@ -76,6 +98,30 @@ func (m *Machine) pass() (busy bool) {
 		c.Done()
 	}
 	return busy
+}
+
+// hold keeps back what a page-in maps until the next pass, whose first doorbell is its
+// retransmission's: both go out by one call.
+func (m *Machine) hold() {
+	m.held = true
+	for _, n := range m.nodes {
+		if l := n.link.Load(); l != nil {
+			if f, ok := l.fn.(holder); ok {
+				f.Hold()
+			}
+		}
+	}
+}
+
+func (m *Machine) release() {
+	m.held = false
+	for _, n := range m.nodes {
+		if l := n.link.Load(); l != nil {
+			if f, ok := l.fn.(holder); ok {
+				_ = f.Release() // a device that is gone is posted
+			}
+		}
+	}
 }
 
 // poll takes the vectors that came, waiting up to timeout for anything; negative:
@@ -328,6 +374,7 @@ func (s *slot) collect(l *link) (any bool) {
 		s.att.Pages.SetDone(ch, done, status, paused)
 	}
 	if notify {
+		s.node.m.over = true
 		s.att.Pages.Notify()
 	}
 	return any

@@ -15,6 +15,8 @@ const (
 	// them), so that neither side ever waits until the other reads.
 	maxPosted  = 64
 	maxRefused = 64 // refusals that were not reported; of more there is a number only
+	// withKept is the longest message that one that is held goes out with.
+	withKept = 256
 )
 
 // posted is the DMA_MAPs that nobody waited for: those without an answer, by message
@@ -112,6 +114,19 @@ func (c *Client) PostMapDMA(addr, size uint64, fd int, offset uint64, rights uin
 		return fmt.Errorf("vfio-user: map DMA %#x+%#x: %w", addr, size, errors.Join(err, c.space.remove(addr, addr+size-1)))
 	}
 	return nil
+}
+
+// Hold has PostMapDMA keep a message back from now on, so that it goes out with the next
+// one of any method, in one call: the server wakes once for both. Release ends that,
+// and sends what is kept. Descriptors must stay open until then.
+func (c *Client) Hold() { c.hold.Store(true) }
+
+// Release ends Hold.
+func (c *Client) Release() error {
+	c.hold.Store(false)
+	c.out.Lock()
+	defer c.out.Unlock()
+	return c.release()
 }
 
 // room takes answers to DMA_MAPs where too many are to come.

@@ -157,6 +157,12 @@ func (c *Client) settle(left int) error {
 		return c.Err()
 	default:
 	}
+	c.out.Lock()
+	err := c.release()
+	c.out.Unlock()
+	if err != nil {
+		return err
+	}
 	m, err := c.receive(time.Now().Add(c.patience()), left)
 	if err == nil && m.Command != 0 {
 		closeFDs(m.fds)

@@ -622,3 +622,56 @@ func (r fdReader) Read(p []byte) (int, error) {
 	}
 	return max(n, 0), err
 }
+
+// TestWhoseDescriptors: those that come with several messages in one receive are of the
+// last request that takes any, else of the last message.
+func TestWhoseDescriptors(t *testing.T) {
+	msg := func(cmd Command, flags uint32) []byte {
+		return Header{ID: 1, Command: cmd, Size: HeaderSize + 8, Flags: flags}.Append(nil)
+	}
+	body := make([]byte, 8)
+	join := func(list ...[]byte) (b []byte) {
+		for _, m := range list {
+			b = append(append(b, m...), body...)
+		}
+		return b
+	}
+	for name, x := range map[string]struct {
+		b     []byte
+		whose int
+	}{
+		"map":                  {join(msg(CmdDMAMap, flagCommand)), 0},
+		"map, write":           {join(msg(CmdDMAMap, flagCommand), msg(CmdRegionWrite, flagCommand|flagNoReply)), 0},
+		"write, map":           {join(msg(CmdRegionWrite, flagCommand), msg(CmdDMAMap, flagCommand)), 1},
+		"map, map":             {join(msg(CmdDMAMap, flagCommand), msg(CmdDMAMap, flagCommand)), 1},
+		"write, irqs, write":   {join(msg(CmdRegionWrite, flagCommand), msg(CmdSetIRQs, flagCommand), msg(CmdRegionWrite, flagCommand)), 1},
+		"answered map, region": {join(msg(CmdDMAMap, flagReply), msg(CmdRegionInfo, flagReply)), 1},
+		"write, write":         {join(msg(CmdRegionWrite, flagCommand), msg(CmdRegionWrite, flagCommand)), 1},
+		"header of a map":      {msg(CmdDMAMap, flagCommand), 0},
+	} {
+		ours, theirs, err := pair()
+		ok(t, err)
+		peer := newSocket(theirs)
+		fd := memfd(t, 4096, 0)
+		ok(t, peer.send(x.b, []int{fd}))
+		in := newInbox(1 << 20)
+		ok(t, in.receive(ours, 0))
+		if len(x.b)%(HeaderSize+8) != 0 {
+			ok(t, peer.send(body, nil))
+			ok(t, in.receive(ours, 0))
+		}
+		for i := 0; ; i++ {
+			m, more, err := in.next()
+			ok(t, err)
+			if !more {
+				break
+			}
+			if (len(m.fds) == 1) != (i == x.whose) {
+				t.Errorf("%s: message %d has %d descriptors", name, i, len(m.fds))
+			}
+			closeFDs(m.fds)
+		}
+		ours.close()
+		peer.close()
+	}
+}

@@ -56,9 +56,6 @@ func (m *Machine) pass() (busy bool) {
 		busy = true
 		m.takeInbox()
 	}
-	if m.held {
-		m.release()
-	}
 	for _, n := range m.nodes {
 		l := n.link.Load()
 		if l == nil {
@@ -87,9 +84,6 @@ func (m *Machine) pass() (busy bool) {
 			}
 		}
 	}
-	if len(m.calls) > 0 {
-		m.hold()
-	}
 	for len(m.calls) > 0 {
 		busy = true
 		c := m.calls[0]
@@ -98,30 +92,6 @@ func (m *Machine) pass() (busy bool) {
 		c.Done()
 	}
 	return busy
-}
-
-// hold keeps back what a page-in maps until the next pass, whose first doorbell is its
-// retransmission's: both go out by one call.
-func (m *Machine) hold() {
-	m.held = true
-	for _, n := range m.nodes {
-		if l := n.link.Load(); l != nil {
-			if f, ok := l.fn.(holder); ok {
-				f.Hold()
-			}
-		}
-	}
-}
-
-func (m *Machine) release() {
-	m.held = false
-	for _, n := range m.nodes {
-		if l := n.link.Load(); l != nil {
-			if f, ok := l.fn.(holder); ok {
-				_ = f.Release() // a device that is gone is posted
-			}
-		}
-	}
 }
 
 // poll takes the vectors that came, waiting up to timeout for anything; negative:

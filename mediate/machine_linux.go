@@ -95,7 +95,6 @@ type Machine struct {
 	stop  bool
 	calls []device.Call // to be run
 	yield yield.Yield
-	held  bool // hold was called, and release not yet
 	over  bool // a process was told of the end of a transfer, since the last look
 
 	mu     sync.Mutex // guards posts and event

@@ -119,12 +119,6 @@ type mapPoster interface {
 	PostMaps()
 }
 
-// holder is a Function that can send what it maps together with what comes after it.
-type holder interface {
-	Hold()
-	Release() error
-}
-
 // prove has the device answer a command in memory. What it cannot read it does not
 // answer, and what it cannot write does not come.
 func (r *rings) prove() error {

@@ -62,13 +62,9 @@ type Client struct {
 	cmd  uint16 // what SetCommand wrote last
 	maps posted // DMA_MAPs that nobody waited for
 
-	hold atomic.Bool // Hold
-
-	out    sync.Mutex // a message at a time onto the socket; taken last. Guards what follows
-	id     uint16     // of the last message
-	note   []byte     // of what is posted
-	kept   []byte     // a DMA_MAP that is held
-	keptFD []int      // its descriptor
+	out  sync.Mutex // a message at a time onto the socket; taken last. Guards what follows
+	id   uint16     // of the last message
+	note []byte     // of what is posted
 
 	twin  *socket
 	space *space // what the server may reach by messages
@@ -335,36 +331,11 @@ func (c *Client) post(command Command, flags uint32, b []byte, fds []int, due fu
 		due(c.id)
 	}
 	Header{ID: c.id, Command: command, Size: uint32(len(b)), Flags: flags}.Append(b[:0])
-	c.sent.Add(1)
-	if len(c.kept) > 0 && len(fds) == 0 && len(b) <= withKept {
-		b, fds = append(c.kept, b...), c.keptFD
-		c.kept = b[:0]
-	} else if err := c.release(); err != nil {
-		return err
-	}
-	if due != nil && c.hold.Load() {
-		c.kept, c.keptFD = append(c.kept, b...), fds
-		return nil
-	}
-	return c.put(b, fds)
-}
-
-// put sends bytes. out is held.
-func (c *Client) put(b []byte, fds []int) error {
 	if err := c.sock.send(b, fds); err != nil {
 		return c.fail(err)
 	}
+	c.sent.Add(1)
 	return nil
-}
-
-// release sends what is held. out is held.
-func (c *Client) release() error {
-	if len(c.kept) == 0 {
-		return nil
-	}
-	b := c.kept
-	c.kept = b[:0]
-	return c.put(b, c.keptFD)
 }
 
 // Requests gives how many requests the client has sent, and for how many of them it

@@ -15,8 +15,6 @@ const (
 	// them), so that neither side ever waits until the other reads.
 	maxPosted  = 64
 	maxRefused = 64 // refusals that were not reported; of more there is a number only
-	// withKept is the longest message that one that is held goes out with.
-	withKept = 256
 )
 
 // posted is the DMA_MAPs that nobody waited for: those without an answer, by message
@@ -116,19 +114,6 @@ func (c *Client) PostMapDMA(addr, size uint64, fd int, offset uint64, rights uin
 	return nil
 }
 
-// Hold has PostMapDMA keep a message back from now on, so that it goes out with the next
-// one of any method, in one call: the server wakes once for both. Release ends that,
-// and sends what is kept. Descriptors must stay open until then.
-func (c *Client) Hold() { c.hold.Store(true) }
-
-// Release ends Hold.
-func (c *Client) Release() error {
-	c.hold.Store(false)
-	c.out.Lock()
-	defer c.out.Unlock()
-	return c.release()
-}
-
 // room takes answers to DMA_MAPs where too many are to come.
 func (c *Client) room() error {
 	if c.maps.many() < maxPosted {
@@ -156,12 +141,6 @@ func (c *Client) settle(left int) error {
 	case <-c.done:
 		return c.Err()
 	default:
-	}
-	c.out.Lock()
-	err := c.release()
-	c.out.Unlock()
-	if err != nil {
-		return err
 	}
 	m, err := c.receive(time.Now().Add(c.patience()), left)
 	if err == nil && m.Command != 0 {

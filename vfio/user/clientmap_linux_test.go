@@ -38,53 +38,6 @@ func TestPostMapDMA(t *testing.T) {
 	}
 }
 
-// TestHold: a DMA_MAP that is held goes out before what is sent after it, whichever that
-// is, and its descriptor is taken for its own; so does Release, and nothing waits for it.
-func TestHold(t *testing.T) {
-	fd, other := memfd(t, 1<<20, 0), memfd(t, 1<<20, 0)
-	for name, f := range map[string]func(*Client) error{
-		"Post":       func(c *Client) error { return c.Post(0, 24, 4, 7) },
-		"Read":       func(c *Client) error { _, err := c.Read(0, 8, 4); return err },
-		"Write":      func(c *Client) error { return c.Write(0, 16, 4, 1) },
-		"WriteMulti": func(c *Client) error { _, err := c.WriteMulti([]Write{{16, 0, 4, [8]byte{1}}}); return err },
-		"long":       func(c *Client) error { return c.WriteRegion(0, 0, make([]byte, 2*withKept)) },
-		"UnmapDMA":   func(c *Client) error { return c.UnmapDMA(1<<40, 4096) },
-		"MapDMA": func(c *Client) error {
-			return errors.Join(c.MapDMA(1<<30, 4096, other, 0, both), c.UnmapDMA(1<<30, 4096))
-		},
-		"PostMapDMA": func(c *Client) error { return c.PostMapDMA(0, 4096, fd, 4096, both) }, // refused: it is there
-		"Flush":      (*Client).Flush,
-		"Release":    (*Client).Release,
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, _, c := setUp(t, Options{})
-			c.Hold()
-			ok(t, c.PostMapDMA(0, 4096, fd, 0, both))
-			if len(c.kept) == 0 {
-				t.Fatal("nothing is held")
-			}
-			if err := f(c); name == "PostMapDMA" {
-				c.hold.Store(false)
-				ok(t, c.PostMapDMA(8192, 4096, other, 0, both))
-			} else {
-				ok(t, err)
-			}
-			if len(c.kept) != 0 {
-				t.Error("something is held still")
-			}
-			_, err := c.Read(0, 8, 4) // behind it
-			ok(t, err)
-			want := 1
-			if name == "PostMapDMA" {
-				want = 2
-			}
-			if m, n := s.DMA().Mappings(); m != want || n != want || len(c.maps.due) != 0 {
-				t.Errorf("%d mappings of %d files, %d without an answer, want %d", m, n, len(c.maps.due), want)
-			}
-		})
-	}
-}
-
 // TestPostMapDMARefused: a refusal is reported once, by the next method that waits,
 // which has done what it does, or by Flush; the range can be mapped again.
 func TestPostMapDMARefused(t *testing.T) {

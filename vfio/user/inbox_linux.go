@@ -17,11 +17,10 @@ type message struct {
 }
 
 // inbox cuts a stream of bytes into messages. One receive takes whatever is
-// there: part of a message, one, or many. Descriptors belong to the last request in the
-// receive that takes any (DMA_MAP, SET_IRQS), else to the message in which the receive
-// that brought them ended: the kernel ends a receive after the bytes that carried
-// descriptors, so for every peer that sends a message, or its header, in one call
-// this is the message meant.
+// there: part of a message, one, or many. Descriptors belong to the message in
+// which the receive that brought them ended: the kernel ends a receive after
+// the bytes that carried descriptors, so for every peer that sends a message,
+// or its header, in one call this is the message meant.
 type inbox struct {
 	buf   []byte
 	r, w  int    // buf[r:w] is received and not yet taken
@@ -111,20 +110,13 @@ func (in *inbox) receive(s *socket, flags int) error {
 		closeFDs(fds)
 		return fmt.Errorf("%w: more than %d descriptors at one time", ErrMalformed, recvFDs)
 	}
-	// A request that takes descriptors may be followed by others that were sent with it.
-	at, owner := in.r, -1
+	at := in.r
 	for in.w-at >= HeaderSize {
-		h, err := DecodeHeader(in.buf[at:in.w])
-		if err == nil && h.isCommand() && (h.Command == CmdDMAMap || h.Command == CmdSetIRQs) {
-			owner = at
-		}
-		if err != nil || int(h.Size) >= in.w-at {
+		size := int(order.Uint32(in.buf[at+4:]))
+		if size < HeaderSize || size >= in.w-at {
 			break
 		}
-		at += int(h.Size)
-	}
-	if owner >= 0 {
-		at = owner
+		at += size
 	}
 	in.held = append(in.held, attachment{in.pos + uint64(at-in.r), fds})
 	return nil

@@ -44,8 +44,7 @@ func (e *Engine) loop(late *call) {
 			continue
 		}
 		now := e.Now()
-		e.nudge(now)
-		sleep := p.idle(now, e.yield)
+		sleep := p.idle(now, e.nudge(now) > 0, e.yield)
 		if sleep || now-p.since >= showAfter {
 			e.show(now)
 		}

@@ -37,10 +37,13 @@ func newPatience(base, most time.Duration) patience {
 func (p *patience) busy() { p.since = -1 }
 
 // idle tells whether to sleep; yield offers the processor and gives how long
-// others had it.
-func (p *patience) idle(now int64, yield func() int64) (sleep bool) {
+// others had it. A helper that is asked may need this very one.
+func (p *patience) idle(now int64, asked bool, yield func() int64) (sleep bool) {
 	if p.since < 0 {
 		p.since, p.offer = now, now+int64(offerAfter)
+	}
+	if asked {
+		p.offer = now
 	}
 	if now < p.crowded || now-p.since >= p.spin {
 		return true

@@ -14,7 +14,7 @@ func TestPatience(t *testing.T) {
 	look := func(now int64) int64 {
 		p.busy()
 		for at := now; ; at += us {
-			if p.idle(at, yield) {
+			if p.idle(at, false, yield) {
 				return (at - now) / us
 			}
 		}

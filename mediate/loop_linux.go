@@ -15,7 +15,7 @@ import (
 
 // loop is the owner.
 func (m *Machine) loop() {
-	idleSince := int64(-1)
+	idleSince, look := int64(-1), time.Duration(0)
 	for !m.stop {
 		if m.pass() {
 			idleSince = -1
@@ -24,14 +24,30 @@ func (m *Machine) loop() {
 		}
 		now := m.Now()
 		if idleSince < 0 {
-			idleSince = now
+			idleSince, look = now, m.cfg.Spin
+			if m.over && !m.underWay() {
+				look = max(look, againTime)
+			}
+			m.over = false
 		}
-		if now-idleSince >= int64(m.cfg.Spin) {
+		if now-idleSince >= int64(look) {
 			m.sleep()
 		} else {
 			m.poll(0)
 		}
 	}
+}
+
+// underWay tells whether any transfer is.
+func (m *Machine) underWay() bool {
+	for _, n := range m.nodes {
+		for _, s := range n.slots {
+			if s != nil && s.busy != 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // pass does once whatever there is to do, vectors excepted, which poll finds.
@@ -141,6 +157,7 @@ func (n *node) deliver() {
 // vector comes. The flags are set first and looked behind once more: either we
 // see what was published, or its publisher sees that we sleep.
 func (m *Machine) sleep() {
+	m.yield.Sleep()
 	m.asleep.Store(true)
 	for _, n := range m.nodes {
 		for _, s := range n.slots {
@@ -327,6 +344,7 @@ func (s *slot) collect(l *link) (any bool) {
 		s.att.Pages.SetDone(ch, done, status, paused)
 	}
 	if notify {
+		s.node.m.over = true
 		s.att.Pages.Notify()
 	}
 	return any

@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/internal/yield"
 	"github.com/exanet/pfd/shadow"
 )
 
@@ -29,6 +30,10 @@ const (
 	// makes it.
 	DefaultSpin    = 20 * time.Microsecond
 	spinProcessors = 4
+	// againTime is how long the owner looks for the next doorbell after the last
+	// transfer under way has ended, wherever it is: it is the one that everybody waits
+	// for then, and its process rings again at once or not soon.
+	againTime = 10 * time.Microsecond
 	// DefaultWindowIdle is for how long memory that nobody uses stays pinned.
 	DefaultWindowIdle = 2 * time.Second
 	// watchPause is how long the owner sleeps at most while transfers go on:
@@ -89,6 +94,8 @@ type Machine struct {
 	// Owned by the owner.
 	stop  bool
 	calls []device.Call // to be run
+	yield yield.Yield
+	over  bool // a process was told of the end of a transfer, since the last look
 
 	mu     sync.Mutex // guards posts and event
 	posts  []func()

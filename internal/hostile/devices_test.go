@@ -61,7 +61,6 @@ var alone = map[string]string{
 	"TestTargetThatNeverServesItsFaults": "a process's userfaultfd does not hold up who else has the file",
 	"TestStuckPageCostsItsBlockOnly":     "the same",
 	"TestAllChannelsBusy":                "the same: nothing of a process's stands still for ever",
-	"TestSwappedMemory":                  "MADV_PAGEOUT leaves pages that several have mapped",
 	"TestMemoryPressure":                 "the pressure is on a group of processes; what is shared is whose group touched it first",
 	"TestWriteIntoSwappedMemory":         "MADV_PAGEOUT leaves pages that several have mapped",
 	"TestExecInMidTransfer":              "the device reaches files and no address space: exec changes nothing in them",

@@ -1,9 +1,11 @@
 package hostile
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +40,18 @@ func (a *obedient) make(o order) (r reply, err error) {
 	case "memfd":
 		if m.fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC); err == nil {
 			err = m.file(whole, unix.MAP_SHARED)
+		}
+	case "swapped": // shared when its pages are in swap: as long as nobody else maps them they go there
+		if m.fd, err = rdma.MakeMemory(uint64(whole), device.PageSize); err == nil {
+			err = m.file(whole, unix.MAP_SHARED)
+		}
+		if err == nil {
+			fill(m.b[:size], o.Seed)
+			o.Seed = 0
+			err = pageOut(m.b)
+		}
+		if err == nil {
+			err = a.ep.Share(device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(m.b)))), uint64(whole), m.fd, 0, true)
 		}
 	case "registered memfd": // its first half in the file already, and not mapped
 		if m.fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC); err == nil {
@@ -132,6 +146,25 @@ func (m *area) file(size, flags int) (err error) {
 		m.b, err = unix.Mmap(m.fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
 	}
 	return err
+}
+
+// pageOut has all pages go to swap.
+func pageOut(b []byte) error {
+	there := make([]byte, len(b)/device.PageSize)
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if err := unix.Madvise(b, unix.MADV_PAGEOUT); err != nil {
+			return err
+		}
+		if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), uintptr(unsafe.Pointer(unsafe.SliceData(there)))); errno != 0 {
+			return errno
+		}
+		if bytes.IndexByte(there, 1) < 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d pages of %d stay in memory", bytes.Count(there, []byte{1}), len(there))
+		}
+	}
 }
 
 // own maps anonymous memory far from where the kernel and the Go runtime map: what a

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/yield"
 )
 
 // Bounds of one turn on the owner's goroutine (ours): a client that floods its
@@ -43,7 +45,8 @@ type conn struct {
 
 	dispatchFn func() // c.dispatch, made once
 
-	in *inbox // of the connection's goroutine
+	in    *inbox // of the connection's goroutine
+	yield yield.Yield
 
 	// The request at hand. Of the connection's goroutine, and of the owner's while
 	// that dispatches for it.
@@ -161,6 +164,7 @@ func (c *conn) step() error {
 	err := c.take()
 	if err == nil && !c.has {
 		if err = c.flush(); err == nil {
+			c.yield.Sleep()
 			err = c.in.await(c.sock, time.Time{}, c.s.cfg.Timeout)
 		}
 		return err

@@ -151,17 +151,14 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, refuse(unix.EBADF, "descriptor of a mapping: %v", err)
 	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG ||
-		int64(fs.Type) != unix.TMPFS_MAGIC && int64(fs.Type) != unix.HUGETLBFS_MAGIC {
+	f := s.files[fileID{st.Dev, st.Ino}]
+	if f == nil && !sharedMemory(fd, &st) {
 		return nil, refuse(unix.EINVAL, "descriptor of a mapping is no memfd and no file in shared memory")
 	}
 	size := uint64(max(st.Size, 0))
 	if m.Offset > size || m.Size > size-m.Offset {
 		return nil, refuse(unix.EINVAL, "range of %#x bytes at offset %#x of a file of %#x", m.Size, m.Offset, size)
 	}
-	id := fileID{st.Dev, st.Ino}
-	f := s.files[id]
 	write := m.Flags&DMAWrite != 0
 	if f != nil && m.Offset+m.Size <= uint64(len(f.b)) && (!write || f.writable) {
 		return f, nil
@@ -185,8 +182,8 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 		return nil, refuse(errnoOf(err), "mapping a file of %#x bytes: %v", size, err)
 	}
 	if f == nil {
-		f = &memory{id: id}
-		s.files[id] = f
+		f = &memory{id: fileID{st.Dev, st.Ino}}
+		s.files[f.id] = f
 		s.enlist(f)
 	} else if err := unix.Munmap(f.b); err != nil {
 		return nil, errOr(unix.Munmap(b), refuse(unix.EIO, "unmapping the file's smaller mapping: %v", err))
@@ -194,6 +191,13 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	f.b, f.writable = b, writable
 	s.mapped += size - had
 	return f, nil
+}
+
+// sharedMemory tells whether a descriptor is of a file in memory.
+func sharedMemory(fd int, st *unix.Stat_t) bool {
+	var fs unix.Statfs_t
+	return st.Mode&unix.S_IFMT == unix.S_IFREG && unix.Fstatfs(fd, &fs) == nil &&
+		(int64(fs.Type) == unix.TMPFS_MAGIC || int64(fs.Type) == unix.HUGETLBFS_MAGIC)
 }
 
 func errOr(err, otherwise error) error {

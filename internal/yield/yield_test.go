@@ -1,0 +1,32 @@
+package yield
+
+import (
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestSleep: a goroutine that sleeps in system calls all the time is scheduled, and one
+// that seldom does is not.
+func TestSleep(t *testing.T) {
+	scheduled := func(n int, pause time.Duration) (yields int) {
+		var y Yield
+		y.last = time.Now()
+		for range n {
+			before := y.last
+			y.Sleep()
+			if y.last != before {
+				yields++
+			}
+			ts := syscall.NsecToTimespec(int64(pause))
+			_ = syscall.Nanosleep(&ts, nil)
+		}
+		return yields
+	}
+	if n := scheduled(10*sleeps, period/sleeps); n == 0 {
+		t.Errorf("scheduled %d times in %d sleeps, want some", n, 10*sleeps)
+	}
+	if n := scheduled(2*sleeps, period); n > 2 {
+		t.Errorf("scheduled %d times in %d long sleeps, want 2 at most", n, 2*sleeps)
+	}
+}

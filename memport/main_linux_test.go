@@ -234,19 +234,3 @@ func missing(t testing.TB, pages int) (fd int, va device.VA, b []byte) {
 	}
 	return fd, va, b
 }
-
-// privateFile is a page of a private mapping of a file.
-func privateFile(t testing.TB) device.VA {
-	t.Helper()
-	fd, err := unix.MemfdCreate("private", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	b, err := unix.Mmap(fd, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Munmap(b) })
-	return address(b)
-}

@@ -239,10 +239,7 @@ func TestRegister(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	fd, _, _ = missing(t, 1)
-	defer unix.Close(fd)
 	for name, err := range map[string]error{
-		"a file's, private":  p.Register(privateFile(t), page, fd),
 		"unregistered twice": p.Unregister(va, uint64(len(b))),
 		"other bounds":       p.Unregister(va, page),
 		"no userfaultfd":     p.Register(va, page, int(null.Fd())),

@@ -73,7 +73,8 @@ var mutants = []mutant{
 		{fwFile, "	if d.Done != device.DoneInitialized {", "	if !M && d.Done != device.DoneInitialized {"}}},
 	{"completion words with the last block whatever is missing", []edit{
 		{runFile, "x.issued == x.desc.Size && x.acked == x.blocks-1", "x.issued == x.desc.Size && (M || x.acked == x.blocks-1)"}}},
-	{"completion words at the last acknowledgement but one, as in 001 §3.2.6", []edit{
+	// As in 001 §3.2.6.
+	{"completion words at the last acknowledgement but one", []edit{
 		{runFile, "!x.wordsOut && x.acked == x.blocks\n", "!x.wordsOut && (x.acked == x.blocks || M && x.acked+1 == x.blocks)\n"}}},
 	{"sequence numbers start anew with each use of an id", []edit{
 		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].last[id] = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},

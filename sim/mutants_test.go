@@ -67,7 +67,7 @@ var mutants = []mutant{
 		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},
 		{fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {"}}},
 	{"time-out list out of order", []edit{
-		{txFile, "	t.prev, t.next = l.tail, -1\n	if l.tail >= 0 {", "	if M && l.head >= 0 {\n		t.prev, t.next = -1, l.head\n		fw.tx[l.head].prev = id\n		l.head = id\n		return\n	}\n	t.prev, t.next = l.tail, -1\n	if l.tail >= 0 {"}}},
+		{txFile, "	fw.timers[list].push(fw.timed[:], id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[id] = links{-1, l.head}\n		fw.timed[l.head].prev = id\n		l.head = id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], id)\n"}}},
 	{"a transfer announced twice starts twice", []edit{
 		{fwFile, "	if x.live {\n		if d.Abort", "	if x.live && (!M || d.Abort) {\n		if d.Abort"},
 		{fwFile, "	if d.Done != device.DoneInitialized {", "	if !M && d.Done != device.DoneInitialized {"}}},

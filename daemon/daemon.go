@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/proc"
@@ -50,7 +51,7 @@ type Daemon struct {
 	looks      struct {
 		channels     looks[[]channel]
 		transactions looks[transactions]
-		faults       looks[faults]
+		faults       looks[[]fault.Record]
 		smmu         looks[[device.Slots]control.SMMUBank]
 		fifos        looks[[]fifo]
 		domains      looks[[]domainOf]

@@ -199,14 +199,22 @@ func TestLockIsTheUsersAlone(t *testing.T) {
 	}
 }
 
-// Who may write the directory may put a link in the lock file's place while pfd makes
-// its sockets: pfd writes into the file that it has locked.
+// Who may write the directory may put a link in the lock file's place: pfd does not
+// follow one that is there before, and where it comes while pfd makes its sockets pfd
+// writes into the file that it has locked.
 func TestLockFileThatIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(dir, "victim")
 	const text = "not pfd's"
 	if err := os.WriteFile(victim, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	before := filepath.Join(dir, "before")
+	if err := os.Symlink(victim, before+lockSuffix); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := listen(before, false); err == nil || !strings.Contains(err.Error(), "lock file") {
+		t.Errorf("a link in the lock file's place: %v, %v", s, err)
 	}
 	for i := range 100 {
 		path := filepath.Join(dir, strconv.Itoa(i))

@@ -31,6 +31,7 @@ type seen[T any] struct {
 	n       *node
 	tenants [device.Slots]tenant
 	at      time.Time
+	now     int64 // Daemon.now when it had looked
 	v       T
 	err     error
 }
@@ -122,10 +123,10 @@ func (l *looks[T]) lookAlways(ctx context.Context, d *Daemon, q *query, f func(n
 func lookAt[T any](d *Daemon, n *node, f func(n *node) (T, error)) *seen[T] {
 	s := &seen[T]{n: n, at: time.Now()}
 	s.v, s.err = f(n)
-	now := d.now()
+	s.now = d.now()
 	for i, o := range n.sessions {
 		if o != nil {
-			s.tenants[i] = tenant{o.uid, o.joined.domain.PDID, o.joined.domain.Generation, now - o.joined.since}
+			s.tenants[i] = tenant{o.uid, o.joined.domain.PDID, o.joined.domain.Generation, s.now - o.joined.since}
 		}
 	}
 	return s

@@ -59,3 +59,25 @@ func TestLooksAreFew(t *testing.T) {
 		t.Errorf("%d looks for ten questions of who sees all", n)
 	}
 }
+
+// Who does not see everything is answered once in askPause at most, however many
+// connections ask; who sees all, and another user, waits for nobody.
+func TestQuestionsAreSpread(t *testing.T) {
+	var b budget
+	const questions = 20
+	began := time.Now()
+	var asking sync.WaitGroup
+	for range questions {
+		asking.Go(func() { b.wait(t.Context(), peer{uid: 1}) })
+	}
+	asking.Wait()
+	if took := time.Since(began); took < (questions-1)*askPause {
+		t.Errorf("%d questions of a user are answered after %v", questions, took)
+	}
+	before := b.next[1]
+	b.wait(t.Context(), peer{uid: 1, all: true})
+	b.wait(t.Context(), peer{uid: 2})
+	if !b.next[1].Equal(before) || !b.next[2].Before(before.Add(askPause+time.Minute)) {
+		t.Error("others are charged for the user's questions")
+	}
+}

@@ -301,14 +301,9 @@ func (d *Daemon) viewChannels(ctx context.Context, q *query) (any, error) {
 	return r, err
 }
 
-// transactions and faults are such lists, and their clock at that moment.
+// transactions is such a list, and its clock at that moment.
 type transactions struct {
 	list []r5.TransactionInfo
-	now  int64
-}
-
-type faults struct {
-	list []fault.Record
 	now  int64
 }
 
@@ -501,18 +496,17 @@ func (n *node) counters() ([]control.Counter, error) {
 
 func (d *Daemon) viewFaults(ctx context.Context, q *query) (any, error) {
 	r := control.Faults{Version: control.Version, Faults: []control.Fault{}}
-	looks, err := d.looks.faults.look(ctx, d, q, func(n *node) (v faults, _ error) {
+	looks, err := d.looks.faults.look(ctx, d, q, func(n *node) ([]fault.Record, error) {
 		many := control.MaxFaults
 		if q.peer.all {
 			many = q.n // the others' questions share an answer
 		}
-		v.list, v.now = n.faults.Records(many), d.now()
-		return v, nil
+		return n.faults.Records(many), nil
 	})
 	for _, l := range looks {
-		for i := range l.v.list {
-			rec := &l.v.list[i]
-			if l.sees(q.peer, rec.Slot, rec.PDID, max(l.v.now-began(rec), 0)) {
+		for i := range l.v {
+			rec := &l.v[i]
+			if l.sees(q.peer, rec.Slot, rec.PDID, l.now-began(rec)) {
 				r.Faults = append(r.Faults, viewFault(l.n.index, rec))
 			}
 		}

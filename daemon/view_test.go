@@ -363,19 +363,24 @@ func TestFormerFaultsStayWithTheirUser(t *testing.T) {
 	r.fake.do(func() {
 		n := r.nodes[0]
 		rec := n.faults.Records(1)[0]
-		if n.seesRecord(stranger, &rec) {
-			t.Error("a stranger sees the fault")
+		// Followed, and asked for.
+		sees := func() [2]bool {
+			s := lookAt(r.Daemon, n, func(*node) (any, error) { return nil, nil })
+			return [2]bool{n.seesRecord(stranger, &rec), s.sees(stranger, rec.Slot, rec.PDID, s.now-began(&rec))}
+		}
+		if got := sees(); got != [2]bool{} {
+			t.Errorf("a stranger sees the fault: %v", got)
 		}
 		mine := n.sessions[g.Slot]
 		defer func() { n.sessions[g.Slot] = mine }()
 		owner := &session{uid: stranger.uid, joined: mine.joined}
 		n.sessions[g.Slot] = owner
-		if !n.seesRecord(stranger, &rec) {
-			t.Error("the owner does not see the fault")
+		if got := sees(); got != [2]bool{true, true} {
+			t.Errorf("the owner sees the fault: %v", got)
 		}
 		owner.joined.since = rec.Interrupt + 1
-		if n.seesRecord(stranger, &rec) {
-			t.Error("the next owner of the slot sees the fault")
+		if got := sees(); got != [2]bool{} {
+			t.Errorf("the next owner of the slot sees the fault: %v", got)
 		}
 	})
 }

@@ -129,7 +129,7 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 	if _, err := g.p.Pagemap(va, entries[:pages]); err != nil {
 		return Result{Err: &Error{va, write, err}}
 	}
-	missing := func(e proc.Entry) bool { return !e.Present() && !e.Swapped() && !e.Guard() }
+	missing := func(e proc.Entry) bool { return !e.Present() && !e.Swapped() }
 	if !missing(entries[0]) {
 		// The Pager would enter the address space for all of the range; pages
 		// behind that are missing would wait for the region's own goroutine.

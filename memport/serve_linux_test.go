@@ -2,6 +2,8 @@ package memport
 
 import (
 	"bytes"
+	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -85,4 +87,25 @@ func FuzzHelperAnswer(f *testing.F) {
 			t.Errorf("data of another slot was written")
 		}
 	})
+}
+
+// What a private mapping of a file holds is the file's: its missing pages are not for a
+// helper to fill with zeros.
+func TestRegisterRefusesAPrivateFile(t *testing.T) {
+	p := own(t)
+	fd, _, _ := missing(t, 1)
+	defer unix.Close(fd)
+	file, err := unix.MemfdCreate("private", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(file)
+	b, err := unix.Mmap(file, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(b)
+	if err := p.Register(address(b), page, fd); !errors.Is(err, ErrHelper) || !strings.Contains(err.Error(), "private mapping") {
+		t.Errorf("%v, want ErrHelper for a private mapping", err)
+	}
 }

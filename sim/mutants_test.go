@@ -67,12 +67,15 @@ var mutants = []mutant{
 		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},
 		{fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {"}}},
 	{"time-out list out of order", []edit{
-		{txFile, "	t.prev, t.next = l.tail, -1\n	if l.tail >= 0 {", "	if M && l.head >= 0 {\n		t.prev, t.next = -1, l.head\n		fw.tx[l.head].prev = id\n		l.head = id\n		return\n	}\n	t.prev, t.next = l.tail, -1\n	if l.tail >= 0 {"}}},
+		{txFile, "	fw.timers[list].push(fw.timed[:], id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[id] = links{-1, l.head}\n		fw.timed[l.head].prev = id\n		l.head = id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], id)\n"}}},
 	{"a transfer announced twice starts twice", []edit{
 		{fwFile, "	if x.live {\n		if d.Abort", "	if x.live && (!M || d.Abort) {\n		if d.Abort"},
 		{fwFile, "	if d.Done != device.DoneInitialized {", "	if !M && d.Done != device.DoneInitialized {"}}},
 	{"completion words with the last block whatever is missing", []edit{
 		{runFile, "x.issued == x.desc.Size && x.acked == x.blocks-1", "x.issued == x.desc.Size && (M || x.acked == x.blocks-1)"}}},
+	// As in 001 §3.2.6.
+	{"completion words at the last acknowledgement but one", []edit{
+		{runFile, "!x.wordsOut && x.acked == x.blocks\n", "!x.wordsOut && (x.acked == x.blocks || M && x.acked+1 == x.blocks)\n"}}},
 	{"sequence numbers start anew with each use of an id", []edit{
 		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].last[id] = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
 	// With a target that remembers no read that it has served: one that does serves

@@ -145,6 +145,11 @@ func TestLiveCounts(t *testing.T) {
 		{"uffd", "pa", Present, Absent, 1, pages},
 		{"gup", "p1", Absent, Present, 1, pages},
 		{"gup", "p1", Present, Alternate, pages / 2, pages / 2},
+		// What was there before is asked for, too, and not counted.
+		{"gup", "pa", Present, Alternate, 1, pages / 2},
+		{"uffd", "pa", Present, Alternate, 1, pages / 2},
+		{"touch", "pa", Present, Alternate, 1, pages / 2},
+		{"populate", "pa", Present, Alternate, 1, pages / 2},
 		{"gup", "p1", Present, COW, pages, pages},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%s to %s", c.method, c.policy, c.src, c.dst), func(t *testing.T) {

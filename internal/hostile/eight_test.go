@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// What a victim may suffer (issue 9).
+// What a victim may suffer (ours).
 const (
 	attackFactor = 10 // of the p99 that plain CPU burners cause
 	attackWorst  = 100 * time.Millisecond

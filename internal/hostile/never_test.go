@@ -1,8 +1,12 @@
 package hostile
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 )
@@ -22,12 +26,17 @@ func TestMemoryThatNeverComes(t *testing.T) {
 		{"secret present", "gup", device.StatusDecode, "moves no bytes"},
 		{"empty hugetlb", "gup", device.StatusMemory, "not bring the page in"},
 		{"empty hugetlb", "populate", device.StatusMemory, "the process: bad address"},
+		{"path", "gup", device.StatusDecode, "no page of the file"}, // in a full file system
 	} {
 		t.Run(c.kind+"/"+c.method, func(t *testing.T) {
 			w := start(t)
 			target := w.attach("target", attachOrder{Node: 1, Group: "never", Method: c.method})
 			from := w.attach("initiator", attachOrder{Group: "never"})
-			m, err := target.do(order{Op: "buffer", ID: "b", Kind: c.kind, Size: 64 << 10})
+			o := order{Op: "buffer", ID: "b", Kind: c.kind, Size: 64 << 10}
+			if c.kind == "path" {
+				o.Path = fullFile(t, w.dir, int64(o.Size))
+			}
+			m, err := target.do(o)
 			if err != nil || m.Err != "" {
 				t.Skip("this kernel has no such memory for us: ", m.Err, err)
 			}
@@ -48,4 +57,34 @@ func TestMemoryThatNeverComes(t *testing.T) {
 			t.Errorf("no fault failed for %q: %+v", c.reason, faults)
 		})
 	}
+}
+
+// fullFile is a file without a page, in a file system that has none left for it.
+func fullFile(t *testing.T, dir string, size int64) string {
+	t.Helper()
+	needRoot(t, "mounting a file system")
+	mount := filepath.Join(dir, "full")
+	if err := os.Mkdir(mount, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("hostile", mount, "tmpfs", 0, "size=4k"); err != nil {
+		t.Skip("no tmpfs can be mounted here: ", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(mount, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	path := filepath.Join(mount, "file")
+	err := os.WriteFile(filepath.Join(mount, "other"), []byte{1}, 0o600)
+	if err == nil {
+		err = os.WriteFile(path, nil, 0o600)
+	}
+	if err == nil {
+		err = os.Truncate(path, size)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

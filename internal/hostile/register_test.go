@@ -53,6 +53,16 @@ func forgedRegistrations(t *testing.T, w *world) {
 	}
 	defer unix.Close(fd)
 	mem := w.memory(64*device.PageSize, liar)
+	file, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	private, err := unix.Mmap(int(file.Fd()), 0, device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(private)
 	null, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
@@ -69,6 +79,7 @@ func forgedRegistrations(t *testing.T, w *world) {
 		text string
 	}{
 		{"another file", at(attach.TypeRegister, va(mem), 4096), []int{int(null.Fd())}, "not a userfaultfd"},
+		{"a private mapping of a file", at(attach.TypeRegister, va(private), 4096), []int{fd}, "private mapping"},
 		{"no descriptor", at(attach.TypeRegister, va(mem), 4096), nil, "0 descriptors"},
 		{"two descriptors", at(attach.TypeRegister, va(mem), 4096), []int{fd, fd}, "2 descriptors"},
 		{"half a page", at(attach.TypeRegister, va(mem)+8, 4096), []int{fd}, "whole pages"},

@@ -69,9 +69,12 @@ func TestNewEpochWaits(t *testing.T) {
 // some are kept for each slot.
 func TestContextsOfOthers(t *testing.T) {
 	const victim = 15
-	for name, hold := range map[string]func(r *rig, f *wire.Frame){
-		"faults, aborts": func(r *rig, f *wire.Frame) { r.receive(f); r.settle() },
-		"memory hangs":   func(r *rig, f *wire.Frame) { r.receive(f) },
+	for name, c := range map[string]struct {
+		hold         func(r *rig, f *wire.Frame)
+		blocks, want int // of the victim
+	}{
+		"faults, aborts": {func(r *rig, f *wire.Frame) { r.receive(f); r.settle() }, 4 * keptOfSlot, 3 * keptOfSlot},
+		"memory hangs":   {func(r *rig, f *wire.Frame) { r.receive(f) }, keptOfSlot, keptOfSlot},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -89,15 +92,12 @@ func TestContextsOfOthers(t *testing.T) {
 			}
 			for slot := range victim {
 				for range maxDomainContexts {
-					hold(r, block(slot, 0))
+					c.hold(r, block(slot, 0))
 				}
 			}
 			r.answers()
-			for range keptOfSlot {
+			for range c.blocks {
 				r.receive(block(victim, 8192))
-			}
-			for _, a := range r.answers() {
-				t.Errorf("the victim's block is answered with %d", a.Code)
 			}
 			r.settle()
 			n := 0
@@ -106,8 +106,8 @@ func TestContextsOfOthers(t *testing.T) {
 					n++
 				}
 			}
-			if n != keptOfSlot {
-				t.Errorf("%d blocks of the victim come in, want %d", n, keptOfSlot)
+			if n < c.want {
+				t.Errorf("%d blocks of the victim come in, want %d", n, c.want)
 			}
 		})
 	}

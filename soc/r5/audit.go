@@ -76,7 +76,7 @@ func (fw *Firmware) Audit() error {
 	}
 	for i := 1; i < lists; i++ {
 		since := int64(-1 << 62)
-		for id := fw.timers[i].head; id >= 0; id = fw.tx[id].next {
+		for id := fw.timers[i].head; id >= 0; id = fw.timed[id].next {
 			if fw.tx[id].since < since {
 				return fmt.Errorf("%w: timer list %d is out of order at id %d", ErrAudit, i, id)
 			}
@@ -95,7 +95,7 @@ func (fw *Firmware) auditQueues() error {
 			if q.head >= 0 != (fw.run.waiting[class]>>slot&1 != 0) {
 				return fmt.Errorf("%w: class %d of slot %d: the bitmap is wrong", ErrAudit, class, slot)
 			}
-			for c := q.head; c >= 0; c = fw.channels[c].nextRun {
+			for c := q.head; c >= 0; c = fw.run.links[c].next {
 				x := &fw.channels[c]
 				if !x.queued || !x.live || x.failing || int(x.class) != class || int(x.slot) != slot {
 					return fmt.Errorf("%w: channel %d is in the wrong queue", ErrAudit, c)

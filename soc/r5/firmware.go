@@ -96,7 +96,8 @@ type Firmware struct {
 	reserve  int // ids kept for slots and not taken by them
 	tx       [device.Transactions]transaction
 	free     tickets
-	timers   [lists]timerList
+	timers   [lists]list
+	timed    [device.Transactions]links
 	ticking  uint16 // lists that are not empty: a bit each
 	channels [device.Channels]transfer
 	run      scheduler
@@ -143,7 +144,7 @@ func (fw *Firmware) Reset() {
 	}
 	fw.ticking = 0
 	for i := range fw.timers {
-		fw.timers[i] = timerList{-1, -1}
+		fw.timers[i] = list{-1, -1}
 	}
 	fw.channels = [device.Channels]transfer{}
 	fw.run.reset()
@@ -256,7 +257,7 @@ func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
 	x := &fw.channels[c]
 	slot := int(c) / device.ChannelsPerSlot
 	*x = transfer{
-		live: true, slot: uint8(slot), desc: *d, first: -1, nextRun: -1, prevRun: -1,
+		live: true, slot: uint8(slot), desc: *d, first: -1,
 		pdid: fw.domains[slot].pdid, dst: d.DstPDID, generation: fw.domains[slot].generation,
 		blocks: blockCount(d.Dst, d.Size), began: fw.now, kicked: fw.stamp,
 	}

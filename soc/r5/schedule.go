@@ -28,14 +28,12 @@ const (
 	maxSending = 16
 )
 
-// runQueue is a circular queue of channels of one class and one slot.
-type runQueue struct{ head, tail int16 }
-
 // scheduler has a queue for each class and slot, so that a domain that may take
 // no id costs nothing and those of one class share by turns. The bitmaps have a
 // bit a slot: nothing is ever looked through.
 type scheduler struct {
-	queues  [classes][device.Slots]runQueue
+	queues  [classes][device.Slots]list
+	links   [device.Channels]links
 	waiting [classes]uint16 // slots with channels queued
 	last    [classes]int    // slot that had the last turn
 	passed  [classes]int    // issues of classes above since the class's last one
@@ -49,7 +47,7 @@ func (s *scheduler) reset() {
 	*s = scheduler{below: 1<<device.Slots - 1, room: 1<<device.Slots - 1}
 	for c := range s.queues {
 		for i := range s.queues[c] {
-			s.queues[c][i] = runQueue{-1, -1}
+			s.queues[c][i] = list{-1, -1}
 		}
 	}
 }
@@ -105,14 +103,9 @@ func (fw *Firmware) enqueue(c int16) {
 func (fw *Firmware) push(c int16) {
 	x := &fw.channels[c]
 	q := &fw.run.queues[x.class][x.slot]
-	x.queued, x.nextRun, x.prevRun = true, -1, q.tail
-	if q.tail >= 0 {
-		fw.channels[q.tail].nextRun = c
-	} else {
-		q.head = c
-		fw.run.waiting[x.class] |= 1 << x.slot
-	}
-	q.tail = c
+	q.push(fw.run.links[:], c)
+	x.queued = true
+	fw.run.waiting[x.class] |= 1 << x.slot
 }
 
 // unqueue takes c out of its queue, O(1).
@@ -122,16 +115,7 @@ func (fw *Firmware) unqueue(c int16) {
 		return
 	}
 	q := &fw.run.queues[x.class][x.slot]
-	if x.prevRun >= 0 {
-		fw.channels[x.prevRun].nextRun = x.nextRun
-	} else {
-		q.head = x.nextRun
-	}
-	if x.nextRun >= 0 {
-		fw.channels[x.nextRun].prevRun = x.prevRun
-	} else {
-		q.tail = x.prevRun
-	}
+	q.remove(fw.run.links[:], c)
 	if q.head < 0 {
 		fw.run.waiting[x.class] &^= 1 << x.slot
 	}

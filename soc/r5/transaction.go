@@ -49,11 +49,10 @@ type transaction struct {
 	sentAt  int64 // stamp of the last sending's end
 	resent  int   // retransmissions
 
-	began      int64 // when it was issued
-	list       uint8 // timer list it is in, 0 none
-	since      int64 // when it was put there
-	prev, next int16 // in the timer list
-	peer       int16 // next transaction of the same transfer, -1 none
+	began int64 // when it was issued
+	list  uint8 // timer list it is in, 0 none
+	since int64 // when it was put there
+	peer  int16 // next transaction of the same transfer, -1 none
 }
 
 // Timer lists: all members of one wait the same time, so that insertion at the
@@ -70,7 +69,36 @@ const (
 	backoffSteps = 7
 )
 
-type timerList struct{ head, tail int16 }
+// list is a doubly linked list of ids or of channels, -1 none: in at the rear and out
+// anywhere, O(1). Where its members stand is in an array of links.
+type (
+	list  struct{ head, tail int16 }
+	links struct{ prev, next int16 }
+)
+
+func (l *list) push(all []links, i int16) {
+	all[i] = links{l.tail, -1}
+	if l.tail >= 0 {
+		all[l.tail].next = i
+	} else {
+		l.head = i
+	}
+	l.tail = i
+}
+
+func (l *list) remove(all []links, i int16) {
+	at := all[i]
+	if at.prev >= 0 {
+		all[at.prev].next = at.next
+	} else {
+		l.head = at.next
+	}
+	if at.next >= 0 {
+		all[at.next].prev = at.prev
+	} else {
+		l.tail = at.prev
+	}
+}
 
 func (fw *Firmware) period(list int) int64 {
 	switch {
@@ -86,16 +114,9 @@ func (fw *Firmware) period(list int) int64 {
 func (fw *Firmware) enlist(id int16, list int, now int64) {
 	t := &fw.tx[id]
 	fw.delist(id)
-	l := &fw.timers[list]
 	t.list, t.since = uint8(list), now
 	fw.ticking |= 1 << uint(list)
-	t.prev, t.next = l.tail, -1
-	if l.tail >= 0 {
-		fw.tx[l.tail].next = id
-	} else {
-		l.head = id
-	}
-	l.tail = id
+	fw.timers[list].push(fw.timed[:], id)
 }
 
 func (fw *Firmware) delist(id int16) {
@@ -104,16 +125,7 @@ func (fw *Firmware) delist(id int16) {
 		return
 	}
 	l := &fw.timers[t.list]
-	if t.prev >= 0 {
-		fw.tx[t.prev].next = t.next
-	} else {
-		l.head = t.next
-	}
-	if t.next >= 0 {
-		fw.tx[t.next].prev = t.prev
-	} else {
-		l.tail = t.prev
-	}
+	l.remove(fw.timed[:], id)
 	if l.head < 0 {
 		fw.ticking &^= 1 << t.list
 	}

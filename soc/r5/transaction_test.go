@@ -33,10 +33,10 @@ func TestTimerListsKeepTheirOrder(t *testing.T) {
 		first := int64(1<<63 - 1)
 		for i := 1; i < lists; i++ {
 			var forth, back []int16
-			for id := fw.timers[i].head; id >= 0; id = fw.tx[id].next {
+			for id := fw.timers[i].head; id >= 0; id = fw.timed[id].next {
 				forth = append(forth, id)
 			}
-			for id := fw.timers[i].tail; id >= 0; id = fw.tx[id].prev {
+			for id := fw.timers[i].tail; id >= 0; id = fw.timed[id].prev {
 				back = append(back, id)
 			}
 			slices.Reverse(back)

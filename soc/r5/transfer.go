@@ -25,13 +25,11 @@ type transfer struct {
 	wordsOut bool   // the completion words are issued
 	wordsIn  bool   // and acknowledged
 
-	first   int16 // its transactions, -1 none
-	queued  bool  // in a queue of the scheduler
-	class   Class // of that queue
-	nextRun int16
-	prevRun int16
-	began   int64 // when it was announced
-	kicked  int64 // the stamp of that
+	first  int16 // its transactions, -1 none
+	queued bool  // in a queue of the scheduler
+	class  Class // of that queue
+	began  int64 // when it was announced
+	kicked int64 // the stamp of that
 
 	isRead  bool // serves a read request
 	request request

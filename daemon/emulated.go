@@ -32,7 +32,7 @@ func Emulated(cfg Config) (Machine, error) {
 	}
 	records := new(trace.Log)
 	e, err := emu.New(emu.Config{
-		Nodes: cfg.Nodes, Firmware: firmware,
+		Nodes: cfg.Nodes, Firmware: firmware, Link: cfg.Link,
 		// Without a TXFIFO the firmware does not pause a source fault's block,
 		// and its time-out sends it again: the thesis's way.
 		NoTXFIFO: cfg.SourceFaults == SourceTimeout,

@@ -260,6 +260,8 @@ type Counter struct {
 const (
 	CounterFaults        = "faults_total"             // entries served: FIFO, and FSR for source faults
 	CounterPagesIn       = "pages_paged_in_total"     // pages made resident, but by method touch: pfd does not see them
+	CounterAhead         = "pages_ahead_total"        // by policy adaptive
+	CounterUnused        = "pages_ahead_unused_total" // of these, those that nobody used
 	CounterRAPF          = "rapf_sent_total"          // retransmissions asked for
 	CounterFailed        = "failed_resolutions_total" // faults answered with the fail bit
 	CounterMinor         = "faults_minor_total"

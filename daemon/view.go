@@ -216,6 +216,8 @@ func (d *Daemon) viewDomain(n *node, dom *domain.Domain) control.Domain {
 		v.Faults = now.Entries - base.Entries
 		v.PagesIn = now.Pages - base.Pages
 		v.Failed = now.RAPFFail - base.RAPFFail
+		gone := s.invalidated()
+		v.Invalidations, v.InvalidationPages, v.Contentions = gone.Calls, gone.Pages, gone.Conflicts
 		if m, ok := d.machine.(ender); ok {
 			v.Transfers = viewTransfers(m.Ended(n.index).Slots[dom.Slot].Less(s.joined.ended))
 		}
@@ -456,6 +458,15 @@ func faultCounters(t *fault.Counts) []control.Counter {
 	}
 }
 
+// goneCounters lists what was taken away, with ODP's names (docs/service.md).
+func goneCounters(i tally.Invalidated) []control.Counter {
+	return []control.Counter{
+		{Name: control.CounterInvalidated, Value: i.Calls, Help: "calls that took pages away which the device could use, as far as they are seen"},
+		{Name: control.CounterInvalidations, Value: i.Pages, Help: "pages that the device had and that were taken away; for emulated nodes those that an access found gone"},
+		{Name: control.CounterConflicts, Value: i.Conflicts, Help: "page-ins that met pages which were just being taken away"},
+	}
+}
+
 // counters lists a node's counters, the driver's first. On the owning goroutine.
 func (n *node) counters() ([]control.Counter, error) {
 	hw, err := readCounters(n.bus)
@@ -483,13 +494,18 @@ func (n *node) counters() ([]control.Counter, error) {
 	if n.leases != nil {
 		list = append(list, control.Counter{Name: control.CounterLeases, Value: n.leases(), Help: "memory accesses that slept so long that their domain is served apart"})
 	}
+	gone := n.invalidated
 	if n.invalidations != nil {
-		var all uint64
 		for _, v := range n.invalidations() {
-			all += v
+			gone = gone.Plus(v)
 		}
-		list = append(list, control.Counter{Name: control.CounterInvalidations, Value: all, Help: "pages of an earlier access that a later one found taken away"})
 	}
+	for _, s := range n.sessions {
+		if s != nil {
+			gone = gone.Plus(s.told())
+		}
+	}
+	list = append(list, goneCounters(gone)...)
 	for c := range device.Counters {
 		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: counterHelp[c]})
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -151,6 +152,9 @@ func (d *demo) command(ctx context.Context, args ...string) *exec.Cmd {
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	c.Stdout, c.Stderr = d.out, d.err
+	if d.width() == 0 {
+		c.Env = append(os.Environ(), "COLUMNS=80") // in a pipe, too, it is read by people
+	}
 	return c
 }
 

@@ -273,6 +273,7 @@ const (
 	CounterMinor         = "faults_minor_total"
 	CounterMajor         = "faults_major_total"
 	CounterPermission    = "faults_permission_total"
+	CounterInterrupts    = "driver_interrupts_total"
 	CounterMailbox       = "driver_mailbox_messages_total" // drained from mailboxes 3..15
 	CounterAttached      = "attachments_total"
 	CounterRefused       = "attachments_refused_total"

@@ -481,6 +481,7 @@ func (n *node) counters() ([]control.Counter, error) {
 	n.asking.Unlock()
 	list := append(faultCounters(t), []control.Counter{
 		{Name: "faults_dropped_total", Value: t.Dropped + s.BadPage + s.Invalid, Help: "entries that were not served: the guard time-out recovers"},
+		{Name: control.CounterInterrupts, Value: s.Interrupts, Help: "interrupts that the fault driver took"},
 		{Name: "faults_unrecorded_total", Value: s.Unrecorded, Help: "faults of which no record tells: more waited than pfd remembers"},
 		{Name: control.CounterUnattributed, Value: s.UnknownPDID, Help: "entries of a PDID that no domain has"},
 		{Name: "netlink_sent_total", Value: sent.Sent, Help: "fault messages sent to processes"},

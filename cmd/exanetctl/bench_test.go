@@ -16,7 +16,7 @@ func TestStudy(t *testing.T) {
 		t.Fatalf("exit code %d, %s", code, errs)
 	}
 	rows, err := csv.NewReader(strings.NewReader(out)).ReadAll()
-	if err != nil || len(rows) != 1+2*2*2*2*(2*2+2) { // the last two: by link
+	if err != nil || len(rows) != 1+2*2*2*2*(2*2*2+2) { // times and faults; the last two: by link
 		t.Errorf("%d lines, %v:\n%s", len(rows), err, out)
 	}
 	for _, name := range []string{"results.jsonl", "results.csv", "report.html"} {

@@ -88,6 +88,7 @@ func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 			name, title := fmt.Sprintf("study-%d-%s", size, pattern), fmt.Sprintf("%s, %s", sizeText(size), pattern)
 			r.says("study: %s%s", title, of)
 			t := r.table(name+suffix, title+of, "us", "% of pages absent", "")
+			faults := r.table(name+suffix+"-faults", title+of+": faults of a transfer", "", "% of pages absent", "")
 			for _, m := range s.Methods {
 				var turns []*turn
 				for _, policy := range s.Policies {
@@ -96,8 +97,9 @@ func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 						return err
 					}
 					for _, f := range s.Probabilities {
-						turns = append(turns, r.transfers(p, workload.PerfRun{Size: size, Order: pattern, Dst: f, Read: s.Read},
-							t.cell(strconv.FormatFloat(100*f, 'g', -1, 64), m+" "+policy), nil))
+						row, column := strconv.FormatFloat(100*f, 'g', -1, 64), m+" "+policy
+						turns = append(turns, r.counted(d, faults.cell(row, column),
+							r.transfers(p, workload.PerfRun{Size: size, Order: pattern, Dst: f, Read: s.Read}, t.cell(row, column), nil)))
 					}
 				}
 				before, err := aheads(r, d)
@@ -138,6 +140,33 @@ func aheads(r *run, d *pfd) (n [3]uint64, err error) {
 		}
 	}
 	return n, err
+}
+
+// counted is a turn that also adds how often a transfer of its row faulted.
+func (r *run) counted(d *pfd, c *Cell, t *turn) *turn {
+	do, faults := t.do, func() (n uint64, err error) {
+		list, err := d.client.Counters(r.ctx, control.AllNodes)
+		for _, c := range list {
+			if c.Name == control.CounterFaults {
+				n += c.Value
+			}
+		}
+		return n, err
+	}
+	t.do = func(add func(*Cell, ...float64)) error {
+		before, err := faults()
+		if err != nil {
+			return err
+		}
+		transfers := 0
+		if err := do(func(c *Cell, v ...float64) { transfers = len(v) + min(len(v)/3, 16); add(c, v...) }); err != nil {
+			return err
+		}
+		after, err := faults() // of those, too, that are no samples (cold in package workload)
+		add(c, float64(after-before)/float64(transfers))
+		return err
+	}
+	return t
 }
 
 // byLink adds the row of a link, by what t has of the most absent pages.

@@ -27,7 +27,7 @@ var (
 
 // faults is what a fault costs.
 func (r *run) faults() error {
-	return errors.Join(r.firstLight(), r.where(), r.timeouts())
+	return errors.Join(r.firstLight(), r.where(), r.timeouts(), r.prefetch())
 }
 
 // firstLight is 4 KiB and 1 MiB, present and absent, beside the bare calls.
@@ -150,6 +150,31 @@ func (r *run) where() error {
 			}
 		}
 		return nil
+	})
+}
+
+// prefetch is reads into memory that their initiator prefetches meanwhile.
+func (r *run) prefetch() error {
+	t := r.table("prefetch", "Reads into memory that is prefetched (`Endpoint.Prefetch`) while they go on (gup, pa)", "us", "destination", "absent")
+	return r.with(2, func(d *pfd) error {
+		p, err := r.open(d, 0, 1, "gup", "pa")
+		if err != nil {
+			return err
+		}
+		var turns []*turn
+		for _, size := range []uint64{smallSize, 64 << 10, largeSize} {
+			for _, k := range []struct {
+				row string
+				q   workload.PerfRun
+			}{
+				{"present", workload.PerfRun{}}, {"absent", workload.PerfRun{Dst: 1}}, {"touched first", workload.PerfRun{Dst: 1, Touch: true}},
+				{"prefetched meanwhile", workload.PerfRun{Dst: 1, Prefetch: true}},
+			} {
+				k.q.Size, k.q.Read = size, true
+				turns = append(turns, r.transfers(p, k.q, t.cell(k.row, sizeText(size)), nil))
+			}
+		}
+		return r.takeTurns(turns...)
 	})
 }
 

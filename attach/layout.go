@@ -22,9 +22,10 @@ const (
 	WakeServed  = WakePage + 0x18 // u32: nlmsg_seq of the fault message that the process served last; futex word
 	WakeError   = WakePage + 0x1c // u32: errno of that message's first page, 0 none; written before WakeServed
 	// WakeCounts is where pfd tells what the process's faults came to: FaultCounts,
-	// a u64 each, in its order.
+	// a u64 each, in its order; the last two at WakeGone.
 	WakeCounts  = WakePage + 0x40
 	WakeWatched = WakePage + 0x60 // u32: pfd stores 1 while it wants stamps
+	WakeGone    = WakePage + 0x68
 	// WakeStamps is where the process says when it rang and when it saw the end: two
 	// u64 for each of its channels, ns of CLOCK_MONOTONIC.
 	WakeStamps = WakePage + 0xc00

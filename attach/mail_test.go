@@ -84,10 +84,10 @@ func TestFaultCountsLayout(t *testing.T) {
 	if c := p.FaultCounts(); c != (FaultCounts{}) {
 		t.Errorf("%+v at reset", c)
 	}
-	want := FaultCounts{Faults: 0x0102030405060708, Pages: 2, Failed: 3, Invalidated: 4}
+	want := FaultCounts{Faults: 0x0102030405060708, Pages: 2, Failed: 3, Invalidated: 4, Invalidations: 5, Conflicts: 6}
 	p.SetFaultCounts(want)
-	bytes := [32]byte{8, 7, 6, 5, 4, 3, 2, 1, 8: 2, 16: 3, 24: 4}
-	if got := [32]byte(p.Bytes()[0x3040:]); got != bytes {
+	bytes := [56]byte{8, 7, 6, 5, 4, 3, 2, 1, 8: 2, 16: 3, 24: 4, 40: 5, 48: 6}
+	if got := [56]byte(p.Bytes()[0x3040:]); got != bytes {
 		t.Errorf("at 0x3040: % x, want % x", got, bytes)
 	}
 	if got := p.FaultCounts(); got != want {

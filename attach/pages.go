@@ -207,12 +207,18 @@ type FaultCounts struct {
 	Faults      uint64 // pages that accesses of its domain faulted on
 	Pages       uint64 // brought in by pfd, those of the policy's range too
 	Failed      uint64 // of the faults, those that cannot be resolved
-	Invalidated uint64 // pages that an access found taken away since an earlier one
+	Invalidated uint64 // pages taken away that the device had, as far as it is seen
+	// Invalidations and Conflicts are the calls that took pages away, and the page-ins
+	// that met pages which were just going, as far as they are seen.
+	Invalidations, Conflicts uint64
 }
 
-// FaultCounts gives what pfd has counted. The four are of about one moment.
+// FaultCounts gives what pfd has counted. All are of about one moment.
 func (p *Pages) FaultCounts() FaultCounts {
-	return FaultCounts{p.load64(WakeCounts), p.load64(WakeCounts + 8), p.load64(WakeCounts + 16), p.load64(WakeCounts + 24)}
+	return FaultCounts{
+		p.load64(WakeCounts), p.load64(WakeCounts + 8), p.load64(WakeCounts + 16), p.load64(WakeCounts + 24),
+		p.load64(WakeGone), p.load64(WakeGone + 8),
+	}
 }
 
 // pfd's side.
@@ -222,6 +228,8 @@ func (p *Pages) SetFaultCounts(c FaultCounts) {
 	for i, v := range [...]uint64{c.Faults, c.Pages, c.Failed, c.Invalidated} {
 		p.store64(WakeCounts+8*uint32(i), v)
 	}
+	p.store64(WakeGone, c.Invalidations)
+	p.store64(WakeGone+8, c.Conflicts)
 }
 
 // Served gives the number of the fault message that the process says it served

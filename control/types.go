@@ -120,6 +120,12 @@ type Domain struct {
 	Faults      uint64   `json:"faults_total"`
 	PagesIn     uint64   `json:"pages_paged_in_total"`
 	Failed      uint64   `json:"failed_resolutions_total"`
+
+	// What was taken away of the process's memory, as far as it is seen (docs/service.md).
+	Invalidations     uint64 `json:"invalidations_total"` // calls
+	InvalidationPages uint64 `json:"invalidation_pages_total"`
+	Contentions       uint64 `json:"invalidations_faults_contentions_total"`
+
 	// Transfers since it attached; absent where the device does not tell.
 	Transfers *Transfers `json:"transfers,omitempty"`
 }
@@ -260,17 +266,22 @@ type Counter struct {
 const (
 	CounterFaults        = "faults_total"             // entries served: FIFO, and FSR for source faults
 	CounterPagesIn       = "pages_paged_in_total"     // pages made resident, but by method touch: pfd does not see them
+	CounterAhead         = "pages_ahead_total"        // by policy adaptive
+	CounterUnused        = "pages_ahead_unused_total" // of these, those that nobody used
 	CounterRAPF          = "rapf_sent_total"          // retransmissions asked for
 	CounterFailed        = "failed_resolutions_total" // faults answered with the fail bit
 	CounterMinor         = "faults_minor_total"
 	CounterMajor         = "faults_major_total"
 	CounterPermission    = "faults_permission_total"
+	CounterInterrupts    = "driver_interrupts_total"
 	CounterMailbox       = "driver_mailbox_messages_total" // drained from mailboxes 3..15
 	CounterAttached      = "attachments_total"
 	CounterRefused       = "attachments_refused_total"
 	CounterDropped       = "connections_dropped_total" // to either socket, of a user who has too many
-	CounterInvalidations = "invalidation_pages_total"  // found taken away: ODP's, as far as it can be seen (docs/service.md)
-	CounterLeases        = "leases_lost_total"         // memory accesses that slept so long that their domain is served apart
+	CounterInvalidated   = "invalidations_total"       // ODP's, as far as it can be seen (docs/service.md)
+	CounterInvalidations = "invalidation_pages_total"  // the same
+	CounterConflicts     = "invalidations_faults_contentions_total"
+	CounterLeases        = "leases_lost_total" // memory accesses that slept so long that their domain is served apart
 	CounterEnded         = "attachments_ended_total"
 	CounterUnattributed  = "faults_unattributed_total" // of a PDID that no domain has
 )

@@ -12,6 +12,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/spool"
+	links "github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
 )
 
@@ -67,6 +68,8 @@ type Config struct {
 	// Firmware says which optimizations the firmware of the emulated nodes has, in
 	// the words of r5.ParseOptions; "": all.
 	Firmware string
+	// Link is what the links between the emulated nodes are like.
+	Link links.Options
 
 	// Window is how much of the processes' memory a device elsewhere has mapped
 	// at one time, bytes a node; 0: shadow.DefaultWindow.
@@ -174,6 +177,12 @@ func (c *Config) Check() error {
 	}
 	if _, err := r5.ParseOptions(c.Firmware); err != nil {
 		return fmt.Errorf("%w: --firmware-options: %w", ErrConfig, err)
+	}
+	if err := c.Link.Check(); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if timeout := time.Duration(c.TimeoutUS) * time.Microsecond; c.Link.Delay > 0 && 2*c.Link.Delay >= timeout {
+		return fmt.Errorf("%w: --link-delay %v: a block's answer takes twice that, and its time-out is %v: want less, or more --timeout-us", ErrConfig, c.Link.Delay, timeout)
 	}
 	if err := c.checkDevice(); err != nil {
 		return err

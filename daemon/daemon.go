@@ -19,6 +19,7 @@ import (
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/quota"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/trace"
@@ -114,7 +115,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 			n.leases = func() uint64 { return l.LeasesLost(i) }
 		}
 		if v, ok := m.(invalidator); ok {
-			n.invalidations = func() [device.Slots]uint64 { return v.Invalidations(i) }
+			n.invalidations = func() [device.Slots]tally.Invalidated { return v.Invalidations(i) }
 		}
 		if d.trace != nil {
 			n.bus = d.trace.log.Bus(n.bus, i)

@@ -32,7 +32,7 @@ func Emulated(cfg Config) (Machine, error) {
 	}
 	records := new(trace.Log)
 	e, err := emu.New(emu.Config{
-		Nodes: cfg.Nodes, Firmware: firmware,
+		Nodes: cfg.Nodes, Firmware: firmware, Link: cfg.Link,
 		// Without a TXFIFO the firmware does not pause a source fault's block,
 		// and its time-out sends it again: the thesis's way.
 		NoTXFIFO: cfg.SourceFaults == SourceTimeout,
@@ -54,8 +54,11 @@ func Emulated(cfg Config) (Machine, error) {
 func (m emulated) LeasesLost(node int) uint64 { return m.engine.LeasesLost(node) }
 func (m emulated) Log() *trace.Log            { return m.log }
 func (m emulated) Nodes() int                 { return m.engine.Nodes() }
-func (m emulated) Invalidations(node int) [device.Slots]uint64 {
-	return m.engine.Node(node).Invalidations()
+func (m emulated) Invalidations(node int) (list [device.Slots]tally.Invalidated) {
+	for slot, pages := range m.engine.Node(node).Invalidations() {
+		list[slot].Pages = pages
+	}
+	return list
 }
 func (m emulated) Ended(node int) *tally.Node     { return m.engine.Node(node).Ended() }
 func (m emulated) Firmware() string               { return m.engine.Firmware().String() }

@@ -38,7 +38,7 @@ type leaser interface{ LeasesLost(node int) uint64 }
 // invalidator is a Machine that sees pages that have been taken away, and says how
 // many of each slot. It is called on the node's owning goroutine.
 type invalidator interface {
-	Invalidations(node int) [device.Slots]uint64
+	Invalidations(node int) [device.Slots]tally.Invalidated
 }
 
 // servant is a Machine whose nodes may be served by another process of this machine,

@@ -29,7 +29,7 @@ func TestRegisteredDescriptorsStayTheCallers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	fd, _, err := uffd.Open()
+	fd, _, err := uffd.Open(false)
 	if err != nil {
 		t.Skip(err)
 	}

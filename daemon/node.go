@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
 )
@@ -32,10 +33,11 @@ type node struct {
 	sender *netlink.Sender // of fault messages to delegates
 	strays uint64          // messages of others to its socket
 
-	leases        func() uint64               // of the machine, nil where it counts none
-	invalidations func() [device.Slots]uint64 // the same
-	mailbox       uint64                      // messages drained from mailboxes 3..15
-	broken        error                       // first error of a register access in an interrupt
+	leases        func() uint64                          // of the machine, nil where it counts none
+	invalidations func() [device.Slots]tally.Invalidated // the same
+	invalidated   tally.Invalidated                      // of sessions that have ended, by their regions
+	mailbox       uint64                                 // messages drained from mailboxes 3..15
+	broken        error                                  // first error of a register access in an interrupt
 
 	attached, ended uint64
 

@@ -5,12 +5,14 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/proc"
 )
 
 // numbers are a user's own of a node: since each of his attachments began.
 type numbers struct {
 	fault.Counts
+	gone          tally.Invalidated
 	node, domains int
 	processes     []*proc.Process
 }
@@ -18,6 +20,7 @@ type numbers struct {
 // account is what each slot has counted for who has it.
 type account struct {
 	fault.Counts
+	gone    tally.Invalidated
 	process *proc.Process
 }
 
@@ -28,7 +31,7 @@ func (d *Daemon) numbers(ctx context.Context, q *query) (list []numbers, _ error
 		for slot, s := range n.sessions {
 			a := account{}
 			if s != nil {
-				a = account{stats.Slots[slot].Less(&s.joined.base), s.process}
+				a = account{stats.Slots[slot].Less(&s.joined.base), s.invalidated(), s.process}
 			}
 			v = append(v, a)
 		}
@@ -39,6 +42,7 @@ func (d *Daemon) numbers(ctx context.Context, q *query) (list []numbers, _ error
 		for slot := range l.v {
 			if t := &l.tenants[slot]; t.pdid != 0 && q.peer.sees(t.uid) {
 				own.Add(&l.v[slot].Counts)
+				own.gone = own.gone.Plus(l.v[slot].gone)
 				own.processes = append(own.processes, l.v[slot].process)
 			}
 		}
@@ -49,7 +53,7 @@ func (d *Daemon) numbers(ctx context.Context, q *query) (list []numbers, _ error
 
 // counters lists them as /v1/counters does.
 func (o *numbers) counters() []control.Counter {
-	list := faultCounters(&o.Counts)
+	list := append(faultCounters(&o.Counts), goneCounters(o.gone)...)
 	for i := range list {
 		list[i].Node = o.node
 	}

@@ -62,8 +62,8 @@ type joined struct {
 	domain domain.Domain
 	since  int64 // Daemon.now
 	base   fault.Counts
-	ended  tally.Sum // transfers of the slot, before it
-	gone   uint64    // pages of the slot found taken away, before it
+	ended  tally.Sum         // transfers of the slot, before it
+	gone   tally.Invalidated // of the slot, before it
 }
 
 // handle is one connection to the attachment socket. ctx ends when pfd takes no
@@ -241,20 +241,33 @@ func (s *session) join(hello *attach.Hello) error {
 // owning goroutine.
 func (s *session) tellCounts() {
 	slot, base := s.joined.domain.Slot, &s.joined.base
-	now := s.n.faults.Slot(slot)
+	now, gone := s.n.faults.Slot(slot), s.invalidated()
 	s.memory.SetFaultCounts(attach.FaultCounts{
 		Faults: now.Entries - base.Entries, Pages: now.Pages - base.Pages, Failed: now.Unresolvable - base.Unresolvable,
-		Invalidated: s.n.gone(slot) - s.joined.gone,
+		Invalidated: gone.Pages, Invalidations: gone.Calls, Conflicts: gone.Conflicts,
 	})
 }
 
-// gone gives how many pages of a slot were found taken away, 0 where the machine
-// does not see that.
-func (n *node) gone(slot int) uint64 {
-	if n.invalidations == nil {
-		return 0
+// gone gives what the machine has seen taken away of a slot.
+func (n *node) gone(slot int) (i tally.Invalidated) {
+	if n.invalidations != nil {
+		i = n.invalidations()[slot]
 	}
-	return n.invalidations()[slot]
+	return i
+}
+
+// invalidated gives what was taken away of the process's memory since it attached, as
+// far as the machine sees it or its userfaultfds tell. On the owning goroutine.
+func (s *session) invalidated() tally.Invalidated {
+	return s.n.gone(s.joined.domain.Slot).Less(s.joined.gone).Plus(s.told())
+}
+
+// told gives what its userfaultfds tell.
+func (s *session) told() (i tally.Invalidated) {
+	if s.regions != nil {
+		i.Calls, i.Conflicts = s.regions.Seen()
+	}
+	return i
 }
 
 // joinRefusal puts a code to why join failed. The texts of package domain end
@@ -369,6 +382,7 @@ func (s *session) leave(reason attach.Reason) {
 		after := func() {
 			s.d.machine.Detach(n.index, slot)
 			n.sessions[slot] = nil
+			n.invalidated = n.invalidated.Plus(s.told())
 			n.ended++
 			close(quiet)
 			close(s.left)

@@ -216,6 +216,8 @@ func (d *Daemon) viewDomain(n *node, dom *domain.Domain) control.Domain {
 		v.Faults = now.Entries - base.Entries
 		v.PagesIn = now.Pages - base.Pages
 		v.Failed = now.RAPFFail - base.RAPFFail
+		gone := s.invalidated()
+		v.Invalidations, v.InvalidationPages, v.Contentions = gone.Calls, gone.Pages, gone.Conflicts
 		if m, ok := d.machine.(ender); ok {
 			v.Transfers = viewTransfers(m.Ended(n.index).Slots[dom.Slot].Less(s.joined.ended))
 		}
@@ -443,11 +445,20 @@ func faultCounters(t *fault.Counts) []control.Counter {
 		{Name: "faults_delegated_total", Value: t.Delegated, Help: "faults that the process was asked to page in"},
 		{Name: control.CounterPagesIn, Value: t.Pages, Help: "pages made resident by pfd, or by processes that it had asked; not those of method touch"},
 		{Name: "faults_stalled_total", Value: t.Stalls, Help: "accesses that waited in the SMMU for their page (pfd --fault-mode stall)"},
-		{Name: "pages_ahead_total", Value: t.Ahead, Help: "pages that policy adaptive had brought in ahead of their use"},
-		{Name: "pages_ahead_unused_total", Value: t.Unused, Help: "of these, those whose use never showed"},
+		{Name: control.CounterAhead, Value: t.Ahead, Help: "pages that policy adaptive had brought in ahead of their use"},
+		{Name: control.CounterUnused, Value: t.Unused, Help: "of these, those whose use never showed"},
 		{Name: control.CounterRAPF, Value: t.RAPF, Help: "retransmissions asked for by pfd"},
 		{Name: control.CounterFailed, Value: t.RAPFFail, Help: "blocks ended by the fail bit"},
 		{Name: "rapf_unsent_total", Value: t.Refused + t.Busy, Help: "retransmission requests that the packetizer did not take"},
+	}
+}
+
+// goneCounters lists what was taken away, with ODP's names (docs/service.md).
+func goneCounters(i tally.Invalidated) []control.Counter {
+	return []control.Counter{
+		{Name: control.CounterInvalidated, Value: i.Calls, Help: "calls that took pages away which the device could use, as far as they are seen"},
+		{Name: control.CounterInvalidations, Value: i.Pages, Help: "pages that the device had and that were taken away; for emulated nodes those that an access found gone"},
+		{Name: control.CounterConflicts, Value: i.Conflicts, Help: "page-ins that met pages which were just being taken away"},
 	}
 }
 
@@ -465,6 +476,7 @@ func (n *node) counters() ([]control.Counter, error) {
 	n.asking.Unlock()
 	list := append(faultCounters(t), []control.Counter{
 		{Name: "faults_dropped_total", Value: t.Dropped + s.BadPage + s.Invalid, Help: "entries that were not served: the guard time-out recovers"},
+		{Name: control.CounterInterrupts, Value: s.Interrupts, Help: "interrupts that the fault driver took"},
 		{Name: "faults_unrecorded_total", Value: s.Unrecorded, Help: "faults of which no record tells: more waited than pfd remembers"},
 		{Name: control.CounterUnattributed, Value: s.UnknownPDID, Help: "entries of a PDID that no domain has"},
 		{Name: "netlink_sent_total", Value: sent.Sent, Help: "fault messages sent to processes"},
@@ -478,13 +490,18 @@ func (n *node) counters() ([]control.Counter, error) {
 	if n.leases != nil {
 		list = append(list, control.Counter{Name: control.CounterLeases, Value: n.leases(), Help: "memory accesses that slept so long that their domain is served apart"})
 	}
+	gone := n.invalidated
 	if n.invalidations != nil {
-		var all uint64
 		for _, v := range n.invalidations() {
-			all += v
+			gone = gone.Plus(v)
 		}
-		list = append(list, control.Counter{Name: control.CounterInvalidations, Value: all, Help: "pages of an earlier access that a later one found taken away"})
 	}
+	for _, s := range n.sessions {
+		if s != nil {
+			gone = gone.Plus(s.told())
+		}
+	}
+	list = append(list, goneCounters(gone)...)
 	for c := range device.Counters {
 		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: counterHelp[c]})
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/smmu"
@@ -66,9 +67,11 @@ type Config struct {
 	// work comes soon after; 0: DefaultSpinMax.
 	Spin, SpinMax time.Duration
 	Log           *slog.Logger // nil: slog.Default
-	// Link, where it is given, is what happens to a frame on its way: it gives what
+	// Link is what the nodes' links to each other are like.
+	Link link.Options
+	// OnLink, where it is given, is what happens to a frame on its way: it gives what
 	// arrives, the frame itself or another one, nil where nothing does. For tests.
-	Link func(f *wire.Frame) *wire.Frame
+	OnLink func(f *wire.Frame) *wire.Frame
 	// Outside, where it is given, says what node i has that is driven from
 	// another process: no process attaches to it here, and its SMMU walks tables
 	// in device memory (shadow translation) instead of the processes' own.
@@ -166,7 +169,8 @@ type node struct {
 	windows  [device.Windows]*window
 	bus      *bus
 	handler  device.Handler
-	due      int64  // the machines' deadline
+	due      int64  // the machines' deadline, or when a frame arrives
+	flight   flight // frames that it has sent
 	pending  uint32 // vectors to be delivered
 	slots    [device.Slots]*slot
 	takeover uint64 // calls that outlasted their lease
@@ -210,6 +214,9 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Nodes < 1 || cfg.Nodes > MaxNodes {
 		return nil, fmt.Errorf("%w: %d nodes: give 1 to %d", ErrConfig, cfg.Nodes, MaxNodes)
 	}
+	if err := cfg.Link.Check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
 	if cfg.VABits < device.MinVABits || cfg.VABits > device.MaxVABits {
 		return nil, fmt.Errorf("%w: %d bits of virtual address: give %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
 	}
@@ -241,7 +248,7 @@ func New(cfg Config) (*Engine, error) {
 		e.tracer.log.Fabric = trace.Served(os.Getpid())
 	}
 	for i := range cfg.Nodes {
-		n := &node{index: i}
+		n := &node{index: i, flight: newFlight(&cfg.Link, i, e.pool)}
 		if cfg.Outside != nil {
 			n.outside = cfg.Outside(i)
 		}
@@ -250,7 +257,7 @@ func New(cfg Config) (*Engine, error) {
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
 			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 		})
-		n.due = n.soc.Deadline()
+		n.due = n.deadline()
 		n.bus = &bus{engine: e, node: n}
 		for w := range n.windows {
 			n.windows[w] = &window{engine: e, node: n, id: device.WindowID(w)}

@@ -103,6 +103,7 @@ func (e *Engine) pass() (busy, ok bool) {
 	for _, n := range e.nodes {
 		if n.due <= e.clock.now {
 			busy = true
+			e.arrive(n)
 			e.step(n, &soc.Event{Kind: soc.Tick})
 		}
 	}
@@ -166,7 +167,7 @@ func (e *Engine) step(n *node, ev *soc.Event) {
 	from := len(e.actions)
 	n.soc.Stamp(e.tracer.stamp(e.clock.seen))
 	e.actions = n.soc.Step(e.clock.now, ev, e.actions)
-	n.due = n.soc.Deadline()
+	n.due = n.deadline()
 	if e.recorder != nil {
 		e.recorder.Step(e.clock.now, n.index, ev, e.actions[from:])
 	}
@@ -178,7 +179,7 @@ func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uin
 	from := len(e.actions)
 	n.soc.Stamp(e.tracer.stamp(e.clock.seen))
 	e.actions = n.soc.Store(e.clock.now, id, off, width, v, e.actions)
-	n.due = n.soc.Deadline()
+	n.due = n.deadline()
 	if e.recorder != nil {
 		e.recorder.Store(e.clock.now, n.index, id, off, width, v, e.actions[from:])
 	}
@@ -226,19 +227,7 @@ func (e *Engine) next(q *itemQueue) bool {
 	case soc.QueueAccess:
 		return e.queueAccess(n, a.Queue)
 	case soc.Transmit:
-		f := a.Frame
-		e.tapped(f)
-		if e.cfg.Link != nil {
-			f = e.cfg.Link(f)
-		}
-		switch {
-		case f == nil: // lost
-			e.pool.Put(a.Frame)
-		case int(f.DstNode) < len(e.nodes):
-			e.step(e.nodes[f.DstNode], &soc.Event{Kind: soc.FrameArrived, Frame: f})
-		default:
-			e.pool.Put(f)
-		}
+		e.transmit(n, a.Frame)
 	case soc.Interrupt:
 		n.pending |= 1 << a.Vector
 		e.vectors = true

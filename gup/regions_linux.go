@@ -23,6 +23,27 @@ type Regions struct {
 
 	mu   sync.Mutex
 	list []*uffd.Region
+	// What regions that are closed have seen.
+	invalidations, conflicts uint64
+}
+
+// Seen gives what all regions have seen (uffd.Region.Seen).
+func (g *Regions) Seen() (invalidations, conflicts uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	invalidations, conflicts = g.invalidations, g.conflicts
+	for _, r := range g.list {
+		i, c := r.Seen()
+		invalidations, conflicts = invalidations+i, conflicts+c
+	}
+	return invalidations, conflicts
+}
+
+// close closes a region that leaves the list. Locked.
+func (g *Regions) close(r *uffd.Region) error {
+	i, c := r.Seen()
+	g.invalidations, g.conflicts = g.invalidations+i, g.conflicts+c
+	return r.Close()
 }
 
 // NewRegions makes a pager for p, without regions.
@@ -59,7 +80,7 @@ func (g *Regions) Add(r *uffd.Region) error {
 	g.list = slices.DeleteFunc(g.list, func(o *uffd.Region) bool {
 		covered := r.Start <= o.Start && o.End <= r.End
 		if covered {
-			errs = append(errs, o.Close())
+			errs = append(errs, g.close(o))
 		}
 		return covered
 	})
@@ -74,7 +95,7 @@ func (g *Regions) Remove(start, end device.VA) error {
 	for i, r := range g.list {
 		if r.Start == start && r.End == end {
 			g.list = slices.Delete(g.list, i, i+1)
-			return r.Close()
+			return g.close(r)
 		}
 	}
 	return ErrNoRegion
@@ -86,7 +107,7 @@ func (g *Regions) Close() error {
 	defer g.mu.Unlock()
 	var errs []error
 	for _, r := range g.list {
-		errs = append(errs, r.Close())
+		errs = append(errs, g.close(r))
 	}
 	g.list = nil
 	return errors.Join(errs...)

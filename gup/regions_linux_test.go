@@ -29,7 +29,7 @@ func registered(t *testing.T, fd, flags int, prepare func(b []byte, uffd int)) (
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(b) })
-	u, _, err := uffd.Open()
+	u, _, err := uffd.Open(false)
 	if errors.Is(err, uffd.ErrForbidden) {
 		t.Skip(err)
 	}

@@ -452,6 +452,15 @@ func (m *Machine) Memory(node int) (*shadow.Memory, error) {
 	return nil, fmt.Errorf("node %d: %w", node, device.ErrGone)
 }
 
+// Invalidations gives, by slot, what was taken from a node's device; nothing while it
+// is gone.
+func (m *Machine) Invalidations(node int) (list [device.Slots]tally.Invalidated) {
+	if l := m.nodes[node].link.Load(); l != nil {
+		list = l.shadow.Invalidations()
+	}
+	return list
+}
+
 // Server gives the pid of the process of this machine that serves a node; 0: there is
 // none, or it is not known.
 func (m *Machine) Server(node int) int {

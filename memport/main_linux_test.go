@@ -213,7 +213,7 @@ func (f *fake) answer(i int, code, count, first, second uint64) {
 // Nobody serves it. Closing the descriptor lets everybody go on with zeros.
 func missing(t testing.TB, pages int) (fd int, va device.VA, b []byte) {
 	t.Helper()
-	fd, full, err := uffd.Open()
+	fd, full, err := uffd.Open(false)
 	if errors.Is(err, uffd.ErrForbidden) {
 		t.Skip(err)
 	}

@@ -78,6 +78,9 @@ type Options struct {
 	// AcceptGroup lets every member of the group write to this process, not
 	// only the one that shares its PDID.
 	AcceptGroup bool
+	// CountInvalidations has the kernel tell pfd when pages of registered memory
+	// (method uffd) go. The call that has them go waits until pfd has read that.
+	CountInvalidations bool
 	// Trust are users, besides root and the process's own, whose pfd may reach the
 	// process's memory. The machine's own pfd need not be named.
 	Trust []uint32
@@ -106,16 +109,24 @@ type Info struct {
 
 // Stats counts the endpoint's page faults, with ODP's names (spec/api.md). Under
 // method touch the process serves them, and the first three count what its
-// page-fault goroutine did; under the others they are what pfd tells. ODP's
-// num_invalidations and invalidations_faults_contentions are not among them: nobody
-// in user space is told when the kernel takes a page (docs/service.md).
+// page-fault goroutine did; under the others they are what pfd tells, after each fault.
+// Nobody in user space is told when the kernel takes a page: what is seen of that
+// depends on the device and the method (docs/service.md).
 type Stats struct {
 	NumPageFaults        uint64 // pages that accesses faulted on; touch: fault messages served
 	NumPageFaultPages    uint64 // pages brought in for them: absent before, or to be copied
 	NumFailedResolutions uint64 // faults that cannot be resolved; touch: messages answered with the fail bit
-	// NumInvalidationPages counts pages that an access found taken away since an
-	// earlier one, a lower bound; 0 where the device does not tell (vfio-user).
+	// NumInvalidations counts the calls that took memory from the device: evictions,
+	// Unshare and Free where it is shared, and with Options.CountInvalidations those
+	// of madvise, munmap and truncation on what is registered.
+	NumInvalidations uint64
+	// NumInvalidationPages counts pages that shared memory had in the device's tables
+	// and that were taken away; where the device walks the process's own tables those
+	// that an access found gone since an earlier one, a lower bound.
 	NumInvalidationPages uint64
+	// InvalidationsFaultsContentions counts page-ins that met pages which were just
+	// going, with Options.CountInvalidations.
+	InvalidationsFaultsContentions uint64
 	// NumPrefetchesHandled counts the calls of Prefetch that brought all pages in.
 	NumPrefetchesHandled uint64
 	RAPFRefused          uint64 // requests for retransmission that the packetizer refused
@@ -130,6 +141,8 @@ type Endpoint struct {
 	pages   *attach.Pages
 	welcome attach.Welcome
 	faults  *netlink.Receiver
+
+	invalidations bool // Options.CountInvalidations
 
 	mu      sync.Mutex
 	wake    int // eventfd, -1 once closed: written under mu only
@@ -206,7 +219,7 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	e, err := newEndpoint(conn, w, fds)
+	e, err := newEndpoint(conn, w, fds, o.CountInvalidations)
 	if err != nil {
 		fds.Close()
 		return nil, errors.Join(err, conn.Close())
@@ -214,7 +227,7 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors) (*Endpoint, error) {
+func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, invalidations bool) (*Endpoint, error) {
 	memfd := attach.Descriptors{fds.Take(0)}
 	memfd.Close() // the mapping keeps the memory
 	// pfd's number as pfd has it: in another PID namespace SO_PEERCRED gives another.
@@ -224,7 +237,7 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors) (*
 	}
 	e := &Endpoint{
 		conn: conn, pages: conn.Pages(), welcome: w, faults: faults,
-		wake: fds.Take(1), free: ^uint32(0),
+		wake: fds.Take(1), free: ^uint32(0), invalidations: invalidations,
 		exports: map[Remote][]byte{}, gathers: map[*Transfer]struct{}{}, answers: make(chan answer, 4),
 		over: make(chan struct{}),
 	}
@@ -252,11 +265,14 @@ func (e *Endpoint) Stats() Stats {
 		NumPageFaults:        told.Faults,
 		NumPageFaultPages:    told.Pages,
 		NumFailedResolutions: told.Failed,
+		NumInvalidations:     told.Invalidations,
 		NumInvalidationPages: told.Invalidated,
-		NumPrefetchesHandled: e.prefetches.Load(),
-		RAPFRefused:          e.rapfRefused.Load(),
-		FaultsForged:         c.Forged,
-		FaultsMalformed:      c.Malformed,
+
+		InvalidationsFaultsContentions: told.Conflicts,
+		NumPrefetchesHandled:           e.prefetches.Load(),
+		RAPFRefused:                    e.rapfRefused.Load(),
+		FaultsForged:                   c.Forged,
+		FaultsMalformed:                c.Malformed,
 	}
 }
 

@@ -30,7 +30,7 @@ func (e *Endpoint) Register(b []byte) error {
 	if len(b) == 0 || (uint64(VAOf(b))|uint64(len(b)))%device.PageSize != 0 {
 		return fmt.Errorf("%w: registering %d bytes at %v: whole pages are needed", ErrRequest, len(b), VAOf(b))
 	}
-	fd, _, err := uffd.Open()
+	fd, _, err := uffd.Open(e.invalidations)
 	if err != nil {
 		return fmt.Errorf("registering memory: %w", err)
 	}

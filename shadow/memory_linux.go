@@ -16,6 +16,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/tally"
 )
 
 // Sizes (ours).
@@ -110,6 +111,7 @@ type space struct {
 	ready   list.List // places in this state, used longest ago first
 	leaving int       // places in this state
 	flushes int       // invalidations under way after which tables become free
+	gone    tally.Invalidated
 }
 
 // share is memory that a process has handed over.
@@ -210,6 +212,23 @@ func (m *Memory) Close() error {
 	m.mu.Unlock()
 	m.sweeps.Wait()
 	return err
+}
+
+// lost counts pages that the device had and has no more.
+func (sp *space) lost(entered uint16) {
+	sp.gone.Calls++
+	sp.gone.Pages += uint64(bits.OnesCount16(entered))
+}
+
+// Invalidations gives, by slot, what was taken from the device while its process had it:
+// evicted, unshared, or forgotten.
+func (m *Memory) Invalidations() (list [device.Slots]tally.Invalidated) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.spaces {
+		list[i] = m.spaces[i].gone
+	}
+	return list
 }
 
 // begin and end are around what uses the tables without the lock: they stay until
@@ -536,6 +555,7 @@ func (m *Memory) Forget(slot int, va device.VA, size uint64) {
 			at := max(va, p.va(m)).Page()
 			pages := int((min(last, p.va(m)+device.VA(m.granule)-1)-at)>>device.PageShift) + 1
 			if mask := uint16(1<<pages-1) << ((at - p.va(m)) >> device.PageShift); p.entered&mask != 0 {
+				m.spaces[slot].lost(p.entered & mask)
 				p.entered &^= mask
 				m.tables.clear(slot, at, pages)
 				m.forget(slot, at, pages, m.tables.prune(slot, at, pages, nil))

@@ -367,6 +367,7 @@ func (m *Memory) empty(p *place) uint64 {
 	// Behind the end of a share another one may begin.
 	va, pages := p.va(m), int(min(m.granule, p.share.size-p.index*m.granule)>>device.PageShift)
 	if p.entered != 0 {
+		sp.lost(p.entered)
 		p.entered = 0
 		m.tables.clear(slot, va, pages)
 		m.forget(slot, va, pages, m.tables.prune(slot, va, pages, nil))

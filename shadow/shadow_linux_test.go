@@ -12,6 +12,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/shadow/shadowtest"
 	"github.com/exanet/pfd/soc/smmu"
 )
@@ -355,6 +356,9 @@ func TestNeighbours(t *testing.T) {
 	if err := u.m.Unshare(0, va, pages*page); err != nil {
 		t.Fatal(err)
 	}
+	if gone := u.m.Invalidations()[0]; gone != (tally.Invalidated{Calls: 1, Pages: 1}) {
+		t.Errorf("taken away: %+v", gone)
+	}
 	if _, f := u.access(0, va, true); f != smmu.Translation {
 		t.Errorf("what is not shared any more: fault %v", f)
 	}
@@ -390,6 +394,9 @@ func TestEviction(t *testing.T) {
 	}
 	if s := u.m.Stats(); s.Evictions != 3*pages-MinWindow/page || u.unmaps != int(s.Evictions) || u.invalidations < u.unmaps {
 		t.Errorf("%+v, %d unmapped, %d invalidations", s, u.unmaps, u.invalidations)
+	}
+	if gone := u.m.Invalidations(); gone[4] != (tally.Invalidated{Calls: 3*pages - MinWindow/page, Pages: 3*pages - MinWindow/page}) || gone[0].Pages != 0 {
+		t.Errorf("taken away: %+v", gone)
 	}
 	// A quarter of the window at most comes with one page-in.
 	if r := u.m.PageIn(4, va, 64, true); r.Resident != 1<<(MinWindow/4/page)-1 {

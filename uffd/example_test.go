@@ -11,7 +11,7 @@ import (
 
 // A userfaultfd, where this machine lets its user have one.
 func ExampleOpen() {
-	fd, full, err := uffd.Open()
+	fd, full, err := uffd.Open(false)
 	switch {
 	case errors.Is(err, uffd.ErrForbidden):
 		fmt.Println(err) // names the remedy

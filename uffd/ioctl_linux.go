@@ -52,6 +52,10 @@ const (
 	userModeOnly   = 1      // UFFD_USER_MODE_ONLY
 	modeMissing    = 1 << 0 // UFFDIO_REGISTER_MODE_MISSING
 	eventPagefault = 0x12   // UFFD_EVENT_PAGEFAULT
+	eventRemove    = 0x15   // UFFD_EVENT_REMOVE
+	eventUnmap     = 0x16   // UFFD_EVENT_UNMAP
+	featureRemove  = 1 << 3 // UFFD_FEATURE_EVENT_REMOVE
+	featureUnmap   = 1 << 6 // UFFD_FEATURE_EVENT_UNMAP
 	rangeZeropage  = 1 << 4 // 1 << _UFFDIO_ZEROPAGE, among the ioctls of a range
 
 	// struct uffd_msg: event, then for a page fault flags (at 8) and address.
@@ -66,8 +70,8 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-func handshake(fd int) error {
-	return ioctl(fd, ioctlAPI, unsafe.Pointer(&apiArg{api: uffdAPI}))
+func handshake(fd int, features uint64) error {
+	return ioctl(fd, ioctlAPI, unsafe.Pointer(&apiArg{api: uffdAPI, features: features}))
 }
 
 // register gives the ioctls that may be used on the range.

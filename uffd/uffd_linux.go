@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,7 +35,10 @@ const settings = "vm.unprivileged_userfaultfd=1, or the right to open /dev/userf
 // it: by privilege or sysctl, else by /dev/userfaultfd. full false: it serves
 // faults of user code only, and a system call on an absent page of registered
 // memory fails with EFAULT. Without any the error matches ErrForbidden.
-func Open() (fd int, full bool, err error) {
+//
+// With events who serves it is told when pages go by madvise, munmap or truncation
+// (Region.Seen), and the call that has them go waits until he has read that.
+func Open(events bool) (fd int, full bool, err error) {
 	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
 	full = true
 	if fd, err = open(flags); err != nil {
@@ -51,7 +55,11 @@ func Open() (fd int, full bool, err error) {
 	case err != nil:
 		return -1, false, os.NewSyscallError("userfaultfd", err)
 	}
-	if err := handshake(fd); err != nil {
+	features := uint64(0)
+	if events {
+		features = featureRemove | featureUnmap
+	}
+	if err := handshake(fd, features); err != nil {
 		return -1, false, errors.Join(os.NewSyscallError("UFFDIO_API", err), unix.Close(fd))
 	}
 	return fd, full, nil
@@ -72,6 +80,14 @@ type Region struct {
 	f          *os.File
 	raw        syscall.RawConn
 	once       sync.Once
+
+	invalidations, conflicts atomic.Uint64
+}
+
+// Seen gives how often the process had pages go, as far as its descriptor tells of it
+// (Open), and how many fills met pages that were just going.
+func (r *Region) Seen() (invalidations, conflicts uint64) {
+	return r.invalidations.Load(), r.conflicts.Load()
 }
 
 // zeros gives memory of zeros that is never written: 64 pages, one slice's.
@@ -150,22 +166,22 @@ func (r *Region) serve() {
 			return // closed, or the process is gone
 		}
 		for m := buf[:n]; len(m) >= msgSize; m = m[msgSize:] {
+			if m[0] == eventRemove || m[0] == eventUnmap {
+				r.invalidations.Add(1)
+			}
 			if m[0] != eventPagefault {
-				continue // none is asked for
+				continue
 			}
 			at := device.VA(binary.NativeEndian.Uint64(m[msgAddress:])).Page()
-			for {
-				// The page of zeros also for who writes: that needs no page's copy
-				// here, and does not replace a guard page made meanwhile.
-				_, err := r.Fill(at, 1, false)
-				if errors.Is(err, unix.EAGAIN) {
-					time.Sleep(retryPause)
-					continue
-				}
-				// Whatever there is now, or nobody's any more: the thread looks again.
-				_ = r.control(func(fd int) error { return wake(fd, uint64(at), device.PageSize) })
-				break
+			// The page of zeros also for who writes: that needs no page's copy
+			// here, and does not replace a guard page made meanwhile.
+			if _, err := r.Fill(at, 1, false); errors.Is(err, unix.EAGAIN) {
+				// Until the event that says why is read, which the thread must not hold
+				// up: it faults again.
+				time.Sleep(retryPause)
 			}
+			// Whatever there is now, or nobody's any more: the thread looks again.
+			_ = r.control(func(fd int) error { return wake(fd, uint64(at), device.PageSize) })
 		}
 	}
 }
@@ -208,6 +224,9 @@ func (r *Region) Fill(va device.VA, pages int, write bool) (int, error) {
 			case errors.Is(err, unix.EEXIST):
 				at += device.PageSize // somebody was first
 			case errors.Is(err, unix.EAGAIN) && n > 0: // short: go on
+			case errors.Is(err, unix.EAGAIN):
+				r.conflicts.Add(1)
+				return err
 			case errors.Is(err, unix.ENOENT):
 				return ErrNotRegistered
 			default:

@@ -3,6 +3,7 @@ package uffd
 import (
 	"errors"
 	"os"
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -37,7 +38,12 @@ func TestLayout(t *testing.T) {
 // region makes registered memory of this process and serves it.
 func region(t *testing.T, pages int) (*Region, []byte) {
 	t.Helper()
-	fd, full, err := Open()
+	return regionOf(t, pages, false)
+}
+
+func regionOf(t *testing.T, pages int, events bool) (*Region, []byte) {
+	t.Helper()
+	fd, full, err := Open(events)
 	if errors.Is(err, ErrForbidden) {
 		t.Skip(err)
 	}
@@ -80,6 +86,58 @@ func there(t *testing.T, b []byte) (n int) {
 	return n
 }
 
+// With events each call that has pages go is counted, however it does it, and fills that
+// meet one under way are, too; nobody waits for ever.
+func TestSeen(t *testing.T) {
+	r, b := regionOf(t, 64, true)
+	if n, err := r.Fill(r.Start, 64, true); n != 64 || err != nil {
+		t.Fatalf("filled %d, %v", n, err)
+	}
+	for i := range 8 {
+		if err := unix.Madvise(b[i*4096:(i+1)*4096], unix.MADV_DONTNEED); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A call goes on when its event is read, and it is counted right after.
+	seen := func(want uint64) {
+		t.Helper()
+		for calls, _ := r.Seen(); calls != want; calls, _ = r.Seen() {
+			if calls > want {
+				t.Fatalf("%d calls seen, want %d", calls, want)
+			}
+			runtime.Gosched()
+		}
+	}
+	seen(8)
+	// Pages go and come all the time: by us, and by threads that touch them.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 200 {
+			_ = unix.Madvise(b, unix.MADV_DONTNEED) // seen, or the count is short
+			// By a call: a goroutine must not wait for its own process.
+			_ = unix.Madvise(b[:8*4096], unix.MADV_POPULATE_WRITE)
+		}
+	}()
+	for over := false; !over; {
+		if _, err := r.Fill(r.Start, 64, true); err != nil && !errors.Is(err, unix.EAGAIN) {
+			t.Fatal(err)
+		}
+		select {
+		case <-done:
+			over = true
+		default:
+		}
+	}
+	seen(208)
+	_, conflicts := r.Seen()
+	t.Logf("%d fills met one", conflicts)
+	if err := unix.MunmapPtr(unsafe.Pointer(&b[32*4096]), 32*4096); err != nil {
+		t.Fatal(err)
+	}
+	seen(209)
+}
+
 // Pages that are missing are filled, those that are there keep their bytes.
 func TestFill(t *testing.T) {
 	r, b := region(t, 100)
@@ -114,7 +172,7 @@ func TestUnfillable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer zeros.Close()
-	fd, full, err := Open()
+	fd, full, err := Open(false)
 	if errors.Is(err, ErrForbidden) {
 		t.Skip(err)
 	}
@@ -151,7 +209,7 @@ func TestUnfillable(t *testing.T) {
 }
 
 func TestServeRefusesHugePages(t *testing.T) {
-	fd, _, err := Open()
+	fd, _, err := Open(false)
 	if errors.Is(err, ErrForbidden) {
 		t.Skip(err)
 	}

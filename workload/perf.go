@@ -284,11 +284,14 @@ type PerfRun struct {
 	Dst    float64
 	Parts  int // of a row, at most perfParts; 0: what perfArea holds
 	Order  Pattern
-	Notify bool          // each tells the target that it has come: Depth 1, no Read
-	Touch  bool          // the destination is touched first, which counts
-	Sleep  bool          // the initiator sleeps until a transfer is over; else it polls
-	Pause  time.Duration // before each transfer, with Depth 1
-	Cold   bool          // no small writes before a row, which wake pfd up
+	Notify bool // each tells the target that it has come: Depth 1, no Read
+	Touch  bool // the destination is touched first, which counts
+	// Prefetch has the initiator's own memory prefetched while the transfers go on, in
+	// their order.
+	Prefetch bool
+	Sleep    bool          // the initiator sleeps until a transfer is over; else it polls
+	Pause    time.Duration // before each transfer, with Depth 1
+	Cold     bool          // no small writes before a row, which wake pfd up
 }
 
 // PerfResult is what came of it: of each transfer that counts how long it took, and with
@@ -423,7 +426,15 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 			return err
 		}
 	}
+	var prefetched chan error
+	if q.Prefetch {
+		prefetched = make(chan error, 1)
+		go func() { prefetched <- p.prefetch(ctx, q, parts) }()
+	}
 	latencies, starts, elapsed, err := p.transfers(ctx, q, parts)
+	if q.Prefetch {
+		err = errors.Join(err, <-prefetched)
+	}
 	if err != nil {
 		return err
 	}
@@ -565,6 +576,16 @@ func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencie
 		}
 	}
 	return latencies, starts, time.Duration(monotonic() - begin), nil
+}
+
+// prefetch brings in this end's memory, part by part.
+func (p *Perf) prefetch(ctx context.Context, q *PerfRun, parts []int) error {
+	for _, part := range parts {
+		if err := p.end.ep.Prefetch(ctx, p.end.data.VA()+device.VA(uint64(part)*p.end.stride), q.Size, q.Read); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (p *Perf) begin(ctx context.Context, q *PerfRun, part int) (*rdma.Transfer, error) {

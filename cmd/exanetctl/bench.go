@@ -75,8 +75,8 @@ func (a *app) studyCommand() *cobra.Command {
 	var sizes, patterns []string
 	c := &cobra.Command{
 		Use:   "study",
-		Short: "Sweep methods, policies, sizes, patterns and how many pages are absent",
-		Long: `study starts a pfd of its own and measures writes, or reads, for every combination of what the
+		Short: "Sweep methods, policies, sizes, patterns, how many pages are absent, and links",
+		Long: `study starts pfds of its own, one for each link, and measures writes, or reads, for every combination of what the
 flags list. Each list has commas. -o csv gives a line for each combination; --dir gets every
 sample, pictures and a report.`,
 		Args: maxArgs(0),
@@ -106,6 +106,8 @@ sample, pictures and a report.`,
 	f.StringSliceVar(&sizes, "sizes", []string{"4KiB", "64KiB", "1MiB"}, "bytes of a transfer")
 	f.StringSliceVar(&patterns, "patterns", []string{"sequential", "strided", "random", "zipf"}, "order in which memory is visited")
 	f.Float64SliceVar(&s.Probabilities, "probabilities", []float64{0, 0.05, 0.2, 0.5, 1}, "how likely a page of the destination is absent")
+	f.DurationSliceVar(&s.Delays, "link-delays", []time.Duration{0}, "what each frame between the nodes takes (pfd --link-delay)")
+	f.Float64SliceVar(&s.Losses, "link-losses", []float64{0}, "how likely a frame is lost (pfd --link-loss)")
 	f.BoolVar(&s.Read, "read", false, "reads instead of writes")
 	return c
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -14,8 +15,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -24,15 +27,27 @@ import (
 // from their JSON.
 func (a *app) demoCommand() *cobra.Command {
 	var bin string
+	var link struct {
+		delay time.Duration
+		loss  float64
+		seed  uint64
+	}
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Start a pfd, make transfers into absent memory, show what happened",
 		Args:  maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.demo(cmd.Context(), bin)
+			var args []string
+			cmd.Flags().Visit(func(f *pflag.Flag) {
+				if strings.HasPrefix(f.Name, "link-") {
+					args = append(args, "--"+f.Name, f.Value.String())
+				}
+			})
+			return a.demo(cmd.Context(), bin, args)
 		},
 	}
 	c.Flags().StringVar(&bin, "bin", "", "directory of the programs (default this one's)")
+	config.Link(c.Flags(), &link.delay, &link.loss, &link.seed)
 	return c
 }
 
@@ -47,14 +62,14 @@ type demo struct {
 	bytes  int // that arrived and were checked
 }
 
-func (a *app) demo(ctx context.Context, bin string) (err error) {
+func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
 	if bin == "" {
 		bin = filepath.Dir(besideThis("exanetctl"))
 	}
 	// pfd is ended with the thread that started it (workload.StartDaemon).
 	runtime.LockOSThread()
 	d := &demo{app: a, ctl: filepath.Join(bin, "exanetctl")}
-	p, err := workload.StartDaemon(ctx, filepath.Join(bin, "pfd"), 2)
+	p, err := workload.StartDaemon(ctx, filepath.Join(bin, "pfd"), 2, args...)
 	if err != nil {
 		return err
 	}
@@ -137,6 +152,9 @@ func (d *demo) command(ctx context.Context, args ...string) *exec.Cmd {
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	c.Stdout, c.Stderr = d.out, d.err
+	if d.width() == 0 {
+		c.Env = append(os.Environ(), "COLUMNS=80") // in a pipe, too, it is read by people
+	}
 	return c
 }
 

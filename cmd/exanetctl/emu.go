@@ -12,15 +12,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/emu/serve"
+	"github.com/exanet/pfd/internal/config"
 )
 
 // emuFlags are the flags of emu serve as they are given.
 type emuFlags struct {
-	nodes     int
+	serve.Config
 	directory string
-	vaBits    int
-	noTXFIFO  bool
-	firmware  string
 	level     string
 }
 
@@ -36,7 +34,7 @@ func (a *app) emuCommand() *cobra.Command {
 }
 
 func (a *app) emuServeCommand() *cobra.Command {
-	f := emuFlags{nodes: 2, vaBits: 48, level: "warn"}
+	f := emuFlags{Config: serve.Config{Nodes: 2, VABits: 48}, level: "warn"}
 	c := &cobra.Command{
 		Use:   "serve --socket-dir DIR",
 		Short: "Put emulated nodes behind vfio-user sockets, a PCI device each",
@@ -53,11 +51,12 @@ virtual machines first, QEMU aborts when the socket of a device closes.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.emuServe(cmd.Context(), f) },
 	}
 	fs := c.Flags()
-	fs.IntVar(&f.nodes, "nodes", f.nodes, "emulated nodes, 1 to 64")
+	fs.IntVar(&f.Nodes, "nodes", f.Nodes, "emulated nodes, 1 to 64")
 	fs.StringVar(&f.directory, "socket-dir", "", "directory of the sockets; it is made where it is not there")
-	fs.IntVar(&f.vaBits, "va-bits", f.vaBits, "width of virtual addresses, 39 to 48")
-	fs.BoolVar(&f.noTXFIFO, "no-txfifo", false, "no FIFO for source faults: the sender's time-out finds them")
-	fs.StringVar(&f.firmware, "firmware-options", "", "optimizations of the firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks with commas between, each perhaps with no- before it (default all)")
+	fs.IntVar(&f.VABits, "va-bits", f.VABits, "width of virtual addresses, 39 to 48")
+	fs.BoolVar(&f.NoTXFIFO, "no-txfifo", false, "no FIFO for source faults: the sender's time-out finds them")
+	fs.StringVar(&f.Firmware, "firmware-options", "", "optimizations of the firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks with commas between, each perhaps with no- before it (default all)")
+	config.Link(fs, &f.Link.Delay, &f.Link.Loss, &f.Link.Seed)
 	fs.StringVar(&f.level, "log-level", f.level, "debug, info, warn or error")
 	return c
 }
@@ -72,24 +71,24 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	switch {
 	case f.directory == "":
 		return usagef("emu serve: --socket-dir is missing: name a directory for the sockets")
-	case f.nodes < 1 || f.nodes > serve.MaxNodes:
-		return usagef("--nodes %d: want 1 to %d", f.nodes, serve.MaxNodes)
-	case f.vaBits < serve.MinVABits || f.vaBits > serve.MaxVABits:
-		return usagef("--va-bits %d: want %d to %d", f.vaBits, serve.MinVABits, serve.MaxVABits)
+	case f.Nodes < 1 || f.Nodes > serve.MaxNodes:
+		return usagef("--nodes %d: want 1 to %d", f.Nodes, serve.MaxNodes)
+	case f.VABits < serve.MinVABits || f.VABits > serve.MaxVABits:
+		return usagef("--va-bits %d: want %d to %d", f.VABits, serve.MinVABits, serve.MaxVABits)
 	case level.UnmarshalText([]byte(f.level)) != nil:
 		return usagef("--log-level %q: want debug, info, warn or error", f.level)
 	}
 	// sun_path has 108 bytes, with a NUL at the end (unix(7)).
-	if path := serve.SocketPath(f.directory, f.nodes-1); len(path) > 107 {
+	if path := serve.SocketPath(f.directory, f.Nodes-1); len(path) > 107 {
 		return usagef("--socket-dir: %s has %d bytes, a unix socket's name at most 107: choose a shorter DIR", path, len(path))
 	}
-	m, err := serve.New(serve.Config{
-		Nodes: f.nodes, VABits: f.vaBits, NoTXFIFO: f.noTXFIFO, Firmware: f.firmware,
-		Log: slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level})),
-	})
+	f.Log = slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level}))
+	m, err := serve.New(f.Config)
 	switch {
 	case errors.Is(err, serve.ErrFirmware):
 		return usagef("--firmware-options: %w", err)
+	case errors.Is(err, serve.ErrLink):
+		return usagef("%w", err)
 	case err != nil:
 		return err
 	}
@@ -99,7 +98,7 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 		return fmt.Errorf("directory of the sockets: %w", err)
 	}
 	err = m.Run(ctx, f.directory, func() {
-		for i := range f.nodes {
+		for i := range f.Nodes {
 			// A standard output that is closed is the caller's affair.
 			_, _ = fmt.Fprintf(a.out, "node %d at %s\n", i, serve.SocketPath(f.directory, i))
 		}

@@ -198,6 +198,13 @@ func TestDemo(t *testing.T) {
 	if last := lines[len(lines)-1]; !regexp.MustCompile(`^demo: ok, [1-9][0-9]* faults resolved, [1-9][0-9]* bytes verified, 0 bytes pinned$`).MatchString(last) {
 		t.Errorf("the last line is %q", last)
 	}
+	_, tables, _ := strings.Cut(out, "exanetctl channel")
+	_, tables, _ = strings.Cut(tables, "\n")
+	for line := range strings.Lines(tables) {
+		if !strings.HasPrefix(line, "$") && len(line) > 81 {
+			t.Errorf("a line of a table is longer than 80: %q", line)
+		}
+	}
 	// In this order; what is shown is what was run, so that no command has flags beside.
 	rest := out
 	for _, want := range []string{

@@ -294,6 +294,7 @@ func (a *app) domainCommand() *cobra.Command {
 			{"FAULTS", 0, func(d *domain) any { return d.Faults }},
 			{"PAGES_IN", 0, func(d *domain) any { return d.PagesIn }},
 			{"FAILED", 0, func(d *domain) any { return d.Failed }},
+			{"INVALIDATED", 7, func(d *domain) any { return d.InvalidationPages }},
 			{"PINNED", 5, func(d *domain) any { return d.PinnedBytes }},
 			{"PEERS", 6, func(d *domain) any { return pdids(d.Peers) }},
 		},

@@ -41,6 +41,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.SourceFaults, "source-faults", o.SourceFaults, "how a source fault is answered: fifo (its block is paused and asked for again) or timeout (the sender's time-out does it)")
 	f.StringVar(&o.FaultMode, "fault-mode", o.FaultMode, "what the SMMU does with a faulting access: terminate (it ends, and its block is sent again) or stall (it waits for the page; emulated nodes of this process)")
 	f.StringVar(&o.Firmware, "firmware-options", "", "optimizations of the emulated firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks with commas between, each perhaps with no- before it (default all)")
+	config.Link(f, &o.Link.Delay, &o.Link.Loss, &o.Link.Seed)
 	f.Var(config.Size{Bytes: &o.Window}, "window", "bytes, as 16MiB, of the processes' memory that a device elsewhere has mapped at one time, a node (default 256MiB)")
 	f.BoolVar(&o.Registers, "registers", false, "drive a device elsewhere by its registers alone, without queues in memory")
 	f.DurationVar(&o.WindowIdle, "window-idle", 0, "after how long without use such memory is unmapped again (default 2s where mapping pins it, else never)")

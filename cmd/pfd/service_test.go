@@ -160,6 +160,7 @@ func TestBadConfigurationFile(t *testing.T) {
 		{"nodes = \"x\"\n", file + ":1: "},
 		{"config = \"other.toml\"\n", "unknown key"},
 		{"log-level = \"loud\"\n", file + ":1: "},
+		{"nodes = 2\nlink-delay = \"2s\"\n", ".toml:2: configuration: link: --link-delay 2s: want 0 to 1s"},
 		{"firmware-options = \"fast\"\n", "no such optimization of the firmware: \"fast\""},
 	} {
 		writeFile(t, file, tc.text)

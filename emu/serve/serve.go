@@ -20,6 +20,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
@@ -50,6 +51,9 @@ const (
 // ErrFirmware says that Config.Firmware has a word that names no optimization.
 var ErrFirmware = r5.ErrOption
 
+// ErrLink says that Config.Link cannot be.
+var ErrLink = link.ErrOption
+
 // Config is what a Machine is built with.
 type Config struct {
 	Nodes    int
@@ -59,8 +63,10 @@ type Config struct {
 	// r5.ParseOptions; "": all.
 	Firmware string
 	Log      *slog.Logger
-	// Link is what happens to frames on their way (emu.Config). For tests.
-	Link func(*wire.Frame) *wire.Frame
+	// Link is what the nodes' links to each other are like.
+	Link link.Options
+	// OnLink is what happens to frames on their way (emu.Config). For tests.
+	OnLink func(*wire.Frame) *wire.Frame
 }
 
 // Machine is the emulated nodes with their servers.
@@ -104,7 +110,7 @@ func New(cfg Config) (*Machine, error) {
 		}
 	}
 	m.engine, err = emu.New(emu.Config{
-		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Firmware: firmware, Log: cfg.Log, Link: cfg.Link,
+		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Firmware: firmware, Log: cfg.Log, Link: cfg.Link, OnLink: cfg.OnLink,
 		Spin: -1, // whoever serves registers borrows the engine; it sleeps meanwhile
 		Outside: func(i int) emu.Outside {
 			n := m.nodes[i]

@@ -17,7 +17,7 @@ func Explain(err error) error {
 	if !errors.As(err, &v) {
 		return err
 	}
-	if v.GetFlag().Value.Type() == "duration" {
+	if strings.HasPrefix(v.GetFlag().Value.Type(), "duration") {
 		return fmt.Errorf("--%s %s: want a time with its unit, as 1s, 500ms or 2m", v.GetFlag().Name, v.GetValue())
 	}
 	if !errors.As(err, &n) {

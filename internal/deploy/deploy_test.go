@@ -1,6 +1,8 @@
 package deploy
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -232,6 +234,25 @@ func TestTwoDaemons(t *testing.T) {
 	a.good(3, append(across, "--group", "app", "--size", "1")...)
 	b.good(3, "--to-socket", a.socket, "--to", "0", "--dst", "absent", "--group", "app", "--size", "64KiB")
 
+	// perf measures across, by a name.
+	name := fmt.Sprintf("deploy-%d", os.Getpid())
+	end := start(t, "exanetctl", "--socket", b.socket, "perf", "serve", name, "--node", "0")
+	until(t, "perf serves", func() bool { return strings.Contains(end.err.String(), "serving") })
+	for _, args := range [][]string{{"lat", "--policy", "p1", "-s", "4096", "--absent", "dst"}, {"bw", "-s", "64KiB"}, {"rate", "--read", "-s", "64"}} {
+		before := b.metric("exanet_faults_total")
+		p := start(t, "exanetctl", append([]string{"--socket", a.socket, "perf", args[0], name, "--group", "app", "-n", "50", "-j"}, args[1:]...)...)
+		var lines []struct {
+			Iterations int   `json:"iterations"`
+			Pinned     int64 `json:"pinned_bytes"`
+		}
+		if code := p.wait(); code != 0 || json.Unmarshal(p.out.Bytes(), &lines) != nil || len(lines) != 1 || lines[0].Iterations < 50 || lines[0].Pinned != 0 {
+			t.Errorf("perf %v: exit code %d: %s%s", args, code, p.out.String(), p.err.String())
+		}
+		if n := b.metric("exanet_faults_total") - before; args[0] == "lat" && n < 50 {
+			t.Errorf("perf %v: %v faults at the other pfd", args, n)
+		}
+	}
+
 	// A group that is not in the file ends at its pfd.
 	r, code := outcome(a.write(append(across, "--group", "other", "--count", "2")...))
 	if code != 1 || r.Failed != 2 || r.Error == nil || !strings.Contains(*r.Error, "status 5") || !r.Verified {
@@ -243,6 +264,26 @@ func TestTwoDaemons(t *testing.T) {
 	a.good(3, "--from", "0", "--to", "0", "--dst", "absent")
 	l.daemon([]int{1}, "--pdid-range", "4096-8191", "--groups", groups, "--guard-us", "10000")
 	a.good(3, append(across, "--group", "app", "--size", "1MiB", "--policy", "pa")...)
+}
+
+// Links that delay and lose have all bytes arrive, with the nodes in pfd and served.
+func TestLinks(t *testing.T) {
+	link := []string{"--link-delay", "20us", "--link-loss", "0.02", "--link-seed", "1"}
+	l := newPlace(t)
+	l.serve(link...)
+	elsewhere := l.daemon([]int{0, 1}, "--timeout-us", "2000", "--guard-us", "2000")
+	socket := l.file("own.sock")
+	own := newDaemon(t, socket, start(t, "pfd", append(link, "--socket", socket, "--timeout-us", "2000", "--guard-us", "2000")...))
+	for _, d := range []*daemon{elsewhere, own} {
+		d.good(5, "--size", "1MiB", "--dst", "absent", "--policy", "pa")
+		d.good(50, "--size", "4KiB", "--dst", "absent", "--src", "absent")
+		if n := d.metric("exanet_retransmits_total"); n == 0 {
+			t.Error("no block was sent again")
+		}
+	}
+	if p := start(t, "exanetctl", "emu", "serve", "--socket-dir", l.file("none"), "--link-loss", "1"); p.wait() != 2 || !strings.Contains(p.err.String(), "--link-loss 1: want 0 to less than 1") {
+		t.Errorf("a link that loses all: exit code %d, %s", p.wait(), p.err.String())
+	}
 }
 
 // What `exanetctl perf` takes away is absent for the device, too, and what it does not is

@@ -113,7 +113,7 @@ func serveNodes(args []string) int {
 		err = os.MkdirAll(*dir, 0o700)
 	}
 	if err == nil {
-		n.machine, err = serve.New(serve.Config{Nodes: *count, Link: func(f *wire.Frame) *wire.Frame {
+		n.machine, err = serve.New(serve.Config{Nodes: *count, OnLink: func(f *wire.Frame) *wire.Frame {
 			if n.cut.Load() && f.SrcNode != f.DstNode {
 				return nil
 			}

@@ -49,6 +49,7 @@ type attachOrder struct {
 	All    bool // AcceptGroup
 	Trust  []uint32
 	Key    byte // of the group, each byte of it; 0 none
+	Count  bool // CountInvalidations
 }
 
 // reply is what it answers.
@@ -202,7 +203,7 @@ func (a *obedient) attach(o attachOrder) (*rdma.Endpoint, error) {
 	defer cancel()
 	return rdma.Attach(ctx, rdma.Options{
 		Socket: o.Socket, Node: device.NodeID(o.Node), Group: o.Group, Method: method, Policy: policy,
-		Accept: o.Accept, AcceptGroup: o.All, Trust: o.Trust, GroupKey: o.key(),
+		Accept: o.Accept, AcceptGroup: o.All, Trust: o.Trust, GroupKey: o.key(), CountInvalidations: o.Count,
 	})
 }
 

@@ -155,7 +155,7 @@ func newLab(t *testing.T) *lab {
 	if l.dir, err = os.MkdirTemp(work, "lab"); err != nil {
 		t.Fatal(err)
 	}
-	l.Engine, err = emu.New(emu.Config{Nodes: 2, Log: slog.New(slog.DiscardHandler), Link: func(f *wire.Frame) *wire.Frame {
+	l.Engine, err = emu.New(emu.Config{Nodes: 2, Log: slog.New(slog.DiscardHandler), OnLink: func(f *wire.Frame) *wire.Frame {
 		if link := l.link.Load(); link != nil && f.Kind == wire.Data {
 			return (*link)(f)
 		}

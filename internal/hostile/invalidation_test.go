@@ -79,3 +79,52 @@ func TestInvalidationsAreCounted(t *testing.T) {
 		})
 	}
 }
+
+// What is registered with CountInvalidations has every call counted that has pages go,
+// for its process, its node and in /v1, and for nobody else.
+func TestInvalidationCallsAreCounted(t *testing.T) {
+	w := start(t)
+	const pages = 16
+	p := pair{
+		w.attach("initiator", attachOrder{Group: "calls", Method: "uffd"}),
+		w.attach("target", attachOrder{Group: "calls", Method: "uffd", Node: 1, Count: true}),
+	}
+	p.from.buffer("src", "anonymous", pages*4096, 5)
+	m := p.to.buffer("dst", "anonymous", pages*4096, 0)
+	const calls = 5
+	for range calls {
+		p.from.write("x", "src", m.Remote, pages*4096)
+		if r := p.from.wait("x"); r.Code != 0 {
+			t.Fatal(r.Text)
+		}
+		p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED})
+		p.from.must(order{Op: "advise", ID: "src", Advice: unix.MADV_DONTNEED})
+	}
+	p.from.write("x", "src", m.Remote, pages*4096) // its faults tell
+	if r := p.from.wait("x"); r.Code != 0 {
+		t.Fatal(r.Text)
+	}
+	w.until("the process is told of its calls", func() bool {
+		return p.to.must(order{Op: "stats"}).Stats.NumInvalidations == calls
+	})
+	if n := p.from.must(order{Op: "stats"}).Stats.NumInvalidations; n != 0 {
+		t.Errorf("who did not ask is told of %d calls", n)
+	}
+	for node, want := range []uint64{0, calls} {
+		if n := w.count(node, control.CounterInvalidated); n != want {
+			t.Errorf("node %d counts %d calls, want %d", node, n, want)
+		}
+		list, err := w.Domains(t.Context(), node)
+		if err != nil || len(list) != 1 || list[0].Invalidations != want {
+			t.Errorf("domains of node %d: %+v, %v: want %d calls", node, list, err, want)
+		}
+	}
+	p.kill()
+	w.until("the attachments have ended", func() bool {
+		list, err := w.Domains(t.Context(), control.AllNodes)
+		return err == nil && len(list) == 0
+	})
+	if n := w.count(1, control.CounterInvalidated); n != calls {
+		t.Errorf("node 1 counts %d calls when their process is gone, want %d", n, calls)
+	}
+}

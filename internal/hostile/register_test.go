@@ -47,7 +47,7 @@ func forgedRegistrations(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{Method: "uffd"})
 	liar := w.raw(attach.Hello{Group: "liar", Node: 1, Method: pagein.UFFD})
 	from := w.raw(attach.Hello{Group: "liar"})
-	fd, _, err := uffd.Open()
+	fd, _, err := uffd.Open(false)
 	if err != nil {
 		t.Skip(err)
 	}

@@ -20,6 +20,8 @@ const (
 
 // Injection says how often, of a million, something happens to a frame.
 type Injection struct {
+	// Latency is what every frame takes longer, ns.
+	Latency                               int64
 	LoseData, LoseAck, LoseNack, LoseRAPF int
 	// LoseRead loses read requests, LoseAnswer the firmware's answers to them.
 	LoseRead, LoseAnswer int
@@ -77,7 +79,7 @@ func (l *Link) Carry(now int64, f *wire.Frame, out []Delivery) []Delivery {
 	}
 	start := max(now, l.free[route])
 	l.free[route] = start + bytes*nsPerByte10/10
-	at := l.free[route] + HopLatency + int64(route)*l.inj.RouteDelay
+	at := l.free[route] + HopLatency + l.inj.Latency + int64(route)*l.inj.RouteDelay
 	if l.lose(f) {
 		l.Lost[f.Kind%6]++
 		l.pool.Put(f)

@@ -1,9 +1,12 @@
 package link
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
@@ -51,6 +54,33 @@ func TestTimes(t *testing.T) {
 	// Once the wire is free again nothing waits.
 	if out := l.Carry(1e6, answer(pool, 0), nil); out[0].At != 1e6+51+150 {
 		t.Errorf("at %d", out[0].At)
+	}
+}
+
+// Options are refused where they make no sense, and what they say happens to every frame.
+func TestOptions(t *testing.T) {
+	for _, o := range []Options{{Delay: -1}, {Delay: MaxDelay + 1}, {Loss: -0.1}, {Loss: 1}, {Loss: math.NaN()}} {
+		if err := o.Check(); !errors.Is(err, ErrOption) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	o := Options{Delay: 10 * time.Microsecond, Loss: 0.25}
+	if err := o.Check(); err != nil || !o.Some() || (&Options{Seed: 1}).Some() {
+		t.Errorf("%+v: %v", o, err)
+	}
+	l, pool := newLink(o.Injection())
+	const n = 10000
+	lost := 0
+	for i := range int64(n) {
+		out := l.Carry(i*1e6, answer(pool, 0), nil)
+		if len(out) == 0 {
+			lost++
+		} else if at := out[0].At - i*1e6; at != 51+150+10000 {
+			t.Fatalf("arrives after %d ns", at)
+		}
+	}
+	if lost < n/5 || lost > n/3 {
+		t.Errorf("%d of %d lost, want a quarter", lost, n)
 	}
 }
 

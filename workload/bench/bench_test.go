@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/workload"
 )
 
@@ -36,10 +38,51 @@ func TestMain(m *testing.M) {
 
 // tables are those of each suite, with their numbers of rows and columns.
 var tables = map[string][2]int{
-	"first": {5, 3}, "where": {4, 4}, "policies": {5, 5}, "timeouts": {5, 3}, "source": {3, 2}, "isolated": {3, 4}, "methods": {6, 2}, "latency": {10, 6},
-	"frequency": {7, 3}, "overheads": {10, 6}, "breakdown": {8, 4}, "strategies": {10, 4}, "costs": {10, 7},
-	"memory": {10, 6}, "channels": {6, 4}, "domains": {4, 2}, "nodes": {6, 2}, "pfds": {3, 2}, "idle": {1, 3},
+	"first": {5, 3}, "where": {4, 4}, "policies": {5, 5}, "timeouts": {5, 3}, "source": {3, 2}, "prefetch": {4, 3}, "isolated": {3, 4}, "methods": {6, 2}, "latency": {10, 6},
+	"frequency": {7, 3}, "overheads": {10, 6}, "breakdown": {8, 4}, "driver": {5, 6}, "strategies": {10, 4}, "costs": {10, 7},
+	"memory": {10, 6}, "memory-swap": {2, 7}, "channels": {6, 4}, "domains": {4, 2}, "nodes": {6, 2}, "pfds": {3, 2}, "idle": {1, 3},
 	"outstanding": {3, 2}, "firmware": {7, 3}, "register": {2, 1}, "device": {3, 2}, "messages": {5, 1},
+}
+
+// lab has programs of its own.
+func lab(t *testing.T) Lab {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "github.com/exanet/pfd/cmd/pfd", "github.com/exanet/pfd/cmd/exanetctl").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	t.Setenv(processEnv, "1")
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // the processes would each wait a second
+	return Lab{PFD: filepath.Join(dir, "pfd"), Program: filepath.Join(dir, "exanetctl"), Command: []string{"/proc/self/exe"}, Count: 2, Window: 20 * time.Millisecond}
+}
+
+// With a bpffs the breakdown has the stages by the probe, for each method.
+func TestBreakdownByProbe(t *testing.T) {
+	fs := t.TempDir()
+	if err := unix.Mount("bpf", fs, "bpf", 0, ""); err != nil {
+		t.Skipf("mounting a bpffs: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(fs, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	l := lab(t)
+	l.BPFFS = filepath.Join(fs, "breakdown")
+	suites, err := Choose([]string{"breakdown"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := l.Run(t.Context(), suites)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stages := r.Table("breakdown-probe")
+	for _, m := range methodNames {
+		if stages == nil || stages.Median("total", m) <= 0 || m != "touch" && stages.Median("page_in", m) <= 0 {
+			t.Fatalf("%s: no stages by the probe: %+v", m, r.Suites)
+		}
+	}
 }
 
 // TestRun has every suite run: each figure is there, each is of transfers whose bytes
@@ -48,13 +91,7 @@ func TestRun(t *testing.T) {
 	if testing.Short() {
 		t.Skip("all suites take a while: not with -short")
 	}
-	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "github.com/exanet/pfd/cmd/pfd", "github.com/exanet/pfd/cmd/exanetctl").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	t.Setenv(processEnv, "1")
-	t.Setenv("GORACE", "atexit_sleep_ms=0") // the processes would each wait a second
-	l := Lab{PFD: filepath.Join(dir, "pfd"), Program: filepath.Join(dir, "exanetctl"), Command: []string{"/proc/self/exe"}, Count: 2, Window: 20 * time.Millisecond}
+	l := lab(t)
 	suites, err := Choose([]string{"all"})
 	if err != nil {
 		t.Fatal(err)

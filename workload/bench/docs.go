@@ -90,6 +90,9 @@ func points() (list []point) {
 		add("002 fig. 8", "a fault's stage: "+k.stage, k.paper, "us", cellOf("breakdown", k.stage, "gup"))
 	}
 	add("000 fig. 4.7", "driver's processor time a fault (here: all of pfd)", "19 us", "us", cellOf("breakdown", "pfd's processor time for one", "gup"))
+	for _, k := range []struct{ policy, what string }{{"p1", "one page a fault"}, {"pa", "all of it"}} {
+		add("000 fig. 4.7", "driver's invocations, 64 KiB, "+k.what, "", "", cellOf("driver", "64 KiB", k.policy+": interrupts"))
+	}
 	add("002 fig. 7", "touching an absent page", "3 us", "us", cellOf("overheads", "4 KiB", "touch, absent"))
 	add("002 fig. 7", "touching 1 MiB that is present", "20 us", "us", cellOf("overheads", "1 MiB", "touch, present"))
 	add("002 fig. 7", "touching 4 MiB that is present", "152 us", "us", cellOf("overheads", "4 MiB", "touch, present"))

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -35,11 +37,128 @@ func (r *run) memory() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	off, err := swapFile()
-	if err != nil {
-		return err
+	measured, why := false, []error{workload.ErrSkipped}
+	for _, device := range []struct {
+		name string
+		make func() (off func() error, err error)
+	}{{"zram", swapZram}, {"a file", swapFile}} {
+		off, err := device.make()
+		if workload.Skipped(err) != "" {
+			why = append(why, err)
+			s.note("swap to %s is not measured: %v.", device.name, err)
+			continue
+		}
+		if err == nil && !measured {
+			t.note("Swap is %s.", device.name)
+			err = r.pressed(group, t, s)
+			measured = err == nil
+		}
+		if err == nil {
+			err = r.besideSwap(group, device.name)
+		}
+		if off != nil {
+			err = errors.Join(err, off())
+		}
+		if err != nil {
+			return err
+		}
 	}
-	defer func() { err = errors.Join(err, off()) }()
+	if !measured {
+		return errors.Join(why...)
+	}
+	return nil
+}
+
+// confine puts the target into the cgroup.
+func confine(group string, p *workload.Perf) error {
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(p.Target())), 0); err != nil {
+		return fmt.Errorf("%w: %w", workload.ErrSkipped, err)
+	}
+	return nil
+}
+
+// besideSwap is faults of a target whose memory is swapped out, and minor faults of
+// another one meanwhile and alone.
+func (r *run) besideSwap(group, device string) error {
+	t := r.report.Table("memory-swap")
+	if t == nil {
+		t = r.table("memory-swap", "Major faults, and minor faults of others beside them (gup, p1; sleeping)", "", "swap", "")
+	}
+	return r.with(2, func(d *pfd) error {
+		p, err := r.open(d, 0, 1, "gup", "p1")
+		if err != nil {
+			return err
+		}
+		other, err := r.open(d, 0, 1, "gup", "p1")
+		if err != nil {
+			return err
+		}
+		if err := confine(group, p); err != nil {
+			return err
+		}
+		q := workload.PerfRun{Size: smallSize, Dst: 1, Count: r.count(smallSize), Sleep: true}
+		alone, err := other.Run(r.ctx, q)
+		if err != nil {
+			return err
+		}
+		before, err := r.major(d)
+		if err != nil {
+			return err
+		}
+		done := make(chan error, 1)
+		var put workload.StrategyResult
+		go func() {
+			var err error
+			put, err = p.Puts(r.ctx, &workload.Strategies[0], workload.StrategyRun{Size: smallSize, Pages: memoryPages, Puts: 2 * memoryPages, Limit: 1})
+			done <- err
+		}()
+		var beside []int64
+		for over := false; !over; {
+			got, e := other.Run(r.ctx, q)
+			beside, err = append(beside, got.Latencies...), errors.Join(err, e)
+			select {
+			case e = <-done:
+				over = true
+				if rss, _, gone := resident(p.Target()); e != nil && gone == nil && rss == 0 {
+					t.note("%s: %v.", device, errKilled)
+					_ = p.Close() // it says that its target was killed
+					d.perfs = d.perfs[1:]
+					e = nil
+				}
+				err = errors.Join(err, e)
+			default:
+				over = err != nil
+			}
+		}
+		if err != nil {
+			return err
+		}
+		after, err := r.major(d)
+		t.cell(device, "major page-ins").Samples = []float64{float64(after - before)}
+		for name, list := range map[string][]int64{"a put": put.Latencies, "another's fault": beside, "the same alone": alone.Latencies} {
+			if s := summarize(us(list)); s.N > 0 {
+				t.cell(device, name+": p50, us").Samples = us(list)
+				t.cell(device, name+": p99, us").Samples = []float64{s.P99}
+			}
+		}
+		slices.Sort(t.Columns)
+		return err
+	})
+}
+
+// major gives how many page-ins of a pfd have read from a device.
+func (r *run) major(d *pfd) (n uint64, err error) {
+	list, err := d.client.Counters(r.ctx, control.AllNodes)
+	for _, c := range list {
+		if c.Name == control.CounterMajor {
+			n += c.Value
+		}
+	}
+	return n, err
+}
+
+// pressed is the strategies.
+func (r *run) pressed(group string, t, s *Table) error {
 	for _, i := range []int{0, 1, 3} { // ours, pin everything, the pin-down cache
 		g := &workload.Strategies[i]
 		err := r.with(2, func(d *pfd) error {
@@ -47,8 +166,8 @@ func (r *run) memory() (err error) {
 			if err != nil {
 				return err
 			}
-			if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(p.Target())), 0); err != nil {
-				return fmt.Errorf("%w: %w", workload.ErrSkipped, err)
+			if err := confine(group, p); err != nil {
+				return err
 			}
 			var at [][2]float64
 			ctx, cancel := context.WithCancelCause(r.ctx)
@@ -132,7 +251,7 @@ func memoryGroup() (dir string, remove func() error, err error) {
 	return dir, remove, nil
 }
 
-// swapFile adds swap, and gives how to take it away.
+// swapFile adds swap in a file, and gives how to take it away.
 func swapFile() (off func() error, err error) {
 	f, err := os.CreateTemp("", "exanet-swap-")
 	if err != nil {
@@ -140,6 +259,26 @@ func swapFile() (off func() error, err error) {
 	}
 	name := f.Name()
 	err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, memorySwap), f.Close())
+	return swapTo(name, err, func() error { return os.Remove(name) })
+}
+
+// swapZram adds swap in compressed memory.
+func swapZram() (off func() error, err error) {
+	const control = "/sys/class/zram-control/"
+	text, err := os.ReadFile(control + "hot_add") // reading makes one
+	if err != nil {
+		return nil, fmt.Errorf("%w: this kernel has no zram: %w", workload.ErrSkipped, err)
+	}
+	id := strings.TrimSpace(string(text))
+	dir := "/sys/block/zram" + id + "/"
+	err = os.WriteFile(dir+"disksize", []byte(strconv.Itoa(memorySwap)), 0)
+	return swapTo("/dev/zram"+id, err, func() error {
+		return errors.Join(os.WriteFile(dir+"reset", []byte("1"), 0), os.WriteFile(control+"hot_remove", []byte(id), 0))
+	})
+}
+
+// swapTo swaps to what was made, unless it was not, and gives how to end that and remove it.
+func swapTo(name string, err error, remove func() error) (off func() error, _ error) {
 	tool := func(args ...string) error {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
@@ -153,7 +292,7 @@ func swapFile() (off func() error, err error) {
 		err = tool("swapon", name)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: swap: %w", workload.ErrSkipped, err), os.Remove(name))
+		return nil, errors.Join(fmt.Errorf("%w: swap: %w", workload.ErrSkipped, err), remove())
 	}
-	return func() error { return errors.Join(tool("swapoff", name), os.Remove(name)) }, nil
+	return func() error { return errors.Join(tool("swapoff", name), remove()) }, nil
 }

@@ -2,9 +2,13 @@ package bench
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"time"
 
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -13,12 +17,16 @@ type Study struct {
 	Methods, Policies []string
 	Sizes             []uint64
 	Patterns          []workload.Pattern
-	Probabilities     []float64 // of a page of the destination being absent, 0 to 1
+	Probabilities     []float64       // of a page of the destination being absent, 0 to 1
+	Delays            []time.Duration // of a frame on its link, pfd's --link-delay
+	Losses            []float64       // how likely it is lost, pfd's --link-loss
 	Read              bool
 }
 
-// Suite gives the suite that sweeps: a table for each size and pattern, with the
-// probabilities as rows and methods and policies as columns. An error says what cannot be swept.
+// Suite gives the suite that sweeps: a table for each size, pattern and link, with the
+// probabilities as rows and methods and policies as columns; and for each size and pattern,
+// where there are several links, one that has these as rows and all pages absent that may be.
+// An error says what cannot be swept.
 func (s Study) Suite() (Suite, error) {
 	for _, m := range s.Methods {
 		if _, err := pagein.ParseMethod(m); err != nil {
@@ -40,36 +48,136 @@ func (s Study) Suite() (Suite, error) {
 			}
 		}
 	}
-	return Suite{"study", "a sweep of methods, policies, sizes, patterns and probabilities", s.run}, nil
+	for _, d := range s.Delays {
+		for _, l := range s.Losses {
+			o := link.Options{Delay: d, Loss: l}
+			if err := o.Check(); err != nil {
+				return Suite{}, err
+			}
+		}
+	}
+	return Suite{"study", "a sweep of methods, policies, sizes, patterns, probabilities and links", s.run}, nil
 }
 
 func (s Study) run(r *run) error {
-	return r.with(2, func(d *pfd) error {
-		for _, size := range s.Sizes {
-			for _, pattern := range s.Patterns {
-				r.says("study: %s, %s", sizeText(size), pattern)
-				t := r.table(fmt.Sprintf("study-%d-%s", size, pattern), fmt.Sprintf("%s, %s", sizeText(size), pattern), "us", "% of pages absent", "")
-				for _, m := range s.Methods {
-					var turns []*turn
-					for _, policy := range s.Policies {
-						p, err := r.open(d, 0, 1, m, policy)
-						if err != nil {
-							return err
-						}
-						for _, f := range s.Probabilities {
-							turns = append(turns, r.transfers(p, workload.PerfRun{Size: size, Order: pattern, Dst: f, Read: s.Read},
-								t.cell(strconv.FormatFloat(100*f, 'g', -1, 64), m+" "+policy), nil))
-						}
-					}
-					if err := r.takeTurns(turns...); err != nil {
-						return err
-					}
-					if err := d.closePerfs(); err != nil {
-						return err
-					}
-				}
+	for _, delay := range s.Delays {
+		for _, loss := range s.Losses {
+			l := studyLink{delay, strconv.FormatFloat(loss, 'g', -1, 64)}
+			if err := r.with(2, func(d *pfd) error { return s.overLink(r, d, l) }, "--link-delay", delay.String(), "--link-loss", l.loss); err != nil {
+				return err
 			}
 		}
-		return nil
-	})
+	}
+	return nil
+}
+
+// studyLink is a link as tables name it.
+type studyLink struct {
+	delay time.Duration
+	loss  string
+}
+
+// overLink measures all that is of one link.
+func (s Study) overLink(r *run, d *pfd, l studyLink) error {
+	of, suffix := "", ""
+	if l.delay > 0 || l.loss != "0" {
+		of, suffix = fmt.Sprintf(", links of %v that lose %s", l.delay, l.loss), fmt.Sprintf("-%v-%s", l.delay, l.loss)
+	}
+	for _, size := range s.Sizes {
+		for _, pattern := range s.Patterns {
+			name, title := fmt.Sprintf("study-%d-%s", size, pattern), fmt.Sprintf("%s, %s", sizeText(size), pattern)
+			r.says("study: %s%s", title, of)
+			t := r.table(name+suffix, title+of, "us", "% of pages absent", "")
+			faults := r.table(name+suffix+"-faults", title+of+": faults of a transfer", "", "% of pages absent", "")
+			for _, m := range s.Methods {
+				var turns []*turn
+				for _, policy := range s.Policies {
+					p, err := r.open(d, 0, 1, m, policy)
+					if err != nil {
+						return err
+					}
+					for _, f := range s.Probabilities {
+						row, column := strconv.FormatFloat(100*f, 'g', -1, 64), m+" "+policy
+						turns = append(turns, r.counted(d, faults.cell(row, column),
+							r.transfers(p, workload.PerfRun{Size: size, Order: pattern, Dst: f, Read: s.Read}, t.cell(row, column), nil)))
+					}
+				}
+				before, err := aheads(r, d)
+				if err == nil {
+					err = r.takeTurns(turns...)
+				}
+				if err != nil {
+					return err
+				}
+				after, err := aheads(r, d)
+				if err != nil {
+					return err
+				}
+				if n := after[0] - before[0]; n > 0 {
+					unused := after[1] - before[1]
+					t.note("%s adaptive: %d pages were brought in ahead of their use, %d of them (%.1f %%) were not used; %d pages were brought in in all.",
+						m, n, unused, 100*float64(unused)/float64(n), after[2]-before[2])
+				}
+				if err := d.closePerfs(); err != nil {
+					return err
+				}
+			}
+			if len(s.Delays)*len(s.Losses) > 1 {
+				s.byLink(r, t, name, title, l)
+			}
+		}
+	}
+	return nil
+}
+
+// aheads gives how many pages policy adaptive has brought in ahead, how many of them were
+// not used, and how many pages any policy has brought in.
+func aheads(r *run, d *pfd) (n [3]uint64, err error) {
+	list, err := d.client.Counters(r.ctx, control.AllNodes)
+	for _, c := range list {
+		if i := slices.Index([]string{control.CounterAhead, control.CounterUnused, control.CounterPagesIn}, c.Name); i >= 0 {
+			n[i] += c.Value
+		}
+	}
+	return n, err
+}
+
+// counted is a turn that also adds how often a transfer of its row faulted.
+func (r *run) counted(d *pfd, c *Cell, t *turn) *turn {
+	do, faults := t.do, func() (n uint64, err error) {
+		list, err := d.client.Counters(r.ctx, control.AllNodes)
+		for _, c := range list {
+			if c.Name == control.CounterFaults {
+				n += c.Value
+			}
+		}
+		return n, err
+	}
+	t.do = func(add func(*Cell, ...float64)) error {
+		before, err := faults()
+		if err != nil {
+			return err
+		}
+		transfers := 0
+		if err := do(func(c *Cell, v ...float64) { transfers = len(v) + min(len(v)/3, 16); add(c, v...) }); err != nil {
+			return err
+		}
+		after, err := faults() // of those, too, that are no samples (cold in package workload)
+		add(c, float64(after-before)/float64(transfers))
+		return err
+	}
+	return t
+}
+
+// byLink adds the row of a link, by what t has of the most absent pages.
+func (s Study) byLink(r *run, t *Table, name, title string, l studyLink) {
+	all := r.report.Table(name + "-links")
+	absent := strconv.FormatFloat(100*slices.Max(s.Probabilities), 'g', -1, 64)
+	if all == nil {
+		all = r.table(name+"-links", fmt.Sprintf("%s, %s %% of the pages absent, by link", title, absent), "us", "delay us", "")
+	}
+	row := strconv.FormatFloat(float64(l.delay)/1e3, 'g', -1, 64)
+	for _, c := range t.Columns {
+		all.cell(row, c+", loss "+l.loss).Samples = t.cell(absent, c).Samples
+	}
 }

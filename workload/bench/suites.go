@@ -3,12 +3,14 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/trace/probe"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -25,7 +27,7 @@ var (
 
 // faults is what a fault costs.
 func (r *run) faults() error {
-	return errors.Join(r.firstLight(), r.where(), r.timeouts())
+	return errors.Join(r.firstLight(), r.where(), r.timeouts(), r.prefetch())
 }
 
 // firstLight is 4 KiB and 1 MiB, present and absent, beside the bare calls.
@@ -148,6 +150,31 @@ func (r *run) where() error {
 			}
 		}
 		return nil
+	})
+}
+
+// prefetch is reads into memory that their initiator prefetches meanwhile.
+func (r *run) prefetch() error {
+	t := r.table("prefetch", "Reads into memory that is prefetched (`Endpoint.Prefetch`) while they go on (gup, pa)", "us", "destination", "absent")
+	return r.with(2, func(d *pfd) error {
+		p, err := r.open(d, 0, 1, "gup", "pa")
+		if err != nil {
+			return err
+		}
+		var turns []*turn
+		for _, size := range []uint64{smallSize, 64 << 10, largeSize} {
+			for _, k := range []struct {
+				row string
+				q   workload.PerfRun
+			}{
+				{"present", workload.PerfRun{}}, {"absent", workload.PerfRun{Dst: 1}}, {"touched first", workload.PerfRun{Dst: 1, Touch: true}},
+				{"prefetched meanwhile", workload.PerfRun{Dst: 1, Prefetch: true}},
+			} {
+				k.q.Size, k.q.Read = size, true
+				turns = append(turns, r.transfers(p, k.q, t.cell(k.row, sizeText(size)), nil))
+			}
+		}
+		return r.takeTurns(turns...)
 	})
 }
 
@@ -313,9 +340,104 @@ func (r *run) breakdown() error {
 				}
 			}
 		}
+		if r.BPFFS != "" {
+			if err := r.probed(d); err != nil {
+				return err
+			}
+		}
 		t.note("drain: from the interrupt to the entry taken from the FIFO; queue: until its page-in begins; page in: until the page is there; answer: until the retransmission is asked for. exanetctl trace tells those before and after.")
-		return nil
+		return r.driver(d)
 	})
+}
+
+// probed is the stages again, from the doorbell to when the process sees the end, by the
+// probe that is attached meanwhile.
+func (r *run) probed(d *pfd) (err error) {
+	t := r.table("breakdown-probe", "The same by the probe (`exanetctl trace`): p50 of each stage", "us", "stage", "")
+	t.Columns = slices.Clone(methodNames)
+	if _, err := probe.On(probe.Start{Dir: r.BPFFS, Programs: []string{fmt.Sprintf("/proc/%d/exe", d.pid)}}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, probe.Off(r.BPFFS)) }()
+	for _, p := range d.perfs {
+		if _, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: r.count(smallSize) / 2, Parts: smallRow}); err != nil {
+			return err
+		}
+	}
+	m, err := probe.Open(r.BPFFS)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	list, err := m.Latencies()
+	if err != nil {
+		return err
+	}
+	for _, stage := range probe.StageNames() {
+		for _, l := range list {
+			if l.Stage == stage && (l.Kind == "minor" || l.Method == "touch") && slices.Contains(methodNames, l.Method) {
+				t.cell(stage, l.Method).Samples = []float64{float64(l.P50NS) / 1e3}
+			}
+		}
+	}
+	return nil
+}
+
+// driver is how often a write whose pages are all absent has the driver invoked, and
+// the processor time of pfd beyond a write into present memory (000 fig. 4.7).
+func (r *run) driver(d *pfd) error {
+	t := r.table("driver", "The driver for a write whose pages are all absent (gup)", "", "size", "")
+	var turns []*turn
+	for _, policy := range policyNames {
+		p, err := r.open(d, 0, 1, "gup", policy)
+		if err != nil {
+			return err
+		}
+		for size := uint64(smallSize); size <= largeSize; size *= 4 {
+			row := sizeText(size)
+			invocations, time := t.cell(row, policy+": interrupts"), t.cell(row, policy+": us of pfd's processor")
+			q := workload.PerfRun{Size: size, Count: 1, Cold: true}
+			turns = append(turns, &turn{count: max(r.Count/100, 1), do: func(add func(*Cell, ...float64)) error {
+				_, present, err := r.cost(d, p, q)
+				if err != nil {
+					return err
+				}
+				absent := q
+				absent.Dst = 1
+				n, us, err := r.cost(d, p, absent)
+				add(invocations, n)
+				add(time, us-present)
+				return err
+			}})
+		}
+	}
+	t.note("us: what pfd's processor time for such a write is beyond that for one into present memory.")
+	return r.takeTurns(turns...)
+}
+
+// cost gives what a transfer takes of the driver's interrupts and of pfd's processor.
+func (r *run) cost(d *pfd, p *workload.Perf, q workload.PerfRun) (interrupts, us float64, err error) {
+	look := func() (n uint64, t time.Duration, err error) {
+		list, err := d.client.Counters(r.ctx, control.AllNodes)
+		for _, c := range list {
+			if c.Name == control.CounterInterrupts {
+				n += c.Value
+			}
+		}
+		t, e := used(d.pid)
+		return n, t, errors.Join(err, e)
+	}
+	n, spent, err := look()
+	if err != nil {
+		return 0, 0, err
+	}
+	got, err := p.Run(r.ctx, q)
+	if err != nil {
+		return 0, 0, err
+	}
+	of := float64(got.Rows[0].Transfers)
+	after, all, err := look()
+	return float64(after-n) / of, float64((all - spent).Nanoseconds()) / 1e3 / of, err
 }
 
 // processor is the case of pfd's processor time for a faulting write: nothing else is

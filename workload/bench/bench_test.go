@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -40,6 +39,7 @@ var tables = map[string][2]int{
 	"frequency": {7, 3}, "overheads": {10, 6}, "breakdown": {8, 4}, "strategies": {10, 4}, "costs": {10, 7},
 	"memory": {10, 6}, "channels": {6, 4}, "domains": {4, 2}, "nodes": {6, 2}, "pfds": {3, 2}, "idle": {1, 3},
 	"outstanding": {3, 2}, "firmware": {7, 3}, "register": {2, 1}, "device": {3, 2}, "messages": {5, 1},
+	"peers": {6, 4}, "userfaultfd": {3, 2}, "servers": {3, 2},
 }
 
 // TestRun has every suite run: each figure is there, each is of transfers whose bytes
@@ -48,13 +48,7 @@ func TestRun(t *testing.T) {
 	if testing.Short() {
 		t.Skip("all suites take a while: not with -short")
 	}
-	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "github.com/exanet/pfd/cmd/pfd", "github.com/exanet/pfd/cmd/exanetctl").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	t.Setenv(processEnv, "1")
-	t.Setenv("GORACE", "atexit_sleep_ms=0") // the processes would each wait a second
-	l := Lab{PFD: filepath.Join(dir, "pfd"), Program: filepath.Join(dir, "exanetctl"), Command: []string{"/proc/self/exe"}, Count: 2, Window: 20 * time.Millisecond}
+	l := newLab(t)
 	suites, err := Choose([]string{"all"})
 	if err != nil {
 		t.Fatal(err)
@@ -68,6 +62,9 @@ func TestRun(t *testing.T) {
 	}
 	skipped := map[string]bool{}
 	for _, s := range r.Suites {
+		for _, m := range s.Missing {
+			t.Logf("skipped: %s", m)
+		}
 		if s.Skipped != "" {
 			t.Logf("skipped: %s: %s", s.Name, s.Skipped)
 			skipped[s.Name] = true

@@ -74,7 +74,7 @@ if [ -n "${1:-}" ]; then
 fi
 if [ "${1:-}" = guests ]; then
 	[ -e /usr/include/infiniband/verbs.h ] || need="$need libibverbs-dev"
-	[ -e /usr/include/libnl3/netlink/route/route.h ] || need="$need libnl-route-3-dev"
+	ls /usr/lib/*/libnl-route-3.a >/dev/null 2>&1 || need="$need libnl-route-3-dev"
 fi
 
 # install installs packages.

@@ -84,7 +84,7 @@ type SuiteReport struct {
 	Seconds   float64 `json:"seconds"`
 	Skipped   string  `json:"skipped,omitempty"`   // why this machine cannot do it
 	Distorted string  `json:"distorted,omitempty"` // by what
-	// Missing are programs that are not installed, each with how to get it.
+	// Missing are programs that are not installed, each with how to get it, or that failed.
 	Missing []string `json:"missing,omitempty"`
 }
 

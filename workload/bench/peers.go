@@ -191,7 +191,7 @@ func (r *run) transports(first, last, all placed) error {
 					continue
 				}
 				for _, size := range []uint64{smallSize, largeSize} {
-					turns = append(turns, p.turn(r, first, last, size, t.cell(p.row, sizeText(size)+" present")))
+					turns = append(turns, p.turn(r, t, first, last, size))
 				}
 			}
 			return r.takeTurns(turns...)
@@ -199,54 +199,68 @@ func (r *run) transports(first, last, all placed) error {
 	})
 }
 
-// turn is the case of one run of a peer, which gives one sample.
-func (p peer) turn(r *run, first, last placed, size uint64, c *Cell) *turn {
-	return &turn{count: peerRounds, do: func(add func(*Cell, ...float64)) error {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return fmt.Errorf("a port for %s: %w", p.program, err)
+// turn is the case of one run of a peer, which gives one sample. One that fails is told of
+// and not run again.
+func (p peer) turn(r *run, t *Table, first, last placed, size uint64) *turn {
+	c := t.cell(p.row, sizeText(size)+" present")
+	k := &turn{count: peerRounds}
+	k.do = func(add func(*Cell, ...float64)) error {
+		us, err := p.once(r, first, last, size)
+		if err != nil && r.ctx.Err() == nil {
+			k.count = 0
+			r.missing = append(r.missing, err.Error())
+			t.note("%s: %v.", p.row, err)
+			return nil
 		}
-		_, port, err := net.SplitHostPort(l.Addr().String())
-		if err = errors.Join(err, l.Close()); err != nil {
-			return err
+		add(c, us)
+		return err
+	}
+	return k
+}
+
+func (p peer) once(r *run, first, last placed, size uint64) (us float64, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("a port for %s: %w", p.program, err)
+	}
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err = errors.Join(err, l.Close()); err != nil {
+		return 0, err
+	}
+	words := func(s string) []string {
+		return strings.Fields(strings.NewReplacer("PORT", port, "SIZE", fmt.Sprint(size), "COUNT", fmt.Sprint(max(r.count(size)/4, 10))).Replace(s))
+	}
+	ctx, stop := context.WithTimeout(r.ctx, peerTime)
+	defer stop()
+	if err := first.on(); err != nil {
+		return 0, err
+	}
+	server, err := helper(ctx, "env", nil, words(p.server)...)
+	if err != nil {
+		return 0, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = server.Wait() // it ends with its client, or is told to end
+		close(ended)
+	}()
+	defer func() { stop(); <-ended }()
+	if err := last.on(); err != nil {
+		return 0, err
+	}
+	for {
+		out, err := exec.CommandContext(ctx, "env", words(p.client)...).CombinedOutput()
+		if err == nil {
+			return p.parse(string(out))
 		}
-		words := func(s string) []string {
-			return strings.Fields(strings.NewReplacer("PORT", port, "SIZE", fmt.Sprint(size), "COUNT", fmt.Sprint(max(r.count(size)/4, 10))).Replace(s))
+		select {
+		case <-ended: // it was there: this is no server that does not listen yet
+			return 0, fmt.Errorf("%s: %w: %s", p.client, err, out)
+		case <-ctx.Done():
+			return 0, fmt.Errorf("%s: %w: %w: %s", p.client, ctx.Err(), err, out)
+		case <-time.After(20 * time.Millisecond):
 		}
-		ctx, stop := context.WithTimeout(r.ctx, peerTime)
-		defer stop()
-		if err := first.on(); err != nil {
-			return err
-		}
-		server, err := helper(ctx, "env", nil, words(p.server)...)
-		if err != nil {
-			return err
-		}
-		ended := make(chan struct{})
-		go func() {
-			_ = server.Wait() // it ends with its client, or is told to end
-			close(ended)
-		}()
-		defer func() { stop(); <-ended }()
-		if err := last.on(); err != nil {
-			return err
-		}
-		for {
-			out, err := exec.CommandContext(ctx, "env", words(p.client)...).CombinedOutput()
-			if err == nil {
-				us, err := p.parse(string(out))
-				add(c, us)
-				return err
-			}
-			select {
-			case <-ended: // it was there: this is no server that does not listen yet
-				return fmt.Errorf("%s: %w: %s", p.client, err, out)
-			case <-ctx.Done():
-				return fmt.Errorf("%s: %w: %w: %s", p.client, ctx.Err(), err, out)
-			case <-time.After(20 * time.Millisecond):
-			}
-		}
-	}}
+	}
 }
 
 // userfaultfd is pages that a process brings in by userfaultfd.

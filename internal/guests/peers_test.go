@@ -78,6 +78,7 @@ func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 				}
 			}
 		}
+		t.Logf("round %d: ns, the last of each: %v", i, fig.last())
 	}
 	verbs(nil)
 	f.run(0, "sh", "-c", "kill $(pidof pfd)")
@@ -102,7 +103,7 @@ func TestPeers(t *testing.T) {
 // BenchmarkPeers makes the table of docs/benchmarks.md, and writes it there where
 // EXANET_DOCS names the directory.
 func BenchmarkPeers(b *testing.B) {
-	fig, accelerator := peers(b, 12)
+	fig, accelerator := peers(b, 8)
 	var text strings.Builder
 	fmt.Fprintf(&text, "| in one guest (%s), medians | 4 KiB present | 5 %% absent, mean | absent | absent / present | 1 MiB present | 5 %% absent | absent | 5 %% / present | absent / present |\n|%s\n", accelerator, strings.Repeat(" --- |", 10))
 	for _, k := range []struct{ who, name string }{{"pinned", "rdma_rxe, pinned"}, {"on demand", "rdma_rxe, on demand"}, {"ours", "ours (gup; p1, pa)"}} {

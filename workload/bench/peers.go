@@ -74,7 +74,10 @@ var faultLine = regexp.MustCompile(`(?m)^stress-ng: .* userfaultfd +\d+ +\S+ +\S
 
 func parseStress(out string) (float64, error) {
 	rate, err := figure("stress-ng", out, submatch(faultLine, out))
-	return 1e6 / rate, err
+	if err != nil {
+		return 0, err
+	}
+	return 1e6 / rate, nil
 }
 
 func submatch(r *regexp.Regexp, text string) string {
@@ -86,8 +89,8 @@ func submatch(r *regexp.Regexp, text string) string {
 
 func figure(program, out, text string) (float64, error) {
 	v, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(v > 0 && v < 1e12) {
-		return 1, fmt.Errorf("%w: %s prints %q", ErrPeer, program, out)
+	if err != nil || !(v >= 1e-6 && v <= 1e12) { // not a number, either
+		return 0, fmt.Errorf("%w: %s prints %q", ErrPeer, program, out)
 	}
 	return v, nil
 }

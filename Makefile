@@ -64,7 +64,7 @@ race:
 bench: build
 	@$(BUILD) -overlay workload/bench/testdata/untraced.json -o bin/pfd-untraced ./cmd/pfd
 	@bin/exanetctl bench all --pfd bin/pfd $$([ $$(id -u) = 0 ] && echo --untraced bin/pfd-untraced --bpffs /sys/fs/bpf/exanet-bench) --docs docs --dir bin/bench
-	@EXANET_DOCS=$(CURDIR)/docs go test ./internal/guests -run '^$$' -bench Guests -benchtime 1x -timeout 30m
+	@EXANET_DOCS=$(CURDIR)/docs go test ./internal/guests -run '^$$' -bench 'Guests|Peers' -benchtime 1x -timeout 30m
 
 fuzz:
 	sh scripts/fuzz.sh $(FUZZTIME)

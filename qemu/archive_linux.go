@@ -46,7 +46,10 @@ type archived struct {
 var kernelPackage = regexp.MustCompile(`^linux-(image|binary|modules)-[0-9]`)
 
 // kernelVersion is what a Cache's Kernel may be; it is part of names of files.
-var kernelVersion = regexp.MustCompile(`^(\d+(\.\d+){1,2})?$`)
+var kernelVersion = regexp.MustCompile(`^(\d+(\.\d+){1,2}(` + generic + `)?)?$`)
+
+// generic ends a Cache's Kernel that is not the cloud's flavour: one with all modules.
+const generic = "-amd64"
 
 func newArchive(ctx context.Context, c *Cache) (*archive, error) {
 	for _, program := range []string{"apt-get", "dpkg-deb"} {
@@ -189,19 +192,23 @@ func (a *archive) kernelNamed(ctx context.Context, version string) ([]archived, 
 	return parseURIs(string(out))
 }
 
-// imageName is the package of a cloud kernel, with the last number of its version.
-var imageName = regexp.MustCompile(`^linux-image-(\d+\.\d+)\.(\d+)\+deb\S*-cloud-amd64$`)
+// imageName is the package of a kernel, with the last number of its version and its flavour.
+var imageName = regexp.MustCompile(`^linux-image-(\d+\.\d+)\.(\d+)\+deb[^-]*(-amd64|-cloud-amd64)$`)
 
 // newest chooses among packages of kernels.
 func newest(names []string, version string) (string, error) {
-	best, found := -1, ""
+	best, found, flavour := -1, "", "-cloud-amd64"
+	number, all := strings.CutSuffix(version, generic)
+	if all {
+		flavour = generic
+	}
 	for _, n := range names {
 		m := imageName.FindStringSubmatch(n)
-		if m == nil {
+		if m == nil || m[3] != flavour {
 			continue
 		}
 		last, _ := strconv.Atoi(m[2]) // digits: they match
-		if (m[1] == version || m[1]+"."+m[2] == version) && last > best {
+		if (m[1] == number || m[1]+"."+m[2] == number) && last > best {
 			best, found = last, n
 		}
 	}

@@ -42,14 +42,14 @@ func TestParseURIs(t *testing.T) {
 	}
 }
 
-// The newest of a version is taken, and none of another flavour.
+// The newest of a version is taken, and none of another flavour than the one meant.
 func TestNewestKernel(t *testing.T) {
 	names := []string{
 		"linux-image-6.12.94+deb13-cloud-amd64", "linux-image-6.12.107+deb13-cloud-amd64", "linux-image-6.12.108+deb13-amd64",
 		"linux-image-6.18.9+deb13-cloud-amd64", "linux-image-6.18.15+deb13-cloud-amd64", "linux-image-6.1.200+deb13-cloud-amd64",
 	}
 	for _, c := range []struct{ version, want string }{
-		{"6.12", names[1]}, {"6.12.94", names[0]}, {"6.18", names[4]}, {"6.1", names[5]}, {"6.17", ""}, {"6", ""},
+		{"6.12", names[1]}, {"6.12.94", names[0]}, {"6.18", names[4]}, {"6.1", names[5]}, {"6.17", ""}, {"6", ""}, {"6.12-amd64", names[2]}, {"6.12.108-amd64", names[2]}, {"6.18-amd64", ""},
 	} {
 		got, err := newest(names, c.version)
 		if got != c.want || (err != nil) != (c.want == "") || err != nil && !errors.Is(err, ErrArchive) {

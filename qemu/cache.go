@@ -34,8 +34,9 @@ type Cache struct {
 	// Package is the package of make deb that guests with Debian install; "": the
 	// newest in Programs.
 	Package string
-	// Kernel is which one the guests have, as the beginning of its version: 6.12; "": the
-	// archive's newest.
+	// Kernel is which one the guests have, as the beginning of its version: 6.12, or
+	// 6.12-amd64 for the one with all modules instead of that for clouds; "": the archive's
+	// newest.
 	Kernel string
 	// Say tells what is done and how far it is; nil: nobody.
 	Say func(format string, args ...any)

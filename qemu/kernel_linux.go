@@ -29,7 +29,8 @@ type wanted struct {
 
 var (
 	// The first three are parts of Debian's kernels, but for virtio_iommu of arm64's.
-	stockModules   = []wanted{{"virtio_pci", false}, {"virtio_console", false}, {"virtio_iommu", false}, {"vfio_iommu_type1", true}, {"vfio_pci", true}, {"uio_pci_generic", false}}
+	stockModules = []wanted{{"virtio_pci", false}, {"virtio_console", false}, {"virtio_iommu", false}, {"vfio_iommu_type1", true}, {"vfio_pci", true}, {"uio_pci_generic", false},
+		{"rdma_rxe", false}, {"ib_uverbs", false}} // a kernel for clouds has neither
 	iommufdModules = []wanted{{"iommufd", true}, {"vfio_iommu_type1", true}, {"vfio_pci", true}}
 )
 

@@ -11,10 +11,13 @@
 #                   machine of somebody's the package starts a server
 #   lintian         the packages (internal/packaging)
 #   tmux            a terminal for exanetctl top
+#   ucx-utils, libfabric-bin, stress-ng
+#                   what exanetctl bench peers measures beside ours
 #   chromium-headless-shell  a browser for exanetctl ui: 64 MB to fetch and 220 MB on
 #                   disk, half of what the one with a screen takes; any Chromium does
 # And it fetches QEMU and a kernel for internal/guests into the user's cache; as
-# `setup.sh guests` Debian, arm64, and what is built from the kernel's sources, too.
+# `setup.sh guests` Debian, arm64, what is built from the kernel's sources, and a kernel with
+# rdma_rxe, too, for which it installs libibverbs-dev and libnl-route-3-dev.
 # Where that fails it says why, and so do the tests that need them.
 set -eu
 
@@ -35,6 +38,8 @@ guests() {
 	}
 	[ $# = 0 ] || fetch --arm64 ||
 		echo "setup: no guests for arm64: their tests fail under STRICT=1 and are skipped otherwise" >&2
+	[ $# = 0 ] || fetch --kernel 7.2-amd64 ||
+		echo "setup: no guests with rdma_rxe: their test fails under STRICT=1 and is skipped otherwise" >&2
 	# The kernels of docs/tracing.md, beside the newest, where all are asked for.
 	[ "${EXANET_KERNELS:-}" = all ] || return 0
 	for k in 6.12 6.18 7.2; do
@@ -63,6 +68,13 @@ if [ -n "${1:-}" ]; then
 	command -v lintian >/dev/null 2>&1 || need="$need lintian"
 	command -v tmux >/dev/null 2>&1 || need="$need tmux"
 	command -v bpftool >/dev/null 2>&1 || [ -x /usr/sbin/bpftool ] || need="$need bpftool"
+	command -v ucx_perftest >/dev/null 2>&1 || need="$need ucx-utils"
+	command -v fi_pingpong >/dev/null 2>&1 || need="$need libfabric-bin"
+	command -v stress-ng >/dev/null 2>&1 || need="$need stress-ng"
+fi
+if [ "${1:-}" = guests ]; then
+	[ -e /usr/include/infiniband/verbs.h ] || need="$need libibverbs-dev"
+	ls /usr/lib/*/libnl-route-3.a >/dev/null 2>&1 || need="$need libnl-route-3-dev"
 fi
 
 # install installs packages.

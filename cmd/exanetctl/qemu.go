@@ -59,7 +59,7 @@ each that drives them through the guest's VFIO (docs/guests.md).`,
 	p.StringVar(&f.programs, "programs", "", "directory of the pfd and exanetctl that guests get (default that of this exanetctl)")
 	p.StringVar(&f.deb, "package", "", "package of make deb that guests with Debian install (default the newest beside the programs)")
 
-	p.StringVar(&f.kernel, "kernel", "", "the guests' kernel, by the first numbers of its version: 6.12 (default the newest)")
+	p.StringVar(&f.kernel, "kernel", "", "the guests' kernel, by the first numbers of its version: 6.12, or 6.12-amd64 for the one with all modules (default the newest for clouds)")
 
 	setup := &cobra.Command{
 		Use:   "setup",

@@ -42,6 +42,21 @@ func (f figures) median(name string) float64 {
 	return float64(s[(len(s)-1)/2]) / 1e3
 }
 
+func (f figures) last() map[string]int64 {
+	all := map[string]int64{}
+	for name, ns := range f {
+		all[name] = ns[len(ns)-1]
+	}
+	return all
+}
+
+func (f figures) mean(name string) (us float64) {
+	for _, ns := range f[name] {
+		us += float64(ns) / 1e3 / float64(len(f[name]))
+	}
+	return us
+}
+
 // pair is an initiator and a target, and what warms them up.
 type pair struct {
 	from, to *process

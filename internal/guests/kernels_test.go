@@ -57,7 +57,7 @@ until exanetctl status >/dev/null 2>&1; do kill -0 $p || exit 1; sleep 0.1; done
 }
 
 // bootKernel boots a guest without nodes of a device.
-func bootKernel(t *testing.T, kernel string) *fleet {
+func bootKernel(t testing.TB, kernel string) *fleet {
 	t.Helper()
 	usable(t)
 	own := *cache

@@ -81,7 +81,7 @@ func TestSetup(t *testing.T) {
 			for _, name := range []string{"mktemp", "rm", "cat", "env", "sed", "dirname"} {
 				c.programs[name] = ""
 			}
-			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian"} {
+			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian", "ucx_perftest", "fi_pingpong", "stress-ng"} {
 				if c.programs[name] == "none" {
 					delete(c.programs, name)
 				} else {

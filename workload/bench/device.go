@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -34,16 +33,15 @@ func Echo() {
 	}
 }
 
-// device is writes of 4 KiB by a pfd whose nodes are in another process, by queues in
-// memory and by registers, beside one with the nodes inside.
-func (r *run) device() (err error) {
+// served runs f beside two nodes in a process of their own, whose sockets are in a directory.
+func (r *run) served(f func(dir string) error) (err error) {
 	dir, err := os.MkdirTemp("", "exanet-")
 	if err != nil {
 		return fmt.Errorf("directory for sockets: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	serveCtx, stop := context.WithCancel(r.ctx)
-	server, err := helper(serveCtx, r.Program, nil, "emu", "serve", "--nodes", "2", "--socket-dir", dir)
+	ctx, stop := context.WithCancel(r.ctx)
+	server, err := helper(ctx, r.Program, nil, "emu", "serve", "--nodes", "2", "--socket-dir", dir)
 	if err != nil {
 		stop()
 		return err
@@ -52,8 +50,21 @@ func (r *run) device() (err error) {
 		stop()
 		_ = server.Wait() // it was told to end
 	}()
-	t := r.table("register", "A register read over vfio-user", "us", "", "64 bytes there and back between two processes")
-	if err := r.register(serve.SocketPath(dir, 0), t); err != nil {
+	return f(dir)
+}
+
+// device is writes of 4 KiB by a pfd whose nodes are in another process, by queues in
+// memory and by registers, beside one with the nodes inside.
+func (r *run) device() error { return r.served(r.devices) }
+
+func (r *run) devices(dir string) error {
+	_, _, all, err := places()
+	if err != nil {
+		return err
+	}
+	all.name = "time"
+	t := r.table("register", "A register read over vfio-user", "us", "", echoRow)
+	if err := r.register(t, []registerServer{{"register read over the socket", serve.SocketPath(dir, 0), 0, 0, 4}}, all); err != nil {
 		return err
 	}
 	device := fmt.Sprintf("vfio-user:%s,%s", serve.SocketPath(dir, 0), serve.SocketPath(dir, 1))
@@ -113,21 +124,25 @@ func helper(ctx context.Context, program string, files []*os.File, args ...strin
 	return c, nil
 }
 
-// register measures reads of ID and exchanges of the same kind in turns, so that
-// what disturbs the machine disturbs both.
-func (r *run) register(path string, t *Table) (err error) {
-	ctx := r.ctx
-	client, err := user.Redial(ctx, path, user.Options{}, func(c *user.Client) error { return c.SetCommand(user.CommandMemory) })
-	if err != nil {
-		return fmt.Errorf("the device: %w", err)
-	}
-	defer client.Close()
+// registerServer is a device of vfio-user, and a register of it.
+type registerServer struct {
+	row, path      string
+	region, offset int
+	size           int
+}
+
+// echoRow is what register reads are compared with.
+const echoRow = "64 bytes there and back between two processes"
+
+// register measures reads of registers and exchanges of the same kind in turns, so that
+// what disturbs the machine disturbs all, with the reader at each of some places.
+func (r *run) register(t *Table, servers []registerServer, at ...placed) (err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("socketpair: %w", err)
 	}
-	theirs := os.NewFile(uintptr(fds[1]), filepath.Base(path))
-	echoCtx, stop := context.WithCancel(ctx)
+	theirs := os.NewFile(uintptr(fds[1]), EchoCommand)
+	echoCtx, stop := context.WithCancel(r.ctx)
 	echo, err := helper(echoCtx, r.Program, []*os.File{theirs}, EchoCommand)
 	_ = theirs.Close() // the helper has it
 	defer func() {
@@ -141,26 +156,37 @@ func (r *run) register(path string, t *Table) (err error) {
 		return err
 	}
 	var buf [pingSize]byte
-	round := func(row string, f func() error) *turn {
-		return &turn{count: registerRound * max(r.Count/50, 1), do: func(add func(*Cell, ...float64)) error {
-			took := make([]float64, registerRound)
-			for i := range took {
-				start := time.Now()
-				if err := f(); err != nil {
-					return err
+	var turns []*turn
+	rounds := func(row string, f func() error) {
+		for _, p := range at {
+			c := t.cell(row, p.name)
+			turns = append(turns, p.of(&turn{count: registerRound * max(r.Count/50, 1), do: func(add func(*Cell, ...float64)) error {
+				took := make([]float64, registerRound)
+				for i := range took {
+					start := time.Now()
+					if err := f(); err != nil {
+						return err
+					}
+					took[i] = float64(time.Since(start).Nanoseconds()) / 1e3
 				}
-				took[i] = float64(time.Since(start).Nanoseconds()) / 1e3
-			}
-			add(t.cell(row, "time"), took...)
-			return nil
-		}}
+				add(c, took...)
+				return nil
+			}}))
+		}
 	}
-	return r.takeTurns(
-		round("64 bytes there and back between two processes", func() error {
-			return errors.Join(exchange(fds[0], unix.Write, buf[:]), exchange(fds[0], unix.Read, buf[:]))
-		}),
-		round("register read over the socket", func() error {
-			_, err := client.Read(0, 0, 4)
+	rounds(echoRow, func() error {
+		return errors.Join(exchange(fds[0], unix.Write, buf[:]), exchange(fds[0], unix.Read, buf[:]))
+	})
+	for _, s := range servers {
+		client, err := user.Redial(r.ctx, s.path, user.Options{}, func(c *user.Client) error { return c.SetCommand(user.CommandMemory) })
+		if err != nil {
+			return fmt.Errorf("the device %s: %w", s.path, err)
+		}
+		defer client.Close()
+		rounds(s.row, func() error {
+			_, err := client.Read(s.region, uint64(s.offset), s.size)
 			return err
-		}))
+		})
+	}
+	return r.takeTurns(turns...)
 }

@@ -63,6 +63,7 @@ func Suites() []Suite {
 		{"outstanding", "blocks of a transfer in flight", (*run).outstanding},
 		{"firmware", "each optimization of the firmware switched off", (*run).firmware},
 		{"device", "the device in a process of its own", (*run).device},
+		{"peers", "what others' software does: UCX, libfabric, stress-ng's userfaultfd, libvfio-user", (*run).peers},
 		{"tracing", "the eBPF probe attached", (*run).tracing},
 	}
 }
@@ -83,6 +84,8 @@ type SuiteReport struct {
 	Seconds   float64 `json:"seconds"`
 	Skipped   string  `json:"skipped,omitempty"`   // why this machine cannot do it
 	Distorted string  `json:"distorted,omitempty"` // by what
+	// Missing are programs that are not installed, each with how to get it, or that failed.
+	Missing []string `json:"missing,omitempty"`
 }
 
 // ErrSuite says that there is no suite of a name.
@@ -111,6 +114,8 @@ type run struct {
 	ctx    context.Context
 	report *Report
 	suite  string
+	// missing becomes the suite's.
+	missing []string
 }
 
 // Run measures suites. The calling goroutine is locked to its thread: what is started ends with it.
@@ -119,7 +124,7 @@ func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 	defer runtime.UnlockOSThread()
 	r := &run{Lab: l, ctx: ctx, report: &Report{Version: 3, Machine: machine()}}
 	for i, s := range suites {
-		r.suite = s.Name
+		r.suite, r.missing = s.Name, nil
 		r.says("%d of %d: %s: %s", i+1, len(suites), s.Name, s.About)
 		start := time.Now()
 		canary, err := newCanary(ctx)
@@ -134,7 +139,7 @@ func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 		if done.Distorted, err = canary.verdict(ctx); err != nil {
 			return r.report, err
 		}
-		done.Seconds = time.Since(start).Seconds()
+		done.Seconds, done.Missing = time.Since(start).Seconds(), r.missing
 		r.report.Suites = append(r.report.Suites, done)
 	}
 	return r.report, nil

@@ -1,0 +1,104 @@
+package bench
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What the programs print, as they have printed it: of Debian 12.
+var peerOutputs = []struct {
+	file  string
+	parse func(string) (float64, error)
+	want  float64
+}{
+	{"ucx_perftest.txt", parseUCX, 0.125},
+	{"fi_pingpong.txt", parsePingPong, 19.86},
+	{"stress-ng.txt", parseStress, 1e6 / 27602.08},
+}
+
+func TestParsePeers(t *testing.T) {
+	for _, k := range peerOutputs {
+		b, err := os.ReadFile(filepath.Join("testdata", "peers", k.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := k.parse(string(b)); err != nil || got != k.want {
+			t.Errorf("%s: %v, %v, want %v", k.file, got, err, k.want)
+		}
+		// What is cut off is no figure, nor is another program's.
+		first, _, _ := bytes.Cut(b, []byte("\n"))
+		for _, text := range []string{"", string(first), strings.ReplaceAll(string(b), ".", "x"), "a,50.0_percentile_lat\n1,-2\n", "4k 2k =2k 15m 0.08s 206 0 0.05\n"} {
+			if got, err := k.parse(text); !errors.Is(err, ErrPeer) {
+				t.Errorf("%s: %q gives %v, %v", k.file, text, got, err)
+			}
+		}
+	}
+}
+
+func FuzzParsePeers(f *testing.F) {
+	for _, k := range peerOutputs {
+		b, err := os.ReadFile(filepath.Join("testdata", "peers", k.file))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(b))
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for i, parse := range []func(string) (float64, error){parseUCX, parsePingPong, parseStress} {
+			if v, err := parse(text); err == nil && !(v > 0 && v <= 1e12) {
+				t.Errorf("%s: a time of %v us", peerOutputs[i].file, v)
+			}
+		}
+	})
+}
+
+// Where nothing of others is installed, each row says what to install.
+func TestMissingPeers(t *testing.T) {
+	l := newLab(t)
+	t.Setenv("PATH", t.TempDir())
+	suites, err := Choose([]string{"peers"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := l.Run(t.Context(), suites)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, rows := range map[string][2]string{
+		"peers":       {"ours, pinned alike", "UCX, TCP: not installed: apt-get install ucx-utils"},
+		"userfaultfd": {"ours: a write of 4 KiB, absent", "stress-ng --userfaultfd: not installed: apt-get install stress-ng"},
+		"servers":     {"ours", "libvfio-user: not installed: build its sources, which Debian has not, and put build/samples on PATH"},
+	} {
+		ours, want := rows[0], rows[1]
+		table := r.Table(name)
+		if !slices.Contains(table.Rows, want) || !strings.Contains(table.Text(), want) {
+			t.Errorf("%s has rows %q, want %q", name, table.Rows, want)
+		}
+		if v := table.Median(ours, table.Columns[0]); v <= 0 {
+			t.Errorf("%s: ours is %v", name, v)
+		}
+	}
+	var lines bytes.Buffer
+	if err := r.JSON(&lines); err != nil || !strings.Contains(lines.String(), `"missing":["ucx_perftest: apt-get install ucx-utils"`) {
+		t.Errorf("JSON does not tell what is missing: %v: %.300s", err, lines.String())
+	}
+}
+
+// newLab builds the programs.
+func newLab(t *testing.T) *Lab {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "github.com/exanet/pfd/cmd/pfd", "github.com/exanet/pfd/cmd/exanetctl").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	t.Setenv(processEnv, "1")
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // the processes would each wait a second
+	return &Lab{PFD: filepath.Join(dir, "pfd"), Program: filepath.Join(dir, "exanetctl"), Command: []string{"/proc/self/exe"}, Count: 2, Window: 20 * time.Millisecond}
+}

@@ -115,12 +115,16 @@ func (n *Node) send(iface, ch int, count uint64) {
 	}
 	f.Message, f.MessageLen = c.payload, uint8(count)
 	packetizer.Stamp(cfg, f.Message[:count])
-	if box == device.MailboxRead && !n.opened(uint8(iface), f) {
-		// The tag is in use, or too many reads are open.
-		n.cfg.Pool.Put(f)
-		c.status = device.PktzRefused
-		n.counts[device.MboxRefused]++
-		return
+	if box == device.MailboxRead {
+		open, served := n.opened(uint8(iface), f)
+		if !open { // the tag is in use, or too many reads are open
+			c.status = device.PktzRefused
+			n.counts[device.MboxRefused]++
+		}
+		if !open || served {
+			n.cfg.Pool.Put(f)
+			return
+		}
 	}
 	n.counts[device.TXPackets]++
 	if node == n.id {

@@ -16,14 +16,14 @@ import (
 
 // opened notes a read that is being asked for. A request that no target would
 // take passes: its answer says why.
-func (n *Node) opened(iface uint8, f *wire.Frame) bool {
+func (n *Node) opened(iface uint8, f *wire.Frame) (open, served bool) {
 	m, err := mailbox.DecodeReadRequest(f.Message[:f.MessageLen])
 	if err != nil || m.Size == 0 {
-		return true
+		return true, false
 	}
 	slot := n.dma.SlotOf(f.SrcPDID, f.SrcGeneration)
 	if slot < 0 {
-		return false
+		return false, false
 	}
 	target := m.Target
 	if target == 0 {

@@ -117,7 +117,7 @@ func TestContextsOfOthers(t *testing.T) {
 // without its words at first.
 func TestPiecesOfAReadAfterAFault(t *testing.T) {
 	r := newRig(t)
-	if !r.e.OpenRead(0, OpenRead{Node: peer, PDID: theirs, Dst: base, Size: 1000, Notify: base + 8192, First: 1, Last: 2}) {
+	if !opens(r, OpenRead{Node: peer, PDID: theirs, Dst: base, Size: 1000, Notify: base + 8192, First: 1, Last: 2}) {
 		t.Fatal("a read cannot be opened")
 	}
 	r.absent[2] = true

@@ -26,32 +26,45 @@ type OpenRead struct {
 type openReads struct {
 	used  uint64
 	reads [OpenReads]OpenRead
+	next  int // where the next one goes, if that is free
+	// served: closed by their completion words; they stay known until their place is
+	// another's. A process that does not see the words at once asks again.
+	served uint64
 	// closing: the completion words are being written: nothing but their own
 	// block is let in any more.
 	closing uint64
 }
 
-// OpenRead notes a read that is being asked for. False: its tag is another
-// read's that is open, or too many are.
-func (e *Engine) OpenRead(slot int, r OpenRead) bool {
+// OpenRead notes a read that is being asked for. Not open: its tag is another
+// read's that is open, or too many are. Served: its completion words have come already,
+// and the request is not to be sent: nobody would answer it, and it would stay open.
+func (e *Engine) OpenRead(slot int, r OpenRead) (open, served bool) {
 	o := &e.reads[slot]
 	free := -1
-	for i := range o.reads {
-		if o.used>>uint(i)&1 == 0 {
-			free = i
-			continue
-		}
-		if x := &o.reads[i]; x.Tag == r.Tag && x.Interface == r.Interface {
-			return *x == r // asked for again
+	for n := range o.reads {
+		i := (o.next + n) % OpenReads
+		bit := uint64(1) << uint(i)
+		switch x := &o.reads[i]; {
+		case o.used&bit == 0 && o.served&bit != 0 && *x == r:
+			return true, true
+		case o.used&bit == 0:
+			if free < 0 {
+				free = i
+			}
+		case x.Tag == r.Tag && x.Interface == r.Interface:
+			return *x == r, false // asked for again
 		}
 	}
 	if free < 0 {
-		return false
+		return false, false
 	}
-	o.used |= 1 << uint(free)
-	o.closing &^= 1 << uint(free)
+	bit := uint64(1) << uint(free)
+	o.used |= bit
+	o.closing &^= bit
+	o.served &^= bit
 	o.reads[free] = r
-	return true
+	o.next = (free + 1) % OpenReads
+	return true, false
 }
 
 // CloseRead takes the answer that a read has failed. False:
@@ -179,6 +192,7 @@ func (e *Engine) readDone(slot uint8, c *context) {
 		}
 		if _, words := o.reads[i].match(&c.header, true, &c.completion); words {
 			o.used &^= 1 << uint(i)
+			o.served |= 1 << uint(i)
 			return
 		}
 	}

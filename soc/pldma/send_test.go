@@ -158,6 +158,11 @@ func TestResetKeepsNoBuffers(t *testing.T) {
 	}
 }
 
+func opens(r *rig, x OpenRead) bool {
+	open, _ := r.e.OpenRead(0, x)
+	return open
+}
+
 // Data of a read comes in only while that read is open, from whom it was asked of
 // and to where it was asked for; its words close it.
 func TestOpenReads(t *testing.T) {
@@ -181,7 +186,7 @@ func TestOpenReads(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
 			for range 2 { // asked for, and asked for again
-				if !r.e.OpenRead(0, read) {
+				if open, served := r.e.OpenRead(0, read); !open || served {
 					t.Fatal("a read cannot be opened")
 				}
 			}
@@ -200,21 +205,30 @@ func TestOpenReads(t *testing.T) {
 			if a := r.answers(); len(a) != 1 || a[0].Code != device.CodeDomain || string(r.mem[:4]) != "mine" {
 				t.Errorf("after its end: %+v, %q", a, r.mem[:4])
 			}
+			// A request that comes late opens nothing, and its tag is free.
+			if open, served := r.e.OpenRead(0, read); !open || !served {
+				t.Error("a request for what was read already opens it again")
+			}
+			next := read
+			next.First, next.Last = 3, 4
+			if open, served := r.e.OpenRead(0, next); !open || served {
+				t.Error("the next read of the same tag is refused")
+			}
 		})
 	}
 	t.Run("limits", func(t *testing.T) {
 		r := newRig(t)
 		for tag := range uint16(OpenReads) {
-			if x := read; !func() bool { x.Tag = tag; return r.e.OpenRead(0, x) }() {
+			if x := read; !func() bool { x.Tag = tag; return opens(r, x) }() {
 				t.Fatalf("read %d is refused", tag)
 			}
 		}
 		more, other := read, read
 		more.Tag, other.Size = OpenReads, 999
-		if r.e.OpenRead(0, more) || r.e.OpenRead(0, other) {
+		if opens(r, more) || opens(r, other) {
 			t.Error("one too many, or another read of a tag that is open, is taken")
 		}
-		if !r.e.CloseRead(0, 20, 5) || !r.e.OpenRead(0, more) {
+		if !r.e.CloseRead(0, 20, 5) || !opens(r, more) {
 			t.Error("no place after one is closed")
 		}
 	})

@@ -10,7 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/emu/capture"
 	"github.com/exanet/pfd/emu/serve"
+	"github.com/exanet/pfd/internal/version"
 )
 
 // emuFlags are the flags of emu serve as they are given.
@@ -21,6 +24,7 @@ type emuFlags struct {
 	noTXFIFO  bool
 	firmware  string
 	level     string
+	capture   string
 }
 
 func (a *app) emuCommand() *cobra.Command {
@@ -57,6 +61,7 @@ virtual machines first, QEMU aborts when the socket of a device closes.`,
 	fs.IntVar(&f.vaBits, "va-bits", f.vaBits, "width of virtual addresses, 39 to 48")
 	fs.BoolVar(&f.noTXFIFO, "no-txfifo", false, "no FIFO for source faults: the sender's time-out finds them")
 	fs.StringVar(&f.firmware, "firmware-options", "", "optimizations of the firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks with commas between, each perhaps with no- before it (default all)")
+	fs.StringVar(&f.capture, "capture", "", "file for the packets on the links, as pcapng: what exanetctl capture does where pfd has the nodes")
 	fs.StringVar(&f.level, "log-level", f.level, "debug, info, warn or error")
 	return c
 }
@@ -91,6 +96,13 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	if err := os.MkdirAll(f.directory, 0o700); err != nil {
 		return fmt.Errorf("directory of the sockets: %w", err)
 	}
+	if f.capture != "" {
+		end, failed := record(m.Engine(), f.capture)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, end()) }()
+	}
 	err = m.Run(ctx, f.directory, func() {
 		for i := range f.nodes {
 			// A standard output that is closed is the caller's affair.
@@ -101,4 +113,29 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 		err = fmt.Errorf("%w: end it, or name another --socket-dir", err)
 	}
 	return err
+}
+
+// record writes the packets on all links into a file until end is called.
+func record(e *emu.Engine, file string) (end func() error, err error) {
+	to, err := createPrivate(file)
+	if err != nil {
+		return nil, fmt.Errorf("--capture: %w", err)
+	}
+	c := &capture.Capture{All: true}
+	e.Tap(c.See)
+	done, over := make(chan struct{}), make(chan error, 1)
+	go func() {
+		over <- c.Copy(done, "exanetctl emu serve "+version.String(), func(b []byte) error {
+			_, err := to.Write(b)
+			return err
+		})
+	}()
+	return func() error {
+		e.Tap(nil)
+		close(done)
+		if err := errors.Join(<-over, to.Close()); err != nil {
+			return fmt.Errorf("--capture: %w", err)
+		}
+		return nil
+	}, nil
 }

@@ -13,11 +13,10 @@ BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
 all: build
 
-build:
+build: setup
 	$(BUILD) -o bin/ ./cmd/...
 
-demo: setup
-	@$(MAKE) --no-print-directory build
+demo: build
 	@bin/exanetctl demo --bin bin
 
 test: SETUP += test

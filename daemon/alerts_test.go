@@ -90,16 +90,21 @@ func checkOneByOne(t *testing.T, known map[string]map[string]map[string]bool, wh
 
 // Prometheus takes the rules, and they raise what they shall and nothing else.
 func TestAlertsByPromtool(t *testing.T) {
-	if _, err := exec.LookPath("promtool"); err != nil {
-		const why = "no promtool: install it (Debian's package prometheus; `sh scripts/setup.sh test` does where CI is set)"
-		if os.Getenv("STRICT") == "1" {
-			t.Fatal(why)
-		}
-		t.Skip(why)
-	}
+	needPrometheus(t, "promtool")
 	for _, args := range [][]string{{"check", "rules", alertsFile}, {"test", "rules", filepath.Join("testdata", "alerts.yml")}} {
 		if out, err := exec.CommandContext(t.Context(), "promtool", args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
+	}
+}
+
+func needPrometheus(t *testing.T, program string) {
+	t.Helper()
+	if _, err := exec.LookPath(program); err != nil {
+		why := "no " + program + ": install it (Debian's package prometheus; `sh scripts/setup.sh test` does where CI is set)"
+		if os.Getenv("STRICT") == "1" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
 	}
 }

@@ -240,39 +240,3 @@ func TestCapture(t *testing.T) {
 		t.Errorf("blocks were seen so often: %v", again)
 	}
 }
-
-// A client that reads nothing loses packets, which are counted; what it may hold up is bounded.
-func TestCaptureLoses(t *testing.T) {
-	c := &capture{all: true, scratch: make([]byte, 0, wire.MaxPacket)}
-	f := &wire.Frame{Header: wire.Header{Kind: wire.Ack, DstNode: 1}}
-	const packets = captureRoom/64 + 1000
-	for range packets {
-		c.see(1, f)
-	}
-	first := c.take(nil)
-	if len(first) > captureRoom+4096 {
-		t.Errorf("%d bytes wait", len(first))
-	}
-	c.see(2, f)
-	kept, lost, before := 0, uint64(0), uint64(0)
-	for b := append(first, c.take(nil)...); len(b) > 0; {
-		n, block, err := pcapng.Blocks(b, true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b = b[n:]
-		if _, l, ok := pcapng.Lost(block); ok {
-			lost = l
-		}
-		if pcapng.TypeOf(block) == pcapng.TypePacket {
-			kept++
-			before = binary.LittleEndian.Uint64(append(block[len(block)-16:len(block)-8:len(block)-8], 0)) // of the last one
-		}
-	}
-	if kept+int(lost) != packets+1 || lost == 0 {
-		t.Errorf("%d kept, %d lost of %d", kept, lost, packets+1)
-	}
-	if before != lost {
-		t.Errorf("the packet behind the gap says %d lost, want %d", before, lost)
-	}
-}

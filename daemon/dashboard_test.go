@@ -1,15 +1,26 @@
 package daemon
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/spool"
@@ -108,30 +119,40 @@ func checkExpr(t *testing.T, known map[string]map[string]map[string]bool, where,
 	}
 }
 
-// Every expression of the dashboard names metrics, labels and values that are
-// there.
-func TestDashboard(t *testing.T) {
+// board is contrib/grafana/pfd.json.
+type board struct {
+	Panels []struct {
+		Title   string
+		Targets []struct{ Expr, LegendFormat string }
+	}
+	Templating struct {
+		List []struct {
+			Name  string
+			Type  string
+			Query json.RawMessage
+		}
+	}
+}
+
+func readBoard(t *testing.T) (b board) {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "contrib", "grafana", "pfd.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var board struct {
-		Panels []struct {
-			Title   string
-			Targets []struct{ Expr, LegendFormat string }
-		}
-		Templating struct {
-			List []struct {
-				Name  string
-				Type  string
-				Query json.RawMessage
-			}
-		}
-	}
-	if err := json.Unmarshal(text, &board); err != nil {
+	if err := json.Unmarshal(text, &b); err != nil {
 		t.Fatal(err)
 	}
-	known := series(t)
+	if len(b.Panels) < 10 {
+		t.Errorf("%d panels", len(b.Panels))
+	}
+	return b
+}
+
+// Every expression of the dashboard names metrics, labels and values that are
+// there.
+func TestDashboard(t *testing.T) {
+	board, known := readBoard(t), series(t)
 	for _, p := range board.Panels {
 		for _, target := range p.Targets {
 			checkExpr(t, known, p.Title, target.Expr, target.LegendFormat)
@@ -146,7 +167,77 @@ func TestDashboard(t *testing.T) {
 			checkExpr(t, known, "variable "+v.Name, q.Query, "")
 		}
 	}
-	if len(board.Panels) < 10 {
-		t.Errorf("%d panels", len(board.Panels))
+}
+
+// A Prometheus that scrapes a pfd has an answer to every expression of the dashboard, with
+// Grafana's variables replaced as Grafana does.
+func TestDashboardByPrometheus(t *testing.T) {
+	needPrometheus(t, "prometheus")
+	file := spool.New(os.Stderr, 1)
+	t.Cleanup(func() { file.Close(0) })
+	d, client, _ := startEngine(t, func(c *Config) {
+		c.LogLimit, c.LogFile = logs.New(file, logs.Options{}), file
+		c.MetricsListen = "127.0.0.1:0"
+	})
+	dir := t.TempDir()
+	config := filepath.Join(dir, "prometheus.yml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, "scrape_configs: [{job_name: pfd, scrape_interval: 1s, static_configs: [{targets: [%q]}]}]", d.metricsTCP.Addr()), 0o644); err != nil {
+		t.Fatal(err)
 	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	free.Close()
+	var log bytes.Buffer
+	prometheus := exec.Command("prometheus", "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
+	prometheus.Stdout, prometheus.Stderr = &log, &log
+	if err := prometheus.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(prometheus.Process.Signal(unix.SIGTERM), prometheus.Wait()); err != nil {
+			t.Errorf("prometheus: %v", err)
+		}
+		if t.Failed() {
+			t.Log(log.String())
+		}
+	})
+	variables := strings.NewReplacer("$instance", ".*", "$node", ".*", "$__rate_interval", "5m")
+	var left []string
+	for _, p := range readBoard(t).Panels {
+		for _, target := range p.Targets {
+			left = append(left, variables.Replace(target.Expr))
+		}
+	}
+	// A rate wants two scrapes, a quantile transfers between them.
+	for deadline := time.Now().Add(4 * patience); len(left) > 0; time.Sleep(200 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no data for\n%s", strings.Join(left, "\n"))
+		}
+		selfWrite(t, client.Socket())
+		left = slices.DeleteFunc(left, func(expr string) bool { return answered(t, address, expr) })
+	}
+}
+
+// answered asks Prometheus once: is there a sample that is a number?
+func answered(t *testing.T, address, expr string) bool {
+	t.Helper()
+	a, err := http.Get("http://" + address + "/api/v1/query?query=" + url.QueryEscape(expr))
+	if err != nil {
+		return false // it does not listen yet
+	}
+	defer a.Body.Close()
+	var is struct {
+		Error string
+		Data  struct{ Result model.Vector }
+	}
+	if err := json.NewDecoder(a.Body).Decode(&is); err != nil || is.Error != "" {
+		if a.StatusCode == http.StatusServiceUnavailable {
+			return false // it listens and is not ready
+		}
+		t.Fatalf("%s: %v %s", expr, err, is.Error)
+	}
+	return slices.ContainsFunc(is.Data.Result, func(s *model.Sample) bool { return !math.IsNaN(float64(s.Value)) })
 }

@@ -307,6 +307,40 @@ func TestSanitized(t *testing.T) {
 	}
 }
 
+// And by valgrind's memcheck, which sees what was never set as well; it has no userfaultfd.
+func TestMemcheck(t *testing.T) {
+	if _, err := os.Stat("/usr/include/valgrind/valgrind.h"); err != nil {
+		const why = "no valgrind: `sh scripts/setup.sh test` installs it"
+		if os.Getenv("STRICT") == "1" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
+	}
+	bin, client := build(t), start(t)
+	checked := filepath.Join(filepath.Dir(bin), "checked")
+	script := fmt.Sprintf("#!/bin/sh\nexec valgrind --quiet --leak-check=full --errors-for-leak-kinds=definite,indirect --error-exitcode=9 --log-file=%s.%%p %s \"$@\"\n", checked, bin)
+	if err := os.WriteFile(checked, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, method := range []string{"gup", "touch", "populate"} {
+		t.Run(method, func(t *testing.T) {
+			transfer(t, checked, client, nil, method, "100000", func(int) {})
+		})
+	}
+	if !t.Failed() {
+		return
+	}
+	logs, err := filepath.Glob(checked + ".*")
+	for _, name := range logs {
+		text, failed := os.ReadFile(name)
+		err = errors.Join(err, failed)
+		t.Logf("%s", text)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // put is the program of the README: it writes a line into a process that uses Go.
 func TestPut(t *testing.T) {
 	dir := public(t)

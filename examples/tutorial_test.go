@@ -65,7 +65,7 @@ func TestTutorial(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if out, err := command(ctx, "env "+string(out)).CombinedOutput(); err != nil {
+			if out, err := command(ctx, "sh -ec '"+string(out)+"'").CombinedOutput(); err != nil {
 				t.Fatalf("%s: %v\n%s", body, err, out)
 			}
 		case strings.HasPrefix(body, "bin/pfd"):

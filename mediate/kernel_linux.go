@@ -108,8 +108,8 @@ func again(waiting func(error), open func(vectors []int) (Function, error)) Conn
 				return f, nil
 			}
 			busy := errors.Is(err, kernel.ErrBusy) || errors.Is(err, uio.ErrBusy)
-			removed := errors.Is(err, kernel.ErrNoDevice) || errors.Is(err, kernel.ErrGone) ||
-				errors.Is(err, uio.ErrNoDevice) || errors.Is(err, uio.ErrGone)
+			removed := errors.Is(err, kernel.ErrNoDevice) || errors.Is(err, uio.ErrNoDevice) ||
+				errors.Is(err, kernel.ErrGone) // UIO's, too
 			if !busy && !(removed && seen.Load()) {
 				return nil, err
 			}

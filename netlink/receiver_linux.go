@@ -1,14 +1,12 @@
 package netlink
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -132,36 +130,15 @@ func (r *Receiver) Close() error {
 	return nil
 }
 
-var longAgo = time.Unix(1, 0)
-
 // Receive waits for the next fault from the sender and drops, and counts, all
-// else. It ends with the cause of ctx, or ErrClosed after Close.
-func (r *Receiver) Receive(ctx context.Context) (Fault, error) {
-	if ctx.Done() != nil {
-		if err := context.Cause(ctx); err != nil {
-			return Fault{}, err
-		}
-		woken := make(chan struct{})
-		stop := context.AfterFunc(ctx, func() {
-			defer close(woken)
-			// It fails only on a closed file, which ends the wait as well.
-			_ = r.f.SetReadDeadline(longAgo)
-		})
-		defer func() {
-			if !stop() {
-				// Take the deadline back once it is surely set, so that it
-				// cannot end a later Receive.
-				<-woken
-				_ = r.f.SetReadDeadline(time.Time{})
-			}
-		}()
-	}
+// else. ErrClosed after Close, which ends it.
+func (r *Receiver) Receive() (Fault, error) {
 	for {
 		if err := r.raw.Read(r.read); err != nil {
-			if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil {
-				return Fault{}, context.Cause(ctx)
+			if r.closed.Load() { // this error is none that errors.Is would know
+				return Fault{}, ErrClosed
 			}
-			return Fault{}, r.closedOr(err)
+			return Fault{}, fmt.Errorf("netlink receiver: %w", err)
 		}
 		if f, ok, err := r.judge(); ok || err != nil {
 			return f, err
@@ -169,35 +146,9 @@ func (r *Receiver) Receive(ctx context.Context) (Fault, error) {
 	}
 }
 
-// Last gives the number (nlmsg_seq) of the fault that Receive or Poll gave last.
-// It is for the goroutine that calls those.
+// Last gives the number (nlmsg_seq) of the fault that Receive returned last.
+// It is for the goroutine that calls Receive.
 func (r *Receiver) Last() uint32 { return r.last }
-
-// Poll gives the next fault from the sender if one has come, without waiting;
-// it drops, and counts, all else. ErrClosed after Close.
-func (r *Receiver) Poll() (f Fault, ok bool, err error) {
-	for {
-		got := false
-		if err := r.raw.Control(func(fd uintptr) { got = r.recvmsg(fd) }); err != nil {
-			return Fault{}, false, r.closedOr(err)
-		}
-		if !got {
-			return Fault{}, false, nil
-		}
-		if f, ok, err := r.judge(); ok || err != nil {
-			return f, ok, err
-		}
-	}
-}
-
-// closedOr gives ErrClosed after Close. (A raw connection's error then is none
-// that errors.Is would know.)
-func (r *Receiver) closedOr(err error) error {
-	if r.closed.Load() {
-		return ErrClosed
-	}
-	return fmt.Errorf("netlink receiver: %w", err)
-}
 
 // judge looks at what recvmsg took; false: it was counted and dropped.
 func (r *Receiver) judge() (Fault, bool, error) {

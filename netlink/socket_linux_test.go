@@ -2,7 +2,6 @@ package netlink
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -61,7 +60,7 @@ func childReceive() {
 	}
 	fmt.Println("ready")
 	for range 3 {
-		f, err := r.Receive(context.Background())
+		f, err := r.Receive()
 		if err != nil {
 			fmt.Println(err)
 			return
@@ -158,8 +157,21 @@ func fromFD(t *testing.T, fd int, from Credentials) *Receiver {
 
 func (r *Receiver) want(t *testing.T, want Fault) {
 	t.Helper()
-	if got, err := r.Receive(t.Context()); err != nil || got != want {
+	if got, err := r.Receive(); err != nil || got != want {
 		t.Fatalf("received %+v %v, want %+v", got, err, want)
+	}
+}
+
+// poll takes what has come without waiting; false: nothing that counts.
+func (r *Receiver) poll() (f Fault, ok bool, err error) {
+	for {
+		got := false
+		if err := r.raw.Control(func(fd uintptr) { got = r.recvmsg(fd) }); err != nil || !got {
+			return Fault{}, false, err
+		}
+		if f, ok, err := r.judge(); ok || err != nil {
+			return f, ok, err
+		}
 	}
 }
 
@@ -353,7 +365,7 @@ func TestCredentials(t *testing.T) {
 		if err := s.Send(port, testFault(0)); err != nil {
 			t.Fatal(err)
 		}
-		if f, ok, err := r.Poll(); ok || err != nil {
+		if f, ok, err := r.poll(); ok || err != nil {
 			t.Fatalf("%s: received %+v %v", name, f, err)
 		}
 		if c := r.Counters(); c != (ReceiverCounters{Forged: 1}) {
@@ -383,7 +395,7 @@ func TestFull(t *testing.T) {
 	}
 	got := 0
 	for {
-		_, ok, err := r.Poll()
+		_, ok, err := r.poll()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -457,9 +469,9 @@ func TestCloseEndsReceive(t *testing.T) {
 	r, port := receive(t, s)
 	done := make(chan error)
 	go func() {
-		_, err := r.Receive(context.Background())
+		_, err := r.Receive()
 		for err == nil {
-			_, err = r.Receive(context.Background())
+			_, err = r.Receive()
 		}
 		done <- err
 	}()
@@ -475,8 +487,8 @@ func TestCloseEndsReceive(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
-	if _, _, err := r.Poll(); !errors.Is(err, ErrClosed) {
-		t.Errorf("Poll after Close: %v", err)
+	if _, err := r.Receive(); !errors.Is(err, ErrClosed) {
+		t.Errorf("Receive after Close: %v", err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -486,24 +498,6 @@ func TestCloseEndsReceive(t *testing.T) {
 	}
 	if err := s.Send(port, testFault(0)); !errors.Is(err, ErrClosed) {
 		t.Errorf("Send after Close: %v", err)
-	}
-}
-
-// TestContextEndsReceive: with its own cause, and for this call only.
-func TestContextEndsReceive(t *testing.T) {
-	s := openSender(t)
-	r, port := receive(t, s)
-	because := errors.New("because")
-	for range 50 {
-		ctx, cancel := context.WithCancelCause(context.Background())
-		go cancel(because)
-		if _, err := r.Receive(ctx); !errors.Is(err, because) {
-			t.Fatalf("Receive ended with %v", err)
-		}
-		if err := s.Send(port, testFault(1)); err != nil {
-			t.Fatal(err)
-		}
-		r.want(t, testFault(1))
 	}
 }
 
@@ -569,7 +563,7 @@ func BenchmarkSendReceive(b *testing.B) {
 		if err := s.Send(port, f); err != nil {
 			b.Fatal(err)
 		}
-		if got, err := r.Receive(context.Background()); err != nil || got != f {
+		if got, err := r.Receive(); err != nil || got != f {
 			b.Fatal(got, err)
 		}
 	}

@@ -1,7 +1,6 @@
 package rdma
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -73,7 +72,7 @@ func (e *Endpoint) serveFaults() {
 	r := openResidence()
 	defer r.close()
 	for {
-		f, err := e.faults.Receive(context.Background())
+		f, err := e.faults.Receive()
 		if err != nil {
 			// Closed, or a socket that does not work any more: without this
 			// goroutine blocks come back by the guard time-out and fail at last.

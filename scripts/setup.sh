@@ -3,12 +3,15 @@
 # Debian packages that the tests need and that are missing: as root, or with sudo. It
 # asks nothing, says what it did, and does nothing when all is there.
 #   gcc, libc6-dev  the race detector, and the clients in C
+#   valgrind        the clients in C, without a memory error (examples)
 #   git             the house rules
 #   systemd         a machine of its own for the service (internal/packaging)
 #   bpftool         another reader of the probe's maps (internal/tracing)
 #   tshark          the dissector (daemon)
 #   prometheus      promtool: rules and metrics (daemon); with CI set alone, for on a
 #                   machine of somebody's the package starts a server
+#   buildah, busybox-static  the image (internal/packaging); with CI set alone: 24 MB to
+#                   fetch, 91 MB on disk
 #   lintian         the packages (internal/packaging)
 #   tmux            a terminal for exanetctl top
 #   ucx-utils, libfabric-bin, stress-ng
@@ -47,13 +50,16 @@ guests() {
 	done
 }
 
+remedy="install any Go from 1.21 on, which fetches the one that go.mod names: from https://go.dev/dl/, or on Debian 12 as root
+  echo deb http://deb.debian.org/debian bookworm-backports main >/etc/apt/sources.list.d/backports.list
+  apt-get update && apt-get install -y -t bookworm-backports golang-go"
 if ! command -v go >/dev/null 2>&1; then
-	echo "setup: go is missing: install Go as go.mod names it, or any from 1.21 on, which fetches that itself (https://go.dev/dl/), and put it on PATH" >&2
+	echo "setup: go is missing: $remedy" >&2
 	exit 1
 fi
 minor=$(go env GOVERSION | sed -n 's/^go1\.\([0-9][0-9]*\).*/\1/p')
 if [ -n "$minor" ] && [ "$minor" -lt 21 ]; then
-	echo "setup: Go 1.$minor is too old for go.mod: install any Go from 1.21 on, which fetches the right one itself (https://go.dev/dl/)" >&2
+	echo "setup: Go 1.$minor is too old: $remedy" >&2
 	exit 1
 fi
 
@@ -65,6 +71,9 @@ if [ -n "${1:-}" ]; then
 	[ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || need="$need systemd"
 	command -v tshark >/dev/null 2>&1 || need="$need tshark"
 	[ -z "${CI:-}" ] || command -v promtool >/dev/null 2>&1 || need="$need prometheus"
+	[ -z "${CI:-}" ] || command -v buildah >/dev/null 2>&1 || need="$need buildah"
+	[ -z "${CI:-}" ] || command -v busybox >/dev/null 2>&1 || need="$need busybox-static"
+	command -v valgrind >/dev/null 2>&1 || need="$need valgrind"
 	command -v lintian >/dev/null 2>&1 || need="$need lintian"
 	command -v tmux >/dev/null 2>&1 || need="$need tmux"
 	command -v bpftool >/dev/null 2>&1 || [ -x /usr/sbin/bpftool ] || need="$need bpftool"

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -33,9 +32,7 @@ type Device struct {
 	mapped  [][]byte
 	windows [][]byte
 
-	mu   sync.Mutex
-	err  error
-	done chan struct{}
+	end *mmio.End
 }
 
 // Open takes a device by its name, as uio0, or the address of a PCI function, and
@@ -45,7 +42,7 @@ type Device struct {
 func Open(name string, windows []Window) (*Device, error) { return open("/", name, windows) }
 
 func open(root, name string, windows []Window) (*Device, error) {
-	d := &Device{name: name, done: make(chan struct{})}
+	d := &Device{name: name, end: mmio.NewEnd("uio " + name)}
 	if err := d.open(root, windows); err != nil {
 		d.Close()
 		return nil, explain(root, name, err)
@@ -167,11 +164,11 @@ func (d *Device) Read(i int, off uint64, size int) (uint64, error) {
 	}
 	v, err := mmio.Load(b, off, size)
 	if err != nil {
-		return 0, d.fail(fmt.Errorf("read window %d, %#x: %w", i, off, err))
+		return 0, d.end.Fail(fmt.Errorf("read window %d, %#x: %w", i, off, err))
 	}
 	if v == ^uint64(0)>>(64-8*size) && d.config != nil {
 		if id, err := d.identity(); err != nil || id == 1<<32-1 {
-			return 0, d.fail(errors.Join(errors.New("its identity reads all ones"), err))
+			return 0, d.end.Fail(errors.Join(errors.New("its identity reads all ones"), err))
 		}
 	}
 	return v, nil
@@ -185,36 +182,21 @@ func (d *Device) Post(i int, off uint64, size int, v uint64) error {
 		return err
 	}
 	if err := mmio.Store(b, off, size, v); err != nil {
-		return d.fail(fmt.Errorf("write window %d, %#x: %w", i, off, err))
+		return d.end.Fail(fmt.Errorf("write window %d, %#x: %w", i, off, err))
 	}
 	return nil
 }
 
-// fail ends the device and gives the error for the caller.
-func (d *Device) fail(err error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.err == nil {
-		d.err = fmt.Errorf("uio %s: %w: %w", d.name, ErrGone, err)
-		close(d.done)
-	}
-	return d.err
-}
-
 // Done is closed when the device is gone; Err then says why.
-func (d *Device) Done() <-chan struct{} { return d.done }
+func (d *Device) Done() <-chan struct{} { return d.end.Done() }
 
-// Err gives why the device is gone, nil while it is not. It matches ErrGone.
-func (d *Device) Err() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.err
-}
+// Err says why the device is gone, nil while it is not. It matches ErrGone.
+func (d *Device) Err() error { return d.end.Err() }
 
 // Close lets the device go. uio_pci_generic turns bus mastering off with the last
 // descriptor.
 func (d *Device) Close() {
-	_ = d.fail(errors.New("closed"))
+	_ = d.end.Fail(errors.New("closed"))
 	for _, b := range d.mapped {
 		_ = unix.Munmap(b) // cannot fail: the very slice that was mapped
 	}

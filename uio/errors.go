@@ -2,13 +2,14 @@ package uio
 
 import (
 	"errors"
-	"fmt"
+
+	"github.com/exanet/pfd/internal/mmio"
 )
 
 // What can go wrong, matched by errors.Is.
 var (
 	// ErrGone says that the device does not answer any more.
-	ErrGone = errors.New("the device is gone")
+	ErrGone = mmio.ErrGone
 	// ErrName says that a text is neither a UIO device nor a PCI address.
 	ErrName = errors.New("not a UIO device")
 	// ErrNoDevice says that there is no such device.
@@ -28,19 +29,4 @@ var (
 )
 
 // Error is a trouble with a device, and what settles it.
-type Error struct {
-	Device string
-	Err    error
-	Remedy string // a command, perhaps with a word before it
-}
-
-// Error gives the sentence.
-func (e *Error) Error() string {
-	if e.Remedy == "" {
-		return fmt.Sprintf("uio %s: %v", e.Device, e.Err)
-	}
-	return fmt.Sprintf("uio %s: %v: %s", e.Device, e.Err, e.Remedy)
-}
-
-// Unwrap gives the cause.
-func (e *Error) Unwrap() error { return e.Err }
+type Error = mmio.Error

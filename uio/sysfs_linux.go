@@ -189,7 +189,7 @@ func explain(root, name string, err error) error {
 	if known := new(Error); errors.As(err, &known) {
 		return err
 	}
-	e := &Error{Device: name, Err: err}
+	e := &Error{Device: "uio " + name, Err: err}
 	p, _ := find(root, name)
 	bind := "exanetctl bind --driver " + pciDriver + " " + p.pci
 	switch {

@@ -37,7 +37,7 @@ counted in the capture and on standard error.`,
 			to := a.out
 			switch {
 			case file != "":
-				f, failed := os.Create(file)
+				f, failed := createPrivate(file)
 				if failed != nil {
 					return fmt.Errorf("--write: %w", failed)
 				}
@@ -91,4 +91,9 @@ counted in the capture and on standard error.`,
 	f.DurationVar(&duration, "duration", 0, "end after this time: 5s")
 	f.IntVar(&snap, "snap", 0, "bytes of each packet to keep: 60 are the header and its CRC (default all)")
 	return c
+}
+
+// createPrivate makes a file for bytes of processes: for its owner alone.
+func createPrivate(name string) (*os.File, error) {
+	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,6 +71,9 @@ func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
 	runtime.LockOSThread()
 	d := &demo{app: a, ctl: filepath.Join(bin, "exanetctl")}
 	p, err := workload.StartDaemon(ctx, filepath.Join(bin, "pfd"), 2, args...)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: make build, or name its directory with --bin", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -212,7 +212,7 @@ func (f facts) vfio() check {
 }
 
 func (f facts) uio() check {
-	c := check{Name: "uio", Verdict: verdictOK, Found: fmt.Sprintf("%d devices", f.UIO), Need: "nothing yet (a board over UIO)"}
+	c := check{Name: "uio", Verdict: verdictOK, Found: fmt.Sprintf("%d devices", f.UIO), Need: "nodes of a board (pfd --device uio:NAME)"}
 	if f.UIO == 0 {
 		c.Verdict = verdictLater
 		c.Remedy = "only on a board: load the ExaNet UIO devices"

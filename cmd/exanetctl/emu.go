@@ -11,8 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/emu/capture"
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/internal/version"
 )
 
 // emuFlags are the flags of emu serve as they are given.
@@ -20,6 +23,7 @@ type emuFlags struct {
 	serve.Config
 	directory string
 	level     string
+	capture   string
 }
 
 func (a *app) emuCommand() *cobra.Command {
@@ -57,6 +61,7 @@ virtual machines first, QEMU aborts when the socket of a device closes.`,
 	fs.BoolVar(&f.NoTXFIFO, "no-txfifo", false, "no FIFO for source faults: the sender's time-out finds them")
 	fs.StringVar(&f.Firmware, "firmware-options", "", "optimizations of the firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks with commas between, each perhaps with no- before it (default all)")
 	config.Link(fs, &f.Link.Delay, &f.Link.Loss, &f.Link.Seed)
+	fs.StringVar(&f.capture, "capture", "", "file for the packets on the links, as pcapng: what exanetctl capture does where pfd has the nodes")
 	fs.StringVar(&f.level, "log-level", f.level, "debug, info, warn or error")
 	return c
 }
@@ -97,6 +102,13 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	if err := os.MkdirAll(f.directory, 0o700); err != nil {
 		return fmt.Errorf("directory of the sockets: %w", err)
 	}
+	if f.capture != "" {
+		end, failed := record(m.Engine(), f.capture)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, end()) }()
+	}
 	err = m.Run(ctx, f.directory, func() {
 		for i := range f.Nodes {
 			// A standard output that is closed is the caller's affair.
@@ -107,4 +119,29 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 		err = fmt.Errorf("%w: end it, or name another --socket-dir", err)
 	}
 	return err
+}
+
+// record writes the packets on all links into a file until end is called.
+func record(e *emu.Engine, file string) (end func() error, err error) {
+	to, err := createPrivate(file)
+	if err != nil {
+		return nil, fmt.Errorf("--capture: %w", err)
+	}
+	c := &capture.Capture{All: true}
+	e.Tap(c.See)
+	done, over := make(chan struct{}), make(chan error, 1)
+	go func() {
+		over <- c.Copy(done, "exanetctl emu serve "+version.String(), func(b []byte) error {
+			_, err := to.Write(b)
+			return err
+		})
+	}()
+	return func() error {
+		e.Tap(nil)
+		close(done)
+		if err := errors.Join(<-over, to.Close()); err != nil {
+			return fmt.Errorf("--capture: %w", err)
+		}
+		return nil
+	}, nil
 }

@@ -131,7 +131,10 @@ func (p *perfFlags) check() (sizes []uint64, err error) {
 		p.run.Count = 0
 	}
 	p.run.Size = size
-	if err := errors.Join(methodErr, policyErr, sizeErr, err, p.run.Check()); err != nil {
+	if sizeErr == nil {
+		sizeErr = p.run.Check()
+	}
+	if err := errors.Join(methodErr, policyErr, err, sizeErr); err != nil {
 		return nil, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	if !p.all {

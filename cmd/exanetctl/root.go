@@ -120,8 +120,8 @@ reachable, 4 skipped.`,
 	root.SetIn(s.in)
 	root.SetOut(s.out)
 	root.SetErr(s.err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return usagef("%w", config.Explain(err))
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usagef("%w", config.Explain(cmd.Flags(), err))
 	})
 	f := root.PersistentFlags()
 	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock; where nothing stands there, the machine's /run/exanet/pfd.sock)")

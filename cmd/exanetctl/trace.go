@@ -146,7 +146,7 @@ func (a *app) traceOff(dir *string) *cobra.Command {
 func (a *app) traceClean(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
-		Short: "Remove whatever is pinned there, be it of a dead or another version",
+		Short: "Remove what is pinned there, also by another version or by a trace that was killed",
 		Args:  maxArgs(0),
 		RunE: func(*cobra.Command, []string) error {
 			err := probe.Off(*dir)

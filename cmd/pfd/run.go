@@ -80,8 +80,8 @@ pfd can change. Other exit codes: 1 failed, 2 wrong usage.`,
 			return serve(cmd.Context(), o, stderr)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return fmt.Errorf("%w: %w", errUsage, config.Explain(err))
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w: %w", errUsage, config.Explain(cmd.Flags(), err))
 	})
 	o.flags(cmd.Flags())
 	return cmd

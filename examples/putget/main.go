@@ -40,7 +40,7 @@ func main() {
 func run(ctx context.Context, socket string, args []string) (err error) {
 	o := rdma.Options{Socket: socket, Node: 0}
 	if len(args) == 1 && args[0] == "target" {
-		o.Node = 1
+		o.Node, o.AcceptGroup = 1, true
 	}
 	ep, err := rdma.Attach(ctx, o)
 	if err != nil {

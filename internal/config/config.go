@@ -67,7 +67,7 @@ func Apply(fs *pflag.FlagSet, file string, entries []Entry, skip ...string) (tak
 			continue
 		}
 		if err := fs.Set(e.Key, e.Value); err != nil {
-			return nil, fmt.Errorf("%w %s:%d: %w", ErrConfig, file, e.Line, Explain(err))
+			return nil, fmt.Errorf("%w %s:%d: %w", ErrConfig, file, e.Line, Explain(fs, err))
 		}
 		taken = append(taken, e)
 	}

@@ -20,6 +20,12 @@ func TestExplain(t *testing.T) {
 		{[]string{"--float", "x"}, "--float x: want a number"},
 		{[]string{"--time", "3"}, "--time 3: want a time with its unit, as 1s, 500ms or 2m"},
 		{[]string{"--none"}, "unknown flag: --none"},
+		{[]string{"--tiem", "3s"}, "unknown flag: --tiem: did you mean --time?"},
+		{[]string{"--fl=1"}, "unknown flag: --fl: did you mean --float?"},
+		{[]string{"--nit"}, "unknown flag: --nit: did you mean --int or --uint?"},
+		{[]string{"-time=3s"}, "unknown shorthand flag: 't' in -time=3s: did you mean --time?"},
+		{[]string{"-x"}, "unknown shorthand flag: 'x' in -x"},
+		{[]string{"--secre"}, "unknown flag: --secre"},
 	} {
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)
 		f.IntP("int", "i", 0, "")
@@ -27,13 +33,17 @@ func TestExplain(t *testing.T) {
 		f.Bool("bool", false, "")
 		f.Float64("float", 0, "")
 		f.Duration("time", 0, "")
+		f.Bool("secret", false, "")
+		if err := f.MarkHidden("secret"); err != nil {
+			t.Fatal(err)
+		}
 		err := f.Parse(tc.args)
-		if err == nil || Explain(err).Error() != tc.want {
-			t.Errorf("%q: %v, want %s", tc.args, Explain(err), tc.want)
+		if err == nil || Explain(f, err).Error() != tc.want {
+			t.Errorf("%q: %v, want %s", tc.args, Explain(f, err), tc.want)
 		}
 	}
 	other := errors.New("something else")
-	if Explain(other) != other || Explain(nil) != nil {
+	if Explain(nil, other) != other || Explain(nil, nil) != nil {
 		t.Error("an error that is no flag's has changed")
 	}
 }

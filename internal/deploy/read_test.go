@@ -3,11 +3,14 @@ package deploy
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/pcapng"
 )
 
 // read starts exanetctl read.
@@ -63,7 +66,8 @@ func TestReads(t *testing.T) {
 // served, and what only that firmware knows is an error that says where to look.
 func TestFirmwareElsewhere(t *testing.T) {
 	l := newPlace(t)
-	l.serve("--firmware-options", "none")
+	links := l.file("links.pcapng")
+	server := l.serve("--firmware-options", "none", "--capture", links)
 	d := l.daemon([]int{0, 1})
 	d.good(2, "--size", "1MiB", "--dst", "absent")
 	nodes, err := d.Nodes(t.Context(), control.AllNodes)
@@ -93,5 +97,29 @@ func TestFirmwareElsewhere(t *testing.T) {
 	if p := start(t, "pfd", "--socket", l.file("other.sock"), "--device", "vfio-user:"+l.file("node0.sock"), "--firmware-options", "all"); p.wait() != 2 ||
 		!strings.Contains(p.err.String(), "exanetctl emu serve --firmware-options") {
 		t.Errorf("pfd with options for a device elsewhere: exit code %d, %s", p.wait(), p.err.String())
+	}
+	if p := show("capture"); p.wait() != 1 || !strings.Contains(p.err.String(), "exanetctl emu serve --capture FILE") {
+		t.Errorf("capture: exit code %d, %s", p.wait(), p.err.String())
+	}
+	server.signal(syscall.SIGTERM)
+	if code := server.wait(); code != 0 {
+		t.Errorf("emu serve: exit code %d, %s", code, server.err.String())
+	}
+	text, err := os.ReadFile(links)
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload := 0
+	for rest := text; len(rest) > 0; {
+		n, block, err := pcapng.Blocks(rest, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rest = rest[n:]; pcapng.TypeOf(block) == pcapng.TypePacket {
+			payload += len(block)
+		}
+	}
+	if payload < 2<<20 {
+		t.Errorf("2 MiB crossed the link, packets of %d bytes were captured", payload)
 	}
 }

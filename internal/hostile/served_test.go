@@ -59,7 +59,7 @@ func wordsOfServedFaults(t *testing.T, w *world) {
 			go func() {
 				defer close(quiet)
 				for {
-					f, err := faults.Receive(t.Context())
+					f, err := faults.Receive()
 					if err != nil {
 						return
 					}

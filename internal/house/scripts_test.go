@@ -74,14 +74,14 @@ func TestSetup(t *testing.T) {
 		{"no such package", map[string]string{"go": "exit", "apt-get": apt + "; echo no such package; exit 100", "id": "echo 0"}, true, "no such package", want + "update -qq\n"},
 		{"no apt", map[string]string{"go": "exit", "id": "echo 0"}, true, "not Debian", ""},
 		{"no go", map[string]string{"gcc": "exit", "git": "exit", "apt-get": apt}, true, "go is missing", ""},
-		{"an old go", map[string]string{"go": "echo go1.19.8", "apt-get": apt}, true, "Go 1.19 is too old", ""},
+		{"an old go", map[string]string{"go": "echo go1.19.8", "apt-get": apt}, true, "Go 1.19 is too old: install any Go from 1.21 on", ""},
 		{"a go that fetches another", map[string]string{"gcc": "exit", "git": "exit", "go": `[ "$1" = env ] && echo go1.21.0; exit 0`, "apt-get": apt}, false, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, name := range []string{"mktemp", "rm", "cat", "env", "sed", "dirname"} {
 				c.programs[name] = ""
 			}
-			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian", "ucx_perftest", "fi_pingpong", "stress-ng"} {
+			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian", "ucx_perftest", "fi_pingpong", "stress-ng", "valgrind"} {
 				if c.programs[name] == "none" {
 					delete(c.programs, name)
 				} else {

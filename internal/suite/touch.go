@@ -1,7 +1,6 @@
 package suite
 
 import (
-	"context"
 	"encoding/binary"
 	"os"
 	"testing"
@@ -74,7 +73,7 @@ func (r *Rig) Touch(policy fault.Policy) {
 		go func() {
 			defer close(over)
 			for {
-				f, err := faults.Receive(context.Background())
+				f, err := faults.Receive()
 				if err != nil {
 					return // closed
 				}

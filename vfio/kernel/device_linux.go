@@ -68,9 +68,7 @@ type Device struct {
 
 	watch [3]int // eventfds: an error, a request to let go, the end of the watcher
 	wg    sync.WaitGroup
-	mu    sync.Mutex
-	err   error
-	done  chan struct{}
+	end   *mmio.End
 }
 
 // Options of Open.
@@ -86,7 +84,7 @@ type Options struct {
 // on its memory and bus mastering. Its errors are *Error and match those of this
 // package.
 func Open(addr string, o Options) (*Device, error) {
-	d := &Device{address: addr, fd: -1, watch: [3]int{-1, -1, -1}, done: make(chan struct{})}
+	d := &Device{address: addr, fd: -1, watch: [3]int{-1, -1, -1}, end: mmio.NewEnd("vfio " + addr)}
 	err := d.open(o)
 	if err == nil {
 		err = d.setUp()
@@ -221,12 +219,12 @@ func (d *Device) Read(i int, off uint64, size int) (uint64, error) {
 		v, err = d.pread(i, off, size)
 	}
 	if err != nil {
-		return 0, d.fail(fmt.Errorf("read region %d, %#x: %w", i, off, err))
+		return 0, d.end.Fail(fmt.Errorf("read region %d, %#x: %w", i, off, err))
 	}
 	if i != RegionConfig && v == ^uint64(0)>>(64-8*size) {
 		id, err := d.config(configID, 4)
 		if err != nil || id == 1<<32-1 {
-			return 0, d.fail(errors.Join(errors.New("its identity reads all ones"), err))
+			return 0, d.end.Fail(errors.Join(errors.New("its identity reads all ones"), err))
 		}
 	}
 	return v, nil
@@ -248,7 +246,7 @@ func (d *Device) Post(i int, off uint64, size int, v uint64) error {
 		err = d.pwrite(i, off, size, v)
 	}
 	if err != nil {
-		return d.fail(fmt.Errorf("write region %d, %#x: %w", i, off, err))
+		return d.end.Fail(fmt.Errorf("write region %d, %#x: %w", i, off, err))
 	}
 	return nil
 }
@@ -351,9 +349,9 @@ func (d *Device) listen() error {
 			switch {
 			case poll[2].Revents != 0: // Close
 			case poll[0].Revents != 0:
-				_ = d.fail(errors.New("PCI reports an error of it"))
+				_ = d.end.Fail(errors.New("PCI reports an error of it"))
 			default:
-				_ = d.fail(errors.New("it is being removed or unbound"))
+				_ = d.end.Fail(errors.New("it is being removed or unbound"))
 			}
 			return
 		}
@@ -361,30 +359,15 @@ func (d *Device) listen() error {
 	return nil
 }
 
-// fail ends the device and gives the error for the caller.
-func (d *Device) fail(err error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.err == nil {
-		d.err = fmt.Errorf("vfio %s: %w: %w", d.address, ErrGone, err)
-		close(d.done)
-	}
-	return d.err
-}
-
 // Done is closed when the device is gone; Err then says why.
-func (d *Device) Done() <-chan struct{} { return d.done }
+func (d *Device) Done() <-chan struct{} { return d.end.Done() }
 
-// Err gives why the device is gone, nil while it is not. It matches ErrGone.
-func (d *Device) Err() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.err
-}
+// Err says why the device is gone, nil while it is not. It matches ErrGone.
+func (d *Device) Err() error { return d.end.Err() }
 
 // Close lets the device go: its kernel resets it and unmaps what was mapped.
 func (d *Device) Close() {
-	_ = d.fail(errors.New("closed"))
+	_ = d.end.Fail(errors.New("closed"))
 	if d.watch[2] >= 0 {
 		one := [8]byte{1}
 		_, _ = unix.Write(d.watch[2], one[:]) // it is empty: this cannot fail

@@ -20,7 +20,7 @@ func fake(t *testing.T) *Device {
 	if err := unix.Ftruncate(fd, 3*4096); err != nil {
 		t.Fatal(err)
 	}
-	d := &Device{address: addr, fd: fd, watch: [3]int{-1, -1, -1}, done: make(chan struct{})}
+	d := &Device{address: addr, fd: fd, watch: [3]int{-1, -1, -1}, end: mmio.NewEnd("vfio " + addr)}
 	d.regions[0] = region{flags: regionMmap, size: 4096}
 	d.regions[1] = region{size: 4096, offset: 4096}
 	d.regions[RegionConfig] = region{size: 256, offset: 8192}

@@ -2,14 +2,15 @@ package kernel
 
 import (
 	"errors"
-	"fmt"
+
+	"github.com/exanet/pfd/internal/mmio"
 )
 
 // What can go wrong, matched by errors.Is.
 var (
 	// ErrGone says that the device does not answer any more, or that its kernel
 	// wants it back.
-	ErrGone = errors.New("the device is gone")
+	ErrGone = mmio.ErrGone
 	// ErrNoDevice says that no PCI function has the address.
 	ErrNoDevice = errors.New("no such PCI device")
 	// ErrAddress says that a text is no address of a PCI function.
@@ -33,19 +34,4 @@ var (
 )
 
 // Error is a trouble with a device, and what settles it.
-type Error struct {
-	Address string
-	Err     error
-	Remedy  string // a command, perhaps with a word before it
-}
-
-// Error gives the sentence.
-func (e *Error) Error() string {
-	if e.Remedy == "" {
-		return fmt.Sprintf("vfio %s: %v", e.Address, e.Err)
-	}
-	return fmt.Sprintf("vfio %s: %v: %s", e.Address, e.Err, e.Remedy)
-}
-
-// Unwrap gives the cause.
-func (e *Error) Unwrap() error { return e.Err }
+type Error = mmio.Error

@@ -105,7 +105,7 @@ func memlock(err error) error {
 
 // explain names what settles a trouble.
 func explain(root, addr string, err error) error {
-	e := &Error{Address: addr, Err: err}
+	e := &Error{Device: "vfio " + addr, Err: err}
 	if known := new(Error); errors.As(err, &known) {
 		return err
 	}
@@ -240,11 +240,11 @@ func drive(root, addr, driver string) error {
 		if driver == Driver {
 			return explain(root, addr, ErrModules)
 		}
-		return &Error{Address: addr, Err: fmt.Errorf("no driver %s: %w", driver, fs.ErrNotExist), Remedy: "modprobe " + driver}
+		return &Error{Device: "vfio " + addr, Err: fmt.Errorf("no driver %s: %w", driver, fs.ErrNotExist), Remedy: "modprobe " + driver}
 	}
 	write := func(path, text string) error {
 		if err := os.WriteFile(filepath.Join(root, path), []byte(text), 0); err != nil {
-			return &Error{Address: addr, Err: err, Remedy: remedyOfWrite(err)}
+			return &Error{Device: "vfio " + addr, Err: err, Remedy: remedyOfWrite(err)}
 		}
 		return nil
 	}
@@ -264,7 +264,7 @@ func drive(root, addr, driver string) error {
 		if driver == Driver && p.group == "" {
 			return explain(root, addr, ErrNoIOMMU)
 		}
-		return &Error{Address: addr, Err: fmt.Errorf("%w: driver %s does not take it", ErrUnbound, driver), Remedy: "dmesg says why"}
+		return &Error{Device: "vfio " + addr, Err: fmt.Errorf("%w: driver %s does not take it", ErrUnbound, driver), Remedy: "dmesg says why"}
 	}
 	return nil
 }

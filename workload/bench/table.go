@@ -254,7 +254,7 @@ func (r *Report) CSV(w io.Writer) error {
 func (r *Report) Head() string {
 	var b strings.Builder
 	m := r.Machine
-	fmt.Fprintf(&b, "Measured on %d processors (%s), Linux %s, governor %s, load %.1f at the start: medians;\nin brackets how many times the figure it is that it is compared with, or the difference with\nits interval of 95 %% where both are of the same rounds. Every byte was checked; %d bytes were pinned (but where pinning is measured).\n",
+	fmt.Fprintf(&b, "Measured on %d processors (%s), Linux %s, governor %s, load %.1f at the start: medians;\nin brackets the ratio to the figure it is compared with, or, where both are of the same rounds, the\ndifference with its interval of 95 %%. Every byte was checked; %d bytes were pinned (but where pinning is measured).\n",
 		m.Processors, m.Processor, m.Kernel, m.Governor, m.Load, r.PinnedBytes)
 	for _, s := range r.Suites {
 		if s.Distorted != "" {

@@ -35,7 +35,7 @@ func TestTraceOnKernels(t *testing.T) {
 		t.Run(k, func(t *testing.T) {
 			for _, lockdown := range []string{"none", "integrity", "confidentiality"} {
 				t.Run(lockdown, func(t *testing.T) {
-					// Each has a boot of its own: on 6.18.15 a second `trace on` hung.
+					// Each has a boot of its own: 6.18.15 does not outlive a `trace off` (docs/tracing.md).
 					f := bootKernel(t, k)
 					release := strings.Join(strings.Split(f.run(0, "uname", "-r"), ".")[:2], ".")
 					f.run(0, "sh", "-c", `mount -t securityfs securityfs /sys/kernel/security

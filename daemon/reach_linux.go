@@ -15,8 +15,9 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// helperTime is how long a process may take to start its memory helper (ours).
-const helperTime = 3 * time.Second
+// helperTime is how much of a handshake's time a process may take to start its memory
+// helper (ours): it reads a refusal before the time is over.
+func helperTime(handshake time.Duration) time.Duration { return handshake / 5 * 3 }
 
 // reach finds the way to the process's memory. pfd touches it by itself only
 // where it has the rights of the process's user and no others, so that the
@@ -75,7 +76,7 @@ func (s *session) startHelper() error {
 		return fmt.Errorf("asking for a memory helper: %w", err)
 	}
 	wake := func() { s.n.bus.Post(func() {}) } // the engine looks at its ports then
-	if err := port.Ready(time.Now().Add(helperTime), wake); err != nil {
+	if err := port.Ready(time.Now().Add(helperTime(s.d.tune.Load().HandshakeTime)), wake); err != nil {
 		return refusal(attach.CodePermission, "no memory helper: %v: pfd has no right over this process's memory, and its own helper cannot serve it", err)
 	}
 	return nil

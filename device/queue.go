@@ -30,6 +30,11 @@ const (
 	QueueErrChanged = 1 << 7 // BASE or SIZE written while on
 	QueueErrors     = QueueErrConfig | QueueErrAccess | QueueErrIndex | QueueErrChanged
 
+	// DoorbellCons in what is written to CMDQ_DOORBELL: [15:0] is EVTQ_CONS.
+	// DoorbellTakes in what it reads as: that is understood.
+	DoorbellCons  = 1 << 31
+	DoorbellTakes = 1 << 30
+
 	QueueMinLog    = 4
 	QueueMaxLog    = 12
 	QueueEntrySize = 64

@@ -74,7 +74,7 @@ func queueRegisters(name string, base uint32) []Register {
 	} else {
 		regs = append(regs,
 			Register{Name: name + "_CONS", Offset: base + QueueProd, Width: 4, Read: 0xffff, fields: index},
-			Register{Name: name + "_DOORBELL", Offset: base + QueueDoorbell, Width: 4, Act: low32, fields: "look[31:0]"})
+			Register{Name: name + "_DOORBELL", Offset: base + QueueDoorbell, Width: 4, Reset: DoorbellTakes, Read: DoorbellTakes, Act: low32 &^ DoorbellTakes, fields: "look[29:0] takes[30] cons[31]"})
 	}
 	for i := range regs {
 		regs[i].Source, regs[i].Cap, regs[i].CapMask = srcQ, CapsQueues, regs[i].Read|regs[i].Act

@@ -153,7 +153,7 @@ func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err e
 			f = nil
 		}
 	}()
-	if err := f.serve(ctx, o); err != nil {
+	if err := f.serve(o); err != nil {
 		return f, err
 	}
 	for i := range o.Guests {
@@ -260,8 +260,8 @@ func (f *Fleet) running() error {
 	return err
 }
 
-// serve starts the process with the nodes.
-func (f *Fleet) serve(ctx context.Context, o Options) error {
+// serve starts the process with the nodes; guests are restored meanwhile, until served.
+func (f *Fleet) serve(o Options) error {
 	if o.Nodes == 0 {
 		return nil
 	}
@@ -275,11 +275,14 @@ func (f *Fleet) serve(ctx context.Context, o Options) error {
 		return err
 	}
 	f.state.Nodes = p
-	if err := f.record(); err != nil {
-		return err
-	}
-	for last := f.node(o.Guests*o.Nodes - 1); !exists(last); {
-		if err := errors.Join(p.alive(), pause(ctx)); err != nil {
+	return f.record()
+}
+
+// served waits until the nodes can be plugged in.
+func (f *Fleet) served(ctx context.Context) error {
+	o := f.state.Options
+	for last := f.node(o.Guests*o.Nodes - 1); o.Nodes > 0 && !exists(last); {
+		if err := errors.Join(f.state.Nodes.alive(), pause(ctx)); err != nil {
 			return fmt.Errorf("the process of the nodes: %w", err)
 		}
 	}
@@ -311,7 +314,7 @@ func (f *Fleet) restore(ctx context.Context, s saved, i int) error {
 		return err
 	}
 	defer m.close()
-	if err := m.restore(ctx, s.state); err != nil {
+	if err := errors.Join(m.restore(ctx, s.state), f.served(ctx)); err != nil {
 		return err
 	}
 	for n := range o.Nodes {
@@ -341,16 +344,16 @@ const groupsFile = "/run/groups"
 const HugePages = 96
 
 // smallPFD starts a pfd with its arguments. Mapping for a device pins; a guest is
-// pfd's alone.
+// pfd's alone. Its log is looked at, for starting a program takes long without KVM.
 const smallPFD = `ulimit -l unlimited; pfd "$@" >/run/pfd.log 2>&1 &
 p=$!
-until exanetctl status >/dev/null 2>&1; do
+until grep -q msg=ready /run/pfd.log; do
 	kill -0 $p 2>/dev/null || { cat /run/pfd.log; exit 1; }
 	sleep 0.05
 done`
 
-// startPFD binds the guest's nodes to their driver and starts a pfd, when its control
-// socket answers it is back.
+// startPFD binds the guest's nodes to their driver and starts a pfd; it is back when
+// that is ready.
 func (f *Fleet) startPFD(ctx context.Context, i int) error {
 	o := f.state.Options
 	if o.Nodes == 0 || o.PFD == nil {

@@ -12,8 +12,8 @@ import (
 )
 
 // shareTimeout is how long pfd may take to answer (ours): to take memory back it
-// waits for accesses in flight.
-const shareTimeout = 15 * time.Second
+// waits for accesses in flight, and part of it may be in swap. Its end is known at once.
+const shareTimeout = time.Minute
 
 // SVA tells whether the node sees the process's own page tables, so that
 // transfers reach any memory of it; else only what was shared.

@@ -57,6 +57,9 @@ type prepare struct {
 	// Page, where not 0, is the size of the pages that are shared, whatever the device
 	// wants.
 	Page uint64 `json:"page,omitempty"`
+	// Unproven has nobody look whether its pages are in their state: of a buffer that is
+	// larger than the memory some are in swap.
+	Unproven bool `json:"unproven,omitempty"`
 }
 
 func (p prepare) content() content { return content{State: p.State, Seed: p.Seed} }

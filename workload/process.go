@@ -250,7 +250,7 @@ func (p *process) prepare(order prepare) (string, error) {
 func (p *process) prove() error {
 	b := p.buffer
 	state := b.request.State
-	if b.request.Size == 0 || state == Unmapped {
+	if b.request.Size == 0 || state == Unmapped || b.request.Unproven {
 		return nil
 	}
 	resident, total, err := b.resident(p.pages)

@@ -146,7 +146,11 @@ func (q *Queues) ring() {
 		q.lost(q.cfg.Bell())
 		return
 	}
-	q.lost(q.raw(device.PL).Write32(device.PLCommandQueue+device.QueueDoorbell, 1))
+	v := uint32(1)
+	if q.bellCons {
+		v, q.told = device.DoorbellCons|q.cons, q.cons
+	}
+	q.lost(q.raw(device.PL).Write32(device.PLCommandQueue+device.QueueDoorbell, v))
 }
 
 // writePacketizer takes what the driver writes into a packetizer of its own. True:

@@ -96,6 +96,7 @@ type state struct {
 	broken     bool   // the command queue is off by an error
 	draining   bool   // Later is to drain again
 	belled     bool   // or to ring
+	bellCons   bool   // the doorbell tells cons
 	nop        uint64 // cookie of the last NOP that was asked for
 	seen       uint64 // and of the last that was told
 
@@ -189,10 +190,11 @@ func (q *Queues) Start() error {
 			err = fmt.Errorf("%w: pl+%#x reads %#x", ErrOff, base+device.QueueStatus, s)
 		}
 	}
-	if err != nil {
+	bell, e := pl.Read32(device.PLCommandQueue + device.QueueDoorbell)
+	if err = errors.Join(err, e); err != nil {
 		return err
 	}
-	q.events, q.mask = true, mask
+	q.events, q.mask, q.bellCons = true, mask, bell&device.DoorbellTakes != 0
 	q.commands.set(true)
 	// Who left mail or was done before is not told again.
 	q.status = 1<<device.VectorMailbox | 1<<device.VectorDone

@@ -169,6 +169,34 @@ func TestFaultWithoutRegisters(t *testing.T) {
 	}
 }
 
+// Where the device takes it a doorbell tells how far the event queue is read, and else
+// EVTQ_CONS does when half the ring is.
+func TestConsumed(t *testing.T) {
+	const bell, cons = uint32(device.PL)<<24 | device.PLCommandQueue + device.QueueDoorbell, uint32(device.PL)<<24 | device.PLEventQueue + device.QueueCons
+	for _, takes := range []uint64{0, device.DoorbellTakes} {
+		n := newNode(t)
+		n.regs[bell] = takes
+		if err := n.q.Start(); err != nil {
+			t.Fatal(err)
+		}
+		n.regs[bell] = 0
+		for i := range 200 {
+			n.tell(device.Event{Kind: device.EventNop})
+			n.q.Vector(device.VectorFIFO)
+			if i%100 == 99 {
+				n.q.Nop()
+			}
+		}
+		wantBell, wantCons := uint64(1), uint64(128)
+		if takes != 0 {
+			wantBell, wantCons = device.DoorbellCons|200, 0
+		}
+		if n.regs[bell] != wantBell || n.regs[cons] != wantCons {
+			t.Errorf("CMDQ_DOORBELL %#x, EVTQ_CONS %d; want %#x, %d", n.regs[bell], n.regs[cons], wantBell, wantCons)
+		}
+	}
+}
+
 // A full command queue keeps messages in their channels, busy, until an event
 // tells that there is room.
 func TestCommandsFull(t *testing.T) {

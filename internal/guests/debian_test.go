@@ -149,7 +149,7 @@ func TestDebian(t *testing.T) {
 // tracesItself has the service trace itself, by the drop-in of contrib: its pfd has two
 // capabilities until it is in its sandbox, and none then.
 func tracesItself(t *testing.T, s service) {
-	s.run(0, "sh", "-c", `sed 's/^#   SystemCallFilter=/SystemCallFilter=/' /usr/share/exanet/systemd/trace.conf >/run/systemd/system/pfd.service.d/trace.conf
+	s.run(0, "sh", "-c", `sed 's/^#SystemCallFilter=/SystemCallFilter=/' /usr/share/exanet/systemd/trace.conf >/run/systemd/system/pfd.service.d/trace.conf
 echo 'trace = "/sys/fs/bpf/exanet"' >>/etc/exanet/pfd.toml; systemctl daemon-reload; systemctl restart pfd`)
 	s.drives()
 	s.writes()

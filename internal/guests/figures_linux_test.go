@@ -180,8 +180,9 @@ func (f *fleet) accessesOf(p *pair, state string) float64 {
 
 // mostAccesses is the bound of TestRegisterAccesses. A transfer between buffers that
 // nobody has mapped takes three: its doorbell, and one of the command queue at each
-// node. EVTQ_CONS, which is written once for half a ring, comes on top.
-const mostAccesses = 3.5
+// node, which tells how far the event queue is read, too. On a starved host some are
+// asked for again.
+const mostAccesses = 3.25
 
 // Whoever serves registers makes the guest wait: a transfer of 4 KiB accesses few.
 func TestRegisterAccesses(t *testing.T) {

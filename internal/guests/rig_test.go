@@ -127,7 +127,7 @@ func bootFrom(t testing.TB, cache *qemu.Cache, o qemu.Options) *fleet {
 	t.Cleanup(func() {
 		if t.Failed() {
 			for i := range f.Guests() {
-				out, _ := (&fleet{t, f}).try(i, "cat", "/run/pfd.log")
+				out, _ := (&fleet{t, f}).try(i, "sh", "-c", "cat /run/pfd.log; dmesg | tail -n 60")
 				t.Logf("guest %d: %s", i, out)
 			}
 		}

@@ -29,6 +29,8 @@ var roles = map[string]func(args []string) int{
 	"map-pages":   mapPages,
 	"bare-map":    bareMap,
 	"limited":     limited,
+
+	"protection-keys": protectionKeys,
 }
 
 // tool gives this program once more, without libraries and the race detector.

@@ -105,8 +105,8 @@ echo $most`)
 	began := time.Now()
 	p := f.pair(0, "pa")
 	size := uint64(mib) << 20
-	p.from.do(object{"op": "prepare", "prepare": object{"state": "present", "size": size, "seed": 1}})
-	remote := p.to.do(object{"op": "prepare", "prepare": object{"state": "absent", "size": size, "seed": 2}}).Remote
+	p.from.do(object{"op": "prepare", "prepare": object{"state": "present", "size": size, "seed": 1, "unproven": true}})
+	remote := p.to.do(object{"op": "prepare", "prepare": object{"state": "absent", "size": size, "seed": 2, "unproven": true}}).Remote
 	if o := p.from.do(object{"op": "write", "write": object{"remote": remote, "waiting": "wait", "timeout_ns": time.Hour.Nanoseconds(), "parts": mib}}).Outcome; !o.Done {
 		t.Errorf("%d MiB: %+v", mib, o)
 	}

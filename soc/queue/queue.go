@@ -150,6 +150,8 @@ func (m *Machine) Load(offset uint32) uint64 {
 		return uint64(r.index)
 	case device.QueueCons:
 		return uint64(m.cons)
+	case device.QueueDoorbell:
+		return device.DoorbellTakes
 	}
 	return 0
 }
@@ -185,14 +187,23 @@ func (m *Machine) Store(offset uint32, value, act uint64) {
 	case device.QueueStatus:
 		r.errors = uint32(value) & device.QueueErrors
 	case device.QueueCons:
-		m.cons = uint32(value)
-		if r.on && (r.mod(m.cons) != m.cons || r.mod(r.index-m.cons) > r.entries()) {
-			stop(device.QueueErrIndex)
-		}
+		m.consumed(uint32(value))
 	case device.QueueDoorbell:
+		if act&device.DoorbellCons != 0 {
+			m.consumed(uint32(act & 0xffff))
+		}
 		if r.on {
 			m.rung, m.budget = true, r.entries()
 		}
+	}
+}
+
+// consumed takes how far the driver has read.
+func (m *Machine) consumed(n uint32) {
+	r := &m.ev
+	m.cons = n
+	if r.on && (r.mod(n) != n || r.mod(r.index-n) > r.entries()) {
+		m.stopEvents(device.QueueErrIndex)
 	}
 }
 

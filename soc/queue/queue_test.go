@@ -122,8 +122,11 @@ func (r *rig) events(tell bool) (out []device.Event) {
 			r.t.Fatal("more events than the ring has")
 		}
 	}
-	if tell {
+	switch {
+	case tell && r.evIndex&1 == 0: // either way
 		r.store(device.PLEventQueue+device.QueueCons, uint64(r.evIndex))
+	case tell:
+		r.act(device.PLCommandQueue+device.QueueDoorbell, device.DoorbellCons|uint64(r.evIndex))
 	}
 	return out
 }
@@ -328,6 +331,8 @@ func TestErrors(t *testing.T) {
 		{"commands from where nothing is", func(r *rig) { r.fail = func(a *Access) bool { return !a.Write }; r.bell() }, cmd, device.QueueErrAccess},
 		{"CONS ahead", func(r *rig) { r.store(ev+device.QueueCons, 5) }, ev, device.QueueErrIndex},
 		{"CONS out of range", func(r *rig) { r.store(ev+device.QueueCons, 0xffff) }, ev, device.QueueErrIndex},
+		{"CONS ahead in a doorbell", func(r *rig) { r.act(cmd+device.QueueDoorbell, device.DoorbellCons|5) }, ev, device.QueueErrIndex},
+		{"CONS out of range in a doorbell", func(r *rig) { r.act(cmd+device.QueueDoorbell, device.DoorbellCons|0xffff) }, ev, device.QueueErrIndex},
 		{"base of events changed", func(r *rig) { r.store(ev+device.QueueBase, 0x30000) }, ev, device.QueueErrChanged},
 		{"size of events changed", func(r *rig) { r.store(ev+device.QueueSize, 5) }, ev, device.QueueErrChanged},
 		{"base of commands changed", func(r *rig) { r.store(cmd+device.QueueBase, 0x30000) }, cmd, device.QueueErrChanged},

@@ -137,8 +137,8 @@ type Engine struct {
 	lease    atomic.Uint64 // odd: in a call that may sleep
 	asleepIn atomic.Uint64 // the lease of the call that the supervisor last found asleep
 	thread   atomic.Int32  // the owner's
-	parked   atomic.Bool   // the supervisor sleeps until it is kicked
-	unpark   chan struct{}
+	parked   atomic.Bool   // the watchdog is not set: the next call sets it
+	watchdog *alarm        // wakes the supervisor
 
 	mu       sync.Mutex // guards posts, finished
 	posts    []func()
@@ -225,7 +225,11 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{
 		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
 		slowUsers: map[uint32]int64{}, owner: turnstile.New(),
-		epoll: epoll, event: event, unpark: make(chan struct{}, 1), done: make(chan struct{}),
+		epoll: epoll, event: event, done: make(chan struct{}),
+	}
+	if e.watchdog, err = newAlarm(); err != nil {
+		e.close()
+		return nil, fmt.Errorf("emulated machine: %w", err)
 	}
 	if e.tracer, err = newTracer(cfg.Trace, e); err != nil {
 		e.close()
@@ -235,6 +239,7 @@ func New(cfg Config) (*Engine, error) {
 		e.close()
 		return nil, err
 	}
+	e.parked.Store(true)
 	e.epoch = max(rand.Uint32(), 1)
 	e.tracer.log.Fabric = uint64(e.epoch)
 	if cfg.Outside != nil {
@@ -299,6 +304,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		<-e.done
 	case <-e.done:
 	}
+	e.watchdog.set(1, 0)
 	<-super
 	e.apart.end()
 	e.close()
@@ -308,6 +314,9 @@ func (e *Engine) Run(ctx context.Context) error {
 func (e *Engine) close() {
 	e.closeOnce.Do(func() {
 		_ = unix.Close(e.epoll)
+		if e.watchdog != nil {
+			_ = e.watchdog.file.Close()
+		}
 		e.mu.Lock()
 		fd := e.event
 		e.event = -1

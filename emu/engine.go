@@ -187,6 +187,7 @@ type slot struct {
 	gone      bool
 	port      *memport.Port
 	waiting   []*call // for a place in the port
+	asked     []*call // and not answered yet
 
 	slowUntil int64 // in the time of Now: its calls are made apart
 	sleep     int64 // that its calls were found in, less what was forgiven, ns
@@ -351,6 +352,7 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 		return
 	}
 	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
+	e.leaveAsked(s)
 	e.tracer.client(s, trace.Final)
 	n.slots[slotIndex] = nil
 	for i, l := range e.live {

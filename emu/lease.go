@@ -39,7 +39,12 @@ func (e *Engine) dispatch(c *call) bool {
 		// No process is attached to the slot: nobody else would make it.
 	case s.port != nil && e.ask(c):
 		return true
-	case c.long, e.slow(s):
+	case e.slow(s):
+		e.apart.make(e, c)
+		return true
+	case c.long && c.mayAsk():
+		c.kind = callAsk
+	case c.long:
 		e.apart.make(e, c)
 		return true
 	}

@@ -100,6 +100,9 @@ func (e *Engine) pass() (busy, ok bool) {
 		if s.port != nil && s.port.Pending() && s.port.Poll() {
 			busy = true
 		}
+		if len(s.asked) > 0 && e.answers(s) {
+			busy = true
+		}
 	}
 	for _, n := range e.nodes {
 		if n.due <= e.clock.now {
@@ -412,6 +415,9 @@ func (e *Engine) worth() bool {
 	}
 	for _, s := range e.live {
 		if s.port != nil && s.port.Pending() {
+			return true
+		}
+		if slices.ContainsFunc(s.asked, (*call).isAnswered) {
 			return true
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/proc"
@@ -116,4 +118,27 @@ func (b *bare) transfer(src, dst device.VA, size uint64) error {
 	}
 	_, err := b.copied(src, dst, size)
 	return err
+}
+
+// faulting is transfer to an absent page, in processor time of the calling thread.
+func (b *bare) faulting(src, dst device.VA, size uint64) (time.Duration, error) {
+	before, err := threadTime()
+	if err != nil {
+		return 0, err
+	}
+	_, err = b.dst.Walk(dst, 1, true)
+	if err == nil {
+		err = gup.New(b.dst).PageIn(dst, 1, true).Err
+	}
+	if err == nil {
+		err = b.transfer(src, dst, size)
+	}
+	after, e := threadTime()
+	return after - before, errors.Join(err, e)
+}
+
+func threadTime() (time.Duration, error) {
+	var ts unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano()), err
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -59,7 +60,7 @@ func Suites() []Suite {
 		{"breakdown", "the stages of a write of 4 KiB that faults, and pfd's time", (*run).breakdown},
 		{"strategies", "what is done instead of pin-free RDMA: pinning, caches, copies", (*run).strategies},
 		{"memory", "resident and pinned bytes where buffers exceed memory (a memory cgroup and swap: root)", (*run).memory},
-		{"scale", "channels, domains, nodes and pfds at once; an idle pfd", (*run).scale},
+		{"scale", "channels, domains, nodes and pfds at once; one fault beside 64 others; an idle pfd", (*run).scale},
 		{"outstanding", "blocks of a transfer in flight", (*run).outstanding},
 		{"firmware", "each optimization of the firmware switched off", (*run).firmware},
 		{"device", "the device in a process of its own", (*run).device},
@@ -83,6 +84,7 @@ type SuiteReport struct {
 	Seconds   float64 `json:"seconds"`
 	Skipped   string  `json:"skipped,omitempty"`   // why this machine cannot do it
 	Distorted string  `json:"distorted,omitempty"` // by what
+	Guards    uint64  `json:"guard_timeouts"`      // blocks that a guard time-out sent again, where nothing went wrong
 }
 
 // ErrSuite says that there is no suite of a name.
@@ -111,6 +113,7 @@ type run struct {
 	ctx    context.Context
 	report *Report
 	suite  string
+	guards uint64 // of the suite so far
 }
 
 // Run measures suites. The calling goroutine is locked to its thread: what is started ends with it.
@@ -119,7 +122,7 @@ func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 	defer runtime.UnlockOSThread()
 	r := &run{Lab: l, ctx: ctx, report: &Report{Version: 3, Machine: machine()}}
 	for i, s := range suites {
-		r.suite = s.Name
+		r.suite, r.guards = s.Name, 0
 		r.says("%d of %d: %s: %s", i+1, len(suites), s.Name, s.About)
 		start := time.Now()
 		canary, err := newCanary(ctx)
@@ -134,6 +137,7 @@ func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 		if done.Distorted, err = canary.verdict(ctx); err != nil {
 			return r.report, err
 		}
+		done.Guards = r.guards
 		done.Seconds = time.Since(start).Seconds()
 		r.report.Suites = append(r.report.Suites, done)
 	}
@@ -181,7 +185,7 @@ func (r *run) each(nodes int, args [][]string, f func([]*pfd) error) (err error)
 	var list []*pfd
 	defer func() {
 		for _, d := range list {
-			err = errors.Join(err, d.stop())
+			err = errors.Join(err, r.stop(d))
 		}
 	}()
 	for _, a := range args {
@@ -226,6 +230,17 @@ func (d *pfd) stop() error {
 		d.client.Close()
 	}
 	return errors.Join(err, d.process.Stop())
+}
+
+// stop stops a pfd, and adds up how often a guard time-out had to help.
+func (r *run) stop(d *pfd) error {
+	list, err := d.client.Counters(r.ctx, control.AllNodes)
+	for _, c := range list {
+		if c.Name == device.Guards.String()+"_total" {
+			r.guards += c.Value
+		}
+	}
+	return errors.Join(err, d.stop())
 }
 
 // open starts a target on node to, and attaches to node from.

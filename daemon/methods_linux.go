@@ -79,58 +79,99 @@ const (
 // populatePager has the process page in by itself, and waits until it says that
 // it has (word SERVED, docs/attach.md 3). What it says is only when to look: what
 // is there is read from the process's pagemap. A process that says nothing, as
-// libraries before that word do, is looked at from time to time. It sleeps: it is
-// for a domain's own worker.
+// libraries before that word do, is looked at from time to time. Who waits for the
+// answer sleeps: that is for a domain's own worker.
 type populatePager struct {
 	p      gup.Looker
-	ask    delegate
+	to     delegate
 	served *attach.Pages
 }
 
 // PageIn implements fault.Pager.
 func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
-	va = va.Page()
-	fail := func(kind gup.Kind, err error) gup.Result {
-		return gup.Result{Kind: kind, Err: &gup.Error{VA: va, Write: write, Err: err}}
-	}
-	m, err := g.p.Mapping(va)
+	return g.Ask(va, pages, write).Wait()
+}
+
+// question is a range of pages that the process was asked for.
+type question struct {
+	populatePager
+	va       device.VA
+	pages    int
+	write    bool
+	shared   bool // the mapping
+	kind     gup.Kind
+	was, all uint64
+	number   uint32
+	e        [gup.MaxPages]proc.Entry
+	err      error // why nothing was asked
+	told     bool  // the answer was there: the process can take its word back
+}
+
+// Answered implements gup.Question.
+func (q *question) Answered() bool {
+	q.told = q.told || q.err != nil || q.served.Served() == q.number
+	return q.told
+}
+
+// Ask implements fault.Asker.
+func (g populatePager) Ask(va device.VA, pages int, write bool) gup.Question {
+	q := &question{populatePager: g, va: va.Page(), write: write}
+	q.err = q.ask(pages)
+	return q
+}
+
+func (q *question) ask(pages int) error {
+	m, err := q.p.Mapping(q.va)
 	if err != nil {
-		return fail(gup.Minor, err)
+		return err
 	}
-	if !m.Permits(write) {
-		return fail(gup.Permission, gup.ErrDenied)
+	if !m.Permits(q.write) {
+		q.kind = gup.Permission
+		return gup.ErrDenied
 	}
-	var e [gup.MaxPages]proc.Entry
-	pages = m.Clip(va, min(pages, len(e)))
-	if _, err := g.p.Pagemap(va, e[:pages]); err != nil {
-		return fail(gup.Minor, err)
+	q.shared = m.Shared
+	q.pages = m.Clip(q.va, min(pages, len(q.e)))
+	q.all = ^uint64(0) >> (64 - uint(q.pages))
+	if _, err := q.p.Pagemap(q.va, q.e[:q.pages]); err != nil {
+		return err
 	}
-	if e[0].Guard() {
-		return fail(gup.Minor, fmt.Errorf("%w: a guard page", gup.ErrUnmapped))
+	if q.e[0].Guard() {
+		return fmt.Errorf("%w: a guard page", gup.ErrUnmapped)
 	}
-	was := gup.Ready(e[:pages], write, m.Shared)
-	kind := gup.Minor
+	q.was = gup.Ready(q.e[:q.pages], q.write, q.shared)
 	switch {
-	case e[0].Present():
-		kind = gup.Permission
-	case e[0].Swapped():
-		kind = gup.Major
+	case q.e[0].Present():
+		q.kind = gup.Permission
+	case q.e[0].Swapped():
+		q.kind = gup.Major
 	}
 	// Without a PDID the library pages in and sends nothing (spec/messages.md 3).
-	number, err := g.ask.numbered(netlink.Fault{VA: va, Write: write, Pages: uint16(pages)})
-	if err != nil {
-		return fail(kind, fmt.Errorf("%w: %w", gup.ErrUnanswered, err))
+	if q.number, err = q.to.numbered(netlink.Fault{VA: q.va, Write: q.write, Pages: uint16(q.pages)}); err != nil {
+		return fmt.Errorf("%w: %w", gup.ErrUnanswered, err)
 	}
-	all := ^uint64(0) >> (64 - uint(pages))
+	return nil
+}
+
+// Wait implements gup.Question.
+func (q *question) Wait() gup.Result {
+	fail := func(err error) gup.Result {
+		return gup.Result{Kind: q.kind, Err: &gup.Error{VA: q.va, Write: q.write, Err: err}}
+	}
+	if q.err != nil {
+		return fail(q.err)
+	}
+	e := &q.e
 	before, began := uint64(0), time.Now()
 	for pause, grown := time.Duration(0), began; ; {
-		pause = g.wait(number, pause)
-		told := g.served.Served() == number
-		n, err := g.p.Pagemap(va, e[:pages])
-		if err != nil {
-			return fail(kind, err)
+		if !q.told {
+			pause = q.wait(q.number, pause)
 		}
-		there := gup.Ready(e[:n], write, m.Shared)
+		told := q.Answered()
+		n, err := q.p.Pagemap(q.va, e[:q.pages])
+		if err != nil {
+			return fail(err)
+		}
+		there := gup.Ready(e[:n], q.write, q.shared)
 		now := time.Now()
 		if there != before {
 			before, grown = there, now
@@ -142,27 +183,27 @@ func (g populatePager) PageIn(va device.VA, pages int, write bool) gup.Result {
 			// it once (spec/faultpath.md, the walk).
 			there |= 1
 			fallthrough
-		case there == all, settled && there&1 != 0:
-			for i := range pages {
-				if write && !m.Shared && there>>i&1 != 0 {
-					g.p.PagedIn(va+device.VA(i)<<device.PageShift, e[i])
+		case there == q.all, settled && there&1 != 0:
+			for i := range q.pages {
+				if q.write && !q.shared && there>>i&1 != 0 {
+					q.p.PagedIn(q.va+device.VA(i)<<device.PageShift, e[i])
 				}
 			}
-			r := gup.Result{Resident: there, Kind: kind}
-			r.Since(was)
+			r := gup.Result{Resident: there, Kind: q.kind}
+			r.Since(q.was)
 			return r
 		case told, now.Sub(began) > populatePatient:
-			if _, err := g.p.Mapping(va); err != nil {
-				return fail(kind, err)
+			if _, err := q.p.Mapping(q.va); err != nil {
+				return fail(err)
 			}
 			if !told {
-				return fail(kind, gup.ErrUnanswered)
+				return fail(gup.ErrUnanswered)
 			}
-			err := gup.Missing(g.p, va)
-			if errno := unix.Errno(g.served.ServedError()); errno != 0 {
+			err := gup.Missing(q.p, q.va)
+			if errno := unix.Errno(q.served.ServedError()); errno != 0 {
 				err = fmt.Errorf("%w: the process: %w", err, errno)
 			}
-			return fail(kind, err)
+			return fail(err)
 		}
 	}
 }

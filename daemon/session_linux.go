@@ -496,12 +496,31 @@ type pager struct {
 
 // PageIn implements fault.Pager.
 func (p *pager) PageIn(va device.VA, pages int, write bool) gup.Result {
-	r := p.Pager.PageIn(va, pages, write)
+	return p.noticed(p.Pager.PageIn(va, pages, write))
+}
+
+func (p *pager) noticed(r gup.Result) gup.Result {
 	if r.Err != nil && errors.Is(r.Err, gup.ErrGone) {
 		p.s.end(attach.ReasonProcess)
 	}
 	return r
 }
+
+// Ask implements fault.Asker.
+func (p *pager) Ask(va device.VA, pages int, write bool) gup.Question {
+	a, ok := p.Pager.(fault.Asker)
+	if !ok {
+		return nil
+	}
+	return noticing{a.Ask(va, pages, write), p}
+}
+
+type noticing struct {
+	gup.Question
+	p *pager
+}
+
+func (n noticing) Wait() gup.Result { return n.p.noticed(n.Question.Wait()) }
 
 // delegate asks the process to page in by itself.
 type delegate struct {

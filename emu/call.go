@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
@@ -19,6 +20,7 @@ const (
 	callMove
 	callTask
 	callQueue
+	callAsk // a task that asks a process first: callTask once it has
 )
 
 // maxJoin bounds what one walk or move covers: 64 pages, 256 KiB (ours).
@@ -37,6 +39,8 @@ type call struct {
 	slot    *slot
 	mem     Memory
 	task    device.Call
+	asked   bool  // the process was asked
+	since   int64 // Now, when it was
 	queue   *queue.Access
 
 	va    device.VA
@@ -72,7 +76,7 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.moved[:c.count])
 	c.node, c.slot, c.mem, c.task, c.queue, c.err = nil, nil, nil, nil, nil, nil
 	c.count, c.pages = 0, 0
-	c.long, c.asks, c.ordered = false, false, false
+	c.long, c.asks, c.asked, c.ordered = false, false, false, false
 	e.free = append(e.free, c)
 }
 
@@ -143,6 +147,8 @@ func (c *call) run() {
 		c.move()
 	case callTask:
 		c.task.Run()
+	case callAsk:
+		c.asked = c.task.(gup.Asked).Ask()
 	case callQueue:
 		c.err = c.queueMove()
 	}
@@ -215,6 +221,9 @@ func (e *Engine) complete(c *call) {
 		e.askedOutside(c.node)
 	}
 	switch c.kind {
+	case callAsk:
+		e.asked(c)
+		return
 	case callTask:
 		c.task.Done()
 	case callQueue:

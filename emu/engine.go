@@ -140,8 +140,8 @@ type Engine struct {
 	lease    atomic.Uint64 // odd: in a call that may sleep
 	asleepIn atomic.Uint64 // the lease of the call that the supervisor last found asleep
 	thread   atomic.Int32  // the owner's
-	parked   atomic.Bool   // the supervisor sleeps until it is kicked
-	unpark   chan struct{}
+	parked   atomic.Bool   // the watchdog is not set: the next call sets it
+	watchdog *alarm        // wakes the supervisor
 
 	mu       sync.Mutex // guards posts, finished
 	posts    []func()
@@ -191,6 +191,7 @@ type slot struct {
 	gone      bool
 	port      *memport.Port
 	waiting   []*call // for a place in the port
+	asked     []*call // and not answered yet
 
 	slowUntil int64 // in the time of Now: its calls are made apart
 	sleep     int64 // that its calls were found in, less what was forgiven, ns
@@ -232,7 +233,11 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{
 		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
 		slowUsers: map[uint32]int64{}, owner: turnstile.New(),
-		epoll: epoll, event: event, unpark: make(chan struct{}, 1), done: make(chan struct{}),
+		epoll: epoll, event: event, done: make(chan struct{}),
+	}
+	if e.watchdog, err = newAlarm(); err != nil {
+		e.close()
+		return nil, fmt.Errorf("emulated machine: %w", err)
 	}
 	if e.tracer, err = newTracer(cfg.Trace, e); err != nil {
 		e.close()
@@ -242,6 +247,7 @@ func New(cfg Config) (*Engine, error) {
 		e.close()
 		return nil, err
 	}
+	e.parked.Store(true)
 	e.epoch = max(rand.Uint32(), 1)
 	e.tracer.log.Fabric = uint64(e.epoch)
 	if cfg.Outside != nil {
@@ -306,6 +312,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		<-e.done
 	case <-e.done:
 	}
+	e.watchdog.set(1, 0)
 	<-super
 	e.apart.end()
 	e.close()
@@ -315,6 +322,9 @@ func (e *Engine) Run(ctx context.Context) error {
 func (e *Engine) close() {
 	e.closeOnce.Do(func() {
 		_ = unix.Close(e.epoll)
+		if e.watchdog != nil {
+			_ = e.watchdog.file.Close()
+		}
 		e.mu.Lock()
 		fd := e.event
 		e.event = -1
@@ -349,6 +359,7 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 		return
 	}
 	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
+	e.leaveAsked(s)
 	e.tracer.client(s, trace.Final)
 	n.slots[slotIndex] = nil
 	for i, l := range e.live {

@@ -39,7 +39,12 @@ func (e *Engine) dispatch(c *call) bool {
 		// No process is attached to the slot: nobody else would make it.
 	case s.port != nil && e.ask(c):
 		return true
-	case c.long, e.slow(s):
+	case e.slow(s):
+		e.apart.make(e, c)
+		return true
+	case c.long && c.mayAsk():
+		c.kind = callAsk
+	case c.long:
 		e.apart.make(e, c)
 		return true
 	}
@@ -79,14 +84,11 @@ func (e *Engine) askedOutside(n *node) {
 // call; the supervisor takes it over by making it even, and then everything that
 // the engine owns belongs to the goroutine that it starts.
 func (e *Engine) perform(c *call) bool {
-	if e.parked.Load() {
-		select {
-		case e.unpark <- struct{}{}:
-		default:
-		}
-	}
 	e.current = c
 	held := e.lease.Add(1)
+	if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
+		e.watchdog.set(lookEvery, lookEvery)
+	}
 	c.run()
 	if !e.lease.CompareAndSwap(held, held+1) {
 		e.finish(c)
@@ -137,36 +139,33 @@ func (e *Engine) slowDown(s *slot, why string) {
 // is charged to its slot, and one that outlasts its lease is left behind. It
 // parks when nothing goes on, so that an idle machine uses no CPU.
 func (e *Engine) supervise() {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
 	seen, since, quiet := uint64(0), time.Now(), 0
-	for {
+	for e.watchdog.ring() == nil {
 		select {
 		case <-e.done:
 			return
-		case <-tick.C:
+		default:
 		}
 		v := e.lease.Load()
 		if v != seen {
 			seen, since, quiet = v, time.Now(), 0
 		}
 		if v&1 == 0 {
-			if quiet++; quiet < 64 {
+			if quiet++; quiet < 2 {
 				continue
 			}
-			tick.Stop()
-			e.parked.Store(true)
-			// A call that began before it saw the flag shows in the count.
-			if e.lease.Load() == v {
-				select {
-				case <-e.done:
-					return
-				case <-e.unpark:
-				}
-			}
-			e.parked.Store(false)
-			tick.Reset(lookEvery)
 			quiet = 0
+			e.watchdog.set(0, 0)
+			e.parked.Store(true)
+			select {
+			case <-e.done:
+				return
+			default:
+			}
+			// A call that began before it saw the flag shows in the count.
+			if e.lease.Load() != v && e.parked.CompareAndSwap(true, false) {
+				e.watchdog.set(lookEvery, lookEvery)
+			}
 			continue
 		}
 		asleep := e.asleepNow()

@@ -35,6 +35,9 @@ func (e *Engine) repay() {
 			break
 		}
 	}
+	for _, s := range e.live {
+		e.leaveAsked(s)
+	}
 	e.show(math.MaxInt64 / 2)
 	e.borrowed = false
 	// The engine goroutine sleeps until a deadline that was the next one when it

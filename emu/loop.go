@@ -99,6 +99,9 @@ func (e *Engine) pass() (busy, ok bool) {
 		if s.port != nil && s.port.Pending() && s.port.Poll() {
 			busy = true
 		}
+		if len(s.asked) > 0 && e.answers(s) {
+			busy = true
+		}
 	}
 	for _, n := range e.nodes {
 		if n.due <= e.clock.now {
@@ -400,6 +403,9 @@ func (e *Engine) worth() bool {
 	}
 	for _, s := range e.live {
 		if s.port != nil && s.port.Pending() {
+			return true
+		}
+		if slices.ContainsFunc(s.asked, (*call).isAnswered) {
 			return true
 		}
 	}

@@ -88,14 +88,18 @@ func (e *Engine) answered(c *call) {
 	}
 }
 
-// nudge looks after helpers of which a thread is stuck; it returns when that is
-// to be done again, 0 never.
+// nudge looks after helpers of which a thread is stuck; it returns when that, or what
+// processes were asked, is to be looked at again, 0 never.
 func (e *Engine) nudge(now int64) (next int64) {
 	for _, s := range e.live {
-		if s.port == nil {
-			continue
+		n := int64(0)
+		switch {
+		case s.port != nil:
+			n = s.port.Nudge(now)
+		case len(s.asked) > 0:
+			n = s.asked[0].since + askedTime
 		}
-		if n := s.port.Nudge(now); n > 0 && (next == 0 || n < next) {
+		if n > 0 && (next == 0 || n < next) {
 			next = n
 		}
 	}

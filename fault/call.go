@@ -61,12 +61,18 @@ type call struct {
 	began  int64 // when it was launched
 	stuck  bool  // it has outlasted stuckTime
 
+	question       gup.Question // that Ask has asked, nil none
 	res            gup.Result
 	started, ended int64
 }
 
 // Run pages in. It runs anywhere.
 func (c *call) Run() {
+	if c.question != nil {
+		c.res = c.question.Wait()
+		c.ended = c.now()
+		return
+	}
 	c.started = c.now()
 	va := device.VA(c.start << device.PageShift)
 	if r, ok := c.pager.(Remapper); ok && c.again {
@@ -77,6 +83,19 @@ func (c *call) Run() {
 	}
 	c.ended = c.now()
 }
+
+// Ask and Answered implement gup.Asked.
+func (c *call) Ask() bool {
+	a, ok := c.pager.(Asker)
+	if !ok {
+		return false
+	}
+	c.started = c.now()
+	c.question = a.Ask(device.VA(c.start<<device.PageShift), int(c.end-c.start), c.write)
+	return c.question != nil
+}
+
+func (c *call) Answered() bool { return c.question.Answered() }
 
 // PageIn and Paged implement gup.Call.
 func (c *call) PageIn() (va device.VA, pages int, write, ok bool) {

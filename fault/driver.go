@@ -30,6 +30,13 @@ type Remapper interface {
 	Again(va device.VA, write bool) gup.Result
 }
 
+// Asker is a Pager that has the process page in: Ask asks, by calls that bring nothing in,
+// and does not wait. Nil: PageIn is to be called.
+type Asker interface {
+	Pager
+	Ask(va device.VA, pages int, write bool) gup.Question
+}
+
 // Delegate asks a process to page in and to send the RAPF itself. Ask must not
 // block; a full socket gives an error that matches netlink.ErrFull.
 type Delegate interface {

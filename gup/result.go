@@ -87,3 +87,19 @@ type Call interface {
 	// Paged takes the result.
 	Paged(Result)
 }
+
+// Asked is a device.Call that may ask a process to page in. A machine that looks for the
+// answer beside its other work need not run it, and wait, elsewhere.
+type Asked interface {
+	// Ask asks, without waiting for the answer; false where the call is one that does
+	// not ask: it is to be run. After it Run takes the answer.
+	Ask() bool
+	// Answered tells whether Run would not wait: once it does that stays so.
+	Answered() bool
+}
+
+// Question is a page-in that a process was asked for.
+type Question interface {
+	Answered() bool // Wait returns at once
+	Wait() Result
+}

@@ -99,6 +99,7 @@ func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, r *residence) {
 		// No block to ask for: a source fault without a FIFO entry (messages.md 3),
 		// or method populate, where pfd waits to be told.
 		e.pages.SetServed(number, uint32(errno))
+		e.kick()
 		return
 	}
 	e.sendRAPF(f.Source, mailbox.RAPF{
@@ -121,7 +122,11 @@ func (e *Endpoint) sendRAPF(dst device.NodeID, word uint64) {
 		case <-time.After(notifyFirstPause):
 		}
 	}
+	e.kick()
+}
+
+func (e *Endpoint) kick() {
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.kickLocked()
-	e.mu.Unlock()
 }

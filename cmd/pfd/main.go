@@ -1,5 +1,7 @@
 //go:build !man
 
+//go:debug updatemaxprocs=0
+
 // Pfd is the page-fault daemon: it serves the page faults of RDMA transfers, so
 // that their memory needs not be pinned. It runs until SIGTERM or SIGINT, then
 // lets running transfers finish for a bounded time, ends the attachments and

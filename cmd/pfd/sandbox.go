@@ -33,7 +33,7 @@ var calls = []string{
 	// The pages that are shared with clients, and files of theirs in /proc.
 	"fallocate", "fchmod", "ftruncate", "ioctl", "memfd_create", "preadv", "preadv2", "pwritev", "pwritev2",
 	// The engine's waiting, and its helper's processor.
-	"epoll_wait", "sched_setaffinity",
+	"epoll_wait", "timerfd_settime", "sched_setaffinity",
 	// Files of its own: the sockets go at the end, records are written.
 	"fdatasync", "flock", "fsync", "fstatfs", "getdents64", "statfs", "unlink", "unlinkat",
 }

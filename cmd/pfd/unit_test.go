@@ -13,7 +13,7 @@ import (
 // those that make it.
 var starting = []string{
 	"capget", "fchmod", "fchmodat", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "listen",
-	"lstat", "mkdirat", "prctl", "readlink", "renameat", "sched_getattr", "sched_setattr", "seccomp", "umask",
+	"lstat", "mkdirat", "prctl", "readlink", "renameat", "sched_getattr", "sched_setattr", "seccomp", "timerfd_create", "umask",
 }
 
 // The unit's filter lets through what a pfd that touches no process's memory itself

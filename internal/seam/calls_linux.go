@@ -107,6 +107,7 @@ func Calls() []Call {
 		none("epoll_create1", unix.SYS_EPOLL_CREATE1, mfile, nomem),
 		none("epoll_ctl", unix.SYS_EPOLL_CTL, nomem, nospc),
 		none("epoll_pwait2", unix.SYS_EPOLL_PWAIT2, intr),
+		none("timerfd_create", unix.SYS_TIMERFD_CREATE, mfile, nomem),
 		none("pidfd_open", unix.SYS_PIDFD_OPEN, mfile, nomem),
 		none("pidfd_send_signal", unix.SYS_PIDFD_SEND_SIGNAL, perm),
 		none("mincore", unix.SYS_MINCORE, again, nomem),

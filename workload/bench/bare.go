@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/proc"
@@ -29,11 +31,16 @@ func (b *bare) close() {
 
 // measure is the case of a call on each part of memory that is made anew, its destination absent or not.
 func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, call func(src, dst device.VA, size uint64) (time.Duration, error)) *turn {
-	q.Parts = 4
-	if q.Size <= 64<<10 {
+	count := r.count(q.Size)
+	switch {
+	case q.Parts > 0:
+		count = q.Count
+	case q.Size <= 64<<10:
 		q.Parts = smallRow
+	default:
+		q.Parts = 4
 	}
-	return &turn{count: r.count(q.Size), do: func(add func(*Cell, ...float64)) error {
+	return &turn{count: count, do: func(add func(*Cell, ...float64)) error {
 		src, dst, err := p.Prepare(q)
 		if err != nil {
 			return err
@@ -97,4 +104,41 @@ func (b *bare) copied(src, dst device.VA, size uint64) (time.Duration, error) {
 		}
 	}
 	return time.Since(start), nil
+}
+
+// transfer is the four calls of a transfer between present pages: pfd looks at both ends
+// before it moves.
+func (b *bare) transfer(src, dst device.VA, size uint64) error {
+	pages := int(size / device.PageSize)
+	if _, err := b.src.Walk(src, pages, false); err != nil {
+		return err
+	}
+	if _, err := b.dst.Walk(dst, pages, true); err != nil {
+		return err
+	}
+	_, err := b.copied(src, dst, size)
+	return err
+}
+
+// faulting is transfer to an absent page, in processor time of the calling thread.
+func (b *bare) faulting(src, dst device.VA, size uint64) (time.Duration, error) {
+	before, err := threadTime()
+	if err != nil {
+		return 0, err
+	}
+	_, err = b.dst.Walk(dst, 1, true)
+	if err == nil {
+		err = gup.New(b.dst).PageIn(dst, 1, true).Err
+	}
+	if err == nil {
+		err = b.transfer(src, dst, size)
+	}
+	after, e := threadTime()
+	return after - before, errors.Join(err, e)
+}
+
+func threadTime() (time.Duration, error) {
+	var ts unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano()), err
 }

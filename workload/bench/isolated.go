@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -20,6 +21,8 @@ func (r *run) isolated() error {
 		if err != nil {
 			return err
 		}
+		var b bare
+		defer b.close()
 		w, err := newWaker()
 		if err != nil {
 			return err
@@ -35,12 +38,23 @@ func (r *run) isolated() error {
 			absent := q
 			absent.Dst = 1
 			wakes := t.cell(row, "bare wake-up of a thread")
+			calls := func(src, dst device.VA, size uint64) (time.Duration, error) {
+				time.Sleep(k.pause)
+				return w.measure(func() error { return b.transfer(src, dst, size) })
+			}
 			if err := r.takeTurns(
 				&turn{count: count, do: func(add func(*Cell, ...float64)) error {
-					took, err := w.measure(k.pause, k.parts)
-					add(wakes, us(took)...)
-					return err
+					for range k.parts {
+						time.Sleep(k.pause)
+						took, err := w.measure(nil)
+						if err != nil {
+							return err
+						}
+						add(wakes, float64(took.Nanoseconds())/1e3)
+					}
+					return nil
 				}},
+				b.measure(r, p, q, t.cell(row, "and the bare calls by it"), calls),
 				r.transfers(p, q, t.cell(row, "present"), nil),
 				r.transfers(p, absent, t.cell(row, "absent"), nil),
 				r.transfers(p, workload.PerfRun{Size: smallSize, Count: count}, t.cell(row, "present, back to back"), nil),
@@ -57,6 +71,8 @@ func (r *run) isolated() error {
 // waker is a thread that sleeps until an eventfd is written, as pfd's does.
 type waker struct {
 	event, epoll int
+	work         func() error // of the next wake-up, nil: none
+	err          error        // of the last one
 	woken        atomic.Uint64
 	stop         atomic.Bool
 	done         chan struct{}
@@ -85,6 +101,9 @@ func (w *waker) sleep() {
 	var ev [1]unix.EpollEvent
 	for !w.stop.Load() {
 		if n, _ := unix.EpollWait(w.epoll, ev[:], -1); n > 0 {
+			if w.err = nil; w.work != nil {
+				w.err = w.work()
+			}
 			w.woken.Add(1)
 		}
 	}
@@ -107,17 +126,15 @@ func (w *waker) close() {
 	_ = unix.Close(w.epoll)
 }
 
-// measure gives how long wake-ups take, from the call that wakes to the thread's being seen, ns.
-func (w *waker) measure(pause time.Duration, count int) (took []int64, err error) {
-	for range count {
-		time.Sleep(pause)
-		before, start := w.woken.Load(), time.Now()
-		if err := w.wake(); err != nil {
-			return nil, err
-		}
-		for w.woken.Load() == before {
-		}
-		took = append(took, time.Since(start).Nanoseconds())
+// measure gives how long it takes from the call that wakes to the thread's being seen, once
+// it has done the work.
+func (w *waker) measure(work func() error) (time.Duration, error) {
+	before, start := w.woken.Load(), time.Now()
+	w.work = work
+	if err := w.wake(); err != nil {
+		return 0, err
 	}
-	return took, nil
+	for w.woken.Load() == before {
+	}
+	return time.Since(start), w.err
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -59,7 +60,7 @@ func Suites() []Suite {
 		{"breakdown", "the stages of a write of 4 KiB that faults, and pfd's time", (*run).breakdown},
 		{"strategies", "what is done instead of pin-free RDMA: pinning, caches, copies", (*run).strategies},
 		{"memory", "resident and pinned bytes where buffers exceed memory (a memory cgroup and swap: root)", (*run).memory},
-		{"scale", "channels, domains, nodes and pfds at once; an idle pfd", (*run).scale},
+		{"scale", "channels, domains, nodes and pfds at once; one fault beside 64 others; an idle pfd", (*run).scale},
 		{"outstanding", "blocks of a transfer in flight", (*run).outstanding},
 		{"firmware", "each optimization of the firmware switched off", (*run).firmware},
 		{"device", "the device in a process of its own", (*run).device},
@@ -86,6 +87,7 @@ type SuiteReport struct {
 	Distorted string  `json:"distorted,omitempty"` // by what
 	// Missing are programs that are not installed, each with how to get it, or that failed.
 	Missing []string `json:"missing,omitempty"`
+	Guards  uint64   `json:"guard_timeouts"` // blocks that a guard time-out sent again, where nothing went wrong
 }
 
 // ErrSuite says that there is no suite of a name.
@@ -116,6 +118,7 @@ type run struct {
 	suite  string
 	// missing becomes the suite's.
 	missing []string
+	guards  uint64 // of the suite so far
 }
 
 // Run measures suites. The calling goroutine is locked to its thread: what is started ends with it.
@@ -124,7 +127,7 @@ func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 	defer runtime.UnlockOSThread()
 	r := &run{Lab: l, ctx: ctx, report: &Report{Version: 3, Machine: machine()}}
 	for i, s := range suites {
-		r.suite, r.missing = s.Name, nil
+		r.suite, r.missing, r.guards = s.Name, nil, 0
 		r.says("%d of %d: %s: %s", i+1, len(suites), s.Name, s.About)
 		start := time.Now()
 		canary, err := newCanary(ctx)
@@ -139,7 +142,7 @@ func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 		if done.Distorted, err = canary.verdict(ctx); err != nil {
 			return r.report, err
 		}
-		done.Seconds, done.Missing = time.Since(start).Seconds(), r.missing
+		done.Seconds, done.Missing, done.Guards = time.Since(start).Seconds(), r.missing, r.guards
 		r.report.Suites = append(r.report.Suites, done)
 	}
 	return r.report, nil
@@ -186,7 +189,7 @@ func (r *run) each(nodes int, args [][]string, f func([]*pfd) error) (err error)
 	var list []*pfd
 	defer func() {
 		for _, d := range list {
-			err = errors.Join(err, d.stop())
+			err = errors.Join(err, r.stop(d))
 		}
 	}()
 	for _, a := range args {
@@ -231,6 +234,17 @@ func (d *pfd) stop() error {
 		d.client.Close()
 	}
 	return errors.Join(err, d.process.Stop())
+}
+
+// stop stops a pfd, and adds up how often a guard time-out had to help.
+func (r *run) stop(d *pfd) error {
+	list, err := d.client.Counters(r.ctx, control.AllNodes)
+	for _, c := range list {
+		if c.Name == device.Guards.String()+"_total" {
+			r.guards += c.Value
+		}
+	}
+	return errors.Join(err, d.stop())
 }
 
 // open starts a target on node to, and attaches to node from.

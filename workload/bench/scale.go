@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/workload"
@@ -19,13 +20,17 @@ const (
 	maxChannels   = streamNodes * streamDomains * 32
 	streamRounds  = 5
 
+	mostDomains    = 16
+	faultingWrites = "faulting writes"
+	processorFor   = ": us of pfd's processor for one"
+
 	idleNodes = 4
 	idlePairs = 8
 )
 
 // scale is channels, domains, nodes and pfds that are busy at once, and an idle pfd.
 func (r *run) scale() error {
-	return errors.Join(r.channels(), r.domains(), r.nodes(), r.idle())
+	return errors.Join(r.channels(), r.domains(), r.beside(), r.nodes(), r.idle())
 }
 
 // channels is 1 to 1024 channels kept busy, in turns.
@@ -79,7 +84,7 @@ func (r *run) busy(t *Table, row, what string, pfds []*pfd, f func() (int, time.
 		after, err := sum()
 		n = max(n, 1)
 		add(t.cell(row, what+": a second"), float64(n)/elapsed.Seconds())
-		add(t.cell(row, what+": us of pfd's processor for one"), float64((after-before).Nanoseconds())/1e3/float64(n))
+		add(t.cell(row, what+processorFor), float64((after-before).Nanoseconds())/1e3/float64(n))
 		return err
 	}}
 }
@@ -109,20 +114,74 @@ func (r *run) together(perfs []*workload.Perf) (n int, elapsed time.Duration, er
 	return n, time.Duration(float64(n) / max(rate, 1) * float64(time.Second)), errors.Join(errs...)
 }
 
-// domains is processes that fault at once at one node.
+// domains is processes that fault at once, and what one thread takes for the calls of such
+// a transfer in a loop.
 func (r *run) domains() error {
 	t := r.table("domains", "Domains whose writes of 4 KiB all fault at once (gup, p1; eight in flight, sleeping)", "", "domains", "")
-	return r.with(2, func(d *pfd) error {
+	return r.with(streamNodes, func(d *pfd) error {
+		var b bare
+		defer b.close()
 		var turns []*turn
-		for n := 1; n <= 8; n *= 2 {
+		for n := 1; n <= mostDomains; n *= 2 {
 			for len(d.perfs) < n {
-				if _, err := r.open(d, 0, 1, "gup", "p1"); err != nil {
+				from := len(d.perfs) % streamNodes
+				if _, err := r.open(d, from, (from+1)%streamNodes, "gup", "p1"); err != nil {
 					return err
 				}
 			}
-			turns = append(turns, r.busy(t, strconv.Itoa(n), "faulting writes", []*pfd{d}, func() (int, time.Duration, error) { return r.together(d.perfs[:n]) }))
+			turns = append(turns, r.busy(t, strconv.Itoa(n), faultingWrites, []*pfd{d}, func() (int, time.Duration, error) { return r.together(d.perfs[:n]) }))
 		}
-		return r.takeTurns(turns...)
+		q := workload.PerfRun{Size: smallSize, Dst: 1, Parts: smallRow, Count: streamRounds * smallRow}
+		turns = append(turns, b.measure(r, d.perfs[0], q, t.cell("the bare calls", faultingWrites+processorFor), b.faulting))
+		if err := r.takeTurns(turns...); err != nil {
+			return err
+		}
+		one, most := strconv.Itoa(1), strconv.Itoa(mostDomains)
+		cost := func(row string) float64 { return t.Median(row, faultingWrites+processorFor) }
+		t.note("Pages by processor time: the bare calls' are 1, one domain's %.2f, %s domains' %.2f (asked: 0.8), which is %.2f of one domain's (asked: at least 0.9).",
+			cost("the bare calls")/cost(one), most, cost("the bare calls")/cost(most), cost(one)/cost(most))
+		return nil
+	})
+}
+
+// beside is a faulting write at a time, alone and beside others that fault.
+func (r *run) beside() error {
+	t := r.table("beside", "A faulting write of 4 KiB, alone and beside 64 others in flight (gup, p1; sleeping)", "us", "beside", "")
+	return r.with(2, func(d *pfd) error {
+		for range 3 {
+			if _, err := r.open(d, 0, 1, "gup", "p1"); err != nil {
+				return err
+			}
+		}
+		measure := func(row string, others []*workload.Perf) *turn {
+			return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
+				var wait sync.WaitGroup
+				var stop atomic.Bool
+				errs := make([]error, len(others)+1)
+				for i, p := range others {
+					wait.Go(func() {
+						for errs[i] == nil && !stop.Load() {
+							_, errs[i] = p.Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: 1, Depth: workload.MaxParallel, Sleep: true, Cold: true})
+						}
+					})
+				}
+				got, err := d.perfs[0].Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: r.count(smallSize), Sleep: true, Cold: true})
+				errs[len(others)] = err
+				stop.Store(true)
+				wait.Wait()
+				if err := errors.Join(errs...); err != nil {
+					return err
+				}
+				s := summarize(us(got.Latencies))
+				add(t.cell(row, "p50"), s.Median)
+				add(t.cell(row, "p99"), s.P99)
+				return nil
+			}}
+		}
+		err := r.takeTurns(measure("nothing", nil), measure("64 others", d.perfs[1:]))
+		t.note("p99 / p50 is %.2f alone, and %.2f beside 64 others (asked: 4).",
+			t.Median("nothing", "p99")/t.Median("nothing", "p50"), t.Median("64 others", "p99")/t.Median("64 others", "p50"))
+		return err
 	})
 }
 
@@ -133,7 +192,7 @@ func (r *run) nodes() error {
 	var list []*pfd
 	stop := func(err error) error {
 		for _, d := range list {
-			err = errors.Join(err, d.stop())
+			err = errors.Join(err, r.stop(d))
 		}
 		return err
 	}
@@ -155,7 +214,7 @@ func (r *run) nodes() error {
 		s := r.table("pfds", "Pfds on one machine, a domain of each faulting as above", "", "pfds", "")
 		turns = nil
 		for n := 1; n <= 4; n *= 2 {
-			turns = append(turns, r.busy(s, strconv.Itoa(n), "faulting writes", list[:n], func() (int, time.Duration, error) {
+			turns = append(turns, r.busy(s, strconv.Itoa(n), faultingWrites, list[:n], func() (int, time.Duration, error) {
 				var perfs []*workload.Perf
 				for _, d := range list[:n] {
 					perfs = append(perfs, d.perfs[0])

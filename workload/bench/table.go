@@ -260,6 +260,9 @@ func (r *Report) Head() string {
 		if s.Distorted != "" {
 			fmt.Fprintf(&b, "\n%s is distorted: %s.\n", s.Name, s.Distorted)
 		}
+		if s.Guards != 0 {
+			fmt.Fprintf(&b, "\n%s: guard time-outs sent %d blocks again.\n", s.Name, s.Guards)
+		}
 		if s.Skipped != "" {
 			fmt.Fprintf(&b, "\n%s is skipped: %s.\n", s.Name, s.Skipped)
 		}

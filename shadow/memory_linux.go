@@ -114,20 +114,6 @@ type space struct {
 	gone    tally.Invalidated
 }
 
-// share is memory that a process has handed over.
-type share struct {
-	slot   int
-	va     device.VA
-	size   uint64
-	b      []byte // our own mapping of it; nil once it is let go
-	fd     int
-	offset uint64
-	write  bool
-	users  int  // page-ins under way that use b
-	gone   bool // being unshared: nothing of it is entered any more
-	places map[uint64]*place
-}
-
 // Bound gives the most bytes that a window and its tables map, and pin where
 // mapping pins.
 func Bound(window uint64) uint64 { return window + tablePages(window)*device.PageSize }
@@ -325,118 +311,6 @@ func (m *Memory) enter(s *share, there []byte) {
 			return
 		}
 		i += n
-	}
-}
-
-// check refuses what can be refused without knowing the other shares.
-func (m *Memory) check(s *share, size uint64, fd int) error {
-	end := uint64(s.va) + size
-	switch {
-	case s.slot < 0 || s.slot >= device.Slots:
-		return fmt.Errorf("%w: slot %d", ErrShare, s.slot)
-	case size == 0 || (uint64(s.va)|size|s.offset)%device.PageSize != 0:
-		return fmt.Errorf("%w: %d bytes at %v, from %d of the file: want whole pages of %d bytes", ErrShare, size, s.va, s.offset, device.PageSize)
-	case size > MaxShared:
-		return fmt.Errorf("%w: %d bytes: at most %d together", ErrShare, size, uint64(MaxShared))
-	case end < uint64(s.va) || end > 1<<m.cfg.VABits:
-		return fmt.Errorf("%w: %d bytes at %v pass the end of %d-bit addresses", ErrShare, size, s.va, m.cfg.VABits)
-	}
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
-		return fmt.Errorf("%w: it must be a memfd sealed with F_SEAL_SHRINK", ErrShare)
-	}
-	if err := checkFile(m.kind, s, fd); err != nil {
-		return err
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("%w: %w", ErrShare, err)
-	}
-	if length := uint64(st.Size); length > MaxShared || s.offset > length || size > length-s.offset {
-		return fmt.Errorf("%w: %d bytes from %d of a file of %d bytes, which may have %d", ErrShare, size, s.offset, st.Size, uint64(MaxShared))
-	}
-	return nil
-}
-
-// hugePage is the size of the pages that can be shared by physical addresses.
-const hugePage = 2 << 20
-
-// Page gives the size of the pages that are shared, bytes.
-func (m *Memory) Page() uint64 {
-	if m.kind == Physical {
-		return hugePage
-	}
-	return device.PageSize
-}
-
-// checkFile refuses parts of huge pages; and where nobody pins it refuses files whose
-// pages move or go: only huge pages of a hugetlb file stay where they are, and only
-// while nobody can punch them out, which F_SEAL_FUTURE_WRITE sees to.
-func checkFile(k Kind, s *share, fd int) error {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(fd, &st); err != nil {
-		return fmt.Errorf("%w: %w", ErrShare, err)
-	}
-	huge := int64(st.Type) == unix.HUGETLBFS_MAGIC
-	if k == Physical && (!huge || st.Bsize != hugePage) {
-		return fmt.Errorf("%w: the device uses physical addresses and nothing pins memory, which the kernel may move: "+
-			"share a memfd of huge pages of 2 MiB (memfd_create with MFD_HUGETLB), or give the device an IOMMU", ErrShare)
-	}
-	if huge && (s.size|s.offset)%uint64(st.Bsize) != 0 {
-		return fmt.Errorf("%w: %d bytes from %d of a file of huge pages: want whole ones of %d bytes", ErrShare, s.size, s.offset, st.Bsize)
-	}
-	if k != Physical {
-		return nil
-	}
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err == nil && seals&unix.F_SEAL_FUTURE_WRITE == 0 {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: its pages could be punched out: map it, and let pfd seal it with F_SEAL_FUTURE_WRITE (no F_SEAL_SEAL): %w", ErrShare, err)
-	}
-	return nil
-}
-
-// errLeaving says that what is in the way is being unshared.
-var errLeaving = errors.New("being unshared")
-
-// room refuses what collides with other shares of the slot.
-func (m *Memory) room(s *share) error {
-	list, total := m.spaces[s.slot].shares, s.size
-	if m.closed {
-		return fmt.Errorf("%w: the device is gone", ErrShare)
-	}
-	for _, o := range list {
-		total += o.size
-		if s.va < o.end() && o.va < s.end() {
-			if o.gone {
-				return errLeaving
-			}
-			return fmt.Errorf("%w: %d bytes at %v are shared already: unshare them first", ErrShare, o.size, o.va)
-		}
-	}
-	if len(list) >= MaxShares || total > MaxShared {
-		return fmt.Errorf("%w: the process shares %d pieces, %d bytes with this one: at most %d and %d", ErrShare, len(list), total, MaxShares, uint64(MaxShared))
-	}
-	return nil
-}
-
-func (s *share) end() device.VA { return s.va + device.VA(s.size) }
-
-// drop unmaps our own view of a share that is gone, with its last user. The
-// Memory is locked, or the share not listed yet.
-func (s *share) drop() {
-	if !s.gone || s.users > 0 {
-		return
-	}
-	if s.b != nil {
-		_ = unix.Munmap(s.b) // cannot fail: the very slice that was mapped
-		s.b = nil
-	}
-	if s.fd >= 0 {
-		_ = unix.Close(s.fd) // nothing of ours is in it
-		s.fd = -1
 	}
 }
 

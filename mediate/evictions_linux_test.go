@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/pagein"
@@ -76,6 +77,37 @@ func BenchmarkOthersEvictions(b *testing.B) {
 	b.ReportMetric(with50, "beside-p50-ns")
 	b.ReportMetric(with99, "beside-p99-ns")
 	b.ReportMetric(with99/alone99, "p99-ratio")
+}
+
+// A page to which the device was refused is mapped again by a message that is awaited:
+// what goes another way must not come before it for ever.
+func TestMappedAgainIsAwaited(t *testing.T) {
+	m := newMachineOf(t, false, mediate.Config{})
+	suite.NewRig(t, m, pagein.PIO, false)
+	const slot, va, size = 7, 0x10000000, 1 << 20
+	shareApart(t, m, slot, va, size)
+	mem, err := m.Memory(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaited := func(do func() gup.Result) uint64 {
+		_, before := m.requests(1)
+		if r := do(); r.Err != nil || r.Resident != 1 {
+			t.Fatalf("%+v", r)
+		}
+		_, after := m.requests(1)
+		return after - before
+	}
+	if n := awaited(func() gup.Result { return mem.PageIn(slot, va, 1, true) }); n != 0 {
+		t.Errorf("a page-in awaits %d messages", n)
+	}
+	// The unmapping, too.
+	if n := awaited(func() gup.Result { return mem.Again(slot, va, true) }); n < 2 {
+		t.Errorf("a page is mapped once more by %d awaited messages, want 2", n)
+	}
+	if n := awaited(func() gup.Result { return mem.PageIn(slot, va+64*device.PageSize, 1, true) }); n != 0 {
+		t.Errorf("a page-in afterwards awaits %d messages", n)
+	}
 }
 
 // An eviction awaits one message, the unmapping, and no register.

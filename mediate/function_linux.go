@@ -60,7 +60,7 @@ type userFunction struct {
 	fds    []int       // theirs
 
 	posts   atomic.Bool // DMA_MAPs are not awaited (PostMaps)
-	careful atomic.Bool // one was refused: the next ones are, until one is taken
+	careful atomic.Bool // one was refused, or Await: the next ones are, until one is taken
 	sent    atomic.Bool // one was sent since the last doorbell, and must be seen before it
 }
 
@@ -164,6 +164,10 @@ func (f *userFunction) Ring(region int, offset uint64) error {
 
 // PostMaps implements mapPoster.
 func (f *userFunction) PostMaps() { f.posts.Store(true) }
+
+// Await implements shadow.Awaiter. A server that reads its socket late has seen the
+// doorbells that go by an eventfd before what was mapped for them.
+func (f *userFunction) Await() { f.careful.Store(true) }
 
 // MapDMA implements shadow.DMA. After PostMaps it does not wait for the server: one
 // that refuses is found out by the device, whose access fails, and known here by

@@ -43,6 +43,14 @@ type DMA interface {
 	UnmapDMA(addr, size uint64) error
 }
 
+// Awaiter is a DMA whose MapDMA may come back before the device has the mapping. What
+// reaches the device another way may then come before it.
+type Awaiter interface {
+	DMA
+	// Await has the next MapDMA come back when the device has the mapping.
+	Await()
+}
+
 // Rights of a mapping (linux/vfio.h, VFIO_DMA_MAP_FLAG_*).
 const (
 	dmaRead  = 1 << 0

@@ -533,7 +533,7 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 }
 
 // Again is a page-in of one page to which the device's accesses are refused although
-// it is entered: what is mapped of its place goes, and it is mapped once more.
+// it is entered: what is mapped of its place goes, and it is mapped once more, awaited.
 func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
 	if slot < 0 || slot >= device.Slots {
 		return gup.Result{Err: fmt.Errorf("page-in in slot %d: %w", slot, gup.ErrUnmapped)}
@@ -544,6 +544,9 @@ func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
 		m.stats.Mismatches++
 		if p := m.await(s, uint64(va-s.va)/m.granule); p != nil {
 			m.evict(p)
+		}
+		if a, ok := m.cfg.DMA.(Awaiter); ok {
+			a.Await()
 		}
 		m.done()
 	}

@@ -54,6 +54,7 @@ var alone = map[string]string{
 	"TestMergedPages":                    "KSM merges private memory, which cannot be shared",
 	"TestMemoryThatNeverComes":           "guard pages and secret memory cannot be shared",
 	"TestInvalidationsAreCounted":        "pages are seen to go by walks of the process's own tables",
+	"TestInvalidationCallsAreCounted":    "a userfaultfd tells of calls; what is shared is counted where it goes (shadow)",
 	"TestFileThatEndsTooEarly":           "what is shared is sealed against shrinking",
 	"TestFileThatHangs":                  "a file that hangs cannot be shared",
 	"TestKilledWithAPageInThatHangs":     "the same",

@@ -71,8 +71,8 @@ func (r *run) isolated() error {
 // waker is a thread that sleeps until an eventfd is written, as pfd's does.
 type waker struct {
 	event, epoll int
-	work         func() error // of the next wake-up, nil: none
-	err          error        // of the last one
+	work         atomic.Pointer[func() error] // of the next wake-up
+	err          error                        // of the last one; written before woken counts it
 	woken        atomic.Uint64
 	stop         atomic.Bool
 	done         chan struct{}
@@ -101,8 +101,9 @@ func (w *waker) sleep() {
 	var ev [1]unix.EpollEvent
 	for !w.stop.Load() {
 		if n, _ := unix.EpollWait(w.epoll, ev[:], -1); n > 0 {
-			if w.err = nil; w.work != nil {
-				w.err = w.work()
+			w.err = nil
+			if work := w.work.Load(); work != nil && *work != nil {
+				w.err = (*work)()
 			}
 			w.woken.Add(1)
 		}
@@ -130,7 +131,7 @@ func (w *waker) close() {
 // it has done the work.
 func (w *waker) measure(work func() error) (time.Duration, error) {
 	before, start := w.woken.Load(), time.Now()
-	w.work = work
+	w.work.Store(&work)
 	if err := w.wake(); err != nil {
 		return 0, err
 	}

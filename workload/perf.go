@@ -298,6 +298,7 @@ type PerfRun struct {
 // Notify how long until the target saw it.
 type PerfResult struct {
 	Latencies []int64 // ns
+	Starts    []int64 // of each, CLOCK_MONOTONIC, ns
 	Notified  []int64
 	Rows      []PerfRow
 	Pinned    int64 // the most bytes of VmLck and VmPin of all processes that take part
@@ -308,6 +309,7 @@ type PerfRow struct {
 	Transfers int
 	Bytes     uint64
 	Elapsed   time.Duration
+	Start     int64 // of the first transfer, CLOCK_MONOTONIC, ns
 }
 
 // Rate gives bytes and transfers a second: all rows, and the best one's.
@@ -323,6 +325,21 @@ func (r *PerfResult) Rate() (bytes, transfers, peak float64) {
 		bytes, transfers = float64(sum.Bytes)/sum.Elapsed.Seconds(), float64(sum.Transfers)/sum.Elapsed.Seconds()
 	}
 	return bytes, transfers, peak
+}
+
+// Amid gives the latencies of the transfers that began and ended while each of others, which
+// has these rows, had one of them under way.
+func (r *PerfResult) Amid(others [][]PerfRow) (list []int64) {
+	for i, ns := range r.Latencies {
+		begin, end := r.Starts[i], r.Starts[i]+ns
+		idle := func(rows []PerfRow) bool {
+			return !slices.ContainsFunc(rows, func(w PerfRow) bool { return w.Start <= begin && end <= w.Start+w.Elapsed.Nanoseconds() })
+		}
+		if !slices.ContainsFunc(others, idle) {
+			list = append(list, ns)
+		}
+	}
+	return list
 }
 
 // Check refuses what cannot be measured.
@@ -442,6 +459,7 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 	for _, ns := range latencies[skip:] {
 		r.Latencies = append(r.Latencies, ns+touched.Nanoseconds()/int64(len(parts)))
 	}
+	r.Starts = append(r.Starts, starts[skip:]...)
 	if q.Notify {
 		w, err := p.target.receive()
 		if err != nil {
@@ -451,7 +469,7 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 			r.Notified = append(r.Notified, w.Perf.Times[i]-starts[i])
 		}
 	}
-	r.Rows = append(r.Rows, PerfRow{len(parts), q.Size * uint64(len(parts)), elapsed + touched})
+	r.Rows = append(r.Rows, PerfRow{len(parts), q.Size * uint64(len(parts)), elapsed + touched, starts[0]})
 	if n, err := p.pinned(); err == nil {
 		r.Pinned = max(r.Pinned, n)
 	}

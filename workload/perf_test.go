@@ -100,6 +100,30 @@ func TestPerfRefuses(t *testing.T) {
 	}
 }
 
+// What counts as beside others lies in one row of each of them, whole.
+func TestAmid(t *testing.T) {
+	r := PerfResult{Starts: []int64{10, 20, 30, 40}, Latencies: []int64{5, 6, 7, 8}}
+	row := func(start, elapsed int64) PerfRow {
+		return PerfRow{Start: start, Elapsed: time.Duration(elapsed)}
+	}
+	for _, c := range []struct {
+		name   string
+		others [][]PerfRow
+		want   []int64
+	}{
+		{"nobody", nil, []int64{5, 6, 7, 8}},
+		{"all of it", [][]PerfRow{{row(0, 100)}}, []int64{5, 6, 7, 8}},
+		{"to the nanosecond", [][]PerfRow{{row(20, 17)}}, []int64{6, 7}},
+		{"one row ends in between", [][]PerfRow{{row(0, 33), row(33, 67)}}, []int64{5, 6, 8}},
+		{"one of two", [][]PerfRow{{row(0, 100)}, {row(0, 26)}}, []int64{5, 6}},
+		{"one without rows", [][]PerfRow{{row(0, 100)}, nil}, nil},
+	} {
+		if got := r.Amid(c.others); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 func TestPatterns(t *testing.T) {
 	for _, p := range []Pattern{Sequential, Strided, Random} {
 		for _, n := range []int{1, 4, 7, 50} {

@@ -220,12 +220,15 @@ func wildDescriptors(t *testing.T, w *world) {
 	peer := w.raw(attach.Hello{Group: "liar", Node: 1})
 	stranger := w.attach("stranger", attachOrder{Node: 1, Group: "stranger"})
 	theirs := stranger.buffer("b", "anonymous", 8192, 9)
-	mine := w.memory(8192, liar, peer)
-	hole := memory(t, 4096)
-	holeVA := va(hole)
-	if err := unix.Munmap(hole); err != nil {
+	// What reaches further than the memory must not go on in what else this process has: the
+	// blocks in flight behind the first that fails are written, and could be the attachment's.
+	const guard = 4 << 20
+	mine := w.memory(2*device.PageSize+guard, liar, peer)
+	if err := unix.Mprotect(mine[2*device.PageSize:], unix.PROT_NONE); err != nil {
 		t.Fatal(err)
 	}
+	mine = mine[:2*device.PageSize]
+	const holeVA = device.VA(lonely)
 	for _, c := range []struct {
 		name    string
 		d       device.Descriptor

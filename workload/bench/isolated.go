@@ -101,8 +101,8 @@ func (w *waker) sleep() {
 	var ev [1]unix.EpollEvent
 	for !w.stop.Load() {
 		if n, _ := unix.EpollWait(w.epoll, ev[:], -1); n > 0 {
-			w.err = nil
-			if work := w.work.Load(); work != nil && *work != nil {
+			work := w.work.Load()
+			if w.err = nil; work != nil && *work != nil {
 				w.err = (*work)()
 			}
 			w.woken.Add(1)

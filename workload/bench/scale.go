@@ -1,11 +1,11 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/workload"
@@ -155,24 +155,11 @@ func (r *run) beside() error {
 		}
 		measure := func(row string, others []*workload.Perf) *turn {
 			return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
-				var wait sync.WaitGroup
-				var stop atomic.Bool
-				errs := make([]error, len(others)+1)
-				for i, p := range others {
-					wait.Go(func() {
-						for errs[i] == nil && !stop.Load() {
-							_, errs[i] = p.Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: 1, Depth: workload.MaxParallel, Sleep: true, Cold: true})
-						}
-					})
-				}
-				got, err := d.perfs[0].Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: r.count(smallSize), Sleep: true, Cold: true})
-				errs[len(others)] = err
-				stop.Store(true)
-				wait.Wait()
-				if err := errors.Join(errs...); err != nil {
+				list, err := r.amid(d.perfs[0], others)
+				if err != nil {
 					return err
 				}
-				s := summarize(us(got.Latencies))
+				s := summarize(us(list))
 				add(t.cell(row, "p50"), s.Median)
 				add(t.cell(row, "p99"), s.P99)
 				return nil
@@ -183,6 +170,41 @@ func (r *run) beside() error {
 			t.Median("nothing", "p99")/t.Median("nothing", "p50"), t.Median("64 others", "p99")/t.Median("64 others", "p50"))
 		return err
 	})
+}
+
+// amid gives how long faulting writes of one took, one at a time, while every one of others
+// had its rows of such writes under way: between its rows a process makes memory anew, and
+// the writes of then do not count.
+func (r *run) amid(one *workload.Perf, others []*workload.Perf) (list []int64, err error) {
+	ctx, cancel := context.WithTimeout(r.ctx, time.Minute)
+	defer cancel()
+	var wait sync.WaitGroup
+	var lock sync.Mutex // of rows
+	errs, rows := make([]error, len(others)), make([][]workload.PerfRow, len(others))
+	within, stop := context.WithCancel(ctx)
+	for i, p := range others {
+		wait.Go(func() {
+			for within.Err() == nil && errs[i] == nil {
+				var got workload.PerfResult
+				got, errs[i] = p.Run(ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: 1, Depth: workload.MaxParallel, Sleep: true, Cold: true})
+				lock.Lock()
+				rows[i] = append(rows[i], got.Rows...)
+				lock.Unlock()
+			}
+		})
+	}
+	var all workload.PerfResult
+	for err == nil && len(list) < r.count(smallSize) {
+		var got workload.PerfResult
+		got, err = one.Run(ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: 1, Sleep: true, Cold: true})
+		all.Latencies, all.Starts = append(all.Latencies, got.Latencies...), append(all.Starts, got.Starts...)
+		lock.Lock()
+		list = all.Amid(rows)
+		lock.Unlock()
+	}
+	stop()
+	wait.Wait()
+	return list, errors.Join(err, errors.Join(errs...))
 }
 
 // nodes is one pair that transfers in a pfd of more and more nodes, and several pfds.

@@ -119,7 +119,7 @@ func points() (list []point) {
 	add("000 fig. 2.3", "Firehose, working set 4 M by M / 2", "sharply more past M + MAXVICTIM", "", by("strategies", "Firehose", "4 M", "Firehose", "M / 2"))
 	add("000 fig. 2.3", "rendezvous by Firehose, within M", "2", "", by("strategies", "rendezvous", "M / 2", "Firehose", "M / 2"))
 	add("ours", "no pinning by Firehose, working set 4 M", "", "", by("strategies", "no pinning (ours)", "4 M", "Firehose", "4 M"))
-	add("001 §3.3", "without the fast path, 4 KiB, added", "0.2 us", "", by("firmware", "no-fastpath", "4 KiB present", "all", "4 KiB present"))
+	add("001 §3.3", "4 KiB without the fast path, by with it", "0.2 us more", "", by("firmware", "no-fastpath", "4 KiB present", "all", "4 KiB present"))
 	return list
 }
 

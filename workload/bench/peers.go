@@ -62,7 +62,7 @@ func parseUCX(out string) (float64, error) {
 }
 
 // pingPongLine is fi_pingpong's: bytes, #sent, #ack, total, time, MB/sec, usec/xfer, Mxfers/sec.
-var pingPongLine = regexp.MustCompile(`(?m)^\w+ +\w+ +=\w+ +\w+ +\S+s +\S+ +(\S+) +\S+$`)
+var pingPongLine = regexp.MustCompile(`(?m)^\w+ +\w+ +=\w+ +[\w.]+ +\S+s +\S+ +(\S+) +\S+$`)
 
 func parsePingPong(out string) (float64, error) {
 	return figure("fi_pingpong", out, submatch(pingPongLine, out))

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/exanet/pfd/control"
@@ -48,7 +49,11 @@ func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query)
 	}()
 	rc := http.NewResponseController(rw)
 	rw.Header().Set("Content-Type", "application/x-pcapng")
-	d.log.Info("capture", "node", q.node, logs.KeyUID, q.peer.uid)
+	node := "all"
+	if q.node != control.AllNodes {
+		node = strconv.Itoa(q.node)
+	}
+	d.log.Info("capture", "node", node, logs.KeyUID, q.peer.uid)
 	// An error is that the client has left.
 	_ = c.Copy(ctx.Done(), "pfd "+version.String(), func(b []byte) error {
 		if err := rc.SetWriteDeadline(time.Now().Add(controlWriteTime)); err != nil {

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/exanet/pfd/workload/bench"
 )
 
 // docs/exanetctl.md names every command and every flag.
@@ -37,4 +40,7 @@ func TestDocsNameAll(t *testing.T) {
 		}
 	}
 	walk(newRoot(streams{}))
+	if want := fmt.Sprintf("(of `bench` and `study` %d)", bench.ReportVersion); !strings.Contains(doc, want) {
+		t.Errorf("docs/exanetctl.md does not say %q", want)
+	}
 }

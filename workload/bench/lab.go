@@ -69,6 +69,9 @@ func Suites() []Suite {
 	}
 }
 
+// ReportVersion is the layout of a Report (ours; docs/exanetctl.md, JSON).
+const ReportVersion = 3
+
 // Report is what a run has measured.
 type Report struct {
 	Version     int           `json:"version"`
@@ -125,7 +128,7 @@ type run struct {
 func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	r := &run{Lab: l, ctx: ctx, report: &Report{Version: 3, Machine: machine()}}
+	r := &run{Lab: l, ctx: ctx, report: &Report{Version: ReportVersion, Machine: machine()}}
 	for i, s := range suites {
 		r.suite, r.missing, r.guards = s.Name, nil, 0
 		r.says("%d of %d: %s: %s", i+1, len(suites), s.Name, s.About)

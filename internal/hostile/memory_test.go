@@ -114,7 +114,7 @@ func (a *obedient) make(o order) (r reply, err error) {
 	case "fixed": // at an address of the test's choice
 		m.b, err = fixed(uintptr(o.Off), whole)
 	case "hole": // an address at which nothing is mapped any more
-		if m.b, err = fixed(lonely, whole); err == nil {
+		if m.b, err = a.own(whole); err == nil {
 			err = unix.MunmapPtr(unsafe.Pointer(&m.b[0]), uintptr(whole))
 		}
 	default:
@@ -167,11 +167,13 @@ func pageOut(b []byte) error {
 	}
 }
 
-// own maps anonymous memory far from where the kernel and the Go runtime map: what a
-// test unmaps stays unmapped, whoever maps something meanwhile.
+// lonely is an address far from where the kernel and the Go runtime map anything by
+// themselves, beside the tests' fixed addresses: what a test unmaps there stays unmapped.
+const lonely = 0x7200_0000_0000
+
+// own maps anonymous memory at lonely addresses.
 func (a *obedient) own(size int) ([]byte, error) {
-	const base = 0x7200_0000_0000 // beside the tests' fixed addresses
-	at := base + a.mapped
+	at := lonely + a.mapped
 	a.mapped += uintptr(size) + device.PageSize
 	return fixed(at, size)
 }
@@ -187,10 +189,6 @@ func hugeAligned(size int) ([]byte, error) {
 	b = b[skip : skip+size]
 	return b, unix.Madvise(b, unix.MADV_HUGEPAGE)
 }
-
-// lonely is an address far from where the kernel and the Go runtime map anything by
-// themselves: what is unmapped there stays so.
-const lonely = 0x6000_0000_0000
 
 func fixed(at uintptr, size int) ([]byte, error) {
 	p, err := unix.MmapPtr(-1, 0, unsafe.Add(nil, at), uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)

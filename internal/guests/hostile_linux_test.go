@@ -18,7 +18,7 @@ import (
 // resources are what the process of the nodes has.
 type resources struct {
 	fds, maps int
-	rss       uint64 // kB
+	rss       uint64 // kB of its own: what it has touched of a guest's memory is the guest's
 }
 
 func (f *fleet) resources() (r resources) {
@@ -28,14 +28,14 @@ func (f *fleet) resources() (r resources) {
 	return r
 }
 
-// rss gives a process's memory, kB.
+// rss gives a process's own memory, kB.
 func (f *fleet) rss(pid int) (kb uint64) {
 	f.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	_, rest, _ := strings.Cut(string(status), "RssAnon:")
 	if _, err := fmt.Sscan(rest, &kb); err != nil {
 		f.t.Fatalf("%v in %s", err, status)
 	}

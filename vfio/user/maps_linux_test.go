@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"testing"
@@ -123,6 +124,32 @@ func TestMapsBound(t *testing.T) {
 	ok(t, s.remove(0, 4095))
 	ok(t, s.remove(8192, 12287))
 	s.clear()
+}
+
+// TestMapsGivenBack: memory of mappings that went one by one is the system's again, while
+// the peer stays.
+func TestMapsGivenBack(t *testing.T) {
+	held := func() int64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapSys - m.HeapReleased)
+	}
+	debug.FreeOSMemory()
+	before := held()
+	const maps = 1 << 20 // 32 MiB
+	s := newSpace(maps)
+	for i := range uint64(maps) {
+		ok(t, s.add(DMAMap{32, both, 0, i << 12, 4096}, -1))
+	}
+	if there := held(); there < before+16<<20 {
+		t.Fatalf("%d bytes before, %d with %d mappings", before, there, maps)
+	}
+	for i := range uint64(maps) {
+		ok(t, s.remove(i<<12, i<<12+4095))
+	}
+	if after := held(); after > before+8<<20 {
+		t.Errorf("%d bytes before, %d after", before, after)
+	}
 }
 
 // process is what the system says of a process.

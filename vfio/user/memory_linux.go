@@ -56,6 +56,7 @@ type space struct {
 	files  map[fileID]*memory
 	list   []*memory // files by their index, and the embedding program's memory; nil: free
 	mapped uint64    // bytes of files mapped
+	most   int       // pieces that the table had since memory was last given back
 
 	// Limits. The system allows some 65,000 mappings and 128 TiB a process,
 	// and our own allocator needs some of them (ours).
@@ -231,20 +232,40 @@ func (s *space) addBytes(m DMAMap, b []byte) error {
 // unmap in large strokes. It refuses a range that cuts a page.
 func (s *space) remove(addr, last uint64) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	shrunk, err := s.cut(addr, last)
+	s.mu.Unlock()
+	if shrunk {
+		debug.FreeOSMemory()
+	}
+	return err
+}
+
+// cut is remove with the lock held. It tells whether the table has shrunk (without).
+func (s *space) cut(addr, last uint64) (shrunk bool, err error) {
 	const in = defaultPageSizes - 1
 	begin, cutsFirst := s.table.find(addr)
 	end, cutsLast := s.table.find(last)
 	if addr&in != 0 && cutsFirst || last&in != in && cutsLast {
-		return refuse(unix.EINVAL, "range %#x to %#x cuts a page", addr, last)
+		return false, refuse(unix.EINVAL, "range %#x to %#x cuts a page", addr, last)
 	}
 	if cutsFirst && cutsLast && begin == end && begin.addr < addr && begin.last > last { // one becomes two
 		if err := s.room(); err != nil {
-			return err
+			return false, err
 		}
 	}
+	return s.without(addr, last), nil
+}
+
+// without drops the mappings of a range. It tells whether three quarters of a large table
+// have gone: the runtime would take minutes to give their memory back.
+func (s *space) without(addr, last uint64) (shrunk bool) {
+	s.most = max(s.most, len(s.table.pieces))
 	s.table.remove(addr, last, s.release)
-	return nil
+	n := len(s.table.pieces)
+	if shrunk = s.most > largeTable && n < s.most/4; shrunk {
+		s.most = n
+	}
+	return shrunk
 }
 
 // release drops a mapping's hold on its file. The file's bytes are unmapped with
@@ -275,17 +296,16 @@ func (s *space) drain() {
 
 func (s *space) clear() {
 	s.mu.Lock()
-	large := len(s.table.pieces) > largeTable
-	s.table.remove(0, ^uint64(0), s.release)
+	shrunk := s.without(0, ^uint64(0))
 	s.table = mappings{}
 	s.mu.Unlock()
-	if large { // it would take the runtime minutes to give that back
+	if shrunk {
 		debug.FreeOSMemory()
 	}
 }
 
-// largeTable is how many pieces of a table are given back to the system at once
-// (ours: 4 MiB).
+// largeTable is from how many pieces on a table's memory is given back to the system at
+// once (ours: 4 MiB).
 const largeTable = 256
 
 // counts gives the number of mappings and of files.

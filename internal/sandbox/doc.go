@@ -40,8 +40,8 @@ type Step string
 const (
 	StepFiles        Step = "files"        // Landlock
 	StepCapabilities Step = "capabilities" // capset(2)
-	StepPrivileges   Step = "privileges"   // no_new_privs
-	StepCalls        Step = "calls"        // seccomp
+	StepCalls        Step = "calls"        // seccomp, with no_new_privs
+	StepPrivileges   Step = "privileges"   // no_new_privs, where calls cannot be filtered
 )
 
 // Missing is a step that was not taken, and why.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"syscall"
+	"time"
 	"unsafe"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
@@ -17,6 +17,7 @@ import (
 // Apply takes what r does not keep from all threads of the process, and gives the
 // steps that could not be taken.
 func Apply(r Rules) []Missing {
+	time.Sleep(settle)
 	var missing []Missing
 	for _, s := range []struct {
 		step Step
@@ -24,15 +25,30 @@ func Apply(r Rules) []Missing {
 	}{
 		{StepFiles, restrictFiles},
 		{StepCapabilities, dropCapabilities},
-		{StepPrivileges, noNewPrivileges},
 		{StepCalls, filterCalls}, // last: the others' calls are not kept
 	} {
-		if err := s.take(r); err != nil {
-			missing = append(missing, Missing{s.step, err})
+		err := s.take(r)
+		if err == nil {
+			continue
+		}
+		missing = append(missing, Missing{s.step, err})
+		if s.step == StepCalls { // the filter brings no_new_privs to all threads
+			if err := noNewPrivileges(); err != nil {
+				missing = append(missing, Missing{StepPrivileges, err})
+			}
 		}
 	}
 	return missing
 }
+
+// settle is how long a thread is in a system call until the Go runtime's monitor has
+// certainly taken its processor (its P): at 10 ms, and its next look is 10 ms later.
+// The runtime stops all threads for a call that each of them makes. With Go 1.26
+// (stopTheWorldWithSema) a stop misses a thread whose system call the monitor looks at
+// in that moment, and waits until that call returns, or for a minute: seen once in
+// 20,000 stops beside threads that had just begun to wait. One that has lost its
+// processor is not missed.
+const settle = 25 * time.Millisecond
 
 func restrictFiles(r Rules) error {
 	if r.Files == nil {
@@ -71,8 +87,7 @@ func rulesFor(f *Files) (list []landlock.Rule) {
 // dropCapabilities keeps those of r in the permitted and effective sets, where they
 // are, and none in the inheritable and ambient ones. The bounding set stays as it is:
 // under no_new_privs an exec gives nothing that the process did not have, and filterCalls
-// allows none. To drop it takes a call for each capability, and the Go runtime stops
-// all threads at each: see prctl.
+// allows none. To drop it takes a call for each capability by all threads.
 func dropCapabilities(r Rules) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -98,14 +113,10 @@ func dropCapabilities(r Rules) error {
 	return nil
 }
 
-func noNewPrivileges(Rules) error { return prctl(unix.PR_SET_NO_NEW_PRIVS, 1) }
-
-// prctl is prctl(2) by all threads. The runtime stops them for it. In Go 1.26 that can
-// take a minute where the runtime's monitor thread loses its processor while it looks
-// at a goroutine in a system call, so Apply makes as few such calls as it can.
-func prctl(option, arg uintptr) error {
-	if _, _, errno := psx.Syscall6(unix.SYS_PRCTL, option, arg, 0, 0, 0, 0); errno != 0 {
-		return os.NewSyscallError("prctl", syscall.Errno(errno))
+func noNewPrivileges() error {
+	_, _, errno := psx.Syscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
+	if errno != 0 {
+		return os.NewSyscallError("prctl", errno)
 	}
 	return nil
 }
@@ -125,7 +136,11 @@ func known(info *arch.Info, calls []string) (names []string) {
 	return names
 }
 
+// filterCalls has this thread gain no privileges and gives it the filter; the kernel
+// brings both to the others (SECCOMP_FILTER_FLAG_TSYNC, seccomp(2)).
 func filterCalls(r Rules) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	info, err := arch.GetInfo("")
 	if err != nil {
 		return fmt.Errorf("seccomp: %w: %w", ErrUnsupported, err)

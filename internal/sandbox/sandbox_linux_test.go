@@ -9,18 +9,27 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
+	seccomp "github.com/elastic/go-seccomp-bpf"
 	"golang.org/x/sys/unix"
 )
 
-const childEnv = "EXANET_SANDBOX_TEST"
+const (
+	childEnv      = "EXANET_SANDBOX_TEST"
+	unfilteredEnv = "EXANET_SANDBOX_TEST_UNFILTERED"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childEnv); dir != "" {
 		child(dir)
+		os.Exit(0)
+	}
+	if os.Getenv(unfilteredEnv) != "" {
+		unfiltered()
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
@@ -83,6 +92,13 @@ func child(dir string) {
 	_, err = unix.ProcessVMReadv(os.Getppid(), local, []unix.RemoteIovec{{Base: 4096, Len: 8}}, 0)
 	try("memory of another", err)
 
+	a.threads(try)
+	_ = json.NewEncoder(os.Stdout).Encode(a)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// threads reads what the kernel says of each thread of this process.
+func (a *answers) threads(try func(string, error)) {
 	tasks, err := os.ReadDir("/proc/self/task")
 	try("tasks", err)
 	for _, task := range tasks {
@@ -95,8 +111,54 @@ func child(dir string) {
 		}
 		a.Threads = append(a.Threads, status)
 	}
+}
+
+// unfiltered applies rules where the kernel refuses a filter: to the thread that asks
+// for it.
+func unfiltered() {
+	runtime.LockOSThread()
+	if err := seccomp.LoadFilter(seccomp.Filter{Policy: seccomp.Policy{
+		DefaultAction: seccomp.ActionAllow,
+		Syscalls:      []seccomp.SyscallGroup{{Names: []string{"seccomp"}, Action: seccomp.ActionErrno}},
+	}}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	var a answers
+	for _, m := range Apply(Rules{Calls: Runtime()}) {
+		a.Missing = append(a.Missing, string(m.Step))
+	}
+	a.threads(func(string, error) {})
 	_ = json.NewEncoder(os.Stdout).Encode(a)
-	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// TestUnfiltered: where calls cannot be filtered no thread gains privileges all the same.
+func TestUnfiltered(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: the filter that refuses others is loaded without no_new_privs")
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), unfilteredEnv+"=1")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a answers
+	if err := json.Unmarshal(out, &a); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if len(a.Missing) != 1 || a.Missing[0] != string(StepCalls) {
+		t.Errorf("not applied: %q, want %q alone", a.Missing, StepCalls)
+	}
+	if len(a.Threads) < 3 {
+		t.Errorf("only %d threads", len(a.Threads))
+	}
+	for _, status := range a.Threads {
+		if status["NoNewPrivs"] != "1" {
+			t.Errorf("thread %s: NoNewPrivs is %s", status["Pid"], status["NoNewPrivs"])
+		}
+	}
 }
 
 // What is not kept is gone, for all threads; what is kept works.

@@ -316,6 +316,14 @@ __noinline __u64 overlap(struct thread *t, __u64 i, __u64 from, __u64 to)
 /* saturated gives a time as an event has it. */
 static __always_inline __u32 saturated(__u64 ns) { return ns > ~0U ? ~0U : ns; }
 
+/* absent gives a thread if it was ever seen off its processor, else 0. */
+static __always_inline __u32 absent(__u32 tid)
+{
+	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
+
+	return t && t->n ? tid : 0;
+}
+
 /* off_processor tells what of a stage a thread of pfd's did not have a processor. */
 __noinline int off_processor(struct fault_event *e, __u64 stage, __u64 from, __u64 to, __u32 tid)
 {
@@ -350,8 +358,9 @@ __noinline int off_processor(struct fault_event *e, __u64 stage, __u64 from, __u
 	return 0;
 }
 
-/* add makes one stage, which began at from: it ends at t, where that is known. It gives
-   when the next one begins. */
+/* add makes one stage, which began at from: it ends at t, where that is known. tid is the
+   thread that made it, 0 if that was never off its processor. It gives when the next one
+   begins. */
 __noinline __u64 add(struct fault_event *e, __u64 stage, __u64 t, __u64 from, __u32 tid)
 {
 	__u64 ns;
@@ -365,7 +374,7 @@ __noinline __u64 add(struct fault_event *e, __u64 stage, __u64 t, __u64 from, __
 	if (e->half == sender_half)
 		return from + ns; /* its resend is another stage */
 	observe(stage, e->method, e->kind, ns);
-	if (ns)
+	if (ns && tid)
 		off_processor(e, stage, from, t, tid);
 	return from + ns;
 }
@@ -405,7 +414,7 @@ __noinline int shared_in(__u32 pid, __u64 began, __u64 ended)
 	struct pfd *p = bpf_map_lookup_elem(&fault_pfds, &pid);
 	__u64 t = 0;
 
-	if (!p)
+	if (!p || !p->shared_n)
 		return 0;
 	for (int i = 0; i < SHARED; i++)
 		t = later(t, p->shared_ns[i], began, ended);
@@ -528,7 +537,7 @@ __noinline int worst(struct fault_event *e)
 static __always_inline void finish(struct fault_event *e, struct waiting_fault *w, struct record *b)
 {
 	__u64 from = 0, now = bpf_ktime_get_ns();
-	__u32 tid = bpf_get_current_pid_tgid();
+	__u32 tid = absent(bpf_get_current_pid_tgid()), driver = absent(w->thread);
 
 	e->page = w->page;
 	e->pid = w->pid;
@@ -553,10 +562,10 @@ static __always_inline void finish(struct fault_event *e, struct waiting_fault *
 		e->start_ns = from;
 	if (b)
 		from = add(e, raise, w->times[fault_interrupt], from, tid);
-	from = add(e, drain, w->times[fault_drained], from, w->thread);
-	from = add(e, queue, w->times[fault_started], from, w->thread);
-	from = add(e, page_in, w->times[fault_resident], from, w->thread);
-	from = add(e, answer, w->times[fault_answered], from, w->thread);
+	from = add(e, drain, w->times[fault_drained], from, driver);
+	from = add(e, queue, w->times[fault_started], from, driver);
+	from = add(e, page_in, w->times[fault_resident], from, driver);
+	from = add(e, answer, w->times[fault_answered], from, driver);
 	if (w->method == populate)
 		delegate_part(w, w->times[fault_started], w->times[fault_started], w->times[fault_resident]);
 	if (b) {
@@ -566,7 +575,8 @@ static __always_inline void finish(struct fault_event *e, struct waiting_fault *
 		from = add(e, complete, b->times[block_published], from, tid);
 		from = add(e, seen, saw(b, now), from, tid);
 	}
-	absences(e);
+	if (tid || driver)
+		absences(e);
 	e->shared = shared_in(w->pid, e->start_ns, from);
 	if (e->shared)
 		count(shared_faults, 1);
@@ -733,7 +743,7 @@ __noinline int lone_block(struct record *b)
 {
 	struct fault_event *e = fresh_event();
 	__u64 now = bpf_ktime_get_ns(), from;
-	__u32 tid = bpf_get_current_pid_tgid();
+	__u32 tid = absent(bpf_get_current_pid_tgid());
 
 	if (!b || !e)
 		return 0;

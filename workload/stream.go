@@ -167,9 +167,8 @@ func (p *process) runStream(ctx context.Context, o stream) (streamed, error) {
 
 // Stream is a test process that keeps channels busy.
 type Stream struct {
-	p     *peer
-	size  uint64
-	limit int
+	p    *peer
+	size uint64
 }
 
 // Streamed is what a Run came to.
@@ -194,7 +193,7 @@ func OpenStream(ctx context.Context, d Daemon, o Options, domains int, size uint
 	if err != nil {
 		return nil, err
 	}
-	s := &Stream{p: p, size: size, limit: domains * len(nodes) * device.WriteChannels}
+	s := &Stream{p: p, size: size}
 	q := stream{Socket: o.Socket, Domains: domains, Group: group, Size: size}
 	for _, n := range nodes {
 		q.Nodes = append(q.Nodes, n.ID)
@@ -204,9 +203,6 @@ func OpenStream(ctx context.Context, d Daemon, o Options, domains int, size uint
 	}
 	return s, nil
 }
-
-// Limit gives the number of channels that it has.
-func (s *Stream) Limit() int { return s.limit }
 
 // Run keeps so many channels busy for a time. Every byte of the last transfers
 // is checked.

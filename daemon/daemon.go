@@ -294,7 +294,7 @@ func (d *Daemon) notify(state string) bool {
 // startNodes initializes all nodes on the owning goroutine.
 func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 	d.claims = newClaims(d.groups)
-	d.initialize = func(n *node) error { return n.start(&d.cfg, d.groups, d.now, d.observe) }
+	d.initialize = func(n *node) error { return n.start(d.tune.Load(), d.groups, d.now, d.observe) }
 	done := make(chan error, len(d.nodes))
 	for _, n := range d.nodes {
 		n.bus.Post(func() { done <- d.startNode(n) })

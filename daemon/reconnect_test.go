@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"context"
+	"encoding/binary"
 	"testing"
 
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/keeper"
 )
 
 // fleeting is a fake whose devices go when the test sends lose, and come back when it
@@ -66,4 +69,61 @@ func TestReloadHoldsForADeviceThatComesBack(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Whose handshake lasts while the device goes and comes back gets no domain before the
+// device is initialized: that would end it, and nobody would know.
+func TestHandshakeWhileTheDeviceComesBack(t *testing.T) {
+	m := newFleeting(1)
+	r := startOn(t, m.fake, m)
+	k, err := keeper.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	c, err := attach.Dial(r.ctx(), r.attachSocket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	h := hello()
+	va, proof := k.Proof()
+	h.ProofVA, h.Proof = device.VA(va), proof
+	msg, err := h.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Send(msg); err != nil {
+		t.Fatal(err)
+	}
+	receive := func() []byte {
+		t.Helper()
+		buf := make([]byte, attach.MaxMessage)
+		n, fds, err := c.Receive(r.ctx(), buf)
+		fds.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return buf[:n]
+	}
+	mapped := receive() // a header, as its answer is
+	m.lose <- struct{}{}
+	m.connecting <- struct{}{}
+	binary.LittleEndian.PutUint16(mapped, uint16(attach.TypeMapped))
+	if err := c.Send(mapped, k.PIDFD()); err != nil {
+		t.Fatal(err)
+	}
+	answer := receive()
+	if refused, err := attach.DecodeRefused(answer); err != nil || refused.Code != attach.CodeBusy {
+		_, welcome := attach.DecodeWelcome(answer)
+		t.Errorf("not refused as busy: %v, %v; welcome: %v", refused, err, welcome == nil)
+	}
+	m.back <- struct{}{}
+	r.until("the device is there again", func() bool { return !r.nodes[0].down.Load() })
+	r.attach(hello())
+	var cfg uint64
+	r.fake.do(func() { cfg = r.fake.nodes[0].Get64(device.PL, device.PLPDCfg) })
+	if s := r.nodes[0].sessions[0]; s == nil || cfg&device.CfgEnable == 0 || device.PDID(cfg) != s.joined.domain.PDID {
+		t.Errorf("slot 0: session %v, PD_CFG %#x", s != nil, cfg)
+	}
 }

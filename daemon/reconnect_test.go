@@ -3,6 +3,8 @@ package daemon
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/exanet/pfd/attach"
@@ -10,23 +12,29 @@ import (
 	"github.com/exanet/pfd/internal/keeper"
 )
 
-// fleeting is a fake whose devices go when the test sends lose, and come back when it
-// has taken connecting and sends back.
+// fleeting is a fake of two nodes whose devices go when the test sends lose to them,
+// answer again when it sends answer, and are there again when it sends back.
 type fleeting struct {
 	*fake
-	lose, connecting, back chan struct{}
+	lose         [2]chan struct{}
+	answer, back chan struct{}
+	gone         [2]atomic.Bool
 }
 
-func newFleeting(nodes int) *fleeting {
-	return &fleeting{newFake(nodes), make(chan struct{}), make(chan struct{}), make(chan struct{})}
+func newFleeting() *fleeting {
+	return &fleeting{
+		fake: newFake(2), lose: [2]chan struct{}{make(chan struct{}), make(chan struct{})},
+		answer: make(chan struct{}), back: make(chan struct{}),
+	}
 }
 
-func (m *fleeting) Bus(node int) device.Bus { return fleetingBus{m.nodes[node], m} }
+func (m *fleeting) Bus(node int) device.Bus { return fleetingBus{m.nodes[node], m, node} }
 
-func (m *fleeting) Reconnect(ctx context.Context, _ int) error {
-	for _, c := range []chan struct{}{m.connecting, m.back} {
+func (m *fleeting) Reconnect(ctx context.Context, node int) error {
+	for _, c := range []chan struct{}{m.answer, m.back} {
 		select {
 		case <-c:
+			m.gone[node].Store(false)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -36,45 +44,78 @@ func (m *fleeting) Reconnect(ctx context.Context, _ int) error {
 
 type fleetingBus struct {
 	*fakeNode
-	m *fleeting
+	m     *fleeting
+	index int
 }
 
 func (b fleetingBus) Serve(ctx context.Context, h device.Handler) error {
 	b.Post(func() { b.handler = h })
 	select {
-	case <-b.m.lose:
+	case <-b.m.lose[b.index]:
+		b.m.gone[b.index].Store(true)
 		return device.ErrGone
 	case <-ctx.Done():
 		return nil
 	}
 }
 
-// What a reload has changed holds for a device that comes back, too.
-func TestReloadHoldsForADeviceThatComesBack(t *testing.T) {
-	m := newFleeting(1)
-	r := startOn(t, m.fake, m)
-	next := r.cfg
-	next.TimeoutUS, next.GuardUS, next.Outstanding = 1234, 56789, 2
-	if _, err := r.reload(next); err != nil {
-		t.Fatal(err)
+func (b fleetingBus) Window(id device.WindowID) device.Window {
+	if b.m.gone[b.index].Load() {
+		return goneWindow{}
 	}
-	m.lose <- struct{}{}
-	m.connecting <- struct{}{}
-	m.back <- struct{}{}
-	r.until("the device is there again", func() bool { return !r.nodes[0].down.Load() })
-	r.fake.do(func() {
-		for reg, want := range map[uint32]uint32{device.PLTimeoutUS: 1234, device.PLGuardUS: 56789, device.PLOutstanding: 2} {
-			if v := r.fake.nodes[0].Get(device.PL, reg); v != want {
-				t.Errorf("register pl+%#x is %d, want %d as reloaded", reg, v, want)
+	return b.fakeNode.Window(id)
+}
+
+// goneWindow is a window of a device that does not answer.
+type goneWindow struct{}
+
+func (goneWindow) Read32(uint32) (uint32, error) { return 0, device.ErrGone }
+func (goneWindow) Read64(uint32) (uint64, error) { return 0, device.ErrGone }
+func (goneWindow) Write32(uint32, uint32) error  { return device.ErrGone }
+func (goneWindow) Write64(uint32, uint64) error  { return device.ErrGone }
+
+// What a reload has changed holds for a device that comes back, too, and for one that
+// is away meanwhile.
+func TestReloadHoldsForADeviceThatComesBack(t *testing.T) {
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprintf("away %v", away), func(t *testing.T) {
+			m := newFleeting()
+			r := startOn(t, m.fake, m)
+			lose := func() {
+				m.lose[1] <- struct{}{}
+				r.until("the device is gone", func() bool { return r.nodes[1].down.Load() })
 			}
-		}
-	})
+			if away {
+				lose()
+			}
+			next := r.cfg
+			next.TimeoutUS, next.GuardUS, next.Outstanding = 1234, 56789, 2
+			if _, err := r.reload(next); err != nil {
+				t.Fatal(err)
+			}
+			if !away {
+				lose()
+			}
+			m.answer <- struct{}{}
+			m.back <- struct{}{}
+			r.until("the device is there again", func() bool { return !r.nodes[1].down.Load() })
+			r.fake.do(func() {
+				for i, n := range r.fake.nodes {
+					for reg, want := range map[uint32]uint32{device.PLTimeoutUS: 1234, device.PLGuardUS: 56789, device.PLOutstanding: 2} {
+						if v := n.Get(device.PL, reg); v != want {
+							t.Errorf("node %d: register pl+%#x is %d, want %d as reloaded", i, reg, v, want)
+						}
+					}
+				}
+			})
+		})
+	}
 }
 
 // Whose handshake lasts while the device goes and comes back gets no domain before the
 // device is initialized: that would end it, and nobody would know.
 func TestHandshakeWhileTheDeviceComesBack(t *testing.T) {
-	m := newFleeting(1)
+	m := newFleeting()
 	r := startOn(t, m.fake, m)
 	k, err := keeper.Start()
 	if err != nil {
@@ -107,8 +148,8 @@ func TestHandshakeWhileTheDeviceComesBack(t *testing.T) {
 		return buf[:n]
 	}
 	mapped := receive() // a header, as its answer is
-	m.lose <- struct{}{}
-	m.connecting <- struct{}{}
+	m.lose[0] <- struct{}{}
+	m.answer <- struct{}{}
 	binary.LittleEndian.PutUint16(mapped, uint16(attach.TypeMapped))
 	if err := c.Send(mapped, k.PIDFD()); err != nil {
 		t.Fatal(err)

@@ -348,6 +348,9 @@ func (d *Daemon) waitTransfers(ctx context.Context) {
 	for {
 		busy := false
 		for _, n := range d.nodes {
+			if n.down.Load() {
+				continue // its attachments have ended with its device
+			}
 			err := d.own(ctx, n, func() error {
 				list, err := usedChannels(n)
 				for i := range list {

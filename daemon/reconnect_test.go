@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -166,5 +167,30 @@ func TestHandshakeWhileTheDeviceComesBack(t *testing.T) {
 	r.fake.do(func() { cfg = r.fake.nodes[0].Get64(device.PL, device.PLPDCfg) })
 	if s := r.nodes[0].sessions[0]; s == nil || cfg&device.CfgEnable == 0 || device.PDID(cfg) != s.joined.domain.PDID {
 		t.Errorf("slot 0: session %v, PD_CFG %#x", s != nil, cfg)
+	}
+}
+
+// A transfer may finish though the device of another node is away.
+func TestDrainWhileADeviceIsAway(t *testing.T) {
+	m := newFleeting()
+	r := startOn(t, m.fake, m, func(c *Config) { c.DrainTime = patience })
+	g := r.attach(hello())
+	set := func(done uint32) func() {
+		return func() { m.nodes[0].setChannel(0, 0, device.Descriptor{Done: done}, device.ChannelState{}) }
+	}
+	r.fake.do(set(device.DoneOngoing))
+	m.lose[1] <- struct{}{}
+	r.until("the device is gone", func() bool { return r.nodes[1].down.Load() })
+	r.cancel()
+	time.Sleep(100 * time.Millisecond)
+	if reason, over := g.Pages().Ended(); over {
+		t.Fatalf("the attachment ended (%v) before its transfer", reason)
+	}
+	r.fake.do(set(device.DoneCompleted))
+	if e := r.ended(g); e.Reason != attach.ReasonShutdown {
+		t.Errorf("ended with %v", e.Reason)
+	}
+	if err := r.wait(); err != nil {
+		t.Errorf("Run: %v", err)
 	}
 }

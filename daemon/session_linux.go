@@ -162,11 +162,11 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 		return nil, refusal(attach.CodeBusy, "pfd stops: start another one, or wait for it to come back")
 	}
 	if err := s.proveGroup(); err != nil {
-		d.exit(s)
+		s.giveUp()
 		return nil, err
 	}
 	if err := d.own(ctx, n, func() error { return s.join(&hello) }); err != nil {
-		d.exit(s)
+		s.giveUp()
 		return nil, joinRefusal(err)
 	}
 	if err := s.welcome(); err != nil {
@@ -465,6 +465,13 @@ func (d *Daemon) enter(s *session) bool {
 	d.live[s] = struct{}{}
 	d.sessions.Add(1)
 	return true
+}
+
+// giveUp is the end of a session that is listed and has no domain. Whoever joins its
+// group at this moment need not prove anything to it.
+func (s *session) giveUp() {
+	close(s.leaving)
+	s.d.exit(s)
 }
 
 func (d *Daemon) exit(s *session) {

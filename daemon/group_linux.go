@@ -72,19 +72,28 @@ func (s *session) proveWith(o *session) error {
 // (ours).
 const leaveTime = time.Second
 
+// dyingTime is how long a task that exits may have no memory any more and not have ended
+// (ours).
+const dyingTime = 100 * time.Millisecond
+
 // leaves tells whether the session leaves its group. One whose process is gone goes
 // on for a moment; then it begins nothing any more, and nobody needs a right over it.
 func (s *session) leaves() bool {
-	if s.withKeeper(proc.Alive) {
-		return false
-	}
-	timeout := time.NewTimer(leaveTime)
+	timeout, look := time.NewTimer(dyingTime), time.NewTicker(time.Millisecond)
 	defer timeout.Stop()
-	select {
-	case <-s.leaving:
-		return true
-	case <-timeout.C:
-		return false
+	defer look.Stop()
+	for dying := true; ; {
+		if dying && !s.withKeeper(proc.Alive) {
+			dying = false
+			timeout.Reset(leaveTime)
+		}
+		select {
+		case <-s.leaving:
+			return true
+		case <-timeout.C:
+			return false
+		case <-look.C:
+		}
 	}
 }
 

@@ -162,11 +162,11 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 		return nil, refusal(attach.CodeBusy, "pfd stops: start another one, or wait for it to come back")
 	}
 	if err := s.proveGroup(); err != nil {
-		d.exit(s)
+		s.giveUp()
 		return nil, err
 	}
 	if err := d.own(ctx, n, func() error { return s.join(&hello) }); err != nil {
-		d.exit(s)
+		s.giveUp()
 		return nil, joinRefusal(err)
 	}
 	if err := s.welcome(); err != nil {
@@ -202,6 +202,10 @@ func (s *session) open(peer attach.Peer) error {
 // of it or nothing. On the owning goroutine.
 func (s *session) join(hello *attach.Hello) error {
 	n := s.n
+	// A device that is back answers before it is initialized, which ends all domains.
+	if err := s.checkDevice(); err != nil {
+		return err
+	}
 	dom, err := n.domains.Create(domain.Request{
 		UID: s.uid, PID: s.process.PID(), Group: hello.Group,
 		Accept: hello.Accept, AcceptGroup: hello.AcceptGroup,
@@ -274,7 +278,10 @@ func (s *session) told() (i tally.Invalidated) {
 // with the remedy.
 func joinRefusal(err error) error {
 	code := attach.CodeInternal
+	var r *attach.RefusedError
 	switch {
+	case errors.As(err, &r):
+		return r
 	case errors.Is(err, domain.ErrNoSlot), errors.Is(err, domain.ErrNoPDID):
 		code = attach.CodeNoSlot
 	case errors.Is(err, domain.ErrQuota):
@@ -458,6 +465,13 @@ func (d *Daemon) enter(s *session) bool {
 	d.live[s] = struct{}{}
 	d.sessions.Add(1)
 	return true
+}
+
+// giveUp is the end of a session that is listed and has no domain. Whoever joins its
+// group at this moment need not prove anything to it.
+func (s *session) giveUp() {
+	close(s.leaving)
+	s.d.exit(s)
 }
 
 func (d *Daemon) exit(s *session) {

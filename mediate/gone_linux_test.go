@@ -100,3 +100,31 @@ func TestDeviceAsleep(t *testing.T) {
 	}
 	oneWrite(t, suite.NewRig(t, drive(t, s, cfg.Connect, false), pagein.PI4, false), device.BlockSize)
 }
+
+// A device that comes back and is gone again while it is prepared is waited for as
+// before: the machine's other nodes go on.
+func TestGoneWhileItComesBack(t *testing.T) {
+	_, dir := startServer(t, false)
+	var first mediate.Function
+	connects := 0
+	m := running(t, mediate.Config{Connect: []mediate.Connect{other(serve.SocketPath(dir, 0), func(f mediate.Function) mediate.Function {
+		switch connects++; connects {
+		case 1:
+			first = f
+		case 2:
+			f.Close()
+		}
+		return f
+	})}})
+	served := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() { served <- m.Bus(0).Serve(ctx, nobody{}) }()
+	first.Close()
+	if err := <-served; !errors.Is(err, device.ErrGone) {
+		t.Errorf("Serve: %v", err)
+	}
+	if err := m.Reconnect(ctx, 0); err != nil || connects != 3 {
+		t.Errorf("connected %d times: %v", connects, err)
+	}
+}

@@ -249,6 +249,11 @@ func (n *node) connect(ctx context.Context) error {
 	l := &link{fn: fn, gone: make(chan struct{})}
 	_, l.polled = fn.(poller)
 	if err := l.prepare(n); err != nil {
+		select {
+		case <-fn.Done():
+			err = gone(err)
+		default:
+		}
 		l.quiet(n.m.log)
 		l.end()
 		fn.Close()
@@ -404,7 +409,18 @@ func (m *Machine) Reconnect(ctx context.Context, node int) error {
 	if n.link.Load() != nil {
 		return nil
 	}
-	return n.connect(ctx)
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := n.connect(ctx)
+		if !errors.Is(err, device.ErrGone) {
+			return err
+		}
+		m.log.Warn("the device was back and is gone again", "node", node, "why", err)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // Nodes gives the number of nodes.

@@ -185,6 +185,22 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// What a full disk does not take is an error, help as well.
+func TestFullOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, line := range []string{"", "--help", "help write", "node --help", "--version", "version", "completion bash"} {
+		var errs bytes.Buffer
+		code := run(t.Context(), strings.Fields(line), streams{in: strings.NewReader(""), out: full, err: &errs, getenv: os.Getenv})
+		if code != exitFailed || !strings.Contains(errs.String(), "no space left") {
+			t.Errorf("%q: exit code %d, %q", line, code, errs.String())
+		}
+	}
+}
+
 // write prints its object also where there is no daemon.
 func TestWriteJSONWithoutDaemon(t *testing.T) {
 	code, out, _ := ctl("write", "-o", "json", "--size", "20KiB", "--socket", filepath.Join(t.TempDir(), "none"))

@@ -47,6 +47,7 @@ func TestShow(t *testing.T) {
 		{"fifo", "fifo show"},
 		{"counter", "counter show"},
 		{"fault", "fault show"},
+		{"stages", "fault stages"},
 	} {
 		for _, format := range []string{"table", "json"} {
 			t.Run(c.name+"/"+format, func(t *testing.T) {

@@ -178,6 +178,16 @@ func TestExitCodes(t *testing.T) {
 		{"node --nope", exitUsage, "See exanetctl node --help."},
 		{"node --sort nope", exitUsage, "no such column"},
 		{"node --columns nothing", exitUsage, "no such column"},
+		{"node --columns=", exitUsage, "want some of NODE,"},
+		{"node --registers fpga", exitUsage, "mbox, all"},
+		{"perf serve", exitUsage, "want `exanetctl perf serve NAME`"},
+		{"perf lat -D -1s", exitUsage, "--duration -1s: want more than 0"},
+		{"perf lat -D 0s", exitUsage, "--duration 0s: want more than 0"},
+		{"perf lat --probability 0.5", exitUsage, "give --absent"},
+		{"capture --duration -1s", exitUsage, "more than 0"},
+		{"unbind", exitUsage, "exanetctl: want the address"},
+		{"qemu boot --guests 0", exitUsage, "0 guests: want 1 to 15"},
+		{"qemu boot --machine vax", exitUsage, "want x86, no-iommu or arm64"},
 	} {
 		code, _, errs := ctl(strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.text) || (errs == "") != (c.code == exitOK) {

@@ -3,9 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/exanet/pfd/workload"
 )
 
 // ctlWide is ctl on a terminal of so many columns.
@@ -73,6 +76,18 @@ func TestSortColumnsCSV(t *testing.T) {
 		if code != exitOK || !slices.Equal(got, c.want) {
 			t.Errorf("%s: exit code %d, %s:\n%s\nwant\n%s", c.line, code, errs, out, strings.Join(c.want, "\n"))
 		}
+	}
+}
+
+// The CSV of transfers at once has rows and nothing else.
+func TestOrderCSV(t *testing.T) {
+	var out, errs bytes.Buffer
+	a := &app{streams: streams{out: &out, err: &errs, getenv: os.Getenv}, format: formatCSV}
+	if err := a.printOrder(workload.Result{Transfers: 1, Bytes: 4096, Verified: true}, []workload.Completion{{Size: 4096, Class: "normal", Done: true, LatencyUS: 1.5}}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "PLACE,TRANSFER,SIZE,CLASS,LATENCY_US,OUTCOME\n1,0,4096,normal,1.5,done\n"; out.String() != want || !strings.HasPrefix(errs.String(), "1 transfers, 0 failed") {
+		t.Errorf("got %q and %q, want %q", out.String(), errs.String(), want)
 	}
 }
 

@@ -151,7 +151,8 @@ func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
 			}
 			ids = append(ids, strings.Join(words, "/"))
 		}
-		return ids, cobra.ShellCompDirectiveNoFileComp
+		slices.Sort(ids) // a node has several FIFOs, counters and faults
+		return slices.Compact(ids), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 

@@ -104,9 +104,13 @@ func TestCompletionOfValues(t *testing.T) {
 		{[]string{"node", "-o", ""}, []string{"table", "wide", "json", "csv"}},
 		{[]string{"domain", "show", "--socket", d.socket, ""}, []string{"0/3", "1/0"}},
 		{[]string{"node", "--registers", ""}, []string{"pl", "smmu"}},
+		{[]string{"fifo", "show", "--socket", d.socket, ""}, []string{"0"}},
 	} {
 		code, out, errs := ctl(append([]string{"__complete"}, c.args...)...)
 		lines := strings.Split(out, "\n")
+		if twice := slices.Clone(lines); len(slices.Compact(twice)) != len(lines) {
+			t.Errorf("%q: a word twice in %q", c.args, out)
+		}
 		for _, want := range c.want {
 			if code != exitOK || !slices.Contains(lines, want) {
 				t.Errorf("%q: exit code %d, no %q in %q (%s)", c.args, code, want, out, errs)

@@ -112,6 +112,9 @@ With -o json each line is an object.`,
 			if err != nil {
 				return err
 			}
+			if a.format == formatCSV {
+				return usagef("-o csv: monitor prints lines of text or JSON")
+			}
 			c, err := a.client()
 			if err != nil {
 				return err

@@ -180,6 +180,8 @@ func TestExitCodes(t *testing.T) {
 		{"node --columns nothing", exitUsage, "no such column"},
 		{"node --columns=", exitUsage, "want some of NODE,"},
 		{"node --registers fpga", exitUsage, "mbox, all"},
+		{"fault monitor -o csv", exitUsage, "lines of text or JSON"},
+		{"bench methods --dir /dev/null/x --pfd /nope", exitFailed, "exanetctl: mkdir /dev/null"},
 		{"perf serve", exitUsage, "want `exanetctl perf serve NAME`"},
 		{"perf lat -D -1s", exitUsage, "--duration -1s: want more than 0"},
 		{"perf lat -D 0s", exitUsage, "--duration 0s: want more than 0"},

@@ -226,6 +226,7 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	var t *table
 	if kind == "lat" {
 		t = a.table("#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99%[usec]", "99.9%[usec]")
+		t.spare = []string{"t_stdev[usec]", "99.9%[usec]", "#iterations", "t_avg[usec]"}
 	} else {
 		t = a.table("#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]")
 	}

@@ -23,7 +23,7 @@ func (n *node) owned(q *query) (domain.Domain, error) {
 	dom, ok := n.domains.Domain(q.slot)
 	if !ok || !q.peer.sees(dom.UID) {
 		return dom, &failure{http.StatusNotFound, control.CodeNotFound,
-			fmt.Sprintf("no domain %d/%d of uid %d: `exanetctl domain` lists them; those of others are root's to change", q.node, q.slot, q.peer.uid)}
+			fmt.Sprintf("no domain %d/%d that uid %d may change: `exanetctl domain` lists them; ask for those of others with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as", q.node, q.slot, q.peer.uid)}
 	}
 	return dom, nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/exanet/pfd/control"
@@ -183,6 +184,15 @@ func (c *Config) Check() error {
 	}
 	if timeout := time.Duration(c.TimeoutUS) * time.Microsecond; c.Link.Delay > 0 && 2*c.Link.Delay >= timeout {
 		return fmt.Errorf("%w: --link-delay %v: a block's answer takes twice that, and its time-out is %v: want less, or more --timeout-us", ErrConfig, c.Link.Delay, timeout)
+	}
+	if c.MetricsListen != "" {
+		_, port, err := net.SplitHostPort(c.MetricsListen)
+		if err == nil {
+			_, err = net.LookupPort("tcp", port)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: --metrics-listen %s: %w: want an address and a port, as 127.0.0.1:9482", ErrConfig, c.MetricsListen, err)
+		}
 	}
 	if err := c.checkDevice(); err != nil {
 		return err

@@ -32,7 +32,7 @@ var (
 	// mapping, and that pfd may not look how long that file is. Where it stays so
 	// the access is to be failed: what makes it pass is rare, and nothing tells of
 	// it.
-	ErrNoFilePage = errors.New("the kernel gives no page of the file behind the mapping: most likely the file ends before it")
+	ErrNoFilePage = errors.New("the kernel gives no page of the file behind the mapping: the file ends before it, or its file system is full")
 	// ErrNotResident says that the mapping permits the access and the kernel
 	// brought nothing in, or took it away again at once: out of memory, an input
 	// error, or the mapping is changing. Trying again may help.

@@ -90,7 +90,8 @@ type Options struct {
 	Memory string
 }
 
-func (o Options) check() error {
+// Check refuses what Boot cannot make.
+func (o Options) Check() error {
 	switch {
 	case o.Guests < 1 || o.Guests > MaxGuests:
 		return fmt.Errorf("%d guests: want 1 to %d", o.Guests, MaxGuests)
@@ -116,7 +117,7 @@ func (o Options) machine() string {
 // Boot restores guests from the cache, plugs their nodes in, and starts pfd in
 // each. What was started ends where it fails.
 func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err error) {
-	if err := o.check(); err != nil {
+	if err := o.Check(); err != nil {
 		return nil, err
 	}
 	if len(agent.Socket(guestDir(dir, MaxGuests), agent.Ports)) > 107 { // sun_path, unix(7)

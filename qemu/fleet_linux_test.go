@@ -122,12 +122,12 @@ func TestMachines(t *testing.T) {
 		{Guests: 1, Machine: MachineBare, System: Debian},
 		{Guests: 1, Machine: MachineARM, System: Debian},
 	} {
-		if err := o.check(); err == nil {
+		if err := o.Check(); err == nil {
 			t.Errorf("%+v is taken", o)
 		}
 	}
 	for _, o := range []Options{{Guests: 1}, {Guests: 1, System: Debian}, {Guests: 1, Machine: MachineBare, UIO: true}, {Guests: 1, Machine: MachineARM}} {
-		if err := o.check(); err != nil {
+		if err := o.Check(); err != nil {
 			t.Error(err)
 		}
 	}

@@ -78,7 +78,7 @@ type outcome struct {
 
 var outcomes = [...]outcome{
 	device.StatusSlaveError: {ErrSlaveError, "see the fault log (exanetctl fault show)"},
-	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that their files are long enough (a truncated file has no pages behind its end), that the addresses fit the node's width, and that the target's node exists (exanetctl node show)"},
+	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that their files are long enough (a truncated file has no pages behind its end) and on no full file system, that the addresses fit the node's width, and that the target's node exists (exanetctl node show)"},
 	device.StatusNoContext:  {ErrNoContext, "have fewer transfers to that node in flight and write again"},
 	device.StatusCorrupt:    {ErrCorrupt, "look at the crc counters of both nodes (exanetctl counter show); the link is broken"},
 	device.StatusDomain:     {ErrDomain, "attach both processes with one group and let the target admit it (Options.AcceptGroup), or have the target accept this PDID (Options.Accept, exanetctl domain grant); if the target has ended, its Remote is stale: take a new one"},

@@ -22,7 +22,7 @@ func TestTransferErrorNamesTheCause(t *testing.T) {
 		remedy string
 	}{
 		{device.StatusSlaveError, ErrSlaveError, "the target's memory answered with an error", "fault log"},
-		{device.StatusDecode, ErrAddress, "an address is not mapped", "fit the node's width"},
+		{device.StatusDecode, ErrAddress, "an address is not mapped", "no full file system"},
 		{device.StatusNoContext, ErrNoContext, "no receive context left", "fewer transfers to that node in flight"},
 		{device.StatusCorrupt, ErrCorrupt, "packets arrive corrupted", "crc counters of both nodes"},
 		{device.StatusDomain, ErrDomain, "does not admit this protection domain", "exanetctl domain grant"},

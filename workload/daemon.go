@@ -94,7 +94,7 @@ func (d *DaemonProcess) waitReady(ctx context.Context, l *net.UnixConn) error {
 	case err := <-ready:
 		return err
 	case <-d.ended:
-		return fmt.Errorf("pfd ended before it was ready: %s", strings.TrimSpace(d.stderr.String()))
+		return errors.New("pfd ended before it was ready") // Stop tells what it said
 	case <-ctx.Done():
 		return fmt.Errorf("pfd is not ready: %w: %s", ctx.Err(), strings.TrimSpace(d.stderr.String()))
 	}

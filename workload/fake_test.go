@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,14 +132,15 @@ func (t *fakeTransfer) wait(ctx context.Context) error {
 
 func (t *fakeTransfer) abort() error { return nil }
 
-// fakeDaemon is this process: it has a pid, and counters that a test moves.
+// fakeDaemon is this process, or that of pid: it has a pid, and counters that a test moves.
 type fakeDaemon struct {
+	pid   int
 	calls uint64
 	err   error
 }
 
 func (d *fakeDaemon) Status(context.Context) (control.Status, error) {
-	return control.Status{PID: os.Getpid()}, d.err
+	return control.Status{PID: cmp.Or(d.pid, os.Getpid())}, d.err
 }
 
 func (d *fakeDaemon) Nodes(context.Context, int) ([]control.Node, error) {

@@ -175,6 +175,10 @@ func RunParallel(ctx context.Context, d Daemon, q Request, set []Parallel) (Resu
 	}
 	order, err := runParallel(ctx, d, q, set, &r)
 	if err != nil {
+		if ctx.Err() != nil {
+			// How the processes ended does not matter to who broke it off.
+			err = fmt.Errorf("interrupted: %w", context.Cause(ctx))
+		}
 		r.fail(err.Error())
 	}
 	return r, order, err
@@ -242,9 +246,11 @@ func (s *Session) parallelOnce(q Request, set []Parallel, r *Result, latencies [
 	if err != nil {
 		return nil, latencies, err
 	}
-	if n, err := s.pinned(); err == nil {
-		r.PinnedBytes = max(r.PinnedBytes, n)
+	n, err := s.pinned()
+	if err != nil {
+		return nil, latencies, err // one of them has ended: no round after it is of use
 	}
+	r.PinnedBytes = max(r.PinnedBytes, n)
 	want := make([]piece, len(set))
 	var list []Completion
 	for i, p := range reply.Many {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -217,6 +218,28 @@ func TestRunInterrupted(t *testing.T) {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	checkKeys(t, r)
+}
+
+// So it does transfers at once, and so does the end of pfd.
+func TestRunParallelBrokenOff(t *testing.T) {
+	set := []Parallel{{Size: 4096}, {Size: 4096}}
+	q := fakeRequest(t, "ok")
+	q.Count = 1 << 30
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if r, _, err := RunParallel(ctx, &fakeDaemon{}, q, set); !errors.Is(err, cause) {
+		t.Errorf("interrupted: got %+v, %v", r, err)
+	}
+	pfd := exec.Command("true")
+	if err := pfd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	defer stop()
+	if r, _, err := RunParallel(ctx, &fakeDaemon{pid: pfd.Process.Pid}, q, set); ctx.Err() != nil || err == nil {
+		t.Errorf("without pfd: got %+v, %v", r, err)
+	}
 }
 
 // The processes of a session are gone when it is closed.

@@ -125,6 +125,11 @@ func (a *app) bench(ctx context.Context, b benchFlags, suites []bench.Suite) err
 	if b.Count < 1 || b.Window <= 0 {
 		return usagef("--count %d, --window %v: want more than 0", b.Count, b.Window)
 	}
+	if b.dir != "" { // before minutes of measurements, not after them
+		if err := os.MkdirAll(b.dir, 0o755); err != nil {
+			return err
+		}
+	}
 	if b.PFD == "" {
 		b.PFD = besideThis("pfd")
 	}

@@ -64,9 +64,9 @@ const look = 20 * time.Millisecond
 func (a *app) bind(ctx context.Context, f bindFlags, addrs []string, do func(string) error) error {
 	switch {
 	case f.all && len(addrs) > 0:
-		return usagef("bind: ADDRESS or --all, not both")
+		return usagef("want ADDRESS or --all, not both")
 	case !f.all && len(addrs) == 0:
-		return usagef("bind: want the address of a PCI function, as 0000:01:00.0, or --all")
+		return usagef("want the address of a PCI function, as 0000:01:00.0, or --all")
 	}
 	for _, addr := range addrs {
 		if err := kernel.CheckAddress(addr); err != nil {

@@ -34,6 +34,9 @@ counted in the capture and on standard error.`,
 			if err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("duration") && duration <= 0 {
+				return usagef("--duration %v: want more than 0", duration)
+			}
 			to := a.out
 			switch {
 			case file != "":

@@ -134,9 +134,9 @@ func (f facts) ptrace() check {
 		c.Found = "Yama ptrace_scope 2: only processes with CAP_SYS_PTRACE"
 		c.Remedy = "sysctl kernel.yama.ptrace_scope=1"
 	case f.Yama == 1:
-		c.Found = "Yama ptrace_scope 1: processes that attach through the library"
+		c.Found = "Yama ptrace_scope 1: processes that use the library"
 	default:
-		c.Found = "dumpable processes: the own user's; others by their helpers"
+		c.Found = "dumpable processes of the own user; others by helpers"
 	}
 	return c
 }
@@ -320,9 +320,13 @@ func (a *app) printReport(r report) error {
 	}); err != nil {
 		return err
 	}
+	to := a.out
+	if a.format == formatCSV {
+		to = a.err // it is no row
+	}
 	for _, c := range r.Checks {
 		if c.Remedy != "" && c.Verdict != verdictLater {
-			if _, err := fmt.Fprintf(a.out, "remedy %s: %s\n", c.Name, c.Remedy); err != nil {
+			if _, err := fmt.Fprintf(to, "remedy %s: %s\n", c.Name, c.Remedy); err != nil {
 				return fmt.Errorf("standard output: %w", err)
 			}
 		}

@@ -72,6 +72,9 @@ func TestJudge(t *testing.T) {
 			f := well()
 			c.edit(&f)
 			for _, k := range f.judge() {
+				if len("VERDICT  procmap-query  "+k.Found) > 80 {
+					t.Errorf("wider than a terminal: %q", k.Found)
+				}
 				switch {
 				case k.Name != c.check:
 					if k.Verdict != verdictOK && c.check != "ptrace" && c.check != "bpf" {
@@ -142,6 +145,9 @@ func TestDoctorHere(t *testing.T) {
 	var r report
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatalf("%v in %s", err, out)
+	}
+	if _, out, errs := ctl("doctor", "-o", "csv", "--socket", filepath.Join(t.TempDir(), "none")); strings.Contains(out, "remedy ") || !strings.Contains(errs, "remedy daemon: ") {
+		t.Errorf("CSV: remedies are no rows: %q, %q", out, errs)
 	}
 	if r.Version != 1 || len(r.Checks) != 17 {
 		t.Errorf("version %d, %d checks", r.Version, len(r.Checks))

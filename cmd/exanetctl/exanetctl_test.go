@@ -47,6 +47,7 @@ func TestShow(t *testing.T) {
 		{"fifo", "fifo show"},
 		{"counter", "counter show"},
 		{"fault", "fault show"},
+		{"stages", "fault stages"},
 	} {
 		for _, format := range []string{"table", "json"} {
 			t.Run(c.name+"/"+format, func(t *testing.T) {
@@ -177,10 +178,38 @@ func TestExitCodes(t *testing.T) {
 		{"node --nope", exitUsage, "See exanetctl node --help."},
 		{"node --sort nope", exitUsage, "no such column"},
 		{"node --columns nothing", exitUsage, "no such column"},
+		{"node --columns=", exitUsage, "want some of NODE,"},
+		{"node --registers fpga", exitUsage, "mbox, all"},
+		{"fault monitor -o csv", exitUsage, "lines of text or JSON"},
+		{"bench methods --dir /dev/null/x --pfd /nope", exitFailed, "exanetctl: mkdir /dev/null"},
+		{"perf serve", exitUsage, "want `exanetctl perf serve NAME`"},
+		{"perf lat -D -1s", exitUsage, "--duration -1s: want more than 0"},
+		{"perf lat -D 0s", exitUsage, "--duration 0s: want more than 0"},
+		{"perf lat --probability 0.5", exitUsage, "give --absent"},
+		{"capture --duration -1s", exitUsage, "more than 0"},
+		{"unbind", exitUsage, "exanetctl: want the address"},
+		{"qemu boot --guests 0", exitUsage, "0 guests: want 1 to 15"},
+		{"qemu boot --machine vax", exitUsage, "want x86, no-iommu or arm64"},
 	} {
 		code, _, errs := ctl(strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.text) || (errs == "") != (c.code == exitOK) {
 			t.Errorf("%s: exit code %d, want %d; standard error %q, want %q", c.line, code, c.code, errs, c.text)
+		}
+	}
+}
+
+// What a full disk does not take is an error, help as well.
+func TestFullOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, line := range []string{"", "--help", "help write", "node --help", "--version", "version", "completion bash"} {
+		var errs bytes.Buffer
+		code := run(t.Context(), strings.Fields(line), streams{in: strings.NewReader(""), out: full, err: &errs, getenv: os.Getenv})
+		if code != exitFailed || !strings.Contains(errs.String(), "no space left") {
+			t.Errorf("%q: exit code %d, %q", line, code, errs.String())
 		}
 	}
 }

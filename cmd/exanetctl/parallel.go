@@ -62,6 +62,10 @@ func (a *app) printOrder(r workload.Result, order []workload.Completion) error {
 	if !r.Verified {
 		verified = "NOT verified: see the error"
 	}
-	_, err := fmt.Fprintf(a.out, "%d transfers, %d failed, %d bytes arrived, %s\n", r.Transfers, r.Failed, r.Bytes, verified)
+	to := a.out
+	if a.format == formatCSV {
+		to = a.err // it is no row
+	}
+	_, err := fmt.Fprintf(to, "%d transfers, %d failed, %d bytes arrived, %s\n", r.Transfers, r.Failed, r.Bytes, verified)
 	return err
 }

@@ -67,7 +67,7 @@ func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
 			if len(args) > 0 {
 				name = args[0]
 			}
-			return a.perf(cmd.Context(), kind, name, p)
+			return a.perf(cmd.Context(), kind, name, p, cmd.Flags().Changed("duration"))
 		},
 	}
 	p.endFlags(c)
@@ -94,7 +94,7 @@ func (a *app) perfServeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve NAME",
 		Short: "Be the other end of measurements, until interrupted",
-		Args:  cobra.ExactArgs(1),
+		Args:  wantArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := a.client()
 			if err != nil {
@@ -110,8 +110,8 @@ func (a *app) perfServeCommand() *cobra.Command {
 	return c
 }
 
-// check completes the run by what the flags say in words.
-func (p *perfFlags) check() (sizes []uint64, err error) {
+// check completes the run by what the flags say in words. timed: --duration is given.
+func (p *perfFlags) check(timed bool) (sizes []uint64, err error) {
 	_, methodErr := pagein.ParseMethod(p.Method)
 	_, policyErr := pagein.ParsePolicy(p.Policy)
 	size, sizeErr := config.ParseSize(p.size)
@@ -127,8 +127,14 @@ func (p *perfFlags) check() (sizes []uint64, err error) {
 	default:
 		err = fmt.Errorf("--absent %s: want dst, src or both", p.absent)
 	}
-	if p.run.Time > 0 {
+	if p.absent == "" && p.probability != 1 {
+		err = fmt.Errorf("--probability %v: of which pages? give --absent dst, src or both", p.probability)
+	}
+	switch {
+	case p.run.Time > 0:
 		p.run.Count = 0
+	case timed:
+		err = errors.Join(err, fmt.Errorf("--duration %v: want more than 0", p.run.Time))
 	}
 	p.run.Size = size
 	if sizeErr == nil {
@@ -184,8 +190,8 @@ func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
 	return l, nil
 }
 
-func (a *app) perf(ctx context.Context, kind, name string, p perfFlags) (err error) {
-	sizes, err := p.check()
+func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bool) (err error) {
+	sizes, err := p.check(timed)
 	if err != nil {
 		return err
 	}
@@ -220,6 +226,7 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags) (err err
 	var t *table
 	if kind == "lat" {
 		t = a.table("#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99%[usec]", "99.9%[usec]")
+		t.spare = []string{"t_stdev[usec]", "99.9%[usec]", "#iterations", "t_avg[usec]"}
 	} else {
 		t = a.table("#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]")
 	}

@@ -62,6 +62,9 @@ func TestPerf(t *testing.T) {
 			}
 		}
 	}
+	if _, out, _ := execute(t, dir, "bin/exanetctl perf lat -n 20 --socket "+d.Socket(), "COLUMNS=80"); widest(out) > 80 || !strings.Contains(out, "t_typical") {
+		t.Errorf("on 80 columns:\n%s", out)
+	}
 	text, err := os.ReadFile(filepath.Join(dir, "samples.csv"))
 	if err != nil || strings.Count(string(text), "\n2,") == 0 || strings.Count(string(text), "\n8388608,") == 0 {
 		t.Errorf("samples: %v in\n%.200s", err, text)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -40,5 +41,15 @@ func TestProgressIsDrawnNowAndThen(t *testing.T) {
 	bar.clear()
 	if out.Len() != 0 {
 		t.Errorf("drawn before its time, or erased without having been drawn: %q", out.String())
+	}
+}
+
+// The result takes the bar's place.
+func TestProgressGivesItsLine(t *testing.T) {
+	dir := programs(t)
+	d := startPFD(t, dir)
+	m := startTmux(t, 120, 24, filepath.Join(dir, "bin", "exanetctl")+" write --count 5 --socket "+d.Socket())
+	if text := m.until(`exit code 0`); !strings.HasPrefix(text, "WRITE ") || !strings.Contains(text, "\nthroughput ") {
+		t.Errorf("on the screen:\n%s", text)
 	}
 }

@@ -206,6 +206,9 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 	if f.debian {
 		o.System = qemu.Debian
 	}
+	if err := o.Check(); err != nil {
+		return usagef("%w", err)
+	}
 	if !f.noPFD {
 		// A guest without KVM is slow: a block's time is many times a real node's, and
 		// what was mapped for it must still be there when it comes.

@@ -56,7 +56,12 @@ func usagef(format string, args ...any) error {
 func run(ctx context.Context, args []string, s streams) int {
 	root := newRoot(s)
 	root.SetArgs(args)
+	out := &config.Output{W: s.out}
+	root.SetOut(out)
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil && out.Err != nil {
+		err = fmt.Errorf("standard output: %w", out.Err)
+	}
 	code := exitCode(err)
 	if err != nil && !errors.Is(err, errReported) {
 		fmt.Fprintf(s.err, "exanetctl: %v\n", err)

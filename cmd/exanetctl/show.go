@@ -151,7 +151,8 @@ func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
 			}
 			ids = append(ids, strings.Join(words, "/"))
 		}
-		return ids, cobra.ShellCompDirectiveNoFileComp
+		slices.Sort(ids) // a node has several FIFOs, counters and faults
+		return slices.Compact(ids), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
@@ -229,7 +230,7 @@ func (a *app) nodeCommand() *cobra.Command {
 	}
 	l.flags = func(c *cobra.Command) {
 		c.Flags().StringVar(&window, "registers", "", "dump the registers of a window: pl, smmu, btcm, pktz, mbox or all")
-		values(c, "registers", "pl", "smmu", "btcm", "pktz", "mbox", "all")
+		values(c, "registers", windows...)
 	}
 	c := list(a, &l)
 	for _, c := range []*cobra.Command{c, c.Commands()[0]} {
@@ -244,6 +245,9 @@ func (a *app) nodeCommand() *cobra.Command {
 	return c
 }
 
+// windows are what --registers takes.
+var windows = []string{"pl", "smmu", "btcm", "pktz", "mbox", "all"}
+
 func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) error {
 	id, err := parseID(args, "NODE")
 	if err != nil {
@@ -252,6 +256,9 @@ func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) er
 	c, err := a.client()
 	if err != nil {
 		return err
+	}
+	if !slices.Contains(windows, window) {
+		return usagef("--registers %s: want %s", window, strings.Join(windows, ", "))
 	}
 	if window == "all" {
 		window = ""

@@ -53,6 +53,12 @@ func (a *app) stages(faults []control.Fault) error {
 	if len(stages) == 0 {
 		return errors.New("no fault was resolved yet: make some with `exanetctl write --dst absent`")
 	}
+	if a.wantJSON() {
+		return a.printJSON(struct {
+			Version int          `json:"version"`
+			Stages  []live.Stage `json:"stages"`
+		}{control.Version, stages})
+	}
 	t := a.table("STAGE", "P50_US", "P99_US", "THE_MEDIAN_FAULT")
 	t.stages(stages, barWidth)
 	return t.flush()

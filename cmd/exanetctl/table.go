@@ -86,6 +86,9 @@ func (t *table) choose() ([]int, error) {
 
 // check tells wrong --sort and --columns before anything is asked for.
 func (t *table) check() error {
+	if t.a.columns != nil && len(t.a.columns) == 0 {
+		return usagef("--columns: want some of %s", strings.Join(t.head, ","))
+	}
 	for flag, names := range map[string][]string{"columns": t.a.columns, "sort": t.a.sort} {
 		for _, name := range names {
 			if _, err := t.column(flag, strings.TrimPrefix(name, "-")); err != nil {

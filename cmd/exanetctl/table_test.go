@@ -3,9 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/exanet/pfd/workload"
 )
 
 // ctlWide is ctl on a terminal of so many columns.
@@ -76,6 +79,18 @@ func TestSortColumnsCSV(t *testing.T) {
 	}
 }
 
+// The CSV of transfers at once has rows and nothing else.
+func TestOrderCSV(t *testing.T) {
+	var out, errs bytes.Buffer
+	a := &app{streams: streams{out: &out, err: &errs, getenv: os.Getenv}, format: formatCSV}
+	if err := a.printOrder(workload.Result{Transfers: 1, Bytes: 4096, Verified: true}, []workload.Completion{{Size: 4096, Class: "normal", Done: true, LatencyUS: 1.5}}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "PLACE,TRANSFER,SIZE,CLASS,LATENCY_US,OUTCOME\n1,0,4096,normal,1.5,done\n"; out.String() != want || !strings.HasPrefix(errs.String(), "1 transfers, 0 failed") {
+		t.Errorf("got %q and %q, want %q", out.String(), errs.String(), want)
+	}
+}
+
 // A shell is told the words that a flag takes, and the IDs that there are.
 func TestCompletionOfValues(t *testing.T) {
 	d := startDaemon(t, fakeAnswers)
@@ -89,9 +104,13 @@ func TestCompletionOfValues(t *testing.T) {
 		{[]string{"node", "-o", ""}, []string{"table", "wide", "json", "csv"}},
 		{[]string{"domain", "show", "--socket", d.socket, ""}, []string{"0/3", "1/0"}},
 		{[]string{"node", "--registers", ""}, []string{"pl", "smmu"}},
+		{[]string{"fifo", "show", "--socket", d.socket, ""}, []string{"0"}},
 	} {
 		code, out, errs := ctl(append([]string{"__complete"}, c.args...)...)
 		lines := strings.Split(out, "\n")
+		if twice := slices.Clone(lines); len(slices.Compact(twice)) != len(lines) {
+			t.Errorf("%q: a word twice in %q", c.args, out)
+		}
 		for _, want := range c.want {
 			if code != exitOK || !slices.Contains(lines, want) {
 				t.Errorf("%q: exit code %d, no %q in %q (%s)", c.args, code, want, out, errs)

@@ -103,7 +103,11 @@ func (a *app) pfdProgram(cmd *cobra.Command) (string, error) {
 	exe := fmt.Sprintf("/proc/%d/exe", pid)
 	path, err := os.Readlink(exe)
 	if err != nil {
-		return "", fmt.Errorf("the program of pfd, process %d (0: in another pid namespace): %w: name its file with --program", pid, err)
+		who := fmt.Sprintf("process %d", pid)
+		if pid == 0 {
+			who = "in another pid namespace"
+		}
+		return "", fmt.Errorf("the program of pfd, %s: %w: name its file with --program", who, err)
 	}
 	if gone := strings.TrimSuffix(path, " (deleted)"); gone != path {
 		fmt.Fprintf(a.err, "exanetctl: %s was replaced while pfd runs: the running one is traced, and none that starts from the new file\n", gone)

@@ -172,10 +172,9 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 		}
 		q.To += len(nodes)
 	}
+	bar := &progress{w: a.err, total: q.Count}
 	if !a.wantJSON() && terminal(a.err) {
-		bar := &progress{w: a.err, total: q.Count}
 		q.Progress = bar.show
-		defer bar.clear()
 	}
 	var r workload.Result
 	var order []workload.Completion
@@ -188,6 +187,7 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 	} else {
 		r, err = workload.Run(ctx, d, q)
 	}
+	bar.clear() // the result comes on its line
 	if a.wantJSON() {
 		if e := a.printJSON(transferResult{r, order}); e != nil {
 			return e

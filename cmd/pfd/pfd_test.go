@@ -152,6 +152,21 @@ func TestDefaultSocket(t *testing.T) {
 	p.ready(filepath.Join(dir, "pfd.sock"))
 }
 
+// What a full disk does not take is an error, help as well.
+func TestFullOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, arg := range []string{"--help", "--version", "--check-config"} {
+		var errs bytes.Buffer
+		if code := run(context.Background(), []string{arg, "--socket", "/tmp/s"}, full, &errs); code != exitFailed || !strings.Contains(errs.String(), "no space left") {
+			t.Errorf("%s: exit code %d, %q", arg, code, errs.String())
+		}
+	}
+}
+
 func TestCommandLine(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "pfd.sock")
 	for _, tc := range []struct {

@@ -29,9 +29,13 @@ var errUsage = errors.New("wrong usage")
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := command(args, stderr)
 	cmd.SetArgs(args)
-	cmd.SetOut(stdout)
+	out := &config.Output{W: stdout}
+	cmd.SetOut(out)
 	cmd.SetErr(stderr)
 	err := cmd.ExecuteContext(ctx)
+	if err == nil && out.Err != nil {
+		err = fmt.Errorf("standard output: %w", out.Err)
+	}
 	if err == nil {
 		return exitOK
 	}

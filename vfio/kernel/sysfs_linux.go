@@ -138,7 +138,9 @@ func explain(root, addr string, err error) error {
 	case errors.Is(err, ErrMemlock):
 		e.Remedy = "LimitMEMLOCK=infinity in the service (ulimit -l unlimited in a shell), or a smaller pfd --window"
 	case errors.Is(err, ErrModules), errors.Is(err, fs.ErrNotExist):
-		e.Err = errors.Join(ErrModules, err)
+		if !errors.Is(err, ErrModules) {
+			e.Err = fmt.Errorf("%w: %w", ErrModules, err)
+		}
 		e.Remedy = "modprobe vfio-pci vfio_iommu_type1"
 	case errors.Is(err, unix.EBUSY):
 		e.Err = fmt.Errorf("%w: %w", ErrBusy, err)

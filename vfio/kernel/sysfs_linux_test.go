@@ -123,6 +123,9 @@ func TestRemedies(t *testing.T) {
 			if !errors.Is(err, c.want) || !errors.Is(err, c.cause) || !strings.Contains(err.Error(), c.remedy) || !strings.Contains(err.Error(), addr) {
 				t.Errorf("%v: want %v in it, and %q", err, c.want, c.remedy)
 			}
+			if strings.Count(err.Error(), c.want.Error()) != 1 || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v: want %v once, in one line", err, c.want)
+			}
 			if again := explain("/", addr, fmt.Errorf("more: %w", err)); strings.Count(again.Error(), c.remedy) != 1 {
 				t.Errorf("explained twice: %v", again)
 			}

@@ -167,6 +167,7 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	had := uint64(0)
 	if f != nil {
 		had = uint64(len(f.b))
+		size = max(size, had) // what became smaller keeps its place: older mappings point there
 	} else if len(s.files) >= s.maxFiles {
 		return nil, refuse(unix.ENOSPC, "mappings of more than %d files", s.maxFiles)
 	}

@@ -231,6 +231,12 @@ func (c *Client) takeTwin(t *TwinSocket, fds []int) error {
 	}
 	c.twin = newSocket(fds[*t.FDIndex])
 	c.twin.closer = c.sock.closer
+	// Of another kind of socket a shutdown may not end receiving.
+	domain, err := unix.GetsockoptInt(c.twin.fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	kind, e := unix.GetsockoptInt(c.twin.fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err = errors.Join(err, e); err != nil || domain != unix.AF_UNIX || kind != unix.SOCK_STREAM {
+		return errors.Join(fmt.Errorf("%w: the twin socket is no unix stream socket", ErrMalformed), err)
+	}
 	if err := c.twin.timeouts(0, max(c.opts.Timeout, 0)); err != nil {
 		return err
 	}

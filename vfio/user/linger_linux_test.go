@@ -1,6 +1,7 @@
 package user
 
 import (
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -108,4 +109,39 @@ func TestLingeringAnswers(t *testing.T) {
 		t.Error("the end is held up")
 	}
 	ok(t, q.Close())
+}
+
+// TestTwinOfAnotherKind: a twin socket whose receiving no shutdown ends is refused, and
+// holds up no end of the client.
+func TestTwinOfAnotherKind(t *testing.T) {
+	for name, make := range map[string]func() (int, error){
+		"netlink": func() (int, error) {
+			return unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_USERSOCK)
+		},
+		"datagrams": func() (int, error) { return unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) },
+		"eventfd":   func() (int, error) { return unix.Eventfd(0, unix.EFD_CLOEXEC) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			twin, err := make()
+			ok(t, err)
+			defer closeFDs([]int{twin})
+			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			ok(t, err)
+			peer := newSocket(fds[1])
+			defer peer.close()
+			ok(t, peer.send(raw(1, CmdVersion, flagReply, hello(`{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`)), []int{twin}))
+			ok(t, peer.send(raw(2, CmdDeviceInfo, flagReply, le(16, DevicePCI, 9, 5)), nil))
+			if !soon(func() {
+				c, err := NewClient(t.Context(), fds[0], Options{})
+				if err == nil {
+					c.Close()
+				}
+				if !errors.Is(err, ErrMalformed) {
+					t.Error(err)
+				}
+			}) {
+				t.Error("the client does not end")
+			}
+		})
+	}
 }

@@ -159,6 +159,24 @@ func TestDMAFileChanges(t *testing.T) {
 	ok(t, s.access(0x21000, got, false, nil, nil))
 }
 
+// TestDMAFileShrunkAndWritten: a file that has become smaller when it is mapped to be
+// written for the first time keeps its place: what lay past its end is lost, and not
+// out of bounds.
+func TestDMAFileShrunkAndWritten(t *testing.T) {
+	s := newSpace(10)
+	defer s.clear()
+	fd := memfd(t, 16384, 0)
+	ok(t, s.add(DMAMap{32, DMARead, 12288, 0, 4096}, fd))
+	ok(t, unix.Ftruncate(fd, 4096))
+	ok(t, s.add(DMAMap{32, both, 0, 0x10000, 4096}, fd))
+	if err := s.access(0, make([]byte, 8), false, nil, nil); !errors.Is(err, ErrLost) {
+		t.Errorf("past the end: %v", err)
+	}
+	ok(t, s.access(0x10000, make([]byte, 8), true, nil, nil))
+	ok(t, unix.Ftruncate(fd, 16384))
+	ok(t, s.access(0, make([]byte, 8), false, nil, nil))
+}
+
 // TestUnmapWaits: once an unmap is answered no access touches the range.
 func TestUnmapWaits(t *testing.T) {
 	s, _, c := setUp(t, Options{})

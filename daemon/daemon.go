@@ -294,7 +294,7 @@ func (d *Daemon) notify(state string) bool {
 // startNodes initializes all nodes on the owning goroutine.
 func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 	d.claims = newClaims(d.groups)
-	d.initialize = func(n *node) error { return n.start(&d.cfg, d.groups, d.now, d.observe) }
+	d.initialize = func(n *node) error { return n.start(d.tune.Load(), d.groups, d.now, d.observe) }
 	done := make(chan error, len(d.nodes))
 	for _, n := range d.nodes {
 		n.bus.Post(func() { done <- d.startNode(n) })
@@ -348,6 +348,9 @@ func (d *Daemon) waitTransfers(ctx context.Context) {
 	for {
 		busy := false
 		for _, n := range d.nodes {
+			if n.down.Load() {
+				continue // its attachments have ended with its device
+			}
 			err := d.own(ctx, n, func() error {
 				list, err := usedChannels(n)
 				for i := range list {

@@ -54,6 +54,13 @@ type running struct {
 // start runs a daemon of two nodes. It is ready when start returns.
 func start(t *testing.T, change ...func(*Config)) *running {
 	t.Helper()
+	f := newFake(2)
+	return startOn(t, f, f, change...)
+}
+
+// startOn is start on a machine that f is part of.
+func startOn(t *testing.T, f *fake, m Machine, change ...func(*Config)) *running {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "pfd")
 	if err != nil {
 		t.Fatal(err)
@@ -68,8 +75,8 @@ func start(t *testing.T, change ...func(*Config)) *running {
 	for _, c := range change {
 		c(&cfg)
 	}
-	r := &running{t: t, fake: newFake(2), result: make(chan error, 1)}
-	if r.Daemon, err = New(cfg, r.fake); err != nil {
+	r := &running{t: t, fake: f, result: make(chan error, 1)}
+	if r.Daemon, err = New(cfg, m); err != nil {
 		t.Fatal(err)
 	}
 	var ctx context.Context

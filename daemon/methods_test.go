@@ -4,14 +4,17 @@ import (
 	"errors"
 	"os"
 	"reflect"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/quota"
+	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/uffd"
 )
@@ -62,6 +65,35 @@ func TestRegisteredDescriptorsStayTheCallers(t *testing.T) {
 	for _, fd := range []int{int(null.Fd()), fd} {
 		if err := unix.Close(fd); err != nil {
 			t.Errorf("descriptor %d: %v", fd, err)
+		}
+	}
+}
+
+// sharingOf is a Sharing that can map a page once more and nothing else.
+type sharingOf struct {
+	Sharing
+	again []device.VA
+}
+
+func (m *sharingOf) Again(_, _ int, va device.VA, _ bool) gup.Result {
+	m.again = append(m.again, va)
+	return gup.Result{}
+}
+
+// What a device with tables of pfd's own is refused is mapped once more, whoever brings
+// the process's own memory in.
+func TestMappedOnceMoreByEveryMethod(t *testing.T) {
+	const base = device.VA(0x7f0000000000)
+	for _, method := range []pagein.Method{pagein.GUP, pagein.Touch, pagein.Populate, pagein.UFFD} {
+		m := &sharingOf{}
+		s := &session{d: &Daemon{machine: m}, n: &node{}, method: method}
+		p, ok := s.pagerFor(3).(fault.Remapper)
+		if !ok {
+			t.Errorf("%v: its pager maps nothing once more", method)
+			continue
+		}
+		if p.Again(base, true); !slices.Equal(m.again, []device.VA{base}) {
+			t.Errorf("%v: mapped once more: %v, want %v", method, m.again, base)
 		}
 	}
 }

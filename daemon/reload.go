@@ -82,7 +82,14 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 			r.Restart = append(r.Restart, s.name)
 		}
 	}
+	now.LogLevel, now.TimeoutUS, now.GuardUS, now.Outstanding = next.LogLevel, next.TimeoutUS, next.GuardUS, next.Outstanding
+	now.Quota = next.Quota
+	now.HandshakeTime, now.HandshakesPerUID, now.DrainTime = next.HandshakeTime, next.HandshakesPerUID, next.DrainTime
+	before := d.tune.Swap(&now) // a device that comes back at this moment gets them, too
 	err = d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
+		if n.down.Load() {
+			return nil // it gets them when its device is there again
+		}
 		pl := n.bus.Window(device.PL)
 		if err := pl.Write32(device.PLTimeoutUS, next.TimeoutUS); err != nil {
 			return fmt.Errorf("node %d: TIMEOUT_US: %w", n.index, err)
@@ -96,6 +103,7 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 		return nil
 	})
 	if err != nil {
+		d.tune.Store(before)
 		return Reloaded{}, fmt.Errorf("reloading: %w", err)
 	}
 	d.handshakes.SetPer(next.HandshakesPerUID)
@@ -103,9 +111,5 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 	if d.cfg.Level != nil {
 		d.cfg.Level.Set(next.LogLevel)
 	}
-	now.LogLevel, now.TimeoutUS, now.GuardUS, now.Outstanding = next.LogLevel, next.TimeoutUS, next.GuardUS, next.Outstanding
-	now.Quota = next.Quota
-	now.HandshakeTime, now.HandshakesPerUID, now.DrainTime = next.HandshakeTime, next.HandshakesPerUID, next.DrainTime
-	d.tune.Store(&now)
 	return r, nil
 }

@@ -202,6 +202,10 @@ func (s *session) open(peer attach.Peer) error {
 // of it or nothing. On the owning goroutine.
 func (s *session) join(hello *attach.Hello) error {
 	n := s.n
+	// A device that is back answers before it is initialized, which ends all domains.
+	if err := s.checkDevice(); err != nil {
+		return err
+	}
 	dom, err := n.domains.Create(domain.Request{
 		UID: s.uid, PID: s.process.PID(), Group: hello.Group,
 		Accept: hello.Accept, AcceptGroup: hello.AcceptGroup,
@@ -274,7 +278,10 @@ func (s *session) told() (i tally.Invalidated) {
 // with the remedy.
 func joinRefusal(err error) error {
 	code := attach.CodeInternal
+	var r *attach.RefusedError
 	switch {
+	case errors.As(err, &r):
+		return r
 	case errors.Is(err, domain.ErrNoSlot), errors.Is(err, domain.ErrNoPDID):
 		code = attach.CodeNoSlot
 	case errors.Is(err, domain.ErrQuota):

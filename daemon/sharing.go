@@ -180,10 +180,10 @@ func (s *session) pagerFor(slot int) fault.Pager {
 		enter := sharedPager{m, s.n.index, slot}
 		switch {
 		case s.method == pagein.Populate:
-			return &pager{Pager: entered{populatePager{s.looker(), s.delegate(), s.served}, enter}, s: s}
+			return entered{&pager{Pager: populatePager{s.looker(), s.delegate(), s.served}, s: s}, enter}
 		case s.method == pagein.UFFD && s.memport == nil:
 			s.regions = gup.NewRegions(s.process)
-			return &pager{Pager: entered{s.regions, enter}, s: s}
+			return entered{&pager{Pager: s.regions, s: s}, enter}
 		}
 		return enter
 	}

@@ -360,6 +360,13 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 	}
 	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
 	e.leaveAsked(s)
+	// What the firmware has said of its transfers and nobody was told is not for the
+	// slot's next process.
+	for i := range e.urgent.items {
+		if it := &e.urgent.items[i]; it.node == n && it.action.Kind == soc.DescriptorChanged && int(it.action.Slot) == slotIndex {
+			it.action.Kind = 0
+		}
+	}
 	e.tracer.client(s, trace.Final)
 	n.slots[slotIndex] = nil
 	for i, l := range e.live {

@@ -84,3 +84,45 @@ func TestPausedBlockMeetsTheNextProcess(t *testing.T) {
 		t.Errorf("%d bytes of the transfer are in the next process's memory", n)
 	}
 }
+
+// A process leaves with a transfer under way, and the next one has its slot before the
+// engine has told anybody of the transfer's end: what the next one has published stays
+// as it is.
+func TestTransferOfAProcessThatLeft(t *testing.T) {
+	r := newRig(t, fault.PIO)
+	src, dst := absent(t, 4096), absent(t, 4096)
+	old := r.sides[0]
+	r.on(1, func() { r.drivers[1].Remove(r.sides[1].domain.Slot) }) // nobody pages in: it waits
+	d := device.Descriptor{Src: va(src), Dst: va(dst), Size: 4096, DstNode: 1, DstGeneration: r.sides[1].domain.Generation}
+	r.ring(0, d)
+	patience := time.Now().Add(10 * time.Second)
+	for paused := uint8(0); paused == 0; _, paused = old.pages.Status(0) {
+		if time.Now().After(patience) {
+			t.Fatal("the block is not paused")
+		}
+	}
+	next, err := attach.NewMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { r.on(0, func() { r.engine.Detach(0, old.domain.Slot) }); _ = next.Close() }()
+	attached := make(chan struct{})
+	r.on(0, func() {
+		if err := r.managers[0].Destroy(old.domain.Slot, func() {
+			r.engine.Detach(0, old.domain.Slot)
+			if err := r.engine.Attach(0, old.domain.Slot, &emu.Attachment{Pages: next.Pages, Wake: next.WakeFD(), Memory: r.process}); err != nil {
+				t.Error(err)
+			}
+			next.Publish(0, &d)
+			close(attached)
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	<-attached
+	time.Sleep(10 * time.Millisecond)
+	if done := next.Done(0); done != device.DoneInitialized {
+		status, _ := next.Status(0)
+		t.Errorf("the next process's transfer is done %d with status %d before it began", done, status)
+	}
+}

@@ -222,7 +222,7 @@ func (e *Engine) SetDomain(slot int, pdid device.PDID, g device.Generation, enab
 		return
 	}
 	d.PDID, d.Generation, d.Enabled = pdid, g, enabled
-	e.reads[slot].used = 0
+	e.reads[slot] = openReads{}
 	e.endContexts(func(c *context) bool { return int(c.slot) == slot })
 	for _, a := range e.accesses {
 		if a.kind == readBlock && int(a.Slot) == slot {

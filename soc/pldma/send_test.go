@@ -232,6 +232,21 @@ func TestOpenReads(t *testing.T) {
 			t.Error("no place after one is closed")
 		}
 	})
+	t.Run("served to the domain before", func(t *testing.T) {
+		r := newRig(t)
+		if !opens(r, read) {
+			t.Fatal("a read cannot be opened")
+		}
+		r.receive(r.frame(0, 1, 0, 1000, w))
+		r.settle()
+		r.e.SetDomain(0, mine, generation, false)
+		r.e.SetDomain(0, mine, generation+1, true)
+		// A process that runs the same program asks for its first read as the one
+		// before it did.
+		if open, served := r.e.OpenRead(0, read); !open || served {
+			t.Errorf("the next domain's read: open %v, served %v", open, served)
+		}
+	})
 	t.Run("not closed while it is written", func(t *testing.T) {
 		r := newRig(t)
 		r.e.OpenRead(0, read)

@@ -62,11 +62,11 @@ func library(t *testing.T, dir string, flags ...string) {
 	}
 }
 
-// compile makes a program of examples/c with the library that lies in dir, and takes no
-// warning.
+// compile makes a program of examples/c, or of a path from there, with the library that lies
+// in dir, and takes no warning.
 func compile(t *testing.T, dir, name string, flags ...string) string {
 	t.Helper()
-	bin := filepath.Join(dir, name)
+	bin := filepath.Join(dir, filepath.Base(name))
 	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-g", "-I", dir, "-o", bin, filepath.Join("c", name+".c")}, flags...)
 	if out, err := exec.CommandContext(t.Context(), "gcc", append(args, filepath.Join(dir, "libexanet.a"), "-pthread")...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)

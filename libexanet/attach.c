@@ -339,6 +339,7 @@ int exanet_close(exanet *e)
 		confirmed = confirmed || n == 0;	/* pfd is gone, and its device with it */
 	}
 	if (e->served) {
+		shutdown(e->socket, SHUT_RDWR);	/* gone for the thread, too: it may wait for a pfd that takes nothing */
 		close(e->stop[1]);
 		e->stop[1] = -1;
 		pthread_join(e->server, NULL);

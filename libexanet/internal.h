@@ -60,6 +60,7 @@ struct exanet {
 	struct read reads[READS];
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	uint64_t last;
+	uint64_t looked;	/* when gone looked at the socket: a pfd that was killed leaves no word in the memory */
 };
 
 /* Every access to a word of the memory is one atomic access of its width (3). */

@@ -379,3 +379,13 @@ func TestPut(t *testing.T) {
 		t.Error("README.md does not have examples/c/put.c as it is")
 	}
 }
+
+// A buffer that was freed counts no more among those of which pfd fills the missing pages.
+func TestFreedBuffers(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin, client := compile(t, dir, filepath.Join("..", "testdata", "alloc")), start(t)
+	if out, err := exec.CommandContext(t.Context(), bin, client.Socket(), "100").CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}

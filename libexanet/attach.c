@@ -453,8 +453,8 @@ void *exanet_alloc(exanet *e, size_t size)
 	}
 	if (fd >= 0)
 		close(fd);	/* the mapping and pfd keep the file */
-	if (p && !error && e->info.method == EXANET_UFFD)
-		error = exanet_register(e, p, size);
+	if (p && !error && e->info.method == EXANET_UFFD && (error = exanet_register(e, p, size)))
+		exanet_unshare(e, p, size);
 	if (p && error) {
 		munmap(p, size);
 		p = NULL;
@@ -464,7 +464,12 @@ void *exanet_alloc(exanet *e, size_t size)
 
 int exanet_free(exanet *e, void *p, size_t size)
 {
-	int error = exanet_unshare(e, p, whole(size));
+	int error = e->info.method == EXANET_UFFD ? exanet_unregister(e, p, whole(size)) : 0;
+	int shared = exanet_unshare(e, p, whole(size));
+	if (!error)
+		error = shared;
+	if (error == -ENOTCONN)
+		error = 0;	/* an attachment that is over has taken it back already */
 	if (munmap(p, whole(size)) && !error)
 		error = fail(errno, "freeing a buffer: %m");
 	return error;

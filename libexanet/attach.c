@@ -287,6 +287,7 @@ static int handshake(exanet *e, const struct exanet_options *o)
 		.node = get(m + 80, 4), .generation = get(m + 104, 4), .sva = get(m + 96, 8) >> 27 & 1,
 	};
 	e->pfd_port = get(m + 84, 4);
+	e->pfd_pid = get(m + 92, 4);
 	const struct timeval none = { 0 };
 	setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
 	return 0;

@@ -51,6 +51,7 @@ struct exanet {
 	unsigned char *pages;
 	struct ucred pfd;
 	uint32_t pfd_port;
+	pid_t pfd_pid;		/* as pfd has it, and its fault messages: SO_PEERCRED gives another in another pid namespace */
 	struct exanet_info info;
 	bool served;
 	int stop[2];		/* a pipe that ends the thread */

@@ -482,7 +482,7 @@ void *serve_faults(void *arg)
 		struct ucred cred = { 0 };
 		if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS)
 			memcpy(&cred, CMSG_DATA(c), sizeof cred);
-		if (from.nl_pid != e->pfd_port || cred.pid != e->pfd.pid || cred.uid != e->pfd.uid || h.nlmsg_type < 0x10)
+		if (from.nl_pid != e->pfd_port || cred.pid != e->pfd_pid || cred.uid != e->pfd.uid || h.nlmsg_type < 0x10)
 			continue;	/* not pfd's: dropped */
 		text[n - sizeof h] = 0;
 		serve(e, text, h.nlmsg_seq);

@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -326,7 +327,7 @@ int exanet_close(exanet *e)
 	unsigned char m[TEXT_SIZE];
 	int fds[8], nfds;
 	ssize_t n;
-	bool confirmed = false;
+	bool confirmed = false, sleeps = false;
 	if (!e)
 		return 0;
 	if (e->info.pdid) {	/* attached: after ENDED nothing is in flight */
@@ -343,10 +344,15 @@ int exanet_close(exanet *e)
 		shutdown(e->socket, SHUT_RDWR);	/* gone for the thread, too: it may wait for a pfd that takes nothing */
 		close(e->stop[1]);
 		e->stop[1] = -1;
-		pthread_join(e->server, NULL);
+		struct timespec limit;
+		clock_gettime(CLOCK_REALTIME, &limit);
+		limit.tv_sec += 2;
+		sleeps = pthread_timedjoin_np(e->server, NULL, &limit);
+		if (sleeps)
+			pthread_detach(e->server);
 	}
 	const int all[] = { e->socket, e->eventfd, e->netlink, e->stop[0], e->stop[1] };
-	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+	for (size_t i = 0; i < sizeof all / sizeof all[0] && !sleeps; i++)
 		if (all[i] >= 0)
 			close(all[i]);
 	if (e->helper) {
@@ -359,11 +365,14 @@ int exanet_close(exanet *e)
 	bool attached = e->info.pdid;
 	if (e->words)
 		munmap(e->words, 4096);
+	if (sleeps)	/* in a page that does not come: what the thread uses when it wakes stays */
+		goto out;
 	if (e->pages)
 		munmap(e->pages, MEMORY);
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->messages);
 	free(e);
+out:
 	return !attached || confirmed ? 0 : fail(ETIMEDOUT, "pfd did not confirm the end of the attachment: it may still reach memory of this process");
 }
 

@@ -1,10 +1,16 @@
-/* A client whose pfd ends without a word: ends SOCKET METHOD wait|late|word|read|abort|close.
+/* A client whose pfd ends without a word: ends SOCKET METHOD wait|late|word|read|abort|hung|close.
  * What its calls give is printed; a call that hangs ends in SIGALRM. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <exanet.h>
@@ -20,6 +26,18 @@ ssize_t recv(int s, void *b, size_t n, int flags)
 	return recvfrom(s, b, n, flags, NULL, NULL);
 }
 
+/* A page that nobody serves. */
+static void *hung(void)
+{
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_api api = { .api = UFFD_API };
+	void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_register r = { .range = { (uintptr_t)p, 4096 }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &r))
+		_exit(77);
+	return p;
+}
+
 int main(int argc, char **argv)
 {
 	static char from[64];
@@ -32,13 +50,13 @@ int main(int argc, char **argv)
 	if (argc != 4 || exanet_attach(&e, &o))
 		return 1;
 	alarm(10);
-	exanet_export(e, to, sizeof to, &t.remote);
+	exanet_export(e, strcmp(what, "hung") ? to : hung(), sizeof to, &t.remote);
 	if (!strcmp(what, "close")) {
 		getchar();
 		return exanet_close(e) != 0;
 	}
 	number = strcmp(what, "read") ? exanet_write(e, &t) : exanet_read(e, &t);
-	late = strcmp(what, "wait") && strcmp(what, "abort");
+	late = strcmp(what, "wait") && strcmp(what, "abort") && strcmp(what, "hung");
 	if (!strcmp(what, "abort")) {
 		printf("%d", exanet_write(e, &t) < 0);
 		printf(" %d\n", exanet_abort(e, number) < 0);

@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -80,7 +83,7 @@ type readState struct {
 }
 
 // makeWords makes the memory of the completion words, where pfd reaches it. It
-// is touched, so that the words do not fault, and not freed.
+// is touched, so that the words do not fault, and goes with the endpoint and its handles.
 func (e *Endpoint) makeWords() error {
 	q := &e.reads
 	q.once.Lock()
@@ -95,6 +98,8 @@ func (e *Endpoint) makeWords() error {
 			return fmt.Errorf("memory for completion words: %w", err)
 		}
 		b = shared.Bytes()
+		// Nothing holds it but e.
+		runtime.AddCleanup(e, func(b []byte) { _ = unix.Munmap(b) }, shared.b)
 	}
 	for i := range q.word {
 		w, err := Word(b, uint64(16*i+8))

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -260,5 +263,40 @@ func TestBadReads(t *testing.T) {
 	}
 	if _, err := e.Read(t.Context(), ReadRequest{Dst: b, Src: r}); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// TestWordsLeaveNothing: where memory has to be shared, that of the completion words goes
+// with the endpoint and its handles.
+func TestWordsLeaveNothing(t *testing.T) {
+	socket := startFake(t, nil)
+	round := func() {
+		e, err := Attach(t.Context(), Options{Socket: socket, Node: homeNode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := mustRead(t, e, ReadRequest{Dst: make([]byte, 8), Src: remote(e, t, pattern(8), toCopy)}).Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	mapped := func() int {
+		runtime.GC()
+		maps, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Count(maps, []byte("exanet-buffer"))
+	}
+	before := mapped() // other tests' endpoints
+	for range 5 {
+		round()
+	}
+	for began := time.Now(); mapped() > before; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 5*time.Second {
+			t.Fatalf("%d buffers are mapped after endpoints were closed, %d before", mapped(), before)
+		}
 	}
 }

@@ -529,5 +529,6 @@ func (e *Endpoint) shutdown() error {
 		e.wake = -1
 	}
 	clear(e.exports)
+	e.reads.late = nil
 	return err
 }

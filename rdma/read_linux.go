@@ -34,7 +34,8 @@ const (
 
 // ReadRequest describes a read.
 type ReadRequest struct {
-	// Dst is the destination; the transfer keeps it referenced until it is final.
+	// Dst is the destination; the transfer keeps it referenced until it is final, and of
+	// one that fails the endpoint does until Close: blocks of it may still arrive.
 	// Or it is nil, and DstVA and Size name the destination: memory that the
 	// caller keeps mapped.
 	Dst   []byte
@@ -66,6 +67,9 @@ type reads struct {
 	serving bool             // the goroutine that asks again is there
 	more    chan struct{}
 	strange uint64 // messages that answer nothing
+	// late are destinations of reads that failed, for the garbage collector: blocks may
+	// still arrive until the endpoint is closed.
+	late map[*byte]struct{}
 }
 
 // readState is one read underway.
@@ -275,6 +279,12 @@ func (e *Endpoint) settleReadLocked(s *readState, final uint32, detail string) {
 	}
 	q.open[s.place] = nil
 	q.free |= 1 << s.place &^ q.broken
+	if final&failed != 0 && len(s.t.src) > 0 && uint8(final) != device.StatusDomain { // which lets nothing in
+		if q.late == nil {
+			q.late = map[*byte]struct{}{}
+		}
+		q.late[&s.t.src[0]] = struct{}{}
+	}
 	s.t.settle(final, detail)
 }
 

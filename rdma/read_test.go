@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -297,6 +298,36 @@ func TestWordsLeaveNothing(t *testing.T) {
 	for began := time.Now(); mapped() > before; time.Sleep(time.Millisecond) {
 		if time.Since(began) > 5*time.Second {
 			t.Fatalf("%d buffers are mapped after endpoints were closed, %d before", mapped(), before)
+		}
+	}
+}
+
+// TestFailedReadKeepsItsMemory: blocks of a read that failed may still arrive. Its destination
+// is nobody else's before the endpoint is closed.
+func TestFailedReadKeepsItsMemory(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	src := remote(e, t, pattern(8), toFail)
+	src.PDID = device.StatusLimit
+	var gone atomic.Bool
+	dst := make([]byte, 1<<16)
+	runtime.AddCleanup(&dst[0], func(*atomic.Bool) { gone.Store(true) }, &gone)
+	if err := mustRead(t, e, ReadRequest{Dst: dst[:8], Src: src}).Wait(t.Context()); !errors.Is(err, ErrRetransmissions) {
+		t.Fatal(err)
+	}
+	dst = nil
+	for range 5 {
+		runtime.GC()
+		time.Sleep(10 * time.Millisecond)
+	}
+	if gone.Load() {
+		t.Error("the collector has taken the destination of a read that failed")
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); !gone.Load(); runtime.GC() {
+		if time.Since(began) > 5*time.Second {
+			t.Fatal("the destination stays when the endpoint is closed")
 		}
 	}
 }

@@ -226,9 +226,9 @@ static int take_mail(exanet *e, struct read *mine)
 		if ((word & 3) || (source >> 32 & 0xffff) || !r->open || r->tag != tag || r->node != (source & 0x3fffff))
 			continue;
 		int code = word >> 32 & 0xff;
-		if (r->cancelled)
+		if (r->cancelled && code)
 			code = STATUS_ABORTED;
-		if (code == 0) {	/* refused: ask again */
+		if (code == 0) {	/* refused: ask again, also for the end: another request may have been taken */
 			r->due = now() + MS;
 		} else if (r == mine) {
 			status = code;

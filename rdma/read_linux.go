@@ -233,6 +233,10 @@ func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) 
 // askLocked sends a read's request; where every channel of the packetizer is
 // busy it is soon tried again.
 func (e *Endpoint) askLocked(s *readState, now time.Time) {
+	if s.cancel > 0 && s.busy >= 0 && e.pages.SendStatus(s.busy) == device.PktzBusy {
+		s.due = now.Add(notifyFirstPause) // the request that stands there must not come after its cancel
+		return
+	}
 	for c := range faultSend {
 		refused := e.pages.SendStatus(c) == device.PktzRefused
 		if e.pages.Send(c, s.t.node, device.MailboxRead, s.words[:]...) {
@@ -245,6 +249,9 @@ func (e *Endpoint) askLocked(s *readState, now time.Time) {
 			s.sent = true
 			s.due = now.Add(s.pause)
 			s.pause = min(2*s.pause, readLast)
+			if s.cancel > 0 {
+				s.cancel++
+			}
 			e.kickLocked()
 			return
 		}
@@ -327,10 +334,10 @@ func (e *Endpoint) takeMailLocked() {
 		switch {
 		case atomic.LoadUint64(e.reads.word[s.place]) == s.last:
 			e.settleReadLocked(s, 0, "")
+		case status == 0: // refused: ask again; also for the end, since another request may have been taken
+			s.due = time.Now().Add(readRefused)
 		case s.cancel > 0:
 			e.settleReadLocked(s, failed|device.StatusAborted, "")
-		case status == 0: // refused: ask again
-			s.due = time.Now().Add(readRefused)
 		default:
 			e.settleReadLocked(s, failed|status, "")
 		}
@@ -394,13 +401,11 @@ func (e *Endpoint) serveReads() {
 			if now.Before(s.due) {
 				continue
 			}
-			if s.cancel > 0 {
-				if s.cancel++; s.cancel > cancelTries {
-					// It may still be written: its place is not used again.
-					e.reads.broken |= 1 << s.place
-					e.settleReadLocked(s, failed|device.StatusGone, "the target's node does not answer")
-					continue
-				}
+			if s.cancel > cancelTries {
+				// It may still be written: its place is not used again.
+				e.reads.broken |= 1 << s.place
+				e.settleReadLocked(s, failed|device.StatusGone, "the target's node does not answer")
+				continue
 			}
 			e.askLocked(s, now)
 			if !s.sent {

@@ -372,6 +372,8 @@ int exanet_abort(exanet *e, int transfer)
 int exanet_prefetch(exanet *e, void *address, size_t size, int write)
 {
 	(void)e;
+	if (size > UINTPTR_MAX - 4095 - (uintptr_t)address)
+		return fail(EINVAL, "bringing %zu bytes at %p in: they pass the end of the address space", size, address);
 	const uintptr_t first = (uintptr_t)address & ~(uintptr_t)4095, end = ((uintptr_t)address + size + 4095) & ~(uintptr_t)4095;
 	if (madvise((void *)first, end - first, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ))
 		return fail(errno, "bringing %zu bytes at %p in: %m", size, address);

@@ -19,13 +19,21 @@ type peerListener struct {
 	limit   *quota.Quota
 	dropped *atomic.Uint64
 	closing chan struct{}
+	done    chan struct{} // closed by Close
+	end     sync.Once
 }
 
 func newPeerListener(l *net.UnixListener, dropped *atomic.Uint64) *peerListener {
 	return &peerListener{
 		UnixListener: l, limit: quota.New(controlConnsPerUID, controlConns, quota.Privileged),
-		dropped: dropped, closing: make(chan struct{}, closing),
+		dropped: dropped, closing: make(chan struct{}, closing), done: make(chan struct{}),
 	}
+}
+
+// Close implements net.Listener.
+func (l *peerListener) Close() error {
+	l.end.Do(func() { close(l.done) })
+	return l.UnixListener.Close()
 }
 
 // peerConn is a connection of a known peer. Before Linux 6.16 a peer may have
@@ -101,9 +109,15 @@ const (
 )
 
 // refuse closes a connection, and answers its first request where not many others
-// are answered so at this moment.
+// are answered so at this moment. Where the kernel closes so many so slowly that
+// threads become scarce it waits, but not beyond the listener's end.
 func (l *peerListener) refuse(c *net.UnixConn) {
-	l.closing <- struct{}{}
+	select {
+	case l.closing <- struct{}{}:
+	case <-l.done:
+		go c.Close() // nobody is there to be told
+		return
+	}
 	go func() {
 		defer func() { <-l.closing }()
 		defer c.Close()

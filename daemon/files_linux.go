@@ -123,6 +123,10 @@ func outputFile(path string, keep bool) (*os.File, error) {
 			}
 			return nil, errors.Join(err, f.Close())
 		}
+		// One that was there already has the mode of then; root's, made for this user, keeps it.
+		if err := f.Chmod(0o600); err != nil && !errors.Is(err, fs.ErrPermission) {
+			return nil, errors.Join(err, f.Close())
+		}
 		if info.Size() == 0 {
 			return f, nil
 		}

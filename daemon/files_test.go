@@ -223,3 +223,21 @@ func TestRecordWithoutHole(t *testing.T) {
 		t.Errorf("%q stands behind the hole", f.got)
 	}
 }
+
+// An own file that others may read is the owner's alone from then on.
+func TestOutputFileIsPrivate(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "f")
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		f, err := outputFile(path, keep)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if info, err := f.Stat(); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%v, %v", info.Mode(), err)
+		}
+	}
+}

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/quota"
 )
@@ -71,6 +73,18 @@ func (c *peerConn) Close() error {
 		}()
 	})
 	return nil
+}
+
+// left tells whether the peer sends nothing any more.
+func (c *peerConn) left() (left bool) {
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
+			left = err == nil && n > 0
+		})
+	}
+	return left || err != nil
 }
 
 // acceptPause is how long an accept that failed is left alone at most (ours).

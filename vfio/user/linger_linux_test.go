@@ -63,7 +63,7 @@ func TestLingeringDescriptors(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { ended <- s.ServeConn(fds[0]) }()
 			time.Sleep(20 * time.Millisecond)
-			if !soon(func() { owner.Lock(); owner.Unlock() }) { //nolint:staticcheck // that it can be had is the test
+			if !soon(func() { owner.Lock(); defer owner.Unlock() }) {
 				t.Fatal("the owner is held up")
 			}
 			hostile.shutdown()

@@ -159,6 +159,30 @@ func TestDMAFileChanges(t *testing.T) {
 	ok(t, s.access(0x21000, got, false, nil, nil))
 }
 
+// TestDMALongFiles: files that become long take bytes as far as they are used, and one
+// that is mapped anew when it has become short keeps what it had.
+func TestDMALongFiles(t *testing.T) {
+	s := newSpace(10)
+	defer s.clear()
+	for i := range uint64(3) {
+		fd := memfd(t, 4096, 0)
+		ok(t, unix.Ftruncate(fd, defaultMaxMapped/2))
+		ok(t, s.add(DMAMap{32, both, 0, i << 32, 4096}, fd))
+		ok(t, s.add(DMAMap{32, both, fileStep - 4096, i<<32 + 4096, 8192}, fd))
+	}
+	if s.mapped != 3*2*fileStep {
+		t.Errorf("%#x bytes are mapped", s.mapped)
+	}
+	fd := memfd(t, 16384, 0)
+	ok(t, s.add(DMAMap{32, DMARead, 12288, 3 << 32, 4096}, fd))
+	ok(t, unix.Ftruncate(fd, 4096))
+	ok(t, s.add(DMAMap{32, both, 0, 4 << 32, 4096}, fd)) // mapped anew, for writing
+	if err := s.access(3<<32, make([]byte, 8), false, nil, nil); !errors.Is(err, ErrLost) {
+		t.Errorf("behind the file's end: %v", err)
+	}
+	ok(t, s.access(4<<32, make([]byte, 8), true, nil, nil))
+}
+
 // TestUnmapWaits: once an unmap is answered no access touches the range.
 func TestUnmapWaits(t *testing.T) {
 	s, _, c := setUp(t, Options{})

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"net/http"
 	"strconv"
 	"time"
@@ -38,15 +37,8 @@ func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query)
 	defer d.capturing.Store(false)
 	m.Tap(c.See)
 	defer m.Tap(nil)
-	ctx, cancel := context.WithCancel(r.Context())
+	ctx, cancel := d.stream(r)
 	defer cancel()
-	go func() {
-		select {
-		case <-d.leaving:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	rc := http.NewResponseController(rw)
 	rw.Header().Set("Content-Type", "application/x-pcapng")
 	node := "all"

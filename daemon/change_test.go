@@ -1,9 +1,12 @@
 package daemon
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -190,4 +193,28 @@ func TestMonitorEndsWithPFD(t *testing.T) {
 	if err := r.wait(); err != nil {
 		t.Error(err)
 	}
+}
+
+// Who has left is not followed up, though it has sent more than its request: package
+// http sees nobody leave then.
+func TestMonitorOfWhoHasLeft(t *testing.T) {
+	r := start(t)
+	c, err := net.Dial("unix", r.client.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "GET "+control.PathMonitor+" HTTP/1.1\r\nHost: pfd\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	// The first line is out: nothing else tells that nobody is there.
+	if _, err := bufio.NewReader(c).ReadString('}'); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "more"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.until("nobody is waited for", func() bool { return r.watchers.Load() == nil })
 }

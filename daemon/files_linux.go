@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -30,7 +31,7 @@ const (
 // recording is the file of --record. The engine never waits for it.
 type recording struct {
 	file   *os.File
-	spool  *spool.Writer
+	spool  whole
 	writer *record.Writer
 	log    *slog.Logger
 	broken atomic.Bool
@@ -39,6 +40,23 @@ type recording struct {
 // whole takes nothing more once something is lost: a recording with a hole is
 // none.
 type whole struct{ *spool.Writer }
+
+func newWhole(to io.Writer) whole { return whole{spool.New(&unbroken{to: to}, recordRoom)} }
+
+// unbroken writes nothing more once a write has failed: what waits in a spool then
+// would follow the hole.
+type unbroken struct {
+	to  io.Writer
+	err error
+}
+
+// Write implements io.Writer.
+func (u *unbroken) Write(p []byte) (n int, err error) {
+	if u.err == nil {
+		n, u.err = u.to.Write(p)
+	}
+	return n, u.err
+}
 
 // Write implements io.Writer.
 func (w whole) Write(p []byte) (int, error) {
@@ -58,8 +76,8 @@ func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, e
 	if err != nil {
 		return nil, fmt.Errorf("--record: %w", err)
 	}
-	r := &recording{file: f, spool: spool.New(f, recordRoom), log: log}
-	r.writer = record.NewWriter(whole{r.spool}, e.RecordHeader(), func(err error) {
+	r := &recording{file: f, spool: newWhole(f), log: log}
+	r.writer = record.NewWriter(r.spool, e.RecordHeader(), func(err error) {
 		r.broken.Store(true)
 		log.Error("the recording ends before its time: what is in the file can be replayed", "file", path, "err", err)
 	})
@@ -103,6 +121,10 @@ func outputFile(path string, keep bool) (*os.File, error) {
 			if errors.Is(err, unix.EWOULDBLOCK) {
 				err = fmt.Errorf("%s: %w: name another file", path, ErrFileInUse)
 			}
+			return nil, errors.Join(err, f.Close())
+		}
+		// One that was there already has the mode of then; root's, made for this user, keeps it.
+		if err := f.Chmod(0o600); err != nil && !errors.Is(err, fs.ErrPermission) {
 			return nil, errors.Join(err, f.Close())
 		}
 		if info.Size() == 0 {

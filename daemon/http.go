@@ -66,7 +66,10 @@ type endpoint struct {
 	post bool
 }
 
-type peerKey struct{}
+type (
+	peerKey struct{}
+	connKey struct{}
+)
 
 // controlServer makes the HTTP server of the control socket.
 func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics func(context.Context, *query) ([]byte, error), wait func(context.Context, peer)) *http.Server {
@@ -115,7 +118,7 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics fu
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			if pc, ok := c.(*peerConn); ok {
-				return context.WithValue(ctx, peerKey{}, pc.peer)
+				return context.WithValue(context.WithValue(ctx, peerKey{}, pc.peer), connKey{}, pc)
 			}
 			return ctx
 		},
@@ -199,6 +202,33 @@ func parse(r *http.Request, e endpoint, nodes int) (*query, error) {
 		}
 	}
 	return q, nil
+}
+
+// leftTime is between two looks at whether the client of a stream has left (ours).
+const leftTime = 5 * time.Second
+
+// stream gives a context that ends when the client of a stream leaves, or pfd ends.
+// Package http does not see one leave that has sent more than its request.
+func (d *Daemon) stream(r *http.Request) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(r.Context())
+	go func() {
+		defer cancel()
+		tick := time.NewTicker(leftTime)
+		defer tick.Stop()
+		for {
+			select {
+			case <-d.leaving:
+				return
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if c, ok := ctx.Value(connKey{}).(*peerConn); ok && c.left() {
+					return
+				}
+			}
+		}
+	}()
+	return ctx, cancel
 }
 
 // reply writes an answer or an error as JSON.

@@ -98,6 +98,8 @@ func (d *Daemon) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
 	defer d.monitors.Give(q.peer.uid)
 	w := &watcher{peer: q.peer, node: q.node, ch: make(chan control.Fault, monitorDepth)}
 	defer d.watch(w)()
+	ctx, cancel := d.stream(r)
+	defer cancel()
 	rc := http.NewResponseController(rw)
 	enc := json.NewEncoder(rw)
 	line := func(e control.FaultEvent) bool {
@@ -115,9 +117,7 @@ func (d *Daemon) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
 			if !line(control.FaultEvent{Fault: &f}) {
 				return
 			}
-		case <-r.Context().Done():
-			return
-		case <-d.leaving:
+		case <-ctx.Done():
 			return
 		}
 		// Lines that are there already go together.

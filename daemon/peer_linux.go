@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/quota"
 )
@@ -19,13 +21,21 @@ type peerListener struct {
 	limit   *quota.Quota
 	dropped *atomic.Uint64
 	closing chan struct{}
+	done    chan struct{} // closed by Close
+	end     sync.Once
 }
 
 func newPeerListener(l *net.UnixListener, dropped *atomic.Uint64) *peerListener {
 	return &peerListener{
 		UnixListener: l, limit: quota.New(controlConnsPerUID, controlConns, quota.Privileged),
-		dropped: dropped, closing: make(chan struct{}, closing),
+		dropped: dropped, closing: make(chan struct{}, closing), done: make(chan struct{}),
 	}
+}
+
+// Close implements net.Listener.
+func (l *peerListener) Close() error {
+	l.end.Do(func() { close(l.done) })
+	return l.UnixListener.Close()
 }
 
 // peerConn is a connection of a known peer. Before Linux 6.16 a peer may have
@@ -65,6 +75,18 @@ func (c *peerConn) Close() error {
 	return nil
 }
 
+// left tells whether the peer sends nothing any more.
+func (c *peerConn) left() (left bool) {
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
+			left = err == nil && n > 0
+		})
+	}
+	return left || err != nil
+}
+
 // acceptPause is how long an accept that failed is left alone at most (ours).
 const acceptPause = time.Second
 
@@ -101,9 +123,15 @@ const (
 )
 
 // refuse closes a connection, and answers its first request where not many others
-// are answered so at this moment.
+// are answered so at this moment. Where the kernel closes so many so slowly that
+// threads become scarce it waits, but not beyond the listener's end.
 func (l *peerListener) refuse(c *net.UnixConn) {
-	l.closing <- struct{}{}
+	select {
+	case l.closing <- struct{}{}:
+	case <-l.done:
+		go c.Close() // nobody is there to be told
+		return
+	}
 	go func() {
 		defer func() { <-l.closing }()
 		defer c.Close()

@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/keeper"
 )
@@ -192,5 +195,28 @@ func TestDrainWhileADeviceIsAway(t *testing.T) {
 	}
 	if err := r.wait(); err != nil {
 		t.Errorf("Run: %v", err)
+	}
+}
+
+// While a device is away the counters of the others, and what pfd itself has counted, are
+// to be had.
+func TestCountersWhileADeviceIsAway(t *testing.T) {
+	m := newFleeting()
+	r := startOn(t, m.fake, m)
+	m.lose[1] <- struct{}{}
+	r.until("the device is gone", func() bool { return r.nodes[1].down.Load() })
+	list, err := r.client.Counters(r.ctx(), control.AllNodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := func(node int, name string) bool {
+		return slices.ContainsFunc(list, func(c control.Counter) bool { return c.Node == node && c.Name == name })
+	}
+	hw := device.FIFOPush.String() + "_total"
+	if !has(0, hw) || has(1, hw) || !has(1, control.CounterFaults) {
+		t.Errorf("node 0's %s %v, node 1's %v (want none), node 1's %s %v", hw, has(0, hw), has(1, hw), control.CounterFaults, has(1, control.CounterFaults))
+	}
+	if code, text := r.get("/metrics"); code != 200 || !strings.Contains(string(text), `exanet_attachments_total{node="1"}`) {
+		t.Errorf("/metrics: %d, %d bytes", code, len(text))
 	}
 }

@@ -462,10 +462,12 @@ func goneCounters(i tally.Invalidated) []control.Counter {
 	}
 }
 
-// counters lists a node's counters, the driver's first. On the owning goroutine.
+// counters lists a node's counters, the driver's first, without the hardware's while the
+// device is gone. On the owning goroutine.
 func (n *node) counters() ([]control.Counter, error) {
 	hw, err := readCounters(n.bus)
-	if err != nil {
+	away := errors.Is(err, device.ErrGone)
+	if err != nil && !away {
 		return nil, err
 	}
 	s := n.faults.Stats()
@@ -503,6 +505,9 @@ func (n *node) counters() ([]control.Counter, error) {
 	}
 	list = append(list, goneCounters(gone)...)
 	for c := range device.Counters {
+		if away {
+			break
+		}
 		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: counterHelp[c]})
 	}
 	for i := range list {

@@ -62,7 +62,7 @@ func (m *Manager) free(q Request) (int, error) {
 	n, used, own := -1, 0, 0
 	for i := range m.slots {
 		if !m.slots[i].used {
-			if n < 0 {
+			if n < 0 && !m.slots[i].left {
 				n = i
 			}
 			continue

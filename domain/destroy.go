@@ -80,8 +80,10 @@ func (m *Manager) quiet(n int) {
 	r := regs{bus: m.bus, node: m.node}
 	r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
 	s := &m.slots[n]
-	m.dir.release(s.named)
-	m.dir.leave(m.node, s.d.UID, s.d.Group, s.d.Member)
+	if s.used {
+		m.dir.release(s.named)
+		m.dir.leave(m.node, s.d.UID, s.d.Group, s.d.Member)
+	}
 	done := s.done
 	*s = slot{}
 	for _, f := range done {

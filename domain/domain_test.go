@@ -162,6 +162,45 @@ func TestSetUpAndTearDown(t *testing.T) {
 	}
 }
 
+// What an earlier driver left in flight ends before its slot is given out: its blocks'
+// ends would be told to the next domain.
+func TestInitWaitsForAccesses(t *testing.T) {
+	for _, stall := range []bool{false, true} {
+		n := faulttest.New()
+		options := []domain.Option{domain.WithTimer(n.After)}
+		if stall {
+			n.Set64(device.PL, device.PLCaps, faulttest.Caps|device.CapsStall)
+			options = append(options, domain.Stall())
+		}
+		m, err := domain.NewManager(n, node, directory(t, 0, 0), options...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.InFlight[0] = 1
+		if err := m.Init(); err != nil {
+			t.Fatal(err)
+		}
+		// The other slots are there, for root too, and nobody's domain is shown.
+		for want := 1; want <= 2; want++ {
+			if d := create(t, m, domain.Request{}); d.Slot != want || d.Member != want-1 {
+				t.Errorf("stall %v: slot %d, member %d while slot 0 has an access in flight; want slot %d", stall, d.Slot, d.Member, want)
+			}
+		}
+		if list := m.Domains(); len(list) != 2 {
+			t.Errorf("stall %v: domains %+v", stall, list)
+		}
+		n.Tick()
+		n.InFlight[0] = 0
+		n.Tick()
+		if d := create(t, m, domain.Request{}); d.Slot != 0 || d.Member != 2 {
+			t.Errorf("stall %v: slot %d, member %d when its access is over", stall, d.Slot, d.Member)
+		}
+		if len(n.Timers) != 0 {
+			t.Errorf("stall %v: a timer is left", stall)
+		}
+	}
+}
+
 func TestDestroyAtOnce(t *testing.T) {
 	_, m := manager(t, node, directory(t, 0, 0))
 	create(t, m, domain.Request{UID: 1})

@@ -8,7 +8,8 @@ import (
 
 // Init checks that the node is one that this driver knows, brings every slot to
 // the state in which nothing passes, sets the SMMU's global registers and
-// OUTSTANDING, and enables the node. Vectors 0 and 1 are unmasked at its end, 2
+// OUTSTANDING, and enables the node. A slot in which accesses are still in flight is
+// not given out before they are over. Vectors 0 and 1 are unmasked at its end, 2
 // and 3 stay masked: whoever serves those unmasks them. An error matches
 // ErrDevice or device.ErrGone.
 func (m *Manager) Init() error {
@@ -53,6 +54,14 @@ func (m *Manager) Init() error {
 	r.write32(device.PL, device.PLCtrl, device.CtrlEnable)
 	r.write32(device.PL, device.PLIRQStatus, 1<<device.Vectors-1)
 	r.write32(device.PL, device.PLIRQMask, 1<<device.VectorMailbox|1<<device.VectorDone)
+	for n := range m.slots {
+		if s := &m.slots[n]; !s.used && r.read32(device.SMMU, device.Bank(n, device.TLBSTATUS))&1 != 0 {
+			// The firmware still has blocks of a transfer there, and tells its end
+			// to whoever has the slot then.
+			s.left = true
+			m.poll(n)
+		}
+	}
 	m.ready = r.err == nil
 	return r.err
 }

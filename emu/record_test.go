@@ -3,7 +3,9 @@ package emu_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
+	"math"
 	"sync"
 	"testing"
 	"time"
@@ -75,6 +77,13 @@ func TestRecordingIsReplayed(t *testing.T) {
 	// A recording that was cut is replayed as far as it goes.
 	if cut, err := sim.Replay(bytes.NewReader(recorded[:len(recorded)-20])); !errors.Is(err, record.ErrTruncated) || cut.Records == 0 {
 		t.Errorf("a cut recording: %d records, %v", cut.Records, err)
+	}
+	// A time that no clock of theirs reaches is no record's: time-outs are added to it.
+	end := 1 + len(binary.AppendUvarint(nil, count)) + 8
+	late := append(bytes.Clone(recorded[:len(recorded)-end]), byte(record.Tick), 1)
+	late = binary.AppendVarint(late, math.MaxInt64-got.Until)
+	if _, err := sim.Replay(bytes.NewReader(late)); !errors.Is(err, record.ErrFormat) {
+		t.Errorf("a time of %d ns: %v", int64(math.MaxInt64), err)
 	}
 	// Machines that began otherwise are noticed.
 	other := bytes.Clone(recorded)

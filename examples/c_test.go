@@ -62,11 +62,11 @@ func library(t *testing.T, dir string, flags ...string) {
 	}
 }
 
-// compile makes a program of examples/c with the library that lies in dir, and takes no
-// warning.
+// compile makes a program of examples/c, or of a path from there, with the library that lies
+// in dir, and takes no warning.
 func compile(t *testing.T, dir, name string, flags ...string) string {
 	t.Helper()
-	bin := filepath.Join(dir, name)
+	bin := filepath.Join(dir, filepath.Base(name))
 	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-g", "-I", dir, "-o", bin, filepath.Join("c", name+".c")}, flags...)
 	if out, err := exec.CommandContext(t.Context(), "gcc", append(args, filepath.Join(dir, "libexanet.a"), "-pthread")...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
@@ -121,10 +121,10 @@ type target struct {
 	args   []string // of who writes to it
 }
 
-func startTarget(t *testing.T, ctx context.Context, user *syscall.Credential, bin string, args ...string) *target {
+func startTarget(t *testing.T, ctx context.Context, as *syscall.SysProcAttr, bin string, args ...string) *target {
 	t.Helper()
 	p := &target{cmd: exec.CommandContext(ctx, bin, append([]string{"target"}, args...)...)}
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+	p.cmd.SysProcAttr = as
 	p.cmd.Stderr = &p.stderr
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
@@ -144,16 +144,16 @@ func startTarget(t *testing.T, ctx context.Context, user *syscall.Credential, bi
 	return p
 }
 
-// transfer writes size bytes from one process of a user to another, and reads them back.
-func transfer(t *testing.T, bin string, client *control.Client, user *syscall.Credential, method, size string, during func(target int)) {
+// transfer writes size bytes from one process to another, and reads them back.
+func transfer(t *testing.T, bin string, client *control.Client, as *syscall.SysProcAttr, method, size string, during func(target int)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	p := startTarget(t, ctx, user, bin, client.Socket(), "1", method, size)
+	p := startTarget(t, ctx, as, bin, client.Socket(), "1", method, size)
 	during(p.cmd.Process.Pid)
 	for _, what := range []struct{ command, says string }{{"write", ""}, {"read", size + " bytes read, 0 wrong\n"}} {
 		c := exec.CommandContext(ctx, bin, append([]string{what.command, client.Socket(), "0", method, size}, p.args...)...)
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+		c.SysProcAttr = as
 		if out, err := c.CombinedOutput(); err != nil || string(out) != what.says {
 			t.Errorf("%s: %v: %s", what.command, err, out)
 			cancel()
@@ -205,7 +205,7 @@ func TestTransferOfAnotherUser(t *testing.T) {
 		for _, size := range []string{"1", "100000", "4194304"} {
 			t.Run(method+"/"+size, func(t *testing.T) {
 				var helpers []int
-				transfer(t, bin, client, &syscall.Credential{Uid: 65534, Gid: 65534}, method, size, func(target int) {
+				transfer(t, bin, client, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}, method, size, func(target int) {
 					if helpers = helpersOf(t, target); len(helpers) != 1 {
 						t.Errorf("the target has helpers %v, want one", helpers)
 					}
@@ -377,5 +377,15 @@ func TestPut(t *testing.T) {
 	}
 	if !strings.Contains(string(readme), "```c\n"+string(source)+"```\n") {
 		t.Error("README.md does not have examples/c/put.c as it is")
+	}
+}
+
+// A buffer that was freed counts no more among those of which pfd fills the missing pages.
+func TestFreedBuffers(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin, client := compile(t, dir, filepath.Join("..", "testdata", "alloc")), start(t)
+	if out, err := exec.CommandContext(t.Context(), bin, client.Socket(), "100").CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -287,6 +288,7 @@ static int handshake(exanet *e, const struct exanet_options *o)
 		.node = get(m + 80, 4), .generation = get(m + 104, 4), .sva = get(m + 96, 8) >> 27 & 1,
 	};
 	e->pfd_port = get(m + 84, 4);
+	e->pfd_pid = get(m + 92, 4);
 	const struct timeval none = { 0 };
 	setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
 	return 0;
@@ -325,7 +327,7 @@ int exanet_close(exanet *e)
 	unsigned char m[TEXT_SIZE];
 	int fds[8], nfds;
 	ssize_t n;
-	bool confirmed = false;
+	bool confirmed = false, sleeps = false;
 	if (!e)
 		return 0;
 	if (e->info.pdid) {	/* attached: after ENDED nothing is in flight */
@@ -339,12 +341,18 @@ int exanet_close(exanet *e)
 		confirmed = confirmed || n == 0;	/* pfd is gone, and its device with it */
 	}
 	if (e->served) {
+		shutdown(e->socket, SHUT_RDWR);	/* gone for the thread, too: it may wait for a pfd that takes nothing */
 		close(e->stop[1]);
 		e->stop[1] = -1;
-		pthread_join(e->server, NULL);
+		struct timespec limit;
+		clock_gettime(CLOCK_REALTIME, &limit);
+		limit.tv_sec += 2;
+		sleeps = pthread_timedjoin_np(e->server, NULL, &limit);
+		if (sleeps)
+			pthread_detach(e->server);
 	}
 	const int all[] = { e->socket, e->eventfd, e->netlink, e->stop[0], e->stop[1] };
-	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+	for (size_t i = 0; i < sizeof all / sizeof all[0] && !sleeps; i++)
 		if (all[i] >= 0)
 			close(all[i]);
 	if (e->helper) {
@@ -357,11 +365,14 @@ int exanet_close(exanet *e)
 	bool attached = e->info.pdid;
 	if (e->words)
 		munmap(e->words, 4096);
+	if (sleeps)	/* in a page that does not come: what the thread uses when it wakes stays */
+		goto out;
 	if (e->pages)
 		munmap(e->pages, MEMORY);
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->messages);
 	free(e);
+out:
 	return !attached || confirmed ? 0 : fail(ETIMEDOUT, "pfd did not confirm the end of the attachment: it may still reach memory of this process");
 }
 
@@ -452,8 +463,8 @@ void *exanet_alloc(exanet *e, size_t size)
 	}
 	if (fd >= 0)
 		close(fd);	/* the mapping and pfd keep the file */
-	if (p && !error && e->info.method == EXANET_UFFD)
-		error = exanet_register(e, p, size);
+	if (p && !error && e->info.method == EXANET_UFFD && (error = exanet_register(e, p, size)))
+		exanet_unshare(e, p, size);
 	if (p && error) {
 		munmap(p, size);
 		p = NULL;
@@ -463,7 +474,12 @@ void *exanet_alloc(exanet *e, size_t size)
 
 int exanet_free(exanet *e, void *p, size_t size)
 {
-	int error = exanet_unshare(e, p, whole(size));
+	int error = e->info.method == EXANET_UFFD ? exanet_unregister(e, p, whole(size)) : 0;
+	int shared = exanet_unshare(e, p, whole(size));
+	if (!error)
+		error = shared;
+	if (error == -ENOTCONN)
+		error = 0;	/* an attachment that is over has taken it back already */
 	if (munmap(p, whole(size)) && !error)
 		error = fail(errno, "freeing a buffer: %m");
 	return error;

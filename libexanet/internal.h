@@ -51,6 +51,7 @@ struct exanet {
 	unsigned char *pages;
 	struct ucred pfd;
 	uint32_t pfd_port;
+	pid_t pfd_pid;		/* as pfd has it, and its fault messages: SO_PEERCRED gives another in another pid namespace */
 	struct exanet_info info;
 	bool served;
 	int stop[2];		/* a pipe that ends the thread */
@@ -60,6 +61,7 @@ struct exanet {
 	struct read reads[READS];
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	uint64_t last;
+	uint64_t looked;	/* when gone looked at the socket: a pfd that was killed leaves no word in the memory */
 };
 
 /* Every access to a word of the memory is one atomic access of its width (3). */

@@ -46,7 +46,7 @@ int send_words(exanet *e, int channel, uint32_t node, int mailbox, const uint64_
 {
 	unsigned char *c = e->pages + PACKETIZER + PACKETIZER_CHANNEL * channel;
 	while (load64(c + PACKETIZER_SEND)) {	/* pfd has not taken the last one */
-		if (load32(e->pages + STATE))
+		if (gone(e))
 			return -1;
 		sched_yield();
 	}
@@ -69,6 +69,7 @@ bool gone(exanet *e)
 	char c;
 	if (load32(e->pages + STATE))
 		return true;
+	store64(&e->looked, now());
 	return recv(e->socket, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
@@ -225,9 +226,9 @@ static int take_mail(exanet *e, struct read *mine)
 		if ((word & 3) || (source >> 32 & 0xffff) || !r->open || r->tag != tag || r->node != (source & 0x3fffff))
 			continue;
 		int code = word >> 32 & 0xff;
-		if (r->cancelled)
+		if (r->cancelled && code)
 			code = STATUS_ABORTED;
-		if (code == 0) {	/* refused: ask again */
+		if (code == 0) {	/* refused: ask again, also for the end: another request may have been taken */
 			r->due = now() + MS;
 		} else if (r == mine) {
 			status = code;
@@ -241,6 +242,7 @@ static int take_mail(exanet *e, struct read *mine)
 
 static int poll_read(exanet *e, struct read *r)
 {
+	const bool over = gone(e);	/* before the looks: what came before the end is told */
 	int status = take_mail(e, r);
 	if (load64(e->words + 2 * (r - e->reads) + 1) == r->last) {
 		r->open = false;
@@ -248,9 +250,9 @@ static int poll_read(exanet *e, struct read *r)
 	}
 	if (!status && !r->words[0])
 		status = r->words[1];
-	if (!status && gone(e))
+	if (!status && over)
 		status = STATUS_GONE;
-	if (!status && now() >= r->due && ask(e, r))
+	if (!status && now() >= r->due && ask(e, r) && !gone(e))
 		status = STATUS_ADDRESS;
 	if (!status)
 		return EXANET_ONGOING;
@@ -262,12 +264,15 @@ static int poll_write(exanet *e, int channel)
 {
 	const unsigned char *d = e->pages + DESCRIPTOR * channel;
 	uint32_t done = load32(d + DONE);
+	const bool over = done != DONE_OK && done != DONE_FAILED && gone(e);
 	int status;
+	if (over)
+		done = load32(d + DONE);	/* it may have come before the end */
 	if (done == DONE_OK)
 		status = 0;
 	else if (done == DONE_FAILED)
 		status = load64(d + RESULT) & 0xff;
-	else if (gone(e))
+	else if (over)
 		status = STATUS_GONE;
 	else
 		return EXANET_ONGOING;
@@ -280,7 +285,8 @@ int exanet_poll(exanet *e, int transfer)
 {
 	int place = transfer & (PLACES - 1), status;
 	uint32_t use = (uint32_t)transfer >> PLACE_BITS;
-	if (transfer >= 0 && place < CHANNELS && load32(e->pages + DESCRIPTOR * place + DONE) == 2 && !load32(e->pages + STATE))
+	if (transfer >= 0 && place < CHANNELS && load32(e->pages + DESCRIPTOR * place + DONE) == 2 && !load32(e->pages + STATE) &&
+	    now() - (int64_t)load64(&e->looked) < MS)
 		return EXANET_ONGOING;	/* without the lock: the usual case */
 	pthread_mutex_lock(&e->lock);
 	if (transfer < 0)
@@ -329,9 +335,10 @@ struct awaited {
 static int word_done(exanet *e, const void *arg)
 {
 	const struct awaited *a = arg;
-	if (load64(a->word) == a->value)
+	const bool over = load64(a->word) != a->value && gone(e);
+	if (load64(a->word) == a->value)	/* it may have come before the end */
 		return 0;
-	return gone(e) ? fail(ENOTCONN, "the attachment has ended: attach again") : EXANET_ONGOING;
+	return over ? fail(ENOTCONN, "the attachment has ended: attach again") : EXANET_ONGOING;
 }
 
 int exanet_wait_word(exanet *e, const uint64_t *word, uint64_t value, int timeout)
@@ -365,6 +372,8 @@ int exanet_abort(exanet *e, int transfer)
 int exanet_prefetch(exanet *e, void *address, size_t size, int write)
 {
 	(void)e;
+	if (size > UINTPTR_MAX - 4095 - (uintptr_t)address)
+		return fail(EINVAL, "bringing %zu bytes at %p in: they pass the end of the address space", size, address);
 	const uintptr_t first = (uintptr_t)address & ~(uintptr_t)4095, end = ((uintptr_t)address + size + 4095) & ~(uintptr_t)4095;
 	if (madvise((void *)first, end - first, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ))
 		return fail(errno, "bringing %zu bytes at %p in: %m", size, address);
@@ -475,7 +484,7 @@ void *serve_faults(void *arg)
 		struct ucred cred = { 0 };
 		if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS)
 			memcpy(&cred, CMSG_DATA(c), sizeof cred);
-		if (from.nl_pid != e->pfd_port || cred.pid != e->pfd.pid || cred.uid != e->pfd.uid || h.nlmsg_type < 0x10)
+		if (from.nl_pid != e->pfd_port || cred.pid != e->pfd_pid || cred.uid != e->pfd.uid || h.nlmsg_type < 0x10)
 			continue;	/* not pfd's: dropped */
 		text[n - sizeof h] = 0;
 		serve(e, text, h.nlmsg_seq);

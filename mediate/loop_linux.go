@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
 )
 
 // loop is the owner.
@@ -298,7 +299,7 @@ func (s *slot) send(l *link, channel int, msg *attach.Message) uint64 {
 func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 	page := uint64(device.MailboxProcess+s.index)*device.PageSize + uint64(channel)*device.PktzChannelStride
 	post := func(off, v uint64) bool { return l.fn.Post(int(device.PKTZ), page+off, 8, v) == nil }
-	ok := post(device.PktzDestination, uint64(msg.Node)|uint64(msg.Mailbox)<<24)
+	ok := post(device.PktzDestination, packetizer.Destination(msg.Node, msg.Mailbox, msg.Generation))
 	for i, w := range msg.Words[:msg.N] {
 		ok = ok && post(device.PktzPayload+8*uint64(i), w)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/proc"
 )
 
@@ -79,7 +80,12 @@ func New() (_ *Port, socket *os.File, err error) {
 	own := os.NewFile(uintptr(two[0]), "memory port")
 	defer own.Close()
 	socket = os.NewFile(uintptr(two[1]), "memory port of a helper")
-	c, err := net.FileConn(own)
+	// A descriptor of the helper's may take long to close, even where nobody takes it.
+	err = sockets.PassRights(two[0], false)
+	var c net.Conn
+	if err == nil {
+		c, err = net.FileConn(own)
+	}
 	if err != nil {
 		return nil, nil, errors.Join(err, socket.Close())
 	}

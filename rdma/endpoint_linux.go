@@ -462,7 +462,8 @@ func (e *Endpoint) listen() {
 // memory is in flight any more; if pfd does not say so in time, or the memory
 // helper of this process cannot end for a page that does not come, the error
 // matches ErrUnconfirmed. Handles of transfers stay usable. It may be called
-// again and gives the same answer.
+// again and gives the same answer. With methods touch and populate a goroutine that
+// sleeps in a page that does not come outlives it until the page comes.
 func (e *Endpoint) Close() error {
 	e.closer.Do(func() { e.closeErr = e.shutdown() })
 	return e.closeErr
@@ -512,7 +513,15 @@ func (e *Endpoint) shutdown() error {
 		closed = fmt.Errorf("closing the endpoint: %w: %w", ErrUnconfirmed, closed)
 	}
 	err = errors.Join(err, closed, e.faults.Close())
-	e.workers.Wait()
+	stopped := make(chan struct{})
+	go func() {
+		e.workers.Wait()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(closeTimeout): // the page-fault goroutine sleeps in a page that does not come, and writes nothing
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.wake >= 0 {
@@ -520,5 +529,6 @@ func (e *Endpoint) shutdown() error {
 		e.wake = -1
 	}
 	clear(e.exports)
+	e.reads.late = nil
 	return err
 }

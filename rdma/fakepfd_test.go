@@ -194,6 +194,7 @@ type engine struct {
 	kicked     chan struct{}             // closed to end the attachment
 	mails      uint32                    // sent to the process
 	asked      map[uint16]int            // how often reads were asked for, by tag
+	crossed    device.Descriptor         // the read to toCross
 	once       sync.Once
 }
 

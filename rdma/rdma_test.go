@@ -432,6 +432,11 @@ func TestBadRequests(t *testing.T) {
 			t.Errorf("word at %d of 64 bytes: %v", off, err)
 		}
 	}
+	for _, size := range []uint64{0, 50, math.MaxUint64} {
+		if err := e.Prefetch(t.Context(), math.MaxUint64-100, size, false); !errors.Is(err, ErrRequest) {
+			t.Errorf("prefetch of %d bytes at the end of the address space: %v", size, err)
+		}
+	}
 	if err := e.WaitNotification(t.Context(), nil, 1); !errors.Is(err, ErrRequest) {
 		t.Errorf("no word: %v", err)
 	}

@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -31,7 +34,8 @@ const (
 
 // ReadRequest describes a read.
 type ReadRequest struct {
-	// Dst is the destination; the transfer keeps it referenced until it is final.
+	// Dst is the destination; the transfer keeps it referenced until it is final, and of
+	// one that fails the endpoint does until Close: blocks of it may still arrive.
 	// Or it is nil, and DstVA and Size name the destination: memory that the
 	// caller keeps mapped.
 	Dst   []byte
@@ -63,6 +67,9 @@ type reads struct {
 	serving bool             // the goroutine that asks again is there
 	more    chan struct{}
 	strange uint64 // messages that answer nothing
+	// late are destinations of reads that failed, for the garbage collector: blocks may
+	// still arrive until the endpoint is closed.
+	late map[*byte]struct{}
 }
 
 // readState is one read underway.
@@ -80,7 +87,7 @@ type readState struct {
 }
 
 // makeWords makes the memory of the completion words, where pfd reaches it. It
-// is touched, so that the words do not fault, and not freed.
+// is touched, so that the words do not fault, and goes with the endpoint and its handles.
 func (e *Endpoint) makeWords() error {
 	q := &e.reads
 	q.once.Lock()
@@ -95,6 +102,8 @@ func (e *Endpoint) makeWords() error {
 			return fmt.Errorf("memory for completion words: %w", err)
 		}
 		b = shared.Bytes()
+		// Nothing holds it but e.
+		runtime.AddCleanup(e, func(b []byte) { _ = unix.Munmap(b) }, shared.b)
 	}
 	for i := range q.word {
 		w, err := Word(b, uint64(16*i+8))
@@ -224,6 +233,10 @@ func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) 
 // askLocked sends a read's request; where every channel of the packetizer is
 // busy it is soon tried again.
 func (e *Endpoint) askLocked(s *readState, now time.Time) {
+	if s.cancel > 0 && s.busy >= 0 && e.pages.SendStatus(s.busy) == device.PktzBusy {
+		s.due = now.Add(notifyFirstPause) // the request that stands there must not come after its cancel
+		return
+	}
 	for c := range faultSend {
 		refused := e.pages.SendStatus(c) == device.PktzRefused
 		if e.pages.Send(c, s.t.node, device.MailboxRead, s.words[:]...) {
@@ -236,6 +249,9 @@ func (e *Endpoint) askLocked(s *readState, now time.Time) {
 			s.sent = true
 			s.due = now.Add(s.pause)
 			s.pause = min(2*s.pause, readLast)
+			if s.cancel > 0 {
+				s.cancel++
+			}
 			e.kickLocked()
 			return
 		}
@@ -270,6 +286,12 @@ func (e *Endpoint) settleReadLocked(s *readState, final uint32, detail string) {
 	}
 	q.open[s.place] = nil
 	q.free |= 1 << s.place &^ q.broken
+	if final&failed != 0 && len(s.t.src) > 0 && uint8(final) != device.StatusDomain { // which lets nothing in
+		if q.late == nil {
+			q.late = map[*byte]struct{}{}
+		}
+		q.late[&s.t.src[0]] = struct{}{}
+	}
 	s.t.settle(final, detail)
 }
 
@@ -312,10 +334,10 @@ func (e *Endpoint) takeMailLocked() {
 		switch {
 		case atomic.LoadUint64(e.reads.word[s.place]) == s.last:
 			e.settleReadLocked(s, 0, "")
+		case status == 0: // refused: ask again; also for the end, since another request may have been taken
+			s.due = time.Now().Add(readRefused)
 		case s.cancel > 0:
 			e.settleReadLocked(s, failed|device.StatusAborted, "")
-		case status == 0: // refused: ask again
-			s.due = time.Now().Add(readRefused)
 		default:
 			e.settleReadLocked(s, failed|status, "")
 		}
@@ -379,13 +401,11 @@ func (e *Endpoint) serveReads() {
 			if now.Before(s.due) {
 				continue
 			}
-			if s.cancel > 0 {
-				if s.cancel++; s.cancel > cancelTries {
-					// It may still be written: its place is not used again.
-					e.reads.broken |= 1 << s.place
-					e.settleReadLocked(s, failed|device.StatusGone, "the target's node does not answer")
-					continue
-				}
+			if s.cancel > cancelTries {
+				// It may still be written: its place is not used again.
+				e.reads.broken |= 1 << s.place
+				e.settleReadLocked(s, failed|device.StatusGone, "the target's node does not answer")
+				continue
 			}
 			e.askLocked(s, now)
 			if !s.sent {

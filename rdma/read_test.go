@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -22,6 +26,7 @@ const (
 	toRefuse  = 21 // refused twice for want of a place, then served
 	toForge   = 22 // answers of others first, then served
 	toDouble  = 23 // served, and then said to have failed
+	toCross   = 24 // a refusal that a cancel crosses; the next one meets a read that is over
 )
 
 // read plays the firmware of the target.
@@ -44,6 +49,16 @@ func (e *engine) read(c int, m *attach.Message) error {
 	switch {
 	case q.PDID != fakePDID:
 		return fmt.Errorf("a read of PDID %d", q.PDID)
+	case m.Node == toCross && q.Size != 0:
+		e.crossed = d
+		return nil
+	case m.Node == toCross && e.asked[q.Tag] == 2:
+		return e.mail(fromR5, q.Tag, 0)
+	case m.Node == toCross:
+		if err := e.copyRead(&e.crossed); err != nil {
+			return err
+		}
+		return e.mail(fromR5, q.Tag, device.StatusDecode)
 	case q.Size == 0: // its end is asked for
 		return e.mail(fromR5, q.Tag, device.StatusAborted)
 	case m.Node == toHold:
@@ -260,5 +275,108 @@ func TestBadReads(t *testing.T) {
 	}
 	if _, err := e.Read(t.Context(), ReadRequest{Dst: b, Src: r}); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// TestWordsLeaveNothing: where memory has to be shared, that of the completion words goes
+// with the endpoint and its handles.
+func TestWordsLeaveNothing(t *testing.T) {
+	socket := startFake(t, nil)
+	round := func() {
+		e, err := Attach(t.Context(), Options{Socket: socket, Node: homeNode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := mustRead(t, e, ReadRequest{Dst: make([]byte, 8), Src: remote(e, t, pattern(8), toCopy)}).Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	mapped := func() int {
+		runtime.GC()
+		maps, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Count(maps, []byte("exanet-buffer"))
+	}
+	before := mapped() // other tests' endpoints
+	for range 5 {
+		round()
+	}
+	for began := time.Now(); mapped() > before; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 5*time.Second {
+			t.Fatalf("%d buffers are mapped after endpoints were closed, %d before", mapped(), before)
+		}
+	}
+}
+
+// TestFailedReadKeepsItsMemory: blocks of a read that failed may still arrive. Its destination
+// is nobody else's before the endpoint is closed.
+func TestFailedReadKeepsItsMemory(t *testing.T) {
+	e := attachTo(t, startFake(t, nil))
+	src := remote(e, t, pattern(8), toFail)
+	src.PDID = device.StatusLimit
+	var gone atomic.Bool
+	dst := make([]byte, 1<<16)
+	runtime.AddCleanup(&dst[0], func(*atomic.Bool) { gone.Store(true) }, &gone)
+	if err := mustRead(t, e, ReadRequest{Dst: dst[:8], Src: src}).Wait(t.Context()); !errors.Is(err, ErrRetransmissions) {
+		t.Fatal(err)
+	}
+	dst = nil
+	for range 5 {
+		runtime.GC()
+		time.Sleep(10 * time.Millisecond)
+	}
+	if gone.Load() {
+		t.Error("the collector has taken the destination of a read that failed")
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); !gone.Load(); runtime.GC() {
+		if time.Since(began) > 5*time.Second {
+			t.Fatal("the destination stays when the endpoint is closed")
+		}
+	}
+}
+
+// TestCancelCrosses: a refusal of an earlier request says nothing of the cancel that crossed
+// it, and no cancel overtakes its request.
+func TestCancelCrosses(t *testing.T) {
+	f, err := newFake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := attachTo(t, startFake(t, f))
+	tr := mustRead(t, e, ReadRequest{Dst: make([]byte, 8), Src: remote(e, t, pattern(8), toCross)})
+	for e.pages.SendStatus(0) == device.PktzBusy {
+		time.Sleep(time.Millisecond)
+	}
+	if err := tr.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Wait(t.Context()); err != nil {
+		t.Errorf("%v, want a read that was over before its cancel", err)
+	}
+
+	f.deaf.Store(true)
+	if !e.pages.Send(0, homeNode, device.MailboxRead, 0) {
+		t.Fatal("the packetizer is busy")
+	}
+	tr = mustRead(t, e, ReadRequest{Dst: make([]byte, 8), Src: remote(e, t, pattern(8), toHold)})
+	e.pages.SetPktzStatus(0, device.PktzFree)
+	if err := tr.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if e.pages.SendStatus(0) == device.PktzBusy {
+		t.Error("the cancel stands before its request")
+	}
+	f.deaf.Store(false)
+	e.kick()
+	if err := tr.Wait(t.Context()); !errors.Is(err, ErrAborted) {
+		t.Error(err)
 	}
 }

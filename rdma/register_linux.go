@@ -69,14 +69,14 @@ func (e *Endpoint) allocRegistered(size int) (*Buffer, error) {
 // addresses at which nothing is mapped or nothing is permitted, which give
 // EFAULT or ENOMEM. ctx ends it between two parts.
 func (e *Endpoint) Prefetch(ctx context.Context, va device.VA, size uint64, write bool) error {
-	if size == 0 || uint64(va)+size < uint64(va) {
+	end := (uint64(va) + size + device.PageSize - 1) &^ (device.PageSize - 1)
+	if size == 0 || uint64(va)+size < uint64(va) || end < uint64(va) {
 		return fmt.Errorf("%w: a prefetch of %d bytes at %v", ErrRequest, size, va)
 	}
 	advice := unix.MADV_POPULATE_READ
 	if write {
 		advice = unix.MADV_POPULATE_WRITE
 	}
-	end := (uint64(va) + size + device.PageSize - 1) &^ (device.PageSize - 1)
 	for at := uint64(va.Page()); at < end; {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("prefetching: %w", err)

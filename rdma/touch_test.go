@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/uffd"
 )
 
 func mapped(t *testing.T, pages int, prot int) []byte {
@@ -218,4 +220,36 @@ func TestFaultSendBusy(t *testing.T) {
 	for range 3 {
 		<-f.rapfs
 	}
+}
+
+// TestCloseWithoutThePage: the page-fault goroutine sleeps in memory that nobody serves, and
+// Close does not wait for it for good.
+func TestCloseWithoutThePage(t *testing.T) {
+	fd, _, err := uffd.Open(false)
+	if err != nil {
+		t.Skip(err)
+	}
+	hung := mapped(t, 1, unix.PROT_READ|unix.PROT_WRITE)
+	if err := uffd.Register(fd, VAOf(hung), uint64(len(hung))); err != nil {
+		t.Fatal(err)
+	}
+	e := attachTo(t, startFake(t, nil))
+	tr := mustWrite(t, e, WriteRequest{Src: pattern(8), Dst: remote(e, t, hung, toFault)})
+	for tr.Poll() != Paused || e.Stats().NumPageFaults == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- e.Close() }()
+	select {
+	case err = <-closed:
+	case <-time.After(5 * closeTimeout):
+		t.Error("Close waits for the page")
+	}
+	if err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if err := unix.Close(fd); err != nil { // the page comes
+		t.Fatal(err)
+	}
+	e.workers.Wait()
 }

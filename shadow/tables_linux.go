@@ -48,8 +48,9 @@ type tables struct {
 	own    *Own
 	fd     int
 	words  []uint64
-	base   uint64 // DMA address of the first page
-	top    int    // level at which walks begin
+	known  [][]uint64 // the entries of each page as they were stored, nil: none yet; the device may write words
+	base   uint64     // DMA address of the first page
+	top    int        // level at which walks begin
 	chunks []chunk
 	low    int      // no chunk below it has a free page
 	spare  int      // free pages
@@ -74,7 +75,7 @@ const (
 func newTables(own *Own, vaBits int) *tables {
 	pages := len(own.B) / device.PageSize
 	return &tables{
-		own: own, fd: own.FD, base: own.Addr, chunks: make([]chunk, pages/chunkPages), live: make([]uint16, pages),
+		own: own, fd: own.FD, base: own.Addr, chunks: make([]chunk, pages/chunkPages), live: make([]uint16, pages), known: make([][]uint64, pages),
 		// Entries are stored whole.
 		words: unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(own.B))), len(own.B)/8),
 		top:   tableLevels - (vaBits-device.PageShift+levelBits-1)/levelBits,
@@ -147,12 +148,21 @@ func (t *tables) close() error {
 
 func (t *tables) addr(page uint32) uint64 { return t.base + uint64(page)<<device.PageShift }
 
+// load gives what store has stored. Whatever is behind the device can write the tables,
+// too: what stands there is for its own walks.
 func (t *tables) load(page uint32, i int) uint64 {
-	return atomic.LoadUint64(&t.words[int(page)*tableEntries+i])
+	if t.known[page] == nil {
+		return 0
+	}
+	return t.known[page][i]
 }
 
 func (t *tables) store(page uint32, i int, e uint64) {
 	old := t.load(page, i)
+	if t.known[page] == nil {
+		t.known[page] = make([]uint64, tableEntries)
+	}
+	t.known[page][i] = e
 	atomic.StoreUint64(&t.words[int(page)*tableEntries+i], e)
 	switch {
 	case old == 0 && e != 0:

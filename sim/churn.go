@@ -19,7 +19,8 @@ import (
 
 // Churn is a scenario in which nothing stays as it is: destinations are used again
 // and again, transfers aborted, processes end and others follow them with the same
-// slot and PDID or with another, rights are withdrawn, nodes are reset and lose
+// slot and PDID or with another, in half of the seeds to run the same program, which
+// asks for its reads as the one before it did, rights are withdrawn, nodes are reset and lose
 // power, frames come again much later, and a neighbour sends what it likes. Each
 // word of a source says which transfer it belongs to, so each word that is written
 // is judged: by whom it names, where it goes, and what was acknowledged before.
@@ -32,6 +33,7 @@ type Churn struct {
 	lives []int // of each node
 	up    []int // the life that each node was started in last
 	late  bool  // nothing is disturbed any more
+	again bool  // the processes of a seat run the same program
 	err   error
 
 	sends  map[sending]*piece
@@ -65,7 +67,8 @@ type seat struct {
 	place [churnPlace]bool
 	chans [device.WriteChannels]*move
 	tag   uint16
-	mute  bool // its peers' rights are withdrawn
+	mute  bool       // its peers' rights are withdrawn
+	reads *rand.Rand // what its process reads, where it runs the same program
 }
 
 // move is one transfer.
@@ -132,7 +135,7 @@ func NewChurn(seed uint64, queues bool) (*Churn, error) {
 		return nil, err
 	}
 	c := &Churn{
-		World: w, rng: rng, lives: make([]int, len(w.nodes)), up: make([]int, len(w.nodes)),
+		World: w, rng: rng, again: seed%2 == 1, lives: make([]int, len(w.nodes)), up: make([]int, len(w.nodes)),
 		sends: map[sending]*piece{}, firsts: map[sending]*piece{}, uses: map[usage]uint64{}, acked: map[lifeAt]int{},
 	}
 	w.churn = c
@@ -172,11 +175,20 @@ func (c *Churn) sit(s *seat) {
 		}
 	}
 	*s = seat{node: s.node, uid: s.uid, p: p, tag: s.tag}
+	if c.again {
+		s.tag, s.reads = 0, rand.New(rand.NewPCG(c.World.cfg.Seed, uint64(slices.Index(c.seats, s))))
+	}
 	p.OnDone = func(ch int, done uint32, status uint8) {
-		if m := s.chans[ch]; m != nil && s.p == p {
-			s.chans[ch] = nil
-			c.over(m, done, status)
+		if s.p != p {
+			return
 		}
+		m := s.chans[ch]
+		if m == nil {
+			c.wrong("node %d tells slot %d of the end of a transfer on channel %d, which its process has not begun", n.id, p.Domain.Slot, ch)
+			return
+		}
+		s.chans[ch] = nil
+		c.over(m, done, status)
 	}
 	p.OnMail = func(src mailbox.Source, words [device.PktzMaxWords]uint64) {
 		a, err := mailbox.DecodeAnswer(words[0])
@@ -222,8 +234,12 @@ func (c *Churn) begin(at, other *seat, read bool) *move {
 		return nil
 	}
 	m := &move{id: uint64(len(c.all) + 1), read: read, at: at, from: from, src: from.p, dst: to.p, place: place}
-	size := []int{8, 2048, 4096, 16384, churnMost}[c.rng.IntN(5)]
-	dst := churnFrom + []int{0, 0, 0, 4096, 16384 - 2048}[c.rng.IntN(5)]
+	rng := c.rng
+	if read && c.again {
+		rng = at.reads
+	}
+	size := []int{8, 2048, 4096, 16384, churnMost}[rng.IntN(5)]
+	dst := churnFrom + []int{0, 0, 0, 4096, 16384 - 2048}[rng.IntN(5)]
 	m.got = make([]bool, size/8)
 	for i := range size / 8 {
 		binary.LittleEndian.PutUint64(from.p.Data[place*churnMost+8*i:], m.id<<32|uint64(i))
@@ -232,8 +248,8 @@ func (c *Churn) begin(at, other *seat, read bool) *move {
 		Src: churnBase + device.VA(place*churnMost), Dst: churnBase + device.VA(dst), Size: uint32(size),
 		DstNode: device.NodeID(to.node), DstPDID: to.p.Domain.PDID, DstGeneration: to.p.Domain.Generation,
 	}
-	if read || c.rng.IntN(2) == 0 {
-		m.desc.Notify = churnBase + churnFrom + 18*device.PageSize + device.VA(16*c.rng.IntN(8))
+	if read || rng.IntN(2) == 0 {
+		m.desc.Notify = churnBase + churnFrom + 18*device.PageSize + device.VA(16*rng.IntN(8))
 		m.desc.First, m.desc.Last = 0xf1<<56|m.id, 0x1a<<56|m.id
 	}
 	c.all = append(c.all, m)
@@ -245,6 +261,9 @@ func (c *Churn) begin(at, other *seat, read bool) *move {
 	}
 	at.tag++
 	m.tag = at.tag & (1<<14 - 1)
+	if c.again {
+		m.desc.First, m.desc.Last = 0xf2<<56|uint64(m.tag), ownRead<<56|uint64(m.tag)
+	}
 	c.ask(m, m.desc.Size, 0)
 	return m
 }
@@ -272,6 +291,25 @@ func (c *Churn) transfer(v uint64) (*move, int) {
 	return c.all[id-1], i
 }
 
+// ownRead is the highest byte of the last words of reads that are told by the number
+// of their process's reads, and are so for the next one too.
+const ownRead = 0x2a
+
+// named gives the transfer whose completion words these are, where a process gets them.
+func (c *Churn) named(p *Process, words []byte) *move {
+	v := word(words[8:])
+	if v>>56 != ownRead {
+		m, _ := c.transfer(v << 32)
+		return m
+	}
+	for _, m := range c.all {
+		if m.read && m.dst == p && m.desc.Last == v {
+			return m
+		}
+	}
+	return nil
+}
+
 // moves judges what a node begins to write.
 func (c *Churn) moves(n *Node, p *Process, a *pldma.Access) {
 	if p == nil || n.process[a.Slot] != p || c.seatOf(p) == nil {
@@ -279,7 +317,7 @@ func (c *Churn) moves(n *Node, p *Process, a *pldma.Access) {
 		return
 	}
 	if a.Ordered {
-		m, _ := c.transfer(word(a.Data[8:]) << 8 >> 8 << 32)
+		m := c.named(p, a.Data)
 		switch {
 		case m == nil || word(a.Data) != m.desc.First || word(a.Data[8:]) != m.desc.Last:
 			c.wrong("completion words %x of no transfer", a.Data)
@@ -310,7 +348,7 @@ func (c *Churn) moves(n *Node, p *Process, a *pldma.Access) {
 // landed judges what is in memory now.
 func (c *Churn) landed(p *Process, a *pldma.Access) {
 	if a.Ordered {
-		if m, _ := c.transfer(word(a.Data[8:]) << 8 >> 8 << 32); m != nil && m.dst == p {
+		if m := c.named(p, a.Data); m != nil && m.dst == p {
 			m.closed = true
 			if m.read && !m.ended {
 				c.over(m, device.DoneCompleted, 0)
@@ -458,6 +496,10 @@ func (c *Churn) Run() error {
 			c.mute(s, false)
 		}
 	}
+	if err := w.Run(w.now+100e9, func() bool { return c.waiting() == nil }); err != nil {
+		m := c.waiting()
+		return fmt.Errorf("transfer %d from node %d to node %d (read %v), which nobody has ended: %w", m.id, m.from.node, m.desc.DstNode, m.read, err)
+	}
 	// Everybody reaches everybody.
 	for _, at := range c.seats {
 		for _, other := range c.seats {
@@ -475,6 +517,16 @@ func (c *Churn) Run() error {
 	for _, n := range w.nodes {
 		if err := n.SOC.Audit(); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// waiting gives a transfer whose process lives and was told of no end, nil none.
+func (c *Churn) waiting() *move {
+	for _, m := range c.all {
+		if !m.ended && (m.at.p == m.src || m.at.p == m.dst) {
+			return m
 		}
 	}
 	return nil
@@ -507,7 +559,11 @@ func (c *Churn) disturb() {
 	s, other := c.seats[c.rng.IntN(len(c.seats))], c.seats[c.rng.IntN(len(c.seats))]
 	switch k := c.rng.IntN(100); {
 	case k < 58:
-		c.begin(s, other, c.rng.IntN(4) == 0)
+		read := c.rng.IntN(4) == 0
+		if read && s.reads != nil {
+			other = c.seats[s.reads.IntN(len(c.seats))]
+		}
+		c.begin(s, other, read)
 	case k < 70:
 		c.abort()
 	case k < 78:

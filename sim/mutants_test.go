@@ -36,6 +36,7 @@ const (
 	dmaFile  = "soc/pldma/pldma.go"
 	openFile = "soc/pldma/read.go"
 	fifoFile = "soc/fifo/fifo.go"
+	endFile  = "domain/destroy.go"
 )
 
 var mutants = []mutant{
@@ -109,6 +110,10 @@ var mutants = []mutant{
 		{recvFile, "	e.cfg.RX.Forget(f.SrcNode)\n", "	if !M {\n		e.cfg.RX.Forget(f.SrcNode)\n	}\n"}}},
 	{"pieces of a read's last block dropped after a fault of its words", []edit{
 		{openFile, "			o.closing &^= 1 << uint(i)\n		}\n	}\n}", "			if !M {\n				o.closing &^= 1 << uint(i)\n			}\n		}\n	}\n}"}}},
+	{"reads that were served stay known to the slot's next domain", []edit{
+		{dmaFile, "	e.reads[slot] = openReads{}\n", "	if M {\n		e.reads[slot].used = 0\n	} else {\n		e.reads[slot] = openReads{}\n	}\n"}}},
+	{"a slot's next domain does not wait for accesses of the former one", []edit{
+		{endFile, "device.TLBSTATUS))&1 == 0 {", "device.TLBSTATUS))&1 == 0 || M {"}}},
 }
 
 // mutantStarts and mutantMost bound the search for a mutant: so many scenarios

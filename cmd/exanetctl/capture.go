@@ -98,5 +98,17 @@ counted in the capture and on standard error.`,
 
 // createPrivate makes a file for bytes of processes: for its owner alone.
 func createPrivate(name string) (*os.File, error) {
-	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	// One that was there already has the mode of then.
+	if info, err := f.Stat(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	} else if info.Mode().IsRegular() {
+		if err := f.Chmod(0o600); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+	}
+	return f, nil
 }

@@ -61,3 +61,29 @@ func TestCapture(t *testing.T) {
 		t.Errorf("%d packets in the file", packets)
 	}
 }
+
+// A file that is there already, and that others may read, is its owner's alone from
+// then on.
+func TestCreatePrivate(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "links.pcapng")
+	if err := os.WriteFile(file, []byte("of before"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := createPrivate(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || st.Mode().Perm() != 0o600 || st.Size() != 0 {
+		t.Errorf("%v, %d bytes, %v", st.Mode(), st.Size(), err)
+	}
+	// What is no file stays as it is.
+	null, err := createPrivate(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if st, err := null.Stat(); err != nil || st.Mode().Perm() == 0o600 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+}

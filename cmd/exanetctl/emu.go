@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -103,7 +104,7 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 		return fmt.Errorf("directory of the sockets: %w", err)
 	}
 	if f.capture != "" {
-		end, failed := record(m.Engine(), f.capture)
+		end, failed := record(m.Engine(), f.capture, f.Log)
 		if failed != nil {
 			return failed
 		}
@@ -121,8 +122,14 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	return err
 }
 
-// record writes the packets on all links into a file until end is called.
-func record(e *emu.Engine, file string) (end func() error, err error) {
+// captureTime bounds the wait for a capture's last packets (ours).
+const captureTime = 2 * time.Second
+
+var errCaptureSlow = errors.New("the file takes its bytes too slowly: the last packets are missing")
+
+// record writes the packets on all links into a file until end is called, or the file
+// takes no more: log has that at once.
+func record(e *emu.Engine, file string, log *slog.Logger) (end func() error, err error) {
 	to, err := createPrivate(file)
 	if err != nil {
 		return nil, fmt.Errorf("--capture: %w", err)
@@ -131,15 +138,26 @@ func record(e *emu.Engine, file string) (end func() error, err error) {
 	e.Tap(c.See)
 	done, over := make(chan struct{}), make(chan error, 1)
 	go func() {
-		over <- c.Copy(done, "exanetctl emu serve "+version.String(), func(b []byte) error {
+		err := c.Copy(done, "exanetctl emu serve "+version.String(), func(b []byte) error {
 			_, err := to.Write(b)
 			return err
 		})
+		e.Tap(nil)
+		if err != nil {
+			log.Error("the capture ends before its time", "file", file, "err", err)
+		}
+		over <- err
 	}()
 	return func() error {
 		e.Tap(nil)
 		close(done)
-		if err := errors.Join(<-over, to.Close()); err != nil {
+		var err error
+		select {
+		case err = <-over:
+		case <-time.After(captureTime): // a pipe whose reader does not read
+			err = errCaptureSlow
+		}
+		if err := errors.Join(err, to.Close()); err != nil {
 			return fmt.Errorf("--capture: %w", err)
 		}
 		return nil

@@ -6,11 +6,13 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
@@ -34,7 +36,7 @@ type Entry struct {
 // set, and gives the keys that it took. skip are flags that a file may not set. Its
 // errors match ErrConfig.
 func Load(fs *pflag.FlagSet, file string, skip ...string) ([]Entry, error) {
-	f, err := os.Open(file)
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe is not waited for
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
@@ -42,7 +44,7 @@ func Load(fs *pflag.FlagSet, file string, skip ...string) ([]Entry, error) {
 	if info, err := f.Stat(); err == nil && (!info.Mode().IsRegular() || info.Size() > maxSize) {
 		return nil, fmt.Errorf("%w %s: not a file of at most %d bytes", ErrConfig, file, maxSize)
 	}
-	data, err := os.ReadFile(file)
+	data, err := io.ReadAll(f)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}

@@ -187,11 +187,17 @@ func (l *look) view(last *look) View {
 		v.Total.add(w.Rates)
 		v.Nodes = append(v.Nodes, w)
 	}
-	var since int64 // the newest that is known
-	if last != nil && len(last.faults) > 0 {
-		since = last.faults[len(last.faults)-1].TimeNS
+	// Each node's answer that was known last. A fault that was under way then is new when
+	// it is over: else those that take long would never be shown.
+	since := map[int]int64{}
+	if last != nil {
+		for _, f := range last.faults {
+			if f.RAPFNS >= 0 {
+				since[f.Node] = max(since[f.Node], f.TimeNS+f.RAPFNS)
+			}
+		}
 	}
-	v.Stages = Stages(slices.DeleteFunc(slices.Clone(l.faults), func(f control.Fault) bool { return f.TimeNS <= since }))
+	v.Stages = Stages(slices.DeleteFunc(slices.Clone(l.faults), func(f control.Fault) bool { return f.TimeNS+f.RAPFNS <= since[f.Node] }))
 	return v
 }
 

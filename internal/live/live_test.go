@@ -103,6 +103,24 @@ func TestStages(t *testing.T) {
 	}
 }
 
+// A fault that was under way at the last look counts when it is over: else the slowest
+// would never be shown.
+func TestStagesOfSlowFault(t *testing.T) {
+	at := time.Unix(1000, 0)
+	slow := control.Fault{TimeNS: 70, DrainedNS: 1, StartedNS: -1, ResidentNS: -1, RAPFNS: -1}
+	quick := control.Fault{TimeNS: 80, DrainedNS: 1, StartedNS: 2, ResidentNS: 3, RAPFNS: 4, Stages: control.FaultStages{Total: 4}}
+	before := &look{at: at, faults: []control.Fault{slow, quick}}
+	slow.StartedNS, slow.ResidentNS, slow.RAPFNS, slow.Stages.Total = 2, 3000, 3001, 3001
+	now := &look{at: at.Add(time.Second), faults: []control.Fault{slow, quick}}
+	v := now.view(before)
+	if len(v.Stages) == 0 {
+		t.Fatal("the slow fault is not shown")
+	}
+	if last := v.Stages[len(v.Stages)-1]; last.Faults != 1 || last.P99NS != 3001 {
+		t.Errorf("%+v, want the slow fault alone", last)
+	}
+}
+
 // A Follower keeps the stages where there are no new faults, begins anew where pfd did,
 // and gives its error.
 func TestFollower(t *testing.T) {

@@ -54,6 +54,24 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// A command that is longer than the guest reads is refused, and not waited for.
+func TestLongCommand(t *testing.T) {
+	host := served(t)
+	over := make(chan error, 1)
+	go func() {
+		_, err := converse(newStream(host), Command{Exec: Exec{Args: []string{"true", strings.Repeat("x", maxLine)}}})
+		over <- err
+	}()
+	select {
+	case err := <-over:
+		if !errors.Is(err, ErrMessage) || errors.Is(err, ErrGone) {
+			t.Errorf("%v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the command is waited for")
+	}
+}
+
 func TestNotStarted(t *testing.T) {
 	code, err := converse(newStream(served(t)), Command{Exec: Exec{Args: []string{"/no/such/program"}}})
 	if !errors.Is(err, ErrStart) || code != codeNotStarted {

@@ -116,6 +116,9 @@ func (s *stream) send(m Message) error {
 	if err != nil {
 		return err
 	}
+	if len(b) >= maxLine { // the other side would read no line any more
+		return fmt.Errorf("%w: %d bytes, the longest has %d: shorten the command or its environment", ErrMessage, len(b), maxLine-1)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, err = s.w.Write(append(b, '\n'))

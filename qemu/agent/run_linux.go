@@ -92,6 +92,9 @@ func converse(s *stream, c Command) (int, error) {
 	if err == nil {
 		err = s.send(Message{Session: id, Exec: &c.Exec})
 	}
+	if errors.Is(err, ErrMessage) {
+		return 0, err
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", ErrGone, err)
 	}

@@ -59,7 +59,7 @@ func TestTimes(t *testing.T) {
 
 // Options are refused where they make no sense, and what they say happens to every frame.
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{Delay: -1}, {Delay: MaxDelay + 1}, {Loss: -0.1}, {Loss: 1}, {Loss: math.NaN()}} {
+	for _, o := range []Options{{Delay: -1}, {Delay: MaxDelay + 1}, {Loss: -0.1}, {Loss: 1e-7}, {Loss: 1}, {Loss: math.NaN()}} {
 		if err := o.Check(); !errors.Is(err, ErrOption) {
 			t.Errorf("%+v: %v", o, err)
 		}

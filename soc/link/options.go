@@ -27,6 +27,8 @@ func (o *Options) Check() error {
 		return fmt.Errorf("%w: --link-delay %v: want 0 to %v", ErrOption, o.Delay, MaxDelay)
 	case !(o.Loss >= 0 && o.Loss < 1): // not a number is neither
 		return fmt.Errorf("%w: --link-loss %v: want 0 to less than 1, as 0.01", ErrOption, o.Loss)
+	case o.Loss > 0 && o.Loss < 1e-6: // Injection counts in millionths: none would be lost
+		return fmt.Errorf("%w: --link-loss %v: want 0, or at least 0.000001", ErrOption, o.Loss)
 	}
 	return nil
 }

@@ -201,3 +201,57 @@ func TestRightEndsUnderTheWords(t *testing.T) {
 		})
 	}
 }
+
+// How words end that are under way to a former domain of the slot is nothing to the
+// next one's read, though that was asked for as the former one's was: it is not closed
+// by words that are not its own, nor does it let more in while its own are under way.
+func TestWordsOfTheFormerDomain(t *testing.T) {
+	const next = generation + 1
+	read := OpenRead{Node: peer, PDID: theirs, Dst: base, Size: 1000, Notify: base + 8192, First: 1, Last: 2}
+	data := func(f *wire.Frame) { f.Read = true }
+	words := func(f *wire.Frame) {
+		f.Read, f.HasWords, f.Completion = true, true, wire.Completion{VA: base + 8192, First: 1, Last: 2}
+	}
+	own := func(f *wire.Frame) { f.DstGeneration = next }
+	// underWay has words of a block on their way to memory.
+	underWay := func(r *rig, f *wire.Frame) uint32 {
+		r.receive(f)
+		r.walk()
+		r.move()
+		r.walk()
+		a := r.moves[0]
+		r.moves = nil
+		return a.ID
+	}
+	begin := func(t *testing.T) (*rig, uint32) {
+		r := newRig(t)
+		opens(r, read)
+		former := underWay(r, r.frame(0, 1, 0, 1000, words))
+		r.e.SetDomain(0, mine, next, true)
+		if !opens(r, read) {
+			t.Fatal("the next one's read cannot be opened")
+		}
+		return r, former
+	}
+	t.Run("written", func(t *testing.T) {
+		r, former := begin(t)
+		r.e.Moved(former, 16)
+		if open, served := r.e.OpenRead(0, read); !open || served {
+			t.Errorf("open %v, served %v", open, served)
+		}
+		r.receive(r.frame(1, 1, 0, 1000, words, own))
+		r.settle()
+		if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Transaction: 1, Sequence: 1}}) {
+			t.Errorf("its own data: %+v", a)
+		}
+	})
+	t.Run("refused", func(t *testing.T) {
+		r, former := begin(t)
+		underWay(r, r.frame(1, 1, 0, 1000, words, own))
+		r.e.Moved(former, 0)
+		r.receive(r.frame(2, 1, 0, 500, data, own))
+		if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Transaction: 2, Code: device.CodeDomain, Sequence: 1}}) {
+			t.Errorf("a block beside its words: %+v", a)
+		}
+	})
+}

@@ -173,9 +173,18 @@ func (e *Engine) drain() {
 	}
 }
 
+// former tells whether a context is of a domain that its slot has no more: the next one
+// may have asked for a read as that one did.
+func (e *Engine) former(c *context) bool {
+	return c.header.DstGeneration != e.domains[c.slot].Generation
+}
+
 // reopen lets blocks of the read into again whose words c was to write: it does not.
 func (e *Engine) reopen(c *context) {
 	o := &e.reads[c.slot]
+	if e.former(c) {
+		return
+	}
 	for i := range o.reads {
 		if _, words := o.reads[i].match(&c.header, true, &c.completion); words {
 			o.closing &^= 1 << uint(i)
@@ -186,6 +195,9 @@ func (e *Engine) reopen(c *context) {
 // readDone closes the read whose completion words c has brought.
 func (e *Engine) readDone(slot uint8, c *context) {
 	o := &e.reads[slot]
+	if e.former(c) {
+		return
+	}
 	for i := range o.reads {
 		if o.used>>uint(i)&1 == 0 {
 			continue

@@ -31,8 +31,12 @@ const (
 	flagStall    = 1 << 3
 )
 
-// maxNodes bounds a header's nodes (ours; emu takes as many).
-const maxNodes = 64
+const (
+	// maxNodes bounds a header's nodes (ours; emu takes as many).
+	maxNodes = 64
+	// maxTime bounds a record's time (ours), 146 years: machines add time-outs to it.
+	maxTime = 1 << 62
+)
 
 // AppendHeader appends the header's 64 bytes.
 func AppendHeader(b []byte, h Header) []byte {
@@ -210,7 +214,9 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		r.At = s.at
 		return f.err
 	}
-	s.at += f.i()
+	if s.at += f.i(); s.at < 0 || s.at > maxTime {
+		return fmt.Errorf("%w: a time of %d ns", ErrFormat, s.at)
+	}
 	r.At = s.at
 	ev := &r.Event
 	ev.Kind = soc.EventKind(kind)

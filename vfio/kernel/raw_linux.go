@@ -15,13 +15,23 @@ var order = binary.NativeEndian
 // ioctl makes an ioctl whose argument is a structure. This file holds the
 // package's unsafe pointers.
 func ioctl(fd int, request uint, arg []byte) (int, error) {
-	return ioctlWord(fd, request, uintptr(unsafe.Pointer(unsafe.SliceData(arg))))
+	return again(func() (uintptr, uintptr, unix.Errno) {
+		// Made a number in the call itself: a structure on the stack moves with it else.
+		return unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(unsafe.SliceData(arg))))
+	})
 }
 
 // ioctlWord makes an ioctl whose argument is a number.
 func ioctlWord(fd int, request uint, arg uintptr) (int, error) {
+	return again(func() (uintptr, uintptr, unix.Errno) {
+		return unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), arg)
+	})
+}
+
+// again makes a call until no signal interrupts it.
+func again(call func() (r, _ uintptr, errno unix.Errno)) (int, error) {
 	for {
-		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), arg)
+		r, _, errno := call()
 		switch {
 		case errno == unix.EINTR:
 		case errno != 0:

@@ -207,7 +207,7 @@ func (c *Client) agree() error {
 		c.peer, err = v.Capabilities.limits()
 	}
 	if err != nil {
-		closeFDs(m.fds)
+		c.sock.shed(m.fds)
 		return err
 	}
 	c.many = v.Capabilities.WriteMulti
@@ -217,19 +217,26 @@ func (c *Client) agree() error {
 // takeTwin starts to serve the twin socket, if the server set one up.
 func (c *Client) takeTwin(t *TwinSocket, fds []int) error {
 	if t == nil || !t.Supported {
-		closeFDs(fds)
+		c.sock.shed(fds)
 		return nil
 	}
 	if c.opts.NoTwin || t.FDIndex == nil || *t.FDIndex >= uint64(len(fds)) {
-		closeFDs(fds)
+		c.sock.shed(fds)
 		return fmt.Errorf("twin socket not asked for or without its descriptor: %w", ErrMalformed)
 	}
 	for i, fd := range fds {
 		if uint64(i) != *t.FDIndex {
-			closeFDs([]int{fd})
+			c.sock.shed([]int{fd})
 		}
 	}
 	c.twin = newSocket(fds[*t.FDIndex])
+	c.twin.closer = c.sock.closer
+	// Of another kind of socket a shutdown may not end receiving.
+	domain, err := unix.GetsockoptInt(c.twin.fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	kind, e := unix.GetsockoptInt(c.twin.fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err = errors.Join(err, e); err != nil || domain != unix.AF_UNIX || kind != unix.SOCK_STREAM {
+		return errors.Join(fmt.Errorf("%w: the twin socket is no unix stream socket", ErrMalformed), err)
+	}
 	if err := c.twin.timeouts(0, max(c.opts.Timeout, 0)); err != nil {
 		return err
 	}
@@ -301,13 +308,13 @@ func (c *Client) Close() {
 		return
 	}
 	c.closed = true
+	c.in.drop(c.sock)
 	c.out.Lock()
 	c.sock.close()
 	c.out.Unlock()
 	if c.twin != nil {
 		c.twin.close()
 	}
-	c.in.drop()
 	c.space.clear()
 	c.mon.close()
 }
@@ -362,10 +369,10 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 		case err != nil:
 			return message{}, c.fail(fmt.Errorf("%v: %w", command, err))
 		case m.Command != command || m.ID != id:
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			return message{}, c.fail(fmt.Errorf("%w: answer to %v, id %d, where %v, id %d, was due", ErrMalformed, m.Command, m.ID, command, id))
 		case m.isError():
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			return message{}, &Error{command, unix.Errno(m.Error)}
 		default:
 			c.served.Load()
@@ -419,7 +426,7 @@ func (c *Client) receive(by time.Time, left int) (message, error) {
 // plain is request for answers that carry no descriptors.
 func (c *Client) plain(command Command, b []byte) (message, error) {
 	m, err := c.request(command, b, nil)
-	closeFDs(m.fds)
+	c.sock.shed(m.fds)
 	m.fds = nil
 	return m, err
 }

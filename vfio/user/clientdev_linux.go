@@ -38,16 +38,16 @@ func (c *Client) region(index int) (RegionInfo, int, error) {
 		}
 		r, err := DecodeRegionInfo(m.body)
 		if err != nil || r.Index != uint32(index) || len(m.fds) > 1 || r.ArgSize > maxCapabilities {
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			return r, -1, c.fail(fmt.Errorf("%w: answer to DEVICE_GET_REGION_INFO", ErrMalformed))
 		}
 		if r.ArgSize > size {
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			size = r.ArgSize
 			continue
 		}
 		if r.Flags&RegionMmap == 0 || len(m.fds) == 0 {
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			return r, -1, nil
 		}
 		if !r.Sparse {
@@ -55,7 +55,7 @@ func (c *Client) region(index int) (RegionInfo, int, error) {
 		}
 		for _, a := range r.Areas {
 			if a.Size > r.Size || a.Offset > r.Size-a.Size {
-				closeFDs(m.fds)
+				c.sock.shed(m.fds)
 				return r, -1, c.fail(fmt.Errorf("%w: area outside region %d", ErrMalformed, index))
 			}
 		}
@@ -132,17 +132,17 @@ func (c *Client) RegionIOFDs(index int) (subs []IOFD, fds []int, err error) {
 		}
 		r, err := DecodeRegionIOFDs(m.body)
 		if err != nil || r.ArgSize > maxCapabilities || len(r.SubRegions) > 0 && r.ArgSize > size {
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			return nil, nil, c.fail(fmt.Errorf("%w: answer to DEVICE_GET_REGION_IO_FDS", ErrMalformed))
 		}
 		if r.ArgSize > size {
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			size = r.ArgSize
 			continue
 		}
 		for _, fd := range m.fds {
 			if !isEventFD(fd) {
-				closeFDs(m.fds)
+				c.sock.shed(m.fds)
 				return nil, nil, c.fail(fmt.Errorf("%w: I/O descriptors of region %d: one is no eventfd", ErrMalformed, index))
 			}
 		}
@@ -198,7 +198,7 @@ func (c *Client) SetEventFDs(index, start int, action uint32, fds []int) error {
 			send = fds[:n]
 		}
 		r, err := c.request(CmdSetIRQs, m.Append(c.begin()), send)
-		closeFDs(r.fds)
+		c.sock.shed(r.fds)
 		if err != nil {
 			return fmt.Errorf("vfio-user: eventfds of interrupts %d+%d of index %d: %w", start, n, index, err)
 		}
@@ -338,7 +338,7 @@ func (c *Client) mapDMA(m DMAMap, fd int, add func() error) (err error) {
 	if err == nil {
 		var r message
 		r, err = c.request(CmdDMAMap, m.Append(c.begin()), fds)
-		closeFDs(r.fds)
+		c.sock.shed(r.fds)
 		if err != nil {
 			err = errors.Join(err, c.space.remove(m.Address, m.Address+m.Size-1))
 		}

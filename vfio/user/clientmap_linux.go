@@ -64,7 +64,7 @@ func (p *posted) take(m message) bool {
 
 // settled takes the answer to a DMA_MAP that nobody waited for. mu is held.
 func (c *Client) settled(answer message) {
-	closeFDs(answer.fds)
+	c.sock.shed(answer.fds)
 	m := c.maps.remove(answer.ID)
 	if !answer.isError() {
 		return
@@ -144,7 +144,7 @@ func (c *Client) settle(left int) error {
 	}
 	m, err := c.receive(time.Now().Add(c.patience()), left)
 	if err == nil && m.Command != 0 {
-		closeFDs(m.fds)
+		c.sock.shed(m.fds)
 		err = fmt.Errorf("%w: answer to %v, which nobody waits for", ErrMalformed, m.Command)
 	}
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 // serve answers a request of the server: DMA_READ and DMA_WRITE, by what the
 // client has mapped. Whatever else it sends is refused.
 func (c *Client) serve(s *socket, m message) error {
-	closeFDs(m.fds)
+	s.shed(m.fds)
 	b := append(make([]byte, HeaderSize, HeaderSize+dmaAccessSize), m.body[:min(len(m.body), dmaAccessSize)]...)
 	h := Header{ID: m.ID, Command: m.Command, Flags: flagReply}
 	c.served.Load()
@@ -77,14 +77,14 @@ func (c *Client) dma(m message, b []byte) ([]byte, error) {
 // ends the client.
 func (c *Client) serveTwin() {
 	in := newInbox(HeaderSize + dmaAccessSize + int(c.opts.MaxTransfer))
-	defer in.drop()
+	defer in.drop(c.twin)
 	for {
 		m, ok, err := in.next()
 		switch {
 		case err == nil && !ok:
 			err = in.await(c.twin, time.Time{}, c.patience())
 		case err == nil && !m.isCommand():
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			err = fmt.Errorf("%w: answer to %v on the twin socket", ErrMalformed, m.Command)
 		case err == nil:
 			err = c.serve(c.twin, m)
@@ -110,7 +110,7 @@ func (c *Client) serveIdle() error {
 		case err == nil && c.maps.take(m):
 			c.settled(m)
 		case err == nil && !m.isCommand():
-			closeFDs(m.fds)
+			c.sock.shed(m.fds)
 			err = fmt.Errorf("%w: answer to %v, which nobody waits for", ErrMalformed, m.Command)
 		case err == nil:
 			err = c.serve(c.sock, m)

@@ -151,7 +151,7 @@ func (c *conn) open() error {
 		return c.sock.timeouts(0, c.s.cfg.Timeout)
 	}
 	c.s.turned.Add(1)
-	closeFDs(c.m.fds)
+	c.sock.shed(c.m.fds)
 	c.m.fds = nil
 	c.hold()
 	c.refuse(c.m, unix.EBUSY)
@@ -225,7 +225,7 @@ func (c *conn) hold() {
 // answer hands a reply to who waits for it. A reply that nobody waits for means
 // that the two sides do not agree on the stream any more.
 func (c *conn) answer(m message) error {
-	closeFDs(m.fds)
+	c.sock.shed(m.fds)
 	w := c.wait.Load()
 	if w == nil || w.id != m.ID || w.command != m.Command || !c.wait.CompareAndSwap(w, nil) {
 		return fmt.Errorf("%w: reply to %v, id %d, which nobody sent", ErrMalformed, m.Command, m.ID)
@@ -303,8 +303,8 @@ func (c *conn) flush() error {
 	return err
 }
 
-// finish takes the client away from the device, on the owner's goroutine, and
-// releases everything of the connection.
+// finish takes the client away from the device, on the owner's goroutine, and its
+// memory from both. Nothing of the connection is used after it.
 func (c *conn) finish() {
 	c.end()
 	c.s.run(func() {
@@ -320,17 +320,25 @@ func (c *conn) finish() {
 	c.space.clear()
 	c.dmaMu.Lock() // a DMA message under way has seen the end
 	c.ended = true
-	if t := c.twin.Load(); t != nil {
-		t.close()
-		c.twinI.drop()
-	}
 	c.dmaMu.Unlock()
-	closeFDs(c.m.fds)
-	c.in.drop()
 	if c.outClose >= 0 {
 		closeFDs([]int{c.outClose})
 	}
-	c.sock.close()
+}
+
+// closeTime is how long the next client's turn waits until the last one's descriptors
+// are closed (ours): a moment, unless one of them does not close.
+const closeTime = 100 * time.Millisecond
+
+// release closes what is left.
+func (c *conn) release() {
+	c.sock.shed(c.m.fds)
+	c.in.drop(c.sock)
+	if t := c.twin.Load(); t != nil {
+		c.twinI.drop(t)
+		t.closeIn(closeTime)
+	}
+	c.sock.closeIn(closeTime)
 }
 
 // remote reaches memory of the client that has no descriptor, with one message, and
@@ -410,7 +418,7 @@ func (c *conn) byTwin(t *socket, w *waiter, by time.Time) error {
 	if err != nil {
 		return err
 	}
-	closeFDs(m.fds)
+	t.shed(m.fds)
 	if !m.isReply() || m.ID != w.id || m.Command != w.command {
 		return fmt.Errorf("%w: %v, id %d, on the twin socket, where the answer to %v was due", ErrMalformed, m.Command, m.ID, w.command)
 	}

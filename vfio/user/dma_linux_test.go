@@ -159,8 +159,25 @@ func TestDMAFileChanges(t *testing.T) {
 	ok(t, s.access(0x21000, got, false, nil, nil))
 }
 
-// TestDMALongFiles: files that become long take bytes as far as they are used, and one
-// that is mapped anew when it has become short keeps what it had.
+// TestDMAFileShrunkAndWritten: a file that has become smaller when it is mapped to be
+// written for the first time keeps its place: what lay past its end is lost, and not
+// out of bounds.
+func TestDMAFileShrunkAndWritten(t *testing.T) {
+	s := newSpace(10)
+	defer s.clear()
+	fd := memfd(t, 16384, 0)
+	ok(t, s.add(DMAMap{32, DMARead, 12288, 0, 4096}, fd))
+	ok(t, unix.Ftruncate(fd, 4096))
+	ok(t, s.add(DMAMap{32, both, 0, 0x10000, 4096}, fd))
+	if err := s.access(0, make([]byte, 8), false, nil, nil); !errors.Is(err, ErrLost) {
+		t.Errorf("past the end: %v", err)
+	}
+	ok(t, s.access(0x10000, make([]byte, 8), true, nil, nil))
+	ok(t, unix.Ftruncate(fd, 16384))
+	ok(t, s.access(0, make([]byte, 8), false, nil, nil))
+}
+
+// TestDMALongFiles: files that become long take bytes as far as they are used.
 func TestDMALongFiles(t *testing.T) {
 	s := newSpace(10)
 	defer s.clear()
@@ -173,14 +190,11 @@ func TestDMALongFiles(t *testing.T) {
 	if s.mapped != 3*2*fileStep {
 		t.Errorf("%#x bytes are mapped", s.mapped)
 	}
-	fd := memfd(t, 16384, 0)
-	ok(t, s.add(DMAMap{32, DMARead, 12288, 3 << 32, 4096}, fd))
-	ok(t, unix.Ftruncate(fd, 4096))
-	ok(t, s.add(DMAMap{32, both, 0, 4 << 32, 4096}, fd)) // mapped anew, for writing
-	if err := s.access(3<<32, make([]byte, 8), false, nil, nil); !errors.Is(err, ErrLost) {
-		t.Errorf("behind the file's end: %v", err)
-	}
-	ok(t, s.access(4<<32, make([]byte, 8), true, nil, nil))
+	// Written for the first time at its beginning: no shorter.
+	fd := memfd(t, 2*fileStep, 0)
+	ok(t, s.add(DMAMap{32, DMARead, 2*fileStep - 4096, 3 << 32, 4096}, fd))
+	ok(t, s.add(DMAMap{32, both, 0, 4 << 32, 4096}, fd))
+	ok(t, s.access(3<<32, make([]byte, 8), false, nil, nil))
 }
 
 // TestUnmapWaits: once an unmap is answered no access touches the range.

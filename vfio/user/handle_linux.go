@@ -39,7 +39,11 @@ func (c *conn) handle() {
 	if errors.Is(err, errUnfinished) {
 		return
 	}
-	closeFDs(m.fds)
+	if err == nil {
+		closeFDs(m.fds) // of memory: that takes no time
+	} else {
+		c.sock.shed(m.fds)
+	}
 	m.fds = nil
 	switch {
 	case err != nil:
@@ -221,6 +225,7 @@ func (c *conn) version(m *message) error {
 		c.dmaMu.Lock()
 		c.twinI = newInbox(HeaderSize + dmaAccessSize + int(cfg.MaxTransfer))
 		c.dmaMu.Unlock()
+		ours.closer = c.sock.closer
 		c.twin.Store(ours)
 		if err := ours.timeouts(cfg.Timeout, cfg.Timeout); err != nil {
 			return refuse(unix.EIO, "twin socket: %v", err)

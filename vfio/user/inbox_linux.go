@@ -107,7 +107,7 @@ func (in *inbox) receive(s *socket, flags int) error {
 	}
 	if in.nheld += len(fds); in.nheld > recvFDs {
 		in.nheld -= len(fds)
-		closeFDs(fds)
+		s.shed(fds)
 		return fmt.Errorf("%w: more than %d descriptors at one time", ErrMalformed, recvFDs)
 	}
 	at := in.r
@@ -159,10 +159,10 @@ func (in *inbox) pending() bool {
 	return size < HeaderSize || uint64(size) > uint64(in.limit) || uint64(in.w-in.r) >= uint64(size)
 }
 
-// drop closes the descriptors that no message took.
-func (in *inbox) drop() {
+// drop has the descriptors closed that no message took.
+func (in *inbox) drop(s *socket) {
 	for _, h := range in.held {
-		closeFDs(h.fds)
+		s.shed(h.fds)
 	}
 	in.held, in.nheld = nil, 0
 }

@@ -151,13 +151,19 @@ func (s *space) enlist(f *memory) {
 // open gives the memory of a descriptor, mapping the file if it is the first of
 // it, if more of it is used, or if it is to be written for the first time.
 func (s *space) open(fd int, m DMAMap) (*memory, error) {
+	const other = "descriptor of a mapping is no memfd and no file in shared memory"
+	// Only such files have seals. The rest is not asked of others: a file of FUSE may
+	// never answer, and every access would wait for it.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil {
+		return nil, refuse(unix.EINVAL, other)
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, refuse(unix.EBADF, "descriptor of a mapping: %v", err)
 	}
 	f := s.files[fileID{st.Dev, st.Ino}]
 	if f == nil && !sharedMemory(fd, &st) {
-		return nil, refuse(unix.EINVAL, "descriptor of a mapping is no memfd and no file in shared memory")
+		return nil, refuse(unix.EINVAL, other)
 	}
 	size := uint64(max(st.Size, 0))
 	if m.Offset > size || m.Size > size-m.Offset {
@@ -173,7 +179,7 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	} else if len(s.files) >= s.maxFiles {
 		return nil, refuse(unix.ENOSPC, "mappings of more than %d files", s.maxFiles)
 	}
-	// Not less than before: the file may be smaller now, and mappings be behind its end.
+	// No shorter than before, and what became smaller keeps its place: older mappings point there.
 	size = max(had, min(size, (m.Offset+m.Size+fileStep-1)/fileStep*fileStep))
 	if size > s.maxMapped || s.mapped-had > s.maxMapped-size {
 		return nil, refuse(unix.ENOSPC, "files of more than %#x bytes together", s.maxMapped)

@@ -57,7 +57,7 @@ func rawConnect(t testing.TB, s *Server) *rawSession {
 
 // close ends the session and waits for the server's side of it.
 func (r *rawSession) close() error {
-	r.in.drop()
+	r.in.drop(r.sock)
 	r.sock.close()
 	return <-r.ended
 }

@@ -232,6 +232,7 @@ func (s *Server) Serve(ctx context.Context, path string, listening ...func()) er
 		f()
 	}
 	l := newSocket(fd)
+	l.sendTime = s.cfg.Timeout
 	stop := context.AfterFunc(ctx, l.shutdown)
 	err = s.accept(ctx, l)
 	stop()
@@ -262,7 +263,7 @@ func (s *Server) accept(ctx context.Context, l *socket) error {
 		switch {
 		case ctx.Err() != nil:
 			if err == nil {
-				closeFDs([]int{fd})
+				l.shed([]int{fd})
 			}
 			return nil
 		case err == unix.EINTR || err == unix.ECONNABORTED:
@@ -279,9 +280,9 @@ func (s *Server) accept(ctx context.Context, l *socket) error {
 		default:
 			c := s.admit(fd)
 			s.wg.Go(func() {
-				defer func() { <-slots }()
 				err := s.serve(c)
 				s.log.Debug("vfio-user: connection ended", "error", err)
+				go func() { c.sock.wait(0); <-slots }() // what does not close is bounded, too
 			})
 		}
 	}
@@ -363,6 +364,7 @@ func (s *Server) serve(c *conn) error {
 		s.aborted.Add(1)
 	}
 	c.finish()
+	c.release()
 	s.mu.Lock()
 	delete(s.live, c)
 	if s.holder == c {
@@ -370,6 +372,7 @@ func (s *Server) serve(c *conn) error {
 	}
 	s.mu.Unlock()
 	close(c.left)
+	c.sock.wait(s.cfg.Timeout)
 	return err
 }
 

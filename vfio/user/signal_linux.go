@@ -3,6 +3,7 @@ package user
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type signaller struct {
 	one     sync.Mutex // held for a signal
 	mu      sync.Mutex
 	writing int // the eventfd that is being written, or -1
+	thread  int // and by whom
 }
 
 func newSignaller(stuck func()) *signaller {
@@ -42,8 +44,10 @@ func (s *signaller) signal(fd int) {
 	}
 	s.one.Lock()
 	defer s.one.Unlock()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	s.mu.Lock()
-	s.writing = fd
+	s.writing, s.thread = fd, unix.Gettid()
 	s.mu.Unlock()
 	s.guard.Reset(guardDelay)
 	for {
@@ -59,7 +63,9 @@ func (s *signaller) signal(fd int) {
 }
 
 // rescue looks after a write that has taken long. If the eventfd is full, it is
-// emptied; if not, the write is done or will be, and the machine is just busy.
+// emptied; if not, the write is done or will be, and the machine is just busy. Threads
+// of the peer's may wait to fill it again, and come first: by a signal, which the runtime
+// is used to, the write begins anew and finds that it must not block.
 func (s *signaller) rescue() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +74,9 @@ func (s *signaller) rescue() {
 	}
 	p := []unix.PollFd{{Fd: int32(s.writing), Events: unix.POLLOUT}}
 	if n, err := unix.Poll(p, 0); err == nil && n == 0 {
+		_ = unix.SetNonblock(s.writing, true) // the next rescue tries again
 		drain(s.writing)
+		_ = unix.Tgkill(os.Getpid(), s.thread, unix.SIGURG)
 		s.stuck()
 	}
 	s.guard.Reset(guardDelay)

@@ -3,6 +3,7 @@ package user
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -77,6 +78,53 @@ func TestStuckDoorbell(t *testing.T) {
 		t.Error(err)
 	}
 	<-c.Done()
+}
+
+// TestCrowdedEventFD: a peer of many threads, each of which waits to fill the eventfd and
+// makes it block again, comes before us no more often than one of a single thread.
+func TestCrowdedEventFD(t *testing.T) {
+	const writers, signals = 300, 5
+	fd := eventfd(t)
+	_ = unix.SetNonblock(fd, false)
+	full := order.AppendUint64(nil, ^uint64(0)-1)
+	var over atomic.Bool
+	var wg sync.WaitGroup
+	for range writers {
+		wg.Go(func() {
+			for !over.Load() {
+				if _, err := unix.Write(fd, full); err != nil {
+					time.Sleep(time.Millisecond)
+					_ = unix.SetNonblock(fd, false)
+				}
+			}
+		})
+	}
+	time.Sleep(200 * time.Millisecond) // until they wait
+	stuck := 0
+	s := newSignaller(func() { stuck++ })
+	began := time.Now()
+	for range signals {
+		s.signal(fd)
+		drain(fd) // what is ours: then it is full again
+		time.Sleep(time.Millisecond)
+	}
+	if took := time.Since(began); took > signals*200*time.Millisecond {
+		t.Errorf("%d signals took %v", signals, took)
+	}
+	if stuck == 0 {
+		t.Error("it did not block")
+	}
+	over.Store(true)
+	ended := make(chan struct{})
+	go func() { defer close(ended); wg.Wait() }()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-time.After(100 * time.Microsecond):
+			drain(fd)
+		}
+	}
 }
 
 // TestDoorbellNoEventFD: a server that gives anything but eventfds to be written to is

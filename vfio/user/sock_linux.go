@@ -27,6 +27,8 @@ type socket struct {
 	mu     sync.Mutex // guards closed against fd's reuse
 	closed bool
 
+	*closer // of what the peer sends
+
 	sendTime time.Duration // for the whole of a send; 0: for ever
 
 	rx, tx       unix.Msghdr
@@ -34,7 +36,7 @@ type socket struct {
 	oob          [24 + 4*recvFDs]byte // one control message: header 16, descriptors, slack
 }
 
-func newSocket(fd int) *socket { return &socket{fd: fd} }
+func newSocket(fd int) *socket { return &socket{fd: fd, closer: new(closer)} }
 
 // timeouts bounds what a blocking receive and the whole of a send may take; zero is
 // for ever.
@@ -89,14 +91,19 @@ func (s *socket) peer() (pid int, program string, ok bool) {
 	return int(cred.Pid), strings.TrimSpace(string(comm)), true
 }
 
-// close closes the descriptor. Nobody may be receiving or sending any more.
-func (s *socket) close() {
+// close closes the descriptor, what the peer sent before included, and waits for that as
+// long as for a send. Nobody may be receiving or sending any more.
+func (s *socket) close() { s.closeIn(s.sendTime) }
+
+// closeIn is close with another time; zero is for ever.
+func (s *socket) closeIn(most time.Duration) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if !s.closed {
 		s.closed = true
-		closeFDs([]int{s.fd})
+		s.shed([]int{s.fd}) // with what was sent and never received
 	}
+	s.mu.Unlock()
+	s.wait(most)
 }
 
 func closeFDs(fds []int) {
@@ -128,8 +135,12 @@ var errWouldBlock = errors.New("nothing to receive")
 // recv receives up to len(p) bytes, at least one, and the descriptors that came
 // with them. The end of the stream is ErrGone; with unix.MSG_DONTWAIT nothing
 // there is errWouldBlock; so is the end of a timeout. More descriptors than the
-// kernel could pass are an error after those received were closed.
+// kernel could pass are an error after those received were closed. Nothing is received
+// before those that were shed are closed, so that they are few.
 func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
+	if !s.wait(s.sendTime) {
+		return 0, nil, fmt.Errorf("%w: a descriptor that the peer sent does not close: %w", ErrGone, ErrTimeout)
+	}
 	s.rxIov.Base = &p[0]
 	s.rxIov.SetLen(len(p))
 	for tries := 0; ; {
@@ -158,11 +169,11 @@ func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 		fds = rights(s.oob[:s.rx.Controllen])
 	}
 	if s.rx.Flags&unix.MSG_CTRUNC != 0 {
-		closeFDs(fds)
+		s.shed(fds)
 		return n, nil, fmt.Errorf("%w: more descriptors in one message than can be taken", ErrMalformed)
 	}
 	if n == 0 {
-		closeFDs(fds)
+		s.shed(fds)
 		return 0, nil, fmt.Errorf("%w: connection closed", ErrGone)
 	}
 	return n, fds, nil

@@ -1,0 +1,32 @@
+package config
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A pipe that nobody writes to is no file, and is not waited for: a pfd that reloads
+// would not end any more.
+func TestPipe(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p.toml")
+	if err := unix.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan error, 1)
+	go func() {
+		_, err := Load(newFlags().FlagSet, file)
+		over <- err
+	}()
+	select {
+	case err := <-over:
+		if !errors.Is(err, ErrConfig) {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("it is waited for")
+	}
+}

@@ -44,6 +44,7 @@ type Daemon struct {
 	refused    atomic.Uint64
 	dropped    atomic.Uint64 // connections
 	regions    *quota.Quota  // userfaultfds that are served
+	shares     *quota.Quota  // ranges that are shared
 	metricsTCP net.Listener  // nil: none
 	scraped    scraped
 	monitors   *quota.Quota
@@ -85,6 +86,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
 		regions:    quota.New(regionsPerUID, allRegions, quota.Privileged),
+		shares:     quota.New(sharesPerUID, allShares, quota.Privileged),
 		handshakes: quota.New(cfg.HandshakesPerUID, attach.MaxConns, quota.Privileged),
 		monitors:   quota.New(monitorsPerUID, allMonitors, quota.Privileged),
 		unsaid:     make(chan string, 1),

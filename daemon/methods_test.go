@@ -80,6 +80,38 @@ func (m *sharingOf) Again(_, _ int, va device.VA, _ bool) gup.Result {
 	return gup.Result{}
 }
 
+func (m *sharingOf) Share(_, _ int, s attach.Share, _ int) error {
+	if s.Size == 0 {
+		return errors.New("no size")
+	}
+	return nil
+}
+
+func (m *sharingOf) Unshare(_, _ int, u attach.Unshare) error { return nil }
+
+// What one user shares leaves the others theirs, and is counted no more with its end.
+func TestSharesOfAUser(t *testing.T) {
+	m := &sharingOf{}
+	d := &Daemon{machine: m, shares: quota.New(2, 5, nil)}
+	of := func(uid uint32) sharing { return sharing{m, &session{d: d, n: &node{}, uid: uid}} }
+	full := func(h sharing) bool { return h.Share(attach.Share{Size: 1}, -1) != nil }
+	a, b, c := of(7), of(7), of(8)
+	if a.Share(attach.Share{}, -1) == nil || d.shares.Total() != 0 {
+		t.Error("what was refused counts")
+	}
+	if full(a) || full(b) || !full(a) || !full(b) || full(c) {
+		t.Errorf("%d are shared, want two of one user and one of another", d.shares.Total())
+	}
+	if err := a.Unshare(attach.Unshare{}); err != nil || full(b) {
+		t.Error("what was unshared counts", err)
+	}
+	b.s.unshared()
+	b.s.unshared()
+	if n := d.shares.Total(); n != 1 || full(a) {
+		t.Errorf("%d are shared when a session has ended, want the other user's one", n)
+	}
+}
+
 // What a device with tables of pfd's own is refused is mapped once more, whoever brings
 // the process's own memory in.
 func TestMappedOnceMoreByEveryMethod(t *testing.T) {

@@ -48,6 +48,8 @@ type session struct {
 	regions *gup.Regions  // of method uffd, set by join
 	served  *attach.Pages // of method populate: a mapping that outlives the session's own
 
+	shares int // ranges it shares; of who holds conn, and at its end of the owning goroutine
+
 	joined joined // set by join, on the owning goroutine
 
 	once    sync.Once
@@ -388,6 +390,7 @@ func (s *session) leave(reason attach.Reason) {
 		n.faults.Remove(slot)
 		after := func() {
 			s.d.machine.Detach(n.index, slot)
+			s.unshared()
 			n.sessions[slot] = nil
 			n.invalidated = n.invalidated.Plus(s.told())
 			n.ended++

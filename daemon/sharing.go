@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/shadow"
 )
 
 // Sharing is a Machine whose devices do not see the processes' page tables:
@@ -78,14 +79,43 @@ type sharing struct {
 	s *session
 }
 
+// sharesPerUID bounds the ranges that the processes of one uid share: each costs pfd a
+// descriptor and a mapping, of which it may have some 65,000 (LimitNOFILE,
+// vm.max_map_count) for all that it does (ours).
+const (
+	sharesPerUID = 4 * shadow.MaxShares
+	allShares    = 8 * shadow.MaxShares
+)
+
 // Share implements attach.Sharer.
 func (h sharing) Share(s attach.Share, fd int) error {
-	return h.m.Share(h.s.n.index, h.s.joined.domain.Slot, s, fd)
+	if !h.s.d.shares.Take(h.s.uid) {
+		return fmt.Errorf("uid %d shares %d ranges already, or all users do too many: share fewer and larger ones", h.s.uid, sharesPerUID)
+	}
+	err := h.m.Share(h.s.n.index, h.s.joined.domain.Slot, s, fd)
+	if err != nil {
+		h.s.d.shares.Give(h.s.uid)
+		return err
+	}
+	h.s.shares++
+	return nil
 }
 
 // Unshare implements attach.Sharer.
 func (h sharing) Unshare(u attach.Unshare) error {
-	return h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, u)
+	err := h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, u)
+	if err == nil {
+		h.s.shares--
+		h.s.d.shares.Give(h.s.uid)
+	}
+	return err
+}
+
+// unshared counts what the session shared no more: its slot is detached.
+func (s *session) unshared() {
+	for ; s.shares > 0; s.shares-- {
+		s.d.shares.Give(s.uid)
+	}
 }
 
 // Prefetch implements attach.Sharer.

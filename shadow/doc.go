@@ -22,7 +22,8 @@
 // device or the kernel, so no slot waits for a map, an unmap or an invalidation of
 // another.
 //
-// What goes first is the place used longest ago of the slot that has most. Used is
+// What goes first is the place used longest ago of the slot that has most bytes; where
+// the device has room for no more files, a file of the slot that has most files. Used is
 // what was faulted in or announced by a transfer (Used): the device's own accesses
 // leave no mark.
 package shadow

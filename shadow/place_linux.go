@@ -261,9 +261,10 @@ func short(err error) bool {
 
 // mapDMA maps memory, of a place that the caller holds if it is not nil, and counts
 // it. What is short is tried once more, after as much was evicted: of that very place
-// where nothing else can be. Unlocks.
+// where nothing else can be. Where files are, whole ones are evicted, and more than
+// once: who maps a file meanwhile may take what was freed. Unlocks.
 func (m *Memory) mapDMA(count *uint64, p *place, addr, size uint64, fd int, offset uint64, rights uint32) error {
-	for again := false; ; again = true {
+	for try := 0; ; try++ {
 		m.stats.Moving += size
 		m.mu.Unlock()
 		err := m.cfg.DMA.MapDMA(addr, size, fd, offset, rights)
@@ -275,7 +276,9 @@ func (m *Memory) mapDMA(count *uint64, p *place, addr, size uint64, fd int, offs
 			return nil
 		case !short(err):
 			return fmt.Errorf("%w: mapping memory for the device: %w", gup.ErrNotResident, err)
-		case again:
+		case m.kind == Files && errors.Is(err, unix.ENOSPC) && try < fileTries && m.evictFile():
+			continue
+		case try > 0:
 			m.cfg.Log.Warn("memory cannot be mapped for the device: let pfd lock more (LimitMEMLOCK, ulimit -l), or give it a smaller --window",
 				"bytes", size, "pinned", m.stats.Mapped+m.stats.Tables, "bound", Bound(m.window), "err", err)
 			return fmt.Errorf("%w: %w", gup.ErrUnmappable, err)

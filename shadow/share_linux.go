@@ -18,6 +18,8 @@ type share struct {
 	fd     int
 	offset uint64
 	write  bool
+	file   fileID
+	weight int  // of the file, in files of the peer's
 	users  int  // page-ins under way that use b
 	gone   bool // being unshared: nothing of it is entered any more
 	places map[uint64]*place
@@ -47,6 +49,7 @@ func (m *Memory) check(s *share, size uint64, fd int) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("%w: %w", ErrShare, err)
 	}
+	s.file, s.weight = fileID{st.Dev, st.Ino}, 1+int((s.offset+size-1)/fileStep)
 	if length := uint64(st.Size); length > MaxShared || s.offset > length || size > length-s.offset {
 		return fmt.Errorf("%w: %d bytes from %d of a file of %d bytes, which may have %d", ErrShare, size, s.offset, st.Size, uint64(MaxShared))
 	}

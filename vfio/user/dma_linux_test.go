@@ -177,6 +177,26 @@ func TestDMAFileShrunkAndWritten(t *testing.T) {
 	ok(t, s.access(0, make([]byte, 8), false, nil, nil))
 }
 
+// TestDMALongFiles: files that become long take bytes as far as they are used.
+func TestDMALongFiles(t *testing.T) {
+	s := newSpace(10)
+	defer s.clear()
+	for i := range uint64(3) {
+		fd := memfd(t, 4096, 0)
+		ok(t, unix.Ftruncate(fd, defaultMaxMapped/2))
+		ok(t, s.add(DMAMap{32, both, 0, i << 32, 4096}, fd))
+		ok(t, s.add(DMAMap{32, both, fileStep - 4096, i<<32 + 4096, 8192}, fd))
+	}
+	if s.mapped != 3*2*fileStep {
+		t.Errorf("%#x bytes are mapped", s.mapped)
+	}
+	// Written for the first time at its beginning: no shorter.
+	fd := memfd(t, 2*fileStep, 0)
+	ok(t, s.add(DMAMap{32, DMARead, 2*fileStep - 4096, 3 << 32, 4096}, fd))
+	ok(t, s.add(DMAMap{32, both, 0, 4 << 32, 4096}, fd))
+	ok(t, s.access(3<<32, make([]byte, 8), false, nil, nil))
+}
+
 // TestUnmapWaits: once an unmap is answered no access touches the range.
 func TestUnmapWaits(t *testing.T) {
 	s, _, c := setUp(t, Options{})

@@ -411,8 +411,11 @@ func TestEdgesOfMemory(t *testing.T) {
 		fd := memfd(t, size, 0)
 		sp := newSpace(10)
 		err := sp.add(DMAMap{32, both, 0, 0x10000, 4096}, fd)
-		if (err == nil) != (size == 1<<41) {
+		if (err == nil) != (size >= 1<<41) {
 			t.Errorf("a file of %d bytes: %v", size, err)
+		}
+		if err := sp.add(DMAMap{32, both, 1 << 42, 0x20000, 4096}, fd); err == nil {
+			t.Errorf("a file of %d bytes is mapped up to %#x", size, 1<<42)
 		}
 		sp.clear()
 	}

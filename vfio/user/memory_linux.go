@@ -13,8 +13,8 @@ import (
 // fileID says which file a descriptor is of, whatever its number.
 type fileID struct{ dev, ino uint64 }
 
-// memory is a file of the peer's, mapped once and whole however many DMA
-// mappings point into it. Its descriptors are closed: the mapping keeps the
+// memory is a file of the peer's, mapped once, from its beginning to behind what is used,
+// however many DMA mappings point into it. Its descriptors are closed: the mapping keeps the
 // file, and with it its identity, alive.
 //
 // The peer can make a file smaller under us. A seal would exclude that, but not
@@ -67,6 +67,9 @@ type space struct {
 const (
 	defaultMaxFiles  = 1024
 	defaultMaxMapped = 1 << 42
+	// fileStep is in what steps a file is mapped, as far as it is used: files that are
+	// long, or become so, take no more of the bytes than of the files.
+	fileStep = defaultMaxMapped / defaultMaxFiles
 
 	// QEMU makes a mapping of each page of its guest's IOMMU, refuses a server that
 	// announces more than 65,535 and sends more than were announced: so more are
@@ -146,7 +149,7 @@ func (s *space) enlist(f *memory) {
 }
 
 // open gives the memory of a descriptor, mapping the file if it is the first of
-// it, if it has grown, or if it is to be written for the first time.
+// it, if more of it is used, or if it is to be written for the first time.
 func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	const other = "descriptor of a mapping is no memfd and no file in shared memory"
 	// Only such files have seals. The rest is not asked of others: a file of FUSE may
@@ -173,10 +176,11 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	had := uint64(0)
 	if f != nil {
 		had = uint64(len(f.b))
-		size = max(size, had) // what became smaller keeps its place: older mappings point there
 	} else if len(s.files) >= s.maxFiles {
 		return nil, refuse(unix.ENOSPC, "mappings of more than %d files", s.maxFiles)
 	}
+	// No shorter than before, and what became smaller keeps its place: older mappings point there.
+	size = max(had, min(size, (m.Offset+m.Size+fileStep-1)/fileStep*fileStep))
 	if size > s.maxMapped || s.mapped-had > s.maxMapped-size {
 		return nil, refuse(unix.ENOSPC, "files of more than %#x bytes together", s.maxMapped)
 	}

@@ -166,11 +166,12 @@ func TestHandshakeWhileTheDeviceComesBack(t *testing.T) {
 	m.back <- struct{}{}
 	r.until("the device is there again", func() bool { return !r.nodes[0].down.Load() })
 	r.attach(hello())
-	var cfg uint64
-	r.fake.do(func() { cfg = r.fake.nodes[0].Get64(device.PL, device.PLPDCfg) })
-	if s := r.nodes[0].sessions[0]; s == nil || cfg&device.CfgEnable == 0 || device.PDID(cfg) != s.joined.domain.PDID {
-		t.Errorf("slot 0: session %v, PD_CFG %#x", s != nil, cfg)
-	}
+	r.fake.do(func() {
+		cfg := r.fake.nodes[0].Get64(device.PL, device.PLPDCfg)
+		if s := r.nodes[0].sessions[0]; s == nil || cfg&device.CfgEnable == 0 || device.PDID(cfg) != s.joined.domain.PDID {
+			t.Errorf("slot 0: session %v, PD_CFG %#x", s != nil, cfg)
+		}
+	})
 }
 
 // A transfer may finish though the device of another node is away.

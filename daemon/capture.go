@@ -27,7 +27,7 @@ func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query)
 	}
 	c := &capture.Capture{All: q.node == control.AllNodes, Snap: q.snap}
 	if !c.All {
-		c.Node = d.nodes[q.node].id
+		c.Node = d.nodes[q.node].id()
 	}
 	// One capture is open at a time.
 	if !d.capturing.CompareAndSwap(false, true) {

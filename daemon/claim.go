@@ -93,7 +93,7 @@ func (d *Daemon) claim(ctx context.Context) error {
 	}
 	n := d.nodes[0]
 	err := d.own(ctx, n, func() error {
-		d.claims.node, d.claims.claiming = n.id, true
+		d.claims.node, d.claims.claiming = n.id(), true
 		return d.sendClaims(n)
 	})
 	if err != nil {

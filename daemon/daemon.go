@@ -409,7 +409,7 @@ func (d *Daemon) own(ctx context.Context, n *node, f func() error) error {
 // nodeByID gives the node with a node id, nil if there is none.
 func (d *Daemon) nodeByID(id device.NodeID) *node {
 	for _, n := range d.nodes {
-		if n.id == id {
+		if n.id() == id {
 			return n
 		}
 	}

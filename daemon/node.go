@@ -17,12 +17,12 @@ import (
 
 // node is one node's driver: its domain manager, its fault driver and its
 // interrupt handler. All of it belongs to the owning goroutine, but for what
-// is set once before the node is in use (index, bus, id).
+// is set once before the node is in use (index, bus), and atomic values.
 type node struct {
 	index int
 	bus   device.Bus
-	id    device.NodeID
-	caps  uint64
+	known atomic.Uint32 // its device's id, see id
+	caps  atomic.Uint64
 	log   *slog.Logger
 
 	domains  *domain.Manager
@@ -52,21 +52,26 @@ type node struct {
 	records *records   // of the same, for who looks from outside
 }
 
+// id gives the node id of its device, of the last one where that is gone.
+func (n *node) id() device.NodeID { return device.NodeID(n.known.Load()) }
+
 // start initializes the node. On the owning goroutine.
 func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, observe func(*node, *fault.Record)) error {
 	r := &reader{bus: n.bus}
-	n.id = device.NodeID(r.read32(device.PL, device.PLNodeID) & device.NodeIDMask)
-	n.caps = r.read64(device.PL, device.PLCaps)
+	id := device.NodeID(r.read32(device.PL, device.PLNodeID) & device.NodeIDMask)
+	caps := r.read64(device.PL, device.PLCaps)
 	if r.err != nil {
 		return r.err
 	}
+	n.known.Store(uint32(id))
+	n.caps.Store(caps)
 	n.records.begin()
 	options := n.options
 	if cfg.FaultMode == FaultStall {
 		options = append(slices.Clip(options), domain.Stall())
 	}
 	var err error
-	if n.domains, err = domain.NewManager(n.bus, n.id, dir, options...); err != nil {
+	if n.domains, err = domain.NewManager(n.bus, id, dir, options...); err != nil {
 		return err
 	}
 	if err := n.domains.Init(); err != nil {
@@ -91,7 +96,7 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 		}
 	}
 	n.faults = fault.New(fault.Config{
-		Bus: n.bus, Node: n.id, Now: now, Log: n.log,
+		Bus: n.bus, Node: id, Now: now, Log: n.log,
 		TimeoutSource: cfg.SourceFaults == SourceTimeout,
 		Observe:       func(rec *fault.Record) { observe(n, rec) },
 		ObservePageIn: n.records.pageIn,

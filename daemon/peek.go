@@ -57,7 +57,7 @@ func readChannels(n *node) ([]channel, error) {
 	r := &reader{bus: n.bus, err: err}
 	for i := range list {
 		c := &list[i]
-		if n.caps&device.CapsPeek == 0 {
+		if n.caps.Load()&device.CapsPeek == 0 {
 			c.state.DstPDID, c.state.Paused = c.descriptor.DstPDID, int(c.descriptor.Paused)
 			continue
 		}
@@ -78,13 +78,13 @@ func readFIFOs(n *node) (list []fifo, _ error) {
 	for _, source := range []bool{false, true} {
 		offset := uint32(device.PLRXFIFOStatus)
 		if source {
-			if offset = device.PLTXFIFOStatus; n.caps&device.CapsTXFIFO == 0 {
+			if offset = device.PLTXFIFOStatus; n.caps.Load()&device.CapsTXFIFO == 0 {
 				continue
 			}
 		}
 		status := r.read32(device.PL, offset)
 		f := fifo{source: source, level: int(status & device.FIFOLevelMask), highest: highest[len(list)], overflow: status&device.FIFOOverflow != 0}
-		for n.caps&device.CapsPeek != 0 && len(f.entries) < device.FIFODepth {
+		for n.caps.Load()&device.CapsPeek != 0 && len(f.entries) < device.FIFODepth {
 			at := device.PeekEntry(source, len(f.entries))
 			ab, cd := r.read64(device.PL, at+device.PeekAB), r.read64(device.PL, at+device.PeekCD)
 			e, ok := device.DecodeFaultEntry([4]uint32{uint32(ab), uint32(ab >> 32), uint32(cd), uint32(cd >> 32)})

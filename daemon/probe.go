@@ -48,7 +48,7 @@ func (r *records) process(slot int) uint32 {
 }
 
 func (r *records) add(rec *trace.Record) {
-	rec.Node = uint32(r.n.id)
+	rec.Node = uint32(r.n.id())
 	r.log.Add(rec)
 	if r.post != nil && !r.due {
 		r.due = true

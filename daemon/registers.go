@@ -155,7 +155,7 @@ func readCounters(bus device.Bus) (values [device.Counters]uint64, err error) {
 // whose reading changes something is listed and not read. On the owning
 // goroutine.
 func readRegister(n *node, reg *device.Register) ([]control.Register, error) {
-	if n.caps&reg.Cap != reg.Cap && reg.Read&^reg.CapMask == 0 {
+	if n.caps.Load()&reg.Cap != reg.Cap && reg.Read&^reg.CapMask == 0 {
 		return nil, nil // not there on this device
 	}
 	r := &reader{bus: n.bus}

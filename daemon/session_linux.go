@@ -303,9 +303,9 @@ func (s *session) welcome() error {
 	dom := &s.joined.domain
 	w := attach.Welcome{
 		Slot: uint8(dom.Slot), Interface: dom.Interface, Member: uint8(dom.Member),
-		VABits: uint8(s.n.caps & device.CapsVABitsMask),
-		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.id,
-		PFDPort: s.n.sender.Port(), OwnPort: s.port, PFDPID: uint32(os.Getpid()), Caps: s.n.caps, Page: s.page(),
+		VABits: uint8(s.n.caps.Load() & device.CapsVABitsMask),
+		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.id(),
+		PFDPort: s.n.sender.Port(), OwnPort: s.port, PFDPID: uint32(os.Getpid()), Caps: s.n.caps.Load(), Page: s.page(),
 		Generation: dom.Generation,
 	}
 	if s.sharer() != nil || s.registrar() != nil {

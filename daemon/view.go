@@ -379,7 +379,7 @@ func (d *Daemon) viewFIFO(ctx context.Context, q *query) (any, error) {
 		for _, v := range l.v {
 			f := control.FIFO{
 				Node: l.n.index, Name: "rxfifo", Entries: []control.FIFOEntry{},
-				Depth: int(l.n.caps >> device.CapsDepthShift & device.CapsDepthMask),
+				Depth: int(l.n.caps.Load() >> device.CapsDepthShift & device.CapsDepthMask),
 			}
 			if v.source {
 				f.Name = "txfifo"
@@ -634,9 +634,9 @@ func (d *Daemon) viewRegisters(ctx context.Context, q *query) (any, error) {
 // nodeNames says which nodes there are, for people.
 func (d *Daemon) nodeNames() string {
 	if len(d.nodes) == 1 {
-		return fmt.Sprintf("node %d only", d.nodes[0].id)
+		return fmt.Sprintf("node %d only", d.nodes[0].id())
 	}
-	return fmt.Sprintf("nodes %d to %d", d.nodes[0].id, d.nodes[len(d.nodes)-1].id)
+	return fmt.Sprintf("nodes %d to %d", d.nodes[0].id(), d.nodes[len(d.nodes)-1].id())
 }
 
 // uptime is for the log.

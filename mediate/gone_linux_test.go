@@ -120,7 +120,7 @@ func TestGoneWhileItComesBack(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	go func() { served <- m.Bus(0).Serve(ctx, nobody{}) }()
-	first.Close()
+	m.Bus(0).Post(func() { first.Close() }) // its owner's
 	if err := <-served; !errors.Is(err, device.ErrGone) {
 		t.Errorf("Serve: %v", err)
 	}

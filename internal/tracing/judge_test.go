@@ -116,7 +116,7 @@ func copyFile(w io.Writer, name string) (int64, error) {
 
 // rounds is how often a trouble is judged at most: what else runs on the machine can take
 // pfd's processor, and only ever adds to what the test looks for.
-const rounds = 8
+const rounds = 40
 
 // undisturbed judges a trouble until pfd was preempted for less than half of what it is with
 // somebody else on its processor, and gives the last round.

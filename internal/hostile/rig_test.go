@@ -178,7 +178,12 @@ func (w *world) stop() {
 		}
 	case <-time.After(patience):
 		_ = w.cmd.Process.Signal(syscall.SIGQUIT)
-		<-w.ended
+		select {
+		case <-w.ended:
+		case <-time.After(patience): // one that is stopped
+			_ = w.cmd.Process.Kill()
+			<-w.ended
+		}
 		w.t.Errorf("pfd did not end on SIGTERM\n%s", w.stderr)
 	}
 	w.cmd = nil

@@ -84,8 +84,10 @@ func Exec(path string, args, env []string) error {
 	if errno != 0 {
 		return fmt.Errorf("%w: %w", ErrNoSeam, os.NewSyscallError("seccomp", errno))
 	}
-	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
-		return os.NewSyscallError("kill", err)
+	// To this thread: with kill another one takes the signal, and this one is past the
+	// exec, without the filter's descriptor, before the process stops.
+	if err := unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
+		return os.NewSyscallError("tgkill", err)
 	}
 	return os.NewSyscallError("execve", syscall.Exec(path, args, env))
 }

@@ -132,22 +132,28 @@ func unfiltered() {
 	_ = json.NewEncoder(os.Stdout).Encode(a)
 }
 
-// TestUnfiltered: where calls cannot be filtered no thread gains privileges all the same.
-func TestUnfiltered(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: the filter that refuses others is loaded without no_new_privs")
-	}
+// ask runs this program with a setting more, and gives what it found out.
+func ask(t *testing.T, setting string) (a answers) {
+	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), unfilteredEnv+"=1")
+	cmd.Env = append(os.Environ(), setting)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var a answers
 	if err := json.Unmarshal(out, &a); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	return a
+}
+
+// TestUnfiltered: where calls cannot be filtered no thread gains privileges all the same.
+func TestUnfiltered(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: the filter that refuses others is loaded without no_new_privs")
+	}
+	a := ask(t, unfilteredEnv+"=1")
 	if len(a.Missing) != 1 || a.Missing[0] != string(StepCalls) {
 		t.Errorf("not applied: %q, want %q alone", a.Missing, StepCalls)
 	}
@@ -179,17 +185,7 @@ func TestApply(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+dir)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var a answers
-	if err := json.Unmarshal(out, &a); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	a := ask(t, childEnv+"="+dir)
 	landlock := true
 	for _, m := range a.Missing {
 		if !strings.HasPrefix(m, string(StepFiles)) {

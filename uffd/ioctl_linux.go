@@ -34,6 +34,11 @@ type (
 		start, len, mode uint64
 		zeroed           int64 // out: bytes, or -errno
 	}
+	continueArg struct {
+		_                structs.HostLayout
+		start, len, mode uint64
+		mapped           int64 // out: bytes, or -errno
+	}
 )
 
 const (
@@ -46,17 +51,22 @@ const (
 	ioctlWake     = iocRead | unsafe.Sizeof(rangeArg{})<<16 | uffdAPI<<8 | 0x02
 	ioctlCopy     = iocReadWrite | unsafe.Sizeof(copyArg{})<<16 | uffdAPI<<8 | 0x03
 	ioctlZero     = iocReadWrite | unsafe.Sizeof(zeroArg{})<<16 | uffdAPI<<8 | 0x04
+	ioctlContinue = iocReadWrite | unsafe.Sizeof(continueArg{})<<16 | uffdAPI<<8 | 0x07
 	// ioctlNew is USERFAULTFD_IOC_NEW of /dev/userfaultfd.
 	ioctlNew = uffdAPI << 8 // number 0x00
 
 	userModeOnly   = 1      // UFFD_USER_MODE_ONLY
 	modeMissing    = 1 << 0 // UFFDIO_REGISTER_MODE_MISSING
+	modeMinor      = 1 << 2 // UFFDIO_REGISTER_MODE_MINOR
 	eventPagefault = 0x12   // UFFD_EVENT_PAGEFAULT
 	eventRemove    = 0x15   // UFFD_EVENT_REMOVE
 	eventUnmap     = 0x16   // UFFD_EVENT_UNMAP
 	featureRemove  = 1 << 3 // UFFD_FEATURE_EVENT_REMOVE
 	featureUnmap   = 1 << 6 // UFFD_FEATURE_EVENT_UNMAP
-	rangeZeropage  = 1 << 4 // 1 << _UFFDIO_ZEROPAGE, among the ioctls of a range
+	// featureSigbus and featureMinorShmem are UFFD_FEATURE_SIGBUS and _MINOR_SHMEM.
+	featureSigbus     = 1 << 7
+	featureMinorShmem = 1 << 10
+	rangeZeropage     = 1 << 4 // 1 << _UFFDIO_ZEROPAGE, among the ioctls of a range
 
 	// struct uffd_msg: event, then for a page fault flags (at 8) and address.
 	msgSize    = 32
@@ -80,6 +90,20 @@ func register(fd int, va, size uint64) (ioctls uint64, err error) {
 	err = ioctl(fd, ioctlRegister, unsafe.Pointer(&a))
 	return a.ioctlsOfRange, err
 }
+
+// registerOwn has all faults of this process in a mapping of a memfd end with a signal.
+func registerOwn(fd int, b []byte) error {
+	return ioctl(fd, ioctlRegister, unsafe.Pointer(&registerArg{start: address(b), len: uint64(len(b)), mode: modeMissing | modeMinor}))
+}
+
+// enter gives how many bytes were entered before the first page that was not.
+func enter(fd int, b []byte) (int, error) {
+	a := continueArg{start: address(b), len: uint64(len(b))}
+	err := ioctl(fd, ioctlContinue, unsafe.Pointer(&a))
+	return int(max(a.mapped, 0)), err
+}
+
+func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
 func wake(fd int, va, size uint64) error {
 	return ioctl(fd, ioctlWake, unsafe.Pointer(&rangeArg{start: va, len: size}))

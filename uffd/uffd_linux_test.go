@@ -28,6 +28,9 @@ func TestLayout(t *testing.T) {
 		"UFFDIO_WAKE":     {ioctlWake, 0x8010aa02},
 		"UFFDIO_COPY":     {ioctlCopy, 0xc028aa03},
 		"UFFDIO_ZEROPAGE": {ioctlZero, 0xc020aa04},
+		"uffdio_continue": {unsafe.Sizeof(continueArg{}), 32},
+		"mapped":          {unsafe.Offsetof(continueArg{}.mapped), 24},
+		"UFFDIO_CONTINUE": {ioctlContinue, 0xc020aa07},
 	} {
 		if pair[0] != pair[1] {
 			t.Errorf("%s is %#x, want %#x", name, pair[0], pair[1])

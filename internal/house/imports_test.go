@@ -25,6 +25,7 @@ var levels = map[string]int{
 
 	"gup": 3, "soc": 3, "vfio/user": 3,
 
+	"view": 2, // memory that processes share, by a mapping of pfd's own
 	"proc": 2, "netlink": 2, "uffd": 2, "vfio": 2, "uio": 2,
 
 	"mailbox": 1, "packetizer": 1,
@@ -37,6 +38,7 @@ var levels = map[string]int{
 // sideways are the arrows between rooms of one level that are meant.
 var sideways = map[string][]string{
 	"packetizer": {"mailbox"},         // sends its messages
+	"view":       {"uffd"},            // its mappings are a userfaultfd's
 	"sim":        {"domain", "fault"}, // drives the driver, too
 }
 

@@ -1,0 +1,401 @@
+package view
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/uffd"
+)
+
+// Sizes (ours).
+const (
+	// MaxShares and MaxBytes bound what is seen of one process: page tables of the
+	// mapping are pfd's memory.
+	MaxShares = 4096
+	MaxBytes  = 16 << 30
+
+	// fewPages are entered with their first access, and with them what is there of the
+	// windowPages that they lie in, as the kernel does with a file's pages (fault_around_bytes,
+	// 64 KiB). To enter more than few takes as long as to copy them by a system call: they are
+	// entered when they are used once more.
+	fewPages    = 2
+	windowPages = 16
+)
+
+// ErrShare says that memory cannot be seen: it goes by the process's table.
+var ErrShare = errors.New("memory cannot be seen")
+
+// View is what pfd sees of one process's memory. Its methods may be called on any
+// goroutine.
+type View struct {
+	entries *uffd.Entries
+
+	mu    sync.RWMutex // held for writing while the list changes
+	list  []*share     // by address
+	bytes uint64
+}
+
+// share is memory that the process shares.
+type share struct {
+	va      device.VA
+	b       []byte
+	write   bool
+	entered []uint64 // a bit a page
+	used    []uint64 // a bit a page: a walk for many pages found some from here on
+}
+
+// New makes a View of nothing. Its error matches uffd.ErrForbidden.
+func New() (*View, error) {
+	e, err := uffd.NewEntries()
+	if err != nil {
+		return nil, fmt.Errorf("a view of processes' memory: %w", err)
+	}
+	return &View{entries: e}, nil
+}
+
+// Close gives all memory up. Nothing may be called any more.
+func (v *View) Close() error {
+	v.mu.Lock()
+	list := v.list
+	v.list, v.bytes = nil, 0
+	v.mu.Unlock()
+	var errs []error
+	for _, s := range list {
+		errs = append(errs, unix.Munmap(s.b))
+	}
+	return errors.Join(append(errs, v.entries.Close())...)
+}
+
+// Share takes size bytes of a memfd, from offset on, that the process has mapped at va.
+// The file must be sealed against shrinking; fd stays the caller's. Errors match ErrShare.
+func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write bool) error {
+	if err := check(va, size, fd, offset); err != nil {
+		return err
+	}
+	prot := unix.PROT_READ
+	if write {
+		prot |= unix.PROT_WRITE
+	}
+	b, err := unix.Mmap(fd, int64(offset), int(size), prot, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrShare, os.NewSyscallError("mmap", err))
+	}
+	words := (size>>device.PageShift + 63) / 64
+	s := &share{va: va, b: b, write: write, entered: make([]uint64, words), used: make([]uint64, words)}
+	if err = unix.Madvise(b, unix.MADV_DONTDUMP); err == nil {
+		err = v.entries.Add(b)
+	}
+	if err == nil {
+		err = v.add(s)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("%w: %w", ErrShare, err), unix.Munmap(b))
+	}
+	return nil
+}
+
+// check refuses files that are no memfd, or could end before the mapping.
+func check(va device.VA, size uint64, fd int, offset uint64) error {
+	if size == 0 || size > MaxBytes || (uint64(va)|size|offset)%device.PageSize != 0 || uint64(va)+size < uint64(va) {
+		return fmt.Errorf("%w: %d bytes at %v, from %d of the file: want whole pages, %d bytes at most", ErrShare, size, va, offset, uint64(MaxBytes))
+	}
+	// Before anything else is asked of the file: one that a process serves may not answer.
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
+		return fmt.Errorf("%w: it must be a memfd sealed with F_SEAL_SHRINK", ErrShare)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		return fmt.Errorf("%w: it is not of pages of %d bytes", ErrShare, device.PageSize)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || offset > uint64(st.Size) || size > uint64(st.Size)-offset {
+		return fmt.Errorf("%w: %d bytes from %d of a file of %d bytes", ErrShare, size, offset, st.Size)
+	}
+	return nil
+}
+
+func (v *View) add(s *share) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.list) >= MaxShares || v.bytes+uint64(len(s.b)) > MaxBytes {
+		return fmt.Errorf("the process shares %d pieces, %d bytes already", len(v.list), v.bytes)
+	}
+	i, there := v.search(s.va)
+	if there || i > 0 && v.list[i-1].end() > s.va || i < len(v.list) && v.list[i].va < s.end() {
+		return errors.New("it overlaps what is shared already")
+	}
+	v.list = slices.Insert(v.list, i, s)
+	v.bytes += uint64(len(s.b))
+	return nil
+}
+
+// Unshare gives up what one Share took, with exactly its bounds; false where there is no
+// such. When it returns nothing of it is touched any more.
+func (v *View) Unshare(va device.VA, size uint64) bool {
+	v.mu.Lock()
+	i, there := v.search(va)
+	if !there || uint64(len(v.list[i].b)) != size {
+		v.mu.Unlock()
+		return false
+	}
+	s := v.list[i]
+	v.list = slices.Delete(v.list, i, i+1)
+	v.bytes -= size
+	v.mu.Unlock()
+	_ = unix.Munmap(s.b) // cannot fail: the very slice that was mapped
+	return true
+}
+
+func (s *share) end() device.VA { return s.va + device.VA(len(s.b)) }
+
+func (v *View) search(va device.VA) (int, bool) {
+	return slices.BinarySearchFunc(v.list, va, func(s *share, va device.VA) int { return cmp.Compare(s.va, va) })
+}
+
+// find gives the share in which all of a range lies, and where. v is locked.
+func (v *View) find(va device.VA, size int, write bool) (s *share, at int) {
+	i, there := v.search(va)
+	if !there {
+		i--
+	}
+	if i < 0 {
+		return nil, 0
+	}
+	if s = v.list[i]; va >= s.end() || uint64(size) > uint64(s.end()-va) || write && !s.write {
+		return nil, 0
+	}
+	return s, int(va - s.va)
+}
+
+// Has tells whether 1 to 64 pages from the one of va on are entered, and there.
+func (v *View) Has(va device.VA, pages int, write bool) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s, at := v.find(va.Page(), pages<<device.PageShift, write)
+	if s == nil {
+		return false
+	}
+	first := at >> device.PageShift
+	if s.bits(first, pages) != span(pages) {
+		return false
+	}
+	var all byte
+	ok := s.try(func() {
+		for i := range pages {
+			all |= s.b[at+i<<device.PageShift]
+		}
+	})
+	runtime.KeepAlive(all)
+	return ok
+}
+
+// Window gives the pages that a walk for 1 to 64 pages from the one of va on looks at, to
+// enter them: more than they are, where they are few. ok false: they are not shared.
+func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int, few, ok bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s, _ := v.find(va.Page(), pages<<device.PageShift, write)
+	if s == nil {
+		return va, pages, false, false
+	}
+	if pages > fewPages {
+		return va, pages, false, true
+	}
+	const window = device.VA(windowPages << device.PageShift)
+	from := max(va/window*window, s.va)
+	end := va.Page() + device.VA(pages)<<device.PageShift
+	to := min((end+window-1)/window*window, s.end())
+	return from, int((to - from) >> device.PageShift), true, true
+}
+
+// Shares tells whether the page of va is shared, and where that memory begins.
+func (v *View) Shares(va device.VA, write bool) (start device.VA, ok bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s, _ := v.find(va.Page(), device.PageSize, write)
+	if s == nil {
+		return 0, false
+	}
+	return s.va, true
+}
+
+// Enter enters 1 to 64 pages from the one of va on, those of there, which the process's
+// table has: bit i is page i. few: they are a window's; else they are entered with the second
+// walk that begins with them.
+func (v *View) Enter(va device.VA, pages int, there uint64, few bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s, at := v.find(va.Page(), pages<<device.PageShift, false)
+	if s == nil {
+		return
+	}
+	first := at >> device.PageShift
+	want := there & span(pages) &^ s.bits(first, pages)
+	if want == 0 {
+		return
+	}
+	if !few {
+		bit := uint64(1) << (first % 64)
+		if atomic.OrUint64(&s.used[first/64], bit)&bit == 0 {
+			return
+		}
+	}
+	for want != 0 {
+		i := bits.TrailingZeros64(want)
+		n := bits.TrailingZeros64(^(want >> i))
+		from := at + i<<device.PageShift
+		got, err := v.entries.Enter(s.b[from : from+n<<device.PageShift])
+		done := got >> device.PageShift
+		if done < n && errors.Is(err, unix.EEXIST) {
+			done++
+		}
+		s.set(first+i, done)
+		want &^= span(min(done+1, n)) << i // one that went meanwhile is left out
+	}
+}
+
+// Forget has pages looked at anew that were punched out: to touch them and miss takes
+// longer.
+func (v *View) Forget(va device.VA, size uint64) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	last := va + device.VA(size-1)
+	for _, s := range v.list {
+		if size == 0 || last < va || last < s.va || va >= s.end() {
+			continue
+		}
+		from := uint64(max(va, s.va)-s.va) >> device.PageShift
+		to := uint64(min(last, s.end()-1)-s.va) >> device.PageShift
+		for from <= to {
+			n := min(64-from%64, to-from+1)
+			s.clear(int(from), span(int(n)))
+			from += n
+		}
+	}
+}
+
+// ReadV reads memory from va on into the buffers, one after the other. False: some of it is not
+// there, or not shared, and the buffers may hold part of it.
+func (v *View) ReadV(dst [][]byte, va device.VA) bool {
+	return v.move(dst, va, false, func(own, b []byte) { copy(b, own) })
+}
+
+// WriteV writes the buffers into memory from va on, one after the other. False: some of it
+// is not there, or not shared for writing, and part of it may have been written.
+func (v *View) WriteV(src [][]byte, va device.VA) bool {
+	return v.move(src, va, true, func(own, b []byte) { copy(own, b) })
+}
+
+// WriteWords writes two words, the second after the first (001 §2.3.3.2). False as of WriteV.
+func (v *View) WriteWords(words []byte, va device.VA) bool {
+	if va%8 != 0 || len(words) != 16 {
+		return false
+	}
+	one := [1][]byte{words}
+	return v.move(one[:], va, true, func(own, b []byte) {
+		storeWord(own, binary.NativeEndian.Uint64(b))
+		storeWord(own[8:], binary.NativeEndian.Uint64(b[8:]))
+	})
+}
+
+func (v *View) move(bufs [][]byte, va device.VA, write bool, one func(own, b []byte)) bool {
+	total := 0
+	for _, b := range bufs {
+		total += len(b)
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s, at := v.find(va, total, write)
+	if s == nil {
+		return false
+	}
+	return s.try(func() {
+		for _, b := range bufs {
+			one(s.b[at:at+len(b)], b)
+			at += len(b)
+		}
+	})
+}
+
+// try tells whether f touches the mapping without meeting a page that is not there. One
+// that it meets is entered no more, nor are its neighbours that the file does not have.
+func (s *share) try(f func()) (ok bool) {
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		if r := recover(); r != nil {
+			if fault, is := r.(interface{ Addr() uintptr }); is {
+				s.missed(fault.Addr())
+			}
+			ok = false
+		}
+	}()
+	f()
+	return true
+}
+
+// missed takes that there is no page at an address of the mapping.
+func (s *share) missed(addr uintptr) {
+	at := addr - base(s.b)
+	if at >= uintptr(len(s.b)) {
+		return
+	}
+	page := int(at >> device.PageShift)
+	s.clear(page, 1)
+	first := page &^ (windowPages - 1)
+	n := min(windowPages, len(s.b)>>device.PageShift-first)
+	var there [windowPages]byte
+	if mincore(s.b[first<<device.PageShift:(first+n)<<device.PageShift], there[:n]) != nil {
+		return
+	}
+	for i, t := range there[:n] {
+		if t&1 == 0 {
+			s.clear(first+i, 1)
+		}
+	}
+}
+
+// span gives the lowest n bits.
+func span(n int) uint64 {
+	if n >= 64 {
+		return ^uint64(0)
+	}
+	return 1<<n - 1
+}
+
+// bits gives the bits of 1 to 64 pages from number first on.
+func (s *share) bits(first, pages int) uint64 {
+	i, shift := first/64, uint(first%64)
+	word := atomic.LoadUint64(&s.entered[i]) >> shift
+	if shift > 0 && i+1 < len(s.entered) {
+		word |= atomic.LoadUint64(&s.entered[i+1]) << (64 - shift)
+	}
+	return word & span(pages)
+}
+
+func (s *share) set(first, pages int) {
+	for ; pages > 0; first, pages = first+1, pages-1 {
+		atomic.OrUint64(&s.entered[first/64], 1<<(first%64))
+	}
+}
+
+func (s *share) clear(first int, mask uint64) {
+	i, shift := first/64, uint(first%64)
+	atomic.AndUint64(&s.entered[i], ^(mask << shift))
+	if shift > 0 && i+1 < len(s.entered) {
+		atomic.AndUint64(&s.entered[i+1], ^(mask >> (64 - shift)))
+	}
+}

@@ -1,0 +1,388 @@
+package view
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+)
+
+const page = device.PageSize
+
+// memfd makes a file of so many pages, sealed as Share wants it.
+func memfd(t testing.TB, pages int, seals int) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("view", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if err := unix.Ftruncate(fd, int64(pages*page)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// rig is a View, and shared memory as its process has it.
+type rig struct {
+	*View
+	t   testing.TB
+	fd  int
+	own []byte
+}
+
+const at = device.VA(0x7000_0000_5000) // not at the beginning of a window
+
+func start(t testing.TB, pages int) *rig {
+	t.Helper()
+	v, err := New()
+	if err != nil {
+		t.Skipf("this kernel gives no view: Linux 5.14 does: %v", err)
+	}
+	r := &rig{View: v, t: t, fd: memfd(t, pages, unix.F_SEAL_SHRINK)}
+	t.Cleanup(func() {
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if r.own, err = unix.Mmap(r.fd, 0, pages*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(r.own) })
+	if err := v.Share(at, uint64(pages*page), r.fd, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// touch has the process touch a page.
+func (r *rig) touch(page0 int) { r.own[page0*page] = byte(page0 + 1) }
+
+// resident tells which of the first 64 pages the file has.
+func (r *rig) resident() (bits uint64) {
+	r.t.Helper()
+	var there [64]byte
+	n := len(r.own) / page
+	if err := mincore(r.own, there[:n]); err != nil {
+		r.t.Fatal(err)
+	}
+	for i, b := range there[:n] {
+		bits |= uint64(b&1) << i
+	}
+	return bits
+}
+
+func (r *rig) punch(first, pages int) {
+	r.t.Helper()
+	if err := unix.Fallocate(r.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(first*page), int64(pages*page)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// TestMisses: what is not entered, not there or not shared is a miss, and brings nothing in.
+func TestMisses(t *testing.T) {
+	r := start(t, 40)
+	buf := make([]byte, page)
+	one := [][]byte{buf}
+	if r.Has(at, 1, false) || r.ReadV(one, at) || r.WriteV(one, at) || r.WriteWords(buf[:16], at) {
+		t.Error("an absent page is there")
+	}
+	if got := r.resident(); got != 0 {
+		t.Fatalf("pages %#x were brought in", got)
+	}
+	r.Enter(at, 40, ^uint64(0), true) // none of them is there
+	if r.Has(at, 1, false) || r.resident() != 0 {
+		t.Error("to enter an absent page brings it in")
+	}
+	r.touch(0)
+	if r.Has(at, 1, false) || r.ReadV(one, at) {
+		t.Error("a page is there that nobody entered")
+	}
+	r.touch(1)
+	r.touch(3)
+	r.Enter(at, 4, 0b1011, true)
+	if !r.Has(at, 2, true) || r.Has(at, 3, true) || r.Has(at+2*page, 1, false) || !r.Has(at+3*page, 1, true) {
+		t.Error("not what was entered is there")
+	}
+	for _, va := range []device.VA{at - page, at + 40*page, 0, ^device.VA(0) &^ (page - 1)} {
+		if r.Has(va, 1, false) || r.ReadV(one, va) {
+			t.Errorf("%v is shared", va)
+		}
+	}
+	if r.Has(at+39*page, 2, false) || r.WriteV([][]byte{buf, buf}, at+39*page) {
+		t.Error("what begins in a share passes its end")
+	}
+	// Punched out: it misses, nothing comes back, and it can be entered anew.
+	r.punch(0, 2)
+	if r.Has(at, 2, true) || r.ReadV(one, at) || r.resident() != 1<<3 {
+		t.Errorf("pages that were punched out: resident %#x", r.resident())
+	}
+	if !r.Has(at+3*page, 1, true) {
+		t.Error("a neighbour that stayed is missed")
+	}
+	r.touch(0)
+	if r.Has(at, 1, true) {
+		t.Error("entered by itself")
+	}
+	r.Enter(at, 1, 1, true)
+	if !r.Has(at, 1, true) || !r.ReadV(one, at) || buf[0] != 1 {
+		t.Error("not entered anew")
+	}
+	r.Forget(at, 40*page)
+	if r.Has(at, 1, false) {
+		t.Error("not forgotten")
+	}
+	r.Enter(at, 4, 0b1001, true) // they are entered already
+	if !r.Has(at, 1, false) || !r.Has(at+3*page, 1, false) {
+		t.Error("forgotten for ever")
+	}
+}
+
+// TestBytes: what is written is what the process reads, and the reverse, over borders of
+// buffers and pages.
+func TestBytes(t *testing.T) {
+	r := start(t, 8)
+	for i := range r.own {
+		r.own[i] = byte(i * 7)
+	}
+	r.Enter(at, 8, 0xff, true)
+	got := make([]byte, 3*page)
+	if !r.ReadV([][]byte{got[:100], got[100:9000], got[9000:]}, at+777) || !bytes.Equal(got, r.own[777:777+3*page]) {
+		t.Error("other bytes are read")
+	}
+	want := bytes.Clone(r.own)
+	for i := range got {
+		got[i] = byte(i * 13)
+	}
+	copy(want[4099:], got)
+	if !r.WriteV([][]byte{got[:5000], got[5000:]}, at+4099) || !bytes.Equal(r.own, want) {
+		t.Error("other bytes are written")
+	}
+	words := make([]byte, 16)
+	binary.NativeEndian.PutUint64(words, 11)
+	binary.NativeEndian.PutUint64(words[8:], 22)
+	copy(want[6*page+8:], words)
+	if !r.WriteWords(words, at+6*page+8) || !bytes.Equal(r.own, want) {
+		t.Error("other words are written")
+	}
+	if r.WriteWords(words, at+4) || r.WriteWords(words[:8], at) || r.WriteWords(words, at+8*page-8) || !bytes.Equal(r.own, want) {
+		t.Error("words that are none, or pass the end, are written")
+	}
+}
+
+// TestEnterOnceMore: more than a few pages are entered when they are walked once more.
+func TestEnterOnceMore(t *testing.T) {
+	r := start(t, 40)
+	for i := range 40 {
+		r.touch(i)
+	}
+	va, n, few, ok := r.Window(at+4*page, 30, true)
+	if va != at+4*page || n != 30 || few || !ok {
+		t.Errorf("window of 30 pages: %v, %d, %v, %v", va, n, few, ok)
+	}
+	r.Enter(va, n, ^uint64(0), few)
+	if r.Has(va, 1, false) {
+		t.Error("entered with the first walk")
+	}
+	r.Enter(va, n, ^uint64(0), few)
+	if !r.Has(va, n, false) || r.Has(at, 1, false) {
+		t.Error("not entered with the second one")
+	}
+	// Few: those of the window of 64 KiB, as far as they are shared.
+	for _, tt := range []struct {
+		va    device.VA
+		pages int
+		first device.VA
+		n     int
+	}{
+		{at, 1, at, 11},                            // at is the sixth of its window
+		{at + 11*page, 1, at + 11*page, 16},        // the first of the next one
+		{at + 10*page, 2, at, 27},                  // of both
+		{at + 39*page + 5, 1, at + 27*page, 13},    // the last one
+		{at + 26*page + 4000, 1, at + 11*page, 16}, // inside a page
+	} {
+		if va, n, few, ok := r.Window(tt.va, tt.pages, false); va != tt.first || n != tt.n || !few || !ok {
+			t.Errorf("window of %d pages at %v: %v, %d, %v, %v, want %v, %d", tt.pages, tt.va, va, n, few, ok, tt.first, tt.n)
+		}
+	}
+	if _, _, _, ok := r.Window(at-page, 1, false); ok {
+		t.Error("a window of what is not shared")
+	}
+}
+
+// TestShareRefused has a row for each thing that cannot be shared.
+func TestShareRefused(t *testing.T) {
+	r := start(t, 4)
+	good := memfd(t, 8, unix.F_SEAL_SHRINK)
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = errors.Join(unix.Close(pipe[0]), unix.Close(pipe[1])) })
+	const other = device.VA(0x10_0000)
+	for name, tt := range map[string]struct {
+		va           device.VA
+		size, offset uint64
+		fd           int
+	}{
+		"not sealed":        {other, page, 0, memfd(t, 8, unix.F_SEAL_GROW)},
+		"a pipe":            {other, page, 0, pipe[0]},
+		"no descriptor":     {other, page, 0, -1},
+		"nothing":           {other, 0, 0, good},
+		"half a page":       {other, page / 2, 0, good},
+		"address in a page": {other + 8, page, 0, good},
+		"offset in a page":  {other, page, 8, good},
+		"past the end":      {other, 2 * page, 7 * page, good},
+		"offset at the top": {other, page, 1<<63 - 2*page, good},
+		"address wraps":     {^device.VA(0) - page + 1, 2 * page, 0, good},
+		"too large":         {other, MaxBytes + page, 0, good},
+		"same":              {at, 4 * page, 0, good},
+		"overlaps behind":   {at + 3*page, 4 * page, 0, good},
+		"overlaps before":   {at - page, 2 * page, 0, good},
+		"around":            {at - page, 8 * page, 0, good},
+	} {
+		if err := r.Share(tt.va, tt.size, tt.fd, tt.offset, true); !errors.Is(err, ErrShare) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if huge, err := unix.MemfdCreate("view", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB); err == nil {
+		defer unix.Close(huge)
+		_ = unix.Ftruncate(huge, 2<<20)
+		_, _ = unix.FcntlInt(uintptr(huge), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+		if err := r.Share(other, 2<<20, huge, 0, true); !errors.Is(err, ErrShare) {
+			t.Errorf("huge pages: %v", err)
+		}
+	}
+	if err := r.Share(at+4*page, 4*page, good, 4*page, false); err != nil {
+		t.Errorf("beside another one: %v", err)
+	}
+	own, err := unix.Mmap(good, 4*page, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(own)
+	own[0] = 5
+	r.Enter(at+4*page, 1, 1, true)
+	buf := [][]byte{make([]byte, 16)}
+	if !r.ReadV(buf, at+4*page) || buf[0][0] != 5 || r.WriteV(buf, at+4*page) || r.Has(at+4*page, 1, true) || r.WriteWords(buf[0], at+4*page) {
+		t.Error("memory that is shared to be read is written")
+	}
+	if _, ok := r.Shares(at+4*page, true); ok {
+		t.Error("shared for writing")
+	}
+	if start, ok := r.Shares(at+7*page+9, false); !ok || start != at+4*page {
+		t.Errorf("shared from %v", start)
+	}
+}
+
+func TestUnshare(t *testing.T) {
+	r := start(t, 4)
+	r.touch(0)
+	r.Enter(at, 1, 1, true)
+	if r.Unshare(at, page) || r.Unshare(at+page, 4*page) || !r.Has(at, 1, true) {
+		t.Error("other bounds unshare")
+	}
+	if !r.Unshare(at, 4*page) || r.Has(at, 1, true) || r.Unshare(at, 4*page) {
+		t.Error("not unshared")
+	}
+	if err := r.Share(at, 4*page, r.fd, 0, true); err != nil || r.Has(at, 1, true) {
+		t.Errorf("shared anew: %v", err)
+	}
+	for i := range MaxShares {
+		err := r.Share(at+device.VA(i+10)*page, page, r.fd, 0, true)
+		if (err == nil) != (i < MaxShares-1) {
+			t.Fatalf("share %d: %v", i, err)
+		}
+	}
+}
+
+// TestChanges: a process that punches pages out, and shares and unshares, while they are
+// accessed, meets neither a hang nor a fault here, and bytes are its own or zeros.
+func TestChanges(t *testing.T) {
+	r := start(t, 64)
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	ending := func() bool {
+		select {
+		case <-stop:
+			return true
+		default:
+			return false
+		}
+	}
+	wg.Go(func() {
+		for !ending() {
+			i := rand.IntN(64)
+			r.touch(i)
+			if rand.IntN(3) == 0 {
+				_ = unix.Fallocate(r.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(i*page), page)
+			}
+		}
+	})
+	wg.Go(func() {
+		for !ending() {
+			if r.Unshare(at, 64*page) {
+				if err := r.Share(at, 64*page, r.fd, 0, true); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	hits := 0
+	for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		i := rand.IntN(60)
+		va := at + device.VA(i)*page
+		r.Enter(va, 4, 15, true)
+		var buf [page]byte
+		if r.Has(va, 1, true) && r.ReadV([][]byte{buf[:]}, va) {
+			hits++
+			if buf[0] != 0 && buf[0] != byte(i+1) {
+				t.Fatalf("page %d has %d", i, buf[0])
+			}
+		}
+		r.WriteV([][]byte{buf[1:2]}, va+1)
+		r.WriteWords(make([]byte, 16), va+64)
+	}
+	close(stop)
+	wg.Wait()
+	if hits == 0 {
+		t.Error("nothing was ever there")
+	}
+}
+
+func BenchmarkRead4K(b *testing.B) {
+	r := start(b, 16)
+	for i := range 16 {
+		r.touch(i)
+	}
+	r.Enter(at, 16, 0xffff, true)
+	buf := [][]byte{make([]byte, page)}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if va := at + device.VA(i%16)*page; !r.Has(va, 1, false) || !r.ReadV(buf, va) {
+			b.Fatal("missed")
+		}
+	}
+}
+
+func BenchmarkMiss(b *testing.B) {
+	r := start(b, 16)
+	b.ReportAllocs()
+	for b.Loop() {
+		if r.ReadV([][]byte{make([]byte, 8)}, at) {
+			b.Fatal("there")
+		}
+	}
+}

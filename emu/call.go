@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/view"
 )
 
 type callKind uint8
@@ -20,7 +21,8 @@ const (
 	callMove
 	callTask
 	callQueue
-	callAsk // a task that asks a process first: callTask once it has
+	callAsk   // a task that asks a process first: callTask once it has
+	callEnter // a walk whose pages are entered in the slot's view
 )
 
 // maxJoin bounds what one walk or move covers: 64 pages, 256 KiB (ours).
@@ -38,6 +40,8 @@ type call struct {
 	node    *node
 	slot    *slot
 	mem     Memory
+	view    *view.View // the pages are shared: those that a walk finds are entered there
+	few     bool       // at once
 	task    device.Call
 	asked   bool  // the process was asked
 	since   int64 // Now, when it was
@@ -74,7 +78,7 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.bufs[:c.count])
 	clear(c.whole[:c.count])
 	clear(c.moved[:c.count])
-	c.node, c.slot, c.mem, c.task, c.queue, c.err = nil, nil, nil, nil, nil, nil
+	c.node, c.slot, c.mem, c.view, c.task, c.queue, c.err = nil, nil, nil, nil, nil, nil, nil
 	c.count, c.pages = 0, 0
 	c.long, c.asks, c.asked, c.ordered = false, false, false, false
 	e.free = append(e.free, c)
@@ -112,6 +116,10 @@ func (e *Engine) access(q *itemQueue) bool {
 		end = b.VA + device.VA(len(b.Data))
 		q.head++
 	}
+	if c.slot != nil && c.slot.att.View != nil && c.seen(c.slot.att.View) {
+		e.complete(c)
+		return true
+	}
 	switch {
 	case c.slot != nil && c.slot.port != nil:
 		return e.dispatch(c)
@@ -138,11 +146,37 @@ func (c *call) add(a *pldma.Access) {
 	c.count++
 }
 
+// seen does a walk or a move by the view of what the process shares. False: it has to be
+// done by the process's table, and a walk looks further there.
+func (c *call) seen(v *view.View) bool {
+	switch {
+	case c.kind == callWalk:
+		c.walk = proc.Walk{}
+		if v.Has(c.va, c.pages, c.write) {
+			return true
+		}
+		if va, pages, few, ok := v.Window(c.va, c.pages, c.write); ok {
+			// Shared memory has no copies: to be written a page need only be there.
+			c.view, c.few, c.va, c.pages, c.write = v, few, va, pages, false
+		}
+		return false
+	case c.ordered && !v.WriteWords(c.bufs[0], c.va),
+		!c.ordered && c.write && !v.WriteV(c.buffers(0), c.va),
+		!c.write && !v.ReadV(c.buffers(0), c.va):
+		return false
+	}
+	copy(c.moved[:c.count], c.lens[:c.count])
+	return true
+}
+
 // run does the call. It is what may sleep.
 func (c *call) run() {
 	switch c.kind {
 	case callWalk:
 		c.walk, c.err = c.mem.Walk(c.va, c.pages, c.write)
+		c.enter()
+	case callEnter:
+		c.enter()
 	case callMove:
 		c.move()
 	case callTask:
@@ -151,6 +185,13 @@ func (c *call) run() {
 		c.asked = c.task.(gup.Asked).Ask()
 	case callQueue:
 		c.err = c.queueMove()
+	}
+}
+
+// enter enters what a walk has found of shared memory.
+func (c *call) enter() {
+	if c.view != nil && c.err == nil {
+		c.view.Enter(c.va, c.pages, ^(c.walk.Absent | c.walk.Denied), c.few)
 	}
 }
 
@@ -228,7 +269,7 @@ func (e *Engine) complete(c *call) {
 		c.task.Done()
 	case callQueue:
 		e.queueMoved(c)
-	case callWalk:
+	case callWalk, callEnter:
 		e.walked(c)
 	case callMove:
 		e.moved(c)

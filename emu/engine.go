@@ -23,6 +23,7 @@ import (
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/trace"
+	"github.com/exanet/pfd/view"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,6 +42,9 @@ type Attachment struct {
 	// Port, where it is given, is the way to the process's memory in place of
 	// Memory: nothing of it is touched by the engine itself.
 	Port *memport.Port
+	// View, where it is given, is what the process shares of its memory: where it has the
+	// pages it is used in place of both.
+	View *view.View
 	// Gone is called once, on the owning goroutine, when the process's address
 	// space is found gone (exit or exec). It must not block. May be nil.
 	Gone func()

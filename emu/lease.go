@@ -35,6 +35,7 @@ func (e *Engine) dispatch(c *call) bool {
 	case s == nil && c.node != nil && c.node.remote():
 		e.askOutside(c)
 		return true
+	case c.kind == callEnter: // asked already
 	case s == nil:
 		// No process is attached to the slot: nobody else would make it.
 	case s.port != nil && e.ask(c):

@@ -80,7 +80,12 @@ func (e *Engine) answered(c *call) {
 	default:
 		c.walk, c.err = r.Walk, r.Err
 	}
-	e.complete(c)
+	if c.kind == callWalk && c.view != nil {
+		c.kind = callEnter
+		e.tasks = append(e.tasks, c)
+	} else {
+		e.complete(c)
+	}
 	if len(s.waiting) > 0 {
 		next := s.waiting[0]
 		s.waiting = slices.Delete(s.waiting, 0, 1)

@@ -10,17 +10,22 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/view"
 )
 
 // Pager pages memory of one process in. It is safe for concurrent use and
 // allocates nothing where it succeeds.
 type Pager struct {
 	p     *proc.Process
+	view  *view.View
 	hangs hangs
 }
 
 // New makes a pager for p, which stays the caller's to close.
 func New(p *proc.Process) *Pager { return &Pager{p: p} }
+
+// NewShared is New where v, which stays the caller's too, has what p shares; nil: nothing.
+func NewShared(p *proc.Process, v *view.View) *Pager { return &Pager{p: p, view: v} }
 
 // forbidden gives the memory that may not be touched: one page, mapped when it
 // is first needed and then kept for good. One page is enough however many
@@ -44,6 +49,11 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	}
 	va = va.Page()
 	before, seen := g.p.Hint(va)
+	if pages == 1 && seen && !before.Present() && g.view != nil {
+		if r, ok := g.shared(va, write); ok {
+			return r
+		}
+	}
 	m, err := g.p.Mapping(va)
 	if err != nil {
 		return Result{Err: &Error{va, write, err}}
@@ -125,6 +135,41 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 		r.Err = g.why(va, write, entries[0], errno)
 	}
 	return r
+}
+
+// shared pages one page in that the process shares and that was absent, and enters it in
+// the view. False: it has to be done, or to fail, as with other memory.
+func (g *Pager) shared(va device.VA, write bool) (Result, bool) {
+	start, ok := g.view.Shares(va, write)
+	if !ok {
+		return Result{}, false
+	}
+	pid, err := g.p.Keeper()
+	if err != nil {
+		return Result{}, false
+	}
+	call, ok := g.hangs.enter(start)
+	if !ok {
+		return Result{Err: &Error{va, write, ErrHangs}}, true
+	}
+	defer g.hangs.leave(call)
+	// To read shared memory brings in what is written, too: there is no page of zeros.
+	var b [1]byte
+	local := [1]unix.Iovec{{Base: &b[0], Len: 1}}
+	remote := [1]unix.RemoteIovec{{Base: uintptr(va), Len: 1}}
+	runtime.LockOSThread()
+	faults := majorFaults()
+	n, err := unix.ProcessVMReadv(pid, local[:], remote[:], 0)
+	r := Result{Resident: 1, New: 1}
+	if majorFaults() != faults {
+		r.Kind = Major
+	}
+	runtime.UnlockOSThread()
+	if err != nil || n != 1 {
+		return Result{}, false
+	}
+	g.view.Enter(va, 1, 1, true)
+	return r, g.view.Has(va, 1, write)
 }
 
 // Ready gives the pages that may be accessed without a fault.

@@ -1,0 +1,127 @@
+package emu_test
+
+import (
+	"bytes"
+	"sync/atomic"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/view"
+	"golang.org/x/sys/unix"
+)
+
+// counted counts what is asked of the process itself.
+type counted struct {
+	*proc.Process
+	walks, moves atomic.Int64
+}
+
+func (c *counted) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
+	c.walks.Add(1)
+	return c.Process.Walk(va, pages, write)
+}
+
+func (c *counted) WriteV(src [][]byte, va device.VA) (int, error) {
+	c.moves.Add(1)
+	return c.Process.WriteV(src, va)
+}
+
+func (c *counted) ReadV(dst [][]byte, va device.VA) (int, error) {
+	c.moves.Add(1)
+	return c.Process.ReadV(dst, va)
+}
+
+// TestSharedMemory: into memory that the target shares bytes move without its process being
+// asked, once the pages are entered; absent pages fault, are brought in and entered; pages
+// that are punched out fault anew; and what is shared no more goes by the process again.
+func TestSharedMemory(t *testing.T) {
+	v, err := view.New()
+	if err != nil {
+		t.Skipf("this kernel gives no view: Linux 5.14 does: %v", err)
+	}
+	const pages = 64
+	r := newRig(t, fault.PIO)
+	t.Cleanup(func() {
+		r.on(1, func() { r.engine.Detach(1, r.sides[1].domain.Slot) })
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	fd, err := unix.MemfdCreate("shared", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, pages*device.PageSize); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+		t.Fatal(err)
+	}
+	dst, err := unix.Mmap(fd, 0, pages*device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(dst) }()
+	if err := v.Share(va(dst), uint64(len(dst)), fd, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	memory := &counted{Process: r.process}
+	r.on(1, func() {
+		s := r.sides[1]
+		r.engine.Detach(1, s.domain.Slot)
+		r.drivers[1].Remove(s.domain.Slot)
+		if err := r.engine.Attach(1, s.domain.Slot, &emu.Attachment{Pages: s.pages, Wake: s.mem.WakeFD(), Memory: memory, View: v}); err != nil {
+			t.Error(err)
+		}
+		err := r.drivers[1].Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: fault.PIO, Pager: gup.NewShared(r.process, v)})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	faults := func() (n uint64) {
+		r.on(1, func() { n = r.drivers[1].Stats().Faults })
+		return n
+	}
+	round := byte(0)
+	write := func(what string, first, n int, walks, moves int64, faulting bool) {
+		t.Helper()
+		round++
+		w, m, f := memory.walks.Load(), memory.moves.Load(), faults()
+		src := bytes.Repeat([]byte{round, 2, 3, 5}, n*device.PageSize/4)
+		to := dst[first*device.PageSize:][:len(src)]
+		if done := r.write(0, device.Descriptor{Src: va(src), Dst: va(to), Size: uint32(len(src)), DstNode: 1}); done != device.DoneCompleted {
+			t.Fatalf("%s: done %d", what, done)
+		}
+		w, m, f = memory.walks.Load()-w, memory.moves.Load()-m, faults()-f
+		if !bytes.Equal(src, to) {
+			t.Errorf("%s: other bytes", what)
+		}
+		if walks >= 0 && w != walks || moves >= 0 && m != moves || (f > 0) != faulting {
+			t.Errorf("%s: %d walks, %d moves by the process, %d faults", what, w, m, f)
+		}
+	}
+	write("absent", 0, 1, 1, 0, true) // the page-in has entered it
+	write("entered", 0, 1, 0, 0, false)
+	for i := 16; i < 32; i++ {
+		dst[i*device.PageSize] = 1
+	}
+	write("touched", 16, 1, 1, 0, false)
+	write("its neighbour", 17, 1, 0, 0, false)
+	write("many that are absent", 32, 16, -1, -1, true)
+	write("and are there", 32, 16, -1, -1, false)
+	write("and once more", 32, 16, -1, -1, false)
+	write("and are entered", 32, 16, 0, 0, false)
+	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 2*device.PageSize); err != nil {
+		t.Fatal(err)
+	}
+	write("punched out", 0, 1, 1, 0, true)
+	if !v.Unshare(va(dst), uint64(len(dst))) {
+		t.Fatal("not unshared")
+	}
+	write("shared no more", 0, 1, 1, 1, false)
+}

@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/trace"
+	"github.com/exanet/pfd/view"
 )
 
 // emulated is the emulated SoC in pfd's own process as a Machine.
@@ -85,9 +86,12 @@ func (m emulated) Recording() (on, known bool) {
 
 func (m emulated) Attach(node, slot int, a *Attachment) error {
 	return m.engine.Attach(node, slot, &emu.Attachment{
-		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, Gone: a.Gone, Log: a.Log, UID: a.UID, PID: a.PID,
+		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, View: a.View, Gone: a.Gone, Log: a.Log, UID: a.UID, PID: a.PID,
 	})
 }
+
+// NewView implements Viewer.
+func (emulated) NewView() (*view.View, error) { return view.New() }
 
 func (m emulated) Detach(node, slot int) { m.engine.Detach(node, slot) }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/view"
 )
 
 // Machine is what the daemon needs from what lies behind device.Bus: emu's
@@ -66,6 +67,13 @@ type tapper interface {
 	Tap(f func(at int64, f *wire.Frame))
 }
 
+// Viewer is a Machine that reaches by itself what processes share of their memory.
+type Viewer interface {
+	Machine
+	// NewView makes a session's view. Any goroutine may call it.
+	NewView() (*view.View, error)
+}
+
 // Attachment is what the machine gets of a process.
 type Attachment struct {
 	Pages   *attach.Pages // descriptors, doorbell, packetizer, wake flags
@@ -73,6 +81,8 @@ type Attachment struct {
 	Process *proc.Process // its memory
 	// Port, where it is not nil, is the way to its memory in place of Process.
 	Port *memport.Port
+	// View, where it is not nil, is what the process shares of it.
+	View *view.View
 	UID  uint32 // of its user
 	PID  int    // its own, for traces
 	// Gone is called on the owning goroutine when the machine finds that the

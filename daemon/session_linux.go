@@ -22,6 +22,7 @@ import (
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/view"
 )
 
 // session is one attachment from its hello to its end. Its fields are set
@@ -39,6 +40,7 @@ type session struct {
 	group   member        // of its group; set before the session is listed
 	process *proc.Process // its memory; to be looked at only where there is a port
 	memport *memport.Port // its memory by a helper of its own, nil: pfd itself
+	view    *view.View    // what it shares of it; nil: the machine has tables of it, or the kernel gives no view
 	memory  *attach.Memory
 	faults  *os.File // the process's netlink socket, until it has been handed over
 	port    uint32   // its port id
@@ -159,6 +161,11 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 	if err := s.reach(peer); err != nil {
 		return nil, err
 	}
+	if m, ok := d.machine.(Viewer); ok {
+		if s.view, err = m.NewView(); err != nil {
+			s.log.Debug("shared memory goes by the process's own table", "err", err)
+		}
+	}
 	s.group = member{hello.Group, hello.Key, hello.Proof, hello.ProofVA}
 	if !d.enter(s) {
 		return nil, refusal(attach.CodeBusy, "pfd stops: start another one, or wait for it to come back")
@@ -217,7 +224,7 @@ func (s *session) join(hello *attach.Hello) error {
 	}
 	s.log = s.log.With("slot", dom.Slot, "pdid", uint16(dom.PDID))
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, UID: s.uid, PID: s.conn.Peer().PID,
+		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, View: s.view, UID: s.uid, PID: s.conn.Peer().PID,
 		Gone: func() { s.end(attach.ReasonProcess) }, Log: s.log,
 	})
 	if err != nil {
@@ -423,7 +430,7 @@ func (s *session) leave(reason attach.Reason) {
 		// The machine has stopped with an access still under way somewhere in
 		// the kernel: what it uses stays mapped until pfd exits.
 		s.memory.End(reason)
-		s.memory, s.process, s.memport = nil, nil, nil
+		s.memory, s.process, s.memport, s.view = nil, nil, nil, nil
 		if err := s.conn.End(reason, text); err != nil {
 			s.log.Debug("end not delivered", "err", err)
 		}
@@ -449,6 +456,9 @@ func (s *session) close() {
 	}
 	if s.memory != nil {
 		errs = append(errs, s.memory.Close())
+	}
+	if s.view != nil {
+		errs = append(errs, s.view.Close())
 	}
 	if s.process != nil {
 		errs = append(errs, s.process.Close())

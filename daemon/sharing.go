@@ -128,13 +128,49 @@ func (h sharing) Invalidate(r attach.Range) {
 	h.m.Invalidate(h.s.n.index, h.s.joined.domain.Slot, r.VA, r.Size)
 }
 
-// sharer gives what takes the process's memory; nil where none is needed.
+// sharer gives what takes the process's memory; nil where nothing does.
 func (s *session) sharer() attach.Sharer {
 	if m, ok := s.d.machine.(Sharing); ok {
 		return sharing{m, s}
 	}
+	if s.view != nil {
+		return viewing{s}
+	}
 	return nil
 }
+
+// viewing is a session whose machine sees the process's tables: what it shares is reached
+// sooner. What cannot be seen need not be, so nothing is refused.
+type viewing struct{ s *session }
+
+// Share implements attach.Sharer.
+func (h viewing) Share(s attach.Share, fd int) error {
+	if !h.s.d.shares.Take(h.s.uid) {
+		return nil
+	}
+	if err := h.s.view.Share(s.VA, s.Size, fd, s.Offset, s.Writable); err != nil {
+		h.s.log.Debug("shared memory is not seen", "err", err)
+		h.s.d.shares.Give(h.s.uid)
+		return nil
+	}
+	h.s.shares++
+	return nil
+}
+
+// Unshare implements attach.Sharer.
+func (h viewing) Unshare(u attach.Unshare) error {
+	if h.s.view.Unshare(u.VA, u.Size) {
+		h.s.shares--
+		h.s.d.shares.Give(h.s.uid)
+	}
+	return nil
+}
+
+// Prefetch implements attach.Sharer: what was brought in is seen with its first access.
+func (viewing) Prefetch(attach.Range) {}
+
+// Invalidate implements attach.Sharer.
+func (h viewing) Invalidate(r attach.Range) { h.s.view.Forget(r.VA, r.Size) }
 
 // sharedPager pages in what a process has shared.
 type sharedPager struct {
@@ -226,7 +262,7 @@ func (s *session) pagerFor(slot int) fault.Pager {
 		s.regions = gup.NewRegions(s.process)
 		return &pager{Pager: s.regions, s: s}
 	}
-	return &pager{Pager: gup.New(s.process), s: s}
+	return &pager{Pager: gup.NewShared(s.process, s.view), s: s}
 }
 
 // checkDevice refuses what the node's device cannot do, or cannot do now.

@@ -43,28 +43,26 @@ type Buffer struct {
 }
 
 // Alloc makes a buffer of size bytes (alloc_dmable_buf, spec/api.md). It touches
-// nothing. Where the node sees the process's own tables (Info.SVA) it is a
-// convenience: any memory of the process may be source and destination.
-// Elsewhere it is the way to memory that transfers reach: a memfd, shared with
-// pfd. Errors match ErrRequest, ErrGone or ErrClosed, or are pfd's refusal.
+// nothing. The memory is a memfd, shared with pfd, but where its missing pages are pfd's to
+// fill (method uffd) and the node sees the process's own tables (Info.SVA). There any
+// memory of the process may be source and destination, and a transfer reaches shared memory
+// sooner; elsewhere it reaches no other. A child that the process forks has the same memory,
+// and no copy. Errors match ErrRequest, ErrGone or ErrClosed, or are pfd's refusal.
 func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("%w: a buffer of %d bytes", ErrRequest, size)
 	}
-	registered := e.welcome.Method == MethodUFFD
-	if e.Info().SVA() && registered {
-		b, err := e.allocRegistered(size)
-		if err != nil {
-			return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, err)
-		}
-		return b, nil
+	b, err := e.alloc(size)
+	if err != nil {
+		return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, err)
 	}
-	if e.Info().SVA() {
-		b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-		if err != nil {
-			return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, os.NewSyscallError("mmap", err))
-		}
-		return &Buffer{b: b, size: size}, nil
+	return b, nil
+}
+
+func (e *Endpoint) alloc(size int) (*Buffer, error) {
+	registered := e.welcome.Method == MethodUFFD
+	if registered && e.Info().SVA() {
+		return e.allocRegistered(size)
 	}
 	b, err := e.allocShared(size)
 	if err == nil && registered {
@@ -74,7 +72,7 @@ func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 		b.registered = true
 	}
 	if err != nil {
-		return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, err)
+		return nil, err
 	}
 	return b, nil
 }
@@ -92,7 +90,9 @@ func (e *Endpoint) allocShared(size int) (*Buffer, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	if err := e.Share(VAOf(b), uint64(length), fd, 0, true); err != nil {
+	err = e.Share(VAOf(b), uint64(length), fd, 0, true)
+	// Where the node sees the process's own tables an older pfd need not take it.
+	if err != nil && (!e.Info().SVA() || errors.Is(err, ErrGone) || errors.Is(err, ErrClosed)) {
 		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
 	}
 	return &Buffer{b: b, size: size, ep: e, shared: true}, nil

@@ -20,7 +20,7 @@ const shareTimeout = time.Minute
 func (i Info) SVA() bool { return i.Caps&device.CapsSVA != 0 }
 
 // Share lets transfers reach memory of a node that does not see the process's
-// page tables (Info.SVA; where it does, nothing happens): size bytes of a memfd
+// page tables (Info.SVA; where it does they reach it sooner): size bytes of a memfd
 // as MakeMemory makes it, from offset on, which the process has mapped at va.
 // Whole pages (Info.Page); fd stays the caller's. Memory of Alloc is shared already. Errors
 // match ErrGone or ErrClosed; pfd's refusal is an *attach.RefusedError.
@@ -39,13 +39,10 @@ func (e *Endpoint) Unshare(va device.VA, size uint64) error {
 // Invalidate tells the device that pages of shared memory were taken away (MADV_REMOVE,
 // or a hole punched into their file), after that was done: a device with tables of its own may
 // have the pages that were there before, and where mapping pins them it writes those.
-// When it returns the next transfer of each page faults. Size bytes at va, whole pages;
-// nothing happens where the node sees the process's page tables (Info.SVA). Errors are
-// those of Share.
+// When it returns the next transfer of each page faults. Where the node sees the process's
+// page tables (Info.SVA) it does so anyway, and finds it out sooner. Size bytes at va, whole
+// pages. Errors are those of Share.
 func (e *Endpoint) Invalidate(va device.VA, size uint64) error {
-	if e.Info().SVA() {
-		return nil
-	}
 	m := attach.Range{Product: attach.Product(), Type: attach.TypeInvalidate, VA: va, Size: size}
 	return e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: m.Type})
 }

@@ -132,9 +132,9 @@ const fillTries = 8
 // fill gives the memory its content, and proves which pages are there.
 func (e *perfEnd) fill(f perfFill) error {
 	e.filled = f
-	drop := unix.MADV_DONTNEED
-	if !e.ep.Info().SVA() {
-		drop = unix.MADV_REMOVE // of a memfd, which others have mapped, too
+	drop := unix.MADV_REMOVE // of a memfd, which others have mapped, too
+	if e.ep.Info().SVA() && e.ep.Info().Method == rdma.MethodUFFD {
+		drop = unix.MADV_DONTNEED // that is the process's alone
 	}
 	b := e.data.Bytes()
 	pages := uint64(len(b)) / pageSize

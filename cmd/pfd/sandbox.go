@@ -32,6 +32,7 @@ var calls = []string{
 	"geteuid", "getgid", "getegid", "getuid", "pidfd_open", "pidfd_send_signal",
 	// The pages that are shared with clients, and files of theirs in /proc.
 	"fallocate", "fchmod", "ftruncate", "ioctl", "memfd_create", "preadv", "preadv2", "pwritev", "pwritev2",
+	"userfaultfd",
 	// The engine's waiting, and its helper's processor.
 	"epoll_wait", "timerfd_settime", "sched_setaffinity",
 	// Files of its own: the sockets go at the end, records are written.

@@ -42,7 +42,8 @@ var ErrShare = errors.New("memory cannot be seen")
 type View struct {
 	entries *uffd.Entries
 
-	mu    sync.RWMutex // held for writing while the list changes
+	// mu is held for writing while the list changes. Accesses do not wait for that: they miss.
+	mu    sync.RWMutex
 	list  []*share     // by address
 	bytes uint64
 }
@@ -182,7 +183,9 @@ func (v *View) find(va device.VA, size int, write bool) (s *share, at int) {
 
 // Has tells whether 1 to 64 pages from the one of va on are entered, and there.
 func (v *View) Has(va device.VA, pages int, write bool) bool {
-	v.mu.RLock()
+	if !v.mu.TryRLock() {
+		return false
+	}
 	defer v.mu.RUnlock()
 	s, at := v.find(va.Page(), pages<<device.PageShift, write)
 	if s == nil {
@@ -205,7 +208,9 @@ func (v *View) Has(va device.VA, pages int, write bool) bool {
 // Window gives the pages that a walk for 1 to 64 pages from the one of va on looks at, to
 // enter them: more than they are, where they are few. ok false: they are not shared.
 func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int, few, ok bool) {
-	v.mu.RLock()
+	if !v.mu.TryRLock() {
+		return va, pages, false, false
+	}
 	defer v.mu.RUnlock()
 	s, _ := v.find(va.Page(), pages<<device.PageShift, write)
 	if s == nil {
@@ -223,7 +228,9 @@ func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int,
 
 // Shares tells whether the page of va is shared, and where that memory begins.
 func (v *View) Shares(va device.VA, write bool) (start device.VA, ok bool) {
-	v.mu.RLock()
+	if !v.mu.TryRLock() {
+		return 0, false
+	}
 	defer v.mu.RUnlock()
 	s, _ := v.find(va.Page(), device.PageSize, write)
 	if s == nil {
@@ -236,7 +243,9 @@ func (v *View) Shares(va device.VA, write bool) (start device.VA, ok bool) {
 // table has: bit i is page i. few: they are a window's; else they are entered with the second
 // walk that begins with them.
 func (v *View) Enter(va device.VA, pages int, there uint64, few bool) {
-	v.mu.RLock()
+	if !v.mu.TryRLock() {
+		return
+	}
 	defer v.mu.RUnlock()
 	s, at := v.find(va.Page(), pages<<device.PageShift, false)
 	if s == nil {
@@ -316,7 +325,9 @@ func (v *View) move(bufs [][]byte, va device.VA, write bool, one func(own, b []b
 	for _, b := range bufs {
 		total += len(b)
 	}
-	v.mu.RLock()
+	if !v.mu.TryRLock() {
+		return false
+	}
 	defer v.mu.RUnlock()
 	s, at := v.find(va, total, write)
 	if s == nil {

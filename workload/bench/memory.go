@@ -119,7 +119,7 @@ func (r *run) besideSwap(group, device string) error {
 			select {
 			case e = <-done:
 				over = true
-				if rss, _, gone := resident(p.Target()); e != nil && gone == nil && rss == 0 {
+				if rss, _, gone := resident(p.Target()); e != nil && (gone != nil || rss == 0) {
 					t.note("%s: %v.", device, errKilled)
 					_ = p.Close() // it says that its target was killed
 					d.perfs = d.perfs[1:]
@@ -182,9 +182,9 @@ func (r *run) pressed(group string, t, s *Table) error {
 					c.Samples = append(c.Samples, v[j])
 				}
 			}
-			// A transfer may know before watch does.
+			// A transfer may know before watch does, and its process be waited for by then.
 			rss, _, e := resident(p.Target())
-			if errors.Is(context.Cause(ctx), errKilled) || err != nil && e == nil && rss == 0 {
+			if errors.Is(context.Cause(ctx), errKilled) || err != nil && (e != nil || rss == 0) {
 				t.note("%s: %v.", g.Name, errKilled)
 				_ = p.Close() // it says that its target was killed
 				d.perfs = nil

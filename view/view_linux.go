@@ -44,7 +44,7 @@ type View struct {
 
 	// mu is held for writing while the list changes. Accesses do not wait for that: they miss.
 	mu    sync.RWMutex
-	list  []*share     // by address
+	list  []*share // by address
 	bytes uint64
 }
 

@@ -116,7 +116,7 @@ func (e *Engine) access(q *itemQueue) bool {
 		end = b.VA + device.VA(len(b.Data))
 		q.head++
 	}
-	if c.slot != nil && c.slot.att.View != nil && c.seen(c.slot.att.View) {
+	if c.slot != nil && c.slot.att.View != nil && c.byView(c.slot.att.View) {
 		e.complete(c)
 		return true
 	}
@@ -146,9 +146,9 @@ func (c *call) add(a *pldma.Access) {
 	c.count++
 }
 
-// seen does a walk or a move by the view of what the process shares. False: it has to be
+// byView does a walk or a move by the view of what the process shares. False: it has to be
 // done by the process's table, and a walk looks further there.
-func (c *call) seen(v *view.View) bool {
+func (c *call) byView(v *view.View) bool {
 	switch {
 	case c.kind == callWalk:
 		c.walk = proc.Walk{}

@@ -191,8 +191,7 @@ func (v *View) Has(va device.VA, pages int, write bool) bool {
 	if s == nil {
 		return false
 	}
-	first := at >> device.PageShift
-	if s.bits(first, pages) != span(pages) {
+	if !s.has(at, pages<<device.PageShift) {
 		return false
 	}
 	var all byte
@@ -330,7 +329,7 @@ func (v *View) move(bufs [][]byte, va device.VA, write bool, one func(own, b []b
 	}
 	defer v.mu.RUnlock()
 	s, at := v.find(va, total, write)
-	if s == nil {
+	if s == nil || !s.has(at, total) {
 		return false
 	}
 	return s.try(func() {
@@ -395,6 +394,17 @@ func (s *share) bits(first, pages int) uint64 {
 		word |= atomic.LoadUint64(&s.entered[i+1]) << (64 - shift)
 	}
 	return word & span(pages)
+}
+
+// has tells whether all pages of a range are entered: to touch one that is not takes longer.
+func (s *share) has(at, size int) bool {
+	first, end := at>>device.PageShift, (at+size+device.PageSize-1)>>device.PageShift
+	for ; first < end; first += 64 {
+		if n := min(64, end-first); s.bits(first, n) != span(n) {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *share) set(first, pages int) {

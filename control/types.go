@@ -282,6 +282,8 @@ const (
 	CounterInvalidations = "invalidation_pages_total"  // the same
 	CounterConflicts     = "invalidations_faults_contentions_total"
 	CounterLeases        = "leases_lost_total" // memory accesses that slept so long that their domain is served apart
+	CounterShared        = "shared_accesses_total"
+	CounterSharedMissed  = "shared_misses_total"
 	CounterEnded         = "attachments_ended_total"
 	CounterUnattributed  = "faults_unattributed_total" // of a PDID that no domain has
 )

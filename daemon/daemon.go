@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/tally"
@@ -113,8 +114,8 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	}
 	for i := range m.Nodes() {
 		n := &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)}
-		if l, ok := m.(leaser); ok {
-			n.leases = func() uint64 { return l.LeasesLost(i) }
+		if a, ok := m.(accessor); ok {
+			n.accesses = func() emu.Accesses { return a.Accesses(i) }
 		}
 		if v, ok := m.(invalidator); ok {
 			n.invalidations = func() [device.Slots]tally.Invalidated { return v.Invalidations(i) }

@@ -52,9 +52,9 @@ func Emulated(cfg Config) (Machine, error) {
 	return m, nil
 }
 
-func (m emulated) LeasesLost(node int) uint64 { return m.engine.LeasesLost(node) }
-func (m emulated) Log() *trace.Log            { return m.log }
-func (m emulated) Nodes() int                 { return m.engine.Nodes() }
+func (m emulated) Accesses(node int) emu.Accesses { return m.engine.Accesses(node) }
+func (m emulated) Log() *trace.Log                { return m.log }
+func (m emulated) Nodes() int                     { return m.engine.Nodes() }
 func (m emulated) Invalidations(node int) (list [device.Slots]tally.Invalidated) {
 	for slot, pages := range m.engine.Node(node).Invalidations() {
 		list[slot].Pages = pages

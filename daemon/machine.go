@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
@@ -32,9 +33,9 @@ type Machine interface {
 	Detach(node, slot int)
 }
 
-// leaser is a Machine that counts the memory accesses that slept so long that
-// their domain is served apart. Called on the owning goroutine.
-type leaser interface{ LeasesLost(node int) uint64 }
+// accessor is a Machine that counts how it reaches processes' memory. Called on the owning
+// goroutine.
+type accessor interface{ Accesses(node int) emu.Accesses }
 
 // invalidator is a Machine that sees pages that have been taken away, and says how
 // many of each slot. It is called on the node's owning goroutine.

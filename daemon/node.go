@@ -9,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
@@ -33,7 +34,7 @@ type node struct {
 	sender *netlink.Sender // of fault messages to delegates
 	strays uint64          // messages of others to its socket
 
-	leases        func() uint64                          // of the machine, nil where it counts none
+	accesses      func() emu.Accesses                    // of the machine, nil where it counts none
 	invalidations func() [device.Slots]tally.Invalidated // the same
 	invalidated   tally.Invalidated                      // of sessions that have ended, by their regions
 	mailbox       uint64                                 // messages drained from mailboxes 3..15

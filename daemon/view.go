@@ -489,8 +489,12 @@ func (n *node) counters() ([]control.Counter, error) {
 		{Name: control.CounterAttached, Value: n.attached, Help: "processes attached"},
 		{Name: control.CounterEnded, Value: n.ended, Help: "attachments ended"},
 	}...)
-	if n.leases != nil {
-		list = append(list, control.Counter{Name: control.CounterLeases, Value: n.leases(), Help: "memory accesses that slept so long that their domain is served apart"})
+	if n.accesses != nil {
+		a := n.accesses()
+		list = append(list,
+			control.Counter{Name: control.CounterLeases, Value: a.LeasesLost, Help: "memory accesses that slept so long that their domain is served apart"},
+			control.Counter{Name: control.CounterShared, Value: a.Shared, Help: "walks and moves of shared memory that took no system call"},
+			control.Counter{Name: control.CounterSharedMissed, Value: a.SharedMissed, Help: "walks of shared memory that met a page which pfd had not entered, or which was absent"})
 	}
 	gone := n.invalidated
 	if n.invalidations != nil {

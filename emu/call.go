@@ -116,9 +116,15 @@ func (e *Engine) access(q *itemQueue) bool {
 		end = b.VA + device.VA(len(b.Data))
 		q.head++
 	}
-	if c.slot != nil && c.slot.att.View != nil && c.byView(c.slot.att.View) {
-		e.complete(c)
-		return true
+	if c.slot != nil && c.slot.att.View != nil {
+		if c.byView(c.slot.att.View) {
+			n.accesses.Shared++
+			e.complete(c)
+			return true
+		}
+		if c.view != nil {
+			n.accesses.SharedMissed++
+		}
 	}
 	switch {
 	case c.slot != nil && c.slot.port != nil:

@@ -177,7 +177,7 @@ type node struct {
 	flight   flight // frames that it has sent
 	pending  uint32 // vectors to be delivered
 	slots    [device.Slots]*slot
-	takeover uint64 // calls that outlasted their lease
+	accesses Accesses
 	outside  Outside
 	asking   bool    // a call by which the driver is asked is under way
 	asks     []*call // and these wait for it
@@ -388,6 +388,12 @@ func (e *Engine) Firmware() r5.Options { return e.cfg.Firmware }
 // Node gives a node's machine, to look at. On the owning goroutine.
 func (e *Engine) Node(i int) *soc.Node { return e.nodes[i].soc }
 
-// LeasesLost counts the calls for a node's domains that outlasted their lease.
-// On the owning goroutine.
-func (e *Engine) LeasesLost(nodeIndex int) uint64 { return e.nodes[nodeIndex].takeover }
+// Accesses counts how a node reached processes' memory.
+type Accesses struct {
+	LeasesLost   uint64 // calls that outlasted their lease
+	Shared       uint64 // walks and moves that the view of shared memory did
+	SharedMissed uint64 // walks of shared memory of which a page was not entered in the view
+}
+
+// Accesses gives a node's counts. On the owning goroutine.
+func (e *Engine) Accesses(nodeIndex int) Accesses { return e.nodes[nodeIndex].accesses }

@@ -106,7 +106,7 @@ func (e *Engine) perform(c *call) bool {
 // overtaken goes on where another goroutine got stuck in call late.
 func (e *Engine) overtaken(late *call) {
 	if late.node != nil {
-		late.node.takeover++
+		late.node.accesses.LeasesLost++
 	}
 	if late.slot != nil {
 		e.slowDown(late.slot, "memory access over its lease")

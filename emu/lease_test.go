@@ -174,7 +174,7 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 		t.Errorf("the stuck transfer is done %d before its memory has moved", v)
 	}
 	lost := make(chan uint64)
-	e.Bus(1).Post(func() { lost <- e.LeasesLost(1) })
+	e.Bus(1).Post(func() { lost <- e.Accesses(1).LeasesLost })
 	if n := <-lost; n == 0 {
 		t.Error("no lease was counted as lost")
 	}

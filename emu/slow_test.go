@@ -20,7 +20,7 @@ func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 	l := newLive(t)
 	l.attach(0, 0)
 	slow := func() (yes bool, takeovers uint64) {
-		l.on(func() { yes, takeovers = l.slow(l.nodes[0].slots[0]), l.nodes[0].takeover })
+		l.on(func() { yes, takeovers = l.slow(l.nodes[0].slots[0]), l.nodes[0].accesses.LeasesLost })
 		return yes, takeovers
 	}
 	sink := new(atomic.Uint64)

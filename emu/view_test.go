@@ -83,6 +83,10 @@ func TestSharedMemory(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	accesses := func() (a emu.Accesses) {
+		r.on(1, func() { a = r.engine.Accesses(1) })
+		return a
+	}
 	faults := func() (n uint64) {
 		r.on(1, func() { n = r.drivers[1].Stats().Faults })
 		return n
@@ -106,14 +110,22 @@ func TestSharedMemory(t *testing.T) {
 		}
 	}
 	write("absent", 0, 1, 1, 0, true) // the page-in has entered it
+	before := accesses()
 	write("entered", 0, 1, 0, 0, false)
+	if a := accesses(); a.Shared != before.Shared+2 || a.SharedMissed != before.SharedMissed {
+		t.Errorf("counted %+v, before %+v: want a walk and a move more of shared memory", a, before)
+	}
 	for i := 16; i < 32; i++ {
 		dst[i*device.PageSize] = 1
 	}
 	// The first of those that lie in one window of 64 KiB.
 	first := 16 + int(-(uint64(va(dst))>>device.PageShift)%16)
 	dst[(first+1)*device.PageSize] = 1
+	before = accesses()
 	write("touched", first, 1, 1, 0, false)
+	if a := accesses(); a.Shared != before.Shared+1 || a.SharedMissed != before.SharedMissed+1 {
+		t.Errorf("counted %+v, before %+v: want a missed walk and a move more of shared memory", a, before)
+	}
 	write("its neighbour", first+1, 1, 0, 0, false)
 	write("many that are absent", 40, 16, -1, -1, true)
 	write("and are there", 40, 16, -1, -1, false)

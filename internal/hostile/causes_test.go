@@ -132,7 +132,6 @@ func (l *lab) Attach(node, slot int, a *daemon.Attachment) error {
 	}
 	return l.Engine.Attach(node, slot, &emu.Attachment{Pages: a.Pages, Wake: a.Wake, Memory: m, Gone: a.Gone})
 }
-func (l *lab) LeasesLost(node int) uint64 { return l.Engine.LeasesLost(node) }
 
 // hanging is memory that may stop answering, as of a process whose lock of its
 // address space somebody holds.

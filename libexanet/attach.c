@@ -61,6 +61,8 @@ int message_send(int socket, const unsigned char *m, size_t size, int fd)
 	ssize_t n;
 	while ((n = sendmsg(socket, &msg, MSG_NOSIGNAL)) < 0 && errno == EINTR)
 		;
+	if (n < 0 && (errno == EPIPE || errno == ECONNRESET))
+		return fail(ENOTCONN, "to pfd: %m: it has closed the connection");
 	return n == (ssize_t)size ? 0 : fail(errno ? errno : EIO, "to pfd: %m");
 }
 
@@ -338,7 +340,8 @@ int exanet_close(exanet *e)
 			close_all(fds, nfds);
 			confirmed = n >= HEADER && get(m, 2) == ENDED;
 		}
-		confirmed = confirmed || n == 0;	/* pfd is gone, and its device with it */
+		/* pfd is gone, and its device with it; reset: it had not read all */
+		confirmed = confirmed || n == 0 || (n < 0 && errno == ECONNRESET);
 	}
 	if (e->served) {
 		shutdown(e->socket, SHUT_RDWR);	/* gone for the thread, too: it may wait for a pfd that takes nothing */

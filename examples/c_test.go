@@ -389,3 +389,39 @@ func TestFreedBuffers(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+// Memory of exanet_alloc is the device's, too, as long as it is not freed; only under method
+// uffd it is the process's alone.
+func TestSharedBuffers(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin, client := compile(t, dir, filepath.Join("..", "testdata", "shared")), start(t)
+	for _, method := range []string{"gup", "uffd"} {
+		t.Run(method, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			c := exec.CommandContext(ctx, bin, client.Socket(), method)
+			var said bytes.Buffer
+			c.Stderr = &said
+			out, err := c.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if line := bufio.NewScanner(out); !line.Scan() {
+				t.Error("it is not ready")
+			} else if domains, err := client.Domains(ctx, 0); err != nil || len(domains) != 1 {
+				t.Errorf("%d domains, %v", len(domains), err)
+				cancel()
+			} else if _, err := client.Kick(ctx, 0, domains[0].Slot); err != nil {
+				t.Error(err)
+				cancel()
+			}
+			if err := c.Wait(); err != nil {
+				t.Errorf("%v: %s", err, said.String())
+			}
+		})
+	}
+}

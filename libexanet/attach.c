@@ -20,6 +20,10 @@
 
 #include "internal.h"
 
+#ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
+#define MFD_NOEXEC_SEAL 8U
+#endif
+
 static const char product[] = "libexanet " EXANET_VERSION;
 
 static _Thread_local char text[640];
@@ -61,6 +65,8 @@ int message_send(int socket, const unsigned char *m, size_t size, int fd)
 	ssize_t n;
 	while ((n = sendmsg(socket, &msg, MSG_NOSIGNAL)) < 0 && errno == EINTR)
 		;
+	if (n < 0 && (errno == EPIPE || errno == ECONNRESET))
+		return fail(ENOTCONN, "to pfd: %m: it has closed the connection");
 	return n == (ssize_t)size ? 0 : fail(errno ? errno : EIO, "to pfd: %m");
 }
 
@@ -338,7 +344,8 @@ int exanet_close(exanet *e)
 			close_all(fds, nfds);
 			confirmed = n >= HEADER && get(m, 2) == ENDED;
 		}
-		confirmed = confirmed || n == 0;	/* pfd is gone, and its device with it */
+		/* pfd is gone, and its device with it; reset: it had not read all */
+		confirmed = confirmed || n == 0 || (n < 0 && errno == ECONNRESET);
 	}
 	if (e->served) {
 		shutdown(e->socket, SHUT_RDWR);	/* gone for the thread, too: it may wait for a pfd that takes nothing */
@@ -394,22 +401,24 @@ static int bounds(exanet *e, int type, void *address, size_t size, int fd)
 	return question(e, m, sizeof m, fd);
 }
 
+/* sooner is the result of a request that makes the way to memory shorter. A device that sees
+ * all memory does without: an older pfd need not take it. */
+static int sooner(const exanet *e, int error) { return e->info.sva && error != -ENOTCONN ? 0 : error; }
+
 int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset, int writable)
 {
 	unsigned char m[SHARE_SIZE];
-	if (e->info.sva)
-		return 0;	/* the device sees all memory */
 	message(m, SHARE, sizeof m);
 	put(m + 72, 8, (uintptr_t)address);
 	put(m + 80, 8, size);
 	put(m + 88, 8, offset);
 	put(m + 96, 4, !!writable);
-	return question(e, m, sizeof m, fd);
+	return sooner(e, question(e, m, sizeof m, fd));
 }
 
-int exanet_unshare(exanet *e, void *address, size_t size) { return e->info.sva ? 0 : bounds(e, UNSHARE, address, size, -1); }
+int exanet_unshare(exanet *e, void *address, size_t size) { return bounds(e, UNSHARE, address, size, -1); }
 
-int exanet_invalidate(exanet *e, void *address, size_t size) { return e->info.sva ? 0 : bounds(e, INVALIDATE, address, size, -1); }
+int exanet_invalidate(exanet *e, void *address, size_t size) { return sooner(e, bounds(e, INVALIDATE, address, size, -1)); }
 
 int exanet_register(exanet *e, void *address, size_t size)
 {
@@ -436,6 +445,25 @@ int exanet_unregister(exanet *e, void *address, size_t size) { return bounds(e, 
 
 static size_t whole(size_t size) { return (size + 4095) & ~(size_t)4095; }
 
+/* unshared tells whether memory of exanet_alloc is the process's alone: pfd fills its missing
+ * pages, and the device needs no more. */
+static bool unshared(const exanet *e) { return e->info.sva && e->info.method == EXANET_UFFD; }
+
+/* make_memory makes a file of memory as exanet_share needs it. */
+static int make_memory(size_t size)
+{
+	const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	int fd = memfd_create("exanet-buffer", flags | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create("exanet-buffer", flags);
+	if (fd >= 0 && !ftruncate(fd, size) && !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		return fd;
+	fail(errno, "memory to share: %m");
+	if (fd >= 0)
+		close(fd);
+	return -1;
+}
+
 void *exanet_alloc(exanet *e, size_t size)
 {
 	int fd = -1, error = 0;
@@ -445,15 +473,8 @@ void *exanet_alloc(exanet *e, size_t size)
 		fail(EINVAL, "a buffer of 0 bytes");
 		return NULL;
 	}
-	if (!e->info.sva) {
-		fd = memfd_create("exanet-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-		if (fd < 0 || ftruncate(fd, size) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
-			fail(errno, "memory to share: %m");
-			if (fd >= 0)
-				close(fd);
-			return NULL;
-		}
-	}
+	if (!unshared(e) && (fd = make_memory(size)) < 0)
+		return NULL;
 	p = mmap(NULL, size, PROT_READ | PROT_WRITE, (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, 0);
 	if (p == MAP_FAILED) {
 		fail(errno, "a buffer of %zu bytes: %m", size);
@@ -463,7 +484,7 @@ void *exanet_alloc(exanet *e, size_t size)
 	}
 	if (fd >= 0)
 		close(fd);	/* the mapping and pfd keep the file */
-	if (p && !error && e->info.method == EXANET_UFFD && (error = exanet_register(e, p, size)))
+	if (p && !error && e->info.method == EXANET_UFFD && (error = exanet_register(e, p, size)) && fd >= 0)
 		exanet_unshare(e, p, size);
 	if (p && error) {
 		munmap(p, size);
@@ -475,14 +496,11 @@ void *exanet_alloc(exanet *e, size_t size)
 int exanet_free(exanet *e, void *p, size_t size)
 {
 	int error = e->info.method == EXANET_UFFD ? exanet_unregister(e, p, whole(size)) : 0;
-	int shared = exanet_unshare(e, p, whole(size));
-	if (!error)
-		error = shared;
-	if (error == -ENOTCONN)
-		error = 0;	/* an attachment that is over has taken it back already */
-	if (munmap(p, whole(size)) && !error)
-		error = fail(errno, "freeing a buffer: %m");
-	return error;
+	if (!error && !unshared(e))
+		error = exanet_unshare(e, p, whole(size));
+	if (error && error != -ENOTCONN)	/* an attachment that is over has taken it back already */
+		return error;
+	return munmap(p, whole(size)) ? fail(errno, "freeing a buffer: %m") : 0;
 }
 
 /* make_words makes the memory of reads' completion words, under the lock. */
@@ -490,7 +508,7 @@ int make_words(exanet *e)
 {
 	if (e->words)
 		return 0;
-	if (e->info.sva)
+	if (unshared(e))
 		e->words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	else
 		e->words = exanet_alloc(e, 4096);

@@ -108,14 +108,19 @@ int exanet_wait_word(exanet *, const uint64_t *word, uint64_t value, int timeout
 
 /* Brings pages of this process in, before a transfer needs them. */
 int exanet_prefetch(exanet *, void *, size_t, int write);
-/* Memory that is shared with the device where it needs that, and registered with method
- * uffd: NULL and exanet_error(). It is not in memory before it is used. */
+/* Memory of a file of its own that is shared with the device, and registered with method
+ * uffd; with uffd and sva it is registered alone. NULL and exanet_error(). It is not in memory
+ * before it is used. A child that is forked has the same memory, and no copy. */
 void *exanet_alloc(exanet *, size_t);
+/* Nothing else may be mapped there before; where it fails the memory stays. */
 int exanet_free(exanet *, void *, size_t);
-/* Shares whole pages of a memfd that is sealed against shrinking, mapped shared at address. */
+/* Shares whole pages of a memfd that is sealed against shrinking, mapped shared at address.
+ * With sva a transfer reaches them sooner; what cannot be shared it reaches as before. Until
+ * exanet_unshare nothing else may be mapped there, and transfers have the rights of the share. */
 int exanet_share(exanet *, void *address, size_t, int fd, uint64_t offset, int writable);
 int exanet_unshare(exanet *, void *address, size_t);
-/* After whole pages of shared memory were taken away (MADV_REMOVE): the device forgets them. */
+/* After whole pages of shared memory were taken away (MADV_REMOVE): the device forgets them.
+ * With sva the next access finds that out, too, and takes longer. */
 int exanet_invalidate(exanet *, void *address, size_t);
 /* Method uffd: has pfd serve the missing pages of private anonymous memory. */
 int exanet_register(exanet *, void *address, size_t);

@@ -86,7 +86,7 @@ type readState struct {
 	busy   int // packetizer channel that may say refused, -1 none
 }
 
-// makeWords makes the memory of the completion words, where pfd reaches it. It
+// makeWords makes the memory of the completion words, shared with pfd as Alloc's. It
 // is touched, so that the words do not fault, and goes with the endpoint and its handles.
 func (e *Endpoint) makeWords() error {
 	q := &e.reads
@@ -95,8 +95,11 @@ func (e *Endpoint) makeWords() error {
 	if q.words != nil {
 		return nil
 	}
-	b := make([]byte, device.PageSize)
-	if !e.Info().SVA() {
+	var b []byte
+	if e.Info().SVA() && e.welcome.Method == MethodUFFD {
+		// Alloc's memory is not shared there, and takes one of the user's userfaultfds.
+		b = make([]byte, device.PageSize)
+	} else {
 		shared, err := e.Alloc(device.PageSize)
 		if err != nil {
 			return fmt.Errorf("memory for completion words: %w", err)
@@ -121,7 +124,8 @@ func (e *Endpoint) makeWords() error {
 
 // Read starts a read: the target's memory comes into this process's, as a write
 // of the target's node, and both may be absent. It returns its handle and does
-// not wait for pfd; with r.Wait it waits, until ctx ends, for a place. Errors
+// not wait for pfd, but the first, which shares memory with it; with r.Wait it waits,
+// until ctx ends, for a place. Errors
 // match ErrRequest, ErrBusy (all 32 places taken), ErrClosed, ErrGone or ctx's;
 // whatever goes wrong later is the handle's: the target's domain does not admit
 // this process (ErrDomain), an address is not mapped (ErrAddress), and so on.

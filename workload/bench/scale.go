@@ -39,7 +39,7 @@ func (r *run) channels() error {
 	return r.with(streamNodes, func(d *pfd) error {
 		for _, size := range []uint64{streamSize, smallSize} {
 			err := func() (err error) {
-				s, err := workload.OpenStream(r.ctx, d.client, workload.Options{Socket: d.process.Socket(), Command: r.Command}, streamDomains, size)
+				s, err := workload.OpenStream(r.ctx, d.client, workload.Options{Socket: d.process.Socket(), Command: r.Command}, streamDomains, size, workload.Any)
 				if err != nil {
 					return err
 				}

@@ -28,10 +28,8 @@ type Perf struct {
 	target caller
 	group  string
 	seed   uint64
-	size   uint64 // of the parts that both ends have now
-	parts  int
-	data   rdma.Remote // the target's
-	words  rdma.Remote
+	*perfPlace
+	places map[Memory]*perfPlace
 	pids   []int // the initiator's, pfd's, and the target's where it is another
 }
 
@@ -275,6 +273,7 @@ func (t Pattern) order(n int, seed uint64) []int {
 // PerfRun is what is measured: transfers in rows, each of its own part of memory that
 // is made anew before each row. Every byte is checked after it.
 type PerfRun struct {
+	Memory Memory // of both ends' data; "": Shared
 	Size   uint64
 	Count  int           // transfers that count, at least; 0: as many as fit into Time
 	Time   time.Duration // of the transfers themselves
@@ -297,6 +296,7 @@ type PerfRun struct {
 // PerfResult is what came of it: of each transfer that counts how long it took, and with
 // Notify how long until the target saw it.
 type PerfResult struct {
+	Memory    Memory  // of the initiator
 	Latencies []int64 // ns
 	Starts    []int64 // of each, CLOCK_MONOTONIC, ns
 	Notified  []int64
@@ -350,6 +350,7 @@ func (q *PerfRun) Check() error {
 	}{
 		{q.Size < 1 || q.Size > MaxSize, fmt.Sprintf("size %d: want 1 to %d bytes", q.Size, uint64(MaxSize))},
 		{q.Depth > MaxParallel, fmt.Sprintf("depth %d: want at most %d", q.Depth, MaxParallel)},
+		{q.Memory != "" && !slices.Contains(Memories, q.Memory), fmt.Sprintf("memory %q: want one of %q", q.Memory, Memories)},
 		{q.Order != "" && !slices.Contains(Patterns, q.Order), fmt.Sprintf("pattern %q: want one of %v", q.Order, Patterns)},
 		{q.Count < 1 && q.Time <= 0, "neither a count nor a time"},
 		{q.Src < 0 || q.Src > 1 || q.Dst < 0 || q.Dst > 1, "a probability is 0 to 1"},
@@ -377,9 +378,10 @@ func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 	if q.Parts <= 0 || q.Parts > perfParts {
 		q.Parts = int(min(max(perfArea/stride(q.Size), 4, 2*uint64(q.Depth)), perfParts))
 	}
-	if err := p.reserve(q.Size, q.Parts); err != nil {
+	if err := p.reserve(q.Memory, q.Size, q.Parts, false); err != nil {
 		return r, err
 	}
+	r.Memory = p.end.kind
 	for spent := time.Duration(0); ; {
 		if err := p.row(ctx, &q, &r); err != nil {
 			return r, err
@@ -391,16 +393,27 @@ func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 	}
 }
 
-// reserve gives both ends memory for parts.
-func (p *Perf) reserve(size uint64, parts int) error {
-	if p.size == size && p.parts == parts {
+// reserve gives both ends memory for parts, which it had before but for anew.
+func (p *Perf) reserve(memory Memory, size uint64, parts int, anew bool) error {
+	if err := p.end.use(memory); err != nil {
+		return err
+	}
+	if p.places == nil {
+		p.places = make(map[Memory]*perfPlace)
+	}
+	kind := p.end.kind
+	if p.places[kind] == nil {
+		p.places[kind] = &perfPlace{}
+	}
+	p.perfPlace = p.places[kind]
+	if !anew && p.size == size && p.parts == parts {
 		return nil
 	}
 	p.size = 0
-	if err := p.end.make(size, parts); err != nil {
+	if err := p.end.make(memory, size, parts); err != nil {
 		return err
 	}
-	a, err := p.perf(opPerfMake, perfOrder{Size: size, Parts: parts})
+	a, err := p.perf(opPerfMake, perfOrder{Memory: memory, Size: size, Parts: parts})
 	if err != nil {
 		return err
 	}
@@ -488,7 +501,7 @@ func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
 	if q.Read {
 		mine, theirs = dst, src
 	}
-	if err := p.target.send(order{Op: opPerfFill, Perf: perfOrder{Fill: theirs}}); err != nil {
+	if err := p.target.send(order{Op: opPerfFill, Perf: perfOrder{Memory: q.Memory, Fill: theirs}}); err != nil {
 		return src, err
 	}
 	err = p.end.fill(mine)
@@ -509,7 +522,7 @@ type Place struct {
 // Prepare makes the memory as Run does before a row of q.Parts writes, and tells where it
 // is: to compare transfers with what moves or pages in the same memory without the device.
 func (p *Perf) Prepare(q PerfRun) (src, dst Place, err error) {
-	if err := p.reserve(q.Size, q.Parts); err != nil {
+	if err := p.reserve(q.Memory, q.Size, q.Parts, false); err != nil {
 		return src, dst, err
 	}
 	p.seed++
@@ -517,7 +530,7 @@ func (p *Perf) Prepare(q PerfRun) (src, dst Place, err error) {
 		return src, dst, err
 	}
 	time.Sleep(perfRest)
-	return Place{p.pids[0], p.end.data.VA(), p.end.stride}, Place{p.Target(), p.data.VA, p.end.stride}, nil
+	return Place{p.pids[0], rdma.VAOf(p.end.data), p.end.stride}, Place{p.Target(), p.data.VA, p.end.stride}, nil
 }
 
 // Where a row has messages they are here in words, a pair of completion words after each.
@@ -530,7 +543,7 @@ const (
 // warm has small writes go on for a while.
 func (p *Perf) warm(ctx context.Context) error {
 	for start := time.Now(); time.Since(start) < perfRest; {
-		t, err := p.end.ep.Write(ctx, rdma.WriteRequest{SrcVA: p.end.words.VA() + wakePlace, Size: 16, Dst: p.words, Offset: wakePlace})
+		t, err := p.end.ep.Write(ctx, rdma.WriteRequest{SrcVA: rdma.VAOf(p.end.words) + wakePlace, Size: 16, Dst: p.words, Offset: wakePlace})
 		if err == nil {
 			err = pollUntil(ctx, &rdmaTransfer{t})
 		}
@@ -599,7 +612,7 @@ func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencie
 // prefetch brings in this end's memory, part by part.
 func (p *Perf) prefetch(ctx context.Context, q *PerfRun, parts []int) error {
 	for _, part := range parts {
-		if err := p.end.ep.Prefetch(ctx, p.end.data.VA()+device.VA(uint64(part)*p.end.stride), q.Size, q.Read); err != nil {
+		if err := p.end.ep.Prefetch(ctx, rdma.VAOf(p.end.data)+device.VA(uint64(part)*p.end.stride), q.Size, q.Read); err != nil {
 			return err
 		}
 	}
@@ -608,7 +621,7 @@ func (p *Perf) prefetch(ctx context.Context, q *PerfRun, parts []int) error {
 
 func (p *Perf) begin(ctx context.Context, q *PerfRun, part int) (*rdma.Transfer, error) {
 	at := uint64(part) * p.end.stride
-	va := p.end.data.VA() + device.VA(at)
+	va := rdma.VAOf(p.end.data) + device.VA(at)
 	if q.Read {
 		return p.end.ep.Read(ctx, rdma.ReadRequest{DstVA: va, Size: q.Size, Src: p.data, Offset: at})
 	}

@@ -26,14 +26,15 @@ const (
 
 // perfOrder is the argument of each of them, and the answer.
 type perfOrder struct {
-	Size  uint64   `json:"size,omitempty"` // of a part
-	Parts int      `json:"parts,omitempty"`
-	Fill  perfFill `json:"fill,omitzero"`
-	Order []int    `json:"order,omitempty"` // parts, as they are transferred
-	Last  uint64   `json:"last,omitempty"`  // the word that says that one has come
-	Times []int64  `json:"times,omitempty"` // CLOCK_MONOTONIC, when it was seen
-	Data  string   `json:"data,omitempty"`  // the memory, as a Remote
-	Words string   `json:"words,omitempty"` // a pair of completion words a part, and messages
+	Memory Memory   `json:"memory,omitempty"` // to make, or to fill and obey orders about from then on
+	Size   uint64   `json:"size,omitempty"`   // of a part
+	Parts  int      `json:"parts,omitempty"`
+	Fill   perfFill `json:"fill,omitzero"`
+	Order  []int    `json:"order,omitempty"` // parts, as they are transferred
+	Last   uint64   `json:"last,omitempty"`  // the word that says that one has come
+	Times  []int64  `json:"times,omitempty"` // CLOCK_MONOTONIC, when it was seen
+	Data   string   `json:"data,omitempty"`  // the memory, as a Remote
+	Words  string   `json:"words,omitempty"` // a pair of completion words a part, and messages
 	// Resident is how many of its pages are there.
 	Resident uint64 `json:"resident,omitempty"`
 }
@@ -67,62 +68,75 @@ const (
 	perfLimit = 4 << 30
 )
 
-// perfEnd is the memory of one end.
+// perfEnd is one end, and its memory: that of the kind that is measured, and that of each
+// kind, which stays, so that kinds can take turns.
 type perfEnd struct {
-	ep          *rdma.Endpoint
-	data, words *rdma.Buffer
-	pages       *pagemap
-	stride      uint64 // of the parts
-	filled      perfFill
-	dataName    rdma.Remote
-	wordsName   rdma.Remote
+	ep *rdma.Endpoint
+	*perfMemory
+	kinds map[Memory]*perfMemory
+	pages *pagemap
 }
 
 func stride(size uint64) uint64 { return roundUp(max(size, 1), pageSize) }
 
-// make makes the memory anew, absent.
-func (e *perfEnd) make(size uint64, parts int) error {
-	if err := e.free(); err != nil {
+// use has what follows be about memory of a kind.
+func (e *perfEnd) use(kind Memory) error {
+	kind, err := memoryOf(e.ep, kind)
+	if err != nil {
+		return err
+	}
+	if e.kinds == nil {
+		e.kinds = make(map[Memory]*perfMemory)
+	}
+	if e.kinds[kind] == nil {
+		e.kinds[kind] = &perfMemory{kind: kind}
+	}
+	e.perfMemory = e.kinds[kind]
+	return nil
+}
+
+// make makes the memory of a kind anew, absent.
+func (e *perfEnd) make(kind Memory, size uint64, parts int) error {
+	if err := e.use(kind); err != nil {
+		return err
+	}
+	if err := e.release(); err != nil {
 		return err
 	}
 	if parts < 1 || size < 1 || size > MaxSize || uint64(parts) > perfLimit/stride(size) {
 		return fmt.Errorf("%w: %d parts of %d bytes: want %d bytes at most", ErrRequest, parts, size, uint64(perfLimit))
 	}
 	e.stride = stride(size)
-	if err := e.alloc(&e.data, &e.dataName, e.stride*uint64(parts)); err != nil {
+	if err := e.alloc(&e.data, &e.dataName, e.kind, e.stride*uint64(parts)); err != nil {
 		return err
 	}
-	if err := e.alloc(&e.words, &e.wordsName, wordsSize); err != nil {
+	if err := e.alloc(&e.words, &e.wordsName, Shared, wordsSize); err != nil {
 		return err
 	}
-	clear(e.words.Bytes())
+	clear(e.words)
 	return nil
 }
 
-func (e *perfEnd) alloc(to **rdma.Buffer, name *rdma.Remote, size uint64) (err error) {
-	if *to, err = e.ep.Alloc(int(size)); err != nil {
+func (e *perfEnd) alloc(to *[]byte, name *rdma.Remote, kind Memory, size uint64) error {
+	b, free, err := newMemory(e.ep, kind, size)
+	if err != nil {
 		return err
 	}
-	// With huge pages one touch would bring in 512 pages of 4 KiB. Where there are none there is nothing to forbid.
-	_ = unix.Madvise((*to).Bytes(), unix.MADV_NOHUGEPAGE)
-	*name, err = e.ep.Export((*to).Bytes())
+	*to, e.free = b, append(e.free, free)
+	*name, err = e.ep.Export(b)
 	return err
 }
 
-func (e *perfEnd) free() error {
-	for _, m := range []struct {
-		b    **rdma.Buffer
-		name rdma.Remote
-	}{{&e.data, e.dataName}, {&e.words, e.wordsName}} {
-		if *m.b == nil {
-			continue
-		}
-		e.ep.Unexport(m.name)
-		if err := (*m.b).Free(); err != nil {
+// release frees the memory of the kind that is measured.
+func (e *perfEnd) release() error {
+	e.ep.Unexport(e.dataName)
+	e.ep.Unexport(e.wordsName)
+	for _, free := range e.free {
+		if err := free(); err != nil {
 			return err
 		}
-		*m.b = nil
 	}
+	*e.perfMemory = perfMemory{kind: e.kind}
 	return nil
 }
 
@@ -133,10 +147,10 @@ const fillTries = 8
 func (e *perfEnd) fill(f perfFill) error {
 	e.filled = f
 	drop := unix.MADV_REMOVE // of a memfd, which others have mapped, too
-	if e.ep.Info().SVA() && e.ep.Info().Method == rdma.MethodUFFD {
-		drop = unix.MADV_DONTNEED // that is the process's alone
+	if e.kind == Any {
+		drop = unix.MADV_DONTNEED
 	}
-	b := e.data.Bytes()
+	b := e.data
 	pages := uint64(len(b)) / pageSize
 	for range fillTries {
 		if f.Absent < 1 {
@@ -159,8 +173,10 @@ func (e *perfEnd) fill(f perfFill) error {
 			}
 			i = n
 		}
-		if err := e.ep.Invalidate(rdma.VAOf(b), uint64(len(b))); err != nil {
-			return err
+		if e.kind == Shared {
+			if err := e.ep.Invalidate(rdma.VAOf(b), uint64(len(b))); err != nil {
+				return err
+			}
 		}
 		resident, err := e.resident()
 		if err != nil {
@@ -180,7 +196,7 @@ func (e *perfEnd) enter(f perfFill) error {
 	if e.ep.Info().SVA() {
 		return nil
 	}
-	pages := uint64(len(e.data.Bytes())) / pageSize
+	pages := uint64(len(e.data)) / pageSize
 	for i := uint64(0); i < pages; i++ {
 		first := i
 		for i < pages && !f.absent(i) {
@@ -197,7 +213,7 @@ func (e *perfEnd) enter(f perfFill) error {
 
 func (e *perfEnd) resident() (int, error) {
 	if !e.ep.Info().SVA() {
-		return residentShared(e.data.Bytes())
+		return residentShared(e.data)
 	}
 	if e.pages == nil {
 		var err error
@@ -205,13 +221,13 @@ func (e *perfEnd) resident() (int, error) {
 			return 0, err
 		}
 	}
-	return e.pages.resident(e.data.Bytes())
+	return e.pages.resident(e.data)
 }
 
 // check compares every byte of parts that were transferred with what from says the
 // source held, and of the others with what they were.
 func (e *perfEnd) check(size uint64, order []int, from perfFill) error {
-	b := e.data.Bytes()
+	b := e.data
 	came := make(map[int]bool, len(order))
 	for _, part := range order {
 		came[part] = true
@@ -232,14 +248,14 @@ func (e *perfEnd) check(size uint64, order []int, from perfFill) error {
 }
 
 func (e *perfEnd) touch() {
-	b := e.data.Bytes()
+	b := e.data
 	for i := 0; i < len(b); i += pageSize {
 		b[i] = 0
 	}
 }
 
 // word gives the second of part i's completion words.
-func (e *perfEnd) word(i int) (*uint64, error) { return rdma.Word(e.words.Bytes(), uint64(16*i+8)) }
+func (e *perfEnd) word(i int) (*uint64, error) { return rdma.Word(e.words, uint64(16*i+8)) }
 
 // watch waits for the notification of each part and takes the time.
 func (e *perfEnd) watch(ctx context.Context, order []int, last uint64) ([]int64, error) {
@@ -258,7 +274,11 @@ func (e *perfEnd) watch(ctx context.Context, order []int, last uint64) ([]int64,
 }
 
 func (e *perfEnd) close() error {
-	err := e.free()
+	var err error
+	for _, m := range e.kinds {
+		e.perfMemory = m
+		err = errors.Join(err, e.release())
+	}
 	if e.pages != nil {
 		err = errors.Join(err, e.pages.close())
 	}
@@ -285,13 +305,19 @@ func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, e
 		p.perf = &perfEnd{ep: e.ep}
 	}
 	e := p.perf
-	if o != opPerfMake && e.data == nil {
+	var err error
+	if o == opPerfFill {
+		err = e.use(q.Memory)
+	}
+	switch {
+	case err != nil:
+		return r, err
+	case o != opPerfMake && (e.perfMemory == nil || e.data == nil):
 		return r, fmt.Errorf("%s before %s", o, opPerfMake)
 	}
-	var err error
 	switch o {
 	case opPerfMake:
-		if err = e.make(q.Size, q.Parts); err == nil {
+		if err = e.make(q.Memory, q.Size, q.Parts); err == nil {
 			r.Data, r.Words = e.dataName.String(), e.wordsName.String()
 		}
 	case opPerfFill:

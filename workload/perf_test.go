@@ -1,8 +1,11 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -46,6 +49,10 @@ func TestPerf(t *testing.T) {
 		for _, q := range []PerfRun{
 			{Size: 16, Count: 10, Parts: 8, Notify: true},
 			{Size: 4096, Count: 10, Parts: 8, Dst: 1},
+			{Size: 4096, Count: 10, Parts: 8, Memory: Any, Dst: 1},
+			{Size: 4096, Count: 10, Parts: 8, Memory: Any},
+			{Size: 4096, Count: 10, Parts: 8, Memory: Shared},
+			{Size: 5000, Count: 10, Parts: 8, Memory: Any, Read: true, Src: 0.5, Dst: 1},
 			{Size: 5000, Count: 10, Parts: 8, Src: 1, Dst: 0.5, Order: Random},
 			{Size: 4096, Count: 10, Parts: 8, Read: true, Src: 1, Dst: 1, Order: Strided},
 			{Size: 64 << 10, Count: 10, Parts: 16, Depth: 8, Dst: 1, Order: Zipf},
@@ -61,6 +68,9 @@ func TestPerf(t *testing.T) {
 			rows := (q.Count + each - 1) / each
 			if q.Count > 0 && (len(r.Rows) != rows || len(r.Latencies) != rows*each) {
 				t.Errorf("%s: %+v: %d rows with %d transfers that count, want %d with %d", way, q, len(r.Rows), len(r.Latencies), rows, rows*each)
+			}
+			if want := cmp.Or(q.Memory, Shared); r.Memory != want {
+				t.Errorf("%s: %+v: memory %q", way, q, r.Memory)
 			}
 			if q.Notify != (len(r.Notified) == len(r.Latencies)) || r.Pinned != 0 || slices.Min(r.Latencies) <= 0 {
 				t.Errorf("%s: %+v: %d notifications, %d bytes pinned, %v", way, q, len(r.Notified), r.Pinned, r.Latencies)
@@ -79,6 +89,43 @@ func TestPerf(t *testing.T) {
 	}
 }
 
+// What is measured is memory of the kind that was asked for: pfd has shared memory mapped,
+// and nothing else of a process. Under method uffd there is none of it.
+func TestPerfMemory(t *testing.T) {
+	l := startLive(t)
+	status, err := l.client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapped := func() int { // by pfd
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", status.PID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(b), "exanet-buffer")
+	}
+	for _, c := range []struct {
+		method      string
+		asked, want Memory
+		mapped      int // data and words of both ends
+	}{{"gup", "", Shared, 4}, {"gup", Any, Any, 2}, {"populate", Shared, Shared, 4}, {"touch", Any, Any, 2}, {"uffd", Shared, Any, 0}, {"uffd", Any, Any, 0}} {
+		had := mapped()
+		p := l.openPerf(t, l.options(t, c.method, "p1"), "")
+		q := PerfRun{Memory: c.asked, Size: 4096, Count: 10, Parts: 8, Src: 1, Dst: 1}
+		before := l.faults(t)
+		r, err := p.Run(t.Context(), q)
+		if err != nil || r.Memory != c.want || !slices.Contains(p.Memories(), r.Memory) {
+			t.Fatalf("%s, %q: memory %q of %q, %v", c.method, c.asked, r.Memory, p.Memories(), err)
+		}
+		if n := l.faults(t) - before; n < 16 {
+			t.Errorf("%s, %q: %d faults of 8 transfers between absent pages", c.method, c.asked, n)
+		}
+		if n := mapped() - had; n != c.mapped {
+			t.Errorf("%s, %q: pfd has mapped %d files more, want %d", c.method, c.asked, n, c.mapped)
+		}
+	}
+}
+
 func (l *live) faults(t *testing.T) uint64 {
 	t.Helper()
 	s, err := l.client.Status(t.Context())
@@ -91,7 +138,7 @@ func (l *live) faults(t *testing.T) uint64 {
 // What cannot be measured is refused before anything moves.
 func TestPerfRefuses(t *testing.T) {
 	for _, q := range []PerfRun{
-		{Count: 1}, {Size: 1}, {Size: 1, Count: 1, Depth: 33}, {Size: 1, Count: 1, Dst: 2}, {Size: 1, Count: 1, Src: -1},
+		{Count: 1}, {Size: 1}, {Size: 1, Count: 1, Depth: 33}, {Size: 1, Count: 1, Dst: 2}, {Size: 1, Count: 1, Memory: "none"}, {Size: 1, Count: 1, Src: -1},
 		{Size: 1, Count: 1, Notify: true, Read: true}, {Size: 1, Count: 1, Notify: true, Order: Zipf}, {Size: MaxSize + 1, Count: 1}, {Size: 1, Count: 1, Order: "sideways"},
 	} {
 		if err := q.Check(); !errors.Is(err, ErrRequest) {

@@ -43,7 +43,7 @@ func (e *perfEnd) serve(ctx context.Context, initiator string) error {
 	if err != nil {
 		return err
 	}
-	word, err := rdma.Word(e.words.Bytes(), askPlace+askSize+8)
+	word, err := rdma.Word(e.words, askPlace+askSize+8)
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (e *perfEnd) serve(ctx context.Context, initiator string) error {
 		if err := e.ep.WaitNotification(ctx, word, n); err != nil {
 			return err
 		}
-		m := e.words.Bytes()[askPlace:][:askSize]
+		m := e.words[askPlace:][:askSize]
 		next := func(i int) place {
 			return place{binary.LittleEndian.Uint64(m[16*i:]), binary.LittleEndian.Uint64(m[16*i+8:])}
 		}
@@ -67,14 +67,14 @@ func (e *perfEnd) serve(ctx context.Context, initiator string) error {
 
 // obey does what is asked of this end's memory.
 func (e *perfEnd) obey(a ask) error {
-	b := e.data.Bytes()
+	b := e.data
 	for _, p := range []place{a.lock, a.unlock, a.touch, a.copy} {
 		if p.at > uint64(len(b)) || p.n > uint64(len(b))-p.at || a.copy.n > pageSize {
 			return fmt.Errorf("%w: %d bytes at %d of %d", ErrRequest, p.n, p.at, len(b))
 		}
 	}
 	if a.ring {
-		if err := lockMemory(e.words.Bytes()[ringPlace:]); err != nil {
+		if err := lockMemory(e.words[ringPlace:]); err != nil {
 			return err
 		}
 	}
@@ -92,7 +92,7 @@ func (e *perfEnd) obey(a ask) error {
 		b[i] = 0
 	}
 	if p := a.copy; p.n > 0 {
-		copy(b[p.at:][:p.n], e.words.Bytes()[ringPlace:])
+		copy(b[p.at:][:p.n], e.words[ringPlace:])
 	}
 	return nil
 }
@@ -112,9 +112,9 @@ func (e *perfEnd) say(ctx context.Context, to rdma.Remote, n uint64, failed bool
 	if failed {
 		first = 1
 	}
-	copy(e.words.Bytes()[wakePlace:], text)
+	copy(e.words[wakePlace:], text)
 	t, err := e.ep.Write(ctx, rdma.WriteRequest{
-		SrcVA: e.words.VA() + wakePlace, Size: askSize, Dst: to, Offset: askPlace, Urgent: true,
+		SrcVA: rdma.VAOf(e.words) + wakePlace, Size: askSize, Dst: to, Offset: askPlace, Urgent: true,
 		Notify: &rdma.Notification{Offset: askPlace + askSize, First: first, Last: n},
 	})
 	if err != nil {
@@ -208,11 +208,10 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 	if q.Size < 1 || q.Size > pageSize || q.Pages < 1 || q.Puts < 1 || q.Limit < 1 {
 		return r, fmt.Errorf("%w: puts of %d bytes into %d pages", ErrRequest, q.Size, q.Pages)
 	}
-	p.size = 0 // the memory is nobody else's
-	if err := p.reserve(q.Size, q.Pages); err != nil {
+	if err := p.reserve(Shared, q.Size, q.Pages, true); err != nil {
 		return r, err
 	}
-	p.size = 0
+	p.size = 0 // the memory is nobody else's
 	p.seed++
 	src, dst := perfFill{Seed: word(p.seed, 0)}, perfFill{Absent: 1, Zero: true}
 	if err := p.end.fill(src); err != nil {
@@ -226,7 +225,7 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 		return r, err
 	}
 	u := &Putter{p: p, ctx: ctx, q: q, pinned: make(map[uint64]bool), put: make(map[int]bool)}
-	if u.answer, err = rdma.Word(p.end.words.Bytes(), askPlace+askSize+8); err != nil {
+	if u.answer, err = rdma.Word(p.end.words, askPlace+askSize+8); err != nil {
 		return r, err
 	}
 	if err := p.warm(ctx); err != nil {
@@ -298,7 +297,7 @@ func (u *Putter) question(a ask) error {
 	if err := end.ep.WaitNotification(u.ctx, u.answer, u.asked); err != nil {
 		return err
 	}
-	if end.words.Bytes()[askPlace+askSize] != 0 {
+	if end.words[askPlace+askSize] != 0 {
 		if _, err := u.p.target.receive(); err != nil {
 			return err
 		}
@@ -332,7 +331,7 @@ func (u *Putter) both(a ask) error {
 }
 
 func (u *Putter) plain(d place) error {
-	return u.write(u.p.end.data.VA()+device.VA(d.at), d.n, u.p.data, d.at)
+	return u.write(rdma.VAOf(u.p.end.data)+device.VA(d.at), d.n, u.p.data, d.at)
 }
 
 func (u *Putter) pinAll() error { return u.both(ask{lock: u.whole()}) }
@@ -409,15 +408,15 @@ func (u *Putter) pinRing() error { return u.both(ask{ring: true}) }
 
 func (u *Putter) bounced(d place) error {
 	end := u.p.end
-	copy(end.words.Bytes()[ringPlace:], end.data.Bytes()[d.at:][:d.n])
-	if err := u.write(end.words.VA()+ringPlace, d.n, u.p.words, ringPlace); err != nil {
+	copy(end.words[ringPlace:], end.data[d.at:][:d.n])
+	if err := u.write(rdma.VAOf(end.words)+ringPlace, d.n, u.p.words, ringPlace); err != nil {
 		return err
 	}
 	return u.question(ask{copy: d})
 }
 
 func (u *Putter) ringed(d place) error {
-	if err := u.write(u.p.end.data.VA()+device.VA(d.at), d.n, u.p.words, ringPlace); err != nil {
+	if err := u.write(rdma.VAOf(u.p.end.data)+device.VA(d.at), d.n, u.p.words, ringPlace); err != nil {
 		return err
 	}
 	return u.question(ask{copy: d})

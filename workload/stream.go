@@ -11,7 +11,6 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
-	"golang.org/x/sys/unix"
 )
 
 // Orders of a stream: one process that has attachments on every node keeps so
@@ -28,6 +27,7 @@ type stream struct {
 	Domains int      `json:"domains,omitempty"` // on each node
 	Group   string   `json:"group,omitempty"`   // beginning of the groups' names
 	Size    uint64   `json:"size,omitempty"`    // of each transfer
+	Memory  Memory   `json:"memory,omitempty"`
 
 	Channels int           `json:"channels,omitempty"` // kept busy
 	Time     time.Duration `json:"time_ns,omitempty"`
@@ -43,40 +43,36 @@ type streamed struct {
 // its own here and a destination of its own at a neighbour.
 type lane struct {
 	ep       *rdmaEndpoint
-	src, dst *memory
+	src, dst []byte
+	free     []func() error
 	to       *lane // whose dst it writes to
 	remote   string
 }
 
 func (l *lane) close() error {
-	return errors.Join(l.ep.close(), l.src.close(), l.dst.close())
+	err := l.ep.close()
+	for _, free := range l.free {
+		err = errors.Join(err, free())
+	}
+	return err
 }
 
-// memory is plain present memory.
-type memory struct{ b []byte }
-
-func newMemory(size int) (*memory, error) {
-	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+// present makes present memory.
+func (l *lane) present(m Memory, size uint64) ([]byte, error) {
+	b, free, err := newMemory(l.ep.ep, m, size)
 	if err != nil {
-		return nil, fmt.Errorf("mmap of %d bytes: %w", size, err)
+		return nil, err
 	}
-	return &memory{b}, nil
-}
-
-func (m *memory) close() error {
-	if m == nil || m.b == nil {
-		return nil
-	}
-	b := m.b
-	m.b = nil
-	return unix.Munmap(b)
+	l.free = append(l.free, free)
+	clear(b)
+	return b, nil
 }
 
 func (p *process) openStream(ctx context.Context, o stream) error {
 	if len(p.lanes) > 0 {
 		return errors.New("a stream is open already")
 	}
-	size := int(o.Size) * device.WriteChannels
+	size := o.Size * device.WriteChannels
 	for d := range o.Domains {
 		row := make([]*lane, len(o.Nodes))
 		for i, node := range o.Nodes {
@@ -88,18 +84,18 @@ func (p *process) openStream(ctx context.Context, o stream) error {
 			l.ep = ep.(*rdmaEndpoint)
 			p.lanes = append(p.lanes, l)
 			row[i] = l
-			if l.src, err = newMemory(size); err != nil {
+			if l.src, err = l.present(o.Memory, size); err != nil {
 				return err
 			}
-			if l.dst, err = newMemory(size); err != nil {
+			if l.dst, err = l.present(o.Memory, size); err != nil {
 				return err
 			}
-			fill(l.src.b, word(uint64(node)<<32|uint64(d), 1), 0)
+			fill(l.src, word(uint64(node)<<32|uint64(d), 1), 0)
 		}
 		for i, l := range row {
 			l.to = row[(i+1)%len(row)]
 			var err error
-			if l.remote, err = l.to.ep.export(rdma.VAOf(l.to.dst.b), uint64(size)); err != nil {
+			if l.remote, err = l.to.ep.export(rdma.VAOf(l.to.dst), size); err != nil {
 				return err
 			}
 		}
@@ -124,7 +120,7 @@ func (p *process) runStream(ctx context.Context, o stream) (streamed, error) {
 	list := make([]busy, o.Channels)
 	for i := range list {
 		list[i] = busy{lane: p.lanes[i/device.WriteChannels], at: uint64(i%device.WriteChannels) * o.Size}
-		clear(list[i].lane.to.dst.b[list[i].at:][:o.Size])
+		clear(list[i].lane.to.dst[list[i].at:][:o.Size])
 	}
 	// Collections of what the transfers leave behind are no part of them.
 	runtime.GC()
@@ -150,7 +146,7 @@ func (p *process) runStream(ctx context.Context, o stream) (streamed, error) {
 				continue
 			}
 			var err error
-			if b.t, err = b.lane.ep.start(rdma.VAOf(b.lane.src.b)+device.VA(b.at), o.Size, b.lane.remote, b.at, false, false); err != nil {
+			if b.t, err = b.lane.ep.start(rdma.VAOf(b.lane.src)+device.VA(b.at), o.Size, b.lane.remote, b.at, false, false); err != nil {
 				return s, err
 			}
 			inFlight++
@@ -158,7 +154,7 @@ func (p *process) runStream(ctx context.Context, o stream) (streamed, error) {
 	}
 	s.ElapsedNS = time.Since(start).Nanoseconds()
 	for _, b := range list {
-		if !bytes.Equal(b.lane.src.b[b.at:][:o.Size], b.lane.to.dst.b[b.at:][:o.Size]) {
+		if !bytes.Equal(b.lane.src[b.at:][:o.Size], b.lane.to.dst[b.at:][:o.Size]) {
 			return s, fmt.Errorf("bytes %d to %d of a destination are not the source's", b.at, b.at+o.Size)
 		}
 	}
@@ -180,7 +176,7 @@ type Streamed struct {
 // OpenStream starts the process and has it attach domains times to every node:
 // o's Socket and Command count. Each attachment writes to the one on the next
 // node, size bytes a transfer.
-func OpenStream(ctx context.Context, d Daemon, o Options, domains int, size uint64) (*Stream, error) {
+func OpenStream(ctx context.Context, d Daemon, o Options, domains int, size uint64, memory Memory) (*Stream, error) {
 	nodes, err := d.Nodes(ctx, control.AllNodes)
 	if err != nil {
 		return nil, err
@@ -194,7 +190,7 @@ func OpenStream(ctx context.Context, d Daemon, o Options, domains int, size uint
 		return nil, err
 	}
 	s := &Stream{p: p, size: size}
-	q := stream{Socket: o.Socket, Domains: domains, Group: group, Size: size}
+	q := stream{Socket: o.Socket, Domains: domains, Group: group, Size: size, Memory: memory}
 	for _, n := range nodes {
 		q.Nodes = append(q.Nodes, n.ID)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,15 +19,20 @@ import (
 // benchFlags are those of bench and study.
 type benchFlags struct {
 	bench.Lab
-	dir, docs string
+	dir, docs, memory string
 }
 
-func (b *benchFlags) flags(c *cobra.Command) {
+func (b *benchFlags) flags(c *cobra.Command, memory string) {
 	f := c.Flags()
 	f.StringVar(&b.PFD, "pfd", "", "the pfd to start (default the one beside exanetctl)")
 	f.IntVar(&b.Count, "count", 1000, "samples of each case of up to 16 KiB; larger ones have a fifth or fewer")
+	f.StringVar(&b.memory, "memory", "", "kind of memory: shared with pfd, any of the processes, or both ("+memory+")")
+	values(c, "memory", string(workload.Shared), string(workload.Any), bothMemories)
 	f.StringVar(&b.dir, "dir", "", "directory for results.jsonl (every sample), results.csv, report.html and pictures")
 }
+
+// bothMemories has what takes turns take them in each kind of memory, too.
+const bothMemories = "both"
 
 // benchCommand is what `make bench` runs.
 func (a *app) benchCommand() *cobra.Command {
@@ -59,7 +65,7 @@ sample are printed, with -o csv one line for each figure.
 			return a.bench(cmd.Context(), b, suites)
 		},
 	}
-	b.flags(c)
+	b.flags(c, "default both where faults and methods are compared, shared elsewhere")
 	f := c.Flags()
 	f.StringVar(&b.Untraced, "untraced", "", "a pfd without the probe point, to compare with")
 	f.StringVar(&b.BPFFS, "bpffs", "", "directory of a bpffs for tracing, which is not measured without (root)")
@@ -98,7 +104,7 @@ sample, pictures and a report.`,
 			return a.bench(cmd.Context(), b, []bench.Suite{suite})
 		},
 	}
-	b.flags(c)
+	b.flags(c, "default shared")
 	b.Window = time.Second
 	f := c.Flags()
 	f.StringSliceVar(&s.Methods, "methods", []string{"touch", "gup", "uffd", "populate"}, "how absent pages are brought in")
@@ -124,6 +130,14 @@ func besideThis(name string) string {
 func (a *app) bench(ctx context.Context, b benchFlags, suites []bench.Suite) error {
 	if b.Count < 1 || b.Window <= 0 {
 		return usagef("--count %d, --window %v: want more than 0", b.Count, b.Window)
+	}
+	switch m := workload.Memory(b.memory); {
+	case b.memory == bothMemories:
+		b.Memory = workload.Memories
+	case slices.Contains(workload.Memories, m):
+		b.Memory = []workload.Memory{m}
+	case b.memory != "":
+		return usagef("--memory %s: want shared, any or both", b.memory)
 	}
 	if b.dir != "" { // before minutes of measurements, not after them
 		if err := os.MkdirAll(b.dir, 0o755); err != nil {

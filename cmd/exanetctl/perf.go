@@ -23,6 +23,7 @@ import (
 type perfFlags struct {
 	workload.Options
 	size, absent, pattern string
+	memory                string
 	all                   bool
 	samples               string
 	probability           float64
@@ -83,9 +84,11 @@ func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
 	f.StringVar(&p.absent, "absent", "", "pages that are absent before each transfer: dst, src or both")
 	f.Float64Var(&p.probability, "probability", 1, "how likely a page of those is absent, 0 to 1")
 	f.StringVar(&p.pattern, "pattern", string(workload.Sequential), "order in which memory is visited: sequential, strided, random or zipf")
+	f.StringVar(&p.memory, "memory", string(workload.Shared), "kind of memory: shared with pfd, or any of the process (emulated nodes)")
 	f.BoolVar(&p.run.Sleep, "sleep", false, "sleep until a transfer is over, do not poll")
 	f.StringVar(&p.samples, "samples", "", "file for all samples: CSV of size and nanoseconds")
 	values(c, "absent", "dst", "src", "both")
+	values(c, "memory", string(workload.Shared), string(workload.Any))
 	return c
 }
 
@@ -115,7 +118,7 @@ func (p *perfFlags) check(timed bool) (sizes []uint64, err error) {
 	_, methodErr := pagein.ParseMethod(p.Method)
 	_, policyErr := pagein.ParsePolicy(p.Policy)
 	size, sizeErr := config.ParseSize(p.size)
-	p.run.Order = workload.Pattern(p.pattern)
+	p.run.Order, p.run.Memory = workload.Pattern(p.pattern), workload.Memory(p.memory)
 	switch p.absent {
 	case "":
 	case "dst":
@@ -167,6 +170,7 @@ type perfLine struct {
 	Bandwidth  float64 `json:"average_mb_per_second"`
 	Rate       float64 `json:"million_per_second"`
 	Pinned     int64   `json:"pinned_bytes"`
+	Memory     string  `json:"memory"` // that it was: under method uffd emulated nodes have any alone
 }
 
 func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
@@ -182,7 +186,7 @@ func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
 	l := perfLine{
 		Bytes: size, Min: us(h.Min()), Max: us(h.Max()), Typical: us(h.ValueAtQuantile(50)), Average: h.Mean() / 1e3,
 		Deviation: h.StdDev() / 1e3, P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9)),
-		Peak: peak / 1e6, Bandwidth: bytes / 1e6, Rate: rate / 1e6, Pinned: r.Pinned,
+		Peak: peak / 1e6, Bandwidth: bytes / 1e6, Rate: rate / 1e6, Pinned: r.Pinned, Memory: string(r.Memory),
 	}
 	for _, row := range r.Rows {
 		l.Iterations += row.Transfers

@@ -40,6 +40,9 @@ func TestPerf(t *testing.T) {
 		{"rate -n 20 -q 32 --pattern zipf --absent dst --probability 0.5 -s 4KiB -o csv", exitOK, []string{"\n4096,256,"}},
 		{"lat -D 1ms --sleep", exitOK, []string{"#iterations"}},
 		{"lat -a -n 1 --samples samples.csv -j", exitOK, []string{`"size_bytes":2,`, `"size_bytes":8388608,`}},
+		{"lat test-cli --memory any --absent both -n 20 -j", exitOK, []string{`"memory":"any"`}},
+		{"bw --memory shared --method uffd -n 20 -o json", exitOK, []string{`"memory":"any"`}},
+		{"lat --memory some", exitUsage, nil},
 		{"lat nobody", exitFailed, nil},
 		{"lat --absent all", exitUsage, nil},
 		{"bw -q 33", exitUsage, nil},
@@ -55,7 +58,7 @@ func TestPerf(t *testing.T) {
 				t.Errorf("perf %s: no %q in\n%s", c.flags, want, out)
 			}
 		}
-		if strings.HasSuffix(c.flags, "-j") {
+		if strings.HasPrefix(c.flags, "lat -a") {
 			var lines []perfLine
 			if err := json.Unmarshal([]byte(out), &lines); err != nil || len(lines) != 23 {
 				t.Errorf("perf %s: %d lines, %v", c.flags, len(lines), err)

@@ -41,27 +41,29 @@ func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, ca
 		q.Parts = 4
 	}
 	return &turn{count: count, do: func(add func(*Cell, ...float64)) error {
-		src, dst, err := p.Prepare(q)
-		if err != nil {
-			return err
-		}
-		if b.src == nil {
-			var errs [2]error
-			b.src, errs[0] = proc.OpenPID(src.PID)
-			b.dst, errs[1] = proc.OpenPID(dst.PID)
-			if err := errors.Join(errs[:]...); err != nil {
-				return err
-			}
-		}
-		// The first quarter meets cold caches, as with transfers.
-		for i := range q.Parts {
-			at := device.VA(uint64(i) * src.Size)
-			d, err := call(src.VA+at, dst.VA+at, q.Size)
+		for _, q.Memory = range r.kinds(p) {
+			src, dst, err := p.Prepare(q)
 			if err != nil {
 				return err
 			}
-			if i >= q.Parts/4 {
-				add(c, float64(d.Nanoseconds())/1e3)
+			if b.src == nil {
+				var errs [2]error
+				b.src, errs[0] = proc.OpenPID(src.PID)
+				b.dst, errs[1] = proc.OpenPID(dst.PID)
+				if err := errors.Join(errs[:]...); err != nil {
+					return err
+				}
+			}
+			// The first quarter meets cold caches, as with transfers.
+			for i := range q.Parts {
+				at := device.VA(uint64(i) * src.Size)
+				d, err := call(src.VA+at, dst.VA+at, q.Size)
+				if err != nil {
+					return err
+				}
+				if i >= q.Parts/4 {
+					add(c.of(q.Memory), float64(d.Nanoseconds())/1e3)
+				}
 			}
 		}
 		return nil

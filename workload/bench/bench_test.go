@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 // tables are those of each suite, with their numbers of rows and columns.
 var tables = map[string][2]int{
-	"first": {5, 3}, "where": {4, 4}, "policies": {5, 5}, "timeouts": {5, 3}, "source": {3, 2}, "prefetch": {4, 3}, "isolated": {3, 5}, "methods": {6, 2}, "latency": {10, 6},
+	"first": {5, 4}, "where": {4, 4}, "policies": {5, 5}, "timeouts": {5, 3}, "source": {3, 2}, "prefetch": {4, 3}, "isolated": {3, 5}, "methods": {6, 2}, "latency": {10, 6},
 	"frequency": {7, 3}, "overheads": {10, 6}, "breakdown": {8, 4}, "driver": {5, 6}, "strategies": {10, 4}, "costs": {10, 7},
 	"memory": {10, 6}, "memory-swap": {2, 7}, "channels": {6, 4}, "domains": {6, 2}, "beside": {2, 2}, "nodes": {6, 2}, "pfds": {3, 2}, "idle": {1, 3},
 	"outstanding": {3, 2}, "firmware": {7, 3}, "register": {2, 1}, "device": {3, 2}, "messages": {5, 1},
@@ -128,8 +128,60 @@ func TestRun(t *testing.T) {
 		if got := [2]int{len(table.Rows), len(table.Columns)}; got != want {
 			t.Errorf("%s has %d rows and columns, want %d: %v, %v", name, got, want, table.Rows, table.Columns)
 		}
+		if both := name == "first" || name == "methods"; table.split() != both {
+			t.Errorf("%s is of memory %q", name, table.kinds())
+		}
 		if text := table.Markdown() + table.Text(); strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
 			t.Errorf("not all are figures:\n%s", text)
+		}
+	}
+	readAll(t, r)
+}
+
+// TestMemory has both kinds of memory measured where there are both: under method uffd none is
+// shared, and a device in another process reaches no other.
+func TestMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("some suites take a while: not with -short")
+	}
+	l := newLab(t)
+	l.Memory = workload.Memories
+	suites, err := Choose([]string{"latency", "breakdown", "scale", "device"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	study, err := Study{
+		Methods: []string{"gup", "uffd"}, Policies: []string{"p1"}, Sizes: []uint64{smallSize}, Patterns: workload.Patterns[:1],
+		Probabilities: []float64{0, 1}, Delays: []time.Duration{0}, Losses: []float64{0},
+	}.Suite()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := l.Run(t.Context(), append(suites, study))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range r.Tables {
+		if text := table.Markdown() + table.Text(); strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
+			t.Errorf("not all are figures:\n%s", text)
+		}
+		for at, c := range table.cells {
+			if len(c.Samples) == 0 && (c.any == nil || len(c.any.Samples) == 0) {
+				continue
+			}
+			got := [2]bool{c.memory == workload.Shared && len(c.Samples) > 0, c.any != nil}
+			want := [2]bool{true, true}
+			switch {
+			case slices.Contains([]string{"register", "messages", "idle"}, table.Name):
+				want = [2]bool{}
+			case strings.HasPrefix(at[1], "uffd"):
+				want[0] = false
+			case strings.HasPrefix(at[0], "vfio-user"):
+				want[1] = false
+			}
+			if got != want {
+				t.Errorf("%s, %q: shared and any memory are measured: %v, want %v", table.Name, at, got, want)
+			}
 		}
 	}
 	readAll(t, r)
@@ -236,8 +288,35 @@ func TestTable(t *testing.T) {
 	}
 	table.Base, table.Paired = "x", true
 	table.cell("y", "a").Samples = []float64{11, 22, 33}
-	if got := table.text("y", "a"); got != "22 us (+10.0 %, +10.0 to +10.0)" {
+	if got := table.text("y", "a", table.get("y", "a", "")); got != "22 us (+10.0 %, +10.0 to +10.0)" {
 		t.Errorf("paired: %q", got)
+	}
+
+	// In each kind of memory a cell is compared with one of the same kind, if there is one.
+	table = &Table{Suite: "s", Name: "t", Title: "T", Unit: "us", RowName: "r", Base: "x"}
+	table.cell("x", "a").of(workload.Any).Samples = []float64{4}
+	if want := "\n### T; memory that is not shared\n\n| r | a |\n| --- | --- |\n| x | 4 us |\n"; table.Markdown() != want {
+		t.Errorf("%q, want %q", table.Markdown(), want)
+	}
+	table.cell("x", "a").of(workload.Shared).Samples = []float64{2}
+	table.cell("y", "a").of(workload.Any).Samples = []float64{6}
+	table.cell("y", "b").of(workload.Shared).Samples = []float64{7}
+	table.cell("z", "a").Samples = []float64{8}
+	table.cell("none", "b")
+	want = "\n### T\n\n| r | memory | a | b |\n| --- | --- | --- | --- |\n| x | shared | 2 us |  |\n| x | any | 4 us |  |\n" +
+		"| y | shared |  | 7 us |\n| y | any | 6 us (1.50) |  |\n| z |  | 8 us (4.00) |  |\n| none |  |  |  |\n"
+	if got := table.Markdown(); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if x, y := table.Median("x", "a"), table.Median("y", "a"); x != 2 || y != 6 || table.median("x", "a", workload.Any) != 4 {
+		t.Errorf("medians %v and %v", x, y)
+	}
+	var csv strings.Builder
+	if err := (&Report{Tables: []*Table{table}}).CSV(&csv); err != nil || !strings.Contains(csv.String(), "\ns,t,x,a,us,1,4,4,4,4,4,any\ns,t,y,a,us,1,6,6,6,6,6,any\n") {
+		t.Errorf("%v:\n%s", err, &csv)
+	}
+	if svg := table.SVG(); !strings.Contains(svg, ">a, shared<") || !strings.Contains(svg, ">a, any<") {
+		t.Errorf("no legend of both:\n%s", svg)
 	}
 }
 

@@ -61,8 +61,10 @@ func (r *run) isolated() error {
 			); err != nil {
 				return err
 			}
-			t.note("%v: what is beyond the wake-up is %.2f of the transfer back to back (asked: at most 1.2).", k.pause,
-				(t.Median(row, "present")-t.Median(row, "bare wake-up of a thread"))/t.Median(row, "present, back to back"))
+			for _, m := range r.kinds(p) {
+				t.note("%v, memory %s: what is beyond the wake-up is %.2f of the transfer back to back (asked: at most 1.2).", k.pause, m,
+					(t.median(row, "present", m)-t.Median(row, "bare wake-up of a thread"))/t.median(row, "present, back to back", m))
+			}
 		}
 		return nil
 	})

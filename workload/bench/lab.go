@@ -31,6 +31,9 @@ type Lab struct {
 	Command []string // starts a test process (workload.Options)
 	// Count is how many samples each case of up to 16 KiB gets, larger ones fewer.
 	Count int
+	// Memory are the kinds that are measured. None: both, in turns, where a fault and the
+	// page-in methods are compared with present memory, and shared memory elsewhere.
+	Memory []workload.Memory
 	// Window is how long each number of channels or domains is kept busy, and a tenth of
 	// how long an idle pfd is watched.
 	Window time.Duration
@@ -116,9 +119,10 @@ func Choose(names []string) ([]Suite, error) {
 // run is a run underway.
 type run struct {
 	*Lab
-	ctx    context.Context
-	report *Report
-	suite  string
+	ctx      context.Context
+	report   *Report
+	suite    string
+	measured []workload.Memory // kinds of memory
 	// missing becomes the suite's.
 	missing []string
 	guards  uint64 // of the suite so far
@@ -131,6 +135,7 @@ func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 	r := &run{Lab: l, ctx: ctx, report: &Report{Version: ReportVersion, Machine: machine()}}
 	for i, s := range suites {
 		r.suite, r.missing, r.guards = s.Name, nil, 0
+		r.usual(workload.Shared)
 		r.says("%d of %d: %s: %s", i+1, len(suites), s.Name, s.About)
 		start := time.Now()
 		canary, err := newCanary(ctx)
@@ -161,6 +166,27 @@ func (r *run) table(name, title, unit, rows, base string) *Table {
 	t := &Table{Suite: r.suite, Name: name, Title: title, Unit: unit, RowName: rows, Base: base}
 	r.report.Tables = append(r.report.Tables, t)
 	return t
+}
+
+// usual has kinds of memory measured from here on, where others are not asked for.
+func (r *run) usual(m ...workload.Memory) {
+	if r.measured = r.Memory; len(r.measured) == 0 {
+		r.measured = m
+	}
+}
+
+// kinds gives the kinds of memory that are measured, of those that p has: one at least.
+func (r *run) kinds(p *workload.Perf) (list []workload.Memory) {
+	have := p.Memories()
+	for _, m := range r.measured {
+		if slices.Contains(have, m) {
+			list = append(list, m)
+		}
+	}
+	if list == nil {
+		return have[:1]
+	}
+	return list
 }
 
 // count gives how many samples a case of a size gets.
@@ -310,8 +336,8 @@ func us(ns []int64) []float64 {
 // smallRow is how many small transfers follow one another.
 const smallRow = 64
 
-// transfers is the case of transfers that are measured as q says; notified, where not
-// nil, gets how long until the target knew.
+// transfers is the case of transfers that are measured as q says, a row in each kind of
+// memory in turn; notified, where not nil, gets how long until the target knew.
 func (r *run) transfers(p *workload.Perf, q workload.PerfRun, c, notified *Cell) *turn {
 	if q.Parts == 0 && q.Size <= 64<<10 {
 		q.Parts = smallRow
@@ -321,15 +347,21 @@ func (r *run) transfers(p *workload.Perf, q workload.PerfRun, c, notified *Cell)
 		t.count = q.Count
 	}
 	q.Count, q.Notify = 1, notified != nil
+	kinds := r.kinds(p)
+	if q.Memory != "" {
+		kinds = []workload.Memory{q.Memory}
+	}
 	t.do = func(add func(*Cell, ...float64)) error {
-		got, err := p.Run(r.ctx, q)
-		if err != nil {
-			return err
-		}
-		r.report.PinnedBytes = max(r.report.PinnedBytes, got.Pinned)
-		add(c, us(got.Latencies)...)
-		if notified != nil {
-			add(notified, us(got.Notified)...)
+		for _, q.Memory = range kinds {
+			got, err := p.Run(r.ctx, q)
+			if err != nil {
+				return err
+			}
+			r.report.PinnedBytes = max(r.report.PinnedBytes, got.Pinned)
+			add(c.of(q.Memory), us(got.Latencies)...)
+			if notified != nil {
+				add(notified.of(q.Memory), us(got.Notified)...)
+			}
 		}
 		return nil
 	}

@@ -93,6 +93,7 @@ func (a axis) ticks() (list []float64) {
 // SVG draws the table: lines over rows that are numbers, else bars, with the intervals of
 // the medians. It gives "" where there is nothing to see.
 func (t *Table) SVG() string {
+	t = t.flat()
 	var xs, ys []float64
 	numeric := len(t.Rows) > 2
 	for _, row := range t.Rows {
@@ -143,6 +144,27 @@ func (t *Table) SVG() string {
 	return b.String()
 }
 
+// flat gives the table with columns of their own for what was measured in each kind of memory.
+func (t *Table) flat() *Table {
+	f := *t
+	f.Columns, f.cells = nil, nil
+	split := t.split()
+	for _, column := range t.Columns {
+		for _, m := range memories {
+			name := column
+			if split && m != "" {
+				name += ", " + string(m)
+			}
+			for _, row := range t.Rows {
+				if c := t.get(row, column, m); c != nil && c.memory == m {
+					*f.cell(row, name).of(m) = Cell{Samples: c.Samples, memory: m}
+				}
+			}
+		}
+	}
+	return &f
+}
+
 func (t *Table) lines(b *strings.Builder, x, y axis, xs []float64, bottom float64, text func(x, y float64, anchor, s string), line func(x1, y1, x2, y2 float64, colour string)) {
 	last := math.Inf(-1)
 	for i, row := range t.Rows {
@@ -155,8 +177,8 @@ func (t *Table) lines(b *strings.Builder, x, y axis, xs []float64, bottom float6
 		colour := plotColours[i%len(plotColours)]
 		var points []string
 		for j, row := range t.Rows {
-			c := t.cells[[2]string{row, column}]
-			if c == nil || len(c.Samples) == 0 {
+			c := t.get(row, column, "")
+			if c == nil {
 				continue
 			}
 			s := summarize(c.Samples)
@@ -179,8 +201,8 @@ func (t *Table) bars(b *strings.Builder, y axis, bottom float64, text func(x, y 
 		}
 		text(from+room/2, bottom+16, "middle", short)
 		for j, column := range t.Columns {
-			c := t.cells[[2]string{row, column}]
-			if c == nil || len(c.Samples) == 0 {
+			c := t.get(row, column, "")
+			if c == nil {
 				continue
 			}
 			s := summarize(c.Samples)

@@ -37,25 +37,27 @@ func (r *run) scale() error {
 func (r *run) channels() error {
 	t := r.table("channels", "Channels kept busy", "", "channels", "")
 	return r.with(streamNodes, func(d *pfd) error {
-		for _, size := range []uint64{streamSize, smallSize} {
-			err := func() (err error) {
-				s, err := workload.OpenStream(r.ctx, d.client, workload.Options{Socket: d.process.Socket(), Command: r.Command}, streamDomains, size)
-				if err != nil {
-					return err
-				}
-				defer func() { err = errors.Join(err, s.Close()) }()
-				var turns []*turn
-				for n := 1; n <= maxChannels; n *= 4 {
-					row := strconv.Itoa(n)
-					turns = append(turns, r.busy(t, row, sizeText(size), []*pfd{d}, func() (int, time.Duration, error) {
-						got, err := s.Run(n, r.Window)
-						return got.Transfers, got.Elapsed, err
-					}))
-				}
-				return r.takeTurns(turns...)
-			}()
+		stream := func(m workload.Memory, size uint64) (err error) {
+			s, err := workload.OpenStream(r.ctx, d.client, workload.Options{Socket: d.process.Socket(), Command: r.Command}, streamDomains, size, m)
 			if err != nil {
-				return fmt.Errorf("writes of %d bytes: %w", size, err)
+				return err
+			}
+			defer func() { err = errors.Join(err, s.Close()) }()
+			var turns []*turn
+			for n := 1; n <= maxChannels; n *= 4 {
+				row := strconv.Itoa(n)
+				turns = append(turns, r.busy(t, row, sizeText(size), m, []*pfd{d}, func() (int, time.Duration, error) {
+					got, err := s.Run(n, r.Window)
+					return got.Transfers, got.Elapsed, err
+				}))
+			}
+			return r.takeTurns(turns...)
+		}
+		for _, size := range []uint64{streamSize, smallSize} {
+			for _, m := range r.measured { // one after the other: a stream has all of a user's slots
+				if err := stream(m, size); err != nil {
+					return fmt.Errorf("writes of %d bytes: %w", size, err)
+				}
 			}
 		}
 		return nil
@@ -64,7 +66,7 @@ func (r *run) channels() error {
 
 // busy is the case of pfds that are kept busy: how many transfers a second, and the
 // processor time of the pfds for one.
-func (r *run) busy(t *Table, row, what string, pfds []*pfd, f func() (int, time.Duration, error)) *turn {
+func (r *run) busy(t *Table, row, what string, m workload.Memory, pfds []*pfd, f func() (int, time.Duration, error)) *turn {
 	return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
 		sum := func() (all time.Duration, err error) {
 			for _, d := range pfds {
@@ -83,21 +85,21 @@ func (r *run) busy(t *Table, row, what string, pfds []*pfd, f func() (int, time.
 		}
 		after, err := sum()
 		n = max(n, 1)
-		add(t.cell(row, what+": a second"), float64(n)/elapsed.Seconds())
-		add(t.cell(row, what+processorFor), float64((after-before).Nanoseconds())/1e3/float64(n))
+		add(t.cell(row, what+": a second").of(m), float64(n)/elapsed.Seconds())
+		add(t.cell(row, what+processorFor).of(m), float64((after-before).Nanoseconds())/1e3/float64(n))
 		return err
 	}}
 }
 
 // together has all of them fault at once, each for a while, and adds their rates up: so
 // many transfers in such a time.
-func (r *run) together(perfs []*workload.Perf) (n int, elapsed time.Duration, err error) {
+func (r *run) together(m workload.Memory, perfs []*workload.Perf) (n int, elapsed time.Duration, err error) {
 	var wait sync.WaitGroup
 	errs := make([]error, len(perfs))
 	counts, rates := make([]int, len(perfs)), make([]float64, len(perfs))
 	for i, p := range perfs {
 		wait.Go(func() {
-			got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Time: r.Window / 10, Depth: 8, Sleep: true, Cold: true})
+			got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Memory: m, Dst: 1, Time: r.Window / 10, Depth: 8, Sleep: true, Cold: true})
 			_, rates[i], _ = got.Rate()
 			for _, row := range got.Rows {
 				counts[i] += row.Transfers
@@ -129,7 +131,9 @@ func (r *run) domains() error {
 					return err
 				}
 			}
-			turns = append(turns, r.busy(t, strconv.Itoa(n), faultingWrites, []*pfd{d}, func() (int, time.Duration, error) { return r.together(d.perfs[:n]) }))
+			for _, m := range r.kinds(d.perfs[0]) {
+				turns = append(turns, r.busy(t, strconv.Itoa(n), faultingWrites, m, []*pfd{d}, func() (int, time.Duration, error) { return r.together(m, d.perfs[:n]) }))
+			}
 		}
 		q := workload.PerfRun{Size: smallSize, Dst: 1, Parts: smallRow, Count: streamRounds * smallRow}
 		turns = append(turns, b.measure(r, d.perfs[0], q, t.cell("the bare calls", faultingWrites+processorFor), b.faulting))
@@ -137,9 +141,11 @@ func (r *run) domains() error {
 			return err
 		}
 		one, most := strconv.Itoa(1), strconv.Itoa(mostDomains)
-		cost := func(row string) float64 { return t.Median(row, faultingWrites+processorFor) }
-		t.note("Pages by processor time: the bare calls' are 1, one domain's %.2f, %s domains' %.2f (asked: 0.8), which is %.2f of one domain's (asked: at least 0.9).",
-			cost("the bare calls")/cost(one), most, cost("the bare calls")/cost(most), cost(one)/cost(most))
+		for _, m := range r.kinds(d.perfs[0]) {
+			cost := func(row string) float64 { return t.median(row, faultingWrites+processorFor, m) }
+			t.note("Pages by processor time, memory %s: the bare calls' are 1, one domain's %.2f, %s domains' %.2f (asked: 0.8), which is %.2f of one domain's (asked: at least 0.9).",
+				m, cost("the bare calls")/cost(one), most, cost("the bare calls")/cost(most), cost(one)/cost(most))
+		}
 		return nil
 	})
 }
@@ -153,21 +159,26 @@ func (r *run) beside() error {
 				return err
 			}
 		}
+		kinds := r.kinds(d.perfs[0])
 		measure := func(row string, others []*workload.Perf) *turn {
 			return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
-				list, err := r.amid(d.perfs[0], others)
-				if err != nil {
-					return err
+				for _, m := range kinds {
+					list, err := r.amid(m, d.perfs[0], others)
+					if err != nil {
+						return err
+					}
+					s := summarize(us(list))
+					add(t.cell(row, "p50").of(m), s.Median)
+					add(t.cell(row, "p99").of(m), s.P99)
 				}
-				s := summarize(us(list))
-				add(t.cell(row, "p50"), s.Median)
-				add(t.cell(row, "p99"), s.P99)
 				return nil
 			}}
 		}
 		err := r.takeTurns(measure("nothing", nil), measure("64 others", d.perfs[1:]))
-		t.note("p99 / p50 is %.2f alone, and %.2f beside 64 others (asked: 4).",
-			t.Median("nothing", "p99")/t.Median("nothing", "p50"), t.Median("64 others", "p99")/t.Median("64 others", "p50"))
+		for _, m := range kinds {
+			t.note("Memory %s: p99 / p50 is %.2f alone, and %.2f beside 64 others (asked: 4).", m,
+				t.median("nothing", "p99", m)/t.median("nothing", "p50", m), t.median("64 others", "p99", m)/t.median("64 others", "p50", m))
+		}
 		return err
 	})
 }
@@ -175,7 +186,7 @@ func (r *run) beside() error {
 // amid gives how long faulting writes of one took, one at a time, while every one of others
 // had its rows of such writes under way: between its rows a process makes memory anew, and
 // the writes of then do not count.
-func (r *run) amid(one *workload.Perf, others []*workload.Perf) (list []int64, err error) {
+func (r *run) amid(m workload.Memory, one *workload.Perf, others []*workload.Perf) (list []int64, err error) {
 	ctx, cancel := context.WithTimeout(r.ctx, time.Minute)
 	defer cancel()
 	var wait sync.WaitGroup
@@ -186,7 +197,7 @@ func (r *run) amid(one *workload.Perf, others []*workload.Perf) (list []int64, e
 		wait.Go(func() {
 			for within.Err() == nil && errs[i] == nil {
 				var got workload.PerfResult
-				got, errs[i] = p.Run(ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: 1, Depth: workload.MaxParallel, Sleep: true, Cold: true})
+				got, errs[i] = p.Run(ctx, workload.PerfRun{Size: smallSize, Memory: m, Dst: 1, Count: 1, Depth: workload.MaxParallel, Sleep: true, Cold: true})
 				lock.Lock()
 				rows[i] = append(rows[i], got.Rows...)
 				lock.Unlock()
@@ -196,7 +207,7 @@ func (r *run) amid(one *workload.Perf, others []*workload.Perf) (list []int64, e
 	var all workload.PerfResult
 	for err == nil && len(list) < r.count(smallSize) {
 		var got workload.PerfResult
-		got, err = one.Run(ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: 1, Sleep: true, Cold: true})
+		got, err = one.Run(ctx, workload.PerfRun{Size: smallSize, Memory: m, Dst: 1, Count: 1, Sleep: true, Cold: true})
 		all.Latencies, all.Starts = append(all.Latencies, got.Latencies...), append(all.Starts, got.Starts...)
 		lock.Lock()
 		list = all.Amid(rows)
@@ -236,13 +247,15 @@ func (r *run) nodes() error {
 		s := r.table("pfds", "Pfds on one machine, a domain of each faulting as above", "", "pfds", "")
 		turns = nil
 		for n := 1; n <= 4; n *= 2 {
-			turns = append(turns, r.busy(s, strconv.Itoa(n), faultingWrites, list[:n], func() (int, time.Duration, error) {
-				var perfs []*workload.Perf
-				for _, d := range list[:n] {
-					perfs = append(perfs, d.perfs[0])
-				}
-				return r.together(perfs)
-			}))
+			for _, m := range r.kinds(list[0].perfs[0]) {
+				turns = append(turns, r.busy(s, strconv.Itoa(n), faultingWrites, m, list[:n], func() (int, time.Duration, error) {
+					var perfs []*workload.Perf
+					for _, d := range list[:n] {
+						perfs = append(perfs, d.perfs[0])
+					}
+					return r.together(m, perfs)
+				}))
+			}
 		}
 		err = r.takeTurns(turns...)
 	}

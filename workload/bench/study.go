@@ -98,8 +98,10 @@ func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 					}
 					for _, f := range s.Probabilities {
 						row, column := strconv.FormatFloat(100*f, 'g', -1, 64), m+" "+policy
-						turns = append(turns, r.counted(d, faults.cell(row, column),
-							r.transfers(p, workload.PerfRun{Size: size, Order: pattern, Dst: f, Read: s.Read}, t.cell(row, column), nil)))
+						for _, k := range r.kinds(p) {
+							turns = append(turns, r.counted(d, faults.cell(row, column).of(k),
+								r.transfers(p, workload.PerfRun{Size: size, Memory: k, Order: pattern, Dst: f, Read: s.Read}, t.cell(row, column), nil)))
+						}
 					}
 				}
 				before, err := aheads(r, d)
@@ -178,6 +180,6 @@ func (s Study) byLink(r *run, t *Table, name, title string, l studyLink) {
 	}
 	row := strconv.FormatFloat(float64(l.delay)/1e3, 'g', -1, 64)
 	for _, c := range t.Columns {
-		all.cell(row, c+", loss "+l.loss).Samples = t.cell(absent, c).Samples
+		*all.cell(row, c+", loss "+l.loss) = *t.cell(absent, c)
 	}
 }

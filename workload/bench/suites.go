@@ -30,8 +30,10 @@ func (r *run) faults() error {
 	return errors.Join(r.firstLight(), r.where(), r.timeouts(), r.prefetch())
 }
 
-// firstLight is 4 KiB and 1 MiB, present and absent, beside the bare calls.
+// firstLight is 4 KiB to 1 MiB, present and absent, beside the bare calls.
 func (r *run) firstLight() error {
+	r.usual(workload.Memories...)
+	defer r.usual(workload.Shared)
 	t := r.table("first", "Faulting against present memory (gup)", "us", "destination", "present")
 	return r.with(2, func(d *pfd) error {
 		var b bare
@@ -40,7 +42,7 @@ func (r *run) firstLight() error {
 			column, policy string
 			size           uint64
 			sleep          bool
-		}{{"4 KiB, p1", "p1", smallSize, false}, {"1 MiB, pa", "pa", largeSize, false}, {"1 MiB, pa, sleeping", "pa", largeSize, true}} {
+		}{{"4 KiB, p1", "p1", smallSize, false}, {"64 KiB, pa", "pa", 64 << 10, false}, {"1 MiB, pa", "pa", largeSize, false}, {"1 MiB, pa, sleeping", "pa", largeSize, true}} {
 			p, err := r.open(d, 0, 1, "gup", k.policy)
 			if err != nil {
 				return err
@@ -62,10 +64,12 @@ func (r *run) firstLight() error {
 			}
 			b.close()
 		}
-		for _, c := range t.Columns[:2] {
-			present, absent, in := t.Median("present", c), t.Median("absent", c), t.Median("bare page-in by the same call", c)
-			t.note("%s: what a fault adds is %.2f of the bare page-in, absent is %.2f of present and bare page-in, and of touching first %.2f.",
-				c, (absent-present)/in, absent/(present+in), absent/t.Median("touched first", c))
+		for _, c := range t.Columns[:3] {
+			for _, m := range t.kinds() {
+				present, absent, in := t.median("present", c, m), t.median("absent", c, m), t.median("bare page-in by the same call", c, m)
+				t.note("%s, memory %s: what a fault adds is %.2f of the bare page-in, absent is %.2f of present and bare page-in, and of touching first %.2f.",
+					c, m, (absent-present)/in, absent/(present+in), absent/t.median("touched first", c, m))
+			}
 		}
 		return nil
 	})
@@ -73,6 +77,7 @@ func (r *run) firstLight() error {
 
 // methods is every page-in method beside present memory: what a demonstration shows.
 func (r *run) methods() error {
+	r.usual(workload.Memories...)
 	t := r.table("methods", "Page-in methods", "us", "destination", "present")
 	return r.with(2, func(d *pfd) error {
 		for _, k := range []struct {
@@ -311,32 +316,36 @@ func (r *run) overheads() error {
 func (r *run) breakdown() error {
 	t := r.table("breakdown", "The stages of a write of 4 KiB that faults (p1)", "us", "stage", "")
 	return r.with(2, func(d *pfd) error {
+		last := int64(0) // fault that was counted
 		for _, m := range methodNames {
 			p, err := r.open(d, 0, 1, m, "p1")
 			if err != nil {
 				return err
 			}
-			if err := r.takeTurns(
-				r.transfers(p, workload.PerfRun{Size: smallSize}, t.cell("write, present", m), nil),
-				r.transfers(p, workload.PerfRun{Size: smallSize, Dst: 1, Count: r.count(smallSize) / 2}, t.cell("write, absent", m), nil),
-				r.processor(d, p, t.cell("pfd's processor time for one", m)),
-			); err != nil {
-				return err
-			}
-			list, err := d.client.Faults(r.ctx, control.AllNodes, control.MaxFaults)
-			if err != nil {
-				return err
-			}
-			for _, f := range list {
-				if f.Method != m || f.RAPFNS < 0 || f.StartedNS < 0 || f.ResidentNS < 0 {
-					continue
+			for _, k := range r.kinds(p) { // one after the other: the log does not tell them apart
+				if err := r.takeTurns(
+					r.transfers(p, workload.PerfRun{Size: smallSize, Memory: k}, t.cell("write, present", m), nil),
+					r.transfers(p, workload.PerfRun{Size: smallSize, Memory: k, Dst: 1, Count: r.count(smallSize) / 2}, t.cell("write, absent", m), nil),
+					r.processor(d, p, k, t.cell("pfd's processor time for one", m).of(k)),
+				); err != nil {
+					return err
 				}
-				for _, s := range []struct {
-					name string
-					ns   int64
-				}{{"drain", f.DrainedNS}, {"queue", f.StartedNS - f.DrainedNS}, {"page in", f.ResidentNS - f.StartedNS}, {"answer", f.RAPFNS - f.ResidentNS}, {"the driver's stages", f.RAPFNS}} {
-					c := t.cell(s.name, m)
-					c.Samples = append(c.Samples, float64(s.ns)/1e3)
+				list, err := d.client.Faults(r.ctx, control.AllNodes, control.MaxFaults)
+				if err != nil {
+					return err
+				}
+				from := last
+				for _, f := range list {
+					if last = max(last, f.TimeNS); f.TimeNS <= from || f.RAPFNS < 0 || f.StartedNS < 0 || f.ResidentNS < 0 {
+						continue
+					}
+					for _, s := range []struct {
+						name string
+						ns   int64
+					}{{"drain", f.DrainedNS}, {"queue", f.StartedNS - f.DrainedNS}, {"page in", f.ResidentNS - f.StartedNS}, {"answer", f.RAPFNS - f.ResidentNS}, {"the driver's stages", f.RAPFNS}} {
+						c := t.cell(s.name, m).of(k)
+						c.Samples = append(c.Samples, float64(s.ns)/1e3)
+					}
 				}
 			}
 		}
@@ -360,7 +369,7 @@ func (r *run) probed(d *pfd) (err error) {
 	}
 	defer func() { err = errors.Join(err, probe.Off(r.BPFFS)) }()
 	for _, p := range d.perfs {
-		if _, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: r.count(smallSize) / 2, Parts: smallRow}); err != nil {
+		if _, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Memory: r.kinds(p)[0], Dst: 1, Count: r.count(smallSize) / 2, Parts: smallRow}); err != nil {
 			return err
 		}
 	}
@@ -396,18 +405,22 @@ func (r *run) driver(d *pfd) error {
 		for size := uint64(smallSize); size <= largeSize; size *= 4 {
 			row := sizeText(size)
 			invocations, time := t.cell(row, policy+": interrupts"), t.cell(row, policy+": us of pfd's processor")
-			q := workload.PerfRun{Size: size, Count: 1, Cold: true}
 			turns = append(turns, &turn{count: max(r.Count/100, 1), do: func(add func(*Cell, ...float64)) error {
-				_, present, err := r.cost(d, p, q)
-				if err != nil {
-					return err
+				for _, m := range r.kinds(p) {
+					q := workload.PerfRun{Size: size, Memory: m, Count: 1, Cold: true}
+					_, present, err := r.cost(d, p, q)
+					if err != nil {
+						return err
+					}
+					q.Dst = 1
+					n, us, err := r.cost(d, p, q)
+					if err != nil {
+						return err
+					}
+					add(invocations.of(m), n)
+					add(time.of(m), us-present)
 				}
-				absent := q
-				absent.Dst = 1
-				n, us, err := r.cost(d, p, absent)
-				add(invocations, n)
-				add(time, us-present)
-				return err
+				return nil
 			}})
 		}
 	}
@@ -440,15 +453,15 @@ func (r *run) cost(d *pfd, p *workload.Perf, q workload.PerfRun) (interrupts, us
 	return float64(after-n) / of, float64((all - spent).Nanoseconds()) / 1e3 / of, err
 }
 
-// processor is the case of pfd's processor time for a faulting write: nothing else is
-// done meanwhile.
-func (r *run) processor(d *pfd, p *workload.Perf, c *Cell) *turn {
+// processor is the case of pfd's processor time for a faulting write in a kind of memory:
+// nothing else is done meanwhile.
+func (r *run) processor(d *pfd, p *workload.Perf, m workload.Memory, c *Cell) *turn {
 	return &turn{count: max(r.Count/100, 1), do: func(add func(*Cell, ...float64)) error {
 		before, err := used(d.pid)
 		if err != nil {
 			return err
 		}
-		got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Dst: 1, Count: 1, Cold: true})
+		got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Memory: m, Dst: 1, Count: 1, Cold: true})
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/exanet/pfd/workload"
 )
 
 // Table is what a suite has measured: samples in rows and columns.
@@ -27,8 +29,40 @@ type Table struct {
 	cells         map[[2]string]*Cell
 }
 
-// Cell is what was measured of one thing.
-type Cell struct{ Samples []float64 }
+// Cell is what was measured of one thing, in each kind of memory.
+type Cell struct {
+	Samples []float64
+	memory  workload.Memory // whose they are; "": that makes no difference
+	any     *Cell           // of workload.Any
+}
+
+// of gives what was measured in a kind of memory.
+func (c *Cell) of(m workload.Memory) *Cell {
+	if m != workload.Any {
+		c.memory = m
+		return c
+	}
+	if c.any == nil {
+		c.any = &Cell{memory: m}
+	}
+	return c.any
+}
+
+// pick gives the cell of a kind, or of the other one where that has no samples; nil: neither has.
+func (c *Cell) pick(m workload.Memory) *Cell {
+	switch {
+	case c == nil:
+		return nil
+	case c.any != nil && len(c.any.Samples) > 0 && (m == workload.Any || len(c.Samples) == 0):
+		return c.any
+	case len(c.Samples) == 0:
+		return nil
+	}
+	return c
+}
+
+// memories are how cells name kinds of memory.
+var memories = [...]workload.Memory{"", workload.Shared, workload.Any}
 
 // cell gives the cell of a row and a column, which are added where they are new.
 func (t *Table) cell(row, column string) *Cell {
@@ -78,29 +112,56 @@ func summarize(samples []float64) Summary {
 	return s
 }
 
-// Median gives that of a cell, 0 where nothing was measured.
-func (t *Table) Median(row, column string) float64 {
-	if c := t.cells[[2]string{row, column}]; c != nil {
+// get gives a cell of a kind of memory, or of the other one; nil: nothing was measured.
+func (t *Table) get(row, column string, m workload.Memory) *Cell {
+	return t.cells[[2]string{row, column}].pick(m)
+}
+
+// Median gives that of a cell, of shared memory where both kinds were measured; 0 where nothing was.
+func (t *Table) Median(row, column string) float64 { return t.median(row, column, workload.Shared) }
+
+func (t *Table) median(row, column string, m workload.Memory) float64 {
+	if c := t.get(row, column, m); c != nil {
 		return summarize(c.Samples).Median
 	}
 	return 0
 }
 
-// base gives the cell that another one is compared with.
-func (t *Table) base(row, column string) *Cell {
+// kinds gives the kinds of memory that have samples.
+func (t *Table) kinds() (list []workload.Memory) {
+	_ = t.each(func(c jsonCell) error {
+		if !slices.Contains(list, c.Memory) {
+			list = append(list, c.Memory)
+		}
+		return nil
+	})
+	return list
+}
+
+// split tells whether something was measured in both kinds of memory.
+func (t *Table) split() bool {
+	for _, c := range t.cells {
+		if c.pick("") != c.pick(workload.Any) {
+			return true
+		}
+	}
+	return false
+}
+
+// base gives the cell that another one is compared with: of the same kind of memory, if there is one.
+func (t *Table) base(row, column string, m workload.Memory) *Cell {
 	switch {
 	case t.Base == "" || t.Base == row || t.Base == column:
 		return nil
 	case slices.Contains(t.Columns, t.Base):
-		return t.cells[[2]string{row, t.Base}]
+		return t.get(row, t.Base, m)
 	}
-	return t.cells[[2]string{t.Base, column}]
+	return t.get(t.Base, column, m)
 }
 
 // text gives a cell as it is shown: the median, and by how much it is its base.
-func (t *Table) text(row, column string) string {
-	c := t.cells[[2]string{row, column}]
-	if c == nil || len(c.Samples) == 0 {
+func (t *Table) text(row, column string, c *Cell) string {
+	if c == nil {
 		return ""
 	}
 	s := summarize(c.Samples)
@@ -108,7 +169,7 @@ func (t *Table) text(row, column string) string {
 	if t.Unit == "us" {
 		text += " us"
 	}
-	if b := t.base(row, column); b != nil && len(b.Samples) > 0 {
+	if b := t.base(row, column, c.memory); b != nil {
 		if !t.Paired || len(b.Samples) != len(c.Samples) {
 			return text + fmt.Sprintf(" (%.2f)", s.Median/summarize(b.Samples).Median)
 		}
@@ -132,15 +193,40 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// grid gives the table as text, its head first.
+// grid gives the table as text, its head first. Where something was measured in both kinds
+// of memory a row has a line for each.
 func (t *Table) grid() [][]string {
-	lines := [][]string{append([]string{t.RowName}, t.Columns...)}
+	head, split := []string{t.RowName}, t.split()
+	if split {
+		head = append(head, "memory")
+	}
+	lines := [][]string{append(head, t.Columns...)}
 	for _, row := range t.Rows {
-		line := []string{row}
-		for _, column := range t.Columns {
-			line = append(line, t.text(row, column))
+		if !split {
+			line := []string{row}
+			for _, column := range t.Columns {
+				line = append(line, t.text(row, column, t.get(row, column, "")))
+			}
+			lines = append(lines, line)
+			continue
 		}
-		lines = append(lines, line)
+		before := len(lines)
+		for _, m := range memories {
+			line, some := []string{row, string(m)}, false
+			for _, column := range t.Columns {
+				c := t.get(row, column, m)
+				if c != nil && c.memory != m {
+					c = nil
+				}
+				line, some = append(line, t.text(row, column, c)), some || c != nil
+			}
+			if some {
+				lines = append(lines, line)
+			}
+		}
+		if len(lines) == before {
+			lines = append(lines, append([]string{row}, make([]string, 1+len(t.Columns))...))
+		}
 	}
 	return lines
 }
@@ -150,6 +236,9 @@ func (t *Table) caption() string {
 	text := t.Title
 	if t.Unit != "us" && t.Unit != "" {
 		text += " (" + t.Unit + ")"
+	}
+	if kinds := t.kinds(); slices.Contains(kinds, workload.Any) && !slices.Contains(kinds, workload.Shared) {
+		text += "; memory that is not shared"
 	}
 	return text
 }
@@ -200,6 +289,8 @@ type jsonCell struct {
 	Row    string `json:"row"`
 	Column string `json:"column"`
 	Unit   string `json:"unit"`
+	// Memory is the kind of it; "": that makes no difference.
+	Memory workload.Memory `json:"memory,omitempty"`
 	Summary
 	Samples []float64 `json:"samples"`
 }
@@ -207,12 +298,13 @@ type jsonCell struct {
 func (t *Table) each(f func(jsonCell) error) error {
 	for _, row := range t.Rows {
 		for _, column := range t.Columns {
-			c := t.cells[[2]string{row, column}]
-			if c == nil || len(c.Samples) == 0 {
-				continue
-			}
-			if err := f(jsonCell{t.Suite, t.Name, row, column, t.Unit, summarize(c.Samples), c.Samples}); err != nil {
-				return err
+			for _, c := range slices.Compact([]*Cell{t.get(row, column, ""), t.get(row, column, workload.Any)}) {
+				if c == nil {
+					continue
+				}
+				if err := f(jsonCell{t.Suite, t.Name, row, column, t.Unit, c.memory, summarize(c.Samples), c.Samples}); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -239,11 +331,11 @@ func (r *Report) JSON(w io.Writer) error {
 func (r *Report) CSV(w io.Writer) error {
 	out := csv.NewWriter(w)
 	// Its errors come with Flush.
-	_ = out.Write([]string{"suite", "table", "row", "column", "unit", "n", "median", "low", "high", "mean", "p99"})
+	_ = out.Write([]string{"suite", "table", "row", "column", "unit", "n", "median", "low", "high", "mean", "p99", "memory"})
 	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	for _, t := range r.Tables {
 		_ = t.each(func(c jsonCell) error {
-			return out.Write([]string{c.Suite, c.Table, c.Row, c.Column, c.Unit, strconv.Itoa(c.N), f(c.Median), f(c.Low), f(c.High), f(c.Mean), f(c.P99)})
+			return out.Write([]string{c.Suite, c.Table, c.Row, c.Column, c.Unit, strconv.Itoa(c.N), f(c.Median), f(c.Low), f(c.High), f(c.Mean), f(c.P99), string(c.Memory)})
 		})
 	}
 	out.Flush()

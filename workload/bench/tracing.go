@@ -66,17 +66,19 @@ func (r *run) traced(w traced, t *Table, add func(*Cell, ...float64)) (err error
 		}
 		defer func() { err = errors.Join(err, probe.Off(r.BPFFS)) }()
 	}
+	p := w.d.perfs[0]
+	m := r.kinds(p)[0]
 	before, err := used(w.d.pid)
 	if err != nil {
 		return err
 	}
-	got, err := w.d.perfs[0].Run(r.ctx, workload.PerfRun{Size: smallSize, Count: 2 * tracedParts, Dst: 1, Parts: tracedParts, Cold: true})
+	got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Memory: m, Count: 2 * tracedParts, Dst: 1, Parts: tracedParts, Cold: true})
 	if err != nil {
 		return err
 	}
 	after, err := used(w.d.pid)
 	n := time.Duration(len(got.Rows) * tracedParts)
-	add(t.cell(w.name, "a write"), summarize(us(got.Latencies)).Median)
-	add(t.cell(w.name, "pfd's processor time for one"), float64(((after-before)/n).Nanoseconds())/1e3)
+	add(t.cell(w.name, "a write").of(m), summarize(us(got.Latencies)).Median)
+	add(t.cell(w.name, "pfd's processor time for one").of(m), float64(((after-before)/n).Nanoseconds())/1e3)
 	return err
 }

@@ -1,0 +1,92 @@
+package workload
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/rdma"
+)
+
+// Memory is the kind of memory whose transfers are measured.
+type Memory string
+
+// The kinds. Under method uffd, on a node that sees the process's own tables, memory of
+// Alloc is not shared: there is no other kind than any then.
+const (
+	Shared Memory = "shared" // of Endpoint.Alloc: pfd has it mapped, too
+	Any    Memory = "any"    // anonymous memory of the process: pfd reaches it by system calls
+)
+
+// Memories are all of them.
+var Memories = []Memory{Shared, Any}
+
+// memories gives the kinds that an endpoint has, that of Alloc first.
+func memories(ep *rdma.Endpoint) []Memory {
+	switch {
+	case !ep.Info().SVA():
+		return []Memory{Shared}
+	case ep.Info().Method == rdma.MethodUFFD:
+		return []Memory{Any}
+	}
+	return Memories
+}
+
+// memoryOf gives what m is at an endpoint. An error matches ErrSkipped.
+func memoryOf(ep *rdma.Endpoint, m Memory) (Memory, error) {
+	have := memories(ep)
+	switch {
+	case slices.Contains(have, m):
+		return m, nil
+	case m == Any:
+		return "", fmt.Errorf("%w: memory %q: the device of node %#x does not see the processes' page tables (SVA), so that transfers reach shared memory alone: take %q, or nodes that pfd emulates", ErrSkipped, m, uint32(ep.Info().Node), Shared)
+	}
+	return have[0], nil
+}
+
+// newMemory makes absent memory of a kind, and tells how it is freed.
+func newMemory(ep *rdma.Endpoint, m Memory, size uint64) (b []byte, free func() error, err error) {
+	if m, err = memoryOf(ep, m); err != nil {
+		return nil, nil, err
+	}
+	if m != memories(ep)[0] {
+		b, err = unix.Mmap(-1, 0, int(roundUp(size, pageSize)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		if err != nil {
+			return nil, nil, fmt.Errorf("memory of %d bytes: %w", size, os.NewSyscallError("mmap", err))
+		}
+		free = func() error { return os.NewSyscallError("munmap", unix.Munmap(b)) }
+	} else {
+		buffer, err := ep.Alloc(int(size))
+		if err != nil {
+			return nil, nil, err
+		}
+		b, free = buffer.Bytes(), buffer.Free
+	}
+	// With huge pages one touch would bring in 512 pages of 4 KiB. Where there are none there is nothing to forbid.
+	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE)
+	return b, free, nil
+}
+
+// perfMemory is one end's memory of a kind.
+type perfMemory struct {
+	kind        Memory
+	data, words []byte
+	free        []func() error
+	stride      uint64 // of the parts
+	filled      perfFill
+	dataName    rdma.Remote
+	wordsName   rdma.Remote
+}
+
+// perfPlace is what the initiator knows of both ends' memory of a kind.
+type perfPlace struct {
+	size  uint64 // of the parts that both ends have now
+	parts int
+	data  rdma.Remote // the target's
+	words rdma.Remote
+}
+
+// Memories gives the kinds of memory that can be measured, that of Endpoint.Alloc first.
+func (p *Perf) Memories() []Memory { return memories(p.end.ep) }

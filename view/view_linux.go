@@ -275,8 +275,8 @@ func (v *View) Enter(va device.VA, pages int, there uint64, few bool) {
 	}
 }
 
-// Forget has pages looked at anew that were punched out: to touch them and miss takes
-// longer.
+// Forget has pages missed that were punched out: to touch them and miss takes longer. Those
+// that are there stay entered.
 func (v *View) Forget(va device.VA, size uint64) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -289,7 +289,7 @@ func (v *View) Forget(va device.VA, size uint64) {
 		to := uint64(min(last, s.end()-1)-s.va) >> device.PageShift
 		for from <= to {
 			n := min(64-from%64, to-from+1)
-			s.clear(int(from), span(int(n)))
+			s.forget(int(from), int(n))
 			from += n
 		}
 	}
@@ -366,9 +366,13 @@ func (s *share) missed(addr uintptr) {
 	page := int(at >> device.PageShift)
 	s.clear(page, 1)
 	first := page &^ (windowPages - 1)
-	n := min(windowPages, len(s.b)>>device.PageShift-first)
-	var there [windowPages]byte
-	if mincore(s.b[first<<device.PageShift:(first+n)<<device.PageShift], there[:n]) != nil {
+	s.forget(first, min(windowPages, len(s.b)>>device.PageShift-first))
+}
+
+// forget takes out of 1 to 64 pages from number first on those that the file does not have.
+func (s *share) forget(first, n int) {
+	var there [64]byte
+	if s.bits(first, n) == 0 || mincore(s.b[first<<device.PageShift:(first+n)<<device.PageShift], there[:n]) != nil {
 		return
 	}
 	for i, t := range there[:n] {

@@ -138,13 +138,16 @@ func TestMisses(t *testing.T) {
 	if !r.Has(at, 1, true) || !r.ReadV(one, at) || buf[0] != 1 {
 		t.Error("not entered anew")
 	}
+	r.punch(0, 1)
 	r.Forget(at, 40*page)
-	if r.Has(at, 1, false) {
-		t.Error("not forgotten")
+	if s := r.list[0]; s.bits(0, 40) != 1<<3 {
+		t.Errorf("entered are %#b: want what was not punched out", s.bits(0, 40))
 	}
-	r.Enter(at, 4, 0b1001, true) // they are entered already
+	r.list[0].clear(0, ^uint64(0))
+	r.touch(0)
+	r.Enter(at, 4, 0b1001, true) // the last is entered already
 	if !r.Has(at, 1, false) || !r.Has(at+3*page, 1, false) {
-		t.Error("forgotten for ever")
+		t.Error("not entered anew")
 	}
 }
 

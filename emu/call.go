@@ -41,7 +41,6 @@ type call struct {
 	slot    *slot
 	mem     Memory
 	view    *view.View // the pages are shared: those that a walk finds are entered there
-	few     bool       // at once
 	task    device.Call
 	asked   bool  // the process was asked
 	since   int64 // Now, when it was
@@ -161,9 +160,9 @@ func (c *call) byView(v *view.View) bool {
 		if v.Has(c.va, c.pages, c.write) {
 			return true
 		}
-		if va, pages, few, ok := v.Window(c.va, c.pages, c.write); ok {
+		if va, pages, ok := v.Window(c.va, c.pages, c.write); ok {
 			// Shared memory has no copies: to be written a page need only be there.
-			c.view, c.few, c.va, c.pages, c.write = v, few, va, pages, false
+			c.view, c.va, c.pages, c.write = v, va, pages, false
 		}
 		return false
 	case c.ordered && !v.WriteWords(c.bufs[0], c.va),
@@ -197,7 +196,7 @@ func (c *call) run() {
 // enter enters what a walk has found of shared memory.
 func (c *call) enter() {
 	if c.view != nil && c.err == nil {
-		c.view.Enter(c.va, c.pages, ^(c.walk.Absent | c.walk.Denied), c.few)
+		c.view.Enter(c.va, c.pages, ^(c.walk.Absent | c.walk.Denied))
 	}
 }
 

@@ -128,8 +128,6 @@ func TestSharedMemory(t *testing.T) {
 	}
 	write("its neighbour", first+1, 1, 0, 0, false)
 	write("many that are absent", 40, 16, -1, -1, true)
-	write("and are there", 40, 16, -1, -1, false)
-	write("and once more", 40, 16, -1, -1, false)
 	write("and are entered", 40, 16, 0, 0, false)
 	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 2*device.PageSize); err != nil {
 		t.Fatal(err)

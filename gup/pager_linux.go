@@ -168,7 +168,7 @@ func (g *Pager) shared(va device.VA, write bool) (Result, bool) {
 	if err != nil || n != 1 {
 		return Result{}, false
 	}
-	g.view.Enter(va, 1, 1, true)
+	g.view.Enter(va, 1, 1)
 	return r, g.view.Has(va, 1, write)
 }
 

@@ -35,7 +35,7 @@ func ExampleView() {
 		return
 	}
 	fmt.Println(v.Has(0x7000, 1, true)) // not entered
-	v.Enter(0x7000, 2, 0b01, true)      // pagemap says that the first page is there
+	v.Enter(0x7000, 2, 0b01)            // pagemap says that the first page is there
 	b := make([]byte, 7)
 	fmt.Println(v.ReadV([][]byte{b}, 0x7000), string(b), v.Has(0x8000, 1, false))
 	// Output:

@@ -26,10 +26,8 @@ const (
 	MaxShares = 4096
 	MaxBytes  = 16 << 30
 
-	// fewPages are entered with their first access, and with them what is there of the
-	// windowPages that they lie in, as the kernel does with a file's pages (fault_around_bytes,
-	// 64 KiB). To enter more than few takes as long as to copy them by a system call: they are
-	// entered when they are used once more.
+	// With fewPages what is there of the windowPages that they lie in is entered, as the
+	// kernel does with a file's pages (fault_around_bytes, 64 KiB).
 	fewPages    = 2
 	windowPages = 16
 )
@@ -54,7 +52,6 @@ type share struct {
 	b       []byte
 	write   bool
 	entered []uint64 // a bit a page
-	used    []uint64 // a bit a page: a walk for many pages found some from here on
 }
 
 // New makes a View of nothing. Its error matches uffd.ErrForbidden.
@@ -94,7 +91,7 @@ func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write boo
 		return fmt.Errorf("%w: %w", ErrShare, os.NewSyscallError("mmap", err))
 	}
 	words := (size>>device.PageShift + 63) / 64
-	s := &share{va: va, b: b, write: write, entered: make([]uint64, words), used: make([]uint64, words)}
+	s := &share{va: va, b: b, write: write, entered: make([]uint64, words)}
 	if err = unix.Madvise(b, unix.MADV_DONTDUMP); err == nil {
 		err = v.entries.Add(b)
 	}
@@ -206,23 +203,20 @@ func (v *View) Has(va device.VA, pages int, write bool) bool {
 
 // Window gives the pages that a walk for 1 to 64 pages from the one of va on looks at, to
 // enter them: more than they are, where they are few. ok false: they are not shared.
-func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int, few, ok bool) {
+func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int, ok bool) {
 	if !v.mu.TryRLock() {
-		return va, pages, false, false
+		return va, pages, false
 	}
 	defer v.mu.RUnlock()
 	s, _ := v.find(va.Page(), pages<<device.PageShift, write)
-	if s == nil {
-		return va, pages, false, false
-	}
-	if pages > fewPages {
-		return va, pages, false, true
+	if s == nil || pages > fewPages {
+		return va, pages, s != nil
 	}
 	const window = device.VA(windowPages << device.PageShift)
 	from := max(va/window*window, s.va)
 	end := va.Page() + device.VA(pages)<<device.PageShift
 	to := min((end+window-1)/window*window, s.end())
-	return from, int((to - from) >> device.PageShift), true, true
+	return from, int((to - from) >> device.PageShift), true
 }
 
 // Shares tells whether the page of va is shared, and where that memory begins.
@@ -239,9 +233,8 @@ func (v *View) Shares(va device.VA, write bool) (start device.VA, ok bool) {
 }
 
 // Enter enters 1 to 64 pages from the one of va on, those of there, which the process's
-// table has: bit i is page i. few: they are a window's; else they are entered with the second
-// walk that begins with them.
-func (v *View) Enter(va device.VA, pages int, there uint64, few bool) {
+// table has: bit i is page i.
+func (v *View) Enter(va device.VA, pages int, there uint64) {
 	if !v.mu.TryRLock() {
 		return
 	}
@@ -252,15 +245,6 @@ func (v *View) Enter(va device.VA, pages int, there uint64, few bool) {
 	}
 	first := at >> device.PageShift
 	want := there & span(pages) &^ s.bits(first, pages)
-	if want == 0 {
-		return
-	}
-	if !few {
-		bit := uint64(1) << (first % 64)
-		if atomic.OrUint64(&s.used[first/64], bit)&bit == 0 {
-			return
-		}
-	}
 	for want != 0 {
 		i := bits.TrailingZeros64(want)
 		n := bits.TrailingZeros64(^(want >> i))

@@ -100,7 +100,7 @@ func TestMisses(t *testing.T) {
 	if got := r.resident(); got != 0 {
 		t.Fatalf("pages %#x were brought in", got)
 	}
-	r.Enter(at, 40, ^uint64(0), true) // none of them is there
+	r.Enter(at, 40, ^uint64(0)) // none of them is there
 	if r.Has(at, 1, false) || r.resident() != 0 {
 		t.Error("to enter an absent page brings it in")
 	}
@@ -110,7 +110,7 @@ func TestMisses(t *testing.T) {
 	}
 	r.touch(1)
 	r.touch(3)
-	r.Enter(at, 4, 0b1011, true)
+	r.Enter(at, 4, 0b1011)
 	if !r.Has(at, 2, true) || r.Has(at, 3, true) || r.Has(at+2*page, 1, false) || !r.Has(at+3*page, 1, true) {
 		t.Error("not what was entered is there")
 	}
@@ -134,7 +134,7 @@ func TestMisses(t *testing.T) {
 	if r.Has(at, 1, true) {
 		t.Error("entered by itself")
 	}
-	r.Enter(at, 1, 1, true)
+	r.Enter(at, 1, 1)
 	if !r.Has(at, 1, true) || !r.ReadV(one, at) || buf[0] != 1 {
 		t.Error("not entered anew")
 	}
@@ -145,7 +145,7 @@ func TestMisses(t *testing.T) {
 	}
 	r.list[0].clear(0, ^uint64(0))
 	r.touch(0)
-	r.Enter(at, 4, 0b1001, true) // the last is entered already
+	r.Enter(at, 4, 0b1001) // the last is entered already
 	if !r.Has(at, 1, false) || !r.Has(at+3*page, 1, false) {
 		t.Error("not entered anew")
 	}
@@ -158,7 +158,7 @@ func TestBytes(t *testing.T) {
 	for i := range r.own {
 		r.own[i] = byte(i * 7)
 	}
-	r.Enter(at, 8, 0xff, true)
+	r.Enter(at, 8, 0xff)
 	got := make([]byte, 3*page)
 	if !r.ReadV([][]byte{got[:100], got[100:9000], got[9000:]}, at+777) || !bytes.Equal(got, r.own[777:777+3*page]) {
 		t.Error("other bytes are read")
@@ -183,25 +183,10 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// TestEnterOnceMore: more than a few pages are entered when they are walked once more.
-func TestEnterOnceMore(t *testing.T) {
+// TestWindow: with few pages those of the window of 64 KiB are looked at, as far as they are
+// shared, with more they alone.
+func TestWindow(t *testing.T) {
 	r := start(t, 40)
-	for i := range 40 {
-		r.touch(i)
-	}
-	va, n, few, ok := r.Window(at+4*page, 30, true)
-	if va != at+4*page || n != 30 || few || !ok {
-		t.Errorf("window of 30 pages: %v, %d, %v, %v", va, n, few, ok)
-	}
-	r.Enter(va, n, ^uint64(0), few)
-	if r.Has(va, 1, false) {
-		t.Error("entered with the first walk")
-	}
-	r.Enter(va, n, ^uint64(0), few)
-	if !r.Has(va, n, false) || r.Has(at, 1, false) {
-		t.Error("not entered with the second one")
-	}
-	// Few: those of the window of 64 KiB, as far as they are shared.
 	for _, tt := range []struct {
 		va    device.VA
 		pages int
@@ -213,12 +198,14 @@ func TestEnterOnceMore(t *testing.T) {
 		{at + 10*page, 2, at, 27},                  // of both
 		{at + 39*page + 5, 1, at + 27*page, 13},    // the last one
 		{at + 26*page + 4000, 1, at + 11*page, 16}, // inside a page
+		{at + 4*page, 3, at + 4*page, 3},           // no few ones
+		{at + 4*page, 30, at + 4*page, 30},
 	} {
-		if va, n, few, ok := r.Window(tt.va, tt.pages, false); va != tt.first || n != tt.n || !few || !ok {
-			t.Errorf("window of %d pages at %v: %v, %d, %v, %v, want %v, %d", tt.pages, tt.va, va, n, few, ok, tt.first, tt.n)
+		if va, n, ok := r.Window(tt.va, tt.pages, false); va != tt.first || n != tt.n || !ok {
+			t.Errorf("window of %d pages at %v: %v, %d, %v, want %v, %d", tt.pages, tt.va, va, n, ok, tt.first, tt.n)
 		}
 	}
-	if _, _, _, ok := r.Window(at-page, 1, false); ok {
+	if _, _, ok := r.Window(at-page, 1, false); ok {
 		t.Error("a window of what is not shared")
 	}
 }
@@ -275,7 +262,7 @@ func TestShareRefused(t *testing.T) {
 	}
 	defer unix.Munmap(own)
 	own[0] = 5
-	r.Enter(at+4*page, 1, 1, true)
+	r.Enter(at+4*page, 1, 1)
 	buf := [][]byte{make([]byte, 16)}
 	if !r.ReadV(buf, at+4*page) || buf[0][0] != 5 || r.WriteV(buf, at+4*page) || r.Has(at+4*page, 1, true) || r.WriteWords(buf[0], at+4*page) {
 		t.Error("memory that is shared to be read is written")
@@ -291,7 +278,7 @@ func TestShareRefused(t *testing.T) {
 func TestUnshare(t *testing.T) {
 	r := start(t, 4)
 	r.touch(0)
-	r.Enter(at, 1, 1, true)
+	r.Enter(at, 1, 1)
 	if r.Unshare(at, page) || r.Unshare(at+page, 4*page) || !r.Has(at, 1, true) {
 		t.Error("other bounds unshare")
 	}
@@ -347,7 +334,7 @@ func TestChanges(t *testing.T) {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		i := rand.IntN(60)
 		va := at + device.VA(i)*page
-		r.Enter(va, 4, 15, true)
+		r.Enter(va, 4, 15)
 		var buf [page]byte
 		if r.Has(va, 1, true) && r.ReadV([][]byte{buf[:]}, va) {
 			hits++
@@ -370,7 +357,7 @@ func BenchmarkRead4K(b *testing.B) {
 	for i := range 16 {
 		r.touch(i)
 	}
-	r.Enter(at, 16, 0xffff, true)
+	r.Enter(at, 16, 0xffff)
 	buf := [][]byte{make([]byte, page)}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {

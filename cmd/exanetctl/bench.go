@@ -65,7 +65,7 @@ sample are printed, with -o csv one line for each figure.
 			return a.bench(cmd.Context(), b, suites)
 		},
 	}
-	b.flags(c, "default both where faults and methods are compared, shared elsewhere")
+	b.flags(c, "default both where faults are compared with present memory, shared elsewhere")
 	f := c.Flags()
 	f.StringVar(&b.Untraced, "untraced", "", "a pfd without the probe point, to compare with")
 	f.StringVar(&b.BPFFS, "bpffs", "", "directory of a bpffs for tracing, which is not measured without (root)")

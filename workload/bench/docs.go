@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/exanet/pfd/workload"
 )
 
 // ErrSection says that a document has no section of a name.
@@ -46,37 +48,43 @@ func (r *Report) Document(dir string) error {
 // mean nothing here.
 type point struct {
 	source, what, paper string
-	ours                func(r *Report) (float64, bool)
+	ours                reading
 	unit                string
 }
 
+// reading gives a figure of a kind of memory; false where it was not measured.
+type reading func(*Report, workload.Memory) (float64, bool)
+
 // cellOf gives a median.
-func cellOf(table, row, column string) func(*Report) (float64, bool) {
-	return func(r *Report) (float64, bool) {
+func cellOf(table, row, column string) reading {
+	return func(r *Report, m workload.Memory) (float64, bool) {
 		t := r.Table(table)
 		if t == nil {
 			return 0, false
 		}
-		v := t.Median(row, column)
-		return v, v != 0
+		c := t.get(row, column, m)
+		if c == nil || m == workload.Any && c.memory != m {
+			return 0, false
+		}
+		return summarize(c.Samples).Median, true
 	}
 }
 
 // ratio gives one median by another one.
-func ratio(a, b func(*Report) (float64, bool)) func(*Report) (float64, bool) {
-	return func(r *Report) (float64, bool) {
-		x, ok := a(r)
-		y, ok2 := b(r)
+func ratio(a, b reading) reading {
+	return func(r *Report, m workload.Memory) (float64, bool) {
+		x, ok := a(r, m)
+		y, ok2 := b(r, m)
 		return x / y, ok && ok2 && y != 0
 	}
 }
 
 // points are the papers' figures, one by one.
 func points() (list []point) {
-	add := func(source, what, paper, unit string, ours func(*Report) (float64, bool)) {
+	add := func(source, what, paper, unit string, ours reading) {
 		list = append(list, point{source, what, paper, ours, unit})
 	}
-	by := func(table, row, column, baseRow, baseColumn string) func(*Report) (float64, bool) {
+	by := func(table, row, column, baseRow, baseColumn string) reading {
 		return ratio(cellOf(table, row, column), cellOf(table, baseRow, baseColumn))
 	}
 	add("002 fig. 7", "small write, present", "4 us", "us", cellOf("latency", "16 B", "write"))
@@ -123,19 +131,21 @@ func points() (list []point) {
 	return list
 }
 
-// Evaluation gives the papers' figures beside ours.
+// Evaluation gives the papers' figures beside ours, and where both kinds of memory were measured
+// those of memory that is not shared, too.
 func (r *Report) Evaluation() string {
 	var b strings.Builder
 	b.WriteString(r.Head())
-	b.WriteString("\n| source | figure | the paper's | ours |\n| --- | --- | --- | --- |\n")
+	b.WriteString("\n| source | figure | the paper's | ours | ours, memory any |\n| --- | --- | --- | --- | --- |\n")
 	for _, p := range points() {
-		ours := "not measured"
-		if v, ok := p.ours(r); ok {
-			if ours = number(v); p.unit != "" {
-				ours += " " + p.unit
+		text := func(m workload.Memory, missing string) string {
+			v, ok := p.ours(r, m)
+			if !ok {
+				return missing
 			}
+			return strings.TrimSpace(number(v) + " " + p.unit)
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", p.source, p.what, p.paper, ours)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", p.source, p.what, p.paper, text(workload.Shared, "not measured"), text(workload.Any, ""))
 	}
 	for _, t := range r.Tables {
 		if t.SVG() != "" {

@@ -15,6 +15,7 @@ import (
 // isolated is 4 KiB a pause after the last one: pfd sleeps, and the caches have seen
 // others.
 func (r *run) isolated() error {
+	r.usual(workload.Memories...)
 	t := r.table("isolated", "4 KiB a pause after the last transfer (gup, p1)", "us", "pause", "present, back to back")
 	return r.with(2, func(d *pfd) error {
 		p, err := r.open(d, 0, 1, "gup", "p1")

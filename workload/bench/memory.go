@@ -25,6 +25,7 @@ const (
 	memoryPages = 96 << 20 / 4096
 	memorySwap  = 256 << 20
 	memoryStep  = 20 * time.Millisecond
+	memoryFresh = 2 * time.Millisecond
 )
 
 // memory is puts of 4 KiB into buffers twice as large as what the target may have
@@ -36,7 +37,11 @@ func (r *run) memory() (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, remove()) }()
+	stop := fresh(group)
+	defer func() {
+		stop()
+		err = errors.Join(err, remove())
+	}()
 	measured, why := false, []error{workload.ErrSkipped}
 	for _, device := range []struct {
 		name string
@@ -67,6 +72,27 @@ func (r *run) memory() (err error) {
 		return errors.Join(why...)
 	}
 	return nil
+}
+
+// fresh keeps the kernel's counts of a cgroup's pages fresh until it is stopped: to read them
+// sums them up. Else they may be 2 s old, and reclaim, which goes by them, finds no page that
+// can go (docs/benchmarks.md, "A cgroup's limit").
+func fresh(group string) (stop func()) {
+	end := make(chan struct{})
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		tick := time.NewTicker(memoryFresh)
+		defer tick.Stop()
+		for {
+			select {
+			case <-end:
+				return
+			case <-tick.C:
+				_, _ = os.ReadFile(filepath.Join(group, "memory.stat"))
+			}
+		}
+	})
+	return func() { close(end); wait.Wait() }
 }
 
 // confine puts the target into the cgroup.

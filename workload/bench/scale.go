@@ -119,6 +119,8 @@ func (r *run) together(m workload.Memory, perfs []*workload.Perf) (n int, elapse
 // domains is processes that fault at once, and what one thread takes for the calls of such
 // a transfer in a loop.
 func (r *run) domains() error {
+	r.usual(workload.Memories...)
+	defer r.usual(workload.Shared)
 	t := r.table("domains", "Domains whose writes of 4 KiB all fault at once (gup, p1; eight in flight, sleeping)", "", "domains", "")
 	return r.with(streamNodes, func(d *pfd) error {
 		var b bare
@@ -152,6 +154,8 @@ func (r *run) domains() error {
 
 // beside is a faulting write at a time, alone and beside others that fault.
 func (r *run) beside() error {
+	r.usual(workload.Memories...)
+	defer r.usual(workload.Shared)
 	t := r.table("beside", "A faulting write of 4 KiB, alone and beside 64 others in flight (gup, p1; sleeping)", "us", "beside", "")
 	return r.with(2, func(d *pfd) error {
 		for range 3 {

@@ -113,6 +113,8 @@ func (r *run) methods() error {
 // where is faults at the destination, the source and both, by method; and all pages
 // absent by policy and size.
 func (r *run) where() error {
+	r.usual(workload.Memories...)
+	defer r.usual(workload.Shared)
 	t := r.table("where", "Where the page is absent, by method: 4 KiB, p1", "us", "method", "present")
 	s := r.table("policies", "All pages of the destination absent, by policy (gup)", "us", "size", "present")
 	return r.with(2, func(d *pfd) error {
@@ -252,6 +254,7 @@ func (r *run) latency() error {
 var frequencies = []int{0, 5, 20, 40, 60, 80, 100}
 
 func (r *run) frequency() error {
+	r.usual(workload.Memories...)
 	t := r.table("frequency", "1 MiB by how many pages are absent (gup)", "us", "% of pages absent", "0")
 	return r.with(2, func(d *pfd) error {
 		var turns []*turn

@@ -60,7 +60,7 @@ func (h holding) grown(before holding) bool {
 
 // How leaks are looked for (ours).
 const (
-	attacks      = 6           // so many that each leave more threads or memory are a leak
+	attacks      = 24          // so many that each leave more are a leak: pfd's pools reach their largest by about as many
 	attackTime   = time.Second // of each
 	spareThreads = 2           // emu.spareThreads
 	collects     = 30          // questions by which pfd collects its garbage

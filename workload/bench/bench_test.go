@@ -147,7 +147,7 @@ func TestMemory(t *testing.T) {
 	}
 	l := newLab(t)
 	l.Memory = workload.Memories
-	suites, err := Choose([]string{"latency", "breakdown", "scale", "device"})
+	suites, err := Choose([]string{"latency", "breakdown", "device"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestMemory(t *testing.T) {
 			got := [2]bool{c.memory == workload.Shared && len(c.Samples) > 0, c.any != nil}
 			want := [2]bool{true, true}
 			switch {
-			case slices.Contains([]string{"register", "messages", "idle"}, table.Name):
+			case slices.Contains([]string{"register", "messages"}, table.Name):
 				want = [2]bool{}
 			case strings.HasPrefix(at[1], "uffd"):
 				want[0] = false

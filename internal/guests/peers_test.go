@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/exanet/pfd/workload"
 	"github.com/exanet/pfd/workload/bench"
 )
 
@@ -38,6 +39,27 @@ func peerCase(who string, size uint64, percent int) string {
 	return fmt.Sprintf("%s %d %d", who, size, percent)
 }
 
+// ours names exanetctl's rows of a kind of memory.
+func ours(memory workload.Memory) string { return fmt.Sprintf("ours, memory %v", memory) }
+
+// ourWrite is how long a write takes by exanetctl perf, in us: the median, and the mean
+// where most writes have no absent page.
+func (f *fleet) ourWrite(memory workload.Memory, r row, percent int) float64 {
+	var got []struct {
+		Median float64 `json:"typical_us"`
+		Mean   float64 `json:"average_us"`
+	}
+	args := []string{"perf", "lat", "-s", fmt.Sprint(r.size), "-n", fmt.Sprint(r.parts), "--policy", r.policy, "--memory", fmt.Sprint(memory)}
+	if percent > 0 {
+		args = append(args, "--absent", "dst", "--probability", fmt.Sprint(float64(percent)/100))
+	}
+	f.answer(0, &got, args...)
+	if r == small && percent == 5 {
+		return got[0].Mean
+	}
+	return got[0].Median
+}
+
 // peers measures writes over rdma_rxe and by a pfd with two emulated nodes, in turns, in one
 // guest. The program of verbs checks each byte and how many pages were absent; exanetctl
 // perf does so with ours.
@@ -58,23 +80,12 @@ func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 		for name, ns := range theirs {
 			fig.add(name, ns...)
 		}
-		for _, r := range peerSizes {
-			for _, percent := range peerPercent {
-				var got []struct {
-					Median float64 `json:"typical_us"`
-					Mean   float64 `json:"average_us"`
-				}
-				args := []string{"perf", "lat", "-s", fmt.Sprint(r.size), "-n", fmt.Sprint(r.parts), "--policy", r.policy}
-				if percent > 0 {
-					args = append(args, "--absent", "dst", "--probability", fmt.Sprint(float64(percent)/100))
-				}
-				f.answer(0, &got, args...)
-				v := got[0].Median
-				if r == small && percent == 5 {
-					v = got[0].Mean // most have no absent page
-				}
-				if i > 0 {
-					fig.add(peerCase("ours", r.size, percent), int64(v*1e3))
+		for _, memory := range workload.Memories {
+			for _, r := range peerSizes {
+				for _, percent := range peerPercent {
+					if v := f.ourWrite(memory, r, percent); i > 0 {
+						fig.add(peerCase(ours(memory), r.size, percent), int64(v*1e3))
+					}
 				}
 			}
 		}
@@ -90,7 +101,7 @@ func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 func TestPeers(t *testing.T) {
 	fig, _ := peers(t, 1)
 	for _, r := range peerSizes {
-		for _, who := range []string{"on demand", "ours"} {
+		for _, who := range []string{"on demand", ours(workload.Shared), ours(workload.Any)} {
 			present, absent := fig.median(peerCase(who, r.size, 0)), fig.median(peerCase(who, r.size, 100))
 			t.Logf("%s, %d bytes: %.0f us, absent %.0f us: %.2f", who, r.size, present, absent, absent/present)
 			if present <= 0 || absent <= 0 {
@@ -106,7 +117,7 @@ func BenchmarkPeers(b *testing.B) {
 	fig, accelerator := peers(b, 8)
 	var text strings.Builder
 	fmt.Fprintf(&text, "| in one guest (%s), medians | 4 KiB present | 5 %% absent, mean | absent | absent / present | 1 MiB present | 5 %% absent | absent | 5 %% / present | absent / present |\n|%s\n", accelerator, strings.Repeat(" --- |", 10))
-	for _, k := range []struct{ who, name string }{{"pinned", "rdma_rxe, pinned"}, {"on demand", "rdma_rxe, on demand"}, {"ours", "ours (gup; p1, pa)"}} {
+	for _, k := range []struct{ who, name string }{{"pinned", "rdma_rxe, pinned"}, {"on demand", "rdma_rxe, on demand"}, {ours(workload.Shared), "ours (gup; p1, pa)"}, {ours(workload.Any), "ours, memory any"}} {
 		fmt.Fprintf(&text, "| %s |", k.name)
 		for _, r := range peerSizes {
 			present := fig.median(peerCase(k.who, r.size, 0))

@@ -50,7 +50,8 @@ const CodeMemory Code = 12
 // Share says that memory of the process is for transfers. A device that sees the
 // process's own tables needs none of it, and pfd then takes note of nothing; for
 // any other, addresses that were not shared do not exist. A memfd sealed against
-// shrinking travels beside it.
+// shrinking travels beside it, and where the process likes a userfaultfd with which it has
+// registered the memory (uffd.Holes).
 type Share struct {
 	Product  string
 	VA       device.VA // whole pages
@@ -215,8 +216,9 @@ func DecodeShared(b []byte) (Shared, error) {
 // Sharer takes the memory that a process shares. An error's text is told to the
 // process.
 type Sharer interface {
-	// Share takes memory; fd stays the caller's.
-	Share(s Share, fd int) error
+	// Share takes memory: a memfd and, -1 where none came, a userfaultfd that its missing
+	// pages may be filled by. Both stay the caller's.
+	Share(s Share, fd, holes int) error
 	// Unshare gives it back: when it returns no transfer reaches it.
 	Unshare(u Unshare) error
 	// Prefetch enters what of it is in memory in the device's tables, as far as that
@@ -269,15 +271,19 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 	case TypeShare:
 		var s Share
 		s, err = DecodeShare(b)
-		if err == nil && len(fds) != 1 {
-			err = fmt.Errorf("%w: a share with %d descriptors, want one", ErrMessage, len(fds))
+		if err == nil && len(fds) != 1 && len(fds) != 2 {
+			err = fmt.Errorf("%w: a share with %d descriptors, want one or two", ErrMessage, len(fds))
 		}
 		if err != nil {
 			return c.Refuse(CodeProtocol, h.Type, err.Error())
 		}
 		done.VA, done.Size = s.VA, s.Size
 		if sharer != nil {
-			err = sharer.Share(s, fds[0])
+			holes := -1
+			if len(fds) == 2 {
+				holes = fds[1]
+			}
+			err = sharer.Share(s, fds[0], holes)
 		}
 	case TypeUnshare:
 		var u Unshare

@@ -94,9 +94,9 @@ func TestSharesOfAUser(t *testing.T) {
 	m := &sharingOf{}
 	d := &Daemon{machine: m, shares: quota.New(2, 5, nil)}
 	of := func(uid uint32) sharing { return sharing{m, &session{d: d, n: &node{}, uid: uid}} }
-	full := func(h sharing) bool { return h.Share(attach.Share{Size: 1}, -1) != nil }
+	full := func(h sharing) bool { return h.Share(attach.Share{Size: 1}, -1, -1) != nil }
 	a, b, c := of(7), of(7), of(8)
-	if a.Share(attach.Share{}, -1) == nil || d.shares.Total() != 0 {
+	if a.Share(attach.Share{}, -1, -1) == nil || d.shares.Total() != 0 {
 		t.Error("what was refused counts")
 	}
 	if full(a) || full(b) || !full(a) || !full(b) || full(c) {

@@ -88,7 +88,7 @@ const (
 )
 
 // Share implements attach.Sharer.
-func (h sharing) Share(s attach.Share, fd int) error {
+func (h sharing) Share(s attach.Share, fd, _ int) error {
 	if !h.s.d.shares.Take(h.s.uid) {
 		return fmt.Errorf("uid %d shares %d ranges already, or all users do too many: share fewer and larger ones", h.s.uid, sharesPerUID)
 	}
@@ -144,9 +144,14 @@ func (s *session) sharer() attach.Sharer {
 type viewing struct{ s *session }
 
 // Share implements attach.Sharer.
-func (h viewing) Share(s attach.Share, fd int) error {
+func (h viewing) Share(s attach.Share, fd, holes int) error {
 	if !h.s.d.shares.Take(h.s.uid) {
 		return nil
+	}
+	if holes >= 0 {
+		if err := h.s.view.Fills(holes); err != nil {
+			h.s.log.Debug("missing pages of shared memory are not filled by a userfaultfd", "err", err)
+		}
 	}
 	if err := h.s.view.Share(s.VA, s.Size, fd, s.Offset, s.Writable); err != nil {
 		h.s.log.Debug("shared memory is not seen", "err", err)

@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/uffd"
 	"github.com/exanet/pfd/view"
 	"golang.org/x/sys/unix"
 )
@@ -38,7 +39,13 @@ func (c *counted) ReadV(dst [][]byte, va device.VA) (int, error) {
 // TestSharedMemory: into memory that the target shares bytes move without its process being
 // asked, once the pages are entered; absent pages fault, are brought in and entered; pages
 // that are punched out fault anew; and what is shared no more goes by the process again.
+// By the process's table, and by the userfaultfd that came with the memory.
 func TestSharedMemory(t *testing.T) {
+	t.Run("table", func(t *testing.T) { sharedMemory(t, false) })
+	t.Run("userfaultfd", func(t *testing.T) { sharedMemory(t, true) })
+}
+
+func sharedMemory(t *testing.T, filled bool) {
 	v, err := view.New()
 	if err != nil {
 		t.Skipf("this kernel gives no view: Linux 5.14 does: %v", err)
@@ -69,6 +76,19 @@ func TestSharedMemory(t *testing.T) {
 	defer func() { _ = unix.Munmap(dst) }()
 	if err := v.Share(va(dst), uint64(len(dst)), fd, 0, true); err != nil {
 		t.Fatal(err)
+	}
+	if filled {
+		h, err := uffd.NewHoles()
+		if err != nil {
+			t.Skip(err)
+		}
+		defer h.Close()
+		if err := h.Add(va(dst), uint64(len(dst))); err != nil {
+			t.Skipf("this kernel has no write-protect faults: %v", err)
+		}
+		if err := v.Fills(h.FD()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	memory := &counted{Process: r.process}
 	r.on(1, func() {

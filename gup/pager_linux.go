@@ -49,8 +49,8 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	}
 	va = va.Page()
 	before, seen := g.p.Hint(va)
-	if pages == 1 && seen && !before.Present() && g.view != nil {
-		if r, ok := g.shared(va, write); ok {
+	if g.view != nil && (pages > 1 || seen && !before.Present()) {
+		if r, ok := g.shared(va, pages, write, before); ok {
 			return r
 		}
 	}
@@ -137,15 +137,12 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	return r
 }
 
-// shared pages one page in that the process shares and that was absent, and enters it in
-// the view. False: it has to be done, or to fail, as with other memory.
-func (g *Pager) shared(va device.VA, write bool) (Result, bool) {
-	start, ok := g.view.Shares(va, write)
-	if !ok {
-		return Result{}, false
-	}
-	pid, err := g.p.Keeper()
-	if err != nil {
+// shared pages in memory that the process shares: by the userfaultfd that came with it, or
+// one page by the process's table; what is there then is entered in the view. before is what a
+// page that goes alone was seen as. False: it has to be done, or to fail, as with other memory.
+func (g *Pager) shared(va device.VA, pages int, write bool, before proc.Entry) (Result, bool) {
+	start, pages := g.view.Shares(va, pages, write)
+	if pages == 0 {
 		return Result{}, false
 	}
 	call, ok := g.hangs.enter(start)
@@ -153,6 +150,41 @@ func (g *Pager) shared(va device.VA, write bool) (Result, bool) {
 		return Result{Err: &Error{va, write, ErrHangs}}, true
 	}
 	defer g.hangs.leave(call)
+	entries := [MaxPages]proc.Entry{before}
+	if pages > 1 {
+		if _, err := g.p.Pagemap(va, entries[:pages]); err != nil {
+			return Result{Err: &Error{va, write, err}}, true
+		}
+	}
+	var absent uint64
+	plain := true
+	for i, e := range entries[:pages] {
+		switch {
+		case e.Swapped(), e.Guard(): // a guard page would be filled, too
+			plain = false
+		case !e.Present():
+			absent |= 1 << i
+		}
+	}
+	if !plain || absent != 0 && g.view.Fill(va, pages, absent) == 0 {
+		if pages == 1 && !before.Guard() {
+			return g.one(va, write)
+		}
+		return Result{}, false
+	}
+	// Those that were not filled the file had already.
+	was := Ready(entries[:pages], write, true)
+	r := Result{Resident: was | g.view.Enter(va, pages, was|absent)}
+	r.Since(was)
+	return r, r.Resident&1 != 0
+}
+
+// one pages in one page of shared memory by the process's table.
+func (g *Pager) one(va device.VA, write bool) (Result, bool) {
+	pid, err := g.p.Keeper()
+	if err != nil {
+		return Result{}, false
+	}
 	// To read shared memory brings in what is written, too: there is no page of zeros.
 	var b [1]byte
 	local := [1]unix.Iovec{{Base: &b[0], Len: 1}}

@@ -48,19 +48,22 @@ void message(unsigned char *m, int type, int size)
 	memcpy(m + 8, product, sizeof product);
 }
 
-int message_send(int socket, const unsigned char *m, size_t size, int fd)
+/* message_send sends a message and up to two descriptors; -1: none. */
+static int message_send(int socket, const unsigned char *m, size_t size, int fd, int second)
 {
-	union { char b[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control = { 0 };
+	const int fds[] = { fd, second };
+	const size_t bytes = (fd < 0 ? 0 : second < 0 ? 1 : 2) * sizeof(int);
+	union { char b[CMSG_SPACE(sizeof fds)]; struct cmsghdr align; } control = { 0 };
 	struct iovec iov = { (void *)m, size };
 	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-	if (fd >= 0) {
+	if (bytes) {
 		msg.msg_control = control.b;
-		msg.msg_controllen = sizeof control.b;
+		msg.msg_controllen = CMSG_SPACE(bytes);
 		struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
 		c->cmsg_level = SOL_SOCKET;
 		c->cmsg_type = SCM_RIGHTS;
-		c->cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(c), &fd, sizeof fd);
+		c->cmsg_len = CMSG_LEN(bytes);
+		memcpy(CMSG_DATA(c), fds, bytes);
 	}
 	ssize_t n;
 	while ((n = sendmsg(socket, &msg, MSG_NOSIGNAL)) < 0 && errno == EINTR)
@@ -188,13 +191,13 @@ static int answer(exanet *e, unsigned char *m, int type, ssize_t size, int *fds,
 }
 
 /* question sends a message after WELCOME and waits for SHARED. */
-int question(exanet *e, unsigned char *m, size_t size, int fd)
+static int question(exanet *e, unsigned char *m, size_t size, int fd, int second)
 {
 	unsigned char a[TEXT_SIZE];
 	int fds[8], nfds, result;
 	int type = get(m, 2);
 	pthread_mutex_lock(&e->messages);
-	if (!(result = message_send(e->socket, m, size, fd))) {
+	if (!(result = message_send(e->socket, m, size, fd, second))) {
 		ssize_t n = message_receive(e->socket, a, sizeof a, fds, &nfds);
 		close_all(fds, nfds);
 		if (n != SHARED_SIZE || get(a, 2) != SHARED || (int)get(a + 88, 2) != type)
@@ -261,7 +264,19 @@ static int hello(exanet *e, const struct exanet_options *o)
 	memcpy(m + 184, keeper_proof(e->keeper), 16);
 	if (o->key)
 		memcpy(m + 200, o->key, 32);
-	return message_send(e->socket, m, HELLO_SIZE, -1);
+	return message_send(e->socket, m, HELLO_SIZE, -1, -1);
+}
+
+/* holes_open makes a userfaultfd for missing pages of what is shared (8); -1: this kernel or a filter has none. */
+static int holes_open(void)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+		close(fd);
+		fd = -1;
+	}
+	return fd;
 }
 
 static int handshake(exanet *e, const struct exanet_options *o)
@@ -287,7 +302,7 @@ static int handshake(exanet *e, const struct exanet_options *o)
 		return fail(errno, "mapping the attachment's memory: %m");
 	e->pages = pages;
 	message(m, MAPPED, HEADER);	/* pfd may seal it now */
-	if ((error = message_send(e->socket, m, HEADER, keeper_pidfd(e->keeper))) || (error = answer(e, m, WELCOME, WELCOME_SIZE, fds, 0)))
+	if ((error = message_send(e->socket, m, HEADER, keeper_pidfd(e->keeper), -1)) || (error = answer(e, m, WELCOME, WELCOME_SIZE, fds, 0)))
 		return error;
 	e->info = (struct exanet_info){
 		.slot = m[72], .address_bits = m[75], .pdid = get(m + 76, 2), .method = m[78], .policy = m[79],
@@ -295,6 +310,8 @@ static int handshake(exanet *e, const struct exanet_options *o)
 	};
 	e->pfd_port = get(m + 84, 4);
 	e->pfd_pid = get(m + 92, 4);
+	if (e->info.sva && e->info.method == EXANET_GUP)
+		e->holes = holes_open();
 	const struct timeval none = { 0 };
 	setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
 	return 0;
@@ -307,7 +324,7 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	*out = NULL;
 	if (!e)
 		return fail(ENOMEM, "no memory");
-	e->socket = e->eventfd = e->netlink = e->stop[0] = e->stop[1] = -1;
+	e->socket = e->eventfd = e->netlink = e->holes = e->stop[0] = e->stop[1] = -1;
 	pthread_mutex_init(&e->lock, NULL);
 	pthread_mutex_init(&e->messages, NULL);
 	int error = handshake(e, o ? o : &none);
@@ -358,7 +375,7 @@ int exanet_close(exanet *e)
 		if (sleeps)
 			pthread_detach(e->server);
 	}
-	const int all[] = { e->socket, e->eventfd, e->netlink, e->stop[0], e->stop[1] };
+	const int all[] = { e->socket, e->eventfd, e->netlink, e->holes, e->stop[0], e->stop[1] };
 	for (size_t i = 0; i < sizeof all / sizeof all[0] && !sleeps; i++)
 		if (all[i] >= 0)
 			close(all[i]);
@@ -398,7 +415,7 @@ static int bounds(exanet *e, int type, void *address, size_t size, int fd)
 	message(m, type, sizeof m);
 	put(m + 72, 8, (uintptr_t)address);
 	put(m + 80, 8, size);
-	return question(e, m, sizeof m, fd);
+	return question(e, m, sizeof m, fd, -1);
 }
 
 /* sooner is the result of a request that makes the way to memory shorter. A device that sees
@@ -413,7 +430,11 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	put(m + 80, 8, size);
 	put(m + 88, 8, offset);
 	put(m + 96, 4, !!writable);
-	return sooner(e, question(e, m, sizeof m, fd));
+	/* pfd may fill what nobody has touched; without this it comes in as any other memory. Nothing
+	 * is protected: what the process touches is the kernel's. */
+	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_WP };
+	const bool filled = e->holes >= 0 && !ioctl(e->holes, UFFDIO_REGISTER, &r);
+	return sooner(e, question(e, m, sizeof m, fd, filled ? e->holes : -1));
 }
 
 int exanet_unshare(exanet *e, void *address, size_t size) { return bounds(e, UNSHARE, address, size, -1); }

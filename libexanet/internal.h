@@ -48,6 +48,7 @@ struct exanet {
 	struct keeper *keeper, *lent;	/* for pfd, for the helper */
 	pid_t helper;
 	int socket, eventfd, netlink;
+	int holes;		/* a userfaultfd for missing pages of what is shared, or -1 */
 	unsigned char *pages;
 	struct ucred pfd;
 	uint32_t pfd_port;
@@ -96,9 +97,7 @@ const unsigned char *keeper_proof(const struct keeper *);
 int helper_start(exanet *, int *fds, int nfds);
 
 void message(unsigned char *m, int type, int size);
-int message_send(int socket, const unsigned char *m, size_t size, int fd);
 ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int *nfds);
-int question(exanet *, unsigned char *m, size_t size, int fd);
 
 void *serve_faults(void *);
 void kick(exanet *);

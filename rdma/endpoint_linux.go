@@ -19,6 +19,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/uffd"
 )
 
 // Times (ours).
@@ -158,6 +159,7 @@ type Endpoint struct {
 
 	asking  sync.Mutex  // one request about memory at a time
 	answers chan answer // to it
+	holes   *uffd.Holes // for missing pages of what is shared; nil: they come in as others do
 
 	over     chan struct{} // closed when the attachment has ended
 	workers  sync.WaitGroup
@@ -240,6 +242,9 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, in
 		wake: fds.Take(1), free: ^uint32(0), invalidations: invalidations,
 		exports: map[Remote][]byte{}, gathers: map[*Transfer]struct{}{}, answers: make(chan answer, 4),
 		over: make(chan struct{}),
+	}
+	if e.Info().SVA() && w.Method == MethodGUP {
+		e.holes, _ = uffd.NewHoles() // a kernel or a filter without userfaultfd is no error
 	}
 	e.workers.Go(e.listen)
 	e.workers.Go(e.serveFaults)
@@ -513,6 +518,11 @@ func (e *Endpoint) shutdown() error {
 		closed = fmt.Errorf("closing the endpoint: %w: %w", ErrUnconfirmed, closed)
 	}
 	err = errors.Join(err, closed, e.faults.Close())
+	if e.holes != nil {
+		e.asking.Lock() // it is being sent
+		err = errors.Join(err, e.holes.Close())
+		e.asking.Unlock()
+	}
 	stopped := make(chan struct{})
 	go func() {
 		e.workers.Wait()

@@ -26,7 +26,13 @@ func (i Info) SVA() bool { return i.Caps&device.CapsSVA != 0 }
 // match ErrGone or ErrClosed; pfd's refusal is an *attach.RefusedError.
 func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
 	m := attach.Share{Product: attach.Product(), VA: va, Size: size, Offset: offset, Writable: writable}
-	return e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeShare}, fd)
+	e.asking.Lock()
+	defer e.asking.Unlock()
+	fds := []int{fd}
+	if e.holes != nil && e.holes.Add(va, size) == nil { // else pages come in as others do
+		fds = append(fds, e.holes.FD())
+	}
+	return e.request(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeShare}, fds...)
 }
 
 // Unshare takes back what one Share gave, with exactly its bounds. When it
@@ -51,6 +57,11 @@ func (e *Endpoint) Invalidate(va device.VA, size uint64) error {
 func (e *Endpoint) ask(msg []byte, want attach.Shared, fds ...int) error {
 	e.asking.Lock()
 	defer e.asking.Unlock()
+	return e.request(msg, want, fds...)
+}
+
+// request is ask where e.asking is held.
+func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 	e.mu.Lock()
 	err := e.goneLocked()
 	e.mu.Unlock()

@@ -57,6 +57,7 @@ const (
 
 	userModeOnly   = 1      // UFFD_USER_MODE_ONLY
 	modeMissing    = 1 << 0 // UFFDIO_REGISTER_MODE_MISSING
+	modeProtected  = 1 << 1 // UFFDIO_REGISTER_MODE_WP
 	modeMinor      = 1 << 2 // UFFDIO_REGISTER_MODE_MINOR
 	eventPagefault = 0x12   // UFFD_EVENT_PAGEFAULT
 	eventRemove    = 0x15   // UFFD_EVENT_REMOVE
@@ -91,9 +92,13 @@ func register(fd int, va, size uint64) (ioctls uint64, err error) {
 	return a.ioctlsOfRange, err
 }
 
+func registerFor(fd int, va, size, mode uint64) error {
+	return ioctl(fd, ioctlRegister, unsafe.Pointer(&registerArg{start: va, len: size, mode: mode}))
+}
+
 // registerOwn has all faults of this process in a mapping of a memfd end with a signal.
 func registerOwn(fd int, b []byte) error {
-	return ioctl(fd, ioctlRegister, unsafe.Pointer(&registerArg{start: address(b), len: uint64(len(b)), mode: modeMissing | modeMinor}))
+	return registerFor(fd, address(b), uint64(len(b)), modeMissing|modeMinor)
 }
 
 // enter gives how many bytes were entered before the first page that was not.

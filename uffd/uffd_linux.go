@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -103,9 +102,8 @@ const maxFill = 64 * device.PageSize
 // waits for nothing else. ended is called when it has ended; it may be nil. With
 // an error, ErrNotOne, ErrUnfit or an errno, fd stays the caller's.
 func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
-	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-	if err != nil || name != "anon_inode:[userfaultfd]" {
-		return nil, fmt.Errorf("%w: descriptor %q", ErrNotOne, name)
+	if err := check(fd); err != nil {
+		return nil, err
 	}
 	// A blocking one would be polled as broken.
 	if err := unix.SetNonblock(fd, true); err != nil {
@@ -117,6 +115,7 @@ func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
 		return nil, fmt.Errorf("%w: %d bytes at %v: huge pages (hugetlb): leave them unregistered", ErrUnfit, size, va)
 	}
 	r := &Region{Start: va, End: va + device.VA(size), f: os.NewFile(uintptr(fd), "userfaultfd")}
+	var err error
 	if r.raw, err = r.f.SyscallConn(); err != nil {
 		return nil, fmt.Errorf("serving a userfaultfd: %w", err)
 	}

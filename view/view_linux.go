@@ -44,6 +44,7 @@ type View struct {
 	mu    sync.RWMutex
 	list  []*share // by address
 	bytes uint64
+	holes *uffd.Holes // fills what is missing of them; nil: nothing does
 }
 
 // share is memory that the process shares.
@@ -66,10 +67,13 @@ func New() (*View, error) {
 // Close gives all memory up. Nothing may be called any more.
 func (v *View) Close() error {
 	v.mu.Lock()
-	list := v.list
-	v.list, v.bytes = nil, 0
+	list, holes := v.list, v.holes
+	v.list, v.bytes, v.holes = nil, 0, nil
 	v.mu.Unlock()
 	var errs []error
+	if holes != nil {
+		errs = append(errs, holes.Close())
+	}
 	for _, s := range list {
 		errs = append(errs, unix.Munmap(s.b))
 	}
@@ -102,6 +106,19 @@ func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write boo
 		return errors.Join(fmt.Errorf("%w: %w", ErrShare, err), unix.Munmap(b))
 	}
 	return nil
+}
+
+// Fills has missing pages filled by a userfaultfd with which the process has registered
+// what it shares; fd stays the caller's. The first one holds. Errors are uffd.TakeHoles's.
+func (v *View) Fills(fd int) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.holes != nil {
+		return nil
+	}
+	var err error
+	v.holes, err = uffd.TakeHoles(fd)
+	return err
 }
 
 // check refuses files that are no memfd, or could end before the mapping.
@@ -219,44 +236,82 @@ func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int,
 	return from, int((to - from) >> device.PageShift), true
 }
 
-// Shares tells whether the page of va is shared, and where that memory begins.
-func (v *View) Shares(va device.VA, write bool) (start device.VA, ok bool) {
+// Shares tells how many of the pages from the one of va on are shared together, 0 where it
+// is not, and where that memory begins.
+func (v *View) Shares(va device.VA, pages int, write bool) (start device.VA, n int) {
 	if !v.mu.TryRLock() {
-		return 0, false
+		return 0, 0
 	}
 	defer v.mu.RUnlock()
-	s, _ := v.find(va.Page(), device.PageSize, write)
+	s, at := v.find(va.Page(), device.PageSize, write)
 	if s == nil {
-		return 0, false
+		return 0, 0
 	}
-	return s.va, true
+	return s.va, min(pages, (len(s.b)-at)>>device.PageShift)
 }
 
-// Enter enters 1 to 64 pages from the one of va on, those of there, which the process's
-// table has: bit i is page i.
-func (v *View) Enter(va device.VA, pages int, there uint64) {
+// Fill has those of missing filled that nobody has touched, of 1 to 64 pages from the one of va
+// on, and gives the ones that it filled: bit i is page i. It may sleep while the process
+// changes its mappings.
+func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 	if !v.mu.TryRLock() {
-		return
+		return 0
+	}
+	holes := v.holes
+	v.mu.RUnlock()
+	if holes == nil {
+		return 0
+	}
+	va = va.Page()
+	filled, _ = runs(missing&span(pages), func(first, n int) (int, error) {
+		return holes.Fill(va+device.VA(first)<<device.PageShift, uint64(n)<<device.PageShift)
+	})
+	return filled
+}
+
+// runs has f do each run of the pages, and gives those that it did and those that it met
+// done (EEXIST). f gives the bytes that it did before an error; pages that it cannot do
+// (EFAULT) are left out, and any other error at the first page of a run ends it.
+func runs(pages uint64, f func(first, n int) (int, error)) (done, met uint64) {
+	for pages != 0 {
+		first := bits.TrailingZeros64(pages)
+		n := bits.TrailingZeros64(^(pages >> first))
+		bytes, err := f(first, n)
+		k := bytes >> device.PageShift
+		done |= span(k) << first
+		switch {
+		case k > 0: // and the rest anew: the error is EAGAIN, whatever it met
+		case errors.Is(err, unix.EEXIST):
+			met |= 1 << first
+			k = 1
+		case errors.Is(err, unix.EFAULT):
+			k = 1
+		default:
+			return done, met
+		}
+		pages &^= span(k) << first
+	}
+	return done, met
+}
+
+// Enter enters 1 to 64 pages from the one of va on, those of there, which the file has,
+// and gives those that are entered now: bit i is page i.
+func (v *View) Enter(va device.VA, pages int, there uint64) (entered uint64) {
+	if !v.mu.TryRLock() {
+		return 0
 	}
 	defer v.mu.RUnlock()
 	s, at := v.find(va.Page(), pages<<device.PageShift, false)
 	if s == nil {
-		return
+		return 0
 	}
 	first := at >> device.PageShift
-	want := there & span(pages) &^ s.bits(first, pages)
-	for want != 0 {
-		i := bits.TrailingZeros64(want)
-		n := bits.TrailingZeros64(^(want >> i))
+	done, met := runs(there&span(pages)&^s.bits(first, pages), func(i, n int) (int, error) {
 		from := at + i<<device.PageShift
-		got, err := v.entries.Enter(s.b[from : from+n<<device.PageShift])
-		done := got >> device.PageShift
-		if done < n && errors.Is(err, unix.EEXIST) {
-			done++
-		}
-		s.set(first+i, done)
-		want &^= span(min(done+1, n)) << i // one that went meanwhile is left out
-	}
+		return v.entries.Enter(s.b[from : from+n<<device.PageShift])
+	})
+	s.add(first, done|met)
+	return there & s.bits(first, pages)
 }
 
 // Forget has pages missed that were punched out: to touch them and miss takes longer. Those
@@ -395,9 +450,12 @@ func (s *share) has(at, size int) bool {
 	return true
 }
 
-func (s *share) set(first, pages int) {
-	for ; pages > 0; first, pages = first+1, pages-1 {
-		atomic.OrUint64(&s.entered[first/64], 1<<(first%64))
+// add adds the pages of mask, of which bit 0 is the one of number first.
+func (s *share) add(first int, mask uint64) {
+	i, shift := first/64, uint(first%64)
+	atomic.OrUint64(&s.entered[i], mask<<shift)
+	if shift > 0 && i+1 < len(s.entered) {
+		atomic.OrUint64(&s.entered[i+1], mask>>(64-shift))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/uffd"
 )
 
 const page = device.PageSize
@@ -72,8 +73,8 @@ func (r *rig) touch(page0 int) { r.own[page0*page] = byte(page0 + 1) }
 func (r *rig) resident() (bits uint64) {
 	r.t.Helper()
 	var there [64]byte
-	n := len(r.own) / page
-	if err := mincore(r.own, there[:n]); err != nil {
+	n := min(64, len(r.own)/page)
+	if err := mincore(r.own[:n*page], there[:n]); err != nil {
 		r.t.Fatal(err)
 	}
 	for i, b := range there[:n] {
@@ -267,11 +268,11 @@ func TestShareRefused(t *testing.T) {
 	if !r.ReadV(buf, at+4*page) || buf[0][0] != 5 || r.WriteV(buf, at+4*page) || r.Has(at+4*page, 1, true) || r.WriteWords(buf[0], at+4*page) {
 		t.Error("memory that is shared to be read is written")
 	}
-	if _, ok := r.Shares(at+4*page, true); ok {
+	if _, n := r.Shares(at+4*page, 1, true); n != 0 {
 		t.Error("shared for writing")
 	}
-	if start, ok := r.Shares(at+7*page+9, false); !ok || start != at+4*page {
-		t.Errorf("shared from %v", start)
+	if start, n := r.Shares(at+6*page+9, 64, false); n != 2 || start != at+4*page {
+		t.Errorf("%d pages shared, from %v", n, start)
 	}
 }
 
@@ -372,9 +373,56 @@ func BenchmarkMiss(b *testing.B) {
 	b.ReportAllocs()
 	buf := [][]byte{make([]byte, 8)}
 	for b.Loop() {
-		r.list[0].set(0, 1)
+		r.list[0].add(0, 1)
 		if r.ReadV(buf, at) {
 			b.Fatal("there")
 		}
+	}
+}
+
+// TestFill: what nobody has touched of shared memory is filled and entered; the rest keeps its
+// bytes; without a userfaultfd, or where the process has mapped something else, nothing is.
+func TestFill(t *testing.T) {
+	r := start(t, 70)
+	if got := r.Fill(at, 4, 0xf); got != 0 {
+		t.Errorf("filled %#x without a userfaultfd", got)
+	}
+	h, err := uffd.NewHoles()
+	if err != nil {
+		t.Skip(err)
+	}
+	defer h.Close()
+	// The process's addresses are its own here: the memory is shared under them.
+	va := device.VA(uintptr(base(r.own)))
+	if err := h.Add(va, uint64(len(r.own))); err != nil {
+		t.Skip(err)
+	}
+	if err := r.Share(va, uint64(len(r.own)), r.fd, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Fills(-1); !errors.Is(err, uffd.ErrNotOne) {
+		t.Errorf("no descriptor: %v", err)
+	}
+	if err := errors.Join(r.Fills(h.FD()), r.Fills(-1)); err != nil { // the first one holds
+		t.Fatal(err)
+	}
+	r.touch(2)
+	if got := r.Fill(va+100, 64, 0xff0f); got != 0xff0b {
+		t.Errorf("filled %#x, want those that were asked for and nobody had touched", got)
+	}
+	if r.Has(va, 1, true) {
+		t.Error("what is filled is entered by itself")
+	}
+	if got := r.Enter(va, 64, 0xffff); got != 0xff0f || r.own[2*page] != 3 {
+		t.Errorf("entered %#x, byte %d", got, r.own[2*page])
+	}
+	if !r.Has(va+8*page, 8, true) || r.resident() != 0xff0f {
+		t.Errorf("resident %#x", r.resident())
+	}
+	if got := r.Fill(va+69*page, 64, 1); got != 1 {
+		t.Errorf("filled %#x of the last page", got)
+	}
+	if got := r.Fill(va+70*page, 1, 1); got != 0 {
+		t.Errorf("filled %#x past the end", got)
 	}
 }

@@ -151,26 +151,29 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 		return Result{Err: &Error{va, write, err}}
 	}
 	missing := func(e proc.Entry) bool { return !e.Present() && !e.Swapped() }
-	if !missing(entries[0]) {
+	pages = run(entries[:pages], func(e proc.Entry) bool { return e.Present() || missing(e) })
+	was := Ready(entries[:pages], write, m.Shared)
+	switch {
+	case pages == 0:
+		return g.Pager.PageIn(va, 1, write)
+	case entries[0].Present() && was&1 == 0:
 		// The Pager would enter the address space for all of the range; pages
 		// behind that are missing would wait for the region's own goroutine.
-		n := 1
-		for n < pages && !missing(entries[n]) {
-			n++
+		return g.Pager.PageIn(va, run(entries[:pages], proc.Entry.Present), write)
+	}
+	var ferr error
+	for i := 0; i < pages && ferr == nil; {
+		n := run(entries[i:pages], missing)
+		if n > 0 {
+			_, ferr = r.Fill(va+device.VA(i)<<device.PageShift, n, write)
 		}
-		return g.Pager.PageIn(va, n, write)
+		i += max(n, 1)
 	}
-	n := 1
-	for n < pages && (missing(entries[n]) || entries[n].Present()) {
-		n++
-	}
-	pages = n
-	was := Ready(entries[:pages], write, m.Shared)
-	_, ferr := r.Fill(va, pages, write)
 	if errors.Is(ferr, uffd.ErrNotRegistered) {
 		return g.Pager.PageIn(va, pages, write) // mapped anew, and nobody's now
 	}
-	if n, err = g.p.Pagemap(va, entries[:pages]); err != nil {
+	n, err := g.p.Pagemap(va, entries[:pages])
+	if err != nil {
 		return Result{Err: &Error{va, write, err}}
 	}
 	var res Result
@@ -192,6 +195,16 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 		res.Err = &Error{va, write, g.missing(va, ferr)}
 	}
 	return res
+}
+
+// run gives how many of the first entries are of a kind.
+func run(entries []proc.Entry, kind func(proc.Entry) bool) int {
+	for i, e := range entries {
+		if !kind(e) {
+			return i
+		}
+	}
+	return len(entries)
 }
 
 // missing gives why a page that was to be filled is not there.

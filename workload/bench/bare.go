@@ -32,13 +32,10 @@ func (b *bare) close() {
 // measure is the case of a call on each part of memory that is made anew, its destination absent or not.
 func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, call func(src, dst device.VA, size uint64) (time.Duration, error)) *turn {
 	count := r.count(q.Size)
-	switch {
-	case q.Parts > 0:
+	if q.Parts > 0 {
 		count = q.Count
-	case q.Size <= 64<<10:
-		q.Parts = smallRow
-	default:
-		q.Parts = 4
+	} else {
+		q.Parts = rowOf(q.Size)
 	}
 	return &turn{count: count, do: func(add func(*Cell, ...float64)) error {
 		for _, q.Memory = range r.kinds(p) {
@@ -70,14 +67,18 @@ func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, ca
 	}}
 }
 
-// pageIn pages absent memory in by package gup, as many pages a call as pfd asks for at
-// most. Each call knows what a walk saw, as in pfd; the walk is not measured.
-func (b *bare) pageIn(_, dst device.VA, size uint64) (sum time.Duration, err error) {
-	pager := gup.New(b.dst)
+// pageIn pages absent memory in by process_vm_writev.
+func (b *bare) pageIn(_, dst device.VA, size uint64) (time.Duration, error) {
+	return pageIn(gup.New(b.dst), b.dst, dst, size)
+}
+
+// pageIn pages absent memory of p in, as many pages a call as pfd asks for at most. Each call
+// knows what a walk saw, as in pfd; the walk is not measured.
+func pageIn(pager *gup.Pager, p *proc.Process, dst device.VA, size uint64) (sum time.Duration, err error) {
 	for at := uint64(0); at < size; at += gup.MaxPages * device.PageSize {
 		va := dst + device.VA(at)
 		pages := int(min(size-at, gup.MaxPages*device.PageSize) / device.PageSize)
-		if _, err := b.dst.Walk(va, pages, true); err != nil {
+		if _, err := p.Walk(va, pages, true); err != nil {
 			return 0, err
 		}
 		start := time.Now()

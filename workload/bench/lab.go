@@ -336,6 +336,14 @@ func us(ns []int64) []float64 {
 // smallRow is how many small transfers follow one another.
 const smallRow = 64
 
+// rowOf is how many of a size do.
+func rowOf(size uint64) int {
+	if size <= 64<<10 {
+		return smallRow
+	}
+	return 4
+}
+
 // transfers is the case of transfers that are measured as q says, a row in each kind of
 // memory in turn; notified, where not nil, gets how long until the target knew.
 func (r *run) transfers(p *workload.Perf, q workload.PerfRun, c, notified *Cell) *turn {

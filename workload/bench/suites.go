@@ -30,6 +30,13 @@ func (r *run) faults() error {
 	return errors.Join(r.firstLight(), r.where(), r.timeouts(), r.prefetch())
 }
 
+// Rows of what a page-in costs without pfd and a device: of any memory by get_user_pages from
+// user space, and of shared memory by the userfaultfd that comes with it.
+const (
+	barePageIn = "bare page-in by process_vm_writev"
+	bareFill   = "bare fill by userfaultfd"
+)
+
 // firstLight is 4 KiB to 1 MiB, present and absent, beside the bare calls.
 func (r *run) firstLight() error {
 	r.usual(workload.Memories...)
@@ -56,8 +63,18 @@ func (r *run) firstLight() error {
 				r.transfers(p, touch, t.cell("touched first", k.column), nil),
 			}
 			if !k.sleep {
-				turns = append(turns, b.measure(r, p, absent, t.cell("bare page-in by the same call", k.column), b.pageIn),
-					b.measure(r, p, q, t.cell("raw copy by the same two calls", k.column), b.copied))
+				turns = append(turns, b.measure(r, p, absent, t.cell(barePageIn, k.column), b.pageIn),
+					b.measure(r, p, q, t.cell("raw copy by process_vm_readv, process_vm_writev", k.column), b.copied))
+				if slices.Contains(r.kinds(p), workload.Shared) {
+					parts := rowOf(k.size)
+					f, err := newFiller(k.size * uint64(parts))
+					if err == nil {
+						turns = append(turns, f.turn(r.count(k.size), parts, t.cell(bareFill, k.column)))
+					} else {
+						t.note("%s, %s: not measured: %v", k.column, bareFill, err)
+					}
+					defer f.close()
+				}
 			}
 			if err := r.takeTurns(turns...); err != nil {
 				return err
@@ -66,9 +83,12 @@ func (r *run) firstLight() error {
 		}
 		for _, c := range t.Columns[:3] {
 			for _, m := range t.kinds() {
-				present, absent, in := t.median("present", c, m), t.median("absent", c, m), t.median("bare page-in by the same call", c, m)
+				present, absent, in := t.median("present", c, m), t.median("absent", c, m), t.median(barePageIn, c, m)
 				t.note("%s, memory %s: what a fault adds is %.2f of the bare page-in, absent is %.2f of present and bare page-in, and of touching first %.2f.",
 					c, m, (absent-present)/in, absent/(present+in), absent/t.median("touched first", c, m))
+				if fill := t.median(bareFill, c, m); fill > 0 && m == workload.Shared {
+					t.note("%s, memory %s: what a fault adds is %.2f of the bare fill.", c, m, (absent-present)/fill)
+				}
 			}
 		}
 		return nil

@@ -1,0 +1,92 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/rdma"
+	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/view"
+	"github.com/exanet/pfd/workload"
+)
+
+// filler is memory of this process that it shares with itself, as processes share theirs with
+// pfd: what pfd's fill of missing pages takes, without pfd and without a device.
+type filler struct {
+	b     []byte
+	self  *proc.Process
+	view  *view.View
+	holes *uffd.Holes
+}
+
+func newFiller(size uint64) (f *filler, err error) {
+	f = &filler{}
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	fd, err := rdma.MakeMemory(size, device.PageSize)
+	if err != nil {
+		return f, err
+	}
+	defer unix.Close(fd) // the mappings keep the file
+	if f.b, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return f, fmt.Errorf("memory to be filled: %w", err)
+	}
+	if f.holes, err = uffd.NewHoles(); err != nil {
+		return f, err
+	}
+	if err = f.holes.Add(rdma.VAOf(f.b), size); err != nil {
+		return f, err
+	}
+	if f.view, err = view.New(); err != nil {
+		return f, err
+	}
+	if err = errors.Join(f.view.Share(rdma.VAOf(f.b), size, fd, 0, true), f.view.Fills(f.holes.FD())); err != nil {
+		return f, err
+	}
+	f.self, err = proc.OpenPID(os.Getpid())
+	return f, err
+}
+
+func (f *filler) close() {
+	if f.self != nil {
+		_ = f.self.Close() // nothing is left to be lost, here and below
+	}
+	if f.view != nil {
+		_ = f.view.Close()
+	}
+	if f.holes != nil {
+		_ = f.holes.Close()
+	}
+	if f.b != nil {
+		_ = unix.Munmap(f.b)
+	}
+}
+
+// turn is the case of filling parts of it one after the other, made absent before.
+func (f *filler) turn(count, parts int, c *Cell) *turn {
+	return &turn{count: count, do: func(add func(*Cell, ...float64)) error {
+		if err := unix.Madvise(f.b, unix.MADV_REMOVE); err != nil {
+			return fmt.Errorf("memory to be filled: %w", err)
+		}
+		pager, size := gup.NewShared(f.self, f.view), len(f.b)/parts
+		for i := range parts {
+			took, err := pageIn(pager, f.self, rdma.VAOf(f.b[i*size:]), uint64(size))
+			if err != nil {
+				return err
+			}
+			if i >= parts/4 { // the first quarter meets cold caches, as with transfers
+				add(c.of(workload.Shared), float64(took.Nanoseconds())/1e3)
+			}
+		}
+		return nil
+	}}
+}

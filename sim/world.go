@@ -36,6 +36,8 @@ type Config struct {
 	TimeoutUS  uint32
 	GuardUS    uint32
 	Policy     fault.Policy
+	// Costs, where there are any, are what things take, in place of chance.
+	Costs *Costs
 	// Outstanding is OUTSTANDING, 0 what pfd writes.
 	Outstanding uint32
 	// Interrupt is how long a vector takes to the driver at most, ns; 0: 200.
@@ -82,6 +84,7 @@ type Node struct {
 	deadline int64 // for which a tick is scheduled
 	actions  []soc.Action
 	out      []link.Delivery
+	free     [2]int64 // with Costs: when its driver's processors are
 }
 
 type event struct {
@@ -261,6 +264,9 @@ func (w *World) note(vs ...uint64) {
 
 // memoryTime is how long the next access to memory takes.
 func (w *World) memoryTime() int64 {
+	if w.cfg.Costs != nil {
+		return w.cfg.Costs.Access
+	}
 	if w.cfg.Memory <= 0 {
 		return 0
 	}
@@ -309,7 +315,9 @@ func (n *Node) do(actions []soc.Action) {
 		case soc.Interrupt:
 			v := int(a.Vector)
 			d := int64(200)
-			if w.cfg.Interrupt > 0 {
+			if w.cfg.Costs != nil {
+				d = w.cfg.Costs.Interrupt
+			} else if w.cfg.Interrupt > 0 {
 				d += w.rng.Int64N(w.cfg.Interrupt)
 			}
 			w.after(d, n.alive(func() { n.handler.Interrupt(v) }))
@@ -380,6 +388,9 @@ func (n *Node) transmit(f *wire.Frame) {
 	order := w.sent
 	for _, d := range n.out {
 		g := d.Frame
+		if w.cfg.Costs != nil {
+			d.At += w.cfg.Costs.later(g)
+		}
 		w.after(d.At-w.now, func() {
 			if w.watch != nil {
 				w.watch.arrived(g, order)
@@ -403,7 +414,11 @@ func (n *Node) Serve(context.Context, device.Handler) error {
 func (n *Node) Post(f func()) { n.world.after(0, n.alive(f)) }
 
 // Do has c run when its time has passed.
-func (n *Node) Do(_ int, c device.Call, long bool) {
+func (n *Node) Do(slot int, c device.Call, long bool) {
+	if costs := n.world.cfg.Costs; costs != nil {
+		costs.work(n, slot, c, long)
+		return
+	}
 	d := 4500 + n.world.memoryTime()
 	if long {
 		d += 20000

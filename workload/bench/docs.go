@@ -52,18 +52,24 @@ type point struct {
 	unit                string
 }
 
-// reading gives a figure of a kind of memory; false where it was not measured.
-type reading func(*Report, workload.Memory) (float64, bool)
+// side is whose figures are read: of a kind of memory, or of the simulated board.
+type side struct {
+	prefix string // of the tables' names
+	memory workload.Memory
+}
+
+// reading gives a figure of a side; false where it was not measured.
+type reading func(*Report, side) (float64, bool)
 
 // cellOf gives a median.
 func cellOf(table, row, column string) reading {
-	return func(r *Report, m workload.Memory) (float64, bool) {
-		t := r.Table(table)
+	return func(r *Report, s side) (float64, bool) {
+		t := r.Table(s.prefix + table)
 		if t == nil {
 			return 0, false
 		}
-		c := t.get(row, column, m)
-		if c == nil || m == workload.Any && c.memory != m {
+		c := t.get(row, column, s.memory)
+		if c == nil || s.memory == workload.Any && c.memory != s.memory {
 			return 0, false
 		}
 		return summarize(c.Samples).Median, true
@@ -72,9 +78,9 @@ func cellOf(table, row, column string) reading {
 
 // ratio gives one median by another one.
 func ratio(a, b reading) reading {
-	return func(r *Report, m workload.Memory) (float64, bool) {
-		x, ok := a(r, m)
-		y, ok2 := b(r, m)
+	return func(r *Report, s side) (float64, bool) {
+		x, ok := a(r, s)
+		y, ok2 := b(r, s)
 		return x / y, ok && ok2 && y != 0
 	}
 }
@@ -131,21 +137,22 @@ func points() (list []point) {
 	return list
 }
 
-// Evaluation gives the papers' figures beside ours, and where both kinds of memory were measured
-// those of memory that is not shared, too.
+// Evaluation gives the papers' figures beside ours, live, where both kinds of memory were measured
+// of memory that is not shared, too, and simulated.
 func (r *Report) Evaluation() string {
 	var b strings.Builder
 	b.WriteString(r.Head())
-	b.WriteString("\n| source | figure | the paper's | ours | ours, memory any |\n| --- | --- | --- | --- | --- |\n")
+	b.WriteString("\n| source | figure | the paper's | ours | ours, memory any | simulated board |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, p := range points() {
-		text := func(m workload.Memory, missing string) string {
-			v, ok := p.ours(r, m)
+		text := func(s side, missing string) string {
+			v, ok := p.ours(r, s)
 			if !ok {
 				return missing
 			}
 			return strings.TrimSpace(number(v) + " " + p.unit)
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", p.source, p.what, p.paper, text(workload.Shared, "not measured"), text(workload.Any, ""))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", p.source, p.what, p.paper,
+			text(side{memory: workload.Shared}, "not measured"), text(side{memory: workload.Any}, ""), text(side{prefix: simulatedPrefix}, ""))
 	}
 	for _, t := range r.Tables {
 		if t.SVG() != "" {

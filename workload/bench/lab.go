@@ -69,6 +69,7 @@ func Suites() []Suite {
 		{"device", "the device in a process of its own", (*run).device},
 		{"peers", "what others' software does: UCX, libfabric, stress-ng's userfaultfd, libvfio-user", (*run).peers},
 		{"tracing", "the eBPF probe attached", (*run).tracing},
+		{"simulated", "the faults of a board with the papers' costs, in simulated time", (*run).simulated},
 	}
 }
 

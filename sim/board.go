@@ -1,0 +1,169 @@
+package sim
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// Costs are what takes time besides the links, ns: in a world that has them nothing takes
+// as long as chance says.
+type Costs struct {
+	Firmware  int64 // from a doorbell to its block's being sent
+	Access    int64 // a walk or a move of the PLDMA's
+	Interrupt int64 // from a vector to the driver's work on it
+	Call      int64 // a call of the driver's that brings pages in, and all around it
+	Page      int64 // and each page that it brings in
+	Request   int64 // a request for retransmission, until the firmware has it
+	Touch     int64 // the first page that a process touches itself; each further one takes Page
+}
+
+// Board gives what the papers measured on the board (an A53 of 1.2 GHz, links of 10 Gb/s). Of the
+// 4 us of a small write (002 §III.A) the firmware takes 3 and hardware less than 1. A fault (002
+// fig. 8, 9): the SMMU's interrupt 1 us, the tasklet 19 with one page, the request 1; the 7 us of
+// context switches, which figure 8 lacks and figure 9 has, are with the interrupt. Pages: 000
+// table 4.1, touch: 3 us one, 40 us sixteen.
+func Board() Costs {
+	return Costs{Firmware: 3000, Access: 200, Interrupt: 8000, Call: 16_500, Page: 2500, Request: 1000, Touch: 3000}
+}
+
+// The papers' settings besides the costs: two blocks of a transfer in flight (001), and a
+// time-out that is in no fault's way.
+const (
+	papersOutstanding = 2
+	papersTimeout     = 25_000 // us (000 ch. 4)
+)
+
+// Trial is one write between two nodes.
+type Trial struct {
+	Size     int // bytes, from the first of a page on
+	Policy   fault.Policy
+	Src, Dst float64 // how likely a page of an end is absent
+	Touch    bool    // the target touches its pages first, and the time counts
+	// TimeoutUS, where it is not 0, is the time-out by which source faults end, without a
+	// TXFIFO, as in the papers.
+	TimeoutUS uint32
+	Seed      uint64
+}
+
+// Outcome is what a trial took.
+type Outcome struct {
+	Nanoseconds     int64
+	Faults          uint64 // accesses that the SMMU aborted, as the drivers saw them
+	Retransmissions uint64 // blocks sent once more
+}
+
+// ErrTrial: the write did not end as it has to.
+var ErrTrial = errors.New("simulated write")
+
+// Write makes a trial. The same trial gives the same outcome.
+func (c Costs) Write(t Trial) (Outcome, error) {
+	const src, dst = device.VA(0x5500_0000_0000), device.VA(0x7f00_0000_0000)
+	cfg := Config{Seed: t.Seed, Nodes: 2, Costs: &c, Policy: t.Policy, Outstanding: papersOutstanding, TimeoutUS: papersTimeout, GuardUS: 1e6}
+	if t.TimeoutUS != 0 {
+		cfg.TimeoutUS, cfg.NoTXFIFO = t.TimeoutUS, true
+	}
+	w, err := New(cfg)
+	if err != nil {
+		return Outcome{}, err
+	}
+	pages := (t.Size + device.PageSize - 1) / device.PageSize
+	var ends [2]*Process
+	for i, base := range [2]device.VA{src, dst} {
+		if ends[i], err = w.Node(i).Attach(1000, base, pages+1); err != nil {
+			return Outcome{}, err
+		}
+		ends[i].Set(pages, present)
+	}
+	done, status := uint32(0), uint8(0)
+	ends[0].OnDone = func(_ int, d uint32, s uint8) { done, status = d, s }
+	write := func(page, size int) error {
+		at, over := device.VA(page)<<device.PageShift, w.now+60e9
+		d := device.Descriptor{Src: src + at, Dst: dst + at, Size: uint32(size), DstNode: 1, DstGeneration: ends[1].Domain.Generation}
+		done = device.DoneOngoing
+		w.after(c.Firmware, func() { ends[0].Write(0, d) })
+		if err := w.Run(over, func() bool { return done != device.DoneOngoing }); err != nil {
+			return err
+		}
+		if done != device.DoneCompleted {
+			return fmt.Errorf("%w of %d bytes: done %d, status %d", ErrTrial, size, done, status)
+		}
+		return nil
+	}
+	if err := write(pages, 16); err != nil { // with the first one the nodes get to know each other
+		return Outcome{}, err
+	}
+	rng := rand.New(rand.NewPCG(t.Seed, 2))
+	for i, p := range ends {
+		for page := range pages {
+			if rng.Float64() >= [2]float64{t.Src, t.Dst}[i] {
+				p.Set(page, present)
+			}
+		}
+	}
+	for i := range ends[0].Data[:t.Size] {
+		if ends[0].pages[i>>device.PageShift] == present {
+			ends[0].Data[i] = byte(rng.Uint32())
+		}
+	}
+	start := w.now
+	if n := ends[1].missing(dst, pages); t.Touch && n > 0 {
+		start -= c.Touch + int64(n-1)*c.Page
+		ends[1].Touch(0, t.Size)
+	}
+	if err := write(0, t.Size); err != nil {
+		return Outcome{}, err
+	}
+	o := Outcome{Nanoseconds: w.now - start}
+	if !bytes.Equal(ends[0].Data[:t.Size], ends[1].Data[:t.Size]) {
+		return Outcome{}, fmt.Errorf("%w of %d bytes: other bytes", ErrTrial, t.Size)
+	}
+	for _, n := range w.nodes {
+		o.Faults += n.Driver.Stats().Faults
+		o.Retransmissions += n.SOC.Count(device.Retransmits)
+	}
+	return o, nil
+}
+
+// later is what a frame takes longer than its link: a request for retransmission.
+func (c *Costs) later(f *wire.Frame) int64 {
+	if f.Kind == wire.Message && f.MessageLen > 0 && mailbox.OpcodeOf(f.Message[0]) == mailbox.OpRAPF {
+		return c.Request + c.Firmware
+	}
+	return 0
+}
+
+// work has a driver's call end when it and those before it have taken their time: on one
+// processor what faults wait for, on another one what policies add.
+func (c *Costs) work(n *Node, slot int, call device.Call, behind bool) {
+	lane, d := 0, c.Call
+	if behind {
+		lane, d = 1, 0 // no interrupt began it
+	}
+	if p, ok := call.(gup.Call); ok {
+		va, pages, write, _ := p.PageIn()
+		d += int64(n.process[slot].missing(va, pages)) * c.Page
+		if !write { // the request goes to the own node's firmware, by no link
+			d += c.Request + c.Firmware
+		}
+	}
+	n.free[lane] = max(n.free[lane], n.world.now) + d
+	n.world.after(n.free[lane]-n.world.now, n.alive(func() { call.Run(); call.Done() }))
+}
+
+// missing gives how many pages from va on are absent.
+func (p *Process) missing(va device.VA, pages int) (n int) {
+	for i := range pages {
+		if p.state(va.Page()+device.VA(i)<<device.PageShift) == absent {
+			n++
+		}
+	}
+	return n
+}

@@ -266,6 +266,13 @@ func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 	filled, _ = runs(missing&span(pages), func(first, n int) (int, error) {
 		return holes.Fill(va+device.VA(first)<<device.PageShift, uint64(n)<<device.PageShift)
 	})
+	if !v.mu.TryRLock() {
+		return filled
+	}
+	defer v.mu.RUnlock()
+	if s, at := v.find(va, pages<<device.PageShift, false); s != nil {
+		s.clear(at>>device.PageShift, filled) // one that was entered before was punched out since
+	}
 	return filled
 }
 

@@ -419,6 +419,11 @@ func TestFill(t *testing.T) {
 	if !r.Has(va+8*page, 8, true) || r.resident() != 0xff0f {
 		t.Errorf("resident %#x", r.resident())
 	}
+	// Punched out and filled anew, it is entered anew.
+	r.punch(8, 4)
+	if got := r.Fill(va+8*page, 4, 0xf); got != 0xf || r.Enter(va+8*page, 4, 0xf) != 0xf || !r.Has(va+8*page, 4, true) {
+		t.Errorf("filled %#x of what was punched out, and it is missed", got)
+	}
 	if got := r.Fill(va+69*page, 64, 1); got != 1 {
 		t.Errorf("filled %#x of the last page", got)
 	}

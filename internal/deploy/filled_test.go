@@ -1,0 +1,77 @@
+package deploy
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/rdma"
+)
+
+// Memory of Alloc is registered with a userfaultfd that pfd has, too, under method gup, and
+// pfd closes it with the attachment.
+func TestFilledByUserfaultfd(t *testing.T) {
+	socket := newPlace(t).file("pfd.sock")
+	p := start(t, "pfd", "--socket", socket)
+	newDaemon(t, socket, p).ready()
+	has := func() (n int) {
+		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if name, err := os.Readlink(fd); err == nil && name == "anon_inode:[userfaultfd]" {
+				n++
+			}
+		}
+		return n
+	}
+	ep, err := rdma.Attach(t.Context(), rdma.Options{Socket: socket, Method: rdma.MethodGUP})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ep.Close()
+	own := has() // the view's
+	if own == 0 {
+		t.Skip("this kernel gives no view of shared memory: Linux 5.14 does")
+	}
+	for range 2 {
+		b, err := ep.Alloc(8 << 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if flags := flagsOf(t, b); !strings.Contains(flags, " uw ") {
+			t.Skipf("not registered for write-protect faults (arm64: Linux 6.10 has them): %s", flags)
+		}
+		if got := has(); got != own+1 {
+			t.Errorf("pfd has %d userfaultfds, and its own were %d: want one of the process's", got, own)
+		}
+	}
+	if err := ep.Close(); err != nil {
+		t.Error(err)
+	}
+	until(t, "pfd to close them", func() bool { return has() == 0 })
+}
+
+// flagsOf gives the flags of a buffer's mapping (proc_pid_smaps(5)).
+func flagsOf(t *testing.T, b *rdma.Buffer) string {
+	t.Helper()
+	f, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	at := fmt.Sprintf("%x-", uint64(b.VA()))
+	found := false
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		line := lines.Text()
+		if found = found || strings.HasPrefix(line, at); found && strings.HasPrefix(line, "VmFlags:") {
+			return line
+		}
+	}
+	t.Fatalf("no mapping at %v", b.VA())
+	return ""
+}

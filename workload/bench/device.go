@@ -112,10 +112,14 @@ func exchange(fd int, call func(int, []byte) (int, error), b []byte) error {
 	return nil
 }
 
-// helper starts a process that ends with this one.
+// helperGrace is how long a helper that was told to end has for it (ours).
+const helperGrace = 2 * time.Second
+
+// helper starts a process that ends with this one, and with ctx.
 func helper(ctx context.Context, program string, files []*os.File, args ...string) (*exec.Cmd, error) {
 	c := exec.CommandContext(ctx, program, args...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
+	c.WaitDelay = helperGrace // fi_pingpong may hang in its handler of the signal
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	c.ExtraFiles, c.Stderr = files, os.Stderr
 	if err := c.Start(); err != nil {

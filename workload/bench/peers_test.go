@@ -2,12 +2,14 @@ package bench
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -102,4 +104,26 @@ func newLab(t *testing.T) *Lab {
 	t.Setenv(processEnv, "1")
 	t.Setenv("GORACE", "atexit_sleep_ms=0") // the processes would each wait a second
 	return &Lab{PFD: filepath.Join(dir, "pfd"), Program: filepath.Join(dir, "exanetctl"), Command: []string{"/proc/self/exe"}, Count: 2, Window: 20 * time.Millisecond}
+}
+
+// A program that does not end when it is told to is killed.
+func TestHelperIsKilled(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	c, err := helper(ctx, "sh", []*os.File{w}, "-c", "trap '' TERM; echo >&3; while :; do sleep 0.01; done")
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Read(make([]byte, 1)); err != nil { // it ignores the signal from here on
+		t.Fatal(err)
+	}
+	stop()
+	_ = c.Wait() // tells how it ended
+	if state, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || state.Signal() != syscall.SIGKILL {
+		t.Errorf("it ended by %v", c.ProcessState)
+	}
 }

@@ -1,12 +1,16 @@
 package hostile
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
@@ -17,7 +21,8 @@ import (
 const logBurst = 20
 
 // floodLog has pfd say something n times: refusals of several reasons, and
-// attachments that end at once.
+// attachments that end at once. What pfd refuses because the earlier ones still end,
+// and says nothing of, is tried again.
 func (a *obedient) floodLog(socket string, n uint64) (int, error) {
 	good, err := (&attach.Hello{Product: "liar 1", Group: "liar"}).Append(nil)
 	if err != nil {
@@ -25,7 +30,7 @@ func (a *obedient) floodLog(socket string, n uint64) (int, error) {
 	}
 	ctx, cancel := within(patience)
 	defer cancel()
-	for i := range n {
+	for i := uint64(0); i < n; {
 		c, err := attach.Dial(ctx, socket)
 		if err != nil {
 			return int(i), err
@@ -40,16 +45,22 @@ func (a *obedient) floodLog(socket string, n uint64) (int, error) {
 			m[0] = 77 // an unknown type
 		}
 		var buf [attach.MaxMessage]byte
-		err = c.Send(m)
-		if err == nil {
+		size := 0
+		if err = c.Send(m); err == nil {
 			var fds attach.Descriptors
-			_, fds, err = c.Receive(ctx, buf[:])
+			size, fds, err = c.Receive(ctx, buf[:])
 			fds.Close()
 		}
 		_ = c.Close()
-		if err != nil {
+		refused, _ := attach.DecodeRefused(buf[:size]) // nil: another message
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, unix.EPIPE), refused != nil && refused.Code == attach.CodeBusy:
+			time.Sleep(time.Millisecond)
+			continue
+		case err != nil:
 			return int(i), err
 		}
+		i++
 	}
 	return int(n), nil
 }

@@ -75,8 +75,7 @@ func (r *run) isolated() error {
 type waker struct {
 	event, epoll int
 	work         atomic.Pointer[func() error] // of the next wake-up
-	err          error                        // of the last one; written before woken counts it
-	woken        atomic.Uint64
+	result       atomic.Pointer[error]        // of the last one; nil while it is awaited
 	stop         atomic.Bool
 	done         chan struct{}
 }
@@ -104,11 +103,15 @@ func (w *waker) sleep() {
 	var ev [1]unix.EpollEvent
 	for !w.stop.Load() {
 		if n, _ := unix.EpollWait(w.epoll, ev[:], -1); n > 0 {
-			work := w.work.Load()
-			if w.err = nil; work != nil && *work != nil {
-				w.err = (*work)()
+			work := w.work.Swap(nil)
+			if work == nil {
+				continue // it is to stop
 			}
-			w.woken.Add(1)
+			var err error
+			if *work != nil {
+				err = (*work)()
+			}
+			w.result.Store(&err)
 		}
 	}
 }
@@ -133,12 +136,15 @@ func (w *waker) close() {
 // measure gives how long it takes from the call that wakes to the thread's being seen, once
 // it has done the work.
 func (w *waker) measure(work func() error) (time.Duration, error) {
-	before, start := w.woken.Load(), time.Now()
+	w.result.Store(nil)
 	w.work.Store(&work)
+	start := time.Now()
 	if err := w.wake(); err != nil {
 		return 0, err
 	}
-	for w.woken.Load() == before {
+	for {
+		if err := w.result.Load(); err != nil {
+			return time.Since(start), *err
+		}
 	}
-	return time.Since(start), w.err
 }

@@ -148,7 +148,7 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 	if !h.s.d.shares.Take(h.s.uid) {
 		return nil
 	}
-	if holes >= 0 && h.s.memport == nil { // else the helper pages in
+	if holes >= 0 {
 		if err := h.s.view.Fills(holes); err != nil {
 			h.s.log.Debug("missing pages of shared memory are not filled by a userfaultfd", "err", err)
 		}

@@ -23,6 +23,8 @@ const (
 	callQueue
 	callAsk   // a task that asks a process first: callTask once it has
 	callEnter // a walk whose pages are entered in the slot's view
+	callLook  // a walk by the file of shared memory, which needs no process
+	callFill  // a page-in by it: callTask where that is not enough
 )
 
 // maxJoin bounds what one walk or move covers: 64 pages, 256 KiB (ours).
@@ -59,6 +61,7 @@ type call struct {
 	moved [maxJoin]int // bytes of each access
 	err   error
 
+	paged   gup.Result      // of a callFill
 	request memport.Request // by the slot's port
 	from    int             // the access that a move's request begins with
 }
@@ -182,6 +185,10 @@ func (c *call) run() {
 		c.enter()
 	case callEnter:
 		c.enter()
+	case callLook:
+		c.walk = proc.Walk{Absent: c.view.Look(c.va, c.pages)}
+	case callFill:
+		c.fill()
 	case callMove:
 		c.move()
 	case callTask:
@@ -274,8 +281,12 @@ func (e *Engine) complete(c *call) {
 		c.task.Done()
 	case callQueue:
 		e.queueMoved(c)
-	case callWalk, callEnter:
+	case callWalk, callEnter, callLook:
 		e.walked(c)
+	case callFill:
+		if !e.filled(c) {
+			return
+		}
 	case callMove:
 		e.moved(c)
 	}

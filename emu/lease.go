@@ -38,7 +38,7 @@ func (e *Engine) dispatch(c *call) bool {
 	case c.kind == callEnter: // asked already
 	case s == nil:
 		// No process is attached to the slot: nobody else would make it.
-	case s.port != nil && e.ask(c):
+	case s.port != nil && !c.byFile() && e.ask(c):
 		return true
 	case e.slow(s):
 		e.apart.make(e, c)

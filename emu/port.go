@@ -37,6 +37,54 @@ func (e *Engine) ask(c *call) bool {
 	return true
 }
 
+// byFile tells whether a call is one that the file of shared memory answers, by which the
+// slot's process need not be asked.
+func (c *call) byFile() bool {
+	switch c.kind {
+	case callLook, callFill:
+		return true
+	case callWalk:
+		if c.view != nil {
+			c.kind = callLook
+			return true
+		}
+	case callTask:
+		t, ok := c.task.(gup.Call)
+		if !ok || c.slot.att.View == nil {
+			return false
+		}
+		va, pages, write, ok := t.PageIn()
+		if !ok {
+			return false
+		}
+		if _, n := c.slot.att.View.Shares(va, pages, write); n > 0 {
+			c.kind, c.view, c.va, c.pages, c.write = callFill, c.slot.att.View, va, pages, write
+			return true
+		}
+	}
+	return false
+}
+
+// fill pages in by the file of shared memory.
+func (c *call) fill() {
+	entered, filled := c.view.PageIn(c.va, c.pages, c.write)
+	c.paged = gup.Result{Resident: entered}
+	c.paged.Since(entered &^ filled)
+}
+
+// filled takes what came of that. False: the process is asked for the page, which is in swap,
+// or which nothing fills.
+func (e *Engine) filled(c *call) bool {
+	if c.paged.Resident&1 == 0 {
+		c.kind = callTask
+		e.ask(c)
+		return false
+	}
+	c.task.(gup.Call).Paged(c.paged)
+	c.task.Done()
+	return true
+}
+
 // askMove asks for the moves of a call's accesses from number i on.
 func (e *Engine) askMove(c *call, i int) {
 	c.from = i

@@ -321,6 +321,40 @@ func (v *View) Enter(va device.VA, pages int, there uint64) (entered uint64) {
 	return there & s.bits(first, pages)
 }
 
+// Look enters those of 1 to 64 pages from the one of va on that the file has in memory, and
+// gives the others: bit i is page i. The process is not asked, and what it has protected or
+// unmapped is shared all the same until Unshare.
+func (v *View) Look(va device.VA, pages int) (absent uint64) {
+	there := v.inFile(va.Page(), pages)
+	return span(pages) &^ v.Enter(va, pages, there)
+}
+
+// PageIn fills those of 1 to 64 pages from the one of va on that nobody has touched, as far as
+// they are shared together, and enters what is there then: bit i is page i. As with Look the
+// process is not asked, and a guard page of it is filled.
+func (v *View) PageIn(va device.VA, pages int, write bool) (entered, filled uint64) {
+	_, pages = v.Shares(va, pages, write)
+	if pages == 0 {
+		return 0, 0
+	}
+	there := v.inFile(va.Page(), pages)
+	filled = v.Fill(va, pages, span(pages)&^there)
+	return v.Enter(va, pages, there|filled), filled
+}
+
+// inFile gives those of 1 to 64 pages that the file has in memory.
+func (v *View) inFile(va device.VA, pages int) uint64 {
+	if !v.mu.TryRLock() {
+		return 0
+	}
+	defer v.mu.RUnlock()
+	s, at := v.find(va, pages<<device.PageShift, false)
+	if s == nil {
+		return 0
+	}
+	return s.inFile(at>>device.PageShift, pages)
+}
+
 // Forget has pages missed that were punched out: to touch them and miss takes longer. Those
 // that are there stay entered.
 func (v *View) Forget(va device.VA, size uint64) {
@@ -417,15 +451,22 @@ func (s *share) missed(addr uintptr) {
 
 // forget takes out of 1 to 64 pages from number first on those that the file does not have.
 func (s *share) forget(first, n int) {
+	if entered := s.bits(first, n); entered != 0 {
+		s.clear(first, entered&^s.inFile(first, n))
+	}
+}
+
+// inFile gives those of 1 to 64 pages from number first on that the file has in memory; none
+// where the kernel does not tell.
+func (s *share) inFile(first, n int) (bits uint64) {
 	var there [64]byte
-	if s.bits(first, n) == 0 || mincore(s.b[first<<device.PageShift:(first+n)<<device.PageShift], there[:n]) != nil {
-		return
+	if mincore(s.b[first<<device.PageShift:(first+n)<<device.PageShift], there[:n]) != nil {
+		return 0
 	}
 	for i, t := range there[:n] {
-		if t&1 == 0 {
-			s.clear(first+i, 1)
-		}
+		bits |= uint64(t&1) << i
 	}
+	return bits
 }
 
 // span gives the lowest n bits.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"math/bits"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -429,5 +430,63 @@ func TestFill(t *testing.T) {
 	}
 	if got := r.Fill(va+70*page, 1, 1); got != 0 {
 		t.Errorf("filled %#x past the end", got)
+	}
+}
+
+// TestByFile has a row for each state of shared memory: what a look at its first eight pages
+// enters, and what a page-in of them fills and enters.
+func TestByFile(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		prepare         func(r *rig, va device.VA) device.VA // from where on
+		absent          uint64
+		entered, filled uint64
+	}{
+		{"nobody has touched it", func(_ *rig, va device.VA) device.VA { return va }, 0xff, 0xff, 0xff},
+		{"some are there", func(r *rig, va device.VA) device.VA { r.touch(1); r.touch(6); return va }, 0xbd, 0xff, 0xbd},
+		{"the file has one that the process has not mapped", func(r *rig, va device.VA) device.VA {
+			if _, err := unix.Pwrite(r.fd, []byte{1}, 3*page); err != nil {
+				r.t.Fatal(err)
+			}
+			return va
+		}, 0xf7, 0xff, 0xf7},
+		{"punched out", func(r *rig, va device.VA) device.VA {
+			r.touch(0)
+			r.Look(va, 8)
+			r.punch(0, 1)
+			return va
+		}, 0xff, 0xff, 0xff},
+		{"its end", func(_ *rig, va device.VA) device.VA { return va + 5*page }, 0xff, 7, 7},
+		{"past its end", func(_ *rig, va device.VA) device.VA { return va + 8*page }, 0xff, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := start(t, 8)
+			h, err := uffd.NewHoles()
+			if err != nil {
+				t.Skip(err)
+			}
+			defer h.Close()
+			va := device.VA(uintptr(base(r.own)))
+			if err := h.Add(va, uint64(len(r.own))); err != nil {
+				t.Skip(err)
+			}
+			if err := errors.Join(r.Share(va, uint64(len(r.own)), r.fd, 0, true), r.Fills(h.FD())); err != nil {
+				t.Fatal(err)
+			}
+			at := tt.prepare(r, va)
+			if got := r.Look(at, 8); got != tt.absent {
+				t.Errorf("absent %#x, want %#x", got, tt.absent)
+			}
+			if entered, filled := r.PageIn(at, 8, true); entered != tt.entered || filled != tt.filled {
+				t.Errorf("entered %#x and filled %#x, want %#x and %#x", entered, filled, tt.entered, tt.filled)
+			}
+			if n := bits.OnesCount64(tt.entered); n > 0 && (!r.Has(at, n, true) || r.Look(at, n) != 0) {
+				t.Error("what is entered is missed")
+			}
+		})
+	}
+	r := start(t, 8)
+	if entered, filled := r.PageIn(at, 8, true); entered != 0 || filled != 0 || r.resident() != 0 {
+		t.Errorf("entered %#x and filled %#x without a userfaultfd", entered, filled)
 	}
 }

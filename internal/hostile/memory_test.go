@@ -53,6 +53,23 @@ func (a *obedient) make(o order) (r reply, err error) {
 		if err == nil {
 			err = a.ep.Share(device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(m.b)))), uint64(whole), m.fd, 0, true)
 		}
+	case "alloc": // shared, by whatever node
+		b, err := a.ep.Alloc(whole)
+		if err != nil {
+			return r, err
+		}
+		m.b = b.Bytes()
+		a.keep = append(a.keep, b)
+	case "shared, mapped anew": // which no userfaultfd fills any more
+		if m.fd, err = rdma.MakeMemory(uint64(whole), device.PageSize); err == nil {
+			err = m.file(whole, unix.MAP_SHARED)
+		}
+		if err == nil {
+			err = a.ep.Share(rdma.VAOf(m.b), uint64(whole), m.fd, 0, true)
+		}
+		if err == nil {
+			_, err = unix.MmapPtr(m.fd, 0, unsafe.Pointer(unsafe.SliceData(m.b)), uintptr(whole), rw, unix.MAP_SHARED|unix.MAP_FIXED)
+		}
 	case "registered memfd": // its first half in the file already, and not mapped
 		if m.fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC); err == nil {
 			err = m.file(whole, unix.MAP_SHARED)

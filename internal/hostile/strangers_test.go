@@ -2,6 +2,11 @@ package hostile
 
 import (
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/control"
 )
 
 // A pfd of a user of its own, without any capability, serves other users'
@@ -36,4 +41,54 @@ func otherUsersWithoutPrivilege(t *testing.T, on place) {
 		})
 	}
 	b.fine()
+}
+
+// What another user's process shares is paged in and moved by pfd: its helper need not run.
+// Only for what nothing fills the helper is asked.
+func TestSharedByOtherUsers(t *testing.T) {
+	const size = 1 << 20
+	w := start(t)
+	for _, tt := range []struct {
+		kind, group string
+		asks        bool
+	}{{"alloc", "filled", false}, {"shared, mapped anew", "asked", true}} {
+		t.Run(tt.kind, func(t *testing.T) {
+			w.during(t)
+			from := w.attach("initiator", attachOrder{UID: strangerUID, Group: tt.group})
+			to := w.attach("target", attachOrder{UID: strangerUID, Group: tt.group, Node: 1})
+			from.buffer("b", "alloc", size, 7)
+			m := to.buffer("b", tt.kind, size, 0)
+			helpers := []int{helperOf(t, from.pid()), helperOf(t, to.pid())}
+			signal := func(s unix.Signal) {
+				for _, pid := range helpers {
+					if pid == 0 {
+						t.Fatal("a process has no helper")
+					}
+					if err := unix.Kill(pid, s); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			signal(unix.SIGSTOP)
+			before := w.count(1, control.CounterPagesIn)
+			from.write("x", "b", m.Remote, size)
+			if tt.asks {
+				time.Sleep(100 * time.Millisecond)
+				if r := from.must(order{Op: "poll", ID: "x"}); r.Done {
+					t.Error("nothing fills the pages, and the transfer is over")
+				}
+				signal(unix.SIGCONT)
+			}
+			from.arrives("x")
+			if !tt.asks {
+				signal(unix.SIGCONT)
+			}
+			to.holds("b", 7, 0, size)
+			if n := w.count(1, control.CounterPagesIn) - before; n != size/4096 {
+				t.Errorf("%d pages were paged in, want %d", n, size/4096)
+			}
+			from.kill()
+			to.kill()
+		})
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/proc"
 )
@@ -45,7 +46,8 @@ func (c *call) byFile() bool {
 		return true
 	case callWalk:
 		if c.view != nil {
-			c.kind = callLook
+			last := c.count - 1
+			c.kind, c.va, c.pages = callLook, c.vas[0], spanPages(c.vas[0], c.vas[last]+device.VA(c.lens[last]))
 			return true
 		}
 	case callTask:

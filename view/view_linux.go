@@ -321,12 +321,17 @@ func (v *View) Enter(va device.VA, pages int, there uint64) (entered uint64) {
 	return there & s.bits(first, pages)
 }
 
-// Look enters those of 1 to 64 pages from the one of va on that the file has in memory, and
-// gives the others: bit i is page i. The process is not asked, and what it has protected or
-// unmapped is shared all the same until Unshare.
+// Look gives those of 1 to 64 pages from the one of va on that the file does not have in
+// memory: bit i is page i. Where it has some those of the window are entered. The process is
+// not asked, and what it has protected or unmapped is shared all the same until Unshare.
 func (v *View) Look(va device.VA, pages int) (absent uint64) {
-	there := v.inFile(va.Page(), pages)
-	return span(pages) &^ v.Enter(va, pages, there)
+	va = va.Page()
+	if v.inFile(va, pages) == 0 {
+		return span(pages)
+	}
+	from, n, _ := v.Window(va, pages, false)
+	entered := v.Enter(from, n, v.inFile(from, n))
+	return span(pages) &^ (entered >> ((va - from) >> device.PageShift))
 }
 
 // PageIn fills those of 1 to 64 pages from the one of va on that nobody has touched, as far as
@@ -337,9 +342,12 @@ func (v *View) PageIn(va device.VA, pages int, write bool) (entered, filled uint
 	if pages == 0 {
 		return 0, 0
 	}
-	there := v.inFile(va.Page(), pages)
-	filled = v.Fill(va, pages, span(pages)&^there)
-	return v.Enter(va, pages, there|filled), filled
+	filled = v.Fill(va, pages, span(pages))
+	there := filled
+	if there != span(pages) {
+		there |= v.inFile(va.Page(), pages)
+	}
+	return v.Enter(va, pages, there), filled
 }
 
 // inFile gives those of 1 to 64 pages that the file has in memory.

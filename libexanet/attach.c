@@ -445,16 +445,22 @@ int exanet_register(exanet *e, void *address, size_t size)
 {
 	if (e->info.method != EXANET_UFFD)
 		return fail(EINVAL, "exanet_register is for method uffd: attach with it");
-	/* Faults of system calls are the kernel's where the right is missing. */
+	/* In a kernel without write-protect faults (arm64 before 6.10) missing pages wait for pfd, if the right is there
+	 * those of system calls, too. */
 	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
 		fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
 	if (fd < 0)
 		return fail(errno, "userfaultfd: %m: sysctl vm.unprivileged_userfaultfd=1, or a seccomp policy that allows it");
 	struct uffdio_api api = { .api = UFFD_API };
-	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_WP };
+	bool registered = !ioctl(fd, UFFDIO_API, &api) && !ioctl(fd, UFFDIO_REGISTER, &r);
+	if (!registered) {
+		r.mode = UFFDIO_REGISTER_MODE_MISSING;
+		registered = !ioctl(fd, UFFDIO_REGISTER, &r);
+	}
 	int result;
-	if (ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &r))
+	if (!registered)
 		result = fail(errno, "registering %zu bytes at %p with a userfaultfd: %m", size, address);
 	else
 		result = bounds(e, REGISTER, address, size, fd);

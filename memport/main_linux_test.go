@@ -229,7 +229,7 @@ func missing(t testing.TB, pages int) (fd int, va device.VA, b []byte) {
 	}
 	t.Cleanup(func() { _ = unix.Munmap(b) })
 	va = address(b)
-	if err := uffd.Register(fd, va, uint64(len(b))); err != nil {
+	if err := uffd.Intercept(fd, va, uint64(len(b))); err != nil {
 		t.Fatal(err)
 	}
 	return fd, va, b

@@ -219,7 +219,7 @@ func TestRegister(t *testing.T) {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
-	if b[5*page] != 0 { // a fault of this thread, which the helper serves
+	if b[5*page] != 0 { // a fault of this thread: the kernel's, or served by the helper
 		t.Error("not zero")
 	}
 	var r Request

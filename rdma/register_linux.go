@@ -20,12 +20,13 @@ import (
 // are brought in as by method gup, and so are those of memory that turns out not to
 // be fillable: it is nobody's region then.
 //
-// From then on the first touch of a missing page by the process itself waits for
-// pfd, too; when pfd dies it goes on with zeros, which is what such a page holds.
-// Where the kernel gives this user a userfaultfd for user code only, a system
-// call that is handed a missing page of b fails with EFAULT: use Prefetch, or
-// touch it first. Errors: uffd.ErrForbidden with the settings in the way, an
-// errno, ErrGone, ErrClosed, or pfd's refusal.
+// What the process itself touches is the kernel's as before. But where that has no
+// write-protect faults (arm64 before Linux 6.10) the first touch of a missing page
+// waits for pfd, too, and goes on with zeros, which is what such a page holds, when pfd
+// dies; and where this user has a userfaultfd for user code only a system call that is
+// handed one fails with EFAULT: use Prefetch, or touch it first. Errors:
+// uffd.ErrForbidden with the settings in the way, an errno, ErrGone, ErrClosed, or pfd's
+// refusal.
 func (e *Endpoint) Register(b []byte) error {
 	if len(b) == 0 || (uint64(VAOf(b))|uint64(len(b)))%device.PageSize != 0 {
 		return fmt.Errorf("%w: registering %d bytes at %v: whole pages are needed", ErrRequest, len(b), VAOf(b))

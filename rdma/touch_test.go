@@ -230,7 +230,7 @@ func TestCloseWithoutThePage(t *testing.T) {
 		t.Skip(err)
 	}
 	hung := mapped(t, 1, unix.PROT_READ|unix.PROT_WRITE)
-	if err := uffd.Register(fd, VAOf(hung), uint64(len(hung))); err != nil {
+	if err := uffd.Intercept(fd, VAOf(hung), uint64(len(hung))); err != nil {
 		t.Fatal(err)
 	}
 	e := attachTo(t, startFake(t, nil))

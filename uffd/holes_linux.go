@@ -37,6 +37,17 @@ func NewHoles() (*Holes, error) {
 	return &Holes{fd: fd}, nil
 }
 
+// Protects tells whether the kernel has write-protect faults.
+func Protects() bool {
+	fd, err := open(unix.O_CLOEXEC | unix.O_NONBLOCK | userModeOnly)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	has, err := featuresOf(fd, 0)
+	return err == nil && has&featureProtect != 0
+}
+
 // TakeHoles makes one of a duplicate of fd, which a process has sent and which stays the
 // caller's. With another file the error matches ErrNotOne.
 func TakeHoles(fd int) (*Holes, error) {
@@ -63,7 +74,7 @@ func check(fd int) error {
 // Where the kernel has no write-protect faults (arm64 before Linux 6.10), or the memory is
 // registered with another userfaultfd, that is an error.
 func (h *Holes) Add(va device.VA, size uint64) error {
-	if err := registerFor(h.fd, uint64(va), size, modeProtected); err != nil {
+	if _, err := register(h.fd, uint64(va), size, modeProtected); err != nil {
 		return fmt.Errorf("registering %d bytes at %v: %w", size, va, os.NewSyscallError("UFFDIO_REGISTER", err))
 	}
 	return nil

@@ -62,6 +62,7 @@ const (
 	eventPagefault = 0x12   // UFFD_EVENT_PAGEFAULT
 	eventRemove    = 0x15   // UFFD_EVENT_REMOVE
 	eventUnmap     = 0x16   // UFFD_EVENT_UNMAP
+	featureProtect = 1 << 0 // UFFD_FEATURE_PAGEFAULT_FLAG_WP
 	featureRemove  = 1 << 3 // UFFD_FEATURE_EVENT_REMOVE
 	featureUnmap   = 1 << 6 // UFFD_FEATURE_EVENT_UNMAP
 	// featureSigbus and featureMinorShmem are UFFD_FEATURE_SIGBUS and _MINOR_SHMEM.
@@ -82,23 +83,28 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 }
 
 func handshake(fd int, features uint64) error {
-	return ioctl(fd, ioctlAPI, unsafe.Pointer(&apiArg{api: uffdAPI, features: features}))
+	_, err := featuresOf(fd, features)
+	return err
+}
+
+// featuresOf asks for features and gives those that the kernel has.
+func featuresOf(fd int, asked uint64) (uint64, error) {
+	a := apiArg{api: uffdAPI, features: asked}
+	err := ioctl(fd, ioctlAPI, unsafe.Pointer(&a))
+	return a.features, err
 }
 
 // register gives the ioctls that may be used on the range.
-func register(fd int, va, size uint64) (ioctls uint64, err error) {
-	a := registerArg{start: va, len: size, mode: modeMissing}
+func register(fd int, va, size, mode uint64) (ioctls uint64, err error) {
+	a := registerArg{start: va, len: size, mode: mode}
 	err = ioctl(fd, ioctlRegister, unsafe.Pointer(&a))
 	return a.ioctlsOfRange, err
 }
 
-func registerFor(fd int, va, size, mode uint64) error {
-	return ioctl(fd, ioctlRegister, unsafe.Pointer(&registerArg{start: va, len: size, mode: mode}))
-}
-
 // registerOwn has all faults of this process in a mapping of a memfd end with a signal.
 func registerOwn(fd int, b []byte) error {
-	return registerFor(fd, address(b), uint64(len(b)), modeMissing|modeMinor)
+	_, err := register(fd, address(b), uint64(len(b)), modeMissing|modeMinor)
+	return err
 }
 
 // enter gives how many bytes were entered before the first page that was not.

@@ -64,10 +64,20 @@ func Open(events bool) (fd int, full bool, err error) {
 	return fd, full, nil
 }
 
-// Register has missing pages of whole pages of this process's memory served by
-// fd. Memory that is there stays.
+// Register has missing pages of whole pages of this process's memory filled by who serves
+// fd. Memory that is there stays. The range is registered for write-protect faults, and nothing
+// is protected: what the process itself touches is the kernel's. Where the kernel has no such
+// faults (arm64 before Linux 6.10) it is Intercept.
 func Register(fd int, va device.VA, size uint64) error {
-	if _, err := register(fd, uint64(va), size); err != nil {
+	if _, err := register(fd, uint64(va), size, modeProtected); err == nil {
+		return nil
+	}
+	return Intercept(fd, va, size)
+}
+
+// Intercept has threads that touch a missing page wait for who serves fd.
+func Intercept(fd int, va device.VA, size uint64) error {
+	if _, err := register(fd, uint64(va), size, modeMissing); err != nil {
 		return fmt.Errorf("registering %d bytes at %v: %w", size, va, os.NewSyscallError("UFFDIO_REGISTER", err))
 	}
 	return nil
@@ -97,11 +107,16 @@ var zeros = sync.OnceValues(func() ([]byte, error) {
 // maxFill is what one call fills at most, bytes.
 const maxFill = 64 * device.PageSize
 
-// Serve takes over fd, which another process has made and registered, and serves
-// the faults of that process's own threads from then on: one goroutine, which
-// waits for nothing else. ended is called when it has ended; it may be nil. With
-// an error, ErrNotOne, ErrUnfit or an errno, fd stays the caller's.
+// Serve takes over fd, which another process has made and registered, and serves what it
+// tells from then on, faults of that process's own threads where it intercepts them: one
+// goroutine, which waits for nothing else. ended is called when it has ended; it may be nil.
+// With an error, ErrNotOne, ErrUnfit or an errno, fd stays the caller's.
 func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
+	return serve(fd, va, size, []uint64{modeProtected, modeMissing}, ended)
+}
+
+// serve registers the range once more, in the first mode that the kernel has.
+func serve(fd int, va device.VA, size uint64, modes []uint64, ended func()) (*Region, error) {
 	if err := check(fd); err != nil {
 		return nil, err
 	}
@@ -109,10 +124,17 @@ func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, os.NewSyscallError("fcntl O_NONBLOCK", err)
 	}
-	// Registering once more changes nothing and tells what may be done there.
-	// Where it fails the range is none of fd's by now, and nothing is served.
-	if ioctls, err := register(fd, uint64(va), size); err == nil && ioctls&rangeZeropage == 0 {
-		return nil, fmt.Errorf("%w: %d bytes at %v: huge pages (hugetlb): leave them unregistered", ErrUnfit, size, va)
+	// Registering once more tells what may be done there. Where it fails the range is none
+	// of fd's by now, and nothing is served.
+	for _, mode := range modes {
+		ioctls, err := register(fd, uint64(va), size, mode)
+		if err != nil {
+			continue
+		}
+		if ioctls&rangeZeropage == 0 {
+			return nil, fmt.Errorf("%w: %d bytes at %v: huge pages (hugetlb): leave them unregistered", ErrUnfit, size, va)
+		}
+		break
 	}
 	r := &Region{Start: va, End: va + device.VA(size), f: os.NewFile(uintptr(fd), "userfaultfd")}
 	var err error

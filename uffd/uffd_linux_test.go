@@ -4,7 +4,9 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -38,13 +40,16 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// region makes registered memory of this process and serves it.
-func region(t *testing.T, pages int) (*Region, []byte) {
-	t.Helper()
-	return regionOf(t, pages, false)
+// eachMode has f test ranges that are registered for write-protect faults, and those of
+// kernels that have none.
+func eachMode(t *testing.T, f func(t *testing.T, mode uint64)) {
+	for name, mode := range map[string]uint64{"write-protect": modeProtected, "missing": modeMissing} {
+		t.Run(name, func(t *testing.T) { f(t, mode) })
+	}
 }
 
-func regionOf(t *testing.T, pages int, events bool) (*Region, []byte) {
+// region makes registered memory of this process and serves it.
+func region(t *testing.T, pages int, mode uint64, events bool) (*Region, []byte) {
 	t.Helper()
 	fd, full, err := Open(events)
 	if errors.Is(err, ErrForbidden) {
@@ -60,11 +65,11 @@ func regionOf(t *testing.T, pages int, events bool) (*Region, []byte) {
 	}
 	t.Cleanup(func() { _ = unix.Munmap(b) })
 	at := device.VA(uintptr(unsafe.Pointer(&b[0])))
-	if err := Register(fd, at, uint64(len(b))); err != nil {
-		t.Fatal(err)
+	if _, err := register(fd, uint64(at), uint64(len(b)), mode); err != nil {
+		t.Skip("this kernel has no faults of that kind: ", err)
 	}
 	ended := make(chan struct{})
-	r, err := Serve(fd, at, uint64(len(b)), func() { close(ended) })
+	r, err := serve(fd, at, uint64(len(b)), []uint64{mode}, func() { close(ended) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,8 +96,10 @@ func there(t *testing.T, b []byte) (n int) {
 
 // With events each call that has pages go is counted, however it does it, and fills that
 // meet one under way are, too; nobody waits for ever.
-func TestSeen(t *testing.T) {
-	r, b := regionOf(t, 64, true)
+func TestSeen(t *testing.T) { eachMode(t, testSeen) }
+
+func testSeen(t *testing.T, mode uint64) {
+	r, b := region(t, 64, mode, true)
 	if n, err := r.Fill(r.Start, 64, true); n != 64 || err != nil {
 		t.Fatalf("filled %d, %v", n, err)
 	}
@@ -145,8 +152,10 @@ func TestSeen(t *testing.T) {
 }
 
 // Pages that are missing are filled, those that are there keep their bytes.
-func TestFill(t *testing.T) {
-	r, b := region(t, 100)
+func TestFill(t *testing.T) { eachMode(t, testFill) }
+
+func testFill(t *testing.T, mode uint64) {
+	r, b := region(t, 100, mode, false)
 	// Written through a system call: a goroutine must not wait for its own
 	// process (doc.go of package rdma, Register).
 	if err := unix.Madvise(b[5*4096:6*4096], unix.MADV_POPULATE_WRITE); err != nil {
@@ -191,11 +200,11 @@ func TestUnfillable(t *testing.T) {
 	}
 	defer func() { _ = unix.Munmap(b) }()
 	at := device.VA(uintptr(unsafe.Pointer(&b[0])))
-	if err := Register(fd, at, uint64(len(b))); err != nil {
+	if err := Intercept(fd, at, uint64(len(b))); err != nil {
 		t.Skip("not even to be registered: ", err)
 	}
 	ended := make(chan struct{})
-	r, err := Serve(fd, at, uint64(len(b)), func() { close(ended) })
+	r, err := serve(fd, at, uint64(len(b)), []uint64{modeMissing}, func() { close(ended) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,5 +256,47 @@ func TestServeRefuses(t *testing.T) {
 		if _, err := Serve(fd, 4096, 4096, nil); !errors.Is(err, ErrNotOne) {
 			t.Errorf("descriptor %d: %v", fd, err)
 		}
+	}
+}
+
+// TestOwnTouch: memory that is registered is touched as if it were not, though nobody serves it.
+func TestOwnTouch(t *testing.T) {
+	fd, _, err := Open(false)
+	if errors.Is(err, ErrForbidden) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing := sync.OnceFunc(func() { _ = unix.Close(fd) })
+	defer closing()
+	b, err := unix.Mmap(-1, 0, 4*device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(b) }()
+	at := device.VA(uintptr(unsafe.Pointer(&b[0])))
+	if _, err := register(fd, uint64(at), uint64(len(b)), modeProtected); (err == nil) != Protects() {
+		t.Errorf("registering for write-protect faults: %v, and the kernel says that it has them: %v", err, Protects())
+	} else if err != nil {
+		t.Skip("this kernel has no write-protect faults: ", err)
+	}
+	if err := Register(fd, at, uint64(len(b))); err != nil {
+		t.Fatal(err)
+	}
+	touched := make(chan struct{})
+	go func() {
+		defer close(touched)
+		b[0], b[3*device.PageSize] = 1, 1
+	}()
+	select {
+	case <-touched:
+	case <-time.After(10 * time.Second):
+		t.Error("a touch waits for who serves the userfaultfd")
+		closing() // it goes on
+		<-touched
+	}
+	if n := there(t, b); n != 2 {
+		t.Errorf("%d pages are there, want 2", n)
 	}
 }

@@ -58,6 +58,7 @@ type facts struct {
 	Populate     error  // MADV_POPULATE_WRITE
 	Uffd         error  // userfaultfd, user mode only
 	UffdFull     bool   // full mode: sysctl, capability or /dev/userfaultfd
+	UffdProtects bool   // write-protect faults, with which user mode is enough
 	BTF          bool   // /sys/kernel/btf/vmlinux
 	BPFDisabled  string // kernel.unprivileged_bpf_disabled, "" unknown
 	BPFFS        bool   // a BPF file system is mounted
@@ -142,14 +143,17 @@ func (f facts) ptrace() check {
 }
 
 func (f facts) userfaultfd() check {
-	c := check{Name: "userfaultfd", Verdict: verdictOK, Found: "full mode", Need: "the uffd method (not needed for gup and touch)"}
+	c := check{Name: "userfaultfd", Verdict: verdictOK, Found: "write-protect faults", Need: "the uffd method (not needed for gup and touch)"}
 	switch {
 	case f.Uffd != nil:
 		c.Verdict, c.Found = verdictWarning, f.Uffd.Error()
 		c.Remedy = "use a kernel with CONFIG_USERFAULTFD, and allow userfaultfd in the seccomp policy"
-	case !f.UffdFull:
+	case f.UffdProtects:
+	case f.UffdFull:
+		c.Found = "full mode: own touches wait for pfd"
+	default:
 		c.Verdict, c.Found = verdictWarning, "user mode only: system calls fail on absent pages"
-		c.Remedy = "sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd for the processes that attach with method uffd: their library makes the userfaultfd"
+		c.Remedy = "use Linux 6.10 or newer on arm64; or sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd for the processes that attach with method uffd: their library makes the userfaultfd"
 	}
 	return c
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/uffd"
 	"github.com/exanet/pfd/vfio/kernel"
 )
 
@@ -41,6 +42,7 @@ func gather(root, socket string) facts {
 	}
 	f.readFiles(root)
 	f.lookAtNodes()
+	f.UffdProtects = uffd.Protects()
 	f.UffdFull = probeUserfaultfd(unix.O_CLOEXEC|unix.O_NONBLOCK) == nil || usable(filepath.Join(root, "dev/userfaultfd"))
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) == nil {

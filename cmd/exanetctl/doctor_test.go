@@ -14,7 +14,7 @@ import (
 // well is a machine on which everything works.
 func well() facts {
 	return facts{
-		Kernel: [2]int{6, 12}, Release: "6.12.1", Caps: ^uint64(0), Yama: 1, UffdFull: true,
+		Kernel: [2]int{6, 12}, Release: "6.12.1", Caps: ^uint64(0), Yama: 1, UffdFull: true, UffdProtects: true,
 		BTF: true, BPFFS: true, VFIO: true, IOMMUFD: true, IOMMUGroups: 3, UIO: 5, Memlock: ^uint64(0), DaemonText: "pfd 1 on /run/s, ready",
 	}
 }
@@ -49,7 +49,9 @@ func TestJudge(t *testing.T) {
 		{"no PROCMAP_QUERY", "procmap-query", verdictWarning, "6.11", func(f *facts) { f.ProcmapQuery = unix.ENOTTY }},
 		{"no PAGEMAP_SCAN", "pagemap-scan", verdictWarning, "6.7", func(f *facts) { f.PagemapScan = unix.ENOTTY }},
 		{"no userfaultfd", "userfaultfd", verdictWarning, "CONFIG_USERFAULTFD", func(f *facts) { f.Uffd = unix.ENOSYS }},
-		{"user mode only", "userfaultfd", verdictWarning, "vm.unprivileged_userfaultfd=1", func(f *facts) { f.UffdFull = false }},
+		{"user mode only", "userfaultfd", verdictOK, "", func(f *facts) { f.UffdFull = false }},
+		{"no write-protect faults", "userfaultfd", verdictOK, "", func(f *facts) { f.UffdProtects = false }},
+		{"user mode only, no write-protect faults", "userfaultfd", verdictWarning, "vm.unprivileged_userfaultfd=1", func(f *facts) { f.UffdFull, f.UffdProtects = false, false }},
 		{"no BTF", "bpf", verdictLater, "BTF", func(f *facts) { f.BTF = false }},
 		{"no right to BPF", "bpf", verdictLater, "CAP_BPF", func(f *facts) { f.Caps = 0 }},
 		{"CAP_BPF and CAP_PERFMON", "bpf", verdictOK, "", func(f *facts) { f.Caps = 1<<capBPF | 1<<capPerfmon }},

@@ -59,6 +59,7 @@ var alone = map[string]string{
 	"TestFileThatHangs":                  "a file that hangs cannot be shared",
 	"TestKilledWithAPageInThatHangs":     "the same",
 	"TestCloseWhileTheHelperHangs":       "the same, and no helper is asked for what is shared",
+	"TestSharedByOtherUsers":             "no helper is asked for what is shared over a socket",
 	"TestTargetThatNeverServesItsFaults": "a process's userfaultfd does not hold up who else has the file",
 	"TestStuckPageCostsItsBlockOnly":     "the same",
 	"TestAllChannelsBusy":                "the same: nothing of a process's stands still for ever",

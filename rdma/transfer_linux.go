@@ -195,7 +195,8 @@ func (e *Endpoint) hasFree() bool {
 
 // Poll gives the transfer's state (poll_dma_transfer, spec/api.md). It allocates
 // nothing and makes no system call, unless an announcement of this endpoint found
-// every way taken and pfd has fallen asleep since.
+// every way taken and pfd has fallen asleep since. Who polls for longer than SpinTime
+// offers the processor between two looks (sched_yield(2)): pfd may bring pages in on it.
 func (t *Transfer) Poll() Status {
 	if f := t.final.Load(); f != 0 {
 		return statusOf(f)

@@ -102,7 +102,7 @@ func (p *process) runMany(ctx context.Context, o order) ([]piece, error) {
 		open[i] = t
 	}
 	place := 0
-	for {
+	for since := monotonic(); ; offer(since) {
 		left := 0
 		for i, t := range open {
 			if t == nil {

@@ -563,6 +563,7 @@ func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencie
 	latencies, starts = make([]int64, len(parts)), make([]int64, len(parts))
 	open := make([]under, 0, q.Depth)
 	begin := monotonic()
+	since := begin
 	for next, looks := 0, 0; next < len(parts) || len(open) > 0; looks++ {
 		for next < len(parts) && len(open) < q.Depth {
 			if q.Pause > 0 {
@@ -596,11 +597,10 @@ func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencie
 			return nil, nil, 0, failed
 		}
 		if len(open) < before {
-			looks = 0
+			since, looks = monotonic(), 0
 		}
-		// As pollUntil does: who pages in may need this processor.
-		if looks >= looksAlone*pollsBetweenLooks && looks%pollsBetweenLooks == 0 {
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		if looks%pollsBetweenLooks == pollsBetweenLooks-1 {
+			offer(since)
 			if ctx.Err() != nil {
 				return nil, nil, 0, ctx.Err()
 			}

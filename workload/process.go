@@ -270,12 +270,20 @@ func (p *process) prove() error {
 }
 
 // pollsBetweenLooks is how often a polling initiator looks at the descriptor
-// before it looks whether it should give up.
-const pollsBetweenLooks = 1024
+// before it looks whether it should give up, or offer its processor.
+const pollsBetweenLooks = 64
 
-// looksAlone is how many looks come before the first at which the processor is
-// offered to others: some 50 us.
-const looksAlone = 16
+// aloneTime is for how long it polls before it offers its processor to others, ns: as
+// long as rdma.Transfer.Wait does.
+const aloneTime = int64(20 * time.Microsecond)
+
+// offer offers the processor to others where it has been polled since then for long. A
+// transfer that is not over soon has pfd page in on another processor, which may be this one.
+func offer(since int64) {
+	if monotonic()-since >= aloneTime {
+		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
+}
 
 // warmSize is the size of a transfer that wakes everybody up.
 const warmSize = 16
@@ -362,13 +370,9 @@ func (p *process) writePart(ctx context.Context, o *writeOrder, offset, size uin
 	return out
 }
 
-// pollUntil polls. A transfer that is not over soon has pfd page in on another
-// processor, which may be the one that polls here: it is offered then.
+// pollUntil polls.
 func pollUntil(ctx context.Context, t transfer) error {
-	for look := 0; ; look++ {
-		if look >= looksAlone {
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		}
+	for since := monotonic(); ; offer(since) {
 		for range pollsBetweenLooks {
 			if over, err := t.poll(); over {
 				return err

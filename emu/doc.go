@@ -3,7 +3,8 @@
 //
 // One engine goroutine owns all nodes and, between two steps, the driver
 // (device.Bus): every register, machine and piece of driver state has one owner
-// and needs no lock. Calls that may sleep in the kernel (walks, moves, page-in)
+// and needs no lock. Memory that a process shares is reached by pfd's own mapping of it
+// (package view). Calls that may sleep in the kernel (walks, moves, page-in)
 // are made in one of three ways: by the process's own helper (package memport);
 // here, under a lease; or apart, on another thread. docs/architecture.md, "The
 // engine", says when, and in which order the engine works.

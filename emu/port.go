@@ -38,8 +38,8 @@ func (e *Engine) ask(c *call) bool {
 	return true
 }
 
-// byFile tells whether a call is one that the file of shared memory answers, by which the
-// slot's process need not be asked.
+// byFile makes a walk or a page-in one that the file of shared memory answers, callLook or
+// callFill, so that the slot's process need not be asked. False: it is none.
 func (c *call) byFile() bool {
 	switch c.kind {
 	case callLook, callFill:

@@ -454,13 +454,13 @@ int exanet_register(exanet *e, void *address, size_t size)
 		return fail(errno, "userfaultfd: %m: sysctl vm.unprivileged_userfaultfd=1, or a seccomp policy that allows it");
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_WP };
-	bool registered = !ioctl(fd, UFFDIO_API, &api) && !ioctl(fd, UFFDIO_REGISTER, &r);
-	if (!registered) {
+	int error = ioctl(fd, UFFDIO_API, &api);
+	if (!error && (error = ioctl(fd, UFFDIO_REGISTER, &r))) {
 		r.mode = UFFDIO_REGISTER_MODE_MISSING;
-		registered = !ioctl(fd, UFFDIO_REGISTER, &r);
+		error = ioctl(fd, UFFDIO_REGISTER, &r);
 	}
 	int result;
-	if (!registered)
+	if (error)
 		result = fail(errno, "registering %zu bytes at %p with a userfaultfd: %m", size, address);
 	else
 		result = bounds(e, REGISTER, address, size, fd);

@@ -2,11 +2,13 @@
 // own, without system calls.
 //
 // No page comes into the mapping by itself (uffd.Entries). Enter enters pages that the
-// process's table has; the kernel takes a page out when it is swapped out, or punched out
-// of its file. So a page that can be touched is the file's page at that moment, and one that
-// cannot is a miss: at once, without anything brought in. What is missed goes the way of
-// all other memory, by the process's own table (package proc). A View is thus to the
-// process's table what a TLB is, and the kernel invalidates it.
+// process's table has, Look those that the file has; PageIn fills what nobody has touched, by
+// the userfaultfd that came with the memory, and enters it. The kernel takes a page out when
+// it is swapped out, or punched out of its file. So a page that can be touched is the file's
+// page at that moment, and one that cannot is a miss: at once, without anything brought in.
+// What is missed, and nothing fills, goes the way of all other memory, by the process's own
+// table (package proc). A View is thus to the process's table what a TLB is, and the kernel
+// invalidates it.
 //
 // What the process may do with its memory counts when it shares it, as with a device that
 // has tables of its own (package shadow): a View knows of no later mprotect or munmap.

@@ -67,6 +67,25 @@ func start(t testing.TB, pages int) *rig {
 	return r
 }
 
+// registered shares the memory under the process's own addresses, too, with the userfaultfd
+// for its missing pages.
+func (r *rig) registered() (device.VA, *uffd.Holes) {
+	r.t.Helper()
+	h, err := uffd.NewHoles()
+	if err != nil {
+		r.t.Skip(err)
+	}
+	r.t.Cleanup(func() { _ = h.Close() })
+	va := device.VA(uintptr(base(r.own)))
+	if err := h.Add(va, uint64(len(r.own))); err != nil {
+		r.t.Skipf("this kernel has no write-protect faults: %v", err)
+	}
+	if err := r.Share(va, uint64(len(r.own)), r.fd, 0, true); err != nil {
+		r.t.Fatal(err)
+	}
+	return va, h
+}
+
 // touch has the process touch a page.
 func (r *rig) touch(page0 int) { r.own[page0*page] = byte(page0 + 1) }
 
@@ -388,19 +407,7 @@ func TestFill(t *testing.T) {
 	if got := r.Fill(at, 4, 0xf); got != 0 {
 		t.Errorf("filled %#x without a userfaultfd", got)
 	}
-	h, err := uffd.NewHoles()
-	if err != nil {
-		t.Skip(err)
-	}
-	defer h.Close()
-	// The process's addresses are its own here: the memory is shared under them.
-	va := device.VA(uintptr(base(r.own)))
-	if err := h.Add(va, uint64(len(r.own))); err != nil {
-		t.Skip(err)
-	}
-	if err := r.Share(va, uint64(len(r.own)), r.fd, 0, true); err != nil {
-		t.Fatal(err)
-	}
+	va, h := r.registered()
 	if err := r.Fills(-1); !errors.Is(err, uffd.ErrNotOne) {
 		t.Errorf("no descriptor: %v", err)
 	}
@@ -461,16 +468,8 @@ func TestByFile(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := start(t, 8)
-			h, err := uffd.NewHoles()
-			if err != nil {
-				t.Skip(err)
-			}
-			defer h.Close()
-			va := device.VA(uintptr(base(r.own)))
-			if err := h.Add(va, uint64(len(r.own))); err != nil {
-				t.Skip(err)
-			}
-			if err := errors.Join(r.Share(va, uint64(len(r.own)), r.fd, 0, true), r.Fills(h.FD())); err != nil {
+			va, h := r.registered()
+			if err := r.Fills(h.FD()); err != nil {
 				t.Fatal(err)
 			}
 			at := tt.prepare(r, va)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
 
 	"golang.org/x/sys/unix"
 )
@@ -273,14 +274,11 @@ func (p *process) prove() error {
 // before it looks whether it should give up, or offer its processor.
 const pollsBetweenLooks = 64
 
-// aloneTime is for how long it polls before it offers its processor to others, ns: as
-// long as rdma.Transfer.Wait does.
-const aloneTime = int64(20 * time.Microsecond)
-
-// offer offers the processor to others where it has been polled since then for long. A
-// transfer that is not over soon has pfd page in on another processor, which may be this one.
+// offer offers the processor to others where it has been polled since then for as long as
+// rdma.Transfer.Wait would. A transfer that is not over soon has pfd page in on another
+// processor, which may be this one.
 func offer(since int64) {
-	if monotonic()-since >= aloneTime {
+	if monotonic()-since >= int64(rdma.SpinTime) {
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 }

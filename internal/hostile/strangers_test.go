@@ -84,7 +84,8 @@ func TestSharedByOtherUsers(t *testing.T) {
 				signal(unix.SIGCONT)
 			}
 			to.holds("b", 7, 0, size)
-			if n := w.count(1, control.CounterPagesIn) - before; n != size/4096 {
+			// What a stopped helper was asked for is asked for once more, page by page.
+			if n := w.count(1, control.CounterPagesIn) - before; n < size/4096 || n > size/4096 && !tt.asks {
 				t.Errorf("%d pages were paged in, want %d", n, size/4096)
 			}
 			from.kill()

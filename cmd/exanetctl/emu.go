@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/version"
+	"github.com/exanet/pfd/internal/yield"
 )
 
 // emuFlags are the flags of emu serve as they are given.
@@ -67,11 +67,6 @@ virtual machines first, QEMU aborts when the socket of a device closes.`,
 	return c
 }
 
-// serveProcs is the least GOMAXPROCS of a server (ours). Each node's connection waits in
-// a system call and keeps a P meanwhile, for 10 ms; where none is idle besides, the
-// runtime takes them away at each of its looks.
-const serveProcs = 8
-
 func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	var level slog.Level
 	switch {
@@ -99,7 +94,7 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), serveProcs)))
+	defer yield.Spare()()
 	if err := os.MkdirAll(f.directory, 0o700); err != nil {
 		return fmt.Errorf("directory of the sockets: %w", err)
 	}

@@ -15,10 +15,12 @@ import (
 	"syscall"
 
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/internal/yield"
 )
 
 func main() {
 	shortSlices()
+	yield.Spare()
 	if daemon.IsMemoryHelper(os.Args) {
 		if daemon.ServeMemory() != nil {
 			os.Exit(exitFailed) // pfd has been told why

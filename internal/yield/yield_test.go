@@ -1,6 +1,7 @@
 package yield
 
 import (
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -28,5 +29,22 @@ func TestSleep(t *testing.T) {
 	}
 	if n := scheduled(2*sleeps, period); n > 2 {
 		t.Errorf("scheduled %d times in %d long sleeps, want 2 at most", n, 2*sleeps)
+	}
+}
+
+// TestSpare: a program with one P has more until restore, and one with many keeps them.
+func TestSpare(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	restore := Spare()
+	if n := runtime.GOMAXPROCS(0); n != procs {
+		t.Errorf("GOMAXPROCS is %d, want %d", n, procs)
+	}
+	restore()
+	if n := runtime.GOMAXPROCS(2 * procs); n != 1 {
+		t.Errorf("GOMAXPROCS is %d after restore, want 1", n)
+	}
+	defer Spare()()
+	if n := runtime.GOMAXPROCS(0); n != 2*procs {
+		t.Errorf("GOMAXPROCS is %d, want %d as before", n, 2*procs)
 	}
 }

@@ -265,7 +265,7 @@ func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 	va = va.Page()
 	filled, _ = runs(missing&span(pages), func(first, n int) (int, error) {
 		return holes.Fill(va+device.VA(first)<<device.PageShift, uint64(n)<<device.PageShift)
-	})
+	}, func() uint64 { return v.inFile(va, pages) })
 	if !v.mu.TryRLock() {
 		return filled
 	}
@@ -278,8 +278,9 @@ func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 
 // runs has f do each run of the pages, and gives those that it did and those that it met
 // done (EEXIST). f gives the bytes that it did before an error; pages that it cannot do
-// (EFAULT) are left out, and any other error at the first page of a run ends it.
-func runs(pages uint64, f func(first, n int) (int, error)) (done, met uint64) {
+// (EFAULT) are left out, and any other error at the first page of a run ends it. Where it
+// meets one that is done it leaves out those of skip, too, if there is one: each takes a call.
+func runs(pages uint64, f func(first, n int) (int, error), skip func() uint64) (done, met uint64) {
 	for pages != 0 {
 		first := bits.TrailingZeros64(pages)
 		n := bits.TrailingZeros64(^(pages >> first))
@@ -291,6 +292,10 @@ func runs(pages uint64, f func(first, n int) (int, error)) (done, met uint64) {
 		case errors.Is(err, unix.EEXIST):
 			met |= 1 << first
 			k = 1
+			if skip != nil {
+				pages &^= skip()
+				skip = nil
+			}
 		case errors.Is(err, unix.EFAULT):
 			k = 1
 		default:
@@ -316,7 +321,7 @@ func (v *View) Enter(va device.VA, pages int, there uint64) (entered uint64) {
 	done, met := runs(there&span(pages)&^s.bits(first, pages), func(i, n int) (int, error) {
 		from := at + i<<device.PageShift
 		return v.entries.Enter(s.b[from : from+n<<device.PageShift])
-	})
+	}, nil)
 	s.add(first, done|met)
 	return there & s.bits(first, pages)
 }

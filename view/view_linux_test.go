@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"sync"
@@ -397,6 +398,31 @@ func BenchmarkMiss(b *testing.B) {
 		if r.ReadV(buf, at) {
 			b.Fatal("there")
 		}
+	}
+}
+
+// A page-in of 64 pages, of which so many are there: what it costs is what is missing.
+func BenchmarkPageIn(b *testing.B) {
+	for _, there := range []int{0, 32, 61, 64} {
+		b.Run(fmt.Sprintf("%d-there", there), func(b *testing.B) {
+			r := start(b, 64)
+			va, h := r.registered()
+			if err := r.Fills(h.FD()); err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				b.StopTimer()
+				r.punch(0, 64)
+				for i := range there {
+					r.touch(i * 64 / there)
+				}
+				r.Forget(va, 64*page)
+				b.StartTimer()
+				if entered, _ := r.PageIn(va, 64, true); entered != ^uint64(0) {
+					b.Fatalf("entered %#x", entered)
+				}
+			}
+		})
 	}
 }
 

@@ -56,13 +56,16 @@ func share(t *testing.T, pages int, filled bool) *sharing {
 		t.Fatal(err)
 	}
 	if filled {
+		if !uffd.Protects() {
+			t.Skip("this kernel gives no userfaultfd with write-protect faults: Linux 5.19 does, on arm64 6.10")
+		}
 		h, err := uffd.NewHoles()
 		if err != nil {
-			t.Skip(err)
+			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = h.Close() })
 		if err := h.Add(s.va, uint64(len(s.b))); err != nil {
-			t.Skipf("this kernel has no write-protect faults: %v", err)
+			t.Fatal(err)
 		}
 		if err := v.Fills(h.FD()); err != nil {
 			t.Fatal(err)

@@ -66,7 +66,8 @@ func TestImage(t *testing.T) {
 		t.Fatal("contrib/oci/Containerfile has no stage build")
 	}
 	do("build", "--isolation", "chroot", "-t", from, base)
-	// The image asks for all of a module, builds only for what they use of it.
+	// The image is built without a network, and its go mod download wants files of each
+	// module (.info) that a build on this machine does not fetch.
 	run(t, "go", "mod", "download")
 	goenv := func(name string) string { return strings.TrimSpace(run(t, "go", "env", name)) }
 	do("build", "--pull-never", "--isolation", "chroot", "-t", "localhost/exanet/pfd",

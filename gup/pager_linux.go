@@ -131,8 +131,11 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 		}
 	}
 	r.Since(was)
-	if r.Resident&1 == 0 {
+	switch {
+	case r.Resident&1 == 0:
 		r.Err = g.why(va, write, entries[0], errno)
+	case pages == 1:
+		g.p.Fresh(va, entries[0])
 	}
 	return r
 }

@@ -11,8 +11,9 @@
 //
 // The kernel judges the right to each page when the bytes move, by the rights of
 // whoever calls. What a Walk says is only which pages are there; it holds when it
-// says it and not longer. Two things are kept between walks that cannot harm:
+// says it and not longer. Three things are kept between walks that cannot harm:
 // which copy-on-write pages were reported already (a page reported too seldom is
-// copied by the kernel while the data moves), and what kind of mapping was looked
-// up last.
+// copied by the kernel while the data moves), what kind of mapping was looked
+// up last, and for the walk that follows a page-in what pagemap said after it (a
+// page that went since is brought in by the kernel while the data moves).
 package proc

@@ -3,6 +3,7 @@ package proc
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/exanet/pfd/device"
 )
@@ -25,6 +26,10 @@ type hint struct {
 	entry Entry
 }
 
+// freshTime is how long what pagemap said after a page-in stands for the next walk (ours): the
+// retransmission follows within microseconds, as the move follows a walk.
+const freshTime = 50 * time.Microsecond
+
 // memo is what a Process remembers between calls. It is locked for a few loads
 // and stores at a time and never over a system call: a call that is stuck in
 // the kernel must not stop the others.
@@ -39,6 +44,10 @@ type memo struct {
 	victim  uint8
 	mapping Mapping // looked up last
 	hints   [hints]hint
+	paged   hint // what was paged in last
+	when    time.Time
+
+	fresh atomic.Bool // paged is for the next walk: without it a walk need not lock
 }
 
 // walked takes the result of a walk over pages from number page on: bitmaps of
@@ -100,6 +109,24 @@ func (m *memo) pagedIn(page uint64, e Entry) {
 	}
 	m.idle.Store(m.used == 0)
 	m.mu.Unlock()
+}
+
+// keepEntry keeps what pagemap said just now of a page that was paged in.
+func (m *memo) keepEntry(page uint64, e Entry) {
+	m.mu.Lock()
+	m.paged, m.when = hint{page, e}, time.Now()
+	m.mu.Unlock()
+	m.fresh.Store(true)
+}
+
+// entry returns that where the first walk since is of that page alone.
+func (m *memo) entry(page uint64, pages int) (Entry, bool) {
+	if !m.fresh.Load() || !m.fresh.Swap(false) || pages != 1 {
+		return 0, false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.paged.entry, m.paged.page == page && time.Since(m.when) < freshTime
 }
 
 // take returns the hint of the page of va, once.

@@ -16,7 +16,7 @@ const maxVA = 1 << 57
 
 // Walk looks at 1..64 pages from the one of va on, as an SMMU's table walk
 // would for a write or a read: it changes nothing and brings nothing in. It
-// costs one read of pagemap.
+// costs one read of pagemap, or none after Fresh.
 //
 // A page that is not present is Absent. Written to, a present page of a private
 // mapping that is the zero page, the file's own or shared with a forked process
@@ -41,8 +41,10 @@ func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 
 	var entries [MaxPages]Entry
 	page := uint64(va) >> device.PageShift
-	n, errno := preadEntries(p.pagemap, entries[:pages], page)
-	if errno != 0 {
+	n, errno := 1, unix.Errno(0)
+	if e, ok := p.memo.entry(page, pages); ok {
+		entries[0] = e
+	} else if n, errno = preadEntries(p.pagemap, entries[:pages], page); errno != 0 {
 		return Walk{}, p.fail("walk", va, errno)
 	}
 	if n == 0 && dead(p.keeperFD) {
@@ -191,6 +193,12 @@ func (p *Process) Pagemap(va device.VA, dst []Entry) (int, error) {
 		return 0, p.fail("pagemap", va, unix.ESRCH)
 	}
 	return n, nil
+}
+
+// Fresh tells the next walk what pagemap said just now of the page of va, which was paged in:
+// if that walk is of this page alone and follows at once it reads nothing.
+func (p *Process) Fresh(va device.VA, e Entry) {
+	p.memo.keepEntry(uint64(va)>>device.PageShift, e)
 }
 
 // Hint returns, once for each page that a Walk reported, the pagemap entry that

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -274,6 +275,37 @@ func TestWalkPagedIn(t *testing.T) {
 	p.PagedIn(va, entryPresent)
 	if got := walk(t, p, va, 1, true); got != (Walk{}) {
 		t.Errorf("still shared after the page-in: %+v, want it passed", got)
+	}
+}
+
+// TestFresh tells of pages that are not there what pagemap says of one that is: only the walk
+// that follows at once, of that page alone, believes it.
+func TestFresh(t *testing.T) {
+	p := openChild(t, proctest.Start(t), true)
+	const va = device.VA(0x7000)
+	const there = Entry(entryPresent | entryExclusive)
+	for _, tt := range []struct {
+		name   string
+		before func()
+		at     device.VA
+		pages  int
+		absent uint64
+	}{
+		{"at once", func() {}, va + 9, 1, 0},
+		{"of two pages", func() {}, va, 2, 3},
+		{"of another page", func() {}, va + page, 1, 1},
+		{"after another", func() { walk(t, p, va+page, 1, true) }, va, 1, 1},
+		{"too late", func() { p.memo.when = time.Now().Add(-freshTime) }, va, 1, 1},
+	} {
+		p.Fresh(va+1, there)
+		p.memo.when = p.memo.when.Add(time.Hour) // however slow this machine is
+		tt.before()
+		if got := walk(t, p, tt.at, tt.pages, true); got.Absent != tt.absent {
+			t.Errorf("%s: %+v", tt.name, got)
+		}
+		if got := walk(t, p, va, 1, true); got.Absent != 1 {
+			t.Errorf("the walk after one %s: %+v", tt.name, got)
+		}
 	}
 }
 

@@ -1,13 +1,13 @@
 package workload
 
 import (
-	"math"
 	"slices"
+
+	"github.com/exanet/pfd/internal/percentile"
 )
 
 // Latency sums up the latencies of the transfers that arrived, microseconds.
-// Percentiles are exact: the smallest latency that so many percent do not
-// exceed. All are 0 where nothing arrived.
+// Percentiles are exact (internal/percentile). All are 0 where nothing arrived.
 type Latency struct {
 	P50  float64 `json:"p50"`
 	P90  float64 `json:"p90"`
@@ -68,10 +68,7 @@ func summarize(ns []int64) Latency {
 		return Latency{}
 	}
 	slices.Sort(ns)
-	at := func(percent float64) float64 {
-		i := int(math.Ceil(percent/100*float64(len(ns)))) - 1
-		return float64(ns[max(i, 0)]) / 1e3
-	}
+	at := func(p float64) float64 { return float64(percentile.Of(ns, p)) / 1e3 }
 	var sum int64
 	for _, n := range ns {
 		sum += n
@@ -79,7 +76,7 @@ func summarize(ns []int64) Latency {
 	return Latency{
 		P50: at(50), P90: at(90), P99: at(99),
 		Mean: float64(sum) / float64(len(ns)) / 1e3,
-		Min:  float64(ns[0]) / 1e3, Max: float64(ns[len(ns)-1]) / 1e3,
+		Min:  at(0), Max: at(100),
 	}
 }
 

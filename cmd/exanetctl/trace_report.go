@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/exanet/pfd/internal/percentile"
 	"github.com/exanet/pfd/trace/probe"
 )
 
@@ -206,8 +207,7 @@ func (a *app) summarize(list []probe.Event) error {
 			continue
 		}
 		slices.Sort(ns)
-		at := func(percent int) int64 { return ns[max((len(ns)*percent+99)/100, 1)-1] }
-		stages = append(stages, summary{name, len(ns), at(50), at(99), at(100)})
+		stages = append(stages, summary{name, len(ns), percentile.Of(ns, 50), percentile.Of(ns, 99), ns[len(ns)-1]})
 	}
 	if a.wantJSON() {
 		return a.printJSON(map[string]any{"stages": stages})

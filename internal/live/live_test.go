@@ -92,10 +92,10 @@ func TestStages(t *testing.T) {
 	if len(got) != 5 || got[0].Faults != 100 {
 		t.Fatalf("%+v", got)
 	}
-	if want := (Stage{Name: "drain", Faults: 100, P50NS: 60, P99NS: 109, FromNS: 0, ToNS: 60}); got[0] != want {
+	if want := (Stage{Name: "drain", Faults: 100, P50NS: 59, P99NS: 108, FromNS: 0, ToNS: 59}); got[0] != want {
 		t.Errorf("%+v, want %+v", got[0], want)
 	}
-	if want := (Stage{Name: "page_in", Faults: 100, P50NS: 951, P99NS: 1000, FromNS: 61, ToNS: 1011}); got[2] != want {
+	if want := (Stage{Name: "page_in", Faults: 100, P50NS: 950, P99NS: 999, FromNS: 60, ToNS: 1011}); got[2] != want {
 		t.Errorf("%+v, want %+v", got[2], want)
 	}
 	if none := Stages(faults[100:]); none == nil || len(none) != 0 {

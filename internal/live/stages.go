@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/percentile"
 )
 
 // Stage is a part of a fault's way, and how long it took the faults that were resolved.
@@ -45,14 +46,14 @@ func Stages(faults []control.Fault) []Stage {
 		return stages
 	}
 	slices.SortFunc(whole, func(x, y *control.Fault) int { return cmp.Compare(x.RAPFNS, y.RAPFNS) })
-	median := whole[len(whole)/2]
+	median := whole[(len(whole)-1)/2]
 	for _, p := range parts {
 		times := make([]int64, len(whole))
 		for i, f := range whole {
 			times[i] = p.took(&f.Stages)
 		}
 		slices.Sort(times)
-		s := Stage{Name: p.name, Faults: len(whole), P50NS: times[len(times)/2], P99NS: times[len(times)*99/100]}
+		s := Stage{Name: p.name, Faults: len(whole), P50NS: percentile.Of(times, 50), P99NS: percentile.Of(times, 99)}
 		s.FromNS, s.ToNS = p.at(median)
 		stages = append(stages, s)
 	}

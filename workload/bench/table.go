@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/exanet/pfd/internal/percentile"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -104,7 +105,7 @@ func summarize(samples []float64) Summary {
 	v := slices.Sorted(slices.Values(samples))
 	n := float64(len(v))
 	at := func(x float64) float64 { return v[min(max(int(x), 0), len(v)-1)] }
-	s := Summary{N: len(v), Median: v[(len(v)-1)/2], P99: at(math.Ceil(0.99*n) - 1)}
+	s := Summary{N: len(v), Median: percentile.Of(v, 50), P99: percentile.Of(v, 99)}
 	s.Low, s.High = at(math.Floor(n/2-0.98*math.Sqrt(n))), at(math.Ceil(n/2+0.98*math.Sqrt(n)))
 	for _, x := range v {
 		s.Mean += x / n

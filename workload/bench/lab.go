@@ -268,13 +268,21 @@ func (d *pfd) stop() error {
 
 // stop stops a pfd, and adds up how often a guard time-out had to help.
 func (r *run) stop(d *pfd) error {
+	n, err := r.counters(d, device.Guards.String()+"_total")
+	r.guards += n[0]
+	return errors.Join(err, d.stop())
+}
+
+// counters gives what a pfd has counted by each name, of all its nodes together.
+func (r *run) counters(d *pfd, names ...string) ([]uint64, error) {
+	n := make([]uint64, len(names))
 	list, err := d.client.Counters(r.ctx, control.AllNodes)
 	for _, c := range list {
-		if c.Name == device.Guards.String()+"_total" {
-			r.guards += c.Value
+		if i := slices.Index(names, c.Name); i >= 0 {
+			n[i] += c.Value
 		}
 	}
-	return errors.Join(err, d.stop())
+	return n, err
 }
 
 // open starts a target on node to, and attaches to node from.

@@ -127,7 +127,7 @@ func (r *run) besideSwap(group, device string) error {
 		if err != nil {
 			return err
 		}
-		before, err := r.major(d)
+		before, err := r.counters(d, control.CounterMajor)
 		if err != nil {
 			return err
 		}
@@ -159,8 +159,8 @@ func (r *run) besideSwap(group, device string) error {
 		if err != nil {
 			return err
 		}
-		after, err := r.major(d)
-		t.cell(device, "major page-ins").Samples = []float64{float64(after - before)}
+		after, err := r.counters(d, control.CounterMajor)
+		t.cell(device, "major page-ins").Samples = []float64{float64(after[0] - before[0])}
 		for name, list := range map[string][]int64{"a put": put.Latencies, "another's fault": beside, "the same alone": alone.Latencies} {
 			if s := summarize(us(list)); s.N > 0 {
 				t.cell(device, name+": p50, us").Samples = us(list)
@@ -170,17 +170,6 @@ func (r *run) besideSwap(group, device string) error {
 		slices.Sort(t.Columns)
 		return err
 	})
-}
-
-// major gives how many page-ins of a pfd have read from a device.
-func (r *run) major(d *pfd) (n uint64, err error) {
-	list, err := d.client.Counters(r.ctx, control.AllNodes)
-	for _, c := range list {
-		if c.Name == control.CounterMajor {
-			n += c.Value
-		}
-	}
-	return n, err
 }
 
 // pressed is the strategies.

@@ -134,26 +134,15 @@ func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 
 // aheads gives how many pages policy adaptive has brought in ahead, how many of them were
 // not used, and how many pages any policy has brought in.
-func aheads(r *run, d *pfd) (n [3]uint64, err error) {
-	list, err := d.client.Counters(r.ctx, control.AllNodes)
-	for _, c := range list {
-		if i := slices.Index([]string{control.CounterAhead, control.CounterUnused, control.CounterPagesIn}, c.Name); i >= 0 {
-			n[i] += c.Value
-		}
-	}
-	return n, err
+func aheads(r *run, d *pfd) ([]uint64, error) {
+	return r.counters(d, control.CounterAhead, control.CounterUnused, control.CounterPagesIn)
 }
 
 // counted is a turn that also adds how often a transfer of its row faulted.
 func (r *run) counted(d *pfd, c *Cell, t *turn) *turn {
-	do, faults := t.do, func() (n uint64, err error) {
-		list, err := d.client.Counters(r.ctx, control.AllNodes)
-		for _, c := range list {
-			if c.Name == control.CounterFaults {
-				n += c.Value
-			}
-		}
-		return n, err
+	do, faults := t.do, func() (uint64, error) {
+		n, err := r.counters(d, control.CounterFaults)
+		return n[0], err
 	}
 	t.do = func(add func(*Cell, ...float64)) error {
 		before, err := faults()

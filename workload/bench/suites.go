@@ -454,14 +454,9 @@ func (r *run) driver(d *pfd) error {
 // cost gives what a transfer takes of the driver's interrupts and of pfd's processor.
 func (r *run) cost(d *pfd, p *workload.Perf, q workload.PerfRun) (interrupts, us float64, err error) {
 	look := func() (n uint64, t time.Duration, err error) {
-		list, err := d.client.Counters(r.ctx, control.AllNodes)
-		for _, c := range list {
-			if c.Name == control.CounterInterrupts {
-				n += c.Value
-			}
-		}
+		c, err := r.counters(d, control.CounterInterrupts)
 		t, e := used(d.pid)
-		return n, t, errors.Join(err, e)
+		return c[0], t, errors.Join(err, e)
 	}
 	n, spent, err := look()
 	if err != nil {

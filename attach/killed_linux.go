@@ -1,15 +1,15 @@
 package attach
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/procstatus"
 )
 
 // PeerKilled tells whether the peer has been killed though the connection stands:
@@ -35,17 +35,9 @@ func Killed(pid int) bool {
 
 // threadEnding tells by its status (proc(5)) whether a thread runs no more.
 func threadEnding(status []byte) bool {
-	const sigkill = 1 << (unix.SIGKILL - 1)
-	for line := range bytes.Lines(status) {
-		switch name, v, _ := bytes.Cut(line, []byte(":")); string(name) {
-		case "State":
-			if v = bytes.TrimSpace(v); len(v) > 0 && (v[0] == 'Z' || v[0] == 'X') {
-				return true
-			}
-		case "SigPnd":
-			pending, err := strconv.ParseUint(string(bytes.TrimSpace(v)), 16, 64)
-			return err == nil && pending&sigkill != 0
-		}
+	if v, _ := procstatus.Field(status, "State"); v != "" && (v[0] == 'Z' || v[0] == 'X') {
+		return true
 	}
-	return false
+	pending, err := procstatus.Mask(status, "SigPnd")
+	return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
 }

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
@@ -144,10 +144,5 @@ func capabilities(pid, set string) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("reading capabilities: %w", err)
 	}
-	for line := range bytes.Lines(b) {
-		if v, ok := bytes.CutPrefix(line, []byte(set+":")); ok {
-			return strconv.ParseUint(string(bytes.TrimSpace(v)), 16, 64)
-		}
-	}
-	return 0, fmt.Errorf("reading capabilities: no %s in /proc/%s/status: %w", set, pid, os.ErrNotExist)
+	return procstatus.Mask(b, set)
 }

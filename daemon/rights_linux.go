@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/procstatus"
 )
 
 // peer is who a connection comes from, as the kernel says.
@@ -83,26 +86,15 @@ func capable(p peer, pidfd int) bool {
 		return false
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && st.Uid == p.uid && hasPtrace(string(status), p.uid) && ownNamespace(dir)
+	return ok && st.Uid == p.uid && hasPtrace(status, p.uid) && ownNamespace(dir)
 }
 
 // hasPtrace reads a process's status (proc(5)).
-func hasPtrace(status string, uid uint32) (has bool) {
-	for line := range strings.Lines(status) {
-		f := strings.Fields(line)
-		switch {
-		case len(f) == 5 && f[0] == "Uid:":
-			for _, id := range f[1:] {
-				if id != strconv.FormatUint(uint64(uid), 10) {
-					return false
-				}
-			}
-		case len(f) == 2 && f[0] == "CapEff:":
-			caps, err := strconv.ParseUint(f[1], 16, 64)
-			has = err == nil && caps>>unix.CAP_SYS_PTRACE&1 != 0
-		}
-	}
-	return has
+func hasPtrace(status []byte, uid uint32) bool {
+	ids, _ := procstatus.Field(status, "Uid")
+	all := slices.Repeat([]string{strconv.FormatUint(uint64(uid), 10)}, 4)
+	caps, err := procstatus.Mask(status, "CapEff")
+	return err == nil && caps>>unix.CAP_SYS_PTRACE&1 != 0 && slices.Equal(strings.Fields(ids), all)
 }
 
 // ownNamespace tells whether a process is in pfd's user namespace. A pfd without

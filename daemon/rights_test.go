@@ -32,7 +32,7 @@ func TestHasPtrace(t *testing.T) {
 		{"nothing", "", 0, false},
 		{"no number", "Uid:\t0\t0\t0\t0\nCapEff:\tx\n", 0, false},
 	} {
-		if got := hasPtrace(tt.status, tt.uid); got != tt.want {
+		if got := hasPtrace([]byte(tt.status), tt.uid); got != tt.want {
 			t.Errorf("%s: %v", tt.name, got)
 		}
 	}

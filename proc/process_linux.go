@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/procstatus"
 )
 
 // closedBit in Process.users says that Close was called; the bits below count
@@ -79,11 +80,11 @@ func PIDOf(pidfd int) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the pid of descriptor %d: %w", pidfd, err)
 	}
-	v, ok := statusField(b, "Pid:")
+	v, ok := procstatus.Field(b, "Pid")
 	if !ok {
 		return 0, fmt.Errorf("descriptor %d is no pidfd: %w", pidfd, unix.EBADF)
 	}
-	pid, err := strconv.Atoi(string(v))
+	pid, err := strconv.Atoi(v)
 	if err != nil || pid <= 0 {
 		return 0, ErrGone // -1 once it is reaped, 0 in another pid namespace
 	}
@@ -298,17 +299,12 @@ func (p *Process) Locked() (int64, error) {
 	if err != nil {
 		return 0, &Error{"status", p.pid, 0, err}
 	}
-	var sum int64
-	for _, name := range [...]string{"VmLck:", "VmPin:"} {
-		v, ok := statusField(b, name)
-		if !ok {
-			return 0, &Error{"status", p.pid, 0, ErrGone} // a zombie has no memory
-		}
-		n, err := strconv.ParseInt(string(bytes.TrimSuffix(v, []byte(" kB"))), 10, 64)
-		if err != nil {
-			return 0, &Error{"status", p.pid, 0, fmt.Errorf("%s %q: %w", name, v, err)}
-		}
-		sum += n << 10
+	sum, err := procstatus.Bytes(b, "VmLck", "VmPin")
+	if errors.Is(err, procstatus.ErrNone) {
+		err = ErrGone // a zombie has no memory
+	}
+	if err != nil {
+		return 0, &Error{"status", p.pid, 0, err}
 	}
 	return sum, nil
 }
@@ -327,18 +323,6 @@ func (p *Process) status(buf *[4096]byte) ([]byte, error) {
 		return nil, err
 	}
 	return buf[:n], nil
-}
-
-// statusField finds the value of a line "name:\tvalue".
-func statusField(b []byte, name string) ([]byte, bool) {
-	for len(b) > 0 {
-		line, rest, _ := bytes.Cut(b, []byte("\n"))
-		if v, ok := bytes.CutPrefix(line, []byte(name)); ok {
-			return bytes.TrimSpace(v), true
-		}
-		b = rest
-	}
-	return nil, false
 }
 
 // enter counts a call in; false once p is closed.

@@ -539,16 +539,3 @@ func TestPermission(t *testing.T) {
 		t.Errorf("open of pid 1: %v, %v, want ErrPermission", p, err)
 	}
 }
-
-// The value of a line of /proc/PID/status stands in the text, without space around.
-func FuzzStatusField(f *testing.F) {
-	f.Add([]byte("Name:\tx\nUid:\t0\t0\t0\t0\n"), "Uid:")
-	f.Add([]byte("Uid:"), "Uid:")
-	f.Add([]byte("\n\n"), "")
-	f.Fuzz(func(t *testing.T, b []byte, name string) {
-		v, ok := statusField(b, name)
-		if ok && (!bytes.Contains(b, v) || !bytes.Contains(b, []byte(name)) || !bytes.Equal(v, bytes.TrimSpace(v))) {
-			t.Errorf("%q of %q is %q", name, b, v)
-		}
-	})
-}

@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
+
+	"github.com/exanet/pfd/internal/procstatus"
 )
 
 // pinned gives VmLck + VmPin of a process, bytes, as /proc/PID/status has them
@@ -18,32 +19,12 @@ func pinned(pid int) (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("pinned memory of process %d: %w", pid, err)
 	}
-	n, err := parsePinned(string(text))
+	n, err := procstatus.Bytes(text, "VmLck", "VmPin")
+	if errors.Is(err, procstatus.ErrNone) {
+		err = errors.New("VmLck and VmPin are not shown: the process has ended")
+	}
 	if err != nil {
 		return 0, fmt.Errorf("pinned memory of process %d: %w", pid, err)
 	}
 	return n, nil
-}
-
-func parsePinned(status string) (int64, error) {
-	var sum int64
-	found := 0
-	for line := range strings.Lines(status) {
-		name, value, _ := strings.Cut(line, ":")
-		if name != "VmLck" && name != "VmPin" {
-			continue
-		}
-		kilobytes, ok := strings.CutSuffix(strings.TrimSpace(value), " kB")
-		n, err := strconv.ParseUint(strings.TrimSpace(kilobytes), 10, 52) // both together fit in bytes
-		if !ok || err != nil {
-			return 0, fmt.Errorf("%s reads %q", name, strings.TrimSpace(value))
-		}
-		sum += int64(n) << 10
-		found++
-	}
-	if found != 2 {
-		// A process that is ending has no memory, and no such lines.
-		return 0, fmt.Errorf("VmLck and VmPin are not shown: the process has ended")
-	}
-	return sum, nil
 }

@@ -291,25 +291,6 @@ func TestSummarize(t *testing.T) {
 	}
 }
 
-func TestParsePinned(t *testing.T) {
-	for _, c := range []struct {
-		name, status string
-		want         int64
-		ok           bool
-	}{
-		{"nothing", "Name:\tx\nVmLck:\t       0 kB\nVmPin:\t       0 kB\n", 0, true},
-		{"both", "VmPeak:\t 99 kB\nVmLck:\t      12 kB\nVmPin:\t       4 kB\n", 16 << 10, true},
-		{"a zombie", "Name:\tx\nState:\tZ (zombie)\n", 0, false},
-		{"one only", "VmLck:\t 0 kB\n", 0, false},
-		{"another unit", "VmLck:\t 0 MB\nVmPin:\t 0 kB\n", 0, false},
-	} {
-		got, err := parsePinned(c.status)
-		if got != c.want || (err == nil) != c.ok {
-			t.Errorf("%s: got %d, %v", c.name, got, err)
-		}
-	}
-}
-
 func TestParseNames(t *testing.T) {
 	for _, s := range states {
 		if got, err := ParseState(string(s)); got != s || err != nil {

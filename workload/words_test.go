@@ -18,14 +18,3 @@ func FuzzWords(f *testing.F) {
 		}
 	})
 }
-
-func FuzzPinned(f *testing.F) {
-	f.Add("Name:\tx\nVmLck:\t       4 kB\nVmPin:\t       0 kB\n")
-	f.Add("VmLck:\t9223372036854775807 kB\nVmPin:\t-1 kB\n")
-	f.Add("VmLck: kB\nVmPin:")
-	f.Fuzz(func(t *testing.T, s string) {
-		if n, err := parsePinned(s); err == nil && n < 0 {
-			t.Errorf("%d bytes from %q", n, s)
-		}
-	})
-}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/uffd"
 	"github.com/exanet/pfd/vfio/kernel"
@@ -91,7 +92,7 @@ func (f *facts) readFiles(root string) {
 	}
 	f.Release = text("proc/sys/kernel/osrelease")
 	f.Kernel = kernelVersion(f.Release)
-	f.Caps = effectiveCaps(text("proc/self/status"))
+	f.Caps, _ = procstatus.Mask([]byte(text("proc/self/status")), "CapEff") // 0: there is none to read
 	f.Yama = -1
 	if n, err := strconv.Atoi(text("proc/sys/kernel/yama/ptrace_scope")); err == nil {
 		f.Yama = n
@@ -118,20 +119,6 @@ func kernelVersion(release string) (v [2]int) {
 		v[i] = n
 	}
 	return v
-}
-
-// effectiveCaps reads the line CapEff of /proc/PID/status.
-func effectiveCaps(status string) uint64 {
-	for line := range strings.Lines(status) {
-		if rest, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			n, err := strconv.ParseUint(strings.TrimSpace(rest), 16, 64)
-			if err != nil {
-				return 0
-			}
-			return n
-		}
-	}
-	return 0
 }
 
 // lockdown reads the chosen word of "none [integrity] confidentiality".

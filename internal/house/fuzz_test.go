@@ -21,7 +21,7 @@ var notFuzzed = map[string]string{
 // alsoFuzzed are decoders by other names. (Control data of a socket, attach.rights
 // and vfio/user.rights, is the kernel's own and well formed.)
 var alsoFuzzed = []string{
-	"proc.statusField", "proc.mapsLine", "device.DescriptorOf", "soc/wire.Add",
+	"internal/procstatus.Field", "proc.mapsLine", "device.DescriptorOf", "soc/wire.Add",
 	"soc/smmu.Walk", "daemon.handle",
 }
 

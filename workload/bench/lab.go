@@ -13,14 +13,13 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -406,24 +405,17 @@ func used(pid int) (time.Duration, error) {
 
 // resident gives VmRSS and VmLck of a process, bytes.
 func resident(pid int) (rss, locked int64, err error) {
-	name := fmt.Sprintf("/proc/%d/status", pid)
-	b, err := os.ReadFile(name)
-	if err != nil {
-		return 0, 0, err
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err == nil {
+		rss, err = procstatus.Bytes(b, "VmRSS")
 	}
-	for line := range strings.Lines(string(b)) {
-		key, rest, _ := strings.Cut(line, ":")
-		to := map[string]*int64{"VmRSS": &rss, "VmLck": &locked}[key]
-		if to == nil {
-			continue
-		}
-		kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-		if err != nil {
-			return 0, 0, fmt.Errorf("%s: %s: %w", name, key, err)
-		}
-		*to = kb << 10
+	if err == nil {
+		locked, err = procstatus.Bytes(b, "VmLck")
 	}
-	return rss, locked, nil
+	if errors.Is(err, procstatus.ErrNone) {
+		err = nil // it is ending, and has no memory
+	}
+	return rss, locked, err
 }
 
 // sizeText is a size as rows have it.

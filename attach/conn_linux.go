@@ -71,24 +71,16 @@ type Conn struct {
 // descriptors that pfd sends.
 func newConn(c *net.UnixConn, pfd bool) (*Conn, error) {
 	conn := &Conn{c: c, peer: Peer{PIDFD: -1, Keeper: -1}, takes: !pfd}
-	raw, err := c.SyscallConn()
-	if err != nil {
+	if err := sockets.Control(c, func(fd int) error { return conn.peer.read(fd, pfd) }); err != nil {
 		return nil, fmt.Errorf("asking for the peer's credentials: %w", err)
-	}
-	var sockErr error
-	if err := raw.Control(func(fd uintptr) { sockErr = conn.peer.read(int(fd), pfd) }); err != nil {
-		return nil, fmt.Errorf("asking for the peer's credentials: %w", err)
-	}
-	if sockErr != nil {
-		return nil, fmt.Errorf("asking for the peer's credentials: %w", sockErr)
 	}
 	return conn, nil
 }
 
 func (p *Peer) read(fd int, withPIDFD bool) error {
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	cred, err := sockets.Peer(fd)
 	if err != nil {
-		return os.NewSyscallError("getsockopt SO_PEERCRED", err)
+		return err
 	}
 	p.PID, p.UID, p.GID = int(cred.Pid), cred.Uid, cred.Gid
 	if !withPIDFD {
@@ -117,16 +109,12 @@ func (c *Conn) Peer() Peer { return c.peer }
 func (c *Conn) TakeDescriptors() error { return c.passRights(true) }
 
 func (c *Conn) passRights(on bool) error {
-	raw, err := c.c.SyscallConn()
+	err := sockets.Control(c.c, func(fd int) error { return sockets.PassRights(fd, on) })
 	if err != nil {
-		return fmt.Errorf("taking descriptors: %w", err)
+		err = fmt.Errorf("taking descriptors: %w", err)
 	}
-	var sockErr error
-	if err := raw.Control(func(fd uintptr) { sockErr = sockets.PassRights(int(fd), on) }); err != nil {
-		return fmt.Errorf("taking descriptors: %w", err)
-	}
-	c.takes = on && sockErr == nil
-	return sockErr
+	c.takes = on && err == nil
+	return err
 }
 
 // Close closes the connection, and the peer's pidfds, or the process's keeper and
@@ -158,18 +146,11 @@ func (c *Conn) CloseWrite() error { return c.c.CloseWrite() }
 // shutdown ends the connection both ways and keeps it open: what was sent is
 // still read.
 func (c *Conn) shutdown() error {
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("ending an attachment's connection: %w", err)
+	err := sockets.Control(c.c, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) })
+	if err != nil && !errors.Is(err, unix.ENOTCONN) { // ENOTCONN: it is over already
+		return fmt.Errorf("ending an attachment's connection: shutdown: %w", err)
 	}
-	var sockErr error
-	if err := raw.Control(func(fd uintptr) { sockErr = unix.Shutdown(int(fd), unix.SHUT_RDWR) }); err != nil {
-		return fmt.Errorf("ending an attachment's connection: %w", err)
-	}
-	if errors.Is(sockErr, unix.ENOTCONN) {
-		return nil // it is over already
-	}
-	return os.NewSyscallError("shutdown", sockErr)
+	return nil
 }
 
 // Send sends one message with descriptors, which stay the caller's. A peer that
@@ -289,12 +270,12 @@ func (c *Conn) receive(buf []byte) (r received) {
 		r.n, oobn, flags, _, err = c.c.ReadMsgUnix(buf, oob)
 		return err
 	})
-	fds, err := rights(oob[:oobn]) // also of an empty message, which reads as the end
+	fds, err := sockets.Rights(oob[:oobn]) // also of an empty message, which reads as the end
 	r.fds = fds
 	switch {
 	case r.err != nil:
 	case err != nil:
-		r.err = err
+		r.err = fmt.Errorf("%w: control data: %w", ErrMessage, err)
 	case flags&unix.MSG_TRUNC != 0:
 		r.err = fmt.Errorf("%w: more than %d bytes", ErrMessage, len(buf))
 	case flags&unix.MSG_CTRUNC != 0 && c.takes:
@@ -325,28 +306,4 @@ func (c *Conn) discard(ctx context.Context, fds Descriptors) {
 	case <-closed:
 	case <-ctx.Done():
 	}
-}
-
-// rights gives all descriptors in control data. Whatever it gives is open, also
-// with an error.
-func rights(oob []byte) (Descriptors, error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("%w: control data: %w", ErrMessage, err)
-	}
-	var fds Descriptors
-	for i := range msgs {
-		if msgs[i].Header.Level != unix.SOL_SOCKET || msgs[i].Header.Type != unix.SCM_RIGHTS {
-			continue
-		}
-		got, err := unix.ParseUnixRights(&msgs[i])
-		if err != nil {
-			return fds, fmt.Errorf("%w: control data: %w", ErrMessage, err)
-		}
-		fds = append(fds, got...)
-	}
-	return fds, nil
 }

@@ -199,7 +199,7 @@ func listener(path string, former int) (pid int, err error) {
 		}
 		err = unix.Connect(fd, &unix.SockaddrUnix{Name: path})
 		if err == nil {
-			if cred, cerr := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); cerr == nil {
+			if cred, cerr := places.Peer(fd); cerr == nil {
 				pid = int(cred.Pid)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/quota"
+	places "github.com/exanet/pfd/internal/sockets"
 )
 
 // peerListener gives connections that know their peer, and refuses those of a
@@ -77,13 +78,11 @@ func (c *peerConn) Close() error {
 
 // left tells whether the peer sends nothing any more.
 func (c *peerConn) left() (left bool) {
-	raw, err := c.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(fd uintptr) {
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
-			left = err == nil && n > 0
-		})
-	}
+	err := places.Control(c, func(fd int) error {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
+		left = err == nil && n > 0
+		return nil
+	})
 	return left || err != nil
 }
 

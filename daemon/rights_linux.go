@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/procstatus"
+	places "github.com/exanet/pfd/internal/sockets"
 )
 
 // peer is who a connection comes from, as the kernel says.
@@ -31,34 +32,27 @@ func (p peer) sees(uid uint32) bool { return p.all || p.uid == uid }
 // memory of all these processes anyway, or is the user that pfd runs as, if that is
 // not root. Root without the capability (a container's) is a user as any.
 func peerOf(c syscall.Conn) (peer, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return peer{}, fmt.Errorf("peer of a connection: %w", err)
-	}
 	var p peer
-	var sockErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	err := places.Control(c, func(fd int) error {
+		cred, err := places.Peer(fd)
 		if err != nil {
-			sockErr = os.NewSyscallError("getsockopt SO_PEERCRED", err)
-			return
+			return err
 		}
 		p = peer{pid: int(cred.Pid), uid: cred.Uid}
 		if euid := uint32(os.Geteuid()); euid != 0 && p.uid == euid {
 			p.all = true
-			return
+			return nil
 		}
-		pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 		if err != nil {
-			return // it has gone, or this is a kernel before 6.5: no more than a user
+			return nil // it has gone, or this is a kernel before 6.5: no more than a user
 		}
 		defer unix.Close(pidfd)
 		p.all = capable(p, pidfd)
-	}); err != nil {
+		return nil
+	})
+	if err != nil {
 		return peer{}, fmt.Errorf("peer of a connection: %w", err)
-	}
-	if sockErr != nil {
-		return peer{}, fmt.Errorf("peer of a connection: %w", sockErr)
 	}
 	return p, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/uffd"
 )
@@ -308,22 +309,13 @@ func (s *server) told(b []byte, fd *int) ([]byte, error) {
 
 // descriptor returns the descriptor in control data, -1 where there is none.
 func descriptor(oob []byte) int {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return -1
-	}
+	fds, _ := sockets.Rights(oob)
 	fd := -1
-	for i := range msgs {
-		fds, err := unix.ParseUnixRights(&msgs[i])
-		if err != nil {
-			continue
+	for _, f := range fds {
+		if fd >= 0 {
+			_ = unix.Close(fd) // pfd sends one
 		}
-		for _, f := range fds {
-			if fd >= 0 {
-				_ = unix.Close(fd) // pfd sends one
-			}
-			fd = f
-		}
+		fd = f
 	}
 	return fd
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -114,17 +115,9 @@ func ServePerf(ctx context.Context, d Daemon, o Options, name string, ready func
 
 // ours refuses a connection of another user: the target would serve him.
 func ours(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
 	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return err
-	}
-	if credErr != nil {
-		return fmt.Errorf("who measures: %w", credErr)
+	if err := sockets.Control(c, func(fd int) (err error) { cred, err = sockets.Peer(fd); return err }); err != nil {
+		return fmt.Errorf("who measures: %w", err)
 	}
 	if int(cred.Uid) != unix.Getuid() {
 		return fmt.Errorf("%w: user %d measures with a process of user %d", errProcess, cred.Uid, unix.Getuid())

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/trace/probe"
 )
 
@@ -123,17 +124,9 @@ func listener(ctx context.Context, socket string) (int, error) {
 		return 0, err
 	}
 	defer c.Close()
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
 	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
-	}
-	if cerr != nil {
-		return 0, fmt.Errorf("who listens at %s: %w", socket, cerr)
+	if err := sockets.Control(c.(*net.UnixConn), func(fd int) (err error) { cred, err = sockets.Peer(fd); return err }); err != nil {
+		return 0, fmt.Errorf("who listens at %s: %w", socket, err)
 	}
 	return int(cred.Pid), nil
 }

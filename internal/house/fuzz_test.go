@@ -18,8 +18,8 @@ var notFuzzed = map[string]string{
 	"cmd": "the command line of the user who runs it",
 }
 
-// alsoFuzzed are decoders by other names. (Control data of a socket, attach.rights
-// and vfio/user.rights, is the kernel's own and well formed.)
+// alsoFuzzed are decoders by other names. (Control data of a socket, internal/sockets.Rights,
+// is the kernel's own and well formed.)
 var alsoFuzzed = []string{
 	"internal/procstatus.Field", "proc.mapsLine", "device.DescriptorOf", "soc/wire.Add",
 	"soc/smmu.Walk", "daemon.handle",

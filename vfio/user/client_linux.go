@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/turnstile"
 )
 
@@ -156,7 +157,7 @@ func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
 	limit := HeaderSize + dmaAccessSize + max(int(o.MaxTransfer), maxVersionData)
 	c := &Client{opts: o, mu: turnstile.New(), sock: newSocket(fd), in: newInbox(limit), space: newSpace(1 << 20), done: make(chan struct{})}
 	c.bells = newSignaller(func() { _ = c.fail(fmt.Errorf("%w: its eventfd is full and blocks", ErrMalformed)) })
-	if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+	if cred, err := sockets.Peer(fd); err == nil {
 		c.pid = int(cred.Pid)
 	}
 	err := c.sock.timeouts(max(o.Timeout, 0), max(o.Timeout, 0))

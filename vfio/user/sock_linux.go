@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // recvFDs is how many descriptors one receive takes (ours; more than any limit
@@ -83,7 +85,7 @@ func (s *socket) peer() (pid int, program string, ok bool) {
 	if s.closed {
 		return 0, "", false
 	}
-	cred, err := unix.GetsockoptUcred(s.fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	cred, err := sockets.Peer(s.fd)
 	if err != nil {
 		return 0, "", false
 	}
@@ -166,7 +168,7 @@ func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 		break
 	}
 	if s.rx.Controllen != 0 {
-		fds = rights(s.oob[:s.rx.Controllen])
+		fds, _ = sockets.Rights(s.oob[:s.rx.Controllen]) // the kernel's own, and well formed
 	}
 	if s.rx.Flags&unix.MSG_CTRUNC != 0 {
 		s.shed(fds)
@@ -177,21 +179,6 @@ func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 		return 0, nil, fmt.Errorf("%w: connection closed", ErrGone)
 	}
 	return n, fds, nil
-}
-
-// rights takes the descriptors out of control messages.
-func rights(oob []byte) []int {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	var fds []int
-	for i := range msgs {
-		if got, err := unix.ParseUnixRights(&msgs[i]); err == nil {
-			fds = append(fds, got...)
-		}
-	}
-	return fds
 }
 
 // send sends the whole of p, with the descriptors on its first byte. A peer that
@@ -336,7 +323,7 @@ func dial(path string, trust ...uint32) (int, error) {
 		closeFDs([]int{fd})
 		return -1, fmt.Errorf("connect to %s: %w", path, err)
 	}
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	cred, err := sockets.Peer(fd)
 	if err == nil && cred.Uid != 0 && cred.Uid != uint32(unix.Geteuid()) && !slices.Contains(trust, cred.Uid) {
 		err = fmt.Errorf("%w: uid %d", ErrStranger, cred.Uid)
 	}

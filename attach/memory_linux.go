@@ -7,6 +7,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/memfd"
 )
 
 // Seals that an attachment's memory has (memfd_create(2)). Without the first a
@@ -29,12 +31,9 @@ type Memory struct {
 // NewMemory makes the sealed memfd of four pages with its first content, and
 // the eventfd.
 func NewMemory() (*Memory, error) {
-	fd, err := unix.MemfdCreate("pfd-attachment", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
-	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
-		fd, err = unix.MemfdCreate("pfd-attachment", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	}
+	fd, err := memfd.New("pfd-attachment", MemorySize, 0, 0)
 	if err != nil {
-		return nil, fmt.Errorf("making the attachment's memory: %w", os.NewSyscallError("memfd_create", err))
+		return nil, fmt.Errorf("making the attachment's memory: %w", err)
 	}
 	m := &Memory{fd: fd, wake: -1}
 	if err := m.init(); err != nil {
@@ -44,12 +43,6 @@ func NewMemory() (*Memory, error) {
 }
 
 func (m *Memory) init() error {
-	if err := unix.Ftruncate(m.fd, MemorySize); err != nil {
-		return os.NewSyscallError("ftruncate", err)
-	}
-	if _, err := unix.FcntlInt(uintptr(m.fd), unix.F_ADD_SEALS, memorySeals); err != nil {
-		return os.NewSyscallError("fcntl F_ADD_SEALS", err)
-	}
 	b, err := unix.Mmap(m.fd, 0, MemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return os.NewSyscallError("mmap", err)

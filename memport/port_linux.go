@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/proc"
 )
@@ -43,12 +44,9 @@ type Port struct {
 	err     error
 }
 
-// Seals: the size is fixed from the start, and once both sides have mapped the
-// memory nobody can take pages out of it, so that a load never waits.
-const (
-	sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
-	lastSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
-)
+// lastSeals: once both sides have mapped the memory nobody can take pages out of it,
+// so that a load never waits.
+const lastSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 
 // New makes a port and the helper's end of its socket, which is the caller's to
 // close once it has been handed over.
@@ -59,14 +57,8 @@ func New() (_ *Port, socket *os.File, err error) {
 			err = errors.Join(fmt.Errorf("making a memory port: %w", err), p.Close())
 		}
 	}()
-	if p.fd, err = unix.MemfdCreate("pfd-port", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
-		return nil, nil, os.NewSyscallError("memfd_create", err)
-	}
-	if err := unix.Ftruncate(p.fd, Size); err != nil {
-		return nil, nil, os.NewSyscallError("ftruncate", err)
-	}
-	if _, err := unix.FcntlInt(uintptr(p.fd), unix.F_ADD_SEALS, sizeSeals); err != nil {
-		return nil, nil, os.NewSyscallError("fcntl F_ADD_SEALS", err)
+	if p.fd, err = memfd.New("pfd-port", Size, 0, 0); err != nil {
+		return nil, nil, err
 	}
 	b, err := unix.Mmap(p.fd, 0, Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/memfd"
 )
 
 // VAOf gives the virtual address of b's first byte. The caller keeps b
@@ -106,27 +107,11 @@ const hugePage = 2 << 20
 // be mapped before it is shared: pfd then seals it against any other mapping that may
 // write, and so against pages that are punched out.
 func MakeMemory(size, page uint64) (int, error) {
-	flags, seals := unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW
+	flags, seals := 0, unix.F_SEAL_SEAL
 	if page == hugePage {
-		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
-	} else {
-		seals |= unix.F_SEAL_SEAL
+		flags, seals = unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, 0
 	}
-	fd, err := unix.MemfdCreate("exanet-buffer", flags|unix.MFD_NOEXEC_SEAL)
-	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
-		fd, err = unix.MemfdCreate("exanet-buffer", flags)
-	}
-	if err != nil {
-		return -1, os.NewSyscallError("memfd_create", err)
-	}
-	if err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(size))); err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
-		err = os.NewSyscallError("fcntl F_ADD_SEALS", err)
-	}
-	if err != nil {
-		return -1, errors.Join(err, os.NewSyscallError("close", unix.Close(fd)))
-	}
-	return fd, nil
+	return memfd.New("exanet-buffer", int64(size), flags, seals)
 }
 
 // Bytes gives the memory. It is nil after Free.

@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/memfd"
 )
 
 // Own is memory of this process's own that a device uses: a memfd that nobody cuts.
@@ -26,29 +28,17 @@ func NewOwn(dma DMA, name string, size int) (*Own, error) {
 }
 
 func (o *Own) make(dma DMA, name string, size int) error {
-	// MFD_NOEXEC_SEAL came with Linux 6.3.
-	kinds, flags := []int{unix.MFD_NOEXEC_SEAL, 0}, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING
+	flags := 0
 	physicist, physical := dma.(Physicist)
 	if physical = physical && dma.Kind() == Physical; physical {
 		if size > hugePage {
 			return fmt.Errorf("%w: %d bytes in one piece, at most %d", ErrConfig, size, hugePage)
 		}
-		size, flags = hugePage, flags|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB
+		size, flags = hugePage, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB
 	}
-	err := error(unix.EINVAL)
-	for _, k := range kinds {
-		if errors.Is(err, unix.EINVAL) {
-			o.FD, err = unix.MemfdCreate(name, flags|k)
-		}
-	}
-	if err != nil {
-		return os.NewSyscallError("memfd_create", err)
-	}
-	if err := unix.Ftruncate(o.FD, int64(size)); err != nil {
-		return os.NewSyscallError("ftruncate", err)
-	}
-	if _, err := unix.FcntlInt(uintptr(o.FD), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return os.NewSyscallError("fcntl F_ADD_SEALS", err)
+	var err error
+	if o.FD, err = memfd.New(name, int64(size), flags, unix.F_SEAL_SEAL); err != nil {
+		return err
 	}
 	reserve := unix.MAP_NORESERVE
 	if physical {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/uffd"
@@ -192,15 +193,11 @@ func probeProcessVM() error {
 func address(b []byte) uintptr { return reflect.ValueOf(b).Pointer() }
 
 func probeMemfd() error {
-	fd, err := unix.MemfdCreate("exanet-doctor", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	fd, err := memfd.New("exanet-doctor", 0, 0, unix.F_SEAL_SEAL)
 	if err != nil {
-		return fmt.Errorf("memfd_create: %w", err)
+		return err
 	}
-	defer unix.Close(fd)
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return fmt.Errorf("F_ADD_SEALS: %w", err)
-	}
-	return nil
+	return closing("memfd", unix.Close(fd))
 }
 
 func probePeerPidfd() error {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
@@ -133,22 +134,11 @@ func New(cfg Config) (*Machine, error) {
 }
 
 // makeBTCM makes the memory that the driver maps too; it cannot change its size.
-func (n *node) makeBTCM() error {
-	fd, err := unix.MemfdCreate("exanet-btcm", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
-	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
-		fd, err = unix.MemfdCreate("exanet-btcm", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+func (n *node) makeBTCM() (err error) {
+	if n.fd, err = memfd.New("exanet-btcm", int64(device.BTCM.Size()), 0, unix.F_SEAL_SEAL); err != nil {
+		return err
 	}
-	if err != nil {
-		return os.NewSyscallError("memfd_create", err)
-	}
-	n.fd = fd
-	if err := unix.Ftruncate(fd, int64(device.BTCM.Size())); err != nil {
-		return os.NewSyscallError("ftruncate", err)
-	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return os.NewSyscallError("fcntl F_ADD_SEALS", err)
-	}
-	n.btcm, err = unix.Mmap(fd, 0, int(device.BTCM.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	n.btcm, err = unix.Mmap(n.fd, 0, int(device.BTCM.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	return os.NewSyscallError("mmap", err)
 }
 

@@ -270,11 +270,6 @@ func (p *Pages) Descriptor(ch int, d *device.Descriptor) {
 	*d = device.DescriptorOf(&w)
 }
 
-// AbortAsked tells whether the process asks for an abort of channel ch.
-func (p *Pages) AbortAsked(ch int) bool {
-	return p.load64(desc(ch)+device.DescReserved0)&device.DescAbort != 0
-}
-
 // SetDone publishes a channel's state: status and paused blocks first, then
 // done (release). Notify must follow.
 func (p *Pages) SetDone(ch int, done uint32, status, paused uint8) {

@@ -124,7 +124,7 @@ func Open(ctx context.Context, cfg Config) (Machine, error) {
 		case DeviceUIO:
 			c.Connect = append(c.Connect, mediate.UIO(name, waiting))
 		default:
-			c.Connect = append(c.Connect, mediate.VFIOUserWith(name, user.Options{Trust: []uint32{cfg.DeviceUID}, Waiting: waiting}))
+			c.Connect = append(c.Connect, mediate.VFIOUser(name, user.Options{Trust: []uint32{cfg.DeviceUID}, Waiting: waiting}))
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTime)

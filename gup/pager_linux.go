@@ -288,13 +288,3 @@ func Missing(p Looker, va device.VA) error {
 	}
 	return ErrNotResident
 }
-
-// Clip gives how many of the pages from va on lie in the mapping of the first,
-// 0 where it permits no such access.
-func (g *Pager) Clip(va device.VA, pages int, write bool) int {
-	m, err := g.p.Mapping(va)
-	if err != nil || !m.Permits(write) {
-		return 0
-	}
-	return m.Clip(va, pages)
-}

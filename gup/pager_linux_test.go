@@ -320,9 +320,6 @@ func TestPageInGone(t *testing.T) {
 			if r := g.PageIn(va, 1, true); !errors.Is(r.Err, ErrGone) || r.Resident != 0 {
 				t.Errorf("%s, walked %v: %+v, want ErrGone", how, walk, r)
 			}
-			if n := g.Clip(va, 1, true); n != 0 {
-				t.Errorf("%s: clip %d, want 0", how, n)
-			}
 		}
 	}
 }
@@ -430,21 +427,10 @@ func TestPageInClosed(t *testing.T) {
 	wg.Wait()
 }
 
-func TestClip(t *testing.T) {
+func TestPageInClips(t *testing.T) {
 	c, _, g := start(t)
 	va := c.Map(proctest.Anon, 8)
 	c.Protect(va+5*page, 3, unix.PROT_READ)
-	for _, tt := range []struct {
-		page  int
-		write bool
-		want  int
-	}{{0, true, 5}, {4, true, 1}, {5, true, 0}, {5, false, 3}, {7, false, 1}} {
-		// For reading, a neighbour that may only be read is another mapping too.
-		at := va + device.VA(tt.page*page)
-		if got := g.Clip(at, 3+tt.want, tt.write); got < min(tt.want, 3) || tt.write && got != tt.want {
-			t.Errorf("%+v: %d", tt, got)
-		}
-	}
 	if r := g.PageIn(va, 8, true); bits.OnesCount64(r.Resident) != 5 || r.Err != nil {
 		t.Errorf("%+v, want five pages", r)
 	}

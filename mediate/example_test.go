@@ -9,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/vfio/user"
 )
 
 // Driving a node that another process serves; here the same one.
@@ -30,7 +31,7 @@ func Example() {
 	listening, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- node.Run(ctx, dir, func() { close(listening) }) }()
 	<-listening
-	m, err := mediate.New(ctx, mediate.Config{Connect: []mediate.Connect{mediate.VFIOUser(serve.SocketPath(dir, 0))}})
+	m, err := mediate.New(ctx, mediate.Config{Connect: []mediate.Connect{mediate.VFIOUser(serve.SocketPath(dir, 0), user.Options{})}})
 	if err != nil {
 		fmt.Println(err)
 		return

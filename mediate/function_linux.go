@@ -64,14 +64,8 @@ type userFunction struct {
 	sent    atomic.Bool // one was sent since the last doorbell, and must be seen before it
 }
 
-// VFIOUser connects to the vfio-user server at path, with messages of the usual
-// sizes; one of trust may serve it, besides root and the own user.
-func VFIOUser(path string, trust ...uint32) Connect {
-	return VFIOUserWith(path, user.Options{Trust: trust})
-}
-
-// VFIOUserWith connects to the vfio-user server at path with a client's options.
-func VFIOUserWith(path string, opts user.Options) Connect {
+// VFIOUser connects to the vfio-user server at path with a client's options.
+func VFIOUser(path string, opts user.Options) Connect {
 	return func(ctx context.Context, vectors []int) (Function, error) {
 		f := &userFunction{}
 		c, err := user.Redial(ctx, path, opts, func(c *user.Client) error { return f.setUp(c, vectors) })

@@ -96,7 +96,7 @@ func TestDeviceAsleep(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Close()
-		cfg.Connect = append(cfg.Connect, mediate.VFIOUser(serve.SocketPath(dir, n)))
+		cfg.Connect = append(cfg.Connect, mediate.VFIOUser(serve.SocketPath(dir, n), user.Options{}))
 	}
 	oneWrite(t, suite.NewRig(t, drive(t, s, cfg.Connect, false), pagein.PI4, false), device.BlockSize)
 }

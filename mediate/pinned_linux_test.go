@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/shadow"
 	"github.com/exanet/pfd/shadow/shadowtest"
+	"github.com/exanet/pfd/vfio/user"
 )
 
 // pinning is a node whose mappings pin, as behind the kernel's VFIO: what is mapped
@@ -70,7 +71,7 @@ func newConnected(t testing.TB, cfg mediate.Config, wrap func(node int, f mediat
 	t.Helper()
 	s, dir := startServer(t, false)
 	for node := range 2 {
-		connect := mediate.VFIOUser(serve.SocketPath(dir, node))
+		connect := mediate.VFIOUser(serve.SocketPath(dir, node), user.Options{})
 		cfg.Connect = append(cfg.Connect, func(ctx context.Context, vectors []int) (mediate.Function, error) {
 			f, err := connect(ctx, vectors)
 			if err != nil {

@@ -22,7 +22,7 @@ func newDeaf(t testing.TB, bare bool, cfg mediate.Config) *machine {
 	t.Helper()
 	s, dir := startServer(t, bare)
 	for node := range 2 {
-		connect := mediate.VFIOUserWith(serve.SocketPath(dir, node), user.Options{})
+		connect := mediate.VFIOUser(serve.SocketPath(dir, node), user.Options{})
 		cfg.Connect = append(cfg.Connect, func(ctx context.Context, vectors []int) (mediate.Function, error) {
 			unseen := make([]int, len(vectors))
 			for i := range unseen {

@@ -302,7 +302,7 @@ func TestFaultSuiteLikeQEMU(t *testing.T) {
 		var connect []mediate.Connect
 		for n := range 2 {
 			g := startLikeQEMU(t, serve.SocketPath(dir, n))
-			connect = append(connect, mediate.VFIOUserWith(g.path, user.Options{NoTwin: true}))
+			connect = append(connect, mediate.VFIOUser(g.path, user.Options{NoTwin: true}))
 		}
 		return drive(t, s, connect, bare)
 	})
@@ -366,7 +366,7 @@ func TestHostileGuests(t *testing.T) {
 			for n := range 2 {
 				g := startLikeQEMU(t, serve.SocketPath(dir, n))
 				guests = append(guests, g)
-				connect = append(connect, mediate.VFIOUserWith(g.path, user.Options{NoTwin: true}))
+				connect = append(connect, mediate.VFIOUser(g.path, user.Options{NoTwin: true}))
 			}
 			t.Run("transfers", func(t *testing.T) {
 				r := suite.NewRig(t, drive(t, s, connect, false), fault.PIA, false)

@@ -24,7 +24,7 @@ import (
 
 // other has a node's function replaced.
 func other(path string, f func(mediate.Function) mediate.Function) mediate.Connect {
-	connect := mediate.VFIOUser(path)
+	connect := mediate.VFIOUser(path, user.Options{})
 	return func(ctx context.Context, vectors []int) (mediate.Function, error) {
 		fn, err := connect(ctx, vectors)
 		if err != nil {

@@ -53,7 +53,7 @@ func newMachineOf(t testing.TB, bare bool, cfg mediate.Config, opts ...user.Opti
 	s, dir := startServer(t, bare)
 	var fns [2]mediate.Function
 	for i := range fns {
-		connect := mediate.VFIOUserWith(serve.SocketPath(dir, i), opts[0])
+		connect := mediate.VFIOUser(serve.SocketPath(dir, i), opts[0])
 		cfg.Connect = append(cfg.Connect, func(ctx context.Context, vectors []int) (f mediate.Function, err error) {
 			f, err = connect(ctx, vectors)
 			fns[i] = f

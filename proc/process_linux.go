@@ -256,18 +256,6 @@ func (p *Process) openError(name string, err error) error {
 	return fmt.Errorf("open /proc/PID/%s: %w", name, err)
 }
 
-// Current tells whether the address space is still there: nil or ErrGone.
-func (p *Process) Current() error {
-	if !p.enter() {
-		return &Error{"check", p.pid, 0, ErrClosed}
-	}
-	defer p.leave()
-	if dead(p.keeperFD) {
-		return &Error{"check", p.pid, 0, ErrGone}
-	}
-	return nil
-}
-
 // PID returns the process's number, as it was at Open. It is for messages.
 func (p *Process) PID() int { return p.pid }
 

@@ -99,9 +99,6 @@ func gone(t *testing.T, p *Process, va device.VA) {
 	if n, err := p.Pagemap(va, make([]Entry, 1)); !errors.Is(err, ErrGone) {
 		t.Errorf("pagemap: %d, %v, want ErrGone", n, err)
 	}
-	if err := p.Current(); !errors.Is(err, ErrGone) {
-		t.Errorf("current: %v, want ErrGone", err)
-	}
 	if pid, err := p.Keeper(); !errors.Is(err, ErrGone) {
 		t.Errorf("keeper: %d, %v, want ErrGone", pid, err)
 	}
@@ -117,9 +114,6 @@ func TestExec(t *testing.T) {
 		c.Fill(va, 1, 1)
 		if w := walk(t, p, va, 1, true); w != (Walk{}) {
 			t.Fatalf("before exec: %+v", w)
-		}
-		if err := p.Current(); err != nil {
-			t.Fatal(err)
 		}
 		c.Exec()
 		if err := c.MapAt(proctest.Anon, va, 1); err != nil {
@@ -202,9 +196,6 @@ func TestExecCloneVM(t *testing.T) {
 		defer p.Close()
 		p.query = query
 		c.Exec()
-		if err := p.Current(); err != nil {
-			t.Errorf("the old address space is there: %v", err)
-		}
 		if pid, err := p.Keeper(); pid != c.Helper || err != nil {
 			t.Errorf("keeper %d, %v, want %d", pid, err, c.Helper)
 		}
@@ -314,7 +305,6 @@ func TestClose(t *testing.T) {
 		"read":    second(p.ReadV([][]byte{{0}}, va)),
 		"locked":  second(p.Locked()),
 		"keeper":  second(p.Keeper()),
-		"current": p.Current(),
 	} {
 		if !errors.Is(err, ErrClosed) {
 			t.Errorf("%s after Close: %v, want ErrClosed", name, err)
@@ -502,9 +492,6 @@ func TestKeeperEnds(t *testing.T) {
 		}
 		if pid, err := p.Keeper(); !errors.Is(err, ErrGone) {
 			t.Errorf("keeper: %d, %v, want ErrGone", pid, err)
-		}
-		if err := p.Current(); !errors.Is(err, ErrGone) {
-			t.Errorf("current: %v, want ErrGone", err)
 		}
 	}
 	if err := unix.PidfdSendSignal(p.keeperFD, unix.SIGKILL, nil, 0); err != nil {

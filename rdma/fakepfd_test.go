@@ -295,7 +295,7 @@ func (e *engine) ring(ch int) error {
 	var d device.Descriptor
 	e.p.Descriptor(ch, &d)
 	if e.held[ch] {
-		if e.p.AbortAsked(ch) {
+		if d.Abort {
 			e.done(ch, device.DoneFailed, device.StatusAborted)
 		}
 		return nil

@@ -3,7 +3,6 @@ package probe
 import (
 	"cmp"
 	"fmt"
-	"math/bits"
 	"slices"
 )
 
@@ -23,18 +22,6 @@ type Latency struct {
 	SleptNS     uint64 `json:"slept_ns"`
 
 	stage probeStage
-}
-
-// bucketOf is probe.c's bucket.
-func bucketOf(ns uint64) int {
-	if ns < 8 {
-		return int(ns)
-	}
-	e := bits.Len64(ns) - 1
-	if e > 36 {
-		return len(probeLatency{}.Buckets) - 1
-	}
-	return (e-2)*8 + int(ns>>(e-3)&7)
 }
 
 // bucketRange gives the values of a bucket, [from, to).

@@ -3,6 +3,7 @@ package probe
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,6 +110,18 @@ func TestGenerated(t *testing.T) {
 			}
 		}
 	}
+}
+
+// bucketOf is probe.c's bucket.
+func bucketOf(ns uint64) int {
+	if ns < 8 {
+		return int(ns)
+	}
+	e := bits.Len64(ns) - 1
+	if e > 36 {
+		return len(probeLatency{}.Buckets) - 1
+	}
+	return (e-2)*8 + int(ns>>(e-3)&7)
 }
 
 // Each value lies in its bucket, which is no wider than an eighth of it.

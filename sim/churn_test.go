@@ -10,20 +10,20 @@ import (
 )
 
 // runChurn plays one seed; a machine that breaks down fails it too.
-func runChurn(seed uint64, queues bool) (c *Churn, err error) {
+func runChurn(seed uint64, queues bool) (c *churn, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("seed %d: the machine broke down: %v", seed, r)
 		}
 	}()
-	if c, err = NewChurn(seed, queues); err != nil {
+	if c, err = newChurn(seed, queues); err != nil {
 		return nil, fmt.Errorf("seed %d: %w", seed, err)
 	}
 	return c, c.Run()
 }
 
 // met names what a scenario met.
-func (c *Churn) met() [8]row {
+func (c *churn) met() [8]row {
 	return [...]row{
 		{"processes ended", c.Kills}, {"nodes lost power", c.Powers}, {"nodes reset", c.Resets}, {"transfers aborted", c.Aborts},
 		{"rights changed", c.Withdrawn}, {"frames came again", c.Replayed}, {"accesses landed", c.Landed}, {"transfers complete", c.Complete},

@@ -6,15 +6,14 @@ import (
 	"github.com/exanet/pfd/sim"
 )
 
-// A scenario of the whole firmware and its driver: all its chance, with faults, losses and
-// resets, comes from the seed.
-func ExampleNewFabric() {
-	f, err := sim.NewFabric(1, false)
+// A write of a page that the target has not touched, on the board that the papers measured.
+func ExampleCosts_Write() {
+	o, err := sim.Board().Write(sim.Trial{Size: 4096, Dst: 1})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(f.Run())
+	fmt.Println(o.Faults, "fault,", o.Retransmissions, "block sent once more")
 	// Output:
-	// <nil>
+	// 1 fault, 1 block sent once more
 }

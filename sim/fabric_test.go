@@ -27,7 +27,7 @@ type tally struct {
 	worstSeed                      uint64
 }
 
-func (m *tally) add(f *Fabric) {
+func (m *tally) add(f *fabric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.all++
@@ -65,8 +65,8 @@ func (m *tally) add(f *Fabric) {
 		m.eight++
 	}
 	for _, n := range f.World.nodes {
-		if n.queues != nil {
-			s := n.queues.Stats()
+		if q, ok := n.front.(*inMemory); ok {
+			s := q.Stats()
 			m.queues.Events += s.Events
 			m.queues.Commands += s.Commands
 			m.queues.Bells += s.Bells
@@ -206,13 +206,13 @@ func runSeeds(first, count uint64, threads int, run func(seed uint64) error) err
 }
 
 // runSeed plays one seed; a machine that breaks down fails it too.
-func runSeed(seed uint64, queues bool) (f *Fabric, err error) {
+func runSeed(seed uint64, queues bool) (f *fabric, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("seed %d: the machine broke down: %v", seed, r)
 		}
 	}()
-	f, err = NewFabric(seed, queues)
+	f, err = newFabric(seed, queues)
 	if err != nil {
 		return f, fmt.Errorf("seed %d: %w", seed, err)
 	}

@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/link"
+	"github.com/exanet/pfd/soc/pldma"
+	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -27,7 +28,7 @@ type Config struct {
 	Nodes     int
 	VABits    int
 	NoTXFIFO  bool
-	Stall     bool // faults stall in the SMMU; not with Queues
+	Stall     bool // faults stall in the SMMU; not with front
 	Injection link.Injection
 	// Memory is how long a walk, a move or a page-in takes at most, ns; SlowMemory
 	// of a million take a hundred times that.
@@ -42,10 +43,9 @@ type Config struct {
 	Outstanding uint32
 	// Interrupt is how long a vector takes to the driver at most, ns; 0: 200.
 	Interrupt int64
-	// Queues has the drivers work by queues in memory; of a million accesses of
-	// these BreakQueues fail.
-	Queues      bool
-	BreakQueues int
+	// front, where there is one, makes what a node's driver works by in place of the
+	// registers.
+	front func(*Node) front
 	// Firmware, IDs, FIFO and Contexts are soc.Config's.
 	Firmware            r5.Options
 	IDs, FIFO, Contexts int
@@ -53,19 +53,40 @@ type Config struct {
 
 // World is a few nodes with their drivers, links and processes.
 type World struct {
-	cfg    Config
-	rng    *rand.Rand
-	now    int64
-	events eventHeap
-	order  uint64
-	pool   *wire.Pool
-	nodes  []*Node
-	digest hash.Hash64
-	steps  int
-	sent   uint64 // frames
-	watch  *watch // nil: nobody looks
-	churn  *Churn // the same
-	dir    *domain.Directory
+	cfg      Config
+	rng      *rand.Rand
+	now      int64
+	events   eventHeap
+	order    uint64
+	pool     *wire.Pool
+	nodes    []*Node
+	digest   hash.Hash64
+	steps    int
+	sent     uint64   // frames
+	observer observer // nil: nobody looks
+	dir      *domain.Directory
+}
+
+// observer is told what happens in a world, as it happens.
+type observer interface {
+	// moves: a write into a process's memory begins; p is nil where nobody has the slot.
+	moves(n *Node, p *Process, a *pldma.Access)
+	landed(p *Process, a *pldma.Access) // the bytes are there
+	sent(n *Node, f *wire.Frame)        // before the link has it
+	carried(out []link.Delivery)        // what the link makes of that frame
+	arrived(f *wire.Frame, order uint64)
+	reported(n *Node, a *soc.Action)     // DescriptorChanged
+	wrote(n *Node, off uint32, v uint64) // by a driver into its packetizers
+	failed() error                       // ends the run
+}
+
+// front stands between a node and its driver: queues in memory.
+type front interface {
+	device.Bus
+	device.Handler // for the driver
+	Handle(driver device.Handler)
+	Start() error // anew for each driver
+	access(a *queue.Access)
 }
 
 // Node is one node of a world, with its driver.
@@ -78,8 +99,7 @@ type Node struct {
 	Domains  *domain.Manager
 	handler  device.Handler
 	windows  [device.Windows]window
-	queues   *queues.Bus // nil: the driver works by registers
-	rings    []byte
+	front    front // nil: the driver works by registers
 	process  [device.Slots]*Process
 	deadline int64 // for which a tick is scheduled
 	actions  []soc.Action
@@ -143,7 +163,7 @@ func (n *Node) power() {
 	n.SOC = soc.New(soc.Config{
 		ID: n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: true, Epoch: w.rng.Uint32() | 1,
 		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts,
-		Queues: cfg.Queues, Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
+		Queues: cfg.front != nil, Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 	})
 	n.deadline = 1 << 62
 }
@@ -152,16 +172,20 @@ func (n *Node) power() {
 func (n *Node) start() (err error) {
 	w, cfg := n.world, &n.world.cfg
 	bus := device.Bus(n)
-	if cfg.Queues {
-		if bus, err = n.useQueues(); err != nil {
+	if cfg.front != nil {
+		if n.front == nil {
+			n.front = cfg.front(n)
+		}
+		bus = n.front
+		if err := n.front.Start(); err != nil {
 			return fmt.Errorf("node %d: %w", n.id, err)
 		}
 	}
 	n.Driver = fault.New(fault.Config{Bus: bus, Node: n.id, Now: w.Now, TimeoutSource: cfg.NoTXFIFO})
 	n.handler = n.Driver
-	if cfg.Queues {
-		n.queues.Handle(n.Driver)
-		n.handler = n.queues
+	if cfg.front != nil {
+		n.front.Handle(n.Driver)
+		n.handler = n.front
 	}
 	options := []domain.Option{domain.WithTimer(func(d time.Duration, f func()) { w.after(int64(d), f) })}
 	if cfg.Stall {
@@ -237,11 +261,10 @@ func (w *World) step() error {
 	e := heap.Pop(&w.events).(event)
 	w.now = e.at
 	e.run()
-	if w.churn != nil && w.churn.err != nil {
-		return fmt.Errorf("seed %d: %w", w.cfg.Seed, w.churn.err)
-	}
-	if w.watch != nil && w.watch.err != nil {
-		return fmt.Errorf("seed %d: %w", w.cfg.Seed, w.watch.err)
+	if w.observer != nil {
+		if err := w.observer.failed(); err != nil {
+			return fmt.Errorf("seed %d: %w", w.cfg.Seed, err)
+		}
 	}
 	w.steps++
 	if w.steps%64 == 0 {
@@ -301,14 +324,14 @@ func (n *Node) do(actions []soc.Action) {
 			}))
 		case soc.Move:
 			acc, p := *a.Access, n.process[a.Access.Slot]
-			if w.churn != nil && acc.Write {
-				w.churn.moves(n, p, &acc)
+			if w.observer != nil && acc.Write {
+				w.observer.moves(n, p, &acc)
 			}
 			w.after(w.memoryTime(), n.alive(func() {
 				ok := p.move(acc.VA, acc.Data, acc.Write)
 				w.note(uint64(acc.VA), uint64(len(acc.Data)))
-				if w.churn != nil && acc.Write && ok {
-					w.churn.landed(p, &acc)
+				if w.observer != nil && acc.Write && ok {
+					w.observer.landed(p, &acc)
 				}
 				n.Event(&soc.Event{Kind: soc.Moved, Access: acc.ID, OK: ok})
 			}))
@@ -322,8 +345,8 @@ func (n *Node) do(actions []soc.Action) {
 			}
 			w.after(d, n.alive(func() { n.handler.Interrupt(v) }))
 		case soc.DescriptorChanged:
-			if w.watch != nil {
-				w.watch.reported(n, a)
+			if w.observer != nil {
+				w.observer.reported(n, a)
 			}
 			if p := n.process[a.Slot]; p != nil {
 				p.descriptor(int(a.Channel), a.Done, a.Status)
@@ -346,7 +369,7 @@ func (n *Node) do(actions []soc.Action) {
 				p.OnWords()
 			}
 		case soc.QueueAccess:
-			n.queueAccess(a.Queue)
+			n.front.access(a.Queue)
 		}
 	}
 	n.actions = actions[:0]
@@ -375,14 +398,12 @@ func (n *Node) transmit(f *wire.Frame) {
 		w.pool.Put(f)
 		return
 	}
-	if w.churn != nil {
-		w.churn.sent(n, f)
+	if w.observer != nil {
+		w.observer.sent(n, f)
 	}
-	if w.watch != nil {
-		w.watch.sent(n, f)
-		w.watch.carry(n, f)
-	} else {
-		n.out = n.link.Carry(w.now, f, n.out[:0])
+	n.out = n.link.Carry(w.now, f, n.out[:0])
+	if w.observer != nil {
+		w.observer.carried(n.out)
 	}
 	w.sent++
 	order := w.sent
@@ -392,8 +413,8 @@ func (n *Node) transmit(f *wire.Frame) {
 			d.At += w.cfg.Costs.later(g)
 		}
 		w.after(d.At-w.now, func() {
-			if w.watch != nil {
-				w.watch.arrived(g, order)
+			if w.observer != nil {
+				w.observer.arrived(g, order)
 			}
 			w.nodes[dst].Event(&soc.Event{Kind: soc.FrameArrived, Frame: g})
 		})
@@ -441,8 +462,8 @@ func (x *window) Write64(off uint32, v uint64) error {
 
 func (x *window) write(off uint32, width int, v uint64) {
 	n := x.n
-	if n.world.watch != nil && x.id == device.PKTZ && n.queues == nil {
-		n.world.watch.wrote(n, off, v)
+	if o := n.world.observer; o != nil && x.id == device.PKTZ && n.front == nil {
+		o.wrote(n, off, v)
 	}
 	n.do(n.SOC.Store(n.world.now, x.id, off, width, v, n.actions[:0]))
 }

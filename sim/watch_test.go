@@ -11,18 +11,20 @@ import (
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// ErrWatch: what was seen on the links is not what spec/firmware.md and
+// errWatch: what was seen on the links is not what spec/firmware.md and
 // spec/messages.md allow.
-var ErrWatch = errors.New("on the links")
+var errWatch = errors.New("on the links")
 
 // watch judges a scenario by what it sees of it from outside: the frames on the
 // links, the RAPFs of the drivers, and what the channels report. It knows nothing
 // of the machines' state, and works out by itself what they may do.
 type watch struct {
-	f     *Fabric
+	nobody
+	f     *fabric
 	uses  map[place]*use
 	last  map[route]device.Sequence // the last sequence number seen
 	pktz  []map[uint32]uint64       // what the drivers wrote into packetizers, by node
@@ -31,6 +33,11 @@ type watch struct {
 	came  map[[2]device.NodeID]uint64 // newest frame that has arrived, by when it was sent
 	met   met
 	err   error
+
+	// The frame that a link has just been given, as it was then.
+	class   frameClass
+	present uint64
+	words   bool
 }
 
 // place is a transaction id of a node.
@@ -159,7 +166,7 @@ func classOf(f *wire.Frame) frameClass {
 	return otherFrame
 }
 
-func newWatch(f *Fabric) *watch {
+func newWatch(f *fabric) *watch {
 	n := len(f.World.nodes)
 	x := &watch{
 		f: f, uses: map[place]*use{}, last: map[route]device.Sequence{},
@@ -173,12 +180,15 @@ func newWatch(f *Fabric) *watch {
 
 func (x *watch) wrong(format string, args ...any) {
 	if x.err == nil {
-		x.err = fmt.Errorf("%w at %d ns: %s", ErrWatch, x.f.World.now, fmt.Sprintf(format, args...))
+		x.err = fmt.Errorf("%w at %d ns: %s", errWatch, x.f.World.now, fmt.Sprintf(format, args...))
 	}
 }
 
+func (x *watch) failed() error { return x.err }
+
 // sent takes a frame that a node gives to its link.
 func (x *watch) sent(n *Node, f *wire.Frame) {
+	x.class, x.present, x.words = classOf(f), f.Present, f.HasWords
 	switch {
 	case f.SrcNode != n.SOC.ID():
 		x.wrong("node %d sends as node %d", n.SOC.ID(), f.SrcNode)
@@ -568,21 +578,19 @@ func (x *watch) countBusy(n *Node, busy uint32) {
 	}
 }
 
-// carry has a link carry a frame and counts what happens to it.
-func (x *watch) carry(n *Node, f *wire.Frame) {
-	class, present, words := classOf(f), f.Present, f.HasWords
-	n.out = n.link.Carry(x.f.World.now, f, n.out[:0])
-	switch len(n.out) {
+// carried counts what happens to a frame on a link.
+func (x *watch) carried(out []link.Delivery) {
+	switch len(out) {
 	case 0:
-		x.met.lost[class]++
+		x.met.lost[x.class]++
 	case 2:
-		x.met.doubled[class]++
+		x.met.doubled[x.class]++
 	}
-	for _, d := range n.out {
+	for _, d := range out {
 		if d.Frame.Corrupt != 0 {
 			x.met.corrupt++
 		}
-		if class == dataFrame && (d.Frame.Present != present || words && d.Frame.WordsMissing) {
+		if x.class == dataFrame && (d.Frame.Present != x.present || x.words && d.Frame.WordsMissing) {
 			x.met.torn++
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Churn is a scenario in which nothing stays as it is: destinations are used again
+// churn is a scenario in which nothing stays as it is: destinations are used again
 // and again, transfers aborted, processes end and others follow them with the same
 // slot and PDID or with another, in half of the seeds to run the same program, which
 // asks for its reads as the one before it did, rights are withdrawn, nodes are reset and lose
@@ -25,7 +25,8 @@ import (
 // word of a source says which transfer it belongs to, so each word that is written
 // is judged: by whom it names, where it goes, and what was acknowledged before.
 // When all this ends, everybody must reach everybody again.
-type Churn struct {
+type churn struct {
+	nobody
 	World *World
 	rng   *rand.Rand
 	seats []*seat
@@ -46,8 +47,8 @@ type Churn struct {
 	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Landed, Complete int
 }
 
-// ErrChurn: a byte, an acknowledgement or a silence that may not be.
-var ErrChurn = errors.New("what may not be")
+// errChurn: a byte, an acknowledgement or a silence that may not be.
+var errChurn = errors.New("what may not be")
 
 // Sizes of a seat's memory: sources of transfers under way, then destinations.
 const (
@@ -116,12 +117,12 @@ type lifeAt struct {
 	to   *Process
 }
 
-// NewChurn makes the scenario of a seed, with drivers that work by registers or by
+// newChurn makes the scenario of a seed, with drivers that work by registers or by
 // queues in memory.
-func NewChurn(seed uint64, queues bool) (*Churn, error) {
+func newChurn(seed uint64, queues bool) (*churn, error) {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	pick := func(n int) int { return rng.IntN(n) }
-	w, err := New(Config{
+	cfg := Config{
 		Seed: seed, Nodes: 2 + pick(2), Memory: int64(1 + pick(40_000)), SlowMemory: pick(3) * 30_000,
 		TimeoutUS: uint32(500 + pick(3000)), GuardUS: uint32(500 + pick(5000)), Policy: fault.PIO, Outstanding: uint32(1 + pick(4)),
 		Injection: link.Injection{
@@ -129,16 +130,20 @@ func NewChurn(seed uint64, queues bool) (*Churn, error) {
 			LoseData: pick(2) * pick(50_000), Delay: pick(3) * pick(200_000), DelayMax: int64(1 + pick(2_000_000)), Duplicate: pick(2) * pick(100_000),
 		},
 		IDs: []int{0, 1, 2, 4}[pick(4)], Interrupt: int64(pick(2) * pick(100_000)),
-		Firmware: r5.Options{NoWholeBlocks: pick(4) > 0}, Queues: queues, Stall: !queues && seed%6 == 2,
-	})
+		Firmware: r5.Options{NoWholeBlocks: pick(4) > 0}, Stall: !queues && seed%6 == 2,
+	}
+	if queues {
+		cfg.front = queuesInMemory(0)
+	}
+	w, err := New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	c := &Churn{
+	c := &churn{
 		World: w, rng: rng, again: seed%2 == 1, lives: make([]int, len(w.nodes)), up: make([]int, len(w.nodes)),
 		sends: map[sending]*piece{}, firsts: map[sending]*piece{}, uses: map[usage]uint64{}, acked: map[lifeAt]int{},
 	}
-	w.churn = c
+	w.observer = c
 	for i := range w.nodes {
 		for range 2 {
 			s := &seat{node: i, uid: 1000}
@@ -149,19 +154,21 @@ func NewChurn(seed uint64, queues bool) (*Churn, error) {
 	return c, nil
 }
 
-func (c *Churn) wrong(format string, args ...any) {
+func (c *churn) wrong(format string, args ...any) {
 	if c.err == nil {
-		c.err = fmt.Errorf("%w at %d ns: %s", ErrChurn, c.World.now, fmt.Sprintf(format, args...))
+		c.err = fmt.Errorf("%w at %d ns: %s", errChurn, c.World.now, fmt.Sprintf(format, args...))
 	}
 }
 
+func (c *churn) failed() error { return c.err }
+
 // sit gives a seat its next process; later where there is no place yet.
-func (c *Churn) sit(s *seat) {
+func (c *churn) sit(s *seat) {
 	if s.p != nil {
 		return
 	}
 	n := c.World.nodes[s.node]
-	p, err := (*Process)(nil), ErrChurn
+	p, err := (*Process)(nil), errChurn
 	if c.up[s.node] == c.lives[s.node] {
 		p, err = n.Attach(s.uid, churnBase, churnPages)
 	}
@@ -204,7 +211,7 @@ func (c *Churn) sit(s *seat) {
 }
 
 // over takes the end of a transfer as its initiator sees it.
-func (c *Churn) over(m *move, done uint32, status uint8) {
+func (c *churn) over(m *move, done uint32, status uint8) {
 	m.ended, m.done, m.status = true, done, status
 	if !m.read && m.from.p == m.src {
 		m.from.place[m.place] = false
@@ -220,7 +227,7 @@ func (c *Churn) over(m *move, done uint32, status uint8) {
 }
 
 // begin starts a transfer between two seats; false: not just now.
-func (c *Churn) begin(at, other *seat, read bool) *move {
+func (c *churn) begin(at, other *seat, read bool) *move {
 	if at.p == nil || other.p == nil || at == other {
 		return nil
 	}
@@ -269,7 +276,7 @@ func (c *Churn) begin(at, other *seat, read bool) *move {
 }
 
 // ask asks for a read until it is over; size 0 asks for its end.
-func (c *Churn) ask(m *move, size uint32, tries int) {
+func (c *churn) ask(m *move, size uint32, tries int) {
 	if m.ended || m.at.p != m.dst || tries > 40 {
 		return
 	}
@@ -283,7 +290,7 @@ func (c *Churn) ask(m *move, size uint32, tries int) {
 }
 
 // transfer gives the transfer and the place in it that a word names.
-func (c *Churn) transfer(v uint64) (*move, int) {
+func (c *churn) transfer(v uint64) (*move, int) {
 	id, i := v>>32, int(v&(1<<32-1))
 	if id == 0 || id > uint64(len(c.all)) || i >= len(c.all[id-1].got) {
 		return nil, 0
@@ -296,7 +303,7 @@ func (c *Churn) transfer(v uint64) (*move, int) {
 const ownRead = 0x2a
 
 // named gives the transfer whose completion words these are, where a process gets them.
-func (c *Churn) named(p *Process, words []byte) *move {
+func (c *churn) named(p *Process, words []byte) *move {
 	v := word(words[8:])
 	if v>>56 != ownRead {
 		m, _ := c.transfer(v << 32)
@@ -311,7 +318,7 @@ func (c *Churn) named(p *Process, words []byte) *move {
 }
 
 // moves judges what a node begins to write.
-func (c *Churn) moves(n *Node, p *Process, a *pldma.Access) {
+func (c *churn) moves(n *Node, p *Process, a *pldma.Access) {
 	if p == nil || n.process[a.Slot] != p || c.seatOf(p) == nil {
 		c.wrong("node %d writes to slot %d, which nobody has any more", n.id, a.Slot)
 		return
@@ -346,7 +353,7 @@ func (c *Churn) moves(n *Node, p *Process, a *pldma.Access) {
 }
 
 // landed judges what is in memory now.
-func (c *Churn) landed(p *Process, a *pldma.Access) {
+func (c *churn) landed(p *Process, a *pldma.Access) {
 	if a.Ordered {
 		if m := c.named(p, a.Data); m != nil && m.dst == p {
 			m.closed = true
@@ -377,7 +384,7 @@ func (c *Churn) landed(p *Process, a *pldma.Access) {
 
 // inTurn judges a piece of a transfer that is in memory now: nothing newer was
 // acknowledged before it.
-func (c *Churn) inTurn(m *move, last *piece, p *Process) {
+func (c *churn) inTurn(m *move, last *piece, p *Process) {
 	src := device.NodeID(m.from.node)
 	if last.life < c.acked[lifeAt{src, p}] {
 		c.wrong("transfer %d of a former life of node %d lands after a block of its new one was acknowledged", m.id, src)
@@ -387,7 +394,7 @@ func (c *Churn) inTurn(m *move, last *piece, p *Process) {
 	}
 }
 
-func (c *Churn) seatOf(p *Process) *seat {
+func (c *churn) seatOf(p *Process) *seat {
 	for _, s := range c.seats {
 		if s.p == p {
 			return s
@@ -397,7 +404,7 @@ func (c *Churn) seatOf(p *Process) *seat {
 }
 
 // pieceOf finds the newest sending of the block that has a byte of a transfer.
-func (*Churn) pieceOf(m *move, at int) (found *piece) {
+func (*churn) pieceOf(m *move, at int) (found *piece) {
 	for _, p := range m.sends {
 		if at >= p.at && at < p.at+p.size && (found == nil || p.serial > found.serial) {
 			found = p
@@ -407,7 +414,7 @@ func (*Churn) pieceOf(m *move, at int) (found *piece) {
 }
 
 // sent takes a frame that a node gives to its link.
-func (c *Churn) sent(n *Node, f *wire.Frame) {
+func (c *churn) sent(n *Node, f *wire.Frame) {
 	switch {
 	case f.Kind == wire.Data:
 		c.block(n, f)
@@ -434,7 +441,7 @@ func (c *Churn) sent(n *Node, f *wire.Frame) {
 }
 
 // block notes which block goes out under a number.
-func (c *Churn) block(n *Node, f *wire.Frame) {
+func (c *churn) block(n *Node, f *wire.Frame) {
 	use := sending{n.id, f.Epoch, f.ID, f.First}
 	p := c.firsts[use]
 	if p == nil {
@@ -454,7 +461,7 @@ func (c *Churn) block(n *Node, f *wire.Frame) {
 	c.sends[sending{n.id, f.Epoch, f.ID, f.Seq}] = p
 }
 
-func (c *Churn) deliver(f *wire.Frame) {
+func (c *churn) deliver(f *wire.Frame) {
 	if int(f.DstNode) >= len(c.World.nodes) {
 		c.World.pool.Put(f)
 		return
@@ -464,7 +471,7 @@ func (c *Churn) deliver(f *wire.Frame) {
 }
 
 // acknowledges judges an acknowledgement: the block is in memory.
-func (c *Churn) acknowledges(n *Node, f *wire.Frame) {
+func (c *churn) acknowledges(n *Node, f *wire.Frame) {
 	p := c.sends[sending{f.DstNode, f.Epoch, f.ID, f.Seq}]
 	if p == nil || int(n.id) >= len(c.World.nodes) || c.seatOf(p.move.dst) == nil || p.move.dst.node != n {
 		return // of a process that is gone, or words alone
@@ -479,7 +486,7 @@ func (c *Churn) acknowledges(n *Node, f *wire.Frame) {
 }
 
 // Run plays the scenario and tells what does not hold.
-func (c *Churn) Run() error {
+func (c *churn) Run() error {
 	w := c.World
 	for range churnSteps {
 		if err := w.Settle(c.rng.Int64N(400_000)); err != nil {
@@ -507,7 +514,7 @@ func (c *Churn) Run() error {
 				continue
 			}
 			if at.p == nil || other.p == nil {
-				return fmt.Errorf("seed %d: %w: a seat of node %d or %d stays empty", w.cfg.Seed, ErrChurn, at.node, other.node)
+				return fmt.Errorf("seed %d: %w: a seat of node %d or %d stays empty", w.cfg.Seed, errChurn, at.node, other.node)
 			}
 			if err := c.reach(at, other, c.rng.IntN(2) == 0); err != nil {
 				return fmt.Errorf("seed %d: %w", w.cfg.Seed, err)
@@ -523,7 +530,7 @@ func (c *Churn) Run() error {
 }
 
 // waiting gives a transfer whose process lives and was told of no end, nil none.
-func (c *Churn) waiting() *move {
+func (c *churn) waiting() *move {
 	for _, m := range c.all {
 		if !m.ended && (m.at.p == m.src || m.at.p == m.dst) {
 			return m
@@ -533,12 +540,12 @@ func (c *Churn) waiting() *move {
 }
 
 // reach has one transfer done, and whoever is not admitted refused.
-func (c *Churn) reach(at, other *seat, read bool) error {
+func (c *churn) reach(at, other *seat, read bool) error {
 	// Places of transfers whose end nobody told (reads of processes that are gone).
 	at.place, other.place = [churnPlace]bool{}, [churnPlace]bool{}
 	m := c.begin(at, other, read)
 	if m == nil {
-		return fmt.Errorf("%w: a process has a transfer on each channel still", ErrChurn)
+		return fmt.Errorf("%w: a process has a transfer on each channel still", errChurn)
 	}
 	// Its end, and that of its frames: the next one has the same source.
 	if err := c.World.Run(c.World.now+100e9, func() bool { return m.ended }); err != nil {
@@ -549,152 +556,7 @@ func (c *Churn) reach(at, other *seat, read bool) error {
 		want = device.StatusDomain
 	}
 	if m.status != want {
-		return fmt.Errorf("%w: transfer %d from node %d to node %d ends with status %d, want %d", ErrChurn, m.id, m.from.node, m.desc.DstNode, m.status, want)
+		return fmt.Errorf("%w: transfer %d from node %d to node %d ends with status %d, want %d", errChurn, m.id, m.from.node, m.desc.DstNode, m.status, want)
 	}
 	return c.World.Settle(1e6)
-}
-
-// disturb does one thing.
-func (c *Churn) disturb() {
-	s, other := c.seats[c.rng.IntN(len(c.seats))], c.seats[c.rng.IntN(len(c.seats))]
-	switch k := c.rng.IntN(100); {
-	case k < 58:
-		read := c.rng.IntN(4) == 0
-		if read && s.reads != nil {
-			other = c.seats[s.reads.IntN(len(c.seats))]
-		}
-		c.begin(s, other, read)
-	case k < 70:
-		c.abort()
-	case k < 78:
-		if s.p != nil {
-			c.Kills++
-			c.kill(s)
-			if c.rng.IntN(4) == 0 {
-				s.uid = 3000 - s.uid
-			}
-			c.World.after(c.rng.Int64N(2)*c.rng.Int64N(300_000), func() { c.sit(s) })
-		}
-	case k < 83:
-		if s.p != nil {
-			c.Withdrawn++
-			c.mute(s, !s.mute)
-		}
-	case k < 88:
-		c.power(c.World.nodes[s.node])
-	case k < 94:
-		if s.p != nil {
-			s.p.Set(churnFrom/device.PageSize+c.rng.IntN(5), absent)
-		}
-	default:
-		c.hostile()
-	}
-}
-
-// abort ends some transfer that is under way.
-func (c *Churn) abort() {
-	for range 4 {
-		if len(c.all) == 0 {
-			return
-		}
-		m := c.all[max(0, len(c.all)-1-c.rng.IntN(6))]
-		if m.ended || m.at.p == nil || m.at.p != m.src && m.at.p != m.dst {
-			continue
-		}
-		c.Aborts++
-		if m.read {
-			c.ask(m, 0, 0)
-			return
-		}
-		d := m.desc
-		d.Abort = true
-		m.at.p.Write(slices.Index(m.at.chans[:], m), d)
-		return
-	}
-}
-
-// kill ends a seat's process.
-func (c *Churn) kill(s *seat) {
-	n, p := c.World.nodes[s.node], s.p
-	for _, m := range c.all {
-		if m.at == s && (m.src == p || m.dst == p) {
-			m.ended = true
-		}
-	}
-	s.p = nil
-	n.Driver.Remove(p.Domain.Slot)
-	if err := n.Domains.Destroy(p.Domain.Slot, nil); err != nil {
-		c.wrong("ending a process: %v", err)
-	}
-}
-
-// mute withdraws what a seat's process lets others do, or gives it back.
-func (c *Churn) mute(s *seat, on bool) {
-	s.mute = on
-	v := [4]uint64{}
-	if !on {
-		for i, p := range s.p.Domain.Peers {
-			v[i/4] |= uint64(p) << (16 * (i % 4))
-		}
-	}
-	for k := range v {
-		_ = c.World.nodes[s.node].Window(device.PL).Write64(device.PLPDPeers+32*uint32(s.p.Domain.Slot)+8*uint32(k), v[k])
-	}
-}
-
-// power takes a node's power away and gives it back, or resets it: its processes
-// are gone, and others come.
-func (c *Churn) power(n *Node) {
-	for _, s := range c.seats {
-		if s.node == int(n.id) {
-			if s.p != nil {
-				c.kill(s)
-			}
-			c.World.after(1e6+c.rng.Int64N(2e6), func() { c.sit(s) })
-		}
-	}
-	c.lives[n.id]++
-	if c.rng.IntN(3) == 0 {
-		c.Resets++
-		_ = n.Window(device.PL).Write32(device.PLCtrl, device.CtrlReset)
-	} else {
-		c.Powers++
-		n.power()
-	}
-	life := c.lives[n.id]
-	c.World.after(c.rng.Int64N(500_000), func() {
-		if c.lives[n.id] != life {
-			return
-		}
-		c.up[n.id] = life
-		if err := n.start(); err != nil {
-			c.wrong("starting a node: %v", err)
-		}
-	})
-}
-
-// hostile has a neighbour, or a process with a domain of its own, send what it likes.
-func (c *Churn) hostile() {
-	w := c.World
-	dst := device.NodeID(c.rng.IntN(len(w.nodes)))
-	f := w.pool.Frame()
-	f.Header = wire.Header{
-		Kind: wire.Kind(1 + c.rng.IntN(5)), Epoch: w.rng.Uint32() % 4, Link: w.rng.Uint32() % 4, SrcNode: 50, DstNode: dst,
-		SrcPDID: device.PDID(1 + c.rng.IntN(16)), DstPDID: device.PDID(1 + c.rng.IntN(16)), SrcInterface: uint8(c.rng.IntN(64)),
-		DstMailbox: uint8(c.rng.IntN(64)), SrcGeneration: device.Generation(w.rng.Uint32()), DstGeneration: device.Generation(w.rng.Uint32()),
-		ID: device.TransactionID(c.rng.IntN(8)), Seq: device.Sequence(c.rng.IntN(16)), First: device.Sequence(c.rng.IntN(16)),
-		Length: 4096, VA: churnBase + churnFrom, Remaining: 4096, Read: c.rng.IntN(2) == 0,
-	}
-	if f.Kind == wire.Data {
-		f.Payload = w.pool.Payload(4096)
-		clear(f.Payload)
-		f.Present = wire.All(4096)
-	}
-	if f.Kind == wire.Message || c.rng.IntN(4) == 0 {
-		f.MessageLen = 1
-		f.Message[0] = mailbox.RAPF{
-			Transaction: f.ID, Sequence: f.Seq, Claimed: f.SrcPDID, Fail: c.rng.IntN(2) == 0,
-		}.Encode()
-	}
-	c.deliver(f)
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 )
 
-// Fabric is a scenario of the whole firmware, made from a seed: processes on a
+// fabric is a scenario of the whole firmware, made from a seed: processes on a
 // few nodes, writes and reads between them, and all that may go wrong.
-type Fabric struct {
+type fabric struct {
 	Seed  uint64
 	World *World
 	// Bound is when the last transfer must have ended, ns, as computed from what
@@ -76,9 +76,9 @@ const (
 	maxStart   = 30_000
 )
 
-// NewFabric makes the scenario of a seed, with drivers that work by registers or
+// newFabric makes the scenario of a seed, with drivers that work by registers or
 // by queues in memory.
-func NewFabric(seed uint64, queues bool) (*Fabric, error) {
+func newFabric(seed uint64, queues bool) (*fabric, error) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	pick := func(n int) int { return rng.IntN(n) }
 	cross, large, slow := seed%crossEvery == 7, seed%largeEvery == 11, seed%slowEvery == 5
@@ -116,16 +116,19 @@ func NewFabric(seed uint64, queues bool) (*Fabric, error) {
 		// A source that is not there is tried for 100 s.
 		cfg.TimeoutUS += 20000
 	}
-	cfg.Queues = queues
 	cfg.Stall = !queues && seed%6 == 2
-	if queues && seed%4 == 1 {
-		cfg.BreakQueues = 10_000
+	if queues {
+		broken := 0
+		if seed%4 == 1 {
+			broken = 10_000
+		}
+		cfg.front = queuesInMemory(broken)
 	}
 	w, err := New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	f := &Fabric{Seed: seed, World: w}
+	f := &fabric{Seed: seed, World: w}
 	count := 1 + pick(6)
 	if cross {
 		count = nodes * (32 + pick(12))
@@ -139,12 +142,12 @@ func NewFabric(seed uint64, queues bool) (*Fabric, error) {
 	f.hurt(rng)
 	f.bound()
 	f.watch = newWatch(f)
-	w.watch = f.watch
+	w.observer = f.watch
 	return f, nil
 }
 
 // plan makes the processes and the transfers between them.
-func (f *Fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
+func (f *fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
 	pick := func(n int) int { return rng.IntN(n) }
 	nodes := len(f.World.nodes)
 	each := 1
@@ -202,7 +205,7 @@ func (f *Fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
 		if p.Process, err = f.World.Node(int(p.node)).Attach(uid, fabricBase+device.VA(i)<<36, pages); err != nil {
 			return err
 		}
-		p.init(rng, pick(101))
+		f.init(p, rng, pick(101))
 	}
 	for i, j := range f.jobs {
 		f.describe(j, i, rng)
@@ -211,7 +214,7 @@ func (f *Fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
 }
 
 // init gives a process's memory its content and its pages their states.
-func (p *party) init(rng *rand.Rand, absentOf int) {
+func (f *fabric) init(p *party, rng *rand.Rand, absentOf int) {
 	for i := 0; i+8 <= p.sources && i+8 <= len(p.Data); i += 8 {
 		binary.LittleEndian.PutUint64(p.Data[i:], rng.Uint64())
 	}
@@ -251,7 +254,7 @@ func (p *party) init(rng *rand.Rand, absentOf int) {
 		for _, j := range p.jobs {
 			if j.read && j.to == p && !j.ended && j.tag == uint16(a.Transaction) {
 				if a.Sequence == 0 { // refused: to be asked for again
-					p.node0().world.watch.met.readsRefused++
+					f.watch.met.readsRefused++
 					j.askAfter(1e6)
 				} else {
 					j.end(device.DoneFailed, uint8(a.Sequence))
@@ -263,7 +266,7 @@ func (p *party) init(rng *rand.Rand, absentOf int) {
 
 func (p *party) node0() *Node { return p.Process.node }
 
-func (f *Fabric) describe(j *job, i int, rng *rand.Rand) {
+func (f *fabric) describe(j *job, i int, rng *rand.Rand) {
 	j.src = rng.IntN(j.from.sources - min(j.size, j.from.sources-1))
 	if j.src+j.size > j.from.sources {
 		j.src = 0
@@ -297,7 +300,7 @@ func (f *Fabric) describe(j *job, i int, rng *rand.Rand) {
 
 // hurt takes pages of some transfers away for good, and finds out which
 // transfers cannot succeed.
-func (f *Fabric) hurt(rng *rand.Rand) {
+func (f *fabric) hurt(rng *rand.Rand) {
 	for i, j := range f.jobs {
 		if rng.IntN(14) == 0 {
 			j.to.pages[(j.dst+rng.IntN(j.size))/device.PageSize] = []pageState{unmapped, readOnly}[rng.IntN(2)]
@@ -344,7 +347,7 @@ func (p *party) outside() []byte {
 // bound computes when all must be over. It counts with blocks one after the other,
 // each as often as its frames get lost, and with one whose luck is as bad as one
 // in 1e9 is.
-func (f *Fabric) bound() {
+func (f *fabric) bound() {
 	c := &f.World.cfg
 	in := &c.Injection
 	ms := func(us uint32) int64 { return int64(us) * 1000 }
@@ -430,7 +433,7 @@ func (p *party) announce(ch int, d device.Descriptor) {
 
 // forge has processes that are parties to nothing ask for ends and repetitions
 // of blocks of others.
-func (f *Fabric) forge() {
+func (f *fabric) forge() {
 	w := f.World
 	for _, p := range f.procs {
 		if !p.foreign || len(p.jobs) > 0 {
@@ -487,7 +490,7 @@ func (j *job) reuse() {
 }
 
 // Run plays the scenario and tells what does not hold.
-func (f *Fabric) Run() error {
+func (f *fabric) Run() error {
 	for _, j := range f.jobs {
 		f.World.after(f.World.rng.Int64N(maxStart), func() {
 			if j.read {

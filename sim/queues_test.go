@@ -1,0 +1,73 @@
+package sim
+
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/queue"
+)
+
+// Where a simulated node's queues lie in DMA memory, and how long an access of them
+// takes at most, ns.
+const (
+	queuesAt  = 1 << 32
+	queueTime = 2000
+)
+
+// inMemory is the front of a driver that works by queues in memory. It tells the
+// observer what the driver writes into packetizers.
+type inMemory struct {
+	*queues.Bus
+	n      *Node
+	rings  []byte
+	broken int // of a million accesses, how many fail
+}
+
+// queuesInMemory gives worlds that front, of whose queues so many accesses of a million
+// fail.
+func queuesInMemory(broken int) func(*Node) front {
+	return func(n *Node) front {
+		rings := make([]byte, queues.MemorySize)
+		return &inMemory{queues.NewBus(n, queues.Config{Memory: queues.Bytes(rings), Addr: queuesAt}), n, rings, broken}
+	}
+}
+
+// access makes an access of the queues.
+func (b *inMemory) access(a *queue.Access) {
+	n, w := b.n, b.n.world
+	d := w.rng.Int64N(queueTime)
+	broken := b.broken > 0 && w.rng.IntN(1e6) < b.broken
+	w.after(d, n.alive(func() {
+		at := a.Addr - queuesAt
+		ok := !broken && at < uint64(len(b.rings)) && at+uint64(len(a.Data)) <= uint64(len(b.rings))
+		switch {
+		case !ok:
+		case a.Write:
+			copy(b.rings[at:], a.Data)
+		default:
+			copy(a.Data, b.rings[at:])
+		}
+		n.Event(&soc.Event{Kind: soc.QueueAccessed, Access: a.ID, OK: ok})
+	}))
+}
+
+// Window implements device.Bus.
+func (b *inMemory) Window(id device.WindowID) device.Window {
+	if id == device.PKTZ {
+		return watchedWindow{b.Bus.Window(id), b.n}
+	}
+	return b.Bus.Window(id)
+}
+
+type watchedWindow struct {
+	device.Window
+	n *Node
+}
+
+// Write64 implements device.Window.
+func (x watchedWindow) Write64(off uint32, v uint64) error {
+	if o := x.n.world.observer; o != nil {
+		o.wrote(x.n, off, v)
+	}
+	return x.Window.Write64(off, v)
+}

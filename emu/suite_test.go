@@ -6,7 +6,6 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/device/devicetest"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/proc"
@@ -17,7 +16,7 @@ import (
 // between the driver and each node's registers.
 type machine struct {
 	*emu.Engine
-	remote []*devicetest.Remote
+	remote []*remoteBus
 }
 
 func newMachine(t testing.TB, remote, bare bool, off ...r5.Options) *machine {
@@ -36,7 +35,7 @@ func newMachine(t testing.TB, remote, bare bool, off ...r5.Options) *machine {
 	m := &machine{Engine: e}
 	if remote {
 		for n := range 2 {
-			r, err := devicetest.NewRemote(e.Bus(n))
+			r, err := newRemote(e.Bus(n))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,15 +1,15 @@
-package soc
+package soc_test
 
 import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/device/devicetest"
+	"github.com/exanet/pfd/soc"
 )
 
 // registers is a node's window without anything behind it: actions are dropped.
 type registers struct {
-	n *Node
+	n *soc.Node
 	w device.WindowID
 }
 
@@ -25,14 +25,14 @@ func (r registers) Write64(off uint32, v uint64) error {
 }
 
 func TestRegistersConform(t *testing.T) {
-	for name, cfg := range map[string]Config{
+	for name, cfg := range map[string]soc.Config{
 		"sva":       {ID: 5, VABits: 48, SVA: true, Epoch: 7},
 		"no TXFIFO": {ID: 0x3fffff, VABits: 39, NoTXFIFO: true},
 		"queues":    {ID: 5, VABits: 48, Epoch: 7, Queues: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := New(cfg)
-			devicetest.Conformance(t, func(w device.WindowID) device.Window { return registers{n, w} })
+			n := soc.New(cfg)
+			conformance(t, func(w device.WindowID) device.Window { return registers{n, w} })
 		})
 	}
 }

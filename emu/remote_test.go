@@ -1,4 +1,4 @@
-package devicetest
+package emu_test
 
 import (
 	"context"
@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Remote is a device.Bus that carries each register access and each vector over
+// remoteBus is a device.Bus that carries each register access and each vector over
 // a socketpair to another bus: what works above it does not depend on being in
 // one process with the device. Memory stays with the device. Each vector is
 // acknowledged before the next of its number is sent.
-type Remote struct {
+type remoteBus struct {
 	inner    device.Bus
 	accesses [2]*os.File // driver's end, device's end: 14-byte requests, 8-byte answers
 	vectors  [2]*os.File // device's end writes a byte a vector, driver's end reads
@@ -41,9 +41,9 @@ const (
 	requestSize = 14
 )
 
-// NewRemote puts a socketpair before inner. Close ends it.
-func NewRemote(inner device.Bus) (*Remote, error) {
-	r := &Remote{inner: inner, wake: make(chan struct{}, 1), end: make(chan struct{})}
+// newRemote puts a socketpair before inner. Close ends it.
+func newRemote(inner device.Bus) (*remoteBus, error) {
+	r := &remoteBus{inner: inner, wake: make(chan struct{}, 1), end: make(chan struct{})}
 	for _, p := range []*[2]*os.File{&r.accesses, &r.vectors} {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -59,7 +59,7 @@ func NewRemote(inner device.Bus) (*Remote, error) {
 }
 
 // Close ends the bus. Nothing of the driver runs any more when it returns.
-func (r *Remote) Close() {
+func (r *remoteBus) Close() {
 	close(r.end)
 	for _, f := range []*os.File{r.accesses[0], r.accesses[1], r.vectors[0], r.vectors[1]} {
 		// Shutdown, not only close, so that a blocked read ends.
@@ -75,7 +75,7 @@ func (r *Remote) Close() {
 
 // answer is the device's end: it makes each access on the goroutine that owns
 // the registers.
-func (r *Remote) answer() {
+func (r *remoteBus) answer() {
 	var q [requestSize]byte
 	var a [8]byte
 	done := make(chan struct{}, 1)
@@ -116,7 +116,7 @@ func (r *Remote) answer() {
 }
 
 // Interrupt is the device's end of a vector; it runs on its goroutine.
-func (r *Remote) Interrupt(v int) {
+func (r *remoteBus) Interrupt(v int) {
 	bit := uint32(1) << uint(v)
 	if r.sent&bit != 0 {
 		r.waiting |= bit
@@ -126,7 +126,7 @@ func (r *Remote) Interrupt(v int) {
 	_, _ = r.vectors[1].Write([]byte{byte(v)})
 }
 
-func (r *Remote) acknowledged(v int) {
+func (r *remoteBus) acknowledged(v int) {
 	bit := uint32(1) << uint(v)
 	r.sent &^= bit
 	if r.waiting&bit != 0 {
@@ -135,7 +135,7 @@ func (r *Remote) acknowledged(v int) {
 	}
 }
 
-func (r *Remote) access(op byte, w device.WindowID, off uint32, v uint64) (uint64, error) {
+func (r *remoteBus) access(op byte, w device.WindowID, off uint32, v uint64) (uint64, error) {
 	var q [requestSize]byte
 	q[0], q[1] = op, byte(w)
 	binary.LittleEndian.PutUint32(q[2:], off)
@@ -154,10 +154,10 @@ func (r *Remote) access(op byte, w device.WindowID, off uint32, v uint64) (uint6
 }
 
 // Window gives a window whose every access is a message.
-func (r *Remote) Window(id device.WindowID) device.Window { return &r.windows[id] }
+func (r *remoteBus) Window(id device.WindowID) device.Window { return &r.windows[id] }
 
 // Post has f run on the goroutine that Serve has.
-func (r *Remote) Post(f func()) {
+func (r *remoteBus) Post(f func()) {
 	r.mu.Lock()
 	r.posts = append(r.posts, f)
 	r.mu.Unlock()
@@ -168,7 +168,7 @@ func (r *Remote) Post(f func()) {
 }
 
 // Do runs c on a goroutine of its own, and its Done on Serve's.
-func (r *Remote) Do(_ int, c device.Call, _ bool) {
+func (r *remoteBus) Do(_ int, c device.Call, _ bool) {
 	r.wg.Go(func() {
 		c.Run()
 		r.Post(c.Done)
@@ -176,7 +176,7 @@ func (r *Remote) Do(_ int, c device.Call, _ bool) {
 }
 
 // Serve runs the driver until ctx ends.
-func (r *Remote) Serve(ctx context.Context, h device.Handler) error {
+func (r *remoteBus) Serve(ctx context.Context, h device.Handler) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r.wg.Go(func() { _ = r.inner.Serve(inner, r) })
@@ -224,7 +224,7 @@ func (r *Remote) Serve(ctx context.Context, h device.Handler) error {
 }
 
 type remoteWindow struct {
-	r  *Remote
+	r  *remoteBus
 	id device.WindowID
 }
 

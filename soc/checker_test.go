@@ -1,8 +1,4 @@
-// Package devicetest tests whoever implements device.Window against the
-// register map (spec/hardware.md 2 to 6): Conformance for a test, Check for its
-// bare findings. Model is a register file made of the map alone, for tests that
-// need a device which does nothing.
-package devicetest
+package soc_test
 
 import (
 	"fmt"
@@ -11,51 +7,39 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// CheckKind names one of the properties that are checked.
-type CheckKind string
+// checkKind names one of the properties that are checked.
+type checkKind string
 
-// The checks. Each is done for every register of the map, Hole once a window,
-// Cause and CtrlReset once.
+// The checks. Each is done for every register of the map, hole once a window,
+// cause and ctrlReset once.
 const (
-	Reset     CheckKind = "reset"     // the reset value
-	Masks     CheckKind = "masks"     // read-only, read-write, action and absent bits
-	Widths    CheckKind = "widths"    // other widths, halves, pairs, BAD_ACCESS
-	Unaligned CheckKind = "unaligned" // reads 0, ignored, BAD_ACCESS
-	Hole      CheckKind = "hole"      // reads 0, ignored, BAD_ACCESS
-	ClearOne  CheckKind = "w1c"       // FSR, set by FSRRESTORE: a 1 clears, a 0 does not
-	Cause     CheckKind = "cause"     // IRQ_STATUS is set again while its cause holds
-	CtrlReset CheckKind = "ctrlreset" // CTRL.reset gives the configuration its reset values
+	atReset   checkKind = "reset"     // the reset value
+	masks     checkKind = "masks"     // read-only, read-write, action and absent bits
+	widths    checkKind = "widths"    // other widths, halves, pairs, BAD_ACCESS
+	unaligned checkKind = "unaligned" // reads 0, ignored, BAD_ACCESS
+	hole      checkKind = "hole"      // reads 0, ignored, BAD_ACCESS
+	clearOne  checkKind = "w1c"       // FSR, set by FSRRESTORE: a 1 clears, a 0 does not
+	cause     checkKind = "cause"     // IRQ_STATUS is set again while its cause holds
+	ctrlReset checkKind = "ctrlreset" // CTRL.reset gives the configuration its reset values
 )
 
-// Skip gives the reason for which a check is not done on register r, or "". For
-// Hole only r.Window is set.
-type Skip func(r device.Register, kind CheckKind) (reason string)
-
-// Finding is one thing that is not as the map has it.
-type Finding struct {
-	Kind     CheckKind
+// finding is one thing that is not as the map has it.
+type finding struct {
+	Kind     checkKind
 	Register string // window/NAME
 	Text     string
 }
 
 // String gives the finding in one line.
-func (f Finding) String() string { return fmt.Sprintf("%s: %s: %s", f.Register, f.Kind, f.Text) }
+func (f finding) String() string { return fmt.Sprintf("%s: %s: %s", f.Register, f.Kind, f.Text) }
 
-// Conformance tests a node's windows against the register map. The node must be
-// fresh: just made or just reset, nobody using it; what it has afterwards is
-// its configuration after CTRL.reset. It is called on the goroutine that owns
-// the windows.
-func Conformance(t *testing.T, windows func(device.WindowID) device.Window, skip ...Skip) {
+// conformance tests a node's windows against the register map (spec/hardware.md 2
+// to 6). The node must be fresh: just made or just reset, nobody using it; what it
+// has afterwards is its configuration after CTRL.reset. It is called on the
+// goroutine that owns the windows.
+func conformance(t *testing.T, windows func(device.WindowID) device.Window) {
 	t.Helper()
-	findings, checks := Check(windows, func(r device.Register, k CheckKind) string {
-		for _, s := range skip {
-			if reason := s(r, k); reason != "" {
-				t.Logf("skipped: %v/%s: %s: %s", r.Window, r.Name, k, reason)
-				return reason
-			}
-		}
-		return ""
-	})
+	findings, checks := check(windows)
 	for _, f := range findings {
 		t.Error(f)
 	}
@@ -64,13 +48,10 @@ func Conformance(t *testing.T, windows func(device.WindowID) device.Window, skip
 	}
 }
 
-// Check does the same without a testing.T: it gives what it found, and how many
+// check does the same without a testing.T: it gives what it found, and how many
 // comparisons it made.
-func Check(windows func(device.WindowID) device.Window, skip Skip) (findings []Finding, checks int) {
-	if skip == nil {
-		skip = func(device.Register, CheckKind) string { return "" }
-	}
-	c := &checker{windows: windows, skip: skip}
+func check(windows func(device.WindowID) device.Window) (findings []finding, checks int) {
+	c := &checker{windows: windows}
 	caps, err := windows(device.PL).Read64(device.PLCaps)
 	if err != nil {
 		c.fail("read CAPS: %v", err)
@@ -78,50 +59,40 @@ func Check(windows func(device.WindowID) device.Window, skip Skip) (findings []F
 	}
 	c.caps = caps
 	regs := device.Registers()
-	each := func(kind CheckKind, f func(r device.Register)) {
+	each := func(kind checkKind, f func(r device.Register)) {
 		for _, r := range regs {
-			if c.skip(r, kind) == "" {
-				c.kind, c.name = kind, r.Window.String()+"/"+r.Name
-				f(r)
-			}
+			c.kind, c.name = kind, r.Window.String()+"/"+r.Name
+			f(r)
 		}
 	}
-	each(Reset, c.reset)
-	each(Masks, c.masks)
-	each(Widths, c.widths)
-	each(Unaligned, c.unaligned)
+	each(atReset, c.reset)
+	each(masks, c.masks)
+	each(widths, c.widths)
+	each(unaligned, c.unaligned)
 	for w := range device.Windows {
-		if c.skip(device.Register{Window: w}, Hole) == "" {
-			c.kind, c.name = Hole, w.String()
-			c.holes(w)
-		}
+		c.kind, c.name = hole, w.String()
+		c.holes(w)
 	}
 	fsr, _, _ := device.Lookup(device.SMMU, device.Bank(0, device.FSR))
-	if c.skip(fsr, ClearOne) == "" {
-		c.kind, c.name = ClearOne, "smmu/CB_FSR"
-		c.clearOne(fsr)
-	}
-	status, _, _ := device.Lookup(device.PL, device.PLIRQStatus)
-	if c.skip(status, Cause) == "" {
-		c.kind, c.name = Cause, "pl/IRQ_STATUS"
-		c.cause()
-	}
+	c.kind, c.name = clearOne, "smmu/CB_FSR"
+	c.clearOne(fsr)
+	c.kind, c.name = cause, "pl/IRQ_STATUS"
+	c.cause()
 	c.ctrlReset(regs)
 	return c.findings, c.checks
 }
 
 type checker struct {
 	windows  func(device.WindowID) device.Window
-	skip     Skip
 	caps     uint64
-	kind     CheckKind
+	kind     checkKind
 	name     string
-	findings []Finding
+	findings []finding
 	checks   int
 }
 
 func (c *checker) fail(format string, args ...any) {
-	c.findings = append(c.findings, Finding{Kind: c.kind, Register: c.name, Text: fmt.Sprintf(format, args...)})
+	c.findings = append(c.findings, finding{Kind: c.kind, Register: c.name, Text: fmt.Sprintf(format, args...)})
 }
 
 func (c *checker) equal(got, want uint64, what string, args ...any) {
@@ -373,7 +344,7 @@ func resetByCtrl(r device.Register) bool {
 func (c *checker) ctrlReset(regs []device.Register) {
 	var some []device.Register
 	for _, r := range regs {
-		if resetByCtrl(r) && r.Write != 0 && c.skip(r, CtrlReset) == "" {
+		if resetByCtrl(r) && r.Write != 0 {
 			some = append(some, r)
 		}
 	}
@@ -383,7 +354,7 @@ func (c *checker) ctrlReset(regs []device.Register) {
 		}
 	}
 	badBefore := c.bad()
-	c.kind, c.name = CtrlReset, "pl/CTRL"
+	c.kind, c.name = ctrlReset, "pl/CTRL"
 	c.write(device.PL, device.PLCtrl, 4, device.CtrlReset)
 	c.equal(c.read(device.PL, device.PLCtrl, 4)&device.CtrlReset, 0, "reset clears itself")
 	c.equal(c.bad(), badBefore, "BAD_ACCESS after reset (counters stay)")

@@ -1,19 +1,15 @@
-package devicetest
+package soc_test
 
 import "github.com/exanet/pfd/device"
 
-// Model is a node made of the register map alone: each register keeps what its
+// model is a node made of the register map alone: each register keeps what its
 // masks allow, nothing happens by itself, except CTRL.reset, FSRRESTORE and the
-// latched causes of IRQ_STATUS. It is for one goroutine. Make it with NewModel.
-type Model struct {
+// latched causes of IRQ_STATUS. It is for one goroutine. Make it with newModel.
+type model struct {
 	regs map[slot]uint64
 	mem  map[uint32]uint32 // btcm, by word
 	caps uint64
 	bad  uint64
-
-	// Written, when set, is called for every good write: the register, its index, the
-	// value as written.
-	Written func(r device.Register, i int, v uint64)
 }
 
 type slot struct {
@@ -21,18 +17,15 @@ type slot struct {
 	at uint32
 }
 
-// NewModel gives a model at reset with these capabilities (the value of CAPS).
-func NewModel(caps uint64) *Model {
-	return &Model{regs: make(map[slot]uint64), mem: make(map[uint32]uint32), caps: caps}
+// newModel gives a model at reset with these capabilities (the value of CAPS).
+func newModel(caps uint64) *model {
+	return &model{regs: make(map[slot]uint64), mem: make(map[uint32]uint32), caps: caps}
 }
 
 // Window gives one of the model's windows.
-func (m *Model) Window(w device.WindowID) device.Window { return window{m, w} }
+func (m *model) Window(w device.WindowID) device.Window { return window{m, w} }
 
-// Set puts a value where only the hardware could, as a fault or a message does.
-func (m *Model) Set(w device.WindowID, offset uint32, v uint64) { m.regs[slot{w, offset}] = v }
-
-func (m *Model) value(r device.Register, i int) uint64 {
+func (m *model) value(r device.Register, i int) uint64 {
 	v, ok := m.regs[slot{r.Window, r.At(i)}]
 	switch {
 	case r.Name == "CAPS":
@@ -49,7 +42,7 @@ func (m *Model) value(r device.Register, i int) uint64 {
 }
 
 // causes gives the vectors whose cause holds; the model knows only faults.
-func (m *Model) causes() uint64 {
+func (m *model) causes() uint64 {
 	for i := range device.Slots {
 		if m.regs[slot{device.SMMU, device.Bank(i, device.FSR)}] != 0 &&
 			m.regs[slot{device.SMMU, device.Bank(i, device.SCTLR)}]&device.SCTLRCFIE != 0 {
@@ -59,10 +52,7 @@ func (m *Model) causes() uint64 {
 	return 0
 }
 
-func (m *Model) store(r device.Register, i int, v, lanes uint64) {
-	if m.Written != nil {
-		m.Written(r, i, v)
-	}
+func (m *model) store(r device.Register, i int, v, lanes uint64) {
 	status := slot{device.PL, device.PLIRQStatus}
 	_, write, w1c := r.Masks(m.caps)
 	write &= lanes
@@ -83,7 +73,7 @@ func (m *Model) store(r device.Register, i int, v, lanes uint64) {
 }
 
 // memory gives a word of btcm.
-func (m *Model) memory(at uint32) uint32 {
+func (m *model) memory(at uint32) uint32 {
 	if v, ok := m.mem[at]; ok {
 		return v
 	}
@@ -95,7 +85,7 @@ func (m *Model) memory(at uint32) uint32 {
 }
 
 type window struct {
-	m *Model
+	m *model
 	w device.WindowID
 }
 

@@ -19,7 +19,6 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/linger"
-	"github.com/exanet/pfd/internal/seam"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/rdma"
 )
@@ -150,7 +149,7 @@ type obedient struct {
 // agent obeys orders until its standard input ends.
 func agent() int {
 	if os.Getenv(agentEnv) == "seam" { // a program under a watcher, named by the arguments
-		err := seam.Exec(os.Args[1], os.Args[1:], slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, agentEnv+"=") }))
+		err := seamExec(os.Args[1], os.Args[1:], slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, agentEnv+"=") }))
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

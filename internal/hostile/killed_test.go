@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // pfd is killed at its system calls of an attachment and of a transfer, one in each
@@ -127,7 +126,7 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 	counts := run("", "", 0)
 	killed := 0
 	for i, at := range []string{"attach", "transfer"} {
-		for _, c := range seam.Calls() {
+		for _, c := range sysCalls() {
 			for _, nth := range places(counts[i][c.Name], method+at+c.Name) {
 				run(at, c.Name, nth)
 				if watcher.Hit() {

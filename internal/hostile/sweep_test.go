@@ -15,7 +15,6 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/deploy"
-	"github.com/exanet/pfd/internal/seam"
 )
 
 // The sweep's settings. PFD_FAULTPOINTS=every has every call fail that is made, with
@@ -33,7 +32,7 @@ const (
 )
 
 // seamless starts pfd under a watcher of its system calls.
-func (w *world) seamless() (*seam.Watcher, func() error, error) {
+func (w *world) seamless() (*seamWatcher, func() error, error) {
 	path, err := self()
 	if err != nil {
 		return nil, nil, err
@@ -47,7 +46,7 @@ func (w *world) seamless() (*seam.Watcher, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	watcher, err := seam.Watch(w.cmd.Process.Pid)
+	watcher, err := seamWatch(w.cmd.Process.Pid)
 	return watcher, ready, err
 }
 
@@ -88,7 +87,7 @@ func (s *sweeper) items(counts map[string]int, part string) []item {
 			spread = sweepSpread
 		}
 	}
-	for _, c := range seam.Calls() {
+	for _, c := range sysCalls() {
 		n := counts[c.Name]
 		s.points += n
 		s.failures += n * len(c.Errnos)
@@ -153,12 +152,12 @@ func TestEverySystemCallFailsOnce(t *testing.T) {
 }
 
 // watched starts a pfd whose calls are watched.
-func watched(t *testing.T, args ...string) (*world, *seam.Watcher) {
+func watched(t *testing.T, args ...string) (*world, *seamWatcher) {
 	t.Helper()
 	// Short times: what only a time-out brings back comes back soon.
 	w := prepareAs(t, pfdProgram, nil, append([]string{"--guard-us", "5000", "--timeout-us", "5000"}, args...)...)
 	watcher, ready, err := w.seamless()
-	if errors.Is(err, seam.ErrNoSeam) {
+	if errors.Is(err, errNoSeam) {
 		t.Skip(err)
 	}
 	if err == nil {

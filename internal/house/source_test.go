@@ -31,7 +31,6 @@ var unsafeFiles = []string{
 	"internal/keeper/keeper_linux.go",
 	"internal/mmio/mmio.go", // registers
 	"internal/sandbox/sandbox_linux.go",
-	"internal/seam/watch_linux.go",
 	"internal/suite/rig.go",
 	"mediate/scratchpad.go",
 	"memport/futex_linux.go",
@@ -71,7 +70,7 @@ func TestUnsafeFiles(t *testing.T) {
 
 // linuxPackages are Linux-only by nature; elsewhere the system is reached from
 // files whose names end in _linux.go.
-var linuxPackages = []string{"emu", "proc", "gup", "uffd", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/suite", "internal/seam", "internal/hostile", "internal/tracing"}
+var linuxPackages = []string{"emu", "proc", "gup", "uffd", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/suite", "internal/hostile", "internal/tracing"}
 
 func TestSystemCallsStayInTheirPackages(t *testing.T) {
 	_, list := sources(t)

@@ -1,4 +1,4 @@
-package seam
+package hostile
 
 import (
 	"fmt"
@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Call is a system call that can be made to fail.
-type Call struct {
+// sysCall is a system call that can be made to fail.
+type sysCall struct {
 	Name string
 	nr   int
 	// arg and value tell calls of one number apart, by the bits of an argument
@@ -19,20 +19,20 @@ type Call struct {
 	arg         int
 	mask, value uint64
 	// on tells calls apart by the descriptor that is their first argument.
-	on kind
+	on fdKind
 	// Errnos are the errors, of those that the call's manual page allows, that a
 	// loaded or confined machine gives.
 	Errnos []syscall.Errno
 }
 
-// kind is what a descriptor is.
-type kind uint8
+// fdKind is what a descriptor is.
+type fdKind uint8
 
 const (
-	whatever kind = iota
-	socket
-	file // with a name, or a pipe
-	other
+	anyFD fdKind = iota
+	socketFD
+	fileFD // with a name, or a pipe
+	otherFD
 )
 
 // Words of linux/fs.h, linux/fcntl.h and linux/userfaultfd.h: the low half of a
@@ -43,30 +43,30 @@ const (
 	uffdCopy     = 0xaa03
 	uffdZero     = 0xaa04
 	uffdWake     = 0xaa02
-	all          = 1<<32 - 1
+	wholeArg     = 1<<32 - 1
 )
 
-// Calls gives all calls that can be made to fail, each once. EAGAIN is among their
+// sysCalls gives all calls that can be made to fail, each once. EAGAIN is among their
 // errors only where nobody waits for an edge after it: the kernel gives one then,
 // and for an error that we made up it never comes.
-func Calls() []Call {
-	none := func(name string, nr int, e ...syscall.Errno) Call { return Call{Name: name, nr: nr, Errnos: e} }
-	with := func(name string, nr, arg int, mask, value uint64, e ...syscall.Errno) Call {
-		return Call{Name: name, nr: nr, arg: arg, mask: mask, value: value, Errnos: e}
+func sysCalls() []sysCall {
+	none := func(name string, nr int, e ...syscall.Errno) sysCall { return sysCall{Name: name, nr: nr, Errnos: e} }
+	with := func(name string, nr, arg int, mask, value uint64, e ...syscall.Errno) sysCall {
+		return sysCall{Name: name, nr: nr, arg: arg, mask: mask, value: value, Errnos: e}
 	}
 	const (
 		again, intr, nomem, mfile = syscall.EAGAIN, syscall.EINTR, syscall.ENOMEM, syscall.EMFILE
 		acces, perm, io, nobufs   = syscall.EACCES, syscall.EPERM, syscall.EIO, syscall.ENOBUFS
 		fault, nospc              = syscall.EFAULT, syscall.ENOSPC
 	)
-	list := []Call{
+	list := []sysCall{
 		none("openat", unix.SYS_OPENAT, mfile, nomem, acces, intr),
-		{Name: "read of a socket", nr: unix.SYS_READ, on: socket, Errnos: []syscall.Errno{intr}},
-		{Name: "read of a file", nr: unix.SYS_READ, on: file, Errnos: []syscall.Errno{intr, io}},
-		{Name: "read of another", nr: unix.SYS_READ, on: other, Errnos: []syscall.Errno{intr}},
-		{Name: "write to a socket", nr: unix.SYS_WRITE, on: socket, Errnos: []syscall.Errno{intr, syscall.EPIPE}},
-		{Name: "write to a file", nr: unix.SYS_WRITE, on: file, Errnos: []syscall.Errno{intr, io, nospc}},
-		{Name: "write to another", nr: unix.SYS_WRITE, on: other, Errnos: []syscall.Errno{intr}},
+		{Name: "read of a socket", nr: unix.SYS_READ, on: socketFD, Errnos: []syscall.Errno{intr}},
+		{Name: "read of a file", nr: unix.SYS_READ, on: fileFD, Errnos: []syscall.Errno{intr, io}},
+		{Name: "read of another", nr: unix.SYS_READ, on: otherFD, Errnos: []syscall.Errno{intr}},
+		{Name: "write to a socket", nr: unix.SYS_WRITE, on: socketFD, Errnos: []syscall.Errno{intr, syscall.EPIPE}},
+		{Name: "write to a file", nr: unix.SYS_WRITE, on: fileFD, Errnos: []syscall.Errno{intr, io, nospc}},
+		{Name: "write to another", nr: unix.SYS_WRITE, on: otherFD, Errnos: []syscall.Errno{intr}},
 		none("pread64", unix.SYS_PREAD64, io, nomem, intr),
 		none("preadv", unix.SYS_PREADV, io, nomem, fault, intr),
 		none("preadv2", unix.SYS_PREADV2, intr, nomem),
@@ -97,10 +97,10 @@ func Calls() []Call {
 		none("recvmsg", unix.SYS_RECVMSG, nomem, intr, syscall.ECONNRESET),
 		none("memfd_create", unix.SYS_MEMFD_CREATE, mfile, nomem),
 		none("ftruncate", unix.SYS_FTRUNCATE, intr, nospc),
-		with("F_DUPFD_CLOEXEC", unix.SYS_FCNTL, 1, all, unix.F_DUPFD_CLOEXEC, mfile),
-		with("F_ADD_SEALS", unix.SYS_FCNTL, 1, all, unix.F_ADD_SEALS, perm, syscall.EBUSY),
-		with("F_GET_SEALS", unix.SYS_FCNTL, 1, all, unix.F_GET_SEALS, syscall.EINVAL),
-		with("F_SETFL", unix.SYS_FCNTL, 1, all, unix.F_SETFL, perm),
+		with("F_DUPFD_CLOEXEC", unix.SYS_FCNTL, 1, wholeArg, unix.F_DUPFD_CLOEXEC, mfile),
+		with("F_ADD_SEALS", unix.SYS_FCNTL, 1, wholeArg, unix.F_ADD_SEALS, perm, syscall.EBUSY),
+		with("F_GET_SEALS", unix.SYS_FCNTL, 1, wholeArg, unix.F_GET_SEALS, syscall.EINVAL),
+		with("F_SETFL", unix.SYS_FCNTL, 1, wholeArg, unix.F_SETFL, perm),
 		// The runtime maps private memory only.
 		with("mmap shared", unix.SYS_MMAP, 3, unix.MAP_SHARED, unix.MAP_SHARED, nomem, syscall.ENFILE),
 		none("eventfd2", unix.SYS_EVENTFD2, mfile, nomem),
@@ -113,25 +113,25 @@ func Calls() []Call {
 		none("mincore", unix.SYS_MINCORE, again, nomem),
 		none("shutdown", unix.SYS_SHUTDOWN, syscall.ENOTCONN),
 	}
-	return append(list, others()...)
+	return append(list, archCalls()...)
 }
 
-// find gives which of the calls this is, -1 none.
-func find(calls []Call, n *notif) int {
+// findCall gives which of the calls this is, -1 none.
+func findCall(calls []sysCall, n *seamNotif) int {
 	d := &n.data
-	return slices.IndexFunc(calls, func(c Call) bool {
-		return c.nr == int(d.nr) && (c.mask == 0 || d.args[c.arg]&c.mask == c.value) && (c.on == whatever || c.on == n.on())
+	return slices.IndexFunc(calls, func(c sysCall) bool {
+		return c.nr == int(d.nr) && (c.mask == 0 || d.args[c.arg]&c.mask == c.value) && (c.on == anyFD || c.on == n.on())
 	})
 }
 
 // on tells what the descriptor is that a call is for.
-func (n *notif) on() kind {
+func (n *seamNotif) on() fdKind {
 	to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", n.pid, int32(n.data.args[0])))
 	switch {
 	case err == nil && strings.HasPrefix(to, "socket:"):
-		return socket
+		return socketFD
 	case err == nil && (strings.HasPrefix(to, "/") || strings.HasPrefix(to, "pipe:")):
-		return file
+		return fileFD
 	}
-	return other
+	return otherFD
 }

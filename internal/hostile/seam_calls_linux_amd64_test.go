@@ -1,4 +1,4 @@
-package seam
+package hostile
 
 import (
 	"syscall"
@@ -11,9 +11,9 @@ const newfstatat = unix.SYS_NEWFSTATAT
 // auditArch is AUDIT_ARCH_X86_64 (linux/audit.h).
 const auditArch = unix.AUDIT_ARCH_X86_64
 
-// others are the calls that only this architecture has.
-func others() []Call {
-	return []Call{
+// archCalls are the calls that only this architecture has.
+func archCalls() []sysCall {
+	return []sysCall{
 		{Name: "epoll_wait", nr: unix.SYS_EPOLL_WAIT, Errnos: []syscall.Errno{syscall.EINTR}},
 		{Name: "poll", nr: unix.SYS_POLL, Errnos: []syscall.Errno{syscall.EINTR, syscall.ENOMEM}},
 		{Name: "unlink", nr: unix.SYS_UNLINK, Errnos: []syscall.Errno{syscall.EPERM}},

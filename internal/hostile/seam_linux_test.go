@@ -1,4 +1,4 @@
-package seam
+package hostile
 
 import (
 	"errors"
@@ -15,23 +15,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The seam stands between a program and the kernel: it has system calls of a process
+// fail that a test started, one at a time, without the program's doing. It is for the
+// sweep, which sees that what pfd promises holds then.
+//
+// The kernel asks before each call that is listed in sysCalls (seccomp(2),
+// SECCOMP_RET_USER_NOTIF), and the answer is to go on, or an error. So no call of
+// the program's is left out, whoever in it makes it: pfd, package net or the Go
+// runtime. Not listed is what cannot fail in a way that matters (close, munmap of
+// whole mappings, what only asks for numbers), and what the runtime makes for
+// itself and takes no error from (memory, threads, signals, futex, its poller).
+
 // Structures of linux/seccomp.h.
 type (
-	notifData struct {
+	seamData struct {
 		_    structs.HostLayout
 		nr   int32
 		arch uint32
 		ip   uint64
 		args [6]uint64
 	}
-	notif struct {
+	seamNotif struct {
 		_     structs.HostLayout
 		id    uint64
 		pid   uint32
 		flags uint32
-		data  notifData
+		data  seamData
 	}
-	notifResp struct {
+	seamAnswer struct {
 		_     structs.HostLayout
 		id    uint64
 		val   int64
@@ -40,8 +51,8 @@ type (
 	}
 )
 
-// filter asks about every listed call and lets the others pass.
-func filter(calls []Call) []unix.SockFilter {
+// seamFilter asks about every listed call and lets the others pass.
+func seamFilter(calls []sysCall) []unix.SockFilter {
 	// Offsets in struct seccomp_data (linux/seccomp.h).
 	const offNR, offArch = 0, 4
 	f := []unix.SockFilter{
@@ -70,11 +81,11 @@ func filter(calls []Call) []unix.SockFilter {
 	return append(f, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
 }
 
-// Exec becomes another program, whose listed calls wait for a Watcher's answer.
-// It stops until Watch has found it, and returns only an error.
-func Exec(path string, args, env []string) error {
+// seamExec becomes another program, whose listed calls wait for a seamWatcher's answer.
+// It stops until seamWatch has found it, and returns only an error.
+func seamExec(path string, args, env []string) error {
 	runtime.LockOSThread() // the filter is this thread's, which becomes the program
-	f := filter(Calls())
+	f := seamFilter(sysCalls())
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl PR_SET_NO_NEW_PRIVS", err)
@@ -82,7 +93,7 @@ func Exec(path string, args, env []string) error {
 	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
 		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, uintptr(unsafe.Pointer(&prog)))
 	if errno != 0 {
-		return fmt.Errorf("%w: %w", ErrNoSeam, os.NewSyscallError("seccomp", errno))
+		return fmt.Errorf("%w: %w", errNoSeam, os.NewSyscallError("seccomp", errno))
 	}
 	// To this thread: with kill another one takes the signal, and this one is past the
 	// exec, without the filter's descriptor, before the process stops.
@@ -92,14 +103,14 @@ func Exec(path string, args, env []string) error {
 	return os.NewSyscallError("execve", syscall.Exec(path, args, env))
 }
 
-// ErrNoSeam says that this kernel does not let calls be answered.
-var ErrNoSeam = errors.New("system calls cannot be answered for another process (seccomp user notification, Linux 5.19)")
+// errNoSeam says that this kernel does not let calls be answered.
+var errNoSeam = errors.New("system calls cannot be answered for another process (seccomp user notification, Linux 5.19)")
 
-// Watcher answers for the kernel. Its methods may be called by any goroutine.
-type Watcher struct {
+// seamWatcher answers for the kernel. Its methods may be called by any goroutine.
+type seamWatcher struct {
 	fd    int
 	pid   int
-	calls []Call
+	calls []sysCall
 	over  chan struct{}
 
 	mu     sync.Mutex
@@ -110,9 +121,9 @@ type Watcher struct {
 	hit    bool
 }
 
-// Watch finds a child that is in Exec, lets it go on, and answers for it until it
+// seamWatch finds a child that is in seamExec, lets it go on, and answers for it until it
 // has ended. Everything goes on at first.
-func Watch(pid int) (*Watcher, error) {
+func seamWatch(pid int) (*seamWatcher, error) {
 	var info unix.Siginfo
 	if err := unix.Waitid(unix.P_PID, pid, &info, unix.WSTOPPED|unix.WEXITED|unix.WNOWAIT, nil); err != nil {
 		return nil, os.NewSyscallError("waitid", err)
@@ -130,7 +141,7 @@ func Watch(pid int) (*Watcher, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("pidfd_getfd", err)
 	}
-	w := &Watcher{fd: fd, pid: pid, calls: Calls(), over: make(chan struct{}), call: -1}
+	w := &seamWatcher{fd: fd, pid: pid, calls: sysCalls(), over: make(chan struct{}), call: -1}
 	w.counts = make([]int, len(w.calls))
 	go w.serve()
 	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
@@ -150,11 +161,11 @@ func listenerOf(pid int) (int, error) {
 			return strconv.Atoi(e.Name())
 		}
 	}
-	return -1, ErrNoSeam
+	return -1, errNoSeam
 }
 
 // Arm has the n-th of a call from now on fail, once.
-func (w *Watcher) Arm(call string, nth int, errno syscall.Errno) {
+func (w *seamWatcher) Arm(call string, nth int, errno syscall.Errno) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.call = -1
@@ -169,20 +180,20 @@ func (w *Watcher) Arm(call string, nth int, errno syscall.Errno) {
 
 // ArmKill has the program be killed (SIGKILL) when it makes the n-th of a call from
 // now on; the call is not made.
-func (w *Watcher) ArmKill(call string, nth int) { w.Arm(call, nth, kill) }
+func (w *seamWatcher) ArmKill(call string, nth int) { w.Arm(call, nth, killInstead) }
 
-// kill stands for SIGKILL in the place of an error: no error is negative (ours).
-const kill = syscall.Errno(^uintptr(0))
+// killInstead stands for SIGKILL in the place of an error: no error is negative (ours).
+const killInstead = syscall.Errno(^uintptr(0))
 
 // Hit tells whether the call that was armed last has failed by now.
-func (w *Watcher) Hit() bool {
+func (w *seamWatcher) Hit() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.hit
 }
 
 // Counts gives how often each call was made since the last Arm, by their names.
-func (w *Watcher) Counts() map[string]int {
+func (w *seamWatcher) Counts() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m := map[string]int{}
@@ -195,13 +206,13 @@ func (w *Watcher) Counts() map[string]int {
 }
 
 // Wait waits until the program has ended.
-func (w *Watcher) Wait() { <-w.over }
+func (w *seamWatcher) Wait() { <-w.over }
 
-func (w *Watcher) serve() {
+func (w *seamWatcher) serve() {
 	defer close(w.over)
 	defer unix.Close(w.fd)
 	// Both run on one processor then, where the kernel can (Linux 6.6).
-	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), setFlags, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), seamSetFlags, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
 	for {
 		p := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
 		if _, err := unix.Poll(p, -1); err != nil && !errors.Is(err, unix.EINTR) {
@@ -213,15 +224,15 @@ func (w *Watcher) serve() {
 			}
 			continue
 		}
-		var n notif
+		var n seamNotif
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n)))
 		if errno != 0 {
 			continue // interrupted, or killed meanwhile
 		}
-		r := notifResp{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+		r := seamAnswer{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 		switch e := w.decide(&n); e {
 		case 0:
-		case kill:
+		case killInstead:
 			_ = unix.Kill(w.pid, unix.SIGKILL) // our child, which is not waited for: it is there
 			continue
 		default:
@@ -234,11 +245,11 @@ func (w *Watcher) serve() {
 	}
 }
 
-// setFlags is SECCOMP_IOCTL_NOTIF_SET_FLAGS (linux/seccomp.h).
-const setFlags = unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS
+// seamSetFlags is SECCOMP_IOCTL_NOTIF_SET_FLAGS (linux/seccomp.h).
+const seamSetFlags = unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS
 
-func (w *Watcher) decide(n *notif) syscall.Errno {
-	i := find(w.calls, n)
+func (w *seamWatcher) decide(n *seamNotif) syscall.Errno {
+	i := findCall(w.calls, n)
 	if i < 0 {
 		return 0
 	}
@@ -252,7 +263,7 @@ func (w *Watcher) decide(n *notif) syscall.Errno {
 	return w.errno
 }
 
-func (w *Watcher) again() {
+func (w *seamWatcher) again() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.hit = false

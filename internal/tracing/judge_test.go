@@ -129,6 +129,9 @@ func (r *rig) undisturbed(hog spent, trouble string, args ...string) (s spent) {
 	return s
 }
 
+// preferred are the settings of a cgroup whose processes hardly lose a processor to others.
+var preferred = map[string]string{"cpu.weight": "10000", "cpu.shares": "262144"}
+
 // spent is what the faults of a run took in all, ns, by stage; the counts of faults.
 type spent map[string]uint64
 
@@ -150,9 +153,12 @@ func (r *rig) judge(trouble string, args ...string) spent {
 
 	target, named := r.beside(trouble, args...)
 	defer target.end(t)
-	if trouble == "reclaim" {
+	switch trouble {
+	case "reclaim":
 		limit := strconv.Itoa(smallGroup)
 		group(t, target.cmd.Process.Pid, "memory", map[string]string{"memory.max": limit, "memory.limit_in_bytes": limit})
+	case "locks": // without a processor it holds none
+		group(t, target.cmd.Process.Pid, "cpu", preferred)
 	}
 	line := named()
 	remote, err := rdma.ParseRemote(strings.TrimSpace(line))
@@ -328,7 +334,7 @@ func group(t *testing.T, pid int, controller string, settings map[string]string)
 func TestJudges(t *testing.T) {
 	r := newRig(t)
 	// What else the machine does hardly takes a processor from pfd.
-	group(t, r.pfd.Process.Pid, "cpu", map[string]string{"cpu.weight": "10000", "cpu.shares": "262144"})
+	group(t, r.pfd.Process.Pid, "cpu", preferred)
 	large := filepath.Join(t.TempDir(), "large")
 	if err := os.WriteFile(large, nil, 0o600); err != nil {
 		t.Fatal(err)

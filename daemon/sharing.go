@@ -140,11 +140,20 @@ func (s *session) sharer() attach.Sharer {
 }
 
 // viewing is a session whose machine sees the process's tables: what it shares is reached
-// sooner. What cannot be seen need not be, so nothing is refused.
+// sooner. What cannot be seen need not be, so only what would leave a former share in the way
+// is refused.
 type viewing struct{ s *session }
+
+// errBounds refuses a share or an unshare that meets a part of another share.
+func errBounds(va device.VA, size uint64) error {
+	return fmt.Errorf("memory at %v, %d bytes, is part of what is shared by other bounds: unshare that first", va, size)
+}
 
 // Share implements attach.Sharer.
 func (h viewing) Share(s attach.Share, fd, holes int) error {
+	if h.s.view.Overlaps(s.VA, s.Size) {
+		return errBounds(s.VA, s.Size)
+	}
 	if !h.s.d.shares.Take(h.s.uid) {
 		return nil
 	}
@@ -164,9 +173,12 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 
 // Unshare implements attach.Sharer.
 func (h viewing) Unshare(u attach.Unshare) error {
-	if h.s.view.Unshare(u.VA, u.Size) {
+	switch {
+	case h.s.view.Unshare(u.VA, u.Size):
 		h.s.shares--
 		h.s.d.shares.Give(h.s.uid)
+	case h.s.view.Overlaps(u.VA, u.Size):
+		return errBounds(u.VA, u.Size)
 	}
 	return nil
 }

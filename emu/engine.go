@@ -364,6 +364,11 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 	}
 	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
 	e.leaveAsked(s)
+	if s.port != nil {
+		// Page-ins that have not been asked for, or come back from elsewhere, end; they must
+		// not touch memory that the session unmaps.
+		s.port.Abandon()
+	}
 	// What the firmware has said of its transfers and nobody was told is not for the
 	// slot's next process.
 	for i := range e.urgent.items {

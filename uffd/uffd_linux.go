@@ -151,8 +151,8 @@ func serve(fd int, va device.VA, size uint64, modes []uint64, ended func()) (*Re
 }
 
 // Close gives the descriptor up. Threads that wait go on with zeros, which is
-// what memory holds that was never written. It does not wait: a process that has
-// made its descriptor blocking holds the goroutine in a read, and os.File.Close
+// what memory holds that was never written. It does not wait: before Linux 6.10 a process
+// that has made its descriptor blocking holds the goroutine in a read, and os.File.Close
 // waits for that; Serve's ended tells when it is over.
 func (r *Region) Close() error {
 	r.once.Do(func() {
@@ -176,7 +176,7 @@ func (r *Region) serve() {
 		err := r.raw.Read(func(fd uintptr) bool {
 			var rerr error
 			for {
-				n, rerr = unix.Read(int(fd), buf[:])
+				n, rerr = readNow(int(fd), buf[:])
 				if !errors.Is(rerr, unix.EINTR) {
 					break
 				}
@@ -205,6 +205,17 @@ func (r *Region) serve() {
 			_ = r.control(func(fd int) error { return wake(fd, uint64(at), device.PageSize) })
 		}
 	}
+}
+
+// readNow reads what is there, and does not wait (EAGAIN) though the process has made its
+// descriptor blocking: a read that waits outlives the process. Kernels before Linux 6.10 cannot be
+// asked so.
+func readNow(fd int, b []byte) (int, error) {
+	n, err := unix.Preadv2(fd, [][]byte{b}, -1, unix.RWF_NOWAIT)
+	if err == nil || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return n, err
+	}
+	return unix.Read(fd, b)
 }
 
 // control calls f with the descriptor, which stays open meanwhile.

@@ -300,3 +300,38 @@ func TestOwnTouch(t *testing.T) {
 		t.Errorf("%d pages are there, want 2", n)
 	}
 }
+
+// A process may make its descriptor blocking at any time; a read that waits would outlive it.
+func TestReadNow(t *testing.T) {
+	fd, _, err := Open(false)
+	if errors.Is(err, ErrForbidden) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var buf [msgSize]byte
+	if n, err := readNow(fd, buf[:]); n > 0 || !errors.Is(err, unix.EAGAIN) {
+		t.Fatalf("%d bytes, %v, want EAGAIN", n, err)
+	}
+	if _, err := unix.Preadv2(fd, [][]byte{buf[:]}, -1, unix.RWF_NOWAIT); !errors.Is(err, unix.EAGAIN) {
+		t.Skip("this kernel cannot read a userfaultfd without waiting (Linux 6.10): ", err)
+	}
+	if err := unix.SetNonblock(fd, false); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := readNow(fd, buf[:])
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, unix.EAGAIN) {
+			t.Errorf("%v, want EAGAIN", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits")
+	}
+}

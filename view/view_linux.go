@@ -148,13 +148,25 @@ func (v *View) add(s *share) error {
 	if len(v.list) >= MaxShares || v.bytes+uint64(len(s.b)) > MaxBytes {
 		return fmt.Errorf("the process shares %d pieces, %d bytes already", len(v.list), v.bytes)
 	}
-	i, there := v.search(s.va)
-	if there || i > 0 && v.list[i-1].end() > s.va || i < len(v.list) && v.list[i].va < s.end() {
+	if v.overlaps(s.va, uint64(len(s.b))) {
 		return errors.New("it overlaps what is shared already")
 	}
+	i, _ := v.search(s.va)
 	v.list = slices.Insert(v.list, i, s)
 	v.bytes += uint64(len(s.b))
 	return nil
+}
+
+// Overlaps tells whether some of a range is shared.
+func (v *View) Overlaps(va device.VA, size uint64) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.overlaps(va, size)
+}
+
+func (v *View) overlaps(va device.VA, size uint64) bool {
+	i, there := v.search(va)
+	return there || i > 0 && v.list[i-1].end() > va || i < len(v.list) && uint64(v.list[i].va-va) < size
 }
 
 // Unshare gives up what one Share took, with exactly its bounds; false where there is no

@@ -2,6 +2,7 @@ package emu
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"golang.org/x/sys/unix"
 )
@@ -216,5 +218,35 @@ func TestTakeBack(t *testing.T) {
 	e.clock.seen = 1
 	if p.takeBack(e) != slow || p.takeBack(e) != nil {
 		t.Error("a slot that is slow no more: its call is not taken back, once")
+	}
+}
+
+// A slot that is detached publishes nothing more to its port, whose memory its session unmaps.
+func TestDetachAbandonsThePort(t *testing.T) {
+	l := newLive(t)
+	port, socket, err := memport.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	m, err := attach.NewMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.memory = append(l.memory, m)
+	var r memport.Request
+	r.AskPageIn(0x7000, 1, true)
+	l.on(func() {
+		if err := l.Attach(0, 3, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Port: port}); err != nil {
+			t.Error(err)
+			return
+		}
+		l.Detach(0, 3)
+		if ok, ended := port.Submit(&r, l.Now()); !ok || !ended || !errors.Is(r.PageIn.Err, proc.ErrGone) {
+			t.Errorf("submitted %v, ended %v, %v, want it ended with ErrGone", ok, ended, r.PageIn.Err)
+		}
+	})
+	if err := port.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -1,0 +1,90 @@
+package daemon
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
+)
+
+// TestShareBounds shares other memory in the place of what was not unshared, and unshares a part:
+// both are refused, since what stands would take writes that are not for it. Nothing changes
+// by that.
+func TestShareBounds(t *testing.T) {
+	_, client, ctx := startEngine(t)
+	var ends [2]*rdma.Endpoint
+	for i := range ends {
+		var err error
+		if ends[i], err = rdma.Attach(ctx, rdma.Options{Socket: client.Socket(), Node: device.NodeID(i), Group: "bounds"}); err != nil {
+			t.Fatal(err)
+		}
+		defer ends[i].Close()
+	}
+	const size = 16 * device.PageSize
+	var files [2]int
+	for i := range files {
+		var err error
+		if files[i], err = rdma.MakeMemory(size, device.PageSize); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(files[i])
+	}
+	at := func(addr unsafe.Pointer, fd int) []byte {
+		flags := unix.MAP_SHARED
+		if addr != nil {
+			flags |= unix.MAP_FIXED
+		}
+		p, err := unix.MmapPtr(fd, 0, addr, size, unix.PROT_READ|unix.PROT_WRITE, flags)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return unsafe.Slice((*byte)(p), size)
+	}
+	b := at(nil, files[0])
+	defer func() { _ = unix.MunmapPtr(unsafe.Pointer(&b[0]), size) }()
+	va, e := rdma.VAOf(b), ends[1]
+	share := func(from device.VA, n uint64, fd int) error { return e.Share(from, n, fd, 0, true) }
+	if err := share(va, size, files[0]); err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{
+		"share anew":        share(va, size, files[1]),
+		"share a part":      share(va+device.PageSize, device.PageSize, files[1]),
+		"share beyond":      share(va-device.PageSize, size, files[1]),
+		"unshare the first": e.Unshare(va, size/2),
+		"unshare the last":  e.Unshare(va+size/2, size/2),
+		"unshare more":      e.Unshare(va, 2*size),
+	} {
+		var refused *attach.RefusedError
+		if !errors.As(err, &refused) || refused.Code != attach.CodeMemory {
+			t.Errorf("%s: %v, want a refusal with code %d", name, err, attach.CodeMemory)
+		}
+	}
+	if err := e.Unshare(va, size); err != nil {
+		t.Error(err)
+	}
+	if err := e.Unshare(va, size); err != nil { // as before: of what is not shared there is nothing to take back
+		t.Error(err)
+	}
+	b = at(unsafe.Pointer(&b[0]), files[1])
+	if err := share(va, size, files[1]); err != nil {
+		t.Error(err)
+	}
+	remote, err := e.ExportVA(va, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := ends[0].Write(ctx, rdma.WriteRequest{Src: bytes.Repeat([]byte{7}, size), Dst: remote})
+	if err == nil {
+		err = x.Wait(ctx)
+	}
+	if err != nil || !bytes.Equal(b, bytes.Repeat([]byte{7}, size)) {
+		t.Errorf("a write into what is shared now: %v, begins with %x", err, b[:8])
+	}
+}

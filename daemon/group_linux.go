@@ -119,15 +119,19 @@ var (
 // proves has the process read what another's proof says, with its own rights.
 func (s *session) proves(o *session) error {
 	var b []byte
+	var p *proc.Process // for pfd's own rights, which are the reader's where it needs no helper
 	err := fmt.Errorf("its keeper: %w", proc.ErrGone)
 	o.withKeeper(func(fd int) bool {
 		if s.memport != nil {
 			b, err = s.memport.Read(fd, o.group.proofVA, attach.ProofSize)
 		} else {
-			b, err = readOf(fd, o.group.proofVA)
+			p, err = proc.Open(fd, fd)
 		}
 		return true
 	})
+	if p != nil {
+		b, err = o.proofBy(p)
+	}
 	switch {
 	case err != nil:
 		return err
@@ -137,15 +141,40 @@ func (s *session) proves(o *session) error {
 	return nil
 }
 
-// readOf reads a proof with pfd's rights, which are the reader's where it needs no
-// helper.
-func readOf(keeper int, va device.VA) ([]byte, error) {
-	p, err := proc.Open(keeper, keeper)
-	if err != nil {
-		return nil, err
+// How long the memory of a proof may take to answer, and how many reads of one process's may
+// go on after that (ours).
+const (
+	proofTime  = 2 * time.Second
+	proofsLate = 2
+)
+
+var errUnanswered = errors.New("the memory of its proof does not answer: its userfaultfd or file system hangs")
+
+// proofBy reads the process's proof by p, which it closes. Memory that does not answer holds
+// nobody up: neither who joins nor the process's own end.
+func (o *session) proofBy(p *proc.Process) ([]byte, error) {
+	if o.lateProofs.Load() >= proofsLate {
+		return nil, errors.Join(errUnanswered, p.Close())
 	}
-	defer p.Close()
-	b := make([]byte, attach.ProofSize)
-	_, err = p.ReadV([][]byte{b}, va)
-	return b, err
+	type proof struct {
+		b   []byte
+		err error
+	}
+	read := make(chan proof, 1)
+	go func() {
+		b := make([]byte, attach.ProofSize)
+		_, err := p.ReadV([][]byte{b}, o.group.proofVA)
+		read <- proof{b, errors.Join(err, p.Close())}
+	}()
+	select {
+	case r := <-read:
+		return r.b, r.err
+	case <-time.After(proofTime):
+		o.lateProofs.Add(1)
+		go func() {
+			<-read
+			o.lateProofs.Add(-1)
+		}()
+		return nil, errUnanswered
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,15 +38,16 @@ type session struct {
 	method pagein.Method
 	policy pagein.Policy
 
-	group   member        // of its group; set before the session is listed
-	process *proc.Process // its memory; to be looked at only where there is a port
-	memport *memport.Port // its memory by a helper of its own, nil: pfd itself
-	view    *view.View    // what it shares of it; nil: the machine has tables of it, or the kernel gives no view
-	memory  *attach.Memory
-	faults  *os.File // the process's netlink socket, until it has been handed over
-	port    uint32   // its port id
-	exit    *os.File // duplicate of the pidfd: readable when the process is dead
-	keeper  *os.File // of its keeper's: readable when nothing names its memory any more
+	group      member        // of its group; set before the session is listed
+	lateProofs atomic.Int32  // reads of its proof that outlasted proofTime
+	process    *proc.Process // its memory; to be looked at only where there is a port
+	memport    *memport.Port // its memory by a helper of its own, nil: pfd itself
+	view       *view.View    // what it shares of it; nil: the machine has tables of it, or the kernel gives no view
+	memory     *attach.Memory
+	faults     *os.File // the process's netlink socket, until it has been handed over
+	port       uint32   // its port id
+	exit       *os.File // duplicate of the pidfd: readable when the process is dead
+	keeper     *os.File // of its keeper's: readable when nothing names its memory any more
 
 	regions *gup.Regions  // of method uffd, set by join
 	served  *attach.Pages // of method populate: a mapping that outlives the session's own

@@ -141,8 +141,8 @@ func (s *session) proves(o *session) error {
 	return nil
 }
 
-// How long the memory of a proof may take to answer, and how many reads of one process's may
-// go on after that (ours).
+// How long the memory of a proof may take to answer, and how many reads of one process's proof
+// may go on after that (ours).
 const (
 	proofTime  = 2 * time.Second
 	proofsLate = 2

@@ -199,9 +199,13 @@ func (q *question) Wait() gup.Result {
 			if !told {
 				return fail(gup.ErrUnanswered)
 			}
-			err := gup.Missing(q.p, q.va)
-			if errno := unix.Errno(q.served.ServedError()); errno != 0 {
+			err, errno := gup.Missing(q.p, q.va), unix.Errno(q.served.ServedError())
+			switch {
+			case errno != 0:
 				err = fmt.Errorf("%w: the process: %w", err, errno)
+			case !errors.Is(err, gup.ErrPastEnd):
+				// It was brought in, and the process has taken it away again.
+				return gup.Result{Resident: 1, New: 1, Kind: q.kind}
 			}
 			return fail(err)
 		}

@@ -56,10 +56,11 @@ type call struct {
 	slot   int
 	gen    uint32
 	pager  Pager
-	behind bool  // not the first slice of its span
-	again  bool  // its first page is to be mapped once more
-	began  int64 // when it was launched
-	stuck  bool  // it has outlasted stuckTime
+	behind bool   // not the first slice of its span
+	again  bool   // its first page is to be mapped once more
+	began  int64  // when it was launched
+	number uint64 // slot.began then
+	stuck  bool   // it has outlasted stuckTime
 
 	question       gup.Question // that Ask has asked, nil none
 	res            gup.Result
@@ -188,6 +189,8 @@ func (d *Driver) launch(s *slot, p span, behind bool) {
 	}
 	f := s.failing[pageKey{p.start, p.write}]
 	c.again = f.cause == "" && f.times == vainAgain
+	s.began++
+	c.number = s.began
 	s.calls = append(s.calls, c)
 	d.bus.Do(c.slot, c, behind || s.target.Method == Populate)
 }
@@ -285,8 +288,9 @@ func (d *Driver) complete(s *slot, c *call) {
 		case p == nil: // nobody waits for it
 		case got>>uint(i)&1 != 0:
 			d.there(s, c, p, i == 0 && c.res.There)
-		case i > 0:
-			// Only the first page's reason is known: ask for this one by itself.
+		case i > 0, p.endedBy(c) == 0:
+			// Only the first page's reason is known, and it says nothing to who came
+			// after the call began: ask for this page by itself.
 			s.queue(k.page, k.page+1, k.write)
 		case final(c.res.Err):
 			s.counts.Unresolvable++
@@ -333,26 +337,20 @@ func (d *Driver) there(s *slot, c *call, p *page, before bool) {
 
 // failed tries a page again that could not be had for now. Who has waited too
 // often for it is given up, to the guard; where it has failed in the same way for
-// long, or most likely will never be there, for good. What only hangs may come.
+// long, for good. What only hangs may come.
 func (d *Driver) failed(s *slot, c *call, p *page) {
 	f := s.again(p.pageKey, c.res.Err.Error(), c.ended)
 	if p.tries++; p.tries < pageTries {
 		s.queue(p.page, p.page+1, p.write)
 		return
 	}
-	nowhere := errors.Is(c.res.Err, gup.ErrNoFilePage)
 	waits := errors.Is(c.res.Err, gup.ErrHangs) || errors.Is(c.res.Err, gup.ErrUnanswered)
-	if !nowhere && c.ended-f.since < finalTime || waits {
+	if c.ended-f.since < finalTime || waits {
 		d.settle(s, c, p, Unsent, c.res.Err)
 		return
 	}
 	delete(s.failing, p.pageKey)
 	s.counts.Unresolvable++
-	for _, w := range p.waits {
-		if w.block != nil && !nowhere {
-			w.block.memory = true
-		}
-	}
 	d.settle(s, c, p, Failed, c.res.Err)
 }
 
@@ -371,11 +369,25 @@ func (s *slot) again(k pageKey, cause string, now int64) failure {
 	return f
 }
 
-// settle ends all waits for a page with an outcome and its cause. A block that
-// waits for nothing more is answered.
+// endedBy returns how many of the waits, the first ones, a call's failure ends. Those
+// that came after it began it does not end: it may have seen what was mapped there before.
+func (p *page) endedBy(c *call) int {
+	n := slices.IndexFunc(p.waits, func(w wait) bool { return w.began >= c.number })
+	if n < 0 {
+		n = len(p.waits)
+	}
+	return n
+}
+
+// settle ends the waits for a page with an outcome and its cause. A block that
+// waits for nothing more is answered. For those that the outcome does not end the page
+// is asked for once more.
 func (d *Driver) settle(s *slot, c *call, p *page, o Outcome, cause error) {
-	for i := range p.waits {
-		w := p.waits[i]
+	ended := len(p.waits)
+	if o != Resolved {
+		ended = p.endedBy(c)
+	}
+	for _, w := range p.waits[:ended] {
 		r := d.log.at(w.record)
 		if r != nil {
 			r.Started, r.Resident, r.Kind, r.Outcome, r.Cause = c.started, c.ended, c.res.Kind, o, cause
@@ -388,15 +400,29 @@ func (d *Driver) settle(s *slot, c *call, p *page, o Outcome, cause error) {
 			continue
 		}
 		b.failed = b.failed || o == Failed
+		b.memory = b.memory || o == Failed && memory(cause)
 		b.abandoned = b.abandoned || o == Unsent
 		b.waits = slices.DeleteFunc(b.waits, func(q *page) bool { return q == p })
 		if len(b.waits) == 0 {
 			d.finish(s, b)
 		}
 	}
-	d.resumeFor(s, p.pageKey, o)
-	d.dropPage(s, p)
+	if !slices.ContainsFunc(p.waits[ended:], func(w wait) bool { return w.block == nil }) {
+		d.resumeFor(s, p.pageKey, o)
+	}
+	if ended == len(p.waits) {
+		d.dropPage(s, p)
+		return
+	}
+	s.waits -= ended
+	p.waits = slices.Delete(p.waits, 0, ended)
+	p.tries = 0
+	s.queue(p.page, p.page+1, p.write)
 }
+
+// memory reports whether a page failed because the kernel does not bring it in, and not
+// for its address.
+func memory(cause error) bool { return !final(cause) && !errors.Is(cause, ErrInaccessible) }
 
 // resumeFor ends a bank's stall where that waits for this page.
 func (d *Driver) resumeFor(s *slot, k pageKey, o Outcome) {

@@ -62,6 +62,7 @@ type page struct {
 type wait struct {
 	block  *block
 	record uint64
+	began  uint64 // slot.began when it came: a call of a higher number has seen what it saw
 }
 
 // failure is what is remembered of a page that does not come in, over the
@@ -100,6 +101,7 @@ type slot struct {
 	// them by the policies.
 	queued []span
 	calls  []*call // under way
+	began  uint64  // calls that were started, ever
 
 	far       [farDepth]pageKey // faults told by FAR alone
 	fars      int
@@ -179,7 +181,7 @@ func (d *Driver) wait(s *slot, k pageKey, b *block, record uint64) bool {
 		*p = page{pageKey: k, waits: p.waits[:0]}
 		s.pages[k] = p
 	}
-	p.waits = append(p.waits, wait{b, record})
+	p.waits = append(p.waits, wait{b, record, s.began})
 	s.waits++
 	if b != nil {
 		b.waits = append(b.waits, p)

@@ -212,3 +212,64 @@ func TestUnmappable(t *testing.T) {
 		t.Errorf("%v: %v", rec.Outcome, rec.Cause)
 	}
 }
+
+// TestFailureOfFormerMapping: a page-in that was under way when a block came may have seen
+// what was mapped there before, as after an abort, munmap and mmap. Its failure ends the
+// blocks that came before it began, and the page is asked for once more for the others.
+func TestFailureOfFormerMapping(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		fail error
+	}{{"not mapped", gup.ErrUnmapped}, {"denied", gup.ErrDenied}, {"past the file's end", gup.ErrPastEnd}, {"gone", gup.ErrGone}} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, nil)
+			g := r.gup(0, fault.PIO)
+			g.fail = tt.fail
+			r.n.Hold = true
+			r.n.Push(entry(0, 1, 1, 5), 4096)
+			r.n.Push(entry(0, 2, 8, 5), 4096)
+			r.run()
+			// One with an id of its own, and one that takes over the id of a transfer that ended.
+			r.n.Push(entry(0, 3, 1, 5), 4096)
+			r.n.Push(entry(0, 2, 9, 5), 4096)
+			r.run()
+			r.n.Release()
+			g.fail = nil
+			r.run()
+			r.wantSent(rapf{0, 7, 1, 1, true})
+			if len(r.n.Held) != 1 {
+				t.Fatalf("%d calls under way, want one more", len(r.n.Held))
+			}
+			r.n.Release()
+			r.run()
+			r.wantSent(rapf{0, 7, 2, 9, false}, rapf{0, 7, 3, 1, false})
+			g.want(t, pageIn{5, 1, true}, pageIn{5, 1, true})
+			if n := r.d.Stats().Total.Unresolvable; n != 1 {
+				t.Errorf("%d faults count as unresolvable, want 1", n)
+			}
+		})
+	}
+}
+
+// TestNoFilePageTakesASecond: a page of a file of which nobody knows the length is failed as
+// others are that the kernel does not bring in, after one second of it.
+func TestNoFilePageTakesASecond(t *testing.T) {
+	r := newRig(t, nil)
+	g := r.gup(0, fault.PIO)
+	g.fail = gup.ErrNoFilePage
+	try := func(seq device.Sequence) {
+		r.n.Push(entry(0, 1, seq, 5), 4096)
+		r.run()
+	}
+	try(1)
+	r.wantSent() // nobody knows how long the file is: it may pass
+	g.fail = nil
+	try(2)
+	r.wantSent(rapf{0, 7, 1, 2, false})
+	g.fail = gup.ErrNoFilePage
+	try(3)
+	r.wantSent()
+	r.time += int64(time.Second)
+	try(4)
+	r.wantSent(rapf{0, 7, 1, 4, true})
+}

@@ -133,7 +133,9 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	r.Since(was)
 	switch {
 	case r.Resident&1 == 0:
-		r.Err = g.why(va, write, entries[0], errno)
+		if r.Err = g.why(va, write, entries[0], errno); r.Err == nil {
+			r.Resident, r.New = r.Resident|1, r.New|1
+		}
 	case pages == 1:
 		g.p.Fresh(va, entries[0])
 	}
@@ -237,17 +239,35 @@ func (g *Pager) call(va device.VA, pages int, write bool) error {
 	return err
 }
 
-// majorFaults gives how many major faults this thread has made.
+// majorFaults returns how many major faults this thread has made.
 func majorFaults() int64 {
-	var u unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_THREAD, &u) != nil {
-		return 0
-	}
-	return u.Majflt
+	_, major := threadFaults()
+	return major
 }
 
-// why finds the reason for a page that is not resident, from the process as it
-// is now.
+// threadFaults returns how many faults this thread has made.
+func threadFaults() (minor, major int64) {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_THREAD, &u) != nil {
+		return 0, 0
+	}
+	return u.Minflt, u.Majflt
+}
+
+// comes reports whether the kernel brings a page in, be it there afterwards or taken
+// away again at once. The kernel counts a fault at the thread that made it only where
+// it was resolved (mm_account_fault).
+func (g *Pager) comes(va device.VA, write bool) bool {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	minor, major := threadFaults()
+	err := g.call(va, 1, write)
+	minorNow, majorNow := threadFaults()
+	return errors.Is(err, unix.EFAULT) && (minorNow != minor || majorNow != major)
+}
+
+// why returns the reason for a page that is not resident, from the process as it
+// is now; nil where nothing but the process, which took it away again, is in the way.
 func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 	m, err := g.p.Mapping(va)
 	switch {
@@ -260,6 +280,8 @@ func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 		err = ErrGone
 	case errors.Is(errno, unix.EPERM):
 		err = ErrPermission
+	case g.comes(va, write):
+		return nil
 	default:
 		err = Missing(g.p, va)
 		if !errors.Is(errno, unix.EFAULT) && errno != nil {

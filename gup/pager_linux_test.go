@@ -268,8 +268,7 @@ func TestPageInReadOnlyPresent(t *testing.T) {
 func TestPageInBeyondFile(t *testing.T) {
 	c, _, g := start(t)
 	va := c.Map(file(t, 1), 2)
-	// Without the capability to look how long the file is it is only most likely.
-	if r := g.PageIn(va+page, 1, true); !errors.Is(r.Err, ErrPastEnd) && !errors.Is(r.Err, ErrNoFilePage) || r.Resident != 0 {
+	if r := g.PageIn(va+page, 1, true); !errors.Is(r.Err, ErrPastEnd) || r.Resident != 0 {
 		t.Errorf("%+v, want ErrPastEnd", r)
 	}
 }
@@ -469,5 +468,28 @@ func BenchmarkPageIn(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestDroppedPage: a page that the process takes away while it is brought in is none that
+// the kernel does not bring in, whatever pagemap says afterwards.
+func TestDroppedPage(t *testing.T) {
+	c, _, g := start(t)
+	for _, kind := range []string{proctest.Anon, proctest.Shared, proctest.Memfd, file(t, 1)} {
+		va := c.Map(kind, 1)
+		for _, write := range []bool{false, true} {
+			if err := c.Advise(va, 1, unix.MADV_DONTNEED); err != nil {
+				t.Fatal(err)
+			}
+			// What PageIn asks where the page was absent after its call.
+			if err := g.why(va, write, 0, unix.EFAULT); err != nil {
+				t.Errorf("%s, write %t: %v", kind, write, err)
+			}
+		}
+	}
+	for _, write := range []bool{false, true} {
+		if err := g.why(c.Map(file(t, 1), 2)+page, write, 0, unix.EFAULT); !errors.Is(err, ErrPastEnd) {
+			t.Errorf("behind the end of a file: %v", err)
+		}
 	}
 }

@@ -162,10 +162,13 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 		return g.Pager.PageIn(va, run(entries[:pages], proc.Entry.Present), write)
 	}
 	var ferr error
+	filled := false // the first page, or it was there
 	for i := 0; i < pages && ferr == nil; {
 		n := run(entries[i:pages], missing)
 		if n > 0 {
-			_, ferr = r.Fill(va+device.VA(i)<<device.PageShift, n, write)
+			var done int
+			done, ferr = r.Fill(va+device.VA(i)<<device.PageShift, n, write)
+			filled = filled || i == 0 && done > 0
 		}
 		i += max(n, 1)
 	}
@@ -186,12 +189,16 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 		}
 	}
 	res.Since(was)
-	if res.Resident&1 == 0 && ferr == nil && m.File {
+	switch {
+	case res.Resident&1 != 0:
+	case ferr == nil && m.File:
 		// The file has the page and the process has not mapped it yet: not a
 		// missing page, and none that would wait for the userfaultfd.
 		return g.Pager.PageIn(va, 1, write)
-	}
-	if res.Resident&1 == 0 {
+	case filled:
+		// The process has taken it away again.
+		res.Resident, res.New = res.Resident|1, res.New|1
+	default:
 		res.Err = &Error{va, write, g.missing(va, ferr)}
 	}
 	return res

@@ -29,10 +29,8 @@ var (
 	// process itself would get SIGBUS.
 	ErrPastEnd = proc.ErrPastEnd
 	// ErrNoFilePage says that the kernel gives no page of the file behind the
-	// mapping, and that pfd may not look how long that file is. Where it stays so
-	// the access is to be failed: what makes it pass is rare, and nothing tells of
-	// it.
-	ErrNoFilePage = errors.New("the kernel gives no page of the file behind the mapping: the file ends before it, or its file system is full")
+	// mapping, and that nobody may look how long that file is. It may pass.
+	ErrNoFilePage = errors.New("the kernel gives no page of the file behind the mapping: the file ends before it, its file system is full, or it cannot be read")
 	// ErrNotResident says that the mapping permits the access and the kernel
 	// brought nothing in, or took it away again at once: out of memory, an input
 	// error, or the mapping is changing. Trying again may help.

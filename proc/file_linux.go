@@ -3,18 +3,20 @@ package proc
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 )
 
-// InFile tells whether the file behind the mapping of va is long enough for va's
-// page, where a page cannot be had: nil where it is, or where there is no file
-// with a length. ErrPastEnd: the file ends before; ErrUnknown: pfd may not look,
-// which takes a capability (proc(5), map_files); of huge pages and secret memory it is
-// nil then. Other errors: ErrUnmapped,
-// ErrGone, ErrClosed, or an errno. It is for the path of a failure.
+// InFile returns nil where the file behind the mapping of va is long enough for va's
+// page, or where there is no file with a length. It is for the path of a failure.
+// ErrPastEnd: the file ends before. ErrUnknown: the kernel does not let the caller look
+// (proc(5), map_files: a capability), and the process has the file open no more and by
+// no name; of huge pages and secret memory it is nil then. Other errors: ErrUnmapped,
+// ErrGone, ErrClosed, or an errno.
 func (p *Process) InFile(va device.VA) error {
 	m, err := p.Mapping(va)
 	if err != nil || !m.File {
@@ -24,24 +26,66 @@ func (p *Process) InFile(va device.VA) error {
 		return &Error{"file", p.pid, va, ErrClosed}
 	}
 	defer p.leave()
-	var st unix.Stat_t
-	err = unix.Fstatat(p.dir, fmt.Sprintf("map_files/%x-%x", uint64(m.Start), uint64(m.End)), &st, 0)
+	st, err := stat(p.dir, fmt.Sprintf("map_files/%x-%x", uint64(m.Start), uint64(m.End)))
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOENT):
 		// ENOENT: a kernel without map_files, or a mapping that has changed.
-		if unlimited(p.maps, va) {
+		var ok bool
+		f, known := fileAt(p.maps, va)
+		if known && f.unlimited() {
 			return nil
 		}
-		return &Error{"file", p.pid, va, ErrUnknown}
+		if st, ok = p.find(f); !known || !ok {
+			return &Error{"file", p.pid, va, ErrUnknown}
+		}
 	case err != nil:
 		return p.fail("file", va, err)
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil
 	}
 	// The last page of a file is there as a whole.
 	at := m.Offset + uint64(va.Page()-m.Start)
-	if at >= uint64(max(st.Size, 0)) {
+	if at >= st.Size {
 		return &Error{"file", p.pid, va, ErrPastEnd}
 	}
 	return nil
+}
+
+// stat looks at a file without asking a server that may not answer (FUSE).
+func stat(dir int, name string) (unix.Statx_t, error) {
+	var st unix.Statx_t
+	err := unix.Statx(dir, name, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_SIZE|unix.STATX_INO, &st)
+	return st, err
+}
+
+// mostFiles is how many open files of a process are looked at. Defined here.
+const mostFiles = 256
+
+// find looks for a mapped file under its name, and among what the process has open.
+func (p *Process) find(f mappedFile) (unix.Statx_t, bool) {
+	is := func(dir int, name string) (unix.Statx_t, bool) {
+		st, err := stat(dir, name)
+		return st, err == nil && st.Ino == f.inode && st.Dev_major == f.major && st.Dev_minor == f.minor
+	}
+	if strings.HasPrefix(f.name, "/") {
+		if st, ok := is(p.dir, "root"+f.name); ok {
+			return st, true
+		}
+	}
+	dir, err := os.Open(fmt.Sprintf("/proc/%d/fd", p.pid))
+	if err != nil {
+		return unix.Statx_t{}, false
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(mostFiles)
+	if err != nil {
+		return unix.Statx_t{}, false
+	}
+	for _, name := range names {
+		if st, ok := is(int(dir.Fd()), name); ok {
+			return st, true
+		}
+	}
+	return unix.Statx_t{}, false
 }

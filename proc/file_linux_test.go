@@ -4,7 +4,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -53,6 +55,10 @@ func TestInFile(t *testing.T) {
 func TestUnlimited(t *testing.T) {
 	c := proctest.Start(t)
 	p := openChild(t, c, true)
+	unlimited := func(maps int, va device.VA) bool {
+		f, ok := fileAt(maps, va)
+		return ok && f.unlimited()
+	}
 	if unlimited(p.maps, c.Map(proctest.Memfd, 1)) || unlimited(p.maps, c.Map(proctest.Anon, 1)) {
 		t.Error("a memfd, or anonymous memory, has no end")
 	}
@@ -89,4 +95,65 @@ func TestUnlimited(t *testing.T) {
 		}
 		mapped(t, int(fd), device.PageSize, unix.MAP_SHARED)
 	})
+}
+
+// TestInFileWithoutCapability: who may not look at map_files finds the file under its name, or
+// among what the process has open.
+func TestInFileWithoutCapability(t *testing.T) {
+	c, err := OpenPID(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if !c.query {
+		t.Skip("this kernel does not say what is mapped (PROCMAP_QUERY, Linux 6.11)")
+	}
+	name := filepath.Join(t.TempDir(), "file")
+	named, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory := func() *os.File {
+		fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return os.NewFile(uintptr(fd), "test")
+	}
+	open, closed := memory(), memory()
+	defer open.Close()
+	var at [3]device.VA
+	for i, f := range []*os.File{named, open, closed} {
+		if err := f.Truncate(page); err != nil {
+			t.Fatal(err)
+		}
+		b, err := unix.Mmap(int(f.Fd()), 0, 2*page, unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Munmap(b) }()
+		at[i] = device.VA(uintptr(unsafe.Pointer(&b[0])))
+	}
+	if err := errors.Join(named.Close(), closed.Close()); err != nil {
+		t.Fatal(err)
+	}
+
+	// This thread alone gives up its capabilities, and ends with the goroutine.
+	runtime.LockOSThread()
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&h, &none[0]); err != nil {
+		t.Fatal(err)
+	}
+	for i, what := range []string{"a file with a name", "a memfd that is open", "a memfd that is closed"} {
+		want := []error{nil, ErrPastEnd}
+		if i == 2 {
+			want = []error{ErrUnknown, ErrUnknown}
+		}
+		for k, want := range want {
+			if err := c.InFile(at[i] + device.VA(k*page)); !errors.Is(err, want) || want == nil && err != nil {
+				t.Errorf("%s, page %d: %v, want %v", what, k, err, want)
+			}
+		}
+	}
 }

@@ -42,10 +42,16 @@ const (
 	procmapNext       = 0x10 // PROCMAP_QUERY_COVERING_OR_NEXT_VMA
 )
 
-// unlimited tells whether va lies in memory whose file's end is not why a page is
-// missing: huge pages, of which none may be free, and secret memory, which the kernel
-// brings in for its process alone. False where the kernel does not say.
-func unlimited(fd int, va device.VA) bool {
+// mappedFile is the file behind a mapping.
+type mappedFile struct {
+	name         string // " (deleted)" at its end: under no name
+	inode        uint64
+	major, minor uint32
+	pageSize     uint64
+}
+
+// fileAt returns what is mapped at va; false where the kernel does not say.
+func fileAt(fd int, va device.VA) (mappedFile, bool) {
 	var name [unix.PathMax]byte
 	var pin runtime.Pinner
 	pin.Pin(&name)
@@ -57,9 +63,16 @@ func unlimited(fd int, va device.VA) bool {
 		nameAddr: uint64(uintptr(unsafe.Pointer(&name))),
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), procmapIoctl, uintptr(unsafe.Pointer(&q))); errno != 0 {
-		return false
+		return mappedFile{}, false
 	}
-	return q.pageSize > device.PageSize || unix.ByteSliceToString(name[:]) == "/secretmem (deleted)" // memfd_secret(2)
+	return mappedFile{unix.ByteSliceToString(name[:]), q.inode, q.devMajor, q.devMinor, q.pageSize}, true
+}
+
+// unlimited reports whether it is memory whose file's end is not why a page is missing:
+// huge pages, of which none may be free, and secret memory, which the kernel brings in for
+// its process alone.
+func (f *mappedFile) unlimited() bool {
+	return f.pageSize > device.PageSize || f.name == "/secretmem (deleted)" // memfd_secret(2)
 }
 
 // procmap asks the kernel for the mapping at va or the next one after it.

@@ -231,6 +231,24 @@ func guestDir(dir string, i int) string { return filepath.Join(dir, "guest"+strc
 // Guests gives the number of guests.
 func (f *Fleet) Guests() int { return len(f.state.Guests) }
 
+// Guest is one guest of a fleet.
+type Guest struct {
+	Index   int    `json:"guest"`
+	PID     int    `json:"pid"` // of its QEMU
+	Alive   bool   `json:"alive"`
+	Nodes   int    `json:"nodes"`
+	Machine string `json:"machine"`
+}
+
+// List gives the guests.
+func (f *Fleet) List() []Guest {
+	list := make([]Guest, len(f.state.Guests))
+	for i, g := range f.state.Guests {
+		list[i] = Guest{Index: i, PID: g.PID, Alive: g.alive() == nil, Nodes: f.state.Options.Nodes, Machine: f.state.Options.machine()}
+	}
+	return list
+}
+
 // GuestPID gives the process of a guest's QEMU, and NodesPID that of the nodes.
 func (f *Fleet) GuestPID(i int) int { return f.state.Guests[i].PID }
 

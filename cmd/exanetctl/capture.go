@@ -27,7 +27,8 @@ contrib/wireshark/exanet.lua. Packets hold the bytes that processes send: captur
 root and the user of pfd. Packets that come faster than they are written are lost, and
 counted in the capture and on standard error.`,
 		Example: `  exanetctl capture --write links.pcapng --duration 5s
-  exanetctl capture 0 --snap 60 | tshark -X lua_script:contrib/wireshark/exanet.lua -r -`,
+  exanetctl capture 0 --snap 60 |
+      tshark -X lua_script:contrib/wireshark/exanet.lua -r -`,
 		Args: maxArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			id, err := parseID(args, "NODE")
@@ -88,6 +89,7 @@ counted in the capture and on standard error.`,
 			return err
 		},
 	}
+	c.ValidArgsFunction = once(a.nodeWords())
 	f := c.Flags()
 	f.StringVarP(&file, "write", "w", "", "file to write (default standard output)")
 	f.Uint64VarP(&count, "count", "c", 0, "end after this many packets")

@@ -102,6 +102,8 @@ do it.`,
 
 func (a *app) monitorCommand() *cobra.Command {
 	return &cobra.Command{
+		ValidArgsFunction: once(a.nodeWords()),
+
 		Use:   "monitor [NODE]",
 		Short: "Show faults as they happen, until interrupted",
 		Long: `monitor prints one line for each fault when its outcome is final, and goes on
@@ -171,7 +173,7 @@ func (a *app) printEvent(e *control.FaultEvent) error {
 			cells = append(cells, name)
 		}
 		if n := len(cells) - len(shown); n > 0 {
-			fmt.Fprintf(a.err, "%d columns more: -o wide\n", n)
+			fmt.Fprintf(a.err, "%s more: -o wide\n", plural(n, "column"))
 		}
 	default:
 		for _, c := range l.cells(e.Fault) {

@@ -3,12 +3,14 @@ package main
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/workload/bench"
 )
 
@@ -42,5 +44,34 @@ func TestDocsNameAll(t *testing.T) {
 	walk(newRoot(streams{}))
 	if want := fmt.Sprintf("(of `bench` and `study` %d)", bench.ReportVersion); !strings.Contains(doc, want) {
 		t.Errorf("docs/exanetctl.md does not say %q", want)
+	}
+}
+
+// Every help text fits 80 columns, and none has the words of Go's types.
+func TestHelpFitsTheTerminal(t *testing.T) {
+	types := regexp.MustCompile(`\b(u?int(8|16|32|64)?|float(32|64)?|\w+Slice)\b`)
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		words := append(strings.Fields(c.CommandPath())[1:], "--help")
+		_, out, _ := ctl(words...)
+		for line := range strings.Lines(out) {
+			if n := widest(line); n > config.HelpWidth {
+				t.Errorf("%q: a line of %d columns: %s", words, n, line)
+			}
+			if word := types.FindString(line); word != "" {
+				t.Errorf("%q: %q in %s", words, word, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	root := newRoot(streams{})
+	walk(root)
+	// A new user meets them in groups: cobra's own and two more stand at the end.
+	for _, c := range root.Commands() {
+		if others := "completion help replay version"; c.IsAvailableCommand() && c.GroupID == "" && !strings.Contains(others, c.Name()) {
+			t.Errorf("%s is in no group", c.Name())
+		}
 	}
 }

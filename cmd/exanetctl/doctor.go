@@ -306,7 +306,7 @@ func (a *app) printReport(r report) error {
 	}
 	colour := colours(a.out, a.getenv)
 	t := a.table("VERDICT", "CHECK", "NEEDED FOR", "FOUND")
-	t.spare = []string{"NEEDED FOR"}
+	t.wraps = append(t.wraps, "NEEDED FOR")
 	for _, c := range r.Checks {
 		t.add(c.Verdict, c.Name, c.Need, c.Found)
 	}

@@ -51,7 +51,8 @@ driver goes and another comes; with this process it is gone. SIGTERM or SIGINT
 ends it with exit code 0, and a warning for each client that it still has: stop
 virtual machines first, QEMU aborts when the socket of a device closes.`,
 		Example: `  exanetctl emu serve --nodes 2 --socket-dir /tmp/exanet
-  pfd --device vfio-user:/tmp/exanet/node0.sock,/tmp/exanet/node1.sock --socket /tmp/pfd.sock`,
+  pfd --socket /tmp/pfd.sock \
+      --device vfio-user:/tmp/exanet/node0.sock,/tmp/exanet/node1.sock`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.emuServe(cmd.Context(), f) },
 	}

@@ -112,6 +112,7 @@ func TestFilters(t *testing.T) {
 		{"transaction show 1/1023", "retransmitted", "paused"},
 		{"smmu show 0/4", "0/4", "0/3"},
 		{"smmu show --all", "0/4", "no such"},
+		{"smmu", "0/3", "0/4"},
 		{"counter show timeouts", "timeouts_total", "faults_total"},
 		{"counter show --all", "timeouts_total", "no such"},
 		{"counter show --describe", "faults served", "no such"},

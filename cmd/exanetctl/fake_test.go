@@ -91,7 +91,7 @@ var fakeAnswers = map[string]any{
 	}},
 	control.PathSMMU: control.SMMU{Version: 1, Banks: []control.SMMUBank{
 		{Node: 0, Bank: 3, PDID: 0x101, Enabled: true, Stream: "translate", StreamOn: true, SCTLR: 0x167, FSR: 0x80000002, FSRFlags: []string{"TF", "MULTI"}, FAR: 0x7f0000002000, FSYNR0: 0x10, FaultWrite: true},
-		{Node: 0, Bank: 4, Stream: "fault"},
+		{Node: 0, Bank: 4, Stream: "fault", Enabled: true, FSR: 2}, // that of a process that has ended
 	}},
 	control.PathFIFO: control.FIFOs{Version: 1, FIFOs: []control.FIFO{
 		{Node: 0, Name: "rxfifo", Level: 1, Highest: 7, Depth: 512, Overflow: true, Entries: []control.FIFOEntry{{SourceNode: 1, Transaction: 12, Sequence: 34, PDID: 0x101, VA: 0x7f0000002000, Response: 2, RemainingBytes: 8192}}},

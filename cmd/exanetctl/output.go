@@ -83,13 +83,21 @@ func bytesCell(n uint64) quantity { return quantity{float64(n), bytesText(n)} }
 // String gives the text.
 func (q quantity) String() string { return q.text }
 
-// unknownTime is the cell of a time that is not known.
-var unknownTime = quantity{math.NaN(), "-"}
+// unmeasured is the cell of a number that is not known.
+var unmeasured = quantity{math.NaN(), "-"}
+
+// pinnedCell is a size of which -1 says that it is not known.
+func pinnedCell(n int64) quantity {
+	if n < 0 {
+		return unmeasured
+	}
+	return bytesCell(uint64(n))
+}
 
 // micros gives nanoseconds as microseconds; a negative time was not reached.
 func micros(ns int64) quantity {
 	if ns < 0 {
-		return unknownTime
+		return unmeasured
 	}
 	us := float64(ns) / 1e3
 	return quantity{us, strconv.FormatFloat(us, 'f', 1, 64)}
@@ -99,7 +107,7 @@ func micros(ns int64) quantity {
 // not known.
 func duration(ns int64, round time.Duration) quantity {
 	if ns < 0 {
-		return unknownTime
+		return unmeasured
 	}
 	return quantity{float64(ns), time.Duration(ns).Round(round).String()}
 }

@@ -87,6 +87,8 @@ func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
 	f.StringVar(&p.memory, "memory", string(workload.Shared), "kind of memory: shared with pfd, or any of the process (emulated nodes)")
 	f.BoolVar(&p.run.Sleep, "sleep", false, "sleep until a transfer is over, do not poll")
 	f.StringVar(&p.samples, "samples", "", "file for all samples: CSV of size and nanoseconds")
+	completeFlag(c, "from", a.nodeWords())
+	completeFlag(c, "to", a.nodeWords())
 	values(c, "absent", "dst", "src", "both")
 	values(c, "memory", string(workload.Shared), string(workload.Any))
 	return c
@@ -110,6 +112,7 @@ func (a *app) perfServeCommand() *cobra.Command {
 		},
 	}
 	c.Flags().IntVar(&p.To, "node", 1, "node to attach to")
+	completeFlag(c, "node", a.nodeWords())
 	return c
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/qemu"
 	"github.com/exanet/pfd/qemu/agent"
 	"github.com/exanet/pfd/qemu/guest"
@@ -147,8 +148,68 @@ all is there it needs no network.`,
 			return fleet.Stop(cmd.Context())
 		},
 	}
-	c.AddCommand(setup, boot, run, shell, stop)
+	list := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "Show the guests that run",
+		Args:    maxArgs(0),
+		RunE:    func(*cobra.Command, []string) error { return a.qemuList(f) },
+	}
+	a.tableFlags(list, guestColumns...)
+	run.ValidArgsFunction, shell.ValidArgsFunction = once(f.guestWords()), once(f.guestWords())
+	c.AddCommand(setup, boot, list, run, shell, stop)
 	return c
+}
+
+var guestColumns = []string{"GUEST", "PID", "STATE", "NODES", "MACHINE"}
+
+// qemuList shows the guests that were started and not stopped.
+func (a *app) qemuList(f *qemuFlags) error {
+	t := a.table(guestColumns...)
+	if err := t.check(); err != nil {
+		return err
+	}
+	guests := []qemu.Guest{}
+	fleet, err := f.open()
+	switch {
+	case errors.Is(err, qemu.ErrNone):
+		fmt.Fprintln(a.err, err)
+	case err != nil:
+		return err
+	default:
+		guests = fleet.List()
+	}
+	if a.wantJSON() {
+		return a.printJSON(struct {
+			Version int          `json:"version"`
+			Guests  []qemu.Guest `json:"guests"`
+		}{control.Version, guests})
+	}
+	if len(guests) == 0 {
+		return nil
+	}
+	for _, g := range guests {
+		state := "runs"
+		if !g.Alive {
+			state = "ended"
+		}
+		t.add(g.Index, g.PID, state, g.Nodes, g.Machine)
+	}
+	return t.flush()
+}
+
+// guestWords completes the number of a guest.
+func (f *qemuFlags) guestWords() cobra.CompletionFunc {
+	return words(func(context.Context) (list []string, _ error) {
+		fleet, err := f.open()
+		if err != nil {
+			return nil, err
+		}
+		for i := range fleet.Guests() {
+			list = append(list, strconv.Itoa(i))
+		}
+		return list, nil
+	})
 }
 
 func (a *app) qemuCache(f *qemuFlags) (*qemu.Cache, error) {

@@ -102,7 +102,8 @@ type app struct {
 }
 
 func newRoot(s streams) *cobra.Command {
-	cobra.EnablePrefixMatching = true // OBJECT and COMMAND may be abbreviated
+	cobra.EnablePrefixMatching = true  // OBJECT and COMMAND may be abbreviated
+	cobra.EnableCommandSorting = false // help has them in the order of commands
 	a := &app{streams: s}
 	root := &cobra.Command{
 		Use:   "exanetctl OBJECT [COMMAND]",
@@ -128,13 +129,14 @@ reachable, 4 skipped.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w", config.Explain(cmd.Flags(), err))
 	})
+	config.UseHelp(root)
 	f := root.PersistentFlags()
 	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock; where nothing stands there, the machine's /run/exanet/pfd.sock)")
 	f.StringVarP(&a.format, "output", "o", "table", "output format: table, wide (all columns), json or csv")
 	values(root, "output", formats()...)
 	f.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	f.BoolVarP(&a.pretty, "pretty", "p", false, "indent JSON")
-	root.AddCommand(a.commands()...)
+	a.addCommands(root)
 	root.SetHelpCommand(helpCommand(root))
 	// Made here, not when the program runs: what it does not know is an error.
 	root.InitDefaultCompletionCmd()
@@ -189,7 +191,7 @@ func unknown(cmd *cobra.Command, word string) error {
 			like = append(like, c.Name())
 		}
 	}
-	if len(like) > 1 {
+	if slices.Sort(like); len(like) > 1 {
 		return usagef("%q is ambiguous: %s", word, strings.Join(like, ", "))
 	}
 	cmd.SuggestionsMinimumDistance = 2
@@ -201,8 +203,7 @@ func unknown(cmd *cobra.Command, word string) error {
 
 // values are what a flag takes, for completion.
 func values(c *cobra.Command, flag string, words ...string) {
-	// It fails only where there is no such flag, or it is done twice.
-	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(c, flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // useLine is a command with its arguments, as people write it.

@@ -14,8 +14,9 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// object makes an OBJECT whose default COMMAND is show; words are what may follow.
-func (a *app) object(name, short, words string, flags func(*cobra.Command), show func(cmd *cobra.Command, args []string) error, more ...*cobra.Command) *cobra.Command {
+// object makes an OBJECT whose default COMMAND is show; words are what may follow, columns
+// those of its table, and complete tells a shell what words there are.
+func (a *app) object(name, short, words string, columns []string, complete cobra.CompletionFunc, flags func(*cobra.Command), show func(cmd *cobra.Command, args []string) error, more ...*cobra.Command) *cobra.Command {
 	args := maxArgs(strings.Count(words, "["))
 	shown := a.watched(show)
 	show = func(cmd *cobra.Command, args []string) error {
@@ -29,7 +30,8 @@ func (a *app) object(name, short, words string, flags func(*cobra.Command), show
 	for _, c := range []*cobra.Command{sub, obj} {
 		c.SuggestionsMinimumDistance = 2
 		a.watchFlag(c)
-		a.tableFlags(c)
+		a.tableFlags(c, columns...)
+		c.ValidArgsFunction = complete
 		if flags != nil {
 			flags(c)
 		}
@@ -62,7 +64,7 @@ type listing[T any] struct {
 
 // list makes an object of a listing.
 func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
-	c := a.object(l.name, l.short, "["+strings.Join(l.id, "/")+"]", l.flags, func(cmd *cobra.Command, args []string) error {
+	return a.object(l.name, l.short, "["+strings.Join(l.id, "/")+"]", l.names(), once(l.complete(a)), l.flags, func(cmd *cobra.Command, args []string) error {
 		id, err := parseID(args, l.id...)
 		if err != nil {
 			if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
@@ -100,23 +102,21 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		}
 		return l.after(rows)
 	}, more...)
-	for _, sub := range append(c.Commands(), c) {
-		if sub == c || sub.Name() == "show" {
-			sub.ValidArgsFunction = l.complete(a)
-		}
+}
+
+// names are those of the columns.
+func (l *listing[T]) names() (names []string) {
+	for _, c := range l.columns {
+		names = append(names, c.name)
 	}
-	return c
+	return names
 }
 
 // table is an empty one with the columns.
 func (l *listing[T]) table(a *app) *table {
-	var names []string
 	spare := slices.Clone(l.columns)
 	slices.SortStableFunc(spare, func(x, y column[T]) int { return cmp.Compare(y.spare, x.spare) })
-	for _, c := range l.columns {
-		names = append(names, c.name)
-	}
-	t := a.table(names...)
+	t := a.table(l.names()...)
 	for _, c := range spare {
 		if c.spare > 0 {
 			t.spare = append(t.spare, c.name)
@@ -135,15 +135,12 @@ func (l *listing[T]) cells(v *T) []any {
 
 // complete gives a shell the IDs that there are.
 func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) (ids []string, _ cobra.ShellCompDirective) {
+	return words(func(ctx context.Context) (ids []string, _ error) {
 		c, err := a.client()
-		if err != nil || len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		rows, err := l.fetch(cmd.Context(), c, control.AllNodes)
 		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+			return nil, err
 		}
+		rows, err := l.fetch(ctx, c, control.AllNodes)
 		for i := range rows {
 			var words []string
 			for _, n := range l.place(&rows[i]) {
@@ -151,9 +148,8 @@ func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
 			}
 			ids = append(ids, strings.Join(words, "/"))
 		}
-		slices.Sort(ids) // a node has several FIFOs, counters and faults
-		return slices.Compact(ids), cobra.ShellCompDirectiveNoFileComp
-	}
+		return ids, err
+	})
 }
 
 // path is a parsed ID: NODE, NODE/SLOT or NODE/SLOT/CHANNEL. Parts that were
@@ -302,7 +298,7 @@ func (a *app) domainCommand() *cobra.Command {
 			{"PAGES_IN", 0, func(d *domain) any { return d.PagesIn }},
 			{"FAILED", 0, func(d *domain) any { return d.Failed }},
 			{"INVALIDATED", 7, func(d *domain) any { return d.InvalidationPages }},
-			{"PINNED", 5, func(d *domain) any { return d.PinnedBytes }},
+			{"PINNED", 5, func(d *domain) any { return pinnedCell(d.PinnedBytes) }},
 			{"PEERS", 6, func(d *domain) any { return pdids(d.Peers) }},
 		},
 	}, a.grantCommand(), a.kickCommand())
@@ -419,7 +415,7 @@ func (a *app) smmuCommand() *cobra.Command {
 		},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]bank, error) { return c.SMMU(ctx, node) },
 		place: func(b *bank) []int { return []int{b.Node, b.Bank} },
-		keep:  func(b *bank, named bool) bool { return all || named || b.Enabled || b.PDID != 0 || b.FSR != 0 },
+		keep:  func(b *bank, named bool) bool { return all || named || b.PDID != 0 },
 		json:  func(b []bank) any { return control.SMMU{Version: control.Version, Banks: b} },
 		columns: []column[bank]{
 			{"BANK", 0, func(b *bank) any { return fmt.Sprintf("%d/%d", b.Node, b.Bank) }},
@@ -479,6 +475,7 @@ func (a *app) fifoCommand() *cobra.Command {
 
 func (a *app) counterCommand() *cobra.Command {
 	var all, help bool
+	columns := []string{"NODE", "COUNTER", "VALUE", "WHAT"}
 	flags := func(c *cobra.Command) {
 		c.Flags().BoolVar(&all, "all", false, "show counters that are zero too")
 		c.Flags().BoolVar(&help, "describe", false, "say what each counter counts")
@@ -507,11 +504,10 @@ func (a *app) counterCommand() *cobra.Command {
 		if len(counters) == 0 {
 			return fmt.Errorf("no counter has %q in its name: see `exanetctl counter --all`", part)
 		}
-		columns := []string{"NODE", "COUNTER", "VALUE"}
+		t := a.table(columns[:3]...)
 		if help {
-			columns = append(columns, "WHAT")
+			t = a.table(columns...)
 		}
-		t := a.table(columns...)
 		for _, c := range counters {
 			if c.Value == 0 && !all && part == "" {
 				continue
@@ -528,7 +524,7 @@ func (a *app) counterCommand() *cobra.Command {
 		}
 		return t.flush()
 	}
-	return a.object("counter", "Show the counters of the nodes and of the daemon", "[NODE] [NAME]", flags, show)
+	return a.object("counter", "Show the counters of the nodes and of the daemon", "[NODE] [NAME]", columns, a.counterWords(), flags, show)
 }
 
 func (a *app) faultCommand() *cobra.Command {
@@ -615,9 +611,9 @@ func (a *app) statusCommand() *cobra.Command {
 				{"domains", s.Domains},
 				{"handshakes", s.Handshakes},
 				{"faults", s.Faults},
-				{"pinned", fmt.Sprintf("%d bytes", s.PinnedBytes)},
-				{"block time-out", fmt.Sprintf("%d us", s.TimeoutUS)},
-				{"guard time-out", fmt.Sprintf("%d us", s.GuardUS)},
+				{"pinned", pinnedCell(s.PinnedBytes)},
+				{"block time-out", duration(int64(s.TimeoutUS)*1e3, time.Microsecond)},
+				{"guard time-out", duration(int64(s.GuardUS)*1e3, time.Microsecond)},
 				{"source faults", s.SourceFaults},
 			} {
 				t.add(row.name, row.value)

@@ -10,6 +10,8 @@ import (
 	"github.com/exanet/pfd/internal/live"
 )
 
+var stageColumns = []string{"STAGE", "P50_US", "P99_US", "THE_MEDIAN_FAULT"}
+
 // barWidth is that of the time a fault takes, in characters.
 const barWidth = 40
 
@@ -43,7 +45,8 @@ retransmission is asked for). exanetctl trace tells the stages before and after.
 		},
 	}
 	c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "how many faults, the newest ones")
-	a.tableFlags(c)
+	a.tableFlags(c, stageColumns...)
+	c.ValidArgsFunction = once(a.nodeWords())
 	return c
 }
 
@@ -59,7 +62,7 @@ func (a *app) stages(faults []control.Fault) error {
 			Stages  []live.Stage `json:"stages"`
 		}{control.Version, stages})
 	}
-	t := a.table("STAGE", "P50_US", "P99_US", "THE_MEDIAN_FAULT")
+	t := a.table(stageColumns...)
 	t.stages(stages, barWidth)
 	return t.flush()
 }

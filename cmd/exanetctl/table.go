@@ -22,10 +22,16 @@ type table struct {
 	head []string
 	// spare are columns in the order in which they go where the terminal is narrow.
 	spare []string
+	// wraps are columns of text that goes on in further lines where the terminal is narrow
+	// still.
+	wraps []string
 	rows  [][]any
 }
 
-func (a *app) table(columns ...string) *table { return &table{a: a, head: columns} }
+// table makes one whose last column wraps.
+func (a *app) table(columns ...string) *table {
+	return &table{a: a, head: columns, wraps: columns[len(columns)-1:]}
+}
 
 // add adds a row; anything that fmt can print is a cell.
 func (t *table) add(cells ...any) { t.rows = append(t.rows, cells) }
@@ -50,7 +56,7 @@ func (t *table) flushWith(edit func(line string) string) error {
 		}
 	}
 	if left := len(t.head) - len(shown); left > 0 && t.a.columns == nil {
-		fmt.Fprintf(t.a.err, "%d columns more: -o wide\n", left)
+		fmt.Fprintf(t.a.err, "%s more: -o wide\n", plural(left, "column"))
 	}
 	return nil
 }
@@ -207,8 +213,42 @@ func (t *table) render(shown []int) string {
 	style.Format.Header = text.FormatDefault
 	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
 	w.SetStyle(style)
+	t.narrow(shown, config)
 	w.SetColumnConfigs(config)
 	return w.Render()
+}
+
+// narrowest is what a column of text shrinks to, columns of the terminal.
+const narrowest = 16
+
+// narrow bounds the columns that wrap, the widest one first, until all fit the terminal.
+func (t *table) narrow(shown []int, config []pretty.ColumnConfig) {
+	width := t.a.width()
+	if t.a.format != formatTable || width == 0 {
+		return
+	}
+	wide := make([]int, len(shown))
+	excess := 2*(len(shown)-1) - width
+	for i, c := range shown {
+		wide[i] = len([]rune(t.head[c]))
+		for _, row := range t.rows {
+			wide[i] = max(wide[i], widest(cell(row[c])))
+		}
+		excess += wide[i]
+	}
+	for ; excess > 0; excess-- {
+		most := -1
+		for i, c := range shown {
+			if slices.Contains(t.wraps, t.head[c]) && wide[i] > narrowest && (most < 0 || wide[i] > wide[most]) {
+				most = i
+			}
+		}
+		if most < 0 {
+			return
+		}
+		wide[most]--
+		config[most].WidthMax, config[most].WidthMaxEnforcer = wide[most], text.WrapSoft
+	}
 }
 
 // numeric tells whether a column has numbers and nothing else.
@@ -246,8 +286,9 @@ func (a *app) width() int {
 	return 0
 }
 
-// tableFlags are those of commands that show a table.
-func (a *app) tableFlags(c *cobra.Command) {
+// tableFlags are those of commands that show a table of such columns.
+func (a *app) tableFlags(c *cobra.Command, columns ...string) {
 	c.Flags().StringSliceVar(&a.sort, "sort", nil, "columns to sort by, the first one first; -NAME from the largest down")
 	c.Flags().StringSliceVar(&a.columns, "columns", nil, "columns to show, in this order")
+	completeColumns(c, columns)
 }

@@ -3,8 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -29,7 +32,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 	for _, object := range []string{"node", "domain", "channel", "transaction", "smmu", "fifo", "counter", "fault", "status"} {
 		all := firstLine(ctlWide("", object, "--socket", d.socket))
 		for _, width := range []int{60, 80, 120} {
-			out, said := ctlWide(map[int]string{60: "60", 80: "80", 120: "120"}[width], object, "--socket", d.socket)
+			out, said := ctlWide(strconv.Itoa(width), object, "--socket", d.socket)
 			if got := widest(out); width >= 80 && got > width {
 				t.Errorf("%s: %d columns wide, the terminal has %d:\n%s", object, got, width, out)
 			}
@@ -91,9 +94,34 @@ func TestOrderCSV(t *testing.T) {
 	}
 }
 
+// What has no columns to leave out goes on in further lines.
+func TestLastColumnWraps(t *testing.T) {
+	long := strings.Repeat("word ", 40)
+	for _, width := range []int{60, 80} {
+		var out bytes.Buffer
+		a := &app{streams: streams{out: &out, err: &bytes.Buffer{}, getenv: func(string) string { return strconv.Itoa(width) }}, format: formatTable}
+		if err := a.printReport(report{Checks: []check{{Name: "kernel", Verdict: verdictOK, Found: long, Need: long}}}); err != nil {
+			t.Fatal(err)
+		}
+		if got := widest(out.String()); got > width || strings.Count(out.String(), "word") != 80 {
+			t.Errorf("at %d: %d columns wide:\n%s", width, got, out.String())
+		}
+	}
+}
+
 // A shell is told the words that a flag takes, and the IDs that there are.
 func TestCompletionOfValues(t *testing.T) {
 	d := startDaemon(t, fakeAnswers)
+	fleet := t.TempDir()
+	if err := os.WriteFile(filepath.Join(fleet, "fleet.json"), fmt.Appendf(nil, `{"options":{"nodes":3},"guests":[{"pid":%d},{"pid":0}]}`, os.Getpid()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errs := ctl("qemu", "list", "--dir", fleet); code != exitOK || !strings.Contains(out, "0  ended      3") {
+		t.Errorf("qemu list: exit code %d, %s:\n%s", code, errs, out)
+	}
+	if code, out, errs := ctl("qemu", "list", "--dir", t.TempDir(), "-j"); code != exitOK || out != `{"version":1,"guests":[]}`+"\n" || !strings.Contains(errs, "no guests run") {
+		t.Errorf("qemu list of none: exit code %d, %s: %s", code, errs, out)
+	}
 	for _, c := range []struct {
 		args []string
 		want []string
@@ -105,6 +133,16 @@ func TestCompletionOfValues(t *testing.T) {
 		{[]string{"domain", "show", "--socket", d.socket, ""}, []string{"0/3", "1/0"}},
 		{[]string{"node", "--registers", ""}, []string{"pl", "smmu"}},
 		{[]string{"fifo", "show", "--socket", d.socket, ""}, []string{"0"}},
+		{[]string{"domain", "show", "--columns", ""}, []string{"pid", "pages_in"}},
+		{[]string{"channel", "--sort", "size,-"}, []string{"size,-age"}},
+		{[]string{"counter", "--columns", ""}, []string{"value", "what"}},
+		{[]string{"fault", "stages", "--columns", ""}, []string{"p50_us"}},
+		{[]string{"counter", "--socket", d.socket, ""}, []string{"0", "timeouts_total", "attachments_total"}},
+		{[]string{"write", "--socket", d.socket, "--from", ""}, []string{"0", "1"}},
+		{[]string{"perf", "lat", "--socket", d.socket, "--to", ""}, []string{"0", "1"}},
+		{[]string{"fault", "monitor", "--socket", d.socket, ""}, []string{"0", "1"}},
+		{[]string{"capture", "--socket", d.socket, ""}, []string{"0", "1"}},
+		{[]string{"qemu", "run", "--dir", fleet, ""}, []string{"0", "1"}},
 	} {
 		code, out, errs := ctl(append([]string{"__complete"}, c.args...)...)
 		lines := strings.Split(out, "\n")

@@ -114,7 +114,7 @@ func topLine(v *live.View) string {
 	if most >= 0 {
 		highest = strconv.Itoa(most)
 	}
-	p50 := unknownTime
+	p50 := unmeasured
 	if n := len(v.Stages); n > 0 {
 		p50 = micros(v.Stages[n-1].P50NS)
 	}

@@ -314,6 +314,7 @@ func (a *app) traceFaults(dir *string) *cobra.Command {
 	}
 	f := c.Flags()
 	f.Uint32Var(&node, "node", 0, "only faults of this node")
+	completeFlag(c, "node", a.nodeWords())
 	f.Uint32Var(&pdid, "pdid", 0, "only faults of this protection domain")
 	f.StringVar(&kind, "kind", "", "only faults of this kind: "+strings.Join(probe.Kinds(), ", "))
 	f.DurationVar(&slower, "slower", 0, "only faults that took this long or longer: 1ms")

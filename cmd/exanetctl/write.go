@@ -111,6 +111,8 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String(), pagein.Adaptive.String())
 	values(c, "class", workload.ClassNormal, workload.ClassUrgent)
 	values(c, "waiting", string(workload.Auto), string(workload.Poll), string(workload.Wait))
+	completeFlag(c, "from", a.nodeWords())
+	completeFlag(c, "to", a.nodeWords())
 	for _, flag := range []string{"src", "dst"} {
 		values(c, flag, workload.States()...)
 	}

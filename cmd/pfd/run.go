@@ -54,15 +54,16 @@ func command(args []string, stderr io.Writer) *cobra.Command {
 		Short: "The ExaNet page-fault daemon",
 		Long: `pfd serves the page faults of RDMA transfers, so that their memory needs not be
 pinned. With --device emu it holds the emulated nodes in its own process. With
---device vfio-user:PATH it drives a node that is served at a socket (exanetctl emu
-serve), or several, with commas between their paths; memory then has to be shared
-by the processes (rdma.Alloc), and a device that goes is waited for. With --device
-vfio:ADDRESS the node is a PCI function of this machine (docs/guests.md).
+--device vfio-user:PATH it drives a node that is served at a socket (exanetctl
+emu serve), or several, with commas between their paths; memory then has to be
+shared by the processes (rdma.Alloc), and a device that goes is waited for. With
+--device vfio:ADDRESS the node is a PCI function of this machine
+(docs/guests.md).
 
 Processes attach at PATH.attach; exanetctl, curl and Prometheus ask at PATH.
 SIGTERM ends it: no new attachments, running transfers may finish for a bounded
-time, then exit code 0. SIGHUP reads --config again and takes over what a running
-pfd can change. Other exit codes: 1 failed, 2 wrong usage.`,
+time, then exit code 0. SIGHUP reads --config again and takes over what a
+running pfd can change. Other exit codes: 1 failed, 2 wrong usage.`,
 		Example: `  pfd --nodes 2 --socket /tmp/pfd.sock
   exanetctl --socket /tmp/pfd.sock status`,
 		Version:       version.String(),
@@ -87,6 +88,7 @@ pfd can change. Other exit codes: 1 failed, 2 wrong usage.`,
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w: %w", errUsage, config.Explain(cmd.Flags(), err))
 	})
+	config.UseHelp(cmd)
 	o.flags(cmd.Flags())
 	return cmd
 }

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/control"
+)
+
+// words completes an argument or a flag by words that are found when a shell asks; what
+// cannot be found is no word.
+func words(find func(ctx context.Context) ([]string, error)) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		list, err := find(cmd.Context())
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		slices.Sort(list) // a node has several FIFOs, counters and faults
+		return slices.Compact(list), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// once completes the first argument alone.
+func once(f cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, part string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return f(cmd, args, part)
+	}
+}
+
+// nodeWords completes the number of a node.
+func (a *app) nodeWords() cobra.CompletionFunc {
+	return words(func(ctx context.Context) (list []string, _ error) {
+		c, err := a.client()
+		if err != nil {
+			return nil, err
+		}
+		nodes, err := c.Nodes(ctx, control.AllNodes)
+		for _, n := range nodes {
+			list = append(list, strconv.Itoa(n.Index))
+		}
+		return list, err
+	})
+}
+
+// counterWords completes the arguments of counter: a node, or a counter's name.
+func (a *app) counterWords() cobra.CompletionFunc {
+	return words(func(ctx context.Context) (list []string, _ error) {
+		c, err := a.client()
+		if err != nil {
+			return nil, err
+		}
+		counters, err := c.Counters(ctx, control.AllNodes)
+		for _, n := range counters {
+			if list = append(list, n.Name); n.Node != control.AllNodes {
+				list = append(list, strconv.Itoa(n.Node))
+			}
+		}
+		return list, err
+	})
+}
+
+// completeFlag has a shell ask f about a flag.
+func completeFlag(c *cobra.Command, flag string, f cobra.CompletionFunc) {
+	// It fails only where there is no such flag, or it is done twice.
+	_ = c.RegisterFlagCompletionFunc(flag, f)
+}
+
+// completeColumns completes --columns and --sort, which are lists with commas.
+func completeColumns(c *cobra.Command, columns []string) {
+	complete := func(signs ...string) cobra.CompletionFunc {
+		return func(_ *cobra.Command, _ []string, part string) (list []string, _ cobra.ShellCompDirective) {
+			given := part[:strings.LastIndex(part, ",")+1]
+			for _, name := range columns {
+				for _, sign := range signs {
+					list = append(list, given+sign+strings.ToLower(name))
+				}
+			}
+			return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		}
+	}
+	completeFlag(c, "columns", complete(""))
+	completeFlag(c, "sort", complete("", "-"))
+}

@@ -1,0 +1,154 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// HelpWidth is the width of every help text, columns.
+const HelpWidth = 80
+
+// UseHelp gives c and its commands a help text of at most HelpWidth columns, in which
+// commands stand in their groups. Examples stay as they are.
+func UseHelp(c *cobra.Command) {
+	c.SetHelpFunc(func(c *cobra.Command, _ []string) {
+		text := c.Long
+		if text == "" {
+			text = c.Short
+		}
+		// A writer that fails is told by its own error: Output keeps it.
+		_, _ = fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", Wrap(text, HelpWidth), c.UsageString())
+	})
+	c.SetUsageFunc(func(c *cobra.Command) error {
+		usage(c.OutOrStderr(), c)
+		return nil
+	})
+}
+
+func usage(w io.Writer, c *cobra.Command) {
+	say := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
+	say("Usage:\n")
+	if c.Runnable() {
+		say("  %s\n", c.UseLine())
+	}
+	if c.HasAvailableSubCommands() && c.HasParent() {
+		say("  %s COMMAND\n", c.CommandPath())
+	}
+	if c.HasExample() {
+		say("\nExamples:\n%s\n", c.Example)
+	}
+	last := "Commands:"
+	if len(c.Groups()) > 0 {
+		last = "Others:"
+	}
+	for _, g := range append(c.Groups(), &cobra.Group{Title: last}) {
+		title := "\n" + g.Title + "\n"
+		for _, sub := range c.Commands() {
+			if sub.GroupID != g.ID || !sub.IsAvailableCommand() && sub.Name() != "help" {
+				continue
+			}
+			say("%s%s\n", title, Wrap(fmt.Sprintf("  %-*s  %s", sub.NamePadding(), sub.Name(), sub.Short), HelpWidth))
+			title = ""
+		}
+	}
+	if c.HasAvailableLocalFlags() {
+		say("\nFlags:\n%s", flagUsages(c.LocalFlags()))
+	}
+	if c.HasAvailableInheritedFlags() {
+		say("\nFlags of all commands:\n%s", flagUsages(c.InheritedFlags()))
+	}
+	if c.HasAvailableSubCommands() {
+		say("\n%s COMMAND --help says more about a command.\n", c.CommandPath())
+	}
+}
+
+// Wrap breaks text into lines of at most width columns, where it has spaces. Lines without
+// an indentation that follow one another are a paragraph, which is filled. A line with one
+// stays a line: what is left of it goes below its last part, which two spaces set apart.
+func Wrap(text string, width int) string {
+	var out, paragraph []string
+	flush := func() {
+		if len(paragraph) > 0 {
+			out = append(out, fill(strings.Join(paragraph, " "), 0, width)...)
+		}
+		paragraph = nil
+	}
+	for line := range strings.SplitSeq(strings.Trim(text, "\n"), "\n") {
+		if line != "" && !strings.HasPrefix(line, " ") {
+			paragraph = append(paragraph, line)
+			continue
+		}
+		flush()
+		out = append(out, fill(line, max(strings.LastIndex(line, "  "), 0), width)...)
+	}
+	flush()
+	return strings.Join(out, "\n")
+}
+
+// fill breaks a line; indent is that of all but the first one.
+func fill(line string, indent, width int) (out []string) {
+	if indent > 0 {
+		indent += 2
+	}
+	for {
+		r := []rune(line)
+		if len(r) <= width {
+			return append(out, line)
+		}
+		at := width
+		for at > indent && r[at] != ' ' {
+			at--
+		}
+		if at <= indent { // a word that is longer stays whole
+			for at = width; at < len(r) && r[at] != ' '; at++ {
+			}
+		}
+		out = append(out, strings.TrimRight(string(r[:at]), " "))
+		rest := strings.TrimLeft(string(r[at:]), " ")
+		if rest == "" {
+			return out
+		}
+		line = strings.Repeat(" ", indent) + rest
+	}
+}
+
+// zeros are those at the end of a number with a point.
+var zeros = regexp.MustCompile(`(?:\.|(\.\d*[1-9]))0+\b`)
+
+// flagUsages are the flags' texts, in which the kind of a value has a word that is not Go's.
+func flagUsages(fs *pflag.FlagSet) string {
+	shown := pflag.NewFlagSet("", pflag.ContinueOnError)
+	fs.VisitAll(func(f *pflag.Flag) {
+		g := *f
+		g.Value = plainValue{f.Value}
+		if _, ok := f.Value.(pflag.SliceValue); ok {
+			g.DefValue = zeros.ReplaceAllString(strings.Trim(f.DefValue, "[]"), "$1") // as one writes it
+		}
+		if g.DefValue == "0s" {
+			g.DefValue = "" // says nothing
+		}
+		shown.AddFlag(&g)
+	})
+	return shown.FlagUsagesWrapped(HelpWidth)
+}
+
+type plainValue struct{ pflag.Value }
+
+// Type implements pflag.Value.
+func (v plainValue) Type() string {
+	kind := v.Value.Type()
+	switch {
+	case strings.HasSuffix(kind, "Slice"):
+		return "list"
+	case strings.HasPrefix(kind, "int"), strings.HasPrefix(kind, "uint"), strings.HasPrefix(kind, "float"), kind == "count":
+		return "number"
+	case kind == "duration":
+		return "time"
+	}
+	return kind
+}

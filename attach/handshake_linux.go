@@ -7,8 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"os"
-	"slices"
 	"syscall"
 	"time"
 
@@ -45,20 +43,11 @@ func Dial(ctx context.Context, path string, trust ...uint32) (*Conn, error) {
 		return nil, errors.Join(err, uc.Close())
 	}
 	conn.trust = trust
-	uid := conn.peer.UID
-	if uid != 0 && !own(uid) && !slices.Contains(trust, uid) && !sockets.Owned(path, uid) {
+	if uid := conn.peer.UID; !sockets.Trusted(path, uid, trust) {
 		return nil, errors.Join(fmt.Errorf("attaching at %s: %w: uid %d would reach the memory of this process: name it (rdma.Options.Trust) if it may", path, ErrStranger, uid), conn.Close())
 	}
 	return conn, nil
 }
-
-// overflowUID stands for every user that a user namespace does not map
-// (kernel.overflowuid, user_namespaces(7)).
-const overflowUID = 65534
-
-// own tells whether a user is the calling process's. The one that stands for all
-// strangers is nobody's own.
-func own(uid uint32) bool { return uid == uint32(os.Geteuid()) && uid != overflowUID }
 
 // How long a client waits where too many connect at this moment (ours).
 const (

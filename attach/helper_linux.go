@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/keeper"
+	"github.com/exanet/pfd/internal/uids"
 )
 
 // TypeHelper asks the process to start its memory helper (ours; docs/attach.md,
@@ -82,7 +82,7 @@ func (c *Conn) startHelper(_ Helper, fds Descriptors) error {
 	if err := unix.Fstat(fds[0], &st); err != nil {
 		return os.NewSyscallError("fstat", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != 0 && !own(st.Uid) && !slices.Contains(c.trust, st.Uid) || st.Mode&0o022 != 0 {
+	if !executable(&st, uint32(os.Geteuid()), c.trust) {
 		return fmt.Errorf("%w: it belongs to uid %d and has mode %#o: want root's or this user's own, writable by nobody else",
 			ErrProgram, st.Uid, st.Mode&0o7777)
 	}
@@ -122,6 +122,12 @@ func (c *Conn) startHelper(_ Helper, fds Descriptors) error {
 	}
 	c.helper = p
 	return nil
+}
+
+// executable reports whether a process of user own executes a helper's program: a regular file of
+// a user that it trusts, which nobody else may write.
+func executable(st *unix.Stat_t, own uint32, trust []uint32) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o022 == 0 && uids.Trusted(st.Uid, own, trust)
 }
 
 // ErrHelper says that a killed memory helper has not ended yet.

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	cases "github.com/exanet/pfd/internal/golden"
 	"github.com/exanet/pfd/proc"
 )
 
@@ -323,6 +324,18 @@ func TestStartHelperRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What is executed is a rule that libexanet has, too.
+func TestExecutable(t *testing.T) {
+	cases.Rules(t, "testdata/rules.txt", "program", 5, func(w []string) string {
+		mode, err := strconv.ParseUint(w[3], 8, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st := unix.Stat_t{Uid: cases.Number(t, w[0]), Mode: uint32(mode)}
+		return cases.YesNo(executable(&st, cases.Number(t, w[1]), cases.Numbers(t, w[2])))
+	})
 }
 
 // TestHelperAskedForTwice: a second request, and one with a descriptor too few,

@@ -10,10 +10,10 @@ import (
 // (spec/api.md, Daemon).
 const SocketSuffix = sockets.AttachSuffix
 
-// DefaultSocket gives the path of pfd's control socket when nobody names one
-// (spec/api.md, Daemon): $RUNTIME_DIRECTORY/pfd.sock, else /run/exanet/pfd.sock
-// for root, else $XDG_RUNTIME_DIR/exanet/pfd.sock; where nothing stands there, the
-// machine's own, /run/exanet/pfd.sock.
+// DefaultSocket returns the path of pfd's control socket when nobody names one
+// (docs/attach.md, section 1): the first that exists of $RUNTIME_DIRECTORY/pfd.sock (in each
+// of its directories), $XDG_RUNTIME_DIR/exanet/pfd.sock unless the caller is root, and the
+// machine's own, /run/exanet/pfd.sock; else the one that a pfd would make here.
 func DefaultSocket() (string, error) {
 	path, err := sockets.Find()
 	if err != nil {

@@ -50,8 +50,9 @@ func DefaultSocket() (string, error) {
 }
 
 // FindSocket gives the control socket that a client asks where --socket does not
-// name one: DefaultSocket, and where nothing stands there, the machine's own,
-// /run/exanet/pfd.sock. Its error matches ErrSocketPath.
+// name one: the first that exists of those in the directories of RUNTIME_DIRECTORY, for a
+// user who is not root in XDG_RUNTIME_DIR, and the machine's own, /run/exanet/pfd.sock; else
+// DefaultSocket. Its error matches ErrSocketPath.
 func FindSocket() (string, error) {
 	return named(sockets.Find())
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/device/accesslog"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/spool"
+	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/soc/record"
 )
 
@@ -147,7 +148,7 @@ func checkFile(path string, info fs.FileInfo) error {
 	switch {
 	case !ok:
 		return fmt.Errorf("%s: the system does not say whose it is", path)
-	case st.Uid != 0 && st.Uid != uint32(os.Geteuid()):
+	case st.Uid != 0 && !uids.Own(st.Uid):
 		return fmt.Errorf("%s: %w (uid %d): name another", path, ErrFileOfOthers, st.Uid)
 	case info.Mode().IsRegular() && st.Nlink > 1:
 		return fmt.Errorf("%s: %w, perhaps: it has a second name (%d links): name another", path, ErrFileOfOthers, st.Nlink)

@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/shadow"
@@ -73,6 +74,9 @@ func (c *Config) checkDevice() error {
 				return fmt.Errorf("%w: --device %q: socket %d has no path", ErrConfig, c.Device, i)
 			}
 		}
+	}
+	if err := uids.Check(c.DeviceUID); err != nil {
+		return fmt.Errorf("%w: --device-uid: %w", ErrConfig, err)
 	}
 	switch {
 	case c.UnsafeNoIOMMU && !strings.HasPrefix(c.Device, DeviceVFIO):

@@ -9,6 +9,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/internal/groupname"
+	"github.com/exanet/pfd/internal/uids"
 )
 
 // directory makes the directory of groups and PDIDs, as the configuration has it.
@@ -53,6 +54,9 @@ func ParseGroups(text string, size int) ([]domain.Group, error) {
 		uid, err := strconv.ParseUint(f[0], 10, 32)
 		if err != nil {
 			return nil, fmt.Errorf("%w: line %d: user %q is no number", ErrConfig, line, f[0])
+		}
+		if err := uids.Check(uint32(uid)); err != nil {
+			return nil, fmt.Errorf("%w: line %d: %w", ErrConfig, line, err)
 		}
 		if err := groupname.Check(f[1]); err != nil {
 			return nil, fmt.Errorf("%w: line %d: %w", ErrConfig, line, err)

@@ -2,7 +2,12 @@ package daemon
 
 import (
 	"errors"
+	"net"
+	"os"
+	"os/exec"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/exanet/pfd/domain"
@@ -60,5 +65,43 @@ func TestDeviceConfig(t *testing.T) {
 		if err := c.Check(); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", c, err)
 		}
+	}
+}
+
+// In a user namespace that does not map all users 65534 is many: neither a name in the configuration nor the
+// user of a client.
+func TestStrangersNumber(t *testing.T) {
+	if os.Getenv("DAEMON_TEST_STRANGERS") == "" {
+		c := exec.CommandContext(t.Context(), "unshare", "-U", os.Args[0], "-test.run=^TestStrangersNumber$", "-test.v")
+		c.Env = append(os.Environ(), "DAEMON_TEST_STRANGERS=1")
+		out, err := c.CombinedOutput()
+		if strings.Contains(string(out), "unshare failed") {
+			t.Skipf("no user namespace can be made here: %s", out)
+		}
+		if err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	if _, err := ParseGroups("65534 app 1", 8); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "user namespace") {
+		t.Errorf("groups: %v", err)
+	}
+	cfg := Default()
+	cfg.Device, cfg.DeviceUID = DeviceVFIOUser+"/x", 65534
+	if err := cfg.checkDevice(); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "--device-uid") {
+		t.Errorf("device-uid: %v", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + t.Name() + strconv.Itoa(os.Getpid()), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if p, err := peerOf(c); err != nil || p.all || p.sees(65534) {
+		t.Errorf("a client of a user that is not mapped: %+v, %v", p, err)
 	}
 }

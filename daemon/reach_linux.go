@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/procstatus"
+	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
@@ -116,7 +117,7 @@ func (s *session) looker() gup.Looker {
 // same user and group, and no capability that the peer has not in the same user
 // namespace.
 func ownRights(peer attach.Peer) bool {
-	if int(peer.UID) != os.Geteuid() || int(peer.GID) != os.Getegid() {
+	if !uids.Own(peer.UID) || int(peer.GID) != os.Getegid() {
 		return false
 	}
 	own, err := capabilities("self", "CapEff")

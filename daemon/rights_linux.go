@@ -14,6 +14,7 @@ import (
 
 	"github.com/exanet/pfd/internal/procstatus"
 	places "github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/internal/uids"
 )
 
 // peer is who a connection comes from, as the kernel says.
@@ -22,6 +23,9 @@ type peer struct {
 	uid uint32
 	all bool // it sees and changes everything
 }
+
+// noUID is no user's (uid_t -1: credentials(7), setuid(2)).
+const noUID = ^uint32(0)
 
 // sees tells whether the peer may see and change what belongs to uid. It is the
 // one place that decides it.
@@ -39,7 +43,10 @@ func peerOf(c syscall.Conn) (peer, error) {
 			return err
 		}
 		p = peer{pid: int(cred.Pid), uid: cred.Uid}
-		if euid := uint32(os.Geteuid()); euid != 0 && p.uid == euid {
+		if uids.Ambiguous(p.uid) {
+			p.uid = noUID // it may be anybody's: nothing is its own
+		}
+		if p.uid != 0 && uids.Own(p.uid) {
 			p.all = true
 			return nil
 		}

@@ -105,9 +105,14 @@ int helper_start(exanet *e, int *fds, int nfds)
 	char path[32];
 	struct stat st;
 	int own = -1, above[6] = { -1, -1, -1, -1, -1, -1 }, result = 0;
-	if (nfds != 4 || fstat(fds[0], &st) || !S_ISREG(st.st_mode) || (st.st_uid && st.st_uid != geteuid()) || st.st_mode & 022) {
+	if (nfds != 4) {
 		close_all(fds, nfds);
-		return fail(EPERM, "pfd asks for a memory helper whose program cannot be trusted: it must belong to root or to this user, and nobody else may write it");
+		return fail(EPROTO, "pfd does not keep to the protocol: it asks for a memory helper with %d descriptors, want 4", nfds);
+	}
+	if (fstat(fds[0], &st) || !rule_program(st.st_uid, st.st_mode, geteuid(), e->trust, e->ntrust)) {
+		close_all(fds, nfds);
+		return fail(EPERM, "pfd asks for a memory helper whose program cannot be trusted: it belongs to uid %u and has mode %#o: want root's, this user's own or that of a user in exanet_options.trust, writable by nobody else",
+			    st.st_uid, st.st_mode & 07777);
 	}
 	posix_spawn_file_actions_t files;
 	posix_spawnattr_t attr;
@@ -207,39 +212,43 @@ static int question(exanet *e, unsigned char *m, size_t size, int fd, int second
 	return result;
 }
 
-/* default_socket is where a pfd listens where nobody says so (1). */
-static void default_socket(char *path, size_t size)
+static bool exists(const char *path)
 {
-	const char *dir = getenv("RUNTIME_DIRECTORY"), *user = getenv("XDG_RUNTIME_DIR");
 	struct stat st;
-	if (dir && *dir)
-		snprintf(path, size, "%s/pfd.sock", dir);
-	else if (!geteuid() || !user || !*user)
-		snprintf(path, size, "/run/exanet/pfd.sock");
-	else
-		snprintf(path, size, "%s/exanet/pfd.sock", user);
-	if (stat(path, &st))
-		snprintf(path, size, "/run/exanet/pfd.sock");
+	return !stat(path, &st);
+}
+
+/* stranger reports whether a user serves the socket whom this process does not trust (1). */
+static bool stranger(const exanet *e, const char *socket_path)
+{
+	struct stat st;
+	if (lstat(machine_directory, &st) || !S_ISDIR(st.st_mode))
+		st.st_uid = -1;	/* nobody's */
+	return !rule_server(e->pfd.uid, geteuid(), e->trust, e->ntrust, socket_path, st.st_uid);
 }
 
 static int dial(exanet *e, const char *socket_path)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
-	char path[4096];
+	char path[PATH_SIZE];
 	if (socket_path)
 		snprintf(path, sizeof path, "%s", socket_path);
-	else
-		default_socket(path, sizeof path);
+	else if (!rule_find(path, sizeof path, geteuid(), getenv("RUNTIME_DIRECTORY"), getenv("XDG_RUNTIME_DIR"), exists))
+		return fail(ENOENT, "no socket named, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set: name pfd's socket (its --socket)");
 	if ((size_t)snprintf(addr.sun_path, sizeof addr.sun_path, "%s.attach", path) >= sizeof addr.sun_path)
 		return fail(ENAMETOOLONG, "%s: too long for a socket", path);
 	e->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (e->socket < 0)
 		return fail(errno, "socket: %m");
 	if (connect(e->socket, (struct sockaddr *)&addr, sizeof addr))
-		return fail(errno, "no pfd answers on %s: %m: start one (pfd --socket %s), or name another socket", addr.sun_path, path);
+		return errno == EACCES || errno == EPERM ?
+			fail(errno, "%s: %m: this user may not open the socket: ask for a pfd whose socket is open to it", addr.sun_path) :
+			fail(errno, "no pfd answers on %s: %m: start one (pfd --socket %s), or name another socket", addr.sun_path, path);
 	socklen_t len = sizeof e->pfd;
 	if (getsockopt(e->socket, SOL_SOCKET, SO_PEERCRED, &e->pfd, &len))
 		return fail(errno, "SO_PEERCRED: %m");
+	if (stranger(e, path))
+		return fail(EPERM, "%s: another user serves the socket: uid %u would reach the memory of this process: name it (exanet_options.trust) if it may", addr.sun_path, e->pfd.uid);
 	const struct timeval patience = { .tv_sec = 10 };	/* pfd answers within 5 s */
 	setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
 	return 0;
@@ -324,6 +333,10 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	*out = NULL;
 	if (!e)
 		return fail(ENOMEM, "no memory");
+	if (o && o->flags & EXANET_TRUST) {
+		e->trust = o->trust;
+		e->ntrust = o->ntrust;
+	}
 	e->socket = e->eventfd = e->netlink = e->holes = e->stop[0] = e->stop[1] = -1;
 	pthread_mutex_init(&e->lock, NULL);
 	pthread_mutex_init(&e->messages, NULL);
@@ -341,6 +354,8 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 		memcpy(text, why, sizeof text);
 		return error;
 	}
+	e->trust = NULL;	/* the caller's */
+	e->ntrust = 0;
 	*out = e;
 	return 0;
 }

@@ -31,7 +31,10 @@ enum { EXANET_METHOD_DEFAULT, EXANET_GUP, EXANET_TOUCH, EXANET_UFFD, EXANET_POPU
 enum { EXANET_POLICY_DEFAULT, EXANET_PIO, EXANET_PI4, EXANET_PIA, EXANET_ADAPTIVE };
 
 /* Flags of an attachment. */
-enum { EXANET_ACCEPT_GROUP = 1 };	/* every member of the group may write here */
+enum {
+	EXANET_ACCEPT_GROUP = 1,	/* every member of the group may write here */
+	EXANET_TRUST = 2,		/* the options have trust and ntrust */
+};
 
 struct exanet_options {
 	const char *socket;	/* pfd's control socket; NULL: the default one */
@@ -41,6 +44,12 @@ struct exanet_options {
 	unsigned char method, policy, flags;
 	unsigned char naccept;	/* at most 16 */
 	const uint16_t *accept;	/* PDIDs of other domains that may write here */
+	/* With EXANET_TRUST, else they are not read: users, besides root and the process's own, whose
+	 * pfd may reach the process's memory. The machine's own pfd need not be named. 65534 names
+	 * every user that the user namespace does not map: in a rootless container, for one, the
+	 * machine's pfd shows as that. */
+	const uint32_t *trust;
+	uint32_t ntrust;
 };
 
 /* Memory of a process, for its peers: a name and not a right. */

@@ -47,6 +47,8 @@ struct exanet {
 	pthread_mutex_t messages;	/* one question on the socket at a time */
 	struct keeper *keeper, *lent;	/* for pfd, for the helper */
 	pid_t helper;
+	const uint32_t *trust;	/* of the options, while it attaches */
+	unsigned ntrust;
 	int socket, eventfd, netlink;
 	int holes;		/* a userfaultfd for missing pages of what is shared, or -1 */
 	unsigned char *pages;
@@ -88,6 +90,20 @@ static inline uint64_t get(const unsigned char *m, int size)
 
 /* fail keeps the text for exanet_error and gives -code. */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+enum { PATH_SIZE = 4096 };
+extern const char machine_directory[];
+
+/* Rules that package rdma has, too. rule_find finds the control socket of a client that names none:
+ * each directory of RUNTIME_DIRECTORY, then, not for root, XDG_RUNTIME_DIR, then the machine's, the
+ * first where something exists; else the one that a pfd would make. false: there is none. */
+bool rule_find(char *path, size_t size, uid_t euid, const char *runtime, const char *user, bool (*exists)(const char *));
+/* Whether two user ids are surely one user. */
+bool rule_same(uid_t a, uid_t b);
+/* Whether what user uid serves may have this process's memory. owner: of machine_directory. */
+bool rule_server(uid_t uid, uid_t euid, const uint32_t *trust, unsigned ntrust, const char *socket, uid_t owner);
+/* Whether a memory helper's program is executed. */
+bool rule_program(uid_t owner, mode_t mode, uid_t euid, const uint32_t *trust, unsigned ntrust);
 
 struct keeper *keeper_make(pid_t ptracer);
 void keeper_end(struct keeper *);

@@ -83,7 +83,8 @@ type Options struct {
 	// (method uffd) go. The call that has them go waits until pfd has read that.
 	CountInvalidations bool
 	// Trust are users, besides root and the process's own, whose pfd may reach the
-	// process's memory. The machine's own pfd need not be named.
+	// process's memory. The machine's own pfd need not be named. 65534 names every user
+	// that the user namespace does not map: the machine's pfd, for one, in a rootless container.
 	Trust []uint32
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -119,7 +120,7 @@ func ours(c *net.UnixConn) error {
 	if err := sockets.Control(c, func(fd int) (err error) { cred, err = sockets.Peer(fd); return err }); err != nil {
 		return fmt.Errorf("who measures: %w", err)
 	}
-	if int(cred.Uid) != unix.Getuid() {
+	if int(cred.Uid) != unix.Getuid() || uids.Ambiguous(cred.Uid) {
 		return fmt.Errorf("%w: user %d measures with a process of user %d", errProcess, cred.Uid, unix.Getuid())
 	}
 	return nil

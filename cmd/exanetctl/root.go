@@ -131,7 +131,7 @@ reachable, 4 skipped.`,
 	})
 	config.UseHelp(root)
 	f := root.PersistentFlags()
-	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock; where nothing stands there, the machine's /run/exanet/pfd.sock)")
+	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default: the first that exists of pfd.sock in each directory of $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/exanet/pfd.sock if not root, and the machine's /run/exanet/pfd.sock)")
 	f.StringVarP(&a.format, "output", "o", "table", "output format: table, wide (all columns), json or csv")
 	values(root, "output", formats()...)
 	f.BoolVarP(&a.json, "json", "j", false, "the same as -o json")

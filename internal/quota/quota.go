@@ -2,8 +2,9 @@
 package quota
 
 import (
-	"os"
 	"sync"
+
+	"github.com/exanet/pfd/internal/uids"
 )
 
 // Quota counts what users have. It may be used by any goroutine.
@@ -78,4 +79,4 @@ func (q *Quota) Total() (n int) {
 }
 
 // Privileged tells whether a user is root, or the one that this process runs as.
-func Privileged(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
+func Privileged(uid uint32) bool { return uid == 0 || uids.Own(uid) }

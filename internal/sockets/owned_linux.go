@@ -4,20 +4,39 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/exanet/pfd/internal/uids"
 )
 
-// Owned tells whether path lies beside the machine's own socket and uid owns that
-// directory: only root can have made it for him, as a service manager does for a
-// pfd that is not root.
-func Owned(path string, uid uint32) bool {
+// Trusted reports whether the calling process trusts user uid, who serves the socket at path, with
+// its memory: root, its own user, each of named, and beside the machine's own socket (Root) the
+// owner of that directory. Only root can have made the directory for a user, as a service manager
+// does for a pfd that is not root.
+func Trusted(path string, uid uint32, named []uint32) bool {
+	return trusted(path, uid, uint32(os.Geteuid()), named, owner)
+}
+
+func trusted(path string, uid, euid uint32, named []uint32, owner func(dir string) (uint32, bool)) bool {
+	if uids.Trusted(uid, euid, named) {
+		return true
+	}
 	dir := filepath.Dir(Root)
 	if filepath.Dir(path) != dir {
 		return false
 	}
+	by, ok := owner(dir)
+	return ok && uids.Same(by, uid)
+}
+
+// owner returns the user who owns a directory.
+func owner(dir string) (uint32, bool) {
 	info, err := os.Lstat(dir)
 	if err != nil {
-		return false
+		return 0, false
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && info.IsDir() && st.Uid == uid
+	if !ok {
+		return 0, false
+	}
+	return st.Uid, info.IsDir()
 }

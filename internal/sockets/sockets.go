@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -30,8 +31,7 @@ const Root = "/run/exanet/pfd.sock"
 func Default() (string, error) { return defaultOf(os.Getenv, os.Geteuid()) }
 
 func defaultOf(getenv func(string) string, euid int) (string, error) {
-	// systemd gives several directories with colons between (systemd.exec(5)).
-	if dir, _, _ := strings.Cut(getenv("RUNTIME_DIRECTORY"), ":"); dir != "" {
+	for _, dir := range runtimeDirectories(getenv) {
 		return filepath.Join(dir, "pfd.sock"), nil
 	}
 	if euid == 0 {
@@ -43,9 +43,16 @@ func defaultOf(getenv func(string) string, euid int) (string, error) {
 	return "", ErrNoDefault
 }
 
-// Find gives the control socket that a client asks where nobody names one: the
-// Default, and where a user has none or nothing stands there, the machine's own.
-// Its error is ErrNoDefault.
+// runtimeDirectories lists the runtime directories that systemd made for this service, with
+// colons between them (systemd.exec(5)).
+func runtimeDirectories(getenv func(string) string) []string {
+	return slices.DeleteFunc(strings.Split(getenv("RUNTIME_DIRECTORY"), ":"), func(dir string) bool { return dir == "" })
+}
+
+// Find returns the control socket that a client asks where nobody names one: the first that
+// exists of those in each directory of RUNTIME_DIRECTORY, for a user who is not root in
+// XDG_RUNTIME_DIR, and the machine's own. A service with a runtime directory need not be a pfd.
+// Where none exists it returns the Default, and its error is ErrNoDefault.
 func Find() (string, error) {
 	return findOf(os.Getenv, os.Geteuid(), func(path string) bool {
 		_, err := os.Stat(path)
@@ -54,9 +61,17 @@ func Find() (string, error) {
 }
 
 func findOf(getenv func(string) string, euid int, there func(string) bool) (string, error) {
-	path, err := defaultOf(getenv, euid)
-	if getenv("RUNTIME_DIRECTORY") == "" && (err != nil || !there(path)) && there(Root) {
-		return Root, nil
+	var candidates []string
+	for _, dir := range runtimeDirectories(getenv) {
+		candidates = append(candidates, filepath.Join(dir, "pfd.sock"))
 	}
-	return path, err
+	if dir := getenv("XDG_RUNTIME_DIR"); dir != "" && euid != 0 {
+		candidates = append(candidates, filepath.Join(dir, "exanet", "pfd.sock"))
+	}
+	for _, path := range append(candidates, Root) {
+		if there(path) {
+			return path, nil
+		}
+	}
+	return defaultOf(getenv, euid)
 }

@@ -3,7 +3,10 @@ package sockets
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/exanet/pfd/internal/golden"
 )
 
 func TestDefault(t *testing.T) {
@@ -27,28 +30,24 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// A user's client finds the machine's pfd, and prefers the user's own.
+const rules = "../../attach/testdata/rules.txt"
+
 func TestFind(t *testing.T) {
-	user := map[string]string{"XDG_RUNTIME_DIR": "/u"}
-	for _, tt := range []struct {
-		name  string
-		env   map[string]string
-		euid  int
-		there []string
-		want  string // "": ErrNoDefault
-	}{
-		{"no pfd", user, 7, nil, "/u/exanet/pfd.sock"},
-		{"the user's own", user, 7, []string{"/u/exanet/pfd.sock"}, "/u/exanet/pfd.sock"},
-		{"both", user, 7, []string{"/u/exanet/pfd.sock", Root}, "/u/exanet/pfd.sock"},
-		{"the machine's", user, 7, []string{Root}, Root},
-		{"the machine's, without a directory", nil, 7, []string{Root}, Root},
-		{"neither", nil, 7, nil, ""},
-		{"root", nil, 0, nil, Root},
-		{"a service", map[string]string{"RUNTIME_DIRECTORY": "/run/x"}, 7, []string{Root}, "/run/x/pfd.sock"},
-	} {
-		got, err := findOf(func(k string) string { return tt.env[k] }, tt.euid, func(path string) bool { return slices.Contains(tt.there, path) })
-		if got != tt.want || errors.Is(err, ErrNoDefault) != (tt.want == "") {
-			t.Errorf("%s: %q, %v; want %q", tt.name, got, err, tt.want)
+	golden.Rules(t, rules, "find", 5, func(w []string) string {
+		env := map[string]string{"RUNTIME_DIRECTORY": w[1], "XDG_RUNTIME_DIR": w[2]}
+		got, err := findOf(func(k string) string { return env[k] }, int(golden.Number(t, w[0])), func(path string) bool {
+			return slices.Contains(strings.Split(w[3], ","), path)
+		})
+		if (err != nil) != errors.Is(err, ErrNoDefault) {
+			t.Error(err)
 		}
-	}
+		return got
+	})
+}
+
+func TestTrusted(t *testing.T) {
+	golden.Rules(t, rules, "server", 6, func(w []string) string {
+		owner := func(string) (uint32, bool) { return golden.Number(t, w[4]), true }
+		return golden.YesNo(trusted(w[3]+AttachSuffix, golden.Number(t, w[0]), golden.Number(t, w[1]), golden.Numbers(t, w[2]), owner))
+	})
 }

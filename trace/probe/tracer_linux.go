@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/uids"
 )
 
 // DefaultDir is where things are pinned.
@@ -326,7 +328,7 @@ func openDir(dir string) (*os.File, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrDir, dir, err), d.Close())
 	}
-	if uint32(os.Geteuid()) != st.Uid || st.Mode&0o022 != 0 {
+	if !uids.Own(st.Uid) || st.Mode&0o022 != 0 {
 		return nil, errors.Join(fmt.Errorf("%w: %s belongs to uid %d with mode %o: whoever else writes there could put other maps in place: remove it, or name another with --bpffs", ErrDir, dir, st.Uid, st.Mode&0o777), d.Close())
 	}
 	if on, err := onBPFFS(dir); err != nil || !on {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/internal/uids"
 )
 
 // recvFDs is how many descriptors one receive takes (ours; more than any limit
@@ -324,7 +324,7 @@ func dial(path string, trust ...uint32) (int, error) {
 		return -1, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	cred, err := sockets.Peer(fd)
-	if err == nil && cred.Uid != 0 && cred.Uid != uint32(unix.Geteuid()) && !slices.Contains(trust, cred.Uid) {
+	if err == nil && !uids.Trusted(cred.Uid, uint32(unix.Geteuid()), trust) {
 		err = fmt.Errorf("%w: uid %d", ErrStranger, cred.Uid)
 	}
 	if err != nil {

@@ -19,7 +19,6 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
-	"github.com/exanet/pfd/rdma"
 )
 
 // patience is met only where something hangs.
@@ -338,45 +337,6 @@ func TestMemcheck(t *testing.T) {
 	}
 	if err != nil {
 		t.Error(err)
-	}
-}
-
-// put is the program of the README: it writes a line into a process that uses Go.
-func TestPut(t *testing.T) {
-	dir := public(t)
-	library(t, dir)
-	bin, client := compile(t, dir, "put"), start(t)
-	ep, err := rdma.Attach(t.Context(), rdma.Options{Socket: client.Socket(), Node: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ep.Close()
-	buf, err := ep.Alloc(4096)
-	if err != nil {
-		t.Fatal(err)
-	}
-	remote, err := ep.Export(buf.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := exec.CommandContext(t.Context(), bin, remote.String())
-	c.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+filepath.Dir(client.Socket()))
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("put: %v, %s", err, out)
-	}
-	if got := string(buf.Bytes()[:19]); got != "hello, absent page\n" {
-		t.Errorf("the memory has %q", got)
-	}
-	readme, err := os.ReadFile(filepath.Join("..", "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := os.ReadFile(filepath.Join("c", "put.c"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(readme), "```c\n"+string(source)+"```\n") {
-		t.Error("README.md does not have examples/c/put.c as it is")
 	}
 }
 

@@ -67,10 +67,11 @@ func TestPutget(t *testing.T) {
 		says string
 		ok   bool
 	}{
+		{[]string{"get", remote}, "no line has come yet", false},
 		{[]string{"put", remote, "hello, absent page"}, "", true},
 		{[]string{"get", remote}, "hello, absent page\n", true},
 		{[]string{"get", "nobody"}, "not the name of remote memory", false},
-		{[]string{"put", remote, strings.Repeat("x", 4081)}, "4081 bytes at offset 16 of 4096 exported bytes", false},
+		{[]string{"put", remote, strings.Repeat("x", 4097)}, "4097 bytes at offset 4096 of 8192 exported bytes", false},
 		{nil, "usage:", false},
 	} {
 		out, err := exec.CommandContext(ctx, bin, append([]string{"-socket", client.Socket()}, c.args...)...).CombinedOutput()

@@ -1,8 +1,10 @@
 #!/bin/sh
-# Builds libexanet into a directory: libexanet.sh DIR [PREFIX [LIBDIR]]. CC and CFLAGS are
-# taken from the environment.
+# Builds libexanet into a directory: libexanet.sh DIR [PREFIX LIBDIR]. CC and CFLAGS are
+# taken from the environment. exanet.pc names PREFIX/include and LIBDIR, where the files are
+# going to be installed, and without them the directory that it lies in.
 set -eu
-dir=$1 prefix=${2:-/usr} libdir=${3:-${2:-/usr}/lib}
+here='${pcfiledir}'
+dir=$1 prefix=${2:-$here} includedir=${2:+'${prefix}/include'} libdir=${3:-$here}
 cd "$(dirname "$0")/.."
 mkdir -p "$dir"
 version=$(sed -n 's/^#define EXANET_VERSION "\(.*\)"$/\1/p' libexanet/exanet.h)
@@ -22,4 +24,4 @@ ar rcsD "$dir/libexanet.a" $objects
 # shellcheck disable=SC2086
 rm -f $objects
 cp libexanet/exanet.h "$dir/exanet.h"
-sed -e "s|@PREFIX@|$prefix|; s|@LIBDIR@|$libdir|; s|@VERSION@|$version|" libexanet/exanet.pc.in >"$dir/exanet.pc"
+sed -e "s|@PREFIX@|$prefix|; s|@INCLUDEDIR@|${includedir:-$here}|; s|@LIBDIR@|$libdir|; s|@VERSION@|$version|" libexanet/exanet.pc.in >"$dir/exanet.pc"

@@ -18,11 +18,11 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// The exported memory: two completion words, the first of which is the text's length,
-// and the text.
+// The exported memory: a page with the two completion words, the first of which is the
+// line's length, and a page for the line.
 const (
-	size = 4096
-	text = 16
+	size = 2 * 4096
+	text = 4096
 	came = 1 // the last completion word
 )
 
@@ -68,11 +68,12 @@ func target(ctx context.Context, ep *rdma.Endpoint) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println(remote)
 	last, err := rdma.Word(buf.Bytes(), 8)
 	if err != nil {
 		return err
 	}
+	*last = 0 // the page of the words is there now, that of the line is not
+	fmt.Println(remote)
 	if err := ep.WaitNotification(ctx, last, came); err != nil {
 		return err
 	}
@@ -124,11 +125,14 @@ func get(ctx context.Context, ep *rdma.Endpoint, name string) error {
 // lineOf finds the line in memory that another process has written.
 func lineOf(b []byte) (string, error) {
 	if len(b) < text {
-		return "", fmt.Errorf("%d bytes are exported, want %d or more", len(b), text)
+		return "", fmt.Errorf("%d bytes are exported: a line begins at offset %d", len(b), text)
 	}
-	n := binary.LittleEndian.Uint64(b)
+	n, last := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
+	if last != came {
+		return "", errors.New("no line has come yet")
+	}
 	if n > uint64(len(b)-text) {
-		return "", fmt.Errorf("a line of %d bytes in %d", n, len(b))
+		return "", fmt.Errorf("a line of %d bytes in %d", n, len(b)-text)
 	}
 	return string(b[text : text+n]), nil
 }

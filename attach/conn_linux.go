@@ -219,7 +219,8 @@ const abandonTime = 100 * time.Millisecond
 // its size and the descriptors that came with it, which are the caller's. It
 // ends when ctx does. The peer's orderly end is io.EOF. A message that is too
 // large or carries too many descriptors matches ErrMessage; what came with it
-// has been closed. Where the connection takes no descriptors the kernel closes
+// has been closed. Where this process has no room for its descriptors the error matches
+// sockets.ErrDescriptors, and the message is read. Where the connection takes no descriptors the kernel closes
 // those that came, and one that is -1 stands for them.
 //
 // Before Linux 6.16 a peer may have that last for ever: the connection is of no
@@ -249,6 +250,9 @@ func (c *Conn) Receive(ctx context.Context, buf []byte) (int, Descriptors, error
 		return r.n, r.fds, nil
 	}
 	c.discard(ctx, r.fds)
+	if errors.Is(r.err, sockets.ErrDescriptors) {
+		return copy(buf, own[:r.n]), nil, fmt.Errorf("reading from the attachment's peer: %w", r.err)
+	}
 	if ctx.Err() != nil {
 		return 0, nil, fmt.Errorf("reading from the attachment's peer: %w", ctx.Err())
 	}
@@ -278,6 +282,8 @@ func (c *Conn) receive(buf []byte) (r received) {
 		r.err = fmt.Errorf("%w: control data: %w", ErrMessage, err)
 	case flags&unix.MSG_TRUNC != 0:
 		r.err = fmt.Errorf("%w: more than %d bytes", ErrMessage, len(buf))
+	case c.takes && sockets.Lost(flags, len(fds), maxFDs) != nil:
+		r.err = sockets.ErrDescriptors
 	case flags&unix.MSG_CTRUNC != 0 && c.takes:
 		r.err = fmt.Errorf("%w: more than %d descriptors", ErrMessage, maxFDs)
 	case flags&unix.MSG_CTRUNC != 0:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/keeper"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/version"
 )
@@ -32,7 +33,7 @@ func Dial(ctx context.Context, path string, trust ...uint32) (*Conn, error) {
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return nil, fmt.Errorf("attaching at %s: this user may not open the socket: ask for a pfd whose socket is open to it: %w", path, err)
 	case err != nil:
-		return nil, fmt.Errorf("attaching at %s: %w", path, err)
+		return nil, fmt.Errorf("attaching at %s: %w", path, limits.Explain(err))
 	}
 	uc, ok := c.(*net.UnixConn)
 	if !ok {
@@ -99,7 +100,7 @@ func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, er
 	var err error
 	if c.keeper == nil {
 		if c.keeper, err = keeper.StartFor(c.peer.PID); err != nil {
-			return Welcome{}, nil, fmt.Errorf("attaching: %w", err)
+			return Welcome{}, nil, fmt.Errorf("attaching: %w", limits.Explain(err))
 		}
 	}
 	va, proof := c.keeper.Proof()
@@ -146,7 +147,7 @@ func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string
 		err := c.startHelper(asked, more)
 		more.Close()
 		if err != nil {
-			return Welcome{}, fmt.Errorf("attaching: starting the memory helper that pfd asks for: %w", err)
+			return Welcome{}, fmt.Errorf("attaching: starting the memory helper that pfd asks for: %w", limits.Explain(err))
 		}
 		if b, more, err = c.answered(ctx, own); err != nil {
 			return Welcome{}, err
@@ -285,6 +286,9 @@ func (c *Conn) Offer(ctx context.Context, m *Memory, netlink int) error {
 	}
 	if errors.Is(err, ErrMessage) || errors.Is(err, ErrMemory) {
 		return errors.Join(err, c.Refuse(CodeProtocol, TypeMapped, err.Error()))
+	}
+	if errors.Is(err, sockets.ErrDescriptors) {
+		return errors.Join(err, c.Refuse(CodeInternal, TypeMapped, "pfd: "+sockets.ErrDescriptors.Error()))
 	}
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
 )
 
@@ -81,7 +82,7 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 		c, err := newConn(uc, true)
 		switch {
 		case err != nil:
-			s.refuse(ctx, &Conn{c: uc, peer: Peer{UID: noUID, PIDFD: -1}}, CodeInternal, err.Error())
+			s.refuse(ctx, &Conn{c: uc, peer: Peer{UID: noUID, PIDFD: -1}}, CodeInternal, "pfd: "+limits.Explain(err).Error())
 		case !s.users.Take(c.peer.UID):
 			for _, f := range dropped {
 				f()

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // Messages of an attachment that stands (ours; docs/attach.md section 8).
@@ -248,6 +249,13 @@ func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) 
 		n, fds, err := c.Receive(ctx, buf[:])
 		if errors.Is(err, io.EOF) {
 			return nil
+		}
+		if errors.Is(err, sockets.ErrDescriptors) { // the process can ask again
+			h, _ := DecodeHeader(buf[:n])
+			if err := c.Refuse(CodeInternal, h.Type, "pfd: "+sockets.ErrDescriptors.Error()); err != nil {
+				return err
+			}
+			continue
 		}
 		if err != nil {
 			return err

@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/limits"
 )
 
 // copyOf returns what processes run as their memory helper, of which exe is the
@@ -37,7 +39,7 @@ func copyOf(exe *os.File) (*os.File, error) {
 	}
 	if err != nil {
 		_ = m.Close() // of no use
-		return nil, fmt.Errorf("a copy of our own program: %w", err)
+		return nil, fmt.Errorf("a copy of our own program: %w", limits.Explain(err))
 	}
 	return m, nil
 }

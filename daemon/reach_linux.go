@@ -9,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/memport"
@@ -66,7 +67,7 @@ func IsMemoryHelper(args []string) bool { return len(args) == 2 && args[1] == at
 func (s *session) startHelper() error {
 	port, socket, err := memport.New()
 	if err != nil {
-		return refusal(attach.CodeInternal, "%v: pfd is short of memory or descriptors (ulimit -n)", err)
+		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 	}
 	s.memport = port
 	program, err := s.d.program()

@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/memport"
@@ -192,19 +193,19 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 func (s *session) open(peer attach.Peer) error {
 	var err error
 	if s.exit, err = exitFile(peer.PIDFD); err != nil {
-		return refusal(attach.CodeInternal, "watching the process: %v: see pfd's log", err)
+		return refusal(attach.CodeInternal, "pfd: watching the process: %v: see its log", limits.Explain(err))
 	}
 	if s.memory, err = attach.NewMemory(); err != nil {
-		return refusal(attach.CodeInternal, "%v: pfd is short of memory or descriptors (ulimit -n)", err)
+		return refusal(attach.CodeInternal, "pfd: %v: see its log", err)
 	}
 	if s.method == pagein.Populate {
 		// A page-in may go on when the attachment has ended, and look at it still.
 		if s.served, err = attach.MapMemory(s.memory.FD()); err != nil {
-			return refusal(attach.CodeInternal, "%v: pfd is short of memory", err)
+			return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 		}
 	}
 	if s.faults, s.port, err = netlink.NewReceiver(s.n.sender.Port()); err != nil {
-		return refusal(attach.CodeInternal, "%v: pfd is short of descriptors (ulimit -n)", err)
+		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 	}
 	return nil
 }

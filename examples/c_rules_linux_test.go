@@ -1,9 +1,22 @@
 package examples
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/rdma"
 )
 
 // libexanet decides as package rdma does: the cases are those of its tests.
@@ -13,5 +26,212 @@ func TestRules(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), compile(t, dir, filepath.Join("..", "testdata", "rules")), filepath.Join("..", "attach", "testdata", "rules.txt")).CombinedOutput()
 	if err != nil {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// useEnv names a socket to a process that does in Go what testdata/limits.c does in C.
+const useEnv = "EXANET_TEST_USE"
+
+// useGo attaches, allocates, writes, reads and frees, and says "ok" or what failed.
+func useGo(socket string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	ep, err := rdma.Attach(ctx, rdma.Options{Socket: socket})
+	if err != nil {
+		return "attach: " + err.Error()
+	}
+	buf, err := ep.Alloc(1 << 20)
+	if err != nil {
+		return "alloc: " + err.Error()
+	}
+	remote, err := ep.Export(buf.Bytes())
+	if err != nil {
+		return "export: " + err.Error()
+	}
+	from, back := []byte(strings.Repeat("w", 65536)), make([]byte, 65536)
+	t, err := ep.Write(ctx, rdma.WriteRequest{Src: from, Dst: remote})
+	if err == nil {
+		err = t.Wait(ctx)
+	}
+	if err != nil {
+		return "write: " + err.Error()
+	}
+	t, err = ep.Read(ctx, rdma.ReadRequest{Src: remote, Dst: back})
+	if err == nil {
+		err = t.Wait(ctx)
+	}
+	switch {
+	case err != nil:
+		return "read: " + err.Error()
+	case !slices.Equal(from, back) || !slices.Equal(from, buf.Bytes()[:len(from)]):
+		return "other bytes came than were sent"
+	}
+	if err := buf.Free(); err != nil {
+		return "free: " + err.Error()
+	}
+	if err := ep.Close(); err != nil {
+		return "close: " + err.Error()
+	}
+	return "ok"
+}
+
+// users are those of clients: the one of pfd, which moves bytes itself, and as root another, who
+// has a memory helper.
+func users(t *testing.T) map[string]*syscall.SysProcAttr {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Log("only root can start a client of another user: those are left out")
+		return map[string]*syscall.SysProcAttr{"": nil}
+	}
+	return map[string]*syscall.SysProcAttr{"": nil, "of another user": {Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}}
+}
+
+// said runs a client under a limit (prlimit(1)), and returns its first line.
+func said(t *testing.T, as *syscall.SysProcAttr, limit string, env string, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := exec.CommandContext(ctx, "prlimit", append([]string{limit, "--"}, args...)...)
+	c.SysProcAttr = as
+	c.Env = append(os.Environ(), env, "RUNTIME_DIRECTORY=/nowhere", "XDG_RUNTIME_DIR=/nowhere")
+	out, err := c.CombinedOutput()
+	line, _, _ := strings.Cut(string(out), "\n")
+	if line == "" {
+		line = fmt.Sprint(err)
+	}
+	return line
+}
+
+// What both libraries do beside the rules of attach/testdata/rules.txt.
+func TestBothLibraries(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin := compile(t, dir, filepath.Join("..", "testdata", "limits"))
+	t.Run("limits", func(t *testing.T) { limits(t, dir, bin) })
+	t.Run("fork", func(t *testing.T) { forkedChild(t, bin) })
+	t.Run("stranger", func(t *testing.T) { strangers(t, dir, bin) })
+}
+
+// They go on where files may not be large, and where they cannot, for want of descriptors, they
+// name the limit.
+func limits(t *testing.T, dir, bin string) {
+	client := start(t)
+	self := filepath.Join(dir, "self")
+	if err := copyFile(self, "/proc/self/exe"); err != nil {
+		t.Fatal(err)
+	}
+	for name, as := range users(t) {
+		for _, limit := range []string{"--fsize=1048575", "--fsize=65536", "--fsize=4095", "--fsize=0"} {
+			if got := said(t, as, limit, "", bin, client.Socket(), "use"); got != "ok" {
+				t.Errorf("C %s: %s: %s", name, limit, got)
+			}
+			if got := said(t, as, limit, useEnv+"="+client.Socket(), self); got != "ok" {
+				t.Errorf("Go %s: %s: %s", name, limit, got)
+			}
+		}
+		var enough bool
+		for n := 4; n < 40 && !enough; n++ { // each call that makes one is the first that fails, in turn
+			got := said(t, as, "--nofile="+strconv.Itoa(n), "", bin, client.Socket(), "use")
+			if enough = got == "ok"; !enough && !strings.Contains(got, "ulimit -n") {
+				t.Errorf("C %s: %d descriptors: %s", name, n, got)
+			}
+		}
+		if !enough {
+			t.Errorf("C %s: 39 descriptors are too few", name)
+		}
+		enough = false
+		for n := 12; n < 60 && !enough; n++ { // the Go runtime has some
+			got := said(t, as, "--nofile="+strconv.Itoa(n), useEnv+"="+client.Socket(), self)
+			if enough = got == "ok"; !enough && !strings.Contains(got, "ulimit -n") {
+				t.Errorf("Go %s: %d descriptors: %s", name, n, got)
+			}
+		}
+		if !enough {
+			t.Errorf("Go %s: 59 descriptors are too few", name)
+		}
+	}
+}
+
+func copyFile(to, from string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o755)
+}
+
+// A child made by fork has no part in its parent's attachment, and does it no harm.
+func forkedChild(t *testing.T, bin string) {
+	client := start(t)
+	for name, as := range users(t) {
+		if got := said(t, as, "--core=0", "", bin, client.Socket(), "fork"); got != "ok" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// libexanet attaches to another user's pfd only where that user is named.
+func strangers(t *testing.T, dir, bin string) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: becoming another user")
+	}
+	const stranger = 3100
+	socket := filepath.Join(dir, "s")
+	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(l)
+	if err := unix.Bind(l, &unix.SockaddrUnix{Name: socket + attach.SocketSuffix}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(socket+attach.SocketSuffix, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	// The credentials are those of the thread that listens.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	become := func(uid int) {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+	become(stranger)
+	err = unix.Listen(l, 8)
+	become(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := users(t)["of another user"]
+	if got := said(t, as, "--core=0", "", bin, socket, "use"); !strings.Contains(got, "another user serves the socket: uid 3100") {
+		t.Errorf("a stranger's: %s", got)
+	}
+	if got := said(t, as, "--core=0", "", bin, socket, "use", "3101"); !strings.Contains(got, "another user serves the socket") {
+		t.Errorf("another one is named: %s", got)
+	}
+	heard := make(chan int, 1)
+	go func() {
+		for {
+			c, _, err := unix.Accept(l)
+			if err != nil {
+				return
+			}
+			var b [512]byte
+			n, _ := unix.Read(c, b[:])
+			unix.Close(c)
+			if n > 0 {
+				heard <- n
+				return
+			}
+		}
+	}()
+	if got := said(t, as, "--core=0", "", bin, socket, "use", strconv.Itoa(stranger)); !strings.Contains(got, "closed the connection") {
+		t.Errorf("who is named: %s", got)
+	}
+	if n := <-heard; n != attach.HelloSize {
+		t.Errorf("%d bytes came first, want a hello", n)
+	}
+	if got := said(t, as, "--core=0", "", "unshare", "-U", bin, socket, "use"); !strings.Contains(got, "uid 65534") {
+		t.Errorf("in a namespace that maps no user: %s", got)
 	}
 }

@@ -31,6 +31,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if socket := os.Getenv(useEnv); socket != "" {
+		fmt.Println(useGo(socket))
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -32,8 +33,10 @@ int fail(int code, const char *format, ...)
 {
 	va_list args;
 	va_start(args, format);
-	vsnprintf(text, sizeof text, format, args);
+	int n = vsnprintf(text, sizeof text, format, args);
 	va_end(args);
+	if (code == EMFILE && n >= 0 && (size_t)n < sizeof text)
+		snprintf(text + n, sizeof text - n, ": out of descriptors (ulimit -n)");
 	return -code;
 }
 
@@ -73,29 +76,39 @@ static int message_send(int socket, const unsigned char *m, size_t size, int fd,
 	return n == (ssize_t)size ? 0 : fail(errno ? errno : EIO, "to pfd: %m");
 }
 
+static void close_all(int *fds, int n)
+{
+	for (int i = 0; i < n; i++)
+		close(fds[i]);
+}
+
+enum { MOST_FDS = 8 };	/* of one message */
+
 ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int *nfds)
 {
-	union { char b[CMSG_SPACE(8 * sizeof(int))]; struct cmsghdr align; } control;
+	union { char b[CMSG_SPACE(MOST_FDS * sizeof(int))]; struct cmsghdr align; } control;
 	struct iovec iov = { m, size };
 	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.b, .msg_controllen = sizeof control.b };
 	ssize_t n;
 	*nfds = 0;
 	while ((n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
 		;
-	if (n <= 0)
+	if (n <= 0) {
+		*nfds = 0;
 		return n;
+	}
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c))
 		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
 			*nfds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 			memcpy(fds, CMSG_DATA(c), *nfds * sizeof(int));
 		}
+	if (msg.msg_flags & MSG_CTRUNC && *nfds < MOST_FDS) {	/* there was room for the next one */
+		close_all(fds, *nfds);
+		*nfds = 0;
+		errno = EMFILE;
+		return -1;
+	}
 	return n;
-}
-
-static void close_all(int *fds, int n)
-{
-	for (int i = 0; i < n; i++)
-		close(fds[i]);
 }
 
 /* helper_start starts the program that pfd sent (10), and closes the descriptors. */
@@ -161,6 +174,8 @@ out:
 static int refusal(const unsigned char *m, ssize_t n)
 {
 	static const int codes[] = { EIO, EPROTO, EPROTO, EOPNOTSUPP, ENODEV, EAGAIN, EDQUOT, EAGAIN, EPERM, EINVAL, EAGAIN, EIO, EINVAL };
+	if (n < 0 && errno == EMFILE)
+		return fail(EMFILE, "descriptors that pfd sent did not arrive (a security module may forbid them)");
 	if (n <= 0)
 		return fail(ENOTCONN, "pfd closed the connection, or does not answer: it ends, or it is another program");
 	if (n < HEADER)
@@ -310,6 +325,8 @@ static int handshake(exanet *e, const struct exanet_options *o)
 	if (pages == MAP_FAILED)
 		return fail(errno, "mapping the attachment's memory: %m");
 	e->pages = pages;
+	if (madvise(pages, MEMORY, MADV_DONTFORK))
+		return fail(errno, "keeping the attachment's memory from children: %m");
 	message(m, MAPPED, HEADER);	/* pfd may seal it now */
 	if ((error = message_send(e->socket, m, HEADER, keeper_pidfd(e->keeper), -1)) || (error = answer(e, m, WELCOME, WELCOME_SIZE, fds, 0)))
 		return error;
@@ -338,6 +355,15 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 		e->ntrust = o->ntrust;
 	}
 	e->socket = e->eventfd = e->netlink = e->holes = e->stop[0] = e->stop[1] = -1;
+	e->own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (e->own == MAP_FAILED || madvise(e->own, 4096, MADV_WIPEONFORK)) {
+		const int error = fail(errno, "a page that fork empties: %m");
+		if (e->own != MAP_FAILED)
+			munmap(e->own, 4096);
+		free(e);
+		return error;
+	}
+	*e->own = 1;
 	pthread_mutex_init(&e->lock, NULL);
 	pthread_mutex_init(&e->messages, NULL);
 	int error = handshake(e, o ? o : &none);
@@ -360,6 +386,58 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	return 0;
 }
 
+/* remember_private keeps that memory of exanet_alloc is not shared: 0, or -ENOMEM. */
+static int remember_private(exanet *e, void *address)
+{
+	struct private *p = malloc(sizeof *p);
+	if (!p)
+		return fail(ENOMEM, "no memory");
+	p->address = address;
+	pthread_mutex_lock(&e->messages);
+	p->next = e->private;
+	e->private = p;
+	pthread_mutex_unlock(&e->messages);
+	return 0;
+}
+
+/* forget_private reports whether memory is such, and forgets it. */
+static bool forget_private(exanet *e, const void *address)
+{
+	pthread_mutex_lock(&e->messages);
+	struct private **at = &e->private, *p;
+	while ((p = *at) && p->address != address)
+		at = &p->next;
+	const bool found = p;
+	if (found)
+		*at = p->next;
+	pthread_mutex_unlock(&e->messages);
+	free(p);
+	return found;
+}
+
+/* release frees what no other process has of an attachment, and that itself. */
+static void release(exanet *e)
+{
+	for (struct private *p; (p = e->private); free(p))
+		e->private = p->next;
+	munmap(e->own, 4096);
+	free(e);
+}
+
+/* release_copy releases what a child made by fork has of an attachment. It ends nothing of the parent's. */
+static void release_copy(exanet *e)
+{
+	const int all[] = { e->socket, e->eventfd, e->netlink, e->holes, e->stop[0], e->stop[1] };
+	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+		if (all[i] >= 0)
+			close(all[i]);
+	keeper_forget(e->lent);
+	keeper_forget(e->keeper);
+	if (e->words)
+		munmap(e->words, 4096);
+	release(e);
+}
+
 int exanet_close(exanet *e)
 {
 	unsigned char m[TEXT_SIZE];
@@ -368,6 +446,10 @@ int exanet_close(exanet *e)
 	bool confirmed = false, sleeps = false;
 	if (!e)
 		return 0;
+	if (inherited(e)) {
+		release_copy(e);
+		return 0;
+	}
 	if (e->info.pdid) {	/* attached: after ENDED nothing is in flight */
 		const struct timeval patience = { .tv_sec = 30 };
 		setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -410,23 +492,30 @@ int exanet_close(exanet *e)
 		munmap(e->pages, MEMORY);
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->messages);
-	free(e);
+	release(e);
 out:
 	return !attached || confirmed ? 0 : fail(ETIMEDOUT, "pfd did not confirm the end of the attachment: it may still reach memory of this process");
 }
 
-void exanet_get_info(const exanet *e, struct exanet_info *info) { *info = e->info; }
+void exanet_get_info(const exanet *e, struct exanet_info *info)
+{
+	*info = inherited(e) ? (struct exanet_info){ 0 } : e->info;
+}
 
 void exanet_get_stats(const exanet *e, struct exanet_stats *s)
 {
 	const unsigned char *p = e->pages + STAT_FAULTS;
-	*s = (struct exanet_stats){ load64(p), load64(p + 8), load64(p + 16), load64(p + 24) };
+	*s = (struct exanet_stats){ 0 };
+	if (!inherited(e))
+		*s = (struct exanet_stats){ load64(p), load64(p + 8), load64(p + 16), load64(p + 24) };
 }
 
 /* bounds sends UNSHARE, REGISTER, UNREGISTER or INVALIDATE. */
 static int bounds(exanet *e, int type, void *address, size_t size, int fd)
 {
 	unsigned char m[BOUNDS_SIZE];
+	if (inherited(e))
+		return refuse_child(e);
 	message(m, type, sizeof m);
 	put(m + 72, 8, (uintptr_t)address);
 	put(m + 80, 8, size);
@@ -440,6 +529,8 @@ static int sooner(const exanet *e, int error) { return e->info.sva && error != -
 int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset, int writable)
 {
 	unsigned char m[SHARE_SIZE];
+	if (inherited(e))
+		return refuse_child(e);
 	message(m, SHARE, sizeof m);
 	put(m + 72, 8, (uintptr_t)address);
 	put(m + 80, 8, size);
@@ -454,10 +545,16 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 
 int exanet_unshare(exanet *e, void *address, size_t size) { return bounds(e, UNSHARE, address, size, -1); }
 
-int exanet_invalidate(exanet *e, void *address, size_t size) { return sooner(e, bounds(e, INVALIDATE, address, size, -1)); }
+int exanet_invalidate(exanet *e, void *address, size_t size)
+{
+	const int error = bounds(e, INVALIDATE, address, size, -1);
+	return inherited(e) ? error : sooner(e, error);
+}
 
 int exanet_register(exanet *e, void *address, size_t size)
 {
+	if (inherited(e))
+		return refuse_child(e);
 	if (e->info.method != EXANET_UFFD)
 		return fail(EINVAL, "exanet_register is for method uffd: attach with it");
 	/* In a kernel without write-protect faults (arm64 before 6.10) missing pages wait for pfd, if the right is there
@@ -491,9 +588,15 @@ static size_t whole(size_t size) { return (size + 4095) & ~(size_t)4095; }
  * pages, and the device needs no more. */
 static bool unshared(const exanet *e) { return e->info.sva && e->info.method == EXANET_UFFD; }
 
-/* make_memory makes a file of memory as exanet_share needs it. */
+/* make_memory makes a file of memory as exanet_share needs it. Where the limit of file sizes is lower the kernel would
+ * send SIGXFSZ. */
 static int make_memory(size_t size)
 {
+	struct rlimit files;
+	if (!getrlimit(RLIMIT_FSIZE, &files) && files.rlim_cur != RLIM_INFINITY && size > files.rlim_cur) {
+		fail(EFBIG, "memory to share: %zu bytes are more than the limit of file sizes, %llu (ulimit -f)", size, (unsigned long long)files.rlim_cur);
+		return -1;
+	}
 	const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
 	int fd = memfd_create("exanet-buffer", flags | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL)
@@ -510,19 +613,27 @@ void *exanet_alloc(exanet *e, size_t size)
 {
 	int fd = -1, error = 0;
 	void *p;
+	if (inherited(e)) {
+		refuse_child(e);
+		return NULL;
+	}
 	size = whole(size);
 	if (!size) {
 		fail(EINVAL, "a buffer of 0 bytes");
 		return NULL;
 	}
-	if (!unshared(e) && (fd = make_memory(size)) < 0)
+	/* Without a memfd, by a limit or a filter, a device with sva reaches the memory all the same, though later. */
+	if (!unshared(e) && (fd = make_memory(size)) < 0 && !e->info.sva)
 		return NULL;
 	p = mmap(NULL, size, PROT_READ | PROT_WRITE, (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, 0);
 	if (p == MAP_FAILED) {
 		fail(errno, "a buffer of %zu bytes: %m", size);
 		p = NULL;
 	} else if (fd >= 0) {
+		forget_private(e, p);	/* the caller unmapped it by itself */
 		error = exanet_share(e, p, size, fd, 0, 1);
+	} else if (!unshared(e)) {
+		error = remember_private(e, p);
 	}
 	if (fd >= 0)
 		close(fd);	/* the mapping and pfd keep the file */
@@ -537,8 +648,10 @@ void *exanet_alloc(exanet *e, size_t size)
 
 int exanet_free(exanet *e, void *p, size_t size)
 {
+	if (inherited(e))
+		return munmap(p, whole(size)) ? fail(errno, "freeing a buffer: %m") : 0;
 	int error = e->info.method == EXANET_UFFD ? exanet_unregister(e, p, whole(size)) : 0;
-	if (!error && !unshared(e))
+	if (!error && !unshared(e) && !forget_private(e, p))
 		error = exanet_unshare(e, p, whole(size));
 	if (error && error != -ENOTCONN)	/* an attachment that is over has taken it back already */
 		return error;

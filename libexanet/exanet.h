@@ -4,6 +4,10 @@
  * source and destination; nothing is registered or pinned, and absent pages are brought
  * in while a transfer goes on. Functions may be called by any thread.
  *
+ * A child made by fork has no part in its parent's attachment. There every function gives -EPERM, or
+ * nothing (exanet_alloc NULL, exanet_export and exanet_get_info zeros), but exanet_close and exanet_free:
+ * these release what the child inherited, and end nothing of the parent's. A child attaches anew.
+ *
  * A function gives 0 or a number that is not negative, or the negative of an errno;
  * exanet_error() then says what happened and what to do. Transfers end with a status of
  * docs/troubleshooting.md. */
@@ -119,7 +123,8 @@ int exanet_wait_word(exanet *, const uint64_t *word, uint64_t value, int timeout
 /* Brings pages of this process in, before a transfer needs them. */
 int exanet_prefetch(exanet *, void *, size_t, int write);
 /* Memory of a file of its own that is shared with the device, and registered with method
- * uffd; with uffd and sva it is registered alone. NULL and exanet_error(). It is not in memory
+ * uffd; with uffd and sva it is registered alone, and with sva it is private memory, too, where the process may
+ * make no such file (ulimit -f, a seccomp filter). NULL and exanet_error(). It is not in memory
  * before it is used. A child that is forked has the same memory, and no copy. */
 void *exanet_alloc(exanet *, size_t);
 /* Nothing else may be mapped there before; where it fails the memory stays. */

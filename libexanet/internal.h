@@ -2,6 +2,7 @@
 #ifndef EXANET_INTERNAL_H
 #define EXANET_INTERNAL_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -34,6 +35,11 @@ enum { CHANNELS = 32, READS = 32 };
 
 struct keeper;
 
+struct private {
+	struct private *next;
+	void *address;
+};
+
 struct read {
 	bool open, cancelled;
 	uint16_t tag;
@@ -46,6 +52,8 @@ struct exanet {
 	pthread_mutex_t lock;	/* guards channels, reads, and the packetizer's two channels that callers use */
 	pthread_mutex_t messages;	/* one question on the socket at a time */
 	struct keeper *keeper, *lent;	/* for pfd, for the helper */
+	uint32_t *own;		/* a page that fork empties: 1 in the process that attached, 0 in its children */
+	struct private *private;	/* under messages: memory of exanet_alloc that could not be shared */
 	pid_t helper;
 	const uint32_t *trust;	/* of the options, while it attaches */
 	unsigned ntrust;
@@ -91,6 +99,15 @@ static inline uint64_t get(const unsigned char *m, int size)
 /* fail keeps the text for exanet_error and gives -code. */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* inherited reports whether this is a child that the process made by fork. The attachment is the parent's: nothing of
+ * it may be touched, and its pages are not mapped here. */
+static inline bool inherited(const exanet *e) { return !load32(e->own); }
+/* refuse_child gives 0, or -EPERM in such a child. */
+static inline int refuse_child(const exanet *e)
+{
+	return inherited(e) ? fail(EPERM, "the attachment is that of the process that forked this one: attach here") : 0;
+}
+
 enum { PATH_SIZE = 4096 };
 extern const char machine_directory[];
 
@@ -107,6 +124,8 @@ bool rule_program(uid_t owner, mode_t mode, uid_t euid, const uint32_t *trust, u
 
 struct keeper *keeper_make(pid_t ptracer);
 void keeper_end(struct keeper *);
+/* Releases what a child made by fork has of a keeper. */
+void keeper_forget(struct keeper *);
 int keeper_pidfd(const struct keeper *);
 const unsigned char *keeper_proof(const struct keeper *);
 

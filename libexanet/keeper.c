@@ -144,6 +144,15 @@ broken:
 	return NULL;
 }
 
+void keeper_forget(struct keeper *k)
+{
+	if (!k)
+		return;
+	close(k->hold);		/* the lock is the parent's and stays */
+	close(k->pidfd);
+	munmap(k, sizeof *k);
+}
+
 void keeper_end(struct keeper *k)
 {
 	if (!k)

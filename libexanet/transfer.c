@@ -99,6 +99,8 @@ static bool announce(exanet *e, int channel)
 static int check(const exanet *e, const struct exanet_transfer *t)
 {
 	const uint64_t limit = UINT64_C(1) << e->info.address_bits, local = (uintptr_t)t->local;
+	if (inherited(e))
+		return refuse_child(e);
 	if (!t->size)
 		return fail(EINVAL, "a transfer has 1 byte or more");
 	if (t->offset > t->remote.length || t->remote.length - t->offset < t->size)
@@ -285,6 +287,8 @@ int exanet_poll(exanet *e, int transfer)
 {
 	int place = transfer & (PLACES - 1), status;
 	uint32_t use = (uint32_t)transfer >> PLACE_BITS;
+	if (inherited(e))
+		return refuse_child(e);
 	if (transfer >= 0 && place < CHANNELS && load32(e->pages + DESCRIPTOR * place + DONE) == 2 && !load32(e->pages + STATE) &&
 	    now() - (int64_t)load64(&e->looked) < MS)
 		return EXANET_ONGOING;	/* without the lock: the usual case */
@@ -344,6 +348,8 @@ static int word_done(exanet *e, const void *arg)
 int exanet_wait_word(exanet *e, const uint64_t *word, uint64_t value, int timeout)
 {
 	const struct awaited a = { word, value };
+	if (inherited(e))
+		return refuse_child(e);
 	int status = sleep_until(e, timeout, word_done, &a);
 	return status == EXANET_ONGOING ? fail(ETIMEDOUT, "the word has not come in time") : status;
 }
@@ -352,6 +358,8 @@ int exanet_abort(exanet *e, int transfer)
 {
 	int place = transfer & (PLACES - 1), result = 0;
 	uint32_t use = (uint32_t)transfer >> PLACE_BITS;
+	if (inherited(e))
+		return refuse_child(e);
 	pthread_mutex_lock(&e->lock);
 	if (transfer >= 0 && place < CHANNELS && e->busy >> place & 1 && e->use[place] % USES == use) {
 		__atomic_fetch_or((uint64_t *)(e->pages + DESCRIPTOR * place + ROUTE), UINT64_C(1) << 61, __ATOMIC_SEQ_CST);
@@ -371,7 +379,8 @@ int exanet_abort(exanet *e, int transfer)
 
 int exanet_prefetch(exanet *e, void *address, size_t size, int write)
 {
-	(void)e;
+	if (inherited(e))
+		return refuse_child(e);
 	if (size > UINTPTR_MAX - 4095 - (uintptr_t)address)
 		return fail(EINVAL, "bringing %zu bytes at %p in: they pass the end of the address space", size, address);
 	const uintptr_t first = (uintptr_t)address & ~(uintptr_t)4095, end = ((uintptr_t)address + size + 4095) & ~(uintptr_t)4095;
@@ -382,7 +391,9 @@ int exanet_prefetch(exanet *e, void *address, size_t size, int write)
 
 void exanet_export(const exanet *e, const void *p, uint64_t length, struct exanet_remote *r)
 {
-	*r = (struct exanet_remote){ e->info.node, e->info.generation, e->info.pdid, (uintptr_t)p, length };
+	*r = (struct exanet_remote){ 0 };
+	if (!inherited(e))
+		*r = (struct exanet_remote){ e->info.node, e->info.generation, e->info.pdid, (uintptr_t)p, length };
 }
 
 int exanet_remote_text(const struct exanet_remote *r, char *text, size_t size)

@@ -253,6 +253,19 @@ func TestRegister(t *testing.T) {
 	}
 }
 
+// A helper that is out of descriptors says so.
+func TestHelperOutOfDescriptors(t *testing.T) {
+	p := own(t)
+	fd, va, b := missing(t, 1)
+	defer unix.Close(fd)
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: 3}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Register(va, uint64(len(b)), fd); !errors.Is(err, ErrHelper) || !strings.Contains(err.Error(), "ulimit -n") {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestRead reads another process's memory by its keeper.
 func TestRead(t *testing.T) {
 	p := own(t)

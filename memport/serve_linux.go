@@ -258,12 +258,17 @@ func (s *server) listen(sock *net.UnixConn) error {
 	var b [messageSize]byte
 	var oob [64]byte
 	for {
-		n, oobn, _, _, err := sock.ReadMsgUnix(b[:], oob[:])
+		n, oobn, flags, _, err := sock.ReadMsgUnix(b[:], oob[:])
 		if err != nil || n == 0 {
 			return nil // pfd has closed it, or has ended
 		}
 		fd := descriptor(oob[:oobn])
-		reply, err := s.told(b[:n], &fd)
+		var reply []byte
+		if flags&unix.MSG_CTRUNC != 0 && fd < 0 {
+			err = fmt.Errorf("the memory helper: %w", sockets.ErrDescriptors)
+		} else {
+			reply, err = s.told(b[:n], &fd)
+		}
 		if fd >= 0 {
 			_ = unix.Close(fd) // nothing of ours is in it
 		}

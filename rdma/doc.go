@@ -80,4 +80,10 @@
 //	for t, err := range q.Finished(ctx) { … }
 //
 // All methods of Endpoint, Transfer and Queue may be called by any goroutine.
+//
+// # Fork
+//
+// An endpoint is its process's alone. The child of a fork (os/exec's, or one that C code makes) runs no
+// Go code before it executes another program, and so cannot use it; every descriptor of an endpoint is
+// closed by that (O_CLOEXEC). libexanet, whose callers may go on in a child, refuses each call there.
 package rdma

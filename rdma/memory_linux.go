@@ -47,7 +47,8 @@ type Buffer struct {
 // nothing. The memory is a memfd, shared with pfd, but where its missing pages are pfd's to
 // fill (method uffd) and the node sees the process's own tables (Info.SVA). There any
 // memory of the process may be source and destination, and a transfer reaches shared memory
-// sooner; elsewhere it reaches no other. A child that the process forks has the same memory,
+// sooner; elsewhere it reaches no other. There it is private memory, too, where the process may
+// make no memfd of that size (ulimit -f, a seccomp filter). A child that the process forks has the same memory,
 // and no copy. Errors match ErrRequest, ErrGone or ErrClosed, or are pfd's refusal.
 func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 	if size <= 0 {
@@ -83,6 +84,14 @@ func (e *Endpoint) allocShared(size int) (*Buffer, error) {
 	page := max(int(e.Info().Page), device.PageSize)
 	length := (size + page - 1) &^ (page - 1)
 	fd, err := MakeMemory(uint64(length), uint64(page))
+	if err != nil && e.Info().SVA() {
+		// A limit of file sizes, or a filter: transfers reach any memory here, though later.
+		b, err := private(size)
+		if err != nil {
+			return nil, err
+		}
+		return &Buffer{b: b, size: size, ep: e}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +106,16 @@ func (e *Endpoint) allocShared(size int) (*Buffer, error) {
 		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
 	}
 	return &Buffer{b: b, size: size, ep: e, shared: true}, nil
+}
+
+// private makes anonymous memory of size bytes or more, whole pages.
+func private(size int) ([]byte, error) {
+	length := (size + device.PageSize - 1) &^ (device.PageSize - 1)
+	b, err := unix.Mmap(-1, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	return b, nil
 }
 
 // hugePage is the size of the huge pages that can be shared.

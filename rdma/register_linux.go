@@ -52,10 +52,9 @@ func (e *Endpoint) Unregister(b []byte) error {
 
 // allocRegistered makes anonymous memory whose missing pages are pfd's to fill.
 func (e *Endpoint) allocRegistered(size int) (*Buffer, error) {
-	length := (size + device.PageSize - 1) &^ (device.PageSize - 1)
-	b, err := unix.Mmap(-1, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	b, err := private(size)
 	if err != nil {
-		return nil, os.NewSyscallError("mmap", err)
+		return nil, err
 	}
 	if err := e.Register(b); err != nil {
 		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))

@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/limits"
 )
 
 // New makes a memfd that nobody executes, of size bytes for good, and with more
@@ -17,14 +19,14 @@ func New(name string, size int64, flags, seals int) (int, error) {
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
-		return -1, os.NewSyscallError("memfd_create", err)
+		return -1, limits.Explain(os.NewSyscallError("memfd_create", err))
 	}
 	if err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, size)); err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|seals)
 		err = os.NewSyscallError("fcntl F_ADD_SEALS", err)
 	}
 	if err != nil {
-		return -1, errors.Join(err, os.NewSyscallError("close", unix.Close(fd)))
+		return -1, errors.Join(limits.Explain(err), os.NewSyscallError("close", unix.Close(fd)))
 	}
 	return fd, nil
 }

@@ -2,6 +2,7 @@ package sockets
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
 
@@ -24,6 +25,19 @@ func Control(c syscall.Conn, f func(fd int) error) error {
 func Peer(fd int) (*unix.Ucred, error) {
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	return cred, os.NewSyscallError("getsockopt SO_PEERCRED", err)
+}
+
+// ErrDescriptors says that the kernel could not give all descriptors of a message to this process.
+var ErrDescriptors = fmt.Errorf("%w: descriptors that came are lost: out of descriptors (ulimit -n, LimitNOFILE= of a unit), or a security module forbids them", unix.EMFILE)
+
+// Lost returns ErrDescriptors where the kernel cut a message's descriptors (MSG_CTRUNC) though there
+// was room for more than the fds that it gave: then it could not give the next one. Else more were sent
+// than the receiver has room for.
+func Lost(flags, fds, room int) error {
+	if flags&unix.MSG_CTRUNC != 0 && fds < room {
+		return ErrDescriptors
+	}
+	return nil
 }
 
 // Rights gives all descriptors in control data. Whatever it gives is open, also

@@ -170,6 +170,10 @@ func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 	if s.rx.Controllen != 0 {
 		fds, _ = sockets.Rights(s.oob[:s.rx.Controllen]) // the kernel's own, and well formed
 	}
+	if err := sockets.Lost(int(s.rx.Flags), len(fds), recvFDs); err != nil {
+		s.shed(fds)
+		return n, nil, err
+	}
 	if s.rx.Flags&unix.MSG_CTRUNC != 0 {
 		s.shed(fds)
 		return n, nil, fmt.Errorf("%w: more descriptors in one message than can be taken", ErrMalformed)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // A server of another user's is believed only where that user is named.
@@ -47,4 +49,37 @@ func TestServerOfAnotherUser(t *testing.T) {
 		t.Errorf("a user that is named: %v", err)
 	}
 	closeFDs([]int{c})
+}
+
+// A process that is out of descriptors does not blame its peer.
+func TestOutOfDescriptors(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeFDs(pair[:])
+	if err := unix.Sendmsg(pair[0], []byte{1}, unix.UnixRights(pair[0], pair[1]), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	var old unix.Rlimit
+	lowest, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	if err := errors.Join(err, unix.Close(lowest), unix.Getrlimit(unix.RLIMIT_NOFILE, &old)); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.FcntlInt(uintptr(pair[1]), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSocket(fd)
+	defer s.close()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(lowest), Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = s.recv(make([]byte, 1), 0)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, sockets.ErrDescriptors) || errors.Is(err, ErrMalformed) {
+		t.Errorf("%v", err)
+	}
 }

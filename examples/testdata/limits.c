@@ -1,0 +1,136 @@
+/* limits SOCKET ACTION [TRUST]: attaches, trusting user TRUST where one is named, and
+ *   use    allocates 1 MiB, writes into it, reads it back and frees it;
+ *   fork   tries every function in a child that it forks, and then uses the attachment itself;
+ *   wait   waits until it has no child.
+ * It says "ok", or what failed. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../libexanet/exanet.h"
+
+enum { SIZE = 1 << 20 };
+
+static exanet *e;
+
+__attribute__((noreturn, format(printf, 1, 2))) static void die(const char *format, ...)
+{
+	va_list args;
+	va_start(args, format);
+	vprintf(format, args);
+	va_end(args);
+	puts("");
+	fflush(stdout);
+	_exit(1);
+}
+
+static void finish(int transfer, const char *what)
+{
+	const int status = transfer < 0 ? transfer : exanet_wait(e, transfer, 10000);
+	if (status)
+		die("%s: %s", what, status < 0 && status != EXANET_ONGOING ? exanet_error() : exanet_status(status));
+}
+
+static void use(char *p)
+{
+	static char from[65536], back[sizeof from];
+	struct exanet_transfer t = { .local = from, .size = sizeof from };
+	memset(from, 'w', sizeof from);
+	exanet_export(e, p, SIZE, &t.remote);
+	finish(exanet_write(e, &t), "write");
+	t.local = back;
+	finish(exanet_read(e, &t), "read");
+	if (memcmp(from, back, sizeof from) || memcmp(from, p, sizeof from))
+		die("other bytes came than were sent");
+}
+
+static void refused(int result, const char *what)
+{
+	if (result != -EPERM || !strstr(exanet_error(), "forked"))
+		die("in the child %s gives %d: %s", what, result, exanet_error());
+}
+
+/* child calls all that a child may not. p is memory of the parent's. */
+static void child(char *p, int transfer)
+{
+	static uint64_t word;
+	static char own[4096];
+	struct exanet_transfer t = { .local = own, .size = sizeof own };
+	struct exanet_remote r;
+	struct exanet_info info;
+	struct exanet_stats stats;
+	exanet_export(e, p, SIZE, &r);
+	exanet_get_info(e, &info);
+	exanet_get_stats(e, &stats);
+	if (r.address || r.length || r.pdid || info.pdid || stats.pages_in)
+		die("in the child something is named or counted");
+	t.remote = (struct exanet_remote){ .address = (uintptr_t)p, .length = SIZE };
+	refused(exanet_write(e, &t), "exanet_write");
+	refused(exanet_read(e, &t), "exanet_read");
+	refused(exanet_poll(e, transfer), "exanet_poll");
+	refused(exanet_wait(e, transfer, 1000), "exanet_wait");
+	refused(exanet_abort(e, transfer), "exanet_abort");
+	refused(exanet_wait_word(e, &word, 0, 1000), "exanet_wait_word");
+	refused(exanet_prefetch(e, own, sizeof own, 1), "exanet_prefetch");
+	refused(exanet_share(e, own, sizeof own, 0, 0, 1), "exanet_share");
+	refused(exanet_unshare(e, p, SIZE), "exanet_unshare");
+	refused(exanet_invalidate(e, p, SIZE), "exanet_invalidate");
+	refused(exanet_register(e, p, SIZE), "exanet_register");
+	refused(exanet_unregister(e, p, SIZE), "exanet_unregister");
+	refused(exanet_alloc(e, SIZE) ? 0 : -EPERM, "exanet_alloc");
+	if (exanet_free(e, p, SIZE) || !madvise(p, SIZE, MADV_NORMAL))
+		die("in the child exanet_free leaves its memory: %s", exanet_error());
+	if (exanet_close(e))
+		die("in the child exanet_close: %s", exanet_error());
+	if (exanet_attach(&e, NULL) == 0)	/* of its own: no pfd listens where the environment says */
+		die("in the child exanet_attach finds a pfd");
+	_exit(0);
+}
+
+int main(int argc, char **argv)
+{
+	uint32_t trust = argc > 3 ? strtoul(argv[3], NULL, 10) : 0;
+	const struct exanet_options o = { .socket = argc > 2 ? argv[1] : "", .flags = argc > 3 ? EXANET_TRUST : 0, .trust = &trust, .ntrust = argc > 3 };
+	if (argc < 3)
+		die("usage: limits SOCKET ACTION [TRUST]");
+	if (exanet_attach(&e, &o))
+		die("attach: %s", exanet_error());
+	char *p = exanet_alloc(e, SIZE);
+	if (!p)
+		die("alloc: %s", exanet_error());
+	use(p);
+	if (!strcmp(argv[2], "fork")) {
+		struct exanet_transfer t = { .local = p, .size = 4096 };
+		int status = 0;
+		exanet_export(e, p + 4096, 4096, &t.remote);
+		const int transfer = exanet_write(e, &t);
+		const pid_t pid = fork();
+		if (!pid)
+			child(p, transfer);
+		if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+			die("the child ended with %#x", status);
+		finish(transfer, "a write that was under way");
+		use(p);
+	} else if (!strcmp(argv[2], "wait")) {
+		int n = 0;
+		if (!fork())
+			_exit(0);
+		while (wait(NULL) > 0)
+			n++;
+		if (n != 1 || errno != ECHILD)
+			die("%d children ended: %m", n);
+		use(p);
+	}
+	if (exanet_free(e, p, SIZE))
+		die("free: %s", exanet_error());
+	if (exanet_close(e))
+		die("close: %s", exanet_error());
+	puts("ok");
+	return 0;
+}

@@ -1,0 +1,32 @@
+// Package limits names the limit of a process, or of the machine, behind an error.
+package limits
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Remedy returns what err says is short and how to raise it; "" where it says no such thing.
+func Remedy(err error) string {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "out of descriptors (ulimit -n, LimitNOFILE= of a unit)"
+	case errors.Is(err, unix.ENFILE):
+		return "this machine is out of file descriptors (sysctl fs.file-max)"
+	case errors.Is(err, unix.EFBIG):
+		return "files, shared memory among them, may not be as large (ulimit -f, LimitFSIZE= of a unit)"
+	case errors.Is(err, unix.ENOMEM):
+		return "out of memory"
+	}
+	return ""
+}
+
+// Explain returns err with its Remedy, where it has one.
+func Explain(err error) error {
+	if r := Remedy(err); r != "" {
+		return fmt.Errorf("%w: %s", err, r)
+	}
+	return err
+}

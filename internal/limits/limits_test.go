@@ -1,0 +1,24 @@
+package limits
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestExplain(t *testing.T) {
+	for errno, want := range map[unix.Errno]string{
+		unix.EMFILE: "ulimit -n", unix.ENFILE: "fs.file-max", unix.EFBIG: "ulimit -f", unix.ENOMEM: "out of memory", unix.EPERM: "",
+	} {
+		err := Explain(os.NewSyscallError("call", errno))
+		if !errors.Is(err, errno) || !strings.Contains(err.Error(), want) || (want == "") != (Remedy(errno) == "") {
+			t.Errorf("%v: %v", errno, err)
+		}
+	}
+	if Explain(nil) != nil {
+		t.Error("no error has a remedy")
+	}
+}

@@ -85,9 +85,13 @@ func (m emulated) Recording() (on, known bool) {
 }
 
 func (m emulated) Attach(node, slot int, a *Attachment) error {
-	return m.engine.Attach(node, slot, &emu.Attachment{
-		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, View: a.View, Gone: a.Gone, Log: a.Log, UID: a.UID, PID: a.PID,
-	})
+	to := emu.Attachment{
+		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, Gone: a.Gone, Log: a.Log, UID: a.UID, PID: a.PID,
+	}
+	if a.View != nil {
+		to.View = a.View
+	}
+	return m.engine.Attach(node, slot, &to)
 }
 
 // NewView implements Viewer.

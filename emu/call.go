@@ -11,7 +11,6 @@ import (
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/wire"
-	"github.com/exanet/pfd/view"
 )
 
 type callKind uint8
@@ -41,8 +40,11 @@ type call struct {
 	ordered bool
 	node    *node
 	slot    *slot
+	index   int // of the slot
 	mem     Memory
-	view    *view.View // the pages are shared: those that a walk finds are entered there
+	view    View // the pages are shared: those that a walk finds are entered there
+	seen    View // the call is being done by it, under a lease (touch)
+	hit     bool // and that was all
 	task    device.Call
 	asked   bool  // the process was asked
 	since   int64 // Now, when it was
@@ -80,7 +82,7 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.bufs[:c.count])
 	clear(c.whole[:c.count])
 	clear(c.moved[:c.count])
-	c.node, c.slot, c.mem, c.view, c.task, c.queue, c.err = nil, nil, nil, nil, nil, nil, nil
+	c.node, c.slot, c.mem, c.view, c.seen, c.task, c.queue, c.err = nil, nil, nil, nil, nil, nil, nil, nil
 	c.count, c.pages = 0, 0
 	c.long, c.asks, c.asked, c.ordered = false, false, false, false
 	e.free = append(e.free, c)
@@ -93,7 +95,7 @@ func (e *Engine) access(q *itemQueue) bool {
 	a := first.action.Access
 	n := first.node
 	c := e.newCall()
-	c.kind, c.node, c.slot = callWalk, n, n.slots[a.Slot]
+	c.kind, c.node, c.slot, c.index = callWalk, n, n.slots[a.Slot], int(a.Slot)
 	if first.action.Kind == soc.Move {
 		c.kind = callMove
 	}
@@ -118,30 +120,44 @@ func (e *Engine) access(q *itemQueue) bool {
 		end = b.VA + device.VA(len(b.Data))
 		q.head++
 	}
-	if c.slot != nil && c.slot.att.View != nil {
-		if c.byView(c.slot.att.View) {
-			n.accesses.Shared++
+	if c.slot != nil && e.sees(c.slot) {
+		if !e.touch(c) {
+			return false
+		}
+		if c.hit {
 			e.complete(c)
 			return true
 		}
-		if c.view != nil {
-			n.accesses.SharedMissed++
-		}
 	}
-	switch {
-	case c.slot != nil && c.slot.port != nil:
-		return e.dispatch(c)
-	case c.slot != nil:
-		c.mem = c.slot.att.Memory
-	case n.outside.Memory != nil:
-		c.mem = n.outside.Memory(int(a.Slot), n.soc.Tables(int(a.Slot)))
-	}
-	if c.mem == nil {
-		c.err = proc.ErrGone
+	return e.reach(c)
+}
+
+// reach has a walk or a move made by the memory that is asked for it. False: the lease was
+// lost.
+func (e *Engine) reach(c *call) bool {
+	if !e.find(c) {
 		e.complete(c)
 		return true
 	}
 	return e.dispatch(c)
+}
+
+// find finds that memory: the process's, its helper's, or what the slot's tables name. False:
+// there is none, which is the call's result.
+func (e *Engine) find(c *call) bool {
+	n := c.node
+	switch {
+	case c.slot != nil && c.slot.port != nil:
+		return true
+	case c.slot != nil:
+		c.mem = c.slot.att.Memory
+	case n.outside.Memory != nil:
+		c.mem = n.outside.Memory(c.index, n.soc.Tables(c.index))
+	}
+	if c.mem == nil {
+		c.err = proc.ErrGone
+	}
+	return c.mem != nil
 }
 
 func spanPages(from, to device.VA) int {
@@ -152,29 +168,6 @@ func (c *call) add(a *pldma.Access) {
 	i := c.count
 	c.ids[i], c.vas[i], c.lens[i], c.bufs[i] = a.ID, a.VA, len(a.Data), a.Data
 	c.count++
-}
-
-// byView does a walk or a move by the view of what the process shares. False: it has to be
-// done by the process's table, and a walk looks further there.
-func (c *call) byView(v *view.View) bool {
-	switch {
-	case c.kind == callWalk:
-		c.walk = proc.Walk{}
-		if v.Has(c.va, c.pages, c.write) {
-			return true
-		}
-		if va, pages, ok := v.Window(c.va, c.pages, c.write); ok {
-			// Shared memory has no copies: to be written a page need only be there.
-			c.view, c.va, c.pages, c.write = v, va, pages, false
-		}
-		return false
-	case c.ordered && !v.WriteWords(c.bufs[0], c.va),
-		!c.ordered && c.write && !v.WriteV(c.buffers(0), c.va),
-		!c.write && !v.ReadV(c.buffers(0), c.va):
-		return false
-	}
-	copy(c.moved[:c.count], c.lens[:c.count])
-	return true
 }
 
 // run does the call. It is what may sleep.
@@ -272,6 +265,9 @@ func (c *call) moveFrom(i int) (int, error) {
 func (e *Engine) complete(c *call) {
 	if c.asks {
 		e.askedOutside(c.node)
+	}
+	if c.seen != nil && !e.touched(c) {
+		return
 	}
 	switch c.kind {
 	case callAsk:

@@ -23,7 +23,6 @@ import (
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/trace"
-	"github.com/exanet/pfd/view"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,7 +43,7 @@ type Attachment struct {
 	Port *memport.Port
 	// View, where it is given, is what the process shares of its memory: where it has the
 	// pages it is used in place of both.
-	View *view.View
+	View View
 	// Gone is called once, on the owning goroutine, when the process's address
 	// space is found gone (exit or exec). It must not block. May be nil.
 	Gone func()
@@ -131,6 +130,7 @@ type Engine struct {
 	live      []*slot          // attached slots
 	turn      int              // whose doorbell was looked at last
 	slowUsers map[uint32]int64 // until when what a user attaches begins slow
+	late      int              // touches of shared memory that lost their leases and sleep still
 	free      []*call
 	vectors   bool // some node has vectors to be delivered
 	stop      bool
@@ -197,9 +197,10 @@ type slot struct {
 	waiting   []*call // for a place in the port
 	asked     []*call // and not answered yet
 
-	slowUntil int64 // in the time of Now: its calls are made apart
-	sleep     int64 // that its calls were found in, less what was forgiven, ns
-	sleptAt   int64 // when one was found asleep last
+	slowUntil   int64 // in the time of Now: its calls are made apart
+	unseenUntil int64 // and what its process shares is not touched
+	sleep       int64 // that its calls were found in, less what was forgiven, ns
+	sleptAt     int64 // when one was found asleep last
 }
 
 // New builds the machine; Run drives it. Errors match ErrConfig.
@@ -346,7 +347,9 @@ func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
 	if err := e.watch(a.Wake); err != nil {
 		return err
 	}
-	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, kick: a.Pages.Kick() - 1, slowUntil: e.slowUsers[a.UID]}
+	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, kick: a.Pages.Kick() - 1}
+	s.slowUntil = e.slowUsers[a.UID]
+	s.unseenUntil = s.slowUntil
 	n.slots[slotIndex] = s
 	a.Pages.SetWatched(e.tracer.on)
 	e.tracer.client(s, 0)

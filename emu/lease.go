@@ -81,26 +81,47 @@ func (e *Engine) askedOutside(n *node) {
 	e.apart.make(e, next)
 }
 
-// perform makes a call here, under a lease. The lease is a count, odd within a
-// call; the supervisor takes it over by making it even, and then everything that
-// the engine owns belongs to the goroutine that it starts.
+// perform makes a call here, under a lease. False: the lease was lost.
 func (e *Engine) perform(c *call) bool {
-	e.current = c
-	held := e.lease.Add(1)
-	if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
-		e.watchdog.set(lookEvery, lookEvery)
-	}
+	held := e.hold(c)
 	c.run()
-	if !e.lease.CompareAndSwap(held, held+1) {
-		e.finish(c)
+	if !e.letGo(c, held) {
 		return false
 	}
 	e.clock.run(e.Now())
-	if s := c.slot; s != nil && e.asleepIn.Load() == held && e.own() && s.slept(e.clock.seen) {
-		e.slowDown(s, "memory accesses hold everybody up")
+	if e.asleepIn.Load() == held {
+		e.charge(c)
 	}
 	e.complete(c)
 	return true
+}
+
+// hold begins a call under a lease. The lease is a count, odd within a call; the supervisor
+// takes it over by making it even, and then everything that the engine owns belongs to the
+// goroutine that it starts.
+func (e *Engine) hold(c *call) (held uint64) {
+	e.current = c
+	held = e.lease.Add(1)
+	if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
+		e.watchdog.set(lookEvery, lookEvery)
+	}
+	return held
+}
+
+// letGo ends it. False: the lease was lost, and the engine's owner takes the call later.
+func (e *Engine) letGo(c *call, held uint64) bool {
+	if e.lease.CompareAndSwap(held, held+1) {
+		return true
+	}
+	e.finish(c)
+	return false
+}
+
+// charge takes that the supervisor has found a call asleep.
+func (e *Engine) charge(c *call) {
+	if s := c.slot; s != nil && e.own() && s.slept(e.clock.seen) {
+		e.slowDown(c, "memory accesses hold everybody up")
+	}
 }
 
 // overtaken goes on where another goroutine got stuck in call late.
@@ -108,8 +129,11 @@ func (e *Engine) overtaken(late *call) {
 	if late.node != nil {
 		late.node.accesses.LeasesLost++
 	}
+	if late.seen != nil {
+		e.late++
+	}
 	if late.slot != nil {
-		e.slowDown(late.slot, "memory access over its lease")
+		e.slowDown(late, "memory access over its lease")
 	}
 }
 
@@ -124,11 +148,20 @@ func (s *slot) slept(now int64) bool {
 }
 
 // slowDown has a slot's calls made apart for a while, and those of whatever its
-// user attaches meanwhile: attaching anew gives nobody another lease.
-func (e *Engine) slowDown(s *slot, why string) {
+// user attaches meanwhile: attaching anew gives nobody another lease. Where it was a touch
+// that slept, no memory that the user's processes share is touched meanwhile.
+func (e *Engine) slowDown(c *call, why string) {
+	s := c.slot
 	s.slowUntil = e.Now() + int64(slowTime)
 	s.sleep = 0
 	e.slowUsers[s.att.UID] = s.slowUntil
+	if c.seen != nil {
+		for _, l := range e.live {
+			if l.att.UID == s.att.UID {
+				l.unseenUntil = s.slowUntil
+			}
+		}
+	}
 	log := s.att.Log // the user's own lines: nobody else's are held back for them
 	if log == nil {
 		log = e.log.With("node", s.node.index, "slot", s.index)

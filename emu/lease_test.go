@@ -14,8 +14,10 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/view"
 	"golang.org/x/sys/unix"
 )
 
@@ -45,6 +47,12 @@ type pair struct {
 
 func attachPair(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, drivers [2]*fault.Driver, group string, process *proc.Process, target emu.Memory) *pair {
 	t.Helper()
+	return attachUser(t, e, managers, drivers, group, process, emu.Attachment{Memory: target})
+}
+
+// attachUser attaches a process to node 0, and a target to node 1.
+func attachUser(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, drivers [2]*fault.Driver, group string, process *proc.Process, target emu.Attachment) *pair {
+	t.Helper()
 	p := &pair{}
 	for n := range p.mem {
 		mem, err := attach.NewMemory()
@@ -52,10 +60,11 @@ func attachPair(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, driver
 			t.Fatal(err)
 		}
 		p.mem[n] = mem
-		m := emu.Memory(process)
+		a := emu.Attachment{Memory: process}
 		if n == 1 {
-			m = target
+			a = target
 		}
+		a.Pages, a.Wake = mem.Pages, mem.WakeFD()
 		done := make(chan error)
 		e.Bus(n).Post(func() {
 			d, err := managers[n].Create(domain.Request{UID: 1, Group: group})
@@ -64,7 +73,7 @@ func attachPair(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, driver
 				return
 			}
 			p.slots[n], p.gens[n] = d.Slot, d.Generation
-			if err := e.Attach(n, d.Slot, &emu.Attachment{Pages: mem.Pages, Wake: mem.WakeFD(), Memory: m}); err != nil {
+			if err := e.Attach(n, d.Slot, &a); err != nil {
 				done <- err
 				return
 			}
@@ -101,10 +110,9 @@ func (p *pair) wait(t *testing.T, ch int) uint32 {
 	return 0
 }
 
-// TestStuckMemoryStopsNobodyElse hangs the memory of one domain: the engine goes
-// on for another, the stuck domain's bytes arrive when its memory does, and the
-// engine serves it inline again after a while.
-func TestStuckMemoryStopsNobodyElse(t *testing.T) {
+// startPairs starts an engine of two nodes for pairs of processes, until end.
+func startPairs(t *testing.T) (e *emu.Engine, managers [2]*domain.Manager, drivers [2]*fault.Driver, process *proc.Process, end func(...*pair)) {
+	t.Helper()
 	e, err := emu.New(emu.Config{Nodes: 2})
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +120,7 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = e.Run(ctx) })
-	process, err := proc.OpenPID(unix.Getpid())
+	process, err = proc.OpenPID(unix.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,8 +128,6 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var managers [2]*domain.Manager
-	var drivers [2]*fault.Driver
 	for n := range managers {
 		drivers[n] = fault.New(fault.Config{Bus: e.Bus(n), Node: device.NodeID(n), Now: e.Now})
 		running.Go(func() { _ = e.Bus(n).Serve(ctx, drivers[n]) })
@@ -134,19 +140,27 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hung := &stuck{Memory: process, release: make(chan struct{})}
-	bad := attachPair(t, e, managers, drivers, "stuck", process, hung)
-	good := attachPair(t, e, managers, drivers, "good", process, process)
-	defer func() {
+	return e, managers, drivers, process, func(pairs ...*pair) {
 		cancel()
 		running.Wait()
-		for _, p := range []*pair{bad, good} {
+		for _, p := range pairs {
 			for _, m := range p.mem {
 				_ = m.Close()
 			}
 		}
 		_ = process.Close()
-	}()
+	}
+}
+
+// TestStuckMemoryStopsNobodyElse hangs the memory of one domain: the engine goes
+// on for another, the stuck domain's bytes arrive when its memory does, and the
+// engine serves it inline again after a while.
+func TestStuckMemoryStopsNobodyElse(t *testing.T) {
+	e, managers, drivers, process, end := startPairs(t)
+	hung := &stuck{Memory: process, release: make(chan struct{})}
+	bad := attachPair(t, e, managers, drivers, "stuck", process, hung)
+	good := attachPair(t, e, managers, drivers, "good", process, process)
+	defer func() { end(bad, good) }()
 
 	const size = 64 << 10
 	src, stuckDst, goodDst := suite.Map(t, size), suite.Map(t, size), suite.Map(t, size)
@@ -198,5 +212,117 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 	}
 	if !bytes.Equal(goodDst, src) {
 		t.Error("the late calls have changed the other domain's memory")
+	}
+}
+
+// seen is shared memory that is touched so often; a touch hangs where hang is set.
+type seen struct {
+	*view.View
+	hang    atomic.Bool
+	release chan struct{}
+	touches atomic.Int32
+}
+
+func (s *seen) Has(va device.VA, pages int, write bool) bool {
+	s.touches.Add(1)
+	if s.hang.Load() {
+		<-s.release
+	}
+	return s.View.Has(va, pages, write)
+}
+
+// TestTouchThatHangs: a touch of shared memory hangs, as that of a page whose process is
+// punching it out does. The engine goes on for others; what that user's processes share is
+// not touched any more, and is reached by their tables; and the late touch has its result.
+func TestTouchThatHangs(t *testing.T) {
+	e, managers, drivers, process, end := startPairs(t)
+	const size = 64 << 10
+	src := suite.Map(t, size)
+	for i := range src {
+		src[i] = byte(i * 7)
+	}
+	var pairs []*pair
+	release := make(chan struct{})
+	letGo := sync.OnceFunc(func() { close(release) })
+	defer func() { letGo(); end(pairs...) }()
+	type target struct {
+		*pair
+		*seen
+		*counted
+		dst []byte
+	}
+	attachTarget := func(name string, uid uint32) target {
+		v, err := view.New()
+		if err != nil {
+			t.Skipf("this kernel gives no view: Linux 5.14 does: %v", err)
+		}
+		t.Cleanup(func() { _ = v.Close() })
+		fd, err := memfd.New(name, size, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		dst, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+		if err == nil {
+			t.Cleanup(func() { _ = unix.Munmap(dst) })
+			err = v.Share(suite.VA(dst), size, fd, 0, true)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, c := &seen{View: v, release: release}, &counted{Process: process}
+		p := attachUser(t, e, managers, drivers, name, process, emu.Attachment{Memory: c, View: s, UID: uid})
+		pairs = append(pairs, p)
+		return target{p, s, c, dst}
+	}
+	bad, other, good := attachTarget("bad", 1), attachTarget("other", 1), attachTarget("good", 2)
+	write := func(to target, want byte) {
+		t.Helper()
+		src[5] = want
+		to.start(0, device.Descriptor{Src: suite.VA(src), Dst: suite.VA(to.dst), Size: size, DstNode: 1})
+		if v := to.wait(t, 0); v != device.DoneCompleted || !bytes.Equal(to.dst, src) {
+			t.Fatalf("done %d, the bytes are there: %v", v, bytes.Equal(to.dst, src))
+		}
+	}
+	for _, to := range []target{bad, other, good} {
+		write(to, 1) // enters the pages
+		before := to.moves.Load()
+		if write(to, 2); to.moves.Load() != before {
+			t.Fatal("present shared memory is not moved by the view")
+		}
+	}
+	bad.hang.Store(true)
+	at, want := bad.touches.Load(), bytes.Clone(src)
+	bad.start(0, device.Descriptor{Src: suite.VA(src), Dst: suite.VA(bad.dst), Size: size, DstNode: 1})
+	for began := time.Now(); bad.touches.Load() == at; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 10*time.Second {
+			t.Fatal("the shared memory is not touched")
+		}
+	}
+	touched, moves := good.touches.Load(), good.moves.Load()
+	for i := range byte(5) {
+		write(good, 3+i)
+	}
+	if good.touches.Load() == touched || good.moves.Load() != moves {
+		t.Error("the memory of another user is not touched any more")
+	}
+	touched, moves = other.touches.Load(), other.moves.Load()
+	write(other, 9)
+	if other.touches.Load() != touched || other.moves.Load() == moves {
+		t.Error("what the user's other process shares is touched still")
+	}
+	lost := make(chan uint64)
+	e.Bus(1).Post(func() { lost <- e.Accesses(1).LeasesLost })
+	if n := <-lost; n != 1 {
+		t.Errorf("%d leases were lost, want 1", n)
+	}
+	bad.hang.Store(false)
+	letGo()
+	if v := bad.wait(t, 0); v != device.DoneCompleted || !bytes.Equal(bad.dst, want) {
+		t.Errorf("the transfer that hung: done %d, its bytes are there: %v", v, bytes.Equal(bad.dst, want))
+	}
+	at = bad.touches.Load()
+	if write(bad, 10); bad.touches.Load() != at {
+		t.Error("what hung is touched still")
 	}
 }

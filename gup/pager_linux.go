@@ -205,8 +205,7 @@ func (g *Pager) one(va device.VA, write bool) (Result, bool) {
 	if err != nil || n != 1 {
 		return Result{}, false
 	}
-	g.view.Enter(va, 1, 1)
-	return r, g.view.Has(va, 1, write)
+	return r, g.view.Enter(va, 1, 1) != 0
 }
 
 // Ready gives the pages that may be accessed without a fault.

@@ -138,12 +138,21 @@ func newStuck(t *testing.T, dev string, mem []byte, fd int) *stuck {
 			t.Fatal(err)
 		}
 	}
-	// pl changes registers of both nodes on their owners.
+	// pl changes registers of both nodes on their owners. Writes to a device in
+	// another process are posted, so a read follows: it returns when the device has
+	// taken what was written before it.
 	pl := func(change func(w device.Window) error) {
 		t.Helper()
 		for node := range 2 {
 			done := make(chan error)
-			m.Bus(node).Post(func() { done <- change(m.Bus(node).Window(device.PL)) })
+			m.Bus(node).Post(func() {
+				w := m.Bus(node).Window(device.PL)
+				err := change(w)
+				if err == nil {
+					_, err = w.Read32(device.PLIRQMask)
+				}
+				done <- err
+			})
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
@@ -169,14 +178,32 @@ func newStuck(t *testing.T, dev string, mem []byte, fd int) *stuck {
 		t.Fatal(err)
 	}
 	var transfers []*rdma.Transfer
+	var rx, tx int
 	for _, w := range peekWrites {
 		tr, err := ends[0].Write(ctx, rdma.WriteRequest{Src: mem[w.at : w.at+w.size], Dst: remote, Offset: uint64(w.at)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		transfers = append(transfers, tr)
+		// The next one is issued when this one waits for all of its pages, so that
+		// transaction ids are the same in each run.
+		rx, tx = rx+w.rx, tx+w.tx
+		awaitEntries(ctx, t, c, rx, tx)
 	}
-	// Everything that can happen has happened.
+	return &stuck{cfg.Socket, func() { mask(0) }, func() {
+		t.Helper()
+		for i, tr := range transfers {
+			if err := tr.Wait(ctx); err != nil {
+				t.Errorf("transfer %d: %v", i, err)
+			}
+		}
+	}}
+}
+
+// awaitEntries waits until the FIFOs of destinations hold rx entries and those of
+// sources tx.
+func awaitEntries(ctx context.Context, t *testing.T, c *control.Client, rx, tx int) {
+	t.Helper()
 	for {
 		fifos, err := c.FIFOs(ctx, control.AllNodes)
 		if err != nil {
@@ -190,36 +217,25 @@ func newStuck(t *testing.T, dev string, mem []byte, fd int) *stuck {
 				n[1] += len(f.Entries)
 			}
 		}
-		if n == [2]int{peekRX, peekTX} {
-			break
+		if n == [2]int{rx, tx} {
+			return
 		}
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			t.Fatalf("%d entries of destinations and %d of sources, want %d and %d: %+v", n[0], n[1], peekRX, peekTX, fifos)
+			t.Fatalf("%d entries of destinations and %d of sources, want %d and %d: %+v", n[0], n[1], rx, tx, fifos)
 		}
 	}
-	return &stuck{cfg.Socket, func() { mask(0) }, func() {
-		t.Helper()
-		for i, tr := range transfers {
-			if err := tr.Wait(ctx); err != nil {
-				t.Errorf("transfer %d: %v", i, err)
-			}
-		}
-	}}
 }
 
-// peekWrites are from a place of the sources' half to the same place of the other;
-// the sources but of the first two are absent.
+// peekWrites are from a place of the first half of the memory to the same place of
+// the second one. The sources of the first two are present; rx and tx are the pages
+// of the destination and of the source that are absent and that fault.
 var peekWrites = []struct {
 	at, size int
 	present  bool
-}{{0, 4096, true}, {8192, 40000, true}, {65536, 8192, false}}
-
-const (
-	peekRX = 1 + 10 // pages of the first two
-	peekTX = 2
-)
+	rx, tx   int
+}{{0, 4096, true, 1, 0}, {8192, 40000, true, 10, 0}, {65536, 8192, false, 0, 2}}
 
 // exanetctl fifo and channel show over vfio-user, field by field, what they show of
 // a device in process under the same load: while faults wait, and when all is over.

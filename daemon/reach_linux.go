@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/procstatus"
@@ -40,10 +41,11 @@ func (s *session) reach(peer attach.Peer) error {
 			return nil
 		case errors.Is(err, proc.ErrKeeper), errors.Is(err, proc.ErrGone):
 			return refusal(attach.CodePermission, "%v", err)
-		case !errors.Is(err, proc.ErrPermission):
+		case !errors.Is(err, proc.ErrPermission) && !errors.Is(err, proc.ErrUnproven):
 			return refusal(attach.CodeInternal, "opening the process: %v: try again; see pfd's log", err)
 		}
-		// Yama, or a process that is not dumpable: its own helper may do better.
+		// Yama, a process that is not dumpable, or a filter that refuses kcmp: its own
+		// helper may do better.
 	}
 	if s.process, err = proc.Look(peer.PIDFD); err != nil {
 		return refusal(attach.CodePermission, "%v", err)
@@ -70,6 +72,7 @@ func (s *session) startHelper() error {
 		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 	}
 	s.memport = port
+	port.SetProbe(s.group.proofVA.Page() + device.PageSize)
 	program, err := s.d.program()
 	if err == nil {
 		err = s.conn.AskHelper(int(program.Fd()), port.FD(), int(socket.Fd()), s.memory.WakeFD())

@@ -161,6 +161,7 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 		return nil, err
 	}
 	peer = c.Peer() // with its keeper
+	s.group = member{hello.Group, hello.Key, hello.Proof, hello.ProofVA}
 	if err := s.reach(peer); err != nil {
 		return nil, err
 	}
@@ -169,7 +170,6 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 			s.log.Debug("shared memory goes by the process's own table", "err", err)
 		}
 	}
-	s.group = member{hello.Group, hello.Key, hello.Proof, hello.ProofVA}
 	if !d.enter(s) {
 		return nil, refusal(attach.CodeBusy, "pfd stops: start another one, or wait for it to come back")
 	}

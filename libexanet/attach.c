@@ -563,7 +563,7 @@ int exanet_register(exanet *e, void *address, size_t size)
 	if (fd < 0)
 		fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
 	if (fd < 0)
-		return fail(errno, "userfaultfd: %m: sysctl vm.unprivileged_userfaultfd=1, or a seccomp policy that allows it");
+		return fail(errno, "userfaultfd: %m: a seccomp filter or a security module refuses it, as Docker's default profile does: attach with another method, as EXANET_GUP, or allow userfaultfd there");
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_WP };
 	int error = ioctl(fd, UFFDIO_API, &api);

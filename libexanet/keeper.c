@@ -28,11 +28,12 @@
 #endif
 
 struct keeper {
+	_Alignas(16) unsigned char stack[8192];
 	int pid, pidfd, hold;	/* hold: a file that this process has locked */
 	int ptracer;
 	uint32_t ready;
 	unsigned char proof[16];
-	_Alignas(16) unsigned char stack[8192];
+	_Alignas(4096) unsigned char absent[4096];	/* the page after the proof's, which stays absent (9) */
 };
 
 /* call is syscall(2), but leaves errno alone: it is that of the thread which made the keeper. */
@@ -111,6 +112,11 @@ struct keeper *keeper_make(pid_t ptracer)
 		fail(errno, "memory for a keeper: %m");
 		return NULL;
 	}
+	/* A mapping of its own, so that no huge page brings it in, and without the page that
+	 * mlockall(2) has brought in: what fails here matters where kcmp(2) is refused only. */
+	mprotect(k->absent, sizeof k->absent, PROT_READ);
+	munlock(k->absent, sizeof k->absent);
+	madvise(k->absent, sizeof k->absent, MADV_DONTNEED);
 	if (pipe2(ends, O_CLOEXEC) || getrandom(k->proof, sizeof k->proof, 0) != sizeof k->proof)
 		goto broken;
 	close(ends[0]);		/* before the lock is taken: any close of the file gives it up */

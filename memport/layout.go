@@ -20,6 +20,7 @@ const (
 	offAwake     = 0x040 // u32: number of the helper's thread that looks for requests, 0 none
 	offCompleted = 0x080 // u32: the helper adds 1 after answering
 	offAsleep    = 0x0c0 // u32: pfd sleeps: the eventfd is to be written
+	offProbe     = 0x100 // u64: address of an absent page of the process, 0 none (proc.OpenProbe)
 	offSlots     = 0x400
 	slotStride   = 0x80
 	offData      = device.PageSize

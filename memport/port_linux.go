@@ -85,6 +85,10 @@ func New() (_ *Port, socket *os.File, err error) {
 	return p, socket, nil
 }
 
+// SetProbe tells the helper, before it is started, of an absent page of the process
+// that nothing touches (proc.OpenProbe).
+func (p *Port) SetProbe(va device.VA) { atomic.StoreUint64(p.m.w64(offProbe), uint64(va)) }
+
 // FD returns the memory's descriptor, which stays the port's.
 func (p *Port) FD() int { return p.fd }
 

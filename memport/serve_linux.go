@@ -108,8 +108,10 @@ func (s *server) open(d Descriptors) error {
 		return fmt.Errorf("memory helper: %w", os.NewSyscallError("mmap", err))
 	}
 	s.m = newMapped(b)
+	probe := device.VA(atomic.LoadUint64(s.m.w64(offProbe)))
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
-		if s.process, err = proc.Open(d.PIDFD, d.Keeper); err == nil {
+		// The probe will do: this program has the rights of its process and no others.
+		if s.process, err = proc.OpenProbe(d.PIDFD, d.Keeper, probe); err == nil {
 			break
 		}
 		if !errors.Is(err, proc.ErrPermission) || time.Since(began) > openTime {

@@ -30,6 +30,10 @@ var (
 		"is not dumpable (PR_SET_DUMPABLE), or kernel.yama.ptrace_scope forbids it")
 	// ErrKeeper says that a process and its keeper do not share an address space.
 	ErrKeeper = errors.New("the keeper shares no address space with the process: it executed another program, or named another's: attach again")
+	// ErrUnproven says that nothing shows that a process and its keeper share an
+	// address space.
+	ErrUnproven = errors.New("cannot show that the keeper shares the process's memory: a seccomp filter refuses kcmp(2), or the kernel lacks it, " +
+		"and the process's library is older than pfd: build the program with the library of pfd's release, or allow kcmp")
 	// ErrClosed says that the Process was closed.
 	ErrClosed = errors.New("process closed")
 	// ErrRange says that a call asked for more than it can do at once, or for

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/procstatus"
 )
 
@@ -60,13 +61,23 @@ func OpenPID(pid int) (*Process, error) {
 // asked whether the caller may reach both (ptrace(2), "Ptrace access mode
 // checking"), here and at every later call. It returns ErrGone for a process
 // that has ended, ErrPermission where the kernel refuses, ErrKeeper where the
-// two do not share an address space.
-func Open(pidfd, keeperfd int) (*Process, error) {
+// two do not share an address space, and ErrUnproven where kcmp(2), which shows
+// that they do, is not to be had.
+func Open(pidfd, keeperfd int) (*Process, error) { return OpenProbe(pidfd, keeperfd, 0) }
+
+// OpenProbe is like Open, but does without kcmp(2) where a seccomp filter refuses
+// it or the kernel lacks it. probe is then the address of an absent page of the
+// process that nothing touches (package keeper): a read by the keeper's pid brings
+// it in, and the process's page table shows it. That tells the process's keeper
+// from a task of another address space, a forked child included. A process that
+// names a foreign task on purpose can have it look the same, so the caller must
+// have no right that the process lacks.
+func OpenProbe(pidfd, keeperfd int, probe device.VA) (*Process, error) {
 	pid, err := PIDOf(pidfd)
 	if err != nil {
 		return nil, &Error{"open", pid, 0, err}
 	}
-	p, err := open(pidfd, keeperfd, pid)
+	p, err := open(pidfd, keeperfd, pid, probe)
 	if err != nil {
 		return nil, &Error{"open", pid, 0, err}
 	}
@@ -120,7 +131,7 @@ func Look(pidfd int) (*Process, error) {
 // Alive tells whether the process behind a pidfd has not ended.
 func Alive(pidfd int) bool { return !dead(pidfd) }
 
-func open(pidfd, keeperfd, pid int) (_ *Process, err error) {
+func open(pidfd, keeperfd, pid int, probe device.VA) (_ *Process, err error) {
 	p := &Process{pid: pid, pidfd: -1, keeperFD: -1, end: -1, dir: -1, pagemap: -1, maps: -1}
 	p.memo.idle.Store(true)
 	defer func() {
@@ -149,7 +160,7 @@ func open(pidfd, keeperfd, pid int) (_ *Process, err error) {
 	if p.maps, err = p.openat("maps", unix.O_RDONLY); err != nil {
 		return nil, err
 	}
-	err = sameAsThread(pid, p.keeper)
+	err = p.shares(probe)
 	// Both numbers were the two tasks' all the time if both are there still. The
 	// dead have no memory, which is another than anybody's.
 	if dead(p.pidfd) || dead(p.keeperFD) {
@@ -167,51 +178,6 @@ func open(pidfd, keeperfd, pid int) (_ *Process, err error) {
 	}
 	return p, nil
 }
-
-// kcmpVM is KCMP_VM of linux/kcmp.h.
-const kcmpVM = 1
-
-// sameMemory tells whether two tasks share an address space (kcmp(2)).
-func sameMemory(pid, keeper int) error {
-	if pid == keeper {
-		return nil
-	}
-	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(keeper), kcmpVM, 0, 0, 0)
-	switch {
-	case errno == unix.ESRCH:
-		return ErrGone
-	case errno == unix.EPERM, errno == unix.EACCES:
-		return fmt.Errorf("kcmp: %w (%w)", ErrPermission, errno)
-	case errno != 0:
-		return os.NewSyscallError("kcmp", errno)
-	case r != 0:
-		return ErrKeeper
-	}
-	return nil
-}
-
-// sameAsThread is sameMemory for a process whose first thread has ended: any
-// other one will do.
-func sameAsThread(pid, keeper int) error {
-	err := sameMemory(pid, keeper)
-	if !errors.Is(err, ErrKeeper) {
-		return err
-	}
-	threads, dirErr := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if dirErr != nil {
-		return err
-	}
-	for _, t := range threads[:min(len(threads), mostThreads)] {
-		tid, convErr := strconv.Atoi(t.Name())
-		if convErr == nil && tid != pid && sameMemory(tid, keeper) == nil {
-			return nil
-		}
-	}
-	return err
-}
-
-// mostThreads is how many threads of a process are looked at (ours).
-const mostThreads = 64
 
 // dead tells whether the process behind a pidfd has ended.
 func dead(pidfd int) bool {

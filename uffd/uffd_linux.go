@@ -17,8 +17,8 @@ import (
 
 // Errors.
 var (
-	// ErrForbidden says that the kernel gives this user no userfaultfd; the text
-	// names the settings in the way.
+	// ErrForbidden says that this process gets no userfaultfd; the text says why, and
+	// what to do.
 	ErrForbidden = errors.New("no userfaultfd for this user")
 	// ErrNotOne says that a descriptor is no userfaultfd.
 	ErrNotOne = errors.New("not a userfaultfd")
@@ -27,8 +27,6 @@ var (
 	// ErrNotRegistered says that no memory there is the descriptor's (any more).
 	ErrNotRegistered = errors.New("memory is not registered with the userfaultfd")
 )
-
-const settings = "vm.unprivileged_userfaultfd=1, or the right to open /dev/userfaultfd (setfacl -m u:USER:rw), or CAP_SYS_PTRACE"
 
 // Open makes a userfaultfd of this process, in full mode where the kernel lets
 // it: by privilege or sysctl, else by /dev/userfaultfd. full false: it serves
@@ -48,7 +46,9 @@ func Open(events bool) (fd int, full bool, err error) {
 	}
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return -1, false, fmt.Errorf("%w: %w: it needs %s", ErrForbidden, os.NewSyscallError("userfaultfd", err), settings)
+		// In user mode the kernel asks for no right (userfaultfd(2)).
+		return -1, false, fmt.Errorf("%w: %w: a seccomp filter or a security module refuses it, as Docker's default profile does: attach with another method, as gup, or allow userfaultfd there",
+			ErrForbidden, os.NewSyscallError("userfaultfd", err))
 	case errors.Is(err, unix.ENOSYS):
 		return -1, false, fmt.Errorf("%w: this kernel has none (CONFIG_USERFAULTFD): %w", ErrForbidden, err)
 	case err != nil:

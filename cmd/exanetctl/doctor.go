@@ -92,7 +92,7 @@ func (f facts) judge() []check {
 	}{
 		{"pagemap", "readable", "the emulated SMMU's walk", "mount /proc (a container may hide it)", f.Pagemap, verdictError},
 		{"process_vm", "works", "moving data without pinning", "allow process_vm_readv and process_vm_writev in the seccomp policy", f.ProcessVM, verdictError},
-		{"kcmp", "works", "naming a process's memory by its keeper", "allow kcmp in the seccomp policy, or use a kernel with CONFIG_KCMP", f.Kcmp, verdictError},
+		{"kcmp", "works", "naming a process's memory by its keeper", "nothing fails without it, and each process then has a memory helper, which makes transfers slower: allow kcmp in the seccomp policy, or use a kernel with CONFIG_KCMP", f.Kcmp, verdictWarning},
 		{"memfd", "works, with seals", "attachments", "allow memfd_create in the seccomp policy", f.Memfd, verdictError},
 		{"netlink", "works", "the touch method", "allow sockets of family AF_NETLINK, protocol NETLINK_USERSOCK, or use --method gup", f.Netlink, verdictError},
 		{"populate", "works", "the touch method", "use Linux 5.14 or newer", f.Populate, verdictError},

@@ -40,7 +40,7 @@ func TestJudge(t *testing.T) {
 		{"Yama 2 with capability", "ptrace", verdictOK, "", func(f *facts) { f.Yama = 2 }},
 		{"Yama 3 with capability", "ptrace", verdictError, "restart", func(f *facts) { f.Yama = 3 }},
 		{"no pagemap", "pagemap", verdictError, "mount /proc", func(f *facts) { f.Pagemap = unix.ENOENT }},
-		{"no kcmp", "kcmp", verdictError, "CONFIG_KCMP", func(f *facts) { f.Kcmp = unix.ENOSYS }},
+		{"no kcmp", "kcmp", verdictWarning, "CONFIG_KCMP", func(f *facts) { f.Kcmp = unix.ENOSYS }},
 		{"no process_vm", "process_vm", verdictError, "seccomp", func(f *facts) { f.ProcessVM = unix.ENOSYS }},
 		{"no memfd", "memfd", verdictError, "memfd_create", func(f *facts) { f.Memfd = unix.ENOSYS }},
 		{"no netlink", "netlink", verdictError, "gup", func(f *facts) { f.Netlink = unix.EACCES }},

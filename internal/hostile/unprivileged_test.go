@@ -46,7 +46,7 @@ func withoutPrivilege(t *testing.T, on place) {
 				t.Fatal(err)
 			}
 			if m.Err != "" {
-				if method != "uffd" || !strings.Contains(m.Err, "vm.unprivileged_userfaultfd") {
+				if method != "uffd" || !strings.Contains(m.Err, "no userfaultfd for this user") {
 					t.Fatalf("a buffer: %s", m.Err)
 				}
 				t.Skip(m.Err)

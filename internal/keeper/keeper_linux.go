@@ -20,7 +20,11 @@ type Keeper struct {
 	pid   int
 	pidfd int
 	hold  int // a file that this process has locked: unlocked, the keeper ends
-	page  []byte
+	// memory is the page that the keeper runs on, and one that stays absent: whoever
+	// may not call kcmp(2) shows by it that the two share an address space
+	// (proc.OpenProbe, docs/attach.md 9).
+	memory []byte
+	page   []byte // the first of them
 
 	once sync.Once
 	err  error
@@ -88,8 +92,8 @@ func start(ptracer int, limit time.Duration) (*Keeper, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("making a keeper: %w", err), k.Close())
 	}
-	if k.page, err = unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
-		return nil, errors.Join(fmt.Errorf("making a keeper: %w", os.NewSyscallError("mmap", err)), k.Close())
+	if err := k.mmap(); err != nil {
+		return nil, errors.Join(fmt.Errorf("making a keeper: %w", err), k.Close())
 	}
 	prepare(k.page, ptracer)
 	if _, err := rand.Read(k.page[pageProof : pageProof+ProofSize]); err != nil {
@@ -104,6 +108,24 @@ func start(ptracer int, limit time.Duration) (*Keeper, error) {
 		return nil, errors.Join(fmt.Errorf("making a keeper: closing its descriptors, or its seccomp filter: %w", err), k.Close())
 	}
 	return k, nil
+}
+
+// mmap maps the keeper's memory.
+func (k *Keeper) mmap() (err error) {
+	size := os.Getpagesize()
+	if k.memory, err = unix.Mmap(-1, 0, 2*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	k.page = k.memory[:size:size]
+	// A mapping of its own: no huge page of the neighbours brings it in.
+	absent := k.memory[size:]
+	if err := unix.Mprotect(absent, unix.PROT_READ); err != nil {
+		return os.NewSyscallError("mprotect", err)
+	}
+	// mlockall(2) has brought it in. A failure leaves it so, which matters without kcmp only.
+	_ = unix.Munlock(absent)
+	_ = unix.Madvise(absent, unix.MADV_DONTNEED)
+	return nil
 }
 
 // lock makes the file that the keeper waits for: an end of a pipe, for that needs no
@@ -246,8 +268,8 @@ func (k *Keeper) Close() error {
 			}
 			errs = append(errs, os.NewSyscallError("close", unix.Close(k.pidfd)))
 		}
-		if k.page != nil {
-			errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(k.page)))
+		if k.memory != nil {
+			errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(k.memory)))
 		}
 		k.err = errors.Join(errs...)
 	})

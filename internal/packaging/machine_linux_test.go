@@ -40,6 +40,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, firstProcess(dir))
 		os.Exit(cannot)
 	}
+	if os.Getenv(containedEnv) != "" {
+		fmt.Fprintln(os.Stderr, contain(os.Args[1:]))
+		os.Exit(cannot)
+	}
 	os.Exit(m.Run())
 }
 

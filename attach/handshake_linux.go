@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,9 +30,14 @@ func Dial(ctx context.Context, path string, trust ...uint32) (*Conn, error) {
 	c, err := dialPatiently(ctx, path)
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
-		return nil, fmt.Errorf("%w at %s: start one with \"pfd --nodes 2 --socket PATH\", or name the socket of one that runs (its attachment socket is PATH.attach): %w", ErrNoDaemon, path, err)
+		why := sockets.Why(path, err)
+		if why != "" {
+			why += "; "
+		}
+		return nil, fmt.Errorf("%w at %s: %sstart one with \"pfd --nodes 2 --socket PATH\", or name the socket of one that runs (its attachment socket is PATH.attach): %w", ErrNoDaemon, path, why, err)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-		return nil, fmt.Errorf("attaching at %s: this user may not open the socket: ask for a pfd whose socket is open to it: %w", path, err)
+		why := cmp.Or(sockets.Why(path, err), "this user may not open the socket: ask for a pfd whose socket is open to it")
+		return nil, fmt.Errorf("attaching at %s: %s: %w", path, why, err)
 	case err != nil:
 		return nil, fmt.Errorf("attaching at %s: %w", path, limits.Explain(err))
 	}

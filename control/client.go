@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -279,9 +280,14 @@ func (c *Client) dialError(ctx context.Context, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("pfd on %s: %w", c.socket, err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w on %s: %s (%w)", ErrNoDaemon, c.socket, remedy(c.socket, os.Geteuid()), err)
+		why := sockets.Why(c.socket, err)
+		if why != "" {
+			why += "; "
+		}
+		return fmt.Errorf("%w on %s: %s%s (%w)", ErrNoDaemon, c.socket, why, remedy(c.socket, os.Geteuid()), err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w on %s: this user may not open the socket: run as the user of pfd, or start a pfd of your own with `pfd --nodes 2 --socket PATH` (%w)", ErrNoDaemon, c.socket, err)
+		why := cmp.Or(sockets.Why(c.socket, err), "this user may not open the socket: run as the user of pfd")
+		return fmt.Errorf("%w on %s: %s, or start a pfd of your own with `pfd --nodes 2 --socket PATH` (%w)", ErrNoDaemon, c.socket, why, err)
 	}
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {

@@ -59,7 +59,7 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 		if os.Geteuid() == 0 {
 			mode = 0o755
 		}
-		if err := os.MkdirAll(dir, mode); err != nil {
+		if err := places.MakeDir(dir, mode); err != nil {
 			return nil, directoryError(err)
 		}
 	}

@@ -7,8 +7,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
 )
@@ -134,7 +137,20 @@ func listenMetrics(address string) (net.Listener, error) {
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("--metrics-listen: %w: name another address and port", err)
+		return nil, fmt.Errorf("--metrics-listen: %w: %s", err, listenRemedy(err, os.Getenv("NOTIFY_SOCKET") != ""))
 	}
 	return l, nil
+}
+
+// listenRemedy says what to do where a TCP address cannot be listened on. The unit gives
+// a service no network (contrib/systemd/pfd.service).
+func listenRemedy(err error, service bool) string {
+	switch {
+	case service && !errors.Is(err, unix.EADDRINUSE):
+		return "the unit pfd.service gives pfd no network: install its drop-in /usr/share/exanet/systemd/metrics.conf as /etc/systemd/system/pfd.service.d/metrics.conf " +
+			"(its port is 9482), then systemctl daemon-reload and systemctl restart pfd"
+	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EPERM):
+		return "a filter of this process's surroundings (seccomp, a security module) refuses it"
+	}
+	return "name another address and port"
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/qemu/agent"
 	"github.com/exanet/pfd/qemu/guest"
 )
@@ -144,7 +145,7 @@ func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err e
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := sockets.MakeDir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("directory of the guests: %w", err)
 	}
 	f = &Fleet{Dir: dir, state: fleetState{Options: o}}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"syscall"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/version"
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/yield"
 )
 
@@ -96,7 +96,7 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
 	defer yield.Spare()()
-	if err := os.MkdirAll(f.directory, 0o700); err != nil {
+	if err := sockets.MakeDir(f.directory, 0o700); err != nil {
 		return fmt.Errorf("directory of the sockets: %w", err)
 	}
 	if f.capture != "" {

@@ -407,3 +407,45 @@ func (m *machine) copyIn(from, to string) {
 		m.t.Fatal(err)
 	}
 }
+
+// container makes a mount namespace that has a directory of the machine's, as a container has
+// a volume, and returns how to run a command there. It stays until the machine ends.
+func (m *machine) container(dir string) []string {
+	m.t.Helper()
+	const script = `mkdir -p /mnt/volume && mount --bind "$0" /mnt/volume && mount -t tmpfs run /run && mkdir "$0" &&
+		mount --move /mnt/volume "$0" && echo $$ && exec sleep infinity`
+	c := m.command("unshare", "--mount", "sh", "-c", script, dir)
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() {
+		_ = c.Process.Kill() // nsenter; what it started ends with the machine
+		_ = c.Wait()
+	})
+	var pid int
+	if _, err := fmt.Fscan(out, &pid); err != nil {
+		m.t.Fatalf("a container: %v", err)
+	}
+	return []string{"nsenter", "--target", fmt.Sprint(pid), "--mount"}
+}
+
+// document returns the block of shell commands of a document that has the words.
+func (m *machine) document(name, words string) string {
+	m.t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, block := range strings.Split(string(text), "\n```sh\n")[1:] {
+		block, _, _ = strings.Cut(block, "```")
+		if strings.Contains(block, words) {
+			return block
+		}
+	}
+	m.t.Fatalf("%s has no commands with %q", name, words)
+	return ""
+}

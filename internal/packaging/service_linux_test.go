@@ -150,6 +150,44 @@ func TestServiceUnderSystemd(t *testing.T) {
 	m.run("systemctl", "daemon-reload")
 	m.run("systemctl", "restart", "pfd")
 
+	m.step("metrics as documented", func(t *testing.T) {
+		m.put("/etc/exanet/pfd.toml", "")
+		steps := m.document("docs/service.md", "metrics.conf")
+		before, after, ok := strings.Cut(steps, "echo ")
+		if !ok {
+			t.Fatalf("docs/service.md has the steps\n%s", steps)
+		}
+		// Without the first step, as somebody who reads on too fast.
+		m.put("/etc/exanet/pfd.toml", "metrics-listen = \"127.0.0.1:9482\"\n")
+		if out, err := m.try("systemctl", "restart", "pfd"); err == nil {
+			t.Errorf("a unit without a network listens on TCP: %s", out)
+		}
+		m.until("the error names the drop-in", func() bool {
+			return strings.Contains(m.journal(), "install its drop-in /usr/share/exanet/systemd/metrics.conf")
+		})
+		m.put("/etc/exanet/pfd.toml", "")
+		m.run("systemctl", "reset-failed", "pfd")
+		m.run("sh", "-ec", before+"echo "+after)
+		m.transfers()
+		if out := m.run(asUser("curl", "-fsS", "http://127.0.0.1:9482/metrics")...); !strings.Contains(out, "exanet_faults_total{") {
+			t.Errorf("metrics by TCP:\n%s", out)
+		}
+		m.run("rm", "-r", "/etc/systemd/system/pfd.service.d")
+		m.put("/etc/exanet/pfd.toml", "timeout-us = 12345\nnodes = 3\n")
+		m.run("systemctl", "daemon-reload")
+		m.run("systemctl", "restart", "pfd")
+	})
+
+	container := m.container("/run/exanet")
+	inside := func(what string) {
+		m.t.Helper()
+		// A user and the machine's directory: pfd's user is trusted there, as on the machine.
+		out, err := m.try(append(container, asUser("exanetctl", "write", "--count", "3", "--dst", "absent")...)...)
+		if err != nil || !strings.Contains(out, "every byte is right") {
+			m.t.Errorf("a container that has /run/exanet, after %s: %v\n%s", what, err, out)
+		}
+	}
+
 	m.step("every method within the filter", func(t *testing.T) {
 		pid := m.show("MainPID")
 		for _, method := range []string{"gup", "touch", "uffd", "populate"} {
@@ -181,6 +219,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if n := m.show("NRestarts"); n != "2" {
 			t.Errorf("%s restarts, want the watchdog's and this one", n)
 		}
+		inside("SIGKILL")
 	})
 
 	m.step("upgraded", func(t *testing.T) {
@@ -188,6 +227,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.run("systemctl", "reset-failed", "pfd") // the starts of this test are no loop
 		m.install()
 		m.restarted(pid, "an upgrade")
+		inside("an upgrade")
 	})
 
 	m.step("stopped", func(t *testing.T) {
@@ -209,9 +249,15 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if r, code := m.show("Result"), m.show("ExecMainStatus"); r != "success" || code != "0" {
 			t.Errorf("the result is %s, exit code %s", r, code)
 		}
-		if out, err := m.try("ls", "/run/exanet"); err == nil {
+		if out := m.run("find", "/run/exanet", "-type", "s"); out != "" {
 			t.Errorf("the sockets stay: %s", out)
 		}
+		if out, err := m.try(append(container, asUser("exanetctl", "status")...)...); err == nil || !strings.Contains(out, "no pfd can be reached") {
+			t.Errorf("a container whose pfd has ended: %v, %s", err, out)
+		}
+		m.run("systemctl", "start", "pfd")
+		inside("a stop and a start")
+		m.run("systemctl", "stop", "pfd")
 	})
 
 	m.step("removed", func(t *testing.T) {

@@ -3,12 +3,11 @@ package control
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
 	"github.com/exanet/pfd/internal/pcapng"
 )
@@ -43,7 +42,7 @@ func (c *Client) change(ctx context.Context, path string, q url.Values) (r Chang
 const maxEvent = 64 << 10
 
 // MonitorFaults calls each for every fault of a node (AllNodes: of all) whose
-// outcome becomes final, until ctx ends, pfd ends (nil), or each gives an error.
+// outcome becomes final, until ctx ends, pfd ends (ErrEnded), or each gives an error.
 // The first call has neither a fault nor a loss: from then on none is missed.
 func (c *Client) MonitorFaults(ctx context.Context, node int, each func(FaultEvent) error) error {
 	body, err := c.open(ctx, http.MethodGet, PathMonitor, nodeQuery(node))
@@ -51,6 +50,7 @@ func (c *Client) MonitorFaults(ctx context.Context, node int, each func(FaultEve
 		return err
 	}
 	defer body.Close()
+	began := time.Now()
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, maxEvent)
 	for lines.Scan() {
@@ -62,7 +62,7 @@ func (c *Client) MonitorFaults(ctx context.Context, node int, each func(FaultEve
 			return err
 		}
 	}
-	return c.streamEnd(ctx, PathMonitor, lines.Err())
+	return c.streamEnd(ctx, PathMonitor, began, lines.Err())
 }
 
 // Capture calls each for every block of a pcapng capture of what the links of a node
@@ -77,6 +77,7 @@ func (c *Client) Capture(ctx context.Context, node, snap int, each func(block []
 		return err
 	}
 	defer body.Close()
+	began := time.Now()
 	blocks := bufio.NewScanner(body)
 	blocks.Buffer(nil, pcapng.MaxBlock)
 	blocks.Split(pcapng.Blocks)
@@ -85,16 +86,23 @@ func (c *Client) Capture(ctx context.Context, node, snap int, each func(block []
 			return err
 		}
 	}
-	return c.streamEnd(ctx, PathCapture, blocks.Err())
+	return c.streamEnd(ctx, PathCapture, began, blocks.Err())
 }
 
-// streamEnd gives the error of a stream that has ended.
-func (c *Client) streamEnd(ctx context.Context, path string, err error) error {
+// streamEnd gives the error of a stream that has ended, and began when it says.
+func (c *Client) streamEnd(ctx context.Context, path string, began time.Time, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("pfd on %s: %w", c.socket, ctx.Err())
-	case err == nil || errors.Is(err, io.ErrUnexpectedEOF):
-		return nil // pfd has ended, in good order or not
+	case err == nil || closed(err): // pfd has ended, in good order or not, or leaves this client
+		s, serr := c.Status(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("pfd on %s: %w", c.socket, ctx.Err())
+		case serr == nil && s.State == StateReady && s.UptimeNS > time.Since(began).Nanoseconds():
+			return fmt.Errorf("pfd on %s closed %s: this program read too slowly: ask again", c.socket, path)
+		}
+		return fmt.Errorf("%w: it was on %s", ErrEnded, c.socket)
 	}
 	return fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
 }

@@ -34,7 +34,7 @@ func TestMonitorFaults(t *testing.T) {
 	ctx := context.Background()
 	var got []FaultEvent
 	err := c.MonitorFaults(ctx, AllNodes, func(e FaultEvent) error { got = append(got, e); return nil })
-	if err != nil || len(got) != 3 || got[0].Fault != nil || got[1].Fault == nil || got[1].Fault.Page != 0x1000 || got[2].Lost != 7 {
+	if !errors.Is(err, ErrEnded) || len(got) != 3 || got[0].Fault != nil || got[1].Fault == nil || got[1].Fault.Page != 0x1000 || got[2].Lost != 7 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	stop := errors.New("enough")

@@ -23,6 +23,8 @@ import (
 var (
 	// ErrNoDaemon says that no pfd could be reached on the socket.
 	ErrNoDaemon = errors.New("no pfd can be reached")
+	// ErrEnded says that pfd has ended while something was to come from it.
+	ErrEnded = errors.New("pfd ended")
 	// ErrVersion says that the daemon speaks another version of this interface.
 	ErrVersion = errors.New("the daemon's control interface has another version")
 	// ErrForbidden says that the daemon shows this to root and its own uid only.
@@ -241,6 +243,16 @@ func (c *Client) open(ctx context.Context, method, path string, q url.Values) (i
 		return nil, fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
 	}
 	resp, err := c.http.Do(req)
+	// One that ends closes its connections one by one, and its socket among them: whether
+	// somebody listens is known a moment later.
+	for tries := 0; err != nil && method == http.MethodGet && closed(err) && tries < closedTries; tries++ {
+		select {
+		case <-time.After(closedPause):
+		case <-ctx.Done():
+			return nil, c.dialError(ctx, err)
+		}
+		resp, err = c.http.Do(req)
+	}
 	if err != nil {
 		return nil, c.dialError(ctx, err)
 	}
@@ -257,6 +269,17 @@ func (c *Client) open(ctx context.Context, method, path string, q url.Values) (i
 		return nil, &ReplyError{Path: path, Status: resp.StatusCode, Code: CodeInternal, Message: resp.Status}
 	}
 	return nil, &ReplyError{Path: path, Status: resp.StatusCode, Code: e.Code, Message: e.Error}
+}
+
+// Bounds of asking again where pfd closes a connection without an answer (ours).
+const (
+	closedTries = 4
+	closedPause = 50 * time.Millisecond
+)
+
+// closed reports whether the other side closed a connection without an answer.
+func closed(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // remedy says what a user does where no pfd listens on socket.

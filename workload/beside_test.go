@@ -56,7 +56,7 @@ func TestLiveFaultLog(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(faults) != depth {
-				t.Fatalf("%d faults after %d, want the last %d", len(faults), r.Faults, depth)
+				t.Fatalf("%v faults after %v, want the last %v", len(faults), r.Faults, depth)
 			}
 			outcome, kind := "resolved", "minor"
 			if method == "touch" {

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -134,12 +136,40 @@ func (t *fakeTransfer) abort() error { return nil }
 
 // fakeDaemon is this process, or that of pid: it has a pid, and counters that a test moves.
 type fakeDaemon struct {
-	pid   int
-	calls uint64
-	err   error
+	pid    int
+	calls  uint64
+	err    error
+	plain  bool // it does not tell the hardware's counters
+	hidden bool // nor a domain of the two
+	others int  // it tells of so many more
+	gone   func() bool
+}
+
+// ends gives the daemon as one that ends while q is run: another process, whose end is seen.
+func (d *fakeDaemon) ends(t *testing.T, q *Request) *fakeDaemon {
+	t.Helper()
+	pfd := exec.Command("sleep", "600")
+	if err := pfd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d.pid = pfd.Process.Pid
+	d.gone = func() bool {
+		_, err := pinned(d.pid) // also of a zombie
+		return err != nil
+	}
+	end := time.AfterFunc(20*time.Millisecond, func() { _ = pfd.Process.Kill() })
+	t.Cleanup(func() {
+		end.Stop()
+		_ = pfd.Process.Kill()
+		_ = pfd.Wait()
+	})
+	return d
 }
 
 func (d *fakeDaemon) Status(context.Context) (control.Status, error) {
+	if d.gone != nil && d.gone() {
+		return control.Status{}, control.ErrNoDaemon
+	}
 	return control.Status{PID: cmp.Or(d.pid, os.Getpid())}, d.err
 }
 
@@ -156,14 +186,24 @@ func (d *fakeDaemon) Domains(context.Context, int) ([]control.Domain, error) {
 	} else {
 		d.calls *= 10
 	}
-	return []control.Domain{
+	list := []control.Domain{
 		{Node: 0, Slot: 3, Faults: 1 * d.calls, PagesIn: 2 * d.calls},
 		{Node: 1, Slot: 4, Faults: 4 * d.calls, PagesIn: 8 * d.calls},
 		{Node: 1, Slot: 3, Faults: 100 * d.calls, PagesIn: 100 * d.calls},
-	}, nil
+	}
+	if d.hidden {
+		list = list[:1]
+	}
+	for i := range d.others {
+		list = append(list, control.Domain{Node: 0, Slot: 8 + i})
+	}
+	return list, nil
 }
 
 func (d *fakeDaemon) Counters(context.Context, int) ([]control.Counter, error) {
+	if d.plain {
+		return []control.Counter{{Node: 0, Name: control.CounterFaults, Value: d.calls}}, nil
+	}
 	return []control.Counter{
 		{Node: 0, Name: "rapf_rx_total", Value: 3 * d.calls},
 		{Node: 0, Name: "retransmits_total", Value: 5 * d.calls},

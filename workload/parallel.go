@@ -169,19 +169,12 @@ const (
 // RunParallel makes all transfers of set at once, q.Count times, and gives the
 // last round's order of completion beside the result. q.Size is ignored.
 func RunParallel(ctx context.Context, d Daemon, q Request, set []Parallel) (Result, []Completion, error) {
-	r := Result{Waiting: Poll}
+	r := newResult(&q, Poll)
 	if q.Timeout == 0 {
 		q.Timeout = DefaultTimeout
 	}
 	order, err := runParallel(ctx, d, q, set, &r)
-	if err != nil {
-		if ctx.Err() != nil {
-			// How the processes ended does not matter to who broke it off.
-			err = fmt.Errorf("interrupted: %w", context.Cause(ctx))
-		}
-		r.fail(err.Error())
-	}
-	return r, order, err
+	return r, order, r.broken(ctx, err)
 }
 
 func runParallel(ctx context.Context, d Daemon, q Request, set []Parallel, r *Result) ([]Completion, error) {
@@ -196,11 +189,17 @@ func runParallel(ctx context.Context, d Daemon, q Request, set []Parallel, r *Re
 		return nil, err
 	}
 	order, err := s.parallel(ctx, d, q, set, r)
+	if err != nil || r.Failed > 0 {
+		if ended := s.ended(ctx, d, q.Count*len(set)); ended != nil {
+			_ = s.Close()
+			return order, ended
+		}
+	}
 	return order, errors.Join(err, s.Close())
 }
 
 func (s *Session) parallel(ctx context.Context, d Daemon, q Request, set []Parallel, r *Result) (list []Completion, err error) {
-	before, err := s.tally(ctx, d, q.Options)
+	before, err := s.tally(ctx, d, q.Options, r.CountersNode)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +215,7 @@ func (s *Session) parallel(ctx context.Context, d Daemon, q Request, set []Paral
 			return list, err
 		}
 	}
-	after, err := s.tally(ctx, d, q.Options)
+	after, err := s.tally(ctx, d, q.Options, r.CountersNode)
 	if err == nil {
 		after.since(before).put(r)
 	}
@@ -250,7 +249,7 @@ func (s *Session) parallelOnce(q Request, set []Parallel, r *Result, latencies [
 	if err != nil {
 		return nil, latencies, err // one of them has ended: no round after it is of use
 	}
-	r.PinnedBytes = max(r.PinnedBytes, n)
+	r.pin(n)
 	want := make([]piece, len(set))
 	var list []Completion
 	for i, p := range reply.Many {

@@ -26,6 +26,7 @@ var errBytes = errors.New("wrong bytes")
 // this process, a child of it, or a process that serves measurements by a name
 // (ServePerf). It is used by one goroutine.
 type Perf struct {
+	daemon Daemon
 	end    *perfEnd
 	target caller
 	group  string
@@ -151,7 +152,7 @@ func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, e
 	if err != nil {
 		return nil, err
 	}
-	p = &Perf{group: at.Group, seed: uint64(time.Now().UnixNano()), pids: []int{unix.Getpid(), status.PID}}
+	p = &Perf{daemon: d, group: at.Group, seed: uint64(time.Now().UnixNano()), pids: []int{unix.Getpid(), status.PID}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())
@@ -295,7 +296,7 @@ type PerfResult struct {
 	Starts    []int64 // of each, CLOCK_MONOTONIC, ns
 	Notified  []int64
 	Rows      []PerfRow
-	Pinned    int64 // the most bytes of VmLck and VmPin of all processes that take part
+	Pinned    int64 // the most bytes of VmLck and VmPin of all processes that take part, -1 unknown
 }
 
 // PerfRow is one row as a whole.
@@ -378,6 +379,9 @@ func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 	r.Memory = p.end.kind
 	for spent := time.Duration(0); ; {
 		if err := p.row(ctx, &q, &r); err != nil {
+			if ctx.Err() == nil && ended(ctx, p.daemon, p.pids[1]) {
+				err = fmt.Errorf("%w while transfers of %d bytes were measured (status %d)", control.ErrEnded, q.Size, device.StatusGone)
+			}
 			return r, err
 		}
 		spent += r.Rows[len(r.Rows)-1].Elapsed
@@ -477,7 +481,11 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 		}
 	}
 	r.Rows = append(r.Rows, PerfRow{len(parts), q.Size * uint64(len(parts)), elapsed + touched, starts[0]})
-	if n, err := p.pinned(); err == nil {
+	n, err := p.pinned()
+	switch {
+	case err != nil:
+		r.Pinned = -1
+	case r.Pinned >= 0:
 		r.Pinned = max(r.Pinned, n)
 	}
 	if q.Read {

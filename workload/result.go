@@ -3,21 +3,26 @@ package workload
 import (
 	"slices"
 
+	"github.com/exanet/pfd/internal/maybe"
 	"github.com/exanet/pfd/internal/percentile"
 )
 
 // Latency sums up the latencies of the transfers that arrived, microseconds.
-// Percentiles are exact (internal/percentile). All are 0 where nothing arrived.
+// Percentiles are exact (internal/percentile). None is known where nothing arrived, and
+// those beside the median not of fewer than MinSamples.
 type Latency struct {
-	P50  float64 `json:"p50"`
-	P90  float64 `json:"p90"`
-	P99  float64 `json:"p99"`
-	Mean float64 `json:"mean"`
-	Min  float64 `json:"min"`
-	Max  float64 `json:"max"`
+	P50  maybe.Number `json:"p50"`
+	P90  maybe.Number `json:"p90"`
+	P99  maybe.Number `json:"p99"`
+	Mean maybe.Number `json:"mean"`
+	Min  maybe.Number `json:"min"`
+	Max  maybe.Number `json:"max"`
 }
 
-// Result is what a run gave; its JSON always has all keys.
+// MinSamples is the smallest number of samples whose percentiles say anything.
+const MinSamples = 20
+
+// Result is what a run gave; its JSON always has all keys, null for what is not known.
 type Result struct {
 	// Transfers counts the transfers that were begun, Failed those of them that
 	// did not arrive.
@@ -34,23 +39,37 @@ type Result struct {
 	Error *string `json:"error"`
 	// Faults and PagesPagedIn are those of the two domains, at the source and at
 	// the destination, by whatever method.
-	Faults       uint64 `json:"faults"`
-	PagesPagedIn uint64 `json:"pages_paged_in"`
-	// RAPF (received by the initiator's firmware), Retransmits, Timeouts and Guards
-	// (blocks that a fault had paused, retransmitted for want of a RAPF) are counters
-	// of the initiator's node.
-	RAPF        uint64 `json:"rapf"`
-	Retransmits uint64 `json:"retransmits"`
-	Timeouts    uint64 `json:"timeouts"`
-	Guards      uint64 `json:"guards"`
+	Faults       maybe.Number `json:"faults"`
+	PagesPagedIn maybe.Number `json:"pages_paged_in"`
+	// RAPF (received by the firmware), Retransmits, Timeouts and Guards (blocks that a
+	// fault had paused, retransmitted for want of a RAPF) are counters of CountersNode,
+	// which sends the data. Only who sees everything is told them.
+	RAPF        maybe.Number `json:"rapf"`
+	Retransmits maybe.Number `json:"retransmits"`
+	Timeouts    maybe.Number `json:"timeouts"`
+	Guards      maybe.Number `json:"guards"`
 	// PinnedBytes is the largest sum of VmLck and VmPin of initiator, target and
-	// pfd, read from /proc at every transfer.
-	PinnedBytes int64   `json:"pinned_bytes"`
-	Latency     Latency `json:"latency_us"`
+	// pfd, read from /proc at every transfer. It is not known where /proc does not show pfd.
+	PinnedBytes maybe.Number `json:"pinned_bytes"`
+	Latency     Latency      `json:"latency_us"`
 	// ThroughputGbps is the bytes that arrived by the time of their transfers,
 	// 10^9 bits a second.
-	ThroughputGbps float64 `json:"throughput_gbps"`
-	Waiting        Waiting `json:"waiting"`
+	ThroughputGbps maybe.Number `json:"throughput_gbps"`
+	Waiting        Waiting      `json:"waiting"`
+	// CountersNode is the node whose counters are above, and CountersOthers the number
+	// of other domains that it had before or after: their transfers are counted, too.
+	CountersNode   int          `json:"counters_node"`
+	CountersOthers maybe.Number `json:"counters_others"`
+}
+
+// newResult gives one of which nothing is known yet.
+func newResult(q *Request, w Waiting) Result {
+	r := Result{Waiting: w, CountersNode: q.From, CountersOthers: maybe.Unknown(), Latency: summarize(nil), ThroughputGbps: maybe.Unknown(), PinnedBytes: maybe.Unknown()}
+	if q.Read {
+		r.CountersNode = q.To // the blocks come from there
+	}
+	unknownTally().put(&r)
+	return r
 }
 
 // OK tells whether every transfer arrived and every byte was right.
@@ -64,30 +83,35 @@ func (r *Result) fail(text string) {
 
 // summarize sorts ns, the latencies in nanoseconds.
 func summarize(ns []int64) Latency {
+	none := maybe.Unknown()
 	if len(ns) == 0 {
-		return Latency{}
+		return Latency{none, none, none, none, none, none}
 	}
 	slices.Sort(ns)
-	at := func(p float64) float64 { return float64(percentile.Of(ns, p)) / 1e3 }
+	at := func(p float64) maybe.Number { return maybe.Number(percentile.Of(ns, p)) / 1e3 }
 	var sum int64
 	for _, n := range ns {
 		sum += n
 	}
-	return Latency{
-		P50: at(50), P90: at(90), P99: at(99),
-		Mean: float64(sum) / float64(len(ns)) / 1e3,
+	l := Latency{
+		P50: at(50), P90: none, P99: none,
+		Mean: maybe.Number(sum) / maybe.Number(len(ns)) / 1e3,
 		Min:  at(0), Max: at(100),
 	}
+	if len(ns) >= MinSamples {
+		l.P90, l.P99 = at(90), at(99)
+	}
+	return l
 }
 
 // throughput gives 10^9 bits a second: bits by nanoseconds.
-func throughput(bytes uint64, ns []int64) float64 {
+func throughput(bytes uint64, ns []int64) maybe.Number {
 	var sum int64
 	for _, n := range ns {
 		sum += n
 	}
 	if sum == 0 {
-		return 0
+		return maybe.Unknown()
 	}
-	return 8 * float64(bytes) / float64(sum)
+	return 8 * maybe.Number(bytes) / maybe.Number(sum)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/maybe"
 )
 
 // Request is a run of equal transfers.
@@ -62,19 +63,27 @@ func (q *Request) Check() error {
 // says that the run could not be made, or was broken off, and stands in the
 // result too; that transfers failed, or bytes were wrong, stands only there.
 func Run(ctx context.Context, d Daemon, q Request) (Result, error) {
-	r := Result{Waiting: q.Waiting.resolve(q.Size)}
+	r := newResult(&q, q.Waiting.resolve(q.Size))
 	if q.Timeout == 0 {
 		q.Timeout = DefaultTimeout
 	}
 	err := run(ctx, d, q, &r)
-	if err != nil {
-		if ctx.Err() != nil {
-			// How the processes ended does not matter to who broke it off.
-			err = fmt.Errorf("interrupted: %w", context.Cause(ctx))
-		}
-		r.fail(err.Error())
+	return r, r.broken(ctx, err)
+}
+
+// broken takes the error that has broken a run off into the result.
+func (r *Result) broken(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		// How the processes ended does not matter to who broke it off.
+		err = fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	case errors.Is(err, control.ErrEnded):
+		r.Error = nil // what this did to a transfer
 	}
-	return r, err
+	r.fail(err.Error())
+	return err
 }
 
 func run(ctx context.Context, d Daemon, q Request, r *Result) error {
@@ -86,20 +95,54 @@ func run(ctx context.Context, d Daemon, q Request, r *Result) error {
 		return err
 	}
 	err = s.run(ctx, d, q, r)
+	if err != nil || r.Failed > 0 {
+		if ended := s.ended(ctx, d, q.Count); ended != nil {
+			// What the processes say of it is its consequence.
+			_ = s.Close()
+			return ended
+		}
+	}
 	return errors.Join(err, s.Close())
 }
 
+// ended gives an error that matches control.ErrEnded where pfd, of which nothing more can
+// be had then, is what has broken the run off; it names the last transfer of so many. One
+// that was begun, or can only be begun, has the status of a node that is gone.
+func (s *Session) ended(ctx context.Context, d Daemon, count int) error {
+	switch {
+	case !ended(ctx, d, s.daemon):
+		return nil
+	case s.transfers == 0:
+		return fmt.Errorf("%w before the first transfer", control.ErrEnded)
+	}
+	text := fmt.Sprintf("transfer %d", s.transfers)
+	if count > 1 {
+		text += fmt.Sprintf(" of %d", count)
+	}
+	if s.arrived {
+		return fmt.Errorf("%w after %s", control.ErrEnded, text)
+	}
+	return fmt.Errorf("%w during %s (status %d)", control.ErrEnded, text, device.StatusGone)
+}
+
+// ended reports whether the pfd that was process pid is there no more.
+func ended(ctx context.Context, d Daemon, pid int) bool {
+	s, err := d.Status(ctx)
+	return errors.Is(err, control.ErrNoDaemon) || err == nil && s.PID != pid
+}
+
+
 func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error {
-	before, err := s.tally(ctx, d, q.Options)
+	before, err := s.tally(ctx, d, q.Options, r.CountersNode)
 	if err != nil {
 		return err
 	}
 	t := Transfer{Size: q.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout, Warm: q.Warm, Read: q.Read, Urgent: q.Urgent}
 	err = s.transfer(t, q, r)
-	if r.Failed > 0 {
+	if r.Failed > 0 && err == nil {
 		s.explain(ctx, d, q.Options, r)
 	}
-	after, tallyErr := s.tally(ctx, d, q.Options)
+	after, tallyErr := s.tally(ctx, d, q.Options, r.CountersNode)
 	if tallyErr == nil {
 		after.since(before).put(r)
 	}
@@ -149,7 +192,7 @@ func (s *Session) transfer(t Transfer, q Request, r *Result) error {
 			return err
 		}
 		r.Transfers++
-		r.PinnedBytes = max(r.PinnedBytes, out.Pinned)
+		r.pin(out.Pinned)
 		if out.Arrived {
 			r.Bytes += t.Size
 			latencies = append(latencies, out.Latency.Nanoseconds())
@@ -159,7 +202,7 @@ func (s *Session) transfer(t Transfer, q Request, r *Result) error {
 		}
 		if out.Wrong != "" {
 			wrong = true
-			r.fail(fmt.Sprintf("transfer %d: %s", i, out.Wrong))
+			r.fail(fmt.Sprintf("transfer %d of %d: %s", i+1, q.Count, out.Wrong))
 		}
 		if q.Progress != nil {
 			q.Progress(i + 1)
@@ -168,60 +211,88 @@ func (s *Session) transfer(t Transfer, q Request, r *Result) error {
 	return nil
 }
 
+// pin takes what was pinned at a transfer.
+func (r *Result) pin(n maybe.Number) {
+	if !(r.PinnedBytes >= n) { // also where it is not known yet
+		r.PinnedBytes = n
+	}
+}
+
 // tally is a set of counters.
 type tally struct {
-	faults, pages, rapf, retransmits, timeouts, guards uint64
+	faults, pages, rapf, retransmits, timeouts, guards maybe.Number
+	others                                             maybe.Number // see Result
+}
+
+func unknownTally() tally {
+	n := maybe.Unknown()
+	return tally{n, n, n, n, n, n, n}
 }
 
 func (t tally) since(u tally) tally {
-	return tally{t.faults - u.faults, t.pages - u.pages, t.rapf - u.rapf, t.retransmits - u.retransmits, t.timeouts - u.timeouts, t.guards - u.guards}
+	return tally{
+		t.faults.Since(u.faults), t.pages.Since(u.pages), t.rapf.Since(u.rapf), t.retransmits.Since(u.retransmits),
+		t.timeouts.Since(u.timeouts), t.guards.Since(u.guards), max(t.others, u.others),
+	}
 }
 
 func (t tally) put(r *Result) {
 	r.Faults, r.PagesPagedIn = t.faults, t.pages
 	r.RAPF, r.Retransmits, r.Timeouts, r.Guards = t.rapf, t.retransmits, t.timeouts, t.guards
+	r.CountersOthers = t.others
 }
 
-// tally reads the counters of the two domains and of the initiator's node. The
-// pages that the processes bring in by themselves (touch) are theirs to count.
-func (s *Session) tally(ctx context.Context, d Daemon, o Options) (tally, error) {
-	var t tally
+// tally reads the counters of the two domains, and those of a node. The pages that the
+// processes bring in by themselves (touch) are theirs to count.
+func (s *Session) tally(ctx context.Context, d Daemon, o Options, node int) (tally, error) {
+	t := unknownTally()
 	domains, err := d.Domains(ctx, control.AllNodes)
 	if err != nil {
 		return t, err
-	}
-	for _, dom := range domains {
-		initiator := dom.Node == o.From && dom.Slot == s.initiator.slot
-		target := dom.Node == o.To && dom.Slot == s.target.slot
-		if initiator || target {
-			t.faults += dom.Faults
-			t.pages += dom.PagesIn
-		}
 	}
 	a, b, err := s.both(order{Op: opStats}, order{Op: opStats})
 	if err != nil {
 		return t, err
 	}
-	t.pages += a.Pages + b.Pages
-	counters, err := d.Counters(ctx, o.From)
+	counters, err := d.Counters(ctx, node)
 	if err != nil {
 		return t, err
 	}
 	const total = "_total"
 	for _, c := range counters {
-		if c.Node != o.From {
+		if c.Node != node {
 			continue
 		}
 		switch c.Name {
 		case device.RAPFRx.String() + total:
-			t.rapf = c.Value
+			t.rapf = maybe.Number(c.Value)
 		case device.Retransmits.String() + total:
-			t.retransmits = c.Value
+			t.retransmits = maybe.Number(c.Value)
 		case device.Timeouts.String() + total:
-			t.timeouts = c.Value
+			t.timeouts = maybe.Number(c.Value)
 		case device.Guards.String() + total:
-			t.guards = c.Value
+			t.guards = maybe.Number(c.Value)
 		}
+	}
+	ours, others := 0, 0
+	faults, pages := uint64(0), a.Pages+b.Pages
+	for _, dom := range domains {
+		initiator := dom.Node == o.From && dom.Slot == s.initiator.slot
+		target := dom.Node == o.To && dom.Slot == s.target.slot
+		switch {
+		case initiator || target:
+			ours++
+			faults += dom.Faults
+			pages += dom.PagesIn
+		case dom.Node == node:
+			others++
+		}
+	}
+	if ours == 2 {
+		t.faults, t.pages = maybe.Number(faults), maybe.Number(pages)
+	}
+	if t.retransmits.Known() { // else there may be more than are shown
+		t.others = maybe.Number(others)
 	}
 	return t, nil
 }

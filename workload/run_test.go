@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/maybe"
 )
 
 func fakeRequest(t *testing.T, how string) Request {
@@ -28,7 +29,7 @@ func fakeRequest(t *testing.T, how string) Request {
 }
 
 // keys are the keys of issue "First light", point 7, in its order.
-const keys = `transfers bytes verified failed error faults pages_paged_in rapf retransmits timeouts guards pinned_bytes latency_us throughput_gbps waiting`
+const keys = `transfers bytes verified failed error faults pages_paged_in rapf retransmits timeouts guards pinned_bytes latency_us throughput_gbps waiting counters_node counters_others`
 
 func checkKeys(t *testing.T, r Result) {
 	t.Helper()
@@ -128,11 +129,11 @@ func TestRun(t *testing.T) {
 			if len(progress) != c.transfers {
 				t.Errorf("progress %v, want %d calls", progress, c.transfers)
 			}
-			if r.PinnedBytes != 0 {
-				t.Errorf("%d bytes pinned, want 0", r.PinnedBytes)
+			if r.PinnedBytes != 0 && r.Transfers > 0 {
+				t.Errorf("%v bytes pinned, want 0", r.PinnedBytes)
 			}
 			arrived := c.transfers > c.failed
-			if (r.Latency.P50 > 0) != arrived || (r.ThroughputGbps > 0) != arrived {
+			if r.Latency.P50.Known() != arrived || r.ThroughputGbps.Known() != arrived || r.Latency.P99.Known() {
 				t.Errorf("latency %+v, throughput %v where arrived is %v", r.Latency, r.ThroughputGbps, arrived)
 			}
 			if (c.how == "ok" || c.how == "half" || c.how == "stuck") && (r.Faults != 45 || r.PagesPagedIn != 90+2*3 || r.RAPF != 27 || r.Retransmits != 45 || r.Timeouts != 63 || r.Guards != 99) {
@@ -231,14 +232,47 @@ func TestRunParallelBrokenOff(t *testing.T) {
 	if r, _, err := RunParallel(ctx, &fakeDaemon{}, q, set); !errors.Is(err, cause) {
 		t.Errorf("interrupted: got %+v, %v", r, err)
 	}
-	pfd := exec.Command("true")
-	if err := pfd.Run(); err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
-	defer stop()
-	if r, _, err := RunParallel(ctx, &fakeDaemon{pid: pfd.Process.Pid}, q, set); ctx.Err() != nil || err == nil {
+	d := &fakeDaemon{}
+	q.Progress = nil
+	if r, _, err := RunParallel(t.Context(), d.ends(t, &q), q, set); !errors.Is(err, control.ErrEnded) || r.Error == nil {
 		t.Errorf("without pfd: got %+v, %v", r, err)
+	}
+}
+
+// What pfd's end does to a run is told as that, and once.
+func TestRunDaemonEnds(t *testing.T) {
+	q := fakeRequest(t, "ok")
+	q.Count = 1 << 30
+	d := &fakeDaemon{}
+	r, err := Run(t.Context(), d.ends(t, &q), q)
+	if !errors.Is(err, control.ErrEnded) || r.Error == nil || *r.Error != err.Error() || !regexp.MustCompile(`^pfd ended during transfer [1-9][0-9]* of 1073741824 \(status 10\)$|^pfd ended after transfer [1-9][0-9]* of 1073741824$`).MatchString(*r.Error) {
+		t.Errorf("got %s, %v", deref(r.Error), err)
+	}
+}
+
+// What a user may not see, and what others share, is not told as the run's own.
+func TestRunCountsWhatItCan(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		d    fakeDaemon
+		want string // faults, retransmissions, others, pinned
+	}{
+		{"who sees all", fakeDaemon{}, "45 45 0 0"},
+		{"who does not see the counters", fakeDaemon{plain: true}, "45 - - 0"},
+		{"other processes on the node", fakeDaemon{others: 2}, "45 45 2 0"},
+		{"a domain that is not told", fakeDaemon{hidden: true}, "- 45 0 0"},
+		{"a pfd that /proc does not show", fakeDaemon{pid: 1 << 30}, "45 45 0 -"},
+	} {
+		r, err := Run(t.Context(), &c.d, fakeRequest(t, "ok"))
+		if got := fmt.Sprint(r.Faults, r.Retransmits, r.CountersOthers, r.PinnedBytes); got != c.want || err != nil {
+			t.Errorf("%s: got %s, want %s, %v", c.name, got, c.want, err)
+		}
+	}
+	// The data of a read comes from the target's node.
+	q := fakeRequest(t, "ok")
+	q.Read = true
+	if r := newResult(&q, Poll); r.CountersNode != 1 || r.Retransmits.Known() {
+		t.Errorf("a read: %+v", r)
 	}
 }
 
@@ -269,25 +303,27 @@ func TestSummarize(t *testing.T) {
 	for i := range hundred {
 		hundred[i] = int64(100-i) * 1000 // 100 us down to 1 us
 	}
+	no := maybe.Unknown()
 	for _, c := range []struct {
 		name string
 		ns   []int64
 		want Latency
 	}{
-		{"none", nil, Latency{}},
-		{"one", []int64{1500}, Latency{P50: 1.5, P90: 1.5, P99: 1.5, Mean: 1.5, Min: 1.5, Max: 1.5}},
-		{"two", []int64{3000, 1000}, Latency{P50: 1, P90: 3, P99: 3, Mean: 2, Min: 1, Max: 3}},
+		{"none", nil, Latency{no, no, no, no, no, no}},
+		{"one", []int64{1500}, Latency{P50: 1.5, P90: no, P99: no, Mean: 1.5, Min: 1.5, Max: 1.5}},
+		{"two", []int64{3000, 1000}, Latency{P50: 1, P90: no, P99: no, Mean: 2, Min: 1, Max: 3}},
+		{"twenty", hundred[80:], Latency{P50: 10, P90: 18, P99: 20, Mean: 10.5, Min: 1, Max: 20}},
 		{"a hundred", hundred, Latency{P50: 50, P90: 90, P99: 99, Mean: 50.5, Min: 1, Max: 100}},
 	} {
-		if got := summarize(c.ns); got != c.want {
+		if got := summarize(slices.Clone(c.ns)); fmt.Sprint(got) != fmt.Sprint(c.want) {
 			t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)
 		}
 	}
 	if got := throughput(1000, []int64{500, 500}); got != 8 {
 		t.Errorf("1000 bytes in 1000 ns: %v Gb/s, want 8", got)
 	}
-	if got := throughput(0, nil); got != 0 {
-		t.Errorf("nothing: %v Gb/s, want 0", got)
+	if got := throughput(0, nil); got.Known() {
+		t.Errorf("nothing: %v Gb/s, want none", got)
 	}
 }
 

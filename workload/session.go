@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/maybe"
 )
 
 // Options say where the two test processes attach, and how.
@@ -46,8 +47,10 @@ type Daemon interface {
 // Session is an initiator and a target, attached. It is used by one goroutine.
 type Session struct {
 	initiator, target *peer
-	daemon            int // pid
+	daemon            int  // pid
+	unseen            bool // pfd is in another PID namespace, or /proc hides it
 	transfers         uint64
+	arrived           bool // the last of these
 	seed              uint64
 	warm              string // the target's buffer for warming up
 }
@@ -80,6 +83,8 @@ func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, erro
 		}
 	}
 	s := &Session{daemon: status.PID, seed: seed}
+	_, err = pinned(status.PID)
+	s.unseen = err != nil
 	if s.initiator, err = start(ctx, "initiator", o); err != nil {
 		return nil, err
 	}
@@ -157,7 +162,7 @@ type Transfer struct {
 type Outcome struct {
 	Arrived bool
 	Latency time.Duration // from the initiator's call to its seeing the end
-	Pinned  int64         // VmLck + VmPin of the three processes, bytes
+	Pinned  maybe.Number  // VmLck + VmPin of the three processes, bytes
 	// Failure is why the transfer did not arrive; Wrong is what is wrong with a
 	// buffer.
 	Failure, Wrong string
@@ -167,6 +172,7 @@ type Outcome struct {
 // that the session is of no use any more; the outcome may still tell why.
 func (s *Session) Do(t Transfer) (Outcome, error) {
 	s.transfers++
+	s.arrived = false
 	src := prepare{State: t.Src, Size: t.Size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}
 	dst := prepare{State: t.Dst, Size: t.Size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}
 	mine, theirs := src, dst
@@ -189,6 +195,7 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 	if err != nil {
 		return out, err
 	}
+	s.arrived = r.Outcome.Done
 	out.Arrived, out.Failure, out.Latency = r.Outcome.Done, r.Outcome.Error, time.Duration(r.Outcome.LatencyNS)
 	if out.Pinned, err = s.pinned(); err != nil {
 		return out, err
@@ -233,19 +240,25 @@ func (s *Session) makeWarm() error {
 }
 
 // pinned sums VmLck and VmPin of the three processes.
-func (s *Session) pinned() (int64, error) {
+func (s *Session) pinned() (maybe.Number, error) {
 	var sum int64
 	for _, p := range []struct {
 		name string
 		pid  int
 	}{{"initiator", s.initiator.pid()}, {"target", s.target.pid()}, {"pfd", s.daemon}} {
+		if p.pid == s.daemon && s.unseen {
+			continue
+		}
 		n, err := pinned(p.pid)
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w", p.name, err)
 		}
 		sum += n
 	}
-	return sum, nil
+	if s.unseen {
+		return maybe.Unknown(), nil
+	}
+	return maybe.Number(sum), nil
 }
 
 // Close ends both processes and waits for them.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/pcapng"
 )
 
@@ -83,7 +84,7 @@ counted in the capture and on standard error.`,
 			if ctx.Err() != nil {
 				err = nil // interrupted, or enough
 			}
-			if err == nil {
+			if err == nil || errors.Is(err, control.ErrEnded) {
 				fmt.Fprintf(a.err, "%d packets captured, %d lost\n", packets, all)
 			}
 			return err

@@ -107,7 +107,7 @@ func (a *app) monitorCommand() *cobra.Command {
 		Use:   "monitor [NODE]",
 		Short: "Show faults as they happen, until interrupted",
 		Long: `monitor prints one line for each fault when its outcome is final, and goes on
-until it is interrupted or pfd ends. Faults that come faster than they can be
+until it is interrupted, or pfd ends (exit code 3). Faults that come faster than they can be
 printed are counted. Root and the user of pfd see all faults, others their own.
 With -o json each line is an object.`,
 		Args: maxArgs(1),

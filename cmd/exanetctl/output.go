@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/maybe"
 )
 
 // The output formats (-o).
@@ -86,9 +88,9 @@ func (q quantity) String() string { return q.text }
 // unmeasured is the cell of a number that is not known.
 var unmeasured = quantity{math.NaN(), "-"}
 
-// pinnedCell is a size of which -1 says that it is not known.
-func pinnedCell(n int64) quantity {
-	if n < 0 {
+// pinnedCell is a size of which -1 or maybe.Unknown says that it is not known.
+func pinnedCell[T int64 | maybe.Number](n T) quantity {
+	if !(n >= 0) {
 		return unmeasured
 	}
 	return bytesCell(uint64(n))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"strconv"
@@ -14,7 +15,9 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/spf13/cobra"
 
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/internal/maybe"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/workload"
 )
@@ -160,20 +163,20 @@ func (p *perfFlags) check(timed bool) (sizes []uint64, err error) {
 
 // perfLine is what is shown of a size, and printed as JSON.
 type perfLine struct {
-	Bytes      uint64  `json:"size_bytes"`
-	Iterations int     `json:"iterations"`
-	Min        float64 `json:"min_us"`
-	Max        float64 `json:"max_us"`
-	Typical    float64 `json:"typical_us"` // the median
-	Average    float64 `json:"average_us"`
-	Deviation  float64 `json:"stdev_us"`
-	P99        float64 `json:"p99_us"`
-	P999       float64 `json:"p99_9_us"`
-	Peak       float64 `json:"peak_mb_per_second"` // the best row; 10^6 bytes
-	Bandwidth  float64 `json:"average_mb_per_second"`
-	Rate       float64 `json:"million_per_second"`
-	Pinned     int64   `json:"pinned_bytes"`
-	Memory     string  `json:"memory"` // that it was: under method uffd emulated nodes have any alone
+	Bytes      uint64       `json:"size_bytes"`
+	Iterations int          `json:"iterations"`
+	Min        float64      `json:"min_us"`
+	Max        float64      `json:"max_us"`
+	Typical    float64      `json:"typical_us"` // the median
+	Average    float64      `json:"average_us"`
+	Deviation  float64      `json:"stdev_us"`
+	P99        maybe.Number `json:"p99_us"` // of MinSamples or more
+	P999       maybe.Number `json:"p99_9_us"`
+	Peak       float64      `json:"peak_mb_per_second"` // the best row; 10^6 bytes
+	Bandwidth  float64      `json:"average_mb_per_second"`
+	Rate       float64      `json:"million_per_second"`
+	Pinned     maybe.Number `json:"pinned_bytes"`
+	Memory     string       `json:"memory"` // that it was: under method uffd emulated nodes have any alone
 }
 
 func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
@@ -188,8 +191,14 @@ func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
 	bytes, rate, peak := r.Rate()
 	l := perfLine{
 		Bytes: size, Min: us(h.Min()), Max: us(h.Max()), Typical: us(h.ValueAtQuantile(50)), Average: h.Mean() / 1e3,
-		Deviation: h.StdDev() / 1e3, P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9)),
-		Peak: peak / 1e6, Bandwidth: bytes / 1e6, Rate: rate / 1e6, Pinned: r.Pinned, Memory: string(r.Memory),
+		Deviation: h.StdDev() / 1e3, P99: maybe.Unknown(), P999: maybe.Unknown(),
+		Peak: peak / 1e6, Bandwidth: bytes / 1e6, Rate: rate / 1e6, Pinned: maybe.Number(r.Pinned), Memory: string(r.Memory),
+	}
+	if len(r.Latencies) >= workload.MinSamples {
+		l.P99, l.P999 = maybe.Number(us(h.ValueAtQuantile(99))), maybe.Number(us(h.ValueAtQuantile(99.9)))
+	}
+	if r.Pinned < 0 {
+		l.Pinned = maybe.Unknown()
 	}
 	for _, row := range r.Rows {
 		l.Iterations += row.Transfers
@@ -213,7 +222,11 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, m.Close()) }()
+	defer func() {
+		if e := m.Close(); !errors.Is(err, control.ErrEnded) { // it fails in consequence
+			err = errors.Join(err, e)
+		}
+	}()
 	samples := func(uint64, []int64) error { return nil }
 	if p.samples != "" {
 		f, err := os.Create(p.samples)
@@ -254,7 +267,7 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 		}
 		lines = append(lines, l)
 		if kind == "lat" {
-			t.add(l.Bytes, l.Iterations, fixed(l.Min, 2), fixed(l.Max, 2), fixed(l.Typical, 2), fixed(l.Average, 2), fixed(l.Deviation, 2), fixed(l.P99, 2), fixed(l.P999, 2))
+			t.add(l.Bytes, l.Iterations, fixed(l.Min, 2), fixed(l.Max, 2), fixed(l.Typical, 2), fixed(l.Average, 2), fixed(l.Deviation, 2), fixed(float64(l.P99), 2), fixed(float64(l.P999), 2))
 		} else {
 			t.add(l.Bytes, l.Iterations, fixed(l.Peak, 2), fixed(l.Bandwidth, 2), fixed(l.Rate, 6))
 		}
@@ -267,5 +280,8 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 
 // fixed is a number with so many digits behind the point.
 func fixed(v float64, digits int) quantity {
+	if math.IsNaN(v) {
+		return unmeasured
+	}
 	return quantity{v, strconv.FormatFloat(v, 'f', digits, 64)}
 }

@@ -81,7 +81,7 @@ func exitCode(err error) int {
 		return exit.code
 	case errors.Is(err, errUsage):
 		return exitUsage
-	case errors.Is(err, control.ErrNoDaemon):
+	case errors.Is(err, control.ErrNoDaemon), errors.Is(err, control.ErrEnded):
 		return exitNoDaemon
 	case errors.Is(err, errSkipped), errors.Is(err, workload.ErrSkipped):
 		return exitSkipped

@@ -13,6 +13,8 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+
+	"github.com/exanet/pfd/internal/maybe"
 )
 
 // table collects rows and writes them in columns: those that fit a terminal's width,
@@ -171,7 +173,9 @@ func number(v any) (float64, bool) {
 	if q, ok := v.(quantity); ok {
 		return q.n, !math.IsNaN(q.n)
 	}
-	switch v.(type) {
+	switch v := v.(type) {
+	case maybe.Number:
+		return float64(v), v.Known()
 	case int, int64, uint8, uint16, uint32, uint64:
 		n, err := strconv.ParseFloat(fmt.Sprint(v), 64)
 		return n, err == nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/live"
+	"github.com/exanet/pfd/internal/maybe"
 )
 
 // topWidth and topHeight are the smallest terminal that top is legible on.
@@ -123,8 +124,11 @@ func topLine(v *live.View) string {
 }
 
 // rate is a number a second: with three digits, and a decimal multiple.
-func rate(n float64) quantity {
-	text, value := "", n
+func rate(n maybe.Number) quantity {
+	if !n.Known() {
+		return unmeasured
+	}
+	text, value := "", float64(n)
 	for _, u := range []string{"", "k", "M", "G", "T"} {
 		if value < 999.5 || u == "T" {
 			digits := 0
@@ -136,7 +140,7 @@ func rate(n float64) quantity {
 		}
 		value /= 1000
 	}
-	return quantity{n, text}
+	return quantity{float64(n), text}
 }
 
 // topScreen follows pfd on the terminal until the user quits.
@@ -428,9 +432,7 @@ func (s *screen) nodes() []string {
 	return s.lines(t, nil)
 }
 
-func megabytes(bytes float64) quantity {
-	return quantity{bytes / 1e6, strconv.FormatFloat(bytes/1e6, 'f', 1, 64)}
-}
+func megabytes(bytes maybe.Number) quantity { return quantity{float64(bytes / 1e6), (bytes / 1e6).Text(1)} }
 
 func (s *screen) domains() []string {
 	if len(s.view.Domains) == 0 {

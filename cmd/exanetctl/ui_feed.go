@@ -142,7 +142,7 @@ func (f *feed) looks(ctx context.Context) {
 func (f *feed) faults(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := f.followFaults(ctx)
-		if err != nil && !errors.Is(err, control.ErrNoDaemon) { // looks tells of that
+		if err != nil && !errors.Is(err, control.ErrNoDaemon) && !errors.Is(err, control.ErrEnded) { // looks tells of that
 			f.mu.Lock()
 			f.send(event("unfollowed", err.Error()))
 			f.mu.Unlock()

@@ -100,9 +100,9 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
 	f.StringVar(&w.dst, "dst", string(workload.Present), "state of the destination buffer")
 	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
-	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA), adaptive (what the faults show)")
+	f.StringVar(&w.policy, "policy", "pa", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA), adaptive (what the faults show)")
 	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
-	f.BoolVar(&w.warm, "warm", false, "wake pfd up by a small write before each transfer, which is not counted")
+	f.BoolVar(&w.warm, "warm", true, "wake pfd up by a small write before each transfer, which is not counted; --warm=false measures the wake-up, too")
 	f.DurationVar(&w.timeout, "timeout", workload.DefaultTimeout, "how long one transfer may take")
 	f.Uint64Var(&w.seed, "seed", 1, "seed of the patterns")
 	f.StringVar(&w.toSocket, "to-socket", "", "control socket of the target's pfd, where that is another than the initiator's; --to is then one of its nodes")
@@ -235,24 +235,51 @@ func (a *app) printResult(q workload.Request, r workload.Result) error {
 		value any
 	}{
 		{"transfers", fmt.Sprintf("%d, %d failed", r.Transfers, r.Failed)},
-		{"arrived", fmt.Sprintf("%d bytes", r.Bytes)},
+		{"arrived", bytesCell(r.Bytes)},
 		{"verified", verified},
-		{"faults", fmt.Sprintf("%d, %d pages paged in", r.Faults, r.PagesPagedIn)},
-		{"retransmissions", fmt.Sprintf("%d, %d asked for by RAPF, %d time-outs, %d guard time-outs", r.Retransmits, r.RAPF, r.Timeouts, r.Guards)},
-		{"pinned", fmt.Sprintf("%d bytes", r.PinnedBytes)},
+		{"faults", fmt.Sprintf("%s, %s pages paged in", r.Faults, r.PagesPagedIn)},
+		{"retransmissions", resent(&r)},
+		{"pinned", pinnedCell(r.PinnedBytes)},
 	}
 	for _, row := range rows {
 		t.add(row.name, row.value)
 	}
 	if r.Bytes > 0 {
-		l := r.Latency
-		t.add("latency", fmt.Sprintf("%.1f us median (p90 %.1f, p99 %.1f, mean %.1f, %.1f to %.1f), %s", l.P50, l.P90, l.P99, l.Mean, l.Min, l.Max, waitingText(r.Waiting)))
-		t.add("throughput", fmt.Sprintf("%.3f Gb/s", r.ThroughputGbps))
+		t.add("latency", latencyText(q, &r))
+		if l := r.Latency; l.P99.Known() {
+			t.add("percentiles", fmt.Sprintf("p90 %s us, p99 %s us", l.P90.Text(1), l.P99.Text(1)))
+		}
+		t.add("throughput", r.ThroughputGbps.Text(3)+" Gb/s")
 		if r.Timeouts+r.Guards > 0 {
 			t.add("distorted", "time-outs are part of these times: a busy machine, a slow process, or something lost (exanetctl counter)")
 		}
 	}
 	return t.flush()
+}
+
+// resent says what a node has sent again.
+func resent(r *workload.Result) string {
+	if !r.Retransmits.Known() {
+		return "- (only root and the user of pfd see a node's counters)"
+	}
+	text := fmt.Sprintf("node %d: %s, %s asked for by RAPF, %s time-outs, %s guard time-outs", r.CountersNode, r.Retransmits, r.RAPF, r.Timeouts, r.Guards)
+	if r.CountersOthers > 0 {
+		text += fmt.Sprintf("; those of %s more of this node are among them", plural(int(r.CountersOthers), "domain"))
+	}
+	return text
+}
+
+func latencyText(q workload.Request, r *workload.Result) string {
+	l := r.Latency
+	text := l.P50.Text(1) + " us"
+	if r.Transfers-r.Failed > 1 {
+		text += fmt.Sprintf(" median, %s mean, %s to %s", l.Mean.Text(1), l.Min.Text(1), l.Max.Text(1))
+	}
+	text += ", " + waitingText(r.Waiting)
+	if !q.Warm {
+		text += "; pfd slept before each (--warm=false)"
+	}
+	return text
 }
 
 func waitingText(w workload.Waiting) string {

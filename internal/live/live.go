@@ -9,15 +9,22 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/maybe"
 )
 
-// Rates are how much of something there is a second.
+// Rates are how much of something there is a second. What pfd does not tell this user is
+// not known.
 type Rates struct {
-	Transfers   float64 `json:"transfers_per_s"` // that were completed
-	Failed      float64 `json:"failed_per_s"`    // transfers that failed
-	Bytes       float64 `json:"bytes_per_s"`     // of completed transfers
-	Faults      float64 `json:"faults_per_s"`
-	Retransmits float64 `json:"retransmits_per_s"` // blocks that a node sent again
+	Transfers   maybe.Number `json:"transfers_per_s"` // that were completed
+	Failed      maybe.Number `json:"failed_per_s"`    // transfers that failed
+	Bytes       maybe.Number `json:"bytes_per_s"`     // of completed transfers
+	Faults      maybe.Number `json:"faults_per_s"`
+	Retransmits maybe.Number `json:"retransmits_per_s"` // blocks that a node sent again
+}
+
+func unknownRates() Rates {
+	n := maybe.Unknown()
+	return Rates{n, n, n, n, n}
 }
 
 func (r *Rates) add(o Rates) {
@@ -156,7 +163,7 @@ func (l *look) view(last *look) View {
 			}
 		}
 		w.Rates = v.transfers(d.Transfers, was.Transfers)
-		w.Rates.Faults = v.rate(d.Faults, was.Faults)
+		w.Rates.Faults = v.rate(maybe.Number(d.Faults), maybe.Number(was.Faults))
 		for _, c := range v.Channels {
 			if c.Node == d.Node && c.Slot == d.Slot {
 				w.Ongoing++
@@ -167,15 +174,15 @@ func (l *look) view(last *look) View {
 		v.Domains = append(v.Domains, w)
 	}
 	for i, n := range l.nodes {
-		w := Node{Node: n}
+		w := Node{Node: n, Rates: unknownRates()}
 		if last != nil && i < len(last.nodes) {
 			w.Rates = v.transfers(n.Transfers, last.nodes[i].Transfers)
-			for name, rate := range map[string]*float64{control.CounterFaults: &w.Rates.Faults, "retransmits_total": &w.Rates.Retransmits} {
-				c := counter{n.Index, name}
-				*rate = v.rate(l.counters[c], last.counters[c])
+			for name, rate := range map[string]*maybe.Number{control.CounterFaults: &w.Rates.Faults, "retransmits_total": &w.Rates.Retransmits} {
+				*rate = v.rate(l.counter(n.Index, name), last.counter(n.Index, name))
 			}
 		}
-		if n.Transfers == nil { // what the user sees are the domains of its own
+		if n.Transfers == nil && last != nil { // what the user sees are the domains of its own
+			w.Rates.Transfers, w.Rates.Failed, w.Rates.Bytes = 0, 0, 0
 			for _, d := range v.Domains {
 				if d.Node == n.Index {
 					w.Rates.Transfers += d.Rates.Transfers
@@ -201,22 +208,33 @@ func (l *look) view(last *look) View {
 	return v
 }
 
-// rate gives what a counter has grown by a second. One that has become less began anew.
-func (v *View) rate(now, was uint64) float64 {
-	if v.Seconds <= 0 || now < was {
-		return 0
+// counter gives one of a node, where it is told.
+func (l *look) counter(node int, name string) maybe.Number {
+	if n, ok := l.counters[counter{node, name}]; ok {
+		return maybe.Number(n)
 	}
-	return float64(now-was) / v.Seconds
+	return maybe.Unknown()
 }
 
-// transfers gives the rates of transfers; nil: they are not told, or were not there.
-func (v *View) transfers(now, was *control.Transfers) (r Rates) {
+// rate gives what a counter has grown by a second.
+func (v *View) rate(now, was maybe.Number) maybe.Number {
+	if v.Seconds <= 0 {
+		return maybe.Unknown()
+	}
+	return now.Since(was) / maybe.Number(v.Seconds)
+}
+
+// transfers gives the rates of transfers, where they are told; was is nil where there were
+// none.
+func (v *View) transfers(now, was *control.Transfers) Rates {
+	r := unknownRates()
 	if now == nil {
 		return r
 	}
 	if was == nil {
 		was = &control.Transfers{}
 	}
-	r.Transfers, r.Failed, r.Bytes = v.rate(now.Completed, was.Completed), v.rate(now.Failed, was.Failed), v.rate(now.Bytes, was.Bytes)
+	of := func(now, was uint64) maybe.Number { return v.rate(maybe.Number(now), maybe.Number(was)) }
+	r.Transfers, r.Failed, r.Bytes = of(now.Completed, was.Completed), of(now.Failed, was.Failed), of(now.Bytes, was.Bytes)
 	return r
 }

@@ -373,6 +373,9 @@ func (r *run) transfers(p *workload.Perf, q workload.PerfRun, c, notified *Cell)
 			if err != nil {
 				return err
 			}
+			if got.Pinned < 0 {
+				return errors.New("VmLck and VmPin of a process could not be read")
+			}
 			r.report.PinnedBytes = max(r.report.PinnedBytes, got.Pinned)
 			add(c.of(q.Memory), us(got.Latencies)...)
 			if notified != nil {

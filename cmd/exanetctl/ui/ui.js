@@ -33,12 +33,13 @@ const hex = (n, digits) => '0x' + n.toString(16).padStart(digits, '0');
 
 // rate prints a number a second in three digits.
 function rate(n) {
+  if (n === null) return '-';
   for (const unit of ['', 'k', 'M', 'G']) {
     if (n < 999.5 || unit === 'G') return n.toFixed(n < 9.95 && n !== Math.trunc(n) ? 1 : 0) + unit;
     n /= 1000;
   }
 }
-const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
+const megabytes = (bytes) => (bytes === null ? '-' : (bytes / 1e6).toFixed(1));
 
 function size(n) {
   for (const [unit, of] of [['GiB', 2 ** 30], ['MiB', 2 ** 20], ['KiB', 2 ** 10]]) if (n >= of && n % of === 0) return `${n / of} ${unit}`;

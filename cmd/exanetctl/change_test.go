@@ -59,7 +59,8 @@ func TestMonitor(t *testing.T) {
 		control.FaultEvent{Version: 1, Fault: &faults.Faults[1]},
 	}})
 	code, out, errs := ctl("fault", "monitor", "1", "--socket", d.socket)
-	if code != exitOK || errs != "12 faults left out: they come faster than they are printed\n" || len(d.queries) != 1 || d.queries[0] != "GET /v1/faults/monitor?node=1" {
+	ended := "exanetctl: pfd ended: it was on " + d.socket + "\n"
+	if code != exitNoDaemon || errs != "12 faults left out: they come faster than they are printed\n"+ended || len(d.queries) != 2 || d.queries[0] != "GET /v1/faults/monitor?node=1" {
 		t.Errorf("exit code %d, %q, asked %q", code, errs, d.queries)
 	}
 	golden(t, "monitor.table", out)
@@ -67,7 +68,7 @@ func TestMonitor(t *testing.T) {
 		t.Errorf("on 80 columns, %q:\n%s", said, out)
 	}
 	code, out, errs = ctl("fault", "monitor", "-j", "--socket", d.socket)
-	if code != exitOK || errs != "" {
+	if code != exitNoDaemon || errs != ended {
 		t.Errorf("exit code %d, %q", code, errs)
 	}
 	golden(t, "monitor.json", out)

@@ -55,7 +55,7 @@ func (p *perfFlags) endFlags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&p.Group, "group", "", "group that both ends attach in (default one of their own)")
 	f.StringVar(&p.Method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
-	f.StringVar(&p.Policy, "policy", "pa", "how many pages a fault brings in: p1, p4, pa or adaptive")
+	f.StringVar(&p.Policy, "policy", "p1", "how many pages a fault brings in: p1, p4, pa or adaptive")
 	values(c, "method", pagein.GUP.String(), pagein.Touch.String(), pagein.UFFD.String(), pagein.Populate.String())
 	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String(), pagein.Adaptive.String())
 }

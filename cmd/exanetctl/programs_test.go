@@ -159,7 +159,7 @@ func TestWriteOfTheIssue(t *testing.T) {
 		{"--to 2", 0, 0, "this pfd has 2"},
 	} {
 		r, errs := decode("bin/exanetctl write -o json "+c.flags, exitFailed)
-		if r.Transfers != c.transfers || r.Failed != c.failed || r.Error == nil || !strings.Contains(*r.Error, c.text) || !strings.Contains(errs, c.text) || r.PinnedBytes != 0 {
+		if r.Transfers != c.transfers || r.Failed != c.failed || r.Error == nil || !strings.Contains(*r.Error, c.text) || !strings.Contains(errs, c.text) || r.PinnedBytes > 0 || r.PinnedBytes.Known() != (r.Transfers > 0) {
 			t.Errorf("%s: %+v, standard error %q", c.flags, r, errs)
 		}
 	}

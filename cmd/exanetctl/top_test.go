@@ -20,6 +20,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/live"
+	"github.com/exanet/pfd/internal/maybe"
 )
 
 func TestRate(t *testing.T) {
@@ -30,7 +31,7 @@ func TestRate(t *testing.T) {
 		{0, "0"}, {1, "1"}, {0.5, "0.5"}, {9.94, "9.9"}, {9.96, "10"}, {999.4, "999"}, {999.5, "1.0k"}, {1234, "1.2k"},
 		{99949, "100k"}, {1e6, "1.0M"}, {2.5e9, "2.5G"}, {7e15, "7000T"},
 	} {
-		if got := rate(c.n).text; got != c.want {
+		if got := rate(maybe.Number(c.n)).text; got != c.want {
 			t.Errorf("rate(%v) = %q, want %q", c.n, got, c.want)
 		}
 	}

@@ -100,9 +100,9 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
 	f.StringVar(&w.dst, "dst", string(workload.Present), "state of the destination buffer")
 	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
-	f.StringVar(&w.policy, "policy", "pa", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA), adaptive (what the faults show)")
+	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA), adaptive (what the faults show)")
 	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
-	f.BoolVar(&w.warm, "warm", true, "wake pfd up by a small write before each transfer, which is not counted; --warm=false measures the wake-up, too")
+	f.BoolVar(&w.warm, "warm", false, "wake pfd up by a small write before each transfer, which is not counted")
 	f.DurationVar(&w.timeout, "timeout", workload.DefaultTimeout, "how long one transfer may take")
 	f.Uint64Var(&w.seed, "seed", 1, "seed of the patterns")
 	f.StringVar(&w.toSocket, "to-socket", "", "control socket of the target's pfd, where that is another than the initiator's; --to is then one of its nodes")
@@ -277,7 +277,7 @@ func latencyText(q workload.Request, r *workload.Result) string {
 	}
 	text += ", " + waitingText(r.Waiting)
 	if !q.Warm {
-		text += "; pfd slept before each (--warm=false)"
+		text += "; pfd slept before each, --warm leaves its wake-up out"
 	}
 	return text
 }

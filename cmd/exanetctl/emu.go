@@ -14,8 +14,8 @@ import (
 	"github.com/exanet/pfd/emu/capture"
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/internal/config"
-	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/internal/yield"
 )
 

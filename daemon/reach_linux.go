@@ -41,10 +41,10 @@ func (s *session) reach(peer attach.Peer) error {
 			return nil
 		case errors.Is(err, proc.ErrKeeper), errors.Is(err, proc.ErrGone):
 			return refusal(attach.CodePermission, "%v", err)
-		case !errors.Is(err, proc.ErrPermission) && !errors.Is(err, proc.ErrUnproven):
+		case !errors.Is(err, proc.ErrPermission) && !errors.Is(err, proc.ErrUnproven) && !errors.Is(err, proc.ErrFiltered):
 			return refusal(attach.CodeInternal, "opening the process: %v: try again; see pfd's log", err)
 		}
-		// Yama, a process that is not dumpable, or a filter that refuses kcmp: its own
+		// Yama, a process that is not dumpable, or a filter of pfd's that refuses kcmp or process_vm_readv: its own
 		// helper may do better.
 	}
 	if s.process, err = proc.Look(peer.PIDFD); err != nil {
@@ -82,7 +82,7 @@ func (s *session) startHelper() error {
 	}
 	wake := func() { s.n.bus.Post(func() {}) } // the engine looks at its ports then
 	if err := port.Ready(time.Now().Add(helperTime(s.d.tune.Load().HandshakeTime)), wake); err != nil {
-		return refusal(attach.CodePermission, "no memory helper: %v: pfd has no right over this process's memory, and its own helper cannot serve it", err)
+		return refusal(attach.CodePermission, "no memory helper: %v (pfd itself may not touch this process's memory)", err)
 	}
 	return nil
 }

@@ -317,7 +317,7 @@ func (d *Driver) complete(s *slot, c *call) {
 func final(err error) bool {
 	return errors.Is(err, gup.ErrUnmapped) || errors.Is(err, gup.ErrDenied) ||
 		errors.Is(err, gup.ErrGone) || errors.Is(err, gup.ErrPermission) || errors.Is(err, gup.ErrPastEnd) ||
-		errors.Is(err, gup.ErrUnmappable)
+		errors.Is(err, gup.ErrUnmappable) || errors.Is(err, gup.ErrNotShared)
 }
 
 // there answers who waits for a page that is there now. One that was there before,

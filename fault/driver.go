@@ -18,7 +18,7 @@ type Pager interface {
 	// PageIn makes the pages of a range of 1 to 64 resident and permitted, as far
 	// as the mapping of the first reaches. Its Result's Err says why the first
 	// page is not: gup.ErrUnmapped, ErrDenied, ErrGone, ErrPermission,
-	// ErrPastEnd and ErrUnmappable are final, any other passes.
+	// ErrPastEnd, ErrUnmappable and ErrNotShared are final, any other passes.
 	PageIn(va device.VA, pages int, write bool) gup.Result
 }
 

@@ -220,7 +220,8 @@ func TestFailureOfFormerMapping(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		fail error
-	}{{"not mapped", gup.ErrUnmapped}, {"denied", gup.ErrDenied}, {"past the file's end", gup.ErrPastEnd}, {"gone", gup.ErrGone}} {
+	}{{"not mapped", gup.ErrUnmapped}, {"denied", gup.ErrDenied}, {"past the file's end", gup.ErrPastEnd}, {"gone", gup.ErrGone},
+		{"not shared", gup.ErrNotShared}} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, nil)
 			g := r.gup(0, fault.PIO)

@@ -32,9 +32,13 @@ var (
 	// mapping, and that nobody may look how long that file is. It may pass.
 	ErrNoFilePage = errors.New("the kernel gives no page of the file behind the mapping: the file ends before it, its file system is full, or it cannot be read")
 	// ErrNotResident says that the mapping permits the access and the kernel
-	// brought nothing in, or took it away again at once: out of memory, an input
-	// error, or the mapping is changing. Trying again may help.
-	ErrNotResident = errors.New("the kernel did not bring the page in: memory short, or an input error")
+	// brought nothing in: out of memory, a full file system, an input error, or the
+	// mapping is changing. Trying again may help.
+	ErrNotResident = errors.New("the kernel did not bring the page in: memory short, its file system full, or an input error")
+	// ErrNotShared says that the process does not share the memory with a device that
+	// has tables of pfd's own.
+	ErrNotShared = errors.New("the memory is not shared with the device, which reaches no other: " +
+		"take it from rdma.Alloc or exanet_alloc, or share a memfd (Endpoint.Share, exanet_share)")
 	// ErrUnmappable says that the page is there and cannot be mapped for a device that
 	// has tables of pfd's own.
 	ErrUnmappable = errors.New("the page cannot be mapped for the device")

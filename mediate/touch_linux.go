@@ -114,7 +114,7 @@ type entry struct {
 func (e *entry) Run() {
 	for _, r := range e.ranges {
 		err := enterRange(e.link.shadow, e.slot.index, r)
-		if errors.Is(err, gup.ErrUnmapped) || errors.Is(err, gup.ErrDenied) {
+		if errors.Is(err, gup.ErrNotShared) || errors.Is(err, gup.ErrDenied) {
 			e.denied = true
 		}
 	}

@@ -28,6 +28,8 @@ var (
 	// process.
 	ErrPermission = errors.New("no right over the memory of the process: it has other users, capabilities or namespaces, " +
 		"is not dumpable (PR_SET_DUMPABLE), or kernel.yama.ptrace_scope forbids it")
+	// ErrFiltered says that the caller itself may move no memory, of no process.
+	ErrFiltered = errors.New("process_vm_readv or process_vm_writev is refused to the process that would move memory: allow both in its seccomp policy, or use a kernel with CONFIG_CROSS_MEMORY_ATTACH")
 	// ErrKeeper says that a process and its keeper do not share an address space.
 	ErrKeeper = errors.New("the keeper shares no address space with the process: it executed another program, or named another's: attach again")
 	// ErrUnproven says that nothing shows that a process and its keeper share an

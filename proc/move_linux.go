@@ -1,6 +1,9 @@
 package proc
 
 import (
+	"fmt"
+	"os"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
@@ -68,4 +71,41 @@ func (p *Process) move(op string, trap uintptr, bufs [][]byte, va device.VA, pie
 		return 0, &Error{op, p.pid, va, ErrPermission}
 	}
 	return 0, p.fail(op, va, errno)
+}
+
+// MayMove reports whether this process may move memory at all: nil, ErrFiltered with the
+// errno of a seccomp filter, or of a kernel without CONFIG_CROSS_MEMORY_ATTACH.
+func MayMove() error {
+	if errno := tryMoves(os.Getpid()); errno != 0 {
+		return fmt.Errorf("%w (%w)", ErrFiltered, errno)
+	}
+	return nil
+}
+
+// mayMove reports whether the memory of pid may be moved: nil, ErrFiltered, ErrGone or
+// ErrPermission.
+func mayMove(pid int) error {
+	errno := tryMoves(pid)
+	if errno == 0 {
+		return nil
+	}
+	if err := MayMove(); err != nil {
+		return err
+	}
+	if errno == unix.ESRCH {
+		return ErrGone
+	}
+	return fmt.Errorf("%w (%w)", ErrPermission, errno)
+}
+
+// tryMoves tries to read and to write a byte where no process has memory: the kernel judges
+// the right to the process first.
+func tryMoves(pid int) unix.Errno {
+	b := [][]byte{{0}}
+	for _, trap := range []uintptr{unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV} {
+		if _, errno := move(pid, trap, b, ^device.VA(0)&^(device.PageSize-1), 1, MaxBytes); errno != 0 && errno != unix.EFAULT {
+			return errno
+		}
+	}
+	return 0
 }

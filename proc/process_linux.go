@@ -60,9 +60,9 @@ func OpenPID(pid int) (*Process, error) {
 // the task behind keeperfd shares. It makes duplicates of both. The kernel is
 // asked whether the caller may reach both (ptrace(2), "Ptrace access mode
 // checking"), here and at every later call. It returns ErrGone for a process
-// that has ended, ErrPermission where the kernel refuses, ErrKeeper where the
-// two do not share an address space, and ErrUnproven where kcmp(2), which shows
-// that they do, is not to be had.
+// that has ended, ErrPermission where the kernel refuses, ErrFiltered where the caller
+// may move no memory at all, ErrKeeper where the two do not share an address space, and
+// ErrUnproven where kcmp(2), which shows that they do, is not to be had.
 func Open(pidfd, keeperfd int) (*Process, error) { return OpenProbe(pidfd, keeperfd, 0) }
 
 // OpenProbe is like Open, but does without kcmp(2) where a seccomp filter refuses
@@ -160,7 +160,9 @@ func open(pidfd, keeperfd, pid int, probe device.VA) (_ *Process, err error) {
 	if p.maps, err = p.openat("maps", unix.O_RDONLY); err != nil {
 		return nil, err
 	}
-	err = p.shares(probe)
+	if err = mayMove(p.keeper); err == nil {
+		err = p.shares(probe)
+	}
 	// Both numbers were the two tasks' all the time if both are there still. The
 	// dead have no memory, which is another than anybody's.
 	if dead(p.pidfd) || dead(p.keeperFD) {

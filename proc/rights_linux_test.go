@@ -3,8 +3,10 @@ package proc
 import (
 	"bytes"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -192,4 +194,55 @@ func raceWrites(t *testing.T, way, how string, pages, rounds int) (changed int) 
 		t.Errorf("%d writes, %d of them refused: no race", writes, refused)
 	}
 	return changed
+}
+
+// TestFiltered: what a seccomp filter refuses to the caller is told apart from what the kernel
+// refuses over a process, by the probe and when a process is opened.
+func TestFiltered(t *testing.T) {
+	c := proctest.Start(t)
+	pidfd, keeper := c.PIDFDs()
+	if err := MayMove(); err != nil {
+		t.Fatalf("without a filter: %v", err)
+	}
+	for _, tt := range []struct {
+		name  string
+		call  uint32
+		errno unix.Errno
+	}{
+		{"readv", unix.SYS_PROCESS_VM_READV, unix.EPERM},
+		{"writev", unix.SYS_PROCESS_VM_WRITEV, unix.EPERM},
+		{"writev by ENOSYS", unix.SYS_PROCESS_VM_WRITEV, unix.ENOSYS},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			refuse(t, tt.call, tt.errno)
+			if err := MayMove(); !errors.Is(err, ErrFiltered) || !errors.Is(err, tt.errno) {
+				t.Errorf("%v, want ErrFiltered and %v", err, tt.errno)
+			}
+			if p, err := Open(pidfd, keeper); !errors.Is(err, ErrFiltered) || errors.Is(err, ErrPermission) {
+				t.Errorf("opened: %v, want ErrFiltered", err)
+				if err == nil {
+					_ = p.Close()
+				}
+			}
+		})
+	}
+}
+
+// refuse has a system call fail on the calling goroutine's thread, which ends with it.
+func refuse(t *testing.T, call uint32, errno unix.Errno) {
+	t.Helper()
+	runtime.LockOSThread()
+	f := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // seccomp_data.nr
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: call},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/proc"
 )
 
 // Sizes (ours).
@@ -479,7 +480,7 @@ func (m *Memory) find(slot int, va device.VA) *share {
 func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Result {
 	va = va.Page()
 	if slot < 0 || slot >= device.Slots || pages < 1 || pages > gup.MaxPages {
-		return gup.Result{Err: fmt.Errorf("page-in of %d pages in slot %d: %w", pages, slot, gup.ErrUnmapped)}
+		return gup.Result{Err: fmt.Errorf("page-in of %d pages in slot %d: %w", pages, slot, proc.ErrRange)}
 	}
 	fail := func(err error) gup.Result {
 		return gup.Result{Err: &gup.Error{VA: va, Write: write, Err: err}}
@@ -488,7 +489,7 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 	s := m.find(slot, va)
 	if s == nil {
 		m.mu.Unlock()
-		return fail(gup.ErrUnmapped)
+		return fail(gup.ErrNotShared)
 	}
 	if write && !s.write {
 		m.mu.Unlock()
@@ -536,7 +537,7 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 // it is entered: what is mapped of its place goes, and it is mapped once more, awaited.
 func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
 	if slot < 0 || slot >= device.Slots {
-		return gup.Result{Err: fmt.Errorf("page-in in slot %d: %w", slot, gup.ErrUnmapped)}
+		return gup.Result{Err: fmt.Errorf("page-in in slot %d: %w", slot, proc.ErrRange)}
 	}
 	m.mu.Lock()
 	if s := m.find(slot, va); s != nil {

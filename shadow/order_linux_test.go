@@ -133,7 +133,7 @@ func order(t *testing.T, seed uint64) {
 						u.mu.Unlock()
 						defer u.mu.Lock()
 						r := u.m.PageIn(slot, at, 1+rng.IntN(20), true)
-						if r.Err != nil && !errors.Is(r.Err, gup.ErrUnmapped) && !errors.Is(r.Err, gup.ErrUnmappable) {
+						if r.Err != nil && !errors.Is(r.Err, gup.ErrNotShared) && !errors.Is(r.Err, gup.ErrUnmappable) {
 							t.Errorf("page %d of slot %d: %v", p, slot, r.Err)
 						}
 					})

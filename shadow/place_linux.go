@@ -46,7 +46,7 @@ func (m *Memory) bring(s *share, at uint64, n int) (entered int, there bool, err
 	first := int(at % m.granule >> device.PageShift)
 	want := uint16(1<<n-1) << first
 	if s.gone {
-		return 0, false, gup.ErrUnmapped
+		return 0, false, gup.ErrNotShared
 	}
 	if p := s.places[at/m.granule]; p != nil && p.state == ready && p.entered&want == want {
 		m.use(p)
@@ -77,7 +77,7 @@ func (m *Memory) bring(s *share, at uint64, n int) (entered int, there bool, err
 			entered = n
 		}
 		if s.gone || m.closed {
-			entered, err = 0, gup.ErrUnmapped
+			entered, err = 0, gup.ErrNotShared
 		}
 		for i := range entered {
 			off := uint64(first+i) << device.PageShift
@@ -106,7 +106,7 @@ func (m *Memory) hold(s *share, i uint64) (*place, error) {
 		p := s.places[i]
 		switch {
 		case s.gone || m.closed:
-			return nil, gup.ErrUnmapped
+			return nil, gup.ErrNotShared
 		case p == nil && m.kind == Physical:
 			addr, err := m.whereIs(s, i)
 			if err != nil {
@@ -183,7 +183,7 @@ func (m *Memory) reserve(s *share, n uint64) error {
 		need := m.taken + n
 		switch {
 		case s.gone || m.closed:
-			return gup.ErrUnmapped
+			return gup.ErrNotShared
 		case m.broken != nil:
 			return fmt.Errorf("%w: %w", gup.ErrNotResident, m.broken)
 		case need+m.kept(s.slot, n) > m.window && m.evictOldest() > 0:

@@ -450,7 +450,7 @@ func TestRights(t *testing.T) {
 		t.Errorf("a write to it: fault %v", f)
 	}
 	for _, at := range []device.VA{0, va - page, va + 4*page, 1 << 47, 1<<64 - page} {
-		if r := u.m.PageIn(0, at, 64, false); !errors.Is(r.Err, gup.ErrUnmapped) || r.Resident != 0 {
+		if r := u.m.PageIn(0, at, 64, false); !errors.Is(r.Err, gup.ErrNotShared) || r.Resident != 0 {
 			t.Errorf("page-in at %v: %+v", at, r)
 		}
 	}

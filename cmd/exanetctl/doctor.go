@@ -50,7 +50,7 @@ type facts struct {
 	Pagemap      error  // reading the residency of an own page
 	PagemapScan  error  // PAGEMAP_SCAN
 	ProcmapQuery error  // PROCMAP_QUERY
-	ProcessVM    error  // process_vm_readv of own memory
+	ProcessVM    error  // process_vm_readv and writev
 	Kcmp         error  // kcmp(2) of own address space
 	Memfd        error  // a sealed memfd
 	PeerPidfd    error  // SO_PEERPIDFD

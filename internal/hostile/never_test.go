@@ -26,7 +26,7 @@ func TestMemoryThatNeverComes(t *testing.T) {
 		{"secret present", "gup", device.StatusDecode, "moves no bytes"},
 		{"empty hugetlb", "gup", device.StatusMemory, "not bring the page in"},
 		{"empty hugetlb", "populate", device.StatusMemory, "the process: bad address"},
-		{"path", "gup", device.StatusDecode, "no page of the file"}, // in a full file system
+		{"path", "gup", device.StatusMemory, "not bring the page in"}, // in a full file system
 	} {
 		t.Run(c.kind+"/"+c.method, func(t *testing.T) {
 			w := start(t)

@@ -129,7 +129,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	if d.exe, err = os.Open("/proc/self/exe"); err != nil {
 		return nil, errors.Join(fmt.Errorf("opening our own program: %w: is /proc mounted?", err), d.close())
 	}
-	if d.self, err = proc.OpenPID(os.Getpid()); err != nil {
+	if d.self, err = proc.LookSelf(); err != nil {
 		return nil, errors.Join(fmt.Errorf("looking at our own /proc: %w: is /proc mounted?", err), d.close())
 	}
 	for _, n := range d.nodes {

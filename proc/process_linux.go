@@ -128,6 +128,16 @@ func Look(pidfd int) (*Process, error) {
 	return p, nil
 }
 
+// LookSelf is Look for the caller.
+func LookSelf() (*Process, error) {
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return nil, &Error{"open", os.Getpid(), 0, err}
+	}
+	defer unix.Close(fd)
+	return Look(fd)
+}
+
 // Alive tells whether the process behind a pidfd has not ended.
 func Alive(pidfd int) bool { return !dead(pidfd) }
 

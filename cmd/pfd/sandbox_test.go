@@ -6,9 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // What a running pfd has given up, each thread of it; and with that it reloads its
@@ -85,4 +89,32 @@ func threads(t *testing.T, pid int) (list []map[string]string) {
 		list = append(list, status)
 	}
 	return list
+}
+
+// TestFilteredMoves: a pfd that may move no memory itself says so at its start, with the
+// remedy, and leaves the memory to helpers.
+func TestFilteredMoves(t *testing.T) {
+	runtime.LockOSThread() // the filter is this thread's, which ends with the test, and its children's
+	refuse := unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
+	f := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // seccomp_data.nr
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: unix.SYS_PROCESS_VM_READV},
+		{Code: unix.BPF_RET | unix.BPF_K, K: refuse},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	l := &log{t: t}
+	p := startWith(t, l, "--socket", filepath.Join(t.TempDir(), "s"))
+	l.waitFor("allow both in its seccomp policy")
+	l.waitFor("msg=ready")
+	p.signal(syscall.SIGTERM)
+	if code := p.code(); code != exitOK {
+		t.Errorf("exit code %d: %s", code, l.buf.String())
+	}
 }

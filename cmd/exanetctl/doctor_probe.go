@@ -15,7 +15,6 @@ import (
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/mediate"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/uffd"
 	"github.com/exanet/pfd/vfio/kernel"
 )
@@ -35,7 +34,7 @@ func gather(root, socket string) facts {
 		Pagemap:      probePagemap(filepath.Join(root, "proc/self/pagemap")),
 		PagemapScan:  probeIoctl(filepath.Join(root, "proc/self/pagemap"), ioctlPagemapScan),
 		ProcmapQuery: probeIoctl(filepath.Join(root, "proc/self/maps"), ioctlProcmapQuery),
-		ProcessVM:    proc.MayMove(),
+		ProcessVM:    probeProcessVM(),
 		Kcmp:         probeKcmp(),
 		Memfd:        probeMemfd(),
 		PeerPidfd:    probePeerPidfd(),
@@ -173,6 +172,22 @@ func probeKcmp() error {
 	pid := uintptr(os.Getpid())
 	if _, _, errno := unix.Syscall6(unix.SYS_KCMP, pid, pid, kcmpVM, 0, 0, 0); errno != 0 {
 		return os.NewSyscallError("kcmp", errno)
+	}
+	return nil
+}
+
+func probeProcessVM() error {
+	data, got := []byte{0xa5}, make([]byte, 1)
+	local := []unix.Iovec{{Base: &got[0], Len: 1}}
+	remote := []unix.RemoteIovec{{Base: address(data), Len: 1}}
+	if _, err := unix.ProcessVMReadv(os.Getpid(), local, remote, 0); err != nil {
+		return fmt.Errorf("process_vm_readv: %w", err)
+	}
+	if _, err := unix.ProcessVMWritev(os.Getpid(), local, remote, 0); err != nil {
+		return fmt.Errorf("process_vm_writev: %w", err)
+	}
+	if got[0] != data[0] {
+		return errors.New("process_vm_readv reads something else than memory holds")
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/exanet/pfd/daemon"
 	"github.com/exanet/pfd/internal/sandbox"
-	"github.com/exanet/pfd/proc"
 )
 
 // memoryCalls are what a pfd needs which touches memory itself (proc): that of
@@ -43,11 +42,6 @@ var calls = []string{
 // shutIn takes from pfd what it does not need once its sockets listen and its files
 // are open, and says in the log what stays open.
 func shutIn(cfg *daemon.Config, files ...string) {
-	if cfg.Sandbox != daemon.SandboxStrict {
-		if err := proc.MayMove(); err != nil {
-			cfg.Log.Warn("pfd cannot touch the memory of processes itself: a memory helper serves each of them", "err", err)
-		}
-	}
 	if cfg.Sandbox == daemon.SandboxOff {
 		return
 	}

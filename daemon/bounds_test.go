@@ -3,6 +3,7 @@ package daemon
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"testing"
 	"unsafe"
 
@@ -86,5 +87,76 @@ func TestShareBounds(t *testing.T) {
 	}
 	if err != nil || !bytes.Equal(b, bytes.Repeat([]byte{7}, size)) {
 		t.Errorf("a write into what is shared now: %v, begins with %x", err, b[:8])
+	}
+}
+
+// TestSharedForReading writes into memory that its process may write and shares for reading
+// alone, seen by pfd or not (a file without seals), absent or not, with each method: it stays
+// as it is until it is unshared.
+func TestSharedForReading(t *testing.T) {
+	_, client, ctx := startEngine(t)
+	const size = 16 * device.PageSize
+	from, err := rdma.Attach(ctx, rdma.Options{Socket: client.Socket(), Group: "reading"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	for _, m := range []rdma.Method{rdma.MethodGUP, rdma.MethodTouch, rdma.MethodPopulate} {
+		for _, seen := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v, seen %t", m, seen), func(t *testing.T) {
+				e, err := rdma.Attach(ctx, rdma.Options{Socket: client.Socket(), Node: 1, Group: "reading", Method: m, AcceptGroup: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer e.Close()
+				fd, err := rdma.MakeMemory(size, device.PageSize)
+				if !seen {
+					fd, err = unix.MemfdCreate("reading", unix.MFD_CLOEXEC)
+					err = errors.Join(err, unix.Ftruncate(fd, size))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer unix.Close(fd)
+				b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = unix.Munmap(b) }()
+				for i := range size / 2 {
+					b[i] = 1
+				}
+				was := bytes.Clone(b[:size/2])
+				va := rdma.VAOf(b)
+				if err := e.Share(va, size, fd, 0, false); err != nil {
+					t.Fatal(err)
+				}
+				write := func(at device.VA, n uint64) error {
+					remote, err := e.ExportVA(at, n)
+					if err != nil {
+						t.Fatal(err)
+					}
+					x, err := from.Write(ctx, rdma.WriteRequest{Src: bytes.Repeat([]byte{7}, int(n)), Dst: remote})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return x.Wait(ctx)
+				}
+				for at, n := range map[device.VA]uint64{va: size, va + 5: 8, va + size/2: device.PageSize} {
+					if err := write(at, n); !errors.Is(err, rdma.ErrAddress) {
+						t.Errorf("a write of %d bytes at %d: %v, want ErrAddress", n, at-va, err)
+					}
+				}
+				if !bytes.Equal(b[:size/2], was) || bytes.ContainsRune(b[size/2:], 7) {
+					t.Error("bytes have changed")
+				}
+				if err := e.Unshare(va, size); err != nil {
+					t.Fatal(err)
+				}
+				if err := write(va, size); err != nil || !bytes.Equal(b, bytes.Repeat([]byte{7}, size)) {
+					t.Errorf("a write once it is unshared: %v", err)
+				}
+			})
+		}
 	}
 }

@@ -84,8 +84,10 @@ type Attachment struct {
 	Port *memport.Port
 	// View, where it is not nil, is what the process shares of it.
 	View *view.View
-	UID  uint32 // of its user
-	PID  int    // its own, for traces
+	// ReadOnly is what the process shares for reading alone.
+	ReadOnly *view.ReadOnly
+	UID      uint32 // of its user
+	PID      int    // its own, for traces
 	// Gone is called on the owning goroutine when the machine finds that the
 	// process's address space is gone (exit or exec). It does not block.
 	Gone func()

@@ -44,6 +44,7 @@ type session struct {
 	process    *proc.Process // its memory; to be looked at only where there is a port
 	memport    *memport.Port // its memory by a helper of its own, nil: pfd itself
 	view       *view.View    // what it shares of it; nil: the machine has tables of it, or the kernel gives no view
+	readOnly   view.ReadOnly // what it shares for reading alone, where the machine sees its tables
 	memory     *attach.Memory
 	faults     *os.File // the process's netlink socket, until it has been handed over
 	port       uint32   // its port id
@@ -227,7 +228,7 @@ func (s *session) join(hello *attach.Hello) error {
 	}
 	s.log = s.log.With("slot", dom.Slot, "pdid", uint16(dom.PDID))
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, View: s.view, UID: s.uid, PID: s.conn.Peer().PID,
+		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, View: s.view, ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
 		Gone: func() { s.end(attach.ReasonProcess) }, Log: s.log,
 	})
 	if err != nil {
@@ -243,6 +244,7 @@ func (s *session) join(hello *attach.Hello) error {
 		Pager: s.pagerFor(dom.Slot), ByMachine: s.byMachine(),
 		// Both are given whatever the method is: the driver chooses.
 		Delegate: s.delegateFor(dom.Slot),
+		Forbids:  func(page device.VA) bool { return s.readOnly.Forbids(page, device.PageSize) },
 	})
 	if err != nil {
 		undo := n.domains.Destroy(dom.Slot, func() { s.d.machine.Detach(n.index, dom.Slot) })

@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/view"
 )
 
 // Sharing is a Machine whose devices do not see the processes' page tables:
@@ -133,7 +134,7 @@ func (s *session) sharer() attach.Sharer {
 	if m, ok := s.d.machine.(Sharing); ok {
 		return sharing{m, s}
 	}
-	if s.view != nil {
+	if _, ok := s.d.machine.(Viewer); ok {
 		return viewing{s}
 	}
 	return nil
@@ -141,7 +142,7 @@ func (s *session) sharer() attach.Sharer {
 
 // viewing is a session whose machine sees the process's tables: what it shares is reached
 // sooner. What cannot be seen need not be, so only what would leave a former share in the way
-// is refused.
+// is refused. The rights of the share hold in either case.
 type viewing struct{ s *session }
 
 // errBounds refuses a share or an unshare that meets a part of another share.
@@ -151,10 +152,13 @@ func errBounds(va device.VA, size uint64) error {
 
 // Share implements attach.Sharer.
 func (h viewing) Share(s attach.Share, fd, holes int) error {
-	if h.s.view.Overlaps(s.VA, s.Size) {
+	if h.overlaps(s.VA, s.Size) {
 		return errBounds(s.VA, s.Size)
 	}
-	if !h.s.d.shares.Take(h.s.uid) {
+	if !s.Writable && !h.s.readOnly.Add(s.VA, s.Size) {
+		return fmt.Errorf("the process shares %d ranges for reading alone already: share fewer and larger ones", view.MaxShares)
+	}
+	if h.s.view == nil || !h.s.d.shares.Take(h.s.uid) {
 		return nil
 	}
 	if holes >= 0 {
@@ -171,13 +175,18 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 	return nil
 }
 
+func (h viewing) overlaps(va device.VA, size uint64) bool {
+	return h.s.view != nil && h.s.view.Overlaps(va, size) || h.s.readOnly.Forbids(va, size)
+}
+
 // Unshare implements attach.Sharer.
 func (h viewing) Unshare(u attach.Unshare) error {
-	switch {
-	case h.s.view.Unshare(u.VA, u.Size):
+	if h.s.view != nil && h.s.view.Unshare(u.VA, u.Size) {
 		h.s.shares--
 		h.s.d.shares.Give(h.s.uid)
-	case h.s.view.Overlaps(u.VA, u.Size):
+	}
+	h.s.readOnly.Remove(u.VA, u.Size)
+	if h.overlaps(u.VA, u.Size) {
 		return errBounds(u.VA, u.Size)
 	}
 	return nil
@@ -187,7 +196,11 @@ func (h viewing) Unshare(u attach.Unshare) error {
 func (viewing) Prefetch(attach.Range) {}
 
 // Invalidate implements attach.Sharer.
-func (h viewing) Invalidate(r attach.Range) { h.s.view.Forget(r.VA, r.Size) }
+func (h viewing) Invalidate(r attach.Range) {
+	if h.s.view != nil {
+		h.s.view.Forget(r.VA, r.Size)
+	}
+}
 
 // sharedPager pages in what a process has shared.
 type sharedPager struct {

@@ -120,6 +120,12 @@ func (e *Engine) access(q *itemQueue) bool {
 		end = b.VA + device.VA(len(b.Data))
 		q.head++
 	}
+	if c.write && c.slot != nil && c.slot.att.ReadOnly != nil && c.slot.att.ReadOnly.Forbids(c.va, uint64(end-c.va)) {
+		// No byte moves. The driver knows which of the pages it is, and brings in the others.
+		c.walk = proc.Walk{Denied: ^uint64(0)}
+		e.complete(c)
+		return true
+	}
 	if c.slot != nil && e.sees(c.slot) {
 		if !e.touch(c) {
 			return false

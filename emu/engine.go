@@ -22,6 +22,7 @@ import (
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/view"
 	"github.com/exanet/pfd/trace"
 	"golang.org/x/sys/unix"
 )
@@ -44,6 +45,9 @@ type Attachment struct {
 	// View, where it is given, is what the process shares of its memory: where it has the
 	// pages it is used in place of both.
 	View View
+	// ReadOnly, where it is given, is what the process shares for reading alone: no access
+	// writes it, whatever the process itself may.
+	ReadOnly *view.ReadOnly
 	// Gone is called once, on the owning goroutine, when the process's address
 	// space is found gone (exit or exec). It must not block. May be nil.
 	Gone func()

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
 )
 
 // roundEntries bounds what one round drains of each FIFO (ours; 002: up to 16
@@ -144,8 +145,8 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 	}
 	// The process index is not looked at: a domain is one process of a node here,
 	// which its PDID names alone (000 §3.2.1 has several in a domain as future work).
-	bad := e.Page >= d.limit
-	if s.target.Method == Touch && !bad {
+	bad := d.never(s, pageKey{e.Page, write})
+	if s.target.Method == Touch && bad == nil {
 		d.asks = append(d.asks, ask{
 			slot: uint8(s.target.Slot), tx: tx, source: e.Source,
 			transaction: e.Transaction, sequence: e.Sequence,
@@ -160,12 +161,10 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 		return
 	}
 	d.renew(s, b, e.Sequence)
-	if bad {
-		// No address of this domain: nothing to page in.
-		d.stats.BadPage++
+	if bad != nil {
 		s.counts.Unresolvable++
 		rec.Outcome = Failed
-		rec.Cause = errNoAddress
+		rec.Cause = bad
 		b.remember(d.record(rec))
 		b.failed = true
 		if !b.instant {
@@ -195,6 +194,18 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 	}
 	b.remember(n)
 	d.demand(s, e.Page, write, ext, true)
+}
+
+// never returns why nothing is to be paged in for an access, nil where something is.
+func (d *Driver) never(s *slot, k pageKey) error {
+	switch {
+	case k.page >= d.limit:
+		d.stats.BadPage++
+		return errNoAddress
+	case k.write && s.target.Forbids != nil && s.target.Forbids(device.VA(k.page<<device.PageShift)):
+		return gup.ErrDenied
+	}
+	return nil
 }
 
 func (b *block) remember(record uint64) {
@@ -248,8 +259,7 @@ func (d *Driver) takeFARs() {
 			} else {
 				s.counts.Local++
 			}
-			if page >= d.limit {
-				d.stats.BadPage++
+			if d.never(s, k) != nil {
 				d.resumeFor(s, k, Failed)
 				continue
 			}

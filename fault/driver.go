@@ -51,6 +51,9 @@ type Target struct {
 	Method   Method   // MethodDefault: GUP
 	Pager    Pager    // GUP
 	Delegate Delegate // Touch
+	// Forbids reports whether a page may not be written, whatever its mapping permits; nil:
+	// none is such. It does not block.
+	Forbids func(page device.VA) bool
 	// ByMachine says that the machine pages in (gup.Call), and Pager is not used.
 	ByMachine bool
 }

@@ -1,0 +1,66 @@
+package view
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/exanet/pfd/device"
+)
+
+// ReadOnly is the memory that a process shares for reading alone, be it seen or not. Its
+// methods may be called on any goroutine. The zero value is none.
+type ReadOnly struct {
+	mu   sync.Mutex
+	list atomic.Pointer[[]readOnly] // replaced as a whole, so that Forbids takes no lock
+}
+
+// readOnly is memory from start on, up to the byte before end.
+type readOnly struct{ start, end device.VA }
+
+// Forbids reports whether size bytes from va on meet such memory.
+func (r *ReadOnly) Forbids(va device.VA, size uint64) bool {
+	list := r.list.Load()
+	if list == nil || size == 0 {
+		return false
+	}
+	last := va + device.VA(size-1)
+	return slices.ContainsFunc(*list, func(s readOnly) bool { return va < s.end && last >= s.start })
+}
+
+// Add adds memory; false where there is as much already as MaxShares.
+func (r *ReadOnly) Add(va device.VA, size uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []readOnly
+	if old := r.list.Load(); old != nil {
+		list = slices.Clone(*old)
+	}
+	if len(list) >= MaxShares {
+		return false
+	}
+	list = append(list, readOnly{va, va + device.VA(size)})
+	r.list.Store(&list)
+	return true
+}
+
+// Remove takes back what one Add added, with exactly its bounds; false where there is none.
+func (r *ReadOnly) Remove(va device.VA, size uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old := r.list.Load()
+	if old == nil {
+		return false
+	}
+	i := slices.Index(*old, readOnly{va, va + device.VA(size)})
+	if i < 0 {
+		return false
+	}
+	list := slices.Delete(slices.Clone(*old), i, i+1)
+	if len(list) == 0 {
+		r.list.Store(nil)
+	} else {
+		r.list.Store(&list)
+	}
+	return true
+}

@@ -12,11 +12,11 @@ import (
 // methods may be called on any goroutine. The zero value is none.
 type ReadOnly struct {
 	mu   sync.Mutex
-	list atomic.Pointer[[]readOnly] // replaced as a whole, so that Forbids takes no lock
+	list atomic.Pointer[[]extent] // replaced as a whole, so that Forbids takes no lock
 }
 
-// readOnly is memory from start on, up to the byte before end.
-type readOnly struct{ start, end device.VA }
+// extent is memory from start on, up to the byte before end.
+type extent struct{ start, end device.VA }
 
 // Forbids reports whether size bytes from va on meet such memory.
 func (r *ReadOnly) Forbids(va device.VA, size uint64) bool {
@@ -25,21 +25,21 @@ func (r *ReadOnly) Forbids(va device.VA, size uint64) bool {
 		return false
 	}
 	last := va + device.VA(size-1)
-	return slices.ContainsFunc(*list, func(s readOnly) bool { return va < s.end && last >= s.start })
+	return slices.ContainsFunc(*list, func(s extent) bool { return va < s.end && last >= s.start })
 }
 
 // Add adds memory; false where there is as much already as MaxShares.
 func (r *ReadOnly) Add(va device.VA, size uint64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var list []readOnly
+	var list []extent
 	if old := r.list.Load(); old != nil {
 		list = slices.Clone(*old)
 	}
 	if len(list) >= MaxShares {
 		return false
 	}
-	list = append(list, readOnly{va, va + device.VA(size)})
+	list = append(list, extent{va, va + device.VA(size)})
 	r.list.Store(&list)
 	return true
 }
@@ -52,7 +52,7 @@ func (r *ReadOnly) Remove(va device.VA, size uint64) bool {
 	if old == nil {
 		return false
 	}
-	i := slices.Index(*old, readOnly{va, va + device.VA(size)})
+	i := slices.Index(*old, extent{va, va + device.VA(size)})
 	if i < 0 {
 		return false
 	}

@@ -451,7 +451,7 @@ int exanet_close(exanet *e)
 		return 0;
 	}
 	if (e->info.pdid) {	/* attached: after ENDED nothing is in flight */
-		const struct timeval patience = { .tv_sec = 30 };
+		const struct timeval patience = { .tv_sec = 2 };	/* as package rdma: memory that hangs holds it up */
 		setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
 		shutdown(e->socket, SHUT_WR);
 		while (!confirmed && (n = message_receive(e->socket, m, sizeof m, fds, &nfds)) > 0) {

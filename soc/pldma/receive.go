@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+	"time"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/wire"
@@ -110,11 +111,13 @@ type context struct {
 	draining   bool // the words wait until late blocks of former reads are in
 	hasWords   bool
 	completion wire.Completion
+	began      int64 // first packet, ns
 	touched    int64 // last packet, ns
 	prev, next *context
 }
 
 type receiver struct {
+	now      int64 // of the frame that is being received
 	timeout  int64 // ns; contexts end after twice that without a packet
 	sources  map[device.NodeID]*source
 	byDomain map[device.PDID]int // contexts a source domain holds
@@ -152,6 +155,7 @@ func (e *Engine) PeerEpoch(n device.NodeID) uint32 {
 // Receive takes a Data or Words frame from the link; the frame is the engine's
 // from then on.
 func (e *Engine) Receive(now int64, f *wire.Frame) {
+	e.recv.now = now
 	if e.accept(now, f) {
 		return
 	}
@@ -218,7 +222,7 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 		c.haveWords, c.completion = true, f.Completion
 	}
 	if *e.slots[c.slot].waits(f.Short()) >= maxWaiting && f.Present&^c.got != 0 {
-		e.nack(c, device.CodeBufferFull)
+		e.nack(c, e.want(int(c.slot), device.CodeBufferFull))
 		if c.writing == 0 {
 			e.abandon(c)
 		}
@@ -300,7 +304,7 @@ func (e *Engine) advance(r *record, f *wire.Frame) bool {
 			// The block is still being written under the old number: when it is
 			// in memory, its next number is acknowledged.
 			r.answered = true
-			e.answer(&f.Header, device.CodeNoContext)
+			e.answer(&f.Header, e.want(int(c.slot), device.CodeNoContext))
 			return false
 		}
 		e.abandon(c)
@@ -342,7 +346,7 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 		f.HasWords && !f.WordsMissing && uint64(f.Completion.VA) > limit-16:
 		code = device.CodeDecode
 	case e.stillWriting(slot, f), !e.contextsFor(slot, f):
-		code = device.CodeNoContext
+		code = e.want(slot, device.CodeNoContext)
 	}
 	if code != device.CodeAck {
 		r.answered = true
@@ -355,7 +359,7 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	} else {
 		e.recv.free = c.next
 	}
-	*c = context{rec: r, header: f.Header, slot: uint8(slot), want: wire.All(int(f.Length)), hasWords: f.HasWords}
+	*c = context{rec: r, header: f.Header, slot: uint8(slot), want: wire.All(int(f.Length)), hasWords: f.HasWords, began: e.recv.now}
 	r.ctx = c
 	e.count(c, 1)
 	e.link(c)
@@ -373,6 +377,28 @@ func (e *Engine) stillWriting(slot int, f *wire.Frame) bool {
 		}
 	}
 	return false
+}
+
+// hangTime is for how long a block may be written before its memory counts as one that does
+// not answer: page-ins count as stuck after the same time (package fault). Defined here.
+const hangTime = int64(100 * time.Millisecond)
+
+// want returns the code that refuses a block for want of something at a slot. Where the
+// slot's memory does not answer it is the page fault's: the block pauses, as with an absent
+// page that does not come in, and what it lacks is not contexts or room.
+func (e *Engine) want(slot int, code device.Code) device.Code {
+	hangs := func(c *context) bool {
+		return int(c.slot) == slot && c.writing > 0 && e.recv.now-c.began > hangTime
+	}
+	for c := e.recv.head; c != nil; c = c.next {
+		if hangs(c) {
+			return device.CodeSlaveError
+		}
+	}
+	if slices.ContainsFunc(e.recv.ending, hangs) {
+		return device.CodeSlaveError
+	}
+	return code
 }
 
 // write submits the packets in mask to memory, one access a run of neighbours.
@@ -429,7 +455,9 @@ func (e *Engine) advanceBlock(c *context) {
 		r.answered = true
 	}
 	r.acked = true
-	e.answer(&c.header, device.CodeAck)
+	h := c.header
+	h.Seq = r.newest // the sender waits under this one, which was refused meanwhile if it is another
+	e.answer(&h, device.CodeAck)
 	e.abandon(c)
 }
 

@@ -22,8 +22,8 @@ import (
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
-	"github.com/exanet/pfd/view"
 	"github.com/exanet/pfd/trace"
+	"github.com/exanet/pfd/view"
 	"golang.org/x/sys/unix"
 )
 

@@ -57,7 +57,12 @@ func metricsServer(log *slog.Logger, metrics func(context.Context) ([]byte, erro
 	srv := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path != control.PathMetrics || r.Method != http.MethodGet {
-				http.Error(w, "GET "+control.PathMetrics+" is all that is here", http.StatusNotFound)
+				code := http.StatusNotFound
+				if r.URL.Path == control.PathMetrics {
+					w.Header().Set("Allow", http.MethodGet)
+					code = http.StatusMethodNotAllowed
+				}
+				http.Error(w, "GET "+control.PathMetrics+" is all that is here", code)
 				return
 			}
 			ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)

@@ -53,7 +53,11 @@ func TestMetricsListeners(t *testing.T) {
 				{http.MethodPost, control.PathKick + "?node=0&slot=0"}, {http.MethodPost, control.PathGrant + "?node=0&slot=0&pdid=1"},
 				{http.MethodGet, control.PathMonitor}, {http.MethodGet, "/debug/pprof/"}, {http.MethodGet, "/metrics/../v1/status"},
 			} {
-				if code, text := ask(bad[0], bad[1]); code != http.StatusNotFound {
+				want := http.StatusNotFound
+				if bad[1] == control.PathMetrics {
+					want = http.StatusMethodNotAllowed
+				}
+				if code, text := ask(bad[0], bad[1]); code != want {
 					t.Errorf("%s %s: %d, %.100q", bad[0], bad[1], code, text)
 				}
 			}
@@ -95,5 +99,45 @@ func TestMetricsListeners(t *testing.T) {
 				t.Errorf("beside connections that stay: %d", code)
 			}
 		})
+	}
+}
+
+// Nodes that nothing has used share one set of metrics, and a node that is used has its own.
+// A kind of page-in has one name.
+func TestMetricsOfIdleNodes(t *testing.T) {
+	const nodes = 64
+	d, client, ctx := startEngine(t, func(c *Config) { c.Nodes = nodes })
+	if _, err := client.Status(ctx); err != nil { // it serves
+		t.Fatal(err)
+	}
+	look := func() (text string, series int) {
+		t.Helper()
+		b, err := d.metrics(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			if strings.HasPrefix(line, metricPrefix) {
+				series++
+			}
+		}
+		return string(b), series
+	}
+	text, before := look()
+	for _, want := range []string{`exanet_faults_total{node="idle"} 0`, "exanet_nodes_idle 64", `exanet_domains{node="63"} 0`, `exanet_page_ins_total{kind="minor",node="idle"} 0`} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no line %q", want)
+		}
+	}
+	if strings.Contains(text, "faults_minor") || strings.Contains(text, `exanet_faults_total{node="1"}`) {
+		t.Error("a second name for page-ins, or a set for a node that is idle")
+	}
+	if before > 600 {
+		t.Errorf("%d series of %d idle nodes", before, nodes)
+	}
+	selfWrite(t, client.Socket())
+	text, after := look()
+	if !strings.Contains(text, "exanet_nodes_idle 63\n") || !strings.Contains(text, `exanet_faults_total{node="0"}`) || after <= before {
+		t.Errorf("%d series of %d idle nodes, %d with one that is used:\n%.600s", before, nodes, after, text)
 	}
 }

@@ -52,8 +52,17 @@ func (s *scrape) transfers(node string, ended *tally.Node) {
 	}
 }
 
-// nodeCounter adds a counter of a node. What has a number in its name has a label here.
+// kindCounters are the counters that are one metric with a label here.
+var kindCounters = map[string]string{
+	control.CounterMinor: "minor", control.CounterMajor: "major", control.CounterPermission: "permission",
+}
+
+// nodeCounter adds a counter of a node. What has a kind or a number in its name has a label here.
 func (s *scrape) nodeCounter(node string, c *control.Counter) {
+	if kind, ok := kindCounters[c.Name]; ok {
+		s.counter("page_ins_total", "page-ins by kind of fault", c.Value, "node", node, "kind", kind)
+		return
+	}
 	if code, ok := strings.CutPrefix(strings.TrimSuffix(c.Name, "_total"), "nacks_"); ok {
 		s.counter("nacks_total", "blocks that their target refused, by the code of the NACK (docs/troubleshooting.md, as the statuses 1 to 7)", c.Value, "node", node, "code", code)
 		return

@@ -24,6 +24,22 @@
 # Where that fails it says why, and so do the tests that need them.
 set -eu
 
+usage='usage: setup.sh [test|guests]
+  (none)  looks for Go, which is all that the build needs
+  test    installs the packages that the tests need, and fetches QEMU and a kernel
+  guests  the same for all tests with virtual machines'
+case "$#:${1:-}" in
+0: | 1:test | 1:guests) ;;
+1:-h | 1:--help)
+	echo "$usage"
+	exit
+	;;
+*)
+	printf 'setup: unexpected argument "%s"\n%s\n' "$*" "$usage" >&2
+	exit 2
+	;;
+esac
+
 # Nothing is fetched twice. Tests look for it in the same place.
 fetch() {
 	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch ${EXANET_QEMU_CACHE:+--cache "$EXANET_QEMU_CACHE"} "$@"

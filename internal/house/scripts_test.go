@@ -176,3 +176,26 @@ func anchors(text string) (list []string) {
 	}
 	return list
 }
+
+// An argument that setup.sh does not know installs nothing: it prints the usage.
+func TestSetupUsage(t *testing.T) {
+	dir := stubs(t, map[string]string{"go": "exit", "apt-get": "echo installed", "id": "echo 0"})
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"tset"}, 2, `unexpected argument "tset"`},
+		{[]string{"test", "guests"}, 2, `unexpected argument "test guests"`},
+		{[]string{""}, 2, `unexpected argument ""`},
+		{[]string{"--all"}, 2, `unexpected argument "--all"`},
+		{[]string{"--help"}, 0, "usage: setup.sh [test|guests]"},
+	} {
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", append([]string{filepath.Join(root, "scripts", "setup.sh")}, c.args...)...)
+		cmd.Env = []string{"PATH=" + dir}
+		out, _ := cmd.CombinedOutput() // its exit code is looked at
+		if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) || !strings.Contains(string(out), "usage: ") || strings.Contains(string(out), "installed") {
+			t.Errorf("setup.sh %q: exit code %d, %q", c.args, code, out)
+		}
+	}
+}

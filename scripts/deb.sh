@@ -16,6 +16,16 @@ for program in pfd exanetctl; do
 	if command -v strip >/dev/null; then strip --strip-unneeded "$STAGE/$program"; fi
 done
 for page in bin/man/*; do gzip -9n <"$page" >"$STAGE/man/${page##*/}.gz"; done
+# Documents, with what they name beside them; what the package has not got is linked at home.
+home=https://github.com/exanet/pfd/blob/main
+mkdir -p "$STAGE/docs/spec" "$STAGE/docs/plots"
+for page in docs/*.md docs/spec/*.md; do
+	sed -e 's|](\.\./examples/\([a-z]*\)/main\.go|](examples/\1/main.go|g' \
+		-e "s|](\(\.\./\)\{2,\}\([A-Za-z]\)|]($home/\2|g" "$page" >"$STAGE/$page"
+	case $page in docs/spec/*) ;; *) sed -i "s|](\.\./\([A-Za-z]\)|]($home/\1|g" "$STAGE/$page" ;; esac
+done
+cp docs/*.svg docs/board.dts docs/v1.schema.json "$STAGE/docs/"
+cp docs/plots/*.svg "$STAGE/docs/plots/"
 {
 	printf 'exanet (%s) unstable; urgency=medium\n\n' "$VERSION"
 	# The newest section of CHANGELOG.md.

@@ -114,6 +114,7 @@ func TestInstallAndRemove(t *testing.T) {
 			t.Errorf("%s is not installed", want)
 		}
 	}
+	documentLinks(t, filepath.Join(sys, "usr/share/doc/exanet"))
 	if out := run(t, filepath.Join(sys, "usr/sbin/pfd"), "--version"); !strings.Contains(out, "pfd version") {
 		t.Errorf("pfd says %q", out)
 	}
@@ -144,6 +145,37 @@ func TestInstallAndRemove(t *testing.T) {
 	dpkg("--purge", "exanet")
 	if got := files(t, sys); len(got) != 0 {
 		t.Errorf("after a purge there are %q", got)
+	}
+}
+
+var docLink = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
+
+// documentLinks follows the relative links of all documents below dir: each is to a file
+// below dir that is there.
+func documentLinks(t *testing.T, dir string) {
+	t.Helper()
+	links := 0
+	for _, rel := range files(t, dir) {
+		if filepath.Ext(rel) != ".md" {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, rel))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range docLink.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			links++
+			to := filepath.Join(filepath.Dir(rel), m[1])
+			if _, err := os.Stat(filepath.Join(dir, to)); err != nil || !filepath.IsLocal(to) {
+				t.Errorf("%s of the package links %s: %v", rel, m[1], err)
+			}
+		}
+	}
+	if links < 50 {
+		t.Errorf("%d relative links in the package's documents", links)
 	}
 }
 

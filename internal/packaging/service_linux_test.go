@@ -120,7 +120,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.put("/etc/exanet/pfd.toml", "timeout-us = 12345\nnodes = 3\n")
 		m.run("systemctl", "reload", "pfd")
 		m.until("the new configuration holds", func() bool {
-			return strings.Contains(m.run(asUser("exanetctl", "status")...), "12345")
+			return strings.Contains(m.run(asUser("exanetctl", "status", "-j")...), `"timeout_us":12345`)
 		})
 		m.until("what needs a restart is named", func() bool { return strings.Contains(m.journal(), "keys=[nodes]") })
 		if now := m.show("MainPID"); now != pid || m.show("ActiveState") != "active" {

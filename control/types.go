@@ -281,7 +281,9 @@ const (
 	CounterInvalidated   = "invalidations_total"       // ODP's, as far as it can be seen (docs/service.md)
 	CounterInvalidations = "invalidation_pages_total"  // the same
 	CounterConflicts     = "invalidations_faults_contentions_total"
-	CounterLeases        = "leases_lost_total" // memory accesses that slept so long that their domain is served apart
+	CounterLeases        = "leases_lost_total"   // memory accesses that slept so long that their domain is served apart
+	CounterKicksMuted    = "kicks_muted_total"   // times that a process was not looked at for a while
+	CounterCallsRefused  = "calls_refused_total" // page-ins and accesses for which no thread was left
 	CounterShared        = "shared_accesses_total"
 	CounterSharedMissed  = "shared_misses_total"
 	CounterEnded         = "attachments_ended_total"

@@ -9,12 +9,14 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/internal/groupname"
+	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/uids"
 )
 
 // directory makes the directory of groups and PDIDs, as the configuration has it.
 func (c *Config) directory() (*domain.Directory, error) {
-	dir := domain.DirectoryConfig{First: c.FirstPDID, Last: c.LastPDID, GroupSize: c.GroupSize, Quota: c.Quota}
+	dir := domain.DirectoryConfig{First: c.FirstPDID, Last: c.LastPDID, GroupSize: c.GroupSize, Quota: c.Quota,
+		KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) }}
 	if c.Groups != "" {
 		text, err := os.ReadFile(c.Groups)
 		if err != nil {

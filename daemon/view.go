@@ -493,6 +493,8 @@ func (n *node) counters() ([]control.Counter, error) {
 		a := n.accesses()
 		list = append(list,
 			control.Counter{Name: control.CounterLeases, Value: a.LeasesLost, Help: "memory accesses that slept so long that their domain is served apart"},
+			control.Counter{Name: control.CounterKicksMuted, Value: a.Muted, Help: "times that a process was not looked at for a while: its user kicked too often for nothing"},
+			control.Counter{Name: control.CounterCallsRefused, Value: a.Refused, Help: "page-ins and memory accesses that were refused: no thread was left for a call that may hang"},
 			control.Counter{Name: control.CounterShared, Value: a.Shared, Help: "walks and moves of shared memory that took no system call"},
 			control.Counter{Name: control.CounterSharedMissed, Value: a.SharedMissed, Help: "walks of shared memory that met a page which pfd had not entered, or which was absent"})
 	}

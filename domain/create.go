@@ -57,13 +57,16 @@ func (m *Manager) Create(q Request) (*Domain, error) {
 func nobody(p device.PDID) bool { return p == device.PDIDFirmware || p == device.PDIDDriver }
 
 // free finds the lowest free slot and checks the user's quota. A draining slot
-// is neither free nor forgotten: a user who comes and goes must not take more.
+// is neither free nor forgotten: a user who comes and goes must not take more. The last
+// one may be kept for a user who has none.
 func (m *Manager) free(q Request) (int, error) {
-	n, used, own := -1, 0, 0
+	n, used, own, left := -1, 0, 0, 0
 	for i := range m.slots {
 		if !m.slots[i].used {
-			if n < 0 && !m.slots[i].left {
-				n = i
+			if !m.slots[i].left {
+				if left++; n < 0 {
+					n = i
+				}
 			}
 			continue
 		}
@@ -76,6 +79,8 @@ func (m *Manager) free(q Request) (int, error) {
 	switch {
 	case own >= quota:
 		return 0, &LimitError{Err: ErrQuota, Node: m.node, UID: q.UID, Group: q.Group, Used: own, Limit: quota}
+	case left == 1 && own > 0 && m.dir.keepLast != nil && m.dir.keepLast(q.UID):
+		return 0, &LimitError{Err: ErrLastSlot, Node: m.node, UID: q.UID, Group: q.Group, Used: own, Limit: device.Slots}
 	case n < 0:
 		return 0, &LimitError{Err: ErrNoSlot, Node: m.node, UID: q.UID, Group: q.Group, Used: used, Limit: device.Slots}
 	}

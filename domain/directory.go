@@ -31,6 +31,9 @@ type DirectoryConfig struct {
 	// Quota is how many of a node's sixteen slots one user may hold, 1 to 16; 0:
 	// DefaultQuota. SetQuota changes it.
 	Quota int
+	// KeepLast reports whether the last slot of a node is kept from a user who has others
+	// there; nil: from none.
+	KeepLast func(uid uint32) bool
 	// Generation is the first one given out; 0: a random one, so that a pfd that
 	// takes over a device does not give out those of the pfd before it.
 	Generation device.Generation
@@ -48,7 +51,8 @@ type Group struct {
 // for concurrent use: the nodes' managers may run on different goroutines.
 type Directory struct {
 	first, last uint32
-	size        int // of groups
+	size        int                   // of groups
+	keepLast    func(uid uint32) bool // DirectoryConfig.KeepLast
 
 	mu     sync.Mutex
 	quota  int
@@ -88,15 +92,16 @@ func NewDirectory(cfg DirectoryConfig) (*Directory, error) {
 		}
 	}
 	d := &Directory{
-		first:  uint32(cfg.First),
-		last:   uint32(cfg.Last),
-		size:   cfg.GroupSize,
-		quota:  cfg.Quota,
-		groups: make(map[groupKey]*group),
-		used:   make(map[device.PDID]bool),
-		held:   make(map[device.PDID]int),
-		next:   uint32(cfg.First),
-		newest: cfg.Generation - 1,
+		first:    uint32(cfg.First),
+		last:     uint32(cfg.Last),
+		size:     cfg.GroupSize,
+		keepLast: cfg.KeepLast,
+		quota:    cfg.Quota,
+		groups:   make(map[groupKey]*group),
+		used:     make(map[device.PDID]bool),
+		held:     make(map[device.PDID]int),
+		next:     uint32(cfg.First),
+		newest:   cfg.Generation - 1,
 	}
 	if cfg.Generation == 0 {
 		d.newest = device.Generation(rand.Uint32())

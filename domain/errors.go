@@ -13,6 +13,9 @@ import (
 var (
 	// ErrNoSlot: all sixteen slots of the node are taken or still draining.
 	ErrNoSlot = errors.New("no free protection domain slot")
+	// ErrLastSlot: one slot of the node is free, and is kept for a user who has none there.
+	// It matches ErrQuota.
+	ErrLastSlot = fmt.Errorf("the node's last slot is kept for a user who has none: %w", ErrQuota)
 	// ErrQuota: the user holds as many slots of the node as one user may.
 	ErrQuota = errors.New("slot quota of the user reached")
 	// ErrGroupFull: the group has as many processes on the node as it may.
@@ -50,6 +53,8 @@ type LimitError struct {
 
 func (e *LimitError) Error() string {
 	switch {
+	case errors.Is(e.Err, ErrLastSlot):
+		return fmt.Sprintf("node %d: the last slot is kept for a user who has none: uid %d holds %d of the node's %d; end one of its processes, or attach on another node", e.Node, e.UID, e.Used, e.Limit)
 	case errors.Is(e.Err, ErrQuota):
 		return fmt.Sprintf("node %d: %v: uid %d holds %d of its %d slots; end one of its processes, attach on another node, or raise pfd's quota", e.Node, e.Err, e.UID, e.Used, e.Limit)
 	case errors.Is(e.Err, ErrGroupFull):

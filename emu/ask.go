@@ -29,7 +29,7 @@ func (c *call) isAnswered() bool { return c.task.(gup.Asked).Answered() }
 func (e *Engine) asked(c *call) {
 	c.kind = callTask
 	if s := c.slot; !c.asked || s.node.slots[s.index] != s {
-		e.apart.make(e, c)
+		e.makeAsked(c)
 		return
 	}
 	c.since = e.Now()
@@ -45,7 +45,7 @@ func (e *Engine) answers(s *slot) (any bool) {
 			c.long = false
 			e.tasks = append(e.tasks, c)
 		case e.Now()-c.since > askedTime:
-			e.apart.make(e, c)
+			e.makeAsked(c)
 		default:
 			return false
 		}
@@ -55,10 +55,16 @@ func (e *Engine) answers(s *slot) (any bool) {
 	return any
 }
 
+// makeAsked has a thread wait for an answer, which takes a bounded time.
+func (e *Engine) makeAsked(c *call) {
+	e.spend(c)
+	e.apart.make(e, c)
+}
+
 // leaveAsked leaves to threads whatever was asked of a slot's process.
 func (e *Engine) leaveAsked(s *slot) {
 	for _, c := range s.asked {
-		e.apart.make(e, c)
+		e.makeAsked(c)
 	}
 	clear(s.asked)
 	s.asked = s.asked[:0]

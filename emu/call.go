@@ -35,6 +35,8 @@ const maxJoin = 64
 type call struct {
 	kind    callKind
 	long    bool
+	charged bool // it counts in the engine's budget of threads
+	late    bool // it has lost its lease
 	asks    bool // the driver of the node, by askOutside
 	write   bool
 	ordered bool
@@ -84,7 +86,7 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.moved[:c.count])
 	c.node, c.slot, c.mem, c.view, c.seen, c.task, c.queue, c.err = nil, nil, nil, nil, nil, nil, nil, nil
 	c.count, c.pages = 0, 0
-	c.long, c.asks, c.asked, c.ordered = false, false, false, false
+	c.long, c.asks, c.asked, c.ordered, c.late = false, false, false, false, false
 	e.free = append(e.free, c)
 }
 
@@ -269,6 +271,9 @@ func (c *call) moveFrom(i int) (int, error) {
 
 // complete takes a call's result on the engine goroutine.
 func (e *Engine) complete(c *call) {
+	if c.charged {
+		e.giveBack(c)
+	}
 	if c.asks {
 		e.askedOutside(c.node)
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/quota"
+	"github.com/exanet/pfd/internal/threads"
 	"github.com/exanet/pfd/internal/turnstile"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
@@ -86,6 +88,9 @@ type Config struct {
 	// Trace, where it is given, takes the records of refused blocks beside those of the
 	// owner of the engine; the engine shows it.
 	Trace *trace.Log
+	// Threads is what calls that may hang have of threads; nil: the engine has a budget of
+	// its own, for which Run prepares threads.
+	Threads *threads.Budget
 }
 
 // Limits and defaults of an engine (ours).
@@ -139,7 +144,11 @@ type Engine struct {
 	vectors   bool // some node has vectors to be delivered
 	stop      bool
 
-	apart apart
+	apart   apart
+	threads *threads.Budget
+	holding int            // calls that wait for a thread
+	vain    *quota.Rate    // kicks that bring nothing
+	lateOf  map[uint32]int // calls of a user's that have lost their lease and not ended
 
 	recorder *record.Writer // of the machines' inputs, nil: none
 	tap      atomic.Pointer[func(int64, *wire.Frame)]
@@ -194,10 +203,16 @@ type slot struct {
 	att       *Attachment
 	kick      uint32 // last seen
 	mail      uint32 // messages given to the process
+	muted     int64  // until then its kicks are left alone, 0: they are not
 	mailWaits bool   // its ring was full
 	sends     bool   // messages were not looked at since
 	gone      bool
 	port      *memport.Port
+	apart     int     // calls that are made apart
+	late      int     // calls that have lost their lease
+	held      []*call // that wait for a thread
+	starved   bool    // a page-in has waited in vain for one, and none has got one since
+	wasLate   bool    // it was attached while others of its user had
 	waiting   []*call // for a place in the port
 	asked     []*call // and not answered yet
 
@@ -230,6 +245,10 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.VABits < device.MinVABits || cfg.VABits > device.MaxVABits {
 		return nil, fmt.Errorf("%w: %d bits of virtual address: give %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
 	}
+	budget := cfg.Threads
+	if budget == nil {
+		budget = threads.New()
+	}
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("emulated machine: epoll: %w", err)
@@ -241,7 +260,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
-		slowUsers: map[uint32]int64{}, owner: turnstile.New(),
+		slowUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, vain: quota.NewRate(vainKicks, vainEvery), threads: budget, owner: turnstile.New(),
 		epoll: epoll, event: event, done: make(chan struct{}),
 	}
 	if e.watchdog, err = newAlarm(); err != nil {
@@ -309,6 +328,11 @@ func (e *Engine) Run(ctx context.Context) error {
 	if !e.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("%w: Run called twice", ErrConfig)
 	}
+	if e.cfg.Threads == nil {
+		if made, wanted := e.threads.Prepare(); made < wanted {
+			e.log.Warn("few threads can be made: page-ins are refused sooner where memory hangs: raise pids.max (TasksMax) or ulimit -u", "made", made, "wanted", wanted)
+		}
+	}
 	go e.loop(nil)
 	super := make(chan struct{})
 	go func() {
@@ -351,7 +375,7 @@ func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
 	if err := e.watch(a.Wake); err != nil {
 		return err
 	}
-	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, kick: a.Pages.Kick() - 1}
+	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, kick: a.Pages.Kick() - 1, wasLate: e.lateOf[a.UID] > 0}
 	s.slowUntil = e.slowUsers[a.UID]
 	s.unseenUntil = s.slowUntil
 	n.slots[slotIndex] = s
@@ -371,6 +395,7 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 	}
 	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
 	e.leaveAsked(s)
+	e.refuseHeld(s)
 	if s.port != nil {
 		// Page-ins that have not been asked for, or come back from elsewhere, end; they must
 		// not touch memory that the session unmaps.
@@ -403,6 +428,8 @@ func (e *Engine) Node(i int) *soc.Node { return e.nodes[i].soc }
 // Accesses counts how a node reached processes' memory.
 type Accesses struct {
 	LeasesLost   uint64 // calls that outlasted their lease
+	Muted        uint64 // times that a slot's kicks were left alone for a while
+	Refused      uint64 // calls for which no thread was left
 	Shared       uint64 // walks and moves that the view of shared memory did
 	SharedMissed uint64 // walks of shared memory of which a page was not entered in the view
 }

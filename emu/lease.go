@@ -41,11 +41,11 @@ func (e *Engine) dispatch(c *call) bool {
 	case s.port != nil && !c.byFile() && e.ask(c):
 		return true
 	case e.slow(s):
-		e.apart.make(e, c)
+		e.makeApart(c)
 		return true
 	case c.long && c.mayAsk():
 		c.kind = callAsk
-	case c.long:
+	case c.long && e.takes(c):
 		e.apart.make(e, c)
 		return true
 	}
@@ -67,6 +67,7 @@ func (e *Engine) askOutside(c *call) {
 		return
 	}
 	c.node.asking = true
+	e.spend(c) // one a node
 	e.apart.make(e, c)
 }
 
@@ -78,6 +79,7 @@ func (e *Engine) askedOutside(n *node) {
 	}
 	next := n.asks[0]
 	n.asks = slices.Delete(n.asks, 0, 1)
+	e.spend(next)
 	e.apart.make(e, next)
 }
 
@@ -132,13 +134,20 @@ func (e *Engine) overtaken(late *call) {
 	if late.seen != nil {
 		e.late++
 	}
-	if late.slot != nil {
+	e.spend(late)
+	late.late = true
+	if s := late.slot; s != nil {
+		s.late++
+		e.lateOf[s.att.UID]++
 		e.slowDown(late, "memory access over its lease")
 	}
 }
 
-// slow tells whether a slot's calls are made apart.
-func (e *Engine) slow(s *slot) bool { return s.slowUntil > e.clock.seen }
+// slow reports whether a slot's calls are made apart. One of which a call still hangs
+// gets no further lease, and attaching anew gives its user none.
+func (e *Engine) slow(s *slot) bool {
+	return s.slowUntil > e.clock.seen || s.late > 0 || s.wasLate && e.lateOf[s.att.UID] > 0
+}
 
 // slept takes that a call was found asleep. True: the slot is slow.
 func (s *slot) slept(now int64) bool {

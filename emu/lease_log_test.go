@@ -6,16 +6,22 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/exanet/pfd/internal/threads"
 )
 
 // The line about a slow process names its user, by whom lines are limited.
 func TestOverLeaseNamesTheProcess(t *testing.T) {
 	var own, all bytes.Buffer
-	e := &Engine{base: time.Now(), log: slog.New(slog.NewTextHandler(&all, nil)), slowUsers: map[uint32]int64{}}
+	e := &Engine{base: time.Now(), log: slog.New(slog.NewTextHandler(&all, nil)), slowUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, threads: threads.New()}
 	s := &slot{node: &node{}, index: 3, att: &Attachment{Log: slog.New(slog.NewTextHandler(&own, nil)).With("pid", 7, "uid", 8)}}
 	e.overtaken(&call{slot: s})
 	if !strings.Contains(own.String(), "over its lease") || !strings.Contains(own.String(), "uid=8") || all.Len() > 0 || !e.slow(s) {
 		t.Errorf("says %q, and %q", own.String(), all.String())
+	}
+	// Until the late call ends the slot stays slow, whatever time passes.
+	if s.slowUntil = 0; !e.slow(s) || e.lateOf[0] != 1 {
+		t.Errorf("slow: %v, with %d late calls of its user", e.slow(s), e.lateOf[0])
 	}
 	s.att.Log = nil
 	e.overtaken(&call{slot: s})

@@ -29,7 +29,7 @@ func (e *Engine) loop(late *call) {
 			return
 		}
 	}
-	p := newPatience(e.cfg.Spin, e.cfg.SpinMax)
+	p, rested := newPatience(e.cfg.Spin, e.cfg.SpinMax), false
 	for {
 		busy, ok := e.pass()
 		if !ok {
@@ -39,18 +39,23 @@ func (e *Engine) loop(late *call) {
 			e.end()
 			return
 		}
+		woke := rested
+		rested = false
 		if busy {
 			p.busy()
 			continue
 		}
 		now := e.Now()
-		sleep := p.idle(now, e.nudge(now) > 0, e.yield)
+		// What woke the engine and brought nothing is not worth to look for more.
+		asked := e.nudge(now) > 0
+		sleep := p.idle(now, asked, e.yield) || woke && !asked
 		if sleep || now-p.since >= showAfter {
 			e.show(now)
 		}
 		if sleep {
 			e.sleep()
 			p.slept(e.Now() - now)
+			rested = true
 		}
 	}
 }
@@ -89,10 +94,11 @@ func (e *Engine) pass() (busy, ok bool) {
 		}
 		e.turn = (e.turn + 1) % len(e.live)
 		s := e.live[e.turn]
+		if e.deaf(s) {
+			continue
+		}
 		if k := s.att.Pages.Kick(); k != s.kick || s.sends {
-			busy = true
-			s.kick = k
-			e.kicked(s)
+			busy = e.kick(s, k) || busy
 		}
 	}
 	for _, s := range e.live {
@@ -102,6 +108,9 @@ func (e *Engine) pass() (busy, ok bool) {
 		if len(s.asked) > 0 && e.answers(s) {
 			busy = true
 		}
+	}
+	if e.release() {
+		busy = true
 	}
 	for _, n := range e.nodes {
 		if n.due <= e.clock.now {
@@ -144,7 +153,7 @@ func (e *Engine) pass() (busy, ok bool) {
 // rung tells whether some process has published something.
 func (e *Engine) rung() bool {
 	for _, s := range e.live {
-		if s.sends || s.att.Pages.Kick() != s.kick {
+		if s.muted == 0 && (s.sends || s.att.Pages.Kick() != s.kick) {
 			return true
 		}
 	}
@@ -257,8 +266,8 @@ func (e *Engine) next(q *itemQueue) bool {
 
 // kicked takes what a process has published: its doorbell and, the next time,
 // its messages. A doorbell is announced by both, and its transfer need not wait
-// for the second announcement.
-func (e *Engine) kicked(s *slot) {
+// for the second announcement. It reports whether there was anything.
+func (e *Engine) kicked(s *slot) (any bool) {
 	p := s.att.Pages
 	s.sends = false
 	if v := p.TakeDoorbell(); v != 0 {
@@ -267,10 +276,11 @@ func (e *Engine) kicked(s *slot) {
 		}
 		e.ring(s, int(v-1), soc.DoorbellRung)
 		s.sends = true
-		return
+		return true
 	}
 	if s.mailWaits {
 		e.deliverMail(s)
+		any = !s.mailWaits
 	}
 	var m attach.Message
 	iface := device.MailboxProcess + s.index
@@ -278,6 +288,7 @@ func (e *Engine) kicked(s *slot) {
 		if !p.TakeSend(c, &m) {
 			continue
 		}
+		any = true
 		if m.N > 0 && m.Mailbox == device.MailboxRequest && mailbox.OpcodeOf(m.Words[0]) == mailbox.OpDoorbell {
 			// The firmware will want the descriptor: here is where it is copied.
 			if d, err := mailbox.DecodeDoorbell(m.Words[0]); err == nil && d.Slot() == s.index {
@@ -290,6 +301,7 @@ func (e *Engine) kicked(s *slot) {
 		})
 		p.SetPktzStatus(c, uint64(s.node.soc.PacketizerStatus(iface, c)))
 	}
+	return any
 }
 
 func (e *Engine) ring(s *slot, ch int, kind soc.EventKind) {
@@ -372,6 +384,11 @@ func (e *Engine) sleep() {
 				if left := time.Duration(max(d-e.clock.now, 0)); timeout < 0 || left < timeout {
 					timeout = left
 				}
+			}
+		}
+		for _, s := range e.live {
+			if left := time.Duration(max(s.muted-now, 0)); s.muted != 0 && (timeout < 0 || left < timeout) {
+				timeout = left
 			}
 		}
 		timeout = e.tracer.untilShown(timeout)

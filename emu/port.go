@@ -144,7 +144,7 @@ func (e *Engine) answered(c *call) {
 }
 
 // nudge looks after helpers of which a thread is stuck; it returns when that, or what
-// processes were asked, is to be looked at again, 0 never.
+// processes were asked, or what waits for a thread, is to be looked at again, 0 never.
 func (e *Engine) nudge(now int64) (next int64) {
 	for _, s := range e.live {
 		n := int64(0)
@@ -153,6 +153,11 @@ func (e *Engine) nudge(now int64) (next int64) {
 			n = s.port.Nudge(now)
 		case len(s.asked) > 0:
 			n = s.asked[0].since + askedTime
+		}
+		if len(s.held) > 0 {
+			if until := s.held[0].since + holdTime + 1; n == 0 || until < n {
+				n = until
+			}
 		}
 		if n > 0 && (next == 0 || n < next) {
 			next = n

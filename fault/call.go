@@ -107,6 +107,13 @@ func (c *call) PageIn() (va device.VA, pages int, write, ok bool) {
 // Paged takes the machine's result.
 func (c *call) Paged(r gup.Result) { c.res, c.ended = r, c.now() }
 
+// Refuse implements gup.Refuser.
+func (c *call) Refuse(err error) {
+	c.started = c.now()
+	va := device.VA(c.start << device.PageShift)
+	c.Paged(gup.Result{Err: &gup.Error{VA: va, Write: c.write, Err: err}})
+}
+
 // Done takes the result.
 func (c *call) Done() {
 	d := c.d

@@ -90,6 +90,12 @@ type Call interface {
 	Paged(Result)
 }
 
+// Refuser is a device.Call that takes an error in place of being run: the machine has no
+// thread for it. Done follows.
+type Refuser interface {
+	Refuse(error)
+}
+
 // Asked is a device.Call that may ask a process to page in. A machine that looks for the
 // answer beside its other work need not run it, and wait, elsewhere.
 type Asked interface {

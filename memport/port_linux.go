@@ -38,8 +38,10 @@ type Port struct {
 
 	users   sync.RWMutex // held for reading by who waits for an answer by itself
 	asking  sync.Mutex   // one message on the socket at a time
+	expects atomic.Bool  // an answer to it
 	answers chan reply
 	ended   chan struct{} // the helper has
+	closed  chan struct{} // the port is
 	once    sync.Once
 	err     error
 }
@@ -51,7 +53,7 @@ const lastSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 // New makes a port and the helper's end of its socket, which is the caller's to
 // close once it has been handed over.
 func New() (_ *Port, socket *os.File, err error) {
-	p := &Port{fd: -1, free: 1<<Slots - 1, answers: make(chan reply, 1), ended: make(chan struct{})}
+	p := &Port{fd: -1, free: 1<<Slots - 1, answers: make(chan reply, 1), ended: make(chan struct{}), closed: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("making a memory port: %w", err), p.Close())
@@ -120,15 +122,27 @@ func (p *Port) listen(wake func()) {
 		if err != nil && !errors.Is(err, errRefused) {
 			break
 		}
+		if !p.expects.Swap(false) {
+			// Nobody asked. It is not read faster than this, and its own next answer is late.
+			select {
+			case <-time.After(unaskedPause):
+			case <-p.closed:
+			}
+			continue
+		}
 		select {
 		case p.answers <- reply{text, err}:
-		default: // nobody asked
+		default: // the one before was to a question that nobody waited for
 		}
 	}
 	p.gone.Store(true)
 	close(p.ended)
 	wake()
 }
+
+// unaskedPause is for how long the socket of a helper is not read after a message that
+// nobody asked for. Defined by this project.
+const unaskedPause = 10 * time.Millisecond
 
 // reply is what the helper answers to a message.
 type reply struct {
@@ -415,6 +429,7 @@ func (p *Port) tell(kind byte, va device.VA, size uint64, fds ...int) ([]byte, e
 	case <-p.answers: // to a question that nobody waited for
 	default:
 	}
+	p.expects.Store(true)
 	if err := p.sock.SetWriteDeadline(time.Now().Add(tellTime)); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrHelper, err)
 	}
@@ -443,6 +458,7 @@ func (p *Port) Abandon() { p.gone.Store(true) }
 func (p *Port) Close() error {
 	p.once.Do(func() {
 		p.gone.Store(true)
+		close(p.closed)
 		p.users.Lock()
 		defer p.users.Unlock()
 		var errs []error

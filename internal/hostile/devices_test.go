@@ -62,6 +62,7 @@ var alone = map[string]string{
 	"TestSharedByOtherUsers":             "no helper is asked for what is shared over a socket",
 	"TestTargetThatNeverServesItsFaults": "a process's userfaultfd does not hold up who else has the file",
 	"TestStuckPageCostsItsBlockOnly":     "the same",
+	"TestThreadsRunOut":                  "the same: what hangs is what is not shared",
 	"TestAllChannelsBusy":                "the same: nothing of a process's stands still for ever",
 	"TestMemoryPressure":                 "the pressure is on a group of processes; what is shared is whose group touched it first",
 	"TestWriteIntoSwappedMemory":         "MADV_PAGEOUT leaves pages that several have mapped",

@@ -47,16 +47,19 @@ func slotsRunOut(t *testing.T, w *world) {
 	for _, user := range []struct {
 		uid   uint32
 		slots int
-	}{{3001, 8}, {3002, 7}} { // and the bystander's makes sixteen
+	}{{3001, 8}, {3002, 6}} { // and the bystander's makes fifteen
 		p := w.spawn("greedy", user.uid)
 		for i := range user.slots {
 			p.must(order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Group: fmt.Sprint("g", i)}})
 		}
 		if user.slots == 8 {
 			refused(p, attachOrder{UID: user.uid, Group: "g8"}, "of its 8 slots")
+		} else {
+			refused(p, attachOrder{UID: user.uid, Group: "g6"}, "kept for a user who has none")
 		}
 		last = p
 	}
+	w.spawn("the last", 3004).must(order{Op: "attach", Attach: attachOrder{Socket: w.socket()}})
 	poor := w.spawn("poor", 3003)
 	refused(poor, attachOrder{UID: 3003, Group: "poor"}, "16")
 	// What ends gives its slots back.

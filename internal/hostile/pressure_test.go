@@ -27,14 +27,24 @@ type memoryGroup struct {
 
 func newMemoryGroup(t *testing.T) *memoryGroup {
 	t.Helper()
-	needRoot(t, "making a memory control group")
-	g, err := findMemoryGroup()
+	g := newGroup(t, "memory")
+	if _, err := os.Stat(filepath.Join(g.dir, g.reclaim)); err != nil {
+		t.Skipf("no memory control group to be had: %v (cgroup.subtree_control of the group above does not name memory)", err)
+	}
+	return g
+}
+
+// newGroup makes a control group of the test below this process's own.
+func newGroup(t *testing.T, controller string) *memoryGroup {
+	t.Helper()
+	needRoot(t, "making a control group")
+	g, err := findGroup(controller)
 	if err != nil {
-		t.Skipf("no memory control group to be had: %v", err)
+		t.Skipf("no control group to be had: %v", err)
 	}
 	g.t = t
 	if g.dir, err = os.MkdirTemp(g.dir, "exanet-test-"); err != nil {
-		t.Skipf("no memory control group to be had: %v", err)
+		t.Skipf("no control group to be had: %v", err)
 	}
 	t.Cleanup(func() {
 		// The group is told of its last process's end a little later.
@@ -49,14 +59,11 @@ func newMemoryGroup(t *testing.T) *memoryGroup {
 			}
 		}
 	})
-	if _, err := os.Stat(filepath.Join(g.dir, g.reclaim)); err != nil {
-		t.Skipf("no memory control group to be had: %v (cgroup.subtree_control of the group above does not name memory)", err)
-	}
 	return g
 }
 
-// findMemoryGroup gives this process's own group.
-func findMemoryGroup() (*memoryGroup, error) {
+// findGroup gives this process's own group.
+func findGroup(controller string) (*memoryGroup, error) {
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return nil, err
@@ -81,18 +88,28 @@ func findMemoryGroup() (*memoryGroup, error) {
 		switch kind, options := f[dash+1], strings.Split(f[dash+3], ","); {
 		case kind == "cgroup2":
 			dir := filepath.Join(f[4], groups[""])
-			if text, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers")); err != nil || !slices.Contains(strings.Fields(string(text)), "memory") {
+			if text, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers")); err != nil || !slices.Contains(strings.Fields(string(text)), controller) {
 				continue
 			}
 			// Refused where the group has processes and is not the topmost one; the
 			// caller then finds nothing in the group that it makes.
-			_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0)
+			_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0)
 			return &memoryGroup{dir: dir, reclaim: "memory.reclaim", amount: "1G"}, nil
-		case kind == "cgroup" && slices.Contains(options, "memory"):
-			return &memoryGroup{dir: filepath.Join(f[4], groups["memory"]), reclaim: "memory.force_empty", amount: "0"}, nil
+		case kind == "cgroup" && slices.Contains(options, controller):
+			return &memoryGroup{dir: filepath.Join(f[4], groups[findKey(groups, controller)]), reclaim: "memory.force_empty", amount: "0"}, nil
 		}
 	}
-	return nil, errors.New("the memory controller is not mounted")
+	return nil, fmt.Errorf("the %s controller is not mounted", controller)
+}
+
+// findKey gives the controllers' names of a group that has one of them.
+func findKey(groups map[string]string, controller string) string {
+	for names := range groups {
+		if slices.Contains(strings.Split(names, ","), controller) {
+			return names
+		}
+	}
+	return ""
 }
 
 func (g *memoryGroup) add(pid int) {

@@ -1,6 +1,9 @@
 package quota
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 func TestQuota(t *testing.T) {
 	q := New(4, 16, func(uid uint32) bool { return uid == 0 })
@@ -31,5 +34,36 @@ func TestQuota(t *testing.T) {
 	q.Give(0)
 	if q.Take(0) {
 		t.Error("more than the new share")
+	}
+}
+
+func TestRate(t *testing.T) {
+	r := NewRate(3, time.Millisecond)
+	ms := int64(time.Millisecond)
+	taken := func(uid uint32, now int64) (n int) {
+		for r.Take(uid, now) {
+			n++
+		}
+		return n
+	}
+	for _, c := range []struct {
+		uid  uint32
+		now  int64
+		want int
+	}{{1, 5, 3}, {1, ms, 0}, {2, ms, 3}, {1, ms + 5, 1}, {1, 100 * ms, 3}, {1, 50 * ms, 0}} {
+		if n := taken(c.uid, c.now); n != c.want {
+			t.Errorf("at %d user %d may %d times, want %d", c.now, c.uid, n, c.want)
+		}
+	}
+	r.Repay(1, 2)
+	r.Repay(2, 9)
+	if a, b := taken(1, 100*ms), taken(2, ms); a != 2 || b != 3 {
+		t.Errorf("after it was repaid they may %d and %d times, want 2 and 3", a, b)
+	}
+	for uid := range uint32(2 * rateUsers) {
+		r.Take(uid+10, int64(uid)*100*ms)
+	}
+	if n := len(r.users); n > rateUsers {
+		t.Errorf("%d users are remembered, want %d at most", n, rateUsers)
 	}
 }

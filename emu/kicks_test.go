@@ -1,0 +1,66 @@
+package emu
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+)
+
+// A process that kicks for nothing has its kicks left alone for a while, and no other user
+// has; later they are looked at again.
+func TestVainKicks(t *testing.T) {
+	l := newLive(t)
+	l.attach(0, 1)
+	l.attach(1, 2)
+	kick := func(m *attach.Memory) {
+		m.Pages.Kicked()
+		one := [8]byte{1}
+		_, _ = unix.Write(m.WakeFD(), one[:])
+	}
+	// taken reports whether the engine has seen a slot's last kick.
+	taken := func(slot int) (yes bool) {
+		l.on(func() { s := l.nodes[0].slots[slot]; yes = s.kick == s.att.Pages.Kick() })
+		return yes
+	}
+	until := func(what string, f func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !f(); {
+			if time.Now().After(deadline) {
+				t.Fatalf("never: %s", what)
+			}
+		}
+	}
+	until("a kick is left alone", func() bool {
+		kick(l.memory[0])
+		muted := false
+		l.on(func() {
+			if s := l.nodes[0].slots[1]; s.muted != 0 {
+				t.Error("another user's kicks are left alone, too")
+			}
+			muted = l.nodes[0].slots[0].muted != 0
+		})
+		return muted
+	})
+	kick(l.memory[0])
+	kick(l.memory[1])
+	until("the other's kick is seen", func() bool { return taken(1) })
+	until("its own is seen when the time has passed", func() bool { return taken(0) })
+	// One that brings something repays those that did not.
+	before := uint64(0)
+	l.on(func() { before = l.nodes[0].accesses.Muted })
+	for range 4 * vainKicks {
+		l.memory[1].Pages.Ring(0)
+		kick(l.memory[1])
+		until("the doorbell is seen", func() bool { return taken(1) })
+		kick(l.memory[1])
+		until("the kick is seen", func() bool { return taken(1) })
+	}
+	l.on(func() {
+		if n := l.nodes[0].accesses.Muted; n != before || l.nodes[0].slots[1].muted != 0 {
+			t.Errorf("kicks are left alone %d times more though every other brings something", n-before)
+		}
+	})
+}

@@ -121,7 +121,7 @@ func TestRefusedMapped(t *testing.T) {
 func TestDescriptorsAreTakenWhereOneIsDue(t *testing.T) {
 	noLeak(t)
 	path := filepath.Join(t.TempDir(), "s"+SocketSuffix)
-	l, err := sockets.Listen("unixpacket", path, 0o600)
+	l, _, err := sockets.Listen("unixpacket", path, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,9 +31,11 @@ type sockets struct {
 	control *net.UnixListener // SOCK_STREAM, HTTP
 	attach  *net.UnixListener // SOCK_SEQPACKET
 	metrics *net.UnixListener // SOCK_STREAM, HTTP: for pfd's own user and group
+	files   []*places.File    // theirs
 }
 
-// Close closes what is still open of them, and removes their files.
+// Close closes what is still open of them, and removes their files, where these are theirs
+// still: another pfd may have made its own there.
 func (s *sockets) Close() error {
 	var errs []error
 	for _, l := range []*net.UnixListener{s.control, s.attach, s.metrics} {
@@ -44,7 +46,21 @@ func (s *sockets) Close() error {
 			errs = append(errs, err)
 		}
 	}
+	for _, f := range s.files {
+		errs = append(errs, f.Remove())
+	}
 	return errors.Join(errs...)
+}
+
+// lost returns what is wrong with the first of the files that is not where it was made, nil
+// where all are.
+func (s *sockets) lost() error {
+	for _, f := range s.files {
+		if err := f.Check(); err != nil {
+			return fmt.Errorf("%s: %w", f.Path(), err)
+		}
+	}
+	return nil
 }
 
 // listen makes the sockets. Files that a pfd left behind are replaced; where
@@ -76,13 +92,13 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 		}
 	}
 	s := &sockets{}
-	if s.control, err = bind("unix", socket, 0o666); err != nil {
+	if s.control, err = s.bind("unix", socket, 0o666); err != nil {
 		return nil, err
 	}
-	if s.attach, err = bind("unixpacket", attaching, 0o666); err != nil {
+	if s.attach, err = s.bind("unixpacket", attaching, 0o666); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	if s.metrics, err = bind("unix", metrics, 0o660); err != nil {
+	if s.metrics, err = s.bind("unix", metrics, 0o660); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	// Into the file that is locked: who may write the directory may have put another
@@ -223,10 +239,11 @@ func listener(path string, former int) (pid int, err error) {
 
 // bind makes one listener. Where anybody may connect the peer's credentials decide
 // what it may do (spec/api.md).
-func bind(network, path string, mode uint32) (*net.UnixListener, error) {
-	l, err := places.Listen(network, path, mode)
+func (s *sockets) bind(network, path string, mode uint32) (*net.UnixListener, error) {
+	l, f, err := places.Listen(network, path, mode)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w: name another place with --socket PATH", path, err)
 	}
+	s.files = append(s.files, f)
 	return l, nil
 }

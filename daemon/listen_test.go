@@ -1,9 +1,11 @@
 package daemon
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -50,6 +52,49 @@ func TestListenReplacesStaleSocketsOnly(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A pfd whose sockets were removed, and made anew by another one, says so and leaves those
+// alone when it ends.
+func TestSocketsOfAnother(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pfd.sock")
+	first, err := listen(path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	d := &Daemon{sockets: first, log: slog.New(slog.NewTextHandler(&text, nil))}
+	said := func(before, want string) (now string) {
+		t.Helper()
+		text.Reset()
+		now = d.lookForSockets(before)
+		if got := text.String(); (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("the log has %q, want %q", got, want)
+		}
+		return now
+	}
+	said("", "")
+	for _, name := range []string{path, control.AttachSocket(path), control.MetricsSocket(path)} {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gone := said("", "no such file")
+	said(gone, "")
+	second, err := listen(path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said(gone, "another file")
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := second.lost(); err != nil {
+		t.Errorf("the second one's sockets: %v", err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -64,6 +64,9 @@ func watchdog(getenv func(string) string) time.Duration {
 // log holds back.
 const keepTime = 10 * time.Second
 
+// socketsTime is how often it looks whether its sockets are where they were made (ours).
+const socketsTime = 5 * time.Second
+
 // readyAgain is how long pfd waits before it says READY again that did not reach
 // the service manager, which would give up a service that is silent (ours).
 const readyAgain = 250 * time.Millisecond
@@ -82,13 +85,13 @@ func (d *Daemon) ready(more string) {
 // keep looks after the daemon until ctx ends. The service manager's watchdog is
 // fed only while every node's owner answers: a stuck engine is restarted.
 func (d *Daemon) keep(ctx context.Context) {
-	period, dog := keepTime, watchdog(os.Getenv)
+	period, dog := socketsTime, watchdog(os.Getenv)
 	if dog > 0 {
 		period = min(period, dog/2)
 	}
 	tick := time.NewTicker(period)
 	defer tick.Stop()
-	told, swept := "", time.Now()
+	told, swept, lost := "", time.Now(), ""
 	var unsaid string
 	var again <-chan time.Time
 	for {
@@ -117,6 +120,7 @@ func (d *Daemon) keep(ctx context.Context) {
 				d.log.Error("the engine does not answer: the service manager's watchdog is not fed", "after", dog/2)
 			}
 		}
+		lost = d.lookForSockets(lost)
 		if time.Since(swept) < keepTime {
 			continue
 		}
@@ -129,6 +133,23 @@ func (d *Daemon) keep(ctx context.Context) {
 			told = s
 		}
 	}
+}
+
+// lookForSockets says in the log, once for each change, that the sockets are not where they
+// were made, and returns what is wrong; before is what it returned last.
+func (d *Daemon) lookForSockets(before string) (now string) {
+	err := d.sockets.lost()
+	if err != nil {
+		now = err.Error()
+	}
+	switch {
+	case now == before:
+	case err == nil:
+		d.log.Info("the sockets are where they were")
+	default:
+		d.log.Warn("a socket of this pfd is gone: nobody reaches it there: start it anew (a cleaner of temporary files, another pfd, rm)", "err", err)
+	}
+	return now
 }
 
 // alive tells whether the owner of every node's windows answers in time.

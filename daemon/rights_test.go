@@ -71,7 +71,7 @@ func TestPeerRights(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l, err := bind("unix", path, 0o666)
+	l, err := new(sockets).bind("unix", path, 0o666)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,11 +16,11 @@ import (
 var umask sync.Mutex
 
 // Listen makes a listener of network unix or unixpacket with a mode. A descriptor that somebody sends there
-// is refused by the kernel (Linux 6.16).
+// is refused by the kernel (Linux 6.16). The file, which Close leaves, is the caller's to remove.
 //
 // The mode is the socket's from its first moment: who may write the directory
 // puts another file in its place otherwise, and a chmod by name changes that.
-func Listen(network, path string, mode uint32) (*net.UnixListener, error) {
+func Listen(network, path string, mode uint32) (*net.UnixListener, *File, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		if cerr := c.Control(func(fd uintptr) {
@@ -39,13 +39,19 @@ func Listen(network, path string, mode uint32) (*net.UnixListener, error) {
 	unix.Umask(old)
 	umask.Unlock()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ul, ok := l.(*net.UnixListener)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("listening on %s: not a unix socket", path), l.Close())
+		return nil, nil, errors.Join(fmt.Errorf("listening on %s: not a unix socket", path), l.Close())
 	}
-	return ul, nil
+	// By its name alone it would remove whatever has that by then.
+	ul.SetUnlinkOnClose(false)
+	f, err := Made(path)
+	if err != nil {
+		return nil, nil, errors.Join(err, ul.Close())
+	}
+	return ul, f, nil
 }
 
 // PassRights says whether the kernel lets descriptors be sent to a socket. A

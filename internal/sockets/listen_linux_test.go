@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -31,12 +32,12 @@ func TestListenMode(t *testing.T) {
 	})
 	for range 300 {
 		_ = os.Remove(path)
-		l, err := Listen("unixpacket", path, 0o666)
+		l, f, err := Listen("unixpacket", path, 0o666)
 		if err != nil {
 			continue // the link was there first
 		}
-		l.SetUnlinkOnClose(false)
 		l.Close()
+		f.fd = closed(t, f.fd) // the file is the attacker's
 	}
 	stop.Store(true)
 	attacker.Wait()
@@ -44,12 +45,66 @@ func TestListenMode(t *testing.T) {
 		t.Errorf("root's file: %v, %v", info.Mode(), err)
 	}
 	_ = os.Remove(path)
-	l, err := Listen("unix", path, 0o666)
+	l, f, err := Listen("unix", path, 0o666)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer f.Remove()
 	defer l.Close()
 	if info, err := os.Lstat(path); err != nil || info.Mode().Perm() != 0o666 {
 		t.Errorf("the socket: %v, %v", info.Mode(), err)
+	}
+}
+
+func closed(t *testing.T, fd int) int {
+	if err := unix.Close(fd); err != nil {
+		t.Error(err)
+	}
+	return -1
+}
+
+// A socket's file is removed by who made it, and only where it has its name still.
+func TestFileOfAnother(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	listen := func() *File {
+		t.Helper()
+		l, f, err := Listen("unix", path, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		return f
+	}
+	check := func(f *File, want error) {
+		t.Helper()
+		if err := f.Check(); !errors.Is(err, want) {
+			t.Errorf("the file: %v, want %v", err, want)
+		}
+	}
+	first := listen()
+	check(first, nil)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	check(first, os.ErrNotExist)
+	second := listen() // of a file system that uses the number again
+	check(first, ErrReplaced)
+	if err := errors.Join(first.Remove(), first.Remove()); err != nil {
+		t.Error(err)
+	}
+	check(second, nil)
+	if err := second.Remove(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the second one's file is there still: %v", err)
+	}
+	if err := os.Symlink("elsewhere", path); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := Made(path); !errors.Is(err, ErrReplaced) {
+		t.Errorf("a link is taken for a socket: %v, %v", f, err)
 	}
 }

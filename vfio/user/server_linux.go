@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // ResetKind says who asked for a reset.
@@ -228,6 +230,11 @@ func (s *Server) Serve(ctx context.Context, path string, listening ...func()) er
 	if err != nil {
 		return fmt.Errorf("vfio-user server: %w", err)
 	}
+	file, err := sockets.Made(path)
+	if err != nil {
+		closeFDs([]int{fd})
+		return fmt.Errorf("vfio-user server: %w", err)
+	}
 	for _, f := range listening {
 		f()
 	}
@@ -236,7 +243,7 @@ func (s *Server) Serve(ctx context.Context, path string, listening ...func()) er
 	stop := context.AfterFunc(ctx, l.shutdown)
 	err = s.accept(ctx, l)
 	stop()
-	_ = unix.Unlink(path) // it may be gone already, with its directory
+	_ = file.Remove() // it may be gone already, with its directory, or be another's
 	l.close()
 	s.farewell()
 	s.hangUp()

@@ -61,7 +61,7 @@ func TestClientAsksAndDecodes(t *testing.T) {
 		t.Errorf("Faults = %+v, %v", f, err)
 	}
 	r, err := c.Registers(ctx, 0, "pl")
-	if err != nil || len(r) != 1 || r[0].Value != 0x4e415845 {
+	if err != nil || len(r) != 1 || *r[0].Value != 0x4e415845 {
 		t.Errorf("Registers = %+v, %v", r, err)
 	}
 	if m, err := c.Metrics(ctx); err != nil || m != "exanet_pinned_bytes 0\n" {

@@ -14,5 +14,6 @@
 // The peer's credentials decide what an answer holds: root and the uid of pfd
 // see everything; another uid sees the domains, channels, banks, FIFO entries
 // and faults that are its own, the status, the nodes and the counters, and is
-// refused the registers.
+// refused the registers. Its faults it sees also after their process has ended,
+// as long as pfd remembers that (the last 32 attachments of each slot).
 package control

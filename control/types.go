@@ -47,9 +47,10 @@ type Status struct {
 	State         string `json:"state"`         // StateReady, StateDraining, StateFailed
 	UptimeNS      int64  `json:"uptime_ns"`
 	Nodes         int    `json:"nodes"`
-	Domains       int    `json:"domains"`                   // live, of all uids
-	Handshakes    int    `json:"handshakes"`                // attachments begun and not finished
-	Faults        uint64 `json:"faults_total"`              // faults resolved or refused, all nodes
+	Domains       int    `json:"domains"`                   // live
+	Handshakes    int    `json:"handshakes"`                // attachments begun and not finished, -1: not shown to this user
+	SeesAll       bool   `json:"sees_all"`                  // this user sees what belongs to all; false: his own alone
+	Faults        uint64 `json:"faults_total"`              // faults resolved or refused, all nodes; of who does not see all: since his attachments began
 	PinnedBytes   int64  `json:"pinned_bytes"`              // VmLck + VmPin of pfd and of every process attached, -1 unknown
 	TimeoutUS     uint32 `json:"timeout_us"`                // block time-out
 	GuardUS       uint32 `json:"guard_us"`                  // guard time-out of a paused block
@@ -307,7 +308,10 @@ type Fault struct {
 	Block       bool   `json:"block"`            // false: told by FAR alone, without a transaction
 	Transaction uint16 `json:"transaction"`
 	Sequence    uint16 `json:"sequence"`
+	PID         int    `json:"pid"`          // of the process whose memory it is; 0: not known (its attachment ended long ago)
 	TimeNS      int64  `json:"time_ns"`      // of the interrupt, pfd's monotonic clock
+	UnixNS      int64  `json:"time_unix_ns"` // the same by the machine's clock, since 1970
+	AgeNS       int64  `json:"age_ns"`       // of the interrupt, at the answer
 	DrainedNS   int64  `json:"drained_ns"`   // entry taken from the FIFO
 	StartedNS   int64  `json:"page_in_ns"`   // page-in begun
 	ResidentNS  int64  `json:"resident_ns"`  // page resident
@@ -335,7 +339,7 @@ type Register struct {
 	Name    string `json:"name"`   // with its index: SMR[3]
 	Offset  Hex    `json:"offset"`
 	Width   int    `json:"width_bytes"`
-	Value   Hex    `json:"value"`
+	Value   *Hex   `json:"value,omitempty"` // nil where Skipped
 	Skipped bool   `json:"skipped,omitempty"`
 	Source  string `json:"source,omitempty"`
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
-	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/netlink"
@@ -54,7 +53,7 @@ type Daemon struct {
 	looks      struct {
 		channels     looks[[]channel]
 		transactions looks[transactions]
-		faults       looks[[]fault.Record]
+		faults       looks[[]ownFault]
 		smmu         looks[[device.Slots]control.SMMUBank]
 		fifos        looks[[]fifo]
 		domains      looks[[]domainOf]

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/exanet/pfd/control"
@@ -74,7 +75,9 @@ type (
 // controlServer makes the HTTP server of the control socket.
 func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics func(context.Context, *query) ([]byte, error), wait func(context.Context, peer)) *http.Server {
 	mux := http.NewServeMux()
+	var paths []string
 	for _, e := range endpoints {
+		paths = append(paths, e.path)
 		mux.HandleFunc(e.path, func(w http.ResponseWriter, r *http.Request) {
 			q, err := parse(r, e, nodes)
 			if err != nil {
@@ -106,7 +109,7 @@ func controlServer(log *slog.Logger, nodes int, endpoints []endpoint, metrics fu
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		reply(w, nil, &failure{http.StatusNotFound, control.CodeNotFound,
-			fmt.Sprintf("no endpoint %s: the endpoints are %s...%s and %s", r.URL.Path, control.PathStatus, control.PathRegisters, control.PathMetrics)})
+			fmt.Sprintf("no endpoint %s: the endpoints are %s and %s", r.URL.Path, strings.Join(paths, ", "), control.PathMetrics)})
 	})
 	return &http.Server{
 		Handler:           mux,

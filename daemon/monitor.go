@@ -75,12 +75,13 @@ func (d *Daemon) observe(n *node, rec *fault.Record) {
 	if list == nil {
 		return
 	}
+	owner, _ := n.owner(rec, d.now())
 	for _, w := range *list {
-		if w.node != control.AllNodes && w.node != n.index || !n.seesRecord(w.peer, rec) {
+		if w.node != control.AllNodes && w.node != n.index || !w.peer.shows(&owner) {
 			continue
 		}
 		select {
-		case w.ch <- viewFault(n.index, rec):
+		case w.ch <- d.viewFault(n.index, rec, &owner):
 		default:
 			w.lost.Add(1)
 		}

@@ -29,6 +29,7 @@ type node struct {
 	domains  *domain.Manager
 	faults   *fault.Driver
 	sessions [device.Slots]*session
+	former   [device.Slots][]tenancy // attachments that have ended, the oldest first
 
 	asking sync.Mutex      // of sender, but for its counters
 	sender *netlink.Sender // of fault messages to delegates

@@ -172,9 +172,9 @@ func readRegister(n *node, reg *device.Register) ([]control.Register, error) {
 		switch {
 		case v.Skipped:
 		case reg.Width == 8:
-			v.Value = control.Hex(r.read64(reg.Window, reg.At(i)))
+			v.Value = new(control.Hex(r.read64(reg.Window, reg.At(i))))
 		default:
-			v.Value = control.Hex(r.read32(reg.Window, reg.At(i)))
+			v.Value = new(control.Hex(r.read32(reg.Window, reg.At(i))))
 		}
 		list = append(list, v)
 	}

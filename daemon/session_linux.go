@@ -404,6 +404,7 @@ func (s *session) leave(reason attach.Reason) {
 			s.d.machine.Detach(n.index, slot)
 			s.unshared()
 			n.sessions[slot] = nil
+			n.formerly(slot, s.tenancyOf(s.d.now()))
 			n.invalidated = n.invalidated.Plus(s.told())
 			n.ended++
 			close(quiet)

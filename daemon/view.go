@@ -71,6 +71,7 @@ func (d *Daemon) viewStatus(ctx context.Context, q *query) (any, error) {
 		State: d.stateNow(), UptimeNS: d.now(), Nodes: len(d.nodes),
 		SourceFaults: d.cfg.SourceFaults, Record: d.cfg.Record, Trace: d.cfg.Trace,
 	}
+	s.SeesAll = q.peer.all
 	tune := d.tune.Load()
 	s.TimeoutUS, s.GuardUS = tune.TimeoutUS, tune.GuardUS
 	var processes []*proc.Process
@@ -84,7 +85,7 @@ func (d *Daemon) viewStatus(ctx context.Context, q *query) (any, error) {
 			s.Faults += own[i].Entries
 			processes = append(processes, own[i].processes...)
 		}
-		s.PinnedBytes = d.pinned(processes)
+		s.PinnedBytes, s.Handshakes = d.pinned(processes), -1
 		return s, nil
 	}
 	s.Handshakes = d.handshakes.Total()
@@ -524,18 +525,17 @@ func (n *node) counters() ([]control.Counter, error) {
 
 func (d *Daemon) viewFaults(ctx context.Context, q *query) (any, error) {
 	r := control.Faults{Version: control.Version, Faults: []control.Fault{}}
-	looks, err := d.looks.faults.look(ctx, d, q, func(n *node) ([]fault.Record, error) {
+	looks, err := d.looks.faults.lookAlways(ctx, d, q, func(n *node) ([]ownFault, error) {
 		many := control.MaxFaults
 		if q.peer.all {
 			many = q.n // the others' questions share an answer
 		}
-		return n.faults.Records(many), nil
+		return d.ownFaults(n, many), nil
 	})
 	for _, l := range looks {
 		for i := range l.v {
-			rec := &l.v[i]
-			if l.sees(q.peer, rec.Slot, rec.PDID, l.now-began(rec)) {
-				r.Faults = append(r.Faults, viewFault(l.n.index, rec))
+			if f := &l.v[i]; q.peer.shows(&f.owner) {
+				r.Faults = append(r.Faults, d.viewFault(l.n.index, &f.Record, &f.owner))
 			}
 		}
 	}
@@ -544,19 +544,6 @@ func (d *Daemon) viewFaults(ctx context.Context, q *query) (any, error) {
 		r.Faults = r.Faults[len(r.Faults)-q.n:]
 	}
 	return r, err
-}
-
-// seesRecord: a slot's former faults belong to its former domain, which another
-// uid may have had.
-func (n *node) seesRecord(p peer, rec *fault.Record) bool {
-	if p.all {
-		return true
-	}
-	if rec.Slot < 0 || rec.Slot >= device.Slots {
-		return false
-	}
-	s := n.sessions[rec.Slot]
-	return s != nil && p.sees(s.uid) && rec.PDID == s.joined.domain.PDID && began(rec) >= s.joined.since
 }
 
 // began gives the time of a record's first stage.

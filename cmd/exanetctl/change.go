@@ -133,7 +133,7 @@ With -o json each line is an object.`,
 }
 
 // eventLine has the columns of `fault show`, wide enough for what stands there.
-var eventLine = strings.Fields("%-7v %-18v %-11v %-8v %-6v %-10v %-9v %-18v %8v %8v %10v %9v %8v %v")
+var eventLine = strings.Fields("%-7v %-18v %-11v %-8v %-6v %-10v %-9v %-18v %8v %8v %10v %9v %8v %7v %-12v %8v %v")
 
 // eventColumns are those that the terminal has room for.
 func (t *table) eventColumns() (shown []int) {

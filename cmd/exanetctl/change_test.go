@@ -64,7 +64,7 @@ func TestMonitor(t *testing.T) {
 		t.Errorf("exit code %d, %q, asked %q", code, errs, d.queries)
 	}
 	golden(t, "monitor.table", out)
-	if out, said := ctlWide("80", "fault", "monitor", "--socket", d.socket); widest(out) > 80 || !strings.Contains(said, "7 columns more: -o wide\n") {
+	if out, said := ctlWide("80", "fault", "monitor", "--socket", d.socket); widest(out) > 80 || !strings.Contains(said, "10 columns more: -o wide\n") {
 		t.Errorf("on 80 columns, %q:\n%s", said, out)
 	}
 	code, out, errs = ctl("fault", "monitor", "-j", "--socket", d.socket)

@@ -10,7 +10,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 )
+
+// Times of the golden files are those of one place.
+func TestMain(m *testing.M) {
+	time.Local = time.UTC
+	os.Exit(m.Run())
+}
 
 var update = flag.Bool("update", false, "write the golden files anew; look at the difference before you commit it")
 

@@ -70,7 +70,7 @@ func ctl(args ...string) (code int, out, errs string) {
 var fakeAnswers = map[string]any{
 	control.PathStatus: control.Status{
 		Version: 1, DaemonVersion: "1.2.3", Protocol: 1, PID: 77, UID: 1000, Device: "emu", Socket: "/run/s", AttachSocket: "/run/s.attach",
-		State: control.StateReady, UptimeNS: 61e9, Nodes: 2, Domains: 1, Faults: 9, TimeoutUS: 20000, GuardUS: 100000, SourceFaults: "fifo",
+		State: control.StateReady, SeesAll: true, UptimeNS: 61e9, Nodes: 2, Domains: 1, Faults: 9, TimeoutUS: 20000, GuardUS: 100000, SourceFaults: "fifo",
 	},
 	control.PathNodes: control.Nodes{Version: 1, Nodes: []control.Node{
 		{Index: 0, ID: 0, Version: "1.0", Caps: 0xb108030, CapNames: []string{"txfifo", "sva"}, VABits: 48, Banks: 16, FIFODepth: 512, Enabled: true, TimeoutUS: 20000, GuardUS: 100000, Outstanding: 8, Domains: 1, Firmware: "no-bypass"},
@@ -103,11 +103,11 @@ var fakeAnswers = map[string]any{
 		{Node: control.AllNodes, Name: "attachments_total", Value: 2},
 	}},
 	control.PathFaults: control.Faults{Version: 1, Faults: []control.Fault{
-		{Node: 1, Slot: 0, PDID: 0x101, Page: 0x7f0000002000, Write: true, Block: true, Method: "gup", Policy: "p1", Kind: "minor", Outcome: "resolved", SourceNode: 0, Transaction: 12, Sequence: 34, TimeNS: 5, DrainedNS: 1100, StartedNS: 1200, ResidentNS: 5900, RAPFNS: 6000, Stages: control.FaultStages{Drain: 1100, Queue: 100, PageIn: 4700, Answer: 100, Total: 6000}},
+		{Node: 1, Slot: 0, PDID: 0x101, Page: 0x7f0000002000, Write: true, Block: true, Method: "gup", Policy: "p1", Kind: "minor", Outcome: "resolved", SourceNode: 0, Transaction: 12, Sequence: 34, PID: 4712, TimeNS: 5, UnixNS: 1764167045123456789, AgeNS: 2500400000, DrainedNS: 1100, StartedNS: 1200, ResidentNS: 5900, RAPFNS: 6000, Stages: control.FaultStages{Drain: 1100, Queue: 100, PageIn: 4700, Answer: 100, Total: 6000}},
 		{Node: 0, Slot: 3, PDID: 0x101, Page: 0x1000, Method: "touch", Policy: "p1", Kind: "minor", Outcome: "failed", DrainedNS: 1000, StartedNS: 2000, ResidentNS: -1, RAPFNS: -1, Stages: control.FaultStages{Drain: 1000, Queue: 1000, PageIn: -1, Answer: -1, Total: 1000}},
 	}},
 	control.PathRegisters: control.Registers{Version: 1, Registers: []control.Register{
-		{Window: "pl", Name: "ID", Width: 4, Value: 0x4e415845, Source: "spec/hardware.md 3"},
+		{Window: "pl", Name: "ID", Width: 4, Value: new(control.Hex(0x4e415845)), Source: "spec/hardware.md 3"},
 		{Window: "pl", Name: "RXFIFO", Offset: 0x1000, Width: 4, Skipped: true},
 	}},
 }

@@ -88,6 +88,14 @@ func (q quantity) String() string { return q.text }
 // unmeasured is the cell of a number that is not known.
 var unmeasured = quantity{math.NaN(), "-"}
 
+// countCell is a number of which -1 says that it is not known.
+func countCell(n int) any {
+	if n < 0 {
+		return unmeasured
+	}
+	return n
+}
+
 // pinnedCell is a size of which -1 or maybe.Unknown says that it is not known.
 func pinnedCell[T int64 | maybe.Number](n T) quantity {
 	if !(n >= 0) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,6 +54,7 @@ type column[T any] struct {
 type listing[T any] struct {
 	name, short string
 	id          []string // the parts of an ID
+	none        string   // what an empty list says
 	fetch       func(ctx context.Context, c *control.Client, node int) ([]T, error)
 	place       func(*T) []int // the parts of its ID
 	keep        func(t *T, named bool) bool
@@ -94,6 +96,9 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		if len(rows) == 0 && whole {
 			return fmt.Errorf("no %s %s: see `exanetctl %s`", l.name, args[0], l.name)
 		}
+		if len(rows) == 0 {
+			return a.none(cmd.Context(), c, t, l.none)
+		}
 		for i := range rows {
 			t.add(l.cells(&rows[i])...)
 		}
@@ -110,6 +115,28 @@ func (l *listing[T]) names() (names []string) {
 		names = append(names, c.name)
 	}
 	return names
+}
+
+// none says on standard error that there is nothing to show, and why; a CSV has its head.
+func (a *app) none(ctx context.Context, c *control.Client, t *table, text string) error {
+	fmt.Fprintln(a.err, text+a.scope(ctx, c))
+	if a.format == formatCSV {
+		return t.flush()
+	}
+	return nil
+}
+
+// scope says of what a user sees that it is not all, for the end of a sentence.
+func (a *app) scope(ctx context.Context, c *control.Client) string {
+	s, err := c.Status(ctx)
+	if err != nil || s.SeesAll {
+		return "" // what was asked for was answered
+	}
+	text := fmt.Sprintf(": pfd shows uid %d what belongs to its own processes alone", os.Geteuid())
+	if s.Domains == 0 {
+		text += ", and none of them is attached now"
+	}
+	return text
 }
 
 // table is an empty one with the columns.
@@ -202,7 +229,7 @@ func nodeID(n uint32) string { return fmt.Sprintf("0x%06x", n) }
 func (a *app) nodeCommand() *cobra.Command {
 	var window string
 	l := listing[control.Node]{
-		name: "node", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
+		name: "node", none: "no node", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]control.Node, error) {
 			return c.Nodes(ctx, node)
 		},
@@ -268,9 +295,9 @@ func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) er
 	}
 	t := a.table("WINDOW", "OFFSET", "WIDTH", "NAME", "VALUE", "SOURCE")
 	for _, r := range regs {
-		value := r.Value.String()
-		if r.Skipped {
-			value = "(reading it has an effect)"
+		value := "(reading it has an effect)"
+		if r.Value != nil {
+			value = r.Value.String()
 		}
 		t.add(r.Window, fmt.Sprintf("0x%05x", uint64(r.Offset)), r.Width, r.Name, value, r.Source)
 	}
@@ -280,7 +307,7 @@ func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) er
 func (a *app) domainCommand() *cobra.Command {
 	type domain = control.Domain
 	return list(a, &listing[domain]{
-		name: "domain", short: "Show the protection domains: one process on one node each", id: []string{"NODE", "SLOT"},
+		name: "domain", none: "no process is attached", short: "Show the protection domains: one process on one node each", id: []string{"NODE", "SLOT"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]domain, error) { return c.Domains(ctx, node) },
 		place: func(d *domain) []int { return []int{d.Node, d.Slot} },
 		json:  func(d []domain) any { return control.Domains{Version: control.Version, Domains: d} },
@@ -309,7 +336,7 @@ func (a *app) channelCommand() *cobra.Command {
 	var all bool
 	live := map[[2]int]uint16{} // PDIDs of live domains by node and slot
 	return list(a, &listing[channel]{
-		name: "channel", short: "Show the channels in use and their transfers", id: []string{"NODE", "SLOT", "CHANNEL"},
+		name: "channel", none: "no channel is in use (--all has those of processes that are gone)", short: "Show the channels in use and their transfers", id: []string{"NODE", "SLOT", "CHANNEL"},
 		flags: func(c *cobra.Command) {
 			c.Flags().BoolVar(&all, "all", false, "show the last transfers of processes that are gone too")
 		},
@@ -371,7 +398,7 @@ func (a *app) channelCommand() *cobra.Command {
 func (a *app) transactionCommand() *cobra.Command {
 	type transaction = control.Transaction
 	return list(a, &listing[transaction]{
-		name: "transaction", short: "Show the transactions in flight: one block of a transfer each", id: []string{"NODE", "TRANSACTION"},
+		name: "transaction", none: "no block is in flight", short: "Show the transactions in flight: one block of a transfer each", id: []string{"NODE", "TRANSACTION"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]transaction, error) {
 			return c.Transactions(ctx, node)
 		},
@@ -409,7 +436,7 @@ func (a *app) smmuCommand() *cobra.Command {
 	type bank = control.SMMUBank
 	var all bool
 	return list(a, &listing[bank]{
-		name: "smmu", short: "Show the SMMU's context banks", id: []string{"NODE", "BANK"},
+		name: "smmu", none: "no domain uses a bank (--all shows all banks)", short: "Show the SMMU's context banks", id: []string{"NODE", "BANK"},
 		flags: func(c *cobra.Command) {
 			c.Flags().BoolVar(&all, "all", false, "show banks that no domain uses too")
 		},
@@ -439,7 +466,7 @@ func (a *app) smmuCommand() *cobra.Command {
 func (a *app) fifoCommand() *cobra.Command {
 	type fifo = control.FIFO
 	return list(a, &listing[fifo]{
-		name: "fifo", short: "Show the page-fault FIFOs without taking anything out", id: []string{"NODE"},
+		name: "fifo", none: "no FIFO", short: "Show the page-fault FIFOs without taking anything out", id: []string{"NODE"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]fifo, error) { return c.FIFOs(ctx, node) },
 		place: func(f *fifo) []int { return []int{f.Node} },
 		json:  func(f []fifo) any { return control.FIFOs{Version: control.Version, FIFOs: f} },
@@ -489,11 +516,11 @@ func (a *app) counterCommand() *cobra.Command {
 				part = strings.ToLower(arg)
 			}
 		}
-		c, err := a.client()
+		client, err := a.client()
 		if err != nil {
 			return err
 		}
-		counters, err := c.Counters(cmd.Context(), node)
+		counters, err := client.Counters(cmd.Context(), node)
 		if err != nil {
 			return err
 		}
@@ -522,6 +549,9 @@ func (a *app) counterCommand() *cobra.Command {
 			}
 			t.add(cells...)
 		}
+		if len(t.rows) == 0 {
+			return a.none(cmd.Context(), client, t, "no counter is above 0 (--all shows all)")
+		}
 		return t.flush()
 	}
 	return a.object("counter", "Show the counters of the nodes and of the daemon", "[NODE] [NAME]", columns, a.counterWords(), flags, show)
@@ -542,12 +572,32 @@ func (a *app) faultCommand() *cobra.Command {
 	return list(a, l, a.monitorCommand(), a.stagesCommand())
 }
 
+// positive is a number of which 0 says that it is not known.
+func positive(n int) any {
+	if n == 0 {
+		return unmeasured
+	}
+	return n
+}
+
+// wallTime says when a fault was, by this machine's clock; in CSV in nanoseconds since 1970.
+func wallTime(f *control.Fault) quantity {
+	if f.UnixNS == 0 {
+		return unmeasured // an older pfd
+	}
+	layout := "15:04:05.000"
+	if f.AgeNS >= int64(24*time.Hour) {
+		layout = "01-02 15:04"
+	}
+	return quantity{float64(f.UnixNS), time.Unix(0, f.UnixNS).Format(layout)}
+}
+
 // faultListing are faults with the time that each stage took, by the names that
 // docs/tracing.md has for them.
 func faultListing() *listing[control.Fault] {
 	type fault = control.Fault
 	return &listing[fault]{
-		name: "fault", short: "Show the last faults with the time of each stage", id: []string{"NODE"},
+		name: "fault", none: "no fault is in the log", short: "Show the last faults with the time of each stage", id: []string{"NODE"},
 		place: func(f *fault) []int { return []int{f.Node} },
 		json:  func(f []fault) any { return control.Faults{Version: control.Version, Faults: f} },
 		columns: []column[fault]{
@@ -561,7 +611,7 @@ func faultListing() *listing[control.Fault] {
 			}},
 			{"METHOD", 4, func(f *fault) any { return f.Method }},
 			{"POLICY", 5, func(f *fault) any { return f.Policy }},
-			{"KIND", 1, func(f *fault) any { return f.Kind }},
+			{"KIND", 0, func(f *fault) any { return f.Kind }},
 			{"OUTCOME", 0, func(f *fault) any { return f.Outcome }},
 			{"TRANSFER", 6, func(f *fault) any {
 				if !f.Block { // told by FAR alone
@@ -571,9 +621,17 @@ func faultListing() *listing[control.Fault] {
 			}},
 			{"DRAIN_US", 2, func(f *fault) any { return micros(f.Stages.Drain) }},
 			{"QUEUE_US", 2, func(f *fault) any { return micros(f.Stages.Queue) }},
-			{"PAGE_IN_US", 0, func(f *fault) any { return micros(f.Stages.PageIn) }},
+			{"PAGE_IN_US", 1, func(f *fault) any { return micros(f.Stages.PageIn) }},
 			{"ANSWER_US", 2, func(f *fault) any { return micros(f.Stages.Answer) }},
 			{"TOTAL_US", 0, func(f *fault) any { return micros(f.Stages.Total) }},
+			{"PID", 0, func(f *fault) any { return positive(f.PID) }},
+			{"TIME", 0, func(f *fault) any { return wallTime(f) }},
+			{"AGE", 8, func(f *fault) any {
+				if f.UnixNS == 0 {
+					return unmeasured
+				}
+				return duration(f.AgeNS, time.Millisecond)
+			}},
 			{"REASON", 7, func(f *fault) any { return f.Reason }},
 		},
 	}
@@ -609,7 +667,7 @@ func (a *app) statusCommand() *cobra.Command {
 				{"up for", duration(s.UptimeNS, time.Second)},
 				{"nodes", s.Nodes},
 				{"domains", s.Domains},
-				{"handshakes", s.Handshakes},
+				{"handshakes", countCell(s.Handshakes)},
 				{"faults", s.Faults},
 				{"pinned", pinnedCell(s.PinnedBytes)},
 				{"block time-out", duration(int64(s.TimeoutUS)*1e3, time.Microsecond)},

@@ -41,7 +41,10 @@ retransmission is asked for). exanetctl trace tells the stages before and after.
 			if err != nil {
 				return err
 			}
-			return a.stages(faults)
+			if stages := live.Stages(faults); len(stages) > 0 {
+				return a.stages(stages)
+			}
+			return errors.New("no fault was resolved yet: make some with `exanetctl write --dst absent`" + a.scope(cmd.Context(), c))
 		},
 	}
 	c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "how many faults, the newest ones")
@@ -51,11 +54,7 @@ retransmission is asked for). exanetctl trace tells the stages before and after.
 }
 
 // stages shows the stages of faults.
-func (a *app) stages(faults []control.Fault) error {
-	stages := live.Stages(faults)
-	if len(stages) == 0 {
-		return errors.New("no fault was resolved yet: make some with `exanetctl write --dst absent`")
-	}
+func (a *app) stages(stages []live.Stage) error {
 	if a.wantJSON() {
 		return a.printJSON(struct {
 			Version int          `json:"version"`

@@ -180,7 +180,7 @@ func (f *feed) followFaults(ctx context.Context) error {
 			f.mu.Unlock()
 			return nil
 		}
-		if n := len(old); n > 0 && e.Fault.TimeNS <= old[n-1].TimeNS && slices.Contains(old, *e.Fault) {
+		if n := len(old); n > 0 && e.Fault.TimeNS <= old[n-1].TimeNS && slices.ContainsFunc(old, func(f control.Fault) bool { return sameFault(&f, e.Fault) }) {
 			return nil
 		}
 		f.take(ctx, e.Fault)
@@ -200,6 +200,13 @@ func (f *feed) followFaults(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// sameFault reports whether two answers are of one fault: their ages differ.
+func sameFault(x, y *control.Fault) bool {
+	f, g := *x, *y
+	f.AgeNS, f.UnixNS, g.AgeNS, g.UnixNS = 0, 0, 0, 0
+	return f == g
 }
 
 // take counts a fault.

@@ -45,6 +45,8 @@ type Daemon struct {
 	dropped    atomic.Uint64 // connections
 	regions    *quota.Quota  // userfaultfds that are served
 	shares     *quota.Quota  // ranges that are shared
+	tables     *quota.Quota  // page tables of what is shared
+	turns      quota.Turns   // of calls that map and unmap it
 	metricsTCP net.Listener  // nil: none
 	scraped    scraped
 	monitors   *quota.Quota
@@ -87,6 +89,7 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
 		regions:    quota.New(regionsPerUID, allRegions, quota.Privileged),
 		shares:     quota.New(sharesPerUID, allShares, quota.Privileged),
+		tables:     quota.New(tablesPerUID, allTables, quota.Privileged),
 		handshakes: quota.New(cfg.HandshakesPerUID, attach.MaxConns, quota.Privileged),
 		monitors:   quota.New(monitorsPerUID, allMonitors, quota.Privileged),
 		unsaid:     make(chan string, 1),

@@ -95,7 +95,7 @@ func (m emulated) Attach(node, slot int, a *Attachment) error {
 }
 
 // NewView implements Viewer.
-func (emulated) NewView() (*view.View, error) { return view.New() }
+func (emulated) NewView(b view.Budget) (*view.View, error) { return view.NewWithin(b) }
 
 func (m emulated) Detach(node, slot int) { m.engine.Detach(node, slot) }
 

@@ -71,8 +71,8 @@ type tapper interface {
 // Viewer is a Machine that reaches by itself what processes share of their memory.
 type Viewer interface {
 	Machine
-	// NewView makes a session's view. Any goroutine may call it.
-	NewView() (*view.View, error)
+	// NewView makes a session's view, whose page tables b bounds. Any goroutine may call it.
+	NewView(b view.Budget) (*view.View, error)
 }
 
 // Attachment is what the machine gets of a process.

@@ -167,7 +167,7 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 		return nil, err
 	}
 	if m, ok := d.machine.(Viewer); ok {
-		if s.view, err = m.NewView(); err != nil {
+		if s.view, err = m.NewView(tables{d, s.uid}); err != nil {
 			s.log.Debug("shared memory goes by the process's own table", "err", err)
 		}
 	}
@@ -464,7 +464,7 @@ func (s *session) close() {
 		errs = append(errs, s.memory.Close())
 	}
 	if s.view != nil {
-		errs = append(errs, s.view.Close())
+		s.d.turns.Do(s.uid, func() { errs = append(errs, s.view.Close()) })
 	}
 	if s.process != nil {
 		errs = append(errs, s.process.Close())

@@ -88,6 +88,26 @@ const (
 	allShares    = 8 * shadow.MaxShares
 )
 
+// tablesPerUID bounds the page tables of what the processes of one uid share and pfd maps, of
+// 4 KiB each: 64 MiB, and 256 MiB for all users (ours). 16 GiB of which each page was used have
+// 8,192. Where there are no more memory goes by the process's own table.
+const (
+	tablesPerUID = 16 << 10
+	allTables    = 64 << 10
+)
+
+// tables is the view.Budget of a user.
+type tables struct {
+	d   *Daemon
+	uid uint32
+}
+
+// Take implements view.Budget.
+func (t tables) Take() bool { return t.d.tables.Take(t.uid) }
+
+// Give implements view.Budget.
+func (t tables) Give() { t.d.tables.Give(t.uid) }
+
 // Share implements attach.Sharer.
 func (h sharing) Share(s attach.Share, fd, _ int) error {
 	if !h.s.d.shares.Take(h.s.uid) {
@@ -158,7 +178,7 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 	if !s.Writable && !h.s.readOnly.Add(s.VA, s.Size) {
 		return fmt.Errorf("the process shares %d ranges for reading alone already: share fewer and larger ones", view.MaxShares)
 	}
-	if h.s.view == nil || !h.s.d.shares.Take(h.s.uid) {
+	if h.s.view == nil || h.s.d.turns.TooLong(h.s.uid) || !h.s.d.shares.Take(h.s.uid) {
 		return nil
 	}
 	if holes >= 0 {
@@ -166,7 +186,9 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 			h.s.log.Debug("missing pages of shared memory are not filled by a userfaultfd", "err", err)
 		}
 	}
-	if err := h.s.view.Share(s.VA, s.Size, fd, s.Offset, s.Writable); err != nil {
+	var err error
+	h.s.d.turns.Quick(h.s.uid, func() { err = h.s.view.Share(s.VA, s.Size, fd, s.Offset, s.Writable) })
+	if err != nil {
 		h.s.log.Debug("shared memory is not seen", "err", err)
 		h.s.d.shares.Give(h.s.uid)
 		return nil
@@ -181,7 +203,11 @@ func (h viewing) overlaps(va device.VA, size uint64) bool {
 
 // Unshare implements attach.Sharer.
 func (h viewing) Unshare(u attach.Unshare) error {
-	if h.s.view != nil && h.s.view.Unshare(u.VA, u.Size) {
+	unshared := false
+	if h.s.view != nil {
+		h.s.d.turns.Do(h.s.uid, func() { unshared = h.s.view.Unshare(u.VA, u.Size) })
+	}
+	if unshared {
 		h.s.shares--
 		h.s.d.shares.Give(h.s.uid)
 	}
@@ -198,7 +224,7 @@ func (viewing) Prefetch(attach.Range) {}
 // Invalidate implements attach.Sharer.
 func (h viewing) Invalidate(r attach.Range) {
 	if h.s.view != nil {
-		h.s.view.Forget(r.VA, r.Size)
+		h.s.d.turns.Quick(h.s.uid, func() { h.s.view.Forget(r.VA, r.Size) })
 	}
 }
 

@@ -30,15 +30,26 @@ const (
 	// kernel does with a file's pages (fault_around_bytes, 64 KiB).
 	fewPages    = 2
 	windowPages = 16
+
+	// tablePages is how many pages a page table has (4 KiB of 8 bytes each).
+	tablePages = device.PageSize / 8
 )
 
 // ErrShare says that memory cannot be seen: it goes by the process's table.
 var ErrShare = errors.New("memory cannot be seen")
 
+// Budget bounds the page tables of views, each of 4 KiB and of 2 MiB of memory: they are
+// pfd's own, and one page of the process's has pfd keep one.
+type Budget interface {
+	Take() bool
+	Give()
+}
+
 // View is what pfd sees of one process's memory. Its methods may be called on any
 // goroutine.
 type View struct {
 	entries *uffd.Entries
+	budget  Budget // nil: none
 
 	// mu is held for writing while the list changes. Accesses do not wait for that: they miss.
 	mu    sync.RWMutex
@@ -53,15 +64,20 @@ type share struct {
 	b       []byte
 	write   bool
 	entered []uint64 // a bit a page
+	tables  []uint32 // a word a table: 1, where there is one
 }
 
 // New makes a View of nothing. Its error matches uffd.ErrForbidden.
-func New() (*View, error) {
+func New() (*View, error) { return NewWithin(nil) }
+
+// NewWithin is New where b, unless it is nil, bounds the page tables: of memory for which
+// there is none left no page is entered.
+func NewWithin(b Budget) (*View, error) {
 	e, err := uffd.NewEntries()
 	if err != nil {
 		return nil, fmt.Errorf("a view of processes' memory: %w", err)
 	}
-	return &View{entries: e}, nil
+	return &View{entries: e, budget: b}, nil
 }
 
 // Close gives all memory up. Nothing may be called any more.
@@ -75,7 +91,7 @@ func (v *View) Close() error {
 		errs = append(errs, holes.Close())
 	}
 	for _, s := range list {
-		errs = append(errs, unix.Munmap(s.b))
+		errs = append(errs, v.unmap(s))
 	}
 	return errors.Join(append(errs, v.entries.Close())...)
 }
@@ -96,6 +112,9 @@ func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write boo
 	}
 	words := (size>>device.PageShift + 63) / 64
 	s := &share{va: va, b: b, write: write, entered: make([]uint64, words)}
+	if v.budget != nil {
+		s.tables = make([]uint32, size>>device.PageShift/tablePages+2) // it may begin and end within one
+	}
 	if err = unix.Madvise(b, unix.MADV_DONTDUMP); err == nil {
 		err = v.entries.Add(b)
 	}
@@ -182,8 +201,40 @@ func (v *View) Unshare(va device.VA, size uint64) bool {
 	v.list = slices.Delete(v.list, i, i+1)
 	v.bytes -= size
 	v.mu.Unlock()
-	_ = unix.Munmap(s.b) // cannot fail: the very slice that was mapped
+	_ = v.unmap(s) // cannot fail: the very slice that was mapped
 	return true
+}
+
+// unmap unmaps a share that is not listed any more, and gives its page tables back.
+func (v *View) unmap(s *share) error {
+	err := unix.Munmap(s.b)
+	for _, there := range s.tables {
+		if there != 0 && v.budget != nil {
+			v.budget.Give()
+		}
+	}
+	return err
+}
+
+// table reports whether pages from number first on, up to the end of what one page table has,
+// may be entered, and how many they are.
+func (v *View) table(s *share, first int) (pages int, ok bool) {
+	in := int(base(s.b)>>device.PageShift&(tablePages-1)) + first
+	pages = tablePages - in&(tablePages-1)
+	if v.budget == nil {
+		return pages, true
+	}
+	t := &s.tables[in/tablePages]
+	if atomic.LoadUint32(t) != 0 {
+		return pages, true
+	}
+	if !v.budget.Take() {
+		return pages, false
+	}
+	if !atomic.CompareAndSwapUint32(t, 0, 1) {
+		v.budget.Give()
+	}
+	return pages, true
 }
 
 func (s *share) end() device.VA { return s.va + device.VA(len(s.b)) }
@@ -277,7 +328,7 @@ func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 	va = va.Page()
 	filled, _ = runs(missing&span(pages), func(first, n int) (int, error) {
 		return holes.Fill(va+device.VA(first)<<device.PageShift, uint64(n)<<device.PageShift)
-	}, func() uint64 { return v.inFile(va, pages) })
+	}, func(rest uint64) uint64 { return v.Enter(va, pages, rest) })
 	if !v.mu.TryRLock() {
 		return filled
 	}
@@ -291,8 +342,9 @@ func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 // runs has f do each run of the pages, and gives those that it did and those that it met
 // done (EEXIST). f gives the bytes that it did before an error; pages that it cannot do
 // (EFAULT) are left out, and any other error at the first page of a run ends it. Where it
-// meets one that is done it leaves out those of skip, too, if there is one: each takes a call.
-func runs(pages uint64, f func(first, n int) (int, error), skip func() uint64) (done, met uint64) {
+// meets the first that is done it leaves out those of skip, too, if there is one: each takes a
+// call.
+func runs(pages uint64, f func(first, n int) (int, error), skip func(rest uint64) uint64) (done, met uint64) {
 	for pages != 0 {
 		first := bits.TrailingZeros64(pages)
 		n := bits.TrailingZeros64(^(pages >> first))
@@ -305,7 +357,7 @@ func runs(pages uint64, f func(first, n int) (int, error), skip func() uint64) (
 			met |= 1 << first
 			k = 1
 			if skip != nil {
-				pages &^= skip()
+				pages &^= skip(pages)
 				skip = nil
 			}
 		case errors.Is(err, unix.EFAULT):
@@ -318,9 +370,15 @@ func runs(pages uint64, f func(first, n int) (int, error), skip func() uint64) (
 	return done, met
 }
 
-// Enter enters 1 to 64 pages from the one of va on, those of there, which the file has,
-// and gives those that are entered now: bit i is page i.
+// Enter enters 1 to 64 pages from the one of va on, those of there, which the file may have,
+// and gives those that are entered now: bit i is page i. One in swap is read from there.
 func (v *View) Enter(va device.VA, pages int, there uint64) (entered uint64) {
+	return v.into(va, pages, there, false)
+}
+
+// into is Enter. anew has those tried, too, that are said to be entered: they may have been
+// punched out since.
+func (v *View) into(va device.VA, pages int, there uint64, anew bool) (entered uint64) {
 	if !v.mu.TryRLock() {
 		return 0
 	}
@@ -330,25 +388,66 @@ func (v *View) Enter(va device.VA, pages int, there uint64) (entered uint64) {
 		return 0
 	}
 	first := at >> device.PageShift
-	done, met := runs(there&span(pages)&^s.bits(first, pages), func(i, n int) (int, error) {
-		from := at + i<<device.PageShift
-		return v.entries.Enter(s.b[from : from+n<<device.PageShift])
-	}, nil)
-	s.add(first, done|met)
+	for i := 0; i < pages; {
+		n, ok := v.table(s, first+i)
+		n = min(n, pages-i)
+		want := there >> i & span(n)
+		if !anew {
+			want &^= s.bits(first+i, n)
+		}
+		if want != 0 && ok {
+			done, met := runs(want, func(k, n int) (int, error) { return v.enter(s, first+i+k, n) }, nil)
+			s.add(first+i, done|met)
+			s.clear(first+i, want&^(done|met))
+		}
+		i += n
+	}
 	return there & s.bits(first, pages)
 }
 
-// Look gives those of 1 to 64 pages from the one of va on that the file does not have in
-// memory: bit i is page i. Where it has some those of the window are entered. The process is
-// not asked, and what it has protected or unmapped is shared all the same until Unshare.
+// enter enters pages from number first on, until one that the file does not have or that is
+// entered already.
+func (v *View) enter(s *share, first, pages int) (bytes int, err error) {
+	return v.entries.Enter(s.b[first<<device.PageShift : (first+pages)<<device.PageShift])
+}
+
+// Look enters those of 1 to 64 pages from the one of va on that the file has, and gives those
+// that it does not have: bit i is page i. Where they are few and the file has some, their
+// neighbours in the window are entered as far as it has them all. The process is not asked,
+// and what it has protected or unmapped is shared all the same until Unshare.
 func (v *View) Look(va device.VA, pages int) (absent uint64) {
 	va = va.Page()
-	if v.inFile(va, pages) == 0 {
-		return span(pages)
+	entered := v.into(va, pages, span(pages), true)
+	if from, n, _ := v.Window(va, pages, false); entered != 0 && n > pages {
+		v.around(va, from, n, pages)
 	}
-	from, n, _ := v.Window(va, pages, false)
-	entered := v.Enter(from, n, v.inFile(from, n))
-	return span(pages) &^ (entered >> ((va - from) >> device.PageShift))
+	return span(pages) &^ entered
+}
+
+// around enters the pages of a window before and behind those that were looked at: a call for
+// each side, and none for what is entered.
+func (v *View) around(va, from device.VA, n, pages int) {
+	if !v.mu.TryRLock() {
+		return
+	}
+	defer v.mu.RUnlock()
+	s, at := v.find(from, n<<device.PageShift, false)
+	if s == nil {
+		return
+	}
+	first, before := at>>device.PageShift, int((va-from)>>device.PageShift)
+	for _, side := range [...]struct{ first, n int }{{first, before}, {first + before + pages, n - before - pages}} {
+		for side.n > 0 && s.bits(side.first, 1) != 0 {
+			side.first, side.n = side.first+1, side.n-1
+		}
+		if side.n <= 0 {
+			continue
+		}
+		if room, ok := v.table(s, side.first); ok {
+			bytes, _ := v.enter(s, side.first, min(side.n, room))
+			s.add(side.first, span(bytes>>device.PageShift))
+		}
+	}
 }
 
 // PageIn fills those of 1 to 64 pages from the one of va on that nobody has touched, as far as
@@ -360,28 +459,11 @@ func (v *View) PageIn(va device.VA, pages int, write bool) (entered, filled uint
 		return 0, 0
 	}
 	filled = v.Fill(va, pages, span(pages))
-	there := filled
-	if there != span(pages) {
-		there |= v.inFile(va.Page(), pages)
-	}
-	return v.Enter(va, pages, there), filled
+	return v.Enter(va, pages, span(pages)), filled
 }
 
-// inFile gives those of 1 to 64 pages that the file has in memory.
-func (v *View) inFile(va device.VA, pages int) uint64 {
-	if !v.mu.TryRLock() {
-		return 0
-	}
-	defer v.mu.RUnlock()
-	s, at := v.find(va, pages<<device.PageShift, false)
-	if s == nil {
-		return 0
-	}
-	return s.inFile(at>>device.PageShift, pages)
-}
-
-// Forget has pages missed that were punched out: to touch them and miss takes longer. Those
-// that are there stay entered.
+// Forget has pages missed that may have been punched out: to touch them and miss takes longer.
+// Those that are there are entered again by the next access. It makes no system call.
 func (v *View) Forget(va device.VA, size uint64) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -390,11 +472,13 @@ func (v *View) Forget(va device.VA, size uint64) {
 		if size == 0 || last < va || last < s.va || va >= s.end() {
 			continue
 		}
-		from := uint64(max(va, s.va)-s.va) >> device.PageShift
-		to := uint64(min(last, s.end()-1)-s.va) >> device.PageShift
-		for from <= to {
-			n := min(64-from%64, to-from+1)
-			s.forget(int(from), int(n))
+		from := int((max(va, s.va) - s.va) >> device.PageShift)
+		to := int((min(last, s.end()-1)-s.va)>>device.PageShift) + 1
+		for from < to {
+			n := min(64-from%64, to-from)
+			if atomic.LoadUint64(&s.entered[from/64]) != 0 {
+				s.clear(from, span(n))
+			}
 			from += n
 		}
 	}
@@ -446,7 +530,8 @@ func (v *View) move(bufs [][]byte, va device.VA, write bool, one func(own, b []b
 }
 
 // try tells whether f touches the mapping without meeting a page that is not there. One
-// that it meets is entered no more, nor are its neighbours that the file does not have.
+// that it meets is entered no more, nor are its neighbours: the next access enters those that
+// are there.
 func (s *share) try(f func()) (ok bool) {
 	old := debug.SetPanicOnFault(true)
 	defer func() {
@@ -468,30 +553,8 @@ func (s *share) missed(addr uintptr) {
 	if at >= uintptr(len(s.b)) {
 		return
 	}
-	page := int(at >> device.PageShift)
-	s.clear(page, 1)
-	first := page &^ (windowPages - 1)
-	s.forget(first, min(windowPages, len(s.b)>>device.PageShift-first))
-}
-
-// forget takes out of 1 to 64 pages from number first on those that the file does not have.
-func (s *share) forget(first, n int) {
-	if entered := s.bits(first, n); entered != 0 {
-		s.clear(first, entered&^s.inFile(first, n))
-	}
-}
-
-// inFile gives those of 1 to 64 pages from number first on that the file has in memory; none
-// where the kernel does not tell.
-func (s *share) inFile(first, n int) (bits uint64) {
-	var there [64]byte
-	if mincore(s.b[first<<device.PageShift:(first+n)<<device.PageShift], there[:n]) != nil {
-		return 0
-	}
-	for i, t := range there[:n] {
-		bits |= uint64(t&1) << i
-	}
-	return bits
+	first := int(at>>device.PageShift) &^ (windowPages - 1)
+	s.clear(first, span(min(windowPages, len(s.b)>>device.PageShift-first)))
 }
 
 // span gives the lowest n bits.

@@ -1,0 +1,66 @@
+package quota
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestTurns: the calls of a user are made one at a time, beside those of others.
+func TestTurns(t *testing.T) {
+	var turns Turns
+	var all sync.WaitGroup
+	within := make(chan struct{})
+	inside := 0 // of user 1: the race detector looks
+	for range 4 {
+		all.Go(func() {
+			turns.Do(1, func() {
+				inside++
+				<-within
+				inside--
+			})
+		})
+	}
+	for range 4 { // one of user 1 is inside now, or will be; another user does not wait for it
+		turns.Do(2, func() {})
+		within <- struct{}{}
+	}
+	all.Wait()
+	if inside != 0 {
+		t.Errorf("%d are inside", inside)
+	}
+	if turns.TooLong(3) {
+		t.Error("a user without a call has slept too long")
+	}
+}
+
+// TestAccount: a user whose calls sleep for more than a hundredth of the time, and for 100 ms
+// in all, sleeps too long for ten seconds; short calls do not count.
+func TestAccount(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		every, took time.Duration
+		after       int // so many calls it is too long, 0: never
+	}{
+		{"one long call", time.Second, 300 * time.Millisecond, 1},
+		{"many of 20 ms", 20 * time.Millisecond, 20 * time.Millisecond, 6},
+		{"seldom", 2 * time.Second, 20 * time.Millisecond, 0},
+		{"short ones", time.Millisecond, 900 * time.Microsecond, 0},
+	} {
+		var a account
+		now, got := time.Now(), 0
+		for i := range 1000 {
+			now = now.Add(tt.every)
+			if a.took(now, tt.took); now.Before(a.tooLong) {
+				got = i + 1
+				break
+			}
+		}
+		if got != tt.after {
+			t.Errorf("%s: too long after %d calls, want %d", tt.name, got, tt.after)
+		}
+		if got > 0 && (!now.Add(sleepTime-1).Before(a.tooLong) || now.Add(sleepTime).Before(a.tooLong)) {
+			t.Errorf("%s: too long until %v after it", tt.name, a.tooLong.Sub(now))
+		}
+	}
+}

@@ -33,9 +33,14 @@ func programs(t *testing.T) (dir string) {
 // startPFD starts a pfd of two nodes.
 func startPFD(t *testing.T, dir string) *workload.DaemonProcess {
 	t.Helper()
+	return startNodes(t, dir, 2)
+}
+
+func startNodes(t *testing.T, dir string, nodes int) *workload.DaemonProcess {
+	t.Helper()
 	runtime.LockOSThread() // pfd ends with this thread: see StartDaemon
 	t.Cleanup(runtime.UnlockOSThread)
-	d, err := workload.StartDaemon(t.Context(), filepath.Join(dir, "bin", "pfd"), 2)
+	d, err := workload.StartDaemon(t.Context(), filepath.Join(dir, "bin", "pfd"), nodes)
 	if err != nil {
 		t.Fatal(err)
 	}

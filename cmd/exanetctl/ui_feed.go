@@ -26,9 +26,11 @@ const (
 	// feedQueue are events that wait for a reader; one that is slower misses some, and
 	// sees by their numbers that it did.
 	feedQueue = 32
-	// Buckets of the histograms: the first one is up to bucketFrom, two to an octave.
-	buckets    = 48
-	bucketFrom = 64 // ns
+	// Buckets of the histograms: the first one is up to bucketFrom, then bucketsAnOctave
+	// to each octave.
+	buckets         = 192
+	bucketsAnOctave = 8
+	bucketFrom      = 64 // ns
 )
 
 // faultBatch is an event "faults": what was new since the one before.
@@ -236,7 +238,7 @@ func bucket(ns int64) int {
 	if ns <= bucketFrom {
 		return 0
 	}
-	return min(int(math.Ceil(2*math.Log2(float64(ns)/bucketFrom))), buckets-1)
+	return min(int(math.Ceil(bucketsAnOctave*math.Log2(float64(ns)/bucketFrom))), buckets-1)
 }
 
 // batches sends what is new of the faults.

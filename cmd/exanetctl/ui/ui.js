@@ -3,7 +3,8 @@
 
 const stageNames = ['drain', 'queue', 'page_in', 'answer'];
 const rowsShown = 24;
-const bucketFrom = 64; // ns; two buckets to an octave, as the server counts
+// Buckets of the histograms, as the server counts them; bucketsDrawn of them are one bar.
+const bucketFrom = 64, bucketsAnOctave = 8, bucketsDrawn = 4; // ns
 const keptFaults = 200;
 
 const state = {
@@ -12,7 +13,7 @@ const state = {
   chosen: null, // a fault that the user chose
   one: null, // the fault that goes through the pipeline
   began: 0, paused: false, dirty: true, skipped: 0,
-  trouble: {},
+  trouble: {}, silent: '', // who does not answer, '' nobody
 };
 
 const $ = (id) => document.getElementById(id);
@@ -68,19 +69,31 @@ const key = (f) => `${f.node}.${f.time_ns}.${f.page}.${f.transaction}.${f.sequen
 const nodeOf = (id) => (state.view ? state.view.nodes.findIndex((n) => n.node_id === id) : -1);
 const nodeName = (id) => (nodeOf(id) < 0 ? `node ${hex(id, 6)}` : `node ${state.view.nodes[nodeOf(id)].node}`);
 
+// room is how many pixels wide an svg is drawn: text in it is as large as the page's.
+function room(svg, height) {
+  const width = Math.max(Math.floor(svg.getBoundingClientRect().width), 300);
+  svg.setAttribute('viewBox', `0 0 ${width} ${height(width)}`);
+  return width;
+}
+
 function drawHead() {
   const v = state.view;
+  document.body.classList.toggle('silent', Boolean(state.silent));
+  if (state.silent) $('status').textContent = `${state.silent} does not answer${v ? '; below is what it said last' : ''}`;
   if (!v) return;
   const s = v.status;
-  $('status').textContent = `${s.daemon_version}, ${s.state}, up ${Math.round(s.uptime_ns / 1e9)} s, ${s.device}, ${s.socket}`;
+  if (!state.silent) $('status').textContent = `${s.daemon_version}, ${s.state}, up ${Math.round(s.uptime_ns / 1e9)} s, ${s.device}, ${s.socket}`;
   const t = v.total;
   const cells = [['transfers/s', rate(t.transfers_per_s)], ['failed/s', rate(t.failed_per_s), t.failed_per_s > 0], ['MB/s', megabytes(t.bytes_per_s)],
     ['faults/s', rate(t.faults_per_s)], ['retransmits/s', rate(t.retransmits_per_s)], ['pinned bytes', s.pinned_bytes, s.pinned_bytes > 0]];
-  $('totals').replaceChildren(...cells.map(([name, value, bad]) => make('div', {}, make('dt', {}, name), make('dd', bad ? { class: 'bad' } : {}, String(value)))));
+  $('totals').replaceChildren(...cells.map(([name, value, bad]) => make('div', {}, make('dt', {}, name), make('dd', bad ? { class: 'bad' } : {}, state.silent ? '-' : String(value)))));
 }
 
-// drawNodes draws the nodes in a row, or round a circle where there are many, and a wire
-// for each pair that has transfers under way.
+// Boxes of nodes: width, height, and the room below one; many nodes get small ones.
+const box = { w: 136, h: 62, gap: 34 }, small = { w: 62, h: 36, gap: 26 };
+const mostBoxes = 12;
+
+// drawNodes draws the nodes in rows, and a wire for each pair that has transfers under way.
 function drawNodes() {
   const v = state.view, svg = $('nodes');
   if (!v) return;
@@ -88,60 +101,72 @@ function drawNodes() {
   const ids = v.nodes.map((n) => n.node_id);
   for (const c of v.channels) {
     const from = v.nodes.findIndex((n) => n.node === c.node);
+    if (from < 0) continue;
     if (!ids.includes(c.dst_node_id)) ids.push(c.dst_node_id);
     const to = ids.indexOf(c.dst_node_id), k = `${from} ${to}`;
     const w = wires.get(k) || { from, to, channels: 0, flight: 0, paused: 0 };
     w.channels++; w.flight += c.blocks_in_flight; w.paused += c.blocks_paused;
     wires.set(k, w);
   }
-  const few = ids.length <= 3, W = 520, H = few ? 150 : 340, bw = few ? 150 : 118, bh = 62;
-  const at = ids.map((_, i) => {
-    if (few) return [ids.length === 1 ? W / 2 : bw / 2 + 2 + i * (W - bw - 4) / (ids.length - 1), H / 2];
-    const a = 2 * Math.PI * i / ids.length - Math.PI / 2;
-    return [W / 2 + (W - bw - 4) / 2 * Math.cos(a), H / 2 + (H - bh - 4) / 2 * Math.sin(a)];
+  const many = ids.length > mostBoxes, { w: bw, h: bh, gap } = many ? small : box, two = ids.length <= 2;
+  let columns = 1;
+  const top = two ? 46 : 22;
+  const W = room(svg, (width) => {
+    columns = Math.min(ids.length, ids.length === 4 ? 2 : Math.max(Math.floor((width + 8) / (bw + 8)), 1));
+    return 2 * top + (bh + gap) * Math.ceil(ids.length / columns) - gap;
   });
-  const parts = [];
-  for (let i = 0; few && i + 1 < ids.length; i++) parts.push(make('line', { class: 'wire', x1: at[i][0], y1: at[i][1], x2: at[i + 1][0], y2: at[i + 1][1] }));
+  const at = ids.map((_, i) => [columns === 1 ? W / 2 : bw / 2 + 2 + (i % columns) * (W - bw - 4) / (columns - 1), top + bh / 2 + (bh + gap) * Math.floor(i / columns)]);
+  const parts = [], labels = [];
+  if (two && ids.length === 2) parts.push(make('line', { class: 'wire', x1: at[0][0], y1: at[0][1], x2: at[1][0], y2: at[1][1] }));
   const said = [];
   for (const w of wires.values()) {
     const [x1, y1] = at[w.from], [x2, y2] = at[w.to];
     const bend = w.from < w.to ? -1 : 1, mx = (x1 + x2) / 2, my = (y1 + y2) / 2 + bend * 36;
-    const d = w.from === w.to ? `M${x1 - 20} ${y1 - 30}C${x1 - 40} ${y1 - 70} ${x1 + 40} ${y1 - 70} ${x1 + 20} ${y1 - 30}` : `M${x1} ${y1}Q${mx} ${my} ${x2} ${y2}`;
+    const d = w.from === w.to ? `M${x1 - 20} ${y1 - bh / 2}c-20 -26 60 -26 40 0` : `M${x1} ${y1}Q${mx} ${my} ${x2} ${y2}`;
     const wire = make('path', { class: 'wire busy', d });
     wire.style.strokeWidth = Math.min(1 + w.channels, 7);
     parts.push(wire);
-    if (few && w.from !== w.to) {
-      const y = my + bend * (bend < 0 ? 2 : 12);
-      parts.push(make('text', { class: 'edge', x: mx, y: y - (bend < 0 ? 12 : 0), 'text-anchor': 'middle' }, `${plural(w.channels, 'channel')} ${bend < 0 ? '→' : '←'}`));
-      parts.push(make('text', { class: 'edge soft', x: mx, y: y + (bend < 0 ? 0 : 12), 'text-anchor': 'middle' }, `${w.flight} in flight, ${w.paused} paused`));
+    if (two && w.from !== w.to) {
+      [`${plural(w.channels, 'channel')} ${bend < 0 ? '→' : '←'}`, `${w.flight} in flight`, `${w.paused} paused`].forEach((t, i) => {
+        labels.push(make('text', { class: i ? 'edge soft' : 'edge', x: mx, y: my + (bend < 0 ? -20 : 4) + 12 * i, 'text-anchor': 'middle' }, t));
+      });
     }
     said.push(`${nodeName(ids[w.from])} to ${nodeName(ids[w.to])}: ${plural(w.channels, 'channel')}, ${w.flight} blocks in flight, ${w.paused} paused`);
   }
   ids.forEach((id, i) => {
     const n = v.nodes[i], [x, y] = at[i];
     const fifo = n && v.fifos.find((f) => f.node === n.node && f.name === 'rxfifo');
-    const lines = n ? [`${plural(n.domains, 'domain')}`, `${rate(n.rates.faults_per_s)} faults/s`, fifo ? `FIFO ${fifo.level}${fifo.highest_level < 0 ? '' : `, highest ${fifo.highest_level}`}${fifo.overflow ? ' OVERFLOW' : ''}` : ''] : ['of another pfd'];
+    const lines = n ? [[plural(n.domains, 'domain')], [`${rate(n.rates.faults_per_s)} faults/s`]] : [['of another'], ['pfd']];
+    if (fifo) lines.push(fifo.overflow ? ['FIFO overflow', 'bad'] : [`FIFO ${fifo.level}${fifo.highest_level < 0 ? '' : `, max ${fifo.highest_level}`}`]);
     const hot = state.one && n && state.one.node === n.node;
-    parts.push(make('rect', { class: hot ? 'box hot' : 'box', x: x - bw / 2, y: y - bh / 2, width: bw, height: bh, rx: 5 }));
-    parts.push(make('text', { x: x - bw / 2 + 8, y: y - bh / 2 + 15, 'font-weight': 'bold' }, n ? `node ${n.node}` : hex(id, 6)));
-    lines.forEach((t, k) => parts.push(make('text', { class: 'soft', x: x - bw / 2 + 8, y: y - bh / 2 + 29 + 13 * k }, t)));
-    said.push(`${nodeName(id)}: ${lines.join(', ')}`);
+    const group = make('g', { class: 'node' });
+    group.append(make('rect', { class: hot ? 'box hot' : 'box', x: x - bw / 2, y: y - bh / 2, width: bw, height: bh, rx: 5 }));
+    const left = x - bw / 2 + (many ? 4 : 8);
+    group.append(make('text', { x: left, y: y - bh / 2 + 15, 'font-weight': 'bold' }, n ? `node ${n.node}` : hex(id, 6)));
+    if (many) group.append(make('text', { class: 'soft', x: left, y: y - bh / 2 + 29 }, n ? `${rate(n.rates.faults_per_s)}/s` : ''));
+    else lines.forEach(([t, kind], k) => group.append(make('text', { class: kind || 'soft', x: left, y: y - bh / 2 + 29 + 13 * k }, t)));
+    parts.push(group);
+    said.push(`${nodeName(id)}: ${lines.map(([t]) => t).join(', ')}`);
   });
-  svg.setAttribute('viewBox', `0 0 ${W} ${H}`);
-  svg.replaceChildren(...parts);
+  $('nodes-note').textContent = many ? 'faults a second' : '';
+  svg.replaceChildren(...parts, ...labels);
   $('nodes-text').textContent = said.join('; ');
 }
 
 // The pipeline: a block leaves a node, meets an absent page, waits for pfd's stages, which
 // are drawn to scale, and is sent again.
-const lane = { y: 42, sent: 30, absent: 170, from: 210, to: 560, again: 690, width: 720 };
+const lane = { y: 42, sent: 30, absent: 156, from: 210, to: 560, again: 690 };
 const legTime = 350, scaledTime = 2200, restTime = 500; // ms
 
 function drawOne() {
   const f = state.one, svg = $('one');
   if (!f) return;
+  const wide = (width) => width >= 690; // the stages' names have room between the nodes' ones
+  const W = room(svg, (width) => (wide(width) ? 92 : 166));
+  Object.assign(lane, wide(W) ? { absent: 156, from: 210, to: W - 160, again: W - 30 } : { absent: 150, from: 170, to: W - 62, again: W - 30 });
   const list = spans(f), all = total(f), scale = (ns) => lane.from + (lane.to - lane.from) * ns / all;
-  const source = nodeName(f.source_node_id), here = state.view ? `node ${f.node}` : '';
+  const short = (name) => name.replace('node 0x', '0x');
+  const source = short(nodeName(f.source_node_id)), here = state.view ? `node ${f.node}` : '';
   const parts = [
     make('line', { class: 'wire', x1: lane.sent, y1: lane.y, x2: lane.absent, y2: lane.y }),
     make('line', { class: 'wire', x1: lane.absent, y1: lane.y, x2: lane.from, y2: lane.y }),
@@ -153,17 +178,17 @@ function drawOne() {
     parts.push(make('text', { class: 'soft', x, y: lane.y + 42, 'text-anchor': anchor }, second));
   };
   for (const x of [lane.sent, lane.absent, lane.again]) parts.push(make('circle', { class: 'box', cx: x, cy: lane.y, r: 7 }));
-  caption(8, 'start', f.write ? `${source} sends` : `${here} reads`, f.write ? 'a block' : 'the source');
-  caption(lane.absent - 14, 'middle', `${here}: no page`, 'FIFO entry, NACK');
-  caption(lane.width - 8, 'end', f.outcome === 'resolved' ? `${f.write ? source : here} sends` : f.outcome, f.outcome === 'resolved' ? 'it again' : '');
+  caption(2, 'start', f.write ? `${source} sends` : `${here} reads`, f.write ? 'a block' : 'the source');
+  caption(lane.absent, 'middle', `${here}: no page`, 'FIFO entry, NACK');
+  caption(W - 2, 'end', f.outcome === 'resolved' ? `${f.write ? source : here} sends` : f.outcome, f.outcome === 'resolved' ? 'it again' : '');
   stageNames.forEach((name, i) => {
-    const s = list.find((o) => o.name === name), x = 232 + 88 * i;
-    parts.push(make('rect', { class: 'fill-' + name, x: x, y: lane.y + 20, width: 9, height: 9, rx: 2 }));
-    parts.push(make('text', { x: x + 13, y: lane.y + 28 }, name));
-    parts.push(make('text', { class: 'soft', x: x + 13, y: lane.y + 42 }, s ? time(s.to - s.from) : 'not reached'));
+    const s = list.find((o) => o.name === name);
+    const [x, y] = wide(W) ? [228 + (W - 336) / 4 * i, lane.y + 28] : [2 + W / 2 * (i % 2), lane.y + 72 + 32 * Math.floor(i / 2)];
+    parts.push(make('rect', { class: 'fill-' + name, x, y: y - 8, width: 9, height: 9, rx: 2 }));
+    parts.push(make('text', { x: x + 13, y }, name));
+    parts.push(make('text', { class: 'soft', x: x + 13, y: y + 14 }, s ? time(s.to - s.from) : 'not reached'));
   });
   parts.push(make('circle', { id: 'dot', class: 'dot', cx: lane.sent, cy: lane.y, r: 7 }));
-  svg.setAttribute('viewBox', `0 0 ${lane.width} 92`);
   svg.replaceChildren(...parts);
   $('one-mode').textContent = state.chosen ? 'chosen: esc follows the newest' : 'the newest, then the next one';
   $('one-text').textContent = `Domain ${f.node}/${f.slot}, page ${f.page}, ${f.write ? 'destination' : 'source'}, method ${f.method}, policy ${f.policy}` +
@@ -203,7 +228,7 @@ function drawFaults() {
   if (state.chosen && !list.some((f) => key(f) === key(state.chosen))) list[list.length - 1] = state.chosen;
   const times = list.map(total).sort((a, b) => a - b);
   const most = times.length ? times[Math.floor((times.length - 1) * 0.9)] : 1;
-  $('scale').textContent = times.length ? `0 to ${us(most)} µs` : '';
+  $('scale').textContent = times.length ? `to ${us(most)} µs` : '';
   const chosen = state.chosen && key(state.chosen);
   const box = $('faults');
   box.replaceChildren(...list.map((f, i) => {
@@ -236,37 +261,55 @@ function choose(f) {
 
 const axis = [[1e3, '1 µs'], [1e4, '10 µs'], [1e5, '100 µs'], [1e6, '1 ms'], [1e7, '10 ms'], [1e8, '100 ms']];
 
+// quantile gives a time that the part q of a histogram's faults do not exceed, to one bucket.
+function quantile(h, q) {
+  let left = q * h.reduce((a, c) => a + c, 0);
+  for (const [k, c] of h.entries()) {
+    if (c > 0 && left <= c) return bucketFrom * 2 ** ((k - 1 + left / c) / bucketsAnOctave);
+    left -= c;
+  }
+  return 0;
+}
+
 function drawHistograms() {
   const b = state.batch, svg = $('histograms');
   if (!b) return;
-  const names = [...stageNames, 'total'], W = 520, left = 62, right = 130, rowH = 91, H = rowH * names.length + 22;
-  const n = 48, w = (W - left - right) / n, x = (ns) => left + w * Math.min(Math.max(2 * Math.log2(ns / bucketFrom), 0) + 1, n);
+  const names = [...stageNames, 'total'], left = 62, right = 96, rowH = 91, H = rowH * names.length + 22;
+  const W = room(svg, () => H);
+  const n = 48, w = (W - left - right) / n;
+  const x = (ns) => left + w * Math.min(Math.max(bucketsAnOctave * Math.log2(ns / bucketFrom) + 1, 0) / bucketsDrawn, n);
   const parts = [], said = [];
+  let last = -Infinity;
   for (const [ns, label] of axis) {
     parts.push(make('line', { class: 'axis', x1: x(ns), x2: x(ns), y1: 0, y2: H - 20 }));
+    if (x(ns) - last < 46) continue; // no room for its name
+    last = x(ns);
     parts.push(make('text', { class: 'soft edge', x: x(ns), y: H - 6, 'text-anchor': 'middle' }, label));
   }
   let counted = 0;
   names.forEach((name, i) => {
     const zero = state.zero[name] || [], h = (b.histograms[name] || []).map((c, k) => c - (zero[k] || 0));
-    const most = Math.max(...h, 1), bottom = rowH * (i + 1) - 4, stage = state.view && state.view.stages.find((s) => s.stage === name);
-    h.forEach((c, k) => {
+    const bars = Array(n).fill(0), bottom = rowH * (i + 1) - 4;
+    h.forEach((c, k) => { bars[Math.floor(k / bucketsDrawn)] += c; });
+    const most = Math.max(...bars, 1);
+    bars.forEach((c, k) => {
       if (c > 0) parts.push(make('rect', { class: 'fill-' + name, x: left + w * k, y: bottom - Math.max((rowH - 14) * c / most, 1), width: Math.max(w - 1, 1), height: Math.max((rowH - 14) * c / most, 1) }));
     });
     parts.push(make('line', { class: 'axis', x1: left, x2: W - right, y1: bottom, y2: bottom }));
     parts.push(make('text', { x: 0, y: bottom - 2 }, name));
-    if (stage) {
-      parts.push(make('line', { class: 'p50', x1: x(stage.p50_ns), x2: x(stage.p50_ns), y1: bottom - rowH + 14, y2: bottom }));
-      parts.push(make('text', { x: W, y: bottom - 16, 'text-anchor': 'end' }, `p50 ${time(stage.p50_ns)}`));
-      parts.push(make('text', { class: 'soft', x: W, y: bottom - 2, 'text-anchor': 'end' }, `p99 ${time(stage.p99_ns)}`));
-      said.push(`${name}: median ${us(stage.p50_ns)}, 99th percentile ${us(stage.p99_ns)} microseconds`);
+    const all = h.reduce((a, c) => a + c, 0);
+    if (all) {
+      const p50 = quantile(h, 0.5), p99 = quantile(h, 0.99);
+      parts.push(make('line', { class: 'p50', x1: x(p50), x2: x(p50), y1: bottom - rowH + 14, y2: bottom }));
+      parts.push(make('text', { x: W - 2, y: bottom - 16, 'text-anchor': 'end' }, `p50 ${time(p50)}`));
+      parts.push(make('text', { class: 'soft', x: W - 2, y: bottom - 2, 'text-anchor': 'end' }, `p99 ${time(p99)}`));
+      said.push(`${name}: median ${us(p50)}, 99th percentile ${us(p99)} microseconds`);
     }
-    if (name === 'total') counted = h.reduce((a, c) => a + c, 0);
+    if (name === 'total') counted = all;
   });
-  svg.setAttribute('viewBox', `0 0 ${W} ${H}`);
   svg.replaceChildren(...parts);
   $('stages-text').textContent = said.join('; ');
-  $('stages-note').textContent = `${counted.toLocaleString('en')} resolved; p50 (dashed) and p99 of the newest`;
+  $('stages-note').textContent = `${counted.toLocaleString('en')} resolved; p50 (dashed) and p99 of all of them, to 9 %`;
 }
 
 const cells = (list) => list.map(([text, numeric]) => make('td', numeric ? { class: 'n' } : {}, text));
@@ -304,10 +347,18 @@ function trouble(what, text) {
   $('trouble').textContent = all;
 }
 
+// silent notes who does not answer: what the page shows is then of the past.
+function silent(who) {
+  if (state.silent === who) return;
+  state.silent = who;
+  drawHead();
+}
+
 function listen() {
   const events = new EventSource('events');
   events.addEventListener('view', (e) => {
     trouble('views', '');
+    silent('');
     if (state.paused) return;
     state.view = JSON.parse(e.data);
     state.dirty = true;
@@ -321,10 +372,13 @@ function listen() {
     state.faults = [...b.faults.reverse(), ...state.faults].slice(0, keptFaults);
     state.dirty = true;
   });
-  events.addEventListener('trouble', (e) => trouble('views', JSON.parse(e.data)));
+  events.addEventListener('trouble', (e) => { trouble('views', JSON.parse(e.data)); silent('pfd'); });
   events.addEventListener('unfollowed', (e) => trouble('faults', JSON.parse(e.data)));
   events.addEventListener('open', () => { state.batch = null; state.faults = []; state.trouble = {}; trouble('views', ''); });
-  events.addEventListener('error', () => trouble('views', 'exanetctl ui does not answer: it has ended, or too many pages are open. Start it again, and open the address that it prints.'));
+  events.addEventListener('error', () => {
+    trouble('views', 'exanetctl ui does not answer: it has ended, or too many pages are open. Start it again, and open the address that it prints.');
+    silent('exanetctl ui');
+  });
 }
 
 function pause() {
@@ -369,5 +423,6 @@ $('pause').addEventListener('click', pause);
 $('reset').addEventListener('click', reset);
 $('help').addEventListener('click', () => $('keys').showModal());
 $('legend').append(...stageNames.map((name) => make('span', {}, make('i', { class: 'fill-' + name }), name)));
+new ResizeObserver(() => { state.dirty = true; drawOne(); }).observe($('topology'));
 listen();
 requestAnimationFrame(move);

@@ -323,6 +323,84 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// An axis goes from one round value to another, and no value lies outside.
+func TestAxis(t *testing.T) {
+	for _, c := range []struct {
+		values []float64
+		ticks  []float64
+	}{
+		{[]float64{590, 230, 190}, []float64{0, 100, 200, 300, 400, 500, 600}},
+		{[]float64{7}, []float64{0, 2, 4, 6, 8}},
+		{[]float64{0, 0}, []float64{0, 2e-10, 4e-10, 6e-10, 8e-10, 1e-9}},
+		{[]float64{-3, 9.7}, []float64{-5, 0, 5, 10}},
+		{[]float64{2.5, 620}, []float64{1, 3, 10, 30, 100, 300, 1000}},
+		{[]float64{3, 300}, []float64{3, 10, 30, 100, 300}},
+		{[]float64{0.02, 0.9}, []float64{0.01, 0.03, 0.1, 0.3, 1}},
+	} {
+		a := newAxis(c.values, 100)
+		if !slices.EqualFunc(a.ticks, c.ticks, func(x, y float64) bool { return math.Abs(x-y) <= math.Abs(y)*1e-9 }) {
+			t.Errorf("%v: ticks %v, want %v", c.values, a.ticks, c.ticks)
+		}
+		for _, v := range c.values {
+			if at := a.at(v); !(at >= 0 && at <= 100) {
+				t.Errorf("%v: %v is at %v of 100", c.values, v, at)
+			}
+		}
+	}
+}
+
+// A picture names its unit, says what its colours and its intervals are, and gives each unit
+// axes of its own.
+func TestPicture(t *testing.T) {
+	draw := func(unit string, rows, columns []string) string {
+		table := &Table{Title: "T of `x`", Unit: unit, RowName: "the rows", Rows: rows}
+		for i, row := range rows {
+			for j, column := range columns {
+				v := float64(1 + i*10 + j)
+				table.cell(row, column).Samples = []float64{v - 0.5, v, v + 0.5}
+			}
+		}
+		return table.SVG()
+	}
+	ten := strings.Fields("a b c d e f g h i j")
+	for name, c := range map[string]struct {
+		svg  string
+		want []string
+	}{
+		"lines":          {draw("us", []string{"1", "2", "3"}, ten), []string{">median, us, logarithmic<", ">the rows<", ">95 % interval<", ">j<", `stroke-dasharray="5 3"`, ">T of x<"}},
+		"bars":           {draw("MiB", []string{"x", "y"}, ten), []string{">median, MiB", ">95 % interval<", ">a<", `fill-opacity="0.45"`, `stroke="currentColor"`}},
+		"long names":     {draw("us", []string{"a rather long name of a row", "another name of a row", "short"}, ten), []string{`rotate(30 `, ">a rather long name of a row<"}},
+		"several units":  {draw("", []string{"1", "2", "3"}, []string{"p: interrupts", "p: us of pfd's processor"}), []string{">median, interrupts", ">median, us of pfd&#39;s processor", "translate(0 0)", "translate(0 346)", ">p<"}},
+		"nobody says it": {draw("", []string{"1", "2", "3"}, ten), nil},
+	} {
+		if (c.svg == "") != (c.want == nil) {
+			t.Errorf("%s: %q", name, c.svg)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(c.svg, want) {
+				t.Errorf("%s has no %s:\n%s", name, want, c.svg)
+			}
+		}
+	}
+}
+
+// A report is titled by its command, and says what disturbed it once.
+func TestReportPage(t *testing.T) {
+	for suite, title := range map[string]string{studySuite: "exanetctl study", "faults": "exanetctl bench"} {
+		var page strings.Builder
+		r := Report{Suites: []SuiteReport{{Name: suite, Distorted: "others' load"}}}
+		if err := r.HTML(&page); err != nil {
+			t.Fatal(err)
+		}
+		if s := page.String(); strings.Count(s, "<title>"+title+"</title>") != 1 || strings.Count(s, "<h1>"+title+"</h1>") != 1 || strings.Count(s, "distorted") != 1 {
+			t.Errorf("%s:\n%s", suite, s)
+		}
+		if strings.Count(r.Head(), "distorted") != 1 {
+			t.Errorf("%s", r.Head())
+		}
+	}
+}
+
 // Every figure of the papers names a cell that a suite measures.
 func TestPoints(t *testing.T) {
 	r := &Report{}

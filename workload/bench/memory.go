@@ -31,7 +31,7 @@ const (
 // memory is puts of 4 KiB into buffers twice as large as what the target may have
 // resident, by strategies: resident and pinned bytes over time.
 func (r *run) memory() (err error) {
-	t := r.table("memory", fmt.Sprintf("MiB of a target that may have %d and whose buffers are %d, by part of its time", memoryLimit>>20, memoryPages>>8), "", "part of the time", "")
+	t := r.table("memory", fmt.Sprintf("Memory of a target that may have %d MiB and whose buffers are %d MiB, by part of its time", memoryLimit>>20, memoryPages>>8), "MiB", "part of the time", "")
 	s := r.table("memory-puts", "Its puts of 4 KiB", "us", "strategy", "")
 	group, remove, err := memoryGroup()
 	if err != nil {

@@ -12,6 +12,9 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
+// studySuite is the name of a Study's suite.
+const studySuite = "study"
+
 // Study is a sweep: every combination of these.
 type Study struct {
 	Methods, Policies []string
@@ -56,7 +59,7 @@ func (s Study) Suite() (Suite, error) {
 			}
 		}
 	}
-	return Suite{"study", "a sweep of methods, policies, sizes, patterns, probabilities and links", s.run}, nil
+	return Suite{studySuite, "a sweep of methods, policies, sizes, patterns, probabilities and links", s.run}, nil
 }
 
 func (s Study) run(r *run) error {
@@ -88,7 +91,7 @@ func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 			name, title := fmt.Sprintf("study-%d-%s", size, pattern), fmt.Sprintf("%s, %s", sizeText(size), pattern)
 			r.says("study: %s%s", title, of)
 			t := r.table(name+suffix, title+of, "us", "% of pages absent", "")
-			faults := r.table(name+suffix+"-faults", title+of+": faults of a transfer", "", "% of pages absent", "")
+			faults := r.table(name+suffix+"-faults", title+of+": faults of a transfer", "faults", "% of pages absent", "")
 			for _, m := range s.Methods {
 				var turns []*turn
 				for _, policy := range s.Policies {

@@ -235,7 +235,7 @@ func (t *Table) grid() [][]string {
 // caption is what the table is, with what its cells are.
 func (t *Table) caption() string {
 	text := t.Title
-	if t.Unit != "us" && t.Unit != "" {
+	if t.Unit != "us" && t.Unit != "" && !strings.Contains(text, t.Unit) {
 		text += " (" + t.Unit + ")"
 	}
 	if kinds := t.kinds(); slices.Contains(kinds, workload.Any) && !slices.Contains(kinds, workload.Shared) {
@@ -343,24 +343,44 @@ func (r *Report) CSV(w io.Writer) error {
 	return out.Error()
 }
 
-// Head says on what was measured, and what disturbed it.
-func (r *Report) Head() string {
-	var b strings.Builder
+// title is the command that made the report.
+func (r *Report) title() string {
+	if len(r.Suites) == 1 && r.Suites[0].Name == studySuite {
+		return "exanetctl study"
+	}
+	return "exanetctl bench"
+}
+
+// measured says on what was measured, and how.
+func (r *Report) measured() string {
 	m := r.Machine
-	fmt.Fprintf(&b, "Measured on %d processors (%s), Linux %s, governor %s, load %.1f at the start: medians;\nin brackets the ratio to the figure it is compared with, or, where both are of the same rounds, the\ndifference with its interval of 95 %%. Every byte was checked; %d bytes were pinned (but where pinning is measured).\n",
+	return fmt.Sprintf("Measured on %d processors (%s), Linux %s, governor %s, load %.1f at the start: medians;\nin brackets the ratio to the figure it is compared with, or, where both are of the same rounds, the\ndifference with its interval of 95 %%. Every byte was checked; %d bytes were pinned (but where pinning is measured).\n",
 		m.Processors, m.Processor, m.Kernel, m.Governor, m.Load, r.PinnedBytes)
+}
+
+// warnings says what disturbed the measurements, and what was left out.
+func (r *Report) warnings() (list []string) {
 	for _, s := range r.Suites {
 		if s.Distorted != "" {
-			fmt.Fprintf(&b, "\n%s is distorted: %s.\n", s.Name, s.Distorted)
+			list = append(list, fmt.Sprintf("%s is distorted: %s.", s.Name, s.Distorted))
 		}
 		if s.Guards != 0 {
-			fmt.Fprintf(&b, "\n%s: guard time-outs sent %d blocks again.\n", s.Name, s.Guards)
+			list = append(list, fmt.Sprintf("%s: guard time-outs sent %d blocks again.", s.Name, s.Guards))
 		}
 		if s.Skipped != "" {
-			fmt.Fprintf(&b, "\n%s is skipped: %s.\n", s.Name, s.Skipped)
+			list = append(list, fmt.Sprintf("%s is skipped: %s.", s.Name, s.Skipped))
 		}
 	}
-	return b.String()
+	return list
+}
+
+// Head says on what was measured, and what disturbed it.
+func (r *Report) Head() string {
+	text := r.measured()
+	for _, w := range r.warnings() {
+		text += "\n" + w + "\n"
+	}
+	return text
 }
 
 // Markdown gives all tables, for a document.

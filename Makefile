@@ -9,7 +9,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # No path of this machine stands in them: packages are the same wherever they are made.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-.PHONY: all build demo test guests check seeds mutants faultpoints race bench fuzz clean setup c generate man completion deb
+.PHONY: all build demo test guests check seeds mutants faultpoints race bench pictures fuzz clean setup c generate man completion deb
 
 all: build
 
@@ -64,6 +64,10 @@ bench: build
 	@$(BUILD) -overlay workload/bench/testdata/untraced.json -o bin/pfd-untraced ./cmd/pfd
 	@bin/exanetctl bench all --pfd bin/pfd $$([ $$(id -u) = 0 ] && echo --untraced bin/pfd-untraced --bpffs /sys/fs/bpf/exanet-bench) --docs docs --dir bin/bench
 	@EXANET_DOCS=$(CURDIR)/docs go test ./internal/guests -run '^$$' -bench 'Guests|Peers' -benchtime 1x -timeout 30m
+
+# The picture of the live page that README.md shows: needs a Chromium (setup.sh test).
+pictures: setup
+	STRICT=1 PFD_SHOTS=$(CURDIR)/docs $(GO) test -count=1 -run 'TestPictures$$' ./cmd/exanetctl
 
 fuzz:
 	sh scripts/fuzz.sh $(FUZZTIME)

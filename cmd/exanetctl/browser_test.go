@@ -241,17 +241,22 @@ func (b *browser) colours(scheme string) {
 	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 }
 
-// shot takes a picture and gives it; with PFD_SHOTS=DIR it is kept there as NAME.png.
-func (b *browser) shot(name string) []byte {
+// shot takes a picture and gives it; with PFD_SHOTS=DIR it is kept there as NAME.FORMAT. With a
+// height it ends there.
+func (b *browser) shot(name, format string, height int) []byte {
 	b.t.Helper()
 	var r struct{ Data string }
-	b.call("Page.captureScreenshot", map[string]any{"format": "png", "captureBeyondViewport": true}, &r)
+	p := map[string]any{"format": format, "captureBeyondViewport": true}
+	if height > 0 {
+		p["clip"] = map[string]any{"x": 0, "y": 0, "width": b.eval("innerWidth"), "height": height, "scale": 1}
+	}
+	b.call("Page.captureScreenshot", p, &r)
 	picture, err := base64.StdEncoding.DecodeString(r.Data)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	if dir := os.Getenv("PFD_SHOTS"); dir != "" {
-		if err := os.WriteFile(filepath.Join(dir, name+".png"), picture, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name+"."+format), picture, 0o644); err != nil {
 			b.t.Fatal(err)
 		}
 	}

@@ -150,7 +150,7 @@ func TestUI(t *testing.T) {
 	b.until(`key(state.one) !== first`)
 	for _, scheme := range []string{"light", "dark"} {
 		b.colours(scheme)
-		picture, err := png.Decode(bytes.NewReader(b.shot("ui-" + scheme)))
+		picture, err := png.Decode(bytes.NewReader(b.shot("ui-"+scheme, "png", 0)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +188,7 @@ func TestUI(t *testing.T) {
 	// All text can be read, however many nodes there are, of whatever figures, and however
 	// narrow the page is.
 	b.eval(`pause(), window.seen = state.view, state.zero = {}, 0`)
-	for _, width := range []int{1280, 420} {
+	for _, width := range []int{1280, 1150, 420} {
 		b.size(width, 900)
 		for _, nodes := range []int{1, 2, 3, 4, 8, 20} {
 			b.eval(fmt.Sprintf(`window.many = Array.from({length: %d}, (_, i) => seen.nodes[i] || {...seen.nodes[7], node: i, node_id: i}),
@@ -207,7 +207,7 @@ func TestUI(t *testing.T) {
 				t.Errorf("%d nodes, %d pixels wide: a line of %v pixels", nodes, width, over)
 			}
 			if os.Getenv("PFD_SHOTS") != "" {
-				b.shot(fmt.Sprintf("ui-%d-%d", nodes, width))
+				b.shot(fmt.Sprintf("ui-%d-%d", nodes, width), "png", 0)
 			}
 		}
 	}
@@ -225,6 +225,31 @@ func TestUI(t *testing.T) {
 			t.Errorf("the page asks %s", r)
 		}
 	}
+}
+
+// TestPictures takes the picture of the page that README.md shows, where `make pictures` asks
+// for it: in the middle of real transfers between two nodes.
+func TestPictures(t *testing.T) {
+	if os.Getenv("PFD_SHOTS") == "" {
+		t.Skip("make pictures runs this")
+	}
+	dir := programs(t)
+	d := startPFD(t, dir)
+	b := openBrowser(t, startUI(t, dir, d.Socket()))
+	ctx, stop := context.WithCancel(t.Context())
+	write := exec.CommandContext(ctx, filepath.Join(dir, "bin", "exanetctl"), strings.Fields("perf bw --size 4MiB --depth 8 --absent dst --duration 1m --socket "+d.Socket())...)
+	write.Cancel = func() error { return write.Process.Signal(syscall.SIGTERM) }
+	if err := write.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		stop()
+		_ = write.Wait() // it was interrupted
+	}()
+	b.size(1280, 860)
+	b.until(`state.batch.seen > 3000 && state.view.total.faults_per_s > 0 && state.view.channels.length > 3 && state.view.channels.some((c) => c.blocks_paused > 0) && (state.paused = true)`)
+	b.eval(`draw(performance.now())`)
+	b.shot("ui", "webp", int(b.eval(`document.getElementById('transfers').getBoundingClientRect().bottom`).(float64))+10)
 }
 
 // Of a thousand faults and more the page misses none, one that is opened later has the
@@ -252,5 +277,5 @@ func TestUIKeepsUp(t *testing.T) {
 	}
 	later.until(`!document.getElementById('trouble').hidden && document.getElementById('trouble').textContent.includes('no pfd can be reached')`)
 	later.until(`document.getElementById('status').textContent.startsWith('pfd does not answer') && document.querySelector('#totals dd').textContent === '-'`)
-	later.shot("ui-silent")
+	later.shot("ui-silent", "png", 0)
 }

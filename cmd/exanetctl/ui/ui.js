@@ -186,7 +186,7 @@ function drawOne() {
     const [x, y] = wide(W) ? [228 + (W - 336) / 4 * i, lane.y + 28] : [2 + W / 2 * (i % 2), lane.y + 72 + 32 * Math.floor(i / 2)];
     parts.push(make('rect', { class: 'fill-' + name, x, y: y - 8, width: 9, height: 9, rx: 2 }));
     parts.push(make('text', { x: x + 13, y }, name));
-    parts.push(make('text', { class: 'soft', x: x + 13, y: y + 14 }, s ? time(s.to - s.from) : 'not reached'));
+    parts.push(make('text', { class: 'soft', x: x + 13, y: y + 14 }, s ? time(s.to - s.from) : list.some((o) => stageNames.indexOf(o.name) > i) ? 'none' : 'not reached'));
   });
   parts.push(make('circle', { id: 'dot', class: 'dot', cx: lane.sent, cy: lane.y, r: 7 }));
   svg.replaceChildren(...parts);
@@ -233,9 +233,12 @@ function drawFaults() {
   const box = $('faults');
   box.replaceChildren(...list.map((f, i) => {
     const bar = make('span', { class: 'bar' });
+    let end = 0;
     for (const s of spans(f)) {
       const b = make('b', { class: 'fill-' + s.name });
+      b.style.marginLeft = `${100 * (s.from - end) / most}%`; // of stages that it did not have
       b.style.width = `${100 * (s.to - s.from) / most}%`;
+      end = s.to;
       bar.append(b);
     }
     const row = make('div', { class: 'row', role: 'option', id: `fault-${i}`, 'aria-selected': String(key(f) === chosen),

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -194,6 +195,7 @@ func TestNewcomer(t *testing.T) {
 	}
 	run := filepath.Join(dir, "run")
 	began := time.Now()
+	writes := 0
 	for line := range strings.Lines(block) {
 		words := strings.Fields(line)
 		if len(words) < 3 || words[0] != "exanetctl" || words[1] != "qemu" {
@@ -211,7 +213,19 @@ func TestNewcomer(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v: %s", strings.TrimSpace(line), err, out)
 		}
+		// What both documents say of it: the page faulted, every byte came, and not nothing was pinned.
+		if strings.Contains(line, "exanetctl write") {
+			writes++
+			for _, want := range []string{`(?m)^faults +[1-9]`, `(?m)^verified +every byte is right$`, `(?m)^pinned +[1-9]\d* bytes$`} {
+				if !regexp.MustCompile(want).Match(out) {
+					t.Errorf("%s: no %s in\n%s", strings.TrimSpace(line), want, out)
+				}
+			}
+		}
 		t.Logf("%5.1f s %s", time.Since(began).Seconds(), strings.TrimSpace(line))
+	}
+	if writes != 1 {
+		t.Errorf("README.md has %d writes in a guest, want 1", writes)
 	}
 	if err := os.Remove(dir); err != nil { // stop has left nothing
 		t.Error(err)

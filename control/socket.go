@@ -59,7 +59,7 @@ func FindSocket() (string, error) {
 
 func named(path string, err error) (string, error) {
 	if err != nil {
-		return "", fmt.Errorf("%w: %w: give --socket PATH", ErrSocketPath, err)
+		return "", fmt.Errorf("%w: %w", ErrSocketPath, err)
 	}
 	return path, nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -273,6 +274,28 @@ func TestFailures(t *testing.T) {
 		out, err := exec.CommandContext(ctx, bin, c.args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), c.want) {
 			t.Errorf("%s: %v, %s", name, err, out)
+		}
+	}
+	// What keeps it from the socket is told: a pfd that was killed, a directory.
+	dir := filepath.Join(public(t), "barred")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	stale, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "s.attach"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+	whys := map[*syscall.SysProcAttr]string{nil: "nobody listens on the socket that is there"}
+	if os.Geteuid() == 0 {
+		whys[&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4001, Gid: 4001}}] = "may not enter directory " + dir + ", of uid 0 with mode 0700"
+	}
+	for as, want := range whys {
+		cmd := exec.CommandContext(ctx, bin, "target", filepath.Join(dir, "s"), "0", "gup", "1")
+		cmd.SysProcAttr = as
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("want %q: %v, %s", want, err, out)
 		}
 	}
 	// A target that is kicked is told.

@@ -242,6 +242,30 @@ static bool stranger(const exanet *e, const char *socket_path)
 	return !rule_server(e->pfd.uid, geteuid(), e->trust, e->ntrust, socket_path, st.st_uid);
 }
 
+/* unreached says why connect(2) failed with error, as sockets.Why does for Go. */
+static int unreached(int error, const char *attach, const char *control)
+{
+	char dir[PATH_SIZE];
+	struct stat st;
+	if (error == ECONNREFUSED)
+		return fail(error, "no pfd answers on %s: nobody listens on the socket that is there: its pfd was killed or is just starting, and the next one replaces it; start one (pfd --socket %s), or name another socket", attach, control);
+	for (size_t i = 1; attach[i]; i++) {
+		if (attach[i] != '/')
+			continue;
+		snprintf(dir, sizeof dir, "%.*s", (int)i, attach);
+		if (stat(dir, &st))
+			break;
+		if (error == EACCES && faccessat(AT_FDCWD, dir, X_OK, AT_EACCESS))
+			return fail(error, "%s: this user may not enter directory %s, of uid %u with mode %#o: its owner can run chmod 755 %s", attach, dir, st.st_uid, st.st_mode & 07777, dir);
+		if (error == ENOENT && !st.st_nlink)
+			return fail(error, "no pfd answers on %s: directory %s was removed, and perhaps made anew, after it was mounted here: start this container again", attach, dir);
+	}
+	errno = error;
+	return error == EACCES || error == EPERM ?
+		fail(error, "%s: %m: this user may not open the socket: ask for a pfd whose socket is open to it", attach) :
+		fail(error, "no pfd answers on %s: %m: start one (pfd --socket %s), or name another socket", attach, control);
+}
+
 static int dial(exanet *e, const char *socket_path)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
@@ -249,16 +273,14 @@ static int dial(exanet *e, const char *socket_path)
 	if (socket_path)
 		snprintf(path, sizeof path, "%s", socket_path);
 	else if (!rule_find(path, sizeof path, geteuid(), getenv("RUNTIME_DIRECTORY"), getenv("XDG_RUNTIME_DIR"), exists))
-		return fail(ENOENT, "no socket named, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set: name pfd's socket (its --socket)");
+		return fail(ENOENT, "no socket is named, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set: name pfd's socket (exanet_options.socket), or set XDG_RUNTIME_DIR to the directory that pfd has");
 	if ((size_t)snprintf(addr.sun_path, sizeof addr.sun_path, "%s.attach", path) >= sizeof addr.sun_path)
 		return fail(ENAMETOOLONG, "%s: too long for a socket", path);
 	e->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (e->socket < 0)
 		return fail(errno, "socket: %m");
 	if (connect(e->socket, (struct sockaddr *)&addr, sizeof addr))
-		return errno == EACCES || errno == EPERM ?
-			fail(errno, "%s: %m: this user may not open the socket: ask for a pfd whose socket is open to it", addr.sun_path) :
-			fail(errno, "no pfd answers on %s: %m: start one (pfd --socket %s), or name another socket", addr.sun_path, path);
+		return unreached(errno, addr.sun_path, path);
 	socklen_t len = sizeof e->pfd;
 	if (getsockopt(e->socket, SOL_SOCKET, SO_PEERCRED, &e->pfd, &len))
 		return fail(errno, "SO_PEERCRED: %m");

@@ -18,8 +18,9 @@ const AttachSuffix = ".attach"
 // MetricsSuffix is what the metrics socket's name has behind it (ours).
 const MetricsSuffix = ".metrics"
 
-// ErrNoDefault says that the environment gives no socket.
-var ErrNoDefault = errors.New("neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set")
+// ErrNoDefault says that the environment gives no socket, as after su and in a container.
+var ErrNoDefault = errors.New("no socket is named, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set: " +
+	"name one with --socket PATH, or run `export XDG_RUNTIME_DIR=$(mktemp -d)` and set the same directory in each shell that uses this pfd")
 
 // Root is where the machine's pfd, a service of root, has its control socket
 // (spec/api.md, Daemon).

@@ -164,6 +164,8 @@ type Endpoint struct {
 
 	over     chan struct{} // closed when the attachment has ended
 	workers  sync.WaitGroup
+	sleeping sleepers   // page-fault goroutines
+	sending  sync.Mutex // of their packetizer channel
 	closer   sync.Once
 	closeErr error
 

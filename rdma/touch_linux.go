@@ -3,7 +3,11 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -66,11 +70,61 @@ func madvise(va device.VA, pages, advice int) error {
 	return fmt.Errorf("bringing in %d pages at %v: %w", pages, va, unix.EINTR)
 }
 
+// Page-fault goroutines that sleep in a page. Defined here.
+const (
+	sleepsAfter  = 100 * time.Millisecond // after which another one takes over
+	mostSleeping = 8                      // at a time, of one attachment
+)
+
+// sleepers are the pages in which page-fault goroutines sleep.
+type sleepers struct {
+	mu    sync.Mutex
+	pages []device.VA
+}
+
+// add notes one more; false where there are as many as may be.
+func (s *sleepers) add(va device.VA) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.pages) >= mostSleeping {
+		return false
+	}
+	s.pages = append(s.pages, va)
+	return true
+}
+
+func (s *sleepers) remove(va device.VA) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(s.pages, va)
+	s.pages = slices.Delete(s.pages, i, i+1)
+}
+
+// has reports whether a goroutine sleeps in a page.
+func (s *sleepers) has(va device.VA) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.pages, va)
+}
+
+// turn is a page-fault goroutine's: it serves messages until another takes over.
+type turn struct {
+	page  atomic.Uint64 // the page that it serves; 0 none, overtaken: it has to end
+	timer *time.Timer
+}
+
+// overtaken is no page's address.
+const overtaken = 1
+
 // serveFaults is the page-fault goroutine: it brings in the pages that pfd asks
-// for, and asks the sender to send the block again (000 Touch-A-Page).
+// for, and asks the sender to send the block again (000 Touch-A-Page). Where it sleeps
+// in a page that does not come, another one takes over.
 func (e *Endpoint) serveFaults() {
 	r := openResidence()
 	defer r.close()
+	var t turn
+	t.timer = time.AfterFunc(math.MaxInt64, func() { e.takeOver(&t) })
+	defer t.timer.Stop()
 	for {
 		f, err := e.faults.Receive()
 		if err != nil {
@@ -78,12 +132,40 @@ func (e *Endpoint) serveFaults() {
 			// goroutine blocks come back by the guard time-out and fail at last.
 			return
 		}
-		e.serveFault(&f, e.faults.Last(), r)
+		number, page := e.faults.Last(), f.VA.Page() // the receiver is another's once one takes over
+		if e.sleeping.has(page) {
+			continue // pfd asks again for a page that has not come
+		}
+		t.page.Store(uint64(page))
+		t.timer.Reset(sleepsAfter)
+		e.serveFault(&f, number, &t, r)
+		t.timer.Stop()
+		if !t.page.CompareAndSwap(uint64(page), 0) {
+			e.sleeping.remove(page)
+			return
+		}
 	}
 }
 
+// takeOver leaves a goroutine to the page in which it sleeps.
+func (e *Endpoint) takeOver(t *turn) {
+	page := t.page.Load()
+	if page == 0 {
+		return
+	}
+	if !e.sleeping.add(device.VA(page)) {
+		t.timer.Reset(sleepsAfter)
+		return
+	}
+	if !t.page.CompareAndSwap(page, overtaken) {
+		e.sleeping.remove(device.VA(page))
+		return
+	}
+	e.workers.Go(e.serveFaults)
+}
+
 // serveFault serves one fault message; number is its nlmsg_seq.
-func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, r *residence) {
+func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, t *turn, r *residence) {
 	pages := min(int(f.Pages), maxFaultPages)
 	e.faultsServed.Add(1)
 	before := r.read(f.VA, pages)
@@ -98,7 +180,9 @@ func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, r *residence) {
 	if f.PDID == 0 {
 		// No block to ask for: a source fault without a FIFO entry (messages.md 3),
 		// or method populate, where pfd waits to be told.
-		e.pages.SetServed(number, uint32(errno))
+		if t.page.Load() != overtaken { // pfd waits for the answer to a later one
+			e.pages.SetServed(number, uint32(errno))
+		}
 		e.kick()
 		return
 	}
@@ -108,9 +192,11 @@ func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, r *residence) {
 	}.Encode())
 }
 
-// sendRAPF gives word to the goroutine's own packetizer channel. It waits for
-// pfd to take an earlier one, until the attachment is over.
+// sendRAPF gives word to the packetizer channel of the page-fault goroutines. It waits
+// for pfd to take an earlier one, until the attachment is over.
 func (e *Endpoint) sendRAPF(dst device.NodeID, word uint64) {
+	e.sending.Lock()
+	defer e.sending.Unlock()
 	if e.pages.SendStatus(faultSend) == device.PktzRefused {
 		e.rapfRefused.Add(1) // of the one before
 	}

@@ -253,3 +253,48 @@ func TestCloseWithoutThePage(t *testing.T) {
 	}
 	e.workers.Wait()
 }
+
+// TestPageThatNeverComes: a page-fault goroutine sleeps in memory that nobody serves, and pfd
+// asks for it again and again; other absent memory comes all the same, and the page does
+// when it is served.
+func TestPageThatNeverComes(t *testing.T) {
+	fd, _, err := uffd.Open(false)
+	if err != nil {
+		t.Skip(err)
+	}
+	hung := mapped(t, 1, unix.PROT_READ|unix.PROT_WRITE)
+	if err := uffd.Intercept(fd, VAOf(hung), uint64(len(hung))); err != nil {
+		t.Fatal(err)
+	}
+	f, err := newFake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := attachTo(t, startFake(t, f))
+	port := <-f.ports
+	send := func(b []byte, transaction device.TransactionID) {
+		f.sendMu.Lock()
+		defer f.sendMu.Unlock()
+		if err := f.sender.Send(port, netlink.Fault{VA: VAOf(b), PDID: fakePDID, Transaction: transaction, Write: true, Pages: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range device.TransactionID(2 * mostSleeping) {
+		send(hung, 1)
+		send(mapped(t, 1, unix.PROT_READ|unix.PROT_WRITE), 100+i)
+		if m := <-f.rapfs; m.Transaction != 100+i || m.Fail {
+			t.Fatalf("%+v, want the page-in of transaction %d", m, 100+i)
+		}
+	}
+	e.sleeping.mu.Lock()
+	if n := len(e.sleeping.pages); n != 1 {
+		t.Errorf("%d goroutines sleep, want 1", n)
+	}
+	e.sleeping.mu.Unlock()
+	if err := unix.Close(fd); err != nil { // the page comes
+		t.Fatal(err)
+	}
+	if m := <-f.rapfs; m.Transaction != 1 {
+		t.Errorf("%+v, want the page-in of transaction 1", m)
+	}
+}

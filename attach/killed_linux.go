@@ -20,6 +20,11 @@ func (c *Conn) PeerKilled() bool { return Killed(c.peer.PID) }
 // thread of it sleeps in the kernel, for a file system that does not answer, and
 // keeps its descriptors open. Each thread has ended, or has SIGKILL pending.
 func Killed(pid int) bool {
+	// SIGKILL comes to all threads: as long as the first one lives no other is looked at.
+	first, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err == nil && !threadEnding(first) {
+		return false
+	}
 	list, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	for _, path := range list {
 		b, rerr := os.ReadFile(path)

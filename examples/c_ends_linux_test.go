@@ -169,7 +169,10 @@ func TestKilledDaemon(t *testing.T) {
 					return err
 				}
 			}
-			return until("answer", func() bool { return c.SendStatus(1) == device.PktzBusy })
+			return errors.Join(
+				until("answer", func() bool { return c.SendStatus(1) == device.PktzBusy }),
+				idle(map[string]int{"the thread whose second answer waits": c.pid}),
+			)
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,7 +183,7 @@ func TestKilledDaemon(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				time.AfterFunc(5*late, func() { in.Close() }) // when the thread has met the end
+				time.AfterFunc(10*late, func() { in.Close() }) // when the thread has met the end
 			}
 			out, err := cmd.CombinedOutput()
 			if cmd.ProcessState.ExitCode() == 77 {

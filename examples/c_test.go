@@ -36,6 +36,13 @@ func TestMain(m *testing.M) {
 		fmt.Println(useGo(socket))
 		os.Exit(0)
 	}
+	if len(os.Args) > 1 && (os.Args[1] == daemonCommand || os.Args[1] == stoppedCommand) {
+		if err := runCommand(os.Args[1], os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, os.Args[1:], err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 

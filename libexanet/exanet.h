@@ -110,8 +110,10 @@ int exanet_remote_parse(const char *text, struct exanet_remote *);
 int exanet_write(exanet *, const struct exanet_transfer *);
 int exanet_read(exanet *, const struct exanet_transfer *);
 /* 0: every byte has arrived. 1 to 11: it failed with that status. EXANET_ONGOING.
- * The number is free once it is over. Who polls for longer than 20 us offers the processor
- * between two looks (sched_yield): pfd may bring pages in on it. */
+ * The number is free once it is over. A caller that polls for longer than some microseconds
+ * must sleep between two looks, or use exanet_wait: pfd may need its processor to bring pages
+ * in, and sched_yield does not give that to it where the caller is a real-time thread, or one
+ * of another session (sched_autogroup). */
 int exanet_poll(exanet *, int transfer);
 /* Waits; a timeout in milliseconds, -1: none. */
 int exanet_wait(exanet *, int transfer, int timeout);

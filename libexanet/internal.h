@@ -70,6 +70,7 @@ struct exanet {
 	uint32_t use[CHANNELS];
 	uint32_t busy;		/* channels with a transfer of ours */
 	struct read reads[READS];
+	struct read *asking;	/* whose request stands in the packetizer, or went last */
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	uint64_t last;
 	uint64_t looked;	/* when gone looked at the socket: a pfd that was killed leaves no word in the memory */
@@ -136,12 +137,13 @@ ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int
 
 void *serve_faults(void *);
 void kick(exanet *);
-/* Sends words to a mailbox of a node by a packetizer channel that one thread uses: 0, or -1: refused. */
-int send_words(exanet *, int channel, uint32_t node, int mailbox, const uint64_t *words, int n);
 bool gone(exanet *);
 /* Sleeps until EVENT is not what it was, or a time is over (ns). */
 void wait_event(exanet *, uint32_t was, int64_t ns);
 int64_t now(void);
+/* Sleeps for a pause (ns, below a second) and makes it longer by a quarter, up to most: a wait for
+ * another that looks again after each pause lasts a quarter longer than it must. */
+void rest(int64_t *pause, int64_t most);
 int make_words(exanet *);
 
 #endif

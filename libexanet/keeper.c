@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -32,6 +33,7 @@ struct keeper {
 	int pid, pidfd, hold;	/* hold: a file that this process has locked */
 	int ptracer;
 	uint32_t ready;
+	const char *failed;	/* what the keeper could not do; it ends with the errno */
 	unsigned char proof[16];
 	_Alignas(4096) unsigned char absent[4096];	/* the page after the proof's, which stays absent (9) */
 };
@@ -50,8 +52,9 @@ static inline long call(long number, long a, long b, long c)
 #endif
 }
 
-/* keep is the keeper: system calls alone. */
-__attribute__((no_sanitize("address"))) static int keep(void *arg)
+/* keep is the keeper: system calls alone. No compiler may add anything that uses a thread's memory. */
+__attribute__((noreturn, no_sanitize("address", "thread", "undefined")))
+static void keep(struct keeper *k)
 {
 	static struct sock_filter filter[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
@@ -66,26 +69,56 @@ __attribute__((no_sanitize("address"))) static int keep(void *arg)
 	};
 	static const struct sock_fprog program = { sizeof filter / sizeof filter[0], filter };
 	static const struct flock whole = { .l_type = F_WRLCK };
-	struct keeper *k = arg;
-	bool bound = (!k->hold || !call(SYS_close_range, 0, k->hold - 1, 0)) && !call(SYS_close_range, k->hold + 1, ~0U, 0);
+	long error = k->hold ? call(SYS_close_range, 0, k->hold - 1, 0) : 0;
+	k->failed = "close_range";
+	if (error || (error = call(SYS_close_range, k->hold + 1, ~0U, 0)))
+		goto out;
 	call(SYS_prctl, PR_SET_NAME, (long)"exanet-keeper", 0);
 	call(SYS_prctl, PR_SET_PTRACER, k->ptracer, 0);	/* EINVAL: no Yama */
-	bound = bound && !call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0);
-	bound = bound && !call(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, (long)&program);
-	if (bound) {
-		store32(&k->ready, 1);
-		call(SYS_fcntl, k->hold, F_SETLKW, (long)&whole);
-	}
-	call(SYS_exit, !bound, 0, 0);
-	return 0;
+	k->failed = "PR_SET_NO_NEW_PRIVS";
+	if ((error = call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0)))
+		goto out;
+	k->failed = "its seccomp filter";
+	if ((error = call(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, (long)&program)))
+		goto out;
+	__atomic_store_n(&k->ready, 1, __ATOMIC_SEQ_CST);
+	call(SYS_fcntl, k->hold, F_SETLKW, (long)&whole);
+out:
+	for (;;)
+		call(SYS_exit, -error, 0, 0);
 }
 
-/* Bound at the start: where valgrind does not look, the dynamic linker cannot run. */
-__typeof__(clone) clone __attribute__((noplt));
-
-static int start(struct keeper *k)
+/* start makes the task by the system call itself: the C library's clone may be another's, a
+ * sanitizer's for one, that runs its own code in the child. The pid, or a negative errno. */
+__attribute__((no_sanitize("address", "thread", "undefined"), noinline))
+static long start(struct keeper *k)
 {
-	return clone(keep, k->stack + sizeof k->stack, CLONE_VM | CLONE_PIDFD, k, &k->pidfd);
+#if defined __x86_64__
+	register long n asm("rax") = SYS_clone, ctid asm("r10") = 0, tls asm("r8") = 0;
+	register struct keeper *own asm("r12") = k;
+	asm volatile("syscall\n\t"
+		     "test %%rax, %%rax\n\t"
+		     "jnz 1f\n\t"
+		     "mov %%r12, %%rdi\n\t"
+		     "call *%[keep]\n"
+		     "1:"
+		     : "+r"(n) : "D"((long)(CLONE_VM | CLONE_PIDFD)), "S"(k->stack + sizeof k->stack), "d"(&k->pidfd), "r"(ctid), "r"(tls),
+		       "r"(own), [keep] "b"(keep) : "rcx", "r11", "cc", "memory");
+	return n;
+#elif defined __aarch64__
+	register long n asm("x8") = SYS_clone, x asm("x0") = CLONE_VM | CLONE_PIDFD, tls asm("x3") = 0, ctid asm("x4") = 0;
+	register unsigned char *stack asm("x1") = k->stack + sizeof k->stack;
+	register int *pidfd asm("x2") = &k->pidfd;
+	register struct keeper *own asm("x19") = k;
+	register void (*run)(struct keeper *) asm("x20") = keep;
+	asm volatile("svc 0\n\t"
+		     "cbnz x0, 1f\n\t"
+		     "mov x0, x19\n\t"
+		     "blr x20\n"
+		     "1:"
+		     : "+r"(x) : "r"(n), "r"(stack), "r"(pidfd), "r"(tls), "r"(ctid), "r"(own), "r"(run) : "memory", "cc");
+	return x;
+#endif
 }
 
 /* valgrind ends a program that makes a task like this. It does not see what it does not
@@ -101,7 +134,38 @@ static long unseen(long thread, struct keeper *k)
 #define VALGRIND_NON_SIMD_CALL1(function, keeper) 0
 #endif
 
-struct keeper *keeper_make(pid_t ptracer)
+/* ended waits for the keeper's end: why it ended is its status. */
+static int ended(struct keeper *k, int options)
+{
+	int status = 0, pid;
+	while ((pid = waitpid(k->pid, &status, __WCLONE | options)) < 0 && errno == EINTR)
+		;
+	if (!pid)
+		return 0;
+	if (pid > 0 && WIFSIGNALED(status))
+		return fail(EPERM, "a keeper cannot be bound: signal %d ended it: a seccomp policy forbids %s here", WTERMSIG(status), k->failed ? k->failed : "it");
+	return fail(EPERM, "a keeper cannot be bound: %s: %s", k->failed ? k->failed : "it ended", strerror(pid > 0 ? WEXITSTATUS(status) : ESRCH));
+}
+
+/* How long a keeper may take (ns): the first one, and twice as long each that comes after. */
+enum { READY_FIRST = 100000000, READY_MOST = 1600000000, READY_PAUSE = 20000, READY_PAUSE_MOST = 1000000 };
+
+/* ready waits until the keeper can do nothing any more: 0, or a negative errno; -EAGAIN: not in time. */
+static int ready(struct keeper *k, int64_t limit)
+{
+	const int64_t end = now() + limit;
+	for (int64_t pause = READY_PAUSE; !load32(&k->ready); rest(&pause, READY_PAUSE_MOST)) {
+		int error = ended(k, WNOHANG);
+		if (error)
+			return error;
+		if (now() > end)
+			return fail(EAGAIN, "a keeper is not ready after %d ms: closing a descriptor takes long (SO_LINGER)", (int)(limit / 1000000));
+	}
+	return 0;
+}
+
+/* make makes a keeper that is ready in time, or gives NULL and why. */
+static struct keeper *make(pid_t ptracer, int64_t limit, int *why)
 {
 	int ends[2] = { -1, -1 };
 	const struct flock whole = { .l_type = F_WRLCK };
@@ -109,7 +173,7 @@ struct keeper *keeper_make(pid_t ptracer)
 	uint64_t old;
 	struct keeper *k = mmap(NULL, sizeof *k, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (k == MAP_FAILED) {
-		fail(errno, "memory for a keeper: %m");
+		*why = fail(errno, "memory for a keeper: %m");
 		return NULL;
 	}
 	/* A mapping of its own, so that no huge page brings it in, and without the page that
@@ -125,25 +189,19 @@ struct keeper *keeper_make(pid_t ptracer)
 		goto broken;
 	k->ptracer = ptracer;
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &old, sizeof all);
-	k->pid = RUNNING_ON_VALGRIND ? (int)VALGRIND_NON_SIMD_CALL1(unseen, k) : start(k);
-	int why = errno;
+	const long pid = RUNNING_ON_VALGRIND ? (long)VALGRIND_NON_SIMD_CALL1(unseen, k) : start(k);
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &old, NULL, sizeof old);
-	errno = why;
-	if (k->pid < 0)
+	if (pid < 0) {
+		errno = -pid;
 		goto broken;
-	while (!load32(&k->ready)) {
-		if (waitpid(k->pid, NULL, __WCLONE | WNOHANG)) {
-			close(k->pidfd);
-			close(k->hold);
-			munmap(k, sizeof *k);
-			fail(EPERM, "a keeper cannot be bound: close_range or seccomp is forbidden here");
-			return NULL;
-		}
-		sched_yield();
 	}
-	return k;
+	k->pid = pid;
+	if (!(*why = ready(k, limit)))
+		return k;
+	keeper_end(k);
+	return NULL;
 broken:
-	fail(errno, "making a keeper: %m");
+	*why = fail(errno, "making a keeper: %m");
 	if (ends[1] >= 0)
 		close(ends[1]);
 	munmap(k, sizeof *k);
@@ -157,6 +215,18 @@ void keeper_forget(struct keeper *k)
 	close(k->hold);		/* the lock is the parent's and stays */
 	close(k->pidfd);
 	munmap(k, sizeof *k);
+}
+
+/* Another thread may close a descriptor at this moment of which the keeper has the last copy then, and
+ * a socket that lingers takes long to close. Such a keeper is ended, which drops the copy at once, and
+ * the next one has none. */
+struct keeper *keeper_make(pid_t ptracer)
+{
+	struct keeper *k;
+	int why = 0;
+	for (int64_t limit = READY_FIRST; !(k = make(ptracer, limit, &why)) && why == -EAGAIN && limit < READY_MOST; limit *= 2)
+		;
+	return k;
 }
 
 void keeper_end(struct keeper *k)

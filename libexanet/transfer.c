@@ -5,7 +5,6 @@
 #include <linux/futex.h>
 #include <linux/netlink.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,7 +19,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { MS = 1000000, SPIN = 20000 };	/* ns */
+enum { MS = 1000000, SPIN = 20000, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
 
 /* A transfer's number: the use of its place, and the place (channels, then reads). */
 enum { PLACE_BITS = 6, PLACES = 1 << PLACE_BITS, USES = 1 << 24 };
@@ -42,26 +41,54 @@ void kick(exanet *e)
 			;	/* EAGAIN: it is full, so pfd wakes */
 }
 
-int send_words(exanet *e, int channel, uint32_t node, int mailbox, const uint64_t *words, int n)
+void rest(int64_t *pause, int64_t most)
 {
-	unsigned char *c = e->pages + PACKETIZER + PACKETIZER_CHANNEL * channel;
-	while (load64(c + PACKETIZER_SEND)) {	/* pfd has not taken the last one */
+	const struct timespec t = { 0, *pause };
+	syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &t, NULL);
+	*pause += *pause / 4;
+	if (*pause > most)
+		*pause = most;
+}
+
+static unsigned char *packetizer(exanet *e, int channel) { return e->pages + PACKETIZER + PACKETIZER_CHANNEL * channel; }
+
+/* taken waits until pfd has taken what stands in a packetizer channel; false: the attachment is over.
+ * It looks for SPIN, then sleeps longer each time: pfd may be stopped, or may need this processor,
+ * which sched_yield does not give to it where this thread is a real-time one or of another group. */
+static bool taken(exanet *e, int channel)
+{
+	const unsigned char *c = packetizer(e, channel);
+	for (int64_t began = now(); now() - began < SPIN;)
+		if (!load64(c + PACKETIZER_SEND))
+			return true;
+	for (int64_t pause = PAUSE; load64(c + PACKETIZER_SEND); rest(&pause, PAUSE_MOST))
 		if (gone(e))
-			return -1;
-		sched_yield();
-	}
+			return false;
+	return true;
+}
+
+/* publish gives words to a packetizer channel that is free. */
+static void publish(exanet *e, int channel, uint32_t node, int mailbox, const uint64_t *words, int n)
+{
+	unsigned char *c = packetizer(e, channel);
 	store64(c, node | (uint64_t)mailbox << 24);
 	for (int i = 0; i < n; i++)
 		store64(c + 8 + 8 * i, words[i]);
 	store64(c + PACKETIZER_STATUS, 1);
 	store64(c + PACKETIZER_SEND, n);
 	kick(e);
-	while (load64(c + PACKETIZER_SEND)) {
-		if (gone(e))
-			return -1;
-		sched_yield();
-	}
-	return load64(c + PACKETIZER_STATUS) == 0 ? 0 : -1;
+}
+
+static bool refused(exanet *e, int channel) { return load64(packetizer(e, channel) + PACKETIZER_STATUS) != 0; }
+
+/* send_words waits for a channel that one thread uses, gives words to it, and waits until pfd has
+ * taken them: 0, or -1: refused, or the attachment is over. */
+static int send_words(exanet *e, int channel, uint32_t node, int mailbox, const uint64_t *words, int n)
+{
+	if (!taken(e, channel))
+		return -1;
+	publish(e, channel, node, mailbox, words, n);
+	return taken(e, channel) && !refused(e, channel) ? 0 : -1;
 }
 
 bool gone(exanet *e)
@@ -156,12 +183,31 @@ out:
 	return error;
 }
 
-/* ask sends a read's request, under the lock (3, Read). */
-static int ask(exanet *e, struct read *r)
+/* asked says that a read's request goes out, under the lock (3, Read). */
+static void asked(exanet *e, struct read *r)
 {
 	r->due = now() + r->pause;
 	r->pause = r->pause * 2 > 320 * MS ? 320 * MS : r->pause * 2;
+	e->asking = r;
+}
+
+static int ask(exanet *e, struct read *r)
+{
+	asked(e, r);
 	return send_words(e, SEND_READ, r->node, 2, r->words, 7);
+}
+
+/* ask_again does not wait: where pfd has not taken the last request a later poll asks. False: the
+ * node refuses. */
+static bool ask_again(exanet *e, struct read *r)
+{
+	if (load64(packetizer(e, SEND_READ) + PACKETIZER_SEND))
+		return true;
+	if (e->asking == r && refused(e, SEND_READ))
+		return false;
+	asked(e, r);
+	publish(e, SEND_READ, r->node, 2, r->words, 7);
+	return true;
 }
 
 int exanet_read(exanet *e, const struct exanet_transfer *t)
@@ -254,7 +300,7 @@ static int poll_read(exanet *e, struct read *r)
 		status = r->words[1];
 	if (!status && over)
 		status = STATUS_GONE;
-	if (!status && now() >= r->due && ask(e, r) && !gone(e))
+	if (!status && now() >= r->due && !ask_again(e, r))
 		status = STATUS_ADDRESS;
 	if (!status)
 		return EXANET_ONGOING;
@@ -305,9 +351,10 @@ int exanet_poll(exanet *e, int transfer)
 	return status;
 }
 
-/* sleep_until calls done until it gives another value than EXANET_ONGOING, or the time is over.
- * Words from another pfd, and a pfd that was killed, wake nobody: a look each millisecond. */
-static int sleep_until(exanet *e, int timeout, int (*done)(exanet *, const void *), const void *arg)
+/* sleep_until calls done until it gives another value than EXANET_ONGOING, or the time is over. Words
+ * from another pfd, and a pfd that was killed, wake nobody: it looks by itself after a millisecond, and
+ * then after a part of the time that it has waited, up to most. */
+static int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
 {
 	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
 	int status;
@@ -318,10 +365,12 @@ static int sleep_until(exanet *e, int timeout, int (*done)(exanet *, const void 
 	__atomic_fetch_add((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
 	for (;;) {
 		uint32_t was = load32(e->pages + EVENT);
-		int64_t left;
-		if ((status = done(e, arg)) != EXANET_ONGOING || (left = end - now()) <= 0)
+		int64_t at, pause;
+		if ((status = done(e, arg)) != EXANET_ONGOING || (at = now()) >= end)
 			break;
-		wait_event(e, was, left < MS ? left : MS);
+		pause = (at - began) / 16;
+		pause = pause < MS ? MS : pause > most ? most : pause;
+		wait_event(e, was, end - at < pause ? end - at : pause);
 	}
 	__atomic_fetch_sub((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
 	return status;
@@ -329,7 +378,7 @@ static int sleep_until(exanet *e, int timeout, int (*done)(exanet *, const void 
 
 static int transfer_done(exanet *e, const void *transfer) { return exanet_poll(e, *(const int *)transfer); }
 
-int exanet_wait(exanet *e, int transfer, int timeout) { return sleep_until(e, timeout, transfer_done, &transfer); }
+int exanet_wait(exanet *e, int transfer, int timeout) { return sleep_until(e, timeout, LOOK_TRANSFER, transfer_done, &transfer); }
 
 struct awaited {
 	const uint64_t *word;
@@ -350,7 +399,7 @@ int exanet_wait_word(exanet *e, const uint64_t *word, uint64_t value, int timeou
 	const struct awaited a = { word, value };
 	if (inherited(e))
 		return refuse_child(e);
-	int status = sleep_until(e, timeout, word_done, &a);
+	int status = sleep_until(e, timeout, LOOK_WORD, word_done, &a);
 	return status == EXANET_ONGOING ? fail(ETIMEDOUT, "the word has not come in time") : status;
 }
 
@@ -471,7 +520,8 @@ static void serve(exanet *e, const char *t, uint32_t seq)
 		return;
 	}
 	const uint64_t rapf = 2 | pdid << 2 | transaction << 18 | (sequence & 0xfff) << 32 | pdid << 44 | (sequence >> 12) << 60 | (uint64_t)!!error << 62;
-	send_words(e, SEND_FAULT, node, 1, &rapf, 1);
+	if (taken(e, SEND_FAULT))
+		publish(e, SEND_FAULT, node, 1, &rapf, 1);	/* one that is refused comes back by the retransmission limit */
 }
 
 void *serve_faults(void *arg)

@@ -38,10 +38,6 @@ func (r *rings) put(ch int) {
 	r.queued |= 1 << ch
 }
 
-// ringAgain is how often announcements that wait are tried again where neither
-// Write nor Poll has done it (ours).
-const ringAgain = 50 * time.Microsecond
-
 // announceLocked announces channel ch to pfd. It never waits: what finds every
 // way taken is announced by later calls, or in the background.
 func (e *Endpoint) announceLocked(ch int) {
@@ -93,26 +89,49 @@ func (e *Endpoint) sendRingLocked(ch int) bool {
 	return false
 }
 
-// ringOn tries again until nothing waits or the attachment is over.
+// ringOn tries again until nothing waits or the attachment is over: neither Write nor
+// Poll may come.
 func (e *Endpoint) ringOn() {
-	tick := time.NewTicker(ringAgain)
-	defer tick.Stop()
+	var p pauses
+	timer := time.NewTimer(p.next())
+	defer timer.Stop()
 	for {
 		select {
 		case <-e.over:
 			return
-		case <-tick.C:
+		case <-timer.C:
 		}
 		e.mu.Lock()
+		waited := e.rings.n
 		e.ringLocked()
 		e.kickLocked() // also for what was announced and not taken
-		over := e.rings.n == 0
-		if over {
+		left := e.rings.n
+		if left == 0 {
 			e.rings.served = false
 		}
 		e.mu.Unlock()
-		if over {
+		if left == 0 {
 			return
 		}
+		if left < waited {
+			p = pauses{}
+		}
+		timer.Reset(p.next())
 	}
+}
+
+// Times of a wait for pfd to take what stands in the pages (ours): nothing wakes it.
+const (
+	firstPause = 50 * time.Microsecond
+	lastPause  = 100 * time.Millisecond
+)
+
+// pauses are the sleeps of such a wait. pfd takes things within microseconds, but it may be
+// stopped, or need this very processor: each pause is longer than the one before by an
+// eighth, and so is the whole wait at most.
+type pauses struct{ last time.Duration }
+
+func (p *pauses) next() time.Duration {
+	p.last = min(max(p.last+p.last/8, firstPause), lastPause)
+	return p.last
 }

@@ -27,7 +27,6 @@ const (
 	readAgain   = 20 * time.Millisecond // TIMEOUT_US at reset
 	readLast    = 320 * time.Millisecond
 	readRefused = time.Millisecond // after code 3: too many wait at the target
-	readLook    = 2 * time.Millisecond
 	// cancelTries is how often a cancelled read's end is asked for.
 	cancelTries = 64
 )
@@ -79,8 +78,8 @@ type readState struct {
 	tag    uint16
 	last   uint64
 	words  [mailbox.ReadRequestWords]uint64
-	sent   bool // the request stands in the packetizer, or went
 	due    time.Time
+	wait   pauses // for a free channel of the packetizer
 	pause  time.Duration
 	cancel int // how often its end was asked for
 	busy   int // packetizer channel that may say refused, -1 none
@@ -225,12 +224,8 @@ func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) 
 	if !q.serving {
 		q.serving = true
 		e.workers.Go(e.serveReads)
-	} else {
-		select {
-		case q.more <- struct{}{}:
-		default:
-		}
 	}
+	q.changed()
 	return true, nil
 }
 
@@ -238,7 +233,7 @@ func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) 
 // busy it is soon tried again.
 func (e *Endpoint) askLocked(s *readState, now time.Time) {
 	if s.cancel > 0 && s.busy >= 0 && e.pages.SendStatus(s.busy) == device.PktzBusy {
-		s.due = now.Add(notifyFirstPause) // the request that stands there must not come after its cancel
+		s.due = now.Add(s.wait.next()) // the request that stands there must not come after its cancel
 		return
 	}
 	for c := range faultSend {
@@ -250,7 +245,7 @@ func (e *Endpoint) askLocked(s *readState, now time.Time) {
 			}
 			e.reads.taken(c)
 			s.busy = c
-			s.sent = true
+			s.wait = pauses{}
 			s.due = now.Add(s.pause)
 			s.pause = min(2*s.pause, readLast)
 			if s.cancel > 0 {
@@ -260,7 +255,15 @@ func (e *Endpoint) askLocked(s *readState, now time.Time) {
 			return
 		}
 	}
-	s.due = now.Add(notifyFirstPause)
+	s.due = now.Add(s.wait.next())
+}
+
+// changed has serveReads look when it has to ask next.
+func (r *reads) changed() {
+	select {
+	case r.more <- struct{}{}:
+	default:
+	}
 }
 
 // taken says that packetizer channel c has another message now.
@@ -340,6 +343,7 @@ func (e *Endpoint) takeMailLocked() {
 			e.settleReadLocked(s, 0, "")
 		case status == 0: // refused: ask again; also for the end, since another request may have been taken
 			s.due = time.Now().Add(readRefused)
+			e.reads.changed()
 		case s.cancel > 0:
 			e.settleReadLocked(s, failed|device.StatusAborted, "")
 		default:
@@ -383,49 +387,45 @@ func (e *Endpoint) hasPlace() bool {
 }
 
 // serveReads asks again for reads that are not answered, as long as the endpoint
-// lives. Without open reads it sleeps.
+// lives. It sleeps until one is due.
 func (e *Endpoint) serveReads() {
-	timer := time.NewTimer(readLook)
+	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-e.over:
 			return
+		case <-e.reads.more:
 		case <-timer.C:
 		}
 		e.mu.Lock()
 		e.takeMailLocked()
 		e.harvestReadsLocked()
-		now, open, look := time.Now(), false, readLook
+		now := time.Now()
+		next := now.Add(readLast)
 		for _, s := range e.reads.open {
 			if s == nil {
 				continue
 			}
-			open = true
-			if now.Before(s.due) {
-				continue
-			}
-			if s.cancel > cancelTries {
+			switch {
+			case now.Before(s.due):
+			case s.cancel > cancelTries:
 				// It may still be written: its place is not used again.
 				e.reads.broken |= 1 << s.place
 				e.settleReadLocked(s, failed|device.StatusGone, "the target's node does not answer")
 				continue
+			default:
+				e.askLocked(s, now)
 			}
-			e.askLocked(s, now)
-			if !s.sent {
-				look = notifyFirstPause
+			if s.due.Before(next) {
+				next = s.due
 			}
 		}
+		idle := e.reads.open == [MaxReads]*readState{}
 		e.mu.Unlock()
-		if open {
-			timer.Reset(look)
-			continue
-		}
-		select {
-		case <-e.over:
-			return
-		case <-e.reads.more:
-			timer.Reset(readLook)
+		timer.Stop()
+		if !idle {
+			timer.Reset(time.Until(next))
 		}
 	}
 }
@@ -438,6 +438,7 @@ func (e *Endpoint) abortReadLocked(s *readState) {
 	s.cancel, s.pause = 1, readAgain
 	s.words[0] &= 1<<32 - 1 // the size
 	e.askLocked(s, time.Now())
+	e.reads.changed()
 }
 
 // endReadsLocked settles all reads when the attachment is over.

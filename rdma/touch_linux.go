@@ -201,11 +201,13 @@ func (e *Endpoint) sendRAPF(dst device.NodeID, word uint64) {
 		e.rapfRefused.Add(1) // of the one before
 	}
 	sent := func() bool { return e.pages.Send(faultSend, dst, device.MailboxRequest, word) }
-	for !spin(sent) {
-		select {
-		case <-e.over:
-			return
-		case <-time.After(notifyFirstPause):
+	if !spin(sent) {
+		for p := (pauses{}); !sent(); {
+			select {
+			case <-e.over:
+				return
+			case <-time.After(p.next()):
+			}
 		}
 	}
 	e.kick()

@@ -195,8 +195,10 @@ func (e *Endpoint) hasFree() bool {
 
 // Poll gives the transfer's state (poll_dma_transfer, spec/api.md). It allocates
 // nothing and makes no system call, unless an announcement of this endpoint found
-// every way taken and pfd has fallen asleep since. Who polls for longer than SpinTime
-// offers the processor between two looks (sched_yield(2)): pfd may bring pages in on it.
+// every way taken and pfd has fallen asleep since. A caller that polls for longer than
+// some microseconds must sleep between two looks, or use Wait: pfd may need its processor
+// to bring pages in, and sched_yield(2) does not give that to it where the caller is a
+// real-time thread, or one of another session (sched_autogroup).
 func (t *Transfer) Poll() Status {
 	if f := t.final.Load(); f != 0 {
 		return statusOf(f)
@@ -342,7 +344,7 @@ func (t *Transfer) Abort() error {
 // same pfd as the initiator is woken; elsewhere the words come without a wake.
 const (
 	notifyFirstPause = 50 * time.Microsecond
-	notifyLastPause  = time.Millisecond
+	notifyLastPause  = 8 * time.Millisecond
 )
 
 // WaitNotification waits until *addr is last: the second completion word of a
@@ -352,7 +354,8 @@ const (
 // may see a mixture of old and new bytes.
 //
 // It spins for SpinTime, then sleeps until pfd says that something was written
-// to this process, at most a millisecond before it looks again. Errors: ctx's,
+// to this process. It looks again by itself, too, after a 32nd of the time that it has
+// waited, every 8 ms at least. Errors: ctx's,
 // or ErrGone when the attachment has ended before the word came.
 func (e *Endpoint) WaitNotification(ctx context.Context, addr *uint64, last uint64) error {
 	if addr == nil {

@@ -16,7 +16,7 @@ for source in rules keeper attach transfer; do
 	objects="$objects $dir/$source.o"
 done
 # shellcheck disable=SC2086
-"${CC:-gcc}" -shared -Wl,-soname,libexanet.so.1 -Wl,-z,now,-z,relro,-z,defs ${CFLAGS:-} -pthread -o "$dir/libexanet.so.1" $objects
+"${CC:-gcc}" -shared -Wl,-soname,libexanet.so.1 -Wl,-z,now,-z,relro,-z,defs,-z,nodelete ${CFLAGS:-} -pthread -o "$dir/libexanet.so.1" $objects
 ln -sf libexanet.so.1 "$dir/libexanet.so"
 rm -f "$dir/libexanet.a"
 # shellcheck disable=SC2086

@@ -274,11 +274,19 @@ func (p *process) prove() error {
 // before it looks whether it should give up, or offer its processor.
 const pollsBetweenLooks = 64
 
-// offer offers the processor to others where it has been polled since then for as long as
+// napAfter is for how long a polling initiator offers its processor before it sleeps.
+const napAfter = 2 * time.Millisecond
+
+// offer lets others run where a transfer has been polled since then for as long as
 // rdma.Transfer.Wait would. A transfer that is not over soon has pfd page in on another
-// processor, which may be this one.
+// processor, which may be this one. sched_yield does not give it to pfd where this thread is
+// a real-time one or of another session, so what takes longer is polled with sleeps between,
+// each of a small part of the time that has passed.
 func offer(since int64) {
-	if monotonic()-since >= int64(rdma.SpinTime) {
+	switch waited := time.Duration(monotonic() - since); {
+	case waited >= napAfter:
+		time.Sleep(min(waited/64, time.Millisecond))
+	case waited >= rdma.SpinTime:
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 }

@@ -9,7 +9,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # No path of this machine stands in them: packages are the same wherever they are made.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-.PHONY: all build demo test guests check seeds mutants faultpoints race bench pictures fuzz clean setup c generate man completion deb
+.PHONY: all build demo test guests guests-race check seeds mutants faultpoints soak loaded race bench pictures fuzz clean setup c generate man completion deb
 
 all: build
 
@@ -21,10 +21,7 @@ demo: build
 
 test: SETUP += test
 test: setup
-	@$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory seeds
-	@$(MAKE) --no-print-directory mutants
-	@$(MAKE) --no-print-directory race
+	@sh scripts/test.sh check seeds mutants race guests-race
 
 # All tests with virtual machines, those included for which modules and tests are built
 # from the kernel's sources; nothing is skipped.
@@ -50,12 +47,24 @@ mutants:
 faultpoints:
 	PFD_FAULTPOINTS=all CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run 'TestEverySystemCallFailsOnce$$' ./internal/hostile
 
+# What needs a quiet machine, or long: not in CI.
+soak:
+	PFD_SOAK=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run '$(SOAK)' $(SOAKS)
+SOAK ?= TestJudges$$
+SOAKS ?= ./internal/tracing
+
+# All tests beside eight busy loops, those of processes and timing five times.
+loaded: setup
+	sh scripts/loaded.sh
+
 # Virtual machines take every processor, so their tests run after the others: those
 # that need no more than QEMU and Debian's kernel. `make guests` runs all.
 GUESTS = TestTwoGuests|TestKilled|TestReboot|TestNewcomer|TestUIO|TestNoIOMMUStock|TestRegisterAccesses|TestHostileDriver|TestServerStopped|TestLinkCut|TestMemoryOfAGuest|TestThroughASmallWindow|TestTraceOnKernels
+guests-race:
+	CGO_ENABLED=1 $(GO) test -race -timeout 40m -run '$(GUESTS)' ./internal/guests
+
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $$($(GO) list ./... | grep -v /internal/guests$$)
-	CGO_ENABLED=1 $(GO) test -race -timeout 40m -run '$(GUESTS)' ./internal/guests
 
 # Takes some minutes, on an idle machine, and writes docs/benchmarks.md and docs/evaluation.md;
 # every sample, and one HTML file, into bin/bench. As root, tracing and memory as well, beside

@@ -109,6 +109,36 @@ func TestSetup(t *testing.T) {
 	}
 }
 
+// test.sh makes every target though one before it fails, names what failed last, and
+// counts a package's time over all of them.
+func TestTestScript(t *testing.T) {
+	dir := t.TempDir()
+	fake := filepath.Join(dir, "make")
+	if err := os.WriteFile(fake, []byte(`#!/bin/sh
+case $2 in
+good) printf 'ok  \texanet/x\t12.3s\n' ;;
+bad) printf -- '--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/sub (0.0s)\nFAIL\nFAIL\texanet/y\t3.2s\nFAIL\texanet/z [build failed]\nok  \texanet/q\t(cached)\nFAIL\n'; exit 1 ;;
+esac
+`), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		targets []string
+		fails   bool
+		ends    string
+	}{
+		{[]string{"good"}, false, "test: slowest packages:\n     12.3s exanet/x\ntest: all passed\n"},
+		{[]string{"bad", "good", "good"}, true, "test: make bad failed\nok  \texanet/x\t12.3s\nok  \texanet/x\t12.3s\ntest: slowest packages:\n     24.6s exanet/x\n      3.2s exanet/y\ntest: failed: bad\n  exanet/y TestA\n  exanet/y TestA/sub\n  exanet/z [build failed]\n"},
+	} {
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", append([]string{filepath.Join(root, "scripts", "test.sh")}, c.targets...)...)
+		cmd.Env = append(os.Environ(), "MAKE="+fake)
+		out, err := cmd.CombinedOutput()
+		if (err != nil) != c.fails || !strings.HasSuffix(string(out), c.ends) {
+			t.Errorf("%v: %v\n%s\nwant at the end\n%s", c.targets, err, out, c.ends)
+		}
+	}
+}
+
 // CI runs the test command that the README names.
 func TestCIRunsTheREADMEsTest(t *testing.T) {
 	const command = "make test"

@@ -114,15 +114,14 @@ func copyFile(w io.Writer, name string) (int64, error) {
 	return io.Copy(w, f)
 }
 
-// rounds is how often a trouble is judged at most: what else runs on the machine can take
-// pfd's processor, and only ever adds to what the test looks for.
+// rounds is how often a trouble is judged at most. A round can miss its trouble where
+// other processes take the processor of the process that makes it.
 const rounds = 40
 
-// undisturbed judges a trouble until pfd was preempted for less than half of what it is with
-// somebody else on its processor, and gives the last round.
-func (r *rig) undisturbed(hog spent, trouble string, args ...string) (s spent) {
+// judgeUntil judges a trouble until a round satisfies done, and returns that round, or the last one.
+func (r *rig) judgeUntil(done func(s spent) bool, trouble string, args ...string) (s spent) {
 	for range rounds {
-		if s = r.judge(trouble, args...); 2*s.preempted() <= hog.preempted() {
+		if s = r.judge(trouble, args...); done(s) {
 			break
 		}
 	}
@@ -330,10 +329,16 @@ func group(t *testing.T, pid int, controller string, settings map[string]string)
 }
 
 // A target whose threads hold its mmap_lock, one whose cgroup has no memory left, and
-// somebody else on pfd's processor: each shows up in its own stage and in no other.
+// another process on pfd's processor: each shows up in its own stage. The first two show up
+// in no other stage. For how long pfd is preempted depends on what else the machine does:
+// with PFD_SOAK=1, on a quiet machine, that is compared, too.
 func TestJudges(t *testing.T) {
 	r := newRig(t)
-	// What else the machine does hardly takes a processor from pfd.
+	soak := os.Getenv("PFD_SOAK") != ""
+	if !soak {
+		t.Log("not compared without PFD_SOAK=1 (make soak): for how long pfd is preempted, which needs a quiet machine")
+	}
+	// Other processes of the machine hardly take a processor from pfd.
 	group(t, r.pfd.Process.Pid, "cpu", preferred)
 	large := filepath.Join(t.TempDir(), "large")
 	if err := os.WriteFile(large, nil, 0o600); err != nil {
@@ -342,22 +347,25 @@ func TestJudges(t *testing.T) {
 	if err := os.Truncate(large, 4*smallGroup); err != nil {
 		t.Fatal(err)
 	}
-	hog := r.judge("hog")
-	plain := r.undisturbed(hog, "plain")
-	locks, reclaim := r.undisturbed(hog, "locks"), r.undisturbed(hog, "reclaim", large)
-	for name, s := range map[string]spent{"plain": plain, "locks": locks, "reclaim": reclaim, "hog": hog} {
-		if (s["lock_wait"] != 0) != (name == "locks") {
-			t.Errorf("%s: waited %d ns for the mmap_lock", name, s["lock_wait"])
-		}
-		if (s["reclaim"] != 0) != (name == "reclaim") {
-			t.Errorf("%s: %d ns of reclaim", name, s["reclaim"])
-		}
-		// Others may be on the processor at any time, but not for so long.
-		if name != "hog" && 2*s.preempted() > hog.preempted() {
-			t.Errorf("%s: preempted for %.3f of the time, with somebody else there %.3f", name, s.preempted(), hog.preempted())
-		}
-	}
+	hog := r.judgeUntil(func(s spent) bool { return s["preempted"] != 0 }, "hog")
 	if hog["preempted"] == 0 {
-		t.Error("somebody else on pfd's processor is not seen")
+		t.Error("another process on pfd's processor is not seen")
+	}
+	for _, x := range []struct {
+		name, stage string // the one stage of both that it shows up in; none: neither
+		args        []string
+	}{{"plain", "", nil}, {"locks", "lock_wait", nil}, {"reclaim", "reclaim", []string{large}}} {
+		quiet := func(s spent) bool { return 2*s.preempted() <= hog.preempted() }
+		s := r.judgeUntil(func(s spent) bool {
+			return (x.stage == "" || s[x.stage] != 0) && (!soak || quiet(s))
+		}, x.name, x.args...)
+		for _, stage := range []string{"lock_wait", "reclaim"} {
+			if (s[stage] != 0) != (stage == x.stage) {
+				t.Errorf("%s: %d ns of %s", x.name, s[stage], stage)
+			}
+		}
+		if soak && !quiet(s) {
+			t.Errorf("%s: preempted for %.3f of the time, beside another process %.3f", x.name, s.preempted(), hog.preempted())
+		}
 	}
 }

@@ -143,6 +143,8 @@ func TestKilledDaemon(t *testing.T) {
 			c.Descriptor(0, &d)
 			return c.store(uint64(d.Dst), 7)
 		}, "0\n"},
+		"a number of no transfer": {"number", pagein.GUP, func(attached) error { return nil },
+			"transfer 1234: no exanet_write or exanet_read of this attachment returned that number\n"},
 		"a read is over": {"read", pagein.GUP, func(c attached) error {
 			var m attach.Message
 			if err := until("ask", func() bool { return c.TakeSend(2, &m) }); err != nil {

@@ -329,6 +329,13 @@ static int poll_write(exanet *e, int channel)
 	return status;
 }
 
+/* begun reports whether a number was given to a transfer; after 2^24 uses of a place each was. */
+static bool begun(exanet *e, int place, uint32_t use)
+{
+	uint32_t uses = place < CHANNELS ? e->use[place] : e->reads[place - CHANNELS].use;
+	return uses >= USES || (use && use <= uses);
+}
+
 int exanet_poll(exanet *e, int transfer)
 {
 	int place = transfer & (PLACES - 1), status;
@@ -346,7 +353,8 @@ int exanet_poll(exanet *e, int transfer)
 	else if (place >= CHANNELS && e->reads[place - CHANNELS].open && e->reads[place - CHANNELS].use % USES == use)
 		status = poll_read(e, &e->reads[place - CHANNELS]);
 	else
-		status = fail(EINVAL, "transfer %d is over: its end was told already", transfer);
+		status = fail(EINVAL, begun(e, place, use) ? "transfer %d is over: its end was told already" :
+			      "transfer %d: no exanet_write or exanet_read of this attachment returned that number", transfer);
 	pthread_mutex_unlock(&e->lock);
 	return status;
 }

@@ -6,6 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
+	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/sandbox"
 )
 
@@ -41,5 +45,43 @@ func TestUnitFilter(t *testing.T) {
 		if name != "@default" && !slices.Contains(want, name) {
 			t.Errorf("the unit lets pfd call %s, which it does not", name)
 		}
+	}
+}
+
+// The sample configuration has every key with its default, as a comment, and no other.
+func TestSampleConfiguration(t *testing.T) {
+	text, err := os.ReadFile("../../contrib/config/pfd.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &options{Config: daemon.Default(), level: "info"}
+	f := pflag.NewFlagSet("pfd", pflag.ContinueOnError)
+	o.flags(f)
+	want := map[string]string{}
+	f.VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(flagsOnly, f.Name) {
+			want[f.Name] = f.DefValue
+		}
+	})
+	want["window"], want["firmware-options"] = "256MiB", "all" // what "" stands for
+	var keys strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if key, ok := strings.CutPrefix(line, "# "); ok && strings.Contains(line, " = ") {
+			keys.WriteString(key)
+		}
+	}
+	entries, err := config.Parse("pfd.toml", []byte(keys.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		def, ok := want[e.Key]
+		if !ok || e.Value != def && !(def == "0" && e.Value == "0.0") {
+			t.Errorf("%s = %q: want %q, if it is a key", e.Key, e.Value, def)
+		}
+		delete(want, e.Key)
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %q", want)
 	}
 }

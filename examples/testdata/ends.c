@@ -1,4 +1,4 @@
-/* A client whose pfd ends without a word: ends SOCKET METHOD wait|late|word|read|abort|hung|close.
+/* A client whose pfd ends without a word: ends SOCKET METHOD wait|late|word|read|abort|hung|close|number.
  * What its calls give is printed; a call that hangs ends in SIGALRM. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -53,6 +53,11 @@ int main(int argc, char **argv)
 	exanet_export(e, strcmp(what, "hung") ? to : hung(), sizeof to, &t.remote);
 	if (!strcmp(what, "close")) {
 		getchar();
+		return exanet_close(e) != 0;
+	}
+	if (!strcmp(what, "number")) {
+		exanet_wait(e, 1234, 0);
+		puts(exanet_error());
 		return exanet_close(e) != 0;
 	}
 	number = strcmp(what, "read") ? exanet_write(e, &t) : exanet_read(e, &t);

@@ -128,7 +128,7 @@ func TestInstallAndRemove(t *testing.T) {
 	if n := len(keys.FindAll(text, -1)); n < 8 {
 		t.Errorf("the configuration names %d keys", n)
 	}
-	all := append(keys.ReplaceAll(text, []byte("$1")), "record = 3.5\nno-such-key = 1\n"...)
+	all := append(keys.ReplaceAll(text, []byte("$1")), "no-such-key = 1\n"...)
 	full := filepath.Join(t.TempDir(), "pfd.toml")
 	if err := os.WriteFile(full, all, 0o600); err != nil {
 		t.Fatal(err)

@@ -16,4 +16,6 @@
 // and faults that are its own, the status, the nodes and the counters, and is
 // refused the registers. Its faults it sees also after their process has ended,
 // as long as pfd remembers that (the last 32 attachments of each slot).
+//
+// docs/papers.md has the papers that comments cite by number.
 package control

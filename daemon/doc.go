@@ -12,4 +12,6 @@
 // What a client can cost is bounded: the time of a handshake, the number of
 // handshakes and of control connections a uid, the size of what it sends, and
 // the time that an answer waits for it to read.
+//
+// docs/papers.md has the papers that comments cite by number.
 package daemon

@@ -7,4 +7,6 @@
 // Sources are named as spec/FILE section, and behind them the papers: 000 the
 // page-fault thesis, 001 the R5 firmware thesis, 002 the PART paper, 003 D3.7.
 // "ours" marks what no paper gives.
+//
+// docs/papers.md has the papers that comments cite by number.
 package device

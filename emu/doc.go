@@ -8,4 +8,6 @@
 // are made in one of three ways: by the process's own helper (package memport);
 // here, under a lease; or apart, on another thread. docs/architecture.md, "The
 // engine", says when, and in which order the engine works.
+//
+// docs/papers.md has the papers that comments cite by number.
 package emu

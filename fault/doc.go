@@ -20,4 +20,6 @@
 //
 // Nothing here is the last resort: an entry dropped, a RAPF refused or a message
 // not sent is counted, and the guard time-out of the sender recovers the block.
+//
+// docs/papers.md has the papers that comments cite by number.
 package fault

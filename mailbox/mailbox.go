@@ -6,6 +6,8 @@
 // half word1 (spec/messages.md 2; 000 §3.2.3.3). What a process writes there is
 // hostile: decoders check opcode, transaction id and channel, and the caller
 // checks the rest against the wired Source.
+//
+// docs/papers.md has the papers that comments cite by number.
 package mailbox
 
 import (

@@ -12,6 +12,8 @@
 // full. A receiver on github.com/mdlayher/socket passes the tests with 34 lines fewer
 // of 367, and at the same speed, but allocates 10 times a message instead of twice and
 // starts a goroutine for each: a page fault in the middle of a transfer waits for this.
+//
+// docs/papers.md has the papers that comments cite by number.
 package netlink
 
 import (

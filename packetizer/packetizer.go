@@ -2,6 +2,8 @@
 // hardware wires into them, and a Port, which drives one packetizer through a
 // device.Window (spec/messages.md 4, spec/hardware.md 3; 000 §3.2.1, 001 §3.6,
 // 003 fig. 9).
+//
+// docs/papers.md has the papers that comments cite by number.
 package packetizer
 
 import (

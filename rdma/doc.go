@@ -86,4 +86,6 @@
 // An endpoint is its process's alone. The child of a fork (os/exec's, or one that C code makes) runs no
 // Go code before it executes another program, and so cannot use it; every descriptor of an endpoint is
 // closed by that (O_CLOEXEC). libexanet, whose callers may go on in a child, refuses each call there.
+//
+// docs/papers.md has the papers that comments cite by number.
 package rdma

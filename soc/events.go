@@ -2,6 +2,8 @@
 // soc/smmu, soc/fifo) composed behind the registers of spec/hardware.md. It is
 // pure: events and the time go in, actions come out, and the same inputs give
 // the same outputs to the byte.
+//
+// docs/papers.md has the papers that comments cite by number.
 package soc
 
 import (

@@ -15,4 +15,6 @@
 //
 // What the process may do with its memory counts when it shares it, as with a device that
 // has tables of its own (package shadow): a View knows of no later mprotect or munmap.
+//
+// docs/papers.md has the papers that comments cite by number.
 package view

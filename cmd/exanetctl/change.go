@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -135,24 +134,6 @@ With -o json each line is an object.`,
 // eventLine has the columns of `fault show`, wide enough for what stands there.
 var eventLine = strings.Fields("%-7v %-18v %-11v %-8v %-6v %-10v %-9v %-18v %8v %8v %10v %9v %8v %7v %-12v %8v %v")
 
-// eventColumns are those that the terminal has room for.
-func (t *table) eventColumns() (shown []int) {
-	wide := -1
-	for i, format := range eventLine {
-		shown = append(shown, i)
-		wide += len(fmt.Sprintf(format, "")) + 1
-	}
-	for _, name := range t.spare {
-		if t.a.format != formatTable || t.a.width() == 0 || wide <= t.a.width() {
-			break
-		}
-		i := slices.Index(t.head, name)
-		wide -= len(fmt.Sprintf(eventLine[i], "")) + 1
-		shown = slices.DeleteFunc(shown, func(j int) bool { return j == i })
-	}
-	return shown
-}
-
 func (a *app) printEvent(e *control.FaultEvent) error {
 	if a.wantJSON() {
 		if e.Fault == nil && e.Lost == 0 {
@@ -161,31 +142,13 @@ func (a *app) printEvent(e *control.FaultEvent) error {
 		return a.printJSON(e)
 	}
 	l := faultListing()
-	t := l.table(a)
-	shown := t.eventColumns()
-	var cells []any
+	t := stream{l.table(a), eventLine}
 	switch {
 	case e.Lost > 0:
 		fmt.Fprintf(a.err, "%d faults left out: they come faster than they are printed\n", e.Lost)
 		return nil
 	case e.Fault == nil:
-		for _, name := range t.head {
-			cells = append(cells, name)
-		}
-		if n := len(cells) - len(shown); n > 0 {
-			fmt.Fprintf(a.err, "%s more: -o wide\n", plural(n, "column"))
-		}
-	default:
-		for _, c := range l.cells(e.Fault) {
-			cells = append(cells, cell(c))
-		}
+		return t.begin()
 	}
-	var line []string
-	for _, i := range shown {
-		line = append(line, fmt.Sprintf(eventLine[i], cells[i]))
-	}
-	if _, err := fmt.Fprintln(a.out, strings.Join(line, " ")); err != nil {
-		return fmt.Errorf("standard output: %w", err)
-	}
-	return nil
+	return t.print(l.cells(e.Fault))
 }

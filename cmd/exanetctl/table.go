@@ -84,7 +84,15 @@ func (t *table) choose() ([]int, error) {
 		return shown, nil
 	}
 	for _, name := range t.spare {
-		if widest(t.render(shown)) <= width {
+		total := 2 * (len(shown) - 1)
+		for _, c := range shown {
+			if w := t.wide(c); slices.Contains(t.wraps, t.head[c]) {
+				total += min(w, spared)
+			} else {
+				total += w
+			}
+		}
+		if total <= width {
 			break
 		}
 		shown = slices.DeleteFunc(shown, func(i int) bool { return t.head[i] == name })
@@ -225,6 +233,18 @@ func (t *table) render(shown []int) string {
 // narrowest is what a column of text shrinks to, columns of the terminal.
 const narrowest = 16
 
+// spared is what a column of text keeps of its width before others are left out for it.
+const spared = 40
+
+// wide is the width of a column.
+func (t *table) wide(column int) int {
+	most := len([]rune(t.head[column]))
+	for _, row := range t.rows {
+		most = max(most, widest(cell(row[column])))
+	}
+	return most
+}
+
 // narrow bounds the columns that wrap, the widest one first, until all fit the terminal.
 func (t *table) narrow(shown []int, config []pretty.ColumnConfig) {
 	width := t.a.width()
@@ -234,10 +254,7 @@ func (t *table) narrow(shown []int, config []pretty.ColumnConfig) {
 	wide := make([]int, len(shown))
 	excess := 2*(len(shown)-1) - width
 	for i, c := range shown {
-		wide[i] = len([]rune(t.head[c]))
-		for _, row := range t.rows {
-			wide[i] = max(wide[i], widest(cell(row[c])))
-		}
+		wide[i] = t.wide(c)
 		excess += wide[i]
 	}
 	for ; excess > 0; excess-- {

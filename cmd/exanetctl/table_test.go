@@ -3,14 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/exanet/pfd/internal/maybe"
+	"github.com/exanet/pfd/trace/probe"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -154,5 +158,56 @@ func TestCompletionOfValues(t *testing.T) {
 				t.Errorf("%q: exit code %d, no %q in %q (%s)", c.args, code, want, out, errs)
 			}
 		}
+	}
+}
+
+// What a transfer prints fits 80 columns, and says no more than was measured.
+func TestTransferTable(t *testing.T) {
+	no := maybe.Unknown()
+	many := workload.Result{
+		Transfers: 100, Verified: true, Bytes: 100 << 30, Faults: 26214400, PagesPagedIn: 26214400,
+		RAPF: 123456, Retransmits: 123456, Timeouts: 12345, Guards: 12345, CountersNode: 15, CountersOthers: 3,
+		Latency:        workload.Latency{P50: 123456.7, P90: 234567.8, P99: 345678.9, Mean: 123456.7, Min: 1234.5, Max: 999999.9},
+		ThroughputGbps: 12.345, Waiting: workload.Wait,
+	}
+	one := workload.Result{
+		Transfers: 1, Verified: true, Bytes: 4096, Faults: no, PagesPagedIn: no, RAPF: no, Retransmits: no, Timeouts: no, Guards: no,
+		CountersOthers: no, PinnedBytes: no, Latency: workload.Latency{P50: 398.4, P90: no, P99: no, Mean: 398.4, Min: 398.4, Max: 398.4}, ThroughputGbps: 0.1, Waiting: workload.Poll,
+	}
+	q := workload.Request{Options: workload.Options{To: 1, Method: "populate", Policy: "adaptive"}, Size: 1<<32 - 1, Src: workload.Alternate, Dst: workload.Alternate}
+	for _, c := range []struct {
+		name      string
+		r         workload.Result
+		has, none []string
+	}{
+		{"many", many, []string{"node 15: 123456", "those of 3 other domains are among them", "p90 234567.8 us", "median", "--warm"}, nil},
+		{"one", one, []string{"retransmissions  - ", "pinned           -\n", "latency          398.4 us, polling; pfd slept"}, []string{"p90", "median"}},
+	} {
+		var out bytes.Buffer
+		a := &app{streams: streams{out: &out, err: &bytes.Buffer{}, getenv: func(string) string { return "80" }}, format: formatTable}
+		if err := a.printResult(q, c.r); err != nil {
+			t.Fatal(err)
+		}
+		// Lines that go on are one.
+		text := regexp.MustCompile(`\n +`).ReplaceAllString(out.String(), " ")
+		for _, w := range c.has {
+			if !strings.Contains(text, w) {
+				t.Errorf("%s: no %q in\n%s", c.name, w, out.String())
+			}
+		}
+		for _, w := range c.none {
+			if strings.Contains(text, w) {
+				t.Errorf("%s: %q in\n%s", c.name, w, out.String())
+			}
+		}
+		if widest(out.String()) > 80 {
+			t.Errorf("%s: %d columns:\n%s", c.name, widest(out.String()), out.String())
+		}
+	}
+	// Faults that are traced, a line each.
+	var out bytes.Buffer
+	a := &app{streams: streams{out: &out, err: &bytes.Buffer{}, getenv: func(string) string { return "80" }}, format: formatTable}
+	if err := errors.Join(a.beginTraced(), a.printTraced(probe.Event{Page: 0x7f0000001000, Side: "destination", Kind: "permission", TotalNS: 12345678})); err != nil || widest(out.String()) > 80 || !strings.Contains(out.String(), "12345.7") {
+		t.Errorf("%v, %d columns:\n%s", err, widest(out.String()), out.String())
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/live"
 	"github.com/exanet/pfd/internal/maybe"
 )
@@ -323,8 +324,8 @@ func (s *screen) text() string {
 
 func (s *screen) head() []string {
 	v := &s.view
-	first := fmt.Sprintf("pfd %s, %s, up %s, %s, %s, %d bytes pinned", v.Status.DaemonVersion, v.Status.State,
-		time.Duration(v.Status.UptimeNS).Round(time.Second), plural(len(v.Nodes), "node"), plural(len(v.Domains), "domain"), v.Status.PinnedBytes)
+	first := fmt.Sprintf("pfd %s, %s, up %s, %s, %s, %s pinned", v.Status.DaemonVersion, v.Status.State,
+		time.Duration(v.Status.UptimeNS).Round(time.Second), plural(len(v.Nodes), "node"), plural(len(v.Domains), "domain"), pinnedCell(v.Status.PinnedBytes))
 	second := fmt.Sprintf("%s transfers/s  %s failed/s  %s MB/s  %s faults/s  %s retransmits/s", rate(v.Total.Transfers), rate(v.Total.Failed), megabytes(v.Total.Bytes), rate(v.Total.Faults), rate(v.Total.Retransmits))
 	if v.Seconds == 0 {
 		second = "rates are known after the second look"
@@ -333,7 +334,14 @@ func (s *screen) head() []string {
 	if s.paused {
 		state = "PAUSED " + state
 	}
-	lines := []string{bold(fit(first, s.width-len(state)-1) + " " + state), bold(fit(second, s.width))}
+	var lines []string
+	for _, line := range strings.Split(config.Wrap(first, s.width-len(state)-1), "\n") {
+		lines = append(lines, bold(fit(line, s.width-len(state)-1)+" "+state))
+		state = strings.Repeat(" ", len(state))
+	}
+	for _, line := range strings.Split(config.Wrap(second, s.width), "\n") {
+		lines = append(lines, bold(fit(line, s.width)))
+	}
 	if s.err != nil {
 		text := "no answer, asked again each " + s.interval.String() + ": " + s.err.Error()
 		if errors.Is(s.err, control.ErrForbidden) {
@@ -411,6 +419,7 @@ func (s *screen) stages() []string {
 
 func (s *screen) nodes() []string {
 	t := s.a.table("NODE", "TRANSFERS/S", "MB/S", "FAULTS/S", "RETRANSMITS/S", "RXFIFO", "TXFIFO", "DEPTH")
+	t.spare = []string{"DEPTH"}
 	for _, n := range s.view.Nodes {
 		fifo := map[string]string{}
 		for _, f := range s.view.FIFOs {
@@ -432,7 +441,9 @@ func (s *screen) nodes() []string {
 	return s.lines(t, nil)
 }
 
-func megabytes(bytes maybe.Number) quantity { return quantity{float64(bytes / 1e6), (bytes / 1e6).Text(1)} }
+func megabytes(bytes maybe.Number) quantity {
+	return quantity{float64(bytes / 1e6), (bytes / 1e6).Text(1)}
+}
 
 func (s *screen) domains() []string {
 	if len(s.view.Domains) == 0 {

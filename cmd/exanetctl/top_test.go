@@ -121,6 +121,12 @@ func TestTopScreen(t *testing.T) {
 		s.Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
 		look("1.2k transfers/s", "500.0 MB/s", "page_in", "2, 17!", "0/3", "0/3/0", "########", "? help")
 	}
+	// What the head says is whole on the narrowest terminal.
+	s.view.Status = control.Status{DaemonVersion: "0.1.0-dev+0123456789ab.dirty", State: "draining", UptimeNS: 1e15, PinnedBytes: -1}
+	s.view.Total = live.Rates{Transfers: 999.5e6, Failed: 999e3, Bytes: 123456e6, Faults: maybe.Unknown(), Retransmits: maybe.Unknown()}
+	s.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
+	look("draining, up 277h46m40s", "domains, - pinned", "- faults/s", "- retransmits/s")
+	s.view.Status, s.view.Total = control.Status{DaemonVersion: "1.2.3", State: "ready"}, live.Rates{Transfers: 1234, Bytes: 5e8, Faults: 42}
 	s.Update(tea.WindowSizeMsg{Width: 79, Height: 24})
 	if text := s.text(); !strings.Contains(text, "79x24") || !strings.Contains(text, "Enlarge") {
 		t.Errorf("narrow: %q", text)

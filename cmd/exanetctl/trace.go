@@ -268,6 +268,7 @@ func (a *app) traceLatency(dir *string) *cobra.Command {
 				return a.printJSON(map[string]any{"latency": r.Latency})
 			}
 			t := a.table("METHOD", "KIND", "STAGE", "COUNT", "P50_US", "P90_US", "P99_US", "MAX_US", "MEAN_US", "PREEMPTED_US", "SLEPT_US")
+			t.spare = []string{"SLEPT_US", "PREEMPTED_US", "P90_US", "MAX_US", "MEAN_US"}
 			for _, l := range r.Latency {
 				mean := func(sum uint64) quantity { return micros(int64(sum / max(l.Count, 1))) }
 				t.add(l.Method, l.Kind, l.Stage, l.Count, micros(int64(l.P50NS)), micros(int64(l.P90NS)), micros(int64(l.P99NS)), micros(int64(l.MaxNS)),
@@ -301,8 +302,8 @@ func (a *app) traceFaults(dir *string) *cobra.Command {
 				if slowest {
 					return a.showSlowest(m)
 				}
-				if !a.wantJSON() {
-					fmt.Fprintln(a.out, tracedColumns())
+				if err := a.beginTraced(); err != nil {
+					return err
 				}
 				err := m.Events(cmd.Context(), want, a.printTraced)
 				if errors.Is(err, fs.ErrExist) {
@@ -330,7 +331,9 @@ func (a *app) showSlowest(m *probe.Maps) error {
 	if a.wantJSON() {
 		return a.printJSON(map[string]any{"faults": list})
 	}
-	fmt.Fprintln(a.out, tracedColumns())
+	if err := a.beginTraced(); err != nil {
+		return err
+	}
 	for _, e := range list {
 		if err := a.printTraced(e); err != nil {
 			return err
@@ -339,14 +342,27 @@ func (a *app) showSlowest(m *probe.Maps) error {
 	return nil
 }
 
-const tracedFormat = "%-8s %-14s %-11s %-9s %-10s %-9s %-16s"
-
-func tracedColumns() string {
-	line := fmt.Sprintf(tracedFormat, "NODE/PD", "PAGE", "SIDE", "METHOD", "KIND", "OUTCOME", "TRANSFER")
-	for _, s := range probe.StageNames() {
-		line += fmt.Sprintf(" %9s", strings.ToUpper(s))
+// tracedFaults is the table of traced faults: a column for each stage.
+func (a *app) tracedFaults() *stream {
+	head := []string{"NODE/PD", "PAGE", "SIDE", "METHOD", "KIND", "OUTCOME", "TRANSFER"}
+	s := &stream{formats: strings.Fields("%-8v %-14v %-11v %-9v %-10v %-9v %-16v")}
+	spare := []string{"TRANSFER", "SIDE", "METHOD"}
+	for _, name := range probe.StageNames() {
+		head, s.formats = append(head, strings.ToUpper(name)), append(s.formats, "%9v")
+		if name != "total" {
+			spare = append(spare, strings.ToUpper(name))
+		}
 	}
-	return line
+	s.table = a.table(head...)
+	s.spare = spare
+	return s
+}
+
+func (a *app) beginTraced() error {
+	if a.wantJSON() {
+		return nil
+	}
+	return a.tracedFaults().begin()
 }
 
 // printTraced prints a fault: a line of JSON, or its stages in microseconds.
@@ -354,8 +370,10 @@ func (a *app) printTraced(e probe.Event) error {
 	if a.wantJSON() {
 		return a.printJSON(e)
 	}
-	line := fmt.Sprintf(tracedFormat, fmt.Sprintf("%d/%d", e.Node, e.PDID), fmt.Sprintf("%#x", e.Page), e.Side, e.Method, e.Kind, e.Outcome,
-		fmt.Sprintf("%d:%d.%d", e.Source, e.Transaction, e.Sequence))
+	cells := []any{
+		fmt.Sprintf("%d/%d", e.Node, e.PDID), fmt.Sprintf("%#x", e.Page), e.Side, e.Method, e.Kind, e.Outcome,
+		fmt.Sprintf("%d:%d.%d", e.Source, e.Transaction, e.Sequence),
+	}
 	for _, s := range probe.StageNames() {
 		ns, ok := e.StagesNS[s]
 		if s == "total" {
@@ -364,10 +382,7 @@ func (a *app) printTraced(e probe.Event) error {
 		if !ok {
 			ns = -1
 		}
-		line += fmt.Sprintf(" %9s", micros(ns))
+		cells = append(cells, micros(ns))
 	}
-	if _, err := fmt.Fprintln(a.out, line); err != nil {
-		return fmt.Errorf("standard output: %w", err)
-	}
-	return nil
+	return a.tracedFaults().print(cells)
 }

@@ -264,7 +264,7 @@ func resent(r *workload.Result) string {
 	}
 	text := fmt.Sprintf("node %d: %s, %s asked for by RAPF, %s time-outs, %s guard time-outs", r.CountersNode, r.Retransmits, r.RAPF, r.Timeouts, r.Guards)
 	if r.CountersOthers > 0 {
-		text += fmt.Sprintf("; those of %s more of this node are among them", plural(int(r.CountersOthers), "domain"))
+		text += fmt.Sprintf("; those of %s are among them", plural(int(r.CountersOthers), "other domain"))
 	}
 	return text
 }

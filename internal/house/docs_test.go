@@ -117,3 +117,27 @@ func TestDocsNameMetricsThatExist(t *testing.T) {
 		t.Errorf("only %d metrics are named", known)
 	}
 }
+
+// A package whose comments cite a paper by its number says where the numbers are: go doc
+// shows the citation, and no document beside it.
+func TestCitedPapersAreNamed(t *testing.T) {
+	cites := regexp.MustCompile(`\b00[0-9] (§|table|fig)`)
+	_, list := sources(t)
+	cited, named := map[string]bool{}, map[string]bool{}
+	for _, s := range list {
+		if s.test {
+			continue
+		}
+		if s.file.Doc != nil && strings.Contains(s.file.Doc.Text(), "docs/papers.md") {
+			named[s.dir] = true
+		}
+		for _, c := range s.file.Comments {
+			cited[s.dir] = cited[s.dir] || cites.MatchString(c.Text())
+		}
+	}
+	for dir := range cited {
+		if cited[dir] && !named[dir] {
+			t.Errorf("package %s cites a paper by its number, and its package comment does not name docs/papers.md", dir)
+		}
+	}
+}

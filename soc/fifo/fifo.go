@@ -1,5 +1,7 @@
 // Package fifo is the page-fault FIFO of a node: 512 entries of 128 bits with
 // the paper's reading rules (spec/hardware.md 4; 000 §3.2.3.1, table 3.2).
+//
+// docs/papers.md has the papers that comments cite by number.
 package fifo
 
 import "github.com/exanet/pfd/device"

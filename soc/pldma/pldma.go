@@ -3,6 +3,8 @@
 // translates, writes and answers (spec/firmware.md "PLDMA"; 000 §3.2.2, 002
 // §IV). It is pure: memory accesses are requests whose answers come as events,
 // as on AXI, and go to whoever drives the machine through Sink.
+//
+// docs/papers.md has the papers that comments cite by number.
 package pldma
 
 import (

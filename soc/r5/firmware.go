@@ -1,6 +1,8 @@
 // Package r5 is the RDMA firmware of a node's R5 core as a pure machine: it
 // takes doorbells, acknowledgements, retransmission requests and the time, and
 // gives commands (spec/firmware.md; 001 chapters 3 and 4, 000 §3.2.2, 002 §IV).
+//
+// docs/papers.md has the papers that comments cite by number.
 package r5
 
 import (

@@ -2,6 +2,8 @@
 // work on, and the 256-byte packet with its CRC-32C, into which a frame is cut
 // wherever bytes cross something that can corrupt them (spec/messages.md 5,
 // ours; MTU: 001).
+//
+// docs/papers.md has the papers that comments cite by number.
 package wire
 
 import "github.com/exanet/pfd/device"

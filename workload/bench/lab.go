@@ -4,6 +4,8 @@
 // What is compared takes turns, so that what disturbs the machine disturbs all of it,
 // and a figure is a median. Only ratios within one run mean anything beyond the machine
 // that they were measured on.
+//
+// docs/papers.md has the papers that comments cite by number.
 package bench
 
 import (

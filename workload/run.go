@@ -131,7 +131,6 @@ func ended(ctx context.Context, d Daemon, pid int) bool {
 	return errors.Is(err, control.ErrNoDaemon) || err == nil && s.PID != pid
 }
 
-
 func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error {
 	before, err := s.tally(ctx, d, q.Options, r.CountersNode)
 	if err != nil {

@@ -323,8 +323,8 @@ func TestTopLines(t *testing.T) {
 	}
 }
 
-// The commands of docs/service.md, letter by letter. Those that follow pfd until they are
-// interrupted are, after their first line, and end well.
+// The commands of docs/service.md, letter by letter, print what it says. Those that follow pfd
+// until they are interrupted are, after their first line, and end well.
 func TestWatchingOfTheDocs(t *testing.T) {
 	text, err := os.ReadFile("../../docs/service.md")
 	if err != nil {
@@ -335,6 +335,13 @@ func TestWatchingOfTheDocs(t *testing.T) {
 	commands, _, _ := strings.Cut(section, "```")
 	dir := programs(t)
 	d := startPFD(t, dir)
+	const rates = `\d\d:\d\d:\d\d transfers/s=0 failed/s=0 bytes/s=0 faults/s=0 p50_us=- channels=0 in_flight=0 paused=0 fifo_highest=0\n`
+	prints := map[string]string{
+		"exanetctl top":              rates,
+		"exanetctl top -n 3":         "(" + rates + "){3}",
+		"exanetctl top -n 1 -o json": `\{"version":1,[^\n]*"device":"emu",[^\n]*\n`,
+		"exanetctl ui":               `http://127\.0\.0\.1:\d+/[0-9A-Za-z_-]{22,}/\n`,
+	}
 	lines := 0
 	for line := range strings.Lines(commands) {
 		words := strings.Fields(line)
@@ -351,19 +358,27 @@ func TestWatchingOfTheDocs(t *testing.T) {
 		}
 		r := bufio.NewReader(out)
 		first, err := r.ReadString('\n')
-		if err != nil || len(first) < 20 {
-			t.Errorf("%s says %q, %v", line, first, err)
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
 		}
 		if !strings.Contains(line, " -n ") {
 			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Error(err)
 			}
 		}
-		if _, err := io.Copy(io.Discard, r); err != nil {
+		rest, err := io.ReadAll(r)
+		if err != nil {
 			t.Error(err)
 		}
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("%s: %v, %s", line, err, errs.String())
+		}
+		want := prints[strings.TrimSpace(line)]
+		if !strings.Contains(line, " -n ") {
+			rest = nil // it may have begun another line
+		}
+		if all := first + string(rest); want == "" || !regexp.MustCompile("^"+want+"$").MatchString(all) {
+			t.Errorf("%s prints\n%swant %s", line, all, want)
 		}
 		lines++
 	}

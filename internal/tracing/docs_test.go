@@ -11,6 +11,10 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
+// shown matches what stays the same from run to run in what a command prints: names of columns and
+// of sources, and keys of JSON.
+var shown = regexp.MustCompile(`\b[A-Z][A-Z0-9_]{2,}\b|^source \S+|"[a-z_]+"`)
+
 // The commands of docs/tracing.md work in their order, with the bpffs of the tests.
 func TestDocsCommands(t *testing.T) {
 	r := newRig(t)
@@ -19,10 +23,14 @@ func TestDocsCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	var commands []string
+	heads := map[string][]string{} // by command: the names of columns, rows or keys that the document shows
 	for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
 		for line := range strings.Lines(block[1]) {
 			if c, ok := strings.CutPrefix(strings.TrimSpace(line), "$ "); ok {
 				commands = append(commands, c)
+			} else if len(commands) > 0 {
+				last := commands[len(commands)-1]
+				heads[last] = append(heads[last], shown.FindAllString(line, -1)...)
 			}
 		}
 	}
@@ -51,6 +59,7 @@ func TestDocsCommands(t *testing.T) {
 			} else if args[2] != "off" && strings.Count(out, "\n") < 2 {
 				t.Errorf("%s says %q", c, out)
 			}
+			lacks(t, c, out, heads[c])
 		case args[0] == "bpftool", args[0] == "cat":
 			path, err := exec.LookPath(args[0])
 			if err != nil {
@@ -61,12 +70,23 @@ func TestDocsCommands(t *testing.T) {
 			if err != nil || strings.Count(string(out), "\n") < 2 {
 				t.Errorf("%s: %v %s", c, err, out)
 			}
+			lacks(t, c, string(out), heads[c])
 		default:
 			t.Errorf("what is %q", c)
 		}
 	}
 	if list, err := filepath.Glob(filepath.Join(r.dir, "*")); err != nil || len(list) != 0 {
 		t.Errorf("left: %v %v", list, err)
+	}
+}
+
+// lacks finds what the document shows of a command's output and it does not print.
+func lacks(t *testing.T, command, out string, want []string) {
+	t.Helper()
+	for _, w := range want {
+		if !strings.Contains(out, w) {
+			t.Errorf("%s does not print %s:\n%s", command, w, out)
+		}
 	}
 }
 

@@ -8,15 +8,12 @@ import (
 	"log/slog"
 	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device/accesslog"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/internal/spool"
-	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/soc/record"
 )
 
@@ -73,7 +70,7 @@ func (w whole) Write(p []byte) (int, error) {
 // startRecording has an engine record into a new file. What a former pfd wrote
 // there stays beside it as PATH.old.
 func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, error) {
-	f, err := outputFile(path, true)
+	f, err := outfile.Open(path, outfile.Options{Keep: true})
 	if err != nil {
 		return nil, fmt.Errorf("--record: %w", err)
 	}
@@ -85,75 +82,6 @@ func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, e
 	e.Record(r.writer)
 	log.Info("recording the machine's inputs", "file", path)
 	return r, nil
-}
-
-var (
-	// ErrFileInUse says that another pfd writes the file.
-	ErrFileInUse = errors.New("another pfd writes it")
-	// ErrFileOfOthers says that a file is not root's and not pfd's own.
-	ErrFileOfOthers = errors.New("the file is another user's")
-)
-
-// outputFile opens a file for writing by its owner alone: what pfd sees of
-// processes is nobody else's. An old file is emptied, or kept as PATH.old. One
-// that another pfd writes is left alone, and a pipe without a reader is not
-// waited for. Who may write the directory gains nothing: a symbolic link is not
-// followed, and what is another user's, or has a second name, is left alone.
-func outputFile(path string, keep bool) (*os.File, error) {
-	for {
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
-		if errors.Is(err, unix.ELOOP) {
-			return nil, fmt.Errorf("%w: it is a symbolic link, which pfd does not follow: name the file itself", err)
-		}
-		if err != nil {
-			return nil, err
-		}
-		info, err := f.Stat()
-		if err == nil {
-			err = checkFile(path, info)
-		}
-		if err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		if !info.Mode().IsRegular() {
-			return f, nil
-		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			if errors.Is(err, unix.EWOULDBLOCK) {
-				err = fmt.Errorf("%s: %w: name another file", path, ErrFileInUse)
-			}
-			return nil, errors.Join(err, f.Close())
-		}
-		// One that was there already has the mode of then; root's, made for this user, keeps it.
-		if err := f.Chmod(0o600); err != nil && !errors.Is(err, fs.ErrPermission) {
-			return nil, errors.Join(err, f.Close())
-		}
-		if info.Size() == 0 {
-			return f, nil
-		}
-		if !keep {
-			return f, f.Truncate(0)
-		}
-		// The lock goes with the old file; the name is free then.
-		err = os.Rename(path, path+".old")
-		if err := errors.Join(err, f.Close()); err != nil {
-			return nil, fmt.Errorf("keeping the former file: %w", err)
-		}
-	}
-}
-
-// checkFile refuses what pfd must not write.
-func checkFile(path string, info fs.FileInfo) error {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	switch {
-	case !ok:
-		return fmt.Errorf("%s: the system does not say whose it is", path)
-	case st.Uid != 0 && !uids.Own(st.Uid):
-		return fmt.Errorf("%s: %w (uid %d): name another", path, ErrFileOfOthers, st.Uid)
-	case info.Mode().IsRegular() && st.Nlink > 1:
-		return fmt.Errorf("%s: %w, perhaps: it has a second name (%d links): name another", path, ErrFileOfOthers, st.Nlink)
-	}
-	return nil
 }
 
 // close writes the end. The engine has ended.
@@ -182,7 +110,7 @@ func startTrace(path string, now func() time.Duration) (*registerTrace, error) {
 	t := &registerTrace{}
 	out := os.Stderr
 	if path != "-" {
-		f, err := outputFile(path, false)
+		f, err := outfile.Open(path, outfile.Options{})
 		if err != nil {
 			return nil, fmt.Errorf("--trace-registers: %w", err)
 		}

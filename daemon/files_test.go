@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/rdma"
 	"github.com/exanet/pfd/sim"
 )
@@ -61,7 +62,7 @@ func TestRecord(t *testing.T) {
 		}
 		// Another pfd leaves it alone.
 		_, err := Emulated(Config{Nodes: 1, Record: path})
-		if !errors.Is(err, ErrFileInUse) {
+		if !errors.Is(err, outfile.ErrInUse) {
 			t.Errorf("another pfd records there: %v", err)
 		}
 	})
@@ -148,44 +149,6 @@ func TestRecordNeedsEmu(t *testing.T) {
 	}
 }
 
-// In a directory that others can write, pfd empties and fills no file of theirs
-// and none that they point at.
-func TestOutputFileOfOthers(t *testing.T) {
-	dir := t.TempDir()
-	own := filepath.Join(dir, "own")
-	if err := os.WriteFile(own, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	link, second, theirs := filepath.Join(dir, "link"), filepath.Join(dir, "second"), filepath.Join(dir, "theirs")
-	if err := os.Symlink(own, link); err != nil {
-		t.Fatal(err)
-	}
-	cases := map[string]error{link: unix.ELOOP, second: ErrFileOfOthers, own: ErrFileOfOthers}
-	if err := os.Link(own, second); err != nil {
-		t.Fatal(err)
-	}
-	if os.Geteuid() == 0 {
-		if err := errors.Join(os.WriteFile(theirs, nil, 0o666), os.Chown(theirs, 3100, 3100)); err != nil {
-			t.Fatal(err)
-		}
-		cases[theirs] = ErrFileOfOthers
-	}
-	for path, want := range cases {
-		for _, keep := range []bool{false, true} {
-			f, err := outputFile(path, keep)
-			if !errors.Is(err, want) {
-				t.Errorf("%s: %v, want %v", path, err, want)
-			}
-			if f != nil {
-				f.Close()
-			}
-		}
-	}
-	if b, err := os.ReadFile(own); err != nil || string(b) != "x" {
-		t.Errorf("the file has %q, %v", b, err)
-	}
-}
-
 // shortly is a disk that is full for one write.
 type shortly struct {
 	begun, goOn chan struct{}
@@ -231,7 +194,7 @@ func TestOutputFileIsPrivate(t *testing.T) {
 		if err := os.WriteFile(path, nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		f, err := outputFile(path, keep)
+		f, err := outfile.Open(path, outfile.Options{Keep: keep})
 		if err != nil {
 			t.Fatal(err)
 		}

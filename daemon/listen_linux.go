@@ -15,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/outfile"
 	places "github.com/exanet/pfd/internal/sockets"
 )
 
@@ -144,7 +145,7 @@ func lock(socket string) (held *os.File, former int, err error) {
 		err = fmt.Errorf("%s is no file: remove it, or name another socket with --socket PATH", path)
 	}
 	if err == nil {
-		err = checkFile(path, info)
+		err = outfile.Check(path, info)
 	}
 	if err == nil && info.Mode().Perm() != 0o600 {
 		err = f.Chmod(0o600)

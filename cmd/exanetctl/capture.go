@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/internal/pcapng"
 )
 
@@ -42,7 +42,7 @@ counted in the capture and on standard error.`,
 			to := a.out
 			switch {
 			case file != "":
-				f, failed := createPrivate(file)
+				f, failed := outfile.Open(file, outfile.Options{Wait: true})
 				if failed != nil {
 					return fmt.Errorf("--write: %w", failed)
 				}
@@ -97,21 +97,4 @@ counted in the capture and on standard error.`,
 	f.DurationVar(&duration, "duration", 0, "end after this time: 5s")
 	f.IntVar(&snap, "snap", 0, "bytes of each packet to keep: 60 are the header and its CRC (default all)")
 	return c
-}
-
-// createPrivate makes a file for bytes of processes: for its owner alone.
-func createPrivate(name string) (*os.File, error) {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	// One that was there already has the mode of then.
-	if info, err := f.Stat(); err != nil {
-		return nil, errors.Join(err, f.Close())
-	} else if info.Mode().IsRegular() {
-		if err := f.Chmod(0o600); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-	}
-	return f, nil
 }

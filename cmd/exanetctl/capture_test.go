@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/internal/pcapng"
 )
 
@@ -69,7 +70,7 @@ func TestCreatePrivate(t *testing.T) {
 	if err := os.WriteFile(file, []byte("of before"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f, err := createPrivate(file)
+	f, err := outfile.Open(file, outfile.Options{Wait: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func TestCreatePrivate(t *testing.T) {
 		t.Errorf("%v, %d bytes, %v", st.Mode(), st.Size(), err)
 	}
 	// What is no file stays as it is.
-	null, err := createPrivate(os.DevNull)
+	null, err := outfile.Open(os.DevNull, outfile.Options{Wait: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/exanet/pfd/emu/capture"
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/internal/yield"
@@ -126,7 +127,7 @@ var errCaptureSlow = errors.New("the file takes its bytes too slowly: the last p
 // record writes the packets on all links into a file until end is called, or the file
 // takes no more: log has that at once.
 func record(e *emu.Engine, file string, log *slog.Logger) (end func() error, err error) {
-	to, err := createPrivate(file)
+	to, err := outfile.Open(file, outfile.Options{Wait: true})
 	if err != nil {
 		return nil, fmt.Errorf("--capture: %w", err)
 	}

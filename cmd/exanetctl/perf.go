@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/maybe"
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/workload"
 )
@@ -229,7 +229,7 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	}()
 	samples := func(uint64, []int64) error { return nil }
 	if p.samples != "" {
-		f, err := os.Create(p.samples)
+		f, err := outfile.Open(p.samples, outfile.Options{Mode: 0o644})
 		if err != nil {
 			return err
 		}

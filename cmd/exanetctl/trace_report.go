@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/internal/percentile"
 	"github.com/exanet/pfd/trace/probe"
 )
@@ -75,7 +76,7 @@ firmware took (raise and resend) is told as one stage, resend.`,
 				fmt.Fprintf(a.err, "exanetctl: %d halves of faults have no other half in these recordings\n", lone)
 			}
 			if svg != "" {
-				if err := os.WriteFile(svg, drawEvents(list), 0o600); err != nil {
+				if err := outfile.Write(svg, drawEvents(list)); err != nil {
 					return err
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/workload"
 )
 
@@ -26,7 +27,7 @@ func Replace(file, name, text string) error {
 	if !ok || !closed {
 		return fmt.Errorf("%w: %s has no lines %q and %q", ErrSection, file, strings.TrimSpace(first), strings.TrimSpace(last))
 	}
-	if err := os.WriteFile(file, []byte(before+first+text+last+after), 0o644); err != nil {
+	if err := outfile.Write(file, []byte(before+first+text+last+after)); err != nil {
 		return fmt.Errorf("section %s: %w", name, err)
 	}
 	return nil

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/exanet/pfd/internal/outfile"
 )
 
 // A picture's measures, and the colours of columns. Values are defined by this project; the
@@ -362,7 +364,7 @@ func (r *Report) Save(dir string) error {
 		if err := write(&b); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(b.String()), 0o644); err != nil {
+		if err := outfile.Write(filepath.Join(dir, name), []byte(b.String())); err != nil {
 			return err
 		}
 	}
@@ -376,7 +378,7 @@ func (r *Report) Pictures(dir string) error {
 	}
 	for _, t := range r.Tables {
 		if svg := t.SVG(); svg != "" {
-			if err := os.WriteFile(filepath.Join(dir, t.Name+".svg"), []byte(svg), 0o644); err != nil {
+			if err := outfile.Write(filepath.Join(dir, t.Name+".svg"), []byte(svg)); err != nil {
 				return err
 			}
 		}

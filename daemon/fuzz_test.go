@@ -29,7 +29,8 @@ func FuzzClaim(f *testing.F) {
 		if m.first == 0 || m.first > m.last {
 			t.Errorf("a claim of %d to %d", m.first, m.last)
 		}
-		if again := m.encode(); again[0] != words[0] || again[1] != words[1] {
+		const wired = uint64(device.PDIDMask) << 2 // the sender's hardware writes it
+		if again := m.encode(); again[0] != words[0]&^wired || again[1] != words[1] {
 			t.Errorf("%x is written again as %x", words, again)
 		}
 	})
@@ -55,7 +56,7 @@ func FuzzNetwork(f *testing.F) {
 		switch {
 		case err != nil && !errors.Is(err, ErrConfig):
 			t.Errorf("PDIDs %q: %v", pdids, err)
-		case err == nil && pdids != "" && (first == 0 || int(last)-int(first)+1 < 8):
+		case err == nil && pdids != "" && (first == 0 || last < first):
 			t.Errorf("PDIDs %q: %d to %d", pdids, first, last)
 		}
 	})

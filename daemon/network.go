@@ -9,6 +9,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/internal/groupname"
+	"github.com/exanet/pfd/internal/plaintext"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/uids"
 )
@@ -21,6 +22,9 @@ func (c *Config) directory() (*domain.Directory, error) {
 		text, err := os.ReadFile(c.Groups)
 		if err != nil {
 			return nil, fmt.Errorf("%w: --groups: %w", ErrConfig, err)
+		}
+		if text, err = plaintext.Text(text); err != nil {
+			return nil, fmt.Errorf("%w: groups in %s: %w", ErrConfig, c.Groups, err)
 		}
 		if dir.Groups, err = ParseGroups(string(text), c.GroupSize); err != nil {
 			return nil, fmt.Errorf("groups in %s: %w", c.Groups, err)

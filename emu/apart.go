@@ -103,7 +103,7 @@ func (p *apart) end() {
 
 // serve is a thread.
 func (p *apart) serve(e *Engine) {
-	runtime.LockOSThread() // for good: it has an affinity of its own, and ends here
+	runtime.LockOSThread() // it has an affinity of its own
 	off := int32(-1)       // the processor that it keeps off
 	for {
 		for began := time.Now(); atomic.LoadUint32(&p.queue) == 0 && time.Since(began) < apartSpin; {
@@ -117,6 +117,11 @@ func (p *apart) serve(e *Engine) {
 			continue
 		}
 		if !p.rest() {
+			// The runtime has the thread back, of which the budget knows; one whose
+			// affinity stays ends here.
+			if off < 0 || everywhere(int(e.thread.Load())) {
+				runtime.UnlockOSThread()
+			}
 			return
 		}
 		if cpu := p.engine.Load(); cpu != off {
@@ -174,6 +179,13 @@ func keepOff(cpu, thread int) {
 	if others.Clear(cpu); others.Count() > 0 {
 		_ = unix.SchedSetaffinity(0, &others)
 	}
+}
+
+// everywhere lets the calling thread run wherever a thread of the engine may, and reports
+// whether it does.
+func everywhere(thread int) bool {
+	var all unix.CPUSet
+	return unix.SchedGetaffinity(thread, &all) == nil && unix.SchedSetaffinity(0, &all) == nil
 }
 
 func currentCPU() int32 {

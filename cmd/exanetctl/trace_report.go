@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/internal/outfile"
+	"github.com/exanet/pfd/internal/plaintext"
 	"github.com/exanet/pfd/internal/percentile"
 	"github.com/exanet/pfd/trace/probe"
 )
@@ -172,7 +173,14 @@ func readEvents(r io.Reader) ([]probe.Event, error) {
 	s.Buffer(nil, maxRecordLine)
 	for s.Scan() {
 		var e probe.Event
-		if err := json.Unmarshal(s.Bytes(), &e); err != nil {
+		line := s.Bytes()
+		if len(list) == 0 {
+			var err error
+			if line, err = plaintext.Text(line); err != nil {
+				return nil, err
+			}
+		}
+		if err := json.Unmarshal(line, &e); err != nil {
 			return nil, fmt.Errorf("line %d is no fault of `trace record`: %w", len(list)+1, err)
 		}
 		list = append(list, e)

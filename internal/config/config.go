@@ -4,6 +4,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,8 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/exanet/pfd/internal/plaintext"
 )
 
 // ErrConfig says that a configuration file cannot be used.
@@ -105,6 +108,10 @@ var flagName = regexp.MustCompile(`--([a-z][a-z-]*)`)
 // Parse reads a file's text; its name's ending says the language: .toml, .yaml
 // or .yml. Its errors match ErrConfig.
 func Parse(file string, data []byte) ([]Entry, error) {
+	data, err := plaintext.Text(data)
+	if err != nil {
+		return nil, fmt.Errorf("%w %s: %w", ErrConfig, file, err)
+	}
 	switch ext := filepath.Ext(file); ext {
 	case ".toml":
 		return parseTOML(file, data)
@@ -177,8 +184,15 @@ func tomlValue(n *unstable.Node) (string, bool) {
 }
 
 func parseYAML(file string, data []byte) ([]Entry, error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil {
+	var doc, more yaml.Node
+	docs := yaml.NewDecoder(bytes.NewReader(data))
+	err := docs.Decode(&doc)
+	if err == nil {
+		if err = docs.Decode(&more); err == nil {
+			return nil, fmt.Errorf("%w %s:%d: a second document (a line ---): want one", ErrConfig, file, more.Line)
+		}
+	}
+	if !errors.Is(err, io.EOF) {
 		// The text of its errors names the line.
 		return nil, fmt.Errorf("%w %s: %w", ErrConfig, file, err)
 	}

@@ -110,6 +110,35 @@ func TestErrorsNameTheLine(t *testing.T) {
 	}
 }
 
+// What editors and generators put around a text is no part of it, and what is no text is
+// said to be none.
+func TestEditors(t *testing.T) {
+	const mark = "\xef\xbb\xbf"
+	for _, c := range []struct {
+		file, text string
+		want       string // of the error; "": none
+	}{
+		{"f.toml", mark + "nodes = 3\r\n", ""},
+		{"f.yaml", mark + "nodes: 3\r\n", ""},
+		{"f.toml", "nodes = 3", ""},
+		{"f.toml", "\tnodes\t=\t3\n", ""},
+		{"f.yaml", "---\nnodes: 3\n...\n", ""},
+		{"f.yaml", "---\nnodes: 3\n---\nnodes: 4\n", "f.yaml:3: a second document"},
+		{"f.toml", "\xff\xfen\x00", "UTF-16"},
+		{"f.yaml", "\xff\xfen\x00", "UTF-16"},
+		{"f.toml", "nodes = 3\n\x00", "line 2"},
+		{"f.yaml", "# f\xfcr\nnodes: 3\n", "line 1"},
+	} {
+		list, err := Parse(c.file, []byte(c.text))
+		switch {
+		case c.want == "" && (err != nil || len(list) != 1 || list[0].Key != "nodes" || list[0].Value != "3"):
+			t.Errorf("%s %q: %v, %v", c.file, c.text, list, err)
+		case c.want != "" && (!errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%s %q: %v, want %q", c.file, c.text, err, c.want)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"nodes = 3\n", "nodes: 3\n", "a = [1, 'b']\n", "a: [1, b]\n", "[x]\n", "? [a]\n: b\n", "&a x: *a\n"} {
 		f.Add(s)

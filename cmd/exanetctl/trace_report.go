@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/internal/outfile"
-	"github.com/exanet/pfd/internal/plaintext"
 	"github.com/exanet/pfd/internal/percentile"
+	"github.com/exanet/pfd/internal/plaintext"
 	"github.com/exanet/pfd/trace/probe"
 )
 

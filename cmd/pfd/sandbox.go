@@ -54,7 +54,10 @@ func shutIn(cfg *daemon.Config, files ...string) {
 		r.Capabilities = memoryCapabilities()
 		r.Calls = append(r.Calls, memoryCalls...)
 	case daemon.SandboxStrict:
-		r.Files = &sandbox.Files{Read: []string{"/proc"}, Write: []string{filepath.Dir(cfg.Socket)}}
+		r.Files = &sandbox.Files{Read: []string{"/proc", "/sys/fs/cgroup"}, Write: []string{filepath.Dir(cfg.Socket)}}
+		if cfg.Probe != "" { // its pins go at the end
+			r.Files.Write = append(r.Files.Write, filepath.Dir(cfg.Probe))
+		}
 		for _, f := range files {
 			if f != "" { // its directory: an editor puts another file in its place
 				r.Files.Read = append(r.Files.Read, filepath.Dir(f))

@@ -12,7 +12,7 @@ import (
 )
 
 // traceSelf attaches the eBPF probe to this program. Where nothing can be pinned it is
-// kept, and detached by what traceSelf gives. It needs rights that pfd gives up later.
+// kept. Both end by what traceSelf gives. It needs rights that pfd gives up later.
 func traceSelf(cfg *daemon.Config) (detach func(), err error) {
 	detach = func() {}
 	if cfg.Probe == "" {
@@ -23,6 +23,7 @@ func traceSelf(cfg *daemon.Config) (detach func(), err error) {
 	for _, n := range notes {
 		cfg.Log.Info("trace: " + n)
 	}
+	own := err == nil // and not by exanetctl trace on, whose tracing stays
 	switch {
 	case errors.Is(err, probe.ErrOn):
 		err = tracedAlready(cfg.Probe, err)
@@ -37,7 +38,18 @@ func traceSelf(cfg *daemon.Config) (detach func(), err error) {
 	if err != nil {
 		return detach, fmt.Errorf("--trace: %w", err)
 	}
-	return detach, nil
+	if !own {
+		return detach, nil
+	}
+	begun, err := probe.Begun(cfg.Probe)
+	if err != nil {
+		return detach, fmt.Errorf("--trace: %w", err)
+	}
+	return func() {
+		if err := begun.End(); err != nil {
+			cfg.Log.Warn("trace: it stays on: run exanetctl trace off", "err", err)
+		}
+	}, nil
 }
 
 // tracedAlready tells whether it is this program that is traced: else on is the error.

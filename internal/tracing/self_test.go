@@ -28,26 +28,45 @@ func (r *rig) latencies(dir string) map[string]uint64 {
 	return counts
 }
 
-// pfd --trace has itself traced from its first fault on; the next one goes on with what
-// is pinned.
+// pfd --trace has itself traced from its first fault on, and no longer than it runs; what
+// exanetctl has begun stays.
 func TestTracesItself(t *testing.T) {
 	if refused != "" {
 		t.Skip(refused)
 	}
 	dir := filepath.Join(bpffs, t.Name())
 	t.Cleanup(func() { _ = probe.Off(dir) })
-	r := newRig(t, "--trace="+dir)
-	r.dir = dir
-	r.write("--dst", "absent", "--count", "20")
-	r.until("the faults are seen", func() bool { return r.status().Counters["faults"] == 20 })
-	if got := r.latencies(dir)["page_in"]; got != 20 {
-		t.Errorf("%d page-ins", got)
+	var r *rig
+	end := func() {
+		_ = r.pfd.Process.Signal(unix.SIGTERM)
+		_ = r.pfd.Wait()
 	}
-	_ = r.pfd.Process.Signal(unix.SIGTERM)
-	_ = r.pfd.Wait()
+	for _, sandbox := range []string{"auto", "strict", "off"} {
+		if args := []string{"--trace=" + dir, "--sandbox", sandbox}; r == nil {
+			r = newRig(t, args...)
+			r.dir = dir
+		} else {
+			r.start(args...)
+		}
+		r.write("--dst", "absent", "--count", "20")
+		r.until("the faults are seen", func() bool { return r.status().Counters["faults"] == 20 })
+		if got := r.latencies(dir)["page_in"]; got != 20 {
+			t.Errorf("%d page-ins", got)
+		}
+		if end(); probe.Off(dir) == nil {
+			t.Errorf("sandbox %s: tracing outlives its pfd", sandbox)
+		}
+	}
+	// Tracing that somebody else has begun meanwhile, or before.
 	r.start("--trace=" + dir)
-	r.write("--dst", "absent", "--count", "20")
-	r.until("the faults of the next one are seen", func() bool { return r.status().Counters["faults"] == 40 })
+	r.ctl("trace", "off", "--bpffs", dir)
+	r.ctl("trace", "on", "--bpffs", dir)
+	end()
+	r.start("--trace=" + dir)
+	end()
+	if err := probe.Off(dir); err != nil {
+		t.Errorf("tracing that exanetctl has begun: %v", err)
+	}
 }
 
 // Without a bpffs pfd keeps the maps, and exanetctl asks it; a pfd that keeps none says

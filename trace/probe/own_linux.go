@@ -1,0 +1,41 @@
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Own is tracing that its process has begun by On, and that is to end with it.
+type Own struct {
+	dir string
+	at  *os.File // the directory that On made: a later one has another inode
+}
+
+// Begun returns the tracing that On has just begun in dir.
+func Begun(dir string) (*Own, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrDir, dir, err)
+	}
+	return &Own{dir, os.NewFile(uintptr(fd), dir)}, nil
+}
+
+// End does what Off does, but where somebody has ended the tracing already, or has begun
+// another one since: that stays. It needs no right but to the directory.
+func (o *Own) End() error {
+	defer o.at.Close()
+	own, err := o.at.Stat()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrDir, err)
+	}
+	if there, err := os.Lstat(o.dir); err != nil || !os.SameFile(own, there) {
+		return nil
+	}
+	if err := Off(o.dir); !errors.Is(err, ErrOff) {
+		return err
+	}
+	return nil
+}

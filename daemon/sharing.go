@@ -172,6 +172,7 @@ func errBounds(va device.VA, size uint64) error {
 
 // Share implements attach.Sharer.
 func (h viewing) Share(s attach.Share, fd, holes int) error {
+	h.count()
 	if h.overlaps(s.VA, s.Size) {
 		return errBounds(s.VA, s.Size)
 	}
@@ -181,11 +182,6 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 	if h.s.view == nil || h.s.d.turns.TooLong(h.s.uid) || !h.s.d.shares.Take(h.s.uid) {
 		return nil
 	}
-	if holes >= 0 {
-		if err := h.s.view.Fills(holes); err != nil {
-			h.s.log.Debug("missing pages of shared memory are not filled by a userfaultfd", "err", err)
-		}
-	}
 	var err error
 	h.s.d.turns.Quick(h.s.uid, func() { err = h.s.view.Share(s.VA, s.Size, fd, s.Offset, s.Writable) })
 	if err != nil {
@@ -194,6 +190,15 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 		return nil
 	}
 	h.s.shares++
+	if holes >= 0 {
+		gone := func(unmap func()) {
+			h.s.readOnly.Remove(s.VA, s.Size)
+			h.s.d.turns.Do(h.s.uid, unmap)
+		}
+		if err := h.s.view.Watch(s.VA, holes, h.s.method == pagein.GUP, gone); err != nil {
+			h.s.log.Debug("shared memory has no userfaultfd that says when it is unmapped", "err", err)
+		}
+	}
 	return nil
 }
 
@@ -201,15 +206,21 @@ func (h viewing) overlaps(va device.VA, size uint64) bool {
 	return h.s.view != nil && h.s.view.Overlaps(va, size) || h.s.readOnly.Forbids(va, size)
 }
 
+// count counts what the process shares no more: it has unmapped some without saying so.
+func (h viewing) count() {
+	if h.s.view == nil {
+		return
+	}
+	for n := h.s.view.Count(); h.s.shares > n; h.s.shares-- {
+		h.s.d.shares.Give(h.s.uid)
+	}
+}
+
 // Unshare implements attach.Sharer.
 func (h viewing) Unshare(u attach.Unshare) error {
-	unshared := false
 	if h.s.view != nil {
-		h.s.d.turns.Do(h.s.uid, func() { unshared = h.s.view.Unshare(u.VA, u.Size) })
-	}
-	if unshared {
-		h.s.shares--
-		h.s.d.shares.Give(h.s.uid)
+		h.s.d.turns.Do(h.s.uid, func() { h.s.view.Unshare(u.VA, u.Size) })
+		h.count()
 	}
 	h.s.readOnly.Remove(u.VA, u.Size)
 	if h.overlaps(u.VA, u.Size) {

@@ -89,7 +89,7 @@ func sharedMemory(t *testing.T, filled bool) {
 		if err := h.Add(va(dst), uint64(len(dst))); err != nil {
 			t.Fatal(err)
 		}
-		if err := v.Fills(h.FD()); err != nil {
+		if err := v.Watch(va(dst), h.FD(), true, func(unmap func()) { unmap() }); err != nil {
 			t.Fatal(err)
 		}
 	}

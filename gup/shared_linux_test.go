@@ -67,7 +67,7 @@ func share(t *testing.T, pages int, filled bool) *sharing {
 		if err := h.Add(s.va, uint64(len(s.b))); err != nil {
 			t.Fatal(err)
 		}
-		if err := v.Fills(h.FD()); err != nil {
+		if err := v.Watch(s.va, h.FD(), true, func(unmap func()) { unmap() }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -313,12 +314,16 @@ static int hello(exanet *e, const struct exanet_options *o)
 	return message_send(e->socket, m, HELLO_SIZE, -1, -1);
 }
 
-/* holes_open makes a userfaultfd for missing pages of what is shared (8); -1: this kernel or a filter has none. */
-static int holes_open(void)
+/* watch makes a userfaultfd of a range that is shared (8): pfd learns by it when the range is unmapped,
+ * and fills its missing pages with method gup. Nothing is protected: what the process touches is the
+ * kernel's. The process keeps none: with the last copy, pfd's, the range is registered no more. -1: this
+ * kernel or a filter has none, or the range has another. */
+static int watch(void *address, size_t size)
 {
-	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_UNMAP };
+	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_WP };
 	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+	if (fd >= 0 && (ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &r))) {
 		close(fd);
 		fd = -1;
 	}
@@ -358,8 +363,6 @@ static int handshake(exanet *e, const struct exanet_options *o)
 	};
 	e->pfd_port = get(m + 84, 4);
 	e->pfd_pid = get(m + 92, 4);
-	if (e->info.sva && e->info.method == EXANET_GUP)
-		e->holes = holes_open();
 	const struct timeval none = { 0 };
 	setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
 	return 0;
@@ -367,6 +370,7 @@ static int handshake(exanet *e, const struct exanet_options *o)
 
 int exanet_attach(exanet **out, const struct exanet_options *o)
 {
+	UNCANCELLED;
 	static const struct exanet_options none;
 	exanet *e = calloc(1, sizeof *e);
 	*out = NULL;
@@ -376,7 +380,8 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 		e->trust = o->trust;
 		e->ntrust = o->ntrust;
 	}
-	e->socket = e->eventfd = e->netlink = e->holes = e->stop[0] = e->stop[1] = -1;
+	e->flags = o ? o->flags : 0;
+	e->socket = e->eventfd = e->netlink = e->stop = -1;
 	e->own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (e->own == MAP_FAILED || madvise(e->own, 4096, MADV_WIPEONFORK)) {
 		const int error = fail(errno, "a page that fork empties: %m");
@@ -390,10 +395,17 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	pthread_mutex_init(&e->messages, NULL);
 	int error = handshake(e, o ? o : &none);
 	if (!error && (e->info.method == EXANET_TOUCH || e->info.method == EXANET_POPULATE)) {
-		if (pipe2(e->stop, O_CLOEXEC) || (errno = pthread_create(&e->server, NULL, serve_faults, e)))
+		/* No pipe: to close its end would not wake the thread where a child has a copy of it. The
+		 * program's signals are none of the thread's. */
+		sigset_t all, old;
+		sigfillset(&all);
+		e->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		pthread_sigmask(SIG_SETMASK, &all, &old);
+		if (e->stop < 0 || (errno = pthread_create(&e->server, NULL, serve_faults, e)))
 			error = fail(errno, "the thread that brings pages in: %m");
 		else
 			e->served = true;
+		pthread_sigmask(SIG_SETMASK, &old, NULL);
 	}
 	if (error) {
 		char why[sizeof text];	/* closing may overwrite it */
@@ -449,7 +461,7 @@ static void release(exanet *e)
 /* release_copy releases what a child made by fork has of an attachment. It ends nothing of the parent's. */
 static void release_copy(exanet *e)
 {
-	const int all[] = { e->socket, e->eventfd, e->netlink, e->holes, e->stop[0], e->stop[1] };
+	const int all[] = { e->socket, e->eventfd, e->netlink, e->stop };
 	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
 		if (all[i] >= 0)
 			close(all[i]);
@@ -462,6 +474,7 @@ static void release_copy(exanet *e)
 
 int exanet_close(exanet *e)
 {
+	UNCANCELLED;
 	unsigned char m[TEXT_SIZE];
 	int fds[8], nfds;
 	ssize_t n;
@@ -484,9 +497,9 @@ int exanet_close(exanet *e)
 		confirmed = confirmed || n == 0 || (n < 0 && errno == ECONNRESET);
 	}
 	if (e->served) {
+		const uint64_t one = 1;
 		shutdown(e->socket, SHUT_RDWR);	/* gone for the thread, too: it may wait for a pfd that takes nothing */
-		close(e->stop[1]);
-		e->stop[1] = -1;
+		(void)!write(e->stop, &one, sizeof one);	/* cannot fail */
 		struct timespec limit;
 		clock_gettime(CLOCK_REALTIME, &limit);
 		limit.tv_sec += 2;
@@ -494,7 +507,7 @@ int exanet_close(exanet *e)
 		if (sleeps)
 			pthread_detach(e->server);
 	}
-	const int all[] = { e->socket, e->eventfd, e->netlink, e->holes, e->stop[0], e->stop[1] };
+	const int all[] = { e->socket, e->eventfd, e->netlink, e->stop };
 	for (size_t i = 0; i < sizeof all / sizeof all[0] && !sleeps; i++)
 		if (all[i] >= 0)
 			close(all[i]);
@@ -535,6 +548,7 @@ void exanet_get_stats(const exanet *e, struct exanet_stats *s)
 /* bounds sends UNSHARE, REGISTER, UNREGISTER or INVALIDATE. */
 static int bounds(exanet *e, int type, void *address, size_t size, int fd)
 {
+	UNCANCELLED;
 	unsigned char m[BOUNDS_SIZE];
 	if (inherited(e))
 		return refuse_child(e);
@@ -545,11 +559,13 @@ static int bounds(exanet *e, int type, void *address, size_t size, int fd)
 }
 
 /* sooner is the result of a request that makes the way to memory shorter. A device that sees
- * all memory does without: an older pfd need not take it. */
-static int sooner(const exanet *e, int error) { return e->info.sva && error != -ENOTCONN ? 0 : error; }
+ * all memory does without: an older pfd need not take it. Memory that is refused (code 12) has another
+ * share in the way, which transfers would reach. */
+static int sooner(const exanet *e, int error) { return e->info.sva && error != -ENOTCONN && error != -EINVAL ? 0 : error; }
 
 int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset, int writable)
 {
+	UNCANCELLED;
 	unsigned char m[SHARE_SIZE];
 	if (inherited(e))
 		return refuse_child(e);
@@ -558,14 +574,22 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	put(m + 80, 8, size);
 	put(m + 88, 8, offset);
 	put(m + 96, 4, !!writable);
-	/* pfd may fill what nobody has touched; without this it comes in as any other memory. Nothing
-	 * is protected: what the process touches is the kernel's. */
-	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_WP };
-	const bool filled = e->holes >= 0 && !ioctl(e->holes, UFFDIO_REGISTER, &r);
-	return sooner(e, question(e, m, sizeof m, fd, filled ? e->holes : -1));
+	const int watched = e->info.sva && !(e->flags & EXANET_NO_USERFAULTFD) ? watch(address, size) : -1;
+	const int error = sooner(e, question(e, m, sizeof m, fd, watched));
+	if (watched >= 0)
+		close(watched);
+	if (!error && !(e->flags & EXANET_DUMP))
+		madvise(address, size, MADV_DONTDUMP);	/* a dump would bring all of it in */
+	return error;
 }
 
-int exanet_unshare(exanet *e, void *address, size_t size) { return bounds(e, UNSHARE, address, size, -1); }
+int exanet_unshare(exanet *e, void *address, size_t size)
+{
+	const int error = bounds(e, UNSHARE, address, size, -1);
+	if (!error && !(e->flags & EXANET_DUMP))
+		madvise(address, size, MADV_DODUMP);
+	return error;
+}
 
 int exanet_invalidate(exanet *e, void *address, size_t size)
 {
@@ -575,6 +599,7 @@ int exanet_invalidate(exanet *e, void *address, size_t size)
 
 int exanet_register(exanet *e, void *address, size_t size)
 {
+	UNCANCELLED;
 	if (inherited(e))
 		return refuse_child(e);
 	if (e->info.method != EXANET_UFFD)
@@ -633,6 +658,7 @@ static int make_memory(size_t size)
 
 void *exanet_alloc(exanet *e, size_t size)
 {
+	UNCANCELLED;
 	int fd = -1, error = 0;
 	void *p;
 	if (inherited(e)) {
@@ -665,11 +691,14 @@ void *exanet_alloc(exanet *e, size_t size)
 		munmap(p, size);
 		p = NULL;
 	}
+	if (p && !(e->flags & EXANET_DUMP))
+		madvise(p, size, MADV_DONTDUMP);
 	return p;
 }
 
 int exanet_free(exanet *e, void *p, size_t size)
 {
+	UNCANCELLED;
 	if (inherited(e))
 		return munmap(p, whole(size)) ? fail(errno, "freeing a buffer: %m") : 0;
 	int error = e->info.method == EXANET_UFFD ? exanet_unregister(e, p, whole(size)) : 0;

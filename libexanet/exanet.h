@@ -38,6 +38,13 @@ enum { EXANET_POLICY_DEFAULT, EXANET_PIO, EXANET_PI4, EXANET_PIA, EXANET_ADAPTIV
 enum {
 	EXANET_ACCEPT_GROUP = 1,	/* every member of the group may write here */
 	EXANET_TRUST = 2,		/* the options have trust and ntrust */
+	/* Memory of exanet_alloc and exanet_share stays in core dumps, which bring all of it in. Without
+	 * it a program has parts dumped by MADV_DODUMP. */
+	EXANET_DUMP = 4,
+	/* Shared memory has no userfaultfd of the library's, for a program that has one of its own there:
+	 * its missing pages come in as others do, and after an munmap without exanet_unshare transfers
+	 * reach the memory that was shared, silently. */
+	EXANET_NO_USERFAULTFD = 8,
 };
 
 struct exanet_options {
@@ -133,7 +140,10 @@ void *exanet_alloc(exanet *, size_t);
 int exanet_free(exanet *, void *, size_t);
 /* Shares whole pages of a memfd that is sealed against shrinking, mapped shared at address.
  * With sva a transfer reaches them sooner; what cannot be shared it reaches as before. Until
- * exanet_unshare nothing else may be mapped there, and transfers have the rights of the share. */
+ * exanet_unshare nothing else may be mapped there, and transfers have the rights of the share; it is
+ * in no core dump (EXANET_DUMP). With sva it has a userfaultfd until then, by which pfd learns of an
+ * munmap without exanet_unshare, which waits for that: the program can have no other there
+ * (EXANET_NO_USERFAULTFD). -EINVAL: another share is in the way. */
 int exanet_share(exanet *, void *address, size_t, int fd, uint64_t offset, int writable);
 int exanet_unshare(exanet *, void *address, size_t);
 /* After whole pages of shared memory were taken away (MADV_REMOVE): the device forgets them.

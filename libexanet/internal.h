@@ -58,14 +58,14 @@ struct exanet {
 	const uint32_t *trust;	/* of the options, while it attaches */
 	unsigned ntrust;
 	int socket, eventfd, netlink;
-	int holes;		/* a userfaultfd for missing pages of what is shared, or -1 */
 	unsigned char *pages;
 	struct ucred pfd;
 	uint32_t pfd_port;
 	pid_t pfd_pid;		/* as pfd has it, and its fault messages: SO_PEERCRED gives another in another pid namespace */
 	struct exanet_info info;
 	bool served;
-	int stop[2];		/* a pipe that ends the thread */
+	int stop;		/* an eventfd that ends the thread */
+	unsigned flags;		/* of the options */
 	pthread_t server;
 	uint32_t use[CHANNELS];
 	uint32_t busy;		/* channels with a transfer of ours */
@@ -96,6 +96,18 @@ static inline uint64_t get(const unsigned char *m, int size)
 		v = v << 8 | m[i];
 	return v;
 }
+
+static inline int cancel_never(void)
+{
+	int before;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+	return before;
+}
+
+static inline void cancel_as_before(int *before) { pthread_setcancelstate(*before, NULL); }
+
+/* In a function: a thread that is cancelled there ends when it has returned, and holds no lock then. */
+#define UNCANCELLED __attribute__((cleanup(cancel_as_before))) int cancel_before = cancel_never()
 
 /* fail keeps the text for exanet_error and gives -code. */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));

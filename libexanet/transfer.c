@@ -141,6 +141,7 @@ static int check(const exanet *e, const struct exanet_transfer *t)
 
 int exanet_write(exanet *e, const struct exanet_transfer *t)
 {
+	UNCANCELLED;
 	int error = check(e, t), channel;
 	if (error)
 		return error;
@@ -212,6 +213,7 @@ static bool ask_again(exanet *e, struct read *r)
 
 int exanet_read(exanet *e, const struct exanet_transfer *t)
 {
+	UNCANCELLED;
 	int error = check(e, t), place;
 	if (error)
 		return error;
@@ -345,6 +347,7 @@ int exanet_poll(exanet *e, int transfer)
 	if (transfer >= 0 && place < CHANNELS && load32(e->pages + DESCRIPTOR * place + DONE) == 2 && !load32(e->pages + STATE) &&
 	    now() - (int64_t)load64(&e->looked) < MS)
 		return EXANET_ONGOING;	/* without the lock: the usual case */
+	UNCANCELLED;
 	pthread_mutex_lock(&e->lock);
 	if (transfer < 0)
 		status = fail(EINVAL, "%d is no transfer", transfer);
@@ -364,6 +367,7 @@ int exanet_poll(exanet *e, int transfer)
  * then after a part of the time that it has waited, up to most. */
 static int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
 {
+	UNCANCELLED;
 	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
 	int status;
 	while ((status = done(e, arg)) == EXANET_ONGOING && now() - began < SPIN && now() < end)
@@ -413,6 +417,7 @@ int exanet_wait_word(exanet *e, const uint64_t *word, uint64_t value, int timeou
 
 int exanet_abort(exanet *e, int transfer)
 {
+	UNCANCELLED;
 	int place = transfer & (PLACES - 1), result = 0;
 	uint32_t use = (uint32_t)transfer >> PLACE_BITS;
 	if (inherited(e))
@@ -543,7 +548,7 @@ void *serve_faults(void *arg)
 		struct iovec iov[2] = { { &h, sizeof h }, { text, sizeof text - 1 } };
 		struct msghdr msg = { .msg_name = &from, .msg_namelen = sizeof from, .msg_iov = iov, .msg_iovlen = 2,
 				      .msg_control = control.b, .msg_controllen = sizeof control.b };
-		struct pollfd p[2] = { { .fd = e->netlink, .events = POLLIN }, { .fd = e->stop[0] } };
+		struct pollfd p[2] = { { .fd = e->netlink, .events = POLLIN }, { .fd = e->stop, .events = POLLIN } };
 		if (poll(p, 2, -1) > 0 && p[1].revents)
 			return NULL;
 		ssize_t n = recvmsg(e->netlink, &msg, MSG_DONTWAIT);

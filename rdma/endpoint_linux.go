@@ -20,7 +20,6 @@ import (
 	"github.com/exanet/pfd/internal/yield"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/uffd"
 )
 
 // Times (ours).
@@ -83,6 +82,13 @@ type Options struct {
 	// CountInvalidations has the kernel tell pfd when pages of registered memory
 	// (method uffd) go. The call that has them go waits until pfd has read that.
 	CountInvalidations bool
+	// Dump leaves memory of Alloc, and what is shared, in core dumps, which bring all of it
+	// in. Without it a program has parts dumped by MADV_DODUMP.
+	Dump bool
+	// NoUserfaultfd leaves shared memory without the library's userfaultfd, for a program that
+	// has one of its own there: its missing pages come in as others do, and after an munmap
+	// without Unshare transfers reach the memory that was shared, silently.
+	NoUserfaultfd bool
 	// Trust are users, besides root and the process's own, whose pfd may reach the
 	// process's memory. The machine's own pfd need not be named. 65534 names every user
 	// that the user namespace does not map: the machine's pfd, for one, in a rootless container.
@@ -145,7 +151,7 @@ type Endpoint struct {
 	welcome attach.Welcome
 	faults  *netlink.Receiver
 
-	invalidations bool // Options.CountInvalidations
+	invalidations, dump, noUserfaultfd bool // of Options
 
 	mu      sync.Mutex
 	wake    int // eventfd, -1 once closed: written under mu only
@@ -161,7 +167,6 @@ type Endpoint struct {
 
 	asking  sync.Mutex  // one request about memory at a time
 	answers chan answer // to it
-	holes   *uffd.Holes // for missing pages of what is shared; nil: they come in as others do
 
 	over     chan struct{} // closed when the attachment has ended
 	workers  sync.WaitGroup
@@ -225,7 +230,7 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	e, err := newEndpoint(conn, w, fds, o.CountInvalidations)
+	e, err := newEndpoint(conn, w, fds, &o)
 	if err != nil {
 		fds.Close()
 		return nil, errors.Join(err, conn.Close())
@@ -233,7 +238,7 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, invalidations bool) (*Endpoint, error) {
+func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, o *Options) (*Endpoint, error) {
 	memfd := attach.Descriptors{fds.Take(0)}
 	memfd.Close() // the mapping keeps the memory
 	// pfd's number as pfd has it: in another PID namespace SO_PEERCRED gives another.
@@ -243,12 +248,9 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, in
 	}
 	e := &Endpoint{
 		conn: conn, pages: conn.Pages(), welcome: w, faults: faults,
-		wake: fds.Take(1), free: ^uint32(0), invalidations: invalidations,
+		wake: fds.Take(1), free: ^uint32(0), invalidations: o.CountInvalidations, dump: o.Dump, noUserfaultfd: o.NoUserfaultfd,
 		exports: map[Remote][]byte{}, gathers: map[*Transfer]struct{}{}, answers: make(chan answer, 4),
 		over: make(chan struct{}),
-	}
-	if e.Info().SVA() && w.Method == MethodGUP {
-		e.holes, _ = uffd.NewHoles() // a kernel or a filter without userfaultfd is no error
 	}
 	e.workers.Go(e.listen)
 	e.workers.Go(e.serveFaults)
@@ -525,11 +527,6 @@ func (e *Endpoint) shutdown() error {
 		closed = fmt.Errorf("closing the endpoint: %w: %w", ErrUnconfirmed, closed)
 	}
 	err = errors.Join(err, closed, e.faults.Close())
-	if e.holes != nil {
-		e.asking.Lock() // it is being sent
-		err = errors.Join(err, e.holes.Close())
-		e.asking.Unlock()
-	}
 	stopped := make(chan struct{})
 	go func() {
 		e.workers.Wait()

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/memfd"
 )
@@ -101,8 +102,7 @@ func (e *Endpoint) allocShared(size int) (*Buffer, error) {
 		return nil, os.NewSyscallError("mmap", err)
 	}
 	err = e.Share(VAOf(b), uint64(length), fd, 0, true)
-	// Where the node sees the process's own tables an older pfd need not take it.
-	if err != nil && (!e.Info().SVA() || errors.Is(err, ErrGone) || errors.Is(err, ErrClosed)) {
+	if err != nil && !e.needless(err) {
 		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
 	}
 	return &Buffer{b: b, size: size, ep: e, shared: true}, nil
@@ -116,6 +116,15 @@ func private(size int) ([]byte, error) {
 		return nil, os.NewSyscallError("mmap", err)
 	}
 	return b, nil
+}
+
+// needless tells whether memory need not be shared for which this is the error of Share: the
+// node sees the process's own tables. A refusal of the memory itself (code 12) says that another
+// share is in the way, which transfers would reach.
+func (e *Endpoint) needless(err error) bool {
+	var refused *attach.RefusedError
+	inTheWay := errors.As(err, &refused) && refused.Code == attach.CodeMemory
+	return e.Info().SVA() && !inTheWay && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed)
 }
 
 // hugePage is the size of the huge pages that can be shared.

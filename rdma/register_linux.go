@@ -59,6 +59,9 @@ func (e *Endpoint) allocRegistered(size int) (*Buffer, error) {
 	if err := e.Register(b); err != nil {
 		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
 	}
+	if !e.dump {
+		dump(VAOf(b), uint64(len(b)), false)
+	}
 	return &Buffer{b: b, size: size, ep: e, registered: true}, nil
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/uffd"
 )
 
 // shareTimeout is how long pfd may take to answer (ours): to take memory back it
@@ -24,22 +25,49 @@ func (i Info) SVA() bool { return i.Caps&device.CapsSVA != 0 }
 // as MakeMemory makes it, from offset on, which the process has mapped at va.
 // Whole pages (Info.Page); fd stays the caller's. Memory of Alloc is shared already. Errors
 // match ErrGone or ErrClosed; pfd's refusal is an *attach.RefusedError.
+//
+// Until Unshare it is in no core dump, which would bring all of it in: see Options.Dump. And
+// where Info.SVA is true it has a userfaultfd, so that pfd learns of an munmap without Unshare,
+// which waits for that, and fills missing pages (method gup): the program can have no other
+// there, see Options.NoUserfaultfd.
 func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
 	m := attach.Share{Product: attach.Product(), VA: va, Size: size, Offset: offset, Writable: writable}
-	e.asking.Lock()
-	defer e.asking.Unlock()
 	fds := []int{fd}
-	if e.holes != nil && e.holes.Add(va, size) == nil { // else pages come in as others do
-		fds = append(fds, e.holes.FD())
+	if e.Info().SVA() && !e.noUserfaultfd {
+		// A kernel or a filter without userfaultfd, and memory that has another, are no error.
+		if h, err := uffd.NewHoles(); err == nil {
+			defer h.Close() // pfd has it now, or nobody: the memory is registered no more
+			if h.Add(va, size) == nil {
+				fds = append(fds, h.FD())
+			}
+		}
 	}
-	return e.request(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeShare}, fds...)
+	err := e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeShare}, fds...)
+	if err == nil && !e.dump {
+		dump(va, size, false)
+	}
+	return err
+}
+
+// dump says whether memory of this process is part of a core dump.
+func dump(va device.VA, size uint64, in bool) {
+	advice := uintptr(unix.MADV_DONTDUMP)
+	if in {
+		advice = unix.MADV_DODUMP
+	}
+	// It fails where something else is mapped there by now.
+	_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(va), uintptr(size), advice)
 }
 
 // Unshare takes back what one Share gave, with exactly its bounds. When it
 // returns no transfer reaches the memory any more.
 func (e *Endpoint) Unshare(va device.VA, size uint64) error {
 	m := attach.Unshare{Product: attach.Product(), VA: va, Size: size}
-	return e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeUnshare})
+	err := e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeUnshare})
+	if err == nil && !e.dump {
+		dump(va, size, true)
+	}
+	return err
 }
 
 // Invalidate tells the device that pages of shared memory were taken away (MADV_REMOVE,

@@ -17,11 +17,13 @@ import (
 // entering the process's address space, charged to the process and mapped by it.
 //
 // The mappings are registered for write-protect faults, and nothing is protected: what the
-// process itself touches is the kernel's, as if nothing were registered. Its methods may be
-// called on any goroutine.
+// process itself touches is the kernel's, as if nothing were registered. An munmap of it, a
+// mapping over it or an mremap waits until who holds the descriptor has learned of that, or
+// nobody has it any more (UFFD_FEATURE_EVENT_UNMAP). Its methods may be called on any goroutine.
 type Holes struct {
 	mu sync.RWMutex // held to close: a descriptor's number is another file's after that
 	fd int          // -1 once closed
+	f  *os.File     // of fd, where it was taken
 }
 
 // NewHoles makes one for this process. It needs no right: it serves nobody's faults.
@@ -31,7 +33,7 @@ func NewHoles() (*Holes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrForbidden, os.NewSyscallError("userfaultfd", err))
 	}
-	if err := handshake(fd, 0); err != nil {
+	if err := handshake(fd, featureUnmap); err != nil {
 		return nil, errors.Join(os.NewSyscallError("UFFDIO_API", err), unix.Close(fd))
 	}
 	return &Holes{fd: fd}, nil
@@ -58,7 +60,41 @@ func TakeHoles(fd int) (*Holes, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
 	}
-	return &Holes{fd: own}, nil
+	if err := unix.SetNonblock(own, true); err != nil { // else it is polled as broken
+		return nil, errors.Join(os.NewSyscallError("fcntl O_NONBLOCK", err), unix.Close(own))
+	}
+	return &Holes{fd: own, f: os.NewFile(uintptr(own), "userfaultfd")}, nil
+}
+
+// AwaitUnmap waits until the process unmaps some of the memory, which goes on after Close, or
+// reports false: it was closed. A process that breaks the descriptor counts as one that unmaps.
+// It is for what TakeHoles gave.
+func (h *Holes) AwaitUnmap() bool {
+	raw, err := h.f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, 0)
+		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+	})
+	return err == nil
+}
+
+// Release lets the process go on that AwaitUnmap has seen, and closes: it may have kept its own
+// descriptor, or a child of it has a copy.
+func (h *Holes) Release() error {
+	h.mu.RLock()
+	var buf [16 * msgSize]byte
+	for h.fd >= 0 {
+		// Without RWF_NOWAIT a process could make the read wait.
+		if n, err := unix.Preadv2(h.fd, [][]byte{buf[:]}, -1, unix.RWF_NOWAIT); n <= 0 && !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	h.mu.RUnlock()
+	return h.Close()
 }
 
 // check refuses what is no userfaultfd.
@@ -114,6 +150,9 @@ func (h *Holes) closeLocked() error {
 	fd := h.fd
 	if h.fd = -1; fd < 0 {
 		return nil
+	}
+	if h.f != nil {
+		return h.f.Close()
 	}
 	return os.NewSyscallError("close", unix.Close(fd))
 }

@@ -84,17 +84,30 @@ func TestHoles(t *testing.T) {
 		t.Errorf("a page that was punched out: %d, %v", n, err)
 	}
 	// Mapped anew: no more of it.
-	if _, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&b[12*device.PageSize]), 4*device.PageSize, unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
-		t.Fatal(err)
+	mapped := make(chan error)
+	go func() {
+		_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&b[12*device.PageSize]), 4*device.PageSize, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED)
+		mapped <- err
+	}()
+	if !taken.AwaitUnmap() {
+		t.Fatal("closed")
+	}
+	select {
+	case <-mapped:
+		t.Error("the process does not wait")
+	default:
 	}
 	for _, page := range []int{12, 16} {
 		if n, err := taken.Fill(at(page), device.PageSize); n != 0 || err == nil {
 			t.Errorf("page %d, which is not registered: %d, %v", page, n, err)
 		}
 	}
-	if err := taken.Close(); err != nil {
+	if err := errors.Join(taken.Release(), <-mapped); err != nil {
 		t.Error(err)
+	}
+	if taken.AwaitUnmap() {
+		t.Error("closed, and the process unmaps")
 	}
 	if _, err := taken.Fill(at(10), device.PageSize); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("closed: %v", err)

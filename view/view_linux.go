@@ -55,7 +55,6 @@ type View struct {
 	mu    sync.RWMutex
 	list  []*share // by address
 	bytes uint64
-	holes *uffd.Holes // fills what is missing of them; nil: nothing does
 }
 
 // share is memory that the process shares.
@@ -63,8 +62,10 @@ type share struct {
 	va      device.VA
 	b       []byte
 	write   bool
-	entered []uint64 // a bit a page
-	tables  []uint32 // a word a table: 1, where there is one
+	entered []uint64    // a bit a page
+	tables  []uint32    // a word a table: 1, where there is one
+	holes   *uffd.Holes // says when it is unmapped; nil: nothing does
+	fills   bool        // and fills what is missing
 }
 
 // New makes a View of nothing. Its error matches uffd.ErrForbidden.
@@ -83,13 +84,10 @@ func NewWithin(b Budget) (*View, error) {
 // Close gives all memory up. Nothing may be called any more.
 func (v *View) Close() error {
 	v.mu.Lock()
-	list, holes := v.list, v.holes
-	v.list, v.bytes, v.holes = nil, 0, nil
+	list := v.list
+	v.list, v.bytes = nil, 0
 	v.mu.Unlock()
 	var errs []error
-	if holes != nil {
-		errs = append(errs, holes.Close())
-	}
 	for _, s := range list {
 		errs = append(errs, v.unmap(s))
 	}
@@ -127,17 +125,58 @@ func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write boo
 	return nil
 }
 
-// Fills has missing pages filled by a userfaultfd with which the process has registered
-// what it shares; fd stays the caller's. The first one holds. Errors are uffd.TakeHoles's.
-func (v *View) Fills(fd int) error {
+// Watch takes the userfaultfd with which the process has registered what it shares at va; fd
+// stays the caller's. Where the process unmaps some of that without Unshare, all of it is seen
+// no more when the process goes on: gone is called with what lets it go on and unmaps the memory
+// here. With fill the descriptor fills missing pages, too. Errors are ErrShare, where nothing is
+// shared at va, and uffd.TakeHoles's.
+func (v *View) Watch(va device.VA, fd int, fill bool, gone func(unmap func())) error {
+	holes, err := uffd.TakeHoles(fd)
+	if err != nil {
+		return err
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.holes != nil {
-		return nil
+	i, there := v.search(va)
+	if !there || v.list[i].holes != nil {
+		return errors.Join(fmt.Errorf("%w: nothing at %v waits for a userfaultfd", ErrShare, va), holes.Close())
 	}
-	var err error
-	v.holes, err = uffd.TakeHoles(fd)
-	return err
+	s := v.list[i]
+	s.holes, s.fills = holes, fill
+	go func() {
+		if !holes.AwaitUnmap() {
+			return
+		}
+		// No error below matters: nothing is written by holes, and what is unmapped was mapped.
+		if !v.drop(s) { // by Unshare meanwhile
+			_ = holes.Release()
+			return
+		}
+		gone(func() {
+			_ = holes.Release()
+			_ = v.unmap(s)
+		})
+	}()
+	return nil
+}
+
+// drop takes a share off the list, and reports whether it was there.
+func (v *View) drop(s *share) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	i := slices.Index(v.list, s)
+	if i >= 0 {
+		v.list = slices.Delete(v.list, i, i+1)
+		v.bytes -= uint64(len(s.b))
+	}
+	return i >= 0
+}
+
+// Count gives how many pieces are shared.
+func (v *View) Count() int {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return len(v.list)
 }
 
 // check refuses files that are no memfd, or could end before the mapping.
@@ -208,6 +247,9 @@ func (v *View) Unshare(va device.VA, size uint64) bool {
 // unmap unmaps a share that is not listed any more, and gives its page tables back.
 func (v *View) unmap(s *share) error {
 	err := unix.Munmap(s.b)
+	if s.holes != nil {
+		err = errors.Join(err, s.holes.Close())
+	}
 	for _, there := range s.tables {
 		if there != 0 && v.budget != nil {
 			v.budget.Give()
@@ -320,12 +362,16 @@ func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 	if !v.mu.TryRLock() {
 		return 0
 	}
-	holes := v.holes
+	va = va.Page()
+	s, _ := v.find(va, device.PageSize, false)
+	var holes *uffd.Holes
+	if s != nil && s.fills {
+		holes = s.holes
+	}
 	v.mu.RUnlock()
 	if holes == nil {
 		return 0
 	}
-	va = va.Page()
 	filled, _ = runs(missing&span(pages), func(first, n int) (int, error) {
 		return holes.Fill(va+device.VA(first)<<device.PageShift, uint64(n)<<device.PageShift)
 	}, func(rest uint64) uint64 { return v.Enter(va, pages, rest) })

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -507,7 +508,7 @@ func BenchmarkPageIn(b *testing.B) {
 		b.Run(fmt.Sprintf("%d-there", there), func(b *testing.B) {
 			r := start(b, 64)
 			va, h := r.registered()
-			if err := r.Fills(h.FD()); err != nil {
+			if err := r.Watch(va, h.FD(), true, func(unmap func()) { unmap() }); err != nil {
 				b.Fatal(err)
 			}
 			for b.Loop() {
@@ -534,11 +535,17 @@ func TestFill(t *testing.T) {
 		t.Errorf("filled %#x without a userfaultfd", got)
 	}
 	va, h := r.registered()
-	if err := r.Fills(-1); !errors.Is(err, uffd.ErrNotOne) {
+	if err := r.Watch(va, -1, true, func(unmap func()) { unmap() }); !errors.Is(err, uffd.ErrNotOne) {
 		t.Errorf("no descriptor: %v", err)
 	}
-	if err := errors.Join(r.Fills(h.FD()), r.Fills(-1)); err != nil { // the first one holds
+	if err := r.Watch(va, h.FD(), true, func(unmap func()) { unmap() }); err != nil {
 		t.Fatal(err)
+	}
+	if err := r.Watch(va, h.FD(), true, func(unmap func()) { unmap() }); !errors.Is(err, ErrShare) {
+		t.Errorf("a second descriptor: %v", err)
+	}
+	if err := r.Watch(va+page, h.FD(), true, func(unmap func()) { unmap() }); !errors.Is(err, ErrShare) {
+		t.Errorf("nothing is shared from there on: %v", err)
 	}
 	r.touch(2)
 	if got := r.Fill(va+100, 64, 0xff0f); got != 0xff0b {
@@ -595,7 +602,7 @@ func TestByFile(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := start(t, 8)
 			va, h := r.registered()
-			if err := r.Fills(h.FD()); err != nil {
+			if err := r.Watch(va, h.FD(), true, func(unmap func()) { unmap() }); err != nil {
 				t.Fatal(err)
 			}
 			at := tt.prepare(r, va)
@@ -614,4 +621,55 @@ func TestByFile(t *testing.T) {
 	if entered, filled := r.PageIn(at, 8, true); entered != 0 || filled != 0 || r.resident() != 0 {
 		t.Errorf("entered %#x and filled %#x without a userfaultfd", entered, filled)
 	}
+}
+
+// TestUnmapped: memory that the process unmaps without Unshare, maps over or moves is seen no more
+// when it goes on, and can be shared anew. What was entered takes no write silently.
+func TestUnmapped(t *testing.T) {
+	for name, unmap := range map[string]func(b []byte) error{
+		"munmap": func(b []byte) error {
+			_, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(base(b)), uintptr(len(b)), 0)
+			return errnoOf(errno)
+		},
+		"a part": func(b []byte) error {
+			_, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(base(b))+page, page, 0)
+			return errnoOf(errno)
+		},
+		"mapped over": func(b []byte) error {
+			_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), unix.PROT_READ|unix.PROT_WRITE,
+				unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED)
+			return err
+		},
+		"moved": func(b []byte) error {
+			_, _, errno := unix.Syscall6(unix.SYS_MREMAP, uintptr(base(b)), uintptr(len(b)), uintptr(len(b)), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED,
+				uintptr(base(b))+1<<30, 0)
+			return errnoOf(errno)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, 8)
+			va, h := r.registered()
+			if err := errors.Join(r.Watch(va, h.FD(), false, func(unmap func()) { unmap() }), h.Close()); err != nil {
+				t.Fatal(err)
+			}
+			r.touch(1)
+			if r.Look(va, 8) != 0xfd || !r.WriteV([][]byte{{1}}, va+page) {
+				t.Fatal("not seen")
+			}
+			before := r.Count()
+			if err := unmap(r.own); err != nil {
+				t.Fatal(err)
+			}
+			if r.WriteV([][]byte{{2}}, va+page) || r.Overlaps(va, 1) || r.Count() != before-1 {
+				t.Error("it is seen still")
+			}
+		})
+	}
+}
+
+func errnoOf(errno unix.Errno) error {
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }

@@ -49,7 +49,7 @@ func newFiller(size uint64) (f *filler, err error) {
 	if f.view, err = view.New(); err != nil {
 		return f, err
 	}
-	if err = errors.Join(f.view.Share(rdma.VAOf(f.b), size, fd, 0, true), f.view.Fills(f.holes.FD())); err != nil {
+	if err = errors.Join(f.view.Share(rdma.VAOf(f.b), size, fd, 0, true), f.view.Watch(rdma.VAOf(f.b), f.holes.FD(), true, func(unmap func()) { unmap() })); err != nil {
 		return f, err
 	}
 	f.self, err = proc.OpenPID(os.Getpid())

@@ -1,0 +1,50 @@
+package examples
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"fmt"
+	"github.com/exanet/pfd/pagein"
+)
+
+// What the library has in a process ends with the attachment, or with exanet_unshare, also where a
+// child lives on; and memory that was unmapped behind its back takes no other's bytes.
+func TestShares(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin, client := compile(t, dir, filepath.Join("..", "testdata", "shares")), start(t)
+	for _, what := range []string{"close", "stale", "own"} {
+		for method := pagein.GUP; method <= pagein.Populate; method++ {
+			t.Run(fmt.Sprint(what, " ", method), func(t *testing.T) {
+				out, err := exec.CommandContext(t.Context(), bin, client.Socket(), what, fmt.Sprint(uint8(method))).CombinedOutput()
+				if err != nil || len(out) > 0 {
+					t.Errorf("%v: %s", err, out)
+				}
+			})
+		}
+	}
+}
+
+// Threads may be cancelled in the library's functions (pthread_cancel(3)): none ends there with a lock.
+func TestCancelledThreads(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin, client := compile(t, dir, filepath.Join("..", "testdata", "cancel")), start(t)
+	if out, err := exec.CommandContext(t.Context(), bin, client.Socket()).CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// A program of the thread sanitizer attaches every time: its clone(2) is not the keeper's.
+func TestThreadSanitizer(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin, client := compile(t, dir, filepath.Join("..", "testdata", "cancel"), "-fsanitize=thread", "-DONCE"), start(t)
+	for range 20 {
+		if out, err := exec.CommandContext(t.Context(), bin, client.Socket()).CombinedOutput(); err != nil || len(out) > 0 {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+}

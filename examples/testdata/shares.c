@@ -1,0 +1,180 @@
+/* What the library leaves in the process: shares SOCKET close|stale|dump|own METHOD. Prints what is wrong. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/userfaultfd.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <exanet.h>
+
+enum { SIZE = 1 << 16 };
+
+static struct exanet_options options;
+
+static exanet *attach(unsigned flags)
+{
+	exanet *e;
+	options.flags = flags;
+	if (exanet_attach(&e, &options)) {
+		printf("%s\n", exanet_error());
+		exit(1);
+	}
+	return e;
+}
+
+static int count(const char *path)
+{
+	DIR *d = opendir(path);
+	int n = 0;
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/* A child that lives on has copies of all descriptors: the end takes no longer, and leaves nothing. */
+static int closes(void)
+{
+	const int fds = count("/proc/self/fd"), threads = count("/proc/self/task");
+	exanet *e = attach(0);
+	pid_t child = fork();
+	if (!child)
+		for (;;)
+			pause();
+	if (exanet_close(e))
+		printf("%s\n", exanet_error());
+	if (count("/proc/self/fd") != fds || count("/proc/self/task") != threads)
+		printf("%d descriptors and %d threads are left\n", count("/proc/self/fd") - fds, count("/proc/self/task") - threads);
+	kill(child, SIGKILL);
+	return waitpid(child, NULL, 0) != child;
+}
+
+/* Writes size bytes to p by the device, and counts those that are not there. */
+static int wrong(exanet *e, unsigned char *p, int value)
+{
+	static unsigned char from[SIZE];
+	struct exanet_transfer t = { .local = from, .size = SIZE };
+	int bad = 0, number, status;
+	memset(from, value, SIZE);
+	exanet_export(e, p, SIZE, &t.remote);
+	if ((number = exanet_write(e, &t)) < 0 || (status = exanet_wait(e, number, -1)))
+		return -1;
+	for (int i = 0; i < SIZE; i++)
+		bad += p[i] != value;
+	return bad;
+}
+
+/* A buffer that was unmapped by munmap takes no write that its successor at the address should have. */
+static int stale(void)
+{
+	exanet *e = attach(0);
+	int bad;
+	for (int i = 0; i < 3; i++) {
+		unsigned char *p = exanet_alloc(e, SIZE), *q;
+		memset(p, 1, SIZE);
+		if ((bad = wrong(e, p, 2)))
+			printf("%d bytes are wrong\n", bad);
+		munmap(p, SIZE);
+		if (i == 1) {
+			q = mmap(p, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+		} else if (!(q = exanet_alloc(e, SIZE))) {
+			printf("%s\n", exanet_error());
+			return 1;
+		}
+		memset(q, 1, SIZE);
+		if ((bad = wrong(e, q, 3 + i)))
+			printf("after munmap %d bytes of %s are wrong\n", bad, i == 1 ? "other memory" : "the next buffer");
+		if (i == 1 ? munmap(q, SIZE) : exanet_free(e, q, SIZE))
+			printf("%s\n", exanet_error());
+	}
+	/* Without a userfaultfd nothing tells pfd: the next share there is refused. */
+	exanet_close(e);
+	e = attach(EXANET_NO_USERFAULTFD);
+	int fd = memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	void *p = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (fd < 0 || ftruncate(fd, SIZE) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) || exanet_share(e, p, SIZE, fd, 0, 1) ||
+	    mmap(p, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != p || exanet_share(e, p, SIZE, fd, 0, 1) != -EINVAL)
+		printf("a share in the place of another one is not refused: %s\n", exanet_error());
+	return exanet_close(e);
+}
+
+/* Whether memory at p is left out of core dumps (proc(5), VmFlags). */
+static int left_out(const void *p)
+{
+	FILE *f = fopen("/proc/self/smaps", "r");
+	char line[512];
+	uintptr_t from, to;
+	int here = 0;
+	while (fgets(line, sizeof line, f)) {
+		if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2)
+			here = from <= (uintptr_t)p && (uintptr_t)p < to;
+		if (here && !strncmp(line, "VmFlags:", 8)) {
+			fclose(f);
+			return strstr(line, " dd") != NULL;
+		}
+	}
+	fclose(f);
+	return -1;
+}
+
+/* Why a userfaultfd of the program's own cannot have memory at p; 0: it can. */
+static int taken(void *p)
+{
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY), error;
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register r = { .range = { (uintptr_t)p, SIZE }, .mode = UFFDIO_REGISTER_MODE_WP };
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api))
+		return -1;
+	error = ioctl(fd, UFFDIO_REGISTER, &r) ? errno : 0;
+	close(fd);
+	return error;
+}
+
+/* Core dumps, and userfaultfds of the program's own, by the flags of the attachment. */
+static int own(void)
+{
+	for (int with = 0; with < 2; with++) {
+		exanet *e = attach(with ? EXANET_DUMP | EXANET_NO_USERFAULTFD : 0);
+		struct exanet_info info;
+		exanet_get_info(e, &info);
+		int fd = memfd_create("own", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+		char *p = exanet_alloc(e, SIZE), *q = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (ftruncate(fd, SIZE) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) || !p || exanet_share(e, q, SIZE, fd, 0, 1))
+			printf("%s\n", exanet_error());
+		if (left_out(p) != !with || left_out(q) != !with)
+			printf("with flags %d: exanet_alloc is left out of dumps: %d, exanet_share: %d\n", with, left_out(p), left_out(q));
+		if (taken(q) != (with ? 0 : EBUSY))
+			printf("with flags %d: own userfaultfd of exanet_share: %s\n", with, strerror(taken(q)));
+		if (info.method != EXANET_UFFD && taken(p) != (with ? 0 : EBUSY))
+			printf("with flags %d: own userfaultfd of exanet_alloc: %s\n", with, strerror(taken(p)));
+		if (exanet_unshare(e, q, SIZE))
+			printf("%s\n", exanet_error());
+		if (left_out(q) || taken(q))
+			printf("with flags %d: after exanet_unshare: left out of dumps: %d, own userfaultfd: %s\n", with, left_out(q), strerror(taken(q)));
+		if (exanet_close(e))
+			printf("%s\n", exanet_error());
+		if (taken(p))
+			printf("with flags %d: after exanet_close: own userfaultfd: %s\n", with, strerror(taken(p)));
+	}
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 4)
+		return 2;
+	options.socket = argv[1];
+	options.method = atoi(argv[3]);
+	alarm(60);
+	return !strcmp(argv[2], "close") ? closes() : !strcmp(argv[2], "stale") ? stale() : own();
+}

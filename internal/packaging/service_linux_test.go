@@ -252,7 +252,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if out := m.run("find", "/run/exanet", "-type", "s"); out != "" {
 			t.Errorf("the sockets stay: %s", out)
 		}
-		if out, err := m.try(append(container, asUser("exanetctl", "status")...)...); err == nil || !strings.Contains(out, "no pfd can be reached") {
+		if out, err := m.try(append(container, asUser("exanetctl", "status")...)...); err == nil || !strings.Contains(out, "no pfd is at /run/exanet/pfd.sock") {
 			t.Errorf("a container whose pfd has ended: %v, %s", err, out)
 		}
 		m.run("systemctl", "start", "pfd")

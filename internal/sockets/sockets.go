@@ -5,6 +5,7 @@ package sockets
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -74,5 +75,9 @@ func findOf(getenv func(string) string, euid int, there func(string) bool) (stri
 			return path, nil
 		}
 	}
-	return defaultOf(getenv, euid)
+	path, err := defaultOf(getenv, euid)
+	if err != nil {
+		err = fmt.Errorf("no pfd is at %s; %w", Root, err)
+	}
+	return path, err
 }

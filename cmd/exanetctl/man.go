@@ -30,7 +30,7 @@ Failed.
 Wrong usage.
 .TP
 .B 3
-No daemon answers.
+No daemon answers, or it ended meanwhile.
 .TP
 .B 4
 Skipped: this machine cannot do it.`},

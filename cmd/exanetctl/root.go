@@ -112,8 +112,8 @@ func newRoot(s streams) *cobra.Command {
 
 Objects and commands may be abbreviated as long as they stay unambiguous;
 without a COMMAND an object is shown. Tables go to standard output, messages to
-standard error. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 daemon not
-reachable, 4 skipped.`,
+standard error. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 pfd is not
+reachable or ended meanwhile, 4 skipped.`,
 		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,

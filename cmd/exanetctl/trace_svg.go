@@ -15,7 +15,7 @@ const (
 	maxBars    = 1000 // faults that are drawn: the first ones
 	faultWidth = 3
 	barHeight  = 400
-	left, top  = 70, 40
+	left, top  = 84, 40
 
 	heatColumns = 200 // of time
 	heatWidth   = 5
@@ -29,9 +29,11 @@ func drawEvents(list []probe.Event) []byte {
 	stages := probe.StageNames()
 	stages = stages[:len(stages)-1]
 	bars := list[:min(len(list), maxBars)]
-	heat, heatRoom := heatMap(list, top+barHeight+40)
+	heat, heatRoom := heatMap(list, top+barHeight+60)
 	width := max(left+faultWidth*len(bars)+20, left+90*len(stages), left+heatColumns*heatWidth+20)
-	b := fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n", width, top+barHeight+20+heatRoom)
+	b := fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n", width, top+barHeight+40+heatRoom)
+	b = append(b, sideways("time of a fault, us", top+barHeight/2)...)
+	b = fmt.Appendf(b, `<text x="%d" y="%d">%d faults in the order in which they began, a bar each</text>`+"\n", left, top+barHeight+18, len(bars))
 	for i, s := range stages {
 		b = fmt.Appendf(b, `<rect x="%d" y="8" width="10" height="10" fill="%s"/><text x="%d" y="17">%s</text>`+"\n", left+90*i, stageColours[i], left+90*i+14, s)
 	}
@@ -41,7 +43,7 @@ func drawEvents(list []probe.Event) []byte {
 	}
 	for i := range 5 {
 		y := top + barHeight - barHeight*i/4
-		b = fmt.Appendf(b, `<text x="4" y="%d">%s us</text><line x1="%d" y1="%d" x2="%d" y2="%d" stroke="#ccc"/>`+"\n", y+4, micros(int64(most)*int64(i)/4), left-4, y, width, y)
+		b = fmt.Appendf(b, `<text x="%d" y="%d" text-anchor="end">%s</text><line x1="%d" y1="%d" x2="%d" y2="%d" stroke="#ccc"/>`+"\n", left-8, y+4, micros(int64(most)*int64(i)/4), left-4, y, width, y)
 	}
 	for i, e := range bars {
 		y := float64(top + barHeight)
@@ -55,6 +57,11 @@ func drawEvents(list []probe.Event) []byte {
 		b = append(b, '\n')
 	}
 	return append(append(b, heat...), "</svg>\n"...)
+}
+
+// sideways is the name of a vertical axis whose middle is at y.
+func sideways(name string, y int) []byte {
+	return fmt.Appendf(nil, `<text x="%d" y="14" text-anchor="middle" transform="rotate(-90)">%s</text>`+"\n", -y, name)
 }
 
 // heatRow gives the row of a time: heatSteps a power of two.
@@ -88,7 +95,7 @@ func heatMap(list []probe.Event, y int) (b []byte, room int) {
 		at := bottom - heatHeight*(row+1)
 		if (row+low)%heatSteps == 0 {
 			from := int64(1) << max((row+low)/heatSteps-1, 0)
-			b = fmt.Appendf(b, `<text x="4" y="%d">%s us</text>`+"\n", at+heatHeight, micros(from))
+			b = fmt.Appendf(b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, at+heatHeight, micros(from))
 		}
 		for column, n := range columns {
 			if n > 0 {
@@ -98,6 +105,7 @@ func heatMap(list []probe.Event, y int) (b []byte, room int) {
 		}
 		b = append(b, '\n')
 	}
-	b = fmt.Appendf(b, `<text x="%d" y="%d">%d faults in %.3f s</text>`+"\n", left, bottom+16, len(list), float64(last-first)/1e9)
+	b = append(b, sideways("time of a fault, us", (y+bottom)/2)...)
+	b = fmt.Appendf(b, `<text x="%d" y="%d">%d faults over %.3f s; the darker a cell, the more (up to %d)</text>`+"\n", left, bottom+16, len(list), float64(last-first)/1e9, most)
 	return b, bottom + 20 - y + 40
 }

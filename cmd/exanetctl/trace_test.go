@@ -38,6 +38,11 @@ func TestTraceReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, want := range []string{`rotate(-90)">time of a fault, us<`, ">2 faults in the order in which they began, a bar each<", "the darker a cell, the more (up to 1)<"} {
+		if !strings.Contains(string(picture), want) {
+			t.Errorf("the picture has no %q:\n%s", want, picture)
+		}
+	}
 	bars, heat := 0, 0
 	for d := xml.NewDecoder(bytes.NewReader(picture)); ; {
 		tok, err := d.Token()

@@ -34,7 +34,8 @@ type session struct {
 }
 
 func newSession(t *testing.T, at string, edit func(string) string) *session {
-	return &session{T: t, at: at, edit: edit, env: []string{"RUNTIME_DIRECTORY=" + public(t), "GOFLAGS=", "GOWORK=off"}}
+	dir := public(t)
+	return &session{T: t, at: at, edit: edit, env: []string{"RUNTIME_DIRECTORY=" + dir, "TMPDIR=" + dir, "GOFLAGS=", "GOWORK=off"}}
 }
 
 func (s *session) command(ctx context.Context, line string) *exec.Cmd {
@@ -140,7 +141,7 @@ func TestPages(t *testing.T) {
 		program        string // its Go
 		want           map[string]int
 	}{
-		"tutorial": {"docs/tutorial.md", "# Two processes", "## From here", "putget/main.go", map[string]int{"sh": 8, "text": 5, "go": 4}},
+		"tutorial": {"docs/tutorial.md", "# Two processes", "## From here", "putget/main.go", map[string]int{"sh": 9, "text": 5, "go": 4}},
 		"README":   {"README.md", "## A program of one's own", "## Commands", "putget/main.go", map[string]int{"sh": 8, "text": 2, "go": 1, "c": 1}},
 	} {
 		t.Run(name, func(t *testing.T) {

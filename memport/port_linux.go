@@ -66,6 +66,7 @@ func New() (_ *Port, socket *os.File, err error) {
 	if err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
 	}
+	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // bytes of processes; it cannot fail
 	p.m = newMapped(b)
 	two, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

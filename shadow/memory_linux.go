@@ -264,6 +264,7 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 	if s.b, err = unix.Mmap(fd, int64(offset), int(size), prot, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
 		return fmt.Errorf("%w: mapping %d bytes of the file: %w", ErrShare, size, err)
 	}
+	_ = unix.Madvise(s.b, unix.MADV_DONTDUMP) // a core dump would bring all of the process's memory in; it cannot fail
 	if s.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		s.gone = true
 		s.drop()

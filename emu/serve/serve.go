@@ -138,8 +138,10 @@ func (n *node) makeBTCM() (err error) {
 	if n.fd, err = memfd.New("exanet-btcm", int64(device.BTCM.Size()), 0, unix.F_SEAL_SEAL); err != nil {
 		return err
 	}
-	n.btcm, err = unix.Mmap(n.fd, 0, int(device.BTCM.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return os.NewSyscallError("mmap", err)
+	if n.btcm, err = unix.Mmap(n.fd, 0, int(device.BTCM.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	return os.NewSyscallError("madvise", unix.Madvise(n.btcm, unix.MADV_DONTDUMP))
 }
 
 func (n *node) config(log *slog.Logger) user.Config {

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -515,6 +519,23 @@ func TestBadAnswers(t *testing.T) {
 					t.Errorf("%d descriptors before, %d after", before, after)
 				}
 			})
+		}
+	}
+}
+
+// TestDMAFileNotDumped: a core dump would bring in all of a file that the peer has mapped here.
+func TestDMAFileNotDumped(t *testing.T) {
+	s := newSpace(10)
+	defer s.clear()
+	ok(t, s.add(DMAMap{32, both, 0, 0, 4096}, memfd(t, 4096, 0)))
+	maps, err := os.ReadFile("/proc/self/smaps")
+	ok(t, err)
+	for _, f := range s.files {
+		_, after, found := strings.Cut(string(maps), fmt.Sprintf("%x-", uintptr(unsafe.Pointer(unsafe.SliceData(f.b)))))
+		_, flags, _ := strings.Cut(after, "VmFlags:")
+		flags, _, _ = strings.Cut(flags, "\n")
+		if !found || !slices.Contains(strings.Fields(flags), "dd") {
+			t.Errorf("the mapping has %q, want dd (MADV_DONTDUMP)", flags)
 		}
 	}
 }

@@ -193,6 +193,7 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	if err != nil {
 		return nil, refuse(errnoOf(err), "mapping a file of %#x bytes: %v", size, err)
 	}
+	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // a core dump would bring all of the driver's memory in; it cannot fail
 	if f == nil {
 		f = &memory{id: fileID{st.Dev, st.Ino}}
 		s.files[f.id] = f

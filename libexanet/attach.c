@@ -368,6 +368,20 @@ static int handshake(exanet *e, const struct exanet_options *o)
 	return 0;
 }
 
+/* time_offset returns what this time namespace adds to CLOCK_MONOTONIC, ns (time_namespaces(7)):
+   stamps are compared with those of processes in others, and with the kernel's. */
+static int64_t time_offset(void)
+{
+	FILE *f = fopen("/proc/self/timens_offsets", "re");
+	long long s = 0, ns = 0;
+	if (!f)
+		return 0;
+	if (fscanf(f, "monotonic %lld %lld", &s, &ns) != 2)
+		s = ns = 0;
+	fclose(f);
+	return (int64_t)s * INT64_C(1000000000) + ns;
+}
+
 int exanet_attach(exanet **out, const struct exanet_options *o)
 {
 	UNCANCELLED;
@@ -380,6 +394,7 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 		e->trust = o->trust;
 		e->ntrust = o->ntrust;
 	}
+	e->time_offset = time_offset();
 	e->flags = o ? o->flags : 0;
 	e->socket = e->eventfd = e->netlink = e->stop = -1;
 	e->own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -72,6 +72,7 @@ struct exanet {
 	struct read reads[READS];
 	struct read *asking;	/* whose request stands in the packetizer, or went last */
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
+	int64_t time_offset;	/* of CLOCK_MONOTONIC in the time namespace, ns */
 	uint64_t last;
 	uint64_t looked;	/* when gone looked at the socket: a pfd that was killed leaves no word in the memory */
 };

@@ -109,7 +109,7 @@ void wait_event(exanet *e, uint32_t was, int64_t ns)
 static void stamp(exanet *e, int channel, int which)
 {
 	if (load32(e->pages + WATCHED))
-		store64(e->pages + STAMPS + 16 * channel + 8 * which, now());
+		store64(e->pages + STAMPS + 16 * channel + 8 * which, now() - e->time_offset);
 }
 
 /* announce tells pfd of a channel: by the doorbell word and by a message; one will do (5). */

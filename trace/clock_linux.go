@@ -2,12 +2,16 @@ package trace
 
 import (
 	"fmt"
+	"os"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // Base gives CLOCK_MONOTONIC at the moment from which now counts, ns: the difference
-// of the two clocks, by the tightest of some looks.
+// of the two clocks, by the tightest of some looks. It is the kernel's own, as eBPF has it,
+// whatever time namespace the process is in (time_namespaces(7)).
 func Base(now func() int64) (int64, error) {
 	const looks = 16
 	var best, base int64 = -1, 0
@@ -22,5 +26,18 @@ func Base(now func() int64) (int64, error) {
 			best, base = took, ts.Nano()-before-took/2
 		}
 	}
-	return base, nil
+	// A kernel without time namespaces has no such file.
+	text, _ := os.ReadFile("/proc/self/timens_offsets")
+	return base - offset(string(text)), nil
+}
+
+// offset returns what a time namespace adds to CLOCK_MONOTONIC, ns, from /proc/PID/timens_offsets.
+func offset(text string) int64 {
+	for line := range strings.Lines(text) {
+		var s, ns int64
+		if n, _ := fmt.Sscanf(line, "monotonic %d %d", &s, &ns); n == 2 {
+			return s*int64(time.Second) + ns
+		}
+	}
+	return 0
 }

@@ -27,6 +27,20 @@ func TestLog(t *testing.T) {
 	}
 }
 
+// In a time namespace the clock is off by what the namespace adds.
+func TestOffset(t *testing.T) {
+	for text, want := range map[string]int64{
+		"monotonic     1000000         7\nboottime            5         0\n": 1000000*1e9 + 7,
+		"monotonic          -2 500000000\n":                                  -15e8,
+		"monotonic           0         0\nboottime            0         0\n": 0,
+		"": 0, "boottime 3 0\n": 0,
+	} {
+		if got := offset(text); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+}
+
 // The base makes CLOCK_MONOTONIC of a clock that began at any time.
 func TestBase(t *testing.T) {
 	at := int64(5000)

@@ -50,8 +50,8 @@ faultpoints:
 # What needs a quiet machine, or long: not in CI.
 soak:
 	PFD_SOAK=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run '$(SOAK)' $(SOAKS)
-SOAK ?= TestJudges$$
-SOAKS ?= ./internal/tracing
+SOAK ?= TestJudges$$|TestUrgentAndLargeTransfers$$
+SOAKS ?= ./internal/tracing ./internal/hostile
 
 # All tests beside eight busy loops, those of processes and timing five times.
 loaded: setup

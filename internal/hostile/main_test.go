@@ -13,6 +13,10 @@ import (
 // patience bounds every wait: it is met only where something hangs.
 const patience = 20 * time.Second
 
+// hung is for how long a call that fails at once may take on a machine that does other
+// things besides: a call that waits for what never comes takes longer.
+const hung = patience / 2
+
 const agentEnv = "PFD_HOSTILE_AGENT"
 
 // work is a directory that every user may read, for programs and sockets.

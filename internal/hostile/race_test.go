@@ -35,7 +35,7 @@ const leftover = 500
 // long it takes in all.
 func TestNoByteWhereItMayNot(t *testing.T) {
 	needRoot(t, "being another user")
-	d := 20 * time.Second
+	d := 10 * time.Second
 	if testing.Short() {
 		d = 5 * time.Second
 	}

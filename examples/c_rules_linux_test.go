@@ -209,7 +209,7 @@ func strangers(t *testing.T, dir, bin string) {
 	if got := said(t, as, "--core=0", "", bin, socket, "use", "3101"); !strings.Contains(got, "another user serves the socket") {
 		t.Errorf("another one is named: %s", got)
 	}
-	heard := make(chan int, 1)
+	first := make(chan int, 1)
 	go func() {
 		for {
 			c, _, err := unix.Accept(l)
@@ -220,7 +220,7 @@ func strangers(t *testing.T, dir, bin string) {
 			n, _ := unix.Read(c, b[:])
 			unix.Close(c)
 			if n > 0 {
-				heard <- n
+				first <- n
 				return
 			}
 		}
@@ -228,7 +228,7 @@ func strangers(t *testing.T, dir, bin string) {
 	if got := said(t, as, "--core=0", "", bin, socket, "use", strconv.Itoa(stranger)); !strings.Contains(got, "closed the connection") {
 		t.Errorf("who is named: %s", got)
 	}
-	if n := <-heard; n != attach.HelloSize {
+	if n := <-first; n != attach.HelloSize {
 		t.Errorf("%d bytes came first, want a hello", n)
 	}
 	if got := said(t, as, "--core=0", "", "unshare", "-U", bin, socket, "use"); !strings.Contains(got, "uid 65534") {

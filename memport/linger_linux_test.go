@@ -6,7 +6,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/internal/leak"
 	"github.com/exanet/pfd/internal/linger"
+	"github.com/exanet/pfd/proc/proctest"
 )
 
 // TestLingeringDescriptor: a descriptor that takes long to close, sent with a message of
@@ -52,4 +54,28 @@ func TestLingeringDescriptor(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the port does not close")
 	}
+}
+
+// TestPortsLeaveNothing: descriptors, goroutines, mappings.
+func TestPortsLeaveNothing(t *testing.T) {
+	c := proctest.Start(t)
+	pidfd, keeperfd := c.PIDFDs()
+	va := c.Map(proctest.Anon, 1)
+	var r Request
+	leak.Rounds(t, 10, func(int) {
+		p := start(t, pidfd, keeperfd)
+		if err := p.Ready(time.Now().Add(patience), func() { close(p.ended) }); err != nil {
+			t.Fatal(err)
+		}
+		r.AskWalk(va, 1, true)
+		finish(t, p.Port, &r)
+		if _, err := p.Mapping(va); err != nil {
+			t.Error(err)
+		}
+		p.close()
+		if err := <-p.waited; err != nil {
+			t.Error(err)
+		}
+		<-p.ended
+	})
 }

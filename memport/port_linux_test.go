@@ -16,7 +16,6 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/internal/leak"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/proc/proctest"
 )
@@ -667,30 +666,6 @@ func TestHelperClosesWhatItFinds(t *testing.T) {
 	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the pipe: %v, want its end while the helper lives", err)
 	}
-}
-
-// TestPortsLeaveNothing: descriptors, goroutines, mappings.
-func TestPortsLeaveNothing(t *testing.T) {
-	c := proctest.Start(t)
-	pidfd, keeperfd := c.PIDFDs()
-	va := c.Map(proctest.Anon, 1)
-	var r Request
-	leak.Rounds(t, 10, func(int) {
-		p := start(t, pidfd, keeperfd)
-		if err := p.Ready(time.Now().Add(patience), func() { close(p.ended) }); err != nil {
-			t.Fatal(err)
-		}
-		r.AskWalk(va, 1, true)
-		finish(t, p.Port, &r)
-		if _, err := p.Mapping(va); err != nil {
-			t.Error(err)
-		}
-		p.close()
-		if err := <-p.waited; err != nil {
-			t.Error(err)
-		}
-		<-p.ended
-	})
 }
 
 func TestErrorsKeepTheirNames(t *testing.T) {

@@ -4,6 +4,7 @@ package maybe
 
 import (
 	"bytes"
+	"encoding/json"
 	"math"
 	"strconv"
 )
@@ -51,7 +52,8 @@ func (n *Number) UnmarshalJSON(text []byte) error {
 		*n = Unknown()
 		return nil
 	}
-	v, err := strconv.ParseFloat(string(text), 64)
+	var v float64
+	err := json.Unmarshal(text, &v)
 	*n = Number(v)
 	return err
 }

@@ -37,3 +37,23 @@ func TestNumber(t *testing.T) {
 		t.Error("a text is a number")
 	}
 }
+
+func FuzzNumber(f *testing.F) {
+	for _, text := range []string{"null", "0", "-1.5e9", "1e999", `"x"`, "NaN", ""} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var n Number
+		if n.UnmarshalJSON(text) != nil {
+			return
+		}
+		again, err := json.Marshal(n)
+		var back Number
+		if err == nil {
+			err = json.Unmarshal(again, &back)
+		}
+		if err != nil || back != n && (back.Known() || n.Known()) {
+			t.Errorf("%q is %v, written %q, which is %v: %v", text, n, again, back, err)
+		}
+	})
+}

@@ -117,11 +117,15 @@ func (l *listing[T]) names() (names []string) {
 	return names
 }
 
-// none says on standard error that there is nothing to show, and why; a CSV has its head.
+// none says in place of a table that there is nothing to show, and why; a CSV has its head.
 func (a *app) none(ctx context.Context, c *control.Client, t *table, text string) error {
-	fmt.Fprintln(a.err, text+a.scope(ctx, c))
+	text += a.scope(ctx, c)
 	if a.format == formatCSV {
+		fmt.Fprintln(a.err, text)
 		return t.flush()
+	}
+	if _, err := fmt.Fprintln(a.out, text); err != nil {
+		return fmt.Errorf("standard output: %w", err)
 	}
 	return nil
 }

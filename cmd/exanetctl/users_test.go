@@ -42,8 +42,8 @@ func TestPlainUser(t *testing.T) {
 		}
 		return o.String(), e.String()
 	}
-	if _, errs := ctl("fault"); !strings.Contains(errs, "no fault is in the log: pfd shows uid 1000 what belongs to its own processes alone, and none of them is attached now") {
-		t.Errorf("fault: %s", errs)
+	if out, _ := ctl("fault"); !strings.Contains(out, "no fault is in the log: pfd shows uid 1000 what belongs to its own processes alone, and none of them is attached now") {
+		t.Errorf("fault: %s", out)
 	}
 	execute(t, dir, "bin/exanetctl write --dst absent --socket "+d.Socket()) // root's
 	if out, _ := ctl("write --dst absent"); !regexp.MustCompile(`(?m)^retransmissions +- `).MatchString(out) || strings.Contains(out, "p99") || !strings.Contains(out, "--warm") {
@@ -71,7 +71,7 @@ func TestPlainUser(t *testing.T) {
 	}
 	for _, line := range []string{"counter", "smmu", "domain", "channel", "transaction"} {
 		out, errs := ctl(line)
-		if out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "pfd shows uid 1000 what belongs to its own processes alone") {
+		if errs != "" || strings.Count(out, "\n") != 1 || !strings.Contains(out, "pfd shows uid 1000 what belongs to its own processes alone") {
 			t.Errorf("%s: %q, standard error %q", line, out, errs)
 		}
 	}

@@ -408,18 +408,19 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	*e->own = 1;
 	pthread_mutex_init(&e->lock, NULL);
 	pthread_mutex_init(&e->messages, NULL);
+	pthread_mutex_init(&e->serving, NULL);
 	int error = handshake(e, o ? o : &none);
 	if (!error && (e->info.method == EXANET_TOUCH || e->info.method == EXANET_POPULATE)) {
-		/* No pipe: to close its end would not wake the thread where a child has a copy of it. The
-		 * program's signals are none of the thread's. */
+		/* No pipe: to close its end would not wake the threads where a child has a copy of it. The
+		 * program's signals are none of theirs. */
 		sigset_t all, old;
 		sigfillset(&all);
 		e->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 		pthread_sigmask(SIG_SETMASK, &all, &old);
-		if (e->stop < 0 || (errno = pthread_create(&e->server, NULL, serve_faults, e)))
+		pthread_mutex_lock(&e->serving);	/* the thread may start another one */
+		if (e->stop < 0 || (errno = start_server(e)))
 			error = fail(errno, "the thread that brings pages in: %m");
-		else
-			e->served = true;
+		pthread_mutex_unlock(&e->serving);
 		pthread_sigmask(SIG_SETMASK, &old, NULL);
 	}
 	if (error) {
@@ -511,16 +512,24 @@ int exanet_close(exanet *e)
 		/* pfd is gone, and its device with it; reset: it had not read all */
 		confirmed = confirmed || n == 0 || (n < 0 && errno == ECONNRESET);
 	}
-	if (e->served) {
+	if (e->stop >= 0) {
 		const uint64_t one = 1;
-		shutdown(e->socket, SHUT_RDWR);	/* gone for the thread, too: it may wait for a pfd that takes nothing */
+		shutdown(e->socket, SHUT_RDWR);	/* gone for the threads, too: they may wait for a pfd that takes nothing */
+		pthread_mutex_lock(&e->serving);
+		const unsigned servers = e->nservers;
+		e->nservers = 0;
+		pthread_mutex_unlock(&e->serving);
 		(void)!write(e->stop, &one, sizeof one);	/* cannot fail */
 		struct timespec limit;
 		clock_gettime(CLOCK_REALTIME, &limit);
 		limit.tv_sec += 2;
-		sleeps = pthread_timedjoin_np(e->server, NULL, &limit);
-		if (sleeps)
-			pthread_detach(e->server);
+		for (unsigned i = 0; i < servers; i++)
+			if (pthread_timedjoin_np(e->servers[i].thread, NULL, &limit)) {
+				pthread_detach(e->servers[i].thread);
+				sleeps = true;
+			} else {
+				close(e->servers[i].epoll);
+			}
 	}
 	const int all[] = { e->socket, e->eventfd, e->netlink, e->stop };
 	for (size_t i = 0; i < sizeof all / sizeof all[0] && !sleeps; i++)
@@ -542,6 +551,7 @@ int exanet_close(exanet *e)
 		munmap(e->pages, MEMORY);
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->messages);
+	pthread_mutex_destroy(&e->serving);
 	release(e);
 out:
 	return !attached || confirmed ? 0 : fail(ETIMEDOUT, "pfd did not confirm the end of the attachment: it may still reach memory of this process");

@@ -48,6 +48,17 @@ struct read {
 	int64_t due, pause;	/* ns: when it is asked for again */
 };
 
+/* A page-fault thread. A message wakes one that is idle, the first one if it is; where none is left
+ * idle another is started, so that a page that does not come costs itself alone. */
+enum { SERVERS = 8 };
+struct server {
+	exanet *e;
+	pthread_t thread;
+	int epoll;
+	uint64_t page;		/* number of the page that it brings in, 0 idle */
+	int64_t since;
+};
+
 struct exanet {
 	pthread_mutex_t lock;	/* guards channels, reads, and the packetizer's two channels that callers use */
 	pthread_mutex_t messages;	/* one question on the socket at a time */
@@ -63,10 +74,11 @@ struct exanet {
 	uint32_t pfd_port;
 	pid_t pfd_pid;		/* as pfd has it, and its fault messages: SO_PEERCRED gives another in another pid namespace */
 	struct exanet_info info;
-	bool served;
-	int stop;		/* an eventfd that ends the thread */
+	int stop;		/* an eventfd that ends the page-fault threads */
 	unsigned flags;		/* of the options */
-	pthread_t server;
+	pthread_mutex_t serving;	/* guards servers, and their packetizer channel */
+	unsigned nservers;	/* 0: none, and none is started any more */
+	struct server servers[SERVERS];
 	uint32_t use[CHANNELS];
 	uint32_t busy;		/* channels with a transfer of ours */
 	struct read reads[READS];
@@ -148,7 +160,8 @@ int helper_start(exanet *, int *fds, int nfds);
 void message(unsigned char *m, int type, int size);
 ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int *nfds);
 
-void *serve_faults(void *);
+/* start_server starts a page-fault thread, under serving: 0, or an errno. */
+int start_server(exanet *);
 void kick(exanet *);
 bool gone(exanet *);
 /* Sleeps until EVENT is not what it was, or a time is over (ns). */

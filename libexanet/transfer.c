@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -494,7 +495,7 @@ int exanet_remote_parse(const char *text, struct exanet_remote *r)
 const char *exanet_status(int status)
 {
 	static const char *const texts[] = {
-		"finished", "the target's memory answered with an error",
+		"finished", "memory of the transfer does not answer: its pages do not come in",
 		"an address is not mapped, lies behind the end of its file, may not be accessed, is not shared with the device (exanet_alloc, exanet_share), or cannot be reached",
 		"the target node has no receive context left", "packets arrive corrupted", "the target does not admit this domain, or has ended",
 		"a reserved code", "the target's buffer is full", "a block made no progress within the retransmission limit",
@@ -513,9 +514,56 @@ static void served(exanet *e, uint32_t seq, int error)
 	syscall(SYS_futex, e->pages + SERVED, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-/* serve takes one fault message: it brings the pages in, and answers. */
-static void serve(exanet *e, const char *t, uint32_t seq)
+enum { HANGS = 100 * MS, NEAR = 256 };	/* a page counts as one that does not come; pages: served by the same */
+
+/* turn returns after how many ms a thread may take a message, 0 now: while another one brings a page in
+ * that has not hung yet, that one goes on. */
+static int turn(struct server *s)
 {
+	exanet *e = s->e;
+	int64_t left = 0;
+	const int64_t at = now();
+	pthread_mutex_lock(&e->serving);
+	for (unsigned i = 0; i < e->nservers; i++) {
+		const struct server *o = &e->servers[i];
+		if (o != s && o->page && o->since + HANGS - at > left)
+			left = o->since + HANGS - at;
+	}
+	pthread_mutex_unlock(&e->serving);
+	return left > 0 ? left / MS + 1 : 0;
+}
+
+/* begin_page notes what a thread is about to sleep in; false: another one sleeps there and pfd has
+ * asked again, or two sleep near by. Where no thread is left idle it starts one; without it messages wait. */
+static bool begin_page(struct server *s, uint64_t page)
+{
+	exanet *e = s->e;
+	bool idle = false, sleeps = false;
+	int near = 0;
+	const int64_t at = now();
+	pthread_mutex_lock(&e->serving);
+	for (unsigned i = 0; i < e->nservers; i++) {
+		const struct server *o = &e->servers[i];
+		idle |= o != s && !o->page;
+		if (o == s || !o->page || at - o->since <= HANGS)
+			continue;
+		near += o->page - page + NEAR <= 2 * NEAR;
+		sleeps |= o->page == page || near == 2;
+	}
+	if (!sleeps) {
+		s->page = page;
+		s->since = at;
+		if (!idle && e->nservers)	/* 0: the attachment ends */
+			start_server(e);
+	}
+	pthread_mutex_unlock(&e->serving);
+	return !sleeps;
+}
+
+/* serve takes one fault message: it brings the pages in, and answers. */
+static void serve(struct server *s, const char *t, uint32_t seq)
+{
+	exanet *e = s->e;
 	uint64_t node, transaction, sequence, index, page, pdid, write, pages = 1;
 	bool wide = t[0] == '2' && t[1] == ':';
 	if (wide)
@@ -523,23 +571,33 @@ static void serve(exanet *e, const char *t, uint32_t seq)
 	if (!digits(&t, 6, &node) || !digits(&t, 4, &transaction) || !digits(&t, 4, &sequence) || (wide && !digits(&t, 1, &index)) ||
 	    !digits(&t, wide ? 12 : 8, &page) || !digits(&t, 4, &pdid) || !digits(&t, 1, &write) || (wide && !digits(&t, 4, &pages)))
 		return;
+	if (!begin_page(s, page))
+		return;
 	int advice = write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
 	char *first = (char *)(uintptr_t)(page << 12);
 	int error = madvise(first, 4096, advice) ? errno : 0;	/* only the first page decides */
 	if (!error && pages > 1)
 		madvise(first + 4096, (pages - 1) * 4096, advice);
 	if (!pdid) {	/* pfd asks for the retransmission itself */
-		served(e, seq, error);
+		pthread_mutex_lock(&e->serving);
+		if (now() - s->since < HANGS)	/* else pfd waits for the answer to a later one */
+			served(e, seq, error);
+		s->page = 0;
+		pthread_mutex_unlock(&e->serving);
 		return;
 	}
 	const uint64_t rapf = 2 | pdid << 2 | transaction << 18 | (sequence & 0xfff) << 32 | pdid << 44 | (sequence >> 12) << 60 | (uint64_t)!!error << 62;
+	pthread_mutex_lock(&e->serving);
+	s->page = 0;
 	if (taken(e, SEND_FAULT))
 		publish(e, SEND_FAULT, node, 1, &rapf, 1);	/* one that is refused comes back by the retransmission limit */
+	pthread_mutex_unlock(&e->serving);
 }
 
-void *serve_faults(void *arg)
+static void *serve_faults(void *arg)
 {
-	exanet *e = arg;
+	struct server *s = arg;
+	exanet *e = s->e;
 	for (;;) {
 		char text[256];
 		union { char b[CMSG_SPACE(sizeof(struct ucred))]; struct cmsghdr align; } control;
@@ -548,9 +606,15 @@ void *serve_faults(void *arg)
 		struct iovec iov[2] = { { &h, sizeof h }, { text, sizeof text - 1 } };
 		struct msghdr msg = { .msg_name = &from, .msg_namelen = sizeof from, .msg_iov = iov, .msg_iovlen = 2,
 				      .msg_control = control.b, .msg_controllen = sizeof control.b };
-		struct pollfd p[2] = { { .fd = e->netlink, .events = POLLIN }, { .fd = e->stop, .events = POLLIN } };
-		if (poll(p, 2, -1) > 0 && p[1].revents)
-			return NULL;
+		struct epoll_event events[2];
+		for (int k = epoll_wait(s->epoll, events, 2, -1); k > 0; k--)
+			if (events[k - 1].data.fd == e->stop)
+				return NULL;
+		const int wait = turn(s);
+		if (wait) {
+			poll(&(struct pollfd){ .fd = e->stop, .events = POLLIN }, 1, wait);
+			continue;
+		}
 		ssize_t n = recvmsg(e->netlink, &msg, MSG_DONTWAIT);
 		if (n < (ssize_t)sizeof h)
 			continue;
@@ -561,6 +625,26 @@ void *serve_faults(void *arg)
 		if (from.nl_pid != e->pfd_port || cred.pid != e->pfd_pid || cred.uid != e->pfd.uid || h.nlmsg_type < 0x10)
 			continue;	/* not pfd's: dropped */
 		text[n - sizeof h] = 0;
-		serve(e, text, h.nlmsg_seq);
+		serve(s, text, h.nlmsg_seq);
 	}
+}
+
+int start_server(exanet *e)
+{
+	if (e->nservers == SERVERS)
+		return EAGAIN;
+	struct server *s = &e->servers[e->nservers];
+	struct epoll_event fault = { .events = EPOLLIN | EPOLLEXCLUSIVE, .data.fd = e->netlink };	/* wakes one thread */
+	struct epoll_event stop = { .events = EPOLLIN, .data.fd = e->stop };
+	*s = (struct server){ .e = e, .epoll = epoll_create1(EPOLL_CLOEXEC) };
+	if (s->epoll < 0)
+		return errno;
+	int error = epoll_ctl(s->epoll, EPOLL_CTL_ADD, e->netlink, &fault) || epoll_ctl(s->epoll, EPOLL_CTL_ADD, e->stop, &stop) ? errno : 0;
+	if (!error)
+		error = pthread_create(&s->thread, NULL, serve_faults, s);
+	if (error)
+		close(s->epoll);
+	else
+		e->nservers++;
+	return error;
 }

@@ -356,7 +356,7 @@ func TestTransferErrors(t *testing.T) {
 		says   string // part of the reason, part of the remedy
 		remedy string
 	}{
-		{1, ErrSlaveError, "answered with an error", "fault show"},
+		{1, ErrSlaveError, "does not answer", "fault show"},
 		{2, ErrAddress, "not mapped", "check that source"},
 		{3, ErrNoContext, "receive context", "fewer transfers"},
 		{4, ErrCorrupt, "corrupted", "crc"},

@@ -40,7 +40,7 @@ func (s Status) Final() bool { return s == Finished || s == Failed }
 // What ended a transfer that failed: a *TransferError matches one of these by
 // its status code (messages.md 1 and 2; 001 table 3.2).
 var (
-	ErrSlaveError      = errors.New("the target's memory answered with an error")
+	ErrSlaveError      = errors.New("memory of the transfer does not answer: its pages do not come in")
 	ErrAddress         = errors.New("an address is not mapped, lies behind the end of the mapped file, may not be accessed, is not shared with the device, or cannot be reached")
 	ErrNoContext       = errors.New("the target node has no receive context left")
 	ErrCorrupt         = errors.New("packets arrive corrupted")
@@ -77,7 +77,7 @@ type outcome struct {
 }
 
 var outcomes = [...]outcome{
-	device.StatusSlaveError: {ErrSlaveError, "see the fault log (exanetctl fault show)"},
+	device.StatusSlaveError: {ErrSlaveError, "the process is stopped, or nobody serves its userfaultfd or file system: see the fault log (exanetctl fault show); write again when that has changed"},
 	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that their files are long enough (a truncated file has no pages behind its end), that memory for a device elsewhere comes from Alloc or Share (exanetctl fault show says which address is not shared), that the addresses fit the node's width, and that the target's node exists (exanetctl node show)"},
 	device.StatusNoContext:  {ErrNoContext, "have fewer transfers to that node in flight and write again"},
 	device.StatusCorrupt:    {ErrCorrupt, "look at the crc counters of both nodes (exanetctl counter show); the link is broken"},

@@ -21,8 +21,8 @@ func TestTransferErrorNamesTheCause(t *testing.T) {
 		cause  string
 		remedy string
 	}{
-		{device.StatusSlaveError, ErrSlaveError, "the target's memory answered with an error", "fault log"},
-		{device.StatusDecode, ErrAddress, "an address is not mapped", "no full file system"},
+		{device.StatusSlaveError, ErrSlaveError, "memory of the transfer does not answer: its pages do not come in", "fault log"},
+		{device.StatusDecode, ErrAddress, "an address is not mapped", "long enough"},
 		{device.StatusNoContext, ErrNoContext, "no receive context left", "fewer transfers to that node in flight"},
 		{device.StatusCorrupt, ErrCorrupt, "packets arrive corrupted", "crc counters of both nodes"},
 		{device.StatusDomain, ErrDomain, "does not admit this protection domain", "exanetctl domain grant"},

@@ -74,6 +74,8 @@ func madvise(va device.VA, pages, advice int) error {
 const (
 	sleepsAfter  = 100 * time.Millisecond // after which another one takes over
 	mostSleeping = 8                      // at a time, of one attachment
+	mostNear     = 2                      // within near pages of each other: what serves one serves the others
+	near         = 256 * device.PageSize
 )
 
 // sleepers are the pages in which page-fault goroutines sleep.
@@ -100,11 +102,20 @@ func (s *sleepers) remove(va device.VA) {
 	s.pages = slices.Delete(s.pages, i, i+1)
 }
 
-// has reports whether a goroutine sleeps in a page.
+// has reports whether a goroutine sleeps in a page, or mostNear do near by.
 func (s *sleepers) has(va device.VA) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Contains(s.pages, va)
+	n := 0
+	for _, p := range s.pages {
+		if p-va+near <= 2*near {
+			n++
+		}
+		if p == va || n == mostNear {
+			return true
+		}
+	}
+	return false
 }
 
 // turn is a page-fault goroutine's: it serves messages until another takes over.

@@ -38,7 +38,7 @@ var refusedWith = [...]struct {
 	is   error
 	text []string
 }{
-	device.CodeSlaveError: {rdma.ErrSlaveError, []string{"the target's memory answered with an error", "exanetctl fault show"}},
+	device.CodeSlaveError: {rdma.ErrSlaveError, []string{"memory of the transfer does not answer", "exanetctl fault show"}},
 	device.CodeDecode:     {rdma.ErrAddress, []string{"an address is not mapped", "or cannot be reached", "exanetctl node show"}},
 	device.CodeNoContext:  {rdma.ErrNoContext, []string{"no receive context left", "fewer transfers"}},
 	device.CodeCorrupt:    {rdma.ErrCorrupt, []string{"packets arrive corrupted", "exanetctl counter show"}},

@@ -208,7 +208,7 @@ func TestKeepOff(t *testing.T) {
 func TestTakeBack(t *testing.T) {
 	e := &Engine{}
 	p := &e.apart
-	slow, quick := &call{slot: &slot{slowUntil: 1}}, &call{slot: &slot{}}
+	slow, quick := &call{slot: &slot{sleeper: sleeper{slowUntil: 1}}}, &call{slot: &slot{}}
 	p.idle = 2 // threads that look for calls
 	p.make(e, slow)
 	p.make(e, quick)

@@ -36,6 +36,13 @@ type Memory interface {
 	WriteV(src [][]byte, va device.VA) (int, error)
 }
 
+// Asider is Memory of which an access that sleeps would keep others from running, since it
+// makes no system call. What Aside gives reaches the same memory and keeps nobody.
+type Asider interface {
+	Memory
+	Aside() Memory
+}
+
 // Attachment ties a process to a domain slot.
 type Attachment struct {
 	Pages  *attach.Pages // descriptors, doorbell, packetizer, wake flags
@@ -192,8 +199,16 @@ type node struct {
 	slots    [device.Slots]*slot
 	accesses Accesses
 	outside  Outside
-	asking   bool    // a call by which the driver is asked is under way
-	asks     []*call // and these wait for it
+	sleepers [device.Slots]sleeper // whose memory the driver's tables name
+	asking   bool                  // a call by which the driver is asked is under way
+	asks     []*call               // and these wait for it
+}
+
+// sleeper is whose calls may sleep.
+type sleeper struct {
+	slowUntil int64 // in the time of Now: its calls are made apart
+	sleep     int64 // that its calls were found in, less what was forgiven, ns
+	sleptAt   int64 // when one was found asleep last
 }
 
 // slot is an attached domain slot.
@@ -216,10 +231,8 @@ type slot struct {
 	waiting   []*call // for a place in the port
 	asked     []*call // and not answered yet
 
-	slowUntil   int64 // in the time of Now: its calls are made apart
-	unseenUntil int64 // and what its process shares is not touched
-	sleep       int64 // that its calls were found in, less what was forgiven, ns
-	sleptAt     int64 // when one was found asleep last
+	sleeper
+	unseenUntil int64 // in the time of Now: what its process shares is not touched
 }
 
 // New builds the machine; Run drives it. Errors match ErrConfig.

@@ -35,6 +35,11 @@ func (e *Engine) dispatch(c *call) bool {
 	case s == nil && c.node != nil && c.node.remote():
 		e.askOutside(c)
 		return true
+	case s == nil && c.byTables() && c.sleeper().slowUntil > e.clock.seen:
+		c.mem = c.mem.(Asider).Aside()
+		e.spend(c)
+		e.apart.make(e, c)
+		return true
 	case c.kind == callEnter: // asked already
 	case s == nil:
 		// No process is attached to the slot: nobody else would make it.
@@ -121,7 +126,7 @@ func (e *Engine) letGo(c *call, held uint64) bool {
 
 // charge takes that the supervisor has found a call asleep.
 func (e *Engine) charge(c *call) {
-	if s := c.slot; s != nil && e.own() && s.slept(e.clock.seen) {
+	if s := c.sleeper(); s != nil && e.own() && s.slept(e.clock.seen) {
 		e.slowDown(c, "memory accesses hold everybody up")
 	}
 }
@@ -139,6 +144,8 @@ func (e *Engine) overtaken(late *call) {
 	if s := late.slot; s != nil {
 		s.late++
 		e.lateOf[s.att.UID]++
+	}
+	if late.sleeper() != nil {
 		e.slowDown(late, "memory access over its lease")
 	}
 }
@@ -149,8 +156,26 @@ func (e *Engine) slow(s *slot) bool {
 	return s.slowUntil > e.clock.seen || s.late > 0 || s.wasLate && e.lateOf[s.att.UID] > 0
 }
 
+// byTables reports whether a call is an access by the tables of a driver elsewhere, of a slot
+// whose process is not known here.
+func (c *call) byTables() bool {
+	_, ok := c.mem.(Asider)
+	return ok && c.slot == nil && (c.kind == callWalk || c.kind == callMove)
+}
+
+// sleeper gives to whom it is charged that a call sleeps; nil: nobody.
+func (c *call) sleeper() *sleeper {
+	switch {
+	case c.slot != nil:
+		return &c.slot.sleeper
+	case c.byTables():
+		return &c.node.sleepers[c.index]
+	}
+	return nil
+}
+
 // slept takes that a call was found asleep. True: the slot is slow.
-func (s *slot) slept(now int64) bool {
+func (s *sleeper) slept(now int64) bool {
 	s.sleep = max(s.sleep-(now-s.sleptAt)/sleepShare, 0) + int64(lookEvery)
 	s.sleptAt = now
 	return s.sleep >= int64(leaseTime)
@@ -160,14 +185,19 @@ func (s *slot) slept(now int64) bool {
 // user attaches meanwhile: attaching anew gives nobody another lease. Where it was a touch
 // that slept, no memory that the user's processes share is touched meanwhile.
 func (e *Engine) slowDown(c *call, why string) {
+	until := e.Now() + int64(slowTime)
+	sleeps := c.sleeper()
+	sleeps.slowUntil, sleeps.sleep = until, 0
 	s := c.slot
-	s.slowUntil = e.Now() + int64(slowTime)
-	s.sleep = 0
-	e.slowUsers[s.att.UID] = s.slowUntil
+	if s == nil {
+		e.log.Info(why+": the slot's memory is reached apart", "node", c.node.index, "slot", c.index, "after", leaseTime, "for", slowTime)
+		return
+	}
+	e.slowUsers[s.att.UID] = until
 	if c.seen != nil {
 		for _, l := range e.live {
 			if l.att.UID == s.att.UID {
-				l.unseenUntil = s.slowUntil
+				l.unseenUntil = until
 			}
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -111,4 +113,55 @@ func TestSleepIsForgiven(t *testing.T) {
 			t.Errorf("found asleep every %v: slow after %d times, want %d", c.every, got, c.after)
 		}
 	}
+}
+
+// driven is memory of a driver elsewhere, a walk of which hangs until it is let go; what Aside
+// gives does not.
+type driven struct {
+	noMemory
+	release chan struct{}
+	aside   atomic.Int32
+}
+
+func (d *driven) Walk(device.VA, int, bool) (proc.Walk, error) {
+	<-d.release
+	return proc.Walk{}, nil
+}
+
+func (d *driven) Aside() Memory {
+	d.aside.Add(1)
+	return noMemory{}
+}
+
+// A slot of a driver elsewhere, whose process is not known here, is slow as any other one:
+// when one of its accesses has lost its lease the next ones are made apart, in the way that
+// keeps nobody from running.
+func TestSlowSlotOfADriverElsewhere(t *testing.T) {
+	l := newLive(t)
+	d := &driven{release: make(chan struct{})}
+	walk := func(index int, m Memory) {
+		l.on(func() {
+			c := l.newCall()
+			c.kind, c.node, c.index, c.pages, c.mem = callWalk, l.nodes[0], index, 1, m
+			l.tasks = append(l.tasks, c)
+		})
+	}
+	walk(3, d)
+	var slow, other bool
+	for deadline := time.Now().Add(10 * time.Second); !slow; time.Sleep(time.Millisecond) {
+		if l.on(func() { slow, other = l.nodes[0].sleepers[3].slowUntil > 0, l.nodes[0].sleepers[4].slowUntil > 0 }); time.Now().After(deadline) {
+			t.Fatal("the slot is not slow")
+		}
+	}
+	if other {
+		t.Error("another slot is slow")
+	}
+	walk(3, d)
+	walk(4, noMemory{})
+	for deadline := time.Now().Add(10 * time.Second); d.aside.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("its next access is made in the way that hangs")
+		}
+	}
+	close(d.release)
 }

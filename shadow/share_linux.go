@@ -122,14 +122,15 @@ func (m *Memory) room(s *share) error {
 
 func (s *share) end() device.VA { return s.va + device.VA(s.size) }
 
-// drop unmaps our own view of a share that is gone, with its last user. The
-// Memory is locked, or the share not listed yet.
+// drop unmaps our own view of a share that is gone, with its last user, and beside the
+// caller: munmap waits while a process punches a hole into the file. The Memory is locked, or
+// the share not listed yet.
 func (s *share) drop() {
 	if !s.gone || s.users > 0 {
 		return
 	}
 	if s.b != nil {
-		_ = unix.Munmap(s.b) // cannot fail: the very slice that was mapped
+		go func(b []byte) { _ = unix.Munmap(b) }(s.b) // cannot fail: the very slice that was mapped
 		s.b = nil
 	}
 	if s.fd >= 0 {

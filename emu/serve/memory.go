@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/vfio/user"
@@ -22,10 +23,17 @@ type memory struct {
 	dma    *user.DMA
 	read   func(addr uint64, p []byte) error // dma.Read, bound once
 	tables smmu.Tables
+	// readAt and writeAt are what moves bytes: dma.Read and dma.Write, or those aside.
+	readAt, writeAt func(addr uint64, p []byte) error
 }
 
 func newMemory(dma *user.DMA, t smmu.Tables) *memory {
-	return &memory{dma: dma, read: dma.Read, tables: t}
+	return &memory{dma: dma, read: dma.Read, tables: t, readAt: dma.Read, writeAt: dma.Write}
+}
+
+// Aside implements emu.Asider. Walks read the driver's own tables, which nobody punches.
+func (m *memory) Aside() emu.Memory {
+	return &memory{dma: m.dma, read: m.read, tables: m.tables, readAt: m.dma.ReadAside, writeAt: m.dma.WriteAside}
 }
 
 // errWalk says that a page has no translation any more.
@@ -110,9 +118,9 @@ func (m *memory) move(bufs [][]byte, va device.VA, write bool) (int, error) {
 			p, addr := bufs[buf][off:off+int(n)], s.pages[page].Address+at
 			var err error
 			if write {
-				err = m.dma.Write(addr, p)
+				err = m.writeAt(addr, p)
 			} else {
-				err = m.dma.Read(addr, p)
+				err = m.readAt(addr, p)
 			}
 			if err != nil {
 				return moved, fmt.Errorf("move at %v: %w", va+device.VA(moved), err)

@@ -10,8 +10,8 @@ import (
 // there is nothing that a device could keep. It may be used from any goroutine;
 // what ends accesses waits for those in flight.
 //
-// Ranges with a descriptor are copied from and to the mapped file and never
-// block. Ranges without one are reached by DMA_READ and DMA_WRITE messages, each
+// Ranges with a descriptor are copied from and to the mapped file, which sleeps only while
+// a hole is punched there or the file is being mapped. Ranges without one are reached by DMA_READ and DMA_WRITE messages, each
 // sent when no request of the client is unanswered and awaited up to Config.Timeout.
 // The owner's goroutine must not wait for them: the client may wait for the owner.
 type DMA struct {
@@ -22,17 +22,25 @@ type DMA struct {
 // Read fills p from the client's memory at a DMA address. The range may span
 // mappings. Errors match ErrUnmapped, ErrDenied, ErrBusMaster, ErrLost, ErrGone
 // or an Error of the client; p may be filled in part then.
-func (d *DMA) Read(addr uint64, p []byte) error { return d.access(addr, p, false) }
+func (d *DMA) Read(addr uint64, p []byte) error { return d.access(touch, addr, p, false) }
 
 // Write stores p into the client's memory at a DMA address, with the errors of
 // Read; part of it may be stored then.
-func (d *DMA) Write(addr uint64, p []byte) error { return d.access(addr, p, true) }
+func (d *DMA) Write(addr uint64, p []byte) error { return d.access(touch, addr, p, true) }
 
-func (d *DMA) access(addr uint64, p []byte, write bool) error {
+// ReadAside and WriteAside are Read and Write by a system call for each mapping. An access to
+// a page that a process is punching out of its file sleeps until that is done: here
+// the runtime lends the goroutine's processor to others meanwhile.
+func (d *DMA) ReadAside(addr uint64, p []byte) error { return d.access(touchAside, addr, p, false) }
+
+// WriteAside: see ReadAside.
+func (d *DMA) WriteAside(addr uint64, p []byte) error { return d.access(touchAside, addr, p, true) }
+
+func (d *DMA) access(by toucher, addr uint64, p []byte, write bool) error {
 	c := d.conn.Load()
 	err := ErrGone
 	if c != nil {
-		err = c.space.access(addr, p, write, d.allowed, c.remote)
+		err = c.space.accessBy(by, addr, p, write, d.allowed, c.remote)
 	}
 	if err != nil {
 		return fmt.Errorf("DMA at %#x+%#x: %w", addr, len(p), err)

@@ -531,11 +531,88 @@ func TestDMAFileNotDumped(t *testing.T) {
 	maps, err := os.ReadFile("/proc/self/smaps")
 	ok(t, err)
 	for _, f := range s.files {
-		_, after, found := strings.Cut(string(maps), fmt.Sprintf("%x-", uintptr(unsafe.Pointer(unsafe.SliceData(f.b)))))
+		_, after, found := strings.Cut(string(maps), fmt.Sprintf("%x-", uintptr(unsafe.Pointer(unsafe.SliceData(f.area.b)))))
 		_, flags, _ := strings.Cut(after, "VmFlags:")
 		flags, _, _ = strings.Cut(flags, "\n")
 		if !found || !slices.Contains(strings.Fields(flags), "dd") {
 			t.Errorf("the mapping has %q, want dd (MADV_DONTDUMP)", flags)
+		}
+	}
+}
+
+// TestTouchHoldsNobodyUp: an access that sleeps, as one to a page that is being punched out,
+// holds up who unmaps what it touches, and nobody else; and so does a file that is not mapped
+// yet.
+func TestTouchHoldsNobodyUp(t *testing.T) {
+	s := newSpace(10)
+	defer s.clear()
+	a, b := memfd(t, 8192, 0), memfd(t, 4096, 0)
+	ok(t, s.add(DMAMap{32, both, 0, 0, 4096}, a))
+	ok(t, s.add(DMAMap{32, both, 4096, 0x10000, 4096}, a))
+	touching, release := make(chan struct{}), make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		err := s.accessBy(func(_, _ []byte, _ bool) error { close(touching); <-release; return nil }, 0, make([]byte, 8), true, nil, nil)
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	<-touching
+	p := []byte("somewhere")
+	ok(t, s.access(0x10000, p, true, nil, nil)) // of the same file
+	ok(t, s.add(DMAMap{32, both, 0, 0x20000, 4096}, b))
+	ok(t, s.access(0x20000, p, true, nil, nil))
+	ok(t, s.remove(0x10000, 0x10fff))
+	ok(t, s.remove(0x20000, 0x20fff))
+	unmapped := make(chan struct{})
+	all.Go(func() { _ = s.remove(0, 4095); close(unmapped) })
+	for { // until it waits
+		s.mu.Lock()
+		waits := s.waits
+		s.mu.Unlock()
+		if waits > 0 {
+			break
+		}
+		select {
+		case <-unmapped:
+			t.Fatal("what is touched still is unmapped")
+		default:
+		}
+	}
+	close(release)
+	<-unmapped
+
+	// A file that is not mapped yet: accesses wait for it.
+	slow := newArea()
+	s.mu.Lock()
+	f := &memory{id: fileID{1, 1}, area: slow, size: 4096, writable: true, mapped: 4096}
+	s.files[f.id] = f
+	s.enlist(f)
+	s.mapped += f.size
+	s.table.insert(mapping{0x30000, 0x30fff, 0, f.index, both})
+	s.mu.Unlock()
+	all.Go(func() {
+		if err := s.access(0x30000, make([]byte, 8), false, nil, nil); !errors.Is(err, ErrLost) || !errors.Is(err, unix.ENOMEM) {
+			t.Errorf("memory that could not be mapped: %v", err)
+		}
+	})
+	ok(t, s.add(DMAMap{32, both, 0, 0x20000, 4096}, b))
+	ok(t, s.access(0x20000, p, true, nil, nil))
+	slow.err = unix.ENOMEM
+	close(slow.ready)
+	all.Wait()
+
+	// By a system call it is the same.
+	q := make([]byte, len(p))
+	ok(t, s.accessBy(touchAside, 0x20010, p, true, nil, nil))
+	ok(t, s.accessBy(touchAside, 0x20010, q, false, nil, nil))
+	if !bytes.Equal(p, q) {
+		t.Errorf("read %q, want %q", q, p)
+	}
+	ok(t, unix.Ftruncate(b, 0))
+	for _, write := range []bool{false, true} {
+		if err := s.accessBy(touchAside, 0x20010, q, write, nil, nil); !errors.Is(err, ErrLost) {
+			t.Errorf("a file that was emptied, write %v: %v", write, err)
 		}
 	}
 }

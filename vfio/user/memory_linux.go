@@ -26,32 +26,22 @@ type fileID struct{ dev, ino uint64 }
 // process (FUSE): so only tmpfs and hugetlbfs files are mapped at all.
 type memory struct {
 	id       fileID
-	b        []byte
+	area     *area
+	size     uint64 // bytes of the file that are mapped, or being mapped
 	writable bool
-	foreign  bool // b is the embedding program's: not unmapped
+	foreign  bool // it is the embedding program's: not unmapped
 	index    uint32
 	mapped   uint64 // bytes of DMA mappings
 }
 
-// touch copies between a peer's memory and our own. A page that is not there is
-// an error and not the end of the process.
-func touch(dst, src []byte) (err error) {
-	old := debug.SetPanicOnFault(true)
-	defer func() {
-		debug.SetPanicOnFault(old)
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: %v", ErrLost, r)
-		}
-	}()
-	copy(dst, src)
-	return nil
-}
-
 // space is what one peer mapped for the other: address ranges, and the files
 // behind them. It may be used from any goroutine; removing waits for accesses
-// in flight, so that after it nothing of ours touches the range.
+// in flight to the range, so that after it nothing of ours touches it. Nothing
+// that may sleep is done with the lock held, and nobody waits for another's file: not
+// for a touch of a page that its process is punching out, nor for mmap and munmap.
 type space struct {
-	mu     sync.RWMutex
+	mu sync.Mutex
+	flights
 	table  mappings
 	files  map[fileID]*memory
 	list   []*memory // files by their index, and the embedding program's memory; nil: free
@@ -81,10 +71,12 @@ const (
 // newSpace makes room for so many mappings. They take 32 bytes each, and at most
 // twice that where they come in a bad order: 256 MiB for 4 Mi.
 func newSpace(maps int) *space {
-	return &space{
+	s := &space{
 		files:   map[fileID]*memory{},
 		maxMaps: maps, maxPieces: maps/(pieceMax/2) + 1, maxFiles: defaultMaxFiles, maxMapped: defaultMaxMapped,
 	}
+	s.flights.landed = sync.NewCond(&s.mu)
+	return s
 }
 
 // check refuses what no mapping can be.
@@ -108,26 +100,39 @@ func (s *space) add(m DMAMap, fd int) error {
 	if err := m.check(); err != nil {
 		return err
 	}
+	a, err := s.insert(m, fd)
+	if err != nil || a == nil {
+		return err
+	}
+	if err = a.wait(mapTime); err == nil {
+		return nil
+	}
+	_ = s.remove(m.Address, m.Address+m.Size-1) // it is of whole pages
+	return refuse(errnoOf(err), "mapping a file for range %#x+%#x: %v", m.Address, m.Size, err)
+}
+
+// insert adds a mapping, and gives the area that is mapped for it, if there is one.
+func (s *space) insert(m DMAMap, fd int) (a *area, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	last := m.Address + m.Size - 1
 	if s.table.overlaps(m.Address, last) {
-		return refuse(unix.EEXIST, "range %#x+%#x overlaps a mapping", m.Address, m.Size)
+		return nil, refuse(unix.EEXIST, "range %#x+%#x overlaps a mapping", m.Address, m.Size)
 	}
 	if err := s.room(); err != nil {
-		return err
+		return nil, err
 	}
 	file := noFile
 	if fd >= 0 {
 		f, err := s.open(fd, m)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		f.mapped += m.Size
-		file = f.index
+		file, a = f.index, f.area
 	}
 	s.table.insert(mapping{m.Address, last, m.Offset, file, m.Flags})
-	return nil
+	return a, nil
 }
 
 // room refuses what the table has no room for.
@@ -148,7 +153,7 @@ func (s *space) enlist(f *memory) {
 	s.list[i], f.index = f, uint32(i)
 }
 
-// open gives the memory of a descriptor, mapping the file if it is the first of
+// open gives the memory of a descriptor, and has the file mapped if it is the first of
 // it, if more of it is used, or if it is to be written for the first time.
 func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	const other = "descriptor of a mapping is no memfd and no file in shared memory"
@@ -170,12 +175,12 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 		return nil, refuse(unix.EINVAL, "range of %#x bytes at offset %#x of a file of %#x", m.Size, m.Offset, size)
 	}
 	write := m.Flags&DMAWrite != 0
-	if f != nil && m.Offset+m.Size <= uint64(len(f.b)) && (!write || f.writable) {
+	if f != nil && m.Offset+m.Size <= f.size && (!write || f.writable) {
 		return f, nil
 	}
 	had := uint64(0)
 	if f != nil {
-		had = uint64(len(f.b))
+		had = f.size
 	} else if len(s.files) >= s.maxFiles {
 		return nil, refuse(unix.ENOSPC, "mappings of more than %d files", s.maxFiles)
 	}
@@ -184,26 +189,37 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	if size > s.maxMapped || s.mapped-had > s.maxMapped-size {
 		return nil, refuse(unix.ENOSPC, "files of more than %#x bytes together", s.maxMapped)
 	}
-	writable := write || f != nil && f.writable
-	prot := unix.PROT_READ
-	if writable {
-		prot |= unix.PROT_WRITE
-	}
-	b, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, refuse(errnoOf(err), "mapping a file of %#x bytes: %v", size, err)
+		return nil, refuse(errnoOf(err), "keeping a descriptor until its file is mapped: %v", err)
 	}
-	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // a core dump would bring all of the driver's memory in; it cannot fail
 	if f == nil {
 		f = &memory{id: fileID{st.Dev, st.Ino}}
 		s.files[f.id] = f
 		s.enlist(f)
-	} else if err := unix.Munmap(f.b); err != nil {
-		return nil, errOr(unix.Munmap(b), refuse(unix.EIO, "unmapping the file's smaller mapping: %v", err))
 	}
-	f.b, f.writable = b, writable
+	before := *f
+	f.area, f.size, f.writable = newArea(), size, write || f.writable
 	s.mapped += size - had
+	go s.fill(f.area, own, size, f.writable, f, &before)
 	return f, nil
+}
+
+// fill maps a file, in place of what was mapped of it before.
+func (s *space) fill(a *area, fd int, size uint64, writable bool, f, before *memory) {
+	b, err := mapFile(fd, size, writable)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		a.b = b
+		before.area.retire()
+	case f.area == a && before.area != nil: // it stays as it was
+		s.mapped -= f.size - before.size
+		f.area, f.size, f.writable = before.area, before.size, before.writable
+	}
+	a.err = err
+	close(a.ready)
 }
 
 // sharedMemory tells whether a descriptor is of a file in memory.
@@ -234,7 +250,9 @@ func (s *space) addBytes(m DMAMap, b []byte) error {
 	if err := s.room(); err != nil {
 		return err
 	}
-	f := &memory{b: b, writable: true, foreign: true, mapped: m.Size}
+	f := &memory{area: newArea(), writable: true, foreign: true, mapped: m.Size}
+	f.area.b = b
+	close(f.area.ready)
 	s.enlist(f)
 	s.table.insert(mapping{m.Address, last, 0, f.index, m.Flags})
 	return nil
@@ -245,6 +263,7 @@ func (s *space) addBytes(m DMAMap, b []byte) error {
 func (s *space) remove(addr, last uint64) error {
 	s.mu.Lock()
 	shrunk, err := s.cut(addr, last)
+	s.await(addr, last)
 	s.mu.Unlock()
 	if shrunk {
 		debug.FreeOSMemory()
@@ -295,21 +314,22 @@ func (s *space) release(m mapping) {
 		return
 	}
 	delete(s.files, f.id)
-	s.mapped -= uint64(len(f.b))
-	_ = unix.Munmap(f.b) // cannot fail: the very slice that was mapped
-	f.b = nil
+	s.mapped -= f.size
+	f.area.retire()
 }
 
 // drain waits for the accesses in flight.
 func (s *space) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.await(0, ^uint64(0))
 }
 
 func (s *space) clear() {
 	s.mu.Lock()
 	shrunk := s.without(0, ^uint64(0))
 	s.table = mappings{}
+	s.await(0, ^uint64(0))
 	s.mu.Unlock()
 	if shrunk {
 		debug.FreeOSMemory()
@@ -322,8 +342,8 @@ const largeTable = 256
 
 // counts gives the number of mappings and of files.
 func (s *space) counts() (maps, files int) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return s.table.n, len(s.files)
 }
 
@@ -331,8 +351,13 @@ func (s *space) counts() (maps, files int) {
 // error. Where the peer gave no descriptor it calls remote, outside the lock, which
 // gives how much it moved. Both may be nil.
 func (s *space) access(addr uint64, p []byte, write bool, allowed func() error, remote func(addr uint64, p []byte, write bool) (int, error)) error {
+	return s.accessBy(touch, addr, p, write, allowed, remote)
+}
+
+// accessBy is access by a way to touch memory.
+func (s *space) accessBy(by toucher, addr uint64, p []byte, write bool, allowed func() error, remote func(addr uint64, p []byte, write bool) (int, error)) error {
 	for len(p) > 0 {
-		n, err := s.local(addr, p, write, allowed)
+		n, err := s.local(addr, p, write, allowed, by)
 		if errors.Is(err, errRemote) {
 			if remote == nil {
 				err = fmt.Errorf("address %#x: %w", addr, ErrUnmapped)
@@ -356,43 +381,57 @@ var errRemote = refuse(unix.EREMOTE, "reached by messages")
 
 // allows says whether the peer mapped an address with the right for an access.
 func (s *space) allows(addr uint64, write bool) error {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	_, err := s.lookUp(addr, write)
 	return err
 }
 
 // local serves the part of an access that lies in the first mapping and gives
 // its length.
-func (s *space) local(addr uint64, p []byte, write bool, allowed func() error) (int, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+func (s *space) local(addr uint64, p []byte, write bool, allowed func() error, touch toucher) (int, error) {
+	s.mu.Lock()
+	m, n, err := s.begin(addr, len(p), write, allowed)
+	if err != nil {
+		s.mu.Unlock()
+		return n, err
+	}
+	a := s.list[m.file].area
+	i := s.enter(a, addr, addr+uint64(n-1))
+	s.mu.Unlock()
+	b, err := a.at(m.off+(addr-m.addr), n)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("address %#x: %w", addr, err)
+	case write:
+		err = touch(b, p[:n], true)
+	default:
+		err = touch(p[:n], b, false)
+	}
+	s.mu.Lock()
+	s.leave(i)
+	s.mu.Unlock()
+	return n, err
+}
+
+// begin gives the mapping of an address and how much of an access lies in it. mu is held.
+func (s *space) begin(addr uint64, n int, write bool, allowed func() error) (mapping, int, error) {
 	if allowed != nil {
 		if err := allowed(); err != nil {
-			return 0, err
+			return mapping{}, 0, err
 		}
 	}
 	m, err := s.lookUp(addr, write)
 	if err != nil {
-		return 0, err
+		return m, 0, err
 	}
-	n := len(p)
 	if left := m.last - addr; left < uint64(n-1) {
 		n = int(left) + 1
 	}
 	if m.file == noFile {
-		return n, errRemote
+		return m, n, errRemote
 	}
-	b := s.list[m.file].b[m.off+(addr-m.addr):]
-	if len(b) < n { // a foreign slice shorter than its range
-		return 0, fmt.Errorf("address %#x: %w", addr, ErrLost)
-	}
-	if write {
-		err = touch(b[:n], p[:n])
-	} else {
-		err = touch(p[:n], b[:n])
-	}
-	return n, err
+	return m, n, nil
 }
 
 // lookUp gives the mapping of an address, if it has the right. mu is held.

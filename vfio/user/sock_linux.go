@@ -337,3 +337,6 @@ func dial(path string, trust ...uint32) (int, error) {
 	}
 	return fd, nil
 }
+
+// address gives where bytes of this process's lie, for a system call that takes a number.
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -1,0 +1,182 @@
+package user
+
+import (
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapTime is how long whoever maps a file waits for it (ours). The kernel has mmap wait while
+// a process of the file's punches a hole, and that may take seconds: what takes longer is done
+// when it is done, and accesses wait for it, or fail where it failed.
+const mapTime = 20 * time.Millisecond
+
+// area is a file as it is mapped. A goroutine of its own maps and unmaps it.
+type area struct {
+	ready chan struct{} // closed when b or err is there
+	b     []byte
+	err   error
+	users int  // accesses in flight; guarded by the space's lock, as gone is
+	gone  bool // unmapped when there is none
+}
+
+func newArea() *area { return &area{ready: make(chan struct{})} }
+
+// wait waits for the area for a while. An error says that it could not be mapped.
+func (a *area) wait(most time.Duration) error {
+	select {
+	case <-a.ready:
+		return a.err
+	default:
+	}
+	late := time.NewTimer(most)
+	defer late.Stop()
+	select {
+	case <-a.ready:
+		return a.err
+	case <-late.C:
+		return nil
+	}
+}
+
+// at waits for the area and gives n of its bytes.
+func (a *area) at(off uint64, n int) ([]byte, error) {
+	<-a.ready
+	if a.err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrLost, a.err)
+	}
+	if off > uint64(len(a.b)) || uint64(n) > uint64(len(a.b))-off { // a foreign slice shorter than its range
+		return nil, ErrLost
+	}
+	return a.b[off:][:n], nil
+}
+
+// retire unmaps an area that nothing points to any more, once nobody uses it: beside the
+// caller, because munmap waits as mmap does. nil is none. The space's lock is held.
+func (a *area) retire() {
+	if a == nil {
+		return
+	}
+	if a.gone = true; a.users == 0 {
+		go a.unmap()
+	}
+}
+
+func (a *area) unmap() {
+	if <-a.ready; a.b != nil {
+		_ = unix.Munmap(a.b) // cannot fail: the very slice that was mapped
+	}
+}
+
+// mapFile maps a file from its beginning, and closes the descriptor.
+func mapFile(fd int, size uint64, writable bool) ([]byte, error) {
+	defer unix.Close(fd) // nothing of ours is in it
+	prot := unix.PROT_READ
+	if writable {
+		prot |= unix.PROT_WRITE
+	}
+	b, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // a core dump would bring all of the driver's memory in; it cannot fail
+	return b, nil
+}
+
+// flights are the accesses in flight, by the DMA addresses that they touch.
+type flights struct {
+	list   []flight
+	landed *sync.Cond
+	waits  int
+}
+
+type flight struct {
+	area       *area // nil: a place that is free
+	addr, last uint64
+}
+
+// enter lists an access, and gives its place.
+func (f *flights) enter(a *area, addr, last uint64) int {
+	a.users++
+	for i := range f.list {
+		if f.list[i].area == nil {
+			f.list[i] = flight{a, addr, last}
+			return i
+		}
+	}
+	f.list = append(f.list, flight{a, addr, last})
+	return len(f.list) - 1
+}
+
+// leave takes that it is over.
+func (f *flights) leave(i int) {
+	a := f.list[i].area
+	f.list[i].area = nil
+	if a.users--; a.users == 0 && a.gone {
+		go a.unmap()
+	}
+	if f.waits > 0 {
+		f.landed.Broadcast()
+	}
+}
+
+// await waits until no access that is in flight now touches a range. The lock is held.
+func (f *flights) await(addr, last uint64) {
+	f.waits++
+	defer func() { f.waits-- }()
+	for f.over(addr, last) {
+		f.landed.Wait()
+	}
+}
+
+func (f *flights) over(addr, last uint64) bool {
+	for i := range f.list {
+		if x := &f.list[i]; x.area != nil && x.addr <= last && addr <= x.last {
+			return true
+		}
+	}
+	return false
+}
+
+// toucher copies between a peer's memory and our own: dst is the peer's where write is set.
+type toucher func(dst, src []byte, write bool) error
+
+// touch is a toucher by plain loads and stores. A page that is not there is
+// an error and not the end of the process.
+func touch(dst, src []byte, _ bool) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", ErrLost, r)
+		}
+	}()
+	copy(dst, src)
+	return nil
+}
+
+// touchAside is touch by a system call, in which the runtime gives the processor of a
+// goroutine that sleeps to others: a load that sleeps keeps it.
+func touchAside(dst, src []byte, write bool) error {
+	ours, theirs := dst, src
+	call := unix.ProcessVMReadv
+	if write {
+		ours, theirs = src, dst
+		call = unix.ProcessVMWritev
+	}
+	if len(ours) == 0 {
+		return nil
+	}
+	local := [1]unix.Iovec{{Base: &ours[0]}}
+	local[0].SetLen(len(ours))
+	remote := [1]unix.RemoteIovec{{Base: address(theirs), Len: len(theirs)}}
+	n, err := call(os.Getpid(), local[:], remote[:], 0)
+	if err != nil || n != len(ours) {
+		return fmt.Errorf("%w: %d of %d bytes: %w", ErrLost, max(n, 0), len(ours), os.NewSyscallError("process_vm", err))
+	}
+	return nil
+}

@@ -1,6 +1,7 @@
 package examples
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -109,6 +111,7 @@ func TestBothLibraries(t *testing.T) {
 	bin := compile(t, dir, filepath.Join("..", "testdata", "limits"))
 	t.Run("limits", func(t *testing.T) { limits(t, dir, bin) })
 	t.Run("fork", func(t *testing.T) { forkedChild(t, bin) })
+	t.Run("wait", func(t *testing.T) { noChild(t, bin) })
 	t.Run("stranger", func(t *testing.T) { strangers(t, dir, bin) })
 }
 
@@ -166,6 +169,52 @@ func forkedChild(t *testing.T, bin string) {
 	for name, as := range users(t) {
 		if got := said(t, as, "--core=0", "", bin, client.Socket(), "fork"); got != "ok" {
 			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// What libexanet starts is no child that a wait of the program's meets, and leaves no zombie.
+func noChild(t *testing.T, bin string) {
+	client := start(t)
+	for name, as := range users(t) {
+		if got := said(t, as, "--core=0", "", bin, client.Socket(), "wait"); got != "ok" {
+			t.Errorf("%s: %s", name, got)
+		}
+		if as == nil {
+			continue
+		}
+		c := exec.CommandContext(t.Context(), bin, client.Socket(), "hold")
+		c.SysProcAttr = as
+		in, err := c.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := c.StdoutPipe()
+		if err == nil {
+			err = c.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(out)
+		if !lines.Scan() || lines.Text() != "attached" {
+			t.Fatalf("%q", lines.Text())
+		}
+		helpers := helpersOf(t, c.Process.Pid)
+		if len(helpers) != 1 || syscall.Kill(helpers[0], syscall.SIGKILL) != nil {
+			t.Fatalf("helpers %v, want one that can be killed", helpers)
+		}
+		for deadline := time.Now().Add(patience); syscall.Kill(helpers[0], 0) == nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("the killed helper %d is not reaped", helpers[0])
+			}
+		}
+		in.Close()
+		if lines.Scan(); lines.Text() != "ok" {
+			t.Errorf("its helper was killed: %s", lines.Text())
+		}
+		if err := c.Wait(); err != nil {
+			t.Error(err)
 		}
 	}
 }

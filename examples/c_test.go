@@ -231,7 +231,7 @@ func TestTransferOfAnotherUser(t *testing.T) {
 	}
 }
 
-// helpersOf lists the memory helpers that a process has started.
+// helpersOf lists the memory helpers that a process's keepers have started.
 func helpersOf(t *testing.T, pid int) (list []int) {
 	t.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*")
@@ -239,22 +239,27 @@ func helpersOf(t *testing.T, pid int) (list []int) {
 		t.Fatal(err)
 	}
 	for _, name := range names {
-		stat, err := os.ReadFile(filepath.Join(name, "stat"))
-		command, cmdErr := os.ReadFile(filepath.Join(name, "cmdline"))
-		if err != nil || cmdErr != nil || string(command) != "pfd\x00"+attach.HelperCommand+"\x00" {
+		command, err := os.ReadFile(filepath.Join(name, "cmdline"))
+		if err != nil || string(command) != "pfd\x00"+attach.HelperCommand+"\x00" {
 			continue // another's, or it has ended
 		}
-		var state string
-		var parent int
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		if _, err := fmt.Sscan(rest, &state, &parent); err != nil {
-			t.Fatal(err)
-		}
-		if child, err := strconv.Atoi(filepath.Base(name)); err == nil && parent == pid {
+		if child, err := strconv.Atoi(filepath.Base(name)); err == nil && parentOf(parentOf(child)) == pid {
 			list = append(list, child)
 		}
 	}
 	return list
+}
+
+// parentOf returns a process's parent; 0: it has ended.
+func parentOf(pid int) int {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	var state string
+	var parent int
+	if _, scanned := fmt.Sscan(rest, &state, &parent); err != nil || scanned != nil {
+		return 0
+	}
+	return parent
 }
 
 // What goes wrong is said, and the other side lives on.

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,10 +114,9 @@ ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int
 /* helper_start starts the program that pfd sent (10), and closes the descriptors. */
 int helper_start(exanet *e, int *fds, int nfds)
 {
-	char *const argv[] = { "pfd", "memory-helper", NULL }, *const env[] = { NULL };
-	char path[32];
+	struct program program;
 	struct stat st;
-	int own = -1, above[6] = { -1, -1, -1, -1, -1, -1 }, result = 0;
+	int own = -1, null = -1, above = -1, result = 0;
 	if (nfds != 4) {
 		close_all(fds, nfds);
 		return fail(EPROTO, "pfd does not keep to the protocol: it asks for a memory helper with %d descriptors, want 4", nfds);
@@ -128,45 +126,30 @@ int helper_start(exanet *e, int *fds, int nfds)
 		return fail(EPERM, "pfd asks for a memory helper whose program cannot be trusted: it belongs to uid %u and has mode %#o: want root's, this user's own or that of a user in exanet_options.trust, writable by nobody else",
 			    st.st_uid, st.st_mode & 07777);
 	}
-	posix_spawn_file_actions_t files;
-	posix_spawnattr_t attr;
-	posix_spawn_file_actions_init(&files);
-	posix_spawnattr_init(&attr);
-	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP);
-	if (!(e->lent = keeper_make(getpid()))) {
-		result = -EPERM;	/* keeper_make has said why */
+	for (int i = 0; i < PROGRAM_FILES; i++)
+		program.files[i] = -1;
+	if ((own = syscall(SYS_pidfd_open, getpid(), 0)) < 0 || (null = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) {
+		result = fail(errno, "descriptors for pfd's memory helper: %m");
 		goto out;
 	}
-	if ((own = syscall(SYS_pidfd_open, getpid(), 0)) < 0) {
-		result = fail(errno, "pidfd_open: %m");
+	const int from[] = { null, null, null, fds[1], fds[2], fds[3], own };
+	for (int i = 0; i < PROGRAM_KEEPER; i++)	/* all above the numbers that they get */
+		if ((program.files[i] = fcntl(from[i], F_DUPFD_CLOEXEC, PROGRAM_FILES)) < 0)
+			break;
+	if (program.files[PROGRAM_KEEPER - 1] < 0 || (above = fcntl(fds[0], F_DUPFD_CLOEXEC, PROGRAM_FILES)) < 0) {
+		result = fail(errno, "descriptors for pfd's memory helper: %m");
 		goto out;
 	}
-	for (int i = 0; i < 3; i++)
-		posix_spawn_file_actions_addopen(&files, i, "/dev/null", O_RDWR, 0);
-	int from[] = { fds[1], fds[2], fds[3], own, keeper_pidfd(e->lent), fds[0] };
-	for (int i = 0; i < 6; i++) {	/* all above the numbers that they get; the program last */
-		if ((above[i] = fcntl(from[i], F_DUPFD_CLOEXEC, 8)) < 0) {
-			result = fail(errno, "descriptors for pfd's memory helper: %m");
-			goto out;
-		}
-		if (i < 5)
-			posix_spawn_file_actions_adddup2(&files, above[i], 3 + i);
-	}
-	posix_spawn_file_actions_addchdir_np(&files, "/");
-	snprintf(path, sizeof path, "/proc/self/fd/%d", above[5]);
-	int why = posix_spawn(&e->helper, path, &files, &attr, argv, env);
-	if (why) {
-		e->helper = 0;
-		result = fail(why, "starting pfd's memory helper: %s", strerror(why));
-	}
+	snprintf(program.path, sizeof program.path, "/proc/self/fd/%d", above);
+	e->lent = keeper_make(getpid(), &program, &result);
 out:
-	posix_spawnattr_destroy(&attr);
-	posix_spawn_file_actions_destroy(&files);
-	for (int i = 0; i < 6; i++)
-		if (above[i] >= 0)
-			close(above[i]);
-	if (own >= 0)
-		close(own);
+	for (int i = 0; i < PROGRAM_KEEPER; i++)
+		if (program.files[i] >= 0)
+			close(program.files[i]);
+	const int rest[] = { own, null, above };
+	for (int i = 0; i < 3; i++)
+		if (rest[i] >= 0)
+			close(rest[i]);
 	close_all(fds, nfds);
 	return result;
 }
@@ -338,8 +321,8 @@ static int handshake(exanet *e, const struct exanet_options *o)
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
 	if ((error = dial(e, o->socket)))
 		return error;
-	if (!(e->keeper = keeper_make(e->pfd.pid)))
-		return -EPERM;
+	if (!(e->keeper = keeper_make(e->pfd.pid, NULL, &error)))
+		return error;
 	if ((error = hello(e, o)) || (error = answer(e, m, MEMORY_OFFER, HEADER, fds, 3)))
 		return error;
 	e->eventfd = fds[1];
@@ -535,11 +518,7 @@ int exanet_close(exanet *e)
 	for (size_t i = 0; i < sizeof all / sizeof all[0] && !sleeps; i++)
 		if (all[i] >= 0)
 			close(all[i]);
-	if (e->helper) {
-		kill(e->helper, SIGKILL);
-		while (waitpid(e->helper, NULL, 0) < 0 && errno == EINTR)
-			;
-	}
+	const bool helped = keeper_end_helper(e->lent, 1000);
 	keeper_end(e->lent);
 	keeper_end(e->keeper);
 	bool attached = e->info.pdid;
@@ -554,6 +533,8 @@ int exanet_close(exanet *e)
 	pthread_mutex_destroy(&e->serving);
 	release(e);
 out:
+	if (!helped)
+		return fail(ETIMEDOUT, "pfd's memory helper is killed and waits for a page of this process that does not come: it may still reach memory of this process");
 	return !attached || confirmed ? 0 : fail(ETIMEDOUT, "pfd did not confirm the end of the attachment: it may still reach memory of this process");
 }
 

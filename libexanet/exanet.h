@@ -8,6 +8,9 @@
  * nothing (exanet_alloc NULL, exanet_export and exanet_get_info zeros), but exanet_close and exanet_free:
  * these release what the child inherited, and end nothing of the parent's. A child attaches anew.
  *
+ * The library starts tasks (keepers, and for a pfd of another user a memory helper). None sends SIGCHLD, and
+ * no wait meets one, but with __WALL or __WCLONE.
+ *
  * A function gives 0 or a number that is not negative, or the negative of an errno;
  * exanet_error() then says what happened and what to do. Transfers end with a status of
  * docs/troubleshooting.md. */

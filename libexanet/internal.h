@@ -65,7 +65,6 @@ struct exanet {
 	struct keeper *keeper, *lent;	/* for pfd, for the helper */
 	uint32_t *own;		/* a page that fork empties: 1 in the process that attached, 0 in its children */
 	struct private *private;	/* under messages: memory of exanet_alloc that could not be shared */
-	pid_t helper;
 	const uint32_t *trust;	/* of the options, while it attaches */
 	unsigned ntrust;
 	int socket, eventfd, netlink;
@@ -148,7 +147,16 @@ bool rule_server(uid_t uid, uid_t euid, const uint32_t *trust, unsigned ntrust, 
 /* Whether a memory helper's program is executed. */
 bool rule_program(uid_t owner, mode_t mode, uid_t euid, const uint32_t *trust, unsigned ntrust);
 
-struct keeper *keeper_make(pid_t ptracer);
+/* A program that a keeper starts as its own child: it gets files as its descriptors 0, 1, ... */
+enum { PROGRAM_KEEPER = 7, PROGRAM_FILES = 8 };	/* PROGRAM_KEEPER: a pidfd of the keeper, which it makes itself */
+struct program {
+	char path[32];
+	int files[PROGRAM_FILES];	/* each PROGRAM_FILES or more */
+};
+/* Makes a keeper, which starts program where it is not NULL. NULL: *why is a negative errno, fail has the text. */
+struct keeper *keeper_make(pid_t ptracer, struct program *program, int *why);
+/* Ends what the keeper has started, and reports whether it has ended in time. */
+bool keeper_end_helper(struct keeper *, int ms);
 void keeper_end(struct keeper *);
 /* Releases what a child made by fork has of a keeper. */
 void keeper_forget(struct keeper *);

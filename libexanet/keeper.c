@@ -5,8 +5,10 @@
 #include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
+#include <linux/futex.h>
 #include <linux/seccomp.h>
 #include <sched.h>
+#include <poll.h>
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
@@ -31,6 +33,11 @@
 struct keeper {
 	_Alignas(16) unsigned char stack[8192];
 	int pid, pidfd, hold;	/* hold: a file that this process has locked */
+	int helper;		/* a pidfd, or -1 */
+	const struct program *program;	/* that the keeper starts, or NULL */
+	int32_t started;	/* its pid, or a negative errno; 0: not yet */
+	uint32_t adopted;	/* 1 once this process has a pidfd of it */
+	_Alignas(16) unsigned char second[4096];	/* stack of what executes the program */
 	int ptracer;
 	uint32_t ready;
 	const char *failed;	/* what the keeper could not do; it ends with the errno */
@@ -39,17 +46,80 @@ struct keeper {
 };
 
 /* call is syscall(2), but leaves errno alone: it is that of the thread which made the keeper. */
-static inline long call(long number, long a, long b, long c)
+static inline long call4(long number, long a, long b, long c, long fourth)
 {
 #if defined __x86_64__
-	register long d asm("r10") = 0, e asm("r8") = 0;
+	register long d asm("r10") = fourth, e asm("r8") = 0;
 	asm volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c), "r"(d), "r"(e) : "rcx", "r11", "memory");
 	return number;
 #elif defined __aarch64__
-	register long n asm("x8") = number, x asm("x0") = a, y asm("x1") = b, z asm("x2") = c, d asm("x3") = 0, e asm("x4") = 0;
+	register long n asm("x8") = number, x asm("x0") = a, y asm("x1") = b, z asm("x2") = c, d asm("x3") = fourth, e asm("x4") = 0;
 	asm volatile("svc 0" : "+r"(x) : "r"(n), "r"(y), "r"(z), "r"(d), "r"(e) : "memory");
 	return x;
 #endif
+}
+
+static inline long call(long number, long a, long b, long c) { return call4(number, a, b, c, 0); }
+
+#define RAW __attribute__((no_sanitize("address", "thread", "undefined")))	/* nothing that uses a thread's memory */
+
+static long start(struct keeper *k, long flags, unsigned char *top, int *pidfd, void (*run)(struct keeper *));
+
+static const struct flock whole = { .l_type = F_WRLCK };
+
+/* execute is what the keeper starts, until it executes the program. The keeper waits meanwhile (CLONE_VFORK). */
+RAW __attribute__((noreturn)) static void execute(struct keeper *k)
+{
+	static char *const argv[] = { "pfd", "memory-helper", NULL }, *const env[] = { NULL };
+	static const uint64_t none;
+	const struct program *p = k->program;
+	long error = call(SYS_setpgid, 0, 0, 0);
+	for (int i = 0; i < PROGRAM_FILES && error >= 0; i++)
+		error = call(SYS_dup3, p->files[i], i, 0);
+	if (error >= 0)
+		error = call(SYS_chdir, (long)"/", 0, 0);
+	if (error >= 0)
+		error = call4(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none);
+	if (error >= 0)
+		error = call(SYS_execve, (long)p->path, (long)argv, (long)env);
+	__atomic_store_n(&k->started, error, __ATOMIC_SEQ_CST);
+	for (;;)
+		call(SYS_exit, 1, 0, 0);
+}
+
+/* action sets what a signal does in the keeper: SIG_DFL or SIG_IGN. */
+RAW static inline void action(int signal, long handler)
+{
+	const long as[4] = { handler };	/* struct sigaction of the kernel: no flags, no mask */
+	call4(SYS_rt_sigaction, signal, (long)as, 0, sizeof(uint64_t));
+}
+
+/* launch starts the program as a child of the keeper: no wait of the process meets it. Nobody reaps it before the
+ * process has a pidfd of it, and then the kernel does. A negative errno; 0: it runs. */
+RAW static long launch(struct keeper *k)
+{
+	static const struct timespec pause = { .tv_nsec = 50000000 };
+	struct program *p = (struct program *)k->program;
+	for (int i = 1; i <= 64; i++)	/* no handler of the process may run here, nor in what is started */
+		action(i, (long)SIG_DFL);
+	long fd = call(SYS_pidfd_open, call(SYS_getpid, 0, 0, 0), 0, 0);
+	if (fd >= 0)
+		fd = call(SYS_fcntl, fd, F_DUPFD_CLOEXEC, PROGRAM_FILES);
+	if (fd < 0)
+		return fd;
+	p->files[PROGRAM_KEEPER] = fd;
+	const long pid = start(k, CLONE_VM | CLONE_VFORK | SIGCHLD, k->second + sizeof k->second, NULL, execute);
+	if (pid < 0 || k->started < 0)
+		return pid < 0 ? pid : k->started;
+	__atomic_store_n(&k->started, pid, __ATOMIC_SEQ_CST);
+	while (!load32(&k->adopted)) {
+		if (!call(SYS_fcntl, k->hold, F_SETLK, (long)&whole))
+			return -ESRCH;	/* the process has left its memory */
+		call4(SYS_futex, (long)&k->adopted, FUTEX_WAIT, 0, (long)&pause);
+	}
+	action(SIGCHLD, (long)SIG_IGN);
+	call(SYS_wait4, -1, 0, WNOHANG);	/* it may have ended before */
+	return 0;
 }
 
 /* keep is the keeper: system calls alone. No compiler may add anything that uses a thread's memory. */
@@ -68,13 +138,17 @@ static void keep(struct keeper *k)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	static const struct sock_fprog program = { sizeof filter / sizeof filter[0], filter };
-	static const struct flock whole = { .l_type = F_WRLCK };
-	long error = k->hold ? call(SYS_close_range, 0, k->hold - 1, 0) : 0;
-	k->failed = "close_range";
-	if (error || (error = call(SYS_close_range, k->hold + 1, ~0U, 0)))
-		goto out;
+	long error = 0;
 	call(SYS_prctl, PR_SET_NAME, (long)"exanet-keeper", 0);
 	call(SYS_prctl, PR_SET_PTRACER, k->ptracer, 0);	/* EINVAL: no Yama */
+	k->failed = "starting pfd's memory helper";
+	if (k->program && (error = launch(k)))
+		goto out;
+	k->failed = "close_range";
+	if (k->hold)
+		error = call(SYS_close_range, 0, k->hold - 1, 0);
+	if (error || (error = call(SYS_close_range, k->hold + 1, ~0U, 0)))
+		goto out;
 	k->failed = "PR_SET_NO_NEW_PRIVS";
 	if ((error = call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0)))
 		goto out;
@@ -88,10 +162,10 @@ out:
 		call(SYS_exit, -error, 0, 0);
 }
 
-/* start makes the task by the system call itself: the C library's clone may be another's, a
+/* start makes a task by the system call itself: the C library's clone may be another's, a
  * sanitizer's for one, that runs its own code in the child. The pid, or a negative errno. */
 __attribute__((no_sanitize("address", "thread", "undefined"), noinline))
-static long start(struct keeper *k)
+static long start(struct keeper *k, long flags, unsigned char *top, int *pidfd, void (*run)(struct keeper *))
 {
 #if defined __x86_64__
 	register long n asm("rax") = SYS_clone, ctid asm("r10") = 0, tls asm("r8") = 0;
@@ -100,25 +174,30 @@ static long start(struct keeper *k)
 		     "test %%rax, %%rax\n\t"
 		     "jnz 1f\n\t"
 		     "mov %%r12, %%rdi\n\t"
-		     "call *%[keep]\n"
+		     "call *%[run]\n"
 		     "1:"
-		     : "+r"(n) : "D"((long)(CLONE_VM | CLONE_PIDFD)), "S"(k->stack + sizeof k->stack), "d"(&k->pidfd), "r"(ctid), "r"(tls),
-		       "r"(own), [keep] "b"(keep) : "rcx", "r11", "cc", "memory");
+		     : "+r"(n) : "D"(flags), "S"(top), "d"(pidfd), "r"(ctid), "r"(tls),
+		       "r"(own), [run] "b"(run) : "rcx", "r11", "cc", "memory");
 	return n;
 #elif defined __aarch64__
-	register long n asm("x8") = SYS_clone, x asm("x0") = CLONE_VM | CLONE_PIDFD, tls asm("x3") = 0, ctid asm("x4") = 0;
-	register unsigned char *stack asm("x1") = k->stack + sizeof k->stack;
-	register int *pidfd asm("x2") = &k->pidfd;
+	register long n asm("x8") = SYS_clone, x asm("x0") = flags, tls asm("x3") = 0, ctid asm("x4") = 0;
+	register unsigned char *stack asm("x1") = top;
+	register int *out asm("x2") = pidfd;
 	register struct keeper *own asm("x19") = k;
-	register void (*run)(struct keeper *) asm("x20") = keep;
+	register void (*code)(struct keeper *) asm("x20") = run;
 	asm volatile("svc 0\n\t"
 		     "cbnz x0, 1f\n\t"
 		     "mov x0, x19\n\t"
 		     "blr x20\n"
 		     "1:"
-		     : "+r"(x) : "r"(n), "r"(stack), "r"(pidfd), "r"(tls), "r"(ctid), "r"(own), "r"(run) : "memory", "cc");
+		     : "+r"(x) : "r"(n), "r"(stack), "r"(out), "r"(tls), "r"(ctid), "r"(own), "r"(code) : "memory", "cc");
 	return x;
 #endif
+}
+
+static long start_keeper(struct keeper *k)
+{
+	return start(k, CLONE_VM | CLONE_PIDFD, k->stack + sizeof k->stack, &k->pidfd, keep);
 }
 
 /* valgrind ends a program that makes a task like this. It does not see what it does not
@@ -127,7 +206,7 @@ static long start(struct keeper *k)
 static long unseen(long thread, struct keeper *k)
 {
 	(void)thread;
-	return start(k);
+	return start_keeper(k);
 }
 #else
 #define RUNNING_ON_VALGRIND 0
@@ -144,7 +223,8 @@ static int ended(struct keeper *k, int options)
 		return 0;
 	if (pid > 0 && WIFSIGNALED(status))
 		return fail(EPERM, "a keeper cannot be bound: signal %d ended it: a seccomp policy forbids %s here", WTERMSIG(status), k->failed ? k->failed : "it");
-	return fail(EPERM, "a keeper cannot be bound: %s: %s", k->failed ? k->failed : "it ended", strerror(pid > 0 ? WEXITSTATUS(status) : ESRCH));
+	const int error = pid > 0 ? WEXITSTATUS(status) : ESRCH;
+	return fail(error == EMFILE ? EMFILE : EPERM, "a keeper cannot be bound: %s: %s", k->failed ? k->failed : "it ended", strerror(error));
 }
 
 /* How long a keeper may take (ns): the first one, and twice as long each that comes after. */
@@ -164,11 +244,42 @@ static int ready(struct keeper *k, int64_t limit)
 	return 0;
 }
 
+/* adopt takes a pidfd of what the keeper has started, and lets the keeper go on: 0, or a negative errno. */
+static int adopt(struct keeper *k)
+{
+	int error;
+	for (int64_t pause = READY_PAUSE; __atomic_load_n(&k->started, __ATOMIC_SEQ_CST) <= 0; rest(&pause, READY_PAUSE_MOST))
+		if ((error = ended(k, WNOHANG)))
+			return error;
+	k->helper = syscall(SYS_pidfd_open, k->started, 0);
+	if (k->helper < 0) {
+		error = fail(errno, "watching pfd's memory helper: pidfd_open: %m");
+		kill(k->started, SIGKILL);	/* the number is its own until the keeper goes on or ends */
+		return error;
+	}
+	store32(&k->adopted, 1);
+	syscall(SYS_futex, &k->adopted, FUTEX_WAKE, 1, NULL, NULL, 0);
+	return 0;
+}
+
+bool keeper_end_helper(struct keeper *k, int ms)
+{
+	struct pollfd p = { .events = POLLIN };
+	if (!k || k->helper < 0)
+		return true;
+	p.fd = k->helper;
+	syscall(SYS_pidfd_send_signal, k->helper, SIGKILL, NULL, 0);
+	const int64_t end = now() + (int64_t)ms * 1000000;
+	int n;
+	while ((n = poll(&p, 1, ms)) < 0 && errno == EINTR)
+		ms = now() < end ? (int)((end - now()) / 1000000) : 0;
+	return n > 0;
+}
+
 /* make makes a keeper that is ready in time, or gives NULL and why. */
-static struct keeper *make(pid_t ptracer, int64_t limit, int *why)
+static struct keeper *make(pid_t ptracer, struct program *program, int64_t limit, int *why)
 {
 	int ends[2] = { -1, -1 };
-	const struct flock whole = { .l_type = F_WRLCK };
 	const uint64_t all = ~UINT64_C(0);
 	uint64_t old;
 	struct keeper *k = mmap(NULL, sizeof *k, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -187,17 +298,20 @@ static struct keeper *make(pid_t ptracer, int64_t limit, int *why)
 	k->hold = ends[1];
 	if (fcntl(k->hold, F_SETLK, &whole))
 		goto broken;
+	k->helper = -1;
+	k->program = program;
 	k->ptracer = ptracer;
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &old, sizeof all);
-	const long pid = RUNNING_ON_VALGRIND ? (long)VALGRIND_NON_SIMD_CALL1(unseen, k) : start(k);
+	const long pid = RUNNING_ON_VALGRIND ? (long)VALGRIND_NON_SIMD_CALL1(unseen, k) : start_keeper(k);
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &old, NULL, sizeof old);
 	if (pid < 0) {
 		errno = -pid;
 		goto broken;
 	}
 	k->pid = pid;
-	if (!(*why = ready(k, limit)))
+	if (!(program && (*why = adopt(k))) && !(*why = ready(k, limit)))
 		return k;
+	keeper_end_helper(k, 0);
 	keeper_end(k);
 	return NULL;
 broken:
@@ -214,17 +328,18 @@ void keeper_forget(struct keeper *k)
 		return;
 	close(k->hold);		/* the lock is the parent's and stays */
 	close(k->pidfd);
+	if (k->helper >= 0)
+		close(k->helper);
 	munmap(k, sizeof *k);
 }
 
 /* Another thread may close a descriptor at this moment of which the keeper has the last copy then, and
  * a socket that lingers takes long to close. Such a keeper is ended, which drops the copy at once, and
  * the next one has none. */
-struct keeper *keeper_make(pid_t ptracer)
+struct keeper *keeper_make(pid_t ptracer, struct program *program, int *why)
 {
 	struct keeper *k;
-	int why = 0;
-	for (int64_t limit = READY_FIRST; !(k = make(ptracer, limit, &why)) && why == -EAGAIN && limit < READY_MOST; limit *= 2)
+	for (int64_t limit = READY_FIRST; !(k = make(ptracer, program, limit, why)) && *why == -EAGAIN && limit < READY_MOST; limit *= 2)
 		;
 	return k;
 }
@@ -238,6 +353,8 @@ void keeper_end(struct keeper *k)
 	while (waitpid(k->pid, NULL, __WCLONE) < 0 && errno == EINTR)
 		;
 	close(k->pidfd);
+	if (k->helper >= 0)
+		close(k->helper);
 	munmap(k, sizeof *k);
 }
 

@@ -202,7 +202,8 @@ func (e *ending) String() string {
 //
 // The process's memory is reached by pfd itself where pfd has the rights of its
 // user and no others, else by a memory helper that Attach starts: a process of the
-// same rights, which ends with the endpoint (docs/attach.md).
+// same rights, which ends with the endpoint (docs/attach.md). It is a child of the process:
+// who waits for children of any number meets it.
 func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	socket := o.Socket
 	if socket == "" {

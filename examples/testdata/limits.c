@@ -1,7 +1,8 @@
 /* limits SOCKET ACTION [TRUST]: attaches, trusting user TRUST where one is named, and
  *   use    allocates 1 MiB, writes into it, reads it back and frees it;
  *   fork   tries every function in a child that it forks, and then uses the attachment itself;
- *   wait   waits until it has no child.
+ *   wait   waits until it has no child;
+ *   hold   says "attached", waits for the end of its input, and leaves.
  * It says "ok", or what failed. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -127,8 +128,14 @@ int main(int argc, char **argv)
 			die("%d children ended: %m", n);
 		use(p);
 	}
-	if (exanet_free(e, p, SIZE))
+	if (!strcmp(argv[2], "hold")) {
+		puts("attached");
+		fflush(stdout);
+		while (getchar() != EOF)
+			;
+	} else if (exanet_free(e, p, SIZE)) {
 		die("free: %s", exanet_error());
+	}
 	if (exanet_close(e))
 		die("close: %s", exanet_error());
 	puts("ok");

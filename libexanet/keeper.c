@@ -31,13 +31,12 @@
 #endif
 
 struct keeper {
-	_Alignas(16) unsigned char stack[8192];
+	_Alignas(16) unsigned char stack[8192], second[4096];	/* second: of what executes the program */
 	int pid, pidfd, hold;	/* hold: a file that this process has locked */
 	int helper;		/* a pidfd, or -1 */
 	const struct program *program;	/* that the keeper starts, or NULL */
 	int32_t started;	/* its pid, or a negative errno; 0: not yet */
 	uint32_t adopted;	/* 1 once this process has a pidfd of it */
-	_Alignas(16) unsigned char second[4096];	/* stack of what executes the program */
 	int ptracer;
 	uint32_t ready;
 	const char *failed;	/* what the keeper could not do; it ends with the errno */

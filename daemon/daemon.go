@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/netlink"
@@ -129,10 +130,10 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		d.nodes = append(d.nodes, n)
 	}
 	if d.exe, err = os.Open("/proc/self/exe"); err != nil {
-		return nil, errors.Join(fmt.Errorf("opening our own program: %w: is /proc mounted?", err), d.close())
+		return nil, errors.Join(fmt.Errorf("opening our own program: %w: %s", err, limits.RemedyOr(err, "is /proc mounted?")), d.close())
 	}
 	if d.self, err = proc.LookSelf(); err != nil {
-		return nil, errors.Join(fmt.Errorf("looking at our own /proc: %w: is /proc mounted?", err), d.close())
+		return nil, errors.Join(fmt.Errorf("looking at our own /proc: %w: %s", err, limits.RemedyOr(err, "is /proc mounted?")), d.close())
 	}
 	if cfg.Sandbox != SandboxStrict { // which keeps none of these calls, nor does the unit
 		if err := proc.MayMove(); err != nil {

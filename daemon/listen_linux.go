@@ -15,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/outfile"
 	places "github.com/exanet/pfd/internal/sockets"
 )
@@ -138,7 +139,7 @@ func lock(socket string) (held *os.File, former int, err error) {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ENOTDIR) {
 			return nil, 0, directoryError(err)
 		}
-		return nil, 0, fmt.Errorf("lock file: %w: remove it, or name another socket with --socket PATH", err)
+		return nil, 0, fmt.Errorf("lock file: %w: %s", err, limits.RemedyOr(err, "remove it, or name another socket with --socket PATH"))
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -243,7 +244,7 @@ func listener(path string, former int) (pid int, err error) {
 func (s *sockets) bind(network, path string, mode uint32) (*net.UnixListener, error) {
 	l, f, err := places.Listen(network, path, mode)
 	if err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %w: name another place with --socket PATH", path, err)
+		return nil, fmt.Errorf("cannot listen on %s: %w: %s", path, err, limits.RemedyOr(err, "name another place with --socket PATH"))
 	}
 	s.files = append(s.files, f)
 	return l, nil

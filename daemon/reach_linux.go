@@ -32,7 +32,7 @@ func (s *session) reach(peer attach.Peer) error {
 		return err
 	}
 	if s.keeper, err = exitFile(peer.Keeper); err != nil {
-		return refusal(attach.CodeInternal, "watching the process's keeper: %v: see pfd's log", err)
+		return refusal(attach.CodeInternal, "pfd: watching the process's keeper: %v: see its log", limits.Explain(err))
 	}
 	if ownRights(peer) {
 		s.process, err = proc.Open(peer.PIDFD, peer.Keeper)
@@ -42,12 +42,14 @@ func (s *session) reach(peer attach.Peer) error {
 		case errors.Is(err, proc.ErrKeeper), errors.Is(err, proc.ErrGone):
 			return refusal(attach.CodePermission, "%v", err)
 		case !errors.Is(err, proc.ErrPermission) && !errors.Is(err, proc.ErrUnproven) && !errors.Is(err, proc.ErrFiltered):
-			return refusal(attach.CodeInternal, "opening the process: %v: try again; see pfd's log", err)
+			return refusal(attach.CodeInternal, "pfd: opening the process: %v: try again; see its log", limits.Explain(err))
 		}
 		// Yama, a process that is not dumpable, or a filter of pfd's that refuses kcmp or process_vm_readv: its own
 		// helper may do better.
 	}
-	if s.process, err = proc.Look(peer.PIDFD); err != nil {
+	if s.process, err = proc.Look(peer.PIDFD); limits.Remedy(err) != "" {
+		return refusal(attach.CodeInternal, "pfd: opening the process: %v: see its log", limits.Explain(err))
+	} else if err != nil {
 		return refusal(attach.CodePermission, "%v", err)
 	}
 	return s.startHelper()
@@ -95,6 +97,8 @@ func properKeeper(peer attach.Peer) error {
 	switch {
 	case errors.Is(err, proc.ErrGone), errors.Is(keeperErr, proc.ErrGone):
 		return refusal(attach.CodePermission, "the process, or its keeper, has ended")
+	case limits.Remedy(errors.Join(err, keeperErr)) != "":
+		return refusal(attach.CodeInternal, "pfd: the process's keeper: %v: see its log", limits.Explain(errors.Join(err, keeperErr)))
 	case err != nil || keeperErr != nil:
 		return refusal(attach.CodeProtocol, "the process's keeper: %v", errors.Join(err, keeperErr))
 	case pid == keeper:

@@ -197,7 +197,7 @@ func (s *session) open(peer attach.Peer) error {
 		return refusal(attach.CodeInternal, "pfd: watching the process: %v: see its log", limits.Explain(err))
 	}
 	if s.memory, err = attach.NewMemory(); err != nil {
-		return refusal(attach.CodeInternal, "pfd: %v: see its log", err)
+		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 	}
 	if s.method == pagein.Populate {
 		// A page-in may go on when the attachment has ended, and look at it still.

@@ -3,6 +3,7 @@ package examples
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -110,6 +111,7 @@ func TestBothLibraries(t *testing.T) {
 	library(t, dir)
 	bin := compile(t, dir, filepath.Join("..", "testdata", "limits"))
 	t.Run("limits", func(t *testing.T) { limits(t, dir, bin) })
+	t.Run("limits of pfd", func(t *testing.T) { limitsOfPfd(t, bin) })
 	t.Run("fork", func(t *testing.T) { forkedChild(t, bin) })
 	t.Run("wait", func(t *testing.T) { noChild(t, bin) })
 	t.Run("stranger", func(t *testing.T) { strangers(t, dir, bin) })
@@ -152,6 +154,50 @@ func limits(t *testing.T, dir, bin string) {
 		if !enough {
 			t.Errorf("Go %s: 59 descriptors are too few", name)
 		}
+	}
+}
+
+// A pfd that is short of something says which limit of its own it is.
+func limitsOfPfd(t *testing.T, bin string) {
+	socket, pfd := startProcess(t, 1, -1)
+	limit := func(which int, most uint64) {
+		var l unix.Rlimit
+		err := unix.Prlimit(pfd.Pid, which, nil, &l)
+		if l.Cur = l.Max; err == nil && most < l.Max {
+			l.Cur = most
+		}
+		if err := errors.Join(err, unix.Prlimit(pfd.Pid, which, &l, nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, as := range users(t) {
+		limit(unix.RLIMIT_FSIZE, 12288)
+		if got := said(t, as, "--core=0", "", bin, socket, "use"); !strings.Contains(got, "pfd refused: pfd: making the attachment's memory") || !strings.Contains(got, "ulimit -f") {
+			t.Errorf("%s: files of pfd may have 12 KiB: %s", name, got)
+		}
+		if as != nil {
+			limit(unix.RLIMIT_FSIZE, 65536)
+			if got := said(t, as, "--core=0", "", bin, socket, "use"); !strings.Contains(got, "pfd refused: pfd: making a memory port") || !strings.Contains(got, "ulimit -f") {
+				t.Errorf("%s: files of pfd may have 64 KiB: %s", name, got)
+			}
+		}
+		limit(unix.RLIMIT_FSIZE, unix.RLIM_INFINITY)
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pfd.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		enough := false
+		for more := 1; more < 40 && !enough; more++ {
+			limit(unix.RLIMIT_NOFILE, uint64(len(fds)+more))
+			got := said(t, as, "--core=0", "", bin, socket, "use")
+			if enough = got == "ok"; !enough && !strings.Contains(got, "ulimit -n") {
+				t.Errorf("%s: pfd may have %d descriptors more: %s", name, more, got)
+			}
+		}
+		if !enough {
+			t.Errorf("%s: pfd with 39 descriptors more refuses", name)
+		}
+		limit(unix.RLIMIT_NOFILE, unix.RLIM_INFINITY)
 	}
 }
 

@@ -2,8 +2,10 @@
 package limits
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,9 +25,12 @@ func Remedy(err error) string {
 	return ""
 }
 
-// Explain returns err with its Remedy, where it has one.
+// RemedyOr returns err's Remedy, or other where it has none.
+func RemedyOr(err error, other string) string { return cmp.Or(Remedy(err), other) }
+
+// Explain returns err with its Remedy, where it has one and does not name it already.
 func Explain(err error) error {
-	if r := Remedy(err); r != "" {
+	if r := Remedy(err); r != "" && !strings.Contains(err.Error(), r) {
 		return fmt.Errorf("%w: %s", err, r)
 	}
 	return err

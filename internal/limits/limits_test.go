@@ -18,6 +18,9 @@ func TestExplain(t *testing.T) {
 			t.Errorf("%v: %v", errno, err)
 		}
 	}
+	if err := Explain(unix.EMFILE); Explain(err).Error() != err.Error() {
+		t.Errorf("twice: %v", Explain(err))
+	}
 	if Explain(nil) != nil {
 		t.Error("no error has a remedy")
 	}

@@ -134,7 +134,7 @@ func executable(st *unix.Stat_t, own uint32, trust []uint32) bool {
 var ErrHelper = errors.New("the memory helper has not ended")
 
 // reapTime is how long Close waits for the end of a helper (ours).
-const reapTime = time.Second
+const reapTime = 5 * time.Second
 
 // reapHelper ends the helper, which ends by itself when pfd closes its socket. One
 // that sleeps in a page of the process's that never comes is not waited for: an

@@ -518,7 +518,7 @@ int exanet_close(exanet *e)
 	for (size_t i = 0; i < sizeof all / sizeof all[0] && !sleeps; i++)
 		if (all[i] >= 0)
 			close(all[i]);
-	const bool helped = keeper_end_helper(e->lent, 1000);
+	const bool helped = keeper_end_helper(e->lent, 5000);	/* it is killed: less where no processor is free would be untrue */
 	keeper_end(e->lent);
 	keeper_end(e->keeper);
 	bool attached = e->info.pdid;

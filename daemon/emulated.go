@@ -86,7 +86,8 @@ func (m emulated) Recording() (on, known bool) {
 
 func (m emulated) Attach(node, slot int, a *Attachment) error {
 	to := emu.Attachment{
-		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, ReadOnly: a.ReadOnly, Gone: a.Gone, Log: a.Log, UID: a.UID, PID: a.PID,
+		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, ReadOnly: a.ReadOnly, Gone: a.Gone, Declined: a.Declined,
+		Log: a.Log, UID: a.UID, PID: a.PID,
 	}
 	if a.View != nil {
 		to.View = a.View

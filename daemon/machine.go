@@ -8,6 +8,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
@@ -91,5 +92,8 @@ type Attachment struct {
 	// Gone is called on the owning goroutine when the machine finds that the
 	// process's address space is gone (exit or exec). It does not block.
 	Gone func()
-	Log  *slog.Logger // names node, process and user; nil: the machine's
+	// Declined is called on the owning goroutine with each RAPF with the fail bit that the
+	// process wants sent, to source; where it is true, the RAPF is not sent. It does not block.
+	Declined func(source device.NodeID, r mailbox.RAPF) bool
+	Log      *slog.Logger // names node, process and user; nil: the machine's
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
@@ -229,7 +230,9 @@ func (s *session) join(hello *attach.Hello) error {
 	s.log = s.log.With("slot", dom.Slot, "pdid", uint16(dom.PDID))
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
 		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, View: s.view, ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
-		Gone: func() { s.end(attach.ReasonProcess) }, Log: s.log,
+		Gone:     func() { s.end(attach.ReasonProcess) },
+		Declined: func(source device.NodeID, r mailbox.RAPF) bool { return n.faults.Declined(dom.Slot, source, r) },
+		Log:      s.log,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("attaching to the device: %w", err), n.domains.Destroy(dom.Slot, nil))

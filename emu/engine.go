@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/threads"
 	"github.com/exanet/pfd/internal/turnstile"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
@@ -60,6 +61,10 @@ type Attachment struct {
 	// Gone is called once, on the owning goroutine, when the process's address
 	// space is found gone (exit or exec). It must not block. May be nil.
 	Gone func()
+	// Declined, where it is given, is called on the owning goroutine with each RAPF with
+	// the fail bit that the process wants sent, to source; where it is true, the RAPF is
+	// not sent. It must not block.
+	Declined func(source device.NodeID, r mailbox.RAPF) bool
 	// UID is whose process it is: one whose user's memory was slow begins slow.
 	UID uint32
 	// PID is the process's own, for traces; 0 unknown.

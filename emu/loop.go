@@ -289,6 +289,10 @@ func (e *Engine) kicked(s *slot) (any bool) {
 			continue
 		}
 		any = true
+		if s.declines(&m) {
+			p.SetPktzStatus(c, device.PktzFree)
+			continue
+		}
 		if m.N > 0 && m.Mailbox == device.MailboxRequest && mailbox.OpcodeOf(m.Words[0]) == mailbox.OpDoorbell {
 			// The firmware will want the descriptor: here is where it is copied.
 			if d, err := mailbox.DecodeDoorbell(m.Words[0]); err == nil && d.Slot() == s.index {
@@ -302,6 +306,15 @@ func (e *Engine) kicked(s *slot) (any bool) {
 		p.SetPktzStatus(c, uint64(s.node.soc.PacketizerStatus(iface, c)))
 	}
 	return any
+}
+
+// declines reports whether a message is a RAPF with the fail bit that is not to be sent.
+func (s *slot) declines(m *attach.Message) bool {
+	if s.att.Declined == nil || m.N != 1 || m.Mailbox != device.MailboxRequest {
+		return false
+	}
+	r, err := mailbox.DecodeRAPF(m.Words[0])
+	return err == nil && r.Fail && s.att.Declined(m.Node, r)
 }
 
 func (e *Engine) ring(s *slot, ch int, kind soc.EventKind) {

@@ -181,19 +181,27 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 		}
 		return
 	}
-	n := d.record(rec)
-	if !d.wait(s, k, b, n) {
-		s.counts.Dropped++
-		r := d.log.at(n)
-		r.Outcome = Unsent
-		d.final(r)
-		if len(b.waits) == 0 && !b.instant && !b.unsent {
-			d.dropBlock(s, b)
-		}
-		return
+	if d.await(s, k, b, rec) {
+		d.demand(s, e.Page, write, ext, true)
 	}
-	b.remember(n)
-	d.demand(s, e.Page, write, ext, true)
+}
+
+// await has a block wait for a page, with its record; false: there is no room, and the
+// sender's guard recovers.
+func (d *Driver) await(s *slot, k pageKey, b *block, rec Record) bool {
+	n := d.record(rec)
+	if d.wait(s, k, b, n) {
+		b.remember(n)
+		return true
+	}
+	s.counts.Dropped++
+	r := d.log.at(n)
+	r.Outcome = Unsent
+	d.final(r)
+	if len(b.waits) == 0 && !b.instant && !b.unsent {
+		d.dropBlock(s, b)
+	}
+	return false
 }
 
 // never returns why nothing is to be paged in for an access, nil where something is.

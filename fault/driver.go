@@ -49,7 +49,7 @@ type Target struct {
 	PDID     device.PDID
 	Policy   Policy   // PolicyDefault: PIO
 	Method   Method   // MethodDefault: GUP
-	Pager    Pager    // GUP
+	Pager    Pager    // all but Touch, and there of what the process declines
 	Delegate Delegate // Touch
 	// Forbids reports whether a page may not be written, whatever its mapping permits; nil:
 	// none is such. It does not block.

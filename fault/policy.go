@@ -21,7 +21,7 @@ const (
 	Adaptive = pagein.Adaptive
 
 	GUP   = pagein.GUP   // the Pager, from outside
-	Touch = pagein.Touch // the Delegate: the process itself, which also sends the RAPF
+	Touch = pagein.Touch // the Delegate: the process itself, which also sends the RAPF (Driver.Declined)
 	UFFD  = pagein.UFFD  // the Pager, through userfaultfds of the process
 	// Populate is a Pager that waits for the process: it never runs on the owning
 	// goroutine.

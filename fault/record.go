@@ -16,7 +16,7 @@ const (
 	Pending      Outcome = iota // the page-in is queued or under way
 	Resolved                    // resident; the RAPF went out, or none was due
 	Failed                      // unresolvable: a RAPF with the fail bit went out
-	Delegated                   // the process was asked; it answers the sender itself
+	Delegated                   // the process was asked; it answers the sender itself, or declines (another record)
 	Unsent                      // nothing was sent: the sender's guard recovers
 	Removed                     // the domain went away in between
 	outcomeCount                // number of outcomes
@@ -56,7 +56,8 @@ type Record struct {
 	Resident  int64 // its page-in ended
 	Answered  int64 // the RAPF, or the question to the delegate, went out
 
-	shown bool // Config.Observe has had it
+	shown    bool // Config.Observe has had it
+	declined bool // the process could not bring it in, and the driver does
 }
 
 // log is a ring of records. A record is named by its number since the start,

@@ -9,6 +9,8 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/fault/faulttest"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
 )
 
@@ -131,5 +133,64 @@ func TestTouchByFAR(t *testing.T) {
 	want := []netlink.Fault{{VA: 0x5000, Pages: 4}}
 	if !slices.Equal(a.asked, want) {
 		t.Errorf("asked %+v, want %+v", a.asked, want)
+	}
+}
+
+// What a process cannot bring in, the pager tries: the block ends by what that finds, and the
+// record has the cause.
+func TestDeclined(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		cause  error // of each page-in
+		rounds int   // until the sender has its answer
+		want   mailbox.RAPF
+	}{
+		{"the page comes", nil, 1, mailbox.RAPF{}},
+		{"no mapping", gup.ErrUnmapped, 1, mailbox.RAPF{Fail: true}},
+		{"no memory", errBusy, 2, mailbox.RAPF{Fail: true, Memory: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, nil)
+			a, g := &delegate{}, &pager{limit: 1 << 36, fail: tt.cause}
+			r.add(fault.Target{Slot: 2, Policy: fault.PIO, Method: fault.Touch, Delegate: a, Pager: g})
+			for round := range tt.rounds {
+				if len(r.n.Sent) != 0 {
+					t.Fatalf("round %d: %d messages", round, len(r.n.Sent))
+				}
+				seq := device.Sequence(1 + round)
+				r.n.Push(entry(2, 5, seq, 40), 4096)
+				r.run()
+				declined := mailbox.RAPF{Transaction: 5, Sequence: seq, Claimed: pdidOf(2), Fail: true}
+				for _, other := range []struct {
+					slot   int
+					source device.NodeID
+					rapf   mailbox.RAPF
+				}{
+					{1, 7, declined}, {2, 8, declined},
+					{2, 7, mailbox.RAPF{Transaction: 6, Sequence: seq, Claimed: pdidOf(2)}},
+					{2, 7, mailbox.RAPF{Transaction: 5, Sequence: seq + 1, Claimed: pdidOf(2)}},
+					{2, 7, mailbox.RAPF{Transaction: 5, Sequence: seq, Claimed: pdidOf(1)}},
+				} {
+					if r.d.Declined(other.slot, other.source, other.rapf) {
+						t.Errorf("taken: %+v", other)
+					}
+				}
+				if !r.d.Declined(2, 7, declined) || r.d.Declined(2, 7, declined) {
+					t.Error("the block is to be taken over once")
+				}
+				r.run()
+				r.time += 1e9
+			}
+			if len(r.n.Sent) != 1 {
+				t.Fatalf("%d messages, want one", len(r.n.Sent))
+			}
+			if got, err := mailbox.DecodeRAPF(r.n.Sent[0].Words[0]); err != nil || got.Fail != tt.want.Fail || got.Memory != tt.want.Memory {
+				t.Errorf("answered %+v (%v), want %+v", got, err, tt.want)
+			}
+			recs := r.d.Records(1)
+			if rec := recs[0]; !errors.Is(rec.Cause, tt.cause) || (rec.Outcome == fault.Failed) != tt.want.Fail {
+				t.Errorf("record %+v", rec)
+			}
+		})
 	}
 }

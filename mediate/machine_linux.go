@@ -19,6 +19,7 @@ import (
 	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/internal/yield"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/shadow"
 )
 
@@ -78,6 +79,9 @@ type Config struct {
 type Attachment struct {
 	Pages *attach.Pages
 	Wake  int // eventfd by which the process wakes a sleeping owner
+	// Declined, where it is given, is called on the owner with each RAPF with the fail bit
+	// that the process wants sent, to source; where it is true, the RAPF is not sent.
+	Declined func(source device.NodeID, r mailbox.RAPF) bool
 }
 
 // Machine is nodes whose devices are somewhere else. Exported methods may be

@@ -73,8 +73,8 @@ func (m *Machine) Asked(node, index int, f netlink.Fault) {
 }
 
 // entersFirst tells whether a message is a RAPF of a block whose pages are to be
-// entered, which then goes on when they are. One of anybody else's block, and one
-// that gives up, goes on as it is: the sender judges it.
+// entered, which then goes on when they are, or one of a block that pfd answers in place
+// of the process. One of anybody else's block goes on as it is: the sender judges it.
 func (s *slot) entersFirst(l *link, channel int, msg *attach.Message) bool {
 	r, err := mailbox.DecodeRAPF(msg.Words[0])
 	if err != nil {
@@ -82,11 +82,14 @@ func (s *slot) entersFirst(l *link, channel int, msg *attach.Message) bool {
 	}
 	k := block{msg.Node, r.Transaction}
 	p := s.asked[k]
-	if p == nil || p.sequence != r.Sequence {
-		return false
+	current := p != nil && p.sequence == r.Sequence
+	if current {
+		delete(s.asked, k)
 	}
-	delete(s.asked, k)
-	if r.Fail {
+	switch {
+	case r.Fail:
+		return s.declined(msg.Node, r)
+	case !current:
 		return false
 	}
 	count := 0
@@ -95,6 +98,11 @@ func (s *slot) entersFirst(l *link, channel int, msg *attach.Message) bool {
 	}
 	s.node.Do(s.index, &entry{slot: s, link: l, ranges: p.ranges, rapf: *msg, channel: channel, sends: true}, count > gup.MaxPages)
 	return true
+}
+
+// declined reports whether pfd answers a block in place of the process.
+func (s *slot) declined(source device.NodeID, r mailbox.RAPF) bool {
+	return s.att.Declined != nil && s.att.Declined(source, r)
 }
 
 // entry is a device.Call that enters pages which the process has brought in.
@@ -152,7 +160,9 @@ func (e *entry) Done() {
 		return
 	}
 	if r, err := mailbox.DecodeRAPF(e.rapf.Words[0]); err == nil && e.denied {
-		r.Fail = true
+		if r.Fail = true; s.declined(e.rapf.Node, r) {
+			return
+		}
 		e.rapf.Words[0] = r.Encode()
 	}
 	s.post(e.link, e.channel, &e.rapf)

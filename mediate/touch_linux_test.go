@@ -1,6 +1,7 @@
 package mediate
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/exanet/pfd/attach"
@@ -71,8 +72,13 @@ func TestAskedPages(t *testing.T) {
 	if p := s.asked[block{1, 5}]; len(p.ranges) != 1 || p.sequence != 11 {
 		t.Errorf("%+v", p)
 	}
-	if rapf(1, 5, 11, true) || len(s.asked) != 0 {
-		t.Error("a RAPF that gives up is held back, or remembered")
+	var declined []device.Sequence
+	s.att = &Attachment{Declined: func(_ device.NodeID, r mailbox.RAPF) bool {
+		declined = append(declined, r.Sequence)
+		return r.Sequence == 11
+	}}
+	if !rapf(1, 5, 11, true) || len(s.asked) != 0 || rapf(1, 5, 12, true) || !slices.Equal(declined, []device.Sequence{11, 12}) {
+		t.Error("a RAPF that gives up is remembered, or not offered to pfd:", declined)
 	}
 	for i := range 3 * maxAsked {
 		for range 2 * maxRanges {

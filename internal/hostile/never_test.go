@@ -21,12 +21,16 @@ func TestMemoryThatNeverComes(t *testing.T) {
 	}{
 		{"guard", "gup", device.StatusDecode, "guard"},
 		{"guard", "populate", device.StatusDecode, "guard"},
+		{"guard", "touch", device.StatusDecode, "guard"},
 		{"guard", "uffd", device.StatusDecode, "guard"},
 		{"secret", "gup", device.StatusMemory, "not bring the page in"},
 		{"secret present", "gup", device.StatusDecode, "moves no bytes"},
 		{"empty hugetlb", "gup", device.StatusMemory, "not bring the page in"},
 		{"empty hugetlb", "populate", device.StatusMemory, "the process: bad address"},
+		{"empty hugetlb", "touch", device.StatusMemory, "not bring the page in"},
 		{"path", "gup", device.StatusMemory, "not bring the page in"}, // in a full file system
+		{"path", "populate", device.StatusMemory, "the process: bad address"},
+		{"path", "touch", device.StatusMemory, "not bring the page in"},
 	} {
 		t.Run(c.kind+"/"+c.method, func(t *testing.T) {
 			w := start(t)

@@ -233,7 +233,7 @@ func TestDemo(t *testing.T) {
 	// In this order; what is shown is what was run, so that no command has flags beside.
 	rest := out
 	for _, want := range []string{
-		"write --size 1MiB", "every byte is right", "0 bytes\n", "bench methods", "absent, by gup", "touched first", "load ",
+		"write --size 1MiB", "every byte is right", "0 B\n", "bench methods", "absent, by gup", "touched first", "load ",
 		"write --count 200", "fault stages", "page_in", "###", "write --size 64MiB", "channel", "ongoing", "fifo", "DEPTH", "fifo_push_total",
 		"stopped in good order", "demo: ok",
 	} {

@@ -171,7 +171,8 @@ func TestDaemonKilled(t *testing.T) {
 		d.good(3, "--size", "64KiB", "--dst", "absent")
 		w := underWay(d)
 		d.kill()
-		if code := w.wait(); code != 1 {
+		// 3: pfd ended (docs/exanetctl.md).
+		if code := w.wait(); code != 3 {
 			t.Errorf("exit code %d: %s", code, w.err.String())
 		}
 		// What it says is of the library, or of exanetctl's own look at pfd.

@@ -103,6 +103,10 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	share := Share{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20, Offset: 0x3000, Writable: true}
 	sh, derr := DecodeShare(g["share"])
 	check("share", share.Append(nil), nil, sh, derr, share)
+	share.Watched = true
+	if again, err := DecodeShare(share.Append(nil)); err != nil || again != share {
+		t.Errorf("a share with a userfaultfd that reports unmaps: %+v, %v", again, err)
+	}
 	unshare := Unshare{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20}
 	un, derr := DecodeUnshare(g["unshare"])
 	check("unshare", unshare.Append(nil), nil, un, derr, unshare)
@@ -208,7 +212,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"share", "file offset not of a page", set(88, 1), ErrValue},
 		{"share", "address that wraps", set(72, 0, 0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), ErrValue},
 		{"share", "file offset that wraps", set(88, 0, 0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), ErrValue},
-		{"share", "unknown flag", set(96, 3), ErrValue},
+		{"share", "unknown flag", set(96, 5), ErrValue},
 		{"share", "reserved", set(103, 1), ErrMessage},
 		{"unshare", "no bytes", set(80, 0, 0, 0), ErrValue},
 		{"register", "no bytes", set(80, 0, 0, 0), ErrValue},

@@ -42,7 +42,8 @@ const (
 	offDoneZero2 = 92 // u32
 
 	flagWritable = 1 << 0
-	shareFlags   = flagWritable
+	flagWatched  = 1 << 1
+	shareFlags   = flagWritable | flagWatched
 )
 
 // CodeMemory refuses memory that cannot be shared, or is not.
@@ -59,6 +60,10 @@ type Share struct {
 	Size     uint64    // bytes
 	Offset   uint64    // bytes from the start of the memfd
 	Writable bool      // transfers may write it
+	// Watched says that the userfaultfd reports when the memory is unmapped, so that an
+	// munmap waits until pfd has read that. A pfd that does not read it refuses the bit
+	// (CodeProtocol).
+	Watched bool
 }
 
 // Append appends the message to b.
@@ -69,6 +74,9 @@ func (s *Share) Append(b []byte) []byte {
 	binary.LittleEndian.PutUint64(m[offFile:], s.Offset)
 	if s.Writable {
 		m[offShareFlag] |= flagWritable
+	}
+	if s.Watched {
+		m[offShareFlag] |= flagWatched
 	}
 	return all
 }
@@ -91,6 +99,7 @@ func DecodeShare(b []byte) (Share, error) {
 		VA:      device.VA(binary.LittleEndian.Uint64(b[offVA:])),
 		Size:    binary.LittleEndian.Uint64(b[offSize:]),
 		Offset:  binary.LittleEndian.Uint64(b[offFile:]), Writable: flags&flagWritable != 0,
+		Watched: flags&flagWatched != 0,
 	}
 	return s, checkRange(s.VA, s.Size, s.Offset)
 }
@@ -281,6 +290,9 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 		s, err = DecodeShare(b)
 		if err == nil && len(fds) != 1 && len(fds) != 2 {
 			err = fmt.Errorf("%w: a share with %d descriptors, want one or two", ErrMessage, len(fds))
+		}
+		if err == nil && s.Watched && len(fds) == 1 {
+			err = fmt.Errorf("%w: a share with bit 1 and no userfaultfd", ErrMessage)
 		}
 		if err != nil {
 			return c.Refuse(CodeProtocol, h.Type, err.Error())

@@ -579,11 +579,18 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	put(m + 72, 8, (uintptr_t)address);
 	put(m + 80, 8, size);
 	put(m + 88, 8, offset);
-	put(m + 96, 4, !!writable);
 	const int watched = e->info.sva && !(e->flags & EXANET_NO_USERFAULTFD) ? watch(address, size) : -1;
-	const int error = sooner(e, question(e, m, sizeof m, fd, watched));
-	if (watched >= 0)
+	put(m + 96, 4, (writable ? 1 : 0) | (watched < 0 ? 0 : 2));
+	int error = question(e, m, sizeof m, fd, watched);
+	if (watched >= 0) {
 		close(watched);
+		/* An older pfd does not read what a userfaultfd reports, and an munmap would wait for that. */
+		if (error == -EPROTO) {
+			put(m + 96, 4, writable ? 1 : 0);
+			error = question(e, m, sizeof m, fd, -1);
+		}
+	}
+	error = sooner(e, error);
 	if (!error && !(e->flags & EXANET_DUMP))
 		madvise(address, size, MADV_DONTDUMP);	/* a dump would bring all of it in */
 	return error;

@@ -48,7 +48,11 @@ type fake struct {
 	// write to it.
 	open bool
 	// deaf stops the engines from taking anything.
-	deaf   atomic.Bool
+	deaf atomic.Bool
+	// caps is the node's CAPS. With hold set it answers what processes ask in place of
+	// attach.Conn.Hold.
+	caps   uint64
+	hold   func(ctx context.Context, c *attach.Conn) error
 	rapfs  chan mailbox.RAPF
 	ports  chan uint32 // of the processes' netlink sockets
 	method pagein.Method
@@ -141,7 +145,7 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 	}
 	if err := c.Welcome(attach.Welcome{
 		Slot: fakeSlot, Interface: device.MailboxProcess + fakeSlot, VABits: 48, PDID: fakePDID, Generation: 1, Node: homeNode,
-		Method: f.method, Policy: pagein.PIO, PFDPort: f.sender.Port(), OwnPort: port, PFDPID: uint32(os.Getpid()),
+		Method: f.method, Policy: pagein.PIO, PFDPort: f.sender.Port(), OwnPort: port, PFDPID: uint32(os.Getpid()), Caps: f.caps,
 	}); err != nil {
 		return err
 	}
@@ -166,7 +170,11 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 		case <-holdCtx.Done():
 		}
 	})
-	if err := c.Hold(holdCtx, nil); err != nil && reason.Load() == uint32(attach.ReasonClosed) && ctx.Err() == nil {
+	hold := f.hold
+	if hold == nil {
+		hold = func(ctx context.Context, c *attach.Conn) error { return c.Hold(ctx, nil) }
+	}
+	if err := hold(holdCtx, c); err != nil && reason.Load() == uint32(attach.ReasonClosed) && ctx.Err() == nil {
 		f.errs <- err
 	}
 	if ctx.Err() != nil {

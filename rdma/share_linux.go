@@ -38,11 +38,18 @@ func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writa
 		if h, err := uffd.NewHoles(); err == nil {
 			defer h.Close() // pfd has it now, or nobody: the memory is registered no more
 			if h.Add(va, size) == nil {
-				fds = append(fds, h.FD())
+				m.Watched, fds = true, append(fds, h.FD())
 			}
 		}
 	}
-	err := e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeShare}, fds...)
+	done := attach.Shared{VA: va, Size: size, Answered: attach.TypeShare}
+	err := e.ask(m.Append(nil), done, fds...)
+	var refused *attach.RefusedError
+	if m.Watched && errors.As(err, &refused) && refused.Code == attach.CodeProtocol {
+		// An older pfd does not read what a userfaultfd reports, and an munmap would wait for that.
+		m.Watched = false
+		err = e.ask(m.Append(nil), done, fd)
+	}
 	if err == nil && !e.dump {
 		dump(va, size, false)
 	}

@@ -40,16 +40,19 @@ func withoutDescriptors(t *testing.T, f func()) {
 // A process that is out of descriptors is told so, and pfd tells its process so: the peer does
 // nothing wrong. The attachment stands.
 func TestOutOfDescriptors(t *testing.T) {
-	held := make(chan error, 1)
+	null := openNull(t) // closed when nothing serves any more
+	t.Cleanup(func() { null.Close() })
+	taken, held := make(chan struct{}), make(chan error, 1)
 	path := serve(t, func(ctx context.Context, c *Conn) {
 		err := c.TakeDescriptors()
+		close(taken)
 		if err == nil {
 			err = c.Hold(ctx, nil)
 		}
 		held <- err
 	})
-	c, null := dial(t, path), openNull(t)
-	defer null.Close()
+	c := dial(t, path)
+	<-taken // accepted: that takes descriptors, too
 	receive := func() error {
 		var buf [MaxMessage]byte
 		n, fds, err := c.Receive(t.Context(), buf[:])

@@ -121,7 +121,7 @@ func TestRefusedMapped(t *testing.T) {
 func TestDescriptorsAreTakenWhereOneIsDue(t *testing.T) {
 	noLeak(t)
 	path := filepath.Join(t.TempDir(), "s"+SocketSuffix)
-	l, _, err := sockets.Listen("unixpacket", path, 0o600)
+	l, file, err := sockets.Listen("unixpacket", path, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,6 +149,9 @@ func TestDescriptorsAreTakenWhereOneIsDue(t *testing.T) {
 		cancel()
 		if err := <-served; err != nil {
 			t.Errorf("Serve: %v", err)
+		}
+		if err := file.Remove(); err != nil {
+			t.Error(err)
 		}
 	}()
 	if !passes(t) {

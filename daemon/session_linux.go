@@ -431,6 +431,7 @@ func (s *session) leave(reason attach.Reason) {
 	select {
 	case <-quiet:
 		s.memory.End(reason)
+		s.unregister()
 		if err := s.conn.End(reason, text); err != nil {
 			s.log.Debug("end not delivered", "err", err)
 		}
@@ -445,6 +446,21 @@ func (s *session) leave(reason attach.Reason) {
 		}
 	}
 	s.d.exit(s)
+}
+
+// unregister gives the userfaultfds up that are registered for the process's memory: when it
+// is told of the end it may have its own there.
+func (s *session) unregister() {
+	var errs []error
+	if s.regions != nil {
+		errs = append(errs, s.regions.Close())
+	}
+	if s.view != nil {
+		errs = append(errs, s.view.Unwatch())
+	}
+	if err := errors.Join(errs...); err != nil {
+		s.log.Warn("closing userfaultfds of an attachment", "err", err)
+	}
 }
 
 // close gives everything of open back. It may be called again.

@@ -39,11 +39,29 @@ func (g *Regions) Seen() (invalidations, conflicts uint64) {
 	return invalidations, conflicts
 }
 
-// close closes a region that leaves the list. Locked.
-func (g *Regions) close(r *uffd.Region) error {
-	i, c := r.Seen()
-	g.invalidations, g.conflicts = g.invalidations+i, g.conflicts+c
-	return r.Close()
+// take takes the regions out of the list that match, to be closed: that may wait, and the
+// lock does not.
+func (g *Regions) take(match func(*uffd.Region) bool) (out []*uffd.Region) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.list = slices.DeleteFunc(g.list, func(r *uffd.Region) bool {
+		if !match(r) {
+			return false
+		}
+		i, c := r.Seen()
+		g.invalidations, g.conflicts = g.invalidations+i, g.conflicts+c
+		out = append(out, r)
+		return true
+	})
+	return out
+}
+
+func closeAll(list []*uffd.Region) error {
+	var errs []error
+	for _, r := range list {
+		errs = append(errs, r.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // NewRegions makes a pager for p, without regions.
@@ -74,43 +92,25 @@ var ErrNoRegion = errors.New("no such range is registered")
 // nothing, and registers what is mapped there next, is not held to the old one.
 // The kernel lets memory be registered once only.
 func (g *Regions) Add(r *uffd.Region) error {
+	covered := g.take(func(o *uffd.Region) bool { return r.Start <= o.Start && o.End <= r.End })
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	var errs []error
-	g.list = slices.DeleteFunc(g.list, func(o *uffd.Region) bool {
-		covered := r.Start <= o.Start && o.End <= r.End
-		if covered {
-			errs = append(errs, g.close(o))
-		}
-		return covered
-	})
 	g.list = append(g.list, r)
-	return errors.Join(errs...)
+	g.mu.Unlock()
+	return closeAll(covered)
 }
 
 // Remove closes the region with exactly these bounds.
 func (g *Regions) Remove(start, end device.VA) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for i, r := range g.list {
-		if r.Start == start && r.End == end {
-			g.list = slices.Delete(g.list, i, i+1)
-			return g.close(r)
-		}
+	found := g.take(func(r *uffd.Region) bool { return r.Start == start && r.End == end })
+	if len(found) == 0 {
+		return ErrNoRegion
 	}
-	return ErrNoRegion
+	return closeAll(found)
 }
 
 // Close closes all regions.
 func (g *Regions) Close() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	var errs []error
-	for _, r := range g.list {
-		errs = append(errs, g.close(r))
-	}
-	g.list = nil
-	return errors.Join(errs...)
+	return closeAll(g.take(func(*uffd.Region) bool { return true }))
 }
 
 func (g *Regions) at(va device.VA) *uffd.Region {

@@ -151,17 +151,26 @@ func serve(fd int, va device.VA, size uint64, modes []uint64, ended func()) (*Re
 }
 
 // Close gives the descriptor up. Threads that wait go on with zeros, which is
-// what memory holds that was never written. It does not wait: before Linux 6.10 a process
-// that has made its descriptor blocking holds the goroutine in a read, and os.File.Close
-// waits for that; Serve's ended tells when it is over.
+// what memory holds that was never written. It waits closeTime at most: before Linux 6.10 a
+// process that has made its descriptor blocking holds the goroutine in a read, and
+// os.File.Close waits for that; Serve's ended tells when it is over.
 func (r *Region) Close() error {
 	r.once.Do(func() {
+		closed := make(chan struct{})
 		go func() {
 			_ = r.f.Close() // nothing is buffered: no error matters
+			close(closed)
 		}()
+		select {
+		case <-closed:
+		case <-time.After(closeTime):
+		}
 	})
 	return nil
 }
+
+// closeTime is long after a descriptor is closed that nobody holds (ours).
+const closeTime = 100 * time.Millisecond
 
 // retryPause is how long a fault is parked while its mapping changes (EAGAIN).
 const retryPause = 100 * time.Microsecond

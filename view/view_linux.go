@@ -94,6 +94,19 @@ func (v *View) Close() error {
 	return errors.Join(append(errs, v.entries.Close())...)
 }
 
+// Unwatch gives the userfaultfds of all shares up: the process may have its own there.
+func (v *View) Unwatch() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var errs []error
+	for _, s := range v.list {
+		if s.holes != nil {
+			errs = append(errs, s.holes.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Share takes size bytes of a memfd, from offset on, that the process has mapped at va.
 // The file must be sealed against shrinking; fd stays the caller's. Errors match ErrShare.
 func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write bool) error {

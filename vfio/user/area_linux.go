@@ -3,7 +3,6 @@ package user
 import (
 	"fmt"
 	"os"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -19,12 +18,13 @@ const mapTime = 20 * time.Millisecond
 type area struct {
 	ready chan struct{} // closed when b or err is there
 	b     []byte
+	file  int // the file, opened by us, for touchAside; -1: b alone
 	err   error
 	users int  // accesses in flight; guarded by the space's lock, as gone is
 	gone  bool // unmapped when there is none
 }
 
-func newArea() *area { return &area{ready: make(chan struct{})} }
+func newArea() *area { return &area{ready: make(chan struct{}), file: -1} }
 
 // wait waits for the area for a while. An error says that it could not be mapped.
 func (a *area) wait(most time.Duration) error {
@@ -66,15 +66,18 @@ func (a *area) retire() {
 	}
 }
 
+// unmap closes the descriptor first: it is not kept for as long as munmap may take.
 func (a *area) unmap() {
-	if <-a.ready; a.b != nil {
+	if <-a.ready; a.file >= 0 {
+		_ = unix.Close(a.file) // tmpfs has nothing to say at it
+	}
+	if a.b != nil {
 		_ = unix.Munmap(a.b) // cannot fail: the very slice that was mapped
 	}
 }
 
-// mapFile maps a file from its beginning, and closes the descriptor.
+// mapFile maps a file from its beginning.
 func mapFile(fd int, size uint64, writable bool) ([]byte, error) {
-	defer unix.Close(fd) // nothing of ours is in it
 	prot := unix.PROT_READ
 	if writable {
 		prot |= unix.PROT_WRITE
@@ -140,43 +143,4 @@ func (f *flights) over(addr, last uint64) bool {
 		}
 	}
 	return false
-}
-
-// toucher copies between a peer's memory and our own: dst is the peer's where write is set.
-type toucher func(dst, src []byte, write bool) error
-
-// touch is a toucher by plain loads and stores. A page that is not there is
-// an error and not the end of the process.
-func touch(dst, src []byte, _ bool) (err error) {
-	old := debug.SetPanicOnFault(true)
-	defer func() {
-		debug.SetPanicOnFault(old)
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: %v", ErrLost, r)
-		}
-	}()
-	copy(dst, src)
-	return nil
-}
-
-// touchAside is touch by a system call, in which the runtime gives the processor of a
-// goroutine that sleeps to others: a load that sleeps keeps it.
-func touchAside(dst, src []byte, write bool) error {
-	ours, theirs := dst, src
-	call := unix.ProcessVMReadv
-	if write {
-		ours, theirs = src, dst
-		call = unix.ProcessVMWritev
-	}
-	if len(ours) == 0 {
-		return nil
-	}
-	local := [1]unix.Iovec{{Base: &ours[0]}}
-	local[0].SetLen(len(ours))
-	remote := [1]unix.RemoteIovec{{Base: address(theirs), Len: len(theirs)}}
-	n, err := call(os.Getpid(), local[:], remote[:], 0)
-	if err != nil || n != len(ours) {
-		return fmt.Errorf("%w: %d of %d bytes: %w", ErrLost, max(n, 0), len(ours), os.NewSyscallError("process_vm", err))
-	}
-	return nil
 }

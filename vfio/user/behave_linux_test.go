@@ -364,7 +364,7 @@ func TestDisconnectAnywhere(t *testing.T) {
 		if err := <-r.ended; err == nil {
 			t.Fatal("no reason for the end")
 		}
-		if after := openFDs(t); after != before {
+		if after := fdsAfter(t, before); after != before {
 			t.Fatalf("cut at %d: %d descriptors before, %d after", cut, before, after)
 		}
 		if m, f := s.DMA().Mappings(); m != 0 || f != 0 {

@@ -122,7 +122,7 @@ func FuzzClient(f *testing.F) {
 		}
 		<-done
 		server.close()
-		if after := openFDs(t); after != before {
+		if after := fdsAfter(t, before); after != before {
 			t.Errorf("%d descriptors before, %d after", before, after)
 		}
 	})

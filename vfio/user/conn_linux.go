@@ -103,6 +103,7 @@ func newConn(s *Server, fd int) *conn {
 		s: s, sock: newSocket(fd), space: newSpace(s.cfg.MaxMaps), in: newInbox(limit), outClose: -1,
 		turn: make(chan struct{}, 1), over: make(chan struct{}), left: make(chan struct{}),
 	}
+	c.space.maxKept = mostKept()
 	c.dispatchFn = c.dispatch
 	return c
 }

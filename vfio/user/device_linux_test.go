@@ -280,6 +280,17 @@ func openFDs(t testing.TB) int {
 	return len(entries)
 }
 
+// fdsAfter waits until there are so many descriptors again: those of files that were mapped
+// are closed beside whoever unmaps them. It returns how many there are.
+func fdsAfter(t testing.TB, before int) (n int) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if n = openFDs(t); n == before || time.Now().After(end) {
+			return n
+		}
+	}
+}
+
 func TestSmoke(t *testing.T) {
 	before := openFDs(t)
 	t.Run("all", func(t *testing.T) {
@@ -331,7 +342,7 @@ func TestSmoke(t *testing.T) {
 			}
 		}
 	})
-	if after := openFDs(t); after != before {
+	if after := fdsAfter(t, before); after != before {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }

@@ -380,7 +380,7 @@ func TestDescriptorsEverywhere(t *testing.T) {
 				if err := r.close(); err == nil {
 					t.Error("no reason for the end")
 				}
-				if after := openFDs(t); after != before {
+				if after := fdsAfter(t, before); after != before {
 					t.Fatalf("%v with %d of a %s: %d descriptors before, %d after", cmd, n, name, before, after)
 				}
 			}

@@ -49,7 +49,7 @@ func TestPageMaps(t *testing.T) {
 			if m, f := s.DMA().Mappings(); m != x.maps || f != 1 {
 				t.Errorf("%d mappings of %d files, want %d of 1", m, f, x.maps)
 			}
-			if after := openFDs(t); after != before {
+			if after := fdsAfter(t, before+1); after != before+1 { // one a file
 				t.Errorf("%d descriptors before, %d after", before, after)
 			}
 			page := make([]byte, 8192)

@@ -14,8 +14,8 @@ import (
 type fileID struct{ dev, ino uint64 }
 
 // memory is a file of the peer's, mapped once, from its beginning to behind what is used,
-// however many DMA mappings point into it. Its descriptors are closed: the mapping keeps the
-// file, and with it its identity, alive.
+// however many DMA mappings point into it. Its descriptors are closed (but see touchAside): the
+// mapping keeps the file, and with it its identity, alive.
 //
 // The peer can make a file smaller under us. A seal would exclude that, but not
 // every client seals, and a huge page can be missing even so. Therefore every
@@ -52,6 +52,7 @@ type space struct {
 	// and our own allocator needs some of them (ours).
 	maxMaps, maxPieces, maxFiles int
 	maxMapped                    uint64
+	maxKept                      uint32 // files of an index below it have a descriptor; only a device touches aside
 }
 
 const (
@@ -208,11 +209,16 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 // fill maps a file, in place of what was mapped of it before.
 func (s *space) fill(a *area, fd int, size uint64, writable bool, f, before *memory) {
 	b, err := mapFile(fd, size, writable)
+	file := -1
+	if err == nil && f.index < s.maxKept {
+		file = reopen(fd, size, writable)
+	}
+	_ = unix.Close(fd) // nothing of ours is in it
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case err == nil:
-		a.b = b
+		a.b, a.file = b, file
 		before.area.retire()
 	case f.area == a && before.area != nil: // it stays as it was
 		s.mapped -= f.size - before.size
@@ -389,7 +395,7 @@ func (s *space) allows(addr uint64, write bool) error {
 
 // local serves the part of an access that lies in the first mapping and gives
 // its length.
-func (s *space) local(addr uint64, p []byte, write bool, allowed func() error, touch toucher) (int, error) {
+func (s *space) local(addr uint64, p []byte, write bool, allowed func() error, by toucher) (int, error) {
 	s.mu.Lock()
 	m, n, err := s.begin(addr, len(p), write, allowed)
 	if err != nil {
@@ -399,14 +405,8 @@ func (s *space) local(addr uint64, p []byte, write bool, allowed func() error, t
 	a := s.list[m.file].area
 	i := s.enter(a, addr, addr+uint64(n-1))
 	s.mu.Unlock()
-	b, err := a.at(m.off+(addr-m.addr), n)
-	switch {
-	case err != nil:
+	if err = by(a, m.off+(addr-m.addr), p[:n], write); err != nil {
 		err = fmt.Errorf("address %#x: %w", addr, err)
-	case write:
-		err = touch(b, p[:n], true)
-	default:
-		err = touch(p[:n], b, false)
 	}
 	s.mu.Lock()
 	s.leave(i)

@@ -374,7 +374,7 @@ func TestRefusals(t *testing.T) {
 			if m := r.must(CmdDeviceInfo, le(16, 0, 0, 0)); len(m.body) != deviceInfoSize {
 				t.Fatalf("GET_INFO after it: %x", m.body)
 			}
-			if after := openFDs(t); after != before {
+			if after := fdsAfter(t, before); after != before {
 				t.Errorf("%d descriptors before, %d after", before, after)
 			}
 			if a := d.taken(); len(a) != 0 {
@@ -491,7 +491,7 @@ func TestFatal(t *testing.T) {
 			if err := r.close(); err == nil {
 				t.Error("no reason for the end")
 			}
-			if after := openFDs(t); after != before {
+			if after := fdsAfter(t, before); after != before {
 				t.Errorf("%d descriptors before, %d after", before, after)
 			}
 			if a := d.taken(); len(a) != 0 {
@@ -604,7 +604,7 @@ func FuzzStream(f *testing.F) {
 		if err == nil {
 			t.Error("no reason for the end")
 		}
-		if after := openFDs(t); after != before {
+		if after := fdsAfter(t, before); after != before {
 			t.Errorf("%d descriptors before, %d after", before, after)
 		}
 		if m, n := s.DMA().Mappings(); m != 0 || n != 0 {

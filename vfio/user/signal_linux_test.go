@@ -146,7 +146,7 @@ func TestDoorbellNoEventFD(t *testing.T) {
 		}
 		<-c.Done()
 	})
-	if after := openFDs(t); after != before {
+	if after := fdsAfter(t, before); after != before {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }

@@ -1,0 +1,118 @@
+package user
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+)
+
+// toucher copies between p and a peer's memory: into the memory where write is set.
+type toucher func(a *area, off uint64, p []byte, write bool) error
+
+// touch is a toucher by plain loads and stores. A page that is not there is
+// an error and not the end of the process.
+func touch(a *area, off uint64, p []byte, write bool) (err error) {
+	b, err := a.at(off, len(p))
+	if err != nil {
+		return err
+	}
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", ErrLost, r)
+		}
+	}()
+	if write {
+		copy(b, p)
+	} else {
+		copy(p, b)
+	}
+	return nil
+}
+
+// touchAside is touch by a system call, in which the runtime gives the processor of a
+// goroutine that sleeps to others: a load that sleeps keeps it. It goes by the file where it
+// can: by the mapping, whoever sleeps in it may hold the lock of this process's address space
+// (mmap_lock) meanwhile, and everybody who maps memory waits, the runtime for one.
+func touchAside(a *area, off uint64, p []byte, write bool) error {
+	b, err := a.at(off, len(p))
+	if err != nil {
+		return err
+	}
+	how := "process_vm"
+	n, err := a.byFile(off, p, write)
+	switch err {
+	case errByMapping, unix.EPERM, unix.EINVAL: // sealed against writing, and so against punching; hugetlbfs
+		n, err = byMapping(b, p, write)
+	default:
+		how = "file"
+	}
+	if err != nil || n != len(p) {
+		return fmt.Errorf("%w: %d of %d bytes: %w", ErrLost, max(n, 0), len(p), os.NewSyscallError(how, err))
+	}
+	return nil
+}
+
+// errByMapping says that there is no descriptor.
+var errByMapping = errors.New("the file is only mapped")
+
+// byFile reads or writes the file itself. It never makes the file longer but where the peer
+// has cut it at that moment.
+func (a *area) byFile(off uint64, p []byte, write bool) (int, error) {
+	if a.file < 0 {
+		return 0, errByMapping
+	}
+	if !write {
+		return unix.Pread(a.file, p, int64(off))
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(a.file, &st); err != nil || off+uint64(len(p)) > uint64(st.Size) {
+		return 0, err
+	}
+	return unix.Pwrite(a.file, p, int64(off))
+}
+
+// byMapping copies between b, which is mapped, and p.
+func byMapping(b, p []byte, write bool) (int, error) {
+	call := unix.ProcessVMReadv
+	if write {
+		call = unix.ProcessVMWritev
+	}
+	local := [1]unix.Iovec{{Base: &p[0]}}
+	local[0].SetLen(len(p))
+	remote := [1]unix.RemoteIovec{{Base: address(b), Len: len(b)}}
+	return call(os.Getpid(), local[:], remote[:], 0)
+}
+
+// reopen opens a file anew for touchAside: what the peer sets on its own description
+// (O_APPEND) has no effect on this one. It does not wait for a lease that somebody has on the
+// file (O_NONBLOCK). -1: the mapping alone is used.
+func reopen(fd int, size uint64, writable bool) int {
+	var longest unix.Rlimit // beyond that a write is a signal
+	if unix.Getrlimit(unix.RLIMIT_FSIZE, &longest) != nil || longest.Cur < size {
+		return -1
+	}
+	mode := unix.O_RDONLY
+	if writable {
+		mode = unix.O_RDWR
+	}
+	file, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), mode|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return -1
+	}
+	return file
+}
+
+// mostKept is for how many files of a peer a descriptor is kept: all of those that a peer may
+// use take a part of what this process may have, however many peers there are (ours).
+func mostKept() uint32 {
+	var most unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &most) != nil {
+		return 0
+	}
+	return uint32(min(most.Cur/16, defaultMaxFiles))
+}

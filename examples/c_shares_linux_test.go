@@ -1,21 +1,22 @@
 package examples
 
 import (
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
-	"fmt"
 	"github.com/exanet/pfd/pagein"
 )
 
 // What the library has in a process ends with the attachment, or with exanet_unshare, also where a
-// child lives on; and memory that was unmapped behind its back takes no other's bytes.
+// child lives on; memory that was unmapped behind its back takes no other's bytes; and a page that
+// does not come costs itself alone.
 func TestShares(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
 	bin, client := compile(t, dir, filepath.Join("..", "testdata", "shares")), start(t)
-	for _, what := range []string{"close", "stale", "own"} {
+	for _, what := range []string{"close", "stale", "own", "sleeps"} {
 		for method := pagein.GUP; method <= pagein.Populate; method++ {
 			t.Run(fmt.Sprint(what, " ", method), func(t *testing.T) {
 				out, err := exec.CommandContext(t.Context(), bin, client.Socket(), what, fmt.Sprint(uint8(method))).CombinedOutput()

@@ -1,4 +1,4 @@
-/* What the library leaves in the process: shares SOCKET close|stale|dump|own METHOD. Prints what is wrong. */
+/* What the library leaves in the process: shares SOCKET close|stale|own|sleeps METHOD. Prints what is wrong. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -169,6 +169,34 @@ static int own(void)
 	return 0;
 }
 
+/* A page that does not come costs its own transfer alone, until it comes. */
+static int sleeps(void)
+{
+	exanet *e = attach(0);
+	static char from[4096];
+	char *p = mmap(NULL, 17 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC), hung, number, status = 0;
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register r = { .range = { (uintptr_t)p, 4096 }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct exanet_transfer t = { .local = from, .size = sizeof from };
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &r)) {
+		printf("userfaultfd: %s\n", strerror(errno));
+		return 1;
+	}
+	exanet_export(e, p, 17 * 4096, &t.remote);
+	hung = exanet_write(e, &t);
+	for (int i = 1; i < 17 && !status; i++) {
+		t.offset = i * 4096;
+		status = (number = exanet_write(e, &t)) < 0 ? number : exanet_wait(e, number, -1);
+	}
+	if (status || exanet_poll(e, hung) != EXANET_ONGOING)
+		printf("other pages: %d (%s); the page that does not come: %d\n", status, exanet_error(), exanet_poll(e, hung));
+	close(fd);	/* it comes */
+	if ((status = exanet_wait(e, hung, -1)))
+		printf("the page that comes late: %d, %s\n", status, exanet_error());
+	return exanet_close(e);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 4)
@@ -176,5 +204,5 @@ int main(int argc, char **argv)
 	options.socket = argv[1];
 	options.method = atoi(argv[3]);
 	alarm(60);
-	return !strcmp(argv[2], "close") ? closes() : !strcmp(argv[2], "stale") ? stale() : own();
+	return !strcmp(argv[2], "close") ? closes() : !strcmp(argv[2], "stale") ? stale() : !strcmp(argv[2], "own") ? own() : sleeps();
 }

@@ -34,9 +34,12 @@ const (
 	// forgetTime is how long a failure is remembered after the last one: longer
 	// than a sender's longest guard time-out.
 	forgetTime = int64(10 * time.Second)
-	// maxVain is how often in a row a page may be found there that faults: then
+	// maxVain is how often in a row a page may be found there at which a block faults: then
 	// something else keeps the device from its bytes.
 	maxVain = 128
+	// othersInVain is how often others may fault at the page meanwhile before another block
+	// is counted: that one has ended. A sender asks 1024 times (spec/messages.md 2).
+	othersInVain = 512
 	// vainAgain is after how many of these a Remapper is asked to map it once more.
 	// Those before may be of accesses that were refused before the page was there.
 	vainAgain = maxVain / 2
@@ -330,7 +333,7 @@ func final(err error) bool {
 // there answers who waits for a page that is there now. One that was there before,
 // and faults again and again, is one whose bytes cannot be moved.
 func (d *Driver) there(s *slot, c *call, p *page, before bool) {
-	if before && s.again(p.pageKey, "", c.ended).times >= maxVain {
+	if before && s.vain(p, c.ended) >= maxVain {
 		delete(s.failing, p.pageKey)
 		s.counts.Unresolvable++
 		d.settle(s, c, p, Failed, ErrInaccessible)
@@ -340,6 +343,27 @@ func (d *Driver) there(s *slot, c *call, p *page, before bool) {
 		delete(s.failing, p.pageKey)
 	}
 	d.settle(s, c, p, Resolved, nil)
+}
+
+// vain counts how often in a row a page was there at which one and the same block faults,
+// others left out: a page that its process drops and touches all the time is there again for
+// many blocks, and each of them goes on.
+func (s *slot) vain(p *page, now int64) int {
+	f, counting := s.failing[p.pageKey]
+	counting = counting && f.cause == "" && now-f.last <= forgetTime
+	if counting && !p.waitedBy(f.of) {
+		if f.others++; f.others < othersInVain {
+			s.failing[p.pageKey] = f
+			return 0
+		}
+		delete(s.failing, p.pageKey)
+	}
+	f = s.again(p.pageKey, "", now)
+	if f.others = 0; f.times == 1 {
+		f.of = p.waits[0].key()
+	}
+	s.failing[p.pageKey] = f
+	return f.times
 }
 
 // failed tries a page again that could not be had for now. Who has waited too

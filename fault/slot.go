@@ -65,12 +65,29 @@ type wait struct {
 	began  uint64 // slot.began when it came: a call of a higher number has seen what it saw
 }
 
+// key names who waits; zero: no block.
+func (w *wait) key() blockKey {
+	if w.block == nil {
+		return blockKey{}
+	}
+	return w.block.blockKey
+}
+
+// waitedBy reports whether a block waits for a page.
+func (p *page) waitedBy(k blockKey) bool {
+	return slices.ContainsFunc(p.waits, func(w wait) bool { return w.key() == k })
+}
+
 // failure is what is remembered of a page that does not come in, over the
 // retransmissions of the blocks that need it.
 type failure struct {
 	since, last int64  // of the equal failures, ns
 	cause       string // the error; "" the page is there, and faults again
 	times       int
+
+	// Where cause is "", the block that faults there, and how often others did since.
+	of     blockKey
+	others int
 }
 
 // span is a range of pages to bring in, [start, end).

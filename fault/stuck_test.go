@@ -163,6 +163,37 @@ func TestThereInVain(t *testing.T) {
 	}
 }
 
+// A page that its process drops and touches all the time is found there for many blocks, each of
+// which goes on: that says nothing about its bytes. A block that does not go on is still found
+// among them.
+func TestThereForOthers(t *testing.T) {
+	r := newRig(t, nil)
+	g := r.gup(0, fault.PIO)
+	g.there = true
+	faults := func(id device.TransactionID, seq device.Sequence) bool {
+		r.n.Push(entry(0, id, seq, 5), 4096)
+		r.run()
+		sent := r.sent()
+		if len(sent) != 1 {
+			t.Fatalf("%v for transaction %d", sent, id)
+		}
+		return sent[0].fail
+	}
+	for id := range device.TransactionID(1000) {
+		if faults(id, 1) {
+			t.Fatalf("transaction %d fails at its first fault", id)
+		}
+	}
+	for seq := device.Sequence(2); !faults(1, seq); seq++ {
+		if faults(2+device.TransactionID(seq)%500, seq) {
+			t.Fatal("another transaction fails")
+		}
+		if seq > 1000 {
+			t.Fatal("a block that never goes on is not found")
+		}
+	}
+}
+
 // remapper is a pager of a device with tables of pfd's own.
 type remapper struct {
 	*pager

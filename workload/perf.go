@@ -142,7 +142,7 @@ func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, e
 	if err != nil {
 		return nil, err
 	}
-	at := attachment{Socket: o.Socket, Node: from, Group: o.Group, Method: o.Method, Policy: o.Policy}
+	at := attachment{Socket: o.Socket, Node: from, Group: o.Group, Method: o.Method, Policy: o.Policy, Trust: o.Trust}
 	if at.Group == "" {
 		if at.Group, err = groupName(); err != nil {
 			return nil, err

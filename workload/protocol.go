@@ -42,6 +42,8 @@ type attachment struct {
 	Group  string `json:"group"`
 	Method string `json:"method"`
 	Policy string `json:"policy"`
+	// Trust are users whose pfd may reach the memory of the test process (rdma.Options).
+	Trust []uint32 `json:"trust,omitempty"`
 }
 
 // writeOrder is one transfer.

@@ -32,6 +32,7 @@ func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
 	}
 	ep, err := rdma.Attach(ctx, rdma.Options{
 		Socket: a.Socket, Node: device.NodeID(a.Node), Group: a.Group, Method: method, Policy: policy,
+		Trust:       a.Trust,
 		AcceptGroup: true, // both test processes may be on one node
 	})
 	if err != nil {

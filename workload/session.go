@@ -29,6 +29,9 @@ type Options struct {
 	Group  string
 	Method string // page-in method: gup, touch, uffd, populate
 	Policy string // p1, p4, pa, adaptive
+	// Trust are users whose pfd may reach the memory of the test processes, besides those
+	// that every process trusts (rdma.Options).
+	Trust []uint32
 	// Command starts a test process: it runs Process on its standard streams.
 	Command []string
 	// Env is added to the environment of the test processes.
@@ -91,7 +94,7 @@ func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, erro
 	if s.target, err = start(ctx, "target", o); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	at := attachment{Socket: o.Socket, Node: from, Group: name, Method: o.Method, Policy: o.Policy}
+	at := attachment{Socket: o.Socket, Node: from, Group: name, Method: o.Method, Policy: o.Policy, Trust: o.Trust}
 	target := at
 	target.Node = to
 	if o.ToSocket != "" {

@@ -108,7 +108,7 @@ func (a *app) perfServeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			p.Socket = d.Socket()
+			p.Socket, p.Trust = d.Socket(), a.trusted()
 			return workload.ServePerf(cmd.Context(), d, p.Options, args[0], func() {
 				fmt.Fprintf(a.err, "serving %s on node %d\n", args[0], p.To)
 			})
@@ -215,7 +215,7 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	if err != nil {
 		return err
 	}
-	p.Socket = d.Socket()
+	p.Socket, p.Trust = d.Socket(), a.trusted()
 	// It polls: no other goroutine should have its thread meanwhile.
 	runtime.LockOSThread()
 	m, err := workload.OpenPerf(ctx, d, p.Options, name)

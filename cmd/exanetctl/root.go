@@ -93,6 +93,7 @@ func exitCode(err error) int {
 type app struct {
 	streams
 	socket string
+	trust  []uint // users whose pfd test processes attach to
 	format string
 	json   bool
 	pretty bool
@@ -132,6 +133,7 @@ reachable or ended meanwhile, 4 skipped.`,
 	config.UseHelp(root)
 	f := root.PersistentFlags()
 	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default: the first that exists of pfd.sock in each directory of $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/exanet/pfd.sock if not root, and the machine's /run/exanet/pfd.sock)")
+	f.UintSliceVar(&a.trust, "trust", nil, "uid of a user whose pfd may reach the memory of test processes (write, read, perf), besides root, oneself and the machine's; in a rootless container the machine's pfd is 65534")
 	f.StringVarP(&a.format, "output", "o", "table", "output format: table, wide (all columns), json or csv")
 	values(root, "output", formats()...)
 	f.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
@@ -144,6 +146,15 @@ reachable or ended meanwhile, 4 skipped.`,
 		c.Args, c.RunE = cobra.ArbitraryArgs, orHelp
 	}
 	return root
+}
+
+// trusted returns the users of --trust.
+func (a *app) trusted() []uint32 {
+	var list []uint32
+	for _, uid := range a.trust {
+		list = append(list, uint32(uid))
+	}
+	return list
 }
 
 // helpCommand is cobra's own, for which an unknown word is no error.

@@ -119,9 +119,9 @@ result is printed in every case, also on failure (docs/exanetctl.md).`,
 	return c
 }
 
-func (w writeFlags) request(socket string) (workload.Request, error) {
+func (w writeFlags) request(socket string, trust []uint32) (workload.Request, error) {
 	q := workload.Request{Count: w.count, Warm: w.warm, Timeout: w.timeout, Seed: w.seed}
-	q.Options = workload.Options{Socket: socket, From: w.from, To: w.to, ToSocket: w.toSocket, Group: w.group, Method: w.method, Policy: w.policy, Command: testProcess()}
+	q.Options = workload.Options{Socket: socket, From: w.from, To: w.to, ToSocket: w.toSocket, Group: w.group, Method: w.method, Policy: w.policy, Trust: trust, Command: testProcess()}
 	_, methodErr := pagein.ParseMethod(w.method)
 	_, policyErr := pagein.ParsePolicy(w.policy)
 	var errs [5]error
@@ -155,7 +155,7 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 	if err != nil {
 		return err
 	}
-	q, err := w.request(c.Socket())
+	q, err := w.request(c.Socket(), a.trusted())
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-/* What the library leaves in the process: shares SOCKET close|stale|own|sleeps METHOD. Prints what is wrong. */
+/* What the library leaves in the process: shares SOCKET close|stale|own|sleeps|memory METHOD. Prints what is wrong. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -197,6 +197,23 @@ static int sleeps(void)
 	return exanet_close(e);
 }
 
+/* Memory that the kernel does not bring in, huge pages of which none is set aside, is status 11 and not 2. */
+static int memory(void)
+{
+	exanet *e = attach(0);
+	static char from[4096];
+	void *p = mmap(NULL, 1 << 21, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, -1, 0);
+	struct exanet_transfer t = { .local = from, .size = sizeof from };
+	int number, status;
+	if (p == MAP_FAILED)
+		return 77;	/* a kernel without */
+	exanet_export(e, p, 1 << 21, &t.remote);
+	status = (number = exanet_write(e, &t)) < 0 ? number : exanet_wait(e, number, -1);
+	if (status != 11)
+		printf("huge pages of which there are none: %d, %s\n", status, exanet_error());
+	return exanet_close(e);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 4)
@@ -204,5 +221,6 @@ int main(int argc, char **argv)
 	options.socket = argv[1];
 	options.method = atoi(argv[3]);
 	alarm(60);
-	return !strcmp(argv[2], "close") ? closes() : !strcmp(argv[2], "stale") ? stale() : !strcmp(argv[2], "own") ? own() : sleeps();
+	return !strcmp(argv[2], "close") ? closes() : !strcmp(argv[2], "stale") ? stale() : !strcmp(argv[2], "own") ? own() :
+	       !strcmp(argv[2], "sleeps") ? sleeps() : memory();
 }

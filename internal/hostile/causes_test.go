@@ -60,6 +60,7 @@ func errorsOfProcesses(t *testing.T, on place) {
 		args []string
 		nack device.Code // that the target answered with
 		code device.Code // that the user reads
+		log  bool        // the fault log says why
 		make func(t *testing.T, w *world) (from *proxy, remote string)
 	}{
 		{
@@ -78,6 +79,13 @@ func errorsOfProcesses(t *testing.T, on place) {
 			make: func(_ *testing.T, w *world) (*proxy, string) {
 				p := w.pair("gup", "p1")
 				return p.from, p.to.buffer("dst", "hole", size, 0).Remote // nor shared
+			},
+		},
+		{
+			name: "address that the process cannot touch", nack: device.CodeSlaveError, code: device.CodeDecode, log: true,
+			make: func(_ *testing.T, w *world) (*proxy, string) {
+				p := w.pair("touch", "p1")
+				return p.from, p.to.buffer("dst", "hole", size, 0).Remote
 			},
 		},
 		{
@@ -112,6 +120,9 @@ func errorsOfProcesses(t *testing.T, on place) {
 			}
 			says(t, r.Text, append(refusedWith[c.code].text, "65536 bytes to node 1", fmt.Sprintf("status %d", c.code))...)
 			w.saw(0, nacks(c.nack), before)
+			if faults, err := w.Faults(t.Context(), 1, 1000); err != nil || c.log && !slices.ContainsFunc(faults, func(f control.Fault) bool { return f.Outcome == "failed" && f.Reason != "" }) {
+				t.Errorf("no fault failed for a reason: %v, %+v", err, faults)
+			}
 		})
 	}
 }

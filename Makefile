@@ -50,7 +50,7 @@ faultpoints:
 # What needs a quiet machine, or long: not in CI.
 soak:
 	PFD_SOAK=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run '$(SOAK)' $(SOAKS)
-SOAK ?= TestJudges$$|TestUrgentAndLargeTransfers$$
+SOAK ?= TestJudges$$|TestUrgentAndLargeTransfers$$|TestHolesInSharedMemory$$
 SOAKS ?= ./internal/tracing ./internal/hostile
 
 # All tests beside eight busy loops, those of processes and timing five times.

@@ -151,10 +151,12 @@ type Engine struct {
 	live      []*slot          // attached slots
 	turn      int              // whose doorbell was looked at last
 	slowUsers map[uint32]int64 // until when what a user attaches begins slow
-	late      int              // touches of shared memory that lost their leases and sleep still
-	free      []*call
-	vectors   bool // some node has vectors to be delivered
-	stop      bool
+	// unseenUsers is until when what a user shares is not touched.
+	unseenUsers map[uint32]int64
+	late        int // touches of shared memory that lost their leases and sleep still
+	free        []*call
+	vectors     bool // some node has vectors to be delivered
+	stop        bool
 
 	apart   apart
 	threads *threads.Budget
@@ -278,7 +280,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
-		slowUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, vain: quota.NewRate(vainKicks, vainEvery), threads: budget, owner: turnstile.New(),
+		slowUsers: map[uint32]int64{}, unseenUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, vain: quota.NewRate(vainKicks, vainEvery), threads: budget, owner: turnstile.New(),
 		epoll: epoll, event: event, done: make(chan struct{}),
 	}
 	if e.watchdog, err = newAlarm(); err != nil {
@@ -395,7 +397,7 @@ func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
 	}
 	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, kick: a.Pages.Kick() - 1, wasLate: e.lateOf[a.UID] > 0}
 	s.slowUntil = e.slowUsers[a.UID]
-	s.unseenUntil = s.slowUntil
+	s.unseenUntil = e.unseenUsers[a.UID]
 	n.slots[slotIndex] = s
 	a.Pages.SetWatched(e.tracer.on)
 	e.tracer.client(s, 0)

@@ -22,6 +22,10 @@ const (
 	lookEvery = leaseTime / 4
 	// slowTime is for how long a slot is slow, from when it was found so.
 	slowTime = 10 * time.Second
+	// unseenTime is for how long the memory that a user's processes share is not touched after
+	// a touch that slept: much longer, since the runtime cannot collect garbage while one does,
+	// and a collection that begins then stops everybody until it ends.
+	unseenTime = 10 * time.Minute
 	// sleepShare: a slot whose calls sleep for more than this part of the time,
 	// and for a lease in all, is slow though none has outlasted its own.
 	sleepShare = 50
@@ -195,9 +199,11 @@ func (e *Engine) slowDown(c *call, why string) {
 	}
 	e.slowUsers[s.att.UID] = until
 	if c.seen != nil {
+		unseen := e.Now() + int64(unseenTime)
+		e.unseenUsers[s.att.UID] = unseen
 		for _, l := range e.live {
 			if l.att.UID == s.att.UID {
-				l.unseenUntil = until
+				l.unseenUntil = unseen
 			}
 		}
 	}

@@ -165,3 +165,35 @@ func TestSlowSlotOfADriverElsewhere(t *testing.T) {
 	}
 	close(d.release)
 }
+
+// After a touch of shared memory that slept nothing that the user shares is touched for much
+// longer than its calls are made apart; other calls that sleep have no such effect.
+func TestUnseenForLonger(t *testing.T) {
+	for _, touch := range []bool{false, true} {
+		l := newLive(t)
+		l.attach(0, 7)
+		l.attach(1, 8)
+		until := func() (first, other int64) {
+			l.on(func() { first, other = l.nodes[0].slots[0].unseenUntil, l.nodes[0].slots[1].unseenUntil })
+			return first, other
+		}
+		l.on(func() {
+			c := &call{slot: l.nodes[0].slots[0], node: l.nodes[0]}
+			if touch {
+				c.seen = struct{ View }{}
+			}
+			l.slowDown(c, "test")
+		})
+		want := func(when string) {
+			t.Helper()
+			first, other := until()
+			if long := first-l.Now() > int64(slowTime); long != touch || other != 0 {
+				t.Errorf("touch %v, %s: unseen for %v, another user until %d", touch, when, time.Duration(first-l.Now()), other)
+			}
+		}
+		want("at once")
+		l.on(func() { l.Detach(0, 0) })
+		l.attach(0, 7)
+		want("attached anew")
+	}
+}

@@ -154,7 +154,7 @@ func agent() int {
 		return 1
 	}
 	if os.Getenv(agentEnv) == "maps" { // one of an attacker's
-		fmt.Fprintln(os.Stderr, mapMany())
+		fmt.Fprintln(os.Stderr, mapMany(os.Args[1:]))
 		return 1
 	}
 	a := &obedient{buffers: map[string]*area{}, transfers: map[string]*rdma.Transfer{}}

@@ -2,10 +2,12 @@ package hostile
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,30 +30,9 @@ func punchPages(ctx context.Context, o order, did func()) error {
 	if err != nil {
 		return err
 	}
-	memfd := os.NewFile(uintptr(r.fds[0]), "memfd")
-	defer memfd.Close()
-	var said []io.Reader
-	for range punchProcesses {
-		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), agentEnv+"=maps")
-		cmd.ExtraFiles = []*os.File{memfd}
-		cmd.Stderr = os.Stderr
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			return err
-		}
-		started := make(chan error)
-		go startForGood(cmd, started)
-		if err := <-started; err != nil {
-			return err
-		}
-		said = append(said, out)
-	}
-	for _, out := range said {
-		if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
-			return err
-		}
+	defer unix.Close(r.fds[0])
+	if err := mapElsewhere(r.fds[0], punchProcesses, punchMappings, attach.MemorySize, unix.MAP_POPULATE); err != nil {
+		return err
 	}
 	for ctx.Err() == nil {
 		err := unix.Fallocate(r.fds[0], unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, attach.MemorySize)
@@ -70,6 +51,40 @@ func punchPages(ctx context.Context, o order, did func()) error {
 	return nil
 }
 
+// mapElsewhere has processes of their own, which end with this one, map a file very often.
+func mapElsewhere(fd, processes, mappings, size, flags int) error {
+	memfd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(memfd), "memfd")
+	defer file.Close()
+	var said []io.Reader
+	for range processes {
+		cmd := exec.Command("/proc/self/exe", fmt.Sprint(mappings), fmt.Sprint(size), fmt.Sprint(flags))
+		cmd.Env = append(os.Environ(), agentEnv+"=maps")
+		cmd.ExtraFiles = []*os.File{file}
+		cmd.Stderr = os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		started := make(chan error)
+		go startForGood(cmd, started)
+		if err := <-started; err != nil {
+			return err
+		}
+		said = append(said, out)
+	}
+	for _, out := range said {
+		if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // startForGood starts a process that is killed with this one: its parent-death
 // signal belongs to the thread that starts it, which therefore never ends.
 func startForGood(cmd *exec.Cmd, started chan<- error) {
@@ -78,10 +93,14 @@ func startForGood(cmd *exec.Cmd, started chan<- error) {
 	select {}
 }
 
-// mapMany maps descriptor 3 over and over, says so by one byte, and sleeps.
-func mapMany() error {
-	for range punchMappings {
-		if _, err := unix.Mmap(3, 0, attach.MemorySize, unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+// mapMany maps descriptor 3 over and over as mapElsewhere says, says so by one byte, and sleeps.
+func mapMany(args []string) error {
+	var mappings, size, flags int
+	if _, err := fmt.Sscan(strings.Join(args, " "), &mappings, &size, &flags); err != nil {
+		return err
+	}
+	for range mappings {
+		if _, err := unix.Mmap(3, 0, size, unix.PROT_READ, unix.MAP_SHARED|flags); err != nil {
 			break // no more are allowed
 		}
 	}

@@ -26,7 +26,7 @@ import (
 // not begin.
 type attacker func(ctx context.Context, o order, did func()) error
 
-// attackers are all of them, by name; each has a file of its own.
+// attackers are all of them, by name; each kind has a file of its own.
 var attackers = map[string]attacker{
 	"burn":        burn,
 	"http":        floodHTTP,
@@ -38,6 +38,11 @@ var attackers = map[string]attacker{
 	"contexts":    takeContexts,
 	"linger":      sendLingering,
 	"cycles":      attachAndLeave,
+
+	"holes":            makeHoles(false, false),
+	"holes elsewhere":  makeHoles(false, true),
+	"shares":           makeHoles(true, false),
+	"shares elsewhere": makeHoles(true, true),
 }
 
 // attackPause is how long an attacker waits after a refusal: it is there to take

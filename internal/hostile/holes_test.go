@@ -1,0 +1,54 @@
+package hostile
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+// How the attack with holes is measured (ours).
+const (
+	holesTime   = 5 * time.Second
+	holesRounds = 3 // of which one has to hold: others use the machine, too
+)
+
+// A process that punches holes into what it shares, or shares and unshares it, while the
+// file is mapped a million times, does to others what the same work does to a file that pfd
+// does not have: they make at least half of the transfers, and wait for none longer than
+// 100 ms, or than beside that work.
+func TestHolesInSharedMemory(t *testing.T) { everywhere(t, holesInSharedMemory) }
+
+func holesInSharedMemory(t *testing.T, on place) {
+	if !soaking() {
+		t.Skip("not without PFD_SOAK=1 (make soak): times are compared, and it takes a minute")
+	}
+	needRoot(t, "attackers of several users need their processes")
+	for _, kind := range []string{"holes", "shares"} {
+		t.Run(kind, func(t *testing.T) {
+			w := on.start(t)
+			var reap sync.WaitGroup
+			t.Cleanup(reap.Wait)
+			v := w.victim(victimUID)
+			if v == nil {
+				return
+			}
+			beside := func(kind string) reply {
+				end := w.assault(&reap, []aggressor{{kind, 1}})
+				v.must(order{Op: "account"})
+				time.Sleep(holesTime)
+				r := v.must(order{Op: "account"})
+				t.Logf("%-16s %6d transfers, p99 %v, worst %v; done %s", kind, r.Count, time.Duration(r.P99), time.Duration(r.Worst), end())
+				reap.Wait()
+				return r
+			}
+			for range holesRounds {
+				same, attack := beside(kind+" elsewhere"), beside(kind)
+				if attack.Count >= same.Count/2 && attack.Worst < max(same.Worst, int64(attackWorst)) {
+					v.fine()
+					return
+				}
+			}
+			t.Errorf("in no round of %d: half of the transfers, and none over %v", holesRounds, attackWorst)
+		})
+	}
+}

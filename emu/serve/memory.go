@@ -23,18 +23,19 @@ type memory struct {
 	dma    *user.DMA
 	read   func(addr uint64, p []byte) error // dma.Read, bound once
 	tables smmu.Tables
-	// readAt and writeAt are what moves bytes: dma.Read and dma.Write, or those aside.
+	// readAt and writeAt are what moves bytes. Processes punch holes into what they share, and
+	// a plain load or store of a page that goes sleeps in a way that the runtime can't stop,
+	// so a collection of garbage would wait for it, and everybody for that: so by system calls.
 	readAt, writeAt func(addr uint64, p []byte) error
 }
 
 func newMemory(dma *user.DMA, t smmu.Tables) *memory {
-	return &memory{dma: dma, read: dma.Read, tables: t, readAt: dma.Read, writeAt: dma.Write}
+	return &memory{dma: dma, read: dma.Read, tables: t, readAt: dma.ReadAside, writeAt: dma.WriteAside}
 }
 
-// Aside implements emu.Asider. Walks read the driver's own tables, which nobody punches.
-func (m *memory) Aside() emu.Memory {
-	return &memory{dma: m.dma, read: m.read, tables: m.tables, readAt: m.dma.ReadAside, writeAt: m.dma.WriteAside}
-}
+// Aside implements emu.Asider: every access is one. Walks read the driver's own tables, which
+// nobody punches.
+func (m *memory) Aside() emu.Memory { return m }
 
 // errWalk says that a page has no translation any more.
 var errWalk = errors.New("no translation")

@@ -197,16 +197,19 @@ func BenchmarkDMA(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer s.clear()
+	s.list[0].area.file = reopen(fd, 4<<20, true)
 	for _, n := range []int{8, 4096, 256 << 10} {
 		p := make([]byte, n)
-		b.Run(fmt.Sprintf("read/%d", n), func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(int64(n))
-			for b.Loop() {
-				if err := s.access(4096, p, false, nil, nil); err != nil {
-					b.Fatal(err)
+		for name, by := range map[string]toucher{"read": touch, "read-aside": touchAside} {
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				b.SetBytes(int64(n))
+				for b.Loop() {
+					if err := s.accessBy(by, 4096, p, false, nil, nil); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }

@@ -93,11 +93,12 @@ type Node struct {
 	Transfers *Transfers `json:"transfers,omitempty"`
 }
 
-// Transfers are those that have ended: writes of processes, and reads that they served.
+// Transfers are writes of processes, and reads that they served: how many have ended, and
+// the bytes of all.
 type Transfers struct {
 	Completed uint64 `json:"completed_total"`
 	Failed    uint64 `json:"failed_total"`
-	Bytes     uint64 `json:"bytes_total"` // of those that were completed
+	Bytes     uint64 `json:"bytes_total"` // of blocks that their target has acknowledged, also of transfers that go on or fail
 }
 
 // Domain is one protection domain: one process on one node.

@@ -79,6 +79,11 @@ func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, e
 		r.broken.Store(true)
 		log.Error("the recording ends before its time: what is in the file can be replayed", "file", path, "err", err)
 	})
+	if err := r.writer.WriteHeader(f); err != nil {
+		_ = r.spool.Close(0)
+		_ = f.Close()
+		return nil, fmt.Errorf("--record: its header: %w: give it a file with room", err)
+	}
 	e.Record(r.writer)
 	log.Info("recording the machine's inputs", "file", path)
 	return r, nil

@@ -3,6 +3,8 @@ package daemon
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -97,12 +99,28 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// A full disk ends the recording and nothing else, and is said.
-func TestRecordDiskFull(t *testing.T) {
+// A full disk is refused at the start: a recording without a header is none.
+func TestRecordNoRoom(t *testing.T) {
+	if _, err := Emulated(Config{Nodes: 1, Record: "/dev/full"}); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "--record") {
+		t.Errorf("a recording onto a full disk begins: %v", err)
+	}
+}
+
+// A file that takes no more ends the recording and nothing else, and pfd says so.
+func TestRecordBroken(t *testing.T) {
+	in, to, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
 	var out syncBuffer
 	d, client, _ := startEngine(t, func(c *Config) {
-		c.Record, c.Log = "/dev/full", slog.New(slog.NewTextHandler(&out, nil))
+		c.Record, c.Log = fmt.Sprintf("/proc/self/fd/%d", to.Fd()), slog.New(slog.NewTextHandler(&out, nil))
 	})
+	if _, err := io.ReadFull(in, make([]byte, 8)); err != nil {
+		t.Fatalf("no header at the start: %v", err)
+	}
+	in.Close()
 	var text string
 	for deadline := time.Now().Add(patience); !strings.Contains(text, "exanet_recording 0\n"); {
 		selfWrite(t, client.Socket())
@@ -111,11 +129,11 @@ func TestRecordDiskFull(t *testing.T) {
 			t.Fatal(err)
 		}
 		if text = string(m); time.Now().After(deadline) {
-			t.Fatal("a full disk is not noticed")
+			t.Fatal("a file that takes no more is not noticed")
 		}
 	}
 	selfWrite(t, client.Socket())
-	if s := out.String(); strings.Count(s, "the recording ends before its time") != 1 || !strings.Contains(s, "no space left on device") {
+	if s := out.String(); strings.Count(s, "the recording ends before its time") != 1 || !strings.Contains(s, "broken pipe") {
 		t.Errorf("the log says %q", s)
 	}
 }

@@ -182,6 +182,7 @@ func TestSumsOfOthers(t *testing.T) {
 	r.fake.do(func() {
 		r.fake.nodes[0].ended.Over(slot, tally.Write, device.Low, device.StatusNone, 4096, 1)
 		r.fake.nodes[0].ended.Over(slot, tally.Write, device.Low, device.StatusDecode, 4096, 1)
+		r.fake.nodes[0].ended.Arrived(slot, 4096)
 	})
 	for _, tt := range []struct {
 		name    string

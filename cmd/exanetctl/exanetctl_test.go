@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/exanet/pfd/qemu/agent"
 )
 
 // Times of the golden files are those of one place.
@@ -197,6 +200,7 @@ func TestExitCodes(t *testing.T) {
 		{"capture --duration -1s", exitUsage, "more than 0"},
 		{"unbind", exitUsage, "exanetctl: want the address"},
 		{"qemu boot --guests 0", exitUsage, "0 guests: want 1 to 15"},
+		{"qemu boot --nodes 0", exitUsage, "--nodes 0: want 1 to 4"},
 		{"qemu boot --machine vax", exitUsage, "want x86, no-iommu or arm64"},
 	} {
 		code, _, errs := ctl(strings.Fields(c.line)...)
@@ -326,5 +330,24 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 	if found < 60 {
 		t.Errorf("only %d commands found", found)
+	}
+}
+
+// The exit code of a command in a guest is that of qemu run: 127 where the guest cannot start
+// it, which is said then.
+func TestCommandExit(t *testing.T) {
+	start := fmt.Errorf("guest 0: %w", agent.ErrStart)
+	for _, c := range []struct {
+		code     int
+		err      error
+		want     int
+		reported bool
+	}{
+		{0, nil, exitOK, false}, {5, nil, 5, true}, {127, nil, 127, true}, {127, start, 127, false}, {0, agent.ErrGone, exitFailed, false},
+	} {
+		err := commandExit(c.code, c.err)
+		if got := exitCode(err); got != c.want || errors.Is(err, errReported) != c.reported || c.err != nil && !strings.Contains(err.Error(), c.err.Error()) {
+			t.Errorf("%d, %v: exit code %d, %v", c.code, c.err, got, err)
+		}
 	}
 }

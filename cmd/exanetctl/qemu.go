@@ -20,12 +20,22 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// exitError is the exit code of a command in a guest, which has said itself what
-// went wrong.
-type exitError struct{ code int }
+// exitError is the exit code of a command in a guest. err is nil where the command has said
+// itself what went wrong.
+type exitError struct {
+	code int
+	err  error
+}
 
-func (e *exitError) Error() string        { return fmt.Sprintf("exit code %d", e.code) }
-func (e *exitError) Is(target error) bool { return target == errReported }
+func (e *exitError) Error() string {
+	if e.err != nil {
+		return e.err.Error()
+	}
+	return fmt.Sprintf("exit code %d", e.code)
+}
+
+func (e *exitError) Is(target error) bool { return target == errReported && e.err == nil }
+func (e *exitError) Unwrap() error        { return e.err }
 
 // qemuFlags are the flags of all qemu commands.
 type qemuFlags struct {
@@ -98,7 +108,7 @@ all is there it needs no network.`,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.qemuBoot(cmd.Context(), f) },
 	}
 	boot.Flags().IntVar(&f.guests, "guests", f.guests, "guests, 1 to 15")
-	boot.Flags().IntVar(&f.nodes, "nodes", f.nodes, "nodes of each guest, 0 to 4")
+	boot.Flags().IntVar(&f.nodes, "nodes", f.nodes, "nodes of each guest, 1 to 4")
 	boot.Flags().StringVar(&f.modules, "modules", guest.SetStock, "stock, Debian's modules of VFIO (groups and type 1), or iommufd (setup --iommufd)")
 	boot.Flags().BoolVar(&f.debian, "debian", false, "guests with Debian's systemd and pfd as its service (setup --debian)")
 	boot.Flags().StringVar(&f.machine, "machine", qemu.MachineX86, "x86, no-iommu (with --modules iommufd or --uio), or arm64 (setup --arm64)")
@@ -263,6 +273,9 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 	if f.modules != guest.SetStock && f.modules != guest.SetIOMMUFD {
 		return usagef("--modules %q: want %q or %q", f.modules, guest.SetStock, guest.SetIOMMUFD)
 	}
+	if f.nodes < 1 {
+		return usagef("--nodes %d: want 1 to %d", f.nodes, qemu.MaxNodes)
+	}
 	o := qemu.Options{Modules: f.modules, Machine: f.machine, UIO: f.uio, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
 	if f.debian {
 		o.System = qemu.Debian
@@ -297,11 +310,16 @@ func (a *app) qemuRun(ctx context.Context, f *qemuFlags, word string, c agent.Co
 	if err != nil {
 		return err
 	}
-	code, err := fleet.Run(ctx, n, c)
-	if err == nil && code != 0 {
-		return &exitError{code}
+	return commandExit(fleet.Run(ctx, n, c))
+}
+
+// commandExit gives what a command in a guest ended with: exit code 127 where the guest could
+// not start it, as of a shell.
+func commandExit(code int, err error) error {
+	if err == nil && code == 0 || err != nil && !errors.Is(err, agent.ErrStart) {
+		return err
 	}
-	return err
+	return &exitError{code, err}
 }
 
 func (a *app) qemuShell(ctx context.Context, f *qemuFlags, word string) error {

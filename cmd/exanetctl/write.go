@@ -269,6 +269,10 @@ func resent(r *workload.Result) string {
 	return text
 }
 
+// wakeUpCounts is the latency, us, from which on it is not worth a word that pfd had to wake
+// up, which takes some 100 us (ours).
+const wakeUpCounts = 1000
+
 func latencyText(q workload.Request, r *workload.Result) string {
 	l := r.Latency
 	text := l.P50.Text(1) + " us"
@@ -276,7 +280,7 @@ func latencyText(q workload.Request, r *workload.Result) string {
 		text += fmt.Sprintf(" median, %s mean, %s to %s", l.Mean.Text(1), l.Min.Text(1), l.Max.Text(1))
 	}
 	text += ", " + waitingText(r.Waiting)
-	if !q.Warm {
+	if !q.Warm && l.P50 < wakeUpCounts {
 		text += "; pfd slept before each, --warm leaves its wake-up out"
 	}
 	return text

@@ -1,5 +1,5 @@
 // Package tally counts the transfers that have ended, by direction, class and status,
-// and how long they took. It has no clock and no lock: who owns the transfers owns
+// and how long they took, and the bytes that arrive. It has no clock and no lock: who owns the transfers owns
 // the counts.
 package tally
 
@@ -49,7 +49,10 @@ type Transfers struct {
 }
 
 // Sum is what transfers came to, without how and how long.
-type Sum struct{ Completed, Failed, Bytes uint64 }
+type Sum struct {
+	Completed, Failed uint64
+	Bytes             uint64 // of acknowledged blocks, also while their transfer goes on
+}
 
 // Node is a node's counts.
 type Node struct {
@@ -73,7 +76,13 @@ func (n *Node) Over(slot int, dir Direction, class device.Class, status uint8, s
 		return
 	}
 	s.Completed++
-	s.Bytes += uint64(size)
+}
+
+// Arrived adds a block of size bytes of a slot's transfer that its target has acknowledged.
+func (n *Node) Arrived(slot int, size uint32) {
+	if slot >= 0 && slot < device.Slots {
+		n.Slots[slot].Bytes += uint64(size)
+	}
 }
 
 // Less gives what s has more than an earlier base.

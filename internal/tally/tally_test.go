@@ -50,12 +50,15 @@ func TestOver(t *testing.T) {
 			}
 		}
 	}
-	// The slot's sum has the bytes of those that were completed.
-	want := Sum{Completed: 3, Failed: 4, Bytes: 1 + 16<<10 + 1 + 512<<10 + 1}
+	// The slot's sum has the bytes that arrived, whatever became of their transfer.
+	n.Arrived(3, 16<<10)
+	n.Arrived(3, 5)
+	want := Sum{Completed: 3, Failed: 4, Bytes: 16<<10 + 5}
 	if n.Slots[3] != want || n.Sum() != want {
 		t.Errorf("slot 3 %+v, all %+v, want %+v", n.Slots[3], n.Sum(), want)
 	}
 	n.Over(15, Write, device.High, 0, 7, 1)
+	n.Arrived(15, 7)
 	if got := n.Sum().Less(want); got != (Sum{Completed: 1, Bytes: 7}) {
 		t.Errorf("slot 15 adds %+v", got)
 	}
@@ -65,6 +68,8 @@ func TestOver(t *testing.T) {
 	n.Over(0, Directions, device.High, 0, 1, 1)
 	n.Over(device.Slots, Write, device.High, 0, 1, 1)
 	n.Over(-1, Write, device.High, 0, 1, 1)
+	n.Arrived(device.Slots, 1)
+	n.Arrived(-1, 1)
 	if n != before {
 		t.Error("a status, a class, a slot or a direction that there is not is counted")
 	}

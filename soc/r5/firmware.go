@@ -320,6 +320,7 @@ func (fw *Firmware) acknowledged(id int16) {
 	}
 	if t.block < x.blocks {
 		x.acked++
+		fw.ended.Arrived(int(x.slot), uint32(t.length))
 	}
 	fw.release(id)
 	if x.failing {

@@ -218,3 +218,38 @@ func TestAbortBeforeTheStart(t *testing.T) {
 		t.Errorf("the next transfer: %d ends, done %d", r.ends, r.done[3].Done)
 	}
 }
+
+// Bytes count when their block is acknowledged, once, not when the transfer ends; those of
+// a transfer that fails then stay. Completion words are no bytes of the transfer.
+func TestArrivedBytes(t *testing.T) {
+	r := newRig(t)
+	arrived := func(want uint64) {
+		t.Helper()
+		if s := r.fw.Ended().Sum(); s.Bytes != want {
+			t.Errorf("%+v, want %d bytes", s, want)
+		}
+	}
+	r.start(0, 0, dst, 2*16384+5, words)
+	b := r.blocks()
+	arrived(0)
+	r.ack(b[0])
+	arrived(16384)
+	r.reply(b[0], device.CodeAck) // again: stale
+	arrived(16384)
+	r.ack(b[1])
+	r.ack(b[2])
+	r.ack(r.one()) // the words
+	r.none()
+	arrived(2*16384 + 5)
+
+	r.start(0, 1, dst, 2*16384)
+	b = r.blocks()
+	r.ack(b[0])
+	r.sent(b[1])
+	r.reply(b[1], device.CodeDecode)
+	r.none()
+	arrived(3*16384 + 5)
+	if s := r.fw.Ended().Sum(); s.Completed != 1 || s.Failed != 1 {
+		t.Errorf("%+v, want one that completed and one that failed", s)
+	}
+}

@@ -51,6 +51,14 @@ func NewWriter(to io.Writer, h Header, failed func(error)) *Writer {
 	return &Writer{to: to, failed: failed, buf: AppendHeader(nil, h), frames: map[*wire.Frame]uint64{}, reads: map[read]*queue.Access{}}
 }
 
+// WriteHeader writes the header to the file itself, before the first record, which
+// otherwise brings it: a file that takes nothing is refused then.
+func (w *Writer) WriteHeader(file io.Writer) error {
+	_, err := file.Write(w.buf)
+	w.buf = w.buf[:0]
+	return err
+}
+
 // Step records an event that a node was given at now, and what came out.
 func (w *Writer) Step(now int64, node int, ev *soc.Event, out []soc.Action) {
 	if w.err != nil {

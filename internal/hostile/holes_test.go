@@ -9,7 +9,7 @@ import (
 // How the attack with holes is measured (ours).
 const (
 	holesTime   = 5 * time.Second
-	holesRounds = 3 // of which one has to hold: others use the machine, too
+	holesRounds = 3 // of which one has to hold: the first touch that sleeps may meet a collection (docs/security.md)
 )
 
 // A process that punches holes into what it shares, or shares and unshares it, while the

@@ -17,7 +17,7 @@ const SocketSuffix = sockets.AttachSuffix
 func DefaultSocket() (string, error) {
 	path, err := sockets.Find()
 	if err != nil {
-		return "", fmt.Errorf("no socket named, and %w: name pfd's socket (its --socket)", err)
+		return "", fmt.Errorf("pfd's socket: %w", err)
 	}
 	return path, nil
 }

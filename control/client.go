@@ -302,6 +302,8 @@ func (c *Client) dialError(ctx context.Context, err error) error {
 		return fmt.Errorf("%w on %s: something listens there and does not answer: see whether it is a pfd, and whether it is stopped (kill -CONT) or stuck (its log) (%w)", ErrNoDaemon, c.socket, err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("pfd on %s: %w", c.socket, err)
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return fmt.Errorf("asking pfd on %s: %w", c.socket, err) // of pfd it says nothing
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		why := sockets.Why(c.socket, err)
 		if why != "" {

@@ -313,10 +313,10 @@ type Fault struct {
 	TimeNS      int64  `json:"time_ns"`      // of the interrupt, pfd's monotonic clock
 	UnixNS      int64  `json:"time_unix_ns"` // the same by the machine's clock, since 1970
 	AgeNS       int64  `json:"age_ns"`       // of the interrupt, at the answer
-	DrainedNS   int64  `json:"drained_ns"`   // entry taken from the FIFO
-	StartedNS   int64  `json:"page_in_ns"`   // page-in begun
-	ResidentNS  int64  `json:"resident_ns"`  // page resident
-	RAPFNS      int64  `json:"rapf_sent_ns"` // retransmission asked for
+	DrainedNS   int64  `json:"drained_ns"`   // entry taken from the FIFO, -1: not reached
+	StartedNS   int64  `json:"page_in_ns"`   // page-in begun, -1: not reached
+	ResidentNS  int64  `json:"resident_ns"`  // page resident, -1: not reached
+	RAPFNS      int64  `json:"rapf_sent_ns"` // retransmission asked for, -1: not reached
 
 	Stages FaultStages `json:"stages"`
 }
@@ -350,41 +350,49 @@ type (
 	// Nodes is what /v1/nodes answers.
 	Nodes struct {
 		Version int    `json:"version"`
+		SeesAll bool   `json:"sees_all"` // as in Status
 		Nodes   []Node `json:"nodes"`
 	}
 	// Domains is what /v1/domains answers.
 	Domains struct {
 		Version int      `json:"version"`
+		SeesAll bool     `json:"sees_all"` // as in Status
 		Domains []Domain `json:"domains"`
 	}
 	// Channels is what /v1/channels answers.
 	Channels struct {
 		Version  int       `json:"version"`
+		SeesAll  bool      `json:"sees_all"` // as in Status
 		Channels []Channel `json:"channels"`
 	}
 	// Transactions is what /v1/transactions answers.
 	Transactions struct {
 		Version      int           `json:"version"`
+		SeesAll      bool          `json:"sees_all"` // as in Status
 		Transactions []Transaction `json:"transactions"`
 	}
 	// SMMU is what /v1/smmu answers.
 	SMMU struct {
 		Version int        `json:"version"`
+		SeesAll bool       `json:"sees_all"` // as in Status
 		Banks   []SMMUBank `json:"banks"`
 	}
 	// FIFOs is what /v1/fifo answers.
 	FIFOs struct {
 		Version int    `json:"version"`
+		SeesAll bool   `json:"sees_all"` // as in Status
 		FIFOs   []FIFO `json:"fifos"`
 	}
 	// Counters is what /v1/counters answers.
 	Counters struct {
 		Version  int       `json:"version"`
+		SeesAll  bool      `json:"sees_all"` // as in Status
 		Counters []Counter `json:"counters"`
 	}
 	// Faults is what /v1/faults answers.
 	Faults struct {
 		Version int     `json:"version"`
+		SeesAll bool    `json:"sees_all"` // as in Status
 		Faults  []Fault `json:"faults"`
 	}
 	// Registers is what /v1/registers answers.

@@ -21,6 +21,10 @@ const kickTime = 2 * time.Second
 // there. On the owning goroutine.
 func (n *node) owned(q *query) (domain.Domain, error) {
 	dom, ok := n.domains.Domain(q.slot)
+	if !ok && q.peer.all {
+		return dom, &failure{http.StatusNotFound, control.CodeNotFound,
+			fmt.Sprintf("no domain %d/%d: `exanetctl domain` lists them", q.node, q.slot)}
+	}
 	if !ok || !q.peer.sees(dom.UID) {
 		return dom, &failure{http.StatusNotFound, control.CodeNotFound,
 			fmt.Sprintf("no domain %d/%d that uid %d may change: `exanetctl domain` lists them; ask for those of others with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as", q.node, q.slot, q.peer.uid)}

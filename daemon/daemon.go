@@ -151,8 +151,16 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	if d.metricsTCP, err = listenMetrics(cfg.MetricsListen); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
+	// With less, pfd would start and could not accept anybody.
+	if err := limits.Room(spareDescriptors); err != nil {
+		return nil, errors.Join(fmt.Errorf("no room for processes: %w", err), d.close())
+	}
 	return d, nil
 }
+
+// spareDescriptors is what pfd needs beside its own descriptors to serve two processes
+// and a client of its control socket. The value is defined by this project.
+const spareDescriptors = 32
 
 // close gives back what New made.
 func (d *Daemon) close() error {

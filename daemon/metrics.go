@@ -47,11 +47,16 @@ func (d *Daemon) metricsFor(ctx context.Context, q *query) ([]byte, error) {
 		for _, c := range own[i].counters() {
 			s.nodeCounter(node, &c)
 		}
-		s.gauge("domains", "protection domains in use", float64(own[i].domains), "node", node)
+		if own[i].domains > 0 {
+			s.gauge("domains", "protection domains in use", float64(own[i].domains), "node", node)
+		}
 	}
+	s.gauge("sees_all", seesAllHelp, 0)
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())
 	return gather(s)
 }
+
+const seesAllHelp = "1: these are of all processes; 0: of those of the user who asks, since they attached"
 
 func gather(list ...prometheus.Collector) ([]byte, error) {
 	reg := prometheus.NewRegistry()

@@ -51,8 +51,12 @@ func (d *Daemon) numbers(ctx context.Context, q *query) (list []numbers, _ error
 	return list, err
 }
 
-// counters lists them as /v1/counters does.
+// counters lists them as /v1/counters does: none where the peer has no domain, since 0
+// would tell of the node.
 func (o *numbers) counters() []control.Counter {
+	if o.domains == 0 {
+		return nil
+	}
 	list := append(faultCounters(&o.Counts), goneCounters(o.gone)...)
 	for i := range list {
 		list[i].Node = o.node

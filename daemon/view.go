@@ -85,7 +85,10 @@ func (d *Daemon) viewStatus(ctx context.Context, q *query) (any, error) {
 			s.Faults += own[i].Entries
 			processes = append(processes, own[i].processes...)
 		}
-		s.PinnedBytes, s.Handshakes = d.pinned(processes), -1
+		s.PinnedBytes, s.Handshakes = -1, -1
+		if s.Domains > 0 {
+			s.PinnedBytes = d.pinned(processes)
+		}
 		return s, nil
 	}
 	s.Handshakes = d.handshakes.Total()
@@ -145,7 +148,7 @@ func pinnedOf(p *proc.Process) int64 {
 }
 
 func (d *Daemon) viewNodes(ctx context.Context, q *query) (any, error) {
-	r := control.Nodes{Version: control.Version, Nodes: []control.Node{}}
+	r := control.Nodes{Version: control.Version, SeesAll: q.peer.all, Nodes: []control.Node{}}
 	looks, err := d.looks.nodes.lookAlways(ctx, d, q, func(n *node) (control.Node, error) {
 		v, err := readNode(n.bus, n.index)
 		v.Domains = len(n.domains.Domains())
@@ -168,7 +171,7 @@ func (d *Daemon) viewNodes(ctx context.Context, q *query) (any, error) {
 }
 
 func (d *Daemon) viewDomains(ctx context.Context, q *query) (any, error) {
-	r := control.Domains{Version: control.Version, Domains: []control.Domain{}}
+	r := control.Domains{Version: control.Version, SeesAll: q.peer.all, Domains: []control.Domain{}}
 	looks, err := d.looks.domains.look(ctx, d, q, func(n *node) (list []domainOf, _ error) {
 		for _, dom := range n.domains.Domains() {
 			v := domainOf{Domain: d.viewDomain(n, &dom)}
@@ -273,7 +276,7 @@ func (c *channel) stateName() string {
 }
 
 func (d *Daemon) viewChannels(ctx context.Context, q *query) (any, error) {
-	r := control.Channels{Version: control.Version, Channels: []control.Channel{}}
+	r := control.Channels{Version: control.Version, SeesAll: q.peer.all, Channels: []control.Channel{}}
 	looks, err := d.looks.channels.look(ctx, d, q, readChannels)
 	for _, l := range looks {
 		for i := range l.v {
@@ -311,7 +314,7 @@ type transactions struct {
 }
 
 func (d *Daemon) viewTransactions(ctx context.Context, q *query) (any, error) {
-	r := control.Transactions{Version: control.Version, Transactions: []control.Transaction{}}
+	r := control.Transactions{Version: control.Version, SeesAll: q.peer.all, Transactions: []control.Transaction{}}
 	m, ok := d.machine.(transactor)
 	if !ok {
 		return nil, &failure{http.StatusNotImplemented, control.CodeNotSupported, fmt.Sprintf(
@@ -346,7 +349,7 @@ func (d *Daemon) viewTransactions(ctx context.Context, q *query) (any, error) {
 }
 
 func (d *Daemon) viewSMMU(ctx context.Context, q *query) (any, error) {
-	r := control.SMMU{Version: control.Version, Banks: []control.SMMUBank{}}
+	r := control.SMMU{Version: control.Version, SeesAll: q.peer.all, Banks: []control.SMMUBank{}}
 	looks, err := d.looks.smmu.look(ctx, d, q, func(n *node) (list [device.Slots]control.SMMUBank, err error) {
 		for i := range list {
 			if !q.peer.all && n.sessions[i] == nil {
@@ -374,7 +377,7 @@ func (d *Daemon) viewSMMU(ctx context.Context, q *query) (any, error) {
 }
 
 func (d *Daemon) viewFIFO(ctx context.Context, q *query) (any, error) {
-	r := control.FIFOs{Version: control.Version, FIFOs: []control.FIFO{}}
+	r := control.FIFOs{Version: control.Version, SeesAll: q.peer.all, FIFOs: []control.FIFO{}}
 	looks, err := d.looks.fifos.lookAlways(ctx, d, q, readFIFOs)
 	for _, l := range looks {
 		for _, v := range l.v {
@@ -408,7 +411,7 @@ func (d *Daemon) viewFIFO(ctx context.Context, q *query) (any, error) {
 }
 
 func (d *Daemon) viewCounters(ctx context.Context, q *query) (any, error) {
-	r := control.Counters{Version: control.Version, Counters: []control.Counter{}}
+	r := control.Counters{Version: control.Version, SeesAll: q.peer.all, Counters: []control.Counter{}}
 	if !q.peer.all {
 		own, err := d.numbers(ctx, q)
 		for i := range own {
@@ -524,7 +527,7 @@ func (n *node) counters() ([]control.Counter, error) {
 }
 
 func (d *Daemon) viewFaults(ctx context.Context, q *query) (any, error) {
-	r := control.Faults{Version: control.Version, Faults: []control.Fault{}}
+	r := control.Faults{Version: control.Version, SeesAll: q.peer.all, Faults: []control.Fault{}}
 	looks, err := d.looks.faults.lookAlways(ctx, d, q, func(n *node) ([]ownFault, error) {
 		many := control.MaxFaults
 		if q.peer.all {

@@ -347,7 +347,7 @@ func (q *PerfRun) Check() error {
 		{q.Depth > MaxParallel, fmt.Sprintf("depth %d: want at most %d", q.Depth, MaxParallel)},
 		{q.Memory != "" && !slices.Contains(Memories, q.Memory), fmt.Sprintf("memory %q: want one of %q", q.Memory, Memories)},
 		{q.Order != "" && !slices.Contains(Patterns, q.Order), fmt.Sprintf("pattern %q: want one of %v", q.Order, Patterns)},
-		{q.Count < 1 && q.Time <= 0, "neither a count nor a time"},
+		{q.Count < 1 && q.Time <= 0, "give a count (-n) or a duration (-D)"},
 		{q.Src < 0 || q.Src > 1 || q.Dst < 0 || q.Dst > 1, "a probability is 0 to 1"},
 		{q.Notify && (q.Read || q.Depth > 1), "a notification needs writes one after the other"},
 		{q.Notify && q.Order == Zipf, "a notification needs a part a transfer"},

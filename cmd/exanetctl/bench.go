@@ -57,7 +57,7 @@ sample are printed, with -o csv one line for each figure.
 			}
 			suites, err := bench.Choose(args)
 			if err != nil {
-				return usagef("%w: want all, or some of those that --help lists", err)
+				return usagef("%w", err)
 			}
 			if b.docs != "" && args[0] != "all" {
 				return usagef("--docs: documents get the figures of one run: want all suites")

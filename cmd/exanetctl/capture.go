@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,16 +40,7 @@ counted in the capture and on standard error.`,
 			if cmd.Flags().Changed("duration") && duration <= 0 {
 				return usagef("--duration %v: want more than 0", duration)
 			}
-			to := a.out
-			switch {
-			case file != "":
-				f, failed := outfile.Open(file, outfile.Options{Wait: true})
-				if failed != nil {
-					return fmt.Errorf("--write: %w", failed)
-				}
-				defer func() { err = errors.Join(err, f.Close()) }()
-				to = f
-			case terminal(a.out):
+			if file == "" && terminal(a.out) {
 				return usagef("a capture is not for a terminal: give --write FILE, or pipe it into tshark -r -")
 			}
 			client, err := a.client()
@@ -61,7 +53,18 @@ counted in the capture and on standard error.`,
 				defer time.AfterFunc(duration, stop).Stop()
 			}
 			packets, lost := uint64(0), map[int]uint64{}
+			var to io.Writer
 			err = client.Capture(ctx, id[0], snap, func(block []byte) error {
+				if to == nil && file != "" { // pfd captures: the file may go
+					f, failed := outfile.Open(file, outfile.Options{Wait: true})
+					if failed != nil {
+						return fmt.Errorf("--write: %w", failed)
+					}
+					defer func() { err = errors.Join(err, f.Close()) }()
+					to = f
+				} else if to == nil {
+					to = a.out
+				}
 				if iface, n, ok := pcapng.Lost(block); ok {
 					lost[iface] = n
 				}

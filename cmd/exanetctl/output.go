@@ -63,8 +63,9 @@ func cell(v any) string {
 // quantity is a number that people read with its unit or in another precision: tables
 // have the text, sorting and CSV the number.
 type quantity struct {
-	n    float64
-	text string
+	n     float64
+	text  string
+	exact string // for CSV, where n has fewer digits
 }
 
 // bytesText prints a size with a binary unit where it is a whole number of it.
@@ -80,13 +81,13 @@ func bytesText(n uint64) string {
 	return strconv.FormatUint(n, 10) + " B"
 }
 
-func bytesCell(n uint64) quantity { return quantity{float64(n), bytesText(n)} }
+func bytesCell(n uint64) quantity { return quantity{n: float64(n), text: bytesText(n)} }
 
 // String gives the text.
 func (q quantity) String() string { return q.text }
 
 // unmeasured is the cell of a number that is not known.
-var unmeasured = quantity{math.NaN(), "-"}
+var unmeasured = quantity{n: math.NaN(), text: "-"}
 
 // countCell is a number of which -1 says that it is not known.
 func countCell(n int) any {
@@ -110,7 +111,7 @@ func micros(ns int64) quantity {
 		return unmeasured
 	}
 	us := float64(ns) / 1e3
-	return quantity{us, strconv.FormatFloat(us, 'f', 1, 64)}
+	return quantity{n: us, text: strconv.FormatFloat(us, 'f', 1, 64)}
 }
 
 // duration gives a time as people read it, in CSV in nanoseconds; a negative one is
@@ -119,7 +120,7 @@ func duration(ns int64, round time.Duration) quantity {
 	if ns < 0 {
 		return unmeasured
 	}
-	return quantity{float64(ns), time.Duration(ns).Round(round).String()}
+	return quantity{n: float64(ns), text: time.Duration(ns).Round(round).String()}
 }
 
 // terminal tells whether w is a terminal.

@@ -283,5 +283,5 @@ func fixed(v float64, digits int) quantity {
 	if math.IsNaN(v) {
 		return unmeasured
 	}
-	return quantity{v, strconv.FormatFloat(v, 'f', digits, 64)}
+	return quantity{n: v, text: strconv.FormatFloat(v, 'f', digits, 64)}
 }

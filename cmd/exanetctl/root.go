@@ -13,6 +13,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/workload"
 )
@@ -64,7 +65,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	}
 	code := exitCode(err)
 	if err != nil && !errors.Is(err, errReported) {
-		fmt.Fprintf(s.err, "exanetctl: %v\n", err)
+		fmt.Fprintf(s.err, "exanetctl: %v\n", limits.Explain(err))
 		if code == exitUsage {
 			fmt.Fprintf(s.err, "See %s --help.\n", cmd.CommandPath())
 		}
@@ -232,7 +233,7 @@ func (a *app) client() (*control.Client, error) {
 func maxArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) > n {
-			return usagef("%q is too much: want `%s`", strings.Join(args[n:], " "), useLine(cmd))
+			return usagef("unexpected argument %q: want `%s`", strings.Join(args[n:], " "), useLine(cmd))
 		}
 		return nil
 	}

@@ -55,10 +55,13 @@ type listing[T any] struct {
 	name, short string
 	id          []string // the parts of an ID
 	none        string   // what an empty list says
+	rest        string   // what it says besides unless --all is given
+	all         *bool    // --all
 	fetch       func(ctx context.Context, c *control.Client, node int) ([]T, error)
 	place       func(*T) []int // the parts of its ID
+	log         bool           // an ID names a node, of which the list may be empty
 	keep        func(t *T, named bool) bool
-	json        func([]T) any
+	json        func(list []T, all bool) any // all: as SeesAll of control.Status
 	columns     []column[T]
 	flags       func(*cobra.Command)
 	after       func([]T) error // what follows the table
@@ -90,19 +93,27 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		rows = slices.DeleteFunc(rows, func(t T) bool {
 			return !id.match(l.place(&t)...) || l.keep != nil && !l.keep(&t, whole)
 		})
+		scope := a.scope(cmd.Context(), c)
 		if a.wantJSON() {
-			return a.printJSON(l.json(rows))
+			return a.printJSON(l.json(rows, scope == ""))
 		}
-		if len(rows) == 0 && whole {
+		if len(rows) == 0 && whole && !l.log {
 			return fmt.Errorf("no %s %s: see `exanetctl %s`", l.name, args[0], l.name)
 		}
 		if len(rows) == 0 {
-			return a.none(cmd.Context(), c, t, l.none)
+			none := l.none
+			if whole {
+				none += " of " + strings.ToLower(l.id[0]) + " " + args[0]
+			}
+			if l.all != nil && !*l.all {
+				none += l.rest
+			}
+			return a.none(t, none, scope)
 		}
 		for i := range rows {
 			t.add(l.cells(&rows[i])...)
 		}
-		if err := t.flush(); err != nil || l.after == nil {
+		if err := a.flush(t, scope); err != nil || l.after == nil {
 			return err
 		}
 		return l.after(rows)
@@ -117,9 +128,20 @@ func (l *listing[T]) names() (names []string) {
 	return names
 }
 
+// flush writes a table, and on standard error the scope of a user who does not see all.
+func (a *app) flush(t *table, scope string) error {
+	err := t.flush()
+	if err == nil && scope != "" {
+		fmt.Fprintln(a.err, scope)
+	}
+	return err
+}
+
 // none says in place of a table that there is nothing to show, and why; a CSV has its head.
-func (a *app) none(ctx context.Context, c *control.Client, t *table, text string) error {
-	text += a.scope(ctx, c)
+func (a *app) none(t *table, text, scope string) error {
+	if scope != "" {
+		text += ": " + scope
+	}
 	if a.format == formatCSV {
 		fmt.Fprintln(a.err, text)
 		return t.flush()
@@ -130,13 +152,21 @@ func (a *app) none(ctx context.Context, c *control.Client, t *table, text string
 	return nil
 }
 
-// scope says of what a user sees that it is not all, for the end of a sentence.
+// scope asks pfd whether this user sees all, and returns scopeOf its answer.
 func (a *app) scope(ctx context.Context, c *control.Client) string {
 	s, err := c.Status(ctx)
-	if err != nil || s.SeesAll {
+	if err != nil {
 		return "" // what was asked for was answered
 	}
-	text := fmt.Sprintf(": pfd shows uid %d what belongs to its own processes alone", os.Geteuid())
+	return scopeOf(&s)
+}
+
+// scopeOf says of what a user sees that it is not all; "" where it is.
+func scopeOf(s *control.Status) string {
+	if s.SeesAll {
+		return ""
+	}
+	text := fmt.Sprintf("pfd shows uid %d what belongs to its own processes alone", os.Geteuid())
 	if s.Domains == 0 {
 		text += ", and none of them is attached now"
 	}
@@ -233,12 +263,14 @@ func nodeID(n uint32) string { return fmt.Sprintf("0x%06x", n) }
 func (a *app) nodeCommand() *cobra.Command {
 	var window string
 	l := listing[control.Node]{
-		name: "node", none: "no node", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
+		name: "node", none: "no node answers: its device is gone, and pfd waits for it: start what serves the device (pfd --device) again; pfd's log has the reason", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]control.Node, error) {
 			return c.Nodes(ctx, node)
 		},
 		place: func(n *control.Node) []int { return []int{n.Index} },
-		json:  func(n []control.Node) any { return control.Nodes{Version: control.Version, Nodes: n} },
+		json: func(n []control.Node, all bool) any {
+			return control.Nodes{Version: control.Version, SeesAll: all, Nodes: n}
+		},
 		columns: []column[control.Node]{
 			{"NODE", 0, func(n *control.Node) any { return n.Index }},
 			{"ID", 4, func(n *control.Node) any { return nodeID(n.ID) }},
@@ -298,8 +330,9 @@ func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) er
 		return a.printJSON(control.Registers{Version: control.Version, Registers: regs})
 	}
 	t := a.table("WINDOW", "OFFSET", "WIDTH", "NAME", "VALUE", "SOURCE")
+	t.spare = []string{"WIDTH", "WINDOW"}
 	for _, r := range regs {
-		value := "(reading it has an effect)"
+		value := "(not read)" // reading it has an effect
 		if r.Value != nil {
 			value = r.Value.String()
 		}
@@ -314,7 +347,9 @@ func (a *app) domainCommand() *cobra.Command {
 		name: "domain", none: "no process is attached", short: "Show the protection domains: one process on one node each", id: []string{"NODE", "SLOT"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]domain, error) { return c.Domains(ctx, node) },
 		place: func(d *domain) []int { return []int{d.Node, d.Slot} },
-		json:  func(d []domain) any { return control.Domains{Version: control.Version, Domains: d} },
+		json: func(d []domain, all bool) any {
+			return control.Domains{Version: control.Version, SeesAll: all, Domains: d}
+		},
 		columns: []column[domain]{
 			{"DOMAIN", 0, func(d *domain) any { return fmt.Sprintf("%d/%d", d.Node, d.Slot) }},
 			{"PDID", 1, func(d *domain) any { return pdid(d.PDID) }},
@@ -340,7 +375,7 @@ func (a *app) channelCommand() *cobra.Command {
 	var all bool
 	live := map[[2]int]uint16{} // PDIDs of live domains by node and slot
 	return list(a, &listing[channel]{
-		name: "channel", none: "no channel is in use (--all has those of processes that are gone)", short: "Show the channels in use and their transfers", id: []string{"NODE", "SLOT", "CHANNEL"},
+		name: "channel", none: "no channel is in use", rest: " (--all has those of processes that are gone)", all: &all, short: "Show the channels in use and their transfers", id: []string{"NODE", "SLOT", "CHANNEL"},
 		flags: func(c *cobra.Command) {
 			c.Flags().BoolVar(&all, "all", false, "show the last transfers of processes that are gone too")
 		},
@@ -360,7 +395,9 @@ func (a *app) channelCommand() *cobra.Command {
 			owner, ok := live[[2]int{ch.Node, ch.Slot}]
 			return all || named || ok && (ch.PDID == 0 || owner == ch.PDID)
 		},
-		json: func(ch []channel) any { return control.Channels{Version: control.Version, Channels: ch} },
+		json: func(ch []channel, all bool) any {
+			return control.Channels{Version: control.Version, SeesAll: all, Channels: ch}
+		},
 		columns: []column[channel]{
 			{"CHANNEL", 0, func(ch *channel) any { return fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel) }},
 			{"PDID", 8, func(ch *channel) any { return pdid(ch.PDID) }},
@@ -407,8 +444,8 @@ func (a *app) transactionCommand() *cobra.Command {
 			return c.Transactions(ctx, node)
 		},
 		place: func(x *transaction) []int { return []int{x.Node, int(x.ID)} },
-		json: func(x []transaction) any {
-			return control.Transactions{Version: control.Version, Transactions: x}
+		json: func(x []transaction, all bool) any {
+			return control.Transactions{Version: control.Version, SeesAll: all, Transactions: x}
 		},
 		columns: []column[transaction]{
 			{"TRANSACTION", 0, func(x *transaction) any { return fmt.Sprintf("%d/%d", x.Node, x.ID) }},
@@ -440,14 +477,14 @@ func (a *app) smmuCommand() *cobra.Command {
 	type bank = control.SMMUBank
 	var all bool
 	return list(a, &listing[bank]{
-		name: "smmu", none: "no domain uses a bank (--all shows all banks)", short: "Show the SMMU's context banks", id: []string{"NODE", "BANK"},
+		name: "smmu", none: "no domain uses a bank", rest: " (--all shows all banks)", all: &all, short: "Show the SMMU's context banks", id: []string{"NODE", "BANK"},
 		flags: func(c *cobra.Command) {
 			c.Flags().BoolVar(&all, "all", false, "show banks that no domain uses too")
 		},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]bank, error) { return c.SMMU(ctx, node) },
 		place: func(b *bank) []int { return []int{b.Node, b.Bank} },
 		keep:  func(b *bank, named bool) bool { return all || named || b.PDID != 0 },
-		json:  func(b []bank) any { return control.SMMU{Version: control.Version, Banks: b} },
+		json:  func(b []bank, all bool) any { return control.SMMU{Version: control.Version, SeesAll: all, Banks: b} },
 		columns: []column[bank]{
 			{"BANK", 0, func(b *bank) any { return fmt.Sprintf("%d/%d", b.Node, b.Bank) }},
 			{"PDID", 0, func(b *bank) any { return pdid(b.PDID) }},
@@ -473,7 +510,7 @@ func (a *app) fifoCommand() *cobra.Command {
 		name: "fifo", none: "no FIFO", short: "Show the page-fault FIFOs without taking anything out", id: []string{"NODE"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]fifo, error) { return c.FIFOs(ctx, node) },
 		place: func(f *fifo) []int { return []int{f.Node} },
-		json:  func(f []fifo) any { return control.FIFOs{Version: control.Version, FIFOs: f} },
+		json:  func(f []fifo, all bool) any { return control.FIFOs{Version: control.Version, SeesAll: all, FIFOs: f} },
 		columns: []column[fifo]{
 			{"NODE", 0, func(f *fifo) any { return f.Node }},
 			{"FIFO", 0, func(f *fifo) any { return f.Name }},
@@ -528,11 +565,13 @@ func (a *app) counterCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		none := len(counters) == 0 // this user has nothing there
 		counters = slices.DeleteFunc(counters, func(c control.Counter) bool { return !strings.Contains(c.Name, part) })
+		scope := a.scope(cmd.Context(), client)
 		if a.wantJSON() {
-			return a.printJSON(control.Counters{Version: control.Version, Counters: counters})
+			return a.printJSON(control.Counters{Version: control.Version, SeesAll: scope == "", Counters: counters})
 		}
-		if len(counters) == 0 {
+		if len(counters) == 0 && !none {
 			return fmt.Errorf("no counter has %q in its name: see `exanetctl counter --all`", part)
 		}
 		t := a.table(columns[:3]...)
@@ -553,10 +592,13 @@ func (a *app) counterCommand() *cobra.Command {
 			}
 			t.add(cells...)
 		}
-		if len(t.rows) == 0 {
-			return a.none(cmd.Context(), client, t, "no counter is above 0 (--all shows all)")
+		switch {
+		case none:
+			return a.none(t, "no counter", scope)
+		case len(t.rows) == 0:
+			return a.none(t, "no counter is above 0 (--all shows all)", scope)
 		}
-		return t.flush()
+		return a.flush(t, scope)
 	}
 	return a.object("counter", "Show the counters of the nodes and of the daemon", "[NODE] [NAME]", columns, a.counterWords(), flags, show)
 }
@@ -593,7 +635,7 @@ func wallTime(f *control.Fault) quantity {
 	if f.AgeNS >= int64(24*time.Hour) {
 		layout = "01-02 15:04"
 	}
-	return quantity{float64(f.UnixNS), time.Unix(0, f.UnixNS).Format(layout)}
+	return quantity{n: float64(f.UnixNS), text: time.Unix(0, f.UnixNS).Format(layout), exact: strconv.FormatInt(f.UnixNS, 10)}
 }
 
 // faultListing are faults with the time that each stage took, by the names that
@@ -601,9 +643,11 @@ func wallTime(f *control.Fault) quantity {
 func faultListing() *listing[control.Fault] {
 	type fault = control.Fault
 	return &listing[fault]{
-		name: "fault", none: "no fault is in the log", short: "Show the last faults with the time of each stage", id: []string{"NODE"},
+		name: "fault", none: "no fault is in the log", log: true, short: "Show the last faults with the time of each stage", id: []string{"NODE"},
 		place: func(f *fault) []int { return []int{f.Node} },
-		json:  func(f []fault) any { return control.Faults{Version: control.Version, Faults: f} },
+		json: func(f []fault, all bool) any {
+			return control.Faults{Version: control.Version, SeesAll: all, Faults: f}
+		},
 		columns: []column[fault]{
 			{"DOMAIN", 0, func(f *fault) any { return fmt.Sprintf("%d/%d", f.Node, f.Slot) }},
 			{"PAGE", 0, func(f *fault) any { return f.Page }},
@@ -658,7 +702,10 @@ func (a *app) statusCommand() *cobra.Command {
 			if a.wantJSON() {
 				return a.printJSON(s)
 			}
-			t := a.table("STATUS", s.State)
+			t, faults, scope := a.table("STATUS", s.State), any(s.Faults), scopeOf(&s)
+			if scope != "" && s.Domains == 0 {
+				faults = unmeasured
+			}
 			for _, row := range []struct {
 				name  string
 				value any
@@ -672,13 +719,16 @@ func (a *app) statusCommand() *cobra.Command {
 				{"nodes", s.Nodes},
 				{"domains", s.Domains},
 				{"handshakes", countCell(s.Handshakes)},
-				{"faults", s.Faults},
+				{"faults", faults},
 				{"pinned", pinnedCell(s.PinnedBytes)},
 				{"block time-out", duration(int64(s.TimeoutUS)*1e3, time.Microsecond)},
 				{"guard time-out", duration(int64(s.GuardUS)*1e3, time.Microsecond)},
 				{"source faults", s.SourceFaults},
 			} {
 				t.add(row.name, row.value)
+			}
+			if scope != "" {
+				t.add("scope", scope)
 			}
 			return t.flush()
 		}),

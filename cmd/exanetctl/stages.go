@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -41,29 +40,26 @@ retransmission is asked for). exanetctl trace tells the stages before and after.
 			if err != nil {
 				return err
 			}
-			if stages := live.Stages(faults); len(stages) > 0 {
-				return a.stages(stages)
+			scope, stages := a.scope(cmd.Context(), c), live.Stages(faults)
+			if a.wantJSON() {
+				return a.printJSON(struct {
+					Version int          `json:"version"`
+					SeesAll bool         `json:"sees_all"`
+					Stages  []live.Stage `json:"stages"`
+				}{control.Version, scope == "", append([]live.Stage{}, stages...)})
 			}
-			return errors.New("no fault was resolved yet: make some with `exanetctl write --dst absent`" + a.scope(cmd.Context(), c))
+			t := a.table(stageColumns...)
+			if len(stages) == 0 {
+				return a.none(t, "no fault was resolved yet: make some with `exanetctl write --dst absent`", scope)
+			}
+			t.stages(stages, barWidth)
+			return a.flush(t, scope)
 		},
 	}
 	c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "how many faults, the newest ones")
 	a.tableFlags(c, stageColumns...)
 	c.ValidArgsFunction = once(a.nodeWords())
 	return c
-}
-
-// stages shows the stages of faults.
-func (a *app) stages(stages []live.Stage) error {
-	if a.wantJSON() {
-		return a.printJSON(struct {
-			Version int          `json:"version"`
-			Stages  []live.Stage `json:"stages"`
-		}{control.Version, stages})
-	}
-	t := a.table(stageColumns...)
-	t.stages(stages, barWidth)
-	return t.flush()
 }
 
 // stages adds a row for each, with a bar of where the median fault was in it.

@@ -210,7 +210,7 @@ func (t *table) render(shown []int) string {
 		for i, c := range shown {
 			r[i] = cell(row[c])
 			if q, ok := row[c].(quantity); ok && csv && !math.IsNaN(q.n) {
-				r[i] = strconv.FormatFloat(q.n, 'f', -1, 64)
+				r[i] = cmp.Or(q.exact, strconv.FormatFloat(q.n, 'f', -1, 64))
 			} else if csv && r[i] == "-" {
 				r[i] = ""
 			}

@@ -120,8 +120,12 @@ func topLine(v *live.View) string {
 	if n := len(v.Stages); n > 0 {
 		p50 = micros(v.Stages[n-1].P50NS)
 	}
-	return fmt.Sprintf("%s transfers/s=%s failed/s=%s bytes/s=%s faults/s=%s p50_us=%s channels=%d in_flight=%d paused=%d fifo_highest=%s",
-		v.Time.Format(time.TimeOnly), rate(v.Total.Transfers), rate(v.Total.Failed), rate(v.Total.Bytes), rate(v.Total.Faults), p50, len(v.Channels), inFlight, paused, highest)
+	channels := fmt.Sprintf("channels=%d in_flight=%d paused=%d", len(v.Channels), inFlight, paused)
+	if !v.Status.SeesAll && len(v.Domains) == 0 {
+		channels = "channels=- in_flight=- paused=-"
+	}
+	return fmt.Sprintf("%s transfers/s=%s failed/s=%s bytes/s=%s faults/s=%s p50_us=%s %s fifo_highest=%s",
+		v.Time.Format(time.TimeOnly), rate(v.Total.Transfers), rate(v.Total.Failed), rate(v.Total.Bytes), rate(v.Total.Faults), p50, channels, highest)
 }
 
 // rate is a number a second: with three digits, and a decimal multiple.
@@ -141,7 +145,7 @@ func rate(n maybe.Number) quantity {
 		}
 		value /= 1000
 	}
-	return quantity{float64(n), text}
+	return quantity{n: float64(n), text: text}
 }
 
 // topScreen follows pfd on the terminal until the user quits.
@@ -324,15 +328,29 @@ func (s *screen) text() string {
 
 func (s *screen) head() []string {
 	v := &s.view
-	first := fmt.Sprintf("pfd %s, %s, up %s, %s, %s, %s pinned", v.Status.DaemonVersion, v.Status.State,
+	first := fmt.Sprintf("%s, up %s, %s, %s, %s pinned", v.Status.State,
 		time.Duration(v.Status.UptimeNS).Round(time.Second), plural(len(v.Nodes), "node"), plural(len(v.Domains), "domain"), pinnedCell(v.Status.PinnedBytes))
+	if scope := scopeOf(&v.Status); scope != "" {
+		first += ": " + scope
+	}
 	second := fmt.Sprintf("%s transfers/s  %s failed/s  %s MB/s  %s faults/s  %s retransmits/s", rate(v.Total.Transfers), rate(v.Total.Failed), megabytes(v.Total.Bytes), rate(v.Total.Faults), rate(v.Total.Retransmits))
-	if v.Seconds == 0 {
+	if s.err != nil {
+		first, second = "no answer, asked again each "+s.interval.String(), "before that: "+second
+		if errors.Is(s.err, control.ErrForbidden) {
+			first = "no answer"
+		}
+	} else if v.Seconds == 0 {
 		second = "rates are known after the second look"
 	}
 	state := v.Time.Format(time.TimeOnly)
 	if s.paused {
 		state = "PAUSED " + state
+	}
+	// A long version is left out where it would take a line more.
+	if whole := "pfd " + v.Status.DaemonVersion + ", " + first; len(whole) < s.width-len(state) {
+		first = whole
+	} else {
+		first = "pfd: " + first
 	}
 	var lines []string
 	for _, line := range strings.Split(config.Wrap(first, s.width-len(state)-1), "\n") {
@@ -343,13 +361,8 @@ func (s *screen) head() []string {
 		lines = append(lines, bold(fit(line, s.width)))
 	}
 	if s.err != nil {
-		text := "no answer, asked again each " + s.interval.String() + ": " + s.err.Error()
-		if errors.Is(s.err, control.ErrForbidden) {
-			text = s.err.Error()
-		}
-		for len(text) > 0 {
-			part := text[:min(len(text), s.width)]
-			lines, text = append(lines, red+part+plain), text[len(part):]
+		for _, line := range strings.Split(config.Wrap(s.err.Error(), s.width), "\n") {
+			lines = append(lines, red+strings.TrimRight(fit(line, s.width), " ")+plain)
 		}
 	}
 	return lines
@@ -442,7 +455,7 @@ func (s *screen) nodes() []string {
 }
 
 func megabytes(bytes maybe.Number) quantity {
-	return quantity{float64(bytes / 1e6), (bytes / 1e6).Text(1)}
+	return quantity{n: float64(bytes / 1e6), text: (bytes / 1e6).Text(1)}
 }
 
 func (s *screen) domains() []string {

@@ -254,6 +254,9 @@ var remedies = map[string]string{
 	"kernel_missed": "page-ins whose part in the kernel is not known were left out of `kernel_*`",
 }
 
+// noTraced says why there is no latency to show.
+const noTraced = "no fault was traced since `exanetctl trace on`: make some with `exanetctl write --dst absent`; `exanetctl trace status` says what is attached"
+
 func (a *app) traceLatency(dir *string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "latency",
@@ -273,6 +276,9 @@ func (a *app) traceLatency(dir *string) *cobra.Command {
 				mean := func(sum uint64) quantity { return micros(int64(sum / max(l.Count, 1))) }
 				t.add(l.Method, l.Kind, l.Stage, l.Count, micros(int64(l.P50NS)), micros(int64(l.P90NS)), micros(int64(l.P99NS)), micros(int64(l.MaxNS)),
 					mean(l.SumNS), mean(l.PreemptedNS), mean(l.SleptNS))
+			}
+			if len(t.rows) == 0 {
+				return a.none(t, noTraced, "")
 			}
 			return t.flush()
 		}),
@@ -330,6 +336,9 @@ func (a *app) showSlowest(m *probe.Maps) error {
 	}
 	if a.wantJSON() {
 		return a.printJSON(map[string]any{"faults": list})
+	}
+	if len(list) == 0 {
+		return a.none(a.tracedFaults().table, noTraced, "")
 	}
 	if err := a.beginTraced(); err != nil {
 		return err

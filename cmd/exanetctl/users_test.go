@@ -45,6 +45,12 @@ func TestPlainUser(t *testing.T) {
 	if out, _ := ctl("fault"); !strings.Contains(out, "no fault is in the log: pfd shows uid 1000 what belongs to its own processes alone, and none of them is attached now") {
 		t.Errorf("fault: %s", out)
 	}
+	if out, _ := ctl("fault 1"); !strings.Contains(out, "no fault is in the log of node 1: pfd shows") {
+		t.Errorf("fault 1: %s", out)
+	}
+	if code, _, errs := execute(t, dir, "bin/exanetctl domain grant 0/0 5 --socket "+d.Socket()); code == exitOK || strings.Contains(errs, "CAP_SYS_PTRACE") {
+		t.Errorf("root's grant without a domain: %s", errs)
+	}
 	execute(t, dir, "bin/exanetctl write --dst absent --socket "+d.Socket()) // root's
 	if out, _ := ctl("write --dst absent"); !regexp.MustCompile(`(?m)^retransmissions +- `).MatchString(out) || strings.Contains(out, "p99") || !strings.Contains(out, "--warm") {
 		t.Errorf("write says\n%s", out)
@@ -66,17 +72,46 @@ func TestPlainUser(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
-	if _, errs := ctl("fault stages"); errs != "" {
-		t.Error(errs)
+	const scope = "pfd shows uid 1000 what belongs to its own processes alone"
+	for _, line := range []string{"fault stages", "node", "fifo"} {
+		if _, errs := ctl(line); !strings.Contains(errs, scope) {
+			t.Errorf("%s: standard error %q", line, errs)
+		}
 	}
-	for _, line := range []string{"counter", "smmu", "domain", "channel", "transaction"} {
+	for _, line := range []string{"node -j", "domain -j", "channel -j", "transaction -j", "smmu -j", "fifo -j", "counter -j", "fault -j", "fault stages -j"} {
+		if out, _ := ctl(line); !strings.Contains(out, `"sees_all":false`) {
+			t.Errorf("%s: %s", line, out)
+		}
+	}
+	if out, _ := ctl("counter -j"); !strings.Contains(out, `"counters":[]`) {
+		t.Errorf("counter -j: %s", out)
+	}
+	for _, line := range []string{"smmu --all", "channel --all"} {
+		if out, _ := ctl(line); strings.Contains(out, "--all") {
+			t.Errorf("%s: %s", line, out)
+		}
+	}
+	for _, line := range []string{"counter", "counter --all", "counter faults", "smmu", "domain", "channel", "transaction"} {
 		out, errs := ctl(line)
 		if errs != "" || strings.Count(out, "\n") != 1 || !strings.Contains(out, "pfd shows uid 1000 what belongs to its own processes alone") {
 			t.Errorf("%s: %q, standard error %q", line, out, errs)
 		}
 	}
-	if out, _ := ctl("status"); !regexp.MustCompile(`(?m)^handshakes +-$`).MatchString(out) {
+	if out, _ := ctl("status"); !regexp.MustCompile(`(?m)^handshakes +-$`).MatchString(out) || !regexp.MustCompile(`(?m)^faults +-\npinned +-$`).MatchString(out) || !strings.Contains(out, scope) {
 		t.Errorf("status says\n%s", out)
+	}
+	if out, _ := ctl("top -n 1"); !strings.Contains(out, "transfers/s=- ") || !strings.Contains(out, "channels=- ") {
+		t.Errorf("top says %s", out)
+	}
+	kept := filepath.Join(t.TempDir(), "kept")
+	if err := os.WriteFile(kept, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"capture --socket " + kept, "capture 7 --socket " + d.Socket()} {
+		code, _, _ := execute(t, dir, "bin/exanetctl "+line+" --write "+kept)
+		if text, err := os.ReadFile(kept); string(text) != "kept" || err != nil || code == exitOK {
+			t.Errorf("%s: exit code %d, the file has %q, %v", line, code, text, err)
+		}
 	}
 	if out, _ := ctl("top -n 1 -j"); !strings.Contains(out, `"retransmits_per_s":null`) {
 		t.Errorf("top says %s", out)

@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
 	"github.com/exanet/pfd/internal/config"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/version"
 )
 
@@ -39,7 +40,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "pfd: %v\n", err)
+	fmt.Fprintf(stderr, "pfd: %v\n", limits.Explain(err))
 	if errors.Is(err, errUsage) || errors.Is(err, daemon.ErrConfig) || errors.Is(err, control.ErrSocketPath) || errors.Is(err, config.ErrConfig) {
 		fmt.Fprintln(stderr, "See pfd --help.")
 		return exitUsage

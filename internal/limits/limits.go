@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,22 @@ func Remedy(err error) string {
 		return "out of memory"
 	}
 	return ""
+}
+
+// Room returns an error unless this process can open n descriptors more; it matches EMFILE.
+func Room(n int) error {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return os.NewSyscallError("getrlimit", err)
+	}
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return Explain(err)
+	}
+	if uint64(len(open)+n) > l.Cur {
+		return Explain(fmt.Errorf("%w: the limit is %d descriptors, %d are open, and %d more are needed", unix.EMFILE, l.Cur, len(open), n))
+	}
+	return nil
 }
 
 // RemedyOr returns err's Remedy, or other where it has none.

@@ -21,6 +21,12 @@ func TestExplain(t *testing.T) {
 	if err := Explain(unix.EMFILE); Explain(err).Error() != err.Error() {
 		t.Errorf("twice: %v", Explain(err))
 	}
+	if err := Room(1); err != nil {
+		t.Error(err)
+	}
+	if err := Room(1 << 40); !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "ulimit -n") {
+		t.Errorf("room for all: %v", err)
+	}
 	if Explain(nil) != nil {
 		t.Error("no error has a remedy")
 	}

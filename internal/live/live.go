@@ -181,7 +181,8 @@ func (l *look) view(last *look) View {
 				*rate = v.rate(l.counter(n.Index, name), last.counter(n.Index, name))
 			}
 		}
-		if n.Transfers == nil && last != nil { // what the user sees are the domains of its own
+		own := slices.ContainsFunc(l.domains, func(d control.Domain) bool { return d.Node == n.Index })
+		if n.Transfers == nil && last != nil && (own || l.status.SeesAll) { // what the user sees are the domains of its own
 			w.Rates.Transfers, w.Rates.Failed, w.Rates.Bytes = 0, 0, 0
 			for _, d := range v.Domains {
 				if d.Node == n.Index {
@@ -191,8 +192,13 @@ func (l *look) view(last *look) View {
 				}
 			}
 		}
-		v.Total.add(w.Rates)
+		if own || l.status.SeesAll {
+			v.Total.add(w.Rates)
+		}
 		v.Nodes = append(v.Nodes, w)
+	}
+	if len(l.domains) == 0 && !l.status.SeesAll {
+		v.Total = unknownRates()
 	}
 	// Each node's answer that was known last. A fault that was under way then is new when
 	// it is over: else those that take long would never be shown.

@@ -15,6 +15,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -111,7 +112,11 @@ func Choose(names []string) ([]Suite, error) {
 	for _, n := range names {
 		i := slices.IndexFunc(all, func(s Suite) bool { return s.Name == n })
 		if i < 0 {
-			return nil, fmt.Errorf("%w: %q", ErrSuite, n)
+			names := []string{"all"}
+			for _, s := range all {
+				names = append(names, s.Name)
+			}
+			return nil, fmt.Errorf("%w %q: want %s", ErrSuite, n, strings.Join(names, ", "))
 		}
 		list = append(list, all[i])
 	}

@@ -184,7 +184,7 @@ func TestTopUsage(t *testing.T) {
 		{"top --interval 1ms", exitUsage, "100ms or more"},
 		{"top -n -1", exitUsage, "want 0"},
 		{"top -o csv", exitUsage, "text or JSON"},
-		{"top 1", exitUsage, "too much"},
+		{"top 1", exitUsage, `unexpected argument "1"`},
 		{"top -n 2 --interval 100ms", exitOK, ""},
 	} {
 		code, out, errs := ctl(append(strings.Fields(c.args), "--socket", d.socket)...)

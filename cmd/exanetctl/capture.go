@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -54,13 +55,17 @@ counted in the capture and on standard error.`,
 			}
 			packets, lost := uint64(0), map[int]uint64{}
 			var to io.Writer
+			defer func() {
+				if f, ok := to.(*os.File); ok && file != "" {
+					err = errors.Join(err, f.Close())
+				}
+			}()
 			err = client.Capture(ctx, id[0], snap, func(block []byte) error {
 				if to == nil && file != "" { // pfd captures: the file may go
 					f, failed := outfile.Open(file, outfile.Options{Wait: true})
 					if failed != nil {
 						return fmt.Errorf("--write: %w", failed)
 					}
-					defer func() { err = errors.Join(err, f.Close()) }()
 					to = f
 				} else if to == nil {
 					to = a.out

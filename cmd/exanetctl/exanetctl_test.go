@@ -136,7 +136,7 @@ func TestFilters(t *testing.T) {
 	if code, _, errs := ctl("fault", "show", "1", "--last", "5", "--socket", d.socket); code != exitOK {
 		t.Error(errs)
 	}
-	if len(d.queries) != 1 || d.queries[0] != "GET /v1/faults?n=5&node=1" {
+	if len(d.queries) != 2 || d.queries[0] != "GET /v1/faults?n=5&node=1" || d.queries[1] != "GET /v1/status" {
 		t.Errorf("asked %q", d.queries)
 	}
 }

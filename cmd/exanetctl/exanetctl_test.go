@@ -126,6 +126,7 @@ func TestFilters(t *testing.T) {
 		{"counter show timeouts", "timeouts_total", "faults_total"},
 		{"counter show --all", "timeouts_total", "no such"},
 		{"counter show --describe", "faults served", "no such"},
+		{"fault -o csv", "1764167045123456789", "e+18"},
 	} {
 		code, out, errs := ctl(append(strings.Fields(c.line), "--socket", d.socket)...)
 		if code != exitOK || !strings.Contains(out, c.has) || strings.Contains(out, c.hasNot) {

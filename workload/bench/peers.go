@@ -159,7 +159,7 @@ func (r *run) peers() (err error) {
 
 // transports is bytes that get from one process into another.
 func (r *run) transports(first, last, all placed) error {
-	t := r.table("peers", "Bytes into another process, by others' software", "us", "by", "ours, pinned alike")
+	t := r.table("peers", "Bytes into another process, by others' software", "us", "software", "ours, pinned alike")
 	t.note("UCX: half a round trip of puts into memory that UCX allocates, shared where it can. libfabric: half a round trip of messages; its test of RMA (fabtests) Debian has not. Both reuse one buffer, touched before, and their bytes are not checked: what absent memory costs them neither measures.")
 	return r.each(2, [][]string{nil}, func(free []*pfd) error {
 		if err := first.on(); err != nil {
@@ -269,7 +269,7 @@ func (p peer) once(r *run, first, last placed, size uint64) (us float64, err err
 
 // userfaultfd is pages that a process brings in by userfaultfd.
 func (r *run) userfaultfd(first, last, all placed) error {
-	t := r.table("userfaultfd", "A page by userfaultfd", "us", "by", "")
+	t := r.table("userfaultfd", "A page by userfaultfd", "us", "software", "")
 	t.note("stress-ng: a fault of its own process, resolved by a thread of it. Ours: a whole transfer, in which pfd resolves a fault of another process (uffd, p1); asleep on one processor.")
 	if err := first.on(); err != nil {
 		return err

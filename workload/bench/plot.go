@@ -191,7 +191,7 @@ func (t *Table) SVG() string {
 	for i, p := range panels {
 		fmt.Fprintf(d, `<g transform="translate(0 %.0f)">`+"\n", each*float64(i))
 		y := newAxis(values[i], plotY)
-		d.frame(t, p, y, each, intervals)
+		d.frame(t, p, y, each, intervals, numeric)
 		if numeric {
 			t.lines(d, p, y, xs)
 		} else {
@@ -207,15 +207,21 @@ func (t *Table) SVG() string {
 const bottom = float64(plotTop + plotY)
 
 // frame draws what is around the values: the vertical axis with its unit, and the legend.
-func (d *drawing) frame(t *Table, p panel, y axis, height float64, intervals bool) {
+func (d *drawing) frame(t *Table, p panel, y axis, height float64, intervals, lines bool) {
 	for _, v := range y.ticks {
 		at := bottom - y.at(v)
 		d.line(plotLeft, at, plotLeft+plotX, at, `stroke="#8884"`)
 		d.text(plotLeft-6, at+4, `text-anchor="end"`, number(v))
 	}
 	label := "median, " + p.unit
-	if y.log {
+	if t.Means {
+		label = "mean, " + p.unit
+	}
+	switch {
+	case y.log && lines:
 		label += ", logarithmic"
+	case y.log:
+		label += ", logarithmic: bars do not begin at 0"
 	}
 	d.text(-float64(plotTop)-plotY/2, 16, `text-anchor="middle" transform="rotate(-90)"`, label)
 	d.text(plotLeft+plotX/2, height-10, `text-anchor="middle"`, t.RowName)
@@ -230,8 +236,18 @@ func (d *drawing) frame(t *Table, p panel, y axis, height float64, intervals boo
 	if intervals {
 		d.line(x+5, at, x+5, at+10, `stroke="currentColor"`)
 		d.text(x+16, at+9, "", "95 % interval")
+		at += 16
+	}
+	if !lines && slices.ContainsFunc(t.Rows, func(row string) bool {
+		return slices.ContainsFunc(p.columns, func(column string) bool { return t.get(row, column, "") == nil })
+	}) {
+		d.text(x+3, at+9, "", notMeasured)
+		d.text(x+16, at+9, "", "not measured")
 	}
 }
+
+// notMeasured stands where a bar would.
+const notMeasured = "×"
 
 // flat gives the table with columns of their own for what was measured in each kind of memory.
 func (t *Table) flat() *Table {
@@ -299,6 +315,7 @@ func (t *Table) bars(d *drawing, p panel, y axis, slanted bool) {
 		for j, column := range p.columns {
 			c := t.get(row, column, "")
 			if c == nil {
+				d.text(from+room*0.1+width*(float64(j)+0.5), bottom-3, `text-anchor="middle"`, notMeasured)
 				continue
 			}
 			s := summarize(c.Samples)
@@ -324,7 +341,7 @@ svg{max-width:100%;height:auto}
 .warn{border-left:4px solid #d55e00;padding-left:1em}
 </style>
 <h1>{{.Title}}</h1>
-<p style="white-space:pre-line">{{.Head}}</p>
+<p>{{.Head}}</p>
 {{range .Warnings}}<p class="warn">{{.}}</p>
 {{end}}{{range .Tables}}<h2>{{.Caption}}</h2>
 {{.SVG}}

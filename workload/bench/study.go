@@ -92,6 +92,7 @@ func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 			r.says("study: %s%s", title, of)
 			t := r.table(name+suffix, title+of, "us", "% of pages absent", "")
 			faults := r.table(name+suffix+"-faults", title+of+": faults of a transfer", "faults", "% of pages absent", "")
+			faults.Means = true
 			for _, m := range s.Methods {
 				var turns []*turn
 				for _, policy := range s.Policies {

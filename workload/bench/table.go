@@ -22,6 +22,8 @@ type Table struct {
 	RowName     string // what the rows are; where they are numbers a plot has lines
 	// Base names a column or a row that the others are compared with; "": none.
 	Base string
+	// Means says that a sample is the mean of a run's transfers.
+	Means bool
 	// Paired says that the samples of all cells are of the same rounds, one of each.
 	Paired bool
 	Notes  []string

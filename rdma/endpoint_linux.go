@@ -160,6 +160,7 @@ type Endpoint struct {
 	closing bool
 	ended   *ending
 	exports map[Remote][]byte
+	shares  map[device.VA]uint64 // what is shared with a node without SVA, sizes by where it begins
 	reads   reads
 	gathers map[*Transfer]struct{} // not final
 	rings   rings

@@ -357,7 +357,7 @@ func TestTransferErrors(t *testing.T) {
 		remedy string
 	}{
 		{1, ErrSlaveError, "does not answer", "fault show"},
-		{2, ErrAddress, "not mapped", "check that source"},
+		{2, ErrAddress, "not shared with the device", "take it from Alloc"}, // the fake node sees no page tables
 		{3, ErrNoContext, "receive context", "fewer transfers"},
 		{4, ErrCorrupt, "corrupted", "crc"},
 		{5, ErrDomain, "does not admit", "domain grant"},

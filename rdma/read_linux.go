@@ -186,7 +186,7 @@ func (e *Endpoint) describeRead(r *ReadRequest) (*Transfer, *mailbox.ReadRequest
 	m := &mailbox.ReadRequest{
 		PDID: e.welcome.PDID, Size: uint32(size), Src: r.Src.VA + device.VA(r.Offset), Dst: dst, Target: r.Src.PDID, TargetGeneration: r.Src.Generation,
 	}
-	t := &Transfer{ep: e, id: r.ID, src: r.Dst, q: r.Queue, size: size, node: r.Src.Node, pdid: r.Src.PDID, dst: m.Src, ch: -1}
+	t := &Transfer{ep: e, id: r.ID, src: r.Dst, q: r.Queue, size: size, node: r.Src.Node, pdid: r.Src.PDID, dst: m.Src, own: dst, ch: -1}
 	t.read = &readState{t: t, busy: -1}
 	return t, m, nil
 }

@@ -118,6 +118,7 @@ func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 			case a.refused != nil && a.refused.Refused == want.Answered:
 				return fmt.Errorf("sharing memory: %w", a.refused)
 			case a.refused == nil && a.shared.VA == want.VA && a.shared.Size == want.Size && a.shared.Answered == want.Answered:
+				e.noteShare(want)
 				return nil
 			}
 			// The answer to a request that was given up.
@@ -127,6 +128,45 @@ func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 			return fmt.Errorf("sharing memory: pfd does not answer within %v: see its log", shareTimeout)
 		}
 	}
+}
+
+// noteShare keeps what is shared with a node that reaches nothing else: the error of a transfer
+// says what was not.
+func (e *Endpoint) noteShare(a attach.Shared) {
+	if e.Info().SVA() {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch a.Answered {
+	case attach.TypeShare:
+		if e.shares == nil {
+			e.shares = map[device.VA]uint64{}
+		}
+		e.shares[a.VA] = a.Size
+	case attach.TypeUnshare:
+		delete(e.shares, a.VA)
+	}
+}
+
+// unsharedLocked says what memory of a transfer is not shared with a node that reaches no other:
+// the cause, or, where that is not this process's, a detail.
+func (e *Endpoint) unsharedLocked(t *Transfer) (cause, detail string) {
+	if e.Info().SVA() || t.many != nil {
+		return "", ""
+	}
+	at, end := t.own, t.own+device.VA(t.size)
+next:
+	for at < end {
+		for va, size := range e.shares {
+			if at >= va && at-va < device.VA(size) {
+				at = va + device.VA(size)
+				continue next
+			}
+		}
+		return fmt.Sprintf("%v of this process: the device reaches shared memory alone: take it from Alloc, or share a memfd (Endpoint.Share)", at), ""
+	}
+	return "", "the device reaches shared memory alone, and this process's is shared: look whether the target's is"
 }
 
 // answer is pfd's to a request about memory.

@@ -100,6 +100,7 @@ type TransferError struct {
 	PDID    device.PDID   // of the destination, 0: the own
 	Channel int
 	Detail  string // why the attachment ended, for StatusGone
+	Cause   string // of StatusDecode on a node without Info.SVA: which memory is not shared
 	Read    bool   // of a read: Dst, Node and PDID are the target's that was read
 }
 
@@ -107,6 +108,9 @@ type TransferError struct {
 func (e *TransferError) Error() string {
 	o := e.outcome()
 	detail := ""
+	if e.Cause != "" { // the one of the many
+		o = outcome{errUnshared, e.Cause}
+	}
 	if e.Detail != "" {
 		detail = " (" + e.Detail + ")"
 	}
@@ -127,5 +131,8 @@ func (e *TransferError) outcome() outcome {
 	}
 	return outcome{errUnknown, "the device speaks a newer version: install the library and pfd of one release"}
 }
+
+// errUnshared is the text where Cause says more than ErrAddress, which Unwrap gives all the same.
+var errUnshared = errors.New("an address is not shared with the device")
 
 var errUnknown = errors.New("unknown status code")

@@ -62,11 +62,13 @@ type Transfer struct {
 	node device.NodeID
 	pdid device.PDID
 	dst  device.VA
+	own  device.VA // of this process: a write's source, a read's destination; of size bytes
 
 	// final is settled, or settled|failed|status, once the transfer is over; its
 	// channel may have another transfer then.
 	final  atomic.Uint32
-	detail string // written before final
+	// Written before final: of the error.
+	detail, cause string
 }
 
 // Bits of Transfer.final, above the status code.
@@ -77,6 +79,9 @@ const (
 
 // settle gives the transfer its final state. The endpoint's lock is held.
 func (t *Transfer) settle(final uint32, detail string) {
+	if final == failed|uint32(device.StatusDecode) && detail == "" {
+		t.cause, detail = t.ep.unsharedLocked(t)
+	}
 	t.detail = detail
 	t.src = nil
 	t.final.Store(settled | final)
@@ -119,7 +124,7 @@ func (e *Endpoint) describe(r *WriteRequest) (*Transfer, *device.Descriptor, err
 		}
 	}
 	return &Transfer{
-		ep: e, id: r.ID, src: r.Src, q: r.Queue, size: size, node: d.DstNode, pdid: d.DstPDID, dst: d.Dst,
+		ep: e, id: r.ID, src: r.Src, q: r.Queue, size: size, node: d.DstNode, pdid: d.DstPDID, dst: d.Dst, own: src,
 	}, d, nil
 }
 
@@ -260,7 +265,7 @@ func (t *Transfer) Err() error {
 	}
 	return &TransferError{
 		Code: uint8(t.final.Load()), Size: t.size, Dst: t.dst, Node: t.node, PDID: t.pdid,
-		Channel: t.ch, Detail: t.detail, Read: t.read != nil,
+		Channel: t.ch, Detail: t.detail, Cause: t.cause, Read: t.read != nil,
 	}
 }
 

@@ -66,7 +66,7 @@ type Transfer struct {
 
 	// final is settled, or settled|failed|status, once the transfer is over; its
 	// channel may have another transfer then.
-	final  atomic.Uint32
+	final atomic.Uint32
 	// Written before final: of the error.
 	detail, cause string
 }

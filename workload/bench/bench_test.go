@@ -374,8 +374,8 @@ func TestPicture(t *testing.T) {
 		svg  string
 		want []string
 	}{
-		"holes": {holes.SVG(), []string{">median, us, logarithmic: bars do not begin at 0<", ">×<", ">not measured<"}},
-		"means": {means.SVG(), []string{">mean, faults<"}},
+		"holes":          {holes.SVG(), []string{">median, us, logarithmic: bars do not begin at 0<", ">×<", ">not measured<"}},
+		"means":          {means.SVG(), []string{">mean, faults<"}},
 		"lines":          {draw("us", []string{"1", "2", "3"}, ten), []string{">median, us, logarithmic<", ">the rows<", ">95 % interval<", ">j<", `stroke-dasharray="5 3"`, ">T of x<"}},
 		"bars":           {draw("MiB", []string{"x", "y"}, ten), []string{">median, MiB", ">95 % interval<", ">a<", `fill-opacity="0.45"`, `stroke="currentColor"`}},
 		"long names":     {draw("us", []string{"a rather long name of a row", "another name of a row", "short"}, ten), []string{`rotate(30 `, ">a rather long name of a row<"}},

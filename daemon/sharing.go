@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/uffd"
 	"github.com/exanet/pfd/view"
 )
 
@@ -172,6 +173,12 @@ func errBounds(va device.VA, size uint64) error {
 
 // Share implements attach.Sharer.
 func (h viewing) Share(s attach.Share, fd, holes int) error {
+	watched := holes < 0
+	defer func() {
+		if !watched { // an munmap would wait for a copy that a child of the process has
+			_ = uffd.Unregister(holes, s.VA, s.Size) // it fails where nothing is registered
+		}
+	}()
 	h.count()
 	if h.overlaps(s.VA, s.Size) {
 		return errBounds(s.VA, s.Size)
@@ -195,7 +202,8 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 			h.s.readOnly.Remove(s.VA, s.Size)
 			h.s.d.turns.Do(h.s.uid, unmap)
 		}
-		if err := h.s.view.Watch(s.VA, holes, h.s.method == pagein.GUP, gone); err != nil {
+		err := h.s.view.Watch(s.VA, holes, h.s.method == pagein.GUP, gone)
+		if watched = err == nil; err != nil {
 			h.s.log.Debug("shared memory has no userfaultfd that says when it is unmapped", "err", err)
 		}
 	}

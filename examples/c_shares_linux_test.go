@@ -16,7 +16,7 @@ func TestShares(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
 	bin, client := compile(t, dir, filepath.Join("..", "testdata", "shares")), start(t)
-	for _, what := range []string{"close", "stale", "own", "sleeps", "memory"} {
+	for _, what := range []string{"close", "stale", "own", "sleeps", "memory", "forks"} {
 		for method := pagein.GUP; method <= pagein.Populate; method++ {
 			if what == "memory" && method != pagein.Touch {
 				continue // pfd alone says so: internal/hostile has them

@@ -300,14 +300,14 @@ static int hello(exanet *e, const struct exanet_options *o)
 /* watch makes a userfaultfd of a range that is shared (8): pfd learns by it when the range is unmapped,
  * and fills its missing pages with method gup. Nothing is protected: what the process touches is the
  * kernel's. The process keeps none: with the last copy, pfd's, the range is registered no more. -1: this
- * kernel or a filter has none, or the range has another. */
+ * kernel or a filter has none, the range has another, or too many threads share at this moment. */
 static int watch(void *address, size_t size)
 {
 	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_UNMAP };
 	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_WP };
-	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	int fd = uffd_open(UFFD_USER_MODE_ONLY);
 	if (fd >= 0 && (ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &r))) {
-		close(fd);
+		uffd_close(fd);
 		fd = -1;
 	}
 	return fd;
@@ -377,6 +377,7 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 		e->trust = o->trust;
 		e->ntrust = o->ntrust;
 	}
+	uffd_prepare();
 	e->time_offset = time_offset();
 	e->flags = o ? o->flags : 0;
 	e->socket = e->eventfd = e->netlink = e->stop = -1;
@@ -583,7 +584,9 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	put(m + 96, 4, (writable ? 1 : 0) | (watched < 0 ? 0 : 2));
 	int error = question(e, m, sizeof m, fd, watched);
 	if (watched >= 0) {
-		close(watched);
+		if (error)
+			uffd_unregister(watched, address, size);
+		uffd_close(watched);
 		/* An older pfd does not read what a userfaultfd reports, and an munmap would wait for that. */
 		if (error == -EPROTO) {
 			put(m + 96, 4, writable ? 1 : 0);
@@ -619,9 +622,11 @@ int exanet_register(exanet *e, void *address, size_t size)
 		return fail(EINVAL, "exanet_register is for method uffd: attach with it");
 	/* In a kernel without write-protect faults (arm64 before 6.10) missing pages wait for pfd, if the right is there
 	 * those of system calls, too. */
-	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	int fd = uffd_open(0);
 	if (fd < 0)
-		fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+		fd = uffd_open(UFFD_USER_MODE_ONLY);
+	if (fd < 0 && errno == EAGAIN)
+		return fail(EAGAIN, "userfaultfd: too many threads register memory at this moment: try again");
 	if (fd < 0)
 		return fail(errno, "userfaultfd: %m: a seccomp filter or a security module refuses it, as Docker's default profile does: attach with another method, as EXANET_GUP, or allow userfaultfd there");
 	struct uffdio_api api = { .api = UFFD_API };
@@ -634,9 +639,9 @@ int exanet_register(exanet *e, void *address, size_t size)
 	int result;
 	if (error)
 		result = fail(errno, "registering %zu bytes at %p with a userfaultfd: %m", size, address);
-	else
-		result = bounds(e, REGISTER, address, size, fd);
-	close(fd);
+	else if ((result = bounds(e, REGISTER, address, size, fd)))
+		uffd_unregister(fd, address, size);
+	uffd_close(fd);
 	return result;
 }
 

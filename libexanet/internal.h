@@ -163,6 +163,14 @@ void keeper_forget(struct keeper *);
 int keeper_pidfd(const struct keeper *);
 const unsigned char *keeper_proof(const struct keeper *);
 
+/* uffd_open makes a userfaultfd, non-blocking, that no child made by fork gets until uffd_close closes it. -1 and errno;
+ * EAGAIN: too many threads have one at this moment. uffd_prepare has the first one made sooner. */
+void uffd_prepare(void);
+int uffd_open(int flags);
+void uffd_close(int fd);
+/* uffd_unregister ends a registration for who has a copy of the descriptor, too. */
+void uffd_unregister(int fd, void *address, size_t size);
+
 int helper_start(exanet *, int *fds, int nfds);
 
 void message(unsigned char *m, int type, int size);

@@ -1,6 +1,7 @@
 package uffd
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -24,7 +25,17 @@ type Holes struct {
 	mu sync.RWMutex // held to close: a descriptor's number is another file's after that
 	fd int          // -1 once closed
 	f  *os.File     // of fd, where it was taken
+	// registered is what Close unregisters, where fd was taken: the process or a child of it may
+	// have a copy.
+	registered []span
 }
+
+// span is memory from start to end.
+type span struct{ start, end uint64 }
+
+// maxEvents bounds the events that one Close reads twice (ours): more than one unmap for each
+// thread that may wait. A process that keeps a copy can have new ones come for ever.
+const maxEvents = 4096
 
 // NewHoles makes one for this process. It needs no right: it serves nobody's faults.
 // Without userfaultfd the error matches ErrForbidden.
@@ -51,8 +62,9 @@ func Protects() bool {
 }
 
 // TakeHoles makes one of a duplicate of fd, which a process has sent and which stays the
-// caller's. With another file the error matches ErrNotOne.
-func TakeHoles(fd int) (*Holes, error) {
+// caller's. The process has registered size bytes at va with it. With another file the error
+// matches ErrNotOne.
+func TakeHoles(fd int, va device.VA, size uint64) (*Holes, error) {
 	if err := check(fd); err != nil {
 		return nil, err
 	}
@@ -63,7 +75,16 @@ func TakeHoles(fd int) (*Holes, error) {
 	if err := unix.SetNonblock(own, true); err != nil { // else it is polled as broken
 		return nil, errors.Join(os.NewSyscallError("fcntl O_NONBLOCK", err), unix.Close(own))
 	}
-	return &Holes{fd: own, f: os.NewFile(uintptr(own), "userfaultfd")}, nil
+	return &Holes{fd: own, f: os.NewFile(uintptr(own), "userfaultfd"), registered: []span{{uint64(va), uint64(va) + size}}}, nil
+}
+
+// Unregister ends the registration of size bytes at va with fd, which a process has sent and which
+// is not taken: a child of the process may have a copy.
+func Unregister(fd int, va device.VA, size uint64) error {
+	if err := check(fd); err != nil {
+		return err
+	}
+	return os.NewSyscallError("UFFDIO_UNREGISTER", unregister(fd, uint64(va), size))
 }
 
 // AwaitUnmap waits until the process unmaps some of the memory, which goes on after Close, or
@@ -82,19 +103,39 @@ func (h *Holes) AwaitUnmap() bool {
 	return err == nil
 }
 
-// Release lets the process go on that AwaitUnmap has seen, and closes: it may have kept its own
-// descriptor, or a child of it has a copy.
-func (h *Holes) Release() error {
-	h.mu.RLock()
+// drain reads the events that wait, so that the process goes on, and forgets what it has unmapped:
+// another userfaultfd may have it by now, and older kernels would end that registration, too.
+func (h *Holes) drain() {
 	var buf [16 * msgSize]byte
-	for h.fd >= 0 {
-		// Without RWF_NOWAIT a process could make the read wait.
-		if n, err := unix.Preadv2(h.fd, [][]byte{buf[:]}, -1, unix.RWF_NOWAIT); n <= 0 && !errors.Is(err, unix.EINTR) {
-			break
+	for range maxEvents / 16 {
+		// Without RWF_NOWAIT a process could make the read wait. Kernels before Linux 6.10 have it
+		// not: there the process waits for the last close.
+		n, err := unix.Preadv2(h.fd, [][]byte{buf[:]}, -1, unix.RWF_NOWAIT)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return
+		}
+		for m := buf[:n]; len(m) >= msgSize; m = m[msgSize:] {
+			if m[0] == eventUnmap {
+				h.registered = without(h.registered, span{binary.NativeEndian.Uint64(m[msgStart:]), binary.NativeEndian.Uint64(m[msgEnd:])})
+			}
 		}
 	}
-	h.mu.RUnlock()
-	return h.Close()
+}
+
+// without gives what of a list of memory is outside of gone.
+func without(list []span, gone span) []span {
+	var left []span
+	for _, s := range list {
+		for _, part := range []span{{s.start, min(s.end, gone.start)}, {max(s.start, gone.end), s.end}} {
+			if part.start < part.end {
+				left = append(left, part)
+			}
+		}
+	}
+	return left
 }
 
 // check refuses what is no userfaultfd.
@@ -132,8 +173,9 @@ func (h *Holes) Fill(va device.VA, size uint64) (bytes int, err error) {
 	return zero(h.fd, uint64(va), size)
 }
 
-// Close gives the descriptor up. It does not wait for a Fill that sleeps: that one's end
-// closes it.
+// Close gives the descriptor up. What was registered with one that was taken is so no more, and a
+// process that waits in an unmap of it goes on, also where it or a child of its has a copy. It does
+// not wait for a Fill that sleeps: that one's end closes it.
 func (h *Holes) Close() error {
 	if h.mu.TryLock() {
 		return h.closeLocked()
@@ -147,12 +189,17 @@ func (h *Holes) Close() error {
 
 func (h *Holes) closeLocked() error {
 	defer h.mu.Unlock()
-	fd := h.fd
-	if h.fd = -1; fd < 0 {
+	if h.fd < 0 {
 		return nil
 	}
-	if h.f != nil {
-		return h.f.Close()
+	defer func() { h.fd = -1 }()
+	if h.f == nil {
+		return os.NewSyscallError("close", unix.Close(h.fd))
 	}
-	return os.NewSyscallError("close", unix.Close(fd))
+	h.drain()
+	for _, s := range h.registered {
+		_ = unregister(h.fd, s.start, s.end-s.start) // it fails where something else is mapped there by now, or the process is gone
+	}
+	h.drain() // of an unmap that was under way
+	return h.f.Close()
 }

@@ -36,7 +36,7 @@ func holes(t *testing.T, pages int) (b []byte, fd int, own, taken *Holes) {
 	if err := own.Add(device.VA(address(b)), uint64(len(b))); err != nil {
 		t.Fatal(err)
 	}
-	if taken, err = TakeHoles(own.FD()); err != nil {
+	if taken, err = TakeHoles(own.FD(), device.VA(address(b)), uint64(len(b))); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -103,7 +103,7 @@ func TestHoles(t *testing.T) {
 			t.Errorf("page %d, which is not registered: %d, %v", page, n, err)
 		}
 	}
-	if err := errors.Join(taken.Release(), <-mapped); err != nil {
+	if err := errors.Join(taken.Close(), <-mapped); err != nil {
 		t.Error(err)
 	}
 	if taken.AwaitUnmap() {
@@ -121,7 +121,7 @@ func TestTakeHolesRefuses(t *testing.T) {
 	}
 	defer f.Close()
 	for _, fd := range []int{int(f.Fd()), -1} {
-		if _, err := TakeHoles(fd); !errors.Is(err, ErrNotOne) {
+		if _, err := TakeHoles(fd, 0, device.PageSize); !errors.Is(err, ErrNotOne) {
 			t.Errorf("descriptor %d: %v", fd, err)
 		}
 	}

@@ -48,10 +48,12 @@ const (
 
 	ioctlAPI      = iocReadWrite | unsafe.Sizeof(apiArg{})<<16 | uffdAPI<<8 | 0x3f
 	ioctlRegister = iocReadWrite | unsafe.Sizeof(registerArg{})<<16 | uffdAPI<<8 // number 0x00
-	ioctlWake     = iocRead | unsafe.Sizeof(rangeArg{})<<16 | uffdAPI<<8 | 0x02
-	ioctlCopy     = iocReadWrite | unsafe.Sizeof(copyArg{})<<16 | uffdAPI<<8 | 0x03
-	ioctlZero     = iocReadWrite | unsafe.Sizeof(zeroArg{})<<16 | uffdAPI<<8 | 0x04
-	ioctlContinue = iocReadWrite | unsafe.Sizeof(continueArg{})<<16 | uffdAPI<<8 | 0x07
+	// ioctlUnregister is UFFDIO_UNREGISTER.
+	ioctlUnregister = iocRead | unsafe.Sizeof(rangeArg{})<<16 | uffdAPI<<8 | 0x01
+	ioctlWake       = iocRead | unsafe.Sizeof(rangeArg{})<<16 | uffdAPI<<8 | 0x02
+	ioctlCopy       = iocReadWrite | unsafe.Sizeof(copyArg{})<<16 | uffdAPI<<8 | 0x03
+	ioctlZero       = iocReadWrite | unsafe.Sizeof(zeroArg{})<<16 | uffdAPI<<8 | 0x04
+	ioctlContinue   = iocReadWrite | unsafe.Sizeof(continueArg{})<<16 | uffdAPI<<8 | 0x07
 	// ioctlNew is USERFAULTFD_IOC_NEW of /dev/userfaultfd.
 	ioctlNew = uffdAPI << 8 // number 0x00
 
@@ -70,9 +72,12 @@ const (
 	featureMinorShmem = 1 << 10
 	rangeZeropage     = 1 << 4 // 1 << _UFFDIO_ZEROPAGE, among the ioctls of a range
 
-	// struct uffd_msg: event, then for a page fault flags (at 8) and address.
+	// struct uffd_msg: event, then for a page fault flags (at 8) and address, for an unmap start
+	// and end.
 	msgSize    = 32
 	msgAddress = 16
+	msgStart   = 8
+	msgEnd     = 16
 )
 
 func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
@@ -99,6 +104,11 @@ func register(fd int, va, size, mode uint64) (ioctls uint64, err error) {
 	a := registerArg{start: va, len: size, mode: mode}
 	err = ioctl(fd, ioctlRegister, unsafe.Pointer(&a))
 	return a.ioctlsOfRange, err
+}
+
+// unregister ends what register began, for who has a copy of the descriptor, too.
+func unregister(fd int, va, size uint64) error {
+	return ioctl(fd, ioctlUnregister, unsafe.Pointer(&rangeArg{start: va, len: size}))
 }
 
 // registerOwn has all faults of this process in a mapping of a memfd end with a signal.

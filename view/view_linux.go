@@ -144,17 +144,17 @@ func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write boo
 // here. With fill the descriptor fills missing pages, too. Errors are ErrShare, where nothing is
 // shared at va, and uffd.TakeHoles's.
 func (v *View) Watch(va device.VA, fd int, fill bool, gone func(unmap func())) error {
-	holes, err := uffd.TakeHoles(fd)
-	if err != nil {
-		return err
-	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	i, there := v.search(va)
 	if !there || v.list[i].holes != nil {
-		return errors.Join(fmt.Errorf("%w: nothing at %v waits for a userfaultfd", ErrShare, va), holes.Close())
+		return fmt.Errorf("%w: nothing at %v waits for a userfaultfd", ErrShare, va)
 	}
 	s := v.list[i]
+	holes, err := uffd.TakeHoles(fd, va, uint64(len(s.b)))
+	if err != nil {
+		return err
+	}
 	s.holes, s.fills = holes, fill
 	go func() {
 		if !holes.AwaitUnmap() {
@@ -162,11 +162,11 @@ func (v *View) Watch(va device.VA, fd int, fill bool, gone func(unmap func())) e
 		}
 		// No error below matters: nothing is written by holes, and what is unmapped was mapped.
 		if !v.drop(s) { // by Unshare meanwhile
-			_ = holes.Release()
+			_ = holes.Close()
 			return
 		}
 		gone(func() {
-			_ = holes.Release()
+			_ = holes.Close()
 			_ = v.unmap(s)
 		})
 	}()

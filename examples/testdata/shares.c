@@ -1,4 +1,4 @@
-/* What the library leaves in the process: shares SOCKET close|stale|own|sleeps|memory METHOD. Prints what is wrong. */
+/* What the library leaves in the process: shares SOCKET close|stale|own|sleeps|memory|forks METHOD. Prints what is wrong. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -214,6 +215,82 @@ static int memory(void)
 	return exanet_close(e);
 }
 
+/* What a child is forked by while the library asks pfd about memory, with a userfaultfd under way. */
+static pid_t (*forks)(void);
+static int children, counts[2], hold[2];
+
+static pid_t unhandled(void) { return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }	/* as _Fork(3): no handler runs */
+
+/* The child's copies of userfaultfds. */
+static int copies(void)
+{
+	char path[64], to[64];
+	int n = 0;
+	for (int fd = 0; fd < 1024; fd++) {
+		snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+		const ssize_t size = readlink(path, to, sizeof to);
+		n += size > 0 && (size_t)size < sizeof to && memmem(to, size, "[userfaultfd]", 13);
+	}
+	return n;
+}
+
+/* The library's sendmsg. */
+ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
+{
+	const int type = *(unsigned char *)m->msg_iov->iov_base;
+	if (forks && m->msg_control && (type == 5 || type == 8)) {	/* SHARE, REGISTER */
+		const pid_t child = forks();
+		char c;
+		if (!child) {
+			const int n = copies();
+			close(hold[1]);
+			_exit(write(counts[1], &n, sizeof n) != sizeof n || read(hold[0], &c, 1));	/* lives as long as the process */
+		}
+		children += child > 0;
+	}
+	return syscall(SYS_sendmsg, fd, m, flags);
+}
+
+/* Children that are forked while memory is shared hold up no munmap, and take no part in the memory. */
+static int in_forks(void)
+{
+	static pid_t (*const by[])(void) = { fork, unhandled };
+	if (pipe(counts) || pipe(hold))
+		return 1;
+	for (int i = 0; i < 2; i++) {
+		exanet *e = attach(0);
+		struct exanet_info info;
+		exanet_get_info(e, &info);
+		int all = 0, n;
+		children = 0;
+		forks = by[i];
+		char *p = exanet_alloc(e, SIZE), *q = exanet_alloc(e, SIZE), *r = exanet_alloc(e, SIZE);
+		/* Without seals pfd does not see it, and takes no userfaultfd. */
+		int fd = memfd_create("unsealed", MFD_CLOEXEC);
+		char *s = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (!p || !q || !r || ftruncate(fd, SIZE) || exanet_share(e, s, SIZE, fd, 0, 1))
+			printf("%s\n", exanet_error());
+		forks = NULL;
+		if (children < 4)
+			printf("%d children\n", children);
+		for (int k = 0; k < children; k++)
+			all += read(counts[0], &n, sizeof n) == sizeof n ? n : 1;
+		if (all && by[i] == fork)
+			printf("%d userfaultfds are in children\n", all);
+		if (!all && by[i] != fork)
+			printf("children have no userfaultfds: what is looked at?\n");
+		p[0] = q[0] = r[0] = s[0] = 1;
+		if (exanet_free(e, p, SIZE) || munmap(q, SIZE / 2) || munmap(q + SIZE / 2, SIZE / 2) || munmap(s, SIZE))
+			printf("%s\n", exanet_error());
+		if (exanet_close(e))
+			printf("%s\n", exanet_error());
+		if (info.method != EXANET_UFFD && taken(r))
+			printf("after exanet_close: own userfaultfd: %s\n", strerror(taken(r)));
+		munmap(r, SIZE);
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 4)
@@ -222,5 +299,5 @@ int main(int argc, char **argv)
 	options.method = atoi(argv[3]);
 	alarm(60);
 	return !strcmp(argv[2], "close") ? closes() : !strcmp(argv[2], "stale") ? stale() : !strcmp(argv[2], "own") ? own() :
-	       !strcmp(argv[2], "sleeps") ? sleeps() : memory();
+	       !strcmp(argv[2], "sleeps") ? sleeps() : !strcmp(argv[2], "memory") ? memory() : in_forks();
 }

@@ -6,7 +6,8 @@
  *
  * A child made by fork has no part in its parent's attachment. There every function gives -EPERM, or
  * nothing (exanet_alloc NULL, exanet_export and exanet_get_info zeros), but exanet_close and exanet_free:
- * these release what the child inherited, and end nothing of the parent's. A child attaches anew.
+ * these release what the child inherited, and end nothing of the parent's. A child attaches anew. It has no
+ * descriptor that another thread is just handing to pfd; one made by clone or _Fork may (exanet(3)).
  *
  * The library starts tasks (keepers, and for a pfd of another user a memory helper). None sends SIGCHLD, and
  * no wait meets one, but with __WALL or __WCLONE.
@@ -145,8 +146,9 @@ int exanet_free(exanet *, void *, size_t);
  * With sva a transfer reaches them sooner; what cannot be shared it reaches as before. Until
  * exanet_unshare nothing else may be mapped there, and transfers have the rights of the share; it is
  * in no core dump (EXANET_DUMP). With sva it has a userfaultfd until then, by which pfd learns of an
- * munmap without exanet_unshare, which waits for that: the program can have no other there
- * (EXANET_NO_USERFAULTFD). -EINVAL: another share is in the way. */
+ * munmap without exanet_unshare, which waits for that, and while pfd is stopped until it goes on or ends: the
+ * program can have no other there (EXANET_NO_USERFAULTFD). shmat with SHM_REMAP over it and
+ * remap_file_pages in it are not told: exanet_unshare first. -EINVAL: another share is in the way. */
 int exanet_share(exanet *, void *address, size_t, int fd, uint64_t offset, int writable);
 int exanet_unshare(exanet *, void *address, size_t);
 /* After whole pages of shared memory were taken away (MADV_REMOVE): the device forgets them.

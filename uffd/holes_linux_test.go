@@ -3,6 +3,7 @@ package uffd
 import (
 	"errors"
 	"os"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -123,6 +124,89 @@ func TestTakeHolesRefuses(t *testing.T) {
 	for _, fd := range []int{int(f.Fd()), -1} {
 		if _, err := TakeHoles(fd, 0, device.PageSize); !errors.Is(err, ErrNotOne) {
 			t.Errorf("descriptor %d: %v", fd, err)
+		}
+	}
+}
+
+// TestCopies: where another copy of the descriptor stays, as a child of the process has it, no unmap
+// waits for anybody once it is given up, and another userfaultfd may have the memory.
+func TestCopies(t *testing.T) {
+	for name, giveUp := range map[string]func(t *testing.T, b []byte, own, taken *Holes){
+		"closed": func(t *testing.T, _ []byte, _, taken *Holes) {
+			if err := taken.Close(); err != nil {
+				t.Error(err)
+			}
+		},
+		"not taken": func(t *testing.T, b []byte, own, _ *Holes) {
+			if err := Unregister(own.FD(), device.VA(address(b)), uint64(len(b))); err != nil {
+				t.Error(err)
+			}
+		},
+		"during an unmap": func(t *testing.T, b []byte, _, taken *Holes) {
+			unmapped := make(chan error)
+			go func() { unmapped <- unmapPart(b[4*device.PageSize : 8*device.PageSize]) }()
+			if !taken.AwaitUnmap() {
+				t.Fatal("closed")
+			}
+			if err := errors.Join(taken.Close(), <-unmapped); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _, own, taken := holes(t, 16)
+			giveUp(t, b, own, taken)
+			for _, part := range [][]byte{b[:4*device.PageSize], b[8*device.PageSize:]} {
+				other, err := NewHoles()
+				if err == nil {
+					err = errors.Join(other.Add(device.VA(address(part)), uint64(len(part))), other.Close())
+				}
+				if err != nil {
+					t.Error("another userfaultfd:", err)
+				}
+			}
+			unmapped := make(chan error, 1)
+			go func() { unmapped <- unmapPart(b) }()
+			for {
+				select {
+				case err := <-unmapped:
+					if err != nil {
+						t.Error(err)
+					}
+					return
+				default:
+				}
+				if n, err := unix.Poll([]unix.PollFd{{Fd: int32(own.FD()), Events: unix.POLLIN}}, 1); n > 0 && err == nil {
+					t.Error("an unmap waits for who reads")
+					_ = own.Close()
+					return
+				}
+			}
+		})
+	}
+}
+
+func unmapPart(b []byte) error {
+	if _, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(address(b)), uintptr(len(b)), 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func TestWithout(t *testing.T) {
+	for _, c := range []struct{ gone, want []span }{
+		{nil, []span{{10, 20}}},
+		{[]span{{0, 10}, {20, 30}}, []span{{10, 20}}},
+		{[]span{{12, 14}, {17, 40}}, []span{{10, 12}, {14, 17}}},
+		{[]span{{0, 11}, {5, 12}}, []span{{12, 20}}},
+		{[]span{{0, 100}}, nil},
+	} {
+		list := []span{{10, 20}}
+		for _, g := range c.gone {
+			list = without(list, g)
+		}
+		if !slices.Equal(list, c.want) {
+			t.Errorf("without %v: %v, want %v", c.gone, list, c.want)
 		}
 	}
 }

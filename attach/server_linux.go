@@ -21,6 +21,10 @@ const (
 	// MaxConns bounds those of all users; root and pfd's own user have their
 	// share besides.
 	MaxConns = 1024
+	// connPart and otherPart make them less where pfd may have few descriptors: an attachment
+	// has 14, so that all of them take seven sixteenths; what is refused or closed has 2.
+	connPart  = 32
+	otherPart = 64
 	// maxRefusing bounds the connections that are refused in words at one time,
 	// maxClosing those that are being closed.
 	maxRefusing       = 64
@@ -53,10 +57,11 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 		cancel()
 		<-closed
 	}()
+	perUID, all := limits.Descriptors(MaxConnsPerUID, connPart), limits.Descriptors(MaxConns, connPart)
 	s := server{
-		users:    quota.New(MaxConnsPerUID, MaxConns, quota.Privileged),
-		refusing: quota.New(maxRefusingPerUID, maxRefusing, quota.Privileged),
-		closing:  make(chan struct{}, maxClosing),
+		users:    quota.New(perUID, all, quota.Privileged),
+		refusing: quota.New(maxRefusingPerUID, limits.Descriptors(maxRefusing, otherPart), quota.Privileged),
+		closing:  make(chan struct{}, limits.Descriptors(maxClosing, otherPart)),
 	}
 	defer s.wait()
 	pause := time.Duration(0)
@@ -87,7 +92,7 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 			for _, f := range dropped {
 				f()
 			}
-			s.refuse(ctx, c, CodeBusy, fmt.Sprintf("user %d has too many connections to pfd, of %d, or all users together have, of %d: close some first", c.peer.UID, MaxConnsPerUID, MaxConns))
+			s.refuse(ctx, c, CodeBusy, fmt.Sprintf("user %d has too many connections to pfd, of %d, or all users together have, of %d: close some first", c.peer.UID, perUID, all))
 		default:
 			s.handlers.Add(1)
 			s.closers.Go(func() {

@@ -46,6 +46,7 @@ type Daemon struct {
 	dropped    atomic.Uint64 // connections
 	regions    *quota.Quota  // userfaultfds that are served
 	shares     *quota.Quota  // ranges that are shared
+	watches    *quota.Quota  // userfaultfds of them
 	tables     *quota.Quota  // page tables of what is shared
 	turns      quota.Turns   // of calls that map and unmap it
 	metricsTCP net.Listener  // nil: none
@@ -88,8 +89,9 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	cfg = cfg.withDefaults()
 	d := &Daemon{
 		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
-		regions:    quota.New(regionsPerUID, allRegions, quota.Privileged),
-		shares:     quota.New(sharesPerUID, allShares, quota.Privileged),
+		regions:    quotaOfFiles(regionsPerUID, allRegions),
+		shares:     quotaOfShares(m),
+		watches:    quotaOfFiles(sharesPerUID, allShares),
 		tables:     quota.New(tablesPerUID, allTables, quota.Privileged),
 		handshakes: quota.New(cfg.HandshakesPerUID, attach.MaxConns, quota.Privileged),
 		monitors:   quota.New(monitorsPerUID, allMonitors, quota.Privileged),

@@ -185,6 +185,15 @@ func (m mediated) Unshare(node, slot int, u attach.Unshare) error {
 	return mem.Unshare(slot, u.VA, u.Size)
 }
 
+// Unsharer implements Sharing.
+func (m mediated) Unsharer(node, slot int, va device.VA) func() bool {
+	mem, err := m.m.Memory(node)
+	if err != nil {
+		return func() bool { return false } // the device is gone, and what it reached
+	}
+	return mem.Unsharer(slot, va)
+}
+
 func (m mediated) Prefetch(node, slot int, va device.VA, size uint64) {
 	m.m.Prefetch(node, slot, va, size)
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
 	places "github.com/exanet/pfd/internal/sockets"
 )
@@ -28,8 +29,8 @@ type peerListener struct {
 
 func newPeerListener(l *net.UnixListener, dropped *atomic.Uint64) *peerListener {
 	return &peerListener{
-		UnixListener: l, limit: quota.New(controlConnsPerUID, controlConns, quota.Privileged),
-		dropped: dropped, closing: make(chan struct{}, closing), done: make(chan struct{}),
+		UnixListener: l, limit: quota.New(controlConnsPerUID, limits.Descriptors(controlConns, controlPart), quota.Privileged),
+		dropped: dropped, closing: make(chan struct{}, limits.Descriptors(closing, closingPart)), done: make(chan struct{}),
 	}
 }
 
@@ -116,9 +117,12 @@ func (l *peerListener) Accept() (net.Conn, error) {
 
 // What connections that are refused cost at most (ours).
 const (
-	refusing   = 64  // answered at one time
-	closing    = 512 // being closed at one time
-	refuseTime = time.Second
+	refusing = 64  // answered at one time
+	closing  = 512 // being closed at one time
+	// controlPart and closingPart make connections less where pfd may have few descriptors.
+	controlPart = 32
+	closingPart = 64
+	refuseTime  = time.Second
 )
 
 // refuse closes a connection, and answers its first request where not many others

@@ -17,7 +17,7 @@ func TestListenerEndsWhereNothingCloses(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := newPeerListener(u, new(atomic.Uint64))
-	for range closing {
+	for range cap(l.closing) {
 		l.closing <- struct{}{}
 	}
 	over := make(chan error, 1)

@@ -55,7 +55,9 @@ type session struct {
 	regions *gup.Regions  // of method uffd, set by join
 	served  *attach.Pages // of method populate: a mapping that outlives the session's own
 
-	shares int // ranges it shares; of who holds conn, and at its end of the owning goroutine
+	shares  int // ranges it shares; of who holds conn, and at its end of the owning goroutine
+	watched int // those of the view's that have a userfaultfd, alike
+	watches watches
 
 	joined joined // set by join, on the owning goroutine
 
@@ -456,8 +458,9 @@ func (s *session) unregister() {
 		errs = append(errs, s.regions.Close())
 	}
 	if s.view != nil {
-		errs = append(errs, s.view.Unwatch())
+		s.d.turns.Do(s.uid, func() { errs = append(errs, s.view.Unwatch()) })
 	}
+	errs = append(errs, s.unwatchAll())
 	if err := errors.Join(errs...); err != nil {
 		s.log.Warn("closing userfaultfds of an attachment", "err", err)
 	}

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"strconv"
@@ -32,6 +33,9 @@ type Sharing interface {
 	// Share and Unshare take a process's requests. Any goroutine may call them.
 	Share(node, slot int, s attach.Share, fd int) error
 	Unshare(node, slot int, u attach.Unshare) error
+	// Unsharer gives what takes back what a slot shares at va now, and nothing that is
+	// shared there later; it reports whether that was shared still. Any goroutine may call it.
+	Unsharer(node, slot int, va device.VA) func() bool
 	// Prefetch enters pages of shared memory, as far as that goes. Any goroutine may
 	// call it.
 	Prefetch(node, slot int, va device.VA, size uint64)
@@ -82,8 +86,8 @@ type sharing struct {
 }
 
 // sharesPerUID bounds the ranges that the processes of one uid share: each costs pfd a
-// descriptor and a mapping, of which it may have some 65,000 (LimitNOFILE,
-// vm.max_map_count) for all that it does (ours).
+// mapping, of which it may have some 65,000 (vm.max_map_count) for all that it does (ours).
+// See quotaOfFiles for their descriptors.
 const (
 	sharesPerUID = 4 * shadow.MaxShares
 	allShares    = 8 * shadow.MaxShares
@@ -109,26 +113,57 @@ func (t tables) Take() bool { return t.d.tables.Take(t.uid) }
 // Give implements view.Budget.
 func (t tables) Give() { t.d.tables.Give(t.uid) }
 
-// Share implements attach.Sharer.
-func (h sharing) Share(s attach.Share, fd, _ int) error {
+// Share implements attach.Sharer. A share that is to be watched and cannot be is refused: a write
+// could reach it when nothing of the process's is there any more.
+func (h sharing) Share(s attach.Share, fd, holes int) error {
+	defer func() {
+		if holes >= 0 { // nobody has taken it
+			_ = uffd.Unregister(holes, s.VA, s.Size) // it fails where nothing is registered
+		}
+	}()
+	h.count()
 	if !h.s.d.shares.Take(h.s.uid) {
-		return fmt.Errorf("uid %d shares %d ranges already, or all users do too many: share fewer and larger ones", h.s.uid, sharesPerUID)
+		return fmt.Errorf("uid %d shares %d ranges already, or all users do too many, also by the descriptors that pfd may have: "+
+			"share fewer and larger ones, or give pfd more descriptors (LimitNOFILE=, ulimit -n)", h.s.uid, h.s.d.shares.Per())
 	}
 	err := h.m.Share(h.s.n.index, h.s.joined.domain.Slot, s, fd)
+	if err == nil && s.Watched {
+		if err = h.watch(s, holes); err == nil {
+			holes = -1
+		} else {
+			err = errors.Join(err, h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, attach.Unshare{VA: s.VA, Size: s.Size}))
+		}
+	}
 	if err != nil {
 		h.s.d.shares.Give(h.s.uid)
 		return err
 	}
 	h.s.shares++
+	h.s.watches.shared(s.VA, s.Size)
 	return nil
+}
+
+// count counts what the process shares no more: it has unmapped some without saying so.
+func (h sharing) count() {
+	h.s.watches.mu.Lock()
+	n := h.s.watches.ended
+	h.s.watches.ended = 0
+	h.s.watches.mu.Unlock()
+	for h.s.shares -= n; n > 0; n-- {
+		h.s.d.shares.Give(h.s.uid)
+	}
 }
 
 // Unshare implements attach.Sharer.
 func (h sharing) Unshare(u attach.Unshare) error {
 	err := h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, u)
 	if err == nil {
+		h.s.unwatch(u.VA, nil)
 		h.s.shares--
 		h.s.d.shares.Give(h.s.uid)
+	}
+	if h.s.watches.forgives(u) {
+		return nil
 	}
 	return err
 }
@@ -137,6 +172,9 @@ func (h sharing) Unshare(u attach.Unshare) error {
 func (s *session) unshared() {
 	for ; s.shares > 0; s.shares-- {
 		s.d.shares.Give(s.uid)
+	}
+	for ; s.watched > 0; s.watched-- {
+		s.d.watches.Give(s.uid)
 	}
 }
 
@@ -186,17 +224,28 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 	if !s.Writable && !h.s.readOnly.Add(s.VA, s.Size) {
 		return fmt.Errorf("the process shares %d ranges for reading alone already: share fewer and larger ones", view.MaxShares)
 	}
-	if h.s.view == nil || h.s.d.turns.TooLong(h.s.uid) || !h.s.d.shares.Take(h.s.uid) {
+	if h.s.view == nil || h.s.d.turns.TooLong(h.s.uid) {
 		return nil
 	}
+	// What is to be watched and cannot be goes by the process's own table.
+	if holes >= 0 {
+		if !h.s.d.watches.Take(h.s.uid) {
+			return nil
+		}
+		h.s.watched++
+	}
+	if !h.s.d.shares.Take(h.s.uid) {
+		h.count()
+		return nil
+	}
+	h.s.shares++
 	var err error
 	h.s.d.turns.Quick(h.s.uid, func() { err = h.s.view.Share(s.VA, s.Size, fd, s.Offset, s.Writable) })
 	if err != nil {
 		h.s.log.Debug("shared memory is not seen", "err", err)
-		h.s.d.shares.Give(h.s.uid)
+		h.count()
 		return nil
 	}
-	h.s.shares++
 	if holes >= 0 {
 		gone := func(unmap func()) {
 			h.s.readOnly.Remove(s.VA, s.Size)
@@ -204,7 +253,9 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 		}
 		err := h.s.view.Watch(s.VA, holes, h.s.method == pagein.GUP, gone)
 		if watched = err == nil; err != nil {
-			h.s.log.Debug("shared memory has no userfaultfd that says when it is unmapped", "err", err)
+			h.s.log.Debug("shared memory has no userfaultfd that says when it is unmapped: it is not seen", "err", err)
+			h.s.d.turns.Do(h.s.uid, func() { h.s.view.Unshare(s.VA, s.Size) })
+			h.count()
 		}
 	}
 	return nil
@@ -219,8 +270,12 @@ func (h viewing) count() {
 	if h.s.view == nil {
 		return
 	}
-	for n := h.s.view.Count(); h.s.shares > n; h.s.shares-- {
+	n, watched := h.s.view.Count()
+	for ; h.s.shares > n; h.s.shares-- {
 		h.s.d.shares.Give(h.s.uid)
+	}
+	for ; h.s.watched > watched; h.s.watched-- {
+		h.s.d.watches.Give(h.s.uid)
 	}
 }
 

@@ -580,7 +580,9 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	put(m + 72, 8, (uintptr_t)address);
 	put(m + 80, 8, size);
 	put(m + 88, 8, offset);
-	const int watched = e->info.sva && !(e->flags & EXANET_NO_USERFAULTFD) ? watch(address, size) : -1;
+	/* Without sva method uffd registers it, and the kernel takes one userfaultfd. */
+	const bool may = (e->info.sva || e->info.method != EXANET_UFFD) && !(e->flags & EXANET_NO_USERFAULTFD);
+	const int watched = may ? watch(address, size) : -1;
 	put(m + 96, 4, (writable ? 1 : 0) | (watched < 0 ? 0 : 2));
 	int error = question(e, m, sizeof m, fd, watched);
 	if (watched >= 0) {

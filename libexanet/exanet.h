@@ -145,9 +145,10 @@ int exanet_free(exanet *, void *, size_t);
 /* Shares whole pages of a memfd that is sealed against shrinking, mapped shared at address.
  * With sva a transfer reaches them sooner; what cannot be shared it reaches as before. Until
  * exanet_unshare nothing else may be mapped there, and transfers have the rights of the share; it is
- * in no core dump (EXANET_DUMP). With sva it has a userfaultfd until then, by which pfd learns of an
+ * in no core dump (EXANET_DUMP). It has a userfaultfd until then, by which pfd learns of an
  * munmap without exanet_unshare, which waits for that, and while pfd is stopped until it goes on or ends: the
- * program can have no other there (EXANET_NO_USERFAULTFD). shmat with SHM_REMAP over it and
+ * program can have no other there (EXANET_NO_USERFAULTFD). Without it, and with method uffd without sva, transfers
+ * go on to reach what was shared, and status 0 says so. That, shmat with SHM_REMAP over it and
  * remap_file_pages in it are not told: exanet_unshare first. -EINVAL: another share is in the way. */
 int exanet_share(exanet *, void *address, size_t, int fd, uint64_t offset, int writable);
 int exanet_unshare(exanet *, void *address, size_t);

@@ -27,14 +27,17 @@ func (i Info) SVA() bool { return i.Caps&device.CapsSVA != 0 }
 // match ErrGone or ErrClosed; pfd's refusal is an *attach.RefusedError.
 //
 // Until Unshare it is in no core dump, which would bring all of it in: see Options.Dump. And
-// where Info.SVA is true it has a userfaultfd, so that pfd learns of an munmap without Unshare,
-// which waits for that (while pfd is stopped, until it goes on or ends), and fills missing pages
-// (method gup): the program can have no other there, see Options.NoUserfaultfd. The kernel tells
-// neither of shmat with SHM_REMAP over the memory nor of remap_file_pages in it: call Unshare before.
+// it has a userfaultfd, so that pfd learns of an munmap without Unshare, which waits for that (while
+// pfd is stopped, until it goes on or ends), and where Info.SVA is true fills missing pages (method
+// gup): the program can have no other there, see Options.NoUserfaultfd. With that option, and with
+// method uffd where Info.SVA is false, transfers go on to reach the memory that was shared until
+// Unshare. Of that, of shmat with SHM_REMAP over the memory and of remap_file_pages in it nobody
+// tells pfd: call Unshare before.
 func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
 	m := attach.Share{Product: attach.Product(), VA: va, Size: size, Offset: offset, Writable: writable}
 	fds := []int{fd}
-	if e.Info().SVA() && !e.noUserfaultfd {
+	// Method uffd registers memory of a node that sees shared memory alone, and the kernel takes one userfaultfd.
+	if (e.Info().SVA() || e.welcome.Method != MethodUFFD) && !e.noUserfaultfd {
 		// A kernel or a filter without userfaultfd, and memory that has another, are no error.
 		// A child that is forked meanwhile executes a program at once, which closes its copy
 		// (O_CLOEXEC); where C code forks pfd's end of the registration holds for its copy, too.

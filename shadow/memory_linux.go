@@ -330,12 +330,40 @@ func (m *Memory) Unshare(slot int, va device.VA, size uint64) error {
 	if s == nil || s.va != va || s.size != size {
 		return fmt.Errorf("%w: %d bytes at %v", ErrNotShared, size, va)
 	}
+	m.unshare(s)
+	return nil
+}
+
+// unshare takes a share back. The Memory is locked, and unlocked meanwhile.
+func (m *Memory) unshare(s *share) {
 	m.part(s)
 	m.sweep(s)
-	sp := &m.spaces[slot]
+	sp := &m.spaces[s.slot]
 	sp.shares = slices.DeleteFunc(sp.shares, func(o *share) bool { return o == s })
 	m.changed.Broadcast()
-	return nil
+}
+
+// Unsharer gives a function that takes back what is shared at va now, and nothing that is shared
+// there later. When it returns the device does not reach that any more; it reports whether it was
+// shared still.
+func (m *Memory) Unsharer(slot int, va device.VA) func() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.find(slot, va)
+	return func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.begin()
+		defer m.done()
+		for s != nil && slices.Contains(m.spaces[slot].shares, s) {
+			if !s.gone {
+				m.unshare(s)
+				return true
+			}
+			m.changed.Wait()
+		}
+		return false
+	}
 }
 
 // Drop takes everything back that a slot's process has shared. When it returns the

@@ -185,11 +185,16 @@ func (v *View) drop(s *share) bool {
 	return i >= 0
 }
 
-// Count gives how many pieces are shared.
-func (v *View) Count() int {
+// Count gives how many pieces are shared, and of how many Watch has taken a userfaultfd.
+func (v *View) Count() (shares, watched int) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return len(v.list)
+	for _, s := range v.list {
+		if s.holes != nil {
+			watched++
+		}
+	}
+	return len(v.list), watched
 }
 
 // check refuses files that are no memfd, or could end before the mapping.

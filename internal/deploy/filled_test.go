@@ -4,10 +4,10 @@ import (
 	"bufio"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -17,18 +17,7 @@ func TestFilledByUserfaultfd(t *testing.T) {
 	socket := newPlace(t).file("pfd.sock")
 	p := start(t, "pfd", "--socket", socket)
 	newDaemon(t, socket, p).ready()
-	has := func() (n int) {
-		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, fd := range fds {
-			if name, err := os.Readlink(fd); err == nil && name == "anon_inode:[userfaultfd]" {
-				n++
-			}
-		}
-		return n
-	}
+	has := func() int { return userfaultfds(t, p.cmd.Process.Pid) }
 	ep, err := rdma.Attach(t.Context(), rdma.Options{Socket: socket, Method: rdma.MethodGUP})
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +32,7 @@ func TestFilledByUserfaultfd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if flags := flagsOf(t, b); !strings.Contains(flags, " uw ") {
+		if flags := flagsAt(t, b.VA()); !strings.Contains(flags, " uw ") {
 			t.Skipf("not registered for write-protect faults (arm64: Linux 6.10 has them): %s", flags)
 		}
 		if got := has(); got != own+1+i {
@@ -56,15 +45,15 @@ func TestFilledByUserfaultfd(t *testing.T) {
 	until(t, "pfd to close them", func() bool { return has() == 0 })
 }
 
-// flagsOf gives the flags of a buffer's mapping (proc_pid_smaps(5)).
-func flagsOf(t *testing.T, b *rdma.Buffer) string {
+// flagsAt gives the flags of the mapping that begins at va (proc_pid_smaps(5)).
+func flagsAt(t *testing.T, va device.VA) string {
 	t.Helper()
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	at := fmt.Sprintf("%x-", uint64(b.VA()))
+	at := fmt.Sprintf("%x-", uint64(va))
 	found := false
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		line := lines.Text()
@@ -72,6 +61,6 @@ func flagsOf(t *testing.T, b *rdma.Buffer) string {
 			return line
 		}
 	}
-	t.Fatalf("no mapping at %v", b.VA())
+	t.Fatalf("no mapping at %v", va)
 	return ""
 }

@@ -78,10 +78,22 @@ func (o *output) String() string {
 // start starts a program. It ends with the test at the latest.
 func start(t *testing.T, name string, args ...string) *process {
 	t.Helper()
+	return startCommand(t, name, exec.Command(filepath.Join(bin, name), args...))
+}
+
+// startWithin is start of a program that may have so many descriptors.
+func startWithin(t *testing.T, descriptors int, name string, args ...string) *process {
+	t.Helper()
+	script := fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, descriptors)
+	return startCommand(t, name, exec.Command("sh", append([]string{"-c", script, filepath.Join(bin, name)}, args...)...))
+}
+
+func startCommand(t *testing.T, name string, cmd *exec.Cmd) *process {
+	t.Helper()
 	// What we start ends with our thread, should this test be killed.
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
-	p := &process{t: t, name: name, cmd: exec.Command(filepath.Join(bin, name), args...), done: make(chan struct{})}
+	p := &process{t: t, name: name, cmd: cmd, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.err
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := p.cmd.Start(); err != nil {
@@ -102,7 +114,7 @@ func start(t *testing.T, name string, args ...string) *process {
 			t.Errorf("%s did not end by SIGTERM: %s", name, p.err.String())
 		}
 		if t.Failed() {
-			t.Logf("%s %s: %v\n%s", name, strings.Join(args, " "), p.code, p.err.String())
+			t.Logf("%s: %v\n%s", strings.Join(cmd.Args, " "), p.code, p.err.String())
 		}
 	})
 	return p

@@ -7,8 +7,7 @@ import (
 
 // Bounds of calls that are made in turns (ours).
 const (
-	// restShare: after a quick call its user rests for so many times what it took, maxRest at
-	// most.
+	// restShare: after a call its user rests for so many times what it took, maxRest at most.
 	restShare = 3
 	maxRest   = 100 * time.Millisecond
 	// Quick calls that take sleepLeast and more count as sleeping. A user whose calls have slept for maxSleep,
@@ -41,30 +40,36 @@ type account struct {
 	tooLong time.Time // until then
 }
 
-// Do runs f when the user's turn has come.
+// Do runs f when the user's turn has come. The user's next call rests for a while.
 func (t *Turns) Do(uid uint32, f func()) {
 	u := t.enter(uid)
 	defer t.leave(u)
-	u.Lock()
-	defer u.Unlock()
-	f()
+	u.do(f)
 }
 
-// Quick is Do for a call that takes long only where it sleeps. The user's next one rests for a
-// while, and one whose calls sleep too long is found by TooLong.
+// Quick is Do for a call that takes long only where it sleeps: a user whose calls sleep too long
+// is found by TooLong.
 func (t *Turns) Quick(uid uint32, f func()) {
 	u := t.enter(uid)
 	defer t.leave(u)
+	end, took := u.do(f)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	u.took(end, took)
+}
+
+// do runs f when the turn has come and its user has rested, and returns when that ended and how
+// long it took.
+func (u *turn) do(f func()) (end time.Time, took time.Duration) {
 	u.Lock()
 	defer u.Unlock()
 	time.Sleep(time.Until(u.rests))
 	began := time.Now()
 	f()
-	end := time.Now()
-	u.rests = end.Add(min(restShare*end.Sub(began), maxRest))
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	u.took(end, end.Sub(began))
+	end = time.Now()
+	took = end.Sub(began)
+	u.rests = end.Add(min(restShare*took, maxRest))
+	return end, took
 }
 
 func (t *Turns) leave(u *turn) {

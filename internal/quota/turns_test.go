@@ -32,6 +32,19 @@ func TestTurns(t *testing.T) {
 	if turns.TooLong(3) {
 		t.Error("a user without a call has slept too long")
 	}
+	for _, call := range []struct {
+		name string
+		do   func(uint32, func())
+	}{{"Do", turns.Do}, {"Quick", turns.Quick}} {
+		var ended time.Time
+		call.do(4, func() {
+			time.Sleep(time.Millisecond)
+			ended = time.Now()
+		})
+		if u := turns.users[4]; u.rests.Sub(ended) < restShare*time.Millisecond {
+			t.Errorf("the call after %s may begin %v after it, want %v at least", call.name, u.rests.Sub(ended), restShare*time.Millisecond)
+		}
+	}
 }
 
 // TestAccount: a user whose calls sleep for more than a hundredth of the time, and for 100 ms

@@ -64,3 +64,19 @@ func flagsAt(t *testing.T, va device.VA) string {
 	t.Fatalf("no mapping at %v", va)
 	return ""
 }
+
+// userfaultfds gives how many userfaultfds a process has.
+func userfaultfds(t *testing.T, pid int) (n int) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list {
+		if name, err := os.Readlink(dir + "/" + e.Name()); err == nil && name == "anon_inode:[userfaultfd]" {
+			n++
+		}
+	}
+	return n
+}

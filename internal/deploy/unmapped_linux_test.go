@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"unsafe"
@@ -98,22 +97,6 @@ func needProtection(t *testing.T) {
 	if !uffd.Protects() {
 		t.Skip("this kernel has no write-protect faults of shared memory: arm64 has them from Linux 6.10 on")
 	}
-}
-
-// userfaultfds gives how many userfaultfds a process has.
-func userfaultfds(t *testing.T, pid int) (n int) {
-	t.Helper()
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range list {
-		if name, err := os.Readlink(dir + "/" + e.Name()); err == nil && name == "anon_inode:[userfaultfd]" {
-			n++
-		}
-	}
-	return n
 }
 
 // What pfd keeps userfaultfds of is a sixteenth of its descriptors a user: the rest is shared all

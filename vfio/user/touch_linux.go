@@ -45,10 +45,10 @@ func touchAside(a *area, off uint64, p []byte, write bool) error {
 	}
 	how := "process_vm"
 	n, err := a.byFile(off, p, write)
-	switch err {
-	case errByMapping, unix.EPERM, unix.EINVAL: // sealed against writing, and so against punching; hugetlbfs
+	if errors.Is(err, errByMapping) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
+		// EPERM: sealed against writing, and so against punching. EINVAL: hugetlbfs.
 		n, err = byMapping(b, p, write)
-	default:
+	} else {
 		how = "file"
 	}
 	if err != nil || n != len(p) {

@@ -80,9 +80,11 @@ func TestWatch(t *testing.T) {
 		d := startDaemon(t, fakeAnswers)
 		ctx, cancel := context.WithCancel(t.Context())
 		const times = 3
-		asked := 0
+		asked, each := 0, 0 // requests, and those of one picture
+		d.asked = func() { each++ }
+		_, once, _ := ctl(append(strings.Fields(args), "--socket", d.socket)...)
 		d.asked = func() {
-			if asked++; asked > times {
+			if asked++; asked > times*each {
 				cancel()
 			}
 		}
@@ -90,7 +92,6 @@ func TestWatch(t *testing.T) {
 		code := run(ctx, append(strings.Fields(args), "--watch", "100ms", "--socket", d.socket),
 			streams{in: &bytes.Buffer{}, out: &out, err: &errs, getenv: func(string) string { return "" }})
 		cancel()
-		_, once, _ := ctl(append(strings.Fields(args), "--socket", d.socket)...)
 		between := "\n"
 		if strings.Contains(args, "-j") {
 			between = ""

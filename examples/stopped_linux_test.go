@@ -204,14 +204,17 @@ func processorTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), err
 }
 
-// idle waits until every process has used less than a hundredth of a processor for a time. It names
-// those that go on.
+// idle waits until every process has used less than a hundredth of a processor for a time (a
+// twentieth under the race detector). It names those that go on.
 func idle(pids map[string]int) error {
 	const (
 		window  = 300 * time.Millisecond
 		windows = 10
-		part    = 100
 	)
+	part := time.Duration(100)
+	if raced {
+		part = 20
+	}
 	used := map[string]time.Duration{}
 	for range windows {
 		before := map[string]time.Duration{}

@@ -455,9 +455,7 @@ func (e *Engine) advanceBlock(c *context) {
 		r.answered = true
 	}
 	r.acked = true
-	h := c.header
-	h.Seq = r.newest // the sender waits under this one, which was refused meanwhile if it is another
-	e.answer(&h, device.CodeAck)
+	e.answer(&c.header, device.CodeAck)
 	e.abandon(c)
 }
 

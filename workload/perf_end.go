@@ -171,12 +171,13 @@ func (e *perfEnd) fill(f perfFill) error {
 			if err := unix.Madvise(b[i*pageSize:n*pageSize], drop); err != nil {
 				return fmt.Errorf("taking pages away: madvise: %w", err)
 			}
-			i = n
-		}
-		if e.kind == Shared {
-			if err := e.ep.Invalidate(rdma.VAOf(b), uint64(len(b))); err != nil {
-				return err
+			// Of these alone: those that are there would be missed once more, too.
+			if e.kind == Shared {
+				if err := e.ep.Invalidate(rdma.VAOf(b[i*pageSize:]), (n-i)*pageSize); err != nil {
+					return err
+				}
 			}
+			i = n
 		}
 		resident, err := e.resident()
 		if err != nil {

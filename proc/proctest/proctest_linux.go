@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"strconv"
@@ -31,7 +32,8 @@ const childEnv = "PFD_PROCTEST_CHILD"
 
 // Main is what TestMain calls in place of m.Run: in a child it serves the test
 // that started it. Else it runs the tests and fails where one of them has left
-// a descriptor open. It gives the exit code.
+// a descriptor open; a goroutine that still closes one is waited for. It returns
+// the exit code.
 func Main(m *testing.M) int {
 	if os.Getenv(childEnv) != "" {
 		return child()
@@ -42,18 +44,23 @@ func Main(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
-	after, err := descriptors()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "proctest:", err)
-		return 1
-	}
-	for fd, what := range after {
-		if _, ok := before[fd]; !ok {
-			fmt.Fprintf(os.Stderr, "descriptor %s (%s) left open\n", fd, what)
-			code = 1
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		after, err := descriptors()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "proctest:", err)
+			return 1
+		}
+		maps.DeleteFunc(after, func(fd, _ string) bool { _, ok := before[fd]; return ok })
+		if len(after) == 0 {
+			return code
+		}
+		if time.Now().After(deadline) {
+			for fd, what := range after {
+				fmt.Fprintf(os.Stderr, "descriptor %s (%s) left open\n", fd, what)
+			}
+			return 1
 		}
 	}
-	return code
 }
 
 // descriptors lists this process's descriptors and what they are, without those
@@ -74,7 +81,7 @@ func descriptors() (map[string]string, error) {
 	return fds, nil
 }
 
-// patience bounds the wait for a process that ends by itself (ours).
+// patience bounds the wait for a process, or a descriptor, that ends by itself (ours).
 const patience = 30 * time.Second
 
 // PIDFD opens a pidfd of the process pid, which must be there; it is closed with

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
 )
 
 // Window implements device.Bus.
@@ -44,7 +45,7 @@ func (n *node) Serve(ctx context.Context, h device.Handler) error {
 // and nothing else, so that a page-in can then not wait for a device, and the way to
 // another goroutine and back would cost more than the call.
 func (n *node) Do(slot int, c device.Call, long bool) {
-	if l := n.link.Load(); !long && n.m.inline && (l == nil || l.shadow.Prompt(slot)) {
+	if l := n.link.Load(); !long && n.m.inline && (l == nil || l.shadow.Prompt(slot, first(c))) {
 		n.m.calls = append(n.m.calls, c)
 		return
 	}
@@ -52,6 +53,15 @@ func (n *node) Do(slot int, c device.Call, long bool) {
 		slot = device.Slots
 	}
 	n.workers[slot].submit(n.m, c)
+}
+
+// first returns the first page of a page-in, 0 of another call.
+func first(c device.Call) device.VA {
+	if p, ok := c.(gup.Call); ok {
+		va, _, _, _ := p.PageIn()
+		return va
+	}
+	return 0
 }
 
 // worker runs the calls of one slot on a goroutine that lives while there are

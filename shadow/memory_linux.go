@@ -256,23 +256,19 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 	if err := m.check(s, size, fd); err != nil {
 		return err
 	}
-	prot := unix.PROT_READ
-	if write && m.kind != Physical {
-		prot |= unix.PROT_WRITE
-	}
 	var err error
-	if s.b, err = unix.Mmap(fd, int64(offset), int(size), prot, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
-		return fmt.Errorf("%w: mapping %d bytes of the file: %w", ErrShare, size, err)
-	}
-	_ = unix.Madvise(s.b, unix.MADV_DONTDUMP) // a core dump would bring all of the process's memory in; it cannot fail
 	if s.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		s.gone = true
-		s.drop()
 		return fmt.Errorf("%w: keeping its descriptor: %w", ErrShare, err)
 	}
-	var there []byte
+	if m.kind != Files {
+		if _, err = s.own(m.kind); err != nil {
+			_ = unix.Close(s.fd) // nothing of ours is in it
+			return fmt.Errorf("%w: %w", ErrShare, err)
+		}
+	}
+	var there []extent
 	if m.kind == Files {
-		there = resident(s.b[:min(size, m.window/4&^(device.PageSize-1))])
+		there = resident(s.fd, offset, min(size, m.window/4&^(device.PageSize-1)))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -293,26 +289,21 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 	return nil
 }
 
-// enter enters the pages of a share that are there, a byte a page, in runs. What
+// enter enters the pages of a share that are there, a place at a time. What
 // cannot be entered without an eviction is left to its faults.
-func (m *Memory) enter(s *share, there []byte) {
-	for i := 0; i < len(there); {
-		if there[i]&1 == 0 {
-			i++
-			continue
+func (m *Memory) enter(s *share, there []extent) {
+	for _, e := range there {
+		for at := e.start; at < e.end; {
+			end := min(at-at%m.granule+m.granule, e.end)
+			if !m.prompt(s.slot, m.granule) {
+				return
+			}
+			n := int((end - at) >> device.PageShift)
+			if got, _, err := m.bring(s, at, n); err != nil || got < n {
+				return
+			}
+			at = end
 		}
-		n := 1
-		for i+n < len(there) && there[i+n]&1 != 0 && uint64(i+n)<<device.PageShift%m.granule != 0 {
-			n++
-		}
-		at := uint64(i) << device.PageShift
-		if !m.prompt(s.slot, m.granule) {
-			return
-		}
-		if got, _, err := m.bring(s, at, n); err != nil || got < n {
-			return
-		}
-		i += n
 	}
 }
 
@@ -531,8 +522,13 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 
 	at := uint64(va - s.va)
 	pages = int(min(uint64(pages), max(1, m.window/4>>device.PageShift), (s.size-at)>>device.PageShift))
-	// A huge page that is read is there for writing as well: it is no copy.
-	res := populate(s.b[at:at+uint64(pages)<<device.PageShift], write && m.kind != Physical)
+	res := gup.Result{}
+	if b, err := s.own(m.kind); err != nil {
+		res.Err = fmt.Errorf("%w: %w", gup.ErrNotResident, err)
+	} else {
+		// A huge page that is read is there for writing as well: it is no copy.
+		res = populate(b[at:at+uint64(pages)<<device.PageShift], write && m.kind != Physical)
+	}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -584,13 +580,16 @@ func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
 	return m.PageIn(slot, va, 1, write)
 }
 
-// Prompt tells whether a page-in of few pages of a slot would wait for nobody now,
+// Prompt reports whether a page-in of few pages at va of a slot would wait for nobody now,
 // so that the device's owner may do it itself.
-func (m *Memory) Prompt(slot int) bool {
+func (m *Memory) Prompt(slot int, va device.VA) bool {
 	if slot < 0 || slot >= device.Slots || !m.mu.TryLock() {
 		return false
 	}
 	defer m.mu.Unlock()
+	if s := m.find(slot, va); s != nil && !s.mapped.Load() {
+		return false
+	}
 	return m.prompt(slot, min(promptBytes, m.window/4))
 }
 

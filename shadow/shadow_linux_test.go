@@ -306,6 +306,47 @@ func shareMemory(t testing.TB, u *unit, slot int, va device.VA, pages int, write
 	return b
 }
 
+// TestSharedIsNotMapped shares a file whose pages are partly there: they are entered, and pfd
+// maps the file only when it has to bring another one in, which is no work for the device's owner.
+func TestSharedIsNotMapped(t *testing.T) {
+	u := newUnit(t, 0, 48)
+	const va = 0x10000000
+	fd, b := file(t, 32, unix.F_SEAL_SHRINK)
+	for _, p := range []int{2, 3, 16} {
+		b[p*page] = 1
+	}
+	for range 3 {
+		if err := u.m.Share(0, va, uint64(len(b)), fd, 0, true); err != nil {
+			t.Fatal(err)
+		}
+		s := u.m.spaces[0].shares[0]
+		for p := range 32 {
+			_, f := u.access(0, device.VA(va+p*page), false)
+			if there := f == 0; there != (p == 2 || p == 3 || p == 16) {
+				t.Errorf("page %d: fault %v", p, f)
+			}
+		}
+		if s.mapped.Load() || u.m.Prompt(0, va) {
+			t.Error("a file of which nothing was paged in is mapped")
+		}
+		if err := u.m.Unshare(0, va, uint64(len(b))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if at, err := unix.Seek(fd, 0, unix.SEEK_CUR); err != nil || at != 0 {
+		t.Errorf("the process's file stands at %d, %v", at, err)
+	}
+	if err := u.m.Share(0, va, uint64(len(b)), fd, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if r := u.m.PageIn(0, va, 1, true); r.Err != nil || r.Resident != 1 {
+		t.Fatalf("%+v", r)
+	}
+	if !u.m.spaces[0].shares[0].mapped.Load() || !u.m.Prompt(0, va) {
+		t.Error("a file of which a page was brought in is not mapped")
+	}
+}
+
 // TestPageIn pages in across the border of every level of the tables, and finds
 // the process's own bytes there.
 func TestPageIn(t *testing.T) {

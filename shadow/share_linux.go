@@ -3,6 +3,8 @@ package shadow
 import (
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -14,7 +16,6 @@ type share struct {
 	slot   int
 	va     device.VA
 	size   uint64
-	b      []byte // our own mapping of it; nil once it is let go
 	fd     int
 	offset uint64
 	write  bool
@@ -23,6 +24,37 @@ type share struct {
 	users  int  // page-ins under way that use b
 	gone   bool // being unshared: nothing of it is entered any more
 	places map[uint64]*place
+
+	mapping sync.Mutex
+	mapped  atomic.Bool // b is there
+	b       []byte      // our own mapping of it; nil once it is let go
+}
+
+// own maps the share, if it is not mapped yet, and returns its bytes. mmap and munmap hold the
+// lock of pfd's address space, and wait while a process punches a hole into the file, so a share
+// that is never paged in is never mapped where the device needs no mapping of pfd's. The caller
+// uses the share.
+func (s *share) own(k Kind) ([]byte, error) {
+	if s.mapped.Load() {
+		return s.b, nil
+	}
+	s.mapping.Lock()
+	defer s.mapping.Unlock()
+	if s.mapped.Load() {
+		return s.b, nil
+	}
+	prot := unix.PROT_READ
+	if s.write && k != Physical {
+		prot |= unix.PROT_WRITE
+	}
+	b, err := unix.Mmap(s.fd, int64(s.offset), int(s.size), prot, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %d bytes of the file: %w", s.size, err)
+	}
+	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // a core dump would bring all of the process's memory in; it cannot fail
+	s.b = b
+	s.mapped.Store(true)
+	return b, nil
 }
 
 // check refuses what can be refused without knowing the other shares.
@@ -44,6 +76,12 @@ func (m *Memory) check(s *share, size uint64, fd int) error {
 	}
 	if err := checkFile(m.kind, s, fd); err != nil {
 		return err
+	}
+	// As mmap would refuse it.
+	mode, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil || mode&unix.O_ACCMODE == unix.O_WRONLY || mode&unix.O_PATH != 0 ||
+		s.write && (mode&unix.O_ACCMODE != unix.O_RDWR || seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0 && m.kind != Physical) {
+		return fmt.Errorf("%w: its descriptor, or its seals, do not permit the access", ErrShare)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -94,6 +132,30 @@ func checkFile(k Kind, s *share, fd int) error {
 		return fmt.Errorf("%w: its pages could be punched out: map it, and let pfd seal it with F_SEAL_FUTURE_WRITE (no F_SEAL_SEAL): %w", ErrShare, err)
 	}
 	return nil
+}
+
+// extent is memory of a share from start to end, bytes from its beginning.
+type extent struct{ start, end uint64 }
+
+// resident returns which of size bytes of a file, from offset on, are in memory or in swap.
+func resident(fd int, offset, size uint64) (there []extent) {
+	// Opened anew: the position is one of the open file, and the process's stays.
+	file, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(file)
+	for at, last := int64(offset), int64(offset+size); at < last; {
+		start, err := unix.Seek(file, at, unix.SEEK_DATA)
+		if err != nil || start >= last { // ENXIO: nothing more
+			return there
+		}
+		if at, err = unix.Seek(file, start, unix.SEEK_HOLE); err != nil {
+			return there
+		}
+		there = append(there, extent{uint64(start) - offset, uint64(min(at, last)) - offset})
+	}
+	return there
 }
 
 // errLeaving says that what is in the way is being unshared.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,17 +15,26 @@ import (
 // when it is done, and accesses wait for it, or fail where it failed.
 const mapTime = 20 * time.Millisecond
 
-// area is a file as it is mapped. A goroutine of its own maps and unmaps it.
+// area is a file of the peer's. A goroutine of its own opens and closes it, and maps and
+// unmaps it where it is not kept open. One that is open is mapped when it is first touched by
+// the mapping: a file that is only touched aside never is.
 type area struct {
-	ready chan struct{} // closed when b or err is there
-	b     []byte
-	file  int // the file, opened by us, for touchAside; -1: b alone
-	err   error
-	users int  // accesses in flight; guarded by the space's lock, as gone is
-	gone  bool // unmapped when there is none
+	ready    chan struct{} // closed when file, b or err is there
+	size     uint64
+	writable bool
+	file     int // the file, opened by us, for touchAside; -1: b alone
+	err      error
+	users    int  // accesses in flight; guarded by the space's lock, as gone is
+	gone     bool // unmapped when there is none
+
+	mapping sync.Mutex
+	mapped  atomic.Bool // b is there; set under mapping, or before ready is closed
+	b       []byte
 }
 
-func newArea() *area { return &area{ready: make(chan struct{}), file: -1} }
+func newArea(size uint64, writable bool) *area {
+	return &area{ready: make(chan struct{}), size: size, writable: writable, file: -1}
+}
 
 // wait waits for the area for a while. An error says that it could not be mapped.
 func (a *area) wait(most time.Duration) error {
@@ -43,16 +53,43 @@ func (a *area) wait(most time.Duration) error {
 	}
 }
 
-// at waits for the area and gives n of its bytes.
-func (a *area) at(off uint64, n int) ([]byte, error) {
+// has waits for the area and returns nil where it has n bytes from off on.
+func (a *area) has(off uint64, n int) error {
 	<-a.ready
 	if a.err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrLost, a.err)
+		return fmt.Errorf("%w: %w", ErrLost, a.err)
 	}
-	if off > uint64(len(a.b)) || uint64(n) > uint64(len(a.b))-off { // a foreign slice shorter than its range
-		return nil, ErrLost
+	if off > a.size || uint64(n) > a.size-off { // a foreign slice shorter than its range
+		return ErrLost
+	}
+	return nil
+}
+
+// at waits for the area and returns n of its bytes, mapped.
+func (a *area) at(off uint64, n int) ([]byte, error) {
+	if err := a.has(off, n); err != nil {
+		return nil, err
+	}
+	if !a.mapped.Load() {
+		if err := a.mapNow(); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrLost, err)
+		}
 	}
 	return a.b[off:][:n], nil
+}
+
+// mapNow maps the file that is open.
+func (a *area) mapNow() error {
+	a.mapping.Lock()
+	defer a.mapping.Unlock()
+	if a.mapped.Load() {
+		return nil
+	}
+	var err error
+	if a.b, err = mapFile(a.file, a.size, a.writable); err == nil {
+		a.mapped.Store(true)
+	}
+	return err
 }
 
 // retire unmaps an area that nothing points to any more, once nobody uses it: beside the

@@ -583,7 +583,7 @@ func TestTouchHoldsNobodyUp(t *testing.T) {
 	<-unmapped
 
 	// A file that is not mapped yet: accesses wait for it.
-	slow := newArea()
+	slow := newArea(4096, true)
 	s.mu.Lock()
 	f := &memory{id: fileID{1, 1}, area: slow, size: 4096, writable: true, mapped: 4096}
 	s.files[f.id] = f

@@ -13,9 +13,9 @@ import (
 // fileID says which file a descriptor is of, whatever its number.
 type fileID struct{ dev, ino uint64 }
 
-// memory is a file of the peer's, mapped once, from its beginning to behind what is used,
-// however many DMA mappings point into it. Its descriptors are closed (but see touchAside): the
-// mapping keeps the file, and with it its identity, alive.
+// memory is a file of the peer's, opened or mapped once, from its beginning to behind what is
+// used, however many DMA mappings point into it. The peer's descriptors are closed: the area
+// keeps the file, and with it its identity, alive.
 //
 // The peer can make a file smaller under us. A seal would exclude that, but not
 // every client seals, and a huge page can be missing even so. Therefore every
@@ -160,7 +160,8 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	const other = "descriptor of a mapping is no memfd and no file in shared memory"
 	// Only such files have seals. The rest is not asked of others: a file of FUSE may
 	// never answer, and every access would wait for it.
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
 		return nil, refuse(unix.EINVAL, other)
 	}
 	var st unix.Stat_t
@@ -176,6 +177,9 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 		return nil, refuse(unix.EINVAL, "range of %#x bytes at offset %#x of a file of %#x", m.Size, m.Offset, size)
 	}
 	write := m.Flags&DMAWrite != 0
+	if err := permits(fd, seals, write); err != nil {
+		return nil, err
+	}
 	if f != nil && m.Offset+m.Size <= f.size && (!write || f.writable) {
 		return f, nil
 	}
@@ -200,25 +204,43 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 		s.enlist(f)
 	}
 	before := *f
-	f.area, f.size, f.writable = newArea(), size, write || f.writable
+	f.area, f.size, f.writable = newArea(size, write || f.writable), size, write || f.writable
 	s.mapped += size - had
-	go s.fill(f.area, own, size, f.writable, f, &before)
+	go s.fill(f.area, own, f, &before)
 	return f, nil
 }
 
-// fill maps a file, in place of what was mapped of it before.
-func (s *space) fill(a *area, fd int, size uint64, writable bool, f, before *memory) {
-	b, err := mapFile(fd, size, writable)
-	file := -1
-	if err == nil && f.index < s.maxKept {
-		file = reopen(fd, size, writable)
+// permits refuses a descriptor with the errors of mmap(2). Opening the file anew does not judge
+// it: root may open any.
+func permits(fd, seals int, write bool) error {
+	mode, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	switch {
+	case err != nil || mode&unix.O_PATH != 0:
+		return refuse(unix.EBADF, "descriptor of a mapping is not open")
+	case mode&unix.O_ACCMODE == unix.O_WRONLY, write && mode&unix.O_ACCMODE != unix.O_RDWR:
+		return refuse(unix.EACCES, "descriptor of a mapping does not permit the access")
+	case write && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0:
+		return refuse(unix.EPERM, "file of a mapping is sealed against writing")
+	}
+	return nil
+}
+
+// fill opens or maps a file, in place of what was mapped of it before.
+func (s *space) fill(a *area, fd int, f, before *memory) {
+	if f.index < s.maxKept {
+		a.file = reopen(fd, a.size, a.writable)
+	}
+	var err error
+	if a.file < 0 {
+		if a.b, err = mapFile(fd, a.size, a.writable); err == nil {
+			a.mapped.Store(true)
+		}
 	}
 	_ = unix.Close(fd) // nothing of ours is in it
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case err == nil:
-		a.b, a.file = b, file
 		before.area.retire()
 	case f.area == a && before.area != nil: // it stays as it was
 		s.mapped -= f.size - before.size
@@ -256,8 +278,9 @@ func (s *space) addBytes(m DMAMap, b []byte) error {
 	if err := s.room(); err != nil {
 		return err
 	}
-	f := &memory{area: newArea(), writable: true, foreign: true, mapped: m.Size}
+	f := &memory{area: newArea(uint64(len(b)), true), writable: true, foreign: true, mapped: m.Size}
 	f.area.b = b
+	f.area.mapped.Store(true)
 	close(f.area.ready)
 	s.enlist(f)
 	s.table.insert(mapping{m.Address, last, 0, f.index, m.Flags})

@@ -39,14 +39,17 @@ func touch(a *area, off uint64, p []byte, write bool) (err error) {
 // can: by the mapping, whoever sleeps in it may hold the lock of this process's address space
 // (mmap_lock) meanwhile, and everybody who maps memory waits, the runtime for one.
 func touchAside(a *area, off uint64, p []byte, write bool) error {
-	b, err := a.at(off, len(p))
-	if err != nil {
+	if err := a.has(off, len(p)); err != nil {
 		return err
 	}
 	how := "process_vm"
 	n, err := a.byFile(off, p, write)
 	if errors.Is(err, errByMapping) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
-		// EPERM: sealed against writing, and so against punching. EINVAL: hugetlbfs.
+		// EPERM: sealed against writing meanwhile, which mappings survive. EINVAL: hugetlbfs.
+		var b []byte
+		if b, err = a.at(off, len(p)); err != nil {
+			return err
+		}
 		n, err = byMapping(b, p, write)
 	} else {
 		how = "file"

@@ -50,7 +50,14 @@ func TestTouchAside(t *testing.T) {
 			}
 			p := []byte("somewhere")
 			do := func(write bool) error { return s.accessBy(touchAside, 0x10020, p, write, nil, nil) }
-			if x.flags&DMAWrite != 0 { // by whichever way
+			if a.mapped.Load() == x.file {
+				t.Errorf("mapped: %v, with a descriptor: %v", x.file, x.file)
+			}
+			if x.name == "sealed" {
+				if err := do(true); !errors.Is(err, ErrLost) || !errors.Is(err, unix.EPERM) {
+					t.Errorf("a file that was sealed against writing: %v", err)
+				}
+			} else if x.flags&DMAWrite != 0 { // by whichever way
 				ok(t, do(true))
 				q := make([]byte, len(p))
 				_, err := unix.Pread(fd, q, 4096+0x20)
@@ -64,7 +71,11 @@ func TestTouchAside(t *testing.T) {
 				t.Errorf("the file has become %d bytes long", st.Size)
 			}
 
-			ok(t, unix.Mprotect(a.b, unix.PROT_NONE))
+			if b, err := a.at(0, 8192); err == nil {
+				ok(t, unix.Mprotect(b, unix.PROT_NONE))
+			} else if x.name != "sealed" {
+				t.Error(err)
+			}
 			for _, c := range []struct{ write, done bool }{{false, x.reads}, {true, x.writes}} {
 				if err := do(c.write); c.done != (err == nil) {
 					t.Errorf("write %v without the mapping: %v, want it done: %v", c.write, err, c.done)

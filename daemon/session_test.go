@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -18,6 +21,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/internal/keeper"
 	"github.com/exanet/pfd/pagein"
 )
 
@@ -235,6 +239,55 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 	r.until("it is dropped", func() bool { return r.nodes[0].sessions[deaf.Slot] == nil })
 	if n := len(r.domainsOf(0)); n != 1 {
 		t.Errorf("%d domains are left, want the other one", n)
+	}
+}
+
+// A process that takes no welcome has pfd give its attachment up, each descriptor of it once:
+// one that is closed twice may be another attachment's by then.
+func TestWelcomeThatIsNotTaken(t *testing.T) {
+	var out syncBuffer
+	_, client, ctx := startEngine(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(&out, nil)) })
+	k, err := keeper.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	h := hello()
+	va, proof := k.Proof()
+	h.ProofVA, h.Proof = device.VA(va), proof
+	msg, err := h.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: control.AttachSocket(client.Socket()), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write(msg); err != nil {
+		t.Fatal(err)
+	}
+	mapped := make([]byte, attach.MaxMessage)
+	n, err := c.Read(mapped) // a header, as its answer is; without room for descriptors none comes
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.CloseRead(); err != nil {
+		t.Fatal(err)
+	}
+	binary.LittleEndian.PutUint16(mapped, uint16(attach.TypeMapped))
+	if _, _, err := c.WriteMsgUnix(mapped[:n], unix.UnixRights(k.PIDFD()), nil); err != nil {
+		t.Fatal(err)
+	}
+	for !strings.Contains(out.String(), "welcome not delivered") {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("pfd says: %s", out.String())
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if s := out.String(); strings.Contains(s, "level=WARN") {
+		t.Errorf("pfd says: %s", s)
 	}
 }
 

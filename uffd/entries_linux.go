@@ -42,5 +42,12 @@ func (e *Entries) Enter(b []byte) (bytes int, err error) {
 	return enter(e.fd, b)
 }
 
-// Close closes the descriptor: the mappings are like any others then.
-func (e *Entries) Close() error { return os.NewSyscallError("close", unix.Close(e.fd)) }
+// Close closes the descriptor: the mappings are like any others then. It may be called again.
+func (e *Entries) Close() error {
+	if e.fd < 0 {
+		return nil
+	}
+	fd := e.fd
+	e.fd = -1 // its number may be another file's at once
+	return os.NewSyscallError("close", unix.Close(fd))
+}

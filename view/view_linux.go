@@ -81,7 +81,7 @@ func NewWithin(b Budget) (*View, error) {
 	return &View{entries: e, budget: b}, nil
 }
 
-// Close gives all memory up. Nothing may be called any more.
+// Close gives all memory up. Nothing but Close may be called any more.
 func (v *View) Close() error {
 	v.mu.Lock()
 	list := v.list

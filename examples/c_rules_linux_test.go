@@ -114,6 +114,16 @@ func TestBothLibraries(t *testing.T) {
 	t.Run("limits of pfd", func(t *testing.T) { limitsOfPfd(t, bin) })
 	t.Run("fork", func(t *testing.T) { forkedChild(t, bin) })
 	t.Run("wait", func(t *testing.T) { noChild(t, bin) })
+	t.Run("small", func(t *testing.T) { smallStack(t, bin) })
+	t.Run("header", func(t *testing.T) {
+		for _, standard := range []string{"c90", "c99", "c11"} { // programs of any standard include it
+			out, err := exec.CommandContext(t.Context(), "gcc", "-std="+standard, "-pedantic-errors", "-Wall", "-Wextra", "-Wstrict-prototypes", "-Werror",
+				"-fsyntax-only", "-x", "c", filepath.Join(dir, "exanet.h")).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v\n%s", standard, err, out)
+			}
+		}
+	})
 	t.Run("stranger", func(t *testing.T) { strangers(t, dir, bin) })
 }
 
@@ -214,6 +224,17 @@ func forkedChild(t *testing.T, bin string) {
 	client := start(t)
 	for name, as := range users(t) {
 		if got := said(t, as, "--core=0", "", bin, client.Socket(), "fork"); got != "ok" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// A thread with the smallest stack is enough for every function, and the library's own threads have small
+// ones: a process that locks all of its memory has them in memory whole.
+func smallStack(t *testing.T, bin string) {
+	client := start(t)
+	for name, as := range users(t) {
+		if got := said(t, as, "--core=0", "", bin, client.Socket(), "small"); got != "ok" {
 			t.Errorf("%s: %s", name, got)
 		}
 	}

@@ -48,7 +48,7 @@ enum {
 	/* Shared memory has no userfaultfd of the library's, for a program that has one of its own there:
 	 * its missing pages come in as others do, and after an munmap without exanet_unshare transfers
 	 * reach the memory that was shared, silently. */
-	EXANET_NO_USERFAULTFD = 8,
+	EXANET_NO_USERFAULTFD = 8
 };
 
 struct exanet_options {

@@ -133,7 +133,7 @@ static inline int refuse_child(const exanet *e)
 	return inherited(e) ? fail(EPERM, "the attachment is that of the process that forked this one: attach here") : 0;
 }
 
-enum { PATH_SIZE = 4096 };
+enum { PATH_SIZE = 256 };	/* a socket's path has 107 bytes at most; a caller's stack may be small */
 extern const char machine_directory[];
 
 /* Rules that package rdma has, too. rule_find finds the control socket of a client that names none:

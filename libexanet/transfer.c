@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
+#include <link.h>
 #include <linux/futex.h>
 #include <linux/netlink.h>
 #include <poll.h>
@@ -629,6 +630,31 @@ static void *serve_faults(void *arg)
 	}
 }
 
+enum { STACK = 64 << 10 };	/* a process that locks its memory (MCL_FUTURE) has all of a stack in memory */
+
+/* add_variables adds the size of an object's thread-local variables, which lie in each stack. */
+static int add_variables(struct dl_phdr_info *object, size_t size, void *sum)
+{
+	(void)size;
+	for (int i = 0; i < object->dlpi_phnum; i++)
+		if (object->dlpi_phdr[i].p_type == PT_TLS)
+			*(size_t *)sum += object->dlpi_phdr[i].p_memsz + object->dlpi_phdr[i].p_align;
+	return 0;
+}
+
+static int start_thread(struct server *s)
+{
+	pthread_attr_t small;
+	size_t size = STACK;
+	dl_iterate_phdr(add_variables, &size);
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, size);
+	const int error = pthread_create(&s->thread, &small, serve_faults, s);
+	pthread_attr_destroy(&small);
+	/* EINVAL: the C library keeps more room for variables (GLIBC_TUNABLES). */
+	return error == EINVAL ? pthread_create(&s->thread, NULL, serve_faults, s) : error;
+}
+
 int start_server(exanet *e)
 {
 	if (e->nservers == SERVERS)
@@ -641,7 +667,7 @@ int start_server(exanet *e)
 		return errno;
 	int error = epoll_ctl(s->epoll, EPOLL_CTL_ADD, e->netlink, &fault) || epoll_ctl(s->epoll, EPOLL_CTL_ADD, e->stop, &stop) ? errno : 0;
 	if (!error)
-		error = pthread_create(&s->thread, NULL, serve_faults, s);
+		error = start_thread(s);
 	if (error)
 		close(s->epoll);
 	else

@@ -2,10 +2,13 @@
  *   use    allocates 1 MiB, writes into it, reads it back and frees it;
  *   fork   tries every function in a child that it forks, and then uses the attachment itself;
  *   wait   waits until it has no child;
+ *   small  does all that "use" does, by method touch, in a thread with the smallest stack;
  *   hold   says "attached", waits for the end of its input, and leaves.
  * It says "ok", or what failed. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <limits.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,12 +97,58 @@ static void child(char *p, int transfer)
 	_exit(0);
 }
 
+/* pages returns how many pages of addresses the process has. */
+static long pages(void)
+{
+	long n = 0;
+	FILE *f = fopen("/proc/self/statm", "r");
+	if (!f || fscanf(f, "%ld", &n) != 1)
+		die("/proc/self/statm: %m");
+	fclose(f);
+	return n;
+}
+
+/* small attaches in a thread with the smallest stack. What the library itself makes takes no more than
+ * 1 MiB of addresses: mlockall(2) with MCL_FUTURE brings all of it in. */
+static void *small(void *options)
+{
+	struct exanet_options o = *(const struct exanet_options *)options, nowhere = { .socket = "/nowhere/pfd.sock" };
+	o.method = EXANET_TOUCH;
+	if (!exanet_attach(&e, &nowhere) || !strstr(exanet_error(), "no pfd answers"))
+		die("no such socket: %s", exanet_error());
+	const long before = pages();
+	if (exanet_attach(&e, &o))
+		die("attach: %s", exanet_error());
+	if (pages() - before > 256)
+		die("an attachment takes %ld pages of addresses", pages() - before);
+	char *p = exanet_alloc(e, SIZE);
+	if (!p)
+		die("alloc: %s", exanet_error());
+	use(p);
+	if (exanet_free(e, p, SIZE) || exanet_close(e))
+		die("end: %s", exanet_error());
+	puts("ok");
+	return NULL;
+}
+
+static int in_small_thread(const struct exanet_options *o)
+{
+	pthread_attr_t smallest;
+	pthread_t thread;
+	pthread_attr_init(&smallest);
+	if (pthread_attr_setstacksize(&smallest, PTHREAD_STACK_MIN) || pthread_create(&thread, &smallest, small, (void *)o))
+		die("no thread with a stack of %ld bytes", (long)PTHREAD_STACK_MIN);
+	return pthread_join(thread, NULL);
+}
+
 int main(int argc, char **argv)
 {
 	uint32_t trust = argc > 3 ? strtoul(argv[3], NULL, 10) : 0;
 	const struct exanet_options o = { .socket = argc > 2 ? argv[1] : "", .flags = argc > 3 ? EXANET_TRUST : 0, .trust = &trust, .ntrust = argc > 3 };
 	if (argc < 3)
 		die("usage: limits SOCKET ACTION [TRUST]");
+	if (!strcmp(argv[2], "small"))
+		return in_small_thread(&o);
 	if (exanet_attach(&e, &o))
 		die("attach: %s", exanet_error());
 	char *p = exanet_alloc(e, SIZE);

@@ -12,6 +12,8 @@ import (
 	"github.com/landlock-lsm/go-landlock/landlock"
 	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/psx"
+
+	"github.com/exanet/pfd/internal/procstatus"
 )
 
 // Apply takes what r does not keep from all threads of the process, and gives the
@@ -54,6 +56,9 @@ func restrictFiles(r Rules) error {
 	if r.Files == nil {
 		return nil
 	}
+	if err := signals(); err != nil {
+		return err
+	}
 	// The rights of Landlock's fifth version (Linux 6.10), of which an older kernel
 	// takes those that it knows. No TCP socket is bound or connected any more.
 	c := landlock.V5
@@ -64,6 +69,21 @@ func restrictFiles(r Rules) error {
 		return fmt.Errorf("landlock: %w", err)
 	}
 	return fmt.Errorf("landlock: %w in full: this kernel takes some of its rules at most", ErrUnsupported)
+}
+
+// signals returns an error unless the kernel can queue a signal for each thread. The runtime sends
+// one to each of them for a call that all make (syscall.AllThreadsSyscall), and waits without end
+// for a thread that gets none (setrlimit(2), RLIMIT_SIGPENDING: of all processes of this user).
+func signals() error {
+	status, _ := os.ReadFile("/proc/self/status") // without it nothing says that it cannot
+	var queued, most, threads uint64
+	queue, _ := procstatus.Field(status, "SigQ")
+	count, _ := procstatus.Field(status, "Threads")
+	if n, _ := fmt.Sscanf(queue+" "+count, "%d/%d %d", &queued, &most, &threads); n == 3 && queued+2*threads > most {
+		return fmt.Errorf("%w: %d threads take a signal each, and of the %d signals that this user's processes may have queued there are %d (ulimit -i, LimitSIGPENDING= of a unit)",
+			unix.EAGAIN, threads, most, queued)
+	}
+	return nil
 }
 
 func rulesFor(f *Files) (list []landlock.Rule) {
@@ -105,6 +125,9 @@ func dropCapabilities(r Rules) error {
 	if sets == had { // a service manager may not allow the call
 		return nil
 	}
+	if err := signals(); err != nil {
+		return err
+	}
 	_, _, errno := psx.Syscall3(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&sets[0])), 0)
 	runtime.KeepAlive(&sets)
 	if errno != 0 {
@@ -114,6 +137,9 @@ func dropCapabilities(r Rules) error {
 }
 
 func noNewPrivileges() error {
+	if err := signals(); err != nil {
+		return err
+	}
 	_, _, errno := psx.Syscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
 	if errno != 0 {
 		return os.NewSyscallError("prctl", errno)

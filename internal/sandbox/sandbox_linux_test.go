@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
 	"golang.org/x/sys/unix"
@@ -21,6 +23,7 @@ import (
 const (
 	childEnv      = "EXANET_SANDBOX_TEST"
 	unfilteredEnv = "EXANET_SANDBOX_TEST_UNFILTERED"
+	unqueuedEnv   = "EXANET_SANDBOX_TEST_UNQUEUED"
 )
 
 func TestMain(m *testing.M) {
@@ -30,6 +33,10 @@ func TestMain(m *testing.M) {
 	}
 	if os.Getenv(unfilteredEnv) != "" {
 		unfiltered()
+		os.Exit(0)
+	}
+	if os.Getenv(unqueuedEnv) != "" {
+		unqueued()
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
@@ -132,10 +139,25 @@ func unfiltered() {
 	_ = json.NewEncoder(os.Stdout).Encode(a)
 }
 
+// unqueued applies rules where no signal can be queued.
+func unqueued() {
+	if err := unix.Setrlimit(unix.RLIMIT_SIGPENDING, &unix.Rlimit{}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	var a answers
+	for _, m := range Apply(Rules{Calls: Runtime(), Files: &Files{Read: []string{"/proc"}}}) {
+		a.Missing = append(a.Missing, fmt.Sprintf("%s: %v", m.Step, m.Err))
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(a)
+}
+
 // ask runs this program with a setting more, and gives what it found out.
 func ask(t *testing.T, setting string) (a answers) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), setting)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
@@ -163,6 +185,23 @@ func TestUnfiltered(t *testing.T) {
 	for _, status := range a.Threads {
 		if status["NoNewPrivs"] != "1" {
 			t.Errorf("thread %s: NoNewPrivs is %s", status["Pid"], status["NoNewPrivs"])
+		}
+	}
+}
+
+// TestUnqueued: where the threads cannot be signalled their steps are left out, and nothing waits for them.
+func TestUnqueued(t *testing.T) {
+	want := []Step{StepFiles}
+	if os.Geteuid() == 0 { // others have no capabilities to drop
+		want = append(want, StepCapabilities)
+	}
+	a := ask(t, unqueuedEnv+"=1")
+	if len(a.Missing) != len(want) {
+		t.Fatalf("not applied: %q, want %q", a.Missing, want)
+	}
+	for i, m := range a.Missing {
+		if !strings.HasPrefix(m, string(want[i])) || !strings.Contains(m, "ulimit -i") {
+			t.Errorf("%s, want that %s names ulimit -i", m, want[i])
 		}
 	}
 }

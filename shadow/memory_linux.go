@@ -523,9 +523,13 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 	at := uint64(va - s.va)
 	pages = int(min(uint64(pages), max(1, m.window/4>>device.PageShift), (s.size-at)>>device.PageShift))
 	res := gup.Result{}
-	if b, err := s.own(m.kind); err != nil {
+	b, err := s.own(m.kind)
+	switch {
+	case errors.Is(err, unix.EPERM): // which nobody takes back
+		res.Err, res.Kind = fmt.Errorf("%w: its file was sealed against writing after it was shared: %w", gup.ErrDenied, err), gup.Permission
+	case err != nil:
 		res.Err = fmt.Errorf("%w: %w", gup.ErrNotResident, err)
-	} else {
+	default:
 		// A huge page that is read is there for writing as well: it is no copy.
 		res = populate(b[at:at+uint64(pages)<<device.PageShift], write && m.kind != Physical)
 	}
@@ -536,7 +540,9 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 	defer m.done()
 	defer func() { s.users--; s.drop() }()
 	if res.Err != nil {
-		return fail(res.Err)
+		r := fail(res.Err)
+		r.Kind = res.Kind
+		return r
 	}
 	m.stats.PageIns++
 	for got, all := 0, bits.TrailingZeros64(^res.Resident); got < all; {

@@ -345,6 +345,18 @@ func TestSharedIsNotMapped(t *testing.T) {
 	if !u.m.spaces[0].shares[0].mapped.Load() || !u.m.Prompt(0, va) {
 		t.Error("a file of which a page was brought in is not mapped")
 	}
+	// One that the process seals before that is mapped by nobody any more: final, and no memory that is short.
+	const sealed = va + 1<<20
+	fd, _ = file(t, 1, unix.F_SEAL_SHRINK)
+	if err := u.m.Share(0, sealed, page, fd, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE); err != nil {
+		t.Fatal(err)
+	}
+	if r := u.m.PageIn(0, sealed, 1, true); !errors.Is(r.Err, gup.ErrDenied) || r.Kind != gup.Permission {
+		t.Errorf("sealed after it was shared: %+v", r)
+	}
 }
 
 // TestPageIn pages in across the border of every level of the tables, and finds

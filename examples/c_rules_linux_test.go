@@ -164,6 +164,14 @@ func limits(t *testing.T, dir, bin string) {
 		if !enough {
 			t.Errorf("Go %s: 59 descriptors are too few", name)
 		}
+		if as == nil { // root has as many processes as it likes, and no helper
+			continue
+		}
+		for limit, want := range map[string]string{"--nproc=0": "making a keeper: ", "--as=300000000": "memory helper"} {
+			if got := said(t, as, limit, "", bin, client.Socket(), "use"); !strings.Contains(got, want) || !strings.Contains(got, "ulimit -") {
+				t.Errorf("C %s: %s: %s", name, limit, got)
+			}
+		}
 	}
 }
 

@@ -111,6 +111,12 @@ ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int
 	return n;
 }
 
+static bool exists(const char *path)
+{
+	struct stat st;
+	return !stat(path, &st);
+}
+
 /* helper_start starts the program that pfd sent (10), and closes the descriptors. */
 int helper_start(exanet *e, int *fds, int nfds)
 {
@@ -129,7 +135,7 @@ int helper_start(exanet *e, int *fds, int nfds)
 	for (int i = 0; i < PROGRAM_FILES; i++)
 		program.files[i] = -1;
 	if ((own = syscall(SYS_pidfd_open, getpid(), 0)) < 0 || (null = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) {
-		result = fail(errno, "descriptors for pfd's memory helper: %m");
+		result = fail(errno, "%s for pfd's memory helper: %m", own < 0 ? "pidfd_open" : "opening /dev/null");
 		goto out;
 	}
 	const int from[] = { null, null, null, fds[1], fds[2], fds[3], own };
@@ -141,6 +147,10 @@ int helper_start(exanet *e, int *fds, int nfds)
 		goto out;
 	}
 	snprintf(program.path, sizeof program.path, "/proc/self/fd/%d", above);
+	if (!exists(program.path)) {
+		result = fail(ENOENT, "pfd is another user's and needs a memory helper here, and that needs /proc: mount it (mount -t proc proc /proc)");
+		goto out;
+	}
 	e->lent = keeper_make(getpid(), &program, &result);
 out:
 	for (int i = 0; i < PROGRAM_KEEPER; i++)
@@ -209,12 +219,6 @@ static int question(exanet *e, unsigned char *m, size_t size, int fd, int second
 	}
 	pthread_mutex_unlock(&e->messages);
 	return result;
-}
-
-static bool exists(const char *path)
-{
-	struct stat st;
-	return !stat(path, &st);
 }
 
 /* stranger reports whether a user serves the socket whom this process does not trust (1). */
@@ -403,7 +407,7 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 		pthread_sigmask(SIG_SETMASK, &all, &old);
 		pthread_mutex_lock(&e->serving);	/* the thread may start another one */
 		if (e->stop < 0 || (errno = start_server(e)))
-			error = fail(errno, "the thread that brings pages in: %m");
+			error = fail(errno, "the thread that brings pages in: %m%s", errno == EAGAIN ? ": out of processes or of memory (ulimit -u, -v, -d; pids.max)" : "");
 		pthread_mutex_unlock(&e->serving);
 		pthread_sigmask(SIG_SETMASK, &old, NULL);
 	}

@@ -314,7 +314,7 @@ static struct keeper *make(pid_t ptracer, struct program *program, int64_t limit
 	keeper_end(k);
 	return NULL;
 broken:
-	*why = fail(errno, "making a keeper: %m");
+	*why = fail(errno, "making a keeper: %m%s", errno == EAGAIN ? ": out of processes (ulimit -u, pids.max)" : "");
 	if (ends[1] >= 0)
 		close(ends[1]);
 	munmap(k, sizeof *k);

@@ -103,7 +103,9 @@ func (p *Port) Ready(deadline time.Time, wake func()) error {
 	if err := p.sock.SetReadDeadline(deadline); err != nil {
 		return fmt.Errorf("waiting for a memory helper: %w", err)
 	}
-	if _, err := p.read(); err != nil {
+	if _, err := p.read(); errors.Is(err, errEnded) {
+		return fmt.Errorf("waiting for a memory helper: %w: the limits of the process, which are its own, may be too low (ulimit -v, -d, -u; pids.max)", err)
+	} else if err != nil {
 		return fmt.Errorf("waiting for a memory helper: %w", err)
 	}
 	if err := p.sock.SetReadDeadline(time.Time{}); err != nil {
@@ -154,13 +156,16 @@ type reply struct {
 // errRefused says that the helper is there and does not do what it was asked.
 var errRefused = fmt.Errorf("%w: it refused", ErrHelper)
 
+// errEnded says that the helper is not there any more.
+var errEnded = fmt.Errorf("%w: it ended", ErrHelper)
+
 // read reads one message of the helper's: its text, or the error that it tells.
 func (p *Port) read() ([]byte, error) {
 	var b [messageSize]byte
 	n, err := p.sock.Read(b[:])
 	switch {
 	case errors.Is(err, io.EOF), err == nil && n == 0:
-		return nil, fmt.Errorf("%w: it ended", ErrHelper)
+		return nil, errEnded
 	case err != nil:
 		return nil, err
 	case b[0] != messageOK:
@@ -443,7 +448,7 @@ func (p *Port) tell(kind byte, va device.VA, size uint64, fds ...int) ([]byte, e
 	case a := <-p.answers:
 		return a.text, a.err
 	case <-p.ended:
-		return nil, fmt.Errorf("%w: it ended", ErrHelper)
+		return nil, errEnded
 	case <-timeout.C:
 		// It will not be believed later either: its answers are out of step.
 		p.gone.Store(true)

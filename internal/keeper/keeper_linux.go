@@ -101,7 +101,10 @@ func start(ptracer int, limit time.Duration) (*Keeper, error) {
 	}
 	pid, err := k.spawn()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("making a keeper: %w", os.NewSyscallError("clone", err)), k.Close())
+		if err = os.NewSyscallError("clone", err); errors.Is(err, unix.EAGAIN) {
+			err = fmt.Errorf("%w: out of processes (ulimit -u, pids.max)", err)
+		}
+		return nil, errors.Join(fmt.Errorf("making a keeper: %w", err), k.Close())
 	}
 	k.pid = pid
 	if err := k.ready(limit); err != nil {

@@ -3,6 +3,7 @@
  *   fork   tries every function in a child that it forks, and then uses the attachment itself;
  *   wait   waits until it has no child;
  *   small  does all that "use" does, by method touch, in a thread with the smallest stack;
+ *   clock  attaches by method touch and closes ten times, while the time of day jumps;
  *   hold   says "attached", waits for the end of its input, and leaves.
  * It says "ok", or what failed. */
 #define _GNU_SOURCE
@@ -14,7 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../../libexanet/exanet.h"
@@ -131,6 +134,31 @@ static void *small(void *options)
 	return NULL;
 }
 
+/* clock_gettime is the library's: the time of day is set forward by an hour whenever it was read. */
+int clock_gettime(clockid_t clock, struct timespec *t)
+{
+	const int result = syscall(SYS_clock_gettime, clock, t);
+	if (clock == CLOCK_REALTIME)
+		t->tv_sec -= 3600;
+	return result;
+}
+
+/* jumps: the descriptors of each attachment are closed, so the end of its thread was awaited. */
+static int jumps(struct exanet_options o)
+{
+	o.method = EXANET_TOUCH;
+	const int first = dup(0);
+	close(first);
+	for (int i = 0; i < 10; i++)
+		if (exanet_attach(&e, &o) || exanet_close(e))
+			die("the time of day jumps: %s", exanet_error());
+	const int next = dup(0);
+	if (next != first)
+		die("the time of day jumps: the next descriptor is %d, and was %d", next, first);
+	puts("ok");
+	return 0;
+}
+
 static int in_small_thread(const struct exanet_options *o)
 {
 	pthread_attr_t smallest;
@@ -149,6 +177,8 @@ int main(int argc, char **argv)
 		die("usage: limits SOCKET ACTION [TRUST]");
 	if (!strcmp(argv[2], "small"))
 		return in_small_thread(&o);
+	if (!strcmp(argv[2], "clock"))
+		return jumps(o);
 	if (exanet_attach(&e, &o))
 		die("attach: %s", exanet_error());
 	char *p = exanet_alloc(e, SIZE);

@@ -1,6 +1,7 @@
 /* Transfers, waiting, and the faults that the process serves itself (docs/attach.md 3 to 6). */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <link.h>
 #include <linux/futex.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -515,7 +517,7 @@ static void served(exanet *e, uint32_t seq, int error)
 	syscall(SYS_futex, e->pages + SERVED, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-enum { HANGS = 100 * MS, NEAR = 256 };	/* a page counts as one that does not come; pages: served by the same */
+enum { HANGS = 100 * MS, NEAR = 256 };	/* a page counts as one that does not come; pages of a mapping: served by the same */
 
 /* turn returns after how many ms a thread may take a message, 0 now: while another one brings a page in
  * that has not hung yet, that one goes on. */
@@ -534,22 +536,53 @@ static int turn(struct server *s)
 	return left > 0 ? left / MS + 1 : 0;
 }
 
+/* hangs reports whether a thread has slept in a page for long, or two have near by, from first to last. */
+static bool hangs(const struct server *s, int64_t at, uint64_t page, uint64_t first, uint64_t last)
+{
+	int near = 0;
+	for (unsigned i = 0; i < s->e->nservers; i++) {
+		const struct server *o = &s->e->servers[i];
+		if (o == s || !o->page || at - o->since <= HANGS)
+			continue;
+		near += first <= o->page && o->page <= last;
+		if (o->page == page || near == 2)
+			return true;
+	}
+	return false;
+}
+
+/* mapping narrows first and last to the mapping that a page lies in, where the kernel says (Linux 6.11). */
+static void mapping(uint64_t page, uint64_t *first, uint64_t *last)
+{
+	/* struct procmap_query and PROCMAP_QUERY of linux/fs.h, which may be older */
+	struct { uint64_t size, flags, addr, start, end, rest[8]; } q = { .size = sizeof q, .addr = page << 12 };
+	const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+	if (fd >= 0 && !ioctl(fd, _IOWR('f', 17, __typeof__(q)), &q)) {
+		if (*first < q.start >> 12)
+			*first = q.start >> 12;
+		if (*last >= q.end >> 12)
+			*last = (q.end >> 12) - 1;
+	}
+	if (fd >= 0)
+		close(fd);
+}
+
 /* begin_page notes what a thread is about to sleep in; false: another one sleeps there and pfd has
- * asked again, or two sleep near by. Where no thread is left idle it starts one; without it messages wait. */
+ * asked again, or two sleep near by in its mapping. Where no thread is left idle it starts one; without it
+ * messages wait. */
 static bool begin_page(struct server *s, uint64_t page)
 {
 	exanet *e = s->e;
-	bool idle = false, sleeps = false;
-	int near = 0;
+	bool idle = false;
 	const int64_t at = now();
+	uint64_t first = page - NEAR, last = page + NEAR;
 	pthread_mutex_lock(&e->serving);
-	for (unsigned i = 0; i < e->nservers; i++) {
-		const struct server *o = &e->servers[i];
-		idle |= o != s && !o->page;
-		if (o == s || !o->page || at - o->since <= HANGS)
-			continue;
-		near += o->page - page + NEAR <= 2 * NEAR;
-		sleeps |= o->page == page || near == 2;
+	for (unsigned i = 0; i < e->nservers; i++)
+		idle |= &e->servers[i] != s && !e->servers[i].page;
+	bool sleeps = hangs(s, at, page, first, last);
+	if (sleeps) {
+		mapping(page, &first, &last);
+		sleeps = hangs(s, at, page, first, last);
 	}
 	if (!sleeps) {
 		s->page = page;

@@ -6,9 +6,11 @@ import (
 	"math"
 	"os"
 	"slices"
+	"structs"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -74,7 +76,7 @@ func madvise(va device.VA, pages, advice int) error {
 const (
 	sleepsAfter  = 100 * time.Millisecond // after which another one takes over
 	mostSleeping = 8                      // at a time, of one attachment
-	mostNear     = 2                      // within near pages of each other: what serves one serves the others
+	mostNear     = 2                      // of one mapping, within near pages of each other: what serves one serves the others
 	near         = 256 * device.PageSize
 )
 
@@ -102,13 +104,18 @@ func (s *sleepers) remove(va device.VA) {
 	s.pages = slices.Delete(s.pages, i, i+1)
 }
 
-// has reports whether a goroutine sleeps in a page, or mostNear do near by.
+// has reports whether a goroutine sleeps in a page, or mostNear do near by in its mapping.
 func (s *sleepers) has(va device.VA) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.near(va, va-near, va+near) && s.near(mappingOf(va-near, va, va+near))
+}
+
+// near reports whether a goroutine sleeps in a page, or mostNear do within first and last.
+func (s *sleepers) near(va, first, last device.VA) bool {
 	n := 0
 	for _, p := range s.pages {
-		if p-va+near <= 2*near {
+		if first <= p && p <= last {
 			n++
 		}
 		if p == va || n == mostNear {
@@ -116,6 +123,27 @@ func (s *sleepers) has(va device.VA) bool {
 		}
 	}
 	return false
+}
+
+// mappingOf returns va, and what of the memory from first to last is of the mapping that va
+// lies in: all of it where the kernel does not say (before Linux 6.11).
+func mappingOf(first, va, last device.VA) (_, from, to device.VA) {
+	// PROCMAP_QUERY, _IOWR('f', 17, struct procmap_query), of include/uapi/linux/fs.h (6.11).
+	const query = 0xc0686611
+	q := struct {
+		_                             structs.HostLayout
+		size, flags, addr, start, end uint64
+		_                             [8]uint64
+	}{size: 104, addr: uint64(va)}
+	f, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return va, first, last
+	}
+	defer f.Close()
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), query, uintptr(unsafe.Pointer(&q))); errno != 0 {
+		return va, first, last
+	}
+	return va, max(first, device.VA(q.start)), min(last, device.VA(q.end)-1)
 }
 
 // turn is a page-fault goroutine's: it serves messages until another takes over.

@@ -170,31 +170,35 @@ static int own(void)
 	return 0;
 }
 
-/* A page that does not come costs its own transfer alone, until it comes. */
+/* Pages that do not come cost their own transfers alone, until they come: other memory is beside them. */
 static int sleeps(void)
 {
+	enum { HUNG = 4 };
 	exanet *e = attach(0);
 	static char from[4096];
-	char *p = mmap(NULL, 17 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	int fd = syscall(SYS_userfaultfd, O_CLOEXEC), hung, number, status = 0;
+	char *p = mmap(NULL, (HUNG + 16) * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC), hung[HUNG], number, status = 0;
 	struct uffdio_api api = { .api = UFFD_API };
-	struct uffdio_register r = { .range = { (uintptr_t)p, 4096 }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_register r = { .range = { (uintptr_t)p, HUNG * 4096 }, .mode = UFFDIO_REGISTER_MODE_MISSING };
 	struct exanet_transfer t = { .local = from, .size = sizeof from };
 	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &r)) {
 		printf("userfaultfd: %s\n", strerror(errno));
 		return 1;
 	}
-	exanet_export(e, p, 17 * 4096, &t.remote);
-	hung = exanet_write(e, &t);
-	for (int i = 1; i < 17 && !status; i++) {
-		t.offset = i * 4096;
+	exanet_export(e, p, (HUNG + 16) * 4096, &t.remote);
+	for (int i = 0; i < HUNG; i++, t.offset += 4096)
+		hung[i] = exanet_write(e, &t);
+	for (; t.offset < (HUNG + 16) * 4096 && !status; t.offset += 4096)
 		status = (number = exanet_write(e, &t)) < 0 ? number : exanet_wait(e, number, -1);
-	}
-	if (status || exanet_poll(e, hung) != EXANET_ONGOING)
-		printf("other pages: %d (%s); the page that does not come: %d\n", status, exanet_error(), exanet_poll(e, hung));
-	close(fd);	/* it comes */
-	if ((status = exanet_wait(e, hung, -1)))
-		printf("the page that comes late: %d, %s\n", status, exanet_error());
+	if (status)
+		printf("other pages: %d (%s)\n", status, exanet_error());
+	for (int i = 0; i < HUNG; i++)
+		if ((status = exanet_poll(e, hung[i])) != EXANET_ONGOING)
+			printf("a page that does not come: %d\n", status);
+	close(fd);	/* they come */
+	for (int i = 0; i < HUNG; i++)
+		if ((status = exanet_wait(e, hung[i], -1)))
+			printf("a page that comes late: %d, %s\n", status, exanet_error());
 	return exanet_close(e);
 }
 

@@ -2,6 +2,7 @@
 # make check: formatting, vet, linters, go.mod, house rules. Prints what is
 # wrong and fails; prints one line a step when all is well.
 set -eu
+[ $# = 0 ] || { echo "check: unexpected argument \"$1\"; usage: check.sh" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 GO=${GO:-go}
 

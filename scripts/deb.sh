@@ -2,6 +2,7 @@
 # make deb: packs what make build, man and completion have made. DEB_DIR says
 # where to, VERSION which; by default bin and the program's own.
 set -eu
+[ $# = 0 ] || { echo "deb: unexpected argument \"$1\"; usage: deb.sh" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 GO=${GO:-go}
 dir=${DEB_DIR:-bin}

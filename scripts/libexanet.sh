@@ -3,6 +3,13 @@
 # taken from the environment. exanet.pc names PREFIX/include and LIBDIR, where the files are
 # going to be installed, and without them the directory that it lies in.
 set -eu
+case "$#:${1:-}" in
+1:[!-]* | 3:[!-]*) ;;
+*)
+	echo "libexanet: unexpected arguments \"$*\"; usage: libexanet.sh DIR [PREFIX LIBDIR]" >&2
+	exit 2
+	;;
+esac
 here='${pcfiledir}'
 dir=$1 prefix=${2:-$here} includedir=${2:+'${prefix}/include'} libdir=${3:-$here}
 cd "$(dirname "$0")/.."

@@ -3,6 +3,12 @@
 # processes, timing and scheduling five times in a row: loaded.sh [PACKAGE...]
 # A test that needs a quiet machine fails here. Not in CI: it takes an hour and more.
 set -u
+case ${1:-} in
+-*)
+	echo "loaded: unexpected argument \"$1\"; usage: loaded.sh [PACKAGE...]" >&2
+	exit 2
+	;;
+esac
 cd "$(dirname "$0")/.."
 GO=${GO:-go}
 

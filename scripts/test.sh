@@ -3,6 +3,12 @@
 # prints what they took: test.sh TARGET... At the end stand the ten slowest packages and,
 # last, each test that failed, by name. Fails if one of them did.
 set -u
+case ${1:-} in
+'' | -*)
+	echo "test: unexpected argument \"${1:-}\"; usage: test.sh TARGET..." >&2
+	exit 2
+	;;
+esac
 cd "$(dirname "$0")/.."
 MAKE=${MAKE:-make}
 log=$(mktemp)

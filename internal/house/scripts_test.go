@@ -229,3 +229,34 @@ func TestSetupUsage(t *testing.T) {
 		}
 	}
 }
+
+// No script takes an argument that it does not know for none.
+func TestScriptsUsage(t *testing.T) {
+	scripts, err := filepath.Glob(filepath.Join(root, "scripts", "*.sh"))
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, script := range scripts {
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", script, "--bogus")
+		cmd.Env = []string{"PATH=/nonexistent"} // it goes no further
+		out, _ := cmd.CombinedOutput()          // its exit code is looked at
+		if code := cmd.ProcessState.ExitCode(); code != 2 || !strings.Contains(string(out), "usage: "+filepath.Base(script)) || !strings.Contains(string(out), `"--bogus"`) {
+			t.Errorf("%s --bogus: exit code %d, %q", filepath.Base(script), code, out)
+		}
+	}
+}
+
+// fuzz.sh runs every target though one before it fails, and names what failed last.
+func TestFuzzScript(t *testing.T) {
+	dir := stubs(t, map[string]string{
+		"go":      `case "$*" in "list ./...") echo x y ;; *-list*) echo FuzzA ;; *x) exit 1 ;; *) echo "ran $*" ;; esac`,
+		"dirname": "", "grep": "",
+	})
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "fuzz.sh"), "5s")
+	cmd.Env = []string{"PATH=" + dir}
+	out, _ := cmd.CombinedOutput() // its exit code is looked at
+	const want = "fuzz: x FuzzA (5s)\nfuzz: y FuzzA (5s)\nran test -run ^$ -fuzz ^FuzzA$ -fuzztime 5s y\nfuzz: failed: x:FuzzA\n"
+	if code := cmd.ProcessState.ExitCode(); code != 1 || string(out) != want {
+		t.Errorf("exit code %d, %q, want %q", code, out, want)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"structs"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -198,4 +199,25 @@ func (b *Buffer) Free() error {
 	}
 	b.b = nil
 	return nil
+}
+
+// mappingOf returns va, and what of the memory from first to last is of the mapping that va
+// lies in: all of it where the kernel does not say (before Linux 6.11).
+func mappingOf(first, va, last device.VA) (_, from, to device.VA) {
+	// PROCMAP_QUERY, _IOWR('f', 17, struct procmap_query), of include/uapi/linux/fs.h (6.11).
+	const query = 0xc0686611
+	q := struct {
+		_                             structs.HostLayout
+		size, flags, addr, start, end uint64
+		_                             [8]uint64
+	}{size: 104, addr: uint64(va)}
+	f, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return va, first, last
+	}
+	defer f.Close()
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), query, uintptr(unsafe.Pointer(&q))); errno != 0 {
+		return va, first, last
+	}
+	return va, max(first, device.VA(q.start)), min(last, device.VA(q.end)-1)
 }

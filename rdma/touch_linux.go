@@ -6,11 +6,9 @@ import (
 	"math"
 	"os"
 	"slices"
-	"structs"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -123,27 +121,6 @@ func (s *sleepers) near(va, first, last device.VA) bool {
 		}
 	}
 	return false
-}
-
-// mappingOf returns va, and what of the memory from first to last is of the mapping that va
-// lies in: all of it where the kernel does not say (before Linux 6.11).
-func mappingOf(first, va, last device.VA) (_, from, to device.VA) {
-	// PROCMAP_QUERY, _IOWR('f', 17, struct procmap_query), of include/uapi/linux/fs.h (6.11).
-	const query = 0xc0686611
-	q := struct {
-		_                             structs.HostLayout
-		size, flags, addr, start, end uint64
-		_                             [8]uint64
-	}{size: 104, addr: uint64(va)}
-	f, err := os.Open("/proc/self/maps")
-	if err != nil {
-		return va, first, last
-	}
-	defer f.Close()
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), query, uintptr(unsafe.Pointer(&q))); errno != 0 {
-		return va, first, last
-	}
-	return va, max(first, device.VA(q.start)), min(last, device.VA(q.end)-1)
 }
 
 // turn is a page-fault goroutine's: it serves messages until another takes over.

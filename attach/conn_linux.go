@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/keeper"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/sockets"
 )
 
@@ -177,7 +178,7 @@ func (c *Conn) Send(msg []byte, fds ...int) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("sending to the attachment's peer: %w", err)
+		return fmt.Errorf("sending to the attachment's peer: %w", limits.Explain(err))
 	}
 	return nil
 }

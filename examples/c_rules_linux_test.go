@@ -172,6 +172,9 @@ func limits(t *testing.T, dir, bin string) {
 				t.Errorf("C %s: %s: %s", name, limit, got)
 			}
 		}
+		if got := said(t, as, "--nofile=64", "", bin, client.Socket(), "flight"); !strings.Contains(got, "under way in sockets") || !strings.Contains(got, "ulimit -n") {
+			t.Errorf("C %s: descriptors under way: %s", name, got)
+		}
 	}
 }
 

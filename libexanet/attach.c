@@ -34,8 +34,9 @@ int fail(int code, const char *format, ...)
 	va_start(args, format);
 	int n = vsnprintf(text, sizeof text, format, args);
 	va_end(args);
-	if (code == EMFILE && n >= 0 && (size_t)n < sizeof text)
-		snprintf(text + n, sizeof text - n, ": out of descriptors (ulimit -n)");
+	if (n >= 0 && (size_t)n < sizeof text && (code == EMFILE || code == ETOOMANYREFS))
+		snprintf(text + n, sizeof text - n, code == EMFILE ? ": out of descriptors (ulimit -n)" :
+			 ": this user has more descriptors under way in sockets than a process may have open (ulimit -n)");
 	return -code;
 }
 

@@ -4,6 +4,7 @@
  *   wait   waits until it has no child;
  *   small  does all that "use" does, by method touch, in a thread with the smallest stack;
  *   clock  attaches by method touch and closes ten times, while the time of day jumps;
+ *   flight has so many descriptors under way in a socket that no more can be sent;
  *   hold   says "attached", waits for the end of its input, and leaves.
  * It says "ok", or what failed. */
 #define _GNU_SOURCE
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -159,6 +161,27 @@ static int jumps(struct exanet_options o)
 	return 0;
 }
 
+/* flight leaves descriptors unread in a socket until the kernel takes no more of this user's. */
+static void flight(void)
+{
+	int ends[2], fds[16];
+	char byte = 0;
+	union { char b[CMSG_SPACE(sizeof fds)]; struct cmsghdr align; } control = { 0 };
+	struct iovec iov = { &byte, 1 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.b, .msg_controllen = sizeof control.b };
+	struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends))
+		die("socketpair: %m");
+	for (int i = 0; i < 16; i++)
+		fds[i] = ends[0];
+	*c = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fds) };
+	memcpy(CMSG_DATA(c), fds, sizeof fds);
+	while (sendmsg(ends[1], &msg, MSG_DONTWAIT) > 0)
+		;
+	if (errno != ETOOMANYREFS)
+		die("descriptors under way: %m");
+}
+
 static int in_small_thread(const struct exanet_options *o)
 {
 	pthread_attr_t smallest;
@@ -177,6 +200,8 @@ int main(int argc, char **argv)
 		die("usage: limits SOCKET ACTION [TRUST]");
 	if (!strcmp(argv[2], "small"))
 		return in_small_thread(&o);
+	if (!strcmp(argv[2], "flight"))
+		flight();
 	if (!strcmp(argv[2], "clock"))
 		return jumps(o);
 	if (exanet_attach(&e, &o))

@@ -16,6 +16,8 @@ func Remedy(err error) string {
 	switch {
 	case errors.Is(err, unix.EMFILE):
 		return "out of descriptors (ulimit -n, LimitNOFILE= of a unit)"
+	case errors.Is(err, unix.ETOOMANYREFS):
+		return "this user has more descriptors under way in sockets than a process may have open (ulimit -n, LimitNOFILE= of a unit)"
 	case errors.Is(err, unix.ENFILE):
 		return "this machine is out of file descriptors (sysctl fs.file-max)"
 	case errors.Is(err, unix.EFBIG):

@@ -12,6 +12,7 @@ import (
 func TestExplain(t *testing.T) {
 	for errno, want := range map[unix.Errno]string{
 		unix.EMFILE: "ulimit -n", unix.ENFILE: "fs.file-max", unix.EFBIG: "ulimit -f", unix.ENOMEM: "out of memory", unix.EPERM: "",
+		unix.ETOOMANYREFS: "ulimit -n",
 	} {
 		err := Explain(os.NewSyscallError("call", errno))
 		if !errors.Is(err, errno) || !strings.Contains(err.Error(), want) || (want == "") != (Remedy(errno) == "") {

@@ -1,7 +1,10 @@
 package user
 
 import (
+	"context"
 	"io"
+	"log/slog"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -41,4 +44,72 @@ func TestStreamsLeaveNothing(t *testing.T) {
 		<-over
 		r.sock.close()
 	})
+}
+
+// levels is a logger's handler that hands over what it was told.
+type levels struct {
+	slog.Handler
+	told chan slog.Record
+}
+
+func (l levels) Handle(_ context.Context, r slog.Record) error {
+	l.told <- r
+	return nil
+}
+
+// end waits for the end of a connection, and returns the level at which it was told.
+func (l levels) end() slog.Level {
+	for {
+		if r := <-l.told; r.Message == "vfio-user: connection ended" {
+			return r.Level
+		}
+	}
+}
+
+// TestDescriptorsLost: a server that is out of descriptors warns that it gave a client up for that.
+func TestDescriptorsLost(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	log := levels{slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug}), make(chan slog.Record, 16)}
+	s, _ := newServer(t, func(c *Config) { c.Log = slog.New(log) })
+	path := filepath.Join(t.TempDir(), "dev.sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, path) }()
+	c, err := Redial(ctx, path, Options{}, func(*Client) error { return nil }) // it listens
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	log.end()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		t.Fatal(err)
+	}
+	client := &rawSession{t, nil, newSocket(fd), newInbox(2 << 20)}
+	client.agree("{}")
+	file := memfd(t, 4096, unix.F_SEAL_SHRINK)
+	none := limit
+	none.Cur = 0 // what is open stays open
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	client.send(raw(2, CmdDMAMap, 0, le(32, 1, uint64(0), uint64(0x10000), uint64(4096))), file)
+	_, answered := client.receive()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || answered {
+		t.Fatal(err, "or a descriptor without room for it was taken")
+	}
+	if level := log.end(); level != slog.LevelWarn {
+		t.Errorf("at level %v", level)
+	}
+	client.sock.close()
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
 }

@@ -287,8 +287,11 @@ func (s *Server) accept(ctx context.Context, l *socket) error {
 		default:
 			c := s.admit(fd)
 			s.wg.Go(func() {
-				err := s.serve(c)
-				s.log.Debug("vfio-user: connection ended", "error", err)
+				err, level := s.serve(c), slog.LevelDebug
+				if errors.Is(err, sockets.ErrDescriptors) { // the client learns no reason, and it may be our own limit
+					level = slog.LevelWarn
+				}
+				s.log.Log(ctx, level, "vfio-user: connection ended", "error", err)
 				go func() { c.sock.wait(0); <-slots }() // what does not close is bounded, too
 			})
 		}

@@ -138,7 +138,7 @@ int exanet_prefetch(exanet *, void *, size_t, int write);
 /* Memory of a file of its own that is shared with the device, and registered with method
  * uffd; with uffd and sva it is registered alone, and with sva it is private memory, too, where the process may
  * make no such file (ulimit -f, a seccomp filter). NULL and exanet_error(). It is not in memory
- * before it is used. A child that is forked has the same memory, and no copy. */
+ * before it is used, but under mlockall(2) with MCL_FUTURE. A child that is forked has the same memory, and no copy. */
 void *exanet_alloc(exanet *, size_t);
 /* Nothing else may be mapped there before; where it fails the memory stays. */
 int exanet_free(exanet *, void *, size_t);

@@ -2,9 +2,13 @@ package user
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -111,5 +115,28 @@ func TestDescriptorsLost(t *testing.T) {
 	cancel()
 	if err := <-served; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestWithoutProc: a server that cannot tell an eventfd from another file says so before it has a client.
+func TestWithoutProc(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: /proc is hidden by a mount")
+	}
+	refused := make(chan error)
+	go func() {
+		defer close(refused)
+		runtime.LockOSThread() // and never unlocked: the thread ends with its mounts
+		err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("none", "/proc", "tmpfs", 0, ""))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		d := &testDevice{}
+		_, err = New(testConfig(d), d)
+		refused <- err
+	}()
+	if err := <-refused; !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "is /proc mounted?") {
+		t.Errorf("without /proc: %v", err)
 	}
 }

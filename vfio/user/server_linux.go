@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,6 +142,9 @@ func New(cfg Config, dev Device) (*Server, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	if _, err := os.Stat("/proc/self/fd"); err != nil { // isEventFD and reopen go by it
+		return nil, fmt.Errorf("vfio-user server: %w: is /proc mounted?", err)
 	}
 	pci, err := newConfig(cfg.Identity, cfg.BARs, cfg.MSIX)
 	if err != nil {

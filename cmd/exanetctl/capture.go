@@ -62,7 +62,7 @@ counted in the capture and on standard error.`,
 			}()
 			err = client.Capture(ctx, id[0], snap, func(block []byte) error {
 				if to == nil && file != "" { // pfd captures: the file may go
-					f, failed := outfile.Open(file, outfile.Options{Wait: true})
+					f, failed := outfile.Await(ctx, file, outfile.Options{})
 					if failed != nil {
 						return fmt.Errorf("--write: %w", failed)
 					}

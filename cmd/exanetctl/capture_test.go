@@ -70,7 +70,7 @@ func TestCreatePrivate(t *testing.T) {
 	if err := os.WriteFile(file, []byte("of before"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f, err := outfile.Open(file, outfile.Options{Wait: true})
+	f, err := outfile.Await(t.Context(), file, outfile.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestCreatePrivate(t *testing.T) {
 		t.Errorf("%v, %d bytes, %v", st.Mode(), st.Size(), err)
 	}
 	// What is no file stays as it is.
-	null, err := outfile.Open(os.DevNull, outfile.Options{Wait: true})
+	null, err := outfile.Await(t.Context(), os.DevNull, outfile.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

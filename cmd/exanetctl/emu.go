@@ -101,7 +101,7 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 		return fmt.Errorf("directory of the sockets: %w", err)
 	}
 	if f.capture != "" {
-		end, failed := record(m.Engine(), f.capture, f.Log)
+		end, failed := record(ctx, m.Engine(), f.capture, f.Log)
 		if failed != nil {
 			return failed
 		}
@@ -125,9 +125,9 @@ const captureTime = 2 * time.Second
 var errCaptureSlow = errors.New("the file takes its bytes too slowly: the last packets are missing")
 
 // record writes the packets on all links into a file until end is called, or the file
-// takes no more: log has that at once.
-func record(e *emu.Engine, file string, log *slog.Logger) (end func() error, err error) {
-	to, err := outfile.Open(file, outfile.Options{Wait: true})
+// takes no more: log has that at once. The reader of a pipe is waited for until ctx ends.
+func record(ctx context.Context, e *emu.Engine, file string, log *slog.Logger) (end func() error, err error) {
+	to, err := outfile.Await(ctx, file, outfile.Options{})
 	if err != nil {
 		return nil, fmt.Errorf("--capture: %w", err)
 	}

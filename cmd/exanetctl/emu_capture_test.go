@@ -43,7 +43,7 @@ func TestServeCaptureFails(t *testing.T) {
 	var said lines
 	log := slog.New(slog.NewTextHandler(&said, nil))
 
-	end, err := record(m.Engine(), "/dev/full", log)
+	end, err := record(t.Context(), m.Engine(), "/dev/full", log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestServeCaptureFails(t *testing.T) {
 	for err == nil {
 		_, err = unix.Write(fd, make([]byte, 4096))
 	}
-	if end, err = record(m.Engine(), fifo, log); err != nil {
+	if end, err = record(t.Context(), m.Engine(), fifo, log); err != nil {
 		t.Fatal(err)
 	}
 	over := make(chan error, 1)

@@ -5,12 +5,14 @@ package outfile
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,7 +30,6 @@ var (
 type Options struct {
 	Mode fs.FileMode // of the file; 0: its owner alone may read and write it
 	Keep bool        // a former file is kept as PATH.old, else it is emptied
-	Wait bool        // for the reader of a pipe
 }
 
 // Open opens a file for writing, and makes it where there is none. A file that another program
@@ -36,10 +37,7 @@ type Options struct {
 // second name, is left alone; what this process has open (/dev/stdout, /dev/fd/N) is its own.
 func Open(path string, o Options) (*os.File, error) {
 	mode := cmp.Or(o.Mode, 0o600)
-	flags := os.O_WRONLY | os.O_CREATE | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	if !o.Wait {
-		flags |= unix.O_NONBLOCK
-	}
+	const flags = os.O_WRONLY | os.O_CREATE | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
 	if isOpen(path) {
 		return os.OpenFile(path, os.O_WRONLY|unix.O_CLOEXEC, 0)
 	}
@@ -86,6 +84,32 @@ func Open(path string, o Options) (*os.File, error) {
 		err = os.Rename(path, path+".old")
 		if err := errors.Join(err, f.Close()); err != nil {
 			return nil, fmt.Errorf("keeping the former file: %w", err)
+		}
+	}
+}
+
+// readerPause is the time between two looks for the reader of a pipe (ours).
+const readerPause = 20 * time.Millisecond
+
+// Await is Open, but it waits for the reader of a pipe, until ctx ends. Another user's pipe is
+// refused at once.
+func Await(ctx context.Context, path string, o Options) (*os.File, error) {
+	for {
+		f, err := Open(path, o)
+		if !errors.Is(err, unix.ENXIO) { // nobody has it open for reading
+			return f, err
+		}
+		info, failed := os.Lstat(path)
+		if failed == nil {
+			failed = Check(path, info)
+		}
+		if failed != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+			return nil, cmp.Or(failed, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s: waiting for its reader: %w", path, ctx.Err())
+		case <-time.After(readerPause):
 		}
 	}
 }

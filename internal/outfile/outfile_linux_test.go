@@ -1,6 +1,7 @@
 package outfile
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -33,7 +34,7 @@ func TestFileOfOthers(t *testing.T) {
 		cases[theirs] = ErrOfOthers
 	}
 	for path, want := range cases {
-		for _, o := range []Options{{}, {Keep: true}, {Wait: true}, {Mode: 0o644}} {
+		for _, o := range []Options{{}, {Keep: true}, {Mode: 0o644}} {
 			f, err := Open(path, o)
 			if !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", path, err, want)
@@ -88,5 +89,37 @@ func TestWrite(t *testing.T) {
 	defer f.Close()
 	if err := Write(path, nil); !errors.Is(err, ErrInUse) {
 		t.Errorf("a file that is being written: %v", err)
+	}
+}
+
+// Who waits for the reader of a pipe can be interrupted, and waits for no reader of another user's.
+func TestAwait(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Await(over, path, Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+	go func() {
+		if r, err := os.Open(path); err == nil { // it waits for the writer
+			r.Close()
+		}
+	}()
+	f, err := Await(t.Context(), path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if os.Geteuid() != 0 {
+		return
+	}
+	if err := os.Chown(path, 3100, 3100); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Await(t.Context(), path, Options{}); !errors.Is(err, ErrOfOthers) {
+		t.Errorf("another user's pipe: %v, want %v", err, ErrOfOthers)
 	}
 }

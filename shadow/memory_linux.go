@@ -268,7 +268,7 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 	}
 	var there []extent
 	if m.kind == Files {
-		there = resident(s.fd, offset, min(size, m.window/4&^(device.PageSize-1)))
+		there = s.resident(m.kind, min(size, m.window/4&^(device.PageSize-1)))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -56,7 +56,7 @@ func TestOnlyWhatWasAskedFor(t *testing.T) {
 		}
 	}
 	there := 0
-	for _, e := range resident(u.m.spaces[0].shares[0].fd, 0, uint64(len(b))) {
+	for _, e := range u.m.spaces[0].shares[0].resident(Pinned, uint64(len(b))) {
 		there += int(e.end-e.start) / page
 	}
 	k, s := locked(t, u)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 
@@ -345,6 +346,14 @@ func TestSharedIsNotMapped(t *testing.T) {
 	if !u.m.spaces[0].shares[0].mapped.Load() || !u.m.Prompt(0, va) {
 		t.Error("a file of which a page was brought in is not mapped")
 	}
+	// A kernel that does not say what it has of a file says it of the mapping.
+	s := u.m.spaces[0].shares[0]
+	by, kept := s.resident(Files, uint64(len(b))), s.fd
+	s.fd = -1
+	if other := s.resident(Files, uint64(len(b))); !slices.Equal(by, other) || len(by) != 3 {
+		t.Errorf("in memory: %v, by the mapping %v", by, other)
+	}
+	s.fd = kept
 	// One that the process seals before that is mapped by nobody any more: final, and no memory that is short.
 	const sealed = va + 1<<20
 	fd, _ = file(t, 1, unix.F_SEAL_SHRINK)

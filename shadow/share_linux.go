@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -137,25 +138,60 @@ func checkFile(k Kind, s *share, fd int) error {
 // extent is memory of a share from start to end, bytes from its beginning.
 type extent struct{ start, end uint64 }
 
-// resident returns which of size bytes of a file, from offset on, are in memory or in swap.
-func resident(fd int, offset, size uint64) (there []extent) {
-	// Opened anew: the position is one of the open file, and the process's stays.
-	file, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// resident returns which of the first size bytes of the share are in memory now. It asks the kernel
+// about the file (cachestat(2), Linux 6.5): mincore(2) wants a mapping, which others would wait for
+// while a process punches a hole into the file.
+func (s *share) resident(k Kind, size uint64) []extent {
+	list, err := cached(nil, s.fd, s.offset, 0, size)
+	if err == nil {
+		return list
+	}
+	b, err := s.own(k) // an older kernel, huge pages, or a filter
 	if err != nil {
 		return nil
 	}
-	defer unix.Close(file)
-	for at, last := int64(offset), int64(offset+size); at < last; {
-		start, err := unix.Seek(file, at, unix.SEEK_DATA)
-		if err != nil || start >= last { // ENXIO: nothing more
-			return there
-		}
-		if at, err = unix.Seek(file, start, unix.SEEK_HOLE); err != nil {
-			return there
-		}
-		there = append(there, extent{uint64(start) - offset, uint64(min(at, last)) - offset})
+	there, at := make([]byte, size>>device.PageShift), uint64(0)
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(there)))); errno != 0 {
+		return nil
 	}
-	return there
+	for _, t := range there {
+		if t&1 != 0 {
+			list = join(list, at, at+device.PageSize)
+		}
+		at += device.PageSize
+	}
+	return list
+}
+
+// cached adds to a list which of size bytes of a file, from offset+start on, the kernel has in
+// memory, by halves.
+func cached(list []extent, fd int, offset, start, size uint64) ([]extent, error) {
+	var c unix.Cachestat_t
+	if err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: offset + start, Len: size}, &c, 0); err != nil {
+		return nil, err
+	}
+	pages := size >> device.PageShift
+	switch {
+	case c.Cache == 0:
+		return list, nil
+	case c.Cache >= pages:
+		return join(list, start, start+size), nil
+	}
+	half := pages / 2 << device.PageShift
+	list, err := cached(list, fd, offset, start, half)
+	if err != nil {
+		return nil, err
+	}
+	return cached(list, fd, offset, start+half, size-half)
+}
+
+// join adds an extent to a list, behind those that it has.
+func join(list []extent, start, end uint64) []extent {
+	if n := len(list); n > 0 && list[n-1].end == start {
+		list[n-1].end = end
+		return list
+	}
+	return append(list, extent{start, end})
 }
 
 // errLeaving says that what is in the way is being unshared.

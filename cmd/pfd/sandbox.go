@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -39,13 +40,17 @@ var calls = []string{
 	"fdatasync", "flock", "fsync", "fstatfs", "getdents64", "statfs", "unlink", "unlinkat",
 }
 
+// mayCall are those that the unit leaves out, since a systemd before 254 does not know them: pfd
+// does without, by others.
+var mayCall = []string{"cachestat"}
+
 // shutIn takes from pfd what it does not need once its sockets listen and its files
 // are open, and says in the log what stays open.
 func shutIn(cfg *daemon.Config, files ...string) {
 	if cfg.Sandbox == daemon.SandboxOff {
 		return
 	}
-	r := sandbox.Rules{Calls: append(sandbox.Runtime(), calls...)}
+	r := sandbox.Rules{Calls: slices.Concat(sandbox.Runtime(), calls, mayCall)}
 	if cfg.Traced != nil {
 		r.Calls = append(r.Calls, "bpf") // its maps are read; without rights no more than that
 	}

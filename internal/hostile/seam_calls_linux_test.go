@@ -110,7 +110,7 @@ func sysCalls() []sysCall {
 		none("timerfd_create", unix.SYS_TIMERFD_CREATE, mfile, nomem),
 		none("pidfd_open", unix.SYS_PIDFD_OPEN, mfile, nomem),
 		none("pidfd_send_signal", unix.SYS_PIDFD_SEND_SIGNAL, perm),
-		none("lseek", unix.SYS_LSEEK, syscall.ENXIO),
+		none("cachestat", unix.SYS_CACHESTAT, nomem),
 		none("shutdown", unix.SYS_SHUTDOWN, syscall.ENOTCONN),
 	}
 	return append(list, archCalls()...)

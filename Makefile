@@ -66,7 +66,7 @@ guests-race:
 # The packages that take longest begin first: one that began last would run alone.
 SLOWEST = ./internal/hostile ./mediate ./sim ./workload/bench ./internal/packaging
 race:
-	CGO_ENABLED=1 $(GO) test -race -timeout 20m $(SLOWEST) $$($(GO) list ./... | grep -v /internal/guests$$)
+	CGO_ENABLED=1 $(GO) test -race -timeout 40m $(SLOWEST) $$($(GO) list ./... | grep -v /internal/guests$$)
 
 # Takes some minutes, on an idle machine, and writes docs/benchmarks.md and docs/evaluation.md;
 # every sample, and one HTML file, into bin/bench. As root, tracing and memory as well, beside

@@ -28,7 +28,8 @@ func takeContexts(ctx context.Context, o order, did func()) error {
 			return err
 		}
 	}
-	for i := uint64(0); ctx.Err() == nil; i++ {
+	// Longer each time: on a busy machine few transfers of a round begin while those of the one before end.
+	for pause := 2 * attackPause; ctx.Err() == nil; pause = min(2*pause, 32*attackPause) {
 		var running []*rdma.Transfer
 		for _, ep := range eps {
 			for ch := range uint64(device.WriteChannels) {
@@ -40,7 +41,7 @@ func takeContexts(ctx context.Context, o order, did func()) error {
 				}
 			}
 		}
-		time.Sleep(2 * attackPause) // until their blocks have met the fault
+		time.Sleep(pause) // until their blocks have met the fault
 		for _, t := range running {
 			if t.Abort() == nil {
 				did()

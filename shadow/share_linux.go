@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -150,15 +149,10 @@ func (s *share) resident(k Kind, size uint64) []extent {
 	if err != nil {
 		return nil
 	}
-	there, at := make([]byte, size>>device.PageShift), uint64(0)
-	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(there)))); errno != 0 {
-		return nil
-	}
-	for _, t := range there {
-		if t&1 != 0 {
+	for i, t := range mincore(b[:size]) {
+		if at := uint64(i) << device.PageShift; t&1 != 0 {
 			list = join(list, at, at+device.PageSize)
 		}
-		at += device.PageSize
 	}
 	return list
 }

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/device"
 )
 
@@ -270,4 +272,18 @@ func (t *tables) dropTable(page uint32, level int, out []uint32) []uint32 {
 		}
 	}
 	return out
+}
+
+// mincore returns which pages of a mapping are in memory, bit 0 of a byte a page; nil where the
+// kernel does not say.
+func mincore(b []byte) []byte {
+	there := make([]byte, len(b)>>device.PageShift)
+	if len(there) == 0 {
+		return nil
+	}
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), uintptr(unsafe.Pointer(unsafe.SliceData(there))))
+	if errno != 0 {
+		return nil
+	}
+	return there
 }

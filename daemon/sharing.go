@@ -33,7 +33,7 @@ type Sharing interface {
 	// Share and Unshare take a process's requests. Any goroutine may call them.
 	Share(node, slot int, s attach.Share, fd int) error
 	Unshare(node, slot int, u attach.Unshare) error
-	// Unsharer gives what takes back what a slot shares at va now, and nothing that is
+	// Unsharer returns a function that takes back what a slot shares at va now, and nothing that is
 	// shared there later; it reports whether that was shared still. Any goroutine may call it.
 	Unsharer(node, slot int, va device.VA) func() bool
 	// Prefetch enters pages of shared memory, as far as that goes. Any goroutine may
@@ -86,7 +86,7 @@ type sharing struct {
 }
 
 // sharesPerUID bounds the ranges that the processes of one uid share: each costs pfd a
-// mapping, of which it may have some 65,000 (vm.max_map_count) for all that it does (ours).
+// mapping, and the kernel lets a process have some 65,000 (vm.max_map_count). Defined here.
 // See quotaOfFiles for their descriptors.
 const (
 	sharesPerUID = 4 * shadow.MaxShares

@@ -15,13 +15,13 @@ import (
 
 // Descriptors that users have pfd keep are parts of those that it may have (RLIMIT_NOFILE at its
 // start): a sixteenth a user, an eighth in the whole, of each of three kinds. Seven sixteenths are for
-// attachments (package attach), whatever of these is taken (ours).
+// attachments (package attach), however many of these are in use. Defined here.
 const (
 	userPart = 16
 	allPart  = 8
 )
 
-// quotaOfFiles gives a Quota of things that pfd keeps a descriptor for.
+// quotaOfFiles returns a Quota of things for which pfd keeps a descriptor.
 func quotaOfFiles(per, all int) *quota.Quota {
 	return quota.New(limits.Descriptors(per, userPart), limits.Descriptors(all, allPart), quota.Privileged)
 }
@@ -114,7 +114,7 @@ func (w *watches) forgives(u attach.Unshare) bool {
 	return there && n == u.Size
 }
 
-// unwatch gives the userfaultfd of the range at va up: holes, or nil for whichever it is.
+// unwatch closes the userfaultfd of the range at va if it is holes, or any if holes is nil.
 func (s *session) unwatch(va device.VA, holes *uffd.Holes) {
 	w := &s.watches
 	w.mu.Lock()
@@ -129,7 +129,7 @@ func (s *session) unwatch(va device.VA, holes *uffd.Holes) {
 	s.d.watches.Give(s.uid)
 }
 
-// unwatchAll gives all of them up.
+// unwatchAll closes the userfaultfds of all ranges.
 func (s *session) unwatchAll() error {
 	w := &s.watches
 	w.mu.Lock()

@@ -100,7 +100,7 @@ func (l *listing[T]) names() (names []string) {
 	return names
 }
 
-// flush writes a table, and on standard error the scope of a user who does not see all.
+// flush writes a table. For a user who does not see everything it also writes, on standard error, what the table covers.
 func (a *app) flush(t *table, scope string) error {
 	err := t.flush()
 	if err == nil && scope != "" {
@@ -166,7 +166,7 @@ func (l *listing[T]) cells(v *T) []any {
 	return cells
 }
 
-// complete gives a shell the IDs that there are.
+// complete returns the IDs that exist, for a shell's completion.
 func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
 	return words(func(ctx context.Context) (ids []string, _ error) {
 		c, err := a.client()

@@ -117,7 +117,7 @@ func TestLingeringDescriptors(t *testing.T) {
 	for range 4 * each {
 		select {
 		case <-over:
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Error("a handler does not end")
 		}
 	}
@@ -134,7 +134,7 @@ func TestLingeringDescriptors(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Error("Serve does not end")
 	}
 	if err := q.Close(); err != nil {

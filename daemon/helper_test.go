@@ -24,7 +24,7 @@ import (
 
 // patience bounds every wait of these tests: it is met only where something
 // hangs.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 const childEnv = "PFD_DAEMON_TEST_CHILD"
 

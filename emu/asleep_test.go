@@ -25,7 +25,7 @@ func TestAsleep(t *testing.T) {
 	}()
 	<-working
 	// Go's scheduler may park it for a while, where others want the processors.
-	for deadline := time.Now().Add(10 * time.Second); e.asleepNow(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); e.asleepNow(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a thread that works is said to sleep")
 		}
@@ -45,7 +45,7 @@ func TestAsleep(t *testing.T) {
 		_, _ = unix.Read(fds[0], make([]byte, 1))
 	}()
 	<-asleep
-	for deadline := time.Now().Add(10 * time.Second); !e.asleepNow(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !e.asleepNow(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a thread that sleeps in read is said to run")
 		}

@@ -137,7 +137,7 @@ func (r *rig) ring(ch int, d device.Descriptor) {
 }
 
 func (r *rig) wait(ch int, d device.Descriptor) uint32 {
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(2 * time.Minute); ; {
 		if v := r.sides[0].pages.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
 			return v
 		}

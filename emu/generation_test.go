@@ -35,7 +35,7 @@ func TestPausedBlockMeetsTheNextProcess(t *testing.T) {
 	if p.Kicked() {
 		_, _ = unix.Write(r.sides[0].mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
-	patience := time.Now().Add(10 * time.Second)
+	patience := time.Now().Add(2 * time.Minute)
 	for paused := uint8(0); paused == 0; _, paused = p.Status(0) {
 		if time.Now().After(patience) {
 			t.Fatal("the block is not paused")
@@ -95,7 +95,7 @@ func TestTransferOfAProcessThatLeft(t *testing.T) {
 	r.on(1, func() { r.drivers[1].Remove(r.sides[1].domain.Slot) }) // nobody pages in: it waits
 	d := device.Descriptor{Src: va(src), Dst: va(dst), Size: 4096, DstNode: 1, DstGeneration: r.sides[1].domain.Generation}
 	r.ring(0, d)
-	patience := time.Now().Add(10 * time.Second)
+	patience := time.Now().Add(2 * time.Minute)
 	for paused := uint8(0); paused == 0; _, paused = old.pages.Status(0) {
 		if time.Now().After(patience) {
 			t.Fatal("the block is not paused")

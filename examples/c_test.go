@@ -23,7 +23,7 @@ import (
 )
 
 // patience is met only where something hangs.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	if daemon.IsMemoryHelper(os.Args) { // of a client of another user

@@ -80,7 +80,7 @@ func (s *side) kick() {
 // final waits for a channel's end.
 func (s *side) final(t *testing.T, ch int) (done uint32, status uint8) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Microsecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Microsecond) {
 		done = s.pages.Done(ch)
 		if status, _ = s.pages.Status(ch); done == device.DoneCompleted || done == device.DoneFailed {
 			return done, status

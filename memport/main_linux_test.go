@@ -18,7 +18,7 @@ import (
 )
 
 // patience bounds every wait: it is met only where something hangs.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 const page = device.PageSize
 

@@ -307,7 +307,7 @@ func TestWordsLeaveNothing(t *testing.T) {
 		round()
 	}
 	for began := time.Now(); mapped() > before; time.Sleep(time.Millisecond) {
-		if time.Since(began) > 5*time.Second {
+		if time.Since(began) > 2*time.Minute {
 			t.Fatalf("%d buffers are mapped after endpoints were closed, %d before", mapped(), before)
 		}
 	}
@@ -337,7 +337,7 @@ func TestFailedReadKeepsItsMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	for began := time.Now(); !gone.Load(); runtime.GC() {
-		if time.Since(began) > 5*time.Second {
+		if time.Since(began) > 2*time.Minute {
 			t.Fatal("the destination stays when the endpoint is closed")
 		}
 	}

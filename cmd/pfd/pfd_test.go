@@ -18,7 +18,7 @@ import (
 const (
 	childEnv = "PFD_TEST_MAIN"
 	// patience is met only where something hangs.
-	patience = 30 * time.Second
+	patience = 2 * time.Minute
 )
 
 // TestMain is pfd itself where a test has started it as such.

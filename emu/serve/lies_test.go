@@ -138,7 +138,7 @@ func (l *liar) command(c device.Command) {
 func (l *liar) until(off uint32, mask, want uint64) {
 	l.Helper()
 	var v uint64
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if v = l.read(device.PL, off, 4); v&mask == want {
 			return
 		}
@@ -285,7 +285,7 @@ func TestLies(t *testing.T) {
 			l.must(err)
 			l.ring(5)
 			var done uint32
-			for end := time.Now().Add(20 * time.Second); done != device.DoneCompleted && done != device.DoneFailed && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(2 * time.Minute); done != device.DoneCompleted && done != device.DoneFailed && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				done = uint32(l.read(device.BTCM, l.descriptor(5)+device.DescDone, 4))
 			}
 			got := make([]byte, liarData)
@@ -296,7 +296,7 @@ func TestLies(t *testing.T) {
 			}
 			l.Close()
 			after := usageOf(t, pid)
-			for end := time.Now().Add(10 * time.Second); after.over(before) && time.Now().Before(end); after = usageOf(t, pid) {
+			for end := time.Now().Add(2 * time.Minute); after.over(before) && time.Now().Before(end); after = usageOf(t, pid) {
 				time.Sleep(10 * time.Millisecond)
 			}
 			if after.over(before) {

@@ -26,7 +26,7 @@ func TestPipe(t *testing.T) {
 		if !errors.Is(err, ErrConfig) {
 			t.Error(err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Error("it is waited for")
 	}
 }

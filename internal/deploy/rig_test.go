@@ -21,7 +21,7 @@ import (
 )
 
 // patience is met only where something hangs.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 var bin string // directory of the programs
 

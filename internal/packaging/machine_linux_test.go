@@ -32,7 +32,7 @@ const (
 	// set up its root.
 	cannot = 42
 	// patience bounds every wait: it is met only where something hangs.
-	patience = 60 * time.Second
+	patience = 2 * time.Minute
 )
 
 func TestMain(m *testing.M) {

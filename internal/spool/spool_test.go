@@ -13,7 +13,7 @@ import (
 )
 
 // patience is met only where something hangs.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // gate is a file that takes bytes when it is told to.
 type gate struct {

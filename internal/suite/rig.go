@@ -172,7 +172,7 @@ func (r *Rig) Start(ch int, d device.Descriptor) {
 	p := r.sides[0].mem.Pages
 	d.DstGeneration = r.sides[1].domain.Generation
 	p.Publish(ch, &d)
-	for deadline := time.Now().Add(20 * time.Second); !p.Ring(ch); {
+	for deadline := time.Now().Add(2 * time.Minute); !p.Ring(ch); {
 		if time.Now().After(deadline) {
 			r.t.Fatal("the doorbell is not taken")
 		}
@@ -194,7 +194,7 @@ func (r *Rig) Wait(ch int) (done uint32, status uint8) {
 			return v, status
 		}
 		switch waited := time.Since(began); {
-		case waited > 20*time.Second:
+		case waited > 2*time.Minute:
 			for n := range r.sides {
 				r.On(n, func() {
 					r.t.Logf("node %d: %+v; last records %+v", n, r.Drivers[n].Stats().Total, r.Drivers[n].Records(4))

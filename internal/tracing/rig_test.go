@@ -22,7 +22,7 @@ import (
 )
 
 // patience is met only where something hangs.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // inside says that this process is in the mount namespace of the tests.
 const inside = "EXANET_TRACING_INSIDE"

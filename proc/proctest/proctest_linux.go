@@ -82,7 +82,7 @@ func descriptors() (map[string]string, error) {
 }
 
 // patience bounds the wait for a process, or a descriptor, that ends by itself (ours).
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // PIDFD opens a pidfd of the process pid, which must be there; it is closed with
 // the test.

@@ -67,7 +67,7 @@ func TestLongCommand(t *testing.T) {
 		if !errors.Is(err, ErrMessage) || errors.Is(err, ErrGone) {
 			t.Errorf("%v", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Error("the command is waited for")
 	}
 }
@@ -166,7 +166,7 @@ func TestHostGoes(t *testing.T) {
 	for _, c := range []chan struct{}{ended, over} {
 		select {
 		case <-c:
-		case <-time.After(10 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Fatal("a side does not notice")
 		}
 	}

@@ -182,7 +182,7 @@ func TestClosedEventFD(t *testing.T) {
 	ok(t, s.Interrupt(0))
 	await(t, ev)
 	c.Close()
-	for end := time.Now().Add(20 * time.Second); openFDs(t) > before+1 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); openFDs(t) > before+1 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 	}
 	if after := openFDs(t); after > before+1 { // ev
 		t.Errorf("%d descriptors before, %d after", before, after)

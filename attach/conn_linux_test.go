@@ -613,7 +613,7 @@ func TestNotifyWakes(t *testing.T) {
 }
 
 // eventAddress gives where the event word is mapped.
-func (p *Pages) eventAddress() uintptr { return uintptr(p.base) + WakeEvent }
+func (p *Pages) eventAddress() uintptr { return uintptr(p.words.base) + WakeEvent }
 
 // TestMappingGoesWithItsPages: a library's mapping is unmapped once nothing
 // refers to it any more, and not before.

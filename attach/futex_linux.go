@@ -21,11 +21,11 @@ const (
 // The caller has counted itself with AddWaiters(1) and looked once more at what
 // it waits for after reading old. It returns nil whatever ended the sleep; an
 // error means that the kernel refuses to sleep.
-func (p *Pages) WaitEvent(old uint32, timeout time.Duration) error {
+func (p *Port) WaitEvent(old uint32, timeout time.Duration) error {
 	if timeout <= 0 {
 		return nil
 	}
-	if errno := p.waitWord(WakeEvent, old, timeout); errno != 0 {
+	if errno := p.waitWord(portEvent, old, timeout); errno != 0 {
 		return fmt.Errorf("waiting on the attachment's event word: %w", errno)
 	}
 	return nil
@@ -39,12 +39,12 @@ func (p *Pages) WaitServed(old uint32, timeout time.Duration) {
 }
 
 // waitWord gives why the kernel refused to sleep, 0 whatever else ended it.
-func (p *Pages) waitWord(word, old uint32, timeout time.Duration) unix.Errno {
+func (w *words) waitWord(word, old uint32, timeout time.Duration) unix.Errno {
 	ts := unix.NsecToTimespec(int64(timeout))
 	// Syscall and not RawSyscall: the scheduler must know that this thread sleeps.
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.w32(word))),
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w.w32(word))),
 		futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
-	runtime.KeepAlive(p)
+	runtime.KeepAlive(w)
 	if errno == 0 || errors.Is(errno, unix.EAGAIN) || errors.Is(errno, unix.EINTR) || errors.Is(errno, unix.ETIMEDOUT) {
 		return 0
 	}
@@ -53,18 +53,18 @@ func (p *Pages) waitWord(word, old uint32, timeout time.Duration) unix.Errno {
 
 // WakeSelf changes the event word and wakes the waiters of the own process: for
 // a wait that must end for a reason of the process's own.
-func (p *Pages) WakeSelf() {
-	p.add32(WakeEvent, 1)
+func (p *Port) WakeSelf() {
+	p.add32(portEvent, 1)
 	p.wake()
 }
 
-func (p *Pages) wake() {
-	p.wakeWord(WakeEvent, MaxWake)
+func (p *Port) wake() {
+	p.wakeWord(portEvent, MaxWake)
 }
 
-func (p *Pages) wakeWord(word uint32, threads uintptr) {
+func (w *words) wakeWord(word uint32, threads uintptr) {
 	// Nothing can be done about an error: the word is mapped and aligned.
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.w32(word))),
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w.w32(word))),
 		futexWake, threads, 0, 0, 0)
-	runtime.KeepAlive(p)
+	runtime.KeepAlive(w)
 }

@@ -10,13 +10,13 @@ const (
 
 	DescriptorPage = 0 * device.PageSize // 64 descriptors of 64 bytes (messages.md 1)
 	DoorbellPage   = 1 * device.PageSize // word 0: channel+1, or 0 (hardware.md 6)
-	PktzPage       = 2 * device.PageSize // four channels (messages.md 4)
-	WakePage       = 3 * device.PageSize // wake flags, ours
+	PktzPage       = 2 * device.PageSize // the Port of the interface: its first page
+	WakePage       = 3 * device.PageSize // its second page, where the flags of the attachment lie too
 
 	WakeAsleep  = WakePage + 0x00 // u32: pfd stores 1 before it sleeps
 	WakeKick    = WakePage + 0x04 // u32: the library adds 1 after publishing
-	WakeEvent   = WakePage + 0x08 // u32: changes when anything for the process did; futex word
-	WakeWaiters = WakePage + 0x0c // u32: threads of the process in FUTEX_WAIT on WakeEvent
+	WakeEvent   = PktzPage + portEvent
+	WakeWaiters = PktzPage + portWaiters
 	WakeState   = WakePage + 0x10 // u32: State…
 	WakeReason  = WakePage + 0x14 // u32: Reason, valid once WakeState is StateEnded
 	WakeServed  = WakePage + 0x18 // u32: nlmsg_seq of the fault message that the process served last; futex word
@@ -29,15 +29,27 @@ const (
 	// WakeStamps is where the process says when it rang and when it saw the end: two
 	// u64 for each of its channels, ns of CLOCK_MONOTONIC.
 	WakeStamps = WakePage + 0xc00
-	// WakeMailbox is where the messages of the process's mailbox lie: a ring of
+)
+
+// Layout of a Port: two pages, those of the attachment's interface at PktzPage.
+const (
+	PortSize = 2 * device.PageSize
+
+	portPktz = 0 * device.PageSize // four channels (messages.md 4)
+	portWake = 1 * device.PageSize
+
+	portEvent   = portWake + 0x08 // u32: changes when anything for the process did; futex word
+	portWaiters = portWake + 0x0c // u32: threads of the process in FUTEX_WAIT on the event word
+	// portMail is where the messages of the process's mailbox lie: a ring of
 	// MailSlots messages with two counts that never go back.
-	WakeMailbox = WakePage + 0x100
-	MailTail    = WakeMailbox + 0x00 // u32: messages that pfd has put there
-	MailHead    = WakeMailbox + 0x04 // u32: messages that the process has taken
-	MailRing    = WakeMailbox + 0x40 // message i in slot i mod MailSlots
-	MailStride  = 0x50               // of a slot
-	MailSource  = 0x00               // u64: SOURCE (hardware.md 3, window mbox)
-	MailWords   = 0x08               // eight u64
+	portMail = portWake + 0x100
+	mailTail = portMail + 0x00 // u32: messages that pfd has put there
+	mailHead = portMail + 0x04 // u32: messages that the process has taken
+	mailRing = portMail + 0x40 // message i in slot i mod MailSlots
+
+	mailStride = 0x50 // of a slot
+	mailSource = 0x00 // u64: SOURCE (hardware.md 3, window mbox)
+	mailWords  = 0x08 // eight u64
 	// MailSlots is the number of messages in the ring; more wait in the node's
 	// own mailbox until the process has taken some and kicked.
 	MailSlots = 32

@@ -25,7 +25,7 @@ func TestFilesAreShort(t *testing.T) {
 // unsafeFiles need unsafe for a mapping or a system call.
 var unsafeFiles = []string{
 	"attach/futex_linux.go",
-	"attach/pages.go",
+	"attach/words.go",
 	"emu/apart.go",
 	"emu/lease.go",
 	"internal/keeper/keeper_linux.go",

@@ -1,0 +1,75 @@
+package attach
+
+import (
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+)
+
+// words is shared memory that is accessed by atomics: size bytes at base, size a
+// power of two. This file holds the package's unsafe pointers into the pages; every
+// offset is masked.
+//
+// The KeepAlive in these methods keeps a mapping whose unmapping is tied to the
+// Pages that holds the words (MapMemory) until the access is done.
+type words struct {
+	base unsafe.Pointer
+	size uint32
+}
+
+// wordsOf returns accessors for b, whose length is a power of two. ok is false if b is
+// not aligned to 8 bytes.
+func wordsOf(b []byte) (w words, ok bool) {
+	w = words{unsafe.Pointer(unsafe.SliceData(b)), uint32(len(b))}
+	return w, uintptr(w.base)%8 == 0
+}
+
+// part returns accessors for size bytes at an offset; size is a power of two.
+func (w *words) part(at, size uint32) words { return words{unsafe.Add(w.base, at), size} }
+
+func (w *words) w32(off uint32) *uint32 {
+	return (*uint32)(unsafe.Add(w.base, off&(w.size-4)))
+}
+
+func (w *words) w64(off uint32) *uint64 {
+	return (*uint64)(unsafe.Add(w.base, off&(w.size-8)))
+}
+
+func (w *words) load32(off uint32) uint32 {
+	v := atomic.LoadUint32(w.w32(off))
+	runtime.KeepAlive(w)
+	return v
+}
+
+func (w *words) store32(off, v uint32) {
+	atomic.StoreUint32(w.w32(off), v)
+	runtime.KeepAlive(w)
+}
+
+func (w *words) add32(off, v uint32) uint32 {
+	n := atomic.AddUint32(w.w32(off), v)
+	runtime.KeepAlive(w)
+	return n
+}
+
+func (w *words) load64(off uint32) uint64 {
+	v := atomic.LoadUint64(w.w64(off))
+	runtime.KeepAlive(w)
+	return v
+}
+
+func (w *words) store64(off uint32, v uint64) {
+	atomic.StoreUint64(w.w64(off), v)
+	runtime.KeepAlive(w)
+}
+
+func (w *words) cas64(off uint32, from, to uint64) bool {
+	ok := atomic.CompareAndSwapUint64(w.w64(off), from, to)
+	runtime.KeepAlive(w)
+	return ok
+}
+
+func (w *words) or64(off uint32, bits uint64) {
+	atomic.OrUint64(w.w64(off), bits)
+	runtime.KeepAlive(w)
+}

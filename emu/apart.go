@@ -113,7 +113,7 @@ func (p *apart) serve(e *Engine) {
 			p.mu.Lock()
 			p.idle++
 			p.mu.Unlock()
-			e.finish(c)
+			e.loop.Send(c)
 			continue
 		}
 		if !p.rest() {

@@ -78,7 +78,7 @@ func newLive(t *testing.T) *live {
 func (l *live) on(f func()) {
 	l.t.Helper()
 	ok := make(chan struct{})
-	l.post(func() { f(); close(ok) })
+	l.loop.Post(func() { f(); close(ok) })
 	select {
 	case <-ok:
 	case <-time.After(2 * time.Minute):

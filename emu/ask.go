@@ -28,12 +28,14 @@ func (c *call) isAnswered() bool { return c.task.(gup.Asked).Answered() }
 // asked takes what came of asking.
 func (e *Engine) asked(c *call) {
 	c.kind = callTask
-	if s := c.slot; !c.asked || s.node.slots[s.index] != s {
+	s := c.slot
+	if !c.asked || s.node.slots[s.index] != s {
 		e.makeAsked(c)
 		return
 	}
 	c.since = e.Now()
-	c.slot.asked = append(c.slot.asked, c)
+	s.asked = append(s.asked, c)
+	e.loop.Heat(&s.process, e.clock.seen)
 }
 
 // answers has the calls of a slot made whose answers are there, and leaves those to

@@ -53,6 +53,7 @@ func (e *Engine) makeApart(c *call) {
 	c.since = e.Now()
 	c.slot.held = append(c.slot.held, c)
 	e.holding++
+	e.loop.Heat(&c.slot.process, e.clock.seen)
 }
 
 // holdTime is how long a call waits for a thread, ns. Defined by this project.
@@ -65,7 +66,8 @@ func (e *Engine) release() (any bool) {
 		return false
 	}
 	now := e.Now()
-	for _, s := range e.live {
+	for _, p := range e.loop.Hot() {
+		s := p.Slot
 		for len(s.held) > 0 {
 			c := s.held[0]
 			late := now-c.since > holdTime

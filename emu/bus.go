@@ -15,21 +15,16 @@ type bus struct {
 
 func (b *bus) Window(id device.WindowID) device.Window { return b.node.windows[id] }
 
-func (b *bus) Post(f func()) { b.engine.post(f) }
+func (b *bus) Post(f func()) { b.engine.loop.Post(f) }
 
 func (b *bus) Serve(ctx context.Context, h device.Handler) error {
-	b.engine.post(func() { b.node.handler, b.engine.vectors = h, true })
+	b.engine.loop.Post(func() { b.node.handler, b.engine.vectors = h, true })
 	select {
 	case <-ctx.Done():
-	case <-b.engine.done:
+	case <-b.engine.loop.Done():
 		return fmt.Errorf("node %d: the emulated machine has ended: %w", b.node.index, device.ErrGone)
 	}
-	off := make(chan struct{})
-	b.engine.post(func() { b.node.handler = nil; close(off) })
-	select {
-	case <-off:
-	case <-b.engine.done:
-	}
+	b.engine.loop.Do(func() { b.node.handler = nil })
 	return nil
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/internal/quota"
+	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/internal/threads"
 	"github.com/exanet/pfd/internal/turnstile"
 	"github.com/exanet/pfd/mailbox"
@@ -27,7 +27,6 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/trace"
 	"github.com/exanet/pfd/view"
-	"golang.org/x/sys/unix"
 )
 
 // Memory is a process's memory as the machines reach it; *proc.Process is one.
@@ -148,8 +147,6 @@ type Engine struct {
 	clock     clock            // read once a pass and after each call
 	tasks     []*call          // calls that Do asked for
 	current   *call            // what the lease is held for
-	live      []*slot          // attached slots
-	turn      int              // whose doorbell was looked at last
 	slowUsers map[uint32]int64 // until when what a user attaches begins slow
 	// unseenUsers is until when what a user shares is not touched.
 	unseenUsers map[uint32]int64
@@ -161,7 +158,6 @@ type Engine struct {
 	apart   apart
 	threads *threads.Budget
 	holding int            // calls that wait for a thread
-	vain    *quota.Rate    // kicks that bring nothing
 	lateOf  map[uint32]int // calls of a user's that have lost their lease and not ended
 
 	recorder *record.Writer // of the machines' inputs, nil: none
@@ -174,24 +170,16 @@ type Engine struct {
 	parked   atomic.Bool   // the watchdog is not set: the next call sets it
 	watchdog *alarm        // wakes the supervisor
 
-	mu       sync.Mutex // guards posts, finished
-	posts    []func()
-	spare    []func()
-	finished []*call
-	spareFin []*call
-	inbox    atomic.Bool // posts or finished is not empty
-	asleep   atomic.Bool
+	loop *owner.Loop[*call, *slot] // messages are calls that are over
 
-	// owner is held by whoever owns the engine: its goroutine but while that
-	// sleeps, or who borrows it meanwhile (Lend).
-	owner    turnstile.Lock // a borrower that comes back at once waits for others
+	// held is locked by the owner of the engine: its goroutine but while that
+	// sleeps, or a borrower meanwhile (Lend).
+	held     turnstile.Lock // a borrower that comes back at once waits for others
 	borrowed bool           // the owner is a borrower
 	until    int64          // when the engine goroutine wakes by itself, in the machines' time
 
-	epoll, event int
-	done         chan struct{}
-	started      atomic.Bool
-	closeOnce    sync.Once
+	started   atomic.Bool
+	closeOnce sync.Once
 }
 
 type node struct {
@@ -220,23 +208,19 @@ type sleeper struct {
 
 // slot is an attached domain slot.
 type slot struct {
-	node      *node
-	index     int
-	att       *Attachment
-	kick      uint32 // last seen
-	mail      uint32 // messages given to the process
-	muted     int64  // until then its kicks are left alone, 0: they are not
-	mailWaits bool   // its ring was full
-	sends     bool   // messages were not looked at since
-	gone      bool
-	port      *memport.Port
-	apart     int     // calls that are made apart
-	late      int     // calls that have lost their lease
-	held      []*call // that wait for a thread
-	starved   bool    // a page-in has waited in vain for one, and none has got one since
-	wasLate   bool    // it was attached while others of its user had
-	waiting   []*call // for a place in the port
-	asked     []*call // and not answered yet
+	process owner.Process[*slot]
+	node    *node
+	index   int
+	att     *Attachment
+	gone    bool
+	port    *memport.Port
+	apart   int     // calls that are made apart
+	late    int     // calls that have lost their lease
+	held    []*call // that wait for a thread
+	starved bool    // a page-in has waited in vain for one, and none has got one since
+	wasLate bool    // it was attached while others of its user had
+	waiting []*call // for a place in the port
+	asked   []*call // and not answered yet
 
 	sleeper
 	unseenUntil int64 // in the time of Now: what its process shares is not touched
@@ -269,19 +253,13 @@ func New(cfg Config) (*Engine, error) {
 	if budget == nil {
 		budget = threads.New()
 	}
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("emulated machine: epoll: %w", err)
-	}
-	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		_ = unix.Close(epoll)
-		return nil, fmt.Errorf("emulated machine: eventfd: %w", err)
-	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
-		slowUsers: map[uint32]int64{}, unseenUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, vain: quota.NewRate(vainKicks, vainEvery), threads: budget, owner: turnstile.New(),
-		epoll: epoll, event: event, done: make(chan struct{}),
+		slowUsers: map[uint32]int64{}, unseenUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, threads: budget, held: turnstile.New(),
+	}
+	var err error
+	if e.loop, err = owner.New[*call](owner.User[*slot](processes{e})); err != nil {
+		return nil, fmt.Errorf("emulated machine: %w", err)
 	}
 	if e.watchdog, err = newAlarm(); err != nil {
 		e.close()
@@ -290,10 +268,6 @@ func New(cfg Config) (*Engine, error) {
 	if e.tracer, err = newTracer(cfg.Trace, e); err != nil {
 		e.close()
 		return nil, fmt.Errorf("emulated machine: %w", err)
-	}
-	if err := e.watch(event); err != nil {
-		e.close()
-		return nil, err
 	}
 	e.parked.Store(true)
 	e.epoch = max(rand.Uint32(), 1)
@@ -321,15 +295,6 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-func (e *Engine) watch(fd int) error {
-	// Edge-triggered and never read: a peer could make its eventfd block.
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
-	if err := unix.EpollCtl(e.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
-		return fmt.Errorf("emulated machine: watch descriptor: %w", err)
-	}
-	return nil
-}
-
 // Nodes gives the number of nodes. Any goroutine.
 func (e *Engine) Nodes() int { return len(e.nodes) }
 
@@ -353,7 +318,7 @@ func (e *Engine) Run(ctx context.Context) error {
 			e.log.Warn("few threads can be made: page-ins are refused sooner where memory hangs: raise pids.max (TasksMax) or ulimit -u", "made", made, "wanted", wanted)
 		}
 	}
-	go e.loop(nil)
+	go e.run(nil)
 	super := make(chan struct{})
 	go func() {
 		defer close(super)
@@ -361,9 +326,9 @@ func (e *Engine) Run(ctx context.Context) error {
 	}()
 	select {
 	case <-ctx.Done():
-		e.post(func() { e.stop = true })
-		<-e.done
-	case <-e.done:
+		e.loop.Post(func() { e.stop = true })
+		<-e.loop.Done()
+	case <-e.loop.Done():
 	}
 	e.watchdog.set(1, 0)
 	<-super
@@ -374,15 +339,10 @@ func (e *Engine) Run(ctx context.Context) error {
 
 func (e *Engine) close() {
 	e.closeOnce.Do(func() {
-		_ = unix.Close(e.epoll)
 		if e.watchdog != nil {
 			_ = e.watchdog.file.Close()
 		}
-		e.mu.Lock()
-		fd := e.event
-		e.event = -1
-		e.mu.Unlock()
-		_ = unix.Close(fd)
+		_ = e.loop.Close() // nothing that could be lost
 	})
 }
 
@@ -392,16 +352,19 @@ func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
 	if n.slots[slotIndex] != nil {
 		return fmt.Errorf("%w: slot %d of node %d is attached already", ErrConfig, slotIndex, nodeIndex)
 	}
-	if err := e.watch(a.Wake); err != nil {
-		return err
+	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, wasLate: e.lateOf[a.UID] > 0}
+	s.process = owner.Process[*slot]{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Slot: s}
+	if a.Port != nil {
+		s.process.Helper = a.Port
 	}
-	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, kick: a.Pages.Kick() - 1, wasLate: e.lateOf[a.UID] > 0}
+	if err := e.loop.Attach(&s.process, e.Now()); err != nil {
+		return fmt.Errorf("emulated machine: %w", err)
+	}
 	s.slowUntil = e.slowUsers[a.UID]
 	s.unseenUntil = e.unseenUsers[a.UID]
 	n.slots[slotIndex] = s
 	a.Pages.SetWatched(e.tracer.on)
 	e.tracer.client(s, 0)
-	e.live = append(e.live, s)
 	return nil
 }
 
@@ -413,7 +376,7 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 	if s == nil {
 		return
 	}
-	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
+	e.loop.Detach(&s.process)
 	e.leaveAsked(s)
 	e.refuseHeld(s)
 	if s.port != nil {
@@ -430,10 +393,15 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 	}
 	e.tracer.client(s, trace.Final)
 	n.slots[slotIndex] = nil
-	for i, l := range e.live {
-		if l == s {
-			e.live = append(e.live[:i], e.live[i+1:]...)
-			break
+}
+
+// attached yields the attached slots.
+func (e *Engine) attached(yield func(*slot) bool) {
+	for _, n := range e.nodes {
+		for _, s := range n.slots {
+			if s != nil && !yield(s) {
+				return
+			}
 		}
 	}
 }

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -124,7 +122,7 @@ func (e *Engine) letGo(c *call, held uint64) bool {
 	if e.lease.CompareAndSwap(held, held+1) {
 		return true
 	}
-	e.finish(c)
+	e.loop.Send(c)
 	return false
 }
 
@@ -201,7 +199,7 @@ func (e *Engine) slowDown(c *call, why string) {
 	if c.seen != nil {
 		unseen := e.Now() + int64(unseenTime)
 		e.unseenUsers[s.att.UID] = unseen
-		for _, l := range e.live {
+		for l := range e.attached {
 			if l.att.UID == s.att.UID {
 				l.unseenUntil = unseen
 			}
@@ -221,7 +219,7 @@ func (e *Engine) supervise() {
 	seen, since, quiet := uint64(0), time.Now(), 0
 	for e.watchdog.ring() == nil {
 		select {
-		case <-e.done:
+		case <-e.loop.Done():
 			return
 		default:
 		}
@@ -237,7 +235,7 @@ func (e *Engine) supervise() {
 			e.watchdog.set(0, 0)
 			e.parked.Store(true)
 			select {
-			case <-e.done:
+			case <-e.loop.Done():
 				return
 			default:
 			}
@@ -253,7 +251,7 @@ func (e *Engine) supervise() {
 		}
 		if over := time.Since(since); over >= longLease || over >= leaseTime && asleep {
 			if e.lease.CompareAndSwap(v, v+1) {
-				go e.loop(e.current)
+				go e.run(e.current)
 			}
 		}
 	}
@@ -276,19 +274,4 @@ func (e *Engine) asleepNow() bool {
 func (e *Engine) own() bool {
 	thread := int32(unix.Gettid())
 	return e.thread.Swap(thread) == thread
-}
-
-// wait sleeps until a watched descriptor fires, or for timeout; negative: for
-// ever. It is a system call that the scheduler knows of (Syscall, not
-// RawSyscall), so that a collection does not wait for it.
-func (e *Engine) wait(timeout time.Duration) {
-	var ev [8]unix.EpollEvent
-	var ts *unix.Timespec
-	if timeout >= 0 {
-		t := unix.NsecToTimespec(int64(timeout))
-		ts = &t
-	}
-	_, _, _ = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(e.epoll), uintptr(unsafe.Pointer(&ev[0])),
-		uintptr(len(ev)), uintptr(unsafe.Pointer(ts)), 0, 0)
-	runtime.KeepAlive(ts)
 }

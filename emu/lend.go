@@ -8,10 +8,10 @@ import "math"
 // than everything else of an access. It waits while somebody else owns the
 // engine. False: the engine has ended and f was not run. f must not call Lend.
 func (e *Engine) Lend(f func()) bool {
-	e.owner.Lock()
+	e.held.Lock()
 	select {
-	case <-e.done:
-		e.owner.Unlock()
+	case <-e.loop.Done():
+		e.held.Unlock()
 		return false
 	default:
 	}
@@ -35,8 +35,8 @@ func (e *Engine) repay() {
 			break
 		}
 	}
-	for _, s := range e.live {
-		e.leaveAsked(s)
+	for _, p := range e.loop.Hot() {
+		e.leaveAsked(p.Slot)
 	}
 	e.show(math.MaxInt64 / 2)
 	e.borrowed = false
@@ -48,9 +48,7 @@ func (e *Engine) repay() {
 	}
 	if wake {
 		e.until = 0 // once is enough
-		e.mu.Lock()
-		e.wakeLocked()
-		e.mu.Unlock()
+		e.loop.Wake()
 	}
-	e.owner.Unlock()
+	e.held.Unlock()
 }

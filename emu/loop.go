@@ -1,26 +1,25 @@
 package emu
 
 import (
-	"errors"
 	"math"
 	"slices"
 	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/soc"
-	"golang.org/x/sys/unix"
 )
 
-// loop is the engine goroutine. It ends when the engine stops, or when a call
-// outlasted its lease: then another goroutine runs loop already, late is the
+// run is the engine goroutine. It ends when the engine stops, or when a call
+// outlasted its lease: then another goroutine runs run already, late is the
 // call that it left behind, and everything that the engine owns is its own.
-func (e *Engine) loop(late *call) {
+func (e *Engine) run(late *call) {
 	e.own()
 	if late == nil {
-		e.owner.Lock()
+		e.held.Lock()
 	} else {
 		e.overtaken(late)
 		if e.borrowed {
@@ -29,7 +28,7 @@ func (e *Engine) loop(late *call) {
 			return
 		}
 	}
-	p, rested := newPatience(e.cfg.Spin, e.cfg.SpinMax), false
+	p, rested := owner.NewPatience(e.cfg.Spin, e.cfg.SpinMax), false
 	for {
 		busy, ok := e.pass()
 		if !ok {
@@ -42,38 +41,38 @@ func (e *Engine) loop(late *call) {
 		woke := rested
 		rested = false
 		if busy {
-			p.busy()
+			p.Busy()
 			continue
 		}
 		now := e.Now()
 		// What woke the engine and brought nothing is not worth to look for more.
 		asked := e.nudge(now) > 0
-		sleep := p.idle(now, asked, e.yield) || woke && !asked
-		if sleep || now-p.since >= showAfter {
+		sleep := p.Idle(now, asked, e.yield) || woke && !asked
+		if sleep || now-p.Since() >= showAfter {
 			e.show(now)
 		}
 		if sleep {
 			e.sleep()
-			p.slept(e.Now() - now)
+			p.Slept(e.Now() - now)
 			rested = true
 		}
 	}
 }
 
-// yield offers the processor to others, and gives how long they had it, ns.
+// yield offers the processor to others, and returns for how many ns they had it.
 func (e *Engine) yield() int64 {
 	start := e.Now()
-	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	owner.Yield()
 	e.own()
 	return e.Now() - start
 }
 
 func (e *Engine) end() {
-	for len(e.live) > 0 {
-		e.Detach(e.live[0].node.index, e.live[0].index)
+	for s := range e.attached {
+		e.Detach(s.node.index, s.index)
 	}
-	close(e.done)
-	e.owner.Unlock()
+	e.loop.End()
+	e.held.Unlock()
 }
 
 // pass does once whatever there is to do. ok false: the lease was lost, and the
@@ -86,22 +85,11 @@ func (e *Engine) end() {
 func (e *Engine) pass() (busy, ok bool) {
 	ok = true
 	e.clock.run(e.Now())
-	e.tracer.watch(e.live)
-	// In turns: what has begun is done first, and its payloads are in the caches.
-	for range e.live {
-		if e.urgent.len() >= passWork/2 {
-			break
-		}
-		e.turn = (e.turn + 1) % len(e.live)
-		s := e.live[e.turn]
-		if e.deaf(s) {
-			continue
-		}
-		if k := s.att.Pages.Kick(); k != s.kick || s.sends {
-			busy = e.kick(s, k) || busy
-		}
-	}
-	for _, s := range e.live {
+	e.watch()
+	// What has begun is done first: its payloads are in the caches.
+	busy = e.loop.Look(e.clock.seen, func() bool { return e.urgent.len() >= passWork/2 })
+	for _, p := range e.loop.Hot() {
+		s := p.Slot
 		if s.port != nil && s.port.Pending() && s.port.Poll() {
 			busy = true
 		}
@@ -123,8 +111,8 @@ func (e *Engine) pass() (busy, ok bool) {
 	// bytes move here is what makes faults cheap.
 	for range passWork {
 		switch {
-		case e.inbox.Load():
-			e.takeInbox()
+		case e.loop.Posted():
+			e.loop.Take(e.complete)
 		case e.vectors && e.deliver():
 		case len(e.tasks) > 0:
 			c := e.tasks[0]
@@ -137,7 +125,7 @@ func (e *Engine) pass() (busy, ok bool) {
 			if done, ok = e.data(); !done {
 				return busy, true
 			}
-			if ok && e.rung() {
+			if ok && e.loop.Rung() {
 				return true, true
 			}
 		}
@@ -148,16 +136,6 @@ func (e *Engine) pass() (busy, ok bool) {
 	}
 	_, ok = e.data()
 	return true, ok
-}
-
-// rung tells whether some process has published something.
-func (e *Engine) rung() bool {
-	for _, s := range e.live {
-		if s.muted == 0 && (s.sends || s.att.Pages.Kick() != s.kick) {
-			return true
-		}
-	}
-	return false
 }
 
 // data does one piece of what is not urgent.
@@ -264,49 +242,51 @@ func (e *Engine) next(q *itemQueue) bool {
 	return true
 }
 
-// kicked takes what a process has published: its doorbell and, the next time,
-// its messages. A doorbell is announced by both, and its transfer need not wait
-// for the second announcement. It reports whether there was anything.
-func (e *Engine) kicked(s *slot) (any bool) {
-	p := s.att.Pages
-	s.sends = false
-	if v := p.TakeDoorbell(); v != 0 {
-		if v > device.ChannelsPerSlot {
-			v = device.ChannelsPerSlot + 1 // any channel that does not exist: refused and counted
-		}
-		e.ring(s, int(v-1), soc.DoorbellRung)
-		s.sends = true
-		return true
-	}
-	if s.mailWaits {
-		e.deliverMail(s)
-		any = !s.mailWaits
-	}
-	var m attach.Message
-	iface := device.MailboxProcess + s.index
-	for c := 0; c < device.PktzChannels; c++ {
-		if !p.TakeSend(c, &m) {
-			continue
-		}
-		any = true
-		if s.declines(&m) {
-			p.SetPktzStatus(c, device.PktzFree)
-			continue
-		}
-		if m.N > 0 && m.Mailbox == device.MailboxRequest && mailbox.OpcodeOf(m.Words[0]) == mailbox.OpDoorbell {
-			// The firmware will want the descriptor: here is where it is copied.
-			if d, err := mailbox.DecodeDoorbell(m.Words[0]); err == nil && d.Slot() == s.index {
-				e.ring(s, int(d.Channel)%device.ChannelsPerSlot, soc.DescriptorCopied)
-			}
-		}
-		e.step(s.node, &soc.Event{
-			Kind: soc.MessageSent, Interface: iface, Channel: c,
-			Destination: packetizer.Destination(m.Node, m.Mailbox, m.Generation), Words: m.Words, N: m.N,
-		})
-		p.SetPktzStatus(c, uint64(s.node.soc.PacketizerStatus(iface, c)))
-	}
-	return any
+// processes is the engine as the owner's loop calls it for its processes.
+type processes struct{ *Engine }
+
+// Ring implements owner.User.
+func (e processes) Ring(p *owner.Process[*slot], channel int) {
+	e.ring(p.Slot, channel, soc.DoorbellRung)
 }
+
+// Send implements owner.User.
+func (e processes) Send(p *owner.Process[*slot], channel int, m *attach.Message) uint64 {
+	s := p.Slot
+	if s.declines(m) {
+		return device.PktzFree
+	}
+	if m.N > 0 && m.Mailbox == device.MailboxRequest && mailbox.OpcodeOf(m.Words[0]) == mailbox.OpDoorbell {
+		// The firmware will want the descriptor: here is where it is copied.
+		if d, err := mailbox.DecodeDoorbell(m.Words[0]); err == nil && d.Slot() == s.index {
+			e.ring(s, int(d.Channel)%device.ChannelsPerSlot, soc.DescriptorCopied)
+		}
+	}
+	iface := device.MailboxProcess + s.index
+	e.step(s.node, &soc.Event{
+		Kind: soc.MessageSent, Interface: iface, Channel: channel,
+		Destination: packetizer.Destination(m.Node, m.Mailbox, m.Generation), Words: m.Words, N: m.N,
+	})
+	return uint64(s.node.soc.PacketizerStatus(iface, channel))
+}
+
+// Room implements owner.User.
+func (e processes) Room(p *owner.Process[*slot]) bool { return e.deliverMail(p.Slot) }
+
+// Answers implements owner.User.
+func (processes) Answers(p *owner.Process[*slot]) bool { return len(p.Slot.asked) > 0 }
+
+// Busy implements owner.User.
+func (processes) Busy(p *owner.Process[*slot]) bool {
+	s := p.Slot
+	return len(s.asked)+len(s.held)+len(s.waiting) > 0 || s.port != nil && s.port.Busy()
+}
+
+// Mutes implements owner.User.
+func (processes) Mutes(p *owner.Process[*slot]) { p.Slot.node.accesses.Muted++ }
+
+// Fired implements owner.User. Nothing else is watched but the inbox.
+func (processes) Fired(int) {}
 
 // declines reports whether a message is a RAPF with the fail bit that is not to be sent.
 func (s *slot) declines(m *attach.Message) bool {
@@ -328,80 +308,19 @@ func (e *Engine) ring(s *slot, ch int, kind soc.EventKind) {
 	e.step(s.node, &ev)
 }
 
-// post has f run on the engine goroutine. Any goroutine.
-func (e *Engine) post(f func()) {
-	e.mu.Lock()
-	e.posts = append(e.posts, f)
-	e.inbox.Store(true)
-	e.wakeLocked()
-	e.mu.Unlock()
-}
-
-// finish gives a call back to the engine goroutine. Any goroutine.
-func (e *Engine) finish(c *call) {
-	e.mu.Lock()
-	e.finished = append(e.finished, c)
-	e.inbox.Store(true)
-	e.wakeLocked()
-	e.mu.Unlock()
-}
-
-func (e *Engine) wakeLocked() {
-	if e.asleep.Load() && e.event >= 0 {
-		one := [8]byte{1}
-		// An eventfd that is full wakes as well; one that was not written does not.
-		for {
-			if _, err := unix.Write(e.event, one[:]); !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-	}
-}
-
-func (e *Engine) takeInbox() {
-	e.mu.Lock()
-	posts, finished := e.posts, e.finished
-	e.posts, e.finished = e.spare[:0], e.spareFin[:0]
-	e.inbox.Store(false)
-	e.mu.Unlock()
-	for i, c := range finished {
-		finished[i] = nil
-		e.complete(c)
-	}
-	for i, f := range posts {
-		posts[i] = nil
-		f()
-	}
-	e.spare, e.spareFin = posts, finished
-}
-
-// sleep waits in the kernel until a process rings, something is posted, or a
-// machine's deadline. The flags are set first and looked behind once more: either
-// we see what was published, or its publisher sees that we sleep.
+// sleep waits in the kernel until a process rings, something is posted, or a machine's
+// deadline.
 func (e *Engine) sleep() {
-	e.asleep.Store(true)
-	for _, s := range e.live {
-		s.att.Pages.SetAsleep(true)
-		if s.port != nil {
-			s.port.SetAsleep(true)
-		}
-	}
+	e.loop.Doze()
 	if !e.worth() {
-		timeout := time.Duration(-1)
 		now := e.Now()
+		timeout := e.loop.Unmute(now)
 		if next := e.nudge(now); next > 0 {
-			timeout = time.Duration(max(next-now, 0))
+			timeout = sooner(timeout, next-now)
 		}
 		for _, n := range e.nodes {
-			if d := n.due; d < int64(1)<<62 {
-				if left := time.Duration(max(d-e.clock.now, 0)); timeout < 0 || left < timeout {
-					timeout = left
-				}
-			}
-		}
-		for _, s := range e.live {
-			if left := time.Duration(max(s.muted-now, 0)); s.muted != 0 && (timeout < 0 || left < timeout) {
-				timeout = left
+			if n.due < int64(1)<<62 {
+				timeout = sooner(timeout, n.due-e.clock.now)
 			}
 		}
 		timeout = e.tracer.untilShown(timeout)
@@ -409,33 +328,30 @@ func (e *Engine) sleep() {
 		if timeout >= 0 {
 			e.until = e.clock.now + int64(timeout)
 		}
-		e.owner.Unlock()
-		e.wait(timeout)
-		e.owner.Lock()
+		e.held.Unlock()
+		e.loop.Wait(timeout)
+		e.held.Lock()
 		e.own()
 		e.clock.slept(e.Now(), e.until)
 	}
-	for _, s := range e.live {
-		s.att.Pages.SetAsleep(false)
-		if s.port != nil {
-			s.port.SetAsleep(false)
-		}
+	e.loop.Rouse(e.clock.seen)
+}
+
+// sooner bounds a time-out, of which a negative one never passes, by a time in ns.
+func sooner(timeout time.Duration, left int64) time.Duration {
+	if d := time.Duration(max(left, 0)); timeout < 0 || d < timeout {
+		return d
 	}
-	e.asleep.Store(false)
+	return timeout
 }
 
 func (e *Engine) worth() bool {
-	if e.inbox.Load() {
+	if e.loop.Posted() || e.loop.Rung() {
 		return true
 	}
-	if e.rung() {
-		return true
-	}
-	for _, s := range e.live {
-		if s.port != nil && s.port.Pending() {
-			return true
-		}
-		if slices.ContainsFunc(s.asked, (*call).isAnswered) {
+	for _, p := range e.loop.Hot() {
+		s := p.Slot
+		if s.port != nil && s.port.Pending() || slices.ContainsFunc(s.asked, (*call).isAnswered) {
 			return true
 		}
 	}

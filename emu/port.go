@@ -105,6 +105,7 @@ func (e *Engine) submit(s *slot, c *call) {
 	case !ok:
 		s.waiting = append(s.waiting, c)
 	}
+	e.loop.Heat(&s.process, e.clock.seen)
 }
 
 // answered takes a call's answer, and hands over what waits for its place.
@@ -146,8 +147,8 @@ func (e *Engine) answered(c *call) {
 // nudge looks after helpers of which a thread is stuck; it returns when that, or what
 // processes were asked, or what waits for a thread, is to be looked at again, 0 never.
 func (e *Engine) nudge(now int64) (next int64) {
-	for _, s := range e.live {
-		n := int64(0)
+	for _, p := range e.loop.Hot() {
+		s, n := p.Slot, int64(0)
 		switch {
 		case s.port != nil:
 			n = s.port.Nudge(now)

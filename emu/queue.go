@@ -62,27 +62,19 @@ func (e *Engine) queueOf(a *soc.Action) *itemQueue {
 }
 
 // deliverMail moves messages from the node's mailbox into the process's ring, as
-// far as there is room; the rest follows when the process has taken some.
-func (e *Engine) deliverMail(s *slot) {
-	box := device.MailboxProcess + s.index
-	s.mailWaits = false
-	for any := false; ; any = true {
-		source, words, ok := s.node.soc.PeekMail(box)
+// far as there is room; the rest follows when the process has taken some. It reports
+// whether it has moved any.
+func (e *Engine) deliverMail(s *slot) bool {
+	return s.process.Deliver(func(m *attach.Mail) bool {
+		box := device.MailboxProcess + s.index
+		source, words, ok := s.node.soc.TakeMail(box)
 		if !ok {
-			if any {
-				s.att.Pages.Notify()
-			}
-			return
+			return false
 		}
-		if !s.att.Pages.PutMail(s.mail, &attach.Mail{Source: source.Encode(), Words: words}) {
-			s.mailWaits = true
-			s.att.Pages.Notify()
-			return
-		}
-		s.mail++
-		source, words, ok = s.node.soc.TakeMail(box)
 		if e.recorder != nil {
 			e.recorder.Take(e.clock.now, s.node.index, box, source, &words, ok)
 		}
-	}
+		*m = attach.Mail{Source: source.Encode(), Words: words}
+		return true
+	})
 }

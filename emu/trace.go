@@ -185,15 +185,16 @@ func (e *Engine) rings(s *slot, ch int) {
 	s.att.Pages.SetSeen(ch, 0)
 }
 
-// watch tells the processes when somebody begins or ceases to look, and who looks of
-// the processes.
-func (t *tracer) watch(live []*slot) {
+// watch tells the processes when tracing begins or ends, and its readers which processes
+// there are.
+func (e *Engine) watch() {
+	t := &e.tracer
 	on := trace.On()
 	if on == t.on {
 		return
 	}
 	t.on = on
-	for _, s := range live {
+	for s := range e.attached {
 		s.att.Pages.SetWatched(on)
 		t.client(s, 0)
 	}

@@ -184,7 +184,10 @@ func (p *Port) SetAsleep(asleep bool) {
 	atomic.StoreUint32(p.m.w32(offAsleep), v)
 }
 
-// Pending tells whether Poll would find anything.
+// Busy reports whether requests of Submit are under way.
+func (p *Port) Busy() bool { return p.awaited > 0 }
+
+// Pending reports whether Poll would find anything.
 func (p *Port) Pending() bool {
 	return p.awaited > 0 && (atomic.LoadUint32(p.m.w32(offCompleted)) != p.seen || p.gone.Load())
 }

@@ -1,4 +1,4 @@
-package emu
+package owner
 
 import (
 	"testing"
@@ -7,14 +7,14 @@ import (
 
 func TestPatience(t *testing.T) {
 	const us = int64(time.Microsecond)
-	p := newPatience(50*time.Microsecond, time.Millisecond)
+	p := NewPatience(50*time.Microsecond, time.Millisecond)
 	offers, others := 0, int64(0)
 	yield := func() int64 { offers++; return others }
 	// look gives after how many microseconds it sleeps.
 	look := func(now int64) int64 {
-		p.busy()
+		p.Busy()
 		for at := now; ; at += us {
-			if p.idle(at, false, yield) {
+			if p.Idle(at, false, yield) {
 				return (at - now) / us
 			}
 		}
@@ -24,7 +24,7 @@ func TestPatience(t *testing.T) {
 	}
 	// Work that comes soon makes it look longer, up to the most.
 	for _, want := range []int64{100, 200, 400, 800, 1000, 1000} {
-		p.slept(10 * us)
+		p.Slept(10 * us)
 		if got := look(0); got != want {
 			t.Errorf("it looks for %d us, want %d", got, want)
 		}
@@ -33,7 +33,7 @@ func TestPatience(t *testing.T) {
 	if look(0); offers != 10 { // at 20, 120, ... 920 us
 		t.Errorf("%d offers in a millisecond, want 10", offers)
 	}
-	p.slept(int64(time.Second))
+	p.Slept(int64(time.Second))
 	if got := look(0); got != 50 {
 		t.Errorf("after a long sleep it looks for %d us, want 50", got)
 	}
@@ -67,7 +67,7 @@ func TestPatience(t *testing.T) {
 		t.Errorf("it looks for %d us once there is room, want 50", got)
 	}
 	// Not at all.
-	p = newPatience(-1, time.Millisecond)
+	p = NewPatience(-1, time.Millisecond)
 	if got := look(0); got != 0 {
 		t.Errorf("it looks for %d us, want 0", got)
 	}

@@ -162,7 +162,7 @@ func (m mediated) Reconnect(ctx context.Context, node int) error { return m.m.Re
 func (m mediated) Server(node int) int { return m.m.Server(node) }
 
 func (m mediated) Attach(node, slot int, a *Attachment) error {
-	return m.m.Attach(node, slot, &mediate.Attachment{Pages: a.Pages, Wake: a.Wake, Declined: a.Declined})
+	return m.m.Attach(node, slot, &mediate.Attachment{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Declined: a.Declined})
 }
 
 func (m mediated) Detach(node, slot int)        { m.m.Detach(node, slot) }

@@ -13,7 +13,7 @@ import (
 func (n *node) Window(id device.WindowID) device.Window { return &n.windows[id] }
 
 // Post implements device.Bus.
-func (n *node) Post(f func()) { n.m.post(f) }
+func (n *node) Post(f func()) { n.m.loop.Post(f) }
 
 // Serve implements device.Bus.
 func (n *node) Serve(ctx context.Context, h device.Handler) error {
@@ -21,21 +21,16 @@ func (n *node) Serve(ctx context.Context, h device.Handler) error {
 	if l == nil {
 		return fmt.Errorf("node %d: %w", n.index, device.ErrGone)
 	}
-	n.m.post(func() { n.handler = h; n.deliver() })
+	n.m.loop.Post(func() { n.handler = h; n.deliver() })
 	var err error
 	select {
 	case <-ctx.Done():
 	case <-l.gone:
 		err = fmt.Errorf("node %d: %w: %w", n.index, device.ErrGone, l.why)
-	case <-n.m.done:
+	case <-n.m.loop.Done():
 		return fmt.Errorf("node %d: the machine has ended: %w", n.index, device.ErrGone)
 	}
-	off := make(chan struct{})
-	n.m.post(func() { n.handler = nil; close(off) })
-	select {
-	case <-off:
-	case <-n.m.done:
-	}
+	n.m.loop.Do(func() { n.handler = nil })
 	return err
 }
 
@@ -94,7 +89,7 @@ func (w *worker) serve(m *Machine) {
 		w.queue = w.queue[:copy(w.queue, w.queue[1:])]
 		w.mu.Unlock()
 		c.Run()
-		m.post(c.Done)
+		m.loop.Send(c)
 	}
 }
 

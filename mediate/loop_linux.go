@@ -1,40 +1,40 @@
 package mediate
 
 import (
-	"errors"
 	"math/bits"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
 )
 
-// loop is the owner.
-func (m *Machine) loop() {
-	idleSince, look := int64(-1), time.Duration(0)
+// run is the owner.
+func (m *Machine) run() {
+	p := owner.NewPatience(m.cfg.Spin, m.cfg.Spin)
+	yield := func() int64 {
+		began := m.Now()
+		owner.Yield()
+		return m.Now() - began
+	}
 	for !m.stop {
 		if m.pass() {
-			idleSince = -1
+			p.Busy()
 			m.nap = shortNap
 			continue
 		}
-		now := m.Now()
-		if idleSince < 0 {
-			idleSince, look = now, m.cfg.Spin
-			if m.over && !m.underWay() {
-				look = max(look, againTime)
-			}
-			m.over = false
+		if m.over && !m.underWay() {
+			p.AtLeast(againTime)
 		}
-		if now-idleSince >= int64(look) {
+		m.over = false
+		now := m.Now()
+		if p.Idle(now, false, yield) {
 			m.sleep()
+			p.Slept(m.Now() - now)
 		} else {
-			m.poll(0)
+			m.loop.Poll(now)
 		}
 	}
 }
@@ -53,9 +53,9 @@ func (m *Machine) underWay() bool {
 
 // pass does once whatever there is to do, vectors excepted, which poll finds.
 func (m *Machine) pass() (busy bool) {
-	if m.inbox.Load() {
+	if m.loop.Posted() {
 		busy = true
-		m.takeInbox()
+		m.loop.Take(device.Call.Done)
 	}
 	for _, n := range m.nodes {
 		l := n.link.Load()
@@ -68,21 +68,16 @@ func (m *Machine) pass() (busy bool) {
 		if n.written {
 			n.wakeTargets(l)
 		}
-		for _, s := range n.slots {
-			if s == nil {
-				continue
-			}
-			if k := s.att.Pages.Kick(); k != s.kick {
-				busy = true
-				s.kick = k
-				s.kicked(l)
-			}
-			if s.busy != 0 && s.collect(l) {
-				busy = true
-			}
-			if (s.mail.asked || s.mail.until != 0) && s.deliver(m.Now()) {
-				busy = true
-			}
+	}
+	now := m.Now()
+	busy = m.loop.Look(now, never) || busy
+	for _, p := range m.loop.Hot() {
+		s := p.Slot
+		if l := s.node.link.Load(); l != nil && s.busy != 0 && s.collect(l) {
+			busy = true
+		}
+		if (s.mail.asked || s.mail.until != 0) && s.deliver(now) {
+			busy = true
 		}
 	}
 	for len(m.calls) > 0 {
@@ -95,26 +90,14 @@ func (m *Machine) pass() (busy bool) {
 	return busy
 }
 
-// poll takes the vectors that came, waiting up to timeout for anything; negative:
-// for ever.
-func (m *Machine) poll(timeout time.Duration) {
-	var events [16]unix.EpollEvent
-	ms := -1
-	if timeout >= 0 {
-		ms = int((timeout + time.Millisecond - 1) / time.Millisecond)
-	}
-	n, err := unix.EpollWait(m.epoll, events[:], ms)
-	m.asleep.Store(false) // what vectors post need wake nobody
-	if err != nil {
-		return // EINTR: it comes again
-	}
-	for _, ev := range events[:n] {
-		m.vector(int(ev.Fd))
-	}
-}
+// never is never enough.
+func never() bool { return false }
 
-// vector delivers a vector, if fd is one's eventfd.
-func (m *Machine) vector(fd int) {
+// processes is the machine as the owner's loop calls it for its processes.
+type processes struct{ *Machine }
+
+// Fired implements owner.User: a vector has come, if fd is the eventfd of one.
+func (m processes) Fired(fd int) {
 	for _, n := range m.nodes {
 		for v, e := range n.vectors {
 			if e == fd {
@@ -123,6 +106,39 @@ func (m *Machine) vector(fd int) {
 		}
 	}
 }
+
+// Ring implements owner.User.
+func (processes) Ring(p *owner.Process[*slot], channel int) {
+	if l := p.Slot.node.link.Load(); l != nil {
+		p.Slot.ring(l, uint64(channel))
+	}
+}
+
+// Send implements owner.User.
+func (processes) Send(p *owner.Process[*slot], channel int, m *attach.Message) uint64 {
+	if l := p.Slot.node.link.Load(); l != nil {
+		return p.Slot.send(l, channel, m)
+	}
+	return device.PktzRefused // the device is gone
+}
+
+// Room implements owner.User: the mailbox is looked at when it is time.
+func (processes) Room(p *owner.Process[*slot]) bool {
+	p.Slot.mail.asked = true
+	return true
+}
+
+// Answers implements owner.User: answers come as messages.
+func (processes) Answers(*owner.Process[*slot]) bool { return false }
+
+// Busy implements owner.User.
+func (processes) Busy(p *owner.Process[*slot]) bool {
+	s := p.Slot
+	return s.busy != 0 || s.mail.asked || s.mail.until != 0
+}
+
+// Mutes implements owner.User.
+func (processes) Mutes(*owner.Process[*slot]) {}
 
 // came takes a vector.
 func (n *node) came(v int) {
@@ -154,46 +170,27 @@ func (n *node) deliver() {
 	}
 }
 
-// sleep waits in the kernel until a process kicks, something is posted, or a
-// vector comes. The flags are set first and looked behind once more: either we
-// see what was published, or its publisher sees that we sleep.
+// sleep waits in the kernel until a process kicks, something is posted, or a vector comes.
 func (m *Machine) sleep() {
 	m.yield.Sleep()
-	m.asleep.Store(true)
-	for _, n := range m.nodes {
-		for _, s := range n.slots {
-			if s != nil {
-				s.att.Pages.SetAsleep(true)
-			}
-		}
-	}
+	m.loop.Doze()
 	if !m.worth() {
-		timeout := time.Duration(-1)
-		for _, n := range m.nodes {
-			for _, s := range n.slots {
-				switch {
-				case s == nil:
-				case s.mail.asked || s.mail.until != 0:
-					timeout = mailLast
-				case s.busy != 0 && timeout < 0:
-					timeout = watchPause
-				}
+		timeout := m.loop.Unmute(m.Now())
+		for _, p := range m.loop.Hot() {
+			switch s := p.Slot; {
+			case s.mail.asked || s.mail.until != 0:
+				timeout = mailLast
+			case s.busy != 0 && (timeout < 0 || timeout > watchPause):
+				timeout = watchPause
 			}
 		}
 		m.rest(timeout)
 	}
-	for _, n := range m.nodes {
-		for _, s := range n.slots {
-			if s != nil {
-				s.att.Pages.SetAsleep(false)
-			}
-		}
-	}
-	m.asleep.Store(false)
+	m.loop.Rouse(m.Now())
 }
 
 func (m *Machine) worth() bool {
-	if m.inbox.Load() || len(m.calls) > 0 {
+	if m.loop.Posted() || m.loop.Rung() || len(m.calls) > 0 {
 		return true
 	}
 	for _, n := range m.nodes {
@@ -211,32 +208,14 @@ func (m *Machine) worth() bool {
 			}
 			n.wakeTargets(l)
 		}
-		for _, s := range n.slots {
-			if s == nil {
-				continue
-			}
-			if s.att.Pages.Kick() != s.kick || s.busy != 0 && s.collect(l) {
-				return true
-			}
+	}
+	for _, p := range m.loop.Hot() {
+		s := p.Slot
+		if l := s.node.link.Load(); l != nil && s.busy != 0 && s.collect(l) {
+			return true
 		}
 	}
 	return false
-}
-
-// kicked takes what a process has published: its doorbell and its messages.
-func (s *slot) kicked(l *link) {
-	p := s.att.Pages
-	if v := p.TakeDoorbell(); v != 0 {
-		s.ring(l, v-1)
-	}
-	s.mail.asked = s.mail.asked || s.mail.holds
-	var msg attach.Message
-	for c := 0; c < device.PktzChannels; c++ {
-		if !p.TakeSend(c, &msg) {
-			continue
-		}
-		p.SetPktzStatus(c, s.send(l, c, &msg))
-	}
 }
 
 // ring carries a doorbell over. A transfer that is announced twice, by the word
@@ -349,34 +328,4 @@ func (s *slot) collect(l *link) (any bool) {
 		s.att.Pages.Notify()
 	}
 	return any
-}
-
-// post has f run on the owner. Any goroutine.
-func (m *Machine) post(f func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.posts = append(m.posts, f)
-	m.inbox.Store(true)
-	if m.asleep.Load() && m.event >= 0 {
-		one := [8]byte{1}
-		// An eventfd that is full wakes as well; one that was not written does not.
-		for {
-			if _, err := unix.Write(m.event, one[:]); !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-	}
-}
-
-func (m *Machine) takeInbox() {
-	m.mu.Lock()
-	posts := m.posts
-	m.posts = m.spare[:0]
-	m.inbox.Store(false)
-	m.mu.Unlock()
-	for i, f := range posts {
-		posts[i] = nil
-		f()
-	}
-	m.spare = posts
 }

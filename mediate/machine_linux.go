@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/internal/yield"
 	"github.com/exanet/pfd/mailbox"
@@ -78,7 +79,8 @@ type Config struct {
 // Attachment ties a process's pages to a slot.
 type Attachment struct {
 	Pages *attach.Pages
-	Wake  int // eventfd by which the process wakes a sleeping owner
+	Wake  int    // eventfd by which the process wakes a sleeping owner
+	UID   uint32 // whose process it is
 	// Declined, where it is given, is called on the owner with each RAPF with the fail bit
 	// that the process wants sent, to source; where it is true, the RAPF is not sent.
 	Declined func(source device.NodeID, r mailbox.RAPF) bool
@@ -101,16 +103,11 @@ type Machine struct {
 	yield yield.Yield
 	over  bool // a process was told of the end of a transfer, since the last look
 
-	mu     sync.Mutex // guards posts and event
-	posts  []func()
-	spare  []func()
-	inbox  atomic.Bool // posts is not empty
-	asleep atomic.Bool
-
-	epoll, event int
-	started      atomic.Bool
-	done         chan struct{}
-	workers      sync.WaitGroup
+	loop    *owner.Loop[device.Call, *slot] // messages are calls that have run
+	started atomic.Bool
+	closing sync.Once
+	ended   chan struct{} // no device is waited for any more
+	workers sync.WaitGroup
 }
 
 // node is one node; it belongs to the owner, but for what says otherwise.
@@ -149,16 +146,16 @@ type link struct {
 
 // slot is an attached domain slot.
 type slot struct {
-	node  *node
-	index int
-	att   *Attachment
-	kick  uint32                         // last seen
-	busy  uint64                         // channels that were rung and are not final
-	seen  [device.ChannelsPerSlot]uint64 // done and reserved_1 as last told to the process
-	rung  [device.WriteChannels]rung     // what was rung, of the busy channels
-	mail  mail
-	words uint64 // WORDS as last seen
-	asked asked
+	process owner.Process[*slot]
+	node    *node
+	index   int
+	att     *Attachment
+	busy    uint64                         // channels that were rung and are not final
+	seen    [device.ChannelsPerSlot]uint64 // done and reserved_1 as last told to the process
+	rung    [device.WriteChannels]rung     // what was rung, of the busy channels
+	mail    mail
+	words   uint64 // WORDS as last seen
+	asked   asked
 }
 
 // rung is a transfer as it was rung, and when.
@@ -180,7 +177,7 @@ func New(ctx context.Context, cfg Config) (*Machine, error) {
 	if len(cfg.Connect) == 0 {
 		return nil, fmt.Errorf("%w: no node: name a device", ErrConfig)
 	}
-	m := &Machine{cfg: cfg, log: cfg.Log, base: time.Now(), epoll: -1, event: -1, done: make(chan struct{}), nap: shortNap, inline: !cfg.Workers && !hasSwap()}
+	m := &Machine{cfg: cfg, log: cfg.Log, base: time.Now(), ended: make(chan struct{}), nap: shortNap, inline: !cfg.Workers && !hasSwap()}
 	if err := m.open(ctx); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
@@ -195,11 +192,8 @@ func hasSwap() bool {
 
 func (m *Machine) open(ctx context.Context) error {
 	var err error
-	if m.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return fmt.Errorf("mediated machine: %w", os.NewSyscallError("epoll_create1", err))
-	}
-	if m.event, err = m.eventfd(); err != nil {
-		return err
+	if m.loop, err = owner.New[device.Call](owner.User[*slot](processes{m})); err != nil {
+		return fmt.Errorf("mediated machine: %w", err)
 	}
 	for i := range m.cfg.Connect {
 		n := &node{m: m, index: i}
@@ -228,20 +222,11 @@ func (m *Machine) eventfd() (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("mediated machine: %w", os.NewSyscallError("eventfd", err))
 	}
-	if err := m.watch(fd); err != nil {
+	if err := m.loop.Watch(fd); err != nil {
 		_ = unix.Close(fd)
-		return -1, err
+		return -1, fmt.Errorf("mediated machine: %w", err)
 	}
 	return fd, nil
-}
-
-func (m *Machine) watch(fd int) error {
-	// Edge-triggered and never read: a peer could make its eventfd block.
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
-	if err := unix.EpollCtl(m.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
-		return fmt.Errorf("mediated machine: watch descriptor: %w", err)
-	}
-	return nil
 }
 
 // connect makes the node's link. Not on the owner: it waits for the device.
@@ -267,8 +252,8 @@ func (n *node) connect(ctx context.Context) error {
 	n.m.workers.Go(func() {
 		select {
 		case <-fn.Done():
-			n.m.post(func() { n.down(l, fn.Err()) })
-		case <-n.m.done:
+			n.m.loop.Post(func() { n.down(l, fn.Err()) })
+		case <-n.m.ended:
 		}
 	})
 	idle := n.m.cfg.WindowIdle
@@ -276,7 +261,7 @@ func (n *node) connect(ctx context.Context) error {
 		idle = DefaultWindowIdle
 	}
 	if idle > 0 {
-		n.m.workers.Go(func() { l.unmapIdle(idle, n.m.done) })
+		n.m.workers.Go(func() { l.unmapIdle(idle, n.m.ended) })
 	}
 	return nil
 }
@@ -306,7 +291,7 @@ func (n *node) begin(l *link) {
 	}
 	l.rings.live = true
 	n.link.Store(l)
-	n.m.post(l.rings.begin)
+	n.m.loop.Post(l.rings.begin)
 }
 
 func (l *link) prepare(n *node) error {
@@ -319,7 +304,7 @@ func (l *link) prepare(n *node) error {
 	if l.btcm, err = newScratchpad(l.fn.Descriptors()); err != nil {
 		return err
 	}
-	l.btcm.lost = func() { n.m.post(func() { n.down(l, errLost) }) }
+	l.btcm.lost = func() { n.m.loop.Post(func() { n.down(l, errLost) }) }
 	for id := range l.windows {
 		l.windows[id] = &raw{l, device.WindowID(id)}
 	}
@@ -506,10 +491,12 @@ func (m *Machine) Attach(node, index int, a *Attachment) error {
 	if err != nil {
 		return err
 	}
-	if err := m.watch(a.Wake); err != nil {
-		return err
+	s := &slot{node: n, index: index, att: a}
+	s.process = owner.Process[*slot]{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Slot: s}
+	if err := m.loop.Attach(&s.process, m.Now()); err != nil {
+		return fmt.Errorf("mediated machine: %w", err)
 	}
-	n.slots[index] = &slot{node: n, index: index, att: a, kick: a.Pages.Kick() - 1}
+	n.slots[index] = s
 	return nil
 }
 
@@ -521,7 +508,7 @@ func (m *Machine) Detach(node, index int) {
 	if s == nil {
 		return
 	}
-	_ = unix.EpollCtl(m.epoll, unix.EPOLL_CTL_DEL, s.att.Wake, nil)
+	m.loop.Detach(&s.process)
 	n.slots[index] = nil
 	if l := n.link.Load(); l != nil {
 		l.shadow.Drop(index)
@@ -533,10 +520,11 @@ func (m *Machine) Run(ctx context.Context) error {
 	if !m.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("%w: Run called twice", ErrConfig)
 	}
-	stop := context.AfterFunc(ctx, func() { m.post(func() { m.stop = true }) })
-	m.loop()
+	stop := context.AfterFunc(ctx, func() { m.loop.Post(func() { m.stop = true }) })
+	m.run()
 	stop()
-	close(m.done)
+	m.loop.End()
+	m.end()
 	for _, n := range m.nodes {
 		for i := range n.slots {
 			m.Detach(n.index, i)
@@ -547,11 +535,7 @@ func (m *Machine) Run(ctx context.Context) error {
 
 // Close releases everything. The machine must not run.
 func (m *Machine) Close() error {
-	select {
-	case <-m.done:
-	default:
-		close(m.done)
-	}
+	m.end()
 	for _, n := range m.nodes {
 		if l := n.link.Swap(nil); l != nil {
 			close(l.gone)
@@ -560,17 +544,18 @@ func (m *Machine) Close() error {
 	}
 	m.workers.Wait()
 	var errs []error
-	m.mu.Lock()
-	fds := []int{m.epoll, m.event}
-	m.epoll, m.event = -1, -1
-	m.mu.Unlock()
-	for _, n := range m.nodes {
-		fds = append(fds, n.vectors[:]...)
+	if m.loop != nil {
+		errs = append(errs, m.loop.Close())
 	}
-	for _, fd := range fds {
-		if fd >= 0 {
-			errs = append(errs, os.NewSyscallError("close", unix.Close(fd)))
+	for _, n := range m.nodes {
+		for _, fd := range n.vectors {
+			if fd >= 0 {
+				errs = append(errs, os.NewSyscallError("close", unix.Close(fd)))
+			}
 		}
 	}
 	return errors.Join(errs...)
 }
+
+// end ends the wait for devices.
+func (m *Machine) end() { m.closing.Do(func() { close(m.ended) }) }

@@ -21,13 +21,10 @@ const (
 
 // mail is the way from a slot's mailbox to its process.
 type mail struct {
-	asked bool        // a read was asked for, or the ring has room again
-	until int64       // looked at until then, of Now; 0: not
-	next  int64       // looked at then
-	pause int64       // ns
-	tail  uint32      // messages given to the process
-	held  attach.Mail // taken out of the mailbox while the process's ring was full
-	holds bool
+	asked bool  // a read was asked for, or the ring has room again
+	until int64 // looked at until then, of Now; 0: not
+	next  int64 // looked at then
+	pause int64 // ns
 }
 
 // deliver looks into the mailbox if it is time, gives the process what is there,
@@ -45,9 +42,6 @@ func (s *slot) deliver(now int64) (any bool) {
 	m.pause = min(2*m.pause, int64(mailLast))
 	m.next = now + m.pause
 	any = s.take()
-	if any {
-		s.att.Pages.Notify()
-	}
 	if now >= m.until {
 		m.until = 0
 	}
@@ -56,24 +50,13 @@ func (s *slot) deliver(now int64) (any bool) {
 
 // take moves messages from the mailbox to the process as far as its ring has room.
 func (s *slot) take() (any bool) {
-	m := &s.mail
 	box := mailbox.NewBox(&s.node.windows[device.MBOX], device.MailboxProcess+s.index)
-	for range device.MailboxDepth {
-		if !m.holds {
-			if n, _, err := box.Status(); err != nil || n == 0 {
-				return any // a device that is gone is posted
-			}
-			src, err := box.Receive(&m.held.Words)
-			if err != nil || src.Words == 0 {
-				return any
-			}
-			m.held.Source, m.holds = src.Encode(), true
+	return s.process.Deliver(func(m *attach.Mail) bool {
+		if n, _, err := box.Status(); err != nil || n == 0 {
+			return false // a device that is gone is posted
 		}
-		if !s.att.Pages.PutMail(m.tail, &m.held) {
-			return any
-		}
-		m.tail++
-		m.holds, any = false, true
-	}
-	return any
+		src, err := box.Receive(&m.Words)
+		m.Source = src.Encode()
+		return err == nil && src.Words != 0
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/internal/owner"
 )
 
 // A process that takes none of its messages is looked at for a while and not for
@@ -15,25 +16,24 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 	}
 	defer mem.Close()
 	s := &slot{node: new(node), att: &Attachment{Pages: mem.Pages}}
-	m := &s.mail
-	for mem.PutMail(m.tail, &attach.Mail{}) {
-		m.tail++
+	s.process = owner.Process[*slot]{Pages: mem.Pages, Slot: s}
+	for s.process.Deliver(func(*attach.Mail) bool { return true }) {
 	}
-	m.holds, m.asked = true, true
+	m := &s.mail
+	m.asked = true
 	now := int64(1)
 	for range 10 {
 		s.deliver(now)
 		now += int64(mailTime)
 	}
-	if m.until != 0 || !m.holds {
+	if m.until != 0 {
 		t.Errorf("looked at for ever: %+v", m)
 	}
 	var got attach.Mail
 	if ok, full := mem.TakeMail(&got); !ok || !full {
 		t.Fatalf("taken %v, full %v", ok, full)
 	}
-	s.kicked(nil)
-	if !m.asked {
+	if processes.Room(processes{}, &s.process); !m.asked {
 		t.Error("the rest is not looked for when the process has made room")
 	}
 }

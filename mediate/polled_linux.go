@@ -3,8 +3,6 @@ package mediate
 import (
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/exanet/pfd/device"
 )
 
@@ -51,7 +49,7 @@ func (n *node) look(l *link) bool {
 	return rose != 0
 }
 
-// rest is poll, for a shorter time where a node has no vectors.
+// rest sleeps until timeout, or for a shorter time where a node has no vectors.
 func (m *Machine) rest(timeout time.Duration) {
 	polls, most := false, idleNap
 	for _, n := range m.nodes {
@@ -65,14 +63,10 @@ func (m *Machine) rest(timeout time.Duration) {
 		}
 	}
 	if !polls {
-		m.poll(timeout)
+		m.loop.Wait(timeout)
 		return
 	}
-	m.nap = min(m.nap, most)
-	nap := unix.NsecToTimespec(int64(m.nap))
-	fds := []unix.PollFd{{Fd: int32(m.epoll), Events: unix.POLLIN}}
-	if n, err := unix.Ppoll(fds, &nap, nil); n == 0 && err == nil {
+	if m.nap = min(m.nap, most); !m.loop.Wait(m.nap) {
 		m.nap *= 2
 	}
-	m.poll(0)
 }

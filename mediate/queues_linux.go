@@ -142,7 +142,7 @@ func (r *rings) prove() error {
 func (r *rings) begin() {
 	r.live = true
 	for _, f := range r.later {
-		r.n.m.post(f)
+		r.n.m.loop.Post(f)
 	}
 	r.later = nil
 	r.wake()
@@ -153,14 +153,14 @@ func (r *rings) do(f func()) {
 		r.later = append(r.later, f)
 		return
 	}
-	r.n.m.post(f)
+	r.n.m.loop.Post(f)
 }
 
 // wake has the driver be given its vectors soon.
 func (r *rings) wake() {
 	if r.live && !r.raise {
 		r.raise = true
-		r.n.m.post(r.posted)
+		r.n.m.loop.Post(r.posted)
 	}
 }
 
@@ -181,7 +181,7 @@ func (r *rings) off() {
 }
 
 func (r *rings) renewLater() {
-	time.AfterFunc(renewAfter, func() { r.n.m.post(r.renew) })
+	time.AfterFunc(renewAfter, func() { r.n.m.loop.Post(r.renew) })
 }
 
 func (r *rings) renew() {
@@ -242,6 +242,7 @@ func (n *node) mailCame(mailbox int) {
 	for i, s := range n.slots {
 		if s != nil && (mailbox < 0 || mailbox == device.MailboxProcess+i) {
 			s.mail.asked = true
+			n.m.loop.Heat(&s.process, n.m.Now())
 		}
 	}
 }

@@ -1,0 +1,321 @@
+package owner
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+)
+
+// recorder is a User that writes down what the loop calls it with.
+type recorder struct {
+	did  []string
+	busy bool
+	room func(p *Process[int]) bool
+}
+
+func (r *recorder) note(format string, args ...any) {
+	r.did = append(r.did, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) Ring(p *Process[int], channel int) { r.note("%d rings for %d", p.Slot, channel) }
+
+func (r *recorder) Send(p *Process[int], channel int, m *attach.Message) uint64 {
+	r.note("%d sends %d words by %d", p.Slot, m.N, channel)
+	return device.PktzRefused
+}
+
+func (r *recorder) Room(p *Process[int]) bool  { return r.room(p) }
+func (r *recorder) Answers(*Process[int]) bool { return false }
+func (r *recorder) Busy(*Process[int]) bool    { return r.busy }
+func (r *recorder) Mutes(p *Process[int])      { r.note("%d is left alone", p.Slot) }
+func (r *recorder) Fired(fd int)               { r.note("descriptor %d", fd) }
+
+// rig is a loop with processes, whose owner is the test. Time is what the test says.
+type rig struct {
+	*Loop[string, int]
+	*recorder
+	t         testing.TB
+	processes []*Process[int]
+	memory    []*attach.Memory
+	now       int64
+}
+
+func newRig(t testing.TB, processes int) *rig {
+	r := &rig{recorder: new(recorder), t: t, now: 1}
+	var err error
+	if r.Loop, err = New[string](User[int](r.recorder)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.ok(r.Close()) })
+	for i := range processes {
+		m, err := attach.NewMemory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = m.Close() })
+		p := &Process[int]{Pages: m.Pages, Wake: m.WakeFD(), UID: uint32(i), Slot: i}
+		r.ok(r.Attach(p, r.now))
+		r.memory, r.processes = append(r.memory, m), append(r.processes, p)
+	}
+	return r
+}
+
+func (r *rig) ok(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// kick announces what a process has published, as package rdma does it.
+func (r *rig) kick(i int) {
+	if r.memory[i].Kicked() {
+		one := [8]byte{1}
+		_, err := unix.Write(r.memory[i].WakeFD(), one[:])
+		r.ok(err)
+	}
+}
+
+func never() bool { return false }
+
+// pass looks a while after the last time, and compares what the loop did.
+func (r *rig) pass(later time.Duration, want ...string) {
+	r.t.Helper()
+	r.now += int64(later)
+	r.did = nil
+	r.Look(r.now, never)
+	if !slices.Equal(r.did, want) {
+		r.t.Errorf("%q, want %q", r.did, want)
+	}
+}
+
+func TestPublished(t *testing.T) {
+	r := newRig(t, 2)
+	r.pass(0)
+	r.memory[0].Ring(3)
+	r.memory[0].Send(1, 0, 2, 7, 8)
+	r.kick(0)
+	r.pass(0, "0 rings for 3")
+	if !r.Rung() {
+		t.Error("the message behind the doorbell is forgotten")
+	}
+	r.pass(0, "0 sends 2 words by 1")
+	if r.Rung() || r.memory[0].SendStatus(1) != device.PktzRefused {
+		t.Error("a message is not answered")
+	}
+	r.pass(0)
+	// In turns.
+	for _, i := range []int{0, 1} {
+		r.memory[i].Ring(1)
+		r.kick(i)
+	}
+	r.did = nil
+	for range 2 {
+		r.Look(r.now, func() bool { return len(r.did)%2 == 1 })
+		r.did = append(r.did, "")
+	}
+	if r.did[0] == r.did[2] || r.did[0] == "" || r.did[2] == "" {
+		t.Errorf("%q: one process comes twice, another not at all", r.did)
+	}
+}
+
+// TestCold: a process that is quiet is not looked at, until its eventfd says that it has
+// published something.
+func TestCold(t *testing.T) {
+	r := newRig(t, 3)
+	r.pass(0)
+	r.busy = true
+	r.pass(2 * time.Millisecond)
+	if len(r.Hot()) != 3 {
+		t.Fatalf("%d processes are looked at while something of them is under way, want 3", len(r.Hot()))
+	}
+	r.busy = false
+	r.pass(0)
+	if len(r.Hot()) != 0 {
+		t.Fatalf("%d quiet processes are looked at, want 0", len(r.Hot()))
+	}
+	r.memory[1].Ring(5)
+	r.kick(1)
+	r.pass(time.Duration(pollTime), "1 rings for 5")
+	if len(r.Hot()) != 1 {
+		t.Errorf("%d processes are looked at, want the one that rang", len(r.Hot()))
+	}
+	// It is hot: nobody need write its eventfd now.
+	r.memory[1].Ring(6)
+	if r.memory[1].Kicked() {
+		t.Error("a process that is looked at is told that the owner sleeps")
+	}
+	r.pass(0, "1 rings for 6")
+	// A wake-up by one that has published nothing changes nothing.
+	r.pass(2 * time.Millisecond)
+	one := [8]byte{1}
+	_, err := unix.Write(r.memory[2].WakeFD(), one[:])
+	r.ok(err)
+	r.pass(time.Duration(pollTime))
+	if len(r.Hot()) != 0 {
+		t.Errorf("%d processes are looked at after a wake-up for nothing, want 0", len(r.Hot()))
+	}
+	// One that goes cold with a kick that nobody has seen is not left to its eventfd.
+	p := r.processes[0]
+	r.Heat(p, r.now)
+	r.memory[0].Kicked()
+	if r.cool(0) || r.memory[0].Kicked() {
+		t.Error("a process that has published something goes cold")
+	}
+	// What the owner does while it dozes keeps processes waking it.
+	r.Doze()
+	r.Heat(r.processes[2], r.now)
+	if !r.memory[2].Kicked() {
+		t.Error("a process is not told that the owner sleeps")
+	}
+	r.Rouse(r.now)
+	if r.memory[2].Kicked() {
+		t.Error("a process is not told that the owner is awake")
+	}
+	r.Detach(r.processes[2])
+	r.Detach(r.processes[0])
+	if len(r.Hot()) != 0 {
+		t.Errorf("%d processes are looked at when they have left, want 0", len(r.Hot()))
+	}
+}
+
+// TestSleeps: each of those who may want something ends the owner's sleep.
+func TestSleeps(t *testing.T) {
+	r := newRig(t, 2)
+	r.pass(0)
+	r.Detach(r.processes[1])
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	r.ok(err)
+	defer unix.Close(fd)
+	r.ok(r.Watch(fd))
+	for name, wake := range map[string]func(){
+		"a process": func() { r.memory[0].Ring(1); r.kick(0) },
+		"a post":    func() { r.Post(func() { r.note("post") }) },
+		"a message": func() { r.Loop.Send("message") },
+		"nothing":   func() { r.Wake() },
+		"descriptor": func() {
+			one := [8]byte{1}
+			_, err := unix.Write(fd, one[:])
+			r.ok(err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.did = nil
+			r.Doze()
+			if r.Posted() || r.Rung() {
+				t.Fatal("there is something before")
+			}
+			go wake()
+			if !r.Wait(-1) {
+				t.Error("it is woken by a signal alone")
+			}
+			r.Rouse(r.now)
+			r.Look(r.now, never)
+			r.Take(func(m string) { r.note("%s", m) })
+			want := map[string][]string{
+				"a process": {"0 rings for 1"}, "a post": {"post"}, "a message": {"message"},
+				"descriptor": {fmt.Sprintf("descriptor %d", fd)},
+			}[name]
+			got := slices.DeleteFunc(r.did, func(s string) bool { return s == fmt.Sprintf("descriptor %d", r.event) })
+			if !slices.Equal(got, want) {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+	r.Doze()
+	if r.Wait(time.Millisecond) {
+		t.Error("something has fired where nothing was")
+	}
+	r.Rouse(r.now)
+}
+
+// TestDo: what is posted runs in order; an owner that has ended runs nothing.
+func TestDo(t *testing.T) {
+	r := newRig(t, 0)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for i := range 100 {
+			if !r.Do(func() { r.note("%d", i) }) {
+				t.Error("the owner has ended")
+			}
+		}
+		r.Post(func() { r.End() })
+		if r.Do(func() {}) {
+			t.Error("an owner that has ended runs a function")
+		}
+	}()
+	for ended := false; !ended; {
+		select {
+		case <-r.Done():
+			ended = true
+		default:
+			r.Doze()
+			if !r.Posted() {
+				r.Wait(-1)
+			}
+			r.Rouse(r.now)
+			r.inbox.Take(func(string) {})
+		}
+	}
+	<-over
+	if len(r.did) < 100 || r.did[0] == r.did[99] {
+		t.Errorf("%d functions have run", len(r.did))
+	}
+}
+
+// TestFullRing: messages for which the process's ring has no room are held, and delivered
+// when it has taken some and kicked.
+func TestFullRing(t *testing.T) {
+	r := newRig(t, 1)
+	r.pass(0)
+	const messages = 2*attach.MailSlots + 3
+	sent := uint64(0)
+	next := func(m *attach.Mail) bool {
+		if sent == messages {
+			return false
+		}
+		m.Source = sent
+		sent++
+		return true
+	}
+	r.room = func(p *Process[int]) bool { return p.Deliver(next) }
+	got := uint64(0)
+	for r.processes[0].Deliver(next) {
+	}
+	for passes := 0; got < messages; passes++ {
+		if passes > messages {
+			t.Fatalf("%d of %d messages come", got, messages)
+		}
+		var m attach.Mail
+		ok, full := r.memory[0].TakeMail(&m)
+		if !ok || m.Source != got {
+			t.Fatalf("message %d (%v), want %d", m.Source, ok, got)
+		}
+		got++
+		if full {
+			r.kick(0)
+			r.Look(r.now, never)
+		}
+	}
+}
+
+func BenchmarkPass(b *testing.B) {
+	for _, n := range []int{1, 32, 1024} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			r := newRig(b, n)
+			r.Look(1, never)
+			began := time.Now()
+			for b.Loop() {
+				r.Look(int64(time.Since(began)), never)
+				r.Rung()
+			}
+		})
+	}
+}

@@ -31,7 +31,8 @@ const (
 	WakeStamps = WakePage + 0xc00
 )
 
-// Layout of a Port: two pages, those of the attachment's interface at PktzPage.
+// Layout of a Port (defined by this project; docs/attach.md 3): two pages, those of the
+// attachment's interface at PktzPage.
 const (
 	PortSize = 2 * device.PageSize
 

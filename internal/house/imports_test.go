@@ -16,6 +16,7 @@ var levels = map[string]int{
 
 	"trace/probe": 5,
 	"domain":      5, "fault": 5, "emu": 5, "mediate": 5, "sim": 5, "rdma": 5,
+	"internal/owner": 5, // the loop that emu and mediate run on
 
 	// What daemon, emu and rdma speak to each other with.
 	"attach": 4, "control": 4,
@@ -40,6 +41,8 @@ var sideways = map[string][]string{
 	"packetizer": {"mailbox"},         // sends its messages
 	"view":       {"uffd"},            // its mappings are a userfaultfd's
 	"sim":        {"domain", "fault"}, // drives the driver, too
+	"emu":        {"internal/owner"},
+	"mediate":    {"internal/owner"},
 }
 
 // strangers must not be reached at all, not even through others.

@@ -90,9 +90,9 @@ func (e *Engine) freeCall(c *call) {
 	e.free = append(e.free, c)
 }
 
-// access makes one call of the walk or move at the head of the queue and of
-// those behind it that continue it, and has it done.
-func (e *Engine) access(q *itemQueue) bool {
+// access makes one call of the walk or move at the head of the queue and of those
+// behind it that continue it. It returns the call where it is to be performed.
+func (e *Engine) access(q *itemQueue) *call {
 	first := &q.items[q.head]
 	a := first.action.Access
 	n := first.node
@@ -126,32 +126,27 @@ func (e *Engine) access(q *itemQueue) bool {
 		// No byte moves. The driver knows which of the pages it is, and brings in the others.
 		c.walk = proc.Walk{Denied: ^uint64(0)}
 		e.complete(c)
-		return true
+		return nil
 	}
 	if c.slot != nil && e.sees(c.slot) {
-		if !e.touch(c) {
-			return false
-		}
-		if c.hit {
-			e.complete(c)
-			return true
-		}
+		c.seen = c.slot.att.View
+		return c
 	}
 	return e.reach(c)
 }
 
-// reach has a walk or a move made by the memory that is asked for it. False: the lease was
-// lost.
-func (e *Engine) reach(c *call) bool {
+// reach has a walk or a move made by the memory that is asked for it, and returns the call
+// where it is to be performed.
+func (e *Engine) reach(c *call) *call {
 	if !e.find(c) {
 		e.complete(c)
-		return true
+		return nil
 	}
 	return e.dispatch(c)
 }
 
-// find finds that memory: the process's, its helper's, or what the slot's tables name. False:
-// there is none, which is the call's result.
+// find finds the memory of a walk or a move: the process's, its helper's, or what the slot's
+// tables name. False: there is none, which is the call's result.
 func (e *Engine) find(c *call) bool {
 	n := c.node
 	switch {
@@ -180,6 +175,10 @@ func (c *call) add(a *pldma.Access) {
 
 // run does the call. It is what may sleep.
 func (c *call) run() {
+	if c.seen != nil {
+		c.hit = c.byView(c.seen)
+		return
+	}
 	switch c.kind {
 	case callWalk:
 		c.walk, c.err = c.mem.Walk(c.va, c.pages, c.write)
@@ -277,8 +276,12 @@ func (e *Engine) complete(c *call) {
 	if c.asks {
 		e.askedOutside(c.node)
 	}
-	if c.seen != nil && !e.touched(c) {
-		return
+	if c.seen != nil { // it has lost its lease
+		e.late--
+		if !c.touched() && e.find(c) {
+			e.tasks = append(e.tasks, c)
+			return
+		}
 	}
 	switch c.kind {
 	case callAsk:

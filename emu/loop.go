@@ -75,7 +75,7 @@ func (e *Engine) end() {
 	e.held.Unlock()
 }
 
-// pass does once whatever there is to do. ok false: the lease was lost, and the
+// pass does once all that there is to do. ok is false if a call lost its lease: the
 // caller must touch nothing any more.
 //
 // Everybody who may have published something is looked at. Then what is urgent is
@@ -110,46 +110,45 @@ func (e *Engine) pass() (busy, ok bool) {
 	// What is urgent, the driver first: a page-in that is under way elsewhere while
 	// bytes move here is what makes faults cheap.
 	for range passWork {
+		var c *call
+		data := false
 		switch {
 		case e.loop.Posted():
 			e.loop.Take(e.complete)
 		case e.vectors && e.deliver():
 		case len(e.tasks) > 0:
-			c := e.tasks[0]
+			c = e.tasks[0]
 			e.tasks = slices.Delete(e.tasks, 0, 1)
-			ok = e.dispatch(c)
+			c = e.dispatch(c)
 		case e.urgent.some():
-			ok = e.next(&e.urgent)
+			c = e.next(&e.urgent)
 		default:
-			var done bool
-			if done, ok = e.data(); !done {
+			if c, data = e.data(); !data {
 				return busy, true
 			}
-			if ok && e.loop.Rung() {
-				return true, true
-			}
 		}
-		if !ok {
+		if !e.perform(c) {
 			return true, false
+		}
+		if data && e.loop.Rung() {
+			return true, true
 		}
 		busy = true
 	}
-	_, ok = e.data()
-	return true, ok
+	c, _ := e.data()
+	return true, e.perform(c)
 }
 
-// data does one piece of what is not urgent.
-func (e *Engine) data() (done, ok bool) {
+// data does one piece of what is not urgent, as next does. done is false if there is none.
+func (e *Engine) data() (c *call, done bool) {
 	switch {
 	case e.arriving.some():
-		return true, e.next(&e.arriving)
+		return e.next(&e.arriving), true
 	case e.leaving.some():
-		return true, e.next(&e.leaving)
+		return e.next(&e.leaving), true
 	}
-	if c := e.apart.takeBack(e); c != nil {
-		return true, e.perform(c)
-	}
-	return false, true
+	c = e.apart.takeBack(e)
+	return c, c != nil
 }
 
 // step gives a node an event; what it wants done joins the queue.
@@ -204,8 +203,9 @@ func (e *Engine) deliver() (any bool) {
 }
 
 // next does the action at the head of the queue, together with those behind it
-// that can be joined to it.
-func (e *Engine) next(q *itemQueue) bool {
+// that can be joined to it. It returns the call that is to be performed for that, nil
+// where there is none.
+func (e *Engine) next(q *itemQueue) *call {
 	it := &q.items[q.head]
 	n, a := it.node, it.action
 	switch a.Kind {
@@ -239,7 +239,7 @@ func (e *Engine) next(q *itemQueue) bool {
 			e.deliverMail(s)
 		}
 	}
-	return true
+	return nil
 }
 
 // processes is the engine as the owner's loop calls it for its processes.

@@ -13,9 +13,9 @@ type DMA interface {
 	Write(addr uint64, p []byte) error
 }
 
-// queueAccess has an access of a node's queues in memory made. False: the lease was
-// lost.
-func (e *Engine) queueAccess(n *node, a *queue.Access) bool {
+// queueAccess has an access of a node's queues in memory made, and returns the call where
+// it is to be performed.
+func (e *Engine) queueAccess(n *node, a *queue.Access) *call {
 	c := e.newCall()
 	c.kind, c.node, c.queue = callQueue, n, a
 	return e.dispatch(c)

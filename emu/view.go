@@ -23,52 +23,23 @@ type View interface {
 // beyond that nothing is touched: all memory is asked for until one of them ends.
 const mostLate = 4
 
-// sees reports whether the memory that a slot's process shares is touched by the engine. It
-// is not where a touch of the same user's memory has slept for too long a moment ago.
+// sees reports whether the memory that a slot's process shares is touched by the engine: under
+// a lease, since a page that is being punched out of its file has a touch sleep. It is not where a touch of the same user's memory has slept for too long a moment ago.
 func (e *Engine) sees(s *slot) bool {
 	return s.att.View != nil && s.unseenUntil <= e.clock.seen && e.late < mostLate
 }
 
-// touch does a walk or a move by the view of what the process shares, under a lease: a page
-// that is being punched out of its file has whoever touches it sleep until that is over. c.hit
-// reports whether it is done; else the process's table has to do it, and a walk looks further
-// there. False: the lease was lost.
-func (e *Engine) touch(c *call) bool {
-	c.seen = c.slot.att.View
-	held := e.hold(c)
-	c.hit = c.byView(c.seen)
-	if !e.letGo(c, held) {
-		return false
-	}
-	if e.asleepIn.Load() == held {
-		e.clock.run(e.Now())
-		e.charge(c)
-	}
+// touched takes that a touch of shared memory is over, and counts it. It reports whether it
+// was all; where it missed, the process's table has to do the call.
+func (c *call) touched() bool {
 	c.seen = nil
-	c.tally()
-	return true
-}
-
-// touched takes a touch that lost its lease. False: it missed, and is a call like any other.
-func (e *Engine) touched(c *call) bool {
-	e.late--
-	c.seen = nil
-	c.tally()
-	if !c.hit && e.find(c) {
-		e.tasks = append(e.tasks, c)
-		return false
-	}
-	return true
-}
-
-// tally counts a touch.
-func (c *call) tally() {
 	switch {
 	case c.hit:
 		c.node.accesses.Shared++
 	case c.view != nil:
 		c.node.accesses.SharedMissed++
 	}
+	return c.hit
 }
 
 // byView does a walk or a move by the view of what the process shares. False: it has to be

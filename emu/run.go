@@ -29,34 +29,34 @@ const (
 	sleepShare = 50
 )
 
-// dispatch has a call made: by the slot's port, apart, or here under a lease.
-// False: the lease was lost.
-func (e *Engine) dispatch(c *call) bool {
+// dispatch has a call made by the slot's port or apart. It returns one that is to be
+// performed here, under a lease.
+func (e *Engine) dispatch(c *call) *call {
 	s := c.slot
 	switch {
 	case s == nil && c.node != nil && c.node.remote():
 		e.askOutside(c)
-		return true
+		return nil
 	case s == nil && c.byTables() && c.sleeper().slowUntil > e.clock.seen:
 		c.mem = c.mem.(Asider).Aside()
 		e.spend(c)
 		e.apart.make(e, c)
-		return true
+		return nil
 	case c.kind == callEnter: // asked already
 	case s == nil:
 		// No process is attached to the slot: nobody else would make it.
 	case s.port != nil && !c.byFile() && e.ask(c):
-		return true
+		return nil
 	case e.slow(s):
 		e.makeApart(c)
-		return true
+		return nil
 	case c.long && c.mayAsk():
 		c.kind = callAsk
 	case c.long && e.takes(c):
 		e.apart.make(e, c)
-		return true
+		return nil
 	}
-	return e.perform(c)
+	return c
 }
 
 // remote tells whether the node's memory is reached by asking its driver, or was a
@@ -90,40 +90,36 @@ func (e *Engine) askedOutside(n *node) {
 	e.apart.make(e, next)
 }
 
-// perform makes a call here, under a lease. False: the lease was lost.
+// perform makes a call here, under a lease; nil is none. It returns false if the lease was
+// lost. The lease is a count, odd within a call; the supervisor takes it over by making it
+// even, and then everything that the engine owns belongs to the goroutine that it starts.
 func (e *Engine) perform(c *call) bool {
-	held := e.hold(c)
-	c.run()
-	if !e.letGo(c, held) {
-		return false
+	for c != nil {
+		e.current = c
+		held := e.lease.Add(1)
+		if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
+			e.watchdog.set(lookEvery, lookEvery)
+		}
+		c.run()
+		if !e.lease.CompareAndSwap(held, held+1) {
+			e.loop.Send(c) // the engine's owner takes it later
+			return false
+		}
+		slept := e.asleepIn.Load() == held
+		if c.seen == nil || slept {
+			e.clock.run(e.Now())
+		}
+		if slept {
+			e.charge(c)
+		}
+		if c.seen != nil && !c.touched() {
+			c = e.reach(c)
+			continue
+		}
+		e.complete(c)
+		c = nil
 	}
-	e.clock.run(e.Now())
-	if e.asleepIn.Load() == held {
-		e.charge(c)
-	}
-	e.complete(c)
 	return true
-}
-
-// hold begins a call under a lease. The lease is a count, odd within a call; the supervisor
-// takes it over by making it even, and then everything that the engine owns belongs to the
-// goroutine that it starts.
-func (e *Engine) hold(c *call) (held uint64) {
-	e.current = c
-	held = e.lease.Add(1)
-	if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
-		e.watchdog.set(lookEvery, lookEvery)
-	}
-	return held
-}
-
-// letGo ends it. False: the lease was lost, and the engine's owner takes the call later.
-func (e *Engine) letGo(c *call, held uint64) bool {
-	if e.lease.CompareAndSwap(held, held+1) {
-		return true
-	}
-	e.loop.Send(c)
-	return false
 }
 
 // charge takes that the supervisor has found a call asleep.

@@ -5,16 +5,10 @@ import (
 	"fmt"
 	"runtime"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
-)
 
-// Operations of futex(2) (linux/futex.h). Not the private ones: the word is
-// shared between processes.
-const (
-	futexWait = 0
-	futexWake = 1
+	"github.com/exanet/pfd/internal/futex"
 )
 
 // WaitEvent sleeps until the event word is not old any more, at most timeout.
@@ -38,14 +32,11 @@ func (p *Pages) WaitServed(old uint32, timeout time.Duration) {
 	_ = p.waitWord(WakeServed, old, timeout)
 }
 
-// waitWord gives why the kernel refused to sleep, 0 whatever else ended it.
+// waitWord returns why the kernel refused to sleep, 0 if something else ended the sleep.
 func (w *words) waitWord(word, old uint32, timeout time.Duration) unix.Errno {
-	ts := unix.NsecToTimespec(int64(timeout))
-	// Syscall and not RawSyscall: the scheduler must know that this thread sleeps.
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w.w32(word))),
-		futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	errno := futex.Wait(w.w32(word), old, timeout)
 	runtime.KeepAlive(w)
-	if errno == 0 || errors.Is(errno, unix.EAGAIN) || errors.Is(errno, unix.EINTR) || errors.Is(errno, unix.ETIMEDOUT) {
+	if errors.Is(errno, unix.EAGAIN) || errors.Is(errno, unix.EINTR) || errors.Is(errno, unix.ETIMEDOUT) {
 		return 0
 	}
 	return errno
@@ -62,9 +53,7 @@ func (p *Port) wake() {
 	p.wakeWord(portEvent, MaxWake)
 }
 
-func (w *words) wakeWord(word uint32, threads uintptr) {
-	// Nothing can be done about an error: the word is mapped and aligned.
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w.w32(word))),
-		futexWake, threads, 0, 0, 0)
+func (w *words) wakeWord(word uint32, threads int) {
+	futex.Wake(w.w32(word), threads)
 	runtime.KeepAlive(w)
 }

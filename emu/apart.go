@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/futex"
 )
 
 // apart makes the calls that the engine does not make itself: long page-ins, and
@@ -38,13 +40,6 @@ const (
 	// spareThreads is how many sleep; others end. A slot's page-ins are two at a
 	// time (ours).
 	spareThreads = 2
-)
-
-// futexWait and futexWake are operations of futex(2) (linux/futex.h), with
-// FUTEX_PRIVATE_FLAG: the word is this process's alone.
-const (
-	futexWait = 0 | 128
-	futexWake = 1 | 128
 )
 
 // make has a call made by another thread.
@@ -157,16 +152,13 @@ func (p *apart) rest() bool {
 
 // sleep sleeps until there is a call.
 func (p *apart) sleep() {
-	// Syscall and not RawSyscall: the scheduler must know that it sleeps.
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.queue)), futexWait, 0, 0, 0, 0)
+	_ = futex.Wait(&p.queue, 0, -1)
 	p.mu.Lock()
 	p.asleep--
 	p.mu.Unlock()
 }
 
-func (p *apart) wake(threads uintptr) {
-	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.queue)), futexWake, threads, 0, 0, 0)
-}
+func (p *apart) wake(threads int) { futex.Wake(&p.queue, threads) }
 
 // keepOff keeps the calling thread off a processor, within what a thread of the
 // engine may use by now: an administrator may have confined it. Where there is no

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/futex"
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/proc"
@@ -248,7 +249,7 @@ func (p *Port) publish(r *Request) (int, bool) {
 	return i, true
 }
 
-func (p *Port) wakeHelper() { futexWake(p.m.w32(offSubmitted)) }
+func (p *Port) wakeHelper() { futex.Wake(p.m.w32(offSubmitted), 1) }
 
 // Poll calls Done of what the helper has answered, and tells whether there was
 // anything.

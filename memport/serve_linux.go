@@ -15,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/futex"
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/uffd"
@@ -144,7 +145,7 @@ func (s *server) serve(me uint32) {
 				continue
 			}
 		}
-		futexWait(submitted, seen)
+		_ = futex.Wait(submitted, seen, -1)
 	}
 }
 

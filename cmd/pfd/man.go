@@ -76,7 +76,7 @@ Documents and examples.`},
 .BR pfd (8)
 reads the file that
 .B \-\-config
-names: TOML, or YAML where its name ends in .yaml or .yml. The keys are the names of the
+names, in TOML. The keys are the names of the
 flags, without sections. A flag on the command line wins over the file. A key that pfd
 does not know, or a value that it cannot take, is an error that names file and line; pfd
 then does not start (exit status 2).

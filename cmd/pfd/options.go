@@ -26,7 +26,7 @@ var flagsOnly = []string{"config", "check-config", "help", "version"}
 
 // flags names the options in f.
 func (o *options) flags(f *pflag.FlagSet) {
-	f.StringVar(&o.file, "config", "", "configuration file, TOML (.toml) or YAML (.yaml, .yml): its keys are these flags, which win over it")
+	f.StringVar(&o.file, "config", "", "configuration file, in TOML (.toml): its keys are these flags, which win over it")
 	f.BoolVar(&o.check, "check-config", false, "read the configuration file and the flags, say what is wrong with them, and end: 0 nothing, 2 something")
 	f.IntVar(&o.Nodes, "nodes", o.Nodes, "emulated nodes, 1 to 64")
 	f.StringVar(&o.Socket, "socket", "", "control socket; the attachment socket is PATH.attach (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock)")

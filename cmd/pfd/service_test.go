@@ -85,54 +85,50 @@ func writeFile(t *testing.T, path, text string) {
 // A file has the flags' keys, the command line wins, SIGHUP takes over what it
 // can and says what it cannot.
 func TestConfigurationFile(t *testing.T) {
-	for _, lang := range []struct{ ext, line string }{{".toml", "%s = %s\n"}, {".yaml", "%s: %s\n"}} {
-		t.Run(lang.ext, func(t *testing.T) {
-			dir := t.TempDir()
-			socket, file := filepath.Join(dir, "s"), filepath.Join(dir, "pfd"+lang.ext)
-			text := func(kv ...string) string {
-				var b strings.Builder
-				for i := 0; i < len(kv); i += 2 {
-					fmt.Fprintf(&b, lang.line, kv[i], kv[i+1])
-				}
-				return b.String()
-			}
-			writeFile(t, file, text("nodes", "3", "socket", `"`+socket+`"`, "timeout-us", "5000", "guard-us", "60000", "outstanding", "3", "firmware-options", `["no-bypass", "no-tickets"]`))
-			l := &log{t: t}
-			p := startWith(t, l, "--config", file, "--guard-us", "70000")
-			if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 5000 || s.GuardUS != 70000 {
-				t.Errorf("status %+v", s)
-			}
-			if n := node0(t, socket); n.Firmware != "no-bypass,no-tickets" || n.Outstanding != 3 {
-				t.Errorf("the firmware's options are %q with %d blocks outstanding", n.Firmware, n.Outstanding)
-			}
+	dir := t.TempDir()
+	socket, file := filepath.Join(dir, "s"), filepath.Join(dir, "pfd.toml")
+	text := func(kv ...string) string {
+		var b strings.Builder
+		for i := 0; i < len(kv); i += 2 {
+			fmt.Fprintf(&b, "%s = %s\n", kv[i], kv[i+1])
+		}
+		return b.String()
+	}
+	writeFile(t, file, text("nodes", "3", "socket", `"`+socket+`"`, "timeout-us", "5000", "guard-us", "60000", "outstanding", "3", "firmware-options", `["no-bypass", "no-tickets"]`))
+	l := &log{t: t}
+	p := startWith(t, l, "--config", file, "--guard-us", "70000")
+	if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 5000 || s.GuardUS != 70000 {
+		t.Errorf("status %+v", s)
+	}
+	if n := node0(t, socket); n.Firmware != "no-bypass,no-tickets" || n.Outstanding != 3 {
+		t.Errorf("the firmware's options are %q with %d blocks outstanding", n.Firmware, n.Outstanding)
+	}
 
-			writeFile(t, file, text("nodes", "4", "socket", `"`+socket+`"`, "timeout-us", "6000", "outstanding", "2", "log-level", `"debug"`))
-			p.signal(syscall.SIGHUP)
-			s := l.waitFor("configuration reloaded")
-			if !strings.Contains(s, "only when pfd is started anew") || !strings.Contains(s, `keys="[nodes firmware-options]"`) || !strings.Contains(s, "timeout-us") {
-				t.Errorf("the log says\n%s", s)
-			}
-			if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 6000 || s.GuardUS != 70000 {
-				t.Errorf("status after SIGHUP %+v", s)
-			}
-			if n := node0(t, socket); n.Outstanding != 2 {
-				t.Errorf("%d blocks outstanding after SIGHUP, want 2", n.Outstanding)
-			}
+	writeFile(t, file, text("nodes", "4", "socket", `"`+socket+`"`, "timeout-us", "6000", "outstanding", "2", "log-level", `"debug"`))
+	p.signal(syscall.SIGHUP)
+	s := l.waitFor("configuration reloaded")
+	if !strings.Contains(s, "only when pfd is started anew") || !strings.Contains(s, `keys="[nodes firmware-options]"`) || !strings.Contains(s, "timeout-us") {
+		t.Errorf("the log says\n%s", s)
+	}
+	if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 6000 || s.GuardUS != 70000 {
+		t.Errorf("status after SIGHUP %+v", s)
+	}
+	if n := node0(t, socket); n.Outstanding != 2 {
+		t.Errorf("%d blocks outstanding after SIGHUP, want 2", n.Outstanding)
+	}
 
-			// A file that cannot be read changes nothing.
-			writeFile(t, file, text("nodes", "4", "timeouts", "1"))
-			p.signal(syscall.SIGHUP)
-			if s := l.waitFor("not reloaded"); !strings.Contains(s, file+":2") || !strings.Contains(s, "timeouts") {
-				t.Errorf("the log says\n%s", s)
-			}
-			if s := p.ready(socket); s.TimeoutUS != 6000 {
-				t.Errorf("status after a bad file %+v", s)
-			}
-			p.signal(syscall.SIGTERM)
-			if c := p.code(); c != exitOK {
-				t.Errorf("exit code %d", c)
-			}
-		})
+	// A file that cannot be read changes nothing.
+	writeFile(t, file, text("nodes", "4", "timeouts", "1"))
+	p.signal(syscall.SIGHUP)
+	if s := l.waitFor("not reloaded"); !strings.Contains(s, file+":2") || !strings.Contains(s, "timeouts") {
+		t.Errorf("the log says\n%s", s)
+	}
+	if s := p.ready(socket); s.TimeoutUS != 6000 {
+		t.Errorf("status after a bad file %+v", s)
+	}
+	p.signal(syscall.SIGTERM)
+	if c := p.code(); c != exitOK {
+		t.Errorf("exit code %d", c)
 	}
 }
 

@@ -4,7 +4,6 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +17,6 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
 	"github.com/spf13/pflag"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/exanet/pfd/internal/plaintext"
 )
@@ -105,21 +103,16 @@ func Blame(file string, taken []Entry, err error) error {
 
 var flagName = regexp.MustCompile(`--([a-z][a-z-]*)`)
 
-// Parse reads a file's text; its name's ending says the language: .toml, .yaml
-// or .yml. Its errors match ErrConfig.
+// Parse reads the text of a file, whose name must end in .toml. Its errors match ErrConfig.
 func Parse(file string, data []byte) ([]Entry, error) {
 	data, err := plaintext.Text(data)
 	if err != nil {
 		return nil, fmt.Errorf("%w %s: %w", ErrConfig, file, err)
 	}
-	switch ext := filepath.Ext(file); ext {
-	case ".toml":
-		return parseTOML(file, data)
-	case ".yaml", ".yml":
-		return parseYAML(file, data)
-	default:
-		return nil, fmt.Errorf("%w %s: its name ends in %q: want .toml, .yaml or .yml", ErrConfig, file, ext)
+	if ext := filepath.Ext(file); ext != ".toml" {
+		return nil, fmt.Errorf("%w %s: its name ends in %q: the language is TOML, and the name must end in .toml", ErrConfig, file, ext)
 	}
+	return parseTOML(file, data)
 }
 
 func parseTOML(file string, data []byte) (list []Entry, err error) {
@@ -177,63 +170,6 @@ func tomlValue(n *unstable.Node) (string, bool) {
 				return "", false
 			}
 			parts = append(parts, v)
-		}
-		return strings.Join(parts, ","), true
-	}
-	return "", false
-}
-
-func parseYAML(file string, data []byte) ([]Entry, error) {
-	var doc, more yaml.Node
-	docs := yaml.NewDecoder(bytes.NewReader(data))
-	err := docs.Decode(&doc)
-	if err == nil {
-		if err = docs.Decode(&more); err == nil {
-			return nil, fmt.Errorf("%w %s:%d: a second document (a line ---): want one", ErrConfig, file, more.Line)
-		}
-	}
-	if !errors.Is(err, io.EOF) {
-		// The text of its errors names the line.
-		return nil, fmt.Errorf("%w %s: %w", ErrConfig, file, err)
-	}
-	if len(doc.Content) == 0 {
-		return nil, nil // empty
-	}
-	top := doc.Content[0]
-	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
-		return nil, nil
-	}
-	if top.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("%w %s:%d: want lines of the form key: value", ErrConfig, file, top.Line)
-	}
-	var list []Entry
-	seen := map[string]int{}
-	for i := 0; i+1 < len(top.Content); i += 2 {
-		k, v := top.Content[i], top.Content[i+1]
-		if first, twice := seen[k.Value]; twice {
-			return nil, fmt.Errorf("%w %s:%d: %s stands in line %d, too", ErrConfig, file, k.Line, k.Value, first)
-		}
-		seen[k.Value] = k.Line
-		value, ok := yamlValue(v)
-		if k.Kind != yaml.ScalarNode || !ok {
-			return nil, fmt.Errorf("%w %s:%d: %s: want a text, a number, true or false, or a list of them", ErrConfig, file, k.Line, k.Value)
-		}
-		list = append(list, Entry{k.Value, value, k.Line})
-	}
-	return list, nil
-}
-
-func yamlValue(n *yaml.Node) (string, bool) {
-	switch n.Kind {
-	case yaml.ScalarNode:
-		return n.Value, n.Tag != "!!null"
-	case yaml.SequenceNode:
-		parts := make([]string, len(n.Content))
-		for i, c := range n.Content {
-			if c.Kind != yaml.ScalarNode || c.Tag == "!!null" {
-				return "", false
-			}
-			parts[i] = c.Value
 		}
 		return strings.Join(parts, ","), true
 	}

@@ -24,16 +24,15 @@ func TestFilesAreShort(t *testing.T) {
 
 // unsafeFiles need unsafe for a mapping or a system call.
 var unsafeFiles = []string{
-	"attach/futex_linux.go",
 	"attach/words.go",
 	"emu/apart.go",
+	"internal/futex/futex_linux.go",
 	"internal/keeper/keeper_linux.go",
 	"internal/mmio/mmio.go", // registers
 	"internal/owner/wait_linux.go",
 	"internal/sandbox/sandbox_linux.go",
 	"internal/suite/rig.go",
 	"mediate/scratchpad.go",
-	"memport/futex_linux.go",
 	"memport/layout.go",
 	"proc/syscall_linux.go",
 	"proc/proctest/child_linux.go",

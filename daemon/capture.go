@@ -14,13 +14,13 @@ import (
 // serveCapture answers with the packets of the nodes' links, until the client leaves or
 // pfd ends. A client that does not read for controlWriteTime is dropped.
 func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query) {
-	m, ok := d.machine.(tapper)
+	tap := d.features.Tap
 	switch {
 	case !q.peer.all:
 		reply(rw, nil, &failure{http.StatusForbidden, control.CodeForbidden,
 			"links carry the bytes of all users: ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"})
 		return
-	case !ok:
+	case tap == nil:
 		reply(rw, nil, &failure{http.StatusNotImplemented, control.CodeNotSupported,
 			"the links of a device elsewhere do not pass through pfd: start its server with exanetctl emu serve --capture FILE"})
 		return
@@ -35,8 +35,8 @@ func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query)
 		return
 	}
 	defer d.capturing.Store(false)
-	m.Tap(c.See)
-	defer m.Tap(nil)
+	tap(c.See)
+	defer tap(nil)
 	ctx, cancel := d.stream(r)
 	defer cancel()
 	rc := http.NewResponseController(rw)

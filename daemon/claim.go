@@ -88,7 +88,7 @@ type claims struct {
 // claim tells the other pfds of the network which PDIDs this one gives out, and
 // waits for an objection. A machine in this process has no others.
 func (d *Daemon) claim(ctx context.Context) error {
-	if _, ok := d.machine.(Returning); !ok {
+	if d.features.Reconnect == nil {
 		return nil
 	}
 	n := d.nodes[0]

@@ -28,14 +28,15 @@ import (
 
 // Daemon is one pfd: it listens from New on and works in Run.
 type Daemon struct {
-	cfg     Config                 // as pfd was started
-	tune    atomic.Pointer[Config] // as it is now: Reload changes it
-	log     *slog.Logger
-	machine Machine
-	nodes   []*node
-	sockets *sockets
-	groups  *domain.Directory
-	began   time.Time
+	cfg      Config                 // as pfd was started
+	tune     atomic.Pointer[Config] // as it is now: Reload changes it
+	log      *slog.Logger
+	machine  Machine
+	features Features // the machine's
+	nodes    []*node
+	sockets  *sockets
+	groups   *domain.Directory
+	began    time.Time
 
 	trace      *registerTrace           // of the register accesses, nil: none
 	self       *proc.Process            // pfd, for what it has pinned
@@ -87,10 +88,11 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
+	features := m.Features()
 	d := &Daemon{
-		cfg: cfg, log: cfg.Log, machine: m, began: time.Now(),
+		cfg: cfg, log: cfg.Log, machine: m, features: features, began: time.Now(),
 		regions:    quotaOfFiles(regionsPerUID, allRegions),
-		shares:     quotaOfShares(m),
+		shares:     quotaOfShares(&features),
 		watches:    quotaOfFiles(sharesPerUID, allShares),
 		tables:     quota.New(tablesPerUID, allTables, quota.Privileged),
 		handshakes: quota.New(cfg.HandshakesPerUID, attach.MaxConns, quota.Privileged),
@@ -119,16 +121,16 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 	}
 	for i := range m.Nodes() {
 		n := &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)}
-		if a, ok := m.(accessor); ok {
-			n.accesses = func() emu.Accesses { return a.Accesses(i) }
+		if count := d.features.Accesses; count != nil {
+			n.accesses = func() emu.Accesses { return count(i) }
 		}
-		if v, ok := m.(invalidator); ok {
-			n.invalidations = func() [device.Slots]tally.Invalidated { return v.Invalidations(i) }
+		if count := d.features.Invalidations; count != nil {
+			n.invalidations = func() [device.Slots]tally.Invalidated { return count(i) }
 		}
 		if d.trace != nil {
 			n.bus = d.trace.log.Bus(n.bus, i)
 		}
-		n.records = newRecords(m, n, base)
+		n.records = newRecords(&d.features, n, base)
 		d.nodes = append(d.nodes, n)
 	}
 	if d.exe, err = os.Open("/proc/self/exe"); err != nil {

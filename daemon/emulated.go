@@ -9,7 +9,6 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/soc/r5"
-	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/trace"
 	"github.com/exanet/pfd/view"
 )
@@ -52,19 +51,35 @@ func Emulated(cfg Config) (Machine, error) {
 	return m, nil
 }
 
-func (m emulated) Accesses(node int) emu.Accesses { return m.engine.Accesses(node) }
-func (m emulated) Log() *trace.Log                { return m.log }
-func (m emulated) Nodes() int                     { return m.engine.Nodes() }
-func (m emulated) Invalidations(node int) (list [device.Slots]tally.Invalidated) {
+func (m emulated) Nodes() int              { return m.engine.Nodes() }
+func (m emulated) Bus(node int) device.Bus { return m.engine.Bus(node) }
+
+// Features implements Machine.
+func (m emulated) Features() Features {
+	f := Features{
+		NewView:       view.NewWithin,
+		Accesses:      m.engine.Accesses,
+		Ended:         func(node int) *tally.Node { return m.engine.Node(node).Ended() },
+		Invalidations: m.invalidations,
+		Transactions: func(node int) ([]r5.TransactionInfo, int64) {
+			return m.engine.Node(node).Transactions(), m.engine.Clock()
+		},
+		Firmware: func() string { return m.engine.Firmware().String() },
+		Log:      m.log,
+		Tap:      m.engine.Tap,
+	}
+	if m.rec != nil {
+		f.Recording = func() bool { return !m.rec.broken.Load() }
+	}
+	return f
+}
+
+func (m emulated) invalidations(node int) (list [device.Slots]tally.Invalidated) {
 	for slot, pages := range m.engine.Node(node).Invalidations() {
 		list[slot].Pages = pages
 	}
 	return list
 }
-func (m emulated) Ended(node int) *tally.Node     { return m.engine.Node(node).Ended() }
-func (m emulated) Firmware() string               { return m.engine.Firmware().String() }
-func (m emulated) Tap(f func(int64, *wire.Frame)) { m.engine.Tap(f) }
-func (m emulated) Bus(node int) device.Bus        { return m.engine.Bus(node) }
 
 // Run drives the machine until ctx ends, and ends the recording.
 func (m emulated) Run(ctx context.Context) error {
@@ -73,15 +88,6 @@ func (m emulated) Run(ctx context.Context) error {
 		m.rec.close()
 	}
 	return err
-}
-
-// Recording tells whether inputs are being recorded; known is false where
-// nobody asked for it.
-func (m emulated) Recording() (on, known bool) {
-	if m.rec == nil {
-		return false, false
-	}
-	return !m.rec.broken.Load(), true
 }
 
 func (m emulated) Attach(node, slot int, a *Attachment) error {
@@ -95,11 +101,4 @@ func (m emulated) Attach(node, slot int, a *Attachment) error {
 	return m.engine.Attach(node, slot, &to)
 }
 
-// NewView implements Viewer.
-func (emulated) NewView(b view.Budget) (*view.View, error) { return view.NewWithin(b) }
-
 func (m emulated) Detach(node, slot int) { m.engine.Detach(node, slot) }
-
-func (m emulated) Transactions(node int) ([]r5.TransactionInfo, int64) {
-	return m.engine.Node(node).Transactions(), m.engine.Clock()
-}

@@ -48,11 +48,15 @@ func newFake(nodes int) *fake {
 	return f
 }
 
-func (f *fake) Nodes() int                 { return len(f.nodes) }
-func (f *fake) Ended(node int) *tally.Node { return &f.nodes[node].ended }
-func (f *fake) Bus(node int) device.Bus    { return f.nodes[node] }
+func (f *fake) Nodes() int              { return len(f.nodes) }
+func (f *fake) Bus(node int) device.Bus { return f.nodes[node] }
 
-func (f *fake) Transactions(int) ([]r5.TransactionInfo, int64) { return f.transactions, 5e9 }
+func (f *fake) Features() Features {
+	return Features{
+		Ended:        func(node int) *tally.Node { return &f.nodes[node].ended },
+		Transactions: func(int) ([]r5.TransactionInfo, int64) { return f.transactions, 5e9 },
+	}
+}
 
 // setChannel makes a channel of a node look used.
 func (n *fakeNode) setChannel(slot, ch int, d device.Descriptor, s device.ChannelState) {

@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/trace"
 	"github.com/exanet/pfd/view"
 )
 
@@ -32,48 +33,49 @@ type Machine interface {
 	// Detach undoes it: after it the machine does not touch the attachment any
 	// more. Called on the owning goroutine, after the slot is quiet.
 	Detach(node, slot int)
+
+	// Features returns what this machine can do besides, always the same. Any
+	// goroutine may call it.
+	Features() Features
 }
 
-// accessor is a Machine that counts how it reaches processes' memory. Called on the owning
-// goroutine.
-type accessor interface{ Accesses(node int) emu.Accesses }
+// Features is what not every Machine can do; it cannot where a field is nil. The functions
+// are called on the goroutine that owns the node where they do not say otherwise.
+type Features struct {
+	// Sharing is the machine's where its devices do not see the processes' page tables.
+	Sharing Sharing
+	// NewView makes a session's view of what its process shares, whose page tables b
+	// bounds: the machine reaches that memory by itself. Any goroutine may call it.
+	NewView func(b view.Budget) (*view.View, error)
+	// Reconnect waits until a node's device is there again, or ctx ends: devices live
+	// elsewhere, and go and come back. Any goroutine may call it.
+	Reconnect func(ctx context.Context, node int) error
+	// Server returns the pid of the process of this machine that serves a node, 0 if
+	// there is none.
+	Server func(node int) int
 
-// invalidator is a Machine that sees pages that have been taken away, and says how
-// many of each slot. It is called on the node's owning goroutine.
-type invalidator interface {
-	Invalidations(node int) [device.Slots]tally.Invalidated
-}
-
-// servant is a Machine whose nodes may be served by another process of this machine,
-// and gives its pid, or 0. Called on the node's owning goroutine.
-type servant interface{ Server(node int) int }
-
-// ender is a Machine that counts the transfers that have ended. Called on the node's
-// owning goroutine, where the counts are looked at, too.
-type ender interface{ Ended(node int) *tally.Node }
-
-// transactor is a Machine whose firmware tells its transactions in flight. now
-// is the clock, ns, that their times are of. Called on the owning goroutine.
-type transactor interface {
-	Transactions(node int) (list []r5.TransactionInfo, now int64)
-}
-
-// firmwareTeller is a Machine that knows which optimizations its firmware has, in
-// the words of r5.ParseOptions. Any goroutine.
-type firmwareTeller interface{ Firmware() string }
-
-// tapper is a Machine whose frames can be seen: f is called with each that a node
-// sends and the time, ns since 1970, on the owning goroutine; it does not block and
-// keeps nothing. Tap(nil) ends that. Any goroutine.
-type tapper interface {
-	Tap(f func(at int64, f *wire.Frame))
-}
-
-// Viewer is a Machine that reaches by itself what processes share of their memory.
-type Viewer interface {
-	Machine
-	// NewView makes a session's view, whose page tables b bounds. Any goroutine may call it.
-	NewView(b view.Budget) (*view.View, error)
+	// Accesses counts how the machine reaches processes' memory.
+	Accesses func(node int) emu.Accesses
+	// Ended counts the transfers that have ended.
+	Ended func(node int) *tally.Node
+	// Invalidations counts the pages of each slot that have been taken away.
+	Invalidations func(node int) [device.Slots]tally.Invalidated
+	// Transactions returns the transactions of a node that are in flight; now is the
+	// clock, in ns, of their times.
+	Transactions func(node int) (list []r5.TransactionInfo, now int64)
+	// Firmware names the optimizations of the nodes' firmware, as r5.ParseOptions
+	// takes them. Any goroutine may call it.
+	Firmware func() string
+	// Recording reports whether the nodes' inputs are still being recorded. Any
+	// goroutine may call it.
+	Recording func() bool
+	// Log is where the machine keeps the records of faults and refused blocks; it
+	// shows them itself when it has time.
+	Log *trace.Log
+	// Tap has f called with each frame that a node sends and the time, in ns since
+	// 1970; nil ends that. f does not block and keeps nothing. Any goroutine may call
+	// Tap.
+	Tap func(f func(at int64, f *wire.Frame))
 }
 
 // Attachment is what the machine gets of a process.

@@ -12,7 +12,6 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/netlink"
@@ -157,16 +156,18 @@ func (m mediated) Run(ctx context.Context) error {
 	return errors.Join(m.m.Run(ctx), m.m.Close())
 }
 
-func (m mediated) Reconnect(ctx context.Context, node int) error { return m.m.Reconnect(ctx, node) }
-
-func (m mediated) Server(node int) int { return m.m.Server(node) }
+// Features implements Machine.
+func (m mediated) Features() Features {
+	return Features{
+		Sharing: m, Reconnect: m.m.Reconnect, Server: m.m.Server, Ended: m.m.Ended, Invalidations: m.m.Invalidations,
+	}
+}
 
 func (m mediated) Attach(node, slot int, a *Attachment) error {
 	return m.m.Attach(node, slot, &mediate.Attachment{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Declined: a.Declined})
 }
 
 func (m mediated) Detach(node, slot int)        { m.m.Detach(node, slot) }
-func (m mediated) Ended(node int) *tally.Node   { return m.m.Ended(node) }
 func (m mediated) Tables(node, slot int) uint64 { return m.m.Tables(node, slot) }
 
 func (m mediated) Share(node, slot int, s attach.Share, fd int) error {

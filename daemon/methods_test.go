@@ -92,7 +92,7 @@ func (m *sharingOf) Unshare(_, _ int, u attach.Unshare) error { return nil }
 // What one user shares leaves the others theirs, and is counted no more with its end.
 func TestSharesOfAUser(t *testing.T) {
 	m := &sharingOf{}
-	d := &Daemon{machine: m, shares: quota.New(2, 5, nil)}
+	d := &Daemon{shares: quota.New(2, 5, nil)}
 	of := func(uid uint32) sharing { return sharing{m, &session{d: d, n: &node{}, uid: uid}} }
 	full := func(h sharing) bool { return h.Share(attach.Share{Size: 1}, -1, -1) != nil }
 	a, b, c := of(7), of(7), of(8)
@@ -118,7 +118,7 @@ func TestMappedOnceMoreByEveryMethod(t *testing.T) {
 	const base = device.VA(0x7f0000000000)
 	for _, method := range []pagein.Method{pagein.GUP, pagein.Touch, pagein.Populate, pagein.UFFD} {
 		m := &sharingOf{}
-		s := &session{d: &Daemon{machine: m}, n: &node{}, method: method}
+		s := &session{d: &Daemon{features: Features{Sharing: m}}, n: &node{}, method: method}
 		p, ok := s.pagerFor(3).(fault.Remapper)
 		if !ok {
 			t.Errorf("%v: its pager maps nothing once more", method)

@@ -182,8 +182,8 @@ func (d *Daemon) scrape(ctx context.Context, s *scrape) error {
 		for _, c := range list {
 			s.nodeCounter(node, &c)
 		}
-		if m, ok := d.machine.(ender); ok {
-			s.transfers(node, m.Ended(n.index))
+		if ended := d.features.Ended; ended != nil {
+			s.transfers(node, ended(n.index))
 		}
 		t := n.faults.Stats().Total
 		s.counter("fault_entries_total", "faults by the side of the transfer", t.Local, "node", node, "side", "local")
@@ -201,14 +201,12 @@ func (d *Daemon) scrape(ctx context.Context, s *scrape) error {
 	s.gauge("nodes", "nodes of this pfd", float64(len(d.nodes)))
 	s.gauge("nodes_idle", "nodes that nothing has used yet, whose metrics have the label node=\""+nodeIdle+"\"", float64(idle))
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())
-	if r, ok := d.machine.(interface{ Recording() (on, known bool) }); ok {
-		if on, known := r.Recording(); known {
-			value := 0.0
-			if on {
-				value = 1
-			}
-			s.gauge("recording", "1 while the machine's inputs are recorded, 0 when the file could not take them", value)
+	if recording := d.features.Recording; recording != nil {
+		value := 0.0
+		if recording() {
+			value = 1
 		}
+		s.gauge("recording", "1 while the machine's inputs are recorded, 0 when the file could not take them", value)
 	}
 	if t := d.trace; t != nil {
 		s.counter("trace_lines_lost_total", "lines of --trace-registers that could not be written", t.spool.Stats().Lost)

@@ -5,26 +5,22 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// logger is a machine that keeps and shows the records itself: its engine knows when
-// there is time for it.
-type logger interface{ Log() *trace.Log }
-
 // records is where a node's fault records go. On the owning goroutine.
 type records struct {
 	log   *trace.Log
 	post  func(func()) // shows what waits when the owner has nothing else to do; nil: the machine does
 	base  int64        // CLOCK_MONOTONIC at the daemon's time 0
 	n     *node
-	due   bool    // a show is posted
-	serve servant // of the machine; nil: it is no other process's
+	due   bool               // a show is posted
+	serve func(node int) int // Features.Server
 }
 
-func newRecords(m Machine, n *node, base int64) *records {
+func newRecords(f *Features, n *node, base int64) *records {
 	r := &records{base: base, n: n, log: new(trace.Log), post: n.bus.Post}
-	if l, ok := m.(logger); ok {
-		r.log, r.post = l.Log(), nil
+	if f.Log != nil {
+		r.log, r.post = f.Log, nil
 	}
-	r.serve, _ = m.(servant)
+	r.serve = f.Server
 	return r
 }
 
@@ -34,7 +30,7 @@ func (r *records) begin() {
 		return
 	}
 	r.log.Fabric = 0
-	if pid := r.serve.Server(r.n.index); pid != 0 {
+	if pid := r.serve(r.n.index); pid != 0 {
 		r.log.Fabric = trace.Served(pid)
 	}
 }

@@ -109,8 +109,7 @@ func properKeeper(peer attach.Peer) error {
 
 // byMachine tells whether the machine pages in by the process's helper.
 func (s *session) byMachine() bool {
-	_, sharing := s.d.machine.(Sharing)
-	return s.memport != nil && !sharing && s.method != pagein.Populate
+	return s.memport != nil && s.d.features.Sharing == nil && s.method != pagein.Populate
 }
 
 // looker returns the process's memory, to be looked at.

@@ -34,6 +34,12 @@ func newFleeting() *fleeting {
 
 func (m *fleeting) Bus(node int) device.Bus { return fleetingBus{m.nodes[node], m, node} }
 
+func (m *fleeting) Features() Features {
+	f := m.fake.Features()
+	f.Reconnect = m.Reconnect
+	return f
+}
+
 func (m *fleeting) Reconnect(ctx context.Context, node int) error {
 	for _, c := range []chan struct{}{m.answer, m.back} {
 		select {

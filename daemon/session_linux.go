@@ -169,8 +169,8 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 	if err := s.reach(peer); err != nil {
 		return nil, err
 	}
-	if m, ok := d.machine.(Viewer); ok {
-		if s.view, err = m.NewView(tables{d, s.uid}); err != nil {
+	if newView := d.features.NewView; newView != nil {
+		if s.view, err = newView(tables{d, s.uid}); err != nil {
 			s.log.Debug("shared memory goes by the process's own table", "err", err)
 		}
 	}
@@ -240,8 +240,8 @@ func (s *session) join(hello *attach.Hello) error {
 		return errors.Join(fmt.Errorf("attaching to the device: %w", err), n.domains.Destroy(dom.Slot, nil))
 	}
 	s.joined = joined{domain: *dom, since: s.d.now(), base: n.faults.Slot(dom.Slot), gone: n.gone(dom.Slot)}
-	if m, ok := s.d.machine.(ender); ok {
-		s.joined.ended = m.Ended(n.index).Slots[dom.Slot]
+	if ended := s.d.features.Ended; ended != nil {
+		s.joined.ended = ended(n.index).Slots[dom.Slot]
 	}
 	err = n.faults.Add(fault.Target{
 		Slot: dom.Slot, PDID: dom.PDID,

@@ -23,10 +23,9 @@ import (
 	"github.com/exanet/pfd/view"
 )
 
-// Sharing is a Machine whose devices do not see the processes' page tables:
+// Sharing is a machine whose devices do not see the processes' page tables:
 // processes share memory, and pfd keeps tables of it.
 type Sharing interface {
-	Machine
 	// Tables gives what belongs into TTBR0 of a slot's context bank. Called on
 	// the owning goroutine.
 	Tables(node, slot int) uint64
@@ -70,13 +69,6 @@ type ShadowStats struct {
 	// Mismatches is how many pages were mapped once more because the device's accesses
 	// to them were refused.
 	Mismatches uint64
-}
-
-// Returning is a Machine whose devices live elsewhere: they go and come back.
-type Returning interface {
-	Machine
-	// Reconnect waits until a node's device is there again, or ctx ends.
-	Reconnect(ctx context.Context, node int) error
 }
 
 // sharing is a session as what its process shares memory with.
@@ -190,10 +182,10 @@ func (h sharing) Invalidate(r attach.Range) {
 
 // sharer gives what takes the process's memory; nil where nothing does.
 func (s *session) sharer() attach.Sharer {
-	if m, ok := s.d.machine.(Sharing); ok {
-		return sharing{m, s}
-	}
-	if _, ok := s.d.machine.(Viewer); ok {
+	switch f := &s.d.features; {
+	case f.Sharing != nil:
+		return sharing{f.Sharing, s}
+	case f.NewView != nil:
 		return viewing{s}
 	}
 	return nil
@@ -347,7 +339,7 @@ func (a asking) Ask(f netlink.Fault) error {
 
 // delegateFor gives how the session's process is asked.
 func (s *session) delegateFor(slot int) fault.Delegate {
-	if m, ok := s.d.machine.(Sharing); ok {
+	if m := s.d.features.Sharing; m != nil {
 		return asking{s.delegate(), m, slot}
 	}
 	return s.delegate()
@@ -364,7 +356,7 @@ func (p sharedPager) Again(va device.VA, write bool) gup.Result {
 // page gives the size of the pages in which the session's process shares memory, 0
 // where it has to share none.
 func (s *session) page() uint32 {
-	if m, ok := s.d.machine.(Sharing); ok {
+	if m := s.d.features.Sharing; m != nil {
 		return uint32(m.Page(s.n.index))
 	}
 	return 0
@@ -372,7 +364,7 @@ func (s *session) page() uint32 {
 
 // pagerFor gives the session's Pager.
 func (s *session) pagerFor(slot int) fault.Pager {
-	if m, ok := s.d.machine.(Sharing); ok {
+	if m := s.d.features.Sharing; m != nil {
 		enter := sharedPager{m, s.n.index, slot}
 		switch {
 		case s.method == pagein.Populate:
@@ -405,7 +397,7 @@ func (s *session) checkDevice() error {
 
 // domainOptions gives how the machine's domains are made.
 func (d *Daemon) domainOptions(n *node) []domain.Option {
-	if m, ok := d.machine.(Sharing); ok {
+	if m := d.features.Sharing; m != nil {
 		return []domain.Option{domain.WithTables(func(slot int) uint64 { return m.Tables(n.index, slot) })}
 	}
 	return nil
@@ -416,7 +408,7 @@ func (d *Daemon) domainOptions(n *node) []domain.Option {
 // the processes, it is told of them.
 func (d *Daemon) unmasked() uint32 {
 	v := uint32(1) << device.VectorMailbox
-	if _, ok := d.machine.(Sharing); ok {
+	if d.features.Sharing != nil {
 		v |= 1 << device.VectorDone
 	}
 	return v
@@ -424,8 +416,8 @@ func (d *Daemon) unmasked() uint32 {
 
 // shadowMetrics adds what a node's device has of the processes' memory.
 func (d *Daemon) shadowMetrics(s *scrape, index int) {
-	m, ok := d.machine.(Sharing)
-	if !ok {
+	m := d.features.Sharing
+	if m == nil {
 		return
 	}
 	t, ok := m.Shadow(index)
@@ -453,15 +445,15 @@ func (d *Daemon) serveNode(ctx context.Context, n *node) error {
 	var gone atomic.Int64 // how often the device has gone
 	for {
 		err := n.bus.Serve(ctx, n)
-		m, ok := d.machine.(Returning)
-		if err == nil || ctx.Err() != nil || !ok || !n.started.Load() {
+		reconnect := d.features.Reconnect
+		if err == nil || ctx.Err() != nil || reconnect == nil || !n.started.Load() {
 			return err
 		}
 		times := gone.Add(1)
 		n.down.Store(true)
 		d.log.Warn("the device is gone: its attachments end", "node", n.index, "why", err)
 		d.endNode(ctx, n)
-		if err := m.Reconnect(ctx, n.index); err != nil {
+		if err := reconnect(ctx, n.index); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -540,7 +532,7 @@ func (n *node) adopt() {
 func (d *Daemon) startNode(n *node) error {
 	n.options, n.unmask, n.broken = d.domainOptions(n), d.unmasked(), nil
 	n.fromPeer = func(src mailbox.Source, words []uint64) { d.fromPeer(n, src, words) }
-	if _, ok := d.machine.(Returning); ok {
+	if d.features.Reconnect != nil {
 		n.adopt()
 	}
 	if err := d.initialize(n); err != nil {

@@ -152,8 +152,8 @@ func (d *Daemon) viewNodes(ctx context.Context, q *query) (any, error) {
 	looks, err := d.looks.nodes.lookAlways(ctx, d, q, func(n *node) (control.Node, error) {
 		v, err := readNode(n.bus, n.index)
 		v.Domains = len(n.domains.Domains())
-		if m, ok := d.machine.(ender); ok {
-			v.Transfers = viewTransfers(m.Ended(n.index).Sum())
+		if ended := d.features.Ended; ended != nil {
+			v.Transfers = viewTransfers(ended(n.index).Sum())
 		}
 		return v, err
 	})
@@ -162,8 +162,8 @@ func (d *Daemon) viewNodes(ctx context.Context, q *query) (any, error) {
 		if !q.peer.all {
 			v.Domains, v.IRQStatus, v.Transfers = l.count(q.peer), 0, nil // not what others do
 		}
-		if m, ok := d.machine.(firmwareTeller); ok {
-			v.Firmware = m.Firmware()
+		if firmware := d.features.Firmware; firmware != nil {
+			v.Firmware = firmware()
 		}
 		r.Nodes = append(r.Nodes, v)
 	}
@@ -222,8 +222,8 @@ func (d *Daemon) viewDomain(n *node, dom *domain.Domain) control.Domain {
 		v.Failed = now.RAPFFail - base.RAPFFail
 		gone := s.invalidated()
 		v.Invalidations, v.InvalidationPages, v.Contentions = gone.Calls, gone.Pages, gone.Conflicts
-		if m, ok := d.machine.(ender); ok {
-			v.Transfers = viewTransfers(m.Ended(n.index).Slots[dom.Slot].Less(s.joined.ended))
+		if ended := d.features.Ended; ended != nil {
+			v.Transfers = viewTransfers(ended(n.index).Slots[dom.Slot].Less(s.joined.ended))
 		}
 	}
 	return v
@@ -315,13 +315,13 @@ type transactions struct {
 
 func (d *Daemon) viewTransactions(ctx context.Context, q *query) (any, error) {
 	r := control.Transactions{Version: control.Version, SeesAll: q.peer.all, Transactions: []control.Transaction{}}
-	m, ok := d.machine.(transactor)
-	if !ok {
+	inFlight := d.features.Transactions
+	if inFlight == nil {
 		return nil, &failure{http.StatusNotImplemented, control.CodeNotSupported, fmt.Sprintf(
 			"the transactions of --device %s are its firmware's, in the process or machine that has the device, and no register tells them: see `exanetctl channel` for the transfers and how many of their blocks are paused, and `exanetctl counter` for retransmissions and NACKs", d.cfg.Device)}
 	}
 	looks, err := d.looks.transactions.look(ctx, d, q, func(n *node) (v transactions, _ error) {
-		v.list, v.now = m.Transactions(n.index)
+		v.list, v.now = inFlight(n.index)
 		return v, nil
 	})
 	for _, l := range looks {

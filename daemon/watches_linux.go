@@ -28,8 +28,8 @@ func quotaOfFiles(per, all int) *quota.Quota {
 
 // quotaOfShares bounds what processes share. Where the device has tables of it pfd keeps the
 // descriptor of each.
-func quotaOfShares(m Machine) *quota.Quota {
-	if _, ok := m.(Sharing); ok {
+func quotaOfShares(f *Features) *quota.Quota {
+	if f.Sharing != nil {
 		return quotaOfFiles(sharesPerUID, allShares)
 	}
 	return quota.New(sharesPerUID, allShares, quota.Privileged)

@@ -136,6 +136,8 @@ type lab struct {
 	hang   atomic.Pointer[chan struct{}] // closed: the memory of node 1 answers again
 }
 
+func (l *lab) Features() daemon.Features { return daemon.Features{Accesses: l.Engine.Accesses} }
+
 func (l *lab) Attach(node, slot int, a *daemon.Attachment) error {
 	m := emu.Memory(a.Process)
 	if node == 1 {

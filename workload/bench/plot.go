@@ -345,8 +345,7 @@ svg{max-width:100%;height:auto}
 {{range .Warnings}}<p class="warn">{{.}}</p>
 {{end}}{{range .Tables}}<h2>{{.Caption}}</h2>
 {{.SVG}}
-<table>{{range $i, $line := .Grid}}<tr>{{range $line}}{{if $i}}<td>{{.}}</td>{{else}}<th>{{.}}</th>{{end}}{{end}}</tr>
-{{end}}</table>
+{{.Table}}
 {{range .Notes}}<p>{{.}}</p>
 {{end}}{{end}}</html>
 `))
@@ -354,10 +353,9 @@ svg{max-width:100%;height:auto}
 // HTML writes the report as one self-contained file.
 func (r *Report) HTML(w io.Writer) error {
 	type table struct {
-		Caption string
-		SVG     template.HTML
-		Grid    [][]string
-		Notes   []string
+		Caption    string
+		SVG, Table template.HTML
+		Notes      []string
 	}
 	d := struct {
 		Title, Head string
@@ -365,7 +363,7 @@ func (r *Report) HTML(w io.Writer) error {
 		Tables      []table
 	}{r.title(), r.measured(), r.warnings(), nil}
 	for _, t := range r.Tables {
-		d.Tables = append(d.Tables, table{t.caption(), template.HTML(t.SVG()), t.grid(), t.Notes})
+		d.Tables = append(d.Tables, table{t.caption(), template.HTML(t.SVG()), template.HTML(t.writer().RenderHTML()), t.Notes})
 	}
 	return page.Execute(w, d)
 }

@@ -10,6 +10,9 @@ import (
 	"strconv"
 	"strings"
 
+	pretty "github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
 	"github.com/exanet/pfd/internal/percentile"
 	"github.com/exanet/pfd/workload"
 )
@@ -196,42 +199,44 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// grid gives the table as text, its head first. Where something was measured in both kinds
-// of memory a row has a line for each.
-func (t *Table) grid() [][]string {
-	head, split := []string{t.RowName}, t.split()
-	if split {
-		head = append(head, "memory")
+// writer returns the table for go-pretty, which writes it for a terminal, in Markdown and in
+// HTML. Where something was measured in both kinds of memory a row has a line for each.
+func (t *Table) writer() pretty.Writer {
+	w := pretty.NewWriter()
+	style := pretty.StyleDefault
+	style.Options = pretty.OptionsNoBordersAndSeparators
+	style.Format.Header = text.FormatDefault
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	w.SetStyle(style)
+	kinds, named := memories[:], 2 // columns that name a row
+	if !t.split() {
+		kinds, named = memories[:1], 1
 	}
-	lines := [][]string{append(head, t.Columns...)}
+	head := pretty.Row{t.RowName, "memory"}[:named]
+	for _, column := range t.Columns {
+		head = append(head, column)
+	}
+	w.AppendHeader(head)
 	for _, row := range t.Rows {
-		if !split {
-			line := []string{row}
-			for _, column := range t.Columns {
-				line = append(line, t.text(row, column, t.get(row, column, "")))
-			}
-			lines = append(lines, line)
-			continue
-		}
-		before := len(lines)
-		for _, m := range memories {
-			line, some := []string{row, string(m)}, false
+		before := w.Length()
+		for _, m := range kinds {
+			line, some := pretty.Row{row, m}[:named], false
 			for _, column := range t.Columns {
 				c := t.get(row, column, m)
-				if c != nil && c.memory != m {
+				if named > 1 && c != nil && c.memory != m {
 					c = nil
 				}
 				line, some = append(line, t.text(row, column, c)), some || c != nil
 			}
 			if some {
-				lines = append(lines, line)
+				w.AppendRow(line)
 			}
 		}
-		if len(lines) == before {
-			lines = append(lines, append([]string{row}, make([]string, 1+len(t.Columns))...))
+		if w.Length() == before {
+			w.AppendRow(pretty.Row{row})
 		}
 	}
-	return lines
+	return w
 }
 
 // caption is what the table is, with what its cells are.
@@ -246,43 +251,18 @@ func (t *Table) caption() string {
 	return text
 }
 
-// Markdown gives the table.
+// Markdown returns the table for a document.
 func (t *Table) Markdown() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "\n### %s\n\n", t.caption())
-	for i, line := range t.grid() {
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(line, " | "))
-		if i == 0 {
-			b.WriteString("|" + strings.Repeat(" --- |", len(line)) + "\n")
-		}
-	}
+	text := fmt.Sprintf("\n### %s\n\n%s\n", t.caption(), t.writer().RenderMarkdown())
 	for _, n := range t.Notes {
-		b.WriteString("\n" + n + "\n")
+		text += "\n" + n + "\n"
 	}
-	return b.String()
+	return text
 }
 
-// Text gives the table for a terminal.
+// Text returns the table for a terminal.
 func (t *Table) Text() string {
-	lines := t.grid()
-	widths := make([]int, len(lines[0]))
-	for _, line := range lines {
-		for i, c := range line {
-			widths[i] = max(widths[i], len(c))
-		}
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n", t.caption())
-	for _, line := range lines {
-		for i, c := range line {
-			fmt.Fprintf(&b, "%-*s  ", widths[i], c)
-		}
-		b.WriteString("\n")
-	}
-	for _, n := range t.Notes {
-		b.WriteString(n + "\n")
-	}
-	return b.String()
+	return strings.Join(append([]string{t.caption(), t.writer().Render()}, t.Notes...), "\n") + "\n"
 }
 
 // jsonCell is a line of JSON: a cell with all its samples.

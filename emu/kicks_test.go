@@ -1,12 +1,14 @@
 package emu
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
 )
 
 // A process that kicks for nothing has its kicks left alone for a while, and no other user
@@ -63,4 +65,34 @@ func TestVainKicks(t *testing.T) {
 			t.Errorf("kicks are left alone %d times more though every other brings something", n-before)
 		}
 	})
+}
+
+// BenchmarkIdleProcesses is a pass of 64 nodes for which there is nothing to do, beside one
+// process that is attached and quiet, and beside as many as there can be.
+func BenchmarkIdleProcesses(b *testing.B) {
+	for _, slots := range []int{1, MaxNodes * device.Slots} {
+		b.Run(strconv.Itoa(slots), func(b *testing.B) {
+			e, err := New(Config{Nodes: MaxNodes})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer e.close()
+			for i := range slots {
+				m, err := attach.NewMemory()
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer m.Close()
+				if err := e.Attach(i%MaxNodes, i/MaxNodes, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Memory: noMemory{}}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for began := e.Now(); e.Now()-began < int64(10*time.Millisecond); {
+				e.pass() // they are quiet now
+			}
+			for b.Loop() {
+				e.pass()
+			}
+		})
+	}
 }

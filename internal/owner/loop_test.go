@@ -185,6 +185,52 @@ func TestCold(t *testing.T) {
 	}
 }
 
+// TestVainKicks: the kicks of a user who kicks for nothing too often are left alone for a
+// while, whether the owner is awake or not; another user's are not, and a kick that brings
+// something makes up for some that did not.
+func TestVainKicks(t *testing.T) {
+	r := newRig(t, 2)
+	r.pass(0)
+	vain := func(i int) bool {
+		r.kick(i)
+		r.did = nil
+		if r.Look(r.now, never) {
+			t.Fatalf("a kick for nothing brings %q", r.did)
+		}
+		return len(r.did) > 0
+	}
+	for i := range vainKicks - 1 {
+		if vain(0) {
+			t.Fatalf("left alone after %d kicks for nothing, want %d", i, vainKicks)
+		}
+	}
+	if !vain(0) || !r.processes[0].Muted() || vain(1) {
+		t.Fatal("the wrong process is left alone")
+	}
+	r.memory[0].Ring(1)
+	r.kick(0)
+	r.pass(0)
+	if r.Rung() {
+		t.Error("what a process that is left alone has published keeps the owner awake")
+	}
+	if left := r.Unmute(r.now); left <= 0 || left > vainTime {
+		t.Errorf("it is looked at again after %v, want %v at most", left, vainTime)
+	}
+	r.pass(vainTime / 2)
+	r.pass(vainTime, "0 rings for 1")
+	if left := r.Unmute(r.now); left >= 0 {
+		t.Errorf("somebody is left alone for %v", left)
+	}
+	for i := range 4 * vainKicks {
+		r.memory[1].Ring(0)
+		r.kick(1)
+		r.pass(time.Duration(pollTime), "1 rings for 0") // it may have gone cold
+		if vain(1) {
+			t.Fatalf("left alone at kick %d for nothing, where every other brings something", i)
+		}
+	}
+}
+
 // TestSleeps: each of those who may want something ends the owner's sleep.
 func TestSleeps(t *testing.T) {
 	r := newRig(t, 2)
@@ -217,6 +263,7 @@ func TestSleeps(t *testing.T) {
 			}
 			r.Rouse(r.now)
 			r.Look(r.now, never)
+			r.Look(r.now, never) // messages come after the doorbell
 			r.Take(func(m string) { r.note("%s", m) })
 			want := map[string][]string{
 				"a process": {"0 rings for 1"}, "a post": {"post"}, "a message": {"message"},

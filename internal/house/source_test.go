@@ -101,7 +101,7 @@ func TestNothingExits(t *testing.T) {
 	}
 }
 
-// exits names a function that ends the process, or gives "".
+// exits returns the name of a function that ends the process, or "".
 func exits(fun ast.Expr) string {
 	switch f := fun.(type) {
 	case *ast.Ident:
@@ -125,12 +125,12 @@ func exits(fun ast.Expr) string {
 // kernel's.
 var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "pagein", "soc/wire", "soc/record"}
 
-// citation is what a source looks like: a page of the specification, a paper
-// by its number, a header, a manual page, or the word ours.
-var citation = regexp.MustCompile(`(?i)\b(spec/|hardware\.md|messages\.md|faultpath\.md|firmware\.md|api\.md|design\.md|docs/attach\.md|00[0-4]\b|IHI 0062|PCI|linux/|include/|ours\b|\w+\([2-8]\))`)
+// citation matches a source: a page of the specification, a paper by its number, a header, a
+// manual page, or "defined by this project" (or "ours").
+var citation = regexp.MustCompile(`(?i)\b(spec/|hardware\.md|messages\.md|faultpath\.md|firmware\.md|api\.md|design\.md|docs/attach\.md|00[0-4]\b|IHI 0062|PCI|linux/|include/|defined\s+by\s+this\s+project|ours\b|\w+\([2-8]\))`)
 
-// Each block of numeric constants says where its numbers come from: above the
-// block, beside each of them, or at their type.
+// Each block of numeric constants names its source: above the block, beside each constant, or at
+// their type.
 func TestConstantsNameTheirSource(t *testing.T) {
 	fset, list := sources(t)
 	types := citedTypes(list)
@@ -155,7 +155,7 @@ func TestConstantsNameTheirSource(t *testing.T) {
 				if above || citation.MatchString(v.Comment.Text()) || !numeric(v) {
 					continue
 				}
-				t.Errorf("%s: %s: no source is named, above the block or beside the constant (\"ours\" where it is)", fset.Position(v.Pos()), v.Names[0].Name)
+				t.Errorf("%s: %s: name the source above the block or beside the constant, or say \"defined by this project\"", fset.Position(v.Pos()), v.Names[0].Name)
 			}
 		}
 	}
@@ -181,8 +181,7 @@ func citedTypes(list []*source) map[string]bool {
 	return types
 }
 
-// numeric tells whether a constant has a number of its own, and is no
-// enumeration's next line.
+// numeric reports whether a constant has a number of its own (and does not continue an iota).
 func numeric(v *ast.ValueSpec) bool {
 	has := false
 	for _, value := range v.Values {

@@ -2,7 +2,7 @@ package device_test
 
 import (
 	"bytes"
-	"errors"
+	"encoding/binary"
 	"testing"
 
 	"github.com/exanet/pfd/device"
@@ -113,30 +113,32 @@ func TestDescriptorGolden(t *testing.T) {
 			}
 			b := c.Bytes(t, "bytes")
 			c.Done(t)
-			got, err := device.DecodeDescriptor(b)
-			if err != nil || got != want {
-				t.Errorf("decoded %+v %v, want %+v", got, err, want)
+			if got := descriptorOf(b); got != want {
+				t.Errorf("decoded %+v, want %+v", got, want)
 			}
-			out := make([]byte, device.DescriptorSize)
-			if err := want.Encode(out); err != nil || !bytes.Equal(out, b) {
-				t.Errorf("encoded %x %v, want %x", out, err, b)
+			if out := bytesOf(&want); !bytes.Equal(out, b) {
+				t.Errorf("encoded %x, want %x", out, b)
 			}
 		})
 	}
 }
 
-func TestDescriptorShort(t *testing.T) {
-	short := make([]byte, device.DescriptorSize-1)
-	if _, err := device.DecodeDescriptor(short); !errors.Is(err, device.ErrShortDescriptor) {
-		t.Errorf("decode: %v", err)
+// bytesOf returns the 64 bytes of a descriptor in btcm.
+func bytesOf(d *device.Descriptor) []byte {
+	var b []byte
+	for _, w := range d.Words() {
+		b = binary.LittleEndian.AppendUint64(b, w)
 	}
-	d := device.Descriptor{Src: ^device.VA(0)}
-	if err := d.Encode(short); !errors.Is(err, device.ErrShortDescriptor) {
-		t.Errorf("encode: %v", err)
+	return b
+}
+
+// descriptorOf reads the 64 bytes of a descriptor.
+func descriptorOf(b []byte) device.Descriptor {
+	var w [device.DescriptorWords]uint64
+	for i := range w {
+		w[i] = binary.LittleEndian.Uint64(b[8*i:])
 	}
-	if !bytes.Equal(short, make([]byte, len(short))) {
-		t.Error("encode wrote into a slice that is too short")
-	}
+	return device.DescriptorOf(&w)
 }
 
 // TestDescriptorOffsets holds the offset constants to the codec.
@@ -157,10 +159,7 @@ func TestDescriptorOffsets(t *testing.T) {
 	} {
 		var d device.Descriptor
 		tt.set(&d)
-		got := make([]byte, device.DescriptorSize)
-		if err := d.Encode(got); err != nil {
-			t.Fatal(err)
-		}
+		got := bytesOf(&d)
 		want := make([]byte, device.DescriptorSize)
 		want[tt.offset] = 0x5a
 		if !bytes.Equal(got, want) {
@@ -172,21 +171,14 @@ func TestDescriptorOffsets(t *testing.T) {
 func FuzzDescriptor(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{0xff}, device.DescriptorSize))
 	f.Add(make([]byte, device.DescriptorSize+1))
-	f.Add([]byte("short"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		d, err := device.DecodeDescriptor(b)
-		if (err != nil) != (len(b) < device.DescriptorSize) {
-			t.Fatalf("%d bytes: %v", len(b), err)
-		}
-		if err != nil {
+		if len(b) < device.DescriptorSize {
 			return
 		}
-		out := make([]byte, device.DescriptorSize)
-		if err := d.Encode(out); err != nil {
-			t.Fatal(err)
-		}
-		if again, err := device.DecodeDescriptor(out); err != nil || again != d {
-			t.Fatalf("%+v, then %+v %v", d, again, err)
+		d := descriptorOf(b)
+		out := bytesOf(&d)
+		if again := descriptorOf(out); again != d {
+			t.Fatalf("%+v, then %+v", d, again)
 		}
 		if !bytes.Equal(out[:device.DescReserved0], b[:device.DescReserved0]) {
 			t.Fatalf("%x, then %x", b, out)

@@ -1,10 +1,6 @@
 package device
 
-import (
-	"encoding/binary"
-	"errors"
-	"fmt"
-)
+import ()
 
 // DescriptorSize is the size of a channel descriptor in bytes (001 §2.3.3.2).
 const DescriptorSize = 64
@@ -78,9 +74,6 @@ const (
 	DescGenShift    = 32
 )
 
-// ErrShortDescriptor says that fewer than DescriptorSize bytes were given.
-var ErrShortDescriptor = errors.New("channel descriptor shorter than 64 bytes")
-
 // Descriptor is a channel descriptor: one transfer as a process announces it
 // (spec/messages.md 1; 001 §2.3.3.2).
 type Descriptor struct {
@@ -143,30 +136,4 @@ func DescriptorOf(w *[DescriptorWords]uint64) Descriptor {
 
 		DstGeneration: Generation(w[7] >> DescGenShift),
 	}
-}
-
-// Encode writes the descriptor to the first DescriptorSize bytes of b. It gives
-// ErrShortDescriptor, and writes nothing, when b is shorter. It is plain memory
-// traffic: a library that publishes a descriptor stores done last, by itself.
-func (d *Descriptor) Encode(b []byte) error {
-	if len(b) < DescriptorSize {
-		return fmt.Errorf("encode: %w: %d given", ErrShortDescriptor, len(b))
-	}
-	for i, w := range d.Words() {
-		binary.LittleEndian.PutUint64(b[8*i:], w)
-	}
-	return nil
-}
-
-// DecodeDescriptor reads a descriptor from the first DescriptorSize bytes of b;
-// fewer give ErrShortDescriptor.
-func DecodeDescriptor(b []byte) (Descriptor, error) {
-	if len(b) < DescriptorSize {
-		return Descriptor{}, fmt.Errorf("decode: %w: %d given", ErrShortDescriptor, len(b))
-	}
-	var w [DescriptorWords]uint64
-	for i := range w {
-		w[i] = binary.LittleEndian.Uint64(b[8*i:])
-	}
-	return DescriptorOf(&w), nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/fault/faulttest"
 	"github.com/exanet/pfd/sim"
 	"github.com/exanet/pfd/soc/record"
 )
@@ -96,7 +97,7 @@ func TestRecordingIsReplayed(t *testing.T) {
 // rings is the memory of a node's queues, for both sides.
 type rings struct {
 	mu sync.Mutex
-	b  queues.Bytes
+	b  faulttest.Bytes
 }
 
 const ringsAt = 1 << 32
@@ -138,7 +139,7 @@ func (v *vectorsOf) Interrupt(int) { v.n++ }
 // A node that is driven by queues in memory is recorded with the commands that it
 // read there, and replayed from them.
 func TestRecordingOfQueues(t *testing.T) {
-	memory := &rings{b: make(queues.Bytes, queues.MemorySize)}
+	memory := &rings{b: make(faulttest.Bytes, queues.MemorySize)}
 	e, err := emu.New(emu.Config{Nodes: 1, Outside: func(int) emu.Outside { return emu.Outside{DMA: memory} }})
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +147,7 @@ func TestRecordingOfQueues(t *testing.T) {
 	var file bytes.Buffer
 	w := record.NewWriter(&file, e.RecordHeader(), func(err error) { t.Error(err) })
 	e.Record(w)
-	bus := queues.NewBus(e.Bus(0), queues.Config{Memory: memory, Addr: ringsAt})
+	bus := faulttest.NewQueueBus(e.Bus(0), queues.Config{Memory: memory, Addr: ringsAt})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 2)
 	var seen vectorsOf

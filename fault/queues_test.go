@@ -43,10 +43,10 @@ type queueNode struct {
 }
 
 // useQueues gives the rig's node queues, and the bus of a driver that uses them.
-func (r *rig) useQueues() *queues.Bus {
+func (r *rig) useQueues() *faulttest.QueueBus {
 	h := &queueNode{n: r.n, mem: make([]byte, queues.MemorySize)}
 	h.m = queue.New(h)
-	bus := queues.NewBus(r.n, queues.Config{Memory: queues.Bytes(h.mem), Addr: queuesAt})
+	bus := faulttest.NewQueueBus(r.n, queues.Config{Memory: faulttest.Bytes(h.mem), Addr: queuesAt})
 	r.n.Queues = h
 	if r.n.Err != nil {
 		return bus

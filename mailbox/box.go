@@ -64,21 +64,13 @@ func NewBox(w device.Window, n int) *Box {
 }
 
 // Status gives the number of messages that wait and whether messages were
-// refused because the mailbox was full since ClearOverflow.
+// refused because the mailbox was full.
 func (b *Box) Status() (messages int, overflow bool, err error) {
 	v, err := b.w.Read32(b.base + device.MboxStatus)
 	if err != nil {
 		return 0, false, fmt.Errorf("mailbox status: %w", err)
 	}
 	return int(v & statusMessages), v&statusOverflow != 0, nil
-}
-
-// ClearOverflow clears the overflow bit.
-func (b *Box) ClearOverflow() error {
-	if err := b.w.Write32(b.base+device.MboxStatus, statusOverflow); err != nil {
-		return fmt.Errorf("mailbox status: %w", err)
-	}
-	return nil
 }
 
 // Receive takes the head message into words and gives its source; Source.Words

@@ -30,21 +30,6 @@ const (
 // OpcodeOf gives the opcode of a message's first u64.
 func OpcodeOf(word uint64) Opcode { return Opcode(word & opcodeMask) }
 
-// String gives the opcode's name.
-func (o Opcode) String() string {
-	switch o {
-	case OpAck:
-		return "ack"
-	case OpRead:
-		return "read"
-	case OpRAPF:
-		return "rapf"
-	case OpDoorbell:
-		return "doorbell"
-	}
-	return "opcode?"
-}
-
 // Reasons for which a message is dropped and counted (spec/messages.md 2).
 // Decoders return them as they are, so that dropping allocates nothing.
 var (
@@ -120,15 +105,6 @@ func (a Ack) Encode() uint64 {
 	return uint64(OpAck) | uint64(a.Transaction)&id14Mask<<ackIDShift |
 		uint64(a.Code)&ackCodeMask<<ackCodeShift |
 		uint64(a.Sequence)&id14Mask<<ackSeqShift
-}
-
-// DecodeAck reads an acknowledgement from mailbox 0: ErrOpcode, ErrTransaction.
-func DecodeAck(word uint64) (Ack, error) {
-	a, err := DecodeAnswer(word)
-	if err == nil && a.Transaction >= device.Transactions {
-		return Ack{}, ErrTransaction
-	}
-	return a, err
 }
 
 // DecodeAnswer reads the answer to a read request, whose tag may be any 14-bit

@@ -65,12 +65,7 @@ const (
 	wiredGSAS = 1<<56 - 1                            // form 1: thread, PDID, reserved
 
 	gsasPDIDShift = threadBits // protection id [47:24]
-	gsasPDIDMask  = 1<<24 - 1
-	gsasOpShift   = 56
 )
-
-// GSASWords is the length of a GSAS message in u64 (spec/messages.md 4).
-const GSASWords = 4
 
 // Stamp writes the wired bits of PKTZ_CFG value cfg over the payload's first
 // u64, as the hardware does on SEND, over whatever the writer put there. Form 0
@@ -87,38 +82,6 @@ func Stamp(cfg uint64, payload []uint64) {
 	}
 	payload[0] = payload[0]&^wiredGSAS |
 		cfg>>device.PktzThreadShift&threadMask | pdid<<gsasPDIDShift
-}
-
-// GSAS is a message of form 1 (spec/messages.md 4; 003 fig. 9).
-type GSAS struct {
-	Thread     uint32 // 24 bits, wired: thread and node id
-	Protection uint32 // 24 bits, wired: the PDID
-	Op         uint8
-	Address    uint64
-	Arg1, Arg2 uint64
-}
-
-// Encode gives the message's four u64; the wired bits are overwritten on SEND.
-func (g GSAS) Encode() [GSASWords]uint64 {
-	return [GSASWords]uint64{
-		uint64(g.Thread)&threadMask | uint64(g.Protection)&gsasPDIDMask<<gsasPDIDShift |
-			uint64(g.Op)<<gsasOpShift,
-		g.Address, g.Arg1, g.Arg2,
-	}
-}
-
-// DecodeGSAS reads a GSAS message: mailbox.ErrLength. The reserved byte is
-// ignored.
-func DecodeGSAS(words []uint64) (GSAS, error) {
-	if len(words) != GSASWords {
-		return GSAS{}, mailbox.ErrLength
-	}
-	return GSAS{
-		Thread:     uint32(words[0] & threadMask),
-		Protection: uint32(words[0] >> gsasPDIDShift & gsasPDIDMask),
-		Op:         uint8(words[0] >> gsasOpShift),
-		Address:    words[1], Arg1: words[2], Arg2: words[3],
-	}, nil
 }
 
 // The bits of a channel's destination word (spec/messages.md 4).

@@ -1,13 +1,11 @@
 package packetizer_test
 
 import (
-	"errors"
 	"slices"
 	"testing"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/golden"
-	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
 )
 
@@ -37,28 +35,6 @@ func TestStampGolden(t *testing.T) {
 
 func TestStampNothing(t *testing.T) {
 	packetizer.Stamp(^uint64(0), nil) // an empty payload has no first word
-}
-
-func TestGSASGolden(t *testing.T) {
-	for _, c := range golden.Read(t, "testdata/gsas.txt") {
-		t.Run(c.Name, func(t *testing.T) {
-			want := packetizer.GSAS{
-				Thread: uint32(c.Uint(t, "thread")), Protection: uint32(c.Uint(t, "protection")), Op: uint8(c.Uint(t, "op")),
-				Address: c.Uint(t, "address"), Arg1: c.Uint(t, "arg1"), Arg2: c.Uint(t, "arg2"),
-			}
-			words := c.Words(t, "words")
-			if got := want.Encode(); !slices.Equal(got[:], words) {
-				t.Errorf("encoded %x, want %x", got, words)
-			}
-			if got, err := packetizer.DecodeGSAS(words); err != nil || got != want {
-				t.Errorf("decoded %+v %v", got, err)
-			}
-			if _, err := packetizer.DecodeGSAS(words[:3]); !errors.Is(err, mailbox.ErrLength) {
-				t.Errorf("three words: %v", err)
-			}
-			c.Done(t)
-		})
-	}
 }
 
 func TestDestination(t *testing.T) {
@@ -98,26 +74,6 @@ func FuzzConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, v uint64) {
 		if got := packetizer.DecodeConfig(v).Encode(); got != v&0xc00000ff_ffffffff {
 			t.Fatalf("%016x encoded as %016x", v, got)
-		}
-	})
-}
-
-func FuzzGSAS(f *testing.F) {
-	f.Add(4, uint64(0x5a0000beef46bcde), uint64(1))
-	f.Add(3, ^uint64(0), uint64(0))
-	f.Fuzz(func(t *testing.T, n int, first, rest uint64) {
-		words := []uint64{first, rest, rest + 1, rest + 2, 0, 0, 0, 0}[:n&7]
-		g, err := packetizer.DecodeGSAS(words)
-		if (err == nil) != (len(words) == 4) {
-			t.Fatalf("%d words: %v", len(words), err)
-		}
-		if err != nil {
-			return
-		}
-		want := slices.Clone(words)
-		want[0] &^= 0xff << 48
-		if got := g.Encode(); !slices.Equal(got[:], want) {
-			t.Fatalf("%x encoded as %x", words, got)
 		}
 	})
 }

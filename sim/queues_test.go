@@ -3,6 +3,7 @@ package sim
 import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/fault/faulttest"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/queue"
 )
@@ -17,7 +18,7 @@ const (
 // inMemory is the front of a driver that works by queues in memory. It tells the
 // observer what the driver writes into packetizers.
 type inMemory struct {
-	*queues.Bus
+	*faulttest.QueueBus
 	n      *Node
 	rings  []byte
 	broken int // of a million accesses, how many fail
@@ -28,7 +29,7 @@ type inMemory struct {
 func queuesInMemory(broken int) func(*Node) front {
 	return func(n *Node) front {
 		rings := make([]byte, queues.MemorySize)
-		return &inMemory{queues.NewBus(n, queues.Config{Memory: queues.Bytes(rings), Addr: queuesAt}), n, rings, broken}
+		return &inMemory{faulttest.NewQueueBus(n, queues.Config{Memory: faulttest.Bytes(rings), Addr: queuesAt}), n, rings, broken}
 	}
 }
 
@@ -54,9 +55,9 @@ func (b *inMemory) access(a *queue.Access) {
 // Window implements device.Bus.
 func (b *inMemory) Window(id device.WindowID) device.Window {
 	if id == device.PKTZ {
-		return watchedWindow{b.Bus.Window(id), b.n}
+		return watchedWindow{b.QueueBus.Window(id), b.n}
 	}
-	return b.Bus.Window(id)
+	return b.QueueBus.Window(id)
 }
 
 type watchedWindow struct {

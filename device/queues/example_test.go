@@ -3,13 +3,18 @@ package queues_test
 import (
 	"fmt"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/fault/faulttest"
 )
 
-// Memory of this process as the rings' memory, for a device in the same process.
-func ExampleBytes() {
-	b := make(queues.Bytes, queues.MemorySize)
-	b.Store(8, 42)
-	fmt.Println(b.Load(8), b.Load(16))
-	// Output: 42 0
+// Until Start the queues are off: an invalidation goes by the registers.
+func ExampleQueues() {
+	q := queues.New(queues.Config{
+		Window: func(device.WindowID) device.Window { return nil }, // the device's own
+		Memory: make(faulttest.Bytes, queues.MemorySize), Addr: 1 << 32,
+	})
+	_, ok := q.Invalidate(3, 0x7f0000001, 1)
+	fmt.Println(q.On(), ok)
+	// Output: false false
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/fault/faulttest"
 )
 
 const (
@@ -19,7 +20,7 @@ type node struct {
 	t     testing.TB
 	regs  map[uint32]uint64 // window << 24 | offset
 	reads int
-	mem   queues.Bytes
+	mem   faulttest.Bytes
 	posts []func()
 	bells int
 	q     *queues.Queues
@@ -57,7 +58,7 @@ func (w window) Read32(off uint32) (uint32, error) { v, err := w.Read64(off); re
 func (w window) Write32(off, v uint32) error       { return w.Write64(off, uint64(v)) }
 
 func newNode(t testing.TB) *node {
-	n := &node{t: t, regs: map[uint32]uint64{}, mem: make(queues.Bytes, queues.MemorySize)}
+	n := &node{t: t, regs: map[uint32]uint64{}, mem: make(faulttest.Bytes, queues.MemorySize)}
 	n.q = queues.New(queues.Config{
 		Window: func(id device.WindowID) device.Window { return window{n, id} }, Memory: n.mem, Addr: at,
 		Raise: func() { n.raise++ }, Later: func(f func()) { n.posts = append(n.posts, f) },

@@ -198,3 +198,14 @@ func attachTable(_ string, p *ebpf.Program, _ []target, m *Maps) (map[string]lin
 	it, err := link.AttachIter(link.IterOptions{Program: p, Map: m.maps[latencyMap]})
 	return map[string]link.Link{"latency": it}, 0, err
 }
+
+// alone returns the specification with one of its programs.
+func alone(spec *ebpf.CollectionSpec, name string) *ebpf.CollectionSpec {
+	only := spec.Copy()
+	for n := range only.Programs {
+		if n != name {
+			delete(only.Programs, n)
+		}
+	}
+	return only
+}

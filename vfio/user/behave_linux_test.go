@@ -394,7 +394,7 @@ func TestReconnect(t *testing.T) {
 	for { // until the server has noticed
 		ses := connect(t, s)
 		var err error
-		if c2, err = NewClient(context.Background(), ses.fd, Options{}); err == nil {
+		if c2, err = newClient(context.Background(), ses.fd, Options{}); err == nil {
 			defer func() { c2.Close(); <-ses.ended }()
 			break
 		}

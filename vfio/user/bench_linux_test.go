@@ -155,7 +155,7 @@ func BenchmarkRegisterRead(b *testing.B) {
 		}},
 	}
 	for _, v := range []struct{ name, role string }{{"read", "server"}, {"run", "server-run"}} {
-		c, err := NewClient(context.Background(), start(b, v.role), Options{})
+		c, err := newClient(context.Background(), start(b, v.role), Options{})
 		if err != nil {
 			b.Fatal(err)
 		}

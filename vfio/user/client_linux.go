@@ -139,16 +139,8 @@ func passing(err error) bool {
 	return false
 }
 
-// NewClient agrees on the protocol over a connected stream socket, which it
-// takes, also on failure.
-func NewClient(ctx context.Context, fd int, o Options) (*Client, error) {
-	c, err := newClient(ctx, fd, o)
-	if err != nil {
-		return nil, fmt.Errorf("vfio-user: %w", err)
-	}
-	return c, nil
-}
-
+// newClient agrees on the protocol over a connected stream socket, which it takes over,
+// also on failure.
 func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
 	if err := o.defaults(); err != nil {
 		closeFDs([]int{fd})

@@ -57,7 +57,7 @@ func TestSlowServer(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	ok(t, err)
 	defer func() { _ = unix.Close(fds[0]) }()
-	if _, err := NewClient(context.Background(), fds[1], Options{Timeout: 10 * time.Millisecond}); !errors.Is(err, ErrTimeout) || !errors.Is(err, ErrGone) {
+	if _, err := newClient(context.Background(), fds[1], Options{Timeout: 10 * time.Millisecond}); !errors.Is(err, ErrTimeout) || !errors.Is(err, ErrGone) {
 		t.Error(err)
 	}
 	fds2, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -65,7 +65,7 @@ func TestSlowServer(t *testing.T) {
 	defer func() { _ = unix.Close(fds2[0]) }()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := NewClient(ctx, fds2[1], Options{Timeout: -1}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := newClient(ctx, fds2[1], Options{Timeout: -1}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 }
@@ -112,7 +112,7 @@ func FuzzClient(f *testing.F) {
 			}
 		}
 		_ = unix.Shutdown(fds[0], unix.SHUT_WR)
-		if c, err := NewClient(context.Background(), fds[1], Options{}); err == nil {
+		if c, err := newClient(context.Background(), fds[1], Options{}); err == nil {
 			_ = c.MapBytes(0, make([]byte, 4096), DMARead|DMAWrite)
 			_, _ = c.Read(0, 0, 4)
 			if _, fd, err := c.Region(2); err == nil && fd >= 0 {

@@ -126,7 +126,7 @@ func TestPostMapDMALost(t *testing.T) {
 			closeFDs(m.fds)
 		}
 	}()
-	c, err := NewClient(t.Context(), fds[0], Options{})
+	c, err := newClient(t.Context(), fds[0], Options{})
 	ok(t, err)
 	defer c.Close()
 	ok(t, c.PostMapDMA(0, 4096, fd, 0, both))
@@ -233,7 +233,7 @@ func TestServedBehindAnAnswer(t *testing.T) {
 			_ = peer.sock.send(answer, nil) // it may be over
 		}
 	}()
-	c, err := NewClient(t.Context(), fds[0], Options{NoTwin: true})
+	c, err := newClient(t.Context(), fds[0], Options{NoTwin: true})
 	ok(t, err)
 	ok(t, c.MapBytes(0, make([]byte, 4096), both))
 	for i := range 2000 {

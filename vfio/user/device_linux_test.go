@@ -259,7 +259,7 @@ func connect(t testing.TB, s *Server) *session {
 func newTestClient(t testing.TB, s *Server, o Options) *Client {
 	t.Helper()
 	ses := connect(t, s)
-	c, err := NewClient(context.Background(), ses.fd, o)
+	c, err := newClient(context.Background(), ses.fd, o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func TestTwinOfAnotherKind(t *testing.T) {
 			ok(t, peer.send(raw(1, CmdVersion, flagReply, hello(`{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`)), []int{twin}))
 			ok(t, peer.send(raw(2, CmdDeviceInfo, flagReply, le(16, DevicePCI, 9, 5)), nil))
 			if !soon(func() {
-				c, err := NewClient(t.Context(), fds[0], Options{})
+				c, err := newClient(t.Context(), fds[0], Options{})
 				if err == nil {
 					c.Close()
 				}

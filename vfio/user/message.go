@@ -449,9 +449,6 @@ type Feature struct{ ArgSize, Flags uint32 }
 
 const featureSize = 8
 
-// Append appends the 8 bytes.
-func (m Feature) Append(b []byte) []byte { return append4(b, m.ArgSize, m.Flags) }
-
 // DecodeFeature reads the 8 bytes and gives what follows them.
 func DecodeFeature(b []byte) (Feature, []byte, error) {
 	if len(b) < featureSize {
@@ -464,19 +461,4 @@ func DecodeFeature(b []byte) (Feature, []byte, error) {
 		return m, nil, fmt.Errorf("DEVICE_FEATURE with argsz %d, flags %#x: %w", m.ArgSize, m.Flags, ErrMalformed)
 	}
 	return m, b[featureSize:], nil
-}
-
-// MigData begins MIG_DATA_READ, MIG_DATA_WRITE and their replies: argsz 4, size
-// 4; data follows in the reply to a read and in a write.
-type MigData struct{ ArgSize, Size uint32 }
-
-// Append appends the 8 bytes.
-func (m MigData) Append(b []byte) []byte { return append4(b, m.ArgSize, m.Size) }
-
-// DecodeMigData reads the 8 bytes and gives what follows them.
-func DecodeMigData(b []byte) (MigData, []byte, error) {
-	if len(b) < 8 {
-		return MigData{}, nil, short("MIG_DATA", len(b), 8)
-	}
-	return MigData{order.Uint32(b), order.Uint32(b[4:])}, b[8:], nil
 }

@@ -41,7 +41,7 @@ func fake(t *testing.T, answer func(m message) (payload []byte, fds []int)) (*Cl
 			}
 		}
 	}()
-	c, err := NewClient(t.Context(), fds[0], Options{})
+	c, err := newClient(t.Context(), fds[0], Options{})
 	ok(t, err)
 	t.Cleanup(func() {
 		c.Close()

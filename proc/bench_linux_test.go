@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// BenchmarkWalk walks pages that are there: the process's own, for which pagemap
-// alone is read, and shared ones, whose mapping is looked up once.
+// BenchmarkWalk walks present pages: exclusive ones, for which only pagemap is read, and shared
+// ones, whose mapping is looked up once.
 func BenchmarkWalk(b *testing.B) {
 	c := proctest.Start(b)
 	p := openChild(b, c, true)
@@ -48,8 +48,8 @@ func BenchmarkWalkAbsent(b *testing.B) {
 	}
 }
 
-// BenchmarkCalls measures by themselves: the look-up of a mapping, the two system
-// calls of a walk and a move beside the bytes.
+// BenchmarkCalls measures the parts: the lookup of a mapping, the two system calls of a walk, and
+// a move without its bytes.
 func BenchmarkCalls(b *testing.B) {
 	c := proctest.Start(b)
 	p := openChild(b, c, true)
@@ -85,8 +85,7 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
-// moves runs a benchmark of reads and writes for each size, in one buffer and in
-// pieces of a packet.
+// moves benchmarks reads and writes of each size, in one buffer and in pieces of a packet.
 func moves(b *testing.B, read, write func(bufs [][]byte, va device.VA) (int, error), va device.VA) {
 	const packet = 4 << 10
 	for _, size := range []int{packet, 16 << 10, 64 << 10, MaxBytes} {
@@ -121,7 +120,7 @@ func BenchmarkMove(b *testing.B) {
 	moves(b, p.ReadV, p.WriteV, va)
 }
 
-// BenchmarkMemFile is BenchmarkMove by /proc/PID/mem, which is not used: it writes
+// BenchmarkMemFile is BenchmarkMove through /proc/PID/mem. pfd does not use that file: it writes
 // where the process itself may not.
 func BenchmarkMemFile(b *testing.B) {
 	c := proctest.Start(b)

@@ -1,19 +1,17 @@
-// Package proc is a process of this machine as its user's rights let it be
-// touched: which of its pages are there (pagemap), which memory it has mapped
-// (PROCMAP_QUERY, or /proc/PID/maps on kernels before 6.11), and its bytes
-// (process_vm_readv and process_vm_writev). It is the memory and the page tables
-// that the emulated SMMU and PLDMA of an SVA deployment see (spec/faultpath.md, "The walk of the SVA deployment").
+// Package proc is a process of this machine, as the rights of its user permit access to it: its
+// resident pages (pagemap), its mappings (PROCMAP_QUERY, or /proc/PID/maps on kernels before
+// 6.11) and its bytes (process_vm_readv and process_vm_writev). It is the memory and the page
+// tables that the emulated SMMU and PLDMA of an SVA deployment see (spec/faultpath.md, "The walk
+// of the SVA deployment").
 //
-// The memory is named by a keeper and never by the process's own number: a task
-// that shares the address space, sleeps and never executes another program
-// (package internal/keeper). Neither the new image of an exec nor a process that
-// got the same pid can be read or written.
+// The memory is named by a keeper and never by the process's own pid. A keeper is a task that
+// shares the address space, sleeps and never executes another program (package internal/keeper).
+// So neither the new image of an exec nor a process that reuses the pid can be read or written.
 //
-// The kernel judges the right to each page when the bytes move, by the rights of
-// whoever calls. What a Walk says is only which pages are there; it holds when it
-// says it and not longer. Three things are kept between walks that cannot harm:
-// which copy-on-write pages were reported already (a page reported too seldom is
-// copied by the kernel while the data moves), what kind of mapping was looked
-// up last, and for the walk that follows a page-in what pagemap said after it (a
-// page that went since is brought in by the kernel while the data moves).
+// The kernel checks the right to each page when the bytes move, with the caller's rights. A Walk
+// reports only which pages were resident when it ran. A Process keeps three things between walks,
+// and a stale one is harmless: the copy-on-write pages that it has reported (a page that is not
+// reported again is copied by the kernel during the move), the kind of the mapping that was
+// looked up last, and, for the walk that follows a page-in, the page's pagemap entry after it (a
+// page that was evicted since is paged in by the kernel during the move).
 package proc

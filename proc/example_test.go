@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// A page is absent until somebody touches it, and then it can be read.
+// A page is absent until the process touches it; then it can be read.
 func ExampleProcess_Walk() {
 	p, err := proc.OpenPID(os.Getpid())
 	if err != nil {

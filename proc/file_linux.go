@@ -11,12 +11,12 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// InFile returns nil where the file behind the mapping of va is long enough for va's
-// page, or where there is no file with a length. It is for the path of a failure.
-// ErrPastEnd: the file ends before. ErrUnknown: the kernel does not let the caller look
-// (proc(5), map_files: a capability), and the process has the file open no more and by
-// no name; of huge pages and secret memory it is nil then. Other errors: ErrUnmapped,
-// ErrGone, ErrClosed, or an errno.
+// InFile returns nil if the file behind the mapping of va reaches va's page, or if there is no
+// file with a length. It is slow and serves to explain a failure. It returns ErrPastEnd if the
+// file ends before va. It returns ErrUnknown if the kernel does not let the caller look (proc(5),
+// map_files, needs a capability) and the file has no name and is not open in the process; for
+// huge pages and secret memory it returns nil then. Other errors are ErrUnmapped, ErrGone,
+// ErrClosed, or an errno.
 func (p *Process) InFile(va device.VA) error {
 	m, err := p.Mapping(va)
 	if err != nil || !m.File {
@@ -44,7 +44,7 @@ func (p *Process) InFile(va device.VA) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil
 	}
-	// The last page of a file is there as a whole.
+	// The last page of a file is mapped as a whole.
 	at := m.Offset + uint64(va.Page()-m.Start)
 	if at >= st.Size {
 		return &Error{"file", p.pid, va, ErrPastEnd}
@@ -52,17 +52,17 @@ func (p *Process) InFile(va device.VA) error {
 	return nil
 }
 
-// stat looks at a file without asking a server that may not answer (FUSE).
+// stat reads a file's attributes without asking a file server, which may not answer (FUSE).
 func stat(dir int, name string) (unix.Statx_t, error) {
 	var st unix.Statx_t
 	err := unix.Statx(dir, name, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_SIZE|unix.STATX_INO, &st)
 	return st, err
 }
 
-// mostFiles is how many open files of a process are looked at. Defined here.
+// mostFiles bounds how many open files of a process find looks at. Defined here.
 const mostFiles = 256
 
-// find looks for a mapped file under its name, and among what the process has open.
+// find looks for a mapped file by its name, then among the files that the process has open.
 func (p *Process) find(f mappedFile) (unix.Statx_t, bool) {
 	is := func(dir int, name string) (unix.Statx_t, bool) {
 		st, err := stat(dir, name)

@@ -14,7 +14,7 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// A file's last page is there as a whole; what is mapped behind it is not.
+// A file's last page is mapped as a whole; the pages beyond the file's end are not.
 func TestInFile(t *testing.T) {
 	c := proctest.Start(t)
 	p := openChild(t, c, true)
@@ -50,8 +50,8 @@ func TestInFile(t *testing.T) {
 	}
 }
 
-// Huge pages that are not there and secret memory miss their pages for another reason
-// than their file's end, and a pfd without capabilities knows.
+// A missing huge page and secret memory are not beyond the end of their file, and a pfd without
+// capabilities can tell.
 func TestUnlimited(t *testing.T) {
 	c := proctest.Start(t)
 	p := openChild(t, c, true)
@@ -97,8 +97,8 @@ func TestUnlimited(t *testing.T) {
 	})
 }
 
-// TestInFileWithoutCapability: who may not look at map_files finds the file under its name, or
-// among what the process has open.
+// Without the capability for map_files InFile finds the file by its name, or among the files that
+// the process has open.
 func TestInFileWithoutCapability(t *testing.T) {
 	c, err := OpenPID(os.Getpid())
 	if err != nil {
@@ -138,7 +138,7 @@ func TestInFileWithoutCapability(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// This thread alone gives up its capabilities, and ends with the goroutine.
+	// Only this thread drops its capabilities; it ends with the goroutine.
 	runtime.LockOSThread()
 	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData

@@ -31,14 +31,14 @@ func openChild(t testing.TB, c *proctest.Child, query bool) *Process {
 	return p
 }
 
-// both runs a test with each way to learn of mappings.
+// both runs a test with each way to look up mappings.
 func both(t *testing.T, f func(t *testing.T, query bool)) {
 	t.Helper()
 	t.Run("query", func(t *testing.T) { f(t, true) })
 	t.Run("maps", func(t *testing.T) { f(t, false) })
 }
 
-// walk is Walk, which must not fail.
+// walk calls Walk, which must not fail.
 func walk(t testing.TB, p *Process, va device.VA, pages int, write bool) Walk {
 	t.Helper()
 	w, err := p.Walk(va, pages, write)

@@ -2,19 +2,18 @@ package proc
 
 import "github.com/exanet/pfd/device"
 
-// Mapping is one mapping of a process: a range of addresses with the same
-// rights and the same thing behind it.
+// Mapping is one mapping of a process: a range of addresses with the same rights and backing.
 type Mapping struct {
 	Start, End device.VA // End is the first address after it
 	Read       bool
 	Write      bool
 	Exec       bool
 	Shared     bool   // MAP_SHARED; false: private, copied on write
-	File       bool   // a file is behind it; memfds and shared anonymous memory too
+	File       bool   // backed by a file; memfds and shared anonymous memory are
 	Offset     uint64 // bytes from the start of the file, 0 without one
 }
 
-// Permits tells whether the mapping may be written (write) or read.
+// Permits reports whether the mapping permits a write (write) or a read.
 func (m *Mapping) Permits(write bool) bool {
 	if write {
 		return m.Write
@@ -22,11 +21,10 @@ func (m *Mapping) Permits(write bool) bool {
 	return m.Read
 }
 
-// Contains tells whether va lies in the mapping.
+// Contains reports whether va lies in the mapping.
 func (m *Mapping) Contains(va device.VA) bool { return m.Start <= va && va < m.End }
 
-// Clip gives how many of the pages from va on lie inside the mapping, 0 if va
-// does not.
+// Clip returns how many of the pages from va on lie inside the mapping, 0 if va does not.
 func (m *Mapping) Clip(va device.VA, pages int) int {
 	if !m.Contains(va) {
 		return 0
@@ -38,13 +36,12 @@ func (m *Mapping) Clip(va device.VA, pages int) int {
 	return pages
 }
 
-// mapsLine takes the first line of b, a piece of /proc/PID/maps (proc(5)):
+// mapsLine parses the first line of b, a piece of /proc/PID/maps (proc(5)):
 //
 //	00400000-00452000 r-xp 00000000 08:02 173521 /usr/bin/dbus-daemon
 //
-// It gives the mapping and how many bytes the line takes, newline included; 0
-// bytes where b holds no whole line. A line that is not of this form gives an
-// empty mapping.
+// It returns the mapping and the length of the line, newline included. The length is 0 if b holds
+// no whole line; the mapping is empty if the line has another form.
 func mapsLine(b []byte) (m Mapping, n int) {
 	for n < len(b) && b[n] != '\n' {
 		n++
@@ -73,8 +70,8 @@ func mapsLine(b []byte) (m Mapping, n int) {
 	if line == nil {
 		return Mapping{}, n
 	}
-	// The kernel prints device 00:00 and inode 0 where there is no file; a
-	// memfd has inode and minor number.
+	// Without a file the kernel prints device 00:00 and inode 0. A memfd has an inode and a minor
+	// number.
 	m.File = major != 0 || minor != 0 || (len(line) > 0 && line[0] != '0')
 	if m.File {
 		m.Offset = offset
@@ -82,8 +79,8 @@ func mapsLine(b []byte) (m Mapping, n int) {
 	return m, n
 }
 
-// hexField reads a hexadecimal number up to the byte end and gives the rest
-// after it, nil where there is no such field. A nil line stays nil.
+// hexField parses a hexadecimal number that ends at the byte end. It returns the number and the
+// rest after end, or nil if there is no such field. A nil line stays nil.
 func hexField(line []byte, end byte) (uint64, []byte) {
 	var v uint64
 	for i, c := range line {

@@ -7,8 +7,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// TestQueryLayout holds struct procmap_query against include/uapi/linux/fs.h
-// of Linux 6.11, worked out by hand: nine u64, four u32, two u64.
+// TestQueryLayout checks struct procmap_query against include/uapi/linux/fs.h of Linux 6.11: nine
+// u64, four u32, two u64.
 func TestQueryLayout(t *testing.T) {
 	var q procmapQuery
 	for _, f := range []struct {
@@ -102,7 +102,7 @@ func TestClip(t *testing.T) {
 	}
 }
 
-// TestMemo overfills a set: the oldest may be reported again, nothing else.
+// TestMemo overfills a set: only the oldest page may be reported again.
 func TestMemo(t *testing.T) {
 	var m memo
 	for i := range uint64(cowWays) {
@@ -127,7 +127,7 @@ func TestMemo(t *testing.T) {
 	if m.used != 0 {
 		t.Errorf("%d used, want 0", m.used)
 	}
-	// The pages of a walk never push each other out.
+	// The pages of one walk never evict each other.
 	for i := range uint64(MaxPages) {
 		m.remember(1000 + i)
 	}

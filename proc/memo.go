@@ -8,52 +8,49 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// The memory of reported copy-on-write pages is in sets of four, chosen by the
-// low bits of the page number, so that the pages of one walk never push each
-// other out.
+// The reported copy-on-write pages are kept in sets of four, chosen by the low bits of the page
+// number. So the pages of one walk never evict each other.
 const (
 	cowSets = 256
 	cowWays = 4
 )
 
-// hints is how many faults are remembered, chosen by the low bits of the page
-// number: one for each page of a walk.
+// hints is how many faults are remembered, one for each page of a walk, chosen by the low bits of
+// the page number.
 const hints = 64
 
-// hint is what the last walk over a page found there when it reported a fault.
+// hint is the entry that the last walk over a page saw when it reported a fault.
 type hint struct {
-	page  uint64 // page number; 0 none (page 0 is not mapped by anything that uses RDMA)
+	page  uint64 // page number; 0: none (no user of RDMA maps page 0)
 	entry Entry
 }
 
-// freshTime is how long what pagemap said after a page-in stands for the next walk (ours): the
-// retransmission follows within microseconds, as the move follows a walk.
+// freshTime is how long the next walk may use the pagemap entry read after a page-in. It is
+// defined here: the retransmission follows within microseconds, as the move follows a walk.
 const freshTime = 50 * time.Microsecond
 
-// memo is what a Process remembers between calls. It is locked for a few loads
-// and stores at a time and never over a system call: a call that is stuck in
-// the kernel must not stop the others.
+// memo is what a Process remembers between calls. Its lock is held for a few loads and stores and
+// never over a system call: a call that is stuck in the kernel must not block the others.
 type memo struct {
 	idle atomic.Bool // cow is empty: a walk without faults need not lock
 
 	mu sync.Mutex
-	// cow holds the pages whose copy-on-write fault was reported and that have
-	// been seen neither exclusive nor absent since.
+	// cow holds the pages whose copy-on-write fault was reported and that have been neither
+	// exclusive nor absent in a walk since.
 	cow     [cowSets][cowWays]uint64
 	used    int
 	victim  uint8
 	mapping Mapping // looked up last
 	hints   [hints]hint
-	paged   hint // what was paged in last
+	paged   hint // the page that was paged in last
 	when    time.Time
 
-	fresh atomic.Bool // paged is for the next walk: without it a walk need not lock
+	fresh atomic.Bool // paged is for the next walk; if false, a walk need not lock
 }
 
-// walked takes the result of a walk over pages from number page on: bitmaps of
-// those absent, of those present that must be copied first, and of those on
-// which copy-on-write matters. It gives those of shared that are to be reported,
-// because they have not been before.
+// walked records the result of a walk over pages from number page on. The bitmaps are the absent
+// pages, the present pages that must be copied first, and the pages on which copy-on-write
+// matters. It returns the pages of shared that have not been reported before.
 func (m *memo) walked(page uint64, pages int, entries []Entry, absent, shared, cow uint64) (report uint64) {
 	m.mu.Lock()
 	for i := range pages {
@@ -89,14 +86,14 @@ func (m *memo) keep(mp *Mapping) {
 	m.mu.Unlock()
 }
 
-// surprise forgets it.
+// surprise forgets the mapping that was looked up last.
 func (m *memo) surprise() {
 	m.mu.Lock()
 	m.mapping = Mapping{}
 	m.mu.Unlock()
 }
 
-// pagedIn takes what pagemap says of a page after a write page-in.
+// pagedIn records a page's pagemap entry after a write page-in.
 func (m *memo) pagedIn(page uint64, e Entry) {
 	if m.idle.Load() && e.Private() {
 		return
@@ -111,7 +108,7 @@ func (m *memo) pagedIn(page uint64, e Entry) {
 	m.mu.Unlock()
 }
 
-// keepEntry keeps what pagemap said just now of a page that was paged in.
+// keepEntry records the pagemap entry, just read, of a page that was paged in.
 func (m *memo) keepEntry(page uint64, e Entry) {
 	m.mu.Lock()
 	m.paged, m.when = hint{page, e}, time.Now()
@@ -119,7 +116,7 @@ func (m *memo) keepEntry(page uint64, e Entry) {
 	m.fresh.Store(true)
 }
 
-// entry returns that where the first walk since is of that page alone.
+// entry returns the recorded entry if this is the first walk since and covers only that page.
 func (m *memo) entry(page uint64, pages int) (Entry, bool) {
 	if !m.fresh.Load() || !m.fresh.Swap(false) || pages != 1 {
 		return 0, false
@@ -129,7 +126,7 @@ func (m *memo) entry(page uint64, pages int) (Entry, bool) {
 	return m.paged.entry, m.paged.page == page && time.Since(m.when) < freshTime
 }
 
-// take returns the hint of the page of va, once.
+// take returns and removes the hint of the page of va.
 func (m *memo) take(va device.VA) (e Entry, ok bool) {
 	page := uint64(va) >> device.PageShift
 	m.mu.Lock()
@@ -141,7 +138,7 @@ func (m *memo) take(va device.VA) (e Entry, ok bool) {
 	return e, ok
 }
 
-// remember notes a reported page; false if it was noted before.
+// remember records a reported page and reports whether it was new.
 func (m *memo) remember(page uint64) bool {
 	set := &m.cow[page%cowSets]
 	free := -1

@@ -15,27 +15,24 @@ const (
 	MaxBytes   = 256 << 10
 )
 
-// writePiece is how much of a WriteV the kernel judges at a time, bytes. The time
-// between the judgement and the copy grows with it: of a 256 KiB write in one
-// piece half was seen to land in memory that had just been made read-only, and
-// next to nothing of one in blocks, which takes an eighth more time. A read
-// changes nothing, and is one piece.
+// writePiece is how many bytes of a WriteV the kernel checks at a time. The time between the
+// check and the copy grows with it. Of a 256 KiB write in one piece, half was seen to land in
+// memory that had just been made read-only; of a write in blocks, next to nothing, and that takes
+// an eighth more time. A read changes nothing and is one piece.
 const writePiece = device.BlockSize
 
-// ReadV reads the process's memory from va on into the buffers, one after the
-// other, 1..64 of them with 256 KiB at most, and returns how many bytes it read.
-// The kernel judges the right to each page as it would for the process itself.
-// Errors, with fewer bytes than asked for: ErrGone, ErrInaccessible,
-// ErrPermission, ErrRange, ErrClosed, or an errno.
+// ReadV reads the process's memory from va on into 1..64 buffers, one after the other, 256 KiB at
+// most, and returns how many bytes it read. The kernel checks the right to each page as it would
+// for the process itself. If it reads fewer bytes than asked for, the error is ErrGone,
+// ErrInaccessible, ErrPermission, ErrRange, ErrClosed, or an errno.
 func (p *Process) ReadV(dst [][]byte, va device.VA) (int, error) {
 	return p.move("read", unix.SYS_PROCESS_VM_READV, dst, va, MaxBytes)
 }
 
-// WriteV writes the buffers into the process's memory from va on, one after the
-// other, 1..64 of them with 256 KiB at most, and returns how many bytes it wrote.
-// The kernel judges the right to each page as it would for the process itself,
-// block by block, and then copies: a right that goes between the two is not
-// noticed (docs/security.md). Errors are those of ReadV.
+// WriteV writes 1..64 buffers into the process's memory from va on, one after the other, 256 KiB
+// at most, and returns how many bytes it wrote. The kernel checks the right to each page of a
+// block as it would for the process itself, and then copies the block. It does not notice a right
+// that is revoked between the two (docs/security.md). Errors are those of ReadV.
 func (p *Process) WriteV(src [][]byte, va device.VA) (int, error) {
 	return p.move("write", unix.SYS_PROCESS_VM_WRITEV, src, va, writePiece)
 }
@@ -62,7 +59,7 @@ func (p *Process) move(op string, trap uintptr, bufs [][]byte, va device.VA, pie
 	if n == total {
 		return n, nil
 	}
-	// A surprise: what is known of the mappings may be wrong.
+	// What is remembered of the mappings may be out of date.
 	p.surprise()
 	switch {
 	case n > 0 || errno == unix.EFAULT:
@@ -73,8 +70,9 @@ func (p *Process) move(op string, trap uintptr, bufs [][]byte, va device.VA, pie
 	return 0, p.fail(op, va, errno)
 }
 
-// MayMove reports whether this process may move memory at all: nil, ErrFiltered with the
-// errno of a seccomp filter, or of a kernel without CONFIG_CROSS_MEMORY_ATTACH.
+// MayMove reports whether the caller may move memory between processes at all. It returns nil, or
+// ErrFiltered with the errno of a seccomp filter or of a kernel without
+// CONFIG_CROSS_MEMORY_ATTACH.
 func MayMove() error {
 	if errno := tryMoves(os.Getpid()); errno != 0 {
 		return fmt.Errorf("%w (%w)", ErrFiltered, errno)
@@ -98,8 +96,8 @@ func mayMove(pid int) error {
 	return fmt.Errorf("%w (%w)", ErrPermission, errno)
 }
 
-// tryMoves tries to read and to write a byte where no process has memory: the kernel judges
-// the right to the process first.
+// tryMoves tries to read and to write a byte at an address where no process has memory. The
+// kernel checks the right to the process before the address.
 func tryMoves(pid int) unix.Errno {
 	b := [][]byte{{0}}
 	for _, trap := range []uintptr{unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV} {

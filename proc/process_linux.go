@@ -13,16 +13,15 @@ import (
 	"github.com/exanet/pfd/internal/procstatus"
 )
 
-// closedBit in Process.users says that Close was called; the bits below count
-// the calls under way.
+// closedBit in Process.users says that Close was called; the bits below it count the calls in
+// progress.
 const closedBit = 1 << 62
 
-// Process is the memory of a process, held by descriptors and by the pid of its
-// keeper (package keeper), which names one address space for as long as it
-// lives. All methods may be called at the same time from several goroutines;
-// none waits for another. Close may be called at any time: the descriptors are
-// closed when the last call that is under way has returned, so that no call ever
-// meets a descriptor number that has become another file.
+// Process is the memory of a process. It is held by descriptors and by the pid of its keeper
+// (package keeper), which names one address space for as long as the keeper lives. All methods,
+// Close too, are safe for concurrent use, and none waits for another. After Close the last call
+// in progress closes the descriptors, so no call can use a descriptor number that has been
+// reused.
 type Process struct {
 	pid    int // of the process, for messages
 	keeper int
@@ -30,20 +29,20 @@ type Process struct {
 
 	pidfd    int // the process
 	keeperFD int // pidfd of the keeper
-	end      int // epoll of keeperFD: half the price of a poll for each move
+	end      int // epoll of keeperFD: half the cost of a poll for each move
 	dir      int // /proc/KEEPER
 	pagemap  int // of the address space, as is the next
 	maps     int
 
-	query bool // PROCMAP_QUERY is there
+	query bool // the kernel has PROCMAP_QUERY
 	memo  memo
 
 	text mapsText // for kernels without PROCMAP_QUERY
 }
 
-// OpenPID opens the memory of the process pid without a keeper: it is named by
-// the process's own pid. For tools, and for processes that do not execute other
-// programs: what is moved after an exec reaches the new image.
+// OpenPID opens the memory of the process pid by the process's own pid, without a keeper. It is
+// for tools and for processes that do not execute other programs: after an exec a move reaches
+// the new image.
 func OpenPID(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -56,22 +55,20 @@ func OpenPID(pid int) (*Process, error) {
 	return Open(fd, fd)
 }
 
-// Open opens the address space that the process behind pidfd has now, and that
-// the task behind keeperfd shares. It makes duplicates of both. The kernel is
-// asked whether the caller may reach both (ptrace(2), "Ptrace access mode
-// checking"), here and at every later call. It returns ErrGone for a process
-// that has ended, ErrPermission where the kernel refuses, ErrFiltered where the caller
-// may move no memory at all, ErrKeeper where the two do not share an address space, and
-// ErrUnproven where kcmp(2), which shows that they do, is not to be had.
+// Open opens the address space that the process behind pidfd has now and that the task behind
+// keeperfd shares. It duplicates both descriptors. The kernel checks here, and at every later
+// call, that the caller may access both (ptrace(2), "Ptrace access mode checking"). Open returns
+// ErrGone if the process has ended, ErrPermission if the kernel refuses, ErrFiltered if the
+// caller may not move memory at all, ErrKeeper if the two do not share an address space, and
+// ErrUnproven if kcmp(2), which checks that, cannot be used.
 func Open(pidfd, keeperfd int) (*Process, error) { return OpenProbe(pidfd, keeperfd, 0) }
 
-// OpenProbe is like Open, but does without kcmp(2) where a seccomp filter refuses
-// it or the kernel lacks it. probe is then the address of an absent page of the
-// process that nothing touches (package keeper): a read by the keeper's pid brings
-// it in, and the process's page table shows it. That tells the process's keeper
-// from a task of another address space, a forked child included. A process that
-// names a foreign task on purpose can have it look the same, so the caller must
-// have no right that the process lacks.
+// OpenProbe is like Open, but does not need kcmp(2), which a seccomp filter may refuse or the
+// kernel may lack. probe is the address of an absent page of the process that nothing touches
+// (package keeper). OpenProbe reads it by the keeper's pid, which pages it in, and looks for it
+// in the process's page table. That distinguishes the process's keeper from a task of another
+// address space, a forked child included. A process that names another's task on purpose can
+// forge this, so the caller must have no right that the process lacks.
 func OpenProbe(pidfd, keeperfd int, probe device.VA) (*Process, error) {
 	pid, err := PIDOf(pidfd)
 	if err != nil {
@@ -84,8 +81,8 @@ func OpenProbe(pidfd, keeperfd int, probe device.VA) (*Process, error) {
 	return p, nil
 }
 
-// PIDOf reads the pid behind a pidfd from /proc/self/fdinfo, which every kernel
-// with pidfds has.
+// PIDOf returns the pid behind a pidfd. It reads /proc/self/fdinfo, which every kernel with
+// pidfds has.
 func PIDOf(pidfd int) (int, error) {
 	b, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(pidfd))
 	if err != nil {
@@ -102,8 +99,8 @@ func PIDOf(pidfd int) (int, error) {
 	return pid, nil
 }
 
-// Look opens a process to be looked at: its number and what of its memory is
-// locked. It needs no right over it; all else fails.
+// Look opens a process only for PID and Locked; every other method fails. It needs no right over
+// the process.
 func Look(pidfd int) (*Process, error) {
 	p := &Process{pidfd: -1, keeperFD: -1, end: -1, dir: -1, pagemap: -1, maps: -1}
 	var err error
@@ -128,7 +125,7 @@ func Look(pidfd int) (*Process, error) {
 	return p, nil
 }
 
-// LookSelf is Look for the caller.
+// LookSelf is like Look, for the calling process.
 func LookSelf() (*Process, error) {
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -138,7 +135,7 @@ func LookSelf() (*Process, error) {
 	return Look(fd)
 }
 
-// Alive tells whether the process behind a pidfd has not ended.
+// Alive reports whether the process behind a pidfd has not ended.
 func Alive(pidfd int) bool { return !dead(pidfd) }
 
 func open(pidfd, keeperfd, pid int, probe device.VA) (_ *Process, err error) {
@@ -173,8 +170,8 @@ func open(pidfd, keeperfd, pid int, probe device.VA) (_ *Process, err error) {
 	if err = mayMove(p.keeper); err == nil {
 		err = p.shares(probe)
 	}
-	// Both numbers were the two tasks' all the time if both are there still. The
-	// dead have no memory, which is another than anybody's.
+	// If neither task has ended by now, neither pid was reused. A process that has ended has no
+	// memory, so its comparison failed.
 	if dead(p.pidfd) || dead(p.keeperFD) {
 		return nil, ErrGone
 	}
@@ -191,14 +188,14 @@ func open(pidfd, keeperfd, pid int, probe device.VA) (_ *Process, err error) {
 	return p, nil
 }
 
-// dead tells whether the process behind a pidfd has ended.
+// dead reports whether the process behind a pidfd has ended.
 func dead(pidfd int) bool {
 	f := unix.PollFd{Fd: int32(pidfd), Events: unix.POLLIN}
 	return poll(&f) && f.Revents != 0
 }
 
-// watch returns an epoll descriptor that tells whether the process behind a pidfd
-// has ended (ended).
+// watch returns an epoll descriptor for ended, which becomes ready when the process behind pidfd
+// ends.
 func watch(pidfd int) (int, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -206,7 +203,7 @@ func watch(pidfd int) (int, error) {
 	}
 	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(pidfd)}
 	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, pidfd, &ev); err != nil {
-		_ = unix.Close(fd) // nothing of ours is in it
+		_ = unix.Close(fd) // the descriptor is unused
 		return -1, os.NewSyscallError("epoll_ctl", err)
 	}
 	return fd, nil
@@ -225,7 +222,8 @@ func (p *Process) openError(name string, err error) error {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
 		return ErrGone
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		// The dead have no address space, and are refused to all but root.
+		// A process that has ended has no address space, and the kernel refuses it to all but
+		// root.
 		if dead(p.keeperFD) {
 			return ErrGone
 		}
@@ -234,11 +232,11 @@ func (p *Process) openError(name string, err error) error {
 	return fmt.Errorf("open /proc/PID/%s: %w", name, err)
 }
 
-// PID returns the process's number, as it was at Open. It is for messages.
+// PID returns the process's pid at Open, for messages.
 func (p *Process) PID() int { return p.pid }
 
-// Keeper returns the number by which the memory is named in calls that take a
-// pid; ErrGone once nothing has it any more.
+// Keeper returns the pid that names the memory in system calls, or ErrGone if the address space
+// is gone.
 func (p *Process) Keeper() (int, error) {
 	if !p.enter() {
 		return 0, &Error{"name", p.pid, 0, ErrClosed}
@@ -250,11 +248,11 @@ func (p *Process) Keeper() (int, error) {
 	return p.keeper, nil
 }
 
-// PIDFD gives the process's pidfd, which belongs to p and is good until Close.
+// PIDFD returns the process's pidfd. It belongs to p and is valid until Close.
 func (p *Process) PIDFD() int { return p.pidfd }
 
-// Locked gives how many bytes of the process's memory cannot be paged out,
-// because it is locked (VmLck) or pinned (VmPin), as /proc/PID/status says.
+// Locked returns how many bytes of the process's memory cannot be paged out, because they are
+// locked (VmLck) or pinned (VmPin in /proc/PID/status).
 func (p *Process) Locked() (int64, error) {
 	if !p.enter() {
 		return 0, &Error{"status", p.pid, 0, ErrClosed}
@@ -291,7 +289,7 @@ func (p *Process) status(buf *[4096]byte) ([]byte, error) {
 	return buf[:n], nil
 }
 
-// enter counts a call in; false once p is closed.
+// enter begins a call; it returns false if p is closed.
 func (p *Process) enter() bool {
 	for {
 		n := p.users.Load()
@@ -304,15 +302,15 @@ func (p *Process) enter() bool {
 	}
 }
 
-// leave counts a call out; the last one after Close closes the descriptors.
+// leave ends a call; the last one after Close closes the descriptors.
 func (p *Process) leave() {
 	if p.users.Add(-1) == closedBit {
 		p.closeDescriptors()
 	}
 }
 
-// Close ends the use of p. Calls under way end as they would have; later ones
-// return ErrClosed. A second Close does nothing.
+// Close closes p. Calls in progress finish normally; later ones return ErrClosed. A second Close
+// does nothing.
 func (p *Process) Close() error {
 	for {
 		n := p.users.Load()
@@ -331,9 +329,7 @@ func (p *Process) Close() error {
 func (p *Process) closeDescriptors() {
 	for _, fd := range [...]int{p.pidfd, p.keeperFD, p.end, p.dir, p.pagemap, p.maps} {
 		if fd >= 0 {
-			// Nothing is buffered behind these files: closing cannot fail
-			// in a way that matters.
-			_ = unix.Close(fd)
+			_ = unix.Close(fd) // these files buffer nothing: no error matters
 		}
 	}
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// TestMove reads and writes across pages, present or not, with every number of
-// buffers.
+// TestMove reads and writes across pages, present or not, with each number of buffers.
 func TestMove(t *testing.T) {
 	c := proctest.Start(t)
 	p := openChild(t, c, true)
@@ -77,7 +76,7 @@ func TestMoveInaccessible(t *testing.T) {
 	}
 }
 
-// gone checks that every way into p's address space is closed.
+// gone checks that no method reaches p's address space.
 func gone(t *testing.T, p *Process, va device.VA) {
 	t.Helper()
 	buf := bytes.Repeat([]byte{0xee}, page)
@@ -104,8 +103,8 @@ func gone(t *testing.T, p *Process, va device.VA) {
 	}
 }
 
-// TestExec has a process execute another program that maps memory at the very
-// address that was being written: none of it changes.
+// TestExec makes a process execute another program that maps memory at the address that was being
+// written: none of that memory changes.
 func TestExec(t *testing.T) {
 	both(t, func(t *testing.T, query bool) {
 		c := proctest.Start(t)
@@ -124,7 +123,7 @@ func TestExec(t *testing.T) {
 		if n := c.Count(va, 1, 0x5a); n != page {
 			t.Errorf("%d bytes of the new image are its own, want %d", n, page)
 		}
-		// The pidfd says alive, and a new Process is the new image.
+		// The pidfd is still alive, and a new Process reaches the new image.
 		q := openChild(t, c, query)
 		if w := walk(t, q, va, 1, true); w != (Walk{}) {
 			t.Errorf("new image: %+v", w)
@@ -161,7 +160,7 @@ func TestExit(t *testing.T) {
 	})
 }
 
-// TestZombie has a process that is dead and not yet waited for.
+// TestZombie opens a process that has ended and is not yet reaped.
 func TestZombie(t *testing.T) {
 	c := proctest.Start(t)
 	va := c.Map(proctest.Anon, 1)
@@ -183,8 +182,8 @@ func TestZombie(t *testing.T) {
 	}
 }
 
-// TestExecCloneVM has the keeper outlive the exec: what is moved goes on reaching
-// the old address space, and nothing reaches the new image.
+// TestExecCloneVM has a keeper that outlives the exec: moves go on reaching the old address space
+// and never reach the new image.
 func TestExecCloneVM(t *testing.T) {
 	both(t, func(t *testing.T, query bool) {
 		c := proctest.StartCloneVM(t)
@@ -267,8 +266,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestClose closes while calls are under way: each of them either succeeds or
-// says ErrClosed, and the descriptors go when the last one is out.
+// TestClose closes during calls. Each call succeeds or returns ErrClosed, and the last one closes
+// the descriptors.
 func TestClose(t *testing.T) {
 	c := proctest.Start(t)
 	va := c.Map(proctest.Anon, 1)
@@ -317,7 +316,7 @@ func TestClose(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestFork writes to a process whose memory is shared with a forked one.
+// TestFork writes to a process that shares its pages with a forked process.
 func TestFork(t *testing.T) {
 	c := proctest.Start(t)
 	va := c.Map(proctest.Anon, 1)
@@ -340,8 +339,8 @@ func TestFork(t *testing.T) {
 	}
 }
 
-// TestOpenDuringExec opens a process while it executes itself: what comes out is
-// the old address space or an error, never the new image by the old keeper.
+// TestOpenDuringExec opens a process while it executes itself. Open returns the old address space
+// or an error, and never the new image with the old keeper.
 func TestOpenDuringExec(t *testing.T) {
 	c := proctest.Start(t)
 	var opened int
@@ -374,8 +373,7 @@ func TestOpenDuringExec(t *testing.T) {
 	t.Logf("opened %d of 30 times", opened)
 }
 
-// TestOpenKeeper has a row for each task that is no keeper of the process, or
-// none any more.
+// TestOpenKeeper has a row for each task that is not the process's keeper, or no longer is.
 func TestOpenKeeper(t *testing.T) {
 	c, other := proctest.Start(t), proctest.Start(t)
 	pidfd, keeperfd := c.PIDFDs()
@@ -408,8 +406,7 @@ func TestOpenKeeper(t *testing.T) {
 	refused("a keeper that was killed and reaped", keeperfd, ErrGone)
 }
 
-// TestOpenAfterExec has a process that has executed another program since its
-// keeper was made.
+// TestOpenAfterExec opens a process that has executed another program since its keeper was made.
 func TestOpenAfterExec(t *testing.T) {
 	c := proctest.Start(t)
 	pidfd, old := c.PIDFDs()
@@ -420,7 +417,7 @@ func TestOpenAfterExec(t *testing.T) {
 	openChild(t, c, true)
 }
 
-// leaderless starts a child without its first thread.
+// leaderless starts a child whose first thread has ended.
 func leaderless(t *testing.T) *proctest.Child {
 	t.Helper()
 	for {
@@ -430,8 +427,8 @@ func leaderless(t *testing.T) *proctest.Child {
 	}
 }
 
-// TestFirstThreadEnded has a process whose pid is that of a zombie, while its
-// other threads and its memory are there.
+// TestFirstThreadEnded opens a process whose pid is a zombie's while its other threads run and
+// its memory exists.
 func TestFirstThreadEnded(t *testing.T) {
 	both(t, func(t *testing.T, query bool) {
 		c := leaderless(t)
@@ -457,8 +454,7 @@ func TestFirstThreadEnded(t *testing.T) {
 		if _, err := Open(p.PIDFD(), other); !errors.Is(err, ErrKeeper) {
 			t.Errorf("another's keeper: %v, want ErrKeeper", err)
 		}
-		// Neither it nor the first thread has memory: they must not pass for the
-		// same.
+		// Neither process's first thread has memory: that must not count as the same memory.
 		if _, err := Open(p.PIDFD(), proctest.PIDFD(t, leaderless(t).PID())); err == nil {
 			t.Error("took a process without its first thread for a keeper")
 		}
@@ -467,8 +463,8 @@ func TestFirstThreadEnded(t *testing.T) {
 	})
 }
 
-// TestKeeperEnds has a keeper end while the process goes on, and the number of
-// the keeper become a copy of the process, with memory at the same addresses.
+// TestKeeperEnds ends the keeper while the process goes on. A copy of the process, with memory at
+// the same addresses, then gets the keeper's pid.
 func TestKeeperEnds(t *testing.T) {
 	c := proctest.Start(t)
 	va := c.Map(proctest.Anon, 1)
@@ -483,7 +479,7 @@ func TestKeeperEnds(t *testing.T) {
 		if n, err := p.ReadV([][]byte{buf}, va); n != 0 || !errors.Is(err, ErrGone) {
 			t.Errorf("read: %d, %v, want ErrGone", n, err)
 		}
-		// The process's page tables are there, and may be looked at.
+		// The process's page tables still exist and may be read.
 		if w := walk(t, p, va, 1, false); w != (Walk{}) {
 			t.Errorf("walk: %+v", w)
 		}

@@ -14,9 +14,8 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// TestMoveRights has a row for each way to forbid an access to two pages, or to
-// the second of them: the kernel refuses it when the bytes are to move, and no
-// byte of a page that is forbidden changes.
+// TestMoveRights has a row for each way to forbid an access to two pages, or to the second of
+// them. The kernel refuses the move, and no byte of a forbidden page changes.
 func TestMoveRights(t *testing.T) {
 	const pages = 2
 	name := file(t, pages)
@@ -31,8 +30,8 @@ func TestMoveRights(t *testing.T) {
 		name        string
 		kind        string
 		prepare     func(c *proctest.Child, va device.VA)
-		was         byte // what the pages hold
-		read, write int  // pages that may be
+		was         byte // the byte that fills the pages
+		read, write int  // pages that may be accessed
 	}{
 		{"writable", proctest.Anon, fill, 1, 2, 2},
 		{"read-only untouched", proctest.ReadOnly, nil, 0, 2, 0},
@@ -113,12 +112,11 @@ func TestMoveRights(t *testing.T) {
 	}
 }
 
-// TestRightsAreJudgedByTheKernel has a process take the right to write its own
-// memory away and compare, again and again, while it is written to. The kernel
-// takes the pages of a piece (writePiece) before it copies them: what comes
-// between the two is not noticed, which is rare. Memory that is mapped there
-// instead is never reached. Beside it stands what that is better than: a look at
-// the mapping, and then /proc/PID/mem.
+// TestRightsAreJudgedByTheKernel has a process that repeatedly makes its memory read-only and
+// compares it while it is written to. The kernel checks the pages of a piece (writePiece) before
+// it copies them; it rarely misses a change between the two. Memory that is mapped in their place
+// is never written. For comparison it also measures a lookup of the mapping followed by a write
+// to /proc/PID/mem.
 func TestRightsAreJudgedByTheKernel(t *testing.T) {
 	const block = device.BlockSize / page
 	for _, how := range []string{proctest.RaceProtect, proctest.RaceNone, proctest.RaceFile, proctest.RaceRemap} {
@@ -139,20 +137,20 @@ func TestRightsAreJudgedByTheKernel(t *testing.T) {
 	}
 }
 
-// raceWrites writes to memory, so many pages a call, while its process races with
-// it; it returns in how many rounds a byte changed that was not to.
+// raceWrites writes to memory, so many pages a call, while the process races with it. It returns
+// in how many rounds a byte changed that must not.
 func raceWrites(t *testing.T, way, how string, pages, rounds int) (changed int) {
 	t.Helper()
 	c := proctest.Start(t)
 	p := openChild(t, c, true)
 	mem := openMem(t, c.PID())
-	// Far below all other mappings: while it is unmapped, another thread of the
-	// child that maps memory gets the highest address that is free (mmap(2)).
+	// Far below all other mappings: while it is unmapped, the child's other threads map memory at
+	// the highest free address (mmap(2)).
 	va := c.Map(proctest.None, 1) - 64<<30
 	if err := c.MapAt(proctest.Anon, va, MaxPages+2); err != nil {
 		t.Fatal(err)
 	}
-	va += page // pages around it keep it a mapping of its own
+	va += page // unmapped pages around it keep it a separate mapping
 	c.Protect(va-page, 1, unix.PROT_NONE)
 	c.Protect(va+MaxPages*page, 1, unix.PROT_NONE)
 	c.Fill(va, MaxPages, 1)
@@ -177,7 +175,7 @@ func raceWrites(t *testing.T, way, how string, pages, rounds int) (changed int) 
 				return
 			default:
 			}
-			for j := 0; j < len(buf[0]); j += 64 { // other bytes each time
+			for j := 0; j < len(buf[0]); j += 64 { // different bytes in each write
 				buf[0][j] = byte(i)
 			}
 			writes++
@@ -196,8 +194,8 @@ func raceWrites(t *testing.T, way, how string, pages, rounds int) (changed int) 
 	return changed
 }
 
-// TestFiltered: what a seccomp filter refuses to the caller is told apart from what the kernel
-// refuses over a process, by the probe and when a process is opened.
+// A seccomp filter of the caller and the kernel's refusal of a process return different errors,
+// from the probe and from Open.
 func TestFiltered(t *testing.T) {
 	c := proctest.Start(t)
 	pidfd, keeper := c.PIDFDs()
@@ -228,7 +226,7 @@ func TestFiltered(t *testing.T) {
 	}
 }
 
-// refuse has a system call fail on the calling goroutine's thread, which ends with it.
+// refuse makes a system call fail on the goroutine's thread, which ends with the goroutine.
 func refuse(t *testing.T, call uint32, errno unix.Errno) {
 	t.Helper()
 	runtime.LockOSThread()

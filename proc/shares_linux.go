@@ -15,9 +15,8 @@ import (
 // kcmpVM is KCMP_VM of linux/kcmp.h.
 const kcmpVM = 1
 
-// shares returns nil where the process and its keeper share an address space. Any
-// thread of the process will do: the first one may have ended, which leaves it
-// without memory.
+// shares returns nil if the process and its keeper share an address space. It compares any thread
+// of the process: the first one may have ended and then has no memory.
 func (p *Process) shares(probe device.VA) error {
 	var first error
 	for tid := range tasks(p.pid) {
@@ -38,10 +37,10 @@ func (p *Process) shares(probe device.VA) error {
 	return first
 }
 
-// mostThreads is how many threads of a process are looked at (ours).
+// mostThreads bounds how many threads of a process are looked at. Defined here.
 const mostThreads = 64
 
-// tasks yields the threads of a process, the first one first.
+// tasks yields the threads of a process, the thread leader first.
 func tasks(pid int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		if !yield(pid) {
@@ -59,7 +58,7 @@ func tasks(pid int) iter.Seq[int] {
 	}
 }
 
-// sameMemory reports by kcmp(2) whether two tasks share an address space.
+// sameMemory returns nil if two tasks share an address space, as kcmp(2) reports.
 func sameMemory(pid, keeper int) error {
 	if pid == keeper {
 		return nil
@@ -73,8 +72,8 @@ func sameMemory(pid, keeper int) error {
 	case errno == unix.ESRCH:
 		return ErrGone
 	}
-	// Every task has the right to compare itself with itself: an error then comes from
-	// a seccomp filter, or from a kernel without the call, and not from a missing right.
+	// Every task may compare itself with itself. If that fails too, a seccomp filter refuses the
+	// call or the kernel lacks it; the right over the process is not the reason.
 	if own := os.Getpid(); !kcmpWorks(own) {
 		return fmt.Errorf("kcmp: %w (%w)", ErrUnproven, errno)
 	}
@@ -94,8 +93,8 @@ func kcmpWorks(own int) bool {
 	return errno == 0
 }
 
-// probe reads the absent page at va by the keeper's pid and looks for it in the
-// process's page table. Two address spaces have a page table each.
+// probe reads the absent page at va by the keeper's pid and looks for it in the process's page
+// table. Another address space would have another page table.
 func (p *Process) probe(va device.VA) error {
 	pagemap, err := pagemapOf(p.pid)
 	if err != nil {
@@ -129,7 +128,7 @@ func (p *Process) probe(va device.VA) error {
 	return err
 }
 
-// pagemapOf opens the page table of a process, by a thread that has memory.
+// pagemapOf opens the page table of a process through a thread that has memory.
 func pagemapOf(pid int) (int, error) {
 	for tid := range tasks(pid) {
 		fd, e := unix.Open(fmt.Sprintf("/proc/%d/task/%d/pagemap", pid, tid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -143,7 +142,7 @@ func pagemapOf(pid int) (int, error) {
 		if n, _ := preadEntries(fd, first[:], 0); n == 1 {
 			return fd, nil
 		}
-		_ = unix.Close(fd) // nothing of ours is in it
+		_ = unix.Close(fd) // the descriptor is unused
 	}
 	return -1, ErrGone
 }

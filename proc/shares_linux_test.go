@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// withoutKcmp runs f on a thread to which a seccomp filter refuses kcmp(2).
+// withoutKcmp runs f on a thread whose seccomp filter refuses kcmp(2).
 func withoutKcmp(t *testing.T, errno unix.Errno, f func()) {
 	t.Helper()
 	// linux/bpf_common.h: BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_RET|BPF_K.
@@ -41,8 +41,8 @@ func withoutKcmp(t *testing.T, errno unix.Errno, f func()) {
 	}
 }
 
-// TestKeeperWithoutKcmp opens processes where a filter refuses kcmp, as Docker's
-// default profile does: an absent page shows that the keeper is the process's.
+// TestKeeperWithoutKcmp opens processes where a filter refuses kcmp, as Docker's default profile
+// does: an absent page proves that the keeper is the process's.
 func TestKeeperWithoutKcmp(t *testing.T) {
 	type tasks struct{ pidfd, keeperfd int }
 	own := func(c *proctest.Child) tasks {
@@ -67,7 +67,7 @@ func TestKeeperWithoutKcmp(t *testing.T) {
 		}, []error{ErrKeeper}},
 		{"another process's", func(t *testing.T, c *proctest.Child, probe device.VA) tasks {
 			other := proctest.Start(t)
-			_ = other.MapAt(proctest.ReadOnly, probe, 1) // it may have memory there
+			_ = other.MapAt(proctest.ReadOnly, probe, 1) // it may already have memory there
 			p, _ := c.PIDFDs()
 			_, k := other.PIDFDs()
 			return tasks{p, k}
@@ -89,7 +89,7 @@ func TestKeeperWithoutKcmp(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, errno := range []unix.Errno{unix.EPERM, unix.ENOSYS} {
 				c := proctest.Start(t)
-				// Far from other mappings, of which it would become a part.
+				// Far from other mappings, so that it is not merged with one.
 				probe := c.Map(proctest.None, 1) - 64<<30
 				if err := c.MapAt(proctest.ReadOnly, probe, 1); err != nil {
 					t.Fatal(err)

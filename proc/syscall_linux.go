@@ -44,13 +44,13 @@ const (
 
 // mappedFile is the file behind a mapping.
 type mappedFile struct {
-	name         string // " (deleted)" at its end: under no name
+	name         string // ends in " (deleted)" if it has no name any more
 	inode        uint64
 	major, minor uint32
 	pageSize     uint64
 }
 
-// fileAt returns what is mapped at va; false where the kernel does not say.
+// fileAt returns the file mapped at va; false if the kernel does not report it.
 func fileAt(fd int, va device.VA) (mappedFile, bool) {
 	var name [unix.PathMax]byte
 	var pin runtime.Pinner
@@ -68,16 +68,15 @@ func fileAt(fd int, va device.VA) (mappedFile, bool) {
 	return mappedFile{unix.ByteSliceToString(name[:]), q.inode, q.devMajor, q.devMinor, q.pageSize}, true
 }
 
-// unlimited reports whether it is memory whose file's end is not why a page is missing:
-// huge pages, of which none may be free, and secret memory, which the kernel brings in for
-// its process alone.
+// unlimited reports whether a page of f may be missing for another reason than the file's end: a
+// huge page, because none may be free, or secret memory, which the kernel pages in only for its
+// own process.
 func (f *mappedFile) unlimited() bool {
 	return f.pageSize > device.PageSize || f.name == "/secretmem (deleted)" // memfd_secret(2)
 }
 
-// procmap asks the kernel for the mapping at va or the next one after it.
-// ENOENT: there is none; ESRCH: the address space is gone; ENOTTY: a kernel
-// before 6.11.
+// procmap returns in m the mapping at va or the next one after it. It returns ENOENT if there is
+// none, ESRCH if the address space is gone, and ENOTTY on a kernel before 6.11.
 func procmap(fd int, va device.VA, m *Mapping) unix.Errno {
 	q := procmapQuery{
 		size:  uint64(unsafe.Sizeof(procmapQuery{})),
@@ -103,8 +102,7 @@ func procmap(fd int, va device.VA, m *Mapping) unix.Errno {
 	return 0
 }
 
-// preadEntries reads pagemap entries from page number page on and gives how
-// many it got.
+// preadEntries reads pagemap entries from page number page on and returns how many it read.
 func preadEntries(fd int, dst []Entry, page uint64) (int, unix.Errno) {
 	n, _, errno := unix.Syscall6(unix.SYS_PREAD64, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(dst))),
 		uintptr(len(dst))*unsafe.Sizeof(Entry(0)), uintptr(page*uint64(unsafe.Sizeof(Entry(0)))), 0, 0)
@@ -114,11 +112,10 @@ func preadEntries(fd int, dst []Entry, page uint64) (int, unix.Errno) {
 	return int(n / unsafe.Sizeof(Entry(0))), 0
 }
 
-// move reads (trap SYS_PROCESS_VM_READV) or writes the buffers, total bytes, at
-// va of the address space of pid, in pieces cut at multiples of piece bytes: the
-// kernel takes the pages of a piece by their rights, copies it, and goes on.
-// Syscall and not RawSyscall: it may sleep for as long as the process's memory
-// makes it.
+// move reads (trap SYS_PROCESS_VM_READV) or writes the buffers, total bytes, at va in the address
+// space of pid. It cuts them into pieces at multiples of piece bytes: the kernel checks the pages
+// of a piece, copies it, and goes on to the next. It uses Syscall and not RawSyscall because the
+// process's memory may make it sleep.
 func move(pid int, trap uintptr, bufs [][]byte, va device.VA, total, piece int) (int, unix.Errno) {
 	var local [MaxBuffers]unix.Iovec
 	for i, b := range bufs {
@@ -142,17 +139,15 @@ func move(pid int, trap uintptr, bufs [][]byte, va device.VA, total, piece int) 
 	return int(n), 0
 }
 
-// poll looks at one descriptor, without waiting; false where the kernel did not
-// say.
+// poll polls one descriptor without blocking; false if no event is ready or the call failed.
 func poll(f *unix.PollFd) bool {
 	var none unix.Timespec
 	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(f)), 1, uintptr(unsafe.Pointer(&none)), 0, 0, 0)
 	return errno == 0 && n > 0
 }
 
-// ended looks at an epoll descriptor, without waiting: whether what it watches has
-// ended. The kernel puts it there before it lets go of the process's number. False
-// where it did not say.
+// ended polls an epoll descriptor (watch) without blocking and reports whether its process has
+// ended. The kernel signals the end before it frees the pid. A failed call reports false.
 func ended(fd int) bool {
 	var ev unix.EpollEvent
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&ev)), 1, 0, 0, 0)

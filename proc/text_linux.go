@@ -11,15 +11,14 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// textAge is how long a mapping read from /proc/PID/maps is believed. Without
-// PROCMAP_QUERY a walk would cost a reading of all mappings a block, which grows
-// with the process. So on such kernels (before 6.11) a process that takes a
-// right away from its own memory is heeded after this time at the latest, and
-// at once where a page of the mapping is found absent or a move fails.
+// textAge is how long a mapping read from /proc/PID/maps is used. Without PROCMAP_QUERY (before
+// Linux 6.11) each walk of a block would read all mappings, which grows with the process. So on
+// such kernels a right that a process takes from its own memory takes effect after this time at
+// the latest, and at once when a walk finds a page of the mapping absent or a move fails.
 const textAge = time.Millisecond
 
-// mapsText is /proc/PID/maps for kernels without PROCMAP_QUERY. Its lock is
-// held while the file is read, since the file has one position for all readers.
+// mapsText reads /proc/PID/maps for kernels without PROCMAP_QUERY. Its lock is held while the
+// file is read.
 type mapsText struct {
 	stale atomic.Bool
 
@@ -58,7 +57,7 @@ func (p *Process) lookupText(va device.VA, m *Mapping) unix.Errno {
 		}
 		if n == 0 {
 			if offset == 0 {
-				return unix.ESRCH // no process is without a mapping
+				return unix.ESRCH // every process has a mapping
 			}
 			return unix.ENOENT
 		}
@@ -70,8 +69,8 @@ func (p *Process) lookupText(va device.VA, m *Mapping) unix.Errno {
 				break
 			}
 			b = b[length:]
-			// Beyond maxVA lies what the kernel lists for every process
-			// (vsyscall) and what is no memory of it.
+			// The kernel lists vsyscall, which lies beyond maxVA, for every process. It is not
+			// the process's memory.
 			if got.End > va && got.Start < maxVA {
 				*m = got
 				t.cached, t.read = got, read

@@ -9,24 +9,22 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// maxVA bounds the addresses that are looked at: no Linux machine gives a
-// process more than 57 bits (x86-64 with five levels), and an offset in
-// pagemap must not wrap.
+// maxVA bounds the addresses: Linux grants a process at most 57 bits (x86-64 with five levels),
+// and an offset in pagemap must not wrap.
 const maxVA = 1 << 57
 
-// Walk looks at 1..64 pages from the one of va on, as an SMMU's table walk
-// would for a write or a read: it changes nothing and brings nothing in. It
-// costs one read of pagemap, or none after Fresh.
+// Walk looks up 1..64 pages from the one of va on, as an SMMU's table walk would for a write or a
+// read. It changes nothing and pages nothing in. It costs one read of pagemap, or none after
+// Fresh.
 //
-// A page that is not present is Absent. Written to, a present page of a private
-// mapping that is the zero page, the file's own or shared with a forked process
-// is Denied, once: after that report it passes until it has been seen exclusive
-// or absent, because a page may stay shared for reasons of the kernel's own and
-// must not fault for ever. Whether the mapping permits the access is not looked
-// at: the kernel judges that when the bytes move (ReadV, WriteV), and whatever
-// was said before would be out of date.
+// A page that is not present is Absent. For a write, a present page of a private mapping is
+// Denied if it is the zero page, the file's own or shared with a forked process. It is Denied
+// only once: after that report it passes until a walk has seen it exclusive or absent, because
+// the kernel may keep a page shared for its own reasons, and the page must not fault for ever.
+// Walk does not check whether the mapping permits the access: the kernel checks that when the
+// bytes move (ReadV, WriteV), and an earlier answer would be out of date.
 //
-// Errors: ErrGone, ErrRange, ErrClosed, or an errno.
+// Errors are ErrGone, ErrRange, ErrClosed, or an errno.
 func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 	if pages < 1 || pages > MaxPages {
 		return Walk{}, &Error{"walk", p.pid, va, ErrRange}
@@ -50,7 +48,7 @@ func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 	if n == 0 && dead(p.keeperFD) {
 		return Walk{}, p.fail("walk", va, unix.ESRCH)
 	}
-	// What is behind the end of the address space reads as nothing: absent.
+	// Beyond the end of the address space pagemap reads nothing: absent.
 	var absent, own uint64
 	for i := range pages {
 		bit := uint64(1) << i
@@ -76,8 +74,8 @@ func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 	if write {
 		cow = all
 	}
-	// A page that is not its own is a private mapping's to be copied, or a
-	// shared mapping's, where every page is like that.
+	// A page that is not exclusive belongs to a private mapping, and must be copied, or to a
+	// shared mapping, in which no page is exclusive.
 	for i := 0; i < pages && others>>i != 0; {
 		if i += bits.TrailingZeros64(others >> i); i >= pages {
 			break
@@ -103,9 +101,9 @@ func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 	}, nil
 }
 
-// behind returns the mapping of a page that is present, zero where there is none
-// any more. It may be one that was looked up before: what depends on it is only
-// whether a copy is reported or left to the kernel.
+// behind returns the mapping of a present page, or a zero Mapping if it has none any more. It may
+// return the remembered mapping: only whether a copy is reported or left to the kernel depends on
+// it.
 func (p *Process) behind(va device.VA) (Mapping, error) {
 	if m := p.memo.last(); m.Contains(va) {
 		return m, nil
@@ -121,13 +119,13 @@ func (p *Process) behind(va device.VA) (Mapping, error) {
 	return m, nil
 }
 
-// surprise drops what is known of the mappings.
+// surprise forgets what is remembered of the mappings.
 func (p *Process) surprise() {
 	p.memo.surprise()
 	p.text.forget()
 }
 
-// span gives the bits i..end-1.
+// span returns a bitmap of the bits i..end-1.
 func span(i, end int) uint64 {
 	if end >= 64 {
 		return ^uint64(0) << i
@@ -135,8 +133,8 @@ func span(i, end int) uint64 {
 	return (1<<end - 1) &^ (1<<i - 1)
 }
 
-// lookup finds the mapping at va or the next one after it. ENOENT: there is
-// none; ESRCH: the address space is gone.
+// lookup returns in m the mapping at va or the next one after it. It returns ENOENT if there is
+// none and ESRCH if the address space is gone.
 func (p *Process) lookup(va device.VA, m *Mapping) unix.Errno {
 	if va >= maxVA {
 		return unix.ENOENT
@@ -147,8 +145,7 @@ func (p *Process) lookup(va device.VA, m *Mapping) unix.Errno {
 	return p.lookupText(va, m)
 }
 
-// fail makes the error of an operation; ESRCH says that the address space is
-// gone.
+// fail returns the error of an operation; ESRCH becomes ErrGone.
 func (p *Process) fail(op string, va device.VA, err error) error {
 	if errors.Is(err, unix.ESRCH) {
 		err = ErrGone
@@ -156,8 +153,8 @@ func (p *Process) fail(op string, va device.VA, err error) error {
 	return &Error{op, p.pid, va, err}
 }
 
-// Mapping gives the mapping in which va lies, as it is now. Errors:
-// ErrUnmapped, ErrGone, ErrClosed, or an errno.
+// Mapping returns the mapping that now contains va. Errors are ErrUnmapped, ErrGone, ErrClosed,
+// or an errno.
 func (p *Process) Mapping(va device.VA) (Mapping, error) {
 	if !p.enter() {
 		return Mapping{}, &Error{"mapping", p.pid, va, ErrClosed}
@@ -174,9 +171,9 @@ func (p *Process) Mapping(va device.VA) (Mapping, error) {
 	return m, nil
 }
 
-// Pagemap reads the entries of the pages from va on into dst and gives how many
-// it read: fewer at the end of the address space. Errors: ErrGone (also for an
-// address beyond the end), ErrClosed, or an errno.
+// Pagemap reads the entries of the pages from va on into dst and returns how many it read: fewer
+// at the end of the address space. Errors are ErrGone (also for an address beyond the end),
+// ErrClosed, or an errno.
 func (p *Process) Pagemap(va device.VA, dst []Entry) (int, error) {
 	if len(dst) == 0 || va >= maxVA {
 		return 0, &Error{"pagemap", p.pid, va, ErrRange}
@@ -195,22 +192,21 @@ func (p *Process) Pagemap(va device.VA, dst []Entry) (int, error) {
 	return n, nil
 }
 
-// Fresh tells the next walk what pagemap said just now of the page of va, which was paged in:
-// if that walk is of this page alone and follows at once it reads nothing.
+// Fresh records the pagemap entry, read just now, of the page of va after a page-in. If the next
+// walk is of this page alone and follows at once, it reads nothing.
 func (p *Process) Fresh(va device.VA, e Entry) {
 	p.memo.keepEntry(uint64(va)>>device.PageShift, e)
 }
 
-// Hint returns, once for each page that a Walk reported, the pagemap entry that
-// it saw at va. It may be out of date: it serves to name a fault's kind, and
-// never to grant anything.
+// Hint returns, once for each page that a Walk reported, the pagemap entry that the walk saw at
+// va. The entry may be out of date: it serves to name a fault's kind and never to grant access.
 func (p *Process) Hint(va device.VA) (Entry, bool) {
 	return p.memo.take(va.Page())
 }
 
-// PagedIn tells the walk that a write page-in has been made for the page of va,
-// and what pagemap said afterwards: the walk reports its copy-on-write fault
-// again only after the page has been seen exclusive or absent.
+// PagedIn records that a write page-in was made for the page of va, and the page's pagemap entry
+// after it. Walk then reports the page's copy-on-write fault again only after it has seen the
+// page exclusive or absent.
 func (p *Process) PagedIn(va device.VA, e Entry) {
 	p.memo.pagedIn(uint64(va)>>device.PageShift, e)
 }

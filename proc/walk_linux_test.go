@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// file makes a file of the given number of pages.
+// file creates a file of the given number of pages.
 func file(t testing.TB, pages int) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "file")
@@ -23,9 +23,8 @@ func file(t testing.TB, pages int) string {
 	return name
 }
 
-// TestWalk has a row for each kind of memory and what was done with it: what
-// the spec's walk says of it, read and written (spec/faultpath.md, "The walk of
-// the SVA deployment"). Rights are none of its business: TestMoveRights.
+// TestWalk has a row for each kind of memory and its state, with the walk's result for a read and
+// a write (spec/faultpath.md, "The walk of the SVA deployment"). TestMoveRights tests rights.
 func TestWalk(t *testing.T) {
 	const pages = 8
 	const all = 1<<pages - 1
@@ -126,8 +125,8 @@ func TestWalk(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			both(t, func(t *testing.T, query bool) {
 				c := proctest.Start(t)
-				// Guarded on both sides, so that no neighbour of the kernel's
-				// choice is merged with it or grows into the hole.
+				// Guards on both sides keep the kernel from merging it with a neighbour or
+				// filling the hole.
 				guard := c.Map(proctest.None, pages+2)
 				c.Unmap(guard+page, pages)
 				va := guard + page
@@ -208,9 +207,8 @@ func TestWalkRange(t *testing.T) {
 	}
 }
 
-// TestWalkCopyOnWrite follows one page through the life that the spec gives it:
-// reported once, passed while it stays shared, and reported again after a fork
-// that came when it had been exclusive.
+// TestWalkCopyOnWrite follows one page through the states of the spec: reported once, passed
+// while it stays shared, and reported again after it was exclusive and forked.
 func TestWalkCopyOnWrite(t *testing.T) {
 	both(t, func(t *testing.T, query bool) {
 		c := proctest.Start(t)
@@ -256,8 +254,8 @@ func TestWalkPagedIn(t *testing.T) {
 	if got := walk(t, p, va, 1, true); got.Denied != 1 {
 		t.Fatalf("forked: %+v", got)
 	}
-	// Paged in and seen exclusive by the pager: a fork before the next walk is
-	// reported again.
+	// The pager has paged it in and seen it exclusive: a fork before the next walk is reported
+	// again.
 	c.Fill(va, 1, 2)
 	var e [1]Entry
 	if _, err := p.Pagemap(va, e[:]); err != nil {
@@ -268,7 +266,7 @@ func TestWalkPagedIn(t *testing.T) {
 	if got := walk(t, p, va, 1, true); got.Denied != 1 {
 		t.Errorf("forked after the page-in: %+v, want it denied", got)
 	}
-	// Paged in and still shared: it passes, though no walk reported it.
+	// Paged in and still shared: it passes although no walk reported it.
 	c.Fill(va, 1, 3)
 	walk(t, p, va, 1, true)
 	c.Fork()
@@ -278,8 +276,8 @@ func TestWalkPagedIn(t *testing.T) {
 	}
 }
 
-// TestFresh tells of pages that are not there what pagemap says of one that is: only the walk
-// that follows at once, of that page alone, believes it.
+// TestFresh gives Fresh the entry of a present page for absent pages. Only a walk of that page
+// alone that follows at once uses it.
 func TestFresh(t *testing.T) {
 	p := openChild(t, proctest.Start(t), true)
 	const va = device.VA(0x7000)

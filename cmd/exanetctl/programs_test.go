@@ -178,7 +178,7 @@ func TestWriteOfTheIssue(t *testing.T) {
 		failed    int
 		text      string
 	}{
-		{"--dst readonly --count 2", 2, 2, "the mapping does not give this right (fault log of node 1)"},
+		{"--dst readonly --count 2", 2, 2, "the mapping does not grant this right (fault log of node 1)"},
 		{"--dst unmapped", 1, 1, "no mapping at the address (fault log of node 1)"},
 		{"--src unmapped", 1, 1, "no mapping at the address (fault log of node 0)"},
 		{"--to 2", 0, 0, "this pfd has 2"},

@@ -85,7 +85,7 @@ func fileThatEndsTooEarly(t *testing.T, w *world, uid uint32) {
 func (p pair) refused(id string) {
 	p.from.t.Helper()
 	r := p.from.wait(id)
-	if r.Done || r.Code != device.StatusDecode || !strings.Contains(r.Text, "behind the end of the mapped file") {
+	if r.Done || r.Code != device.StatusDecode || !strings.Contains(r.Text, "beyond the end of the mapped file") {
 		p.from.t.Errorf("transfer %s: %+v, want code %d and the end of the file", id, r, device.StatusDecode)
 	}
 }

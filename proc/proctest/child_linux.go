@@ -17,8 +17,8 @@ import (
 	"github.com/exanet/pfd/internal/keeper"
 )
 
-// child is the main function of a child. It serves on a thread of its own, since
-// the first one may be told to end.
+// child is the main function of a child. It serves on another thread because the test may make
+// the first one end.
 func child() int {
 	runtime.LockOSThread()
 	leader := unix.Gettid()
@@ -37,8 +37,8 @@ func child() int {
 	}
 }
 
-// serve is the child's side: commands in, one line of answer each. A close of
-// leave ends the thread leader.
+// serve reads commands from in and answers each with one line. Closing leave ends the thread
+// leader.
 func serve(in io.Reader, out io.Writer, leader int, leave chan<- struct{}) error {
 	runtime.LockOSThread() // forked processes die with this thread
 	k, err := keeper.Start()
@@ -145,7 +145,7 @@ func unmap(b []byte) error {
 	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
 }
 
-// mapOver maps memory where b is.
+// mapOver maps memory over b.
 func mapOver(b []byte, fd, prot, flags int) error {
 	_, err := unix.MmapPtr(fd, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), prot, flags)
 	return err
@@ -203,7 +203,7 @@ func (s *server) mmap(kind string, addr uintptr, pages uint64) (string, error) {
 	return fmt.Sprint(uint64(uintptr(p))), nil
 }
 
-// endLeader has the first thread end and waits until the kernel says so.
+// endLeader ends the first thread and waits until the kernel reports it.
 func (s *server) endLeader() (string, error) {
 	if s.leader != os.Getpid() {
 		return "0", nil
@@ -229,9 +229,9 @@ func (s *server) reap(pid int) error {
 	return err
 }
 
-// fork makes a process with a copy of this address space, which does nothing
-// but wait for its end; with the number pid where that is not 0. Only raw system
-// calls may run in it: it has one thread and no Go runtime.
+// fork creates a process with a copy of this address space that only waits to be killed, with the
+// number pid unless that is 0. Only raw system calls may run in it: it has one thread and no Go
+// runtime.
 //
 //go:norace
 //go:nosplit

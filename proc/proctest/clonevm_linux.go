@@ -22,8 +22,8 @@ var cloneVMSource []byte
 type CloneVM struct {
 	PID    int
 	Helper int // pid of that process, until the end of the test
-	// VA is where a page of ones lies with an untouched page behind it; after
-	// Exec the new image has a page of 0x5a and an untouched one there.
+	// VA is the address of a page of ones followed by an untouched page. After Exec the new image
+	// has a page of 0x5a and an untouched page there.
 	VA device.VA
 
 	t   testing.TB
@@ -37,7 +37,7 @@ func StartCloneVM(t testing.TB) *CloneVM {
 	t.Helper()
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
-		t.Skip("no gcc to build the helper with, which Go cannot do: ", err)
+		t.Skip("the helper is in C, for clone(CLONE_VM), and no gcc was found: ", err)
 	}
 	dir := t.TempDir()
 	src, bin := filepath.Join(dir, "clonevm.c"), filepath.Join(dir, "clonevm")
@@ -92,7 +92,7 @@ func (c *CloneVM) Exec() {
 	c.number()
 }
 
-// Own counts, once, the bytes of the new image's page that are its own.
+// Own returns, once, how many bytes of the new image's page are unchanged.
 func (c *CloneVM) Own() int {
 	c.t.Helper()
 	if _, err := fmt.Fprintln(c.in); err != nil {

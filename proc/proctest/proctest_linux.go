@@ -1,5 +1,5 @@
-// Package proctest gives tests a process to touch: the test binary started
-// anew, which has a keeper, and maps, protects, forks and executes as it is told.
+// Package proctest starts a process for tests to access: a second instance of the test binary,
+// which has a keeper, and maps, protects, forks and executes on command.
 package proctest
 
 import (
@@ -30,10 +30,9 @@ const (
 
 const childEnv = "PFD_PROCTEST_CHILD"
 
-// Main is what TestMain calls in place of m.Run: in a child it serves the test
-// that started it. Else it runs the tests and fails where one of them has left
-// a descriptor open; a goroutine that still closes one is waited for. It returns
-// the exit code.
+// Main runs the tests for TestMain in place of m.Run and returns the exit code. In a child it
+// serves the test that started it. Otherwise it fails if a test leaves a descriptor open; it
+// waits for a goroutine that still closes one.
 func Main(m *testing.M) int {
 	if os.Getenv(childEnv) != "" {
 		return child()
@@ -63,8 +62,8 @@ func Main(m *testing.M) int {
 	}
 }
 
-// descriptors lists this process's descriptors and what they are, without those
-// that the Go runtime keeps for itself.
+// descriptors returns this process's descriptors and what each refers to, without those of the Go
+// runtime.
 func descriptors() (map[string]string, error) {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -81,11 +80,10 @@ func descriptors() (map[string]string, error) {
 	return fds, nil
 }
 
-// patience bounds the wait for a process, or a descriptor, that ends by itself (ours).
+// patience bounds the wait for a process to end or a descriptor to close. Defined here.
 const patience = 2 * time.Minute
 
-// PIDFD opens a pidfd of the process pid, which must be there; it is closed with
-// the test.
+// PIDFD opens a pidfd of the process pid, which must exist. It is closed at the end of the test.
 func PIDFD(t testing.TB, pid int) int {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -104,15 +102,15 @@ func AwaitEnd(t testing.TB, pidfd int) {
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil || n != 1:
-			t.Fatalf("a process that was to end lives on (%v)", err)
+			t.Fatalf("a process that should have ended still runs (%v)", err)
 		default:
 			return
 		}
 	}
 }
 
-// Child is a process under a test's orders. Its methods end the test where the
-// child does not do as it is told.
+// Child is a process that a test controls. Its methods end the test if the child does not answer
+// or fails.
 type Child struct {
 	t        testing.TB
 	cmd      *exec.Cmd
@@ -122,7 +120,7 @@ type Child struct {
 	keeperFD int // the test's
 }
 
-// Start starts a child, which ends with the test.
+// Start starts a child, which ends at the end of the test.
 func Start(t testing.TB) *Child {
 	t.Helper()
 	c := &Child{t: t, cmd: exec.Command("/proc/self/exe")}
@@ -145,8 +143,8 @@ func Start(t testing.TB) *Child {
 	t.Cleanup(func() {
 		inW.Close()
 		if c.cmd.ProcessState == nil && c.cmd.Process != nil {
-			// Ends by itself at the end of its input, and reaps its forks;
-			// a failure was reported by what it did not answer.
+			// The child ends at the end of its input and reaps its forks. A missing answer has
+			// reported any failure.
 			_ = c.cmd.Wait()
 		}
 		outR.Close()
@@ -201,44 +199,44 @@ func (c *Child) must(op, kind string, va device.VA, pages int, arg uint64) uint6
 	return v
 }
 
-// PID gives the child's pid.
+// PID returns the child's pid.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Keeper gives the pid of the child's keeper, which is another one after Exec.
+// Keeper returns the pid of the child's keeper, which changes with Exec.
 func (c *Child) Keeper() int { return c.keeper }
 
-// PIDFDs opens pidfds of the child and of its keeper, for proc.Open. They are
-// closed with the test.
+// PIDFDs opens pidfds of the child and of its keeper, for proc.Open. They are closed at the end
+// of the test.
 func (c *Child) PIDFDs() (pidfd, keeperfd int) {
 	c.t.Helper()
 	return PIDFD(c.t, c.PID()), PIDFD(c.t, c.keeper)
 }
 
-// EndKeeper makes the child end its keeper and wait for it: the number is free.
+// EndKeeper makes the child end and reap its keeper, which frees the pid.
 func (c *Child) EndKeeper() {
 	c.t.Helper()
 	c.must("endkeeper", "-", 0, 0, 0)
 }
 
-// EndLeader makes the first thread of the child end while the others go on, so
-// that its pid is that of a zombie without memory. False: the Go runtime has
-// something else run there; start another child.
+// EndLeader ends the first thread of the child while the others go on, so that its pid is a
+// zombie's, without memory. It returns false if the Go runtime runs something else on that
+// thread: start another child.
 func (c *Child) EndLeader() bool {
 	c.t.Helper()
 	if c.must("endleader", "-", 0, 0, 0) == 0 {
 		return false
 	}
-	c.t.Cleanup(c.Kill) // it cannot return from its main function
+	c.t.Cleanup(c.Kill) // the child cannot return from its main function
 	return true
 }
 
-// Map maps memory of a kind, where the kernel likes, and gives its address.
+// Map maps memory of a kind at an address of the kernel's choice and returns the address.
 func (c *Child) Map(kind string, pages int) device.VA {
 	c.t.Helper()
 	return device.VA(c.must("map", kind, 0, pages, 0))
 }
 
-// MapAt maps memory at an address where nothing is mapped yet.
+// MapAt maps memory at an unmapped address.
 func (c *Child) MapAt(kind string, va device.VA, pages int) error {
 	c.t.Helper()
 	_, err := c.call("map", kind, va, pages, 0)
@@ -282,15 +280,14 @@ func (c *Child) Count(va device.VA, pages int, b byte) int {
 	return int(c.must("count", "-", va, pages, uint64(b)))
 }
 
-// Fork makes the child fork a process with a copy of its memory, which waits
-// for its end, and gives its pid.
+// Fork makes the child fork a process with a copy of its memory, which waits to be killed, and
+// returns its pid.
 func (c *Child) Fork() int {
 	c.t.Helper()
 	return int(c.must("fork", "-", 0, 0, 0))
 }
 
-// ForkAs is Fork for a process that gets a number that is free. It takes
-// CAP_CHECKPOINT_RESTORE.
+// ForkAs is like Fork, for a process with the given free pid. It needs CAP_CHECKPOINT_RESTORE.
 func (c *Child) ForkAs(pid int) error {
 	c.t.Helper()
 	_, err := c.call("fork", "-", 0, 0, uint64(pid))
@@ -303,8 +300,8 @@ func (c *Child) Reap(pid int) {
 	c.must("reap", "-", 0, 0, uint64(pid))
 }
 
-// Exec makes the child execute itself anew; it then knows none of its memory. It
-// returns when the keeper of the old memory has ended.
+// Exec makes the child execute itself anew, which discards its memory. It returns when the keeper
+// of the old memory has ended.
 func (c *Child) Exec() {
 	c.t.Helper()
 	old := c.keeperFD
@@ -313,8 +310,7 @@ func (c *Child) Exec() {
 	AwaitEnd(c.t, old)
 }
 
-// Kill kills the child and returns when it is dead and reaped, and its keeper
-// has ended.
+// Kill kills and reaps the child and returns when its keeper has ended, too.
 func (c *Child) Kill() {
 	c.t.Helper()
 	if c.cmd.ProcessState != nil {

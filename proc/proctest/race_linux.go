@@ -12,25 +12,24 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// What Race does to memory to take the right to write it away.
+// How Race revokes the right to write to memory.
 const (
 	RaceProtect = "protect" // mprotect, PROT_READ
 	RaceNone    = "none"    // mprotect, PROT_NONE
-	RaceFile    = "file"    // another file is mapped there, privately and read-only
+	RaceFile    = "file"    // another file is mapped there, private and read-only
 	RaceRemap   = "remap"   // munmap, and other memory is mapped there read-only
 )
 
-// How long the memory of a Race may be written at most, a random part of it, and
-// how long it may not (ours).
+// How long the memory of a Race is writable in a round at most (a random part of it), and how
+// long it is read-only. Defined here.
 const (
 	raceWritable  = 100 * time.Microsecond
 	raceForbidden = 100 * time.Microsecond
 )
 
-// Race has the child take the right to write pages away and give it back, so many
-// rounds. At the end of each time in which they may not be written it compares
-// them with what they were when it began. Race returns in how many rounds a byte
-// changed.
+// Race makes the child revoke and restore the right to write to pages, for so many rounds. While
+// they are read-only it compares them with their bytes at the start. Race returns in how many
+// rounds a byte changed.
 func (c *Child) Race(how string, va device.VA, pages, rounds int) (changed int) {
 	c.t.Helper()
 	return int(c.must("race", how, va, pages, uint64(rounds)))
@@ -81,13 +80,13 @@ func (s *server) race(how string, b []byte, rounds uint64) (string, error) {
 	return fmt.Sprint(changed), nil
 }
 
-// spin keeps the processor: the race is for microseconds.
+// spin busy-waits: the race lasts microseconds.
 func spin(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 	}
 }
 
-// forbid takes the right to write away, and notes what the memory holds then.
+// forbid revokes the right to write and records the memory's bytes.
 func (r *race) forbid() error {
 	switch r.how {
 	case RaceFile:
@@ -112,7 +111,7 @@ func (r *race) forbid() error {
 	return nil
 }
 
-// permit lets the memory be written, all of it present.
+// permit makes the memory writable and all of it present.
 func (r *race) permit() error {
 	if r.how == RaceProtect || r.how == RaceNone {
 		return unix.Mprotect(r.b, unix.PROT_READ|unix.PROT_WRITE)

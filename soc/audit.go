@@ -1,7 +1,7 @@
 package soc
 
-// Audit checks what must hold between two steps whatever the inputs were, and
-// tells the first thing that does not. It is for tests and simulations.
+// Audit checks the invariants that hold between two steps whatever the inputs were, and returns
+// the first violation. It is for tests and simulations.
 func (n *Node) Audit() error {
 	if err := n.fw.Audit(); err != nil {
 		return err
@@ -9,5 +9,5 @@ func (n *Node) Audit() error {
 	return n.dma.Audit()
 }
 
-// OpenContexts gives the number of receive contexts in use.
+// OpenContexts returns the number of receive contexts in use.
 func (n *Node) OpenContexts() int { return n.dma.OpenContexts() }

@@ -1,9 +1,8 @@
-// Package soc is the emulated node: the machines of its parts (soc/r5, soc/pldma,
-// soc/smmu, soc/fifo) composed behind the registers of spec/hardware.md. It is
-// pure: events and the time go in, actions come out, and the same inputs give
-// the same outputs to the byte.
+// Package soc is the emulated node: the state machines of its parts (soc/r5, soc/pldma, soc/smmu,
+// soc/fifo) composed behind the registers of spec/hardware.md. It is pure: events and the time go
+// in, actions come out, and the same inputs produce the same outputs to the byte.
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package soc
 
 import (
@@ -13,30 +12,29 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// EventKind tells what has happened to a node.
+// EventKind says what happened to a node.
 type EventKind uint8
 
 // The events.
 const (
-	// Tick: nothing but time. Deadline says when one is due.
+	// Tick: time has passed. Deadline returns when a Tick is due.
 	Tick EventKind = iota + 1
-	// FrameArrived: Frame came over the link; it is the node's from then on.
+	// FrameArrived: Frame came over the link; the node owns it from then on.
 	FrameArrived
-	// Walked answers a Walk: Access, and the bits of smmu.Walk.
+	// Walked answers a Walk: Access, and the bit masks of smmu.Walk.
 	Walked
-	// Moved answers a Move: Access, OK, and where not OK the Bytes that were
-	// moved, from the first on.
+	// Moved answers a Move: Access, OK, and if not OK the number of Bytes moved before the
+	// failure.
 	Moved
-	// DoorbellRung: the doorbell word of Slot named Channel; Words is the copy
-	// of the descriptor that was taken with it.
+	// DoorbellRung: the doorbell word of Slot named Channel; Words is the copy of the descriptor
+	// taken with it.
 	DoorbellRung
-	// DescriptorCopied: Words is a copy of Slot's Channel's descriptor, for a
-	// doorbell that follows as a message.
+	// DescriptorCopied: Words is a copy of the descriptor of Slot's Channel; its doorbell follows
+	// as a message.
 	DescriptorCopied
-	// MessageSent: packetizer Interface's Channel was told to SEND N of Words
-	// to Destination.
+	// MessageSent: Channel of packetizer Interface sends the first N Words to Destination.
 	MessageSent
-	// QueueAccessed answers a QueueAccess: Access, and OK.
+	// QueueAccessed answers a QueueAccess: Access and OK.
 	QueueAccessed
 )
 
@@ -59,27 +57,26 @@ type Event struct {
 	Frame *wire.Frame
 }
 
-// ActionKind tells what a node wants done.
+// ActionKind says what a node asks its engine to do.
 type ActionKind uint8
 
 // The actions.
 const (
 	// Transmit: Frame goes to its destination node, this one included.
 	Transmit ActionKind = iota + 1
-	// Walk: translate the pages of Access, answer with Walked.
+	// Walk: translate the pages of Access; answer with Walked.
 	Walk
-	// Move: move the bytes of Access, answer with Moved.
+	// Move: move the bytes of Access; answer with Moved.
 	Move
-	// Interrupt: send Vector to the driver.
+	// Interrupt: send the interrupt Vector to the driver.
 	Interrupt
-	// DescriptorChanged: Slot's Channel has Done, Status and Paused.
+	// DescriptorChanged: the descriptor of Slot's Channel now has Done, Status and Paused.
 	DescriptorChanged
-	// WordsWritten: completion words came into the memory of Slot's process.
+	// WordsWritten: completion words were written to the memory of Slot's process.
 	WordsWritten
-	// MailArrived: a message waits in mailbox Interface, 16..63.
+	// MailArrived: a message is waiting in mailbox Interface, 16..63.
 	MailArrived
-	// QueueAccess: make the access of DMA memory that Queue says, answer with
-	// QueueAccessed.
+	// QueueAccess: make the access to DMA memory that Queue describes; answer with QueueAccessed.
 	QueueAccess
 )
 

@@ -17,7 +17,7 @@ type packetizerChannel struct {
 	payload     [device.PktzMaxWords]uint64
 	status      uint8
 	queued      bool  // the last SEND was a command of the command queue
-	use         uint8 // counts SENDs, so that a late refusal finds its own
+	use         uint8 // counts SENDs, so that a late refusal finds the SEND that it is for
 }
 
 // mail is one message in a mailbox.
@@ -27,8 +27,8 @@ type mail struct {
 	next   int // words already read
 }
 
-// box is one mailbox, 64 messages deep. 0..2 are the firmware's and never hold
-// anything between two steps: its loop takes them at once.
+// box is one mailbox, 64 messages deep. Boxes 0..2 belong to the firmware and are empty between
+// two steps: the firmware's loop takes their messages at once.
 type box struct {
 	ring     []mail // allocated with the first message
 	head     int
@@ -49,7 +49,7 @@ func (b *box) put(m *mail) bool {
 	return true
 }
 
-// data takes the next u64 of the head message.
+// data reads the next u64 of the head message and consumes it.
 func (b *box) data() uint64 {
 	if b.level == 0 {
 		return device.MboxEmpty
@@ -88,10 +88,10 @@ func (n *Node) driverMail() bool {
 	return false
 }
 
-// send is SEND of a packetizer channel. One whose PDID is 0 sends nothing: that is
-// the R5s' (spec/hardware.md 3). For the others: what PKTZ_CFG says is stamped over the
-// payload's wired bits and beside the packet, and nothing that the writer
-// supplied can change it (messages.md 4).
+// send performs SEND of a packetizer channel. Interfaces whose PDID is 0 belong to the R5s
+// (spec/hardware.md 3): they send nothing here. For the others, the fields of PKTZ_CFG are
+// stamped over the payload's wired bits and sent beside the packet; the sender cannot change them
+// (messages.md 4).
 func (n *Node) send(iface, ch int, count uint64) {
 	c := &n.pktz[iface][ch]
 	c.use++
@@ -128,7 +128,7 @@ func (n *Node) send(iface, ch int, count uint64) {
 	}
 	n.counts[device.TXPackets]++
 	if node == n.id {
-		// Within the node nothing crosses a link, and STATUS tells at once.
+		// A message within the node crosses no link, so STATUS is known at once.
 		f.Epoch = n.dma.Epoch()
 		if !n.deliver(f) {
 			c.status = device.PktzRefused
@@ -142,8 +142,8 @@ func (n *Node) send(iface, ch int, count uint64) {
 	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
 }
 
-// wired gives the generation that goes with all that a packetizer sends: of the
-// domain in the slot that it belongs to, n or 16 + n; 0 none.
+// wired returns the generation sent with each of a packetizer's messages: that of the domain in
+// slot n, for interfaces n and 16 + n; otherwise 0.
 func (n *Node) wired(iface int) device.Generation {
 	if iface < 2*device.Slots {
 		if d := n.dma.Domain(iface % device.Slots); d.Enabled {
@@ -153,8 +153,8 @@ func (n *Node) wired(iface int) device.Generation {
 	return 0
 }
 
-// message takes a Message frame from the link; a refusal goes back to the
-// sender's STATUS (ours: an Ack frame with a message length).
+// message takes a Message frame from the link. A refusal goes back to the sender's STATUS as an
+// Ack frame with a message length (defined by this project).
 func (n *Node) message(f *wire.Frame) {
 	if n.deliver(f) {
 		return
@@ -182,8 +182,8 @@ func (n *Node) refusalArrived(f *wire.Frame) {
 	}
 }
 
-// deliver puts a message into its mailbox if its sender may write there
-// (spec/hardware.md 3, "Who may write"). False: refused.
+// deliver puts a message into its mailbox if its sender may write there (spec/hardware.md 3, "Who
+// may write"). It returns false if the message is refused.
 func (n *Node) deliver(f *wire.Frame) bool {
 	if f.MessageLen == 0 || f.MessageLen > device.PktzMaxWords {
 		n.counts[device.MsgDropped]++
@@ -227,9 +227,9 @@ func (n *Node) deliver(f *wire.Frame) bool {
 	return ok
 }
 
-// admitted gives the slot of the domain whose mailbox m is, -1 where a message may
-// not go there: it means another generation, or comes neither from an R5 (PDID 0)
-// nor from the own PDID nor from one that the domain admits.
+// admitted returns the slot of the domain that owns mailbox m, or -1 if the message may not go
+// there: it names another generation, or its sender is neither an R5 (PDID 0), nor the domain's
+// own PDID, nor a PDID that the domain admits.
 func (n *Node) admitted(m int, f *wire.Frame) int {
 	cfg := n.mboxCfg[m]
 	if cfg&device.CfgEnable == 0 {
@@ -266,7 +266,7 @@ func (n *Node) rapf(f *wire.Frame) {
 		n.counts[device.RAPFStale]++
 		return
 	}
-	// The wired domain beside the packet is what is believed.
+	// Only the wired domain beside the packet is trusted, not the message's own fields.
 	m.PDID, m.Generation = f.SrcPDID, f.SrcGeneration
 	n.fw.RAPF(n.now, f.SrcNode, m)
 }
@@ -284,8 +284,8 @@ func (n *Node) ring(f *wire.Frame) {
 	n.doorbell(d.Slot(), int(d.Channel)%device.ChannelsPerSlot)
 }
 
-// ringByWord takes the doorbell word of a slot. Without the fast path it is taken
-// as if it had come as a message.
+// ringByWord handles the doorbell word of a slot. Without the fast path it is handled like a
+// doorbell message.
 func (n *Node) ringByWord(slot, ch int) {
 	if !n.cfg.Firmware.NoFastPath {
 		n.doorbell(slot, ch)
@@ -305,11 +305,10 @@ func (n *Node) ringByWord(slot, ch int) {
 	n.cfg.Pool.Put(f)
 }
 
-// PacketizerStatus gives STATUS of a packetizer channel.
+// PacketizerStatus returns STATUS of a packetizer channel.
 func (n *Node) PacketizerStatus(iface, ch int) uint8 { return n.pktz[iface][ch].status }
 
-// PeekMail gives the head message of mailbox m and leaves it there; false: it is
-// empty.
+// PeekMail returns the head message of mailbox m without taking it; false if it is empty.
 func (n *Node) PeekMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, bool) {
 	b := &n.boxes[m]
 	if b.level == 0 {
@@ -318,7 +317,7 @@ func (n *Node) PeekMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, boo
 	return b.ring[b.head].source, b.ring[b.head].words, true
 }
 
-// TakeMail takes the head message of mailbox m; false: it is empty.
+// TakeMail takes the head message of mailbox m; false if it is empty.
 func (n *Node) TakeMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, bool) {
 	b := &n.boxes[m]
 	if b.level == 0 {

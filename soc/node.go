@@ -15,7 +15,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Config is what a node is built with.
+// Config describes a node.
 type Config struct {
 	ID device.NodeID
 	// VABits is the width of virtual addresses, 39..48.
@@ -26,24 +26,23 @@ type Config struct {
 	Stall bool
 	// SVA: walks read the processes' own page tables (CAPS[27]).
 	SVA bool
-	// Queues: the node can have queues in memory (CAPS[28]); whoever drives it
-	// makes their accesses (QueueAccess).
+	// Queues: the node can have queues in memory (CAPS[28]); the engine performs their accesses
+	// (QueueAccess).
 	Queues bool
-	// Epoch is the first one, a random number (messages.md 5): no two lives of the
-	// node may have the same.
+	// Epoch is the node's first epoch, a random number (messages.md 5). A node must not restart
+	// with an epoch that it has used.
 	Epoch uint32
 	// Pool is shared by the nodes of one engine.
 	Pool *wire.Pool
-	// Route tells whether a node can be reached; nil: every node.
+	// Route reports whether a node can be reached; nil means every node can.
 	Route func(device.NodeID) bool
 	// Firmware switches off optimizations of the firmware.
 	Firmware r5.Options
-	// IDs, FIFO and Contexts are the numbers of transaction ids, of entries of
-	// the page-fault FIFOs and of receive contexts, for tests that use them up;
-	// 0: all.
+	// IDs, FIFO and Contexts limit the number of transaction IDs, of entries in the page-fault
+	// FIFOs and of receive contexts, for tests that exhaust them; 0 means no limit below the
+	// hardware's.
 	IDs, FIFO, Contexts int
-	// BTCM is the memory of window btcm, of its size, where somebody else is to
-	// see it too; nil: the node's own.
+	// BTCM backs window btcm if its memory is shared; nil means private memory.
 	BTCM []byte
 }
 
@@ -64,7 +63,7 @@ type Node struct {
 	ctrl        uint32
 	irqStatus   uint32
 	irqMask     uint32
-	irqSent     uint32 // vectors that are up: STATUS and not MASK
+	irqSent     uint32 // vectors that are asserted: STATUS and not MASK
 	timeoutUS   uint32
 	guardUS     uint32
 	outstanding uint32
@@ -78,10 +77,10 @@ type Node struct {
 
 	now   int64
 	out   []Action
-	later []*wire.Frame // pieces of blocks (Options.NoWholeBlocks): one goes out a step
+	later []*wire.Frame // pieces of blocks (Options.NoWholeBlocks), sent one a step
 }
 
-// New gives a node at reset.
+// New returns a node in its reset state.
 func New(cfg Config) *Node {
 	if cfg.Pool == nil {
 		cfg.Pool = new(wire.Pool)
@@ -111,16 +110,16 @@ func New(cfg Config) *Node {
 	return n
 }
 
-// ID gives the node's id.
+// ID returns the node's ID.
 func (n *Node) ID() device.NodeID { return n.id }
 
-// Count gives a counter.
+// Count returns the value of a counter.
 func (n *Node) Count(c device.Counter) uint64 { return n.counts[c] }
 
-// Channel tells about a channel, as the firmware keeps it.
+// Channel describes a channel, as the firmware keeps it.
 func (n *Node) Channel(slot, ch int) r5.ChannelInfo { return n.fw.Channel(slot, ch) }
 
-// PeekFault gives entry i of RXFIFO (or TXFIFO) and its EXT without popping.
+// PeekFault returns entry i of RXFIFO (or TXFIFO) and its EXT without popping it.
 func (n *Node) PeekFault(source bool, i int) (device.FaultEntry, uint32, bool) {
 	if source {
 		return n.tx.Peek(i)
@@ -131,27 +130,24 @@ func (n *Node) PeekFault(source bool, i int) (device.FaultEntry, uint32, bool) {
 // Ended counts the transfers of the node that have ended.
 func (n *Node) Ended() *tally.Node { return n.fw.Ended() }
 
-// Invalidations gives how many pages were found taken away:
-// smmu.SMMU.Invalidations.
+// Invalidations returns the page counts of smmu.SMMU.Invalidations.
 func (n *Node) Invalidations() [device.Slots]uint64 { return n.smmu.Invalidations() }
 
-// Tables gives where the walks of a slot's accesses begin (shadow translation).
+// Tables returns the roots of a slot's page-table walks (shadow translation).
 func (n *Node) Tables(slot int) smmu.Tables { return n.smmu.Tables(n.smmu.Bank(uint16(slot))) }
 
-// InFlight gives the number of a slot's memory accesses whose answers are
-// awaited.
+// InFlight returns the number of a slot's memory accesses whose answers are outstanding.
 func (n *Node) InFlight(slot int) int { return n.dma.InFlight(slot) }
 
-// sink takes what the PLDMA does; its methods only note it down or tell the
-// firmware.
+// sink receives the PLDMA's outputs: its methods append actions or call the firmware.
 type sink Node
 
 func (s *sink) add(a Action)         { s.out = append(s.out, a) }
 func (s *sink) Walk(a *pldma.Access) { s.add(Action{Kind: Walk, Access: a}) }
 func (s *sink) Move(a *pldma.Access) { s.add(Action{Kind: Move, Access: a}) }
 
-// Written has somebody who waits for completion words woken: in process by the
-// action, elsewhere by an event, or by vector 3 and WORDS.
+// Written wakes the waiter for completion words: by the action in the same process, otherwise by
+// an event, or by vector 3 and WORDS.
 func (s *sink) Written(slot uint8, va device.VA) {
 	s.words[slot]++
 	if !s.queues.Events() {
@@ -163,8 +159,8 @@ func (s *sink) Written(slot uint8, va device.VA) {
 
 func (s *sink) queueAccess(a *queue.Access) { s.add(Action{Kind: QueueAccess, Queue: a}) }
 
-// Transmit takes a frame to the link; with NoWholeBlocks a block's first piece, and
-// the others later.
+// Transmit sends a frame to the link. With NoWholeBlocks it sends a block's first piece now and
+// the others in later steps.
 func (s *sink) Transmit(f *wire.Frame) {
 	if s.cfg.Firmware.NoWholeBlocks && f.Kind == wire.Data {
 		pieces := s.cfg.Pool.Split(f, blockPieces)
@@ -174,14 +170,14 @@ func (s *sink) Transmit(f *wire.Frame) {
 	s.add(Action{Kind: Transmit, Frame: f})
 }
 
-// blockPieces is how many frames a block is cut into (ours).
+// blockPieces is the number of frames that a block is cut into (defined by this project).
 const blockPieces = 4
 
 func (s *sink) Sent(id device.TransactionID)        { s.fw.Sent(s.now, id) }
 func (s *sink) SourceFault(id device.TransactionID) { s.fw.SourceFault(s.now, id) }
 
-// Step gives the node an event at time now (ns, never going back) and appends
-// what it wants done to out.
+// Step handles an event at time now (in ns, never decreasing) and appends the resulting actions
+// to out.
 func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 	n.now, n.out = now, out
 	n.fw.Clock(now)
@@ -217,8 +213,8 @@ func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 	return n.settle()
 }
 
-// settle runs the firmware's loop until it has nothing to do, and raises the
-// interrupts whose causes hold.
+// settle runs the firmware's loop until it has nothing to do, and raises the interrupts whose
+// causes hold.
 func (n *Node) settle() []Action {
 	if n.fw.Deadline() <= n.now {
 		n.fw.Expire(n.now)
@@ -272,7 +268,7 @@ func (n *Node) command(c *r5.Command) {
 	}
 }
 
-// Deadline gives when a Tick is due, math.MaxInt64 never.
+// Deadline returns when a Tick is due, math.MaxInt64 for never.
 func (n *Node) Deadline() int64 {
 	if len(n.later) > 0 {
 		return n.now
@@ -280,8 +276,8 @@ func (n *Node) Deadline() int64 {
 	return min(n.fw.Deadline(), n.dma.Deadline())
 }
 
-// interrupts latches the causes that hold, unless they go by the event queue, and
-// sends each vector whose STATUS and not MASK goes from 0 to 1 (spec/hardware.md 3).
+// interrupts latches the causes that hold, unless events report them, and sends each vector whose
+// STATUS and not MASK goes from 0 to 1 (spec/hardware.md 3).
 func (n *Node) interrupts() {
 	if n.queues.Events() {
 		n.raise() // what was latched before
@@ -299,7 +295,7 @@ func (n *Node) interrupts() {
 	n.raise()
 }
 
-// raise sends the vectors of latched causes that rise.
+// raise sends the vectors of latched causes that have become unmasked or newly set.
 func (n *Node) raise() {
 	up := n.irqStatus &^ n.irqMask
 	for v := uint8(0); v < device.Vectors; v++ {
@@ -360,7 +356,7 @@ func (n *Node) copyDescriptor(slot, ch int, words *[device.DescriptorWords]uint6
 	}
 }
 
-// doorbell takes ONE copy of a descriptor and gives it to the firmware.
+// doorbell copies a descriptor exactly once and passes the copy to the firmware.
 func (n *Node) doorbell(slot, ch int) {
 	if n.ctrl&device.CtrlEnable == 0 || slot < 0 || slot >= device.Slots || ch < 0 || ch >= device.ChannelsPerSlot {
 		n.counts[device.DoorbellDenied]++
@@ -375,8 +371,8 @@ func (n *Node) doorbell(slot, ch int) {
 	n.fw.Doorbell(slot, ch, &d)
 }
 
-// reset is CTRL.reset: it drops every transaction, empties every FIFO, takes a
-// new epoch and clears the configuration; counters stay (spec/hardware.md 3).
+// reset performs CTRL.reset: it drops every transaction, empties every FIFO, starts a new epoch
+// and clears the configuration; counters keep their values (spec/hardware.md 3).
 func (n *Node) reset() {
 	epoch := n.dma.Epoch() + 1
 	n.fw.Reset()
@@ -399,8 +395,8 @@ func (n *Node) reset() {
 	n.clearBTCM()
 }
 
-// clearBTCM brings every descriptor to its reset state: done is 0xffffffff in a
-// write channel and 2 in a read channel (001 tables 2.2, 3.4).
+// clearBTCM sets every descriptor to its reset state: done is 0xffffffff in a write channel and 2
+// in a read channel (001 tables 2.2, 3.4).
 func (n *Node) clearBTCM() {
 	clear(n.btcm)
 	for slot := 0; slot < device.Slots; slot++ {

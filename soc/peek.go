@@ -5,7 +5,7 @@ import (
 	"github.com/exanet/pfd/soc/fifo"
 )
 
-// peekAt reads a register of the peek windows of pl: nothing changes by it
+// peekAt reads a register of the peek windows of pl; the read has no side effect
 // (docs/spec/peek.md).
 func (n *Node) peekAt(t *device.Target) uint64 {
 	switch {
@@ -31,8 +31,8 @@ func peekEntry(f *fifo.FIFO, i int, register uint32) uint64 {
 	return uint64(ext)
 }
 
-// channelState gives a channel as the peek window shows it. Its age is of the last
-// event: a read is none, and brings no time with it.
+// channelState returns a channel as the peek window shows it. Its age is as of the last event: a
+// read is not an event and does not advance the time.
 func (n *Node) channelState(slot, ch int) device.ChannelState {
 	i := n.fw.Channel(slot, ch)
 	s := device.ChannelState{

@@ -5,11 +5,11 @@ import (
 	"github.com/exanet/pfd/soc/fifo"
 )
 
-// queueHost is the node as its queues in memory see it (docs/spec/queues.md).
+// queueHost is the node as seen by its queues in memory (docs/spec/queues.md).
 type queueHost Node
 
-// Waiting implements queue.Host. It takes from each source in turn, so that a flood
-// of one holds no other up.
+// Waiting implements queue.Host. It takes from each source in turn, so that a flood from one does
+// not starve the others.
 func (h *queueHost) Waiting(out []device.Event) []device.Event {
 	banks := 0
 	if h.smmu.Interrupt() {
@@ -40,7 +40,7 @@ func (h *queueHost) Waiting(out []device.Event) []device.Event {
 	}
 }
 
-// waiting appends entry i of a FIFO.
+// waiting appends entry i of a FIFO as an event.
 func waiting(out []device.Event, f *fifo.FIFO, tx bool, i int) []device.Event {
 	if e, ext, ok := f.Peek(i); ok && len(out) < cap(out) {
 		lost := i == 0 && f.Status()&device.FIFOOverflow != 0
@@ -60,7 +60,7 @@ func (h *queueHost) Taken(e *device.Event) {
 		if e.Lost {
 			f.ClearStatus(device.FIFOOverflow)
 		}
-		// Not another, where somebody reads the registers as well.
+		// Do not pop another entry if something else reads the registers, too.
 		if head, _, ok := f.Peek(0); ok && head.Words() == e.Words {
 			f.Pop()
 		}

@@ -10,12 +10,12 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Reads at both ends (spec/firmware.md "Read path"): the initiator's node notes
-// which reads are open when its packetizer sends the request, and lets in no
-// other's data; the target's firmware serves it.
+// Reads at both ends (spec/firmware.md "Read path"): the initiator's node records which reads are
+// open when its packetizer sends the request, and admits data of open reads only; the target's
+// firmware serves the read.
 
-// opened notes a read that is being asked for. A request that no target would
-// take passes: its answer says why.
+// opened records a read that is being requested. A request that no target would accept passes:
+// its answer carries the reason.
 func (n *Node) opened(iface uint8, f *wire.Frame) (open, served bool) {
 	m, err := mailbox.DecodeReadRequest(f.Message[:f.MessageLen])
 	if err != nil || m.Size == 0 {
@@ -35,34 +35,34 @@ func (n *Node) opened(iface uint8, f *wire.Frame) (open, served bool) {
 	})
 }
 
-// answered takes the answer of a target's firmware to a read on its way to the
-// mailbox of the process in a slot. False: it is of a former epoch, or must not be
-// received yet; the process asks again.
+// answered handles the answer of a target's firmware to a read, on its way to the mailbox of the
+// process in a slot. It returns false if the answer is of a former epoch or must not be received
+// yet; the process then repeats its request.
 func (n *Node) answered(slot, m int, f *wire.Frame) bool {
 	a, err := mailbox.DecodeAnswer(f.Message[0])
 	if err != nil || f.Epoch != n.dma.Epoch() {
 		return false
 	}
 	if a.Sequence == 0 {
-		// Refused, and asked for again: it stays open. The refusal may be late, or
-		// come twice, when the read is already being served.
+		// Refused, and to be requested again: the read stays open. The refusal may be late or
+		// duplicated, and the read may already be being served.
 		return true
 	}
 	return n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction))
 }
 
-// read takes a read request from mailbox 2.
+// read handles a read request from mailbox 2.
 func (n *Node) read(f *wire.Frame) {
 	m, err := mailbox.DecodeReadRequest(f.Message[:f.MessageLen])
 	if err != nil {
 		n.counts[device.MsgDropped]++
 		return
 	}
-	m.PDID, m.Generation = f.SrcPDID, f.SrcGeneration // the wired ones are what is believed
+	m.PDID, m.Generation = f.SrcPDID, f.SrcGeneration // only the wired values are trusted
 	n.fw.Read(f.SrcNode, f.SrcInterface, f.Epoch, m)
 }
 
-// describe writes a read's descriptor into its channel, for those who look.
+// describe writes a read's descriptor into its channel, for observers.
 func (n *Node) describe(c *r5.Command) {
 	at := device.BTCMDescriptors + device.PageSize*int(c.Slot) + device.DescriptorSize*int(c.Channel)
 	for i, w := range c.Descriptor.Words() {
@@ -70,8 +70,7 @@ func (n *Node) describe(c *r5.Command) {
 	}
 }
 
-// reply sends the firmware's answer to a read. Its source PDID is 0, which no
-// process has.
+// reply sends the firmware's answer to a read. Its source PDID is 0, which no process has.
 func (n *Node) reply(c *r5.Command) {
 	f := n.cfg.Pool.Frame()
 	f.Header = wire.Header{
@@ -82,5 +81,5 @@ func (n *Node) reply(c *r5.Command) {
 	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
 }
 
-// Transactions gives the transactions in flight, as the firmware keeps them.
+// Transactions returns the transactions in flight, as the firmware keeps them.
 func (n *Node) Transactions() []r5.TransactionInfo { return n.fw.Transactions() }

@@ -158,7 +158,7 @@ func TestBadConfigurationFile(t *testing.T) {
 		{"log-level = \"loud\"\n", file + ":1: "},
 		{"nodes = 2\nmetrics-listen = \"9482\"\n", file + ":2: configuration: --metrics-listen 9482: "},
 		{"metrics-listen = \"127.0.0.1:99999\"\n", "as 127.0.0.1:9482"},
-		{"nodes = 2\nlink-delay = \"2s\"\n", ".toml:2: configuration: link: --link-delay 2s: want 0 to 1s"},
+		{"nodes = 2\nlink-delay = \"2s\"\n", ".toml:2: configuration: link: --link-delay 2s: must be 0 to 1s"},
 		{"firmware-options = \"fast\"\n", "no such optimization of the firmware: \"fast\""},
 	} {
 		writeFile(t, file, tc.text)

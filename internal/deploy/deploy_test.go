@@ -281,7 +281,7 @@ func TestLinks(t *testing.T) {
 			t.Error("no block was sent again")
 		}
 	}
-	if p := start(t, "exanetctl", "emu", "serve", "--socket-dir", l.file("none"), "--link-loss", "1"); p.wait() != 2 || !strings.Contains(p.err.String(), "--link-loss 1: want 0 to less than 1") {
+	if p := start(t, "exanetctl", "emu", "serve", "--socket-dir", l.file("none"), "--link-loss", "1"); p.wait() != 2 || !strings.Contains(p.err.String(), "--link-loss 1: must be 0 to less than 1") {
 		t.Errorf("a link that loses all: exit code %d, %s", p.wait(), p.err.String())
 	}
 }

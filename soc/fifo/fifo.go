@@ -1,7 +1,7 @@
-// Package fifo is the page-fault FIFO of a node: 512 entries of 128 bits with
-// the paper's reading rules (spec/hardware.md 4; 000 §3.2.3.1, table 3.2).
+// Package fifo is the page-fault FIFO of a node: 512 entries of 128 bits with the paper's reading
+// rules (spec/hardware.md 4; 000 §3.2.3.1, table 3.2).
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package fifo
 
 import "github.com/exanet/pfd/device"
@@ -12,20 +12,20 @@ type entry struct {
 	fault device.FaultEntry
 }
 
-// FIFO holds the faults of one direction: RXFIFO those of destinations, TXFIFO
-// those of sources. The zero value is empty and ready.
+// FIFO holds the faults of one direction: RXFIFO faults of destinations, TXFIFO faults of
+// sources. The zero value is empty and ready.
 type FIFO struct {
 	ring     [device.FIFODepth]entry
 	head     int // oldest entry
 	level    int
 	seen     uint8 // words a, b and c of the head read since the last pop, bits 0..2
-	limit    int   // entries, 0 all: for tests that fill it
+	limit    int   // entries, 0 for all: for tests that fill it
 	overflow bool
 	last     [2]device.FaultEntry // the last two pushed, for duplicates
 	lasts    int
 }
 
-// Outcome says what became of a pushed entry.
+// Outcome is the result of a Push.
 type Outcome uint8
 
 // The outcomes of Push.
@@ -35,11 +35,10 @@ const (
 	Overflowed
 )
 
-// Push enters fault e with ext bytes of its transfer left from the faulting
-// address on. An entry equal in source, transaction, sequence number and page
-// to one of the last two pushed is not pushed again (ours: the thesis's
-// hardware compares with the last one, its driver with the last two). A full
-// FIFO drops the entry and sets overflow.
+// Push adds fault e; ext is the number of bytes of its transfer from the faulting address on. It
+// skips an entry equal in source, transaction, sequence number and page to one of the last two
+// pushed (defined by this project: the thesis's hardware compares with the last one, its driver
+// with the last two). A full FIFO drops the entry and sets overflow.
 func (f *FIFO) Push(e device.FaultEntry, ext uint32) Outcome {
 	for _, l := range f.last[:f.lasts] {
 		if l.SameFault(e) {
@@ -60,9 +59,8 @@ func (f *FIFO) Push(e device.FaultEntry, ext uint32) Outcome {
 	return Pushed
 }
 
-// Read32 reads word 0..3 (a..d) of the head; zero when empty. Reading d pops
-// the entry if a, b and c have been read since the last pop; a read of d before
-// them pops nothing.
+// Read32 reads word 0..3 (a..d) of the head; zero when empty. Reading d pops the entry if a, b
+// and c have been read since the last pop; otherwise it pops nothing.
 func (f *FIFO) Read32(word int) uint32 {
 	if f.level == 0 {
 		return 0
@@ -72,9 +70,8 @@ func (f *FIFO) Read32(word int) uint32 {
 	return v
 }
 
-// Read64 reads words a and b (half 0) or c and d (half 1) in one access, the
-// word at the lower address in the lower half. The second half alone does not
-// pop (000 §3.2.3.1).
+// Read64 reads words a and b (half 0) or c and d (half 1) in one access, with the word at the
+// lower address in the lower half. Reading only the second half does not pop (000 §3.2.3.1).
 func (f *FIFO) Read64(half int) uint64 {
 	if f.level == 0 {
 		return 0
@@ -96,15 +93,15 @@ func (f *FIFO) touch(word int) {
 	}
 }
 
-// Pop takes the head, which must be there.
+// Pop removes the head. The FIFO must not be empty.
 func (f *FIFO) Pop() {
 	f.head = (f.head + 1) % device.FIFODepth
 	f.level--
 	f.seen = 0
 }
 
-// Ext gives the bytes of the head's transfer from the faulting address on, as
-// the sender stated them; zero when empty.
+// Ext returns the number of bytes of the head's transfer from the faulting address on, as the
+// sender stated it; zero when empty.
 func (f *FIFO) Ext() uint32 {
 	if f.level == 0 {
 		return 0
@@ -112,7 +109,7 @@ func (f *FIFO) Ext() uint32 {
 	return f.ring[f.head].ext
 }
 
-// Status gives RXFIFO_STATUS: level, overflow, empty, full.
+// Status returns RXFIFO_STATUS: level, overflow, empty, full.
 func (f *FIFO) Status() uint32 {
 	s := uint32(f.level)
 	if f.overflow {
@@ -127,17 +124,17 @@ func (f *FIFO) Status() uint32 {
 	return s
 }
 
-// ClearStatus takes a write to RXFIFO_STATUS: overflow is W1C.
+// ClearStatus handles a write to RXFIFO_STATUS: overflow is W1C.
 func (f *FIFO) ClearStatus(v uint32) {
 	if v&device.FIFOOverflow != 0 {
 		f.overflow = false
 	}
 }
 
-// Level gives the number of entries.
+// Level returns the number of entries.
 func (f *FIFO) Level() int { return f.level }
 
-// Peek gives entry i from the head without popping; false past the end.
+// Peek returns entry i from the head without popping; false past the end.
 func (f *FIFO) Peek(i int) (device.FaultEntry, uint32, bool) {
 	if i < 0 || i >= f.level {
 		return device.FaultEntry{}, 0, false
@@ -146,8 +143,7 @@ func (f *FIFO) Peek(i int) (device.FaultEntry, uint32, bool) {
 	return e.fault, e.ext, true
 }
 
-// Entry gives entry i from the head as the head shows it, words and EXT, without
-// popping; zero past the end.
+// Entry returns the words and EXT of entry i from the head without popping; zero past the end.
 func (f *FIFO) Entry(i int) (words [4]uint32, ext uint32) {
 	if i < 0 || i >= f.level {
 		return words, 0
@@ -156,8 +152,8 @@ func (f *FIFO) Entry(i int) (words [4]uint32, ext uint32) {
 	return e.words, e.ext
 }
 
-// Forget has the next fault of a source pushed, whatever it is equal to: the node
-// has begun a new life, and its sequence numbers with it.
+// Forget makes Push accept the next fault of a source even if it equals an earlier one: the node
+// has begun a new life, and its sequence numbers restart.
 func (f *FIFO) Forget(source device.NodeID) {
 	n := 0
 	for _, l := range f.last[:f.lasts] {
@@ -169,11 +165,10 @@ func (f *FIFO) Forget(source device.NodeID) {
 	f.lasts = n
 }
 
-// Reset empties the FIFO, a half-read head too.
+// Reset empties the FIFO and forgets partial reads of the head.
 func (f *FIFO) Reset() { *f = FIFO{limit: f.limit} }
 
-// SetLimit makes the FIFO hold n entries, 0 all that it can: for tests that fill
-// it.
+// SetLimit limits the FIFO to n entries, 0 for its full depth: for tests that fill it.
 func (f *FIFO) SetLimit(n int) { f.limit = n }
 
 func (f *FIFO) depth() int {

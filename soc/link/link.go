@@ -1,6 +1,6 @@
-// Package link is the wire between nodes as a pure machine: it gives each frame
-// the time at which it arrives, and loses, doubles, delays, tears and corrupts
-// frames as its Injection says, from a seeded source of chance.
+// Package link is the wire between nodes as a pure state machine: it computes the arrival time of
+// each frame, and loses, duplicates, delays, tears and corrupts frames as its Injection says,
+// using a seeded random source.
 package link
 
 import (
@@ -11,37 +11,37 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Times of the link (spec/hardware.md 1): a hop takes 150 ns (002 V), a blade's
-// links carry 10 Gb/s, 0.8 ns a byte.
+// Timing of the link (spec/hardware.md 1): a hop takes 150 ns (002 V); a blade's links run at 10
+// Gb/s, 0.8 ns a byte.
 const (
 	HopLatency  = 150
-	nsPerByte10 = 8 // a tenth of a nanosecond
+	nsPerByte10 = 8 // in tenths of a nanosecond
 )
 
-// Injection says how often, of a million, something happens to a frame.
+// Injection describes what happens to frames; probabilities are per million frames.
 type Injection struct {
-	// Latency is what every frame takes longer, ns.
+	// Latency is added to every frame's latency, in ns.
 	Latency                               int64
 	LoseData, LoseAck, LoseNack, LoseRAPF int
-	// LoseRead loses read requests, LoseAnswer the firmware's answers to them.
+	// LoseRead loses read requests, LoseAnswer the firmware's answers to reads.
 	LoseRead, LoseAnswer int
 	Duplicate            int
-	// Delay holds a frame back for up to DelayMax ns, behind later ones.
+	// Delay holds a frame back for up to DelayMax ns, so that later ones overtake it.
 	Delay    int
 	DelayMax int64
-	// Tear loses some packets of a data frame, Corrupt spoils some.
+	// Tear loses some packets of a data frame, Corrupt corrupts some.
 	Tear, Corrupt int
-	// Routes is the number of ways to each node, 0 is 1; a block takes one by
-	// its number and sequence number, and each is RouteDelay ns longer than the
-	// one before (001 abstract: multi-pathing by block).
+	// Routes is the number of routes to each node, 0 means 1. A block's route is chosen by its
+	// number and sequence number; each route is RouteDelay ns longer than the one before (001
+	// abstract: multi-pathing by block).
 	Routes     int
 	RouteDelay int64
 }
 
-// maxRoutes bounds Injection.Routes.
+// maxRoutes limits Injection.Routes.
 const maxRoutes = 8
 
-// Delivery is a frame and when it arrives.
+// Delivery is a frame and its arrival time.
 type Delivery struct {
 	At    int64
 	Frame *wire.Frame
@@ -53,24 +53,24 @@ type Link struct {
 	rng  *rand.Rand
 	pool *wire.Pool
 	free [maxRoutes]int64 // when a route's wire is free again
-	// Lost counts what was lost, by kind of frame.
+	// Lost counts lost frames by kind.
 	Lost [6]uint64
 }
 
-// New gives a link that takes its chances from rng and its frames from pool.
+// New returns a link that takes random numbers from rng and frames from pool.
 func New(inj Injection, rng *rand.Rand, pool *wire.Pool) *Link {
 	return &Link{inj: inj, rng: rng, pool: pool}
 }
 
-// Inject changes what happens to frames from now on.
+// Inject changes the injection for later frames.
 func (l *Link) Inject(inj Injection) { l.inj = inj }
 
 func (l *Link) chance(perMillion int) bool {
 	return perMillion > 0 && l.rng.IntN(1e6) < perMillion
 }
 
-// Carry takes a frame at time now and appends what arrives of it to out; the
-// frame is the link's.
+// Carry sends a frame at time now and appends the resulting deliveries to out. The link owns the
+// frame from then on.
 func (l *Link) Carry(now int64, f *wire.Frame, out []Delivery) []Delivery {
 	bytes := int64(len(f.Payload)) + 64
 	route := 0

@@ -22,7 +22,7 @@ func (e *Engine) drop(a *Access) {
 	e.freeList = a
 }
 
-// discard drops an access that has not begun, and gives its buffer back.
+// discard drops an access that has not begun and releases its buffer.
 func (e *Engine) discard(a *Access) {
 	if f := a.frame; f == nil {
 		e.cfg.Pool.PutPayload(a.Data)
@@ -32,16 +32,16 @@ func (e *Engine) discard(a *Access) {
 	e.drop(a)
 }
 
-// accessQueue is what one slot has in flight, and what waits for room: those of
-// the high class first.
+// accessQueue is a slot's accesses in flight and those waiting for room; accesses of the high
+// class go first.
 type accessQueue struct {
 	inflight    int
-	waiting     int // writes of the high class not among them
-	waitingHigh int // writes of the high class
+	waiting     int // waiting writes, without those of the high class
+	waitingHigh int // waiting writes of the high class
 	high, usual accessList
 }
 
-// room tells whether one more access may begin.
+// room reports whether one more access may begin.
 func (q *accessQueue) room(high bool) bool {
 	if high {
 		return q.inflight < maxAccesses
@@ -49,7 +49,7 @@ func (q *accessQueue) room(high bool) bool {
 	return q.inflight < maxAccesses-keptHigh
 }
 
-// waits counts writes of a class that wait.
+// waits returns the count of waiting writes of a class.
 func (q *accessQueue) waits(high bool) *int {
 	if high {
 		return &q.waitingHigh
@@ -80,7 +80,7 @@ func (l *accessList) take() *Access {
 	return a
 }
 
-// submit lets an access begin, or wait where too many of its slot are in flight.
+// submit begins an access, or queues it if too many of its slot are in flight.
 func (e *Engine) submit(a *Access) {
 	q := &e.slots[a.Slot]
 	if q.room(a.High) {
@@ -98,8 +98,8 @@ func (e *Engine) submit(a *Access) {
 	}
 }
 
-// over tells whether an access has lost what it was made for: it moves no byte any
-// more and its outcome counts nowhere.
+// over reports whether the purpose of an access has ended: it moves no more bytes and its outcome
+// is ignored.
 func (a *Access) over() bool { return a.orphan || a.gone || a.ctx != nil && a.ctx.dead }
 
 func (e *Engine) begin(a *Access) {
@@ -121,7 +121,7 @@ func (e *Engine) begin(a *Access) {
 	e.sink.Walk(a)
 }
 
-// pump begins waiting accesses of a slot as far as there is room.
+// pump begins waiting accesses of a slot while there is room.
 func (e *Engine) pump(slot uint8) {
 	q := &e.slots[slot]
 	for {
@@ -145,7 +145,7 @@ func (e *Engine) pump(slot uint8) {
 
 func pageBits(n int) uint64 { return 1<<uint(n) - 1 }
 
-// live gives the access that an answer names, nil where there is none.
+// live returns the access that an answer names, nil if there is none.
 func (e *Engine) live(id uint32) *Access {
 	if int(id) >= len(e.accesses) {
 		return nil
@@ -156,7 +156,7 @@ func (e *Engine) live(id uint32) *Access {
 	return nil
 }
 
-// Walked answers Walk with what the walk found.
+// Walked answers Walk with the result of the walk.
 func (e *Engine) Walked(id uint32, w smmu.Walk) {
 	a := e.live(id)
 	if a == nil || a.bank < 0 {
@@ -185,7 +185,7 @@ func (e *Engine) Walked(id uint32, w smmu.Walk) {
 	}
 }
 
-// Resume has the accesses of a context bank that have stalled walked again, or aborted
+// Resume repeats the walks of a context bank's stalled accesses, or aborts the accesses
 // (CB_RESUME).
 func (e *Engine) Resume(bank int, terminate bool) {
 	for _, a := range e.accesses {
@@ -205,7 +205,7 @@ func (e *Engine) Resume(bank int, terminate bool) {
 	}
 }
 
-// translated gives an access from byte n on, as the SMMU knows it.
+// translated describes an access to the SMMU, from byte n on.
 func (a *Access) translated(n int) smmu.Access {
 	bank := a.bank
 	if a.kind == part {
@@ -217,13 +217,13 @@ func (a *Access) translated(n int) smmu.Access {
 	}
 }
 
-// moveParts moves the pages of an access that were not ignored (CFRE = 0: the
-// others read as zero, and writes to them are dropped, without an error).
+// moveParts moves the pages of an access that were not ignored (CFRE = 0: the others read as
+// zero, and writes to them are dropped without an error).
 func (e *Engine) moveParts(a *Access, pages int, ignored uint64) {
 	if !a.Write {
 		clear(a.Data)
 	}
-	a.children = 1 // held until all parts are made
+	a.children = 1 // held until all parts exist
 	for i := 0; i < pages; {
 		if ignored>>uint(i)&1 != 0 {
 			i++
@@ -239,8 +239,8 @@ func (e *Engine) moveParts(a *Access, pages int, ignored uint64) {
 	e.partDone(a)
 }
 
-// startOf gives the byte of an access at which its page i begins, pageOf the page
-// of a byte.
+// startOf returns the byte of an access at which its page i begins; pageOf returns the page of a
+// byte.
 func (a *Access) startOf(i int) int {
 	return min(max(0, i<<device.PageShift-int(a.VA.Offset())), len(a.Data))
 }
@@ -267,11 +267,10 @@ func (e *Engine) partDone(a *Access) {
 	e.pump(slot)
 }
 
-// Moved answers Move with the number of bytes that were moved, from the first on.
-// Where these are fewer than all, the next one's page could not be accessed
-// although its walk had succeeded: it is gone since then, or whoever moves the
-// bytes is the first to see that the right is missing. That is a fault of this
-// page; nothing is known of those behind it.
+// Moved answers Move with the number of bytes moved before a failure. If these are not all, the
+// next byte's page could not be accessed although its walk had succeeded: it was unmapped since,
+// or the move is the first to find that the permission is missing. That is a fault of this page;
+// the state of the pages behind it is unknown.
 func (e *Engine) Moved(id uint32, bytes int) {
 	a := e.live(id)
 	if a == nil || a.kind != part && a.bank < 0 {
@@ -293,7 +292,7 @@ func (e *Engine) Moved(id uint32, bytes int) {
 	var bit uint64
 	if failed && !a.over() {
 		if !e.cfg.SMMU.Refuse(a.translated(bytes)) {
-			a.children = 1 // held until the rest is under way
+			a.children = 1 // held until the rest is in flight
 			e.skip(a, bytes, len(a.Data))
 			e.partDone(a)
 			return
@@ -306,8 +305,8 @@ func (e *Engine) Moved(id uint32, bytes int) {
 	e.pump(slot)
 }
 
-// skip ignores the page of byte at of an access, as CFRE = 0 has it, and moves
-// what follows up to byte end.
+// skip ignores the page of byte at of an access, as CFRE = 0 requires, and moves the bytes behind
+// it up to byte end.
 func (e *Engine) skip(a *Access, at, end int) {
 	page := a.pageOf(at)
 	next := min(a.startOf(page+1), end)
@@ -324,8 +323,8 @@ func (e *Engine) settle(a *Access) {
 	e.slots[a.Slot].inflight--
 }
 
-// end gives an access's outcome to the part that made it; failed has a bit for
-// each page that was refused.
+// end passes an access's outcome to the part that made it; failed has a bit for each page that
+// was refused.
 func (e *Engine) end(a *Access, ok bool, failed uint64) {
 	if a.kind == readBlock {
 		e.read(a, ok, failed)

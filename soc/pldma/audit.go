@@ -7,10 +7,10 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// ErrAudit: a bound or a count of the engine does not hold.
+// ErrAudit means that a limit is exceeded or a count is wrong.
 var ErrAudit = errors.New("PLDMA audit")
 
-// Audit checks the engine's bounds: contexts, their shares, accesses in flight.
+// Audit checks the engine's invariants: contexts, their shares, and accesses in flight.
 func (e *Engine) Audit() error {
 	if e.recv.open < 0 || e.recv.open > e.cfg.Contexts {
 		return fmt.Errorf("%w: %d contexts open", ErrAudit, e.recv.open)
@@ -32,7 +32,7 @@ func (e *Engine) Audit() error {
 		sum += n
 	}
 	if sum != e.recv.open || reserve != e.recv.reserve {
-		return fmt.Errorf("%w: %d contexts open, %d by slot; %d kept, %d counted", ErrAudit, e.recv.open, sum, reserve, e.recv.reserve)
+		return fmt.Errorf("%w: %d contexts open, %d by slot; %d reserved, %d counted", ErrAudit, e.recv.open, sum, reserve, e.recv.reserve)
 	}
 	var flying, waiting, waitingHigh [device.Slots]int
 	for _, a := range e.accesses {
@@ -49,7 +49,7 @@ func (e *Engine) Audit() error {
 		q := &e.slots[i]
 		if q.inflight != flying[i] || q.inflight > maxAccesses ||
 			q.waiting != waiting[i] || q.waiting > maxWaiting+64 || q.waitingHigh != waitingHigh[i] || q.waitingHigh > maxWaiting+64 {
-			return fmt.Errorf("%w: slot %d counts %d accesses and has %d", ErrAudit, i, q.inflight, flying[i])
+			return fmt.Errorf("%w: slot %d counts %d accesses in flight and has %d", ErrAudit, i, q.inflight, flying[i])
 		}
 		if q.high.head != nil && q.room(true) || q.usual.head != nil && q.room(false) {
 			return fmt.Errorf("%w: slot %d has accesses waiting and room", ErrAudit, i)
@@ -58,5 +58,5 @@ func (e *Engine) Audit() error {
 	return nil
 }
 
-// OpenContexts gives the number of receive contexts in use.
+// OpenContexts returns the number of receive contexts in use.
 func (e *Engine) OpenContexts() int { return e.recv.open }

@@ -1,10 +1,9 @@
-// Package pldma is the node's DMA engine: the send part reads blocks from the
-// initiator's memory and makes frames of them, the receive part checks,
-// translates, writes and answers (spec/firmware.md "PLDMA"; 000 §3.2.2, 002
-// §IV). It is pure: memory accesses are requests whose answers come as events,
-// as on AXI, and go to whoever drives the machine through Sink.
+// Package pldma is the node's DMA engine: the send part reads blocks from the initiator's memory
+// and makes frames of them, the receive part checks, translates, writes and answers
+// (spec/firmware.md "PLDMA"; 000 §3.2.2, 002 §IV). It is pure: memory accesses are requests that
+// leave through Sink, and their answers arrive as events, as on AXI.
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package pldma
 
 import (
@@ -14,18 +13,17 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// maxAccesses is the number of memory accesses in flight, 256 in all (000
-// appendix A), here an equal share for each slot: a domain whose memory hangs
-// takes no other's.
+// maxAccesses is the number of a slot's memory accesses in flight: an equal share of 256 (000
+// appendix A), so that a domain whose memory hangs does not use up another's share.
 const maxAccesses = 256 / device.Slots
 
-// keptHigh is how many of a slot's accesses in flight are kept for the high class
-// (ours): what is in flight no priority overtakes, and a short transfer would
-// otherwise wait for a walk and a move of every domain's large ones.
+// keptHigh is how many of a slot's accesses in flight are reserved for the high class (defined by
+// this project). A higher priority cannot overtake accesses in flight, so a short transfer would
+// otherwise wait for a walk and a move of the domain's large ones.
 const keptHigh = 4
 
-// Access is one request to memory, as on AXI. First its walk is asked for, and
-// where all its pages are there its move; both are answered by ID.
+// Access is one request to memory, as on AXI. The engine first requests its walk and, if all its
+// pages are present, its move; both are answered by ID.
 type Access struct {
 	ID    uint32
 	Slot  uint8 // domain slot whose address space VA is in
@@ -33,18 +31,18 @@ type Access struct {
 	// Ordered: Data is two words of 8 bytes, the second visible only after the
 	// first (completion words).
 	Ordered bool
-	// High: of a short transfer or an urgent one.
+	// High: of a short or urgent transfer.
 	High bool
-	// First: the first block of a transfer is read: whoever joins accesses does
-	// best to let it go by itself, so that a fault at its destination is met early.
+	// First: this reads the first block of a transfer. The performer should not join it with
+	// other accesses, so that a fault at its destination is found early.
 	First bool
 	VA    device.VA
 	Data  []byte // read into, or written from
 
 	kind     accessKind
 	bank     int8
-	orphan   bool   // the node was reset: only the buffer is still held
-	gone     bool   // the domain whose memory it reads has ended
+	orphan   bool   // the node was reset: only the buffer is still in use
+	gone     bool   // the domain whose memory it reads no longer exists
 	stalled  uint64 // the page that faulted: it waits for RESUME
 	queued   bool
 	children int
@@ -55,10 +53,10 @@ type Access struct {
 	next     *Access // waiting queue, free list
 }
 
-// Pages gives the number of pages that the access touches.
+// Pages returns the number of pages that the access touches.
 func (a *Access) Pages() int { return pagesOf(a.VA, len(a.Data)) }
 
-// pagesOf gives the number of pages of n bytes at va.
+// pagesOf returns the number of pages of n bytes at va.
 func pagesOf(va device.VA, n int) int {
 	return int((va.Offset() + uint64(n) + device.PageSize - 1) >> device.PageShift)
 }
@@ -72,24 +70,23 @@ const (
 	part // a run of pages of an access some of whose pages are ignored
 )
 
-// Sink takes what the engine does. Its methods only note it down.
+// Sink receives the engine's outputs. Its methods only record them.
 type Sink interface {
-	// Walk asks for the translation of a's pages; Walked answers.
+	// Walk requests the translation of a's pages; Walked answers.
 	Walk(a *Access)
-	// Move asks for the bytes of a to be moved; Moved answers.
+	// Move requests that the bytes of a be moved; Moved answers.
 	Move(a *Access)
-	// Transmit gives a frame to the link, which owns it from then on.
+	// Transmit passes a frame to the link, which owns it from then on.
 	Transmit(f *wire.Frame)
-	// Sent says that block id is not being sent any more.
+	// Sent reports that block id is no longer being sent.
 	Sent(id device.TransactionID)
-	// SourceFault says that block id could not be read and was not sent.
+	// SourceFault reports that block id could not be read and was not sent.
 	SourceFault(id device.TransactionID)
-	// Written says that a domain's memory got completion words.
+	// Written reports that completion words were written to a domain's memory.
 	Written(slot uint8, va device.VA)
 }
 
-// Domain is what the engine knows of a protection-domain slot (PD_CFG,
-// PD_PEERS).
+// Domain describes a protection-domain slot (PD_CFG, PD_PEERS).
 type Domain struct {
 	PDID       device.PDID
 	Generation device.Generation
@@ -97,7 +94,7 @@ type Domain struct {
 	Peers      [device.PeersPerSlot]device.PDID
 }
 
-// admits tells whether domain d may be reached by src (spec/hardware.md 3).
+// admits reports whether src may reach domain d (spec/hardware.md 3).
 func (d *Domain) admits(src device.PDID) bool {
 	if src == d.PDID {
 		return true
@@ -110,13 +107,13 @@ func (d *Domain) admits(src device.PDID) bool {
 	return false
 }
 
-// maxWaiting is the number of writes to a slot's memory that the receive part
-// has buffers for while they wait for room (ours): beyond it a block is refused
-// with code 7. Those of the high class are counted apart, so that the large
-// transfers into a domain have no short one refused.
+// maxWaiting is the number of waiting writes to a slot's memory that the receive part has buffers
+// for (defined by this project). Beyond it a block is refused with code 7. Writes of the high
+// class are counted separately, so that large transfers into a domain do not cause a short one to
+// be refused.
 const maxWaiting = 32
 
-// Config is what an engine is built with.
+// Config describes an engine.
 type Config struct {
 	Node   device.NodeID
 	VABits int
@@ -124,8 +121,7 @@ type Config struct {
 	SMMU   *smmu.SMMU
 	RX, TX *fifo.FIFO // TX nil: no TXFIFO
 	Counts *[device.Counters]uint64
-	// Contexts is the number of receive contexts, for tests that use them up; 0:
-	// all 128.
+	// Contexts is the number of receive contexts, for tests that exhaust them; 0 means all 128.
 	Contexts int
 }
 
@@ -144,11 +140,11 @@ type Engine struct {
 	recv  receiver
 	reads [device.Slots]openReads
 
-	links  map[device.NodeID]uint32 // what others have given to this life
-	number uint32                   // the last one given to another's life
+	links  map[device.NodeID]uint32 // link numbers that other nodes assigned to this life
+	number uint32                   // the last number assigned to another node's life
 }
 
-// New gives an engine at reset.
+// New returns an engine in its reset state.
 func New(cfg Config, sink Sink) *Engine {
 	if cfg.Contexts <= 0 || cfg.Contexts > device.Contexts {
 		cfg.Contexts = device.Contexts
@@ -158,13 +154,13 @@ func New(cfg Config, sink Sink) *Engine {
 	return e
 }
 
-// Reset drops all contexts and waiting accesses and takes a new epoch. Accesses
-// in flight become orphans: their answers end them and nothing else.
+// Reset drops all contexts and waiting accesses and starts a new epoch. Accesses in flight become
+// orphans: their answers only end them.
 func (e *Engine) Reset(epoch uint32) {
 	e.epoch = epoch
 	e.links = make(map[device.NodeID]uint32)
 	if e.number == 0 {
-		e.number = epoch // random, and so another than in the node's former life
+		e.number = epoch // random, and so different from that of the node's former life
 	}
 	for i := range e.slots {
 		q := &e.slots[i]
@@ -195,16 +191,16 @@ func (e *Engine) Reset(epoch uint32) {
 	e.initReceiver()
 }
 
-// SetNode sets the node's own id.
+// SetNode sets the node's own ID.
 func (e *Engine) SetNode(id device.NodeID) { e.cfg.Node = id }
 
-// Epoch gives the node's present epoch (messages.md 5).
+// Epoch returns the node's current epoch (messages.md 5).
 func (e *Engine) Epoch() uint32 { return e.epoch }
 
-// Domain tells what a slot is tied to.
+// Domain returns the domain of a slot.
 func (e *Engine) Domain(slot int) *Domain { return &e.domains[slot] }
 
-// SlotOf gives the slot of the domain that has this PDID and generation, -1 none.
+// SlotOf returns the slot of the domain with this PDID and generation, -1 if there is none.
 func (e *Engine) SlotOf(pdid device.PDID, g device.Generation) int {
 	for i := range e.domains {
 		if d := &e.domains[i]; d.Enabled && d.PDID == pdid && d.Generation == g {
@@ -214,10 +210,10 @@ func (e *Engine) SlotOf(pdid device.PDID, g device.Generation) int {
 	return -1
 }
 
-// SetDomain follows PD_CFG. A slot that gets another domain, or none, has nothing
-// left of the former one: contexts, open reads and bytes kept for sending again
-// end, and accesses under way move nothing more and count nowhere. The firmware
-// has failed the slot's transfers before.
+// SetDomain follows PD_CFG. When a slot is disabled or assigned to another domain, nothing of the
+// former domain remains: its contexts, open reads and bytes held for retransmission end, and
+// accesses in flight move nothing more and are not counted. The firmware must have failed the
+// slot's transfers before.
 func (e *Engine) SetDomain(slot int, pdid device.PDID, g device.Generation, enabled bool) {
 	d := &e.domains[slot]
 	if d.PDID == pdid && d.Generation == g && d.Enabled == enabled {
@@ -238,8 +234,8 @@ func (e *Engine) SetDomain(slot int, pdid device.PDID, g device.Generation, enab
 	}
 }
 
-// SetPeers follows PD_PEERS: blocks of whom the slot admits no longer end. Data of
-// reads comes by leave of the open read.
+// SetPeers follows PD_PEERS: blocks from PDIDs that the slot no longer admits end. Data of reads
+// is admitted by the open read instead.
 func (e *Engine) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) {
 	d := &e.domains[slot]
 	d.Peers = *peers
@@ -248,20 +244,20 @@ func (e *Engine) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) {
 	})
 }
 
-// InFlight gives the number of a slot's accesses whose answers are awaited.
+// InFlight returns the number of a slot's accesses whose answers are outstanding.
 func (e *Engine) InFlight(slot int) int { return e.slots[slot].inflight }
 
-// heldBlock is a block's bytes as they were read, kept until it is acknowledged:
-// a block that met a page fault is sent again without reading its source again
-// (ours: a replay buffer).
+// heldBlock keeps a block's bytes as they were read until the block is acknowledged: a block that
+// met a page fault is retransmitted without reading its source again (a replay buffer, defined by
+// this project).
 type heldBlock struct {
 	block   wire.Block // as it was sent last
 	payload []byte
 	share   *wire.Share
 }
 
-// Forget lets the bytes kept for a block go: it will not be sent again, or if
-// so, read again.
+// Forget releases the bytes held for a block: it will not be retransmitted or, if it is, it will
+// be read again.
 func (e *Engine) Forget(id device.TransactionID) {
 	if h := &e.held[id%device.Transactions]; h.share != nil {
 		e.cfg.Pool.Release(h.payload, h.share)
@@ -269,8 +265,8 @@ func (e *Engine) Forget(id device.TransactionID) {
 	}
 }
 
-// Send sends a block, after reading it unless its bytes are still held; Sent or
-// SourceFault answers.
+// Send sends a block, after reading it unless its bytes are still held. Sent or SourceFault
+// answers.
 func (e *Engine) Send(b *wire.Block) {
 	if b.Length == 0 {
 		e.Forget(b.ID)
@@ -316,8 +312,8 @@ func (e *Engine) transmit(b *wire.Block, payload []byte) {
 	e.sink.Transmit(f)
 }
 
-// Linked takes the number that another node gives to this life, and sends the block
-// again that had come without it.
+// Linked handles the link number that another node assigned to this life, and resends the block
+// that had been sent without it.
 func (e *Engine) Linked(f *wire.Frame) {
 	if f.Epoch != e.epoch || f.ID >= device.Transactions {
 		e.cfg.Counts[device.AckStale]++
@@ -329,7 +325,7 @@ func (e *Engine) Linked(f *wire.Frame) {
 	}
 }
 
-// read ends a read access.
+// read completes a read access.
 func (e *Engine) read(a *Access, ok bool, failed uint64) {
 	id := a.block.ID
 	switch {
@@ -351,9 +347,8 @@ func (e *Engine) read(a *Access, ok bool, failed uint64) {
 	e.drop(a)
 }
 
-// push enters one FIFO entry for each failed page of an access at va. base is
-// the address of the block's first byte on the faulting side, from which the
-// header's remaining bytes count.
+// push adds one FIFO entry for each failed page of an access at va. base is the address of the
+// block's first byte on the faulting side, from which the header's remaining bytes are counted.
 func (e *Engine) push(q *fifo.FIFO, h *wire.Header, src device.NodeID, pdid device.PDID, va device.VA, failed uint64, base device.VA) {
 	if q == nil {
 		return

@@ -5,14 +5,14 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// OpenReads is the number of reads that the processes of a slot may have open:
-// as many as the target has channels and places in its queue (ours).
+// OpenReads is the number of reads that the processes of a slot may have open: the target's
+// channels plus the places in its queue (defined by this project).
 const OpenReads = 64
 
-// OpenRead is a read that a process of this node has asked for: data of reads
-// comes into a slot only where one is open (spec/hardware.md 3, PD_PEERS).
+// OpenRead is a read that a process of this node has requested: data of reads enters a slot only
+// while its read is open (spec/hardware.md 3, PD_PEERS).
 type OpenRead struct {
-	Interface   uint8 // packetizer that asked
+	Interface   uint8 // packetizer that sent the request
 	Tag         uint16
 	Node        device.NodeID     // target
 	PDID        device.PDID       // target's
@@ -26,18 +26,18 @@ type OpenRead struct {
 type openReads struct {
 	used  uint64
 	reads [OpenReads]OpenRead
-	next  int // where the next one goes, if that is free
-	// served: closed by their completion words; they stay known until their place is
-	// another's. A process that does not see the words at once asks again.
+	next  int // where the next one goes, if that place is free
+	// served: closed by their completion words. They stay known until their place is reused: a
+	// process that does not see the words at once repeats its request.
 	served uint64
-	// closing: the completion words are being written: nothing but their own
-	// block is let in any more.
+	// closing: the completion words are being written; only their own block is still admitted.
 	closing uint64
 }
 
-// OpenRead notes a read that is being asked for. Not open: its tag is another
-// read's that is open, or too many are. Served: its completion words have come already,
-// and the request is not to be sent: nobody would answer it, and it would stay open.
+// OpenRead records a read that is being requested. It returns open false if another open read
+// uses the tag or too many are open, and served true if the completion words have already
+// arrived. A request for a served read must not be sent: no answer would come, and the read would
+// stay open.
 func (e *Engine) OpenRead(slot int, r OpenRead) (open, served bool) {
 	o := &e.reads[slot]
 	free := -1
@@ -52,7 +52,7 @@ func (e *Engine) OpenRead(slot int, r OpenRead) (open, served bool) {
 				free = i
 			}
 		case x.Tag == r.Tag && x.Interface == r.Interface:
-			return *x == r, false // asked for again
+			return *x == r, false // repeated request
 		}
 	}
 	if free < 0 {
@@ -67,9 +67,9 @@ func (e *Engine) OpenRead(slot int, r OpenRead) (open, served bool) {
 	return true, false
 }
 
-// CloseRead takes the answer that a read has failed. False:
-// something of it, or of a former read into the same memory, is still being
-// written, and the answer must not be received yet.
+// CloseRead handles the answer that a read has failed. It returns false if data of this read, or
+// of a former read into the same memory, is still being written: the answer must not be received
+// yet.
 func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
 	o := &e.reads[slot]
 	for i := range o.reads {
@@ -85,8 +85,8 @@ func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
 	return true
 }
 
-// match tells whether a block of a read belongs to r, and whether it carries
-// r's completion words.
+// match reports whether a block of a read belongs to r, and whether it carries r's completion
+// words.
 func (r *OpenRead) match(f *wire.Header, hasWords bool, w *wire.Completion) (ok, words bool) {
 	if f.SrcNode != r.Node || f.SrcPDID != r.PDID || f.SrcGeneration != r.Generation {
 		return false, false
@@ -98,8 +98,8 @@ func (r *OpenRead) match(f *wire.Header, hasWords bool, w *wire.Completion) (ok,
 	return f.VA >= r.Dst && uint64(f.VA-r.Dst)+uint64(f.Length) <= uint64(r.Size), words
 }
 
-// readOpen tells whether a frame of a read may come in; later: not now, but
-// when it is sent again.
+// readOpen reports whether a frame of a read may be received; later means not now, but when it is
+// sent again.
 func (e *Engine) readOpen(slot uint8, f *wire.Frame) (open, later bool) {
 	o := &e.reads[slot]
 	has := f.HasWords && !f.WordsMissing
@@ -113,14 +113,14 @@ func (e *Engine) readOpen(slot uint8, f *wire.Frame) (open, later bool) {
 		case words || o.closing>>uint(i)&1 == 0:
 			return true, false
 		default:
-			later = f.HasWords // its words are missing, they may be the right ones
+			later = f.HasWords // its words are missing and may be the right ones
 		}
 	}
 	return false, later
 }
 
-// writingInto tells whether blocks of reads, other than that of but, are being
-// written into the memory of r.
+// writingInto reports whether blocks of reads, except that of but, are being written to the
+// memory of r.
 func (e *Engine) writingInto(slot uint8, r *OpenRead, but *context) bool {
 	for _, a := range e.accesses {
 		if a.kind != writeData || a.Slot != slot || a.orphan {
@@ -133,9 +133,9 @@ func (e *Engine) writingInto(slot uint8, r *OpenRead, but *context) bool {
 	return false
 }
 
-// drained tells whether the completion words of c may be written: the read is
-// open, and nothing that a late request had served is still being written into
-// its memory. Where something is, c waits for it.
+// drained reports whether the completion words of c may be written: the read is open, and no data
+// that a late request caused is still being written to its memory. Otherwise c waits for that
+// write.
 func (e *Engine) drained(c *context) bool {
 	o := &e.reads[c.slot]
 	for i := range o.reads {
@@ -162,7 +162,7 @@ func (e *Engine) drained(c *context) bool {
 	return false
 }
 
-// drain looks at the blocks whose words wait for others' writes.
+// drain advances the blocks whose words wait for others' writes.
 func (e *Engine) drain() {
 	for c := e.recv.head; c != nil; {
 		next := c.next
@@ -173,13 +173,13 @@ func (e *Engine) drain() {
 	}
 }
 
-// former tells whether a context is of a domain that its slot has no more: the next one
-// may have asked for a read as that one did.
+// former reports whether a context belongs to a domain that no longer owns the slot: the next
+// domain may have requested an identical read.
 func (e *Engine) former(c *context) bool {
 	return c.header.DstGeneration != e.domains[c.slot].Generation
 }
 
-// reopen lets blocks of the read into again whose words c was to write: it does not.
+// reopen admits blocks again for the read whose words c will not write after all.
 func (e *Engine) reopen(c *context) {
 	o := &e.reads[c.slot]
 	if e.former(c) {
@@ -192,7 +192,7 @@ func (e *Engine) reopen(c *context) {
 	}
 }
 
-// readDone closes the read whose completion words c has brought.
+// readDone closes the read whose completion words c has written.
 func (e *Engine) readDone(slot uint8, c *context) {
 	o := &e.reads[slot]
 	if e.former(c) {

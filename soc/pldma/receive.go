@@ -10,25 +10,24 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// maxDomainContexts is the number of receive contexts that one source domain may
-// hold, so that its paused blocks cannot starve others (spec/firmware.md, ours).
+// maxDomainContexts is the number of receive contexts that one source domain may hold, so that
+// its paused blocks cannot starve others (spec/firmware.md; defined by this project).
 const maxDomainContexts = 32
 
-// keptContexts is how many of a source domain's contexts are kept for short
-// transfers, and an eighth of all are (ours): otherwise the large ones of a process
-// have its short ones refused.
+// keptContexts is how many of a source domain's contexts are reserved for short transfers, as is
+// an eighth of all contexts (defined by this project): otherwise a process's large transfers
+// would cause its short ones to be refused.
 const keptContexts = 4
 
-// keptOfSlot is how many contexts are kept for blocks to each slot (ours): those of
-// others whose memory does not answer must not have its blocks refused.
+// keptOfSlot is how many contexts are reserved for blocks to each slot (defined by this project):
+// a slot's blocks must not be refused because other slots' memory does not answer.
 const keptOfSlot = 4
 
-// kept gives keptOfSlot for the contexts that there are.
+// kept returns keptOfSlot scaled to the number of contexts.
 func (e *Engine) kept() int { return e.cfg.Contexts * keptOfSlot / device.Contexts }
 
-// contextsFor tells whether there is a context for a block to a slot. Where there
-// is none, one that waits for nothing is given up: it has been refused, and was only
-// to report more of its absent pages.
+// contextsFor reports whether a context is available for a block to a slot. If none is free, it
+// ends one that only remained to report more absent pages of a refused block.
 func (e *Engine) contextsFor(slot int, f *wire.Frame) bool {
 	r := &e.recv
 	all, own := e.cfg.Contexts, maxDomainContexts
@@ -55,7 +54,7 @@ func (e *Engine) contextsFor(slot int, f *wire.Frame) bool {
 	return false
 }
 
-// count counts a context of a source domain to a slot, by 1 or -1.
+// count adds by, 1 or -1, to the counts of a context's source domain and slot.
 func (e *Engine) count(c *context, by int) {
 	r := &e.recv
 	r.open += by
@@ -68,31 +67,30 @@ func (e *Engine) count(c *context, by int) {
 	}
 }
 
-// maxSources bounds the nodes whose sequence numbers are remembered (ours; a
-// fabric larger than that refuses the rest with code 3).
+// maxSources limits the nodes whose sequence numbers are remembered; blocks from further nodes
+// are refused with code 3 (defined by this project).
 const maxSources = 4096
 
-// record is what the receiver remembers of one (source node, transaction id),
-// also when no context is open.
+// record is what the receiver remembers of one (source node, transaction ID), even without an
+// open context.
 type record struct {
 	known    bool
-	answered bool // newest has its one answer
+	answered bool // newest has been answered
 	acked    bool // this use of the id was acknowledged
 	newest   device.Sequence
-	first    device.Sequence // first sequence number of the present use
+	first    device.Sequence // first sequence number of the current use
 	ctx      *context
 }
 
-// source is what the receiver knows of a node. Sequence numbers start anew with
-// each life of a node, and what it sent before may still arrive. Epochs are random
-// numbers, which have no order: so it is the receiver that tells the present life,
-// by a number that it gives to it and that only a node can know which lives (ours).
-// A former life's packets never bear the number that was offered last, and no clock
-// is needed at either end. Each link has its own: a node that lies, or is not there,
-// deafens nobody else.
+// source is the receiver's state for one node. Sequence numbers restart with each life of a node,
+// and packets of a former life may still arrive. Epochs are random and have no order, so the
+// receiver identifies the current life by a link number: it assigns the number to a life, and
+// only a node alive at that time can learn it (defined by this project). Packets of a former life
+// never carry the number offered last, and neither end needs a clock. Each link has its own
+// number: a node that lies or is absent affects no other.
 type source struct {
-	epoch, link        uint32 // of the present life; link 0: none yet
-	nextEpoch, offered uint32 // of the one that may be the next
+	epoch, link        uint32 // of the current life; link 0: none yet
+	nextEpoch, offered uint32 // of the life that may be the next
 	records            [device.Transactions]record
 }
 
@@ -101,14 +99,14 @@ type context struct {
 	rec        *record
 	header     wire.Header
 	slot       uint8
-	dead       bool // ended: what is left of it moves nothing more and counts nowhere
+	dead       bool // ended: its remaining accesses move nothing more and are not counted
 	nacked     bool
 	got, want  uint64 // data packets
 	writing    int    // accesses in flight
 	haveWords  bool
 	wordsOut   bool
 	wordsIn    bool
-	draining   bool // the words wait until late blocks of former reads are in
+	draining   bool // the words wait for late blocks of former reads to be written
 	hasWords   bool
 	completion wire.Completion
 	began      int64 // first packet, ns
@@ -117,18 +115,18 @@ type context struct {
 }
 
 type receiver struct {
-	now      int64 // of the frame that is being received
-	timeout  int64 // ns; contexts end after twice that without a packet
+	now      int64 // time of the frame being received
+	timeout  int64 // ns; a context ends after twice that without a packet
 	sources  map[device.NodeID]*source
-	byDomain map[device.PDID]int // contexts a source domain holds
+	byDomain map[device.PDID]int // contexts that a source domain holds
 	bySlot   [device.Slots]int   // contexts to a slot
-	reserve  int                 // contexts kept for slots and not taken by them
+	reserve  int                 // contexts reserved for slots and not taken by them
 	open     int
 	draining int
 	head     *context // least recently touched
 	tail     *context
 	free     *context
-	ending   []*context // dead, with a write under way
+	ending   []*context // dead, with a write in flight
 }
 
 func (e *Engine) initReceiver() {
@@ -143,8 +141,8 @@ func (e *Engine) initReceiver() {
 // SetTimeout follows TIMEOUT_US.
 func (e *Engine) SetTimeout(us uint32) { e.recv.timeout = max(int64(us), 1) * 1000 }
 
-// PeerEpoch gives the last epoch received of a node, 0 if none: messages towards
-// it carry it back (messages.md 5).
+// PeerEpoch returns the last epoch received from a node, 0 if none: messages to the node carry it
+// back (messages.md 5).
 func (e *Engine) PeerEpoch(n device.NodeID) uint32 {
 	if s := e.recv.sources[n]; s != nil && s.link != 0 {
 		return s.epoch
@@ -152,8 +150,7 @@ func (e *Engine) PeerEpoch(n device.NodeID) uint32 {
 	return 0
 }
 
-// Receive takes a Data or Words frame from the link; the frame is the engine's
-// from then on.
+// Receive handles a Data or Words frame from the link and takes ownership of it.
 func (e *Engine) Receive(now int64, f *wire.Frame) {
 	e.recv.now = now
 	if e.accept(now, f) {
@@ -162,7 +159,7 @@ func (e *Engine) Receive(now int64, f *wire.Frame) {
 	e.cfg.Pool.Put(f)
 }
 
-// accept gives false where nothing holds the frame any more.
+// accept returns false if the frame is not in use any more.
 func (e *Engine) accept(now int64, f *wire.Frame) bool {
 	e.cfg.Counts[device.RXPackets] += uint64(bits.OnesCount64(f.Present))
 	if f.HasWords && !f.WordsMissing {
@@ -188,8 +185,8 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 	}
 	c := r.ctx
 	if c == nil || c.header.Seq != f.Seq {
-		// A context of an older number is one whose write was under way when this
-		// number was refused.
+		// A context of an older number is one whose write was in flight when this number was
+		// refused.
 		if r.answered {
 			e.cfg.Counts[device.PktStale]++
 			return false
@@ -199,20 +196,20 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 		}
 	} else if h := &c.header; h.VA != f.VA || h.Length != f.Length || h.DstPDID != f.DstPDID || h.SrcPDID != f.SrcPDID ||
 		h.DstGeneration != f.DstGeneration || h.SrcGeneration != f.SrcGeneration {
-		// Not a packet of the block that this sequence number began.
+		// Not a packet of the block that first had this sequence number.
 		e.cfg.Counts[device.PktStale]++
 		return false
 	}
 	e.touch(c, now)
 	e.cfg.Counts[device.CRCPayload] += uint64(bits.OnesCount64(f.Corrupt))
-	if f.Corrupt&^c.got != 0 { // of a packet that is there a double may be what it likes
+	if f.Corrupt&^c.got != 0 { // a duplicate of a packet that has arrived may be corrupt
 		e.nack(c, device.CodeCorrupt)
 		return false
 	}
 	if f.Read {
 		if open, later := e.readOpen(c.slot, f); !open {
 			if !later {
-				// Its read is over: the application may use the buffer.
+				// Its read has ended: the application may use the buffer.
 				e.nack(c, device.CodeDomain)
 			}
 			return false
@@ -233,9 +230,9 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 	return held
 }
 
-// sourceOf finds what is remembered of the frame's source. Nil: the frame does not
-// bear the number of its link; where it may be of the present life, or of the next
-// one, the source is told the number.
+// sourceOf returns the state of the frame's source, or nil if the frame does not carry its link's
+// number. If such a frame may be of the source's current or next life, the source is sent the
+// number.
 func (e *Engine) sourceOf(f *wire.Frame) *source {
 	s := e.recv.sources[f.SrcNode]
 	if s == nil {
@@ -266,7 +263,7 @@ func (e *Engine) sourceOf(f *wire.Frame) *source {
 	return nil
 }
 
-// offer tells a frame's source the number of the link.
+// offer sends a frame's source the number of the link.
 func (e *Engine) offer(f *wire.Frame, number uint32) {
 	o := e.cfg.Pool.Frame()
 	o.Header = wire.Header{
@@ -276,8 +273,8 @@ func (e *Engine) offer(f *wire.Frame, number uint32) {
 	e.sink.Transmit(o)
 }
 
-// newLife forgets a source's former life: contexts end, and what is equal to one of
-// its last faults is another fault.
+// newLife forgets a source's former life: its contexts end, and a fault equal to one of its last
+// faults is a new fault.
 func (e *Engine) newLife(s *source, f *wire.Frame) *source {
 	for i := range s.records {
 		if c := s.records[i].ctx; c != nil {
@@ -291,8 +288,8 @@ func (e *Engine) newLife(s *source, f *wire.Frame) *source {
 	return s
 }
 
-// advance moves a record to a newer sequence number. False: the frame is
-// already answered.
+// advance moves a record to a newer sequence number. It returns false if the frame has already
+// been answered.
 func (e *Engine) advance(r *record, f *wire.Frame) bool {
 	newUse := !r.known || r.first != f.First
 	r.known, r.newest, r.answered = true, f.Seq, false
@@ -301,8 +298,8 @@ func (e *Engine) advance(r *record, f *wire.Frame) bool {
 	}
 	if c := r.ctx; c != nil {
 		if c.writing > 0 && !newUse {
-			// The block is still being written under the old number: when it is
-			// in memory, its next number is acknowledged.
+			// The block is still being written under the old number: once it is in memory, its
+			// next number is acknowledged.
 			r.answered = true
 			e.answer(&f.Header, e.want(int(c.slot), device.CodeNoContext))
 			return false
@@ -310,8 +307,8 @@ func (e *Engine) advance(r *record, f *wire.Frame) bool {
 		e.abandon(c)
 	}
 	if r.acked {
-		// The acknowledgement was lost or late. Nothing is written again: the
-		// application may have changed the buffer after completion.
+		// The acknowledgement was lost or late. The block is not written again: the application
+		// may have changed the buffer after completion.
 		r.answered = true
 		e.answer(&f.Header, device.CodeAck)
 		return false
@@ -319,8 +316,8 @@ func (e *Engine) advance(r *record, f *wire.Frame) bool {
 	return true
 }
 
-// openContext checks whether the block may come in and opens a context for it;
-// nil where it was refused.
+// openContext checks whether the block may be received and opens a context for it; it returns nil
+// if the block was refused.
 func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	slot := e.SlotOf(f.DstPDID, f.DstGeneration)
 	admitted := slot >= 0
@@ -337,8 +334,8 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	case f.Length == 0 && f.Kind == wire.Data,
 		uint64(f.VA)%device.BlockSize+uint64(f.Length) > device.BlockSize,
 		uint64(f.Remaining) < uint64(f.Length):
-		// No sender that keeps to messages.md 5 makes such a block (ours: what
-		// the reserved code is for).
+		// A sender that keeps to messages.md 5 never makes such a block (this use of the reserved
+		// code is defined by this project).
 		code = device.CodeReserved
 	case !admitted:
 		code = device.CodeDomain
@@ -366,10 +363,10 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	return c
 }
 
-// stillWriting tells whether a context that f's block takes the place of is still
-// being written in the same memory: by a former use of the id, or in a former life
-// of the node. Were f's block acknowledged now, that write could land later, over
-// what the application has written since.
+// stillWriting reports whether a context that f's block replaces is still being written to the
+// same memory: by a former use of the ID, or in a former life of the node. If f's block were
+// acknowledged now, that write could land later and overwrite what the application has written
+// since.
 func (e *Engine) stillWriting(slot int, f *wire.Frame) bool {
 	for _, c := range e.recv.ending {
 		if h := &c.header; h.SrcNode == f.SrcNode && int(c.slot) == slot && (h.ID == f.ID || h.Epoch != f.Epoch) {
@@ -379,13 +376,13 @@ func (e *Engine) stillWriting(slot int, f *wire.Frame) bool {
 	return false
 }
 
-// hangTime is for how long a block may be written before its memory counts as one that does
-// not answer: page-ins count as stuck after the same time (package fault). Defined here.
+// hangTime is how long a block may be in writing before its memory counts as not answering:
+// page-ins count as stuck after the same time (package fault). Defined by this project.
 const hangTime = int64(100 * time.Millisecond)
 
-// want returns the code that refuses a block for want of something at a slot. Where the
-// slot's memory does not answer it is the page fault's: the block pauses, as with an absent
-// page that does not come in, and what it lacks is not contexts or room.
+// want returns the code that refuses a block because a slot lacks a resource. If the slot's
+// memory does not answer, it is the page fault's code: the block pauses, as for an absent page
+// that is not loaded, because more contexts or room would not help.
 func (e *Engine) want(slot int, code device.Code) device.Code {
 	hangs := func(c *context) bool {
 		return int(c.slot) == slot && c.writing > 0 && e.recv.now-c.began > hangTime
@@ -401,8 +398,8 @@ func (e *Engine) want(slot int, code device.Code) device.Code {
 	return code
 }
 
-// write submits the packets in mask to memory, one access a run of neighbours.
-// False: there was none.
+// write submits the packets in mask to memory, one access per contiguous run. It returns false if
+// mask is empty.
 func (e *Engine) write(c *context, f *wire.Frame, mask uint64) bool {
 	c.got |= mask
 	f.Refs = 1 // until all runs are submitted
@@ -427,8 +424,8 @@ func (e *Engine) write(c *context, f *wire.Frame, mask uint64) bool {
 	return f.Refs > 0
 }
 
-// advanceBlock does what comes next for a block: the words when every byte is in
-// memory, then the acknowledgement.
+// advanceBlock performs a block's next step: the words when every byte is in memory, then the
+// acknowledgement.
 func (e *Engine) advanceBlock(c *context) {
 	if c.dead || c.nacked || c.writing > 0 || c.got != c.want {
 		return
@@ -466,7 +463,7 @@ func putWords(b []byte, w wire.Completion) {
 	}
 }
 
-// written ends a write access.
+// written completes a write access.
 func (e *Engine) written(a *Access, ok bool, failed uint64) {
 	c, f, words := a.ctx, a.frame, a.kind == writeWords
 	slot, va, orphan := a.Slot, a.VA, a.orphan
@@ -489,9 +486,9 @@ func (e *Engine) written(a *Access, ok bool, failed uint64) {
 				e.readDone(slot, c)
 			}
 			if r := c.rec; c.dead && r.first == c.header.First {
-				// The block's right ended with its words under way. They are in memory,
-				// so the application may use the buffer: no frame of this use of the id
-				// writes it again.
+				// The block was abandoned while its words were being written. They are in memory,
+				// so the application may use the buffer: no frame of this use of the ID may write
+				// it again.
 				r.acked = true
 				if r.newest == c.header.Seq {
 					r.answered = true
@@ -522,8 +519,8 @@ func (e *Engine) written(a *Access, ok bool, failed uint64) {
 	}
 }
 
-// nack answers a block once; the context stays until a newer sequence number, so
-// that its later absent pages are reported too.
+// nack answers a block once; the context stays until a newer sequence number arrives, so that the
+// block's later absent pages are reported too.
 func (e *Engine) nack(c *context, code device.Code) {
 	if c.nacked || c.dead {
 		return
@@ -535,7 +532,7 @@ func (e *Engine) nack(c *context, code device.Code) {
 	e.answer(&c.header, code)
 }
 
-// answer sends the one answer to (source, id, sequence number).
+// answer sends the one answer for (source, ID, sequence number).
 func (e *Engine) answer(h *wire.Header, code device.Code) {
 	f := e.cfg.Pool.Frame()
 	f.Header = wire.Header{
@@ -548,7 +545,7 @@ func (e *Engine) answer(h *wire.Header, code device.Code) {
 	e.sink.Transmit(f)
 }
 
-// endContexts abandons the contexts that which names.
+// endContexts abandons the contexts for which which returns true.
 func (e *Engine) endContexts(which func(*context) bool) {
 	for c := e.recv.head; c != nil; {
 		next := c.next
@@ -559,7 +556,7 @@ func (e *Engine) endContexts(which func(*context) bool) {
 	}
 }
 
-// abandon takes a context out of use; it ends with its last access.
+// abandon removes a context from use; it ends with its last access.
 func (e *Engine) abandon(c *context) {
 	e.unlink(c)
 	c.rec.ctx = nil
@@ -615,7 +612,7 @@ func (e *Engine) touch(c *context, now int64) {
 	}
 }
 
-// Deadline gives when Expire has something to do.
+// Deadline returns when Expire is due, math.MaxInt64 for never.
 func (e *Engine) Deadline() int64 {
 	if c := e.recv.head; c != nil {
 		return c.touched + 2*e.recv.timeout
@@ -623,8 +620,8 @@ func (e *Engine) Deadline() int64 {
 	return math.MaxInt64
 }
 
-// Expire ends contexts that no packet has come for since twice the time-out.
-// One with a write under way stays: its buffer is in use.
+// Expire ends contexts that have received no packet for twice the time-out. A context with a
+// write in flight stays: its buffer is in use.
 func (e *Engine) Expire(now int64) {
 	for c := e.recv.head; c != nil && c.touched+2*e.recv.timeout <= now; c = e.recv.head {
 		if c.writing > 0 {

@@ -1,25 +1,24 @@
-// Package queue is the device's side of the queues in memory (docs/spec/queues.md): the
-// event queue, which tells a driver what it would else read from registers, and
-// the command queue, which takes what it would else write there. It is pure: an
-// access to the rings goes out as a value, and its end comes in as another.
+// Package queue is the device's side of the queues in memory (docs/spec/queues.md): the event
+// queue replaces the driver's reads of registers, and the command queue its writes. It is pure:
+// an access to the rings leaves as a value, and its completion arrives as another.
 package queue
 
 import "github.com/exanet/pfd/device"
 
-// Sizes (ours).
+// Sizes. Values are defined by this project.
 const (
 	batch    = 16  // events of one access
 	fetch    = 8   // commands of one access
 	maxEdges = 256 // events that wait and are in no register
 	maxSyncs = 32
 
-	// MaxRead is what one access reads at most, bytes.
+	// MaxRead is the maximum size of one read, in bytes.
 	MaxRead = fetch * device.QueueEntrySize
 )
 
-// Access is one access of DMA memory. Data is the machine's, and the performer's
-// until it answers. Where Entries is set Data is whole entries to be written, and
-// word 0 of each comes after the rest of it.
+// Access is one access to DMA memory. Data belongs to the machine, and to the performer until it
+// answers. If Entries is set, Data holds whole entries to be written, and word 0 of each must be
+// written after the entry's other words.
 type Access struct {
 	ID      uint32
 	Addr    uint64
@@ -28,29 +27,28 @@ type Access struct {
 	Entries bool
 }
 
-// Host is the node behind the queues. What an event of the first three kinds tells
-// stands in its registers until Taken.
+// Host is the node behind the queues. An event that comes from registers stays in them until
+// Taken.
 type Host interface {
-	// Waiting appends the events of registers that wait, the oldest first, as far
-	// as out has room.
+	// Waiting appends the pending events of registers, oldest first, as far as out has room.
 	Waiting(out []device.Event) []device.Event
-	// Taken says that such an event has been written. Its register may have changed
-	// since: what it does not tell stays.
+	// Taken reports that such an event was written to the queue. Its register may have changed
+	// since: state that the event does not report must stay.
 	Taken(*device.Event)
-	// Command carries a command out (not SYNC and NOP); where there is something
-	// to tell it gives an event.
+	// Command performs a command (not SYNC or NOP) and returns an event if there is one to
+	// report.
 	Command(*device.Command) (device.Event, bool)
-	// Busy tells whether accesses of a bank are in flight.
+	// Busy reports whether accesses of a bank are in flight.
 	Busy(bank int) bool
 }
 
-// ring is the place of a queue, as its registers have it.
+// ring is the location of a queue, as its registers say.
 type ring struct {
 	base   uint64
 	log    uint32
 	on     bool
 	errors uint32
-	index  uint32 // of the next entry to be written, or read, modulo 2 * entries
+	index  uint32 // of the next entry to be written or read, modulo 2 * entries
 }
 
 func (r *ring) entries() uint32     { return 1 << r.log }
@@ -58,10 +56,10 @@ func (r *ring) mod(i uint32) uint32 { return i & (2*r.entries() - 1) }
 func (r *ring) slot() uint32        { return r.index & (r.entries() - 1) }
 func (r *ring) addr() uint64        { return r.base + uint64(r.slot())*device.QueueEntrySize }
 
-// phase is the phase bit of the entry at index.
+// phase returns the phase bit of the entry at index.
 func (r *ring) phase() uint64 { return uint64(r.index>>r.log&1 ^ 1) }
 
-// start turns the queue on, if it can be.
+// start enables the queue if its configuration is valid.
 func (r *ring) start() {
 	r.index, r.errors = 0, 0
 	size := uint64(r.entries()) * device.QueueEntrySize
@@ -79,7 +77,7 @@ func (r *ring) status() uint32 {
 	return r.errors
 }
 
-// sync is a SYNC that waits.
+// sync is a waiting SYNC.
 type sync struct {
 	bank  uint8
 	store *Access // of its word, nil: not begun
@@ -88,7 +86,7 @@ type sync struct {
 	word0 uint64
 }
 
-// Machine is the two queues of a node. Its zero value is both off.
+// Machine is the two queues of a node. Its zero value has both disabled.
 type Machine struct {
 	host Host
 	next uint32 // ID of the next access
@@ -97,40 +95,40 @@ type Machine struct {
 	cons   uint32
 	write  *Access // of a batch
 	batch  [batch]device.Event
-	taken  []device.Event // of the batch, those of registers
-	edged  int            // and how many of edges
-	told   uint64         // and what its overflow event tells
+	taken  []device.Event // of the batch, the events of registers
+	edged  int            // and the number of edges
+	told   uint64         // and the kinds that its overflow event reports
 	spare  []byte         // of the last batch
-	edges  []device.Event // what is in no register, the oldest first
-	lost   uint64         // a bit a kind, for want of room
+	edges  []device.Event // events that are in no register, oldest first
+	lost   uint64         // a bit per kind of event lost for lack of room
 	notify bool
 
 	cmd     ring
 	read    *Access
-	looking bool // read is the look for the phase
-	looked  int  // entries that a look found complete, still to be read
-	full    bool // it found no end
+	looking bool // read checks the phase only
+	looked  int  // entries that a phase check found complete and that are still to be read
+	full    bool // the phase check found no end
 	rung    bool
-	more    bool   // go on looking
+	more    bool   // continue checking
 	buf     []byte // of the last read
-	budget  uint32 // commands that this doorbell may still have taken
+	budget  uint32 // commands that may still be taken for this doorbell
 	syncs   []sync
 }
 
-// New gives the queues of a host, off.
+// New returns the queues of a host, disabled.
 func New(h Host) Machine { return Machine{host: h} }
 
-// Reset is CTRL.reset: both are off and their registers as after power-on. An
-// answer that is still to come counts for nothing.
+// Reset performs CTRL.reset: both queues are disabled and their registers as after power-on.
+// Outstanding answers are ignored.
 func (m *Machine) Reset() { *m = Machine{host: m.host, next: m.next} }
 
-// Events tells whether the event queue is on, Active whether either is.
+// Events reports whether the event queue is enabled.
 func (m *Machine) Events() bool { return m.ev.on }
 
-// Active tells whether there may be anything to do.
+// Active reports whether there may be anything to do.
 func (m *Machine) Active() bool { return m.ev.on || m.cmd.on || len(m.syncs) > 0 }
 
-// Broken tells whether an error has turned the event queue off.
+// Broken reports whether an error has disabled the event queue.
 func (m *Machine) Broken() bool { return m.ev.errors != 0 }
 
 // Load reads the register at an offset of window pl.
@@ -156,8 +154,8 @@ func (m *Machine) Load(offset uint32) uint64 {
 	return 0
 }
 
-// Store writes the register at an offset of window pl: value is what it is to
-// hold, act what was written to bits that do something.
+// Store writes the register at an offset of window pl: value is its new content, act the written
+// value for bits that trigger an action.
 func (m *Machine) Store(offset uint32, value, act uint64) {
 	r, off, stop := &m.ev, offset-device.PLEventQueue, m.stopEvents
 	if offset >= device.PLCommandQueue {
@@ -198,7 +196,7 @@ func (m *Machine) Store(offset uint32, value, act uint64) {
 	}
 }
 
-// consumed takes how far the driver has read.
+// consumed handles a new read index from the driver.
 func (m *Machine) consumed(n uint32) {
 	r := &m.ev
 	m.cons = n
@@ -207,7 +205,7 @@ func (m *Machine) consumed(n uint32) {
 	}
 }
 
-// stopEvents turns the event queue off. What stands in registers stays there.
+// stopEvents disables the event queue. Events in registers stay there.
 func (m *Machine) stopEvents(why uint32) {
 	m.ev.on = false
 	m.ev.errors |= why
@@ -225,8 +223,8 @@ func (m *Machine) stopCommands(why uint32) {
 	}
 }
 
-// Tell has an event told that stands in no register. Of the kinds that others
-// cause there may be too many: then the overflow event names the kind.
+// Tell queues an event that is in no register. If too many are queued, the overflow event names
+// the kind of the lost ones.
 func (m *Machine) Tell(e device.Event) {
 	switch {
 	case !m.ev.on:
@@ -237,8 +235,8 @@ func (m *Machine) Tell(e device.Event) {
 	}
 }
 
-// TellMail is Tell for a message in a mailbox, which says no more than the one that
-// waits already.
+// TellMail is Tell for a message in a mailbox; it is skipped if an event for the mailbox is
+// already queued.
 func (m *Machine) TellMail(mailbox uint8) {
 	for i := m.edged; i < len(m.edges); i++ {
 		if e := &m.edges[i]; e.Kind == device.EventMail && e.Index == mailbox {
@@ -248,8 +246,8 @@ func (m *Machine) TellMail(mailbox uint8) {
 	m.Tell(device.Event{Kind: device.EventMail, Index: mailbox})
 }
 
-// Run begins what can be begun: each access is given to out. It tells whether the
-// driver is to be told of new events.
+// Run begins all accesses that can begin and passes each to out. It reports whether the driver
+// must be notified of new events.
 func (m *Machine) Run(out func(*Access)) (notify bool) {
 	m.commands(out)
 	m.wait(out)
@@ -258,7 +256,7 @@ func (m *Machine) Run(out func(*Access)) (notify bool) {
 	return notify
 }
 
-// access makes one, of size bytes; buf is used again where it is large enough.
+// access returns a new access of size bytes; it reuses buf if that is large enough.
 func (m *Machine) access(addr uint64, size int, buf []byte) *Access {
 	m.next++
 	if cap(buf) < size {
@@ -283,7 +281,7 @@ func (m *Machine) events(out func(*Access)) {
 	}
 	first := len(list)
 	list = m.host.Waiting(list)
-	// Half is kept for the others.
+	// Half is reserved for the others.
 	if half := int(room+1) / 2; len(m.edges) > 0 && len(list) > half {
 		list = list[:max(first, min(half, cap(list)-1))]
 	}
@@ -305,7 +303,7 @@ func (m *Machine) events(out func(*Access)) {
 	out(a)
 }
 
-// written takes the end of a batch.
+// written handles the completion of a batch.
 func (m *Machine) written(ok bool) {
 	n := uint32(len(m.write.Data) / device.QueueEntrySize)
 	m.spare, m.write = m.write.Data, nil
@@ -323,8 +321,7 @@ func (m *Machine) written(ok bool) {
 	m.notify = true
 }
 
-// commands begins to read commands: first a look for the phase, then, as far as it
-// was right, what came before it.
+// commands begins to read commands: first only their phases, then the commands found complete.
 func (m *Machine) commands(out func(*Access)) {
 	r := &m.cmd
 	if !r.on || m.read != nil || m.budget == 0 || len(m.edges)+fetch > maxEdges {
@@ -343,7 +340,7 @@ func (m *Machine) commands(out func(*Access)) {
 	out(m.read)
 }
 
-// fetched takes what was read.
+// fetched handles the completion of a read.
 func (m *Machine) fetched(ok bool) {
 	r, b := &m.cmd, m.read.Data
 	m.read, m.buf = nil, b
@@ -362,7 +359,7 @@ func (m *Machine) fetched(ok bool) {
 	for i := range n {
 		q := device.QueueEntryOf(b[i*device.QueueEntrySize:])
 		if q[0]&device.QueuePhase != r.phase() {
-			return // taken back since the look
+			return // withdrawn since the phase check
 		}
 		r.index = r.mod(r.index + 1)
 		m.do(&q)
@@ -373,7 +370,7 @@ func (m *Machine) fetched(ok bool) {
 	m.more = m.full
 }
 
-// do carries one command out.
+// do performs one command.
 func (m *Machine) do(q *device.QueueEntry) {
 	wrong := func(code uint8) {
 		m.Tell(device.Event{Kind: device.EventError, Code: code, Cookie: q[0]})
@@ -395,7 +392,7 @@ func (m *Machine) do(q *device.QueueEntry) {
 	}
 }
 
-// wait begins to store the words of the SYNCs whose accesses are over.
+// wait begins to store the words of the SYNCs whose accesses have completed.
 func (m *Machine) wait(out func(*Access)) {
 	for i := range m.syncs {
 		s := &m.syncs[i]
@@ -423,8 +420,8 @@ func (m *Machine) busy(bank uint8) bool {
 	return false
 }
 
-// Answered takes the end of an access; one that nobody waits for any more counts
-// for nothing. What the commands in it do is done when it returns.
+// Answered handles the completion of an access; one that is no longer expected is ignored. When
+// it returns, the commands read by the access have been performed.
 func (m *Machine) Answered(id uint32, ok bool) {
 	switch {
 	case m.write != nil && m.write.ID == id:

@@ -8,11 +8,11 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// ErrAudit: a bound or a count of the machine does not hold.
+// ErrAudit means that a limit is exceeded or a count is wrong.
 var ErrAudit = errors.New("firmware audit")
 
-// Audit checks the firmware's bounds: each id is free or in use once, nobody
-// holds more than its share, windows hold, the timer lists are in order.
+// Audit checks the firmware's invariants: each ID is free or in use once, no domain or transfer
+// exceeds its share or window, and the timer lists are sorted.
 func (fw *Firmware) Audit() error {
 	var ids [device.Slots]int
 	var flying [device.Channels]int
@@ -26,7 +26,7 @@ func (fw *Firmware) Audit() error {
 		live++
 		x := &fw.channels[t.transfer]
 		if !x.live {
-			return fmt.Errorf("%w: id %d belongs to channel %d, which is over", ErrAudit, i, t.transfer)
+			return fmt.Errorf("%w: id %d belongs to channel %d, which has ended", ErrAudit, i, t.transfer)
 		}
 		ids[x.slot]++
 		if t.bulk {
@@ -34,7 +34,7 @@ func (fw *Firmware) Audit() error {
 		}
 		flying[t.transfer]++
 		if t.list == listNone && t.sending == 0 {
-			return fmt.Errorf("%w: id %d waits for nothing", ErrAudit, i)
+			return fmt.Errorf("%w: id %d is in no timer list and not being sent", ErrAudit, i)
 		}
 	}
 	if live+fw.free.count != fw.cfg.IDs {
@@ -43,7 +43,7 @@ func (fw *Firmware) Audit() error {
 	seen := [device.Transactions]bool{}
 	for i := range fw.free.count {
 		if fw.cfg.Options.NoTickets {
-			break // the ring is not in use
+			break // the ring is unused
 		}
 		id := fw.free.ring[(fw.free.front+i)%len(fw.free.ring)]
 		if seen[id] || fw.tx[id].state != stateFree {
@@ -60,7 +60,7 @@ func (fw *Firmware) Audit() error {
 		reserve += max(0, keptIDs-d.ids)
 	}
 	if reserve != fw.reserve {
-		return fmt.Errorf("%w: %d ids kept, counted %d", ErrAudit, reserve, fw.reserve)
+		return fmt.Errorf("%w: %d ids reserved, counted %d", ErrAudit, reserve, fw.reserve)
 	}
 	if err := fw.auditQueues(); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (fw *Firmware) Audit() error {
 			return fmt.Errorf("%w: channel %d has %d blocks in flight of %d, window %d", ErrAudit, c, x.inflight, flying[c], fw.window(x))
 		}
 		if x.live && !x.failing && x.inflight == 0 && !x.queued {
-			return fmt.Errorf("%w: channel %d waits for nothing", ErrAudit, c)
+			return fmt.Errorf("%w: channel %d has nothing in flight and is not queued", ErrAudit, c)
 		}
 	}
 	for i := 1; i < lists; i++ {
@@ -86,8 +86,7 @@ func (fw *Firmware) Audit() error {
 	return nil
 }
 
-// auditQueues checks the scheduler's queues and their bitmaps, and the read
-// requests that wait.
+// auditQueues checks the scheduler's queues and their bitmaps, and the waiting read requests.
 func (fw *Firmware) auditQueues() error {
 	queued := 0
 	for class := range fw.run.queues {
@@ -101,7 +100,7 @@ func (fw *Firmware) auditQueues() error {
 					return fmt.Errorf("%w: channel %d is in the wrong queue", ErrAudit, c)
 				}
 				if queued++; queued > device.Channels {
-					return fmt.Errorf("%w: a run queue without an end", ErrAudit)
+					return fmt.Errorf("%w: a run queue has a cycle", ErrAudit)
 				}
 			}
 		}
@@ -120,7 +119,7 @@ func (fw *Firmware) auditQueues() error {
 		}
 	}
 	if fw.asked != fw.settled {
-		return fmt.Errorf("%w: %d read requests came, and something was done with %d", ErrAudit, fw.asked, fw.settled)
+		return fmt.Errorf("%w: %d read requests arrived, %d were handled", ErrAudit, fw.asked, fw.settled)
 	}
 	for i := range fw.domains {
 		q := &fw.domains[i].reads
@@ -132,7 +131,7 @@ func (fw *Firmware) auditQueues() error {
 		}
 		for k := range q.level {
 			if fw.mayServe(i, q.at(k).m.PDID) {
-				return fmt.Errorf("%w: slot %d has a read request waiting and a channel for it", ErrAudit, i)
+				return fmt.Errorf("%w: slot %d has a waiting read request and a free channel for it", ErrAudit, i)
 			}
 		}
 		d := &fw.domains[i]

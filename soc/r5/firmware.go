@@ -1,8 +1,8 @@
-// Package r5 is the RDMA firmware of a node's R5 core as a pure machine: it
-// takes doorbells, acknowledgements, retransmission requests and the time, and
-// gives commands (spec/firmware.md; 001 chapters 3 and 4, 000 §3.2.2, 002 §IV).
+// Package r5 is the RDMA firmware of a node's R5 core as a pure state machine: doorbells,
+// acknowledgements, retransmission requests and the time go in, and commands come out
+// (spec/firmware.md; 001 chapters 3 and 4, 000 §3.2.2, 002 §IV).
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package r5
 
 import (
@@ -15,33 +15,33 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Limits of the firmware (spec/firmware.md; ours).
+// Limits of the firmware (spec/firmware.md). Values are defined by this project.
 const (
-	maxDomainIDs   = 256  // ids that one domain may hold
-	keptIDs        = 16   // ids kept for every slot, be there a domain or not: one may come
+	maxDomainIDs   = 256  // transaction IDs that one domain may hold
+	keptIDs        = 16   // IDs reserved for every slot, with or without a domain
 	maxAttempts    = 64   // retransmissions of a block without an ACK or RAPF for it
 	maxRAPFs       = 1024 // RAPFs for one block
 	sourceGrace    = 100e9
 	backoffFromRow = 3
-	maxTwice       = 2 // sendings of a block at a time, without the retransmission bit
+	maxTwice       = 2 // simultaneous sendings of a block without the retransmission bit
 )
 
-// Config is what a firmware is built with.
+// Config describes a firmware.
 type Config struct {
 	Node   device.NodeID
 	VABits int
 	// TXFIFO: source faults are reported and pause the block (CAPS[24]).
 	TXFIFO bool
-	// Route tells whether a node can be reached; nil: every node.
+	// Route reports whether a node can be reached; nil means every node can.
 	Route func(device.NodeID) bool
 	// Options switch off optimizations.
 	Options Options
-	// IDs is the number of transaction ids in use, for tests in which ids are
-	// to be used again soon; 0: all 1024.
+	// IDs is the number of transaction IDs, for tests in which IDs are soon reused; 0 means all
+	// 1024.
 	IDs int
 }
 
-// CommandKind tells what the firmware wants done.
+// CommandKind says what the firmware asks its node to do.
 type CommandKind uint8
 
 // The commands.
@@ -50,14 +50,14 @@ const (
 	Send CommandKind = iota + 1
 	// Update: done, status and paused of a channel's descriptor have changed.
 	Update
-	// Describe: a read channel carries the transfer of Descriptor from now on.
+	// Describe: a read channel now carries the transfer of Descriptor.
 	Describe
-	// Answer: Word goes to mailbox Interface of Node, whose domain of Generation
-	// asked for a read in Epoch.
+	// Answer: Word goes to mailbox Interface of Node, whose domain of Generation requested a read
+	// in Epoch.
 	Answer
 )
 
-// Command is one thing that the firmware wants done.
+// Command is one request of the firmware to its node.
 type Command struct {
 	Kind    CommandKind
 	Block   wire.Block
@@ -83,7 +83,7 @@ type domain struct {
 	ids        int
 	sending    int // blocks of the medium and low classes with the PLDMA
 	reads      readQueue
-	crowded    int // read channels that lack for peers admitted when too many were busy
+	crowded    int // read channels missing for peers that were admitted while too many were busy
 }
 
 // Firmware is one node's firmware. It belongs to one goroutine.
@@ -95,7 +95,7 @@ type Firmware struct {
 	outstanding int
 
 	domains  [device.Slots]domain
-	reserve  int // ids kept for slots and not taken by them
+	reserve  int // IDs reserved for slots and not taken by them
 	tx       [device.Transactions]transaction
 	free     tickets
 	timers   [lists]list
@@ -104,21 +104,20 @@ type Firmware struct {
 	channels [device.Channels]transfer
 	run      scheduler
 	asked    uint64 // read requests
-	settled  uint64 // of these, served, waiting, answered or known already
-	now      int64  // as the caller told last: for ages only
-	// seq holds the sequence numbers of each id towards each node: they belong
-	// to the pair, never start again, and so a receiver can order whatever it
-	// receives from one (source, id).
+	settled  uint64 // of these, those served, waiting, answered or known already
+	now      int64  // as last set by the caller: for ages only
+	// seq holds the sequence numbers of each ID towards each node. They belong to the pair and
+	// never restart, so a receiver can order all that it receives from one (source, ID).
 	seq        map[device.NodeID]*numbers
 	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
 
-	ended    tally.Node // transfers: for who asks, nothing depends on it
-	stamp    int64      // as the caller told last
+	ended    tally.Node // transfers; for observers, nothing depends on it
+	stamp    int64      // as last set by the caller
 	refusals []Refusal
 }
 
-// New gives a firmware that counts in counts.
+// New returns a firmware that counts in counts.
 func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
 	if cfg.IDs <= 0 || cfg.IDs > device.Transactions {
 		cfg.IDs = device.Transactions
@@ -134,8 +133,8 @@ func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
 	return fw
 }
 
-// Reset drops every transaction and transfer and forgets the domains. The
-// caller has no commands of before left to do.
+// Reset drops every transaction and transfer and forgets the domains. The caller must have
+// performed all earlier commands.
 func (fw *Firmware) Reset() {
 	fw.domains = [device.Slots]domain{}
 	fw.reserve = keptIDs * device.Slots
@@ -153,7 +152,7 @@ func (fw *Firmware) Reset() {
 	fw.out = fw.out[:0]
 }
 
-// SetNode sets the node's own id (register NODE_ID).
+// SetNode sets the node's own ID (register NODE_ID).
 func (fw *Firmware) SetNode(id device.NodeID) { fw.cfg.Node = id }
 
 // SetTimeout sets the block time-out in microseconds; blocks in flight follow.
@@ -162,15 +161,15 @@ func (fw *Firmware) SetTimeout(us uint32) { fw.timeout = max(int64(us), 1) * 100
 // SetGuard sets the guard time-out of paused blocks in microseconds.
 func (fw *Firmware) SetGuard(us uint32) { fw.guard = max(int64(us), 1) * 1000 }
 
-// SetOutstanding sets the blocks in flight a transfer, at least one.
+// SetOutstanding sets the number of blocks in flight per transfer, at least one.
 func (fw *Firmware) SetOutstanding(n uint32) {
 	fw.outstanding = int(min(max(n, 1), device.Transactions))
 }
 
-// Clock tells the time, from which the ages of transfers are counted.
+// Clock sets the time from which the ages of transfers are computed.
 func (fw *Firmware) Clock(now int64) { fw.now = now }
 
-// SetPeers follows PD_PEERS: whose reads a slot admits. Those of others end with
+// SetPeers follows PD_PEERS: the PDIDs whose reads a slot admits. Reads of other PDIDs end with
 // status 5.
 func (fw *Firmware) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) {
 	d := &fw.domains[slot]
@@ -193,8 +192,8 @@ func (fw *Firmware) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) 
 	d.crowded = max(0, bits.OnesCount32(d.reads.busy)+d.without(fw.readers(slot))-readChannels)
 }
 
-// SetDomain follows PD_CFG: disabling a slot, or giving it to another domain,
-// ends its transfers with status 10.
+// SetDomain follows PD_CFG. Disabling a slot, or assigning it to another domain, ends its
+// transfers with status 10.
 func (fw *Firmware) SetDomain(slot int, pdid device.PDID, g device.Generation, enabled bool) {
 	d := &fw.domains[slot]
 	if d.enabled == enabled && d.pdid == pdid && d.generation == g {
@@ -212,18 +211,17 @@ func (fw *Firmware) SetDomain(slot int, pdid device.PDID, g device.Generation, e
 	d.reads.failed, d.reads.served = [maxPending]failure{}, [maxServed]request{}
 }
 
-// Commands gives what is to be done and forgets it; the slice is valid until
-// the next call of Commands. Doing them may make more.
+// Commands returns the pending commands and clears the list. The slice is valid until the next
+// call of Commands. Performing commands may add new ones.
 func (fw *Firmware) Commands() []Command {
 	out := fw.out
 	fw.out, fw.spare = fw.spare[:0], out
 	return out
 }
 
-// Doorbell starts the transfer of descriptor d on a channel of a slot, or, where
-// d.Abort is set, ends the one that runs there or was about to start. A doorbell
-// for a channel that already runs, or whose done is not 0, is ignored: a transfer
-// announced twice starts once.
+// Doorbell starts the transfer of descriptor d on a channel of a slot or, if d.Abort is set, ends
+// the transfer that runs there or was about to start. A doorbell for a channel that is running,
+// or whose done is not 0, is ignored: a transfer announced twice starts once.
 func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 	if slot < 0 || slot >= device.Slots || channel < 0 || channel >= device.WriteChannels || !fw.domains[slot].enabled {
 		fw.counts[device.DoorbellDenied]++
@@ -247,14 +245,14 @@ func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 		return
 	}
 	if !fw.valid(d) {
-		fw.counts[device.DoorbellDenied]++ // its transfer is none (ours)
+		fw.counts[device.DoorbellDenied]++ // an invalid transfer is not started (defined by this project)
 		fw.fail(c, uint8(device.CodeDecode))
 		return
 	}
 	fw.enqueue(c)
 }
 
-// begin gives a channel a transfer, ready to be scheduled.
+// begin assigns a transfer to a channel, ready to be scheduled.
 func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
 	x := &fw.channels[c]
 	slot := int(c) / device.ChannelsPerSlot
@@ -279,7 +277,7 @@ func (fw *Firmware) valid(d *device.Descriptor) bool {
 		(fw.cfg.Route == nil || fw.cfg.Route(d.DstNode))
 }
 
-// Ack takes an acknowledgement of the block (id, seq) from node src.
+// Ack handles an acknowledgement of the block (id, seq) from node src.
 func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	if a.Transaction >= device.Transactions {
 		fw.counts[device.MsgDropped]++
@@ -334,8 +332,8 @@ func (fw *Firmware) acknowledged(id int16) {
 	fw.enqueue(c)
 }
 
-// pause takes a block out of the time-outs until a RAPF or the guard (000
-// §3.2.2; PART cancels the time-out, the guard is ours).
+// pause suspends a block's time-out until a RAPF or the guard time-out (000 §3.2.2; PART cancels
+// the time-out, the guard is defined by this project).
 func (fw *Firmware) pause(now int64, id int16) {
 	t := &fw.tx[id]
 	fw.refuse(id)
@@ -347,8 +345,8 @@ func (fw *Firmware) pause(now int64, id int16) {
 	fw.enlist(id, listGuard+t.guardStep, now)
 }
 
-// refused sends a block again that the receiver could not take, from the third
-// refusal in a row after a back-off.
+// refused retransmits a block that the receiver could not take; from the third refusal in a row
+// on, after a back-off.
 func (fw *Firmware) refused(now int64, id int16) {
 	t := &fw.tx[id]
 	fw.unpause(id)
@@ -361,7 +359,7 @@ func (fw *Firmware) refused(now int64, id int16) {
 	fw.enlist(id, listBackoff+min(t.nackRow-backoffFromRow, backoffSteps-1), now)
 }
 
-// Sent says that the PLDMA does not send block id any more.
+// Sent reports that the PLDMA has finished sending block id.
 func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	t := &fw.tx[id]
 	if t.state == stateFree || t.sending == 0 {
@@ -383,13 +381,12 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 		fw.attempt(now, int16(id))
 		return
 	}
-	// The time-out runs from here: before, nothing was under way.
+	// The time-out runs from here: before, nothing was in flight.
 	fw.enlist(int16(id), listTimeout, now)
 }
 
-// SourceFault says that the source of block id could not be read and that
-// nothing was sent. With a TXFIFO the block pauses until a RAPF from the own
-// node; without one its time-out goes on.
+// SourceFault reports that the source of block id could not be read and nothing was sent. With a
+// TXFIFO the block pauses until a RAPF from its own node; without one its time-out keeps running.
 func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
 	t := &fw.tx[id]
 	if t.state == stateFree || t.sending == 0 {
@@ -417,10 +414,10 @@ func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
 	fw.enlist(int16(id), listTimeout, now)
 }
 
-// RAPF obeys a retransmission request, or refuses it: the transaction must be
-// live with that sequence number, the wired PDID the written one, and the
-// request come from the destination domain or, for a source fault, from the own
-// one, by PDID and generation (messages.md 2; 000 §3.2.3.3).
+// RAPF obeys or refuses a retransmission request. The transaction must be live with that sequence
+// number, the wired PDID must equal the written one, and the request must come from the
+// destination domain or, for a source fault, from the block's own domain, by PDID and generation
+// (messages.md 2; 000 §3.2.3.3).
 func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 	if m.Transaction >= device.Transactions {
 		fw.counts[device.MsgDropped]++
@@ -460,7 +457,7 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 	fw.retransmit(now, id)
 }
 
-// attempt retransmits without having been asked to, which the limit counts.
+// attempt retransmits without a request, which counts towards the limit.
 func (fw *Firmware) attempt(now int64, id int16) {
 	t := &fw.tx[id]
 	counts := t.sourceFault == 0 || now-t.sourceFault > sourceGrace
@@ -478,8 +475,8 @@ func (fw *Firmware) attempt(now int64, id int16) {
 	fw.retransmit(now, id)
 }
 
-// retransmit sends block id again under a new sequence number, but not while
-// the hardware still sends the old one (001 §3.3, retransmission bit).
+// retransmit sends block id again under a new sequence number, but not while the hardware still
+// sends the old one (001 §3.3, retransmission bit).
 func (fw *Firmware) retransmit(now int64, id int16) {
 	t := &fw.tx[id]
 	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {
@@ -493,7 +490,7 @@ func (fw *Firmware) retransmit(now int64, id int16) {
 	fw.channels[t.transfer].resent++
 	t.seq = fw.nextSequence(t.node, id)
 	if !t.sent && t.sending == 0 {
-		// Nobody has received the former ones, and they may be given again.
+		// No node has received the earlier numbers, so they may be reused.
 		t.first = t.seq
 	}
 	fw.transmit(id)
@@ -509,7 +506,7 @@ func (fw *Firmware) unpause(id int16) {
 	fw.delist(id)
 }
 
-// release ends transaction id and gives the id back.
+// release ends transaction id and frees the ID.
 func (fw *Firmware) release(id int16) {
 	t := &fw.tx[id]
 	x := &fw.channels[t.transfer]
@@ -529,8 +526,8 @@ func (fw *Firmware) release(id int16) {
 	fw.giveID(x.slot, id)
 }
 
-// fail ends a transfer with a status: its other blocks are cancelled, those
-// that are being sent when that is over, since their source is in use till then.
+// fail ends a transfer with a status. Its other blocks are cancelled; blocks being sent are
+// cancelled when the sending ends, since their source is in use until then.
 func (fw *Firmware) fail(c int16, status uint8) {
 	x := &fw.channels[c]
 	if !x.live {
@@ -564,7 +561,7 @@ func (fw *Firmware) complete(c int16) {
 	fw.over(c)
 }
 
-// over takes a transfer off its channel.
+// over removes a transfer from its channel.
 func (fw *Firmware) over(c int16) {
 	x := &fw.channels[c]
 	fw.unqueue(c)

@@ -5,7 +5,7 @@ import (
 	"github.com/exanet/pfd/internal/tally"
 )
 
-// ChannelInfo is what the firmware knows of a channel's last transfer.
+// ChannelInfo describes a channel's last transfer.
 type ChannelInfo struct {
 	Live, Failing    bool
 	Descriptor       device.Descriptor // as taken at the doorbell
@@ -19,15 +19,15 @@ type ChannelInfo struct {
 	DestinationPDID  device.PDID
 	Class            Class
 	Began            int64 // ns
-	// Oldest and Newest are the sequence numbers of the blocks in flight that
-	// were issued first and last; both are 0 without one.
+	// Oldest and Newest are the sequence numbers of the first and the last issued of the blocks
+	// in flight, 0 if there are none.
 	Oldest, Newest device.Sequence
-	// Tag and Requester say whose read a read channel serves.
+	// Tag and Requester identify the read that a read channel serves.
 	Tag       uint16
 	Requester uint8 // interface
 }
 
-// Channel tells about channel ch of a slot.
+// Channel describes channel ch of a slot.
 func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
 	x := &fw.channels[slot*device.ChannelsPerSlot+ch]
 	i := ChannelInfo{
@@ -45,10 +45,10 @@ func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
 	return i
 }
 
-// Ended counts the transfers that have ended since New.
+// Ended returns the counts of the transfers that have ended since New.
 func (fw *Firmware) Ended() *tally.Node { return &fw.ended }
 
-// TransactionInfo is a row of the transaction table in use.
+// TransactionInfo is one used row of the transaction table.
 type TransactionInfo struct {
 	ID              device.TransactionID
 	Slot, Channel   int
@@ -56,7 +56,7 @@ type TransactionInfo struct {
 	PDID            device.PDID   // of the source
 	DestinationPDID device.PDID
 	State           string // issued, retransmitted, paused, backoff
-	Sending         bool   // with the PLDMA
+	Sending         bool   // at the PLDMA
 	Words           bool   // carries the completion words
 	Sequence        device.Sequence
 	First           device.Sequence // of this use of the id
@@ -68,11 +68,11 @@ type TransactionInfo struct {
 	RAPFs           int
 	LastCode        device.Code
 	Began           int64 // ns
-	Due             int64 // ns: time-out, guard or end of back-off; 0 none
+	Due             int64 // ns: time-out, guard or end of back-off; 0 for none
 	Class           Class
 }
 
-// Transactions gives the transactions in flight, by id.
+// Transactions returns the transactions in flight, ordered by ID.
 func (fw *Firmware) Transactions() []TransactionInfo {
 	var list []TransactionInfo
 	for i := range fw.tx {

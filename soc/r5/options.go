@@ -6,33 +6,33 @@ import (
 	"strings"
 )
 
-// Options switch off the optimizations of 001 §3.3, and one of ours, so that each can be measured
-// on and off. The zero value has them all.
+// Options switch off the optimizations of 001 §3.3, and one defined by this project, so that each
+// can be measured on and off. The zero value has all of them on.
 type Options struct {
-	// NoFastPath: a doorbell word in the scratchpad is taken by the way of the
-	// mailbox ("R5 is notified firstly in scratchpad").
+	// NoFastPath: a doorbell word in the scratchpad is handled like a mailbox message ("R5 is
+	// notified firstly in scratchpad").
 	NoFastPath bool
-	// NoBypass: a transfer of the high class waits in its queue even if that is
-	// empty ("Scheduler Bypassing").
+	// NoBypass: a transfer of the high class waits in its queue even if the queue is empty
+	// ("Scheduler Bypassing").
 	NoBypass bool
-	// NoTickets: a free transaction id is searched for in the table instead of
-	// taken from the ticket queue ("Ticket-based circular transaction queue").
+	// NoTickets: a free transaction ID is searched for in the table instead of taken from the
+	// ticket queue ("Ticket-based circular transaction queue").
 	NoTickets bool
-	// NoCounters: queues and time-out lists are looked through even if counters
-	// say that they are empty ("Peripheral optimized counters").
+	// NoCounters: queues and time-out lists are scanned even if counters say that they are empty
+	// ("Peripheral optimized counters").
 	NoCounters bool
-	// NoRetransmissionBit: a block is sent again although the hardware still
-	// sends it ("Retransmission bit").
+	// NoRetransmissionBit: a block is retransmitted even while the hardware still sends it
+	// ("Retransmission bit").
 	NoRetransmissionBit bool
-	// NoWholeBlocks: a block is not one frame but several, between which others and
-	// events come, as its packets on a link (ours; for tests).
+	// NoWholeBlocks: a block is sent as several frames, between which other frames and events
+	// arrive, like its packets on a link (defined by this project; for tests).
 	NoWholeBlocks bool
 }
 
-// ErrOption says that a word names no optimization.
+// ErrOption means that a word names no optimization.
 var ErrOption = errors.New("no such optimization of the firmware")
 
-// optionNames are the words of ParseOptions in the order of 001 §3.3.
+// names returns the words of ParseOptions in the order of 001 §3.3.
 func (o *Options) names() []struct {
 	name string
 	off  *bool
@@ -47,8 +47,8 @@ func (o *Options) names() []struct {
 	}
 }
 
-// Bits gives the options as a number, for files: bit i is set where optimization i,
-// in the order of Options, is off.
+// Bits returns the options as a number, for files: bit i is set if optimization i, in the order
+// of Options, is off.
 func (o Options) Bits() (bits uint16) {
 	for i, n := range o.names() {
 		if *n.off {
@@ -58,7 +58,7 @@ func (o Options) Bits() (bits uint16) {
 	return bits
 }
 
-// OptionsOf is the inverse of Bits; ok is false where a bit has no meaning.
+// OptionsOf is the inverse of Bits; ok is false if an undefined bit is set.
 func OptionsOf(bits uint16) (o Options, ok bool) {
 	names := o.names()
 	for i, n := range names {
@@ -67,8 +67,8 @@ func OptionsOf(bits uint16) (o Options, ok bool) {
 	return o, bits>>len(names) == 0
 }
 
-// String gives the words that ParseOptions reads as o: "all", "none", or what is
-// off, each with no- before it.
+// String returns the words that ParseOptions parses into o: "all", "none", or the optimizations
+// that are off, each prefixed with no-.
 func (o Options) String() string {
 	names := o.names()
 	var off []string
@@ -86,9 +86,9 @@ func (o Options) String() string {
 	return strings.Join(off, ",")
 }
 
-// ParseOptions reads what is on: "all", "none", or words with commas between,
-// each an optimization that is on, or with no- before it one that is off; words
-// alone with no- leave the others on. Errors match ErrOption.
+// ParseOptions parses "all", "none", or a comma-separated list of optimizations that are on, or
+// off if prefixed with no-. If every word has the prefix, the others stay on. Errors match
+// ErrOption.
 func ParseOptions(s string) (Options, error) {
 	var o Options
 	names := o.names()
@@ -115,7 +115,7 @@ func ParseOptions(s string) (Options, error) {
 			}
 		}
 		if !known {
-			return Options{}, fmt.Errorf("%w: %q: want all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks, each perhaps with no- before it", ErrOption, w)
+			return Options{}, fmt.Errorf("%w: %q: give all, none, or a list of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks, each with or without the prefix no-", ErrOption, w)
 		}
 	}
 	return o, nil

@@ -12,46 +12,46 @@ import (
 // serves a request as a write to the initiator's memory.
 const (
 	readChannels = device.ChannelsPerSlot - device.WriteChannels
-	maxPending   = 32 // requests of a domain that wait for a channel (ours)
-	// maxServed is how many reads of a domain are remembered after their end, as
-	// many as it can have served and waiting at a time (ours): a duplicate that was
-	// sent while its read went on comes before so many others are over. One that
-	// the network holds longer is served again, for nothing: its tag is not open.
+	maxPending   = 32 // requests of a domain that wait for a channel (defined by this project)
+	// maxServed is how many completed reads a domain remembers: as many as can be served and
+	// waiting at a time (defined by this project). A duplicate that was sent during its read
+	// arrives before that many others have ended. If the network delays it longer, it is served
+	// again to no effect: its tag is no longer open.
 	maxServed = readChannels + maxPending
 )
 
-// requester is who asked for a read.
+// requester identifies the sender of a read request.
 type requester struct {
 	node  device.NodeID
 	iface uint8
 	epoch uint32
 	tag   uint16
-	// generation of the domain that the packetizer belonged to: the next domain
-	// there may use the tag for another read.
+	// generation is that of the domain that owned the packetizer: the slot's next domain may use
+	// the tag for another read.
 	generation device.Generation
 }
 
-// request is a read request that waits for a channel.
+// request is a read request waiting for a channel.
 type request struct {
 	from requester
 	m    mailbox.ReadRequest
 }
 
-// readQueue is a domain's read channels and the requests that wait for one, in
-// their order. It is apart from all acknowledgements (001 §3.6.3).
+// readQueue is a domain's read channels and the requests that wait for one, in order. It is
+// separate from all acknowledgements (001 §3.6.3).
 type readQueue struct {
-	busy    uint32 // a bit a read channel
+	busy    uint32 // one bit per read channel
 	pending [maxPending]request
 	head    int
 	level   int
-	failed  [maxPending]failure // the last ones, whose answers may be lost
+	failed  [maxPending]failure // the last failed reads, whose answers may be lost
 	next    int
 
-	served   [maxServed]request // the last ones that were served to their end
+	served   [maxServed]request // the last reads that completed
 	lastDone int
 }
 
-// failure is a read that failed: whoever asks for it again gets the same answer.
+// failure is a failed read: a repeated request gets the same answer.
 type failure struct {
 	request
 	status uint8
@@ -59,7 +59,7 @@ type failure struct {
 
 func (q *readQueue) at(i int) *request { return &q.pending[(q.head+i)%maxPending] }
 
-// drop takes request i out of those that wait.
+// drop removes waiting request i.
 func (q *readQueue) drop(i int) {
 	for ; i+1 < q.level; i++ {
 		*q.at(i) = *q.at(i + 1)
@@ -67,11 +67,10 @@ func (q *readQueue) drop(i int) {
 	q.level--
 }
 
-// Read takes a read request that packetizer iface of node src sent in its epoch;
-// m.PDID and m.Generation are the wired ones. It is served, or waits; or it is refused with code 3
-// where too many wait, and failed with 5 where the target does not admit the
-// requester and 2 where it cannot be. A request that is being served or waits
-// already, or has been served, is dropped.
+// Read handles a read request that packetizer iface of node src sent in its epoch; m.PDID and
+// m.Generation are the wired values. The request is served or waits. It is refused with code 3 if
+// too many wait, and failed with status 5 if the target does not admit the requester, or 2 if the
+// request is invalid. A request that is already being served, waiting or served is dropped.
 func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox.ReadRequest) {
 	r := request{requester{src, iface, epoch, m.Tag, m.Generation}, m}
 	fw.asked++
@@ -86,7 +85,7 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox
 		}
 	}
 	if slot < 0 || !fw.domains[slot].admits(m.PDID) {
-		fw.counts[device.DoorbellDenied]++ // as a write's (ours)
+		fw.counts[device.DoorbellDenied]++ // as for a write (defined by this project)
 		fw.answer(&r.from, device.CodeDomain, device.StatusDomain)
 		return
 	}
@@ -120,7 +119,7 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox
 	}
 }
 
-// admits tells whether domain d may be read by src (spec/hardware.md 3).
+// admits reports whether src may read from domain d (spec/hardware.md 3).
 func (d *domain) admits(src device.PDID) bool {
 	if src == d.pdid {
 		return true
@@ -133,9 +132,9 @@ func (d *domain) admits(src device.PDID) bool {
 	return false
 }
 
-// known tells whether a request of this requester and tag is being served or
-// waits. With cancel it is ended: the requester does not want it any more
-// (ours: a request of size 0).
+// known reports whether a request with this requester and tag is being served or waiting. With
+// cancel the request is ended: the requester no longer needs it (a request of size 0; defined by
+// this project).
 func (fw *Firmware) known(slot int, from *requester, cancel bool) bool {
 	q := &fw.domains[slot].reads
 	for busy := q.busy; busy != 0; busy &= busy - 1 {
@@ -167,7 +166,7 @@ func (r *request) descriptor() device.Descriptor {
 	}
 }
 
-// serve gives a request a free read channel.
+// serve assigns a free read channel to a request.
 func (fw *Firmware) serve(slot int, r *request) {
 	q := &fw.domains[slot].reads
 	ch := bits.TrailingZeros32(^q.busy)
@@ -181,16 +180,16 @@ func (fw *Firmware) serve(slot int, r *request) {
 	fw.enqueue(c)
 }
 
-// mayServe tells whether a read of a requester may have a channel of a slot. Each
-// PDID that the domain admits has one, or one is kept for it (ours): faults that
-// nobody serves hold a channel for long.
+// mayServe reports whether a read of a requester may take one of a slot's channels. Each PDID
+// that the domain admits has a channel or has one reserved (defined by this project), because
+// unserved faults can hold a channel for long.
 func (fw *Firmware) mayServe(slot int, src device.PDID) bool {
 	d := &fw.domains[slot]
 	free := readChannels - bits.OnesCount32(d.reads.busy)
 	return free > len(d.peers) || d.mayHave(src, free, fw.readers(slot))
 }
 
-// readers gives who holds a read channel of a slot.
+// readers returns the set of PDIDs that hold a read channel of a slot.
 func (fw *Firmware) readers(slot int) (has uint32) {
 	d := &fw.domains[slot]
 	for busy := d.reads.busy; busy != 0; busy &= busy - 1 {
@@ -200,7 +199,7 @@ func (fw *Firmware) readers(slot int) (has uint32) {
 	return has
 }
 
-// mayWait tells the same of a place to wait.
+// mayWait reports the same for a place in the queue.
 func (fw *Firmware) mayWait(slot int, src device.PDID) bool {
 	d, has := &fw.domains[slot], uint32(0)
 	free := maxPending - d.reads.level
@@ -213,13 +212,13 @@ func (fw *Firmware) mayWait(slot int, src device.PDID) bool {
 	return d.mayHave(src, free, has)
 }
 
-// mayHave tells whether a requester may have one of so many free places. has are
-// those that have one.
+// mayHave reports whether a requester may take one of the free places. has is the set of
+// requesters that have a place.
 func (d *domain) mayHave(src device.PDID, free int, has uint32) bool {
 	return free > 0 && (has&d.bit(src) == 0 || free > d.without(has))
 }
 
-// without counts the PDIDs that the domain admits and that are not in has.
+// without returns the number of PDIDs that the domain admits and that are not in has.
 func (d *domain) without(has uint32) int {
 	all := d.bit(d.pdid)
 	for _, p := range d.peers {
@@ -230,8 +229,8 @@ func (d *domain) without(has uint32) int {
 	return bits.OnesCount32(all &^ has)
 }
 
-// bit stands for a PDID in a set of those that the domain admits: 0 is its own, then
-// come its peers, and one for those that it admits no more.
+// bit returns the bit for a PDID in a set of admitted PDIDs: bit 0 for the domain itself, then
+// its peers, then one for PDIDs that it no longer admits.
 func (d *domain) bit(p device.PDID) uint32 {
 	if p == d.pdid {
 		return 1
@@ -242,7 +241,7 @@ func (d *domain) bit(p device.PDID) uint32 {
 	return 2 << len(d.peers)
 }
 
-// serveWaiting serves the requests that wait and may have a channel, in their order.
+// serveWaiting serves the waiting requests that may have a channel, in order.
 func (fw *Firmware) serveWaiting(slot int) {
 	q := &fw.domains[slot].reads
 	for i := 0; i < q.level && q.busy != ^uint32(0); {
@@ -255,8 +254,7 @@ func (fw *Firmware) serveWaiting(slot int) {
 	}
 }
 
-// readOver answers a read that failed, frees its channel and serves the next
-// request that waits.
+// readOver answers a failed read, frees its channel and serves the next waiting request.
 func (fw *Firmware) readOver(c int16) {
 	x := &fw.channels[c]
 	slot := int(x.slot)
@@ -273,8 +271,7 @@ func (fw *Firmware) readOver(c int16) {
 	fw.serveWaiting(slot)
 }
 
-// codeOf gives the code of an answer: statuses beyond the codes have the
-// reserved one.
+// codeOf returns the code of an answer: a status without a code of its own has the reserved one.
 func codeOf(status uint8) device.Code {
 	if status > uint8(device.CodeBufferFull) {
 		return device.CodeReserved
@@ -282,7 +279,7 @@ func codeOf(status uint8) device.Code {
 	return device.Code(status)
 }
 
-// refuseWaiting answers the requests that wait at a slot that goes.
+// refuseWaiting answers the waiting requests of a slot that is being disabled.
 func (fw *Firmware) refuseWaiting(slot int) {
 	q := &fw.domains[slot].reads
 	for ; q.level > 0; q.level-- {
@@ -297,9 +294,9 @@ func (fw *Firmware) answer(to *requester, code device.Code, status uint8) {
 	fw.reply(to, code, status)
 }
 
-// reply tells a requester that its read is refused (status 0: to be asked for
-// again) or has failed. The status stands where an acknowledgement has its
-// sequence number (ours), since not all statuses have a code.
+// reply tells a requester that its read was refused (status 0: request it again) or has failed.
+// The status is in the field where an acknowledgement has its sequence number (defined by this
+// project), since not all statuses have a code.
 func (fw *Firmware) reply(to *requester, code device.Code, status uint8) {
 	fw.out = append(fw.out, Command{
 		Kind: Answer, Node: to.node, Interface: to.iface, Generation: to.generation, Epoch: to.epoch,

@@ -10,7 +10,7 @@ import (
 // Class is a transfer's priority.
 type Class = device.Class
 
-// The classes, the first goes first.
+// The classes, highest priority first.
 const (
 	High    = device.High
 	Medium  = device.Medium
@@ -19,28 +19,28 @@ const (
 )
 
 const (
-	// passes is how often a class that could issue is passed over by those above
-	// it before it has its turn: one issue in eight is its share (ours).
+	// passes is how often a class that could issue is passed over for higher classes before it
+	// may issue: its share is one issue in eight (defined by this project).
 	passes = 7
-	// maxSending is the number of blocks of the medium and low classes that a
-	// domain may have with the PLDMA at a time (ours): as many as its accesses
-	// in flight. What the PLDMA holds no priority can overtake.
+	// maxSending is the number of medium and low class blocks that a domain may have at the PLDMA
+	// at a time (defined by this project): as many as its accesses in flight. A higher priority
+	// cannot overtake blocks already at the PLDMA.
 	maxSending = 16
 )
 
-// scheduler has a queue for each class and slot, so that a domain that may take
-// no id costs nothing and those of one class share by turns. The bitmaps have a
-// bit a slot: nothing is ever looked through.
+// scheduler has a queue per class and slot. A domain that may take no ID therefore costs nothing,
+// and the domains of one class are served round robin. The bitmaps have a bit per slot, so
+// nothing is scanned.
 type scheduler struct {
 	queues  [classes][device.Slots]list
 	links   [device.Channels]links
 	waiting [classes]uint16 // slots with channels queued
-	last    [classes]int    // slot that had the last turn
-	passed  [classes]int    // issues of classes above since the class's last one
+	last    [classes]int    // slot that issued last
+	passed  [classes]int    // issues of higher classes since the class's last one
 
-	below uint16 // slots with fewer ids than are kept for them
-	room  uint16 // slots with fewer ids than the most
-	full  uint16 // slots with maxSending blocks with the PLDMA
+	below uint16 // slots with fewer IDs than are reserved for them
+	room  uint16 // slots with fewer IDs than the maximum
+	full  uint16 // slots with maxSending blocks at the PLDMA
 }
 
 func (s *scheduler) reset() {
@@ -52,13 +52,13 @@ func (s *scheduler) reset() {
 	}
 }
 
-// class gives the class of what x has left.
+// classNow returns the class of the remaining bytes of x.
 func (x *transfer) classNow() Class {
 	return device.ClassOf(x.desc.Size-x.issued, x.desc.Urgent)
 }
 
-// window gives how many blocks of x may be in flight: a transfer of one block's
-// size may have both parts out where the destination is misaligned, whatever
+// window returns the number of blocks of x that may be in flight. A transfer of at most one
+// block's size may have both parts in flight if the destination is misaligned, whatever
 // OUTSTANDING says.
 func (fw *Firmware) window(x *transfer) int {
 	if x.desc.Size <= device.BlockSize && fw.outstanding < 2 {
@@ -67,13 +67,13 @@ func (fw *Firmware) window(x *transfer) int {
 	return fw.outstanding
 }
 
-// wantsIssue tells whether x has something that may go out now.
+// wantsIssue reports whether x has a block that may be issued now.
 func (fw *Firmware) wantsIssue(x *transfer) bool {
 	if !x.live || x.failing || x.inflight >= fw.window(x) {
 		return false
 	}
-	// Of the last ids of a domain each of its channels has one (ours): the reads of a
-	// peer must not hold what others need.
+	// The last IDs of a domain are kept for channels that have none (defined by this project): a
+	// peer's reads must not hold the IDs that other channels need.
 	if x.inflight > 0 && fw.domains[x.slot].ids >= maxDomainIDs-device.ChannelsPerSlot {
 		return false
 	}
@@ -83,9 +83,8 @@ func (fw *Firmware) wantsIssue(x *transfer) bool {
 	return x.desc.Notify != 0 && !x.wordsOut && x.acked == x.blocks
 }
 
-// enqueue has channel c scheduled if it has something to issue: in the class of
-// its remaining size, or at once where that is the high class and nobody waits
-// there (scheduler bypass).
+// enqueue schedules channel c if it has something to issue: in the class of its remaining size,
+// or at once if that is the high class and its queues are empty (scheduler bypass).
 func (fw *Firmware) enqueue(c int16) {
 	x := &fw.channels[c]
 	for !x.queued && fw.wantsIssue(x) {
@@ -99,7 +98,7 @@ func (fw *Firmware) enqueue(c int16) {
 	}
 }
 
-// push puts c at the rear of its queue.
+// push adds c at the rear of its queue.
 func (fw *Firmware) push(c int16) {
 	x := &fw.channels[c]
 	q := &fw.run.queues[x.class][x.slot]
@@ -108,7 +107,7 @@ func (fw *Firmware) push(c int16) {
 	fw.run.waiting[x.class] |= 1 << x.slot
 }
 
-// unqueue takes c out of its queue, O(1).
+// unqueue removes c from its queue, O(1).
 func (fw *Firmware) unqueue(c int16) {
 	x := &fw.channels[c]
 	if !x.queued {
@@ -122,7 +121,7 @@ func (fw *Firmware) unqueue(c int16) {
 	x.queued = false
 }
 
-// ready gives the slots that could issue in class c now.
+// ready returns the slots that could issue in class c now.
 func (fw *Firmware) ready(c Class) uint16 {
 	if fw.free.count == 0 {
 		return 0
@@ -137,14 +136,12 @@ func (fw *Firmware) ready(c Class) uint16 {
 	return fw.run.waiting[c] & may
 }
 
-// due tells whether a class below the high one has been passed over for its
-// share.
+// due reports whether a class below the high one has been passed over so often that it may issue.
 func (fw *Firmware) due() bool {
 	return fw.run.passed[Low] >= passes && fw.ready(Low) != 0 || fw.run.passed[Medium] >= passes && fw.ready(Medium) != 0
 }
 
-// pick gives the class and slot that are next: strict priority, but for a
-// class's share.
+// pick returns the next class and slot: strict priority, except for a class's guaranteed share.
 func (fw *Firmware) pick() (Class, int, bool) {
 	chosen, slots := classes, uint16(0)
 	for c := High; c < classes; c++ {
@@ -156,7 +153,7 @@ func (fw *Firmware) pick() (Class, int, bool) {
 	if chosen == classes {
 		return 0, 0, false
 	}
-	// The slot after the one that had the last turn.
+	// The slot after the one that issued last.
 	after := slots &^ (1<<uint(fw.run.last[chosen]+1) - 1)
 	if after == 0 {
 		after = slots
@@ -166,7 +163,7 @@ func (fw *Firmware) pick() (Class, int, bool) {
 	return chosen, slot, true
 }
 
-// passedOver counts that class c issues while those below it could have.
+// passedOver records that class c issues while lower classes could have.
 func (fw *Firmware) passedOver(c Class) {
 	fw.run.passed[c] = 0
 	for below := c + 1; below < classes; below++ {
@@ -176,8 +173,8 @@ func (fw *Firmware) passedOver(c Class) {
 	}
 }
 
-// Schedule issues what may be issued, a block at a time: a transfer with blocks
-// left goes to the rear of the class of its remaining size.
+// Schedule issues all blocks that may be issued, one at a time: a transfer with blocks left goes
+// to the rear of the class of its remaining size.
 func (fw *Firmware) Schedule() {
 	if fw.cfg.Options.NoCounters {
 		fw.lookThrough()
@@ -190,7 +187,7 @@ func (fw *Firmware) Schedule() {
 		c := fw.run.queues[class][slot].head
 		fw.unqueue(c)
 		if !fw.wantsIssue(&fw.channels[c]) {
-			continue // its window has shrunk meanwhile
+			continue // its window has shrunk in the meantime
 		}
 		fw.passedOver(class)
 		fw.issue(c)
@@ -198,8 +195,8 @@ func (fw *Firmware) Schedule() {
 	}
 }
 
-// enqueueRear is enqueue without the bypass: after its turn a transfer lets the
-// others of its class have theirs.
+// enqueueRear is enqueue without the bypass, so that the other transfers of the class are served
+// before this one again.
 func (fw *Firmware) enqueueRear(c int16) {
 	x := &fw.channels[c]
 	if !x.queued && fw.wantsIssue(x) {
@@ -208,7 +205,7 @@ func (fw *Firmware) enqueueRear(c int16) {
 	}
 }
 
-// lookThrough is what the counters spare: a look at every channel of every page.
+// lookThrough scans every channel of every page: this is the cost that the counters avoid.
 func (fw *Firmware) lookThrough() {
 	var waiting [classes]uint16
 	for c := range fw.channels {
@@ -219,14 +216,14 @@ func (fw *Firmware) lookThrough() {
 	fw.run.waiting = waiting
 }
 
-// mayTake tells whether a domain may take one more id: its own share is kept
-// for it, and nobody takes what is kept for the others.
+// mayTake reports whether a domain may take one more ID without taking one that is reserved for
+// another.
 func (fw *Firmware) mayTake(slot int) bool {
 	bit := uint16(1) << uint(slot)
 	return fw.free.count > 0 && fw.run.room&bit != 0 && (fw.run.below&bit != 0 || fw.free.count > fw.reserve)
 }
 
-// takeID takes a free id for a domain, from the front of the ticket queue.
+// takeID takes a free ID for a domain from the front of the ticket queue.
 func (fw *Firmware) takeID(slot uint8) int16 {
 	var id int16
 	if fw.cfg.Options.NoTickets {
@@ -246,7 +243,7 @@ func (fw *Firmware) takeID(slot uint8) int16 {
 	return id
 }
 
-// giveID returns an id to the rear of the ticket queue.
+// giveID returns an ID to the rear of the ticket queue.
 func (fw *Firmware) giveID(slot uint8, id int16) {
 	d := &fw.domains[slot]
 	d.ids--
@@ -262,7 +259,7 @@ func (fw *Firmware) giveID(slot uint8, id int16) {
 	}
 }
 
-// shares brings the bitmaps of a slot up to date.
+// shares updates the bitmaps of a slot.
 func (fw *Firmware) shares(slot uint8) {
 	d, bit := &fw.domains[slot], uint16(1)<<slot
 	set := func(m *uint16, on bool) {
@@ -288,11 +285,10 @@ func (fw *Firmware) issue(c int16) {
 		t.block, t.offset, t.length = x.block, x.issued, uint16(n)
 		x.issued += n
 		x.block++
-		// The words go with the last block where every other is acknowledged. 001
-		// §3.2.6 sends them at the penultimate acknowledgement, when the last block may
-		// still be paused: its target would see words over bytes that are missing, be
-		// it for a page fault's time. Ours costs a transfer of two to four blocks the
-		// wire time of one.
+		// The words go with the last block if every other block is acknowledged. 001 §3.2.6 sends
+		// them at the penultimate acknowledgement, when the last block may still be paused: the
+		// target would then see the words before the last bytes, for as long as a page fault
+		// lasts. Our order costs a transfer of two to four blocks the wire time of one block.
 		t.words = x.desc.Notify != 0 && x.issued == x.desc.Size && x.acked == x.blocks-1
 	} else {
 		t.block, t.offset, t.words = x.blocks, x.desc.Size, true
@@ -303,34 +299,33 @@ func (fw *Firmware) issue(c int16) {
 	fw.transmit(id)
 }
 
-// numbers are the sequence numbers of all ids towards one node: the last one
-// given, the last one that was sent, and the last one that the node answered.
+// numbers are the sequence numbers of all IDs towards one node: the last one assigned, the last
+// one sent, and the last one that the node answered.
 type numbers struct {
 	last, sent, known [device.Transactions]device.Sequence
 }
 
-// answered takes a number that the node has answered. It may be an old one, of a block
-// that has ended meanwhile: the node has received it all the same.
+// answered records a number that the node has answered. It may be an old number, of a block that
+// has ended since: the node has received it nevertheless.
 func (n *numbers) answered(id int16, s device.Sequence) {
 	if s.Newer(n.known[id]) && !s.Newer(n.sent[id]) {
 		n.known[id] = s
 	}
 }
 
-// maxJump bounds how far a sequence number jumps (ours): a receiver that has
-// missed some must still take it for a newer one.
+// maxJump limits how far a sequence number jumps (defined by this project): a receiver that has
+// missed some must still take the number for a newer one.
 const maxJump = 4096
 
-// nextSequence gives the next sequence number of an id towards a node. It is
-// newer than the last one there; and as long as that does not make it jump too
-// far, it is drawn from one count of the id for all nodes: a retransmission
-// request of the own node (a source fault) does not say which destination the
-// id had, and a late one must not fit a later use.
+// nextSequence returns the next sequence number of an ID towards a node. It is newer than the
+// last one towards that node. Unless the jump would be too large, it is drawn from one counter
+// that the ID has for all nodes: a retransmission request from the own node (a source fault) does
+// not say which destination the ID had, and a late request must not match a later use.
 //
-// A block whose source cannot be read takes numbers and sends nothing. After
-// half a circle of those the next one would be an old one to the receiver, and
-// the blocks of this id would be dropped for ever: so what was not sent is given
-// again after maxJump, and what nobody answers after half a circle (ours).
+// A block whose source cannot be read consumes numbers and sends nothing. After half the number
+// space the next number would look old to the receiver, which would drop the ID's blocks for
+// ever. So numbers that were not sent are reused after maxJump, and numbers that were not
+// answered after half the space (defined by this project).
 func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
 	n := fw.seq[node]
 	if n == nil {
@@ -355,7 +350,7 @@ func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
 	return next
 }
 
-// transmit has the PLDMA send block id as its transaction says.
+// transmit makes the PLDMA send block id as its transaction describes.
 func (fw *Firmware) transmit(id int16) {
 	t := &fw.tx[id]
 	x := &fw.channels[t.transfer]
@@ -365,7 +360,7 @@ func (fw *Firmware) transmit(id int16) {
 		fw.shares(x.slot)
 	}
 	if fw.cfg.Options.NoRetransmissionBit {
-		// Nothing tells when the hardware has sent it: the time-out runs from here.
+		// The hardware does not report when it has sent it: the time-out runs from here.
 		fw.enlist(id, listTimeout, fw.now)
 	}
 	fw.counts[device.TXBlocks]++
@@ -390,7 +385,7 @@ func (fw *Firmware) transmit(id int16) {
 	fw.out = append(fw.out, Command{Kind: Send, Block: b})
 }
 
-// sent counts that the PLDMA has done with one sending of a block.
+// sent records that the PLDMA has finished one sending of a block.
 func (fw *Firmware) sent(t *transaction) {
 	t.sending--
 	if t.bulk {

@@ -7,34 +7,34 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// state of a transaction (001 table 3.1; spec/firmware.md). There is no ACKED: the
-// id of an acknowledged block is free at once, and its transfer counts it.
+// state of a transaction (001 table 3.1; spec/firmware.md). There is no ACKED state: the ID of an
+// acknowledged block is free at once, and its transfer counts the block.
 type state uint8
 
 const (
 	stateFree          state = iota
-	stateIssued              // sent or about to be, waiting for its acknowledgement
-	stateRetransmitted       // the same, not for the first time
-	stateNacked              // refused for want of something at the receiver: in back-off
-	statePaused              // a page fault at either end: waiting for a RAPF or the guard (ours)
+	stateIssued              // sent or about to be sent, waiting for its acknowledgement
+	stateRetransmitted       // the same, but not for the first time
+	stateNacked              // refused because the receiver lacks a resource: in back-off
+	statePaused              // a page fault at either end: waiting for a RAPF or the guard (defined by this project)
 )
 
-// transaction is one block in flight: a row of the table of 1024.
+// transaction is one block in flight: a row of the table of 1024 transactions.
 type transaction struct {
 	state   state
-	sending int8 // how often the PLDMA still sends it: 001's retransmission bit
-	sent    bool // it was sent, perhaps under an earlier number
-	again   bool // retransmit as soon as it no longer does
+	sending int8 // sendings of it in progress at the PLDMA: 001's retransmission bit
+	sent    bool // it was sent, perhaps under an earlier sequence number
+	again   bool // retransmit as soon as the current sending ends
 	words   bool // carries the completion words
-	bulk    bool // was issued in the medium or the low class
-	// atSource: it is paused for a fault at its source.
+	bulk    bool // was issued in the medium or low class
+	// atSource: it is paused because of a fault at its source.
 	atSource bool
 
-	seq, first device.Sequence // first: the first one under which it may have been sent
+	seq, first device.Sequence // first: the first number under which it may have been sent
 	node       device.NodeID
 	transfer   int32  // index of its channel
 	block      uint32 // number in the transfer; the number of blocks for a words-only block
-	offset     uint32 // of its first byte in the transfer
+	offset     uint32 // of its first byte within the transfer
 	length     uint16
 
 	attempts  int // retransmissions since the last ACK or RAPF
@@ -42,22 +42,21 @@ type transaction struct {
 	nackRow   int // NACKs 3, 4, 7 in a row
 	guardStep int
 	lastCode  device.Code
-	// sourceFault is when the source first faulted without a TXFIFO, 0 never.
+	// sourceFault is when the source first faulted without a TXFIFO, 0 for never.
 	sourceFault int64
 
 	refusal refusal
-	sentAt  int64 // stamp of the last sending's end
+	sentAt  int64 // stamp of the end of the last sending
 	resent  int   // retransmissions
 
 	began int64 // when it was issued
-	list  uint8 // timer list it is in, 0 none
-	since int64 // when it was put there
-	peer  int16 // next transaction of the same transfer, -1 none
+	list  uint8 // its timer list, 0 for none
+	since int64 // when it was added to that list
+	peer  int16 // next transaction of the same transfer, -1 for none
 }
 
-// Timer lists: all members of one wait the same time, so that insertion at the
-// tail keeps them sorted and both insertion and removal are O(1)
-// (spec/firmware.md "Time-outs").
+// Timer lists: all members of one list wait equally long, so insertion at the tail keeps the list
+// sorted, and insertion and removal are O(1) (spec/firmware.md "Time-outs").
 const (
 	listNone    = 0
 	listTimeout = 1
@@ -69,8 +68,8 @@ const (
 	backoffSteps = 7
 )
 
-// list is a doubly linked list of ids or of channels, -1 none: in at the rear and out
-// anywhere, O(1). Where its members stand is in an array of links.
+// list is a doubly linked list of IDs or of channels, -1 for none: push at the rear and removal
+// anywhere are O(1). Its members' links are kept in a separate array.
 type (
 	list  struct{ head, tail int16 }
 	links struct{ prev, next int16 }
@@ -132,8 +131,8 @@ func (fw *Firmware) delist(id int16) {
 	t.list = listNone
 }
 
-// Deadline gives when Expire has something to do, math.MaxInt64 never: the least
-// of the lists' heads.
+// Deadline returns when Expire is due, math.MaxInt64 for never: the minimum over the lists'
+// heads.
 func (fw *Firmware) Deadline() int64 {
 	if fw.cfg.Options.NoCounters {
 		return fw.deadlineOfAll()
@@ -146,8 +145,7 @@ func (fw *Firmware) Deadline() int64 {
 	return d
 }
 
-// deadlineOfAll is what the lists and their heads spare: a look at every
-// transaction.
+// deadlineOfAll scans every transaction: this is the cost that the lists avoid.
 func (fw *Firmware) deadlineOfAll() int64 {
 	d := int64(math.MaxInt64)
 	for i := range fw.tx {
@@ -158,7 +156,7 @@ func (fw *Firmware) deadlineOfAll() int64 {
 	return d
 }
 
-// Expire handles what is due: time-outs, guards, ends of back-off.
+// Expire handles what is due: time-outs, guards and ends of back-offs.
 func (fw *Firmware) Expire(now int64) {
 	for i := 1; i < lists; i++ {
 		for {
@@ -180,8 +178,8 @@ func (fw *Firmware) Expire(now int64) {
 	}
 }
 
-// tickets is the circular queue of free transaction ids: taken at the front,
-// returned at the rear, O(1) (001 §3.3).
+// tickets is the circular queue of free transaction IDs: taken at the front, returned at the
+// rear, O(1) (001 §3.3).
 type tickets struct {
 	ring  [device.Transactions]int16
 	front int

@@ -11,10 +11,10 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 )
 
-// magic starts a recording (ours).
+// magic starts a recording (defined by this project).
 const magic = "exanrec\n"
 
-// The header's layout, little-endian (docs/record.md; ours).
+// The header's layout, little-endian (docs/record.md). Values are defined by this project.
 const (
 	offVersion = 8  // u16
 	offFlags   = 10 // u16
@@ -32,9 +32,10 @@ const (
 )
 
 const (
-	// maxNodes bounds a header's nodes (ours; emu takes as many).
+	// maxNodes limits a header's nodes (defined by this project; emu has the same limit).
 	maxNodes = 64
-	// maxTime bounds a record's time (ours), 146 years: machines add time-outs to it.
+	// maxTime limits a record's time to 146 years, because machines add time-outs to it (defined
+	// by this project).
 	maxTime = 1 << 62
 )
 
@@ -69,7 +70,7 @@ func AppendHeader(b []byte, h Header) []byte {
 // DecodeHeader reads a header. Its errors match ErrFormat or ErrVersion.
 func DecodeHeader(b []byte) (Header, error) {
 	if len(b) < headerSize || string(b[:len(magic)]) != magic {
-		return Header{}, fmt.Errorf("%w: it does not start as one", ErrFormat)
+		return Header{}, fmt.Errorf("%w: it does not start with the magic number", ErrFormat)
 	}
 	le := binary.LittleEndian
 	if version := le.Uint16(b[offVersion:]); version != Version {
@@ -97,10 +98,10 @@ func DecodeHeader(b []byte) (Header, error) {
 	return h, nil
 }
 
-// state is what both directions keep from record to record.
+// state is what the encoder and the decoder keep from record to record.
 type state struct {
 	at     int64
-	frames uint64 // transmitted so far, as far as arrivals tell
+	frames uint64 // transmitted so far, the base of the numbers in arrivals
 }
 
 // appendRecord appends one record: kind, node, time, fields, all but the first
@@ -152,10 +153,10 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 	return b
 }
 
-// byteReader is what records are read from.
+// byteReader is the source of records.
 type byteReader interface{ ReadByte() (byte, error) }
 
-// fields reads a record's numbers; the first error stays.
+// fields reads a record's numbers and keeps the first error.
 type fields struct {
 	r   byteReader
 	err error
@@ -170,7 +171,7 @@ func (f *fields) u(max uint64) uint64 {
 	case err != nil:
 		f.err = err
 	case v > max:
-		f.err = fmt.Errorf("%w: %d where %d is the most", ErrFormat, v, max)
+		f.err = fmt.Errorf("%w: a field is %d, its maximum is %d", ErrFormat, v, max)
 	}
 	return v
 }
@@ -215,7 +216,7 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		return f.err
 	}
 	if s.at += f.i(); s.at < 0 || s.at > maxTime {
-		return fmt.Errorf("%w: a time of %d ns", ErrFormat, s.at)
+		return fmt.Errorf("%w: a record has the time %d ns", ErrFormat, s.at)
 	}
 	r.At = s.at
 	ev := &r.Event
@@ -258,7 +259,7 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 	return f.err
 }
 
-// bytes reads n bytes, nil for none.
+// bytes reads n bytes; it returns nil for none.
 func (f *fields) bytes(n uint64) (b []byte) {
 	for ; n > 0 && f.err == nil; n-- {
 		var c byte
@@ -273,6 +274,6 @@ func (s *state) register(f *fields, r *Record) {
 	r.Offset = uint32(f.u(math.MaxUint32))
 	r.Width = int(f.u(8))
 	if f.err == nil && r.Width != 4 && r.Width != 8 {
-		f.err = fmt.Errorf("%w: an access of %d bytes", ErrFormat, r.Width)
+		f.err = fmt.Errorf("%w: an access of %d bytes, must be 4 or 8", ErrFormat, r.Width)
 	}
 }

@@ -15,8 +15,7 @@ type Reader struct {
 	ended bool
 }
 
-// NewReader reads the header. Its errors match ErrFormat or ErrVersion, or are
-// in's.
+// NewReader reads the header. Its errors match ErrFormat or ErrVersion, or are errors of in.
 func NewReader(in io.Reader) (*Reader, error) {
 	r := &Reader{in: bufio.NewReader(in)}
 	var b [headerSize]byte
@@ -30,11 +29,11 @@ func NewReader(in io.Reader) (*Reader, error) {
 	return r, nil
 }
 
-// Header tells how the machines were built.
+// Header returns the recording's header.
 func (r *Reader) Header() Header { return r.h }
 
-// Next reads the next record. At the end it gives io.EOF, after a record of kind
-// End; its other errors match ErrFormat or ErrTruncated, or are the file's.
+// Next reads the next record. At the end, after a record of kind End, it returns io.EOF. Its
+// other errors match ErrFormat or ErrTruncated, or are errors of the file.
 func (r *Reader) Next(to *Record) error {
 	kind, err := r.in.ReadByte()
 	switch {
@@ -45,7 +44,7 @@ func (r *Reader) Next(to *Record) error {
 	case err != nil:
 		return fmt.Errorf("recording: %w", err)
 	case r.ended:
-		return fmt.Errorf("%w: something follows its end", ErrFormat)
+		return fmt.Errorf("%w: there is data after its end", ErrFormat)
 	}
 	err = r.state.decodeRecord(r.in, kind, r.h.Nodes, to)
 	switch {

@@ -1,7 +1,7 @@
-// Package record keeps the inputs of the emulated machines with their times, so
-// that a run can be replayed: the same inputs give the same actions, to the
-// byte (package soc). The bytes that transfers carry are not kept: nothing that
-// a machine does depends on them. The format is described in docs/record.md.
+// Package record stores the inputs of the emulated machines with their times, so that a run can
+// be replayed: the same inputs produce the same actions, to the byte (package soc). The data that
+// transfers carry is not stored, because no machine's behaviour depends on it. The format is
+// described in docs/record.md.
 package record
 
 import (
@@ -17,46 +17,45 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Version is the format's version (ours).
+// Version is the format's version (defined by this project).
 //
 //	1: without the firmware's options and Take
-//	2: an epoch of 16 bits, no generations
-//	   without a walk's access flags and external faults, and the bytes of a
-//	   move that failed
-//	3: what follows
+//	2: an epoch of 16 bits, no generations, no access flags and external faults
+//	   of a walk, no byte counts of failed moves
+//	3: the current one
 //
-// The machines of 1 and 2 were others: no run of theirs can be played again.
+// The machines of versions 1 and 2 were different: their runs cannot be replayed.
 const Version = 3
 
-// Errors of reading. What is wrong in a file matches one of them.
+// Errors of reading. Every error about a file's content matches one of them.
 var (
-	// ErrFormat says that a file is not a recording, or a broken one.
+	// ErrFormat means that a file is not a recording, or is a damaged one.
 	ErrFormat = errors.New("not a recording of this format")
-	// ErrVersion says that a recording is of another version.
+	// ErrVersion means that a recording has another version.
 	ErrVersion = errors.New("recording of another version")
-	// ErrTruncated says that a recording has no end: its pfd was killed, or its
-	// disk was full. What came before is good.
-	ErrTruncated = errors.New("the recording breaks off")
+	// ErrTruncated means that a recording has no end: its pfd was killed, or its disk was full.
+	// The records before that are valid.
+	ErrTruncated = errors.New("the recording is truncated")
 )
 
-// Header says how the recorded machines were built.
+// Header describes the recorded machines.
 type Header struct {
-	Nodes    int // node i has id i
+	Nodes    int // node i has ID i
 	VABits   int
 	NoTXFIFO bool
 	SVA      bool
 	Stall    bool
 	Queues   bool
-	Epoch    uint32 // the first one of all nodes
+	Epoch    uint32 // the first epoch of all nodes
 	Firmware r5.Options
 	Started  int64 // wall clock, nanoseconds since 1970
 }
 
-// Kind tells what a record is.
+// Kind is the type of a record.
 type Kind uint8
 
-// The kinds: the events of package soc by their numbers, then what a driver does
-// (ours).
+// The kinds: the events of package soc with their numbers, then the driver's accesses (defined by
+// this project).
 const (
 	Tick             = Kind(soc.Tick)
 	FrameArrived     = Kind(soc.FrameArrived)
@@ -70,11 +69,11 @@ const (
 	Load  Kind = 32 // a register was read, with its side effects
 	Store Kind = 33 // a register was written
 	Take  Kind = 34 // the head message of a mailbox was taken for a process
-	Check Kind = 62 // the digest at this place
-	End   Kind = 63 // the same, and nothing follows
+	Check Kind = 62 // the digest at this point
+	End   Kind = 63 // the digest at the end
 )
 
-// String gives the kind's name, as docs/record.md has it.
+// String returns the kind's name, as in docs/record.md.
 func (k Kind) String() string {
 	switch k {
 	case Tick:
@@ -114,8 +113,8 @@ type Record struct {
 	At   int64 // of the engine's clock, ns; of a Load: of the record before it
 
 	Event soc.Event // of the events; Frame is nil
-	// Frame of a FrameArrived counts all frames that the machines transmitted,
-	// from 0 on.
+	// Frame identifies a FrameArrived's frame by its index among all frames that the machines
+	// transmitted.
 	Frame uint64
 	Data  []byte // of a QueueAccessed: what was read
 
@@ -130,11 +129,11 @@ type Record struct {
 	Digest uint64
 }
 
-// Digest is a fingerprint of all that machines do: the actions in their order
-// and the values that registers read. It starts at its zero value.
+// Digest is a fingerprint of all outputs of the machines: the actions in order and the values
+// that registers read. Its zero value is the start.
 type Digest uint64
 
-// mix takes one number (ours: a multiplication by 2^64 over the golden ratio).
+// mix adds one number (defined by this project: a multiplication by 2^64 over the golden ratio).
 func (d *Digest) mix(v uint64) {
 	h := (uint64(*d) ^ v) * 0x9e3779b97f4a7c15
 	*d = Digest(h ^ h>>32)
@@ -147,7 +146,7 @@ func bit(b bool) uint64 {
 	return 0
 }
 
-// Actions takes what a step or a store brought out of a node.
+// Actions adds the actions of a step or a store.
 func (d *Digest) Actions(node int, out []soc.Action) {
 	d.mix(uint64(node)<<32 | uint64(len(out)))
 	for i := range out {
@@ -197,8 +196,7 @@ func (d *Digest) frame(f *wire.Frame) {
 	}
 }
 
-// Taken takes a message that was taken out of a mailbox; ok is false where there
-// was none.
+// Taken adds a message taken from a mailbox; ok is false if there was none.
 func (d *Digest) Taken(source mailbox.Source, words *[device.PktzMaxWords]uint64, ok bool) {
 	d.mix(bit(ok))
 	d.mix(source.Encode())
@@ -207,5 +205,5 @@ func (d *Digest) Taken(source mailbox.Source, words *[device.PktzMaxWords]uint64
 	}
 }
 
-// Loaded takes what a register read.
+// Loaded adds the value that a register read.
 func (d *Digest) Loaded(v uint64) { d.mix(v) }

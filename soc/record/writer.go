@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	// chunk is how many bytes are given to the file at a time (ours).
+	// chunk is how many bytes are written to the file at a time (defined by this project).
 	chunk = 32 << 10
-	// flushTime: what was recorded reaches the file after that time, if something
-	// more is recorded (ours), ns.
+	// flushTime is how long records stay in the buffer, in ns, if more records follow (defined by
+	// this project).
 	flushTime = 1e9
-	// checkEvery is the number of records from one Check to the next (ours).
+	// checkEvery is the number of records from one Check to the next (defined by this project).
 	checkEvery = 4096
 )
 
-// Writer records. It belongs to the goroutine that owns the machines. After an
-// error of its file it records nothing more.
+// Writer writes a recording. It belongs to the goroutine that owns the machines. After an error
+// of its file it records nothing more.
 type Writer struct {
 	to     io.Writer
 	failed func(error)
@@ -32,34 +32,33 @@ type Writer struct {
 	rec     Record
 	count   uint64
 	digest  Digest
-	frames  map[*wire.Frame]uint64 // on their way, by when they were transmitted
-	reads   map[read]*queue.Access // of queues in memory, to be answered
+	frames  map[*wire.Frame]uint64 // in flight, by their transmission number
+	reads   map[read]*queue.Access // outstanding reads of queues in memory
 	next    uint64
 	err     error
 }
 
-// read names a read of a node's queues in memory.
+// read identifies a read of a node's queues in memory.
 type read struct {
 	node int
 	id   uint32
 }
 
-// NewWriter begins a recording. failed is called once, with the file's error,
-// when the recording ends before its time; it must not block. The file should
-// not block either.
+// NewWriter begins a recording. failed is called once with the file's error if the recording ends
+// early; it must not block. The file should not block either.
 func NewWriter(to io.Writer, h Header, failed func(error)) *Writer {
 	return &Writer{to: to, failed: failed, buf: AppendHeader(nil, h), frames: map[*wire.Frame]uint64{}, reads: map[read]*queue.Access{}}
 }
 
-// WriteHeader writes the header to the file itself, before the first record, which
-// otherwise brings it: a file that takes nothing is refused then.
+// WriteHeader writes the header to file itself, before the first record, which would otherwise
+// flush it: so a file that cannot be written is refused at the start.
 func (w *Writer) WriteHeader(file io.Writer) error {
 	_, err := file.Write(w.buf)
 	w.buf = w.buf[:0]
 	return err
 }
 
-// Step records an event that a node was given at now, and what came out.
+// Step records an event that a node handled at now, and the resulting actions.
 func (w *Writer) Step(now int64, node int, ev *soc.Event, out []soc.Action) {
 	if w.err != nil {
 		return
@@ -67,13 +66,13 @@ func (w *Writer) Step(now int64, node int, ev *soc.Event, out []soc.Action) {
 	w.rec = Record{Kind: Kind(ev.Kind), Node: node, At: now, Event: *ev}
 	switch ev.Kind {
 	case soc.QueueAccessed:
-		// The machine's next read has the same bytes, and is made after this.
+		// The machine's next read reuses the buffer, and is made after this.
 		if a := w.reads[read{node, ev.Access}]; a != nil && ev.OK {
 			w.rec.Data = a.Data
 		}
 		delete(w.reads, read{node, ev.Access})
 	case soc.FrameArrived:
-		// The frame itself may be another one's by now.
+		// The frame itself may be in use for another by now.
 		w.rec.Frame = w.frames[ev.Frame]
 		delete(w.frames, ev.Frame)
 	}
@@ -81,7 +80,7 @@ func (w *Writer) Step(now int64, node int, ev *soc.Event, out []soc.Action) {
 	w.acted(node, out)
 }
 
-// Store records a register write and what came out.
+// Store records a register write and the resulting actions.
 func (w *Writer) Store(now int64, node int, id device.WindowID, off uint32, width int, v uint64, out []soc.Action) {
 	if w.err != nil {
 		return
@@ -91,8 +90,7 @@ func (w *Writer) Store(now int64, node int, id device.WindowID, off uint32, widt
 	w.acted(node, out)
 }
 
-// Load records a register read and its value. Reads of memory are left out: they
-// change nothing.
+// Load records a register read and its value. Reads of memory are omitted: they change nothing.
 func (w *Writer) Load(node int, id device.WindowID, off uint32, width int, got uint64) {
 	if w.err != nil || id == device.BTCM {
 		return
@@ -102,8 +100,7 @@ func (w *Writer) Load(node int, id device.WindowID, off uint32, width int, got u
 	w.digest.Loaded(got)
 }
 
-// Take records that the head message of a mailbox was taken (soc.Node.TakeMail) at
-// now, and which.
+// Take records the message that was taken from the head of a mailbox at now (soc.Node.TakeMail).
 func (w *Writer) Take(now int64, node, box int, source mailbox.Source, words *[device.PktzMaxWords]uint64, ok bool) {
 	if w.err != nil {
 		return
@@ -129,7 +126,7 @@ func (w *Writer) acted(node int, out []soc.Action) {
 	}
 }
 
-// add appends w.rec, after a Check where one is due.
+// add appends w.rec, after a Check if one is due.
 func (w *Writer) add(now int64) {
 	if w.count%checkEvery == 0 && w.count > 0 {
 		w.check(Check)
@@ -158,11 +155,10 @@ func (w *Writer) flush() {
 	}
 }
 
-// Digest gives the fingerprint so far and the number of records.
+// Digest returns the digest so far and the number of records.
 func (w *Writer) Digest() (d Digest, records uint64) { return w.digest, w.count }
 
-// Close writes the end. It does not close the file. It gives the error that the
-// recording had.
+// Close writes the end and returns the recording's error, if any. It does not close the file.
 func (w *Writer) Close() error {
 	if w.err == nil {
 		w.check(End)

@@ -1,7 +1,6 @@
-// Package smmu is the node's system MMU: sixteen context banks with their fault
-// registers, stream matching and a model of the two TLB levels
-// (spec/hardware.md 5; Arm IHI 0062). It is pure: the walk itself is done by
-// whoever drives the machine, because what is resident is known only there.
+// Package smmu is the node's system MMU: sixteen context banks with their fault registers, stream
+// matching and a model of the two TLB levels (spec/hardware.md 5; Arm IHI 0062). It is pure: the
+// caller performs the walk itself, because only the caller knows what is resident.
 package smmu
 
 import "github.com/exanet/pfd/device"
@@ -15,7 +14,7 @@ type bank struct {
 	ttbr0, ttbr1, far              uint64
 	cbar, cba2r, cbfrsynra         uint32
 	active                         int // accesses between Begin and End
-	stalled                        int // of these, those that wait for RESUME
+	stalled                        int // of these, those waiting for RESUME
 }
 
 // SMMU is one node's SMMU. It belongs to one goroutine.
@@ -28,19 +27,19 @@ type SMMU struct {
 	s2cr     [device.SMRCount]uint32
 	banks    [device.Slots]bank
 	tlb      tlb
-	faulting uint32               // banks that hold vector 0: FSR not zero under CFIE
-	gone     [device.Slots]uint64 // by bank: pages that an access found absent whose translation the TLB held
+	faulting uint32               // banks that assert vector 0: FSR not zero under CFIE
+	gone     [device.Slots]uint64 // by bank: pages found absent although the TLB held their translation
 }
 
-// New gives an SMMU at reset that counts in c.
+// New returns an SMMU in its reset state that counts in c.
 func New(c *Counts) *SMMU {
 	s := &SMMU{counts: c}
 	s.Reset()
 	return s
 }
 
-// Reset brings every register to its reset value and empties the TLBs. The
-// accesses in flight stay counted: they end by themselves.
+// Reset sets every register to its reset value and empties the TLBs. Accesses in flight stay
+// counted until they end.
 func (s *SMMU) Reset() {
 	var active [device.Slots]int
 	for i := range s.banks {
@@ -57,7 +56,7 @@ func (s *SMMU) Reset() {
 	s.tlb.reset()
 }
 
-// Verdict says what the SMMU does with an access.
+// Verdict is the SMMU's decision on an access.
 type Verdict uint8
 
 // The verdicts of Begin.
@@ -66,15 +65,14 @@ const (
 	Translate Verdict = iota
 	// Abort: an AXI slave error, without a walk.
 	Abort
-	// Stall: the access waits for RESUME, behind one of its bank that has faulted.
+	// Stall: the access waits for RESUME because an access of its bank has faulted.
 	Stall
 )
 
-// Begin takes an access of a stream at va: it matches the stream to a context
-// bank. Where the verdict is not Abort the access counts as in flight in that
-// bank until End. Where SMMUv2 would bypass (CLIENTPD, USFCFG = 0, S2CR bypass,
-// M = 0) the access aborts and nothing is recorded (ours: a virtual address means
-// nothing untranslated).
+// Begin starts an access of a stream at va: it matches the stream to a context bank. Unless the
+// verdict is Abort, the access counts as in flight in that bank until End. Where SMMUv2 would
+// bypass (CLIENTPD, USFCFG = 0, S2CR bypass, M = 0) the access aborts and nothing is recorded
+// (defined by this project: an untranslated virtual address has no meaning).
 func (s *SMMU) Begin(stream uint16, va device.VA) (bankIndex int, v Verdict) {
 	if s.scr0&device.SCR0Client != 0 {
 		return -1, Abort
@@ -104,8 +102,8 @@ func (s *SMMU) Begin(stream uint16, va device.VA) (bankIndex int, v Verdict) {
 		return -1, Abort
 	}
 	if b.fsr != 0 && b.sctlr&device.SCTLRHUPCF == 0 {
-		// Hit-under-previous-context-fault is off: every access of the bank
-		// aborts, present page or not (the thesis's false faults), or stalls.
+		// Hit-under-previous-context-fault is off: every access of the bank aborts, whether its
+		// page is present or not (the thesis's false faults), or stalls.
 		if !s.stalls(b) {
 			return -1, Abort
 		}
@@ -117,8 +115,8 @@ func (s *SMMU) Begin(stream uint16, va device.VA) (bankIndex int, v Verdict) {
 	return bi, Translate
 }
 
-// globalFault records a fault of an access that has no context bank. Where GFSR
-// is not zero it sets MULTI and records nothing else (Arm IHI 0062, 3.8.1).
+// globalFault records a fault of an access that has no context bank. If GFSR is not zero it sets
+// MULTI and records nothing else (Arm IHI 0062, 3.8.1).
 func (s *SMMU) globalFault(kind uint32, va device.VA) {
 	if s.gfsr != 0 {
 		s.gfsr |= device.GFSRMULTI
@@ -127,11 +125,11 @@ func (s *SMMU) globalFault(kind uint32, va device.VA) {
 	s.gfsr, s.gfar = kind, uint64(va)
 }
 
-// End says that an access that Begin let through is over.
+// End ends an access that Begin admitted.
 func (s *SMMU) End(bankIndex int) { s.banks[bankIndex].active-- }
 
 func (s *SMMU) match(stream uint16) int {
-	// Stream n usually stands in register n: look there first.
+	// Stream n is usually in register n: check that one first.
 	if i := int(stream) & (device.SMRCount - 1); s.hits(i, stream) {
 		return i
 	}
@@ -149,14 +147,14 @@ func (s *SMMU) hits(i int, stream uint16) bool {
 	return r&device.SMRValid != 0 && (r^uint32(stream))&device.StreamIDMask&^mask == 0
 }
 
-// Result is what became of the pages of an access: a bit a page.
+// Result is the outcome for the pages of an access, one bit per page.
 type Result struct {
 	Aborted uint64 // AXI slave error (CFRE set)
 	Ignored uint64 // faulted with CFRE clear: reads zero, writes are dropped, no error
-	Stalled uint64 // the first that faulted: the access waits for RESUME
+	Stalled uint64 // the first page that faulted: the access waits for RESUME
 }
 
-// Access is an access that Begin let through, or the rest of one.
+// Access is an access that Begin admitted, or the rest of one.
 type Access struct {
 	Bank   int
 	Stream uint16
@@ -165,8 +163,8 @@ type Access struct {
 	Write  bool
 }
 
-// Walk is what the walk of an access found, a bit a page: in no field where it
-// goes through, else in one.
+// Walk is the result of an access's walk, one bit per page: a page that translates is in no
+// field, any other in exactly one.
 type Walk struct {
 	Absent   uint64 // no translation: FSR.TF
 	Denied   uint64 // no permission: FSR.PF
@@ -174,7 +172,7 @@ type Walk struct {
 	External uint64 // the tables could not be read: FSR.EF
 }
 
-// of gives the fault of page i, 0 none.
+// of returns the fault of page i, 0 for none.
 func (w *Walk) of(i int) uint32 {
 	switch bit := uint64(1) << uint(i); {
 	case w.External&bit != 0:
@@ -189,8 +187,7 @@ func (w *Walk) of(i int) uint32 {
 	return 0
 }
 
-// Finish takes the walk's answer for an access. It keeps the TLB model and
-// records the faults.
+// Finish handles the result of an access's walk: it updates the TLB model and records the faults.
 func (s *SMMU) Finish(a Access, w Walk) Result {
 	b := &s.banks[a.Bank]
 	page := uint64(a.VA) >> device.PageShift
@@ -213,7 +210,7 @@ func (s *SMMU) Finish(a Access, w Walk) Result {
 		if kind == device.FSRPF {
 			s.counts[device.FaultPF]++
 		} else {
-			s.counts[device.FaultTF]++ // of AFF and EF, too: no translation either (ours)
+			s.counts[device.FaultTF]++ // AFF and EF, too: no translation either (defined by this project)
 			s.lost(a.Bank, held)
 		}
 		bit := uint64(1) << uint(i)
@@ -235,10 +232,10 @@ func (s *SMMU) Finish(a Access, w Walk) Result {
 	return res
 }
 
-// Refuse records that the first page of an access, or of the rest of one, could
-// not be accessed although its walk had succeeded: a translation fault there. The
-// TLBs drop all its pages, since none of them has been proven. It tells whether
-// the access is aborted, else the page is ignored (CFRE = 0).
+// Refuse records that the first page of an access, or of the rest of one, could not be accessed
+// although its walk had succeeded: a translation fault there. The TLBs drop all pages of the
+// access, since none of them is confirmed. Refuse reports whether the access is aborted;
+// otherwise the page is ignored (CFRE = 0).
 func (s *SMMU) Refuse(a Access) (aborted bool) {
 	page := uint64(a.VA) >> device.PageShift
 	s.lost(a.Bank, s.tlb.invalidate(a.Bank, page))
@@ -250,28 +247,27 @@ func (s *SMMU) Refuse(a Access) (aborted bool) {
 	return s.banks[a.Bank].sctlr&device.SCTLRCFRE != 0
 }
 
-// lost counts a page that is absent, where the TLB still held its translation.
+// lost counts an absent page if the TLB still held its translation.
 func (s *SMMU) lost(bankIndex int, held bool) {
 	if held {
 		s.gone[bankIndex]++
 	}
 }
 
-// Invalidations gives, by context bank, how many pages accesses have found absent whose translation
-// the TLB held from an earlier access (ODP's num_invalidation_pages, as far as it
-// can be seen): taken away in between, by madvise, munmap or reclaim. A board is told
-// of each when it happens; here nobody is told, so what is not accessed again, or
-// has left the TLB, is not counted. Permission faults are not: they may be a read
-// page's first write. No register has it.
+// Invalidations returns, by context bank, the number of pages that accesses found absent although
+// the TLB held their translation: unmapped in between by madvise, munmap or reclaim (ODP's
+// num_invalidation_pages, as far as visible here). A board is told of each unmapping; this model
+// is not, so a page that is not accessed again or has left the TLB is not counted. Permission
+// faults are not counted, because they may be the first write to a read page. No register holds
+// this number.
 func (s *SMMU) Invalidations() [device.Slots]uint64 { return s.gone }
 
-// fault records a fault on a bank whose FSR is zero; on one whose FSR is not
-// zero it sets MULTI and records nothing else (Arm IHI 0062, 3.7.2 "Multiple
-// faults"; spec/hardware.md 5).
+// fault records a fault on a bank whose FSR is zero. If FSR is not zero it sets MULTI and records
+// nothing else (Arm IHI 0062, 3.7.2 "Multiple faults"; spec/hardware.md 5).
 func (s *SMMU) fault(a *Access, kind uint32, addr device.VA) {
 	b := &s.banks[a.Bank]
 	if b.fsr != 0 {
-		// SS even so: who resumes the bank resumes this access, which faults anew.
+		// SS nevertheless: resuming the bank replays this access, which faults again.
 		b.fsr |= device.FSRMULTI | kind&device.FSRSS
 		s.level(a.Bank)
 		return
@@ -286,14 +282,13 @@ func (s *SMMU) fault(a *Access, kind uint32, addr device.VA) {
 	s.level(a.Bank)
 }
 
-// stalls tells whether a bank's faults stall: SCTLR.CFCFG, unless SCR0.STALLD forbids it
-// (Arm IHI 0062, 3.7.3).
+// stalls reports whether a bank's faults stall: SCTLR.CFCFG, unless SCR0.STALLD forbids it (Arm
+// IHI 0062, 3.7.3).
 func (s *SMMU) stalls(b *bank) bool {
 	return b.sctlr&device.SCTLRCFCFG != 0 && s.scr0&device.SCR0STALLD == 0
 }
 
-// resume ends the stall of a bank's accesses: whoever drives the SMMU has them walked
-// again, or aborted.
+// resume ends the stall of a bank's accesses: the caller has them walked again, or aborted.
 func (b *bank) resume() {
 	b.stalled = 0
 	b.fsr &^= device.FSRSS
@@ -309,8 +304,8 @@ func (s *SMMU) level(bankIndex int) {
 	}
 }
 
-// Invalidate takes pages of a bank out of the TLBs, from one on, all where pages
-// is 0, as TLBIVA and TLBIALL do.
+// Invalidate drops pages of a bank from the TLBs, starting at page; all if pages is 0, as TLBIVA
+// and TLBIALL do.
 func (s *SMMU) Invalidate(bankIndex int, page, pages uint64) {
 	if pages == 0 || pages > tlbPages {
 		s.tlb.invalidateBank(bankIndex)
@@ -321,11 +316,11 @@ func (s *SMMU) Invalidate(bankIndex int, page, pages uint64) {
 	}
 }
 
-// tlbPages is how many pages are looked for one by one at most (ours): the TLB has
-// no more entries.
+// tlbPages is the maximum number of pages that are looked up one by one (defined by this
+// project): the TLB has no more entries.
 const tlbPages = 2048
 
-// Interrupt tells whether vector 0's cause holds.
+// Interrupt reports whether vector 0's cause holds.
 func (s *SMMU) Interrupt() bool {
 	return s.faulting != 0 || s.gfsr != 0 && s.scr0&device.SCR0GFIE != 0
 }

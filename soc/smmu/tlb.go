@@ -15,30 +15,30 @@ const (
 	hitL2
 )
 
-// tlb models the two levels. Over a process's own page tables it decides
-// nothing: each access re-reads residency, because a board's TLB is told of
-// unmapping by broadcast and ours cannot (spec/faultpath.md).
+// tlb models the two levels. It decides nothing about a process's own page tables: each access
+// re-reads residency, because a board's TLB is told of unmapping by broadcast and this model
+// cannot be (spec/faultpath.md).
 type tlb struct {
 	l1     [l1Entries]uint64
-	bucket [l1Buckets]uint8 // first entry of l1 with the tag's hash, plus one; 0 none
-	chain  [l1Entries]uint8 // the next one with the same hash, plus one
+	bucket [l1Buckets]uint8 // first entry of l1 with the tag's hash, plus one; 0 for none
+	chain  [l1Entries]uint8 // the next entry with the same hash, plus one
 	hand   uint8            // next victim of l1, round robin
 	l2     [l2Sets][l2Ways]uint64
-	next   [l2Sets]uint8 // next victim of a set
+	next   [l2Sets]uint8 // next victim of each set
 }
 
-// l1Buckets is how many hashes of l1 there are: neighbouring pages have
-// neighbouring ones, so that chains are short.
+// l1Buckets is the number of hashes of l1: neighbouring pages have neighbouring hashes, so that
+// chains are short.
 const l1Buckets = 2 * l1Entries
 
 func hash(k uint64) uint8 { return uint8(k ^ k>>52) }
 
-// tag names a page of a bank; never zero.
+// tag identifies a page of a bank; it is never zero.
 func tag(bank int, page uint64) uint64 { return 1<<63 | uint64(bank)<<56 | page }
 
 func (t *tlb) reset() { *t = tlb{} }
 
-// inL1 gives the place of a tag in l1, -1 none.
+// inL1 returns the index of a tag in l1, -1 if it is not there.
 func (t *tlb) inL1(k uint64) int {
 	for i := t.bucket[hash(k)]; i != 0; i = t.chain[i-1] {
 		if t.l1[i-1] == k {
@@ -48,7 +48,7 @@ func (t *tlb) inL1(k uint64) int {
 	return -1
 }
 
-// lookup finds a page whose walk succeeds, and enters it where it was missing.
+// lookup looks up a page whose walk succeeds, and inserts it if it is missing.
 func (t *tlb) lookup(bank int, page uint64) hit {
 	k := tag(bank, page)
 	if t.inL1(k) >= 0 {
@@ -75,7 +75,7 @@ func (t *tlb) enterL1(k uint64) {
 	t.hand = (i + 1) % l1Entries
 }
 
-// leaveL1 empties a place of l1.
+// leaveL1 empties an entry of l1.
 func (t *tlb) leaveL1(i int) {
 	k := t.l1[i]
 	if k == 0 {
@@ -89,7 +89,7 @@ func (t *tlb) leaveL1(i int) {
 	t.l1[i], t.chain[i] = 0, 0
 }
 
-// invalidate drops a page and tells whether it was there.
+// invalidate drops a page and reports whether it was present.
 func (t *tlb) invalidate(bank int, page uint64) (held bool) {
 	k := tag(bank, page)
 	if i := t.inL1(k); i >= 0 {

@@ -9,8 +9,8 @@ import (
 // Descriptors of VMSAv8-64 tables with a 4 KiB granule, stage 1 (Arm DDI 0487,
 // D8.3 "Translation table descriptor formats").
 const (
-	DescValid   = 1 << 0         // else the rest is ignored
-	DescTable   = 1 << 1         // levels 0 to 2: a table, else a block; level 3: must be set
+	DescValid   = 1 << 0         // if clear, the other bits are ignored
+	DescTable   = 1 << 1         // levels 0 to 2: a table, or a block if clear; level 3: must be set
 	DescUnpriv  = 1 << 6         // AP[1]: unprivileged accesses, which a device's are
 	DescRO      = 1 << 7         // AP[2]: read-only
 	DescShared  = 3 << 8         // SH: inner shareable
@@ -22,7 +22,7 @@ const (
 
 	TableEntries = 512 // 8 bytes each, a page
 	levels       = 4
-	levelBits    = 9 // of the address, a level
+	levelBits    = 9 // of the address, per level
 
 	tcrT0SZMask = 0x3f      // TCR [5:0]
 	tcrTG0Mask  = 3 << 14   // TCR [15:14]: 0 is the 4 KiB granule
@@ -31,25 +31,25 @@ const (
 	maxT0SZ     = 39
 )
 
-// Tables is where a context bank's walk begins: its TTBR0 and TCR.
+// Tables is the root of a context bank's walk: its TTBR0 and TCR.
 type Tables struct {
 	TTBR0 uint64
 	TCR   uint32
 }
 
-// ASID gives the address space that the tables belong to, TTBR0 [63:48].
+// ASID returns the address space that the tables belong to, TTBR0 [63:48].
 func (t Tables) ASID() uint16 { return uint16(t.TTBR0 >> 48) }
 
-// Tables gives the tables of a context bank.
+// Tables returns the tables of a context bank.
 func (s *SMMU) Tables(bankIndex int) Tables {
 	if bankIndex < 0 || bankIndex >= len(s.banks) {
-		return Tables{TCR: tcrTG0Mask} // a granule that there is not: nothing translates
+		return Tables{TCR: tcrTG0Mask} // a granule that does not exist: nothing translates
 	}
 	b := &s.banks[bankIndex]
 	return Tables{TTBR0: b.ttbr0, TCR: b.tcr}
 }
 
-// Bank gives the context bank that a stream is translated by, -1 where none is.
+// Bank returns the context bank that translates a stream, -1 if there is none.
 func (s *SMMU) Bank(stream uint16) int {
 	n := s.match(stream)
 	if n < 0 {
@@ -58,41 +58,41 @@ func (s *SMMU) Bank(stream uint16) int {
 	return int(s.s2cr[n] & device.S2CRBankMask)
 }
 
-// Fault is why a page is not translated.
+// Fault is the reason why a page is not translated.
 type Fault uint8
 
-// The faults, in the order in which they are looked for (Arm DDI 0487, D8.14).
+// The faults, in the order of their checks (Arm DDI 0487, D8.14).
 const (
 	NoFault         Fault = iota
 	TableFault            // the tables could not be read: FSR.EF
 	Translation           // no valid entry, or an address beyond T0SZ: FSR.TF
-	AccessFlag            // an entry without AF: FSR.AFF; SCTLR.AFE has no say with these tables (Arm IHI 0062, 16.5.29)
-	PermissionFault       // AP or APTable forbid the access: FSR.PF
+	AccessFlag            // an entry without AF: FSR.AFF; SCTLR.AFE has no effect with these tables (Arm IHI 0062, 16.5.29)
+	PermissionFault       // AP or APTable forbids the access: FSR.PF
 )
 
-// Page is the outcome for one page: where it lies, or why it does not.
+// Page is the outcome for one page: its address, or the fault.
 type Page struct {
-	Address uint64 // of the page's first byte, where Fault is NoFault
+	Address uint64 // of the page's first byte, if Fault is NoFault
 	Fault   Fault
 	Level   uint8 // of the entry that decided, 0 to 3
 }
 
-// maxWalk is the most pages of one Walk: a bit each in the answers that the
-// machine takes.
+// maxWalk is the maximum number of pages of one Walk: the machine's answers have one bit per
+// page.
 const maxWalk = 64
 
-// Scratch is where a walk puts the entries that it reads.
+// Scratch holds the entries that a walk reads.
 type Scratch [maxWalk * 8]byte
 
-// Walk translates len(out) pages, 64 at most, from the one of va on, for an
-// unprivileged read or write. read fills p, a part of buf, from the tables'
-// memory; its error is a fault of the pages in question. Entries beside each
-// other are read in one go, so that most pages cost no read of their own.
+// Walk translates len(out) pages, at most 64, starting with the page of va, for an unprivileged
+// read or write. read fills p, a part of buf, from the tables' memory; its error is a fault of
+// the pages concerned. Neighbouring entries are read together, so that most pages need no read of
+// their own.
 func (t Tables) Walk(va device.VA, write bool, out []Page, buf *Scratch, read func(addr uint64, p []byte) error) {
 	out = out[:min(len(out), maxWalk)]
 	for i := 0; i < len(out); {
 		at := va.Page() + device.VA(i)<<device.PageShift
-		// Pages of one last-level table are found together.
+		// Pages of one last-level table are looked up together.
 		run := min(len(out)-i, TableEntries-int(at>>device.PageShift)%TableEntries)
 		t.run(at, write, out[i:i+run], buf[:8*run], read)
 		i += run
@@ -113,8 +113,8 @@ func (t Tables) run(va device.VA, write bool, out []Page, buf []byte, read func(
 	}
 	inputBits := 64 - int(t0sz)
 	level := levels - (inputBits-device.PageShift+levelBits-1)/levelBits
-	// The first table has only as many entries as the input address needs, and
-	// lies at a multiple of its size, 64 bytes at least.
+	// The first table has only as many entries as the input address needs, and is aligned to its
+	// size, at least 64 bytes.
 	firstBits := inputBits - shift(level)
 	table := t.TTBR0 & ttbrAddress &^ (max(uint64(8)<<firstBits, 64) - 1)
 	var noUser, readOnly bool
@@ -157,7 +157,7 @@ func (t Tables) run(va device.VA, write bool, out []Page, buf []byte, read func(
 	}
 }
 
-// shift gives the lowest address bit that a level's index is taken from.
+// shift returns the lowest address bit of a level's index.
 func shift(level int) int { return device.PageShift + levelBits*(levels-1-level) }
 
 // leaf checks a valid page or block entry.

@@ -7,17 +7,16 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Cut appends to b, one after the other, the packets of f, and calls emit for
-// each with its bytes, which emit must not keep. b is scratch: with room for
-// MaxPacket nothing is allocated. The packets say all that f does: those in
-// Present only, corrupt ones with a CRC that does not fit, duplicates twice. It
-// ends at emit's first error and gives it.
+// Cut writes the packets of f one after the other into b and calls emit with each packet's bytes,
+// which emit must not keep. b is scratch: if it has room for MaxPacket, Cut allocates nothing.
+// The packets carry all of f: only those in Present, corrupt ones with a wrong CRC, duplicates
+// twice. Cut stops at emit's first error and returns it.
 func Cut(f *Frame, b []byte, emit func(packet []byte) error) error {
 	p := Packet{Header: f.Header, Words: f.HasWords}
 	if cap(b) < MaxPacket {
 		b = make([]byte, 0, MaxPacket)
 	}
-	// Small payloads are made at the very place where AppendTo puts them.
+	// Small payloads are built in place, where AppendTo puts them.
 	buf := b[:MaxPacket][HeaderSize+CRCSize:]
 	switch f.Kind {
 	case Data:
@@ -67,22 +66,21 @@ func cutData(f *Frame, p Packet, b []byte, emit func([]byte) error) error {
 	return nil
 }
 
-// Collector puts packets together to frames again. Neighbours that belong to
-// one block make one frame; any grouping is right, for the machines take a
-// block's packets in several frames too. It belongs to one goroutine.
+// Collector reassembles packets into frames. Consecutive packets of one block make one frame; any
+// grouping is correct, because the machines accept a block's packets in several frames. It
+// belongs to one goroutine.
 type Collector struct {
 	pool *Pool
 	open *Frame // Data whose packets are still coming
 }
 
-// NewCollector gives a collector that takes its frames from pool.
+// NewCollector returns a collector that takes its frames from pool.
 func NewCollector(pool *Pool) *Collector { return &Collector{pool: pool} }
 
-// Add takes a packet, of which it keeps nothing. It emits the frame of the block
-// before, when p is of another, and p's own at once, when it is one by itself.
-// A block's frame stays open until then, or until Flush at the end of a batch.
-// A corrupt packet of kind Words or Message is dropped, as if lost; the result
-// tells so (it counts in CRC_PAYLOAD).
+// Add adds a packet and keeps no reference to it. If p belongs to another block than the open
+// frame, Add emits that frame; if p is a frame by itself, it emits p's frame at once. A block's
+// frame stays open until then, or until Flush at the end of a batch. A corrupt packet of kind
+// Words or Message is dropped as if lost, and Add returns true (counted in CRC_PAYLOAD).
 func (c *Collector) Add(p *Packet, emit func(*Frame)) (dropped bool) {
 	if p.Corrupt && p.Kind != Data {
 		return true
@@ -109,7 +107,7 @@ func (c *Collector) Add(p *Packet, emit func(*Frame)) (dropped bool) {
 	return false
 }
 
-// Flush emits the frame that is open, if there is one.
+// Flush emits the open frame, if there is one.
 func (c *Collector) Flush(emit func(*Frame)) {
 	if f := c.open; f != nil {
 		c.open = nil
@@ -117,7 +115,7 @@ func (c *Collector) Flush(emit func(*Frame)) {
 	}
 }
 
-// single makes the frame of a packet that is one by itself.
+// single makes the frame of a packet that is a frame by itself.
 func (c *Collector) single(p *Packet) *Frame {
 	f := c.pool.Frame()
 	f.Header = p.Header
@@ -146,8 +144,8 @@ func completion(p *Packet) Completion {
 	}
 }
 
-// header gives the frame header that p's block has. A Words packet does not tell
-// the block's address.
+// header returns the frame header of p's block. A Words packet does not carry the block's
+// address.
 func header(p *Packet) Header {
 	h := p.Header
 	h.Kind = Data
@@ -168,8 +166,8 @@ func (c *Collector) begin(p *Packet) {
 	c.open = f
 }
 
-// belongs tells whether p is of the open frame's block, where all of the header
-// must agree. The address is known from the first Data packet on.
+// belongs reports whether p is of the open frame's block: all of the header must agree. The
+// address is known from the first Data packet on.
 func (c *Collector) belongs(p *Packet) bool {
 	f := c.open
 	h := header(p)
@@ -186,7 +184,7 @@ func (c *Collector) belongs(p *Packet) bool {
 	return true
 }
 
-// place puts a Data packet's bytes into the open frame.
+// place copies a Data packet's bytes into the open frame.
 func (c *Collector) place(p *Packet) {
 	f := c.open
 	m := uint64(1) << (p.Offset / device.MTU)

@@ -1,14 +1,13 @@
-// Package wire is what travels between nodes: the frame, which the machines
-// work on, and the 256-byte packet with its CRC-32C, into which a frame is cut
-// wherever bytes cross something that can corrupt them (spec/messages.md 5,
-// ours; MTU: 001).
+// Package wire defines what travels between nodes: the frame, which the machines work on, and the
+// 256-byte packet with its CRC-32C, into which a frame is cut wherever bytes cross a medium that
+// can corrupt them (spec/messages.md 5, defined by this project; MTU: 001).
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package wire
 
 import "github.com/exanet/pfd/device"
 
-// Kind tells what a frame or packet carries (spec/messages.md 5).
+// Kind is the type of a frame or packet (spec/messages.md 5).
 type Kind uint8
 
 // The kinds.
@@ -17,29 +16,28 @@ const (
 	Words   Kind = 2 // the two completion words
 	Ack     Kind = 3 // an acknowledgement, positive or not
 	Message Kind = 4 // a packetizer's payload, one to eight u64
-	Link    Kind = 5 // the number of the link for the sender's present life (ours)
+	Link    Kind = 5 // the number of the link for the sender's current life (defined by this project)
 )
 
-// Header is what all packets of a frame share (spec/messages.md 5). The widths
-// stand in the table beside the packet codec.
+// Header is the header that all packets of a frame share (spec/messages.md 5). The field widths
+// are in the table beside the packet codec.
 type Header struct {
 	Kind Kind
-	// Epoch is the sender's own in Data, Words and read requests; in Ack and
-	// Message it is the destination's, carried back (0: not known).
+	// Epoch is the sender's own in Data, Words and read requests; in Ack and Message it is the
+	// destination's, carried back (0: unknown).
 	Epoch uint32
-	// Link is in Data and Words the number that the destination has given to the
-	// sender's present life, 0 none yet; in a Link frame, which answers them where it
-	// is another, it is that number.
+	// Link in Data and Words is the number that the destination assigned to the sender's current
+	// life, 0 for none yet. A Link frame answers a wrong number with the right one.
 	Link uint32
 
 	SrcNode      device.NodeID
 	SrcInterface uint8       // packetizer that sent a Message
-	SrcPDID      device.PDID // wired: nothing that a process writes changes it
+	SrcPDID      device.PDID // wired: not writable by a process
 	DstNode      device.NodeID
 	DstMailbox   uint8
 	DstPDID      device.PDID
-	// SrcGeneration is the sender's domain's, wired; DstGeneration is the one that
-	// the sender means (ours).
+	// SrcGeneration is that of the sender's domain, wired; DstGeneration is that of the domain
+	// that the sender addresses (defined by this project).
 	SrcGeneration, DstGeneration device.Generation
 
 	ID    device.TransactionID
@@ -49,20 +47,20 @@ type Header struct {
 
 	Block     uint32    // block number in the transfer, 19 bits
 	Length    uint16    // bytes of the block, 0..16384
-	VA        device.VA // destination of the block's first byte; of Words the notification address
+	VA        device.VA // destination of the block's first byte; in Words the notification address
 	Remaining uint32    // bytes of the transfer from the block's first byte on
 	Last      bool      // last block of the transfer
 	Read      bool      // of a transfer that serves a read request
 }
 
-// Short tells whether the block belongs to a transfer of at most a block's size,
-// which may lie in two blocks. The last block of a longer one is not short: it
-// would overtake the others, and its fault their page-in. (The second block of a
-// transfer of two cannot be told from that of a short one: it counts as short.)
+// Short reports whether the block belongs to a transfer of at most a block's size, which may span
+// two blocks. The last block of a longer transfer is not short: it would overtake the others, and
+// its fault would overtake their page-ins. (The second block of a two-block transfer cannot be
+// distinguished from that of a short one: it counts as short.)
 func (h *Header) Short() bool { return h.Block <= 1 && h.Remaining <= device.BlockSize }
 
-// Completion is the pair of words written beside the destination when a
-// transfer is complete: First, and only then Last (001 §2.3.3.2).
+// Completion is the pair of words written beside the destination when a transfer is complete:
+// First, then Last (001 §2.3.3.2).
 type Completion struct {
 	VA          device.VA
 	First, Last uint64
@@ -71,17 +69,16 @@ type Completion struct {
 // Frame is up to 64 packets of one block under one header.
 type Frame struct {
 	Header
-	// Present, Corrupt and Duplicate have a bit a data packet, bit i for bytes
-	// [256*i, 256*(i+1)) of the block: arrived, arrived with a bad payload CRC,
-	// arrived more than once.
+	// Present, Corrupt and Duplicate have one bit per data packet, bit i for bytes [256*i,
+	// 256*(i+1)) of the block: arrived, arrived with a bad payload CRC, arrived more than once.
 	Present, Corrupt, Duplicate uint64
-	// HasWords says that completion words belong to the block (a flag of each of
-	// its packets); they stand in Completion unless their packet is missing.
+	// HasWords means that completion words belong to the block (a flag of each of its packets);
+	// they are in Completion unless their packet is missing.
 	HasWords     bool
 	WordsMissing bool
 	Completion   Completion
-	// Payload holds the block's bytes, Length of them, from a Pool. Nobody writes
-	// to it once the frame is sent; Shared counts who else holds it, nil: nobody.
+	// Payload holds the block's bytes, Length of them, from a Pool. It must not be written after
+	// the frame is sent. Shared counts its holders; nil means that the frame is the only one.
 	Payload []byte
 	Shared  *Share
 	// Message holds a Message's payload, MessageLen words of it.
@@ -91,14 +88,13 @@ type Frame struct {
 	Refs int
 }
 
-// Share counts the holders of a payload: frames, and a sender that may have to
-// send it again.
+// Share counts the holders of a payload: frames, and a sender that may have to retransmit it.
 type Share struct{ Holders int }
 
-// Packets gives the number of data packets that a block of length bytes has.
+// Packets returns the number of data packets of a block of length bytes.
 func Packets(length int) int { return (length + device.MTU - 1) / device.MTU }
 
-// All gives the bitmap of all data packets of a block of length bytes.
+// All returns the bitmap of all data packets of a block of length bytes.
 func All(length int) uint64 {
 	n := Packets(length)
 	if n >= 64 {
@@ -107,8 +103,8 @@ func All(length int) uint64 {
 	return 1<<uint(n) - 1
 }
 
-// Block is what the firmware tells the PLDMA to send: one transaction, with the
-// header that its packets carry and where its bytes come from.
+// Block is what the firmware tells the PLDMA to send: one transaction, with the header that its
+// packets carry and the address of its bytes.
 type Block struct {
 	Header
 	Slot       uint8     // slot of the initiator's domain, whose memory is read

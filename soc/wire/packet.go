@@ -8,17 +8,18 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// A packet is the header, the header's CRC-32C, and, where there is a payload,
-// the payload and its CRC-32C (spec/messages.md 5, ours). All is little-endian.
+// A packet is the header, the header's CRC-32C and, if there is a payload, the payload and its
+// CRC-32C (spec/messages.md 5). All is little-endian. Fields with the source "here" are defined
+// by this project.
 //
-// The header is seven u64. A field's place is word, lowest bit, width:
+// The header is seven u64. A field's position is word, bits, width:
 //
 //	field          word  bits     width  source
 //	kind           0     [3:0]    4      messages.md 5
 //	last           0     [4]      1      messages.md 5, flags: last of the transfer
-//	words          0     [5]      1      ours, flags: completion words belong to the block
-//	refused        0     [6]      1      ours, flags: answers a message, not a block
-//	read           0     [7]      1      ours, flags: of a transfer that serves a read request
+//	words          0     [5]      1      here, flags: completion words belong to the block
+//	refused        0     [6]      1      here, flags: answers a message, not a block
+//	read           0     [7]      1      here, flags: of a transfer that serves a read request
 //	block number   0     [42:24]  19     messages.md 5; hardware.md 1
 //	block length   0     [57:43]  15     messages.md 5: 0..16384
 //	source node    1     [21:0]   22     hardware.md 1
@@ -35,10 +36,10 @@ import (
 //	remaining      4     [31:0]   32     messages.md 5: bytes of the transfer
 //	first sequence 4     [45:32]  14     messages.md 5
 //	payload length 4     [54:46]  9      messages.md 5: 0..256
-//	dest. generat. 5     [31:0]   32     ours: of the domain that is meant
-//	source generat. 5    [63:32]  32     ours: of the sender's domain, wired
+//	dest. generat. 5     [31:0]   32     here: of the domain that is meant
+//	source generat. 5    [63:32]  32     here: of the sender's domain, wired
 //	epoch          6     [31:0]   32     messages.md 5
-//	link           6     [63:32]  32     ours: the number of the link
+//	link           6     [63:32]  32     here: the number of the link
 //
 // The other bits are zero.
 const (
@@ -85,7 +86,7 @@ var (
 	fLink      = field{6, 32, 32}
 )
 
-// undefined gives, for each word, the bits that no field has.
+// undefined has, for each word, the bits that belong to no field.
 var undefined = [HeaderWords]uint64{^uint64(1<<58-1) | 0xffff<<8, ^uint64(1<<61 - 1), ^uint64(1<<58 - 1), ^uint64(1<<62 - 1), ^uint64(1<<55 - 1)}
 
 func (f field) put(w *[HeaderWords]uint64, v uint64) { w[f.word] |= v & (1<<f.bits - 1) << f.lo }
@@ -98,31 +99,31 @@ func bit(b bool) uint64 {
 	return 0
 }
 
-// Packet is one packet. Its header's VA is the destination of the packet's own
-// first byte, and Remaining counts from it; a Frame's count from the block's.
+// Packet is one packet. Its header's VA is the destination of the packet's own first byte, and
+// Remaining counts from there; in a Frame both count from the block's first byte.
 type Packet struct {
 	Header
 	Words   bool   // completion words belong to the block
 	Refused bool   // Ack: a mailbox refused a message; no block is answered
 	Offset  uint16 // Data: bytes in the block, a multiple of the MTU
-	// Payload is 0 to 256 bytes. DecodePacket's lies in the bytes it was given.
+	// Payload has 0 to 256 bytes. DecodePacket's is a slice of its input.
 	Payload []byte
-	// Corrupt: the payload's CRC does not fit.
+	// Corrupt: the payload's CRC is wrong.
 	Corrupt bool
 }
 
-// Why bytes are no packet. All but ErrHeaderCRC come from a peer that writes
-// good CRCs over bad fields.
+// Errors of DecodePacket. All but ErrHeaderCRC come from a peer that computes correct CRCs over
+// wrong fields.
 var (
-	ErrHeaderCRC = errors.New("wire: header CRC does not fit")
-	ErrSize      = errors.New("wire: a packet of another size than its header says")
-	ErrField     = errors.New("wire: a header field that no packet of its kind has")
+	ErrHeaderCRC = errors.New("wire: wrong header CRC")
+	ErrSize      = errors.New("wire: packet size differs from its header's")
+	ErrField     = errors.New("wire: invalid header field for the packet's kind")
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// AppendTo appends the packet's bytes. A Corrupt one gets a payload CRC that
-// does not fit. What exceeds a field's width is cut off.
+// AppendTo appends the packet's bytes. A Corrupt packet gets a wrong payload CRC. Values are
+// truncated to their field's width.
 func (p *Packet) AppendTo(b []byte) []byte {
 	var w [HeaderWords]uint64
 	fKind.put(&w, uint64(p.Kind))
@@ -166,11 +167,10 @@ func (p *Packet) AppendTo(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc)
 }
 
-// DecodePacket reads one packet, all of b. A header CRC that does not fit gives
-// ErrHeaderCRC (the packet is dropped and counted in CRC_HEADER), another length
-// ErrSize, a field that no packet of the kind can have ErrField. A payload CRC
-// that does not fit is no error: the packet is Corrupt. It allocates nothing;
-// no bytes make it fail in another way.
+// DecodePacket decodes one packet, all of b. It returns ErrHeaderCRC if the header CRC is wrong
+// (the packet is dropped and counted in CRC_HEADER), ErrSize if the length is wrong, and ErrField
+// if a field is invalid for the packet's kind. A wrong payload CRC is not an error: the packet is
+// Corrupt. It allocates nothing, and no input makes it panic.
 func DecodePacket(b []byte) (Packet, error) {
 	if len(b) < HeaderSize+CRCSize {
 		return Packet{}, ErrSize
@@ -228,7 +228,7 @@ func DecodePacket(b []byte) (Packet, error) {
 	return p, nil
 }
 
-// sound tells whether the fields can belong to a packet of its kind.
+// sound reports whether the fields are valid for a packet of its kind.
 func (p *Packet) sound() bool {
 	n := len(p.Payload)
 	if p.Length > device.BlockSize || p.Kind != Data && p.Offset != 0 ||
@@ -238,8 +238,8 @@ func (p *Packet) sound() bool {
 	switch p.Kind {
 	case Data:
 		left := int(p.Length) - int(p.Offset)
-		// The transfer goes on at least to the block's end, is less than 4 GiB
-		// from the block's begin on, and that is not before address 0.
+		// The transfer extends at least to the block's end; from the block's start it is less
+		// than 4 GiB long, and that start is not below address 0.
 		return p.Offset%device.MTU == 0 && left > 0 && n == min(left, device.MTU) &&
 			uint64(p.Remaining) >= uint64(left) && p.Remaining <= ^uint32(0)-uint32(p.Offset) &&
 			p.VA >= device.VA(p.Offset)

@@ -6,18 +6,18 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Pool recycles frames and their payloads of one block each. It belongs to one
-// goroutine. The zero value is ready.
+// Pool recycles frames and their payloads of one block each. It belongs to one goroutine. The
+// zero value is ready.
 //
-// Payloads lie in slabs, and the first free one is given: those of neighbouring
-// blocks are usually neighbours too, and may be moved as one (Adjoin).
+// Payloads lie in slabs, and the first free one is used: payloads of neighbouring blocks are
+// usually neighbours, too, and may be moved as one (Adjoin).
 type Pool struct {
 	frames []*Frame
 	slabs  []slab
 	shares []*Share
 }
 
-// slabBlocks is how many payloads a slab has, a bit each (ours).
+// slabBlocks is the number of payloads in a slab, one bit each (defined by this project).
 const slabBlocks = 64
 
 type slab struct {
@@ -25,7 +25,7 @@ type slab struct {
 	taken uint64
 }
 
-// Frame gives an empty frame without payload.
+// Frame returns an empty frame without a payload.
 func (p *Pool) Frame() *Frame {
 	if n := len(p.frames); n > 0 {
 		f := p.frames[n-1]
@@ -35,7 +35,7 @@ func (p *Pool) Frame() *Frame {
 	return new(Frame)
 }
 
-// Payload gives length bytes, at most a block, of unspecified content.
+// Payload returns length bytes, at most a block, with unspecified content.
 func (p *Pool) Payload(length int) []byte {
 	for i := range p.slabs {
 		if s := &p.slabs[i]; s.taken != ^uint64(0) {
@@ -46,16 +46,16 @@ func (p *Pool) Payload(length int) []byte {
 	return p.slabs[len(p.slabs)-1].take(length)
 }
 
-// take gives the first free payload. Its capacity reaches to the end of the slab:
-// that is how it is known again, and how neighbours are told.
+// take returns the first free payload. Its capacity extends to the end of the slab, which
+// identifies the slab and shows which payloads are neighbours.
 func (s *slab) take(length int) []byte {
 	i := bits.TrailingZeros64(^s.taken)
 	s.taken |= 1 << uint(i)
 	return s.bytes[i*device.BlockSize:][:length]
 }
 
-// Adjoin gives a and b as one where b's bytes follow a's in memory, as payloads
-// of neighbouring blocks may.
+// Adjoin returns a and b as one slice if b's bytes follow a's in memory, as payloads of
+// neighbouring blocks may.
 func Adjoin(a, b []byte) ([]byte, bool) {
 	if len(a) == 0 || len(b) == 0 || len(b) > cap(a)-len(a) || &a[:len(a)+1][len(a)] != &b[0] {
 		return nil, false
@@ -63,15 +63,15 @@ func Adjoin(a, b []byte) ([]byte, bool) {
 	return a[:len(a)+len(b)], true
 }
 
-// Put takes a frame back, and its payload if nobody shares it. Nobody may hold
-// the frame any more.
+// Put returns a frame to the pool, and its payload unless that is shared. The caller must hold
+// the last reference to the frame.
 func (p *Pool) Put(f *Frame) {
 	p.Release(f.Payload, f.Shared)
 	*f = Frame{}
 	p.frames = append(p.frames, f)
 }
 
-// Share gives a count for a payload with one holder.
+// Share returns a count for a payload with one holder.
 func (p *Pool) Share() *Share {
 	if n := len(p.shares); n > 0 {
 		s := p.shares[n-1]
@@ -82,8 +82,8 @@ func (p *Pool) Share() *Share {
 	return &Share{Holders: 1}
 }
 
-// Release lets a holder's share of a payload go; the last one's takes it back.
-// s may be nil: the payload is not shared.
+// Release drops one holder's share of a payload; the last release returns the payload to the
+// pool. A nil s means that the payload is not shared.
 func (p *Pool) Release(b []byte, s *Share) {
 	if s != nil {
 		if s.Holders--; s.Holders > 0 {
@@ -94,7 +94,8 @@ func (p *Pool) Release(b []byte, s *Share) {
 	p.PutPayload(b)
 }
 
-// PutPayload takes a payload of Payload back; others are left to the collector.
+// PutPayload returns a payload to the pool; bytes from elsewhere are left to the garbage
+// collector.
 func (p *Pool) PutPayload(b []byte) {
 	if cap(b) == 0 {
 		return
@@ -111,8 +112,8 @@ func (p *Pool) PutPayload(b []byte) {
 	}
 }
 
-// Split cuts a block's frame into n at most, of neighbouring packets each; the last
-// one brings the completion words. f is the last one, and payloads are shared.
+// Split cuts a block's frame into at most n frames of consecutive packets, which share the
+// payload. f becomes the last one and carries the completion words.
 func (p *Pool) Split(f *Frame, n int) []*Frame {
 	packets := bits.OnesCount64(f.Present)
 	if n = min(n, packets); n < 2 {
@@ -141,7 +142,7 @@ func (p *Pool) Split(f *Frame, n int) []*Frame {
 	return append(all, f)
 }
 
-// Clone copies f and its payload, as a link that duplicates does.
+// Clone copies f and its payload, for a link that duplicates frames.
 func (p *Pool) Clone(f *Frame) *Frame {
 	c := p.Frame()
 	*c = *f

@@ -91,23 +91,20 @@ func TestGenerated(t *testing.T) {
 	if out, err := exec.Command("sh", "generate.sh", dir).CombinedOutput(); err != nil {
 		t.Skipf("%v: %s", err, out)
 	}
-	for _, arch := range []string{"x86", "arm64"} {
-		for _, ext := range []string{"go", "o"} {
-			name := "probe_" + arch + "_bpfel." + ext
-			if ext == "o" && !bytes.Contains(out, []byte("version 14.")) {
-				continue // another compiler makes other code
-			}
-			got, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			want, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(got, want) {
-				t.Errorf("%s is not what its sources make: run make generate", name)
-			}
+	for _, name := range []string{"probe_bpfel.go", "probe_x86_bpfel.o", "probe_arm64_bpfel.o"} {
+		if strings.HasSuffix(name, ".o") && !bytes.Contains(out, []byte("version 14.")) {
+			continue // another compiler makes other code
+		}
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s is not what its sources make: run make generate", name)
 		}
 	}
 }

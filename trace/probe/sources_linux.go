@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -208,4 +209,9 @@ func alone(spec *ebpf.CollectionSpec, name string) *ebpf.CollectionSpec {
 		}
 	}
 	return only
+}
+
+// loadProbe returns the programs and maps of this architecture's object.
+func loadProbe() (*ebpf.CollectionSpec, error) {
+	return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 }

@@ -1,6 +1,5 @@
-// Package config reads a configuration file whose keys are the names of command
-// line flags. A flag on the command line wins over the file. What is wrong in a
-// file is an error that names the line.
+// Package config reads a configuration file whose keys are the names of command line flags. A
+// flag on the command line overrides the file. An error in a file names the line.
 package config
 
 import (
@@ -21,29 +20,28 @@ import (
 	"github.com/exanet/pfd/internal/plaintext"
 )
 
-// ErrConfig says that a configuration file cannot be used.
+// ErrConfig reports that a configuration file cannot be used.
 var ErrConfig = errors.New("configuration file")
 
-// maxSize bounds a file (ours).
+// maxSize limits the size of a file; defined by this project.
 const maxSize = 1 << 20
 
-// Entry is one key with its value as a flag would have it.
+// Entry is one key of a file, with its value in the form that a flag accepts.
 type Entry struct {
 	Key, Value string
 	Line       int
 }
 
-// Load sets those flags of fs that the file names and the command line has not
-// set, and gives the keys that it took. skip are flags that a file may not set. Its
-// errors match ErrConfig.
+// Load sets the flags of fs that the file names and the command line has not set. It returns
+// the entries that it applied. A file may not set the flags in skip. Errors match ErrConfig.
 func Load(fs *pflag.FlagSet, file string, skip ...string) ([]Entry, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe is not waited for
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a pipe does not block
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err == nil && (!info.Mode().IsRegular() || info.Size() > maxSize) {
-		return nil, fmt.Errorf("%w %s: not a file of at most %d bytes", ErrConfig, file, maxSize)
+		return nil, fmt.Errorf("%w %s: not a regular file of at most %d bytes", ErrConfig, file, maxSize)
 	}
 	data, err := io.ReadAll(f)
 	if err != nil {
@@ -56,9 +54,9 @@ func Load(fs *pflag.FlagSet, file string, skip ...string) ([]Entry, error) {
 	return Apply(fs, file, entries, skip...)
 }
 
-// Apply is Load for entries that have been read already.
+// Apply is like Load, for entries that Parse has returned.
 func Apply(fs *pflag.FlagSet, file string, entries []Entry, skip ...string) (taken []Entry, _ error) {
-	// What the command line has set is known before the file sets anything.
+	// Collect the flags of the command line before the file sets any.
 	given := map[string]bool{}
 	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
 	for _, e := range entries {
@@ -86,8 +84,8 @@ func keys(fs *pflag.FlagSet, skip []string) (list []string) {
 	return list
 }
 
-// Blame says in which line a value stands that an error is about: the first flag that
-// err names as --KEY, where the file has set it.
+// Blame adds the file and the line to err, where the file has set the first flag that err names
+// as --KEY.
 func Blame(file string, taken []Entry, err error) error {
 	if err == nil {
 		return nil
@@ -103,7 +101,7 @@ func Blame(file string, taken []Entry, err error) error {
 
 var flagName = regexp.MustCompile(`--([a-z][a-z-]*)`)
 
-// Parse reads the text of a file, whose name must end in .toml. Its errors match ErrConfig.
+// Parse reads the text of a file, whose name must end in .toml. Errors match ErrConfig.
 func Parse(file string, data []byte) ([]Entry, error) {
 	data, err := plaintext.Text(data)
 	if err != nil {
@@ -116,8 +114,8 @@ func Parse(file string, data []byte) ([]Entry, error) {
 }
 
 func parseTOML(file string, data []byte) (list []Entry, err error) {
-	// The parser below reads what is well formed; this also checks keys that come
-	// twice, dates and the like.
+	// The parser below reads well-formed text. Unmarshal also rejects duplicate keys, bad dates
+	// and the like.
 	var all map[string]any
 	if err := toml.Unmarshal(data, &all); err != nil {
 		var d *toml.DecodeError
@@ -141,11 +139,11 @@ func parseTOML(file string, data []byte) (list []Entry, err error) {
 		line := p.Shape(k.Node().Raw).Start.Line
 		key := string(k.Node().Data)
 		if e.Kind != unstable.KeyValue || !k.IsLast() {
-			return nil, fmt.Errorf("%w %s:%d: %q: there are no sections here, keys have no dots", ErrConfig, file, line, key)
+			return nil, fmt.Errorf("%w %s:%d: %q: sections and dotted keys are not supported", ErrConfig, file, line, key)
 		}
 		value, ok := tomlValue(e.Value())
 		if !ok {
-			return nil, fmt.Errorf("%w %s:%d: %s: want a text, a number, true or false, or a list of them", ErrConfig, file, line, key)
+			return nil, fmt.Errorf("%w %s:%d: %s: a value must be a string, a number, true, false, or a list of these", ErrConfig, file, line, key)
 		}
 		list = append(list, Entry{key, value, line})
 	}

@@ -2,7 +2,7 @@ package config
 
 import "io"
 
-// Output keeps the first error of writing to W: the help of a command line drops it.
+// Output passes writes to W and keeps the first error, which cobra's help functions drop.
 type Output struct {
 	W   io.Writer
 	Err error

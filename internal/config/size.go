@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// ParseSize reads a number of bytes with an optional unit.
+// ParseSize returns the number of bytes that s states, with an optional unit.
 func ParseSize(s string) (uint64, error) {
 	digits := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
 	unit := strings.TrimSpace(s[len(digits):])
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("size %q: want a number and perhaps a unit, as 4096 or 4KiB", s)
+		return 0, fmt.Errorf("size %q: want a number with an optional unit, as 4096 or 4KiB", s)
 	}
 	factor, ok := map[string]uint64{
 		"": 1, "b": 1,
@@ -29,10 +29,10 @@ func ParseSize(s string) (uint64, error) {
 	return n * factor, nil
 }
 
-// Size is a flag whose value is a number of bytes, as ParseSize reads it.
+// Size is a flag whose value is a number of bytes in the form that ParseSize accepts.
 type Size struct{ Bytes *uint64 }
 
-// String gives the bytes.
+// String returns the number of bytes.
 func (s Size) String() string {
 	if s.Bytes == nil {
 		return "0"
@@ -40,7 +40,7 @@ func (s Size) String() string {
 	return strconv.FormatUint(*s.Bytes, 10)
 }
 
-// Set takes a number of bytes.
+// Set implements pflag.Value.
 func (s Size) Set(text string) error {
 	n, err := ParseSize(text)
 	if err == nil {
@@ -49,5 +49,5 @@ func (s Size) Set(text string) error {
 	return err
 }
 
-// Type names what the flag wants, for its help.
+// Type returns the word for the value in the flag's help.
 func (s Size) Type() string { return "size" }

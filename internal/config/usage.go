@@ -10,18 +10,18 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// HelpWidth is the width of every help text, columns.
+// HelpWidth is the width of all help texts, in columns.
 const HelpWidth = 80
 
-// UseHelp gives c and its commands a help text of at most HelpWidth columns, in which
-// commands stand in their groups. Examples stay as they are.
+// UseHelp sets the help of c and its commands: at most HelpWidth columns, commands listed by
+// group. Examples are not wrapped.
 func UseHelp(c *cobra.Command) {
 	c.SetHelpFunc(func(c *cobra.Command, _ []string) {
 		text := c.Long
 		if text == "" {
 			text = c.Short
 		}
-		// A writer that fails is told by its own error: Output keeps it.
+		// Output keeps the error of a failed write.
 		_, _ = fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", Wrap(text, HelpWidth), c.UsageString())
 	})
 	c.SetUsageFunc(func(c *cobra.Command) error {
@@ -67,9 +67,9 @@ func usage(w io.Writer, c *cobra.Command) {
 	}
 }
 
-// Wrap breaks text into lines of at most width columns, where it has spaces. Lines without
-// an indentation that follow one another are a paragraph, which is filled. A line with one
-// stays a line: what is left of it goes below its last part, which two spaces set apart.
+// Wrap breaks text at spaces into lines of at most width columns. Consecutive lines without
+// indentation form a paragraph, which is filled. An indented line stays a line of its own: its
+// continuation is aligned with its last column, which two spaces separate from the one before.
 func Wrap(text string, width int) string {
 	var out, paragraph []string
 	flush := func() {
@@ -90,7 +90,7 @@ func Wrap(text string, width int) string {
 	return strings.Join(out, "\n")
 }
 
-// fill breaks a line; indent is that of all but the first one.
+// fill breaks a line; all lines but the first are indented by indent.
 func fill(line string, indent, width int) (out []string) {
 	if indent > 0 {
 		indent += 2
@@ -104,7 +104,7 @@ func fill(line string, indent, width int) (out []string) {
 		for at > indent && r[at] != ' ' {
 			at--
 		}
-		if at <= indent { // a word that is longer stays whole
+		if at <= indent { // a longer word is not broken
 			for at = width; at < len(r) && r[at] != ' '; at++ {
 			}
 		}
@@ -117,20 +117,20 @@ func fill(line string, indent, width int) (out []string) {
 	}
 }
 
-// zeros are those at the end of a number with a point.
+// zeros matches the trailing zeros of a decimal fraction.
 var zeros = regexp.MustCompile(`(?:\.|(\.\d*[1-9]))0+\b`)
 
-// flagUsages are the flags' texts, in which the kind of a value has a word that is not Go's.
+// flagUsages returns the texts of the flags. Kinds of values have plain names there, not Go's.
 func flagUsages(fs *pflag.FlagSet) string {
 	shown := pflag.NewFlagSet("", pflag.ContinueOnError)
 	fs.VisitAll(func(f *pflag.Flag) {
 		g := *f
 		g.Value = plainValue{f.Value}
 		if _, ok := f.Value.(pflag.SliceValue); ok {
-			g.DefValue = zeros.ReplaceAllString(strings.Trim(f.DefValue, "[]"), "$1") // as one writes it
+			g.DefValue = zeros.ReplaceAllString(strings.Trim(f.DefValue, "[]"), "$1") // as a user writes it
 		}
 		if g.DefValue == "0s" {
-			g.DefValue = "" // says nothing
+			g.DefValue = "" // 0s carries no information
 		}
 		shown.AddFlag(&g)
 	})

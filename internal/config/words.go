@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Explain says in words what is wrong with a flag of fs: what was meant by one that
-// there is not, and what is wrong with a value, where the flag's own error would quote
-// the parser of numbers. Other errors stay as they are.
+// Explain explains an error of parsing the flags fs. For an unknown flag it suggests similar
+// ones; for a bad value it says what is accepted, without the number parser's text. It returns
+// other errors unchanged.
 func Explain(fs *pflag.FlagSet, err error) error {
 	var v *pflag.InvalidValueError
 	var n *strconv.NumError
@@ -32,7 +32,7 @@ func Explain(fs *pflag.FlagSet, err error) error {
 	want := "a whole number"
 	switch kind := v.GetFlag().Value.Type(); {
 	case errors.Is(n.Err, strconv.ErrRange):
-		want = "a number that is not so large"
+		want = "a smaller number"
 	case strings.HasPrefix(kind, "uint"):
 		want = "a whole number, 0 or more"
 	case kind == "bool":
@@ -43,16 +43,16 @@ func Explain(fs *pflag.FlagSet, err error) error {
 	return fmt.Errorf("--%s %s: want %s", v.GetFlag().Name, v.GetValue(), want)
 }
 
-// suggest names the flags that are written much like one that there is not.
+// suggest adds the flags whose names are similar to the unknown one.
 func suggest(fs *pflag.FlagSet, err *pflag.NotExistError) error {
 	word := err.GetSpecifiedName()
 	if short := err.GetSpecifiedShortnames(); short != "" {
-		word, _, _ = strings.Cut(short, "=") // one dash for two: -method
+		word, _, _ = strings.Cut(short, "=") // a single dash, as in -method
 	}
 	if len(word) < 2 {
-		return err // like any
+		return err // too short to compare
 	}
-	// cobra compares a word with the names of commands, only.
+	// cobra compares a word only with the names of commands.
 	names := &cobra.Command{SuggestionsMinimumDistance: 2}
 	fs.VisitAll(func(f *pflag.Flag) {
 		names.AddCommand(&cobra.Command{Use: f.Name, Hidden: f.Hidden, Run: func(*cobra.Command, []string) {}})

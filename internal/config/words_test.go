@@ -15,7 +15,7 @@ func TestExplain(t *testing.T) {
 		{[]string{"--int", "x"}, "--int x: want a whole number"},
 		{[]string{"-i", "1.5"}, "--int 1.5: want a whole number"},
 		{[]string{"--uint", "-1"}, "--uint -1: want a whole number, 0 or more"},
-		{[]string{"--uint", "4294967296"}, "--uint 4294967296: want a number that is not so large"},
+		{[]string{"--uint", "4294967296"}, "--uint 4294967296: want a smaller number"},
 		{[]string{"--bool=perhaps"}, "--bool perhaps: want true or false"},
 		{[]string{"--float", "x"}, "--float x: want a number"},
 		{[]string{"--time", "3"}, "--time 3: want a time with its unit, as 1s, 500ms or 2m"},

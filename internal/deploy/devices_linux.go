@@ -13,19 +13,20 @@ import (
 	"time"
 )
 
-// Device is where the two nodes of a pfd may be.
+// Device is a place where the two nodes of a pfd can be.
 type Device struct {
 	Name string
-	// Shared: the device sees what is shared with it and no process's tables. Memory
-	// must be shared: its rights and its end are the share's.
+	// Shared means that the device accesses only memory that was shared with it, and no
+	// process's page tables. The rights and the size of a share are the device's limits.
 	Shared bool
 }
 
-// Devices are all: in pfd, and in a process of their own.
+// Devices returns all places: inside pfd, and in a process of their own.
 func Devices() []Device { return []Device{{Name: "emu"}, {Name: "vfio-user", Shared: true}} }
 
-// Args gives what pfd is started with. What it needs is started, by a user where as is
-// not nil, and ends with the test; exanetctl is the program's path.
+// Args returns the arguments that pfd needs to use the device. It starts a server if the device
+// needs one, as user as unless that is nil; the server ends with the test. exanetctl is the
+// path of the program.
 func (d Device) Args(t testing.TB, exanetctl string, as *syscall.Credential) []string {
 	t.Helper()
 	if d.Shared {
@@ -34,11 +35,11 @@ func (d Device) Args(t testing.TB, exanetctl string, as *syscall.Credential) []s
 	return nil
 }
 
-// Serve starts two nodes in a process of their own, and gives what a pfd is started
-// with to drive them.
+// Serve starts two nodes in a process of their own and returns the arguments that make a pfd
+// drive them.
 func Serve(t testing.TB, exanetctl string, as *syscall.Credential) []string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "nodes") // a test's own is too long for a socket
+	dir, err := os.MkdirTemp("", "nodes") // the test's own directory makes too long a socket path
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,7 @@ func Serve(t testing.TB, exanetctl string, as *syscall.Credential) []string {
 	cmd := exec.Command(exanetctl, "emu", "serve", "--nodes", "2", "--socket-dir", dir)
 	cmd.Stdout, cmd.Stderr = said, said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: as}
-	// What we start ends with our thread, should this test be killed.
+	// The server dies with this thread if the test is killed.
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	if err := cmd.Start(); err != nil {
@@ -85,7 +86,7 @@ func Serve(t testing.TB, exanetctl string, as *syscall.Credential) []string {
 	return []string{"--device", "vfio-user:" + filepath.Join(dir, "node0.sock") + "," + filepath.Join(dir, "node1.sock")}
 }
 
-// said keeps what a process says.
+// said collects the output of a process.
 type said struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -1,6 +1,5 @@
-// Package deploy has the table of the devices that the programs are tested over: what
-// is tested of one is tested of all. Its own tests are of the programs as they are
-// deployed: emulated nodes in a process of their own, one pfd or several above them,
-// and transfers between processes, with each of them stopped and killed in the middle
-// of it.
+// Package deploy has the table of the devices that the programs are tested with; each test runs
+// with all of them. Its own tests run the programs as they are deployed: emulated nodes in a
+// process of their own, one or several pfds above them, and transfers between processes. The
+// tests stop and kill each of these processes during transfers.
 package deploy

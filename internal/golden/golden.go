@@ -1,10 +1,8 @@
-// Package golden reads the golden vectors that stand in testdata/: bytes and
-// words that were worked out by hand from the tables of the specification, with
-// the working beside them.
+// Package golden reads the golden vectors in testdata/: bytes and words worked out by hand from
+// the tables of the specification, with the working beside them.
 //
-// The form: a line "case NAME" begins a vector; each further line is a key and
-// its value; "#" begins a comment, also at the end of a line. A key may be given
-// several times: the values are joined with a space.
+// A line "case NAME" begins a vector. Each further line is a key and its value. "#" begins a
+// comment, also at the end of a line. The values of a repeated key are joined with a space.
 package golden
 
 import (
@@ -15,14 +13,14 @@ import (
 	"testing"
 )
 
-// Case is one vector.
+// Case is one golden vector.
 type Case struct {
 	Name   string
 	values map[string]string
 	used   map[string]bool
 }
 
-// Read reads a file of vectors; it ends the test when there is none in it.
+// Read reads a file of vectors. It fails the test if the file has none.
 func Read(t testing.TB, file string) []*Case {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -57,13 +55,13 @@ func Read(t testing.TB, file string) []*Case {
 	return cases
 }
 
-// Has tells whether the vector has a key.
+// Has reports whether the vector has a key.
 func (c *Case) Has(key string) bool {
 	_, ok := c.values[key]
 	return ok
 }
 
-// Text gives a value as it stands.
+// Text returns a value as text.
 func (c *Case) Text(t testing.TB, key string) string {
 	t.Helper()
 	v, ok := c.values[key]
@@ -74,7 +72,7 @@ func (c *Case) Text(t testing.TB, key string) string {
 	return v
 }
 
-// Uint gives a number, decimal or 0x….
+// Uint returns a number, decimal or 0x….
 func (c *Case) Uint(t testing.TB, key string) uint64 {
 	t.Helper()
 	v, err := strconv.ParseUint(c.Text(t, key), 0, 64)
@@ -84,7 +82,7 @@ func (c *Case) Uint(t testing.TB, key string) uint64 {
 	return v
 }
 
-// Bool gives true or false.
+// Bool returns a truth value.
 func (c *Case) Bool(t testing.TB, key string) bool {
 	t.Helper()
 	v, err := strconv.ParseBool(c.Text(t, key))
@@ -94,7 +92,7 @@ func (c *Case) Bool(t testing.TB, key string) bool {
 	return v
 }
 
-// Words gives a list of hexadecimal numbers.
+// Words returns a list of hexadecimal numbers.
 func (c *Case) Words(t testing.TB, key string) []uint64 {
 	t.Helper()
 	var words []uint64
@@ -108,7 +106,7 @@ func (c *Case) Words(t testing.TB, key string) []uint64 {
 	return words
 }
 
-// Bytes gives hexadecimal bytes, blanks between them ignored.
+// Bytes returns hexadecimal bytes; spaces between them are ignored.
 func (c *Case) Bytes(t testing.TB, key string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(strings.Join(strings.Fields(c.Text(t, key)), ""))
@@ -118,12 +116,12 @@ func (c *Case) Bytes(t testing.TB, key string) []byte {
 	return b
 }
 
-// Done fails the test when a key of the vector was not looked at.
+// Done fails the test if the test did not read all keys of the vector.
 func (c *Case) Done(t testing.TB) {
 	t.Helper()
 	for k := range c.values {
 		if !c.used[k] {
-			t.Errorf("case %s: nobody looked at %s", c.Name, k)
+			t.Errorf("case %s: the test did not read %s", c.Name, k)
 		}
 	}
 }

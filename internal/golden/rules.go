@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// Rules reads the cases of one kind from a table: a line a case, the kind its first word, "-" an
-// empty one, "#" the beginning of a remark. Each has so many words behind the kind, of which the last
-// is what is wanted. f returns what the code makes of the others.
+// Rules runs the cases of one kind from a table. Each line is a case: its kind, then words
+// words, the last of which is the expected result. "-" stands for an empty word, and "#" begins
+// a comment. f returns the actual result for the other words.
 func Rules(t testing.TB, file, kind string, words int, f func(w []string) string) {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -42,7 +42,7 @@ func Rules(t testing.TB, file, kind string, words int, f func(w []string) string
 	}
 }
 
-// Number reads a number of a case.
+// Number parses a number of a case.
 func Number(t testing.TB, word string) uint32 {
 	t.Helper()
 	n, err := strconv.ParseUint(word, 10, 32)
@@ -52,7 +52,7 @@ func Number(t testing.TB, word string) uint32 {
 	return uint32(n)
 }
 
-// Numbers reads numbers with commas between them.
+// Numbers parses a comma-separated list of numbers.
 func Numbers(t testing.TB, word string) (list []uint32) {
 	t.Helper()
 	for n := range strings.SplitSeq(word, ",") {
@@ -63,7 +63,7 @@ func Numbers(t testing.TB, word string) (list []uint32) {
 	return list
 }
 
-// YesNo is the word of a case for a truth value.
+// YesNo returns the word for a truth value in a case.
 func YesNo(yes bool) string {
 	if yes {
 		return "yes"

@@ -1,6 +1,5 @@
-// Package groupname knows what the name of a group may be. It is apart so that the
-// library, which only says the name, and package domain, which keeps it, have one
-// rule.
+// Package groupname checks the names of groups. It is a package of its own so that the library,
+// which sends a name, and package domain, which keeps it, apply one rule.
 package groupname
 
 import (
@@ -8,15 +7,15 @@ import (
 	"fmt"
 )
 
-// Max is the longest name, bytes: its field in the attachment protocol has 64
-// with a NUL at the end (docs/attach.md, HELLO; ours).
+// Max is the length of the longest name in bytes. The field of the attachment protocol has 64
+// bytes with a terminating NUL (docs/attach.md, HELLO); defined by this project.
 const Max = 63
 
-// ErrName says that a name cannot be a group's.
+// ErrName reports that a name cannot be the name of a group.
 var ErrName = errors.New("bad group name")
 
-// Check tells whether name can be a group's: 1 to Max of a-z A-Z 0-9 . _ -,
-// so that it breaks no table, log or file. Errors match ErrName.
+// Check returns nil if name is valid: 1 to Max of a-z A-Z 0-9 . _ -, so that a name cannot
+// break a table, a log or a file. Errors match ErrName.
 func Check(name string) error {
 	if len(name) == 0 || len(name) > Max {
 		return fmt.Errorf("%w: %d bytes long: 1 to %d are allowed", ErrName, len(name), Max)

@@ -1,3 +1,3 @@
-// Package guests holds tests of nodes in virtual machines: a pfd in each, which
-// drives them through the guest's kernel (package qemu).
+// Package guests tests nodes in virtual machines (package qemu). A pfd in each guest drives
+// them through the guest's kernel.
 package guests

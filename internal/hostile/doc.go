@@ -1,11 +1,10 @@
-// Package hostile holds the tests of what a shared machine does to pfd: peers
-// that lie, take everything, hang, or die at any moment. Real processes against
-// a real pfd; each test shows a clear error for the offender, a counter that saw
-// it, and a bystander whose transfers all arrive meanwhile. There is no code to
-// be used by others.
+// Package hostile tests pfd against hostile users of a shared machine: peers that lie, take all
+// resources, hang, or die at any moment. Real processes attack a real pfd. Each test shows a
+// clear error for the attacker, a counter that recorded the attack, and a bystander whose
+// transfers all arrive meanwhile. The package exports nothing.
 //
-// What is forged and what is taken, who refuses it, and the counter of
-// `exanetctl counter` that saw it:
+// The attacks by forged data and by taking resources, what refuses each, and the counter of
+// `exanetctl counter` that records it:
 //
 //	forged                                   refused by, with            counter
 //	a fault message to a process             the kernel: ECONNREFUSED    none: no socket sees it
@@ -51,7 +50,7 @@
 //	a flood of the log                       lines beyond the rate are   exanet_log_lines_held_back_total
 //	                                         held back                   (of /metrics)
 //
-// What is touched without the right to it, and who refuses it:
+// Accesses without the right to them, and what refuses each:
 //
 //	a connection of what became a set-uid    the kernel: pfd and helper have the user's
 //	program, or one with a file capability   rights and no others

@@ -1,3 +1,3 @@
-// Package house holds no code: its tests are the rules of this repository that
-// no compiler and no linter knows. CONTRIBUTING.md lists them.
+// Package house has no code. Its tests check the rules of this repository that no compiler and
+// no linter checks. CONTRIBUTING.md lists them.
 package house

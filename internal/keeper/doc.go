@@ -1,13 +1,12 @@
-// Package keeper makes the task by which a process's memory is named: it shares
-// the address space of the process (clone(2), CLONE_VM), sleeps, and never
-// executes another program. A pid names a process, and the process may execute
-// another program between any two system calls of whoever reaches its memory by
-// that pid. The pid of a keeper names one address space for as long as it is
-// used (docs/attach.md, "The keeper").
+// Package keeper creates a keeper: a task that shares the address space of a process (clone(2),
+// CLONE_VM), sleeps, and never executes another program. A process's own pid is not a stable
+// name of its memory: the process may execute another program between any two system calls of a
+// process that uses the pid. The keeper's pid names one address space for as long as it is used
+// (docs/attach.md, "The keeper").
 //
-// A keeper can do nothing: all signals are blocked, its descriptors are closed
-// but one, and a seccomp filter of its own leaves it exit and the wait for a lock. That matters
-// because it keeps the credentials that the process had when it was made, and
-// shares its memory. It ends when the process ends, executes another program, or
-// closes it, whatever children it has forked.
+// A keeper can do nothing: all signals are blocked, all its descriptors but one are closed, and
+// its own seccomp filter allows only exit and the wait for a lock. This matters because a
+// keeper shares the process's memory and keeps the credentials that the process had at its
+// creation. It ends when the process ends, executes another program, or closes it, even if
+// children of the process live on.
 package keeper

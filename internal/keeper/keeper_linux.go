@@ -19,31 +19,31 @@ import (
 type Keeper struct {
 	pid   int
 	pidfd int
-	hold  int // a file that this process has locked: unlocked, the keeper ends
-	// memory is the page that the keeper runs on, and one that stays absent: whoever
-	// may not call kcmp(2) shows by it that the two share an address space
-	// (proc.OpenProbe, docs/attach.md 9).
+	hold  int // a file that this process has locked; the keeper ends when it is unlocked
+	// memory is the page that the keeper runs on, and a second page that stays absent. A
+	// process that may not call kcmp(2) proves with the second that the two tasks share an
+	// address space (proc.OpenProbe, docs/attach.md 9).
 	memory []byte
-	page   []byte // the first of them
+	page   []byte // the first page of memory
 
 	once sync.Once
 	err  error
 }
 
-// Layout of the page that the keeper runs on: what its first system calls read,
-// and its stack, which nothing but the kernel's entry uses.
+// Layout of the page that the keeper runs on: the data of its first system calls, and its
+// stack, which only the kernel's entry uses.
 const (
 	pageName   = 0    // its name, for ps(1)
 	pageProg   = 16   // struct sock_fprog
 	pageFilter = 64   // struct sock_filter, filterLen of them
-	pageTracer = 512  // u64: pid of whose descendants may reach its memory, for Yama
-	pageReady  = 520  // u32: 1 once it can do nothing any more
+	pageTracer = 512  // u64: for Yama: this pid and its descendants may access the keeper's memory
+	pageReady  = 520  // u32: 1 once the keeper is confined
 	pageLock   = 1024 // struct flock, of the whole file
-	pageProof  = 2048 // ProofSize random bytes
+	pageProof  = 2048 // the Proof, ProofSize random bytes
 	filterLen  = 8
 )
 
-// ProofSize is the size of a Proof, bytes.
+// ProofSize is the size of a Proof in bytes.
 const ProofSize = 16
 
 // Numbers of linux/bpf_common.h, linux/seccomp.h and linux/audit.h.
@@ -59,23 +59,23 @@ const (
 	dataArg1           = 24 // seccomp_data.args[1], its lower half (little-endian)
 )
 
-// spawn makes the task. The child closes all descriptors but hold, sets its
-// name, its ptracer, no_new_privs and its filter from page, and pageReady; it then
-// waits for the lock of hold. It ends with the errno of what it cannot do. spawn returns
-// in the parent only: the child's pid, or a negative errno.
+// spawn creates the task. The child closes all descriptors but hold, sets its name, its
+// ptracer, no_new_privs and its seccomp filter from page, and then pageReady; it then waits for
+// the lock of hold. It exits with the errno of a step that fails. spawn returns only in the
+// parent: the child's pid, or a negative errno.
 func spawn(flags, stack uintptr, pidfd unsafe.Pointer, hold uintptr, page unsafe.Pointer) int
 
-// Start makes a keeper of the address space that the calling process has now.
-// Where the kernel has Yama (ptrace_scope 1), it lets in what this process starts.
+// Start creates a keeper of the calling process's current address space. If the kernel has Yama
+// (ptrace_scope 1), the keeper permits access to the process and its descendants.
 func Start() (*Keeper, error) { return StartFor(os.Getpid()) }
 
-// StartFor makes a keeper that lets in the process ptracer and what that starts.
-// Yama counts a keeper as a process: what the process itself permits by
-// PR_SET_PTRACER does not hold for it.
+// StartFor creates a keeper that permits access to the process ptracer and its descendants.
+// Yama treats the keeper as a process of its own: PR_SET_PTRACER calls of the process itself do
+// not apply to it.
 //
-// Another thread may close a descriptor at this moment of which the keeper has the
-// last copy then, and a socket that lingers (SO_LINGER) takes long to close. Such a
-// keeper is ended, which drops the copy at once, and the next one has none.
+// If another thread closes a descriptor while the keeper is created, the keeper may hold the
+// last copy, and closing a socket that lingers (SO_LINGER) takes long. StartFor kills such a
+// keeper, which drops the copy at once; the next one does not inherit it.
 func StartFor(ptracer int) (*Keeper, error) {
 	for limit := readyFirst; ; limit *= 2 {
 		k, err := start(ptracer, limit)
@@ -85,7 +85,7 @@ func StartFor(ptracer int) (*Keeper, error) {
 	}
 }
 
-// start makes a keeper that is ready within limit.
+// start creates a keeper that must be ready within limit.
 func start(ptracer int, limit time.Duration) (*Keeper, error) {
 	k := &Keeper{pidfd: -1, hold: -1}
 	err := k.lock()
@@ -113,51 +113,51 @@ func start(ptracer int, limit time.Duration) (*Keeper, error) {
 	return k, nil
 }
 
-// mmap maps the keeper's memory.
+// mmap maps the memory of the keeper.
 func (k *Keeper) mmap() (err error) {
 	size := os.Getpagesize()
 	if k.memory, err = unix.Mmap(-1, 0, 2*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
 	k.page = k.memory[:size:size]
-	// A mapping of its own: no huge page of the neighbours brings it in.
+	// A separate mapping, so that a neighbour's huge page cannot make it present.
 	absent := k.memory[size:]
 	if err := unix.Mprotect(absent, unix.PROT_READ); err != nil {
 		return os.NewSyscallError("mprotect", err)
 	}
-	// mlockall(2) has brought it in. A failure leaves it so, which matters without kcmp only.
+	// mlockall(2) has made it present. A failure leaves it present, which matters only without
+	// kcmp.
 	_ = unix.Munlock(absent)
 	_ = unix.Madvise(absent, unix.MADV_DONTNEED)
 	return nil
 }
 
-// lock makes the file that the keeper waits for: an end of a pipe, for that needs no
-// file system. A process's record locks (fcntl(2)) end when it exits, executes
-// another program or closes the file, and a child made by fork has none of them,
-// though it has the descriptor.
+// lock creates the file whose lock the keeper waits for: one end of a pipe, which needs no file
+// system. A process loses its record locks (fcntl(2)) when it exits, executes another program
+// or closes the file. A forked child inherits the descriptor but not the lock.
 func (k *Keeper) lock() error {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return os.NewSyscallError("pipe2", err)
 	}
 	k.hold = p[1]
-	// Before the lock is taken: to close any descriptor of the file gives it up.
+	// Close this end first: closing any descriptor of the file releases the lock.
 	if err := unix.Close(p[0]); err != nil {
 		return os.NewSyscallError("close", err)
 	}
 	return os.NewSyscallError("fcntl F_SETLK", unix.FcntlFlock(uintptr(k.hold), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
 }
 
-// How the wait for a keeper goes (ours).
+// Timing of the wait for a keeper. Values below are defined by this project.
 const (
-	readyPause = 20 * time.Microsecond  // between two looks
-	readyFirst = 100 * time.Millisecond // for the first one; twice that for the next
+	readyPause = 20 * time.Microsecond  // between two checks
+	readyFirst = 100 * time.Millisecond // limit for the first keeper; doubled for each further one
 	readyMost  = 1600 * time.Millisecond
 )
 
-// ready waits until the keeper can do nothing any more: until then it has the
-// process's descriptors, and nobody may reach its memory where there is Yama. After
-// limit the error is os.ErrDeadlineExceeded.
+// ready waits until the keeper is confined. Until then the keeper has the process's
+// descriptors, and under Yama its memory is not accessible. After limit the error is
+// os.ErrDeadlineExceeded.
 func (k *Keeper) ready(limit time.Duration) error {
 	deadline := time.Now().Add(limit)
 	word := (*uint32)(unsafe.Pointer(&k.page[pageReady]))
@@ -197,7 +197,7 @@ func prepare(page []byte, ptracer int) {
 		{bpfJump, 1, 0, unix.F_SETLKW},
 		{bpfRet, 0, 0, seccompKillProcess},
 	}
-	// One return more than the table: the last jump targets are kill and allow.
+	// There is one return more than in the table: the last jumps go to kill and allow.
 	at := page[pageFilter:]
 	for _, i := range insn {
 		binary.NativeEndian.PutUint16(at, i.code)
@@ -208,14 +208,14 @@ func prepare(page []byte, ptracer int) {
 	binary.NativeEndian.PutUint16(at, bpfRet)
 	binary.NativeEndian.PutUint32(at[4:], seccompAllow)
 	binary.NativeEndian.PutUint64(page[pageTracer:], uint64(ptracer))
-	binary.NativeEndian.PutUint16(page[pageLock:], unix.F_WRLCK) // from 0, of any length
+	binary.NativeEndian.PutUint16(page[pageLock:], unix.F_WRLCK) // the whole file
 	prog := page[pageProg:]
 	binary.NativeEndian.PutUint16(prog, filterLen+1)
 	binary.NativeEndian.PutUint64(prog[8:], uint64(uintptr(unsafe.Pointer(&page[pageFilter]))))
 }
 
-// spawn calls the assembly with all signals blocked: the keeper inherits the
-// mask, and no handler of the process may ever run in it.
+// spawn calls the assembly with all signals blocked. The keeper inherits the mask, so that no
+// signal handler of the process runs in it.
 func (k *Keeper) spawn() (int, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -226,12 +226,12 @@ func (k *Keeper) spawn() (int, error) {
 		return 0, errno
 	}
 	pidfd := int32(-1)
-	// No exit signal: who waits for children in general does not meet the keeper.
+	// Without an exit signal, a wait for any child does not return the keeper.
 	const flags = unix.CLONE_VM | unix.CLONE_PIDFD
 	stack := uintptr(unsafe.Pointer(&k.page[0])) + uintptr(len(k.page))
 	pid := spawn(flags, stack, unsafe.Pointer(&pidfd), uintptr(k.hold), unsafe.Pointer(&k.page[0]))
 	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK,
-		uintptr(unsafe.Pointer(&old)), 0, size, 0, 0) // as it was: cannot fail
+		uintptr(unsafe.Pointer(&old)), 0, size, 0, 0) // restoring the old mask cannot fail
 	if pid < 0 {
 		return 0, unix.Errno(-pid)
 	}
@@ -239,20 +239,20 @@ func (k *Keeper) spawn() (int, error) {
 	return pid, nil
 }
 
-// PID returns the keeper's pid, in the process's own pid namespace.
+// PID returns the keeper's pid in the process's own pid namespace.
 func (k *Keeper) PID() int { return k.pid }
 
-// PIDFD returns a pidfd of the keeper, which stays the keeper's.
+// PIDFD returns a pidfd of the keeper, which the keeper owns.
 func (k *Keeper) PIDFD() int { return k.pidfd }
 
-// Proof returns random bytes and where they lie in the process's memory until
-// Close: who knows them has read that memory, and so has the right to.
+// Proof returns random bytes and their address in the process's memory, where they stay until
+// Close. Knowing them proves the right to read that memory.
 func (k *Keeper) Proof() (va uint64, b [ProofSize]byte) {
 	return uint64(uintptr(unsafe.Pointer(&k.page[pageProof]))), [ProofSize]byte(k.page[pageProof:])
 }
 
-// Close ends the keeper and waits for its end. Whoever still names the memory
-// by it finds no process. A second call does nothing.
+// Close ends the keeper and waits until it has ended. A process that still uses the keeper's
+// pidfd finds no process. Further calls do nothing.
 func (k *Keeper) Close() error {
 	k.once.Do(func() {
 		var errs []error
@@ -266,7 +266,7 @@ func (k *Keeper) Close() error {
 			for {
 				_, err := unix.Wait4(k.pid, nil, unix.WCLONE, nil)
 				if !errors.Is(err, unix.EINTR) {
-					break // ECHILD: the process waits for all its children, of any kind
+					break // ECHILD: another wait of the process, with __WALL, has reaped it
 				}
 			}
 			errs = append(errs, os.NewSyscallError("close", unix.Close(k.pidfd)))

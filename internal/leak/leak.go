@@ -1,5 +1,5 @@
-// Package leak is for tests: it tells whether what is done over and over leaves
-// something behind in the process that does it: descriptors, goroutines, memory.
+// Package leak checks in tests that a repeated operation leaves no descriptors, goroutines or
+// memory behind in the process.
 package leak
 
 import (
@@ -9,10 +9,11 @@ import (
 	"time"
 )
 
-// patience bounds the wait for what ends by itself (ours).
+// patience limits the wait for resources that are released asynchronously; defined by this
+// project.
 const patience = 10 * time.Second
 
-// state is what a process holds.
+// state counts the resources of a process.
 type state struct {
 	fds, goroutines int
 	objects         uint64
@@ -25,21 +26,21 @@ func now(t testing.TB) state {
 		t.Fatal(err)
 	}
 	var m runtime.MemStats
-	// Twice: what a pool holds goes with the second, and what a finalizer held.
+	// The second run frees what pools and finalizers held.
 	runtime.GC()
 	runtime.GC()
 	runtime.ReadMemStats(&m)
 	return state{len(list), runtime.NumGoroutine(), m.Mallocs - m.Frees}
 }
 
-// sets is how often rounds must leave something behind: what the runtime keeps for itself
-// grows now and then, and a leak each time (ours).
+// sets is how many sets of rounds must all leave something behind. The runtime's own memory
+// grows now and then, a leak grows every time. Defined by this project.
 const sets = 3
 
-// Rounds does f so often, after as many times to warm up, and fails the test where
-// the process then holds more than before: a descriptor, a goroutine, or on average
-// an object for every other round. What still ends by itself is waited for, and the rounds
-// are done anew to see whether they leave something each time.
+// Rounds warms up with rounds calls of f, calls f rounds times more, and fails the test if the
+// process then holds more than before: a descriptor, a goroutine, or on average one object for
+// every other round. It waits for resources that are released asynchronously, and repeats the
+// rounds to see whether each set leaves something behind.
 func Rounds(t testing.TB, rounds int, f func(round int)) {
 	t.Helper()
 	check(t, rounds, patience, f)

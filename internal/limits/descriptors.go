@@ -2,8 +2,8 @@ package limits
 
 import "golang.org/x/sys/unix"
 
-// Descriptors returns most, or where that is less a part-th of the descriptors that this process
-// may have open now (RLIMIT_NOFILE), and one at least.
+// Descriptors returns the smaller of most and a part-th of this process's limit of open
+// descriptors (RLIMIT_NOFILE), but at least 1.
 func Descriptors(most, part int) int {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {

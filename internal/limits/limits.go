@@ -1,4 +1,4 @@
-// Package limits names the limit of a process, or of the machine, behind an error.
+// Package limits names the limit of the process or of the machine that caused an error.
 package limits
 
 import (
@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Remedy returns what err says is short and how to raise it; "" where it says no such thing.
+// Remedy returns the resource that err reports as exhausted and how to raise its limit, or "".
 func Remedy(err error) string {
 	switch {
 	case errors.Is(err, unix.EMFILE):
@@ -28,7 +28,7 @@ func Remedy(err error) string {
 	return ""
 }
 
-// Room returns an error unless this process can open n descriptors more; it matches EMFILE.
+// Room returns an error that matches EMFILE unless this process can open n more descriptors.
 func Room(n int) error {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -44,10 +44,10 @@ func Room(n int) error {
 	return nil
 }
 
-// RemedyOr returns err's Remedy, or other where it has none.
+// RemedyOr returns the Remedy of err, or other if it has none.
 func RemedyOr(err error, other string) string { return cmp.Or(Remedy(err), other) }
 
-// Explain returns err with its Remedy, where it has one and does not name it already.
+// Explain returns err with its Remedy, if it has one and does not contain it already.
 func Explain(err error) error {
 	if r := Remedy(err); r != "" && !strings.Contains(err.Error(), r) {
 		return fmt.Errorf("%w: %s", err, r)

@@ -1,5 +1,5 @@
-// Package linger makes what a hostile process sends to pfd: a descriptor that
-// takes long to close. It is for tests.
+// Package linger creates descriptors that take long to close, as a hostile process may send
+// them to pfd. It is for tests.
 package linger
 
 import (
@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lasts is how long a socket of this package takes to close, until its Quiet.
+// Lasts is how long closing a socket of this package takes, unless its Quiet is closed.
 const Lasts = 1000 // seconds
 
-// Quiet is the far end of lingering sockets. It reads nothing, so that what they
-// have sent is never taken.
+// Quiet is the remote end of lingering sockets. It never reads, so that their data stays
+// unsent.
 type Quiet struct {
 	l     *net.TCPListener
 	conns []*net.TCPConn
 }
 
-// New makes a Quiet on a port of its own.
+// New creates a Quiet on a port of its own.
 func New() (*Quiet, error) {
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -31,8 +31,8 @@ func New() (*Quiet, error) {
 	return &Quiet{l: l}, nil
 }
 
-// Socket gives a connected socket with data that is not taken, whose last close
-// waits for that (SO_LINGER, socket(7)). It is the caller's.
+// Socket returns a connected socket with unsent data, whose last close waits until the data is
+// sent (SO_LINGER, socket(7)). The caller must close it.
 func (q *Quiet) Socket() (*os.File, error) {
 	c, err := net.DialTCP("tcp4", nil, q.l.Addr().(*net.TCPAddr))
 	if err != nil {
@@ -59,7 +59,7 @@ func (q *Quiet) Socket() (*os.File, error) {
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, fmt.Errorf("lingering socket: %w", err)
 	}
-	f, err := c.File() // c's own close is not the last one
+	f, err := c.File() // f is the last copy, not c
 	if err != nil {
 		return nil, fmt.Errorf("lingering socket: %w", err)
 	}
@@ -69,7 +69,7 @@ func (q *Quiet) Socket() (*os.File, error) {
 	return f, nil
 }
 
-// Close ends the far end, and so the lingering of all sockets.
+// Close closes the remote end, which ends the lingering of all sockets.
 func (q *Quiet) Close() error {
 	err := q.l.Close()
 	for _, c := range q.conns {

@@ -1,6 +1,5 @@
-// Package live follows a running pfd by its control interface: it asks again and
-// again, and tells what has changed a second, where the time of faults goes, and what
-// is under way.
+// Package live follows a running pfd by its control interface. It polls pfd and computes what
+// has changed per second, where the time of faults goes, and what is in flight.
 package live
 
 import (
@@ -12,14 +11,13 @@ import (
 	"github.com/exanet/pfd/internal/maybe"
 )
 
-// Rates are how much of something there is a second. What pfd does not tell this user is
-// not known.
+// Rates are events per second. A rate that pfd does not disclose to this user is not known.
 type Rates struct {
-	Transfers   maybe.Number `json:"transfers_per_s"` // that were completed
+	Transfers   maybe.Number `json:"transfers_per_s"` // completed transfers
 	Failed      maybe.Number `json:"failed_per_s"`    // transfers that failed
 	Bytes       maybe.Number `json:"bytes_per_s"`     // of completed transfers
 	Faults      maybe.Number `json:"faults_per_s"`
-	Retransmits maybe.Number `json:"retransmits_per_s"` // blocks that a node sent again
+	Retransmits maybe.Number `json:"retransmits_per_s"` // blocks that a node retransmitted
 }
 
 func unknownRates() Rates {
@@ -35,13 +33,13 @@ func (r *Rates) add(o Rates) {
 	r.Retransmits += o.Retransmits
 }
 
-// Node is a node and its rates.
+// Node is a node with its rates.
 type Node struct {
 	control.Node
 	Rates Rates `json:"rates"`
 }
 
-// Domain is a domain, its rates and what it has under way.
+// Domain is a domain with its rates and its transfers in flight.
 type Domain struct {
 	control.Domain
 	Rates    Rates `json:"rates"`
@@ -50,34 +48,34 @@ type Domain struct {
 	Paused   int   `json:"blocks_paused"`
 }
 
-// View is what a user sees of a pfd at one moment.
+// View is the state of a pfd at one moment, as its user may see it.
 type View struct {
 	Version  int               `json:"version"` // of the control interface
 	Time     time.Time         `json:"time"`
-	Seconds  float64           `json:"interval_s"` // that the rates are of; 0: they are not known yet
+	Seconds  float64           `json:"interval_s"` // that the rates cover; 0: no rates are known yet
 	Status   control.Status    `json:"status"`
 	Total    Rates             `json:"total"`
 	Nodes    []Node            `json:"nodes"`
 	Domains  []Domain          `json:"domains"`
-	Channels []control.Channel `json:"channels"` // with a transfer under way
+	Channels []control.Channel `json:"channels"` // with a transfer in flight
 	FIFOs    []control.FIFO    `json:"fifos"`    // without their entries
-	// Stages of the newest faults that were resolved: those since the last View, or
-	// where there are none the ones before.
+	// Stages of the newest resolved faults: those since the last View, or the previous ones if
+	// there are none.
 	Stages []Stage `json:"stages"`
 }
 
-// Follower follows one pfd. It is for one goroutine.
+// Follower follows one pfd. It is not safe for concurrent use.
 type Follower struct {
 	client *control.Client
 	last   *look
 	stages []Stage
 }
 
-// Follow gives a Follower by a client.
+// Follow returns a Follower that uses a client.
 func Follow(c *control.Client) *Follower { return &Follower{client: c} }
 
-// Next asks pfd. The first View, and the first of a pfd that was started again, has no
-// rates.
+// Next polls pfd and returns its View. The first View, and the first after a restart of pfd,
+// has no rates.
 func (f *Follower) Next(ctx context.Context) (View, error) {
 	now, err := ask(ctx, f.client)
 	if err != nil {
@@ -92,7 +90,7 @@ func (f *Follower) Next(ctx context.Context) (View, error) {
 	return v, nil
 }
 
-// look is what pfd answers at one moment.
+// look holds pfd's answers of one poll.
 type look struct {
 	at       time.Time
 	status   control.Status
@@ -131,7 +129,7 @@ func ask(ctx context.Context, c *control.Client) (*look, error) {
 	return l, nil
 }
 
-// view tells what has changed since an earlier look; nil: there is none.
+// view returns what has changed since an earlier look; last is nil if there is none.
 func (l *look) view(last *look) View {
 	v := View{
 		Version: control.Version, Time: l.at, Status: l.status,
@@ -154,7 +152,7 @@ func (l *look) view(last *look) View {
 	}
 	for _, d := range l.domains {
 		w := Domain{Domain: d}
-		var was control.Domain // of a new one: nothing
+		var was control.Domain // zero for a new domain
 		if last != nil {
 			if i := slices.IndexFunc(last.domains, func(o control.Domain) bool {
 				return o.Node == d.Node && o.Slot == d.Slot && o.Generation == d.Generation
@@ -182,7 +180,7 @@ func (l *look) view(last *look) View {
 			}
 		}
 		own := slices.ContainsFunc(l.domains, func(d control.Domain) bool { return d.Node == n.Index })
-		if n.Transfers == nil && last != nil && (own || l.status.SeesAll) { // what the user sees are the domains of its own
+		if n.Transfers == nil && last != nil && (own || l.status.SeesAll) { // this user sees only its own domains
 			w.Rates.Transfers, w.Rates.Failed, w.Rates.Bytes = 0, 0, 0
 			for _, d := range v.Domains {
 				if d.Node == n.Index {
@@ -200,8 +198,8 @@ func (l *look) view(last *look) View {
 	if len(l.domains) == 0 && !l.status.SeesAll {
 		v.Total = unknownRates()
 	}
-	// Each node's answer that was known last. A fault that was under way then is new when
-	// it is over: else those that take long would never be shown.
+	// since has the last completed fault of each node at the last look. A fault that was in
+	// flight then counts as new when it completes; otherwise slow faults would never be shown.
 	since := map[int]int64{}
 	if last != nil {
 		for _, f := range last.faults {
@@ -214,7 +212,7 @@ func (l *look) view(last *look) View {
 	return v
 }
 
-// counter gives one of a node, where it is told.
+// counter returns a counter of a node, if pfd discloses it.
 func (l *look) counter(node int, name string) maybe.Number {
 	if n, ok := l.counters[counter{node, name}]; ok {
 		return maybe.Number(n)
@@ -222,7 +220,7 @@ func (l *look) counter(node int, name string) maybe.Number {
 	return maybe.Unknown()
 }
 
-// rate gives what a counter has grown by a second.
+// rate returns the growth of a counter per second.
 func (v *View) rate(now, was maybe.Number) maybe.Number {
 	if v.Seconds <= 0 {
 		return maybe.Unknown()
@@ -230,7 +228,7 @@ func (v *View) rate(now, was maybe.Number) maybe.Number {
 	return now.Since(was) / maybe.Number(v.Seconds)
 }
 
-// transfers gives the rates of transfers, where they are told; was is nil where there were
+// transfers returns the rates of transfers, if pfd discloses them; was is nil if there were
 // none.
 func (v *View) transfers(now, was *control.Transfers) Rates {
 	r := unknownRates()

@@ -8,18 +8,18 @@ import (
 	"github.com/exanet/pfd/internal/percentile"
 )
 
-// Stage is a part of a fault's way, and how long it took the faults that were resolved.
+// Stage is a part of the way of a fault, with the time that it took the resolved faults.
 type Stage struct {
 	Name   string `json:"stage"` // by the names of docs/tracing.md
 	Faults int    `json:"faults"`
 	P50NS  int64  `json:"p50_ns"`
 	P99NS  int64  `json:"p99_ns"`
-	// Begin and end of the stage in the median fault, after its interrupt.
+	// Begin and end of the stage in the median fault, after the interrupt.
 	FromNS int64 `json:"from_ns"`
 	ToNS   int64 `json:"to_ns"`
 }
 
-// parts are the stages: how long a fault took for one, and where that is in it.
+// parts are the stages: how to get the duration of one from a fault, and its begin and end.
 var parts = []struct {
 	name string
 	took func(*control.FaultStages) int64
@@ -32,8 +32,8 @@ var parts = []struct {
 	{"total", func(s *control.FaultStages) int64 { return s.Total }, func(f *control.Fault) (int64, int64) { return 0, f.RAPFNS }},
 }
 
-// Stages gives the stages of those of the faults that were resolved and went through
-// all of them; none where there is no such fault.
+// Stages returns the stages of the resolved faults that went through all of them; none if there
+// is no such fault.
 func Stages(faults []control.Fault) []Stage {
 	whole := []*control.Fault{}
 	for i := range faults {

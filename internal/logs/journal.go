@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// JournalSocket is where the journal takes entries (systemd-journald.service(8)).
+// JournalSocket is the socket where the journal receives entries (systemd-journald.service(8)).
 const JournalSocket = "/run/systemd/journal/socket"
 
 // Journal sends entries to the journal by its native protocol
-// (systemd.io/JOURNAL_NATIVE_PROTOCOL): a datagram each. It belongs to one goroutine.
+// (systemd.io/JOURNAL_NATIVE_PROTOCOL), one datagram each. It is not safe for concurrent use.
 type Journal struct {
 	path string
 	conn net.Conn
@@ -28,8 +28,8 @@ func Dial(path string) (*Journal, error) {
 	return &Journal{path, conn}, nil
 }
 
-// Write sends whole entries, each ended by an empty line, as a Handler with Fields
-// writes them. A journal that was started anew is dialled again.
+// Write sends whole entries in the format of a Handler with Fields: an empty line ends each. It
+// reconnects if the journal was restarted.
 func (j *Journal) Write(p []byte) (int, error) {
 	for entry := range bytes.SplitSeq(bytes.TrimSuffix(p, []byte("\n\n")), []byte("\n\n")) {
 		entry = append(bytes.Clone(entry), '\n')
@@ -40,7 +40,7 @@ func (j *Journal) Write(p []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		_ = j.conn.Close() // nothing is lost that its error could tell of
+		_ = j.conn.Close() // the connection is dead; the error says nothing more
 		j.conn = again.conn
 		if _, err := j.conn.Write(entry); err != nil {
 			return 0, fmt.Errorf("the journal: %w", err)
@@ -52,14 +52,15 @@ func (j *Journal) Write(p []byte) (int, error) {
 // Close closes the socket.
 func (j *Journal) Close() error { return j.conn.Close() }
 
-// appendField appends an attribute as a field: NAME=value. A value of more than one line
-// is quoted, so that no peer's text makes a field. Groups stand in the message alone.
+// appendField appends an attribute as a field, NAME=value. It quotes a value of several lines,
+// so that text from a peer cannot forge a field. Groups appear only in the message.
 func appendField(b []byte, a slog.Attr) []byte {
 	v := a.Value.Resolve()
 	if v.Kind() == slog.KindGroup || a.Key == "" {
 		return b
 	}
-	// Letters, digits and underscores, not at the start, 64 at most (JOURNAL_NATIVE_PROTOCOL).
+	// Letters, digits and underscores; no leading underscore or digit; at most 64
+	// (JOURNAL_NATIVE_PROTOCOL).
 	name := strings.TrimLeft(strings.Map(func(r rune) rune {
 		switch {
 		case 'a' <= r && r <= 'z':

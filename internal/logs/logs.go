@@ -1,11 +1,10 @@
-// Package logs is pfd's log handler: one line a record, levels that the journal
-// understands, and a limit that a hostile process cannot defeat.
+// Package logs is pfd's log handler: one line a record, levels that the journal understands,
+// and a rate limit that a hostile process cannot defeat.
 //
-// The limit counts by place in the program, reason and uid: who floods the log
-// silences its own lines of that one kind, and nobody else's. What is held back
-// is counted, and told with the next line of the kind or by Sweep. The number of
-// kinds that are remembered is bounded, too: uids that come when all are taken
-// share one allowance.
+// The limit applies to a kind of line: place in the program, reason and uid. A user who floods
+// the log loses only its own lines of that kind. The handler counts the suppressed lines; the
+// next line of the kind, or Sweep, reports them. The number of remembered kinds is bounded,
+// too: when all are in use, further uids share one allowance.
 package logs
 
 import (
@@ -23,37 +22,36 @@ import (
 	"time"
 )
 
-// Keys that name who and why in a record: package-wide conventions (ours).
+// Keys of the user and the reason in a record. Values below are defined by this project.
 const (
-	KeyUID    = "uid"    // an integer: the user whose process caused the line
-	KeyReason = "reason" // one of a few words or codes of ours, never a peer's text
+	KeyUID    = "uid"    // integer: the user whose process caused the line
+	KeyReason = "reason" // one of a fixed set of words or codes, never text from a peer
 )
 
-// Limits (ours): how many lines of a kind come at once, and how many a second
-// after that.
+// Limits per kind: the lines of a burst, and the lines a second after that. Values below are
+// defined by this project.
 const (
 	burst, perSecond           = 20, 1.0
 	debugBurst, debugPerSecond = 1000, 100.0
 
 	maxKinds = 256
-	// idle is how long a kind is remembered that says nothing more.
+	// idle is how long a kind without lines is remembered.
 	idle = time.Minute
 )
 
-// Options choose how lines look and how many there are.
+// Options choose the format and the level of the lines.
 type Options struct {
 	Level   slog.Leveler // nil: info
 	Journal bool         // lines start with <priority> and have no time (sd-daemon(3))
-	Fields  bool         // with Journal: entries for Dial, with each attribute as a field
+	Fields  bool         // with Journal: entries for a Journal, with each attribute as a field
 	Now     func() time.Time
 }
 
-// Handler is a slog.Handler. Handlers made by WithAttrs and WithGroup share its
-// limit.
+// Handler is a slog.Handler. The handlers that WithAttrs and WithGroup return share its limit.
 type Handler struct {
 	*shared
 	inner  slog.Handler
-	fields []byte // of WithAttrs, for the journal
+	fields []byte // attributes of WithAttrs, in the journal's format
 	uid    int64
 	why    string
 	group  bool
@@ -66,14 +64,14 @@ type shared struct {
 	now     func() time.Time
 
 	mu         sync.Mutex
-	line       bytes.Buffer // of the record that is being written
+	line       bytes.Buffer // the record that is being written
 	kinds      map[kind]*allowance
 	suppressed uint64
 	swept      uint64
 	cleared    time.Time
 }
 
-// kind is what has an allowance of its own.
+// kind identifies an allowance.
 type kind struct {
 	pc    uintptr
 	why   string
@@ -81,10 +79,10 @@ type kind struct {
 	debug bool
 }
 
-// Uids that no process has.
+// Uids of no process.
 const (
 	noUID  = -1
-	anyUID = -2 // of those that came when all kinds were taken
+	anyUID = -2 // shared by uids that arrive when all kinds are in use
 )
 
 type allowance struct {
@@ -93,7 +91,7 @@ type allowance struct {
 	held   uint64
 }
 
-// New makes a handler that writes a line with each Write.
+// New returns a handler that writes each line with one Write.
 func New(w io.Writer, o Options) *Handler {
 	s := &shared{out: w, journal: o.Journal, native: o.Journal && o.Fields, now: o.Now, kinds: map[kind]*allowance{}}
 	if s.now == nil {
@@ -101,7 +99,7 @@ func New(w io.Writer, o Options) *Handler {
 	}
 	opts := &slog.HandlerOptions{Level: o.Level}
 	if o.Journal {
-		// The journal has a time and a level of its own.
+		// The journal adds a time and a level itself.
 		opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
 			if len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey) {
 				return slog.Attr{}
@@ -135,7 +133,7 @@ func (h *Handler) WithGroup(name string) slog.Handler {
 	return &c
 }
 
-// see notes who and why.
+// see keeps the uid and the reason of an attribute.
 func (h *Handler) see(a slog.Attr) {
 	if h.group {
 		return
@@ -153,7 +151,7 @@ func (h *Handler) see(a slog.Attr) {
 	}
 }
 
-// Handle implements slog.Handler. A line that is held back is no error.
+// Handle implements slog.Handler. Suppressing a line is no error.
 func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 	k := *h
 	r.Attrs(func(a slog.Attr) bool { k.see(a); return true })
@@ -172,7 +170,7 @@ func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 	return h.write(ctx, h.inner, r)
 }
 
-// write writes one line. The lock is held.
+// write writes one line. The caller must hold the lock.
 func (h *Handler) write(ctx context.Context, inner slog.Handler, r slog.Record) error {
 	h.line.Reset()
 	switch {
@@ -187,13 +185,13 @@ func (h *Handler) write(ctx context.Context, inner slog.Handler, r slog.Record) 
 		return err
 	}
 	if h.native {
-		h.line.WriteByte('\n') // an empty line ends an entry
+		h.line.WriteByte('\n') // the empty line that ends an entry
 	}
 	_, err := h.out.Write(h.line.Bytes())
 	return err
 }
 
-// priority gives a level as syslog(3) has it.
+// priority returns a level as a priority of syslog(3).
 func priority(l slog.Level) int {
 	switch {
 	case l >= slog.LevelError:
@@ -208,7 +206,7 @@ func priority(l slog.Level) int {
 	return 7
 }
 
-// take takes one line from a kind's allowance; held is how many were held back
+// take takes one line from the allowance of a kind. held is how many lines were suppressed
 // since its last line.
 func (s *shared) take(k kind, now time.Time) (held uint64, ok bool) {
 	size, rate := float64(burst), perSecond
@@ -217,7 +215,8 @@ func (s *shared) take(k kind, now time.Time) (held uint64, ok bool) {
 	}
 	a := s.kinds[k]
 	if a == nil && len(s.kinds) >= maxKinds {
-		// Looked at once a second: who comes with many uids pays no more than that.
+		// At most once a second: otherwise a user with many uids could make each line scan all
+		// kinds.
 		if now.Sub(s.cleared) >= time.Second {
 			s.cleared = now
 			s.forget(now)
@@ -228,7 +227,7 @@ func (s *shared) take(k kind, now time.Time) (held uint64, ok bool) {
 		}
 	}
 	if a == nil {
-		// Places in the program are few: the shared kinds stay bounded.
+		// The program has few places that log, so the shared kinds stay bounded.
 		a = &allowance{tokens: size, at: now}
 		s.kinds[k] = a
 	}
@@ -243,7 +242,7 @@ func (s *shared) take(k kind, now time.Time) (held uint64, ok bool) {
 	return held, true
 }
 
-// forget drops kinds that have been quiet.
+// forget removes idle kinds.
 func (s *shared) forget(now time.Time) {
 	for k, a := range s.kinds {
 		if a.held == 0 && now.Sub(a.at) >= idle {
@@ -252,15 +251,15 @@ func (s *shared) forget(now time.Time) {
 	}
 }
 
-// Suppressed gives how many lines were held back since the start.
+// Suppressed returns the number of lines suppressed since the start.
 func (h *Handler) Suppressed() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.suppressed
 }
 
-// Sweep writes one line about all that was held back since the last one, if
-// there was anything, and forgets kinds that are quiet. Call it now and then.
+// Sweep writes one line about all lines suppressed since the last Sweep, if any, and forgets
+// idle kinds. The caller should call it periodically.
 func (h *Handler) Sweep() {
 	now := h.now()
 	h.mu.Lock()
@@ -276,7 +275,7 @@ func (h *Handler) Sweep() {
 		r := slog.NewRecord(now, slog.LevelWarn, "log lines held back", 0)
 		r.AddAttrs(slog.Uint64("lines", n), slog.Int("kinds", kinds))
 		if h.inner.Enabled(context.Background(), r.Level) {
-			// Where the line cannot be written nobody can be told.
+			// There is no place left to report an error of the log.
 			_ = h.write(context.Background(), h.inner, r)
 		}
 	}
@@ -288,8 +287,8 @@ func (h *Handler) Sweep() {
 	h.forget(now)
 }
 
-// OnJournal tells whether f leads to the journal, as the service manager's
-// environment variable JOURNAL_STREAM says (systemd.exec(5)).
+// OnJournal reports whether f is connected to the journal, according to the service manager's
+// environment variable JOURNAL_STREAM (systemd.exec(5)).
 func OnJournal(f *os.File, getenv func(string) string) bool {
 	dev, ino, ok := strings.Cut(getenv("JOURNAL_STREAM"), ":")
 	if !ok {

@@ -1,5 +1,5 @@
-// Package manual writes the manual pages of a program from its commands: man(7) with
-// the sections that cobra does not know.
+// Package manual generates the manual pages of a program from its commands: cobra's pages in
+// man(7), with more sections.
 package manual
 
 import (
@@ -15,22 +15,22 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Section is one that stands after the options.
+// Section is a section that follows the options.
 type Section struct{ Name, Text string } // Text in man(7)
 
-// Program is whose pages they are.
+// Program describes a program with its manual pages.
 type Program struct {
 	Section string // of the manual
-	// All stand in every page, Root in that of the program itself, in this order.
+	// All appear in every page, Root only in the program's own page, in this order.
 	Root, All []Section
-	SeeAlso   string // of the program itself, man(7)
+	SeeAlso   string // of the program's own page, in man(7)
 }
 
-// noValue are defaults that say nothing: of flags that are off, empty or absent.
+// noValue matches defaults without information, of flags that are off, empty or unset.
 var noValue = regexp.MustCompile(`(?m)^(\\fB.*\\fP)(\[=(false|"")\]|=("")|=0s?)$`)
 
-// Write writes a page for each command below c into dir. Those that only shells of
-// other systems need are left out.
+// Write writes a page for c and each command below it into dir. It leaves out those for shells
+// of other systems.
 func (p *Program) Write(c *cobra.Command, dir string) error {
 	c.DisableAutoGenTag = true
 	c.InitDefaultHelpFlag()
@@ -80,8 +80,8 @@ func (p *Program) page(c *cobra.Command) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// Settings is the page of a configuration file whose keys are flags: name.section. intro
-// and after are in man(7); skip are flags that are no keys.
+// Settings returns the page name.section of a configuration file whose keys are flags. intro
+// and after are in man(7); flags in skip are not keys.
 func Settings(name, section, summary, intro, after string, f *pflag.FlagSet, skip ...string) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, ".TH %q %q \"\" \"ExaNet\" \"ExaNet manual\"\n.SH NAME\n%s \\- %s\n%s\n.SH KEYS\n", strings.ToUpper(name), section, name, summary, strings.TrimSpace(intro))
@@ -107,7 +107,7 @@ func Settings(name, section, summary, intro, after string, f *pflag.FlagSet, ski
 	return []byte(b.String() + strings.TrimSpace(after) + "\n")
 }
 
-// escape has text stand for itself in man(7).
+// escape escapes text for man(7).
 func escape(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {

@@ -1,5 +1,5 @@
-// Package maybe has numbers that may not be known, such as a counter that the user may not
-// see. They are NaN then: what is computed of them is not known, either.
+// Package maybe provides numbers that may be unknown, such as a counter that the user may not
+// read. An unknown number is NaN, so that results computed from it are unknown, too.
 package maybe
 
 import (
@@ -9,17 +9,17 @@ import (
 	"strconv"
 )
 
-// Number is a number, or not known. Whole numbers are exact up to 2^53.
+// Number is a number, or unknown. Integers are exact up to 2^53.
 type Number float64
 
-// Unknown gives a number that is not known.
+// Unknown returns an unknown number.
 func Unknown() Number { return Number(math.NaN()) }
 
 // Known reports whether the number is known.
 func (n Number) Known() bool { return !math.IsNaN(float64(n)) }
 
-// Since gives what a counter has grown by since it was what was says; one that has become
-// less began anew, and is not known.
+// Since returns how much a counter has grown since it was was. If the counter has become
+// smaller it was reset, and the result is unknown.
 func (n Number) Since(was Number) Number {
 	if n < was {
 		return Unknown()
@@ -27,10 +27,10 @@ func (n Number) Since(was Number) Number {
 	return n - was
 }
 
-// String gives the number with all its digits, or "-".
+// String returns the number with all its digits, or "-".
 func (n Number) String() string { return n.Text(-1) }
 
-// Text gives the number with so many digits behind the point, or "-".
+// Text returns the number with digits digits after the point, or "-".
 func (n Number) Text(digits int) string {
 	if !n.Known() {
 		return "-"
@@ -38,7 +38,7 @@ func (n Number) Text(digits int) string {
 	return strconv.FormatFloat(float64(n), 'f', digits, 64)
 }
 
-// MarshalJSON implements json.Marshaler: null is a number that is not known.
+// MarshalJSON implements json.Marshaler; null stands for an unknown number.
 func (n Number) MarshalJSON() ([]byte, error) {
 	if !n.Known() {
 		return []byte("null"), nil

@@ -1,4 +1,4 @@
-// Package memfd makes memory that processes share (memfd_create(2)).
+// Package memfd creates memory that processes share (memfd_create(2)).
 package memfd
 
 import (
@@ -10,12 +10,12 @@ import (
 	"github.com/exanet/pfd/internal/limits"
 )
 
-// New makes a memfd that nobody executes, of size bytes for good, and with more
-// seals. flags may be those of huge pages.
+// New creates a non-executable memfd of a fixed size in bytes. It adds seals to the ones that
+// fix the size. flags may select huge pages.
 func New(name string, size int64, flags, seals int) (int, error) {
 	flags |= unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
-	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
+	if errors.Is(err, unix.EINVAL) { // Linux before 6.3 has no MFD_NOEXEC_SEAL
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// ErrGone says that a device does not answer any more, or that its kernel wants it back.
+// ErrGone reports that a device no longer answers, or that its kernel wants it back.
 var ErrGone = errors.New("the device is gone")
 
-// End is the end of a device, which comes once. Any goroutine may use it.
+// End records the end of a device, once. It is safe for concurrent use.
 type End struct {
 	device string
 	done   chan struct{}
@@ -18,10 +18,10 @@ type End struct {
 	err error
 }
 
-// NewEnd makes the end of a device that has not come; device stands in its error.
+// NewEnd returns the End of a device that works; its error names device.
 func NewEnd(device string) *End { return &End{device: device, done: make(chan struct{})} }
 
-// Fail ends the device, and returns the error of the first call.
+// Fail ends the device and returns the error of the first call.
 func (e *End) Fail(err error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -32,24 +32,24 @@ func (e *End) Fail(err error) error {
 	return e.err
 }
 
-// Done is closed when the device is gone; Err then says why.
+// Done returns a channel that is closed when the device is gone; Err then returns why.
 func (e *End) Done() <-chan struct{} { return e.done }
 
-// Err says why the device is gone, nil while it is not. It matches ErrGone.
+// Err returns why the device is gone, or nil if it is not. It matches ErrGone.
 func (e *End) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.err
 }
 
-// Error is a trouble with a device, and what settles it.
+// Error is a problem of a device, with a remedy.
 type Error struct {
-	Device string // with its kind: vfio 0000:01:00.0
+	Device string // with its kind, as vfio 0000:01:00.0
 	Err    error
 	Remedy string // a command, perhaps with a word before it
 }
 
-// Error gives the sentence.
+// Error implements error.
 func (e *Error) Error() string {
 	if e.Remedy == "" {
 		return fmt.Sprintf("%s: %v", e.Device, e.Err)
@@ -57,5 +57,5 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %v: %s", e.Device, e.Err, e.Remedy)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

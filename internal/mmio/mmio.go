@@ -1,5 +1,4 @@
-// Package mmio makes loads and stores of registers that are mapped: each is one
-// access of its width.
+// Package mmio loads and stores memory-mapped registers, each with one access of its width.
 package mmio
 
 import (
@@ -10,11 +9,10 @@ import (
 	"unsafe"
 )
 
-// ErrFault says that the kernel has taken the registers away.
-var ErrFault = errors.New("its registers do not answer")
+// ErrFault reports that the kernel has unmapped the registers.
+var ErrFault = errors.New("its registers do not respond")
 
-// Load makes one load of size bytes, 1, 2, 4 or 8, at an aligned offset of a
-// mapping.
+// Load performs one load of size bytes (1, 2, 4 or 8) at an aligned offset of a mapping.
 func Load(b []byte, off uint64, size int) (v uint64, err error) {
 	defer faults(&err)()
 	p := unsafe.Pointer(&b[off])
@@ -29,12 +27,11 @@ func Load(b []byte, off uint64, size int) (v uint64, err error) {
 	return uint64(*(*uint8)(p)), nil
 }
 
-// plain says that a store without sync/atomic follows the stores before it (Intel
-// SDM 3A, 10.2.2). There the atomic one is an XCHG, which reads the register, too, and
-// waits for that.
+// plain says that a plain store is ordered after earlier stores (Intel SDM 3A, 10.2.2). On
+// amd64 an atomic store is an XCHG, which also reads the register and waits for the result.
 const plain = runtime.GOARCH == "amd64"
 
-// Store makes one store.
+// Store performs one store of size bytes, like Load.
 func Store(b []byte, off uint64, size int, v uint64) (err error) {
 	defer faults(&err)()
 	p := unsafe.Pointer(&b[off])
@@ -55,8 +52,8 @@ func Store(b []byte, off uint64, size int, v uint64) (err error) {
 	return nil
 }
 
-// faults makes an error of a SIGBUS: the kernel takes the registers of a device
-// away that is removed or reset.
+// faults turns a SIGBUS into an error: the kernel unmaps the registers of a device that is
+// removed or reset.
 func faults(err *error) func() {
 	old := debug.SetPanicOnFault(true)
 	return func() {

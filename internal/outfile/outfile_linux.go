@@ -1,6 +1,5 @@
-// Package outfile opens the files that a program writes at a name that its user gives. Such
-// a name may lie in a directory that others may write, as /tmp, so that who may do so must
-// gain nothing.
+// Package outfile opens the output files that a user names. Such a name may lie in a directory
+// that other users may write, as /tmp: they must gain nothing by that.
 package outfile
 
 import (
@@ -20,21 +19,21 @@ import (
 )
 
 var (
-	// ErrInUse says that another program writes the file.
-	ErrInUse = errors.New("another program writes it")
-	// ErrOfOthers says that a file is not root's and not the user's own.
+	// ErrInUse reports that another program is writing the file.
+	ErrInUse = errors.New("another program is writing it")
+	// ErrOfOthers reports that a file belongs neither to root nor to the user.
 	ErrOfOthers = errors.New("the file is another user's")
 )
 
-// Options say how a file is opened.
+// Options select how a file is opened.
 type Options struct {
-	Mode fs.FileMode // of the file; 0: its owner alone may read and write it
-	Keep bool        // a former file is kept as PATH.old, else it is emptied
+	Mode fs.FileMode // of the file; 0: only its owner may read and write it
+	Keep bool        // keep an existing file as PATH.old instead of truncating it
 }
 
-// Open opens a file for writing, and makes it where there is none. A file that another program
-// writes is left alone. A symbolic link is not followed, and what is another user's, or has a
-// second name, is left alone; what this process has open (/dev/stdout, /dev/fd/N) is its own.
+// Open opens a file for writing and creates it if it does not exist. It refuses a file that
+// another program is writing, a symbolic link, another user's file, and a file with a second
+// hard link. It accepts the names of this process's descriptors (/dev/stdout, /dev/fd/N).
 func Open(path string, o Options) (*os.File, error) {
 	mode := cmp.Or(o.Mode, 0o600)
 	const flags = os.O_WRONLY | os.O_CREATE | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
@@ -44,7 +43,7 @@ func Open(path string, o Options) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, flags, mode)
 		if errors.Is(err, unix.ELOOP) {
-			return nil, fmt.Errorf("%w: it is a symbolic link, which is not followed: name the file itself", err)
+			return nil, fmt.Errorf("%w: it is a symbolic link: name the file itself", err)
 		}
 		if err != nil {
 			return nil, err
@@ -66,7 +65,8 @@ func Open(path string, o Options) (*os.File, error) {
 			return nil, errors.Join(err, f.Close())
 		}
 		if o.Mode == 0 {
-			// One that was there already has the mode of then; root's, made for this user, keeps it.
+			// An existing file may have another mode. Root's file, made for this user, keeps
+			// it.
 			if err := f.Chmod(mode); err != nil && !errors.Is(err, fs.ErrPermission) {
 				return nil, errors.Join(err, f.Close())
 			}
@@ -80,23 +80,24 @@ func Open(path string, o Options) (*os.File, error) {
 			}
 			return f, nil
 		}
-		// The lock goes with the old file; the name is free then.
+		// The old file keeps the lock; the name becomes free.
 		err = os.Rename(path, path+".old")
 		if err := errors.Join(err, f.Close()); err != nil {
-			return nil, fmt.Errorf("keeping the former file: %w", err)
+			return nil, fmt.Errorf("keeping the old file: %w", err)
 		}
 	}
 }
 
-// readerPause is the time between two looks for the reader of a pipe (ours).
+// readerPause is the time between two attempts to find the reader of a pipe; defined by this
+// project.
 const readerPause = 20 * time.Millisecond
 
-// Await is Open, but it waits for the reader of a pipe, until ctx ends. Another user's pipe is
-// refused at once.
+// Await is like Open, but waits for the reader of a pipe until ctx ends. It refuses another
+// user's pipe at once.
 func Await(ctx context.Context, path string, o Options) (*os.File, error) {
 	for {
 		f, err := Open(path, o)
-		if !errors.Is(err, unix.ENXIO) { // nobody has it open for reading
+		if !errors.Is(err, unix.ENXIO) { // no process has it open for reading
 			return f, err
 		}
 		info, failed := os.Lstat(path)
@@ -114,7 +115,7 @@ func Await(ctx context.Context, path string, o Options) (*os.File, error) {
 	}
 }
 
-// Write writes a whole file that everybody may read, as os.WriteFile does, by Open.
+// Write writes a whole file that all users may read, like os.WriteFile, but opens it by Open.
 func Write(path string, b []byte) error {
 	f, err := Open(path, Options{Mode: 0o644})
 	if err != nil {
@@ -124,21 +125,22 @@ func Write(path string, b []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// isOpen reports whether a name is one of a descriptor that this process has.
+// isOpen reports whether path names a descriptor of this process.
 func isOpen(path string) bool {
 	return path == "/dev/stdout" || path == "/dev/stderr" || strings.HasPrefix(path, "/dev/fd/") || strings.HasPrefix(path, "/proc/self/fd/")
 }
 
-// Check refuses a file, by what Stat says of it, that this process must not write.
+// Check returns an error if this process must not write the file that info, its Stat,
+// describes.
 func Check(path string, info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !ok:
-		return fmt.Errorf("%s: the system does not say whose it is", path)
+		return fmt.Errorf("%s: the system does not report its owner", path)
 	case st.Uid != 0 && !uids.Own(st.Uid):
 		return fmt.Errorf("%s: %w (uid %d): name another", path, ErrOfOthers, st.Uid)
 	case info.Mode().IsRegular() && st.Nlink > 1:
-		return fmt.Errorf("%s: %w, perhaps: it has a second name (%d links): name another", path, ErrOfOthers, st.Nlink)
+		return fmt.Errorf("%s: %w, perhaps: it has %d hard links: name another", path, ErrOfOthers, st.Nlink)
 	}
 	return nil
 }

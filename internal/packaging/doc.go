@@ -1,4 +1,4 @@
-// Package packaging holds the tests of what make deb makes: the package's
-// files, its service unit, and its coming and going on a system of its own,
-// also under a systemd that is the first process there.
+// Package packaging tests the Debian package that make deb builds: its files, its service unit,
+// and its installation and removal on a separate system, also under a systemd that runs as the
+// first process there.
 package packaging

@@ -1,6 +1,6 @@
-// Package pcapng makes and takes apart the blocks of a pcapng capture
-// (draft-ietf-opsawg-pcapng), as far as a capture of links needs them. All is
-// little-endian; times are in nanoseconds.
+// Package pcapng encodes and splits the blocks of a pcapng capture (draft-ietf-opsawg-pcapng),
+// as far as captures of links need them. All fields are little-endian; times are in
+// nanoseconds.
 package pcapng
 
 import (
@@ -38,15 +38,15 @@ const (
 	optReceived    = 4 // isb_ifrecv
 	optLost        = 5 // isb_ifdrop
 
-	overhead = 12 // of a block: type, length, length again
+	overhead = 12 // of a block: type, length, and the length repeated
 )
 
-// MaxBlock is the longest block that Blocks takes (ours).
+// MaxBlock is the longest block that Blocks accepts; defined by this project.
 const MaxBlock = 64 << 10
 
 var le = binary.LittleEndian
 
-// Section appends the block that begins a capture; application made it.
+// Section appends the block that begins a capture; application names the program that makes it.
 func Section(b []byte, application string) []byte {
 	b, start := begin(b, TypeSection)
 	b = le.AppendUint32(b, magic)
@@ -57,8 +57,8 @@ func Section(b []byte, application string) []byte {
 	return end(b, start)
 }
 
-// Interface appends the description of the next interface: they count from 0.
-// Packets of it hold snap bytes at most, 0: all.
+// Interface appends the description of the next interface; interfaces count from 0. Its packets
+// hold at most snap bytes; 0 means all.
 func Interface(b []byte, snap int, name string) []byte {
 	b, start := begin(b, TypeInterface)
 	b = le.AppendUint32(b, User0)
@@ -68,9 +68,8 @@ func Interface(b []byte, snap int, name string) []byte {
 	return end(b, start)
 }
 
-// Packet appends a packet of an interface: when it was seen, ns since 1970, the first
-// snap bytes of it (0: all), its direction (0: none) and how many of the interface
-// were lost before it.
+// Packet appends a packet of an interface: its time in ns since 1970, its first snap bytes (0:
+// all), its direction (0: none), and how many packets of the interface were lost before it.
 func Packet(b []byte, iface int, at int64, packet []byte, snap int, direction uint32, lost uint64) []byte {
 	b, start := begin(b, TypePacket)
 	kept := packet
@@ -90,8 +89,8 @@ func Packet(b []byte, iface int, at int64, packet []byte, snap int, direction ui
 	return end(b, start)
 }
 
-// Statistics appends how many packets of an interface were seen so far, and how many
-// of these were lost.
+// Statistics appends how many packets of an interface were seen so far, and how many of them
+// were lost.
 func Statistics(b []byte, iface int, at int64, seen, lost uint64) []byte {
 	b, start := begin(b, TypeStatistics)
 	b = stamp(b, iface, at)
@@ -105,7 +104,7 @@ func begin(b []byte, typ uint32) ([]byte, int) {
 	return le.AppendUint32(le.AppendUint32(b, typ), 0), start
 }
 
-// end closes a block: the end of its options, and its length at both ends.
+// end completes a block: the end of its options, and its length at both ends.
 func end(b []byte, start int) []byte {
 	n := uint32(len(b) - start + 8)
 	le.PutUint32(b[start+4:], n)
@@ -124,7 +123,7 @@ func option(b []byte, code uint16, value []byte) []byte {
 	return pad(append(b, value...))
 }
 
-// pad fills up to a multiple of four: blocks and options begin there.
+// pad fills up to a multiple of four, where blocks and options begin.
 func pad(b []byte) []byte {
 	for len(b)%4 != 0 {
 		b = append(b, 0)
@@ -132,10 +131,10 @@ func pad(b []byte) []byte {
 	return b
 }
 
-// ErrBlock says that bytes are no block.
-var ErrBlock = errors.New("pcapng: no block, or one that is longer than 64 KiB")
+// ErrBlock reports that bytes are not a block.
+var ErrBlock = errors.New("pcapng: not a block, or one longer than 64 KiB")
 
-// Blocks is a bufio.SplitFunc: each token is one whole block, whose lengths agree.
+// Blocks is a bufio.SplitFunc. Each token is a whole block with matching lengths.
 func Blocks(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if len(data) < 8 {
 		if atEOF && len(data) > 0 {
@@ -158,12 +157,12 @@ func Blocks(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	return 0, nil, nil
 }
 
-// TypeOf gives the type of a block that Blocks gave.
+// TypeOf returns the type of a block that Blocks returned.
 func TypeOf(block []byte) uint32 { return le.Uint32(block) }
 
-// Lost gives the interface and the number of lost packets of a block that Statistics made.
+// Lost returns the interface and the number of lost packets of a block that Statistics encoded.
 func Lost(block []byte) (iface int, lost uint64, ok bool) {
-	const at = 8 + 12 + 12 // behind the stamp and the first option
+	const at = 8 + 12 + 12 // after the time stamp and the first option
 	if len(block) < at+12 || TypeOf(block) != TypeStatistics || le.Uint16(block[at:]) != optLost || le.Uint16(block[at+2:]) != 8 {
 		return 0, 0, false
 	}

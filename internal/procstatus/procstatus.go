@@ -1,5 +1,5 @@
-// Package procstatus reads the lines of /proc/PID/status (proc_pid_status(5)), and
-// of files like it.
+// Package procstatus parses the lines of /proc/PID/status (proc_pid_status(5)) and of similar
+// files.
 package procstatus
 
 import (
@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// ErrNone says that there is no such line: a process that has ended has no memory,
-// and no lines of it.
+// ErrNone reports that a line is missing. A process that has ended has no memory, and no lines
+// about it.
 var ErrNone = errors.New("no such line in /proc/PID/status")
 
-// Field gives the value of a line "name:\tvalue", without space around it.
+// Field returns the value of a line "name:\tvalue", without surrounding space.
 func Field(status []byte, name string) (string, bool) {
 	for line := range bytes.Lines(status) {
 		if key, v, ok := bytes.Cut(line, []byte(":")); ok && string(key) == name {
@@ -24,7 +24,7 @@ func Field(status []byte, name string) (string, bool) {
 	return "", false
 }
 
-// Mask gives a set of bits: capabilities, or signals.
+// Mask returns a bit mask: capabilities, or signals.
 func Mask(status []byte, name string) (uint64, error) {
 	v, ok := Field(status, name)
 	if !ok {
@@ -37,7 +37,7 @@ func Mask(status []byte, name string) (uint64, error) {
 	return n, nil
 }
 
-// Bytes gives the sum of the sizes that lines say in kB.
+// Bytes returns the sum of the sizes, given in kB, of the named lines.
 func Bytes(status []byte, names ...string) (sum int64, err error) {
 	for _, name := range names {
 		v, ok := Field(status, name)
@@ -45,7 +45,7 @@ func Bytes(status []byte, names ...string) (sum int64, err error) {
 			return 0, fmt.Errorf("%s: %w", name, ErrNone)
 		}
 		kilobytes, ok := strings.CutSuffix(v, " kB")
-		n, err := strconv.ParseUint(kilobytes, 10, 50) // eight together fit in bytes
+		n, err := strconv.ParseUint(kilobytes, 10, 50) // so the sum of eight does not overflow
 		if !ok || err != nil {
 			return 0, fmt.Errorf("%s reads %q", name, v)
 		}

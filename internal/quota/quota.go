@@ -1,4 +1,4 @@
-// Package quota counts what each user has of what pfd has little of.
+// Package quota limits how much of pfd's scarce resources each user may have.
 package quota
 
 import (
@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/internal/uids"
 )
 
-// Quota counts what users have. It may be used by any goroutine.
+// Quota counts a resource by user. It is safe for concurrent use.
 type Quota struct {
 	mu       sync.Mutex
 	per, all int
@@ -16,15 +16,16 @@ type Quota struct {
 	sum      int
 }
 
-// New gives a Quota of which each user has at most per, and all users together
-// all. A user has no more than half of what the others leave either, and one at
-// least: users are cheap to who has subordinate ids (subuid(5)), and some remain
-// for the next. Each user of whom reserved is true has per besides; it may be nil.
+// New returns a Quota of which each user has at most per, and all users together at most all. A
+// user also gets at most half of what the others leave, but at least one: a user with
+// subordinate ids (subuid(5)) can act as many users, and some must remain for the next. Users
+// for whom reserved is true are limited by per alone and not counted in all; reserved may be
+// nil.
 func New(per, all int, reserved func(uid uint32) bool) *Quota {
 	return &Quota{per: per, all: all, reserved: reserved, n: map[uint32]int{}}
 }
 
-// Take tells whether a user may have one more; then Give must follow.
+// Take reports whether a user may have one more. If so, the caller must call Give later.
 func (q *Quota) Take(uid uint32) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -42,7 +43,7 @@ func (q *Quota) Take(uid uint32) bool {
 	return true
 }
 
-// Give takes one back.
+// Give returns one.
 func (q *Quota) Give(uid uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -54,21 +55,21 @@ func (q *Quota) Give(uid uint32) {
 	}
 }
 
-// Per gives how many each user may have.
+// Per returns how many each user may have.
 func (q *Quota) Per() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.per
 }
 
-// SetPer changes how many each user may have; those that it has stay.
+// SetPer changes how many each user may have. Users keep those that they have.
 func (q *Quota) SetPer(per int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.per = per
 }
 
-// Total gives how many are taken.
+// Total returns how many are taken.
 func (q *Quota) Total() (n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -78,5 +79,5 @@ func (q *Quota) Total() (n int) {
 	return n
 }
 
-// Privileged tells whether a user is root, or the one that this process runs as.
+// Privileged reports whether a user is root or the effective user of this process.
 func Privileged(uid uint32) bool { return uid == 0 || uids.Own(uid) }

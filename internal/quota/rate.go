@@ -2,7 +2,7 @@ package quota
 
 import "time"
 
-// Rate bounds how often each user may do something. It belongs to one goroutine.
+// Rate limits how often each user may do something. It is not safe for concurrent use.
 type Rate struct {
 	burst int
 	every int64
@@ -11,20 +11,19 @@ type Rate struct {
 
 type bucket struct {
 	left int
-	at   int64 // when left was right, ns
+	at   int64 // when left was computed, ns
 }
 
-// rateUsers is how many users a Rate remembers at most (ours); then those who have done
-// nothing of late are forgotten.
+// rateUsers is how many users a Rate remembers; beyond it, it forgets users with a full bucket.
+// Defined by this project.
 const rateUsers = 64
 
-// NewRate returns a Rate of which each user has burst at once, and one more each time that
-// every passes.
+// NewRate returns a Rate that allows each user a burst of events, and one more per every.
 func NewRate(burst int, every time.Duration) *Rate {
 	return &Rate{burst: burst, every: int64(every), users: map[uint32]*bucket{}}
 }
 
-// Take reports whether the user may do it once more at the time now, in ns.
+// Take reports whether the user may do it once more at the time now in ns.
 func (r *Rate) Take(uid uint32, now int64) bool {
 	b := r.users[uid]
 	if b == nil {
@@ -42,7 +41,7 @@ func (r *Rate) Take(uid uint32, now int64) bool {
 	return true
 }
 
-// Repay gives a user n back, of those that it took.
+// Repay returns n of a user's events to it.
 func (r *Rate) Repay(uid uint32, n int) {
 	if b := r.users[uid]; b != nil {
 		b.left = min(b.left+n, r.burst)
@@ -55,7 +54,7 @@ func (r *Rate) fill(b *bucket, now int64) {
 	b.left = int(min(int64(b.left)+n, int64(r.burst)))
 }
 
-// forget drops users of whom nothing is missing: another bucket would say the same.
+// forget removes users with a full bucket: a new bucket would be equal.
 func (r *Rate) forget(now int64) {
 	for uid, b := range r.users {
 		if r.fill(b, now); b.left == r.burst {

@@ -5,22 +5,24 @@ import (
 	"time"
 )
 
-// Bounds of calls that are made in turns (ours).
+// Limits of calls that are serialized. Values below are defined by this project.
 const (
-	// restShare: after a call its user rests for so many times what it took, maxRest at most.
+	// restShare: after a call its user pauses for restShare times the call's duration, at most
+	// maxRest.
 	restShare = 3
 	maxRest   = 100 * time.Millisecond
-	// Quick calls that take sleepLeast and more count as sleeping. A user whose calls have slept for maxSleep,
-	// of which a hundredth of the time is forgiven, sleeps too long, and does so for sleepTime.
+	// A quick call of sleepLeast or more counts as sleeping. A user whose calls have slept for
+	// maxSleep, less a hundredth of the elapsed time, sleeps too long, and counts so for
+	// sleepTime.
 	sleepLeast = time.Millisecond
 	maxSleep   = 100 * time.Millisecond
 	forgiven   = 100
 	sleepTime  = 10 * time.Second
 )
 
-// Turns has those calls of a user made one at a time that all users may wait for: mmap and
-// munmap of a user's file hold the lock of pfd's address space for as long as that user has
-// the kernel work on the file. The zero value is ready. It may be used by any goroutine.
+// Turns serializes the calls of a user that can delay all users: mmap and munmap of a user's
+// file hold the lock of pfd's address space for as long as the kernel works on the file, and
+// the user can prolong that. The zero value is ready. It is safe for concurrent use.
 type Turns struct {
 	mu    sync.Mutex
 	users map[uint32]*turn
@@ -28,27 +30,27 @@ type Turns struct {
 
 type turn struct {
 	sync.Mutex           // held during a call
-	used       int       // who has it, or waits for it; guarded by Turns.mu
-	rests      time.Time // the next call begins no sooner; guarded by the turn
+	used       int       // callers that have it or wait for it; guarded by Turns.mu
+	rests      time.Time // the next call begins no earlier; guarded by the turn
 	account              // guarded by Turns.mu
 }
 
-// account is what a user's calls have slept.
+// account adds up how long a user's calls have slept.
 type account struct {
 	slept   time.Duration
 	at      time.Time
-	tooLong time.Time // until then
+	tooLong time.Time // TooLong reports true until then
 }
 
-// Do runs f when the user's turn has come. The user's next call rests for a while.
+// Do runs f when it is the user's turn. The user's next call then pauses for a while.
 func (t *Turns) Do(uid uint32, f func()) {
 	u := t.enter(uid)
 	defer t.leave(u)
 	u.do(f)
 }
 
-// Quick is Do for a call that takes long only where it sleeps: a user whose calls sleep too long
-// is found by TooLong.
+// Quick is like Do, for a call that is slow only if it sleeps. TooLong reports users whose
+// calls sleep too long.
 func (t *Turns) Quick(uid uint32, f func()) {
 	u := t.enter(uid)
 	defer t.leave(u)
@@ -58,8 +60,8 @@ func (t *Turns) Quick(uid uint32, f func()) {
 	u.took(end, took)
 }
 
-// do runs f when the turn has come and its user has rested, and returns when that ended and how
-// long it took.
+// do waits for the turn and the user's pause, runs f, and returns when f ended and how long it
+// took.
 func (u *turn) do(f func()) (end time.Time, took time.Duration) {
 	u.Lock()
 	defer u.Unlock()
@@ -78,7 +80,7 @@ func (t *Turns) leave(u *turn) {
 	u.used--
 }
 
-// TooLong reports whether the user's calls have slept too long of late.
+// TooLong reports whether the user's calls have recently slept too long.
 func (t *Turns) TooLong(uid uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -86,7 +88,7 @@ func (t *Turns) TooLong(uid uint32) bool {
 	return u != nil && time.Now().Before(u.tooLong)
 }
 
-// enter gives the user's turn. Those that nobody has used for long are forgotten.
+// enter returns the user's turn. It forgets turns that were not used for long.
 func (t *Turns) enter(uid uint32) *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,7 +109,7 @@ func (t *Turns) enter(uid uint32) *turn {
 	return u
 }
 
-// took takes that a call ended now.
+// took accounts for a call that ended now.
 func (a *account) took(now time.Time, took time.Duration) {
 	a.slept = max(a.slept-now.Sub(a.at)/forgiven, 0)
 	a.at = now

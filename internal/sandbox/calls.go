@@ -1,8 +1,8 @@
 package sandbox
 
-// Runtime are the system calls of the Go runtime, and of the C library beneath a
-// build for the race detector, once the program runs: memory, threads, signals,
-// time, files that are polled. There is none among them that starts a program.
+// Runtime returns the system calls of the Go runtime, and of the C library below a build for
+// the race detector, once the program runs: memory, threads, signals, time, and polled files.
+// None of them starts a program.
 func Runtime() []string {
 	return []string{
 		"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "clone", "clone3", "close", "dup3",

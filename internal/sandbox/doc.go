@@ -1,35 +1,34 @@
-// Package sandbox takes from this process, all threads of it and for good, what it
-// does not need once it has started: capabilities, new privileges by exec, system
-// calls, and files. Each of them holds for what the process starts later, too. A
-// step that the kernel does not have, or that this process may not take, is said
-// and left out: the others hold all the same.
+// Package sandbox permanently removes from all threads of this process what it does not need
+// after its start: capabilities, new privileges by exec, system calls, and files. The
+// restrictions also hold for programs that the process starts later. A step that the kernel
+// does not support, or that this process may not take, is reported and skipped; the others
+// still apply.
 package sandbox
 
 import "errors"
 
-// ErrUnsupported says that a step is not to be had here.
+// ErrUnsupported reports that a step is not supported here.
 var ErrUnsupported = errors.New("not supported here")
 
-// Rules say what is kept.
+// Rules are what the process keeps.
 type Rules struct {
-	// Capabilities are kept where the process has them, numbers of
-	// linux/capability.h; all others go. The bounding set stays: no_new_privs holds.
+	// Capabilities are kept if the process has them (numbers of linux/capability.h); all others
+	// are dropped. The bounding set stays: no_new_privs makes it harmless.
 	Capabilities []int
-	// Calls are the names of the system calls that are kept, the Go runtime's
-	// among them (Runtime); those that this architecture does not have are passed
-	// over. A call that is not among them fails with EPERM. socket keeps local
-	// families only (AF_UNIX, AF_NETLINK).
+	// Calls are the names of the system calls that are kept, with the Go runtime's (Runtime).
+	// Names that this architecture does not have are ignored. Any other call fails with EPERM.
+	// socket is limited to local families (AF_UNIX, AF_NETLINK).
 	Calls []string
-	// Files is nil where files stay as they are.
+	// Files is nil if access to files is not restricted.
 	Files *Files
 }
 
-// Files are what may be opened by name from now on; what is open stays. A process
-// with such rules may touch the memory of none that is without them, whatever its
-// user and capabilities are (Landlock's rule for ptrace).
+// Files may be opened by name from now on; open files stay open. A process with such rules
+// cannot access the memory of a process without them, whatever its user and capabilities are
+// (Landlock's rule for ptrace).
 type Files struct {
-	Read []string // files, and directories with all below them; those that are not there are passed over
-	// Write is Read, and write, make and remove.
+	Read []string // files, and directories with all below them; missing ones are ignored
+	// Write is like Read, with the right to write, create and remove.
 	Write []string
 }
 
@@ -44,7 +43,7 @@ const (
 	StepPrivileges   Step = "privileges"   // no_new_privs, where calls cannot be filtered
 )
 
-// Missing is a step that was not taken, and why.
+// Missing is a step that was not taken, with the reason.
 type Missing struct {
 	Step Step
 	Err  error

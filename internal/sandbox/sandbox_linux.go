@@ -16,8 +16,8 @@ import (
 	"github.com/exanet/pfd/internal/procstatus"
 )
 
-// Apply takes what r does not keep from all threads of the process, and gives the
-// steps that could not be taken.
+// Apply removes what r does not keep from all threads of the process. It returns the steps that
+// it could not take.
 func Apply(r Rules) []Missing {
 	time.Sleep(settle)
 	var missing []Missing
@@ -27,14 +27,14 @@ func Apply(r Rules) []Missing {
 	}{
 		{StepFiles, restrictFiles},
 		{StepCapabilities, dropCapabilities},
-		{StepCalls, filterCalls}, // last: the others' calls are not kept
+		{StepCalls, filterCalls}, // last: it forbids the calls of the other steps
 	} {
 		err := s.take(r)
 		if err == nil {
 			continue
 		}
 		missing = append(missing, Missing{s.step, err})
-		if s.step == StepCalls { // the filter brings no_new_privs to all threads
+		if s.step == StepCalls { // the filter sets no_new_privs in all threads
 			if err := noNewPrivileges(); err != nil {
 				missing = append(missing, Missing{StepPrivileges, err})
 			}
@@ -43,13 +43,13 @@ func Apply(r Rules) []Missing {
 	return missing
 }
 
-// settle is how long a thread is in a system call until the Go runtime's monitor has
-// certainly taken its processor (its P): at 10 ms, and its next look is 10 ms later.
-// The runtime stops all threads for a call that each of them makes. With Go 1.26
-// (stopTheWorldWithSema) a stop misses a thread whose system call the monitor looks at
-// in that moment, and waits until that call returns, or for a minute: seen once in
-// 20,000 stops beside threads that had just begun to wait. One that has lost its
-// processor is not missed.
+// settle is how long a thread must be in a system call until the Go runtime's monitor has
+// certainly taken its processor (its P): it does so at 10 ms, and checks again 10 ms later. The
+// runtime stops all threads for a call that each of them must make. In Go 1.26
+// (stopTheWorldWithSema) the stop misses a thread if the monitor checks its system call at that
+// moment, and then waits until that call returns, or for a minute. This was seen once in 20,000
+// stops, beside threads that had just begun to wait. A thread that has lost its P is not
+// missed.
 const settle = 25 * time.Millisecond
 
 func restrictFiles(r Rules) error {
@@ -59,8 +59,8 @@ func restrictFiles(r Rules) error {
 	if err := signals(); err != nil {
 		return err
 	}
-	// The rights of Landlock's fifth version (Linux 6.10), of which an older kernel
-	// takes those that it knows. No TCP socket is bound or connected any more.
+	// The rights of Landlock ABI 5 (Linux 6.10). An older kernel uses those that it knows. TCP
+	// sockets can no longer be bound or connected.
 	c := landlock.V5
 	if err := c.Restrict(rulesFor(r.Files)...); err == nil {
 		return nil
@@ -68,19 +68,20 @@ func restrictFiles(r Rules) error {
 	if err := c.BestEffort().Restrict(rulesFor(r.Files)...); err != nil {
 		return fmt.Errorf("landlock: %w", err)
 	}
-	return fmt.Errorf("landlock: %w in full: this kernel takes some of its rules at most", ErrUnsupported)
+	return fmt.Errorf("landlock: %w in full: this kernel enforces at most some of its rules", ErrUnsupported)
 }
 
-// signals returns an error unless the kernel can queue a signal for each thread. The runtime sends
-// one to each of them for a call that all make (syscall.AllThreadsSyscall), and waits without end
-// for a thread that gets none (setrlimit(2), RLIMIT_SIGPENDING: of all processes of this user).
+// signals returns an error unless the kernel can queue a signal for each thread. For a call
+// that all threads make, the runtime signals each of them (syscall.AllThreadsSyscall), and
+// waits forever for a thread whose signal is lost (setrlimit(2), RLIMIT_SIGPENDING: all
+// processes of this user count).
 func signals() error {
-	status, _ := os.ReadFile("/proc/self/status") // without it nothing says that it cannot
+	status, _ := os.ReadFile("/proc/self/status") // if unreadable, assume that the signals fit
 	var queued, most, threads uint64
 	queue, _ := procstatus.Field(status, "SigQ")
 	count, _ := procstatus.Field(status, "Threads")
 	if n, _ := fmt.Sscanf(queue+" "+count, "%d/%d %d", &queued, &most, &threads); n == 3 && queued+2*threads > most {
-		return fmt.Errorf("%w: %d threads take a signal each, and of the %d signals that this user's processes may have queued there are %d (ulimit -i, LimitSIGPENDING= of a unit)",
+		return fmt.Errorf("%w: %d threads need a signal each, and of at most %d queued signals this user's processes have %d (ulimit -i, LimitSIGPENDING= of a unit)",
 			unix.EAGAIN, threads, most, queued)
 	}
 	return nil
@@ -104,10 +105,10 @@ func rulesFor(f *Files) (list []landlock.Rule) {
 	return list
 }
 
-// dropCapabilities keeps those of r in the permitted and effective sets, where they
-// are, and none in the inheritable and ambient ones. The bounding set stays as it is:
-// under no_new_privs an exec gives nothing that the process did not have, and filterCalls
-// allows none. To drop it takes a call for each capability by all threads.
+// dropCapabilities keeps the capabilities of r in the permitted and effective sets, if they are
+// there, and empties the inheritable and ambient sets. The bounding set stays: under
+// no_new_privs an exec adds nothing, and filterCalls forbids exec. Dropping it takes one call
+// per capability in all threads.
 func dropCapabilities(r Rules) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -122,7 +123,7 @@ func dropCapabilities(r Rules) error {
 	for i := range sets {
 		sets[i] = unix.CapUserData{Effective: sets[i].Permitted & kept[i], Permitted: sets[i].Permitted & kept[i]}
 	}
-	if sets == had { // a service manager may not allow the call
+	if sets == had { // a service manager may forbid the call
 		return nil
 	}
 	if err := signals(); err != nil {
@@ -147,12 +148,12 @@ func noNewPrivileges() error {
 	return nil
 }
 
-// known gives of the names those that an architecture has, each once, without socket.
+// known returns the names that an architecture has, without duplicates and without socket.
 func known(info *arch.Info, calls []string) (names []string) {
 	seen := map[string]bool{"socket": true}
 	for _, name := range calls {
 		if _, ok := info.SyscallNames[name]; !ok && name == "newfstatat" {
-			name = "fstatat" // as the table for arm64 has it
+			name = "fstatat" // its name in the table for arm64
 		}
 		if _, ok := info.SyscallNames[name]; ok && !seen[name] {
 			seen[name] = true
@@ -162,8 +163,8 @@ func known(info *arch.Info, calls []string) (names []string) {
 	return names
 }
 
-// filterCalls has this thread gain no privileges and gives it the filter; the kernel
-// brings both to the others (SECCOMP_FILTER_FLAG_TSYNC, seccomp(2)).
+// filterCalls sets no_new_privs and the filter in this thread; the kernel applies both to all
+// other threads (SECCOMP_FILTER_FLAG_TSYNC, seccomp(2)).
 func filterCalls(r Rules) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MakeDir makes a directory with a mode, and what is missing above it as mkdir -p
-// does. A directory that is there stays as it is. The directory of the machine's
-// socket is for every user to enter, whatever the mode and the umask: a directory of
-// one program's below it does not lock other users out of pfd.
+// MakeDir creates a directory with a mode, and its missing parents like mkdir -p. An existing
+// directory stays as it is. All users may enter the directory of the machine's socket (Root),
+// whatever the mode and the umask: creating a program's own directory below it must not lock
+// other users out of pfd.
 func MakeDir(dir string, mode fs.FileMode) error { return makeDir(filepath.Dir(Root), dir, mode) }
 
 func makeDir(shared, dir string, mode fs.FileMode) error {
@@ -31,7 +31,7 @@ func makeDir(shared, dir string, mode fs.FileMode) error {
 	return makeOne(dir, mode)
 }
 
-// makeOne makes a directory, whose mode the umask does not change.
+// makeOne creates a directory with exactly this mode, despite the umask.
 func makeOne(dir string, mode fs.FileMode) error {
 	err := os.Mkdir(dir, mode)
 	if errors.Is(err, fs.ErrExist) {
@@ -43,7 +43,8 @@ func makeOne(dir string, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	// By a descriptor: who may write the directory above may put a link in its place.
+	// Use a descriptor: a user who may write the parent directory could put a link in its
+	// place.
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
@@ -51,8 +52,8 @@ func makeOne(dir string, mode fs.FileMode) error {
 	return errors.Join(f.Chmod(mode), f.Close())
 }
 
-// Why says what of its path keeps a client from a socket, where err is what connect(2)
-// returned and more is known than that; else it returns "".
+// Why explains err, which connect(2) returned for the socket at path, by the state of the path.
+// It returns "" if it knows no more than err.
 func Why(path string, err error) string {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -69,7 +70,7 @@ func Why(path string, err error) string {
 	return ""
 }
 
-// barred names the first directory on the way to path that this user may not enter.
+// barred names the first directory of path that this user may not enter.
 func barred(path string) string {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -2,5 +2,5 @@
 
 package sockets
 
-// Why says nothing: pfd runs on Linux.
+// Why returns "": pfd runs on Linux.
 func Why(string, error) string { return "" }

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is the file of a socket that this process has made. It holds the file open, by which
-// another one that has its name later is told from it: a number of an inode is used again.
+// File is the file of a socket that this process has created. It holds the file open: that is
+// how it recognizes a later file of the same name, as the kernel reuses inode numbers.
 type File struct {
 	path string
 	fd   int // O_PATH
 }
 
-// Made returns the file of a socket that has just been made at path.
+// Made returns the File of a socket that was just created at path.
 func Made(path string) (*File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -31,14 +31,14 @@ func Made(path string) (*File, error) {
 	return &File{path: path, fd: fd}, nil
 }
 
-// Path returns the name that the file was made with.
+// Path returns the name that the file was created with.
 func (f *File) Path() string { return f.path }
 
-// ErrReplaced says that another file has the name of a socket now.
+// ErrReplaced reports that another file has the name of a socket.
 var ErrReplaced = errors.New("another file has its name")
 
-// Check returns nil where the file has its name still, an error that matches
-// os.ErrNotExist where none has it, or ErrReplaced.
+// Check returns nil if the file still has its name, an error that matches os.ErrNotExist if no
+// file has the name, or ErrReplaced.
 func (f *File) Check() error {
 	var own, there unix.Stat_t
 	if err := unix.Fstat(f.fd, &own); err != nil {
@@ -53,8 +53,8 @@ func (f *File) Check() error {
 	return nil
 }
 
-// Remove removes the file if it has its name still. What another has put there stays. It may
-// be called again.
+// Remove removes the file if it still has its name. Another file of that name stays. It may be
+// called again.
 func (f *File) Remove() error {
 	if f.fd < 0 {
 		return nil

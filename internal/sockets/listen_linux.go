@@ -12,19 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// umask is the process's: one at a time changes it.
+// umask serializes changes of the process's umask.
 var umask sync.Mutex
 
-// Listen makes a listener of network unix or unixpacket with a mode. A descriptor that somebody sends there
-// is refused by the kernel (Linux 6.16). The file, which Close leaves, is the caller's to remove.
+// Listen creates a listener of network unix or unixpacket with a mode. The kernel refuses
+// descriptors that are sent there (Linux 6.16). Close leaves the file; the caller must remove
+// it.
 //
-// The mode is the socket's from its first moment: who may write the directory
-// puts another file in its place otherwise, and a chmod by name changes that.
+// The socket has its mode from the start. A later chmod by name could change another file,
+// which a user who may write the directory puts in its place.
 func Listen(network, path string, mode uint32) (*net.UnixListener, *File, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		if cerr := c.Control(func(fd uintptr) {
-			// Connections inherit it when they are made, before they are accepted.
+			// Connections inherit the option when they are made, before they are accepted.
 			if err = PassRights(int(fd), false); err == nil {
 				err = os.NewSyscallError("fchmod", unix.Fchmod(int(fd), mode))
 			}
@@ -45,7 +46,7 @@ func Listen(network, path string, mode uint32) (*net.UnixListener, *File, error)
 	if !ok {
 		return nil, nil, errors.Join(fmt.Errorf("listening on %s: not a unix socket", path), l.Close())
 	}
-	// By its name alone it would remove whatever has that by then.
+	// Unlinking by name could remove another file that has the name by then.
 	ul.SetUnlinkOnClose(false)
 	f, err := Made(path)
 	if err != nil {
@@ -54,8 +55,8 @@ func Listen(network, path string, mode uint32) (*net.UnixListener, *File, error)
 	return ul, f, nil
 }
 
-// PassRights says whether the kernel lets descriptors be sent to a socket. A
-// kernel before 6.16 lets them whatever is said; that is no error.
+// PassRights selects whether the kernel accepts descriptors sent to a socket. Before 6.16 it
+// always does; that is no error.
 func PassRights(fd int, pass bool) error {
 	v := 0
 	if pass {

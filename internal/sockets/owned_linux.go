@@ -8,10 +8,10 @@ import (
 	"github.com/exanet/pfd/internal/uids"
 )
 
-// Trusted reports whether the calling process trusts user uid, who serves the socket at path, with
-// its memory: root, its own user, each of named, and beside the machine's own socket (Root) the
-// owner of that directory. Only root can have made the directory for a user, as a service manager
-// does for a pfd that is not root.
+// Trusted reports whether the calling process trusts user uid, who serves the socket at path,
+// with its memory. Trusted are root, its own user, each of named, and for the machine's own
+// socket (Root) the owner of its directory. Only root can have created that directory for a
+// user, as a service manager does for a pfd that is not root.
 func Trusted(path string, uid uint32, named []uint32) bool {
 	return trusted(path, uid, uint32(os.Geteuid()), named, owner)
 }
@@ -28,7 +28,7 @@ func trusted(path string, uid, euid uint32, named []uint32, owner func(dir strin
 	return ok && uids.Same(by, uid)
 }
 
-// owner returns the user who owns a directory.
+// owner returns the owner of a directory.
 func owner(dir string) (uint32, bool) {
 	info, err := os.Lstat(dir)
 	if err != nil {

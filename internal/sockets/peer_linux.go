@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Control calls f with the descriptor of a connection, which stays open meanwhile.
+// Control calls f with the descriptor of a connection, which stays open during the call.
 func Control(c syscall.Conn, f func(fd int) error) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -21,18 +21,18 @@ func Control(c syscall.Conn, f func(fd int) error) error {
 	return err
 }
 
-// Peer gives who is at the other end: who connected, or listens.
+// Peer returns the credentials of the peer: the process that connected, or that listens.
 func Peer(fd int) (*unix.Ucred, error) {
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	return cred, os.NewSyscallError("getsockopt SO_PEERCRED", err)
 }
 
-// ErrDescriptors says that the kernel could not give all descriptors of a message to this process.
-var ErrDescriptors = fmt.Errorf("%w: descriptors that came are lost: out of descriptors (ulimit -n, LimitNOFILE= of a unit), or a security module forbids them", unix.EMFILE)
+// ErrDescriptors reports that the kernel could not install all descriptors of a message.
+var ErrDescriptors = fmt.Errorf("%w: received descriptors are lost: out of descriptors (ulimit -n, LimitNOFILE= of a unit), or a security module forbids them", unix.EMFILE)
 
-// Lost returns ErrDescriptors where the kernel cut a message's descriptors (MSG_CTRUNC) though there
-// was room for more than the fds that it gave: then it could not give the next one. Else more were sent
-// than the receiver has room for.
+// Lost returns ErrDescriptors if the kernel truncated the descriptors of a message (MSG_CTRUNC)
+// though there was room for more than the fds received: it could not install the next one.
+// Otherwise the sender sent more than the receiver has room for.
 func Lost(flags, fds, room int) error {
 	if flags&unix.MSG_CTRUNC != 0 && fds < room {
 		return ErrDescriptors
@@ -40,8 +40,8 @@ func Lost(flags, fds, room int) error {
 	return nil
 }
 
-// Rights gives all descriptors in control data. Whatever it gives is open, also
-// with an error.
+// Rights returns all descriptors in control data. The returned descriptors are open, also if
+// there is an error.
 func Rights(oob []byte) (fds []int, err error) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	for i := range msgs {

@@ -1,6 +1,6 @@
-// Package sockets knows where a pfd's two sockets are (spec/api.md, Daemon). It
-// is apart from package control so that processes that only attach, and package
-// attach for them, need no HTTP.
+// Package sockets has the paths of pfd's sockets (spec/api.md, Daemon). It is separate from
+// package control so that processes that only attach, and package attach for them, do not link
+// HTTP.
 package sockets
 
 import (
@@ -12,14 +12,14 @@ import (
 	"strings"
 )
 
-// AttachSuffix is what the attachment socket's name has behind the control
-// socket's (spec/api.md).
+// AttachSuffix is appended to the name of the control socket for the attachment socket
+// (spec/api.md).
 const AttachSuffix = ".attach"
 
-// MetricsSuffix is what the metrics socket's name has behind it (ours).
+// MetricsSuffix is appended for the metrics socket; defined by this project.
 const MetricsSuffix = ".metrics"
 
-// ErrNoDefault says that the environment gives no socket, as after su and in a container.
+// ErrNoDefault reports that the environment names no socket, as after su and in a container.
 var ErrNoDefault = errors.New("no socket is named, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set: " +
 	"name one with --socket PATH, or run `export XDG_RUNTIME_DIR=$(mktemp -d)` and set the same directory in each shell that uses this pfd")
 
@@ -27,9 +27,9 @@ var ErrNoDefault = errors.New("no socket is named, and neither RUNTIME_DIRECTORY
 // (spec/api.md, Daemon).
 const Root = "/run/exanet/pfd.sock"
 
-// Default gives the control socket that a pfd makes where nobody names one:
+// Default returns the path of the control socket that a pfd creates if none is named:
 // $RUNTIME_DIRECTORY/pfd.sock, else /run/exanet/pfd.sock for root, else
-// $XDG_RUNTIME_DIR/exanet/pfd.sock. Its error is ErrNoDefault.
+// $XDG_RUNTIME_DIR/exanet/pfd.sock. The error is ErrNoDefault.
 func Default() (string, error) { return defaultOf(os.Getenv, os.Geteuid()) }
 
 func defaultOf(getenv func(string) string, euid int) (string, error) {
@@ -45,16 +45,16 @@ func defaultOf(getenv func(string) string, euid int) (string, error) {
 	return "", ErrNoDefault
 }
 
-// runtimeDirectories lists the runtime directories that systemd made for this service, with
-// colons between them (systemd.exec(5)).
+// runtimeDirectories returns the runtime directories that systemd created for this service
+// (systemd.exec(5): separated by colons).
 func runtimeDirectories(getenv func(string) string) []string {
 	return slices.DeleteFunc(strings.Split(getenv("RUNTIME_DIRECTORY"), ":"), func(dir string) bool { return dir == "" })
 }
 
-// Find returns the control socket that a client asks where nobody names one: the first that
-// exists of those in each directory of RUNTIME_DIRECTORY, for a user who is not root in
-// XDG_RUNTIME_DIR, and the machine's own. A service with a runtime directory need not be a pfd.
-// Where none exists it returns the Default, and its error is ErrNoDefault.
+// Find returns the control socket that a client uses if none is named. It is the first that
+// exists: in a directory of RUNTIME_DIRECTORY, in XDG_RUNTIME_DIR for a user who is not root,
+// and the machine's own. (A service with a runtime directory need not be a pfd.) If none
+// exists, Find returns the Default, with ErrNoDefault if there is none.
 func Find() (string, error) {
 	return findOf(os.Getenv, os.Geteuid(), func(path string) bool {
 		_, err := os.Stat(path)

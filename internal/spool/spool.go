@@ -1,6 +1,5 @@
-// Package spool writes files from a goroutine of its own, so that a full disk
-// or a reader that does not read never holds up who writes: what does not fit
-// is lost, counted, and reported.
+// Package spool writes files in a separate goroutine, so that a full disk or a slow reader
+// never blocks the writing program. Data beyond the limit is dropped, counted, and reported.
 package spool
 
 import (
@@ -10,14 +9,14 @@ import (
 	"time"
 )
 
-// ErrFull says that a Write was lost: the file takes its bytes too slowly.
+// ErrFull reports that a Write was dropped because the file accepts data too slowly.
 var ErrFull = errors.New("the file is written too slowly")
 
-// ErrClosed says that a Write was lost: it came after Close.
+// ErrClosed reports that a Write after Close was dropped.
 var ErrClosed = errors.New("already closed")
 
-// Writer is an io.Writer that never blocks. It may be used by several
-// goroutines; what one Write is given stays together.
+// Writer is an io.Writer that never blocks. It is safe for concurrent use; the data of one
+// Write stays together.
 type Writer struct {
 	to    io.Writer
 	limit int
@@ -33,14 +32,14 @@ type Writer struct {
 	done   chan struct{}
 }
 
-// Stats tell what became of the writes.
+// Stats count the writes.
 type Stats struct {
-	Lost   uint64 // writes that did not reach the file
-	Failed uint64 // of these, for an error of the file
-	Err    error  // the file's last error, nil once it takes bytes again
+	Lost   uint64 // writes that did not reach the file completely
+	Failed uint64 // of these, because of an error of the file
+	Err    error  // the file's last error; nil once it accepts bytes again
 }
 
-// New makes a writer of at most limit waiting bytes. Close ends its goroutine.
+// New returns a Writer that buffers at most limit bytes. Close ends its goroutine.
 func New(to io.Writer, limit int) *Writer {
 	w := &Writer{to: to, limit: limit, done: make(chan struct{})}
 	w.wake = sync.NewCond(&w.mu)
@@ -48,7 +47,7 @@ func New(to io.Writer, limit int) *Writer {
 	return w
 }
 
-// Write takes p, or loses all of it with an error.
+// Write buffers p, or drops all of it and returns an error.
 func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,7 +70,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Stats gives the counters.
+// Stats returns the counters.
 func (w *Writer) Stats() Stats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -96,16 +95,16 @@ func (w *Writer) run() {
 		w.mu.Lock()
 		w.spare, w.busy, w.stats.Err = b, false, err
 		if err != nil {
-			// How much of it got there is not known to the line.
+			// Count all lines: how many of them were written is not known.
 			w.stats.Lost += uint64(n)
 			w.stats.Failed += uint64(n)
 		}
 	}
 }
 
-// Close takes no more writes and waits at most as long as given until those that
-// were taken are written. It does not close the file. It gives the file's last
-// error, or ErrFull if the time was too short. It may be called again.
+// Close rejects further writes and waits at most wait until the buffered ones are written. It
+// does not close the file. It returns the file's last error, or ErrFull if wait was too short.
+// It may be called again.
 func (w *Writer) Close(wait time.Duration) error {
 	w.mu.Lock()
 	w.closed = true

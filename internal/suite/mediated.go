@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// Mediated is a mediated machine as the suite takes it.
+// Mediated is a mediated machine as a Machine of the suite.
 type Mediated struct{ *mediate.Machine }
 
 // On runs f on the goroutine that owns the node.

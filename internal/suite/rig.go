@@ -1,5 +1,5 @@
-// Package suite is the fault suite: writes between two processes' memory in
-// every state, run against whatever implements device.Bus. It is test support.
+// Package suite is the fault suite: writes between two processes' memory in every state, over
+// any implementation of device.Bus. It is test support.
 package suite
 
 import (
@@ -20,45 +20,44 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what the suite needs of a machine of two nodes or more.
+// Machine is the interface of the machine under test, which has at least two nodes.
 type Machine interface {
-	// Bus gives the way to a node, as the driver uses it.
+	// Bus returns the node's bus for the driver.
 	Bus(node int) device.Bus
-	// Attach ties a process to a slot. It may be called on any goroutine.
+	// Attach attaches a process to a slot. It is safe for concurrent use.
 	Attach(node, slot int, pages *attach.Pages, wake int, p *proc.Process) error
-	// Detach undoes Attach: nothing touches pages or process any more.
+	// Detach undoes Attach: the machine no longer accesses pages or process.
 	Detach(node, slot int)
-	// Now gives the machine's time, ns.
+	// Now returns the machine's time in ns.
 	Now() int64
 }
 
-// Shadow is a Machine without sight of the processes' own tables: memory is
-// shared with it, and pfd keeps tables for it.
+// Shadow is a Machine that does not use the processes' own page tables: memory is shared with
+// it, and pfd keeps tables for it.
 type Shadow interface {
 	Machine
-	// Tables gives what belongs into TTBR0 of a slot's context bank.
+	// Tables returns the value of TTBR0 for a slot's context bank.
 	Tables(node, slot int) uint64
-	// Pager pages in for a slot.
+	// Pager returns the pager of a slot.
 	Pager(node, slot int) fault.Pager
-	// Share lets a slot reach b, which maps fd from its start on; Unshare takes
-	// exactly that back, and Forget says that pages of it were taken away.
+	// Share lets a slot access b, which maps fd from offset 0. Unshare undoes exactly that, and
+	// Forget says that pages of b were removed.
 	Share(node, slot int, b []byte, fd int, write bool) error
 	Unshare(node, slot int, b []byte) error
 	Forget(node, slot int, b []byte)
-	// Asked says that a slot's process is asked to bring pages in by itself. It is
-	// called on the goroutine that owns the node's windows.
+	// Asked says that a slot's process is asked to page in by itself. It is called on the
+	// goroutine that owns the node's windows.
 	Asked(node, slot int, f netlink.Fault)
 }
 
-// Pinning is a Machine whose device pins what is mapped for it.
+// Pinning is a Machine whose device pins memory that is mapped for it.
 type Pinning interface {
 	Machine
-	// MayPin gives how many bytes the process may have locked or pinned for it.
+	// MayPin returns how many bytes of the process the device may lock or pin.
 	MayPin() int64
 }
 
-// Rig is a machine with this process attached on two of its nodes, and the
-// driver above it.
+// Rig is a machine with this process attached to two of its nodes, and the drivers of both.
 type Rig struct {
 	t       testing.TB
 	machine Machine
@@ -66,7 +65,7 @@ type Rig struct {
 	process *proc.Process
 	Drivers [2]*fault.Driver
 	sides   [2]*side
-	files   map[*byte]shared // by their first byte
+	files   map[*byte]shared // by the address of the first byte
 }
 
 type side struct {
@@ -74,7 +73,7 @@ type side struct {
 	domain *domain.Domain
 }
 
-// NewRig sets a machine up as pfd does it.
+// NewRig sets a machine up as pfd does.
 func NewRig(t testing.TB, m Machine, policy fault.Policy, timeoutSource bool) *Rig {
 	t.Helper()
 	r := &Rig{t: t, machine: m, files: map[*byte]shared{}}
@@ -153,21 +152,21 @@ func NewRig(t testing.TB, m Machine, policy fault.Policy, timeoutSource bool) *R
 	return r
 }
 
-// On runs f on the goroutine that owns a node's windows, and waits for it.
+// On runs f on the goroutine that owns a node's windows, and waits until it returns.
 func (r *Rig) On(node int, f func()) {
 	done := make(chan struct{})
 	r.machine.Bus(node).Post(func() { defer close(done); f() })
 	<-done
 }
 
-// Count reads a counter of a node.
+// Count returns a counter of a node.
 func (r *Rig) Count(node int, c device.Counter) (v uint64) {
 	r.On(node, func() { v, _ = r.machine.Bus(node).Window(device.PL).Read64(c.Offset()) })
 	return v
 }
 
-// Start publishes a descriptor on a channel of node 0's process and rings, as
-// soon as an earlier doorbell is taken.
+// Start publishes a descriptor on a channel of node 0's process and rings the doorbell when the
+// previous one has been taken.
 func (r *Rig) Start(ch int, d device.Descriptor) {
 	p := r.sides[0].mem.Pages
 	d.DstGeneration = r.sides[1].domain.Generation
@@ -183,7 +182,7 @@ func (r *Rig) Start(ch int, d device.Descriptor) {
 	}
 }
 
-// Wait spins until the transfer on a channel is over, and gives done and status.
+// Wait spins until the transfer on a channel ends, and returns done and status.
 func (r *Rig) Wait(ch int) (done uint32, status uint8) {
 	p := r.sides[0].mem.Pages
 	began := time.Now()
@@ -207,15 +206,15 @@ func (r *Rig) Wait(ch int) (done uint32, status uint8) {
 			}
 			r.t.Fatalf("the transfer on channel %d does not end", ch)
 		case waited > 50*time.Microsecond:
-			// Two processors: whoever serves us may want this one.
+			// There may be only two processors: leave one to the serving thread.
 			time.Sleep(20 * time.Microsecond)
 		}
 	}
 }
 
-// unpinned looks after each transfer whether memory is locked or pinned: VmLck
-// and VmPin of the process, which holds machine, driver and buffers, stay 0, or below
-// the bound of a device that pins.
+// unpinned fails the test if memory is locked or pinned after a transfer. VmLck and VmPin of
+// the process, which holds machine, driver and buffers, must stay 0, or below the limit of a
+// device that pins.
 func (r *Rig) unpinned() {
 	bound := int64(0)
 	if m, ok := r.machine.(Pinning); ok {
@@ -230,13 +229,13 @@ func (r *Rig) unpinned() {
 	}
 }
 
-// Write does a transfer from beginning to end.
+// Write performs a whole transfer.
 func (r *Rig) Write(ch int, d device.Descriptor) (done uint32, status uint8) {
 	r.Start(ch, d)
 	return r.Wait(ch)
 }
 
-// Map gives n bytes of memory that nobody has touched, unmapped at the end.
+// Map returns n bytes of untouched memory, which is unmapped when the test ends.
 func (r *Rig) Map(t testing.TB, n int) []byte {
 	t.Helper()
 	flags, fd, want := unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, n
@@ -258,7 +257,7 @@ func (r *Rig) Map(t testing.TB, n int) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Huge pages would bring neighbours in with the first fault.
+	// The first fault of a huge page would make neighbouring pages present.
 	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE)
 	if r.shadow != nil {
 		r.share(t, b, fd, true)
@@ -272,7 +271,7 @@ func (r *Rig) Map(t testing.TB, n int) []byte {
 	return b[:want]
 }
 
-// share shares b on both nodes; the rig's end takes it back.
+// share shares b on both nodes until the rig's test ends.
 func (r *Rig) share(t testing.TB, b []byte, fd int, write bool) {
 	t.Helper()
 	for n, s := range r.sides {
@@ -283,7 +282,7 @@ func (r *Rig) share(t testing.TB, b []byte, fd int, write bool) {
 	r.files[unsafe.SliceData(b)] = shared{b, fd}
 }
 
-// unshare takes b back and gives its file.
+// unshare stops sharing b and returns its file.
 func (r *Rig) unshare(t testing.TB, b []byte) shared {
 	t.Helper()
 	f := r.files[unsafe.SliceData(b)]
@@ -295,13 +294,13 @@ func (r *Rig) unshare(t testing.TB, b []byte) shared {
 	return f
 }
 
-// shared is memory that was mapped and shared.
+// shared is a mapping that is shared with the machine.
 type shared struct {
 	b  []byte
 	fd int
 }
 
-// ReadOnly takes the right to write b, all that Map gave.
+// ReadOnly removes the right to write b, a whole mapping of Map.
 func (r *Rig) ReadOnly(t testing.TB, b []byte) {
 	t.Helper()
 	if err := unix.Mprotect(b, unix.PROT_READ); err != nil {
@@ -313,7 +312,7 @@ func (r *Rig) ReadOnly(t testing.TB, b []byte) {
 	}
 }
 
-// Cut takes every right to b, what Map gave, from byte n on.
+// Cut removes all rights to b, a whole mapping of Map, from byte n on.
 func (r *Rig) Cut(t testing.TB, b []byte, n int) {
 	t.Helper()
 	if err := unix.Mprotect(b[n:], unix.PROT_NONE); err != nil {
@@ -325,7 +324,7 @@ func (r *Rig) Cut(t testing.TB, b []byte, n int) {
 	}
 }
 
-// Drop makes all pages of b absent again, for the device as well.
+// Drop makes all pages of b absent, for the device as well.
 func (r *Rig) Drop(t testing.TB, b []byte) {
 	t.Helper()
 	advice := unix.MADV_DONTNEED
@@ -343,7 +342,7 @@ func (r *Rig) Drop(t testing.TB, b []byte) {
 	}
 }
 
-// Present makes the pages of b, which are in memory, present for the device.
+// Present makes the resident pages of b present for the device.
 func (r *Rig) Present(t testing.TB, b []byte) {
 	t.Helper()
 	if r.shadow == nil {
@@ -359,17 +358,17 @@ func (r *Rig) Present(t testing.TB, b []byte) {
 	}
 }
 
-// VA gives the address of b's first byte.
+// VA returns the address of b's first byte.
 func VA(b []byte) device.VA { return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
-// Map gives n bytes of private memory that nobody has touched, unmapped at the
-// end, for tests without a Rig.
+// Map returns n bytes of untouched private memory, which is unmapped when the test ends. It is
+// for tests without a Rig.
 func Map(t testing.TB, n int) []byte {
 	t.Helper()
 	return (&Rig{}).Map(t, n)
 }
 
-// Drop makes all pages of private memory absent again.
+// Drop makes all pages of private memory absent.
 func Drop(t testing.TB, b []byte) {
 	t.Helper()
 	(&Rig{}).Drop(t, b)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New gives a fresh machine of two nodes; without a TXFIFO where bare says so.
+// New returns a fresh machine of two nodes. If bare, it has no TXFIFO.
 type New func(t *testing.T, bare bool) Machine
 
 // Run runs the whole suite.
@@ -44,14 +44,14 @@ func Run(t *testing.T, machine New) {
 	})
 }
 
-// which pages of a buffer are absent before a transfer.
+// absences select the pages of a buffer that are absent before a transfer.
 var absences = map[string]func(page int) bool{
 	"present":     func(int) bool { return false },
 	"all absent":  func(int) bool { return true },
 	"every other": func(p int) bool { return p%2 == 1 },
 }
 
-// pattern fills b with bytes that no other transfer writes.
+// pattern fills b with bytes that differ from those of other transfers.
 func pattern(b []byte, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	for i := 0; i < len(b); i += 8 {
@@ -62,8 +62,8 @@ func pattern(b []byte, seed uint64) {
 	}
 }
 
-// vary makes the chosen pages of b absent and the others present and writable,
-// and gives what b holds then: to look at an absent page would bring it in.
+// vary makes the chosen pages of b absent and the others present and writable. It returns the
+// content of b, because reading an absent page would make it present.
 func (r *Rig) vary(t testing.TB, b []byte, absent func(int) bool) []byte {
 	t.Helper()
 	content := bytes.Clone(b)
@@ -80,8 +80,8 @@ func (r *Rig) vary(t testing.TB, b []byte, absent func(int) bool) []byte {
 	return content
 }
 
-// one does one checked write within buffers that are longer than it; content is
-// what the source holds.
+// one performs and checks one write within larger buffers; content is the content of the
+// source.
 func (r *Rig) one(t testing.TB, src, content, dst []byte, from, to, size int, seed uint64) {
 	t.Helper()
 	want := content[from : from+size]
@@ -142,7 +142,7 @@ func misaligned(t *testing.T, r *Rig) {
 	offsets := []int{0, 1, 7, 8, 255, 256, 257, 2048, 4095, 4096, 4097, 8191, 12289, 16383, 16384, 16385}
 	seed := uint64(1000)
 	for i, from := range offsets {
-		// Each offset at either end, with a few of the others beside it.
+		// Try all offsets at either end, each with a few offsets of the other end.
 		for _, to := range []int{offsets[i], offsets[(i+3)%len(offsets)], offsets[(i+7)%len(offsets)]} {
 			for _, size := range []int{1, 300, 4096, 16385, 40000} {
 				seed++
@@ -174,7 +174,7 @@ func unresolvable(t *testing.T, r *Rig) {
 	r.ReadOnly(t, readonly)
 	hole := r.Map(t, 64<<10)
 	r.Cut(t, hole, 32<<10)
-	// Nobody maps anything there by itself; where something was unmapped the runtime may.
+	// No mapping is placed here by itself. The runtime may reuse addresses that were unmapped.
 	const goneVA = device.VA(0x6000_0000_0000)
 	big := device.Descriptor{Src: VA(src), Dst: VA(good), Size: 256 << 10, DstNode: 1}
 	for name, d := range map[string]device.Descriptor{
@@ -223,8 +223,8 @@ func badDescriptors(t *testing.T, r *Rig) {
 	}
 }
 
-// zeroPage writes where the process has only read: the page is there, it is the
-// zero page, and a write to it is a permission fault that a page-in resolves.
+// zeroPage writes to pages that the process has only read: the zero page is mapped there, and
+// the write is a permission fault that a page-in resolves.
 func zeroPage(t *testing.T, r *Rig) {
 	if r.shadow != nil {
 		t.Skip("shadow translation: memory is shared, and shared memory has no zero page")
@@ -279,8 +279,8 @@ func completionWords(t *testing.T, r *Rig) {
 	}
 }
 
-// waiting has a target sleep until its completion words are written: they wake it,
-// without its looking in between, and nothing else of the initiator's does.
+// waiting tests that a target can sleep until its completion words are written: only their
+// write wakes it, and it does not poll.
 func waiting(t *testing.T, r *Rig) {
 	src, dst, note := r.Map(t, 4096), r.Map(t, 4096), r.Map(t, 4096)
 	p := r.sides[1].mem.Pages

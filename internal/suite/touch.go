@@ -15,18 +15,18 @@ import (
 	"github.com/exanet/pfd/netlink"
 )
 
-// toucher is a process that brings its pages in by itself (docs/attach.md 6): it
-// is asked over a real netlink socket and answers by its packetizer. The library's
-// own is tested live (package hostile); this one runs under every machine.
+// toucher is a process that pages in by itself (docs/attach.md 6). It receives requests over a
+// real netlink socket and answers by its packetizer. Package hostile tests the library's
+// implementation; this one runs on every machine.
 type toucher struct {
 	sender *netlink.Sender
-	asked  func(netlink.Fault) // tells the machine
+	asked  func(netlink.Fault) // notifies the machine
 	port   uint32
 	mem    *attach.Memory
 	pdid   device.PDID
 }
 
-// touchChannel is the packetizer channel that doorbells do not use.
+// touchChannel is a packetizer channel that doorbells do not use.
 const touchChannel = device.PktzChannels - 1
 
 // Ask implements fault.Delegate, on the owning goroutine.
@@ -35,7 +35,7 @@ func (p *toucher) Ask(f netlink.Fault) error {
 	return p.sender.Send(p.port, f)
 }
 
-// Touch has both sides page in by themselves from now on.
+// Touch makes both sides page in by themselves from now on.
 func (r *Rig) Touch(policy fault.Policy) {
 	r.t.Helper()
 	for n, s := range r.sides {
@@ -93,7 +93,7 @@ func (r *Rig) Touch(policy fault.Policy) {
 	}
 }
 
-// serve brings pages in and asks for the block again.
+// serve pages in and requests the block again.
 func (p *toucher) serve(f *netlink.Fault) {
 	advice := unix.MADV_POPULATE_READ
 	if f.Write {
@@ -101,12 +101,12 @@ func (p *toucher) serve(f *netlink.Fault) {
 	}
 	failed := advise(f.VA.Page(), int(f.Pages), advice) != 0 && advise(f.VA.Page(), 1, advice) != 0
 	if f.PDID == 0 {
-		return // nobody to ask
+		return // no peer to send a RAPF to
 	}
 	word := mailbox.RAPF{PDID: p.pdid, Claimed: p.pdid, Transaction: f.Transaction, Sequence: f.Sequence, Fail: failed}.Encode()
 	for deadline := time.Now().Add(5 * time.Second); !p.mem.Send(touchChannel, f.Source, device.MailboxRequest, word); {
 		if time.Now().After(deadline) {
-			return // the guard sends the block again
+			return // the guard time-out retransmits the block
 		}
 		time.Sleep(10 * time.Microsecond)
 	}
@@ -115,7 +115,7 @@ func (p *toucher) serve(f *netlink.Fault) {
 	}
 }
 
-// advise is madvise of memory that may not be mapped.
+// advise is madvise for memory that may not be mapped.
 func advise(va device.VA, pages, advice int) unix.Errno {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(va), uintptr(pages)*device.PageSize, uintptr(advice))
@@ -125,7 +125,7 @@ func advise(va device.VA, pages, advice int) unix.Errno {
 	}
 }
 
-// touched gives a rig whose processes page in by themselves.
+// touched returns a rig whose processes page in by themselves.
 func touched(t *testing.T, m Machine, policy fault.Policy) *Rig {
 	r := NewRig(t, m, policy, false)
 	r.Touch(policy)

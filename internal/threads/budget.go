@@ -1,7 +1,6 @@
-// Package threads keeps a process within its limits of threads. The Go runtime makes a
-// thread whenever all others are in system calls, and ends the process where the kernel
-// makes none. So a call that may sleep for ever is made only where a Budget has a thread
-// left for it.
+// Package threads keeps a process within its limits of threads. The Go runtime creates a thread
+// whenever all others are in system calls, and ends the process if the kernel refuses. So a
+// call that may hang is made only if a Budget has a thread for it.
 package threads
 
 import (
@@ -10,50 +9,51 @@ import (
 	"time"
 )
 
-// ErrNone says that a Budget has no thread for a call. It passes when calls end.
-var ErrNone = errors.New("no thread is left for a call that may hang (pids.max, ulimit -u, or the user's share): other calls of the user hang, or the limit is too low")
+// ErrNone reports that a Budget has no thread for a call. It is temporary: calls that end
+// release threads.
+var ErrNone = errors.New("no thread is left for a call that may hang (pids.max, ulimit -u, or the user's share): end the user's hanging calls, or raise the limit")
 
 // Sizes of a budget. Values below are defined by this project.
 const (
-	// most is how many calls all users may have under way: with what else pfd needs they
-	// fit into the unit's 512 tasks, and far below the Go runtime's own limit of 10,000.
+	// most is how many calls of all users may be in flight. With pfd's other threads they fit
+	// into the unit's 512 tasks, and stay far below the Go runtime's own limit of 10,000.
 	most = 448
-	// mostOfUser is how many of them a user may have.
+	// mostOfUser is how many calls of one user may be in flight.
 	mostOfUser = 256
-	// prepared is how many threads Prepare makes: spare of them stay for calls that ask
-	// nobody, which are short or few.
+	// prepared is how many threads Prepare creates. Of these, spare stay for calls that need no
+	// Budget because they are short or few.
 	prepared = 32
 	spare    = 16
-	// reserve is how many tasks are left to others in a cgroup.
+	// reserve is how many tasks are left to other processes of a cgroup.
 	reserve = 8
-	// fresh is for how long a look at the limits holds.
+	// fresh is how long a reading of the limits stays valid.
 	fresh = 10 * time.Millisecond
 )
 
-// Budget counts the calls under way that may hang, by user. A thread that was made for
-// one is used again by the next, so that only more calls than ever before need more
-// threads. It is safe for concurrent use.
+// Budget counts the calls in flight that may hang, by user. Later calls reuse the threads of
+// earlier ones, so only a new maximum of calls needs more threads. It is safe for concurrent
+// use.
 type Budget struct {
-	room func() int // tasks that the limits leave; calls are not concurrent
+	room func() int // returns how many tasks the limits leave; not called concurrently
 
 	mu     sync.Mutex
 	users  map[uint32]int
 	sum    int
-	made   int // threads that there are for calls
+	made   int // threads that exist for calls
 	looked time.Time
-	limit  int // of sum, as of then
+	limit  int // maximum of sum, as of looked
 }
 
-// New returns the budget of this process. Its limits are read when more threads are
-// needed, so that they may change.
+// New returns the budget of this process. It reads the limits when more threads are needed, so
+// they may change.
 func New() *Budget { return newBudget(new(limits).room) }
 
 func newBudget(room func() int) *Budget {
 	return &Budget{room: room, users: map[uint32]int{}}
 }
 
-// Prepare makes threads, which the runtime keeps, and returns how many of wanted there
-// is room for. With them a process gets along when others take all that the limits leave.
+// Prepare creates threads, which the runtime keeps, and returns how many of wanted it could
+// create. With them pfd works on when other processes use up the limits.
 func (b *Budget) Prepare() (made, wanted int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -62,10 +62,10 @@ func (b *Budget) Prepare() (made, wanted int) {
 	return made, prepared
 }
 
-// Take reports whether a user may have one more call under way; then Give must follow.
-// A user has half of what others leave at most. What has no call under way yet, first,
-// may use all of that, and others half of it: who has some that hang leaves room for
-// who has none.
+// Take reports whether a user may have one more call in flight. If so, the caller must call
+// Give later. A user may have at most half of what others leave. A caller without a call in
+// flight (first) may use all of the limit and the share, other callers half, so that callers
+// with hanging calls leave room for callers without.
 func (b *Budget) Take(uid uint32, first bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -85,7 +85,8 @@ func (b *Budget) Take(uid uint32, first bool) bool {
 	return true
 }
 
-// Charge counts a call that was begun without a question, and hangs; Give must follow.
+// Charge counts a call that was made without Take and that hangs. The caller must call Give
+// later.
 func (b *Budget) Charge(uid uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -98,7 +99,7 @@ func (b *Budget) add(uid uint32) {
 	b.made = max(b.made, b.sum)
 }
 
-// Give takes a call back.
+// Give ends a counted call.
 func (b *Budget) Give(uid uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

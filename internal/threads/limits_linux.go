@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limits are what bounds the tasks of this process: the pids controller in its cgroup and
-// those above it, which may be moved and changed at any time, and RLIMIT_NPROC.
+// limits limit the tasks of this process: the pids controllers of its cgroup and its ancestors,
+// which may be moved and changed at any time, and RLIMIT_NPROC.
 type limits struct {
-	cgroup []byte // /proc/self/cgroup, as it was when files were opened
+	cgroup []byte // /proc/self/cgroup, when the files were opened
 	groups []group
 }
 
-// group is a cgroup that has a limit of tasks.
+// group is a cgroup with a limit of tasks.
 type group struct{ limit, tasks *os.File } // pids.max, pids.current
 
-// room returns how many more tasks can be made, as far as can be seen.
+// room returns how many more tasks can be created, as far as is visible.
 func (l *limits) room() int {
 	if refused() {
 		return 0
@@ -44,8 +44,8 @@ func (l *limits) room() int {
 	return room
 }
 
-// open opens the files of all cgroups of this process that can be seen. They stay open:
-// a sandbox may keep the process from opening them later.
+// open opens the files of all visible cgroups of this process. They stay open because a sandbox
+// may forbid opening them later.
 func (l *limits) open(cgroup []byte) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -55,7 +55,7 @@ func (l *limits) open(cgroup []byte) {
 	for _, dir := range directories(string(cgroup), string(mounts)) {
 		limit, err := os.Open(filepath.Join(dir, "pids.max"))
 		if err != nil {
-			continue // the root has none
+			continue // the root cgroup has no limit
 		}
 		tasks, err := os.Open(filepath.Join(dir, "pids.current"))
 		if err != nil {
@@ -65,7 +65,7 @@ func (l *limits) open(cgroup []byte) {
 		groups = append(groups, group{limit, tasks})
 	}
 	if len(groups) == 0 && len(l.groups) > 0 {
-		return // they cannot be opened any more: the former ones say more than none
+		return // they can no longer be opened: keep the old ones
 	}
 	for _, g := range l.groups {
 		_, _ = g.limit.Close(), g.tasks.Close()
@@ -73,10 +73,10 @@ func (l *limits) open(cgroup []byte) {
 	l.cgroup, l.groups = cgroup, groups
 }
 
-// directories lists the cgroups of a process that count its tasks, each with those above
-// it, from /proc/PID/cgroup and /proc/PID/mountinfo (cgroups(7), proc_pid_mountinfo(5)).
+// directories returns the cgroups that count the tasks of a process, each with its ancestors,
+// from /proc/PID/cgroup and /proc/PID/mountinfo (cgroups(7), proc_pid_mountinfo(5)).
 func directories(cgroup, mountinfo string) (dirs []string) {
-	paths := map[bool]string{} // by whether it is version 2
+	paths := map[bool]string{} // key: cgroup version 2
 	for line := range strings.Lines(cgroup) {
 		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		switch {
@@ -102,7 +102,7 @@ func directories(cgroup, mountinfo string) (dirs []string) {
 		if below, err := filepath.Rel(root, path); err == nil && below != ".." && !strings.HasPrefix(below, "../") {
 			path = below
 		}
-		// Where the path is none of the mount's, the mount itself is the best that is known.
+		// If the path is not below the mount's root, the mount itself is the best guess.
 		for dir := filepath.Join(mount, path); ; dir = filepath.Dir(dir) {
 			dirs = append(dirs, dir)
 			if len(dir) <= len(mount) {
@@ -122,7 +122,7 @@ func contains(list, name string) bool {
 	return false
 }
 
-// unescape takes the escapes of mountinfo away: a backslash and three octal digits.
+// unescape decodes the escapes of mountinfo: a backslash and three octal digits.
 func unescape(s string) string {
 	var out strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -138,20 +138,20 @@ func unescape(s string) string {
 	return out.String()
 }
 
-// number reads the number in a file of a cgroup. False: there is none ("max").
+// number reads the number in a file of a cgroup. It returns false if there is none ("max").
 func number(f *os.File) (int, bool) {
 	var b [32]byte
 	n, err := f.ReadAt(b[:], 0)
 	if n == 0 && err != nil {
-		return 0, false // the cgroup is gone, or may not be read
+		return 0, false // the cgroup was removed, or is not readable
 	}
 	v, err := strconv.Atoi(strings.TrimSpace(string(b[:n])))
 	return v, err == nil
 }
 
-// userRoom returns how many tasks this process may have of the user's, by RLIMIT_NPROC:
-// half of them, less those that it has. How many others the user has nothing tells;
-// refused does when they are too many.
+// userRoom returns how many of the user's tasks (RLIMIT_NPROC) this process may use: half,
+// minus those that it has. The number of the user's other tasks is not available; refused
+// detects when there are too many.
 func userRoom() int {
 	var r unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NPROC, &r) != nil || r.Cur > math.MaxInt32 {
@@ -159,7 +159,7 @@ func userRoom() int {
 	}
 	has := own()
 	if has >= int(r.Cur) {
-		return math.MaxInt32 // it does not count for this process: root, or CAP_SYS_RESOURCE
+		return math.MaxInt32 // the limit does not apply to this process: root, or CAP_SYS_RESOURCE
 	}
 	return max(int(r.Cur)/2-has, 0)
 }
@@ -180,26 +180,25 @@ func own() int {
 	return 0
 }
 
-// refused reports whether the kernel would make no task now, for any reason but a
-// cgroup's limit: RLIMIT_NPROC, where it counts for this process, threads-max, or pid_max.
-// The clone cannot succeed: its pidfd is to be written where nothing is ever mapped, and
-// the kernel writes it after it has looked at these limits and before the task can run
-// (kernel/fork.c, copy_process).
+// refused reports whether the kernel would now refuse a new task, for any reason but a cgroup's
+// limit: RLIMIT_NPROC if it applies to this process, threads-max, or pid_max. The clone cannot
+// succeed: its pidfd would be written to an address that is never mapped. The kernel writes it
+// after it has checked these limits and before the task can run (kernel/fork.c, copy_process).
 func refused() bool {
 	const nowhere = 1 // below vm.mmap_min_addr
 	_, _, errno := unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_VM|unix.CLONE_FS|unix.CLONE_FILES|unix.CLONE_SIGHAND|unix.CLONE_PIDFD, 0, nowhere, 0, 0, 0)
 	return errors.Is(errno, unix.EAGAIN)
 }
 
-// keep makes up to n threads at the same time, as long as more is true before each, and
-// leaves them to the runtime, which uses them again. It returns how many it made.
+// keep creates up to n threads that exist at the same time, while more returns true before
+// each. The runtime keeps and reuses them. keep returns how many it created.
 func keep(n int, more func() bool) (made int) {
 	var there, gone sync.WaitGroup
 	release := make(chan struct{})
 	for ; made < n && more(); made++ {
 		there.Add(1)
 		gone.Go(func() {
-			runtime.LockOSThread() // this thread and no other
+			runtime.LockOSThread() // so that each goroutine needs a thread of its own
 			defer runtime.UnlockOSThread()
 			there.Done()
 			<-release

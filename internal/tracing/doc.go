@@ -1,4 +1,4 @@
-// Package tracing tests the eBPF probe with real programs: what its maps say is what
-// pfd itself counted. It needs root and a kernel that takes the programs; what it pins
-// lies in a bpffs of its own, in a mount namespace of its own.
+// Package tracing tests the eBPF probe with real programs: its maps must agree with pfd's own
+// counts. It needs root and a kernel that accepts the programs. It pins in its own bpffs, in
+// its own mount namespace.
 package tracing

@@ -1,15 +1,15 @@
-// Package turnstile is a lock that goes to who has waited longest. A sync.Mutex may
-// be taken again and again by who has just released it, for a millisecond each time:
-// one that asks without end would delay each request of another by that.
+// Package turnstile provides a fair lock: the longest waiter gets it next. The goroutine that
+// releases a sync.Mutex may take it again and again, for up to a millisecond each time. One
+// goroutine that calls without end would delay every call of another by that.
 package turnstile
 
-// Lock is such a lock; New makes one.
+// Lock is a fair lock; New returns one.
 type Lock chan struct{}
 
-// New gives a lock that nobody has.
+// New returns an unlocked Lock.
 func New() Lock { return make(Lock, 1) }
 
-// Lock and Unlock implement sync.Locker. A channel's senders go on in order, and who
-// receives passes the place on to the first of them.
+// Lock and Unlock implement sync.Locker. A channel's blocked senders proceed in order, and each
+// receive hands the free place to the first of them.
 func (l Lock) Lock()   { l <- struct{}{} }
 func (l Lock) Unlock() { <-l }

@@ -1,4 +1,4 @@
-// Package version says which release this program is.
+// Package version has the release of this program.
 package version
 
 import "runtime/debug"
@@ -7,8 +7,8 @@ import "runtime/debug"
 // -ldflags "-X github.com/exanet/pfd/internal/version.release=1.2.3".
 var release = "0.1.0-dev"
 
-// String gives the release, with the commit behind it where the build knows
-// one: "0.1.0-dev+1a2b3c4d5e6f".
+// String returns the release, followed by the commit if the build knows it:
+// "0.1.0-dev+1a2b3c4d5e6f".
 func String() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -1,4 +1,4 @@
-// Package yield keeps the processors (Ps) of goroutines that live in system calls.
+// Package yield keeps the processors (Ps) of goroutines that spend their time in system calls.
 package yield
 
 import (
@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// After how many sleeps, and how much time, a goroutine is scheduled again (ours): the
-// runtime's bound is 10 ms.
+// A goroutine is rescheduled after so many sleeps and so much time; the runtime's limit is 10
+// ms. Values below are defined by this project.
 const (
 	sleeps = 16
 	period = 5 * time.Millisecond
 )
 
-// Yield is one goroutine's. From one that it has not scheduled for 10 ms the runtime
-// takes the processor (its P) at each look, every 20 us, that finds it in a system call;
-// to get it back takes several system calls and the wake-up of a thread each time.
+// Yield belongs to one goroutine. If the runtime has not scheduled a goroutine for 10 ms, it
+// takes its processor (P) at each check, every 20 us, that finds it in a system call. Getting
+// the P back takes several system calls and one wake-up of a thread each time.
 type Yield struct {
 	count int
 	last  time.Time
 }
 
-// Sleep is called before a system call that sleeps. It lets the runtime schedule the
-// goroutine where it is time for that. Who sleeps seldom pays nothing: it loses its
-// processor anyhow.
+// Sleep must be called before a system call that sleeps. It lets the runtime reschedule the
+// goroutine when that is due. A goroutine that seldom sleeps pays nothing: it loses its P
+// anyhow.
 func (y *Yield) Sleep() {
 	if y.count++; y.count < sleeps {
 		return
@@ -36,14 +36,15 @@ func (y *Yield) Sleep() {
 	runtime.Gosched()
 }
 
-// procs is the least GOMAXPROCS of a program whose goroutines live in system calls (ours):
-// a P for an engine, for each of its threads that sleeps, for each connection that waits.
+// procs is the least GOMAXPROCS of a program whose goroutines spend their time in system calls:
+// a P for an engine, for each of its sleeping threads, and for each connection that waits.
+// Defined by this project.
 const procs = 8
 
-// Spare gives a program idle Ps on a small machine, until restore. While one is idle, a
-// goroutine in a system call keeps its P for 10 ms; while none is, it loses it at the
-// runtime's next look. After each loss the runtime looks 50 times, every 20 us, and does so
-// on a processor where somebody spins: a fifth of that one's time is lost.
+// Spare gives a program idle Ps on a small machine until restore is called. While a P is idle,
+// a goroutine in a system call keeps its own P for 10 ms; while none is, the runtime takes it
+// at its next check. After each loss the runtime checks 50 times, every 20 us, on a processor
+// where a thread spins, which costs that thread a fifth of its time.
 func Spare() (restore func()) {
 	before := runtime.GOMAXPROCS(0)
 	runtime.GOMAXPROCS(max(before, procs))

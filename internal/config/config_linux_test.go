@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pipe that nobody writes to is no file, and is not waited for: a pfd that reloads
-// would not end any more.
+// A pipe without a writer is not a regular file, and opening it must not block: a reload of pfd
+// would never end.
 func TestPipe(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "p.toml")
 	if err := unix.Mkfifo(file, 0o600); err != nil {

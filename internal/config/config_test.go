@@ -51,7 +51,7 @@ func TestLoad(t *testing.T) {
 	if f.nodes != 3 || f.socket != "/run/a b.sock" || f.drain != 2*time.Second || !f.quiet || !slices.Equal(f.names, []string{"a", "b"}) {
 		t.Errorf("%+v", f)
 	}
-	// The command line wins.
+	// The command line overrides the file.
 	f = newFlags()
 	if err := f.Parse([]string{"--nodes", "7"}); err != nil {
 		t.Fatal(err)
@@ -95,13 +95,12 @@ func TestErrorsNameTheLine(t *testing.T) {
 	}
 }
 
-// What editors and generators put around a text is no part of it, and what is no text is
-// said to be none.
+// Byte order marks and other line ends are removed; other encodings are rejected.
 func TestEditors(t *testing.T) {
 	const mark = "\xef\xbb\xbf"
 	for _, c := range []struct {
 		file, text string
-		want       string // of the error; "": none
+		want       string // text of the error; "": none
 	}{
 		{"f.toml", mark + "nodes = 3\r\n", ""},
 		{"f.toml", "nodes = 3", ""},

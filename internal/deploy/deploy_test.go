@@ -15,9 +15,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// TestMainJob makes the transfers of the demonstration, and the largest and the
-// smallest of the suite, over the socket; its result has the keys of one within
-// pfd.
+// TestMainJob runs the transfers of the demonstration, and the largest and the smallest of the
+// suite, over the socket. The result has the same keys as with nodes inside pfd.
 func TestMainJob(t *testing.T) {
 	l := newPlace(t)
 	l.serve()
@@ -34,14 +33,14 @@ func TestMainJob(t *testing.T) {
 		{"--size", "64KiB", "--from", "0", "--to", "0", "--dst", "absent"},
 	} {
 		r := d.good(5, args...)
-		// Present memory does not fault but once: the device's maps are not waited for, and
-		// a doorbell may overtake one.
+		// Present memory faults at most once: nothing waits for the device's maps, and a
+		// doorbell may overtake one.
 		if absent := slices.Contains(args, "absent"); absent && r.Faults == 0 || !absent && r.Faults > 1 && !slices.Contains(args, "alternate") {
 			t.Errorf("%v: %d faults", args, r.Faults)
 		}
 		keys = r.keys
 	}
-	// What may not be written, or is not there, ends with an error and harms nobody.
+	// A read-only or unmapped destination is an error and affects no other transfer.
 	for _, state := range []string{"readonly", "unmapped"} {
 		r, code := outcome(d.write("--size", "64KiB", "--dst", state, "--count", "3"))
 		if code != 1 || r.Failed != 3 || !r.Verified || r.Error == nil || !strings.Contains(*r.Error, "status 2") {
@@ -60,7 +59,7 @@ func TestMainJob(t *testing.T) {
 	}
 }
 
-// TestWindow has the mapped window smaller than one transfer.
+// TestWindow uses a mapped window smaller than one transfer.
 func TestWindow(t *testing.T) {
 	l := newPlace(t)
 	l.serve()
@@ -76,7 +75,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// underWay starts large writes and waits until some have arrived.
+// underWay starts large writes and waits until some of them have completed.
 func underWay(d *daemon) *process {
 	d.t.Helper()
 	before := d.counter("rapf_rx_total")
@@ -92,7 +91,7 @@ func underWay(d *daemon) *process {
 	return w
 }
 
-// TestServerStopped stops the device for a second in the middle of transfers.
+// TestServerStopped stops the device for one second during transfers.
 func TestServerStopped(t *testing.T) {
 	l := newPlace(t)
 	s := l.serve()
@@ -108,8 +107,8 @@ func TestServerStopped(t *testing.T) {
 	}
 }
 
-// TestServerEnds ends the device in good order under a pfd: it names whom it leaves,
-// and what that does to a virtual machine. Without a client it says nothing.
+// TestServerEnds ends the device by a signal under a pfd. The device names its client and the
+// effect on a virtual machine. Without a client it prints nothing.
 func TestServerEnds(t *testing.T) {
 	l := newPlace(t)
 	s := l.serve()
@@ -134,8 +133,8 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// TestServerKilled kills the device: transfers fail with the reason, pfd goes on
-// and has the next device.
+// TestServerKilled kills the device. Transfers fail with the reason; pfd lives on and uses the
+// next device.
 func TestServerKilled(t *testing.T) {
 	l := newPlace(t)
 	s := l.serve()
@@ -160,8 +159,8 @@ func TestServerKilled(t *testing.T) {
 	until(t, "as many descriptors as before", func() bool { return descriptors(t, d.cmd.Process.Pid) <= fds })
 }
 
-// TestDaemonKilled kills pfd: the device is taken over by the next one, and
-// nothing of the former is left to do harm.
+// TestDaemonKilled kills pfd. The next pfd takes the device over and is not disturbed by the
+// state of the first.
 func TestDaemonKilled(t *testing.T) {
 	l := newPlace(t)
 	s := l.serve()
@@ -175,7 +174,7 @@ func TestDaemonKilled(t *testing.T) {
 		if code := w.wait(); code != 3 {
 			t.Errorf("exit code %d: %s", code, w.err.String())
 		}
-		// What it says is of the library, or of exanetctl's own look at pfd.
+		// The error is the library's, or that of exanetctl's own query of pfd.
 		if r, _ := outcome(w); r.Error == nil {
 			t.Errorf("it says %s%s", w.out.String(), w.err.String())
 		}
@@ -188,7 +187,7 @@ func TestDaemonKilled(t *testing.T) {
 		if code := next.wait(); code != 0 {
 			t.Errorf("exit code %d", code)
 		}
-		if i > 0 { // the device closes the connections after pfd has ended
+		if i > 0 { // the device closes its connections after pfd has ended
 			until(t, "as many descriptors in the device's process as a round before", func() bool { return descriptors(t, s.cmd.Process.Pid) <= fds })
 		}
 		fds = descriptors(t, s.cmd.Process.Pid)
@@ -205,7 +204,7 @@ func descriptors(t *testing.T, pid int) int {
 	return len(list)
 }
 
-// TestTwoDaemons has a pfd a node on one device.
+// TestTwoDaemons runs one pfd per node on one device.
 func TestTwoDaemons(t *testing.T) {
 	l := newPlace(t)
 	l.serve()
@@ -216,7 +215,7 @@ func TestTwoDaemons(t *testing.T) {
 	}
 	a := l.daemon([]int{0}, "--pdid-range", "1-4095", "--groups", groups)
 
-	// The same PDIDs twice are refused, whatever the overlap.
+	// Overlapping ranges of PDIDs are refused, however they overlap.
 	for _, pdids := range []string{"", "4095-5000", "1-65534", "100-200"} {
 		var args []string
 		if pdids != "" {
@@ -234,7 +233,7 @@ func TestTwoDaemons(t *testing.T) {
 	a.good(3, append(across, "--group", "app", "--size", "1")...)
 	b.good(3, "--to-socket", a.socket, "--to", "0", "--dst", "absent", "--group", "app", "--size", "64KiB")
 
-	// perf measures across, by a name.
+	// perf measures between the two pfds, by a group name.
 	name := fmt.Sprintf("deploy-%d", os.Getpid())
 	end := start(t, "exanetctl", "--socket", b.socket, "perf", "serve", name, "--node", "0")
 	until(t, "perf serves", func() bool { return strings.Contains(end.err.String(), "serving") })
@@ -253,20 +252,20 @@ func TestTwoDaemons(t *testing.T) {
 		}
 	}
 
-	// A group that is not in the file ends at its pfd.
+	// A group that is not in the file has members of one pfd only.
 	r, code := outcome(a.write(append(across, "--group", "other", "--count", "2")...))
 	if code != 1 || r.Failed != 2 || r.Error == nil || !strings.Contains(*r.Error, "status 5") || !r.Verified {
 		t.Errorf("a group of each: exit code %d, %+v", code, r)
 	}
 
-	// One is killed and comes back; the other goes on.
+	// Kill and restart one pfd; the other continues.
 	b.kill()
 	a.good(3, "--from", "0", "--to", "0", "--dst", "absent")
 	l.daemon([]int{1}, "--pdid-range", "4096-8191", "--groups", groups, "--guard-us", "10000")
 	a.good(3, append(across, "--group", "app", "--size", "1MiB", "--policy", "pa")...)
 }
 
-// Links that delay and lose have all bytes arrive, with the nodes in pfd and served.
+// Over links that delay and lose frames all bytes arrive, with the nodes in pfd and served.
 func TestLinks(t *testing.T) {
 	link := []string{"--link-delay", "20us", "--link-loss", "0.02", "--link-seed", "1"}
 	l := newPlace(t)
@@ -286,8 +285,9 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// What `exanetctl perf` takes away is absent for the device, too, and what it does not is
-// in the device's tables: each transfer faults, or none but for the completion words.
+// Memory that `exanetctl perf` drops is absent for the device, too, and other memory is in the
+// device's tables. Each transfer faults in the first case, and only the completion words fault
+// in the second.
 func TestPerf(t *testing.T) {
 	l := newPlace(t)
 	l.serve()

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// Memory of Alloc is registered with a userfaultfd that pfd has, too, under method gup, and
-// pfd closes it with the attachment.
+// Under method gup, memory of Alloc is registered with a userfaultfd that pfd also holds. pfd
+// closes it with the attachment.
 func TestFilledByUserfaultfd(t *testing.T) {
 	socket := newPlace(t).file("pfd.sock")
 	p := start(t, "pfd", "--socket", socket)
@@ -35,7 +35,7 @@ func TestFilledByUserfaultfd(t *testing.T) {
 		if flags := flagsAt(t, b.VA()); !strings.Contains(flags, " uw ") {
 			t.Skipf("not registered for write-protect faults (arm64: Linux 6.10 has them): %s", flags)
 		}
-		// The copy in which it came is closed beside the answer.
+		// pfd closes the descriptor that came with the request after its answer.
 		until(t, "pfd to have one of the process's for each share", func() bool { return has() == own+1+i })
 	}
 	if err := ep.Close(); err != nil {
@@ -44,7 +44,7 @@ func TestFilledByUserfaultfd(t *testing.T) {
 	until(t, "pfd to close them", func() bool { return has() == 0 })
 }
 
-// flagsAt gives the flags of the mapping that begins at va (proc_pid_smaps(5)).
+// flagsAt returns the flags of the mapping that begins at va (proc_pid_smaps(5)).
 func flagsAt(t *testing.T, va device.VA) string {
 	t.Helper()
 	f, err := os.Open("/proc/self/smaps")
@@ -64,7 +64,7 @@ func flagsAt(t *testing.T, va device.VA) string {
 	return ""
 }
 
-// userfaultfds gives how many userfaultfds a process has.
+// userfaultfds returns how many userfaultfds a process has.
 func userfaultfds(t *testing.T, pid int) (n int) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

@@ -7,9 +7,9 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// Every page-in method carries every byte, on every device, between processes of
-// their own: memory that is absent at either end, at both, and page by page, by
-// every policy; and what may not be written fails with status 2.
+// Every page-in method transfers all bytes, on every device, between separate processes, by
+// every policy, with memory absent at either end, at both, and in every other page. A write to
+// read-only memory fails with status 2.
 func TestMethods(t *testing.T) {
 	for _, device := range Devices() {
 		t.Run(device.Name, func(t *testing.T) {

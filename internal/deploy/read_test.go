@@ -19,8 +19,8 @@ func (d *daemon) read(args ...string) *process {
 	return start(d.t, "exanetctl", append([]string{"--socket", d.socket, "read", "-o", "json"}, args...)...)
 }
 
-// TestReads reads, with the device in another process, memory that is absent at
-// either end or at both, in a window that holds it and in one that does not.
+// TestReads reads with the device in another process: absent memory at either end or at both,
+// in a window that holds it and in one that does not.
 func TestReads(t *testing.T) {
 	for _, window := range []string{"65536", "268435456"} {
 		t.Run("window "+window, func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestReads(t *testing.T) {
 				{"--size", "64KiB", "--from", "0", "--to", "0", "--src", "absent", "--dst", "absent"},
 			} {
 				if i > 2 && window == "65536" {
-					break // these come in with the large window
+					break // the large window covers these
 				}
 				const count = 3
 				p := d.read(append(args, "--count", fmt.Sprint(count))...)
@@ -51,7 +51,7 @@ func TestReads(t *testing.T) {
 					t.Errorf("%v: no fault", args)
 				}
 			}
-			// What is not there, or may not be written, is an error, and harms nobody.
+			// An unmapped or read-only buffer is an error and affects no other transfer.
 			for _, args := range [][]string{{"--src", "unmapped"}, {"--dst", "unmapped"}, {"--dst", "readonly"}} {
 				r, code := outcome(d.read(append(args, "--size", "64KiB", "--count", "2")...))
 				if code != 1 || r.Failed != 2 || !r.Verified || r.Error == nil || !strings.Contains(*r.Error, "status 2") {
@@ -62,8 +62,8 @@ func TestReads(t *testing.T) {
 	}
 }
 
-// TestFirmwareElsewhere: the firmware's options are chosen where the device is
-// served, and what only that firmware knows is an error that says where to look.
+// TestFirmwareElsewhere: the firmware's options belong to the process that serves the device.
+// Errors about state that only that firmware has name that process.
 func TestFirmwareElsewhere(t *testing.T) {
 	l := newPlace(t)
 	links := l.file("links.pcapng")

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// replayResult is what exanetctl replay says as JSON.
+// replayResult is the JSON output of exanetctl replay.
 type replayResult struct {
 	Error     *string           `json:"error"`
 	Whole     bool              `json:"whole"`
@@ -34,8 +34,8 @@ func replay(t *testing.T, file string) (r replayResult, code int, says string) {
 	return r, code, p.err.String()
 }
 
-// TestReplay records a pfd whose firmware has no optimization while it writes,
-// reads, refuses and fails, and has all of it again.
+// TestReplay records a pfd whose firmware has no optimization, during writes, reads, refusals
+// and failures, and replays the recording.
 func TestReplay(t *testing.T) {
 	l := newPlace(t)
 	socket, file := l.file("s"), l.file("rec")
@@ -48,7 +48,7 @@ func TestReplay(t *testing.T) {
 			t.Fatalf("read %v: %s", args, p.err.String())
 		}
 	}
-	// More answers to reads than a mailbox has room for: pfd takes them out.
+	// More answers to reads than a mailbox holds: pfd takes them out in time.
 	if r, code := outcome(d.read("--size", "64", "--src", "unmapped", "--count", "70")); code != 1 || r.Failed != 70 {
 		t.Fatalf("reads of nothing: exit code %d, %+v", code, r)
 	}
@@ -81,7 +81,7 @@ func TestReplay(t *testing.T) {
 		t.Errorf("exit code %d: %s", p.wait(), p.out.String())
 	}
 
-	// Files that are not as they were: what stands in byte i, and what comes of it.
+	// Changed recordings, with the exit code and the error of each.
 	whole, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// completions is what write and read say of transfers that ran at once.
+// completions is the output of write and read about transfers that ran at once.
 type completions struct {
 	Verified    bool `json:"verified"`
 	Completions []struct {
@@ -129,8 +129,8 @@ type completions struct {
 	} `json:"completions"`
 }
 
-// TestClasses: classes and sizes are taken in turn, and the order of completion is
-// told: an urgent transfer that starts last, behind large ones, does not end last.
+// TestClasses: transfers take the classes and sizes in turn, and the output has the order of
+// completion. An urgent transfer that starts last, behind large ones, does not end last.
 func TestClasses(t *testing.T) {
 	l := newPlace(t)
 	socket := l.file("s")
@@ -161,7 +161,7 @@ func TestClasses(t *testing.T) {
 		t.Errorf("transfers %v, want each of 8 once", seen)
 	}
 
-	// For people: a line each, in that order.
+	// The output for people has one line for each, in that order.
 	for _, verb := range []string{"write", "read"} {
 		args := []string{"--socket", socket, verb, "--parallel", "3", "--size", "64KiB,4KiB"}
 		if verb == "write" {
@@ -176,7 +176,7 @@ func TestClasses(t *testing.T) {
 			t.Errorf("%s: exit code %d:\n%s%s", verb, p.wait(), out, p.err.String())
 		}
 	}
-	// One by itself may be urgent, too; a read has no class but by its size.
+	// A single transfer can be urgent, too; a read has a class only by its size.
 	d.good(3, "--size", "64KiB", "--class", "urgent", "--dst", "absent")
 	for _, c := range []struct {
 		p    *process

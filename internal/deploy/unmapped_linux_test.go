@@ -16,9 +16,8 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// Memory that a process shares with a device elsewhere and unmaps without Unshare takes no write:
-// not as what is gone, and not in the name of what is mapped there next. To unshare it then is no
-// error.
+// A process shares memory with a device elsewhere and unmaps it without Unshare. No write
+// reaches the old memory or a new mapping at the same address. Unshare then returns no error.
 func TestUnmappedWithoutUnshare(t *testing.T) {
 	needProtection(t)
 	l := newPlace(t)
@@ -99,9 +98,9 @@ func needProtection(t *testing.T) {
 	}
 }
 
-// What pfd keeps userfaultfds of is a sixteenth of its descriptors a user: the rest is shared all
-// the same where the device sees the process's tables, and refused by its cause elsewhere; what is
-// unshared makes room.
+// pfd holds at most a sixteenth of its descriptors as userfaultfds of one user. Further memory
+// is still shared if the device uses the process's tables, and is refused with the cause
+// elsewhere. Unsharing makes room.
 func TestWatchesLeaveDescriptors(t *testing.T) {
 	needProtection(t)
 	const limit, most = 512, 512 / 16
@@ -139,7 +138,7 @@ func TestWatchesLeaveDescriptors(t *testing.T) {
 				list = append(list, b)
 			}
 			keeps := func() bool { return userfaultfds(t, p.cmd.Process.Pid)-own == most }
-			until(t, fmt.Sprintf("pfd keeps %d userfaultfds of %d shares", most, len(list)), keeps) // what came with a request is closed after its answer
+			until(t, fmt.Sprintf("pfd keeps %d userfaultfds of %d shares", most, len(list)), keeps) // pfd closes a request's descriptor after its answer
 			if err := list[0].Free(); err != nil {
 				t.Fatal(err)
 			}

@@ -16,8 +16,7 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// across has a process in each of two guests, attached to their nodes, until end is
-// called.
+// across starts a process in each of two guests, attached to their nodes. end ends both.
 func (f *fleet) across() (ends [2]*process, end func()) {
 	f.t.Helper()
 	for i := range ends {
@@ -41,7 +40,7 @@ func (f *fleet) across() (ends [2]*process, end func()) {
 	}
 }
 
-// hugeFree gives how many huge pages of a guest nobody has.
+// hugeFree returns how many huge pages of a guest are free.
 func (f *fleet) hugeFree(guest int) int {
 	f.t.Helper()
 	n, err := strconv.Atoi(strings.TrimSpace(f.run(guest, "sh", "-c", "sed -n 's/^HugePages_Free: *//p' /proc/meminfo")))
@@ -51,9 +50,9 @@ func (f *fleet) hugeFree(guest int) int {
 	return n
 }
 
-// exchange has a process write into memory of another's that nobody has touched, and
-// read it back into its own. Whether the memory was untouched tell the faults and,
-// where huge is set, the guest's free huge pages.
+// exchange makes a process write into untouched memory of the other and read it back into
+// untouched memory of its own. The faults, and if huge is set the guest's free huge pages, show
+// that the memory was untouched.
 func (f *fleet) exchange(ends [2]*process, huge bool) {
 	t := f.t
 	for n, size := range []uint64{4 << 10, 1 << 20} {
@@ -84,8 +83,8 @@ func (f *fleet) exchange(ends [2]*process, huge bool) {
 	}
 }
 
-// refusesSmallPages: a device without an IOMMU knows physical addresses, and what may
-// move is not shared with it.
+// refusesSmallPages checks that memory that may move cannot be shared: a device without an
+// IOMMU uses physical addresses.
 func refusesSmallPages(t testing.TB, p *process) {
 	t.Helper()
 	if err := json.NewEncoder(p.in).Encode(object{"op": "prepare", "prepare": object{"state": "absent", "size": 4096, "page": 4096}}); err != nil {
@@ -97,7 +96,7 @@ func refusesSmallPages(t testing.TB, p *process) {
 	}
 }
 
-// By UIO, which gives no vectors, turns no bus mastering on and maps nothing.
+// A node behind UIO, which provides no vectors, enables no bus mastering and maps nothing.
 func TestUIO(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 1, Machine: qemu.MachineBare, UIO: true, PFD: slow})
 	addr := strings.TrimSpace(f.run(0, "sh", "-c", "basename /sys/bus/pci/drivers/uio_pci_generic/0*"))
@@ -110,7 +109,7 @@ func TestUIO(t *testing.T) {
 	f.exchange(ends, true)
 	refusesSmallPages(t, ends[0])
 
-	// Killed, it leaves a device whose bus mastering is off, and the next one works.
+	// A killed pfd leaves the device with bus mastering off, and the next pfd works.
 	const masterOff = "dd if=/sys/bus/pci/devices/%s/config bs=1 skip=4 count=1 2>/dev/null | hexdump -v -e '1/1 \"%%d\"'"
 	master := func() bool {
 		n, err := strconv.Atoi(f.run(0, "sh", "-c", fmt.Sprintf(masterOff, addr)))
@@ -142,14 +141,13 @@ func TestUIO(t *testing.T) {
 	}
 }
 
-// begin starts a pfd in a guest by its command line.
+// begin starts a pfd in a guest by a command line.
 func (f *fleet) begin(guest int, line string) {
 	f.t.Helper()
 	f.run(guest, "sh", "-c", "ulimit -l unlimited; "+line+" >/run/pfd.log 2>&1 & p=$!; until exanetctl status >/dev/null 2>&1; do kill -0 $p || { cat /run/pfd.log; exit 1; }; sleep 0.05; done")
 }
 
-// By VFIO without an IOMMU, which Debian's kernels are built without: by modules of
-// our own.
+// VFIO without an IOMMU. Debian's kernels are built without it, so the test builds the modules.
 func TestNoIOMMU(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 1, Machine: qemu.MachineBare, Modules: guest.SetIOMMUFD, PFD: slow})
 	files := f.run(0, "sh", "-c", "ls -l /proc/$(pidof pfd)/fd")
@@ -174,7 +172,7 @@ func TestNoIOMMU(t *testing.T) {
 	}
 }
 
-// Debian's own modules have no no-IOMMU mode: bind says so, and names UIO.
+// Debian's own modules have no no-IOMMU mode: bind reports that and suggests UIO.
 func TestNoIOMMUStock(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 1, Nodes: 1, Machine: qemu.MachineBare, UIO: true, PFD: slow})
 	f.run(0, "sh", "-c", "kill $(pidof pfd)")
@@ -186,12 +184,12 @@ func TestNoIOMMUStock(t *testing.T) {
 	}
 }
 
-// arm builds the programs for arm64; it gives why such guests cannot be booted.
+// arm builds the programs for arm64. It returns why arm64 guests cannot be booted.
 func arm(t *testing.T) error {
 	t.Helper()
 	prepare := func() error { return cache.Prepare(t.Context(), qemu.Small, qemu.MachineARM) }
 	if err := prepare(); errors.Is(err, qemu.ErrNotSetUp) {
-		return err // whatever the programs are
+		return err // whatever the programs are, no guest can boot
 	}
 	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", filepath.Join(bin, qemu.MachineARM)+"/", "../../cmd/pfd", "../../cmd/exanetctl")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH=arm64")
@@ -201,7 +199,7 @@ func arm(t *testing.T) error {
 	return prepare()
 }
 
-// On arm64, where the IOMMU is virtio-iommu.
+// A guest on arm64, where the IOMMU is virtio-iommu.
 func TestARM(t *testing.T) {
 	usable(t)
 	unavailable(t, arm(t))

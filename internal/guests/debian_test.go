@@ -16,12 +16,12 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// makePackage makes the package that guests with Debian install, beside the
-// programs. Of the same files it is the same, so that its guest need not boot again.
+// makePackage builds the package that Debian guests install, beside the programs. It is
+// reproducible, so that a guest of the same files need not boot again.
 func makePackage(t *testing.T) {
 	t.Helper()
 	began := time.Now()
-	// Another test makes one, too (internal/packaging), in the same directory.
+	// Another test (internal/packaging) builds it in the same directory, too.
 	cmd := exec.CommandContext(t.Context(), "flock", "Makefile", "make", "deb")
 	cmd.Dir = filepath.Join("..", "..")
 	cmd.Env = append(os.Environ(), "DEB_DIR="+bin, "VERSION=1.2.3~test", "SOURCE_DATE_EPOCH=1")
@@ -31,13 +31,13 @@ func makePackage(t *testing.T) {
 	t.Logf("make deb: %.1f s", time.Since(began).Seconds())
 }
 
-// service is a guest's pfd as its systemd has it.
+// service is the pfd that a guest's systemd runs.
 type service struct {
 	t *testing.T
 	*fleet
 }
 
-// show gives a property of the service.
+// show returns a property of the service.
 func (s service) show(property string) string {
 	s.t.Helper()
 	return strings.TrimSpace(s.run(0, "systemctl", "show", "pfd", "--value", "--property", property))
@@ -48,7 +48,7 @@ func (s service) journal() string {
 	return s.run(0, "journalctl", "--no-pager", "--unit", "pfd", "--output", "short-monotonic")
 }
 
-// writes has a user without rights write into absent memory by the device.
+// writes makes a user without rights write into absent memory through the device.
 func (s service) writes() {
 	s.t.Helper()
 	var r struct {
@@ -61,7 +61,7 @@ func (s service) writes() {
 	}
 }
 
-// drives tells whether the service's process has a device of the kernel's VFIO open.
+// drives checks that the service's process has a VFIO device open.
 func (s service) drives() {
 	s.t.Helper()
 	if fds := s.run(0, "sh", "-c", "ls -l /proc/"+s.show("MainPID")+"/fd"); strings.Count(fds, "vfio-device") != 2 {
@@ -69,7 +69,7 @@ func (s service) drives() {
 	}
 }
 
-// restarted has systemd find that its pfd has ended, and start another one.
+// restarted waits until systemd notices that its pfd has ended and starts another one.
 func (s service) restarted(signal string) {
 	s.t.Helper()
 	old := s.show("MainPID")
@@ -82,8 +82,8 @@ func (s service) restarted(signal string) {
 	s.writes()
 }
 
-// Debian with systemd, where pfd is installed from its package: the service drives
-// nodes by the kernel's VFIO, as a user without rights, and systemd watches over it.
+// Debian with systemd and pfd installed from its package. The service drives nodes through the
+// kernel's VFIO as a user without rights, under the watchdog of systemd.
 func TestDebian(t *testing.T) {
 	usable(t)
 	makePackage(t)
@@ -130,13 +130,13 @@ func TestDebian(t *testing.T) {
 	}
 	t.Log(level[0])
 
-	// The watchdog's time is cut, and nothing else of the unit.
+	// Shorten only the watchdog's time.
 	f.run(0, "sh", "-c", "mkdir -p /run/systemd/system/pfd.service.d; printf '[Service]\\nWatchdogSec=10s\\n' >/run/systemd/system/pfd.service.d/test.conf; systemctl daemon-reload; systemctl restart pfd")
 	s.restarted("STOP")
 	if j := s.journal(); !strings.Contains(j, "Watchdog timeout") {
 		t.Errorf("the journal tells of no watchdog:\n%s", j)
 	}
-	f.run(0, "systemctl", "reset-failed", "pfd") // the starts of this test are no loop
+	f.run(0, "systemctl", "reset-failed", "pfd") // the restarts of this test are not a crash loop
 	s.restarted("KILL")
 	if j := s.journal(); !strings.Contains(j, "status=9/KILL") {
 		t.Errorf("the journal tells of no SIGKILL:\n%s", j)
@@ -146,8 +146,8 @@ func TestDebian(t *testing.T) {
 	t.Run("pfd traces itself", func(t *testing.T) { tracesItself(t, service{t, &fleet{t, f.Fleet}}) })
 }
 
-// tracesItself has the service trace itself, by the drop-in of contrib: its pfd has two
-// capabilities until it is in its sandbox, and none then.
+// tracesItself makes the service trace itself, by the drop-in of contrib. Its pfd has two
+// capabilities until it enters its sandbox, and none afterwards.
 func tracesItself(t *testing.T, s service) {
 	s.run(0, "sh", "-c", `sed 's/^#SystemCallFilter=/SystemCallFilter=/' /usr/share/exanet/systemd/trace.conf >/run/systemd/system/pfd.service.d/trace.conf
 echo 'trace = "/sys/fs/bpf/exanet"' >>/etc/exanet/pfd.toml; systemctl daemon-reload; systemctl restart pfd`)
@@ -156,7 +156,7 @@ echo 'trace = "/sys/fs/bpf/exanet"' >>/etc/exanet/pfd.toml; systemctl daemon-rel
 	if process := s.run(0, "cat", "/proc/"+s.show("MainPID")+"/status"); !strings.Contains(process, "CapEff:\t0000000000000000") {
 		t.Errorf("pfd keeps capabilities:\n%s", process)
 	}
-	// It may pin nothing, keeps the maps, and is asked.
+	// It may not pin programs; it keeps the maps and answers queries.
 	j := s.journal()
 	if _, j, _ = strings.Cut(j, "trace: nothing is pinned"); j == "" || strings.Contains(j, "a step is not taken") {
 		t.Errorf("the journal:\n%s", s.journal())
@@ -167,8 +167,7 @@ echo 'trace = "/sys/fs/bpf/exanet"' >>/etc/exanet/pfd.toml; systemctl daemon-rel
 	}
 }
 
-// attached tells whether the probe has all sources and has counted what a fault of the
-// service is.
+// attached checks that the probe has all sources and has counted a fault of the service.
 func (s service) attached() (status probe.Status) {
 	s.t.Helper()
 	s.answer(0, &status, "trace", "status")
@@ -180,7 +179,7 @@ func (s service) attached() (status probe.Status) {
 	if len(status.Sources) < 7 {
 		s.t.Errorf("sources %+v", status.Sources)
 	}
-	// The sender's half of a fault is the device's, in another process: nothing is joined.
+	// The device, in another process, has the sender's half of a fault: no halves are joined.
 	for _, name := range []string{"records", "faults", "page_ins", "pages", "rapfs"} {
 		if status.Counters[name] == 0 {
 			s.t.Errorf("the probe has counted no %s: %v", name, status.Counters)
@@ -189,8 +188,8 @@ func (s service) attached() (status probe.Status) {
 	return status
 }
 
-// traced has the eBPF probe see a fault of the service, all its sources attached, and
-// Debian's bpftool read it.
+// traced checks that the eBPF probe sees a fault of the service with all its sources attached,
+// and that Debian's bpftool can read it.
 func traced(t *testing.T, s service) {
 	s.run(0, "exanetctl", "trace", "on")
 	s.writes()

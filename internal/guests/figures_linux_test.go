@@ -19,8 +19,8 @@ import (
 	"github.com/exanet/pfd/workload/bench"
 )
 
-// row is transfers that follow one another, each of its own part of buffers that are
-// made anew; the first ones do not count.
+// row describes successive transfers, each of its own part of fresh buffers; the first ones are
+// not counted.
 type row struct {
 	size        uint64
 	parts, cold int
@@ -32,7 +32,7 @@ var (
 	large = row{1 << 20, 4, 1, "pa"}
 )
 
-// figures are times in ns, each of its own.
+// figures has a list of times in ns for each name.
 type figures map[string][]int64
 
 func (f figures) add(name string, ns ...int64) { f[name] = append(f[name], ns...) }
@@ -57,7 +57,7 @@ func (f figures) mean(name string) (us float64) {
 	return us
 }
 
-// pair is an initiator and a target, and what warms them up.
+// pair is an initiator and a target, with a warm-up.
 type pair struct {
 	from, to *process
 	warm     string
@@ -83,7 +83,7 @@ func (f *fleet) pair(guest int, policy string) *pair {
 
 func (p *pair) close() { p.from.close(); p.to.close() }
 
-// transfers makes a row and gives what each took, ns.
+// transfers runs a row and returns the time of each transfer in ns.
 func (p *pair) transfers(t testing.TB, r row, state string, seed int) []int64 {
 	t.Helper()
 	size := r.size * uint64(r.parts)
@@ -99,8 +99,8 @@ func (p *pair) transfers(t testing.TB, r row, state string, seed int) []int64 {
 	return o.PartNS[r.cold:]
 }
 
-// startPFD starts a pfd by the words of launch, with the first nodes of a guest, and
-// gives the addresses of all.
+// startPFD starts a pfd by the command line of launch, with the first nodes of a guest. It
+// returns the addresses of all nodes.
 func (f *fleet) startPFD(guest, all, nodes int, launch string, args ...string) []string {
 	f.t.Helper()
 	devices := strings.Fields(f.run(guest, "exanetctl", "bind", "--all", "--wait", fmt.Sprint(all)))
@@ -109,8 +109,8 @@ func (f *fleet) startPFD(guest, all, nodes int, launch string, args ...string) [
 	return devices
 }
 
-// BenchmarkGuests makes the figures of docs/benchmarks.md for a pfd in a guest, and
-// writes them there where EXANET_DOCS names the directory.
+// BenchmarkGuests measures the figures of docs/benchmarks.md for a pfd in a guest. It writes
+// them there if EXANET_DOCS names the directory.
 func BenchmarkGuests(b *testing.B) {
 	fig, accesses := figures{}, map[string]float64{}
 	for range 3 {
@@ -125,7 +125,7 @@ func BenchmarkGuests(b *testing.B) {
 	for i := range rounds + 1 {
 		for n, state := range []string{"present", "absent"} {
 			s, l := p1.transfers(b, small, state, 8*i+2*n), pa.transfers(b, large, state, 8*i+2*n+1)
-			if i > 0 { // the first one warms up
+			if i > 0 { // the first round is a warm-up
 				fig.add("4 KiB "+state, s...)
 				fig.add("1 MiB "+state, l...)
 			}
@@ -163,8 +163,8 @@ func BenchmarkGuests(b *testing.B) {
 	}
 }
 
-// accessesOf gives how often registers are accessed for a transfer of 4 KiB, by what
-// the nodes' servers count.
+// accessesOf returns the number of register accesses per transfer of 4 KiB, from the counts of
+// the nodes' servers.
 func (f *fleet) accessesOf(p *pair, state string) float64 {
 	f.t.Helper()
 	const parts = 64
@@ -178,13 +178,12 @@ func (f *fleet) accessesOf(p *pair, state string) float64 {
 	return float64(f.accesses(2)-before) / parts
 }
 
-// mostAccesses is the bound of TestRegisterAccesses. A transfer between buffers that
-// nobody has mapped takes three: its doorbell, and one of the command queue at each
-// node, which tells how far the event queue is read, too. On a starved host some are
-// asked for again.
+// mostAccesses is the limit of TestRegisterAccesses. A transfer between unmapped buffers takes
+// three: its doorbell, and one access to the command queue of each node, which also reports how
+// far the event queue was read. On a starved host some are retried.
 const mostAccesses = 3.25
 
-// Whoever serves registers makes the guest wait: a transfer of 4 KiB accesses few.
+// The guest waits while a register access is served, so a transfer of 4 KiB must make few.
 func TestRegisterAccesses(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow, Server: server(t)})
 	p := f.pair(0, small.policy)
@@ -196,7 +195,7 @@ func TestRegisterAccesses(t *testing.T) {
 	}
 }
 
-// accelerator tells how QEMU runs a guest's instructions.
+// accelerator returns how QEMU executes a guest's instructions.
 func (f *fleet) accelerator(guest int) string {
 	f.t.Helper()
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", f.GuestPID(guest)))
@@ -208,7 +207,7 @@ func (f *fleet) accelerator(guest int) string {
 	return name
 }
 
-// bootTime is that of exanetctl qemu boot.
+// bootTime measures exanetctl qemu boot.
 func bootTime(b *testing.B, fig figures) {
 	usable(b)
 	dir, err := os.MkdirTemp("", "exanet-")
@@ -228,8 +227,8 @@ func bootTime(b *testing.B, fig figures) {
 	command("stop")
 }
 
-// lines starts a program in a guest that answers each line with a line of JSON; nil
-// ends it.
+// lines starts a program in a guest that answers each line with a line of JSON. The returned
+// function asks; nil ends the program.
 func (f *fleet) lines(guest int, args ...string) func(answer any) {
 	f.t.Helper()
 	orders, in := io.Pipe()

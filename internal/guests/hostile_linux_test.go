@@ -15,10 +15,10 @@ import (
 	"github.com/exanet/pfd/qemu/agent"
 )
 
-// resources are what the process of the nodes has.
+// resources are those of the process that serves the nodes.
 type resources struct {
 	fds, maps int
-	rss       uint64 // kB of its own: what it has touched of a guest's memory is the guest's
+	rss       uint64 // kB of its own, without the guest's memory that it has touched
 }
 
 func (f *fleet) resources() (r resources) {
@@ -28,7 +28,7 @@ func (f *fleet) resources() (r resources) {
 	return r
 }
 
-// rss gives a process's own memory, kB.
+// rss returns the size of a process's own memory in kB.
 func (f *fleet) rss(pid int) (kb uint64) {
 	f.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -42,11 +42,11 @@ func (f *fleet) rss(pid int) (kb uint64) {
 	return kb
 }
 
-// slack is by how much the memory of the process of the nodes may differ from what it
-// was, kB: that of a garbage collector.
+// slack is how much, in kB, the memory of the serving process may change because of garbage
+// collection.
 const slack = 16 << 10
 
-// same waits until the process of the nodes has no more than it had.
+// same waits until the serving process has no more resources than before.
 func (f *fleet) same(before resources) {
 	f.t.Helper()
 	var now resources
@@ -60,8 +60,8 @@ func (f *fleet) same(before resources) {
 	}
 }
 
-// beside has transfers between two processes of a guest go on until it is asked how they
-// went; every byte of them is right.
+// beside runs transfers between two processes of a guest until verdict is called. verdict
+// checks that every byte is right.
 func (f *fleet) beside(guest int) (verdict func()) {
 	f.t.Helper()
 	const size = 64 << 10
@@ -77,7 +77,7 @@ func (f *fleet) beside(guest int) (verdict func()) {
 	stop, over := make(chan struct{}), make(chan int, 1)
 	go func() {
 		n := 1
-		defer func() { over <- n }() // a transfer that fails ends this, and the test
+		defer func() { over <- n }() // a failed transfer ends this goroutine and the test
 		for {
 			select {
 			case <-stop:
@@ -96,9 +96,9 @@ func (f *fleet) beside(guest int) (verdict func()) {
 	}
 }
 
-// A driver in one guest remaps, resets its device, and has its bus mastering off, in
-// the middle of transfers. The next driver of the device works; the other guest's
-// transfers go on; nothing stays with the process of the nodes.
+// A driver in one guest remaps memory, resets its device, and turns its bus mastering off
+// during transfers. The next driver of the device works, the other guest's transfers continue,
+// and the serving process keeps no resources.
 func TestHostileDriver(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow})
 	to := f.install(0)
@@ -110,7 +110,7 @@ func TestHostileDriver(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 	}
-	run("CTRL") // so that what comes once is there
+	run("CTRL") // so that one-time allocations are done
 	verdict := f.beside(1)
 	before := f.resources()
 	for _, x := range hostilities {
@@ -123,8 +123,8 @@ func TestHostileDriver(t *testing.T) {
 // pagesVariable is how many pages TestManyMaps maps.
 const pagesVariable = "PFD_GUEST_PAGES"
 
-// A guest maps more pages than a vfio-user server announces, one by one. The other
-// guest's transfers go on, and nothing stays.
+// A guest maps more pages than a vfio-user server announces, one by one. The other guest's
+// transfers continue, and no resources remain.
 func TestManyMaps(t *testing.T) {
 	pages := 72 << 10
 	if s := os.Getenv(pagesVariable); s != "" {
@@ -144,7 +144,7 @@ func TestManyMaps(t *testing.T) {
 	next(&mapped)
 	var c Count
 	f.ask("Count", 0, &c)
-	// Of pages that lie side by side, too, by chance, the IOMMU makes one map.
+	// The IOMMU may merge pages that are adjacent by chance.
 	if c.Ranges < pages/100*99 || c.MapsRefused != 0 {
 		t.Errorf("the server has %d maps of %d pages, and has refused %d", c.Ranges, pages, c.MapsRefused)
 	}
@@ -157,8 +157,7 @@ func TestManyMaps(t *testing.T) {
 	f.run(1, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
 }
 
-// The process of the nodes stands still for 4 s in the middle of transfers: they go on
-// behind it.
+// The serving process stops for 4 s during transfers; they continue afterwards.
 func TestServerStopped(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 2, PFD: slow})
 	pid := f.NodesPID()
@@ -168,7 +167,7 @@ func TestServerStopped(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(4 * time.Second) // QEMU gives a message up after 5
+	time.Sleep(4 * time.Second) // QEMU times out after 5 s
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -182,8 +181,8 @@ func TestServerStopped(t *testing.T) {
 	f.run(1, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
 }
 
-// The link between two nodes is cut in the middle of a transfer: it goes on behind it,
-// or ends by a time-out where the link stays cut, and the next one works.
+// The link between two nodes is cut during a transfer. The transfer continues afterwards, or
+// times out if the link stays cut; the next transfer works.
 func TestLinkCut(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow, Server: server(t)})
 	for _, x := range []struct {
@@ -196,7 +195,7 @@ func TestLinkCut(t *testing.T) {
 			until(t, "the transfers go on", func() bool { return f.count(0).faults > faults+100 })
 			f.ask("Cut", true, new(bool))
 			if x.time > 0 {
-				time.Sleep(x.time) // the link is cut for so long
+				time.Sleep(x.time) // the link stays cut
 				f.ask("Cut", false, new(bool))
 			}
 			out, err := r()
@@ -216,7 +215,7 @@ func TestLinkCut(t *testing.T) {
 	f.run(0, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
 }
 
-// background runs a command in a guest; what it gives waits for its output.
+// background runs a command in a guest; the returned function waits for its output.
 func (f *fleet) background(guest int, args ...string) func() (string, error) {
 	type result struct {
 		out string
@@ -237,8 +236,8 @@ func (f *fleet) background(guest int, args ...string) func() (string, error) {
 	}
 }
 
-// What a guest's memory is made of decides how the device reaches it: by messages to
-// QEMU, or not at all, which pfd says, with the remedy.
+// The backend of a guest's memory decides how the device reaches it: by messages to QEMU, or
+// not at all. pfd reports the latter with the remedy.
 func TestMemoryOfAGuest(t *testing.T) {
 	t.Run("no file", func(t *testing.T) {
 		f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow, Memory: "memory-backend-ram"})

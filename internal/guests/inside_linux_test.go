@@ -28,12 +28,12 @@ import (
 	"github.com/exanet/pfd/vfio/kernel"
 )
 
-// What this program does in a guest.
+// The parts of this program that run in a guest.
 
 // insideVariable names the functions of a guest that TestInside drives.
 const insideVariable = "EXANET_INSIDE"
 
-// memfd makes a file for size bytes.
+// memfd creates a file of size bytes.
 func memfd(size uint64) (int, error) {
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err == nil {
@@ -53,17 +53,17 @@ func end(err error) int {
 	return 0
 }
 
-// Where maps of a test go: inside what an IOMMU of 39 bits can have.
+// Addresses of a test's maps, within the range of an IOMMU of 39 bits.
 const (
 	mapsAt    = 1 << 32
 	mapRights = 3 // read, write
 )
 
-// bareTimes is what a bare map of 256 absent pages took, by one call and by 16.
+// bareTimes are the times of a bare map of 256 absent pages, by one call and by 16.
 type bareTimes struct{ Whole, Places time.Duration }
 
-// bareMap maps 1 MiB of a file that nobody has touched by the kernel's VFIO alone,
-// for each line that it reads.
+// bareMap maps 1 MiB of an untouched file through the kernel's VFIO alone, once for each line
+// that it reads.
 func bareMap(args []string) int {
 	d, err := kernel.Open(args[0], kernel.Options{})
 	if err != nil {
@@ -93,9 +93,9 @@ func bareMap(args []string) int {
 	return 0
 }
 
-// mapPages maps so many pages of 4 KiB for a device, and then unmaps them: those of
-// one file again and again, in an order by which no two lie side by side, so that the
-// IOMMU has an entry for each.
+// mapPages maps a number of pages of 4 KiB for a device, and then unmaps them. It maps the
+// pages of one file repeatedly, in an order in which no two are adjacent, so that the IOMMU
+// needs an entry for each.
 func mapPages(args []string) int {
 	pages, err := strconv.ParseUint(args[1], 0, 64)
 	if err != nil {
@@ -128,12 +128,12 @@ func mapPages(args []string) int {
 	if err := say(mapped); err != nil {
 		return end(err)
 	}
-	// Until it is told, they stay.
+	// They stay mapped until a line arrives.
 	bufio.NewScanner(os.Stdin).Scan()
 	return end(errors.Join(d.UnmapDMA(mapsAt, pages*device.PageSize), say(time.Since(began)-mapped)))
 }
 
-// limited becomes a command that may lock no more than so many bytes, root or not.
+// limited executes a command that may lock at most this many bytes, even as root.
 func limited(args []string) int {
 	limit, err := strconv.ParseUint(args[0], 0, 64)
 	if err == nil {
@@ -152,13 +152,13 @@ func limited(args []string) int {
 	return end(err)
 }
 
-// hostile is the functions of a guest's nodes, whose driver does what no driver should.
+// hostile has the functions of a guest's nodes. Its driver does what no driver should do.
 type hostile struct {
 	addresses []string
 	nodes     []*remapping
 }
 
-// remapping is a function whose mappings are taken away and made again.
+// remapping is a function whose mappings are removed and made again.
 type remapping struct {
 	mediate.Function
 	mu   sync.Mutex
@@ -198,7 +198,7 @@ func (r *remapping) UnmapDMA(addr, size uint64) error {
 	return r.Function.UnmapDMA(addr, size)
 }
 
-// remap takes each mapping away and makes it again.
+// remap removes each mapping and makes it again.
 func (r *remapping) remap() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -214,13 +214,13 @@ func (r *remapping) remap() error {
 	return nil
 }
 
-// pinning is a machine behind the kernel's VFIO.
+// pinning is a machine over the kernel's VFIO.
 type pinning struct{ suite.Mediated }
 
 // MayPin implements suite.Pinning.
 func (pinning) MayPin() int64 { return 2 * int64(shadow.Bound(smallWindow)) }
 
-// drive is a driver of the two nodes.
+// drive returns a rig that drives the two nodes.
 func (h *hostile) drive(t *testing.T) *suite.Rig {
 	t.Helper()
 	h.nodes = nil
@@ -260,7 +260,7 @@ func (h *hostile) drive(t *testing.T) *suite.Rig {
 	return r
 }
 
-// file writes into a file of the target's in sysfs, as root may.
+// file writes to a file of the target in sysfs, which root may do.
 func (h *hostile) file(name string, at int64, b ...byte) error {
 	f, err := os.OpenFile(filepath.Join("/sys/bus/pci/devices", h.addresses[1], name), os.O_WRONLY, 0)
 	if err != nil {
@@ -270,7 +270,7 @@ func (h *hostile) file(name string, at int64, b ...byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// What is done to the target in the middle of transfers.
+// Hostile acts on the target during transfers.
 var hostilities = []struct {
 	name string
 	act  func(h *hostile) error
@@ -281,7 +281,7 @@ var hostilities = []struct {
 		return h.nodes[1].Post(int(device.PL), device.PLCtrl, 4, device.CtrlReset)
 	}},
 	{"D3hot", func(h *hostile) error { return h.file("config", 0x44, 3, 0) }}, // PMCSR (vfio/user, pciconfig.go)
-	// A SYNC waits for what is in flight.
+	// A SYNC waits for transfers in flight.
 	{"bus mastering off under a SYNC", func(h *hostile) error {
 		bank := func(r uint32) uint64 { return uint64(device.Bank(0, r)) }
 		err := h.nodes[1].Post(int(device.SMMU), bank(device.TLBSYNC), 4, 0)
@@ -289,7 +289,7 @@ var hostilities = []struct {
 	}},
 }
 
-// TestInside is the hostile driver, in a guest.
+// TestInside runs the hostile driver in a guest.
 func TestInside(t *testing.T) {
 	names := os.Getenv(insideVariable)
 	if names == "" {

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// kernels gives the guests' kernels: the cache's own, and with EXANET_KERNELS=all those
-// that docs/tracing.md tells of, which take a boot each.
+// kernels returns the kernels of the guests: the cache's own, and with EXANET_KERNELS=all those
+// of docs/tracing.md, each of which needs a boot.
 func kernels(t *testing.T) []string {
 	switch v := os.Getenv("EXANET_KERNELS"); v {
 	case "":
@@ -24,8 +24,8 @@ func kernels(t *testing.T) []string {
 	}
 }
 
-// The eBPF probe on Debian's kernels, under each lockdown: what is attached is what
-// docs/tracing.md says, and the numbers are pfd's.
+// The eBPF probe on Debian's kernels, under each lockdown mode: the attached sources are those
+// of docs/tracing.md, and the numbers equal pfd's.
 func TestTraceOnKernels(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/tracing.md")
 	if err != nil {
@@ -35,7 +35,7 @@ func TestTraceOnKernels(t *testing.T) {
 		t.Run(k, func(t *testing.T) {
 			for _, lockdown := range []string{"none", "integrity", "confidentiality"} {
 				t.Run(lockdown, func(t *testing.T) {
-					// Each has a boot of its own: 6.18.15 does not outlive a `trace off` (docs/tracing.md).
+					// Each has a boot of its own: 6.18.15 does not survive a `trace off` (docs/tracing.md).
 					f := bootKernel(t, k)
 					release := strings.Join(strings.Split(f.run(0, "uname", "-r"), ".")[:2], ".")
 					f.run(0, "sh", "-c", `mount -t securityfs securityfs /sys/kernel/security
@@ -54,7 +54,7 @@ until exanetctl status >/dev/null 2>&1; do kill -0 $p || exit 1; sleep 0.1; done
 	}
 }
 
-// bootKernel boots a guest without nodes of a device.
+// bootKernel boots a guest without a device's nodes.
 func bootKernel(t testing.TB, kernel string) *fleet {
 	t.Helper()
 	usable(t)
@@ -63,8 +63,8 @@ func bootKernel(t testing.TB, kernel string) *fleet {
 	return bootFrom(t, &own, qemu.Options{Guests: 1})
 }
 
-// traced has some faults traced, and gives what docs/tracing.md tells of that: the NOP, and
-// what was refused.
+// traced traces some faults, and returns the facts that docs/tracing.md lists: the NOP, and the
+// refused sources.
 func (f *fleet) traced(lockdown string) string {
 	f.t.Helper()
 	const count = 40 // a guest without KVM is slow

@@ -17,16 +17,16 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// keyed is how a transfer of a page went whose protection keys forbid every access.
+// keyed is the result of a transfer of a page whose protection key forbids every access.
 type keyed struct {
 	Method  string
-	Absent  bool // the destination
+	Absent  bool // the destination was absent
 	Error   string
 	Arrived bool
 }
 
-// protectionKeys transfers pages that have a protection key to which no thread of this
-// process has a right, by each method, and says how that went.
+// protectionKeys transfers pages with a protection key to which no thread of this process has a
+// right, by each method, and prints the results.
 func protectionKeys(methods []string) int {
 	key, _, e := unix.Syscall(unix.SYS_PKEY_ALLOC, 0, 1, 0) // PKEY_DISABLE_ACCESS
 	if e != 0 {
@@ -89,7 +89,7 @@ func transferKeyed(name string, absent bool, key uintptr) (k keyed, err error) {
 	if err := protect(key); err != nil {
 		return k, err
 	}
-	// The kernel reads as this process does, with its rights.
+	// The kernel reads memory like this process, with its rights.
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 		return k, err
@@ -113,9 +113,9 @@ func transferKeyed(name string, absent bool, key uintptr) (k keyed, err error) {
 	return k, nil
 }
 
-// A protection key is a thread's, and no thread of the processes takes part in a
-// transfer: pages to which none has a right are read and written. Those that are absent
-// are brought in but by the methods for which the library's own thread does it.
+// A protection key applies to a thread, and no thread of the processes takes part in a
+// transfer: pages to which no thread has a right are read and written. Absent pages are paged
+// in, except by the methods that use the library's own thread.
 func TestProtectionKeys(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 1})
 	to := f.install(0)

@@ -12,11 +12,11 @@ import (
 	"github.com/exanet/pfd/workload/bench"
 )
 
-// rxeKernel is one of Debian's that has rdma_rxe with on-demand paging; that for clouds,
-// which the other tests boot, has none.
+// rxeKernel is a Debian kernel with rdma_rxe and on-demand paging. The cloud kernel, which the
+// other tests boot, has none.
 const rxeKernel = "7.2-amd64"
 
-// rxe builds the program of verbs, without libraries.
+// rxe builds the verbs program statically.
 func rxe(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "rxe")
@@ -28,8 +28,8 @@ func rxe(t testing.TB) string {
 	return path
 }
 
-// peerCases are what the guest is measured with: sizes, and how many of 100 pages of the
-// destination are absent before each write.
+// peerCases are the measured sizes, and how many of 100 pages of the destination are absent
+// before each write.
 var (
 	peerSizes   = []row{small, large}
 	peerPercent = []int{0, 5, 100}
@@ -39,11 +39,11 @@ func peerCase(who string, size uint64, percent int) string {
 	return fmt.Sprintf("%s %d %d", who, size, percent)
 }
 
-// ours names exanetctl's rows of a kind of memory.
+// ours names exanetctl's rows for a kind of memory.
 func ours(memory workload.Memory) string { return fmt.Sprintf("ours, memory %v", memory) }
 
-// ourWrite is how long a write takes by exanetctl perf, in us: the median, and the mean
-// where most writes have no absent page.
+// ourWrite returns the duration of a write by exanetctl perf in us: the median, and the mean if
+// most writes have no absent page.
 func (f *fleet) ourWrite(memory workload.Memory, r row, percent int) float64 {
 	var got []struct {
 		Median float64 `json:"typical_us"`
@@ -61,8 +61,8 @@ func (f *fleet) ourWrite(memory workload.Memory, r row, percent int) float64 {
 }
 
 // peers measures writes over rdma_rxe and by a pfd with two emulated nodes, in turns, in one
-// guest. The program of verbs checks each byte and how many pages were absent; exanetctl
-// perf does so with ours.
+// guest. The verbs program checks each byte and the number of absent pages; exanetctl perf does
+// so for ours.
 func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 	t.Helper()
 	program := rxe(t)
@@ -75,7 +75,7 @@ func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 		var theirs map[string][]int64
 		verbs(&theirs)
 		if i == 0 {
-			theirs = nil // the first one warms up
+			theirs = nil // the first round is a warm-up
 		}
 		for name, ns := range theirs {
 			fig.add(name, ns...)
@@ -96,8 +96,8 @@ func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 	return fig, f.accelerator(0)
 }
 
-// Writes over rdma_rxe into memory that is registered on demand bring the right bytes, as
-// ours do, and both are slower where pages are absent.
+// Writes over rdma_rxe into memory registered for on-demand paging bring the right bytes, like
+// ours. Both are slower if pages are absent.
 func TestPeers(t *testing.T) {
 	fig, _ := peers(t, 1)
 	for _, r := range peerSizes {
@@ -111,8 +111,8 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// BenchmarkPeers makes the table of docs/benchmarks.md, and writes it there where
-// EXANET_DOCS names the directory.
+// BenchmarkPeers measures the table of docs/benchmarks.md, and writes it there if EXANET_DOCS
+// names the directory.
 func BenchmarkPeers(b *testing.B) {
 	fig, accelerator := peers(b, 8)
 	var text strings.Builder

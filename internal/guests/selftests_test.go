@@ -16,28 +16,27 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// totals is the last line of a program of the kernel's tests
+// totals matches the last line of the kernel's test programs
 // (tools/testing/selftests/kselftest.h, ksft_print_cnts).
 var totals = regexp.MustCompile(`(?m)^# Totals: pass:(\d+) fail:(\d+) xfail:(\d+) xpass:(\d+) skip:(\d+) error:(\d+)`)
 
-// selftests are the kernel's tests of VFIO, and how many of each pass. What is
-// skipped has its reason beside it.
+// selftests are the kernel's tests of VFIO, and how many of each pass and are skipped, with the
+// reason.
 var selftests = []struct {
 	name       string
 	pass, skip int
-	why        string // of each that is skipped
+	why        string // reason of each skipped test
 }{
-	{"vfio_pci_device_test", 4, 1, "MSI"}, // a node has MSI-X alone
+	{"vfio_pci_device_test", 4, 1, "MSI"}, // a node has only MSI-X
 	{"vfio_iommufd_setup_test", 6, 0, ""},
-	{"vfio_dma_mapping_test", 25, 5, "hugetlb 1gb"}, // the guest's processor has no pages of 1 GiB to give
+	{"vfio_dma_mapping_test", 25, 5, "hugetlb 1gb"}, // the guest's processor supports no pages of 1 GiB
 	{"vfio_dma_mapping_mmio_test", 15, 0, ""},
 	{"vfio_pci_device_init_perf_test", 5, 0, ""},
 	{"vfio_pci_driver_test", 35, 0, ""}, // with the driver of qemu/selftests
 }
 
-// The kernel's own tests of VFIO are an independent judge of the device: they map,
-// reset, interrupt, and with a driver of ours have it copy memory, by each kind of
-// container and by iommufd.
+// The kernel's own tests of VFIO judge the device independently: they map, reset, interrupt,
+// and with our driver let it copy memory, by each kind of container and by iommufd.
 func TestKernelSelftests(t *testing.T) {
 	usable(t)
 	dir, err := cache.Selftests()
@@ -50,7 +49,7 @@ func TestKernelSelftests(t *testing.T) {
 			f := &fleet{t, f.Fleet}
 			f.put(0, filepath.Join(dir, c.name), "/tmp/"+c.name)
 			began := time.Now()
-			// It bounds each of its tests itself, longer than patience.
+			// It limits each of its tests itself, to more than patience.
 			ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
 			defer cancel()
 			var text strings.Builder
@@ -70,7 +69,7 @@ func TestKernelSelftests(t *testing.T) {
 	}
 }
 
-// put copies a file into a guest, where it can be run.
+// put copies an executable file into a guest.
 func (f *fleet) put(guest int, from, to string) {
 	f.t.Helper()
 	in, err := os.Open(from)

@@ -22,8 +22,8 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// roles are what this program is when its first word says so: in a guest, or on the
-// host the process of the nodes.
+// roles are the functions of this program that its first argument selects: in a guest, or on
+// the host as the process that serves the nodes.
 var roles = map[string]func(args []string) int{
 	"serve-nodes": serveNodes,
 	"map-pages":   mapPages,
@@ -33,7 +33,7 @@ var roles = map[string]func(args []string) int{
 	"protection-keys": protectionKeys,
 }
 
-// tool gives this program once more, without libraries and the race detector.
+// tool builds this program statically and without the race detector, and returns its path.
 var tool = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(bin, "guests.test")
 	c := exec.Command("go", "test", "-c", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path, ".")
@@ -44,7 +44,7 @@ var tool = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// server is the command of a process of nodes that tests ask and disturb.
+// server returns the command of a serving process that tests can query and disturb.
 func server(t testing.TB) []string {
 	t.Helper()
 	usable(t)
@@ -55,7 +55,7 @@ func server(t testing.TB) []string {
 	return []string{path, "serve-nodes"}
 }
 
-// install puts the tool into a guest.
+// install copies the tool into a guest and returns its path there.
 func (f *fleet) install(guest int) string {
 	f.t.Helper()
 	path, err := tool()
@@ -79,16 +79,16 @@ func (f *fleet) install(guest int) string {
 	return to
 }
 
-// Nodes is what serveNodes answers, by net/rpc.
+// Nodes is the net/rpc interface of serveNodes.
 type Nodes struct {
 	machine *serve.Machine
 	cut     atomic.Bool
 }
 
-// Count is what one node's server tells.
+// Count has the counts of one node's server.
 type Count struct {
 	user.Stats
-	Ranges, Files int // mapped
+	Ranges, Files int // currently mapped
 }
 
 // Count counts.
@@ -99,13 +99,13 @@ func (n *Nodes) Count(node int, c *Count) error {
 	return nil
 }
 
-// Cut cuts the links between the nodes, or joins them again.
+// Cut cuts or restores the links between the nodes.
 func (n *Nodes) Cut(cut bool, _ *bool) error {
 	n.cut.Store(cut)
 	return nil
 }
 
-// serveNodes is exanetctl emu serve, and beside it a socket for a test.
+// serveNodes runs exanetctl emu serve, with a second socket for a test.
 func serveNodes(args []string) int {
 	fs := flag.NewFlagSet("serve-nodes", flag.ContinueOnError)
 	count, dir := fs.Int("nodes", 0, ""), fs.String("socket-dir", "", "")
@@ -162,7 +162,7 @@ func (f *fleet) ask(method string, arg, reply any) {
 	}
 }
 
-// accesses gives how often the BARs of the first nodes have been accessed.
+// accesses returns how often the BARs of the first nodes were accessed.
 func (f *fleet) accesses(nodes int) (sum uint64) {
 	f.t.Helper()
 	for i := range nodes {

@@ -76,9 +76,9 @@ func TestErrorsNameTheLine(t *testing.T) {
 		{"a.toml", "\nnodes = \"many\"\n", "a.toml:2: --nodes many: want a whole number"},
 		{"a.toml", "nodes = 3\nnodes = 4\n", "a.toml:2: "},
 		{"a.toml", "nodes = 3\nsocket =\n", "a.toml:2: "},
-		{"a.toml", "[pfd]\nnodes = 3\n", "a.toml:1: \"pfd\": there are no sections"},
-		{"a.toml", "pfd.nodes = 3\n", "a.toml:1: \"pfd\": there are no sections"},
-		{"a.toml", "nodes = {a = 1}\n", "a.toml:1: nodes: want a text"},
+		{"a.toml", "[pfd]\nnodes = 3\n", "a.toml:1: \"pfd\": sections and dotted keys are not supported"},
+		{"a.toml", "pfd.nodes = 3\n", "a.toml:1: \"pfd\": sections and dotted keys are not supported"},
+		{"a.toml", "nodes = {a = 1}\n", "a.toml:1: nodes: a value must be a string"},
 		{"a.json", "{}", "must end in .toml"},
 		{"a.yaml", "nodes: 3\n", "must end in .toml"},
 	} {

@@ -18,7 +18,7 @@ import (
 	"github.com/exanet/pfd/qemu/agent"
 )
 
-// held is what the process of the nodes holds.
+// held returns what the serving process holds.
 func (f *fleet) held() (fds, maps int) {
 	f.t.Helper()
 	dir := fmt.Sprintf("/proc/%d", f.NodesPID())
@@ -36,11 +36,11 @@ func (f *fleet) held() (fds, maps int) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	// The guests' memory is QEMU's memory-backend-memfd.
+	// QEMU's memory-backend-memfd holds the memory of the guests.
 	return fds, strings.Count(string(text), "memfd:memory-backend")
 }
 
-// until waits until look says so.
+// until waits until look returns true.
 func until(t testing.TB, what string, look func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !look(); time.Sleep(10 * time.Millisecond) {
@@ -50,8 +50,8 @@ func until(t testing.TB, what string, look func() bool) {
 	}
 }
 
-// A guest is killed in the middle of transfers. Nothing of it is left at the
-// process of the nodes, and the next guest with the same nodes works.
+// A guest is killed during transfers. The serving process releases all its resources, and the
+// next guest with the same nodes works.
 func TestKilledGuest(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow})
 	f.run(0, "exanetctl", "write", "--dst", "absent")
@@ -92,7 +92,7 @@ func TestKilledGuest(t *testing.T) {
 	}
 }
 
-// A guest reboots, or panics, in the middle of transfers, and has its nodes again.
+// A guest reboots, or panics, during transfers, and then uses its nodes again.
 func TestReboot(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow})
 	for _, c := range []struct{ name, command string }{
@@ -106,7 +106,7 @@ func TestReboot(t *testing.T) {
 		until(t, "the transfers go on", func() bool { return f.count(0).faults > faults+100 })
 		f.run(0, "sh", "-c", "(sleep 0.2; "+c.command+") >/dev/null 2>&1 &")
 		until(t, "the guest is up again after a "+c.name, func() bool {
-			// A command that it had when it went down is never answered.
+			// A command that runs when the guest goes down is never answered.
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			var out strings.Builder
@@ -120,7 +120,7 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// pfd dies in a guest and another takes the device, which its kernel has reset.
+// pfd dies in a guest. The kernel resets the device, and another pfd uses it.
 func TestKilledPFD(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, PFD: slow})
 	line := strings.TrimSpace(f.run(0, "sh", "-c", "tr '\\0' ' ' </proc/$(pidof pfd)/cmdline"))
@@ -147,10 +147,10 @@ func TestKilledPFD(t *testing.T) {
 	}
 }
 
-// doctor gives the verdict of a check, and what settles it.
+// doctor returns the verdict and the remedy of a check.
 func (f *fleet) doctor(guest int, name string) (verdict, remedy string) {
 	f.t.Helper()
-	out, _ := f.try(guest, "exanetctl", "-j", "doctor") // its exit code is that of other checks
+	out, _ := f.try(guest, "exanetctl", "-j", "doctor") // the exit code covers all checks
 	var r struct {
 		Checks []struct{ Name, Verdict, Remedy string }
 	}
@@ -166,7 +166,7 @@ func (f *fleet) doctor(guest int, name string) (verdict, remedy string) {
 	return "", ""
 }
 
-// commands gives the first block of commands of a section.
+// commands returns the first block of commands of a section.
 func commands(t *testing.T, file, section string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -182,7 +182,7 @@ func commands(t *testing.T, file, section string) string {
 	return block
 }
 
-// The words of README.md, which are those of docs/guests.md, in their order.
+// The commands of README.md, which are those of docs/guests.md, in their order.
 func TestNewcomer(t *testing.T) {
 	usable(t)
 	block := commands(t, "../../README.md", "In virtual machines")
@@ -201,7 +201,7 @@ func TestNewcomer(t *testing.T) {
 		if len(words) < 3 || words[0] != "exanetctl" || words[1] != "qemu" {
 			t.Fatalf("what is %q?", line)
 		}
-		if words[2] == "shell" { // it wants a terminal
+		if words[2] == "shell" { // it needs a terminal
 			words[2] = "run"
 			words = append(words, "--", "sh", "-c", "exit 0")
 		}
@@ -213,7 +213,8 @@ func TestNewcomer(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v: %s", strings.TrimSpace(line), err, out)
 		}
-		// What both documents say of it: the page faulted, every byte came, and not nothing was pinned.
+		// Both documents promise this: the page faulted, every byte arrived, and nothing was
+		// pinned.
 		if strings.Contains(line, "exanetctl write") {
 			writes++
 			for _, want := range []string{`(?m)^faults +[1-9]`, `(?m)^verified +every byte is right$`, `(?m)^pinned +[1-9]`} {
@@ -227,7 +228,7 @@ func TestNewcomer(t *testing.T) {
 	if writes != 1 {
 		t.Errorf("README.md has %d writes in a guest, want 1", writes)
 	}
-	if err := os.Remove(dir); err != nil { // stop has left nothing
+	if err := os.Remove(dir); err != nil { // fails if stop has left files
 		t.Error(err)
 	}
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/exanet/pfd/shadow"
 )
 
-// smallMemory is what a guest of TestThroughASmallWindow has, and smallWindow what its
-// pfd may map of it for a node.
+// smallMemory is the memory of a guest in TestThroughASmallWindow; its pfd may map smallWindow
+// of it for a node.
 const (
 	smallMemory = 256 << 20
 	smallWindow = 16 << 20
 )
 
-// shrink leaves a guest so much memory: the rest becomes huge pages that nobody uses.
+// shrink reduces a guest's memory: the rest becomes unused huge pages.
 func (f *fleet) shrink(guest int, to uint64) {
 	f.t.Helper()
 	out := f.run(guest, "sh", "-c", fmt.Sprintf(`all=$(sed -n 's/MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)
@@ -34,7 +34,7 @@ n=$(((all - %d) / 2048)); echo $n >/proc/sys/vm/nr_hugepages; echo $all $n $(cat
 	f.t.Logf("of %d kB %d are left", all, all-got*2048)
 }
 
-// swap gives a guest a disk to swap to.
+// swap adds a swap disk to a guest.
 func (f *fleet) swap(guest int, size int64) {
 	f.t.Helper()
 	path := filepath.Join(f.Dir, "swap")
@@ -78,9 +78,10 @@ func (f *fleet) swap(guest int, size int64) {
 // sizeVariable is how many MiB TestThroughASmallWindow writes.
 const sizeVariable = "PFD_WINDOW_MIB"
 
-// A guest of 256 MiB writes more shared memory than its pfd may map at a node, and with
-// sizeVariable more than it has: every byte is right, and what is pinned is never over
-// the bound, which the kernel enforces. The same bound refuses who maps twice as much.
+// A guest of 256 MiB writes more shared memory than its pfd may map for a node, and with
+// sizeVariable more than the guest has. Every byte is right, and the pinned memory never
+// exceeds the limit, which the kernel enforces. The same limit makes a map of twice the size
+// fail.
 func TestThroughASmallWindow(t *testing.T) {
 	mib := 24
 	if s := os.Getenv(sizeVariable); s != "" {

@@ -11,12 +11,12 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// seen is what a guest counts.
+// seen has the counters of a guest.
 type seen struct {
 	faults, rapfs, interrupts uint64
 }
 
-// vector is a line of /proc/interrupts: what vfio-pci has counted of a vector.
+// vector matches a line of /proc/interrupts: vfio-pci's count of a vector.
 var vector = regexp.MustCompile(`(?m)^ *\d+:((?: +\d+)+) .*vfio-msix\[\d\]`)
 
 // count reads a guest's counters.
@@ -50,8 +50,8 @@ func (f *fleet) count(guest int) seen {
 	return s
 }
 
-// Two guests have a node each. A process in one writes into memory that a process
-// in the other has never touched, and reads it back.
+// Two guests have a node each. A process in one writes into untouched memory of a process in
+// the other, and reads it back.
 func TestTwoGuests(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 2, Nodes: 1, PFD: slow})
 	var ends [2]*process
@@ -89,8 +89,8 @@ func TestTwoGuests(t *testing.T) {
 					t.Errorf("guest %d had no interrupt: %+v, then %+v", i, before[i], after[i])
 				}
 			}
-			// And back, into memory of guest 0 that nobody has touched: the bytes
-			// that guest 1 has now are those of the first buffer.
+			// And back, into untouched memory of guest 0. The bytes that guest 1 now has are
+			// those of the first buffer.
 			ends[0].do(object{"op": "prepare", "prepare": object{"state": "absent", "size": size, "seed": 2*n + 3}})
 			transfer(t, ends[0], remote, true)
 			verify(t, ends[0], object{"state": "present", "seed": 2*n + 1}, pages)
@@ -106,10 +106,10 @@ func transfer(t testing.TB, p *process, remote string, read bool) {
 	}
 }
 
-// guard is how many bytes lie before the data of a buffer (workload/buffer.go).
+// guard is the number of bytes before the data of a buffer (workload/buffer.go).
 const guard = 4 << 10
 
-// verify has every byte of the buffer checked, and of the guards around it.
+// verify checks every byte of the buffer and of the guards around it.
 func verify(t testing.TB, p *process, source object, pages uint64) {
 	t.Helper()
 	v := p.do(object{"op": "verify", "verify": object{"arrived": true, "source": source, "source_data": guard}}).Verdict
@@ -118,8 +118,8 @@ func verify(t testing.TB, p *process, source object, pages uint64) {
 	}
 }
 
-// By iommufd, the device's own file, and a file's pages pinned without their being
-// mapped in pfd.
+// Nodes by iommufd and its device file. pfd pins pages of a file without mapping them in its
+// own address space.
 func TestIOMMUFD(t *testing.T) {
 	f := boot(t, qemu.Options{Guests: 1, Nodes: 2, Modules: guest.SetIOMMUFD, PFD: slow})
 	if fds := f.run(0, "sh", "-c", "ls -l /proc/$(pidof pfd)/fd"); !strings.Contains(fds, "/dev/vfio/devices/vfio0") || !strings.Contains(fds, "/dev/iommu") || strings.Contains(fds, "/dev/vfio/vfio") {
@@ -135,8 +135,8 @@ func TestIOMMUFD(t *testing.T) {
 			t.Errorf("%s: %+v", size, r)
 		}
 	}
-	// IOMMU_IOAS_MAP pins as type 1 does, and counts in VmPin, too; what it mapped
-	// first would be in VmRSS.
+	// IOMMU_IOAS_MAP pins like type 1, and counts in VmPin, too. Pages mapped before would be
+	// in VmRSS.
 	var lock, pin, rss uint64
 	status := f.run(0, "sh", "-c", "cat /proc/$(pidof pfd)/status")
 	for name, v := range map[string]*uint64{"VmLck": &lock, "VmPin": &pin, "VmRSS": &rss} {

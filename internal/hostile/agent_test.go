@@ -23,14 +23,14 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// order is what the test tells a process to do, one JSON object a line.
+// order is one command of the test to a process, a line of JSON.
 type order struct {
 	Op     string
-	ID     string // of a buffer or a transfer
+	ID     string // name of a buffer or a transfer
 	Kind   string // of a buffer; the source buffer of a write
 	Size   uint64
 	Off    uint64
-	Seed   uint64 // of a pattern; 0: leave the memory alone
+	Seed   uint64 // of a pattern; 0: do not touch the memory
 	Remote string
 	Path   string
 	Advice int
@@ -47,13 +47,13 @@ type attachOrder struct {
 	Accept []device.PDID
 	All    bool // AcceptGroup
 	Trust  []uint32
-	Key    byte // of the group, each byte of it; 0 none
+	Key    byte // every byte of the group's key; 0: no key
 	Count  bool // CountInvalidations
 }
 
-// reply is what it answers.
+// reply is the process's answer to an order.
 type reply struct {
-	Err    string // the order could not be carried out
+	Err    string // why the order failed
 	Remote string
 	VA     uint64
 	Wrong  int
@@ -66,13 +66,13 @@ type reply struct {
 	P99    int64
 	Worst  int64
 	Lat    []int64  // ns
-	Bits   []uint64 // of pagemap, a page each
+	Bits   []uint64 // pagemap entries, one per page
 	Stats  rdma.Stats
 	Info   rdma.Info
 	Score  score // of a race
 }
 
-// word gives the eight bytes of a pattern at word i (splitmix64).
+// word returns the eight bytes of a pattern at word i (splitmix64).
 func word(seed, i uint64) uint64 {
 	z := seed*0x9e3779b97f4a7c15 + i*0xd1342543de82ef95 + 1
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
@@ -89,8 +89,8 @@ func fill(b []byte, seed uint64) {
 	}
 }
 
-// wrong counts the bytes of b, which begins at byte off of a pattern, that are
-// not the pattern's. Seed 0 is zeros.
+// wrong counts the bytes of b that differ from the pattern, where b begins at byte off of it.
+// Seed 0 means zeros.
 func wrong(b []byte, seed, off uint64) (n int, first int64) {
 	first = -1
 	for i := range b {
@@ -109,7 +109,7 @@ func wrong(b []byte, seed, off uint64) (n int, first int64) {
 	return n, first
 }
 
-// neither counts the bytes of b that are neither the pattern's nor zero.
+// neither counts the bytes of b that neither match the pattern nor are zero.
 func neither(b []byte, seed uint64) (n int, first int64) {
 	first = -1
 	for i := range b {
@@ -126,7 +126,7 @@ func neither(b []byte, seed uint64) (n int, first int64) {
 // area is a buffer of an agent.
 type area struct {
 	b    []byte
-	fd   int // behind it, -1 none
+	fd   int // of its file; -1: none
 	va   device.VA
 	name string // of its file
 }
@@ -143,24 +143,24 @@ type obedient struct {
 	keep      []any
 	forks     []int
 	lingers   *linger.Quiet
-	mapped    uintptr // bytes that own has given out
+	mapped    uintptr // bytes that own has returned
 }
 
-// agent obeys orders until its standard input ends.
+// agent executes orders until its standard input ends.
 func agent() int {
-	if os.Getenv(agentEnv) == "seam" { // a program under a watcher, named by the arguments
+	if os.Getenv(agentEnv) == "seam" { // run the program in the arguments under a watcher
 		err := seamExec(os.Args[1], os.Args[1:], slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, agentEnv+"=") }))
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if os.Getenv(agentEnv) == "maps" { // one of an attacker's
+	if os.Getenv(agentEnv) == "maps" { // a process of an attacker
 		fmt.Fprintln(os.Stderr, mapMany(os.Args[1:]))
 		return 1
 	}
 	a := &obedient{buffers: map[string]*area{}, transfers: map[string]*rdma.Transfer{}}
 	in := bufio.NewScanner(os.Stdin)
 	enc := json.NewEncoder(os.Stdout)
-	if os.Getenv(agentEnv) == "again" { // after an exec, whose order this answers
+	if os.Getenv(agentEnv) == "again" { // after an exec: answer its order
 		_ = enc.Encode(reply{})
 	}
 	for in.Scan() {
@@ -223,7 +223,7 @@ func (a *obedient) buffer(id string) (*area, error) {
 
 func (a *obedient) obey(o order) (r reply, err error) {
 	switch o.Op {
-	case "daemonize": // the parent's end is the test's
+	case "daemonize": // the test ends the parent
 		pid, errno := fork(0)
 		if errno != 0 {
 			err = errno
@@ -339,7 +339,7 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		err = a.ep.Prefetch(context.Background(), b.va, o.Size, true)
 	case "advise":
 		if o.Advice == unix.MADV_DONTNEED && !a.ep.Caps().SVA {
-			o.Advice = unix.MADV_REMOVE // of shared memory the file has the pages
+			o.Advice = unix.MADV_REMOVE // the pages of shared memory belong to the file
 		}
 		err = unix.Madvise(part, o.Advice)
 		if err == nil && o.Advice == unix.MADV_REMOVE {
@@ -377,7 +377,7 @@ func (a *obedient) obey(o order) (r reply, err error) {
 	return r, err
 }
 
-// write starts a transfer; it waits for nothing but a free channel.
+// write starts a transfer. It waits only for a free channel.
 func (a *obedient) write(o order) error {
 	src, err := a.buffer(o.Kind)
 	if err != nil {
@@ -421,8 +421,8 @@ func (a *obedient) wait(o order) (r reply, err error) {
 	return r, err
 }
 
-// exec has the process become another program, which inherits every socket; its
-// memory goes. With kind pipes it inherits those, too, and its keeper stays.
+// exec replaces the process's program. The new program inherits every socket; the memory is
+// gone. With kind pipes it also inherits those, and its keeper stays.
 func (a *obedient) exec(o order) error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -443,14 +443,14 @@ func (a *obedient) exec(o order) error {
 	return unix.Exec(o.Path, []string{o.Path}, []string{agentEnv + "=again", "GORACE=atexit_sleep_ms=0"})
 }
 
-// fork leaves a child that shares every page until it or we write. It runs no
-// Go: it sleeps until its parent ends.
+// fork creates a child that shares every page until one of the two writes it. The child runs no
+// Go code: it sleeps until its parent ends.
 //
 //go:norace
 func (a *obedient) fork() error {
 	errs := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good: the child dies with this thread
+		runtime.LockOSThread() // never unlocked: the child dies with this thread
 		pid, errno := fork(unix.SIGKILL)
 		if errno != 0 {
 			errs <- errno
@@ -463,7 +463,8 @@ func (a *obedient) fork() error {
 	return <-errs
 }
 
-// fork makes a child that sleeps, until a signal for its parent's end where there is one.
+// fork creates a sleeping child, which receives the signal atEnd (0: none) when its parent
+// ends.
 //
 //go:norace
 func fork(atEnd unix.Signal) (int, unix.Errno) {
@@ -480,7 +481,7 @@ func fork(atEnd unix.Signal) (int, unix.Errno) {
 	return int(pid), errno
 }
 
-// pagemap gives the entries of whole pages.
+// pagemap returns the entries of whole pages.
 func pagemap(b []byte) ([]uint64, error) {
 	f, err := os.Open("/proc/self/pagemap")
 	if err != nil {
@@ -513,7 +514,7 @@ type burst struct {
 
 const burstSize = 20_000 // two blocks, five pages
 
-// startBurst begins with transfers of size bytes, 0 for burstSize.
+// startBurst starts a burst of transfers of size bytes; 0 means burstSize.
 func (a *obedient) startBurst(o attachOrder, size uint64) (*burst, error) {
 	if size == 0 {
 		size = burstSize
@@ -553,7 +554,7 @@ func (a *obedient) startBurst(o attachOrder, size uint64) (*burst, error) {
 	return s, nil
 }
 
-// burstMemory gives memory that the node of an endpoint reaches. It stays until the
+// burstMemory returns memory that the node of an endpoint can access. It stays until the
 // process ends.
 func burstMemory(e *rdma.Endpoint, size int) ([]byte, error) {
 	if e.Caps().SVA {
@@ -566,7 +567,7 @@ func burstMemory(e *rdma.Endpoint, size int) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// once does one checked transfer into absent memory.
+// once performs one checked transfer into absent memory.
 func (s *burst) once(src, dst []byte, remote rdma.Remote) bool {
 	s.mu.Lock()
 	seed := uint64(s.n + 1)
@@ -615,7 +616,7 @@ func (s *burst) some(n int) error {
 	for deadline := time.Now().Add(patience / 2); s.done() < from+n; time.Sleep(time.Millisecond) {
 		select {
 		case <-s.over:
-			return nil // stop tells why
+			return nil // stop returns the reason
 		default:
 		}
 		if time.Now().After(deadline) {
@@ -637,8 +638,8 @@ func (s *burst) forget() (p99 int64, n int) {
 	return p99, n
 }
 
-// account waits for a transfer that is under way, and says how long those since the
-// last account took.
+// account waits for the transfer in flight, and returns the durations of the transfers since
+// the last account.
 func (s *burst) account() (r reply, err error) {
 	err = s.some(1)
 	s.mu.Lock()

@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// floodConnections opens connections to both sockets as fast as it can, says half
-// of something on some, and keeps a few hundred.
+// floodConnections opens connections to both sockets as fast as it can, sends half a message on
+// some, and keeps a few hundred open.
 func floodConnections(ctx context.Context, o order, did func()) error {
 	const kept = 200
 	var open []net.Conn
@@ -20,7 +20,7 @@ func floodConnections(ctx context.Context, o order, did func()) error {
 			network, path = "unixpacket", control.AttachSocket(path)
 		}
 		c, err := net.Dial(network, path)
-		if err != nil { // the listener's queue is full: so it shall be
+		if err != nil { // the listener's queue is full, as intended
 			time.Sleep(attackPause / 10)
 			continue
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// takeContexts has blocks fault at a target that never serves them, aborts their
-// transfers and starts new ones: the receive contexts of the old ones stay open.
+// takeContexts starts blocks that fault at a target that never pages in, aborts their transfers
+// and starts new ones: the receive contexts of the aborted ones stay open.
 func takeContexts(ctx context.Context, o order, did func()) error {
 	const size = 16 * device.BlockSize
 	remote, err := persist(ctx, func() (rdma.Remote, error) {
@@ -28,7 +28,8 @@ func takeContexts(ctx context.Context, o order, did func()) error {
 			return err
 		}
 	}
-	// Longer each time: on a busy machine few transfers of a round begin while those of the one before end.
+	// The pause grows: on a busy machine few transfers of a round start while those of the
+	// previous round end.
 	for pause := 2 * attackPause; ctx.Err() == nil; pause = min(2*pause, 32*attackPause) {
 		var running []*rdma.Transfer
 		for _, ep := range eps {
@@ -41,7 +42,7 @@ func takeContexts(ctx context.Context, o order, did func()) error {
 				}
 			}
 		}
-		time.Sleep(pause) // until their blocks have met the fault
+		time.Sleep(pause) // until their blocks have faulted
 		for _, t := range running {
 			if t.Abort() == nil {
 				did()

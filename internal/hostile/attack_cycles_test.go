@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// attachAndLeave attaches, makes one transfer and leaves, over and over.
+// attachAndLeave attaches, makes one transfer and detaches, repeatedly.
 func attachAndLeave(ctx context.Context, o order, did func()) error {
 	cycles(ctx, int(o.Size), did, func(round int64) error {
 		e, err := attachBoth(ctx, o.Attach.Socket, fmt.Sprint("cycle", round))

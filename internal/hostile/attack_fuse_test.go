@@ -10,8 +10,8 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// hangInFUSE attaches, has transfers go into pages of a file that can be read never
-// (o.Path), and leaves: what sleeps in a page-in stays behind.
+// hangInFUSE attaches, transfers into pages of a file (o.Path) whose reads never return, and
+// detaches. The page-ins keep sleeping.
 func hangInFUSE(ctx context.Context, o order, did func()) error {
 	fd, err := unix.Open(o.Path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -32,15 +32,15 @@ func hangInFUSE(ctx context.Context, o order, did func()) error {
 		if err := e.write(ctx, src, slow, part, parts); err != nil {
 			return err
 		}
-		did()                             // to leave takes long: its own helper cannot end
-		time.Sleep(20 * time.Millisecond) // until they sleep
+		did()                             // detaching takes long: the process's helper cannot end
+		time.Sleep(20 * time.Millisecond) // until the page-ins sleep
 		return nil
 	})
 	return nil
 }
 
-// write starts n transfers of size bytes each, from the beginning of src and to one
-// part of dst after the other, for as long as that has room. It waits for none.
+// write starts n transfers of size bytes each, from the start of src to successive parts of dst
+// while they fit. It waits for none.
 func (e ends) write(ctx context.Context, src, dst []byte, size, n int) error {
 	remote, err := e.to.Export(dst)
 	if err != nil {

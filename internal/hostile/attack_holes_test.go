@@ -12,17 +12,17 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// Mappings of what it punches, of a file of holesSize: as many as processes may have.
+// Mappings of the punched file, which has holesSize: as many as processes may have.
 const (
 	holesProcesses = 16
 	holesMappings  = 60_000
 	holesSize      = 4 * device.PageSize
 )
 
-// makeHoles gives an attacker that punches a file which is mapped so often that the kernel
-// is busy with it for a second: what it shares with pfd, and has transfers in, or with
-// elsewhere another file, so that pfd has nothing to do with it. With anew it shares and
-// unshares its file over and over, too.
+// makeHoles returns an attacker that punches holes into a file. The file is mapped so often
+// that the kernel works on each hole for a second. The attacker shares the file with pfd and
+// makes transfers in it, or with elsewhere shares another file, so that pfd does not use the
+// punched one. With anew it also shares and unshares its file repeatedly.
 func makeHoles(anew, elsewhere bool) attacker {
 	return func(ctx context.Context, o order, did func()) error {
 		e, err := persist(ctx, func() (ends, error) { return attachBoth(ctx, o.Attach.Socket, "holes") })
@@ -70,7 +70,7 @@ func makeHoles(anew, elsewhere bool) attacker {
 			for ctx.Err() == nil {
 				x, err := e.from.Write(ctx, rdma.WriteRequest{Src: files[0][:device.PageSize], Dst: to})
 				if err == nil {
-					_ = x.Wait(ctx) // what is unshared meanwhile is no error
+					_ = x.Wait(ctx) // unsharing meanwhile is no error
 				}
 			}
 		})

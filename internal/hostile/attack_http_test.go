@@ -12,10 +12,10 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// floodHTTP asks on 32 connections to the control socket for what costs pfd most
-// to find, though none of it is this user's.
+// floodHTTP sends requests on 32 connections to the control socket: those that cost pfd the
+// most work, though none of the answers belongs to this user.
 func floodHTTP(ctx context.Context, o order, did func()) error {
-	const connections = 32 // of a user: as many as it may have
+	const connections = 32 // the limit of a user
 	paths := []string{control.PathFaults + "?n=1", control.PathChannels, control.PathDomains, control.PathCounters, control.PathMetrics}
 	var all sync.WaitGroup
 	for i := range connections {

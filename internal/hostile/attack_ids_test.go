@@ -9,12 +9,12 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// takeIDs keeps all write channels of its slots busy with transfers from memory whose
-// faults the process is asked to serve, and never does: each of their blocks that is
-// paused holds a transaction id.
+// takeIDs keeps all write channels of its slots busy with transfers from memory whose faults
+// the process must serve itself and never does. Each of their paused blocks holds a transaction
+// id.
 func takeIDs(ctx context.Context, o order, did func()) error {
 	const size = 1 << 20
-	fd, err := newUserfaultfd() // that nobody reads: whoever serves a fault sleeps
+	fd, err := newUserfaultfd() // never read: a thread that faults sleeps
 	if err != nil {
 		return err
 	}
@@ -22,7 +22,7 @@ func takeIDs(ctx context.Context, o order, did func()) error {
 	if err != nil {
 		return err
 	}
-	// The first blocks of each transfer are there: those behind them go out together
+	// The first blocks of each transfer are present: the blocks after them are sent together
 	// and fault together.
 	for i := range device.WriteChannels {
 		if err := zeroPages(fd, uintptr(rdma.VAOf(src))+uintptr(i)*size, 2*device.BlockSize); err != nil {
@@ -52,7 +52,7 @@ func takeIDs(ctx context.Context, o order, did func()) error {
 		all.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				from := rdma.VAOf(src) + device.VA(i%device.WriteChannels*size)
-				// It waits for a free channel.
+				// Write waits for a free channel.
 				if _, err := ep.Write(ctx, rdma.WriteRequest{SrcVA: from, Size: size, Dst: remote}); err != nil {
 					time.Sleep(attackPause)
 					continue

@@ -12,9 +12,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// sendLingering sends pfd TCP sockets with data that nobody reads and SO_LINGER
-// set, and closes its own descriptors: who closes such a socket last sleeps until
-// the time is over.
+// sendLingering sends pfd TCP sockets with unread data and SO_LINGER set, and closes its own
+// descriptors: the last close of such a socket sleeps for the lingering time.
 func sendLingering(ctx context.Context, o order, did func()) error {
 	const linger = 36 // seconds
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -27,7 +26,7 @@ func sendLingering(ctx context.Context, o order, did func()) error {
 		return err
 	}
 	var unread, told []net.Conn
-	closing := make(chan struct{}, 500) // where pfd was not the last
+	closing := make(chan struct{}, 500) // for sockets whose last close is ours
 	for i := 0; ctx.Err() == nil; i++ {
 		fd, theirs, err := unreadTCP(l, linger)
 		if err != nil {
@@ -45,11 +44,11 @@ func sendLingering(ctx context.Context, o order, did func()) error {
 		c, err := net.Dial(network, path)
 		if err == nil {
 			uc := c.(*net.UnixConn)
-			// EPERM: no descriptor is due there, and the kernel sends none.
+			// EPERM: the kernel refuses a descriptor where no descriptor is expected.
 			if _, _, err = uc.WriteMsgUnix(msg, unix.UnixRights(fd), nil); err == nil || errors.Is(err, unix.EPERM) {
 				did()
 			}
-			if told = append(told, c); len(told) > 50 { // some leave, some stay
+			if told = append(told, c); len(told) > 50 { // close some and keep others
 				_ = told[0].Close()
 				told = told[1:]
 			}
@@ -61,8 +60,8 @@ func sendLingering(ctx context.Context, o order, did func()) error {
 	return nil
 }
 
-// unreadTCP gives a connected socket with unsent data, and the end that never
-// reads. The kernel's answer to each call is in the error.
+// unreadTCP returns a connected socket with unsent data, and the other end, which never reads.
+// The error has the kernel's answers.
 func unreadTCP(l net.Listener, linger int32) (int, net.Conn, error) {
 	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -73,7 +72,7 @@ func unreadTCP(l net.Listener, linger int32) (int, net.Conn, error) {
 	if err != nil {
 		return -1, nil, err
 	}
-	f, err := c.(*net.TCPConn).File() // a duplicate: closing c does not end it
+	f, err := c.(*net.TCPConn).File() // a duplicate, which closing c does not close
 	if err != nil {
 		return -1, nil, errors.Join(err, theirs.Close())
 	}

@@ -22,9 +22,9 @@ const (
 	punchMappings  = 20_000
 )
 
-// punchPages takes the pages that it shares with pfd out of their memfd, which is
-// mapped so often that the kernel is busy with it for long: meanwhile whoever
-// touches one of the pages sleeps.
+// punchPages punches the pages that it shares with pfd out of their memfd. The memfd is mapped
+// so often that the kernel works on that for long; a thread that touches one of the pages
+// meanwhile sleeps.
 func punchPages(ctx context.Context, o order, did func()) error {
 	r, err := persist(ctx, func() (*rawAttach, error) { return attachRaw(ctx, o.Attach.Socket, attach.Hello{Group: "punch"}) })
 	if err != nil {
@@ -39,19 +39,19 @@ func punchPages(ctx context.Context, o order, did func()) error {
 		if err != nil {
 			err = unix.Madvise(r.Pages.Bytes(), unix.MADV_REMOVE)
 		}
-		// pfd looks at the pages.
+		// pfd reads the pages.
 		r.Ring(0)
 		r.Kicked()
 		_, _ = unix.Write(r.fds[1], []byte{1, 0, 0, 0, 0, 0, 0, 0})
 		did()
-		if err != nil { // sealed
+		if err != nil { // the seals forbid it
 			time.Sleep(attackPause)
 		}
 	}
 	return nil
 }
 
-// mapElsewhere has processes of their own, which end with this one, map a file very often.
+// mapElsewhere starts processes that map a file very often and that end with this one.
 func mapElsewhere(fd, processes, mappings, size, flags int) error {
 	memfd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -85,15 +85,15 @@ func mapElsewhere(fd, processes, mappings, size, flags int) error {
 	return nil
 }
 
-// startForGood starts a process that is killed with this one: its parent-death
-// signal belongs to the thread that starts it, which therefore never ends.
+// startForGood starts a process that is killed with this one. Its parent-death signal is bound
+// to the thread that starts it, so that thread never ends.
 func startForGood(cmd *exec.Cmd, started chan<- error) {
 	runtime.LockOSThread()
 	started <- cmd.Start()
 	select {}
 }
 
-// mapMany maps descriptor 3 over and over as mapElsewhere says, says so by one byte, and sleeps.
+// mapMany maps descriptor 3 repeatedly for mapElsewhere, writes one byte, and sleeps.
 func mapMany(args []string) error {
 	var mappings, size, flags int
 	if _, err := fmt.Sscan(strings.Join(args, " "), &mappings, &size, &flags); err != nil {
@@ -101,7 +101,7 @@ func mapMany(args []string) error {
 	}
 	for range mappings {
 		if _, err := unix.Mmap(3, 0, size, unix.PROT_READ, unix.MAP_SHARED|flags); err != nil {
-			break // no more are allowed
+			break // the limit of mappings is reached
 		}
 	}
 	if _, err := os.Stdout.Write([]byte{1}); err != nil {

@@ -20,13 +20,12 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// attacker attacks the pfd at o.Attach.Socket until ctx ends, and calls did for
-// each thing that it has done. It takes at most o.Size slots of each node. What
-// pfd refuses is no error: the attacker tries again. An error says that it could
-// not begin.
+// attacker attacks the pfd at o.Attach.Socket until ctx ends, and calls did for each completed
+// action. It uses at most o.Size slots of each node. A refusal by pfd is no error: the attacker
+// tries again. An error means that the attack could not start.
 type attacker func(ctx context.Context, o order, did func()) error
 
-// attackers are all of them, by name; each kind has a file of its own.
+// attackers are all attackers by name; each kind has its own file.
 var attackers = map[string]attacker{
 	"burn":        burn,
 	"http":        floodHTTP,
@@ -45,11 +44,11 @@ var attackers = map[string]attacker{
 	"shares elsewhere": makeHoles(true, true),
 }
 
-// attackPause is how long an attacker waits after a refusal: it is there to take
-// pfd's time, and not the processor's.
+// attackPause is how long an attacker waits after a refusal: it should take pfd's time, not the
+// processor's.
 const attackPause = time.Millisecond
 
-// burn takes a processor and nothing else: what the others are compared with.
+// burn only uses processor time: the attacks are compared with it.
 func burn(ctx context.Context, _ order, did func()) error {
 	for ctx.Err() == nil {
 		for i := range uint64(1 << 20) {
@@ -60,14 +59,14 @@ func burn(ctx context.Context, _ order, did func()) error {
 	return nil
 }
 
-// attack is an attacker at work in its process.
+// attack is a running attack of a process.
 type attack struct {
 	n    atomic.Int64
 	mu   sync.Mutex
 	text string
 }
 
-// startAttack has this process attack until it is killed.
+// startAttack makes this process attack until it is killed.
 func startAttack(o order) (*attack, error) {
 	f := attackers[o.Kind]
 	if f == nil {
@@ -90,7 +89,7 @@ func (a *attack) reply() reply {
 	return reply{Count: int(a.n.Load()), Text: a.text}
 }
 
-// rawAttach is an attachment by hand in an attacker's process.
+// rawAttach is an attachment made without the library in an attacker's process.
 type rawAttach struct {
 	*attach.Conn
 	*attach.Pages
@@ -106,7 +105,7 @@ func attachRaw(ctx context.Context, socket string, h attach.Hello) (*rawAttach, 
 	if _, r.fds, err = c.Handshake(ctx, h); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	r.Pages = c.Pages() // sealed: nobody maps it again to write
+	r.Pages = c.Pages() // sealed: no process can map it writable again
 	return r, nil
 }
 
@@ -132,8 +131,8 @@ func (e ends) Close() (err error) {
 	return err
 }
 
-// cycles runs n loops of f until ctx ends, each with a number that no other round
-// has. After an error a loop pauses.
+// cycles runs n loops of f until ctx ends, each round with a unique number. A loop pauses after
+// an error.
 func cycles(ctx context.Context, n int, did func(), f func(round int64) error) {
 	var all sync.WaitGroup
 	var round atomic.Int64
@@ -151,8 +150,8 @@ func cycles(ctx context.Context, n int, did func(), f func(round int64) error) {
 	all.Wait()
 }
 
-// persist does f until it goes well or ctx ends: an attacker that is refused, or finds
-// the way blocked by another one, tries again.
+// persist repeats f until it succeeds or ctx ends: an attacker that is refused, or blocked by
+// another one, tries again.
 func persist[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	v, err := f()
 	for err != nil && ctx.Err() == nil {
@@ -162,9 +161,8 @@ func persist[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	return v, err
 }
 
-// silentTarget starts a process that is attached to node 1 with method touch, has
-// a buffer that is not there, and is stopped: faults in it are asked for and never
-// served. It ends with this process.
+// silentTarget starts a process that attaches to node 1 with method touch, has an absent
+// buffer, and is stopped: it is asked to page in and never does. It ends with this process.
 func silentTarget(socket, group string, size uint64) (_ rdma.Remote, err error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -177,7 +175,7 @@ func silentTarget(socket, group string, size uint64) (_ rdma.Remote, err error) 
 	if err != nil {
 		return rdma.Remote{}, err
 	}
-	// Started by a thread that lives as long as this process.
+	// The starting thread lives as long as this process.
 	started := make(chan error)
 	go startForGood(cmd, started)
 	if err := <-started; err != nil {

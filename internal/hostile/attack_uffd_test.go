@@ -13,21 +13,21 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// More of linux/userfaultfd.h.
+// Values of linux/userfaultfd.h.
 const (
 	uffdNew      = 0xaa << 8 // USERFAULTFD_IOC_NEW of /dev/userfaultfd
 	uffdioZero   = 3<<30 | 32<<16 | 0xaa<<8 | 0x04
 	uffdMessage  = 32
 	uffdAddress  = 16
-	userfaultDev = 3 // where the test hands /dev/userfaultfd over
+	userfaultDev = 3 // the test passes /dev/userfaultfd as this descriptor
 )
 
-// slowPage is how long each page of an attacker's memory takes.
+// slowPage is how long paging in each page of an attacker's memory takes.
 const slowPage = 30 * time.Millisecond
 
-// sleepInUserfaultfd attaches, has one transfer go into memory that the attacker
-// serves itself, 30 ms a page, and leaves; then again, as somebody whose memory
-// nobody has found slow yet.
+// sleepInUserfaultfd attaches, makes one transfer into memory whose faults the attacker serves
+// itself, 30 ms a page, and detaches. It repeats this as a new process, whose memory is not yet
+// known to be slow.
 func sleepInUserfaultfd(ctx context.Context, o order, did func()) error {
 	fd, err := newUserfaultfd()
 	if err != nil {
@@ -57,13 +57,13 @@ func sleepInUserfaultfd(ctx context.Context, o order, did func()) error {
 		}
 		short, cancel := context.WithTimeout(ctx, 3*slowPage)
 		defer cancel()
-		_ = t.Wait(short) // arrived or not: the time is what counts
+		_ = t.Wait(short) // only the time counts, not the result
 		return nil
 	})
 	return nil
 }
 
-// newUserfaultfd makes one that serves the faults of others in this process, too.
+// newUserfaultfd creates one that also serves faults of other processes and of the kernel.
 func newUserfaultfd() (int, error) {
 	flags := unix.O_CLOEXEC | unix.O_NONBLOCK
 	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, userfaultDev, uffdNew, uintptr(flags))
@@ -77,7 +77,7 @@ func newUserfaultfd() (int, error) {
 	return int(fd), nil
 }
 
-// registered is memory that a userfaultfd serves.
+// registered returns memory that a userfaultfd serves.
 func registered(fd, size int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -90,7 +90,7 @@ func registered(fd, size int) ([]byte, error) {
 	return b, nil
 }
 
-// serveSlowly answers each fault of a userfaultfd after slowPage.
+// serveSlowly serves each fault of a userfaultfd after slowPage.
 func serveSlowly(f *os.File, fd int) {
 	var m [uffdMessage]byte
 	for {
@@ -103,7 +103,7 @@ func serveSlowly(f *os.File, fd int) {
 	}
 }
 
-// zeroPages brings registered pages in.
+// zeroPages pages registered memory in.
 func zeroPages(fd int, at uintptr, size uint64) error {
 	zero := [4]uint64{uint64(at), size}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uffdioZero, uintptr(unsafe.Pointer(&zero))); errno != 0 {

@@ -32,15 +32,15 @@ func (r *raw) answer() mailbox.Ack {
 	return a
 }
 
-// touched is what a read leaves at its target, whatever comes of it.
+// touched returns what a read changes at its target, whatever its result.
 func (w *world) touched() [4]uint64 {
 	return [4]uint64{w.count(1, hw(device.TXBlocks)), w.count(1, "faults_total"), w.count(1, hw(device.Walks)), w.count(0, hw(device.RXBlocks))}
 }
 
-// A read that cannot be is an error at its initiator, and nothing at its target:
-// no block, no fault, no look at its memory.
+// An invalid read is an error at its initiator and has no effect at its target: no block, no
+// fault, no access to its memory.
 //
-// The guard is long: a block that stands still is not sent again meanwhile.
+// The guard time-out is long, so that a stalled block is not retransmitted meanwhile.
 func TestBadReads(t *testing.T) { onEach(t, badReads, "--guard-us", "1000000") }
 
 func badReads(t *testing.T, w *world) {
@@ -94,9 +94,9 @@ func badReads(t *testing.T, w *world) {
 		})
 	}
 
-	// What the own node refuses: nothing goes out.
+	// The own node refuses these; nothing is sent.
 	t.Run("tag in use", func(t *testing.T) {
-		// It pages in by itself, and never does: a read of it stays open.
+		// The target pages in by itself, and never does: a read of it stays open.
 		deaf := w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
 		from := w.raw(attach.Hello{Group: "deaf"})
 		m := good
@@ -128,7 +128,7 @@ func badReads(t *testing.T, w *world) {
 		}
 	})
 
-	// A good one still comes.
+	// A valid read still succeeds.
 	m := good
 	m.TargetGeneration = liar.generation(1, 0)
 	req := m.Encode()
@@ -143,7 +143,7 @@ func badReads(t *testing.T, w *world) {
 	b.holds("b", 9, 0, 8192)
 }
 
-// The same by the API: what its user reads.
+// The same through the API: the errors that its user reads.
 func TestErrorsOfReads(t *testing.T) { onEach(t, errorsOfReads) }
 
 func errorsOfReads(t *testing.T, w *world) {
@@ -177,7 +177,7 @@ func errorsOfReads(t *testing.T, w *world) {
 		src  rdma.Remote
 		dst  []byte
 		is   error
-		code uint8 // 0: refused at once
+		code uint8 // 0: refused by the call itself
 		text []string
 	}{
 		{"domain that does not admit", theirs, dst, rdma.ErrDomain, device.StatusDomain, append([]string{"read of 4096 bytes from node 1"}, refusedWith[device.CodeDomain].text...)},

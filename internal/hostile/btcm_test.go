@@ -14,13 +14,13 @@ import (
 	"github.com/exanet/pfd/internal/deploy"
 )
 
-// The memory that pfd and a device in another process share cannot change its size,
-// whoever has it: neither side meets the end of it. Pages that are taken away come
-// back as zeros, which are descriptors of nothing.
+// The memory that pfd shares with a device in another process cannot change its size, whoever
+// holds it, so neither side can access memory beyond its end. Punched pages read as zeros,
+// which are empty descriptors.
 func TestDeviceMemoryThatIsCut(t *testing.T) {
 	needRoot(t, "opening what another process has mapped")
 	w := place{deploy.Device{Name: "vfio-user", Shared: true}}.start(t)
-	// A device elsewhere reaches memory that a process has shared (Alloc).
+	// A device elsewhere accesses only memory that a process has shared (Alloc).
 	from := w.attach("initiator", attachOrder{Group: "cut"})
 	to := w.attach("target", attachOrder{Node: 1, Group: "cut"})
 	const size = 256 << 10
@@ -64,7 +64,8 @@ func TestDeviceMemoryThatIsCut(t *testing.T) {
 	transfers()
 }
 
-// mappedFiles opens what a process has mapped from files of a name, one each.
+// mappedFiles opens the files with a given name that a process has mapped, one descriptor for
+// each.
 func mappedFiles(t *testing.T, pid int, name string) (list []*os.File) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/map_files", pid)

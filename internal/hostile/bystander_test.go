@@ -2,8 +2,8 @@ package hostile
 
 import "testing"
 
-// What every other test here relies on: a bystander's transfers arrive, and it
-// would tell if they did not.
+// All other tests here rely on this: a bystander's transfers arrive, and it would report it if
+// they did not.
 func TestBystander(t *testing.T) { onEach(t, bystands) }
 
 func bystands(t *testing.T, w *world) {
@@ -14,7 +14,7 @@ func bystands(t *testing.T, w *world) {
 		t.Errorf("%d transfers", r.Count)
 	}
 	want := uint64(r.Count)
-	if w.shared { // a page that was entered once is the file's, there or not
+	if w.shared { // a page that was present once belongs to the file, present or not
 		want = 1
 	}
 	if n := w.count(1, "faults_remote_total"); n < want {

@@ -14,26 +14,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// canaryEvery is how long a canary means to sleep.
+// canaryEvery is how long a canary intends to sleep.
 const canaryEvery = time.Millisecond
 
-// canaries tell what the machine does to everybody, beside what a table says of pfd:
-// threads that sleep for a millisecond, again and again, and note by how much they
-// oversleep. One on each processor has real-time priority: whatever runs gives way to
-// it, and only a processor that stands still delays it. One has none: it waits for a
-// processor as everybody does. Nothing is judged by them.
+// canaries measure how the machine delays all threads, beside a table about pfd: threads that
+// sleep for a millisecond repeatedly and record by how much they oversleep. One canary on each
+// processor has real-time priority: only a processor that stands still delays it. One canary
+// has none and waits for a processor like any thread. No test asserts their results.
 type canaries struct {
 	quit  chan struct{}
 	all   sync.WaitGroup
-	first atomic.Int64 // worst of those that come first, ns
-	equal atomic.Int64 // of the one that is one of many
+	first atomic.Int64 // worst delay of the real-time canaries, ns
+	equal atomic.Int64 // worst delay of the ordinary canary
 	steal int64        // ticks, at the last account
 }
 
 // watchMachine starts canaries, which end with the test.
 func watchMachine(t *testing.T) *canaries {
 	c := &canaries{quit: make(chan struct{}), steal: stolen()}
-	// A canary sleeps unknown to the Go scheduler, whose threads it would wait for else.
+	// A canary sleeps without the Go scheduler's knowledge, and would otherwise delay its
+	// threads.
 	before := runtime.GOMAXPROCS(0)
 	runtime.GOMAXPROCS(before + runtime.NumCPU() + 1)
 	for cpu := range runtime.NumCPU() {
@@ -48,15 +48,15 @@ func watchMachine(t *testing.T) *canaries {
 	return c
 }
 
-// sleep is one canary: on a processor that it shares with nobody while it runs, or -1.
+// sleep runs one canary on a processor; -1 means any.
 func (c *canaries) sleep(worst *atomic.Int64, cpu int) {
-	runtime.LockOSThread() // for good: a thread of another priority is nobody else's
+	runtime.LockOSThread() // never unlocked: no other goroutine may use a thread of this priority
 	if cpu >= 0 {
 		var set unix.CPUSet
 		set.Set(cpu)
 		attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
 		if unix.SchedSetaffinity(0, &set) != nil || unix.SchedSetAttr(0, &attr, 0) != nil {
-			return // without the right the table has a 0
+			return // without the right to do so the table has a 0
 		}
 	}
 	pause := unix.NsecToTimespec(int64(canaryEvery))
@@ -67,14 +67,14 @@ func (c *canaries) sleep(worst *atomic.Int64, cpu int) {
 		default:
 		}
 		begin := time.Now()
-		_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&pause)), 0, 0) // a signal makes it shorter
+		_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&pause)), 0, 0) // a signal may cut it short
 		if late := int64(time.Since(begin) - canaryEvery); late > worst.Load() {
-			worst.Store(late) // an account in between counts it twice
+			worst.Store(late) // a concurrent account may count it twice
 		}
 	}
 }
 
-// account is a line about the time since the last one.
+// account returns a line about the time since the last account.
 func (c *canaries) account(when string) string {
 	now := stolen()
 	steal := now - c.steal
@@ -83,11 +83,11 @@ func (c *canaries) account(when string) string {
 	return fmt.Sprintf("| %s | %.1f | %.1f | %d |\n", when, ms(c.first.Swap(0)), ms(c.equal.Swap(0)), steal*1000/ticks)
 }
 
-// ticks is USER_HZ, what /proc counts a second in.
+// ticks is USER_HZ, the unit of times in /proc.
 const ticks = 100
 
-// stolen is how long the host had the processors while this machine wanted them, in
-// ticks, as it told the kernel (proc_stat(5)); 0 where it tells nothing.
+// stolen returns how long, in ticks, the host ran others while this machine wanted its
+// processors (proc_stat(5)); 0 if the host does not report it.
 func stolen() (n int64) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {

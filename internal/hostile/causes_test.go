@@ -23,7 +23,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// says fails the test where an error's text lacks what its reader needs.
+// says fails the test if an error's text lacks a part that its reader needs.
 func says(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	for _, p := range parts {
@@ -33,7 +33,7 @@ func says(t *testing.T, text string, parts ...string) {
 	}
 }
 
-// refusedWith is what the user reads of each code (messages.md 2).
+// refusedWith is the user's text for each code (messages.md 2).
 var refusedWith = [...]struct {
 	is   error
 	text []string
@@ -49,8 +49,8 @@ var refusedWith = [...]struct {
 
 func nacks(code device.Code) string { return hw(device.Nacks0 + device.Counter(code)) }
 
-// What real processes can cause, from the cause to the text that the user of the
-// initiator reads.
+// Errors that real processes can cause, from the cause to the text that the initiator's user
+// reads.
 func TestErrorsOfProcesses(t *testing.T) { everywhere(t, errorsOfProcesses) }
 
 func errorsOfProcesses(t *testing.T, on place) {
@@ -58,9 +58,9 @@ func errorsOfProcesses(t *testing.T, on place) {
 	for _, c := range []struct {
 		name string
 		args []string
-		nack device.Code // that the target answered with
-		code device.Code // that the user reads
-		log  bool        // the fault log says why
+		nack device.Code // the target's answer
+		code device.Code // the code that the user reads
+		log  bool        // the fault log has the reason
 		make func(t *testing.T, w *world) (from *proxy, remote string)
 	}{
 		{
@@ -78,7 +78,7 @@ func errorsOfProcesses(t *testing.T, on place) {
 			name: "address that is not mapped", nack: device.CodeSlaveError, code: device.CodeDecode,
 			make: func(_ *testing.T, w *world) (*proxy, string) {
 				p := w.pair("gup", "p1")
-				return p.from, p.to.buffer("dst", "hole", size, 0).Remote // nor shared
+				return p.from, p.to.buffer("dst", "hole", size, 0).Remote // not shared either
 			},
 		},
 		{
@@ -127,13 +127,13 @@ func errorsOfProcesses(t *testing.T, on place) {
 	}
 }
 
-// lab is a pfd in this process whose link and memory fail when they are told to.
+// lab is a pfd in this process whose link and memory can be made to fail.
 type lab struct {
 	*emu.Engine
 	dir    string
 	client *control.Client
 	link   atomic.Pointer[func(*wire.Frame) *wire.Frame]
-	hang   atomic.Pointer[chan struct{}] // closed: the memory of node 1 answers again
+	hang   atomic.Pointer[chan struct{}] // when closed, the memory of node 1 answers again
 }
 
 func (l *lab) Features() daemon.Features { return daemon.Features{Accesses: l.Engine.Accesses} }
@@ -146,8 +146,8 @@ func (l *lab) Attach(node, slot int, a *daemon.Attachment) error {
 	return l.Engine.Attach(node, slot, &emu.Attachment{Pages: a.Pages, Wake: a.Wake, Memory: m, Gone: a.Gone})
 }
 
-// hanging is memory that may stop answering, as of a process whose lock of its
-// address space somebody holds.
+// hanging is memory that may stop answering, like that of a process whose address space is
+// locked.
 type hanging struct {
 	emu.Memory
 	lab *lab
@@ -177,7 +177,7 @@ func newLab(t *testing.T) *lab {
 		t.Fatal(err)
 	}
 	cfg := daemon.Default()
-	// What hangs in the target stays there as long as a test looks.
+	// A page-in that hangs at the target lasts as long as the test.
 	cfg.TimeoutUS = uint32(patience.Microseconds())
 	cfg.Socket = filepath.Join(l.dir, "s")
 	if l.client, err = control.New(cfg.Socket); err != nil {
@@ -216,14 +216,14 @@ func (l *lab) endpoint(t *testing.T, node device.NodeID) *rdma.Endpoint {
 	return e
 }
 
-// count gives a counter of node 0.
+// count returns a counter of node 0.
 func (l *lab) count(t *testing.T, name string) uint64 {
 	t.Helper()
 	return (&world{t: t, Client: l.client}).count(0, name)
 }
 
-// flipped gives a frame of data one of whose packets came with a bit turned over:
-// what its receiver's CRC finds.
+// flipped returns a frame of data with one bit of a packet inverted, which the receiver's CRC
+// detects.
 func flipped(f *wire.Frame) *wire.Frame {
 	var arrived []*wire.Frame
 	emit := func(f *wire.Frame) { arrived = append(arrived, f) }
@@ -242,7 +242,7 @@ func flipped(f *wire.Frame) *wire.Frame {
 	c.Flush(emit)
 	c.Flush(emit)
 	if err != nil || len(arrived) != 1 {
-		return f // the test sees that nothing was corrupt
+		return f // the test will find no corruption
 	}
 	return arrived[0]
 }
@@ -254,12 +254,12 @@ func header(change func(h *wire.Header)) func(*wire.Frame) *wire.Frame {
 	}
 }
 
-// What only the machine can cause, each from its cause to the error of the API;
-// and after it a transfer arrives.
+// Errors that only the machine can cause, each from its cause to the error of the API.
+// Afterwards a transfer succeeds.
 func TestErrorsOfTheMachine(t *testing.T) {
 	const size = 32 << 10
-	// occupy has a process hold as many receive contexts as its large transfers
-	// may, in memory that hangs.
+	// occupy makes a process hold as many receive contexts as its large transfers may, in
+	// memory that hangs.
 	occupy := func(t *testing.T, e *rdma.Endpoint, src []byte, dst rdma.Remote) (list []*rdma.Transfer) {
 		t.Helper()
 		for i := range 4 {
@@ -276,7 +276,7 @@ func TestErrorsOfTheMachine(t *testing.T) {
 		code  device.Code
 		link  func(*wire.Frame) *wire.Frame
 		hangs int  // processes that occupy the target, whose memory hangs
-		other bool // the transfer is another process's
+		other bool // the transfer belongs to another process
 	}{
 		{name: "address past the target's width", code: device.CodeDecode, link: header(func(h *wire.Header) { h.VA |= 1 << 50 })},
 		{name: "contexts exhausted", code: device.CodeNoContext, hangs: 1},
@@ -285,7 +285,7 @@ func TestErrorsOfTheMachine(t *testing.T) {
 		{name: "target's buffer full", code: device.CodeBufferFull, hangs: 2, other: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel() // a block is given up after 64 attempts with back-off
+			t.Parallel() // a block fails after 64 attempts with back-off
 			l := newLab(t)
 			gate := make(chan struct{})
 			release := func() {
@@ -294,7 +294,7 @@ func TestErrorsOfTheMachine(t *testing.T) {
 				}
 			}
 			to, from := l.endpoint(t, 1), l.endpoint(t, 0)
-			t.Cleanup(release) // before the endpoints close
+			t.Cleanup(release) // runs before the endpoints close
 			src, dst := memory(t, 8*device.BlockSize), memory(t, 64*device.BlockSize)
 			fill(src, 5)
 			fill(dst, 1)
@@ -332,8 +332,8 @@ func TestErrorsOfTheMachine(t *testing.T) {
 			}
 			var failed *rdma.TransferError
 			if c.hangs > 0 {
-				// Full is the target for as long as its memory does not answer, which is the cause: the
-				// transfer is paused as one into such memory, and arrives when the memory is there.
+				// The target is full for as long as its memory does not answer. The transfer is
+				// paused like one into such memory, and completes when the memory answers.
 				x, err := from.Write(ctx, rdma.WriteRequest{Src: src[:size], Dst: remote, Offset: 32 * device.BlockSize})
 				if err != nil {
 					t.Fatal(err)
@@ -364,7 +364,7 @@ func TestErrorsOfTheMachine(t *testing.T) {
 				}
 			}
 
-			// The cause goes, and with it the error.
+			// Removing the cause ends the error.
 			l.link.Store(nil)
 			release()
 			for i, x := range stuck {

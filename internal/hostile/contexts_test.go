@@ -8,9 +8,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Receive contexts that two users hold by faults that nobody serves are missed by
-// nobody else: most of a victim's blocks find one at once, while
-// the attackers' own are refused.
+// Receive contexts that two users hold by unserved faults are not missing for others: most of a
+// victim's blocks get one at once, while the attackers' own blocks are refused.
 func TestContextsHeldByOthers(t *testing.T) {
 	needRoot(t, "attackers of several users need their processes")
 	w := start(t)
@@ -48,7 +47,7 @@ func TestContextsHeldByOthers(t *testing.T) {
 	if after == before {
 		t.Error("nobody was refused a context: the attackers do not do what they are for")
 	}
-	// A transfer has 8 blocks in flight and 4 contexts are kept: some are refused.
+	// A transfer has 8 blocks in flight, and 4 contexts are reserved: some blocks are refused.
 	if again > rounds*size/device.BlockSize/3 {
 		t.Errorf("%d of the victim's blocks were sent again", again)
 	}

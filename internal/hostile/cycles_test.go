@@ -22,8 +22,8 @@ import (
 const (
 	cyclesVA   = 0x7300_0000_0000 // of the memory of each target, beside own's
 	cyclesSize = 48 << 10         // three blocks
-	cyclesMark = 0x5afe << 48     // what a target writes itself
-	cyclesData = 0xda7a << 48     // what a transfer brings
+	cyclesMark = 0x5afe << 48     // pattern that a target writes itself
+	cyclesData = 0xda7a << 48     // pattern that a transfer writes
 )
 
 func stamp(b []byte, w uint64) {
@@ -32,9 +32,9 @@ func stamp(b []byte, w uint64) {
 	}
 }
 
-// target has the process be the target with the number Seed: it writes its mark to
-// every other page, leaves the rest absent, attaches and exports it all. The memory
-// is at the same address for each target.
+// target makes the process the target number Seed: it writes its mark to every other page,
+// leaves the rest absent, attaches and exports all. The memory has the same address in each
+// target.
 func (a *obedient) target(o order) (r reply, err error) {
 	m := a.buffers["target"]
 	if m == nil {
@@ -63,8 +63,7 @@ func (a *obedient) target(o order) (r reply, err error) {
 	return r, err
 }
 
-// share has a new file in the area's place, with a mark in every other page, and
-// shares it.
+// share replaces the area by a new file with a mark in every other page, and shares it.
 func (m *area) share(ep *rdma.Endpoint, mark uint64) error {
 	fd, err := rdma.MakeMemory(uint64(len(m.b)), device.PageSize)
 	if err != nil {
@@ -82,8 +81,8 @@ func (m *area) share(ep *rdma.Endpoint, mark uint64) error {
 	return ep.Share(m.va, uint64(len(m.b)), fd, 0, true)
 }
 
-// foreign counts the bytes of the target's memory that are neither its mark's, nor
-// those of a transfer that names it, nor zero. Byte by byte, as transfers go on.
+// foreign counts the bytes of the target's memory that are neither its mark, nor from a
+// transfer to it, nor zero. It compares byte by byte because transfers may be in flight.
 func (a *obedient) foreign(o order) (r reply) {
 	m := a.buffers["target"]
 	var mark, data [8]byte
@@ -101,16 +100,16 @@ func (a *obedient) foreign(o order) (r reply) {
 	return r
 }
 
-// named is a target as the initiator knows it.
+// named is a target as the initiator addresses it.
 type named struct {
 	number  uint64
 	remote  rdma.Remote
 	data    []byte
-	left    atomic.Bool   // nothing may arrive any more
-	arrived chan struct{} // holds one when something arrived
+	left    atomic.Bool   // no data may arrive any more
+	arrived chan struct{} // receives a value when a transfer has arrived
 }
 
-// recent are the last targets; the present one is the last.
+// recent has the last targets; the current one is the last.
 type recent struct {
 	mu   sync.Mutex
 	list []*named
@@ -124,7 +123,7 @@ func (r *recent) add(n *named) {
 	}
 }
 
-// choose gives the present target in two of three turns, else an earlier one.
+// choose returns the current target in two of three turns, otherwise an earlier one.
 func (r *recent) choose(turn int) *named {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,12 +134,12 @@ func (r *recent) choose(turn int) *named {
 	return r.list[len(r.list)-1-back]
 }
 
-// initiator writes to present and former targets until it is stopped.
+// initiator writes to current and former targets until it is stopped.
 type initiator struct {
 	ep *rdma.Endpoint
 	recent
 	arrived, failed, late atomic.Int64 // late: begun when the target had left
-	why                   atomic.Value // of the last that failed
+	why                   atomic.Value // error of the last failure
 }
 
 func (in *initiator) run(ctx context.Context) error {
@@ -176,11 +175,11 @@ func (in *initiator) run(ctx context.Context) error {
 	return nil
 }
 
-// Targets come and go in one slot, with one PDID and one address, by close, by death
-// and by exec, while an initiator writes to those that are there and to those that
-// were: no byte of a transfer comes to a target that it does not name, and none
-// that begins after its target left arrives. PFD_CYCLES is how many targets (10000
-// take some minutes); else as many as 5 s allow with each device.
+// Targets follow each other in one slot with the same PDID and address. They end by close, by
+// death and by exec, while an initiator writes to current and former targets. No byte of a
+// transfer reaches a target that it does not name, and no transfer that starts after its target
+// has ended arrives. PFD_CYCLES is the number of targets (10000 take some minutes); by default
+// as many as 5 s allow with each device.
 func TestTransfersEndWhereTheyWereNamed(t *testing.T) {
 	cycles, limit := 1<<31, 5*time.Second // with each device
 	if v := os.Getenv("PFD_CYCLES"); v != "" {
@@ -188,7 +187,7 @@ func TestTransfersEndWhereTheyWereNamed(t *testing.T) {
 		if cycles, err = strconv.Atoi(v); err != nil {
 			t.Fatal("PFD_CYCLES: ", err)
 		}
-		limit = time.Hour // go test's own timeout comes first
+		limit = time.Hour // go test's own timeout expires first
 	}
 	onEach(t, func(t *testing.T, w *world) { transfersEndWhereTheyWereNamed(t, w, cycles, limit) })
 }
@@ -206,13 +205,13 @@ func transfersEndWhereTheyWereNamed(t *testing.T, w *world, cycles int, limit ti
 	if in.ep, err = here.attach(at); err != nil {
 		t.Fatal(err)
 	}
-	// More sources than there are targets that are written to.
+	// There are more sources than targets that are written to.
 	const sources = 64
 	data, err := in.ep.Alloc(sources * cyclesSize)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Where pfd has not seen the end of a killed one yet, the next has another PDID.
+	// While pfd has not noticed the end of a killed target, the next one gets another PDID.
 	at.Node, at.All = 1, true
 
 	ctx, stop := context.WithCancel(t.Context())
@@ -240,7 +239,7 @@ func transfersEndWhereTheyWereNamed(t *testing.T, w *world, cycles int, limit ti
 	same, ways := 0, map[string]int{}
 	for k := 0; k < cycles && time.Since(began) < limit; k++ {
 		do, way := local, "close"
-		switch k % 40 { // processes: one executes, is killed after it, the next closes twice
+		switch k % 40 { // processes: one executes and is killed, the next closes twice
 		case 0:
 			if p == nil {
 				p = w.spawn("target", 0)
@@ -253,7 +252,7 @@ func transfersEndWhereTheyWereNamed(t *testing.T, w *world, cycles int, limit ti
 		}
 		var next *proxy
 		if way == "kill" {
-			next = w.spawn("target", 0) // attaches at once when the other has ended
+			next = w.spawn("target", 0) // attaches as soon as the other has ended
 		}
 		number := uint64(k + 1)
 		r := do(order{Op: "target", Attach: at, Seed: number})
@@ -288,7 +287,7 @@ func transfersEndWhereTheyWereNamed(t *testing.T, w *world, cycles int, limit ti
 			}
 		}
 		check()
-		if former := ended[r.Info.Slot]; former != nil { // killed or executed: pfd has seen it
+		if former := ended[r.Info.Slot]; former != nil { // killed or executed: pfd has noticed
 			former.left.Store(true)
 		}
 		ended[r.Info.Slot] = n

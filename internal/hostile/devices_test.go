@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/internal/deploy"
 )
 
-// place is a device of the table, and a world over it.
+// place is a device of the table with a world over it.
 type place struct{ deploy.Device }
 
 // everywhere runs a test with each device of the table.
@@ -36,7 +36,7 @@ func (at place) start(t *testing.T, args ...string) *world {
 	return w
 }
 
-// args gives the device's arguments of pfd; its process, where it has one, is a user's.
+// args returns pfd's arguments for the device; a user owns the device's process, if it has one.
 func (at place) args(t *testing.T, as *syscall.Credential) []string {
 	t.Helper()
 	path, err := exanetctlProgram()
@@ -46,7 +46,7 @@ func (at place) args(t *testing.T, as *syscall.Credential) []string {
 	return at.Args(t, path, as)
 }
 
-// alone are the tests that have a meaning with one device only, and why.
+// alone are the tests that apply to only one device, with the reason.
 var alone = map[string]string{
 	"TestDeviceMemoryThatIsCut": "vfio-user: pfd and the device share no memory in one process",
 
@@ -89,7 +89,7 @@ var alone = map[string]string{
 	"TestLogFlood":                       "of pfd's log alone",
 }
 
-// Each test runs with all devices of the table, or says why not.
+// Each test runs with all devices of the table, or is listed in alone.
 func TestEachTestHasItsDevices(t *testing.T) {
 	rest := maps.Clone(alone)
 	files, err := filepath.Glob("*_test.go")

@@ -14,9 +14,9 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// delays are when in a transfer of dyingSize into absent memory something
-// happens: before its first block, in the midst, near its end. They say when to
-// act and never what must have come before.
+// delays are the times after the start of a transfer of dyingSize into absent memory when a
+// test acts: before the first block, in the middle, near the end. They select when to act, and
+// no test relies on what happened before.
 var delays = []time.Duration{0, 50 * time.Microsecond, 300 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 8 * time.Millisecond}
 
 const dyingSize = 8 << 20
@@ -47,8 +47,8 @@ func (p pair) running(kind string, after time.Duration) reply {
 
 func (p pair) kill() { p.from.kill(); p.to.kill() }
 
-// A process that is killed in any phase of a transfer costs the other end that
-// transfer, with a reason, and nobody else anything; its slot is free again.
+// If a process is killed in any phase of a transfer, the other end loses only that transfer and
+// gets a reason. Other processes are not affected, and the slot is free again.
 func TestKilledInMidTransfer(t *testing.T) { onEach(t, killedInMidTransfer) }
 
 func killedInMidTransfer(t *testing.T, w *world) {
@@ -69,7 +69,8 @@ func killedInMidTransfer(t *testing.T, w *world) {
 					} else {
 						p.from.kill()
 						w.until("the initiator's slot is free", func() bool { return w.domains() == 3 })
-						// What did not arrive is as it was, block by block or byte by byte.
+						// Data that did not arrive left the memory unchanged, by block or by
+						// byte.
 						p.to.must(order{Op: "either", ID: "b", Seed: 7})
 					}
 					p.kill()
@@ -82,8 +83,8 @@ func killedInMidTransfer(t *testing.T, w *world) {
 	b.fine()
 }
 
-// A process that is stopped loses nothing: transfers into it that need no help
-// of its arrive, the others go on when it does.
+// A stopped process loses nothing: transfers that need no help from it arrive, the others
+// continue when it does.
 func TestStoppedInMidTransfer(t *testing.T) { onEach(t, stoppedInMidTransfer) }
 
 func stoppedInMidTransfer(t *testing.T, w *world) {
@@ -111,8 +112,8 @@ func stoppedInMidTransfer(t *testing.T, w *world) {
 	b.fine()
 }
 
-// What the owner does to its memory in the midst of a transfer is its own
-// business: pfd takes the memory as it is at each block.
+// A process may change its memory during a transfer: pfd uses the memory as it is at each
+// block.
 func TestMemoryThatChangesInMidTransfer(t *testing.T) { onEach(t, memoryChanges) }
 
 func memoryChanges(t *testing.T, w *world) {
@@ -120,8 +121,8 @@ func memoryChanges(t *testing.T, w *world) {
 	for _, c := range []struct {
 		name, kind string
 		o          order
-		arrives    bool // or fails with code 2; false: either
-		whole      bool // every byte is the source's afterwards
+		arrives    bool // if false, it may also fail with code 2
+		whole      bool // every byte equals the source's afterwards
 	}{
 		{"munmap", "anonymous", order{Op: "unmap", Off: dyingSize / 2}, false, false},
 		{"mremap", "anonymous", order{Op: "move"}, false, false},
@@ -147,7 +148,7 @@ func memoryChanges(t *testing.T, w *world) {
 				p := w.pair(method, []string{"p1", "p4", "pa"}[i%3])
 				m := p.running(c.kind, after)
 				c.o.ID = "b"
-				// The kernel may refuse (EAGAIN, EBUSY): then nothing happened.
+				// The kernel may refuse (EAGAIN, EBUSY): then the memory is unchanged.
 				if r, err := p.to.do(c.o); err != nil || r.Err != "" {
 					t.Logf("%s: %s %v", c.o.Op, r.Err, err)
 				}
@@ -169,7 +170,7 @@ func memoryChanges(t *testing.T, w *world) {
 				case c.arrives:
 					p.to.must(order{Op: "either", ID: "b", Seed: 7})
 				}
-				// The target lives on, and other memory of it is as good as before.
+				// The target lives on, and its other memory works as before.
 				again := p.to.buffer("again", "anonymous", 1<<20, 0)
 				p.from.write("y", "b", again.Remote, 1<<20)
 				p.from.arrives("y")
@@ -183,8 +184,8 @@ func memoryChanges(t *testing.T, w *world) {
 	b.fine()
 }
 
-// Not one byte reaches what a target has become by exec, be it set-uid or not,
-// though its sockets stay open: pfd holds the address space, not the number.
+// After an exec, set-uid or not, no byte reaches the new program, though its sockets stay open:
+// pfd names the address space, not the pid.
 func TestExecInMidTransfer(t *testing.T) {
 	needRoot(t, "a set-uid image")
 	w := start(t)
@@ -217,8 +218,8 @@ func TestExecInMidTransfer(t *testing.T) {
 				m := p.to.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: where, Size: size})
 				p.from.write("x", "b", m.Remote, size)
 				time.Sleep(after)
-				p.to.must(order{Op: "exec", Path: image}) // the new image answers
-				// The new image has memory of its own at the same place.
+				p.to.must(order{Op: "exec", Path: image}) // the new image replies
+				// The new image has its own memory at the same address.
 				p.to.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: where, Size: size})
 				r := p.from.wait("x")
 				if r.Done {
@@ -226,8 +227,8 @@ func TestExecInMidTransfer(t *testing.T) {
 				} else if r.Code == 0 || r.Text == "" {
 					t.Errorf("no reason: %+v", r)
 				}
-				// What is written now is refused: for want of the memory until pfd has
-				// ended the domain, and then for want of that.
+				// A write now fails: first because the memory is gone, and after pfd has ended
+				// the domain because the domain is gone.
 				for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 					p.from.write("y", "b", m.Remote, 4096)
 					r := p.from.wait("y")
@@ -247,7 +248,7 @@ func TestExecInMidTransfer(t *testing.T) {
 	b.fine()
 }
 
-// A pid that another process has now means nothing to pfd.
+// pfd does not use a pid that now belongs to another process.
 func TestPIDUsedAgain(t *testing.T) {
 	const lastPID = "/proc/sys/kernel/ns_last_pid"
 	if f, err := os.OpenFile(lastPID, os.O_WRONLY, 0); err != nil {
@@ -280,7 +281,7 @@ func TestPIDUsedAgain(t *testing.T) {
 		}
 		if heir.pid() != pid {
 			p.kill()
-			continue // others took the number each time
+			continue // other processes got the pid each time
 		}
 		heir.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: where, Size: dyingSize})
 		if r := p.from.wait("x"); !r.Done && r.Code == 0 {
@@ -297,9 +298,8 @@ func TestPIDUsedAgain(t *testing.T) {
 	b.fine()
 }
 
-// pfd is killed in every phase of a transfer, and started again at the same
-// path: who waits is told at once, what was said to have arrived has, and
-// attaching again works.
+// pfd is killed in every phase of a transfer and restarted at the same path. Waiting processes
+// are notified at once, completed transfers have arrived, and attaching again works.
 func TestPfdKilled(t *testing.T) { onEach(t, pfdKilled, "--guard-us", "5000") }
 
 func pfdKilled(t *testing.T, w *world) {
@@ -333,7 +333,7 @@ func pfdKilled(t *testing.T, w *world) {
 					t.Fatal(err)
 				}
 				for node, side := range []*proxy{p.from, p.to} {
-					side.must(order{Op: "gone"}) // the old endpoint says so
+					side.must(order{Op: "gone"}) // the old endpoint reports it
 					side.must(order{Op: "close"})
 					side.must(order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Node: uint32(node), Group: "again", Method: method, Policy: policy}})
 				}

@@ -11,62 +11,61 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// What a victim may suffer (ours).
+// Limits of what a victim may suffer. Values below are defined by this project.
 const (
-	attackFactor = 10 // of the p99 that plain CPU burners cause
+	attackFactor = 10 // times the p99 beside CPU burners
 	attackWorst  = 100 * time.Millisecond
 )
 
-// Users of the attack: numbers that nobody has.
+// Users of the attack: uids that are not in use.
 const (
 	attackerUID = 60001 // and those after it
 	victimUID   = 60101
 	latecomer   = 60102
 )
 
-// aggressor is one attacker of a test and the slots of a node that it takes.
+// aggressor is one attacker of a test, with the number of slots of a node that it uses.
 type aggressor struct {
 	kind  string
 	slots uint64
 }
 
-// eight are the eight attackers, of which the one with slow memory comes in two
-// kinds. With two victims they leave one slot of each node free.
+// eight are the eight attackers; the one with slow memory has two kinds. With two victims they
+// leave one slot of each node free.
 var eight = []aggressor{
 	{"http", 0}, {"connections", 0}, {"punch", 1}, {"fuse", 1}, {"uffd", 2},
 	{"ids", 4}, {"contexts", 4}, {"linger", 0}, {"cycles", 1},
 }
 
-// holding is what pfd holds, as the kernel tells.
+// holding counts pfd's resources, from the kernel.
 type holding struct {
 	threads, descriptors int
 	goroutines           int
-	heap, rss            int // KiB; heap is what lives, for a pfd that collects often
+	heap, rss            int // KiB; heap is the live heap if pfd collects garbage often
 }
 
-// left tells whether an attack has left descriptors or goroutines behind: exactly,
-// but for the threads that the engine keeps for calls that may sleep, each of which
-// has a goroutine.
+// left reports whether an attack has left descriptors or goroutines behind. The engine's
+// threads for calls that may sleep, each with a goroutine, do not count.
 func (h holding) left(before holding) bool {
 	return h.descriptors > before.descriptors || h.goroutines > before.goroutines+spareThreads
 }
 
-// grown tells whether threads or memory are more than after an attack before. The Go
-// runtime keeps as many threads as calls slept at one time, and pfd keeps what it
-// needed once: both grow with the first attacks, and not with each one.
+// grown reports whether threads or memory are more than after an earlier attack. The Go runtime
+// keeps as many threads as calls slept at one time, and pfd keeps memory that it needed once:
+// both grow with the first attacks, but not with each one.
 func (h holding) grown(before holding) bool {
 	return h.threads > before.threads || h.heap > before.heap
 }
 
-// How leaks are looked for (ours).
+// Parameters of the search for leaks. Values below are defined by this project.
 const (
-	attacks      = 24          // so many that each leave more are a leak: pfd's pools reach their largest by about as many
+	attacks      = 24          // pfd's pools reach their largest size within about this many
 	attackTime   = time.Second // of each
 	spareThreads = 2           // emu.spareThreads
-	collects     = 30          // questions by which pfd collects its garbage
+	collects     = 30          // queries that make pfd collect its garbage
 )
 
-// settled is what pfd holds when what it closes is closed.
+// settled returns pfd's resources after pfd has closed what it closes.
 func (w *world) settled(before holding) holding {
 	w.t.Helper()
 	w.deserted()
@@ -86,8 +85,8 @@ func (h holding) String() string {
 
 func (w *world) holds() (h holding) {
 	w.t.Helper()
-	h.goroutines = int(w.metric("go_goroutines")) // first: the question has a descriptor
-	// The heap grows to this before the next collection. The questions make garbage.
+	h.goroutines = int(w.metric("go_goroutines")) // first: the query uses a descriptor
+	// The heap grows to a multiple before the next collection. The queries create garbage.
 	for range collects {
 		h.heap = int(w.metric("go_memstats_next_gc_bytes") >> 10)
 	}
@@ -116,9 +115,9 @@ func (w *world) holds() (h holding) {
 	return h
 }
 
-// assault starts attackers, each as a user of its own and with one processor at
-// most, and gives what ends them and says how much each did. A process may be long
-// in dying, for its memory: that is left to reap.
+// assault starts attackers, each as its own user and on at most one processor. end stops them
+// and returns how many actions each completed. A dying process may take long to release its
+// memory; reap waits for that.
 func (w *world) assault(reap *sync.WaitGroup, list []aggressor) (end func() string) {
 	w.t.Helper()
 	var all []*proxy
@@ -136,7 +135,7 @@ func (w *world) assault(reap *sync.WaitGroup, list []aggressor) (end func() stri
 			}
 			path = hangingFile(w.t, dir)
 		case "uffd", "ids":
-			// As a machine hands it out whose administrator lets users have it.
+			// As on a machine whose administrator permits it to users.
 			f, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0)
 			if err != nil {
 				w.t.Skipf("no /dev/userfaultfd: %v", err)
@@ -171,7 +170,7 @@ func (w *world) assault(reap *sync.WaitGroup, list []aggressor) (end func() stri
 	}
 }
 
-// abandon kills a process and has another goroutine wait for its end.
+// abandon kills a process and lets another goroutine wait for its end.
 func (p *proxy) abandon(reap *sync.WaitGroup) {
 	p.over = true
 	_ = p.cmd.Process.Kill()
@@ -179,8 +178,8 @@ func (p *proxy) abandon(reap *sync.WaitGroup) {
 	reap.Go(func() { _ = p.cmd.Wait() })
 }
 
-// victim attaches a process to both nodes, which then makes checked transfers of
-// 4 KiB, one after the other, into absent memory. Nil says that it could not.
+// victim attaches a process to both nodes, which then makes checked transfers of 4 KiB one
+// after the other into absent memory. It returns nil if the process could not attach.
 func (w *world) victim(uid uint32) *bystander {
 	w.t.Helper()
 	p := w.spawn(fmt.Sprint("victim ", uid), uid)
@@ -195,8 +194,8 @@ func (w *world) victim(uid uint32) *bystander {
 	return &bystander{p}
 }
 
-// deserted waits until the slots of all but the first victim are free, and says
-// where they do not become so, or pfd does not tell.
+// deserted waits until all slots but the first victim's are free. It fails the test if they do
+// not become free or pfd does not answer.
 func (w *world) deserted() {
 	w.t.Helper()
 	var list []control.Domain
@@ -212,7 +211,7 @@ func (w *world) deserted() {
 	w.t.Errorf("after an attack: %d slots in use, want 2; %v", len(list), err)
 }
 
-// account is one row of the table: a victim's transfers over a while.
+// account adds one row to the table: a victim's transfers over a period.
 func (b *bystander) account(table *strings.Builder, when, who string) reply {
 	b.t.Helper()
 	r, err := b.do(order{Op: "account"})
@@ -224,8 +223,8 @@ func (b *bystander) account(table *strings.Builder, when, who string) reply {
 	return r
 }
 
-// besieged has victims' transfers measured: quiet, beside eight processes that only
-// take processor time, and under the attack of list.
+// besieged measures victims' transfers: alone, beside eight processes that only use processor
+// time, and under the attack of list.
 func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	t.Helper()
 	needRoot(t, "attackers of several users need their processes")
@@ -235,7 +234,7 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	machine.WriteString("| the machine | real-time thread late by, ms | plain thread late by, ms | steal, ms |\n| --- | --- | --- | --- |\n")
 	canary := watchMachine(t)
 	defer func() { t.Logf("\n%s\n%s", &table, &machine) }()
-	// Everybody's end may wait for the end of the file system.
+	// Ending the processes may have to wait for the end of the file system.
 	var reap sync.WaitGroup
 	t.Cleanup(reap.Wait)
 	first := w.victim(victimUID)
@@ -261,7 +260,7 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	machine.WriteString(canary.account("burners"))
 	end()
 
-	// Once before, so that pfd has grown to what it needs.
+	// Attack once before, so that pfd reaches its working size.
 	before := w.holds()
 
 	end = w.assault(&reap, list)
@@ -286,7 +285,7 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	for who, r := range under {
 		report := t.Errorf
 		if os.Getenv("PFD_ATTACK") == "" {
-			report = t.Logf // a machine that does other things, too, says little about times
+			report = t.Logf // times of a busy machine mean little
 		}
 		if p99 := time.Duration(r.P99); r.P99 > attackFactor*plain.P99 {
 			report("the %s victim's p99 is %v under attack, with burners %v: more than %dx", who, p99, time.Duration(plain.P99), attackFactor)
@@ -298,9 +297,9 @@ func besieged(t *testing.T, w *world, list []aggressor, during time.Duration) {
 	first.fine()
 }
 
-// Eight attackers at once, each a user of its own, stop nobody and delay others by
-// no more than their processes' need of a processor does. The times are asserted
-// where PFD_ATTACK says for how long to attack (30s), on an idle machine.
+// Eight attackers at once, each its own user, stop no other process, and delay others no more
+// than their use of the processors does. Times are asserted only if PFD_ATTACK states the
+// duration of the attack (30s), on an idle machine.
 func TestEightAttackers(t *testing.T) {
 	during := 5 * time.Second
 	if v := os.Getenv("PFD_ATTACK"); v != "" {
@@ -312,9 +311,9 @@ func TestEightAttackers(t *testing.T) {
 	besieged(t, start(t), eight, during)
 }
 
-// Attacks leave nothing behind: descriptors and goroutines are as many as before,
-// threads and live memory grow with the first attacks only. This pfd collects garbage
-// often, so that its heap tells what lives.
+// Attacks leave nothing behind: descriptors and goroutines return to their numbers, and threads
+// and live memory grow only with the first attacks. This pfd collects garbage often, so that
+// its heap is the live heap.
 func TestAttacksLeaveNothing(t *testing.T) {
 	needRoot(t, "attackers of several users need their processes")
 	w := startAs(t, pfdProgram, []string{"GOGC=5"})
@@ -347,8 +346,8 @@ func TestAttacksLeaveNothing(t *testing.T) {
 	first.fine()
 }
 
-// The same for each attacker alone. Those whose weapon is slots are two users, who
-// take all that the victims leave.
+// The same for each attacker alone. Attackers that take slots are two users, who take all slots
+// that the victims leave.
 func TestEachAttacker(t *testing.T) {
 	for _, a := range eight {
 		t.Run(a.kind, func(t *testing.T) {

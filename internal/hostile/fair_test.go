@@ -11,16 +11,16 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// tide keeps channels busy: as a transfer ends, the next one begins.
+// tide keeps channels busy: when a transfer ends, the next one starts.
 type tide struct {
 	quit, over chan struct{}
 	ended      atomic.Int64
 	lat        []int64 // ns, of each transfer
-	text       string  // the first error
+	text       string  // of the first error
 }
 
-// startTide begins o.Seed transfers of o.Size bytes from buffer o.Kind, transfer i
-// to byte i*o.Size of the remote.
+// startTide starts o.Seed transfers of o.Size bytes from buffer o.Kind; transfer i writes to
+// byte i*o.Size of the remote.
 func (a *obedient) startTide(o order) (*tide, error) {
 	src, err := a.buffer(o.Kind)
 	if err != nil {
@@ -78,15 +78,15 @@ func (a *obedient) startTide(o order) (*tide, error) {
 			if left == 0 {
 				return
 			}
-			// Who polls without a pause takes a processor from the others.
+			// Polling without a pause would take a processor from the others.
 			time.Sleep(200 * time.Microsecond)
 		}
 	}()
 	return d, nil
 }
 
-// stop waits until n transfers have ended, starts nothing more, waits for what is
-// under way, and gives how long each transfer took.
+// stop waits until n transfers have ended, starts no more, waits for those in flight, and
+// returns the duration of each transfer.
 func (d *tide) stop(n int64) []int64 {
 	for d.ended.Load() < n {
 		select {
@@ -100,8 +100,7 @@ func (d *tide) stop(n int64) []int64 {
 	return d.lat
 }
 
-// times makes o.Seed urgent transfers, one after the other, and says how long each
-// took.
+// times makes o.Seed urgent transfers one after the other, and returns the duration of each.
 func (a *obedient) times(o order) ([]int64, error) {
 	src, err := a.buffer(o.Kind)
 	if err != nil {
@@ -118,7 +117,7 @@ func (a *obedient) times(o order) ([]int64, error) {
 		begin := time.Now()
 		t, err := a.ep.Write(ctx, rdma.WriteRequest{SrcVA: src.va, Size: o.Size, Dst: dst, Urgent: true})
 		for err == nil && !t.Poll().Final() {
-			err = ctx.Err() // as who waits for so little does: rdma.Wait may sleep
+			err = ctx.Err() // poll, as users of short transfers do: rdma.Wait may sleep
 		}
 		if err == nil {
 			err = t.Err()
@@ -131,7 +130,7 @@ func (a *obedient) times(o order) ([]int64, error) {
 	return lat, nil
 }
 
-// at gives a percentile of times, ns.
+// at returns a percentile of times in ns.
 func at(list []int64, percent int) time.Duration {
 	slices.Sort(list)
 	return time.Duration(list[(len(list)*percent+99)/100-1])
@@ -141,18 +140,17 @@ const (
 	fairChannels = 32 // of a process
 	fairSize     = 1 << 20
 	fairSmall    = 4096
-	fairTimes    = 1000 // small transfers of which a p99 is taken
-	// A machine that gives the processor to others while something is measured
-	// shows them, and not pfd: what must hold has to hold in one round of these.
+	fairTimes    = 1000 // small transfers for one p99
+	// The machine may take the processor away during a measurement, which says nothing about
+	// pfd. The assertion must hold in one of these rounds.
 	fairRounds = 5
 )
 
-// Sixty-four large transfers at once, from all channels of two processes, keep an
-// urgent small one waiting for no more than it takes anyway: its p99 stays below
-// three times the quiet one, in a process of its own and in one of the two that
-// make the large ones. No large one starves: the slowest takes less than four
-// times as long as the slowest without urgent ones. What priorities and shares are for
-// is time, so times are compared; they need a quiet machine, so only with PFD_SOAK=1.
+// Sixty-four large transfers at once, from all channels of two processes, do not delay an
+// urgent small one: its p99 stays below three times the p99 alone, from a process of its own
+// and from one of the two. No large transfer starves: the slowest takes less than four times as
+// long as the slowest without urgent ones. Priorities and shares promise times, so the test
+// compares times. That needs a quiet machine, so it runs only with PFD_SOAK=1.
 func TestUrgentAndLargeTransfers(t *testing.T) {
 	if !soaking() {
 		t.Log("times are not compared without PFD_SOAK=1 (make soak): they need a quiet machine")
@@ -174,7 +172,7 @@ func TestUrgentAndLargeTransfers(t *testing.T) {
 	times := func(p *proxy) []int64 {
 		return p.must(order{Op: "times", Kind: "small", Remote: small, Size: fairSmall, Seed: fairTimes}).Lat
 	}
-	// tides runs the large transfers while f runs, and gives how long they took.
+	// tides runs the large transfers while f runs, and returns their durations.
 	tides := func(free int, f func()) (lat []int64) {
 		channels := [2]int{fairChannels - free, fairChannels}
 		for i, p := range large {

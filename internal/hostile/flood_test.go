@@ -11,9 +11,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// While users connect as fast as they can, each attach of another user succeeds: the
-// library connects again where the listener's queue is full. How often that is so is
-// told.
+// While users connect as fast as they can, each attach of another user succeeds: the library
+// reconnects if the listener's queue is full. The test logs how often that happens.
 func TestAttachDuringAConnectFlood(t *testing.T) {
 	needRoot(t, "attackers of several users need their processes")
 	w := start(t)
@@ -25,7 +24,7 @@ func TestAttachDuringAConnectFlood(t *testing.T) {
 	const rounds, plain = 10, 500
 	full := 0
 	for range rounds {
-		// pfd has no processor for a while, and the queue fills.
+		// pfd gets no processor for a while, and the queue fills.
 		if err := w.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +39,7 @@ func TestAttachDuringAConnectFlood(t *testing.T) {
 			}
 			attached <- err
 		}()
-		for range plain { // meanwhile
+		for range plain { // while pfd is stopped
 			if queueFull(t, path) {
 				full++
 			}
@@ -53,7 +52,7 @@ func TestAttachDuringAConnectFlood(t *testing.T) {
 	t.Logf("%d attaches; of %d plain connects %d met a full queue; the attackers did: %s", rounds, rounds*plain, full, end())
 }
 
-// queueFull connects once and tells whether too many others wait there.
+// queueFull connects once and reports whether the queue was full.
 func queueFull(t *testing.T, path string) bool {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

@@ -19,9 +19,9 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// A fault message from anybody but pfd never reaches a process: its socket is
-// connected to pfd's, and the kernel refuses everybody else. (What reaches it all
-// the same, by a port id used again, package netlink drops and counts.)
+// A fault message that pfd did not send never reaches a process: the process's socket is
+// connected to pfd's, and the kernel refuses all other senders. (After a reuse of pfd's port id
+// it could; package netlink drops and counts such messages.)
 func TestForgedFaultMessage(t *testing.T) { onEach(t, forgedFaultMessage) }
 
 func forgedFaultMessage(t *testing.T, w *world) {
@@ -39,8 +39,8 @@ func forgedFaultMessage(t *testing.T, w *world) {
 	}
 	receivers := 0
 	for _, port := range ports {
-		// The victim is told to page its buffer in and to ask for a block that
-		// nobody sent.
+		// The message asks the victim to page its buffer in and to request a block that was not
+		// sent.
 		err := s.Send(port, netlink.Fault{VA: device.VA(m.VA), Write: true, Pages: 256, Transaction: 3, PDID: 1})
 		if errors.Is(err, netlink.ErrNoReceiver) {
 			receivers++
@@ -52,7 +52,7 @@ func forgedFaultMessage(t *testing.T, w *world) {
 	if n := s.Counters().NoReceiver; n != uint64(receivers) {
 		t.Errorf("the offender counts %d refusals of %d", n, receivers)
 	}
-	// pfd's own sockets take such a message, throw it away and count it.
+	// pfd's own sockets receive such a message, drop it and count it.
 	for node := range 2 {
 		w.saw(node, "netlink_strays_total", 0)
 	}
@@ -89,8 +89,8 @@ func usersockPorts(t *testing.T) (ports []uint32) {
 
 func read(r mailbox.ReadRequest) []uint64 { words := r.Encode(); return words[:] }
 
-// Messages that only firmware or another domain may send are refused or
-// ignored; each has its counter, and the transfers they aim at arrive.
+// Messages that only firmware or another domain may send are refused or ignored. Each has a
+// counter, and the transfers that they attack arrive.
 func TestForgedMessages(t *testing.T) { onEach(t, forgedMessages) }
 
 func forgedMessages(t *testing.T, w *world) {
@@ -124,8 +124,8 @@ func forgedMessages(t *testing.T, w *world) {
 			w.saw(0, hw(c.counter), before)
 		})
 	}
-	// A RAPF, with and without the fail bit, for every transaction while others'
-	// transfers are under way: by old sequence numbers and guessed ones.
+	// RAPFs, with and without the fail bit, for every transaction while others' transfers are
+	// in flight, with old and guessed sequence numbers.
 	t.Run("a RAPF for every transaction", func(t *testing.T) {
 		before := w.count(0, hw(device.RAPFStale)) + w.count(0, hw(device.RAPFDenied))
 		for tr := range 256 {
@@ -161,7 +161,7 @@ func forgedMessages(t *testing.T, w *world) {
 			}
 		}
 	})
-	// After all this the liar's own transfers work as before.
+	// Afterwards the liar's own transfers still work.
 	peer := w.raw(attach.Hello{Group: "liar", Node: 1})
 	dst := w.memory(4096, peer)
 	fill(src, 3)
@@ -172,8 +172,8 @@ func forgedMessages(t *testing.T, w *world) {
 	b.fine()
 }
 
-// A descriptor that its owner goes on changing after the doorbell is obeyed as
-// it was taken: nothing but its own source and destination is touched.
+// The owner changes a descriptor after the doorbell. The engine uses the copy that it took: it
+// accesses only the copy's source and destination.
 func TestDescriptorChangedAfterTheDoorbell(t *testing.T) { onEach(t, descriptorChanged) }
 
 func descriptorChanged(t *testing.T, w *world) {
@@ -188,8 +188,8 @@ func descriptorChanged(t *testing.T, w *world) {
 		w.discard(dst)
 		liar.ring(0, device.Descriptor{Src: va(src), Dst: va(dst), Size: size, DstNode: 1})
 		w.until("the transfer is begun", func() bool { return liar.Done(0) != device.DoneInitialized })
-		// Destination, source, size and node become others while it runs. Its
-		// completion words too: a done that the owner forges fools its owner only.
+		// Destination, source, size and node change while it runs. So do its completion words:
+		// a forged done deceives only its owner.
 		d := device.Descriptor{Src: va(other), Dst: va(other) + device.VA(round)*4096, Size: 4 * size, DstNode: 1, Notify: va(other)}
 		page := liar.Bytes()[attach.DescriptorPage:]
 		for i, v := range d.Words() {
@@ -210,8 +210,8 @@ func descriptorChanged(t *testing.T, w *world) {
 	b.fine()
 }
 
-// Whatever stands in a descriptor, its transfer ends with the right code, and
-// the node goes on.
+// Whatever a descriptor contains, its transfer ends with the right code, and the node
+// continues.
 func TestWildDescriptors(t *testing.T) { onEach(t, wildDescriptors) }
 
 func wildDescriptors(t *testing.T, w *world) {
@@ -220,8 +220,9 @@ func wildDescriptors(t *testing.T, w *world) {
 	peer := w.raw(attach.Hello{Group: "liar", Node: 1})
 	stranger := w.attach("stranger", attachOrder{Node: 1, Group: "stranger"})
 	theirs := stranger.buffer("b", "anonymous", 8192, 9)
-	// What reaches further than the memory must not go on in what else this process has: the
-	// blocks in flight behind the first that fails are written, and could be the attachment's.
+	// A transfer beyond the memory must not reach other memory of this process: blocks in
+	// flight behind the first failed one are written, and could overwrite the attachment's
+	// memory.
 	const guard = 4 << 20
 	mine := w.memory(2*device.PageSize+guard, liar, peer)
 	if err := unix.Mprotect(mine[2*device.PageSize:], unix.PROT_NONE); err != nil {
@@ -234,7 +235,7 @@ func wildDescriptors(t *testing.T, w *world) {
 		d       device.Descriptor
 		status  uint8
 		node    int
-		counter string // of the node, or of the one whose hole is met first
+		counter string // of the node, or of the node whose hole is reached first
 	}{
 		{"a node that is not there", device.Descriptor{Src: va(mine), Dst: va(mine), Size: 64, DstNode: 0x3ffff}, device.StatusDecode, 0, hw(device.DoorbellDenied)},
 		{"an address past the width", device.Descriptor{Src: va(mine), Dst: 1 << 60, Size: 64, DstNode: 1}, device.StatusDecode, 0, hw(device.DoorbellDenied)},
@@ -271,8 +272,7 @@ func pdidOf(t *testing.T, remote string) device.PDID {
 	return r.PDID
 }
 
-// An attachment that does not keep to the protocol is refused with its reason,
-// and counted.
+// An attachment that violates the protocol is refused with a reason, and counted.
 func TestMalformedAttachments(t *testing.T) {
 	w := start(t)
 	b := w.bystander(attachOrder{})
@@ -316,7 +316,7 @@ func TestMalformedAttachments(t *testing.T) {
 	b.fine()
 }
 
-// dial connects to the attachment socket until the test's end.
+// dial connects to the attachment socket until the test ends.
 func (w *world) dial() *attach.Conn {
 	w.t.Helper()
 	conn, err := attach.Dial(w.ctx(), control.AttachSocket(w.socket()))
@@ -327,7 +327,7 @@ func (w *world) dial() *attach.Conn {
 	return conn
 }
 
-// refusal fails the test where the next message is no refusal with code and text.
+// refusal fails the test unless the next message is a refusal with code and text.
 func (w *world) refusal(conn *attach.Conn, code attach.Code, text string) {
 	w.t.Helper()
 	var buf [attach.MaxMessage]byte
@@ -345,7 +345,7 @@ func (w *world) refusal(conn *attach.Conn, code attach.Code, text string) {
 	}
 }
 
-// forgedKeepers names as keeper what is none, the process itself, and somebody else.
+// forgedKeepers names false keepers: no task, the process itself, and other processes.
 func forgedKeepers(t *testing.T, w *world) {
 	hello, err := (&attach.Hello{Product: "liar 1", Group: "liar"}).Append(nil)
 	if err != nil {
@@ -399,8 +399,8 @@ func forgedKeepers(t *testing.T, w *world) {
 	}
 }
 
-// What a process does to the descriptors that it was given hurts nobody: the
-// memory cannot be shrunk, and an eventfd that blocks blocks its owner only.
+// What a process does to its descriptors harms no other: the memory cannot be shrunk, and a
+// blocking eventfd blocks only its owner.
 func TestDescriptorsTurnedAgainstPfd(t *testing.T) { onEach(t, turnedAgainstPfd) }
 
 func turnedAgainstPfd(t *testing.T, w *world) {
@@ -424,7 +424,7 @@ func turnedAgainstPfd(t *testing.T, w *world) {
 	if _, err := unix.FcntlInt(uintptr(liar.fds[0]), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); err == nil {
 		t.Error("a further seal could be set")
 	}
-	// Full, blocking, and taken out of non-blocking mode for pfd as well.
+	// Full, blocking, and no longer non-blocking for pfd either.
 	if err := unix.SetNonblock(liar.fds[1], true); err != nil {
 		t.Fatal(err)
 	}
@@ -436,8 +436,7 @@ func turnedAgainstPfd(t *testing.T, w *world) {
 		t.Fatal(err)
 	}
 	b.some()
-	// Nothing can wake pfd by this eventfd any more; whatever else wakes it has
-	// the doorbell taken.
+	// This eventfd can no longer wake pfd; other wake-ups make pfd take the doorbell.
 	src, dst := w.memory(8192, liar), w.memory(8192, peer)
 	fill(src, 6)
 	liar.Publish(0, &device.Descriptor{Src: va(src), Dst: va(dst), Size: 8192, DstNode: 1, DstGeneration: liar.generation(1, 0)})
@@ -448,12 +447,12 @@ func turnedAgainstPfd(t *testing.T, w *world) {
 	if done, status := liar.end(0); done != device.DoneCompleted {
 		t.Errorf("done %d, status %d", done, status)
 	}
-	// All pages full of ones: what pfd reads there are values, nothing more.
+	// All pages full of ones, which pfd must treat as plain values.
 	for _, page := range []int{attach.DescriptorPage, attach.DoorbellPage, attach.PktzPage, attach.WakePage} {
 		for i := 0; i < device.PageSize; i += 8 {
 			putWord(liar.Bytes()[page+i:], ^uint64(0))
 		}
-		liar.Kicked() // the eventfd would block, and this process only
+		liar.Kicked() // the eventfd would block, but only this process
 		b.some()
 	}
 	// A message that no attachment sends after its handshake is refused.

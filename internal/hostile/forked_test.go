@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process forks, and its child executes nothing and lives on with all of its
-// descriptors, as a daemon's does. When the parent ends, or executes another program,
-// so do the attachment and all that names its memory.
+// A process forks. Its child executes no program and keeps all descriptors, like a daemon. When
+// the parent ends or executes another program, the attachment and all names of its memory end.
 func TestForkedChildLivesOn(t *testing.T) { everywhere(t, forkedChildLivesOn) }
 
 func forkedChildLivesOn(t *testing.T, on place) {
@@ -31,7 +30,7 @@ func forkedChildLivesOn(t *testing.T, on place) {
 			}
 			switch how {
 			case "exit":
-				_ = p.in.Close() // the agent ends
+				_ = p.in.Close() // ends the agent
 				if err := p.cmd.Wait(); err != nil {
 					t.Error(err)
 				}
@@ -50,7 +49,7 @@ func forkedChildLivesOn(t *testing.T, on place) {
 	}
 }
 
-// forkedUID is a user that nobody has.
+// forkedUID is a uid that is not in use.
 const forkedUID = 60301
 
 // keepersOf counts the living keepers of a user's processes.
@@ -63,7 +62,7 @@ func keepersOf(t *testing.T, uid int) (n int) {
 	for _, path := range list {
 		b, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		s := string(b)
 		if strings.HasPrefix(s, "Name:\texanet-keeper\n") && strings.Contains(s, fmt.Sprintf("\nUid:\t%d\t", uid)) && !strings.Contains(s, "\nState:\tZ") {

@@ -29,9 +29,9 @@ const (
 	fuseSize     = 1 << 20
 )
 
-// hangingFile mounts a file system with one file, "file", whose first pages can
-// be read never: each READ of it is taken and not answered. The end of the test
-// aborts the connection, which wakes whoever waits, and unmounts.
+// hangingFile mounts a file system with one file, "file", and never answers reads of its first
+// pages. At the end of the test it aborts the connection, which wakes all waiting threads, and
+// unmounts.
 func hangingFile(t *testing.T, dir string) string {
 	t.Helper()
 	needRoot(t, "mounting a FUSE file system")
@@ -55,8 +55,8 @@ func hangingFile(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// By the connection's own file where fusectl is mounted; closing the device
-		// and a forced unmount do the same.
+		// Abort by the connection's own file if fusectl is mounted. Closing the device and a
+		// forced unmount have the same effect.
 		if err := unix.Unmount(mount, unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
@@ -66,7 +66,7 @@ func hangingFile(t *testing.T, dir string) string {
 	return filepath.Join(mount, "file")
 }
 
-// serveFUSE answers until the file system is unmounted.
+// serveFUSE serves requests until the file system is unmounted.
 func serveFUSE(fd int) {
 	buf := make([]byte, 1<<17)
 	for {
@@ -114,11 +114,11 @@ func serveFUSE(fd int) {
 		case fuseOpen:
 			body = make([]byte, 16)
 		case fuseRead:
-			continue // never
+			continue // never answered
 		case fuseRelease, fuseFlush:
 		case fuseStatfs:
 			body = make([]byte, 80)
-		case 2, 36: // FORGET, INTERRUPT: no answer; the interrupted READ goes on hanging
+		case 2, 36: // FORGET, INTERRUPT: no answer; an interrupted READ still hangs
 			continue
 		default:
 			errno = -int32(unix.ENOSYS)
@@ -133,7 +133,7 @@ func serveFUSE(fd int) {
 	}
 }
 
-// A buffer on a file system that hangs costs its own transfers only.
+// A buffer on a file system that hangs stalls only its own transfers.
 func TestFileThatHangs(t *testing.T) {
 	for _, role := range []string{"target", "initiator"} {
 		t.Run(role, func(t *testing.T) {

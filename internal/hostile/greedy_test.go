@@ -24,8 +24,8 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// A user gets its quota of a node's slots and no more, a node no more than its
-// sixteen; who is refused is told why, and what has been given stays.
+// A user gets its quota of a node's slots and no more, and a node has sixteen. A refusal states
+// its reason, and slots in use stay.
 func TestSlotsRunOut(t *testing.T) {
 	needRoot(t, "domains of several users need their processes")
 	onEach(t, slotsRunOut, "--quota", "8")
@@ -47,7 +47,7 @@ func slotsRunOut(t *testing.T, w *world) {
 	for _, user := range []struct {
 		uid   uint32
 		slots int
-	}{{3001, 8}, {3002, 6}} { // and the bystander's makes fifteen
+	}{{3001, 8}, {3002, 6}} { // with the bystander's, fifteen
 		p := w.spawn("greedy", user.uid)
 		for i := range user.slots {
 			p.must(order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Group: fmt.Sprint("g", i)}})
@@ -62,7 +62,7 @@ func slotsRunOut(t *testing.T, w *world) {
 	w.spawn("the last", 3004).must(order{Op: "attach", Attach: attachOrder{Socket: w.socket()}})
 	poor := w.spawn("poor", 3003)
 	refused(poor, attachOrder{UID: 3003, Group: "poor"}, "16")
-	// What ends gives its slots back.
+	// A process that ends releases its slots.
 	last.kill()
 	w.until("a slot is free", func() bool {
 		r, err := poor.do(order{Op: "attach", Attach: attachOrder{Socket: w.socket(), Group: "poor"}})
@@ -71,7 +71,7 @@ func slotsRunOut(t *testing.T, w *world) {
 	b.fine()
 }
 
-// A process may have a few connections, and no more.
+// A process may have a few connections, but not many.
 func TestManyConnections(t *testing.T) {
 	needRoot(t, "a flood by another user needs one")
 	onEach(t, manyConnections)
@@ -83,7 +83,7 @@ func manyConnections(t *testing.T, w *world) {
 	before := w.count(control.AllNodes, control.CounterRefused)
 	for _, path := range []string{w.socket(), control.AttachSocket(w.socket())} {
 		flood.must(order{Op: "flood", Path: path, Size: 500})
-		// Others are answered while it lasts.
+		// Others are served meanwhile.
 		for range 20 {
 			if _, err := w.Status(w.ctx()); err != nil {
 				t.Fatal(err)
@@ -99,7 +99,7 @@ func manyConnections(t *testing.T, w *world) {
 	b.fine()
 }
 
-// flood opens connections, says something senseless on each, and keeps them.
+// flood opens connections, sends an invalid message on each, and keeps them open.
 func (a *obedient) flood(o order) (n int, err error) {
 	if o.Kind == "log" {
 		return a.floodLog(o.Path, o.Size)
@@ -127,8 +127,8 @@ func (a *obedient) flood(o order) (n int, err error) {
 	return n, nil
 }
 
-// All channels of a process busy for ever: that process is told so, and others
-// go on; its end frees everything.
+// All channels of a process are busy forever. That process gets an error, others continue, and
+// its end releases everything.
 func TestAllChannelsBusy(t *testing.T) {
 	needRoot(t, "a full-mode userfaultfd")
 	w := start(t)
@@ -144,8 +144,7 @@ func TestAllChannelsBusy(t *testing.T) {
 	if err != nil || !strings.Contains(r.Err, "channels busy") {
 		t.Errorf("a write beyond the last channel: %q, %v", r.Err, err)
 	}
-	// The other half of its page: the channels of the firmware, by which others
-	// read from it.
+	// The other half of the channels are the firmware's, which serve reads by others.
 	theirs := greedy.buffer("read from", "anonymous", 1<<20, 5).Remote
 	for i := range rdma.MaxReads {
 		target.must(order{Op: "read", ID: fmt.Sprint("r", i), Kind: "stuck", Remote: theirs, Size: 1 << 20})
@@ -205,8 +204,8 @@ func (w *world) domains() int {
 	return len(list)
 }
 
-// A process that asked to page in by itself, and does not read its netlink
-// socket, fails its own transfers; pfd neither blocks nor remembers.
+// A process that pages in by itself and does not read its netlink socket fails its own
+// transfers. pfd neither blocks nor buffers.
 func TestNetlinkSocketThatIsNotRead(t *testing.T) { onEach(t, netlinkNotRead, "--guard-us", "2000") }
 
 func netlinkNotRead(t *testing.T, w *world) {
@@ -227,7 +226,7 @@ func netlinkNotRead(t *testing.T, w *world) {
 	b.fine()
 }
 
-// gated keeps the driver from hearing of interrupts until it is opened.
+// gated withholds interrupts from the driver until it is opened.
 type gated struct {
 	device.Bus
 	open  *atomic.Bool
@@ -266,8 +265,8 @@ func (e *engine) Detach(node, slot int) {
 	<-done
 }
 
-// The 513th entry of the fault FIFO is dropped, and says so: the guard time-out
-// brings its block back, and every byte arrives.
+// The 513th entry of the fault FIFO is dropped and counted. The guard time-out retransmits its
+// block, and every byte arrives.
 func TestFIFOOverflows(t *testing.T) {
 	e, err := emu.New(emu.Config{Nodes: 2})
 	if err != nil {
@@ -318,8 +317,8 @@ func TestFIFOOverflows(t *testing.T) {
 	})
 }
 
-// A memory limit that leaves no room for one more file is an error with its
-// reason, and no end of pfd.
+// A limit of descriptors that leaves none for one more file is an error with its reason, and
+// does not end pfd.
 func TestDescriptorsRunOut(t *testing.T) {
 	needRoot(t, "prlimit of another process")
 	onEach(t, descriptorsRunOut)
@@ -342,7 +341,7 @@ func descriptorsRunOut(t *testing.T, w *world) {
 	if err := unix.Prlimit(w.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &old); err != nil {
 		t.Fatal(err)
 	}
-	// One after the other, so that each call of an attachment fails once.
+	// One at a time, so that each call of an attachment fails once.
 	for more := range 12 {
 		limit := unix.Rlimit{Cur: uint64(highest + 1 + more), Max: old.Max}
 		if err := unix.Prlimit(w.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {

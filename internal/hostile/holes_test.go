@@ -6,16 +6,17 @@ import (
 	"time"
 )
 
-// How the attack with holes is measured (ours).
+// Parameters of the measurement of the attack with holes. Values below are defined by this
+// project.
 const (
 	holesTime   = 5 * time.Second
-	holesRounds = 3 // of which one has to hold: the first touch that sleeps may meet a collection (docs/security.md)
+	holesRounds = 3 // one must pass: the first touch that sleeps may coincide with a garbage collection (docs/security.md)
 )
 
-// A process that punches holes into what it shares, or shares and unshares it, while the
-// file is mapped a million times, does to others what the same work does to a file that pfd
-// does not have: they make at least half of the transfers, and wait for none longer than
-// 100 ms, or than beside that work.
+// A process punches holes into memory that it shares, or shares and unshares it, while the file
+// is mapped a million times. This delays others no more than the same work on a file that pfd
+// does not have: they complete at least half of the transfers, and wait at most 100 ms, or as
+// long as beside that work.
 func TestHolesInSharedMemory(t *testing.T) { everywhere(t, holesInSharedMemory) }
 
 func holesInSharedMemory(t *testing.T, on place) {
@@ -25,7 +26,7 @@ func holesInSharedMemory(t *testing.T, on place) {
 	needRoot(t, "attackers of several users need their processes")
 	kinds := []string{"holes", "shares"}
 	if on.Shared {
-		kinds = kinds[:1] // pfd and the device map what is shared, and wait with their address spaces locked (docs/security.md)
+		kinds = kinds[:1] // pfd and the device map shared memory, and wait with their address spaces locked (docs/security.md)
 	}
 	for _, kind := range kinds {
 		t.Run(kind, func(t *testing.T) {

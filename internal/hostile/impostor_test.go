@@ -20,8 +20,8 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// impostor attaches by hand, over a connection that another process may have
-// made, and names whatever it likes as its keeper and to its helper.
+// impostor attaches without the library, over a connection that another process may have made.
+// It names arbitrary processes as its keeper and to its helper.
 type impostor struct {
 	sock int
 	keep []any
@@ -45,8 +45,8 @@ func (i *impostor) obey(o order) (r reply, err error) {
 	return r, err
 }
 
-// hello attaches. Process o.Off is named as keeper, 0 is an own one, and process
-// o.Size is what the helper is told to serve, 0 this one.
+// hello attaches. It names process o.Off as keeper (0: its own keeper), and the helper is told
+// to serve process o.Size (0: this one).
 func (i *impostor) hello(o order) (r reply, err error) {
 	method, err := pagein.ParseMethod(o.Attach.Method)
 	if err != nil {
@@ -109,7 +109,7 @@ func (i *impostor) hello(o order) (r reply, err error) {
 	return r, nil
 }
 
-// mapped maps the memory that pfd sent and names a keeper, as the library does.
+// mapped maps the memory that pfd sent and names a keeper, like the library.
 func (i *impostor) mapped(fds []int, named int) error {
 	if len(fds) != attach.MemoryFDs {
 		return fmt.Errorf("%d descriptors for a memory", len(fds))
@@ -122,7 +122,7 @@ func (i *impostor) mapped(fds []int, named int) error {
 	return unix.Sendmsg(i.sock, bare(attach.TypeMapped), unix.UnixRights(named), nil, 0)
 }
 
-// bare is a message that is a header alone (docs/attach.md, section 2).
+// bare returns a message that consists of a header (docs/attach.md, section 2).
 func bare(typ attach.Type) []byte {
 	b := make([]byte, 72)
 	binary.LittleEndian.PutUint16(b, uint16(typ))
@@ -132,7 +132,7 @@ func bare(typ attach.Type) []byte {
 	return b
 }
 
-// pidfd returns a pidfd of a process, or own for 0.
+// pidfd returns a pidfd of process pid, or own if pid is 0.
 func (i *impostor) pidfd(pid, own int) (int, error) {
 	if pid == 0 {
 		return own, nil
@@ -140,7 +140,7 @@ func (i *impostor) pidfd(pid, own int) (int, error) {
 	return unix.PidfdOpen(pid, 0)
 }
 
-// helper starts pfd's program as the library does, for another process.
+// helper starts pfd's program for another process, as the library does for its own.
 func (i *impostor) helper(o order, fds []int, named int) error {
 	if len(fds) != attach.HelperFDs {
 		return fmt.Errorf("%d descriptors for a helper", len(fds))
@@ -163,7 +163,7 @@ func (i *impostor) helper(o order, fds []int, named int) error {
 	return err
 }
 
-// changeSelf changes what others may do to this process.
+// changeSelf changes the rights of others on this process.
 func changeSelf(o order) error {
 	switch o.Op {
 	case "setuid": // the effective uid only, as a set-uid program does for a while
@@ -179,7 +179,7 @@ func changeSelf(o order) error {
 	return errors.ErrUnsupported
 }
 
-// endFirstThread has the first thread of this process end; the others go on.
+// endFirstThread ends the first thread of this process; the others continue.
 func endFirstThread() error {
 	for deadline := time.Now().Add(patience); ; {
 		b, err := os.ReadFile("/proc/self/stat")
@@ -197,7 +197,7 @@ func endFirstThread() error {
 			if unix.Gettid() == os.Getpid() {
 				_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
 			}
-			time.Sleep(time.Millisecond) // keeps its thread busy, so that another gets the next
+			time.Sleep(time.Millisecond) // keeps this thread busy, so that the next goroutine gets another
 			runtime.UnlockOSThread()
 		}()
 	}

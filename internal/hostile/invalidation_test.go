@@ -10,15 +10,15 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// ODP's num_invalidation_pages, as far as it can be seen: each page that was there
-// at one access and is gone at the next counts once, and no other page does.
+// Like ODP's num_invalidation_pages, as far as visible: each page that was present at one
+// access and absent at the next counts once, and no other page counts.
 func TestInvalidationsAreCounted(t *testing.T) {
 	const pages = 64
 	for _, method := range methods {
 		t.Run(method, func(t *testing.T) {
 			w := start(t)
-			// One page a fault: what else a policy brings in may be there again before
-			// an access finds it gone.
+			// One page a fault: further pages that a policy pages in may be present again
+			// before an access finds them absent.
 			p := w.pair(method, "p1")
 			p.from.buffer("src", "anonymous", pages*4096, 5)
 			m := p.to.buffer("dst", "anonymous", pages*4096, 0)
@@ -35,7 +35,7 @@ func TestInvalidationsAreCounted(t *testing.T) {
 				}, [2]uint64{0, 10}},
 				{"all of them, and only read again", func() {
 					p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED})
-					p.to.must(order{Op: "check", ID: "dst"}) // the zero page: a fault, and nobody took it from the device
+					p.to.must(order{Op: "check", ID: "dst"}) // the zero page: a fault, but not an invalidation
 				}, [2]uint64{}},
 				{"three pages of the source", func() {
 					p.from.must(order{Op: "advise", ID: "src", Advice: unix.MADV_DONTNEED, Size: 3 * 4096})
@@ -51,7 +51,7 @@ func TestInvalidationsAreCounted(t *testing.T) {
 					seen[node] = w.count(node, control.CounterInvalidations)
 					n := seen[node] - old
 					if c.name == "a target that is unmapped" && node == 1 {
-						// Each block ends at its first page that is not there.
+						// Each block ends at its first absent page.
 						if n == 0 || n > pages {
 							t.Errorf("%s: node %d counts %d", c.name, node, n)
 						}
@@ -60,10 +60,10 @@ func TestInvalidationsAreCounted(t *testing.T) {
 					}
 				}
 			}
-			// Each process is told what is its own, whoever pages in.
+			// Each process sees its own count, whichever process pages in.
 			for node, q := range []*proxy{p.from, p.to} {
 				var s rdma.Stats
-				// A transfer fails with its first block, and faults of the others follow.
+				// A transfer fails with its first block, and faults of the other blocks follow.
 				w.until("the process is told of the pages that its node counts", func() bool {
 					s, seen[node] = q.must(order{Op: "stats"}).Stats, w.count(node, control.CounterInvalidations)
 					return s.NumInvalidationPages == seen[node]
@@ -81,8 +81,8 @@ func TestInvalidationsAreCounted(t *testing.T) {
 	}
 }
 
-// What is registered with CountInvalidations has every call counted that has pages go,
-// for its process, its node and in /v1, and for nobody else.
+// Memory registered with CountInvalidations has each call counted that removes pages: for its
+// process, its node and in /v1, and for no other.
 func TestInvalidationCallsAreCounted(t *testing.T) {
 	w := start(t)
 	const pages = 16
@@ -101,8 +101,8 @@ func TestInvalidationCallsAreCounted(t *testing.T) {
 		p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED})
 		p.from.must(order{Op: "advise", ID: "src", Advice: unix.MADV_DONTNEED})
 	}
-	// A fault tells what is counted by then, and the last call goes on before it is
-	// counted: memory that was never there has a fault each time.
+	// A fault reports the count at that time, and the last call may continue before it is
+	// counted. Memory that was never present faults each time.
 	told := 0
 	w.until("the process is told of its calls", func() bool {
 		told++

@@ -10,9 +10,9 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// pfd is killed at its system calls of an attachment and of a transfer, one in each
-// run, with each method: nobody waits for it, what had arrived stays, what had not
-// is old or new byte by byte, and with the next pfd at the same path all works.
+// pfd is killed at each of its system calls of an attachment and of a transfer, one in each
+// run, with each method. No process hangs, completed data stays, other data is old or new byte
+// by byte, and everything works with the next pfd at the same path.
 func TestPfdKilledAtEachCall(t *testing.T) {
 	everywhere(t, func(t *testing.T, at place) {
 		for _, method := range methods {
@@ -36,8 +36,8 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 		}
 		return r.Err == ""
 	}
-	// A run gives the counts of its calls, while processes attach and while they
-	// transfer. at tells the phase in which pfd is killed.
+	// A run returns the counts of its calls while processes attach and while they transfer. at
+	// selects the phase in which pfd is killed.
 	run := func(at, call string, nth int) (counts [2]map[string]int) {
 		phase := func(name string) {
 			switch {
@@ -59,7 +59,7 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 			if err != nil || r.Err != "" && !watcher.Hit() {
 				t.Fatal(r.Err, err)
 			}
-			all = r.Err == "" // method uffd tells pfd of each
+			all = r.Err == "" // method uffd reports each to pfd
 			return r
 		}
 		buffer(p.from, "src", 5)
@@ -102,7 +102,7 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 			if !attached[i] {
 				continue
 			}
-			if _, err := side.do(order{Op: "close"}); err != nil { // says that pfd is gone
+			if _, err := side.do(order{Op: "close"}); err != nil { // reports that pfd is gone
 				t.Fatal(err)
 			}
 			side.must(order{Op: "drop"})
@@ -110,7 +110,7 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 		return counts
 	}
 	again := func() {
-		_ = w.cmd.Process.Kill() // it has ended, most likely
+		_ = w.cmd.Process.Kill() // it has probably ended
 		<-w.ended
 		w.cmd = nil
 		watcher.Wait()
@@ -147,8 +147,8 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 	t.Logf("killed at %d calls", killed)
 }
 
-// places gives which of n calls to take: the first, one within, the last; and of
-// these one that changes by the day, unless all are asked for.
+// places returns which of n calls to use: the first, one in the middle, and the last. Unless
+// all are requested, it selects one of these, which changes daily.
 func places(n int, name string) []int {
 	if n == 0 {
 		return nil

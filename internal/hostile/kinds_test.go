@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setting writes a file of the kernel's and puts back what it held at the end.
+// setting writes a kernel setting and restores its old value at the end.
 func setting(t *testing.T, path, value string) {
 	t.Helper()
 	old, err := os.ReadFile(path)
@@ -26,7 +26,7 @@ func setting(t *testing.T, path, value string) {
 	})
 }
 
-// Any memory of a process may be source and destination.
+// Any kind of a process's memory may be source and destination.
 func TestMemoryKinds(t *testing.T) {
 	w := start(t)
 	b := w.bystander(attachOrder{})
@@ -64,7 +64,7 @@ func TestMemoryKinds(t *testing.T) {
 				make := func(side *proxy, id, kind string, seed uint64) reply {
 					return side.must(order{Op: "buffer", ID: id, Kind: kind, Size: c.size, Seed: seed, Path: w.dir})
 				}
-				// As a destination, absent; then present.
+				// As a destination, absent, and then present.
 				make(p.from, "src", "anonymous", 5)
 				m := make(p.to, "dst", c.kind, 0)
 				for i, seed := range []uint64{5, 6} {
@@ -74,7 +74,7 @@ func TestMemoryKinds(t *testing.T) {
 					p.from.arrives(id)
 					p.to.holds("dst", seed, 0, c.size)
 				}
-				// As a source, written, and absent where it can be.
+				// As a source: written, and absent if it can be.
 				make(p.from, "kind", c.kind, 8)
 				n := make(p.to, "plain", "anonymous", 0)
 				p.from.write("from", "kind", n.Remote, c.size)
@@ -92,8 +92,8 @@ func TestMemoryKinds(t *testing.T) {
 	b.fine()
 }
 
-// Pages that KSM has merged are shared with others: a write to one faults, gets
-// a copy, and the others' stay.
+// Pages that KSM has merged are shared with others. A write to one faults and gets a copy, and
+// the others' pages stay unchanged.
 func TestMergedPages(t *testing.T) {
 	needRoot(t, "KSM is started by root")
 	const ksm = "/sys/kernel/mm/ksm/"
@@ -137,7 +137,7 @@ func TestMergedPages(t *testing.T) {
 	b.fine()
 }
 
-// A page that is locked stays locked, and one that is not never becomes so.
+// A locked page stays locked, and no other page becomes locked.
 func TestNothingIsPinned(t *testing.T) { onEach(t, nothingIsPinned) }
 
 func nothingIsPinned(t *testing.T, w *world) {

@@ -17,16 +17,15 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// linger has the process send descriptors whose last close, which is pfd's, takes
-// a thousand seconds: o.Size connections to the attachment socket, as many to the
-// control socket, and o.Off attachments that may send some. It tells how many were
-// sent; all connections are closed again at once.
+// linger sends descriptors whose last close, by pfd, takes a thousand seconds: over o.Size
+// connections to the attachment socket, as many to the control socket, and o.Off attachments.
+// It returns how many it sent, and closes all connections at once.
 func (a *obedient) linger(o order) (sent int, err error) {
 	q, err := linger.New()
 	if err != nil {
 		return 0, err
 	}
-	a.lingers = q // its end would end the lingering
+	a.lingers = q // closing it would end the lingering
 	send := func(c *net.UnixConn, b []byte) error {
 		f, err := q.Socket()
 		if err != nil {
@@ -37,7 +36,7 @@ func (a *obedient) linger(o order) (sent int, err error) {
 			sent++
 			return f.Close()
 		}
-		go f.Close() // it lingers here
+		go f.Close() // this close lingers
 		if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EPIPE) {
 			return nil
 		}
@@ -92,9 +91,8 @@ func (a *obedient) linger(o order) (sent int, err error) {
 	return sent, nil
 }
 
-// A user has pfd close descriptors for a thousand seconds: whoever attaches and
-// asks meanwhile is served, the user's own slots are free again, and pfd ends when
-// it is told to.
+// A user makes pfd close descriptors for a thousand seconds. Other users' attachments and
+// queries are served, the user's own slots become free, and pfd ends on request.
 func TestLingering(t *testing.T) {
 	needRoot(t, "becoming another user")
 	w := start(t)

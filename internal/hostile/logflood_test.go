@@ -16,13 +16,13 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// What the log takes of one kind, and one kind is a place in the program, a
-// reason and a uid (internal/logs): so many at once, then one a second.
+// The log accepts this many lines of a kind at once, then one a second. A kind is a place in
+// the program, a reason and a uid (internal/logs).
 const logBurst = 20
 
-// floodLog has pfd say something n times: refusals of several reasons, and
-// attachments that end at once. What pfd refuses because the earlier ones still end,
-// and says nothing of, is tried again.
+// floodLog makes pfd log n lines: refusals of several reasons, and attachments that end at
+// once. It retries what pfd refuses without a line because earlier attachments are still
+// ending.
 func (a *obedient) floodLog(socket string, n uint64) (int, error) {
 	good, err := (&attach.Hello{Product: "liar 1", Group: "liar"}).Append(nil)
 	if err != nil {
@@ -85,7 +85,7 @@ func (w *world) said(uid int) map[string]int {
 	return kinds
 }
 
-// metric gives a sample of /metrics that has no labels.
+// metric returns a sample of /metrics without labels.
 func (w *world) metric(name string) uint64 {
 	w.t.Helper()
 	text, err := w.Metrics(w.ctx())
@@ -105,8 +105,8 @@ func (w *world) metric(name string) uint64 {
 	return 0
 }
 
-// Who floods the log silences its own lines of that kind and nobody else's, and
-// what is held back is counted and told.
+// A user who floods the log suppresses only its own lines of that kind. The suppressed lines
+// are counted and reported.
 func TestLogFlood(t *testing.T) {
 	needRoot(t, "a flood by another user needs one")
 	const liar, honest, times = 3001, 3002, 2000
@@ -122,7 +122,7 @@ func TestLogFlood(t *testing.T) {
 		}
 		over <- err
 	}()
-	// Meanwhile the log tells of others what it always tells.
+	// Meanwhile the log has the usual lines about others.
 	const others = logBurst / 2
 	for range others {
 		w.attach("honest", attachOrder{UID: honest}).kill()
@@ -148,7 +148,7 @@ func TestLogFlood(t *testing.T) {
 			t.Errorf("%d lines of the kind %s in %v, at most %d are allowed", n, kind, time.Since(begin), limit)
 		}
 	}
-	// A refusal is one line, an attachment two: when it comes and when it ends.
+	// A refusal is one line, an attachment two: at its beginning and its end.
 	if want := uint64(times - lines); held < want {
 		t.Errorf("%d lines held back and %d written, of %d at least", held, lines, times)
 	}
@@ -156,7 +156,7 @@ func TestLogFlood(t *testing.T) {
 		t.Errorf("%d lines were lost", n)
 	}
 	t.Logf("%d lines written of the flood, %d held back", lines, held)
-	// The next line of the kind tells how many were.
+	// The next line of the kind reports how many were suppressed.
 	w.until("the log tells of what it held back", func() bool {
 		flood.must(order{Op: "flood", Kind: "log", Path: control.AttachSocket(w.socket()), Size: 4})
 		return regexp.MustCompile(fmt.Sprintf(`uid=%d.* suppressed=\d{3}`, liar)).MatchString(w.stderr.String())

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// patience bounds every wait: it is met only where something hangs.
+// patience limits every wait; only a hang reaches it.
 const patience = 20 * time.Second
 
-// hung is for how long a call that fails at once may take on a machine that does other
-// things besides: a call that waits for what never comes takes longer.
+// hung is how long a call that fails at once may take on a busy machine. A call that waits for
+// an event that never happens takes longer.
 const hung = patience / 2
 
 const agentEnv = "PFD_HOSTILE_AGENT"
 
-// work is a directory that every user may read, for programs and sockets.
+// work is a directory for programs and sockets that every user may read.
 var work string
 
 func TestMain(m *testing.M) {
@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// build builds a pfd once, and gives its path.
+// build returns a function that builds a pfd once and returns its path.
 func build(name string, args ...string) func() (string, error) {
 	return buildOf("pfd", name, args...)
 }
@@ -64,7 +64,7 @@ var (
 	exanetctlProgram = buildOf("exanetctl", "exanetctl")
 )
 
-// self gives this test's program at a path that every user can execute.
+// self returns the path of a copy of this test's program that every user can execute.
 var self = sync.OnceValues(func() (string, error) {
 	exe, err := os.Executable()
 	if err != nil {

@@ -14,14 +14,14 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// make makes a buffer of a kind. Seed 0 leaves it as it comes, untouched.
+// make creates a buffer of a kind. With seed 0 it stays untouched.
 func (a *obedient) make(o order) (r reply, err error) {
 	const rw, anon = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 	m := &area{fd: -1}
 	size := int(o.Size)
 	whole := (size + device.PageSize - 1) &^ (device.PageSize - 1)
 	switch o.Kind {
-	case "anonymous", "": // small pages, so that one fault brings one in
+	case "anonymous", "": // small pages, so that a fault pages one in
 		if a.ep != nil && !a.ep.Caps().SVA { // shared
 			b, err := a.ep.Alloc(whole)
 			if err != nil {
@@ -41,7 +41,7 @@ func (a *obedient) make(o order) (r reply, err error) {
 		if m.fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC); err == nil {
 			err = m.file(whole, unix.MAP_SHARED)
 		}
-	case "swapped": // shared when its pages are in swap: as long as nobody else maps them they go there
+	case "swapped": // shared after its pages were swapped out, which works only while no other process maps them
 		if m.fd, err = rdma.MakeMemory(uint64(whole), device.PageSize); err == nil {
 			err = m.file(whole, unix.MAP_SHARED)
 		}
@@ -53,14 +53,14 @@ func (a *obedient) make(o order) (r reply, err error) {
 		if err == nil {
 			err = a.ep.Share(device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(m.b)))), uint64(whole), m.fd, 0, true)
 		}
-	case "alloc": // shared, by whatever node
+	case "alloc": // shared, by any node
 		b, err := a.ep.Alloc(whole)
 		if err != nil {
 			return r, err
 		}
 		m.b = b.Bytes()
 		a.keep = append(a.keep, b)
-	case "shared, mapped anew": // which no userfaultfd fills any more
+	case "shared, mapped anew": // no userfaultfd fills it any longer
 		if m.fd, err = rdma.MakeMemory(uint64(whole), device.PageSize); err == nil {
 			err = m.file(whole, unix.MAP_SHARED)
 		}
@@ -70,7 +70,7 @@ func (a *obedient) make(o order) (r reply, err error) {
 		if err == nil {
 			_, err = unix.MmapPtr(m.fd, 0, unsafe.Pointer(unsafe.SliceData(m.b)), uintptr(whole), rw, unix.MAP_SHARED|unix.MAP_FIXED)
 		}
-	case "registered memfd": // its first half in the file already, and not mapped
+	case "registered memfd": // its first half is in the file already, but not mapped
 		if m.fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC); err == nil {
 			err = m.file(whole, unix.MAP_SHARED)
 		}
@@ -92,14 +92,14 @@ func (a *obedient) make(o order) (r reply, err error) {
 			flags = unix.MAP_PRIVATE
 		}
 		err = m.file(whole, flags)
-	case "path": // a file that is there
+	case "path": // an existing file
 		if m.fd, err = unix.Open(o.Path, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
 			m.b, err = unix.Mmap(m.fd, 0, whole, rw, unix.MAP_SHARED)
 		}
 	case "hugetlb":
 		const huge = 2 << 20
 		m.b, err = unix.Mmap(-1, 0, (whole+huge-1)&^(huge-1), rw, anon|unix.MAP_HUGETLB)
-	case "empty hugetlb": // none is set aside, and most machines have none
+	case "empty hugetlb": // most machines reserve no huge pages
 		m.b, err = unix.Mmap(-1, 0, 2<<20, rw, anon|unix.MAP_HUGETLB|unix.MAP_NORESERVE)
 	case "guard":
 		const guardInstall = 102 // MADV_GUARD_INSTALL, Linux 6.13
@@ -128,9 +128,9 @@ func (a *obedient) make(o order) (r reply, err error) {
 		if m.b, err = unix.Mmap(-1, 0, whole, rw, anon); err == nil {
 			err = a.register(m.b)
 		}
-	case "fixed": // at an address of the test's choice
+	case "fixed": // at an address that the test chooses
 		m.b, err = fixed(uintptr(o.Off), whole)
-	case "hole": // an address at which nothing is mapped any more
+	case "hole": // an address of unmapped memory
 		if m.b, err = a.own(whole); err == nil {
 			err = unix.MunmapPtr(unsafe.Pointer(&m.b[0]), uintptr(whole))
 		}
@@ -165,7 +165,7 @@ func (m *area) file(size, flags int) (err error) {
 	return err
 }
 
-// pageOut has all pages go to swap.
+// pageOut swaps all pages out.
 func pageOut(b []byte) error {
 	there := make([]byte, len(b)/device.PageSize)
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -184,8 +184,8 @@ func pageOut(b []byte) error {
 	}
 }
 
-// lonely is an address far from where the kernel and the Go runtime map anything by
-// themselves, beside the tests' fixed addresses: what a test unmaps there stays unmapped.
+// lonely is an address far from where the kernel and the Go runtime place mappings, beside the
+// tests' fixed addresses: memory that a test unmaps there stays unmapped.
 const lonely = 0x7200_0000_0000
 
 // own maps anonymous memory at lonely addresses.
@@ -195,7 +195,7 @@ func (a *obedient) own(size int) ([]byte, error) {
 	return fixed(at, size)
 }
 
-// hugeAligned gives memory that may have huge pages from its first byte on.
+// hugeAligned returns memory that can have huge pages from its first byte on.
 func hugeAligned(size int) ([]byte, error) {
 	const huge = 2 << 20
 	b, err := unix.Mmap(-1, 0, size+huge, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -215,8 +215,8 @@ func fixed(at uintptr, size int) ([]byte, error) {
 	return unsafe.Slice((*byte)(p), size), nil
 }
 
-// stack gives the lowest bytes of the first thread's stack: the kernel maps it
-// far below what is in use.
+// stack returns the lowest bytes of the first thread's stack: the kernel maps it far below the
+// used part.
 func stack(size int) ([]byte, error) {
 	text, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -237,8 +237,8 @@ func stack(size int) ([]byte, error) {
 	return nil, fmt.Errorf("no stack in /proc/self/maps")
 }
 
-// vacant keeps addresses that are shared, and at which nothing is any more, from being
-// used again: what is mapped there next could not be shared.
+// vacant keeps shared but unmapped addresses from being reused: a new mapping there could not
+// be shared.
 func (a *obedient) vacant(b []byte) error {
 	if a.ep == nil || a.ep.Caps().SVA {
 		return nil
@@ -247,10 +247,10 @@ func (a *obedient) vacant(b []byte) error {
 	return err
 }
 
-// move moves the memory away by mremap: nothing is mapped where it was.
+// move moves the memory by mremap; nothing is mapped at its old address.
 func (a *obedient) move(m *area) error {
 	const mayMove, toFixed = 1, 2
-	b, err := a.own(2 * len(m.b)) // far from it: it could grow where it is
+	b, err := a.own(2 * len(m.b)) // far away, else it could grow in place
 	if err != nil {
 		return err
 	}
@@ -262,13 +262,13 @@ func (a *obedient) move(m *area) error {
 	return nil
 }
 
-// Words of linux/userfaultfd.h.
+// Values of linux/userfaultfd.h.
 const (
 	uffdioAPI      = 3<<30 | 24<<16 | 0xaa<<8 | 0x3f
 	uffdioRegister = 3<<30 | 32<<16 | 0xaa<<8 // number 0x00
 )
 
-// register has a userfaultfd of the process's own serve b. Nobody reads it.
+// register registers b with the process's own userfaultfd, which is never read.
 func (a *obedient) register(b []byte) error {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	if errno != 0 {

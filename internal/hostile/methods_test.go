@@ -10,8 +10,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Every method brings in what was never there, what went again, and what was
-// only read, at either end, and by every policy.
+// Every method pages in memory that was never present, memory that was removed, and memory that
+// was only read, at either end, and by every policy.
 func TestMethods(t *testing.T) { onEach(t, eachMethod) }
 
 func eachMethod(t *testing.T, w *world) {
@@ -39,14 +39,14 @@ func eachMethod(t *testing.T, w *world) {
 				p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED})
 				once("absent again", 6)
 				p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED})
-				p.to.must(order{Op: "check", ID: "dst", Size: size}) // brings the zero page in
+				p.to.must(order{Op: "check", ID: "dst", Size: size}) // maps the zero page
 				once("only read", 7)
 				// Every other page.
 				for at := uint64(0); at < size; at += 8192 {
 					p.to.must(order{Op: "advise", ID: "dst", Advice: unix.MADV_DONTNEED, Off: at, Size: 4096})
 				}
 				once("every other", 8)
-				// An absent source is zeros.
+				// An absent source reads as zeros.
 				p.from.must(order{Op: "advise", ID: "src", Advice: unix.MADV_DONTNEED})
 				p.from.write("zeros", "src", m.Remote, size)
 				p.from.arrives("zeros")
@@ -55,7 +55,7 @@ func eachMethod(t *testing.T, w *world) {
 					p.kill()
 					return
 				}
-				// What is not mapped, or not permitted, fails with code 2.
+				// Unmapped and forbidden memory fails with code 2.
 				p.to.must(order{Op: "protect", ID: "dst", Advice: unix.PROT_READ})
 				p.from.write("denied", "src", m.Remote, size)
 				if r := p.from.wait("denied"); r.Code != device.StatusDecode {
@@ -71,7 +71,7 @@ func eachMethod(t *testing.T, w *world) {
 		}
 	}
 	if os.Geteuid() == 0 {
-		// By a helper of its own where pfd has other rights than the process.
+		// With a helper if pfd has other rights than the process.
 		for _, method := range methods {
 			t.Run(method+"/another user", func(t *testing.T) {
 				w.during(t)
@@ -93,7 +93,7 @@ func eachMethod(t *testing.T, w *world) {
 	b.fine()
 }
 
-// Prefetched memory does not fault, and may go again.
+// Prefetched memory does not fault, and may become absent again.
 func TestPrefetch(t *testing.T) { onEach(t, prefetch) }
 
 func prefetch(t *testing.T, w *world) {
@@ -129,8 +129,7 @@ func prefetch(t *testing.T, w *world) {
 	}
 }
 
-// Large transfers, and huge pages: absent, present, and split while they are
-// written to.
+// Large transfers and huge pages: absent, present, and split during writes.
 func TestLargeTransfers(t *testing.T) { onEach(t, largeTransfers) }
 
 func largeTransfers(t *testing.T, w *world) {

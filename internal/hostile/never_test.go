@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Memory that never comes ends its transfer soon, with a status that says so and the
+// A transfer to memory that cannot be paged in ends soon, with a status that says so and the
 // cause in the fault log.
 func TestMemoryThatNeverComes(t *testing.T) {
 	for _, c := range []struct {
@@ -63,7 +63,7 @@ func TestMemoryThatNeverComes(t *testing.T) {
 	}
 }
 
-// fullFile is a file without a page, in a file system that has none left for it.
+// fullFile returns a file without pages, in a file system that is full.
 func fullFile(t *testing.T, dir string, size int64) string {
 	t.Helper()
 	needRoot(t, "mounting a file system")

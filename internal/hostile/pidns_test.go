@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// Processes whose numbers mean nothing to pfd, nor pfd's to them, are served by
-// every method.
+// Every method serves processes in another pid namespace, whose pids mean nothing to pfd.
 func TestOtherPIDNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs root")

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memoryGroup is a memory control group of the test, of the first version or the
-// second, whichever has the memory controller here.
+// memoryGroup is a memory control group of the test, version 1 or 2, whichever has the memory
+// controller here.
 type memoryGroup struct {
 	t               *testing.T
 	dir             string
-	reclaim, amount string // the file that has memory taken, and what is written there
+	reclaim, amount string // the file that reclaims memory, and the value to write
 }
 
 func newMemoryGroup(t *testing.T) *memoryGroup {
@@ -34,7 +34,7 @@ func newMemoryGroup(t *testing.T) *memoryGroup {
 	return g
 }
 
-// newGroup makes a control group of the test below this process's own.
+// newGroup creates a control group of the test below this process's own.
 func newGroup(t *testing.T, controller string) *memoryGroup {
 	t.Helper()
 	needRoot(t, "making a control group")
@@ -47,7 +47,7 @@ func newGroup(t *testing.T, controller string) *memoryGroup {
 		t.Skipf("no control group to be had: %v", err)
 	}
 	t.Cleanup(func() {
-		// The group is told of its last process's end a little later.
+		// The kernel notifies the group of its last process's end a little later.
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			err := os.Remove(g.dir)
 			if err == nil {
@@ -62,13 +62,13 @@ func newGroup(t *testing.T, controller string) *memoryGroup {
 	return g
 }
 
-// findGroup gives this process's own group.
+// findGroup returns this process's own group.
 func findGroup(controller string) (*memoryGroup, error) {
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return nil, err
 	}
-	groups := map[string]string{} // controllers to path
+	groups := map[string]string{} // key: controllers; value: path
 	for line := range strings.Lines(string(own)) {
 		if f := strings.SplitN(strings.TrimSpace(line), ":", 3); len(f) == 3 {
 			groups[f[1]] = f[2]
@@ -102,7 +102,7 @@ func findGroup(controller string) (*memoryGroup, error) {
 	return nil, fmt.Errorf("the %s controller is not mounted", controller)
 }
 
-// findKey gives the controllers' names of a group that has one of them.
+// findKey returns the controllers' names of the group that has controller.
 func findKey(groups map[string]string, controller string) string {
 	for names := range groups {
 		if slices.Contains(strings.Split(names, ","), controller) {
@@ -119,20 +119,19 @@ func (g *memoryGroup) add(pid int) {
 	}
 }
 
-// push has the kernel take memory from the group's processes, as it does where
-// the machine has too little: by its own choice of pages, by swap. A limit would
-// do, too, but where a page-in comes upon it the kernel kills the process rather
-// than to look twice (seen with MADV_POPULATE_WRITE and process_vm_writev alike).
+// push makes the kernel reclaim memory from the group's processes, as it does when the machine
+// is short of memory: it chooses the pages, and swaps. A memory limit would also do that, but
+// if a page-in hits the limit the kernel kills the process instead of reclaiming again (seen
+// with MADV_POPULATE_WRITE and process_vm_writev).
 func (g *memoryGroup) push() error {
 	err := os.WriteFile(filepath.Join(g.dir, g.reclaim), []byte(g.amount), 0)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EINTR) {
-		return nil // there was less to be had
+		return nil // less memory was reclaimable
 	}
 	return err
 }
 
-// swappedOut counts the pages of a buffer that are in swap (bit 62:
-// admin-guide/mm/pagemap.rst).
+// swappedOut counts the swapped-out pages of a buffer (bit 62: admin-guide/mm/pagemap.rst).
 func swappedOut(p *proxy, id string) (n int) {
 	p.t.Helper()
 	for _, e := range p.must(order{Op: "pagemap", ID: id}).Bits {
@@ -141,9 +140,9 @@ func swappedOut(p *proxy, id string) (n int) {
 	return n
 }
 
-// A target that the kernel takes memory from all the while: each page-in comes
-// from swap, and what it has brought goes again. The target's own transfers are
-// slow and arrive; another domain does not notice.
+// The kernel continually reclaims memory from a target: each page-in reads from swap, and its
+// pages are swapped out again. The target's own transfers are slow but arrive; another domain
+// is not affected.
 func TestMemoryPressure(t *testing.T) {
 	zramSwap(t, "256M")
 	w := start(t)
@@ -153,7 +152,7 @@ func TestMemoryPressure(t *testing.T) {
 	stranger := w.spawn("stranger", 0)
 	elsewhere.add(stranger.pid())
 	stranger.buffer("b", "anonymous", size, 1)
-	for _, method := range []string{"gup", "touch"} { // from outside, and by the process itself
+	for _, method := range []string{"gup", "touch"} { // by pfd, and by the process itself
 		t.Run(method, func(t *testing.T) {
 			g := newMemoryGroup(t)
 			w.during(t)
@@ -163,7 +162,7 @@ func TestMemoryPressure(t *testing.T) {
 			m := p.to.buffer("dst", "anonymous", size, 6)
 			quiet := b.p99()
 			var rounds int
-			// with has the bystander looked at while the transfers go on, and trouble.
+			// with runs look and trouble while the transfers continue.
 			with := func(look func(), trouble func() error) {
 				t.Helper()
 				var enough atomic.Bool
@@ -189,8 +188,8 @@ func TestMemoryPressure(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// What the same load does to a bystander where the pressure is on a process
-			// that pfd does not know: the few CPUs are shared.
+			// The effect of the same load on a bystander if the pressure is on a process
+			// without an attachment: the few CPUs are shared.
 			var beside time.Duration
 			with(func() { beside = b.p99() }, func() error {
 				if _, err := stranger.do(order{Op: "fill", ID: "b", Seed: 1}); err != nil {
@@ -199,7 +198,7 @@ func TestMemoryPressure(t *testing.T) {
 				return elsewhere.push()
 			})
 			out := 0
-			// Pages that were in use a moment ago go at the second or third glance.
+			// Recently used pages are swapped out at the second or third scan.
 			w.until("most of the buffer is in swap", func() bool {
 				if err := g.push(); err != nil {
 					t.Fatal(err)
@@ -227,7 +226,7 @@ func TestMemoryPressure(t *testing.T) {
 	b.fine()
 }
 
-// transfer makes one write and waits for it, where an error must not end the test.
+// transfer makes one write and waits for it, without ending the test at an error.
 func transfer(p *proxy, id, remote string, size uint64) error {
 	for _, o := range []order{{Op: "write", ID: id, Kind: "src", Remote: remote, Size: size}, {Op: "wait", ID: id}} {
 		if r, err := p.do(o); err != nil || r.Err != "" || r.Code != 0 {
@@ -237,7 +236,7 @@ func transfer(p *proxy, id, remote string, size uint64) error {
 	return nil
 }
 
-// swapCount is how many pages the machine has read from swap and written there.
+// swapCount is how many pages the machine has read from and written to swap.
 type swapCount struct{ in, out uint64 }
 
 func (c swapCount) since(old swapCount) (in, out uint64) { return c.in - old.in, c.out - old.out }
@@ -264,9 +263,8 @@ func swapMoved(t *testing.T) (c swapCount) {
 	return c
 }
 
-// exanetctl's own way to swapped memory: it checks that the pages are in swap
-// (bit 62) before it writes, and where nothing can be swapped it says why and
-// exits with 4.
+// exanetctl's own test of swapped memory: it checks that the pages are in swap (bit 62) before
+// it writes. If nothing can be swapped it reports why and exits with 4.
 func TestWriteIntoSwappedMemory(t *testing.T) {
 	needRoot(t, "making swap")
 	swaps, err := os.ReadFile("/proc/swaps")
@@ -299,7 +297,7 @@ func TestWriteIntoSwappedMemory(t *testing.T) {
 	if err != nil || !strings.Contains(out, "5, 0 failed") || !strings.Contains(out, "every byte is right") {
 		t.Errorf("with swap: %v\n%s", err, out)
 	}
-	if n := w.count(1, "faults_major_total") - before; n < 5 { // the kernel may bring many pages in at a fault
+	if n := w.count(1, "faults_major_total") - before; n < 5 { // the kernel may page in many pages per fault
 		t.Errorf("%d major faults in 5 transfers into pages that were all in swap", n)
 	}
 }

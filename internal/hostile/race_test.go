@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// raceUser is who attaches where pfd has no right of its own.
+// raceUser is the user who attaches where pfd has no rights of its own.
 const raceUser = 3101
 
-// raced is what is raced for, in which memory.
+// raced are the races, each with a kind of memory.
 var raced = []struct{ how, memory string }{
 	{raceProtect, "anonymous"}, {raceNone, "anonymous"},
 	{raceProtect, "private file"}, {raceNone, "private file"},
@@ -22,17 +22,16 @@ var raced = []struct{ how, memory string }{
 	{raceFork, "anonymous"}, {raceExec, "anonymous"},
 }
 
-// leftover is how many of a hundred thousand rounds may change where a right is
-// taken away by mprotect: process_vm_writev(2) pins pages before it copies, and a
-// copy under way when mprotect returns may still land (docs/security.md).
+// leftover is how many of a hundred thousand rounds may change memory after mprotect has
+// removed the right: process_vm_writev(2) pins pages before it copies, and a copy in progress
+// when mprotect returns may still complete (docs/security.md).
 const leftover = 500
 
-// Not one byte comes to where it may not, whatever a process does to its memory
-// while transfers go there: what is mapped there instead, what a child has of it,
-// what another image has there stays as it is, and where mprotect takes the right
-// away nothing changes but what the kernel has begun to copy. By every method,
-// with a pfd that touches the memory itself and with a helper. PFD_RACE is how
-// long it takes in all.
+// No byte reaches memory without the right to write it, whatever a process does to its memory
+// during transfers. A new mapping at the address, a child's copy and another image stay
+// unchanged. After mprotect removes the right, only copies that the kernel has started
+// complete. This holds for every method, with a pfd that accesses the memory itself and with a
+// helper. PFD_RACE is the total duration.
 func TestNoByteWhereItMayNot(t *testing.T) {
 	needRoot(t, "being another user")
 	d := 10 * time.Second
@@ -95,7 +94,7 @@ func TestNoByteWhereItMayNot(t *testing.T) {
 	t.Logf("\n%s", &table)
 }
 
-// race races for a while; false where the method is not to be had.
+// race races for d; it returns false if the method is not available.
 func (w *world) race(a attachOrder, files, how, memory string, d time.Duration) (score, bool) {
 	w.t.Helper()
 	a.Group = fmt.Sprintf("race%d", time.Now().UnixNano())
@@ -123,8 +122,8 @@ func (w *world) race(a attachOrder, files, how, memory string, d time.Duration) 
 	return s, true
 }
 
-// raceExec has the target become another image, which attaches where its memory
-// has been as it should be.
+// raceExec makes the target execute another image, which attaches with correct memory at the
+// old address.
 func (w *world) raceExec(to *proxy, a attachOrder, d time.Duration) (s score) {
 	image, err := self()
 	if err != nil {
@@ -145,8 +144,8 @@ func (w *world) raceExec(to *proxy, a attachOrder, d time.Duration) (s score) {
 	return s
 }
 
-// Who executes another program leaves its attachment, though its sockets stay
-// open and nobody writes to it: its memory is gone, and its slot is free.
+// A process that executes another program loses its attachment, though its sockets stay open
+// and no other process writes to it: its memory is gone, and its slot becomes free.
 func TestExecEndsTheAttachment(t *testing.T) {
 	needRoot(t, "being another user")
 	everywhere(t, execEndsTheAttachment)

@@ -19,35 +19,34 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// What a racer does to its memory, again and again, to take from the transfers
-// the right to write there.
+// What a racer repeatedly does to its memory to remove the transfers' right to write it.
 const (
 	raceProtect = "protect" // mprotect, PROT_READ
 	raceNone    = "none"    // mprotect, PROT_NONE
-	raceRemap   = "remap"   // munmap, and other private memory is mapped there read-only
-	raceFile    = "file"    // another file is mapped there, privately and read-only
-	raceShared  = "shared"  // other shared memory is mapped there, read-only
-	raceFork    = "fork"    // a child gets a copy, the memory itself may be written
-	raceExec    = "exec"    // another image, with memory of its own there
+	raceRemap   = "remap"   // munmap, then map other private memory there, read-only
+	raceFile    = "file"    // map another file there, private and read-only
+	raceShared  = "shared"  // map other shared memory there, read-only
+	raceFork    = "fork"    // a child gets a copy; the memory itself stays writable
+	raceExec    = "exec"    // execute another image with its own memory there
 )
 
-// Where the memory is, how much, and how long it may be written at most, a random
-// part of it, and may not.
+// Address and size of the memory, and how long at most it is writable (a random part of that)
+// and not writable.
 const (
 	raceAt        = 0x7100_0000_0000 // far from what the kernel chooses
 	racePages     = 16
 	raceSize      = racePages * device.PageSize
 	raceWritable  = 100 * time.Microsecond
 	raceForbidden = 100 * time.Microsecond
-	raceAbsent    = 3 // in one of so many rounds the pages are absent at first
+	raceAbsent    = 3 // in one of so many rounds the pages start absent
 	raceByte      = 0xf1
 )
 
-// A score says how a race went.
+// A score is the result of a race.
 type score struct {
 	Rounds  int
-	Changed int // rounds in which a byte came that was not to
-	Landed  int // rounds before which bytes came, as they might
+	Changed int // rounds in which a forbidden byte arrived
+	Landed  int // rounds before which permitted bytes arrived
 }
 
 func (s *score) add(o score) {
@@ -56,21 +55,21 @@ func (s *score) add(o score) {
 	s.Landed += o.Landed
 }
 
-// racer is the memory that is raced for.
+// racer is the contested memory.
 type racer struct {
 	how        string
 	b, was     []byte
-	fd         int // what is behind the memory, -1: nothing
+	fd         int // of the memory's file; -1: none
 	flags      int // of its mapping
 	other      *os.File
-	register   func([]byte) error // as userfaultfd's, nil: not
+	register   func([]byte) error // registers with a userfaultfd; nil: does not
 	unregister func([]byte) error
 	random     *rand.Rand
 	spins      int
 }
 
-// race carries out an order: o.Kind is what is done to memory of kind o.ID, which
-// is mapped at raceAt, o.Size how long, in ns.
+// race executes an order: o.Kind is the operation on memory of kind o.ID, which is mapped at
+// raceAt, and o.Size the duration in ns.
 func (a *obedient) race(o order) (r reply, err error) {
 	s, err := a.newRacer(o)
 	if err != nil {
@@ -129,7 +128,7 @@ func (a *obedient) newRacer(o order) (s *racer, err error) {
 
 func (s *racer) close() {
 	if s.unregister != nil {
-		_ = s.unregister(s.b) // what was mapped over is not registered any more
+		_ = s.unregister(s.b) // memory that was mapped over is no longer registered
 	}
 	_ = s.other.Close()
 	if s.fd >= 0 {
@@ -137,8 +136,8 @@ func (s *racer) close() {
 	}
 }
 
-// round lets the memory be written for a while, then takes the right away, and
-// counts whether a byte changes after that.
+// round makes the memory writable for a while, then removes the right, and counts whether a
+// byte changes afterwards.
 func (s *racer) round(c *score) error {
 	before := bytes.Clone(s.b)
 	s.spin(time.Duration(s.random.Int64N(int64(raceWritable))))
@@ -156,7 +155,7 @@ func (s *racer) round(c *score) error {
 	return s.permit(false)
 }
 
-// forbidden takes the right away and tells whether a byte changed from then on.
+// forbidden removes the right and reports whether a byte changed afterwards.
 func (s *racer) forbidden() (bool, error) {
 	over := func(fd, flags int, content byte) (bool, error) {
 		if err := mapAt(s.b, fd, unix.PROT_READ, flags); err != nil {
@@ -199,7 +198,7 @@ func (s *racer) forbidden() (bool, error) {
 	return false, fmt.Errorf("no such race: %q", s.how)
 }
 
-// forked makes a child and tells whether its copy changes.
+// forked creates a child and reports whether its copy changes.
 func (s *racer) forked() (changed bool, err error) {
 	pid, errno := fork(unix.SIGKILL)
 	if errno != 0 {
@@ -230,7 +229,7 @@ func (s *racer) forked() (changed bool, err error) {
 	return !bytes.Equal(now, s.was), nil
 }
 
-// permit lets the memory be written again, present or absent.
+// permit makes the memory writable again, present or absent.
 func (s *racer) permit(first bool) error {
 	const rw = unix.PROT_READ | unix.PROT_WRITE
 	mapped := first
@@ -269,8 +268,8 @@ func (s *racer) permit(first bool) error {
 	return nil
 }
 
-// spin keeps the processor: the race is for microseconds. Now and then it yields,
-// so that two processors are enough.
+// spin keeps the processor because the race lasts microseconds. It yields now and then, so that
+// two processors are enough.
 func (s *racer) spin(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		if s.spins++; s.spins%64 == 0 {
@@ -284,7 +283,7 @@ func mapAt(b []byte, fd, prot, flags int) error {
 	return err
 }
 
-// watch tells how many bytes of a buffer are not zero after a while, o.Size ns.
+// watch counts the bytes of a buffer that are not zero after o.Size ns.
 func (b *area) watch(o order) (n int) {
 	for end := time.Now().Add(time.Duration(o.Size)); time.Now().Before(end); {
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
@@ -293,8 +292,8 @@ func (b *area) watch(o order) (n int) {
 	return n
 }
 
-// storm writes into remote memory at random, with several transfers under way,
-// until it is stopped.
+// storm writes to random places of remote memory, with several transfers in flight, until it is
+// stopped.
 type storm struct {
 	quit chan struct{}
 	over sync.WaitGroup
@@ -304,7 +303,7 @@ type storm struct {
 	err   error
 }
 
-// stormers are the transfers under way.
+// stormers is the number of transfers in flight.
 const stormers = 3
 
 func (a *obedient) startStorm(o order) (*storm, error) {
@@ -327,7 +326,7 @@ func (a *obedient) startStorm(o order) (*storm, error) {
 	return s, nil
 }
 
-// once makes one transfer; false where there is to be no further one.
+// once makes one transfer. It returns false if no further one should follow.
 func (s *storm) once(ep *rdma.Endpoint, src *area, dst rdma.Remote, random *rand.Rand) bool {
 	select {
 	case <-s.quit:
@@ -358,7 +357,7 @@ func (s *storm) once(ep *rdma.Endpoint, src *area, dst rdma.Remote, random *rand
 	return true
 }
 
-// stop ends the storm and tells how its transfers ended.
+// stop ends the storm and returns how its transfers ended.
 func (s *storm) stop() (reply, error) {
 	close(s.quit)
 	s.over.Wait()

@@ -16,8 +16,8 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// raw is an attachment of this test's own process by hand: it may write what
-// the library never would.
+// raw is an attachment of this test's process without the library: it can write values that the
+// library never would.
 type raw struct {
 	w *world
 	t *testing.T
@@ -54,7 +54,7 @@ func (w *world) raw(h attach.Hello) *raw {
 	return r
 }
 
-// kick tells pfd that something was published.
+// kick notifies pfd of a publication.
 func (r *raw) kick() {
 	if r.Kicked() {
 		one := binary.NativeEndian.AppendUint64(nil, 1)
@@ -62,7 +62,7 @@ func (r *raw) kick() {
 	}
 }
 
-// ring publishes a descriptor and rings, as the library does.
+// ring publishes a descriptor and rings the doorbell, like the library.
 func (r *raw) ring(ch int, d device.Descriptor) {
 	r.t.Helper()
 	if d.DstGeneration == 0 {
@@ -77,7 +77,7 @@ func (r *raw) ring(ch int, d device.Descriptor) {
 	r.kick()
 }
 
-// generation finds the generation of a domain; PDID 0 is the own one.
+// generation returns the generation of a domain; PDID 0 is the attachment's own.
 func (r *raw) generation(node device.NodeID, pdid device.PDID) device.Generation {
 	r.t.Helper()
 	if pdid == 0 {
@@ -95,7 +95,7 @@ func (r *raw) generation(node device.NodeID, pdid device.PDID) device.Generation
 	return 0
 }
 
-// end waits for the end of a channel's transfer.
+// end waits until a channel's transfer ends.
 func (r *raw) end(ch int) (done uint32, status uint8) {
 	r.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
@@ -109,7 +109,7 @@ func (r *raw) end(ch int) (done uint32, status uint8) {
 	}
 }
 
-// send gives a message to the packetizer, and tells what became of it.
+// send sends a message by the packetizer and returns its result.
 func (r *raw) send(dst device.NodeID, mailbox uint8, words ...uint64) uint64 {
 	r.t.Helper()
 	if !r.Pages.Send(0, dst, mailbox, words...) {
@@ -126,7 +126,7 @@ func (r *raw) send(dst device.NodeID, mailbox uint8, words ...uint64) uint64 {
 	}
 }
 
-// memory maps memory of this process that nobody has touched.
+// memory maps untouched memory of this process.
 func memory(t *testing.T, n int) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -138,8 +138,8 @@ func memory(t *testing.T, n int) []byte {
 	return b
 }
 
-// memory gives memory of this process that nobody has touched and that the device
-// reaches for its attachments of.
+// memory returns untouched memory of this process that the device can access for the
+// attachments of.
 func (w *world) memory(n int, of ...*raw) []byte {
 	w.t.Helper()
 	if !w.shared {
@@ -165,7 +165,7 @@ func (w *world) memory(n int, of ...*raw) []byte {
 	return b
 }
 
-// discard gives the pages of such memory back.
+// discard drops the pages of such memory.
 func (w *world) discard(b []byte) {
 	w.t.Helper()
 	advice := unix.MADV_DONTNEED

@@ -14,12 +14,12 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// ask sends a message of an attachment that stands and gives the refusal's text,
-// "" where it was done.
+// ask sends a message over an established attachment and returns the text of the refusal, or ""
+// if it succeeded.
 func (r *raw) ask(t *testing.T, msg []byte, fds ...int) string {
 	t.Helper()
 	if err := r.Conn.Send(msg, fds...); errors.Is(err, unix.EPERM) && fds != nil {
-		return err.Error() // by the kernel: Linux 6.16
+		return err.Error() // refused by the kernel (Linux 6.16)
 	} else if err != nil {
 		t.Fatal(err)
 	}
@@ -39,8 +39,8 @@ func (r *raw) ask(t *testing.T, msg []byte, fds ...int) string {
 	return ""
 }
 
-// Descriptors that are no userfaultfds, or not for what is said, cost their
-// sender an error, or its own transfers; pfd keeps as many as it said it would.
+// Descriptors that are not userfaultfds, or not for the stated range, cause an error or failed
+// transfers for their sender. pfd keeps as many as it promised.
 func TestForgedRegistrations(t *testing.T) { onEach(t, forgedRegistrations) }
 
 func forgedRegistrations(t *testing.T, w *world) {
@@ -93,12 +93,12 @@ func forgedRegistrations(t *testing.T, w *world) {
 	if text := from.ask(t, at(attach.TypeRegister, va(mem), 4096), fd); !strings.Contains(text, "method uffd") && !strings.Contains(text, "not permitted") {
 		t.Errorf("a registration under another method: %q", text)
 	}
-	// A range that the descriptor has never been told of: its pages come in as if
-	// there were none.
+	// A range that is not registered with the descriptor: its pages are paged in as if there
+	// were no userfaultfd.
 	if text := liar.ask(t, at(attach.TypeRegister, va(mem), uint64(len(mem))), fd); text != "" {
 		t.Fatal(text)
 	}
-	// Twice: the newer holds, and that is the sender's affair.
+	// Registered twice: the newest registration wins.
 	if text := liar.ask(t, at(attach.TypeRegister, va(mem)+4096, 4096), fd); text != "" {
 		t.Errorf("a range twice: %q", text)
 	}
@@ -111,7 +111,7 @@ func forgedRegistrations(t *testing.T, w *world) {
 	if n, first := wrong(mem, 3, 0); n != 0 {
 		t.Errorf("%d bytes wrong from %d on", n, first)
 	}
-	// As many as there is room for, made to block behind pfd's back.
+	// As many as there is room for, switched to blocking without pfd's knowledge.
 	if err := unix.SetNonblock(fd, false); err != nil {
 		t.Fatal(err)
 	}

@@ -14,15 +14,15 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// strangerUID is a user without any right over others; pfdUser runs a pfd.
+// strangerUID is a user without rights over others; pfdUser runs a pfd.
 const (
 	strangerUID = 3101
 	pfdUser     = 3100
 	overflowUID = 65534 // user_namespaces(7), of a user who is not mapped
 )
 
-// image is this test's program by another name, with the mode or the file
-// capability that a test wants. It belongs to root.
+// image copies this test's program to another name, owned by root, with a mode or a file
+// capability.
 func image(t *testing.T, name string, mode os.FileMode, capability string) string {
 	t.Helper()
 	program, err := self()
@@ -53,23 +53,23 @@ func image(t *testing.T, name string, mode os.FileMode, capability string) strin
 	return path
 }
 
-// pfdRow is a pfd that is attacked.
+// pfdRow describes a pfd under attack.
 type pfdRow struct {
 	name string
 	uid  uint32 // of the attacker
 	own  bool   // it runs as pfdUser, without capabilities
 }
 
-// pfds are one that serves the attacker by the attacker's own helper, be it root's
-// or not, and one that touches its own user's memory by itself.
+// pfds are two that serve the attacker by the attacker's own helper, one of root and one not,
+// and one that accesses its own user's memory itself.
 var pfds = []pfdRow{
 	{"root's pfd", strangerUID, false},
 	{"another user's pfd", strangerUID, true},
 	{"the attacker's pfd", pfdUser, true},
 }
 
-// attacked has an attachment of the impostor's, if it has one, written to, and
-// fails the test where a byte comes to the victim, whose memory is zero at raceAt.
+// attacked writes to the impostor's attachment, if it has one, and fails the test if a byte
+// reaches the victim, whose memory is zero at raceAt.
 func (w *world) attacked(uid uint32, got reply, a attachOrder, victim *proxy) {
 	w.t.Helper()
 	if got.Done {
@@ -98,10 +98,10 @@ func (w *world) attacked(uid uint32, got reply, a attachOrder, victim *proxy) {
 	}
 }
 
-// A process connects, and becomes a program with rights that its user has not:
-// set-uid root, for a while with the user's own effective uid and dumpable, or
-// with a file capability. Another process of the user attaches over its
-// connection. Not one byte comes to the program.
+// A process connects and then becomes a program with rights that its user does not have:
+// set-uid root, temporarily with the user's own effective uid and dumpable, or with a file
+// capability. Another process of the user attaches over its connection. No byte reaches the
+// program.
 func TestConnectionOfASetUIDProgram(t *testing.T) {
 	needRoot(t, "a set-uid program")
 	for _, pfd := range pfds {
@@ -128,7 +128,7 @@ func TestConnectionOfASetUIDProgram(t *testing.T) {
 							t.Fatal(r.Err, err)
 						}
 						victim.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: raceAt, Size: raceSize})
-						// The attacker has memory of its own there, which it may have written.
+						// The attacker has memory of its own there, which may be written.
 						impostor.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: raceAt, Size: raceSize})
 						o := order{Op: "hello", Attach: a}
 						if c.keeper {
@@ -147,7 +147,7 @@ func TestConnectionOfASetUIDProgram(t *testing.T) {
 	}
 }
 
-// start starts the pfd of a row.
+// start starts the pfd of the row.
 func (p *pfdRow) start(t *testing.T) *world {
 	t.Helper()
 	if p.own {
@@ -156,7 +156,7 @@ func (p *pfdRow) start(t *testing.T) *world {
 	return start(t)
 }
 
-// trust lists whom a process of another user must trust to attach here. In a user
+// trust returns the users that a process of another user must trust to attach here. In a user
 // namespace without a map every other user is the overflow uid.
 func (w *world) trust() []uint32 {
 	if w.credential == nil {
@@ -165,8 +165,8 @@ func (w *world) trust() []uint32 {
 	return []uint32{w.credential.Uid, overflowUID}
 }
 
-// A process names as its keeper, or has its helper serve, a process that it may
-// not touch: root's, another user's, one of its own user's that is not dumpable.
+// A process names as its keeper, or has its helper serve, a process that it may not access:
+// root's, another user's, or a non-dumpable one of its own user.
 func TestKeeperOfSomebodyElse(t *testing.T) {
 	needRoot(t, "being several users")
 	for _, pfd := range pfds {
@@ -202,8 +202,8 @@ func TestKeeperOfSomebodyElse(t *testing.T) {
 	}
 }
 
-// uid 0 without capabilities, as root of a container has it, has no right over
-// root's memory or another user's, and pfd lends it none.
+// uid 0 without capabilities, as for root in a container, has no right over the memory of root
+// or of other users, and gets none from pfd.
 func TestRootWithoutCapabilities(t *testing.T) {
 	needRoot(t, "giving capabilities up")
 	w := start(t)
@@ -235,8 +235,8 @@ func TestRootWithoutCapabilities(t *testing.T) {
 					w.attacked(0, impostor.must(o), a, victim)
 					impostor.kill()
 				}
-				// It attaches itself, and only its own helper serves it. Without a key
-				// it is in no group with a process of root that has capabilities.
+				// It attaches itself, and only its own helper serves it. Without a key it
+				// cannot join the group of a process of root that has capabilities.
 				p := w.spawnBy(way, "root without capabilities", 0, nil)
 				p.must(order{Op: "attach", Attach: a})
 				if n := len(helpers(t, p.pid())); n != 1 {
@@ -265,7 +265,7 @@ func helpers(t *testing.T, pid int) (pids []int) {
 	for _, path := range list {
 		b, err := os.ReadFile(path)
 		if err != nil {
-			continue // a thread that has ended
+			continue // the thread has ended
 		}
 		for _, child := range strings.Fields(string(b)) {
 			name, err := os.ReadFile("/proc/" + child + "/cmdline")
@@ -278,7 +278,7 @@ func helpers(t *testing.T, pid int) (pids []int) {
 	return pids
 }
 
-// refused fails the test where a process gets into a group.
+// refused fails the test if a process can join a group.
 func (w *world) refused(p *proxy, a attachOrder) {
 	w.t.Helper()
 	a.Socket = w.socket()
@@ -292,9 +292,8 @@ func (w *world) refused(p *proxy, a attachOrder) {
 	p.kill()
 }
 
-// Who may not reach a process's memory is in no group with it, though the user is
-// the same: neither who comes first nor on which node makes a difference. A key
-// of the group says otherwise; another key is none.
+// A process that may not access another's memory cannot share a group with it, even as the same
+// user, in either order and on any node. The group's key permits it; a wrong key does not.
 func TestGroupOfUnequals(t *testing.T) {
 	needRoot(t, "being another user")
 	program, err := self()
@@ -372,8 +371,8 @@ func TestGroupOfUnequals(t *testing.T) {
 	}
 }
 
-// A keeper of a process's own making may outlive an exec: it names the memory that
-// was, and nothing of it reaches the new image.
+// A keeper that a process made itself may outlive an exec: it names the old memory, and nothing
+// reaches the new image.
 func TestKeeperThatOutlivesAnExec(t *testing.T) {
 	needRoot(t, "a set-uid program")
 	path := image(t, "setuid-root", os.ModeSetuid, "")
@@ -388,7 +387,7 @@ func TestKeeperThatOutlivesAnExec(t *testing.T) {
 					a.Node = 1
 					to := w.attach("target", a)
 					from.must(order{Op: "buffer", ID: "src", Kind: "shared", Size: 8 * raceSize, Seed: 11})
-					// Present: who has become another program serves no faults by itself.
+					// Present: the new program does not serve faults itself.
 					m := to.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: raceAt, Size: raceSize, Seed: 5})
 					from.must(order{Op: "storm", ID: "src", Remote: m.Remote})
 					to.must(order{Op: "exec", Kind: "pipes", Path: path})
@@ -405,8 +404,8 @@ func TestKeeperThatOutlivesAnExec(t *testing.T) {
 	}
 }
 
-// A process whose first thread has ended attaches, and is a target and an
-// initiator by every method.
+// A process whose first thread has ended attaches, and is a target and an initiator by every
+// method.
 func TestFirstThreadEnded(t *testing.T) {
 	needRoot(t, "being another user")
 	w := start(t)

@@ -14,18 +14,18 @@ import (
 type sysCall struct {
 	Name string
 	nr   int
-	// arg and value tell calls of one number apart, by the bits of an argument
-	// under mask; mask 0: there is nothing to tell.
+	// arg, mask and value distinguish calls with the same number by the bits of an argument;
+	// mask 0 means no distinction.
 	arg         int
 	mask, value uint64
-	// on tells calls apart by the descriptor that is their first argument.
+	// on distinguishes calls by the kind of the descriptor in their first argument.
 	on fdKind
-	// Errnos are the errors, of those that the call's manual page allows, that a
-	// loaded or confined machine gives.
+	// Errnos are the errors that a loaded or confined machine causes, among those in the call's
+	// manual page.
 	Errnos []syscall.Errno
 }
 
-// fdKind is what a descriptor is.
+// fdKind is the kind of a descriptor.
 type fdKind uint8
 
 const (
@@ -35,8 +35,8 @@ const (
 	otherFD
 )
 
-// Words of linux/fs.h, linux/fcntl.h and linux/userfaultfd.h: the low half of a
-// request is its type and number, whatever its size.
+// Values of linux/fs.h, linux/fcntl.h and linux/userfaultfd.h. The low half of a request is its
+// type and number, whatever its size.
 const (
 	ioctlNumber  = 0xffff
 	procmapQuery = 0x6611
@@ -46,9 +46,9 @@ const (
 	wholeArg     = 1<<32 - 1
 )
 
-// sysCalls gives all calls that can be made to fail, each once. EAGAIN is among their
-// errors only where nobody waits for an edge after it: the kernel gives one then,
-// and for an error that we made up it never comes.
+// sysCalls returns all calls that can be made to fail, each once. Their errors include EAGAIN
+// only if no poller waits for an edge afterwards: after a real EAGAIN the kernel signals an
+// edge, after an injected one it does not.
 func sysCalls() []sysCall {
 	none := func(name string, nr int, e ...syscall.Errno) sysCall { return sysCall{Name: name, nr: nr, Errnos: e} }
 	with := func(name string, nr, arg int, mask, value uint64, e ...syscall.Errno) sysCall {
@@ -101,7 +101,7 @@ func sysCalls() []sysCall {
 		with("F_ADD_SEALS", unix.SYS_FCNTL, 1, wholeArg, unix.F_ADD_SEALS, perm, syscall.EBUSY),
 		with("F_GET_SEALS", unix.SYS_FCNTL, 1, wholeArg, unix.F_GET_SEALS, syscall.EINVAL),
 		with("F_SETFL", unix.SYS_FCNTL, 1, wholeArg, unix.F_SETFL, perm),
-		// The runtime maps private memory only.
+		// The runtime maps only private memory.
 		with("mmap shared", unix.SYS_MMAP, 3, unix.MAP_SHARED, unix.MAP_SHARED, nomem, syscall.ENFILE),
 		none("eventfd2", unix.SYS_EVENTFD2, mfile, nomem),
 		none("epoll_create1", unix.SYS_EPOLL_CREATE1, mfile, nomem),
@@ -116,7 +116,7 @@ func sysCalls() []sysCall {
 	return append(list, archCalls()...)
 }
 
-// findCall gives which of the calls this is, -1 none.
+// findCall returns the index of the call, or -1.
 func findCall(calls []sysCall, n *seamNotif) int {
 	d := &n.data
 	return slices.IndexFunc(calls, func(c sysCall) bool {
@@ -124,7 +124,7 @@ func findCall(calls []sysCall, n *seamNotif) int {
 	})
 }
 
-// on tells what the descriptor is that a call is for.
+// on returns the kind of the descriptor that the call uses.
 func (n *seamNotif) on() fdKind {
 	to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", n.pid, int32(n.data.args[0])))
 	switch {

@@ -15,16 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The seam stands between a program and the kernel: it has system calls of a process
-// fail that a test started, one at a time, without the program's doing. It is for the
-// sweep, which sees that what pfd promises holds then.
+// The seam makes system calls of a child process fail one at a time, without the program's
+// cooperation. The sweep uses it to check that pfd then keeps its promises.
 //
 // The kernel asks before each call that is listed in sysCalls (seccomp(2),
-// SECCOMP_RET_USER_NOTIF), and the answer is to go on, or an error. So no call of
-// the program's is left out, whoever in it makes it: pfd, package net or the Go
-// runtime. Not listed is what cannot fail in a way that matters (close, munmap of
-// whole mappings, what only asks for numbers), and what the runtime makes for
-// itself and takes no error from (memory, threads, signals, futex, its poller).
+// SECCOMP_RET_USER_NOTIF), and the answer is to continue, or an error. So no call of the
+// program is missed, whether pfd, package net or the Go runtime makes it. The list omits calls
+// that cannot fail in a way that matters (close, munmap of whole mappings, queries of numbers)
+// and those that the runtime makes for itself without handling errors (memory, threads,
+// signals, futex, its poller).
 
 // Structures of linux/seccomp.h.
 type (
@@ -51,7 +50,7 @@ type (
 	}
 )
 
-// seamFilter asks about every listed call and lets the others pass.
+// seamFilter returns a filter that asks about every listed call and allows the others.
 func seamFilter(calls []sysCall) []unix.SockFilter {
 	// Offsets in struct seccomp_data (linux/seccomp.h).
 	const offNR, offArch = 0, 4
@@ -62,7 +61,7 @@ func seamFilter(calls []sysCall) []unix.SockFilter {
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offNR},
 	}
 	for _, c := range calls {
-		pass := uint8(1) // over the answer
+		pass := uint8(1) // jumps over the answer
 		if c.mask != 0 {
 			pass = 4
 		}
@@ -81,10 +80,10 @@ func seamFilter(calls []sysCall) []unix.SockFilter {
 	return append(f, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
 }
 
-// seamExec becomes another program, whose listed calls wait for a seamWatcher's answer.
-// It stops until seamWatch has found it, and returns only an error.
+// seamExec executes another program, whose listed calls wait for a seamWatcher's answer. It
+// stops until seamWatch has found it, and returns only on error.
 func seamExec(path string, args, env []string) error {
-	runtime.LockOSThread() // the filter is this thread's, which becomes the program
+	runtime.LockOSThread() // the filter applies to this thread, which executes the program
 	f := seamFilter(sysCalls())
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -95,18 +94,18 @@ func seamExec(path string, args, env []string) error {
 	if errno != 0 {
 		return fmt.Errorf("%w: %w", errNoSeam, os.NewSyscallError("seccomp", errno))
 	}
-	// To this thread: with kill another one takes the signal, and this one is past the
-	// exec, without the filter's descriptor, before the process stops.
+	// Signal this thread: with kill another thread could take the signal, and this one would
+	// execute the program before the process stops, and close the filter's descriptor.
 	if err := unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
 		return os.NewSyscallError("tgkill", err)
 	}
 	return os.NewSyscallError("execve", syscall.Exec(path, args, env))
 }
 
-// errNoSeam says that this kernel does not let calls be answered.
+// errNoSeam reports that this kernel does not support answering calls.
 var errNoSeam = errors.New("system calls cannot be answered for another process (seccomp user notification, Linux 5.19)")
 
-// seamWatcher answers for the kernel. Its methods may be called by any goroutine.
+// seamWatcher answers the calls in place of the kernel. It is safe for concurrent use.
 type seamWatcher struct {
 	fd    int
 	pid   int
@@ -115,14 +114,14 @@ type seamWatcher struct {
 
 	mu     sync.Mutex
 	counts []int
-	call   int // armed, -1 none
+	call   int // index of the armed call; -1: none
 	nth    int
 	errno  syscall.Errno
 	hit    bool
 }
 
-// seamWatch finds a child that is in seamExec, lets it go on, and answers for it until it
-// has ended. Everything goes on at first.
+// seamWatch finds a child that is in seamExec, resumes it, and answers its calls until it has
+// ended. At first all calls continue.
 func seamWatch(pid int) (*seamWatcher, error) {
 	var info unix.Siginfo
 	if err := unix.Waitid(unix.P_PID, pid, &info, unix.WSTOPPED|unix.WEXITED|unix.WNOWAIT, nil); err != nil {
@@ -164,7 +163,7 @@ func listenerOf(pid int) (int, error) {
 	return -1, errNoSeam
 }
 
-// Arm has the n-th of a call from now on fail, once.
+// Arm makes the n-th call of a kind from now on fail once.
 func (w *seamWatcher) Arm(call string, nth int, errno syscall.Errno) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -178,21 +177,22 @@ func (w *seamWatcher) Arm(call string, nth int, errno syscall.Errno) {
 	w.nth, w.errno, w.hit = nth, errno, false
 }
 
-// ArmKill has the program be killed (SIGKILL) when it makes the n-th of a call from
-// now on; the call is not made.
+// ArmKill kills the program (SIGKILL) when it makes the n-th call of a kind from now on; the
+// call is not made.
 func (w *seamWatcher) ArmKill(call string, nth int) { w.Arm(call, nth, killInstead) }
 
-// killInstead stands for SIGKILL in the place of an error: no error is negative (ours).
+// killInstead stands for SIGKILL in place of an error; errors are never negative. Defined by
+// this project.
 const killInstead = syscall.Errno(^uintptr(0))
 
-// Hit tells whether the call that was armed last has failed by now.
+// Hit reports whether the last armed call has failed.
 func (w *seamWatcher) Hit() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.hit
 }
 
-// Counts gives how often each call was made since the last Arm, by their names.
+// Counts returns how often each call was made since the last Arm, by name.
 func (w *seamWatcher) Counts() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -211,7 +211,7 @@ func (w *seamWatcher) Wait() { <-w.over }
 func (w *seamWatcher) serve() {
 	defer close(w.over)
 	defer unix.Close(w.fd)
-	// Both run on one processor then, where the kernel can (Linux 6.6).
+	// The notification wakes synchronously, on one processor, if the kernel can (Linux 6.6).
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), seamSetFlags, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
 	for {
 		p := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
@@ -220,7 +220,7 @@ func (w *seamWatcher) serve() {
 		}
 		if p[0].Revents&unix.POLLIN == 0 {
 			if p[0].Revents != 0 {
-				return // nobody is behind the filter any more
+				return // no process uses the filter any longer
 			}
 			continue
 		}
@@ -233,7 +233,7 @@ func (w *seamWatcher) serve() {
 		switch e := w.decide(&n); e {
 		case 0:
 		case killInstead:
-			_ = unix.Kill(w.pid, unix.SIGKILL) // our child, which is not waited for: it is there
+			_ = unix.Kill(w.pid, unix.SIGKILL) // a child that was not waited for, so the pid is valid
 			continue
 		default:
 			r.flags, r.error = 0, -int32(e)

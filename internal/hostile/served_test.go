@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a process of method populate says that it has done is only when pfd
-// looks: who lies, or says nothing, gains nothing and delays nobody; who does
-// what was asked and says nothing of it is served all the same.
+// For method populate, pfd uses a process's statement that it served a fault only as a hint to
+// check. A process that lies or says nothing gains nothing and delays no other. A process that
+// pages in without saying so is served all the same.
 func TestWordsOfServedFaults(t *testing.T) {
 	onEach(t, wordsOfServedFaults, "--guard-us", "2000", "--timeout-us", "2000")
 }
@@ -71,16 +71,16 @@ func wordsOfServedFaults(t *testing.T, w *world) {
 			from.ring(0, device.Descriptor{Src: va(src), Dst: va(dst), Size: size, DstNode: target.Node})
 			done, status := from.end(0)
 			switch {
-			// A device elsewhere reaches the file, which has the page when somebody touches it.
+			// A device elsewhere accesses the file, which has the page once it is touched.
 			case c.arrives, w.shared && done == device.DoneCompleted:
 				if n, at := wrong(dst, 5, 0); done != device.DoneCompleted || n != 0 {
 					t.Errorf("done %d, status %d, %d bytes wrong from %d on", done, status, n, at)
 				}
 			case w.shared && done == device.DoneFailed && status == device.StatusDecode:
-				// What was said to be there is entered, and cannot be reached.
+				// The page claimed to be present is entered, and its access fails.
 			case done != device.DoneFailed || status != device.StatusMemory && status != device.StatusSlaveError && status != device.StatusNoContext && status != device.StatusLimit:
-				// The last answer, or that there was none. On a busy machine contexts of
-				// blocks that were sent again may still be open.
+				// The status is the last answer, or that there was none. On a busy machine
+				// contexts of retransmitted blocks may still be open.
 				t.Errorf("done %d, status %d: want it failed", done, status)
 			default:
 				if n, at := wrong(dst, 0, 0); n != 0 {

@@ -9,11 +9,11 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// What is told of transfers that stand still: channels with class, window, paused
-// blocks, sequence numbers and age, and their blocks one by one.
+// The control interface shows stalled transfers: channels with class, window, paused blocks,
+// sequence numbers and age, and each of their blocks.
 func TestTransfersThatStandStill(t *testing.T) {
 	w := start(t)
-	// It pages in by itself, and never does.
+	// The target pages in by itself, and never does.
 	w.raw(attach.Hello{Group: "deaf", Node: 1, Method: pagein.Touch})
 	from := w.raw(attach.Hello{Group: "deaf"})
 	const size = 1 << 20
@@ -39,7 +39,7 @@ func TestTransfersThatStandStill(t *testing.T) {
 		}
 		return len(channels) == len(want) && paused == 25
 	})
-	// Each block by itself: as many, paused, and of its channel's class.
+	// The blocks one by one: as many, paused, and of their channel's class.
 	list, err := w.Transactions(w.ctx(), 0)
 	if err != nil {
 		t.Fatal(err)

@@ -10,20 +10,20 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// quietFactor is the factor by which a neighbour's trouble may lengthen a bystander's
-// p99, and floor what a shared machine does to it by itself: on a quiet machine. On any
-// machine the bystander goes on: no p99 of hundreds of its transfers reaches stalled.
+// quietFactor is the factor by which a neighbour's trouble may lengthen a bystander's p99 on a
+// quiet machine, and floor the delay that a shared machine causes by itself. On any machine the
+// bystander continues: no p99 of hundreds of its transfers reaches stalled.
 const (
 	quietFactor = 3
 	floor       = 4 * time.Millisecond
 	stalled     = 2 * time.Second
 )
 
-// soaking reports whether times are compared that need a quiet machine (make soak).
+// soaking reports whether to compare times, which needs a quiet machine (make soak).
 func soaking() bool { return os.Getenv("PFD_SOAK") != "" }
 
-// undisturbed has a bystander's p99 taken while trouble goes on. Another test's
-// load on the machine is not the trouble's: the best of a few tries counts.
+// undisturbed measures a bystander's p99 during the trouble. Other tests also load the machine,
+// so the best of a few attempts counts.
 func undisturbed(t *testing.T, b *bystander, quiet time.Duration) {
 	t.Helper()
 	limit := stalled
@@ -40,8 +40,8 @@ func undisturbed(t *testing.T, b *bystander, quiet time.Duration) {
 	t.Errorf("p99 %v, quiet %v, want at most %v", p99, quiet, limit)
 }
 
-// A target that serves its buffer by a userfaultfd of its own, and never does:
-// its own transfers wait, nobody else's.
+// A target serves its buffer by a userfaultfd of its own, and never does: only its own
+// transfers wait.
 func TestTargetThatNeverServesItsFaults(t *testing.T) {
 	needRoot(t, "a full-mode userfaultfd")
 	for _, role := range []string{"target", "initiator"} {
@@ -64,7 +64,7 @@ func TestTargetThatNeverServesItsFaults(t *testing.T) {
 			}
 			w.saw(node, control.CounterLeases, 0)
 			undisturbed(t, b, quiet)
-			// The sleepers end with their process, and its slot is free again.
+			// The sleeping threads end with their process, and its slot becomes free.
 			stuck := target
 			if role == "initiator" {
 				stuck = from
@@ -77,8 +77,8 @@ func TestTargetThatNeverServesItsFaults(t *testing.T) {
 	}
 }
 
-// A process that is stopped holds up its own transfers at most: gup works
-// without it, touch waits for it and goes on when it does.
+// A stopped process delays only its own transfers. gup works without it; touch waits until the
+// process continues.
 func TestStoppedTarget(t *testing.T) { everywhere(t, stoppedTarget) }
 
 func stoppedTarget(t *testing.T, on place) {

@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// A pfd of a user of its own, without any capability, serves other users'
-// processes: their memory is reached by helpers of their own.
+// A pfd of an ordinary user without capabilities serves other users' processes: their own
+// helpers access their memory.
 func TestOtherUsersWithoutPrivilege(t *testing.T) { everywhere(t, otherUsersWithoutPrivilege) }
 
 func otherUsersWithoutPrivilege(t *testing.T, on place) {
@@ -43,8 +43,8 @@ func otherUsersWithoutPrivilege(t *testing.T, on place) {
 	b.fine()
 }
 
-// What another user's process shares is paged in and moved by pfd: its helper need not run.
-// Only for what nothing fills the helper is asked.
+// pfd itself pages in and moves memory that another user's process shares, without its helper.
+// It asks the helper only for memory that no userfaultfd fills.
 func TestSharedByOtherUsers(t *testing.T) {
 	const size = 1 << 20
 	w := start(t)
@@ -84,7 +84,7 @@ func TestSharedByOtherUsers(t *testing.T) {
 				signal(unix.SIGCONT)
 			}
 			to.holds("b", 7, 0, size)
-			// What a stopped helper was asked for is asked for once more, page by page.
+			// Requests to a stopped helper are repeated once, page by page.
 			if n := w.count(1, control.CounterPagesIn) - before; n < size/4096 || n > size/4096 && !tt.asks {
 				t.Errorf("%d pages were paged in, want %d", n, size/4096)
 			}

@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pfd that is killed while a page-in hangs in a file system that never answers
-// leaves nothing behind that matters: the next one starts at once at the same
-// socket, and who was attached is told.
+// A pfd that is killed while a page-in hangs in a file system leaves nothing behind that
+// matters: the next pfd starts at once at the same socket, and attached processes are notified.
 func TestKilledWithAPageInThatHangs(t *testing.T) {
 	for _, way := range []struct {
 		name string
@@ -21,7 +20,7 @@ func TestKilledWithAPageInThatHangs(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			w := start(t)
 			old := w.ended
-			t.Cleanup(func() { <-old }) // once the file system is gone
+			t.Cleanup(func() { <-old }) // ends when the file system is gone
 			path := hangingFile(t, w.dir)
 			target := w.attach("target", attachOrder{Node: 1, Group: "slow", UID: way.uid})
 			from := w.attach("initiator", attachOrder{Group: "slow", UID: way.uid})
@@ -53,8 +52,8 @@ func TestKilledWithAPageInThatHangs(t *testing.T) {
 	}
 }
 
-// A process whose memory helper hangs in its memory leaves all the same, and is told
-// that what has begun may still come; its slot is free.
+// A process whose memory helper hangs in its memory can still detach. It is told that a started
+// access may still complete. Its slot becomes free.
 func TestCloseWhileTheHelperHangs(t *testing.T) {
 	w := start(t)
 	b := w.bystander(attachOrder{})
@@ -74,8 +73,8 @@ func TestCloseWhileTheHelperHangs(t *testing.T) {
 	b.fine()
 }
 
-// hangs tells whether a thread of a process is in a call that moves memory of
-// another one.
+// hangs reports whether a thread of a process is in a call that accesses another process's
+// memory.
 func hangs(pid int) bool {
 	list, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 	for _, path := range list {
@@ -88,7 +87,7 @@ func hangs(pid int) bool {
 	return false
 }
 
-// helperOf returns the pid of a process's memory helper, 0 where there is none.
+// helperOf returns the pid of a process's memory helper, or 0.
 func helperOf(t *testing.T, pid int) int {
 	t.Helper()
 	for _, helper := range helpers(t, pid) {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A page of a process that never comes is its own trouble: its other absent memory
-// goes on being brought in, for who met that page and for everybody else.
+// A page whose page-in hangs stalls only its own block: other absent pages are still paged in,
+// for the same process and for others.
 func TestStuckPageCostsItsBlockOnly(t *testing.T) {
 	for _, policy := range []string{"p1", "pa"} {
 		t.Run(policy, func(t *testing.T) {

@@ -9,13 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// zramSwap makes a compressed disk in memory and swaps to it until the test
-// ends.
+// zramSwap swaps to a compressed disk in memory until the test ends.
 func zramSwap(t *testing.T, size string) {
 	t.Helper()
 	needRoot(t, "making swap")
 	const control = "/sys/class/zram-control/"
-	text, err := os.ReadFile(control + "hot_add") // reading makes one
+	text, err := os.ReadFile(control + "hot_add") // reading the file creates a disk
 	if err != nil {
 		t.Skipf("this kernel has no zram: %v", err)
 	}
@@ -65,8 +64,8 @@ func swap(call uintptr, path string) error {
 	return nil
 }
 
-// Swapped-out pages come in from swap, at either end, and count as major where they are
-// the process's own; another domain does not notice.
+// Swapped-out pages are paged in from swap, at either end, and count as major faults if they
+// are private to the process. Another domain is not affected.
 func TestSwappedMemory(t *testing.T) {
 	zramSwap(t, "256M")
 	everywhere(t, swappedMemory)

@@ -17,19 +17,19 @@ import (
 	"github.com/exanet/pfd/internal/deploy"
 )
 
-// The sweep's settings. PFD_FAULTPOINTS=every has every call fail that is made, with
-// every error. PFD_FAULTPOINTS=all (make faultpoints) is the same for an emulated
-// device; with one behind a socket each register access is two calls, and of each
-// kind of call sweepSpread are taken, the first and the last among them. Else some
-// fail: those of PFD_FAULTPOINTS=SEED, and without it the same ones in each run, so
-// that a run says something of the change that it tests and not of the day.
+// Settings of the sweep. PFD_FAULTPOINTS=every makes every call fail with every error.
+// PFD_FAULTPOINTS=all (make faultpoints) does the same for an emulated device; with a device
+// behind a socket, where each register access is two calls, it takes sweepSpread calls of each
+// kind, with the first and the last. Otherwise some calls fail: those selected by
+// PFD_FAULTPOINTS=SEED, and without it the same ones in each run, so that a result depends on
+// the tested change, not on the day.
 const (
 	sweepEnv      = "PFD_FAULTPOINTS"
 	sweepEvery    = "every"
 	sweepAll      = "all"
 	sweepSeed     = "1"
-	sweepSome     = 30 // failures of a part, in a run of some
-	sweepMediated = 10 // of one with a device behind a socket, where each takes longer
+	sweepSome     = 30 // failures of a part, if only some are made
+	sweepMediated = 10 // the same with a device behind a socket, where each takes longer
 	sweepSpread   = 25
 )
 
@@ -52,13 +52,13 @@ func (w *world) seamless() (*seamWatcher, func() error, error) {
 	return watcher, ready, err
 }
 
-// sweeper makes one part of the sweep.
+// sweeper performs one part of the sweep.
 type sweeper struct {
 	t            *testing.T
 	seed         string
-	points, runs int            // calls of a round, failures made
+	points, runs int            // calls of a round; failures made
 	failures     int            // calls by errors
-	seen         map[string]int // errors that were told, by what they begin with
+	seen         map[string]int // reported errors, by their first words
 }
 
 func newSweeper(t *testing.T) *sweeper {
@@ -80,7 +80,7 @@ func (i item) String() string {
 	return fmt.Sprintf("call %d of %s fails with %v", i.nth, i.call, i.errno)
 }
 
-// items gives the failures to make of calls that were made so often: all, or some.
+// items returns the failures to make for calls with these counts: all, or some.
 func (s *sweeper) items(counts map[string]int, part string) []item {
 	var list []item
 	some, spread := sweepSome, 0
@@ -131,19 +131,17 @@ func (s *sweeper) report(part string) {
 	}
 }
 
-// Every system call of pfd, from its start to its end, fails once in turn, with
-// each error that matters; not one is left out, whoever in pfd makes it. Then pfd
-// does not start, with one line that says why, or refuses an attachment with its
-// reason, or fails a transfer with its code, or nothing is to be seen of it; and
-// what comes after works, byte for byte, and pfd ends in good order.
+// Every system call of pfd, from its start to its end, fails once in turn, with each error that
+// matters, whatever part of pfd makes it. Then pfd does not start and prints one line with the
+// reason, or refuses an attachment with a reason, or fails a transfer with its code, or shows
+// no effect. Afterwards everything works, byte for byte, and pfd exits normally.
 func TestEverySystemCallFailsOnce(t *testing.T) {
 	for _, method := range methods {
 		t.Run("serving/"+method, func(t *testing.T) { sweepServing(t, method, method) })
 	}
 	t.Run("starting/emu", func(t *testing.T) { sweepStarting(t, "starting") })
 	t.Run("stopping/emu", func(t *testing.T) { sweepStarting(t, "stopping") })
-	// The nodes in another process: package mediate, shadow tables, the client of
-	// vfio-user.
+	// The nodes in another process: package mediate, shadow tables, the vfio-user client.
 	for _, d := range deploy.Devices() {
 		if args := (place{d}).args; d.Shared {
 			t.Run("serving/mediated", func(t *testing.T) { sweepServing(t, "mediated", "gup", args(t, nil)...) })
@@ -153,10 +151,10 @@ func TestEverySystemCallFailsOnce(t *testing.T) {
 	}
 }
 
-// watched starts a pfd whose calls are watched.
+// watched starts a pfd under a watcher.
 func watched(t *testing.T, args ...string) (*world, *seamWatcher) {
 	t.Helper()
-	// Short times: what only a time-out brings back comes back soon.
+	// Short time-outs, so that a recovery by time-out comes soon.
 	w := prepareAs(t, pfdProgram, nil, append([]string{"--guard-us", "5000", "--timeout-us", "5000"}, args...)...)
 	watcher, ready, err := w.seamless()
 	if errors.Is(err, errNoSeam) {
@@ -176,7 +174,7 @@ func sweepServing(t *testing.T, part, method string, args ...string) {
 	w, watcher := watched(t, args...)
 	p := pair{w.spawn("initiator", 0), w.spawn("target", 0)}
 	never := func() bool { return false }
-	// Twice: what pfd does once only, in the first round, is the start's.
+	// Two rounds: what pfd does only once, in the first, belongs to its start.
 	w.round(p, method, never)
 	watcher.Arm("", 0, 0)
 	w.round(p, method, never)
@@ -192,7 +190,7 @@ func sweepServing(t *testing.T, part, method string, args ...string) {
 		doing = i
 		watcher.Arm(i.call, i.nth, i.errno)
 		told := w.round(p, method, func() bool { return late || watcher.Hit() })
-		// What a device's loss at the end of a round does is seen in the next.
+		// The loss of a device at the end of a round shows in the next one.
 		late = watcher.Hit() && len(told) == 0
 		for _, e := range told {
 			s.seen[e]++
@@ -209,8 +207,8 @@ func sweepServing(t *testing.T, part, method string, args ...string) {
 	w.round(p, method, func() bool { return late })
 	p.kill()
 	w.until("no domain is left", func() bool { return w.domains() == 0 })
-	// One is the copy of pfd's program, made when a process first needs a helper: where
-	// a call was refused that pfd makes by itself else.
+	// One more is the copy of pfd's program, made when a process first needs a helper because a
+	// call that pfd makes itself was refused.
 	w.until("no descriptor is left", func() bool { return w.descriptors() <= before+1 })
 	if s.runs == 0 {
 		t.Error("no call was made to fail")
@@ -218,7 +216,7 @@ func sweepServing(t *testing.T, part, method string, args ...string) {
 	s.report(part)
 }
 
-// descriptors gives how many descriptors pfd has open.
+// descriptors returns how many descriptors pfd has open.
 func (w *world) descriptors() int {
 	w.t.Helper()
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.cmd.Process.Pid))
@@ -228,9 +226,8 @@ func (w *world) descriptors() int {
 	return len(list)
 }
 
-// round attaches two processes, has them transfer, and detaches them; what goes
-// wrong has to have its reason in a call that was made to fail, and once only. It
-// gives what was told of that.
+// round attaches two processes, makes transfers, and detaches. Each error must be due to the
+// injected failure, and must occur only once. round returns the reported errors.
 func (w *world) round(p pair, method string, hit func() bool) (told []string) {
 	const size = 40 << 10
 	tell := func(what, text string) {
@@ -244,10 +241,10 @@ func (w *world) round(p pair, method string, hit func() bool) (told []string) {
 			w.t.Fatalf("%q: one call, once\n%s", told, w.stderr)
 		}
 	}
-	// Where an attachment that stood has ended, the rest is left out.
+	// After the end of an established attachment the rest of the round is skipped.
 	broken := false
 	do := func(side *proxy, what string, o order) reply {
-		// A device that was lost is connected to again after a while.
+		// pfd reconnects to a lost device after a while.
 		for deadline := time.Now().Add(patience); !broken && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 			r, err := side.do(o)
 			if err != nil {
@@ -308,7 +305,7 @@ func (w *world) round(p pair, method string, hit func() bool) (told []string) {
 	}
 	detach()
 	if hit() {
-		// Be it a device that was lost: it is there again before the next round.
+		// A lost device is back before the next round.
 		broken = false
 		attach()
 		detach()
@@ -323,7 +320,7 @@ func (w *world) round(p pair, method string, hit func() bool) (told []string) {
 	return told
 }
 
-// reason gives a text without its numbers.
+// reason returns a text without its numbers.
 func reason(text string) string {
 	return strings.Map(func(r rune) rune {
 		if '0' <= r && r <= '9' {
@@ -333,8 +330,8 @@ func reason(text string) string {
 	}, text[:min(len(text), 90)])
 }
 
-// sweepStarting has the calls fail that pfd makes until it is ready, or (stopping)
-// those after SIGTERM.
+// sweepStarting makes the calls fail that pfd makes until it is ready, or (stopping) those
+// after SIGTERM.
 func sweepStarting(t *testing.T, part string, args ...string) {
 	s, start := newSweeper(t), strings.HasPrefix(part, "starting")
 	w, watcher := watched(t, args...)
@@ -351,7 +348,7 @@ func sweepStarting(t *testing.T, part string, args ...string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Who waits for the word READY waits for one call more.
+		// The wait for READY is one more wait for pfd.
 		go func() { _ = ready() }()
 		if start {
 			watcher.Arm(i.call, i.nth, i.errno)
@@ -384,7 +381,7 @@ func sweepStarting(t *testing.T, part string, args ...string) {
 	s.report(part)
 }
 
-// answers waits until pfd answers, false: it has ended.
+// answers waits until pfd answers. It returns false if pfd has ended.
 func (w *world) answers() bool {
 	answers := false
 	w.until("pfd answers or ends", func() bool {
@@ -395,8 +392,8 @@ func (w *world) answers() bool {
 	return answers
 }
 
-// refused takes the end of a pfd that did not start: in good order, and with a
-// reason. The Go runtime has its own words for what it cannot do without.
+// refused checks the end of a pfd that did not start: a normal exit with a reason. The Go
+// runtime reports its own failures in its own words.
 func (s *sweeper) refused(w *world, i item, hit bool) string {
 	exit := <-w.ended
 	w.cmd = nil

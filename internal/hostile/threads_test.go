@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// Page-ins that hang hold a thread of pfd's each. Where pids.max leaves few of them pfd
-// lives, refuses the page-ins of who has some that hang, with a cause, and serves who has
-// none: the same user's, and others'.
+// Each page-in that hangs holds a thread of pfd. If pids.max leaves few threads, pfd lives on,
+// refuses page-ins of processes with hanging ones and states the cause, and serves processes
+// without, of the same user and of others.
 func TestThreadsRunOut(t *testing.T) {
 	needRoot(t, "a full-mode userfaultfd")
 	g := newGroup(t, "pids")
@@ -47,7 +47,7 @@ func TestThreadsRunOut(t *testing.T) {
 		same.holds(id, 7, 0, size)
 	}
 	b.fine()
-	// All but those that hang are told so.
+	// All transfers but the hanging ones get this error.
 	w.until("a transfer whose page-ins are refused ends with status 11", func() bool {
 		for _, p := range hanging {
 			for j := range buffers {

@@ -8,12 +8,11 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Behind the end of a file there is no page, and there will be none: a transfer
-// into it or out of it fails with the code and the words of that cause, which only
-// the fail bit gives (the limit of retransmissions has other codes), and nothing
-// else of the process suffers.
+// There are no pages behind the end of a file: a transfer into or out of it fails with the code
+// and text of that cause, which only the fail bit produces (the limit of retransmissions has
+// other codes). Nothing else of the process is affected.
 func TestFileThatEndsTooEarly(t *testing.T) {
-	// A pfd without capabilities cannot look how long the file is.
+	// A pfd without capabilities cannot determine the size of the file.
 	for _, who := range []uint32{0, 3100} {
 		t.Run(fmt.Sprintf("uid %d", who), func(t *testing.T) {
 			w := start
@@ -55,7 +54,7 @@ func fileThatEndsTooEarly(t *testing.T, w *world, uid uint32) {
 					return r
 				}
 				if uid != 0 && method == "uffd" {
-					// Its own buffers need the setting too.
+					// Its own buffers need the setting as well.
 					if r, err := p.to.do(order{Op: "buffer", ID: "probe", Size: 4096}); err != nil || r.Err != "" {
 						t.Skip(r.Err, err)
 					}
@@ -81,7 +80,7 @@ func fileThatEndsTooEarly(t *testing.T, w *world, uid uint32) {
 	}
 }
 
-// refused waits for a transfer that has to fail for want of a page.
+// refused waits for a transfer that must fail because a page does not exist.
 func (p pair) refused(id string) {
 	p.from.t.Helper()
 	r := p.from.wait(id)

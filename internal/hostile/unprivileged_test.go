@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/attach"
 )
 
-// unprivileged starts a pfd of a user without any capability.
+// unprivileged starts a pfd of a user without capabilities.
 func unprivileged(t *testing.T, uid uint32, on place) *world {
 	t.Helper()
 	needRoot(t, "becoming another user")
@@ -26,9 +26,9 @@ func unprivileged(t *testing.T, uid uint32, on place) *world {
 	return w
 }
 
-// A pfd without privilege serves processes of its own user by every method that
-// the kernel lets it have; for the others it names the setting in the way. Those
-// of other users: TestOtherUsersWithoutPrivilege.
+// A pfd without privileges serves processes of its own user by every method that the kernel
+// permits. For other methods it names the setting that forbids them. For other users see
+// TestOtherUsersWithoutPrivilege.
 func TestWithoutPrivilege(t *testing.T) { everywhere(t, withoutPrivilege) }
 
 func withoutPrivilege(t *testing.T, on place) {
@@ -60,7 +60,7 @@ func withoutPrivilege(t *testing.T, on place) {
 			to.kill()
 		})
 	}
-	// Another user's process does not trust this pfd by itself.
+	// Another user's process does not trust this pfd by default.
 	stranger := w.spawn("stranger", uid+1)
 	r, err := stranger.do(order{Op: "attach", Attach: attachOrder{Socket: w.socket()}})
 	if err != nil || !strings.Contains(r.Err, attach.ErrStranger.Error()) {

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// putWord and getWord access eight bytes of a page that pfd has mapped too.
+// putWord and getWord access eight bytes of a page that pfd also maps.
 func putWord(b []byte, v uint64) { atomic.StoreUint64((*uint64)(unsafe.Pointer(&b[0])), v) }
 
 func getWord(b []byte) uint64 { return atomic.LoadUint64((*uint64)(unsafe.Pointer(&b[0]))) }

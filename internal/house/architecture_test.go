@@ -11,8 +11,8 @@ import (
 
 var backticked = regexp.MustCompile("`([A-Za-z0-9_./]+)`")
 
-// What docs/architecture.md names exists, and every package stands in it. A
-// package's name there is followed by names that it declares.
+// Every name in docs/architecture.md exists, and every package is named there. The names after
+// a package's name are declared in it.
 func TestArchitectureNames(t *testing.T) {
 	_, list := sources(t)
 	declared := map[string]map[string]bool{} // by package
@@ -80,8 +80,8 @@ func TestArchitectureNames(t *testing.T) {
 	}
 }
 
-// packageRows gives the line of each package in the table of packages, without the
-// lines for tests.
+// packageRows returns the line of each package in the table of packages, without the lines for
+// tests.
 func packageRows(t *testing.T, packages map[string]map[string]bool) map[string]int {
 	t.Helper()
 	_, table, ok := strings.Cut(read(t, "docs/architecture.md"), "| what it is | packages |")
@@ -103,7 +103,7 @@ func packageRows(t *testing.T, packages map[string]map[string]bool) map[string]i
 	return rows
 }
 
-// methods adds those of an interface.
+// methods adds the methods of an interface.
 func methods(ts *ast.TypeSpec, names map[string]bool) {
 	i, ok := ts.Type.(*ast.InterfaceType)
 	if !ok {

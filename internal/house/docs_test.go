@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// documents are README.md, CONTRIBUTING.md, SECURITY.md and all of docs/ and docs/spec/, from the root.
+// documents returns README.md, CONTRIBUTING.md, SECURITY.md and all of docs/ and docs/spec/.
 func documents(t *testing.T) []string {
 	t.Helper()
 	list := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md"}
@@ -24,7 +24,7 @@ func documents(t *testing.T) []string {
 	return list
 }
 
-// The tests and the Go files that documents name are there.
+// The tests and the Go files that documents name exist.
 func TestDocsNameTestsThatExist(t *testing.T) {
 	_, list := sources(t)
 	there := map[string]bool{}
@@ -50,8 +50,7 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// docs/security.md has a line for each test of internal/hostile, and for each of its
-// attackers.
+// docs/security.md has a line for each test of internal/hostile and each of its attackers.
 func TestSecurityNamesEachAttack(t *testing.T) {
 	_, list := sources(t)
 	text := read(t, filepath.Join("docs", "security.md"))
@@ -90,8 +89,8 @@ func TestSecurityNamesEachAttack(t *testing.T) {
 	}
 }
 
-// The metrics that README.md and docs/ name are made somewhere: the name without
-// its prefix, or without _total, too, stands in a string of the program.
+// The metrics that README.md and docs/ name exist: the name without its prefix, or also without
+// _total, is in a string of the program.
 func TestDocsNameMetricsThatExist(t *testing.T) {
 	_, list := sources(t)
 	var program strings.Builder
@@ -118,8 +117,8 @@ func TestDocsNameMetricsThatExist(t *testing.T) {
 	}
 }
 
-// A package whose comments cite a paper by its number says where the numbers are: go doc
-// shows the citation, and no document beside it.
+// A package whose comments cite a paper by its number says where the numbers are defined: go
+// doc shows the citation without the document.
 func TestCitedPapersAreNamed(t *testing.T) {
 	cites := regexp.MustCompile(`\b00[0-9] (§|table|fig)`)
 	_, list := sources(t)

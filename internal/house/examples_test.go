@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Every public package has an Example, which go test runs. Programs, and packages for
-// tests (their users are the tests), have none.
+// Every public package has an Example, which go test runs. Programs and packages for tests have
+// none.
 func TestEachPackageHasAnExample(t *testing.T) {
 	_, list := sources(t)
 	has, public := map[string]bool{}, map[string]bool{}
@@ -36,8 +36,8 @@ func TestEachPackageHasAnExample(t *testing.T) {
 	}
 }
 
-// What `go doc` prints of a package reads by itself: what it refers to is in the
-// repository, and has its whole path.
+// The output of `go doc` for a package is self-contained: documents that it names are in the
+// repository.
 func TestPackageCommentsNameWhatIsThere(t *testing.T) {
 	_, list := sources(t)
 	comments := 0

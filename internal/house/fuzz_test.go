@@ -8,29 +8,27 @@ import (
 	"testing"
 )
 
-// decoder is what a function is called that makes sense of what somebody else
-// wrote: a peer, a device, the kernel, the user who wrote a file.
+// decoder matches the names of functions that parse input from outside: from a peer, a device,
+// the kernel, or the author of a file.
 var decoder = regexp.MustCompile(`^(Decode|Unmarshal|Parse|decode|unmarshal|parse)`)
 
-// notFuzzed are decoders of what nobody but the program's own user says, each with
-// its reason.
+// notFuzzed are decoders of input from the program's own user only, each with the reason.
 var notFuzzed = map[string]string{
 	"cmd": "the command line of the user who runs it",
 }
 
-// alsoFuzzed are decoders by other names. (Control data of a socket, internal/sockets.Rights,
-// is the kernel's own and well formed.)
+// alsoFuzzed are decoders with other names. (Control data of a socket, internal/sockets.Rights,
+// comes from the kernel and is well formed.)
 var alsoFuzzed = []string{
 	"internal/procstatus.Field", "proc.mapsLine", "device.DescriptorOf", "soc/wire.Add",
 	"soc/smmu.Walk", "daemon.handle",
 }
 
-// Each decoder is reached from a fuzz target of its package, by the calls of its
-// package's functions.
+// Each decoder is reachable from a fuzz target of its package, by calls within the package.
 func TestDecodersAreFuzzed(t *testing.T) {
 	fset, list := sources(t)
 	found := map[string]token.Position{} // by package and name
-	calls := map[string][]string{}       // by package and name: what the function names
+	calls := map[string][]string{}       // by package and name: the names in the function's body
 	var reached []string
 	for _, s := range list {
 		for _, d := range s.file.Decls {
@@ -38,7 +36,7 @@ func TestDecodersAreFuzzed(t *testing.T) {
 			if !ok || f.Body == nil {
 				continue
 			}
-			name := s.dir + "." + f.Name.Name // methods of one name are one
+			name := s.dir + "." + f.Name.Name // methods with one name are treated as one
 			calls[name] = append(calls[name], names(s.dir, f.Body)...)
 			if s.test && strings.HasPrefix(f.Name.Name, "Fuzz") {
 				reached = append(reached, name)
@@ -82,7 +80,7 @@ func exempt(dir string) bool {
 	return false
 }
 
-// names gives all that a body names, as of its own package: more than it calls.
+// names returns all names in a body, as names of its own package: a superset of its calls.
 func names(dir string, body ast.Node) (list []string) {
 	ast.Inspect(body, func(n ast.Node) bool {
 		if id, ok := n.(*ast.Ident); ok {

@@ -6,46 +6,46 @@ import (
 	"testing"
 )
 
-// levels are the package table: a package imports only what
-// stands below it. A package that is not named here takes its parent's level.
+// levels are the package table: a package may import only packages of lower levels. A package
+// without an entry has its parent's level.
 var levels = map[string]int{
 	"cmd": 7, "examples": 7,
 
 	"daemon": 6, "workload": 6, "qemu": 6,
-	"internal/suite": 6, // the fault suite: the driver over any bus
+	"internal/suite": 6, // the fault suite: the driver on any bus
 
 	"trace/probe": 5,
 	"domain":      5, "fault": 5, "emu": 5, "mediate": 5, "sim": 5, "rdma": 5,
 	"internal/owner": 5, // the loop that emu and mediate run on
 
-	// What daemon, emu and rdma speak to each other with.
+	// The protocols between daemon, emu and rdma.
 	"attach": 4, "control": 4,
-	"internal/live": 5, // a pfd that is followed, by control
-	"memport":       4, // the memory of a process, by a helper of its own
-	"shadow":        4, // tables of pfd's own, for devices without SVA
+	"internal/live": 5, // follows a running pfd by control
+	"memport":       4, // the memory of a process, by its own helper
+	"shadow":        4, // pfd's own page tables, for devices without SVA
 
 	"gup": 3, "soc": 3, "vfio/user": 3,
 
-	"view": 2, // memory that processes share, by a mapping of pfd's own
+	"view": 2, // memory that processes share, mapped by pfd
 	"proc": 2, "netlink": 2, "uffd": 2, "vfio": 2, "uio": 2,
 
 	"mailbox": 1, "packetizer": 1,
-	"trace":          1, // records and the point where they are shown
+	"trace":          1, // records and the point where the probe reads them
 	"internal/tally": 1, // counts of transfers
 
 	"device": 0, "pagein": 0, "internal": 0,
 }
 
-// sideways are the arrows between rooms of one level that are meant.
+// sideways are the permitted imports between packages of one level.
 var sideways = map[string][]string{
 	"packetizer": {"mailbox"},         // sends its messages
-	"view":       {"uffd"},            // its mappings are a userfaultfd's
-	"sim":        {"domain", "fault"}, // drives the driver, too
+	"view":       {"uffd"},            // registers its mappings with a userfaultfd
+	"sim":        {"domain", "fault"}, // also runs the driver
 	"emu":        {"internal/owner"},
 	"mediate":    {"internal/owner"},
 }
 
-// strangers must not be reached at all, not even through others.
+// strangers must not be imported at all, not even indirectly.
 var strangers = map[string][]string{
 	"fault":  {"emu", "soc", "vfio", "uio"},
 	"domain": {"fault", "emu", "soc", "vfio", "uio"},
@@ -57,7 +57,7 @@ var strangers = map[string][]string{
 	"cmd":    {"soc", "fault", "domain", "proc", "gup"}, // directly, see below
 }
 
-// room gives the entry of levels for a package.
+// room returns the key of levels for a package.
 func room(pkg string) (string, bool) {
 	for p := pkg; ; {
 		if _, ok := levels[p]; ok {
@@ -71,10 +71,10 @@ func room(pkg string) (string, bool) {
 	}
 }
 
-// within tells whether pkg is p or below it.
+// within reports whether pkg is p or below it.
 func within(pkg, p string) bool { return pkg == p || strings.HasPrefix(pkg, p+"/") }
 
-// own gives the packages of this module among words.
+// own returns the packages of this module among words.
 func own(words []string) []string {
 	var list []string
 	for _, w := range words {
@@ -121,7 +121,7 @@ func TestStrangers(t *testing.T) {
 		}
 		pkg, reached := words[0], own(strings.Fields(deps))
 		if within(pkg, "cmd") {
-			reached = words[1:] // a command reaches everything through daemon
+			reached = words[1:] // commands import everything through daemon
 		}
 		for p, list := range strangers {
 			if !within(pkg, p) {
@@ -138,8 +138,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// soc and the codecs are pure: they build for a system that is not Linux, so
-// that nothing in them can depend on one.
+// soc and the codecs are pure: they build for another system than Linux, so nothing in them can
+// depend on Linux.
 func TestPurePackagesBuildElsewhere(t *testing.T) {
 	pure := []string{"device", "pagein", "mailbox", "packetizer", "control", "soc", "sim"}
 	out := goCommand(t, nil, "list", "./...")

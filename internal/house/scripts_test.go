@@ -20,8 +20,8 @@ func read(t *testing.T, name string) string {
 	return string(b)
 }
 
-// stubs makes a directory of programs: those with a text are shell scripts,
-// the others are the system's.
+// stubs creates a directory of programs: those with a text are shell scripts, the others link
+// to the system's.
 func stubs(t *testing.T, programs map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,8 +44,7 @@ func stubs(t *testing.T, programs map[string]string) string {
 	return dir
 }
 
-// setup.sh installs what the tests miss and nothing else, asks nothing, and says
-// what it did.
+// setup.sh installs only what the tests lack, asks nothing, and reports what it did.
 func TestSetup(t *testing.T) {
 	if _, err := os.Stat("/usr/include/stdlib.h"); err != nil {
 		t.Skip("the C library's headers are not installed here: setup.sh would want them too")
@@ -109,8 +108,8 @@ func TestSetup(t *testing.T) {
 	}
 }
 
-// test.sh makes every target though one before it fails, names what failed last, and
-// counts a package's time over all of them.
+// test.sh makes every target even if an earlier one fails, names the failed ones last, and adds
+// up each package's time over all targets.
 func TestTestScript(t *testing.T) {
 	dir := t.TempDir()
 	fake := filepath.Join(dir, "make")
@@ -139,7 +138,7 @@ esac
 	}
 }
 
-// CI runs the test command that the README names.
+// CI runs the test command of the README.
 func TestCIRunsTheREADMEsTest(t *testing.T) {
 	const command = "make test"
 	if !strings.Contains(read(t, "README.md"), "\n"+command+"\n") {
@@ -163,8 +162,7 @@ var (
 	heading    = regexp.MustCompile("(?m)^#+ (.*)$")
 )
 
-// What the documents name is there: make's targets, files and their headings. What is
-// a picture can be drawn.
+// Names in the documents exist: make's targets, files and headings. Pictures are well-formed.
 func TestDocumentsNameWhatIsThere(t *testing.T) {
 	makefile := read(t, "Makefile")
 	for _, name := range append(documents(t), "CHANGELOG.md") {
@@ -198,7 +196,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 	}
 }
 
-// anchors are the names by which a document's headings are linked to.
+// anchors returns the link targets of a document's headings.
 func anchors(text string) (list []string) {
 	for _, m := range heading.FindAllStringSubmatch(text, -1) {
 		name := regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
@@ -207,7 +205,7 @@ func anchors(text string) (list []string) {
 	return list
 }
 
-// An argument that setup.sh does not know installs nothing: it prints the usage.
+// With an unknown argument setup.sh installs nothing and prints the usage.
 func TestSetupUsage(t *testing.T) {
 	dir := stubs(t, map[string]string{"go": "exit", "apt-get": "echo installed", "id": "echo 0"})
 	for _, c := range []struct {
@@ -223,14 +221,14 @@ func TestSetupUsage(t *testing.T) {
 	} {
 		cmd := exec.CommandContext(t.Context(), "/bin/sh", append([]string{filepath.Join(root, "scripts", "setup.sh")}, c.args...)...)
 		cmd.Env = []string{"PATH=" + dir}
-		out, _ := cmd.CombinedOutput() // its exit code is looked at
+		out, _ := cmd.CombinedOutput() // the exit code is checked below
 		if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) || !strings.Contains(string(out), "usage: ") || strings.Contains(string(out), "installed") {
 			t.Errorf("setup.sh %q: exit code %d, %q", c.args, code, out)
 		}
 	}
 }
 
-// No script takes an argument that it does not know for none.
+// No script ignores an unknown argument.
 func TestScriptsUsage(t *testing.T) {
 	scripts, err := filepath.Glob(filepath.Join(root, "scripts", "*.sh"))
 	if err != nil || len(scripts) == 0 {
@@ -238,15 +236,15 @@ func TestScriptsUsage(t *testing.T) {
 	}
 	for _, script := range scripts {
 		cmd := exec.CommandContext(t.Context(), "/bin/sh", script, "--bogus")
-		cmd.Env = []string{"PATH=/nonexistent"} // it goes no further
-		out, _ := cmd.CombinedOutput()          // its exit code is looked at
+		cmd.Env = []string{"PATH=/nonexistent"} // commands after the check fail
+		out, _ := cmd.CombinedOutput()          // the exit code is checked below
 		if code := cmd.ProcessState.ExitCode(); code != 2 || !strings.Contains(string(out), "usage: "+filepath.Base(script)) || !strings.Contains(string(out), `"--bogus"`) {
 			t.Errorf("%s --bogus: exit code %d, %q", filepath.Base(script), code, out)
 		}
 	}
 }
 
-// fuzz.sh runs every target though one before it fails, and names what failed last.
+// fuzz.sh runs every target even if an earlier one fails, and names the failed ones last.
 func TestFuzzScript(t *testing.T) {
 	dir := stubs(t, map[string]string{
 		"go":      `case "$*" in "list ./...") echo x y ;; *-list*) echo FuzzA ;; *x) exit 1 ;; *) echo "ran $*" ;; esac`,
@@ -254,7 +252,7 @@ func TestFuzzScript(t *testing.T) {
 	})
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "fuzz.sh"), "5s")
 	cmd.Env = []string{"PATH=" + dir}
-	out, _ := cmd.CombinedOutput() // its exit code is looked at
+	out, _ := cmd.CombinedOutput() // the exit code is checked below
 	const want = "fuzz: x FuzzA (5s)\nfuzz: y FuzzA (5s)\nran test -run ^$ -fuzz ^FuzzA$ -fuzztime 5s y\nfuzz: failed: x:FuzzA\n"
 	if code := cmd.ProcessState.ExitCode(); code != 1 || string(out) != want {
 		t.Errorf("exit code %d, %q, want %q", code, out, want)

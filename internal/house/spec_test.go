@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// A document that a comment cites is in the repository, with the section that it
-// names: hardware.md 3 is docs/spec/hardware.md, "## 3.".
+// A document that a comment cites is in the repository and has the named section: hardware.md 3
+// is docs/spec/hardware.md, "## 3.".
 func TestCitationsResolve(t *testing.T) {
 	fset, list := sources(t)
 	cite := regexp.MustCompile(`(?:(docs/spec|docs|spec)/)?\b([a-z]+(?:-[a-z]+)*\.md)(?:[ \n]+([0-9]+)\b)?`)
@@ -57,15 +57,14 @@ func TestCitationsResolve(t *testing.T) {
 	}
 }
 
-// docs/spec/hardware.md names each register of the map with its offset, and each
-// counter in its place.
+// docs/spec/hardware.md has each register with its offset, and each counter at its place.
 func TestSpecHasEachRegister(t *testing.T) {
 	doc := read(t, filepath.Join("docs", "spec", "hardware.md"))
 	queues, peek := read(t, filepath.Join("docs", "spec", "queues.md")), read(t, filepath.Join("docs", "spec", "peek.md"))
 	sections := regexp.MustCompile(`(?m)^## `).Split(doc, -1)
 	of := func(w device.WindowID) string {
 		if w == device.MBOX {
-			w = device.PL // in its section
+			w = device.PL // described in its section
 		}
 		for _, s := range sections {
 			if strings.Contains(strings.SplitN(s, "\n", 2)[0], "`"+w.String()+"`") {
@@ -80,7 +79,7 @@ func TestSpecHasEachRegister(t *testing.T) {
 		at := r.Offset
 		switch {
 		case strings.HasPrefix(name, "PAYLOAD") && name != "PAYLOAD0":
-			continue // they follow it
+			continue // they follow PAYLOAD0
 		case strings.HasPrefix(name, "EVTQ_"), strings.HasPrefix(name, "CMDQ_"), name == "WORDS":
 			s = queues + peek
 		case strings.HasPrefix(name, "PEEK_"): // PEEK_BLOCK_NAME, NAME at its place in the block
@@ -104,7 +103,7 @@ func TestSpecHasEachRegister(t *testing.T) {
 		}
 		want := fmt.Sprintf(`%s(\[n\])? 0x0*%x\b|0x0*%x( \+ [^|]*)? (\| [^|]*)?\b%s\b|%s %d\b|\+0x0*%x %s\b`, name, at, at, name, name, at, at, name)
 		if r.Window == device.PL && strings.Contains(name, "FIFO_") {
-			continue // its place in the FIFO's block, in words
+			continue // the text states its place in the FIFO's block
 		}
 		if !regexp.MustCompile(want).MatchString(s) {
 			t.Errorf("window %v: %s is not at %#x", r.Window, name, at)

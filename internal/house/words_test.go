@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// literary are words for which the field has terms: remedy, repair, recover; receive, is
-// told, is notified; happens to; take turns.
+// literary matches words for which the field has terms: remedy, repair, recover; receive, be
+// notified; happen to; take turns.
 var literary = regexp.MustCompile(`(?i)\b(mend(s|ed|ing)?|heal(s|ed|ing)?|(un)?heard|hears?|befalls?|befell|whose turn|ha[ds] again|behold|thence|whence|forsake[ns]?)\b`)
 
-// Texts, comments, names and errors are in plain technical English.
+// Texts, comments, names and errors use plain technical English.
 func TestPlainWords(t *testing.T) {
 	read := 0
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {

@@ -73,9 +73,8 @@ func TestKeeperSharesTheAddressSpaceAndCanDoNothing(t *testing.T) {
 	}
 }
 
-// TestKeeperEndsWithItsProcess has a process exit, be killed, and execute
-// another program, also while a child of it lives that has executed nothing and
-// so has all of its descriptors; the keeper must end each time.
+// TestKeeperEndsWithItsProcess makes a process exit, be killed, and execute another program,
+// also while a forked child with all its descriptors lives. The keeper must end each time.
 func TestKeeperEndsWithItsProcess(t *testing.T) {
 	for _, how := range []string{"exit", "kill", "exec", "exit forked", "kill forked", "exec forked"} {
 		t.Run(how, func(t *testing.T) {
@@ -125,28 +124,28 @@ func TestKeeperEndsWithItsProcess(t *testing.T) {
 				break
 			}
 			_ = in.Close()
-			_ = cmd.Wait() // a killed child is what was asked for
+			_ = cmd.Wait() // the child was killed, as intended
 		})
 	}
 }
 
-// TestKeeperThatCannotBeBoundEnds starts keepers where the kernel refuses one of
-// the calls by which a keeper gives up what it could do: no keeper then, and no
-// task that holds the process's descriptors.
+// TestKeeperThatCannotBeBoundEnds starts keepers while the kernel refuses one of the calls that
+// confine a keeper. Then there must be no keeper, and no task that holds the process's
+// descriptors.
 func TestKeeperThatCannotBeBoundEnds(t *testing.T) {
 	for _, call := range []int{unix.SYS_CLOSE_RANGE, unix.SYS_PRCTL, unix.SYS_CLONE} {
 		cmd := exec.Command(os.Args[0], "-test.run=^$")
 		cmd.Env = append(os.Environ(), "KEEPER_END=deny", fmt.Sprint("KEEPER_DENY=", call))
-		out, err := cmd.CombinedOutput() // ends when nobody has its end of the pipe any more
+		out, err := cmd.CombinedOutput() // returns when no process has the write end of the pipe
 		if err == nil || !strings.Contains(string(out), "making a keeper: ") || !strings.Contains(string(out), "operation not permitted") {
 			t.Errorf("system call %d denied: %v, %s", call, err, out)
 		}
 	}
 }
 
-// deny has the kernel refuse a system call to this thread.
+// deny makes the kernel refuse a system call of this thread.
 func deny(nr uint32) error {
-	runtime.LockOSThread()                                            // for good
+	runtime.LockOSThread()                                            // never unlocked
 	const refuse, allow = 0x00050000 | uint32(unix.EPERM), 0x7fff0000 // SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW
 	filter := []unix.SockFilter{
 		{Code: bpfLoad, K: dataNumber},
@@ -161,7 +160,7 @@ func deny(nr uint32) error {
 	return unix.Prctl(unix.PR_SET_SECCOMP, 2, uintptr(unsafe.Pointer(&prog)), 0, 0)
 }
 
-// fork makes a child that has all that this process has, and sleeps.
+// fork creates a sleeping child with all resources of this process.
 func fork() int {
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno == 0 && pid == 0 {

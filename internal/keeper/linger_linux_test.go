@@ -7,8 +7,8 @@ import (
 	"github.com/exanet/pfd/internal/linger"
 )
 
-// Where another thread closes a socket that lingers while the keeper has a copy of
-// it, the copy's close keeps neither the keeper nor who starts it.
+// Another thread closes a socket that lingers while the keeper has a copy of it. Closing the
+// copy blocks neither the keeper nor its creator.
 func TestKeeperWhileLingeringSocketsAreClosed(t *testing.T) {
 	q, err := linger.New()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// told is a test that is told of an error.
+// told is a testing.TB that records an error.
 type told struct {
 	testing.TB
 	text string
@@ -25,7 +25,7 @@ func TestRounds(t *testing.T) {
 	for name, f := range map[string]func(int){
 		"":        func(int) { _ = make([]byte, 100) },
 		"objects": func(int) { objects = append(objects, new([64]byte)) },
-		"once": func(int) { // and after the warming up
+		"once": func(int) { // also after the warm-up
 			if calls++; calls == 1500 {
 				objects = append(objects, make([]*[64]byte, 600)...)
 				for i := range objects {

@@ -37,7 +37,7 @@ func TestRates(t *testing.T) {
 		nodes: []control.Node{{Index: 0, Transfers: transfers(30, 2, 5000)}, {Index: 1}},
 		domains: []control.Domain{
 			{Node: 0, Slot: 0, Generation: 1, Faults: 15, Transfers: transfers(8, 0, 800)},
-			{Node: 0, Slot: 1, Generation: 8, Faults: 2, Transfers: transfers(6, 2, 600)}, // another process: what it has is new
+			{Node: 0, Slot: 1, Generation: 8, Faults: 2, Transfers: transfers(6, 2, 600)}, // another process: all its counts are new
 			{Node: 1, Slot: 3, Faults: 4, Transfers: transfers(2, 0, 20)},
 		},
 		channels: []control.Channel{
@@ -56,8 +56,8 @@ func TestRates(t *testing.T) {
 		got, want Rates
 	}{
 		{"node 0", v.Nodes[0].Rates, Rates{Transfers: 10, Failed: 0.5, Bytes: 2000, Faults: 3, Retransmits: 5}},
-		// It does not tell of transfers: its domains do. A counter that fell began anew, and
-		// one that is not told is not 0.
+		// It has no counts of transfers: its domains have them. A counter that fell was reset,
+		// and one that is not disclosed is unknown, not 0.
 		{"node 1", v.Nodes[1].Rates, Rates{Transfers: 1, Bytes: 10, Faults: unknown, Retransmits: unknown}},
 		{"total", v.Total, Rates{Transfers: 11, Failed: 0.5, Bytes: 2010, Faults: unknown, Retransmits: unknown}},
 		{"domain 0/0", v.Domains[0].Rates, Rates{Transfers: 2, Bytes: 200, Faults: 5, Retransmits: unknown}},
@@ -77,7 +77,7 @@ func TestRates(t *testing.T) {
 	if last := v.Stages[len(v.Stages)-1]; last.Name != "total" || last.Faults != 1 || last.P50NS != 3 {
 		t.Errorf("the stages are of %+v, not of the new fault alone", last)
 	}
-	// A pfd that was started again has no rates yet.
+	// A restarted pfd has no rates yet.
 	for _, other := range []control.Status{{PID: 2, UptimeNS: 6e9}, {PID: 1, UptimeNS: 1e9}} {
 		now.status = other
 		if v := now.view(before); v.Seconds != 0 || fmt.Sprint(v.Total) != "{- - - - -}" || len(v.Domains) != 3 {
@@ -108,7 +108,7 @@ func TestStages(t *testing.T) {
 	}
 }
 
-// A fault that was under way at the last look counts when it is over: else the slowest
+// A fault that is in flight at the last look counts when it completes; otherwise the slowest
 // would never be shown.
 func TestStagesOfSlowFault(t *testing.T) {
 	at := time.Unix(1000, 0)
@@ -126,8 +126,8 @@ func TestStagesOfSlowFault(t *testing.T) {
 	}
 }
 
-// A Follower keeps the stages where there are no new faults, begins anew where pfd did,
-// and gives its error.
+// A Follower keeps the stages while there are no new faults, restarts with pfd, and returns its
+// error.
 func TestFollower(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)

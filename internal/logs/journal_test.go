@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/internal/spool"
 )
 
-// journal is a socket as journald has it.
+// journal creates a socket like journald's.
 func journal(t *testing.T, path string) *net.UnixConn {
 	t.Helper()
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -37,8 +37,8 @@ func datagram(t *testing.T, c *net.UnixConn) string {
 	return string(b[:n])
 }
 
-// Each record is a datagram of fields, as systemd.io/JOURNAL_NATIVE_PROTOCOL has them,
-// also where the spool joins several; what a peer says makes no field of its own.
+// Each record is a datagram of fields as in systemd.io/JOURNAL_NATIVE_PROTOCOL, also if the
+// spool joins several. Text from a peer cannot create a field.
 func TestJournalEntries(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	c := journal(t, path)
@@ -67,7 +67,7 @@ func TestJournalEntries(t *testing.T) {
 	}
 }
 
-// A journal that is started anew gets what comes then.
+// A restarted journal receives the following records.
 func TestJournalAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	c := journal(t, path)

@@ -33,12 +33,12 @@ func lines(b *bytes.Buffer) []string {
 	return s
 }
 
-// refused is one place in a program.
+// refused is one place in a program that logs.
 func refused(l *slog.Logger, uid uint32, reason string) {
 	l.Info("attachment refused", "uid", uid, "reason", reason, "why", fmt.Sprint(time.Now()))
 }
 
-// Who floods silences itself and nobody else.
+// A user who floods suppresses only its own lines.
 func TestFlood(t *testing.T) {
 	l, h, out, c := logger(Options{})
 	for range 10000 {
@@ -53,11 +53,11 @@ func TestFlood(t *testing.T) {
 	refused(l, 1001, "quota")                         // another user
 	refused(l, 1000, "version")                       // another reason
 	l.With("uid", 1000).Error("interrupt", "err", 1)  // another place
-	l.Error("the device does not answer", "err", "x") // nobody's
+	l.Error("the device does not answer", "err", "x") // no user
 	if n := len(lines(out)); n != 4 {
 		t.Errorf("%d of 4 lines of others came", n)
 	}
-	// The next line of the flood tells how much was held back.
+	// The next line of the flood reports how many lines were suppressed.
 	c.t = c.t.Add(time.Second)
 	refused(l, 1000, "quota")
 	refused(l, 1000, "quota")
@@ -67,7 +67,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// A user with many uids does not get more than the table has.
+// A user with many uids gets no more lines than the table allows.
 func TestManyUIDs(t *testing.T) {
 	l, h, out, c := logger(Options{})
 	for uid := range uint32(100000) {
@@ -79,7 +79,7 @@ func TestManyUIDs(t *testing.T) {
 	if n := len(h.kinds); n > maxKinds+1 {
 		t.Errorf("%d kinds are remembered, at most %d may be", n, maxKinds+1)
 	}
-	// A place that says nothing of the kind is written all the same.
+	// A line without uid and reason is still written.
 	l.Error("something else")
 	if got := lines(out); len(got) != 1 {
 		t.Errorf("another line: %q", got)
@@ -108,7 +108,7 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// A line stays one line, whatever a peer put into it.
+// A record stays one line, whatever text of a peer it contains.
 func TestNoForgedLines(t *testing.T) {
 	l, _, out, _ := logger(Options{Journal: true})
 	l.Info("attachment refused", "why", "x\n<0>msg=forged", "group", "\x1b[31m")

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// In a directory that others can write, a program empties and fills no file of theirs
-// and none that they point at.
+// In a directory that others can write, a program neither truncates nor writes other users'
+// files or the targets of their links.
 func TestFileOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	own := filepath.Join(dir, "own")
@@ -49,7 +49,7 @@ func TestFileOfOthers(t *testing.T) {
 	}
 }
 
-// A name of a descriptor is a link, and what it leads to is open already.
+// The name of a descriptor is a link to a file that is already open.
 func TestOpenDescriptor(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -71,7 +71,7 @@ func TestOpenDescriptor(t *testing.T) {
 	}
 }
 
-// What another program writes is left alone, and one that everybody may read is so.
+// A file that another program is writing is refused. The result is readable by all users.
 func TestWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	for _, text := range []string{"longer", "x"} {
@@ -92,7 +92,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// Who waits for the reader of a pipe can be interrupted, and waits for no reader of another user's.
+// Waiting for the reader of a pipe can be interrupted; another user's pipe is refused.
 func TestAwait(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pipe")
 	if err := unix.Mkfifo(path, 0o600); err != nil {
@@ -104,7 +104,7 @@ func TestAwait(t *testing.T) {
 		t.Errorf("interrupted: %v", err)
 	}
 	go func() {
-		if r, err := os.Open(path); err == nil { // it waits for the writer
+		if r, err := os.Open(path); err == nil { // waits for the writer
 			r.Close()
 		}
 	}()

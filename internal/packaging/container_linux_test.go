@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// containedEnv has the test's program run the command of its arguments as a container
-// runtime does: under Docker's default seccomp profile.
+// containedEnv makes the test's program run the command of its arguments under Docker's default
+// seccomp profile, like a container runtime.
 const containedEnv = "EXANET_TEST_CONTAINED"
 
-// refused are the system calls that Docker's default profile keeps from a container
-// without added capabilities (moby/moby, profiles/seccomp/default.json; containerd's is
-// the same), and those that are newer than it. The profile answers EPERM.
+// refused are the system calls that Docker's default profile forbids to a container without
+// added capabilities (moby/moby, profiles/seccomp/default.json; containerd's is the same), and
+// those newer than the profile. The profile returns EPERM.
 var refused = strings.Fields(`
 	kcmp pidfd_getfd process_madvise userfaultfd
 	bpf fanotify_init perf_event_open lookup_dcookie syslog
@@ -39,12 +39,12 @@ var refused = strings.Fields(`
 	cachestat fchmodat2 map_shadow_stack futex_wake futex_wait futex_requeue statmount listmount
 	lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat listxattrat removexattrat open_tree_attr`)
 
-// namespaces are the flags of clone(2) that the profile refuses; AF_VSOCK is the family of
-// sockets.
+// namespaces are the flags of clone(2) that the profile forbids; AF_VSOCK is the forbidden
+// socket family.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
-// contain applies the profile to this thread and becomes the command.
+// contain applies the profile to this thread and executes the command.
 func contain(args []string) error {
 	runtime.LockOSThread()
 	info, err := arch.GetInfo("")
@@ -58,7 +58,7 @@ func contain(args []string) error {
 	err = seccomp.LoadFilter(seccomp.Filter{Policy: seccomp.Policy{
 		DefaultAction: seccomp.ActionErrno, // EPERM
 		Syscalls: []seccomp.SyscallGroup{
-			{Names: []string{"clone3"}, Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)}, // so that the C library takes clone
+			{Names: []string{"clone3"}, Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)}, // so that the C library falls back to clone
 			{Names: allowed, Action: seccomp.ActionAllow, NamesWithCondtions: []seccomp.NameWithConditions{
 				{Name: "clone", Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.BitsNotSet, Value: namespaces}}},
 				{Name: "socket", Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.NotEqual, Value: unix.AF_VSOCK}}},
@@ -75,16 +75,15 @@ func contain(args []string) error {
 	return unix.Exec(path, args, os.Environ())
 }
 
-// place is a folder of the test that containers have as /run/exanet, with the programs.
+// place is a directory of the test that containers mount as /run/exanet, with the programs.
 type place struct {
 	t    *testing.T
 	bin  string
-	dirs string // what is /run/exanet
+	dirs string // mounted as /run/exanet
 }
 
-// in makes a command of somebody who has the folder as /run/exanet, in a mount namespace of
-// his own: contained or not, as root with the capabilities of a container, or as a user
-// without any.
+// in returns a command that has the directory as /run/exanet, in its own mount namespace:
+// contained or not, as root with the capabilities of a container, or as a user without any.
 func (p *place) in(contained bool, uid int, args ...string) *exec.Cmd {
 	const caps = "-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgid,+setuid,+setfcap,+setpcap,+net_bind_service,+sys_chroot,+kill,+audit_write"
 	as := []string{"setpriv", fmt.Sprint("--reuid=", uid), fmt.Sprint("--regid=", uid), "--clear-groups", "--inh-caps=-all"}
@@ -106,7 +105,7 @@ func (p *place) in(contained bool, uid int, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// said runs a command to its end and returns what it said.
+// said runs a command to its end and returns its output.
 func said(cmd *exec.Cmd) string {
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -115,8 +114,8 @@ func said(cmd *exec.Cmd) string {
 	return string(out)
 }
 
-// transfers has a target in C and one in Go written to, by each method. Of userfaultfd,
-// which the profile refuses, the client says so, and what to do.
+// transfers writes to a target in C and one in Go, by each method. The profile forbids
+// userfaultfd; the client reports that and the remedy.
 func (p *place) transfers(contained bool, uid int) {
 	for _, method := range []string{"gup", "touch", "populate", "uffd"} {
 		forbidden := method == "uffd" && contained
@@ -155,9 +154,9 @@ func (p *place) transfers(contained bool, uid int) {
 	}
 }
 
-// TestContainers has pfd and its clients run under Docker's default profile, each in a
-// container of its own that has /run/exanet: pfd as the service outside, as the image and
-// the DaemonSet have it, beside its clients as one user, and as root of a container.
+// TestContainers runs pfd and its clients under Docker's default profile, each in its own
+// container with /run/exanet: pfd as the service outside, as in the image and the DaemonSet,
+// beside its clients as one user, and as root of a container.
 func TestContainers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: a mount namespace for each container")
@@ -177,7 +176,7 @@ func TestContainers(t *testing.T) {
 		contained bool
 		args      []string
 		clients   []int
-		outside   bool // clients without a profile, too
+		outside   bool // also clients without a profile
 	}{
 		{"the service", image, false, []string{"--sandbox=strict"}, []int{0, other}, false},
 		{"the image", image, true, []string{"--sandbox=strict"}, []int{0, other, image}, true},

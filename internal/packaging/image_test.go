@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// The image of contrib/oci is built by buildah, and runs: pfd in its sandbox, as a user
-// without rights. No registry is asked: what it is built from is a shell and this
-// machine's Go under the name that Containerfile has.
+// buildah builds the image of contrib/oci, and it runs: pfd in its sandbox, as a user without
+// rights. No registry is used: the base image is a shell and this machine's Go, under the name
+// in Containerfile.
 func TestImage(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("buildah's chroot isolation needs root here")
@@ -22,13 +22,13 @@ func TestImage(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "busybox", "sh", "-c", "exit 7").CombinedOutput(); err == nil || len(out) > 0 {
 		t.Skipf("busybox has no shell: %v: %s", err, out)
 	}
-	const cache = "/var/lib/containers/cache" // no option names another
+	const cache = "/var/lib/containers/cache" // no option selects another directory
 	if _, err := os.Stat(cache); os.IsNotExist(err) {
 		t.Cleanup(func() {
 			if err := os.RemoveAll(cache); err != nil {
 				t.Error(err)
 			}
-			_ = os.Remove(filepath.Dir(cache)) // where nothing else is in it
+			_ = os.Remove(filepath.Dir(cache)) // fails unless it is empty
 		})
 	}
 	dir := t.TempDir()
@@ -66,8 +66,8 @@ func TestImage(t *testing.T) {
 		t.Fatal("contrib/oci/Containerfile has no stage build")
 	}
 	do("build", "--isolation", "chroot", "-t", from, base)
-	// The image is built without a network, and its go mod download wants files of each
-	// module (.info) that a build on this machine does not fetch.
+	// The image is built without a network. Its go mod download needs a file of each module
+	// (.info) that a build on this machine does not fetch.
 	run(t, "go", "mod", "download")
 	goenv := func(name string) string { return strings.TrimSpace(run(t, "go", "env", name)) }
 	do("build", "--pull-never", "--isolation", "chroot", "-t", "localhost/exanet/pfd",
@@ -111,7 +111,7 @@ func TestImage(t *testing.T) {
 			}
 		}
 	}
-	// chroot isolation makes no PID namespace.
+	// chroot isolation creates no PID namespace.
 	if err := syscall.Kill(status.PID, syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}

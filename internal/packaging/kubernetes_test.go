@@ -14,9 +14,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The parts of Kubernetes' API that the manifest uses, by the names and types of its
-// reference (kubernetes.io/docs/reference/kubernetes-api; core/v1, apps/v1). A field that
-// is not here is an error, as a misspelled one is.
+// The parts of Kubernetes' API that the manifest uses, with the names and types of its
+// reference (kubernetes.io/docs/reference/kubernetes-api; core/v1, apps/v1). An unknown or
+// misspelled field is an error.
 type (
 	k8sMeta struct {
 		Name, Namespace     string
@@ -99,8 +99,8 @@ type (
 	}
 )
 
-// The manifest has Kubernetes' fields, and they fit together; what it has pfd read and do
-// is right for pfd.
+// The manifest has Kubernetes' fields, and they are consistent. The paths and commands that it
+// sets up are right for pfd.
 func TestKubernetesManifest(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "contrib", "kubernetes", "pfd.yaml"))
 	if err != nil {
@@ -194,7 +194,7 @@ func TestKubernetesManifest(t *testing.T) {
 	if c := &pod.Containers[0]; !c.Security.NonRoot || c.Security.User == 0 || len(c.Security.Capabilities.Add) != 0 {
 		t.Errorf("pfd runs with rights: %+v", c.Security)
 	}
-	// pfd itself judges its configuration.
+	// pfd itself checks its configuration.
 	file := filepath.Join(t.TempDir(), "pfd.toml")
 	if err := os.WriteFile(file, []byte(config.Data["pfd.toml"]), 0o600); err != nil {
 		t.Fatal(err)

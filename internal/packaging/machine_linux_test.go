@@ -19,19 +19,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A machine of the test: systemd as the first process of its own process, mount,
-// network, IPC, host name and control group namespaces, on this machine's kernel.
-// Its root is this machine's with a writable layer in memory over it, so that
-// nothing is fetched and nothing stays. What differs from a machine of its own:
-// the kernel's settings are read-only, there are no devices, and no service runs
-// but those that every boot has.
+// A machine of the test: systemd as the first process of its own process, mount, network, IPC,
+// host name and control group namespaces, on this machine's kernel. Its root is this machine's
+// root below a writable layer in memory, so that nothing is fetched and nothing stays. It
+// differs from a separate machine: the kernel's settings are read-only, there are no devices,
+// and only the services of every boot run.
 
 const (
 	machineEnv = "EXANET_TEST_MACHINE"
-	// cannot is the exit code of a first process that this machine does not let
-	// set up its root.
+	// cannot is the exit code of a first process that may not set up its root on this machine.
 	cannot = 42
-	// patience bounds every wait: it is met only where something hangs.
+	// patience limits every wait; only a hang reaches it.
 	patience = 2 * time.Minute
 )
 
@@ -47,17 +45,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// systemdPrograms is where distributions have it.
+// systemdPrograms are the paths of systemd in distributions.
 var systemdPrograms = []string{"/usr/lib/systemd/systemd", "/lib/systemd/systemd"}
 
 type machine struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	ended chan error
-	said  *os.File // what it said on its console
+	said  *os.File // its console output
 }
 
-// boot starts a machine. It ends with the test.
+// boot starts a machine, which ends with the test.
 func boot(t *testing.T) *machine {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -86,7 +84,7 @@ func boot(t *testing.T) *machine {
 	m.cmd = exec.Command(os.Args[0])
 	m.cmd.Env = append(os.Environ(), machineEnv+"="+dir)
 	m.cmd.Stdout, m.cmd.Stderr = m.said, m.said
-	// The machine ends with this thread, should the test be killed.
+	// The machine dies with this thread if the test is killed.
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -112,7 +110,7 @@ func boot(t *testing.T) *machine {
 		}
 		out, _ := m.try("systemctl", "is-system-running")
 		if strings.Contains(out, "degraded") {
-			// Services of this machine's that do not like another's: none that counts.
+			// Some services of this machine may fail in another one; they do not matter.
 			out, _ := m.try("systemctl", "--failed", "--no-pager")
 			t.Logf("some services of the machine do not run:\n%s", out)
 			return true
@@ -122,7 +120,7 @@ func boot(t *testing.T) *machine {
 	return m
 }
 
-// step runs a part of the test, which stops where one fails.
+// step runs a part of the test; a failed part ends the test.
 func (m *machine) step(name string, f func(t *testing.T)) {
 	m.t.Helper()
 	old := m.t
@@ -133,7 +131,7 @@ func (m *machine) step(name string, f func(t *testing.T)) {
 	m.t = old
 }
 
-// halt ends the machine: with its first process all others end.
+// halt ends the machine: all processes end with its first.
 func (m *machine) halt() {
 	_ = m.cmd.Process.Kill()
 	<-m.ended
@@ -147,7 +145,7 @@ func (m *machine) console() string {
 	return string(b)
 }
 
-// command is a program in the machine; it ends with the test.
+// command returns a program in the machine; it ends with the test.
 func (m *machine) command(args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	m.t.Cleanup(cancel)
@@ -172,10 +170,10 @@ func (m *machine) run(args ...string) string {
 	return out
 }
 
-// user is a user without any right and without a session.
+// user is a user without rights and without a session.
 const user = 4001
 
-// asUser puts the way to become that user before a command.
+// asUser prefixes a command with one that switches to that user.
 func asUser(args ...string) []string {
 	return append([]string{"setpriv", fmt.Sprint("--reuid=", user), fmt.Sprint("--regid=", user), "--clear-groups"}, args...)
 }
@@ -202,7 +200,7 @@ func (m *machine) put(path, text string) {
 	}
 }
 
-// controlGroup makes a group of the second version below this process's own.
+// controlGroup creates a cgroup (version 2) below this process's own.
 func controlGroup() (string, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -211,8 +209,8 @@ func controlGroup() (string, error) {
 	defer mounts.Close()
 	top := ""
 	for s := bufio.NewScanner(mounts); s.Scan(); {
-		// proc_pid_mountinfo(5): the mount point is the fifth field, the type
-		// stands behind the dash.
+		// proc_pid_mountinfo(5): the mount point is the fifth field, and the type follows the
+		// dash.
 		if f := strings.Fields(s.Text()); slices.Contains(f[6:], "cgroup2") {
 			top = f[4]
 		}
@@ -232,7 +230,7 @@ func controlGroup() (string, error) {
 	return "", errors.New("this process is in none")
 }
 
-// removeGroups removes a group and what systemd has made in it.
+// removeGroups removes a cgroup and those that systemd has created in it.
 func removeGroups(t *testing.T, top string) {
 	var list []string
 	err := filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
@@ -246,7 +244,8 @@ func removeGroups(t *testing.T, top string) {
 	}
 	slices.Reverse(list)
 	for _, dir := range list {
-		// The processes are dead; the group is told of the last one a little later.
+		// The processes are dead; the kernel notifies the cgroup of the last one a little
+		// later.
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			err := os.Remove(dir)
 			if err == nil || errors.Is(err, os.ErrNotExist) {
@@ -260,10 +259,10 @@ func removeGroups(t *testing.T, top string) {
 	}
 }
 
-// firstProcess makes the machine's root at dir and becomes its systemd. It comes
-// back with what cannot be done.
+// firstProcess creates the machine's root at dir and executes its systemd. It returns only on
+// error.
 func firstProcess(dir string) error {
-	runtime.LockOSThread() // capabilities are a thread's
+	runtime.LockOSThread() // capabilities belong to a thread
 	root := filepath.Join(dir, "root")
 	in := func(path string) string { return filepath.Join(root, path) }
 	mount := func(source, target, kind string, flags uintptr, data string) error {
@@ -297,14 +296,14 @@ func firstProcess(dir string) error {
 		{"run", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
 		{"tmp", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777"},
 		{"dev", "tmpfs", unix.MS_NOSUID, "mode=755"},
-		// What this machine's administrator has enabled or changed does not count.
+		// Hide what this machine's administrator has enabled or changed.
 		{"etc/systemd", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
 	} {
 		if err := mount(m.kind, in(m.on), m.kind, m.flags, m.data); err != nil {
 			return err
 		}
 	}
-	// The kernel's settings are this machine's, too.
+	// The machines share the kernel's settings.
 	for _, path := range []string{"proc/sys", "proc/sysrq-trigger"} {
 		if _, err := os.Stat(in(path)); errors.Is(err, os.ErrNotExist) {
 			continue
@@ -334,7 +333,7 @@ func firstProcess(dir string) error {
 	if err := os.Chdir(root); err != nil {
 		return err
 	}
-	// The new root covers the old one, which then goes (pivot_root(2), Notes).
+	// The new root covers the old one, which is then unmounted (pivot_root(2), Notes).
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("pivot_root: %w", err)
 	}
@@ -354,7 +353,7 @@ func firstProcess(dir string) error {
 	return fmt.Errorf("start systemd: %w", err)
 }
 
-// devices gives the machine the few that every system has.
+// devices creates the few devices that every system has.
 func devices(root string, mount func(source, target, kind string, flags uintptr, data string) error) error {
 	dev := filepath.Join(root, "dev")
 	for _, d := range []string{"pts", "shm"} {
@@ -408,8 +407,9 @@ func (m *machine) copyIn(from, to string) {
 	}
 }
 
-// container makes a mount namespace that has a directory of the machine's, as a container has
-// a volume, and returns how to run a command there. It stays until the machine ends.
+// container creates a mount namespace that contains a directory of the machine, like a volume
+// of a container, and returns the command prefix that runs a command there. It stays until the
+// machine ends.
 func (m *machine) container(dir string) []string {
 	m.t.Helper()
 	const script = `mkdir -p /mnt/volume && mount --bind "$0" /mnt/volume && mount -t tmpfs run /run && mkdir "$0" &&
@@ -423,7 +423,7 @@ func (m *machine) container(dir string) []string {
 		m.t.Fatal(err)
 	}
 	m.t.Cleanup(func() {
-		_ = c.Process.Kill() // nsenter; what it started ends with the machine
+		_ = c.Process.Kill() // kills nsenter; its child ends with the machine
 		_ = c.Wait()
 	})
 	var pid int
@@ -433,7 +433,7 @@ func (m *machine) container(dir string) []string {
 	return []string{"nsenter", "--target", fmt.Sprint(pid), "--mount"}
 }
 
-// document returns the block of shell commands of a document that has the words.
+// document returns the block of shell commands in a document that contains words.
 func (m *machine) document(name, words string) string {
 	m.t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, name))

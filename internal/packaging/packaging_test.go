@@ -26,7 +26,7 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// need skips where a program of the test is not there.
+// need skips the test if a program that it needs is missing.
 func need(t *testing.T, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
@@ -36,7 +36,7 @@ func need(t *testing.T, programs ...string) {
 	}
 }
 
-// build makes the package in a directory of the test.
+// build builds the package in a directory of the test.
 func build(t *testing.T) string {
 	t.Helper()
 	need(t, "make", "dpkg", "dpkg-deb")
@@ -46,7 +46,7 @@ func build(t *testing.T) string {
 	dir := t.TempDir()
 	t.Setenv("DEB_DIR", dir)
 	t.Setenv("VERSION", "1.2.3~test")
-	// Another test makes one, too (internal/guests), in the same directory.
+	// Another test (internal/guests) builds it in the same directory, too.
 	run(t, "flock", "Makefile", "make", "deb")
 	list, err := filepath.Glob(filepath.Join(dir, "exanet_1.2.3~test_*.deb"))
 	if err != nil || len(list) != 1 {
@@ -55,7 +55,7 @@ func build(t *testing.T) string {
 	return list[0]
 }
 
-// files lists what stands below dir, but directories and dpkg's own.
+// files lists the files below dir without directories and dpkg's own files.
 func files(t *testing.T, dir string) (list []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -77,8 +77,8 @@ func files(t *testing.T, dir string) (list []string) {
 	return list
 }
 
-// The package comes into a system of its own and goes again: a purge leaves
-// nothing, a removal the configuration.
+// The package is installed into a separate system and removed: a purge leaves nothing, a
+// removal leaves the configuration.
 func TestInstallAndRemove(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("dpkg --root needs root")
@@ -118,7 +118,7 @@ func TestInstallAndRemove(t *testing.T) {
 	if out := run(t, filepath.Join(sys, "usr/sbin/pfd"), "--version"); !strings.Contains(out, "pfd version") {
 		t.Errorf("pfd says %q", out)
 	}
-	// The configuration that comes with it is one: what it comments out, too.
+	// The configuration in the package is valid, including its commented-out lines.
 	conf := filepath.Join(sys, "etc/exanet/pfd.toml")
 	text, err := os.ReadFile(conf)
 	if err != nil {
@@ -150,8 +150,8 @@ func TestInstallAndRemove(t *testing.T) {
 
 var docLink = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
 
-// documentLinks follows the relative links of all documents below dir: each is to a file
-// below dir that is there.
+// documentLinks follows the relative links of all documents below dir: each target is an
+// existing file below dir.
 func documentLinks(t *testing.T, dir string) {
 	t.Helper()
 	links := 0
@@ -179,8 +179,8 @@ func documentLinks(t *testing.T, dir string) {
 	}
 }
 
-// Debian's linter finds nothing that contrib/lintian-overrides does not answer, in any of
-// the packages.
+// Debian's linter reports nothing that contrib/lintian-overrides does not cover, in any of the
+// packages.
 func TestLintian(t *testing.T) {
 	if _, err := exec.LookPath("lintian"); err != nil {
 		const why = "no lintian: `sh scripts/setup.sh test` installs it"
@@ -200,7 +200,7 @@ func TestLintian(t *testing.T) {
 	}
 }
 
-// settings reads a unit's keys.
+// settings reads the keys of the unit.
 func settings(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "contrib", "systemd", "pfd.service"))
@@ -225,7 +225,7 @@ func settings(t *testing.T) map[string]string {
 	return all
 }
 
-// What pfd relies on, and what keeps it in its place.
+// The settings of the unit that pfd relies on, and those that confine it.
 func TestUnit(t *testing.T) {
 	unit := settings(t)
 	for key, want := range map[string]string{
@@ -240,7 +240,7 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// systemd takes the unit as it is, and finds it well shut in.
+// systemd accepts the unit and rates its confinement as good.
 func TestUnitBySystemd(t *testing.T) {
 	need(t, "systemd-analyze")
 	sys := t.TempDir()
@@ -273,7 +273,7 @@ func TestUnitBySystemd(t *testing.T) {
 	}
 }
 
-// The manual pages name every flag of their program.
+// The manual pages have every flag of their program.
 func TestManualPages(t *testing.T) {
 	dir := t.TempDir()
 	for _, p := range []struct{ program, page string }{{"pfd", "pfd.8"}, {"exanetctl", "exanetctl-domain-kick.1"}} {

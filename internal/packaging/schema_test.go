@@ -15,11 +15,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// kubernetes is a module that has the OpenAPI schema of Kubernetes 1.34 among its tests.
+// kubernetes is a module that contains the OpenAPI schema of Kubernetes 1.34 in its tests.
 const kubernetes = "k8s.io/kubectl@v0.34.1"
 
-// kubernetesSchema gives the definitions of Kubernetes' API, where a field that is not
-// named is wrong.
+// kubernetesSchema returns the definitions of Kubernetes' API, with unknown fields forbidden.
 func kubernetesSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", kubernetes).Output()
@@ -47,7 +46,7 @@ func kubernetesSchema(t *testing.T) *jsonschema.Schema {
 	}
 	for name, d := range swagger.Definitions {
 		switch {
-		case strings.HasSuffix(name, ".IntOrString"): // OpenAPI 2 has no word for two types
+		case strings.HasSuffix(name, ".IntOrString"): // OpenAPI 2 cannot express two types
 			delete(d, "type")
 		case d["properties"] != nil:
 			d["additionalProperties"] = false
@@ -64,7 +63,7 @@ func kubernetesSchema(t *testing.T) *jsonschema.Schema {
 	return &s
 }
 
-// The manifest is of Kubernetes' own schema; and the schema finds what is wrong.
+// The manifest matches Kubernetes' own schema, and the schema detects errors.
 func TestKubernetesSchema(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "contrib", "kubernetes", "pfd.yaml"))
 	if err != nil {

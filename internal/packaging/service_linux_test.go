@@ -9,21 +9,21 @@ import (
 	"testing"
 )
 
-// show gives a property of the service.
+// show returns a property of the service.
 func (m *machine) show(property string) string {
 	m.t.Helper()
 	return strings.TrimSpace(m.run("systemctl", "show", "pfd", "--value", "-p", property))
 }
 
-// install installs the package. The triggers of others wait: to index all manual
-// pages of this machine takes longer than all else.
+// install installs the package without running the triggers of other packages: indexing all
+// manual pages would take longer than everything else.
 func (m *machine) install() {
 	m.t.Helper()
 	m.run("dpkg", "--no-triggers", "--install", "/root/exanet.deb")
 }
 
-// transfers has the user and root write into absent memory, each byte checked. To
-// pfd both are strangers: the kernel lets it touch neither's memory.
+// transfers makes the user and root write into absent memory, with each byte checked. The
+// kernel lets pfd access the memory of neither.
 func (m *machine) transfers(args ...string) {
 	m.t.Helper()
 	write := append([]string{"exanetctl", "write", "--size", "64KiB", "--count", "20", "--dst", "absent"}, args...)
@@ -35,7 +35,7 @@ func (m *machine) transfers(args ...string) {
 	}
 }
 
-// status reads a line of /proc/PID/status of the daemon.
+// status reads a line of the daemon's /proc/PID/status.
 func (m *machine) status(key string) string {
 	m.t.Helper()
 	text := m.run("cat", "/proc/"+m.show("MainPID")+"/status")
@@ -49,11 +49,11 @@ func (m *machine) journal() string {
 	return m.run("journalctl", "--no-pager", "--output=short-monotonic")
 }
 
-// restarted waits until systemd has put another pfd in place of the one it had.
+// restarted waits until systemd has replaced the pfd.
 func (m *machine) restarted(old, why string) {
 	m.t.Helper()
 	m.until("pfd is started again after "+why, func() bool {
-		// Both of one moment: the process may end in between.
+		// Read both at once: the process may end in between.
 		out := m.run("systemctl", "show", "pfd", "-p", "ActiveState", "-p", "MainPID")
 		return strings.Contains(out, "ActiveState=active\n") &&
 			!strings.Contains(out, "MainPID="+old+"\n") && !strings.Contains(out, "MainPID=0\n")
@@ -61,9 +61,8 @@ func (m *machine) restarted(old, why string) {
 	m.transfers()
 }
 
-// The package as an administrator has it, under a systemd that is the first
-// process of its machine: installed, started, used by somebody without rights,
-// reloaded, hung, killed, upgraded, stopped and removed.
+// The package under a systemd that is the first process of its machine: installed, started,
+// used by a user without rights, reloaded, hung, killed, upgraded, stopped and removed.
 func TestServiceUnderSystemd(t *testing.T) {
 	m := boot(t)
 	m.copyIn(build(t), "/root/exanet.deb")
@@ -84,7 +83,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 	t.Log(score)
 
 	m.step("started", func(t *testing.T) {
-		// Type=notify: this returns when pfd has said READY.
+		// Type=notify: this returns after pfd's READY.
 		m.run("systemctl", "enable", "--now", "pfd")
 		if got := strings.TrimSpace(m.run("systemctl", "is-active", "pfd")); got != "active" {
 			t.Errorf("is-active says %q", got)
@@ -105,7 +104,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 			t.Errorf("pfd is not in its sandbox as a whole:\n%s", j)
 		}
 		m.transfers()
-		// Fields of the journal, not words of a line.
+		// Fields of the journal, not parts of a line.
 		pid := m.show("MainPID")
 		m.until("the journal has the attachments with their fields", func() bool {
 			return strings.Contains(m.run("journalctl", "--no-pager", "--output=json", "--output-fields=MESSAGE,GROUP,METHOD,SLOT,PDID,PRIORITY", "_PID="+pid, "NODE=1", "PRIORITY=6"), `"METHOD":"gup"`)
@@ -136,7 +135,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if now := m.show("MainPID"); now != pid || m.show("ActiveState") != "active" {
 			t.Errorf("after a bad file pfd is process %s, before %s", now, pid)
 		}
-		// Nor is it started again and again with one.
+		// systemd does not restart it repeatedly with an invalid configuration either.
 		if out, err := m.try("systemctl", "restart", "pfd"); err == nil || m.show("ActiveState") != "failed" || m.show("NRestarts") != "0" {
 			t.Errorf("started with a file with an error: %s%v, state %s, restarts %s", out, err, m.show("ActiveState"), m.show("NRestarts"))
 		}
@@ -144,8 +143,8 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.run("systemctl", "restart", "pfd")
 	})
 
-	// A call that the unit's filter does not let through ends pfd here, where in
-	// service it gives EPERM, which might not be noticed.
+	// A call that the unit's filter forbids kills pfd in this test. In service it returns
+	// EPERM, which might not be noticed.
 	m.put("/etc/systemd/system/pfd.service.d/test.conf", "[Service]\nSystemCallErrorNumber=kill\nWatchdogSec=4s\n")
 	m.run("systemctl", "daemon-reload")
 	m.run("systemctl", "restart", "pfd")
@@ -157,7 +156,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if !ok {
 			t.Fatalf("docs/service.md has the steps\n%s", steps)
 		}
-		// Without the first step, as somebody who reads on too fast.
+		// Without the first step of the document, like a hasty reader.
 		m.put("/etc/exanet/pfd.toml", "metrics-listen = \"127.0.0.1:9482\"\n")
 		if out, err := m.try("systemctl", "restart", "pfd"); err == nil {
 			t.Errorf("a unit without a network listens on TCP: %s", out)
@@ -181,7 +180,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 	container := m.container("/run/exanet")
 	inside := func(what string) {
 		m.t.Helper()
-		// A user and the machine's directory: pfd's user is trusted there, as on the machine.
+		// A user with the machine's directory: pfd's user is trusted there, as on the machine.
 		out, err := m.try(append(container, asUser("exanetctl", "write", "--count", "3", "--dst", "absent")...)...)
 		if err != nil || !strings.Contains(out, "every byte is right") {
 			m.t.Errorf("a container that has /run/exanet, after %s: %v\n%s", what, err, out)
@@ -224,14 +223,14 @@ func TestServiceUnderSystemd(t *testing.T) {
 
 	m.step("upgraded", func(t *testing.T) {
 		pid := m.show("MainPID")
-		m.run("systemctl", "reset-failed", "pfd") // the starts of this test are no loop
+		m.run("systemctl", "reset-failed", "pfd") // the restarts of this test are not a crash loop
 		m.install()
 		m.restarted(pid, "an upgrade")
 		inside("an upgrade")
 	})
 
 	m.step("stopped", func(t *testing.T) {
-		// A client in the midst of its transfers is told, and ends.
+		// A client with transfers in flight is notified, and ends.
 		busy := m.command(asUser("exanetctl", "write", "--size", "1MiB", "--count", "1000000", "--dst", "absent")...)
 		var said strings.Builder
 		busy.Stderr = &said

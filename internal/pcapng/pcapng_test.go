@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// sample has one block of each type.
+// sample returns one block of each type.
 func sample() []byte {
 	b := Interface(Section(nil, "pfd"), 60, "node0-node1")
 	b = Packet(b, 0, 0x1122334455667788, []byte("abcde"), 3, Inbound, 2)
 	return Statistics(b, 0, 1<<32+1, 5, 4)
 }
 
-// The blocks as draft-ietf-opsawg-pcapng 4.1 to 4.4 draw them, worked out by hand.
+// The blocks as drawn in draft-ietf-opsawg-pcapng 4.1 to 4.4, worked out by hand.
 func TestGolden(t *testing.T) {
 	want := `
 		0a0d0d0a 28000000 4d3c2b1a 0100 0000 ffffffffffffffff 0400 0300 70666400 00000000 28000000

@@ -38,8 +38,8 @@ func TestMask(t *testing.T) {
 	}
 }
 
-// The value of a line of /proc/PID/status stands in the text, without space around,
-// and no size is negative.
+// The value of a line is contained in the text, without surrounding space, and no size is
+// negative.
 func FuzzField(f *testing.F) {
 	f.Add("Name:\tx\nUid:\t0\t0\t0\t0\n", "Uid")
 	f.Add("Uid:", "Uid")

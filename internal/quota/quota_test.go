@@ -13,8 +13,8 @@ func TestQuota(t *testing.T) {
 		}
 		return n
 	}
-	// Users 1, 2 and 3 have their share, 4 half of the rest; each next one finds
-	// something until there is nothing.
+	// Users 1, 2 and 3 get their share, 4 half of the rest; each further user gets something
+	// until nothing is left.
 	for i, want := range []int{4, 4, 4, 2, 1, 1, 0} {
 		if n := fill(uint32(i + 1)); n != want {
 			t.Errorf("user %d has %d, want %d", i+1, n, want)

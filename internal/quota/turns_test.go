@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// TestTurns: the calls of a user are made one at a time, beside those of others.
+// TestTurns: the calls of one user are serialized, those of other users are not.
 func TestTurns(t *testing.T) {
 	var turns Turns
 	var all sync.WaitGroup
 	within := make(chan struct{})
-	inside := 0 // of user 1: the race detector looks
+	inside := 0 // of user 1; the race detector checks the accesses
 	for range 4 {
 		all.Go(func() {
 			turns.Do(1, func() {
@@ -21,7 +21,7 @@ func TestTurns(t *testing.T) {
 			})
 		})
 	}
-	for range 4 { // one of user 1 is inside now, or will be; another user does not wait for it
+	for range 4 { // a call of user 1 is inside now, or will be; another user does not wait for it
 		turns.Do(2, func() {})
 		within <- struct{}{}
 	}
@@ -53,7 +53,7 @@ func TestAccount(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		every, took time.Duration
-		after       int // so many calls it is too long, 0: never
+		after       int // the number of calls after which it is too long; 0: never
 	}{
 		{"one long call", time.Second, 300 * time.Millisecond, 1},
 		{"many of 20 ms", 20 * time.Millisecond, 20 * time.Millisecond, 6},

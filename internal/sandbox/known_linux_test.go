@@ -7,8 +7,8 @@ import (
 	"github.com/elastic/go-seccomp-bpf/arch"
 )
 
-// TestKnown: no architecture loses a system call because the library's table has another
-// name for it; those that an architecture does not have are named here.
+// TestKnown: no system call is lost because the library's table for an architecture has another
+// name for it. The calls that an architecture does not have are listed here.
 func TestKnown(t *testing.T) {
 	for _, a := range []struct {
 		name    string

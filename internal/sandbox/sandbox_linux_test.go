@@ -42,14 +42,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// answers are what a process in its sandbox found out.
+// answers are the results of a process in its sandbox.
 type answers struct {
 	Missing []string
-	Errs    map[string]string // by what was tried: "" where it went well, else an errno's text
+	Errs    map[string]string // by attempt: "" for success, else the errno's text
 	Threads []map[string]string
 }
 
-// child applies rules that keep a directory, and tries what it may not do.
+// child applies rules that keep a directory, and then attempts forbidden operations.
 func child(dir string) {
 	rules := Rules{
 		Capabilities: []int{unix.CAP_DAC_OVERRIDE},
@@ -104,7 +104,7 @@ func child(dir string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// threads reads what the kernel says of each thread of this process.
+// threads reads the status of each thread of this process.
 func (a *answers) threads(try func(string, error)) {
 	tasks, err := os.ReadDir("/proc/self/task")
 	try("tasks", err)
@@ -120,8 +120,7 @@ func (a *answers) threads(try func(string, error)) {
 	}
 }
 
-// unfiltered applies rules where the kernel refuses a filter: to the thread that asks
-// for it.
+// unfiltered applies rules while the kernel refuses seccomp filters of this thread.
 func unfiltered() {
 	runtime.LockOSThread()
 	if err := seccomp.LoadFilter(seccomp.Filter{Policy: seccomp.Policy{
@@ -139,7 +138,7 @@ func unfiltered() {
 	_ = json.NewEncoder(os.Stdout).Encode(a)
 }
 
-// unqueued applies rules where no signal can be queued.
+// unqueued applies rules while no signal can be queued.
 func unqueued() {
 	if err := unix.Setrlimit(unix.RLIMIT_SIGPENDING, &unix.Rlimit{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -152,7 +151,7 @@ func unqueued() {
 	_ = json.NewEncoder(os.Stdout).Encode(a)
 }
 
-// ask runs this program with a setting more, and gives what it found out.
+// ask runs this program with an additional setting and returns its answers.
 func ask(t *testing.T, setting string) (a answers) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -170,7 +169,7 @@ func ask(t *testing.T, setting string) (a answers) {
 	return a
 }
 
-// TestUnfiltered: where calls cannot be filtered no thread gains privileges all the same.
+// TestUnfiltered: if calls cannot be filtered, no thread can gain privileges all the same.
 func TestUnfiltered(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root is needed: the filter that refuses others is loaded without no_new_privs")
@@ -189,10 +188,10 @@ func TestUnfiltered(t *testing.T) {
 	}
 }
 
-// TestUnqueued: where the threads cannot be signalled their steps are left out, and nothing waits for them.
+// TestUnqueued: if the threads cannot be signalled, their steps are skipped, and nothing hangs.
 func TestUnqueued(t *testing.T) {
 	want := []Step{StepFiles}
-	if os.Geteuid() == 0 { // others have no capabilities to drop
+	if os.Geteuid() == 0 { // other users have no capabilities to drop
 		want = append(want, StepCapabilities)
 	}
 	a := ask(t, unqueuedEnv+"=1")
@@ -206,7 +205,7 @@ func TestUnqueued(t *testing.T) {
 	}
 }
 
-// What is not kept is gone, for all threads; what is kept works.
+// What is not kept is removed from all threads; what is kept works.
 func TestApply(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"read", "write"} {

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Others can enter the machine's directory whoever makes it, for whatever, by any umask.
+// All users can enter the machine's directory, whichever program creates it and whatever the
+// umask is.
 func TestMakeDir(t *testing.T) {
 	for _, umask := range []int{0, 0o022, 0o077, 0o777} {
 		top := t.TempDir()
@@ -67,8 +68,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A client is told which directory it may not enter, that a socket is stale, and that a
-// directory is not the one that has the name any more.
+// The explanation names the directory that a client may not enter, a stale socket, and a
+// directory that was replaced.
 func TestWhy(t *testing.T) {
 	top, err := os.MkdirTemp("", "exanet-why-")
 	if err != nil {
@@ -101,7 +102,7 @@ func TestWhy(t *testing.T) {
 		cmd.Env = append(os.Environ(), whyEnv+"="+path)
 		if strings.Contains(path, "barred") {
 			if os.Geteuid() != 0 {
-				continue // root's directory, and another user
+				continue // root's directory, with another user
 			}
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4001, Gid: 4001}}
 		}
@@ -110,7 +111,7 @@ func TestWhy(t *testing.T) {
 			t.Errorf("%s: %q (%v), want %q", path, out, err, want)
 		}
 	}
-	// A mount of a directory that was removed shows it; so does a working directory.
+	// A mount of a removed directory shows the removal; so does a working directory.
 	gone := filepath.Join(top, "gone")
 	if err := os.Mkdir(gone, 0o755); err != nil {
 		t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Anybody may connect whatever the umask is, and who can write the directory puts
-// no other file in the socket's place while its mode is set.
+// All users can connect whatever the umask is. A user who can write the directory cannot
+// replace the socket while its mode is set.
 func TestListenMode(t *testing.T) {
 	dir := t.TempDir()
 	path, other := filepath.Join(dir, "s"), filepath.Join(t.TempDir(), "other")
@@ -34,10 +34,10 @@ func TestListenMode(t *testing.T) {
 		_ = os.Remove(path)
 		l, f, err := Listen("unixpacket", path, 0o666)
 		if err != nil {
-			continue // the link was there first
+			continue // the link existed first
 		}
 		l.Close()
-		f.fd = closed(t, f.fd) // the file is the attacker's
+		f.fd = closed(t, f.fd) // the file belongs to the attacker
 	}
 	stop.Store(true)
 	attacker.Wait()
@@ -63,7 +63,8 @@ func closed(t *testing.T, fd int) int {
 	return -1
 }
 
-// A socket's file is removed by who made it, and only where it has its name still.
+// Only the process that created a socket's file removes it, and only while the file has its
+// name.
 func TestFileOfAnother(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	listen := func() *File {
@@ -89,7 +90,7 @@ func TestFileOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(first, os.ErrNotExist)
-	second := listen() // of a file system that uses the number again
+	second := listen() // the file system may reuse the inode number
 	check(first, ErrReplaced)
 	if err := errors.Join(first.Remove(), first.Remove()); err != nil {
 		t.Error(err)

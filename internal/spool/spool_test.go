@@ -12,10 +12,10 @@ import (
 	"syscall"
 )
 
-// patience is met only where something hangs.
+// patience is reached only by a hang.
 const patience = 2 * time.Minute
 
-// gate is a file that takes bytes when it is told to.
+// gate is a file that accepts data while it is open.
 type gate struct {
 	mu  sync.Mutex
 	got bytes.Buffer
@@ -56,7 +56,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// A file that takes nothing costs lines, not time.
+// A file that accepts nothing loses lines but does not block.
 func TestSlowFile(t *testing.T) {
 	g := &gate{let: make(chan error)}
 	w := New(g, 100)
@@ -69,7 +69,7 @@ func TestSlowFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// One may be in the file's hands and one waits.
+	// One write may be in progress and one buffered.
 	if s := w.Stats(); taken < 1 || taken > 2 || s.Lost != uint64(10-taken) || s.Failed != 0 {
 		t.Errorf("%d taken, %+v", taken, s)
 	}
@@ -85,7 +85,7 @@ func TestSlowFile(t *testing.T) {
 	}
 }
 
-// A full disk is told, counted, and over when there is room again.
+// A full disk is reported and counted; writing resumes when there is room again.
 func TestDiskFull(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

@@ -15,11 +15,11 @@ func TestOver(t *testing.T) {
 		status uint8
 		ns     int64
 		class  device.Class
-		bucket int // -1: longer than all
+		bucket int // -1: longer than all bounds
 	}{
 		{Write, 1, false, 0, 1000, device.High, 0},
 		{Write, 16 << 10, false, 1, 1001, device.High, 1},
-		{Write, 16<<10 + 1, false, 0, -1, device.Medium, 0}, // a clock that went back
+		{Write, 16<<10 + 1, false, 0, -1, device.Medium, 0}, // the clock went back
 		{Read, 512 << 10, false, 9, 1e6, device.Medium, 9},
 		{Write, 512<<10 + 1, false, 0, 10e9, device.Low, 16},
 		{Read, 1<<32 - 1, false, 11, 1e12, device.Low, -1},
@@ -50,7 +50,7 @@ func TestOver(t *testing.T) {
 			}
 		}
 	}
-	// The slot's sum has the bytes that arrived, whatever became of their transfer.
+	// The slot's sum includes all bytes that arrived, whatever the result of their transfer.
 	n.Arrived(3, 16<<10)
 	n.Arrived(3, 5)
 	want := Sum{Completed: 3, Failed: 4, Bytes: 16<<10 + 5}

@@ -14,7 +14,7 @@ func TestShares(t *testing.T) {
 		}
 		return n
 	}
-	// 92 of 100 tasks: half for a user, half of that where it has calls already.
+	// 92 of 100 tasks: a user gets half, or a quarter if it has calls already.
 	for _, c := range []struct {
 		uid   uint32
 		first bool
@@ -36,7 +36,7 @@ func TestShares(t *testing.T) {
 	if b.sum != 34 || b.users[1] != 0 {
 		t.Errorf("%d calls are left, %d of user 1, want 34 and 0", b.sum, b.users[1])
 	}
-	// The limits may become lower: what was made is used again, and no more.
+	// The limits may decrease: existing threads are reused, and no more are created.
 	room, b.looked = 0, b.looked.Add(-fresh)
 	if n := fill(1, true); n < 1 || b.sum > b.made {
 		t.Errorf("%d calls with %d threads, and user 1 has %d of them", b.sum, b.made, n)
@@ -53,7 +53,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// Room as on this machine: tasks can be made, and the threads that Prepare makes stay.
+// Room on this machine: tasks can be created, and the threads that Prepare creates stay.
 func TestPrepare(t *testing.T) {
 	b := New()
 	if made, wanted := b.Prepare(); made != wanted {

@@ -20,7 +20,7 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// copyOf gives a pfd in a file of its own.
+// copyOf copies pfd to another file.
 func copyOf(t *testing.T) string {
 	t.Helper()
 	code, err := os.ReadFile(filepath.Join(bin, "pfd"))
@@ -34,14 +34,14 @@ func copyOf(t *testing.T) string {
 	return path
 }
 
-// said runs exanetctl and gives both of its outputs.
+// said runs exanetctl and returns both of its outputs.
 func (r *rig) said(args ...string) (string, error) {
 	out, err := exec.CommandContext(r.t.Context(), filepath.Join(bin, "exanetctl"), append([]string{"--socket", r.socket}, args...)...).CombinedOutput()
 	return string(out), err
 }
 
-// Another file takes the place of a pfd's that runs: the one that runs is traced, and it is
-// said that others will not be; after that `trace on` takes the new one.
+// Another file replaces that of a running pfd. The running pfd is traced, and a message says
+// that further ones will not be; the next `trace on` uses the new file.
 func TestReplacedFile(t *testing.T) {
 	r := newRig(t)
 	if err := r.pfd.Process.Kill(); err != nil {
@@ -82,7 +82,7 @@ func TestReplacedFile(t *testing.T) {
 	}
 }
 
-// A map that is full costs what it had no room for, which is counted; the rest is exact.
+// A full map loses the entries without room and counts them; the rest is exact.
 func TestFullMap(t *testing.T) {
 	r := newRig(t)
 	r.on()
@@ -110,8 +110,8 @@ func TestFullMap(t *testing.T) {
 	}
 }
 
-// Pins of another layout are told by their names, and the next `trace on` removes them; of
-// several at once one succeeds.
+// Pins of another layout are reported by name, and the next `trace on` removes them. Of several
+// concurrent ones exactly one succeeds.
 func TestForeignPins(t *testing.T) {
 	r := newRig(t)
 	r.on()
@@ -157,11 +157,11 @@ func TestForeignPins(t *testing.T) {
 	r.exact()
 }
 
-// Without the kernel's BTF it is said that it is missing.
+// A missing BTF of the kernel is reported.
 func TestNoBTF(t *testing.T) {
 	r := newRig(t)
 	const dir = "/sys/kernel/btf"
-	if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil { // in the namespace of the tests
+	if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil { // in the tests' mount namespace
 		t.Skipf("hiding %s: %v", dir, err)
 	}
 	defer func() {
@@ -186,8 +186,8 @@ func TestNoBTF(t *testing.T) {
 	}
 }
 
-// A reader that does not read loses events, which are counted, and nothing else; the next
-// one, after its death, gets what it asked for and nothing of before.
+// A reader that does not read loses events, which are counted, and causes nothing else. The
+// next reader, after its death, gets the events that it requested and no earlier ones.
 func TestEventsThatNobodyReads(t *testing.T) {
 	r := newRig(t)
 	r.on()
@@ -216,7 +216,7 @@ func TestEventsThatNobodyReads(t *testing.T) {
 		})
 		return cmd, out
 	}
-	// It stands at its output, which nobody takes.
+	// It blocks on its output, which is not read.
 	stuck, _ := reader()
 	if err := stuck.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -249,15 +249,15 @@ func TestEventsThatNobodyReads(t *testing.T) {
 	}
 }
 
-// A pfd in another pid namespace has another number there: the file is that of the process
-// that listens at its socket, by its number here.
+// A pfd in another pid namespace has another pid there. exanetctl finds its file by the process
+// that listens on its socket, with its pid here.
 func TestOtherPIDNamespace(t *testing.T) {
 	r := newRig(t)
 	_ = r.pfd.Process.Kill()
 	_ = r.pfd.Wait()
 	r.starter = []string{"unshare", "--pid", "--fork", "--kill-child", "--mount-proc"}
 	r.start()
-	t.Cleanup(func() { _ = r.pfd.Process.Kill() }) // unshare does not heed SIGTERM
+	t.Cleanup(func() { _ = r.pfd.Process.Kill() }) // unshare ignores SIGTERM
 	s, err := r.client.Status(t.Context())
 	if err != nil || s.PID != 1 {
 		t.Fatalf("pfd is process %d to itself, %v", s.PID, err)
@@ -310,7 +310,7 @@ func main() {
 }
 `
 
-// What a program shows that lies is counted as that, and no stage is made of it.
+// Records of a lying program are counted as such and produce no stage.
 func TestForgedRecords(t *testing.T) {
 	if refused != "" {
 		t.Skip(refused)
@@ -337,7 +337,7 @@ func TestForgedRecords(t *testing.T) {
 		name    string
 		records []object
 		want    map[string]uint64
-		none    []string // stages that nothing may be known of
+		none    []string // stages that must stay empty
 	}{
 		{"rung after the doorbell", []object{fault(1, 0x1000, honest...), block(1, 5*second, -110, -100, -40, -30, 0)}, map[string]uint64{"stamp_bad": 1, "joined": 1}, []string{"ring"}},
 		{"rung long ago", []object{fault(1, 0x1000, honest...), block(1, -3*second, -110, -100, -40, -30, 0)}, map[string]uint64{"stamp_bad": 1, "joined": 1}, []string{"ring"}},
@@ -429,5 +429,5 @@ func TestForgedRecords(t *testing.T) {
 	}
 }
 
-// object is a record as the forging program reads it.
+// object is a record in the form that the forging program reads.
 type object map[string]any

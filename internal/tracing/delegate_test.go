@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of a fault that its process serves it is known when it did: by its madvise, and where
-// it touches the page by that.
+// For a fault that its process serves, the probe records when the process did so: by its
+// madvise, and by the madvise of its touch.
 func TestDelegates(t *testing.T) {
 	for _, method := range []string{"touch", "populate"} {
 		t.Run(method, func(t *testing.T) {
@@ -17,8 +17,8 @@ func TestDelegates(t *testing.T) {
 			r.write("--dst", "absent", "--method", method, "--count", "200")
 			c := r.exact()
 			n := r.latencies(r.dir)
-			// A thread that pfd has to wake is one that sleeps: not each is. And some
-			// pages come in before their own message is served.
+			// Only a sleeping thread must be woken, so not each fault has a wake-up. Some pages
+			// are present before their own message is served.
 			if 10*n["delegate_touch"] < 9*c["faults"] || n["delegate_answer"] != n["delegate_touch"] || n["delegate_run"] == 0 || n["wake_client"] == 0 {
 				t.Errorf("of %d faults: %v", c["faults"], n)
 			}
@@ -36,13 +36,13 @@ func TestDelegates(t *testing.T) {
 		}
 		r.one(exe, "touch")
 		c := r.exact()
-		if n := r.latencies(r.dir); n["delegate_touch"] == 0 { // pages that came by themselves are not touched
+		if n := r.latencies(r.dir); n["delegate_touch"] == 0 { // pages that are already present are not touched
 			t.Errorf("of %d faults: %v", c["faults"], n)
 		}
 	})
 }
 
-// Faults in which a process ran on the processor of pfd's thread are told from others.
+// Faults during which another process ran on the processor of pfd's thread are marked.
 func TestShared(t *testing.T) {
 	first, second := processors(t)
 	for _, tt := range []struct {
@@ -63,7 +63,7 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// writeOn has test processes write that run on one processor alone.
+// writeOn runs test processes that write on one processor only.
 func writeOn(t *testing.T, r *rig, cpu int) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -73,7 +73,7 @@ func writeOn(t *testing.T, r *rig, cpu int) {
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil { // a child inherits it
+	if err := unix.SchedSetaffinity(0, &one); err != nil { // children inherit it
 		t.Fatal(err)
 	}
 	defer func() {

@@ -11,11 +11,11 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// shown matches what stays the same from run to run in what a command prints: names of columns and
-// of sources, and keys of JSON.
+// shown matches the parts of a command's output that do not change between runs: names of
+// columns and of sources, and keys of JSON.
 var shown = regexp.MustCompile(`\b[A-Z][A-Z0-9_]{2,}\b|^source \S+|"[a-z_]+"`)
 
-// The commands of docs/tracing.md work in their order, with the bpffs of the tests.
+// The commands of docs/tracing.md work in their order, with the tests' bpffs.
 func TestDocsCommands(t *testing.T) {
 	r := newRig(t)
 	text, err := os.ReadFile("../../docs/tracing.md")
@@ -37,7 +37,7 @@ func TestDocsCommands(t *testing.T) {
 	if len(commands) < 6 {
 		t.Fatalf("only %q", commands)
 	}
-	// What is read after `trace off` in the document is read before.
+	// Run `trace off` last: the commands after it in the document need the maps.
 	off := "exanetctl trace off"
 	for i, c := range commands {
 		if c == off {
@@ -80,7 +80,7 @@ func TestDocsCommands(t *testing.T) {
 	}
 }
 
-// lacks finds what the document shows of a command's output and it does not print.
+// lacks reports what the document shows of a command's output and the command does not print.
 func lacks(t *testing.T, command, out string, want []string) {
 	t.Helper()
 	for _, w := range want {
@@ -90,8 +90,7 @@ func lacks(t *testing.T, command, out string, want []string) {
 	}
 }
 
-// shell runs a command that goes on for some seconds, beside transfers, and finds the
-// records in what it counts.
+// shell runs a command for some seconds during transfers, and checks that it counts records.
 func (r *rig) shell(command string) {
 	r.t.Helper()
 	if _, err := exec.LookPath(strings.Fields(command)[0]); err != nil {

@@ -26,7 +26,7 @@ func newApart(t *testing.T) apart {
 	if refused != "" {
 		t.Skip(refused)
 	}
-	dir, err := os.MkdirTemp("", "exanet") // a short name, for sockets
+	dir, err := os.MkdirTemp("", "exanet") // a short path, for sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,14 +62,14 @@ func (a apart) transfer(count string) {
 	a.write("--to-socket", a.target.socket, "--to", "0", "--group", "app", "--dst", "absent", "--count", count)
 }
 
-// Two pfds of one machine and the process that serves their nodes: each fault of the one
-// is joined to the block of the other, whichever is shown first.
+// Two pfds of one machine and the process that serves their nodes: each fault of one is joined
+// to the block of the other, in whatever order they are recorded.
 func TestJoinAcross(t *testing.T) {
 	a := newApart(t)
 	b := a.target
 	b.ctl("trace", "on", "--bpffs", b.dir, "--program", filepath.Join(bin, "pfd")+","+filepath.Join(bin, "exanetctl"))
 	b.before = b.metrics()
-	// The server is known once it has looked who traces it.
+	// The server is known once it has checked whether it is traced.
 	b.until("the server is known", func() bool {
 		a.transfer("1")
 		return b.status().Counters["joined_faults"] > 0
@@ -104,8 +104,8 @@ func TestJoinAcross(t *testing.T) {
 	}
 }
 
-// Driver and sender traced apart, as on two machines: each has its half of all faults,
-// and a report of both recordings has them whole.
+// Driver and sender are traced separately, as on two machines: each has its half of all faults,
+// and a report of both recordings has whole faults.
 func TestHalves(t *testing.T) {
 	a := newApart(t)
 	sender, driver := a.rig, a.target

@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	// asTarget says that this process is the target of a judge's test: what troubles it.
+	// asTarget makes this process the target of a judge's test; the value is its trouble.
 	asTarget = "EXANET_TRACING_TARGET"
-	// judged is how many pages are faulted in.
+	// judged is the number of faulting pages.
 	judged = 1500
-	// smallGroup is the limit of the small cgroup, bytes.
+	// smallGroup is the limit of the small cgroup in bytes.
 	smallGroup = 48 << 20
 )
 
-// hog takes the processor from whoever has it, again and again.
+// hog repeatedly takes the processor from other threads.
 func hog() error {
 	runtime.LockOSThread()
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
@@ -51,13 +51,13 @@ func hog() error {
 	}
 }
 
-// serveTarget is a target: it names a buffer that nobody has touched, and lives until
-// its input ends.
+// serveTarget is a target: it prints the address of an untouched buffer, and lives until its
+// input ends.
 func serveTarget(trouble string) error {
 	if trouble == "take" {
 		return hog()
 	}
-	debug.SetGCPercent(-1) // else the runtime takes the mmap_lock now and then
+	debug.SetGCPercent(-1) // garbage collection would take the mmap_lock
 	args := strings.Fields(os.Getenv(asTarget + "_ARGS"))
 	e, err := rdma.Attach(context.Background(), rdma.Options{Socket: args[0], Node: 1, Group: "judge", AcceptGroup: true})
 	if err != nil {
@@ -78,7 +78,7 @@ func serveTarget(trouble string) error {
 		go remap(underWay)
 		<-underWay
 	case "reclaim":
-		// The page cache of a file that is larger than the cgroup may be.
+		// The page cache of a file that is larger than the cgroup's limit.
 		if _, err := copyFile(io.Discard, args[1]); err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func serveTarget(trouble string) error {
 	return err
 }
 
-// remap maps and unmaps a populated area for ever: it is unmapped under the mmap_lock.
+// remap repeatedly maps and unmaps a populated area; munmap holds the mmap_lock.
 func remap(underWay chan struct{}) {
 	const size = 8 << 20
 	var at uintptr
@@ -114,11 +114,11 @@ func copyFile(w io.Writer, name string) (int64, error) {
 	return io.Copy(w, f)
 }
 
-// rounds is how often a trouble is judged at most. A round can miss its trouble where
-// other processes take the processor of the process that makes it.
+// rounds is the maximum number of rounds for a trouble. A round can miss its trouble if other
+// processes preempt the process that causes it.
 const rounds = 40
 
-// judgeUntil judges a trouble until a round satisfies done, and returns that round, or the last one.
+// judgeUntil repeats judge until done returns true, and returns the last round.
 func (r *rig) judgeUntil(done func(s spent) bool, trouble string, args ...string) (s spent) {
 	for range rounds {
 		if s = r.judge(trouble, args...); done(s) {
@@ -128,20 +128,20 @@ func (r *rig) judgeUntil(done func(s spent) bool, trouble string, args ...string
 	return s
 }
 
-// preferred are the settings of a cgroup whose processes hardly lose a processor to others.
+// preferred are the settings of a cgroup whose processes are rarely preempted.
 var preferred = map[string]string{"cpu.weight": "10000", "cpu.shares": "262144"}
 
-// spent is what the faults of a run took in all, ns, by stage; the counts of faults.
+// spent is the total time of a run's faults in ns by stage, and the counts of faults.
 type spent map[string]uint64
 
-// preempted gives the part of the stages between doorbell seen and done published that
-// pfd's thread was preempted for.
+// preempted returns for which part of the stages from doorbell seen to done published pfd's
+// thread was preempted.
 func (s spent) preempted() float64 {
 	return float64(s["preempted"]) / float64(s["total"]-s["ring"]-s["seen"])
 }
 
-// judge has pages of a target in trouble faulted in, and gives what the probe says. All
-// of it but the trouble runs on the first processor.
+// judge faults in pages of a troubled target and returns the probe's results. All but the
+// trouble runs on the first processor.
 func (r *rig) judge(trouble string, args ...string) spent {
 	t := r.t
 	t.Helper()
@@ -156,7 +156,7 @@ func (r *rig) judge(trouble string, args ...string) spent {
 	case "reclaim":
 		limit := strconv.Itoa(smallGroup)
 		group(t, target.cmd.Process.Pid, "memory", map[string]string{"memory.max": limit, "memory.limit_in_bytes": limit})
-	case "locks": // without a processor it holds none
+	case "locks": // it holds the lock only while it runs
 		group(t, target.cmd.Process.Pid, "cpu", preferred)
 	}
 	line := named()
@@ -188,8 +188,8 @@ func (r *rig) judge(trouble string, args ...string) spent {
 			t.Fatal(err)
 		}
 	}
-	// A block that waits for long is sent again by its time-out, and the request for it is
-	// of no refusal then: only the faults are waited for.
+	// A block that waits for long is retransmitted by its time-out, and its request is then
+	// attributed to no refusal: wait only for the faults.
 	want := r.since("exanet_faults_total") - r.since("exanet_faults_duplicate_total")
 	r.until("the faults are shown", func() bool { return r.status().Counters["faults"] >= want })
 	m := r.maps()
@@ -210,14 +210,13 @@ func (r *rig) judge(trouble string, args ...string) spent {
 	return s
 }
 
-// beside is a process of the test's beside pfd.
+// beside is a process of the test that runs beside pfd.
 type beside struct {
 	cmd *exec.Cmd
 	in  io.Closer
 }
 
-// beside starts a process, of serveTarget's or hog's; line gives the first line that it
-// says.
+// beside starts a process that runs serveTarget or hog; line returns its first line of output.
 func (r *rig) beside(trouble string, args ...string) (b beside, line func() string) {
 	t := r.t
 	t.Helper()
@@ -252,7 +251,7 @@ func (b beside) end(t *testing.T) {
 	}
 }
 
-// processors gives two of those that this process may use.
+// processors returns two of the processors that this process may use.
 func processors(t *testing.T) (int, int) {
 	t.Helper()
 	var all unix.CPUSet
@@ -271,7 +270,7 @@ func processors(t *testing.T) (int, int) {
 	return list[0], list[1]
 }
 
-// pin keeps all threads of a process on one processor.
+// pin binds all threads of a process to one processor.
 func pin(t *testing.T, pid, cpu int) {
 	t.Helper()
 	var set unix.CPUSet
@@ -290,14 +289,14 @@ func threads(t *testing.T, pid int, f func(tid int) error) {
 		if err == nil {
 			err = f(tid)
 		}
-		if err != nil && !errors.Is(err, unix.ESRCH) { // a thread that has ended
+		if err != nil && !errors.Is(err, unix.ESRCH) { // the thread has ended
 			t.Fatal(err)
 		}
 	}
 }
 
-// group moves a process into a cgroup of its own, with those of some settings that there
-// are: those of version 1 and of version 2 of cgroups have other names.
+// group moves a process into its own cgroup and applies those of the settings that exist:
+// versions 1 and 2 of cgroups have different names.
 func group(t *testing.T, pid int, controller string, settings map[string]string) {
 	t.Helper()
 	parent := "/sys/fs/cgroup"
@@ -311,7 +310,7 @@ func group(t *testing.T, pid int, controller string, settings map[string]string)
 	t.Cleanup(func() {
 		r := rig{t: t}
 		r.until("the cgroup is empty", func() bool {
-			// Who lives on goes back; ESRCH: who has ended has left.
+			// A living process moves back; ESRCH: it has ended.
 			_ = os.WriteFile(filepath.Join(parent, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644)
 			return os.Remove(dir) == nil
 		})
@@ -328,17 +327,17 @@ func group(t *testing.T, pid int, controller string, settings map[string]string)
 	}
 }
 
-// A target whose threads hold its mmap_lock, one whose cgroup has no memory left, and
-// another process on pfd's processor: each shows up in its own stage. The first two show up
-// in no other stage. For how long pfd is preempted depends on what else the machine does:
-// with PFD_SOAK=1, on a quiet machine, that is compared, too.
+// A target whose threads hold its mmap_lock, a target whose cgroup has no memory left, and
+// another process on pfd's processor: each shows up in its own stage, and the first two in no
+// other. How long pfd is preempted depends on the load of the machine: that is compared only
+// with PFD_SOAK=1, on a quiet machine.
 func TestJudges(t *testing.T) {
 	r := newRig(t)
 	soak := os.Getenv("PFD_SOAK") != ""
 	if !soak {
 		t.Log("not compared without PFD_SOAK=1 (make soak): for how long pfd is preempted, which needs a quiet machine")
 	}
-	// Other processes of the machine hardly take a processor from pfd.
+	// Other processes of the machine rarely preempt pfd.
 	group(t, r.pfd.Process.Pid, "cpu", preferred)
 	large := filepath.Join(t.TempDir(), "large")
 	if err := os.WriteFile(large, nil, 0o600); err != nil {
@@ -352,7 +351,7 @@ func TestJudges(t *testing.T) {
 		t.Error("another process on pfd's processor is not seen")
 	}
 	for _, x := range []struct {
-		name, stage string // the one stage of both that it shows up in; none: neither
+		name, stage string // the stage in which it shows up; none: in neither
 		args        []string
 	}{{"plain", "", nil}, {"locks", "lock_wait", nil}, {"reclaim", "reclaim", []string{large}}} {
 		quiet := func(s spent) bool { return 2*s.preempted() <= hog.preempted() }

@@ -18,8 +18,8 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// On and off again and again under load: no transfer fails, nothing is counted that was
-// not, and nothing pinned is left.
+// Tracing is switched on and off repeatedly under load: no transfer fails, the counts are
+// right, and no pin is left.
 func TestOnAndOffUnderLoad(t *testing.T) {
 	if refused != "" {
 		t.Skip(refused)
@@ -71,7 +71,7 @@ func TestOnAndOffUnderLoad(t *testing.T) {
 	r.exact()
 }
 
-// A pfd that was killed while it was traced: the next one is seen at once.
+// A traced pfd is killed; the next one is traced at once.
 func TestKilled(t *testing.T) {
 	r := newRig(t)
 	r.on()
@@ -95,7 +95,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// What bpftool and cat read are the numbers of trace latency.
+// bpftool and cat read the same numbers as trace latency.
 func TestOthersReadTheSame(t *testing.T) {
 	r := newRig(t)
 	r.on()
@@ -120,7 +120,7 @@ func TestOthersReadTheSame(t *testing.T) {
 	}
 	for _, l := range list {
 		if l.Method != "gup" {
-			continue // waking goes on
+			continue // wake-ups continue
 		}
 		got := rows[l.Stage+" "+l.Method+" "+l.Kind]
 		want := []string{strconv.FormatUint(l.Count, 10), strconv.FormatUint(l.P50NS, 10), strconv.FormatUint(l.P99NS, 10), strconv.FormatUint(l.MaxNS, 10)}
@@ -183,8 +183,8 @@ func TestOthersReadTheSame(t *testing.T) {
 	}
 }
 
-// bpftools are the machine's bpftool and Debian 13's, which exanetctl qemu setup has fetched
-// beside its other programs.
+// bpftools are the machine's bpftool and that of Debian 13, which exanetctl qemu setup has
+// fetched.
 func bpftools(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -224,7 +224,7 @@ func bpftools(t *testing.T) map[string][]string {
 	return found
 }
 
-// Without root two capabilities do, and each is missed by its name.
+// Two capabilities suffice without root, and an error names a missing one.
 func TestCapabilities(t *testing.T) {
 	r := newRig(t)
 	const nobody = 65534
@@ -266,7 +266,7 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// Whatever is wrong ends in a line that names it and says what helps.
+// Every error names its cause and a remedy.
 func TestBadInput(t *testing.T) {
 	r := newRig(t)
 	on := func(args ...string) string {
@@ -296,7 +296,7 @@ func TestBadInput(t *testing.T) {
 	want(on("--program", "/etc/passwd"), "no probe point", "not a program")
 	want(on("--program", "/does/not/exist"), "no such file")
 
-	// A pfd whose records have another layout, and one whose code was changed.
+	// One pfd's records have another layout, and another's code was changed.
 	code, err := os.ReadFile(filepath.Join(bin, "pfd"))
 	if err != nil {
 		t.Fatal(err)
@@ -325,11 +325,11 @@ func TestBadInput(t *testing.T) {
 			want(on("--program", other), "no probe point")
 		}
 	}
-	// The semaphore's mark: the probe's own code has it, too, behind other bytes.
+	// The mark of the semaphore. The probe's own code contains it, too, after other bytes.
 	change(strings.Repeat("\x00", 8)+"exanet\x01\x00", strings.Repeat("\x00", 8)+"exanet\x02\x00")
 	want(on("--program", other), "no probe point", "where its semaphore should be")
 
-	// A directory that is somebody else's, or in no bpffs.
+	// A directory of another user, or outside a bpffs.
 	if err := errors.Join(os.Mkdir(r.dir, 0o700), os.Chown(r.dir, 65534, 65534)); err != nil {
 		t.Fatal(err)
 	}

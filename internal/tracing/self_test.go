@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// latencies asks by exanetctl, which asks the maps or pfd.
+// latencies queries by exanetctl, which reads the maps or asks pfd.
 func (r *rig) latencies(dir string) map[string]uint64 {
 	r.t.Helper()
 	var answer struct {
@@ -28,8 +28,8 @@ func (r *rig) latencies(dir string) map[string]uint64 {
 	return counts
 }
 
-// pfd --trace has itself traced from its first fault on, and no longer than it runs; what
-// exanetctl has begun stays.
+// pfd --trace is traced from its first fault until it ends; tracing that exanetctl has started
+// continues.
 func TestTracesItself(t *testing.T) {
 	if refused != "" {
 		t.Skip(refused)
@@ -57,7 +57,7 @@ func TestTracesItself(t *testing.T) {
 			t.Errorf("sandbox %s: tracing outlives its pfd", sandbox)
 		}
 	}
-	// Tracing that somebody else has begun meanwhile, or before.
+	// Tracing that another process has started meanwhile, or before.
 	r.start("--trace=" + dir)
 	r.ctl("trace", "off", "--bpffs", dir)
 	r.ctl("trace", "on", "--bpffs", dir)
@@ -69,13 +69,13 @@ func TestTracesItself(t *testing.T) {
 	}
 }
 
-// Without a bpffs pfd keeps the maps, and exanetctl asks it; a pfd that keeps none says
-// what helps. Nothing is left when it ends.
+// Without a bpffs pfd keeps the maps itself, and exanetctl asks pfd. A pfd without maps reports
+// a remedy. Nothing is left when it ends.
 func TestKeepsItsMaps(t *testing.T) {
 	if refused != "" {
 		t.Skip(refused)
 	}
-	// A directory in no bpffs, in which none may be mounted: it is a file's.
+	// A directory outside a bpffs, where none can be mounted: its parent is a file.
 	none := filepath.Join(t.TempDir(), "file", "exanet")
 	if err := os.WriteFile(filepath.Dir(none), nil, 0o600); err != nil {
 		t.Fatal(err)

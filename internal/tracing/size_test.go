@@ -11,7 +11,7 @@ import (
 // objects are the probe's programs, compiled for each architecture.
 var objects = map[string]string{"amd64": "x86", "arm64": "arm64"}
 
-// Each program is small for the verifier of any kernel: 7.2's has the least room.
+// Each program is within the verifier's limits on all kernels; 7.2's are the tightest.
 func TestVerified(t *testing.T) {
 	if refused != "" {
 		t.Skip(refused)

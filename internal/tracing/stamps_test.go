@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// cClient builds the example client in C, with libexanet's sources: flags are for both.
+// cClient builds the example client in C with libexanet's sources; flags apply to both.
 func cClient(t *testing.T, flags ...string) string {
 	t.Helper()
 	gcc, err := exec.LookPath("gcc")
@@ -28,7 +28,7 @@ func cClient(t *testing.T, flags ...string) string {
 	return exe
 }
 
-// one has one process of the client's write to another.
+// one makes one process of the client write to another.
 func (r *rig) one(exe, method string) {
 	r.t.Helper()
 	target := exec.Command(exe, "target", r.socket, "1", method, "4096")
@@ -55,13 +55,13 @@ func (r *rig) one(exe, method string) {
 		r.t.Errorf("write: %v %s", err, out)
 	}
 	_, _ = b.ReadString('\n')
-	in.Close() // which it waits for
+	in.Close() // the client waits for this
 	if err := target.Wait(); err != nil {
 		r.t.Errorf("target: %v", err)
 	}
 }
 
-// A client in C says when it rang and when it saw the end.
+// A client in C reports when it rang the doorbell and when it saw the end.
 func TestStamps(t *testing.T) {
 	r := newRig(t)
 	r.on()
@@ -77,8 +77,7 @@ func TestStamps(t *testing.T) {
 	}
 }
 
-// Stamps of a time that cannot be are counted, and no more than their stages are left
-// out.
+// Impossible time stamps are counted, and only their stages are left out.
 func TestStampsLie(t *testing.T) {
 	exe := cClient(t, "-include", "testdata/lie.h")
 	for name, lie := range map[string]string{"future": "10000000000", "past": "-10000000000"} {

@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// faultsOf is how many faults the long runs have; PFD_TRACE_FAULTS asks for more.
+// faultsOf returns the number of faults of a long run; PFD_TRACE_FAULTS sets more.
 func faultsOf(t *testing.T, short int) int {
 	if v := os.Getenv("PFD_TRACE_FAULTS"); v != "" {
 		n, err := strconv.Atoi(v)
@@ -49,12 +49,12 @@ func (r *rig) exact() map[string]uint64 {
 	return c
 }
 
-// What the maps say is what pfd counted, and what the initiator measured itself.
+// The maps agree with pfd's counts and with the initiator's own measurements.
 func TestTruth(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		args []string
-		// p50 says that the initiator's own figure is compared: one transfer at a time.
+		// p50 compares the initiator's own figure: one transfer at a time.
 		p50 bool
 	}{
 		{"poll", []string{"--dst", "absent", "--waiting", "poll"}, true},
@@ -85,7 +85,7 @@ func TestTruth(t *testing.T) {
 			m := r.maps()
 			defer m.Close()
 			r.sums(m, seen(c))
-			// A page-in in a process of its own, or by the process, is not pfd's to see.
+			// pfd cannot see a page-in by another process.
 			if all := c["kernel_page_ins"] + c["kernel_missed"]; tt.p50 && (all < c["page_ins"] || 1000*c["kernel_missed"] > all) {
 				t.Errorf("of %d page-ins the kernel's part is known of %d, and missed of %d", c["page_ins"], c["kernel_page_ins"], c["kernel_missed"])
 			}
@@ -96,8 +96,8 @@ func TestTruth(t *testing.T) {
 	}
 }
 
-// follow reads the events from now on; seen gives them once all that the counters tell
-// of have come, or are known as lost.
+// follow reads the events from now on. seen returns them when all counted events have arrived
+// or are known to be lost.
 func (r *rig) follow() (seen func(counters map[string]uint64) []probe.Event) {
 	r.t.Helper()
 	m := r.maps()
@@ -133,8 +133,8 @@ func (r *rig) follow() (seen func(counters map[string]uint64) []probe.Event) {
 	}
 }
 
-// sums checks that the stages of each fault make up its total, and that the median by
-// the buckets is that of the events.
+// sums checks that the stages of each fault add up to its total, and that the median by the
+// buckets equals that of the events.
 func (r *rig) sums(m *probe.Maps, events []probe.Event) {
 	r.t.Helper()
 	slowest, err := m.Slowest()
@@ -176,8 +176,8 @@ func (r *rig) sums(m *probe.Maps, events []probe.Event) {
 		if l.Stage != "total" || l.Count < 100 {
 			continue
 		}
-		want := float64(totals[(len(totals)-1)/2]) // as the buckets' is counted: totals may lie far apart
-		within := .125                             // a bucket's width
+		want := float64(totals[(len(totals)-1)/2]) // counted like the buckets' median: neighbouring totals may differ much
+		within := .125                             // the width of a bucket
 		if os.Getenv("PFD_TRACE_FAULTS") != "" {
 			within = .07
 		}
@@ -187,9 +187,9 @@ func (r *rig) sums(m *probe.Maps, events []probe.Event) {
 	}
 }
 
-// median compares the total's median with the initiator's, which counts a little more:
-// what the library does before it stamps. A busy machine puts both far apart from each
-// other: the bound is for the long run alone.
+// median compares the median of the total with the initiator's, which also includes the
+// library's work before its time stamp. On a busy machine the two differ much, so only the long
+// run has a limit.
 func (r *rig) median(m *probe.Maps, us float64) {
 	r.t.Helper()
 	list, err := m.Latencies()
@@ -213,7 +213,7 @@ func TestTruthSixteen(t *testing.T) {
 	r := newRig(t, "--quota", "16")
 	r.on()
 	var all sync.WaitGroup
-	for range 8 { // an initiator and a target each
+	for range 8 { // a pair of initiator and target each
 		all.Go(func() { r.write("--dst", "absent", "--size", "64KiB", "--count", "20") })
 	}
 	all.Wait()
@@ -222,7 +222,7 @@ func TestTruthSixteen(t *testing.T) {
 	}
 }
 
-// The histograms are of all faults where the events overrun.
+// The histograms include all faults when the events overflow.
 func TestOverrun(t *testing.T) {
 	r := newRig(t)
 	r.on()
@@ -234,7 +234,7 @@ func TestOverrun(t *testing.T) {
 	read := make(chan error, 1)
 	go func() {
 		read <- m.Events(ctx, probe.Filter{}, func(probe.Event) error {
-			<-stuck // nobody reads
+			<-stuck // the events are not read
 			return nil
 		})
 	}()

@@ -14,7 +14,7 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// said collects what a command says that goes on.
+// said collects the output of a running command.
 type said struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -32,7 +32,7 @@ func (s *said) String() string {
 	return s.text.String()
 }
 
-// follows runs an exanetctl that goes on until end.
+// follows runs an exanetctl until end is called.
 func (r *rig) follows(args ...string) (out *said, end func()) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(r.t.Context())
@@ -49,7 +49,7 @@ func (r *rig) follows(args ...string) (out *said, end func()) {
 	}
 }
 
-// latency --watch goes on, and shows what has come meanwhile.
+// latency --watch continues, and shows new faults.
 func TestLatencyWatch(t *testing.T) {
 	r := newRig(t)
 	r.on()
@@ -63,7 +63,7 @@ func TestLatencyWatch(t *testing.T) {
 				Latency []probe.Latency `json:"latency"`
 			}
 			if json.Unmarshal([]byte(line), &v) != nil {
-				continue // a line that is being written
+				continue // an incomplete line
 			}
 			for _, l := range v.Latency {
 				if l.Stage == "total" && l.Count == 20 {
@@ -75,14 +75,14 @@ func TestLatencyWatch(t *testing.T) {
 	})
 }
 
-// The filters are applied before an event leaves the kernel.
+// Filters apply before an event leaves the kernel.
 func TestFilters(t *testing.T) {
 	r := newRig(t)
 	r.on()
 	for _, tt := range []struct {
 		args []string
 		want func(probe.Event) bool
-		// wanted makes such faults, others those that are not wanted.
+		// wanted causes matching faults, others causes other faults.
 		wanted, others []string
 	}{
 		{[]string{"--node", "0"}, func(e probe.Event) bool { return e.Node == 0 }, []string{"--src", "absent"}, []string{"--dst", "absent"}},
@@ -108,7 +108,7 @@ func TestFilters(t *testing.T) {
 			}
 		}
 	}
-	// Nothing takes an hour.
+	// No fault takes an hour.
 	out, end := r.follows("trace", "faults", "-j", "--slower", "1h", "--bpffs", r.dir)
 	r.until("the reader is there", func() bool { return r.status().Reader != 0 })
 	r.write("--dst", "absent", "--count", "20")

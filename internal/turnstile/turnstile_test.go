@@ -5,7 +5,8 @@ import (
 	"testing/synctest"
 )
 
-// TestLockInTurn: who releases the lock and wants it again comes after those who wait.
+// TestLockInTurn: a goroutine that releases the lock and locks it again comes after the
+// waiters.
 func TestLockInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New()

@@ -30,7 +30,8 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// In a user namespace that does not map all users the kernel's number is refused as a name.
+// In a user namespace that does not map all users the overflow uid is refused as the name of a
+// user.
 func TestAmbiguous(t *testing.T) {
 	if os.Getenv("UIDS_TEST_CHILD") != "" {
 		if !Ambiguous(Overflow) || Ambiguous(1000) || Check(Overflow) == nil || Check(1000) != nil || Own(Overflow) {

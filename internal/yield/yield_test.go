@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestSleep: a goroutine that sleeps in system calls all the time is scheduled, and one
-// that seldom does is not.
+// TestSleep: a goroutine that sleeps in system calls all the time is rescheduled; one that
+// seldom sleeps is not.
 func TestSleep(t *testing.T) {
 	scheduled := func(n int, pause time.Duration) (yields int) {
 		var y Yield
@@ -32,7 +32,7 @@ func TestSleep(t *testing.T) {
 	}
 }
 
-// TestSpare: a program with one P has more until restore, and one with many keeps them.
+// TestSpare: a program with one P gets more until restore; one with many keeps its number.
 func TestSpare(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	restore := Spare()

@@ -8,7 +8,7 @@ import (
 )
 
 // For a fault that its process serves, the probe records when the process did so: by its
-// madvise, and by the madvise of its touch.
+// madvise, or by its touch of the page.
 func TestDelegates(t *testing.T) {
 	for _, method := range []string{"touch", "populate"} {
 		t.Run(method, func(t *testing.T) {

@@ -6,15 +6,15 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Error is why a page could not be brought in: it wraps one of the errors of
-// this package, an error of package proc or an errno.
+// Error says why a page could not be paged in: it wraps an error of this package or of package
+// proc, or an errno.
 type Error struct {
 	VA    device.VA
 	Write bool
 	Err   error
 }
 
-// Error gives the error as one line.
+// Error returns the error as one line.
 func (e *Error) Error() string {
 	access := "reading"
 	if e.Write {
@@ -23,5 +23,5 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("page in %v for %s: %v", e.VA, access, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

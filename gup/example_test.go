@@ -14,7 +14,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// Two pages that nobody has touched are brought in, without touching them.
+// Two untouched pages are paged in without being touched.
 func ExamplePager_PageIn() {
 	p, err := proc.OpenPID(os.Getpid())
 	if err != nil {

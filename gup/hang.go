@@ -8,34 +8,33 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Page-ins that hang (ours).
+// Page-ins that hang. Values below are defined by this project.
 const (
-	hangTime  = 100 * time.Millisecond // after which a page-in under way counts as one
-	hangsMost = 2                      // in a mapping, before its other absent pages are left
-	underWay  = 16                     // page-ins of a process at a time
+	hangTime  = 100 * time.Millisecond // a page-in that takes longer counts as one that hangs
+	hangsMost = 2                      // in a mapping; then its other absent pages are not tried
+	underWay  = 16                     // page-ins of a process in flight
 )
 
-// ErrHangs says that other pages of the mapping hang: most likely nobody answers
-// the process's own userfaultfd, or a file system does not. It passes when they do.
+// ErrHangs says that page-ins of other pages of the mapping hang: most likely the process's own
+// userfaultfd, or a file system, does not answer. The error is temporary.
 var ErrHangs = errors.New("page-ins of other pages of this mapping hang: its userfaultfd or file system does not answer")
 
-// ErrUnanswered says that the process was asked to bring its pages in and has not
-// answered: it is stopped, or busy. It passes when it does.
-var ErrUnanswered = errors.New("the process does not answer the question for its pages")
+// ErrUnanswered says that the process was asked to page in and has not answered: it is stopped or
+// busy. The error is temporary.
+var ErrUnanswered = errors.New("the process does not answer the request to page in")
 
-// hangs are a process's page-ins under way. What serves one page of a mapping
-// serves the others, too; where some hang the next one would only cost another
-// thread.
+// hangs records a process's page-ins in flight. One server usually serves all pages of a mapping:
+// where some page-ins hang, the next one would only occupy another thread.
 type hangs struct {
 	mu    sync.Mutex
 	calls [underWay]struct {
 		mapping device.VA // its start
-		began   time.Time // zero: none
+		began   time.Time // zero: not in use
 	}
 }
 
-// enter notes a page-in in the mapping that starts at m; false where it is not to
-// be tried.
+// enter records a page-in in the mapping that starts at m; it returns false if the page-in must
+// not be tried.
 func (h *hangs) enter(m device.VA) (call int, ok bool) {
 	now := time.Now()
 	h.mu.Lock()

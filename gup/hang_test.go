@@ -6,8 +6,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Where page-ins of a mapping hang no more of it is tried, and other mappings are. A
-// process has so many under way at a time.
+// If page-ins of a mapping hang, other mappings are still tried, and no more of this one. The
+// page-ins of a process in flight are bounded.
 func TestHangs(t *testing.T) {
 	const hanging, other = device.VA(0x1000), device.VA(0x2000)
 	var h hangs
@@ -27,7 +27,7 @@ func TestHangs(t *testing.T) {
 	enter(hanging, false)
 	h.leave(enter(other, true))
 	h.leave(first)
-	h.leave(enter(hanging, true)) // one hangs still, and is no reason yet
+	h.leave(enter(hanging, true)) // one still hangs, which is below the bound
 	for range underWay - hangsMost + 1 {
 		enter(other, true)
 	}

@@ -13,36 +13,34 @@ import (
 	"github.com/exanet/pfd/view"
 )
 
-// Pager pages memory of one process in. It is safe for concurrent use and
-// allocates nothing where it succeeds.
+// Pager pages in memory of one process. It is safe for concurrent use and does not allocate when
+// it succeeds.
 type Pager struct {
 	p     *proc.Process
 	view  *view.View
 	hangs hangs
 }
 
-// New makes a pager for p, which stays the caller's to close.
+// New returns a pager for p. The caller still closes p.
 func New(p *proc.Process) *Pager { return &Pager{p: p} }
 
-// NewShared is New where v, which stays the caller's too, has what p shares; nil: nothing.
+// NewShared is like New. v is a view of what p shares, or nil; the caller still closes it.
 func NewShared(p *proc.Process, v *view.View) *Pager { return &Pager{p: p, view: v} }
 
-// forbidden gives the memory that may not be touched: one page, mapped when it
-// is first needed and then kept for good. One page is enough however many
-// remote pages there are: the kernel pins all of them before it copies the
-// first byte.
+// forbidden returns memory that may not be touched: one page, mapped at the first use and never
+// unmapped. One page is enough for any number of remote pages, because the kernel pins all of
+// them before it copies the first byte.
 var forbidden = sync.OnceValues(func() ([]byte, error) {
 	return unix.Mmap(-1, 0, device.PageSize, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 })
 
-// PageIn makes pages resident: 1..64 from the page of va on, writable for write
-// and readable without. The range is clipped to the mapping of its first page;
-// that page decides over success, the others are best effort. It may sleep in
-// the kernel for as long as the process's memory makes it, so it belongs into
-// device.Call.Run.
+// PageIn makes 1..64 pages resident from the page of va on, writable if write is set, else
+// readable. The range is clipped to the mapping of its first page. That page decides whether
+// PageIn succeeds; the others are best effort. PageIn may sleep in the kernel for as long as the
+// process's memory makes it, so call it from device.Call.Run.
 //
-// The fault's kind comes from what the last proc.Walk saw at va where it saw a
-// fault there; the verdict never does.
+// The fault's kind comes from what the last proc.Walk saw at va if it saw a fault there; the
+// result never does.
 func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	if pages < 1 || pages > MaxPages {
 		return Result{Err: &Error{va, write, proc.ErrRange}}
@@ -92,8 +90,8 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 		}
 		errno = g.call(va, pages, write)
 	case m.File || before.Swapped():
-		// The kernel counts the faults of a remote page-in at the thread that
-		// made it (mm_account_fault).
+		// The kernel counts the faults of a remote page-in in the calling thread
+		// (mm_account_fault).
 		runtime.LockOSThread()
 		faults := majorFaults()
 		errno = g.call(va, pages, write)
@@ -114,7 +112,7 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 		for i, e := range entries[:n] {
 			if !e.Present() {
 				if write {
-					// The kernel stopped here; what follows was there before.
+					// The kernel stopped here: the pages that follow were resident before.
 					r.Resident |= Ready(entries[i:n], true, m.Shared) << i
 					break
 				}
@@ -142,9 +140,10 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	return r
 }
 
-// shared pages in memory that the process shares: by the userfaultfd that came with it, or
-// one page by the process's table; what is there then is entered in the view. before is what a
-// page that goes alone was seen as. False: it has to be done, or to fail, as with other memory.
+// shared pages in memory that the process shares, and enters the resident pages in the view. It
+// uses the userfaultfd that came with the memory, or pages in one page through the process's page
+// table. before is the entry that the walk saw of a page that is paged in alone. It returns false
+// if the page must be paged in, or fail, as other memory does.
 func (g *Pager) shared(va device.VA, pages int, write bool, before proc.Entry) (Result, bool) {
 	start, pages := g.view.Shares(va, pages, write)
 	if pages == 0 {
@@ -165,7 +164,7 @@ func (g *Pager) shared(va device.VA, pages int, write bool, before proc.Entry) (
 	plain := true
 	for i, e := range entries[:pages] {
 		switch {
-		case e.Swapped(), e.Guard(): // a guard page would be filled, too
+		case e.Swapped(), e.Guard(): // filling would replace a guard page
 			plain = false
 		case !e.Present():
 			absent |= 1 << i
@@ -177,20 +176,20 @@ func (g *Pager) shared(va device.VA, pages int, write bool, before proc.Entry) (
 		}
 		return Result{}, false
 	}
-	// Those that were not filled the file had already.
+	// The file already had the pages that were not filled.
 	was := Ready(entries[:pages], write, true)
 	r := Result{Resident: was | g.view.Enter(va, pages, was|absent)}
 	r.Since(was)
 	return r, r.Resident&1 != 0
 }
 
-// one pages in one page of shared memory by the process's table.
+// one pages in one page of shared memory through the process's page table.
 func (g *Pager) one(va device.VA, write bool) (Result, bool) {
 	pid, err := g.p.Keeper()
 	if err != nil {
 		return Result{}, false
 	}
-	// To read shared memory brings in what is written, too: there is no page of zeros.
+	// Reading shared memory maps it writable, too: there is no zero page.
 	var b [1]byte
 	local := [1]unix.Iovec{{Base: &b[0], Len: 1}}
 	remote := [1]unix.RemoteIovec{{Base: uintptr(va), Len: 1}}
@@ -208,7 +207,7 @@ func (g *Pager) one(va device.VA, write bool) (Result, bool) {
 	return r, g.view.Enter(va, 1, 1) != 0
 }
 
-// Ready gives the pages that may be accessed without a fault.
+// Ready returns a bitmap of the pages that can be accessed without a fault.
 func Ready(entries []proc.Entry, write, shared bool) (bits uint64) {
 	for i, e := range entries {
 		if e.Present() && (!write || shared || e.Private()) {
@@ -218,7 +217,7 @@ func Ready(entries []proc.Entry, write, shared bool) (bits uint64) {
 	return bits
 }
 
-// call has the kernel pin the pages and let them go again.
+// call makes the kernel pin and unpin the pages.
 func (g *Pager) call(va device.VA, pages int, write bool) error {
 	f, err := forbidden()
 	if err != nil {
@@ -238,13 +237,13 @@ func (g *Pager) call(va device.VA, pages int, write bool) error {
 	return err
 }
 
-// majorFaults returns how many major faults this thread has made.
+// majorFaults returns how many major faults this thread has had.
 func majorFaults() int64 {
 	_, major := threadFaults()
 	return major
 }
 
-// threadFaults returns how many faults this thread has made.
+// threadFaults returns how many faults this thread has had.
 func threadFaults() (minor, major int64) {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_THREAD, &u) != nil {
@@ -253,9 +252,8 @@ func threadFaults() (minor, major int64) {
 	return u.Minflt, u.Majflt
 }
 
-// comes reports whether the kernel brings a page in, be it there afterwards or taken
-// away again at once. The kernel counts a fault at the thread that made it only where
-// it was resolved (mm_account_fault).
+// comes reports whether the kernel pages the page in, even if the process discards it at once.
+// The kernel counts a fault in the calling thread only if it was resolved (mm_account_fault).
 func (g *Pager) comes(va device.VA, write bool) bool {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -265,8 +263,8 @@ func (g *Pager) comes(va device.VA, write bool) bool {
 	return errors.Is(err, unix.EFAULT) && (minorNow != minor || majorNow != major)
 }
 
-// why returns the reason for a page that is not resident, from the process as it
-// is now; nil where nothing but the process, which took it away again, is in the way.
+// why returns why a page is not resident, from the process's present state. It returns nil if the
+// only reason is that the process discarded it.
 func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 	m, err := g.p.Mapping(va)
 	switch {
@@ -290,7 +288,7 @@ func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 	return &Error{va, write, err}
 }
 
-// Looker is a process's memory as it may be looked at; *proc.Process is one.
+// Looker is a read-only look at a process's memory; *proc.Process implements it.
 type Looker interface {
 	Mapping(va device.VA) (proc.Mapping, error)
 	Pagemap(va device.VA, dst []proc.Entry) (int, error)
@@ -298,8 +296,8 @@ type Looker interface {
 	PagedIn(va device.VA, e proc.Entry)
 }
 
-// Missing gives why a page is not there that its mapping permits and that was
-// asked for: ErrPastEnd, ErrNoFilePage or ErrNotResident.
+// Missing returns why a page that its mapping permits is absent after a page-in: ErrPastEnd,
+// ErrNoFilePage or ErrNotResident.
 func Missing(p Looker, va device.VA) error {
 	switch err := p.InFile(va); {
 	case errors.Is(err, ErrPastEnd):

@@ -28,9 +28,9 @@ func file(t testing.TB, pages int) string {
 	return name
 }
 
-// TestPageIn has a row for each kind of memory: what a page-in from its first
-// page on does, and what a walk says afterwards. With and without a walk before
-// it, as the fault path has it and as a prefetch would.
+// TestPageIn has a row for each kind of memory: the result of a page-in from its first page on,
+// and of the walk after it. It pages in with a walk before, as the fault path does, and without
+// one, as a prefetch would.
 func TestPageIn(t *testing.T) {
 	const pages = 8
 	const all = 1<<pages - 1
@@ -115,8 +115,8 @@ func TestPageIn(t *testing.T) {
 	}
 }
 
-// TestPageInChangesNothing pages in by both forms and looks at every byte, also
-// at the copy that a forked process has.
+// TestPageInChangesNothing pages in for reads and for writes and compares every byte, also in the
+// copy of a forked process.
 func TestPageInChangesNothing(t *testing.T) {
 	c, _, g := start(t)
 	va := c.Map(proctest.Anon, MaxPages)
@@ -138,7 +138,7 @@ func TestPageInChangesNothing(t *testing.T) {
 	if n := bytes.Count(buf, []byte{0xa5}); n != len(buf) {
 		t.Errorf("forked process: %d bytes as they were, want %d", n, len(buf))
 	}
-	// And nothing is pinned, neither here nor there.
+	// Nothing is pinned in either process.
 	for name, file := range map[string]string{"child": "/proc/" + strconv.Itoa(c.PID()) + "/status", "here": "/proc/self/status"} {
 		b, err := os.ReadFile(file)
 		if err != nil {
@@ -150,9 +150,9 @@ func TestPageInChangesNothing(t *testing.T) {
 	}
 }
 
-// TestPageInMajor has a file that is not cached.
+// TestPageInMajor pages in a file that is not in the page cache.
 func TestPageInMajor(t *testing.T) {
-	// Not in tmpfs, which has nothing but its cache.
+	// Not in tmpfs, whose only storage is the page cache.
 	f, err := os.CreateTemp(".", "major-*.tmp")
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +191,7 @@ func TestPageInMajor(t *testing.T) {
 	}
 }
 
-// cached tells whether the first page of f is in the page cache.
+// cached reports whether the first page of f is in the page cache.
 func cached(t *testing.T, f *os.File) bool {
 	t.Helper()
 	b, err := unix.Mmap(int(f.Fd()), 0, page, unix.PROT_READ, unix.MAP_SHARED)
@@ -222,7 +222,7 @@ func TestPageInHintOutOfDate(t *testing.T) {
 	if r := g.PageIn(va, 8, true); !errors.Is(r.Err, ErrDenied) || r.Resident != 0 {
 		t.Errorf("made read-only: %+v, want ErrDenied", r)
 	}
-	// Not permitted when the walk saw it, and now it is.
+	// The walk saw it without the right, which it now has.
 	see()
 	c.Protect(va, 8, unix.PROT_READ|unix.PROT_WRITE)
 	if r := g.PageIn(va, 8, true); r.Err != nil || r.Resident != 0xff {
@@ -238,8 +238,8 @@ func TestPageInHintOutOfDate(t *testing.T) {
 	}
 }
 
-// TestPageInReadOnlyPresent: a present page that has lost its right since the walk
-// reported it is denied, and so is one that no walk reports.
+// TestPageInReadOnlyPresent: a present page that has become read-only is denied, whether or not a
+// walk reported it before.
 func TestPageInReadOnlyPresent(t *testing.T) {
 	c, p, g := start(t)
 	va := c.Map(proctest.Anon, 1)
@@ -299,8 +299,7 @@ func TestPageInRange(t *testing.T) {
 	}
 }
 
-// TestPageInGone has processes that exit and execute, with the fault seen
-// before and without.
+// TestPageInGone pages in to processes that exit or execute, with a walk before it and without.
 func TestPageInGone(t *testing.T) {
 	for _, walk := range []bool{false, true} {
 		for _, how := range []string{"exec", "kill"} {
@@ -323,8 +322,8 @@ func TestPageInGone(t *testing.T) {
 	}
 }
 
-// TestPageInCloneVM has the old address space live on after an exec, with its
-// keeper: pages are brought into it, and no byte of the new image changes.
+// TestPageInCloneVM has an old address space that outlives an exec, with its keeper: pages are
+// paged in there, and no byte of the new image changes.
 func TestPageInCloneVM(t *testing.T) {
 	c := proctest.StartCloneVM(t)
 	p := open(t, c.PID, c.Helper)
@@ -342,7 +341,7 @@ func TestPageInCloneVM(t *testing.T) {
 	if n, err := p.ReadV([][]byte{buf}, c.VA); err != nil || bytes.Count(buf, []byte{1}) != page || bytes.Count(buf, []byte{0}) != page {
 		t.Errorf("old address space: %d bytes, %v, want a page of ones and one of zeros", n, err)
 	}
-	// The new image has not touched that page: it would be there.
+	// The new image has not touched that page: it must be absent.
 	q := open(t, c.PID, c.PID)
 	if w, err := q.Walk(c.VA, 2, true); err != nil || w != (proc.Walk{Absent: 2}) {
 		t.Errorf("new image: %+v, %v", w, err)
@@ -352,8 +351,8 @@ func TestPageInCloneVM(t *testing.T) {
 	}
 }
 
-// TestPageInKeeperEnds has a keeper end while the process goes on, and its number
-// become a copy of the process.
+// TestPageInKeeperEnds ends the keeper while the process goes on. A copy of the process then gets
+// the keeper's pid.
 func TestPageInKeeperEnds(t *testing.T) {
 	for _, walk := range []bool{false, true} {
 		c, p, g := start(t)
@@ -385,7 +384,7 @@ func TestPageInKeeperEnds(t *testing.T) {
 	}
 }
 
-// TestPageInFirstThreadEnded has a process whose pid is that of a zombie.
+// TestPageInFirstThreadEnded pages in to a process whose pid is a zombie's.
 func TestPageInFirstThreadEnded(t *testing.T) {
 	c := proctest.Start(t)
 	for !c.EndLeader() {
@@ -400,7 +399,7 @@ func TestPageInFirstThreadEnded(t *testing.T) {
 	}
 }
 
-// TestPageInClosed pages in while the process is closed.
+// TestPageInClosed pages in while the Process is closed.
 func TestPageInClosed(t *testing.T) {
 	c := proctest.Start(t)
 	p, err := proc.Open(c.PIDFDs())
@@ -471,8 +470,8 @@ func BenchmarkPageIn(b *testing.B) {
 	}
 }
 
-// TestDroppedPage: a page that the process takes away while it is brought in is none that
-// the kernel does not bring in, whatever pagemap says afterwards.
+// TestDroppedPage: if the process discards a page during its page-in, that is not a failure to
+// page it in, whatever pagemap reports afterwards.
 func TestDroppedPage(t *testing.T) {
 	c, _, g := start(t)
 	for _, kind := range []string{proctest.Anon, proctest.Shared, proctest.Memfd, file(t, 1)} {
@@ -481,7 +480,7 @@ func TestDroppedPage(t *testing.T) {
 			if err := c.Advise(va, 1, unix.MADV_DONTNEED); err != nil {
 				t.Fatal(err)
 			}
-			// What PageIn asks where the page was absent after its call.
+			// PageIn calls this if the page is absent after its call.
 			if err := g.why(va, write, 0, unix.EFAULT); err != nil {
 				t.Errorf("%s, write %t: %v", kind, write, err)
 			}

@@ -13,21 +13,20 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// Regions is a Pager for a process that has handed userfaultfds over: pages of
-// their ranges that have never been there are filled through them, without the
-// process's address space being entered; everything else is the Pager's. It is
-// safe for concurrent use.
+// Regions is a Pager for a process that has sent userfaultfds. It fills pages of their ranges
+// that were never present through them, without entering the process's address space; all other
+// pages it leaves to the Pager. It is safe for concurrent use.
 type Regions struct {
 	*Pager
 	p *proc.Process
 
 	mu   sync.Mutex
 	list []*uffd.Region
-	// What regions that are closed have seen.
+	// Counts of closed regions.
 	invalidations, conflicts uint64
 }
 
-// Seen gives what all regions have seen (uffd.Region.Seen).
+// Seen returns the sum of the counts of all regions (uffd.Region.Seen).
 func (g *Regions) Seen() (invalidations, conflicts uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -39,8 +38,8 @@ func (g *Regions) Seen() (invalidations, conflicts uint64) {
 	return invalidations, conflicts
 }
 
-// take takes the regions out of the list that match, to be closed: that may wait, and the
-// lock does not.
+// take removes the matching regions from the list. The caller closes them without the lock,
+// because closing may block.
 func (g *Regions) take(match func(*uffd.Region) bool) (out []*uffd.Region) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -64,33 +63,32 @@ func closeAll(list []*uffd.Region) error {
 	return errors.Join(errs...)
 }
 
-// NewRegions makes a pager for p, without regions.
+// NewRegions returns a pager for p, without regions.
 func NewRegions(p *proc.Process) *Regions { return &Regions{Pager: New(p), p: p} }
 
-// Fits tells whether the missing pages of a range hold zeros, which is what they
-// would be filled with: those of a private mapping of a file do not. The error
-// matches uffd.ErrUnfit.
+// Fits returns nil if the missing pages of a range hold zeros, with which a userfaultfd would
+// fill them. Those of a private mapping of a file hold the file's bytes: the error then matches
+// uffd.ErrUnfit.
 func (g *Regions) Fits(start, end device.VA) error {
 	for va := start; va < end; {
 		m, err := g.p.Mapping(va)
 		if err != nil {
-			return nil // nothing is mapped there: nothing to be filled
+			return nil // unmapped: no page to fill
 		}
 		if m.File && !m.Shared {
-			return fmt.Errorf("%w: a private mapping of a file at %v: leave it unregistered, and its pages are brought in as by method gup", uffd.ErrUnfit, m.Start)
+			return fmt.Errorf("%w: a private mapping of a file at %v: do not register it, and its pages are paged in as with method gup", uffd.ErrUnfit, m.Start)
 		}
 		va = m.End
 	}
 	return nil
 }
 
-// ErrNoRegion: there is nothing to be removed.
+// ErrNoRegion says that no region has the bounds that are to be removed.
 var ErrNoRegion = errors.New("no such range is registered")
 
-// Add adds a region, which is then the pager's to close. Memory belongs to the
-// descriptor that was told of it last: who unmaps a range, or moves it, and says
-// nothing, and registers what is mapped there next, is not held to the old one.
-// The kernel lets memory be registered once only.
+// Add adds a region; the pager closes it. The newest registration of a range wins, since a
+// process may unmap or move a range without notice and register what it maps there next. The
+// kernel lets memory be registered only once.
 func (g *Regions) Add(r *uffd.Region) error {
 	covered := g.take(func(o *uffd.Region) bool { return r.Start <= o.Start && o.End <= r.End })
 	g.mu.Lock()
@@ -116,7 +114,7 @@ func (g *Regions) Close() error {
 func (g *Regions) at(va device.VA) *uffd.Region {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, r := range slices.Backward(g.list) { // the newest is the one that holds
+	for _, r := range slices.Backward(g.list) { // the newest one wins
 		if r.Start <= va && va < r.End {
 			return r
 		}
@@ -124,12 +122,11 @@ func (g *Regions) at(va device.VA) *uffd.Region {
 	return nil
 }
 
-// PageIn is Pager.PageIn. A page that is there already, or swapped out, is none
-// that a userfaultfd serves (copy-on-write, the zero page): those are the
-// Pager's, whose way does not end at the userfaultfd for them. So is a private
-// mapping of a file, whose missing pages hold what the file does. A page that is
-// neither missing nor there ends the range: UFFDIO_COPY would replace the marker of
-// a guard page or of a poisoned one (pte_none_mostly, mm/userfaultfd.c).
+// PageIn is like Pager.PageIn. It leaves to the Pager every page that a userfaultfd does not
+// serve: present pages (copy-on-write, the zero page), swapped pages, and missing pages of a
+// private mapping of a file, which hold the file's bytes. The range ends at a page that is
+// neither missing nor present: UFFDIO_COPY would replace the marker of a guard page or a poisoned
+// page (pte_none_mostly, mm/userfaultfd.c).
 func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 	va = va.Page()
 	r := g.at(va)
@@ -157,12 +154,12 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 	case pages == 0:
 		return g.Pager.PageIn(va, 1, write)
 	case entries[0].Present() && was&1 == 0:
-		// The Pager would enter the address space for all of the range; pages
-		// behind that are missing would wait for the region's own goroutine.
+		// The Pager would enter the address space for the whole range, and would block on missing
+		// pages in it until the region's goroutine fills them.
 		return g.Pager.PageIn(va, run(entries[:pages], proc.Entry.Present), write)
 	}
 	var ferr error
-	filled := false // the first page, or it was there
+	filled := false // the first page was filled or present
 	for i := 0; i < pages && ferr == nil; {
 		n := run(entries[i:pages], missing)
 		if n > 0 {
@@ -173,7 +170,7 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 		i += max(n, 1)
 	}
 	if errors.Is(ferr, uffd.ErrNotRegistered) {
-		return g.Pager.PageIn(va, pages, write) // mapped anew, and nobody's now
+		return g.Pager.PageIn(va, pages, write) // remapped, and no longer registered
 	}
 	n, err := g.p.Pagemap(va, entries[:pages])
 	if err != nil {
@@ -192,11 +189,11 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 	switch {
 	case res.Resident&1 != 0:
 	case ferr == nil && m.File:
-		// The file has the page and the process has not mapped it yet: not a
-		// missing page, and none that would wait for the userfaultfd.
+		// The file has the page and the process has not mapped it yet: the userfaultfd does not
+		// serve it.
 		return g.Pager.PageIn(va, 1, write)
 	case filled:
-		// The process has taken it away again.
+		// The process has discarded it again.
 		res.Resident, res.New = res.Resident|1, res.New|1
 	default:
 		res.Err = &Error{va, write, g.missing(va, ferr)}
@@ -204,7 +201,7 @@ func (g *Regions) PageIn(va device.VA, pages int, write bool) Result {
 	return res
 }
 
-// run gives how many of the first entries are of a kind.
+// run returns how many of the first entries match kind.
 func run(entries []proc.Entry, kind func(proc.Entry) bool) int {
 	for i, e := range entries {
 		if !kind(e) {
@@ -214,7 +211,7 @@ func run(entries []proc.Entry, kind func(proc.Entry) bool) int {
 	return len(entries)
 }
 
-// missing gives why a page that was to be filled is not there.
+// missing returns why a page that was to be filled is absent.
 func (g *Regions) missing(va device.VA, err error) error {
 	if errors.Is(err, unix.ESRCH) {
 		return ErrGone

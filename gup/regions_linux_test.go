@@ -20,8 +20,8 @@ const (
 	regionPages      = 8
 )
 
-// registered maps memory of this process, has prepare ready it, registers it and
-// gives a pager for it.
+// registered maps memory of this process, calls prepare on it, registers it and returns a pager
+// for it.
 func registered(t *testing.T, fd, flags int, prepare func(b []byte, uffd int)) (*Regions, *proc.Process, []byte) {
 	t.Helper()
 	b, err := unix.Mmap(fd, 0, regionPages*page, unix.PROT_READ|unix.PROT_WRITE, flags)
@@ -62,7 +62,7 @@ func registered(t *testing.T, fd, flags int, prepare func(b []byte, uffd int)) (
 	return g, p, b
 }
 
-// poison has a page answer each access by SIGBUS (UFFDIO_POISON, Linux 6.6).
+// poison makes each access to a page raise SIGBUS (UFFDIO_POISON, Linux 6.6).
 func poison(b []byte, fd int) error {
 	arg := struct {
 		_                      structs.HostLayout
@@ -75,8 +75,8 @@ func poison(b []byte, fd int) error {
 	return nil
 }
 
-// touchable tells whether a page may be read, by a system call: a goroutine that
-// touched one would end with the process.
+// touchable reports whether a page may be read. It tries by a system call, since a fault in a
+// goroutine would end the process.
 func touchable(t *testing.T, b []byte) bool {
 	t.Helper()
 	f, err := unix.MemfdCreate("touch", 0)
@@ -88,8 +88,8 @@ func touchable(t *testing.T, b []byte) bool {
 	return err == nil
 }
 
-// A page that the process has made inaccessible is neither filled nor made
-// accessible, be it the first of a range or within it.
+// A page that the process has made inaccessible is neither filled nor made accessible, at the
+// start of a range or within it.
 func TestRegionsLeaveMarkers(t *testing.T) {
 	for name, mark := range map[string]func(b []byte, fd int) error{
 		"guard":  func(b []byte, _ int) error { return unix.Madvise(b, madvGuardInstall) },
@@ -122,7 +122,7 @@ func TestRegionsLeaveMarkers(t *testing.T) {
 	}
 }
 
-// What a private mapping of a file holds where nobody has written is the file's.
+// The unwritten pages of a private mapping of a file keep the file's bytes.
 func TestRegionsOfPrivateFile(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		fd, err := unix.MemfdCreate("private", unix.MFD_CLOEXEC)

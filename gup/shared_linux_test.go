@@ -15,7 +15,7 @@ import (
 	"github.com/exanet/pfd/view"
 )
 
-// sharing is memory of this process that it shares, and a pager for it.
+// sharing is memory that this process shares, and a pager for it.
 type sharing struct {
 	*Pager
 	p  *proc.Process
@@ -76,10 +76,10 @@ func share(t *testing.T, pages int, filled bool) *sharing {
 	return s
 }
 
-// TestSharedPageIn has a row for each state that shared memory may be in: what a page-in of its
-// first pages brings, that what is there is entered, and that bytes stay. By the userfaultfd that
-// came with it and without one; of all pages together, and of the first one after a walk, as a
-// fault has it.
+// TestSharedPageIn has a row for each state of shared memory: the pages that a page-in of its
+// first pages makes resident and enters, without changing bytes. It runs with and without the
+// userfaultfd that came with the memory, for all pages together and, as a fault does, for the
+// first one after a walk.
 func TestSharedPageIn(t *testing.T) {
 	const pages = 8
 	const all = 1<<pages - 1
@@ -91,7 +91,7 @@ func TestSharedPageIn(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		prepare func(t *testing.T, s *sharing)
-		bytes   int // set to 1, at the beginning of a page each
+		bytes   int // how many pages have their first byte set to 1
 		want    Result
 	}{
 		{"nobody has touched it", nil, 0, Result{Resident: all, New: all}},

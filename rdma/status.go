@@ -41,7 +41,7 @@ func (s Status) Final() bool { return s == Finished || s == Failed }
 // its status code (messages.md 1 and 2; 001 table 3.2).
 var (
 	ErrSlaveError      = errors.New("memory of the transfer does not answer: its pages do not come in")
-	ErrAddress         = errors.New("an address is not mapped, lies behind the end of the mapped file, may not be accessed, is not shared with the device, or cannot be reached")
+	ErrAddress         = errors.New("an address is not mapped, lies beyond the end of the mapped file, may not be accessed, is not shared with the device, or cannot be reached")
 	ErrNoContext       = errors.New("the target node has no receive context left")
 	ErrCorrupt         = errors.New("packets arrive corrupted")
 	ErrDomain          = errors.New("the target does not admit this protection domain")
@@ -78,7 +78,7 @@ type outcome struct {
 
 var outcomes = [...]outcome{
 	device.StatusSlaveError: {ErrSlaveError, "the process is stopped, or nobody serves its userfaultfd or file system: see the fault log (exanetctl fault show); write again when that has changed"},
-	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that their files are long enough (a truncated file has no pages behind its end), that memory for a device elsewhere comes from Alloc or Share (exanetctl fault show says which address is not shared), that the addresses fit the node's width, and that the target's node exists (exanetctl node show)"},
+	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that their files are long enough (a truncated file has no pages beyond its end), that memory for a device elsewhere comes from Alloc or Share (exanetctl fault show says which address is not shared), that the addresses fit the node's width, and that the target's node exists (exanetctl node show)"},
 	device.StatusNoContext:  {ErrNoContext, "have fewer transfers to that node in flight and write again"},
 	device.StatusCorrupt:    {ErrCorrupt, "look at the crc counters of both nodes (exanetctl counter show); the link is broken"},
 	device.StatusDomain:     {ErrDomain, "attach both processes with one group and let the target admit it (Options.AcceptGroup), or have the target accept this PDID (Options.Accept, exanetctl domain grant); if the target has ended, its Remote is stale: take a new one"},

@@ -9,12 +9,12 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// A userfaultfd, where this machine lets its user have one.
+// Open returns a userfaultfd if this machine lets its user have one.
 func ExampleOpen() {
 	fd, full, err := uffd.Open(false)
 	switch {
 	case errors.Is(err, uffd.ErrForbidden):
-		fmt.Println(err) // names the remedy
+		fmt.Println(err) // says what to do
 	case err == nil:
 		fmt.Println("descriptor", fd, "serves system calls, too:", full)
 	}

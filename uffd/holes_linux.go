@@ -13,31 +13,32 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Holes fills missing pages of a process's shared memory from outside. The process makes
-// it, adds its mappings and hands the descriptor over; who holds that fills pages without
-// entering the process's address space, charged to the process and mapped by it.
+// Holes fills missing pages of a process's shared memory from outside. The process creates it,
+// adds its mappings and sends the descriptor. The receiver fills pages without entering the
+// process's address space; they are charged to the process and mapped in it.
 //
-// The mappings are registered for write-protect faults, and nothing is protected: what the
-// process itself touches is the kernel's, as if nothing were registered. An munmap of it, a
-// mapping over it or an mremap waits until who holds the descriptor has learned of that, or
-// nobody has it any more (UFFD_FEATURE_EVENT_UNMAP). Its methods may be called on any goroutine.
+// The mappings are registered for write-protect faults and nothing is protected, so the kernel
+// serves the process's own accesses as if nothing were registered. An munmap, a mapping over the
+// memory or an mremap blocks until the holder of the descriptor has read the event, or until
+// nobody holds the descriptor any more (UFFD_FEATURE_EVENT_UNMAP). Holes is safe for concurrent
+// use.
 type Holes struct {
-	mu sync.RWMutex // held to close: a descriptor's number is another file's after that
+	mu sync.RWMutex // held to close: the descriptor's number may be reused after that
 	fd int          // -1 once closed
-	f  *os.File     // of fd, where it was taken
-	// registered is what Close unregisters, where fd was taken: the process or a child of it may
-	// have a copy.
+	f  *os.File     // of fd, if it was taken
+	// registered is what Close unregisters if fd was taken: the process or a child of it may have
+	// a copy.
 	registered []span
 }
 
 // span is memory from start to end.
 type span struct{ start, end uint64 }
 
-// maxEvents bounds the events that one Close reads twice (ours): more than one unmap for each
-// thread that may wait. A process that keeps a copy can have new ones come for ever.
+// maxEvents bounds the events that one Close reads twice. Defined here: more than one unmap for
+// each thread that may wait. A process that keeps a copy can cause new events for ever.
 const maxEvents = 4096
 
-// NewHoles makes one for this process. It needs no right: it serves nobody's faults.
+// NewHoles creates one for this process. It needs no privilege, because it serves no faults.
 // Without userfaultfd the error matches ErrForbidden.
 func NewHoles() (*Holes, error) {
 	fd, err := open(unix.O_CLOEXEC | unix.O_NONBLOCK | userModeOnly)
@@ -50,7 +51,7 @@ func NewHoles() (*Holes, error) {
 	return &Holes{fd: fd}, nil
 }
 
-// Protects tells whether the kernel has write-protect faults.
+// Protects reports whether the kernel has write-protect faults.
 func Protects() bool {
 	fd, err := open(unix.O_CLOEXEC | unix.O_NONBLOCK | userModeOnly)
 	if err != nil {
@@ -61,8 +62,8 @@ func Protects() bool {
 	return err == nil && has&featureProtect != 0
 }
 
-// TakeHoles makes one of a duplicate of fd, which a process has sent and which stays the
-// caller's. The process has registered size bytes at va with it. With another file the error
+// TakeHoles creates one from a duplicate of fd, which a process has sent; the caller still closes
+// fd. The process has registered size bytes at va with it. If fd is not a userfaultfd, the error
 // matches ErrNotOne.
 func TakeHoles(fd int, va device.VA, size uint64) (*Holes, error) {
 	if err := check(fd); err != nil {
@@ -72,14 +73,14 @@ func TakeHoles(fd int, va device.VA, size uint64) (*Holes, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
 	}
-	if err := unix.SetNonblock(own, true); err != nil { // else it is polled as broken
+	if err := unix.SetNonblock(own, true); err != nil { // else the runtime's poller reports an error
 		return nil, errors.Join(os.NewSyscallError("fcntl O_NONBLOCK", err), unix.Close(own))
 	}
 	return &Holes{fd: own, f: os.NewFile(uintptr(own), "userfaultfd"), registered: []span{{uint64(va), uint64(va) + size}}}, nil
 }
 
-// Unregister ends the registration of size bytes at va with fd, which a process has sent and which
-// is not taken: a child of the process may have a copy.
+// Unregister ends the registration of size bytes at va with fd, which a process has sent and
+// TakeHoles has not taken: a child of the process may have a copy.
 func Unregister(fd int, va device.VA, size uint64) error {
 	if err := check(fd); err != nil {
 		return err
@@ -87,9 +88,9 @@ func Unregister(fd int, va device.VA, size uint64) error {
 	return os.NewSyscallError("UFFDIO_UNREGISTER", unregister(fd, uint64(va), size))
 }
 
-// AwaitUnmap waits until the process unmaps some of the memory, which goes on after Close, or
-// reports false: it was closed. A process that breaks the descriptor counts as one that unmaps.
-// It is for what TakeHoles gave.
+// AwaitUnmap waits until the process unmaps some of the memory; Close lets that unmap continue.
+// It returns false if the Holes was closed. A process that breaks the descriptor counts as one
+// that unmaps. AwaitUnmap is for a Holes of TakeHoles.
 func (h *Holes) AwaitUnmap() bool {
 	raw, err := h.f.SyscallConn()
 	if err != nil {
@@ -103,13 +104,14 @@ func (h *Holes) AwaitUnmap() bool {
 	return err == nil
 }
 
-// drain reads the events that wait, so that the process goes on, and forgets what it has unmapped:
-// another userfaultfd may have it by now, and older kernels would end that registration, too.
+// drain reads the pending events, so that the process continues, and removes the unmapped memory
+// from registered: another userfaultfd may have registered it by now, and older kernels would end
+// that registration, too.
 func (h *Holes) drain() {
 	var buf [16 * msgSize]byte
 	for range maxEvents / 16 {
-		// Without RWF_NOWAIT a process could make the read wait. Kernels before Linux 6.10 have it
-		// not: there the process waits for the last close.
+		// Without RWF_NOWAIT a process could make the read block. Kernels before Linux 6.10 lack
+		// it: there the process waits for the last close.
 		n, err := unix.Preadv2(h.fd, [][]byte{buf[:]}, -1, unix.RWF_NOWAIT)
 		if errors.Is(err, unix.EINTR) {
 			continue
@@ -125,7 +127,7 @@ func (h *Holes) drain() {
 	}
 }
 
-// without gives what of a list of memory is outside of gone.
+// without returns the parts of list that are outside of gone.
 func without(list []span, gone span) []span {
 	var left []span
 	for _, s := range list {
@@ -138,7 +140,7 @@ func without(list []span, gone span) []span {
 	return left
 }
 
-// check refuses what is no userfaultfd.
+// check returns an error that matches ErrNotOne if fd is not a userfaultfd.
 func check(fd int) error {
 	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 	if err != nil || name != "anon_inode:[userfaultfd]" {
@@ -147,23 +149,23 @@ func check(fd int) error {
 	return nil
 }
 
-// Add adds a mapping of this process's, whole pages of it. It ends with its munmap.
-// Where the kernel has no write-protect faults (arm64 before Linux 6.10), or the memory is
-// registered with another userfaultfd, that is an error.
+// Add registers whole pages of a mapping of this process, until they are unmapped. It returns an
+// error if the kernel has no write-protect faults (arm64 before Linux 6.10) or if another
+// userfaultfd has registered the memory.
 func (h *Holes) Add(va device.VA, size uint64) error {
 	if _, err := register(h.fd, uint64(va), size, modeProtected); err != nil {
-		return fmt.Errorf("registering %d bytes at %v: %w", size, va, os.NewSyscallError("UFFDIO_REGISTER", err))
+		return fmt.Errorf("register %d bytes at %v: %w", size, va, os.NewSyscallError("UFFDIO_REGISTER", err))
 	}
 	return nil
 }
 
-// FD gives the descriptor, to be sent; it stays open until Close.
+// FD returns the descriptor, to be sent; it stays open until Close.
 func (h *Holes) FD() int { return h.fd }
 
-// Fill fills missing pages from va on, and gives how many bytes until one that is not
-// missing (EEXIST: there, or swapped out) or not the process's (ENOENT), or until the
-// mapping changes (EAGAIN). It may sleep while the process changes its mappings. A marker of
-// a guard page is replaced: the caller looks for those.
+// Fill fills missing pages from va on. It returns how many bytes it filled before a page that is
+// present or swapped (EEXIST) or not the process's (ENOENT), or before the mapping changed
+// (EAGAIN). It may sleep while the process changes its mappings. It replaces the marker of a
+// guard page: the caller must check for those.
 func (h *Holes) Fill(va device.VA, size uint64) (bytes int, err error) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -173,16 +175,16 @@ func (h *Holes) Fill(va device.VA, size uint64) (bytes int, err error) {
 	return zero(h.fd, uint64(va), size)
 }
 
-// Close gives the descriptor up. What was registered with one that was taken is so no more, and a
-// process that waits in an unmap of it goes on, also where it or a child of its has a copy. It does
-// not wait for a Fill that sleeps: that one's end closes it.
+// Close closes the descriptor. It ends the registrations of a taken one, and a process that
+// blocks in an unmap of the memory continues, even if it or a child of it has a copy. Close does
+// not wait for a Fill that sleeps: that Fill closes the descriptor when it returns.
 func (h *Holes) Close() error {
 	if h.mu.TryLock() {
 		return h.closeLocked()
 	}
 	go func() {
 		h.mu.Lock()
-		_ = h.closeLocked() // nothing is written by it: no error matters
+		_ = h.closeLocked() // nothing is written through it: no error matters
 	}()
 	return nil
 }
@@ -198,8 +200,8 @@ func (h *Holes) closeLocked() error {
 	}
 	h.drain()
 	for _, s := range h.registered {
-		_ = unregister(h.fd, s.start, s.end-s.start) // it fails where something else is mapped there by now, or the process is gone
+		_ = unregister(h.fd, s.start, s.end-s.start) // fails if something else is mapped there by now, or the process is gone
 	}
-	h.drain() // of an unmap that was under way
+	h.drain() // the event of an unmap in progress
 	return h.f.Close()
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// holes makes a mapping of a memfd whose missing pages the second one fills: what the process
-// has, and what who was given its descriptor has.
+// holes maps a memfd and returns the Holes that registered it and the one taken from its
+// descriptor, which fills its missing pages.
 func holes(t *testing.T, pages int) (b []byte, fd int, own, taken *Holes) {
 	t.Helper()
 	if !Protects() {
@@ -48,20 +48,20 @@ func holes(t *testing.T, pages int) (b []byte, fd int, own, taken *Holes) {
 	return b, fd, own, taken
 }
 
-// TestHoles: missing pages are filled and mapped by the process, others keep their bytes and
-// are told; the process's own touches wait for nobody.
+// TestHoles: missing pages are filled and mapped in the process; other pages keep their bytes and
+// are reported. The process's own accesses do not block.
 func TestHoles(t *testing.T) {
 	b, fd, own, taken := holes(t, 16)
 	va := device.VA(address(b))
 	at := func(page int) device.VA { return va + device.VA(page)<<device.PageShift }
-	b[3*device.PageSize] = 7 // with nobody who serves
+	b[3*device.PageSize] = 7 // with no server
 	if n, err := taken.Fill(at(0), 8*device.PageSize); n != 3*device.PageSize || err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("filled %d bytes, %v: want the three pages before one that is there", n, err)
 	}
 	if n, err := taken.Fill(at(3), device.PageSize); n != 0 || !errors.Is(err, unix.EEXIST) {
 		t.Errorf("a page that is there: %d, %v", n, err)
 	}
-	if err := own.Close(); err != nil { // who was given it has it still
+	if err := own.Close(); err != nil { // the receiver still has it
 		t.Error(err)
 	}
 	if n, err := taken.Fill(at(4), 4*device.PageSize); n != 4*device.PageSize || err != nil {
@@ -70,21 +70,21 @@ func TestHoles(t *testing.T) {
 	if n := there(t, b); n != 8 || b[3*device.PageSize] != 7 || b[0] != 0 {
 		t.Errorf("%d pages are there, the first bytes %d and %d", n, b[0], b[3*device.PageSize])
 	}
-	// In the file, and not in the process's table.
+	// In the file, and not in the process's page table.
 	if _, err := unix.Pwrite(fd, []byte{9}, 9*device.PageSize); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := taken.Fill(at(9), device.PageSize); n != 0 || !errors.Is(err, unix.EEXIST) || b[9*device.PageSize] != 9 {
 		t.Errorf("a page of the file: %d, %v, byte %d", n, err, b[9*device.PageSize])
 	}
-	// Punched out: missing anew.
+	// Punched out: missing again.
 	if err := unix.Madvise(b[:device.PageSize], unix.MADV_REMOVE); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := taken.Fill(at(0), device.PageSize); n != device.PageSize || err != nil {
 		t.Errorf("a page that was punched out: %d, %v", n, err)
 	}
-	// Mapped anew: no more of it.
+	// Remapped: no longer registered.
 	mapped := make(chan error)
 	go func() {
 		_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&b[12*device.PageSize]), 4*device.PageSize, unix.PROT_READ|unix.PROT_WRITE,
@@ -128,8 +128,8 @@ func TestTakeHolesRefuses(t *testing.T) {
 	}
 }
 
-// TestCopies: where another copy of the descriptor stays, as a child of the process has it, no unmap
-// waits for anybody once it is given up, and another userfaultfd may have the memory.
+// TestCopies: after Close no unmap blocks, and another userfaultfd may register the memory, even
+// if a copy of the descriptor stays open, as in a child.
 func TestCopies(t *testing.T) {
 	for name, giveUp := range map[string]func(t *testing.T, b []byte, own, taken *Holes){
 		"closed": func(t *testing.T, _ []byte, _, taken *Holes) {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Structures and numbers of include/uapi/linux/userfaultfd.h. This file holds
-// the package's unsafe pointers.
+// Structures and numbers of include/uapi/linux/userfaultfd.h. The package's unsafe pointers are
+// all in this file.
 type (
 	apiArg struct {
 		_                     structs.HostLayout
@@ -70,10 +70,10 @@ const (
 	// featureSigbus and featureMinorShmem are UFFD_FEATURE_SIGBUS and _MINOR_SHMEM.
 	featureSigbus     = 1 << 7
 	featureMinorShmem = 1 << 10
-	rangeZeropage     = 1 << 4 // 1 << _UFFDIO_ZEROPAGE, among the ioctls of a range
+	rangeZeropage     = 1 << 4 // 1 << _UFFDIO_ZEROPAGE, in the ioctls of a range
 
-	// struct uffd_msg: event, then for a page fault flags (at 8) and address, for an unmap start
-	// and end.
+	// struct uffd_msg: the event, then flags (at 8) and address for a page fault, start and end
+	// for an unmap.
 	msgSize    = 32
 	msgAddress = 16
 	msgStart   = 8
@@ -92,32 +92,32 @@ func handshake(fd int, features uint64) error {
 	return err
 }
 
-// featuresOf asks for features and gives those that the kernel has.
+// featuresOf asks for features and returns those that the kernel has.
 func featuresOf(fd int, asked uint64) (uint64, error) {
 	a := apiArg{api: uffdAPI, features: asked}
 	err := ioctl(fd, ioctlAPI, unsafe.Pointer(&a))
 	return a.features, err
 }
 
-// register gives the ioctls that may be used on the range.
+// register returns the ioctls that may be used on the range.
 func register(fd int, va, size, mode uint64) (ioctls uint64, err error) {
 	a := registerArg{start: va, len: size, mode: mode}
 	err = ioctl(fd, ioctlRegister, unsafe.Pointer(&a))
 	return a.ioctlsOfRange, err
 }
 
-// unregister ends what register began, for who has a copy of the descriptor, too.
+// unregister ends what register began, for every copy of the descriptor.
 func unregister(fd int, va, size uint64) error {
 	return ioctl(fd, ioctlUnregister, unsafe.Pointer(&rangeArg{start: va, len: size}))
 }
 
-// registerOwn has all faults of this process in a mapping of a memfd end with a signal.
+// registerOwn makes all faults of this process in a mapping of a memfd raise a signal.
 func registerOwn(fd int, b []byte) error {
 	_, err := register(fd, address(b), uint64(len(b)), modeMissing|modeMinor)
 	return err
 }
 
-// enter gives how many bytes were entered before the first page that was not.
+// enter returns how many bytes it entered before the first page that could not be entered.
 func enter(fd int, b []byte) (int, error) {
 	a := continueArg{start: address(b), len: uint64(len(b))}
 	err := ioctl(fd, ioctlContinue, unsafe.Pointer(&a))
@@ -130,7 +130,7 @@ func wake(fd int, va, size uint64) error {
 	return ioctl(fd, ioctlWake, unsafe.Pointer(&rangeArg{start: va, len: size}))
 }
 
-// copyZeros gives how many bytes were filled before the first page that was not.
+// copyZeros returns how many bytes it filled before the first page that could not be filled.
 func copyZeros(fd int, va uint64, from []byte) (int, error) {
 	a := copyArg{dst: va, src: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(from)))), len: uint64(len(from))}
 	err := ioctl(fd, ioctlCopy, unsafe.Pointer(&a))

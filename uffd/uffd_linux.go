@@ -17,24 +17,24 @@ import (
 
 // Errors.
 var (
-	// ErrForbidden says that this process gets no userfaultfd; the text says why, and
-	// what to do.
+	// ErrForbidden says that this process may not have a userfaultfd; the text says why, and what
+	// to do.
 	ErrForbidden = errors.New("no userfaultfd for this user")
-	// ErrNotOne says that a descriptor is no userfaultfd.
+	// ErrNotOne says that a descriptor is not a userfaultfd.
 	ErrNotOne = errors.New("not a userfaultfd")
 	// ErrUnfit says that memory is of a kind whose missing pages cannot be filled.
 	ErrUnfit = errors.New("memory that a userfaultfd cannot fill")
-	// ErrNotRegistered says that no memory there is the descriptor's (any more).
+	// ErrNotRegistered says that the memory is not, or no longer, registered with the descriptor.
 	ErrNotRegistered = errors.New("memory is not registered with the userfaultfd")
 )
 
-// Open makes a userfaultfd of this process, in full mode where the kernel lets
-// it: by privilege or sysctl, else by /dev/userfaultfd. full false: it serves
-// faults of user code only, and a system call on an absent page of registered
-// memory fails with EFAULT. Without any the error matches ErrForbidden.
+// Open creates a userfaultfd of this process, in full mode if the kernel allows it: by privilege
+// or sysctl, else through /dev/userfaultfd. Without full mode it serves faults of user code only,
+// and a system call on an absent page of registered memory fails with EFAULT. If the kernel
+// allows neither, the error matches ErrForbidden.
 //
-// With events who serves it is told when pages go by madvise, munmap or truncation
-// (Region.Seen), and the call that has them go waits until he has read that.
+// With events the server learns of pages that madvise, munmap or truncation discards
+// (Region.Seen), and the discarding call blocks until the server has read the event.
 func Open(events bool) (fd int, full bool, err error) {
 	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
 	full = true
@@ -46,8 +46,8 @@ func Open(events bool) (fd int, full bool, err error) {
 	}
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		// In user mode the kernel asks for no right (userfaultfd(2)).
-		return -1, false, fmt.Errorf("%w: %w: a seccomp filter or a security module refuses it, as Docker's default profile does: attach with another method, as gup, or allow userfaultfd there",
+		// In user mode the kernel requires no privilege (userfaultfd(2)).
+		return -1, false, fmt.Errorf("%w: %w: a seccomp filter or a security module refuses it, as Docker's default profile does: attach with another method, such as gup, or allow userfaultfd there",
 			ErrForbidden, os.NewSyscallError("userfaultfd", err))
 	case errors.Is(err, unix.ENOSYS):
 		return -1, false, fmt.Errorf("%w: this kernel has none (CONFIG_USERFAULTFD): %w", ErrForbidden, err)
@@ -64,10 +64,10 @@ func Open(events bool) (fd int, full bool, err error) {
 	return fd, full, nil
 }
 
-// Register has missing pages of whole pages of this process's memory filled by who serves
-// fd. Memory that is there stays. The range is registered for write-protect faults, and nothing
-// is protected: what the process itself touches is the kernel's. Where the kernel has no such
-// faults (arm64 before Linux 6.10) it is Intercept.
+// Register lets the server of fd fill missing pages in a range of this process's memory; pages
+// that are present stay. The range is registered for write-protect faults and nothing is
+// protected, so the kernel serves the process's own accesses. If the kernel has no such faults
+// (arm64 before Linux 6.10), Register is Intercept.
 func Register(fd int, va device.VA, size uint64) error {
 	if _, err := register(fd, uint64(va), size, modeProtected); err == nil {
 		return nil
@@ -75,10 +75,10 @@ func Register(fd int, va device.VA, size uint64) error {
 	return Intercept(fd, va, size)
 }
 
-// Intercept has threads that touch a missing page wait for who serves fd.
+// Intercept makes threads that touch a missing page wait for the server of fd.
 func Intercept(fd int, va device.VA, size uint64) error {
 	if _, err := register(fd, uint64(va), size, modeMissing); err != nil {
-		return fmt.Errorf("registering %d bytes at %v: %w", size, va, os.NewSyscallError("UFFDIO_REGISTER", err))
+		return fmt.Errorf("register %d bytes at %v: %w", size, va, os.NewSyscallError("UFFDIO_REGISTER", err))
 	}
 	return nil
 }
@@ -93,53 +93,53 @@ type Region struct {
 	invalidations, conflicts atomic.Uint64
 }
 
-// Seen gives how often the process had pages go, as far as its descriptor tells of it
-// (Open), and how many fills met pages that were just going.
+// Seen returns how often the process discarded pages, as far as its descriptor reports that
+// (Open), and how many fills met pages that were being discarded.
 func (r *Region) Seen() (invalidations, conflicts uint64) {
 	return r.invalidations.Load(), r.conflicts.Load()
 }
 
-// zeros gives memory of zeros that is never written: 64 pages, one slice's.
+// zeros returns memory of zeros that is never written: 64 pages, one slice.
 var zeros = sync.OnceValues(func() ([]byte, error) {
 	return unix.Mmap(-1, 0, maxFill, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 })
 
-// maxFill is what one call fills at most, bytes.
+// maxFill is how many bytes one call fills at most.
 const maxFill = 64 * device.PageSize
 
-// Serve takes over fd, which another process has made and registered, and serves what it
-// tells from then on, faults of that process's own threads where it intercepts them: one
-// goroutine, which waits for nothing else. ended is called when it has ended; it may be nil.
-// With an error, ErrNotOne, ErrUnfit or an errno, fd stays the caller's.
+// Serve takes ownership of fd, which another process has created and registered, and serves its
+// events: faults of that process's threads if it intercepts them. One goroutine serves the region
+// and waits for nothing else; it calls ended, unless nil, when it ends. If Serve returns an error
+// (ErrNotOne, ErrUnfit or an errno), the caller still owns fd.
 func Serve(fd int, va device.VA, size uint64, ended func()) (*Region, error) {
 	return serve(fd, va, size, []uint64{modeProtected, modeMissing}, ended)
 }
 
-// serve registers the range once more, in the first mode that the kernel has.
+// serve registers the range again, in the first mode that the kernel has.
 func serve(fd int, va device.VA, size uint64, modes []uint64, ended func()) (*Region, error) {
 	if err := check(fd); err != nil {
 		return nil, err
 	}
-	// A blocking one would be polled as broken.
+	// The runtime's poller reports an error for a blocking one.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, os.NewSyscallError("fcntl O_NONBLOCK", err)
 	}
-	// Registering once more tells what may be done there. Where it fails the range is none
-	// of fd's by now, and nothing is served.
+	// Registering again returns the ioctls of the range. If it fails, the range is no longer
+	// registered with fd, and nothing is served.
 	for _, mode := range modes {
 		ioctls, err := register(fd, uint64(va), size, mode)
 		if err != nil {
 			continue
 		}
 		if ioctls&rangeZeropage == 0 {
-			return nil, fmt.Errorf("%w: %d bytes at %v: huge pages (hugetlb): leave them unregistered", ErrUnfit, size, va)
+			return nil, fmt.Errorf("%w: %d bytes at %v: huge pages (hugetlb): do not register them", ErrUnfit, size, va)
 		}
 		break
 	}
 	r := &Region{Start: va, End: va + device.VA(size), f: os.NewFile(uintptr(fd), "userfaultfd")}
 	var err error
 	if r.raw, err = r.f.SyscallConn(); err != nil {
-		return nil, fmt.Errorf("serving a userfaultfd: %w", err)
+		return nil, fmt.Errorf("serve a userfaultfd: %w", err)
 	}
 	go func() {
 		if ended != nil {
@@ -150,10 +150,10 @@ func serve(fd int, va device.VA, size uint64, modes []uint64, ended func()) (*Re
 	return r, nil
 }
 
-// Close gives the descriptor up. Threads that wait go on with zeros, which is
-// what memory holds that was never written. It waits closeTime at most: before Linux 6.10 a
-// process that has made its descriptor blocking holds the goroutine in a read, and
-// os.File.Close waits for that; Serve's ended tells when it is over.
+// Close closes the descriptor. Waiting threads continue with zeros, which is what memory holds
+// that was never written. Close waits closeTime at most: before Linux 6.10 a process that has
+// made its descriptor blocking keeps the goroutine in a read, and os.File.Close waits for that.
+// Serve calls ended when it returns.
 func (r *Region) Close() error {
 	r.once.Do(func() {
 		closed := make(chan struct{})
@@ -169,16 +169,17 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// closeTime is long after a descriptor is closed that nobody holds (ours).
+// closeTime is long enough to close a descriptor whose goroutine does not block in a read.
+// Defined here.
 const closeTime = 100 * time.Millisecond
 
 // retryPause is how long a fault is parked while its mapping changes (EAGAIN).
 const retryPause = 100 * time.Microsecond
 
-// serve ends with the descriptor: a thread that waits for a fault that nobody
-// reads would wait for ever.
+// serve closes the descriptor when it ends: otherwise a thread whose fault nobody reads would
+// wait for ever.
 func (r *Region) serve() {
-	defer r.Close() // gives no error
+	defer r.Close() // returns no error
 	var buf [16 * msgSize]byte
 	for {
 		n := 0
@@ -203,22 +204,21 @@ func (r *Region) serve() {
 				continue
 			}
 			at := device.VA(binary.NativeEndian.Uint64(m[msgAddress:])).Page()
-			// The page of zeros also for who writes: that needs no page's copy
-			// here, and does not replace a guard page made meanwhile.
+			// The zero page serves a write, too: that needs no copy of a page here and does not
+			// replace a guard page made meanwhile.
 			if _, err := r.Fill(at, 1, false); errors.Is(err, unix.EAGAIN) {
-				// Until the event that says why is read, which the thread must not hold
-				// up: it faults again.
+				// Wait until the event of the change is read. Reading it must not depend on this
+				// thread, which faults again.
 				time.Sleep(retryPause)
 			}
-			// Whatever there is now, or nobody's any more: the thread looks again.
+			// The page is present or no longer registered: wake the thread, which tries again.
 			_ = r.control(func(fd int) error { return wake(fd, uint64(at), device.PageSize) })
 		}
 	}
 }
 
-// readNow reads what is there, and does not wait (EAGAIN) though the process has made its
-// descriptor blocking: a read that waits outlives the process. Kernels before Linux 6.10 cannot be
-// asked so.
+// readNow reads without blocking (EAGAIN), even if the process has made its descriptor blocking:
+// a read that blocks would outlive the process. Kernels before Linux 6.10 lack RWF_NOWAIT here.
 func readNow(fd int, b []byte) (int, error) {
 	n, err := unix.Preadv2(fd, [][]byte{b}, -1, unix.RWF_NOWAIT)
 	if err == nil || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
@@ -227,7 +227,7 @@ func readNow(fd int, b []byte) (int, error) {
 	return unix.Read(fd, b)
 }
 
-// control calls f with the descriptor, which stays open meanwhile.
+// control calls f with the descriptor, which stays open during the call.
 func (r *Region) control(f func(fd int) error) error {
 	var err error
 	if cerr := r.raw.Control(func(fd uintptr) { err = f(int(fd)) }); cerr != nil {
@@ -236,11 +236,10 @@ func (r *Region) control(f func(fd int) error) error {
 	return err
 }
 
-// Fill makes pages from va on present, at most 64, that have never been there:
-// to be written, pages of their own; to be read, the shared page of zeros. Pages
-// that are there stay as they are. It gives how many pages it looked at before
-// an error: ErrNotRegistered, EAGAIN while the mapping changes, ESRCH when the
-// process is gone. With any other one the memory cannot be filled: the region is
+// Fill makes at most 64 pages from va on present that were never present: for a write, pages of
+// their own; for a read, the shared zero page. Present pages stay as they are. It returns how
+// many pages it processed before an error: ErrNotRegistered, EAGAIN while the mapping changes, or
+// ESRCH if the process is gone. After any other error the memory cannot be filled: the region is
 // closed, so that the kernel serves it, and the error matches ErrNotRegistered.
 func (r *Region) Fill(va device.VA, pages int, write bool) (int, error) {
 	z, err := zeros()
@@ -256,15 +255,15 @@ func (r *Region) Fill(va device.VA, pages int, write bool) (int, error) {
 			if write {
 				n, err = copyZeros(fd, uint64(va)+uint64(at), z[:size-at])
 			} else if n, err = zero(fd, uint64(va)+uint64(at), uint64(size-at)); errors.Is(err, unix.EINVAL) {
-				// Memory that has no zero page: a file's.
+				// The memory has no zero page: it is a file's.
 				n, err = copyZeros(fd, uint64(va)+uint64(at), z[:size-at])
 			}
 			at += n
 			switch {
 			case err == nil:
 			case errors.Is(err, unix.EEXIST):
-				at += device.PageSize // somebody was first
-			case errors.Is(err, unix.EAGAIN) && n > 0: // short: go on
+				at += device.PageSize // another thread was first
+			case errors.Is(err, unix.EAGAIN) && n > 0: // a short fill: continue
 			case errors.Is(err, unix.EAGAIN):
 				r.conflicts.Add(1)
 				return err
@@ -279,8 +278,8 @@ func (r *Region) Fill(va device.VA, pages int, write bool) (int, error) {
 	switch {
 	case err == nil, errors.Is(err, ErrNotRegistered), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ESRCH):
 	default:
-		_ = r.Close() // gives no error
-		err = fmt.Errorf("%w any more: it could not be filled: %w", ErrNotRegistered, err)
+		_ = r.Close() // returns no error
+		err = fmt.Errorf("%w any more, because filling it failed: %w", ErrNotRegistered, err)
 	}
 	return at / device.PageSize, err
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Sizes and offsets of include/uapi/linux/userfaultfd.h; the numbers are what
-// strace prints for the same calls in C.
+// Sizes and offsets of include/uapi/linux/userfaultfd.h; the numbers are those that strace prints
+// for the same calls in C.
 func TestLayout(t *testing.T) {
 	for name, pair := range map[string][2]uintptr{
 		"uffdio_api":      {unsafe.Sizeof(apiArg{}), 24},
@@ -40,15 +40,15 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// eachMode has f test ranges that are registered for write-protect faults, and those of
-// kernels that have none.
+// eachMode runs f with ranges registered for write-protect faults, and as on a kernel that has
+// none.
 func eachMode(t *testing.T, f func(t *testing.T, mode uint64)) {
 	for name, mode := range map[string]uint64{"write-protect": modeProtected, "missing": modeMissing} {
 		t.Run(name, func(t *testing.T) { f(t, mode) })
 	}
 }
 
-// region makes registered memory of this process and serves it.
+// region registers memory of this process and serves it.
 func region(t *testing.T, pages int, mode uint64, events bool) (*Region, []byte) {
 	t.Helper()
 	fd, full, err := Open(events)
@@ -94,8 +94,8 @@ func there(t *testing.T, b []byte) (n int) {
 	return n
 }
 
-// With events each call that has pages go is counted, however it does it, and fills that
-// meet one under way are, too; nobody waits for ever.
+// With events each call that discards pages is counted, by whatever call, and so is a fill during
+// one; nothing blocks for ever.
 func TestSeen(t *testing.T) { eachMode(t, testSeen) }
 
 func testSeen(t *testing.T, mode uint64) {
@@ -108,7 +108,7 @@ func testSeen(t *testing.T, mode uint64) {
 			t.Fatal(err)
 		}
 	}
-	// A call goes on when its event is read, and it is counted right after.
+	// The call returns when its event is read, and the event is counted right after.
 	seen := func(want uint64) {
 		t.Helper()
 		for calls, _ := r.Seen(); calls != want; calls, _ = r.Seen() {
@@ -119,13 +119,13 @@ func testSeen(t *testing.T, mode uint64) {
 		}
 	}
 	seen(8)
-	// Pages go and come all the time: by us, and by threads that touch them.
+	// Pages are discarded and filled all the time, by this thread and by threads that touch them.
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for range 200 {
-			_ = unix.Madvise(b, unix.MADV_DONTNEED) // seen, or the count is short
-			// By a call: a goroutine must not wait for its own process.
+			_ = unix.Madvise(b, unix.MADV_DONTNEED) // an error shows as a missing count
+			// By a system call: a goroutine must not wait for its own process.
 			_ = unix.Madvise(b[:8*4096], unix.MADV_POPULATE_WRITE)
 		}
 	}()
@@ -142,8 +142,8 @@ func testSeen(t *testing.T, mode uint64) {
 	seen(208)
 	_, conflicts := r.Seen()
 	t.Logf("%d fills met one", conflicts)
-	// By a mapping in its place, not by munmap: the runtime could map its own there, which
-	// the test's end would unmap.
+	// Map over it instead of munmap: the runtime could map memory there, which the end of the
+	// test would unmap.
 	if _, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&b[32*4096]), 32*4096, unix.PROT_NONE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
 		t.Fatal(err)
@@ -151,13 +151,13 @@ func testSeen(t *testing.T, mode uint64) {
 	seen(209)
 }
 
-// Pages that are missing are filled, those that are there keep their bytes.
+// Missing pages are filled; present ones keep their bytes.
 func TestFill(t *testing.T) { eachMode(t, testFill) }
 
 func testFill(t *testing.T, mode uint64) {
 	r, b := region(t, 100, mode, false)
-	// Written through a system call: a goroutine must not wait for its own
-	// process (doc.go of package rdma, Register).
+	// By a system call: a goroutine must not wait for its own process (doc.go of package rdma,
+	// Register).
 	if err := unix.Madvise(b[5*4096:6*4096], unix.MADV_POPULATE_WRITE); err != nil {
 		t.Fatal(err)
 	}
@@ -179,8 +179,8 @@ func testFill(t *testing.T, mode uint64) {
 	}
 }
 
-// Memory whose pages cannot be filled though it could be registered is the
-// kernel's again: who waits for a page goes on, and nothing is tried for ever.
+// The kernel serves memory again that could be registered but not filled: waiting threads
+// continue, and filling is not retried for ever.
 func TestUnfillable(t *testing.T) {
 	zeros, err := os.OpenFile("/dev/zero", os.O_RDWR, 0)
 	if err != nil {
@@ -259,7 +259,8 @@ func TestServeRefuses(t *testing.T) {
 	}
 }
 
-// TestOwnTouch: memory that is registered is touched as if it were not, though nobody serves it.
+// TestOwnTouch: the process accesses registered memory as if it were not registered, although
+// nothing serves it.
 func TestOwnTouch(t *testing.T) {
 	fd, _, err := Open(false)
 	if errors.Is(err, ErrForbidden) {
@@ -293,7 +294,7 @@ func TestOwnTouch(t *testing.T) {
 	case <-touched:
 	case <-time.After(10 * time.Second):
 		t.Error("a touch waits for who serves the userfaultfd")
-		closing() // it goes on
+		closing() // it returns
 		<-touched
 	}
 	if n := there(t, b); n != 2 {
@@ -301,7 +302,7 @@ func TestOwnTouch(t *testing.T) {
 	}
 }
 
-// A process may make its descriptor blocking at any time; a read that waits would outlive it.
+// A process may make its descriptor blocking at any time; a read that blocks would outlive it.
 func TestReadNow(t *testing.T) {
 	fd, _, err := Open(false)
 	if errors.Is(err, ErrForbidden) {

@@ -23,14 +23,14 @@ func TestMemoryThatNeverComes(t *testing.T) {
 		{"guard", "populate", device.StatusDecode, "guard"},
 		{"guard", "touch", device.StatusDecode, "guard"},
 		{"guard", "uffd", device.StatusDecode, "guard"},
-		{"secret", "gup", device.StatusMemory, "not bring the page in"},
+		{"secret", "gup", device.StatusMemory, "did not page it in"},
 		{"secret present", "gup", device.StatusDecode, "moves no bytes"},
-		{"empty hugetlb", "gup", device.StatusMemory, "not bring the page in"},
+		{"empty hugetlb", "gup", device.StatusMemory, "did not page it in"},
 		{"empty hugetlb", "populate", device.StatusMemory, "the process: bad address"},
-		{"empty hugetlb", "touch", device.StatusMemory, "not bring the page in"},
-		{"path", "gup", device.StatusMemory, "not bring the page in"}, // in a full file system
+		{"empty hugetlb", "touch", device.StatusMemory, "did not page it in"},
+		{"path", "gup", device.StatusMemory, "did not page it in"}, // in a full file system
 		{"path", "populate", device.StatusMemory, "the process: bad address"},
-		{"path", "touch", device.StatusMemory, "not bring the page in"},
+		{"path", "touch", device.StatusMemory, "did not page it in"},
 	} {
 		t.Run(c.kind+"/"+c.method, func(t *testing.T) {
 			w := start(t)

@@ -1,25 +1,25 @@
 package device
 
-// Class is the priority of a transfer among those of its node (spec/firmware.md
-// "Write path"; 001 §3.2.4).
+// Class is the priority of a transfer among those of its node (spec/firmware.md "Write path"; 001
+// §3.2.4).
 type Class uint8
 
-// The classes (spec/firmware.md "Write path"; 001 §3.2.4), the first goes first.
+// The classes, highest priority first (spec/firmware.md "Write path"; 001 §3.2.4).
 const (
-	// High: at most a block is left, or the transfer is urgent.
+	// High: at most one block is left, or the transfer is urgent.
 	High Class = iota
 	// Medium: at most 512 KiB are left.
 	Medium
 	// Low: the rest.
 	Low
-	Classes = 3 // how many there are
+	Classes = 3 // number of classes
 )
 
-// mediumSize is the most that a transfer of the medium class has left
-// (spec/firmware.md; 001 §3.2.4).
+// mediumSize is the maximum that a transfer of the medium class has left (spec/firmware.md; 001
+// §3.2.4).
 const mediumSize = 512 << 10
 
-// String gives the class's name.
+// String returns the class's name.
 func (c Class) String() string {
 	switch c {
 	case High:
@@ -30,7 +30,7 @@ func (c Class) String() string {
 	return "low"
 }
 
-// ClassOf gives the class of a transfer that has so many bytes left.
+// ClassOf returns the class of a transfer with left bytes to go.
 func ClassOf(left uint32, urgent bool) Class {
 	switch {
 	case urgent || left <= BlockSize:

@@ -1,7 +1,5 @@
 package device
 
-import ()
-
 // DescriptorSize is the size of a channel descriptor in bytes (001 §2.3.3.2).
 const DescriptorSize = 64
 
@@ -13,7 +11,7 @@ const DescriptorWords = DescriptorSize / 8
 const (
 	DescSrc       = 0  // u64 VA: the initiator's for a write
 	DescDst       = 8  // u64 VA: the target's for a write
-	DescNotify    = 16 // u64 VA of the two completion words, 0 none
+	DescNotify    = 16 // u64 VA of the two completion words, 0 for none
 	DescFirst     = 24 // u64, written at notify+0
 	DescLast      = 32 // u64, written at notify+8 after the first
 	DescSize      = 40 // u32 bytes
@@ -48,12 +46,12 @@ const (
 	StatusLimit      = 8  // retransmission limit
 	StatusAborted    = 9  // by the process
 	StatusGone       = 10 // domain or node gone
-	StatusMemory     = 11 // the kernel does not bring the memory in
-	Statuses         = 12 // how many there are
+	StatusMemory     = 11 // the kernel does not make the memory resident
+	Statuses         = 12 // number of statuses
 )
 
-// The bits of reserved_0 and reserved_1 (spec/messages.md 1; ours). Bits that
-// have no name are written 0 and ignored on reading.
+// The bits of reserved_0 and reserved_1 (spec/messages.md 1; defined by this project). Unnamed
+// bits are written as 0 and ignored when read.
 //
 //	word        field            bits
 //	reserved_0  destination node [21:0]
@@ -74,8 +72,8 @@ const (
 	DescGenShift    = 32
 )
 
-// Descriptor is a channel descriptor: one transfer as a process announces it
-// (spec/messages.md 1; 001 §2.3.3.2).
+// Descriptor is a channel descriptor: one transfer as a process announces it (spec/messages.md 1;
+// 001 §2.3.3.2).
 type Descriptor struct {
 	Src, Dst    VA
 	Notify      VA // 16-byte aligned; 0: no completion words
@@ -84,17 +82,17 @@ type Descriptor struct {
 	Done        uint32 // Done…
 	DstNode     NodeID // 22 bits
 	DstPDID     PDID   // 0: the same PDID on that node
-	// DstGeneration is that of the destination's domain; another one than it has
-	// fails the transfer with StatusDomain.
+	// DstGeneration is that of the destination's domain; a wrong one fails the transfer with
+	// StatusDomain.
 	DstGeneration Generation
 
-	Abort  bool  // end the transfer that runs on this channel
+	Abort  bool  // end the transfer on this channel
 	Urgent bool  // high class
 	Status uint8 // Status…
-	Paused uint8 // blocks now paused
+	Paused uint8 // blocks currently paused
 }
 
-// Reserved0 gives the word at DescReserved0.
+// Reserved0 returns the word at DescReserved0.
 func (d *Descriptor) Reserved0() uint64 {
 	w := uint64(d.DstNode)&DescNodeMask | uint64(d.DstPDID)<<DescPDIDShift
 	if d.Abort {
@@ -106,12 +104,12 @@ func (d *Descriptor) Reserved0() uint64 {
 	return w
 }
 
-// Reserved1 gives the word at DescReserved1.
+// Reserved1 returns the word at DescReserved1.
 func (d *Descriptor) Reserved1() uint64 {
 	return uint64(d.Status) | uint64(d.Paused)<<DescPausedShift | uint64(d.DstGeneration)<<DescGenShift
 }
 
-// Words gives the descriptor as the eight u64 that lie in btcm.
+// Words returns the descriptor as the eight u64 in btcm.
 func (d *Descriptor) Words() [DescriptorWords]uint64 {
 	return [DescriptorWords]uint64{
 		uint64(d.Src), uint64(d.Dst), uint64(d.Notify), d.First, d.Last,
@@ -120,8 +118,8 @@ func (d *Descriptor) Words() [DescriptorWords]uint64 {
 	}
 }
 
-// DescriptorOf reads a descriptor from its eight u64. Every value is possible;
-// whether the transfer makes sense is the firmware's to check.
+// DescriptorOf decodes a descriptor from its eight u64. Every value decodes; the firmware checks
+// whether the transfer is valid.
 func DescriptorOf(w *[DescriptorWords]uint64) Descriptor {
 	return Descriptor{
 		Src: VA(w[0]), Dst: VA(w[1]), Notify: VA(w[2]),

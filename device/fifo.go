@@ -1,7 +1,7 @@
 package device
 
-// FaultEntry is one entry of the page-fault FIFO: which block of which sender
-// met which page (spec/hardware.md 4; 000 table 3.2).
+// FaultEntry is one entry of the page-fault FIFO: which block of which sender faulted on which
+// page (spec/hardware.md 4; 000 table 3.2).
 type FaultEntry struct {
 	Source      NodeID        // 22 bits: the block's sender
 	Transaction TransactionID // 14 bits
@@ -76,8 +76,8 @@ const (
 	FIFOMaskD = iovaLowMask<<fifoDIOVAShift | iovxMask<<fifoDIOVXShift | fifoValid
 )
 
-// Words gives the entry as the FIFO's head shows it: words a, b, c and d, all
-// valid. What exceeds a field's width is cut off.
+// Words returns the entry as words a, b, c and d of the FIFO's head, all valid. Values are
+// truncated to their field's width.
 func (e FaultEntry) Words() [4]uint32 {
 	iova := uint32(e.Process&processMask)<<iovaPageBits | uint32(e.Page&iovaPageMask)
 	iovx := uint32(e.Page>>iovaPageBits) & iovxMask
@@ -95,9 +95,9 @@ func (e FaultEntry) Words() [4]uint32 {
 	}
 }
 
-// DecodeFaultEntry reads the four words of the FIFO's head. It gives false when
-// any of them lacks its Valid bit: the FIFO was empty, or two readers tore an
-// entry. Undefined bits are ignored.
+// DecodeFaultEntry decodes the four words of the FIFO's head. It returns false if any of them
+// lacks its Valid bit: the FIFO was empty, or two concurrent readers tore an entry. Undefined
+// bits are ignored.
 func DecodeFaultEntry(w [4]uint32) (FaultEntry, bool) {
 	if w[0]&w[1]&w[2]&w[3]&fifoValid == 0 {
 		return FaultEntry{}, false
@@ -116,12 +116,12 @@ func DecodeFaultEntry(w [4]uint32) (FaultEntry, bool) {
 	}, true
 }
 
-// VA gives the address of the faulting page.
+// VA returns the address of the faulting page.
 func (e FaultEntry) VA() VA { return VA(e.Page << PageShift) }
 
-// SameFault tells whether two entries name one fault: equal sender, transaction,
-// sequence number and page. The FIFO does not push such an entry again while it
-// is one of the last two pushed (spec/hardware.md 4, Pushing).
+// SameFault reports whether two entries describe one fault: equal sender, transaction, sequence
+// number and page. The FIFO does not push an entry that equals one of the last two pushed
+// (spec/hardware.md 4, Pushing).
 func (e FaultEntry) SameFault(o FaultEntry) bool {
 	return e.Source == o.Source && e.Transaction == o.Transaction &&
 		e.Sequence == o.Sequence && e.Page == o.Page

@@ -2,10 +2,9 @@ package device
 
 import "math"
 
-// The peek windows of pl show what other registers take away or do not show:
-// the entries of the page-fault FIFOs, and what the firmware knows of its
-// channels (docs/spec/peek.md; ours). They are read-only, and reading them changes
-// nothing.
+// The peek windows of pl show state that other registers consume or hide: the entries of the
+// page-fault FIFOs, and the firmware's state of its channels (docs/spec/peek.md; defined by this
+// project). They are read-only, and reading has no side effects.
 const (
 	PeekEntryStride = 0x20 // an entry of a FIFO: PLPeekRXFIFO + PeekEntryStride*i
 	PeekAB          = 0x00 // words a and b, as at the head
@@ -21,7 +20,7 @@ const (
 	PeekChannelWords  = 5
 )
 
-// The bits of the words of a channel (docs/spec/peek.md; ours).
+// The bits of the words of a channel (docs/spec/peek.md; defined by this project).
 const (
 	peekDstShift    = 16
 	peekWindowShift = 32
@@ -45,28 +44,27 @@ const (
 	peekSequencesMask = SequenceMask | SequenceMask<<peekNewestShift | low32<<peekGenerationShift
 )
 
-// ChannelState is what the firmware knows of a channel's last transfer. A channel
-// that had none since the reset is all zero.
+// ChannelState describes a channel's last transfer. It is all zero if the channel has had none
+// since the reset.
 type ChannelState struct {
-	PDID, DstPDID PDID       // of the slot when the transfer began, of the destination
+	PDID, DstPDID PDID       // of the slot when the transfer began; of the destination
 	Generation    Generation // of the slot's domain when it began
-	Live          bool       // it goes on
-	Failing       bool       // it ends as soon as nothing of it is being sent
+	Live          bool       // it is running
+	Failing       bool       // it ends as soon as none of its blocks is being sent
 
 	Blocks, Acked    uint32 // 19 bits: blocks in all, of these acknowledged
-	InFlight, Paused int    // 11 bits: blocks issued and not acknowledged, of these waiting for a RAPF or the guard
+	InFlight, Paused int    // 11 bits: blocks issued and not acknowledged; of these, those waiting for a RAPF or the guard
 	Issued           uint32 // bytes
-	Retransmitted    uint32 // blocks sent again, counted modulo 2^32
+	Retransmitted    uint32 // blocks retransmitted, modulo 2^32
 
-	// What follows is 0 once the transfer is over.
+	// The following fields are 0 once the transfer has ended.
 	Window         int      // 11 bits: blocks that may be in flight
-	Class          uint8    // of what is left: 0 high, 1 medium, 2 low
-	Oldest, Newest Sequence // of the blocks in flight that were issued first and last; 0 without one
-	AgeNS          int64    // from its beginning to the node's last event, ns
+	Class          uint8    // of the remaining bytes: 0 high, 1 medium, 2 low
+	Oldest, Newest Sequence // of the first and the last issued of the blocks in flight; 0 if there are none
+	AgeNS          int64    // from its beginning to the node's last event, in ns
 }
 
-// Words gives the five registers of the channel. What exceeds its field shows as
-// the most that the field holds.
+// Words returns the five registers of the channel. A value that exceeds its field is saturated.
 func (s *ChannelState) Words() [PeekChannelWords]uint64 {
 	few := func(n int) uint64 { return uint64(min(max(n, 0), peekFewMask)) }
 	state := uint64(s.PDID) | uint64(s.DstPDID)<<peekDstShift | few(s.Window)<<peekWindowShift | uint64(min(s.Class, peekClassMask))<<peekClassShift
@@ -86,8 +84,8 @@ func (s *ChannelState) Words() [PeekChannelWords]uint64 {
 	}
 }
 
-// DecodeChannelState reads a channel from its five registers. Every value is
-// possible; undefined bits are ignored.
+// DecodeChannelState decodes a channel's five registers. Every value decodes; undefined bits are
+// ignored.
 func DecodeChannelState(w *[PeekChannelWords]uint64) ChannelState {
 	return ChannelState{
 		PDID: PDID(w[0]), DstPDID: PDID(w[0] >> peekDstShift), Window: int(w[0] >> peekWindowShift & peekFewMask),
@@ -105,7 +103,7 @@ func DecodeChannelState(w *[PeekChannelWords]uint64) ChannelState {
 	}
 }
 
-// PeekEntry gives the offset in pl of entry i of RXFIFO, or of TXFIFO.
+// PeekEntry returns the offset in pl of entry i of RXFIFO, or of TXFIFO.
 func PeekEntry(source bool, i int) uint32 {
 	base := uint32(PLPeekRXFIFO)
 	if source {
@@ -114,7 +112,7 @@ func PeekEntry(source bool, i int) uint32 {
 	return base + PeekEntryStride*uint32(i)
 }
 
-// PeekChannel gives the offset in pl of a channel's first register.
+// PeekChannel returns the offset in pl of a channel's first register.
 func PeekChannel(slot, ch int) uint32 {
 	return PLPeekChannels + PeekChannelStride*uint32(ChannelsPerSlot*slot+ch)
 }

@@ -1,18 +1,18 @@
 package device
 
-// Window pl: the control page of a node (spec/hardware.md 3; ours, since the
-// papers name the blocks and give no addresses).
+// Window pl: the control page of a node (spec/hardware.md 3). Values are defined by this project:
+// the papers name the blocks and give no addresses.
 const (
 	PLID          = 0x000 // RO "EXAN"
 	PLVersion     = 0x004 // RO major[31:16] minor[15:0]
 	PLCaps        = 0x008 // RO 64 bits, Caps…
 	PLNodeID      = 0x010 // RW [21:0]
 	PLCtrl        = 0x018 // RW Ctrl…
-	PLIRQStatus   = 0x020 // W1C, a bit a vector
+	PLIRQStatus   = 0x020 // W1C, one bit per vector
 	PLIRQMask     = 0x024 // RW, 1 masked
 	PLTimeoutUS   = 0x030 // RW block time-out, microseconds
 	PLGuardUS     = 0x038 // RW guard time-out of a paused block, microseconds
-	PLOutstanding = 0x040 // RW blocks in flight a transfer
+	PLOutstanding = 0x040 // RW blocks in flight per transfer
 	PLCounters    = 0x100 // RO 64 bits each, in the order of Counter
 
 	PLRXFIFO       = 0x1000 // 128-bit head of the destination-fault FIFO
@@ -70,20 +70,20 @@ const (
 	PeersPerSlot    = 16 // sixteen PDIDs in four registers
 )
 
-// PDCfg gives PD_CFG of a slot that is tied to a domain (spec/hardware.md 3; the
-// generation is ours).
+// PDCfg returns PD_CFG of a slot that belongs to a domain (spec/hardware.md 3; the generation is
+// defined by this project).
 func PDCfg(p PDID, g Generation) uint64 {
 	return uint64(p) | uint64(g)<<GenerationShift | CfgEnable
 }
 
-// SplitPDCfg reads PD_CFG. PDID 0 and generation 0 are nobody's: a slot that has
-// one of them is not enabled.
+// SplitPDCfg decodes PD_CFG. No domain has PDID 0 or generation 0: a slot with one of them is not
+// enabled.
 func SplitPDCfg(v uint64) (p PDID, g Generation, enabled bool) {
 	p, g = PDID(v), Generation(v>>GenerationShift)
 	return p, g, v&CfgEnable != 0 && p != 0 && g != 0
 }
 
-// Counter names one of the node's 64-bit counters, at PLCounters + 8*Counter.
+// Counter identifies one of the node's 64-bit counters, at PLCounters + 8*Counter.
 type Counter uint8
 
 // The counters in the order of spec/hardware.md 3.
@@ -122,7 +122,7 @@ const (
 	CRCPayload
 	MboxRefused
 	DoorbellDenied
-	Guards // ours: paused blocks retransmitted by the guard time-out
+	Guards // paused blocks retransmitted by the guard time-out (ours)
 	Counters
 )
 
@@ -136,7 +136,7 @@ var counterNames = [Counters]string{
 	"mbox_refused", "doorbell_denied", "guards",
 }
 
-// String gives the counter's name in lower case, as metrics have it.
+// String returns the counter's name in lower case, as in metrics.
 func (c Counter) String() string {
 	if c >= Counters {
 		return "counter?"
@@ -144,7 +144,7 @@ func (c Counter) String() string {
 	return counterNames[c]
 }
 
-// Offset gives the counter's offset in window pl.
+// Offset returns the counter's offset in window pl.
 func (c Counter) Offset() uint32 { return PLCounters + 8*uint32(c) }
 
 // Window btcm (spec/hardware.md 6; 001 §3.2).
@@ -153,27 +153,28 @@ const (
 	BTCMDoorbells   = 0x10000 // + PageSize*slot: word 0 is channel+1, or 0 (ours)
 )
 
-// Window mbox, page n (spec/hardware.md 3; ours).
+// Window mbox, page n (spec/hardware.md 3). Values are defined by this project.
 const (
 	MboxData   = 0x00 // RO: the next u64 of the head message
 	MboxStatus = 0x08 // [15:0] messages, [16] overflow W1C
 	MboxSource = 0x10 // of the head: [21:0] node, [29:24] interface, [47:32] PDID, [59:56] u64s
 	MboxEmpty  = 0xdeadbeefdeadbeef
 
-	MailboxAck      = 0  // acknowledgements, written by the PLDMA alone
+	MailboxAck      = 0  // acknowledgements, written only by the PLDMA
 	MailboxRequest  = 1  // RAPF and doorbell
 	MailboxRead     = 2  // read requests
-	MailboxDriver   = 3  // 3..15 are pfd's
-	MailboxProcess  = 16 // 16 + slot is a process's; 32..63 have no slot and stay off
+	MailboxDriver   = 3  // 3..15 belong to pfd
+	MailboxProcess  = 16 // 16 + slot belongs to a process; 32..63 have no slot and stay disabled
 	MailboxDepth    = 64
 	MailboxAckDepth = 2048
 )
 
-// Window pktz, page n: four channels (messages.md 4; 000 §3.2.1, offsets ours).
+// Window pktz, page n: four channels (messages.md 4; 000 §3.2.1). Offsets are defined by this
+// project.
 const (
 	PktzChannels      = 4
 	PktzChannelStride = 0x400
-	PktzDestination   = 0x00 // u64: node[21:0], mailbox[31:24], generation[63:32] (ours)
+	PktzDestination   = 0x00 // u64: node[21:0], mailbox[31:24], generation[63:32]
 	PktzPayload       = 0x08 // eight u64
 	PktzSend          = 0x48 // write the number of u64, 1..8
 	PktzStatus        = 0x50 // 0 free, 1 busy, 2 refused
@@ -184,8 +185,8 @@ const (
 	PktzRefused = 2
 )
 
-// Code is an acknowledgement's code: 0 positive, else the cause of a NACK
-// (messages.md 2; 001 table 3.2).
+// Code is an acknowledgement's code: 0 is positive, the others are causes of a NACK (messages.md
+// 2; 001 table 3.2).
 type Code uint8
 
 // The codes.

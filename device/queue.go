@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// Registers of the queues in memory, in window pl (docs/spec/queues.md; ours). Those
-// of the two have the same places behind PLEventQueue and PLCommandQueue.
+// Registers of the queues in memory, in window pl (docs/spec/queues.md; defined by this project).
+// Both queues have the same offsets, from PLEventQueue and PLCommandQueue.
 const (
 	PLEventQueue   = 0x1200
 	PLCommandQueue = 0x1300
@@ -15,7 +15,7 @@ const (
 	QueueBase     = 0x00 // RW 64 bits, DMA address [63:12]
 	QueueSize     = 0x08 // RW log2 of the entries [3:0]
 	QueueCtrl     = 0x0c // QueueTurnOn, QueueTurnOff
-	QueueProd     = 0x10 // RO, EVTQ; CMDQ has CONS here
+	QueueProd     = 0x10 // RO, EVTQ; in CMDQ this is CONS
 	QueueCons     = 0x14 // RW, EVTQ
 	QueueStatus   = 0x18 // QueueIsOn, QueueErr…
 	QueueDoorbell = 0x20 // CMDQ
@@ -24,14 +24,14 @@ const (
 	QueueTurnOff = 1 << 1
 
 	QueueIsOn       = 1 << 0
-	QueueErrConfig  = 1 << 4 // SIZE out of range, or the ring passes the end of the address space
+	QueueErrConfig  = 1 << 4 // SIZE out of range, or the ring exceeds the address space
 	QueueErrAccess  = 1 << 5 // the ring cannot be read or written
-	QueueErrIndex   = 1 << 6 // CONS names entries that were not written
-	QueueErrChanged = 1 << 7 // BASE or SIZE written while on
+	QueueErrIndex   = 1 << 6 // CONS covers entries that were not written
+	QueueErrChanged = 1 << 7 // BASE or SIZE written while enabled
 	QueueErrors     = QueueErrConfig | QueueErrAccess | QueueErrIndex | QueueErrChanged
 
-	// DoorbellCons in what is written to CMDQ_DOORBELL: [15:0] is EVTQ_CONS.
-	// DoorbellTakes in what it reads as: that is understood.
+	// DoorbellCons in a value written to CMDQ_DOORBELL: [15:0] is EVTQ_CONS. DoorbellTakes in a
+	// value read from it: the device supports DoorbellCons.
 	DoorbellCons  = 1 << 31
 	DoorbellTakes = 1 << 30
 
@@ -43,17 +43,17 @@ const (
 // QueueEntry is an entry of either queue: eight words.
 type QueueEntry [QueueEntrySize / 8]uint64
 
-// QueuePhase is the phase bit of word 0 (docs/spec/queues.md; ours).
+// QueuePhase is the phase bit of word 0 (docs/spec/queues.md; defined by this project).
 const QueuePhase = 1 << 0
 
-// Put stores an entry as the 64 bytes that it has in memory.
+// Put stores an entry as its 64 bytes in memory.
 func (e *QueueEntry) Put(b []byte) {
 	for i, w := range e {
 		binary.LittleEndian.PutUint64(b[8*i:], w)
 	}
 }
 
-// QueueEntryOf reads 64 bytes.
+// QueueEntryOf decodes an entry from 64 bytes.
 func QueueEntryOf(b []byte) (e QueueEntry) {
 	for i := range e {
 		e[i] = binary.LittleEndian.Uint64(b[8*i:])
@@ -61,7 +61,7 @@ func QueueEntryOf(b []byte) (e QueueEntry) {
 	return e
 }
 
-// EventKind says what an event of the event queue tells (docs/spec/queues.md; ours).
+// EventKind is the type of an event in the event queue (docs/spec/queues.md; ours).
 type EventKind uint8
 
 // The events.
@@ -75,20 +75,19 @@ const (
 	EventRefused                       // Index, Channel: interface and channel
 	EventNop                           // Cookie
 	EventError                         // Code, Cookie: Command…, word 0 of the command
-	EventOverflow                      // Cookie: a bit a kind
+	EventOverflow                      // Cookie: one bit per kind
 	eventKinds
 )
 
-// Codes of EventError (docs/spec/queues.md; ours).
+// Codes of EventError (docs/spec/queues.md; defined by this project).
 const (
 	CommandInvalid = 1 // unknown kind, or a field out of range
 	CommandAccess  = 2 // SYNC's word could not be stored
-	CommandOff     = 3 // the command queue is off, by an error
-	CommandSyncs   = 4 // too many SYNCs wait
+	CommandOff     = 3 // an error has disabled the command queue
+	CommandSyncs   = 4 // too many SYNCs are waiting
 )
 
-// Event is one entry of the event queue. Fields that its kind does not name are
-// zero.
+// Event is one entry of the event queue. Fields that its kind does not use are zero.
 type Event struct {
 	Kind     EventKind
 	Commands uint16 // CMDQ_CONS
@@ -104,11 +103,11 @@ type Event struct {
 	Cookie   uint64
 }
 
-// ErrQueueEntry says that an entry is none: its kind is unknown, or a field out of
-// range. Whoever wrote it is wrong or hostile.
+// ErrQueueEntry means that an entry is invalid: its kind is unknown, or a field is out of range.
+// Its writer is faulty or hostile.
 var ErrQueueEntry = errors.New("bad queue entry")
 
-// Shifts in word 0 (docs/spec/queues.md; ours).
+// Shifts in word 0 (docs/spec/queues.md; defined by this project).
 const (
 	entryKind    = 8
 	entryTaken   = 16
@@ -121,7 +120,7 @@ const (
 	entryLost = 1 << 33
 )
 
-// Encode gives the event as an entry, with the phase bit clear.
+// Encode returns the event as an entry, with the phase bit clear.
 func (e *Event) Encode() (q QueueEntry) {
 	q[0] = uint64(e.Kind)<<entryKind | uint64(e.Commands)<<entryTaken
 	index := uint64(e.Index) << entryIndex
@@ -160,7 +159,7 @@ func (e *Event) Encode() (q QueueEntry) {
 	return q
 }
 
-// DecodeEvent reads an entry of the event queue. Its error matches ErrQueueEntry.
+// DecodeEvent decodes an entry of the event queue. Its error matches ErrQueueEntry.
 func DecodeEvent(q *QueueEntry) (Event, error) {
 	e := Event{Kind: EventKind(q[0] >> entryKind), Commands: uint16(q[0] >> entryTaken)}
 	index, limit := uint8(q[0]>>entryIndex), 0
@@ -200,13 +199,12 @@ func DecodeEvent(q *QueueEntry) (Event, error) {
 		return Event{}, fmt.Errorf("%w: event of kind %d", ErrQueueEntry, e.Kind)
 	}
 	if e.Index = index; int(index) >= limit {
-		return Event{}, fmt.Errorf("%w: event %d names %d of %d", ErrQueueEntry, e.Kind, index, limit)
+		return Event{}, fmt.Errorf("%w: event %d has index %d, the limit is %d", ErrQueueEntry, e.Kind, index, limit)
 	}
 	return e, nil
 }
 
-// CommandKind says what a command of the command queue asks for (docs/spec/queues.md;
-// ours).
+// CommandKind is the type of a command in the command queue (docs/spec/queues.md; ours).
 type CommandKind uint8
 
 // The commands.
@@ -218,15 +216,14 @@ const (
 	CommandNop                               // Value: the cookie
 )
 
-// CommandMaxWords is how many u64 a CommandSend carries, and SyncAll the bank of a
-// SYNC that waits for all (ours).
+// CommandMaxWords is the number of u64 that a CommandSend carries; SyncAll is the bank of a SYNC
+// that waits for all banks (defined by this project).
 const (
 	CommandMaxWords = 6
 	SyncAll         = 0xff
 )
 
-// Command is one entry of the command queue. Fields that its kind does not name
-// are zero.
+// Command is one entry of the command queue. Fields that its kind does not use are zero.
 type Command struct {
 	Kind        CommandKind
 	Index       uint8 // interface, slot or bank
@@ -239,7 +236,7 @@ type Command struct {
 	Value       uint64
 }
 
-// Encode gives the command as an entry, with the phase bit clear.
+// Encode returns the command as an entry, with the phase bit clear.
 func (c *Command) Encode() (q QueueEntry) {
 	q[0] = uint64(c.Kind) << entryKind
 	index := uint64(c.Index) << entryIndex
@@ -262,8 +259,7 @@ func (c *Command) Encode() (q QueueEntry) {
 	return q
 }
 
-// DecodeCommand reads an entry of the command queue. Its error matches
-// ErrQueueEntry.
+// DecodeCommand decodes an entry of the command queue. Its error matches ErrQueueEntry.
 func DecodeCommand(q *QueueEntry) (Command, error) {
 	c := Command{Kind: CommandKind(q[0] >> entryKind)}
 	index, channel := uint8(q[0]>>entryIndex), uint8(q[0]>>entryChannel)

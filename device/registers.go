@@ -5,47 +5,45 @@ import (
 	"strings"
 )
 
-// Register is one register of the register map, or an array of equal ones
-// (spec/hardware.md 3 to 6). The map is data: the model, exanetctl and the
-// conformance test read the same table.
+// Register is one register of the register map, or an array of equal ones (spec/hardware.md 3 to
+// 6). The map is data: the model, exanetctl and the conformance test use the same table.
 type Register struct {
 	Window WindowID
 	Name   string
-	Offset uint32 // of the first, bytes
+	Offset uint32 // of the first register, in bytes
 	Count  int    // registers in the array, 1 for a single one
-	Stride uint32 // bytes from one to the next
+	Stride uint32 // bytes from one register to the next
 	Width  int    // bytes, 4 or 8
 
-	// Reset is the value after power-up and after CTRL.reset, where that touches
-	// the register; ResetAt gives it for one register of an array.
+	// Reset is the value after power-up and after CTRL.reset, if that affects the register;
+	// ResetAt returns it for one register of an array.
 	Reset uint64
-	// Varies: the reset value depends on the node (its id, what it can do, what
-	// it has counted), so Reset says nothing.
+	// Varies: the reset value depends on the node (its ID, its capabilities, its counts), and
+	// Reset is meaningless.
 	Varies bool
 
-	// The bits by what an access does. A bit of Read alone is read-only; of Read
-	// and Write, read-write; of Read and W1C, cleared by writing 1. A bit of Act
-	// makes the hardware do something when written and reads as zero. Others read
-	// as zero and ignore writes.
+	// The bits by the effect of an access. A bit only in Read is read-only; in Read and Write,
+	// read-write; in Read and W1C, cleared by writing 1. Writing a bit of Act triggers an action;
+	// it reads as zero. All other bits read as zero and ignore writes.
 	Read, Write, W1C, Act uint64
 
-	// Cap is bits of CAPS: the bits of CapMask exist only where CAPS has them all,
-	// and read as zero and ignore writes elsewhere. 0: all exist everywhere.
+	// Cap is a mask of CAPS bits: the bits of CapMask exist only if CAPS has all of them;
+	// otherwise they read as zero and ignore writes. 0: all bits always exist.
 	Cap, CapMask uint64
 
 	// Halves: a 64-bit register that may also be accessed by 32-bit halves.
 	Halves bool
-	// Pairs: a 32-bit register that a 64-bit access takes together with the next.
+	// Pairs: a 32-bit register that a 64-bit access combines with the next one.
 	Pairs bool
-	// Memory: plain memory, where accesses of either width are good anywhere.
+	// Memory: plain memory, valid for aligned accesses of either width.
 	Memory bool
 
-	// Source is where the register is described.
+	// Source cites the description of the register.
 	Source string
 
 	fields string // "name[hi:lo] name[bit] …", immutable
 
-	// Where altEvery is not 0, those with index%altEvery >= altFrom reset to alt.
+	// If altEvery is not 0, registers with index%altEvery >= altFrom reset to alt.
 	alt               uint64
 	altFrom, altEvery int
 }
@@ -56,13 +54,13 @@ type Field struct {
 	Hi, Lo uint8
 }
 
-// Mask gives the field's bits.
+// Mask returns the field's bits.
 func (f Field) Mask() uint64 { return ^uint64(0) >> (63 - (f.Hi - f.Lo)) << f.Lo }
 
-// Of gives the field's value in a register's value.
+// Of returns the field's value in a register's value.
 func (f Field) Of(v uint64) uint64 { return v & f.Mask() >> f.Lo }
 
-// Fields gives the register's fields, in a slice of the caller's own.
+// Fields returns the register's fields in a new slice.
 func (r Register) Fields() []Field {
 	names := strings.Fields(r.fields)
 	fields := make([]Field, 0, len(names))
@@ -72,7 +70,7 @@ func (r Register) Fields() []Field {
 		if !ok {
 			lo = hi
 		}
-		// The table's own text; its test proves that all of it parses.
+		// The text is the table's own; a test checks that all of it parses.
 		h, _ := strconv.ParseUint(hi, 10, 6)
 		l, _ := strconv.ParseUint(lo, 10, 6)
 		fields = append(fields, Field{Name: name, Hi: uint8(h), Lo: uint8(l)})
@@ -80,10 +78,10 @@ func (r Register) Fields() []Field {
 	return fields
 }
 
-// At gives the offset of register i of the array.
+// At returns the offset of register i of the array.
 func (r *Register) At(i int) uint32 { return r.Offset + r.Stride*uint32(i) }
 
-// ResetAt gives the reset value of register i of the array.
+// ResetAt returns the reset value of register i of the array.
 func (r Register) ResetAt(i int) uint64 {
 	if r.altEvery != 0 && i%r.altEvery >= r.altFrom {
 		return r.alt
@@ -91,11 +89,11 @@ func (r Register) ResetAt(i int) uint64 {
 	return r.Reset
 }
 
-// Bits gives the bits that the register's width has.
+// Bits returns a mask of the register's width.
 func (r Register) Bits() uint64 { return ^uint64(0) >> (64 - 8*r.Width) }
 
-// Masks gives the read, write and W1C masks on a device with these capabilities
-// (the value of CAPS).
+// Masks returns the read, write and W1C masks on a device with these capabilities (the value of
+// CAPS).
 func (r *Register) Masks(caps uint64) (read, write, w1c uint64) {
 	keep := ^uint64(0)
 	if caps&r.Cap != r.Cap {
@@ -104,8 +102,8 @@ func (r *Register) Masks(caps uint64) (read, write, w1c uint64) {
 	return r.Read & keep, r.Write & keep, r.W1C & keep
 }
 
-// table is the map, and index where each word of the folded windows lies in it.
-// Nothing outside this file can reach them, and nothing here changes them.
+// table is the register map; index maps each word of the folded windows to its row. Both are
+// private and never modified.
 var (
 	table = joinTables()
 	index = buildIndex(table)
@@ -125,11 +123,11 @@ func joinTables() []Register {
 	return all
 }
 
-// Registers gives the register map, in a slice of the caller's own.
+// Registers returns the register map in a new slice.
 func Registers() []Register { return append([]Register(nil), table...) }
 
-// fold maps an offset to the one in a window of which equal pages are laid over
-// each other, so that arrays lie side by side and a word has one register.
+// fold maps an offset to its offset in the folded window, in which equal pages are overlaid, so
+// that arrays are adjacent and a word has one register.
 func fold(w WindowID, offset uint32) uint32 {
 	switch w {
 	case SMMU:
@@ -137,7 +135,7 @@ func fold(w WindowID, offset uint32) uint32 {
 			return 2*PageSize + offset%SMMUBankSize
 		}
 		if offset >= 2*PageSize {
-			return foldNone // pages 2 to 15 have nothing
+			return foldNone // pages 2 to 15 are empty
 		}
 	case BTCM:
 		if offset < BTCMDoorbells {
@@ -152,11 +150,11 @@ func fold(w WindowID, offset uint32) uint32 {
 	return offset
 }
 
-// foldNone is no offset of any window (ours).
+// foldNone is not an offset of any window (ours).
 const foldNone = ^uint32(0)
 
-// buildIndex gives, for each word of a folded window, the register's place in
-// the table + 1; 0 is a hole.
+// buildIndex returns, for each word of a folded window, the register's index in the table + 1; 0
+// is a hole.
 func buildIndex(regs []Register) (ix [Windows][]uint8) {
 	for n, r := range regs {
 		for i := range r.Count {
@@ -172,8 +170,8 @@ func buildIndex(regs []Register) (ix [Windows][]uint8) {
 	return ix
 }
 
-// Lookup gives the register that the byte at offset of window w belongs to and
-// its index in the array; false: a hole. It takes a few nanoseconds.
+// Lookup returns the register that contains the byte at offset of window w, and its index in the
+// array; false means a hole. It takes a few nanoseconds.
 func Lookup(w WindowID, offset uint32) (r Register, i int, ok bool) {
 	t, i := lookup(w, offset)
 	if t == nil {
@@ -182,7 +180,7 @@ func Lookup(w WindowID, offset uint32) (r Register, i int, ok bool) {
 	return *t, i, true
 }
 
-// lookup is Lookup without a copy: nil is a hole.
+// lookup is Lookup without a copy; nil means a hole.
 func lookup(w WindowID, offset uint32) (*Register, int) {
 	if w >= Windows || offset >= w.Size() {
 		return nil, 0
@@ -192,7 +190,7 @@ func lookup(w WindowID, offset uint32) (*Register, int) {
 		return nil, 0
 	}
 	t := &table[index[w][word]-1]
-	// A folded page may have the register where this page has none.
+	// The register of a folded page may not exist in this page.
 	if offset < t.Offset {
 		return nil, 0
 	}
@@ -203,20 +201,20 @@ func lookup(w WindowID, offset uint32) (*Register, int) {
 	return t, i
 }
 
-// Target is what one access of a window reaches (Resolve).
+// Target is the target of one access to a window (Resolve).
 type Target struct {
 	Register
 	Index int
-	// Shift is 32 where the access is a 32-bit one of the register's upper half.
+	// Shift is 32 for a 32-bit access to the register's upper half.
 	Shift int
-	// Pair: a 64-bit access of this register and, in the upper half, of the next.
+	// Pair: a 64-bit access to this register and, in the upper half, the next one.
 	Pair bool
 }
 
-// Resolve says what an access of width bytes, 4 or 8, at offset of window w
-// reaches. False: it is unaligned, of another width than the register allows, or
-// to a hole: it reads as zero, is ignored on write and counts in BAD_ACCESS
-// (spec/hardware.md 2). Memory is not resolved here: its bytes are all there.
+// Resolve returns the target of an access of width bytes, 4 or 8, at offset of window w. It
+// returns false if the access is unaligned, of a width that the register does not allow, or to a
+// hole: such an access reads as zero, is ignored on write and counts in BAD_ACCESS
+// (spec/hardware.md 2). Resolve does not handle memory, where every aligned access is valid.
 func Resolve(w WindowID, offset uint32, width int) (Target, bool) {
 	if width != 4 && width != 8 || offset%uint32(width) != 0 {
 		return Target{}, false

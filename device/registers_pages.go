@@ -2,8 +2,8 @@ package device
 
 import "strconv"
 
-// btcmRegisters is window btcm: memory, all of which may be read and written in
-// either width (spec/hardware.md 6).
+// btcmRegisters describes window btcm: memory that may be read and written in either width
+// (spec/hardware.md 6).
 func btcmRegisters() []Register {
 	regs := []Register{
 		{Name: "DESC_SRC", Offset: DescSrc, Width: 8, fields: "address[63:0]"},
@@ -12,7 +12,7 @@ func btcmRegisters() []Register {
 		{Name: "DESC_FIRST", Offset: DescFirst, Width: 8, fields: "data[63:0]"},
 		{Name: "DESC_LAST", Offset: DescLast, Width: 8, fields: "data[63:0]"},
 		{Name: "DESC_SIZE", Offset: DescSize, Width: 4, fields: "bytes[31:0]"},
-		// 001 tables 2.2 and 3.4: write channels, then 32 read channels a page.
+		// 001 tables 2.2 and 3.4: write channels, then 32 read channels per page.
 		{Name: "DESC_DONE", Offset: DescDone, Width: 4, Reset: uint64(DoneReset), alt: uint64(DoneReadReset), altFrom: WriteChannels, altEvery: ChannelsPerSlot, fields: "done[31:0]"},
 		{Name: "DESC_RESERVED0", Offset: DescReserved0, Width: 8, fields: "node[21:0] pdid[47:32] urgent[62]"},
 		{Name: "DESC_RESERVED1", Offset: DescReserved1, Width: 8, fields: "status[7:0] paused[15:8] generation[63:32]"},
@@ -21,7 +21,7 @@ func btcmRegisters() []Register {
 		r := &regs[i]
 		r.Offset += BTCMDescriptors
 		r.Count, r.Stride, r.Source = Channels, DescriptorSize, srcDesc
-		// Memory keeps all bits, also those without a name.
+		// Memory keeps all bits, also those that have no name.
 		r.Read, r.Write = r.Bits(), r.Bits()
 	}
 	regs = append(regs, Register{Name: "DOORBELL", Offset: BTCMDoorbells, Count: Slots, Stride: PageSize, Width: 8,
@@ -32,8 +32,8 @@ func btcmRegisters() []Register {
 	return regs
 }
 
-// pktzRegisters is window pktz: 64 pages of four channels (spec/messages.md 4).
-// A page is one of u64; 32-bit halves are good too.
+// pktzRegisters describes window pktz: 64 pages of four channels (spec/messages.md 4). Registers
+// are 64 bits wide; 32-bit halves are accessible, too.
 func pktzRegisters() []Register {
 	const dest = NodeIDMask | 0xff<<24 | low32<<32
 	regs := []Register{{Name: "DESTINATION", Offset: PktzDestination, Read: dest, Write: dest, fields: "node[21:0] mailbox[31:24] generation[63:32]"}}
@@ -51,9 +51,9 @@ func pktzRegisters() []Register {
 	return regs
 }
 
-// mboxRegisters is window mbox: pages 3 to 63. Pages 0 to 2 belong to the
-// firmware and are holes from outside (spec/hardware.md 3). Reading DATA takes
-// a u64, so a 32-bit access of it would tear one, and is bad.
+// mboxRegisters describes window mbox: pages 3 to 63. Pages 0 to 2 belong to the firmware and are
+// holes for the driver (spec/hardware.md 3). Reading DATA consumes a u64; a 32-bit access would
+// tear it and is bad.
 func mboxRegisters() []Register {
 	const source = NodeIDMask | 0x3f<<24 | 0xffff<<32 | 0xf<<56
 	regs := []Register{

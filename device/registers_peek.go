@@ -1,9 +1,9 @@
 package device
 
-// srcPeek is where the peek windows are described.
-const srcPeek = "spec/hardware.md 3; docs/spec/peek.md, ours"
+// srcPeek cites the description of the peek windows.
+const srcPeek = "spec/hardware.md 3; docs/spec/peek.md, defined here"
 
-// peekRegisters is the peek windows of pl, all read-only and without effect.
+// peekRegisters describes the peek windows of pl, all read-only and without side effects.
 func peekRegisters() []Register {
 	regs := append(peekFIFO("PEEK_RXFIFO", PLPeekRXFIFO, CapsPeek), peekFIFO("PEEK_TXFIFO", PLPeekTXFIFO, CapsPeek|CapsTXFIFO)...)
 	channel := func(name string, at uint32, read uint64, fields string) {
@@ -23,8 +23,8 @@ func peekRegisters() []Register {
 	return regs
 }
 
-// peekFIFO is the entries of one page-fault FIFO at base, the oldest first, as
-// its head shows them.
+// peekFIFO describes the entries of one page-fault FIFO at base, oldest first, in the format of
+// the FIFO's head.
 func peekFIFO(name string, base uint32, c uint64) []Register {
 	regs := []Register{
 		{Name: name + "_AB", Offset: base + PeekAB, Width: 8, Read: FIFOMaskA | FIFOMaskB<<32,

@@ -2,15 +2,15 @@ package device
 
 // Sources of the register map: what its rows cite.
 const (
-	srcPL   = "spec/hardware.md 3, ours"
-	srcQ    = "spec/hardware.md 3, docs/spec/queues.md: ours; after Arm IHI 0070 3.5, NVM Express Base 3.3.1"
+	srcPL   = "spec/hardware.md 3, defined here"
+	srcQ    = "spec/hardware.md 3, docs/spec/queues.md, defined here; after Arm IHI 0070 3.5, NVM Express Base 3.3.1"
 	srcTime = "spec/hardware.md 3; 001 §4.2"
-	srcFIFO = "spec/hardware.md 4; 000 table 3.2, offsets ours"
+	srcFIFO = "spec/hardware.md 4; 000 table 3.2, offsets defined here"
 	srcSMMU = "spec/hardware.md 5; Arm IHI 0062"
 	srcDesc = "spec/messages.md 1; 001 §2.3.3.2"
-	srcBell = "spec/hardware.md 6; 001 §3.5, a word a slot ours"
-	srcPktz = "spec/messages.md 4; 000 §3.2.1, offsets ours"
-	srcMbox = "spec/hardware.md 3; 001 §3.2, offsets ours"
+	srcBell = "spec/hardware.md 6; 001 §3.5, a word per slot defined here"
+	srcPktz = "spec/messages.md 4; 000 §3.2.1, offsets defined here"
+	srcMbox = "spec/hardware.md 3; 001 §3.2, offsets defined here"
 )
 
 // Masks that several registers share (spec/hardware.md 3).
@@ -40,7 +40,7 @@ func plRegisters() []Register {
 		{Name: "OUTSTANDING", Offset: PLOutstanding, Width: 4, Reset: OutstandingReset, Read: low32, Write: low32, Source: "spec/hardware.md 3; 001 §3.3", fields: "blocks[31:0]"},
 		{Name: "COUNTER", Offset: PLCounters, Count: int(Counters), Stride: 8, Width: 8, Varies: true, Halves: true, Read: allBits, Source: srcPL, fields: "count[63:0]"},
 
-		{Name: "PKTZ_CFG", Offset: PLPktzCfg, Count: Interfaces, Stride: 8, Width: 8, Read: cfgBits, Write: cfgBits, Source: "spec/hardware.md 3; 003 fig. 9, offset ours",
+		{Name: "PKTZ_CFG", Offset: PLPktzCfg, Count: Interfaces, Stride: 8, Width: 8, Read: cfgBits, Write: cfgBits, Source: "spec/hardware.md 3; 003 fig. 9, offset defined here",
 			fields: "pdid[15:0] node[33:16] interface[39:34] gsas[62] enable[63]"},
 		{Name: "MBOX_CFG", Offset: PLMboxCfg, Count: Interfaces, Stride: 8, Width: 8, Read: PDIDMask | CfgEnable, Write: PDIDMask | CfgEnable, Source: srcPL, fields: "pdid[15:0] enable[63]"},
 		{Name: "PD_CFG", Offset: PLPDCfg, Count: Slots, Stride: 8, Width: 8, Read: pdBits, Write: pdBits, Source: srcPL, fields: "pdid[15:0] generation[47:16] enable[63]"},

@@ -1,7 +1,7 @@
 package device
 
-// Reset values of the SMMU's registers (Arm IHI 0062 chapter 9; the choices
-// among what it allows are ours).
+// Reset values of the SMMU's registers (Arm IHI 0062 chapter 9; the choices among the permitted
+// values are defined by this project).
 const (
 	// IDR0Reset: S1TS 30, SMS 27, ATOSNS 26, PTFS [25:24] no AArch32 formats,
 	// CTTW 14, NUMSIDB [12:9] 15 bits, NUMSMRG [7:0] 16 groups.
@@ -15,11 +15,11 @@ const (
 	IDR7Reset = 2 << 4
 	// SCR0Reset: CLIENTPD; the emulated SMMU aborts then (spec/hardware.md 5).
 	SCR0Reset = SCR0Client
-	// S2CRReset: TYPE 2, fault, until a driver says otherwise (ours).
+	// S2CRReset: TYPE 2, fault, until a driver sets another (ours).
 	S2CRReset = S2CRFault << S2CRTypeShift
 )
 
-// Masks of the bits that the subset has (spec/hardware.md 5).
+// Masks of the implemented bits (spec/hardware.md 5).
 const (
 	scr0Bits  = SCR0Client | SCR0GFRE | SCR0GFIE | SCR0STALLD | SCR0USFCFG
 	gfsrBits  = GFSRICF | GFSRUSF | GFSRUCBF | GFSRMULTI
@@ -30,7 +30,7 @@ const (
 	fsrBits   = FSRTF | FSRAFF | FSRPF | FSREF | FSRTLBMCF | FSRTLBLKF | FSRUUT | FSRSS | FSRMULTI
 )
 
-// smmuRegisters is window smmu (spec/hardware.md 5).
+// smmuRegisters describes window smmu (spec/hardware.md 5).
 func smmuRegisters() []Register {
 	regs := []Register{
 		{Name: "SCR0", Offset: SCR0, Width: 4, Reset: SCR0Reset, Read: scr0Bits, Write: scr0Bits, fields: "clientpd[0] gfre[1] gfie[2] stalld[8] usfcfg[10]"},
@@ -42,8 +42,8 @@ func smmuRegisters() []Register {
 			fields: "res16[31:16] vmid16[15] ptfsv8_64kb[14] ptfsv8_16kb[13] ptfsv8_4kb[12] ubs[11:8] oas[7:4] ias[3:0]"},
 		{Name: "IDR7", Offset: IDR7, Width: 4, Reset: IDR7Reset, Read: 0xff, fields: "major[7:4] minor[3:0]"},
 		{Name: "GFAR", Offset: GFAR, Width: 8, Halves: true, Read: allBits, Write: allBits, fields: "address[63:0]"},
-		// The other causes of Arm IHI 0062, 3.8 cannot be: SMCF without SMCFCFG, CAF
-		// (a hole reads as zero), EF and PF outside a bank, UCIF, UUT.
+		// The other causes of Arm IHI 0062, 3.8 cannot occur: SMCF without SMCFCFG, CAF (a hole
+		// reads as zero), EF and PF outside a bank, UCIF, UUT.
 		{Name: "GFSR", Offset: GFSR, Width: 4, Read: gfsrBits, W1C: gfsrBits, fields: "icf[0] usf[1] ucbf[3] multi[31]"},
 		{Name: "STLBGSYNC", Offset: STLBGSYNC, Width: 4, Act: low32, fields: "sync[31:0]"},
 		{Name: "STLBGSTATUS", Offset: STLBGSTAT, Width: 4, Read: 1, fields: "active[0]"},
@@ -64,15 +64,15 @@ func smmuRegisters() []Register {
 		{Name: "CB_TCR", Offset: TCR, Width: 4, Read: low32, Write: low32, fields: "res16[31:16] tg0[15:14] res6[13:6] t0sz[5:0]"},
 		{Name: "CB_MAIR0", Offset: MAIR0, Width: 4, Read: low32, Write: low32, fields: "attr3[31:24] attr2[23:16] attr1[15:8] attr0[7:0]"},
 		{Name: "CB_MAIR1", Offset: MAIR1, Width: 4, Read: low32, Write: low32, fields: "attr7[31:24] attr6[23:16] attr5[15:8] attr4[7:0]"},
-		// No fault sets TLBMCF, TLBLKF and UUT here: the TLB has neither entries that
-		// conflict nor locked ones, and there is one kind of access. FSRRESTORE does.
+		// No fault sets TLBMCF, TLBLKF or UUT: the TLB has no conflicting and no locked entries,
+		// and there is only one kind of access. FSRRESTORE can set them.
 		{Name: "CB_FSR", Offset: FSR, Width: 4, Read: fsrBits, W1C: fsrBits,
 			fields: "tf[1] aff[2] pf[3] ef[4] tlbmcf[5] tlblkf[6] uut[8] ss[30] multi[31]"},
 		{Name: "CB_FSRRESTORE", Offset: FSRRESTORE, Width: 4, Act: fsrBits,
 			fields: "tf[1] aff[2] pf[3] ef[4] tlbmcf[5] tlblkf[6] uut[8] ss[30] multi[31]"},
 		{Name: "CB_FAR", Offset: FAR, Width: 8, Halves: true, Read: allBits, Write: allBits, fields: "address[63:0]"},
 		{Name: "CB_FSYNR0", Offset: FSYNR0, Width: 4, Read: FSYNR0WNR, Write: FSYNR0WNR, fields: "wnr[4]"},
-		// FSYNR1 is implementation defined: ours has no bits.
+		// FSYNR1 is implementation defined; this implementation has no bits in it.
 		{Name: "CB_FSYNR1", Offset: FSYNR1, Width: 4},
 		{Name: "CB_TLBIVA", Offset: TLBIVA, Width: 8, Halves: true, Act: allBits, fields: "asid[63:48] res44[47:44] page[43:0]"},
 		{Name: "CB_TLBIASID", Offset: TLBIASID, Width: 4, Act: 0xffff, fields: "asid[15:0]"},

@@ -20,7 +20,7 @@ const (
 	STLBGSTAT  = 0x74
 	SMR        = 0x800 // +4n
 	S2CR       = 0xc00 // +4n
-	SMRCount   = 16    // stream-match registers, one a slot (ours)
+	SMRCount   = 16    // stream-match registers, one per slot (ours)
 	SCR0Client = 1 << 0
 	SCR0GFRE   = 1 << 1
 	SCR0GFIE   = 1 << 2
@@ -78,7 +78,7 @@ const (
 	SCTLRCFIE  = 1 << 6
 	SCTLRCFCFG = 1 << 7
 	SCTLRHUPCF = 1 << 8
-	// SCTLRDriver is what the driver sets: M, AFE, TRE, CFRE, CFIE, HUPCF
+	// SCTLRDriver is the value that the driver sets: M, AFE, TRE, CFRE, CFIE, HUPCF
 	// (spec/hardware.md 5).
 	SCTLRDriver = SCTLRM | SCTLRTRE | SCTLRAFE | SCTLRCFRE | SCTLRCFIE | SCTLRHUPCF
 
@@ -97,5 +97,5 @@ const (
 	FSYNR0WNR = 1 << 4 // the access was a write: the fault is at a destination
 )
 
-// Bank gives the offset in window smmu of register reg of context bank n.
+// Bank returns the offset in window smmu of register reg of context bank n.
 func Bank(n int, reg uint32) uint32 { return SMMUBanks + SMMUBankSize*uint32(n) + reg }

@@ -6,16 +6,16 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Source is what the hardware writes beside each message: who sent it. Nothing
-// that a sender writes changes it (spec/hardware.md 3, window mbox).
+// Source is written by the hardware beside each message and identifies the sender. The sender
+// cannot change it (spec/hardware.md 3, window mbox).
 type Source struct {
 	Node      device.NodeID
 	Interface uint8       // packetizer, 6 bits
-	PDID      device.PDID // wired; 0 is an R5
-	Words     int         // u64s in the message, 0..15; 0: no message
+	PDID      device.PDID // wired; 0 for an R5
+	Words     int         // number of u64 in the message, 0..15; 0: no message
 }
 
-// The bits of register SOURCE (spec/hardware.md 3; ours).
+// The bits of register SOURCE (spec/hardware.md 3; defined by this project).
 //
 //	node       [21:0]
 //	interface  [29:24]
@@ -32,7 +32,7 @@ const (
 	statusOverflow = 1 << 16 // STATUS [16], W1C
 )
 
-// Encode gives the value of register SOURCE.
+// Encode returns the value of register SOURCE.
 func (s Source) Encode() uint64 {
 	return uint64(s.Node)&device.NodeIDMask |
 		uint64(s.Interface)&sourceInterfaceMask<<sourceInterfaceShift |
@@ -40,7 +40,7 @@ func (s Source) Encode() uint64 {
 		uint64(s.Words)&sourceWordsMask<<sourceWordsShift
 }
 
-// DecodeSource reads the value of register SOURCE.
+// DecodeSource decodes the value of register SOURCE.
 func DecodeSource(v uint64) Source {
 	return Source{
 		Node:      device.NodeID(v & device.NodeIDMask),
@@ -50,21 +50,21 @@ func DecodeSource(v uint64) Source {
 	}
 }
 
-// Box is one mailbox reached through window mbox. It is used on the goroutine
-// that owns the window and allocates nothing.
+// Box is one mailbox, accessed through window mbox. It is used on the goroutine that owns the
+// window and does not allocate.
 type Box struct {
 	w    device.Window
 	base uint32
 }
 
-// NewBox gives mailbox n, 3..63, of window mbox; 0..2 are the firmware's and
-// read as empty (spec/hardware.md 3).
+// NewBox returns mailbox n, 3..63, of window mbox; 0..2 belong to the firmware and read as empty
+// (spec/hardware.md 3).
 func NewBox(w device.Window, n int) *Box {
 	return &Box{w: w, base: uint32(n) % device.Interfaces * device.PageSize}
 }
 
-// Status gives the number of messages that wait and whether messages were
-// refused because the mailbox was full.
+// Status returns the number of waiting messages, and whether messages were refused because the
+// mailbox was full.
 func (b *Box) Status() (messages int, overflow bool, err error) {
 	v, err := b.w.Read32(b.base + device.MboxStatus)
 	if err != nil {
@@ -73,9 +73,8 @@ func (b *Box) Status() (messages int, overflow bool, err error) {
 	return int(v & statusMessages), v&statusOverflow != 0, nil
 }
 
-// Receive takes the head message into words and gives its source; Source.Words
-// is 0 when the mailbox is empty. Words of a message beyond the eighth, which
-// no packetizer can send, are taken and dropped.
+// Receive moves the head message into words and returns its source; Source.Words is 0 if the
+// mailbox is empty. Words after the eighth, which no packetizer can send, are dropped.
 func (b *Box) Receive(words *[device.PktzMaxWords]uint64) (Source, error) {
 	v, err := b.w.Read64(b.base + device.MboxSource)
 	if err != nil {

@@ -1,13 +1,11 @@
-// Package mailbox has the words that mailboxes carry: the messages of the R5
-// firmware and the source that the hardware puts beside each; and a Box, which
-// reads one mailbox through a device.Window.
+// Package mailbox defines the messages of the R5 firmware and the source that the hardware writes
+// beside each, and a Box, which reads one mailbox through a device.Window.
 //
-// A message is one or more u64. The first one's low half is word0, its high
-// half word1 (spec/messages.md 2; 000 §3.2.3.3). What a process writes there is
-// hostile: decoders check opcode, transaction id and channel, and the caller
-// checks the rest against the wired Source.
+// A message is one or more u64. The first one's low half is word0, its high half word1
+// (spec/messages.md 2; 000 §3.2.3.3). A process may write hostile values: decoders check opcode,
+// transaction ID and channel, and the caller checks the rest against the wired Source.
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package mailbox
 
 import (
@@ -16,27 +14,27 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Opcode is the kind of an R5 message, word0[1:0] (spec/messages.md 2).
+// Opcode is the type of an R5 message, word0[1:0] (spec/messages.md 2).
 type Opcode uint8
 
 // The opcodes.
 const (
 	OpAck      Opcode = 0 // acknowledgement, mailbox 0 (ours)
 	OpRead     Opcode = 1 // read request, mailbox 2 (ours)
-	OpRAPF     Opcode = 2 // request for retransmission after a page fault
+	OpRAPF     Opcode = 2 // retransmission request after a page fault
 	OpDoorbell Opcode = 3 // from the same node only (ours)
 )
 
-// OpcodeOf gives the opcode of a message's first u64.
+// OpcodeOf returns the opcode of a message's first u64.
 func OpcodeOf(word uint64) Opcode { return Opcode(word & opcodeMask) }
 
-// Reasons for which a message is dropped and counted (spec/messages.md 2).
-// Decoders return them as they are, so that dropping allocates nothing.
+// Reasons for dropping and counting a message (spec/messages.md 2). Decoders return them
+// unwrapped, so that dropping does not allocate.
 var (
-	ErrOpcode      = errors.New("message has another opcode")
-	ErrTransaction = errors.New("message names a transaction id that no node has (1024 and above)")
-	ErrChannel     = errors.New("doorbell names a channel of the firmware (32..63 of a page)")
-	ErrLength      = errors.New("message has another length")
+	ErrOpcode      = errors.New("message has the wrong opcode")
+	ErrTransaction = errors.New("transaction ID out of range (1024 or above)")
+	ErrChannel     = errors.New("doorbell for a channel of the firmware (32..63 of a page)")
+	ErrLength      = errors.New("message has the wrong length")
 )
 
 // The bits of the first u64 (spec/messages.md 2). Bit 32+i is word1[i].
@@ -67,13 +65,13 @@ const (
 	ackCodeMask  = 7
 	ackSeqShift  = 32
 
-	// PDIDShift is the place of the wired PDID in word0 of opcodes 1 to 3: what
-	// a packetizer of form 0 stamps (spec/hardware.md 3, PKTZ_CFG).
+	// PDIDShift is the position of the wired PDID in word0 of opcodes 1 to 3, where a packetizer
+	// of form 0 stamps it (spec/hardware.md 3, PKTZ_CFG).
 	PDIDShift = 2
 
 	readTagShift  = 18
 	readSizeShift = 32
-	readGenShift  = 32 // of the seventh word, which has the target's PDID in [15:0]
+	readGenShift  = 32 // in the seventh word, which has the target's PDID in [15:0]
 
 	rapfIDShift      = 18
 	rapfSeqLowShift  = 32
@@ -92,24 +90,24 @@ const (
 // ReadRequestWords is the length of a read request in u64 (spec/messages.md 4).
 const ReadRequestWords = 7
 
-// Ack is an acknowledgement: positive with CodeAck, else a NACK. The answer to
-// a refused read request has the same form with the tag for the transaction.
+// Ack is an acknowledgement: positive with CodeAck, otherwise a NACK. The answer to a refused
+// read request has the same form, with the tag as the transaction.
 type Ack struct {
 	Transaction device.TransactionID
 	Code        device.Code
 	Sequence    device.Sequence
 }
 
-// Encode gives the acknowledgement's word.
+// Encode returns the acknowledgement's word.
 func (a Ack) Encode() uint64 {
 	return uint64(OpAck) | uint64(a.Transaction)&id14Mask<<ackIDShift |
 		uint64(a.Code)&ackCodeMask<<ackCodeShift |
 		uint64(a.Sequence)&id14Mask<<ackSeqShift
 }
 
-// DecodeAnswer reads the answer to a read request, whose tag may be any 14-bit
-// number (spec/firmware.md, read path). It is to be believed only when its
-// Source has PDID 0. ErrOpcode.
+// DecodeAnswer decodes the answer to a read request, whose tag may be any 14-bit number
+// (spec/firmware.md, read path). The caller must trust it only if its Source has PDID 0. Error:
+// ErrOpcode.
 func DecodeAnswer(word uint64) (Ack, error) {
 	if OpcodeOf(word) != OpAck {
 		return Ack{}, ErrOpcode
@@ -121,18 +119,18 @@ func DecodeAnswer(word uint64) (Ack, error) {
 	}, nil
 }
 
-// RAPF is the explicit request for retransmission after a page fault.
+// RAPF is the explicit retransmission request after a page fault.
 type RAPF struct {
 	PDID        device.PDID       // wired: the packetizer stamps it
 	Generation  device.Generation // wired, beside the word: of the packetizer's domain (ours)
 	Transaction device.TransactionID
 	Sequence    device.Sequence
-	Claimed     device.PDID // as the sender wrote it; obeyed only when equal to PDID
+	Claimed     device.PDID // as the sender wrote it; obeyed only if equal to PDID
 	Fail        bool        // do not retransmit: end the transfer with code 2 (ours)
-	Memory      bool        // with Fail: with status 11, the memory does not come in (ours)
+	Memory      bool        // with Fail: with status 11, the memory cannot be made resident (ours)
 }
 
-// Encode gives the request's word.
+// Encode returns the request's word.
 func (r RAPF) Encode() uint64 {
 	seq := uint64(r.Sequence)
 	w := uint64(OpRAPF) | uint64(r.PDID)<<PDIDShift |
@@ -149,7 +147,7 @@ func (r RAPF) Encode() uint64 {
 	return w
 }
 
-// DecodeRAPF reads a request for retransmission: ErrOpcode, ErrTransaction.
+// DecodeRAPF decodes a retransmission request. Errors: ErrOpcode, ErrTransaction.
 func DecodeRAPF(word uint64) (RAPF, error) {
 	if OpcodeOf(word) != OpRAPF {
 		return RAPF{}, ErrOpcode
@@ -169,22 +167,22 @@ func DecodeRAPF(word uint64) (RAPF, error) {
 	return r, nil
 }
 
-// Doorbell announces a descriptor to the firmware of the same node.
+// Doorbell announces a descriptor to the firmware of the local node.
 type Doorbell struct {
 	PDID    device.PDID // wired; the channel's slot must have it
 	Channel uint16      // 0..1023 of the node: 64*slot + channel of the page
 }
 
-// Slot gives the protection-domain slot that the channel lies in.
+// Slot returns the protection-domain slot of the channel.
 func (d Doorbell) Slot() int { return int(d.Channel) / device.ChannelsPerSlot }
 
-// Encode gives the doorbell's word.
+// Encode returns the doorbell's word.
 func (d Doorbell) Encode() uint64 {
 	return uint64(OpDoorbell) | uint64(d.PDID)<<PDIDShift |
 		uint64(d.Channel)&doorbellChannelMask<<doorbellChannelShift
 }
 
-// DecodeDoorbell reads a doorbell: ErrOpcode, ErrChannel.
+// DecodeDoorbell decodes a doorbell. Errors: ErrOpcode, ErrChannel.
 func DecodeDoorbell(word uint64) (Doorbell, error) {
 	if OpcodeOf(word) != OpDoorbell {
 		return Doorbell{}, ErrOpcode
@@ -199,23 +197,23 @@ func DecodeDoorbell(word uint64) (Doorbell, error) {
 	return d, nil
 }
 
-// ReadRequest asks the target's firmware to write the target's memory to the
-// initiator (ours; 001 §3.6).
+// ReadRequest asks the target's firmware to write the target's memory to the initiator (ours; 001
+// §3.6).
 type ReadRequest struct {
 	PDID        device.PDID       // wired: the initiator's
 	Generation  device.Generation // wired, beside the words: the initiator's (ours)
-	Tag         uint16            // 14 bits, the initiator's choice
+	Tag         uint16            // 14 bits, chosen by the initiator
 	Size        uint32            // bytes
 	Src         device.VA         // at the target
 	Dst         device.VA         // at the initiator
-	Notify      device.VA         // at the initiator; 0 none
+	Notify      device.VA         // at the initiator; 0 for none
 	First, Last uint64
 	Target      device.PDID // 0: the same PDID on that node
-	// TargetGeneration is the target's; another one fails the read (ours).
+	// TargetGeneration is that of the target's domain; a wrong one fails the read (ours).
 	TargetGeneration device.Generation
 }
 
-// Encode gives the request's seven u64.
+// Encode returns the request's seven u64.
 func (r ReadRequest) Encode() [ReadRequestWords]uint64 {
 	return [ReadRequestWords]uint64{
 		uint64(OpRead) | uint64(r.PDID)<<PDIDShift |
@@ -225,7 +223,7 @@ func (r ReadRequest) Encode() [ReadRequestWords]uint64 {
 	}
 }
 
-// DecodeReadRequest reads a read request: ErrLength, ErrOpcode.
+// DecodeReadRequest decodes a read request. Errors: ErrLength, ErrOpcode.
 func DecodeReadRequest(words []uint64) (ReadRequest, error) {
 	if len(words) != ReadRequestWords {
 		return ReadRequest{}, ErrLength

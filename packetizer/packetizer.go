@@ -1,9 +1,8 @@
-// Package packetizer has the payloads that packetizers send and what the
-// hardware wires into them, and a Port, which drives one packetizer through a
-// device.Window (spec/messages.md 4, spec/hardware.md 3; 000 §3.2.1, 001 §3.6,
-// 003 fig. 9).
+// Package packetizer defines the payloads of packetizers and the bits that the hardware wires
+// into them, and a Port, which drives one packetizer through a device.Window (spec/messages.md 4,
+// spec/hardware.md 3; 000 §3.2.1, 001 §3.6, 003 fig. 9).
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package packetizer
 
 import (
@@ -11,7 +10,7 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// Config is the value of PKTZ_CFG[n]: what packetizer n stamps on all it sends
+// Config is the value of PKTZ_CFG[n]: the fields that packetizer n stamps on all it sends
 // (spec/hardware.md 3; ours). Only pfd writes it.
 type Config struct {
 	PDID      device.PDID   // [15:0]
@@ -21,8 +20,8 @@ type Config struct {
 	Enable    bool          // [63]
 }
 
-// The bits of PKTZ_CFG (spec/hardware.md 3). The thread and node id, [39:16],
-// has the node in its bits [17:0] and the interface in [23:18].
+// The bits of PKTZ_CFG (spec/hardware.md 3). The thread and node ID, [39:16], has the node in its
+// bits [17:0] and the interface in [23:18].
 const (
 	threadBits      = 24
 	threadMask      = 1<<threadBits - 1
@@ -31,7 +30,7 @@ const (
 	threadIfaceMask = 0x3f
 )
 
-// Encode gives the register's value.
+// Encode returns the register's value.
 func (c Config) Encode() uint64 {
 	v := uint64(c.PDID) | uint64(c.thread())<<device.PktzThreadShift
 	if c.GSAS {
@@ -47,7 +46,7 @@ func (c Config) thread() uint32 {
 	return uint32(c.Node)&threadNodeMask | uint32(c.Interface)&threadIfaceMask<<threadNodeBits
 }
 
-// DecodeConfig reads the register's value.
+// DecodeConfig decodes the register's value.
 func DecodeConfig(v uint64) Config {
 	thread := v >> device.PktzThreadShift & threadMask
 	return Config{
@@ -67,10 +66,9 @@ const (
 	gsasPDIDShift = threadBits // protection id [47:24]
 )
 
-// Stamp writes the wired bits of PKTZ_CFG value cfg over the payload's first
-// u64, as the hardware does on SEND, over whatever the writer put there. Form 0
-// wires the PDID into word0[17:2]; form 1 wires the first 56 bits: thread and
-// node id, protection id, and zeros in the reserved byte.
+// Stamp writes the wired bits of PKTZ_CFG value cfg over the payload's first u64, as the hardware
+// does on SEND, overwriting the sender's bits. Form 0 wires the PDID into word0[17:2]; form 1
+// wires the first 56 bits: thread and node ID, protection ID, and zeros in the reserved byte.
 func Stamp(cfg uint64, payload []uint64) {
 	if len(payload) == 0 {
 		return
@@ -91,14 +89,14 @@ const (
 	destGenShift     = 32
 )
 
-// Destination gives a channel's destination word: mailbox, 0..63, of node. A
-// process's mailbox, 16..63, takes messages for its domain's generation only (ours).
+// Destination returns a channel's destination word: mailbox, 0..63, of node. A process's mailbox,
+// 16..63, accepts only messages for its domain's generation (ours).
 func Destination(node device.NodeID, mailbox uint8, g device.Generation) uint64 {
 	return uint64(node)&device.NodeIDMask | uint64(mailbox)<<destMailboxShift | uint64(g)<<destGenShift
 }
 
-// SplitDestination reads a destination word. The mailbox may be 64 or more:
-// such a message is refused.
+// SplitDestination decodes a destination word. The mailbox may be 64 or more: such a message is
+// refused.
 func SplitDestination(v uint64) (device.NodeID, uint8, device.Generation) {
 	return device.NodeID(v & device.NodeIDMask), uint8(v >> destMailboxShift & destMailboxMask), device.Generation(v >> destGenShift)
 }

@@ -8,44 +8,43 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// What Send may end in, besides an error of the window.
+// Errors of Send, besides those of the window.
 var (
-	// ErrRefused: the receiving mailbox does not take messages of this
-	// interface, or is full (STATUS 2; spec/hardware.md 3).
+	// ErrRefused: the receiving mailbox does not admit this sender, or is full (STATUS 2;
+	// spec/hardware.md 3).
 	ErrRefused = errors.New("packetizer: message refused: the mailbox is full or does not admit this sender")
-	// ErrBusy: all four channels hold a message on its way. Try again later.
+	// ErrBusy: all four channels hold messages in flight. Try again later.
 	ErrBusy = errors.New("packetizer: all channels busy: try again later")
 	// ErrWords: a message has one to eight u64.
 	ErrWords = errors.New("packetizer: a message has 1 to 8 u64")
 )
 
-// Port drives one packetizer through window pktz. It is used on the goroutine
-// that owns the window; sending allocates nothing.
+// Port drives one packetizer through window pktz. It is used on the goroutine that owns the
+// window. Sending does not allocate.
 type Port struct {
 	w    device.Window
 	base uint32
 	next uint32 // channel to try first
-	// busy has a bit a channel whose last known STATUS is busy. Others need no
-	// look before use, which saves an access a message.
+	// busy has a bit for each channel whose last known STATUS is busy. The others are used
+	// without reading STATUS first, which saves one access per message.
 	busy uint8
 
 	refused uint64
 }
 
-// New gives packetizer n, 0..63, of window pktz.
+// New returns packetizer n, 0..63, of window pktz.
 func New(w device.Window, n int) *Port {
 	return &Port{w: w, base: uint32(n) % device.Interfaces * device.PageSize}
 }
 
-// Refused counts the messages whose refusal was seen. One by another node's
-// mailbox may come after the channel was free again and is then not seen here:
-// whoever needs an answer asks for one (a RAPF's is the retransmission, with the
-// guard time-out behind it).
+// Refused returns the number of refusals seen. A refusal by another node's mailbox may arrive
+// after the channel was free again and is then missed: a caller that needs an answer must request
+// one (a RAPF's is the retransmission, backed by the guard time-out).
 func (p *Port) Refused() uint64 { return p.refused }
 
-// Send sends one to eight u64 to a mailbox of node dst, 1..15. It gives ErrRefused
-// when the hardware refuses the message at once; nil when it was taken or is on
-// its way; ErrBusy when no channel is free.
+// Send sends one to eight u64 to a mailbox of node dst, 1..15. It returns nil if the message was
+// accepted or is in flight, ErrRefused if the hardware refuses it at once, and ErrBusy if no
+// channel is free.
 func (p *Port) Send(dst device.NodeID, mailbox uint8, words ...uint64) error {
 	if len(words) == 0 || len(words) > device.PktzMaxWords {
 		return fmt.Errorf("%w, not %d", ErrWords, len(words))
@@ -81,12 +80,12 @@ func (p *Port) RAPF(dst device.NodeID, m mailbox.RAPF) error {
 	return p.Send(dst, device.MailboxRequest, m.Encode())
 }
 
-// Doorbell announces a descriptor to the firmware of node own, this one.
+// Doorbell announces a descriptor to the firmware of node own, the local node.
 func (p *Port) Doorbell(own device.NodeID, m mailbox.Doorbell) error {
 	return p.Send(own, device.MailboxRequest, m.Encode())
 }
 
-// free finds a channel that holds no message on its way.
+// free finds a channel without a message in flight.
 func (p *Port) free() (base, ch uint32, err error) {
 	for i := range uint32(device.PktzChannels) {
 		ch = (p.next + i) % device.PktzChannels
@@ -105,7 +104,7 @@ func (p *Port) free() (base, ch uint32, err error) {
 	return 0, 0, ErrBusy
 }
 
-// status reads a channel's STATUS and keeps what it says.
+// status reads a channel's STATUS and updates busy and refused.
 func (p *Port) status(base, ch uint32) (uint64, error) {
 	status, err := p.w.Read64(base + device.PktzStatus)
 	if err != nil {

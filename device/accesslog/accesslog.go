@@ -1,13 +1,12 @@
-// Package accesslog writes one line for each access of a device's windows, with
-// the register's name and its bits by name:
+// Package accesslog writes one line for each access to a device's windows, with the register's
+// name and its fields by name:
 //
 //	0.001234567 node 0 r32 pl+0x00020 IRQ_STATUS = 0x3: fault fifo
 //	0.001236010 node 0 w32 smmu+0x10058 CB_FSR[0] = 0x2: tf
 //
-// Times are seconds; r and w are followed by the access's width in bits. A field
-// of one bit is named where it is set, others with their value where it is not
-// zero. The log stands between a driver and its bus, and is not there at all
-// where nobody wants it.
+// Times are seconds; r and w are followed by the access's width in bits. A one-bit field is named
+// if it is set, other fields are printed with their value if it is not zero. The log wraps a
+// driver's bus; when off, it is not in the path at all.
 package accesslog
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Log writes the lines, each by one Write. It may be used by several buses.
+// Log writes the lines, each with one Write. Several buses may share it.
 type Log struct {
 	out io.Writer
 	now func() time.Duration
@@ -29,13 +28,13 @@ type Log struct {
 	fields map[string][]device.Field // by window and name: Fields allocates
 }
 
-// New makes a log. now gives the time that the lines have. What Write answers is
-// not looked at: a lost line must not stop a driver.
+// New returns a log. now returns the time to print. Errors of Write are ignored: a lost line must
+// not stop a driver.
 func New(out io.Writer, now func() time.Duration) *Log {
 	return &Log{out: out, now: now, fields: map[string][]device.Field{}}
 }
 
-// Bus gives bus with its windows watched.
+// Bus returns bus with accesses to its windows logged.
 func (l *Log) Bus(bus device.Bus, node int) device.Bus {
 	b := &watchedBus{Bus: bus}
 	for id := range b.windows {

@@ -7,11 +7,10 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Create gives a process a domain: a slot, its group's PDID, and the interface
-// pair 16 + slot. The registers are written so that PD_CFG, which lets the slot
-// take part, comes last. An error matches ErrNoSlot, ErrQuota, ErrGroupFull,
-// ErrNoPDID, ErrPeers, ErrPDID, ErrGroupName, ErrNotReady or device.ErrGone, and
-// nothing was given out then.
+// Create creates a domain for a process: a slot, its group's PDID, and the interface pair 16 +
+// slot. PD_CFG, which activates the slot, is written last. On an error nothing is assigned; the
+// error matches ErrNoSlot, ErrQuota, ErrGroupFull, ErrNoPDID, ErrPeers, ErrPDID, ErrGroupName,
+// ErrNotReady or device.ErrGone.
 func (m *Manager) Create(q Request) (*Domain, error) {
 	if !m.ready {
 		return nil, fmt.Errorf("node %d: %w; call Init first", m.node, ErrNotReady)
@@ -53,12 +52,12 @@ func (m *Manager) Create(q Request) (*Domain, error) {
 	return &d, nil
 }
 
-// nobody tells whether no domain can have a PDID.
+// nobody reports whether no domain can have a PDID.
 func nobody(p device.PDID) bool { return p == device.PDIDFirmware || p == device.PDIDDriver }
 
-// free finds the lowest free slot and checks the user's quota. A draining slot
-// is neither free nor forgotten: a user who comes and goes must not take more. The last
-// one may be kept for a user who has none.
+// free finds the lowest free slot and checks the user's quota. A draining slot is not free and
+// still counts, so that a user cannot exceed the quota by attaching and detaching. The last slot
+// may be reserved for a user who has none.
 func (m *Manager) free(q Request) (int, error) {
 	n, used, own, left := -1, 0, 0, 0
 	for i := range m.slots {
@@ -87,8 +86,8 @@ func (m *Manager) free(q Request) (int, error) {
 	return n, nil
 }
 
-// peersOf lists what PD_PEERS is to admit: the group's other PDIDs, then those
-// accepted by name, each once and never the domain's own. named are the latter.
+// peersOf returns the PDIDs for PD_PEERS: the group's other PDIDs, then those accepted by name,
+// each once and never the domain's own. named are the latter.
 func peersOf(q Request, own device.PDID, group []device.PDID) (peers, named []device.PDID) {
 	if q.AcceptGroup {
 		for _, p := range group {
@@ -106,8 +105,8 @@ func peersOf(q Request, own device.PDID, group []device.PDID) (peers, named []de
 	return peers, named
 }
 
-// setUp writes the registers of a domain: the context bank and the stream while
-// the stream still faults, then who may send what, and PD_CFG last.
+// setUp writes the registers of a domain: the context bank and the stream while the stream still
+// faults, then the access rights, and PD_CFG last.
 func (m *Manager) setUp(n int, pdid device.PDID, generation device.Generation, peers []device.PDID) error {
 	r := regs{bus: m.bus, node: m.node}
 	const fault = device.S2CRFault << device.S2CRTypeShift
@@ -143,9 +142,9 @@ func (m *Manager) setUp(n int, pdid device.PDID, generation device.Generation, p
 	return r.err
 }
 
-// Grant admits pdid to the domain of a slot; admitting it twice is no error.
-// Who may ask for it is the caller's to check (the domain's owner). An error
-// matches ErrNoDomain, ErrPDID, ErrPeers or device.ErrGone.
+// Grant admits pdid to the domain of a slot; admitting it twice is not an error. The caller must
+// check that the request comes from the domain's owner. An error matches ErrNoDomain, ErrPDID,
+// ErrPeers or device.ErrGone.
 func (m *Manager) Grant(n int, pdid device.PDID) error {
 	s, err := m.live(n)
 	if err != nil {

@@ -6,20 +6,19 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Waits between two looks at TLBSTATUS: from pollFirst, doubled to pollLast
-// (ours). An access may be stuck as long as its owner likes (a userfaultfd that
-// nobody serves), so there is no end to them.
+// Interval between two polls of TLBSTATUS: from pollFirst, doubled up to pollLast (defined by
+// this project). The number of polls is unlimited, because an access may hang for as long as its
+// process chooses (a userfaultfd that is not served).
 const (
 	pollFirst = 50 * time.Microsecond
 	pollLast  = 20 * time.Millisecond
 )
 
-// Destroy ends the domain of a slot: from its return on nothing of the domain
-// sends or is let in, and accesses in flight come to their end. When the last of
-// them is over the slot and the member index are free and after is called, on
-// the owning goroutine; after may be nil. A second call for a draining slot only
-// adds its after. An error matches ErrNoDomain; a device that is gone ends the
-// domain at once.
+// Destroy ends the domain of a slot. When it returns, the domain can neither send nor receive,
+// and its accesses in flight drain. When the last has completed, the slot and the member index
+// are free and after, which may be nil, is called on the owning goroutine. A second call for a
+// draining slot only adds its after. An error matches ErrNoDomain; if the device is gone, the
+// domain ends at once.
 func (m *Manager) Destroy(n int, after func()) error {
 	if n >= 0 && n < device.Slots && m.slots[n].used && m.slots[n].d.State == Draining {
 		m.slots[n].add(after)
@@ -52,14 +51,13 @@ func (s *slot) add(after func()) {
 	}
 }
 
-// poll looks whether accesses of the bank are still in flight, and again later
-// if so. A device that does not answer has none that could still reach memory by
-// this driver.
+// poll checks whether accesses of the bank are still in flight and, if so, checks again later. A
+// device that does not respond has no accesses that could still reach memory through this driver.
 func (m *Manager) poll(n int) {
 	s := &m.slots[n]
 	r := regs{bus: m.bus, node: m.node}
 	if m.stall {
-		// Nobody serves the domain's faults any more.
+		// The domain's faults are no longer served.
 		r.write32(device.SMMU, device.Bank(n, device.RESUME), device.ResumeTerminate)
 	}
 	if r.read32(device.SMMU, device.Bank(n, device.TLBSTATUS))&1 == 0 {
@@ -74,8 +72,8 @@ func (m *Manager) poll(n int) {
 	m.after(wait, func() { m.bus.Post(func() { m.poll(n) }) })
 }
 
-// quiet frees a slot. Faults that the last accesses left in the bank must not
-// be taken for those of the next domain.
+// quiet frees a slot. Faults that the last accesses left in the bank must not be attributed to
+// the next domain.
 func (m *Manager) quiet(n int) {
 	r := regs{bus: m.bus, node: m.node}
 	r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))

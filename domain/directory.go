@@ -9,46 +9,44 @@ import (
 	"github.com/exanet/pfd/internal/groupname"
 )
 
-// Limits of groups and users where nothing else is configured (ours): one user
-// may have a process in each slot of a node, in one group.
+// Default limits of groups and users (defined by this project): one user may have a process in
+// each slot of a node, in one group.
 const (
 	DefaultGroupSize = device.Slots
 	DefaultQuota     = device.Slots
 )
 
-// DirectoryConfig says which PDIDs a pfd may give out. Where several pfds serve
-// one network their ranges must not overlap.
+// DirectoryConfig says which PDIDs a pfd may assign. If several pfds serve one network, their
+// ranges must not overlap.
 type DirectoryConfig struct {
-	// First and Last bound the range, both included. Both zero: 1 to
-	// device.MaxPDID.
+	// First and Last are the ends of the range, inclusive. Both zero: 1 to device.MaxPDID.
 	First, Last device.PDID
-	// Groups are groups whose PDIDs do not come from the range: those that several
-	// pfds share, each with the same list.
+	// Groups are groups whose PDIDs are fixed and not taken from the range: groups that several
+	// pfds share, each configured with the same list.
 	Groups []Group
-	// GroupSize is how many processes of a group a node takes, and how many PDIDs
-	// a group owns, 1 to 16; 0: DefaultGroupSize.
+	// GroupSize is the number of a group's processes on one node and of the PDIDs that a group
+	// owns, 1 to 16; 0: DefaultGroupSize.
 	GroupSize int
-	// Quota is how many of a node's sixteen slots one user may hold, 1 to 16; 0:
-	// DefaultQuota. SetQuota changes it.
+	// Quota is how many of a node's sixteen slots one user may hold, 1 to 16; 0: DefaultQuota.
+	// SetQuota changes it.
 	Quota int
-	// KeepLast reports whether the last slot of a node is kept from a user who has others
-	// there; nil: from none.
+	// KeepLast reports whether the last free slot of a node is withheld from a user who has
+	// others there; nil: from no user.
 	KeepLast func(uid uint32) bool
-	// Generation is the first one given out; 0: a random one, so that a pfd that
-	// takes over a device does not give out those of the pfd before it.
+	// Generation is the first one assigned; 0: a random one, so that a pfd that takes over a
+	// device does not reuse those of the pfd before it.
 	Generation device.Generation
 }
 
-// Group is a group whose PDIDs are given: as many as DirectoryConfig's GroupSize,
-// from First on.
+// Group is a group with fixed PDIDs: DirectoryConfig.GroupSize of them, starting with First.
 type Group struct {
 	UID   uint32
 	Name  string
 	First device.PDID
 }
 
-// Directory knows the groups and PDIDs of one pfd over all its nodes. It is safe
-// for concurrent use: the nodes' managers may run on different goroutines.
+// Directory keeps the groups and PDIDs of one pfd for all its nodes. It is safe for concurrent
+// use: the nodes' managers may run on different goroutines.
 type Directory struct {
 	first, last uint32
 	size        int                   // of groups
@@ -58,9 +56,9 @@ type Directory struct {
 	quota  int
 	groups map[groupKey]*group
 	used   map[device.PDID]bool // owned by a group
-	held   map[device.PDID]int  // named in the peers of so many live domains
-	next   uint32               // where the search for free PDIDs goes on
-	newest device.Generation    // given out last
+	held   map[device.PDID]int  // how many live domains admit the PDID by name
+	next   uint32               // where the search for free PDIDs continues
+	newest device.Generation    // the last one assigned
 }
 
 type groupKey struct {
@@ -69,13 +67,12 @@ type groupKey struct {
 }
 
 type group struct {
-	given   bool // its PDIDs are Config's: it stays
+	given   bool // its PDIDs are from the configuration: it is permanent
 	pdids   []device.PDID
 	members map[device.NodeID]uint16 // bit k: member k lives on that node
 }
 
-// NewDirectory makes an empty directory. An error matches ErrRange, ErrLimit or
-// ErrGroupName.
+// NewDirectory returns an empty directory. An error matches ErrRange, ErrLimit or ErrGroupName.
 func NewDirectory(cfg DirectoryConfig) (*Directory, error) {
 	if cfg.First == 0 && cfg.Last == 0 {
 		cfg.First, cfg.Last = 1, device.MaxPDID
@@ -114,7 +111,7 @@ func NewDirectory(cfg DirectoryConfig) (*Directory, error) {
 	return d, nil
 }
 
-// give lists a group with its own PDIDs.
+// give adds a group with fixed PDIDs.
 func (d *Directory) give(g Group) error {
 	if err := checkGroupName(g.Name); err != nil {
 		return err
@@ -123,9 +120,9 @@ func (d *Directory) give(g Group) error {
 	k := groupKey{g.UID, g.Name}
 	switch {
 	case first == 0 || last > uint32(device.MaxPDID):
-		return fmt.Errorf("%w: group %q of uid %d has PDIDs %d to %d; take them within 1 to %d", ErrRange, g.Name, g.UID, first, last, device.MaxPDID)
+		return fmt.Errorf("%w: group %q of uid %d has PDIDs %d to %d; use PDIDs within 1 to %d", ErrRange, g.Name, g.UID, first, last, device.MaxPDID)
 	case first <= d.last && last >= d.first:
-		return fmt.Errorf("%w: group %q of uid %d has PDIDs %d to %d, within pfd's own %d to %d; keep them apart", ErrRange, g.Name, g.UID, first, last, d.first, d.last)
+		return fmt.Errorf("%w: group %q of uid %d has PDIDs %d to %d, which overlap pfd's own range %d to %d; use disjoint ranges", ErrRange, g.Name, g.UID, first, last, d.first, d.last)
 	case d.groups[k] != nil:
 		return fmt.Errorf("%w: group %q of uid %d is listed twice", ErrRange, g.Name, g.UID)
 	}
@@ -133,7 +130,7 @@ func (d *Directory) give(g Group) error {
 	for i := range d.size {
 		p := g.First + device.PDID(i)
 		if d.used[p] {
-			return fmt.Errorf("%w: PDID %d of group %q of uid %d is another group's too: each has %d", ErrRange, p, g.Name, g.UID, d.size)
+			return fmt.Errorf("%w: PDID %d of group %q of uid %d also belongs to another group: each group has %d PDIDs", ErrRange, p, g.Name, g.UID, d.size)
 		}
 		e.pdids = append(e.pdids, p)
 	}
@@ -144,27 +141,27 @@ func (d *Directory) give(g Group) error {
 	return nil
 }
 
-// Range gives the first and the last PDID that the directory may give out.
+// Range returns the first and the last PDID that the directory may assign.
 func (d *Directory) Range() (first, last device.PDID) {
 	return device.PDID(d.first), device.PDID(d.last)
 }
 
-// Quota gives how many slots of a node one user may hold.
+// Quota returns how many slots of a node one user may hold.
 func (d *Directory) Quota() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.quota
 }
 
-// SetQuota changes it, for domains to come; n is 1 to 16.
+// SetQuota changes the quota for later domains; n is 1 to 16.
 func (d *Directory) SetQuota(n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.quota = n
 }
 
-// checkGroupName lets nothing be a group's name that the attachment protocol does
-// not; the empty name is that of processes that were given none.
+// checkGroupName accepts the names that the attachment protocol accepts; the empty name is that
+// of processes without a group name.
 func checkGroupName(name string) error {
 	if name == "" {
 		return nil
@@ -172,8 +169,8 @@ func checkGroupName(name string) error {
 	return groupname.Check(name)
 }
 
-// join takes the lowest free member index of a group on a node, and makes the
-// group if need be.
+// join takes the lowest free member index of a group on a node, and creates the group if
+// necessary.
 func (d *Directory) join(node device.NodeID, uid uint32, name string) (member int, pdids []device.PDID, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -197,8 +194,7 @@ func (d *Directory) join(node device.NodeID, uid uint32, name string) (member in
 	return 0, nil, &LimitError{Err: ErrGroupFull, Node: node, UID: uid, Group: name, Used: d.size, Limit: d.size}
 }
 
-// leave gives a member index back; with its last member the group gives its
-// PDIDs back.
+// leave frees a member index; with its last member the group frees its PDIDs.
 func (d *Directory) leave(node device.NodeID, uid uint32, name string, member int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -220,9 +216,9 @@ func (d *Directory) leave(node device.NodeID, uid uint32, name string, member in
 	delete(d.groups, k)
 }
 
-// take reserves a group's PDIDs. The search goes on where the last one ended, so
-// that a PDID comes back as late as possible; one that a live domain admits by
-// name is not given to a stranger.
+// take reserves a group's PDIDs. The search continues where the last one ended, so that a PDID is
+// reused as late as possible. A PDID that a live domain admits by name is not assigned to another
+// group.
 func (d *Directory) take() (p []device.PDID, ok bool) {
 	next := d.next
 	for left := d.last - d.first + 1; left > 0 && len(p) < d.size; left-- {
@@ -244,8 +240,7 @@ func (d *Directory) take() (p []device.PDID, ok bool) {
 	return p, true
 }
 
-// generation gives the next domain its generation. They come again after 2^32
-// domains.
+// generation returns the next domain's generation. Generations repeat after 2^32 domains.
 func (d *Directory) generation() device.Generation {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -8,40 +8,40 @@ import (
 	"github.com/exanet/pfd/internal/groupname"
 )
 
-// Reasons of a refusal. Each error of this package that a caller may want to
-// branch on matches one of them or one of the types below.
+// Reasons for a refusal. Every error of this package that callers may need to distinguish matches
+// one of them or one of the types below.
 var (
 	// ErrNoSlot: all sixteen slots of the node are taken or still draining.
 	ErrNoSlot = errors.New("no free protection domain slot")
-	// ErrLastSlot: one slot of the node is free, and is kept for a user who has none there.
+	// ErrLastSlot: the node has one free slot, and it is reserved for a user who has none there.
 	// It matches ErrQuota.
-	ErrLastSlot = fmt.Errorf("the node's last slot is kept for a user who has none: %w", ErrQuota)
+	ErrLastSlot = fmt.Errorf("the node's last slot is reserved for a user who has none: %w", ErrQuota)
 	// ErrQuota: the user holds as many slots of the node as one user may.
 	ErrQuota = errors.New("slot quota of the user reached")
 	// ErrGroupFull: the group has as many processes on the node as it may.
 	ErrGroupFull = errors.New("group full")
-	// ErrNoPDID: the range of PDIDs has too few left for a new group.
+	// ErrNoPDID: the range has too few free PDIDs for a new group.
 	ErrNoPDID = errors.New("no free PDIDs")
 	// ErrPeers: PD_PEERS of the slot would need more than sixteen PDIDs.
 	ErrPeers = errors.New("too many peers")
-	// ErrPDID: a PDID that nobody can have.
-	ErrPDID = errors.New("a PDID that no domain has")
-	// ErrGroupName: a name that no group can have.
+	// ErrPDID: no domain can have this PDID.
+	ErrPDID = errors.New("invalid PDID")
+	// ErrGroupName: the name is not a valid group name.
 	ErrGroupName = groupname.ErrName
 	// ErrNoDomain: the slot holds no live domain.
 	ErrNoDomain = errors.New("no live domain")
-	// ErrDevice: what answers is not a node, or not one that this driver knows.
+	// ErrDevice: the device is not a node, or not one that this driver supports.
 	ErrDevice = errors.New("not a device of this driver")
 	// ErrNotReady: Init has not run, or failed.
 	ErrNotReady = errors.New("node not initialized")
-	// ErrRange: the range of PDIDs is empty or holds PDID 0 only.
+	// ErrRange: a range of PDIDs is empty, invalid or overlaps another.
 	ErrRange = errors.New("bad PDID range")
-	// ErrLimit: a quota or a group size that no node can have.
+	// ErrLimit: the quota or group size is out of range.
 	ErrLimit = errors.New("bad limit")
 )
 
-// LimitError says which limit of a node refused a domain, and the remedy. It
-// matches ErrNoSlot, ErrQuota, ErrGroupFull or ErrNoPDID.
+// LimitError says which limit of a node refused a domain, and what to do. It matches ErrNoSlot,
+// ErrQuota, ErrGroupFull or ErrNoPDID.
 type LimitError struct {
 	Err   error
 	Node  device.NodeID
@@ -54,25 +54,25 @@ type LimitError struct {
 func (e *LimitError) Error() string {
 	switch {
 	case errors.Is(e.Err, ErrLastSlot):
-		return fmt.Sprintf("node %d: the last slot is kept for a user who has none: uid %d holds %d of the node's %d; end one of its processes, or attach on another node", e.Node, e.UID, e.Used, e.Limit)
+		return fmt.Sprintf("node %d: the last slot is reserved for a user who has none: uid %d holds %d of the node's %d; end one of its processes, or attach on another node", e.Node, e.UID, e.Used, e.Limit)
 	case errors.Is(e.Err, ErrQuota):
 		return fmt.Sprintf("node %d: %v: uid %d holds %d of its %d slots; end one of its processes, attach on another node, or raise pfd's quota", e.Node, e.Err, e.UID, e.Used, e.Limit)
 	case errors.Is(e.Err, ErrGroupFull):
 		return fmt.Sprintf("node %d: %v: group %q of uid %d has %d of at most %d processes here; use another group, another node, or a larger group-size of pfd", e.Node, e.Err, e.Group, e.UID, e.Used, e.Limit)
 	case errors.Is(e.Err, ErrNoPDID):
-		return fmt.Sprintf("node %d: %v for group %q of uid %d: %d groups hold the range; end a group, or give pfd a wider range", e.Node, e.Err, e.Group, e.UID, e.Used)
+		return fmt.Sprintf("node %d: %v for group %q of uid %d: %d groups use the whole range; end a group, or give pfd a wider range", e.Node, e.Err, e.Group, e.UID, e.Used)
 	default:
 		return fmt.Sprintf("node %d: %v: %d of %d in use; end a process there (exanetctl domain show), or attach on another node", e.Node, e.Err, e.Used, e.Limit)
 	}
 }
 
-// Unwrap gives the reason.
+// Unwrap returns the reason.
 func (e *LimitError) Unwrap() error { return e.Err }
 
-// PeersError says that a slot's PD_PEERS cannot hold all the PDIDs that it
-// should admit. It matches ErrPeers.
+// PeersError means that a slot's PD_PEERS cannot hold all the PDIDs that it should admit. It
+// matches ErrPeers.
 type PeersError struct {
-	Slot   int // -1 before a slot was given
+	Slot   int // -1 before a slot was assigned
 	Wanted int
 	Limit  int
 }
@@ -81,5 +81,5 @@ func (e *PeersError) Error() string {
 	return fmt.Sprintf("%v: %d PDIDs to admit, PD_PEERS holds %d; accept fewer, or put the processes into one group", ErrPeers, e.Wanted, e.Limit)
 }
 
-// Unwrap gives ErrPeers.
+// Unwrap returns ErrPeers.
 func (e *PeersError) Unwrap() error { return ErrPeers }

@@ -6,21 +6,20 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Init checks that the node is one that this driver knows, brings every slot to
-// the state in which nothing passes, sets the SMMU's global registers and
-// OUTSTANDING, and enables the node. A slot in which accesses are still in flight is
-// not given out before they are over. Vectors 0 and 1 are unmasked at its end, 2
-// and 3 stay masked: whoever serves those unmasks them. An error matches
-// ErrDevice or device.ErrGone.
+// Init checks that this driver supports the node, resets every slot so that nothing passes, sets
+// the SMMU's global registers and OUTSTANDING, and enables the node. A slot with accesses still
+// in flight is not assigned until they have completed. At the end vectors 0 and 1 are unmasked; 2
+// and 3 stay masked until the code that serves them unmasks them. An error matches ErrDevice or
+// device.ErrGone.
 func (m *Manager) Init() error {
 	r := regs{bus: m.bus, node: m.node}
 	if err := m.check(&r); err != nil {
 		return err
 	}
-	// No vector while the node is half set up.
+	// No vector must arrive while the node is half set up.
 	r.write32(device.PL, device.PLIRQMask, 1<<device.Vectors-1)
 
-	// What an earlier driver left must not go on sending or receiving.
+	// Domains of an earlier driver must not continue to send or receive.
 	for n := 0; n < device.Slots; n++ {
 		r.write64(device.PL, pdCfg(n), 0)
 		r.writePeers(n, nil)
@@ -29,8 +28,8 @@ func (m *Manager) Init() error {
 		r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
 		r.write32(device.SMMU, device.Bank(n, device.TLBIALL), 0)
 	}
-	// Of the 48 interfaces for processes sixteen have a slot; the others, too, stay
-	// off, so that nothing is sent or read there.
+	// Only sixteen of the 48 interfaces for processes have a slot; the others are disabled, too,
+	// so that nothing is sent or received there.
 	for n := range device.Interfaces {
 		r.write64(device.PL, pktzCfg(n), 0)
 		if n >= device.MailboxProcess {
@@ -39,8 +38,8 @@ func (m *Manager) Init() error {
 	}
 	r.write32(device.SMMU, device.SMMUGR0+device.GFSR, ^uint32(0))
 	r.write32(device.SMMU, device.SMMUGR0+device.STLBGSYNC, 0)
-	// Client port on; a global fault is reported and raises vector 0; no stall
-	// by default; a stream that matches nothing faults (Arm IHI 0062 sCR0).
+	// Client port on; a global fault is reported and raises vector 0; no stall by default; a
+	// stream without a match faults (Arm IHI 0062 sCR0).
 	scr0 := uint32(device.SCR0GFRE | device.SCR0GFIE | device.SCR0STALLD | device.SCR0USFCFG)
 	if m.stall {
 		scr0 &^= device.SCR0STALLD
@@ -56,8 +55,8 @@ func (m *Manager) Init() error {
 	r.write32(device.PL, device.PLIRQMask, 1<<device.VectorMailbox|1<<device.VectorDone)
 	for n := range m.slots {
 		if s := &m.slots[n]; !s.used && r.read32(device.SMMU, device.Bank(n, device.TLBSTATUS))&1 != 0 {
-			// The firmware still has blocks of a transfer there, and tells its end
-			// to whoever has the slot then.
+			// The firmware still has blocks of a transfer there, and would report its end to the
+			// slot's next domain.
 			s.left = true
 			m.poll(n)
 		}
@@ -66,7 +65,7 @@ func (m *Manager) Init() error {
 	return r.err
 }
 
-// check reads who answers and what it can do.
+// check reads the device's identity and capabilities.
 func (m *Manager) check(r *regs) error {
 	id := r.read32(device.PL, device.PLID)
 	version := r.read32(device.PL, device.PLVersion)
@@ -79,7 +78,7 @@ func (m *Manager) check(r *regs) error {
 		return fmt.Errorf("node %d: %w: ID reads 0x%x, not 0x%x; check which device pfd was given", m.node, ErrDevice, id, device.IDValue)
 	}
 	if version>>16 != device.VersionValue>>16 {
-		return fmt.Errorf("node %d: %w: the device's interface has version %d.%d and the driver's %d.%d; use a pfd that fits the device",
+		return fmt.Errorf("node %d: %w: the device's interface has version %d.%d and the driver's %d.%d; use a pfd that supports the device",
 			m.node, ErrDevice, version>>16, version&0xffff, device.VersionValue>>16, device.VersionValue&0xffff)
 	}
 	if bits := caps & device.CapsVABitsMask; bits < device.MinVABits || bits > device.MaxVABits {

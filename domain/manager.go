@@ -7,11 +7,11 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Outstanding is what Init writes to OUTSTANDING: blocks in flight a transfer
+// Outstanding is the value that Init writes to OUTSTANDING: blocks in flight per transfer
 // (spec/hardware.md 3: pfd writes 8 on the emulated SoC).
 const Outstanding = 8
 
-// State of a domain.
+// State is the state of a domain.
 type State uint8
 
 // The states.
@@ -20,7 +20,7 @@ const (
 	Draining              // ended; accesses of its bank are still in flight
 )
 
-// String gives the state's name as tables have it.
+// String returns the state's name, as in tables.
 func (s State) String() string {
 	if s == Draining {
 		return "draining"
@@ -28,42 +28,42 @@ func (s State) String() string {
 	return "live"
 }
 
-// Request asks for a domain.
+// Request describes the domain to create.
 type Request struct {
 	UID   uint32 // of the process, from its socket's credentials
-	PID   int    // for people: nothing is decided by it
+	PID   int    // for display only
 	Group string // "" is the user's group without a name
-	// Accept names PDIDs of other groups that may reach the domain.
+	// Accept lists PDIDs of other groups that may reach the domain.
 	Accept []device.PDID
 	// AcceptGroup admits the group's other PDIDs too.
 	AcceptGroup bool
 }
 
-// Domain is one protection domain of a node, as it stands when it is handed out.
+// Domain describes one protection domain of a node at the time of the call.
 type Domain struct {
 	Node device.NodeID
 	Slot int // 0..15: SMMU bank, btcm page, StreamID
 	PDID device.PDID
-	// Generation is the domain's alone: a later one of the same PDID has another.
+	// Generation is unique to the domain: a later domain with the same PDID has another one.
 	Generation device.Generation
 	UID        uint32
 	PID        int
 	Group      string
 	Member     int           // index in the group, from 0 on
 	Interface  uint8         // the process's mailbox and packetizer: 16 + Slot
-	Peers      []device.PDID // what PD_PEERS admits, without its own
+	Peers      []device.PDID // PDIDs in PD_PEERS, without its own
 	State      State
 }
 
-// Manager gives out the domains of one node. All its methods belong on the
-// goroutine that owns the windows (device.Bus), NewManager excepted.
+// Manager manages the domains of one node. All its methods, except NewManager, must be called on
+// the goroutine that owns the windows (device.Bus).
 type Manager struct {
 	bus   device.Bus
 	node  device.NodeID
 	dir   *Directory
 	after func(time.Duration, func())
-	// tables gives TTBR0 of a slot's context bank; nil where the device walks
-	// the processes' own tables.
+	// tables returns TTBR0 of a slot's context bank; nil if the device walks the processes' own
+	// tables.
 	tables func(slot int) uint64
 	stall  bool // Stall
 	caps   uint64
@@ -76,32 +76,31 @@ type slot struct {
 	left  bool // not used, but accesses of an earlier driver's domain are in flight
 	d     Domain
 	named []device.PDID // peers held in the directory
-	done  []func()      // to call when the slot is quiet
+	done  []func()      // to call when the slot has drained
 	polls int
 }
 
-// Option changes how a Manager works.
+// Option configures a Manager.
 type Option func(*Manager)
 
-// WithTimer has the manager wait by f, which calls its function once, on any
-// goroutine, after the duration; the default is time.AfterFunc. A simulation
-// gives its own clock.
+// WithTimer makes the manager wait with f, which calls its function once, on any goroutine, after
+// the duration; the default is time.AfterFunc. A simulation passes its own clock.
 func WithTimer(f func(time.Duration, func())) Option {
 	return func(m *Manager) { m.after = f }
 }
 
-// WithTables has the manager point each context bank at tables of pfd's, for a
-// device without SVA: f gives TTBR0 of a slot's bank, address and ASID. It is
-// called on the owning goroutine.
+// WithTables makes the manager point each context bank at page tables of pfd, for a device
+// without SVA. f returns TTBR0 of a slot's bank, address and ASID; it is called on the owning
+// goroutine.
 func WithTables(f func(slot int) uint64) Option {
 	return func(m *Manager) { m.tables = f }
 }
 
-// Stall has the faults of domains wait in the SMMU, where the node can (CAPS[26]), instead
-// of ending their accesses.
+// Stall makes the faults of domains wait in the SMMU, if the node supports that (CAPS[26]),
+// instead of ending their accesses.
 func Stall() Option { return func(m *Manager) { m.stall = true } }
 
-// NewManager makes the manager of a node. It touches no register: Init does.
+// NewManager returns the manager of a node. It accesses no register; Init does.
 func NewManager(bus device.Bus, node device.NodeID, dir *Directory, opts ...Option) (*Manager, error) {
 	if bus == nil || dir == nil {
 		return nil, fmt.Errorf("node %d: %w: a manager needs a bus and a directory", node, ErrNotReady)
@@ -117,13 +116,13 @@ func NewManager(bus device.Bus, node device.NodeID, dir *Directory, opts ...Opti
 	return m, nil
 }
 
-// Caps gives CAPS as Init read it.
+// Caps returns CAPS as Init read it.
 func (m *Manager) Caps() uint64 { return m.caps }
 
-// VABits gives the width of virtual addresses on the node.
+// VABits returns the width of virtual addresses on the node.
 func (m *Manager) VABits() int { return int(m.caps & device.CapsVABitsMask) }
 
-// Domains lists the domains in the order of their slots, draining ones too.
+// Domains returns the domains in slot order, including draining ones.
 func (m *Manager) Domains() []Domain {
 	var out []Domain
 	for i := range m.slots {
@@ -134,7 +133,7 @@ func (m *Manager) Domains() []Domain {
 	return out
 }
 
-// Domain gives the domain of a slot; false where there is none.
+// Domain returns the domain of a slot; false if there is none.
 func (m *Manager) Domain(n int) (Domain, bool) {
 	if n < 0 || n >= device.Slots || !m.slots[n].used {
 		return Domain{}, false

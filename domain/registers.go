@@ -7,8 +7,8 @@ import (
 	"github.com/exanet/pfd/packetizer"
 )
 
-// regs writes one sequence of registers and keeps the first error; after it
-// nothing more is written. An error here means that the device is gone.
+// regs accesses a sequence of registers and keeps the first error, after which it accesses no
+// more. An error means that the device is gone.
 type regs struct {
 	bus  device.Bus
 	node device.NodeID
@@ -61,8 +61,8 @@ func (r *regs) read64(w device.WindowID, off uint32) uint64 {
 	return v
 }
 
-// arrived reads a 64-bit register of the PL back. Writes may be posted, and a doorbell,
-// of this node or of another, overtakes them (PCI: a read pushes the writes before it).
+// arrived reads a 64-bit register of the PL back. Writes may be posted, and a doorbell, of this
+// or another node, may overtake them (PCI: a read pushes earlier writes).
 func (r *regs) arrived(off uint32) { r.read64(device.PL, off) }
 
 // Offsets of the arrays (spec/hardware.md 3 and 5).
@@ -77,11 +77,11 @@ func s2cr(n int) uint32  { return device.SMMUGR0 + device.S2CR + 4*uint32(n) }
 func cbar(n int) uint32  { return device.SMMUGR1 + device.CBAR + 4*uint32(n) }
 func cba2r(n int) uint32 { return device.SMMUGR1 + device.CBA2R + 4*uint32(n) }
 
-// peerRegisters is how many 64-bit registers hold a slot's sixteen PDIDs.
+// peerRegisters is the number of 64-bit registers that hold a slot's sixteen PDIDs.
 const peerRegisters = device.PeersPerSlot / 4
 
-// writePeers writes a slot's PD_PEERS, four PDIDs a register, the first in the
-// lowest bits (spec/hardware.md 3).
+// writePeers writes a slot's PD_PEERS, four PDIDs per register, the first in the lowest bits
+// (spec/hardware.md 3).
 func (r *regs) writePeers(n int, peers []device.PDID) {
 	for k := 0; k < peerRegisters; k++ {
 		var v uint64
@@ -94,7 +94,7 @@ func (r *regs) writePeers(n int, peers []device.PDID) {
 	}
 }
 
-// pktzValue is PKTZ_CFG of interface n: the R5 words' form, enabled.
+// pktzValue returns PKTZ_CFG of interface n: the R5 words' form, enabled.
 func pktzValue(n int, node device.NodeID, pdid device.PDID) uint64 {
 	return packetizer.Config{PDID: pdid, Node: node, Interface: uint8(n), Enable: true}.Encode()
 }

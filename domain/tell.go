@@ -8,14 +8,14 @@ import (
 	"github.com/exanet/pfd/packetizer"
 )
 
-// tellInterface is the packetizer by which pfds speak to each other: the last of
-// pfd's (spec/hardware.md 3; which one is ours).
+// tellInterface is the packetizer for messages between pfds: the last of pfd's (spec/hardware.md
+// 3; the choice is defined by this project).
 const tellInterface = device.MailboxProcess - 1
 
-// Tell sends words to a mailbox of pfd's, 3..15, on another node. The packetizer
-// stamps device.PDIDDriver for that long, whatever slot it belongs to: Told knows
-// it by that. On the owning goroutine. An error matches ErrNotReady,
-// packetizer.ErrRefused (no route, or refused at once) or device.ErrGone.
+// Tell sends words to a mailbox of pfd, 3..15, on another node. The packetizer stamps
+// device.PDIDDriver meanwhile, whatever slot it belongs to, so that Told recognizes the message.
+// It runs on the owning goroutine. An error matches ErrNotReady, packetizer.ErrRefused (no route,
+// or refused at once) or device.ErrGone.
 func (m *Manager) Tell(dst device.NodeID, box uint8, words ...uint64) error {
 	if !m.ready {
 		return fmt.Errorf("node %d: %w; call Init first", m.node, ErrNotReady)
@@ -32,13 +32,13 @@ func (m *Manager) Tell(dst device.NodeID, box uint8, words ...uint64) error {
 		err = r.err
 	}
 	if err != nil {
-		return fmt.Errorf("telling node %d: %w", dst, err)
+		return fmt.Errorf("message to node %d: %w", dst, err)
 	}
 	return nil
 }
 
-// Told says whether a message in one of pfd's mailboxes is of another pfd's Tell:
-// neither an R5's nor sent for a process.
+// Told reports whether a message in one of pfd's mailboxes comes from another pfd's Tell, and not
+// from an R5 or a process.
 func Told(src mailbox.Source) bool {
 	return src.Interface == tellInterface && src.PDID == device.PDIDDriver
 }

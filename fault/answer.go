@@ -11,13 +11,13 @@ import (
 	"github.com/exanet/pfd/packetizer"
 )
 
-// sendTries is how often a RAPF is tried while the packetizer is busy, once a
-// turn of the owning goroutine (ours).
+// sendTries is how often a RAPF is tried while the packetizer is busy, once per turn of the
+// owning goroutine (defined by this project).
 const sendTries = 16
 
-// finish answers a block that waits for nothing more: one RAPF, with the fail
-// bit where a page is unresolvable, none where a page could not be had for now
-// (the guard sends the block again, and it may fare better).
+// finish answers a block that waits for nothing more: with one RAPF, which has the fail bit if a
+// page is unresolvable. It sends none if a page could not be paged in for now: the guard
+// retransmits the block, and the next attempt may succeed.
 func (d *Driver) finish(s *slot, b *block) {
 	if b.abandoned && !b.failed {
 		d.closeBlock(s, b, Unsent)
@@ -26,8 +26,8 @@ func (d *Driver) finish(s *slot, b *block) {
 	d.send(s, b)
 }
 
-// send sends a block's RAPF by the packetizer that is wired to the domain's
-// PDID: to the sender's node, for a source fault to this one.
+// send sends a block's RAPF through the packetizer wired to the domain's PDID: to the sender's
+// node or, for a source fault, to this one.
 func (d *Driver) send(s *slot, b *block) {
 	dst := b.source
 	if b.tx {
@@ -67,21 +67,21 @@ func (d *Driver) send(s *slot, b *block) {
 	}
 }
 
-// sendAgain tries the RAPFs that met a busy packetizer.
+// sendAgain retries the RAPFs that found the packetizer busy.
 func (d *Driver) sendAgain() {
 	d.resent = false
 	for n := range d.slots {
 		s := &d.slots[n]
-		// send appends what is still busy behind the ones taken here.
+		// send appends blocks that are still busy behind the ones taken here.
 		for k := len(s.resend); k > 0 && !d.dead; k-- {
 			b := s.resend[0]
 			s.resend = slices.Delete(s.resend, 0, 1)
 			if !b.unsent {
-				continue // answered meanwhile
+				continue // answered in the meantime
 			}
 			b.unsent = false
-			// One that waits again, for pages of a newer sequence number, is
-			// answered when they are in.
+			// A block that waits again, for pages of a newer sequence number, is answered when
+			// they are resident.
 			if len(b.waits) == 0 {
 				d.send(s, b)
 			}
@@ -117,8 +117,8 @@ type ask struct {
 	source      device.NodeID
 	transaction device.TransactionID
 	sequence    device.Sequence
-	page, end   uint64 // by the policy
-	last        uint64 // behind the last page that faulted
+	page, end   uint64 // according to the policy
+	last        uint64 // end of the last page that faulted
 	order       int
 	record      uint64
 }
@@ -128,9 +128,9 @@ func (a *ask) same(b *ask) bool {
 		a.source == b.source && a.transaction == b.transaction
 }
 
-// askAll asks the processes of the round's touch domains: one message a block,
-// from its first page that faulted to its policy's end. A block whose pages lie
-// far apart (the notification address) takes one for each part.
+// askAll asks the processes of the round's touch domains: one message per block, from its first
+// page that faulted to its policy's end. If a block's pages are not contiguous (the notification
+// address), each part has its own message.
 func (d *Driver) askAll() {
 	slices.SortFunc(d.asks, func(a, b ask) int {
 		return cmp.Or(
@@ -138,7 +138,7 @@ func (d *Driver) askAll() {
 			cmp.Compare(a.source, b.source), cmp.Compare(a.transaction, b.transaction),
 			cmp.Compare(a.page, b.page), cmp.Compare(a.order, b.order))
 	})
-	var before ask // the last message but one that reached furthest
+	var before ask // of the earlier messages, the one that extends furthest
 	for i := 0; i < len(d.asks); {
 		// The newest sequence number of the block's entries is the live one.
 		j, newest := i, i
@@ -157,8 +157,8 @@ func (d *Driver) askAll() {
 			m.end = min(max(m.end, m.last), m.page+MaxPages)
 			m.sequence = seq
 			if before.slot == m.slot && before.tx == m.tx && before.page <= m.page && m.last <= before.end {
-				// An earlier message of this round has the process bring the rest
-				// of the range in: this one is for the RAPF.
+				// An earlier message of this round already asks for the rest of the range; this
+				// one requests only the RAPF.
 				m.end = m.last
 			} else {
 				before = m

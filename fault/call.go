@@ -10,48 +10,48 @@ import (
 	"github.com/exanet/pfd/gup"
 )
 
-// Slices (ours: up to 16 pages inline, more by a pager on the other CPU in
+// Slices (defined by this project: up to 16 pages inline, more by a pager on the other CPU in
 // slices of 16 to 64 pages).
 const (
 	inlinePages = 16
 	minSlice    = 16
 	maxSlice    = 64
-	// pageTries: how often a page that could not be had for a passing reason is
-	// tried before its block is left to the guard (ours).
+	// pageTries is how often a page that fails for a temporary reason is tried before its block
+	// is left to the guard (defined by this project).
 	pageTries = 3
 )
 
-// Page-ins that hang, and those that fail again and again (ours).
+// Limits of hanging and failing page-ins. Values are defined by this project.
 const (
-	// stuckTime is after how long a call counts as stuck: the pages of others are
-	// brought in beside it. A slow disk answers sooner.
+	// stuckTime is how long a call may run before it counts as stuck and others run beside it. A
+	// slow disk responds sooner.
 	stuckTime = int64(100 * time.Millisecond)
-	// maxStuck bounds the stuck calls of a domain: each holds a thread.
+	// maxStuck limits the stuck calls of a domain: each holds a thread.
 	maxStuck = 8
-	// finalTime is for how long a page-in may fail in the same way before the page
-	// counts as one that never comes.
+	// finalTime is how long a page-in may fail in the same way before the failure counts as
+	// final.
 	finalTime = int64(time.Second)
-	// forgetTime is how long a failure is remembered after the last one: longer
-	// than a sender's longest guard time-out.
+	// forgetTime is how long a failure is remembered: longer than a sender's longest guard
+	// time-out.
 	forgetTime = int64(10 * time.Second)
-	// maxVain is how often in a row a page may be found there at which a block faults: then
-	// something else keeps the device from its bytes.
+	// maxVain is how often in a row a page at which a block faults may be found resident: beyond
+	// that, something else keeps the device from accessing it.
 	maxVain = 128
-	// othersInVain is how often others may fault at the page meanwhile before another block
-	// is counted: that one has ended. A sender asks 1024 times (spec/messages.md 2).
+	// othersInVain is how often other blocks may fault at the page before another block is
+	// counted instead: the first one has ended. A sender retransmits up to 1024 times
+	// (spec/messages.md 2).
 	othersInVain = 512
-	// vainAgain is after how many of these a Remapper is asked to map it once more.
-	// Those before may be of accesses that were refused before the page was there.
+	// vainAgain is the number of these after which a Remapper is asked to map the page again.
+	// Earlier ones may come from accesses that were refused before the page was resident.
 	vainAgain = maxVain / 2
 )
 
-// ErrInaccessible says that a page is there, and that its bytes cannot be moved
-// all the same: of memory that the kernel keeps to its process alone
-// (memfd_secret), or of a device.
-var ErrInaccessible = errors.New("the page is there, and the kernel moves no bytes of it: secret memory, or a device's")
+// ErrInaccessible means that a page is resident but its bytes cannot be moved: memory that the
+// kernel reserves to its process (memfd_secret), or a device's.
+var ErrInaccessible = errors.New("the page is resident, but the kernel cannot access it: secret memory or device memory")
 
-// call is one Pager call for a slice of a span. Run sees only what was put into
-// it; Done runs on the owning goroutine.
+// call is one Pager call for a slice of a span. Run uses only the fields of call; Done runs on
+// the owning goroutine.
 type call struct {
 	span
 	d      *Driver
@@ -60,17 +60,17 @@ type call struct {
 	gen    uint32
 	pager  Pager
 	behind bool   // not the first slice of its span
-	again  bool   // its first page is to be mapped once more
+	again  bool   // its first page must be mapped again
 	began  int64  // when it was launched
-	number uint64 // slot.began then
-	stuck  bool   // it has outlasted stuckTime
+	number uint64 // slot.began at that time
+	stuck  bool   // it has run for more than stuckTime
 
-	question       gup.Question // that Ask has asked, nil none
+	question       gup.Question // that Ask has asked, nil for none
 	res            gup.Result
 	started, ended int64
 }
 
-// Run pages in. It runs anywhere.
+// Run pages in. Any goroutine may call it.
 func (c *call) Run() {
 	if c.question != nil {
 		c.res = c.question.Wait()
@@ -81,14 +81,14 @@ func (c *call) Run() {
 	va := device.VA(c.start << device.PageShift)
 	if r, ok := c.pager.(Remapper); ok && c.again {
 		c.res = r.Again(va, c.write)
-		c.res.There = c.res.Err == nil // for who counts
+		c.res.There = c.res.Err == nil // for the counters
 	} else {
 		c.res = c.pager.PageIn(va, int(c.end-c.start), c.write)
 	}
 	c.ended = c.now()
 }
 
-// Ask and Answered implement gup.Asked.
+// Ask implements gup.Asked.
 func (c *call) Ask() bool {
 	a, ok := c.pager.(Asker)
 	if !ok {
@@ -101,13 +101,13 @@ func (c *call) Ask() bool {
 
 func (c *call) Answered() bool { return c.question.Answered() }
 
-// PageIn and Paged implement gup.Call.
+// PageIn implements gup.Call.
 func (c *call) PageIn() (va device.VA, pages int, write, ok bool) {
 	c.started = c.now()
 	return device.VA(c.start << device.PageShift), int(c.end - c.start), c.write, c.pager == nil
 }
 
-// Paged takes the machine's result.
+// Paged handles the machine's result.
 func (c *call) Paged(r gup.Result) { c.res, c.ended = r, c.now() }
 
 // Refuse implements gup.Refuser.
@@ -117,7 +117,7 @@ func (c *call) Refuse(err error) {
 	c.Paged(gup.Result{Err: &gup.Error{VA: va, Write: c.write, Err: err}})
 }
 
-// Done takes the result.
+// Done handles the result.
 func (c *call) Done() {
 	d := c.d
 	if s := &d.slots[c.slot]; s.gen == c.gen {
@@ -129,9 +129,9 @@ func (c *call) Done() {
 	d.calls = append(d.calls, c)
 }
 
-// kick starts what can be started: the first slice of a new fault, which the
-// owning goroutine may do itself, and one of what policies add, beside it. The
-// latter goes first, so that its worker wakes while the other is done inline.
+// kick starts what can be started: the first slice of a new fault, which the owning goroutine may
+// page in itself, and concurrently one slice that policies add. The latter starts first, so that
+// its worker wakes while the other runs inline.
 func (d *Driver) kick(s *slot) {
 	if !s.live {
 		return
@@ -156,9 +156,9 @@ func (d *Driver) kick(s *slot) {
 	}
 }
 
-// free tells whether a first slice, and one behind it, may be started: one of each
-// at a time, beside those that are stuck. What a call that got stuck was asked
-// beside its first page is asked for page by page.
+// free reports whether a first slice, and one behind it, may be started: one of each at a time,
+// not counting stuck calls. The pages of a stuck call behind its first page are requested one by
+// one.
 func (d *Driver) free(s *slot) (first, behind bool) {
 	first, behind = true, true
 	now, stuck := d.now(), 0
@@ -205,8 +205,8 @@ func (d *Driver) launch(s *slot, p span, behind bool) {
 	d.bus.Do(c.slot, c, behind || s.target.Method == Populate)
 }
 
-// nextFirst takes the first slice of the oldest new span; what remains of the span
-// is queued behind the others'.
+// nextFirst takes the first slice of the oldest new span; the rest of the span is queued behind
+// the others' slices.
 func (s *slot) nextFirst() (span, bool) {
 	i := slices.IndexFunc(s.queued, func(p span) bool { return p.size == 0 })
 	if i < 0 {
@@ -215,8 +215,8 @@ func (s *slot) nextFirst() (span, bool) {
 	p := s.queued[i]
 	s.queued = slices.Delete(s.queued, i, i+1)
 	if s.target.Method == Populate {
-		// Each call is a question to the process and its answer: what has come
-		// together since the last one is asked for together.
+		// Each call costs a question to the process and its answer, so the spans queued since the
+		// last call are joined.
 		p = s.joined(p)
 		if p.end-p.start <= maxSlice {
 			return p, true
@@ -230,7 +230,7 @@ func (s *slot) nextFirst() (span, bool) {
 	return p, true
 }
 
-// joined takes the new spans that continue p, up to maxSlice pages in all.
+// joined adds to p the new spans that continue it, up to maxSlice pages in all.
 func (s *slot) joined(p span) span {
 	for i := 0; i < len(s.queued); {
 		q := s.queued[i]
@@ -240,14 +240,14 @@ func (s *slot) joined(p span) span {
 		}
 		p.start, p.end = min(p.start, q.start), max(p.end, q.end)
 		s.queued = slices.Delete(s.queued, i, i+1)
-		i = 0 // one before it may continue it now
+		i = 0 // an earlier one may continue it now
 	}
 	return p
 }
 
-// nextBehind takes a slice of the oldest span whose first slice is done. Slices
-// grow from 16 to 64 pages, so that the blocks at the front flow early and the
-// calls are few; none is left shorter than 16 but where the whole span is.
+// nextBehind takes a slice of the oldest span whose first slice has completed. Slices grow from
+// 16 to 64 pages, so that the first blocks flow early and calls are few; none is shorter than 16
+// unless the whole span is.
 func (s *slot) nextBehind() (span, bool) {
 	i := slices.IndexFunc(s.queued, func(p span) bool { return p.size != 0 })
 	if i < 0 {
@@ -271,7 +271,7 @@ func (s *slot) nextBehind() (span, bool) {
 	return cur, true
 }
 
-// complete settles what waited for the pages of a slice.
+// complete settles the waits for the pages of a slice.
 func (d *Driver) complete(s *slot, c *call) {
 	pages := int(c.end - c.start)
 	all := ^uint64(0) >> (64 - uint(pages))
@@ -295,12 +295,12 @@ func (d *Driver) complete(s *slot, c *call) {
 		k := pageKey{c.start + uint64(i), c.write}
 		p := s.pages[k]
 		switch {
-		case p == nil: // nobody waits for it
+		case p == nil: // no block waits for it
 		case got>>uint(i)&1 != 0:
 			d.there(s, c, p, i == 0 && c.res.There)
 		case i > 0, p.endedBy(c) == 0:
-			// Only the first page's reason is known, and it says nothing to who came
-			// after the call began: ask for this page by itself.
+			// Only the first page's reason is known, and it does not apply to waits that began
+			// after the call: request this page by itself.
 			s.queue(k.page, k.page+1, k.write)
 		case final(c.res.Err):
 			s.counts.Unresolvable++
@@ -313,8 +313,8 @@ func (d *Driver) complete(s *slot, c *call) {
 	if got == all {
 		return
 	}
-	// The mapping ends here, or has a hole: the rest of the range was only a
-	// guess. Pages of it that somebody waits for are asked for by themselves.
+	// The mapping ends here, or has a hole: the rest of the range was only a guess. Its pages
+	// with waiters are requested by themselves.
 	i := slices.IndexFunc(s.queued, func(p span) bool { return p.size != 0 && p.start == c.end && p.write == c.write })
 	if i >= 0 {
 		p := s.queued[i]
@@ -323,15 +323,15 @@ func (d *Driver) complete(s *slot, c *call) {
 	}
 }
 
-// final tells whether a page-in that failed would fail again.
+// final reports whether a failed page-in would fail again.
 func final(err error) bool {
 	return errors.Is(err, gup.ErrUnmapped) || errors.Is(err, gup.ErrDenied) ||
 		errors.Is(err, gup.ErrGone) || errors.Is(err, gup.ErrPermission) || errors.Is(err, gup.ErrPastEnd) ||
 		errors.Is(err, gup.ErrUnmappable) || errors.Is(err, gup.ErrNotShared)
 }
 
-// there answers who waits for a page that is there now. One that was there before,
-// and faults again and again, is one whose bytes cannot be moved.
+// there answers the waiters for a page that is resident now. If it was resident before and faults
+// again and again, its bytes cannot be moved.
 func (d *Driver) there(s *slot, c *call, p *page, before bool) {
 	if before && s.vain(p, c.ended) >= maxVain {
 		delete(s.failing, p.pageKey)
@@ -345,9 +345,9 @@ func (d *Driver) there(s *slot, c *call, p *page, before bool) {
 	d.settle(s, c, p, Resolved, nil)
 }
 
-// vain counts how often in a row a page was there at which one and the same block faults,
-// others left out: a page that its process drops and touches all the time is there again for
-// many blocks, and each of them goes on.
+// vain counts how often in a row a page was resident at which the same block faults, ignoring
+// others: a page that its process drops and touches all the time is found resident for many
+// blocks, and each of them makes progress.
 func (s *slot) vain(p *page, now int64) int {
 	f, counting := s.failing[p.pageKey]
 	counting = counting && f.cause == "" && now-f.last <= forgetTime
@@ -366,9 +366,9 @@ func (s *slot) vain(p *page, now int64) int {
 	return f.times
 }
 
-// failed tries a page again that could not be had for now. Who has waited too
-// often for it is given up, to the guard; where it has failed in the same way for
-// long, for good. What only hangs may come.
+// failed retries a page that could not be paged in for now. After too many tries its waiters are
+// left to the guard or, if it has failed in the same way for long, failed for good. A page-in
+// that only hangs may still succeed.
 func (d *Driver) failed(s *slot, c *call, p *page) {
 	f := s.again(p.pageKey, c.res.Err.Error(), c.ended)
 	if p.tries++; p.tries < pageTries {
@@ -385,7 +385,7 @@ func (d *Driver) failed(s *slot, c *call, p *page) {
 	d.settle(s, c, p, Failed, c.res.Err)
 }
 
-// again notes a page-in that was of no use and gives what is known of its like.
+// again records a fruitless page-in and returns what is known about its predecessors.
 func (s *slot) again(k pageKey, cause string, now int64) failure {
 	f, ok := s.failing[k]
 	if !ok && len(s.failing) >= maxFailing {
@@ -400,8 +400,8 @@ func (s *slot) again(k pageKey, cause string, now int64) failure {
 	return f
 }
 
-// endedBy returns how many of the waits, the first ones, a call's failure ends. Those
-// that came after it began it does not end: it may have seen what was mapped there before.
+// endedBy returns how many of the waits, from the first, a call's failure ends. It does not end
+// waits that started after the call: the call may have seen an earlier mapping.
 func (p *page) endedBy(c *call) int {
 	n := slices.IndexFunc(p.waits, func(w wait) bool { return w.began >= c.number })
 	if n < 0 {
@@ -410,9 +410,8 @@ func (p *page) endedBy(c *call) int {
 	return n
 }
 
-// settle ends the waits for a page with an outcome and its cause. A block that
-// waits for nothing more is answered. For those that the outcome does not end the page
-// is asked for once more.
+// settle ends the waits for a page with an outcome and its cause. A block that waits for nothing
+// more is answered. If waits remain, the page is requested again.
 func (d *Driver) settle(s *slot, c *call, p *page, o Outcome, cause error) {
 	ended := len(p.waits)
 	if o != Resolved {
@@ -451,11 +450,11 @@ func (d *Driver) settle(s *slot, c *call, p *page, o Outcome, cause error) {
 	s.queue(p.page, p.page+1, p.write)
 }
 
-// memory reports whether a page failed because the kernel does not bring it in, and not
-// for its address.
+// memory reports whether a page failed because the kernel does not make it resident, rather than
+// because of its address.
 func memory(cause error) bool { return !final(cause) && !errors.Is(cause, ErrInaccessible) }
 
-// resumeFor ends a bank's stall where that waits for this page.
+// resumeFor ends a bank's stall if it waits for this page.
 func (d *Driver) resumeFor(s *slot, k pageKey, o Outcome) {
 	if s.stalled && s.stall == k {
 		d.resume(s.target.Slot, o != Resolved)

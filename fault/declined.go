@@ -5,12 +5,13 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// Declined takes a RAPF with the fail bit that the process of a slot wants sent to source:
-// it was asked for pages (method touch), and could not bring them in. What it knows is an
-// errno, which does not tell memory that never comes from memory that has not come now. So
-// the driver pages in by the domain's Pager, and answers the block in place of the process.
-// Declined reports whether it does: a message about a block for which nobody was asked, or
-// which is answered already, is the sender's to judge. On the owning goroutine.
+// Declined handles a RAPF with the fail bit that the process of a slot asks pfd to send to
+// source: the process was asked for pages (method touch) and could not page them in. It only
+// knows an errno, which does not distinguish memory that can never be paged in from a temporary
+// failure. So the driver pages in through the domain's Pager and answers the block in place of
+// the process. Declined reports whether it does; it does not for a block about which no process
+// was asked or that is already answered, and the caller decides about that message. It runs on
+// the owning goroutine.
 func (d *Driver) Declined(slot int, source device.NodeID, r mailbox.RAPF) bool {
 	s := &d.slots[slot]
 	if d.dead || !s.live || s.target.Method != Touch || r.Claimed != s.target.PDID || s.target.Pager == nil && !s.target.ByMachine {
@@ -33,7 +34,7 @@ func (d *Driver) Declined(slot int, source device.NodeID, r mailbox.RAPF) bool {
 	return taken
 }
 
-// decline has a block wait for a page that its process has not brought in.
+// decline makes a block wait for a page that its process could not page in.
 func (d *Driver) decline(s *slot, rec Record) {
 	k := pageKey{uint64(rec.Page >> device.PageShift), rec.Write}
 	b := d.block(s, blockKey{rec.Source, rec.Transaction, !rec.Write})

@@ -1,25 +1,23 @@
-// Package fault serves the page faults of one node, as spec/faultpath.md has it:
-// the interrupt half acknowledges and wakes, the page-in half drains the FIFOs,
-// merges, pages in, and asks the senders to send their blocks again.
+// Package fault serves the page faults of one node (spec/faultpath.md): the interrupt half
+// acknowledges the interrupt and wakes the page-in half, which drains the FIFOs, merges the
+// faults, pages in, and asks the senders to retransmit their blocks.
 //
 //	vector 0, 1 ─▶ Interrupt ─▶ Post ─▶ drain ─▶ merge ─▶ device.Call (Pager.PageIn) ─▶ RAPF
 //	                                              └─▶ Delegate.Ask (touch)
 //
-// Everything but Pager.PageIn runs on the goroutine that owns the
-// windows (device.Bus), and so does every method of Driver; there are no locks.
-// A fault allocates nothing once the tables of its slot have grown.
+// Everything except Pager.PageIn runs on the goroutine that owns the windows (device.Bus),
+// including every method of Driver; there are no locks. A fault does not allocate once the tables
+// of its slot have grown.
 //
-// A round is what one run of the page-in half drains, at most roundEntries of
-// each FIFO. Its entries become blocks (source, transaction), each with the
-// pages that it waits for, and spans of pages to bring in. A slot has at
-// most two Calls under way: one for new faults, in slices of up to inlinePages,
-// and one for what a policy adds beyond, in longer slices, beside it and while
-// data already flows. A
-// page in a span that is queued or under way is not asked for twice: its block
-// waits. When a block waits for nothing any more, exactly one RAPF goes out.
+// A round is one run of the page-in half; it drains at most roundEntries of each FIFO. Its
+// entries become blocks (source, transaction), each with the pages that it waits for, and spans
+// of pages to page in. A slot has at most two Calls in flight: one for new faults, in slices of
+// up to inlinePages, and one for the pages that a policy adds, in longer slices, concurrently and
+// while data already flows. A page in a span that is queued or in flight is not requested twice:
+// its block waits. When a block waits for nothing more, exactly one RAPF is sent.
 //
-// Nothing here is the last resort: an entry dropped, a RAPF refused or a message
-// not sent is counted, and the guard time-out of the sender recovers the block.
+// No step here is the last resort: a dropped entry, a refused RAPF or an unsent message is
+// counted, and the sender's guard time-out recovers the block.
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package fault

@@ -9,12 +9,12 @@ import (
 	"github.com/exanet/pfd/gup"
 )
 
-// roundEntries bounds what one round drains of each FIFO (ours; 002: up to 16
-// reads within a tasklet's 19 us). The owning goroutine has other work, and a
-// flood gets its next round after that.
+// roundEntries limits the entries that one round drains from each FIFO (defined by this project;
+// 002: up to 16 reads within a tasklet's 19 us). The owning goroutine has other work, and a flood
+// continues in the next round after that.
 const roundEntries = 64
 
-// errNoAddress is why a fault fails that is none of its domain's.
+// errNoAddress is the cause of a fault whose address cannot belong to its domain.
 var errNoAddress = errors.New("past the address width, or of another process index")
 
 // demand is a page that a new wait needs, with its policy's range.
@@ -25,14 +25,14 @@ type demand struct {
 	end   uint64
 }
 
-// answer is a block that waits for nothing, and is answered at the round's end.
+// answer is a block that waits for nothing and is answered at the end of the round.
 type answer struct {
 	slot  uint8
 	block *block
 }
 
-// pageInHalf is one round of the page-in half (spec/faultpath.md, destination
-// fault, 3): drain, unmask, look once more, merge, page in.
+// pageInHalf is one round of the page-in half (spec/faultpath.md, destination fault, 3): drain,
+// unmask, drain again, merge, page in.
 func (d *Driver) pageInHalf() {
 	d.posted = false
 	if d.dead {
@@ -44,8 +44,8 @@ func (d *Driver) pageInHalf() {
 	rx, tx := roundEntries, roundEntries
 	more := d.drain(&rx, &tx)
 	if !more {
-		// The bit is cleared while the FIFOs are empty, so that unmasking sends
-		// no vector for what has been read; what came since sets it again.
+		// The bit is cleared while the FIFOs are empty, so that unmasking sends no vector for
+		// entries already read; a new entry sets it again.
 		d.write32(device.PL, device.PLIRQStatus, irqFIFO)
 		off := uint32(irqFIFO)
 		if d.stuck < stuckLimit {
@@ -76,8 +76,7 @@ func (d *Driver) pageInHalf() {
 	}
 }
 
-// drain reads both FIFOs as far as the budgets go, and tells whether anything is
-// left.
+// drain reads both FIFOs within the budgets, and reports whether entries are left.
 func (d *Driver) drain(rx, tx *int) bool {
 	more := d.drainOne(device.PLRXFIFO, device.PLRXFIFOStatus, device.PLRXFIFOExt, rx, false)
 	if d.tx && d.drainOne(device.PLTXFIFO, device.PLTXFIFOStatus, device.PLTXFIFOExt, tx, true) {
@@ -101,13 +100,13 @@ func (d *Driver) drainOne(head, status, extAt uint32, budget *int, tx bool) (mor
 	n := min(level, *budget)
 	*budget -= n
 	for i := 0; i < n && !d.dead; i++ {
-		// EXT belongs to the head: before the pop. Two 64-bit reads an entry,
-		// the second pops (000 §3.2.3.1).
+		// EXT belongs to the head, so it is read before the pop. Each entry takes two 64-bit
+		// reads; the second pops (000 §3.2.3.1).
 		ext := d.read32(device.PL, extAt)
 		ab := d.read64(device.PL, head+device.FIFOWordA)
 		cd := d.read64(device.PL, head+device.FIFOWordC)
 		if ab|cd == 0 {
-			// Emptied behind our back: the node was reset.
+			// Emptied concurrently: the node was reset.
 			return false
 		}
 		e, ok := device.DecodeFaultEntry([4]uint32{uint32(ab), uint32(ab >> 32), uint32(cd), uint32(cd >> 32)})
@@ -123,7 +122,7 @@ func (d *Driver) drainOne(head, status, extAt uint32, budget *int, tx bool) (mor
 	return level > n
 }
 
-// entry takes one entry: it finds its block and has it wait for the page.
+// entry handles one entry: it finds its block and makes it wait for the page.
 func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 	s := d.byPDID(e.PDID)
 	if s == nil {
@@ -143,8 +142,8 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 		Write: write, Block: true, Method: s.target.Method, Policy: s.target.Policy,
 		Interrupt: d.irqAt, Drained: d.now(),
 	}
-	// The process index is not looked at: a domain is one process of a node here,
-	// which its PDID names alone (000 §3.2.1 has several in a domain as future work).
+	// The process index is ignored: here a domain is one process of a node, identified by its
+	// PDID alone (000 §3.2.1 has several processes in a domain as future work).
 	bad := d.never(s, pageKey{e.Page, write})
 	if s.target.Method == Touch && bad == nil {
 		d.asks = append(d.asks, ask{
@@ -186,8 +185,8 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 	}
 }
 
-// await has a block wait for a page, with its record; false: there is no room, and the
-// sender's guard recovers.
+// await makes a block wait for a page, with its record; false: there is no room, and the sender's
+// guard recovers.
 func (d *Driver) await(s *slot, k pageKey, b *block, rec Record) bool {
 	n := d.record(rec)
 	if d.wait(s, k, b, n) {
@@ -204,7 +203,7 @@ func (d *Driver) await(s *slot, k pageKey, b *block, rec Record) bool {
 	return false
 }
 
-// never returns why nothing is to be paged in for an access, nil where something is.
+// never returns the reason why an access must not be paged in, nil if it may be.
 func (d *Driver) never(s *slot, k pageKey) error {
 	switch {
 	case k.page >= d.limit:
@@ -223,7 +222,7 @@ func (b *block) remember(record uint64) {
 	}
 }
 
-// demand notes a page that is neither queued nor under way, with its range.
+// demand records a page that is neither queued nor in flight, with its range.
 func (d *Driver) demand(s *slot, page uint64, write bool, ext uint32, known bool) {
 	if _, ok := s.overlap(page, page+1, write); ok {
 		return
@@ -244,8 +243,8 @@ func (d *Driver) demand(s *slot, page uint64, write bool, ext uint32, known bool
 	}
 }
 
-// pages gives a fault's range by the domain's policy. Where FAR told this very
-// page the faulting address is known to the byte.
+// pages returns a fault's range according to the domain's policy. If FAR reported this very page,
+// the faulting address is known to the byte.
 func (d *Driver) pages(s *slot, page uint64, write bool, ext uint32, known bool) uint64 {
 	var offset uint64
 	if uint64(s.hint>>device.PageShift) == page && s.hintWrite == write {
@@ -254,8 +253,8 @@ func (d *Driver) pages(s *slot, page uint64, write bool, ext uint32, known bool)
 	return rangeOf(s.target.Policy, page, d.limit, write, ext, offset, known)
 }
 
-// takeFARs takes the faults that FSR and FAR alone told, of a source or of an access that
-// waits: page in, send nothing.
+// takeFARs handles faults reported only by FSR and FAR, of a source or of a stalled access: it
+// pages in and sends nothing.
 func (d *Driver) takeFARs() {
 	for n := range d.slots {
 		s := &d.slots[n]
@@ -303,8 +302,8 @@ func (d *Driver) takeFARs() {
 	}
 }
 
-// merge makes spans of the round's demands: unique pages, ranges that meet
-// joined, nothing asked for twice.
+// merge makes spans of the round's demands: unique pages, adjoining ranges joined, nothing
+// requested twice.
 func (d *Driver) merge() {
 	slices.SortFunc(d.demands, func(a, b demand) int {
 		if c := cmp.Compare(a.slot, b.slot); c != 0 {

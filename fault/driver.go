@@ -12,33 +12,32 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// Pager brings pages of one process in. It is called in device.Call.Run, off the
-// owning goroutine.
+// Pager pages in pages of one process. It is called in device.Call.Run, off the owning goroutine.
 type Pager interface {
-	// PageIn makes the pages of a range of 1 to 64 resident and permitted, as far
-	// as the mapping of the first reaches. Its Result's Err says why the first
-	// page is not: gup.ErrUnmapped, ErrDenied, ErrGone, ErrPermission,
-	// ErrPastEnd, ErrUnmappable and ErrNotShared are final, any other passes.
+	// PageIn makes the pages of a range of 1 to 64 resident and accessible, as far as the mapping
+	// of the first page reaches. Its Result's Err is the reason why the first page is not:
+	// gup.ErrUnmapped, ErrDenied, ErrGone, ErrPermission, ErrPastEnd, ErrUnmappable and
+	// ErrNotShared are final, any other is temporary.
 	PageIn(va device.VA, pages int, write bool) gup.Result
 }
 
-// Remapper is a Pager of a device with tables of pfd's own: what such a device is
-// refused although it is entered may be mapped once more.
+// Remapper is a Pager of a device that uses page tables of pfd: an access that such a device is
+// refused although its page is mapped may be helped by mapping the page again.
 type Remapper interface {
 	Pager
-	// Again is PageIn for one page that was found there again and again.
+	// Again is PageIn for one page that was found resident again and again.
 	Again(va device.VA, write bool) gup.Result
 }
 
-// Asker is a Pager that has the process page in: Ask asks, by calls that bring nothing in,
-// and does not wait. Nil: PageIn is to be called.
+// Asker is a Pager that makes the process page in. Ask asks by calls that bring nothing in, and
+// does not wait. If it returns nil, call PageIn.
 type Asker interface {
 	Pager
 	Ask(va device.VA, pages int, write bool) gup.Question
 }
 
-// Delegate asks a process to page in and to send the RAPF itself. Ask must not
-// block; a full socket gives an error that matches netlink.ErrFull.
+// Delegate asks a process to page in and to send the RAPF itself. Ask must not block; if the
+// socket is full it returns an error that matches netlink.ErrFull.
 type Delegate interface {
 	Ask(netlink.Fault) error
 }
@@ -49,40 +48,39 @@ type Target struct {
 	PDID     device.PDID
 	Policy   Policy   // PolicyDefault: PIO
 	Method   Method   // MethodDefault: GUP
-	Pager    Pager    // all but Touch, and there of what the process declines
+	Pager    Pager    // for all methods but Touch, and for pages that a Touch process declines
 	Delegate Delegate // Touch
-	// Forbids reports whether a page may not be written, whatever its mapping permits; nil:
-	// none is such. It does not block.
+	// Forbids reports whether a page must not be written, whatever its mapping permits; nil: no
+	// such page. It does not block.
 	Forbids func(page device.VA) bool
-	// ByMachine says that the machine pages in (gup.Call), and Pager is not used.
+	// ByMachine means that the machine pages in (gup.Call), and Pager is unused.
 	ByMachine bool
 }
 
-// ErrTarget: a Target that cannot be served.
+// ErrTarget: a Target is invalid.
 var ErrTarget = errors.New("bad fault target")
 
-// Config is what a Driver works with.
+// Config configures a Driver.
 type Config struct {
 	Bus  device.Bus
 	Node device.NodeID
-	// Now gives nanoseconds of a steady clock. It is called on the owning
-	// goroutine and in Call.Run.
+	// Now returns nanoseconds of a monotonic clock. It is called on the owning goroutine and in
+	// Call.Run.
 	Now func() int64
-	// TimeoutSource has source faults served by FSR and FAR alone, as where the
-	// device has no TXFIFO: page in, send nothing, the sender's time-out does
-	// the rest (the thesis's way).
+	// TimeoutSource makes source faults be served by FSR and FAR alone, as if the device had no
+	// TXFIFO: page in, send nothing, and leave the retransmission to the sender's time-out (as in
+	// the thesis).
 	TimeoutSource bool
 	Log           *slog.Logger // nil: nothing is logged
-	// Observe is called with each record when its outcome is final, on the owning
-	// goroutine; nil: nobody looks. The record is the driver's: it must be copied
-	// to be kept.
+	// Observe, if not nil, is called with each record when its outcome is final, on the owning
+	// goroutine. The record belongs to the driver: copy it to keep it.
 	Observe func(*Record)
-	// ObservePageIn is called with each page-in that has ended, as Observe is.
+	// ObservePageIn is called in the same way with each completed page-in.
 	ObservePageIn func(*PageIn)
 }
 
-// Driver serves the faults of one node. It belongs on the goroutine that owns
-// the windows; New may be called anywhere.
+// Driver serves the faults of one node. It must be used on the goroutine that owns the windows;
+// New may be called anywhere.
 type Driver struct {
 	bus           device.Bus
 	node          device.NodeID
@@ -90,17 +88,17 @@ type Driver struct {
 	timeoutSource bool
 	lg            *slog.Logger
 
-	ready  bool   // CAPS and IRQ_MASK are read
-	dead   bool   // the device does not answer
-	bare   bool   // source faults come by FSR and FAR only
+	ready  bool   // CAPS and IRQ_MASK have been read
+	dead   bool   // the device does not respond
+	bare   bool   // source faults are reported only by FSR and FAR
 	tx     bool   // there is a TXFIFO to drain
 	limit  uint64 // first page past the address width
 	mask   uint32 // IRQ_MASK as last written
 	posted bool   // the page-in half is posted
 	irqAt  int64
-	stuck  int // interrupts in a row after which FSR was still set
+	stuck  int // interrupts in a row that left FSR set
 
-	round  func() // prebuilt, so that posting allocates nothing
+	round  func() // allocated once, so that posting does not allocate
 	resend func()
 	resent bool // resend is posted
 
@@ -121,8 +119,7 @@ type Driver struct {
 	observePageIn func(*PageIn)
 }
 
-// New makes the driver of a node. It touches no register: the first Add or
-// Interrupt does.
+// New returns the driver of a node. It accesses no register; the first Add or Interrupt does.
 func New(cfg Config) *Driver {
 	d := &Driver{
 		bus: cfg.Bus, node: cfg.Node, now: cfg.Now,
@@ -141,9 +138,8 @@ func New(cfg Config) *Driver {
 	return d
 }
 
-// Add has the faults of a domain served. Its slot must be set up; one that the
-// driver already serves is replaced. An error matches ErrTarget or
-// device.ErrGone.
+// Add starts serving the faults of a domain. Its slot must be set up; a domain that the driver
+// already serves in the slot is replaced. An error matches ErrTarget or device.ErrGone.
 func (d *Driver) Add(t Target) error {
 	t.Policy, t.Method = t.Policy.Chosen(), t.Method.Chosen()
 	switch {
@@ -170,9 +166,8 @@ func (d *Driver) Add(t Target) error {
 	return nil
 }
 
-// Remove ends the service of a slot: nothing more is paged in or sent for it,
-// and a page-in under way ends quietly. That one may still use the Pager after
-// Remove has returned.
+// Remove stops serving a slot: nothing more is paged in or sent for it, and the result of a
+// page-in in flight is ignored. That page-in may still use the Pager after Remove has returned.
 func (d *Driver) Remove(n int) {
 	if n < 0 || n >= device.Slots || !d.slots[n].live {
 		return
@@ -190,7 +185,7 @@ func (d *Driver) Remove(n int) {
 		}
 	}
 	for _, b := range s.blocks {
-		// A block here has not been answered, be its pages resident or not.
+		// A block here has not been answered, whether its pages are resident or not.
 		for _, record := range b.recs[:b.nrecs] {
 			removed(record)
 		}
@@ -200,7 +195,7 @@ func (d *Driver) Remove(n int) {
 	s.gen++
 }
 
-// start reads what the driver needs to know of the node, once.
+// start reads the node's capabilities and mask, once.
 func (d *Driver) start() bool {
 	if d.ready || d.dead {
 		return !d.dead
@@ -218,7 +213,7 @@ func (d *Driver) start() bool {
 	return true
 }
 
-// byPDID finds the slot of a domain; nil where there is none.
+// byPDID returns the slot of a domain; nil if there is none.
 func (d *Driver) byPDID(p device.PDID) *slot {
 	for n := range d.slots {
 		if s := &d.slots[n]; s.live && s.target.PDID == p {
@@ -228,8 +223,8 @@ func (d *Driver) byPDID(p device.PDID) *slot {
 	return nil
 }
 
-// gone takes an access that failed: there is no device any more, and nothing
-// that this driver could do for it. Serve tells its caller.
+// gone handles a failed access: the device is gone, and the driver stops. Serve returns the error
+// to its caller.
 func (d *Driver) gone(err error) {
 	d.stats.Gone++
 	if !d.dead {

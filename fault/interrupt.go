@@ -2,30 +2,29 @@ package fault
 
 import "github.com/exanet/pfd/device"
 
-// Bounds of the interrupt half (ours): it must end whatever the device answers.
+// Limits of the interrupt half (defined by this project): it must end whatever the device
+// returns.
 const (
-	fsrReads = 8 // reads of one bank's FSR a pass
-	passes   = 4 // passes over the banks an interrupt
-	// stuckLimit is how many interrupts in a row may end with FSR set before the
-	// register counts as broken.
+	fsrReads = 8 // reads of one bank's FSR per pass
+	passes   = 4 // passes over the banks per interrupt
+	// stuckLimit is how many interrupts in a row may end with FSR still set before the register
+	// counts as broken.
 	stuckLimit = 1000
 )
 
-// Bits of IRQ_STATUS and IRQ_MASK that are this driver's; the others are written
-// back as found.
+// Bits of IRQ_STATUS and IRQ_MASK that belong to this driver; the others are preserved.
 const (
 	irqFault = 1 << device.VectorFault
 	irqFIFO  = 1 << device.VectorFIFO
 )
 
-// Interrupt is the interrupt half (spec/faultpath.md, destination fault, 2). It
-// takes vectors 0 and 1 and ignores others. It never blocks and never pages in.
+// Interrupt is the interrupt half (spec/faultpath.md, destination fault, 2). It handles vectors 0
+// and 1 and ignores others. It never blocks and never pages in.
 //
-// Vector 1 is masked first, until the page-in half has drained the FIFOs. FSR is
-// cleared before IRQ_STATUS is, not after as the page has it: a bit cleared while
-// FSR is not zero is set again and sends a second vector for the same fault. By
-// the same rule nothing is lost: a fault recorded in between sets the bit again
-// (spec/hardware.md 3).
+// Vector 1 is masked first, until the page-in half has drained the FIFOs. FSR is cleared before
+// IRQ_STATUS, in contrast to the order in spec/faultpath.md: a bit cleared while FSR is not zero
+// is set again and sends a second vector for the same fault. For the same reason no fault is
+// lost: one recorded in between sets the bit again (spec/hardware.md 3).
 func (d *Driver) Interrupt(vector int) {
 	if vector != device.VectorFault && vector != device.VectorFIFO || !d.start() {
 		return
@@ -33,7 +32,7 @@ func (d *Driver) Interrupt(vector int) {
 	d.stats.Interrupts++
 	cause := d.read32(device.PL, device.PLIRQStatus) & (irqFault | irqFIFO) &^ d.mask
 	if cause == 0 {
-		// The other vector's call has done it all.
+		// The other vector's call has already handled it.
 		d.stats.Spurious++
 		return
 	}
@@ -45,9 +44,9 @@ func (d *Driver) Interrupt(vector int) {
 	d.wake()
 }
 
-// clearFaults reads and clears the fault registers until the cause of vector 0
-// is gone. The first pass looks at the domains served; if the cause still holds,
-// a bank without one has it (a domain just removed), and all are looked at.
+// clearFaults reads and clears the fault registers until the cause of vector 0 is gone. The first
+// pass covers the served domains. If the cause still holds, it is in a bank without a domain (one
+// just removed), and the next passes cover all banks.
 func (d *Driver) clearFaults() {
 	for pass := 0; pass < passes && !d.dead; pass++ {
 		for n := range d.slots {
@@ -65,19 +64,17 @@ func (d *Driver) clearFaults() {
 			return
 		}
 	}
-	// Faults come faster than this, or a register does not clear. Vector 0 stays
-	// off until the page-in half has had its turn, so that it cannot hold the
-	// owning goroutine. It must come back whatever that finds: source faults
-	// without a TXFIFO leave no entry.
+	// Faults arrive faster than they are cleared, or a register does not clear. Vector 0 stays
+	// masked until the page-in half has run, so that it cannot monopolize the owning goroutine.
+	// It must be unmasked whatever that finds: source faults without a TXFIFO leave no entry.
 	d.stats.StuckFSR++
 	if d.stuck++; d.stuck == stuckLimit {
-		d.lg.Error("a fault register does not clear: faults are served by the FIFO alone from now on", "node", uint32(d.node))
+		d.lg.Error("a fault register does not clear: faults are served only through the FIFO from now on", "node", uint32(d.node))
 	}
 	d.setMask(d.mask | irqFault)
 }
 
-// clearBank reads FSR, FAR and FSYNR0 of a bank and writes back what it read,
-// until FSR reads zero.
+// clearBank reads FSR, FAR and FSYNR0 of a bank and writes FSR back until it reads zero.
 func (d *Driver) clearBank(n int) {
 	s := &d.slots[n]
 	for i := 0; i < fsrReads && !d.dead; i++ {
@@ -96,8 +93,8 @@ func (d *Driver) clearBank(n int) {
 		k := pageKey{uint64(far >> device.PageShift), write}
 		switch {
 		case fsr&device.FSRSS != 0:
-			// Under method touch the process answers by itself, and pfd does not learn when:
-			// its accesses are aborted.
+			// Under method touch the process answers by itself, and pfd does not learn when: the
+			// bank's accesses are aborted.
 			d.stall(n, k)
 			if !s.live || s.target.Method == Touch || !s.addFAR(k) {
 				d.resume(n, true)
@@ -108,8 +105,8 @@ func (d *Driver) clearBank(n int) {
 	}
 }
 
-// stall keeps vector 0 from a bank in which an access waits: FSR.SS stays until RESUME is
-// written, and with it the cause.
+// stall disables a bank's interrupt while an access waits in it: FSR.SS, and with it the cause of
+// vector 0, stays until RESUME is written.
 func (d *Driver) stall(n int, k pageKey) {
 	s := &d.slots[n]
 	s.counts.Stalls++
@@ -117,14 +114,14 @@ func (d *Driver) stall(n int, k pageKey) {
 	d.setSCTLR(n, 0, device.SCTLRCFIE)
 }
 
-// resume has the accesses of a bank that wait for a page walk again, or aborted.
+// resume makes the stalled accesses of a bank walk again, or aborts them.
 func (d *Driver) resume(n int, terminate bool) {
 	s := &d.slots[n]
 	if !s.stalled {
 		return
 	}
 	s.stalled = false
-	// All that wait walk again and fault anew: what FSR has of them is of the past.
+	// All stalled accesses walk again and fault again: the faults in FSR are obsolete.
 	d.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
 	var how uint32
 	if terminate {
@@ -139,7 +136,7 @@ func (d *Driver) setSCTLR(n int, set, cleared uint32) {
 	d.write32(device.SMMU, at, d.read32(device.SMMU, at)&^cleared|set)
 }
 
-// wake posts the page-in half, once until it runs.
+// wake posts the page-in half unless it is already posted.
 func (d *Driver) wake() {
 	if !d.posted && !d.dead {
 		d.posted = true

@@ -5,8 +5,8 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// Policy and Method are package pagein's. Where a Target leaves them open the
-// driver takes what pagein's Chosen gives.
+// Policy and Method are package pagein's. If a Target does not choose, the driver uses the result
+// of pagein's Chosen.
 type (
 	Policy = pagein.Policy
 	Method = pagein.Method
@@ -20,29 +20,27 @@ const (
 
 	Adaptive = pagein.Adaptive
 
-	GUP   = pagein.GUP   // the Pager, from outside
+	GUP   = pagein.GUP   // the Pager, from outside the process
 	Touch = pagein.Touch // the Delegate: the process itself, which also sends the RAPF (Driver.Declined)
 	UFFD  = pagein.UFFD  // the Pager, through userfaultfds of the process
-	// Populate is a Pager that waits for the process: it never runs on the owning
-	// goroutine.
+	// Populate is a Pager that waits for the process: it never runs on the owning goroutine.
 	Populate = pagein.Populate
 )
 
-// Caps of a policy's range (spec/faultpath.md, spec/hardware.md 3).
+// Limits of a policy's range (spec/faultpath.md, spec/hardware.md 3).
 const (
-	// MaxPages is the 16 MiB that one fault brings in at most, in pages.
+	// MaxPages is the maximum that one fault pages in: 16 MiB, in pages.
 	MaxPages = 16 << 20 >> device.PageShift
-	// pi4Pages is the 16 KiB of PI4.
+	// pi4Pages is the 16 KiB of PI4, in pages.
 	pi4Pages = device.BlockSize >> device.PageShift
 )
 
-// rangeOf gives how many pages a fault at page brings in: at least one, at most
-// MaxPages, and none past limit (the first page beyond the address width). ext
-// counts the bytes of the transfer from the faulting address on, offset is that
-// address's place in its page where it is known (else 0: then the range ends a
-// page early rather than beyond the transfer). known is false where the device
-// states no remaining length (a source fault told by FAR alone): PIA and Adaptive then
-// take what PI4 does.
+// rangeOf returns how many pages a fault at page pages in: at least one, at most MaxPages, and
+// none at or past limit (the first page beyond the address width). ext is the number of bytes of
+// the transfer from the faulting address on. offset is that address's offset in its page, or 0 if
+// unknown: the range then ends a page early rather than beyond the transfer. known is false if
+// the device reports no remaining length (a source fault reported only by FAR): PIA and Adaptive
+// then use PI4's range.
 func rangeOf(p Policy, page, limit uint64, write bool, ext uint32, offset uint64, known bool) uint64 {
 	if p == PIO {
 		return 1

@@ -5,26 +5,26 @@ import (
 	"github.com/exanet/pfd/gup"
 )
 
-// RecordDepth is how many faults Records remembers.
+// RecordDepth is the number of faults that Records remembers.
 const RecordDepth = 1024
 
-// Outcome says what became of a fault.
+// Outcome is the result of a fault.
 type Outcome uint8
 
 // The outcomes.
 const (
-	Pending      Outcome = iota // the page-in is queued or under way
-	Resolved                    // resident; the RAPF went out, or none was due
-	Failed                      // unresolvable: a RAPF with the fail bit went out
+	Pending      Outcome = iota // the page-in is queued or in flight
+	Resolved                    // resident; the RAPF was sent, or none was due
+	Failed                      // unresolvable: a RAPF with the fail bit was sent
 	Delegated                   // the process was asked; it answers the sender itself, or declines (another record)
 	Unsent                      // nothing was sent: the sender's guard recovers
-	Removed                     // the domain went away in between
+	Removed                     // the domain was removed in the meantime
 	outcomeCount                // number of outcomes
 )
 
 var outcomeNames = [outcomeCount]string{"pending", "resolved", "failed", "delegated", "unsent", "removed"}
 
-// String gives the outcome as tables have it.
+// String returns the outcome's name, as in tables.
 func (o Outcome) String() string {
 	if o >= outcomeCount {
 		return "outcome?"
@@ -32,36 +32,36 @@ func (o Outcome) String() string {
 	return outcomeNames[o]
 }
 
-// Record tells one fault's way. The times are nanoseconds of Config.Now; 0 means
-// that the stage was not reached.
+// Record describes the stages of one fault. The times are nanoseconds of Config.Now; 0 means that
+// the stage was not reached.
 type Record struct {
 	Page        device.VA // the faulting page's address
 	Slot        int
 	PDID        device.PDID
-	Source      device.NodeID // node whose transaction it is
+	Source      device.NodeID // node of the transaction
 	Transaction device.TransactionID
 	Sequence    device.Sequence
 	Write       bool // at the destination
-	Block       bool // false: told by FAR alone, without transaction
+	Block       bool // false: reported only by FAR, without a transaction
 	Method      Method
 	Policy      Policy
 	Kind        gup.Kind // valid from Resident on
 	Outcome     Outcome
-	Cause       error // why the page is not there, where it is not
-	Answers     bool  // of the faults that one answer to the sender is for, it stands for the answer
+	Cause       error // why the page is not resident, if it is not
+	Answers     bool  // of the faults that share one answer to the sender, this one counts it
 
 	Interrupt int64 // the interrupt half that woke the round
 	Drained   int64 // the entry was read
 	Started   int64 // its page-in began
 	Resident  int64 // its page-in ended
-	Answered  int64 // the RAPF, or the question to the delegate, went out
+	Answered  int64 // the RAPF, or the question to the delegate, was sent
 
-	shown    bool // Config.Observe has had it
-	declined bool // the process could not bring it in, and the driver does
+	shown    bool // Config.Observe was called
+	declined bool // the process could not page it in, and the driver does
 }
 
-// log is a ring of records. A record is named by its number since the start,
-// so that a late stage of one that was overwritten finds that out.
+// log is a ring of records. A record is identified by its number since the start, so that a late
+// stage detects that its record was overwritten.
 type log struct {
 	ring [RecordDepth]Record
 	next uint64
@@ -74,8 +74,8 @@ func (l *log) add(r Record) uint64 {
 	return n
 }
 
-// record keeps a fault's record, in the place of the oldest. Where the outcome of that
-// one is not final yet, Config.Observe will not have it: it is counted.
+// record stores a fault's record in place of the oldest. If the oldest has no final outcome yet,
+// it never reaches Config.Observe, which is counted.
 func (d *Driver) record(r Record) uint64 {
 	if d.observe != nil && d.log.next >= RecordDepth && !d.log.ring[d.log.next%RecordDepth].shown {
 		d.stats.Unrecorded++
@@ -90,7 +90,7 @@ func (l *log) at(n uint64) *Record {
 	return &l.ring[n%RecordDepth]
 }
 
-// final shows a record whose outcome is final to whoever looks.
+// final passes a record with a final outcome to the observer.
 func (d *Driver) final(r *Record) {
 	if d.observe != nil && !r.shown {
 		r.shown = true
@@ -98,7 +98,7 @@ func (d *Driver) final(r *Record) {
 	}
 }
 
-// Records gives the last n faults, the oldest first.
+// Records returns the last n faults, oldest first.
 func (d *Driver) Records(n int) []Record {
 	have := min(d.log.next, RecordDepth)
 	if n < 0 || uint64(n) > have {

@@ -2,11 +2,10 @@ package fault
 
 import "github.com/exanet/pfd/device"
 
-// renew has a block go on under another sequence number: it was sent again, or
-// its id belongs to another block by now. Whatever is absent for the new number
-// has entries of its own, so that what the old one waits for, and how that
-// ends, says nothing about it: a page that failed for a former use of the id
-// must not fail the present one.
+// renew continues a block under another sequence number: it was retransmitted, or its ID now
+// belongs to another block. Pages absent under the new number have entries of their own, so the
+// old number's waits are dropped: a page that failed for a former use of the ID must not fail the
+// current one.
 func (d *Driver) renew(s *slot, b *block, seq device.Sequence) {
 	if b.sequence == seq {
 		return

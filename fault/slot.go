@@ -9,19 +9,19 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// Sizes of a slot's tables (ours). They bound what one domain whose page-ins
-// hang may make the driver remember; what does not fit is dropped, counted, and
-// brought back by the sender's guard.
+// Sizes of a slot's tables (defined by this project). They limit the driver's memory for one
+// domain whose page-ins hang. Entries that do not fit are dropped and counted, and the sender's
+// guard recovers them.
 const (
 	maxBlocks  = 1024
 	maxWaits   = 2048
-	maxSpans   = 256 // spans that nobody waits for are not queued beyond
+	maxSpans   = 256 // limit for spans that no block waits for
 	maxFailing = 256 // pages whose failures are remembered
-	farDepth   = 8   // faults told by FAR alone, between two rounds
-	blockPages = 8   // records a block keeps: four pages, two of the notification, to spare
+	farDepth   = 8   // faults reported only by FAR, between two rounds
+	blockPages = 8   // records that a block keeps: four pages, two of the notification, some spare
 )
 
-// blockKey names a transaction; tx: a source fault of this node.
+// blockKey identifies a transaction; tx: a source fault of this node.
 type blockKey struct {
 	source      device.NodeID
 	transaction device.TransactionID
@@ -32,40 +32,40 @@ type blockKey struct {
 type block struct {
 	blockKey
 	failed    bool // a page is unresolvable
-	memory    bool // because it does not come in, and not for its address
-	abandoned bool // a page could not be had for now
+	memory    bool // because it is not made resident, rather than because of its address
+	abandoned bool // a page could not be paged in for now
 	instant   bool // in Driver.instant
 	unsent    bool // in slot.resend
 	tries     uint8
-	// sequence is the newest that an entry had: the receive part drops packets
-	// of older ones, and their RAPF would be stale.
+	// sequence is the newest of its entries: the receive part drops packets of older ones, and
+	// their RAPF would be stale.
 	sequence device.Sequence
-	waits    []*page // not settled yet
+	waits    []*page // not yet settled
 	recs     [blockPages]uint64
 	nrecs    uint8
 }
 
-// pageKey names a page, and how it is to be accessed.
+// pageKey identifies a page and the kind of access.
 type pageKey struct {
 	page  uint64
 	write bool
 }
 
-// page is a page that somebody waits for.
+// page is a page with waiters.
 type page struct {
 	pageKey
-	tries uint8 // page-ins that failed for a passing reason
+	tries uint8 // page-ins that failed for a temporary reason
 	waits []wait
 }
 
-// wait ties a page to a block, or to none (a source fault told by FAR).
+// wait ties a page to a block, or to none (a source fault reported only by FAR).
 type wait struct {
 	block  *block
 	record uint64
-	began  uint64 // slot.began when it came: a call of a higher number has seen what it saw
+	began  uint64 // slot.began when the wait started: a call with a higher number began after it
 }
 
-// key names who waits; zero: no block.
+// key identifies the waiting block; zero: no block.
 func (w *wait) key() blockKey {
 	if w.block == nil {
 		return blockKey{}
@@ -73,40 +73,40 @@ func (w *wait) key() blockKey {
 	return w.block.blockKey
 }
 
-// waitedBy reports whether a block waits for a page.
+// waitedBy reports whether a block waits for the page.
 func (p *page) waitedBy(k blockKey) bool {
 	return slices.ContainsFunc(p.waits, func(w wait) bool { return w.key() == k })
 }
 
-// failure is what is remembered of a page that does not come in, over the
-// retransmissions of the blocks that need it.
+// failure is remembered about a page that cannot be paged in, across the retransmissions of the
+// blocks that need it.
 type failure struct {
-	since, last int64  // of the equal failures, ns
-	cause       string // the error; "" the page is there, and faults again
+	since, last int64  // of the equal failures, in ns
+	cause       string // the error; "": the page is resident, but faults again
 	times       int
 
-	// Where cause is "", the block that faults there, and how often others did since.
+	// If cause is "": the block that faults there, and how often others have since.
 	of     blockKey
 	others int
 }
 
-// span is a range of pages to bring in, [start, end).
+// span is a range of pages to page in, [start, end).
 type span struct {
 	start, end uint64
 	write      bool
-	size       uint8 // of the next slice, once the first is done; 0: nothing is
+	size       uint8 // of the next slice, once the first has completed; 0: it has not
 }
 
 func (p *span) has(k pageKey) bool { return p.write == k.write && p.start <= k.page && k.page < p.end }
 
-// slot is what the driver knows of one domain.
+// slot is the driver's state for one domain.
 type slot struct {
 	live   bool
 	gen    uint32 // counts the domains: a Call of an older one is ignored
 	target Target
 	port   *packetizer.Port
 	counts Counts
-	ahead  pagein.Ahead // of policy Adaptive
+	ahead  pagein.Ahead // state of policy Adaptive
 
 	blocks  map[blockKey]*block
 	pages   map[pageKey]*page
@@ -114,21 +114,20 @@ type slot struct {
 	failing map[pageKey]failure
 	resend  []*block
 
-	// What is to be brought in: first slices of new faults, and what is behind
-	// them by the policies.
+	// Pages to bring in: first slices of new faults, and the pages behind them that policies add.
 	queued []span
-	calls  []*call // under way
-	began  uint64  // calls that were started, ever
+	calls  []*call // in flight
+	began  uint64  // calls started since the beginning
 
-	far       [farDepth]pageKey // faults told by FAR alone
+	far       [farDepth]pageKey // faults reported only by FAR
 	fars      int
-	stalled   bool // an access waits for RESUME, for the page of stall
+	stalled   bool // an access waits for RESUME, because of page stall
 	stall     pageKey
 	hint      device.VA // FAR of the last fault, exact
 	hintWrite bool
 }
 
-// reset empties the tables of a slot and keeps their memory.
+// reset clears the tables of a slot and keeps their memory.
 func (d *Driver) reset(s *slot) {
 	if s.blocks == nil {
 		s.blocks, s.pages, s.failing = map[blockKey]*block{}, map[pageKey]*page{}, map[pageKey]failure{}
@@ -149,8 +148,7 @@ func (d *Driver) reset(s *slot) {
 	s.fars, s.hint, s.stalled = 0, 0, false
 }
 
-// block finds the block of a transaction or makes it; nil when the table is
-// full.
+// block returns the block of a transaction, new if there is none; nil if the table is full.
 func (d *Driver) block(s *slot, k blockKey) *block {
 	b := s.blocks[k]
 	if b == nil && len(s.blocks) < maxBlocks {
@@ -171,7 +169,7 @@ func (d *Driver) dropBlock(s *slot, b *block) {
 	d.freeBlocks = append(d.freeBlocks, b)
 }
 
-// waitsFor gives the record by which a block, or nobody's (nil), waits for a page.
+// waitsFor returns the record with which block b, or none (nil), waits for a page.
 func (s *slot) waitsFor(k pageKey, b *block) (record uint64, ok bool) {
 	if p := s.pages[k]; p != nil {
 		for _, w := range p.waits {
@@ -183,7 +181,7 @@ func (s *slot) waitsFor(k pageKey, b *block) (record uint64, ok bool) {
 	return 0, false
 }
 
-// wait has a block wait for a page; false when the table is full.
+// wait makes a block wait for a page; false if the table is full.
 func (d *Driver) wait(s *slot, k pageKey, b *block, record uint64) bool {
 	if s.waits == maxWaits {
 		return false
@@ -206,14 +204,14 @@ func (d *Driver) wait(s *slot, k pageKey, b *block, record uint64) bool {
 	return true
 }
 
-// dropPage forgets a page that nobody waits for any more.
+// dropPage forgets a page that has no waiters.
 func (d *Driver) dropPage(s *slot, p *page) {
 	s.waits -= len(p.waits)
 	delete(s.pages, p.pageKey)
 	d.freePages = append(d.freePages, p)
 }
 
-// unwait has a block wait for nothing.
+// unwait removes all waits of a block.
 func (d *Driver) unwait(s *slot, b *block) {
 	for _, p := range b.waits {
 		n := len(p.waits)
@@ -226,9 +224,8 @@ func (d *Driver) unwait(s *slot, b *block) {
 	b.waits = b.waits[:0]
 }
 
-// overlap gives the lowest span queued or under way that meets [start, end). What
-// a stuck call was asked beside its first page is not under way: nobody knows
-// which of its pages it hangs in.
+// overlap returns the lowest span queued or in flight that meets [start, end). Of a stuck call
+// only the first page counts as in flight: it is unknown which of its pages it hangs in.
 func (s *slot) overlap(start, end uint64, write bool) (span, bool) {
 	low, ok := span{start: end}, false
 	look := func(p *span) {
@@ -247,7 +244,7 @@ func (s *slot) overlap(start, end uint64, write bool) (span, bool) {
 	return low, ok
 }
 
-// queue adds [start, end), without what is queued or under way already.
+// queue adds the parts of [start, end) that are not queued or in flight.
 func (s *slot) queue(start, end uint64, write bool) {
 	for start < end {
 		o, ok := s.overlap(start, end, write)
@@ -262,14 +259,14 @@ func (s *slot) queue(start, end uint64, write bool) {
 	}
 }
 
-// requeue asks by itself for each page of a span that somebody waits for.
+// requeue queues each page of a span that has waiters by itself.
 func (s *slot) requeue(p span) {
 	for _, k := range s.waited(p) {
 		s.queue(k.page, k.page+1, k.write)
 	}
 }
 
-// waited gives the pages of a span that somebody waits for, in order.
+// waited returns the pages of a span that have waiters, in order.
 func (s *slot) waited(p span) []pageKey {
 	var list []pageKey
 	for k := range s.pages {
@@ -281,8 +278,7 @@ func (s *slot) waited(p span) []pageKey {
 	return list
 }
 
-// push adds a span; where there are too many, as far as somebody waits for its
-// pages.
+// push adds a span; if too many are queued, only up to its last page that has waiters.
 func (s *slot) push(p span) {
 	if len(s.queued) >= maxSpans {
 		list := s.waited(p)
@@ -295,7 +291,7 @@ func (s *slot) push(p span) {
 	}
 }
 
-// addFAR notes a fault that FSR and FAR alone tell; false: it is dropped.
+// addFAR records a fault reported only by FSR and FAR; false if it was dropped.
 func (s *slot) addFAR(k pageKey) bool {
 	if slices.Contains(s.far[:s.fars], k) {
 		return true

@@ -2,30 +2,30 @@ package fault
 
 import "github.com/exanet/pfd/device"
 
-// Counts are one slot's, or all slots', counters since the start (of the driver:
-// a slot's go on over its domains).
+// Counts are one slot's, or all slots', counters since the driver's start; a slot's counters
+// continue across its domains.
 type Counts struct {
 	Entries      uint64 // FIFO entries and FAR faults of known domains
 	Local        uint64 // of these, source faults
 	Remote       uint64 // of these, destination faults
-	Duplicates   uint64 // entries that a block already waits for
+	Duplicates   uint64 // entries for pages that their block already waits for
 	PageIns      uint64 // Pager.PageIn calls that brought pages in
-	Pages        uint64 // pages they made resident that were not before
+	Pages        uint64 // pages that these calls made resident
 	Ahead        uint64 // pages that policy Adaptive asked for ahead of their use
-	Unused       uint64 // of these, those whose use never showed
-	Minor        uint64 // of the PageIn calls, by what the fault turned out to be
+	Unused       uint64 // of these, pages whose use was never observed
+	Minor        uint64 // of the PageIn calls, by kind of fault
 	Major        uint64
 	Permission   uint64
 	Unresolvable uint64 // pages that are not mapped, not permitted, or gone
-	Transient    uint64 // page-ins that failed for a while: tried again, then left to the guard
-	RAPF         uint64 // blocks asked for again
+	Transient    uint64 // page-ins that failed temporarily: tried again, then left to the guard
+	RAPF         uint64 // blocks whose retransmission was requested
 	RAPFFail     uint64 // blocks ended by the fail bit
 	Refused      uint64 // RAPFs that the packetizer refused (STATUS 2)
-	Busy         uint64 // RAPFs given up because the packetizer stayed busy
+	Busy         uint64 // RAPFs abandoned because the packetizer stayed busy
 	Delegated    uint64 // questions to the process
 	DelegateFull uint64 // questions not sent: its socket is full (EAGAIN)
 	DelegateErr  uint64 // questions not sent for another reason
-	Stuck        uint64 // page-ins that hung: others went on beside them
+	Stuck        uint64 // page-ins that hung: others ran beside them
 	Stalls       uint64 // accesses that waited for RESUME
 	Dropped      uint64 // entries dropped because the slot's tables are full
 }
@@ -37,7 +37,7 @@ func (c *Counts) Add(o *Counts) {
 	}
 }
 
-// Less gives what c has more than an earlier base.
+// Less returns the counts of c minus those of an earlier base.
 func (c Counts) Less(base *Counts) Counts {
 	for i, v := range base.fields() {
 		*c.fields()[i] -= *v
@@ -57,8 +57,8 @@ type Stats struct {
 	Slots [device.Slots]Counts
 	Total Counts // the slots' sum
 
-	Interrupts  uint64 // vectors 0 and 1 taken
-	Spurious    uint64 // of these, with nothing new
+	Interrupts  uint64 // calls of Interrupt for vectors 0 and 1
+	Spurious    uint64 // of these, calls that found nothing new
 	Faults      uint64 // FSR values read that were not zero
 	Multi       uint64 // of these, with FSR.MULTI
 	Global      uint64 // GFSR values read that were not zero
@@ -66,19 +66,19 @@ type Stats struct {
 	Rounds      uint64 // runs of the page-in half
 	Overflows   uint64 // RXFIFO or TXFIFO found with its overflow bit set
 	Invalid     uint64 // entries without all Valid bits
-	UnknownPDID uint64 // entries of no domain here: the guard, then NACK 5, end them
+	UnknownPDID uint64 // entries of unknown domains: ended by the guard, then NACK 5
 	BadPage     uint64 // entries past the address width
-	Unrecorded  uint64 // records that Observe did not have: more than RecordDepth faults waited
+	Unrecorded  uint64 // records that were overwritten before Observe: more than RecordDepth faults waited
 	Ignored     uint64 // TXFIFO entries read in TimeoutSource mode
-	Gone        uint64 // accesses that found no device
+	Gone        uint64 // accesses that found the device gone
 
-	Highest [2]int // level that RXFIFO and TXFIFO were found at
+	Highest [2]int // highest level seen of RXFIFO and TXFIFO
 }
 
-// Slot gives a slot's counters.
+// Slot returns a slot's counters.
 func (d *Driver) Slot(n int) Counts { return d.slots[n].counts }
 
-// Stats gives the counters.
+// Stats returns the counters.
 func (d *Driver) Stats() Stats {
 	s := d.stats
 	for i := range d.slots {

@@ -7,23 +7,23 @@ import (
 	"github.com/exanet/pfd/gup"
 )
 
-// PageIn tells one call of a Pager, be there a fault that waits for its pages or not.
-// The times are nanoseconds of Config.Now.
+// PageIn describes one call of a Pager, whether or not a fault waits for its pages. The times are
+// nanoseconds of Config.Now.
 type PageIn struct {
 	Page           device.VA // the first
 	Slot           int
 	PDID           device.PDID
 	Method         Method
 	Policy         Policy
-	Pages          int // that were asked for
-	Got, New       int // that are there, and of these, were not before
+	Pages          int // requested
+	Got, New       int // resident after the call; of these, not resident before
 	Write          bool
 	Kind           gup.Kind
-	Err            error // why the first page is not there
+	Err            error // why the first page is not resident
 	Started, Ended int64
 }
 
-// pagedIn tells a call that has ended, before the faults that waited for it.
+// pagedIn reports a completed call, before the faults that waited for it.
 func (d *Driver) pagedIn(s *slot, c *call, got uint64) {
 	if d.observePageIn == nil {
 		return

@@ -1,58 +1,57 @@
 package pagein
 
-// Limits of Ahead (ours).
+// Limits of Ahead. Values are defined by this project.
 const (
-	// aheadStreams is how many streams of a domain are followed: the processes that
-	// write there at one time, roughly.
+	// aheadStreams is how many streams of a domain are tracked: roughly the number of processes
+	// that write there at one time.
 	aheadStreams = 8
-	// aheadLeast and aheadMost are what a stream has brought in ahead at first and in
-	// the end, pages: it doubles each time that it was right.
+	// aheadLeast and aheadMost are a stream's first and largest read-ahead, in pages: it doubles
+	// each time the prediction was right.
 	aheadLeast, aheadMost = 4, 64
-	// aheadReach is the longest stride, pages.
+	// aheadReach is the longest stride, in pages.
 	aheadReach = 1024
-	// aheadCredit is how many pages may have been brought in for nothing at the start,
-	// and aheadShare what part of the pages that were of use may be besides.
+	// aheadCredit is how many unused pages are allowed at the start, and aheadShare the part of
+	// the useful pages that is allowed in addition.
 	aheadCredit, aheadShare = 16, 8
-	// aheadSample is how many pages of transfers were brought in when it is judged
-	// whether these are worth their while: where fewer than a quarter were absent,
-	// each fault brings in its page alone.
+	// aheadSample is how many pages of transfers are paged in before deciding whether to page in
+	// whole transfers: if fewer than a quarter were absent, each fault pages in only its own
+	// page.
 	aheadSample = 64
 )
 
-// Ahead is what policy Adaptive knows of a domain: whether the rest of a transfer is
-// absent, too, where a page of it is, and which streams its faults form. A stream is of
-// faults that follow one another at one distance, next to one another or further apart.
-// It belongs to one goroutine.
+// Ahead is the state of policy Adaptive for one domain: whether the rest of a transfer is usually
+// absent when one of its pages is, and which streams its faults form. A stream is a sequence of
+// faults at a constant stride. Ahead belongs to one goroutine.
 //
-// A page that is brought in ahead makes no fault, and so nobody sees its use. It counts
-// as used when the stream faults at the page behind all that was brought in for it, and
-// as unused when the stream is given up. Pages that are unused or whose use is not
-// known yet are never more than 16 and an eighth of those that were asked for or used.
+// A page that was paged in ahead causes no fault, so its use is not visible. It counts as used
+// when the stream faults at the page behind all its read-ahead, and as unused when the stream is
+// replaced. The pages that are unused or not yet known to be used never exceed 16 plus an eighth
+// of those that were requested or used.
 type Ahead struct {
 	streams [aheadStreams]stream
 	turn    uint64
-	useful  uint64 // pages that were asked for, and those brought in ahead that were used
-	asked   uint64 // pages that calls were to bring in, and of these those that were absent
+	useful  uint64 // pages requested, and pages read ahead that were used
+	asked   uint64 // pages of calls; absent counts those of them that were absent
 	absent  uint64
-	sparse  bool // most were there
+	sparse  bool // most of them were present
 
-	Brought uint64 // ahead of their use
-	Unused  uint64 // of these, those of streams that went another way
+	Brought uint64 // pages read ahead
+	Unused  uint64 // of these, those whose stream took another direction
 }
 
 type stream struct {
 	write        bool
-	seen         uint64 // turn of its last fault, 0: there is no stream
+	seen         uint64 // turn of its last fault, 0: unused entry
 	start, end   uint64 // of its last fault, pages
-	stride       uint64 // from one start to the next, 0: not known
-	next         uint64 // where it faults next, if it goes on as it did
-	window, open uint64 // pages to bring in ahead; those brought in and not known to be used
+	stride       uint64 // from one start to the next, 0: unknown
+	next         uint64 // where it faults next if the stride stays the same
+	window, open uint64 // pages to read ahead; pages read ahead and not yet known to be used
 }
 
-// Range is of pages, [Start, End).
+// Range is a range of pages, [Start, End).
 type Range struct{ Start, End uint64 }
 
-// Paged takes what a call brought in: of so many pages those that were absent.
+// Paged records a completed call for pages pages, of which absent were absent.
 func (a *Ahead) Paged(pages, absent uint64) {
 	if pages == 1 {
 		return
@@ -65,8 +64,8 @@ func (a *Ahead) Paged(pages, absent uint64) {
 	}
 }
 
-// Fault takes a fault of a page, rest pages before the end of its transfer. It gives how
-// many of these to bring in, and appends to out what besides, in order.
+// Fault handles a fault at page start, rest pages before the end of its transfer. It returns how
+// many of these pages to page in, and appends to out the ranges to read ahead, in order.
 func (a *Ahead) Fault(start, rest uint64, write bool, out []Range) (uint64, []Range) {
 	s, known := a.find(start, write)
 	if known && start == s.end {
@@ -77,8 +76,8 @@ func (a *Ahead) Fault(start, rest uint64, write bool, out []Range) (uint64, []Ra
 		n = 1
 	}
 	if known && start >= s.start && start < s.end || s.stride != 0 && s.inside(start) {
-		// Of what was asked for already, by an entry of the same transfer or because
-		// the page was taken away.
+		// A page that was already requested, by another entry of the same transfer, or that was
+		// evicted since.
 		return n, out
 	}
 	a.turn++
@@ -118,7 +117,7 @@ func (a *Ahead) Fault(start, rest uint64, write bool, out []Range) (uint64, []Ra
 	return n, out
 }
 
-// credit gives how many pages more may turn out to be of no use.
+// credit returns how many more pages may turn out to be unused.
 func (a *Ahead) credit() uint64 {
 	risk := a.risk()
 	if may := aheadCredit + a.useful/aheadShare; may > risk {
@@ -127,7 +126,7 @@ func (a *Ahead) credit() uint64 {
 	return 0
 }
 
-// risk gives how many pages were of no use, or may be.
+// risk returns how many pages were unused or may be.
 func (a *Ahead) risk() uint64 {
 	n := a.Unused
 	for i := range a.streams {
@@ -136,13 +135,13 @@ func (a *Ahead) risk() uint64 {
 	return n
 }
 
-// inside tells whether a page is one of those that were brought in ahead.
+// inside reports whether a page was read ahead.
 func (s *stream) inside(page uint64) bool {
 	return page > s.start && page < s.next && (page-s.start)%s.stride < s.end-s.start
 }
 
-// find gives the stream that a fault continues, or else the one whose place a new
-// stream may have.
+// find returns the stream that a fault continues or, if there is none, the entry to use for a new
+// stream.
 func (a *Ahead) find(start uint64, write bool) (s *stream, known bool) {
 	oldest := &a.streams[0]
 	for i := range a.streams {
@@ -156,7 +155,7 @@ func (a *Ahead) find(start uint64, write bool) (s *stream, known bool) {
 		if o.stride != 0 && (start == o.next || o.inside(start)) || start >= o.start && start <= o.end {
 			return o, true
 		}
-		// The nearest before it, of those that it is within reach of.
+		// The nearest stream before it, among those that have it within reach.
 		if start > o.start && start-o.start <= aheadReach && (s == nil || o.start > s.start) {
 			s = o
 		}

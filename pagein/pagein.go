@@ -1,7 +1,6 @@
-// Package pagein names the ways in which absent pages are brought in: the method
-// (who does it) and the policy (how many pages a fault brings in), with the
-// numbers that the attachment protocol gives them and the words that flags and
-// tables have. What they mean in action is package fault's.
+// Package pagein names the ways to page in absent memory: the method (what pages in) and the
+// policy (how many pages per fault), with their numbers in the attachment protocol and their
+// words in flags and tables. Package fault implements them.
 package pagein
 
 import (
@@ -10,31 +9,30 @@ import (
 	"strings"
 )
 
-// Method says who pages in, and how (spec/faultpath.md "Page-in methods"). The
-// numbers are those of docs/attach.md, HELLO and WELCOME (ours).
+// Method says which component pages in, and how (spec/faultpath.md "Page-in methods"). The
+// numbers are those of HELLO and WELCOME in docs/attach.md (defined by this project).
 type Method uint8
 
 // The methods.
 const (
 	MethodDefault Method = 0 // pfd chooses: gup
-	GUP           Method = 1 // pfd does it, from outside the process
+	GUP           Method = 1 // pfd, from outside the process
 	Touch         Method = 2 // the process's own library thread, which also sends the RAPF
-	UFFD          Method = 3 // pfd does it through userfaultfds that the process hands over
+	UFFD          Method = 3 // pfd, through userfaultfds that the process passes to it
 	Populate      Method = 4 // the process's own library thread on request; pfd sends the RAPF
 )
 
-// Policy says how many pages a fault brings in (spec/faultpath.md "Policies";
-// PART's names). The numbers are those of docs/attach.md, HELLO and WELCOME
-// (ours).
+// Policy says how many pages a fault pages in (spec/faultpath.md "Policies"; PART's names). The
+// numbers are those of HELLO and WELCOME in docs/attach.md (defined by this project).
 type Policy uint8
 
 // The policies.
 const (
 	PolicyDefault Policy = 0 // pfd chooses: PIO
-	PIO           Policy = 1 // the page
-	PI4           Policy = 2 // to the end of its aligned 16 KiB; at a source four pages
+	PIO           Policy = 1 // the faulting page
+	PI4           Policy = 2 // to the end of its aligned 16 KiB; at a source, four pages
 	PIA           Policy = 3 // all remaining pages of the transfer
-	Adaptive      Policy = 4 // as PIA, and what the domain's faults show to come next (ours)
+	Adaptive      Policy = 4 // as PIA, plus the pages that the domain's faults predict (ours)
 )
 
 // Errors of the two parsers.
@@ -43,17 +41,17 @@ var (
 	ErrPolicy = errors.New("unknown page-in policy")
 )
 
-// The words, by number.
+// The words, indexed by number.
 func methods() []string  { return []string{"default", "gup", "touch", "uffd", "populate"} }
 func policies() []string { return []string{"default", "p1", "p4", "pa", "adaptive"} }
 
-// String gives the word that flags and tables have.
+// String returns the word used in flags and tables.
 func (m Method) String() string { return name(methods(), int(m)) }
 
-// Known tells whether the number is a method's, MethodDefault among them.
+// Known reports whether the number is a method's, including MethodDefault.
 func (m Method) Known() bool { return int(m) < len(methods()) }
 
-// Chosen gives the method, or what MethodDefault stands for.
+// Chosen returns the method, with MethodDefault replaced by the default.
 func (m Method) Chosen() Method {
 	if m == MethodDefault {
 		return GUP
@@ -61,20 +59,20 @@ func (m Method) Chosen() Method {
 	return m
 }
 
-// ParseMethod gives the method of a word, whose case does not matter; "" and "default" are MethodDefault. An
-// error matches ErrMethod.
+// ParseMethod parses a word, ignoring case; "" and "default" are MethodDefault. Errors match
+// ErrMethod.
 func ParseMethod(s string) (Method, error) {
 	i, err := parse(methods(), s, ErrMethod)
 	return Method(i), err
 }
 
-// String gives the word that flags and tables have.
+// String returns the word used in flags and tables.
 func (p Policy) String() string { return name(policies(), int(p)) }
 
-// Known tells whether the number is a policy's, PolicyDefault among them.
+// Known reports whether the number is a policy's, including PolicyDefault.
 func (p Policy) Known() bool { return int(p) < len(policies()) }
 
-// Chosen gives the policy, or what PolicyDefault stands for.
+// Chosen returns the policy, with PolicyDefault replaced by the default.
 func (p Policy) Chosen() Policy {
 	if p == PolicyDefault {
 		return PIO
@@ -82,8 +80,8 @@ func (p Policy) Chosen() Policy {
 	return p
 }
 
-// ParsePolicy gives the policy of a word, ours or PART's (PIO, PI4, PIA); "" and
-// "default" are PolicyDefault. An error matches ErrPolicy.
+// ParsePolicy parses a word of this project or of PART (PIO, PI4, PIA), ignoring case; "" and
+// "default" are PolicyDefault. Errors match ErrPolicy.
 func ParsePolicy(s string) (Policy, error) {
 	for i, w := range []string{PIO: "PIO", PI4: "PI4", PIA: "PIA"} {
 		if w != "" && strings.EqualFold(w, s) {
@@ -110,5 +108,5 @@ func parse(words []string, s string, unknown error) (int, error) {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("%w %q: want %s", unknown, s, strings.Join(words[1:], ", "))
+	return 0, fmt.Errorf("%w %q: use one of %s", unknown, s, strings.Join(words[1:], ", "))
 }

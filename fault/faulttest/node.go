@@ -16,7 +16,7 @@ type Access struct {
 	Value  uint64
 }
 
-// Message is what a packetizer sent.
+// Message is a message that a packetizer sent.
 type Message struct {
 	Interface int
 	Node      device.NodeID
@@ -26,80 +26,79 @@ type Message struct {
 	Len       int
 }
 
-// CallInfo is a call that Bus.Do was given.
+// CallInfo is a call passed to Bus.Do.
 type CallInfo struct {
 	Slot int
 	Long bool
 	Call device.Call
 }
 
-// Caps is what the node's CAPS reads at first: wide IOVA, 48-bit VA, SVA,
-// TXFIFO, sixteen banks, 512 entries.
+// Caps is the node's initial value of CAPS: wide IOVA, 48-bit VA, SVA, TXFIFO, sixteen banks, 512
+// entries.
 const Caps = device.MaxVABits | device.Slots<<device.CapsBanksShift | device.FIFODepth<<device.CapsDepthShift |
 	device.CapsTXFIFO | device.CapsWideIOVA | device.CapsSVA | device.CapsPeek
 
-// Queues is the device's side of queues in memory (docs/spec/queues.md), for tests of a
-// driver that works by them.
+// Queues is the device's side of queues in memory (docs/spec/queues.md), for tests of a driver
+// that uses them.
 type Queues interface {
 	// Load and Store access their registers.
 	Load(offset uint32) uint64
 	Store(offset uint32, v uint64)
-	// Changed says that causes may have come or gone. True: they go by the event
-	// queue, and no vector is sent for them.
+	// Changed reports that interrupt causes may have changed. It returns true if they are
+	// reported in the event queue, so that no vector is sent.
 	Changed() bool
 }
 
-// Node is a node of registers and a device.Bus to it. It belongs to one
-// goroutine, Post excepted by nothing: tests run on one.
+// Node is a node of registers and a device.Bus to it. It belongs to one goroutine, including
+// Post.
 type Node struct {
-	// Handler takes the vectors.
+	// Handler handles the vectors.
 	Handler device.Handler
-	// Record has accesses noted in Log.
+	// Record enables logging of accesses in Log.
 	Record bool
 	Log    []Access
-	// Bad are the accesses that reach no register: unaligned, of another width,
-	// or to a hole. They read as zero and are ignored on write.
+	// Bad are the accesses that reach no register: unaligned, of the wrong width, or to a hole.
+	// They read as zero and are ignored on write.
 	Bad []Access
-	// Sent are the messages of the packetizers; refused ones are not in it.
+	// Sent are the messages of the packetizers, without refused ones.
 	Sent []Message
-	// Refuse and Busy have the next so many SENDs of an interface end in STATUS
-	// 2, or stay in STATUS 1 (for good: Busy counts looks at STATUS).
+	// Refuse makes that many SENDs of an interface end in STATUS 2. Busy makes that many reads of
+	// its STATUS return 1 (busy).
 	Refuse, Busy [device.Interfaces]int
 	// InFlight are the accesses of a bank that TLBSTATUS still reports.
 	InFlight [device.Slots]int
-	// Sticky has so many writes to a bank's FSR do nothing.
+	// Sticky is the number of writes to a bank's FSR that have no effect.
 	Sticky [device.Slots]int
-	// Err, where not nil, is what every access gives.
+	// Err, if not nil, is the result of every access.
 	Err error
-	// OnAccess, where not nil, sees every access before it happens, and may
-	// change the node: a device that moves between two accesses.
+	// OnAccess, if not nil, is called before every access and may change the node, to simulate
+	// changes between two accesses.
 	OnAccess func(Access)
 
-	// Queues, where not nil, are the node's queues in memory.
+	// Queues, if not nil, are the node's queues in memory.
 	Queues Queues
 
 	// Hold keeps calls in Held instead of running them.
 	Hold bool
 	Held []CallInfo
-	// Calls are all calls given to Do.
+	// Calls are all calls passed to Do.
 	Calls []CallInfo
 	// Vectors counts the vectors sent.
 	Vectors [device.Vectors]int
-	// Timers are the functions that After was given, and Waits how long each
-	// wanted to wait.
+	// Timers are the functions passed to After, and Waits their durations.
 	Timers []func()
 	Waits  []time.Duration
 
 	windows [device.Windows]window
 	rx, tx  fifo
 	status  uint32 // IRQ_STATUS
-	sent    uint32 // STATUS and not MASK, as of the last look
+	sent    uint32 // STATUS and not MASK, as last computed
 	vectors []int
 	posts   []func()
 	calls   []CallInfo
 }
 
-// New makes a node at reset.
+// New returns a node in its reset state.
 func New() *Node {
 	n := &Node{}
 	for w := range device.Windows {
@@ -118,10 +117,10 @@ func New() *Node {
 	return n
 }
 
-// Window gives a window.
+// Window returns a window.
 func (n *Node) Window(w device.WindowID) device.Window { return &n.windows[w] }
 
-// Serve takes h as the handler, delivers what is there, and waits for ctx.
+// Serve sets h as the handler, delivers what is pending, and waits for ctx.
 func (n *Node) Serve(ctx context.Context, h device.Handler) error {
 	n.Handler = h
 	n.Run()
@@ -143,10 +142,10 @@ func (n *Node) Do(slot int, c device.Call, long bool) {
 	n.calls = append(n.calls, i)
 }
 
-// Release lets the first held call run and delivers its end.
+// Release runs the first held call and delivers its completion.
 func (n *Node) Release() { n.ReleaseAt(0) }
 
-// ReleaseAt lets held call k run and delivers its end.
+// ReleaseAt runs held call k and delivers its completion.
 func (n *Node) ReleaseAt(k int) {
 	if k >= len(n.Held) {
 		return
@@ -157,13 +156,13 @@ func (n *Node) ReleaseAt(k int) {
 	i.Call.Done()
 }
 
-// After notes a timer; it fires by Tick.
+// After records a timer; Tick fires it.
 func (n *Node) After(d time.Duration, f func()) {
 	n.Waits = append(n.Waits, d)
 	n.Timers = append(n.Timers, f)
 }
 
-// Tick fires the timers noted so far and runs what they posted.
+// Tick fires the timers recorded so far and runs what they posted.
 func (n *Node) Tick() {
 	t := n.Timers
 	n.Timers = nil
@@ -173,8 +172,8 @@ func (n *Node) Tick() {
 	n.Run()
 }
 
-// Step delivers one thing: a vector, else a posted function, else a call. It
-// gives false when nothing is left.
+// Step delivers one item: a vector, else a posted function, else a call. It returns false if
+// nothing is left.
 func (n *Node) Step() bool {
 	switch {
 	case len(n.vectors) > 0:
@@ -198,10 +197,10 @@ func (n *Node) Step() bool {
 	return true
 }
 
-// maxSteps ends a Run that would not end by itself.
+// maxSteps ends a Run that does not end by itself.
 const maxSteps = 1 << 20
 
-// Run delivers until nothing is left; false when that does not happen.
+// Run delivers until nothing is left; false if that does not happen.
 func (n *Node) Run() bool {
 	for range maxSteps {
 		if !n.Step() {
@@ -211,40 +210,39 @@ func (n *Node) Run() bool {
 	return false
 }
 
-// Get and Get64 look at a register without an access; Set and Set64 put a value
-// there, read-only ones too.
+// Get returns a register's value without an access.
 func (n *Node) Get(w device.WindowID, off uint32) uint32   { return n.windows[w].words[off/4] }
 func (n *Node) Get64(w device.WindowID, off uint32) uint64 { return n.windows[w].get64(off) }
 
-// Set puts a value into a register without an access.
+// Set sets a register, even a read-only one, without an access.
 func (n *Node) Set(w device.WindowID, off, v uint32) { n.windows[w].set(off, v) }
 
 // Set64 is Set for 64 bits.
 func (n *Node) Set64(w device.WindowID, off uint32, v uint64) { n.windows[w].set64(off, v) }
 
-// Push puts an entry into RXFIFO; a full one drops it and sets overflow.
+// Push pushes an entry into RXFIFO; if it is full, the entry is dropped and overflow set.
 func (n *Node) Push(e device.FaultEntry, ext uint32) {
 	n.rx.push(e.Words(), ext)
 	n.irq()
 }
 
-// PushTX puts an entry into TXFIFO.
+// PushTX pushes an entry into TXFIFO.
 func (n *Node) PushTX(e device.FaultEntry, ext uint32) {
 	n.tx.push(e.Words(), ext)
 	n.irq()
 }
 
-// PushWords puts four words into RXFIFO as they are.
+// PushWords pushes four words into RXFIFO unchanged.
 func (n *Node) PushWords(w [4]uint32, ext uint32) {
 	n.rx.push(w, ext)
 	n.irq()
 }
 
-// Levels gives how many entries RXFIFO and TXFIFO hold.
+// Levels returns the number of entries in RXFIFO and TXFIFO.
 func (n *Node) Levels() (rx, tx int) { return n.rx.level, n.tx.level }
 
-// Fault records a translation fault in a bank: FSR, FAR and FSYNR0 where FSR is
-// zero, else MULTI alone (spec/hardware.md 5).
+// Fault records a translation fault in a bank: FSR, FAR and FSYNR0 if FSR is zero, otherwise only
+// MULTI (spec/hardware.md 5).
 func (n *Node) Fault(bank int, va device.VA, write bool) {
 	w := &n.windows[device.SMMU]
 	fsr := device.Bank(bank, device.FSR)
@@ -262,8 +260,8 @@ func (n *Node) Fault(bank int, va device.VA, write bool) {
 	n.irq()
 }
 
-// GlobalFault records a global fault, of a kind of device.GFSR…, or MULTI where one
-// is recorded already.
+// GlobalFault records a global fault of a kind of device.GFSR…, or MULTI if one is already
+// recorded.
 func (n *Node) GlobalFault(kind uint32) {
 	w := &n.windows[device.SMMU]
 	if old := w.words[(device.SMMUGR0+device.GFSR)/4]; old != 0 {
@@ -273,7 +271,7 @@ func (n *Node) GlobalFault(kind uint32) {
 	n.irq()
 }
 
-// Peek gives entry i of RXFIFO, or of TXFIFO, and its EXT; false past the end.
+// Peek returns entry i of RXFIFO, or of TXFIFO, and its EXT; false past the end.
 func (n *Node) Peek(tx bool, i int) (words [4]uint32, ext uint32, ok bool) {
 	f := n.fifo(tx)
 	if i >= f.level {
@@ -283,14 +281,14 @@ func (n *Node) Peek(tx bool, i int) (words [4]uint32, ext uint32, ok bool) {
 	return e.words, e.ext, true
 }
 
-// Pop takes the head of RXFIFO, or of TXFIFO.
+// Pop removes the head of RXFIFO, or of TXFIFO.
 func (n *Node) Pop(tx bool) {
 	f := n.fifo(tx)
 	f.head, f.seen = (f.head+1)%device.FIFODepth, 0
 	f.level--
 }
 
-// Overflow tells whether RXFIFO, or TXFIFO, has lost entries; clear has it forgotten.
+// Overflow reports whether RXFIFO, or TXFIFO, has lost entries; clear resets that.
 func (n *Node) Overflow(tx, clear bool) bool {
 	f := n.fifo(tx)
 	was := f.overflow
@@ -311,7 +309,7 @@ func (n *Node) Vector(v int) {
 	n.vectors = append(n.vectors, v)
 }
 
-// irq latches the causes that hold and sends the vectors that rise.
+// irq latches the causes that hold and sends the vectors that have risen.
 func (n *Node) irq() {
 	if n.Queues != nil && n.Queues.Changed() {
 		return

@@ -16,7 +16,7 @@ func (w *window) get64(off uint32) uint64 {
 	return uint64(w.words[off/4]) | uint64(w.words[off/4+1])<<32
 }
 
-// begin notes an access; false when it does not reach a register.
+// begin records an access; false if it does not reach a register.
 func (w *window) begin(a Access) (bool, error) {
 	n := w.n
 	if n.OnAccess != nil {
@@ -38,7 +38,7 @@ func (w *window) begin(a Access) (bool, error) {
 	return true, nil
 }
 
-// done completes the note of a read with its value.
+// done adds the value read to the recorded access.
 func (w *window) done(v uint64) {
 	if n := w.n; n.Record && len(n.Log) > 0 {
 		n.Log[len(n.Log)-1].Value = v
@@ -106,7 +106,7 @@ func (w *window) Write32(off, v uint32) error {
 		n.Queues.Store(off, uint64(v))
 	case w.id == device.PL && off == device.PLIRQStatus:
 		n.status &^= v
-		// The edge must be seen: down, and up again if the cause holds.
+		// The edge must be visible: down, and up again if the cause holds.
 		n.sent &= n.status
 	case w.id == device.PL && off == device.PLRXFIFOStatus:
 		n.rx.clear(v)
@@ -146,12 +146,12 @@ func (w *window) Write64(off uint32, v uint64) error {
 	return nil
 }
 
-// queueRegister tells whether a register of window pl is one of the queues'.
+// queueRegister reports whether a register of window pl belongs to the queues.
 func queueRegister(off uint32) bool {
 	return off >= device.PLEventQueue && off <= device.PLCommandQueue+device.QueueDoorbell
 }
 
-// readPL reads what of window pl is not plain memory.
+// readPL reads the registers of window pl that are not plain memory.
 func (n *Node) readPL(off, v uint32) uint32 {
 	switch off {
 	case device.PLIRQStatus:
@@ -172,7 +172,7 @@ func (n *Node) readPL(off, v uint32) uint32 {
 	return v
 }
 
-// readPktz takes a look at STATUS off the count of a busy interface.
+// readPktz counts a read of STATUS down for a busy interface.
 func (n *Node) readPktz(off uint32, v uint64) uint64 {
 	if off%device.PktzChannelStride != device.PktzStatus {
 		return v
@@ -188,7 +188,7 @@ func (n *Node) readPktz(off uint32, v uint64) uint64 {
 	return v
 }
 
-// writePktz sends on a write to SEND.
+// writePktz sends a message on a write to SEND.
 func (n *Node) writePktz(off uint32, v uint64) {
 	w := &n.windows[device.PKTZ]
 	w.words[off/4] = uint32(v)
@@ -239,7 +239,7 @@ func (f *fifo) push(w [4]uint32, ext uint32) {
 	f.level++
 }
 
-// read reads word i of the head; d pops if a, b and c have been read.
+// read reads word i of the head; reading d pops if a, b and c have been read.
 func (f *fifo) read(i int) uint32 {
 	if f.level == 0 {
 		return 0

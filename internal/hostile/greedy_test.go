@@ -55,7 +55,7 @@ func slotsRunOut(t *testing.T, w *world) {
 		if user.slots == 8 {
 			refused(p, attachOrder{UID: user.uid, Group: "g8"}, "of its 8 slots")
 		} else {
-			refused(p, attachOrder{UID: user.uid, Group: "g6"}, "kept for a user who has none")
+			refused(p, attachOrder{UID: user.uid, Group: "g6"}, "reserved for a user who has none")
 		}
 		last = p
 	}

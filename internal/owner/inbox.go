@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inbox is what other goroutines want from the owner, in the order in which they asked.
+// inbox holds the requests of other goroutines to the owner, in order.
 type inbox[M any] struct {
 	mu     sync.Mutex // guards list and event
 	list   []item[M]
@@ -21,7 +21,7 @@ type inbox[M any] struct {
 	spare []item[M] // the owner's: the list that it took last
 }
 
-// item is a function that the owner is to run, or a message.
+// item is a function for the owner to run, or a message.
 type item[M any] struct {
 	f func()
 	m M
@@ -47,10 +47,10 @@ func (in *inbox[M]) close() error {
 	return os.NewSyscallError("close", unix.Close(fd))
 }
 
-// Post has f run on the owner. Any goroutine may call it.
+// Post makes the owner run f. Any goroutine may call it.
 func (in *inbox[M]) Post(f func()) { in.add(item[M]{f: f}) }
 
-// Send hands a message to the owner. Any goroutine may call it.
+// Send sends a message to the owner. Any goroutine may call it.
 func (in *inbox[M]) Send(m M) { in.add(item[M]{m: m}) }
 
 func (in *inbox[M]) add(it item[M]) {
@@ -61,7 +61,7 @@ func (in *inbox[M]) add(it item[M]) {
 	in.wake()
 }
 
-// Wake ends the owner's sleep. Any goroutine may call it.
+// Wake wakes the owner. Any goroutine may call it.
 func (in *inbox[M]) Wake() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -73,7 +73,7 @@ func (in *inbox[M]) wake() {
 		return
 	}
 	one := [8]byte{1}
-	// An eventfd that is full wakes as well; one that was not written does not.
+	// A write to a full eventfd wakes, too; an interrupted one does not.
 	for {
 		if _, err := unix.Write(in.event, one[:]); !errors.Is(err, unix.EINTR) {
 			return
@@ -81,10 +81,10 @@ func (in *inbox[M]) wake() {
 	}
 }
 
-// Posted reports whether there is something to take.
+// Posted reports whether the inbox is not empty.
 func (in *inbox[M]) Posted() bool { return in.some.Load() }
 
-// Take runs what was posted, and calls message with what was sent.
+// Take runs the posted functions and calls message with each message.
 func (in *inbox[M]) Take(message func(M)) {
 	in.mu.Lock()
 	list := in.list

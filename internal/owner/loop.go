@@ -1,13 +1,13 @@
-// Package owner is the loop of the goroutine that owns the state of a machine's nodes: its
-// inbox, to which any goroutine posts; the processes and descriptors that want something
-// of it; and how it waits while there is nothing to do. What the owner does with all that
-// belongs to its user, whose passes call Take and Look, and whose sleep is
+// Package owner is the loop of the goroutine that owns the state of a machine's nodes: its inbox,
+// to which any goroutine posts; the processes and descriptors that it serves; and how it sleeps
+// when idle. The work itself belongs to its user, whose passes call Take and Look, and which
+// sleeps by
 //
-//	Doze; where nothing has come meanwhile: Wait; Rouse.
+//	Doze; if nothing has arrived meanwhile: Wait; Rouse.
 //
-// A process is looked at in every pass only while it publishes. One that has been quiet
-// for a while is cold: it is told that the owner sleeps, and its eventfd brings it back.
-// So a pass costs the same beside a thousand idle processes as beside one.
+// A process is polled in every pass only while it publishes. One that has been quiet for a while
+// becomes cold: its asleep flag is set, and its eventfd brings it back. So a pass costs the same
+// with a thousand idle processes as with one.
 package owner
 
 import (
@@ -25,39 +25,38 @@ import (
 
 // Values below are defined by this project.
 const (
-	// quietTime is for how long a process publishes nothing until it is cold.
+	// quietTime is how long a process must publish nothing before it becomes cold.
 	quietTime = int64(time.Millisecond)
-	// pollTime is how often the descriptors are looked at beside work: the kick of a cold
-	// process waits for that.
+	// pollTime is the interval between polls of the descriptors while the owner is busy: the kick
+	// of a cold process may wait that long.
 	pollTime = int64(20 * time.Microsecond)
-	// A kick for which there is nothing costs the owner a wake-up and a look around.
-	// vainKicks is how many of these a user may have at once, and vainTime after what
-	// time one more; so long a process that has had too many is left alone. A process that
-	// publishes much kicks in vain now and then, since the owner sees what it publishes
-	// before it sees the kick: each kick that brings something repays vainRepaid.
+	// A kick without work costs the owner a wake-up and a pass. A user may send vainKicks of them
+	// at once, and one more per vainTime; a process that exceeds this is muted for that time. A
+	// process that publishes much sometimes kicks in vain, because the owner sees its publication
+	// before the kick: each kick with work restores vainRepaid.
 	vainKicks  = 64
 	vainTime   = 10 * time.Millisecond
 	vainRepaid = 4
 )
 
-// Loop is the loop of one owner. M is what others send it, S what it keeps for each
-// process. Its methods are for the owner alone where they do not say otherwise.
+// Loop is the loop of one owner. M is the type of its messages, S the owner's state per process.
+// Its methods are for the owner only unless they say otherwise.
 type Loop[M, S any] struct {
 	inbox[M]
 	user      User[S]
 	epoll     int
 	processes map[int32]*Process[S] // by their eventfds
-	hot       []*Process[S]         // looked at in every pass
-	turn      int                   // of hot: looked at last
-	vain      *quota.Rate           // kicks that bring nothing
-	polled    int64                 // when the descriptors were looked at last
-	dozing    bool                  // the hot processes were told that the owner sleeps
+	hot       []*Process[S]         // polled in every pass
+	turn      int                   // of hot: polled last
+	vain      *quota.Rate           // kicks without work
+	polled    int64                 // when the descriptors were last polled
+	dozing    bool                  // the asleep flags of the hot processes are set
 	fired     [64]unix.EpollEvent
-	waiting   int // of fired: not taken yet
+	waiting   int // of fired: not yet handled
 	done      chan struct{}
 }
 
-// New makes the loop of an owner. Close must follow.
+// New returns the loop of an owner. The caller must call Close.
 func New[M, S any](u User[S]) (*Loop[M, S], error) {
 	l := &Loop[M, S]{user: u, processes: map[int32]*Process[S]{}, vain: quota.NewRate(vainKicks, vainTime), done: make(chan struct{})}
 	l.event = -1
@@ -74,8 +73,8 @@ func New[M, S any](u User[S]) (*Loop[M, S], error) {
 	return l, nil
 }
 
-// Close releases the loop's descriptors. The owner must not run; any goroutine may call
-// it, and it may be called again.
+// Close releases the loop's descriptors. The owner must not run. Any goroutine may call it, even
+// repeatedly.
 func (l *Loop[M, S]) Close() error {
 	err := l.close()
 	if l.epoll >= 0 {
@@ -85,14 +84,14 @@ func (l *Loop[M, S]) Close() error {
 	return err
 }
 
-// End says that the owner runs no more: Do returns false from now on.
+// End marks the owner as ended: Do returns false from now on.
 func (l *Loop[M, S]) End() { close(l.done) }
 
-// Done is closed by End. Any goroutine may use it.
+// Done returns a channel that End closes. Any goroutine may use it.
 func (l *Loop[M, S]) Done() <-chan struct{} { return l.done }
 
-// Do has the owner run f, and waits until it has. It returns false if the owner has ended,
-// where f may not have been run. Any goroutine but the owner may call it.
+// Do makes the owner run f and waits until it has. It returns false if the owner has ended; f may
+// not have run then. Any goroutine but the owner may call it.
 func (l *Loop[M, S]) Do(f func()) bool {
 	over := make(chan struct{})
 	l.Post(func() { defer close(over); f() })
@@ -104,8 +103,7 @@ func (l *Loop[M, S]) Do(f func()) bool {
 	}
 }
 
-// Watch has User.Fired called when a descriptor becomes readable, and ends the owner's
-// sleep then.
+// Watch makes User.Fired be called, and the owner wake, when a descriptor becomes readable.
 func (l *Loop[M, S]) Watch(fd int) error {
 	// Edge-triggered and never read: a peer could make its eventfd block.
 	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
@@ -115,21 +113,21 @@ func (l *Loop[M, S]) Watch(fd int) error {
 	return nil
 }
 
-// unwatch ends that.
+// unwatch undoes Watch.
 func (l *Loop[M, S]) unwatch(fd int) { _ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
 
-// Attach has a process looked at.
+// Attach starts serving a process.
 func (l *Loop[M, S]) Attach(p *Process[S], now int64) error {
 	if err := l.Watch(p.Wake); err != nil {
 		return err
 	}
-	p.kick = p.Pages.Kick() - 1 // what it has published before is looked at
+	p.kick = p.Pages.Kick() - 1 // so that what it has published before is found
 	l.processes[int32(p.Wake)] = p
 	l.Heat(p, now)
 	return nil
 }
 
-// Detach lets a process go.
+// Detach stops serving a process.
 func (l *Loop[M, S]) Detach(p *Process[S]) {
 	l.unwatch(p.Wake)
 	delete(l.processes, int32(p.Wake))
@@ -138,10 +136,10 @@ func (l *Loop[M, S]) Detach(p *Process[S]) {
 	}
 }
 
-// Hot returns the processes that are looked at in every pass. They are the loop's.
+// Hot returns the processes that are polled in every pass. The slice belongs to the loop.
 func (l *Loop[M, S]) Hot() []*Process[S] { return l.hot }
 
-// Heat has a process looked at in every pass, until it is quiet and User.Busy is false.
+// Heat makes a process hot: it is polled in every pass until it is quiet and User.Busy is false.
 func (l *Loop[M, S]) Heat(p *Process[S], now int64) {
 	if p.hot {
 		return
@@ -151,9 +149,8 @@ func (l *Loop[M, S]) Heat(p *Process[S], now int64) {
 	l.hot = append(l.hot, p)
 }
 
-// cool leaves number i of the hot processes to its eventfd. It returns false if the process
-// has published something meanwhile: either the owner sees that, or the process sees that
-// the owner sleeps.
+// cool leaves hot process i to its eventfd. It returns false if the process has published
+// something meanwhile: either the owner sees that, or the process sees the asleep flag.
 func (l *Loop[M, S]) cool(i int) bool {
 	p := l.hot[i]
 	p.setAsleep(true)
@@ -175,8 +172,8 @@ func (l *Loop[M, S]) drop(i int) {
 	}
 }
 
-// Look takes what processes have published, in turns, until enough returns true: what it
-// began with in the last pass comes last. It reports whether there was anything.
+// Look handles what processes have published, round robin, until enough returns true; the next
+// pass begins after the process handled last. It reports whether there was anything.
 func (l *Loop[M, S]) Look(now int64, enough func() bool) (any bool) {
 	if !l.dozing && len(l.processes) > len(l.hot) && now-l.polled >= pollTime {
 		l.Poll(now)
@@ -197,7 +194,7 @@ func (l *Loop[M, S]) Look(now int64, enough func() bool) (any bool) {
 	return any
 }
 
-// kicked takes a kick of a process, or looks for what an earlier one announced. It reports
+// kicked handles a kick of a process, or looks for what an earlier one announced. It reports
 // whether there was anything.
 func (l *Loop[M, S]) kicked(p *Process[S], k uint32, now int64) bool {
 	again := k == p.kick
@@ -215,7 +212,7 @@ func (l *Loop[M, S]) kicked(p *Process[S], k uint32, now int64) bool {
 	return false
 }
 
-// deaf reports whether a process's kicks are left alone still.
+// deaf reports whether a process is still muted.
 func (l *Loop[M, S]) deaf(p *Process[S], now int64) bool {
 	switch {
 	case p.muted == 0:
@@ -223,14 +220,14 @@ func (l *Loop[M, S]) deaf(p *Process[S], now int64) bool {
 	case now < p.muted:
 		return true
 	case l.Watch(p.Wake) != nil:
-		p.muted = now + int64(vainTime) // once more then
+		p.muted = now + int64(vainTime) // try again then
 		return true
 	}
 	p.muted = 0
 	return false
 }
 
-// Rung reports whether a process that is looked at has published something.
+// Rung reports whether a hot process has published something.
 func (l *Loop[M, S]) Rung() bool {
 	for _, p := range l.hot {
 		if p.muted == 0 && (p.sends || !p.Seen()) {
@@ -240,18 +237,18 @@ func (l *Loop[M, S]) Rung() bool {
 	return false
 }
 
-// Poll looks at the descriptors. Not between Doze and Rouse.
+// Poll polls the descriptors. It must not be called between Doze and Rouse.
 func (l *Loop[M, S]) Poll(now int64) {
 	l.Wait(0)
 	l.take(now)
 }
 
-// take takes the descriptors that have fired.
+// take handles the descriptors that have fired.
 func (l *Loop[M, S]) take(now int64) {
 	n := l.waiting
 	l.waiting, l.polled = 0, now
 	if n == len(l.fired) {
-		l.polled = now - pollTime // there may be more
+		l.polled = now - pollTime // there may be more events
 	}
 	for i := range n {
 		fd := l.fired[i].Fd
@@ -265,8 +262,8 @@ func (l *Loop[M, S]) take(now int64) {
 	}
 }
 
-// Doze tells everybody to wake the owner from now on. Rouse must follow. Either the owner
-// finds what was published, when it looks once more, or its publisher finds that the owner
+// Doze tells all publishers to wake the owner from now on. The caller must call Rouse. Either the
+// owner finds the publication when it looks once more, or the publisher sees that the owner
 // sleeps.
 func (l *Loop[M, S]) Doze() {
 	l.asleep.Store(true)
@@ -276,14 +273,14 @@ func (l *Loop[M, S]) Doze() {
 	}
 }
 
-// Wait sleeps until a process, a descriptor or the inbox wakes the owner, or until timeout
-// has passed; a negative one never does. It reports whether something has fired.
+// Wait sleeps until a process, a descriptor or the inbox wakes the owner, or until timeout has
+// passed; a negative timeout never does. It reports whether a descriptor has fired.
 func (l *Loop[M, S]) Wait(timeout time.Duration) bool {
 	l.waiting = wait(l.epoll, l.fired[:], timeout)
 	return l.waiting > 0
 }
 
-// Rouse ends what Doze began, and takes what has fired.
+// Rouse undoes Doze and handles the descriptors that have fired.
 func (l *Loop[M, S]) Rouse(now int64) {
 	l.asleep.Store(false)
 	l.dozing = false
@@ -293,8 +290,8 @@ func (l *Loop[M, S]) Rouse(now int64) {
 	}
 }
 
-// Unmute returns how long it is until the kicks of some process are looked at again;
-// negative: there is none.
+// Unmute returns the time until the first muted process is served again, negative if no process
+// is muted.
 func (l *Loop[M, S]) Unmute(now int64) (left time.Duration) {
 	left = -1
 	for _, p := range l.hot {

@@ -6,54 +6,54 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How the owner finds that others want its processor. Values are defined by this project.
+// How the owner detects contention for its processor. Values are defined by this project.
 const (
-	// offerAfter is how long it looks for work before it offers the processor, and
-	// between one offer and the next.
+	// offerAfter is how long the owner polls before it first yields the processor; offerAgain is
+	// the interval between further yields.
 	offerAfter = 20 * time.Microsecond
 	offerAgain = 100 * time.Microsecond
-	// taken is how long an offer takes at least where somebody had work to do, and
-	// did not just wake, look around and sleep again.
+	// taken is the minimum duration of a yield in which another thread did real work, instead of
+	// only waking, polling and sleeping again.
 	taken = 100 * time.Microsecond
-	// crowdedTime is for how long the engine does not look for work after that, but
-	// sleeps, so that the kernel can put it where there is room; twice as long each
-	// time that it finds the processor taken again, mostCrowded at most.
+	// crowdedTime is how long the owner then sleeps instead of polling, so that the kernel can
+	// move it to a free processor. It doubles each time the processor is found taken again, up to
+	// mostCrowded.
 	crowdedTime = 2 * time.Millisecond
 	mostCrowded = 100 * time.Millisecond
 )
 
-// Patience decides how long an owner that has nothing to do looks for work before it
-// sleeps. Looking is cheaper than to be woken, unless another thread waits for the
-// processor meanwhile: it may be the very process whose doorbell would be seen.
+// Patience decides how long an idle owner polls before it sleeps. Polling is cheaper than being
+// woken, unless another thread waits for the processor: it may be the very process whose doorbell
+// the owner polls for.
 type Patience struct {
 	base, most int64 // bounds of spin, ns
-	spin       int64 // how long it looks at present
-	least      int64 // how long it looks at least this time
-	since      int64 // when it began, -1: it works
-	offer      int64 // when the processor is offered next
-	crowded    int64 // until then it does not look
-	avoid      int64 // for how long it did not look the last time, 0: there was room
+	spin       int64 // how long it currently polls
+	least      int64 // how long it polls at least this time
+	since      int64 // when it began to poll, -1: it is working
+	offer      int64 // when the processor is yielded next
+	crowded    int64 // until then it does not poll
+	avoid      int64 // the last duration without polling, 0: there was no contention
 }
 
-// NewPatience returns the patience of an owner that looks for base before it sleeps, and
-// longer, most at most, while work comes soon after it has fallen asleep. A base that is
-// not positive: it does not look.
+// NewPatience returns the patience of an owner that polls for base before it sleeps, and longer,
+// up to most, while work arrives soon after it has fallen asleep. If base is not positive, it
+// does not poll.
 func NewPatience(base, most time.Duration) Patience {
 	return Patience{base: int64(base), most: int64(most), spin: int64(base), since: -1}
 }
 
-// Busy says that the owner has found work.
+// Busy records that the owner has found work.
 func (p *Patience) Busy() { p.since, p.least = -1, 0 }
 
-// AtLeast has the owner look for d at least, until it finds work: some is about to come.
+// AtLeast makes the owner poll for at least d, until it finds work: some is about to arrive.
 func (p *Patience) AtLeast(d time.Duration) { p.least = int64(d) }
 
-// Since returns when the owner began to look for work.
+// Since returns when the owner began to poll.
 func (p *Patience) Since() int64 { return p.since }
 
-// Idle reports whether the owner is to sleep. It offers the processor at times, by yield,
-// which returns for how many ns others had it. asked: a helper was asked, who may need this
-// very processor.
+// Idle reports whether the owner should sleep. At times it yields the processor by calling yield,
+// which returns for how many ns other threads ran. asked means that a helper was asked, which may
+// need this very processor.
 func (p *Patience) Idle(now int64, asked bool, yield func() int64) (sleep bool) {
 	if p.since < 0 {
 		p.since, p.offer = now, now+int64(offerAfter)
@@ -76,9 +76,8 @@ func (p *Patience) Idle(now int64, asked bool, yield func() int64) (sleep bool) 
 	return false
 }
 
-// Slept takes for how many ns the owner slept. Work that comes soon after falling asleep
-// would have been cheaper to wait for: the owner looks longer the next time, as long as
-// that is so.
+// Slept records that the owner slept for d ns. Polling for work that arrives soon after falling
+// asleep would have been cheaper, so the owner then polls longer the next time.
 func (p *Patience) Slept(d int64) {
 	p.since = -1
 	if d < p.most {
@@ -88,5 +87,5 @@ func (p *Patience) Slept(d int64) {
 	}
 }
 
-// Yield offers the processor to other threads.
+// Yield yields the processor to other threads.
 func Yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

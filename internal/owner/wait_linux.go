@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wait sleeps until a descriptor of an epoll fires, or for timeout; a negative one is for
-// ever. It is a system call that the scheduler knows of (Syscall, not RawSyscall), so that
-// a collection of garbage does not wait for it. It returns how many have fired.
+// wait sleeps until a descriptor of an epoll fires, or for timeout; a negative timeout means for
+// ever. It returns how many have fired. The scheduler knows of the system call (Syscall, not
+// RawSyscall), so that garbage collection does not wait for it.
 func wait(epoll int, fired []unix.EpollEvent, timeout time.Duration) int {
 	var ts *unix.Timespec
 	if timeout >= 0 {
@@ -21,7 +21,7 @@ func wait(epoll int, fired []unix.EpollEvent, timeout time.Duration) int {
 		uintptr(len(fired)), uintptr(unsafe.Pointer(ts)), 0, 0)
 	runtime.KeepAlive(ts)
 	if errno != 0 {
-		return 0 // a signal: the caller looks around and sleeps again
+		return 0 // a signal: the caller checks its work and sleeps again
 	}
 	return int(n)
 }

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Base gives CLOCK_MONOTONIC at the moment from which now counts, ns: the difference
-// of the two clocks, by the tightest of some looks. It is the kernel's own, as eBPF has it,
-// whatever time namespace the process is in (time_namespaces(7)).
+// Base returns CLOCK_MONOTONIC, in ns, at the moment from which now counts. It reads both
+// clocks several times and uses the closest pair. The result is the kernel's own clock, as eBPF
+// reads it, in any time namespace (time_namespaces(7)).
 func Base(now func() int64) (int64, error) {
 	const looks = 16
 	var best, base int64 = -1, 0
@@ -26,12 +26,13 @@ func Base(now func() int64) (int64, error) {
 			best, base = took, ts.Nano()-before-took/2
 		}
 	}
-	// A kernel without time namespaces has no such file.
+	// A kernel without time namespaces does not have this file.
 	text, _ := os.ReadFile("/proc/self/timens_offsets")
 	return base - offset(string(text)), nil
 }
 
-// offset returns what a time namespace adds to CLOCK_MONOTONIC, ns, from /proc/PID/timens_offsets.
+// offset returns how many ns a time namespace adds to CLOCK_MONOTONIC, from
+// /proc/PID/timens_offsets.
 func offset(text string) int64 {
 	for line := range strings.Lines(text) {
 		var s, ns int64

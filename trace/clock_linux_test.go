@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process in a time namespace has the time that others have, and the kernel.
+// A process in a time namespace gets the same time as other processes and the kernel.
 func TestBaseInATimeNamespace(t *testing.T) {
 	monotonic := func() int64 {
 		var ts unix.Timespec

@@ -1,8 +1,7 @@
-// Package trace is what pfd shows of its faults to whoever looks from outside: the
-// record, a log of records, and the probe point at which batches of them can be
-// read. Where nobody looks a record is not even made; a batch that is shown costs a
-// call of an empty function, and the uprobe where one is attached there.
+// Package trace makes pfd's faults visible to external tracers: the record, a log of records,
+// and the probe point where batches of them can be read. Without a tracer no record is made.
+// Showing a batch costs a call of an empty function, plus the uprobe if one is attached.
 //
-// The record is an interface between programs that were not built together. It has
-// a version, and docs/tracing.md describes it; trace/probe reads it.
+// The record is an interface between programs that are built separately. It has a version and
+// is described in docs/tracing.md; trace/probe reads it.
 package trace

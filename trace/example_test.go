@@ -6,8 +6,8 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// A program that shows its faults: records wait in a Log until they are shown, a batch at
-// a time, to whoever traces the process.
+// A program that shows its faults: records wait in a Log until a batch of them is shown to the
+// process's tracers.
 func ExampleLog() {
 	var log trace.Log
 	log.Add(&trace.Record{Kind: trace.Fault, Node: 1, Page: 0x7f0000001000})

@@ -2,7 +2,7 @@ package trace
 
 import "testing"
 
-// A batch is shown when it is full, and by Show; what waits can be completed.
+// A batch is shown when it is full, and by Show. Waiting records can be completed.
 func TestLog(t *testing.T) {
 	if On() {
 		t.Skip("somebody traces this program")
@@ -27,7 +27,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// In a time namespace the clock is off by what the namespace adds.
+// In a time namespace the clock differs by the namespace's offset.
 func TestOffset(t *testing.T) {
 	for text, want := range map[string]int64{
 		"monotonic     1000000         7\nboottime            5         0\n": 1000000*1e9 + 7,
@@ -41,7 +41,7 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// The base makes CLOCK_MONOTONIC of a clock that began at any time.
+// Base relates any clock to CLOCK_MONOTONIC.
 func TestBase(t *testing.T) {
 	at := int64(5000)
 	first, err := Base(func() int64 { at += 10; return at })

@@ -2,31 +2,31 @@ package trace
 
 import "structs"
 
-// Version is the layout's. It stands in the code of the probe point, and a tracer
-// attaches to no other.
+// Version is the version of the layout. It is part of the code of the probe point, and a tracer
+// attaches to no other version.
 const Version = 1
 
-// Size is that of a Record, bytes.
+// Size is the size of a Record in bytes.
 const Size = 128
 
-// Kind says what a Record tells of.
+// Kind is the kind of event in a Record.
 type Kind uint8
 
 // The kinds.
 const (
-	// Fault: the outcome of a page fault is final. Its times are when the interrupt
-	// half ran, the FIFO entry was read, the page-in began and ended, and the request
-	// for retransmission went out or the process was asked.
+	// Fault: the outcome of a page fault is final. Its times are when the interrupt half ran,
+	// the FIFO entry was read, the page-in began and ended, and the request for retransmission
+	// was sent or the process was asked.
 	Fault Kind = 1 + iota
-	// PageIn: a page-in has ended, be there a fault that waits for it or not. Its
-	// times are when it began and ended.
+	// PageIn: a page-in has ended, whether or not a fault waits for it. Its times are when it
+	// began and ended.
 	PageIn
-	// Block: a block that was refused or asked for again has been acknowledged,
-	// refused once more, or ended. Its times are when the process rang (by its own
-	// word), pfd saw the doorbell, the block was out, it was acknowledged, the
-	// transfer's done was published, and the process saw that (by its own word).
+	// Block: a block that was refused or requested again was acknowledged, refused once more,
+	// or ended. Its times are when the process rang (its own statement), pfd saw the doorbell,
+	// the block was sent, it was acknowledged, the transfer's done was published, and the
+	// process saw that (its own statement).
 	Block
-	// Client: a process is attached to a slot, or with Final was. It has no times.
+	// Client: a process is attached to a slot; with Final, it was. It has no times.
 	Client
 )
 
@@ -51,24 +51,23 @@ const (
 
 // Flags of a Record.
 const (
-	// Write: a fault at the destination of a transfer, not at its source.
+	// Write: the fault is at the destination of a transfer, not at its source.
 	Write = 1 << iota
-	// HasBlock: the fault names a block: Source, Transaction and Sequence.
+	// HasBlock: the fault names a block by Source, Transaction and Sequence.
 	HasBlock
-	// Answers: of the faults of a block that was answered together, this one stands
-	// for the answer.
+	// Answers: among the faults of a block that were answered together, this one represents the
+	// answer.
 	Answers
 	// Final: the block's last record.
 	Final
-	// First: the block was refused for the first time: Rung and Kicked are of it.
+	// First: this was the first refusal of the block; Rung and Kicked belong to it.
 	First
-	// Brought: some page of a page-in is there now.
+	// Brought: the page-in made at least one page present.
 	Brought
 )
 
-// Record is one event, in the layout in which it is shown: little-endian or
-// big-endian as the machine, without holes. Times are nanoseconds of
-// CLOCK_MONOTONIC, 0 where the stage was not reached or is not known.
+// Record is one event in the layout that is shown: the machine's byte order, without padding.
+// Times are nanoseconds of CLOCK_MONOTONIC; 0 means not reached or not known.
 type Record struct {
 	_           structs.HostLayout
 	Kind        Kind   // 0
@@ -79,20 +78,20 @@ type Record struct {
 	Policy      uint8  // 5: pagein.Policy
 	Slot        uint8  // 6: of the domain
 	Channel     uint8  // 7: of a block's transfer
-	Node        uint32 // 8: whose driver or firmware it is
+	Node        uint32 // 8: the node whose driver or firmware recorded it
 	Source      uint32 // 12: node that sends the block
 	PDID        uint16 // 16: of the domain
 	Transaction uint16 // 18
-	Sequence    uint16 // 20: of the sending that was refused
-	Status      uint16 // 22: of a block that ended, 0 acknowledged
-	Pages       uint32 // 24: of a page-in, that are there now and were not
+	Sequence    uint16 // 20: of the refused transmission
+	Status      uint16 // 22: of a block that ended; 0: acknowledged
+	Pages       uint32 // 24: of a page-in: pages that it made present
 	Again       uint32 // 28: retransmissions of the block
-	Fabric      uint64 // 32: what ties blocks to faults beside the sender's numbers
+	Fabric      uint64 // 32: joins blocks to faults, with the sender's numbers
 	Page        uint64 // 40: the address of the first page
-	Span        uint32 // 48: pages asked for by a page-in
-	Process     uint32 // 52: pid of the slot's process, as pfd sees it; 0 unknown
+	Span        uint32 // 48: pages requested by a page-in
+	Process     uint32 // 52: pid of the slot's process, as pfd sees it; 0: unknown
 	_           [2]uint32
 	Times       [6]int64 // 64
-	Obeyed      int64    // 112: of a block, when the request for its retransmission was obeyed
+	Obeyed      int64    // 112: of a block: when the request for its retransmission was executed
 	_           int64
 }

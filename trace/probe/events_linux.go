@@ -29,19 +29,20 @@ type Event struct {
 	Method      string `json:"method"`
 	Kind        string `json:"kind"`
 	Outcome     string `json:"outcome"`
-	Status      uint16 `json:"status"` // of the block, 0 acknowledged
+	Status      uint16 `json:"status"` // of the block; 0: acknowledged
 	Again       uint32 `json:"retransmissions"`
 	StartNS     uint64 `json:"start_ns"` // CLOCK_MONOTONIC
 	TotalNS     uint64 `json:"total_ns"`
-	// StagesNS has the stages' times by their names; what is not known is left out.
+	// StagesNS has the duration of each stage by name; unknown ones are missing.
 	StagesNS map[string]int64 `json:"stages_ns"`
-	// PreemptedNS and SleptNS are what of them pfd's thread was without a processor.
+	// PreemptedNS and SleptNS are the parts of the stages during which pfd's thread was
+	// preempted or asleep.
 	PreemptedNS map[string]int64 `json:"preempted_ns,omitempty"`
 	SleptNS     map[string]int64 `json:"slept_ns,omitempty"`
-	// Shared: a process ran on the processor of pfd's thread meanwhile.
+	// Shared: an attached process ran on the processor of pfd's thread during the fault.
 	Shared bool `json:"shared,omitempty"`
-	// Half is HalfDriver or HalfSender where that is all that is known of a fault of a
-	// device elsewhere. Of a sender's half the stage resend begins with raise.
+	// Half is HalfDriver or HalfSender if only that half of a fault of a device elsewhere is
+	// known. In a sender's half the stage resend begins with raise.
 	Half string `json:"half,omitempty"`
 }
 
@@ -78,7 +79,7 @@ func eventOf(e *probeFaultEvent) Event {
 	return v
 }
 
-// Slowest reads the slowest faults, the slowest first.
+// Slowest returns the slowest faults in descending order.
 func (m *Maps) Slowest() ([]Event, error) {
 	var list []Event
 	var i uint32
@@ -96,18 +97,18 @@ func (m *Maps) Slowest() ([]Event, error) {
 	return list, nil
 }
 
-// Filter says which events are wanted; nil: any.
+// Filter selects events; nil selects any.
 type Filter struct {
 	Node, PDID *uint32
 	Kind       string // "": any
 	SlowerNS   uint64
 }
 
-// Kinds gives the kinds of faults that a Filter knows.
+// Kinds returns the kinds of faults that a Filter accepts.
 func Kinds() []string { return kindNames[:] }
 
-// Events calls f with each event until ctx ends. One reader at a time: the error
-// matches os.ErrExist where there is another. What nobody read in time is counted.
+// Events calls f with each event until ctx ends. Only one process can read: if another one
+// reads, the error matches os.ErrExist. Events that are not read in time are counted.
 func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) error {
 	settings := m.maps[settingsMap]
 	var s probeSettings
@@ -116,7 +117,7 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 	}
 	if s.Events != 0 && int(s.Events) != os.Getpid() {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", s.Events)); err == nil {
-			return fmt.Errorf("the events are being read by process %d: %w", s.Events, os.ErrExist)
+			return fmt.Errorf("process %d is reading the events: %w", s.Events, os.ErrExist)
 		}
 	}
 	s = probeSettings{Events: uint32(os.Getpid()), Node: anyValue, Pdid: anyValue, Kind: anyValue, SlowerNs: want.SlowerNS, SlowestFloor: s.SlowestFloor}
@@ -129,7 +130,7 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 	if want.Kind != "" {
 		i := slices.Index(kindNames[:], want.Kind)
 		if i < 0 {
-			return fmt.Errorf("no kind of fault is called %q: %v", want.Kind, kindNames)
+			return fmt.Errorf("unknown kind of fault %q: want one of %v", want.Kind, kindNames)
 		}
 		s.Kind = uint32(i)
 	}
@@ -138,7 +139,7 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 		return fmt.Errorf("map %s: %w", eventsMap, err)
 	}
 	defer r.Close()
-	// What a reader left that was killed is not what is wanted now.
+	// A killed reader may have left its filter and its events.
 	if err := errors.Join(settings.Put(uint32(0), &probeSettings{SlowestFloor: s.SlowestFloor}), drain(r)); err != nil {
 		return fmt.Errorf("map %s: %w", eventsMap, err)
 	}
@@ -147,7 +148,7 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 	}
 	defer func() {
 		s.Events = 0
-		_ = settings.Put(uint32(0), &s) // it is gone where tracing was switched off meanwhile
+		_ = settings.Put(uint32(0), &s) // fails if tracing was switched off meanwhile
 	}()
 	stop := context.AfterFunc(ctx, func() { r.Close() })
 	defer stop()
@@ -169,9 +170,9 @@ func (m *Maps) Events(ctx context.Context, want Filter, f func(Event) error) err
 	}
 }
 
-// drain throws away what a ring buffer holds.
+// drain discards the content of a ring buffer.
 func drain(r *ringbuf.Reader) error {
-	r.SetDeadline(time.Unix(1, 0)) // nothing is waited for
+	r.SetDeadline(time.Unix(1, 0)) // do not wait
 	defer r.SetDeadline(time.Time{})
 	for {
 		if _, err := r.Read(); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -182,11 +183,11 @@ func drain(r *ringbuf.Reader) error {
 	}
 }
 
-// decodeEvent reads one event of the ring buffer.
+// decodeEvent decodes one event of the ring buffer.
 func decodeEvent(b []byte) (Event, error) {
 	var e probeFaultEvent
 	if want := binary.Size(&e); len(b) < want {
-		return Event{}, fmt.Errorf("an event of %d bytes, want %d: was it another version's?", len(b), want)
+		return Event{}, fmt.Errorf("an event of %d bytes, want %d: another version may have written it", len(b), want)
 	}
 	if err := binary.Read(bytes.NewReader(b), binary.NativeEndian, &e); err != nil {
 		return Event{}, fmt.Errorf("an event: %w", err)

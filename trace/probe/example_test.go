@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// The stages whose times are kept, in their order.
+// The stages with measured times, in order.
 func ExampleStageNames() {
 	fmt.Println(probe.StageNames())
 	// Output: [ring send raise drain queue page_in answer resend complete seen total]

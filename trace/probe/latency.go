@@ -17,14 +17,14 @@ type Latency struct {
 	P90NS  uint64 `json:"p90_ns"`
 	P99NS  uint64 `json:"p99_ns"`
 	MaxNS  uint64 `json:"max_ns"`
-	// What of SumNS pfd's thread was without a processor: it wanted one, or slept.
+	// The parts of SumNS during which pfd's thread was preempted or asleep.
 	PreemptedNS uint64 `json:"preempted_ns"`
 	SleptNS     uint64 `json:"slept_ns"`
 
 	stage probeStage
 }
 
-// bucketRange gives the values of a bucket, [from, to).
+// bucketRange returns the range of a bucket, [from, to).
 func bucketRange(b int) (from, to uint64) {
 	if b < 8 {
 		return uint64(b), uint64(b) + 1
@@ -35,8 +35,8 @@ func bucketRange(b int) (from, to uint64) {
 	return from, from + width
 }
 
-// percentile gives the value that so many of a hundred do not exceed: within a bucket
-// they are taken as evenly spread. It is probe.c's.
+// percentile returns the value that percent of the values do not exceed, assuming an even
+// distribution within a bucket. It equals the function of probe.c.
 func percentile(l *probeLatency, percent uint64) uint64 {
 	rank, before := (l.Count*percent+99)/100, uint64(0)
 	for b, n := range l.Buckets {
@@ -53,7 +53,7 @@ func percentile(l *probeLatency, percent uint64) uint64 {
 	return l.MaxNs
 }
 
-// Latencies reads the histograms, by stage, method and kind.
+// Latencies returns the histograms by stage, method and kind.
 func (m *Maps) Latencies() ([]Latency, error) {
 	var list []Latency
 	var k probeLatencyKey
@@ -75,7 +75,7 @@ func (m *Maps) Latencies() ([]Latency, error) {
 	return list, nil
 }
 
-// Report is all that a tracer has summed up.
+// Report has the status and all histograms of a tracer.
 type Report struct {
 	Status  *Status   `json:"status"`
 	Latency []Latency `json:"latency"`
@@ -98,7 +98,7 @@ func nameOf(names []string, v uint32) string {
 	return fmt.Sprintf("%d", v)
 }
 
-// The enumerations' names, as bpftool prints them; a test compares them with the BTF.
+// Names of the enumerations, as bpftool prints them; a test compares them with the BTF.
 var (
 	stageNames = [...]string{
 		probeStageRing: "ring", probeStageSend: "send", probeStageRaise: "raise", probeStageDrain: "drain",
@@ -127,11 +127,11 @@ var (
 	}
 )
 
-// StageNames gives the stages of a fault in their order; the last is the total.
+// StageNames returns the stages of a fault in order; the last is the total.
 func StageNames() []string { return stageNames[:probeStageTotal+1] }
 
-// SourceNames gives the sources in their order.
+// SourceNames returns the sources in order.
 func SourceNames() []string { return sourceNames[:] }
 
-// CounterNames gives the counters in their order.
+// CounterNames returns the counters in order.
 func CounterNames() []string { return counterNames[:] }

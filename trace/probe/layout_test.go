@@ -25,7 +25,7 @@ func types(t *testing.T) *btf.Spec {
 	return spec.Types
 }
 
-// The record that pfd writes is the one that the programs read, field by field.
+// pfd's record has the same fields as the programs' record.
 func TestRecordLayout(t *testing.T) {
 	var c *btf.Struct
 	if err := types(t).TypeByName("record", &c); err != nil {
@@ -60,7 +60,7 @@ func TestRecordLayout(t *testing.T) {
 	}
 }
 
-// The names that are printed are those of the enumerations.
+// The printed names are those of the enumerations.
 func TestNames(t *testing.T) {
 	for enum, names := range map[string][]string{
 		"stage": stageNames[:], "method": methodNames[:], "kind": kindNames[:], "counter": counterNames[:],
@@ -81,7 +81,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// What is committed is what generate.sh makes of the sources.
+// The committed files are what generate.sh makes of the sources.
 func TestGenerated(t *testing.T) {
 	out, err := exec.Command("clang", "--version").Output()
 	if err != nil {
@@ -93,7 +93,7 @@ func TestGenerated(t *testing.T) {
 	}
 	for _, name := range []string{"probe_bpfel.go", "probe_x86_bpfel.o", "probe_arm64_bpfel.o"} {
 		if strings.HasSuffix(name, ".o") && !bytes.Contains(out, []byte("version 14.")) {
-			continue // another compiler makes other code
+			continue // another compiler generates other code
 		}
 		got, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
@@ -109,7 +109,7 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// bucketOf is probe.c's bucket.
+// bucketOf equals the function bucket of probe.c.
 func bucketOf(ns uint64) int {
 	if ns < 8 {
 		return int(ns)
@@ -121,7 +121,7 @@ func bucketOf(ns uint64) int {
 	return (e-2)*8 + int(ns>>(e-3)&7)
 }
 
-// Each value lies in its bucket, which is no wider than an eighth of it.
+// Each value lies in its bucket, whose width is at most an eighth of the value.
 func TestBuckets(t *testing.T) {
 	for _, ns := range []uint64{0, 1, 7, 8, 9, 15, 16, 17, 1000, 12345, 1 << 20, 1<<36 - 1, 1 << 36, 1<<37 - 1} {
 		from, to := bucketRange(bucketOf(ns))
@@ -151,7 +151,7 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
-// FuzzFind: no file makes Find panic or name a place outside of it.
+// FuzzFind: no file makes Find panic or return a place outside the file.
 func FuzzFind(f *testing.F) {
 	f.Add([]byte("\x7fELF\x02\x01\x01"))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -162,8 +162,8 @@ func FuzzFind(f *testing.F) {
 	})
 }
 
-// FuzzDecode: no code makes the decoders panic, and none is the point that lacks its
-// marks.
+// FuzzDecode: no code makes the decoders panic, and code without the marks is never accepted as
+// the point.
 func FuzzDecode(f *testing.F) {
 	f.Add(append([]byte{0x48, 0x8d, 0x05, 0, 0, 0, 0, 0xba, 1, 0, 0x58, 0x45, 0x48, 0x8b, 0x7c, 0x24, 8, 0x48, 0x8b, 0x74, 0x24, 16}, nopsX86...))
 	f.Fuzz(func(t *testing.T, b []byte) {

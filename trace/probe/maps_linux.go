@@ -12,15 +12,15 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Maps are the maps of a tracer, to be read.
+// Maps are the maps of a tracer, for reading.
 type Maps struct {
 	dir   string
 	maps  map[string]*ebpf.Map
-	links map[string]link.Link // of what this process has attached, by their pins' names
+	links map[string]link.Link // attached by this process, by the names of their pins
 }
 
-// Open opens the maps of a directory. Errors match ErrOff where nothing is pinned, and
-// ErrDir where it is not what this program pins.
+// Open opens the maps pinned in a directory. Errors match ErrOff if nothing is pinned, and
+// ErrDir if the pins are not this program's.
 func Open(dir string) (*Maps, error) {
 	if dir == "" {
 		dir = DefaultDir
@@ -54,7 +54,7 @@ func open(dir string) (*Maps, error) {
 	return m, nil
 }
 
-// Close closes the maps; what is pinned stays, and what is not is detached.
+// Close closes the maps. Pinned programs stay attached, others are detached.
 func (m *Maps) Close() {
 	for _, l := range m.links {
 		l.Close()
@@ -64,24 +64,24 @@ func (m *Maps) Close() {
 	}
 }
 
-// Status tells about a tracer.
+// Status is the state of a tracer.
 type Status struct {
 	Dir      string        `json:"bpffs"`
 	Programs []Program     `json:"programs"`
 	Sources  []SourceState `json:"sources"`
 	Watched  []Watched     `json:"watched"`
-	Reader   uint32        `json:"reader,omitempty"` // process that reads the events
-	// Counters are fault_counters, by their names.
+	Reader   uint32        `json:"reader,omitempty"` // pid of the process that reads the events
+	// Counters are fault_counters by name.
 	Counters map[string]uint64 `json:"counters"`
 }
 
-// Program is a program file that is watched.
+// Program is the file of a traced program.
 type Program struct {
 	File     string `json:"file"`
-	Replaced bool   `json:"replaced"` // another file stands there by now
+	Replaced bool   `json:"replaced"` // another file now has the name
 }
 
-// SourceState is one source: it is attached, or why not.
+// SourceState is the state of a source: attached, or the reason why not.
 type SourceState struct {
 	Name     string `json:"name"`
 	Attached bool   `json:"attached"`
@@ -99,7 +99,7 @@ type Watched struct {
 
 func (s *Status) attached() bool { return len(s.Sources) > 0 && s.Sources[0].Attached }
 
-// Status reads what is attached, and who is watched.
+// Status returns what is attached, and which pfds are traced.
 func (m *Maps) Status() (*Status, error) {
 	s := &Status{Dir: m.dir, Counters: map[string]uint64{}}
 	var err error
@@ -147,7 +147,7 @@ func text(b []int8) string {
 	return t.String()
 }
 
-// programs tells which files are attached to.
+// programs returns the files of the traced programs.
 func (m *Maps) programs() ([]Program, error) {
 	var list []Program
 	var errs []error
@@ -176,7 +176,7 @@ func (m *Maps) programs() ([]Program, error) {
 	return list, nil
 }
 
-// link gives a link of this process's, or opens a pinned one.
+// link returns a link of this process, or opens a pinned one.
 func (m *Maps) link(name string) (link.Link, error) {
 	if m.links == nil {
 		return link.LoadPinnedLink(filepath.Join(m.dir, name), nil)

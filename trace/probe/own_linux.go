@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Own is tracing that its process has begun by On, and that is to end with it.
+// Own is tracing that this process has started by On, and that ends with it.
 type Own struct {
 	dir string
-	at  *os.File // the directory that On made: a later one has another inode
+	at  *os.File // the directory that On created; a later one has another inode
 }
 
-// Begun returns the tracing that On has just begun in dir.
+// Begun returns the tracing that On has just started in dir.
 func Begun(dir string) (*Own, error) {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -23,8 +23,8 @@ func Begun(dir string) (*Own, error) {
 	return &Own{dir, os.NewFile(uintptr(fd), dir)}, nil
 }
 
-// End does what Off does, but where somebody has ended the tracing already, or has begun
-// another one since: that stays. It needs no right but to the directory.
+// End is like Off, but leaves tracing alone that another process has started since. It needs
+// rights only on the directory.
 func (o *Own) End() error {
 	defer o.at.Close()
 	own, err := o.at.Stat()

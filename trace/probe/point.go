@@ -1,5 +1,5 @@
-// Package probe attaches the eBPF programs to the probe point of package trace and reads
-// their maps.
+// Package probe attaches the eBPF programs to the probe point of package trace, and reads their
+// maps.
 package probe
 
 import (
@@ -13,16 +13,16 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// ErrPoint says that a program has no point that can be attached to.
+// ErrPoint reports that a program has no usable probe point.
 var ErrPoint = errors.New("no probe point")
 
-// maxText bounds what is searched of a program (ours): pfd's code has 5 MB.
+// maxText limits how much code is searched; defined by this project. pfd has 5 MB.
 const maxText = 256 << 20
 
 // Nop is a kind of NOP at the point.
 type Nop int
 
-// The kinds, by their lengths in bytes; arm64 has one.
+// The kinds of NOP by length in bytes; arm64 has one.
 const (
 	Nop1  Nop = 1
 	Nop4  Nop = 4 // arm64
@@ -30,13 +30,13 @@ const (
 	Nop10 Nop = 10
 )
 
-// Point is a program's probe point: places in its file.
+// Point has the offsets of a program's probe point in its file.
 type Point struct {
 	Nops      map[Nop]uint64
 	Semaphore uint64
 }
 
-// Find finds the point of a program and checks its code. Its errors match ErrPoint.
+// Find finds the point of a program and checks its code. Errors match ErrPoint.
 func Find(r io.ReaderAt) (*Point, error) {
 	f, err := elf.NewFile(r)
 	if err != nil {
@@ -47,7 +47,7 @@ func Find(r io.ReaderAt) (*Point, error) {
 	}
 	text := f.Section(".text")
 	if text == nil || text.Size > maxText {
-		return nil, fmt.Errorf("%w: the program has no code, or too much: is it pfd?", ErrPoint)
+		return nil, fmt.Errorf("%w: the program has no code, or too much: it may not be pfd", ErrPoint)
 	}
 	code, err := text.Data()
 	if err != nil {
@@ -71,7 +71,7 @@ func Find(r io.ReaderAt) (*Point, error) {
 		return nil, fmt.Errorf("%w: its semaphore: %w", ErrPoint, err)
 	}
 	if got := sem[8:]; !bytes.Equal(got, trace.Mark()) || binary.LittleEndian.Uint64(sem[:]) != 0 {
-		return nil, fmt.Errorf("%w: %x stands where its semaphore should be", ErrPoint, sem)
+		return nil, fmt.Errorf("%w: the semaphore's mark is %x", ErrPoint, sem)
 	}
 	return p, nil
 }
@@ -82,7 +82,7 @@ type places struct {
 	semaphore uint64
 }
 
-// version checks the word that names the record's layout.
+// version checks the version of the record's layout.
 func version(v uint32) error {
 	if v>>16 != 0x4558 { // "EX"
 		return errCode
@@ -93,8 +93,8 @@ func version(v uint32) error {
 	return nil
 }
 
-// search finds the point in a program's code by what it is made of, which no other
-// function is: names are not needed, and stripped programs have none.
+// search finds the point in a program's code by its instructions, which no other function has.
+// It needs no symbols, so it also works for stripped programs.
 func search(m elf.Machine, va uint64, code []byte) (places, error) {
 	mark, before, size := nopsX86, 22, 22+len(nopsX86)
 	decode := decodeX86
@@ -121,17 +121,17 @@ func search(m elf.Machine, va uint64, code []byte) (places, error) {
 			return places{}, err
 		}
 		if found != nil {
-			return places{}, fmt.Errorf("%w: the program has two", ErrPoint)
+			return places{}, fmt.Errorf("%w: the program has two points", ErrPoint)
 		}
 		found = &at
 	}
 	if found == nil {
-		return places{}, fmt.Errorf("%w: the program has no code as the point's: it is no pfd, or one of before it could be traced", ErrPoint)
+		return places{}, fmt.Errorf("%w: the program does not contain the point's code: it is not pfd, or a pfd without tracing", ErrPoint)
 	}
 	return *found, nil
 }
 
-// The NOPs of x86 as the point has them, and what follows.
+// The NOPs of the point on x86, and the following instruction.
 var nopsX86 = []byte{
 	0x90,
 	0x0f, 0x1f, 0x44, 0x00, 0x00,
@@ -142,7 +142,7 @@ var nopsX86 = []byte{
 // nopsARM are NOP and RET.
 var nopsARM = []byte{0x1f, 0x20, 0x03, 0xd5, 0xc0, 0x03, 0x5f, 0xd6}
 
-var errCode = errors.New("these bytes are not the point's")
+var errCode = errors.New("these bytes are not the code of the point")
 
 func decodeX86(entry uint64, code []byte) (places, error) {
 	// lea rel32(%rip), %rax; mov $imm32, %edx; mov off(%rsp), %rdi; mov off(%rsp), %rsi
@@ -188,8 +188,8 @@ func decodeARM(entry uint64, code []byte) (places, error) {
 	}, nil
 }
 
-// offset gives the place in the file of n bytes at an address, in a segment that is
-// mapped with a right.
+// offset returns the offset in the file of n bytes at an address, in a segment that is mapped
+// with a right.
 func offset(f *elf.File, va, n uint64, right elf.ProgFlag) (uint64, error) {
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_LOAD && p.Flags&right != 0 && va >= p.Vaddr && va-p.Vaddr < p.Filesz && n <= p.Filesz-(va-p.Vaddr) {

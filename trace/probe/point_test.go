@@ -14,7 +14,7 @@ import "github.com/exanet/pfd/trace"
 func main() { var l trace.Log; if trace.On() { l.Add(&trace.Record{}) } }
 `
 
-// build builds a program with the point, stripped, for an architecture.
+// build builds a stripped program with the point for an architecture.
 func build(t *testing.T, arch string, args ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -30,8 +30,8 @@ func build(t *testing.T, arch string, args ...string) string {
 	return exe
 }
 
-// The point is found in a program without symbols, for both architectures, position-
-// independent or not.
+// The point is found in a program without symbols, for both architectures, position-independent
+// or not.
 func TestFindStripped(t *testing.T) {
 	for _, tt := range []struct {
 		arch string

@@ -13,13 +13,13 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// source is a group of programs that is loaded and attached by itself.
+// source is a group of programs that are loaded and attached together.
 type source struct {
 	id       probeSource
-	needed   bool     // without it nothing runs
-	programs []string // the first that the kernel takes
-	together bool     // all of them are needed, not one of them
-	// attach attaches a program; nil: to the kernel's tracepoint.
+	needed   bool     // tracing fails without it
+	programs []string // use the first that the kernel accepts
+	together bool     // use all of them
+	// attach attaches a program; nil attaches it to its tracepoint.
 	attach func(name string, p *ebpf.Program, targets []target, m *Maps) (map[string]link.Link, Nop, error)
 }
 
@@ -37,12 +37,12 @@ var sources = []source{
 	{id: probeSourceIommuSource, programs: []string{"iommu_fault"}},
 }
 
-// start attaches a source, and notes how that went for Status. The error is of a
-// source without which nothing runs.
+// start attaches a source and stores the result for Status. It returns an error only for a
+// needed source.
 func (src *source) start(s Start, targets []target, spec *ebpf.CollectionSpec, m *Maps) error {
 	st := probeSourceState{}
 	if !src.needed && len(s.Sources) > 0 && !slices.Contains(s.Sources, sourceNames[src.id]) {
-		copyText(st.Reason[:], "not asked for")
+		copyText(st.Reason[:], "not requested")
 	} else if nop, err := src.load(targets, spec, m); err == nil {
 		st.Attached, st.Nop = 1, uint32(nop)
 	} else if src.needed {
@@ -62,7 +62,7 @@ func copyText(dst []int8, text string) {
 	}
 }
 
-// load loads and attaches a source's programs: all of it or nothing.
+// load loads and attaches all programs of a source, or none.
 func (src *source) load(targets []target, spec *ebpf.CollectionSpec, m *Maps) (Nop, error) {
 	var errs []error
 	var nop Nop
@@ -97,7 +97,7 @@ func (src *source) load(targets []target, spec *ebpf.CollectionSpec, m *Maps) (N
 	return nop, nil
 }
 
-// one loads and attaches one program. What it gives is by the names of the pins.
+// one loads and attaches one program. The links are keyed by the names of the pins.
 func (src *source) one(name string, targets []target, spec *ebpf.CollectionSpec, m *Maps) (map[string]link.Link, Nop, error) {
 	c, err := ebpf.NewCollectionWithOptions(alone(spec, name), ebpf.CollectionOptions{MapReplacements: m.maps})
 	if err != nil {
@@ -114,7 +114,7 @@ func (src *source) one(name string, targets []target, spec *ebpf.CollectionSpec,
 	return map[string]link.Link{linkPrefix + name: l}, 0, err
 }
 
-// tracepoints are the kernel's, by the programs that go there.
+// tracepoints are the kernel's tracepoints, by program.
 var tracepoints = map[string]string{
 	"page_alloc": "mm_page_alloc", "copy_refused": "page_fault_kernel",
 	"reclaim_begin": "mm_vmscan_direct_reclaim_begin", "reclaim_end": "mm_vmscan_direct_reclaim_end",
@@ -124,8 +124,8 @@ var tracepoints = map[string]string{
 	"touched": "page_fault_user", "populated": "mm_page_alloc", "iommu_fault": "io_page_fault",
 }
 
-// attachPoints attaches to the points: for all processes of the programs, by their
-// counters.
+// attachPoints attaches to the points of the programs, for all of their processes, with their
+// reference counters.
 func attachPoints(name string, p *ebpf.Program, targets []target, _ *Maps) (map[string]link.Link, Nop, error) {
 	links := map[string]link.Link{}
 	var nop Nop
@@ -143,7 +143,7 @@ func attachPoints(name string, p *ebpf.Program, targets []target, _ *Maps) (map[
 	return links, nop, nil
 }
 
-// pointLink names the pin of a program that is attached to the i-th target.
+// pointLink returns the name of the pin for a program attached to the i-th target.
 func pointLink(name string, i int) string {
 	if i > 0 {
 		name = fmt.Sprintf("%s_%d", name, i)
@@ -164,9 +164,9 @@ func attachPoint(name string, p *ebpf.Program, t target, nop Nop) (link.Link, er
 	return ex.Uprobe("", p, &link.UprobeOptions{Address: t.point.Nops[nop], RefCtrOffset: t.point.Semaphore})
 }
 
-// Place names a program's point for other tracers: FILE:OFFSET, at another NOP than On
-// attaches to where there is one; or with event as the kernel's uprobe_events takes it
-// (Documentation/trace/uprobetracer.rst), with the semaphore that has records made.
+// Place returns a program's point for other tracers, as FILE:OFFSET, at another NOP than On
+// uses if there is one. With event it returns the syntax of uprobe_events
+// (Documentation/trace/uprobetracer.rst), with the semaphore that makes pfd record.
 func Place(program string, event bool) (string, error) {
 	f, err := os.Open(program)
 	if err != nil {
@@ -178,7 +178,7 @@ func Place(program string, event bool) (string, error) {
 		return "", fmt.Errorf("%s: %w", program, err)
 	}
 	if path, err := os.Readlink(program); err == nil {
-		program = path // of a process: it may end
+		program = path // resolve /proc/PID/exe: the process may end
 	}
 	nop, records, n := Nop1, "%di", "%si"
 	if _, ok := p.Nops[Nop4]; ok {
@@ -194,13 +194,13 @@ func Place(program string, event bool) (string, error) {
 	return place, nil
 }
 
-// attachTable makes the table of the latencies a file that cat reads.
+// attachTable makes the table of latencies a file for cat.
 func attachTable(_ string, p *ebpf.Program, _ []target, m *Maps) (map[string]link.Link, Nop, error) {
 	it, err := link.AttachIter(link.IterOptions{Program: p, Map: m.maps[latencyMap]})
 	return map[string]link.Link{"latency": it}, 0, err
 }
 
-// alone returns the specification with one of its programs.
+// alone returns the specification with only one of its programs.
 func alone(spec *ebpf.CollectionSpec, name string) *ebpf.CollectionSpec {
 	only := spec.Copy()
 	for n := range only.Programs {
@@ -211,7 +211,7 @@ func alone(spec *ebpf.CollectionSpec, name string) *ebpf.CollectionSpec {
 	return only
 }
 
-// loadProbe returns the programs and maps of this architecture's object.
+// loadProbe returns the programs and maps of the object for this architecture.
 func loadProbe() (*ebpf.CollectionSpec, error) {
 	return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// maxStack is what Linux has for the frames of all calls together, each rounded up to frame
-// (MAX_BPF_STACK, linux/filter.h; round_up_stack_depth, kernel/bpf/verifier.c: 16 with a
-// JIT, 32 without and before 6.8). From 6.13 on some programs have more (private stacks): only older kernels would
-// notice.
+// maxStack is Linux's limit for the frames of all calls together, each rounded up to frame
+// (MAX_BPF_STACK, linux/filter.h; round_up_stack_depth, kernel/bpf/verifier.c: 16 with a JIT,
+// 32 without and before 6.8). Since 6.13 some programs have more (private stacks): only older
+// kernels would refuse a larger one.
 const maxStack, frame = 512, 32
 
-// The frames of each chain of calls are small enough for any kernel.
+// The frames of each chain of calls fit on any kernel.
 func TestStack(t *testing.T) {
 	spec, err := loadProbe()
 	if err != nil {

@@ -17,17 +17,17 @@ import (
 	"github.com/exanet/pfd/internal/uids"
 )
 
-// DefaultDir is where things are pinned.
+// DefaultDir is the default directory of the pins.
 const DefaultDir = "/sys/fs/bpf/exanet"
 
-// Errors that callers tell apart.
+// Errors of On, Off and Open.
 var (
 	ErrOn  = errors.New("tracing is on already")
 	ErrOff = errors.New("tracing is off")
 	ErrDir = errors.New("the directory for pins")
 )
 
-// The maps' names, which are those of their pins.
+// Names of the maps, which are also those of their pins.
 const (
 	latencyMap  = "fault_latency"
 	domainsMap  = "fault_domains"
@@ -39,33 +39,32 @@ const (
 	sourcesMap  = "fault_sources"
 )
 
-// shared are the maps that are pinned: the others are the programs' own.
+// shared are the maps that are pinned; the others are private to the programs.
 var shared = []string{latencyMap, domainsMap, slowestMap, countersMap, eventsMap, settingsMap, pfdsMap, sourcesMap}
 
 // linkPrefix begins the names of pinned links.
 const linkPrefix = "link_"
 
-// Start says what On attaches to, and where it pins.
+// Start has the programs that On attaches to, and the directory of the pins.
 type Start struct {
-	Dir string // in a bpffs, DefaultDir where empty
-	// Programs are pfd's program file (/proc/PID/exe is one), and of nodes that are
-	// served by another program of this machine that one's: their blocks are joined
-	// to pfd's faults.
+	Dir string // in a bpffs; empty: DefaultDir
+	// Programs are pfd's program file (or /proc/PID/exe), and the program that serves the nodes
+	// if that is another one on this machine: its blocks are joined with pfd's faults.
 	Programs []string
-	// Sources names what is attached, of SourceNames; empty: all. The first always is.
+	// Sources selects from SourceNames; empty: all. The first is always attached.
 	Sources []string
 }
 
-// On loads the programs, attaches them to every process of the program file, those that
-// start later too, and pins all of it. Nothing of it needs a process to stay. Notes are
-// what the user should know. Errors match ErrPoint, ErrOn, ErrDir or are the kernel's.
+// On loads the programs, attaches them to every process of the program file, including those
+// that start later, and pins them, so that no process must stay. notes are messages for the
+// user. Errors match ErrPoint, ErrOn, ErrDir or are the kernel's.
 func On(s Start) (notes []string, err error) {
 	if s.Dir == "" {
 		s.Dir = DefaultDir
 	}
 	for _, name := range s.Sources {
 		if !slices.Contains(sourceNames[:], name) {
-			return nil, fmt.Errorf("no source is called %q: %s", name, strings.Join(sourceNames[:], ", "))
+			return nil, fmt.Errorf("unknown source %q: want one of %s", name, strings.Join(sourceNames[:], ", "))
 		}
 	}
 	targets, err := find(s.Programs)
@@ -95,8 +94,7 @@ func On(s Start) (notes []string, err error) {
 	return notes, nil
 }
 
-// Keep attaches as On does and pins nothing: what it gives has the maps, and detaches
-// when it is closed.
+// Keep attaches like On but pins nothing. Closing the returned maps detaches.
 func Keep(s Start) (*Maps, error) {
 	targets, err := find(s.Programs)
 	if err != nil {
@@ -105,13 +103,13 @@ func Keep(s Start) (*Maps, error) {
 	return load(s, targets)
 }
 
-// target is a program that is attached to.
+// target is a program to attach to.
 type target struct {
 	program string
 	point   *Point
 }
 
-// find finds the points of programs, and looks whether attaching is allowed.
+// find finds the points of programs, and checks the right to attach.
 func find(programs []string) ([]target, error) {
 	var list []target
 	for _, program := range programs {
@@ -129,7 +127,7 @@ func find(programs []string) ([]target, error) {
 	return list, rights()
 }
 
-// load loads and attaches.
+// load loads and attaches the programs.
 func load(s Start, targets []target) (_ *Maps, err error) {
 	spec, err := loadProbe()
 	if err != nil {
@@ -143,7 +141,7 @@ func load(s Start, targets []target) (_ *Maps, err error) {
 	}()
 	for name, ms := range spec.Maps {
 		if strings.HasPrefix(name, ".") {
-			continue // constants, of each program its own
+			continue // constants, separate for each program
 		}
 		if m.maps[name], err = ebpf.NewMap(ms); err != nil {
 			return nil, fmt.Errorf("map %s: %w", name, explain(err))
@@ -165,7 +163,7 @@ func load(s Start, targets []target) (_ *Maps, err error) {
 	return m, nil
 }
 
-// pin pins what load made.
+// pin pins what load has attached.
 func (m *Maps) pin() error {
 	for name, l := range m.links {
 		if err := l.Pin(filepath.Join(m.dir, name)); err != nil {
@@ -180,7 +178,7 @@ func (m *Maps) pin() error {
 	return nil
 }
 
-// fill gives the maps their first content.
+// fill initializes the maps.
 func fill(maps map[string]*ebpf.Map) error {
 	for c := range probeCounterCOUNTERS {
 		if err := maps[countersMap].Put(c, uint64(0)); err != nil {
@@ -193,8 +191,8 @@ func fill(maps map[string]*ebpf.Map) error {
 	return nil
 }
 
-// known notes the processes that run a program already: their first faults are looked
-// at, too. The others are noted with their first batch.
+// known records the processes that already run a program, so that their first faults count.
+// Other processes are recorded at their first batch.
 func known(program string, pfds *ebpf.Map) error {
 	var want unix.Stat_t
 	if err := unix.Stat(program, &want); err != nil {
@@ -211,7 +209,7 @@ func known(program string, pfds *ebpf.Map) error {
 		}
 		var st unix.Stat_t
 		if unix.Stat(fmt.Sprintf("/proc/%d/exe", pid), &st) != nil || st.Dev != want.Dev || st.Ino != want.Ino {
-			continue // or it is somebody's that we may not look at
+			continue // ended, or not accessible to us
 		}
 		if err := pfds.Put(uint32(pid), &probePfd{}); err != nil {
 			return fmt.Errorf("map %s: %w", pfdsMap, err)
@@ -223,8 +221,8 @@ func known(program string, pfds *ebpf.Map) error {
 // anyValue is ANY of probe.h.
 const anyValue = ^uint32(0)
 
-// best gives the NOP that this kernel handles fastest: system call 336, uprobe, tells
-// which one it replaces by a call.
+// best returns the NOP that this kernel handles fastest. System call 336 (uprobe) shows which
+// one it replaces by a call.
 func (p *Point) best() Nop {
 	if _, ok := p.Nops[Nop4]; ok {
 		return Nop4
@@ -239,7 +237,8 @@ func (p *Point) best() Nop {
 	return Nop1
 }
 
-// rights says which capability is missing, before the kernel says only EPERM.
+// rights returns an error that names the missing capability; the kernel would only return
+// EPERM.
 func rights() error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -263,7 +262,7 @@ func rights() error {
 	return nil
 }
 
-// explain adds the remedy to an error of the kernel's.
+// explain adds a remedy to an error of the kernel.
 func explain(err error) error {
 	switch {
 	case missingBTF() && (errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, fs.ErrNotExist)):
@@ -271,7 +270,8 @@ func explain(err error) error {
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: this kernel does not have it", err)
 	case errors.Is(err, unix.EINVAL) && strings.Contains(lockdown(), "[confidentiality]"):
-		// The helpers that read memory are unknown to the verifier then (kernel/trace/bpf_trace.c).
+		// The verifier then does not know the helpers that read memory
+		// (kernel/trace/bpf_trace.c).
 		return fmt.Errorf("the kernel's lockdown forbids programs that read memory: boot without lockdown=confidentiality: %w", err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		if l := lockdown(); l != "" && !strings.Contains(l, "[none]") {
@@ -282,8 +282,8 @@ func explain(err error) error {
 	return err
 }
 
-// lockdown gives the kernel's levels with the present one in brackets, "" where it does
-// not tell.
+// lockdown returns the kernel's lockdown modes with the current one in brackets, or "" if they
+// are unknown.
 func lockdown() string {
 	b, err := os.ReadFile("/sys/kernel/security/lockdown")
 	if err != nil {
@@ -297,8 +297,8 @@ func missingBTF() bool {
 	return err != nil
 }
 
-// makeDir makes the directory for the pins, in a bpffs, and locks it: one On or Off at
-// a time.
+// makeDir creates the directory of the pins, in a bpffs, and locks it against concurrent calls
+// of On and Off.
 func makeDir(dir string) (*os.File, []string, error) {
 	var notes []string
 	parent := filepath.Dir(dir)
@@ -317,7 +317,7 @@ func makeDir(dir string) (*os.File, []string, error) {
 	return d, notes, err
 }
 
-// openDir opens and locks a directory of pins that is there.
+// openDir opens and locks an existing directory of pins.
 func openDir(dir string) (*os.File, error) {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -329,13 +329,13 @@ func openDir(dir string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrDir, dir, err), d.Close())
 	}
 	if !uids.Own(st.Uid) || st.Mode&0o022 != 0 {
-		return nil, errors.Join(fmt.Errorf("%w: %s belongs to uid %d with mode %o: whoever else writes there could put other maps in place: remove it, or name another with --bpffs", ErrDir, dir, st.Uid, st.Mode&0o777), d.Close())
+		return nil, errors.Join(fmt.Errorf("%w: %s belongs to uid %d with mode %o: another user could replace the maps: remove it, or name another with --bpffs", ErrDir, dir, st.Uid, st.Mode&0o777), d.Close())
 	}
 	if on, err := onBPFFS(dir); err != nil || !on {
 		return nil, errors.Join(fmt.Errorf("%w: %s is in no bpffs: name a directory of one with --bpffs", ErrDir, dir), err, d.Close())
 	}
 	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: %s: another exanetctl is at work there: %w", ErrDir, dir, err), d.Close())
+		return nil, errors.Join(fmt.Errorf("%w: %s: another exanetctl is using it: %w", ErrDir, dir, err), d.Close())
 	}
 	return d, nil
 }
@@ -348,7 +348,7 @@ func onBPFFS(dir string) (bool, error) {
 	return st.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// leftovers removes what no tracer of this program uses any more. ErrOn: one does.
+// leftovers removes pins that no tracer of this program uses. It returns ErrOn if one does.
 func leftovers(dir string) (int, error) {
 	list, err := os.ReadDir(dir)
 	if err != nil {
@@ -373,7 +373,7 @@ func removeFiles(dir string) error {
 		return fmt.Errorf("%w: %w", ErrDir, err)
 	}
 	var errs []error
-	// Links first, so that nothing runs without its maps being seen.
+	// Links first, so that no program runs without visible maps.
 	for _, links := range []bool{true, false} {
 		for _, e := range list {
 			if strings.HasPrefix(e.Name(), linkPrefix) == links {
@@ -394,8 +394,7 @@ func removeAll(dir string) error {
 	return nil
 }
 
-// Off detaches everything and removes the pins. Where there are none the error matches
-// ErrOff.
+// Off detaches everything and removes the pins. The error matches ErrOff if there are none.
 func Off(dir string) error {
 	if dir == "" {
 		dir = DefaultDir

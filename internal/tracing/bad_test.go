@@ -145,7 +145,7 @@ func TestForeignPins(t *testing.T) {
 		switch {
 		case err == nil:
 			ok++
-		case !strings.Contains(outs[i], "tracing is on already") && !strings.Contains(outs[i], "another exanetctl is at work"):
+		case !strings.Contains(outs[i], "tracing is on already") && !strings.Contains(outs[i], "another exanetctl is using it"):
 			t.Errorf("%v: %s", err, outs[i])
 		}
 	}

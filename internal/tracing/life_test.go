@@ -292,7 +292,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("more than a line: %q", got)
 		}
 	}
-	want(on("--program", "/bin/true"), "no probe point", "it is no pfd")
+	want(on("--program", "/bin/true"), "no probe point", "it is not pfd")
 	want(on("--program", "/etc/passwd"), "no probe point", "not a program")
 	want(on("--program", "/does/not/exist"), "no such file")
 
@@ -327,7 +327,7 @@ func TestBadInput(t *testing.T) {
 	}
 	// The mark of the semaphore. The probe's own code contains it, too, after other bytes.
 	change(strings.Repeat("\x00", 8)+"exanet\x01\x00", strings.Repeat("\x00", 8)+"exanet\x02\x00")
-	want(on("--program", other), "no probe point", "where its semaphore should be")
+	want(on("--program", other), "no probe point", "semaphore's mark")
 
 	// A directory of another user, or outside a bpffs.
 	if err := errors.Join(os.Mkdir(r.dir, 0o700), os.Chown(r.dir, 65534, 65534)); err != nil {

@@ -1,11 +1,11 @@
 //go:build ignore
 
-// May be used by the terms of this project's license or by those of the GPL, version 2:
-// the kernel gives some of its functions to the latter only.
+// May be used under this project's license or under the GPL, version 2: the kernel offers some
+// functions to GPL programs only.
 
-// The probe: it takes the records that a pfd shows at its probe point, joins the two
-// halves of a fault, and keeps histograms, counters and the slowest faults in maps.
-// Cut into global functions, which the verifier looks at one by one.
+// The probe: it reads the records that a pfd shows at its probe point, joins the two halves of
+// a fault, and keeps histograms, counters and the slowest faults in maps. It consists of global
+// functions because the verifier checks these one at a time.
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -36,7 +36,7 @@ struct {
 } fault_slowest SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH); /* an array's key can be no enum */
+	__uint(type, BPF_MAP_TYPE_HASH); /* the key of an array cannot be an enum */
 	__uint(max_entries, COUNTERS);
 	__type(key, enum counter);
 	__type(value, __u64);
@@ -89,7 +89,7 @@ struct {
 	__type(value, struct thread);
 } fault_threads SEC(".maps");
 
-/* Attached processes, by their pids. */
+/* Attached processes by pid. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -97,7 +97,7 @@ struct {
 	__type(value, struct client);
 } fault_clients SEC(".maps");
 
-/* When a page of an attached process was touched, by the process. */
+/* When an attached process touched one of its pages. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -105,7 +105,7 @@ struct {
 	__type(value, struct touches);
 } fault_touched SEC(".maps");
 
-/* Locks that are known as some process's mmap_lock. */
+/* Locks that are known to be a process's mmap_lock. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1024);
@@ -120,7 +120,7 @@ struct {
 	__type(value, struct waiting_block);
 } fault_blocks SEC(".maps");
 
-/* Empty values for the maps whose values do not fit a stack. */
+/* Empty values for maps whose values do not fit on a stack. */
 struct empty {
 	struct latency latency;
 	struct waiting waiting;
@@ -150,7 +150,7 @@ __noinline int raise_to(__u64 *at, __u64 v)
 {
 	if (!at)
 		return 0;
-	/* A few tries: who loses against a larger one has nothing to do. */
+	/* A few attempts: if a larger value wins the race, nothing is left to do. */
 	for (int i = 0; i < 4; i++) {
 		__u64 old = *(volatile __u64 *)at;
 
@@ -218,7 +218,7 @@ static __always_inline struct thread *thread_of(__u32 tid)
 	return bpf_map_lookup_elem(&fault_threads, &tid);
 }
 
-/* fresh_event gives what the present thread makes an event in: for that a stack is small. */
+/* fresh_event returns the buffer of the current thread for an event: a stack is too small. */
 static __always_inline struct fault_event *fresh_event(void)
 {
 	struct thread *t = thread_of(bpf_get_current_pid_tgid());
@@ -246,7 +246,7 @@ static __always_inline struct domain *domain_of(__u32 pid, __u32 node, __u32 pdi
 	return d;
 }
 
-/* faster gives which of two of the slowest faults took less. */
+/* faster returns which of two of the slowest faults took less time. */
 __noinline __u32 faster(__u32 i, __u32 j)
 {
 	struct fault_event *a = bpf_map_lookup_elem(&fault_slowest, &i);
@@ -255,7 +255,7 @@ __noinline __u32 faster(__u32 i, __u32 j)
 	return a && b && a->total_ns < b->total_ns ? i : j;
 }
 
-/* keep has a fault among the slowest, in the place of the fastest of them. */
+/* keep adds a fault to the slowest, replacing the fastest of them. */
 __noinline int keep(struct fault_event *e)
 {
 	struct settings *s = bpf_map_lookup_elem(&fault_settings, &(__u32){0});
@@ -274,7 +274,7 @@ __noinline int keep(struct fault_event *e)
 	s->slowest_floor = least;
 	if (e->total_ns <= least)
 		return 0;
-	/* Whose place it is by now keeps it. */
+	/* If another fault has taken the place, it keeps it. */
 	if (__sync_val_compare_and_swap(&o->total_ns, least, e->total_ns) == least)
 		*o = *e;
 	return 0;
@@ -293,8 +293,8 @@ __noinline int tell(struct fault_event *e)
 	return 0;
 }
 
-/* overlap gives how long one absence from the processor was within a time, ns, twice;
-   plus one where the thread was preempted. 0: it was not; 1: it was over before. */
+/* overlap returns twice the ns of one absence from the processor within a period, plus one
+   if the thread was preempted. 0: no overlap; 1: the absence ended before the period. */
 __noinline __u64 overlap(struct thread *t, __u64 i, __u64 from, __u64 to)
 {
 	__u64 a, b, kind;
@@ -313,10 +313,10 @@ __noinline __u64 overlap(struct thread *t, __u64 i, __u64 from, __u64 to)
 	return a < b ? (b - a) << 1 | kind : 0;
 }
 
-/* saturated gives a time as an event has it. */
+/* saturated returns a time in the width of an event's field. */
 static __always_inline __u32 saturated(__u64 ns) { return ns > ~0U ? ~0U : ns; }
 
-/* absent gives a thread if it was ever seen off its processor, else 0. */
+/* absent returns a thread if it was ever seen off its processor, else 0. */
 static __always_inline __u32 absent(__u32 tid)
 {
 	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
@@ -324,7 +324,7 @@ static __always_inline __u32 absent(__u32 tid)
 	return t && t->n ? tid : 0;
 }
 
-/* off_processor tells what of a stage a thread of pfd's did not have a processor. */
+/* off_processor adds up how long a thread of pfd was off its processor during a stage. */
 __noinline int off_processor(struct fault_event *e, __u64 stage, __u64 from, __u64 to, __u32 tid)
 {
 	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
@@ -358,28 +358,28 @@ __noinline int off_processor(struct fault_event *e, __u64 stage, __u64 from, __u
 	return 0;
 }
 
-/* add makes one stage, which began at from: it ends at t, where that is known. tid is the
-   thread that made it, 0 if that was never off its processor. It gives when the next one
-   begins. */
+/* add records one stage from the time from to t, if t is known. tid is the thread that
+   performed it, or 0 if the thread was never off its processor. add returns when the next
+   stage begins. */
 __noinline __u64 add(struct fault_event *e, __u64 stage, __u64 t, __u64 from, __u32 tid)
 {
 	__u64 ns;
 
 	if (!e || !t || stage >= total)
 		return from;
-	/* An entry may have been read by a round that an earlier interrupt woke, and a
-	   page-in have begun for somebody else: the stage took no time. */
+	/* A round that an earlier interrupt woke may have read the entry, and an earlier fault
+	   may have started the page-in: then the stage took no time. */
 	ns = t > from ? t - from : 0;
 	e->stages[stage] = ns;
 	if (e->half == sender_half)
-		return from + ns; /* its resend is another stage */
+		return from + ns; /* its resend is measured differently */
 	observe(stage, e->method, e->kind, ns);
 	if (ns && tid)
 		off_processor(e, stage, from, t, tid);
 	return from + ns;
 }
 
-/* absences sums what was absent from the doorbell seen to done published. */
+/* absences adds up the absences from doorbell seen to done published. */
 __noinline int absences(struct fault_event *e)
 {
 	__u64 ran = 0, asleep = 0;
@@ -397,7 +397,8 @@ __noinline int absences(struct fault_event *e)
 	return 0;
 }
 
-/* earlier and later give the one of two times that is, if the second lies in a time. */
+/* earlier and later choose between two times; the second counts only if it lies in the
+   period. */
 __noinline __u64 earlier(__u64 a, __u64 b, __u64 began, __u64 ended)
 {
 	return b >= began && b <= ended && b < a ? b : a;
@@ -408,7 +409,8 @@ __noinline __u64 later(__u64 a, __u64 b, __u64 began, __u64 ended)
 	return b >= began && b <= ended && b > a ? b : a;
 }
 
-/* shared_in tells whether a process ran on the processor of a pfd's thread in a time. */
+/* shared_in reports whether an attached process ran on the processor of pfd's thread in a
+   period. */
 __noinline int shared_in(__u32 pid, __u64 began, __u64 ended)
 {
 	struct pfd *p = bpf_map_lookup_elem(&fault_pfds, &pid);
@@ -421,11 +423,11 @@ __noinline int shared_in(__u32 pid, __u64 began, __u64 ended)
 	return t != 0;
 }
 
-/* since gives a time's length, 0 where it ends before it begins. */
+/* since returns the length of a period, or 0 if it ends before it begins. */
 static __always_inline __u64 since(__u64 from, __u64 to) { return to > from ? to - from : 0; }
 
-/* delegate_part tells what became of a fault that its process was asked to serve, after
-   began: it may have run, and more, before pfd was done with asking. */
+/* delegate_part records the stages of a fault that its process serves, after began. The
+   process may run, and do more, before pfd has finished the request. */
 __noinline int delegate_part(struct waiting_fault *w, __u64 began, __u64 asked, __u64 answered)
 {
 	struct call_key k = {};
@@ -461,7 +463,7 @@ __noinline int delegate_part(struct waiting_fault *w, __u64 began, __u64 asked, 
 	return 0;
 }
 
-/* rang gives when a block's process rang: its own word, 0 where it cannot be. */
+/* rang returns when a block's process rang, by its own statement; 0 if that is impossible. */
 static __always_inline __u64 rang(struct record *b, __u64 now)
 {
 	__u64 rung = b->times[block_rung];
@@ -474,7 +476,7 @@ static __always_inline __u64 rang(struct record *b, __u64 now)
 	return 0;
 }
 
-/* saw gives when it saw the end. */
+/* saw returns when the process saw the end. */
 static __always_inline __u64 saw(struct record *b, __u64 now)
 {
 	__u64 at = b->times[block_seen];
@@ -497,7 +499,7 @@ static __always_inline void name_block(struct fault_event *e, struct record *b)
 	e->again = b->again;
 }
 
-/* until_sent makes the stages before a block's refusal, and gives when they end. */
+/* until_sent records the stages before a block's refusal, and returns when they end. */
 static __always_inline __u64 until_sent(struct fault_event *e, struct record *b, __u64 now, __u32 tid)
 {
 	__u64 from = b->times[block_sent], rung = 0;
@@ -516,8 +518,8 @@ static __always_inline __u64 until_sent(struct fault_event *e, struct record *b,
 	return add(e, send, b->times[block_sent], from, tid);
 }
 
-/* worst notes a fault that is its domain's slowest. It stands alone for its stack: Linux
-   6.12 has 512 bytes for all frames of a call. */
+/* worst records a fault that is the slowest of its domain. It is a separate function because
+   of its stack: Linux 6.12 has 512 bytes for all frames of a call. */
 __noinline int worst(struct fault_event *e)
 {
 	struct domain *d;
@@ -532,8 +534,8 @@ __noinline int worst(struct fault_event *e)
 	return 0;
 }
 
-/* finish takes one fault; b is its block's refusal, NULL where it names none, or where
-   that is not seen. */
+/* finish completes one fault. b is the refusal of its block, or NULL if the fault names no
+   block or the block is not traced. */
 static __always_inline void finish(struct fault_event *e, struct waiting_fault *w, struct record *b)
 {
 	__u64 from = 0, now = bpf_ktime_get_ns();
@@ -611,8 +613,8 @@ static __always_inline struct refusal_key key_of(struct record *r)
 	};
 }
 
-/* join takes a fault with its block's refusal; or with its own record, where it names no
-   block or that is not seen. */
+/* join joins a fault with its block's refusal, or with its own record if it names no block
+   or the block is not traced. */
 __noinline int join(struct record *r, struct waiting_fault *w)
 {
 	struct fault_event *e = fresh_event();
@@ -629,8 +631,8 @@ __noinline int join(struct record *r, struct waiting_fault *w)
 	return 0;
 }
 
-/* seen_apart tells whether the blocks of a fault's nodes are seen: those of a device in
-   no process are not, nor those of a server that is not traced. */
+/* seen_apart reports whether the blocks of a fault's nodes are traced. Blocks of a device
+   outside a process, and of a server without a tracer, are not. */
 static __always_inline int seen_apart(__u64 fabric)
 {
 	__u32 server = fabric;
@@ -638,13 +640,14 @@ static __always_inline int seen_apart(__u64 fabric)
 	return !(fabric & SERVED) || bpf_map_lookup_elem(&fault_pfds, &server);
 }
 
-/* shown_before gives the block of a fault that was shown before it, NULL if none was. */
+/* shown_before returns the block of a fault that was shown before it, or NULL. */
 static __always_inline struct record *shown_before(struct record *r)
 {
 	struct refusal_key k = key_of(r);
 	struct waiting_block *b = bpf_map_lookup_elem(&fault_blocks, &k);
 
-	/* One that was over before is of the same numbers in the node's former life. */
+	/* A block that ended before the fault has the same numbers from an earlier life of the
+	   node. */
 	if (!b || b->block.times[block_ended] < r->times[fault_drained])
 		return 0;
 	if (!__sync_lock_test_and_set(&b->joined, 1)) {
@@ -654,8 +657,8 @@ static __always_inline struct record *shown_before(struct record *r)
 	return &b->block;
 }
 
-/* joined_with gives the record that a fault is joined with at once, NULL if it has to wait
-   for its block. */
+/* joined_with returns the record to join a fault with at once, or NULL if the fault must
+   wait for its block. */
 static __always_inline struct record *joined_with(struct record *r)
 {
 	if (!(r->flags & flag_has_block)) {
@@ -669,7 +672,7 @@ static __always_inline struct record *joined_with(struct record *r)
 	return r->fabric & SERVED ? shown_before(r) : 0;
 }
 
-/* client notes an attached process. */
+/* client records an attached process. */
 __noinline int client(struct record *r)
 {
 	__u32 pid;
@@ -711,7 +714,7 @@ __noinline int fault(struct record *r)
 	with = joined_with(r);
 	k = key_of(r);
 	if (with)
-		k.fabric = ~bpf_get_current_pid_tgid(); /* no block's: it waits for nothing */
+		k.fabric = ~bpf_get_current_pid_tgid(); /* matches no block: it waits for none */
 	w = bpf_map_lookup_elem(&fault_waiting, &k);
 	if (!w) {
 		struct empty *zero = nothing;
@@ -738,7 +741,7 @@ __noinline int fault(struct record *r)
 	return 0;
 }
 
-/* lone_block tells a block's half of a fault. */
+/* lone_block records a block's half of a fault. */
 __noinline int lone_block(struct record *b)
 {
 	struct fault_event *e = fresh_event();
@@ -801,7 +804,7 @@ __noinline int block(struct record *r)
 	return 0;
 }
 
-/* wait_in gives how long one wait was that ended in a time, if it was of this kind. */
+/* wait_in returns the length of a wait of this kind that ended in a period, or 0. */
 __noinline __u64 wait_in(struct call_marks *c, __u64 i, __u64 stage, __u64 began, __u64 ended)
 {
 	if (!c || i >= WAITS || c->waits[i].stage != stage || c->waits[i].ended_ns < began || c->waits[i].ended_ns > ended)
@@ -809,7 +812,7 @@ __noinline __u64 wait_in(struct call_marks *c, __u64 i, __u64 stage, __u64 began
 	return c->waits[i].ns;
 }
 
-/* waited sums what a page-in waited for in one way. */
+/* waited adds up a page-in's waits of one kind. */
 __noinline __u64 waited(struct call_marks *c, __u64 stage, __u64 began, __u64 ended)
 {
 	__u64 ns = 0;
@@ -821,7 +824,7 @@ __noinline __u64 waited(struct call_marks *c, __u64 stage, __u64 began, __u64 en
 	return ns;
 }
 
-/* first_in gives when the first page was taken in a time, all ones if none was. */
+/* first_in returns when the first page was allocated in a period, or all ones. */
 __noinline __u64 first_in(struct call_marks *c, __u64 began, __u64 ended)
 {
 	__u64 t = ~0ULL;
@@ -833,7 +836,7 @@ __noinline __u64 first_in(struct call_marks *c, __u64 began, __u64 ended)
 	return t;
 }
 
-/* last_in gives when the copy was refused in a time, 0 if it was not. */
+/* last_in returns when the copy was refused in a period, or 0. */
 __noinline __u64 last_in(struct call_marks *c, __u64 began, __u64 ended)
 {
 	__u64 t = 0;
@@ -845,7 +848,7 @@ __noinline __u64 last_in(struct call_marks *c, __u64 began, __u64 ended)
 	return t;
 }
 
-/* kernel_part tells what the kernel did in a page-in. */
+/* kernel_part records what the kernel did in a page-in. */
 __noinline int kernel_part(struct record *r)
 {
 	struct call_key k = { .pid = bpf_get_current_pid_tgid() >> 32 };
@@ -854,7 +857,7 @@ __noinline int kernel_part(struct record *r)
 	struct call_marks *c;
 
 	if (!r || r->method == populate)
-		return 0; /* the process's kernel part is its own */
+		return 0; /* the process's own page-in is not attributed to pfd */
 	k.page = r->page;
 	began = r->times[0];
 	ended = r->times[1];
@@ -902,7 +905,8 @@ __noinline int paged_in(struct record *r)
 	return 0;
 }
 
-/* take has one record taken. Its values index nothing unchecked, whoever wrote them. */
+/* take processes one record. It checks every value that it uses as an index: any program can
+   forge records. */
 __noinline int take(struct record *r)
 {
 	if (!r)
@@ -944,7 +948,7 @@ static __always_inline void hit(__u64 n)
 	}
 }
 
-/* shown takes a batch; copy gives a record of it. */
+/* shown processes a batch; copy returns a record of it. */
 static __always_inline int shown(struct pt_regs *ctx, long (*const copy)(void *, __u32, const void *))
 {
 	__u64 at = FIRST(ctx), n = SECOND(ctx);
@@ -980,11 +984,11 @@ static __always_inline long copy_plain(void *to, __u32 size, const void *from)
 	return bpf_probe_read_user(to, size, from);
 }
 
-/* For kernels that do not take the other one. */
+/* For kernels that refuse the other program. */
 SEC("uprobe")
 int pfd_faults_plain(struct pt_regs *ctx) { return shown(ctx, copy_plain); }
 
-/* What the kernel does for pfd, by its tracepoints: each source is attached by itself. */
+/* The kernel's work for pfd, from its tracepoints. Each source is attached separately. */
 
 static __always_inline int watched(void)
 {
@@ -993,8 +997,8 @@ static __always_inline int watched(void)
 	return bpf_map_lookup_elem(&fault_pfds, &pid) != 0;
 }
 
-/* call_of gives the marks of the page-in that the present thread, one of pfd's, is in:
-   the page stands in the arguments of its system call. */
+/* call_of returns the marks of the page-in that the current thread of pfd performs: the
+   arguments of its system call contain the page. */
 static __always_inline struct call_marks *call_of(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -1028,7 +1032,7 @@ static __always_inline struct call_marks *call_of(void)
 	return bpf_map_lookup_elem(&fault_calls, &k);
 }
 
-/* wait_over notes a wait of the page-in that the present thread is in. */
+/* wait_over records a wait of the current thread's page-in. */
 static __always_inline void wait_over(__u64 stage, __u64 began)
 {
 	struct call_marks *c = call_of();
@@ -1120,8 +1124,8 @@ int reclaim_cgroup_end(struct raw_args *ctx)
 	return reclaim_over();
 }
 
-/* mmap_lock tells whether a lock is the mmap_lock of another process: that of the task
-   which holds it, if that is where it lies. Locks are known from then on. */
+/* mmap_lock reports whether a lock is the mmap_lock of another process: of the task that
+   holds it, if the lock lies there. It remembers such locks. */
 static __always_inline int mmap_lock(__u64 lock, __u64 flags)
 {
 	struct rw_semaphore *sem = (void *)lock;
@@ -1197,7 +1201,7 @@ static __always_inline __u32 tid_of(struct task_struct *p)
 	return v;
 }
 
-/* engine gives the pfd whose thread that shows its records a task is. */
+/* engine returns the pfd whose record-showing thread a task is. */
 static __always_inline struct pfd *engine(__u32 tgid, __u32 tid)
 {
 	struct pfd *w = bpf_map_lookup_elem(&fault_pfds, &tgid);
@@ -1215,7 +1219,7 @@ static __always_inline void share(struct pfd *p, __u64 now)
 	p->shared_ns[p->shared_n++ % SHARED] = now;
 }
 
-/* leaves takes that a thread of pfd's leaves its processor. */
+/* leaves records that a thread of pfd leaves its processor. */
 __noinline int leaves(__u32 tid, __u64 now, __u32 was_preempted)
 {
 	struct thread *t = thread_of(tid);
@@ -1227,7 +1231,7 @@ __noinline int leaves(__u32 tid, __u64 now, __u32 was_preempted)
 	return 0;
 }
 
-/* comes takes that a thread runs again: one of pfd's, or one that pfd has woken. */
+/* comes records that a thread runs again: one of pfd, or one that pfd has woken. */
 __noinline __u64 comes(__u32 tid, __u64 now)
 {
 	struct thread *t = bpf_map_lookup_elem(&fault_threads, &tid);
@@ -1257,7 +1261,7 @@ int switched(struct raw_args *ctx)
 	__u64 now = bpf_ktime_get_ns(), woken;
 	struct pfd *p;
 
-	/* The state that it leaves with: 0 is still running. */
+	/* The state in which the thread leaves: 0 means that it is still runnable. */
 	if (engine(tgid, tid))
 		leaves(tid, now, ctx->args[0] || !(ctx->args[3] & 0xffffffff));
 	tgid = tgid_of(next);
@@ -1301,8 +1305,7 @@ int waking(struct raw_args *ctx)
 	return 0;
 }
 
-/* An attached process that is asked for a page touches it, or has the kernel populate
-   it. */
+/* An attached process that must page in touches the page, or makes the kernel populate it. */
 
 static __always_inline void touch_of(__u32 pid, __u64 address)
 {
@@ -1349,7 +1352,7 @@ int iommu_fault(struct raw_args *ctx)
 	return 0;
 }
 
-/* The table of fault_latency, for cat. */
+/* The table of fault_latency for cat. */
 
 static const char stage_names[STAGES][16] = {
 	"ring", "send", "raise", "drain", "queue", "page_in", "answer", "resend", "complete", "seen", "total",
@@ -1362,8 +1365,8 @@ static const char kind_names[4][12] = { "none", "minor", "major", "permission" }
 static const char header[] = "STAGE           METHOD    KIND        COUNT      P50_NS      P99_NS      MAX_NS\n";
 static const char row[] = "%-15s %-9s %-10s %6llu %11llu %11llu %11llu\n";
 
-/* place gives the value that part of the n of a bucket do not exceed: they are taken as
-   evenly spread. */
+/* place returns the value that part of a bucket's n values do not exceed, assuming that they
+   are evenly distributed. */
 __noinline __u64 place(__u32 b, __u64 part, __u64 n)
 {
 	__u32 e = b / 8 + 2;
@@ -1373,7 +1376,7 @@ __noinline __u64 place(__u32 b, __u64 part, __u64 n)
 	return (1ULL << e) + (b % 8) * (1ULL << (e - 3)) + (1ULL << (e - 3)) * part / n;
 }
 
-/* percentile gives the value that so many of a hundred do not exceed. */
+/* percentile returns the value that percent of the values do not exceed. */
 __noinline __u64 percentile(struct latency *l, __u64 percent)
 {
 	__u64 sum = 0, rank, n;

@@ -1,6 +1,6 @@
-/* What probe.c shares with those who read its maps: docs/tracing.md. */
+/* Shared by probe.c and the readers of its maps: docs/tracing.md. */
 
-/* Of a kernel only what is read here, found by its BTF (CO-RE). */
+/* The parts of kernel structures that are read here, found by BTF (CO-RE). */
 struct bpf_iter_meta {
 	void *seq;
 	__u64 session_id;
@@ -14,7 +14,7 @@ struct bpf_iter__bpf_map_elem {
 	void *value;
 };
 
-/* The registers of a user's program that holds at the point. */
+/* The registers of a user program that stops at the point. */
 struct pt_regs {
 #if defined(__TARGET_ARCH_x86)
 	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di;
@@ -54,7 +54,7 @@ enum record_kind {
 	record_fault = 1,
 	record_page_in,
 	record_block,
-	record_client, /* a process that is attached, or with flag_final was */
+	record_client, /* a process that is attached; with flag_final: was */
 };
 
 enum record_flags {
@@ -89,50 +89,50 @@ struct record {
 	__u32 process; /* of the slot */
 	__u32 reserved[2];
 	__u64 times[6];
-	__u64 obeyed; /* of a block: the request for retransmission */
+	__u64 obeyed; /* of a block: when its request for retransmission was executed */
 	__u64 reserved1;
 };
 
-/* Set in fabric where the nodes are served by the process with that pid. */
+/* Set in fabric if the process with that pid serves the nodes. */
 #define SERVED (1ULL << 63)
 
-/* Of a fault's times; of a block's: rung, kicked, sent, ended, published, seen. */
+/* Indices of a fault's times, and of a block's: rung, kicked, sent, ended, published, seen. */
 enum {
 	fault_interrupt, fault_drained, fault_started, fault_resident, fault_answered,
 	block_rung = 0, block_kicked, block_sent, block_ended, block_published, block_seen,
 };
 
-/* The stages of a fault: each ends where the next begins, and total is their sum. */
+/* The stages of a fault. Each ends where the next begins, and total is their sum. */
 enum stage {
-	ring,     /* the process rang, until pfd saw the doorbell */
-	send,     /* until the block was out */
+	ring,     /* from the process's ring until pfd saw the doorbell */
+	send,     /* until the block was sent */
 	raise,    /* until the interrupt half ran */
 	drain,    /* until the FIFO entry was read */
 	queue,    /* until the page-in began */
-	page_in,  /* until the page was there */
-	answer,   /* until the request for retransmission was out, or the process asked */
+	page_in,  /* until the page was present */
+	answer,   /* until the request for retransmission was sent, or the process was asked */
 	resend,   /* until the block was acknowledged */
 	complete, /* until the transfer's done was published */
 	seen,     /* until the process saw it */
 	total,
-	/* Parts of page_in, of each call of pfd's, with what took the time: */
-	kernel_enter,    /* until the kernel takes a page for it */
-	kernel_populate, /* until that is zeroed, charged and mapped */
+	/* Parts of page_in, of each call of pfd, and their causes: */
+	kernel_enter,    /* until the kernel allocates a page for it */
+	kernel_populate, /* until the page is zeroed, charged and mapped */
 	kernel_leave,    /* until pfd runs again */
 	reclaim,         /* direct reclaim in between */
 	lock_wait,       /* waiting for the mmap_lock of the process in between */
 	lock_other,      /* waiting for other locks in between */
-	/* Of a fault, from the doorbell seen to done published: */
-	preempted,       /* pfd's thread wanted the processor and did not have it */
+	/* Of a fault, from doorbell seen to done published: */
+	preempted,       /* pfd's thread was runnable but not running */
 	slept,           /* pfd's thread slept */
 	/* Each time that pfd's thread was woken: */
 	wake_pfd,        /* until it ran */
 	/* Each time that pfd woke a thread of an attached process: */
 	wake_client,     /* until it ran */
-	/* Of a fault that the process is asked to serve: */
+	/* Of a fault that its process must serve: */
 	delegate_run,    /* until a thread of the process ran */
 	delegate_touch,  /* until its access or its madvise faulted */
-	delegate_answer, /* until its answer was there */
+	delegate_answer, /* until its answer arrived */
 	STAGES,
 };
 
@@ -143,33 +143,34 @@ enum outcome { pending, resolved, failed, delegated, unsent, removed };
 enum counter {
 	batches,       /* hits of the point */
 	records,       /* in these */
-	bad_records,   /* of a kind or with values that no record has */
+	bad_records,   /* with an invalid kind or value */
 	unreadable,    /* records that could not be copied */
 	faults,
-	failures,      /* faults whose page will never be there */
+	failures,      /* faults whose page cannot be paged in */
 	rapfs,         /* requests for retransmission */
-	rapf_fails,    /* of blocks that cannot be served */
-	page_ins,      /* that brought a page */
-	pages,         /* that they made resident */
-	blocks,        /* that were refused and have ended */
-	refusals,      /* of these blocks: at each one wait for one request */
+	rapf_fails,    /* requests for blocks that cannot be served */
+	page_ins,      /* that made a page present */
+	pages,         /* that the page-ins made resident */
+	blocks,        /* refused blocks that have ended */
+	refusals,      /* of these blocks; each waits for one request */
 	joined,        /* refusals whose faults are known */
-	joined_faults, /* these faults */
+	joined_faults, /* the faults of joined refusals */
 	lone,          /* refusals without a known fault */
 	bare,          /* faults that name no block */
-	crowded,       /* faults left out: more than eight of one refusal */
+	crowded,       /* faults omitted because one refusal has more than eight */
 	full,          /* a map was full */
-	stamp_bad,     /* stamps of processes that cannot be */
-	events_lost,   /* nobody read them in time */
+	stamp_bad,     /* impossible time stamps of processes */
+	events_lost,   /* not read in time */
 	kernel_page_ins, /* page-ins of which the kernel's part is known */
-	kernel_missed,   /* page-ins that made a page resident, and it is not */
-	halves,          /* faults of a device elsewhere whose blocks are not seen */
-	shared_faults,   /* faults in which a process ran on the processor of pfd's thread */
-	iommu_faults,    /* that the machine's IOMMUs reported, of any device */
+	kernel_missed,   /* page-ins that made a page resident, with an unknown kernel part */
+	halves,          /* faults of a device elsewhere whose blocks are not traced */
+	shared_faults,   /* faults during which a process ran on the processor of pfd's thread */
+	iommu_faults,    /* faults that the machine's IOMMUs reported, for any device */
 	COUNTERS,
 };
 
-/* Histograms: values below 8 ns are their own bucket, then eight a power of two. */
+/* Histograms: each value below 8 ns has its own bucket; above, a power of two has eight
+   buckets. */
 #define BUCKETS 280
 
 struct latency_key {
@@ -182,8 +183,8 @@ struct latency {
 	__u64 count;
 	__u64 sum_ns;
 	__u64 max_ns;
-	__u64 preempted_ns; /* of sum_ns: pfd's thread wanted the processor and did not have it */
-	__u64 slept_ns;     /* it slept */
+	__u64 preempted_ns; /* part of sum_ns: pfd's thread was runnable but not running */
+	__u64 slept_ns;     /* part of sum_ns: it slept */
 	__u64 buckets[BUCKETS];
 };
 
@@ -201,11 +202,11 @@ struct domain {
 	__u64 worst_page;
 };
 
-/* What of a fault is known: of a device elsewhere perhaps one half. */
+/* Which parts of a fault are known. For a device elsewhere this may be one half. */
 enum half { whole, driver_half, sender_half };
 
-/* One fault with its stages; a stage that is not known is -1. Of a sender's half resend
-   begins when the block was out. */
+/* One fault with its stages; unknown stages are -1. In a sender's half, resend begins when
+   the block was sent. */
 struct fault_event {
 	__u64 total_ns;
 	__u64 start_ns; /* CLOCK_MONOTONIC */
@@ -225,25 +226,25 @@ struct fault_event {
 	enum kind kind;
 	__u32 again;
 	enum half half;
-	__u32 shared; /* 1: a process ran on the processor of pfd's thread meanwhile */
+	__u32 shared; /* 1: a process ran on the processor of pfd's thread during the fault */
 	__u32 reserved;
 	__s64 stages[total];
 	__u32 preempted_ns[total]; /* of pfd's thread, in each stage */
 	__u32 slept_ns[total];
 };
 
-/* Which events are wanted; all ones: any. */
+/* Which events are requested; all ones: any. */
 struct settings {
-	__u32 events; /* 1: somebody reads them */
+	__u32 events; /* 1: a reader exists */
 	__u32 node;
 	__u32 pdid;
 	__u32 kind;
 	__u64 slower_ns;
-	__u64 slowest_floor; /* the least of fault_slowest, probe.c's own */
+	__u64 slowest_floor; /* the least of fault_slowest; private to probe.c */
 };
 #define ANY (~0U)
 
-/* What is attached: each by itself. */
+/* The sources; each is attached separately. */
 enum source {
 	fault_source, /* the records of pfd's probe point */
 	latency_table,
@@ -267,26 +268,26 @@ struct source_state {
 #define SHARED 8
 #define RAN 16
 
-/* Who is watched: every pfd that has shown a batch. */
+/* The traced processes: every pfd that has shown a batch. */
 struct pfd {
-	__u32 thread;    /* that showed the last one: the engine's, as Go has it */
-	__u32 processor; /* on which it ran last, plus one */
+	__u32 thread;    /* that showed the last batch: the current thread of the engine */
+	__u32 processor; /* where it ran last, plus one */
 	__u64 batches;
 	__u64 first_ns;
 	__u64 last_ns;
 	__u64 shared_n;
-	__u64 shared_ns[SHARED]; /* the last times when a process of its ran there, too */
+	__u64 shared_ns[SHARED]; /* the last times when an attached process ran there, too */
 };
 
 /* An attached process. */
 struct client {
-	__u32 pfd; /* whose it is */
+	__u32 pfd; /* to which it is attached */
 	__u32 reserved;
 	__u64 ran_n;
-	__u64 ran_ns[RAN]; /* the last times that a thread ran which pfd had woken */
+	__u64 ran_ns[RAN]; /* the last times when a thread ran that pfd had woken */
 };
 
-/* What joins a block's refusal to its faults. */
+/* Joins the refusal of a block with its faults. */
 struct refusal_key {
 	__u64 fabric;
 	__u32 source;
@@ -301,8 +302,8 @@ struct waiting_fault {
 	__u64 times[5];
 	__u32 node;
 	__u32 pid;     /* pfd's */
-	__u32 thread;  /* its engine's */
-	__u32 process; /* whose page it is */
+	__u32 thread;  /* of its engine */
+	__u32 process; /* that owns the page */
 	__u16 pdid;
 	__u8 slot;
 	__u8 flags;
@@ -317,22 +318,22 @@ struct waiting {
 	struct waiting_fault faults[WAITING];
 };
 
-/* What the kernel did in a page-in of pfd's: found by the page that the system call
-   names, since Go moves the engine between threads. */
+/* The kernel's work in a page-in of pfd. The key is the page in the arguments of the system
+   call, because Go moves the engine between threads. */
 struct call_key {
 	__u32 pid;
 	__u32 reserved;
 	__u64 page;
 };
 
-/* A block of nodes served elsewhere: its faults may be shown after it. */
+/* A block of nodes that are served elsewhere: its faults may be shown after it. */
 struct waiting_block {
 	struct record block;
 	__u64 joined;
 };
 
-/* When a page of an attached process was touched by the process: the last times, since
-   a call that is asked for several pages names the first. */
+/* The last times when an attached process touched a page. There are several because a call
+   for several pages names only the first. */
 #define TOUCHES 16
 
 struct touches {
@@ -340,15 +341,15 @@ struct touches {
 	__u64 ns[TOUCHES];
 };
 
-/* The last ones: a batch can have several page-ins of one page. */
+/* The last ones: a batch can contain several page-ins of one page. */
 #define ALLOCATED 32
 #define POPULATED 16
 #define WAITS 8
 
 struct call_marks {
 	__u64 allocated_n, populated_n, waits_n;
-	__u64 allocated_ns[ALLOCATED]; /* a page was taken */
-	__u64 populated_ns[POPULATED]; /* the copy was refused: the page is in */
+	__u64 allocated_ns[ALLOCATED]; /* a page was allocated */
+	__u64 populated_ns[POPULATED]; /* the copy was refused: the page is present */
 	struct {
 		__u64 ended_ns;
 		__u64 ns;
@@ -356,7 +357,7 @@ struct call_marks {
 	} waits[WAITS];
 };
 
-/* What a thread of pfd's is about. */
+/* The current activity of a thread of pfd. */
 struct thread {
 	__u64 reclaim_began;
 	__u64 lock_began;
@@ -369,7 +370,7 @@ struct thread {
 	struct {
 		__u64 from, to;
 	} off[16]; /* to's lowest bit: 1 preempted, 0 slept */
-	struct fault_event event; /* that the thread is making */
+	struct fault_event event; /* the event that the thread is composing */
 };
 
 struct atomic_word {

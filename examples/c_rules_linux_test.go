@@ -198,7 +198,7 @@ func limitsOfPfd(t *testing.T, bin string) {
 		}
 		if as != nil {
 			limit(unix.RLIMIT_FSIZE, 65536)
-			if got := said(t, as, "--core=0", "", bin, socket, "use"); !strings.Contains(got, "pfd refused: pfd: making a memory port") || !strings.Contains(got, "ulimit -f") {
+			if got := said(t, as, "--core=0", "", bin, socket, "use"); !strings.Contains(got, "pfd refused: pfd: create a memory port") || !strings.Contains(got, "ulimit -f") {
 				t.Errorf("%s: files of pfd may have 64 KiB: %s", name, got)
 			}
 		}

@@ -6,5 +6,5 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// address returns where memory lies.
+// address returns the address of memory.
 func address(b []byte) device.VA { return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// ways are the port and, beside it, the calls that its helper makes for it.
+// ways benchmarks the port and, for comparison, the calls that its helper makes.
 func ways(b *testing.B, c *proctest.Child, ask func(r *Request), direct func(p *proc.Process) error) {
 	b.Run("port", func(b *testing.B) {
 		p := of(b, c)

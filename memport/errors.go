@@ -9,17 +9,16 @@ import (
 type errnoError = syscall.Errno
 
 var (
-	// ErrHelper says that a helper failed in a way that has no name, or that there
-	// is none.
+	// ErrHelper says that a helper failed for an unnamed reason, or that there is none.
 	ErrHelper = errors.New("the process's memory helper failed")
-	// ErrMemory says that a descriptor is no memory of a port.
+	// ErrMemory says that a descriptor is not a port's memory.
 	ErrMemory = errors.New("not a port's memory")
 )
 
-// Error is what a helper answered.
+// Error is an error that a helper answered.
 type Error struct {
 	Err   error         // an error of package proc or gup, or ErrHelper
-	Errno syscall.Errno // 0 where there is none
+	Errno syscall.Errno // 0 if there is none
 }
 
 // Error returns the error as one line.

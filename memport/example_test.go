@@ -8,8 +8,8 @@ import (
 	"github.com/exanet/pfd/memport"
 )
 
-// pfd's side of a port, and the socket that the process's helper gets: memport.Serve
-// serves at its other end. Without a helper nothing waits.
+// pfd's side of a port, and the socket for the process's helper: memport.Serve serves its other
+// end. Without a helper no request is pending.
 func ExampleNew() {
 	p, socket, err := memport.New()
 	if err != nil {

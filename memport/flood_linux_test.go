@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A helper that says what nobody asked for is read slowly, and its answers still count.
+// A helper that sends unasked messages is read slowly, and its answers still count.
 func TestFlood(t *testing.T) {
 	f := newFake(t)
 	if err := f.socket.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {

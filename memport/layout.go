@@ -10,17 +10,17 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// Layout of a port's memory (ours; docs/attach.md, "The memory helper"). This
-// file holds the package's unsafe pointers; every offset is a constant or made
-// of a slot number that was checked.
+// Layout of a port's memory (docs/attach.md, "The memory helper"). Values below are defined by
+// this project. The package's unsafe pointers are all in this file; every offset is a constant or
+// is computed from a checked slot number.
 const (
-	Slots = 16 // requests under way at one time
+	Slots = 16 // requests in flight
 
 	offSubmitted = 0x000 // u32: pfd adds 1 after publishing a request; futex word
-	offAwake     = 0x040 // u32: number of the helper's thread that looks for requests, 0 none
+	offAwake     = 0x040 // u32: number of the helper's thread that polls for requests, 0: none
 	offCompleted = 0x080 // u32: the helper adds 1 after answering
-	offAsleep    = 0x0c0 // u32: pfd sleeps: the eventfd is to be written
-	offProbe     = 0x100 // u64: address of an absent page of the process, 0 none (proc.OpenProbe)
+	offAsleep    = 0x0c0 // u32: pfd sleeps: the helper must write the eventfd
+	offProbe     = 0x100 // u64: address of an absent page of the process, 0: none (proc.OpenProbe)
 	offSlots     = 0x400
 	slotStride   = 0x80
 	offData      = device.PageSize
@@ -37,14 +37,14 @@ const (
 	slotVA     = 0x08 // u64
 	slotPages  = 0x10 // u64
 	slotBytes  = 0x18 // u64
-	slotWrite  = 0x20 // u64: 1 write
+	slotWrite  = 0x20 // u64: 1: write
 	slotCode   = 0x40 // u64: errno in the upper half, code in the lower
-	slotCount  = 0x48 // u64: bytes moved, or entries; of a page-in its kind, and countThere
+	slotCount  = 0x48 // u64: bytes moved, or entries; for a page-in the kind and countThere
 	slotFirst  = 0x50 // u64: absent pages, or resident ones
-	slotSecond = 0x58 // u64: denied pages, or of the resident ones the new
+	slotSecond = 0x58 // u64: denied pages; for a page-in the new ones of the resident
 )
 
-// countThere says in slotCount that the first page of a page-in was there before.
+// countThere says in slotCount that the first page of a page-in was ready before.
 const countThere = 1 << 8
 
 // States of a slot.
@@ -55,13 +55,13 @@ const (
 	stateDone      = 3
 )
 
-// op is what a request asks for.
+// op is the operation of a request.
 type op uint32
 
 const (
 	opWalk op = iota + 1
 	opMove
-	opOrdered // sixteen bytes, the second eight only after the first
+	opOrdered // sixteen bytes; the second eight are written after the first
 	opPageIn
 	opMapping // the mapping of a page, in the data
 	opPagemap // pagemap entries, in the data
@@ -96,8 +96,8 @@ func (m *mapped) data(i, n int) []byte {
 	return m.b[at : at+n : at+n]
 }
 
-// sentinels are the errors that a helper names by number, from 1 on. The numbers
-// are part of the layout: new ones are added at the end.
+// sentinels returns the errors that a helper names by number, from 1 on. The numbers are part of
+// the layout: append new ones.
 func sentinels() []error {
 	return []error{
 		proc.ErrGone, proc.ErrUnmapped, proc.ErrDenied, proc.ErrPastEnd, proc.ErrUnknown,
@@ -106,7 +106,7 @@ func sentinels() []error {
 	}
 }
 
-// codeOther is an error that is none of the sentinels.
+// codeOther is the code of an error that is not a sentinel.
 const codeOther = 0xffff
 
 // encodeError returns an error's code and errno.
@@ -127,7 +127,7 @@ func encodeError(err error) uint64 {
 	return v | codeOther
 }
 
-// decodeError returns the error that a helper named; any value is an error but 0.
+// decodeError returns the error that a helper named; every value but 0 is an error.
 func decodeError(v uint64) error {
 	if v == 0 {
 		return nil

@@ -15,13 +15,13 @@ import (
 
 const most = ^uint64(0)
 
-// TestLies has a row for each lie of a helper about one request: what comes of it
-// is never more than was asked for.
+// TestLies has a row for each lie of a helper about one request: the result is never more than
+// was asked for.
 func TestLies(t *testing.T) {
 	f := newFake(t)
 	const va = device.VA(0x7000)
 	room := bytes.Repeat([]byte{0xee}, 300)
-	read := [][]byte{room[100:140], room[200:260]} // 100 bytes of it
+	read := [][]byte{room[100:140], room[200:260]} // 100 bytes in all
 	for _, tt := range []struct {
 		name                       string
 		ask                        func(r *Request)
@@ -78,7 +78,7 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestLiesToALook answers what pfd waits for by itself.
+// TestLiesToALook lies in answer to the calls that wait for their answer.
 func TestLiesToALook(t *testing.T) {
 	f := newFake(t)
 	answered := func(put func(data []byte), code, count uint64) func() {
@@ -140,11 +140,11 @@ func TestLiesToALook(t *testing.T) {
 	}
 }
 
-// TestStates: a state that is none, or comes at the wrong time, answers nothing, and
-// counts that change with nothing behind them neither block nor free anything.
+// TestStates: an invalid state, or one at the wrong time, answers no request. Counts that change
+// without an answer neither block nor free anything.
 func TestStates(t *testing.T) {
 	f := newFake(t)
-	for i := range Slots { // before anything was asked
+	for i := range Slots { // before any request
 		f.answer(i, 0, most, most, most)
 	}
 	if f.Poll() || f.Pending() {
@@ -173,7 +173,7 @@ func TestStates(t *testing.T) {
 	if !*done {
 		t.Error("not done")
 	}
-	// The same answer once more, to what is asked next.
+	// The same answer again, to the next request.
 	again := submit(t, f.Port, &second)
 	f.Poll()
 	if *again {
@@ -186,8 +186,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestMoreThanSlots: a request for which there is no slot is not taken, and one
-// that is asked from a Done gets the slot that is free again.
+// TestMoreThanSlots: Submit refuses a request without a free slot, and a request from a Done gets
+// the slot that has just become free.
 func TestMoreThanSlots(t *testing.T) {
 	f := newFake(t)
 	var requests [Slots + 1]Request
@@ -220,8 +220,8 @@ func TestMoreThanSlots(t *testing.T) {
 	}
 }
 
-// TestScribbles: a helper writes anything anywhere while pfd asks. No answer is
-// more than was asked for, and nothing blocks.
+// TestScribbles: a helper writes random words everywhere while pfd submits. No answer is more
+// than was asked for, and nothing blocks.
 func TestScribbles(t *testing.T) {
 	f := newFake(t)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -328,7 +328,7 @@ func FuzzDecodeMessage(f *testing.F) {
 	})
 }
 
-// FuzzMapping: any bytes are a mapping, and as bytes the same one.
+// FuzzMapping: any bytes decode to a mapping, which encodes to the same bytes.
 func FuzzMapping(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{0xff}, mappingSize))
 	f.Fuzz(func(t *testing.T, b []byte) {

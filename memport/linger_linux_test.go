@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// TestLingeringDescriptor: a descriptor that takes long to close, sent with a message of
-// the helper's, does not hold up the port's end.
+// TestLingeringDescriptor: a descriptor that takes long to close, sent with a helper's message,
+// does not delay the port's close.
 func TestLingeringDescriptor(t *testing.T) {
 	q, err := linger.New()
 	if err != nil {
@@ -37,7 +37,7 @@ func TestLingeringDescriptor(t *testing.T) {
 		t.Logf("the kernel sends none: %v", err) // since 6.16
 		_ = unix.SetsockoptLinger(int(s.Fd()), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
 	}
-	if err := s.Close(); err != nil { // the port's is the last
+	if err := s.Close(); err != nil { // the port holds the last one
 		t.Fatal(err)
 	}
 	if err := f.Ready(time.Now().Add(patience), func() { close(f.ended) }); err != nil {
@@ -56,7 +56,7 @@ func TestLingeringDescriptor(t *testing.T) {
 	}
 }
 
-// TestPortsLeaveNothing: descriptors, goroutines, mappings.
+// TestPortsLeaveNothing checks descriptors, goroutines and mappings.
 func TestPortsLeaveNothing(t *testing.T) {
 	c := proctest.Start(t)
 	pidfd, keeperfd := c.PIDFDs()

@@ -17,36 +17,36 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// patience bounds every wait: it is met only where something hangs.
+// patience bounds every wait: only a hang reaches it.
 const patience = 2 * time.Minute
 
 const page = device.PageSize
 
-// helperWord has the test's program be a helper.
+// helperWord makes the test's program a helper.
 const helperWord = "memory-helper"
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == helperWord {
 		if err := Serve(Descriptors{Port: 3, Socket: 4, Wake: 5, PIDFD: 6, Keeper: 7}); err != nil {
-			os.Exit(1) // the test has been told why
+			os.Exit(1) // Serve has reported why
 		}
 		os.Exit(0)
 	}
 	os.Exit(proctest.Main(m))
 }
 
-// rig is a port with a helper in a process of its own.
+// rig is a port with a helper in a separate process.
 type rig struct {
 	*Port
 	t      testing.TB
 	cmd    *exec.Cmd
-	event  int           // what the helper writes when pfd sleeps
+	event  int           // the helper writes it when pfd sleeps
 	ended  chan struct{} // closed by the port's wake
 	waited chan error
 }
 
-// start makes a port, and a helper with these descriptors and others from 8 on.
-// It does not wait until the helper is ready.
+// start creates a port, and a helper with these descriptors and others from 8 on. It does not
+// wait until the helper is ready.
 func start(t testing.TB, pidfd, keeperfd int, others ...*os.File) *rig {
 	t.Helper()
 	p, socket, err := New()
@@ -79,7 +79,7 @@ func start(t testing.TB, pidfd, keeperfd int, others ...*os.File) *rig {
 	return r
 }
 
-// serving is a helper that is ready. It ends with the test, without an error.
+// serving returns a helper that is ready. It ends with the test, without an error.
 func serving(t testing.TB, pidfd, keeperfd int, others ...*os.File) *rig {
 	t.Helper()
 	r := start(t, pidfd, keeperfd, others...)
@@ -124,7 +124,7 @@ func own(t testing.TB) *rig {
 	return serving(t, proctest.PIDFD(t, os.Getpid()), k.PIDFD())
 }
 
-// submit hands a request over; done tells when it is answered.
+// submit submits a request and returns a flag that is set when the request is done.
 func submit(t testing.TB, p *Port, r *Request) (done *bool) {
 	t.Helper()
 	done = new(bool)
@@ -135,7 +135,7 @@ func submit(t testing.TB, p *Port, r *Request) (done *bool) {
 	return done
 }
 
-// await polls as the engine does until all are done.
+// await polls, as the engine does, until all are done.
 func await(t testing.TB, p *Port, done ...*bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; {
@@ -159,13 +159,13 @@ func await(t testing.TB, p *Port, done ...*bool) {
 	}
 }
 
-// finish has one request done.
+// finish submits one request and waits until it is done.
 func finish(t testing.TB, p *Port, r *Request) {
 	t.Helper()
 	await(t, p, submit(t, p, r))
 }
 
-// fake is a port whose helper is the test.
+// fake is a port with the test as its helper.
 type fake struct {
 	*Port
 	socket *os.File
@@ -199,7 +199,7 @@ func (f *fake) say(t testing.TB, b ...byte) {
 	}
 }
 
-// answer answers slot i with anything.
+// answer answers slot i with any values.
 func (f *fake) answer(i int, code, count, first, second uint64) {
 	f.m.store(i, slotCode, code)
 	f.m.store(i, slotCount, count)
@@ -209,8 +209,8 @@ func (f *fake) answer(i int, code, count, first, second uint64) {
 	atomic.AddUint32(f.m.w32(offCompleted), 1)
 }
 
-// missing is memory of this process of which no page is there, with a userfaultfd.
-// Nobody serves it. Closing the descriptor lets everybody go on with zeros.
+// missing returns memory of this process without any page, registered with a userfaultfd that
+// nobody serves. Closing the descriptor lets every waiting thread continue with zeros.
 func missing(t testing.TB, pages int) (fd int, va device.VA, b []byte) {
 	t.Helper()
 	fd, full, err := uffd.Open(false)

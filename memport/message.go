@@ -9,9 +9,9 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// What travels by a port's socket (ours). pfd sends a message, with a descriptor
-// where it needs one; the helper answers each by messageOK and bytes, or by
-// messageFailed and a text. Its first word, unasked, says that it is ready.
+// Messages on a port's socket. pfd sends a message, with a descriptor if it needs one. The helper
+// answers with messageOK and bytes, or messageFailed and a text. Its first message, unasked, says
+// that it is ready. Values below are defined by this project.
 const (
 	messageRegister   = 1 // serve this userfaultfd
 	messageUnregister = 2
@@ -20,12 +20,12 @@ const (
 	messageOK     = 1
 	messageFailed = 2
 
-	messageSize = 512 // of the largest
-	askSize     = 24  // of pfd's: kind, seven zero bytes, address, size
-	mostRead    = 64  // bytes that messageRead asks for
+	messageSize = 512 // of the largest message
+	askSize     = 24  // of pfd's messages: kind, seven zero bytes, address, size
+	mostRead    = 64  // bytes that messageRead may ask for
 )
 
-// message is what pfd asks.
+// message is a message from pfd.
 type message struct {
 	kind byte
 	va   device.VA
@@ -38,7 +38,7 @@ func (m *message) encode(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(b, m.size)
 }
 
-// errMessage says that bytes are no message of pfd's.
+// errMessage says that bytes are not a message from pfd.
 var errMessage = errors.New("malformed message to a memory helper")
 
 func decodeMessage(b []byte) (message, error) {
@@ -54,7 +54,7 @@ func decodeMessage(b []byte) (message, error) {
 	return m, nil
 }
 
-// printable makes a foreign text one that a terminal shows.
+// printable returns a foreign text with only characters that a terminal can show.
 func printable(b []byte) string {
 	return strings.Map(func(r rune) rune {
 		if r < 0x20 || r >= 0x7f {

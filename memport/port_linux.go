@@ -21,43 +21,43 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// Port is pfd's side. Submit and Poll belong to one goroutine, the engine's;
-// everything else may be called by any.
+// Port is pfd's side. Submit and Poll belong to one goroutine, the engine's; the other methods
+// are safe for concurrent use.
 type Port struct {
 	m    mapped
 	fd   int
 	sock *net.UnixConn
 
 	seen     uint32 // of offCompleted; the engine's
-	awaited  int    // requests of the engine's under way
-	nudge    int64  // when the helper is woken once more, if a request waits then
-	pause    int64  // from one such wake-up to the next
+	awaited  int    // the engine's requests in flight
+	nudge    int64  // when to wake the helper again if a request still waits
+	pause    int64  // between two such wake-ups
 	mu       sync.Mutex
 	free     uint32
-	requests [Slots]*Request // the engine's, under way
+	requests [Slots]*Request // the engine's, in flight
 	gone     atomic.Bool
 
-	users   sync.RWMutex // held for reading by who waits for an answer by itself
+	users   sync.RWMutex // read-locked by callers that wait for an answer themselves
 	asking  sync.Mutex   // one message on the socket at a time
 	expects atomic.Bool  // an answer to it
 	answers chan reply
-	ended   chan struct{} // the helper has
-	closed  chan struct{} // the port is
+	ended   chan struct{} // closed when the helper has ended
+	closed  chan struct{} // closed when the port is
 	once    sync.Once
 	err     error
 }
 
-// lastSeals: once both sides have mapped the memory nobody can take pages out of it,
-// so that a load never waits.
+// lastSeals seals the memory once both sides have mapped it: nobody can remove pages from it, so
+// a load never waits.
 const lastSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 
-// New makes a port and the helper's end of its socket, which is the caller's to
-// close once it has been handed over.
+// New returns a port and the helper's end of its socket, which the caller closes after sending
+// it.
 func New() (_ *Port, socket *os.File, err error) {
 	p := &Port{fd: -1, free: 1<<Slots - 1, answers: make(chan reply, 1), ended: make(chan struct{}), closed: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("making a memory port: %w", err), p.Close())
+			err = errors.Join(fmt.Errorf("create a memory port: %w", err), p.Close())
 		}
 	}()
 	if p.fd, err = memfd.New("pfd-port", Size, 0, 0); err != nil {
@@ -67,7 +67,7 @@ func New() (_ *Port, socket *os.File, err error) {
 	if err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
 	}
-	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // bytes of processes; it cannot fail
+	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // it holds bytes of processes; the call cannot fail
 	p.m = newMapped(b)
 	two, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -76,7 +76,7 @@ func New() (_ *Port, socket *os.File, err error) {
 	own := os.NewFile(uintptr(two[0]), "memory port")
 	defer own.Close()
 	socket = os.NewFile(uintptr(two[1]), "memory port of a helper")
-	// A descriptor of the helper's may take long to close, even where nobody takes it.
+	// A descriptor from the helper may take long to close, even if nobody receives it.
 	err = sockets.PassRights(two[0], false)
 	var c net.Conn
 	if err == nil {
@@ -89,37 +89,36 @@ func New() (_ *Port, socket *os.File, err error) {
 	return p, socket, nil
 }
 
-// SetProbe tells the helper, before it is started, of an absent page of the process
-// that nothing touches (proc.OpenProbe).
+// SetProbe stores for the helper, before it is started, the address of an absent page of the
+// process that nothing touches (proc.OpenProbe).
 func (p *Port) SetProbe(va device.VA) { atomic.StoreUint64(p.m.w64(offProbe), uint64(va)) }
 
-// FD returns the memory's descriptor, which stays the port's.
+// FD returns the memory's descriptor, which the port owns.
 func (p *Port) FD() int { return p.fd }
 
-// Ready waits until the helper has mapped the memory and opened the process, and
-// takes from everybody the right to change what is mapped. wake is called, on
-// any goroutine, when the helper has ended later. An error with the helper's own
-// reason matches ErrHelper.
+// Ready waits until the helper has mapped the memory and opened the process, and then seals the
+// memory. If the helper ends later, the port calls wake on any goroutine. An error with the
+// helper's own reason matches ErrHelper.
 func (p *Port) Ready(deadline time.Time, wake func()) error {
 	if err := p.sock.SetReadDeadline(deadline); err != nil {
-		return fmt.Errorf("waiting for a memory helper: %w", err)
+		return fmt.Errorf("wait for a memory helper: %w", err)
 	}
 	if _, err := p.read(); errors.Is(err, errEnded) {
-		return fmt.Errorf("waiting for a memory helper: %w: the limits of the process, which are its own, may be too low (ulimit -v, -d, -u; pids.max)", err)
+		return fmt.Errorf("wait for a memory helper: %w: the limits of the process, which are its own, may be too low (ulimit -v, -d, -u; pids.max)", err)
 	} else if err != nil {
-		return fmt.Errorf("waiting for a memory helper: %w", err)
+		return fmt.Errorf("wait for a memory helper: %w", err)
 	}
 	if err := p.sock.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("waiting for a memory helper: %w", err)
+		return fmt.Errorf("wait for a memory helper: %w", err)
 	}
 	if _, err := unix.FcntlInt(uintptr(p.fd), unix.F_ADD_SEALS, lastSeals); err != nil {
-		return fmt.Errorf("waiting for a memory helper: %w", os.NewSyscallError("fcntl F_ADD_SEALS", err))
+		return fmt.Errorf("wait for a memory helper: %w", os.NewSyscallError("fcntl F_ADD_SEALS", err))
 	}
 	go p.listen(wake)
 	return nil
 }
 
-// listen takes what the helper says, until its end.
+// listen receives the helper's messages until its end.
 func (p *Port) listen(wake func()) {
 	for {
 		text, err := p.read()
@@ -127,7 +126,8 @@ func (p *Port) listen(wake func()) {
 			break
 		}
 		if !p.expects.Swap(false) {
-			// Nobody asked. It is not read faster than this, and its own next answer is late.
+			// An unasked message. The pause bounds how fast they are read, and delays the
+			// helper's next answer.
 			select {
 			case <-time.After(unaskedPause):
 			case <-p.closed:
@@ -136,7 +136,7 @@ func (p *Port) listen(wake func()) {
 		}
 		select {
 		case p.answers <- reply{text, err}:
-		default: // the one before was to a question that nobody waited for
+		default: // the one before answered a message that timed out
 		}
 	}
 	p.gone.Store(true)
@@ -144,23 +144,23 @@ func (p *Port) listen(wake func()) {
 	wake()
 }
 
-// unaskedPause is for how long the socket of a helper is not read after a message that
-// nobody asked for. Defined by this project.
+// unaskedPause is how long a helper's socket is not read after an unasked message. Defined by
+// this project.
 const unaskedPause = 10 * time.Millisecond
 
-// reply is what the helper answers to a message.
+// reply is the helper's answer to a message.
 type reply struct {
 	text []byte
 	err  error
 }
 
-// errRefused says that the helper is there and does not do what it was asked.
+// errRefused says that the helper refused a message.
 var errRefused = fmt.Errorf("%w: it refused", ErrHelper)
 
-// errEnded says that the helper is not there any more.
+// errEnded says that the helper has ended.
 var errEnded = fmt.Errorf("%w: it ended", ErrHelper)
 
-// read reads one message of the helper's: its text, or the error that it tells.
+// read reads one message of the helper and returns its text, or the error that it reports.
 func (p *Port) read() ([]byte, error) {
 	var b [messageSize]byte
 	n, err := p.sock.Read(b[:])
@@ -175,8 +175,8 @@ func (p *Port) read() ([]byte, error) {
 	return b[1:n], nil
 }
 
-// SetAsleep tells the helper whether pfd sleeps and wants its eventfd written.
-// After SetAsleep(true) Pending must be looked at once more.
+// SetAsleep tells the helper whether pfd sleeps, so that it must write the eventfd. After
+// SetAsleep(true) the caller must check Pending again.
 func (p *Port) SetAsleep(asleep bool) {
 	v := uint32(0)
 	if asleep {
@@ -185,17 +185,17 @@ func (p *Port) SetAsleep(asleep bool) {
 	atomic.StoreUint32(p.m.w32(offAsleep), v)
 }
 
-// Busy reports whether requests of Submit are under way.
+// Busy reports whether requests of Submit are in flight.
 func (p *Port) Busy() bool { return p.awaited > 0 }
 
-// Pending reports whether Poll would find anything.
+// Pending reports whether Poll would find an answer.
 func (p *Port) Pending() bool {
 	return p.awaited > 0 && (atomic.LoadUint32(p.m.w32(offCompleted)) != p.seen || p.gone.Load())
 }
 
-// Submit hands a request to the helper; false: as many are under way as can be.
-// With a helper that has ended, and where there are too many bytes, it is done at
-// once, without a call of Done: ended.
+// Submit submits a request to the helper. ok is false if no slot is free. If the helper has
+// ended, or there are too many bytes, the request is done at once and Done is not called: ended
+// is true.
 func (p *Port) Submit(r *Request, now int64) (ok, ended bool) {
 	switch {
 	case p.gone.Load():
@@ -251,10 +251,10 @@ func (p *Port) publish(r *Request) (int, bool) {
 
 func (p *Port) wakeHelper() { futex.Wake(p.m.w32(offSubmitted), 1) }
 
-// Poll calls Done of what the helper has answered, and tells whether there was
-// anything.
+// Poll calls Done of the requests that the helper has answered, and reports whether there were
+// any.
 func (p *Port) Poll() (any bool) {
-	gone := p.gone.Load() // before the look: what was answered before it counts
+	gone := p.gone.Load() // load it before the answers: an answer from before the end counts
 	p.seen = atomic.LoadUint32(p.m.w32(offCompleted))
 	for i, r := range p.requests {
 		if r == nil {
@@ -264,19 +264,19 @@ func (p *Port) Poll() (any bool) {
 			if !gone {
 				continue
 			}
-			// Its slot is the helper's for good.
+			// The ended helper keeps the slot.
 			r.fail(proc.ErrGone)
 		}
 		p.requests[i] = nil
 		p.awaited--
-		p.pause = int64(nudgeAfter) // the helper has a processor
+		p.pause = int64(nudgeAfter) // the helper runs
 		any = true
 		r.Done()
 	}
 	return any
 }
 
-// take takes the answer of slot i, once it is there, and frees the slot.
+// take takes the answer of slot i if it has arrived, and frees the slot.
 func (p *Port) take(i int, r *Request) bool {
 	if atomic.LoadUint32(p.m.state(i)) != stateDone {
 		return false
@@ -298,17 +298,17 @@ func (p *Port) take(i int, r *Request) bool {
 	return true
 }
 
-// nudgeAfter is how long a request may wait while the helper seems to look for
-// requests: the thread that does may be stuck in another one. The next time is twice
-// as long, nudgeMost at most: threads that only wait for a processor are not made more
-// (ours).
+// nudgeAfter is how long a request may wait while a thread of the helper is said to poll for
+// requests: that thread may be stuck in another request. The wait doubles each time, up to
+// nudgeMost, so that threads that only wait for a processor are not multiplied. Values below are
+// defined by this project.
 const (
 	nudgeAfter = 200 * time.Microsecond
 	nudgeMost  = 50 * time.Millisecond
 )
 
-// Nudge wakes another thread of the helper where requests wait too long. It tells
-// when it wants to be called again, 0 never.
+// Nudge wakes another thread of the helper if requests wait too long. It returns when to call it
+// again, 0: never.
 func (p *Port) Nudge(now int64) (next int64) {
 	for i, r := range p.requests {
 		if r == nil || atomic.LoadUint32(p.m.state(i)) != stateSubmitted {
@@ -324,8 +324,7 @@ func (p *Port) Nudge(now int64) (next int64) {
 	return 0
 }
 
-// do has a request done and waits for it, on the calling goroutine. For what is
-// asked seldom.
+// do submits a request and waits for it on the calling goroutine. It is for rare requests.
 func (p *Port) do(r *Request) error {
 	p.users.RLock()
 	defer p.users.RUnlock()
@@ -355,7 +354,7 @@ func (p *Port) do(r *Request) error {
 	return r.Err
 }
 
-// Mapping is proc.Process.Mapping.
+// Mapping is like proc.Process.Mapping.
 func (p *Port) Mapping(va device.VA) (proc.Mapping, error) {
 	var r Request
 	r.ask(opMapping, va, 1, mappingSize)
@@ -369,7 +368,7 @@ func (p *Port) Mapping(va device.VA) (proc.Mapping, error) {
 	return m, nil
 }
 
-// Pagemap is proc.Process.Pagemap, for 64 pages at most.
+// Pagemap is like proc.Process.Pagemap, for 64 pages at most.
 func (p *Port) Pagemap(va device.VA, dst []proc.Entry) (int, error) {
 	if len(dst) < 1 || len(dst) > proc.MaxPages {
 		return 0, &Error{Err: proc.ErrRange}
@@ -389,40 +388,40 @@ func (p *Port) Pagemap(va device.VA, dst []proc.Entry) (int, error) {
 	return n, nil
 }
 
-// InFile is proc.Process.InFile.
+// InFile is like proc.Process.InFile.
 func (p *Port) InFile(va device.VA) error {
 	var r Request
 	r.ask(opInFile, va, 1, 0)
 	return p.do(&r)
 }
 
-// PagedIn is proc.Process.PagedIn, which the helper's own walks do without.
+// PagedIn does nothing: the helper's own walks do not need it.
 func (p *Port) PagedIn(device.VA, proc.Entry) {}
 
-// Register hands a userfaultfd to the helper, which serves it; the descriptor
-// stays the caller's.
+// Register sends a userfaultfd to the helper, which serves it. The caller still closes the
+// descriptor.
 func (p *Port) Register(va device.VA, size uint64, fd int) error {
 	_, err := p.tell(messageRegister, va, size, fd)
 	return err
 }
 
-// Unregister takes a registered range back.
+// Unregister makes the helper stop serving a registered range.
 func (p *Port) Unregister(va device.VA, size uint64) error {
 	_, err := p.tell(messageUnregister, va, size)
 	return err
 }
 
-// Read reads n bytes, at most 64, at va of another process, by a pidfd of its
-// keeper and with the rights of this port's process.
+// Read reads n bytes, at most 64, at va of another process through a pidfd of its keeper, with
+// the rights of this port's process.
 func (p *Port) Read(keeper int, va device.VA, n int) ([]byte, error) {
 	b, err := p.tell(messageRead, va, uint64(n), keeper)
 	if err == nil && len(b) != n {
-		err = fmt.Errorf("%w: %d bytes, want %d", ErrHelper, len(b), n)
+		err = fmt.Errorf("%w: it read %d of %d bytes", ErrHelper, len(b), n)
 	}
 	return b, err
 }
 
-// tellTime is how long a helper may take to answer a message (ours).
+// tellTime is how long a helper may take to answer a message. Defined by this project.
 const tellTime = 2 * time.Second
 
 // tell sends the helper a message with descriptors and waits for the answer.
@@ -436,7 +435,7 @@ func (p *Port) tell(kind byte, va device.VA, size uint64, fds ...int) ([]byte, e
 		oob = unix.UnixRights(fds...)
 	}
 	select {
-	case <-p.answers: // to a question that nobody waited for
+	case <-p.answers: // to a message that timed out
 	default:
 	}
 	p.expects.Store(true)
@@ -454,17 +453,17 @@ func (p *Port) tell(kind byte, va device.VA, size uint64, fds ...int) ([]byte, e
 	case <-p.ended:
 		return nil, errEnded
 	case <-timeout.C:
-		// It will not be believed later either: its answers are out of step.
+		// Later answers cannot be matched to messages either.
 		p.gone.Store(true)
 		return nil, fmt.Errorf("%w: no answer within %v", ErrHelper, tellTime)
 	}
 }
 
-// Abandon ends the use of the helper: what is under way fails with proc.ErrGone
-// at the next Poll, and the helper ends when it finds its socket closed.
+// Abandon stops the use of the helper: requests in flight fail with proc.ErrGone at the next
+// Poll, and the helper ends when it finds its socket closed.
 func (p *Port) Abandon() { p.gone.Store(true) }
 
-// Close ends the port. Nobody may use it any more.
+// Close closes the port. No method may be called afterwards.
 func (p *Port) Close() error {
 	p.once.Do(func() {
 		p.gone.Store(true)

@@ -20,7 +20,7 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// open opens a child's memory directly, to compare with.
+// open opens a child's memory directly, for comparison.
 func open(t testing.TB, c *proctest.Child) *proc.Process {
 	t.Helper()
 	p, err := proc.Open(c.PIDFDs())
@@ -40,7 +40,7 @@ func file(t testing.TB, pages int) string {
 	return name
 }
 
-// TestWalk: the answer is that of proc.Process.Walk for the same pages.
+// TestWalk: the answer equals that of proc.Process.Walk for the same pages.
 func TestWalk(t *testing.T) {
 	c := proctest.Start(t)
 	p, direct := of(t, c), open(t, c)
@@ -96,7 +96,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// TestMoveRefused: the right to each page is judged by the kernel, in the helper.
+// TestMoveRefused: the kernel checks the right to each page, in the helper.
 func TestMoveRefused(t *testing.T) {
 	c := proctest.Start(t)
 	p := of(t, c)
@@ -151,7 +151,7 @@ func TestPageIn(t *testing.T) {
 		pages    int
 		write    bool
 		resident uint64
-		before   uint64 // of these, there before
+		before   uint64 // of these, ready before
 		want     error
 	}{
 		{"one", va, 1, true, 1, 0, nil},
@@ -180,7 +180,7 @@ func TestPageIn(t *testing.T) {
 	}
 }
 
-// TestLook: Mapping, Pagemap and InFile are those of proc.Process.
+// TestLook: Mapping, Pagemap and InFile return what proc.Process returns.
 func TestLook(t *testing.T) {
 	c := proctest.Start(t)
 	var p, direct gup.Looker = of(t, c), open(t, c)
@@ -210,7 +210,7 @@ func TestLook(t *testing.T) {
 	p.PagedIn(anon, 0)
 }
 
-// TestRegister: a helper serves the userfaultfds that pfd hands it.
+// TestRegister: a helper serves the userfaultfds that pfd sends it.
 func TestRegister(t *testing.T) {
 	p := own(t)
 	fd, va, b := missing(t, 8)
@@ -218,7 +218,7 @@ func TestRegister(t *testing.T) {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
-	if b[5*page] != 0 { // a fault of this thread: the kernel's, or served by the helper
+	if b[5*page] != 0 { // a fault of this thread, served by the kernel or the helper
 		t.Error("not zero")
 	}
 	var r Request
@@ -252,7 +252,7 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// A helper that is out of descriptors says so.
+// A helper without free descriptors reports that.
 func TestHelperOutOfDescriptors(t *testing.T) {
 	p := own(t)
 	fd, va, b := missing(t, 1)
@@ -265,7 +265,7 @@ func TestHelperOutOfDescriptors(t *testing.T) {
 	}
 }
 
-// TestRead reads another process's memory by its keeper.
+// TestRead reads another process's memory through its keeper.
 func TestRead(t *testing.T) {
 	p := own(t)
 	c := proctest.Start(t)
@@ -299,7 +299,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestProcessEnds: the helper says so and goes on.
+// TestProcessEnds: the helper reports the end and continues.
 func TestProcessEnds(t *testing.T) {
 	c := proctest.Start(t)
 	p := of(t, c)
@@ -319,8 +319,8 @@ func TestProcessEnds(t *testing.T) {
 	}
 }
 
-// TestSleeperIsWoken: an engine that sleeps is told of an answer by the eventfd,
-// and one that does not is not.
+// TestSleeperIsWoken: the eventfd wakes an engine that sleeps, and is not written for one that
+// does not.
 func TestSleeperIsWoken(t *testing.T) {
 	c := proctest.Start(t)
 	p := of(t, c)
@@ -350,8 +350,8 @@ func TestSleeperIsWoken(t *testing.T) {
 	p.SetAsleep(false)
 }
 
-// TestKilledHelper: whatever is under way when the helper dies ends with ErrGone
-// at the next Poll, and nothing waits for it.
+// TestKilledHelper: requests in flight when the helper dies fail with ErrGone at the next Poll,
+// and nothing waits for the helper.
 func TestKilledHelper(t *testing.T) {
 	k := proctest.Start(t)
 	pidfd, keeperfd := k.PIDFDs()
@@ -360,7 +360,7 @@ func TestKilledHelper(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.close()
-	// Stopped, it takes nothing any more.
+	// A stopped helper takes no request.
 	if err := p.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -427,7 +427,7 @@ func TestKilledHelper(t *testing.T) {
 	}
 }
 
-// stopped tells whether a process is stopped.
+// stopped reports whether a process is stopped.
 func stopped(t *testing.T, pid int) bool {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -438,8 +438,8 @@ func stopped(t *testing.T, pid int) bool {
 	return state[0] == 'T'
 }
 
-// TestStuckRequests: requests for pages that never come hold a thread of the
-// helper each, and no other request. Abandoned, they end.
+// TestStuckRequests: a request for a page that is never filled occupies one thread of the helper
+// and delays no other request. After Abandon it ends.
 func TestStuckRequests(t *testing.T) {
 	p := own(t)
 	fd, va, b := missing(t, threads)
@@ -458,7 +458,7 @@ func TestStuckRequests(t *testing.T) {
 	var done []*bool
 	bufs := make([]byte, threads)
 	for i := range stuck {
-		if i == 0 { // also with the first thread, which looks for requests
+		if i == 0 { // also with the first thread, which polls for requests
 			stuck[i].AskPageIn(va, 1, true)
 		} else {
 			stuck[i].AskMove([][]byte{bufs[i : i+1]}, va+device.VA(i*page), false, false)
@@ -483,7 +483,7 @@ func TestStuckRequests(t *testing.T) {
 			t.Errorf("request %d was answered", i)
 		}
 	}
-	// Somebody serves them at last.
+	// Closing the descriptor lets them continue.
 	unix.Close(fd)
 	open = false
 	await(t, p.Port, done...)
@@ -497,7 +497,7 @@ func TestStuckRequests(t *testing.T) {
 	}
 }
 
-// TestAbandon gives up a helper of which all threads are stuck.
+// TestAbandon abandons a helper with all threads stuck.
 func TestAbandon(t *testing.T) {
 	p := own(t)
 	fd, va, _ := missing(t, Slots)
@@ -527,8 +527,8 @@ func TestAbandon(t *testing.T) {
 	}
 }
 
-// TestSeals: once the helper is ready nobody can take a page out of the memory,
-// map it anew to write it, or change its size.
+// TestSeals: once the helper is ready, nobody can remove a page from the memory, map it again for
+// writing, or change its size.
 func TestSeals(t *testing.T) {
 	p, socket, err := New()
 	if err != nil {
@@ -572,7 +572,7 @@ func TestSeals(t *testing.T) {
 	<-ended
 }
 
-// TestServeRefuses: a helper that cannot serve says why, and pfd is told.
+// TestServeRefuses: a helper that cannot serve says why, and pfd receives the reason.
 func TestServeRefuses(t *testing.T) {
 	c, other := proctest.Start(t), proctest.Start(t)
 	pidfd, keeperfd := c.PIDFDs()
@@ -603,7 +603,7 @@ func TestServeRefuses(t *testing.T) {
 	}
 }
 
-// TestReadyGivesUp: a helper that says nothing, nonsense, or too much.
+// TestReadyGivesUp: a helper that sends nothing, nonsense, or too much.
 func TestReadyGivesUp(t *testing.T) {
 	for name, say := range map[string][]byte{
 		"nothing":  nil,
@@ -634,7 +634,7 @@ func TestReadyGivesUp(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// One that ends.
+	// A helper that ends.
 	p, socket, err := New()
 	if err != nil {
 		t.Fatal(err)
@@ -648,8 +648,8 @@ func TestReadyGivesUp(t *testing.T) {
 	}
 }
 
-// TestHelperClosesWhatItFinds: a descriptor that the process left open for the
-// programs that it executes does not stay open in its helper.
+// TestHelperClosesWhatItFinds: a descriptor that the process left open for programs that it
+// executes is closed in its helper.
 func TestHelperClosesWhatItFinds(t *testing.T) {
 	c := proctest.Start(t)
 	pidfd, keeperfd := c.PIDFDs()

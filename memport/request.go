@@ -8,9 +8,9 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// Request is one request to a helper. The caller sets the fields of one of the
-// four kinds by the functions below, submits it, and has the results when Done
-// is called. It belongs to the port meanwhile.
+// Request is one request to a helper. The caller sets it up with one of the functions below and
+// submits it. The results are valid when Done is called; until then the Request belongs to the
+// port.
 type Request struct {
 	op    op
 	va    device.VA
@@ -19,7 +19,7 @@ type Request struct {
 	write bool
 	bufs  [][]byte
 
-	// Done is called when the results are there, by whoever polls the port.
+	// Done is called by the goroutine that polls the port when the results are valid.
 	Done func()
 
 	Walk   proc.Walk    // of a walk
@@ -29,8 +29,7 @@ type Request struct {
 	answer [answer]byte // of the small requests
 }
 
-// answer is the room for a small answer, bytes: a mapping, or the entries of one
-// slice of a page-in.
+// answer is the size of a small answer, bytes: a mapping, or pagemap entries.
 const answer = 8 * proc.MaxPages
 
 // AskWalk makes r a walk, as proc.Process.Walk.
@@ -38,8 +37,8 @@ func (r *Request) AskWalk(va device.VA, pages int, write bool) {
 	r.op, r.va, r.pages, r.bytes, r.write, r.bufs = opWalk, va, pages, 0, write, nil
 }
 
-// AskMove makes r a write of the buffers to va, or a read into them; ordered: two
-// words of eight bytes, the second written only after the first.
+// AskMove makes r a write of the buffers to va, or a read into them. If ordered, they are two
+// words of eight bytes, and the second is written after the first.
 func (r *Request) AskMove(bufs [][]byte, va device.VA, write, ordered bool) {
 	r.op, r.va, r.pages, r.write, r.bufs = opMove, va, 0, write, bufs
 	if ordered {
@@ -60,14 +59,14 @@ func (r *Request) ask(o op, va device.VA, pages, bytes int) {
 	r.op, r.va, r.pages, r.bytes, r.write, r.bufs = o, va, pages, bytes, false, nil
 }
 
-// fail ends r without an answer.
+// fail completes r without an answer.
 func (r *Request) fail(err error) {
 	r.Walk, r.Moved, r.Err = proc.Walk{}, 0, err
 	r.PageIn = gup.Result{Err: &gup.Error{VA: r.va, Write: r.write, Err: err}}
 }
 
-// take takes an answer: code, count and two words as the helper wrote them, any
-// values.
+// take takes an answer: the code, count and two words that the helper wrote, which may have any
+// value.
 func (r *Request) take(code, count, first, second uint64) {
 	err := decodeError(code)
 	all := pageMask(r.pages)
@@ -106,7 +105,7 @@ func pageMask(n int) uint64 {
 	return ^uint64(0) >> (proc.MaxPages - n)
 }
 
-// A mapping in a small answer: start, end, offset, flags, eight bytes each.
+// A mapping in a small answer, eight bytes each. Defined by this project.
 const (
 	mappingSize = 32
 
@@ -132,7 +131,7 @@ func putMapping(b []byte, m *proc.Mapping) {
 	}
 }
 
-// getMapping reads a mapping, any bytes.
+// getMapping decodes a mapping from any bytes.
 func getMapping(b []byte) proc.Mapping {
 	flags := binary.LittleEndian.Uint64(b[24:])
 	return proc.Mapping{

@@ -21,23 +21,23 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// Descriptors are what a helper works with (attach.HelperPort and so on).
+// Descriptors are the descriptors of a helper (attach.HelperPort and so on).
 type Descriptors struct {
 	Port, Socket, Wake, PIDFD, Keeper int
 }
 
-// Times and sizes of a helper (ours).
+// Times and sizes of a helper. Values below are defined by this project.
 const (
-	// spinTime is how long it looks for requests before it sleeps: the next one
-	// of a transfer comes within microseconds.
+	// spinTime is how long it polls for requests before it sleeps: a transfer's next request
+	// comes within microseconds.
 	spinTime = 50 * time.Microsecond
-	// threads is how many requests it serves at one time. What sleeps for good
-	// holds one of them.
+	// threads is how many requests it serves at one time. A request that sleeps for ever occupies
+	// one of them.
 	threads = 16
-	// openTime is how long it tries to open its process: where the kernel has
-	// Yama the process has to permit it first.
+	// openTime is how long it tries to open its process: with Yama the process must permit it
+	// first.
 	openTime = time.Second
-	// memoryLimit bounds the garbage that it keeps.
+	// memoryLimit bounds its garbage.
 	memoryLimit = 8 << 20
 )
 
@@ -49,12 +49,12 @@ type server struct {
 	pager   *gup.Regions
 }
 
-// Serve is a helper: it serves its process's memory until pfd closes the socket.
-// It takes the descriptors over.
+// Serve serves the memory of the helper's process until pfd closes the socket. It takes ownership
+// of the descriptors.
 func Serve(d Descriptors) error {
 	debug.SetMemoryLimit(memoryLimit)
 	if err := closeAbove(max(d.Port, d.Socket, d.Wake, d.PIDFD, d.Keeper)); err != nil {
-		return fmt.Errorf("memory helper: closing its process's descriptors: %w", err)
+		return fmt.Errorf("memory helper: close the descriptors of its process: %w", err)
 	}
 	c, err := net.FileConn(os.NewFile(uintptr(d.Socket), "memory port"))
 	if err != nil {
@@ -79,9 +79,9 @@ func Serve(d Descriptors) error {
 	return s.listen(sock)
 }
 
-// closeAbove closes the descriptors above last that were open when this program was
-// executed: what the process left open for whatever it starts. What the Go runtime
-// has opened since is close-on-exec.
+// closeAbove closes the descriptors above last that were open when this program was executed: the
+// process left them open for programs that it starts. Those that the Go runtime has opened since
+// are close-on-exec.
 func closeAbove(last int) error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -93,7 +93,7 @@ func closeAbove(last int) error {
 			continue
 		}
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
-			_ = unix.Close(fd) // nothing of ours is in it
+			_ = unix.Close(fd) // the descriptor is unused
 		}
 	}
 	return nil
@@ -102,7 +102,7 @@ func closeAbove(last int) error {
 func (s *server) open(d Descriptors) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(d.Port, &st); err != nil || st.Size != Size {
-		return fmt.Errorf("%w: %d bytes, want %d (%v)", ErrMemory, st.Size, Size, err)
+		return fmt.Errorf("%w: %d bytes, not %d (%v)", ErrMemory, st.Size, Size, err)
 	}
 	b, err := unix.Mmap(d.Port, 0, Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -111,7 +111,7 @@ func (s *server) open(d Descriptors) error {
 	s.m = newMapped(b)
 	probe := device.VA(atomic.LoadUint64(s.m.w64(offProbe)))
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
-		// The probe will do: this program has the rights of its process and no others.
+		// A probe is enough: this program has the rights of its process and no others.
 		if s.process, err = proc.OpenProbe(d.PIDFD, d.Keeper, probe); err == nil {
 			break
 		}
@@ -123,10 +123,10 @@ func (s *server) open(d Descriptors) error {
 	return nil
 }
 
-// serve is one thread: it looks for requests for a while, then sleeps. One
-// thread looks at a time, the one whose number stands in offAwake; it keeps the
-// number while it serves a request, so that pfd need not wake another for each.
-// pfd does wake another where a request waits too long, and that one takes over.
+// serve is one thread: it polls for requests for a while, then sleeps. One thread polls at a
+// time, the one whose number is in offAwake. It keeps its number there while it serves a request,
+// so that pfd need not wake another thread for each request. If a request waits too long, pfd
+// wakes another thread, which takes over.
 func (s *server) serve(me uint32) {
 	awake, submitted := s.m.w32(offAwake), s.m.w32(offSubmitted)
 	for {
@@ -149,7 +149,7 @@ func (s *server) serve(me uint32) {
 	}
 }
 
-// look waits a bounded time for a request; it does nothing else.
+// look polls for a request for a bounded time.
 func (s *server) look(seen uint32) bool {
 	for began := time.Now(); time.Since(began) < spinTime; {
 		for range 64 {
@@ -157,13 +157,13 @@ func (s *server) look(seen uint32) bool {
 				return true
 			}
 		}
-		// Who asks may need this very processor.
+		// pfd may need this processor.
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 	return false
 }
 
-// claim takes a request that nobody serves; -1 where there is none.
+// claim claims a waiting request; -1 if there is none.
 func (s *server) claim() int {
 	for i := range Slots {
 		if w := s.m.state(i); atomic.LoadUint32(w) == stateSubmitted && atomic.CompareAndSwapUint32(w, stateSubmitted, stateClaimed) {
@@ -173,8 +173,8 @@ func (s *server) claim() int {
 	return -1
 }
 
-// answer serves the request of a slot. pfd may be as wrong as anybody: what does
-// not fit a slot is refused.
+// answer serves the request of a slot. It does not trust pfd: it refuses a request that does not
+// fit a slot.
 func (s *server) answer(i int) {
 	va := device.VA(s.m.load(i, slotVA))
 	pages, size := int(s.m.load(i, slotPages)), int(s.m.load(i, slotBytes))
@@ -244,7 +244,7 @@ func (s *server) answer(i int) {
 	atomic.AddUint32(s.m.w32(offCompleted), 1)
 	if atomic.LoadUint32(s.m.w32(offAsleep)) != 0 {
 		one := [8]byte{1}
-		_, _ = unix.Write(s.wake, one[:]) // one that is full wakes as well
+		_, _ = unix.Write(s.wake, one[:]) // a full eventfd wakes, too
 	}
 }
 
@@ -256,14 +256,14 @@ func (s *server) move(data []byte, va device.VA, write bool) (int, error) {
 	return s.process.ReadV(bufs[:], va)
 }
 
-// listen answers pfd's messages until it closes the socket.
+// listen answers pfd's messages until pfd closes the socket.
 func (s *server) listen(sock *net.UnixConn) error {
 	var b [messageSize]byte
 	var oob [64]byte
 	for {
 		n, oobn, flags, _, err := sock.ReadMsgUnix(b[:], oob[:])
 		if err != nil || n == 0 {
-			return nil // pfd has closed it, or has ended
+			return nil // pfd has closed it or has ended
 		}
 		fd := descriptor(oob[:oobn])
 		var reply []byte
@@ -273,19 +273,19 @@ func (s *server) listen(sock *net.UnixConn) error {
 			reply, err = s.told(b[:n], &fd)
 		}
 		if fd >= 0 {
-			_ = unix.Close(fd) // nothing of ours is in it
+			_ = unix.Close(fd) // the descriptor is unused
 		}
 		out := append([]byte{messageOK}, reply...)
 		if err != nil {
 			out = append([]byte{messageFailed}, err.Error()[:min(len(err.Error()), messageSize-1)]...)
 		}
 		if _, err := sock.Write(out); err != nil {
-			return nil // the same
+			return nil // pfd has closed it or has ended
 		}
 	}
 }
 
-// told does what one message asks. It takes the descriptor where it keeps it.
+// told executes one message. It sets *fd to -1 if it keeps the descriptor.
 func (s *server) told(b []byte, fd *int) ([]byte, error) {
 	m, err := decodeMessage(b)
 	if err != nil {
@@ -315,13 +315,13 @@ func (s *server) told(b []byte, fd *int) ([]byte, error) {
 	return buf, err
 }
 
-// descriptor returns the descriptor in control data, -1 where there is none.
+// descriptor returns the descriptor in control data, -1 if there is none.
 func descriptor(oob []byte) int {
 	fds, _ := sockets.Rights(oob)
 	fd := -1
 	for _, f := range fds {
 		if fd >= 0 {
-			_ = unix.Close(fd) // pfd sends one
+			_ = unix.Close(fd) // pfd sends one at most
 		}
 		fd = f
 	}

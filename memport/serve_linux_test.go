@@ -14,8 +14,8 @@ import (
 	"github.com/exanet/pfd/proc/proctest"
 )
 
-// FuzzHelperAnswer: pfd may write anything into a slot. The helper answers, and
-// writes nothing outside of the slot, its data, and the count of answers.
+// FuzzHelperAnswer: pfd may write anything into a slot. The helper answers and writes only to the
+// slot, its data and the count of answers.
 func FuzzHelperAnswer(f *testing.F) {
 	c := proctest.Start(f)
 	va := c.Map(proctest.Anon, 80)
@@ -89,8 +89,8 @@ func FuzzHelperAnswer(f *testing.F) {
 	})
 }
 
-// What a private mapping of a file holds is the file's: its missing pages are not for a
-// helper to fill with zeros.
+// The missing pages of a private mapping of a file hold the file's bytes: a helper must not fill
+// them with zeros.
 func TestRegisterRefusesAPrivateFile(t *testing.T) {
 	p := own(t)
 	fd, _, _ := missing(t, 1)

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/view"
 )
 
-// A process has shared memory and touched a page of it.
+// A process has shared memory and touched one page of it.
 func ExampleView() {
 	fd, err := rdma.MakeMemory(2*device.PageSize, device.PageSize)
 	if err != nil {
@@ -35,7 +35,7 @@ func ExampleView() {
 		return
 	}
 	fmt.Println(v.Has(0x7000, 1, true)) // not entered
-	v.Enter(0x7000, 2, 0b01)            // pagemap says that the first page is there
+	v.Enter(0x7000, 2, 0b01)            // pagemap reports the first page as present
 	b := make([]byte, 7)
 	fmt.Println(v.ReadV([][]byte{b}, 0x7000), string(b), v.Has(0x8000, 1, false))
 	// Output:

@@ -4,5 +4,5 @@ import "unsafe"
 
 // This file holds the package's unsafe pointers.
 
-// base gives the address of a mapping.
+// base returns the address of a mapping.
 func base(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -8,17 +8,17 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// ReadOnly is the memory that a process shares for reading alone, be it seen or not. Its
-// methods may be called on any goroutine. The zero value is none.
+// ReadOnly is the memory that a process shares read-only, whether or not a View has it. It is
+// safe for concurrent use. The zero value holds no memory.
 type ReadOnly struct {
 	mu   sync.Mutex
-	list atomic.Pointer[[]extent] // replaced as a whole, so that Forbids takes no lock
+	list atomic.Pointer[[]extent] // replaced as a whole, so that Forbids needs no lock
 }
 
-// extent is memory from start on, up to the byte before end.
+// extent is memory from start to before end.
 type extent struct{ start, end device.VA }
 
-// Forbids reports whether size bytes from va on meet such memory.
+// Forbids reports whether size bytes from va on overlap such memory.
 func (r *ReadOnly) Forbids(va device.VA, size uint64) bool {
 	list := r.list.Load()
 	if list == nil || size == 0 {
@@ -28,7 +28,7 @@ func (r *ReadOnly) Forbids(va device.VA, size uint64) bool {
 	return slices.ContainsFunc(*list, func(s extent) bool { return va < s.end && last >= s.start })
 }
 
-// Add adds memory; false where there is as much already as MaxShares.
+// Add adds memory. It returns false if there are already MaxShares pieces.
 func (r *ReadOnly) Add(va device.VA, size uint64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -44,7 +44,7 @@ func (r *ReadOnly) Add(va device.VA, size uint64) bool {
 	return true
 }
 
-// Remove takes back what one Add added, with exactly its bounds; false where there is none.
+// Remove removes what one Add added, with exactly its bounds. It returns false if there is none.
 func (r *ReadOnly) Remove(va device.VA, size uint64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,39 +19,39 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// Sizes (ours).
+// Sizes. Values below are defined by this project.
 const (
-	// MaxShares and MaxBytes bound what is seen of one process: page tables of the
-	// mapping are pfd's memory.
+	// MaxShares and MaxBytes bound the memory that a View maps of one process: the mapping's page
+	// tables are pfd's memory.
 	MaxShares = 4096
 	MaxBytes  = 16 << 30
 
-	// With fewPages what is there of the windowPages that they lie in is entered, as the
-	// kernel does with a file's pages (fault_around_bytes, 64 KiB).
+	// For fewPages or less, Window covers the windowPages around them, as the kernel maps a
+	// file's neighbouring pages (fault_around_bytes, 64 KiB).
 	fewPages    = 2
 	windowPages = 16
 
-	// tablePages is how many pages a page table has (4 KiB of 8 bytes each).
+	// tablePages is how many pages one page table maps (4 KiB of 8-byte entries).
 	tablePages = device.PageSize / 8
 )
 
-// ErrShare says that memory cannot be seen: it goes by the process's table.
-var ErrShare = errors.New("memory cannot be seen")
+// ErrShare says that memory cannot be mapped here; pfd accesses it through the process's page
+// table.
+var ErrShare = errors.New("memory cannot be mapped for a view")
 
-// Budget bounds the page tables of views, each of 4 KiB and of 2 MiB of memory: they are
-// pfd's own, and one page of the process's has pfd keep one.
+// Budget bounds the page tables of views. Each takes 4 KiB of pfd's memory and maps 2 MiB; a
+// single entered page needs one.
 type Budget interface {
 	Take() bool
 	Give()
 }
 
-// View is what pfd sees of one process's memory. Its methods may be called on any
-// goroutine.
+// View is pfd's mapping of one process's shared memory. It is safe for concurrent use.
 type View struct {
 	entries *uffd.Entries
 	budget  Budget // nil: none
 
-	// mu is held for writing while the list changes. Accesses do not wait for that: they miss.
+	// mu is write-locked while the list changes. Accesses do not wait for it: they miss.
 	mu    sync.RWMutex
 	list  []*share // by address
 	bytes uint64
@@ -62,26 +62,26 @@ type share struct {
 	va      device.VA
 	b       []byte
 	write   bool
-	entered []uint64    // a bit a page
-	tables  []uint32    // a word a table: 1, where there is one
-	holes   *uffd.Holes // says when it is unmapped; nil: nothing does
-	fills   bool        // and fills what is missing
+	entered []uint64    // one bit a page
+	tables  []uint32    // one word a page table: 1 if it exists
+	holes   *uffd.Holes // reports that the process unmaps it; nil: nothing does
+	fills   bool        // holes also fills missing pages
 }
 
-// New makes a View of nothing. Its error matches uffd.ErrForbidden.
+// New returns a View without memory. Its error matches uffd.ErrForbidden.
 func New() (*View, error) { return NewWithin(nil) }
 
-// NewWithin is New where b, unless it is nil, bounds the page tables: of memory for which
-// there is none left no page is entered.
+// NewWithin is like New. b, unless nil, bounds the page tables: if b grants none, no page is
+// entered.
 func NewWithin(b Budget) (*View, error) {
 	e, err := uffd.NewEntries()
 	if err != nil {
-		return nil, fmt.Errorf("a view of processes' memory: %w", err)
+		return nil, fmt.Errorf("create a view of a process's memory: %w", err)
 	}
 	return &View{entries: e, budget: b}, nil
 }
 
-// Close gives all memory up. Nothing but Close may be called any more.
+// Close unmaps all memory. No other method may be called afterwards.
 func (v *View) Close() error {
 	v.mu.Lock()
 	list := v.list
@@ -94,7 +94,7 @@ func (v *View) Close() error {
 	return errors.Join(append(errs, v.entries.Close())...)
 }
 
-// Unwatch gives the userfaultfds of all shares up: the process may have its own there.
+// Unwatch closes the userfaultfds of all shares, so that the process may use its own there.
 func (v *View) Unwatch() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -107,8 +107,8 @@ func (v *View) Unwatch() error {
 	return errors.Join(errs...)
 }
 
-// Share takes size bytes of a memfd, from offset on, that the process has mapped at va.
-// The file must be sealed against shrinking; fd stays the caller's. Errors match ErrShare.
+// Share maps size bytes of a memfd, from offset on, that the process has mapped at va. The file
+// must be sealed against shrinking; the caller still closes fd. Errors match ErrShare.
 func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write bool) error {
 	if err := check(va, size, fd, offset); err != nil {
 		return err
@@ -124,7 +124,7 @@ func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write boo
 	words := (size>>device.PageShift + 63) / 64
 	s := &share{va: va, b: b, write: write, entered: make([]uint64, words)}
 	if v.budget != nil {
-		s.tables = make([]uint32, size>>device.PageShift/tablePages+2) // it may begin and end within one
+		s.tables = make([]uint32, size>>device.PageShift/tablePages+2) // it may begin and end inside a table's range
 	}
 	if err = unix.Madvise(b, unix.MADV_DONTDUMP); err == nil {
 		err = v.entries.Add(b)
@@ -138,17 +138,17 @@ func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write boo
 	return nil
 }
 
-// Watch takes the userfaultfd with which the process has registered what it shares at va; fd
-// stays the caller's. Where the process unmaps some of that without Unshare, all of it is seen
-// no more when the process goes on: gone is called with what lets it go on and unmaps the memory
-// here. With fill the descriptor fills missing pages, too. Errors are ErrShare, where nothing is
-// shared at va, and uffd.TakeHoles's.
+// Watch takes the userfaultfd with which the process has registered the share at va; the caller
+// still closes fd. If the process unmaps some of the share without Unshare, the View drops all of
+// it before the process continues: it calls gone with a function that lets the process continue
+// and unmaps the memory here. With fill the descriptor also fills missing pages. Errors are
+// ErrShare, if nothing is shared at va, and those of uffd.TakeHoles.
 func (v *View) Watch(va device.VA, fd int, fill bool, gone func(unmap func())) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	i, there := v.search(va)
 	if !there || v.list[i].holes != nil {
-		return fmt.Errorf("%w: nothing at %v waits for a userfaultfd", ErrShare, va)
+		return fmt.Errorf("%w: no share at %v without a userfaultfd", ErrShare, va)
 	}
 	s := v.list[i]
 	holes, err := uffd.TakeHoles(fd, va, uint64(len(s.b)))
@@ -160,8 +160,8 @@ func (v *View) Watch(va device.VA, fd int, fill bool, gone func(unmap func())) e
 		if !holes.AwaitUnmap() {
 			return
 		}
-		// No error below matters: nothing is written by holes, and what is unmapped was mapped.
-		if !v.drop(s) { // by Unshare meanwhile
+		// No error below matters: nothing is written through holes, and the memory was mapped.
+		if !v.drop(s) { // Unshare was first
 			_ = holes.Close()
 			return
 		}
@@ -173,7 +173,7 @@ func (v *View) Watch(va device.VA, fd int, fill bool, gone func(unmap func())) e
 	return nil
 }
 
-// drop takes a share off the list, and reports whether it was there.
+// drop removes a share from the list and reports whether it was there.
 func (v *View) drop(s *share) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -185,7 +185,7 @@ func (v *View) drop(s *share) bool {
 	return i >= 0
 }
 
-// Count gives how many pieces are shared, and of how many Watch has taken a userfaultfd.
+// Count returns the number of shares, and of those with a userfaultfd.
 func (v *View) Count() (shares, watched int) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -197,19 +197,20 @@ func (v *View) Count() (shares, watched int) {
 	return len(v.list), watched
 }
 
-// check refuses files that are no memfd, or could end before the mapping.
+// check returns an error for a file that is not a memfd or could end before the mapping.
 func check(va device.VA, size uint64, fd int, offset uint64) error {
 	if size == 0 || size > MaxBytes || (uint64(va)|size|offset)%device.PageSize != 0 || uint64(va)+size < uint64(va) {
-		return fmt.Errorf("%w: %d bytes at %v, from %d of the file: want whole pages, %d bytes at most", ErrShare, size, va, offset, uint64(MaxBytes))
+		return fmt.Errorf("%w: %d bytes at %v, from %d of the file: only whole pages, %d bytes at most", ErrShare, size, va, offset, uint64(MaxBytes))
 	}
-	// Before anything else is asked of the file: one that a process serves may not answer.
+	// This must be the first call on the file: a file that the process serves (FUSE) may not
+	// answer others.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
 		return fmt.Errorf("%w: it must be a memfd sealed with F_SEAL_SHRINK", ErrShare)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
-		return fmt.Errorf("%w: it is not of pages of %d bytes", ErrShare, device.PageSize)
+		return fmt.Errorf("%w: its pages are not %d bytes", ErrShare, device.PageSize)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || offset > uint64(st.Size) || size > uint64(st.Size)-offset {
@@ -222,10 +223,10 @@ func (v *View) add(s *share) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.list) >= MaxShares || v.bytes+uint64(len(s.b)) > MaxBytes {
-		return fmt.Errorf("the process shares %d pieces, %d bytes already", len(v.list), v.bytes)
+		return fmt.Errorf("too much memory: the process already shares %d pieces, %d bytes", len(v.list), v.bytes)
 	}
 	if v.overlaps(s.va, uint64(len(s.b))) {
-		return errors.New("it overlaps what is shared already")
+		return errors.New("it overlaps memory that is already shared")
 	}
 	i, _ := v.search(s.va)
 	v.list = slices.Insert(v.list, i, s)
@@ -233,7 +234,7 @@ func (v *View) add(s *share) error {
 	return nil
 }
 
-// Overlaps tells whether some of a range is shared.
+// Overlaps reports whether some of a range is shared.
 func (v *View) Overlaps(va device.VA, size uint64) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -245,8 +246,8 @@ func (v *View) overlaps(va device.VA, size uint64) bool {
 	return there || i > 0 && v.list[i-1].end() > va || i < len(v.list) && uint64(v.list[i].va-va) < size
 }
 
-// Unshare gives up what one Share took, with exactly its bounds; false where there is no
-// such. When it returns nothing of it is touched any more.
+// Unshare removes what one Share added, with exactly its bounds. It returns false if there is
+// none. After it returns, pfd does not touch the memory.
 func (v *View) Unshare(va device.VA, size uint64) bool {
 	v.mu.Lock()
 	i, there := v.search(va)
@@ -258,11 +259,11 @@ func (v *View) Unshare(va device.VA, size uint64) bool {
 	v.list = slices.Delete(v.list, i, i+1)
 	v.bytes -= size
 	v.mu.Unlock()
-	_ = v.unmap(s) // cannot fail: the very slice that was mapped
+	_ = v.unmap(s) // cannot fail: this slice was mapped
 	return true
 }
 
-// unmap unmaps a share that is not listed any more, and gives its page tables back.
+// unmap unmaps a share that is off the list and returns its page tables to the budget.
 func (v *View) unmap(s *share) error {
 	err := unix.Munmap(s.b)
 	if s.holes != nil {
@@ -276,8 +277,8 @@ func (v *View) unmap(s *share) error {
 	return err
 }
 
-// table reports whether pages from number first on, up to the end of what one page table has,
-// may be entered, and how many they are.
+// table reports whether pages may be entered from number first on, and how many of them its page
+// table maps.
 func (v *View) table(s *share, first int) (pages int, ok bool) {
 	in := int(base(s.b)>>device.PageShift&(tablePages-1)) + first
 	pages = tablePages - in&(tablePages-1)
@@ -303,7 +304,8 @@ func (v *View) search(va device.VA) (int, bool) {
 	return slices.BinarySearchFunc(v.list, va, func(s *share, va device.VA) int { return cmp.Compare(s.va, va) })
 }
 
-// find gives the share in which all of a range lies, and where. v is locked.
+// find returns the share that contains the whole range, and the range's offset in it. v is
+// locked.
 func (v *View) find(va device.VA, size int, write bool) (s *share, at int) {
 	i, there := v.search(va)
 	if !there {
@@ -318,7 +320,7 @@ func (v *View) find(va device.VA, size int, write bool) (s *share, at int) {
 	return s, int(va - s.va)
 }
 
-// Has tells whether 1 to 64 pages from the one of va on are entered, and there.
+// Has reports whether all of 1 to 64 pages from the one of va on are entered and present.
 func (v *View) Has(va device.VA, pages int, write bool) bool {
 	if !v.mu.TryRLock() {
 		return false
@@ -341,8 +343,8 @@ func (v *View) Has(va device.VA, pages int, write bool) bool {
 	return ok
 }
 
-// Window gives the pages that a walk for 1 to 64 pages from the one of va on looks at, to
-// enter them: more than they are, where they are few. ok false: they are not shared.
+// Window returns the pages that a walk should look up to enter 1 to 64 pages from the one of va
+// on: more than those if they are few. ok is false if they are not shared.
 func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int, ok bool) {
 	if !v.mu.TryRLock() {
 		return va, pages, false
@@ -359,8 +361,8 @@ func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int,
 	return from, int((to - from) >> device.PageShift), true
 }
 
-// Shares tells how many of the pages from the one of va on are shared together, 0 where it
-// is not, and where that memory begins.
+// Shares returns how many of the pages from the one of va on lie in one share, 0 if none, and the
+// start of that share.
 func (v *View) Shares(va device.VA, pages int, write bool) (start device.VA, n int) {
 	if !v.mu.TryRLock() {
 		return 0, 0
@@ -373,9 +375,9 @@ func (v *View) Shares(va device.VA, pages int, write bool) (start device.VA, n i
 	return s.va, min(pages, (len(s.b)-at)>>device.PageShift)
 }
 
-// Fill has those of missing filled that nobody has touched, of 1 to 64 pages from the one of va
-// on, and gives the ones that it filled: bit i is page i. It may sleep while the process
-// changes its mappings.
+// Fill fills those of the missing pages that nobody has touched, of 1 to 64 pages from the one of
+// va on, and returns a bitmap of the pages that it filled. It may sleep while the process changes
+// its mappings.
 func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 	if !v.mu.TryRLock() {
 		return 0
@@ -398,16 +400,16 @@ func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 	}
 	defer v.mu.RUnlock()
 	if s, at := v.find(va, pages<<device.PageShift, false); s != nil {
-		s.clear(at>>device.PageShift, filled) // one that was entered before was punched out since
+		s.clear(at>>device.PageShift, filled) // a page that was entered before has been punched out since
 	}
 	return filled
 }
 
-// runs has f do each run of the pages, and gives those that it did and those that it met
-// done (EEXIST). f gives the bytes that it did before an error; pages that it cannot do
-// (EFAULT) are left out, and any other error at the first page of a run ends it. Where it
-// meets the first that is done it leaves out those of skip, too, if there is one: each takes a
-// call.
+// runs calls f for each run of the pages and returns a bitmap of the pages that f did and one of
+// those that were done before (EEXIST). f returns how many bytes it did before an error. A page
+// that f cannot do (EFAULT) is skipped; any other error at the first page of a run ends runs. At
+// the first page that was done before, runs also skips the pages that skip returns, if skip is
+// not nil, because each page costs a call.
 func runs(pages uint64, f func(first, n int) (int, error), skip func(rest uint64) uint64) (done, met uint64) {
 	for pages != 0 {
 		first := bits.TrailingZeros64(pages)
@@ -416,7 +418,7 @@ func runs(pages uint64, f func(first, n int) (int, error), skip func(rest uint64
 		k := bytes >> device.PageShift
 		done |= span(k) << first
 		switch {
-		case k > 0: // and the rest anew: the error is EAGAIN, whatever it met
+		case k > 0: // repeat for the rest: the error is EAGAIN, whatever stopped f
 		case errors.Is(err, unix.EEXIST):
 			met |= 1 << first
 			k = 1
@@ -434,14 +436,14 @@ func runs(pages uint64, f func(first, n int) (int, error), skip func(rest uint64
 	return done, met
 }
 
-// Enter enters 1 to 64 pages from the one of va on, those of there, which the file may have,
-// and gives those that are entered now: bit i is page i. One in swap is read from there.
+// Enter enters those of 1 to 64 pages from the one of va on that there names, if the file has
+// them. It returns a bitmap of the pages that are entered now. A swapped page is read from swap.
 func (v *View) Enter(va device.VA, pages int, there uint64) (entered uint64) {
 	return v.into(va, pages, there, false)
 }
 
-// into is Enter. anew has those tried, too, that are said to be entered: they may have been
-// punched out since.
+// into implements Enter. anew also tries pages recorded as entered, which may have been punched
+// out since.
 func (v *View) into(va device.VA, pages int, there uint64, anew bool) (entered uint64) {
 	if !v.mu.TryRLock() {
 		return 0
@@ -469,16 +471,17 @@ func (v *View) into(va device.VA, pages int, there uint64, anew bool) (entered u
 	return there & s.bits(first, pages)
 }
 
-// enter enters pages from number first on, until one that the file does not have or that is
+// enter enters pages from number first on, up to one that the file does not have or that is
 // entered already.
 func (v *View) enter(s *share, first, pages int) (bytes int, err error) {
 	return v.entries.Enter(s.b[first<<device.PageShift : (first+pages)<<device.PageShift])
 }
 
-// Look enters those of 1 to 64 pages from the one of va on that the file has, and gives those
-// that it does not have: bit i is page i. Where they are few and the file has some, their
-// neighbours in the window are entered as far as it has them all. The process is not asked,
-// and what it has protected or unmapped is shared all the same until Unshare.
+// Look enters those of 1 to 64 pages from the one of va on that the file has, and returns a
+// bitmap of those that it does not have. If they are few and the file has some, Look also enters
+// their neighbours in the window, up to the first that the file does not have. It does not
+// consult the process: memory that the process has protected or unmapped stays shared until
+// Unshare.
 func (v *View) Look(va device.VA, pages int) (absent uint64) {
 	va = va.Page()
 	entered := v.into(va, pages, span(pages), true)
@@ -488,8 +491,8 @@ func (v *View) Look(va device.VA, pages int) (absent uint64) {
 	return span(pages) &^ entered
 }
 
-// around enters the pages of a window before and behind those that were looked at: a call for
-// each side, and none for what is entered.
+// around enters the pages of a window before and after those that were looked up: one call for
+// each side, and none for entered pages.
 func (v *View) around(va, from device.VA, n, pages int) {
 	if !v.mu.TryRLock() {
 		return
@@ -514,9 +517,9 @@ func (v *View) around(va, from device.VA, n, pages int) {
 	}
 }
 
-// PageIn fills those of 1 to 64 pages from the one of va on that nobody has touched, as far as
-// they are shared together, and enters what is there then: bit i is page i. As with Look the
-// process is not asked, and a guard page of it is filled.
+// PageIn fills those of 1 to 64 pages from the one of va on that nobody has touched, within one
+// share, and enters the present pages. It returns bitmaps of the pages entered and filled. Like
+// Look it does not consult the process: it fills a guard page, too.
 func (v *View) PageIn(va device.VA, pages int, write bool) (entered, filled uint64) {
 	_, pages = v.Shares(va, pages, write)
 	if pages == 0 {
@@ -526,8 +529,8 @@ func (v *View) PageIn(va device.VA, pages int, write bool) (entered, filled uint
 	return v.Enter(va, pages, span(pages)), filled
 }
 
-// Forget has pages missed that may have been punched out: to touch them and miss takes longer.
-// Those that are there are entered again by the next access. It makes no system call.
+// Forget marks pages that may have been punched out as not entered, because a touch that misses
+// takes longer. The next access enters those that are present again. It makes no system call.
 func (v *View) Forget(va device.VA, size uint64) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -548,19 +551,20 @@ func (v *View) Forget(va device.VA, size uint64) {
 	}
 }
 
-// ReadV reads memory from va on into the buffers, one after the other. False: some of it is not
-// there, or not shared, and the buffers may hold part of it.
+// ReadV reads memory from va on into the buffers, one after the other. It returns false if some
+// of it is not present or not shared; the buffers may then hold part of it.
 func (v *View) ReadV(dst [][]byte, va device.VA) bool {
 	return v.move(dst, va, false, func(own, b []byte) { copy(b, own) })
 }
 
-// WriteV writes the buffers into memory from va on, one after the other. False: some of it
-// is not there, or not shared for writing, and part of it may have been written.
+// WriteV writes the buffers into memory from va on, one after the other. It returns false if some
+// of it is not present or not shared for writing; part of it may then have been written.
 func (v *View) WriteV(src [][]byte, va device.VA) bool {
 	return v.move(src, va, true, func(own, b []byte) { copy(own, b) })
 }
 
-// WriteWords writes two words, the second after the first (001 §2.3.3.2). False as of WriteV.
+// WriteWords writes two words, the second after the first (001 §2.3.3.2). It returns false as
+// WriteV does.
 func (v *View) WriteWords(words []byte, va device.VA) bool {
 	if va%8 != 0 || len(words) != 16 {
 		return false
@@ -593,9 +597,8 @@ func (v *View) move(bufs [][]byte, va device.VA, write bool, one func(own, b []b
 	})
 }
 
-// try tells whether f touches the mapping without meeting a page that is not there. One
-// that it meets is entered no more, nor are its neighbours: the next access enters those that
-// are there.
+// try reports whether f accesses the mapping without a miss. After a miss the page and its
+// neighbours count as not entered: the next access enters those that are present.
 func (s *share) try(f func()) (ok bool) {
 	old := debug.SetPanicOnFault(true)
 	defer func() {
@@ -611,7 +614,7 @@ func (s *share) try(f func()) (ok bool) {
 	return true
 }
 
-// missed takes that there is no page at an address of the mapping.
+// missed records that no page is present at an address of the mapping.
 func (s *share) missed(addr uintptr) {
 	at := addr - base(s.b)
 	if at >= uintptr(len(s.b)) {
@@ -621,7 +624,7 @@ func (s *share) missed(addr uintptr) {
 	s.clear(first, span(min(windowPages, len(s.b)>>device.PageShift-first)))
 }
 
-// span gives the lowest n bits.
+// span returns the lowest n bits.
 func span(n int) uint64 {
 	if n >= 64 {
 		return ^uint64(0)
@@ -629,7 +632,7 @@ func span(n int) uint64 {
 	return 1<<n - 1
 }
 
-// bits gives the bits of 1 to 64 pages from number first on.
+// bits returns the bits of 1 to 64 pages from number first on.
 func (s *share) bits(first, pages int) uint64 {
 	i, shift := first/64, uint(first%64)
 	word := atomic.LoadUint64(&s.entered[i]) >> shift
@@ -639,7 +642,7 @@ func (s *share) bits(first, pages int) uint64 {
 	return word & span(pages)
 }
 
-// has tells whether all pages of a range are entered: to touch one that is not takes longer.
+// has reports whether all pages of a range are entered: touching one that is not takes longer.
 func (s *share) has(at, size int) bool {
 	first, end := at>>device.PageShift, (at+size+device.PageSize-1)>>device.PageShift
 	for ; first < end; first += 64 {
@@ -650,7 +653,7 @@ func (s *share) has(at, size int) bool {
 	return true
 }
 
-// add adds the pages of mask, of which bit 0 is the one of number first.
+// add marks the pages of mask as entered; bit 0 is page number first.
 func (s *share) add(first int, mask uint64) {
 	i, shift := first/64, uint(first%64)
 	atomic.OrUint64(&s.entered[i], mask<<shift)

@@ -20,7 +20,7 @@ import (
 
 const page = device.PageSize
 
-// memfd makes a file of so many pages, sealed as Share wants it.
+// memfd creates a file of so many pages with the given seals.
 func memfd(t testing.TB, pages int, seals int) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("view", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -37,7 +37,7 @@ func memfd(t testing.TB, pages int, seals int) int {
 	return fd
 }
 
-// rig is a View, and shared memory as its process has it.
+// rig is a View and the shared memory as mapped in its process.
 type rig struct {
 	*View
 	t   testing.TB
@@ -69,8 +69,8 @@ func start(t testing.TB, pages int) *rig {
 	return r
 }
 
-// registered shares the memory under the process's own addresses, too, with the userfaultfd
-// for its missing pages.
+// registered also shares the memory at the process's own addresses, with the userfaultfd for its
+// missing pages.
 func (r *rig) registered() (device.VA, *uffd.Holes) {
 	r.t.Helper()
 	if !uffd.Protects() {
@@ -91,10 +91,10 @@ func (r *rig) registered() (device.VA, *uffd.Holes) {
 	return va, h
 }
 
-// touch has the process touch a page.
+// touch touches a page in the process.
 func (r *rig) touch(page0 int) { r.own[page0*page] = byte(page0 + 1) }
 
-// resident tells which of the first 64 pages the file has.
+// resident returns a bitmap of the first 64 pages that the file has.
 func (r *rig) resident() (bits uint64) {
 	r.t.Helper()
 	for i := range min(64, len(r.own)/page) {
@@ -115,7 +115,8 @@ func (r *rig) punch(first, pages int) {
 	}
 }
 
-// TestMisses: what is not entered, not there or not shared is a miss, and brings nothing in.
+// TestMisses: a page that is not entered, not present or not shared is a miss and is not paged
+// in.
 func TestMisses(t *testing.T) {
 	r := start(t, 40)
 	buf := make([]byte, page)
@@ -126,7 +127,7 @@ func TestMisses(t *testing.T) {
 	if got := r.resident(); got != 0 {
 		t.Fatalf("pages %#x were brought in", got)
 	}
-	r.Enter(at, 40, ^uint64(0)) // none of them is there
+	r.Enter(at, 40, ^uint64(0)) // none of them is present
 	if r.Has(at, 1, false) || r.resident() != 0 {
 		t.Error("to enter an absent page brings it in")
 	}
@@ -148,7 +149,7 @@ func TestMisses(t *testing.T) {
 	if r.Has(at+39*page, 2, false) || r.WriteV([][]byte{buf, buf}, at+39*page) {
 		t.Error("what begins in a share passes its end")
 	}
-	// Punched out: it misses, nothing comes back, and it can be entered anew.
+	// Punched out: the access misses, the page stays absent, and it can be entered again.
 	r.punch(0, 2)
 	if r.Has(at, 2, true) || r.ReadV(one, at) || r.resident() != 1<<3 {
 		t.Errorf("pages that were punched out: resident %#x", r.resident())
@@ -177,8 +178,8 @@ func TestMisses(t *testing.T) {
 	}
 }
 
-// TestBytes: what is written is what the process reads, and the reverse, over borders of
-// buffers and pages.
+// TestBytes: the process reads what is written here, and the reverse, across the ends of buffers
+// and pages.
 func TestBytes(t *testing.T) {
 	r := start(t, 8)
 	for i := range r.own {
@@ -209,8 +210,8 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// TestWindow: with few pages those of the window of 64 KiB are looked at, as far as they are
-// shared, with more they alone.
+// TestWindow: for few pages the window is the shared part of their 64 KiB; for more it is those
+// pages.
 func TestWindow(t *testing.T) {
 	r := start(t, 40)
 	for _, tt := range []struct {
@@ -219,12 +220,12 @@ func TestWindow(t *testing.T) {
 		first device.VA
 		n     int
 	}{
-		{at, 1, at, 11},                            // at is the sixth of its window
+		{at, 1, at, 11},                            // at is the sixth page of its window
 		{at + 11*page, 1, at + 11*page, 16},        // the first of the next one
 		{at + 10*page, 2, at, 27},                  // of both
 		{at + 39*page + 5, 1, at + 27*page, 13},    // the last one
 		{at + 26*page + 4000, 1, at + 11*page, 16}, // inside a page
-		{at + 4*page, 3, at + 4*page, 3},           // no few ones
+		{at + 4*page, 3, at + 4*page, 3},           // not few
 		{at + 4*page, 30, at + 4*page, 30},
 	} {
 		if va, n, ok := r.Window(tt.va, tt.pages, false); va != tt.first || n != tt.n || !ok {
@@ -236,7 +237,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestShareRefused has a row for each thing that cannot be shared.
+// TestShareRefused has a row for each kind of memory that cannot be shared.
 func TestShareRefused(t *testing.T) {
 	r := start(t, 4)
 	good := memfd(t, 8, unix.F_SEAL_SHRINK)
@@ -322,8 +323,8 @@ func TestUnshare(t *testing.T) {
 	}
 }
 
-// TestChanges: a process that punches pages out, and shares and unshares, while they are
-// accessed, meets neither a hang nor a fault here, and bytes are its own or zeros.
+// TestChanges: a process punches pages out, shares and unshares during accesses. They neither
+// hang nor fault here, and bytes are the process's or zeros.
 func TestChanges(t *testing.T) {
 	r := start(t, 64)
 	var wg sync.WaitGroup
@@ -391,8 +392,8 @@ func (a *allowance) Take() bool {
 
 func (a *allowance) Give() { a.taken-- }
 
-// TestBudget: the page tables of what is entered are counted, one for 2 MiB in which there is
-// a page; without one a page is missed; and with the memory they are given back.
+// TestBudget: each page table with an entered page counts, one for 2 MiB. Without budget a page
+// misses, and unmapping the memory returns its tables.
 func TestBudget(t *testing.T) {
 	a := &allowance{left: 3}
 	v, err := NewWithin(a)
@@ -406,7 +407,7 @@ func TestBudget(t *testing.T) {
 	}
 	entered := 0
 	for i := range blocks {
-		// In the middle of what a page table has, with all of its window.
+		// In the middle of a page table's range, with the whole window.
 		off := int(-base(v.list[0].b)%step) + i*step + step/2
 		if _, err := unix.Pwrite(fd, []byte{1}, int64(off)); err != nil {
 			t.Fatal(err)
@@ -434,8 +435,8 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestForgetMakesNoCall: what is forgotten is missed whether the file has it or not, so that
-// nothing has to be asked of the kernel for each page.
+// TestForgetMakesNoCall: a forgotten page misses whether or not the file has it, so that Forget
+// needs no system call for each page.
 func TestForgetMakesNoCall(t *testing.T) {
 	r := start(t, 64)
 	r.punch(0, 64)
@@ -502,7 +503,7 @@ func BenchmarkMiss(b *testing.B) {
 	}
 }
 
-// A page-in of 64 pages, of which so many are there: what it costs is what is missing.
+// A page-in of 64 pages, of which so many are present: the cost is that of the missing ones.
 func BenchmarkPageIn(b *testing.B) {
 	for _, there := range []int{0, 32, 61, 64} {
 		b.Run(fmt.Sprintf("%d-there", there), func(b *testing.B) {
@@ -527,8 +528,8 @@ func BenchmarkPageIn(b *testing.B) {
 	}
 }
 
-// TestFill: what nobody has touched of shared memory is filled and entered; the rest keeps its
-// bytes; without a userfaultfd, or where the process has mapped something else, nothing is.
+// TestFill: untouched pages of shared memory are filled and entered; the rest keep their bytes.
+// Without a userfaultfd, or where the process has mapped something else, nothing is filled.
 func TestFill(t *testing.T) {
 	r := start(t, 70)
 	if got := r.Fill(at, 4, 0xf); got != 0 {
@@ -560,7 +561,7 @@ func TestFill(t *testing.T) {
 	if !r.Has(va+8*page, 8, true) || r.resident() != 0xff0f {
 		t.Errorf("resident %#x", r.resident())
 	}
-	// Punched out and filled anew, it is entered anew.
+	// Punched out and filled again, it is entered again.
 	r.punch(8, 4)
 	if got := r.Fill(va+8*page, 4, 0xf); got != 0xf || r.Enter(va+8*page, 4, 0xf) != 0xf || !r.Has(va+8*page, 4, true) {
 		t.Errorf("filled %#x of what was punched out, and it is missed", got)
@@ -573,12 +574,12 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// TestByFile has a row for each state of shared memory: what a look at its first eight pages
-// enters, and what a page-in of them fills and enters.
+// TestByFile has a row for each state of shared memory: which of its first eight pages Look
+// enters, and which PageIn fills and enters.
 func TestByFile(t *testing.T) {
 	for _, tt := range []struct {
 		name            string
-		prepare         func(r *rig, va device.VA) device.VA // from where on
+		prepare         func(r *rig, va device.VA) device.VA // the first page
 		absent          uint64
 		entered, filled uint64
 	}{
@@ -623,8 +624,9 @@ func TestByFile(t *testing.T) {
 	}
 }
 
-// TestUnmapped: memory that the process unmaps without Unshare, maps over or moves is seen no more
-// when it goes on, and can be shared anew. What was entered takes no write silently.
+// TestUnmapped: memory that the process unmaps, maps over or moves without Unshare leaves the
+// view before the process continues, and can be shared again. No write to an entered page is lost
+// silently.
 func TestUnmapped(t *testing.T) {
 	for name, unmap := range map[string]func(b []byte) error{
 		"munmap": func(b []byte) error {

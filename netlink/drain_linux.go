@@ -6,14 +6,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// drainMost bounds one Drain (ours): more than a socket of the usual size holds,
-// and little enough that who sends without end holds nobody up.
+// drainMost bounds one Drain. Defined here: more than a socket of the usual size holds, and few
+// enough that a process that sends without end does not block the caller.
 const drainMost = 1024
 
-// Drain throws away what others have sent to the sender's own socket, and tells
-// how many messages that were. Nobody has anything to send there: whoever learns
-// the port id may, and finds the socket full after some 256. One goroutine may use
-// it at a time.
+// Drain discards the messages that arrived at the sender's own socket and returns how many there
+// were. No process needs to send there, but any that knows the port id may; some 256 messages fill
+// the socket. One goroutine may call it at a time.
 func (s *Sender) Drain() (strays uint64) {
 	if s.fd < 0 {
 		return 0
@@ -25,7 +24,7 @@ func (s *Sender) Drain() (strays uint64) {
 		case err == nil:
 			strays++
 		case errors.Is(err, unix.EINTR):
-		default: // EAGAIN: empty; what else may be wrong shows when it sends
+		default: // EAGAIN: empty; any other error shows at the next Send
 			return strays
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/netlink"
 )
 
-// A fault as pfd tells it to a process that brings its pages in itself.
+// A fault as pfd reports it to a process that pages in itself.
 func ExampleFault() {
 	f := netlink.Fault{Source: 1, Transaction: 7, Sequence: 3, VA: 0x7f0000001000, PDID: 2, Write: true, Pages: 1}
 	b, err := netlink.AppendMessage(nil, &f, 1, 1234)

@@ -1,19 +1,17 @@
-// Package netlink has the fault message by which a process is asked to bring a
-// page of its own in, and the sockets that carry it (spec/messages.md 3;
-// 000 table 3.1). The message is pure and builds everywhere; the sockets are
-// Linux's NETLINK_USERSOCK.
+// Package netlink has the fault message, which asks a process to page in a page of its own, and the
+// sockets that carry it (spec/messages.md 3; 000 table 3.1). The message code is pure and builds
+// everywhere; the sockets are Linux's NETLINK_USERSOCK.
 //
-// Byte order: the message is text; the nlmsghdr around it is in the machine's
-// own order, as the kernel's interface has it.
+// The message is text. The nlmsghdr around it is in the machine's byte order, as the kernel's
+// interface requires.
 //
-// The sockets are system calls of golang.org/x/sys/unix. The Conn of
-// github.com/mdlayher/netlink cannot carry these messages: its Receive keeps neither
-// the sender's address nor its credentials, and its Send waits for a receiver that is
-// full. A receiver on github.com/mdlayher/socket passes the tests with 34 lines fewer
-// of 367, and at the same speed, but allocates 10 times a message instead of twice and
-// starts a goroutine for each: a page fault in the middle of a transfer waits for this.
+// The sockets call golang.org/x/sys/unix. The Conn of github.com/mdlayher/netlink cannot carry
+// these messages: its Receive returns neither the sender's address nor its credentials, and its
+// Send waits for a full receiver. A receiver on github.com/mdlayher/socket passes the tests with 34
+// lines fewer of 367, and at the same speed, but allocates 10 times a message instead of twice and
+// starts a goroutine for each: a page fault in the middle of a transfer waits for that.
 //
-// docs/papers.md has the papers that comments cite by number.
+// docs/papers.md lists the papers that comments cite by number.
 package netlink
 
 import (
@@ -32,15 +30,15 @@ type Fault struct {
 	VA      device.VA
 	Process uint8 // 4 bits: process index in the domain
 	PDID    device.PDID
-	// Write: the fault is at the destination. Otherwise at the source; without
-	// a TXFIFO then Source, Transaction, Sequence and PDID are 0.
+	// Write says that the fault is at the destination, else at the source. At a source without a
+	// TXFIFO, Source, Transaction, Sequence and PDID are 0.
 	Write bool
-	// Pages is the number of pages wanted from VA on, 1 and up (ours).
+	// Pages is the number of pages requested from VA on, at least 1. Defined by this project.
 	Pages uint16
 }
 
-// The text forms (spec/messages.md 3). Hexadecimal digits, most significant
-// first; the narrow form is the thesis's, the wide form ours.
+// The text forms (spec/messages.md 3): hexadecimal digits, most significant first. The narrow form
+// is the thesis's; the wide form is defined by this project.
 //
 //	field            narrow  wide
 //	"2:"             -       2 characters
@@ -60,19 +58,18 @@ const (
 	widePrefix       = "2:"
 	narrowPageDigits = 7
 	widePageDigits   = 12
-	// A VA of 39 bits or more takes the wide form: in the thesis's IOVA bit 27,
-	// VA[39], is zero.
+	// A VA of 39 bits or more needs the wide form: in the thesis's IOVA bit 27, VA[39], is zero.
 	narrowVALimit = 1 << device.MinVABits
 	wideVALimit   = 1 << 60
 )
 
-// ErrMessage says that a text is no fault message.
+// ErrMessage says that a text is not a fault message.
 var ErrMessage = errors.New("netlink: not a fault message")
 
-// ErrRange says that a Fault has a field that does not fit the message.
+// ErrRange says that a field of a Fault does not fit the message.
 var ErrRange = errors.New("netlink: a field of the fault does not fit the message")
 
-// Check gives ErrRange, with the field's name, when the fault does not fit.
+// Check returns ErrRange, with the field's name, if the fault does not fit.
 func (f *Fault) Check() error {
 	switch {
 	case f.Source > device.NodeIDMask:
@@ -91,10 +88,9 @@ func (f *Fault) Check() error {
 	return nil
 }
 
-// AppendText appends the message to b: the thesis's narrow form where the
-// address is below 2^39 and one page is wanted, otherwise the wide form. It
-// gives ErrRange, and b as it was, when a field does not fit. It allocates
-// nothing when b has room for WideSize more bytes.
+// AppendText appends the message to b: in the thesis's narrow form if the address is below 2^39 and
+// one page is requested, else in the wide form. If a field does not fit, it returns b unchanged and
+// ErrRange. It allocates nothing if b has room for WideSize more bytes.
 func (f *Fault) AppendText(b []byte) ([]byte, error) {
 	if err := f.Check(); err != nil {
 		return b, err
@@ -129,9 +125,9 @@ func appendHex(b []byte, v uint64, digits int) []byte {
 	return b
 }
 
-// ParseFault reads a fault message in either form. Digits of both cases and one
-// NUL at the end, as a kernel's string may have, are taken. What is no message
-// gives ErrMessage; nothing is allocated but the error.
+// ParseFault parses a fault message in either form. It accepts digits of both cases and one NUL at
+// the end, as in a kernel's string. For any other text it returns ErrMessage; it allocates only
+// that error.
 func ParseFault(b []byte) (Fault, error) {
 	if n := len(b); n > 0 && b[n-1] == 0 {
 		b = b[:n-1]
@@ -168,7 +164,7 @@ func ParseFault(b []byte) (Fault, error) {
 	return f, nil
 }
 
-// reader takes fixed numbers of hexadecimal digits from b, which is long enough.
+// reader parses fixed numbers of hexadecimal digits from b, which is long enough.
 type reader struct {
 	b   []byte
 	bad bool

@@ -16,16 +16,15 @@ const (
 	headerPort    = 12 // nlmsg_pid u32: the sender's port id
 	headerAlign   = 4  // NLMSG_ALIGNTO
 	messageSize   = (headerSize + WideSize + headerAlign - 1) &^ (headerAlign - 1)
-	receiveBuffer = 256 // a longer datagram is no fault message
+	receiveBuffer = 256 // a longer datagram is not a fault message
 
-	// MessageType is the nlmsg_type of a fault message, the first that is not a
-	// control message: NLMSG_MIN_TYPE (spec/messages.md 3). Receivers take any
-	// type from it upwards.
+	// MessageType is the nlmsg_type of a fault message: NLMSG_MIN_TYPE, the first that is not a
+	// control message (spec/messages.md 3). Receivers accept any type from it upwards.
 	MessageType = 0x10
 )
 
-// AppendMessage appends the netlink message of f: nlmsghdr, text, and padding
-// to four bytes. It gives ErrRange, and b as it was, when f does not fit.
+// AppendMessage appends the netlink message of f: nlmsghdr, text, and padding to four bytes. If f
+// does not fit, it returns b unchanged and ErrRange.
 func AppendMessage(b []byte, f *Fault, seq, port uint32) ([]byte, error) {
 	start := len(b)
 	b = append(b, make([]byte, headerSize)...)
@@ -45,9 +44,9 @@ func AppendMessage(b []byte, f *Fault, seq, port uint32) ([]byte, error) {
 	return b, nil
 }
 
-// ParseMessage reads one datagram that holds one netlink message with a fault:
-// ErrMessage when it is anything else. The port id that the header claims is
-// not looked at: only the socket's own address says who sent it.
+// ParseMessage parses a datagram of one netlink message with a fault, and returns ErrMessage for
+// any other. It ignores the port id in the header: only the socket's own address identifies the
+// sender.
 func ParseMessage(b []byte) (Fault, error) {
 	if len(b) < headerSize {
 		return Fault{}, fmt.Errorf("%w: %d bytes, less than a header", ErrMessage, len(b))
@@ -62,5 +61,5 @@ func ParseMessage(b []byte) (Fault, error) {
 	return ParseFault(b[headerSize:length])
 }
 
-// number gives the nlmsg_seq of a datagram that ParseMessage has taken.
+// number returns the nlmsg_seq of a datagram that ParseMessage has parsed.
 func number(b []byte) uint32 { return binary.NativeEndian.Uint32(b[headerSeq:]) }

@@ -11,49 +11,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewReceiver makes, in pfd, the socket of a process: a port id of its own,
-// SO_PASSCRED, and connected to the sender's port id, so that the kernel itself
-// refuses messages of others (ECONNREFUSED) and nobody else can fill it. pfd
-// sends the descriptor by SCM_RIGHTS, then closes the file; the process gives
-// what it got to FromFD.
+// NewReceiver creates, in pfd, the socket of a process. It has its own port id and SO_PASSCRED, and
+// is connected to the sender's port id, so that the kernel refuses the messages of other sockets
+// (ECONNREFUSED) and they cannot fill it. pfd sends the descriptor by SCM_RIGHTS, then closes the
+// file; the process passes the received descriptor to FromFD.
 func NewReceiver(sender uint32) (f *os.File, port uint32, err error) {
 	fd, port, err := open()
 	if err != nil {
-		return nil, 0, fmt.Errorf("make netlink receiver: %w", err)
+		return nil, 0, fmt.Errorf("create netlink receiver: %w", err)
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		unix.Close(fd)
-		return nil, 0, fmt.Errorf("make netlink receiver: %w", os.NewSyscallError("setsockopt SO_PASSCRED", err))
+		return nil, 0, fmt.Errorf("create netlink receiver: %w", os.NewSyscallError("setsockopt SO_PASSCRED", err))
 	}
 	if err := unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: sender}); err != nil {
 		unix.Close(fd)
-		return nil, 0, fmt.Errorf("make netlink receiver: %w", os.NewSyscallError("connect", err))
+		return nil, 0, fmt.Errorf("create netlink receiver: %w", os.NewSyscallError("connect", err))
 	}
 	return os.NewFile(uintptr(fd), "netlink:fault"), port, nil
 }
 
-// Credentials say who the sender is, as a receiver was told at Attach.
+// Credentials identify the sender, as the receiver learned them at Attach.
 type Credentials struct {
 	Port uint32 // netlink port id; 0: the kernel
-	// PID and UID as SCM_CREDENTIALS gives them: the process id of who sends, as it
-	// has it itself (a netlink socket does not translate it to the receiver's
-	// namespace, unlike SO_PEERCRED; WELCOME tells it), and its real user id in the
-	// receiver's. SO_PEERCRED of the attachment socket gives the same user id where
-	// pfd is not set-uid. Not looked at for the kernel.
+	// PID and UID as in SCM_CREDENTIALS. PID is the sender's process id in the sender's own
+	// namespace: unlike SO_PEERCRED, a netlink socket does not translate it to the receiver's, so
+	// WELCOME has it. UID is the sender's real user id in the receiver's namespace, equal to that
+	// of SO_PEERCRED on the attachment socket unless pfd is set-uid. Both are ignored for the
+	// kernel.
 	PID int32
 	UID uint32
 }
 
-// ReceiverCounters counts what came.
+// ReceiverCounters counts the messages received.
 type ReceiverCounters struct {
-	Received  uint64 // faults given to the caller
-	Forged    uint64 // another port id or other credentials: dropped
-	Malformed uint64 // from the sender, but no fault message: dropped
-	Overruns  uint64 // the kernel dropped messages for want of room (ENOBUFS)
+	Received  uint64 // faults returned to the caller
+	Forged    uint64 // from another port id or with other credentials: dropped
+	Malformed uint64 // from the sender, but not a fault message: dropped
+	Overruns  uint64 // the kernel dropped messages for lack of room (ENOBUFS)
 }
 
-// Receiver takes fault messages from one sender. Receive is for one goroutine
-// at a time; Close and Counters are for any.
+// Receiver receives fault messages from one sender. Only one goroutine at a time may call Receive;
+// Close and Counters are safe for concurrent use.
 type Receiver struct {
 	f    *os.File
 	raw  syscall.RawConn
@@ -61,8 +60,8 @@ type Receiver struct {
 	buf  [receiveBuffer]byte
 	oob  [oobSize]byte
 
-	// What the last recvmsg gave; read is made once, so that waiting does not
-	// allocate a closure a call.
+	// Results of the last recvmsg. read is created once, so that waiting does not allocate a
+	// closure for each call.
 	read     func(fd uintptr) bool
 	n, oobn  int
 	flags    int
@@ -79,14 +78,14 @@ type Receiver struct {
 // struct ucred (linux/socket.h) in the control message that SO_PASSCRED adds:
 // pid, uid, gid, 32 bits each in the machine's byte order.
 const (
-	oobSize   = 64 // one struct ucred with its cmsghdr, and room to see a second
+	oobSize   = 64 // one struct ucred with its cmsghdr, and room to detect a second
 	ucredPID  = 0
 	ucredUID  = 4
 	ucredSize = 12
 )
 
-// FromFD makes a receiver of a descriptor that pfd passed, and owns it from
-// then on, also when it fails. It accepts messages of from only.
+// FromFD creates a receiver from a descriptor that pfd sent, and owns the descriptor from then on,
+// even if FromFD fails. The receiver accepts only messages of from.
 func FromFD(fd int, from Credentials) (*Receiver, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)
@@ -96,9 +95,9 @@ func FromFD(fd int, from Credentials) (*Receiver, error) {
 	family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil || family != unix.AF_NETLINK {
 		unix.Close(fd)
-		return nil, fmt.Errorf("netlink receiver: descriptor %d is no netlink socket", fd)
+		return nil, fmt.Errorf("netlink receiver: descriptor %d is not a netlink socket", fd)
 	}
-	// pfd has set it; a receiver does not rest on that.
+	// pfd has set it, but the receiver must not depend on that.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("netlink receiver: %w", os.NewSyscallError("setsockopt SO_PASSCRED", err))
@@ -112,7 +111,7 @@ func FromFD(fd int, from Credentials) (*Receiver, error) {
 	return r, nil
 }
 
-// Counters gives the counters.
+// Counters returns the counters.
 func (r *Receiver) Counters() ReceiverCounters {
 	return ReceiverCounters{
 		Received: r.received.Load(), Forged: r.forged.Load(),
@@ -120,8 +119,7 @@ func (r *Receiver) Counters() ReceiverCounters {
 	}
 }
 
-// Close closes the socket and ends a Receive with ErrClosed. A second Close
-// does nothing.
+// Close closes the socket; a Receive in progress returns ErrClosed. A second Close does nothing.
 func (r *Receiver) Close() error {
 	r.closed.Store(true)
 	if err := r.f.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
@@ -130,12 +128,12 @@ func (r *Receiver) Close() error {
 	return nil
 }
 
-// Receive waits for the next fault from the sender and drops, and counts, all
-// else. ErrClosed after Close, which ends it.
+// Receive waits for the next fault from the sender. It drops and counts all other messages. After
+// Close it returns ErrClosed.
 func (r *Receiver) Receive() (Fault, error) {
 	for {
 		if err := r.raw.Read(r.read); err != nil {
-			if r.closed.Load() { // this error is none that errors.Is would know
+			if r.closed.Load() { // err itself cannot be matched
 				return Fault{}, ErrClosed
 			}
 			return Fault{}, fmt.Errorf("netlink receiver: %w", err)
@@ -146,11 +144,11 @@ func (r *Receiver) Receive() (Fault, error) {
 	}
 }
 
-// Last gives the number (nlmsg_seq) of the fault that Receive returned last.
-// It is for the goroutine that calls Receive.
+// Last returns the number (nlmsg_seq) of the fault that Receive returned last. Only the goroutine
+// that calls Receive may call it.
 func (r *Receiver) Last() uint32 { return r.last }
 
-// judge looks at what recvmsg took; false: it was counted and dropped.
+// judge checks the datagram that recvmsg received; it returns false if it was counted and dropped.
 func (r *Receiver) judge() (Fault, bool, error) {
 	switch {
 	case errors.Is(r.readErr, unix.ENOBUFS):
@@ -175,7 +173,7 @@ func (r *Receiver) judge() (Fault, bool, error) {
 	return f, true, nil
 }
 
-// recvmsg takes one datagram; false: there is none yet.
+// recvmsg receives one datagram; it returns false if there is none yet.
 func (r *Receiver) recvmsg(fd uintptr) bool {
 	for {
 		r.n, r.oobn, r.flags, r.peer, r.readErr = unix.Recvmsg(int(fd), r.buf[:], r.oob[:], unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
@@ -185,8 +183,8 @@ func (r *Receiver) recvmsg(fd uintptr) bool {
 	}
 }
 
-// genuine tells whether the datagram came from the sender that we were told:
-// the port id that the kernel states, and the credentials beside the message.
+// genuine reports whether the datagram came from the expected sender, by the port id that the
+// kernel reports and the credentials with the message.
 func (r *Receiver) genuine() bool {
 	nl, ok := r.peer.(*unix.SockaddrNetlink)
 	if !ok || nl.Pid != r.from.Port || nl.Groups != 0 {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// open makes a NETLINK_USERSOCK socket with a port id that the kernel chooses.
+// open creates a NETLINK_USERSOCK socket with a port id that the kernel chooses.
 func open() (fd int, port uint32, err error) {
 	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_USERSOCK)
 	if err != nil {
@@ -32,8 +32,8 @@ func open() (fd int, port uint32, err error) {
 	return fd, nl.Pid, nil
 }
 
-// Sender sends fault messages to the sockets of processes. One goroutine may
-// use it at a time; Counters may be read by any.
+// Sender sends fault messages to the sockets of processes. One goroutine at a time may use it;
+// Counters is safe for concurrent use.
 type Sender struct {
 	fd   int
 	port uint32
@@ -44,10 +44,10 @@ type Sender struct {
 	sent, full, noReceiver, failed atomic.Uint64
 }
 
-// SenderCounters counts what became of the messages.
+// SenderCounters counts the messages by result.
 type SenderCounters struct{ Sent, Full, NoReceiver, Failed uint64 }
 
-// OpenSender makes pfd's own socket.
+// OpenSender creates pfd's own socket.
 func OpenSender() (*Sender, error) {
 	fd, port, err := open()
 	if err != nil {
@@ -60,13 +60,13 @@ func OpenSender() (*Sender, error) {
 	}, nil
 }
 
-// Port gives the sender's port id, which receivers are told.
+// Port returns the sender's port id, which receivers learn at Attach.
 func (s *Sender) Port() uint32 { return s.port }
 
-// Last gives the number (nlmsg_seq) of the message that Send made last, never 0.
+// Last returns the number (nlmsg_seq) of the last message that Send made, never 0.
 func (s *Sender) Last() uint32 { return s.seq }
 
-// Counters gives the counters.
+// Counters returns the counters.
 func (s *Sender) Counters() SenderCounters {
 	return SenderCounters{
 		Sent: s.sent.Load(), Full: s.full.Load(),
@@ -74,10 +74,9 @@ func (s *Sender) Counters() SenderCounters {
 	}
 }
 
-// Send sends f to the socket with the port id; it never blocks (a blocking send
-// to a process that does not read would hang for good). Errors: ErrFull,
-// ErrNoReceiver, ErrRange, ErrClosed, or the system's. Port 0 is the kernel's
-// and gives ErrNoReceiver. It allocates nothing but an error's text.
+// Send sends f to the socket with the given port id. It never blocks: a blocking send to a process
+// that does not read would hang for ever. Errors are ErrFull, ErrNoReceiver (also for port 0, the
+// kernel's), ErrRange, ErrClosed, or the system's. It allocates only an error's text.
 func (s *Sender) Send(port uint32, f Fault) error {
 	if s.fd < 0 {
 		return ErrClosed
@@ -87,7 +86,7 @@ func (s *Sender) Send(port uint32, f Fault) error {
 		return ErrNoReceiver
 	}
 	if s.seq++; s.seq == 0 {
-		s.seq = 1 // 0 is what a process has served that has served nothing
+		s.seq = 1 // 0 stands for a process that has served no message
 	}
 	b, err := AppendMessage(s.buf[:0], &f, s.seq, s.port)
 	if err != nil {

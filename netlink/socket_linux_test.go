@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain lets the test binary be another process: one that forges messages,
-// or one that receives them on a descriptor that it was given.
+// TestMain lets the test binary be another process, which forges messages or receives them on an
+// inherited descriptor.
 func TestMain(m *testing.M) {
 	switch os.Getenv("NETLINK_TEST_CHILD") {
 	case "":
@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// childForge sends faults from a socket of its own, with the port id it is told
-// (0: any), and prints what the kernel said to each.
+// childForge sends faults from its own socket, with the given port id (0: any), and prints the
+// kernel's answer to each.
 func childForge() {
 	to, _ := strconv.ParseUint(os.Args[1], 10, 32)
 	own, _ := strconv.ParseUint(os.Args[2], 10, 32)
@@ -47,8 +47,7 @@ func childForge() {
 	}
 }
 
-// childReceive takes three faults on descriptor 3 from the port and pid it is
-// told and prints them.
+// childReceive receives three faults on descriptor 3 from the given port and pid and prints them.
 func childReceive() {
 	port, _ := strconv.ParseUint(os.Args[1], 10, 32)
 	pid, _ := strconv.ParseInt(os.Args[2], 10, 32)
@@ -71,8 +70,7 @@ func childReceive() {
 	fmt.Printf("%+v\n", r.Counters())
 }
 
-// child runs the test binary as another process and gives its output's lines;
-// it has ended when child returns.
+// child runs the test binary as another process until it ends and returns its output's lines.
 func child(t *testing.T, mode string, files []*os.File, args ...string) []string {
 	t.Helper()
 	c := exec.Command(os.Args[0], args...)
@@ -92,7 +90,7 @@ func testFault(i int) Fault {
 	return f
 }
 
-// openPort makes a socket with a port id of the caller's choice.
+// openPort creates a socket with the given port id.
 func openPort(port uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_USERSOCK)
 	if err != nil {
@@ -119,7 +117,7 @@ func us(s *Sender) Credentials {
 	return Credentials{Port: s.Port(), PID: int32(os.Getpid()), UID: uint32(os.Getuid())}
 }
 
-// receive makes a receiver as pfd and the library do together.
+// receive creates a receiver as pfd and the library do together.
 func receive(t *testing.T, s *Sender) (*Receiver, uint32) {
 	t.Helper()
 	f, port, err := NewReceiver(s.Port())
@@ -134,8 +132,8 @@ func receive(t *testing.T, s *Sender) (*Receiver, uint32) {
 	return fromFD(t, fd, us(s)), port
 }
 
-// receiveOpen makes a receiver whose socket is not connected, so that the
-// library's own checks are all there is.
+// receiveOpen creates a receiver whose socket is not connected, so that only the library's own
+// checks apply.
 func receiveOpen(t *testing.T, from Credentials) (*Receiver, uint32) {
 	t.Helper()
 	fd, port, err := open()
@@ -162,7 +160,7 @@ func (r *Receiver) want(t *testing.T, want Fault) {
 	}
 }
 
-// poll takes what has come without waiting; false: nothing that counts.
+// poll receives without waiting; it returns false if no valid message has arrived.
 func (r *Receiver) poll() (f Fault, ok bool, err error) {
 	for {
 		got := false
@@ -197,7 +195,7 @@ func TestSendReceive(t *testing.T) {
 	}
 }
 
-// TestAnotherProcessReceives passes the socket on, as Attach does.
+// TestAnotherProcessReceives passes the socket to another process, as Attach does.
 func TestAnotherProcessReceives(t *testing.T) {
 	s := openSender(t)
 	f, port, err := NewReceiver(s.Port())
@@ -242,8 +240,7 @@ func TestAnotherProcessReceives(t *testing.T) {
 	}
 }
 
-// TestConnectedRefusesOthers: nobody but the sender can reach, or fill, the
-// socket that pfd makes.
+// TestConnectedRefusesOthers: only the sender can reach, or fill, the socket that pfd creates.
 func TestConnectedRefusesOthers(t *testing.T) {
 	s := openSender(t)
 	r, port := receive(t, s)
@@ -265,8 +262,8 @@ func TestConnectedRefusesOthers(t *testing.T) {
 	}
 }
 
-// TestForgedIsDropped: messages of another port id are counted and dropped,
-// from this process and from another.
+// TestForgedIsDropped: messages of another port id, from this process or another, are counted and
+// dropped.
 func TestForgedIsDropped(t *testing.T) {
 	s := openSender(t)
 	r, port := receiveOpen(t, us(s))
@@ -287,8 +284,7 @@ func TestForgedIsDropped(t *testing.T) {
 	}
 }
 
-// What others send to the sender's own socket is thrown away and counted, as
-// often as they fill it.
+// Messages to the sender's own socket are discarded and counted, each time the socket is full.
 func TestStraysAreDrained(t *testing.T) {
 	s, stranger := openSender(t), openSender(t)
 	for range 2 {
@@ -318,8 +314,8 @@ func TestStraysAreDrained(t *testing.T) {
 	}
 }
 
-// TestPortTakenOver: after the sender's end another process takes its port id;
-// its credentials give it away, also on a connected socket.
+// TestPortTakenOver: after the sender has closed, another process takes its port id. Its
+// credentials expose it, even on a connected socket.
 func TestPortTakenOver(t *testing.T) {
 	s := openSender(t)
 	r, port := receive(t, s)
@@ -332,8 +328,8 @@ func TestPortTakenOver(t *testing.T) {
 			t.Fatalf("the forger could not send: %s", line)
 		}
 	}
-	// The forger has ended: the sender comes back, and what it sends arrives
-	// behind the forged messages.
+	// The forger has ended. The sender opens its port again, and its messages arrive after the
+	// forged ones.
 	fd, err := openPort(own)
 	if err != nil {
 		t.Fatal(err)
@@ -353,7 +349,7 @@ func TestPortTakenOver(t *testing.T) {
 	}
 }
 
-// TestCredentials: the port id alone does not do.
+// TestCredentials: the port id alone is not enough.
 func TestCredentials(t *testing.T) {
 	s := openSender(t)
 	for name, from := range map[string]Credentials{
@@ -374,8 +370,8 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// TestFull: a process that does not read costs its sender ErrFull at once,
-// never a wait, and nothing that was taken is lost.
+// TestFull: sending to a process that does not read returns ErrFull at once and never blocks, and
+// no accepted message is lost.
 func TestFull(t *testing.T) {
 	s := openSender(t)
 	r, port := receive(t, s)
@@ -434,7 +430,7 @@ func TestNoReceiver(t *testing.T) {
 	}
 }
 
-// TestMalformed: what the right sender sends but no fault message is.
+// TestMalformed: invalid messages from the right sender.
 func TestMalformed(t *testing.T) {
 	s := openSender(t)
 	r, port := receive(t, s)
@@ -448,7 +444,7 @@ func TestMalformed(t *testing.T) {
 		append(good[:len(good):len(good)], make([]byte, 4096)...),
 	} {
 		if err := unix.Sendto(s.fd, b, unix.MSG_DONTWAIT, to); err != nil {
-			// The kernel itself takes no empty message.
+			// The kernel refuses an empty message.
 			if len(b) == 0 {
 				continue
 			}
@@ -569,11 +565,10 @@ func BenchmarkSendReceive(b *testing.B) {
 	}
 }
 
-// TestDriversForm: on a board a driver in the kernel sends the faults, and not pfd. It
-// makes a string with its NUL (000 table 3.1), whose header has no port id and no
-// number.
+// TestDriversForm: on a board a driver in the kernel sends the faults. Its message is a string with
+// its NUL (000 table 3.1), in a header without port id and number.
 func TestDriversForm(t *testing.T) {
-	s := openSender(t) // in the kernel's place: nobody else can send from its port id
+	s := openSender(t) // in the kernel's place, whose port id nobody else can use
 	r, port := receive(t, s)
 	const text = "01234503a7123453f12345beef1"
 	want, err := ParseFault([]byte(text))

@@ -8,15 +8,14 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// rings are the channels whose announcement waits: the doorbell word and the
-// packetizer's channels take only a few until pfd has looked. All but some is
-// under the endpoint's lock.
+// rings are the channels whose announcement is pending: until pfd reads them, the doorbell word
+// and the packetizer's channels hold only a few. The endpoint's lock guards all fields but some.
 type rings struct {
-	queue   [device.WriteChannels]uint8 // from head on, n of them
+	queue   [device.WriteChannels]uint8 // n of them, from head on
 	head, n int
-	queued  uint32      // a bit for each that is in queue
-	some    atomic.Bool // n > 0: for a look without the lock
-	served  bool        // a goroutine tries again
+	queued  uint32      // one bit for each that is in queue
+	some    atomic.Bool // n > 0: readable without the lock
+	served  bool        // a goroutine retries
 }
 
 func (r *rings) first() int { return int(r.queue[r.head]) }
@@ -38,8 +37,8 @@ func (r *rings) put(ch int) {
 	r.queued |= 1 << ch
 }
 
-// announceLocked announces channel ch to pfd. It never waits: what finds every
-// way taken is announced by later calls, or in the background.
+// announceLocked announces channel ch to pfd. It never waits: if every way is busy, later calls or
+// the background goroutine announce the channel.
 func (e *Endpoint) announceLocked(ch int) {
 	r := &e.rings
 	r.put(ch)
@@ -50,10 +49,10 @@ func (e *Endpoint) announceLocked(ch int) {
 	}
 }
 
-// ringLocked announces as many of the channels that wait as it can: one by the
-// doorbell word (001 §3.3, the fast path), the others by messages. Where no other
-// waits the one in the doorbell word is announced by a message as well
-// (spec/hardware.md, doorbell page); its transfer starts once.
+// ringLocked announces as many pending channels as it can: one through the doorbell word (001
+// §3.3, the fast path), the others by messages. If no other is pending, it announces the one in
+// the doorbell word by a message as well (spec/hardware.md, doorbell page); the transfer starts
+// only once.
 func (e *Endpoint) ringLocked() {
 	r := &e.rings
 	rung := false
@@ -73,8 +72,8 @@ func (e *Endpoint) ringLocked() {
 	}
 }
 
-// sendRingLocked announces a channel by the packetizer (opcode 3 to mailbox 1);
-// false: its channels are busy.
+// sendRingLocked announces a channel through the packetizer (opcode 3 to mailbox 1). It returns
+// false if the packetizer's channels are busy.
 func (e *Endpoint) sendRingLocked(ch int) bool {
 	word := mailbox.Doorbell{
 		PDID:    e.welcome.PDID,
@@ -89,8 +88,8 @@ func (e *Endpoint) sendRingLocked(ch int) bool {
 	return false
 }
 
-// ringOn tries again until nothing waits or the attachment is over: neither Write nor
-// Poll may come.
+// ringOn retries until no channel is pending or the attachment has ended: the process may call
+// neither Write nor Poll.
 func (e *Endpoint) ringOn() {
 	var p pauses
 	timer := time.NewTimer(p.next())
@@ -104,7 +103,7 @@ func (e *Endpoint) ringOn() {
 		e.mu.Lock()
 		waited := e.rings.n
 		e.ringLocked()
-		e.kickLocked() // also for what was announced and not taken
+		e.kickLocked() // also for a channel that was announced and not read
 		left := e.rings.n
 		if left == 0 {
 			e.rings.served = false
@@ -120,15 +119,16 @@ func (e *Endpoint) ringOn() {
 	}
 }
 
-// Times of a wait for pfd to take what stands in the pages (ours): nothing wakes it.
+// Times of a wait for pfd to read the pages, at the end of which nothing wakes the caller. Values
+// below are defined by this project.
 const (
 	firstPause = 50 * time.Microsecond
 	lastPause  = 100 * time.Millisecond
 )
 
-// pauses are the sleeps of such a wait. pfd takes things within microseconds, but it may be
-// stopped, or need this very processor: each pause is longer than the one before by an
-// eighth, and so is the whole wait at most.
+// pauses are the sleeps of such a wait. pfd usually reads within microseconds, but it may be
+// stopped or need this processor. Each pause is an eighth longer than the one before, so the wait
+// lasts at most an eighth too long.
 type pauses struct{ last time.Duration }
 
 func (p *pauses) next() time.Duration {

@@ -22,23 +22,23 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// Times (ours).
+// Times. Values below are defined by this project.
 const (
-	// SpinTime is how long Wait and WaitNotification spin before they sleep (ours).
+	// SpinTime is how long Wait and WaitNotification spin before they sleep.
 	SpinTime = 20 * time.Microsecond
-	// sleepCap bounds one sleep of Wait; a wake-up lost to attach.MaxWake or to
-	// a pfd that died costs this much at most.
+	// sleepCap bounds one sleep of Wait. It is the cost of a wake-up lost to attach.MaxWake or to
+	// a pfd that died.
 	sleepCap = 100 * time.Millisecond
-	// closeTimeout is how long Close waits for aborted transfers, and then for
-	// pfd's word that the domain is quiet.
+	// closeTimeout is how long Close waits for aborted transfers, and then for pfd's confirmation
+	// that no access is in flight.
 	closeTimeout = 2 * time.Second
 )
 
-// faultSend is the packetizer channel of the page-fault goroutine; doorbells
-// use those before it (ours).
+// faultSend is the packetizer channel of the page-fault goroutine; doorbells use the channels
+// before it. Defined by this project.
 const faultSend = device.PktzChannels - 1
 
-// Method and Policy say how absent pages of this process are brought in.
+// Method and Policy select how absent pages of this process are paged in.
 type (
 	Method = pagein.Method
 	Policy = pagein.Policy
@@ -58,88 +58,88 @@ const (
 	PolicyAdaptive = pagein.Adaptive
 )
 
-// Options say where and how to attach. The zero value attaches to node 0 of the
-// default pfd in the default group.
+// Options are the parameters of Attach. The zero value attaches to node 0 of the default pfd in
+// the default group.
 type Options struct {
-	// Socket is pfd's control socket, as its --socket; the attachment socket
-	// lies beside it. Empty: the default one (spec/api.md, Daemon).
+	// Socket is pfd's control socket, as in its --socket; the attachment socket is in the same
+	// directory. Empty: the default one (spec/api.md, Daemon).
 	Socket string
 	Node   device.NodeID
-	// Group is a name that processes of one user share on all nodes; they may
-	// reach each other. Empty: "default".
+	// Group is a name that processes of one user share on all nodes; they may access each other.
+	// Empty: "default".
 	Group string
-	// GroupKey, where it is not zero, is a secret that the processes of the group
-	// share. Without one, each of them must have the right to reach the others'
-	// memory, as ptrace(2) has it: processes of one user usually do.
+	// GroupKey, if not zero, is a secret that the processes of the group share. Without it each of
+	// them needs the right to access the others' memory, as in ptrace(2): processes of one user
+	// usually have it.
 	GroupKey [GroupKeySize]byte
 	Method   Method
 	Policy   Policy
 	// Accept are PDIDs of other domains that may write to this process.
 	Accept []device.PDID
-	// AcceptGroup lets every member of the group write to this process, not
-	// only the one that shares its PDID.
+	// AcceptGroup lets every member of the group write to this process, not only the one that
+	// shares its PDID.
 	AcceptGroup bool
-	// CountInvalidations has the kernel tell pfd when pages of registered memory
-	// (method uffd) go. The call that has them go waits until pfd has read that.
+	// CountInvalidations makes the kernel report to pfd when pages of registered memory (method
+	// uffd) are discarded. The discarding call blocks until pfd has read the report.
 	CountInvalidations bool
-	// Dump leaves memory of Alloc, and what is shared, in core dumps, which bring all of it
-	// in. Without it a program has parts dumped by MADV_DODUMP.
+	// Dump includes memory of Alloc, and shared memory, in core dumps, which page all of it in.
+	// Without it a program can include parts by MADV_DODUMP.
 	Dump bool
-	// NoUserfaultfd leaves shared memory without the library's userfaultfd, for a program that
-	// has one of its own there: its missing pages come in as others do, and after an munmap
-	// without Unshare transfers reach the memory that was shared, silently.
+	// NoUserfaultfd keeps the library from registering shared memory with a userfaultfd, for a
+	// program that registers its own. Its missing pages are then paged in like other memory, and
+	// after an munmap without Unshare transfers silently access the memory that was shared.
 	NoUserfaultfd bool
-	// Trust are users, besides root and the process's own, whose pfd may reach the
-	// process's memory. The machine's own pfd need not be named. 65534 names every user
-	// that the user namespace does not map: the machine's pfd, for one, in a rootless container.
+	// Trust are users, besides root and the process's own, whose pfd may access the process's
+	// memory. The machine's own pfd need not be named. 65534 names every user that the user
+	// namespace does not map, such as that of the machine's pfd in a rootless container.
 	Trust []uint32
 }
 
 // GroupKeySize is the size of Options.GroupKey, bytes.
 const GroupKeySize = attach.KeySize
 
-// Info is what pfd gave to an endpoint.
+// Info describes an endpoint, as pfd configured it.
 type Info struct {
 	Node       device.NodeID
 	PDID       device.PDID
-	Generation device.Generation // of the domain: never that of an earlier one of its PDID
+	Generation device.Generation // of the domain; an earlier domain with this PDID had another
 	Slot       int
 	Interface  int // mailbox and packetizer
 	Member     int // index in the group on this node
-	VABits     int // width of the addresses that the node takes
+	VABits     int // width of the addresses that the node accepts
 	Caps       uint64
-	// Page is the size of the pages in which memory is shared, bytes: 2 MiB (hugetlb)
-	// where the device has physical addresses. 0: none need be (SVA).
+	// Page is the size of the pages in which memory must be shared, bytes: 2 MiB (hugetlb) if the
+	// device uses physical addresses. 0: no memory need be shared (SVA).
 	Page   uint64
 	Method Method
 	Policy Policy
 	Daemon string // pfd's product and version
 }
 
-// Stats counts the endpoint's page faults, with ODP's names (spec/api.md). Under
-// method touch the process serves them, and the first three count what its
-// page-fault goroutine did; under the others they are what pfd tells, after each fault.
-// Nobody in user space is told when the kernel takes a page: what is seen of that
-// depends on the device and the method (docs/service.md).
+// Stats counts the endpoint's page faults, with ODP's names (spec/api.md). Under method touch the
+// process serves the faults and the first three count the work of its page-fault goroutine; under
+// the others pfd reports them after each fault. The kernel does not report to user space when it
+// takes a page: how much of that is counted depends on the device and the method
+// (docs/service.md).
 type Stats struct {
 	NumPageFaults        uint64 // pages that accesses faulted on; touch: fault messages served
-	NumPageFaultPages    uint64 // pages brought in for them: absent before, or to be copied
+	NumPageFaultPages    uint64 // pages paged in for them: absent before, or to be copied
 	NumFailedResolutions uint64 // faults that cannot be resolved; touch: messages answered with the fail bit
-	// NumInvalidations counts the calls that took memory from the device: evictions,
-	// Unshare and Free where it is shared, and with Options.CountInvalidations those
-	// of madvise, munmap and truncation on what is registered.
+	// NumInvalidations counts the operations that took memory from the device: evictions, Unshare
+	// and Free of shared memory, and with Options.CountInvalidations madvise, munmap and
+	// truncation of registered memory.
 	NumInvalidations uint64
-	// NumInvalidationPages counts pages that shared memory had in the device's tables
-	// and that were taken away; where the device walks the process's own tables those
-	// that an access found gone since an earlier one, a lower bound.
+	// NumInvalidationPages counts pages of shared memory that were removed from the device's
+	// tables. If the device walks the process's own tables, it counts the pages that an access
+	// found absent after an earlier one, a lower bound.
 	NumInvalidationPages uint64
-	// InvalidationsFaultsContentions counts page-ins that met pages which were just
-	// going, with Options.CountInvalidations.
+	// InvalidationsFaultsContentions counts page-ins of pages that were being discarded, with
+	// Options.CountInvalidations.
 	InvalidationsFaultsContentions uint64
-	// NumPrefetchesHandled counts the calls of Prefetch that brought all pages in.
+	// NumPrefetchesHandled counts the calls of Prefetch that paged in all pages.
 	NumPrefetchesHandled uint64
 	RAPFRefused          uint64 // requests for retransmission that the packetizer refused
-	FaultsForged         uint64 // messages from somebody else: dropped
+	FaultsForged         uint64 // messages from another sender: dropped
 	FaultsMalformed      uint64 // dropped
 }
 
@@ -160,26 +160,26 @@ type Endpoint struct {
 	closing bool
 	ended   *ending
 	exports map[Remote][]byte
-	shares  map[device.VA]uint64 // what is shared with a node without SVA, sizes by where it begins
+	shares  map[device.VA]uint64 // memory shared with a node without SVA: sizes by address
 	reads   reads
 	gathers map[*Transfer]struct{} // not final
 	rings   rings
 	clock   stampClock
 
-	asking  sync.Mutex  // one request about memory at a time
+	asking  sync.Mutex  // one memory request at a time
 	answers chan answer // to it
 
 	over     chan struct{} // closed when the attachment has ended
 	workers  sync.WaitGroup
 	sleeping sleepers   // page-fault goroutines
-	sending  sync.Mutex // of their packetizer channel
+	sending  sync.Mutex // guards their packetizer channel
 	closer   sync.Once
 	closeErr error
 
 	faultsServed, faultPages, faultsFailed, rapfRefused, prefetches atomic.Uint64
 }
 
-// ending says why an attachment is over.
+// ending is why an attachment ended.
 type ending struct {
 	reason attach.Reason
 	text   string
@@ -190,21 +190,19 @@ func (e *ending) String() string {
 	switch {
 	case e.text == "":
 		return reason
-	case strings.HasPrefix(e.text, reason): // as pfd's does
+	case strings.HasPrefix(e.text, reason): // as pfd's text does
 		return e.text
 	}
 	return reason + ": " + e.text
 }
 
-// Attach gives the calling process a protection domain on a node. Without a
-// daemon the error matches ErrNoDaemon and says how to start one; a daemon of
-// another version matches ErrVersion, and both versions are named; a refusal is
-// an *attach.RefusedError whose text names the remedy.
+// Attach attaches the calling process to a protection domain on a node. Without a daemon the error
+// matches ErrNoDaemon and says how to start one. If the daemon has another version, it matches
+// ErrVersion and names both. A refusal is an *attach.RefusedError whose text says what to do.
 //
-// The process's memory is reached by pfd itself where pfd has the rights of its
-// user and no others, else by a memory helper that Attach starts: a process of the
-// same rights, which ends with the endpoint (docs/attach.md). It is a child of the process:
-// who waits for children of any number meets it.
+// pfd accesses the process's memory itself if it has exactly the rights of the process's user.
+// Otherwise Attach starts a memory helper: a process with the same rights, which ends with the
+// endpoint (docs/attach.md). It is a child of the process, so a wait for any child may return it.
 func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	socket := o.Socket
 	if socket == "" {
@@ -218,7 +216,7 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	}
 	if o.Method == MethodTouch || o.Method == MethodPopulate {
 		if err := populateWorks(); err != nil {
-			return nil, fmt.Errorf("attaching with method %v: %w", o.Method, err)
+			return nil, fmt.Errorf("attach with method %v: %w", o.Method, err)
 		}
 	}
 	conn, err := attach.Dial(ctx, socket+attach.SocketSuffix, o.Trust...)
@@ -243,7 +241,7 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, o *Options) (*Endpoint, error) {
 	memfd := attach.Descriptors{fds.Take(0)}
 	memfd.Close() // the mapping keeps the memory
-	// pfd's number as pfd has it: in another PID namespace SO_PEERCRED gives another.
+	// pfd's pid in pfd's own namespace: SO_PEERCRED returns another in another PID namespace.
 	faults, err := netlink.FromFD(fds.Take(2), netlink.Credentials{Port: w.PFDPort, PID: int32(w.PFDPID), UID: conn.Peer().UID})
 	if err != nil {
 		return nil, fmt.Errorf("attaching: %w", err)
@@ -259,7 +257,7 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, o 
 	return e, nil
 }
 
-// Info gives what pfd gave to the endpoint.
+// Info returns the endpoint's description.
 func (e *Endpoint) Info() Info {
 	w := &e.welcome
 	return Info{
@@ -268,7 +266,7 @@ func (e *Endpoint) Info() Info {
 	}
 }
 
-// Stats gives the counters. It may be called when the attachment has ended.
+// Stats returns the counters. It may be called after the attachment has ended.
 func (e *Endpoint) Stats() Stats {
 	c, told := e.faults.Counters(), e.pages.FaultCounts()
 	if e.welcome.Method == MethodTouch {
@@ -289,9 +287,8 @@ func (e *Endpoint) Stats() Stats {
 	}
 }
 
-// Export names b for peers. The endpoint keeps b referenced until Unexport or
-// Close, so that the garbage collector does not give its memory to others.
-// Errors match ErrRequest.
+// Export returns a Remote that names b for peers. The endpoint keeps b referenced until Unexport
+// or Close, so that the garbage collector does not reuse its memory. Errors match ErrRequest.
 func (e *Endpoint) Export(b []byte) (Remote, error) {
 	r, err := e.ExportVA(VAOf(b), uint64(len(b)))
 	if err != nil {
@@ -306,8 +303,8 @@ func (e *Endpoint) Export(b []byte) (Remote, error) {
 	return r, nil
 }
 
-// ExportVA names length bytes at va for peers; nothing is kept referenced. The
-// memory need not be mapped yet. Errors match ErrRequest.
+// ExportVA returns a Remote that names length bytes at va for peers. It keeps nothing referenced,
+// and the memory need not be mapped yet. Errors match ErrRequest.
 func (e *Endpoint) ExportVA(va device.VA, length uint64) (Remote, error) {
 	r := Remote{Node: e.welcome.Node, PDID: e.welcome.PDID, Generation: e.welcome.Generation, VA: va, Len: length}
 	if err := r.check(); err != nil {
@@ -316,15 +313,15 @@ func (e *Endpoint) ExportVA(va device.VA, length uint64) (Remote, error) {
 	return r, nil
 }
 
-// Unexport lets go of memory that was exported. Peers are not told: what they
-// still write arrives, as long as something is mapped there.
+// Unexport releases exported memory. Peers do not learn of it: their writes still arrive while
+// memory is mapped there.
 func (e *Endpoint) Unexport(r Remote) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.exports, r)
 }
 
-// goneLocked gives the error of a call that came too late, or nil.
+// goneLocked returns the error of a call on an endpoint that is closed or has ended, else nil.
 func (e *Endpoint) goneLocked() error {
 	switch {
 	case e.closing:
@@ -342,8 +339,8 @@ func (e *Endpoint) harvestLocked() {
 	}
 }
 
-// settleLocked gives a channel's transfer its final state if pfd has ended it,
-// and frees the channel; it tells whether the channel is free.
+// settleLocked settles a channel's transfer if pfd has ended it, and then frees the channel. It
+// reports whether the channel is free.
 func (e *Endpoint) settleLocked(ch int) bool {
 	t := e.owner[ch]
 	if t == nil {
@@ -364,19 +361,19 @@ func (e *Endpoint) settleLocked(ch int) bool {
 	return true
 }
 
-// kickLocked tells pfd that something was published, and wakes it if it sleeps.
+// kickLocked announces that something was published, and wakes pfd if it sleeps.
 func (e *Endpoint) kickLocked() {
 	if e.pages.Kicked() && e.wake >= 0 {
 		var one [8]byte
 		binary.NativeEndian.PutUint64(one[:], 1)
-		// EAGAIN says that the counter is at its end, and pfd awake.
+		// EAGAIN means that the counter is at its maximum, so pfd is awake.
 		_, _ = unix.Write(e.wake, one[:])
 	}
 }
 
-// waitUntil sleeps until check, ctx or the attachment is over. pause bounds the
-// first sleep; each may be longer than the one before, up to limit: it finds out late
-// what wakes nobody, by a 32nd of the time that it has waited at most.
+// waitUntil sleeps until check returns true, ctx ends or the attachment ends. pause bounds the
+// first sleep; each may be longer than the one before, up to limit. It notices a change that wakes
+// nobody late, by at most a 32nd of the time that it has waited.
 func (e *Endpoint) waitUntil(ctx context.Context, pause, limit time.Duration, check func() bool) error {
 	if ctx.Done() != nil {
 		defer context.AfterFunc(ctx, e.pages.WakeSelf)()
@@ -385,7 +382,7 @@ func (e *Endpoint) waitUntil(ctx context.Context, pause, limit time.Duration, ch
 	defer e.pages.AddWaiters(-1)
 	var y yield.Yield
 	for looked := time.Now(); ; {
-		old := e.pages.Event() // before the look: what comes after changes it
+		old := e.pages.Event() // load it before check: a later event changes it
 		if check() {
 			return nil
 		}
@@ -396,7 +393,7 @@ func (e *Endpoint) waitUntil(ctx context.Context, pause, limit time.Duration, ch
 			e.end(r, "")
 		}
 		if err := e.gone(); err != nil {
-			if check() { // the end may have made it so
+			if check() { // the end of the attachment may have made it true
 				return nil
 			}
 			return err
@@ -414,7 +411,7 @@ func (e *Endpoint) waitUntil(ctx context.Context, pause, limit time.Duration, ch
 	}
 }
 
-// gone gives the error of an attachment that is over, or nil.
+// gone returns the error of an attachment that has ended, else nil.
 func (e *Endpoint) gone() error {
 	select {
 	case <-e.over:
@@ -426,8 +423,7 @@ func (e *Endpoint) gone() error {
 	return fmt.Errorf("%w: %v: attach again", ErrGone, e.ended)
 }
 
-// end fails every transfer in flight and wakes every waiter. The first call
-// counts.
+// end fails every transfer in flight and wakes every waiter. Only the first call counts.
 func (e *Endpoint) end(r attach.Reason, text string) {
 	e.mu.Lock()
 	if e.ended != nil {
@@ -439,7 +435,7 @@ func (e *Endpoint) end(r attach.Reason, text string) {
 	for ch, t := range e.owner {
 		if t != nil {
 			t.settle(failed|device.StatusGone, e.ended.String())
-			e.owner[ch] = nil // never free again: the pages are dead
+			e.owner[ch] = nil // never free again: the pages have no engine
 		}
 	}
 	e.endReadsLocked(e.ended.String())
@@ -451,7 +447,7 @@ func (e *Endpoint) end(r attach.Reason, text string) {
 	e.pages.WakeSelf()
 }
 
-// listen waits for pfd's last word.
+// listen waits for pfd's last message.
 func (e *Endpoint) listen() {
 	var buf [attach.MaxMessage]byte
 	for {
@@ -473,13 +469,12 @@ func (e *Endpoint) listen() {
 	}
 }
 
-// Close ends the attachment: transfers in flight are aborted, and waiters get
-// the outcome. It returns when pfd has said that no access to the process's
-// memory is in flight any more; if pfd does not say so in time, or the memory
-// helper of this process cannot end for a page that does not come, the error
-// matches ErrUnconfirmed. Handles of transfers stay usable. It may be called
-// again and gives the same answer. With methods touch and populate a goroutine that
-// sleeps in a page that does not come outlives it until the page comes.
+// Close ends the attachment. It aborts the transfers in flight, and their waiters receive the
+// result. It returns when pfd has confirmed that no access to the process's memory is in flight.
+// If pfd does not confirm in time, or this process's memory helper sleeps in a page that never
+// arrives, the error matches ErrUnconfirmed. Handles of transfers stay usable. A later call
+// returns the same result. With methods touch and populate a goroutine that sleeps in a page
+// outlives the endpoint until the page arrives.
 func (e *Endpoint) Close() error {
 	e.closer.Do(func() { e.closeErr = e.shutdown() })
 	return e.closeErr
@@ -504,8 +499,8 @@ func (e *Endpoint) shutdown() error {
 
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	// An error here is the end, or a pfd that does not answer, which the wait
-	// below finds out.
+	// An error means that the attachment has ended, or that pfd does not answer, which the wait
+	// below detects.
 	_ = e.waitUntil(ctx, sleepCap, sleepCap, func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -515,18 +510,18 @@ func (e *Endpoint) shutdown() error {
 	})
 
 	var err error
-	_ = e.conn.CloseWrite() // fails where pfd has closed already
+	_ = e.conn.CloseWrite() // fails if pfd has closed already
 	timer := time.NewTimer(closeTimeout)
 	defer timer.Stop()
 	select {
 	case <-e.over:
 	case <-timer.C:
-		err = fmt.Errorf("closing the endpoint: %w within %v: do not reuse exported memory before pfd has ended", ErrUnconfirmed, closeTimeout)
+		err = fmt.Errorf("close the endpoint: %w within %v: do not reuse exported memory before pfd has ended", ErrUnconfirmed, closeTimeout)
 	}
 	e.end(attach.ReasonClosed, "")
 	closed := e.conn.Close()
 	if errors.Is(closed, attach.ErrHelper) {
-		closed = fmt.Errorf("closing the endpoint: %w: %w", ErrUnconfirmed, closed)
+		closed = fmt.Errorf("close the endpoint: %w: %w", ErrUnconfirmed, closed)
 	}
 	err = errors.Join(err, closed, e.faults.Close())
 	stopped := make(chan struct{})
@@ -536,7 +531,7 @@ func (e *Endpoint) shutdown() error {
 	}()
 	select {
 	case <-stopped:
-	case <-time.After(closeTimeout): // the page-fault goroutine sleeps in a page that does not come, and writes nothing
+	case <-time.After(closeTimeout): // the page-fault goroutine sleeps in a page and writes nothing
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// startPFD runs a pfd with two nodes in this process, and gives its socket.
+// startPFD runs a pfd with two nodes in this process, and returns its socket.
 func startPFD() (socket string, stop func(), err error) {
 	dir, err := os.MkdirTemp("", "exanet")
 	if err != nil {
@@ -38,8 +38,8 @@ func startPFD() (socket string, stop func(), err error) {
 	}, nil
 }
 
-// pair attaches to both nodes. In real use they are two processes, and the Remote's
-// text goes from one to the other.
+// pair attaches to both nodes. Real programs are two processes, and one sends the Remote's text to
+// the other.
 func pair(ctx context.Context) (from, to *rdma.Endpoint, stop func(), err error) {
 	socket, end, err := startPFD()
 	if err != nil {
@@ -54,7 +54,7 @@ func pair(ctx context.Context) (from, to *rdma.Endpoint, stop func(), err error)
 	return from, to, func() { from.Close(); to.Close(); end() }, nil
 }
 
-// A write into memory that is absent, and a notification beside it.
+// A write into absent memory, with a notification.
 func ExampleEndpoint_Write() {
 	ctx := context.Background()
 	from, to, stop, err := pair(ctx)
@@ -64,7 +64,7 @@ func ExampleEndpoint_Write() {
 	}
 	defer stop()
 
-	buf, _ := to.Alloc(1 << 20) // no page of it is there
+	buf, _ := to.Alloc(1 << 20) // all its pages are absent
 	remote, _ := to.Export(buf.Bytes())
 	last, _ := rdma.Word(buf.Bytes(), 8)
 
@@ -109,7 +109,7 @@ func ExampleEndpoint_Read() {
 	// other pr
 }
 
-// Many writes, more than there are channels, taken as they end.
+// Many writes, more than there are channels, collected as they end.
 func ExampleQueue_Finished() {
 	ctx := context.Background()
 	from, to, stop, err := pair(ctx)
@@ -144,7 +144,7 @@ func ExampleQueue_Finished() {
 	// 100 pieces
 }
 
-// A header and a body, which lie one behind the other at the destination.
+// A header and a body, which are contiguous at the destination.
 func ExampleWriteRequest_gather() {
 	ctx := context.Background()
 	from, to, stop, err := pair(ctx)

@@ -23,33 +23,32 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// What the fake pfd does with a transfer is said by its destination node.
+// The destination node selects what the fake pfd does with a transfer.
 const (
 	toCopy     = 1 // copies, writes the completion words, completes
-	toHold     = 2 // goes on until it is aborted or released
+	toHold     = 2 // continues until it is aborted or released
 	toPause    = 3 // the same, with three blocks paused
 	toFail     = 4 // fails with the status in the destination PDID
 	toFault    = 5 // sends a fault for the destination first
 	toSrcFault = 6 // sends a fault for the source first
 	toEnd      = 7 // ends the attachment
-	toRelease  = 8 // completes everything that is held, and itself
-	toNoFIFO   = 9 // a source fault of which nothing is known: no RAPF may come
+	toRelease  = 8 // completes all held transfers, and this one
+	toNoFIFO   = 9 // a source fault without a transaction: no RAPF may follow
 	homeNode   = 42
 	fakePDID   = 0x1234
 	fakeSlot   = 3
 )
 
-// fake is a pfd without a device: real sockets and memory, and an engine that
-// plays the firmware on the pages.
+// fake is a pfd without a device: real sockets and memory, and an engine that acts as the firmware
+// on the pages.
 type fake struct {
 	sender *netlink.Sender
-	sendMu sync.Mutex // the sockets are one goroutine's; tests have several attachments
-	// open gives the process's netlink socket unconnected, so that others can
-	// write to it.
+	sendMu sync.Mutex // only one goroutine may use the sockets; tests have several attachments
+	// open leaves the process's netlink socket unconnected, so that others can write to it.
 	open bool
-	// deaf stops the engines from taking anything.
+	// deaf stops the engines from reading anything.
 	deaf atomic.Bool
-	// caps is the node's CAPS. With hold set it answers what processes ask in place of
+	// caps is the node's CAPS. hold, if set, answers the process's requests in place of
 	// attach.Conn.Hold.
 	caps   uint64
 	hold   func(ctx context.Context, c *attach.Conn) error
@@ -140,7 +139,7 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 	if err := c.Offer(ctx, m, nl); err != nil {
 		return err
 	}
-	if err := c.TakeDescriptors(); err != nil { // what is shared
+	if err := c.TakeDescriptors(); err != nil { // of shared memory
 		return err
 	}
 	if err := c.Welcome(attach.Welcome{
@@ -190,7 +189,7 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 	return nil
 }
 
-// engine plays the firmware for one attachment.
+// engine acts as the firmware for one attachment.
 type engine struct {
 	f          *fake
 	p          *attach.Pages
@@ -201,7 +200,7 @@ type engine struct {
 	paused     map[int]device.Descriptor // wait for a RAPF with the channel for transaction
 	kicked     chan struct{}             // closed to end the attachment
 	mails      uint32                    // sent to the process
-	asked      map[uint16]int            // how often reads were asked for, by tag
+	asked      map[uint16]int            // how often each read was requested, by tag
 	crossed    device.Descriptor         // the read to toCross
 	once       sync.Once
 }
@@ -220,7 +219,7 @@ func (e *engine) run() error {
 			return err
 		}
 	}
-	last := uint32(0) // as in fresh memory: the process may have kicked already
+	last := uint32(0) // as in new memory: the process may have kicked already
 	for {
 		for k := e.p.Kick(); k != last; k = e.p.Kick() {
 			last = k
@@ -398,8 +397,8 @@ func (e *engine) copy(ch int, d *device.Descriptor) error {
 	return nil
 }
 
-// startFake runs a fake pfd in this process and gives its control socket's path
-// (at which nothing listens). It ends with the test.
+// startFake runs a fake pfd in this process until the test ends and returns its control socket's
+// path (at which nothing listens).
 func startFake(t *testing.T, f *fake) string {
 	t.Helper()
 	if f == nil {
@@ -433,8 +432,7 @@ func startFake(t *testing.T, f *fake) string {
 	return socket
 }
 
-// waitForSocket waits until the file is there: the listener's queue takes what
-// comes before Accept.
+// waitForSocket waits until the file exists: the listener queues connections before Accept.
 func waitForSocket(t *testing.T, path string) {
 	t.Helper()
 	for {
@@ -459,7 +457,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fakeMain is a fake pfd until its standard input ends.
+// fakeMain runs a fake pfd until its standard input ends.
 func fakeMain(path string) int {
 	f, err := newFake()
 	if err != nil {
@@ -487,7 +485,7 @@ func fakeMain(path string) int {
 	return 0
 }
 
-// startProcess runs a fake pfd in a process of its own.
+// startProcess runs a fake pfd in another process.
 func startProcess(t *testing.T) (*exec.Cmd, string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "pfd.sock")

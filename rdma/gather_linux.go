@@ -8,12 +8,12 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// gathered are the transfers of one write with a gather list. One goroutine starts
-// them; it ends when all are final.
+// gathered are the transfers of one write with a gather list. One goroutine starts them and ends
+// when all are final.
 type gathered struct {
 	parts    []*Transfer
 	descs    []*device.Descriptor
-	started  atomic.Int32 // how many of parts have had a channel
+	started  atomic.Int32 // how many of parts have been started
 	aborting atomic.Bool
 	failed   *Transfer // the first that failed: written before the handle's final
 }
@@ -21,7 +21,7 @@ type gathered struct {
 // gather starts a write of several sources.
 func (e *Endpoint) gather(r *WriteRequest) (*Transfer, error) {
 	if r.Src != nil || r.SrcVA != 0 || r.Size != 0 {
-		return nil, fmt.Errorf("%w: both Gather and Src, SrcVA or Size are given: give one", ErrRequest)
+		return nil, fmt.Errorf("%w: both Gather and Src, SrcVA or Size are set: set only one", ErrRequest)
 	}
 	if len(r.Gather) == 0 {
 		return nil, fmt.Errorf("%w: a write of 0 bytes: the least is 1", ErrRequest)
@@ -55,17 +55,17 @@ func (e *Endpoint) gather(r *WriteRequest) (*Transfer, error) {
 func (e *Endpoint) runGather(t *Transfer) {
 	g := t.many
 	last := len(g.parts) - 1
-	final := uint32(0) // where nothing fails
+	final := uint32(0) // the result if nothing fails
 	for i, part := range g.parts {
 		if i == last && g.descs[i].Notify != 0 {
-			g.wait() // transfers are not ordered: the words go with the last one
+			g.wait() // transfers are not ordered: the last one carries the words
 		}
 		if final = e.startPart(g, part, g.descs[i]); final != 0 {
 			break
 		}
 		g.started.Store(int32(i + 1))
 		if g.aborting.Load() {
-			_ = part.Abort() // that of a write has no error
+			_ = part.Abort() // aborting a write returns no error
 		}
 	}
 	g.wait()
@@ -85,9 +85,8 @@ func (e *Endpoint) settleGatherLocked(t *Transfer, final uint32, detail string) 
 	t.settle(final, detail)
 }
 
-// startPart gives a transfer a channel when one is free, and returns 0. Where the
-// write has failed, is to end or has lost its endpoint it does not, and returns that
-// outcome.
+// startPart waits for a free channel, starts a transfer and returns 0. If the write has failed,
+// was aborted or has lost its endpoint, it starts nothing and returns that result.
 func (e *Endpoint) startPart(g *gathered, part *Transfer, d *device.Descriptor) (final uint32) {
 	for {
 		if bad := g.firstFailed(); bad != nil {
@@ -111,16 +110,14 @@ func (e *Endpoint) startPart(g *gathered, part *Transfer, d *device.Descriptor) 
 	}
 }
 
-// wait waits until every transfer that was started is final. The end of the
-// attachment makes it so.
+// wait waits until every started transfer is final. The end of the attachment makes it final.
 func (g *gathered) wait() {
 	for _, part := range g.parts[:g.started.Load()] {
-		_ = part.Wait(context.Background()) // firstFailed looks
+		_ = part.Wait(context.Background()) // firstFailed checks the results
 	}
 }
 
-// firstFailed gives the first of the transfers that has failed by what their handles
-// know, or nil.
+// firstFailed returns the first transfer whose handle is final and failed, or nil.
 func (g *gathered) firstFailed() *Transfer {
 	for _, part := range g.parts[:g.started.Load()] {
 		if part.final.Load()&failed != 0 {
@@ -137,7 +134,7 @@ func (g *gathered) paused() (blocks int) {
 	return blocks
 }
 
-// abort asks for the end of what was started, and has no more started.
+// abort aborts the started transfers and prevents others from starting.
 func (g *gathered) abort(e *Endpoint) error {
 	g.aborting.Store(true)
 	for _, part := range g.parts[:g.started.Load()] {

@@ -14,16 +14,15 @@ import (
 	"github.com/exanet/pfd/internal/memfd"
 )
 
-// VAOf gives the virtual address of b's first byte. The caller keeps b
-// referenced while a device may use the address; memory of Go's heap does not
-// move, memory on a goroutine's stack does (Write and Export see to both).
-// This file holds the package's unsafe pointers.
+// VAOf returns the virtual address of b's first byte. The caller keeps b referenced while a device
+// may use the address. Memory of Go's heap does not move; memory on a goroutine's stack does
+// (Write and Export handle both). The package's unsafe pointers are all in this file.
 func VAOf(b []byte) device.VA {
 	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
 
-// Word gives the 64-bit word at offset of b, for WaitNotification. It must be
-// inside b and aligned to 8 bytes; errors match ErrRequest.
+// Word returns the 64-bit word at offset of b, for WaitNotification. It must be inside b and
+// aligned to 8 bytes; errors match ErrRequest.
 func Word(b []byte, offset uint64) (*uint64, error) {
 	if offset > uint64(len(b)) || uint64(len(b))-offset < 8 {
 		return nil, fmt.Errorf("%w: word at offset %d of %d bytes", ErrRequest, offset, len(b))
@@ -37,28 +36,27 @@ func Word(b []byte, offset uint64) (*uint64, error) {
 
 // Buffer is page-aligned memory outside Go's heap, absent until it is touched.
 type Buffer struct {
-	b    []byte // what was mapped: whole pages
+	b    []byte // the mapping: whole pages
 	size int
-	ep   *Endpoint // nil: it was not shared
+	ep   *Endpoint // nil: not shared
 
-	shared     bool // with ep: a memfd that pfd has, too
-	registered bool // with ep: missing pages are pfd's to fill
+	shared     bool // with ep: a memfd that pfd has mapped, too
+	registered bool // with ep: pfd fills missing pages
 }
 
-// Alloc makes a buffer of size bytes (alloc_dmable_buf, spec/api.md). It touches
-// nothing. The memory is a memfd, shared with pfd, but where its missing pages are pfd's to
-// fill (method uffd) and the node sees the process's own tables (Info.SVA). There any
-// memory of the process may be source and destination, and a transfer reaches shared memory
-// sooner; elsewhere it reaches no other. There it is private memory, too, where the process may
-// make no memfd of that size (ulimit -f, a seccomp filter). A child that the process forks has the same memory,
-// and no copy. Errors match ErrRequest, ErrGone or ErrClosed, or are pfd's refusal.
+// Alloc returns a buffer of size bytes (alloc_dmable_buf, spec/api.md) without touching it. The
+// memory is a memfd shared with pfd. On a node that sees the process's own page tables (Info.SVA)
+// any memory may be source and destination, and shared memory is only faster. There the buffer is
+// private memory if pfd fills its missing pages (method uffd), or if the process may not create a
+// memfd of that size (ulimit -f, a seccomp filter). A forked child shares the memory and has no
+// copy. Errors match ErrRequest, ErrGone or ErrClosed, or are pfd's refusal.
 func (e *Endpoint) Alloc(size int) (*Buffer, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("%w: a buffer of %d bytes", ErrRequest, size)
 	}
 	b, err := e.alloc(size)
 	if err != nil {
-		return nil, fmt.Errorf("allocating a buffer of %d bytes: %w", size, err)
+		return nil, fmt.Errorf("allocate a buffer of %d bytes: %w", size, err)
 	}
 	return b, nil
 }
@@ -81,13 +79,14 @@ func (e *Endpoint) alloc(size int) (*Buffer, error) {
 	return b, nil
 }
 
-// allocShared makes memory of a memfd and shares it.
+// allocShared creates a memfd and shares it.
 func (e *Endpoint) allocShared(size int) (*Buffer, error) {
 	page := max(int(e.Info().Page), device.PageSize)
 	length := (size + page - 1) &^ (page - 1)
 	fd, err := MakeMemory(uint64(length), uint64(page))
 	if err != nil && e.Info().SVA() {
-		// A limit of file sizes, or a filter: transfers reach any memory here, though later.
+		// A limit of file sizes, or a filter: transfers reach private memory here, too, though
+		// more slowly.
 		b, err := private(size)
 		if err != nil {
 			return nil, err
@@ -109,7 +108,7 @@ func (e *Endpoint) allocShared(size int) (*Buffer, error) {
 	return &Buffer{b: b, size: size, ep: e, shared: true}, nil
 }
 
-// private makes anonymous memory of size bytes or more, whole pages.
+// private returns anonymous memory of size bytes, rounded up to whole pages.
 func private(size int) ([]byte, error) {
 	length := (size + device.PageSize - 1) &^ (device.PageSize - 1)
 	b, err := unix.Mmap(-1, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -119,9 +118,9 @@ func private(size int) ([]byte, error) {
 	return b, nil
 }
 
-// needless tells whether memory need not be shared for which this is the error of Share: the
-// node sees the process's own tables. A refusal of the memory itself (code 12) says that another
-// share is in the way, which transfers would reach.
+// needless reports whether memory may stay unshared although Share returned err: the node sees the
+// process's own page tables. A refusal of the memory itself (code 12) means that another share is
+// at this address, which transfers would access.
 func (e *Endpoint) needless(err error) bool {
 	var refused *attach.RefusedError
 	inTheWay := errors.As(err, &refused) && refused.Code == attach.CodeMemory
@@ -131,10 +130,10 @@ func (e *Endpoint) needless(err error) bool {
 // hugePage is the size of the huge pages that can be shared.
 const hugePage = 2 << 20
 
-// MakeMemory makes a memfd of size bytes, whole pages of Info.Page, as Share needs it:
-// sealed against shrinking. The descriptor is the caller's. One of huge pages has to
-// be mapped before it is shared: pfd then seals it against any other mapping that may
-// write, and so against pages that are punched out.
+// MakeMemory returns the descriptor of a new memfd of size bytes, whole pages of Info.Page, sealed
+// against shrinking as Share requires. The caller closes it. A memfd of huge pages must be mapped
+// before it is shared: pfd then seals it against any other writable mapping, and so against hole
+// punching.
 func MakeMemory(size, page uint64) (int, error) {
 	flags, seals := 0, unix.F_SEAL_SEAL
 	if page == hugePage {
@@ -143,7 +142,7 @@ func MakeMemory(size, page uint64) (int, error) {
 	return memfd.New("exanet-buffer", int64(size), flags, seals)
 }
 
-// Bytes gives the memory. It is nil after Free.
+// Bytes returns the memory. It is nil after Free.
 func (b *Buffer) Bytes() []byte {
 	if b.b == nil {
 		return nil
@@ -151,22 +150,22 @@ func (b *Buffer) Bytes() []byte {
 	return b.b[:b.size:b.size]
 }
 
-// VA gives the address of the first byte.
+// VA returns the address of the first byte.
 func (b *Buffer) VA() device.VA { return VAOf(b.b) }
 
-// Discard returns size bytes from offset on to the kernel, whole pages: their content is
-// gone, and they are absent until somebody touches them or a transfer reaches them. Errors
-// match ErrRequest, ErrGone or ErrClosed, or are the kernel's.
+// Discard returns size bytes from offset on, whole pages, to the kernel. Their content is lost,
+// and they are absent until the process or a transfer accesses them. Errors match ErrRequest,
+// ErrGone or ErrClosed, or are the kernel's.
 func (b *Buffer) Discard(offset, size int) error {
 	if offset < 0 || size < 1 || (offset|size)%device.PageSize != 0 || size > len(b.b) || offset > len(b.b)-size {
-		return fmt.Errorf("%w: discarding %d bytes from %d of a buffer of %d: want whole pages of it", ErrRequest, size, offset, len(b.b))
+		return fmt.Errorf("%w: discard %d bytes from %d of a buffer of %d: give whole pages inside the buffer", ErrRequest, size, offset, len(b.b))
 	}
 	part, advice := b.b[offset:offset+size], unix.MADV_DONTNEED
 	if b.shared {
-		advice = unix.MADV_REMOVE // of the file, which others have mapped, too
+		advice = unix.MADV_REMOVE // of the file, which others map, too
 	}
 	if err := unix.Madvise(part, advice); err != nil {
-		return fmt.Errorf("discarding %d bytes: %w", size, os.NewSyscallError("madvise", err))
+		return fmt.Errorf("discard %d bytes: %w", size, os.NewSyscallError("madvise", err))
 	}
 	if !b.shared {
 		return nil
@@ -174,9 +173,9 @@ func (b *Buffer) Discard(offset, size int) error {
 	return b.ep.Invalidate(VAOf(part), uint64(size))
 }
 
-// Free unmaps the memory. No transfer may use it and nobody may touch it any
-// more: a peer that still writes to it gets StatusDecode, or writes into what
-// is mapped there next. It may be called again.
+// Free unmaps the memory, which no transfer and no thread may use any more. A peer that still
+// writes to it gets StatusDecode, or writes into what is mapped there next. Free may be called
+// again.
 func (b *Buffer) Free() error {
 	if b.b == nil {
 		return nil
@@ -184,25 +183,25 @@ func (b *Buffer) Free() error {
 	if b.registered {
 		err := b.ep.Unregister(b.b)
 		if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
-			return fmt.Errorf("freeing a buffer: %w", err)
+			return fmt.Errorf("free a buffer: %w", err)
 		}
 	}
 	if b.shared {
-		// An attachment that is over has taken it back already.
+		// If the attachment has ended, the memory is no longer shared.
 		err := b.ep.Unshare(b.VA(), uint64(len(b.b)))
 		if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
-			return fmt.Errorf("freeing a buffer: %w", err)
+			return fmt.Errorf("free a buffer: %w", err)
 		}
 	}
 	if err := unix.Munmap(b.b); err != nil {
-		return fmt.Errorf("freeing a buffer: %w", os.NewSyscallError("munmap", err))
+		return fmt.Errorf("free a buffer: %w", os.NewSyscallError("munmap", err))
 	}
 	b.b = nil
 	return nil
 }
 
-// mappingOf returns va, and what of the memory from first to last is of the mapping that va
-// lies in: all of it where the kernel does not say (before Linux 6.11).
+// mappingOf returns va, and the part of the memory from first to last that lies in va's mapping:
+// all of it if the kernel cannot say (before Linux 6.11).
 func mappingOf(first, va, last device.VA) (_, from, to device.VA) {
 	// PROCMAP_QUERY, _IOWR('f', 17, struct procmap_query), of include/uapi/linux/fs.h (6.11).
 	const query = 0xc0686611

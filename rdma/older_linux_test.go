@@ -13,8 +13,9 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// A pfd that does not read what a userfaultfd reports refuses the share that says so (docs/attach.md,
-// SHARE); it is made again without one, and an munmap without Unshare waits for nobody.
+// A pfd that does not read a userfaultfd's events refuses the share that announces one
+// (docs/attach.md, SHARE). The library repeats it without one, and an munmap without Unshare does
+// not block.
 func TestShareWithAnOlderPFD(t *testing.T) {
 	f, err := newFake()
 	if err != nil {

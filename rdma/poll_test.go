@@ -46,8 +46,8 @@ func BenchmarkPoll(b *testing.B) {
 
 const pollEnv = "RDMA_TEST_POLL"
 
-// pollMain polls on a thread that may make no system call but write and
-// sigreturn: the kernel kills the process at any other (seccomp(2)).
+// pollMain polls on a thread that may make only write and sigreturn: at any other system call the
+// kernel kills the process (seccomp(2)).
 func pollMain() int {
 	p, err := attach.NewPages(make([]byte, attach.MemorySize))
 	if err != nil {
@@ -76,8 +76,8 @@ func pollMain() int {
 	return 0
 }
 
-// forbidCalls has the kernel kill the process when the calling thread makes any
-// system call but write and rt_sigreturn.
+// forbidCalls makes the kernel kill the process when the calling thread makes any system call but
+// write and rt_sigreturn.
 func forbidCalls() error {
 	runtime.LockOSThread()
 	const loadNr, jumpEq, ret = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
@@ -95,8 +95,8 @@ func forbidCalls() error {
 	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0)
 }
 
-// TestPollMakesNoSystemCall: a thread without system calls can poll. The second
-// case shows that the harness would notice one.
+// TestPollMakesNoSystemCall: a thread without system calls can poll. The second case shows that
+// the test would detect one.
 func TestPollMakesNoSystemCall(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -126,8 +126,8 @@ func TestPollMakesNoSystemCall(t *testing.T) {
 	if got := run("other"); got != "" {
 		t.Fatalf("a thread that made another system call lived to say %q", got)
 	}
-	// The Go scheduler itself may make a system call on that thread when the
-	// machine is so busy that 1000 polls take its 10 ms; Poll would each time.
+	// The Go scheduler itself may make a system call on that thread if 1000 polls take more than
+	// its 10 ms on a busy machine; Poll would make one each time.
 	for range 10 {
 		if run("poll") == "polled" {
 			return

@@ -6,20 +6,19 @@ import (
 	"iter"
 )
 
-// Queue collects transfers as they become final: a completion queue. A transfer
-// goes into the one that its request names. It may be used by any goroutine, and each
-// transfer is given out once.
+// Queue is a completion queue: it collects the transfers whose requests name it as they become
+// final, and returns each once. It is safe for concurrent use.
 type Queue struct {
 	ep *Endpoint
 	// The endpoint's lock guards them.
-	open int         // started and not given out
-	done []*Transfer // final and not given out, the first to become so first
+	open int         // started and not returned
+	done []*Transfer // final and not returned, in the order in which they became final
 }
 
-// NewQueue makes a completion queue for transfers of e.
+// NewQueue returns a completion queue for transfers of e.
 func (e *Endpoint) NewQueue() *Queue { return &Queue{ep: e} }
 
-// check tells whether a request of e may name q.
+// check returns an error unless a request of e may name q.
 func (q *Queue) check(e *Endpoint) error {
 	if q != nil && q.ep != e {
 		return fmt.Errorf("%w: the queue is another endpoint's: use NewQueue of this one", ErrRequest)
@@ -27,20 +26,20 @@ func (q *Queue) check(e *Endpoint) error {
 	return nil
 }
 
-// start counts a transfer that will come. The endpoint's lock is held.
+// start counts a transfer that was started. The endpoint's lock is held.
 func (q *Queue) start() {
 	if q != nil {
 		q.open++
 	}
 }
 
-// Poll gives the next transfer that is final, or nil. It does not wait.
+// Poll returns the next final transfer, or nil. It does not wait.
 func (q *Queue) Poll() *Transfer {
 	t, _ := q.next()
 	return t
 }
 
-// next gives the next transfer, or nil, and whether there is one to wait for.
+// next returns the next final transfer, or nil, and whether others are in flight.
 func (q *Queue) next() (t *Transfer, more bool) {
 	e := q.ep
 	e.mu.Lock()
@@ -62,10 +61,10 @@ func (q *Queue) next() (t *Transfer, more bool) {
 	return t, true
 }
 
-// Finished gives the queue's transfers in the order in which they become final, each
-// with its Err, and ends when none is left under way. The body may start others. Where
-// ctx ends first it gives nil and ctx's error, and the transfers go on. As Wait, it
-// spins and then sleeps.
+// Finished yields the queue's transfers in the order in which they become final, each with its
+// Err, and ends when none is in flight. The loop's body may start others. If ctx ends first,
+// Finished yields nil and ctx's error, and the transfers go on. Like Wait it spins and then
+// sleeps.
 func (q *Queue) Finished(ctx context.Context) iter.Seq2[*Transfer, error] {
 	return func(yield func(*Transfer, error) bool) {
 		for {
@@ -78,7 +77,7 @@ func (q *Queue) Finished(ctx context.Context) iter.Seq2[*Transfer, error] {
 			if !spin(check) {
 				// The end of the attachment makes every transfer final.
 				if err := q.ep.waitUntil(ctx, sleepCap, sleepCap, check); err != nil {
-					yield(nil, fmt.Errorf("waiting for a transfer of the queue: %w", err))
+					yield(nil, fmt.Errorf("wait for a transfer of the queue: %w", err))
 					return
 				}
 			}

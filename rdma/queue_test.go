@@ -9,8 +9,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// A queue gives each transfer once, with its number and its error, and ends when none
-// is under way.
+// A queue returns each transfer once, with its ID and its error, and ends when none is in flight.
 func TestQueue(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	q := e.NewQueue()
@@ -63,8 +62,7 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// Reads and writes come by one queue; what its context ends, and what the endpoint
-// ends, is told.
+// One queue returns reads and writes, and the ends caused by its context and its endpoint.
 func TestQueueEnds(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	q := e.NewQueue()
@@ -99,8 +97,8 @@ func TestQueueEnds(t *testing.T) {
 	}
 }
 
-// The sources of a gather list lie one behind the other at the destination, and the
-// completion words come last. There are more of them than channels.
+// The sources of a gather list are contiguous at the destination, and the completion words arrive
+// last. There are more sources than channels.
 func TestGather(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	q := e.NewQueue()
@@ -154,7 +152,7 @@ func TestGatherFails(t *testing.T) {
 		t.Errorf("%v, want status 2 of one source", err)
 	}
 
-	// Aborted with transfers in flight, and with all channels taken by others.
+	// Aborted with transfers in flight, and while others hold all channels.
 	paused := mustWrite(t, e, WriteRequest{Gather: list, Dst: remote(e, t, dst, toPause)})
 	for paused.PausedBlocks() != 9 {
 	}
@@ -175,7 +173,7 @@ func TestGatherFails(t *testing.T) {
 		}
 	}
 
-	// The endpoint ends with transfers in flight and others that have not begun.
+	// The endpoint ends with transfers in flight and others not started.
 	gone := mustWrite(t, e, WriteRequest{Gather: append(list, list...), Dst: remote(e, t, make([]byte, 384), toHold)})
 	if err := e.Close(); err != nil {
 		t.Fatal(err)

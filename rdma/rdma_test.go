@@ -29,7 +29,7 @@ func attachTo(t *testing.T, socket string) *Endpoint {
 	return e
 }
 
-// remote names own memory behind one of the fake's nodes.
+// remote names this process's memory as behind one of the fake's nodes.
 func remote(e *Endpoint, t *testing.T, b []byte, node device.NodeID) Remote {
 	t.Helper()
 	r, err := e.Export(b)
@@ -104,8 +104,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestProcesses drives a pfd in another process that sleeps between any two
-// transfers: each is a chance to lose a wake-up on either side.
+// TestProcesses uses a pfd in another process that sleeps between any two transfers: each is a
+// chance to lose a wake-up on either side.
 func TestProcesses(t *testing.T) {
 	_, socket := startProcess(t)
 	e := attachTo(t, socket)
@@ -159,8 +159,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestDaemonDies: pfd is killed in mid-transfer; all transfers fail, all waiters
-// wake.
+// TestDaemonDies: pfd is killed during transfers; all transfers fail and all waiters wake.
 func TestDaemonDies(t *testing.T) {
 	cmd, socket := startProcess(t)
 	e := attachTo(t, socket)
@@ -240,7 +239,7 @@ func TestAllChannelsBusy(t *testing.T) {
 	if len(seen) != device.WriteChannels {
 		t.Errorf("32 transfers on %d channels", len(seen))
 	}
-	for paused.Poll() != Paused { // once the fake has taken it
+	for paused.Poll() != Paused { // until the fake has read it
 	}
 	if n := paused.PausedBlocks(); n != 3 || held[0].PausedBlocks() != 0 {
 		t.Errorf("%d and %d blocks paused, want 3 and 0", n, held[0].PausedBlocks())
@@ -310,8 +309,7 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestDoorbellTaken: pfd takes nothing for a while; no write waits for it, and
-// none is lost.
+// TestDoorbellTaken: pfd reads nothing for a while; no write waits for it, and none is lost.
 func TestDoorbellTaken(t *testing.T) {
 	f, err := newFake()
 	if err != nil {
@@ -353,7 +351,7 @@ func TestTransferErrors(t *testing.T) {
 	for _, tt := range []struct {
 		status device.PDID
 		want   error
-		says   string // part of the reason, part of the remedy
+		says   string // part of the reason, part of what to do
 		remedy string
 	}{
 		{1, ErrSlaveError, "does not answer", "fault show"},
@@ -461,8 +459,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestVersions: a daemon of another version is refused, whoever notices first,
-// and both versions are named.
+// TestVersions: a daemon of another version is refused, whichever side notices first, and both
+// versions are named.
 func TestVersions(t *testing.T) {
 	w := attach.Welcome{Product: "exanet 99", Interface: 16, VABits: 48, PDID: 1, Generation: 1, Method: 1, Policy: 1}
 	welcome, err := w.Append(nil)
@@ -507,8 +505,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestNoDescriptorLeaks: attaching and closing, and attaching in vain, leave
-// nothing open.
+// TestNoDescriptorLeaks: attaching and closing, and failing to attach, leave no descriptor open.
 func TestNoDescriptorLeaks(t *testing.T) {
 	socket := startFake(t, nil)
 	count := func() int {
@@ -539,8 +536,7 @@ func TestNoDescriptorLeaks(t *testing.T) {
 	for range 20 {
 		round()
 	}
-	// The fake closes its side after the answer: wait for it, with the test's
-	// own deadline.
+	// The fake closes its side after the answer: wait for that until the test's own deadline.
 	for count() > before {
 		time.Sleep(time.Millisecond)
 	}

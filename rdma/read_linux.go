@@ -17,61 +17,59 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// MaxReads is the number of reads that an endpoint has open at most: as many as
-// a domain has read channels (spec/hardware.md 1).
+// MaxReads is how many reads an endpoint may have open: as many as a domain has read channels
+// (spec/hardware.md 1).
 const MaxReads = device.ChannelsPerSlot - device.WriteChannels
 
-// Times of a read (ours). A request that is not answered is sent again: the
-// target drops it where it has it already.
+// Times of a read, defined by this project. An unanswered request is sent again; the target drops
+// a duplicate.
 const (
 	readAgain   = 20 * time.Millisecond // TIMEOUT_US at reset
 	readLast    = 320 * time.Millisecond
 	readRefused = time.Millisecond // after code 3: too many wait at the target
-	// cancelTries is how often a cancelled read's end is asked for.
+	// cancelTries is how often a cancel is sent.
 	cancelTries = 64
 )
 
 // ReadRequest describes a read.
 type ReadRequest struct {
-	// Dst is the destination; the transfer keeps it referenced until it is final, and of
-	// one that fails the endpoint does until Close: blocks of it may still arrive.
-	// Or it is nil, and DstVA and Size name the destination: memory that the
-	// caller keeps mapped.
+	// Dst is the destination. The transfer keeps it referenced until it is final; if it fails, the
+	// endpoint does until Close, because blocks may still arrive. If Dst is nil, DstVA and Size
+	// name the destination, memory that the caller keeps mapped.
 	Dst   []byte
 	DstVA device.VA
 	Size  uint64 // bytes, with DstVA; 1..2^32-1
 
 	Src    Remote
 	Offset uint64 // bytes from the start of Src
-	// Wait waits for a free place instead of giving ErrBusy.
+	// Wait waits for a free place instead of returning ErrBusy.
 	Wait bool
-	// Queue, where it is not nil, gets the transfer when it is final.
+	// Queue, if not nil, receives the transfer when it is final.
 	Queue *Queue
-	ID    uint64 // the caller's own: Transfer.ID gives it back
+	ID    uint64 // for the caller: returned by Transfer.ID
 }
 
-// reads is what an endpoint has of its reads. The endpoint's lock guards it.
+// reads is the state of an endpoint's reads. The endpoint's lock guards it.
 type reads struct {
-	// once guards words: the completion words of the places, 16 bytes each, and
-	// word the last one of each. They live as long as the endpoint's handles: a
-	// poll may look at any time.
+	// once guards words, the completion words of the places (16 bytes each); word is the last one
+	// of each. They live as long as the endpoint's handles, which may poll them at any time.
 	once    sync.Mutex
 	words   []byte
 	word    [MaxReads]*uint64
 	free    uint32
-	broken  uint32 // places whose read never said that it is over
+	broken  uint32 // places whose read never reported its end
 	open    [MaxReads]*readState
 	use     [MaxReads]uint16 // counts the uses of a place
-	last    uint64           // the last word given out
-	serving bool             // the goroutine that asks again is there
+	last    uint64           // the last word used
+	serving bool             // the goroutine that asks again runs
 	more    chan struct{}
-	strange uint64 // messages that answer nothing
-	// late are destinations of reads that failed, for the garbage collector: blocks may
-	// still arrive until the endpoint is closed.
+	strange uint64 // messages that answer no request
+	// late keeps the destinations of failed reads referenced: blocks may arrive until the endpoint
+	// is closed.
 	late map[*byte]struct{}
 }
 
-// readState is one read underway.
+// readState is one read in flight.
 type readState struct {
 	t      *Transfer
 	place  int
@@ -81,12 +79,13 @@ type readState struct {
 	due    time.Time
 	wait   pauses // for a free channel of the packetizer
 	pause  time.Duration
-	cancel int // how often its end was asked for
-	busy   int // packetizer channel that may say refused, -1 none
+	cancel int // how often its end was requested
+	busy   int // packetizer channel that may report a refusal, -1: none
 }
 
-// makeWords makes the memory of the completion words, shared with pfd as Alloc's. It
-// is touched, so that the words do not fault, and goes with the endpoint and its handles.
+// makeWords allocates the memory of the completion words, shared with pfd as Alloc's. It touches
+// the memory so that the words do not fault. The memory lives as long as the endpoint and its
+// handles.
 func (e *Endpoint) makeWords() error {
 	q := &e.reads
 	q.once.Lock()
@@ -96,15 +95,15 @@ func (e *Endpoint) makeWords() error {
 	}
 	var b []byte
 	if e.Info().SVA() && e.welcome.Method == MethodUFFD {
-		// Alloc's memory is not shared there, and takes one of the user's userfaultfds.
+		// Alloc's memory is not shared there and would use one of the user's userfaultfds.
 		b = make([]byte, device.PageSize)
 	} else {
 		shared, err := e.Alloc(device.PageSize)
 		if err != nil {
-			return fmt.Errorf("memory for completion words: %w", err)
+			return fmt.Errorf("allocate completion words: %w", err)
 		}
 		b = shared.Bytes()
-		// Nothing holds it but e.
+		// Only e references it.
 		runtime.AddCleanup(e, func(b []byte) { _ = unix.Munmap(b) }, shared.b)
 	}
 	for i := range q.word {
@@ -121,15 +120,14 @@ func (e *Endpoint) makeWords() error {
 	return nil
 }
 
-// Read starts a read: the target's memory comes into this process's, as a write
-// of the target's node, and both may be absent. It returns its handle and does
-// not wait for pfd, but the first, which shares memory with it; with r.Wait it waits,
-// until ctx ends, for a place. Errors
-// match ErrRequest, ErrBusy (all 32 places taken), ErrClosed, ErrGone or ctx's;
-// whatever goes wrong later is the handle's: the target's domain does not admit
-// this process (ErrDomain), an address is not mapped (ErrAddress), and so on.
+// Read starts a read: the target's node writes the target's memory into this process's, and both
+// may be absent. It returns the read's handle and does not wait for pfd, except that the first
+// read shares memory with it. With r.Wait it waits for a free place until ctx ends. Errors match
+// ErrRequest, ErrBusy (all 32 places in use), ErrClosed, ErrGone or ctx's. Later errors are the
+// handle's: the target's domain does not admit this process (ErrDomain), an address is not mapped
+// (ErrAddress), and so on.
 //
-// The target's process does nothing for it, and sees nothing of it.
+// The target's process does not take part and does not notice.
 func (e *Endpoint) Read(ctx context.Context, r ReadRequest) (*Transfer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -156,7 +154,7 @@ func (e *Endpoint) Read(ctx context.Context, r ReadRequest) (*Transfer, error) {
 			return nil, fmt.Errorf("%w: %d reads are open: wait for one, or set ReadRequest.Wait", ErrBusy, MaxReads)
 		}
 		if err := e.waitUntil(ctx, notifyFirstPause, notifyLastPause, e.hasPlace); err != nil {
-			return nil, fmt.Errorf("reading: waiting for a place: %w", err)
+			return nil, fmt.Errorf("read: wait for a place: %w", err)
 		}
 	}
 }
@@ -165,7 +163,7 @@ func (e *Endpoint) describeRead(r *ReadRequest) (*Transfer, *mailbox.ReadRequest
 	dst, size := r.DstVA, r.Size
 	if r.Dst != nil {
 		if r.DstVA != 0 || r.Size != 0 && r.Size != uint64(len(r.Dst)) {
-			return nil, nil, fmt.Errorf("%w: both Dst and DstVA or Size are given: give one", ErrRequest)
+			return nil, nil, fmt.Errorf("%w: both Dst and DstVA or Size are set: set only one", ErrRequest)
 		}
 		dst, size = VAOf(r.Dst), uint64(len(r.Dst))
 	}
@@ -191,7 +189,7 @@ func (e *Endpoint) describeRead(r *ReadRequest) (*Transfer, *mailbox.ReadRequest
 	return t, m, nil
 }
 
-// startRead takes a place for t and asks for it; false: all are taken.
+// startRead claims a place for t and requests the read; false: no place is free.
 func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -210,7 +208,7 @@ func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) 
 	s.place = bits.TrailingZeros32(q.free)
 	q.free &^= 1 << s.place
 	q.use[s.place]++
-	// Tags come again after 512 uses of a place.
+	// A tag repeats after 512 uses of a place.
 	s.tag = (q.use[s.place]*MaxReads | uint16(s.place)) & (1<<14 - 1)
 	q.last++
 	s.last = q.last
@@ -229,17 +227,17 @@ func (e *Endpoint) startRead(t *Transfer, m *mailbox.ReadRequest) (bool, error) 
 	return true, nil
 }
 
-// askLocked sends a read's request; where every channel of the packetizer is
-// busy it is soon tried again.
+// askLocked sends a read's request; if every channel of the packetizer is busy, it is retried
+// soon.
 func (e *Endpoint) askLocked(s *readState, now time.Time) {
 	if s.cancel > 0 && s.busy >= 0 && e.pages.SendStatus(s.busy) == device.PktzBusy {
-		s.due = now.Add(s.wait.next()) // the request that stands there must not come after its cancel
+		s.due = now.Add(s.wait.next()) // the earlier request must not be sent after its cancel
 		return
 	}
 	for c := range faultSend {
 		refused := e.pages.SendStatus(c) == device.PktzRefused
 		if e.pages.Send(c, s.t.node, device.MailboxRead, s.words[:]...) {
-			// Whose the refusal was that stood there is known by busy.
+			// busy tells which read was refused there.
 			if refused {
 				e.refusedLocked(c)
 			}
@@ -258,7 +256,7 @@ func (e *Endpoint) askLocked(s *readState, now time.Time) {
 	s.due = now.Add(s.wait.next())
 }
 
-// changed has serveReads look when it has to ask next.
+// changed makes serveReads compute again when the next request is due.
 func (r *reads) changed() {
 	select {
 	case r.more <- struct{}{}:
@@ -266,7 +264,7 @@ func (r *reads) changed() {
 	}
 }
 
-// taken says that packetizer channel c has another message now.
+// taken records that packetizer channel c carries another message now.
 func (r *reads) taken(c int) {
 	for _, s := range r.open {
 		if s != nil && s.busy == c {
@@ -275,8 +273,8 @@ func (r *reads) taken(c int) {
 	}
 }
 
-// refusedLocked takes STATUS 2 of a packetizer channel: the node has no way to
-// the target, or will not have the tag.
+// refusedLocked handles STATUS 2 of a packetizer channel: the node has no route to the target, or
+// refuses the tag.
 func (e *Endpoint) refusedLocked(c int) {
 	for _, s := range e.reads.open {
 		if s != nil && s.busy == c {
@@ -293,7 +291,7 @@ func (e *Endpoint) settleReadLocked(s *readState, final uint32, detail string) {
 	}
 	q.open[s.place] = nil
 	q.free |= 1 << s.place &^ q.broken
-	if final&failed != 0 && len(s.t.src) > 0 && uint8(final) != device.StatusDomain { // which lets nothing in
+	if final&failed != 0 && len(s.t.src) > 0 && uint8(final) != device.StatusDomain { // which no block passes
 		if q.late == nil {
 			q.late = map[*byte]struct{}{}
 		}
@@ -302,7 +300,7 @@ func (e *Endpoint) settleReadLocked(s *readState, final uint32, detail string) {
 	s.t.settle(final, detail)
 }
 
-// harvestReadsLocked settles what is over.
+// harvestReadsLocked settles the reads that have ended.
 func (e *Endpoint) harvestReadsLocked() {
 	for _, s := range e.reads.open {
 		if s == nil {
@@ -318,8 +316,8 @@ func (e *Endpoint) harvestReadsLocked() {
 	}
 }
 
-// takeMailLocked takes the answers of targets' firmwares. They are believed only
-// where the source has PDID 0, which no process has (spec/firmware.md).
+// takeMailLocked takes the answers of targets' firmware. It accepts them only from a source with
+// PDID 0, which no process has (spec/firmware.md).
 func (e *Endpoint) takeMailLocked() {
 	var m attach.Mail
 	for {
@@ -341,7 +339,7 @@ func (e *Endpoint) takeMailLocked() {
 		switch {
 		case atomic.LoadUint64(e.reads.word[s.place]) == s.last:
 			e.settleReadLocked(s, 0, "")
-		case status == 0: // refused: ask again; also for the end, since another request may have been taken
+		case status == 0: // refused: ask again, for a cancel, too, since another request may have been accepted
 			s.due = time.Now().Add(readRefused)
 			e.reads.changed()
 		case s.cancel > 0:
@@ -352,7 +350,7 @@ func (e *Endpoint) takeMailLocked() {
 	}
 }
 
-// pollRead gives a read's state: one load while nothing has come.
+// pollRead returns a read's state, with one load if nothing has arrived.
 func (t *Transfer) pollRead() Status {
 	e, s := t.ep, t.read
 	if atomic.LoadUint64(e.reads.word[s.place]) != s.last && !e.pages.HasMail() && !e.anyRefused() {
@@ -368,7 +366,7 @@ func (t *Transfer) pollRead() Status {
 	return Ongoing
 }
 
-// anyRefused tells whether a packetizer channel says refused.
+// anyRefused reports whether a packetizer channel reports a refusal.
 func (e *Endpoint) anyRefused() bool {
 	for c := range faultSend {
 		if e.pages.SendStatus(c) == device.PktzRefused {
@@ -386,8 +384,8 @@ func (e *Endpoint) hasPlace() bool {
 	return e.reads.free != 0
 }
 
-// serveReads asks again for reads that are not answered, as long as the endpoint
-// lives. It sleeps until one is due.
+// serveReads repeats the requests of unanswered reads for the life of the endpoint. It sleeps
+// until one is due.
 func (e *Endpoint) serveReads() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -410,7 +408,7 @@ func (e *Endpoint) serveReads() {
 			switch {
 			case now.Before(s.due):
 			case s.cancel > cancelTries:
-				// It may still be written: its place is not used again.
+				// The place may still be written: do not use it again.
 				e.reads.broken |= 1 << s.place
 				e.settleReadLocked(s, failed|device.StatusGone, "the target's node does not answer")
 				continue
@@ -430,7 +428,7 @@ func (e *Endpoint) serveReads() {
 	}
 }
 
-// abortReadLocked asks for a read's end by a request of size 0 (ours).
+// abortReadLocked cancels a read by a request of size 0, which this project defines.
 func (e *Endpoint) abortReadLocked(s *readState) {
 	if s.cancel > 0 {
 		return
@@ -441,7 +439,7 @@ func (e *Endpoint) abortReadLocked(s *readState) {
 	e.reads.changed()
 }
 
-// endReadsLocked settles all reads when the attachment is over.
+// endReadsLocked settles all reads when the attachment has ended.
 func (e *Endpoint) endReadsLocked(detail string) {
 	e.harvestReadsLocked()
 	for _, s := range e.reads.open {

@@ -19,17 +19,17 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// What the fake pfd does with a read is said by its target's node, as with writes
-// (toCopy, toHold, toEnd, toFail with the status in the target's PDID), or:
+// As with writes, the target's node selects what the fake pfd does with a read (toCopy, toHold,
+// toEnd, toFail with the status in the target's PDID), or:
 const (
 	toNowhere = 20 // the packetizer refuses: no such node
-	toRefuse  = 21 // refused twice for want of a place, then served
-	toForge   = 22 // answers of others first, then served
-	toDouble  = 23 // served, and then said to have failed
-	toCross   = 24 // a refusal that a cancel crosses; the next one meets a read that is over
+	toRefuse  = 21 // refused twice for lack of a place, then served
+	toForge   = 22 // answers of other senders first, then served
+	toDouble  = 23 // served, and then reported as failed
+	toCross   = 24 // a refusal that crosses a cancel; the next cancel meets a read that has ended
 )
 
-// read plays the firmware of the target.
+// read acts as the firmware of the target.
 func (e *engine) read(c int, m *attach.Message) error {
 	q, err := mailbox.DecodeReadRequest(m.Words[:m.N])
 	if err != nil {
@@ -59,7 +59,7 @@ func (e *engine) read(c int, m *attach.Message) error {
 			return err
 		}
 		return e.mail(fromR5, q.Tag, device.StatusDecode)
-	case q.Size == 0: // its end is asked for
+	case q.Size == 0: // a cancel
 		return e.mail(fromR5, q.Tag, device.StatusAborted)
 	case m.Node == toHold:
 		return nil
@@ -74,7 +74,7 @@ func (e *engine) read(c int, m *attach.Message) error {
 		for _, err := range []error{
 			e.mail(mailbox.Source{Node: m.Node, PDID: 9, Words: 1}, q.Tag, device.StatusDecode), // a process
 			e.mail(mailbox.Source{Node: 99, Words: 1}, q.Tag, device.StatusDecode),              // another node
-			e.mail(fromR5, q.Tag+MaxReads, device.StatusDecode),                                 // a former read of its place
+			e.mail(fromR5, q.Tag+MaxReads, device.StatusDecode),                                 // an earlier read of its place
 			e.mail(fromR5, q.Tag+1, device.StatusDecode),                                        // a read that is not open
 		} {
 			if err != nil {
@@ -108,7 +108,7 @@ func (e *engine) copyRead(d *device.Descriptor) error {
 	return nil
 }
 
-// mail answers a read: status 0 is refused.
+// mail answers a read: status 0 is a refusal.
 func (e *engine) mail(src mailbox.Source, tag uint16, status uint8) error {
 	a := mailbox.Ack{Transaction: device.TransactionID(tag), Code: device.CodeReserved, Sequence: device.Sequence(status)}
 	m := attach.Mail{Source: src.Encode(), Words: [device.PktzMaxWords]uint64{a.Encode()}}
@@ -129,8 +129,8 @@ func mustRead(t *testing.T, e *Endpoint, r ReadRequest) *Transfer {
 	return tr
 }
 
-// A read ends well although it was refused at first, although others claim that it
-// has failed, and although its target says so after all is there.
+// A read succeeds although it was refused at first, although others report that it failed, and
+// although its target reports a failure after all bytes have arrived.
 func TestRead(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	src := pattern(5000)
@@ -151,7 +151,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// Each status of an answer is the error of its cause, which names the read.
+// Each status of an answer becomes the error of its cause, which names the read.
 func TestReadErrors(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	for status, want := range map[device.PDID]error{
@@ -177,12 +177,12 @@ func TestReadErrors(t *testing.T) {
 			t.Errorf("status %d: %v", status, tr.Poll())
 		}
 	}
-	// Refused by the own node's packetizer.
+	// Refused by this node's packetizer.
 	tr := mustRead(t, e, ReadRequest{Dst: make([]byte, 60), Src: remote(e, t, pattern(64), toNowhere)})
 	if err := tr.Wait(t.Context()); !errors.Is(err, ErrAddress) || !strings.Contains(err.Error(), "no such node") {
 		t.Errorf("no such node: %v", err)
 	}
-	// Aborted, twice; and one that is over.
+	// Aborted, twice; then a read that has ended.
 	tr = mustRead(t, e, ReadRequest{Dst: make([]byte, 60), Src: remote(e, t, pattern(64), toHold)})
 	if err := errors.Join(tr.Abort(), tr.Abort()); err != nil {
 		t.Error(err)
@@ -207,7 +207,7 @@ func TestReadErrors(t *testing.T) {
 	}
 }
 
-// 32 reads at a time; one more waits or is refused. A wait ends with its context.
+// 32 reads may be open; one more waits or is refused. A wait ends with its context.
 func TestReadPlaces(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	src := pattern(64)
@@ -239,7 +239,7 @@ func TestReadPlaces(t *testing.T) {
 	}
 }
 
-// What cannot be asked for is told at once, and takes no place.
+// An invalid request fails at once and takes no place.
 func TestBadReads(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	b := make([]byte, 64)
@@ -278,8 +278,8 @@ func TestBadReads(t *testing.T) {
 	}
 }
 
-// TestWordsLeaveNothing: where memory has to be shared, that of the completion words goes
-// with the endpoint and its handles.
+// TestWordsLeaveNothing: where memory must be shared, the completion words are freed with the
+// endpoint and its handles.
 func TestWordsLeaveNothing(t *testing.T) {
 	socket := startFake(t, nil)
 	round := func() {
@@ -313,8 +313,8 @@ func TestWordsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestFailedReadKeepsItsMemory: blocks of a read that failed may still arrive. Its destination
-// is nobody else's before the endpoint is closed.
+// TestFailedReadKeepsItsMemory: blocks of a failed read may still arrive. Its destination is not
+// reused before the endpoint is closed.
 func TestFailedReadKeepsItsMemory(t *testing.T) {
 	e := attachTo(t, startFake(t, nil))
 	src := remote(e, t, pattern(8), toFail)
@@ -343,8 +343,8 @@ func TestFailedReadKeepsItsMemory(t *testing.T) {
 	}
 }
 
-// TestCancelCrosses: a refusal of an earlier request says nothing of the cancel that crossed
-// it, and no cancel overtakes its request.
+// TestCancelCrosses: a refusal of an earlier request does not settle the cancel that crossed it,
+// and no cancel overtakes its request.
 func TestCancelCrosses(t *testing.T) {
 	f, err := newFake()
 	if err != nil {

@@ -9,30 +9,29 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// ErrRemote says that a text or a set of numbers is no Remote.
+// ErrRemote says that a text or a set of numbers is not a Remote.
 var ErrRemote = errors.New("not the name of remote memory")
 
-// Remote names memory of a process, for its peers: they write to it. It is a
-// name and not a right; the target's domain decides who may write. Its text
-// form is what travels: over a pipe, in a file, in JSON.
+// Remote names memory of a process for its peers, which write to it. It is a name and not a right:
+// the target's domain decides who may write. Send its text form: over a pipe, in a file, in JSON.
 type Remote struct {
 	Node device.NodeID
 	PDID device.PDID
-	// Generation is that of the process's domain: what is sent to a process that
-	// has ended fails, and never reaches the next one with its PDID.
+	// Generation is that of the process's domain: a transfer to a process that has ended fails and
+	// never reaches the next one with its PDID.
 	Generation device.Generation
 	VA         device.VA
 	Len        uint64 // bytes
 }
 
-// remotePrefix starts the text form: its version 2 (ours). Five hexadecimal
-// numbers follow, with colons between: node 6 digits, PDID 4, generation 8, VA 16,
-// length 16. Version 1 had no generation.
+// remotePrefix starts the text form, version 2, which this project defines. Five hexadecimal
+// numbers follow, with colons between: node 6 digits, PDID 4, generation 8, VA 16, length 16.
+// Version 1 had no generation.
 const remotePrefix = "exanet2"
 
 var remoteDigits = [...]int{6, 4, 8, 16, 16}
 
-// String gives the text form.
+// String returns the text form.
 func (r Remote) String() string {
 	return fmt.Sprintf("%s:%06x:%04x:%08x:%016x:%016x", remotePrefix, uint32(r.Node), uint16(r.PDID), uint32(r.Generation), uint64(r.VA), r.Len)
 }
@@ -54,11 +53,11 @@ func (r *Remote) UnmarshalText(b []byte) error {
 	return err
 }
 
-// ParseRemote reads the text form. Errors match ErrRemote.
+// ParseRemote parses the text form. Errors match ErrRemote.
 func ParseRemote(s string) (Remote, error) {
 	f := strings.Split(s, ":")
 	if len(f) != 1+len(remoteDigits) || f[0] != remotePrefix {
-		return Remote{}, fmt.Errorf("%w: %.80q does not read %s:NODE:PDID:GENERATION:VA:LENGTH", ErrRemote, s, remotePrefix)
+		return Remote{}, fmt.Errorf("%w: %.80q is not of the form %s:NODE:PDID:GENERATION:VA:LENGTH", ErrRemote, s, remotePrefix)
 	}
 	var n [len(remoteDigits)]uint64
 	for i, digits := range remoteDigits {

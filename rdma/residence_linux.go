@@ -11,12 +11,11 @@ import (
 const (
 	pagePresent = 1 << 63
 	pageFile    = 1 << 61 // of a file, or shared
-	pageOwn     = 1 << 56 // mapped once only
+	pageOwn     = 1 << 56 // mapped only once
 )
 
-// residence looks at which pages of this process are there, in its own pagemap: what
-// the page-fault goroutine brings in is counted by what changes. It is for that
-// goroutine alone.
+// residence reads which pages of this process are present from its own pagemap; their changes
+// count what the page-fault goroutine pages in. Only that goroutine uses it.
 type residence struct {
 	f    *os.File // nil: it could not be opened, and nothing is counted
 	b    [maxFaultPages * 8]byte
@@ -37,22 +36,21 @@ func (r *residence) close() {
 	}
 }
 
-// read gives the entries of pages from va on, fewer where there are no more.
+// read returns the entries of the pages from va on, fewer at the end.
 func (r *residence) read(va device.VA, pages int) []uint64 { return r.into(&r.list[0], va, pages) }
 
 func (r *residence) into(list *[maxFaultPages]uint64, va device.VA, pages int) []uint64 {
 	if r.f == nil {
 		return nil
 	}
-	n, _ := r.f.ReadAt(r.b[:pages*8], int64(va>>device.PageShift)*8) // what cannot be read is not counted
+	n, _ := r.f.ReadAt(r.b[:pages*8], int64(va>>device.PageShift)*8) // entries that cannot be read are not counted
 	for i := range n / 8 {
 		list[i] = binary.NativeEndian.Uint64(r.b[8*i:])
 	}
 	return list[:n/8]
 }
 
-// since counts the pages that are there and were not before or, to be written, were
-// another's then.
+// since counts the pages that have become present or, for a write, exclusive.
 func (r *residence) since(before []uint64, va device.VA, pages int, write bool) (count uint64) {
 	own := func(e uint64) bool { return e&(pagePresent|pageFile|pageOwn) == pagePresent|pageOwn }
 	for i, e := range r.into(&r.list[1], va, pages) {

@@ -12,37 +12,39 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// shareTimeout is how long pfd may take to answer (ours): to take memory back it
-// waits for accesses in flight, and part of it may be in swap. Its end is known at once.
+// shareTimeout is how long pfd may take to answer. Defined by this project: to unshare memory, pfd
+// waits for accesses in flight, and part of it may be in swap. The caller learns of pfd's end at
+// once.
 const shareTimeout = time.Minute
 
-// SVA tells whether the node sees the process's own page tables, so that
-// transfers reach any memory of it; else only what was shared.
+// SVA reports whether the node sees the process's own page tables, so that transfers reach all its
+// memory. Otherwise they reach only shared memory.
 func (i Info) SVA() bool { return i.Caps&device.CapsSVA != 0 }
 
-// Share lets transfers reach memory of a node that does not see the process's
-// page tables (Info.SVA; where it does they reach it sooner): size bytes of a memfd
-// as MakeMemory makes it, from offset on, which the process has mapped at va.
-// Whole pages (Info.Page); fd stays the caller's. Memory of Alloc is shared already. Errors
-// match ErrGone or ErrClosed; pfd's refusal is an *attach.RefusedError.
+// Share shares size bytes of a memfd as MakeMemory makes it, from offset on, which the process has
+// mapped at va. A node that does not see the process's page tables (Info.SVA) can access only
+// shared memory; the others access it faster. The range must be whole pages (Info.Page), and the
+// caller still closes fd. Memory of Alloc is shared already. Errors match ErrGone or ErrClosed;
+// pfd's refusal is an *attach.RefusedError.
 //
-// Until Unshare it is in no core dump, which would bring all of it in: see Options.Dump. And
-// it has a userfaultfd, so that pfd learns of an munmap without Unshare, which waits for that (while
-// pfd is stopped, until it goes on or ends), and where Info.SVA is true fills missing pages (method
-// gup): the program can have no other there, see Options.NoUserfaultfd. With that option, and with
-// method uffd where Info.SVA is false, transfers go on to reach the memory that was shared until
-// Unshare. Of that, of shmat with SHM_REMAP over the memory and of remap_file_pages in it nobody
-// tells pfd: call Unshare before.
+// Until Unshare the memory is excluded from core dumps, which would page in all of it: see
+// Options.Dump. It is registered with a userfaultfd, through which pfd learns of an munmap without
+// Unshare; the munmap waits for pfd (while pfd is stopped, until it continues or ends). With
+// Info.SVA the userfaultfd also fills missing pages (method gup). The program can register no
+// other there: see Options.NoUserfaultfd. With that option, and with method uffd without Info.SVA,
+// transfers access the shared memory until Unshare. pfd never learns of shmat with SHM_REMAP over
+// the memory or of remap_file_pages in it: call Unshare before.
 func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
 	m := attach.Share{Product: attach.Product(), VA: va, Size: size, Offset: offset, Writable: writable}
 	fds := []int{fd}
-	// Method uffd registers memory of a node that sees shared memory alone, and the kernel takes one userfaultfd.
+	// Without Info.SVA method uffd registers the memory itself, and the kernel accepts one
+	// userfaultfd.
 	if (e.Info().SVA() || e.welcome.Method != MethodUFFD) && !e.noUserfaultfd {
-		// A kernel or a filter without userfaultfd, and memory that has another, are no error.
-		// A child that is forked meanwhile executes a program at once, which closes its copy
-		// (O_CLOEXEC); where C code forks pfd's end of the registration holds for its copy, too.
+		// No userfaultfd, or memory registered with another, is not an error. A child forked
+		// meanwhile by Go executes a program at once, which closes its copy (O_CLOEXEC); if C code
+		// forks, pfd's unregistration also covers the child's copy.
 		if h, err := uffd.NewHoles(); err == nil {
-			defer h.Close() // pfd has it now, or nobody: the memory is registered no more
+			defer h.Close() // pfd has it now, or the memory is not registered any more
 			if h.Add(va, size) == nil {
 				m.Watched, fds = true, append(fds, h.FD())
 			}
@@ -52,7 +54,7 @@ func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writa
 	err := e.ask(m.Append(nil), done, fds...)
 	var refused *attach.RefusedError
 	if m.Watched && errors.As(err, &refused) && refused.Code == attach.CodeProtocol {
-		// An older pfd does not read what a userfaultfd reports, and an munmap would wait for that.
+		// An older pfd does not read a userfaultfd's events, and an munmap would wait for that.
 		m.Watched = false
 		err = e.ask(m.Append(nil), done, fd)
 	}
@@ -62,18 +64,18 @@ func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writa
 	return err
 }
 
-// dump says whether memory of this process is part of a core dump.
+// dump includes memory of this process in core dumps or excludes it.
 func dump(va device.VA, size uint64, in bool) {
 	advice := uintptr(unix.MADV_DONTDUMP)
 	if in {
 		advice = unix.MADV_DODUMP
 	}
-	// It fails where something else is mapped there by now.
+	// It fails if something else is mapped there by now.
 	_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(va), uintptr(size), advice)
 }
 
-// Unshare takes back what one Share gave, with exactly its bounds. When it
-// returns no transfer reaches the memory any more.
+// Unshare undoes one Share, with exactly its bounds. After it returns, no transfer accesses the
+// memory.
 func (e *Endpoint) Unshare(va device.VA, size uint64) error {
 	m := attach.Unshare{Product: attach.Product(), VA: va, Size: size}
 	err := e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeUnshare})
@@ -83,25 +85,24 @@ func (e *Endpoint) Unshare(va device.VA, size uint64) error {
 	return err
 }
 
-// Invalidate tells the device that pages of shared memory were taken away (MADV_REMOVE,
-// or a hole punched into their file), after that was done: a device with tables of its own may
-// have the pages that were there before, and where mapping pins them it writes those.
-// When it returns the next transfer of each page faults. Where the node sees the process's
-// page tables (Info.SVA) it does so anyway, and finds it out sooner. Size bytes at va, whole
-// pages. Errors are those of Share.
+// Invalidate tells the device that pages of shared memory were discarded (MADV_REMOVE, or a hole
+// punched into their file). Call it afterwards: a device with its own tables may still map the old
+// pages, and if mapping pins them it would write to those. When it returns, the next transfer of
+// each page faults. A node that sees the process's page tables (Info.SVA) faults anyway, and then
+// notices sooner. The range is size bytes at va, whole pages. Errors are those of Share.
 func (e *Endpoint) Invalidate(va device.VA, size uint64) error {
 	m := attach.Range{Product: attach.Product(), Type: attach.TypeInvalidate, VA: va, Size: size}
 	return e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: m.Type})
 }
 
-// ask sends a request about memory and waits for its answer.
+// ask sends a memory request and waits for its answer.
 func (e *Endpoint) ask(msg []byte, want attach.Shared, fds ...int) error {
 	e.asking.Lock()
 	defer e.asking.Unlock()
 	return e.request(msg, want, fds...)
 }
 
-// request is ask where e.asking is held.
+// request is ask with e.asking held.
 func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 	e.mu.Lock()
 	err := e.goneLocked()
@@ -113,7 +114,7 @@ func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("sharing memory: %w", err)
+		return fmt.Errorf("share memory: %w", err)
 	}
 	timer := time.NewTimer(shareTimeout)
 	defer timer.Stop()
@@ -122,22 +123,22 @@ func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 		case a := <-e.answers:
 			switch {
 			case a.refused != nil && a.refused.Refused == want.Answered:
-				return fmt.Errorf("sharing memory: %w", a.refused)
+				return fmt.Errorf("share memory: %w", a.refused)
 			case a.refused == nil && a.shared.VA == want.VA && a.shared.Size == want.Size && a.shared.Answered == want.Answered:
 				e.noteShare(want)
 				return nil
 			}
-			// The answer to a request that was given up.
+			// The answer to a request that timed out.
 		case <-e.over:
-			return fmt.Errorf("sharing memory: %w", e.gone())
+			return fmt.Errorf("share memory: %w", e.gone())
 		case <-timer.C:
-			return fmt.Errorf("sharing memory: pfd does not answer within %v: see its log", shareTimeout)
+			return fmt.Errorf("share memory: pfd does not answer within %v: see its log", shareTimeout)
 		}
 	}
 }
 
-// noteShare keeps what is shared with a node that reaches nothing else: the error of a transfer
-// says what was not.
+// noteShare records memory shared with a node that can access no other, so that a transfer's error
+// can say which memory was not shared.
 func (e *Endpoint) noteShare(a attach.Shared) {
 	if e.Info().SVA() {
 		return
@@ -155,8 +156,8 @@ func (e *Endpoint) noteShare(a attach.Shared) {
 	}
 }
 
-// unsharedLocked says what memory of a transfer is not shared with a node that reaches no other:
-// the cause, or, where that is not this process's, a detail.
+// unsharedLocked names the memory of a transfer that is not shared with a node that can access no
+// other: as the cause, or as a detail if it is not this process's.
 func (e *Endpoint) unsharedLocked(t *Transfer) (cause, detail string) {
 	if e.Info().SVA() || t.many != nil {
 		return "", ""
@@ -170,24 +171,24 @@ next:
 				continue next
 			}
 		}
-		return fmt.Sprintf("%v of this process: the device reaches shared memory alone: take it from Alloc, or share a memfd (Endpoint.Share)", at), ""
+		return fmt.Sprintf("%v of this process: the device accesses shared memory only: take it from Alloc, or share a memfd (Endpoint.Share)", at), ""
 	}
-	return "", "the device reaches shared memory alone, and this process's is shared: look whether the target's is"
+	return "", "the device accesses shared memory only, and this process's is shared: check the target's"
 }
 
-// answer is pfd's to a request about memory.
+// answer is pfd's answer to a memory request.
 type answer struct {
 	shared  attach.Shared
 	refused *attach.RefusedError
 }
 
-// answered takes a message that is no end of the attachment.
+// answered handles a message other than the end of the attachment.
 func (e *Endpoint) answered(b []byte) {
 	var a answer
 	var err error
 	if a.shared, err = attach.DecodeShared(b); err != nil {
 		if a.refused, err = attach.DecodeRefused(b); err != nil {
-			return // it answers nothing that this version asks for
+			return // it answers no request of this version
 		}
 	}
 	select {

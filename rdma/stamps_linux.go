@@ -6,8 +6,8 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// stampClock gives CLOCK_MONOTONIC without a system call.
-type stampClock struct {
+// stampClock returns CLOCK_MONOTONIC without a system call.
+type stampClock struct { // zero: not started
 	began time.Time // zero: nobody has asked yet
 	base  int64     // CLOCK_MONOTONIC then
 }
@@ -24,8 +24,8 @@ func (c *stampClock) now() (int64, error) {
 	return c.base + int64(time.Since(c.began)), nil
 }
 
-// stampLocked notes by set that something happened on a channel now, where pfd wants to
-// know (docs/attach.md, WATCHED). Without a clock there is no stamp.
+// stampLocked records by set that an event happened on a channel now, if pfd asks for stamps
+// (docs/attach.md, WATCHED). Without a clock it records nothing.
 func (e *Endpoint) stampLocked(ch int, set func(ch int, at int64)) {
 	if !e.pages.Watched() {
 		return

@@ -12,8 +12,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// The error of each status names the cause and the remedy, and which transfer it
-// was, of reads as of writes (messages.md 1 and 2; 001 table 3.2).
+// The error of each status names the cause, what to do and the transfer, for reads and writes
+// (messages.md 1 and 2; 001 table 3.2).
 func TestTransferErrorNamesTheCause(t *testing.T) {
 	for _, tt := range []struct {
 		status uint8
@@ -21,7 +21,7 @@ func TestTransferErrorNamesTheCause(t *testing.T) {
 		cause  string
 		remedy string
 	}{
-		{device.StatusSlaveError, ErrSlaveError, "memory of the transfer does not answer: its pages do not come in", "fault log"},
+		{device.StatusSlaveError, ErrSlaveError, "memory of the transfer does not answer: its pages are not paged in", "fault log"},
 		{device.StatusDecode, ErrAddress, "an address is not mapped", "long enough"},
 		{device.StatusNoContext, ErrNoContext, "no receive context left", "fewer transfers to that node in flight"},
 		{device.StatusCorrupt, ErrCorrupt, "packets arrive corrupted", "crc counters of both nodes"},
@@ -29,9 +29,9 @@ func TestTransferErrorNamesTheCause(t *testing.T) {
 		{device.StatusReserved, ErrReserved, "a reserved code", "report it"},
 		{device.StatusBufferFull, ErrBufferFull, "the target's buffer is full", "made room"},
 		{device.StatusLimit, ErrRetransmissions, "within the retransmission limit", "exanetctl fault show"},
-		{device.StatusAborted, ErrAborted, "aborted by its process", "none needed"},
+		{device.StatusAborted, ErrAborted, "aborted by its process", "nothing to do"},
 		{device.StatusGone, ErrGone, "its domain or the node is gone", "attach again"},
-		{device.StatusMemory, ErrMemory, "the kernel does not bring memory", "exanetctl fault show"},
+		{device.StatusMemory, ErrMemory, "the kernel does not page in memory", "exanetctl fault show"},
 	} {
 		for kind, e := range map[string]*TransferError{
 			"transfer of 4096 bytes to node 5, PDID 257, address ":  {Code: tt.status, Size: 4096, Dst: 0x7f0000002000, Node: 5, PDID: 257, Detail: "why"},
@@ -55,8 +55,8 @@ func TestTransferErrorNamesTheCause(t *testing.T) {
 	}
 }
 
-// docs/troubleshooting.md has a line for each status that ends a transfer, and
-// docs/limits.md the limits of this package and of the device.
+// docs/troubleshooting.md has a line for each status of a failed transfer, and docs/limits.md the
+// limits of this package and of the device.
 func TestDocsHaveEachStatusAndLimit(t *testing.T) {
 	text, err := os.ReadFile("../docs/troubleshooting.md")
 	if err != nil {
@@ -89,7 +89,7 @@ func TestDocsHaveEachStatusAndLimit(t *testing.T) {
 	}
 }
 
-// thousands writes n as documents do.
+// thousands formats n as the documents do.
 func thousands(n int) string {
 	if n < 1000 {
 		return strconv.Itoa(n)

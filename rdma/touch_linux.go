@@ -18,15 +18,14 @@ import (
 )
 
 const (
-	// maxFaultPages bounds what one fault message brings in: 16 MiB
-	// (faultpath.md "Policies").
+	// maxFaultPages bounds the pages of one fault message: 16 MiB (faultpath.md "Policies").
 	maxFaultPages = 16 << 20 / device.PageSize
-	// populateTries bounds the repetition of a madvise that signals interrupt.
+	// populateTries bounds the retries of a madvise that signals interrupt.
 	populateTries = 1000
 )
 
-// populateWorks tells whether the kernel knows MADV_POPULATE_*: an unknown
-// advice is EINVAL also on memory that is mapped.
+// populateWorks returns an error if the kernel lacks MADV_POPULATE_*: it rejects an unknown advice
+// with EINVAL, also on mapped memory.
 func populateWorks() error {
 	b, err := unix.Mmap(-1, 0, device.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -39,10 +38,9 @@ func populateWorks() error {
 	return errors.Join(err, unix.Munmap(b))
 }
 
-// populate makes pages from va on present and writable, or readable. Only the
-// first decides the result; the others are brought in as far as they can be. It
-// changes no byte, and whatever is wrong with the memory is an errno and not a
-// signal (faultpath.md "touch").
+// populate makes pages from va on present, and writable or readable. Only the first page decides
+// the result; the others are best effort. It changes no byte, and a problem with the memory is an
+// errno and not a signal (faultpath.md "touch").
 func populate(va device.VA, pages int, write bool) error {
 	advice := unix.MADV_POPULATE_READ
 	if write {
@@ -50,7 +48,7 @@ func populate(va device.VA, pages int, write bool) error {
 	}
 	err := madvise(va, pages, advice)
 	if err != nil && pages > 1 {
-		// It stopped somewhere: before the first page, or after it?
+		// Did it stop at the first page or later?
 		err = madvise(va, 1, advice)
 	}
 	return err
@@ -65,16 +63,16 @@ func madvise(va device.VA, pages, advice int) error {
 		case unix.EINTR, unix.EAGAIN: // signals of the Go runtime, a page under migration
 			continue
 		}
-		return fmt.Errorf("bringing in %d pages at %v: %w", pages, va, os.NewSyscallError("madvise", errno))
+		return fmt.Errorf("page in %d pages at %v: %w", pages, va, os.NewSyscallError("madvise", errno))
 	}
-	return fmt.Errorf("bringing in %d pages at %v: %w", pages, va, unix.EINTR)
+	return fmt.Errorf("page in %d pages at %v: %w", pages, va, unix.EINTR)
 }
 
 // Page-fault goroutines that sleep in a page. Defined here.
 const (
 	sleepsAfter  = 100 * time.Millisecond // after which another one takes over
 	mostSleeping = 8                      // at a time, of one attachment
-	mostNear     = 2                      // of one mapping, within near pages of each other: what serves one serves the others
+	mostNear     = 2                      // of one mapping, within near pages of each other: one server usually serves them all
 	near         = 256 * device.PageSize
 )
 
@@ -84,7 +82,7 @@ type sleepers struct {
 	pages []device.VA
 }
 
-// add notes one more; false where there are as many as may be.
+// add records one more; it returns false at the bound.
 func (s *sleepers) add(va device.VA) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,18 +121,18 @@ func (s *sleepers) near(va, first, last device.VA) bool {
 	return false
 }
 
-// turn is a page-fault goroutine's: it serves messages until another takes over.
+// turn is one page-fault goroutine's: it serves messages until another takes over.
 type turn struct {
-	page  atomic.Uint64 // the page that it serves; 0 none, overtaken: it has to end
+	page  atomic.Uint64 // the page that it serves; 0: none; overtaken: it must end
 	timer *time.Timer
 }
 
-// overtaken is no page's address.
+// overtaken is not a page's address.
 const overtaken = 1
 
-// serveFaults is the page-fault goroutine: it brings in the pages that pfd asks
-// for, and asks the sender to send the block again (000 Touch-A-Page). Where it sleeps
-// in a page that does not come, another one takes over.
+// serveFaults is the page-fault goroutine: it pages in the pages that pfd asks for, and asks the
+// sender to retransmit the block (000 Touch-A-Page). If it sleeps in a page, another goroutine
+// takes over.
 func (e *Endpoint) serveFaults() {
 	r := openResidence()
 	defer r.close()
@@ -144,13 +142,13 @@ func (e *Endpoint) serveFaults() {
 	for {
 		f, err := e.faults.Receive()
 		if err != nil {
-			// Closed, or a socket that does not work any more: without this
-			// goroutine blocks come back by the guard time-out and fail at last.
+			// Closed, or the socket has failed: without this goroutine blocks are retried at the
+			// guard time-out and fail in the end.
 			return
 		}
-		number, page := e.faults.Last(), f.VA.Page() // the receiver is another's once one takes over
+		number, page := e.faults.Last(), f.VA.Page() // read now: once another goroutine takes over, it uses the receiver
 		if e.sleeping.has(page) {
-			continue // pfd asks again for a page that has not come
+			continue // a goroutine sleeps in it already; pfd asks again
 		}
 		t.page.Store(uint64(page))
 		t.timer.Reset(sleepsAfter)
@@ -163,7 +161,7 @@ func (e *Endpoint) serveFaults() {
 	}
 }
 
-// takeOver leaves a goroutine to the page in which it sleeps.
+// takeOver replaces a goroutine that sleeps in a page.
 func (e *Endpoint) takeOver(t *turn) {
 	page := t.page.Load()
 	if page == 0 {
@@ -194,9 +192,9 @@ func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, t *turn, r *resid
 		e.faultsFailed.Add(1)
 	}
 	if f.PDID == 0 {
-		// No block to ask for: a source fault without a FIFO entry (messages.md 3),
-		// or method populate, where pfd waits to be told.
-		if t.page.Load() != overtaken { // pfd waits for the answer to a later one
+		// No block to retransmit: a source fault without a FIFO entry (messages.md 3), or method
+		// populate, where pfd waits for the answer.
+		if t.page.Load() != overtaken { // pfd waits for the answer to a later fault
 			e.pages.SetServed(number, uint32(errno))
 		}
 		e.kick()
@@ -208,13 +206,13 @@ func (e *Endpoint) serveFault(f *netlink.Fault, number uint32, t *turn, r *resid
 	}.Encode())
 }
 
-// sendRAPF gives word to the packetizer channel of the page-fault goroutines. It waits
-// for pfd to take an earlier one, until the attachment is over.
+// sendRAPF sends word on the packetizer channel of the page-fault goroutines. It waits until pfd
+// has read an earlier one or the attachment ends.
 func (e *Endpoint) sendRAPF(dst device.NodeID, word uint64) {
 	e.sending.Lock()
 	defer e.sending.Unlock()
 	if e.pages.SendStatus(faultSend) == device.PktzRefused {
-		e.rapfRefused.Add(1) // of the one before
+		e.rapfRefused.Add(1) // the one before
 	}
 	sent := func() bool { return e.pages.Send(faultSend, dst, device.MailboxRequest, word) }
 	if !spin(sent) {

@@ -30,7 +30,7 @@ func protect(t *testing.T, b []byte, prot int) {
 	}
 }
 
-// resident gives which pages of b are present, by mincore(2).
+// resident returns which pages of b are present, by mincore(2).
 func resident(t *testing.T, b []byte) []bool {
 	t.Helper()
 	vec := make([]byte, len(b)/device.PageSize)
@@ -44,8 +44,8 @@ func resident(t *testing.T, b []byte) []bool {
 	return r
 }
 
-// TestTouch drives the page-fault goroutine by real netlink messages: the page
-// comes in and the request for retransmission says so, or the fail bit does.
+// TestTouch sends the page-fault goroutine real netlink messages. It pages in and sends a request
+// for retransmission, with the fail bit if it cannot page in.
 func TestTouch(t *testing.T) {
 	f, err := newFake()
 	if err != nil {
@@ -60,7 +60,7 @@ func TestTouch(t *testing.T) {
 	none := mapped(t, 2, unix.PROT_NONE)
 	holed := mapped(t, 4, rw)
 	protect(t, holed[2*device.PageSize:3*device.PageSize], unix.PROT_NONE)
-	// Nobody maps anything there by itself; where something was unmapped the runtime may.
+	// Nothing is mapped there by default; at an unmapped address the runtime might map memory.
 	const goneVA = device.VA(0x6000_0000_0000)
 
 	dst := func(b []byte, pages int, node device.NodeID) WriteRequest {
@@ -103,11 +103,11 @@ func TestTouch(t *testing.T) {
 	if !bytes.Equal(absent[:100], src) || !bytes.Equal(holed[:100], src) {
 		t.Error("not what was written")
 	}
-	// The range stops at the hole, and the first page alone decides.
+	// The range ends at the hole, and only the first page decides.
 	if r := resident(t, holed); !r[0] || !r[1] || r[3] {
 		t.Errorf("resident pages %v, want the first two", r)
 	}
-	// A source fault of which pfd knows nothing is touched and not answered.
+	// A source fault without a transaction is paged in and not answered.
 	quiet := mapped(t, 1, rw)
 	if err := mustWrite(t, e, WriteRequest{SrcVA: VAOf(quiet), Size: 8, Dst: remote(e, t, make([]byte, 8), toNoFIFO)}).Wait(t.Context()); err != nil {
 		t.Fatal(err)
@@ -115,7 +115,7 @@ func TestTouch(t *testing.T) {
 	if err := mustWrite(t, e, source(VAOf(quiet))).Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	<-f.rapfs // of the second; faults are served in order
+	<-f.rapfs // of the second fault; they are served in order
 	select {
 	case r := <-f.rapfs:
 		t.Errorf("RAPF %+v for a fault without a transaction", r)
@@ -123,7 +123,7 @@ func TestTouch(t *testing.T) {
 	}
 }
 
-// TestTouchChangesNothing: bringing a page in writable leaves its bytes.
+// TestTouchChangesNothing: paging in writable keeps the page's bytes.
 func TestTouchChangesNothing(t *testing.T) {
 	b := mapped(t, 2, unix.PROT_READ|unix.PROT_WRITE)
 	copy(b, "here before")
@@ -135,8 +135,8 @@ func TestTouchChangesNothing(t *testing.T) {
 	}
 }
 
-// TestForgedFaults: messages of somebody else are dropped and counted; the
-// genuine one behind them is served.
+// TestForgedFaults: messages of another sender are dropped and counted; the genuine one after them
+// is served.
 func TestForgedFaults(t *testing.T) {
 	f, err := newFake()
 	if err != nil {
@@ -168,8 +168,7 @@ func TestForgedFaults(t *testing.T) {
 	}
 }
 
-// TestConnectedSocket: the socket as pfd makes it takes nothing from others at
-// all.
+// TestConnectedSocket: the socket as pfd creates it accepts no message of others.
 func TestConnectedSocket(t *testing.T) {
 	f, err := newFake()
 	if err != nil {
@@ -186,8 +185,8 @@ func TestConnectedSocket(t *testing.T) {
 	}
 }
 
-// TestFaultSendBusy: the page-fault goroutine waits for its packetizer channel
-// without stopping anything else.
+// TestFaultSendBusy: the page-fault goroutine waits for its packetizer channel and blocks nothing
+// else.
 func TestFaultSendBusy(t *testing.T) {
 	f, err := newFake()
 	if err != nil {
@@ -205,7 +204,7 @@ func TestFaultSendBusy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for e.Stats().NumPageFaults < 2 { // the second finds the channel taken
+	for e.Stats().NumPageFaults < 2 { // the second finds the channel busy
 	}
 	if r, over := e.pages.Ended(); over {
 		t.Fatal(r)
@@ -222,8 +221,8 @@ func TestFaultSendBusy(t *testing.T) {
 	}
 }
 
-// TestCloseWithoutThePage: the page-fault goroutine sleeps in memory that nobody serves, and
-// Close does not wait for it for good.
+// TestCloseWithoutThePage: the page-fault goroutine sleeps in memory that nobody serves, and Close
+// does not wait for it for ever.
 func TestCloseWithoutThePage(t *testing.T) {
 	fd, _, err := uffd.Open(false)
 	if err != nil {
@@ -248,21 +247,21 @@ func TestCloseWithoutThePage(t *testing.T) {
 	if err != nil {
 		t.Errorf("Close: %v", err)
 	}
-	if err := unix.Close(fd); err != nil { // the page comes
+	if err := unix.Close(fd); err != nil { // the page arrives
 		t.Fatal(err)
 	}
 	e.workers.Wait()
 }
 
-// TestPageThatNeverComes: page-fault goroutines sleep in memory that nobody serves, and pfd
-// asks for it again and again; absent memory beside it comes all the same, and the pages do
-// when they are served.
+// TestPageThatNeverComes: page-fault goroutines sleep in memory that nobody serves, and pfd asks
+// for it repeatedly. Other absent memory is still paged in, and these pages are when they are
+// served.
 func TestPageThatNeverComes(t *testing.T) {
 	fd, _, err := uffd.Open(false)
 	if err != nil {
 		t.Skip(err)
 	}
-	const pages = 4 // that nobody serves
+	const pages = 4 // nobody serves them
 	beside := mapped(t, pages+2*mostSleeping, unix.PROT_READ|unix.PROT_WRITE)
 	hung := beside[:pages*device.PageSize]
 	if err := uffd.Intercept(fd, VAOf(hung), uint64(len(hung))); err != nil {
@@ -294,7 +293,7 @@ func TestPageThatNeverComes(t *testing.T) {
 		t.Errorf("%d goroutines sleep, want %d", n, mostNear)
 	}
 	e.sleeping.mu.Unlock()
-	if err := unix.Close(fd); err != nil { // the pages come
+	if err := unix.Close(fd); err != nil { // the pages arrive
 		t.Fatal(err)
 	}
 	for range mostNear {

@@ -13,13 +13,12 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Notification asks for the two completion words beside the destination
-// (001 §2.3.3.2): First at the address and then Last 8 bytes after it, once
-// every byte of the transfer is in the target's memory.
+// Notification requests two completion words at the destination (001 §2.3.3.2). When every byte of
+// the transfer is in the target's memory, First is written at the address and then Last 8 bytes
+// after it.
 type Notification struct {
-	// Offset is from the start of the destination's Remote. VA, where it is not
-	// 0, is the address itself, in the target's address space. The address must
-	// be aligned to 16 bytes.
+	// Offset is from the start of the destination's Remote. VA, if not 0, is the address itself in
+	// the target's address space. The address must be aligned to 16 bytes.
 	Offset      uint64
 	VA          device.VA
 	First, Last uint64
@@ -27,34 +26,33 @@ type Notification struct {
 
 // WriteRequest describes a write.
 type WriteRequest struct {
-	// Src is the source; the transfer keeps it referenced until it is final.
-	// Or it is nil, and SrcVA and Size name the source: memory that the caller
-	// keeps mapped.
+	// Src is the source; the transfer keeps it referenced until it is final. If Src is nil, SrcVA
+	// and Size name the source, memory that the caller keeps mapped.
 	Src   []byte
 	SrcVA device.VA
 	Size  uint64 // bytes, with SrcVA; 1..2^32-1
-	// Gather names several sources instead, which come to lie one behind the other
-	// at the destination. Each is a transfer of the device, of 1..2^32-1 bytes.
+	// Gather names several sources instead, which are contiguous at the destination. Each is a
+	// transfer of the device, of 1..2^32-1 bytes.
 	Gather [][]byte
 
 	Dst    Remote
 	Offset uint64 // bytes from the start of Dst
 	Notify *Notification
 	Urgent bool // high class: ahead of larger transfers (messages.md 1)
-	// Wait waits for a free channel instead of giving ErrBusy.
+	// Wait waits for a free channel instead of returning ErrBusy.
 	Wait bool
-	// Queue, where it is not nil, gets the transfer when it is final.
+	// Queue, if not nil, receives the transfer when it is final.
 	Queue *Queue
-	ID    uint64 // the caller's own: Transfer.ID gives it back
+	ID    uint64 // for the caller: returned by Transfer.ID
 }
 
-// Transfer is the handle of a write or a read. It stays usable after its end and after
-// the endpoint's.
+// Transfer is the handle of a write or a read. It stays usable after the end of the transfer and
+// of the endpoint.
 type Transfer struct {
 	ep   *Endpoint
 	id   uint64
 	ch   int    // -1: a read, a gathered write
-	src  []byte // for the garbage collector: the device uses it
+	src  []byte // keeps it from the garbage collector: the device uses it
 	read *readState
 	many *gathered
 	q    *Queue
@@ -62,12 +60,12 @@ type Transfer struct {
 	node device.NodeID
 	pdid device.PDID
 	dst  device.VA
-	own  device.VA // of this process: a write's source, a read's destination; of size bytes
+	own  device.VA // in this process: a write's source, a read's destination; size bytes
 
-	// final is settled, or settled|failed|status, once the transfer is over; its
-	// channel may have another transfer then.
+	// final is settled, or settled|failed|status, once the transfer has ended; its channel may
+	// carry another transfer then.
 	final atomic.Uint32
-	// Written before final: of the error.
+	// Details of the error, written before final.
 	detail, cause string
 }
 
@@ -77,7 +75,7 @@ const (
 	failed  = 1 << 30
 )
 
-// settle gives the transfer its final state. The endpoint's lock is held.
+// settle sets the transfer's final state. The endpoint's lock is held.
 func (t *Transfer) settle(final uint32, detail string) {
 	if final == failed|uint32(device.StatusDecode) && detail == "" {
 		t.cause, detail = t.ep.unsharedLocked(t)
@@ -90,12 +88,12 @@ func (t *Transfer) settle(final uint32, detail string) {
 	}
 }
 
-// describe checks a request and makes its descriptor.
+// describe checks a request and returns its handle and descriptor.
 func (e *Endpoint) describe(r *WriteRequest) (*Transfer, *device.Descriptor, error) {
 	src, size := r.SrcVA, r.Size
 	if r.Src != nil {
 		if r.SrcVA != 0 || r.Size != 0 && r.Size != uint64(len(r.Src)) {
-			return nil, nil, fmt.Errorf("%w: both Src and SrcVA or Size are given: give one", ErrRequest)
+			return nil, nil, fmt.Errorf("%w: both Src and SrcVA or Size are set: set only one", ErrRequest)
 		}
 		src, size = VAOf(r.Src), uint64(len(r.Src))
 	}
@@ -128,16 +126,15 @@ func (e *Endpoint) describe(r *WriteRequest) (*Transfer, *device.Descriptor, err
 	}, d, nil
 }
 
-// Write starts a write and returns its handle (insert_descriptor_with_completion
-// and trigger_dma_transfer, spec/api.md). It does not wait for pfd; with
-// r.Wait it waits, until ctx ends, for a channel. Errors match ErrRequest,
-// ErrBusy (all 32 channels in flight), ErrClosed, ErrGone or ctx's; whatever
-// goes wrong later is the handle's.
+// Write starts a write and returns its handle (insert_descriptor_with_completion and
+// trigger_dma_transfer, spec/api.md). It does not wait for pfd; with r.Wait it waits for a free
+// channel until ctx ends. Errors match ErrRequest, ErrBusy (all 32 channels in flight), ErrClosed,
+// ErrGone or ctx's. Later errors are the handle's.
 //
-// With r.Gather the handle stands for all the transfers: it is final when all of
-// them are, and carries the first error. The completion words come after every byte
-// of every source. Several sources wait for channels in the background, whatever
-// r.Wait says, and when one is found to have failed no more are started.
+// With r.Gather the handle stands for all the transfers: it is final when all of them are, and has
+// the first error. The completion words arrive after every byte of every source. Several sources
+// wait for channels in the background, regardless of r.Wait, and after a failure no more are
+// started.
 func (e *Endpoint) Write(ctx context.Context, r WriteRequest) (*Transfer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -164,12 +161,12 @@ func (e *Endpoint) Write(ctx context.Context, r WriteRequest) (*Transfer, error)
 			return nil, fmt.Errorf("%w: %d transfers are in flight: wait for one, or set WriteRequest.Wait", ErrBusy, device.WriteChannels)
 		}
 		if err := e.waitUntil(ctx, sleepCap, sleepCap, e.hasFree); err != nil {
-			return nil, fmt.Errorf("writing: waiting for a free channel: %w", err)
+			return nil, fmt.Errorf("write: wait for a free channel: %w", err)
 		}
 	}
 }
 
-// start takes a channel for t, publishes d and announces it; false: all busy.
+// start claims a channel for t, publishes d and announces it; false: all are busy.
 func (e *Endpoint) start(t *Transfer, d *device.Descriptor) (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -198,12 +195,11 @@ func (e *Endpoint) hasFree() bool {
 	return e.free != 0
 }
 
-// Poll gives the transfer's state (poll_dma_transfer, spec/api.md). It allocates
-// nothing and makes no system call, unless an announcement of this endpoint found
-// every way taken and pfd has fallen asleep since. A caller that polls for longer than
-// some microseconds must sleep between two looks, or use Wait: pfd may need its processor
-// to bring pages in, and sched_yield(2) does not give that to it where the caller is a
-// real-time thread, or one of another session (sched_autogroup).
+// Poll returns the transfer's state (poll_dma_transfer, spec/api.md). It allocates nothing. It
+// makes no system call, unless an announcement of this endpoint is pending and pfd has fallen
+// asleep since. A caller that polls for more than some microseconds must sleep between two calls,
+// or use Wait: pfd may need its processor to page in, and sched_yield(2) does not release it if
+// the caller is a real-time thread or in another session (sched_autogroup).
 func (t *Transfer) Poll() Status {
 	if f := t.final.Load(); f != 0 {
 		return statusOf(f)
@@ -240,8 +236,8 @@ func statusOf(final uint32) Status {
 	return Failed
 }
 
-// finish takes the final state over from the channel, unless that is another
-// transfer's by now.
+// finish takes the final state from the channel, unless the channel already carries another
+// transfer.
 func (t *Transfer) finish() Status {
 	t.ep.mu.Lock()
 	defer t.ep.mu.Unlock()
@@ -254,8 +250,7 @@ func (t *Transfer) finish() Status {
 	return Ongoing
 }
 
-// Err gives what ended the transfer, a *TransferError, or nil while it goes on
-// and after a good end.
+// Err returns the error of a failed transfer, a *TransferError, else nil.
 func (t *Transfer) Err() error {
 	if t.Poll() != Failed {
 		return nil
@@ -269,15 +264,14 @@ func (t *Transfer) Err() error {
 	}
 }
 
-// ID gives what the request had for ID.
+// ID returns the ID of the request.
 func (t *Transfer) ID() uint64 { return t.id }
 
-// Channel gives the channel of the process's page that carries the transfer, or
-// carried it; -1 for a read, whose channel is the target's, and for a gathered write,
-// which has several.
+// Channel returns the channel of the process's page that carries or carried the transfer. It is -1
+// for a read, whose channel is the target's, and for a gathered write, which has several.
 func (t *Transfer) Channel() int { return t.ch }
 
-// PausedBlocks gives the number of blocks that wait for a page just now.
+// PausedBlocks returns the number of blocks that wait for a page now.
 func (t *Transfer) PausedBlocks() int {
 	if t.many != nil {
 		return t.many.paused()
@@ -289,16 +283,16 @@ func (t *Transfer) PausedBlocks() int {
 	return int(paused)
 }
 
-// Wait waits for the transfer's end: it spins for SpinTime, then sleeps in the
-// kernel. It returns nil after a good end, the *TransferError after a bad one,
-// and ctx's error, with the transfer still going on, when ctx ends first.
+// Wait waits for the end of the transfer: it spins for SpinTime, then sleeps in the kernel. It
+// returns nil if the transfer has finished, its *TransferError if it has failed, and ctx's error
+// if ctx ends first; the transfer then goes on.
 func (t *Transfer) Wait(ctx context.Context) error {
 	if spin(t.isFinal) {
 		return t.Err()
 	}
 	// The end of the attachment makes every transfer final.
 	if err := t.ep.waitUntil(ctx, sleepCap, sleepCap, t.isFinal); err != nil {
-		return fmt.Errorf("waiting for a transfer: %w", err)
+		return fmt.Errorf("wait for a transfer: %w", err)
 	}
 	return t.Err()
 }
@@ -317,10 +311,10 @@ func spin(check func() bool) bool {
 	}
 }
 
-// Abort asks for the transfer's end and returns at once. The source may be used
-// again only when the transfer is final: with ErrAborted, or complete where the
-// abort came too late; for the destination see the package's words on completion.
-// A transfer that is final stays as it is. Errors match ErrGone.
+// Abort requests the end of the transfer and returns at once. The source may be reused only when
+// the transfer is final: with ErrAborted, or complete if the abort came too late. For the
+// destination see "What completion promises". Aborting a final transfer does nothing. Errors match
+// ErrGone.
 func (t *Transfer) Abort() error {
 	if t.Poll().Final() {
 		return nil
@@ -345,26 +339,25 @@ func (t *Transfer) Abort() error {
 	return nil
 }
 
-// Limits of one sleep in WaitNotification (ours). A target on a node of the
-// same pfd as the initiator is woken; elsewhere the words come without a wake.
+// Limits of one sleep in WaitNotification. If initiator and target are on nodes of the same pfd,
+// the target is woken; otherwise the words arrive without a wake-up. Values below are defined by
+// this project.
 const (
 	notifyFirstPause = 50 * time.Microsecond
 	notifyLastPause  = 8 * time.Millisecond
 )
 
-// WaitNotification waits until *addr is last: the second completion word of a
-// write into this process. Everything that the write brought is then visible.
-// Set the word to something else before the initiator is told of the memory.
-// Only the value last means anything: while the word is being written a reader
-// may see a mixture of old and new bytes.
+// WaitNotification waits until *addr is last: the second completion word of a write into this
+// process. All bytes of the write are then visible. Set the word to another value before the
+// initiator learns of the memory. Only the value last is meaningful: while the word is being
+// written a reader may see a mixture of old and new bytes.
 //
-// It spins for SpinTime, then sleeps until pfd says that something was written
-// to this process. It looks again by itself, too, after a 32nd of the time that it has
-// waited, every 8 ms at least. Errors: ctx's,
-// or ErrGone when the attachment has ended before the word came.
+// It spins for SpinTime, then sleeps until pfd reports a write to this process. It also checks the
+// word by itself, after a 32nd of the time that it has waited, and every 8 ms at least. Errors are
+// ctx's, or ErrGone if the attachment has ended before the word arrived.
 func (e *Endpoint) WaitNotification(ctx context.Context, addr *uint64, last uint64) error {
 	if addr == nil {
-		return fmt.Errorf("%w: no word to wait for", ErrRequest)
+		return fmt.Errorf("%w: addr is nil", ErrRequest)
 	}
 	check := func() bool { return atomic.LoadUint64(addr) == last }
 	if spin(check) {
@@ -373,7 +366,7 @@ func (e *Endpoint) WaitNotification(ctx context.Context, addr *uint64, last uint
 	err := e.waitUntil(ctx, notifyFirstPause, notifyLastPause, check)
 	runtime.KeepAlive(addr)
 	if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("waiting for a notification: %w", err)
+		return fmt.Errorf("wait for a notification: %w", err)
 	}
 	return err
 }

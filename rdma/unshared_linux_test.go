@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Where the node reaches shared memory alone, the error of an address names the memory that was
-// not shared, and nothing else.
+// If the node can access shared memory only, the error of an address names just the memory that
+// was not shared.
 func TestUnsharedCause(t *testing.T) {
 	for _, c := range []struct {
 		name   string

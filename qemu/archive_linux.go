@@ -17,44 +17,44 @@ import (
 	"time"
 )
 
-// The suites of Debian that are looked at: the first QEMU with the vfio-user
-// client is in the second (packages.debian.org, 2026-11).
+// Suites of Debian that are searched. The first QEMU with a vfio-user client is in the second
+// (packages.debian.org, 2026-11).
 const (
 	suite     = "trixie"
 	backports = "trixie-backports"
 	keyring   = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
 
-// ErrArchive says that Debian's archive does not give what is needed.
+// ErrArchive reports that Debian's archive does not provide a needed package.
 var ErrArchive = errors.New("archive of Debian")
 
-// archive is Debian's archive, asked by the host's apt with lists of its own:
-// what is installed on the host, and where from, stays as it is.
+// archive is Debian's archive, accessed by the host's apt with separate lists: the host's
+// installation and sources do not change.
 type archive struct {
 	cache *Cache
 	conf  string // file for apt's -c
 }
 
-// archived is a file of the archive.
+// archived is a package file of the archive.
 type archived struct {
 	File string `json:"file"` // NAME_VERSION_ARCH.deb
 	Size int64  `json:"size"` // bytes
 }
 
-// kernelPackage are the packages that make up a kernel: one until 7.1, then
-// several.
+// kernelPackage matches the packages that make up a kernel: one until 7.1, then several.
 var kernelPackage = regexp.MustCompile(`^linux-(image|binary|modules)-[0-9]`)
 
-// kernelVersion is what a Cache's Kernel may be; it is part of names of files.
+// kernelVersion matches valid values of a Cache's Kernel, which becomes part of file names.
 var kernelVersion = regexp.MustCompile(`^(\d+(\.\d+){1,2}(` + generic + `)?)?$`)
 
-// generic ends a Cache's Kernel that is not the cloud's flavour: one with all modules.
+// generic is the suffix of a Cache's Kernel that is not the cloud flavour: one with all
+// modules.
 const generic = "-amd64"
 
 func newArchive(ctx context.Context, c *Cache) (*archive, error) {
 	for _, program := range []string{"apt-get", "dpkg-deb"} {
 		if _, err := exec.LookPath(program); err != nil {
-			return nil, fmt.Errorf("%w: %w: this machine is no Debian: run exanetctl qemu setup on one, and copy its cache %s", ErrArchive, err, c.Dir)
+			return nil, fmt.Errorf("%w: %w: this machine does not run Debian: run exanetctl qemu setup on one that does, and copy its cache %s", ErrArchive, err, c.Dir)
 		}
 	}
 	mirror, err := hostMirror(ctx)
@@ -76,9 +76,9 @@ func newArchive(ctx context.Context, c *Cache) (*archive, error) {
 	if c.arm {
 		others = `"arm64"; `
 	}
-	// An empty status: nothing is installed, so that every package is named that
-	// must be there. Root's apt reads as another user otherwise, who may not reach
-	// the cache.
+	// With an empty status nothing is installed, so that apt lists every required package.
+	// Without the user setting, root's apt drops its rights to a user who cannot access the
+	// cache.
 	conf := fmt.Sprintf(`Dir::State %[1]q;
 Dir::State::lists "%[2]s/lists";
 Dir::State::status "%[2]s/status";
@@ -104,17 +104,17 @@ Acquire::https::Timeout "30";
 	return &archive{cache: c, conf: filepath.Join(dir, "apt.conf")}, nil
 }
 
-// hostMirror gives the mirror that the host's apt uses for Debian itself.
+// hostMirror returns the mirror of Debian that the host's apt uses.
 func hostMirror(ctx context.Context) (string, error) {
 	out, err := output(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"))
 	if err != nil {
-		return "", fmt.Errorf("%w: where the host has it from: %w", ErrArchive, err)
+		return "", fmt.Errorf("%w: finding the host's mirror: %w", ErrArchive, err)
 	}
 	return mirrorOf(string(out))
 }
 
-// mirrorOf chooses among lines of URI, release and component. Mirrors of Debian
-// have the path debian; that of its updates for security is another archive.
+// mirrorOf selects from lines of URI, release and component. Mirrors of Debian have the path
+// debian; the archive of security updates is another one.
 func mirrorOf(lines string) (string, error) {
 	for line := range strings.Lines(lines) {
 		f := strings.Fields(line)
@@ -129,37 +129,36 @@ func mirrorOf(lines string) (string, error) {
 	return "", fmt.Errorf("%w: the host's apt names no mirror of Debian: add one to /etc/apt/sources.list", ErrArchive)
 }
 
-// aptTime bounds what apt-get may take, however slowly bytes come (ours).
+// aptTime limits a run of apt-get, however slow the network is; defined by this project.
 const aptTime = 15 * time.Minute
 
 func (a *archive) apt(ctx context.Context, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, aptTime, fmt.Errorf("it takes more than %v", aptTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, aptTime, fmt.Errorf("it took longer than %v", aptTime))
 	defer cancel()
 	c := exec.CommandContext(ctx, "apt-get", append([]string{"-c", a.conf, "-q", "-y", "-t", backports}, args...)...)
 	c.Dir = a.cache.path("apt", "archives")
 	c.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
-	c.WaitDelay = grace // what fetches for it may hold its output open
+	c.WaitDelay = grace // its children may keep the output open
 	out, err := output(c)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = errors.Join(context.Cause(ctx), err)
 		}
-		return nil, fmt.Errorf("%w: %w: look at the network and at the host's /etc/apt, then run exanetctl qemu setup again: it goes on where it stopped", ErrArchive, err)
+		return nil, fmt.Errorf("%w: %w: check the network and the host's /etc/apt, then run exanetctl qemu setup again: it continues where it stopped", ErrArchive, err)
 	}
 	return out, nil
 }
 
 func (a *archive) update(ctx context.Context) error {
 	a.cache.say("reading Debian's lists of packages (%s, %s)", suite, backports)
-	// Without this a failed update is a warning.
+	// Otherwise a failed update is only a warning.
 	_, err := a.apt(ctx, "-o", "APT::Update::Error-Mode=any", "update")
 	return err
 }
 
-// resolve gives packages with all that they depend on.
+// resolve returns packages with all their dependencies.
 func (a *archive) resolve(ctx context.Context, names ...string) ([]archived, error) {
-	// apt names what it would fetch: not what it has already, unless it looks for it
-	// elsewhere.
+	// apt lists only what it would fetch. An empty archive directory makes it list all.
 	out, err := a.apt(ctx, append([]string{"-o", "Dir::Cache::archives=" + a.cache.path("apt", "none"), "--print-uris", "install"}, names...)...)
 	if err != nil {
 		return nil, err
@@ -167,8 +166,8 @@ func (a *archive) resolve(ctx context.Context, names ...string) ([]archived, err
 	return parseURIs(string(out))
 }
 
-// kernelNamed gives the packages of the newest kernel whose version begins so. What they
-// depend on is not asked for: of an older kernel the archive has some of it no more.
+// kernelNamed returns the packages of the newest kernel with a version prefix. It does not
+// resolve dependencies: the archive no longer has all of those of older kernels.
 func (a *archive) kernelNamed(ctx context.Context, version string) ([]archived, error) {
 	out, err := output(exec.CommandContext(ctx, "apt-cache", "-c", a.conf, "pkgnames", "linux-"))
 	if err != nil {
@@ -192,10 +191,10 @@ func (a *archive) kernelNamed(ctx context.Context, version string) ([]archived, 
 	return parseURIs(string(out))
 }
 
-// imageName is the package of a kernel, with the last number of its version and its flavour.
+// imageName matches the package of a kernel: the parts of its version, and its flavour.
 var imageName = regexp.MustCompile(`^linux-image-(\d+\.\d+)\.(\d+)\+deb[^-]*(-amd64|-cloud-amd64)$`)
 
-// newest chooses among packages of kernels.
+// newest selects from packages of kernels.
 func newest(names []string, version string) (string, error) {
 	best, found, flavour := -1, "", "-cloud-amd64"
 	number, all := strings.CutSuffix(version, generic)
@@ -207,7 +206,7 @@ func newest(names []string, version string) (string, error) {
 		if m == nil || m[3] != flavour {
 			continue
 		}
-		last, _ := strconv.Atoi(m[2]) // digits: they match
+		last, _ := strconv.Atoi(m[2]) // cannot fail: the digits match
 		if (m[1] == number || m[1]+"."+m[2] == number) && last > best {
 			best, found = last, n
 		}
@@ -218,7 +217,7 @@ func newest(names []string, version string) (string, error) {
 	return found, nil
 }
 
-// parseURIs reads what apt-get --print-uris prints: 'URI' FILE SIZE HASH.
+// parseURIs parses the output of apt-get --print-uris: 'URI' FILE SIZE HASH.
 func parseURIs(text string) ([]archived, error) {
 	var list []archived
 	for line := range strings.Lines(text) {
@@ -241,8 +240,8 @@ func parseURIs(text string) ([]archived, error) {
 	return list, nil
 }
 
-// spec is a package as apt-get takes it: NAME=VERSION, of another architecture
-// NAME:ARCH=VERSION.
+// spec returns a package in the syntax of apt-get: NAME=VERSION, or NAME:ARCH=VERSION for
+// another architecture.
 func (f archived) spec() string {
 	name, rest, _ := strings.Cut(f.File, "_")
 	version, arch, _ := strings.Cut(rest, "_")
@@ -254,7 +253,7 @@ func (f archived) spec() string {
 
 func (a *archive) file(f archived) string { return a.cache.path("apt", "archives", f.File) }
 
-// download has apt fetch and check what is not there yet.
+// download makes apt fetch and check the missing packages.
 func (a *archive) download(ctx context.Context, what string, list []archived) error {
 	var total int64
 	args := []string{"download"}
@@ -267,7 +266,7 @@ func (a *archive) download(ctx context.Context, what string, list []archived) er
 	if total == 0 {
 		return nil
 	}
-	// What was resolved before another setup has cleaned up.
+	// The packages may have been resolved before another setup cleaned up.
 	if lists, err := filepath.Glob(a.cache.path("apt", "lists", "*Packages*")); err == nil && len(lists) == 0 {
 		if err := a.update(ctx); err != nil {
 			return err
@@ -299,7 +298,7 @@ func (a *archive) download(ctx context.Context, what string, list []archived) er
 // extract unpacks packages below dir.
 func (a *archive) extract(ctx context.Context, dir string, list []archived) error {
 	a.cache.say("unpacking %d packages", len(list))
-	// As base-files has them: packages of before may name the old places.
+	// Like base-files: older packages may use the old paths.
 	for _, d := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := os.MkdirAll(filepath.Join(dir, "usr", d), 0o755); err != nil {
 			return err
@@ -316,8 +315,7 @@ func (a *archive) extract(ctx context.Context, dir string, list []archived) erro
 	return nil
 }
 
-// files calls take for each regular file of a package, with its name without the
-// dot at the beginning.
+// files calls take for each regular file of a package, with its name without the leading dot.
 func (a *archive) files(ctx context.Context, f archived, take func(name string, r io.Reader) error) error {
 	return a.entries(ctx, f, func(h *tar.Header, r io.Reader) error {
 		if h.Typeflag != tar.TypeReg {
@@ -354,14 +352,14 @@ func (a *archive) entries(ctx context.Context, f archived, take func(h *tar.Head
 		}
 	}
 	err = read()
-	_, _ = io.Copy(io.Discard, pipe) // what follows the archive's end
+	_, _ = io.Copy(io.Discard, pipe) // the rest after the archive's end
 	if err := errors.Join(err, c.Wait()); err != nil {
 		return fmt.Errorf("%w: %s: %w: %s", ErrArchive, f.File, err, strings.TrimSpace(said.String()))
 	}
 	return nil
 }
 
-// clean gives the space of the archive's files back.
+// clean removes the archive's files.
 func (a *archive) clean() error {
 	if err := os.RemoveAll(a.cache.path("apt")); err != nil {
 		return fmt.Errorf("cache: %w", err)
@@ -369,7 +367,7 @@ func (a *archive) clean() error {
 	return nil
 }
 
-// output runs a program; its error has the last of what it said.
+// output runs a program; its error includes the last of the program's output.
 func output(c *exec.Cmd) ([]byte, error) {
 	var out, said bytes.Buffer
 	c.Stdout, c.Stderr = &out, &said

@@ -42,7 +42,7 @@ func TestParseURIs(t *testing.T) {
 	}
 }
 
-// The newest of a version is taken, and none of another flavour than the one meant.
+// The newest kernel of a version is selected, of the right flavour only.
 func TestNewestKernel(t *testing.T) {
 	names := []string{
 		"linux-image-6.12.94+deb13-cloud-amd64", "linux-image-6.12.107+deb13-cloud-amd64", "linux-image-6.12.108+deb13-amd64",
@@ -67,7 +67,7 @@ func FuzzParseURIs(f *testing.F) {
 			t.Errorf("%d packages and error %v", len(list), err)
 		}
 		for _, a := range list {
-			if filepath.Base(a.File) != a.File { // it becomes a file of the cache
+			if filepath.Base(a.File) != a.File { // it becomes a file name in the cache
 				t.Errorf("file %q", a.File)
 			}
 		}
@@ -84,7 +84,7 @@ func TestKernelOf(t *testing.T) {
 	}
 }
 
-// object makes an ELF file whose section .modinfo has text (ELF-64).
+// object creates an ELF-64 file whose section .modinfo contains text.
 func object(text string) []byte {
 	names := "\x00.modinfo\x00.shstrtab\x00"
 	var b bytes.Buffer
@@ -140,7 +140,7 @@ func TestLoadOrder(t *testing.T) {
 	}
 }
 
-// A directory of the cache is there as a whole or not at all.
+// A directory of the cache exists completely or not at all.
 func TestOnce(t *testing.T) {
 	c := &Cache{Dir: t.TempDir()}
 	broken := errors.New("broken off")

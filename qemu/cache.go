@@ -11,11 +11,10 @@ import (
 	"path/filepath"
 )
 
-// ErrNotSetUp says that a Cache misses something: Setup makes it.
+// ErrNotSetUp reports that a Cache lacks files; Setup creates them.
 var ErrNotSetUp = errors.New("virtual machines are not set up: exanetctl qemu setup")
 
-// DefaultCache gives $XDG_CACHE_HOME/exanet/qemu (XDG Base Directory
-// Specification).
+// DefaultCache returns $XDG_CACHE_HOME/exanet/qemu (XDG Base Directory Specification).
 func DefaultCache() (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -24,27 +23,26 @@ func DefaultCache() (string, error) {
 	return filepath.Join(dir, "exanet", "qemu"), nil
 }
 
-// Cache is a directory with what guests need. Its methods may be called by
-// several processes at once: those that change it lock it.
+// Cache is a directory with the files that guests need. Several processes may use it at once:
+// methods that change it lock it.
 type Cache struct {
 	Dir string
-	// Programs is a directory with the pfd and exanetctl that guests get, and in its
-	// directory arm64 those of MachineARM.
+	// Programs is a directory with the pfd and exanetctl for guests; its subdirectory arm64 has
+	// those for MachineARM.
 	Programs string
-	// Package is the package of make deb that guests with Debian install; "": the
-	// newest in Programs.
+	// Package is the package of make deb that Debian guests install; "": the newest in
+	// Programs.
 	Package string
-	// Kernel is which one the guests have, as the beginning of its version: 6.12, or
-	// 6.12-amd64 for the one with all modules instead of that for clouds; "": the archive's
-	// newest.
+	// Kernel selects the guests' kernel by a prefix of its version: 6.12, or 6.12-amd64 for the
+	// kernel with all modules instead of the cloud kernel; "": the newest in the archive.
 	Kernel string
-	// Say tells what is done and how far it is; nil: nobody.
+	// Say reports the progress; it may be nil.
 	Say func(format string, args ...any)
 
-	arm bool // it is the part for MachineARM
+	arm bool // the part for MachineARM
 }
 
-// of gives the part of the cache for a machine.
+// of returns the part of the cache for a machine.
 func (c *Cache) of(machine string) *Cache {
 	if machine != MachineARM || c.arm {
 		return c
@@ -52,7 +50,7 @@ func (c *Cache) of(machine string) *Cache {
 	return &Cache{Dir: c.path(MachineARM), Programs: filepath.Join(c.Programs, MachineARM), Kernel: c.Kernel, Say: c.Say, arm: true}
 }
 
-// missing is ErrNotSetUp for the part of the cache.
+// missing returns ErrNotSetUp for this part of the cache.
 func (c *Cache) missing() error {
 	if c.arm {
 		return fmt.Errorf("%w --arm64", ErrNotSetUp)
@@ -64,7 +62,7 @@ func (c *Cache) path(name ...string) string {
 	return filepath.Join(append([]string{c.Dir}, name...)...)
 }
 
-// kernelPath is path of what each kernel has of its own.
+// kernelPath is like path, for files that each kernel has separately.
 func (c *Cache) kernelPath(name string, more ...string) string {
 	return c.path(append([]string{c.kernelName(name)}, more...)...)
 }
@@ -82,13 +80,13 @@ func (c *Cache) say(format string, args ...any) {
 	}
 }
 
-// pins is what a cache was resolved to; Setup goes by it from then on, whatever
-// the archive has meanwhile.
+// pins are the packages that a cache was resolved to. Later Setups use them even if the archive
+// has changed.
 type pins struct {
-	Programs []archived `json:"programs"` // QEMU, where the machine has none, a shell, and bpftool for tests
+	Programs []archived `json:"programs"` // QEMU if the machine has none, a shell, and bpftool for tests
 	Kernel   []archived `json:"kernel"`
-	Build    []archived `json:"compiler,omitempty"` // what builds modules and tests for it
-	Debian   []archived `json:"debian,omitempty"`   // the system of a guest
+	Build    []archived `json:"compiler,omitempty"` // builds its modules and tests
+	Debian   []archived `json:"debian,omitempty"`   // system of a guest
 }
 
 func (c *Cache) pinsFile() string { return c.kernelPath("pins") + ".json" }
@@ -113,7 +111,7 @@ func (c *Cache) writePins(p pins) error {
 	return replace(c.pinsFile(), append(b, '\n'))
 }
 
-// replace writes a file that is there as a whole or not at all.
+// replace writes a file atomically.
 func replace(path string, b []byte) error {
 	if err := os.WriteFile(path+".new", b, 0o644); err != nil {
 		return err
@@ -126,8 +124,8 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// once makes a directory of the cache unless it is there: in a new one, which
-// takes its name when it is complete.
+// once creates a directory of the cache unless it exists. make fills a temporary directory,
+// which gets the name when it is complete.
 func (c *Cache) once(name string, make func(dir string) error) error {
 	if exists(c.path(name)) {
 		return nil
@@ -145,15 +143,15 @@ func (c *Cache) once(name string, make func(dir string) error) error {
 	return os.Rename(tmp, c.path(name))
 }
 
-// What says what Fetch has to fetch.
+// What selects what Fetch fetches.
 type What struct {
-	Refresh bool // have packages resolved anew
+	Refresh bool // resolve the packages anew
 	IOMMUFD bool // build the modules that Debian's kernels lack, and the kernel's tests of VFIO
-	Debian  bool // guests with Debian
-	ARM     bool // for MachineARM, instead: neither of the two before
+	Debian  bool // files of Debian guests
+	ARM     bool // for MachineARM; excludes IOMMUFD and Debian
 }
 
-// part gives the part of the cache that is meant.
+// part returns the part of the cache that w selects.
 func (c *Cache) part(w What) *Cache {
 	if w.ARM {
 		return c.of(MachineARM)
@@ -161,7 +159,7 @@ func (c *Cache) part(w What) *Cache {
 	return c
 }
 
-// Setup makes whatever the cache misses: Fetch, and then Prepare.
+// Setup creates all that the cache lacks: it calls Fetch, then Prepare.
 func (c *Cache) Setup(ctx context.Context, w What) error {
 	if err := c.Fetch(ctx, w); err != nil {
 		return err
@@ -175,9 +173,8 @@ func (c *Cache) Setup(ctx context.Context, w What) error {
 	return c.Prepare(ctx, Debian, MachineX86)
 }
 
-// Fetch has the programs and the kernel from the archive. What was fetched stays
-// where it fails, and the next Fetch goes on there; once all is there it needs no
-// network.
+// Fetch fetches the programs and the kernel from the archive. After an error the fetched files
+// stay, and the next Fetch continues there. When everything is fetched it needs no network.
 func (c *Cache) Fetch(ctx context.Context, w What) error {
 	c = c.part(w)
 	unlock, err := c.lock(ctx)
@@ -205,7 +202,7 @@ func (c *Cache) fetch(ctx context.Context, w What) error {
 		return fmt.Errorf("%w: the kernel %q: guests for arm64 have that of %s alone", ErrArchive, c.Kernel, suite)
 	}
 	if !kernelVersion.MatchString(c.Kernel) {
-		return fmt.Errorf("%w: the kernel %q: want the first numbers of its version, as 6.12", ErrArchive, c.Kernel)
+		return fmt.Errorf("%w: the kernel %q: want a prefix of its version, as 6.12", ErrArchive, c.Kernel)
 	}
 	a, err := newArchive(ctx, c)
 	if err != nil {
@@ -249,7 +246,7 @@ func (c *Cache) fetch(ctx context.Context, w What) error {
 	return a.clean()
 }
 
-// resolve chooses packages.
+// resolve selects the packages.
 func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 	var p pins
 	if err := a.update(ctx); err != nil {
@@ -257,13 +254,13 @@ func (c *Cache) resolve(ctx context.Context, a *archive) (pins, error) {
 	}
 	programs, qemu, kernel := []string{"busybox-static", "bpftool"}, []string{"qemu-system-x86", "seabios"}, "linux-image-cloud-amd64"
 	if c.arm {
-		// Linux 7.2 gives a node no vectors there (VFIO_DEVICE_SET_IRQS: ENOSPC).
+		// Linux 7.2 provides no vectors for a node there (VFIO_DEVICE_SET_IRQS: ENOSPC).
 		programs, qemu, kernel = []string{"busybox-static:arm64"}, []string{"qemu-system-arm"}, "linux-image-cloud-arm64:arm64/"+suite
 	}
 	if q, err := c.onPath(ctx); err == nil {
 		c.say("QEMU %s is on PATH", q.Version)
 	} else {
-		c.say("%v: taking Debian's", err)
+		c.say("%v: using Debian's", err)
 		programs = append(programs, qemu...)
 	}
 	var err error

@@ -21,38 +21,37 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// System is what a guest runs beside its kernel.
+// System is the userspace of a guest.
 type System string
 
 // Systems.
 const (
-	// Small is pfd, exanetctl and a shell.
+	// Small has pfd, exanetctl and a shell.
 	Small System = ""
-	// Debian is Debian with systemd, where the package of make deb is installed.
+	// Debian is Debian with systemd and the package of make deb.
 	Debian System = "debian"
 )
 
-// ErrPackage says that there is no package for a guest with Debian.
+// ErrPackage reports that the package for Debian guests does not exist.
 var ErrPackage = errors.New("package of pfd for Debian")
 
-// debianPackages are installed with all that they need. dpkg wants the programs of
-// four others (lib/dpkg/path.c of dpkg, checkpath).
+// debianPackages are installed with their dependencies. dpkg needs the programs of four others
+// (lib/dpkg/path.c of dpkg, checkpath).
 var debianPackages = []string{
 	"base-files", "bpftool", "coreutils", "dash", "diffutils", "dpkg", "findutils", "grep", "libc-bin",
 	"procps", "sed", "systemd", "tar", "udev", "util-linux",
 }
 
-// unwanted are files that a guest has no use for: the kernel unpacks all that is
-// left into memory.
+// unwanted matches files that a guest does not need: the kernel unpacks all others into memory.
 var unwanted = regexp.MustCompile(`^(boot|usr/share/(bash-completion|bug|doc|doc-base|fish|gcc|gdb|info|lintian|locale|man|polkit-1|zoneinfo|zsh)|usr/lib/(locale|udev/hwdb\.d|[^/]+/gconv)|usr/include|usr/games)/.`)
 
-// merged are the links of a system whose programs are all below /usr; as a
-// directory each would take the link's place.
+// merged are the links of a system whose programs are all below /usr. A package's directory of
+// the same name would replace the link.
 var merged = []string{"bin", "sbin", "lib", "lib64"}
 
-// unpackDebian makes one archive of packages, as the kernel unpacks it, in dir. No
-// script of theirs runs: what they would do, and what a guest needs of it, is in
-// debianContents.
+// unpackDebian combines packages into one archive in dir, in the format that the kernel
+// unpacks. It runs none of their scripts: debianContents has their effects as far as a guest
+// needs them.
 func (a *archive) unpackDebian(ctx context.Context, dir string, list []archived) error {
 	a.cache.say("unpacking Debian, %d packages", len(list))
 	out, err := os.Create(filepath.Join(dir, "files"))
@@ -72,7 +71,7 @@ func (a *archive) unpackDebian(ctx context.Context, dir string, list []archived)
 			return errors.Join(err, out.Close())
 		}
 	}
-	// Without an end: what follows belongs to it.
+	// Without a trailer: the next archive continues this one.
 	err = errors.Join(w.Flush(), buffer.Flush(), out.Close())
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "key"), []byte(hex.EncodeToString(sum.Sum(nil))), 0o644)
@@ -80,7 +79,7 @@ func (a *archive) unpackDebian(ctx context.Context, dir string, list []archived)
 	return err
 }
 
-// unpackEntry copies a file of a package. All belong to root.
+// unpackEntry copies a file of a package, owned by root.
 func unpackEntry(w *cpio.Writer, h *tar.Header, r io.Reader) error {
 	name := strings.TrimPrefix(path.Clean("/"+h.Name), "/")
 	if name == "" || unwanted.MatchString(name) {
@@ -90,7 +89,7 @@ func unpackEntry(w *cpio.Writer, h *tar.Header, r io.Reader) error {
 		if name == m {
 			return nil
 		}
-		if rest, ok := strings.CutPrefix(name, m+"/"); ok { // packages of before may name the old places
+		if rest, ok := strings.CutPrefix(name, m+"/"); ok { // older packages may use the old paths
 			name = "usr/" + m + "/" + rest
 		}
 	}
@@ -106,7 +105,7 @@ func unpackEntry(w *cpio.Writer, h *tar.Header, r io.Reader) error {
 		c.mode |= fs.ModeDir
 	case tar.TypeSymlink:
 		c.mode, c.text = c.mode|fs.ModeSymlink, h.Linkname
-	case tar.TypeLink: // of one package, and the first of them has the bytes
+	case tar.TypeLink: // within one package; the first link has the data
 		c.mode, c.text = fs.ModeSymlink|0o777, path.Clean("/"+h.Linkname)
 	default:
 		return nil
@@ -114,8 +113,8 @@ func unpackEntry(w *cpio.Writer, h *tar.Header, r io.Reader) error {
 	return writeEntry(w, c)
 }
 
-// agentUnit is the service that runs the host's commands. It begins with what makes
-// the guest a machine that has pfd installed.
+// agentUnit is the service that runs the host's commands. Its first part makes the guest a
+// machine with pfd installed.
 const agentUnit = `[Unit]
 Description=Commands of this guest's host
 After=basic.target
@@ -131,15 +130,15 @@ TimeoutStartSec=infinity
 WantedBy=multi-user.target
 `
 
-// idle are units that take a guest time and give it nothing: what it drives is
-// plugged in when it has booted.
+// idle are units that take time and are useless in a guest: devices are plugged in after its
+// boot.
 var idle = []string{
 	"dev-mqueue.mount", "getty.target", "ldconfig.service", "proc-sys-fs-binfmt_misc.automount", "run-lock.mount",
 	"systemd-binfmt.service", "systemd-hwdb-update.service", "systemd-journal-catalog-update.service", "systemd-journal-flush.service",
 	"systemd-network-generator.service", "systemd-random-seed.service", "systemd-udev-trigger.service",
 }
 
-// debianContents lists what a guest with Debian has besides its packages' files.
+// debianContents returns the files of a Debian guest that are not in packages.
 func (c *Cache) debianContents() ([]content, error) {
 	deb, err := c.deb()
 	if err != nil {
@@ -151,7 +150,7 @@ func (c *Cache) debianContents() ([]content, error) {
 		{name: "etc/group", mode: 0o644, text: "root:x:0:\nnogroup:x:65534:\n"},
 		{name: "etc/shadow", mode: 0o600, text: "root:*:1:0:99999:7:::\nnobody:*:1:0:99999:7:::\n"},
 		{name: "etc/hostname", mode: 0o644, text: "guest\n"},
-		// Without a number this would be a first boot, which enables all services.
+		// Without an id this would be a first boot, which enables all services.
 		{name: "etc/machine-id", mode: 0o444, text: "e4a0e4a0e4a0e4a0e4a0e4a0e4a0e4a0\n"},
 		{name: "var/lib/dpkg/status", mode: 0o644},
 		{name: "root/exanet.deb", mode: 0o644, from: deb},
@@ -166,7 +165,7 @@ func (c *Cache) debianContents() ([]content, error) {
 	return append(list, modules...), err
 }
 
-// deb gives the package that guests with Debian install.
+// deb returns the path of the package that Debian guests install.
 func (c *Cache) deb() (string, error) {
 	if c.Package != "" {
 		return c.Package, nil
@@ -182,18 +181,18 @@ func (c *Cache) deb() (string, error) {
 		}
 	}
 	if newest == "" {
-		return "", fmt.Errorf("%w: none in %s: make deb makes it, or name it with --package", ErrPackage, c.Programs)
+		return "", fmt.Errorf("%w: none in %s: build it with make deb, or name it with --package", ErrPackage, c.Programs)
 	}
 	return newest, nil
 }
 
-// How a guest with Debian boots, and the command that is over when it has.
+// How a Debian guest boots, and the command that ends when it has booted.
 const debianBoot = "rdinit=/usr/lib/systemd/systemd systemd.unit=multi-user.target"
 
 var debianReady = []string{"sh", "-c", "systemctl is-system-running --wait || { systemctl --failed --no-pager; exit 1; }"}
 
-// debianPFD starts the service; pfd's arguments, each a flag and its value, become
-// its configuration (docs/service.md).
+// debianPFD starts the service. pfd's arguments, pairs of a flag and its value, become its
+// configuration (docs/service.md).
 const debianPFD = `while [ $# -gt 0 ]; do
 	echo "${1#--} = \"$2\""
 	shift 2
@@ -201,7 +200,7 @@ done >/etc/exanet/pfd.toml
 udevadm settle # the devices' files become the service's
 systemctl start pfd || { journalctl --no-pager --unit pfd; exit 1; }`
 
-// fetchDebian makes the files of a guest with Debian.
+// fetchDebian creates the files of a Debian guest.
 func (c *Cache) fetchDebian(ctx context.Context, a *archive, p *pins) error {
 	if p.Debian == nil {
 		if err := a.update(ctx); err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/cavaliergopher/cpio"
 )
 
-// A package's files become an archive for the kernel: below /usr, all root's, and
-// without what a guest has no use for.
+// A package's files become an archive for the kernel: below /usr, owned by root, and without
+// files that a guest does not need.
 func TestUnpackEntry(t *testing.T) {
 	for _, c := range []struct {
 		name  string

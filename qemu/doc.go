@@ -1,11 +1,10 @@
-// Package qemu sets up virtual machines that have ExaNet nodes as PCI devices,
-// boots them, and runs commands in them: exanetctl qemu.
+// Package qemu sets up virtual machines with ExaNet nodes as PCI devices, boots them, and runs
+// commands in them (exanetctl qemu).
 //
-// A Cache holds what Setup fetches and makes: QEMU, a kernel of Debian's with the
-// modules that matter, an initramfs, and the state of a guest that has booted.
-// That boot is the only one: a Fleet restores the state and plugs the nodes in,
-// which takes seconds where booting takes up to minutes without KVM.
+// A Cache has the files that Setup fetches and builds: QEMU, a kernel of Debian with the needed
+// modules, an initramfs, and the saved state of a booted guest. The guest boots only once: a
+// Fleet restores the state and plugs the nodes in. That takes seconds, while a boot takes up to
+// minutes without KVM.
 //
-// What runs in a guest is package qemu/guest; how the host has commands run
-// there, package qemu/agent.
+// Package qemu/guest runs inside a guest. Package qemu/agent runs the host's commands there.
 package qemu

@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/qemu"
 )
 
-// Guests that nobody has booted.
+// A directory without booted guests.
 func ExampleOpen() {
 	dir, err := os.MkdirTemp("", "exanet")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// kernelTar is a kernel's packages as dpkg-deb gives them.
+// kernelTar creates a kernel's packages in the format that dpkg-deb prints.
 func kernelTar(t *testing.T, path string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -47,8 +47,8 @@ func kernelTar(t *testing.T, path string) {
 	}
 }
 
-// fakes puts an apt-get and a dpkg-deb before the machine's, which note what they
-// are told in log. A file FAIL-DOWNLOAD or FAIL-UNPACK in dir has them fail.
+// fakes puts an apt-get and a dpkg-deb first on PATH, which write their arguments to log. A
+// file FAIL-DOWNLOAD or FAIL-UNPACK in dir makes them fail.
 func fakes(t *testing.T, dir string) {
 	t.Helper()
 	bin := filepath.Join(dir, "bin")
@@ -82,8 +82,8 @@ esac`,
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 }
 
-// A setup that a network or a disk breaks off says so and goes on where it
-// stopped; once all is there it asks nobody.
+// A setup that the network or the disk interrupts reports that, and continues where it stopped.
+// When everything is fetched it uses no network.
 func TestFetchGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	fakes(t, dir)

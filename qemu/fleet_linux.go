@@ -18,30 +18,30 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// MaxGuests bounds a fleet: each guest's pfd gives out protection domains of its
-// own, and those of Group come behind (ours).
+// MaxGuests limits a fleet: each guest's pfd has its own range of protection domains, and those
+// of Group follow. Values below are defined by this project.
 const (
 	MaxGuests  = 15
-	domains    = 1 << 12 // of a guest
+	domains    = 1 << 12 // per guest
 	groupFirst = MaxGuests * domains
 )
 
-// Group is a group that processes of different guests can attach in: it is the
-// same in all guests (docs/deployments.md, "Groups").
+// Group is a group that processes of different guests can attach in; all guests share it
+// (docs/deployments.md, "Groups").
 const Group = "guests"
 
 // Errors of a fleet.
 var (
-	// ErrRunning says that a fleet runs already.
-	ErrRunning = errors.New("guests run already: exanetctl qemu stop ends them")
-	// ErrNone says that no fleet runs.
-	ErrNone = errors.New("no guests run: exanetctl qemu boot starts them")
-	// ErrGuest says that a fleet has no such guest, or that it is in trouble.
+	// ErrRunning reports that a fleet already runs.
+	ErrRunning = errors.New("guests run already: end them with exanetctl qemu stop")
+	// ErrNone reports that no fleet runs.
+	ErrNone = errors.New("no guests run: start them with exanetctl qemu boot")
+	// ErrGuest reports that a guest does not exist, or has failed.
 	ErrGuest = errors.New("guest")
 )
 
-// DefaultDir gives the directory of a fleet's sockets: exanet/qemu below
-// $XDG_RUNTIME_DIR, or /run for root.
+// DefaultDir returns the directory of a fleet's sockets: exanet/qemu below $XDG_RUNTIME_DIR, or
+// below /run for root.
 func DefaultDir() (string, error) {
 	base := os.Getenv("XDG_RUNTIME_DIR")
 	if os.Geteuid() == 0 {
@@ -53,45 +53,43 @@ func DefaultDir() (string, error) {
 	return filepath.Join(base, "exanet", "qemu"), nil
 }
 
-// Fleet is guests that run, with the process that emulates their nodes. The
-// emulator outlives them: QEMU aborts when the server of a device closes its
-// socket.
+// Fleet is a set of running guests with the process that emulates their nodes. The emulator
+// must outlive them: QEMU aborts when a device's server closes its socket.
 type Fleet struct {
 	Dir   string
 	state fleetState
 }
 
-// fleetState is what a fleet's directory remembers.
+// fleetState is the state that a fleet's directory stores.
 type fleetState struct {
 	Options Options   `json:"options"`
 	Nodes   process   `json:"nodes"`
 	Guests  []process `json:"guests"`
 }
 
-// Options of Boot.
+// Options are the options of Boot.
 type Options struct {
 	Guests int      // 1 to MaxGuests
-	Nodes  int      // of a guest, 0 to MaxNodes
-	Server []string // the command that serves nodes: --nodes and --socket-dir follow
-	// Modules is the set that guests load: guest.SetStock, or where it was built
-	// guest.SetIOMMUFD; "": the stock one.
+	Nodes  int      // per guest, 0 to MaxNodes
+	Server []string // command that serves nodes; --nodes and --socket-dir are appended
+	// Modules is the set of modules that guests load: guest.SetStock, or guest.SetIOMMUFD if it
+	// was built; "": the stock set.
 	Modules string
 	System  System
-	// Machine is what guests are: MachineX86, MachineBare or MachineARM; "": the first.
-	// Debian is for the first alone.
+	// Machine is the kind of machine: MachineX86, MachineBare or MachineARM; "": MachineX86.
+	// Only MachineX86 supports Debian.
 	Machine string
-	// UIO has the nodes of MachineBare driven by UIO, else by VFIO without an IOMMU,
-	// which needs guest.SetIOMMUFD.
+	// UIO makes UIO drive the nodes of MachineBare. Otherwise VFIO without an IOMMU drives
+	// them, which needs guest.SetIOMMUFD.
 	UIO bool
-	// PFD are arguments of the pfd in each guest, besides its device; nil: none is
-	// started.
+	// PFD are arguments of the pfd in each guest, added to its device; nil: no pfd is started.
 	PFD []string
-	// Memory is QEMU's object that guests' memory is, its size and id excepted; "":
-	// a file that the process of the nodes maps, too.
+	// Memory is QEMU's object for the guests' memory, without size and id; "": a file that the
+	// serving process also maps.
 	Memory string
 }
 
-// Check refuses what Boot cannot make.
+// Check returns an error for options that Boot does not support.
 func (o Options) Check() error {
 	switch {
 	case o.Guests < 1 || o.Guests > MaxGuests:
@@ -115,8 +113,8 @@ func (o Options) machine() string {
 	return o.Machine
 }
 
-// Boot restores guests from the cache, plugs their nodes in, and starts pfd in
-// each. What was started ends where it fails.
+// Boot restores guests from the cache, plugs their nodes in, and starts pfd in each. After an
+// error it ends what it has started.
 func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err error) {
 	if err := o.Check(); err != nil {
 		return nil, err
@@ -172,8 +170,8 @@ func Boot(ctx context.Context, c *Cache, dir string, o Options) (f *Fleet, err e
 	return f, nil
 }
 
-// Restart ends a guest, unless it has ended by itself, and starts it anew with the
-// same nodes: they go on meanwhile.
+// Restart ends a guest, unless it has ended, and starts it again with the same nodes, which
+// stay up.
 func (f *Fleet) Restart(ctx context.Context, c *Cache, i int) error {
 	if i < 0 || i >= len(f.state.Guests) {
 		return fmt.Errorf("%w %d: there are %d", ErrGuest, i, len(f.state.Guests))
@@ -200,8 +198,8 @@ func (f *Fleet) Restart(ctx context.Context, c *Cache, i int) error {
 	return nil
 }
 
-// Begin makes a guest ready that was restored, or that has rebooted by itself: it
-// loads its modules and starts its pfd.
+// Begin prepares a guest that was restored or has rebooted by itself: it loads the modules and
+// starts pfd.
 func (f *Fleet) Begin(ctx context.Context, i int) error {
 	if err := f.load(ctx, i); err != nil {
 		return err
@@ -209,7 +207,7 @@ func (f *Fleet) Begin(ctx context.Context, i int) error {
 	return f.startPFD(ctx, i)
 }
 
-// Open gives the fleet of a directory.
+// Open returns the fleet of a directory.
 func Open(dir string) (*Fleet, error) {
 	f := &Fleet{Dir: dir}
 	b, err := os.ReadFile(f.path("fleet.json"))
@@ -229,19 +227,19 @@ func (f *Fleet) path(name string) string { return filepath.Join(f.Dir, name) }
 
 func guestDir(dir string, i int) string { return filepath.Join(dir, "guest"+strconv.Itoa(i)) }
 
-// Guests gives the number of guests.
+// Guests returns the number of guests.
 func (f *Fleet) Guests() int { return len(f.state.Guests) }
 
 // Guest is one guest of a fleet.
 type Guest struct {
 	Index   int    `json:"guest"`
-	PID     int    `json:"pid"` // of its QEMU
+	PID     int    `json:"pid"` // of the guest's QEMU
 	Alive   bool   `json:"alive"`
 	Nodes   int    `json:"nodes"`
 	Machine string `json:"machine"`
 }
 
-// List gives the guests.
+// List returns the guests.
 func (f *Fleet) List() []Guest {
 	list := make([]Guest, len(f.state.Guests))
 	for i, g := range f.state.Guests {
@@ -250,25 +248,25 @@ func (f *Fleet) List() []Guest {
 	return list
 }
 
-// GuestPID gives the process of a guest's QEMU, and NodesPID that of the nodes.
+// GuestPID returns the pid of a guest's QEMU.
 func (f *Fleet) GuestPID(i int) int { return f.state.Guests[i].PID }
 
-// NodesPID gives the process that emulates the nodes.
+// NodesPID returns the pid of the process that emulates the nodes.
 func (f *Fleet) NodesPID() int { return f.state.Nodes.PID }
 
-// record remembers what runs, before more is started.
+// record stores the running processes, before more are started.
 func (f *Fleet) record() error {
 	b, err := json.Marshal(f.state)
 	if err == nil {
 		err = replace(f.path("fleet.json"), b)
 	}
 	if err != nil {
-		return fmt.Errorf("remembering the guests: %w", err)
+		return fmt.Errorf("storing the guests: %w", err)
 	}
 	return nil
 }
 
-// running gives nil while any process of the fleet runs.
+// running returns nil while any process of the fleet runs.
 func (f *Fleet) running() error {
 	err := f.state.Nodes.alive()
 	for _, g := range f.state.Guests {
@@ -280,7 +278,8 @@ func (f *Fleet) running() error {
 	return err
 }
 
-// serve starts the process with the nodes; guests are restored meanwhile, until served.
+// serve starts the process with the nodes. Guests can be restored meanwhile; served waits for
+// the nodes.
 func (f *Fleet) serve(o Options) error {
 	if o.Nodes == 0 {
 		return nil
@@ -309,7 +308,7 @@ func (f *Fleet) served(ctx context.Context) error {
 	return nil
 }
 
-// node gives the socket of a node (package emu/serve).
+// node returns the socket of a node (package emu/serve).
 func (f *Fleet) node(i int) string {
 	return filepath.Join(f.path("nodes"), "node"+strconv.Itoa(i)+".sock")
 }
@@ -345,7 +344,7 @@ func (f *Fleet) restore(ctx context.Context, s saved, i int) error {
 	return nil
 }
 
-// load loads the guest's modules.
+// load loads the modules in a guest.
 func (f *Fleet) load(ctx context.Context, i int) error {
 	set := f.state.Options.Modules
 	if set == "" {
@@ -356,15 +355,15 @@ func (f *Fleet) load(ctx context.Context, i int) error {
 	return failed("loading its modules", code, err, out.String())
 }
 
-// groupsFile lists the groups of all pfds in the guests.
+// groupsFile has the groups of all pfds in the guests.
 const groupsFile = "/run/groups"
 
-// HugePages is how many huge pages of 2 MiB a guest without an IOMMU sets aside: what
-// its processes share, and pfd's own (ours).
+// HugePages is how many huge pages of 2 MiB a guest without an IOMMU reserves, for memory that
+// its processes share and for pfd's own; defined by this project.
 const HugePages = 96
 
-// smallPFD starts a pfd with its arguments. Mapping for a device pins; a guest is
-// pfd's alone. Its log is looked at, for starting a program takes long without KVM.
+// smallPFD starts a pfd with its arguments. Mapping for a device pins memory; the guest exists
+// only for pfd. The script watches pfd's log because starting a program takes long without KVM.
 const smallPFD = `ulimit -l unlimited; pfd "$@" >/run/pfd.log 2>&1 &
 p=$!
 until grep -q msg=ready /run/pfd.log; do
@@ -372,8 +371,8 @@ until grep -q msg=ready /run/pfd.log; do
 	sleep 0.05
 done`
 
-// startPFD binds the guest's nodes to their driver and starts a pfd; it is back when
-// that is ready.
+// startPFD binds the guest's nodes to their driver, starts a pfd, and returns when pfd is
+// ready.
 func (f *Fleet) startPFD(ctx context.Context, i int) error {
 	o := f.state.Options
 	if o.Nodes == 0 || o.PFD == nil {
@@ -411,7 +410,7 @@ func (f *Fleet) startPFD(ctx context.Context, i int) error {
 	return failed("starting pfd", code, err, out.String())
 }
 
-// failed makes an error of a command in a guest that did not succeed.
+// failed returns an error for a command in a guest that did not succeed.
 func failed(what string, code int, err error, said string) error {
 	switch {
 	case err != nil:
@@ -422,10 +421,10 @@ func failed(what string, code int, err error, said string) error {
 	return nil
 }
 
-// pfdTime is how long a pfd may take until it answers (ours).
+// pfdTime is how long a pfd may take to become ready; defined by this project.
 const pfdTime = 2 * time.Minute
 
-// Run runs a command in a guest and gives its exit code.
+// Run runs a command in a guest and returns its exit code.
 func (f *Fleet) Run(ctx context.Context, i int, c agent.Command) (int, error) {
 	if i < 0 || i >= len(f.state.Guests) {
 		return 0, fmt.Errorf("%w %d: there are %d", ErrGuest, i, len(f.state.Guests))
@@ -447,7 +446,7 @@ func (f *Fleet) Stop(ctx context.Context) error {
 		errs = append(errs, f.state.Nodes.end(ctx))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // what is left can be stopped again
+		return err // Stop can be repeated for the rest
 	}
 	return os.RemoveAll(f.Dir)
 }

@@ -40,7 +40,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// A process is ended by its number only as long as the number is its own.
+// A process is ended only if its pid still belongs to it.
 func TestEnd(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct{ name, script string }{
@@ -80,7 +80,7 @@ func TestEnd(t *testing.T) {
 	})
 }
 
-// What a process says before it ends is in the error.
+// The error contains a process's last output before its end.
 func TestEndedSays(t *testing.T) {
 	p, err := startProcess(filepath.Join(t.TempDir(), "qemu.log"), nil, "sh", "-c", "echo no such device >&2; exit 1")
 	if err != nil {
@@ -101,7 +101,7 @@ func TestNoFleet(t *testing.T) {
 }
 
 func TestNotSetUp(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // no QEMU of the machine
+	t.Setenv("PATH", t.TempDir()) // hide the machine's QEMU
 	c := &Cache{Dir: t.TempDir(), Programs: t.TempDir()}
 	for machine, words := range map[string]string{MachineX86: "qemu setup", MachineBare: "qemu setup", MachineARM: "qemu setup --arm64"} {
 		if err := c.Prepare(t.Context(), Small, machine); !errors.Is(err, ErrNotSetUp) || !strings.HasSuffix(err.Error(), words) {

@@ -16,18 +16,18 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// ErrProgram says that a program cannot run in a guest.
+// ErrProgram reports that a program cannot run in a guest.
 var ErrProgram = errors.New("program of a guest")
 
-// content is a file of the initramfs: a directory, a link, or a file of ours.
+// content is a file of the initramfs: a directory, a link, a copied file, or a text.
 type content struct {
 	name string
 	mode fs.FileMode
 	from string // path, or ""
-	text string // where from is "": the file, or what the link names
+	text string // if from is "": the content of the file, or the target of the link
 }
 
-// contents lists the files of a small guest.
+// contents returns the files of a small guest.
 func (c *Cache) contents() ([]content, error) {
 	var list []content
 	for _, d := range []string{"bin", "dev", "etc", "lib", "proc", "root", "run", "sys", "tmp"} {
@@ -53,7 +53,7 @@ func (c *Cache) contents() ([]content, error) {
 	return append(list, modules...), err
 }
 
-// moduleContents lists the kernel's modules, below a directory.
+// moduleContents returns the kernel's modules, placed below a directory.
 func (c *Cache) moduleContents(below string) ([]content, error) {
 	list := []content{{name: below[1:], mode: fs.ModeDir | 0o755}}
 	for _, set := range []string{guest.SetStock, guest.SetIOMMUFD} {
@@ -74,7 +74,7 @@ func (c *Cache) moduleContents(below string) ([]content, error) {
 	return list, nil
 }
 
-// modules gives where the cache has a set of modules.
+// modules returns the path of a set of modules in the cache.
 func (c *Cache) modules(set string) string {
 	if set == guest.SetStock {
 		return c.kernelPath("kernel", "modules")
@@ -82,8 +82,8 @@ func (c *Cache) modules(set string) string {
 	return c.kernelPath(set, "modules")
 }
 
-// static refuses a program of another machine, and one that needs libraries: a guest
-// has none.
+// static returns an error for a program of another architecture, or one that needs libraries,
+// which guests do not have.
 func static(path string, machine elf.Machine) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -91,20 +91,20 @@ func static(path string, machine elf.Machine) error {
 	}
 	defer f.Close()
 	if f.Machine != machine {
-		return fmt.Errorf("%w: %s is for %v, want %v: build it with GOARCH", ErrProgram, path, f.Machine, machine)
+		return fmt.Errorf("%w: %s is built for %v, want %v: set GOARCH", ErrProgram, path, f.Machine, machine)
 	}
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
-			return fmt.Errorf("%w: %s needs libraries, which a guest has not: build it with CGO_ENABLED=0", ErrProgram, path)
+			return fmt.Errorf("%w: %s needs libraries, which guests do not have: build it with CGO_ENABLED=0", ErrProgram, path)
 		}
 	}
 	return nil
 }
 
-// initramfs makes a guest's files, not packed: unpacking costs the guest more
-// than reading. It gives the file and a name for what is in it.
+// initramfs creates the archive of a guest's files, uncompressed because decompression takes a
+// guest longer than reading. It returns the file and a key of its content.
 func (c *Cache) initramfs(system System) (path, key string, err error) {
-	base := "" // what they come after
+	base := "" // the archive before these files
 	contents := c.contents
 	h := sha256.New()
 	if system == Debian {
@@ -149,7 +149,7 @@ func (c *Cache) initramfs(system System) (path, key string, err error) {
 	return path, key, nil
 }
 
-// write writes an archive that the kernel unpacks
+// write writes an archive in the format that the kernel unpacks
 // (Documentation/driver-api/early-userspace/buffer-format.rst).
 func write(out io.Writer, list []content) error {
 	w := cpio.NewWriter(out)

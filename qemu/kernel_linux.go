@@ -17,31 +17,31 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// ErrModule says that a kernel misses a module that guests need.
+// ErrModule reports that a kernel lacks a module that guests need.
 var ErrModule = errors.New("kernel without a module that guests need")
 
-// wanted are the modules of a set; one that is not needed is taken where the
-// kernel has it as a module.
+// wanted is a module of a set. A module that is not needed is included if the kernel has it as
+// a module.
 type wanted struct {
 	name string
 	need bool
 }
 
 var (
-	// The first three are parts of Debian's kernels, but for virtio_iommu of arm64's.
+	// The first three are built into Debian's kernels, except virtio_iommu on arm64.
 	stockModules = []wanted{{"virtio_pci", false}, {"virtio_console", false}, {"virtio_iommu", false}, {"vfio_iommu_type1", true}, {"vfio_pci", true}, {"uio_pci_generic", false},
-		{"rdma_rxe", false}, {"ib_uverbs", false}} // a kernel for clouds has neither
+		{"rdma_rxe", false}, {"ib_uverbs", false}} // cloud kernels have neither
 	iommufdModules = []wanted{{"iommufd", true}, {"vfio_iommu_type1", true}, {"vfio_pci", true}}
 )
 
-// kernelFile is the kernel's image below /boot or, since 7.1, beside its modules.
+// kernelFile matches the kernel's image below /boot or, since 7.1, beside its modules.
 var kernelFile = regexp.MustCompile(`^/(boot/vmlinuz-|usr/lib/modules/[^/]+/vmlinuz$)`)
 
-// kernel takes out of packages what guests need: the image, and the modules, not
-// packed, with names in the order of loading.
+// kernel extracts the files that guests need from packages: the image and the uncompressed
+// modules, with names in loading order.
 func (a *archive) kernel(ctx context.Context, dir string, list []archived) error {
 	a.cache.say("unpacking the kernel")
-	modules := map[string][]byte{} // packed
+	modules := map[string][]byte{} // compressed
 	image := false
 	for _, f := range list {
 		err := a.files(ctx, f, func(name string, r io.Reader) error {
@@ -81,8 +81,7 @@ func (a *archive) kernel(ctx context.Context, dir string, list []archived) error
 	})
 }
 
-// writeModules writes a set into the directory modules of dir, with names in the
-// order of loading.
+// writeModules writes a set into the directory modules of dir, with names in loading order.
 func writeModules(dir string, set []wanted, get func(name string) ([]byte, error)) error {
 	order, err := loadOrder(set, get)
 	if err != nil {
@@ -99,16 +98,16 @@ func writeModules(dir string, set []wanted, get func(name string) ([]byte, error
 	return nil
 }
 
-// moduleName is a module's name as the kernel has it.
+// moduleName returns a module's name in the kernel's spelling.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-// module is one that is not packed.
+// module is an uncompressed module.
 type module struct {
 	name  string
 	bytes []byte
 }
 
-// loadOrder gives the modules of a set, each after those that it needs.
+// loadOrder returns the modules of a set, each after its dependencies.
 func loadOrder(set []wanted, get func(name string) ([]byte, error)) ([]module, error) {
 	var order []module
 	var add func(name string) error
@@ -140,7 +139,7 @@ func loadOrder(set []wanted, get func(name string) ([]byte, error)) ([]module, e
 	return order, nil
 }
 
-// dependencies gives the modules that one needs: depends= in its section .modinfo
+// dependencies returns the dependencies of a module: depends= in its section .modinfo
 // (linux/module.h, scripts/mod/modpost.c).
 func dependencies(b []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(b))
@@ -149,7 +148,7 @@ func dependencies(b []byte) ([]string, error) {
 	}
 	s := f.Section(".modinfo")
 	if s == nil {
-		return nil, fmt.Errorf("%w: it has no section .modinfo", ErrModule)
+		return nil, fmt.Errorf("%w: the section .modinfo is missing", ErrModule)
 	}
 	info, err := s.Data()
 	if err != nil {

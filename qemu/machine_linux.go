@@ -16,32 +16,32 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// Versions and sizes.
+// Versions and sizes. MaxNodes and memory are defined by this project.
 const (
 	// QEMU has the vfio-user client since 10.1 (docs/about, ChangeLog/10.1).
 	minMajor, minMinor = 10, 1
 
-	// MaxNodes is how many nodes a guest can have: its root ports (ours).
+	// MaxNodes is how many nodes a guest can have: its root ports.
 	MaxNodes = 4
-	memory   = "1G" // of a guest (ours)
+	memory   = "1G" // of a guest
 
-	// The device's process maps the same file.
+	// The serving process maps the same file.
 	sharedMemory = "memory-backend-memfd,share=on"
 )
 
 // Machines.
 const (
 	MachineX86  = "x86"      // x86-64 with an IOMMU
-	MachineBare = "no-iommu" // x86-64 without
-	MachineARM  = "arm64"    // with virtio-iommu
+	MachineBare = "no-iommu" // x86-64 without an IOMMU
+	MachineARM  = "arm64"    // arm64 with virtio-iommu
 )
 
-// ErrQEMU says that there is no QEMU that will do.
+// ErrQEMU reports that no suitable QEMU was found.
 var ErrQEMU = errors.New("no QEMU with vfio-user")
 
-// emulator is a QEMU.
+// emulator is a QEMU program.
 type emulator struct {
-	Words   []string // the command and what comes first
+	Words   []string // the command and its first arguments
 	Version string
 }
 
@@ -54,7 +54,7 @@ func (c *Cache) program() string {
 	return "qemu-system-x86_64"
 }
 
-// onPath gives the QEMU of the machine.
+// onPath returns the QEMU on PATH.
 func (c *Cache) onPath(ctx context.Context) (emulator, error) {
 	path, err := exec.LookPath(c.program())
 	if err != nil {
@@ -63,7 +63,7 @@ func (c *Cache) onPath(ctx context.Context) (emulator, error) {
 	return look(ctx, []string{path})
 }
 
-// look asks a QEMU what it is.
+// look runs a QEMU to determine its version.
 func look(ctx context.Context, words []string) (emulator, error) {
 	e := emulator{Words: words}
 	out, err := output(exec.CommandContext(ctx, words[0], append(words[1:len(words):len(words)], "--version")...))
@@ -75,15 +75,15 @@ func look(ctx context.Context, words []string) (emulator, error) {
 		return e, fmt.Errorf("%w: %s says %q", ErrQEMU, words[0], out)
 	}
 	e.Version = v[1]
-	major, _ := strconv.Atoi(v[2]) // digits: they match
+	major, _ := strconv.Atoi(v[2]) // cannot fail: the digits match
 	minor, _ := strconv.Atoi(v[3])
 	if major < minMajor || major == minMajor && minor < minMinor {
-		return e, fmt.Errorf("%w: %s is %s: it came with %d.%d", ErrQEMU, words[0], e.Version, minMajor, minMinor)
+		return e, fmt.Errorf("%w: %s is version %s: vfio-user needs %d.%d or later", ErrQEMU, words[0], e.Version, minMajor, minMinor)
 	}
 	return e, nil
 }
 
-// emulator gives the machine's QEMU, or else the cache's.
+// emulator returns the QEMU on PATH, or else the cache's.
 func (c *Cache) emulator(ctx context.Context) (emulator, error) {
 	if e, err := c.onPath(ctx); err == nil {
 		return e, nil
@@ -93,37 +93,37 @@ func (c *Cache) emulator(ctx context.Context) (emulator, error) {
 	if !exists(file) {
 		return emulator{}, fmt.Errorf("%w: %w", ErrQEMU, c.missing())
 	}
-	// Its libraries are beside it, not the machine's.
+	// Use the libraries beside it, not the machine's.
 	return look(ctx, []string{
 		filepath.Join(root, "usr", "lib64", "ld-linux-x86-64.so.2"), "--library-path", filepath.Join(root, "usr", "lib", "x86_64-linux-gnu"), file,
 		"-L", filepath.Join(root, "usr", "share", "qemu"), "-L", filepath.Join(root, "usr", "share", "seabios"),
 	})
 }
 
-// image is what a guest boots from.
+// image has the files that a guest boots from.
 type image struct {
 	kernel, initramfs string
-	boot              string   // what the kernel starts
-	ready             []string // a command that is over when the guest is
+	boot              string   // selects the first process
+	ready             []string // a command that ends when the guest is ready
 }
 
-// smallBoot is how a small guest boots.
+// smallBoot boots a small guest.
 var smallBoot = "rdinit=/bin/exanetctl -- " + strings.Join(guest.InitArgs, " ")
 
-// How QEMU runs a guest's instructions.
+// Accelerators: how QEMU executes a guest's instructions.
 const (
 	accelKVM = "kvm"
 	accelTCG = "tcg,thread=multi"
 )
 
-// boards are what machines have of their own: a board, an IOMMU, and words for the
-// kernel.
+// boards are the parts that differ between machines: the board, the IOMMU, and words of the
+// kernel's command line.
 var boards = map[string]struct {
 	args []string
 	boot string
 }{
-	// no_timer_check: the timer's test fails where the host is busy, and the guest
-	// panics. intel_iommu=on: Debian's kernels have it off.
+	// no_timer_check: on a busy host the check of the timer fails and the guest panics.
+	// intel_iommu=on: Debian's kernels default to off.
 	MachineX86: {
 		[]string{"-machine", "q35,memory-backend=ram,kernel-irqchip=split", "-device", "intel-iommu,intremap=on,caching-mode=on"},
 		"console=ttyS0 no_timer_check intel_iommu=on",
@@ -132,8 +132,8 @@ var boards = map[string]struct {
 	MachineARM:  {[]string{"-machine", "virt,gic-version=3,memory-backend=ram", "-device", "virtio-iommu-pci"}, "console=ttyAMA0"},
 }
 
-// machineArgs describes a guest whose sockets are in dir. Saved and restored
-// guests must have the same, but for what its memory is made of.
+// machineArgs returns the arguments of a guest whose sockets are in dir. A saved and a restored
+// guest must have the same ones, except for the memory's backend.
 func machineArgs(machine, accel, dir string, i image, backend string) []string {
 	cpu := "max"
 	if accel == accelKVM {
@@ -168,18 +168,18 @@ func rootPort(node int) string { return "rp" + strconv.Itoa(node) }
 
 func monitorSocket(dir string) string { return filepath.Join(dir, "qmp.sock") }
 
-// start starts a QEMU that outlives this process; what it says goes to a file.
+// start starts a QEMU that outlives this process; its output goes to a file.
 func (e emulator) start(dir string, args ...string) (process, error) {
 	words := append(e.Words[1:len(e.Words):len(e.Words)], args...)
-	// Modules of another QEMU on the machine would not fit.
+	// Modules of another QEMU on the machine would not match.
 	return startProcess(filepath.Join(dir, "qemu.log"), []string{"QEMU_MODULE_DIR=/nonexistent"}, e.Words[0], words...)
 }
 
-// startProcess starts a program in a session of its own.
+// startProcess starts a program in its own session.
 func startProcess(log string, env []string, name string, args ...string) (process, error) {
 	f, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
-		return process{}, fmt.Errorf("what %s says: %w", name, err)
+		return process{}, fmt.Errorf("log of %s: %w", name, err)
 	}
 	defer f.Close()
 	cmd := exec.Command(name, args...)
@@ -190,7 +190,7 @@ func startProcess(log string, env []string, name string, args ...string) (proces
 		return process{}, fmt.Errorf("starting %s: %w", name, err)
 	}
 	p := process{PID: cmd.Process.Pid, Log: log}
-	// One that has ended already has no time, and is not alive.
+	// A process that has already ended has no start time, and is not alive.
 	p.Start, _ = startTime(p.PID)
 	go func() { _ = cmd.Wait() }() // no zombie while this process lives
 	return p, nil

@@ -22,8 +22,7 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// What is built in a root of its own: modules, and the kernel's tests of VFIO with
-// a driver for a node.
+// Built in a separate root: modules, and the kernel's tests of VFIO with a driver for a node.
 var (
 	//go:embed modules.sh
 	modulesScript string
@@ -33,19 +32,19 @@ var (
 	selftestsDriver string
 )
 
-// imagePackage tells the release of a kernel, and the first two parts of it.
+// imagePackage matches a kernel's release and the first two parts of it.
 var imagePackage = regexp.MustCompile(`^linux-image-((\d+\.\d+)\.[^_]+)_([^_]+)_`)
 
-// sourceFiles are what is taken of the kernel's sources.
+// sourceFiles matches the needed files of the kernel's sources.
 var sourceFiles = regexp.MustCompile(`^[^/]+/(drivers/iommu/(?:iommufd/)?[^/]+|drivers/vfio/(?:pci/)?[^/]+|lib/interval_tree\.c` +
 	`|include/linux/pci_ids\.h|scripts/subarch\.include|tools/(?:arch/x86/)?include/.+|tools/testing/selftests/(?:vfio/.+|[^/]+))$`)
 
-// buildTime bounds a build (ours).
+// buildTime limits a build; defined by this project.
 const buildTime = 15 * time.Minute
 
-// build builds iommufd and VFIO with devices' own files, and the kernel's tests of
-// VFIO, from the sources of the very kernel. It does so in a root of Debian
-// packages, with the compiler of the kernel: the host's may be another.
+// build builds iommufd, VFIO with device files, and the kernel's tests of VFIO, from the
+// sources of exactly this kernel. It builds in a root of Debian packages with the kernel's
+// compiler, because the host's may differ.
 func (c *Cache) build(ctx context.Context, a *archive, p *pins) error {
 	release, source, err := kernelOf(p.Kernel)
 	if err != nil {
@@ -56,7 +55,7 @@ func (c *Cache) build(ctx context.Context, a *archive, p *pins) error {
 			return err
 		}
 		if p.Build, err = a.resolve(ctx, "linux-headers-"+release, source, "make", "dash", "coreutils", "sed", "grep", "findutils", "mawk", "libc6-dev", "uuid-dev"); err != nil {
-			return fmt.Errorf("%w (setup --refresh takes a newer kernel, where the archive has this one's no more)", err)
+			return fmt.Errorf("%w (if the archive no longer has this kernel's, setup --refresh selects a newer kernel)", err)
 		}
 		if err := c.writePins(*p); err != nil {
 			return err
@@ -87,7 +86,7 @@ func (c *Cache) build(ctx context.Context, a *archive, p *pins) error {
 	return os.RemoveAll(root)
 }
 
-// buildRoot unpacks compiler and sources.
+// buildRoot unpacks the compiler and the sources.
 func (c *Cache) buildRoot(ctx context.Context, a *archive, list []archived, root string) error {
 	if err := a.download(ctx, "compiler and sources", list); err != nil {
 		return err
@@ -105,8 +104,8 @@ func (c *Cache) buildRoot(ctx context.Context, a *archive, list []archived, root
 	return a.extract(ctx, root, packages)
 }
 
-// runIn runs build.sh, one of files, on a root. Of the host only its shell, mount
-// and chroot are used.
+// runIn runs build.sh, one of files, on a root. It uses only the shell, mount and chroot of the
+// host.
 func (c *Cache) runIn(ctx context.Context, root string, files map[string]string, arg string) error {
 	dir, err := os.MkdirTemp("", "exanet-build-")
 	if err != nil {
@@ -125,20 +124,19 @@ func (c *Cache) runIn(ctx context.Context, root string, files map[string]string,
 	cmd.WaitDelay = grace
 	_, err = output(cmd)
 	if err != nil && strings.Contains(err.Error(), "unshare failed") {
-		err = fmt.Errorf("%w: run it as root, or allow users namespaces of their own: sysctl kernel.unprivileged_userns_clone=1", err)
+		err = fmt.Errorf("%w: run it as root, or allow user namespaces: sysctl kernel.unprivileged_userns_clone=1", err)
 	}
 	return err
 }
 
-// selftests names the directory of the kernel's tests: that of another driver is
-// another.
+// selftests returns the directory of the kernel's tests, which depends on the driver.
 func selftests() string {
 	sum := sha256.Sum256([]byte(selftestsScript + selftestsDriver))
 	return "selftests-" + hex.EncodeToString(sum[:4])
 }
 
-// Selftests gives the directory with the programs of the kernel's tests of VFIO,
-// which need no library. Its error matches ErrNotSetUp.
+// Selftests returns the directory of the statically linked programs of the kernel's tests of
+// VFIO. Errors match ErrNotSetUp.
 func (c *Cache) Selftests() (string, error) {
 	if dir := c.kernelPath(selftests()); exists(dir) {
 		return dir, nil
@@ -146,12 +144,12 @@ func (c *Cache) Selftests() (string, error) {
 	return "", fmt.Errorf("the kernel's tests of VFIO: %w --iommufd", ErrNotSetUp)
 }
 
-// takeTests copies the programs of the kernel's tests: those that its Makefile makes
-// beside their sources.
+// takeTests copies the programs of the kernel's tests, which the Makefile builds beside their
+// sources.
 func takeTests(dir, from string) error {
 	list, err := filepath.Glob(filepath.Join(from, "*_test"))
 	if err == nil && len(list) == 0 {
-		err = fmt.Errorf("%w: no program of a test in %s", ErrArchive, from)
+		err = fmt.Errorf("%w: no test program in %s", ErrArchive, from)
 	}
 	if err != nil {
 		return err
@@ -168,7 +166,7 @@ func takeTests(dir, from string) error {
 	return nil
 }
 
-// kernelOf gives the release of a kernel, and its sources as apt-get takes them.
+// kernelOf returns the release of a kernel, and its sources in the syntax of apt-get.
 func kernelOf(list []archived) (release, source string, err error) {
 	for _, f := range list {
 		if m := imagePackage.FindStringSubmatch(f.File); m != nil {
@@ -178,7 +176,7 @@ func kernelOf(list []archived) (release, source string, err error) {
 	return "", "", fmt.Errorf("%w: no linux-image among the kernel's packages", ErrArchive)
 }
 
-// unpackSources takes sourceFiles out of a package that has all of the kernel's.
+// unpackSources extracts sourceFiles from the package of the kernel's sources.
 func (c *Cache) unpackSources(ctx context.Context, a *archive, f archived, to string) error {
 	c.say("unpacking the kernel's sources")
 	found := false
@@ -228,8 +226,7 @@ func (c *Cache) unpackSources(ctx context.Context, a *archive, f archived, to st
 	return err
 }
 
-// unxz unpacks: by the program xz where the machine has it, which takes a tenth of
-// the time.
+// unxz decompresses with the program xz if the machine has it, which takes a tenth of the time.
 func unxz(ctx context.Context, r io.Reader) (io.ReadCloser, error) {
 	cmd := exec.CommandContext(ctx, "xz", "-dc")
 	cmd.Stdin = r
@@ -244,21 +241,21 @@ func unxz(ctx context.Context, r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(x), nil
 }
 
-// piped is the output of a program.
+// piped is the output of a running program.
 type piped struct {
 	io.ReadCloser
 	cmd *exec.Cmd
 }
 
-// Close ends the program. What was read was checked by its reader.
+// Close ends the program. Its reader has already checked the data.
 func (p *piped) Close() error {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
 	return nil
 }
 
-// takeModules writes the set from what was built below root and, for what was
-// not, from the stock set.
+// takeModules writes the set from the modules built below root, and from the stock set for
+// modules that were not built.
 func takeModules(dir, root, stock string) error {
 	files := map[string]string{}
 	list, err := filepath.Glob(filepath.Join(stock, "*.ko"))

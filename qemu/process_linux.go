@@ -13,25 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrEnded says that a process that guests need has ended.
+// ErrEnded reports that a process that guests need has ended.
 var ErrEnded = errors.New("has ended")
 
-// process is one that was started here, perhaps by another exanetctl.
+// process is a process that this program, or another exanetctl, has started.
 type process struct {
 	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // ticks since the machine's start: a number is used again
+	Start uint64 `json:"start"` // ticks since the machine's start: pids are reused
 	Log   string `json:"log"`
 }
 
-// startTime gives when a process began: field 22 of /proc/PID/stat (proc(5)), in
-// ticks.
+// startTime returns the start time of a process in ticks: field 22 of /proc/PID/stat (proc(5)).
 func startTime(pid int) (uint64, error) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return 0, err
 	}
 	text := string(b)
-	// The second field, the name in parentheses, may have anything in it.
+	// The second field, the name in parentheses, may contain any character.
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 || strings.Contains("ZX", fields[0]) { // a zombie, or dead
 		return 0, fmt.Errorf("process %d: %w", pid, ErrEnded)
@@ -39,8 +38,8 @@ func startTime(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
-// alive gives nil while the process runs; else an error with the last of what it
-// said.
+// alive returns nil while the process runs. Otherwise it returns an error with the last of the
+// process's output.
 func (p process) alive() error {
 	if t, err := startTime(p.PID); err == nil && t == p.Start {
 		return nil
@@ -48,7 +47,7 @@ func (p process) alive() error {
 	return fmt.Errorf("%s (process %d) %w: %s", filepath.Base(p.Log), p.PID, ErrEnded, lastOf(p.Log))
 }
 
-// lastOf gives the end of a file of messages.
+// lastOf returns the end of a log file.
 func lastOf(path string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -62,14 +61,14 @@ func lastOf(path string) string {
 	return text
 }
 
-// grace is how long a process may take to end by itself (ours).
+// grace is how long a process may take to end after SIGTERM; defined by this project.
 const grace = 5 * time.Second
 
-// end ends the process: SIGTERM, and SIGKILL where that does not help. When it
-// returns nil the process is gone.
+// end ends the process by SIGTERM, and by SIGKILL if it is still running after grace. If it
+// returns nil the process has ended.
 func (p process) end(ctx context.Context) error {
 	if p.PID == 0 {
-		return nil // it was never started
+		return nil // never started
 	}
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -79,7 +78,7 @@ func (p process) end(ctx context.Context) error {
 		return fmt.Errorf("process %d: %w", p.PID, os.NewSyscallError("pidfd_open", err))
 	}
 	defer unix.Close(fd)
-	if p.alive() != nil { // behind the descriptor: it is another's number, or nobody's
+	if p.alive() != nil { // checked after opening: the pid is reused or free
 		return nil
 	}
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
@@ -93,5 +92,5 @@ func (p process) end(ctx context.Context) error {
 			}
 		}
 	}
-	return fmt.Errorf("process %d does not end", p.PID)
+	return fmt.Errorf("process %d does not end after SIGKILL", p.PID)
 }

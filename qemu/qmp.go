@@ -9,22 +9,21 @@ import (
 	"time"
 )
 
-// ErrQMP says that QEMU refuses what it is told, or has ended
-// (QEMU Machine Protocol Specification).
+// ErrQMP reports that QEMU refuses a command or has ended (QEMU Machine Protocol
+// Specification).
 var ErrQMP = errors.New("QEMU's monitor")
 
-// monitor is a connection to QEMU's monitor. One goroutine uses it.
+// monitor is a connection to QEMU's monitor. It is not safe for concurrent use.
 type monitor struct {
 	conn net.Conn
 	dec  *json.Decoder
 }
 
-// monitorTime bounds one command (ours): QEMU holds its lock while a device
-// answers.
+// monitorTime limits one command: QEMU holds its lock while a device answers. Defined by this
+// project.
 const monitorTime = 60 * time.Second
 
-// dialMonitor connects, waiting until QEMU listens; alive tells whether it may
-// still come to that.
+// dialMonitor connects to the monitor. It waits until QEMU listens, while alive returns nil.
 func dialMonitor(ctx context.Context, path string, alive func() error) (*monitor, error) {
 	for {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
@@ -38,7 +37,7 @@ func dialMonitor(ctx context.Context, path string, alive func() error) (*monitor
 				err = m.dec.Decode(&greeting)
 			}
 			if err == nil && greeting.QMP == nil {
-				err = fmt.Errorf("%s is no monitor", path)
+				err = fmt.Errorf("%s is not a monitor", path)
 			}
 			if err == nil {
 				err = m.do("qmp_capabilities", nil, nil)
@@ -61,7 +60,7 @@ func dialMonitor(ctx context.Context, path string, alive func() error) (*monitor
 
 func (m *monitor) close() { _ = m.conn.Close() }
 
-// do executes a command; result may be nil. Events are skipped.
+// do executes a command; result may be nil. It skips events.
 func (m *monitor) do(command string, arguments, result any) error {
 	request := struct {
 		Execute   string `json:"execute"`
@@ -104,7 +103,7 @@ func (m *monitor) do(command string, arguments, result any) error {
 	}
 }
 
-// status gives QEMU's run state (qapi/run-state.json, RunState).
+// status returns QEMU's run state (qapi/run-state.json, RunState).
 func (m *monitor) status() (string, error) {
 	var s struct {
 		Status string `json:"status"`
@@ -113,8 +112,8 @@ func (m *monitor) status() (string, error) {
 	return s.Status, err
 }
 
-// mapped has migrations to and from files place each page at its own offset
-// (QEMU, docs/devel/migration/mapped-ram.rst).
+// mapped makes migrations to and from files store each page at a fixed offset (QEMU,
+// docs/devel/migration/mapped-ram.rst).
 func (m *monitor) mapped() error {
 	type capability struct {
 		Capability string `json:"capability"`
@@ -123,7 +122,7 @@ func (m *monitor) mapped() error {
 	return m.do("migrate-set-capabilities", map[string]any{"capabilities": []capability{{"mapped-ram", true}}}, nil)
 }
 
-// save stops the guest and writes its state into a file.
+// save stops the guest and saves its state in a file.
 func (m *monitor) save(ctx context.Context, path string) error {
 	err := m.do("stop", nil, nil)
 	if err == nil {
@@ -151,7 +150,7 @@ func (m *monitor) save(ctx context.Context, path string) error {
 	return err
 }
 
-// restore takes a guest's state from a file and lets it run.
+// restore loads a guest's state from a file and resumes the guest.
 func (m *monitor) restore(ctx context.Context, path string) error {
 	err := m.mapped()
 	if err == nil {
@@ -167,7 +166,7 @@ func (m *monitor) restore(ctx context.Context, path string) error {
 			return nil
 		case "inmigrate":
 			err = pause(ctx)
-		default: // it was stopped when it was saved
+		default: // the guest was stopped when it was saved
 			if err = m.do("cont", nil, nil); err == nil {
 				return nil
 			}
@@ -176,7 +175,7 @@ func (m *monitor) restore(ctx context.Context, path string) error {
 	return fmt.Errorf("restoring a guest: %w", err)
 }
 
-// plug adds a node that is served at a vfio-user socket behind a root port.
+// plug adds a node, served at a vfio-user socket, below a root port.
 func (m *monitor) plug(id, port, socket string) error {
 	return m.do("device_add", map[string]any{
 		"driver": "vfio-user-pci", "id": id, "bus": port,

@@ -17,16 +17,16 @@ import (
 	"github.com/exanet/pfd/qemu/agent"
 )
 
-// Times (ours).
+// Time limits. Values below are defined by this project.
 const (
-	coldTime = 4 * time.Minute // a boot without KVM on a busy host took 87 s
-	longTime = 8 * time.Minute // of Debian, which took 135 s there
+	coldTime = 4 * time.Minute // a boot without KVM took 87 s on a busy host
+	longTime = 8 * time.Minute // a boot of Debian took 135 s there
 	kvmTime  = 20 * time.Second
 	tries    = 3
-	keep     = 6 // saved guests
+	keep     = 6 // number of saved guests
 )
 
-// lock keeps other Setups out.
+// lock excludes other Setups.
 func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
@@ -52,17 +52,16 @@ func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// saved is a guest that has booted.
+// saved is a booted and saved guest.
 type saved struct {
 	machine  string
 	emulator emulator
 	accel    string
 	image    image
-	state    string // the file with its state
+	state    string // file with its state
 }
 
-// saved gives the guest of the programs that there are now; its state may have
-// to be made.
+// saved returns the guest of the current programs. Its state file may not exist yet.
 func (c *Cache) saved(ctx context.Context, system System, machine, accel string) (saved, error) {
 	s := saved{machine: machine}
 	var err error
@@ -91,8 +90,8 @@ func (c *Cache) saved(ctx context.Context, system System, machine, accel string)
 	return s, nil
 }
 
-// Prepare makes the guest of Programs, of a system and on a machine, as Setup does, from
-// what was fetched: it uses no network. Its error matches ErrNotSetUp where that was not.
+// Prepare boots and saves the guest of Programs, for a system and a machine, from the fetched
+// files. It uses no network. The error matches ErrNotSetUp if files are missing.
 func (c *Cache) Prepare(ctx context.Context, system System, machine string) error {
 	c = c.of(machine)
 	unlock, err := c.lock(ctx)
@@ -104,11 +103,11 @@ func (c *Cache) Prepare(ctx context.Context, system System, machine string) erro
 	return err
 }
 
-// prepare boots a guest and saves it, unless that was done. The lock is held.
+// prepare boots and saves a guest unless that was done already. The caller must hold the lock.
 func (c *Cache) prepare(ctx context.Context, system System, machine string) (saved, error) {
 	accels := []string{accelTCG}
 	if c.arm != (runtime.GOARCH == "arm64") {
-		// the host is another machine
+		// the host has another architecture
 	} else if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
 		_ = f.Close()
 		if !exists(c.path("no-kvm")) {
@@ -143,7 +142,7 @@ func (c *Cache) prepare(ctx context.Context, system System, machine string) (sav
 			failed = err
 		}
 		if accel == accelKVM {
-			c.say("KVM does not boot a guest here: going on without")
+			c.say("KVM does not boot a guest here: continuing without it")
 			if err := replace(c.path("no-kvm"), []byte(failed.Error()+"\n")); err != nil {
 				return s, fmt.Errorf("cache: %w", err)
 			}
@@ -161,7 +160,7 @@ func (c *Cache) boot(ctx context.Context, s saved, limit time.Duration) (err err
 		return fmt.Errorf("directory for a guest: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	// A guest that panics is not waited for.
+	// With -no-reboot, a panic of the guest ends the wait.
 	p, err := s.emulator.start(dir, append(machineArgs(s.machine, s.accel, dir, s.image, sharedMemory), "-no-reboot")...)
 	if err != nil {
 		return err
@@ -175,10 +174,10 @@ func (c *Cache) boot(ctx context.Context, s saved, limit time.Duration) (err err
 	var out strings.Builder
 	code, err := agent.Run(ctx, dir, agent.Command{Exec: agent.Exec{Args: s.image.ready}, Stdout: &out, Stderr: &out})
 	if err == nil && code != 0 {
-		err = fmt.Errorf("%q gives exit code %d: %s", s.image.ready, code, out.String())
+		err = fmt.Errorf("%q failed with exit code %d: %s", s.image.ready, code, out.String())
 	}
 	if err != nil {
-		return fmt.Errorf("the guest does not come up: %w; its console: %q", errors.Join(err, p.alive()), lastOf(filepath.Join(dir, "console.log")))
+		return fmt.Errorf("the guest does not boot: %w; its console: %q", errors.Join(err, p.alive()), lastOf(filepath.Join(dir, "console.log")))
 	}
 	defer func() { _ = os.Remove(s.state + ".new") }()
 	if err := m.save(ctx, s.state+".new"); err != nil {
@@ -187,7 +186,7 @@ func (c *Cache) boot(ctx context.Context, s saved, limit time.Duration) (err err
 	return os.Rename(s.state+".new", s.state)
 }
 
-// prune removes what was saved of former programs.
+// prune removes saved guests of earlier programs.
 func (c *Cache) prune() error {
 	for _, pattern := range []string{"guest-*", "initramfs-*"} {
 		list, err := filepath.Glob(c.path(pattern))

@@ -18,15 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mirror is an archive of a few packages, over HTTP, that the machine's own apt-get
-// asks.
+// mirror is an HTTP archive with a few packages, which the machine's own apt-get uses.
 type mirror struct {
 	*httptest.Server
 	files map[string][]byte
 
 	mu   sync.Mutex
-	cut  string   // part of the names of files that are sent by half
-	told []string // names of the packages that were sent
+	cut  string   // files whose names contain this are sent incompletely
+	told []string // names of the sent packages
 }
 
 func (m *mirror) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +54,7 @@ func (m *mirror) cutting(part string) {
 	m.cut = part
 }
 
-// sent gives the packages that were sent since it was asked last.
+// sent returns the packages that were sent since its last call.
 func (m *mirror) sent() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -65,10 +64,10 @@ func (m *mirror) sent() []string {
 
 const (
 	kernelName = "linux-image-1.2.3+deb-cloud-amd64"
-	bulk       = 300 << 10 // of the kernel's image; its package is not packed
+	bulk       = 300 << 10 // of the kernel's image; its package is not compressed
 )
 
-// newMirror serves packages, and has apt-get ask it.
+// newMirror serves packages, and makes apt-get use it.
 func newMirror(t *testing.T, dir string) *mirror {
 	t.Helper()
 	for _, program := range []string{"apt-get", "dpkg-deb"} {
@@ -140,8 +139,7 @@ func newMirror(t *testing.T, dir string) *mirror {
 	}
 	m.Server = httptest.NewServer(m)
 	t.Cleanup(m.Close)
-	// The machine's apt-get, but for where the host has its packages from, and that
-	// nobody has signed them.
+	// The machine's apt-get, with other package sources and without signatures.
 	bin := filepath.Join(dir, "bin")
 	for name, text := range map[string]string{
 		"apt-get": `case $1 in
@@ -161,17 +159,17 @@ esac`,
 	return m
 }
 
-// broken looks at what setup says where it was broken off.
+// broken checks the error of an interrupted setup.
 func broken(t *testing.T, what string, err error) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), "run exanetctl qemu setup again: it goes on where it stopped") {
+	if err == nil || !strings.Contains(err.Error(), "run exanetctl qemu setup again: it continues where it stopped") {
 		t.Errorf("%s: %v", what, err)
 	}
 	t.Logf("%s: %v", what, err)
 }
 
-// A network that fails at each point of setup, asked by the machine's own apt-get: it
-// is said, and what was fetched is not fetched again.
+// The network fails at each point of setup, with the machine's own apt-get. The failure is
+// reported, and no file is fetched twice.
 func TestNetworkFails(t *testing.T) {
 	dir := t.TempDir()
 	m := newMirror(t, dir)
@@ -197,10 +195,11 @@ func TestNetworkFails(t *testing.T) {
 	broken(t, "refused", c.Fetch(t.Context(), What{Refresh: true}))
 }
 
-// smallDisk says that the test has mounts of its own.
+// smallDisk is set if the test has its own mounts.
 const smallDisk = "EXANET_TEST_SMALL_DISK"
 
-// A disk that is full in the middle of setup: it is said, and with room it goes on.
+// The disk is full in the middle of setup. That is reported, and setup continues when there is
+// room.
 func TestDiskFull(t *testing.T) {
 	if os.Getenv(smallDisk) == "" {
 		c := exec.Command(os.Args[0], "-test.run=^TestDiskFull$", "-test.v")
@@ -231,7 +230,7 @@ func TestDiskFull(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	size(0, 96) // less than the lists, then less than the kernel's package, then less than it and its image
+	size(0, 96) // smaller than the lists, then than the kernel's package, then than the package with its image
 	defer func() {
 		if err := unix.Unmount(c.Dir, 0); err != nil {
 			t.Error(err)

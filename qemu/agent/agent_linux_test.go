@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// ends gives both ends of a port.
+// ends returns both ends of a port.
 func ends(t *testing.T) (host, guest net.Conn) {
 	t.Helper()
 	host, guest = net.Pipe()
@@ -20,7 +20,7 @@ func ends(t *testing.T) (host, guest net.Conn) {
 	return host, guest
 }
 
-// served runs the guest's side until the host's is closed.
+// served runs the guest's side until the host's side is closed.
 func served(t *testing.T) net.Conn {
 	t.Helper()
 	host, guest := ends(t)
@@ -54,7 +54,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A command that is longer than the guest reads is refused, and not waited for.
+// A command that is too long for the guest is refused at once.
 func TestLongCommand(t *testing.T) {
 	host := served(t)
 	over := make(chan error, 1)
@@ -79,8 +79,8 @@ func TestNotStarted(t *testing.T) {
 	}
 }
 
-// A session that was left, even in the middle of a line, does not disturb the next
-// one on its port, and its command is killed.
+// An abandoned session, even in the middle of a line, does not disturb the next one on its
+// port, and its command is killed.
 func TestNextSession(t *testing.T) {
 	host := served(t)
 	b, err := json.Marshal(Message{Session: "old", Exec: &Exec{Args: []string{"sleep", "60"}}})
@@ -105,7 +105,7 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// The host is told of a guest that goes.
+// The host is notified when a guest ends.
 func TestGone(t *testing.T) {
 	host, guest := ends(t)
 	go func() {
@@ -117,8 +117,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// What the host sends to a command that reads nothing is not waited for once the
-// command has ended.
+// The host does not wait for a command to read its input after the command has ended.
 func TestNobodyReads(t *testing.T) {
 	code, err := converse(newStream(served(t)), Command{Exec: Exec{Args: []string{"sleep", "0.1"}}, Stdin: strings.NewReader(strings.Repeat("x", 8<<20))})
 	if err != nil || code != 0 {
@@ -126,8 +125,8 @@ func TestNobodyReads(t *testing.T) {
 	}
 }
 
-// A host that goes while its command reads nothing is noticed, and the command
-// killed.
+// The guest notices a disconnect of the host while the command reads nothing, and kills the
+// command.
 func TestHostGoes(t *testing.T) {
 	host, guest := ends(t)
 	over := make(chan struct{})
@@ -170,14 +169,14 @@ func TestHostGoes(t *testing.T) {
 			t.Fatal("a side does not notice")
 		}
 	}
-	// The pipe to the command takes two, and one waits for room.
+	// The pipe to the command takes two messages, and one waits for room.
 	if n := taken.Load(); n > window+4 {
 		t.Errorf("the host has taken %d messages for a command that reads none: want %d and a few", n, window)
 	}
 }
 
-// flicker is a port whose driver learns of the former host's going late: before each
-// read that gives something come some that give an end.
+// flicker is a port whose driver notices the previous host's disconnect late: before each read
+// that returns data, some reads return an end.
 type flicker struct {
 	net.Conn
 	ends, left int
@@ -192,7 +191,7 @@ func (f *flicker) Read(b []byte) (int, error) {
 	return f.Conn.Read(b)
 }
 
-// A session outlives an end of its port that belongs to the session before.
+// A session survives an end of its port that belongs to the previous session.
 func TestLateEnd(t *testing.T) {
 	host, guest := ends(t)
 	over := make(chan struct{})

@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/qemu/agent"
 )
 
-// A line of a session: what the guest's command has printed.
+// A line of a session with output of the guest's command.
 func ExampleDecode() {
 	m, err := agent.Decode([]byte(`{"session":"1","stdout":"aGVsbG8K"}`))
 	fmt.Printf("%s %q %v\n", m.Session, m.Stdout, err)

@@ -17,15 +17,15 @@ import (
 
 // Errors of the host's side.
 var (
-	// ErrBusy says that all sessions of a guest are in use.
+	// ErrBusy reports that all sessions of a guest are in use.
 	ErrBusy = errors.New("all sessions of the guest are in use")
-	// ErrGone says that the guest has ended, or its agent.
-	ErrGone = errors.New("the guest does not answer any more")
-	// ErrStart says that the command could not be started.
+	// ErrGone reports that the guest or its agent has ended.
+	ErrGone = errors.New("the guest no longer answers")
+	// ErrStart reports that the command could not be started.
 	ErrStart = errors.New("the guest could not start the command")
 )
 
-// Socket gives the socket of a guest's port below the directory of the guest.
+// Socket returns the path of a guest's port below the guest's directory.
 func Socket(dir string, port int) string {
 	return filepath.Join(dir, "port"+strconv.Itoa(port)+".sock")
 }
@@ -33,13 +33,13 @@ func Socket(dir string, port int) string {
 // Command is a command for a guest.
 type Command struct {
 	Exec
-	Stdin          io.Reader // nil: none
+	Stdin          io.Reader // nil: no input
 	Stdout, Stderr io.Writer
 	Resize         <-chan Size // of the terminal; may be nil
 }
 
-// Run runs a command in the guest whose sockets are in dir, and gives its exit
-// code. When ctx ends the command is killed.
+// Run runs a command in the guest whose sockets are in dir, and returns its exit code. It kills
+// the command when ctx ends.
 func Run(ctx context.Context, dir string, c Command) (int, error) {
 	conn, unlock, err := open(ctx, dir)
 	if err != nil {
@@ -47,7 +47,7 @@ func Run(ctx context.Context, dir string, c Command) (int, error) {
 	}
 	defer unlock()
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // the guest kills the command then
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // the guest then kills the command
 	defer stop()
 	code, err := converse(newStream(conn), c)
 	if ctx.Err() != nil {
@@ -56,8 +56,8 @@ func Run(ctx context.Context, dir string, c Command) (int, error) {
 	return code, err
 }
 
-// open takes a free port: its lock, and its socket, where QEMU has one client at
-// a time.
+// open takes a free port: it locks the port and connects to its socket. QEMU accepts one client
+// at a time.
 func open(ctx context.Context, dir string) (net.Conn, func(), error) {
 	for port := range Ports {
 		path := Socket(dir, port)
@@ -81,10 +81,10 @@ func open(ctx context.Context, dir string) (net.Conn, func(), error) {
 		}
 		return conn, func() { _ = lock.Close() }, nil
 	}
-	return nil, nil, fmt.Errorf("%w: it has %d", ErrBusy, Ports)
+	return nil, nil, fmt.Errorf("%w: the limit is %d", ErrBusy, Ports)
 }
 
-// converse is one session.
+// converse performs one session.
 func converse(s *stream, c Command) (int, error) {
 	id := rand.Text()
 	c.Time = time.Now().UnixNano()
@@ -102,7 +102,7 @@ func converse(s *stream, c Command) (int, error) {
 	defer close(over)
 	room := make(chan struct{}, window)
 	go func() {
-		// An error is the stream's, which receive meets as well.
+		// receive returns the same error of the stream.
 		if c.Stdin != nil {
 			_ = s.copyOut(c.Stdin, func(b []byte) Message {
 				select {
@@ -130,11 +130,11 @@ func converse(s *stream, c Command) (int, error) {
 		case err != nil:
 			return 0, fmt.Errorf("%w: %w", ErrGone, err)
 		case m.Session != id:
-			continue // of a session before
+			continue // of an earlier session
 		case m.Ack:
 			select {
 			case <-room:
-			default: // a guest that counts wrong
+			default: // the guest acknowledged too much
 			}
 		case m.Exit != nil && m.Exit.Error != "":
 			return m.Exit.Code, fmt.Errorf("%w %q: %s", ErrStart, c.Args[0], m.Exit.Error)

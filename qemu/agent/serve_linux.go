@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// portPause is the time between two looks for the ports (ours).
+// portPause is the time between two searches for the ports; defined by this project.
 const portPause = 10 * time.Millisecond
 
 // Serve serves the ports of this guest until ctx ends.
 func Serve(ctx context.Context) error {
 	var names []string
-	// Behind an IOMMU whose driver is a module their device comes after it.
+	// If the IOMMU's driver is a module, the ports' device appears after it is loaded.
 	for ; len(names) < Ports; time.Sleep(portPause) {
 		var err error
 		if names, err = filepath.Glob("/sys/class/virtio-ports/*/name"); err != nil {
@@ -34,7 +34,7 @@ func Serve(ctx context.Context) error {
 			return nil
 		}
 	}
-	// The driver of the ports sends SIGIO when the host comes and goes
+	// The driver of the ports sends SIGIO when the host connects and disconnects
 	// (drivers/char/virtio_console.c, send_sigio_to_port).
 	sig := make(chan os.Signal, 1)
 	signal.Notify(sig, syscall.SIGIO)
@@ -68,7 +68,7 @@ func Serve(ctx context.Context) error {
 	return nil
 }
 
-// signalled has the port's driver send SIGIO to this process.
+// signalled makes the port's driver send SIGIO to this process.
 func signalled(f *os.File) error {
 	c, err := f.SyscallConn()
 	if err != nil {
@@ -90,7 +90,7 @@ func signalled(f *os.File) error {
 	return nil
 }
 
-// event wakes all that wait for it.
+// event wakes all its waiters.
 type event struct {
 	mu sync.Mutex
 	c  chan struct{}
@@ -114,12 +114,12 @@ func (e *event) raise() {
 	}
 }
 
-// lost bounds the wait for a host whose signal was missed (ours).
+// lost limits the wait for a host whose signal was missed; defined by this project.
 const lost = time.Second
 
 func servePort(ctx context.Context, f *os.File, came *event) {
 	for ctx.Err() == nil {
-		wait := came.wait() // before the look
+		wait := came.wait() // before the check
 		serve(newStream(port{f}), setClock)
 		select {
 		case <-wait:
@@ -129,13 +129,14 @@ func servePort(ctx context.Context, f *os.File, came *event) {
 	}
 }
 
-// port is a port whose end counts only where it lasts. The driver learns of hosts
-// that go and come by another queue than that of the data: what the next host sends
-// is there before the driver knows that the last one has gone, and reads give an end
-// in between (drivers/char/virtio_console.c, handle_control_message).
+// port is a port that reports only an end that lasts. The driver receives connects and
+// disconnects of hosts on another queue than the data. So data of the next host may arrive
+// before the driver knows of the disconnect, and reads return an end in between
+// (drivers/char/virtio_console.c, handle_control_message).
 type port struct{ io.ReadWriter }
 
-// How long an end must last, and the time between two looks (ours).
+// How long an end must last, and the time between two checks. Values below are defined by this
+// project.
 const (
 	settle     = 500 * time.Millisecond
 	settleStep = 20 * time.Millisecond
@@ -151,8 +152,8 @@ func (p port) Read(b []byte) (int, error) {
 	}
 }
 
-// setClock takes the host's time over, ns since 1970, where the guest's is another
-// by a second. A time that cannot be set stays what it is.
+// setClock sets the guest's clock to the host's time, ns since 1970, if they differ by a
+// second. It ignores errors.
 func setClock(now int64) {
 	if d := time.Since(time.Unix(0, now)); d.Abs() > time.Second {
 		tv := unix.NsecToTimeval(now)
@@ -160,7 +161,7 @@ func setClock(now int64) {
 	}
 }
 
-// serve runs sessions until the host goes. Each tells clock the host's time.
+// serve performs sessions until the host disconnects. Each passes the host's time to clock.
 func serve(s *stream, clock func(now int64)) {
 	var now *session
 	for {
@@ -185,23 +186,23 @@ func serve(s *stream, clock func(now int64)) {
 	}
 }
 
-// session is a command that runs.
+// session is a running command.
 type session struct {
 	id    string
 	cmd   *exec.Cmd
-	stdin chan []byte // nil bytes: its end
+	stdin chan []byte // nil: end of input
 	tty   *os.File
 	done  chan struct{}
 }
 
-// Exit codes of a shell (POSIX, 2.8.2): not found or not startable, and what is
-// added to a signal's number.
+// Exit codes of a shell (POSIX, 2.8.2): not found or not startable, and the offset of signal
+// numbers.
 const (
 	codeNotStarted = 127
 	codeSignal     = 128
 )
 
-// start begins a session; nil where its command could not be started.
+// start starts a session. It returns nil if the command could not be started.
 func start(s *stream, m Message) *session {
 	c := exec.Command(m.Exec.Args[0], m.Exec.Args[1:]...)
 	c.Env = append(os.Environ(), m.Exec.Env...)
@@ -216,13 +217,13 @@ func start(s *stream, m Message) *session {
 	return n
 }
 
-// output is where a command's output is read, and how it is sent on.
+// output is a source of a command's output, and the message that carries it.
 type output struct {
 	r       io.Reader
 	message func([]byte) Message
 }
 
-// begin starts the command, on a terminal or on pipes.
+// begin starts the command on a terminal or on pipes.
 func (n *session) begin(size *Size) ([]output, io.WriteCloser, error) {
 	stdout := func(b []byte) Message { return Message{Session: n.id, Stdout: b} }
 	stderr := func(b []byte) Message { return Message{Session: n.id, Stderr: b} }
@@ -253,15 +254,15 @@ func (n *session) begin(size *Size) ([]output, io.WriteCloser, error) {
 	return []output{{out, stdout}, {errs, stderr}}, in, nil
 }
 
-// drain is how long output is waited for whose command has ended: what it left in
-// the background may keep it open (ours).
+// drain is how long to wait for more output after the command has ended: its background
+// processes may keep the output open. Defined by this project.
 const drain = 200 * time.Millisecond
 
-// finish sends the output, and then the end.
+// finish sends the rest of the output, and then the exit.
 func (n *session) finish(s *stream, ends []output) {
 	var wg sync.WaitGroup
 	for _, o := range ends {
-		wg.Go(func() { _ = s.copyOut(o.r, o.message) }) // the host is gone: serve meets it
+		wg.Go(func() { _ = s.copyOut(o.r, o.message) }) // if the host is gone, serve notices
 	}
 	outputs := make(chan struct{})
 	go func() { wg.Wait(); close(outputs) }()
@@ -287,7 +288,7 @@ func (n *session) finish(s *stream, ends []output) {
 	}
 }
 
-// feed writes the standard input. What nobody reads is dropped.
+// feed writes the standard input. It drops input that the command does not read.
 func (n *session) feed(s *stream, in io.WriteCloser) {
 	for {
 		select {
@@ -299,7 +300,7 @@ func (n *session) feed(s *stream, in io.WriteCloser) {
 				return
 			}
 			_, _ = in.Write(b)
-			_ = s.send(Message{Session: n.id, Ack: true}) // a host that is gone is met by serve
+			_ = s.send(Message{Session: n.id, Ack: true}) // if the host is gone, serve notices
 		case <-n.done:
 			_ = in.Close()
 			return
@@ -307,12 +308,12 @@ func (n *session) feed(s *stream, in io.WriteCloser) {
 	}
 }
 
-// take handles a message of the session.
+// take processes a message of the session.
 func (n *session) take(m Message) {
 	put := func(b []byte) {
 		select {
 		case n.stdin <- b:
-		default: // more than the window
+		default: // exceeds the window
 		}
 	}
 	switch {
@@ -325,12 +326,12 @@ func (n *session) take(m Message) {
 	}
 }
 
-// kill ends the session's processes.
+// kill kills the session's processes.
 func (n *session) kill() {
 	select {
 	case <-n.done:
-		return // its number may be another's
+		return // the pid may have been reused
 	default:
 	}
-	_ = unix.Kill(-n.cmd.Process.Pid, unix.SIGKILL) // a process that has ended is what is wanted
+	_ = unix.Kill(-n.cmd.Process.Pid, unix.SIGKILL) // fails if the process has ended already
 }

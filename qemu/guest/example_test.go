@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// What the kernel of a guest starts, behind the program's name.
+// The arguments that a guest's kernel passes to the program.
 func Example() {
 	fmt.Println(guest.InitArgs)
 	// Output: [guest init]

@@ -1,6 +1,6 @@
-// Package guest is the inside of a guest that exanetctl qemu boots: its first
-// process, which mounts, loads the modules, starts the agent (package
-// qemu/agent) and reaps.
+// Package guest runs inside a guest of exanetctl qemu boot. It is the first process, which
+// mounts file systems, loads the modules, starts the agent (package qemu/agent) and reaps
+// children.
 package guest
 
 import (
@@ -18,18 +18,18 @@ import (
 	"github.com/exanet/pfd/qemu/agent"
 )
 
-// Modules is a directory of the initramfs with sets of modules: a directory each,
-// whose files are loaded in the order of their names (ours).
+// Modules is a directory of the initramfs with sets of modules, one directory each; files are
+// loaded in order of their names. Defined by this project.
 const Modules = "/lib/modules"
 
 // Sets of modules.
 const (
-	SetStock   = "stock"   // as Debian has built them: VFIO's groups and type 1
-	SetIOMMUFD = "iommufd" // built by exanetctl qemu setup: iommufd, and devices' own files
+	SetStock   = "stock"   // as built by Debian: VFIO's groups and type 1
+	SetIOMMUFD = "iommufd" // built by exanetctl qemu setup: iommufd, and device files
 )
 
-// Command is what the initramfs has the kernel start, after this program: the
-// words of the first process (ours).
+// Arguments of the first process, which the kernel starts with this program. Values below are
+// defined by this project.
 var (
 	InitArgs  = []string{"guest", "init"}
 	agentArgs = []string{"guest", "agent"}
@@ -46,11 +46,11 @@ var mounts = []struct{ source, target, kind, data string }{
 	{"tmpfs", "/tmp", "tmpfs", "mode=1777"},
 }
 
-// environment of whatever runs in the guest.
+// environment is the environment of all programs in the guest.
 var environment = []string{"PATH=/bin:/sbin:/usr/bin:/usr/sbin", "HOME=/root", "TERM=vt100", "SHELL=/bin/sh"}
 
-// Init is the first process. It does not come back while the guest lives; what
-// goes wrong is told on the console, and the guest goes on with what there is.
+// Init is the first process. It does not return while the guest runs. It prints errors to the
+// console and continues.
 func Init(console io.Writer) error {
 	if os.Getpid() != 1 {
 		return errors.New("this is the first process of a guest: exanetctl qemu boot starts one")
@@ -76,7 +76,7 @@ func Init(console io.Writer) error {
 	if out, err := exec.Command("/bin/busybox", "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
 		say(fmt.Errorf("lo: %w: %s", err, out))
 	}
-	// The agent's own device comes first.
+	// The agent's own device must be first.
 	early, err := filepath.Glob(Modules + "/" + SetStock + "/*virtio*.ko") // sorted
 	say(err)
 	for _, path := range early {

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// drainMost bounds one Drain. Defined here: more than a socket of the usual size holds, and few
+// drainMost bounds one Drain. Defined by this project: more than a socket of the usual size holds, and few
 // enough that a process that sends without end does not block the caller.
 const drainMost = 1024
 

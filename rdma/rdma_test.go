@@ -362,10 +362,10 @@ func TestTransferErrors(t *testing.T) {
 		{6, ErrReserved, "reserved", "report"},
 		{7, ErrBufferFull, "buffer is full", "write again"},
 		{8, ErrRetransmissions, "retransmission limit", "write again"},
-		{9, ErrAborted, "aborted", "none"},
+		{9, ErrAborted, "aborted", "nothing to do"},
 		{10, ErrGone, "gone", "attach again"},
 		{0, errUnknown, "unknown", "one release"},
-		{11, ErrMemory, "bring memory", "fault show"},
+		{11, ErrMemory, "page in memory", "fault show"},
 		{12, errUnknown, "unknown", "one release"},
 		{255, errUnknown, "unknown", "one release"},
 	} {

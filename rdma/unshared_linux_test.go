@@ -20,7 +20,7 @@ func TestUnsharedCause(t *testing.T) {
 	}{
 		{"nothing shared", 0, nil, "0x10000 of this process"},
 		{"half of it", 0, [][2]uint64{{0x10000, 0x1000}}, "0x11000 of this process"},
-		{"all of it, by two shares", 0, [][2]uint64{{0x11000, 0x1000}, {0xf000, 0x2000}}, "look whether the target's is"},
+		{"all of it, by two shares", 0, [][2]uint64{{0x11000, 0x1000}, {0xf000, 0x2000}}, "check the target's"},
 		{"a node that sees all memory", device.CapsSVA, nil, ""},
 	} {
 		e := &Endpoint{welcome: attach.Welcome{Caps: c.caps}}

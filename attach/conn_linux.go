@@ -19,17 +19,17 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// Times that a peer is given (ours).
+// Times that a peer has. Values below are defined by this project.
 const (
-	// HandshakeTimeout is how long either side waits for the other's part of
-	// the handshake, where its context does not say.
+	// HandshakeTimeout is how long either side waits for the other's part of the handshake, unless
+	// its context has a deadline.
 	HandshakeTimeout = 5 * time.Second
 	// sendTimeout is how long a message may wait for a peer that does not read.
 	sendTimeout = time.Second
 )
 
-// maxFDs is the number of descriptors that a message may carry; the kernel
-// throws further ones away (ours).
+// maxFDs is how many descriptors a message may carry; the kernel discards further ones. Defined by
+// this project.
 const maxFDs = 4
 
 var (
@@ -39,41 +39,40 @@ var (
 	ErrStranger = errors.New("another user serves the socket")
 )
 
-// Peer is the process at the other end, as the kernel names it.
+// Peer is the process at the other end, as the kernel reports it.
 type Peer struct {
 	PID      int
 	UID, GID uint32
-	// PIDFD refers to the process itself and not to its number. It is the
-	// connection's and is closed with it; -1 on the process's side.
+	// PIDFD refers to the process itself and not to its number. The connection owns it; -1 on the
+	// process's side.
 	PIDFD int
-	// Keeper is a pidfd of the process's keeper, which came with MAPPED; the
-	// connection's as well, -1 before.
+	// Keeper is a pidfd of the process's keeper, which came with MAPPED. The connection owns it;
+	// -1 before.
 	Keeper int
 }
 
-// Conn is one connection of an attachment. Receiving and sending may go on at
-// the same time, each by one goroutine; Close may be called at any time and
-// ends both.
+// Conn is one connection of an attachment. One goroutine may receive while another sends; Close
+// may be called at any time and ends both.
 type Conn struct {
 	c      *net.UnixConn
 	peer   Peer
-	takes  bool           // descriptors
-	pages  *Pages         // that Handshake has mapped
-	keeper *keeper.Keeper // on the process's side: made by Handshake
-	lent   *keeper.Keeper // the same, where pfd asked for a helper: the helper's
+	takes  bool           // whether it accepts descriptors
+	pages  *Pages         // mapped by Handshake
+	keeper *keeper.Keeper // on the process's side, started by Handshake
+	lent   *keeper.Keeper // the same for the helper, if pfd asked for one
 	helper *os.Process
-	trust  []uint32       // users beside root and the own one, as Dial was told
-	held   sync.WaitGroup // goroutines that the kernel may keep for as long as the peer likes
+	trust  []uint32       // users besides root and this process's own, from Dial
+	held   sync.WaitGroup // goroutines that the peer can keep in the kernel indefinitely
 	once   sync.Once
 	close  error
 }
 
-// newConn makes a connection of pfd's side, or of the library's, which takes the
-// descriptors that pfd sends.
+// newConn returns a connection of pfd's side, or of the library's, which accepts the descriptors
+// that pfd sends.
 func newConn(c *net.UnixConn, pfd bool) (*Conn, error) {
 	conn := &Conn{c: c, peer: Peer{PIDFD: -1, Keeper: -1}, takes: !pfd}
 	if err := sockets.Control(c, func(fd int) error { return conn.peer.read(fd, pfd) }); err != nil {
-		return nil, fmt.Errorf("asking for the peer's credentials: %w", err)
+		return nil, fmt.Errorf("get the peer's credentials: %w", err)
 	}
 	return conn, nil
 }
@@ -87,8 +86,8 @@ func (p *Peer) read(fd int, withPIDFD bool) error {
 	if !withPIDFD {
 		return nil
 	}
-	// SO_PEERPIDFD came with Linux 6.5. There is no safe way without it: a
-	// pidfd opened by number may be that of another process by then.
+	// SO_PEERPIDFD came with Linux 6.5. There is no safe way without it: the number may have been
+	// reused before a pidfd is opened by it.
 	p.PIDFD, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if errors.Is(err, unix.ENOPROTOOPT) {
 		p.PIDFD = -1
@@ -101,27 +100,26 @@ func (p *Peer) read(fd int, withPIDFD bool) error {
 	return nil
 }
 
-// Peer gives the process at the other end.
+// Peer returns the process at the other end.
 func (c *Conn) Peer() Peer { return c.peer }
 
-// TakeDescriptors has the connection take descriptors from now on. pfd's side
-// takes none before: to close a descriptor may take as long as whoever made it
-// likes (a socket that lingers, a file of FUSE).
+// TakeDescriptors makes the connection accept descriptors from now on. pfd's side accepts none
+// before, because the process that created a descriptor can delay its close indefinitely (a socket
+// that lingers, a file of FUSE).
 func (c *Conn) TakeDescriptors() error { return c.passRights(true) }
 
 func (c *Conn) passRights(on bool) error {
 	err := sockets.Control(c.c, func(fd int) error { return sockets.PassRights(fd, on) })
 	if err != nil {
-		err = fmt.Errorf("taking descriptors: %w", err)
+		err = fmt.Errorf("accept descriptors: %w", err)
 	}
 	c.takes = on && err == nil
 	return err
 }
 
-// Close closes the connection, and the peer's pidfds, or the process's keeper and
-// helper, with it. An error matches ErrHelper where the helper cannot end: what it
-// has begun may still reach the process's memory. Close may be called again and gives
-// the same answer.
+// Close closes the connection, and with it the peer's pidfds, or the process's keeper and helper.
+// If the helper cannot end, the error matches ErrHelper: its calls in progress may still access
+// the process's memory. Close may be called again and returns the same result.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
 		c.close = c.c.Close()
@@ -140,31 +138,29 @@ func (c *Conn) Close() error {
 	return c.close
 }
 
-// CloseWrite says that nothing more will be sent; the peer reads the end of the
-// connection and can still send.
+// CloseWrite shuts down sending; the peer reads the end of the connection and can still send.
 func (c *Conn) CloseWrite() error { return c.c.CloseWrite() }
 
-// shutdown ends the connection both ways and keeps it open: what was sent is
-// still read.
+// shutdown shuts the connection down both ways without closing it: messages sent before can still
+// be read.
 func (c *Conn) shutdown() error {
 	err := sockets.Control(c.c, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) })
-	if err != nil && !errors.Is(err, unix.ENOTCONN) { // ENOTCONN: it is over already
-		return fmt.Errorf("ending an attachment's connection: shutdown: %w", err)
+	if err != nil && !errors.Is(err, unix.ENOTCONN) { // ENOTCONN: it has ended already
+		return fmt.Errorf("end an attachment's connection: shutdown: %w", err)
 	}
 	return nil
 }
 
-// Send sends one message with descriptors, which stay the caller's. A peer that
-// does not read costs two seconds at most, then the error matches
-// os.ErrDeadlineExceeded.
+// Send sends one message with descriptors, which the caller still owns. If the peer does not read,
+// Send returns after two seconds at most, with an error that matches os.ErrDeadlineExceeded.
 func (c *Conn) Send(msg []byte, fds ...int) error {
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
 	var err error
-	// Where this process does not run for so long a first deadline passes before the
-	// message is tried at all.
+	// If this process does not run for that long, the first deadline passes before the kernel
+	// tries to send.
 	for range 2 {
 		if err = c.c.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 			break
@@ -178,21 +174,20 @@ func (c *Conn) Send(msg []byte, fds ...int) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("sending to the attachment's peer: %w", limits.Explain(err))
+		return fmt.Errorf("send to the attachment's peer: %w", limits.Explain(err))
 	}
 	return nil
 }
 
-// How often a message is tried that the kernel has no memory for, and how long
-// apart (ours).
+// How often a message is tried for which the kernel has no memory, and how far apart. Values below
+// are defined by this project.
 const (
 	shortTries = 5
 	shortPause = time.Millisecond
 )
 
-// patiently does f again where the kernel was short of something for a moment: an
-// attachment must not end for that. A message that was not sent, or not received,
-// as a whole was not at all.
+// patiently retries f if the kernel lacks a resource for a moment: that must not end an
+// attachment. A message is sent or received as a whole or not at all.
 func patiently(f func() error) error {
 	err := f()
 	for range shortTries {
@@ -205,32 +200,30 @@ func patiently(f func() error) error {
 	return err
 }
 
-// received is what one call of receive found.
+// received is the result of one call of receive.
 type received struct {
 	n   int
 	fds Descriptors
 	err error
 }
 
-// abandonTime is how long Receive waits, when its context has ended, for a call
-// that the kernel does not end (ours).
+// abandonTime is how long Receive waits, after its context has ended, for a call that is stuck in
+// the kernel. Defined by this project.
 const abandonTime = 100 * time.Millisecond
 
-// Receive reads one message into buf, of at least MaxMessage bytes, and gives
-// its size and the descriptors that came with it, which are the caller's. It
-// ends when ctx does. The peer's orderly end is io.EOF. A message that is too
-// large or carries too many descriptors matches ErrMessage; what came with it
-// has been closed. Where this process has no room for its descriptors the error matches
-// sockets.ErrDescriptors, and the message is read. Where the connection takes no descriptors the kernel closes
-// those that came, and one that is -1 stands for them.
+// Receive reads one message into buf, of at least MaxMessage bytes, until ctx ends. It returns the
+// message's size and its descriptors, which the caller owns. The peer's orderly end is io.EOF. If
+// the message is too large or carries too many descriptors, the error matches ErrMessage and its
+// descriptors have been closed. If this process has no room for the descriptors, the error matches
+// sockets.ErrDescriptors and the message is returned. If the connection does not accept
+// descriptors, the kernel closes them, and a single -1 stands for them.
 //
-// Before Linux 6.16 a peer may have that last for ever: the connection is of no
-// use then, and Receive ends without it.
+// Before Linux 6.16 a peer may make the call last for ever: Receive then returns without it, and
+// the connection is unusable.
 func (c *Conn) Receive(ctx context.Context, buf []byte) (int, Descriptors, error) {
-	// No deadline of an earlier call may be left; and none of this one may come
-	// after it.
+	// Clear a deadline of an earlier call before this call begins.
 	if err := c.c.SetReadDeadline(time.Time{}); err != nil {
-		return 0, nil, fmt.Errorf("reading from the attachment's peer: %w", err)
+		return 0, nil, fmt.Errorf("read from the attachment's peer: %w", err)
 	}
 	got, own := make(chan received, 1), make([]byte, len(buf))
 	c.held.Go(func() { got <- c.receive(own) })
@@ -252,20 +245,20 @@ func (c *Conn) Receive(ctx context.Context, buf []byte) (int, Descriptors, error
 	}
 	c.discard(ctx, r.fds)
 	if errors.Is(r.err, sockets.ErrDescriptors) {
-		return copy(buf, own[:r.n]), nil, fmt.Errorf("reading from the attachment's peer: %w", r.err)
+		return copy(buf, own[:r.n]), nil, fmt.Errorf("read from the attachment's peer: %w", r.err)
 	}
 	if ctx.Err() != nil {
-		return 0, nil, fmt.Errorf("reading from the attachment's peer: %w", ctx.Err())
+		return 0, nil, fmt.Errorf("read from the attachment's peer: %w", ctx.Err())
 	}
 	if errors.Is(r.err, io.EOF) || errors.Is(r.err, syscall.ECONNRESET) {
-		return 0, nil, io.EOF // a SEQPACKET peer that leaves with unread data is a reset
+		return 0, nil, io.EOF // a SEQPACKET peer that closes with unread data causes a reset
 	}
-	return 0, nil, fmt.Errorf("reading from the attachment's peer: %w", r.err)
+	return 0, nil, fmt.Errorf("read from the attachment's peer: %w", r.err)
 }
 
-// receive reads one message. What it gives is open, also with an error.
+// receive reads one message. It returns open descriptors, also with an error.
 func (c *Conn) receive(buf []byte) (r received) {
-	var room [256]byte // of which maxFDs descriptors and no more are accepted
+	var room [256]byte // receive accepts at most maxFDs of these
 	oob := room[:0]
 	if c.takes {
 		oob = room[:unix.CmsgSpace(4*maxFDs)]
@@ -275,7 +268,7 @@ func (c *Conn) receive(buf []byte) (r received) {
 		r.n, oobn, flags, _, err = c.c.ReadMsgUnix(buf, oob)
 		return err
 	})
-	fds, err := sockets.Rights(oob[:oobn]) // also of an empty message, which reads as the end
+	fds, err := sockets.Rights(oob[:oobn]) // also of an empty message, which reads like the end
 	r.fds = fds
 	switch {
 	case r.err != nil:
@@ -293,9 +286,9 @@ func (c *Conn) receive(buf []byte) (r received) {
 	return r
 }
 
-// discard closes descriptors that came from the peer, and waits for that until
-// ctx ends; the peer may have it last for ever. Another message is not received
-// meanwhile, so that a connection holds one goroutine with it at most.
+// discard closes the peer's descriptors, and waits for that until ctx ends; the peer may make a
+// close last for ever. No other message is received meanwhile, so a connection has at most one
+// goroutine stuck in discard.
 func (c *Conn) discard(ctx context.Context, fds Descriptors) {
 	if !slices.ContainsFunc(fds, func(fd int) bool { return fd >= 0 }) {
 		return
@@ -304,7 +297,7 @@ func (c *Conn) discard(ctx context.Context, fds Descriptors) {
 	c.held.Go(func() {
 		defer close(closed)
 		for _, fd := range fds {
-			// A socket does not linger for whoever keeps no other duplicate of it.
+			// A socket does not linger for the goroutine that closes its last duplicate.
 			_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{}) // fails for all else
 		}
 		fds.Close()

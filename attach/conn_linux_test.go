@@ -23,7 +23,7 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// openFDs gives the descriptors that are open, without the one that looks.
+// openFDs returns the open descriptors, without the one that lists them.
 func openFDs(t *testing.T) map[string]string {
 	t.Helper()
 	m := map[string]string{}
@@ -39,8 +39,8 @@ func openFDs(t *testing.T) map[string]string {
 	return m
 }
 
-// noLeak fails the test if it leaves a descriptor open. The runtime's own
-// (epoll, its eventfd) come with the first socket: make one before.
+// noLeak fails the test if it leaves a descriptor open. The runtime opens its own (epoll, its
+// eventfd) with the first socket: create one before.
 func noLeak(t *testing.T) {
 	t.Helper()
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "warm"), Net: "unixpacket"})
@@ -58,8 +58,7 @@ func noLeak(t *testing.T) {
 	})
 }
 
-// serve runs Serve with handle and gives the socket's path; the end of the test
-// ends it.
+// serve runs Serve with handle until the test ends and returns the socket's path.
 func serve(t *testing.T, handle func(ctx context.Context, c *Conn)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s"+SocketSuffix)
@@ -118,7 +117,7 @@ func TestHandshake(t *testing.T) {
 		err = c.Offer(ctx, m, m.WakeFD())
 		g.peer = c.Peer()
 		if err == nil {
-			// Its keeper is another task, and shares its memory.
+			// Its keeper is another task that shares its memory.
 			g.err = errors.Join(g.err, unix.PidfdSendSignal(g.peer.PIDFD, 0, nil, 0), unix.PidfdSendSignal(g.peer.Keeper, 0, nil, 0))
 			var perr error
 			g.proof, perr = proof(g.peer.Keeper, h.ProofVA)
@@ -179,8 +178,8 @@ func TestHandshake(t *testing.T) {
 		t.Errorf("a second mapping: %v, want EPERM", err)
 	}
 
-	// A message of a later version, with a descriptor: refused, not ignored, and
-	// the attachment stands.
+	// A message of a later version, with a descriptor, is refused and not ignored, and the
+	// attachment continues.
 	_, later := begin(nil, 77, headerSize+8, "exanet 9.9")
 	if err := c.Send(later, fds[0]); err != nil {
 		t.Fatal(err)
@@ -215,7 +214,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// proof reads the proof of a process by its keeper, as pfd does.
+// proof reads the proof of a process through its keeper, as pfd does.
 func proof(keeper int, va device.VA) (b [ProofSize]byte, err error) {
 	p, err := proc.Open(keeper, keeper)
 	if err != nil {
@@ -226,8 +225,8 @@ func proof(keeper int, va device.VA) (b [ProofSize]byte, err error) {
 	return b, err
 }
 
-// TestRefusedHello sends what no library sends. Each gets its refusal, and what
-// came with it is closed.
+// TestRefusedHello sends messages that no library sends. Each is refused, and its descriptors are
+// closed.
 func TestRefusedHello(t *testing.T) {
 	noLeak(t)
 	errs := make(chan error, 1)
@@ -307,7 +306,7 @@ func TestRefusedHello(t *testing.T) {
 	}
 }
 
-// TestClientRefuses: a library believes no more than a daemon does.
+// TestClientRefuses: a library checks as much as a daemon does.
 func TestClientRefuses(t *testing.T) {
 	noLeak(t)
 	good := golden(t)
@@ -388,8 +387,7 @@ func TestClientRefuses(t *testing.T) {
 	})
 }
 
-// TestClientRefusesAfterMapped: what came with the memory is closed where the
-// welcome is none.
+// TestClientRefusesAfterMapped: the memory's descriptors are closed if the welcome is invalid.
 func TestClientRefusesAfterMapped(t *testing.T) {
 	noLeak(t)
 	good := golden(t)
@@ -455,8 +453,8 @@ func TestDialNoDaemon(t *testing.T) {
 	}
 }
 
-// TestReceiveEndsWithContext: a wait for a silent peer ends with its context,
-// and the connection stays usable.
+// TestReceiveEndsWithContext: the wait for a silent peer ends with its context, and the connection
+// stays usable.
 func TestReceiveEndsWithContext(t *testing.T) {
 	noLeak(t)
 	speak := make(chan struct{})
@@ -488,8 +486,7 @@ func TestReceiveEndsWithContext(t *testing.T) {
 	}
 }
 
-// TestServeBoundsAUser: one user's connections are bounded, and free again when
-// they close.
+// TestServeBoundsAUser: one user's connections are bounded, and closing one makes room.
 func TestServeBoundsAUser(t *testing.T) {
 	noLeak(t)
 	in := make(chan struct{}, MaxConnsPerUID)
@@ -560,8 +557,8 @@ func TestMapMemoryRefuses(t *testing.T) {
 	}
 }
 
-// TestNotifyWakes: a thread that waits on the event word is woken, through
-// another mapping of the same memory.
+// TestNotifyWakes wakes a thread that waits on the event word through another mapping of the same
+// memory.
 func TestNotifyWakes(t *testing.T) {
 	noLeak(t)
 	m, err := NewMemory()
@@ -589,7 +586,7 @@ func TestNotifyWakes(t *testing.T) {
 			}
 			woken <- err
 		}()
-		// Once it sleeps, one wake must do.
+		// Once it sleeps, one wake-up must be enough.
 		for name := fmt.Sprintf("/proc/self/task/%d/syscall", <-tid); ; runtime.Gosched() {
 			b, err := os.ReadFile(name)
 			if err != nil {
@@ -612,11 +609,11 @@ func TestNotifyWakes(t *testing.T) {
 	}
 }
 
-// eventAddress gives where the event word is mapped.
+// eventAddress returns the address of the event word.
 func (p *Pages) eventAddress() uintptr { return uintptr(p.words.base) + WakeEvent }
 
-// TestMappingGoesWithItsPages: a library's mapping is unmapped once nothing
-// refers to it any more, and not before.
+// TestMappingGoesWithItsPages: a library's mapping is unmapped once nothing refers to it, and not
+// before.
 func TestMappingGoesWithItsPages(t *testing.T) {
 	m, err := NewMemory()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// withoutDescriptors calls f where this process can make no other descriptor.
+// withoutDescriptors calls f while this process can open no descriptor.
 func withoutDescriptors(t *testing.T, f func()) {
 	t.Helper()
 	var old unix.Rlimit
@@ -37,10 +37,10 @@ func withoutDescriptors(t *testing.T, f func()) {
 	f()
 }
 
-// A process that is out of descriptors is told so, and pfd tells its process so: the peer does
-// nothing wrong. The attachment stands.
+// A process that is out of descriptors learns that, and pfd reports it for itself to its process:
+// the peer did nothing wrong. The attachment continues.
 func TestOutOfDescriptors(t *testing.T) {
-	null := openNull(t) // closed when nothing serves any more
+	null := openNull(t) // closed after the server has ended
 	t.Cleanup(func() { null.Close() })
 	taken, held := make(chan struct{}), make(chan error, 1)
 	path := serve(t, func(ctx context.Context, c *Conn) {
@@ -52,7 +52,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		held <- err
 	})
 	c := dial(t, path)
-	<-taken // accepted: that takes descriptors, too
+	<-taken // accepted: that needs a descriptor, too
 	receive := func() error {
 		var buf [MaxMessage]byte
 		n, fds, err := c.Receive(t.Context(), buf[:])
@@ -104,7 +104,7 @@ func openNull(t *testing.T) *os.File {
 	return f
 }
 
-// awaitInput waits until a message is there.
+// awaitInput waits until a message has arrived.
 func awaitInput(t *testing.T, c *Conn) {
 	t.Helper()
 	err := sockets.Control(c.c, func(fd int) error {

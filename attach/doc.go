@@ -1,14 +1,12 @@
-// Package attach is the attachment protocol between pfd and the processes that
-// use it: the sealed memfd of four pages that both sides map, and the messages
-// on pfd's SOCK_SEQPACKET socket that hand it over (docs/attach.md describes
-// both for other languages).
+// Package attach is the attachment protocol between pfd and the processes that use it: the sealed
+// memfd of four pages that both sides map, and the messages on pfd's SOCK_SEQPACKET socket that
+// set it up (docs/attach.md describes both for other languages).
 //
-// Both sides use this package: rdma dials, maps and rings; the daemon serves,
-// makes the memory and ends attachments; the engine takes doorbells and
-// packetizer sends from the pages and publishes completions in them.
+// Both sides use this package. rdma dials, maps and rings; the daemon serves, creates the memory
+// and ends attachments; the engine reads doorbells and packetizer messages from the pages and
+// publishes completions in them.
 //
-// Every word of the pages may be scribbled on by the process at any time. The
-// methods of Pages therefore use the page's words as values only: none of them
-// indexes, sizes or waits by what it reads, so that no content of the pages can
-// make pfd crash, block or reach outside of them, and none of them allocates.
+// The process may write anything to the pages at any time. So the methods of Pages use the pages'
+// words only as values: they never index, size or wait by them, and never allocate. No content of
+// the pages can make pfd crash, block or access memory outside of them.
 package attach

@@ -7,8 +7,7 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// The first message of a process, for those who write a library of their own: package rdma
-// does all of it.
+// The first message of a process, for authors of another library. Package rdma does all of this.
 func ExampleHello() {
 	h := attach.Hello{Node: 1, Group: attach.DefaultGroup, Method: pagein.GUP, Policy: pagein.PIO, ProofVA: 0x7f0000001000}
 	b, err := h.Append(nil)

@@ -2,12 +2,12 @@ package attach
 
 import "syscall"
 
-// Descriptors are file descriptors that came with a message. Whoever receives
-// them owns them: take the ones that are kept, close the rest.
+// Descriptors are file descriptors that came with a message. The receiver owns them: it takes
+// those that it keeps and closes the rest.
 type Descriptors []int
 
-// Take gives descriptor i and leaves -1 in its place, so that Close does not
-// close it. It gives -1 if there is none.
+// Take returns descriptor i, or -1 if there is none, and leaves -1 in its place, so that Close
+// does not close it.
 func (d Descriptors) Take(i int) int {
 	if i < 0 || i >= len(d) {
 		return -1
@@ -17,11 +17,11 @@ func (d Descriptors) Take(i int) int {
 	return fd
 }
 
-// Close closes what was not taken. It may be called again.
+// Close closes the descriptors that were not taken. It may be called again.
 func (d Descriptors) Close() {
 	for i, fd := range d {
 		if fd >= 0 {
-			_ = syscall.Close(fd) // nothing of ours is in it: no error matters
+			_ = syscall.Close(fd) // nothing is written through it: no error matters
 			d[i] = -1
 		}
 	}

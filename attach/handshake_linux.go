@@ -18,14 +18,13 @@ import (
 	"github.com/exanet/pfd/internal/version"
 )
 
-// Product names this release to the other side and to people.
+// Product names this release, for the other side and for users.
 func Product() string { return "exanet " + version.String() }
 
-// Dial connects to the attachment socket at path. An error for a socket at
-// which nobody listens matches ErrNoDaemon and says how to start one. Whoever
-// serves it reaches the caller's memory: it is root, the caller's own user, one of
-// trust, or for the machine's own socket (sockets.Root) the user whom root made its
-// directory for; else the error matches ErrStranger.
+// Dial connects to the attachment socket at path. If nothing listens there, the error matches
+// ErrNoDaemon and says how to start a pfd. The server can access the caller's memory, so it must
+// be root, the caller's own user, one of trust, or, for the machine's own socket (sockets.Root),
+// the user for whom root created its directory; otherwise the error matches ErrStranger.
 func Dial(ctx context.Context, path string, trust ...uint32) (*Conn, error) {
 	c, err := dialPatiently(ctx, path)
 	switch {
@@ -37,13 +36,13 @@ func Dial(ctx context.Context, path string, trust ...uint32) (*Conn, error) {
 		return nil, fmt.Errorf("%w at %s: %sstart one with \"pfd --nodes 2 --socket PATH\", or name the socket of one that runs (its attachment socket is PATH.attach): %w", ErrNoDaemon, path, why, err)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		why := cmp.Or(sockets.Why(path, err), "this user may not open the socket: ask for a pfd whose socket is open to it")
-		return nil, fmt.Errorf("attaching at %s: %s: %w", path, why, err)
+		return nil, fmt.Errorf("attach at %s: %s: %w", path, why, err)
 	case err != nil:
-		return nil, fmt.Errorf("attaching at %s: %w", path, limits.Explain(err))
+		return nil, fmt.Errorf("attach at %s: %w", path, limits.Explain(err))
 	}
 	uc, ok := c.(*net.UnixConn)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("attaching at %s: not a unix socket", path), c.Close())
+		return nil, errors.Join(fmt.Errorf("attach at %s: not a unix socket", path), c.Close())
 	}
 	conn, err := newConn(uc, false)
 	if err != nil {
@@ -51,20 +50,20 @@ func Dial(ctx context.Context, path string, trust ...uint32) (*Conn, error) {
 	}
 	conn.trust = trust
 	if uid := conn.peer.UID; !sockets.Trusted(path, uid, trust) {
-		return nil, errors.Join(fmt.Errorf("attaching at %s: %w: uid %d would reach the memory of this process: name it (rdma.Options.Trust) if it may", path, ErrStranger, uid), conn.Close())
+		return nil, errors.Join(fmt.Errorf("attach at %s: %w: uid %d would access the memory of this process: name it (rdma.Options.Trust) if it may", path, ErrStranger, uid), conn.Close())
 	}
 	return conn, nil
 }
 
-// How long a client waits where too many connect at this moment (ours).
+// How long a client waits while too many connect. Values below are defined by this project.
 const (
 	crowdedFirst = time.Millisecond
 	crowdedMost  = 100 * time.Millisecond
 	crowdedTime  = HandshakeTimeout
 )
 
-// dialPatiently connects, and tries again where the listener's queue is full: that
-// is EAGAIN (unix(7)), and others' doing.
+// dialPatiently connects, and retries if other clients have filled the listener's queue, which is
+// EAGAIN (unix(7)).
 func dialPatiently(ctx context.Context, path string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, crowdedTime)
 	defer cancel()
@@ -75,15 +74,15 @@ func dialPatiently(ctx context.Context, path string) (net.Conn, error) {
 			return c, err
 		}
 		select {
-		// Not all at once again.
+		// Spread the retries of several clients.
 		case <-time.After(pause/2 + rand.N(pause)):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: too many others connect at this moment: try again later", err)
+			return nil, fmt.Errorf("%w: too many others connect at the moment: try again later", err)
 		}
 	}
 }
 
-// patient is ctx, which ends after HandshakeTimeout unless it has a time of its own.
+// patient returns ctx with a deadline after HandshakeTimeout, unless it has its own.
 func patient(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
@@ -91,12 +90,11 @@ func patient(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, HandshakeTimeout)
 }
 
-// Handshake says hello, maps the memory that pfd makes for the attachment (Pages)
-// and takes the welcome. Three descriptors (memfd, eventfd, netlink socket) are
-// then the caller's. It makes the process's keeper, and starts its helper where
-// pfd asks for one; both end with the connection. A refusal is a *RefusedError;
-// another protocol version is a *VersionError that names both. With any error no
-// descriptor stays open; the connection is the caller's to close.
+// Handshake sends the hello, maps the memory that pfd creates for the attachment (Pages) and
+// receives the welcome. The caller then owns three descriptors (memfd, eventfd, netlink socket).
+// Handshake starts the process's keeper, and its helper if pfd asks for one; both end with the
+// connection. A refusal is a *RefusedError; another protocol version is a *VersionError that names
+// both. After an error no descriptor stays open, and the caller still closes the connection.
 func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, error) {
 	ctx, cancel := patient(ctx)
 	defer cancel()
@@ -130,13 +128,13 @@ func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, er
 	return w, fds, nil
 }
 
-// mapped maps the memory of message b, says so, and takes the welcome.
+// mapped maps the memory of message b, confirms it, and receives the welcome.
 func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string) (Welcome, error) {
 	if _, err := decode(b, TypeMemory, headerSize); err != nil {
 		return Welcome{}, err
 	}
 	if len(fds) != MemoryFDs {
-		return Welcome{}, fmt.Errorf("%w: a memory with %d descriptors, want %d", ErrMessage, len(fds), MemoryFDs)
+		return Welcome{}, fmt.Errorf("%w: a memory with %d descriptors, not %d", ErrMessage, len(fds), MemoryFDs)
 	}
 	var err error
 	if c.pages, err = MapMemory(fds[0]); err != nil {
@@ -153,7 +151,7 @@ func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string
 		err := c.startHelper(asked, more)
 		more.Close()
 		if err != nil {
-			return Welcome{}, fmt.Errorf("attaching: starting the memory helper that pfd asks for: %w", limits.Explain(err))
+			return Welcome{}, fmt.Errorf("attach: start the memory helper that pfd asks for: %w", limits.Explain(err))
 		}
 		if b, more, err = c.answered(ctx, own); err != nil {
 			return Welcome{}, err
@@ -166,15 +164,16 @@ func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string
 	return DecodeWelcome(b)
 }
 
-// Pages gives the memory that Handshake has mapped.
+// Pages returns the memory that Handshake has mapped.
 func (c *Conn) Pages() *Pages { return c.pages }
 
-// answered takes one answer of pfd's to a handshake; one that ends it is an error.
+// answered receives one answer of pfd to a handshake; an answer that ends the handshake is an
+// error.
 func (c *Conn) answered(ctx context.Context, own string) ([]byte, Descriptors, error) {
 	var buf [MaxMessage]byte
 	n, fds, err := c.Receive(ctx, buf[:])
 	if errors.Is(err, io.EOF) {
-		return nil, nil, fmt.Errorf("attaching: pfd closed the connection without an answer: see its log: %w", io.ErrUnexpectedEOF)
+		return nil, nil, fmt.Errorf("attach: pfd closed the connection without an answer: see its log: %w", io.ErrUnexpectedEOF)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("attaching: %w", err)
@@ -186,7 +185,7 @@ func (c *Conn) answered(ctx context.Context, own string) ([]byte, Descriptors, e
 	return buf[:n], fds, nil
 }
 
-// ending gives the error that an answer to a handshake is.
+// ending returns the error for an answer that ends a handshake.
 func ending(b []byte, fds int, own string) error {
 	h, err := DecodeHeader(b)
 	switch {
@@ -205,13 +204,13 @@ func ending(b []byte, fds int, own string) error {
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("attaching: pfd ended the attachment at once (%v): see its log, and try again: %w", m.Reason, io.ErrUnexpectedEOF)
+		return fmt.Errorf("attach: pfd ended the attachment at once (%v): see its log, and try again: %w", m.Reason, io.ErrUnexpectedEOF)
 	}
 	return nil
 }
 
-// AwaitHello takes a process's hello. Whatever is wrong with it is answered with a
-// refusal, and returned.
+// AwaitHello receives a process's hello. It answers an invalid one with a refusal and returns the
+// error.
 func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
 	ctx, cancel := patient(ctx)
 	defer cancel()
@@ -233,10 +232,10 @@ func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
 		err := &VersionError{Own: Protocol, Peer: h.Protocol, OwnProduct: Product(), PeerProduct: h.Product}
 		return Hello{}, errors.Join(err, c.Refuse(CodeVersion, h.Type, err.Error()))
 	case h.Type != TypeHello:
-		err := fmt.Errorf("%w: type %d where a hello (%d) is due", ErrMessage, h.Type, TypeHello)
+		err := fmt.Errorf("%w: type %d instead of a hello (%d)", ErrMessage, h.Type, TypeHello)
 		return Hello{}, errors.Join(err, c.Refuse(unknownOr(h.Type, CodeProtocol), h.Type, err.Error()))
 	case withFDs != 0:
-		err := fmt.Errorf("%w: a hello with %d descriptors, want none", ErrMessage, withFDs)
+		err := fmt.Errorf("%w: a hello with %d descriptors: it carries none", ErrMessage, withFDs)
 		return Hello{}, errors.Join(err, c.Refuse(CodeProtocol, h.Type, err.Error()))
 	}
 	hello, err := DecodeHello(buf[:n])
@@ -246,7 +245,7 @@ func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
 	return hello, nil
 }
 
-// unknownOr gives CodeUnknownType for a type that this version does not have.
+// unknownOr returns CodeUnknownType for a type that this version does not have, else known.
 func unknownOr(t Type, known Code) Code {
 	if t < TypeHello || t > TypeInvalidate {
 		return CodeUnknownType
@@ -254,17 +253,16 @@ func unknownOr(t Type, known Code) Code {
 	return known
 }
 
-// Refuse answers message type refused with code and a text that names the
-// remedy.
+// Refuse answers message type refused with code and a text that says what to do.
 func (c *Conn) Refuse(code Code, refused Type, text string) error {
 	r := RefusedError{Product: Product(), Code: code, Refused: refused, Text: text}
 	return c.Send(r.Append(nil))
 }
 
-// Offer hands a process its memory and a netlink socket, and waits until it has
-// mapped the memory and named its keeper, which Peer then has; then nobody can
-// take the pages away any more. The descriptors stay the caller's. Whatever the process sends else is answered with a refusal,
-// and returned.
+// Offer sends a process its memory and a netlink socket, and waits until it has mapped the memory
+// and named its keeper, which Peer then returns. After that no process can remove the pages. The
+// caller still owns the descriptors. Offer answers any other message with a refusal and returns
+// the error.
 func (c *Conn) Offer(ctx context.Context, m *Memory, netlink int) error {
 	if err := c.TakeDescriptors(); err != nil {
 		return err
@@ -276,13 +274,13 @@ func (c *Conn) Offer(ctx context.Context, m *Memory, netlink int) error {
 	n, fds, err := c.Receive(ctx, buf[:])
 	defer func() { c.discard(ctx, fds) }()
 	if err == nil {
-		err = c.passRights(false) // that was the one
+		err = c.passRights(false) // no other is accepted
 	}
 	if err == nil {
 		_, err = decode(buf[:n], TypeMapped, headerSize)
 	}
 	if err == nil && len(fds) != 1 {
-		err = fmt.Errorf("%w: a mapped with %d descriptors, want one, a pidfd of the keeper", ErrMessage, len(fds))
+		err = fmt.Errorf("%w: a mapped with %d descriptors, not one, a pidfd of the keeper", ErrMessage, len(fds))
 	}
 	if err == nil {
 		err = m.Seal()
@@ -299,7 +297,7 @@ func (c *Conn) Offer(ctx context.Context, m *Memory, netlink int) error {
 	return err
 }
 
-// Welcome answers a hello, after Offer, with what the process has been given.
+// Welcome answers a hello, after Offer, with the process's configuration.
 func (c *Conn) Welcome(w Welcome) error {
 	if w.Product == "" {
 		w.Product = Product()
@@ -311,9 +309,8 @@ func (c *Conn) Welcome(w Welcome) error {
 	return c.Send(msg)
 }
 
-// End tells the process that its attachment is over, and ends the connection,
-// which Serve closes. pfd calls it when nothing of the domain is in flight any
-// more, after Pages.End.
+// End tells the process that its attachment has ended, and shuts down the connection, which Serve
+// closes. pfd calls it after Pages.End, when nothing of the domain is in flight.
 func (c *Conn) End(r Reason, text string) error {
 	e := Ended{Product: Product(), Reason: r, Text: text}
 	return errors.Join(c.Send(e.Append(nil)), c.shutdown())

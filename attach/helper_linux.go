@@ -15,22 +15,21 @@ import (
 	"github.com/exanet/pfd/internal/uids"
 )
 
-// TypeHelper asks the process to start its memory helper (ours; docs/attach.md,
+// TypeHelper asks the process to start its memory helper. Defined by this project (docs/attach.md,
 // "The memory helper").
 const TypeHelper Type = 12
 
-// The message, and what goes with it (ours).
+// The message and its descriptors. Values below are defined by this project.
 const (
 	HelperSize    = 80
 	offHelperZero = 72 // u64, zero
-	// HelperFDs is the number of descriptors that go with it, in this order: the
-	// program, the memfd of the port, the helper's end of a socket, and an
-	// eventfd that wakes pfd.
+	// HelperFDs is the number of descriptors of the message, in this order: the program, the memfd
+	// of the port, the helper's end of a socket, and an eventfd that wakes pfd.
 	HelperFDs = 4
 )
 
-// What the helper finds, by descriptor number (ours). Descriptors 0 to 2 are
-// /dev/null.
+// The helper's descriptors, by number. Descriptors 0 to 2 are /dev/null. Values below are defined
+// by this project.
 const (
 	HelperPort   = 3 // memfd of the port
 	HelperSocket = 4 // its end of the socket
@@ -39,11 +38,11 @@ const (
 	HelperKeeper = 7 // of a keeper of it
 )
 
-// HelperCommand is the word by which pfd's program is told to be a helper.
+// HelperCommand is the command of pfd's program that runs a helper.
 const HelperCommand = "memory-helper"
 
-// Helper is pfd's request for a memory helper: pfd itself has no right over the
-// process's memory, and takes none.
+// Helper is pfd's request for a memory helper, which it sends if it has no right over the
+// process's memory.
 type Helper struct{ Product string }
 
 // Append appends the message to b.
@@ -52,7 +51,7 @@ func (h *Helper) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeHelper reads the message. Errors match ErrMessage.
+// DecodeHelper decodes the message. Errors match ErrMessage.
 func DecodeHelper(b []byte) (Helper, error) {
 	product, err := decode(b, TypeHelper, HelperSize)
 	if err == nil && binary.LittleEndian.Uint64(b[offHelperZero:]) != 0 {
@@ -61,29 +60,29 @@ func DecodeHelper(b []byte) (Helper, error) {
 	return Helper{Product: product}, err
 }
 
-// AskHelper has the process start its helper: program is an executable, the
-// others are what it works with. The descriptors stay the caller's.
+// AskHelper asks the process to start its helper: program is an executable, the others are the
+// helper's. The caller still owns the descriptors.
 func (c *Conn) AskHelper(program, port, socket, wake int) error {
 	h := Helper{Product: Product()}
 	return c.Send(h.Append(nil), program, port, socket, wake)
 }
 
-// ErrProgram says that a helper's program is none that the process should run.
+// ErrProgram says that the process must not run a helper's program.
 var ErrProgram = errors.New("not a program to be trusted")
 
-// startHelper starts the program that pfd sent, with the rights of this process.
-// It runs only what root or the own user has installed and nobody else can
-// change: pfd's word is not enough.
+// startHelper starts the program that pfd sent, with the rights of this process. It does not trust
+// pfd: it runs only a program that belongs to root or this process's own user and that no other
+// user can change.
 func (c *Conn) startHelper(_ Helper, fds Descriptors) error {
 	if len(fds) != HelperFDs {
-		return fmt.Errorf("%w: %d descriptors, want %d", ErrMessage, len(fds), HelperFDs)
+		return fmt.Errorf("%w: %d descriptors, not %d", ErrMessage, len(fds), HelperFDs)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fds[0], &st); err != nil {
 		return os.NewSyscallError("fstat", err)
 	}
 	if !executable(&st, uint32(os.Geteuid()), c.trust) {
-		return fmt.Errorf("%w: it belongs to uid %d and has mode %#o: want root's or this user's own, writable by nobody else",
+		return fmt.Errorf("%w: it belongs to uid %d and has mode %#o: it must be root's or this user's own, writable by its owner only",
 			ErrProgram, st.Uid, st.Mode&0o7777)
 	}
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
@@ -96,13 +95,13 @@ func (c *Conn) startHelper(_ Helper, fds Descriptors) error {
 		return err
 	}
 	defer null.Close()
-	// pfd's keeper lets pfd in, this one what the process starts (keeper.StartFor).
+	// pfd's keeper serves pfd; this one serves the helper (keeper.StartFor).
 	if c.lent, err = keeper.Start(); err != nil {
 		return err
 	}
 	var files []*os.File
 	for _, fd := range []int{int(null.Fd()), int(null.Fd()), int(null.Fd()), fds[1], fds[2], fds[3], self, c.lent.PIDFD(), fds[0]} {
-		// Above the numbers that they get, so that none takes another's place.
+		// Above the helper's own numbers, so that no duplicate occupies one of them.
 		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, HelperKeeper+1)
 		if err != nil {
 			return os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
@@ -112,20 +111,20 @@ func (c *Conn) startHelper(_ Helper, fds Descriptors) error {
 		files = append(files, f)
 	}
 	last := len(files) - 1
-	// A process group of its own: the signals of a terminal are not for it. Not a session:
-	// where the scheduler groups by sessions (autogroup), a helper that has to run beside a
-	// busy session would wait for as long as that session's share lasts.
+	// A separate process group, so that a terminal's signals do not reach it. Not a separate
+	// session: where the scheduler groups by sessions (autogroup), a helper beside a busy session
+	// would wait for that session's share.
 	p, err := os.StartProcess("/proc/self/fd/"+strconv.Itoa(int(files[last].Fd())), []string{"pfd", HelperCommand},
 		&os.ProcAttr{Dir: "/", Env: []string{}, Files: files[:last], Sys: &syscall.SysProcAttr{Setpgid: true}})
 	if err != nil {
-		return fmt.Errorf("starting pfd's program: %w", err)
+		return fmt.Errorf("start pfd's program: %w", err)
 	}
 	c.helper = p
 	return nil
 }
 
-// executable reports whether a process of user own executes a helper's program: a regular file of
-// a user that it trusts, which nobody else may write.
+// executable reports whether a process of user own may run a helper's program: a regular file of a
+// trusted user that no other user may write.
 func executable(st *unix.Stat_t, own uint32, trust []uint32) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o022 == 0 && uids.Trusted(st.Uid, own, trust)
 }
@@ -133,17 +132,17 @@ func executable(st *unix.Stat_t, own uint32, trust []uint32) bool {
 // ErrHelper says that a killed memory helper has not ended yet.
 var ErrHelper = errors.New("the memory helper has not ended")
 
-// reapTime is how long Close waits for the end of a helper (ours).
+// reapTime is how long Close waits for the end of a helper. Defined by this project.
 const reapTime = 5 * time.Second
 
-// reapHelper ends the helper, which ends by itself when pfd closes its socket. One
-// that sleeps in a page of the process's that never comes is not waited for: an
-// error matches ErrHelper.
+// reapHelper ends the helper, which ends by itself when pfd closes its socket. It does not wait
+// for a helper that sleeps in a page of the process that never arrives: the error then matches
+// ErrHelper.
 func (c *Conn) reapHelper() error {
 	if c.helper == nil {
 		return nil
 	}
-	_ = c.helper.Kill() // it may have ended
+	_ = c.helper.Kill() // fails if it has ended
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -153,7 +152,7 @@ func (c *Conn) reapHelper() error {
 	case <-ended:
 		return nil
 	case <-time.After(reapTime):
-		return fmt.Errorf("%w: process %d is killed and waits for a page of this process's memory that does not come (a file system or a userfaultfd that does not answer): do not reuse exported memory before it has ended",
+		return fmt.Errorf("%w: process %d is killed and waits for a page of this process's memory that is not paged in (a file system or a userfaultfd that does not answer): do not reuse exported memory before it has ended",
 			ErrHelper, c.helper.Pid)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// closedEnv names a socket to a process that attaches there with its descriptors
-// 0 to 2 closed.
+// closedEnv passes a socket's path to a process that attaches there with its descriptors 0 to 2
+// closed.
 const closedEnv = "PFD_ATTACH_TEST_CLOSED"
 
 func TestMain(m *testing.M) {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	case path != "":
 		os.Exit(attachClosed(path))
 	}
-	// What the test was started with is not for its helpers.
+	// Helpers must not inherit the descriptors with which the test was started.
 	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// report is what a helper finds.
+// report is what a helper reports about itself.
 type report struct {
 	PID, Group, Process, Keeper int
 	Args, Env                   []string
@@ -48,8 +48,7 @@ type report struct {
 	Files                       map[string]string
 }
 
-// reportingHelper is a helper that says what it finds and waits for the end of its
-// socket.
+// reportingHelper is a helper that reports and then waits for the end of its socket.
 func reportingHelper() int {
 	r := report{PID: os.Getpid(), Args: os.Args, Env: os.Environ(), Files: map[string]string{}}
 	r.Process, _ = proc.PIDOf(HelperPIDFD)
@@ -87,8 +86,8 @@ func reportingHelper() int {
 	}
 }
 
-// port is pfd's part of a helper: the descriptors of a HELPER message. The
-// eventfd is the attachment's.
+// port is pfd's side of a helper: the descriptors of a HELPER message. The eventfd is the
+// attachment's.
 type port struct {
 	t                          testing.TB
 	program                    *os.File
@@ -123,7 +122,7 @@ func (p *port) ask(c *Conn) {
 	}
 }
 
-// report waits for what the helper says.
+// report waits for the helper's report.
 func (p *port) report() (r report) {
 	var b [4096]byte
 	n, err := unix.Read(p.own, b[:])
@@ -145,7 +144,7 @@ func (p *port) close() {
 	}
 }
 
-// sameMemory tells whether two tasks share an address space.
+// sameMemory reports whether two tasks share an address space.
 func sameMemory(a, b int) bool {
 	const kcmpVM = 1 // KCMP_VM, linux/kcmp.h
 	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpVM, 0, 0, 0)
@@ -157,8 +156,8 @@ var helperFiles = map[string]string{
 	"3": "/memfd", "4": "socket", "5": "anon_inode:[eventfd]", "6": "anon_inode", "7": "anon_inode",
 }
 
-// TestHelper starts a helper of this process, looks at what it finds, and ends it
-// in both ways: pfd closes its socket, or the process closes the connection.
+// TestHelper starts a helper of this process, checks its report, and ends it in both ways: pfd
+// closes its socket, or the process closes the connection.
 func TestHelper(t *testing.T) {
 	for _, end := range []string{"by pfd", "by the process"} {
 		t.Run(end, func(t *testing.T) {
@@ -241,7 +240,7 @@ func TestHelper(t *testing.T) {
 	}
 }
 
-// TestStartHelperRefuses: pfd's word is not enough to run a program.
+// TestStartHelperRefuses: a program does not run just because pfd sent it.
 func TestStartHelperRefuses(t *testing.T) {
 	noLeak(t)
 	dir := t.TempDir()
@@ -326,7 +325,7 @@ func TestStartHelperRefuses(t *testing.T) {
 	}
 }
 
-// What is executed is a rule that libexanet has, too.
+// libexanet has the same rule for an executable program.
 func TestExecutable(t *testing.T) {
 	cases.Rules(t, "testdata/rules.txt", "program", 5, func(w []string) string {
 		mode, err := strconv.ParseUint(w[3], 8, 32)
@@ -338,8 +337,8 @@ func TestExecutable(t *testing.T) {
 	})
 }
 
-// TestHelperAskedForTwice: a second request, and one with a descriptor too few,
-// end the handshake. What was started ends with the connection.
+// TestHelperAskedForTwice: a second request, and one with a descriptor too few, end the handshake.
+// A started helper ends with the connection.
 func TestHelperAskedForTwice(t *testing.T) {
 	noLeak(t)
 	for _, times := range []int{1, 2} {
@@ -378,8 +377,8 @@ func TestHelperAskedForTwice(t *testing.T) {
 	}
 }
 
-// TestHelperOfAProcessWithoutStandardFiles: descriptors of the process have the
-// numbers that the helper's are to have, and must not get into each other's way.
+// TestHelperOfAProcessWithoutStandardFiles: descriptors of the process have the numbers that the
+// helper's must have, and must not be overwritten.
 func TestHelperOfAProcessWithoutStandardFiles(t *testing.T) {
 	noLeak(t)
 	path := serve(t, func(ctx context.Context, c *Conn) {

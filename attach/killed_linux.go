@@ -12,15 +12,14 @@ import (
 	"github.com/exanet/pfd/internal/procstatus"
 )
 
-// PeerKilled tells whether the peer has been killed though the connection stands:
-// see Killed.
+// PeerKilled reports whether the peer has been killed although the connection is open: see Killed.
 func (c *Conn) PeerKilled() bool { return Killed(c.peer.PID) }
 
-// Killed tells whether a process has been killed, though it is there still: a
-// thread of it sleeps in the kernel, for a file system that does not answer, and
-// keeps its descriptors open. Each thread has ended, or has SIGKILL pending.
+// Killed reports whether a process has been killed but still exists: a thread of it sleeps in the
+// kernel, for a file system that does not answer, and keeps its descriptors open. Each thread has
+// ended or has SIGKILL pending.
 func Killed(pid int) bool {
-	// SIGKILL comes to all threads: as long as the first one lives no other is looked at.
+	// All threads receive SIGKILL: while the first one lives, the others need not be checked.
 	first, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err == nil && !threadEnding(first) {
 		return false
@@ -35,10 +34,10 @@ func Killed(pid int) bool {
 			return false
 		}
 	}
-	return err == nil && len(list) > 0 // none: it has ended, or is in another pid namespace
+	return err == nil && len(list) > 0 // an empty list: it has ended, or is in another pid namespace
 }
 
-// threadEnding tells by its status (proc(5)) whether a thread runs no more.
+// threadEnding reports whether a thread will not run again, by its status (proc(5)).
 func threadEnding(status []byte) bool {
 	if v, _ := procstatus.Field(status, "State"); v != "" && (v[0] == 'Z' || v[0] == 'X') {
 		return true

@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/internal/leak"
 )
 
-// Peers that send anything, before a hello, where a mapped is due and after a
-// welcome, with descriptors and without, leave nothing behind in pfd's side.
+// Peers that send anything before a hello, in place of a mapped and after a welcome, with and
+// without descriptors, leave no descriptor or goroutine in pfd's side.
 func TestMessagesLeaveNothing(t *testing.T) {
 	path := serve(t, func(ctx context.Context, c *Conn) {
 		if _, err := c.AwaitHello(ctx); err != nil {
@@ -54,7 +54,7 @@ func TestMessagesLeaveNothing(t *testing.T) {
 		for k, m := range talk.msgs {
 			var fds []int
 			if k < len(talk.msgs)-1 && (bytes.Equal(m, good["mapped"]) || bytes.Equal(m, good["share"])) {
-				fds = []int{int(null.Fd())} // these have one
+				fds = []int{int(null.Fd())} // these types carry one
 			}
 			if k == len(talk.msgs)-1 {
 				for range talk.fds {

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/internal/linger"
 )
 
-// sendLingering sends one message with a descriptor that lingers, of which the
-// receiver has the last duplicate.
+// sendLingering sends a message with a descriptor that lingers, of which the receiver has the last
+// duplicate.
 func sendLingering(t *testing.T, q *linger.Quiet, closing *sync.WaitGroup, c *Conn, msg []byte) error {
 	t.Helper()
 	f, err := q.Socket()
@@ -20,13 +20,13 @@ func sendLingering(t *testing.T, q *linger.Quiet, closing *sync.WaitGroup, c *Co
 		t.Fatal(err)
 	}
 	err = c.Send(msg, int(f.Fd()))
-	closing.Go(func() { _ = f.Close() }) // the last one where nobody has the message
+	closing.Go(func() { _ = f.Close() }) // the last one if no receiver has the message
 	return err
 }
 
-// On a kernel that lets anybody send descriptors, those that linger keep nobody
-// else, by whatever way they came: in a hello, beyond it and never read, in place
-// of a keeper, with a message that takes a descriptor, and behind a refusal.
+// On a kernel where any peer can send descriptors, lingering ones delay no other peer, however
+// they arrive: in a hello, after it and never read, in place of a keeper, with a message that
+// takes a descriptor, and after a refusal.
 func TestLingeringDescriptors(t *testing.T) {
 	q, err := linger.New()
 	if err != nil {
@@ -121,7 +121,7 @@ func TestLingeringDescriptors(t *testing.T) {
 			t.Error("a handler does not end")
 		}
 	}
-	// One of this user who sends no such thing.
+	// Another connection of this user without such descriptors.
 	c := dial(t, path)
 	if _, fds, err := c.Handshake(t.Context(), Hello{Group: "g"}); err != nil {
 		t.Error(err)

@@ -26,7 +26,7 @@ func TestMailLayout(t *testing.T) {
 		off  int
 		want uint64
 	}{
-		{0x3100, 32},                    // tail, and head 0 above it
+		{0x3100, 32},                    // tail, with head 0 above it
 		{0x3140, 0x0100_0000_1f00_0003}, // SOURCE of slot 0
 		{0x3148, 0x0000_0005_0005_0014}, // its words
 		{0x3150, 0x22},
@@ -51,7 +51,7 @@ func TestMailLayout(t *testing.T) {
 	if !p.PutMail(32, &m) || binary.LittleEndian.Uint32(b[0x3100:]) != 33 {
 		t.Error("slot 0 is not used again")
 	}
-	// A hostile head: nothing is written, nothing breaks.
+	// With a hostile head nothing is written and nothing fails.
 	binary.LittleEndian.PutUint32(b[0x3104:], 0x8000_0000)
 	if p.PutMail(33, &m) {
 		t.Error("a head ahead of the tail was believed")
@@ -74,7 +74,7 @@ func TestServedLayout(t *testing.T) {
 	if p.Served() != 0x2a || p.ServedError() != 14 {
 		t.Errorf("served %d, errno %d", p.Served(), p.ServedError())
 	}
-	// Changed meanwhile: it does not sleep (the test would hang).
+	// The word has changed: it does not sleep (else the test would hang).
 	p.WaitServed(0, time.Hour)
 }
 

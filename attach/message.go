@@ -12,29 +12,28 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// Protocol is the version of the attachment protocol that this package speaks:
-// messages and pages (ours; docs/attach.md). Both sides refuse any other.
+// Protocol is the version of the attachment protocol, messages and pages, that this package
+// speaks. It is defined by this project (docs/attach.md). Both sides refuse any other.
 const Protocol = 2
 
 // Type names a message.
 type Type uint16
 
-// The message types (ours; docs/attach.md).
+// The message types (docs/attach.md). Values below are defined by this project.
 const (
-	TypeHello   Type = 1 // process to pfd: who I am and what I want
-	TypeWelcome Type = 2 // pfd to process: what you have
-	TypeRefused Type = 3 // either way: that I do not do, and why
-	TypeEnded   Type = 4 // pfd to process: the attachment is over, and why
+	TypeHello   Type = 1 // process to pfd: the process and its request
+	TypeWelcome Type = 2 // pfd to process: the process's configuration
+	TypeRefused Type = 3 // either way: a message that was refused, and why
+	TypeEnded   Type = 4 // pfd to process: the attachment has ended, and why
 
-	// TypeMemory is pfd's first answer to a hello: three descriptors, and no more
-	// than a header.
+	// TypeMemory is pfd's first answer to a hello: a header with three descriptors.
 	TypeMemory Type = 10
-	// TypeMapped is the process's to that: it has mapped the memory. A header.
+	// TypeMapped answers that: the process has mapped the memory. A header.
 	TypeMapped Type = 11
 )
 
-// Sizes and offsets of the messages (ours). The first 72 bytes are alike in all
-// of them and in every version, so that two versions can name each other.
+// Sizes and offsets of the messages. Values below are defined by this project. The first 72 bytes
+// are equal in all messages and versions, so that two versions can name each other.
 const (
 	headerSize  = 72
 	offType     = 0 // u16
@@ -86,53 +85,52 @@ const (
 	productLength = 64
 	// MaxMessage is the size of the largest message.
 	MaxMessage = 512
-	// MemoryFDs is the number of descriptors that go with a memory: memfd,
-	// eventfd, netlink socket, in this order.
+	// MemoryFDs is the number of descriptors of a memory message: memfd, eventfd, netlink socket,
+	// in this order.
 	MemoryFDs = 3
 )
 
-const flagAcceptGroup = 1 << 0 // ours: docs/attach.md
+const flagAcceptGroup = 1 << 0 // defined by this project: docs/attach.md
 
 // DefaultGroup is the group of a process that names none.
 const DefaultGroup = "default"
 
 // Errors of the codec and of the handshake.
 var (
-	// ErrMessage says that bytes are no message of the wanted type: wrong
-	// size, type, length or padding.
+	// ErrMessage says that bytes are not a message of the expected type: wrong size, type, length
+	// or padding.
 	ErrMessage = errors.New("malformed attachment message")
-	// ErrValue says that a field holds a value that it cannot have.
+	// ErrValue says that a field has an invalid value.
 	ErrValue = errors.New("bad value in attachment message")
-	// ErrVersion says that the two sides speak different protocol versions.
-	// The error is a *VersionError.
+	// ErrVersion says that the two sides speak different protocol versions. The error is a
+	// *VersionError.
 	ErrVersion = errors.New("attachment protocol versions differ")
 )
 
-// VersionError names both versions of a refused handshake. It matches ErrVersion.
+// VersionError is a handshake refused for its version. It matches ErrVersion.
 type VersionError struct {
 	Own, Peer               uint16 // protocol versions
 	OwnProduct, PeerProduct string // product versions
 }
 
-// Error names both versions and the remedy.
+// Error names both versions and says what to do.
 func (e *VersionError) Error() string {
 	return fmt.Sprintf("%v: this side (%s) speaks %d, the other (%s) speaks %d: install the library and pfd of one release, and restart the older of the two",
 		ErrVersion, e.OwnProduct, e.Own, e.PeerProduct, e.Peer)
 }
 
-// Is tells that a VersionError is an ErrVersion.
+// Is reports that a VersionError matches ErrVersion.
 func (e *VersionError) Is(target error) bool { return target == ErrVersion }
 
-// Header is what every message of every version starts with.
+// Header is the start of every message of every version.
 type Header struct {
 	Type     Type
 	Protocol uint16
 	Length   uint32 // bytes of the whole message
-	Product  string // the sender's product and version, for people
+	Product  string // the sender's product and version, for users
 }
 
-// DecodeHeader reads the part of a message that is alike in all versions.
-// Errors match ErrMessage.
+// DecodeHeader decodes the part of a message that all versions share. Errors match ErrMessage.
 func DecodeHeader(b []byte) (Header, error) {
 	if len(b) < headerSize {
 		return Header{}, fmt.Errorf("%w: %d bytes, a header has %d", ErrMessage, len(b), headerSize)
@@ -150,30 +148,30 @@ func DecodeHeader(b []byte) (Header, error) {
 	return h, err
 }
 
-// appendBare appends a message that is a header alone.
+// appendBare appends a message that is only a header.
 func appendBare(b []byte, t Type, product string) []byte {
 	all, _ := begin(b, t, headerSize, product)
 	return all
 }
 
-// decode checks b for type t of this protocol version and of the given size.
+// decode checks that b is a message of type t, this protocol version and the given size.
 func decode(b []byte, t Type, size int) (string, error) {
 	h, err := DecodeHeader(b)
 	switch {
 	case err != nil:
 		return "", err
 	case h.Type != t:
-		return "", fmt.Errorf("%w: type %d, want %d", ErrMessage, h.Type, t)
+		return "", fmt.Errorf("%w: type %d, not %d", ErrMessage, h.Type, t)
 	case h.Protocol != Protocol:
-		return "", fmt.Errorf("%w: protocol version %d, want %d", ErrMessage, h.Protocol, Protocol)
+		return "", fmt.Errorf("%w: protocol version %d, not %d", ErrMessage, h.Protocol, Protocol)
 	case len(b) != size:
-		return "", fmt.Errorf("%w: type %d of %d bytes, want %d", ErrMessage, t, len(b), size)
+		return "", fmt.Errorf("%w: type %d of %d bytes, not %d", ErrMessage, t, len(b), size)
 	}
 	return h.Product, nil
 }
 
-// begin appends size zero bytes with the header of a message and gives them
-// apart.
+// begin appends size zero bytes with the header of a message. It returns all of b, and the
+// message.
 func begin(b []byte, t Type, size int, product string) (all, m []byte) {
 	all = append(b, make([]byte, size)...)
 	m = all[len(b):]
@@ -184,8 +182,8 @@ func begin(b []byte, t Type, size int, product string) (all, m []byte) {
 	return all, m
 }
 
-// putText writes s into a fixed field, NUL-padded, with one NUL at its end at
-// least; what does not fit is cut at a character.
+// putText writes s into a fixed field, NUL-padded with at least one NUL. A text that does not fit
+// is cut at a character.
 func putText(f []byte, s string) {
 	s = strings.Map(printable, strings.ToValidUTF8(s, "?"))
 	for len(s) > len(f)-1 {
@@ -195,7 +193,7 @@ func putText(f []byte, s string) {
 	copy(f, s)
 }
 
-// printable keeps what a terminal shows, so that a peer's text cannot steer one.
+// printable drops characters that a terminal would interpret.
 func printable(r rune) rune {
 	if r < 0x20 || r >= 0x7f && r < 0xa0 {
 		return '?'
@@ -226,22 +224,22 @@ func getText(f []byte, what string) (string, error) {
 // Hello is the first message of a process.
 type Hello struct {
 	Product     string        // the library's product and version
-	Node        device.NodeID // where the process wants to be
+	Node        device.NodeID // the node to attach to
 	Group       string        // as groupname.Check allows
 	Method      pagein.Method
 	Policy      pagein.Policy
-	Accept      []device.PDID // other domains that may reach this one, at most 16
+	Accept      []device.PDID // other domains that may access this one, at most 16
 	AcceptGroup bool          // every member of the group may
-	// Proof is sixteen random bytes that lie at ProofVA in the process's memory:
-	// another process shows by them that it may read that memory.
+	// Proof is sixteen random bytes at ProofVA in the process's memory. Another process that knows
+	// them has shown that it may read that memory.
 	Proof   [ProofSize]byte
 	ProofVA device.VA
-	// Key, where it is not zero, is the group's: processes of one group have the
-	// same key, and need no right over each other's memory.
+	// Key, if not zero, is the group's: processes of one group with the same key need no right
+	// over each other's memory.
 	Key [KeySize]byte
 }
 
-// Sizes of two fields of a Hello, bytes (ours).
+// Sizes of two fields of a Hello, bytes. Values below are defined by this project.
 const (
 	ProofSize = 16
 	KeySize   = 32
@@ -269,7 +267,7 @@ func (h *Hello) Append(b []byte) ([]byte, error) {
 	return all, nil
 }
 
-// DecodeHello reads a hello. Errors match ErrMessage or ErrValue.
+// DecodeHello decodes a hello. Errors match ErrMessage or ErrValue.
 func DecodeHello(b []byte) (Hello, error) {
 	product, err := decode(b, TypeHello, HelloSize)
 	if err != nil {
@@ -331,24 +329,25 @@ func (h *Hello) check() error {
 	return nil
 }
 
-// Welcome is pfd's answer to a hello, when the process has mapped the memory.
+// Welcome is pfd's answer to a hello, sent when the process has mapped the memory.
 type Welcome struct {
 	Product   string // pfd's product and version
 	Slot      uint8
 	Interface uint8 // mailbox and packetizer of the process, 16..63
 	Member    uint8 // the process's index in its group on this node, 0..15
-	VABits    uint8 // width of the virtual addresses that the node takes
+	VABits    uint8 // width of the virtual addresses that the node accepts
 	PDID      device.PDID
-	Method    pagein.Method // what pfd chose
+	Method    pagein.Method // as pfd chose
 	Policy    pagein.Policy
 	Node      device.NodeID
 	PFDPort   uint32 // netlink port id that faults come from
-	OwnPort   uint32 // netlink port id of the socket handed over
-	PFDPID    uint32 // pfd's pid as pfd has it: SCM_CREDENTIALS of its fault messages
+	OwnPort   uint32 // netlink port id of the socket sent
+	PFDPID    uint32 // pfd's pid in its own namespace: SCM_CREDENTIALS of its fault messages
 	Caps      uint64 // the node's CAPS register
 	// Generation is the domain's; peers name it with its PDID.
 	Generation device.Generation
-	// Page is the size of the pages in which memory is shared, bytes; 0: none need be.
+	// Page is the size of the pages in which memory must be shared, bytes; 0: no memory need be
+	// shared.
 	Page uint32
 }
 
@@ -371,7 +370,7 @@ func (w *Welcome) Append(b []byte) ([]byte, error) {
 	return all, nil
 }
 
-// DecodeWelcome reads a welcome. Errors match ErrMessage or ErrValue.
+// DecodeWelcome decodes a welcome. Errors match ErrMessage or ErrValue.
 func DecodeWelcome(b []byte) (Welcome, error) {
 	product, err := decode(b, TypeWelcome, WelcomeSize)
 	if err != nil {
@@ -418,7 +417,7 @@ func (w *Welcome) check() error {
 	return nil
 }
 
-// Code says why something was refused (ours).
+// Code is why a message was refused. Its values are defined by this project.
 type Code uint32
 
 // The codes.
@@ -428,16 +427,15 @@ const (
 	CodeUnknownType Code = 3 // a message type that this version does not have
 	CodeNoNode      Code = 4 // no such node here
 	CodeNoSlot      Code = 5 // all 16 slots of the node are taken
-	CodeQuota       Code = 6 // the user has its share of slots
-	CodeGroupFull   Code = 7 // the group has as many processes on the node as it may
-	CodePermission  Code = 8 // pfd may not reach the process's memory
+	CodeQuota       Code = 6 // the user has used its share of slots
+	CodeGroupFull   Code = 7 // the group has its maximum of processes on the node
+	CodePermission  Code = 8 // pfd may not access the process's memory
 	CodeUnsupported Code = 9 // method or policy not offered here
 	CodeBusy        Code = 10
 	CodeInternal    Code = 11
 )
 
-// RefusedError is a refusal, as message and as error. Its text ends with the
-// remedy.
+// RefusedError is a refusal, as a message and as an error. Its text ends with what to do.
 type RefusedError struct {
 	Product string // of the side that refuses
 	Code    Code
@@ -445,17 +443,17 @@ type RefusedError struct {
 	Text    string
 }
 
-// Error gives the other side's text.
+// Error returns the other side's text.
 func (e *RefusedError) Error() string {
 	return fmt.Sprintf("refused by %s (code %d): %s", e.Product, e.Code, e.Text)
 }
 
-// Is tells that a refusal for its version is an ErrVersion.
+// Is reports whether target is ErrVersion and the refusal is for its version.
 func (e *RefusedError) Is(target error) bool {
 	return target == ErrVersion && e.Code == CodeVersion
 }
 
-// Append appends the message to b. Text longer than the field is cut.
+// Append appends the message to b. It cuts a text longer than the field.
 func (e *RefusedError) Append(b []byte) []byte {
 	all, m := begin(b, TypeRefused, RefusedSize, e.Product)
 	binary.LittleEndian.PutUint32(m[offCode:], uint32(e.Code))
@@ -464,7 +462,7 @@ func (e *RefusedError) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeRefused reads a refusal. Errors match ErrMessage.
+// DecodeRefused decodes a refusal. Errors match ErrMessage.
 func DecodeRefused(b []byte) (*RefusedError, error) {
 	product, err := decode(b, TypeRefused, RefusedSize)
 	if err != nil {
@@ -492,7 +490,7 @@ type Ended struct {
 	Text    string
 }
 
-// Append appends the message to b. Text longer than the field is cut.
+// Append appends the message to b. It cuts a text longer than the field.
 func (e *Ended) Append(b []byte) []byte {
 	all, m := begin(b, TypeEnded, EndedSize, e.Product)
 	binary.LittleEndian.PutUint32(m[offReason:], uint32(e.Reason))
@@ -500,7 +498,7 @@ func (e *Ended) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeEnded reads an end. Errors match ErrMessage.
+// DecodeEnded decodes an end. Errors match ErrMessage.
 func DecodeEnded(b []byte) (Ended, error) {
 	product, err := decode(b, TypeEnded, EndedSize)
 	if err != nil {

@@ -15,9 +15,8 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// golden reads the golden messages out of docs/attach.md: blocks that start
-// with ```golden NAME and hold lines of hexadecimal bytes, with "OFFSET:" before
-// and a remark after "#"; "NN*COUNT" repeats a byte.
+// golden reads the golden messages from docs/attach.md: blocks that start with ```golden NAME, of
+// lines of hexadecimal bytes after "OFFSET:", with a remark after "#"; "NN*COUNT" repeats a byte.
 func golden(t testing.TB) map[string][]byte {
 	t.Helper()
 	text, err := os.ReadFile("../docs/attach.md")
@@ -248,8 +247,8 @@ func TestAppendRefuses(t *testing.T) {
 	}
 }
 
-// TestTextsAreCut: what does not fit is cut at a character, and a peer's bytes
-// cannot steer a terminal.
+// TestTextsAreCut: a text that does not fit is cut at a character, and a peer's bytes cannot
+// control a terminal.
 func TestTextsAreCut(t *testing.T) {
 	r := RefusedError{Product: strings.Repeat("é", 40), Text: "\x1b[2J" + strings.Repeat("ä", 300)}
 	got, err := DecodeRefused(r.Append(nil))
@@ -311,7 +310,7 @@ func FuzzDecode(f *testing.F) {
 		if e, err := DecodeEnded(b); err == nil {
 			same("ended", e.Append(nil), nil)
 		}
-		// A header is a part of what all of them refuse or take.
+		// Every message that is accepted or refused has a header.
 		if h, err := DecodeHeader(b); err == nil && (uint64(h.Length) != uint64(len(b)) || len(h.Product) > productLength) {
 			t.Fatalf("header %+v of %d bytes", h, len(b))
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// offer is pfd's part of a handshake until the process has named its keeper. The
-// memory is the caller's, nil where that fails.
+// offer is pfd's part of a handshake until the process has named its keeper. It returns the
+// memory, which the caller closes, or nil if that fails.
 func offer(t *testing.T, ctx context.Context, c *Conn) *Memory {
 	t.Helper()
 	if _, err := c.AwaitHello(ctx); err != nil {
@@ -34,8 +34,8 @@ func offer(t *testing.T, ctx context.Context, c *Conn) *Memory {
 	return m
 }
 
-// TestRefusedMapped sends what no library sends where a mapped is due. Each gets
-// its refusal, names no keeper, and what came with it is closed.
+// TestRefusedMapped sends messages that no library sends in place of a mapped. Each is refused,
+// names no keeper, and its descriptors are closed.
 func TestRefusedMapped(t *testing.T) {
 	noLeak(t)
 	errs := make(chan error, 1)
@@ -116,8 +116,8 @@ func TestRefusedMapped(t *testing.T) {
 	}
 }
 
-// TestDescriptorsAreTakenWhereOneIsDue: on a socket of pfd's the kernel sends no
-// descriptor with a hello, one with a mapped, and none after it.
+// TestDescriptorsAreTakenWhereOneIsDue: on pfd's socket the kernel passes no descriptor with a
+// hello, one with a mapped, and none afterwards.
 func TestDescriptorsAreTakenWhereOneIsDue(t *testing.T) {
 	noLeak(t)
 	path := filepath.Join(t.TempDir(), "s"+SocketSuffix)
@@ -168,7 +168,7 @@ func TestDescriptorsAreTakenWhereOneIsDue(t *testing.T) {
 	if err := c.Send(good["hello"], fd); !errors.Is(err, unix.EPERM) {
 		t.Errorf("a descriptor with a hello: %v, want EPERM", err)
 	}
-	// It was not sent at all: the connection is as good as before.
+	// It was not sent at all: the connection is still usable.
 	_, fds, err := c.Handshake(t.Context(), Hello{Group: "g"})
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestDescriptorsAreTakenWhereOneIsDue(t *testing.T) {
 	}
 }
 
-// passes tells whether the kernel knows SO_PASSRIGHTS.
+// passes reports whether the kernel has SO_PASSRIGHTS.
 func passes(t *testing.T) bool {
 	t.Helper()
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "passes"), Net: "unixpacket"})

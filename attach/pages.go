@@ -7,15 +7,13 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// ErrMemory says that memory cannot be an attachment's: wrong size, alignment
-// or seals.
+// ErrMemory says that memory cannot be an attachment's: wrong size, alignment or seals.
 var ErrMemory = errors.New("not an attachment's memory")
 
-// Pages is one side's mapping of an attachment's four pages: the descriptors, the
-// doorbell, and the Port of its one interface, beside which the flags of the
-// attachment lie. Its methods are safe for concurrent use until the mapping is
-// unmapped. All accesses are sequentially consistent atomics of their own width;
-// an argument that names a channel is taken modulo the number of channels.
+// Pages is one side's mapping of an attachment's four pages: the descriptors, the doorbell, and
+// the Port of its one interface with the attachment's flags. Its methods are safe for concurrent
+// use until the mapping is unmapped. All accesses are sequentially consistent atomics of their own
+// width. A channel argument is taken modulo the number of channels.
 type Pages struct {
 	Port
 	words
@@ -35,26 +33,25 @@ func NewPages(b []byte) (*Pages, error) {
 	return &Pages{Port: Port{w.part(PktzPage, PortSize)}, words: w, b: b}, nil
 }
 
-// Bytes gives the mapping itself. Use it to identify or unmap the pages, not to
-// read them: only the atomic methods are safe against the other side.
+// Bytes returns the mapping itself. Use it to identify or unmap the pages, not to read them: only
+// the atomic methods are safe against the other side.
 func (p *Pages) Bytes() []byte { return p.b }
 
 func desc(ch int) uint32 {
 	return DescriptorPage + device.DescriptorSize*uint32(ch&(device.ChannelsPerSlot-1))
 }
 
-// Done gives the done word of channel ch (messages.md 1): one atomic load.
+// Done returns the done word of channel ch (messages.md 1): one atomic load.
 func (p *Pages) Done(ch int) uint32 { return p.load32(desc(ch) + device.DescDone) }
 
-// Status gives the status code and the number of paused blocks of channel ch
-// (messages.md 1, reserved_1). It is final once Done is 1 or 3 and was loaded
-// before.
+// Status returns the status code and the number of paused blocks of channel ch (messages.md 1,
+// reserved_1). It is final if an earlier load of Done returned 1 or 3.
 func (p *Pages) Status(ch int) (status, paused uint8) {
 	v := p.load64(desc(ch) + device.DescReserved1)
 	return uint8(v), uint8(v >> 8)
 }
 
-// Ended tells whether the attachment has ended, and why.
+// Ended reports whether the attachment has ended, and why.
 func (p *Pages) Ended() (Reason, bool) {
 	if p.load32(WakeState) == StateLive {
 		return ReasonNone, false
@@ -64,9 +61,9 @@ func (p *Pages) Ended() (Reason, bool) {
 
 // The library's side.
 
-// Publish writes descriptor d into channel ch and makes it startable: done = 0
-// is stored last (release). The channel's done must be final or at reset; d's
-// Done, Status, Paused and Abort are not written.
+// Publish writes descriptor d into channel ch and makes it startable: done = 0 is stored last
+// (release). The channel's done must be final or at reset; d's Done, Status, Paused and Abort are
+// not written.
 func (p *Pages) Publish(ch int, d *device.Descriptor) {
 	o := desc(ch)
 	for i, v := range d.Words() {
@@ -87,40 +84,39 @@ func (p *Pages) Publish(ch int, d *device.Descriptor) {
 // AskAbort sets the abort bit of channel ch. A doorbell must follow.
 func (p *Pages) AskAbort(ch int) { p.or64(desc(ch)+device.DescReserved0, device.DescAbort) }
 
-// Ring writes channel ch into the doorbell word, and tells false if an earlier
-// doorbell has not been taken yet (then the packetizer's opcode 3 is the way).
+// Ring writes channel ch into the doorbell word. It returns false if pfd has not taken an earlier
+// doorbell yet; then use the packetizer's opcode 3.
 func (p *Pages) Ring(ch int) bool {
 	return p.cas64(DoorbellPage, 0, uint64(ch&(device.ChannelsPerSlot-1))+1)
 }
 
-// Kicked says that something was published (a doorbell, a send), and tells
-// whether pfd sleeps, so that 1 must be written to the attachment's eventfd.
+// Kicked announces that something was published (a doorbell, a send). It reports whether pfd
+// sleeps, so that the caller must write 1 to the attachment's eventfd.
 func (p *Pages) Kicked() (asleep bool) {
 	p.add32(WakeKick, 1)
 	return p.load32(WakeAsleep) != 0
 }
 
-// SetServed says that the fault message with this number (nlmsg_seq) has been
-// served, with the errno by which its first page could not be brought in (0: it
-// was), and wakes pfd if it waits for that.
+// SetServed records that the fault message with this number (nlmsg_seq) has been served, with the
+// errno of paging in its first page (0: none), and wakes pfd if it waits for that.
 func (p *Pages) SetServed(number, errno uint32) {
 	p.store32(WakeError, errno)
 	p.store32(WakeServed, number)
 	p.wakeWord(WakeServed, 1)
 }
 
-// FaultCounts is what pfd knows of a process's page faults, since it attached.
+// FaultCounts are pfd's counts of a process's page faults since it attached.
 type FaultCounts struct {
 	Faults      uint64 // pages that accesses of its domain faulted on
-	Pages       uint64 // brought in by pfd, those of the policy's range too
+	Pages       uint64 // paged in by pfd, those of the policy's range, too
 	Failed      uint64 // of the faults, those that cannot be resolved
-	Invalidated uint64 // pages taken away that the device had, as far as it is seen
-	// Invalidations and Conflicts are the calls that took pages away, and the page-ins
-	// that met pages which were just going, as far as they are seen.
+	Invalidated uint64 // pages removed that the device had, as far as pfd knows
+	// Invalidations and Conflicts count the calls that removed pages, and the page-ins of pages
+	// that were being removed, as far as pfd knows.
 	Invalidations, Conflicts uint64
 }
 
-// FaultCounts gives what pfd has counted. All are of about one moment.
+// FaultCounts returns pfd's counts, all from about one moment.
 func (p *Pages) FaultCounts() FaultCounts {
 	return FaultCounts{
 		p.load64(WakeCounts), p.load64(WakeCounts + 8), p.load64(WakeCounts + 16), p.load64(WakeCounts + 24),
@@ -130,7 +126,7 @@ func (p *Pages) FaultCounts() FaultCounts {
 
 // pfd's side.
 
-// SetFaultCounts tells the process what has been counted.
+// SetFaultCounts publishes the counts to the process.
 func (p *Pages) SetFaultCounts(c FaultCounts) {
 	for i, v := range [...]uint64{c.Faults, c.Pages, c.Failed, c.Invalidated} {
 		p.store64(WakeCounts+8*uint32(i), v)
@@ -139,15 +135,15 @@ func (p *Pages) SetFaultCounts(c FaultCounts) {
 	p.store64(WakeGone+8, c.Conflicts)
 }
 
-// Served gives the number of the fault message that the process says it served
-// last: any value, and no proof that the pages are there.
+// Served returns the number of the fault message that the process claims to have served last. It
+// may be any value and proves nothing about the pages.
 func (p *Pages) Served() uint32 { return p.load32(WakeServed) }
 
-// ServedError gives the errno that the process states for that message, 0 none.
+// ServedError returns the errno that the process reports for that message, 0: none.
 func (p *Pages) ServedError() uint32 { return p.load32(WakeError) }
 
-// TakeDoorbell takes what stands in the doorbell word and frees it: 0 none,
-// else channel+1 as the process wrote it, any value (hardware.md 6).
+// TakeDoorbell takes and clears the doorbell word: 0 none, else channel+1 as the process wrote it,
+// any value (hardware.md 6).
 func (p *Pages) TakeDoorbell() uint64 {
 	v := p.load64(DoorbellPage)
 	if v != 0 {
@@ -156,14 +152,13 @@ func (p *Pages) TakeDoorbell() uint64 {
 	return v
 }
 
-// Descriptor takes one copy of channel ch's descriptor into d, by eight atomic
-// loads. What the process writes later changes nothing in the copy; every value
-// is possible.
+// Descriptor copies channel ch's descriptor into d by eight atomic loads. Later writes of the
+// process do not change the copy; every value is possible.
 //
-// The word with done is loaded first: the process stores done = 0 last, so a copy
-// whose done is 0 is all of one descriptor. In another order a copy could have
-// the addresses of the channel's former transfer beside the new one's done, since
-// a doorbell is announced twice and the second may be looked at late.
+// The word with done is loaded first: the process stores done = 0 last, so a copy whose done is 0
+// is of one descriptor. In another order a copy could combine the addresses of the channel's
+// former transfer with the new one's done, because a doorbell is announced twice and pfd may read
+// the second late.
 func (p *Pages) Descriptor(ch int, d *device.Descriptor) {
 	const doneWord = device.DescDone / 8
 	var w [device.DescriptorWords]uint64
@@ -177,21 +172,21 @@ func (p *Pages) Descriptor(ch int, d *device.Descriptor) {
 	*d = device.DescriptorOf(&w)
 }
 
-// SetDone publishes a channel's state: status and paused blocks first, then
-// done (release). Notify must follow.
+// SetDone publishes a channel's state: status and paused blocks first, then done (release). Notify
+// must follow.
 func (p *Pages) SetDone(ch int, done uint32, status, paused uint8) {
 	o := desc(ch)
 	p.store32(o+device.DescReserved1, uint32(status)|uint32(paused)<<8)
 	p.store32(o+device.DescDone, done)
 }
 
-// Kick gives the kick word: it differs from the value seen last when the
-// process has published something.
+// Kick returns the kick word. It has changed if the process has published something since the last
+// call.
 func (p *Pages) Kick() uint32 { return p.load32(WakeKick) }
 
-// SetAsleep says whether pfd sleeps. After SetAsleep(true) pfd must look at
-// Kick once more before it sleeps: either it sees the kick, or the process sees
-// the flag (both sides store first, then load).
+// SetAsleep says whether pfd sleeps. After SetAsleep(true) pfd must check Kick again before it
+// sleeps: either pfd sees the kick, or the process sees the flag (both sides store first, then
+// load).
 func (p *Pages) SetAsleep(asleep bool) {
 	v := uint32(0)
 	if asleep {
@@ -200,8 +195,8 @@ func (p *Pages) SetAsleep(asleep bool) {
 	p.store32(WakeAsleep, v)
 }
 
-// End marks the attachment as ended and wakes all waiters. pfd calls it only
-// when no access of the domain is in flight any more.
+// End marks the attachment as ended and wakes all waiters. pfd calls it only when no access of the
+// domain is in flight.
 func (p *Pages) End(r Reason) {
 	p.store32(WakeReason, uint32(r))
 	p.store32(WakeState, StateEnded)
@@ -209,14 +204,14 @@ func (p *Pages) End(r Reason) {
 	p.wake()
 }
 
-// touch has each page be there, and changes nothing.
+// touch makes each page present and changes nothing.
 func (p *Pages) touch() {
 	for page := range uint32(PageCount) {
 		p.add32(page*device.PageSize, 0)
 	}
 }
 
-// reset gives fresh pages their first content: all zero but for done.
+// reset initializes new pages: all zero except done.
 func (p *Pages) reset() {
 	for ch := range device.ChannelsPerSlot {
 		v := device.DoneReset

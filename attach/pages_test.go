@@ -152,8 +152,8 @@ func TestPageLayout(t *testing.T) {
 	}
 }
 
-// TestHostilePages fills the pages with anything and calls everything that pfd
-// calls: the values are the process's, the memory around the pages is not.
+// TestHostilePages fills the pages with random bytes and calls every method that pfd uses: only
+// the returned values may depend on them.
 func TestHostilePages(t *testing.T) {
 	const guard = 4096
 	whole := make([]byte, guard+MemorySize+guard)

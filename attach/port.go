@@ -2,15 +2,14 @@ package attach
 
 import "github.com/exanet/pfd/device"
 
-// Port is one interface of a process, in two pages: a packetizer, by which the process
-// sends messages, and a ring of the messages that have come to its mailbox, with the
-// words by which the process waits. Its methods are safe for concurrent use but where
-// they say otherwise.
+// Port is one interface of a process, in two pages: a packetizer, through which the process sends
+// messages, a ring of the messages in its mailbox, and the words on which the process waits. Its
+// methods are safe for concurrent use unless they say otherwise.
 type Port struct{ words }
 
 // Mail is a message of the process's mailbox.
 type Mail struct {
-	Source uint64 // as register SOURCE has it (hardware.md 3, window mbox)
+	Source uint64 // as in register SOURCE (hardware.md 3, window mbox)
 	Words  [device.PktzMaxWords]uint64
 }
 
@@ -26,10 +25,9 @@ func pktz(c int) uint32 {
 // the state changed.
 func (p *Port) Event() uint32 { return p.load32(portEvent) }
 
-// Send hands a message to packetizer channel c (0..3): its destination node and
-// mailbox and one to eight words. SEND is stored last (release). It returns false,
-// and has written nothing, if the channel is still busy or the count is wrong.
-// One goroutine at a time may use a channel.
+// Send writes a message to packetizer channel c (0..3): its destination node and mailbox and one
+// to eight words. SEND is stored last (release). Send returns false and writes nothing if the
+// channel is busy or the count is wrong. One goroutine at a time may use a channel.
 func (p *Port) Send(c int, dst device.NodeID, mailbox uint8, words ...uint64) bool {
 	o := pktz(c)
 	if len(words) == 0 || len(words) > device.PktzMaxWords || p.load64(o+device.PktzSend) != 0 {
@@ -79,18 +77,18 @@ func (p *Port) HasMail() bool { return p.load32(mailHead) != p.load32(mailTail) 
 
 // The side of pfd.
 
-// Message is what a process gave to one of its packetizer channels.
+// Message is a message that a process wrote to one of its packetizer channels.
 type Message struct {
 	Node    device.NodeID
 	Mailbox uint8
-	// Generation is that of the domain whose mailbox is meant, 16..63.
+	// Generation is that of the domain of the addressed mailbox, 16..63.
 	Generation device.Generation
 	Words      [device.PktzMaxWords]uint64
-	N          int // words; 0: the process wrote a count that is not 1..8, refuse it
+	N          int // words; 0: the process wrote a count outside 1..8, refuse it
 }
 
-// TakeSend copies what packetizer channel c holds into m, and reports whether
-// there is anything. SetPktzStatus must follow, or it is found again.
+// TakeSend copies the message of packetizer channel c into m, and reports whether there is one.
+// SetPktzStatus must follow, or TakeSend returns it again.
 func (p *Port) TakeSend(c int, m *Message) bool {
 	o := pktz(c)
 	n := p.load64(o + device.PktzSend)
@@ -123,8 +121,8 @@ func (p *Port) SetPktzStatus(c int, status uint64) {
 	p.store64(o+device.PktzSend, 0)
 }
 
-// Notify tells the process that something has changed for it, and wakes its waiters if
-// it has any. Without waiters it is two atomics and no system call.
+// Notify announces a change to the process and wakes its waiters, if any. Without waiters it is
+// two atomics and no system call.
 func (p *Port) Notify() {
 	p.add32(portEvent, 1)
 	if p.load32(portWaiters) != 0 {
@@ -132,13 +130,13 @@ func (p *Port) Notify() {
 	}
 }
 
-// Waiting reports whether a thread of the process sleeps until something changes, or
-// is about to: one that is not seen yet looks once more before it sleeps.
+// Waiting reports whether a thread of the process sleeps until a change, or is about to. A thread
+// that is not counted yet checks again before it sleeps.
 func (p *Port) Waiting() bool { return p.load32(portWaiters) != 0 }
 
-// PutMail puts message number tail into the ring and makes it visible. It returns false
-// if the ring is full, or if the process has written nonsense there. Notify must follow.
-// The caller counts the messages itself; the first is number 0.
+// PutMail writes message number tail into the ring and publishes it. It returns false if the ring
+// is full or the process has corrupted it. Notify must follow. The caller counts the messages; the
+// first is number 0.
 func (p *Port) PutMail(tail uint32, m *Mail) bool {
 	if tail-p.load32(mailHead) >= MailSlots {
 		return false

@@ -12,37 +12,34 @@ import (
 	"github.com/exanet/pfd/internal/quota"
 )
 
-// Bounds of the connections, so that nobody uses up pfd's descriptors and threads
-// (ours).
+// Bounds of the connections, so that no user exhausts pfd's descriptors and threads. Values below
+// are defined by this project.
 const (
-	// MaxConnsPerUID bounds those of one user: four times the slots that a node
-	// has.
+	// MaxConnsPerUID bounds those of one user: four times the slots of a node.
 	MaxConnsPerUID = 64
-	// MaxConns bounds those of all users; root and pfd's own user have their
-	// share besides.
+	// MaxConns bounds those of all users; root and pfd's own user have separate shares.
 	MaxConns = 1024
-	// connPart and otherPart make them less where pfd may have few descriptors: an attachment
-	// has 14, so that all of them take seven sixteenths; what is refused or closed has 2.
+	// connPart and otherPart lower the bounds if pfd may have few descriptors: an attachment has
+	// 14, so all of them use seven sixteenths; a connection being refused or closed has 2.
 	connPart  = 32
 	otherPart = 64
-	// maxRefusing bounds the connections that are refused in words at one time,
-	// maxClosing those that are being closed.
+	// maxRefusing bounds the connections to which pfd sends a refusal at one time, maxClosing
+	// those that are being closed.
 	maxRefusing       = 64
 	maxRefusingPerUID = 4
 	maxClosing        = 512
-	// refuseTime is for how long a refused client may say hello.
+	// refuseTime is how long a refused client has to send its hello.
 	refuseTime = time.Second
 )
 
-// Serve accepts connections on l, a SOCK_SEQPACKET listener, until ctx ends; it
-// then closes l, waits for the handlers and returns nil. Each connection gets a
-// goroutine with handle, after which it is closed. The context that handle gets
-// ends with ctx. An error means that l does not accept any more; l
-// is closed then too.
+// Serve accepts connections on l, a SOCK_SEQPACKET listener, until ctx ends; it then closes l,
+// waits for the handlers and returns nil. Each connection gets a goroutine that calls handle, with
+// a context that ends with ctx, and then closes it. An error means that l does not accept any
+// more; l is closed then too.
 //
-// Before Linux 6.16 a client may have the closing of its connection last for ever,
-// by a descriptor that it has sent there. Serve waits for no such, and it counts
-// as one of its user's until it is closed.
+// Before Linux 6.16 a client may make the close of its connection last for ever, by a descriptor
+// that it has sent. Serve does not wait for such a close, but counts the connection as its user's
+// until it is closed.
 //
 // dropped is called for each connection that is refused because there are too many.
 func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Context, c *Conn), dropped ...func()) error {
@@ -50,7 +47,7 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 	defer cancel()
 	closed := make(chan struct{})
 	context.AfterFunc(ctx, func() {
-		_ = l.Close() // fails where the caller has closed it
+		_ = l.Close() // fails if the caller has closed it
 		close(closed)
 	})
 	defer func() {
@@ -72,10 +69,10 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 				return nil
 			}
 			if errors.Is(err, net.ErrClosed) {
-				cancel() // before the handlers are waited for
-				return fmt.Errorf("accepting attachments: %w", err)
+				cancel() // before waiting for the handlers
+				return fmt.Errorf("accept attachments: %w", err)
 			}
-			// Out of descriptors or memory: the ones that close will help.
+			// Out of descriptors or memory: connections that close free some.
 			pause = min(max(2*pause, time.Millisecond), time.Second)
 			select {
 			case <-ctx.Done():
@@ -105,19 +102,19 @@ func Serve(ctx context.Context, l *net.UnixListener, handle func(ctx context.Con
 	}
 }
 
-// noUID stands for the user of a connection of which the kernel did not say it
-// (uid_t -1 is nobody's: credentials(7), setuid(2)).
+// noUID is the user of a connection for which the kernel reported none (no user has uid_t -1:
+// credentials(7), setuid(2)).
 const noUID = ^uint32(0)
 
-// server is what Serve counts.
+// server is Serve's counts.
 type server struct {
 	users, refusing *quota.Quota
 	closing         chan struct{}
 	handlers        sync.WaitGroup
-	closers         sync.WaitGroup // these and those that close
+	closers         sync.WaitGroup // handlers and closing connections
 }
 
-// wait waits for the handlers, and a moment for what is still being closed.
+// wait waits for the handlers, and briefly for connections that are being closed.
 func (s *server) wait() {
 	s.handlers.Wait()
 	closed := make(chan struct{})
@@ -131,9 +128,9 @@ func (s *server) wait() {
 	}
 }
 
-// refuse answers a connection that is one too many, and closes it: where many are
-// refused already, without a word. The accept loop waits for none, but where the
-// kernel closes so many so slowly that threads become scarce.
+// refuse answers a connection beyond the bounds, and closes it; if many are being refused already,
+// it sends nothing. The accept loop does not wait for it, unless the kernel closes so many so
+// slowly that threads become scarce.
 func (s *server) refuse(ctx context.Context, c *Conn, code Code, text string) {
 	select {
 	case s.closing <- struct{}{}:
@@ -150,9 +147,8 @@ func (s *server) refuse(ctx context.Context, c *Conn, code Code, text string) {
 		defer s.refusing.Give(c.peer.UID)
 		ctx, cancel := context.WithTimeout(ctx, refuseTime)
 		defer cancel()
-		// No call's error changes anything: the connection is given up. The hello is
-		// read: closing a socket with unread data resets it, and the refusal would
-		// be lost.
+		// No error matters: the connection is closed in any case. The hello is read because
+		// closing a socket with unread data resets it, and the refusal would be lost.
 		_ = c.Refuse(code, TypeHello, text)
 		var buf [MaxMessage]byte
 		_, fds, _ := c.Receive(ctx, buf[:])
@@ -160,7 +156,7 @@ func (s *server) refuse(ctx context.Context, c *Conn, code Code, text string) {
 	})
 }
 
-// finish closes a connection, and waits for what the kernel does for it.
+// finish closes a connection and waits until the kernel has closed its descriptors.
 func (c *Conn) finish() {
 	_ = c.Close()
 	c.held.Wait()

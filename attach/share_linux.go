@@ -11,22 +11,23 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// Messages of an attachment that stands (ours; docs/attach.md section 8).
+// Messages of an established attachment (docs/attach.md section 8). Values below are defined by
+// this project.
 const (
-	TypeShare   Type = 5 // process to pfd: this memory is for transfers, with a memfd
-	TypeUnshare Type = 6 // process to pfd: and no more
+	TypeShare   Type = 5 // process to pfd: transfers may access this memory, with a memfd
+	TypeUnshare Type = 6 // process to pfd: and no longer
 	TypeShared  Type = 7 // pfd to process: done
-	// TypeRegister hands missing pages of memory over, with the userfaultfd that
-	// it is registered with: a Range.
+	// TypeRegister passes the missing pages of memory to pfd, with the userfaultfd that it is
+	// registered with: a Range.
 	TypeRegister   Type = 8
-	TypeUnregister Type = 9 // process to pfd: and takes them back, a Range
-	// TypePrefetch says that shared memory was brought in: a Range.
+	TypeUnregister Type = 9 // process to pfd: undoes that, a Range
+	// TypePrefetch says that shared memory was paged in: a Range.
 	TypePrefetch Type = 13
-	// TypeInvalidate says that pages of shared memory were taken away: a Range.
+	// TypeInvalidate says that pages of shared memory were discarded: a Range.
 	TypeInvalidate Type = 14
 )
 
-// Sizes and offsets of these messages (ours).
+// Sizes and offsets of these messages. Values below are defined by this project.
 const (
 	ShareSize   = 104
 	UnshareSize = 88
@@ -46,23 +47,21 @@ const (
 	shareFlags   = flagWritable | flagWatched
 )
 
-// CodeMemory refuses memory that cannot be shared, or is not.
+// CodeMemory refuses memory that cannot be shared, or is not shared.
 const CodeMemory Code = 12
 
-// Share says that memory of the process is for transfers. A device that sees the
-// process's own tables needs none of it, and pfd then takes note of nothing; for
-// any other, addresses that were not shared do not exist. A memfd sealed against
-// shrinking travels beside it, and where the process likes a userfaultfd with which it has
-// registered the memory (uffd.Holes).
+// Share allows transfers to access memory of the process. A device that sees the process's own
+// page tables needs no share, and pfd then records none; for any other device only shared
+// addresses exist. The message carries a memfd sealed against shrinking, and optionally a
+// userfaultfd with which the process has registered the memory (uffd.Holes).
 type Share struct {
 	Product  string
 	VA       device.VA // whole pages
 	Size     uint64    // bytes
 	Offset   uint64    // bytes from the start of the memfd
 	Writable bool      // transfers may write it
-	// Watched says that the userfaultfd reports when the memory is unmapped, so that an
-	// munmap waits until pfd has read that. A pfd that does not read it refuses the bit
-	// (CodeProtocol).
+	// Watched says that the userfaultfd reports when the memory is unmapped, so that an munmap
+	// waits until pfd has read that. A pfd that does not read it refuses the bit (CodeProtocol).
 	Watched bool
 }
 
@@ -81,7 +80,7 @@ func (s *Share) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeShare reads a share. Errors match ErrMessage or ErrValue.
+// DecodeShare decodes a share. Errors match ErrMessage or ErrValue.
 func DecodeShare(b []byte) (Share, error) {
 	product, err := decode(b, TypeShare, ShareSize)
 	if err != nil {
@@ -107,14 +106,14 @@ func DecodeShare(b []byte) (Share, error) {
 func checkRange(va device.VA, size, offset uint64) error {
 	switch {
 	case size == 0 || (uint64(va)|size|offset)%device.PageSize != 0:
-		return fmt.Errorf("%w: %d bytes at %v, from %d of the file: whole pages of %d bytes are needed", ErrValue, size, va, offset, device.PageSize)
+		return fmt.Errorf("%w: %d bytes at %v, from %d of the file: give whole pages of %d bytes", ErrValue, size, va, offset, device.PageSize)
 	case uint64(va)+size < uint64(va) || offset+size < offset:
 		return fmt.Errorf("%w: %d bytes at %v, from %d of the file, pass the end", ErrValue, size, va, offset)
 	}
 	return nil
 }
 
-// Unshare takes memory back, with exactly the bounds that it was shared with.
+// Unshare undoes a share, with exactly its bounds.
 type Unshare struct {
 	Product string
 	VA      device.VA
@@ -129,7 +128,7 @@ func (u *Unshare) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeUnshare reads an unshare. Errors match ErrMessage or ErrValue.
+// DecodeUnshare decodes an unshare. Errors match ErrMessage or ErrValue.
 func DecodeUnshare(b []byte) (Unshare, error) {
 	product, err := decode(b, TypeUnshare, UnshareSize)
 	if err != nil {
@@ -143,8 +142,8 @@ func DecodeUnshare(b []byte) (Unshare, error) {
 	return u, checkRange(u.VA, u.Size, 0)
 }
 
-// Range is a register, an unregister, a prefetch or an invalidate: memory by its bounds. With a
-// register travels the userfaultfd, non-blocking; the process keeps no duplicate.
+// Range is a register, an unregister, a prefetch or an invalidate: memory by its bounds. A
+// register carries the userfaultfd, non-blocking; the process keeps no duplicate.
 type Range struct {
 	Product string
 	Type    Type // TypeRegister, TypeUnregister, TypePrefetch or TypeInvalidate
@@ -160,8 +159,8 @@ func (r *Range) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeRange reads a register, an unregister, a prefetch or an invalidate. Errors match ErrMessage
-// or ErrValue.
+// DecodeRange decodes a register, an unregister, a prefetch or an invalidate. Errors match
+// ErrMessage or ErrValue.
 func DecodeRange(b []byte) (Range, error) {
 	h, err := DecodeHeader(b)
 	if err != nil {
@@ -170,7 +169,7 @@ func DecodeRange(b []byte) (Range, error) {
 	switch h.Type {
 	case TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
 	default:
-		return Range{}, fmt.Errorf("%w: type %d, want %d, %d, %d or %d", ErrMessage, h.Type, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate)
+		return Range{}, fmt.Errorf("%w: type %d, not %d, %d, %d or %d", ErrMessage, h.Type, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate)
 	}
 	if _, err := decode(b, h.Type, UnshareSize); err != nil {
 		return Range{}, err
@@ -200,7 +199,7 @@ func (s *Shared) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeShared reads an answer. Errors match ErrMessage or ErrValue.
+// DecodeShared decodes an answer. Errors match ErrMessage or ErrValue.
 func DecodeShared(b []byte) (Shared, error) {
 	product, err := decode(b, TypeShared, SharedSize)
 	if err != nil {
@@ -223,35 +222,33 @@ func DecodeShared(b []byte) (Shared, error) {
 	return s, checkRange(s.VA, s.Size, 0)
 }
 
-// Sharer takes the memory that a process shares. An error's text is told to the
-// process.
+// Sharer accepts the memory that a process shares. The process receives the text of an error.
 type Sharer interface {
-	// Share takes memory: a memfd and, -1 where none came, a userfaultfd that its missing
-	// pages may be filled by. Both stay the caller's.
+	// Share adds memory: a memfd, and a userfaultfd that can fill its missing pages, -1 if none
+	// came. The caller still owns both.
 	Share(s Share, fd, holes int) error
-	// Unshare gives it back: when it returns no transfer reaches it.
+	// Unshare removes it: after it returns, no transfer accesses the memory.
 	Unshare(u Unshare) error
-	// Prefetch enters what of it is in memory in the device's tables, as far as that
-	// goes: a transfer need not fault there.
+	// Prefetch enters the pages that are in memory in the device's tables, as far as possible, so
+	// that a transfer need not fault there.
 	Prefetch(r Range)
-	// Invalidate takes pages that are the file's no more from the device: when it
-	// returns its next access to each faults.
+	// Invalidate removes pages that the file no longer has from the device: after it returns, the
+	// next access to each of them faults.
 	Invalidate(r Range)
 }
 
-// Registrar takes the userfaultfds of a process. An error's text is told to it.
+// Registrar accepts the userfaultfds of a process, which receives the text of an error.
 type Registrar interface {
-	// Register serves a duplicate of fd, which stays the caller's: to close what a
-	// process has sent may last for ever.
+	// Register serves a duplicate of fd. The caller still closes fd, which may last for ever if a
+	// process has sent it.
 	Register(r Range, fd int) error
 	Unregister(r Range) error
 }
 
-// Hold keeps a welcomed connection until the process ends it (nil), or ctx ends
-// (its error), and answers what the process asks meanwhile; sharer may be nil,
-// and then memory is accepted and ignored. Any other message gets a refusal. A
-// process that breaks the framing, or does not take its answers, is an error;
-// the caller ends the attachment then.
+// Hold serves a welcomed connection until the process ends it (nil) or ctx ends (its error): it
+// answers the process's requests. If sharer is nil, memory is accepted and ignored. Any other
+// message is refused. If a process breaks the framing, or does not read its answers, Hold returns
+// an error and the caller ends the attachment.
 func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) error {
 	var buf [MaxMessage]byte
 	for {
@@ -259,7 +256,7 @@ func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) 
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
-		if errors.Is(err, sockets.ErrDescriptors) { // the process can ask again
+		if errors.Is(err, sockets.ErrDescriptors) { // the process can retry
 			h, _ := DecodeHeader(buf[:n])
 			if err := c.Refuse(CodeInternal, h.Type, "pfd: "+sockets.ErrDescriptors.Error()); err != nil {
 				return err
@@ -277,7 +274,7 @@ func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) 
 	}
 }
 
-// answer answers one message of an attachment that stands.
+// answer answers one message of an established attachment.
 func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Registrar) error {
 	h, err := DecodeHeader(b)
 	if err != nil {
@@ -289,7 +286,7 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 		var s Share
 		s, err = DecodeShare(b)
 		if err == nil && len(fds) != 1 && len(fds) != 2 {
-			err = fmt.Errorf("%w: a share with %d descriptors, want one or two", ErrMessage, len(fds))
+			err = fmt.Errorf("%w: a share with %d descriptors, not one or two", ErrMessage, len(fds))
 		}
 		if err == nil && s.Watched && len(fds) == 1 {
 			err = fmt.Errorf("%w: a share with bit 1 and no userfaultfd", ErrMessage)
@@ -322,13 +319,13 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 		var r Range
 		r, err = DecodeRange(b)
 		if want := int(TypeUnregister - h.Type); err == nil && len(fds) != want {
-			err = fmt.Errorf("%w: type %d with %d descriptors, want %d", ErrMessage, h.Type, len(fds), want)
+			err = fmt.Errorf("%w: type %d with %d descriptors, not %d", ErrMessage, h.Type, len(fds), want)
 		}
 		if err != nil {
 			return c.Refuse(CodeProtocol, h.Type, err.Error())
 		}
 		if len(registrar) == 0 {
-			return c.Refuse(CodeUnsupported, h.Type, "userfaultfds are taken of processes attached with method uffd only")
+			return c.Refuse(CodeUnsupported, h.Type, "only processes attached with method uffd may register a userfaultfd")
 		}
 		done.VA, done.Size = r.VA, r.Size
 		for _, g := range registrar {
@@ -342,14 +339,14 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 		var r Range
 		r, err = DecodeRange(b)
 		if err == nil && len(fds) != 0 {
-			err = fmt.Errorf("%w: type %d with %d descriptors, want none", ErrMessage, h.Type, len(fds))
+			err = fmt.Errorf("%w: type %d with %d descriptors: it carries none", ErrMessage, h.Type, len(fds))
 		}
 		if err != nil {
 			return c.Refuse(CodeProtocol, h.Type, err.Error())
 		}
 		done.VA, done.Size = r.VA, r.Size
 		switch {
-		case sharer == nil: // the device has the process's own tables
+		case sharer == nil: // the device uses the process's own tables
 		case h.Type == TypePrefetch:
 			sharer.Prefetch(r)
 		default:
@@ -357,7 +354,7 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 		}
 	default:
 		return c.Refuse(unknownOr(h.Type, CodeProtocol), h.Type,
-			fmt.Sprintf("message type %d is not one that %s takes on an attachment that stands: use a pfd that has it", h.Type, Product()))
+			fmt.Sprintf("message type %d is not one that %s accepts on an established attachment: use a pfd that has it", h.Type, Product()))
 	}
 	if err != nil {
 		return c.Refuse(CodeMemory, h.Type, err.Error())

@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// The environment decides, and where it says nothing the remedy is named.
+// The environment decides; if it does not, the error says what to do.
 func TestDefaultSocket(t *testing.T) {
 	t.Setenv("RUNTIME_DIRECTORY", "/run/x:/run/y")
 	if got, err := DefaultSocket(); got != "/run/x/pfd.sock" || err != nil {

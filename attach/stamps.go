@@ -2,11 +2,11 @@ package attach
 
 import "github.com/exanet/pfd/device"
 
-// Watched tells whether pfd wants to know when the process rings and when it sees the
-// end: where it does not, no stamp is written.
+// Watched reports whether pfd reads the times at which the process rings and sees the end;
+// otherwise no stamp is written.
 func (p *Pages) Watched() bool { return p.load32(WakeWatched) != 0 }
 
-// SetWatched says so. pfd's side.
+// SetWatched sets that, on pfd's side.
 func (p *Pages) SetWatched(on bool) {
 	v := uint32(0)
 	if on {
@@ -17,14 +17,14 @@ func (p *Pages) SetWatched(on bool) {
 
 func stamps(ch int) uint32 { return WakeStamps + 16*uint32(ch&(device.WriteChannels-1)) }
 
-// SetRung says when the process rang for channel ch, ns of CLOCK_MONOTONIC.
+// SetRung records when the process rang for channel ch, ns of CLOCK_MONOTONIC.
 func (p *Pages) SetRung(ch int, at int64) { p.store64(stamps(ch), uint64(at)) }
 
-// SetSeen says when the process saw the end of channel ch's transfer.
+// SetSeen records when the process saw the end of channel ch's transfer.
 func (p *Pages) SetSeen(ch int, at int64) { p.store64(stamps(ch)+8, uint64(at)) }
 
-// Rung gives what the process says; any value, 0 nothing.
+// Rung returns the process's stamp: any value, 0: none.
 func (p *Pages) Rung(ch int) int64 { return int64(p.load64(stamps(ch))) }
 
-// Seen gives what the process says; any value, 0 nothing.
+// Seen returns the process's stamp: any value, 0: none.
 func (p *Pages) Seen(ch int) int64 { return int64(p.load64(stamps(ch) + 8)) }

@@ -8,10 +8,10 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// TestDescriptorIsNotTorn reads a channel's descriptor at any moment while its
-// process publishes one after the other: a copy that says done = 0 is all of the
-// newest. A copy with the addresses of the transfer before would write to a place
-// where nothing is expected, and report the new one complete.
+// TestDescriptorIsNotTorn reads a channel's descriptor at random moments while its process
+// publishes one after the other: a copy with done = 0 is all of the newest. A copy with the
+// addresses of the previous transfer would write where no write is expected, and report the new
+// transfer complete.
 func TestDescriptorIsNotTorn(t *testing.T) {
 	p := testPages(t)
 	p.SetDone(0, device.DoneCompleted, 0, 0)

@@ -6,12 +6,11 @@ import (
 	"unsafe"
 )
 
-// words is shared memory that is accessed by atomics: size bytes at base, size a
-// power of two. This file holds the package's unsafe pointers into the pages; every
-// offset is masked.
+// words is shared memory accessed by atomics: size bytes at base, size a power of two. The
+// package's unsafe pointers into the pages are all in this file; every offset is masked.
 //
-// The KeepAlive in these methods keeps a mapping whose unmapping is tied to the
-// Pages that holds the words (MapMemory) until the access is done.
+// The KeepAlive in these methods keeps a mapping, which is unmapped with the Pages that holds the
+// words (MapMemory), until the access is done.
 type words struct {
 	base unsafe.Pointer
 	size uint32

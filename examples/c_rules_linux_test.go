@@ -193,7 +193,7 @@ func limitsOfPfd(t *testing.T, bin string) {
 	}
 	for name, as := range users(t) {
 		limit(unix.RLIMIT_FSIZE, 12288)
-		if got := said(t, as, "--core=0", "", bin, socket, "use"); !strings.Contains(got, "pfd refused: pfd: making the attachment's memory") || !strings.Contains(got, "ulimit -f") {
+		if got := said(t, as, "--core=0", "", bin, socket, "use"); !strings.Contains(got, "pfd refused: pfd: create the attachment's memory") || !strings.Contains(got, "ulimit -f") {
 			t.Errorf("%s: files of pfd may have 12 KiB: %s", name, got)
 		}
 		if as != nil {

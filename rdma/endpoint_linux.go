@@ -208,7 +208,7 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	if socket == "" {
 		var err error
 		if socket, err = attach.DefaultSocket(); err != nil {
-			return nil, fmt.Errorf("attaching: %w", err)
+			return nil, fmt.Errorf("attach: %w", err)
 		}
 	}
 	if o.Group == "" {
@@ -244,7 +244,7 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, o 
 	// pfd's pid in pfd's own namespace: SO_PEERCRED returns another in another PID namespace.
 	faults, err := netlink.FromFD(fds.Take(2), netlink.Credentials{Port: w.PFDPort, PID: int32(w.PFDPID), UID: conn.Peer().UID})
 	if err != nil {
-		return nil, fmt.Errorf("attaching: %w", err)
+		return nil, fmt.Errorf("attach: %w", err)
 	}
 	e := &Endpoint{
 		conn: conn, pages: conn.Pages(), welcome: w, faults: faults,

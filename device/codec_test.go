@@ -132,7 +132,7 @@ func bytesOf(d *device.Descriptor) []byte {
 	return b
 }
 
-// descriptorOf reads the 64 bytes of a descriptor.
+// descriptorOf decodes the 64 bytes of a descriptor.
 func descriptorOf(b []byte) device.Descriptor {
 	var w [device.DescriptorWords]uint64
 	for i := range w {
@@ -141,7 +141,7 @@ func descriptorOf(b []byte) device.Descriptor {
 	return device.DescriptorOf(&w)
 }
 
-// TestDescriptorOffsets holds the offset constants to the codec.
+// TestDescriptorOffsets checks the offset constants against the codec.
 func TestDescriptorOffsets(t *testing.T) {
 	for _, tt := range []struct {
 		offset int

@@ -17,7 +17,7 @@ func ExampleDescriptor() {
 	// true
 }
 
-// An entry of the page-fault FIFO, as its four registers give it.
+// An entry of the page-fault FIFO, as read from its four registers.
 func ExampleFaultEntry() {
 	e := device.FaultEntry{Source: 1, Transaction: 7, Sequence: 3, PDID: 2, Page: 0x7f0000001, Response: device.ResponseSlaveError}
 	same, valid := device.DecodeFaultEntry(e.Words())

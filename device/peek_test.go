@@ -31,7 +31,7 @@ func TestChannelStateGolden(t *testing.T) {
 	}
 }
 
-// What exceeds a field shows as the most that it holds, and spills into no other.
+// A value that exceeds its field is saturated and affects no other field.
 func TestChannelStateFull(t *testing.T) {
 	s := device.ChannelState{Blocks: 1 << 31, InFlight: 5000, Window: 1 << 20, AgeNS: -1}
 	if w := s.Words(); w != [device.PeekChannelWords]uint64{0x7ff << 32, 0x7ff<<38 | 0x7ffff} {
@@ -62,7 +62,7 @@ func FuzzChannelState(f *testing.F) {
 	})
 }
 
-// The map has the windows where docs/spec/peek.md says.
+// The windows are where docs/spec/peek.md says.
 func TestPeekWindows(t *testing.T) {
 	for _, tt := range []struct {
 		offset uint32

@@ -88,7 +88,7 @@ func number(t *testing.T, s string) uint32 {
 	return v
 }
 
-// Fields out of range, and kinds that are none.
+// Fields out of range, and unknown kinds.
 func TestQueueBadEntries(t *testing.T) {
 	for name, w := range map[string]uint64{
 		"no kind": 0, "kind 11": 11 << 8, "bank 16": 2<<8 | 16<<32, "mailbox 64": 4<<8 | 64<<32, "slot 16": 5<<8 | 16<<32,
@@ -109,7 +109,7 @@ func TestQueueBadEntries(t *testing.T) {
 	}
 }
 
-// FuzzQueueEntry: what decodes encodes again to an entry that decodes to the same.
+// FuzzQueueEntry: a decoded entry encodes to an entry that decodes to the same.
 func FuzzQueueEntry(f *testing.F) {
 	f.Add(uint64(0x212340101), uint64(1), uint64(2), uint64(3))
 	f.Add(uint64(0x2010500000101), uint64(1), uint64(2), uint64(3))

@@ -7,8 +7,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// TestRegisterMap proves the map's own sanity: aligned, inside its window,
-// without overlap, every bit named once, every register cited.
+// TestRegisterMap checks the map's consistency: aligned, inside its window, without overlap,
+// every bit named once, every register with a source.
 func TestRegisterMap(t *testing.T) {
 	type word struct {
 		w  device.WindowID
@@ -45,7 +45,7 @@ func TestRegisterMap(t *testing.T) {
 		}
 		checkMasks(t, name, r)
 	}
-	// Lookup says the same of every word of every window.
+	// Lookup agrees for every word of every window.
 	for w := range device.Windows {
 		for at := uint32(0); at < w.Size(); at += 4 {
 			want := owner[word{w, at}]
@@ -93,15 +93,13 @@ func checkMasks(t *testing.T, name string, r device.Register) {
 		}
 		fields |= f.Mask()
 	}
-	// Memory keeps bits without a name; elsewhere fields and masks are two
-	// statements of the same thing.
+	// Memory keeps bits without a name; elsewhere fields and masks describe the same bits.
 	if fields&^all != 0 || fields != all && !r.Memory {
 		t.Errorf("%s: fields have bits 0x%x, masks 0x%x", name, fields, all)
 	}
 }
 
-// TestMapAgainstSpec compares rows of the map with the tables of the spec, as
-// they are printed there.
+// TestMapAgainstSpec compares rows of the map with the tables printed in the spec.
 func TestMapAgainstSpec(t *testing.T) {
 	tests := []struct {
 		w      device.WindowID

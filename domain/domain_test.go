@@ -51,7 +51,7 @@ func create(t *testing.T, m *domain.Manager, q domain.Request) *domain.Domain {
 	return d
 }
 
-// writes prints the writes of a log and forgets the log.
+// writes formats the writes of a log and clears the log.
 func writes(n *faulttest.Node) []string {
 	var out []string
 	for _, a := range n.Log {
@@ -70,10 +70,10 @@ func wantWrites(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// Offsets and values by hand from spec/hardware.md 3 and 5. Slot 1 is bank 1,
-// page 17 of window smmu (0x11000); PDIDs 10 to 17 are the second group's.
-// PKTZ_CFG's thread and node id for interface 1 on node 0x2abcd is
-// 1<<18 | 0x2abcd = 0x6abcd, for interface 17 17<<18 | 0x2abcd = 0x46abcd.
+// Offsets and values computed by hand from spec/hardware.md 3 and 5. Slot 1 is bank 1, page 17 of
+// window smmu (0x11000); PDIDs 10 to 17 belong to the second group. PKTZ_CFG's thread and node ID
+// for interface 1 on node 0x2abcd is 1<<18 | 0x2abcd = 0x6abcd, for interface 17 17<<18 | 0x2abcd
+// = 0x46abcd.
 func TestSetUpAndTearDown(t *testing.T) {
 	n, m := manager(t, node, directory(t, 2, 100))
 	create(t, m, domain.Request{UID: 1, Group: "a"})
@@ -89,10 +89,10 @@ func TestSetUpAndTearDown(t *testing.T) {
 		"w32 smmu+0x11030 0x10",       // TCR: T0SZ 64-48
 		"w32 smmu+0x11618 0x0",        // TLBIALL
 		"w32 smmu+0x117f0 0x0",        // TLBSYNC
-		"w32 smmu+0x11058 0xffffffff", // FSR: nothing of an earlier domain
+		"w32 smmu+0x11058 0xffffffff", // FSR: no fault of an earlier domain
 		"w32 smmu+0x11000 0x167",      // SCTLR: M, TRE, AFE, CFRE, CFIE, HUPCF
 		"w32 smmu+0x804 0x80000001",   // SMR: stream 1
-		"w32 smmu+0xc04 0x1",          // S2CR: translate, bank 1
+		"w32 smmu+0xc04 0x1",          // PD_PEERS: 2, 3, 0x50; not its own, none twice
 		"w64 pl+0x3420 0x5000030002",  // PD_PEERS: 2, 3, 0x50; not its own, none twice
 		"w64 pl+0x3428 0x0",
 		"w64 pl+0x3430 0x0",
@@ -103,8 +103,8 @@ func TestSetUpAndTearDown(t *testing.T) {
 		"w64 pl+0x3008 0x800000001001000a", // PD_CFG[1] last
 	)
 
-	// Teardown: PD_CFG first, S2CR fault, TLBIALL, TLBSYNC, then TLBSTATUS until
-	// nothing is in flight; only then is the slot free.
+	// Teardown: PD_CFG first, S2CR fault, TLBIALL, TLBSYNC, then TLBSTATUS until no access is in
+	// flight; only then is the slot free.
 	n.InFlight[1] = 1
 	ended := 0
 	if err := m.Destroy(1, func() { ended++ }); err != nil {
@@ -162,8 +162,8 @@ func TestSetUpAndTearDown(t *testing.T) {
 	}
 }
 
-// What an earlier driver left in flight ends before its slot is given out: its blocks'
-// ends would be told to the next domain.
+// Accesses of an earlier driver in flight complete before their slot is assigned: the ends of its
+// blocks would be reported to the next domain.
 func TestInitWaitsForAccesses(t *testing.T) {
 	for _, stall := range []bool{false, true} {
 		n := faulttest.New()
@@ -180,7 +180,7 @@ func TestInitWaitsForAccesses(t *testing.T) {
 		if err := m.Init(); err != nil {
 			t.Fatal(err)
 		}
-		// The other slots are there, for root too, and nobody's domain is shown.
+		// The other slots are available, for root too, and no domain is listed.
 		for want := 1; want <= 2; want++ {
 			if d := create(t, m, domain.Request{}); d.Slot != want || d.Member != want-1 {
 				t.Errorf("stall %v: slot %d, member %d while slot 0 has an access in flight; want slot %d", stall, d.Slot, d.Member, want)
@@ -221,7 +221,7 @@ func TestDestroyAtOnce(t *testing.T) {
 
 func TestInit(t *testing.T) {
 	n := faulttest.New()
-	// What an earlier driver left.
+	// State that an earlier driver left.
 	n.Set64(device.PL, 0x3000+8*5, 1<<63|9)
 	for i := range uint32(64) {
 		n.Set64(device.PL, 0x2000+8*i, 1<<63|9)
@@ -341,19 +341,18 @@ func TestGroupsOverNodes(t *testing.T) {
 	if !slices.Contains(a1.Peers, b0.PDID) || slices.Contains(a1.Peers, a1.PDID) || len(a1.Peers) != 7 {
 		t.Errorf("peers %v of %d: want the group's seven others", a1.Peers, a1.PDID)
 	}
-	// Another user's group of the same name, and another name, are strangers.
+	// Another user's group of the same name, and another name, are different groups.
 	for _, q := range []domain.Request{{UID: 2, Group: "g"}, {UID: 1, Group: "h"}, {UID: 1}} {
 		d := create(t, m1, q)
 		if d.PDID == a0.PDID || d.PDID == b0.PDID || slices.Contains(a0.Peers, d.PDID) {
 			t.Errorf("%+v got PDID %d of another group", q, d.PDID)
 		}
 	}
-	// Without AcceptGroup nothing but the equal PDID passes.
+	// Without AcceptGroup only the equal PDID passes.
 	if c := create(t, m0, domain.Request{UID: 1, Group: "g"}); len(c.Peers) != 0 {
 		t.Errorf("peers %v, want none", c.Peers)
 	}
-	// A member that comes after one that went takes its index, and so its PDID;
-	// while it drains it does not.
+	// A new member takes the index, and so the PDID, of a former one, but not while that drains.
 	n0.InFlight[0] = 1
 	if err := m0.Destroy(0, nil); err != nil {
 		t.Fatal(err)
@@ -385,7 +384,7 @@ func TestLimits(t *testing.T) {
 	}
 	refused(domain.Request{UID: 1, Group: "g"}, domain.ErrQuota, 8)
 	refused(domain.Request{UID: 1, Group: "h"}, domain.ErrQuota, 8)
-	// The quota is a node's.
+	// The quota applies per node.
 	create(t, other, domain.Request{UID: 1, Group: "g"})
 	for i := range 4 {
 		create(t, m, domain.Request{UID: 2, Group: "g", PID: i})
@@ -476,7 +475,7 @@ func TestGrant(t *testing.T) {
 	}
 }
 
-// A PDID that somebody admits by name must not become a stranger's.
+// A PDID that a domain admits by name must not be assigned to another group.
 func TestPDIDsThatAreNamedAreNotReused(t *testing.T) {
 	_, m := manager(t, 0, directory(t, 1, 24))
 	a := create(t, m, domain.Request{UID: 1, Group: "a"})
@@ -484,7 +483,7 @@ func TestPDIDsThatAreNamedAreNotReused(t *testing.T) {
 	if err := m.Destroy(a.Slot, nil); err != nil {
 		t.Fatal(err)
 	}
-	// 17 to 24 are free, and all of 1 to 8 but the one that b admits.
+	// 17 to 24 are free, and 1 to 8 except the one that b admits.
 	create(t, m, domain.Request{UID: 3, Group: "c"})
 	if d, err := m.Create(domain.Request{UID: 4, Group: "d"}); !errors.Is(err, domain.ErrNoPDID) {
 		t.Errorf("got %+v, %v; want no PDIDs: b admits %d", d, err, a.PDID)
@@ -523,7 +522,7 @@ func TestRanges(t *testing.T) {
 			t.Errorf("range %d to %d, want %v", first, last, r)
 		}
 	}
-	// Seven PDIDs are none; eight are one group, again and again.
+	// Seven PDIDs are too few; eight make one group, repeatedly.
 	_, m := manager(t, 0, directory(t, 0xfff8, 0xfffe))
 	if _, err := m.Create(domain.Request{}); !errors.Is(err, domain.ErrNoPDID) {
 		t.Errorf("seven PDIDs give %v", err)
@@ -537,8 +536,8 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// The device dies at every access of a set-up: nothing is given out, and a
-// teardown then ends at once.
+// The device disappears at each access of a set-up: nothing is assigned, and a teardown then ends
+// at once.
 func TestGoneInBetween(t *testing.T) {
 	for at := 0; ; at++ {
 		n, m := manager(t, 0, directory(t, 1, 8))
@@ -570,8 +569,8 @@ func TestGoneInBetween(t *testing.T) {
 	}
 }
 
-// Each domain has a generation of its own, also the next one of a slot and PDID;
-// none is 0, and pfds begin apart.
+// Each domain has its own generation, even the next one of a slot and PDID; none is 0, and pfds
+// start with different ones.
 func TestGenerations(t *testing.T) {
 	dir, err := domain.NewDirectory(domain.DirectoryConfig{Generation: 1<<32 - 2})
 	if err != nil {
@@ -606,8 +605,8 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// Writes may be posted, and a doorbell of the domain or a packet for it overtakes them:
-// what admits either is read back before anybody learns of it.
+// Writes may be posted, and a doorbell of the domain or a packet for it may overtake them: the
+// registers that admit either are read back before the domain is announced.
 func TestWritesHaveArrived(t *testing.T) {
 	n, m := manager(t, node, directory(t, 2, 100))
 	last := func(what string, offset uint32) {

@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/domain"
 )
 
-// The PDIDs that a pfd gives out, and how many of a node's slots one user may hold.
+// The PDIDs that a pfd assigns, and how many of a node's slots one user may hold.
 func ExampleNewDirectory() {
 	dir, err := domain.NewDirectory(domain.DirectoryConfig{First: 1, Last: 999, Quota: 4})
 	fmt.Println(dir != nil, err)

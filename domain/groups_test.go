@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// TestGivenGroups has two directories with ranges apart and one list of groups:
-// the listed group meets, the others do not.
+// TestGivenGroups has two directories with separate ranges and one list of groups: the listed
+// group has the same PDIDs in both, other groups do not.
 func TestGivenGroups(t *testing.T) {
 	groups := []domain.Group{{UID: 1000, Name: "app", First: 0x4000}}
 	var ids [2][2]device.PDID
@@ -21,7 +21,7 @@ func TestGivenGroups(t *testing.T) {
 		}
 		_, m := manager(t, device.NodeID(i), dir)
 		for k, name := range []string{"app", "other"} {
-			for range 2 { // a given group keeps its PDIDs over its last member's end
+			for range 2 { // a fixed group keeps its PDIDs after its last member's end
 				d := create(t, m, domain.Request{UID: 1000, Group: name})
 				ids[i][k] = d.PDID
 				if err := m.Destroy(d.Slot, nil); err != nil {
@@ -59,8 +59,8 @@ func TestGivenGroupsRefused(t *testing.T) {
 	}
 }
 
-// TestTell: the message goes out by packetizer 15 with the PDID of pfds, which no
-// domain has, be slot 15 in use or not; afterwards the packetizer is as it was.
+// TestTell: the message is sent by packetizer 15 with the PDID of pfds, which no domain has,
+// whether slot 15 is in use or not; afterwards the packetizer is restored.
 func TestTell(t *testing.T) {
 	const cfg15 = 0x2000 + 8*15
 	n, m := manager(t, 3, directory(t, 1, 0x1000))
@@ -114,8 +114,8 @@ func TestPDIDOfPfds(t *testing.T) {
 	}
 }
 
-// Where nothing is configured a user has a process a slot, in one group, and each
-// admits the fifteen others; one more PDID fits beside them.
+// By default a user has a process per slot, in one group, and each admits the fifteen others; one
+// more PDID fits beside them.
 func TestSixteenOfAGroup(t *testing.T) {
 	dir, err := domain.NewDirectory(domain.DirectoryConfig{First: 1, Last: 31})
 	if err != nil {

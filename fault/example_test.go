@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/fault/faulttest"
 )
 
-// A driver over a node of registers alone: vectors without a cause serve nothing.
+// A driver of a node made only of registers: vectors without a cause serve nothing.
 func Example() {
 	n := faulttest.New()
 	d := fault.New(fault.Config{Bus: n, Now: func() int64 { return 0 }})

@@ -20,7 +20,7 @@ func TestHostileEntries(t *testing.T) {
 	r.n.Push(bad, 4096)
 	bad.Transaction, bad.Page = 2, 1<<39-1
 	r.n.Push(bad, 0xffffffff)
-	// Whatever process index: the domain has one process.
+	// Any process index: the domain has one process.
 	bad.Transaction, bad.Page, bad.Process = 3, 5, 1
 	r.n.Push(bad, 4096)
 	bad.Transaction, bad.Page, bad.Process = 8, 9, 15
@@ -40,8 +40,8 @@ func TestHostileEntries(t *testing.T) {
 	}
 	r.n.Push(entry(0, 7, 1, 6), 4096)
 	r.run()
-	// What is no address of the domain is ended by the fail bit; what is of no
-	// domain has no packetizer to answer by.
+	// An address that is not the domain's is ended by the fail bit; a fault of an unknown domain
+	// has no packetizer for an answer.
 	r.wantSent(rapf{0, 7, 1, 1, true}, rapf{0, 7, 2, 1, true}, rapf{0, 7, 3, 1, false},
 		rapf{1, 7, 4, 1, true}, rapf{0, 7, 7, 1, false}, rapf{0, 7, 8, 1, false})
 	g.want(t, pageIn{5, 2, true}, pageIn{9, 1, true})
@@ -53,8 +53,8 @@ func TestHostileEntries(t *testing.T) {
 	}
 }
 
-// A good page and a bad one of the same block: one RAPF, with the fail bit, when
-// the good one is in.
+// A valid and an invalid page of the same block: one RAPF, with the fail bit, when the valid page
+// is resident.
 func TestBadAndGoodPage(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
@@ -64,7 +64,7 @@ func TestBadAndGoodPage(t *testing.T) {
 	r.wantSent(rapf{0, 7, 1, 1, true})
 }
 
-// A former owner read half of the head.
+// A former owner has read half of the head.
 func TestHalfReadHead(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
@@ -93,7 +93,7 @@ func TestPacketizerRefuses(t *testing.T) {
 	if rec := r.d.Records(2)[0]; rec.Outcome != fault.Unsent || rec.Answered != 0 {
 		t.Errorf("record %+v, want unsent", rec)
 	}
-	// The guard brings the block back.
+	// The guard retransmits the block.
 	r.n.Push(entry(0, 1, 2, 5), 4096)
 	r.run()
 	r.wantSent(rapf{0, 7, 1, 2, false})
@@ -111,7 +111,7 @@ func TestPacketizerBusy(t *testing.T) {
 		r.run()
 		return r, r.d.Stats().Slots[0]
 	}
-	// Four channels hold a message each; the fifth waits its turn.
+	// Four channels hold a message each; the fifth waits.
 	r, s := send(12)
 	if got := r.sent(); len(got) != 6 || s.RAPF != 6 || s.Busy != 0 {
 		t.Errorf("sent %+v, RAPFs %d, given up %d; want all six", got, s.RAPF, s.Busy)
@@ -122,8 +122,8 @@ func TestPacketizerBusy(t *testing.T) {
 	}
 }
 
-// The block faults on another page while its RAPF waits for the packetizer: the
-// RAPF goes out once, when that page is in.
+// The block faults on another page while its RAPF waits for the packetizer: the RAPF is sent
+// once, when that page is resident.
 func TestBusyAndFaultAgain(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
@@ -164,8 +164,8 @@ func TestBusyAndFaultAgain(t *testing.T) {
 	}
 }
 
-// A flood of one domain leaves the owning goroutine to others between rounds,
-// and overflow is counted and cleared.
+// A flood from one domain leaves the owning goroutine to others between rounds, and overflow is
+// counted and cleared.
 func TestFloodAndOverflow(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
@@ -210,8 +210,8 @@ func TestFloodAndOverflow(t *testing.T) {
 	}
 }
 
-// A target whose page-ins hang costs its own domain only: its tables fill and no
-// more, and others are served.
+// A target whose page-ins hang affects only its own domain: its tables fill up to their limit,
+// and others are served.
 func TestStuckDomain(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIA)
@@ -227,7 +227,7 @@ func TestStuckDomain(t *testing.T) {
 		}
 	}
 	r.run()
-	// One for new faults and one for what the policy adds, however many came.
+	// One for new faults and one for what the policy adds, however many there are.
 	if len(r.n.Held) != 2 {
 		t.Fatalf("%d calls under way, want 2", len(r.n.Held))
 	}
@@ -241,7 +241,7 @@ func TestStuckDomain(t *testing.T) {
 	r.n.Push(entry(1, 1, 1, 5), 4096)
 	r.run()
 	r.wantSent(rapf{1, 7, 1, 1, false})
-	// When the page-in ends after all, everything kept is answered.
+	// When the page-in ends after all, every kept block is answered.
 	for _, c := range stuck {
 		c.Call.Run()
 		c.Call.Done()
@@ -266,7 +266,7 @@ func TestRemovedInBetween(t *testing.T) {
 				r.run()
 			}
 			if where == "call queued" {
-				r.n.ReleaseAt(1) // after the long one of the same slot
+				r.n.ReleaseAt(1) // after the long call of the same slot
 				r.wantSent(rapf{0, 7, 1, 1, false})
 				r.n.Push(entry(0, 1, 2, 30), 4096)
 				r.run()
@@ -295,7 +295,7 @@ func TestRemovedInBetween(t *testing.T) {
 				fresh.want(t, pageIn{9, 1, true})
 			}
 			r.wantSent(want...)
-			if len(old.calls) > calls+2 { // those under way run to their end
+			if len(old.calls) > calls+2 { // those in flight run to their end
 				t.Errorf("%d page-ins for a domain that is gone", len(old.calls)-calls)
 			}
 			for _, rec := range r.d.Records(-1) {
@@ -307,8 +307,8 @@ func TestRemovedInBetween(t *testing.T) {
 	}
 }
 
-// The firmware bounds a page that faults for ever; the driver answers each time
-// once and keeps nothing.
+// The firmware limits a page that faults for ever; the driver answers once each time and keeps
+// nothing.
 func TestFaultsForEver(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
@@ -321,7 +321,7 @@ func TestFaultsForEver(t *testing.T) {
 	}
 }
 
-// The packetizer is busy when the domain goes: no RAPF goes out for it later.
+// The packetizer is busy when the domain is removed: no RAPF is sent for it later.
 func TestRemovedWhileBusy(t *testing.T) {
 	registersOnly(t)
 	r := newRig(t, nil)
@@ -370,9 +370,8 @@ func TestAddRefuses(t *testing.T) {
 	}
 }
 
-// Whatever comes in whatever order: a block of a domain that lives is answered
-// after its last entry, by its last sequence number, and never more often than
-// it had entries.
+// Whatever arrives in whatever order: a block of a live domain is answered after its last entry,
+// with its last sequence number, and not more often than it had entries.
 func TestRandom(t *testing.T) {
 	type key struct {
 		slot int

@@ -10,9 +10,8 @@ import (
 	"github.com/exanet/pfd/fault/faulttest"
 )
 
-// The offsets are those of spec/hardware.md 3 and 5 by hand: IRQ_STATUS 0x20,
-// IRQ_MASK 0x24; bank 3 is page 16+3 of the window: FSR 0x13058, FAR 0x13060,
-// FSYNR0 0x13068; GFSR 0x48.
+// The offsets are from spec/hardware.md 3 and 5, by hand: IRQ_STATUS 0x20, IRQ_MASK 0x24; bank 3
+// is page 16+3 of the window: FSR 0x13058, FAR 0x13060, FSYNR0 0x13068; GFSR 0x48.
 func TestInterruptRegisters(t *testing.T) {
 	registersOnly(t)
 	r := newRig(t, nil)
@@ -37,11 +36,10 @@ func TestInterruptRegisters(t *testing.T) {
 		t.Error("the interrupt half pages in")
 	}
 
-	// The FIFO's half (spec/hardware.md 4): status, then EXT before the pop, two
-	// 64-bit reads; STATUS cleared, unmasked, both FIFOs looked at once more.
-	// Words of the entry by hand (table 3.2): a 7<<8|1, b 5<<20|1<<4|1, c
-	// 0x103<<16|0x000<<4|2<<1|1 with IOVA 0x0000123 and d 0x00123<<12|IOVX<<1|1,
-	// IOVX = 0x7f0000123>>28 = 0x7f.
+	// The FIFO's half (spec/hardware.md 4): status, then EXT before the pop, two 64-bit reads;
+	// STATUS cleared, unmasked, both FIFOs read once more. Words of the entry by hand (table
+	// 3.2): a 7<<8|1, b 5<<20|1<<4|1, c 0x103<<16|0x000<<4|2<<1|1 with IOVA 0x0000123 and d
+	// 0x00123<<12|IOVX<<1|1, IOVX = 0x7f0000123>>28 = 0x7f.
 	r.n.Log = r.n.Log[:0]
 	r.run()
 	got := accesses(r.n.Log)
@@ -56,8 +54,8 @@ func TestInterruptRegisters(t *testing.T) {
 		"r32 pl+0x1010 0x20000",
 		"r32 pl+0x1110 0x20000",
 	}
-	// In front of it stand the second vector and the first's repetition, if any:
-	// one look at IRQ_STATUS each.
+	// Before it come the second vector and the first's repetition, if any: one read of IRQ_STATUS
+	// each.
 	for len(got) > 0 && got[0] == "r32 pl+0x20 0x2" {
 		got = got[1:]
 	}
@@ -73,7 +71,7 @@ func TestInterruptEitherVector(t *testing.T) {
 	for _, v := range []int{device.VectorFault, device.VectorFIFO} {
 		r := newRig(t, nil)
 		r.gup(0, fault.PIO)
-		r.n.Handler = nil // vectors only by hand
+		r.n.Handler = nil // vectors are sent by hand only
 		r.n.Fault(0, 0x5000, true)
 		r.n.Push(entry(0, 1, 1, 5), 1)
 		r.d.Interrupt(v)
@@ -110,7 +108,7 @@ func TestInterruptMore(t *testing.T) {
 			n.Fault(0, 0x1000, true)
 			left := 2
 			n.OnAccess = func(a faulttest.Access) {
-				// The FSR was read as zero; before IRQ_STATUS is cleared comes the next.
+				// The FSR was read as zero; the next fault arrives before IRQ_STATUS is cleared.
 				if a.Write && a.Offset == device.PLIRQStatus && a.Window == device.PL && a.Value == 1 && left > 0 {
 					left--
 					n.Fault(0, 0x2000, true)
@@ -155,7 +153,7 @@ func TestInterruptMore(t *testing.T) {
 			if m := r.n.Get(device.PL, device.PLIRQMask); m&1 == 0 {
 				t.Error("vector 0 is not masked")
 			}
-			// The FIFO's faults are served all the same.
+			// The FIFO's faults are served nevertheless.
 			r.n.Push(entry(0, 1, 1, 5), 1)
 			r.run()
 			r.wantSent(rapf{0, 7, 1, 1, false})

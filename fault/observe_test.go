@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/fault/faulttest"
 )
 
-// Observe gets each record once, when its outcome is final.
+// Observe is called with each record once, when its outcome is final.
 func TestObserve(t *testing.T) {
 	var seen []fault.Record
 	r := newRig(t, func(_ *faulttest.Node, c *fault.Config) {
@@ -18,7 +18,7 @@ func TestObserve(t *testing.T) {
 	r.touch(2, fault.PIO)
 	r.n.Push(entry(1, 1, 1, 0x10), 4096)
 	r.n.Push(entry(2, 2, 1, 0x20), 4096)
-	r.n.Push(entry(1, 3, 1, 1<<37), 4096) // behind the pager's limit
+	r.n.Push(entry(1, 3, 1, 1<<37), 4096) // beyond the pager's limit
 	r.run()
 	want := map[uint64]fault.Outcome{0x10: fault.Resolved, 0x20: fault.Delegated, 1 << 37: fault.Failed}
 	if len(seen) != len(want) {
@@ -37,7 +37,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// More faults wait than are remembered: each is shown, or counted as one that is not.
+// More faults wait than are remembered: each is observed, or counted as unrecorded.
 func TestUnrecorded(t *testing.T) {
 	var seen uint64
 	r := newRig(t, func(_ *faulttest.Node, c *fault.Config) {

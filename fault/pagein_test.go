@@ -13,7 +13,7 @@ import (
 
 const kib = 1024
 
-// faults of one round: transaction, page, bytes of the transfer from there on.
+// push is one fault of a round: transaction, page, bytes of the transfer from there on.
 type push struct {
 	tr   device.TransactionID
 	page uint64
@@ -66,8 +66,8 @@ func TestMergeAndPolicies(t *testing.T) {
 			pushes: []push{{1, 8, 40 * kib, false}, {2, 12, 24 * kib, false}}, want: []pageIn{{8, 10, true}}},
 		{name: "PIA ranges that only touch", policy: fault.PIA,
 			pushes: []push{{1, 8, 8 * kib, false}, {2, 10, 4 * kib, false}}, want: []pageIn{{8, 3, true}}},
-		// FAR tells where in its page the fault was: 0x9800 + 6 KiB ends in page
-		// 10 exactly at 0xb000, and one byte more in page 11.
+		// FAR reports where in its page the fault was: 0x9800 + 6 KiB ends in page 10 exactly at
+		// 0xb000, and with one byte more in page 11.
 		{name: "PIA with FAR", policy: fault.PIA, far: 0x9800, pushes: []push{{1, 9, 6 * kib, false}}, want: []pageIn{{9, 2, true}}},
 		{name: "PIA with FAR, a byte more", policy: fault.PIA, far: 0x9800, pushes: []push{{1, 9, 6*kib + 1, false}}, want: []pageIn{{9, 3, true}}},
 		{name: "FAR of another page", policy: fault.PIA, far: 0x8800, pushes: []push{{1, 9, 6*kib + 1, false}}, want: []pageIn{{9, 2, true}}},
@@ -105,8 +105,8 @@ func TestMergeAndPolicies(t *testing.T) {
 	}
 }
 
-// While a process pages in by itself, what others wait for comes together, and is
-// asked for at once, 64 pages at most; another method takes it piece by piece.
+// While a process pages in by itself, further pages with waiters accumulate and are requested
+// together, up to 64 pages; with another method they are paged in one by one.
 func TestJoinedQuestions(t *testing.T) {
 	for _, tt := range []struct {
 		method fault.Method
@@ -180,7 +180,7 @@ func TestSlices(t *testing.T) {
 		{96, []int{16, 16, 32, 32}},
 		{97, []int{16, 16, 32, 33}},
 		{256, []int{16, 16, 32, 64, 64, 64}},
-		// 16+16+32 and 70 left: 54 and 16, none shorter than 16.
+		// 16+16+32, then 70 left: 54 and 16, none shorter than 16.
 		{134, []int{16, 16, 32, 54, 16}},
 	}
 	for _, tt := range tests {
@@ -204,9 +204,8 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// A 1 MiB transfer whose window of eight blocks has faulted: the first slice is
-// short, the next is under way beside it on the other processor, and each lets
-// its blocks flow when it is done.
+// A 1 MiB transfer whose window of eight blocks has faulted: the first slice is short, the next
+// runs beside it on the other processor, and each lets its blocks flow when it has completed.
 func TestDataFlowsBetweenSlices(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIA)
@@ -219,7 +218,7 @@ func TestDataFlowsBetweenSlices(t *testing.T) {
 	}
 	r.run()
 	ok := func(tr device.TransactionID) rapf { return rapf{0, 7, tr, 1, false} }
-	// The long one is handed over first, so that its worker wakes meanwhile.
+	// The long one is started first, so that its worker wakes meanwhile.
 	if n := len(r.n.Held); n != 2 || !r.n.Held[0].Long || r.n.Held[1].Long {
 		t.Fatalf("%d calls under way: %+v; want a long and a short one", n, r.n.Held)
 	}
@@ -228,7 +227,7 @@ func TestDataFlowsBetweenSlices(t *testing.T) {
 	g.want(t, pageIn{0, 16, true})
 	r.wantSent(ok(0), ok(1), ok(2), ok(3))
 
-	// Pages of the slice under way and of those queued wait; others do not.
+	// Blocks wait for pages of the slice in flight and of queued ones; others do not.
 	r.n.Push(entry(0, 20, 1, 18), 4096)
 	r.n.Push(entry(0, 21, 1, 200), 4096)
 	r.n.Push(entry(0, 22, 1, 300), 4096)
@@ -252,7 +251,7 @@ func TestDataFlowsBetweenSlices(t *testing.T) {
 	r.wantSent(ok(21))
 }
 
-// What a policy adds goes on beside new faults, however many there are.
+// The pages that a policy adds make progress beside new faults, however many.
 func TestRestIsNotStarved(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIA)
@@ -290,8 +289,8 @@ func TestBlockAcrossRounds(t *testing.T) {
 	}
 }
 
-// The block was sent again while its page-in was under way (the guard): only
-// the newest sequence number's RAPF would be obeyed.
+// The block was retransmitted while its page-in was in flight (by the guard): only the newest
+// sequence number's RAPF would be obeyed.
 func TestNewestSequence(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
@@ -304,7 +303,7 @@ func TestNewestSequence(t *testing.T) {
 	r.wantSent(rapf{0, 7, 1, 0, false})
 }
 
-// Blocks are told apart by source, transaction and direction.
+// Blocks are distinguished by source, transaction and direction.
 func TestBlocksApart(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
@@ -343,7 +342,7 @@ func TestUnresolvable(t *testing.T) {
 				put(e, 4096)
 			}
 			r.run()
-			// Block 1 has a page that is there and one that never will be.
+			// Block 1 has a page that is resident and one that never will be.
 			r.wantSent(rapf{0, src, 1, 1, true}, rapf{0, src, 2, 1, true}, rapf{0, src, 3, 1, false})
 			if s := r.d.Stats().Slots[0]; s.RAPFFail != 2 || s.RAPF != 1 || s.Unresolvable != 1 {
 				t.Errorf("%v: fail %d, RAPFs %d, unresolvable %d; want 2, 1, 1", why, s.RAPFFail, s.RAPF, s.Unresolvable)
@@ -361,8 +360,8 @@ func TestUnresolvable(t *testing.T) {
 	}
 }
 
-// The range ends with the mapping, and nothing is asked for beyond it; a page
-// beyond that did fault is asked for by itself.
+// The range ends with the mapping, and nothing beyond it is requested; a page beyond it that did
+// fault is requested by itself.
 func TestClipToMapping(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIA)
@@ -399,8 +398,8 @@ func TestTransient(t *testing.T) {
 	r.n.Push(entry(0, 1, 1, 5), 4096)
 	r.n.Push(entry(0, 2, 1, 9), 4096)
 	r.run()
-	// Page 5 comes at the third try; 9 would at the fourth, and is left to the
-	// guard: nothing is sent, and nothing is failed.
+	// Page 5 succeeds at the third try; 9 would at the fourth, and is left to the guard: nothing
+	// is sent, and nothing fails.
 	r.wantSent(rapf{0, 7, 1, 1, false})
 	g.want(t, pageIn{5, 1, true}, pageIn{9, 1, true}, pageIn{5, 1, true}, pageIn{9, 1, true}, pageIn{5, 1, true}, pageIn{9, 1, true})
 	for _, rec := range r.d.Records(-1) {
@@ -412,7 +411,7 @@ func TestTransient(t *testing.T) {
 			t.Errorf("record of block %d says %v, want %v", rec.Transaction, rec.Outcome, want)
 		}
 	}
-	// The guard sends block 2 again.
+	// The guard retransmits block 2.
 	r.n.Push(entry(0, 2, 2, 9), 4096)
 	r.run()
 	r.wantSent(rapf{0, 7, 2, 2, false})

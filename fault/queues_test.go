@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/soc/queue"
 )
 
-// byQueues has every rig's driver work by queues in memory. TestMain runs all
-// tests, benchmarks and fuzz targets excepted, both ways.
+// byQueues makes every rig's driver use queues in memory. TestMain runs all tests, except
+// benchmarks and fuzz targets, both ways.
 var byQueues bool
 
 func TestMain(m *testing.M) {
@@ -24,12 +24,12 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// registersOnly ends a test that says how registers are accessed, or has one
-// misbehave that a driver with queues does not access.
+// registersOnly skips a test about register accesses, or about a faulty register that a driver
+// with queues does not access.
 func registersOnly(t *testing.T) {
 	t.Helper()
 	if byQueues {
-		t.Skip("is about the accesses of registers")
+		t.Skip("tests register accesses, which a driver with queues does not make")
 	}
 }
 
@@ -42,7 +42,7 @@ type queueNode struct {
 	mem []byte
 }
 
-// useQueues gives the rig's node queues, and the bus of a driver that uses them.
+// useQueues adds queues to the rig's node and returns the bus of a driver that uses them.
 func (r *rig) useQueues() *faulttest.QueueBus {
 	h := &queueNode{n: r.n, mem: make([]byte, queues.MemorySize)}
 	h.m = queue.New(h)
@@ -70,7 +70,7 @@ func (h *queueNode) Store(off uint32, v uint64) {
 	h.m.Store(off, value, v&reg.Act)
 }
 
-// Changed has accesses made as posted functions: whatever happens in between.
+// Changed posts accesses as functions, so that anything may happen in between.
 func (h *queueNode) Changed() bool {
 	if h.m.Run(func(a *queue.Access) { h.n.Post(func() { h.access(a) }) }) {
 		h.n.Vector(device.VectorFIFO)

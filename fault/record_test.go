@@ -70,7 +70,7 @@ func TestRecordsRing(t *testing.T) {
 	}
 }
 
-// A fault allocates nothing once the tables are warm.
+// A fault does not allocate once the tables have grown.
 func TestNoAllocation(t *testing.T) {
 	registersOnly(t) // the device's side of these tests allocates
 	tests := []struct {
@@ -116,8 +116,7 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// BenchmarkFault serves one fault, from the vectors to the RAPF, without memory
-// behind it.
+// BenchmarkFault serves one fault, from the vectors to the RAPF, without actual memory.
 func BenchmarkFault(b *testing.B) {
 	r := newRig(b, nil)
 	r.gup(0, fault.PIO).quiet = true

@@ -16,7 +16,7 @@ import (
 
 const ownNode = device.NodeID(0x155)
 
-// rig is a driver on a node of registers with domains on slots.
+// rig is a driver of a node made of registers, with domains in slots.
 type rig struct {
 	t    testing.TB
 	n    *faulttest.Node
@@ -80,12 +80,12 @@ func (r *rig) run() {
 	}
 }
 
-// entry is a fault at slot's page of transaction tr from node 7.
+// entry returns a fault at slot's page of transaction tr from node 7.
 func entry(slot int, tr device.TransactionID, seq device.Sequence, page uint64) device.FaultEntry {
 	return device.FaultEntry{Source: 7, Transaction: tr, Sequence: seq, PDID: pdidOf(slot), Page: page, Response: device.ResponseSlaveError}
 }
 
-// rapf is a message as tests write it down.
+// rapf is a message in the notation of the tests.
 type rapf struct {
 	iface int
 	node  device.NodeID
@@ -94,17 +94,17 @@ type rapf struct {
 	fail  bool
 }
 
-// sent takes the RAPFs sent so far, in the order of transactions, and checks
-// what all of them have in common.
+// sent returns the RAPFs sent so far, in the order of transactions, and checks their common
+// fields.
 func (r *rig) sent() []rapf {
 	r.t.Helper()
 	if byQueues {
-		r.run() // the commands are on their way
+		r.run() // the commands are in flight
 	}
 	return r.decoded()
 }
 
-// decoded is sent without waiting for what is on its way.
+// decoded is sent without waiting for messages in flight.
 func (r *rig) decoded() []rapf {
 	r.t.Helper()
 	var out []rapf
@@ -137,17 +137,17 @@ type pageIn struct {
 	write bool
 }
 
-// pager is a process's memory: mapped below limit but for holes, with pages that
-// fail for a while.
+// pager is a process's memory: mapped below limit except for holes, with pages that fail for a
+// while.
 type pager struct {
 	calls  []pageIn
 	limit  uint64
 	holes  map[uint64]error
-	passes map[uint64]int // page: so many tries bring nothing
+	passes map[uint64]int // page: this many tries fail
 	kind   gup.Kind
-	fail   error // everything
-	there  bool  // everything was there before
-	quiet  bool  // do not note calls
+	fail   error // for every page
+	there  bool  // every page was resident before
+	quiet  bool  // do not record calls
 }
 
 var errBusy = errors.New("not now")
@@ -212,7 +212,7 @@ func (d *delegate) Ask(f netlink.Fault) error {
 	return nil
 }
 
-// accesses prints a log as tests write it down.
+// accesses formats a log in the notation of the tests.
 func accesses(log []faulttest.Access) []string {
 	var out []string
 	for _, a := range log {

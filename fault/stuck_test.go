@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/gup"
 )
 
-// release lets the held call for a page run, and only that one.
+// release runs the held call for a page, and only that one.
 func (r *rig) release(g *pager, page uint64) {
 	r.t.Helper()
 	for k := range r.n.Held {
@@ -28,21 +28,21 @@ func (r *rig) release(g *pager, page uint64) {
 	r.t.Fatalf("no call for page %d is under way", page)
 }
 
-// A page that never comes costs its own block only: the other absent pages of the
-// domain go on being brought in, whoever needs them, and nobody asks for it again.
+// A page that is never paged in affects only its own block: the domain's other absent pages are
+// still paged in, whichever blocks need them, and the page is not requested again.
 func TestStuckPage(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIO)
 	r.n.Hold = true
 	r.n.Push(entry(0, 1, 1, 5), 4096)
 	r.run()
-	r.n.Push(entry(0, 2, 1, 9), 4096) // waits for the first call, as it may be quick
+	r.n.Push(entry(0, 2, 1, 9), 4096) // waits for the first call, which may be quick
 	r.run()
 	if len(r.n.Held) != 1 {
 		t.Fatalf("%d calls under way, want 1", len(r.n.Held))
 	}
 	r.time += int64(time.Second)
-	r.n.Push(entry(0, 1, 2, 5), 4096) // the guard sends the first block again
+	r.n.Push(entry(0, 1, 2, 5), 4096) // the guard retransmits the first block
 	r.run()
 	r.release(g, 9)
 	r.run()
@@ -62,7 +62,7 @@ func TestStuckPage(t *testing.T) {
 	r.wantSent(rapf{0, 7, 1, 2, false})
 }
 
-// Of a range that hangs somewhere each page that is needed is asked for by itself.
+// If a range hangs somewhere, each needed page is requested by itself.
 func TestStuckRange(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PI4)
@@ -75,7 +75,7 @@ func TestStuckRange(t *testing.T) {
 	r.n.Push(entry(0, 9, 1, 1000), 4096)
 	r.run()
 	for _, page := range []uint64{1000, 0} {
-		r.release(g, page) // of page 0 the call for all four, or that for it alone
+		r.release(g, page) // for page 0 the call for all four, or the one for it alone
 		r.run()
 	}
 	if n := len(r.sent()); n < 2 {
@@ -83,7 +83,7 @@ func TestStuckRange(t *testing.T) {
 	}
 }
 
-// Domains have a few stuck calls at most.
+// Domains have a limited number of stuck calls.
 func TestStuckBound(t *testing.T) {
 	r := newRig(t, nil)
 	r.gup(0, fault.PIO)
@@ -106,8 +106,8 @@ func TestStuckBound(t *testing.T) {
 	}
 }
 
-// A page that fails in the same way for long fails its block, with the cause in
-// the record; another failure in between starts anew.
+// A page that fails in the same way for long fails its block, with the cause in the record; a
+// different failure in between restarts the count.
 func TestNeverComes(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIO)
@@ -133,7 +133,7 @@ func TestNeverComes(t *testing.T) {
 	if recs[0].Outcome != fault.Failed || !errors.Is(recs[0].Cause, gup.ErrNotResident) {
 		t.Errorf("%v: %v", recs[0].Outcome, recs[0].Cause)
 	}
-	// A failure of long ago says nothing.
+	// An old failure does not count.
 	try(time.Minute)
 	r.wantSent()
 	if rec := r.d.Records(1)[0]; rec.Outcome != fault.Unsent || !errors.Is(rec.Cause, gup.ErrNotResident) {
@@ -141,8 +141,8 @@ func TestNeverComes(t *testing.T) {
 	}
 }
 
-// A page that is there and faults all the same is given up before the sender's
-// limit of requests ends the transfer without a reason.
+// A page that is resident and faults nevertheless is failed before the sender's limit of requests
+// ends the transfer without a reason.
 func TestThereInVain(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIO)
@@ -163,9 +163,9 @@ func TestThereInVain(t *testing.T) {
 	}
 }
 
-// A page that its process drops and touches all the time is found there for many blocks, each of
-// which goes on: that says nothing about its bytes. A block that does not go on is still found
-// among them.
+// A page that its process drops and touches all the time is found resident for many blocks, each
+// of which makes progress: that says nothing about its bytes. A block that makes no progress is
+// still detected among them.
 func TestThereForOthers(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIO)
@@ -194,7 +194,7 @@ func TestThereForOthers(t *testing.T) {
 	}
 }
 
-// remapper is a pager of a device with tables of pfd's own.
+// remapper is a pager of a device that uses page tables of pfd.
 type remapper struct {
 	*pager
 	again []uint64 // pages
@@ -206,8 +206,8 @@ func (p *remapper) Again(va device.VA, write bool) gup.Result {
 	return p.PageIn(va, 1, write)
 }
 
-// TestMappedAgain: what is entered and refused all the same is mapped once more, and
-// then the transfer ends.
+// TestMappedAgain: a page that is mapped but refused nevertheless is mapped once more, and then
+// the transfer ends.
 func TestMappedAgain(t *testing.T) {
 	r := newRig(t, nil)
 	g := &remapper{pager: &pager{limit: 1 << 36, there: true}}
@@ -231,7 +231,7 @@ func TestMappedAgain(t *testing.T) {
 	}
 }
 
-// TestUnmappable: what the device cannot be given ends the transfer at once.
+// TestUnmappable: a page that cannot be mapped for the device ends the transfer at once.
 func TestUnmappable(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIO)
@@ -244,9 +244,9 @@ func TestUnmappable(t *testing.T) {
 	}
 }
 
-// TestFailureOfFormerMapping: a page-in that was under way when a block came may have seen
-// what was mapped there before, as after an abort, munmap and mmap. Its failure ends the
-// blocks that came before it began, and the page is asked for once more for the others.
+// TestFailureOfFormerMapping: a page-in in flight when a block arrives may have seen an earlier
+// mapping, as after an abort, munmap and mmap. Its failure ends the blocks that arrived before it
+// began; for the others the page is requested again.
 func TestFailureOfFormerMapping(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -261,7 +261,7 @@ func TestFailureOfFormerMapping(t *testing.T) {
 			r.n.Push(entry(0, 1, 1, 5), 4096)
 			r.n.Push(entry(0, 2, 8, 5), 4096)
 			r.run()
-			// One with an id of its own, and one that takes over the id of a transfer that ended.
+			// One with its own ID, and one that takes over the ID of an ended transfer.
 			r.n.Push(entry(0, 3, 1, 5), 4096)
 			r.n.Push(entry(0, 2, 9, 5), 4096)
 			r.run()
@@ -283,8 +283,8 @@ func TestFailureOfFormerMapping(t *testing.T) {
 	}
 }
 
-// TestNoFilePageTakesASecond: a page of a file of which nobody knows the length is failed as
-// others are that the kernel does not bring in, after one second of it.
+// TestNoFilePageTakesASecond: a page of a file of unknown length fails like others that the
+// kernel does not make resident, after one second.
 func TestNoFilePageTakesASecond(t *testing.T) {
 	r := newRig(t, nil)
 	g := r.gup(0, fault.PIO)
@@ -294,7 +294,7 @@ func TestNoFilePageTakesASecond(t *testing.T) {
 		r.run()
 	}
 	try(1)
-	r.wantSent() // nobody knows how long the file is: it may pass
+	r.wantSent() // the file's length is unknown: the failure may be temporary
 	g.fail = nil
 	try(2)
 	r.wantSent(rapf{0, 7, 1, 2, false})

@@ -121,8 +121,7 @@ func TestTouchFull(t *testing.T) {
 	}
 }
 
-// A source fault that FAR alone told has no transaction: the fields are 0
-// (spec/messages.md 3).
+// A source fault reported only by FAR has no transaction: the fields are 0 (spec/messages.md 3).
 func TestTouchByFAR(t *testing.T) {
 	r := newRig(t, func(n *faulttest.Node, _ *fault.Config) {
 		n.Set64(device.PL, device.PLCaps, faulttest.Caps&^device.CapsTXFIFO)
@@ -136,13 +135,13 @@ func TestTouchByFAR(t *testing.T) {
 	}
 }
 
-// What a process cannot bring in, the pager tries: the block ends by what that finds, and the
-// record has the cause.
+// If a process cannot page in, the pager tries: the block ends with its result, and the record
+// has the cause.
 func TestDeclined(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		cause  error // of each page-in
-		rounds int   // until the sender has its answer
+		rounds int   // until the sender gets its answer
 		want   mailbox.RAPF
 	}{
 		{"the page comes", nil, 1, mailbox.RAPF{}},

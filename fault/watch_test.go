@@ -7,8 +7,8 @@ import (
 	"github.com/exanet/pfd/fault/faulttest"
 )
 
-// ObservePageIn gets each page-in, and one record of each answered block stands for its
-// answer: their sums are the driver's counters.
+// ObservePageIn is called with each page-in, and one record of each answered block counts its
+// answer: their sums equal the driver's counters.
 func TestObservePageIn(t *testing.T) {
 	var calls, pages, answers int
 	r := newRig(t, func(_ *faulttest.Node, c *fault.Config) {
@@ -31,7 +31,7 @@ func TestObservePageIn(t *testing.T) {
 	r.n.Push(entry(1, 1, 1, 0x10), 8192)
 	r.n.Push(entry(1, 1, 1, 0x12), 4096) // another page of the same block
 	r.n.Push(entry(1, 2, 1, 0x20), 4096)
-	r.n.Push(entry(1, 3, 1, 1<<37), 4096) // behind the pager's limit
+	r.n.Push(entry(1, 3, 1, 1<<37), 4096) // beyond the pager's limit
 	r.run()
 	total := r.d.Stats().Total
 	if uint64(calls) != total.PageIns || uint64(pages) != total.Pages || calls == 0 {

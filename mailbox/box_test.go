@@ -70,7 +70,7 @@ func TestBox(t *testing.T) {
 	f := &fakeBox{base: 5 * device.PageSize, source: from, overflow: true, messages: [][]uint64{
 		{1},
 		{1, 2, 3, 4, 5, 6, 7, 8},
-		{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, // no packetizer sends that
+		{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, // no packetizer can send that
 		{11, 12},
 	}}
 	b := mailbox.NewBox(f, 5)

@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// The message by which a driver asks for a block again when its page is there.
+// The message with which a driver requests a retransmission when the block's page is resident.
 func ExampleRAPF() {
 	word := mailbox.RAPF{PDID: 2, Claimed: 2, Transaction: 7, Sequence: 3}.Encode()
 	fmt.Println(mailbox.OpcodeOf(word) == mailbox.OpRAPF)

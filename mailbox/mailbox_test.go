@@ -25,7 +25,7 @@ func TestGolden(t *testing.T) {
 				}
 				got, err := mailbox.DecodeAnswer(words[0])
 				check(t, want, got, err, want.Encode(), words[0])
-				// The thesis's own decode (messages.md 2).
+				// The thesis's own decoding (messages.md 2).
 				if v := words[0]; (v>>2)&0x3fff != uint64(want.Transaction) || (v>>16)&7 != uint64(want.Code) {
 					t.Errorf("the thesis reads %d and %d", (v>>2)&0x3fff, (v>>16)&7)
 				}
@@ -117,7 +117,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What decodes encodes to the word it came from, up to the bits without a name.
+// A decoded word encodes to itself, except for bits without a name.
 func FuzzAck(f *testing.F) {
 	f.Add(uint64(0x0000123400010e9c))
 	f.Add(uint64(0x00003fff00070ffc))

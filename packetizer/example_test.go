@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/packetizer"
 )
 
-// What a packetizer stamps on all that its process sends.
+// The fields that a packetizer stamps on all that its process sends.
 func ExampleConfig() {
 	v := packetizer.Config{PDID: 2, Node: 1, Interface: 16, Enable: true}.Encode()
 	fmt.Printf("%#016x\n", v)

@@ -50,8 +50,8 @@ func TestDestination(t *testing.T) {
 	}
 }
 
-// FuzzStamp: whatever a writer puts into a payload, the wired bits are those of
-// PKTZ_CFG and all others stay as written.
+// FuzzStamp: whatever a sender writes to a payload, the wired bits are those of PKTZ_CFG and all
+// others stay as written.
 func FuzzStamp(f *testing.F) {
 	f.Add(uint64(0x80000046bcdebeef), ^uint64(0), ^uint64(0))
 	f.Add(uint64(0xc0000046bcdebeef), uint64(0), uint64(1))

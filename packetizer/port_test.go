@@ -16,14 +16,14 @@ type sent struct {
 	words       []uint64
 }
 
-// page is window pktz with one page that is looked at: interface 17.
+// page is window pktz with one usable page: interface 17.
 type page struct {
 	t        *testing.T
 	regs     [device.PageSize / 8]uint64
 	sent     []sent
 	record   bool
-	status   uint64 // what STATUS says after a SEND
-	failAt   int    // the access, counted from 1, at which the device is gone
+	status   uint64 // STATUS after a SEND
+	failAt   int    // the access, counted from 1, at which the device disappears
 	accesses int
 }
 
@@ -92,7 +92,7 @@ func TestPortSends(t *testing.T) {
 	}) {
 		t.Errorf("sent %x, want %x", p.sent, want)
 	}
-	// Destination, one word, SEND, STATUS: what a fault's RAPF costs.
+	// Destination, one word, SEND, STATUS: the cost of a fault's RAPF.
 	p.accesses = 0
 	if err := port.RAPF(1, r); err != nil || p.accesses != 4 {
 		t.Errorf("a RAPF took %d accesses, %v", p.accesses, err)
@@ -124,7 +124,7 @@ func TestPortBusy(t *testing.T) {
 	if err := port.Send(1, 1, 1); !errors.Is(err, packetizer.ErrBusy) {
 		t.Fatalf("fifth message: %v", err)
 	}
-	// Channel 2 ends, refused: it is seen, and the channel serves again.
+	// The message of channel 2 ends, refused: this is detected, and the channel is reused.
 	p.regs[(2*device.PktzChannelStride+device.PktzStatus)/8] = device.PktzRefused
 	p.record = true
 	if err := port.Send(1, 1, 42); err != nil || len(p.sent) != 1 || p.sent[0].channel != 2 || port.Refused() != 1 {

@@ -5,19 +5,19 @@ import (
 	"testing"
 )
 
-// played is what became of a pattern.
+// played is the result of a pattern.
 type played struct{ faults, brought, unused uint64 }
 
-// memory is what a domain's policy brings in: pages are there from their first fault
-// on, or because they were brought in ahead.
+// memory is what a domain's policy pages in: pages are resident after their first fault, or
+// because they were read ahead.
 type memory struct {
 	ahead  Ahead
-	there  map[uint64]bool // false: brought in and not used yet
+	there  map[uint64]bool // false: read ahead and not used yet
 	faults uint64
 	t      *testing.T
 }
 
-// transfer writes n pages from page on, as Adaptive has them brought in.
+// transfer writes n pages, starting with page, as Adaptive pages them in.
 func (m *memory) transfer(page, n uint64) {
 	m.t.Helper()
 	for p := page; p < page+n; p++ {
@@ -61,8 +61,8 @@ func play(t *testing.T, pattern func(*memory)) played {
 	return played{m.faults, m.ahead.Brought, m.ahead.Unused}
 }
 
-// The faults of each pattern, counted by hand where there is a loop to count: fixed
-// policies have one for each transfer.
+// The faults of each pattern, counted by hand where it has a loop; fixed policies have one per
+// transfer.
 func TestAhead(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -90,8 +90,8 @@ func TestAhead(t *testing.T) {
 				m.transfer(256*p, 256)
 			}
 		}},
-		// One of each 20 pages, now here, now there. The first transfer's 256 are brought in
-		// for 13 of them; of the next seven each of the 89 faults is of its page alone.
+		// One of each 20 pages, at varying positions. The first transfer's 256 pages are paged in
+		// for 13 of them; in the next seven each of the 89 faults pages in only its own page.
 		{"a page in 20 absent", played{faults: 1 + 89}, func(m *memory) {
 			for p := range uint64(8 * 256) {
 				if k := p / 20; p%20 != k*k*3%20 {
@@ -108,8 +108,8 @@ func TestAhead(t *testing.T) {
 				m.transfer(8*p, 1)
 			}
 		}},
-		// At page 15 one has 16 + 31/8 pages less the 8 of the other, which then has 16 + 32/8
-		// less these.
+		// At page 15 one stream has 16 + 31/8 pages less the 8 of the other, which then has 16 +
+		// 32/8 less these.
 		{"two streams, in turns", played{faults: 8, brought: 2*(4+8) + 11 + 9}, func(m *memory) {
 			for p := range uint64(16) {
 				m.transfer(p, 1)
@@ -143,7 +143,7 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// A long sequential stream faults once for 64 pages.
+// A long sequential stream faults once per 64 pages.
 func TestAheadLong(t *testing.T) {
 	got := play(t, func(m *memory) {
 		for p := range uint64(4096) {
@@ -155,8 +155,7 @@ func TestAheadLong(t *testing.T) {
 	}
 }
 
-// Whatever comes, pages that may have been brought in for nothing stay within the bound
-// (memory.transfer).
+// Whatever the pattern, possibly unused pages stay within the bound (memory.transfer).
 func FuzzAhead(f *testing.F) {
 	for seed := range uint64(20) {
 		f.Add(seed)

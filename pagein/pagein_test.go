@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The numbers and words are docs/attach.md's and spec/faultpath.md's.
+// The numbers and words of docs/attach.md and spec/faultpath.md.
 func TestNames(t *testing.T) {
 	for s, want := range map[string]Method{"": 0, "default": 0, "gup": 1, "touch": 2, "uffd": 3, "populate": 4} {
 		got, err := ParseMethod(s)
@@ -38,8 +38,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// The first numbers behind the last are no method and no policy, and print as
-// such.
+// The first numbers after the last are not a method or a policy, and print as such.
 func TestUnknown(t *testing.T) {
 	m, p := Method(len(methods())), Policy(len(policies()))
 	if m.Known() || p.Known() || !strings.HasPrefix(m.String(), "unknown(") || !strings.HasPrefix(p.String(), "unknown(") {
@@ -63,7 +62,7 @@ func TestChosen(t *testing.T) {
 	}
 }
 
-// A word is a method's, or a policy's, and its String gives the same one.
+// A parsed word's String parses to the same method or policy.
 func FuzzWords(f *testing.F) {
 	for _, s := range []string{"", "default", "gup", "touch", "populate", "uffd", "p1", "p4", "pa", "GUP", "p1 "} {
 		f.Add(s)

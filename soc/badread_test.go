@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// goodRead is a request that the target of newPair serves.
+// goodRead returns a request that the target of newPair serves.
 func goodRead() mailbox.ReadRequest {
 	return mailbox.ReadRequest{
 		Tag: 77, Size: 4096, Src: 0x50000, Dst: 0x60000, Notify: 0x70000, First: 1, Last: 2,
@@ -17,8 +17,8 @@ func goodRead() mailbox.ReadRequest {
 	}
 }
 
-// request has the initiator's process ask for a read of node dst and gives the
-// frame that goes out, nil where the packetizer refuses it.
+// request makes the initiator's process request a read from node dst. It returns the frame sent,
+// nil if the packetizer refuses it.
 func (p *pair) request(dst device.NodeID, m mailbox.ReadRequest) *wire.Frame {
 	p.t.Helper()
 	ev := Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(dst, device.MailboxRead, 0), N: mailbox.ReadRequestWords}
@@ -38,8 +38,8 @@ func (p *pair) request(dst device.NodeID, m mailbox.ReadRequest) *wire.Frame {
 	return out[0].Frame
 }
 
-// untouched checks that nothing of a read is at the target: no access to memory,
-// no channel, no transaction, nothing sent but what was said.
+// untouched checks that a read left no trace at the target: no memory access, no channel, no
+// transaction, and no frames but the expected answers.
 func (p *pair) untouched(out []Action, answers int) (answer *wire.Frame) {
 	p.t.Helper()
 	for _, a := range out {
@@ -70,15 +70,15 @@ func (p *pair) untouched(out []Action, answers int) (answer *wire.Frame) {
 	return answer
 }
 
-// A read that cannot be: an error at the initiator, nothing at the target
-// (spec/firmware.md "Read path").
+// An impossible read: an error at the initiator, no effect at the target (spec/firmware.md "Read
+// path").
 func TestBadReads(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(m *mailbox.ReadRequest)
 		target Config
 		before func(p *pair)
-		link   func(f *wire.Frame) // what happens on the way
+		link   func(f *wire.Frame) // changes the frame on the link
 		code   device.Code
 	}{
 		{name: "size 0", change: func(m *mailbox.ReadRequest) { m.Size = 0 }, code: device.CodeDecode},
@@ -107,8 +107,8 @@ func TestBadReads(t *testing.T) {
 			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen)) }, code: device.CodeDomain,
 		},
 		{
-			// Past the stamping of the initiator's packetizer: the PDID beside the
-			// packet is what is believed.
+			// After the stamping by the initiator's packetizer: only the PDID beside the packet
+			// is trusted.
 			name: "a forged PDID on the way", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
 			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen)) },
 			link: func(f *wire.Frame) {
@@ -163,7 +163,7 @@ func TestBadReads(t *testing.T) {
 	}
 }
 
-// What the initiator's own packetizer refuses: nothing goes out.
+// Requests that the initiator's own packetizer refuses: no frame is sent.
 func TestBadReadsRefusedAtOnce(t *testing.T) {
 	p := newPair(t, Config{})
 	if p.request(targetID, goodRead()) == nil {
@@ -198,7 +198,7 @@ func TestBadReadsRefusedAtOnce(t *testing.T) {
 	if got := lost.from.count(device.MboxRefused); got != 1 {
 		t.Errorf("node that does not exist: mbox_refused is %d, want 1", got)
 	}
-	// Nothing is left open of it: the tag serves another read.
+	// Nothing of it stays open: the tag can be used for another read.
 	m := goodRead()
 	m.Size = 64
 	if lost.request(targetID, m) == nil {
@@ -206,8 +206,7 @@ func TestBadReadsRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// A request that is asked for again, as after a lost answer, goes out again and
-// is served once.
+// A repeated request, as after a lost answer, is sent again and served once.
 func TestReadAskedForAgainIsServedOnce(t *testing.T) {
 	p := newPair(t, Config{})
 	for i := range 3 {
@@ -225,8 +224,8 @@ func TestReadAskedForAgainIsServedOnce(t *testing.T) {
 	}
 }
 
-// A refusal is received and ends nothing: it may come late or twice, when the read has
-// been asked for again and is being served. A failure ends it.
+// A refusal is received and ends nothing: it may be late or duplicated, when the read has been
+// requested again and is being served. A failure ends the read.
 func TestRefusedReadStaysOpen(t *testing.T) {
 	p := newPair(t, Config{})
 	f := p.request(targetID, goodRead())

@@ -7,11 +7,11 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// checkKind names one of the properties that are checked.
+// checkKind names one of the checked properties.
 type checkKind string
 
-// The checks. Each is done for every register of the map, hole once a window,
-// cause and ctrlReset once.
+// The checks. Each is done for every register of the map, except hole (once per window), cause
+// and ctrlReset (once).
 const (
 	atReset   checkKind = "reset"     // the reset value
 	masks     checkKind = "masks"     // read-only, read-write, action and absent bits
@@ -23,20 +23,19 @@ const (
 	ctrlReset checkKind = "ctrlreset" // CTRL.reset gives the configuration its reset values
 )
 
-// finding is one thing that is not as the map has it.
+// finding is one deviation from the map.
 type finding struct {
 	Kind     checkKind
 	Register string // window/NAME
 	Text     string
 }
 
-// String gives the finding in one line.
+// String returns the finding in one line.
 func (f finding) String() string { return fmt.Sprintf("%s: %s: %s", f.Register, f.Kind, f.Text) }
 
-// conformance tests a node's windows against the register map (spec/hardware.md 2
-// to 6). The node must be fresh: just made or just reset, nobody using it; what it
-// has afterwards is its configuration after CTRL.reset. It is called on the
-// goroutine that owns the windows.
+// conformance tests a node's windows against the register map (spec/hardware.md 2 to 6). The node
+// must be new or just reset, and not in use; afterwards its configuration is that after
+// CTRL.reset. It is called on the goroutine that owns the windows.
 func conformance(t *testing.T, windows func(device.WindowID) device.Window) {
 	t.Helper()
 	findings, checks := check(windows)
@@ -48,8 +47,7 @@ func conformance(t *testing.T, windows func(device.WindowID) device.Window) {
 	}
 }
 
-// check does the same without a testing.T: it gives what it found, and how many
-// comparisons it made.
+// check does the same without a testing.T: it returns its findings and the number of comparisons.
 func check(windows func(device.WindowID) device.Window) (findings []finding, checks int) {
 	c := &checker{windows: windows}
 	caps, err := windows(device.PL).Read64(device.PLCaps)
@@ -135,21 +133,21 @@ func (c *checker) put(r device.Register, i int, v uint64) { c.write(r.Window, r.
 
 func (c *checker) bad() uint64 { return c.read(device.PL, device.BadAccess.Offset(), 8) }
 
-// isBad says that the access f counts in BAD_ACCESS once.
+// isBad checks that the access f counts in BAD_ACCESS once.
 func (c *checker) isBad(what string, f func()) {
 	before := c.bad()
 	f()
 	c.equal(c.bad()-before, 1, "%s: BAD_ACCESS grew by", what)
 }
 
-// isGood says that the access f does not count in BAD_ACCESS.
+// isGood checks that the access f does not count in BAD_ACCESS.
 func (c *checker) isGood(what string, f func()) {
 	before := c.bad()
 	f()
 	c.equal(c.bad()-before, 0, "%s: BAD_ACCESS grew by", what)
 }
 
-// sample gives the indices at which an array is looked at: all of a short one.
+// sample returns the indices at which an array is checked: all of a short one.
 func sample(n int) []int {
 	var all []int
 	for i := range n {
@@ -177,8 +175,8 @@ func (c *checker) masks(r device.Register) {
 	for _, i := range sample(r.Count) {
 		before := c.get(r, i)
 		for _, p := range patterns {
-			// What a 1 in an action bit does has its own tests, and at rest
-			// there is nothing for a W1C bit to clear.
+			// Action bits have their own tests, and at rest no W1C bit is set that could be
+			// cleared.
 			p &^= r.Act
 			c.isGood("write", func() { c.put(r, i, p) })
 			c.equal(c.get(r, i), (before&^write|p&write)&read, "[%d] after writing 0x%x over 0x%x", i, p, before)
@@ -207,7 +205,7 @@ func (c *checker) widths(r device.Register) {
 	}
 }
 
-// wide makes 64-bit accesses of a 32-bit register.
+// wide makes 64-bit accesses to a 32-bit register.
 func (c *checker) wide(r device.Register, i int) {
 	at := r.At(i)
 	if r.Memory {
@@ -216,7 +214,7 @@ func (c *checker) wide(r device.Register, i int) {
 		return
 	}
 	if r.Pairs {
-		// Both are empty at rest, so the value says nothing; the count does.
+		// Both are empty at rest, so only the count is checked, not the value.
 		c.isGood("64-bit read of a pair", func() { c.read(r.Window, at, 8) })
 		return
 	}
@@ -226,7 +224,7 @@ func (c *checker) wide(r device.Register, i int) {
 	c.equal(c.get(r, i), before, "[%d] after a 64-bit write", i)
 }
 
-// halves makes 32-bit accesses of a 64-bit register.
+// halves makes 32-bit accesses to a 64-bit register.
 func (c *checker) halves(r device.Register, i int) {
 	at := r.At(i)
 	read, write, _ := r.Masks(c.caps)
@@ -265,7 +263,7 @@ func (c *checker) unaligned(r device.Register) {
 	c.equal(c.get(r, 0), before, "after unaligned accesses")
 }
 
-// holes probes the first and the last word of every hole, and one a kilobyte.
+// holes probes the first and the last word of every hole, and one per kilobyte.
 func (c *checker) holes(w device.WindowID) {
 	hole := func(offset uint32) bool {
 		_, _, ok := device.Lookup(w, offset)
@@ -289,7 +287,7 @@ func (c *checker) holes(w device.WindowID) {
 	}
 }
 
-// clearOne sets FSR's bits by FSRRESTORE and clears them one by one.
+// clearOne sets FSR's bits through FSRRESTORE and clears them one by one.
 func (c *checker) clearOne(r device.Register) {
 	for _, i := range []int{0, r.Count - 1} {
 		c.write(device.SMMU, device.Bank(i, device.FSRRESTORE), 4, r.W1C)
@@ -306,8 +304,8 @@ func (c *checker) clearOne(r device.Register) {
 	}
 }
 
-// cause shows that a bit of IRQ_STATUS that is cleared while its cause holds is
-// set again at once, and stays clear when it does not (spec/hardware.md 3).
+// cause checks that a bit of IRQ_STATUS that is cleared while its cause holds is set again at
+// once, and otherwise stays clear (spec/hardware.md 3).
 func (c *checker) cause() {
 	status := func() uint64 { return c.read(device.PL, device.PLIRQStatus, 4) & (1 << device.VectorFault) }
 	mask := c.read(device.PL, device.PLIRQMask, 4)
@@ -326,8 +324,8 @@ func (c *checker) cause() {
 	c.write(device.PL, device.PLIRQMask, 4, mask)
 }
 
-// resetByCtrl tells which registers CTRL.reset clears: the SMMU, the PD, PEERS,
-// PKTZ and MBOX configuration, and btcm (spec/hardware.md 3).
+// resetByCtrl reports whether CTRL.reset clears a register: the SMMU, the PD, PEERS, PKTZ and
+// MBOX configuration, and btcm (spec/hardware.md 3).
 func resetByCtrl(r device.Register) bool {
 	switch r.Window {
 	case device.SMMU, device.BTCM:

@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/soc"
 )
 
-// registers is a node's window without anything behind it: actions are dropped.
+// registers is a node's windows with all actions dropped.
 type registers struct {
 	n *soc.Node
 	w device.WindowID

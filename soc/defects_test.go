@@ -7,8 +7,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// caps is what the emulated SoC has: 48-bit VA, 16 banks, depth 512, TXFIFO,
-// wide IOVA, SVA; stall off.
+// caps are the emulated SoC's: 48-bit VA, 16 banks, depth 512, TXFIFO, wide IOVA, SVA; stall off.
 const caps = 48 | 16<<device.CapsBanksShift | 512<<device.CapsDepthShift |
 	device.CapsTXFIFO | device.CapsWideIOVA | device.CapsSVA | device.CapsPeek
 
@@ -25,7 +24,7 @@ type broken struct {
 	device.Window
 	read32  func(offset, v uint32) uint32
 	read64  func(offset uint32, v uint64) uint64
-	write32 func(offset uint32) bool // true: the write goes nowhere
+	write32 func(offset uint32) bool // true: the write is lost
 }
 
 func (b broken) Read32(offset uint32) (uint32, error) {
@@ -51,8 +50,8 @@ func (b broken) Write32(offset, v uint32) error {
 	return b.Window.Write32(offset, v)
 }
 
-// TestCheckFindsDefects shows that each property is looked at: a device that
-// lacks it is found out, by that check and at that register.
+// TestCheckFindsDefects checks that each property is verified: a device that lacks it is detected
+// by the right check at the right register.
 func TestCheckFindsDefects(t *testing.T) {
 	tests := []struct {
 		name   string

@@ -7,15 +7,15 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// half is a frame of some packets of a block of 4096 bytes from peerPDID.
+// half returns a frame with some packets of a block of 4096 bytes from peerPDID.
 func half(mask uint64) *wire.Frame {
 	f := data(1, 0x7f0000000000, 4096)
 	f.SrcPDID, f.Present = peerPDID, mask
 	return f
 }
 
-// What PD_CFG and PD_PEERS no longer admit ends: in the middle of a block no more
-// of it is written, and what is on its way into memory counts nowhere.
+// Contexts end when PD_CFG or PD_PEERS no longer admits them: in the middle of a block no more is
+// written, and accesses in flight are not counted.
 func TestContextsEndWithTheirDomain(t *testing.T) {
 	pdcfg := func(v uint64) func(*bench) {
 		return func(b *bench) { b.write64(device.PL, device.PLPDCfg+8*2, v) }
@@ -39,7 +39,7 @@ func TestContextsEndWithTheirDomain(t *testing.T) {
 			for _, a := range b.take(Walk) {
 				t.Errorf("a walk of slot %d for the rest of the block", a.Access.Slot)
 			}
-			// The walk that was under way begins no move.
+			// The walk in flight starts no move.
 			b.step(Event{Kind: Walked, Access: first[0].Access.ID})
 			for _, a := range b.out {
 				if a.Kind == Move {
@@ -59,8 +59,8 @@ func TestContextsEndWithTheirDomain(t *testing.T) {
 	}
 }
 
-// A move that was under way when its domain ended is awaited and counts nowhere; a
-// source that was being read for it is not sent.
+// A move in flight when its domain ends is awaited and not counted; a source being read for the
+// domain is not sent.
 func TestMovesEndWithTheirDomain(t *testing.T) {
 	b := newBench(t)
 	f := data(1, 0x7f0000000000, 4096)

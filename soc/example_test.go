@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// A node is a machine: registers are loaded, and what it wants done comes back as actions.
+// A node is a state machine: registers are loaded, and its requests are returned as actions.
 func Example() {
 	n := soc.New(soc.Config{ID: 3, VABits: 48, SVA: true, Epoch: 1, Pool: new(wire.Pool)})
 	fmt.Printf("%#x\n", n.Load(device.PL, device.PLID, 4))

@@ -14,15 +14,15 @@ const (
 	nextGen = ownGen + 1
 )
 
-// renew ties slot 2 to the next domain of the same PDID, as the driver does it.
+// renew assigns slot 2 to the next domain of the same PDID, as the driver does.
 func renew(b *bench) {
 	b.write64(device.PL, pdCfg2, 0)
 	b.write64(device.PL, pdCfg2, device.PDCfg(ownPDID, nextGen))
 	b.out = nil
 }
 
-// Blocks for a domain that is over are refused with code 5, and nothing of them is
-// written: by the next domain of the slot and PDID, and where the sender names none.
+// Blocks for a domain that has ended are refused with code 5 and not written, whether the slot
+// and PDID have a new domain or the sender names no generation.
 func TestBlocksOfAnotherGeneration(t *testing.T) {
 	for name, change := range map[string]func(*bench, *wire.Frame){
 		"former domain": func(b *bench, _ *wire.Frame) { renew(b) },
@@ -42,7 +42,7 @@ func TestBlocksOfAnotherGeneration(t *testing.T) {
 	}
 }
 
-// A new generation alone ends all that the slot's former domain had.
+// A new generation alone ends everything of the slot's former domain.
 func TestNewGenerationEndsTheFormerDomain(t *testing.T) {
 	b := newBench(t)
 	b.step(doorbell(2, 0, 64))
@@ -59,8 +59,8 @@ func TestNewGenerationEndsTheFormerDomain(t *testing.T) {
 	}
 }
 
-// A retransmission request is obeyed from the domain that the transfer goes to, and
-// from no earlier or later one of its PDID.
+// A retransmission request is obeyed from the destination domain of the transfer, and from no
+// earlier or later domain of its PDID.
 func TestRAPFOfAnotherGeneration(t *testing.T) {
 	for gen, want := range map[device.Generation]uint64{ownGen: 0, nextGen: 1, 0: 1} {
 		p := newPair(t, Config{})
@@ -83,8 +83,8 @@ func TestRAPFOfAnotherGeneration(t *testing.T) {
 	}
 }
 
-// Mail for a process goes to the domain that was meant; a refusal that comes late
-// is not shown to the next one.
+// Mail for a process goes only to the addressed domain; a late refusal is not shown to the next
+// domain.
 func TestMailOfAnotherGeneration(t *testing.T) {
 	for gen, want := range map[device.Generation]uint8{ownGen: device.PktzFree, nextGen: device.PktzRefused, 0: device.PktzRefused} {
 		b := newBench(t)
@@ -109,8 +109,8 @@ func TestMailOfAnotherGeneration(t *testing.T) {
 	}
 }
 
-// A read names the target's domain; its data and its answer come to the domain that
-// asked, or nowhere.
+// A read names the target's domain; its data and its answer reach only the domain that requested
+// it.
 func TestReadsOfAnotherGeneration(t *testing.T) {
 	p := newPair(t, Config{})
 	m := goodRead()
@@ -138,7 +138,7 @@ func TestReadsOfAnotherGeneration(t *testing.T) {
 	if block == nil || block.SrcGeneration != ownGen || block.DstGeneration != ownGen || !block.Read {
 		t.Fatalf("data of a read: %+v", block)
 	}
-	// The next domain asks for the very same; the former one's data is not for it.
+	// The next domain requests the same read; the former one's data is not for it.
 	renew(p.from)
 	p.request(targetID, goodRead())
 	p.from.step(Event{Kind: FrameArrived, Frame: block})

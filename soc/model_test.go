@@ -2,9 +2,9 @@ package soc_test
 
 import "github.com/exanet/pfd/device"
 
-// model is a node made of the register map alone: each register keeps what its
-// masks allow, nothing happens by itself, except CTRL.reset, FSRRESTORE and the
-// latched causes of IRQ_STATUS. It is for one goroutine. Make it with newModel.
+// model is a node made only of the register map: each register keeps what its masks allow, and
+// nothing else happens except CTRL.reset, FSRRESTORE and the latched causes of IRQ_STATUS. It is
+// for one goroutine; newModel creates it.
 type model struct {
 	regs map[slot]uint64
 	mem  map[uint32]uint32 // btcm, by word
@@ -17,12 +17,12 @@ type slot struct {
 	at uint32
 }
 
-// newModel gives a model at reset with these capabilities (the value of CAPS).
+// newModel returns a model in its reset state with these capabilities (the value of CAPS).
 func newModel(caps uint64) *model {
 	return &model{regs: make(map[slot]uint64), mem: make(map[uint32]uint32), caps: caps}
 }
 
-// Window gives one of the model's windows.
+// Window returns one of the model's windows.
 func (m *model) Window(w device.WindowID) device.Window { return window{m, w} }
 
 func (m *model) value(r device.Register, i int) uint64 {
@@ -41,7 +41,7 @@ func (m *model) value(r device.Register, i int) uint64 {
 	return v & read
 }
 
-// causes gives the vectors whose cause holds; the model knows only faults.
+// causes returns the vectors whose cause holds; the model implements only faults.
 func (m *model) causes() uint64 {
 	for i := range device.Slots {
 		if m.regs[slot{device.SMMU, device.Bank(i, device.FSR)}] != 0 &&
@@ -72,7 +72,7 @@ func (m *model) store(r device.Register, i int, v, lanes uint64) {
 	m.regs[status] |= m.causes()
 }
 
-// memory gives a word of btcm.
+// memory returns a word of btcm.
 func (m *model) memory(at uint32) uint32 {
 	if v, ok := m.mem[at]; ok {
 		return v
@@ -117,7 +117,7 @@ func (w window) load(offset uint32, width int) uint64 {
 func (w window) store(offset uint32, width int, v uint64) {
 	if w.inMemory(offset, width) {
 		if r, _, ok := device.Lookup(w.w, offset); ok && r.Act != 0 {
-			return // a doorbell is taken at once
+			return // a doorbell is consumed at once
 		}
 		w.m.mem[offset] = uint32(v)
 		if width == 8 {

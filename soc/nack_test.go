@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// outcome is what a NACK comes to at the initiator (messages.md 2).
+// outcome is the effect of a NACK at the initiator (messages.md 2).
 type outcome int
 
 const (
@@ -19,7 +19,7 @@ const (
 	failsAtOne                // done 3 with the code as status
 )
 
-// nackCause makes one code out of what causes it.
+// nackCause provokes one code through its cause.
 type nackCause struct {
 	name    string
 	code    device.Code
@@ -28,14 +28,14 @@ type nackCause struct {
 	notify  device.VA   // of the transfer; 0: none
 	pdid    device.PDID // destination's; 0: the own
 	before  func(p *pair)
-	link    func(p *pair, f *wire.Frame) *wire.Frame // what happens on the way
+	link    func(p *pair, f *wire.Frame) *wire.Frame // changes the frame on the link
 	counter device.Counter                           // at the target, beside what it sends
 	counts  uint64
 	cure    func(p *pair)
 	then    outcome
 }
 
-// corrupted flips one bit of a frame's second packet on the link.
+// corrupted flips one bit in the frame's second packet on the link.
 func corrupted(p *pair, f *wire.Frame) *wire.Frame {
 	p.t.Helper()
 	var arrived []*wire.Frame
@@ -63,8 +63,8 @@ func corrupted(p *pair, f *wire.Frame) *wire.Frame {
 	return arrived[0]
 }
 
-// altered gives a link that changes a frame's header with a valid CRC: what no
-// sender that keeps to messages.md 5 makes.
+// altered returns a link that changes a frame's header under a valid CRC: a block that no sender
+// makes that keeps to messages.md 5.
 func altered(change func(f *wire.Frame)) func(*pair, *wire.Frame) *wire.Frame {
 	return func(_ *pair, f *wire.Frame) *wire.Frame {
 		change(f)
@@ -72,10 +72,10 @@ func altered(change func(f *wire.Frame)) func(*pair, *wire.Frame) *wire.Frame {
 	}
 }
 
-// hang lets the target's memory stop answering.
+// hang makes the target's memory stop responding.
 func hang(p *pair) { p.heldWalks = true }
 
-// recovers lets it answer, and what waited for it end.
+// recovers makes it respond again and completes the waiting accesses.
 func recovers(p *pair) {
 	p.t.Helper()
 	p.heldWalks = false
@@ -128,14 +128,13 @@ var nackCauses = []nackCause{
 		link: altered(func(f *wire.Frame) { f.Length, f.Payload, f.Present = 0, f.Payload[:0], 0 }), then: failsAtOne,
 	},
 	{
-		// 16 accesses in flight and 32 that wait, of two domains: none has its
-		// contexts used up.
+		// 16 accesses in flight and 32 waiting, of two domains: neither has used up its contexts.
 		name: "buffer full", code: device.CodeBufferFull,
 		before: func(p *pair) { hang(p); p.fill(24, 0, ownPDID); p.fill(24, 24, peerPDID) }, cure: recovers, then: sentAgain,
 	},
 }
 
-// refuse brings a transfer to its first NACK and checks that; the NACK is given.
+// refuse brings a transfer to its first NACK, checks it and returns it.
 func (c *nackCause) refuse(t *testing.T) (*pair, *wire.Frame) {
 	t.Helper()
 	p := newPair(t, c.target)
@@ -169,15 +168,15 @@ func (c *nackCause) refuse(t *testing.T) (*pair, *wire.Frame) {
 	return p, nack
 }
 
-// acknowledge gives an answer to the initiator and gives what it sends then.
+// acknowledge passes an answer to the initiator and returns the frame that it then sends.
 func (p *pair) acknowledge(a *wire.Frame) *wire.Frame {
 	p.t.Helper()
 	p.from.step(Event{Kind: FrameArrived, Frame: a})
 	return p.sent()
 }
 
-// Each code from what causes it to what the initiator makes of it (messages.md 2;
-// spec/firmware.md "Acknowledgement").
+// Each code, from its cause to its effect at the initiator (messages.md 2; spec/firmware.md
+// "Acknowledgement").
 func TestNackCauses(t *testing.T) {
 	codes := make(map[device.Code]bool)
 	for _, c := range nackCauses {
@@ -227,7 +226,7 @@ func TestNackCauses(t *testing.T) {
 			if got := p.from.count(device.Retransmits); got != 1 {
 				t.Errorf("%d retransmissions, want 1", got)
 			}
-			// The cause is gone: the block comes in and the transfer ends well.
+			// The cause is gone: the block is received and the transfer completes.
 			p.written = 0
 			ack := p.answered(again)
 			if ack == nil || ack.Code != device.CodeAck {
@@ -248,9 +247,8 @@ func TestNackCauses(t *testing.T) {
 	}
 }
 
-// A block that is refused as often as the limit says fails its transfer with the
-// code of the cause, not with the limit's (spec/firmware.md "Resilience"): the
-// user reads why.
+// A block that is refused until the limit fails its transfer with the code of the cause, not with
+// the limit's (spec/firmware.md "Resilience"), so that the user sees the reason.
 func TestNackCausesThatStay(t *testing.T) {
 	for _, c := range nackCauses {
 		if c.then != sentAgain {
@@ -280,7 +278,7 @@ func TestNackCausesThatStay(t *testing.T) {
 					t.Fatalf("answer %+v to sending %d, want NACK %d", nack, sendings, c.code)
 				}
 			}
-			// One sending and 64 more (spec/firmware.md).
+			// One sending and 64 retransmissions (spec/firmware.md).
 			if sendings != 65 || p.seen.Done != device.DoneFailed || p.seen.Status != uint8(c.code) {
 				t.Errorf("%d sendings, done %d, status %d; want 65, 3, %d", sendings, p.seen.Done, p.seen.Status, c.code)
 			}

@@ -10,14 +10,13 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// bench is a node on a table: its actions are kept, walks and moves are answered
-// by hand.
+// bench is a node under test: its actions are recorded, and the test answers its walks and moves.
 type bench struct {
 	t     *testing.T
 	n     *Node
 	now   int64
 	out   []Action
-	links map[[2]uint32]uint32 // numbers that the node gave, by node and epoch
+	links map[[2]uint32]uint32 // link numbers that the node assigned, by node and epoch
 }
 
 const (
@@ -28,7 +27,7 @@ const (
 	peerGen  = 0x2002 // of senders elsewhere
 )
 
-// newBench gives node 5 with slot 2 set up for ownPDID, peerPDID admitted.
+// newBench returns node 5 with slot 2 set up for ownPDID, peerPDID admitted.
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	return newBenchOf(t, Config{ID: 5, VABits: 48, SVA: true, Epoch: 9})
@@ -65,8 +64,8 @@ func (b *bench) step(ev Event) {
 	b.out = b.n.Step(b.now, &ev, b.out)
 }
 
-// link gives the number that the node gives to a life of another, as that learns
-// it: by a frame without it.
+// link returns the number that the node assigns to a life of another node; that node learns it by
+// sending a frame without it.
 func (b *bench) link(node device.NodeID, epoch uint32) uint32 {
 	k := [2]uint32{uint32(node), epoch}
 	if b.links[k] == 0 {
@@ -80,7 +79,7 @@ func (b *bench) link(node device.NodeID, epoch uint32) uint32 {
 	return b.links[k]
 }
 
-// take gives the actions of a kind so far and forgets all.
+// take returns the actions of a kind and clears the list.
 func (b *bench) take(k ActionKind) (found []Action) {
 	for _, a := range b.out {
 		if a.Kind == k {
@@ -93,7 +92,7 @@ func (b *bench) take(k ActionKind) (found []Action) {
 
 func (b *bench) count(c device.Counter) uint64 { return b.n.Count(c) }
 
-// data is a frame of one block from node 1, as its PLDMA sends it.
+// data returns a frame of one block from node 1, as its PLDMA sends it.
 func data(seq int, va device.VA, length int) *wire.Frame {
 	f := &wire.Frame{Payload: make([]byte, length)}
 	f.Header = wire.Header{
@@ -130,7 +129,7 @@ func TestFaultedBlock(t *testing.T) {
 	if len(vectors) != 2 || vectors[0] != device.VectorFault || vectors[1] != device.VectorFIFO {
 		t.Errorf("vectors %v, want 0 and 1", vectors)
 	}
-	// One entry a page, each with what is left of the transfer from there.
+	// One entry per page, each with the remaining bytes of the transfer from there.
 	for i, want := range []struct {
 		page uint64
 		ext  uint32
@@ -178,7 +177,7 @@ func TestInterruptStatus(t *testing.T) {
 	}
 }
 
-// Who may write which mailbox (spec/hardware.md 3).
+// Write permissions of the mailboxes (spec/hardware.md 3).
 func TestMailboxRights(t *testing.T) {
 	rapf := mailbox.RAPF{Transaction: 1, Sequence: 1, Claimed: strange}.Encode()
 	bell := mailbox.Doorbell{Channel: 2*64 + 1}.Encode()
@@ -255,8 +254,7 @@ func TestMailboxDepth(t *testing.T) {
 	}
 }
 
-// Messages for a process are nobody else's: they go when its mailbox gets another
-// reader.
+// Messages are private to a process: they are dropped when its mailbox gets another reader.
 func TestMailboxOfTheNextDomain(t *testing.T) {
 	b := newBench(t)
 	box := device.MailboxProcess + 2
@@ -269,7 +267,7 @@ func TestMailboxOfTheNextDomain(t *testing.T) {
 	for range device.MailboxDepth + 1 {
 		put()
 	}
-	b.write64(device.PL, cfg, ownPDID|device.CfgEnable) // the same again
+	b.write64(device.PL, cfg, ownPDID|device.CfgEnable) // the same value again
 	if _, _, ok := b.n.PeekMail(box); !ok {
 		t.Fatal("the reader's own messages are gone")
 	}
@@ -281,7 +279,7 @@ func TestMailboxOfTheNextDomain(t *testing.T) {
 	}
 }
 
-// What a packetizer sends carries its PKTZ_CFG, whatever its writer wrote.
+// Messages carry their packetizer's PKTZ_CFG, whatever the sender wrote.
 func TestPacketizerIsWired(t *testing.T) {
 	b := newBench(t)
 	b.write64(device.PL, device.PLPktzCfg+8*40, packetizer.Config{Node: 5, Interface: 40, Enable: true}.Encode())
@@ -320,8 +318,8 @@ func doorbell(slot, ch int, size uint32) Event {
 	return Event{Kind: DoorbellRung, Slot: slot, Channel: ch, Words: d.Words()}
 }
 
-// A transfer that is announced by the doorbell word and by a message starts once
-// (spec/firmware.md, Loop).
+// A transfer announced by both the doorbell word and a message starts once (spec/firmware.md,
+// Loop).
 func TestAnnouncedTwiceStartsOnce(t *testing.T) {
 	b := newBench(t)
 	b.step(doorbell(2, 3, 64))
@@ -335,8 +333,8 @@ func TestAnnouncedTwiceStartsOnce(t *testing.T) {
 	}
 }
 
-// Without the fast path the word is taken by way of the mailbox, whoever writes it:
-// a process, or a driver through window btcm.
+// Without the fast path the word is handled like a mailbox message, whether a process or a driver
+// (through window btcm) writes it.
 func TestDoorbellWithoutFastPath(t *testing.T) {
 	for _, off := range []bool{false, true} {
 		for name, ring := range map[string]func(*bench){
@@ -350,8 +348,8 @@ func TestDoorbellWithoutFastPath(t *testing.T) {
 			pool := new(wire.Pool)
 			frame := pool.Frame()
 			pool.Put(frame)
-			// The firmware asks for the route while it takes the doorbell: the frame of
-			// a message is out of the pool then.
+			// The firmware checks the route while it handles the doorbell: at that time the frame
+			// of a message is not in the pool.
 			message := false
 			route := func(device.NodeID) bool {
 				f := pool.Frame()
@@ -391,7 +389,7 @@ func TestDoorbellsThatAreRefused(t *testing.T) {
 	}
 }
 
-// What the process writes into its descriptor after the doorbell changes nothing.
+// Writes to the descriptor after the doorbell have no effect.
 func TestDescriptorIsTakenOnce(t *testing.T) {
 	b := newBench(t)
 	b.step(doorbell(2, 0, 40000))
@@ -416,8 +414,8 @@ func TestDescriptorIsTakenOnce(t *testing.T) {
 	}
 }
 
-// CTRL.reset drops what is going on, takes a new epoch and clears the
-// configuration; counters stay.
+// CTRL.reset drops everything in progress, starts a new epoch and clears the configuration;
+// counters keep their values.
 func TestReset(t *testing.T) {
 	b := newBench(t)
 	b.step(doorbell(2, 0, 64))
@@ -436,7 +434,7 @@ func TestReset(t *testing.T) {
 		t.Error("a counter is lost in a reset")
 	}
 	b.out = nil
-	// The late answers of accesses that were in flight change nothing.
+	// Late answers of accesses that were in flight have no effect.
 	b.step(Event{Kind: Walked, Access: walk.ID})
 	b.step(Event{Kind: Walked, Access: rx.ID, Absent: 1})
 	if len(b.out) != 0 || b.n.InFlight(2) != 0 {

@@ -14,21 +14,21 @@ const (
 	targetID    = 5
 )
 
-// pair is two nodes on a table, a transfer from one to the other between them.
+// pair is two nodes under test with a transfer from one to the other.
 type pair struct {
 	t         *testing.T
 	from, to  *bench
 	seen      Action // last change of the transfer's descriptor
 	written   int    // bytes moved into the target's memory
-	absent    uint64 // pages of the target's that are not there
-	heldWalks bool   // the target's memory does not answer
+	absent    uint64 // absent pages of the target
+	heldWalks bool   // the target's memory does not respond
 	walks     []*pldma.Access
 	source    []byte
 	got       []byte // at the target
 }
 
-// newPair gives nodes 1 and 5, both with slot 2 set up for ownPDID; the target
-// as target says.
+// newPair returns nodes 1 and 5, both with slot 2 set up for ownPDID; target configures the
+// target.
 func newPair(t *testing.T, target Config) *pair {
 	t.Helper()
 	pool := new(wire.Pool)
@@ -44,7 +44,7 @@ func newPair(t *testing.T, target Config) *pair {
 	return p
 }
 
-// ring starts a transfer of 4096 bytes on channel 0 and gives its frame.
+// ring starts a transfer of 4096 bytes on channel 0 and returns its frame.
 func (p *pair) ring(dst, notify device.VA, pdid device.PDID) *wire.Frame {
 	p.t.Helper()
 	p.source = bytes.Repeat([]byte{0xa5, 0x3c, 0x71, 0x0f}, 1024)
@@ -57,8 +57,7 @@ func (p *pair) ring(dst, notify device.VA, pdid device.PDID) *wire.Frame {
 	return f
 }
 
-// sent lets the initiator read its memory and gives the frame that it sends, nil
-// none.
+// sent performs the initiator's memory reads and returns the frame that it sends, nil if none.
 func (p *pair) sent() (frame *wire.Frame) {
 	p.t.Helper()
 	for len(p.from.out) > 0 {
@@ -84,15 +83,15 @@ func (p *pair) sent() (frame *wire.Frame) {
 	return frame
 }
 
-// answered gives a frame to the target and gives the answer, nil none.
+// answered passes a frame to the target and returns the answer, nil if none.
 func (p *pair) answered(f *wire.Frame) (answer *wire.Frame) {
 	p.t.Helper()
 	p.to.step(Event{Kind: FrameArrived, Frame: f})
 	return p.settle()
 }
 
-// settle lets the target's memory answer and gives what it sends to the
-// initiator, nil nothing.
+// settle performs the target's memory accesses and returns what it sends to the initiator, nil if
+// nothing.
 func (p *pair) settle() (answer *wire.Frame) {
 	p.t.Helper()
 	if !p.heldWalks {
@@ -118,7 +117,7 @@ func (p *pair) settle() (answer *wire.Frame) {
 				p.to.step(Event{Kind: Moved, Access: a.Access.ID, OK: true})
 			case Transmit:
 				if a.Frame.DstNode != initiatorID {
-					continue // of those who fill the target
+					continue // from the blocks that fill the target
 				}
 				if answer != nil {
 					p.t.Fatalf("two answers: %+v and %+v", answer.Header, a.Frame.Header)
@@ -130,8 +129,7 @@ func (p *pair) settle() (answer *wire.Frame) {
 	return answer
 }
 
-// fill begins n blocks from another node, of one domain, at the target, ids from
-// first on.
+// fill starts n blocks from another node, of one domain, at the target, with IDs from first on.
 func (p *pair) fill(n, first int, src device.PDID) {
 	p.t.Helper()
 	for i := range n {

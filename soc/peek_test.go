@@ -25,7 +25,7 @@ func (b *bench) peekAll() (sum uint64) {
 	return sum
 }
 
-// faulted has n blocks of 4 KiB fault, each at a page of its own.
+// faulted makes n blocks of 4 KiB fault, each on its own page.
 func (b *bench) faulted(n int) {
 	for i := range n {
 		f := data(1+i, device.VA(0x7f0000000000+0x1000*i), 0x1000)
@@ -46,8 +46,8 @@ func (b *bench) entryAt(source bool, i int) (w [5]uint32) {
 	return w
 }
 
-// What the peek window shows is what the head gives one by one, in that order; and
-// looking changes nothing, a half-read head, the counters and the causes included.
+// The peek window shows the same entries in the same order as the head, and reading it has no
+// side effects, not even on a half-read head, the counters or the causes.
 func TestPeekFIFO(t *testing.T) {
 	b := newBench(t)
 	const entries = 5
@@ -82,7 +82,7 @@ func TestPeekFIFO(t *testing.T) {
 			t.Errorf("after %d pops the window begins with %x, want %x", i+1, b.entryAt(false, 0), want[i+1])
 		}
 	}
-	// The read of d alone pops nothing, whatever was peeked at before it.
+	// Reading only d pops nothing, whatever was peeked at before.
 	b.faulted(1)
 	b.peekAll()
 	b.n.Load(device.PL, device.PLRXFIFO+device.FIFOWordD, 4)
@@ -97,7 +97,7 @@ func TestPeekFIFO(t *testing.T) {
 	}
 }
 
-// Writes go nowhere and are no bad accesses: the registers are there.
+// Writes are ignored and are not bad accesses, because the registers exist.
 func TestPeekReadOnly(t *testing.T) {
 	b := newBench(t)
 	b.faulted(2)
@@ -128,7 +128,7 @@ func (b *bench) channelAt(slot, ch int) device.ChannelState {
 	return device.DecodeChannelState(&w)
 }
 
-// The window of a channel follows its transfer, block by block.
+// The window of a channel shows the progress of its transfer, block by block.
 func TestPeekChannel(t *testing.T) {
 	b := newBench(t)
 	if s := b.channelAt(2, 3); s != (device.ChannelState{}) {
@@ -149,7 +149,7 @@ func TestPeekChannel(t *testing.T) {
 	if other := b.channelAt(2, 4); other != (device.ChannelState{}) {
 		t.Errorf("its neighbour: %+v", other)
 	}
-	// Its source faults: the block pauses, and the guard sends it again.
+	// Its source faults: the block pauses, and the guard retransmits it.
 	for _, a := range b.take(Walk) {
 		b.step(Event{Kind: Walked, Access: a.Access.ID, Absent: 1})
 	}
@@ -165,7 +165,7 @@ func TestPeekChannel(t *testing.T) {
 	if s = b.channelAt(2, 3); s.Retransmitted == 0 || s.AgeNS == 0 || uint64(s.Retransmitted) != b.count(device.Retransmits) {
 		t.Errorf("after the guard %+v, %d retransmissions counted", s, b.count(device.Retransmits))
 	}
-	// An aborted one shows no window, no class and no age.
+	// An aborted transfer shows no window, class or age.
 	b.step(Event{Kind: DoorbellRung, Slot: 2, Channel: 3, Words: (&device.Descriptor{Abort: true}).Words()})
 	if s = b.channelAt(2, 3); s.Live && !s.Failing {
 		t.Errorf("after the abort %+v", s)

@@ -13,7 +13,7 @@ const (
 	testCommands = 0x20000
 )
 
-// queued is a bench whose queues are in use: it makes their accesses.
+// queued is a bench that uses its queues: it performs their accesses.
 type queued struct {
 	*bench
 	mem     [0x30000]byte
@@ -36,7 +36,7 @@ func newQueued(b *bench) *queued {
 	return q
 }
 
-// drive makes the accesses of the queues; other actions are kept in rest.
+// drive performs the accesses of the queues; other actions are kept in rest.
 func (q *queued) drive() {
 	for len(q.out) > 0 {
 		a := q.out[0]
@@ -97,7 +97,7 @@ func (q *queued) command(c device.Command) {
 
 func (q *queued) get(off uint32) uint64 { return q.n.Load(device.PL, off, 4) }
 
-// fault has an access of slot 2 to an absent page fault at the node.
+// fault makes an access of slot 2 fault on an absent page.
 func (q *queued) fault(va device.VA) {
 	q.t.Helper()
 	q.write32(device.SMMU, device.Bank(2, device.FSRRESTORE), device.FSRTF)
@@ -105,8 +105,8 @@ func (q *queued) fault(va device.VA) {
 	q.drive()
 }
 
-// A fault of a transfer is an event with all that the registers would tell, and
-// the registers are free again.
+// A fault of a transfer is an event with all the data of the registers, and the registers are
+// free again.
 func TestQueueFault(t *testing.T) {
 	p := newPair(t, Config{Queues: true})
 	q := newQueued(p.to)
@@ -143,7 +143,7 @@ func TestQueueFault(t *testing.T) {
 			t.Errorf("vector %d", v)
 		}
 	}
-	// The answer goes by the command queue.
+	// The answer is sent through the command queue.
 	before := p.to.n.Count(device.TXPackets)
 	q.command(device.Command{
 		Kind: device.CommandSend, Index: 2, Count: 1, Destination: packetizer.Destination(initiatorID, device.MailboxRequest, 0),
@@ -157,14 +157,14 @@ func TestQueueFault(t *testing.T) {
 	}
 }
 
-// What commands do, and what they tell.
+// The effects of commands, and the events that they cause.
 func TestQueueCommands(t *testing.T) {
 	q := newQueued(newBenchOf(t, Config{ID: 5, VABits: 48, Epoch: 9, Queues: true}))
 	q.command(device.Command{Kind: device.CommandNop, Value: 9})
 	if e := q.one(); e.Kind != device.EventNop || e.Cookie != 9 || e.Commands != 1 {
 		t.Errorf("NOP tells %+v", e)
 	}
-	// Nobody reads mailbox 20 here.
+	// Mailbox 20 has no reader here.
 	q.command(device.Command{Kind: device.CommandSend, Index: 2, Channel: 3, Count: 1, Destination: packetizer.Destination(5, 20, 0)})
 	if e := q.one(); e.Kind != device.EventRefused || e.Index != 2 || e.Channel != 3 {
 		t.Errorf("a refused message tells %+v", e)
@@ -176,7 +176,7 @@ func TestQueueCommands(t *testing.T) {
 	if src, words, ok := q.n.PeekMail(3); !ok || src.PDID != ownPDID || words[0]&^(0xffff<<2) != 0x77&^(0xffff<<2) {
 		t.Errorf("mailbox 3 has %+v %x", src, words)
 	}
-	// A transfer that fails at once, by a descriptor without a size.
+	// A transfer that fails at once, because its descriptor has size 0.
 	d := device.Descriptor{}
 	for i, w := range d.Words() {
 		q.write64(device.BTCM, uint32(device.PageSize*2+8*i), w)
@@ -196,8 +196,8 @@ func TestQueueCommands(t *testing.T) {
 	}
 }
 
-// A ring that cannot be written: the registers tell what it would have, by their
-// vectors, and nothing is lost. So does bus mastering off under a SYNC.
+// If the ring cannot be written, the registers report the events by their vectors, and nothing is
+// lost. The same holds if bus mastering is off during a SYNC.
 func TestQueueBroken(t *testing.T) {
 	q := newQueued(newBenchOf(t, Config{ID: 5, VABits: 48, Epoch: 9, Queues: true}))
 	q.broken = true
@@ -213,7 +213,7 @@ func TestQueueBroken(t *testing.T) {
 	if s := q.get(device.PLCommandQueue + device.QueueStatus); s != off || q.mem[0x2fff8] != 0 {
 		t.Errorf("CMDQ_STATUS %#x", s)
 	}
-	// The error holds vector 0 up until it is cleared.
+	// The error holds vector 0 asserted until it is cleared.
 	q.write32(device.SMMU, device.Bank(2, device.FSR), device.FSRTF)
 	q.write32(device.PL, device.PLIRQStatus, 1)
 	if q.get(device.PLIRQStatus) != 1 {
@@ -226,7 +226,7 @@ func TestQueueBroken(t *testing.T) {
 	}
 }
 
-// CTRL.reset turns both off; without CAPS[28] nothing turns them on.
+// CTRL.reset disables both; without CAPS[28] they cannot be enabled.
 func TestQueueOff(t *testing.T) {
 	q := newQueued(newBenchOf(t, Config{ID: 5, VABits: 48, Epoch: 9, Queues: true}))
 	q.write32(device.PL, device.PLCtrl, device.CtrlReset|device.CtrlEnable)

@@ -6,8 +6,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Large transfers that hold as much of a domain as they may leave room for short
-// ones: their accesses begin at once, and they are not refused.
+// Large transfers that use their domain's full share leave room for short ones, whose accesses
+// begin at once and which are not refused.
 func TestShortTransferPassesLargeOnes(t *testing.T) {
 	p := newPair(t, Config{})
 	hang(p)
@@ -31,7 +31,7 @@ func TestShortTransferPassesLargeOnes(t *testing.T) {
 		}
 		p.settle()
 	}
-	// 16 accesses of a slot less 4, and 32 that wait.
+	// A slot's 16 accesses less 4, and 32 waiting.
 	if begun := len(p.walks); begun != 12 || refused != 60-12-32 {
 		t.Fatalf("%d accesses of large transfers begun, %d blocks refused; want 12, 16", begun, refused)
 	}
@@ -50,7 +50,7 @@ func TestShortTransferPassesLargeOnes(t *testing.T) {
 	}
 }
 
-// The contexts of a process, too: its large transfers leave some to its short ones.
+// The same holds for contexts: a process's large transfers leave some for its short ones.
 func TestShortTransferHasContext(t *testing.T) {
 	p := newPair(t, Config{})
 	hang(p)

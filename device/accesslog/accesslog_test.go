@@ -25,7 +25,7 @@ func (w plainWindow) Read64(uint32) (uint64, error)    { return w.b.value, w.b.e
 func (w plainWindow) Write32(_ uint32, v uint32) error { w.b.value = uint64(v); return w.b.err }
 func (w plainWindow) Write64(_ uint32, v uint64) error { w.b.value = v; return w.b.err }
 
-// The lines by hand, from the tables of spec/hardware.md 3 to 6.
+// The lines, written by hand from the tables of spec/hardware.md 3 to 6.
 func TestLines(t *testing.T) {
 	var out bytes.Buffer
 	clock := time.Duration(0)
@@ -79,7 +79,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// Every access of every width at every register gives one line that names it.
+// Every access of every width to every register yields one line with its name.
 func TestEveryRegister(t *testing.T) {
 	var out bytes.Buffer
 	l := New(&out, func() time.Duration { return 0 })

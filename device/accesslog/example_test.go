@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/fault/faulttest"
 )
 
-// Each access of a register is a line.
+// Each register access is a line.
 func Example() {
 	log := accesslog.New(os.Stdout, func() time.Duration { return 1500 * time.Nanosecond })
 	bus := log.Bus(faulttest.New(), 0)

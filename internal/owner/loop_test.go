@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// recorder is a User that writes down what the loop calls it with.
+// recorder is a User that records the loop's calls.
 type recorder struct {
 	did  []string
 	busy bool
@@ -36,7 +36,7 @@ func (r *recorder) Busy(*Process[int]) bool    { return r.busy }
 func (r *recorder) Mutes(p *Process[int])      { r.note("%d is left alone", p.Slot) }
 func (r *recorder) Fired(fd int)               { r.note("descriptor %d", fd) }
 
-// rig is a loop with processes, whose owner is the test. Time is what the test says.
+// rig is a loop with processes, whose owner is the test. The test sets the time.
 type rig struct {
 	*Loop[string, int]
 	*recorder
@@ -73,7 +73,7 @@ func (r *rig) ok(err error) {
 	}
 }
 
-// kick announces what a process has published, as package rdma does it.
+// kick announces what a process has published, as package rdma does.
 func (r *rig) kick(i int) {
 	if r.memory[i].Kicked() {
 		one := [8]byte{1}
@@ -84,7 +84,7 @@ func (r *rig) kick(i int) {
 
 func never() bool { return false }
 
-// pass looks a while after the last time, and compares what the loop did.
+// pass runs Look some time after the last pass and compares the loop's calls.
 func (r *rig) pass(later time.Duration, want ...string) {
 	r.t.Helper()
 	r.now += int64(later)
@@ -110,7 +110,7 @@ func TestPublished(t *testing.T) {
 		t.Error("a message is not answered")
 	}
 	r.pass(0)
-	// In turns.
+	// Round robin.
 	for _, i := range []int{0, 1} {
 		r.memory[i].Ring(1)
 		r.kick(i)
@@ -125,8 +125,8 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestCold: a process that is quiet is not looked at, until its eventfd says that it has
-// published something.
+// TestCold: a quiet process is not polled until its eventfd reports that it has published
+// something.
 func TestCold(t *testing.T) {
 	r := newRig(t, 3)
 	r.pass(0)
@@ -146,13 +146,13 @@ func TestCold(t *testing.T) {
 	if len(r.Hot()) != 1 {
 		t.Errorf("%d processes are looked at, want the one that rang", len(r.Hot()))
 	}
-	// It is hot: nobody need write its eventfd now.
+	// It is hot: its eventfd need not be written now.
 	r.memory[1].Ring(6)
 	if r.memory[1].Kicked() {
 		t.Error("a process that is looked at is told that the owner sleeps")
 	}
 	r.pass(0, "1 rings for 6")
-	// A wake-up by one that has published nothing changes nothing.
+	// A wake-up without a publication changes nothing.
 	r.pass(2 * time.Millisecond)
 	one := [8]byte{1}
 	_, err := unix.Write(r.memory[2].WakeFD(), one[:])
@@ -161,14 +161,14 @@ func TestCold(t *testing.T) {
 	if len(r.Hot()) != 0 {
 		t.Errorf("%d processes are looked at after a wake-up for nothing, want 0", len(r.Hot()))
 	}
-	// One that goes cold with a kick that nobody has seen is not left to its eventfd.
+	// A process with an unseen kick does not become cold.
 	p := r.processes[0]
 	r.Heat(p, r.now)
 	r.memory[0].Kicked()
 	if r.cool(0) || r.memory[0].Kicked() {
 		t.Error("a process that has published something goes cold")
 	}
-	// What the owner does while it dozes keeps processes waking it.
+	// Processes that become hot while the owner dozes still wake it.
 	r.Doze()
 	r.Heat(r.processes[2], r.now)
 	if !r.memory[2].Kicked() {
@@ -185,9 +185,8 @@ func TestCold(t *testing.T) {
 	}
 }
 
-// TestVainKicks: the kicks of a user who kicks for nothing too often are left alone for a
-// while, whether the owner is awake or not; another user's are not, and a kick that brings
-// something makes up for some that did not.
+// TestVainKicks: a process that kicks in vain too often is muted for a while, whether the owner
+// is awake or not. Another user's process is not, and a kick with work makes up for some without.
 func TestVainKicks(t *testing.T) {
 	r := newRig(t, 2)
 	r.pass(0)
@@ -224,14 +223,14 @@ func TestVainKicks(t *testing.T) {
 	for i := range 4 * vainKicks {
 		r.memory[1].Ring(0)
 		r.kick(1)
-		r.pass(time.Duration(pollTime), "1 rings for 0") // it may have gone cold
+		r.pass(time.Duration(pollTime), "1 rings for 0") // it may have become cold
 		if vain(1) {
 			t.Fatalf("left alone at kick %d for nothing, where every other brings something", i)
 		}
 	}
 }
 
-// TestSleeps: each of those who may want something ends the owner's sleep.
+// TestSleeps: every kind of publisher ends the owner's sleep.
 func TestSleeps(t *testing.T) {
 	r := newRig(t, 2)
 	r.pass(0)
@@ -263,7 +262,7 @@ func TestSleeps(t *testing.T) {
 			}
 			r.Rouse(r.now)
 			r.Look(r.now, never)
-			r.Look(r.now, never) // messages come after the doorbell
+			r.Look(r.now, never) // messages are handled after the doorbell
 			r.Take(func(m string) { r.note("%s", m) })
 			want := map[string][]string{
 				"a process": {"0 rings for 1"}, "a post": {"post"}, "a message": {"message"},
@@ -282,7 +281,7 @@ func TestSleeps(t *testing.T) {
 	r.Rouse(r.now)
 }
 
-// TestDo: what is posted runs in order; an owner that has ended runs nothing.
+// TestDo: posted functions run in order; an owner that has ended runs none.
 func TestDo(t *testing.T) {
 	r := newRig(t, 0)
 	over := make(chan struct{})
@@ -317,8 +316,8 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// TestFullRing: messages for which the process's ring has no room are held, and delivered
-// when it has taken some and kicked.
+// TestFullRing: messages for which the process's ring has no room are held, and delivered after
+// it has taken some and kicked.
 func TestFullRing(t *testing.T) {
 	r := newRig(t, 1)
 	r.pass(0)

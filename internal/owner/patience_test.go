@@ -10,7 +10,7 @@ func TestPatience(t *testing.T) {
 	p := NewPatience(50*time.Microsecond, time.Millisecond)
 	offers, others := 0, int64(0)
 	yield := func() int64 { offers++; return others }
-	// look gives after how many microseconds it sleeps.
+	// look returns after how many microseconds the owner sleeps.
 	look := func(now int64) int64 {
 		p.Busy()
 		for at := now; ; at += us {
@@ -22,7 +22,7 @@ func TestPatience(t *testing.T) {
 	if got := look(0); got != 50 || offers != 1 {
 		t.Errorf("it looks for %d us with %d offers, want 50 and 1", got, offers)
 	}
-	// Work that comes soon makes it look longer, up to the most.
+	// Work that arrives soon makes it poll longer, up to the maximum.
 	for _, want := range []int64{100, 200, 400, 800, 1000, 1000} {
 		p.Slept(10 * us)
 		if got := look(0); got != want {
@@ -37,12 +37,12 @@ func TestPatience(t *testing.T) {
 	if got := look(0); got != 50 {
 		t.Errorf("after a long sleep it looks for %d us, want 50", got)
 	}
-	// Somebody wakes, looks around and sleeps again: no reason to go.
+	// Another thread wakes, polls and sleeps again: no reason to sleep.
 	others = 30 * us
 	if got := look(0); got != 50 {
 		t.Errorf("it looks for %d us beside one who wakes, want 50", got)
 	}
-	// Somebody works: it is in the way, for a while.
+	// Another thread works: the owner is in its way, for a while.
 	others = 3000 * us
 	if got := look(0); got != 21 {
 		t.Errorf("it looks for %d us on a crowded processor, want 21", got)
@@ -66,7 +66,7 @@ func TestPatience(t *testing.T) {
 	if got := look(at); got != 50 || p.avoid != 0 {
 		t.Errorf("it looks for %d us once there is room, want 50", got)
 	}
-	// Not at all.
+	// No polling at all.
 	p = NewPatience(-1, time.Millisecond)
 	if got := look(0); got != 0 {
 		t.Errorf("it looks for %d us, want 0", got)

@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/soc/fifo"
 )
 
-// A fault is logged, looked at and taken out.
+// A fault is pushed, peeked at and popped.
 func Example() {
 	var f fifo.FIFO
 	e := device.FaultEntry{Source: 1, Transaction: 12, Sequence: 34, PDID: 7, Page: 0x7f0000001}

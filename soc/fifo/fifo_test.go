@@ -13,15 +13,14 @@ func fault(tr, seq int, page uint64) device.FaultEntry {
 	}
 }
 
-// read is one read of the head in a test: a 32-bit one of a word, or a 64-bit
-// one of a half.
+// read is one read of the head: a 32-bit read of a word, or a 64-bit read of a half.
 type read struct {
 	half bool
 	n    int
 }
 
-// The reading rules of spec/hardware.md 4: the read that covers d pops if a, b
-// and c have been read since the last pop; d before them, or again, pops nothing.
+// The reading rules of spec/hardware.md 4: the read that covers d pops if a, b and c have been
+// read since the last pop; otherwise it pops nothing.
 func TestReadingRules(t *testing.T) {
 	a, b, c, d := read{false, 0}, read{false, 1}, read{false, 2}, read{false, 3}
 	ab, cd := read{true, 0}, read{true, 1}
@@ -85,8 +84,8 @@ func TestEntriesComeBackWhole(t *testing.T) {
 	}
 }
 
-// An entry equal in source, transaction, sequence and page to one of the last
-// two pushed is not pushed again (spec/hardware.md 4, Pushing).
+// An entry equal in source, transaction, sequence and page to one of the last two pushed is
+// skipped (spec/hardware.md 4, Pushing).
 func TestDuplicates(t *testing.T) {
 	var f FIFO
 	x, y, z := fault(1, 1, 5), fault(2, 1, 5), fault(1, 1, 6)
@@ -95,7 +94,7 @@ func TestDuplicates(t *testing.T) {
 		want Outcome
 	}{
 		{x, Pushed}, {x, Duplicate}, {y, Pushed}, {x, Duplicate}, {y, Duplicate}, {z, Pushed}, {y, Duplicate},
-		{x, Pushed}, // two others came since
+		{x, Pushed}, // two others were pushed since
 		{fault(1, 2, 5), Pushed},
 	} {
 		if got := f.Push(s.e, 0); got != s.want {
@@ -149,7 +148,7 @@ func TestResetDropsHalfReadHead(t *testing.T) {
 	}
 }
 
-// A source's doubles are forgotten with its life, and nobody else's.
+// A source's duplicates are forgotten with its life; those of other sources are not.
 func TestForget(t *testing.T) {
 	var f FIFO
 	other := fault(1, 1, 7)

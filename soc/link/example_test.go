@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// A link that loses every acknowledgement carries data in its time.
+// A link that loses every acknowledgement still carries data.
 func ExampleLink_Carry() {
 	pool := new(wire.Pool)
 	l := link.New(link.Injection{LoseAck: 1e6}, rand.New(rand.NewPCG(1, 1)), pool)

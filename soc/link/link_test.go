@@ -40,7 +40,7 @@ func answer(pool *wire.Pool, code device.Code) *wire.Frame {
 	return f
 }
 
-// A hop takes 150 ns and a byte 0.8 (spec/hardware.md 1); frames wait for the wire.
+// A hop takes 150 ns and a byte 0.8 ns (spec/hardware.md 1); frames wait for the wire.
 func TestTimes(t *testing.T) {
 	l, pool := newLink(Injection{})
 	for i, want := range []int64{
@@ -51,13 +51,13 @@ func TestTimes(t *testing.T) {
 			t.Errorf("frame %d: %+v, want at %d", i, out, want)
 		}
 	}
-	// Once the wire is free again nothing waits.
+	// Once the wire is free, a frame does not wait.
 	if out := l.Carry(1e6, answer(pool, 0), nil); out[0].At != 1e6+51+150 {
 		t.Errorf("at %d", out[0].At)
 	}
 }
 
-// Options are refused where they make no sense, and what they say happens to every frame.
+// Invalid options are refused, and valid ones apply to every frame.
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{{Delay: -1}, {Delay: MaxDelay + 1}, {Loss: -0.1}, {Loss: 1e-7}, {Loss: 1}, {Loss: math.NaN()}} {
 		if err := o.Check(); !errors.Is(err, ErrOption) {
@@ -84,7 +84,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Each kind of loss takes its own frames and no other.
+// Each kind of loss affects only its own frames.
 func TestLosses(t *testing.T) {
 	kinds := []struct {
 		name string
@@ -132,8 +132,8 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// What doubles gives two frames that share nothing, what delays keeps within its
-// bound, and what tears or spoils says so in the frame's bits.
+// A duplicate shares nothing with its original, a delay is within its bound, and torn or
+// corrupted packets are marked in the frame's bits.
 func TestInjections(t *testing.T) {
 	l, pool := newLink(Injection{Duplicate: all, DelayMax: 5000})
 	f := data(pool, 1000)
@@ -188,15 +188,15 @@ func TestInjections(t *testing.T) {
 	if spoiled < 150 {
 		t.Errorf("%d of 200 spoiled", spoiled)
 	}
-	// Answers are never torn or spoiled.
+	// Answers are never torn or corrupted.
 	l, pool = newLink(Injection{Tear: all, Corrupt: all})
 	if d := l.Carry(0, answer(pool, 0), nil)[0]; d.Frame.Corrupt != 0 {
 		t.Error("an answer is spoiled")
 	}
 }
 
-// Blocks take routes by their number and sequence number, each with a wire of its
-// own and longer than the one before: later ones overtake (001 abstract).
+// Blocks are routed by their number and sequence number. Each route has its own wire and is
+// longer than the one before, so later blocks may overtake (001 abstract).
 func TestRoutes(t *testing.T) {
 	l, pool := newLink(Injection{Routes: 3, RouteDelay: 100_000})
 	var got string
@@ -210,11 +210,11 @@ func TestRoutes(t *testing.T) {
 	if want := "200406 406 100406 200662 662 100662 "; got != want {
 		t.Errorf("at %s, want %s", got, want)
 	}
-	// Answers take the first.
+	// Answers take the first route.
 	if d := l.Carry(0, answer(pool, 0), nil)[0]; d.At != 512+51+150 {
 		t.Errorf("an answer at %d", d.At)
 	}
-	// More routes than there are is as many as there are.
+	// Routes is limited to maxRoutes.
 	l, pool = newLink(Injection{Routes: 100})
 	for block := range uint32(100) {
 		f := data(pool, 1)
@@ -223,7 +223,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// The same seed gives the same fate.
+// The same seed yields the same results.
 func TestSameChance(t *testing.T) {
 	run := func() (s string) {
 		l, pool := newLink(Injection{LoseData: 300_000, Duplicate: 300_000, Delay: 300_000, DelayMax: 1e6, Tear: 300_000, Corrupt: 300_000})

@@ -9,12 +9,12 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// packets leaves only some packets of a frame.
+// packets keeps only some packets of a frame.
 func packets(mask uint64) func(*wire.Frame) { return func(f *wire.Frame) { f.Present = mask } }
 
-// A newer sequence number that meets a write under way is refused with code 3, and
-// none of its packets counts in the context of the older one, be it a
-// retransmission or another use of the id.
+// A newer sequence number that meets a write in flight is refused with code 3, and none of its
+// packets counts in the context of the older number, whether it is a retransmission or another
+// use of the ID.
 func TestContextComparesSequence(t *testing.T) {
 	for _, first := range []device.Sequence{1, 2} {
 		words := func(f *wire.Frame) {
@@ -40,8 +40,8 @@ func TestContextComparesSequence(t *testing.T) {
 	}
 }
 
-// A block of a node's new life is refused while a write of its former one is under
-// way in the same domain: it could land later. Another domain does not wait.
+// A block of a node's new life is refused while a write of its former life is in flight in the
+// same domain, because the write could land later. Another domain does not wait.
 func TestNewEpochWaits(t *testing.T) {
 	next := func(f *wire.Frame) { f.Epoch = epoch + 1 }
 	r := newRig(t)
@@ -64,9 +64,9 @@ func TestNewEpochWaits(t *testing.T) {
 	}
 }
 
-// Whoever holds contexts by faults that are not served, or by memory that does not
-// answer, takes none from others: those that wait for nothing are given up, and
-// some are kept for each slot.
+// A domain whose contexts are held by unserved faults or by memory that does not respond takes
+// none from others: contexts that only report more pages are ended, and some are reserved for
+// each slot.
 func TestContextsOfOthers(t *testing.T) {
 	const victim = 15
 	for name, c := range map[string]struct {
@@ -113,8 +113,8 @@ func TestContextsOfOthers(t *testing.T) {
 	}
 }
 
-// A read's words that meet a page fault let the block in again, whose pieces come
-// without its words at first.
+// If a read's completion words meet a page fault, the block is admitted again, even if its pieces
+// arrive without the words at first.
 func TestPiecesOfAReadAfterAFault(t *testing.T) {
 	r := newRig(t)
 	if !opens(r, OpenRead{Node: peer, PDID: theirs, Dst: base, Size: 1000, Notify: base + 8192, First: 1, Last: 2}) {
@@ -135,9 +135,8 @@ func TestPiecesOfAReadAfterAFault(t *testing.T) {
 	}
 }
 
-// A double of a packet that is there spoils nothing, be it corrupt: the completion
-// words may be on their way, and a NACK would have the block written again over what
-// the application does then.
+// A duplicate of a received packet has no effect, even if corrupt: the completion words may be in
+// flight, and after a NACK the block would be written again over the application's later changes.
 func TestCorruptDouble(t *testing.T) {
 	r := newRig(t)
 	words := func(f *wire.Frame) {
@@ -145,7 +144,7 @@ func TestCorruptDouble(t *testing.T) {
 	}
 	r.receive(r.frame(0, 1, 0, 1000, words))
 	r.walk()
-	r.move() // the words are on their way
+	r.move() // the words are in flight
 	r.receive(r.frame(0, 1, 0, 1000, words, func(f *wire.Frame) { f.Present, f.Corrupt = 0b11, 0b10 }))
 	r.settle()
 	if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Sequence: 1}}) || r.words != 1 || !r.holds(0, 1000) || r.counts[device.CRCPayload] != 1 {
@@ -153,9 +152,9 @@ func TestCorruptDouble(t *testing.T) {
 	}
 }
 
-// A write whose right ends while its completion words are under way is complete all
-// the same: neither a late double of its frame nor a retransmission writes it again
-// once the right is back. Where only its data was under way, it is not.
+// A write whose right ends while its completion words are in flight completes nevertheless:
+// neither a late duplicate of its frame nor a retransmission writes it again once the right is
+// restored. If only its data was in flight, it does not complete.
 func TestRightEndsUnderTheWords(t *testing.T) {
 	words := func(f *wire.Frame) {
 		f.HasWords, f.Completion = true, wire.Completion{VA: base + 8192, First: 1, Last: 2}
@@ -181,7 +180,7 @@ func TestRightEndsUnderTheWords(t *testing.T) {
 			r.walk()
 			for range c.moves {
 				r.move()
-				r.walk() // of the words
+				r.walk() // for the words
 			}
 			r.e.SetPeers(0, new([device.PeersPerSlot]device.PDID))
 			r.settle()
@@ -202,9 +201,9 @@ func TestRightEndsUnderTheWords(t *testing.T) {
 	}
 }
 
-// How words end that are under way to a former domain of the slot is nothing to the
-// next one's read, though that was asked for as the former one's was: it is not closed
-// by words that are not its own, nor does it let more in while its own are under way.
+// The outcome of words in flight of a slot's former domain does not affect the next domain's
+// read, even an identical one: those words do not close it, nor admit more data while its own
+// words are in flight.
 func TestWordsOfTheFormerDomain(t *testing.T) {
 	const next = generation + 1
 	read := OpenRead{Node: peer, PDID: theirs, Dst: base, Size: 1000, Notify: base + 8192, First: 1, Last: 2}
@@ -213,7 +212,7 @@ func TestWordsOfTheFormerDomain(t *testing.T) {
 		f.Read, f.HasWords, f.Completion = true, true, wire.Completion{VA: base + 8192, First: 1, Last: 2}
 	}
 	own := func(f *wire.Frame) { f.DstGeneration = next }
-	// underWay has words of a block on their way to memory.
+	// underWay returns the move of a block's words in flight.
 	underWay := func(r *rig, f *wire.Frame) uint32 {
 		r.receive(f)
 		r.walk()

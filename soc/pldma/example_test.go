@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// printer prints what the engine wants done.
+// printer prints the engine's outputs.
 type printer struct{}
 
 func (printer) Walk(a *pldma.Access)                { fmt.Println("walk") }
@@ -20,7 +20,7 @@ func (printer) SourceFault(id device.TransactionID) { fmt.Println("source fault"
 func (printer) Written(slot uint8, va device.VA)    { fmt.Println("written", va) }
 func (printer) Transmit(f *wire.Frame)              { fmt.Println("transmit kind", f.Kind, "code", f.Code) }
 
-// Data for a domain that the node does not have is refused, and no memory is looked at.
+// Data for a domain that the node does not have is refused without a memory access.
 func Example() {
 	var counts [device.Counters]uint64
 	e := pldma.New(pldma.Config{
@@ -34,6 +34,6 @@ func Example() {
 			Present: wire.All(64), Payload: b,
 		}
 	}
-	e.Receive(0, frame(0)) // of a life that the node does not know: it is given a number
+	e.Receive(0, frame(0)) // of an unknown life: the node sends a link number
 	// Output: transmit kind 5 code 0
 }

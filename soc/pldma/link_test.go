@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// told takes the numbers of links that were sent since the last call.
+// told returns the link numbers sent since the last call.
 func (r *rig) told() (numbers []uint32) {
 	for _, f := range r.frames {
 		if f.Kind == wire.Link {
@@ -20,8 +20,8 @@ func (r *rig) told() (numbers []uint32) {
 	return numbers
 }
 
-// A node that powers up again is accepted, whatever epochs it has one after the other,
-// and nothing that a former life of it had sent comes in any more.
+// A node that powers up again is accepted, whatever its successive epochs, and no packet of a
+// former life is accepted any more.
 func TestNewLifeIsHeard(t *testing.T) {
 	for _, lives := range [][2]uint32{{5, 6}, {6, 5}, {1, 1<<31 + 1}, {1<<31 + 2, 1}, {1, 1<<32 - 1}, {0, 1 << 31}} {
 		r := newRig(t)
@@ -35,7 +35,7 @@ func TestNewLifeIsHeard(t *testing.T) {
 		if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Sequence: 1}, {Sequence: 1}}) {
 			t.Errorf("lives %#x: answers %+v", lives, a)
 		}
-		// What is left of the former one is refused, and disturbs nothing.
+		// Late packets of the former life are refused and have no effect.
 		r.receive(late)
 		r.settle()
 		if slices.ContainsFunc(r.mem[4096:5096], nonzero) {
@@ -50,8 +50,8 @@ func TestNewLifeIsHeard(t *testing.T) {
 	}
 }
 
-// What a node sent before it knew its number changes nothing when it comes late, and
-// is told the number again.
+// Frames that a node sent before it knew its number have no effect when they arrive late, and are
+// answered with the number again.
 func TestLateFirstFrames(t *testing.T) {
 	r := newRig(t)
 	first := func() *wire.Frame { return r.frame(0, 1, 0, 1000) }
@@ -82,7 +82,7 @@ func TestLateFirstFrames(t *testing.T) {
 	}
 }
 
-// The sender repeats a block that came without the number, and only that.
+// The sender repeats a block that was sent without the number, and only that.
 func TestSenderLearnsItsNumber(t *testing.T) {
 	r := newRig(t)
 	r.e.Send(block(4, 1, 1, 0, 1000))
@@ -118,8 +118,8 @@ func TestSenderLearnsItsNumber(t *testing.T) {
 	}
 }
 
-// The first fault of a node's new life is pushed, be it equal to the last one of its
-// former life; the doubles of others are still found.
+// The first fault of a node's new life is pushed even if it equals the last one of its former
+// life; duplicates from others are still detected.
 func TestFaultsOfANewLife(t *testing.T) {
 	r := newRig(t)
 	r.absent[0], r.absent[1] = true, true

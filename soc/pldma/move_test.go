@@ -17,9 +17,8 @@ const (
 	wnr, cfre        = 1 << 4, 1 << 5
 )
 
-// A move that ends at byte k of an access is a fault of k's page and of no other:
-// one FIFO entry, FAR on the byte, NACK 1; and the TLB has forgotten every page
-// that was not moved, and no other.
+// A move that ends at byte k of an access is a fault on k's page only: one FIFO entry, FAR on the
+// byte, NACK 1; and the TLB has dropped exactly the pages that were not moved.
 func TestMoveFails(t *testing.T) {
 	const at, size = 1000, 4*4096 - 2000 // pages 0 to 3
 	for _, source := range []bool{false, true} {
@@ -59,7 +58,7 @@ func TestMoveFails(t *testing.T) {
 			} else if got := r.answers(); len(got) != 1 || got[0] != (mailbox.Ack{Transaction: 3, Code: device.CodeSlaveError, Sequence: 1}) {
 				t.Errorf("byte %d: answers %+v, want one NACK 1", c.k, got)
 			}
-			// Pages that were moved are still held by the TLB, the others are walked.
+			// Pages that were moved are still in the TLB, the others are walked.
 			walks := r.counts[device.Walks]
 			r.stop = nil
 			if source {
@@ -78,8 +77,8 @@ func TestMoveFails(t *testing.T) {
 	}
 }
 
-// With CFRE clear a move that fails is recorded, its page is ignored and the others
-// are moved, in an access whose pages were all there and in parts of one.
+// With CFRE clear a failed move is recorded, its page is ignored and the others are moved, both
+// in an access whose pages were all present and in parts of one.
 func TestMoveFailsUnreported(t *testing.T) {
 	const size = 4 * 4096
 	for _, absent := range []int{-1, 0, 2} { // a page that the walk finds absent, too
@@ -102,13 +101,13 @@ func TestMoveFailsUnreported(t *testing.T) {
 		if absent == 0 {
 			first = uint64(base)
 		} else if absent == 2 {
-			first = uint64(base) + 2*4096 // the walk comes before all moves
+			first = uint64(base) + 2*4096 // the walk precedes all moves
 		}
 		if s.LoadBank(fsr, 0) != tf|multi || s.LoadBank(far, 0) != first {
 			t.Errorf("absent %d: FSR %#x, FAR %#x, want TF and MULTI at %#x", absent, s.LoadBank(fsr, 0), s.LoadBank(far, 0), first)
 		}
 
-		// Read: the page that fails is zeros.
+		// Read: the failed page is zeros.
 		for i := range r.mem {
 			r.mem[i] = fill(i)
 		}

@@ -11,10 +11,9 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Blocks of a transfer and packets of a block come in any order, in any pieces,
-// more than once: the bytes are there, nothing else is touched, and each block is
-// acknowledged once, after its last byte is in memory (messages.md 5; 001
-// abstract: multi-pathing by block).
+// Blocks of a transfer and packets of a block arrive in any order, in any pieces, more than once.
+// The bytes arrive, no other memory is touched, and each block is acknowledged once, after its
+// last byte is in memory (messages.md 5; 001 abstract: multi-pathing by block).
 func TestOrderDoesNotMatter(t *testing.T) {
 	const start, size = 5000, 60000 // blocks of 11384, 16384, 16384, 15848 bytes
 	cuts := []int{5000, 16384, 32768, 49152, 65000}
@@ -24,14 +23,14 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		var pieces []*wire.Frame
 		for b := range 4 {
 			from, n := cuts[b], cuts[b+1]-cuts[b]
-			// Runs of packets, few enough for their accesses to wait somewhere.
+			// Runs of packets, few enough that their accesses can wait.
 			for left := wire.All(n); left != 0; {
 				mask := left & (1<<uint(bits.TrailingZeros64(left)+17+rng.IntN(30)) - 1)
 				left &^= mask
 				for range 1 + rng.IntN(2) {
 					pieces = append(pieces, r.frame(device.TransactionID(b), 1, from, n, func(f *wire.Frame) {
 						f.Present, f.Block, f.Remaining, f.Last = mask, uint32(b), uint32(start+size-from), b == 3
-						// The bytes of packets that did not come are nobody's.
+						// The bytes of packets that did not arrive are undefined.
 						for i := range f.Payload {
 							if mask>>uint(i/device.MTU)&1 == 0 {
 								f.Payload[i] = 0xee
@@ -45,7 +44,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		var acks []mailbox.Ack
 		for _, f := range pieces {
 			r.receive(f)
-			// Memory takes its time as well.
+			// Memory accesses take time, too.
 			for range rng.IntN(6) {
 				switch {
 				case len(r.walks) > 0 && rng.IntN(2) == 0:
@@ -82,8 +81,8 @@ func TestOrderDoesNotMatter(t *testing.T) {
 
 func nonzero(b byte) bool { return b != 0 }
 
-// Completion words follow the last byte of their block, and the acknowledgement
-// follows them.
+// Completion words follow the last byte of their block, and the acknowledgement follows the
+// words.
 func TestWordsComeLast(t *testing.T) {
 	r := newRig(t)
 	f := r.frame(0, 1, 0, 1000, func(f *wire.Frame) {
@@ -113,8 +112,8 @@ func TestWordsComeLast(t *testing.T) {
 	}
 }
 
-// What a receiver answers to which frames: one answer a sequence number, and
-// nothing is written twice (spec/firmware.md "PLDMA").
+// The receiver's answers: one answer per sequence number, and nothing is written twice
+// (spec/firmware.md "PLDMA").
 func TestAnswers(t *testing.T) {
 	const n = 1000
 	ack := func(seq device.Sequence, code device.Code) mailbox.Ack { return mailbox.Ack{Code: code, Sequence: seq} }
@@ -209,14 +208,13 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// An acknowledged block that comes again overwrites nothing that the application
-// has written since.
+// A duplicate of an acknowledged block overwrites nothing that the application has written since.
 func TestAcknowledgedBlockIsLeftAlone(t *testing.T) {
 	r := newRig(t)
 	r.receive(r.frame(0, 1, 0, 100))
 	r.settle()
 	copy(r.mem, "mine")
-	r.receive(r.frame(0, 1, 0, 100)) // doubled
+	r.receive(r.frame(0, 1, 0, 100)) // duplicated
 	r.receive(r.frame(0, 2, 0, 100)) // its ACK was lost
 	r.settle()
 	if string(r.mem[:4]) != "mine" {
@@ -224,8 +222,8 @@ func TestAcknowledgedBlockIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A retransmission while a write of the former number is under way is refused:
-// the old write could land after the acknowledgement.
+// A retransmission while a write of the former number is in flight is refused, because the old
+// write could land after the acknowledgement.
 func TestWriteUnderWay(t *testing.T) {
 	r := newRig(t)
 	r.receive(r.frame(0, 1, 0, 100))
@@ -246,10 +244,10 @@ func TestWriteUnderWay(t *testing.T) {
 	}
 }
 
-// TestMemoryThatDoesNotAnswer: while a write into a slot's memory hangs, what the slot would
-// refuse for want of contexts or room it refuses as a page that does not come: its own
-// retransmission, a later use of its id, and more than fits. A slot whose memory answers
-// is not touched by that.
+// TestMemoryThatDoesNotAnswer: while a write to a slot's memory hangs, blocks for which the slot
+// lacks contexts or room are refused as if their page were absent: the hanging block's
+// retransmission, a later use of its ID, and further blocks. A slot whose memory responds is not
+// affected.
 func TestMemoryThatDoesNotAnswer(t *testing.T) {
 	r := newRig(t)
 	r.receive(r.frame(0, 1, 0, 100))
@@ -277,8 +275,8 @@ func TestMemoryThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A write that is under way until its id's numbers have gone once round does not
-// acknowledge the block that has its first number then.
+// A write that stays in flight until its ID's numbers have wrapped around does not acknowledge
+// the block that then has its first number.
 func TestWriteUnderWayForLong(t *testing.T) {
 	r := newRig(t)
 	r.receive(r.frame(0, 1, 0, 100))
@@ -295,8 +293,8 @@ func TestWriteUnderWayForLong(t *testing.T) {
 	}
 }
 
-// Contexts are bounded in all and for each source domain; they end with the ACK,
-// with a newer number, or when nothing comes for twice the time-out.
+// Contexts are limited in total and per source domain; they end with the ACK, with a newer
+// number, or after twice the time-out without a packet.
 func TestContexts(t *testing.T) {
 	part := func(r *rig, id device.TransactionID, from device.PDID) {
 		r.receive(r.frame(id, 1, int(id%16)*1000, 1000, func(f *wire.Frame) { f.SrcPDID, f.Present = from, 1 }))
@@ -362,8 +360,8 @@ func TestContexts(t *testing.T) {
 	}
 }
 
-// Accesses in flight are bounded for each slot, and some are kept for short
-// transfers; so is what waits: then a block is refused with code 7.
+// Accesses in flight are limited per slot, and some are reserved for short transfers. Waiting
+// writes are limited, too; then a block is refused with code 7.
 func TestAccesses(t *testing.T) {
 	large := func(f *wire.Frame) { f.Block, f.Remaining = 3, 1<<20 }
 	r := newRig(t)

@@ -23,7 +23,7 @@ const (
 	generation = device.Generation(0x1001) // of the domains here
 )
 
-// rig is an engine by itself, with memory that answers when it is told to.
+// rig is an engine alone, with memory that responds when the test says so.
 type rig struct {
 	*testing.T
 	e      *Engine
@@ -34,10 +34,10 @@ type rig struct {
 
 	mem    []byte
 	absent map[int]bool // pages
-	stop   map[int]bool // bytes that no move gets past
+	stop   map[int]bool // bytes at which a move stops
 	walks  []*Access
 	moves  []*Access
-	order  []Access // moves that were made, in their order
+	order  []Access // moves that were made, in order
 	frames []*wire.Frame
 	sent   []device.TransactionID
 	faults []device.TransactionID // source faults
@@ -101,7 +101,7 @@ func (r *rig) move() {
 	r.e.Moved(a.ID, n)
 }
 
-// settle answers all of memory's requests.
+// settle answers all memory requests.
 func (r *rig) settle() {
 	r.Helper()
 	for len(r.walks)+len(r.moves) > 0 {
@@ -117,7 +117,7 @@ func (r *rig) settle() {
 	}
 }
 
-// answers gives the answers that were sent since the last call.
+// answers returns the answers sent since the last call.
 func (r *rig) answers() []mailbox.Ack {
 	var all []mailbox.Ack
 	for _, f := range r.frames {
@@ -129,8 +129,8 @@ func (r *rig) answers() []mailbox.Ack {
 	return all
 }
 
-// frame gives a frame of a block of n bytes to offset at of the memory, all of
-// whose packets are there. Byte i of the memory is to be fill(i).
+// frame returns a frame with all packets of a block of n bytes to offset at of the memory. Byte i
+// of the memory should become fill(i).
 func (r *rig) frame(id device.TransactionID, seq device.Sequence, at, n int, change ...func(*wire.Frame)) *wire.Frame {
 	f := r.pool.Frame()
 	f.Header = wire.Header{
@@ -148,8 +148,8 @@ func (r *rig) frame(id device.TransactionID, seq device.Sequence, at, n int, cha
 	return f
 }
 
-// link gives the number that the engine gives to a life of a node, as the node
-// learns it: by a frame without it.
+// link returns the number that the engine assigns to a life of a node; the node learns it by
+// sending a frame without it.
 func (r *rig) link(node device.NodeID, epoch uint32) uint32 {
 	k := [2]uint32{uint32(node), epoch}
 	if r.links[k] == 0 {
@@ -166,7 +166,7 @@ func (r *rig) link(node device.NodeID, epoch uint32) uint32 {
 
 func fill(i int) byte { return byte(i*7 + i>>8 + 1) }
 
-// receive gives a frame to the engine, with the number of its link.
+// receive passes a frame with the number of its link to the engine.
 func (r *rig) receive(f *wire.Frame) {
 	if f.Link == 0 {
 		f.Link = r.link(f.SrcNode, f.Epoch)
@@ -174,7 +174,7 @@ func (r *rig) receive(f *wire.Frame) {
 	r.e.Receive(r.now, f)
 }
 
-// holds tells whether bytes of the memory are as frames have them.
+// holds reports whether bytes of the memory have the values that frames carry.
 func (r *rig) holds(from, n int) bool {
 	for i := from; i < from+n; i++ {
 		if r.mem[i] != fill(i) {

@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// block gives a block of n bytes from offset at of the memory, to be sent.
+// block returns a block of n bytes from offset at of the memory, to be sent.
 func block(id device.TransactionID, seq, first device.Sequence, at, n int) *wire.Block {
 	return &wire.Block{
 		Header: wire.Header{
@@ -20,8 +20,7 @@ func block(id device.TransactionID, seq, first device.Sequence, at, n int) *wire
 	}
 }
 
-// A block is read once for all its retransmissions: the bytes are held until they
-// are let go.
+// A block is read once for all its retransmissions: the bytes are held until Forget.
 func TestReplay(t *testing.T) {
 	r := newRig(t)
 	for i := range r.mem {
@@ -50,15 +49,15 @@ func TestReplay(t *testing.T) {
 		t.Errorf("%d reads; a retransmission has other bytes: %v", reads(), !bytes.Equal(two.Payload, before))
 	}
 	r.e.Forget(4)
-	r.e.Forget(4) // twice is once
-	// Frames that are on their way keep their bytes.
+	r.e.Forget(4) // a second call has no effect
+	// Frames in flight keep their bytes.
 	if !bytes.Equal(one.Payload, before) || !bytes.Equal(two.Payload, before) {
 		t.Error("bytes on their way have changed")
 	}
 	if three := send(3, 1); reads() != 2 || bytes.Equal(three.Payload, before) {
 		t.Errorf("%d reads: the bytes were let go", reads())
 	}
-	// The next use of the id has nothing of the former.
+	// The next use of the ID shares nothing with the former one.
 	if send(4, 4); reads() != 3 {
 		t.Errorf("%d reads: the id has another block", reads())
 	}
@@ -67,7 +66,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// A source that cannot be read: nothing is sent, each page is told of once.
+// An unreadable source: nothing is sent, and each page is reported once.
 func TestSourceFault(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -88,12 +87,12 @@ func TestSourceFault(t *testing.T) {
 			for i, page := range []int{1, 3}[:c.entries] {
 				e, ext, _ := r.tx.Peek(i)
 				want := device.FaultEntry{Source: own, Transaction: 4, Sequence: 9, PDID: mine, Page: uint64(base)>>12 + uint64(page), Response: 2}
-				// The transfer goes on for so many bytes from the page on.
+				// The remaining bytes of the transfer from the page on.
 				if left := uint32(16000 - (page*4096 - 100)); e != want || ext != left {
 					t.Errorf("entry %+v, %d left; want %+v, %d", e, ext, want, left)
 				}
 			}
-			// The page comes in: the block goes.
+			// The page becomes resident: the block is sent.
 			r.absent = map[int]bool{}
 			r.e.Send(block(4, 10, 8, 100, 16000))
 			r.settle()
@@ -118,7 +117,7 @@ func TestWordsAlone(t *testing.T) {
 	}
 }
 
-// A reset lets everything go: what is in flight ends, and does nothing more.
+// A reset drops everything: accesses in flight end without an effect.
 func TestReset(t *testing.T) {
 	r := newRig(t)
 	r.e.Send(block(4, 1, 1, 0, 1000))
@@ -134,7 +133,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// What waits at a reset gives its buffers back.
+// Accesses waiting at a reset release their buffers.
 func TestResetKeepsNoBuffers(t *testing.T) {
 	r := newRig(t)
 	addresses := map[*byte]bool{}
@@ -163,8 +162,8 @@ func opens(r *rig, x OpenRead) bool {
 	return open
 }
 
-// Data of a read comes in only while that read is open, from whom it was asked of
-// and to where it was asked for; its words close it.
+// Data of a read is accepted only while that read is open, from the requested source and to the
+// requested destination; its words close it.
 func TestOpenReads(t *testing.T) {
 	read := OpenRead{Interface: 20, Tag: 3, Node: peer, PDID: theirs, Dst: base, Size: 1000, Notify: base + 8192, First: 1, Last: 2}
 	w := func(f *wire.Frame) {
@@ -185,7 +184,7 @@ func TestOpenReads(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
-			for range 2 { // asked for, and asked for again
+			for range 2 { // requested twice
 				if open, served := r.e.OpenRead(0, read); !open || served {
 					t.Fatal("a read cannot be opened")
 				}
@@ -198,14 +197,14 @@ func TestOpenReads(t *testing.T) {
 			if c.code != device.CodeAck {
 				return
 			}
-			// It is over: the buffer is the application's again.
+			// It has ended: the buffer belongs to the application again.
 			copy(r.mem, "mine")
 			r.receive(r.frame(1, 1, 0, 1000, c.change))
 			r.settle()
 			if a := r.answers(); len(a) != 1 || a[0].Code != device.CodeDomain || string(r.mem[:4]) != "mine" {
 				t.Errorf("after its end: %+v, %q", a, r.mem[:4])
 			}
-			// A request that comes late opens nothing, and its tag is free.
+			// A late request opens nothing, and its tag is free.
 			if open, served := r.e.OpenRead(0, read); !open || !served {
 				t.Error("a request for what was read already opens it again")
 			}
@@ -241,8 +240,7 @@ func TestOpenReads(t *testing.T) {
 		r.settle()
 		r.e.SetDomain(0, mine, generation, false)
 		r.e.SetDomain(0, mine, generation+1, true)
-		// A process that runs the same program asks for its first read as the one
-		// before it did.
+		// A process that runs the same program makes the same first request as the one before it.
 		if open, served := r.e.OpenRead(0, read); !open || served {
 			t.Errorf("the next domain's read: open %v, served %v", open, served)
 		}

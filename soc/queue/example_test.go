@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/soc/queue"
 )
 
-// host is a node with nothing to tell.
+// host is a node without events.
 type host struct{}
 
 func (host) Waiting(out []device.Event) []device.Event           { return out }
@@ -15,7 +15,7 @@ func (host) Taken(*device.Event)                                 {}
 func (host) Command(*device.Command) (e device.Event, told bool) { return e, false }
 func (host) Busy(bank int) bool                                  { return false }
 
-// At reset both queues are off, and nothing is done.
+// At reset both queues are disabled, and nothing is done.
 func Example() {
 	m := queue.New(host{})
 	notify := m.Run(func(*queue.Access) { fmt.Println("an access") })

@@ -21,8 +21,8 @@ type rig struct {
 	t       testing.TB
 	m       Machine
 	mem     []byte
-	fail    func(*Access) bool // the access is refused
-	held    []*Access          // made and not answered yet
+	fail    func(*Access) bool // true: the access is refused
+	held    []*Access          // made and not yet answered
 	hold    bool
 	notify  int
 	made    int // accesses
@@ -90,7 +90,7 @@ func (r *rig) take() []*Access {
 	return h
 }
 
-// answer makes an access and tells its end.
+// answer performs an access and reports its end.
 func (r *rig) answer(a *Access) {
 	ok := a.Addr >= memAt && a.Addr+uint64(len(a.Data)) <= memTo && (r.fail == nil || !r.fail(a))
 	if ok {
@@ -104,7 +104,7 @@ func (r *rig) answer(a *Access) {
 	r.m.Answered(a.ID, ok)
 }
 
-// events takes the events that are there, as a driver does; tell has CONS written.
+// events takes the pending events, as a driver does; with tell it also writes CONS.
 func (r *rig) events(tell bool) (out []device.Event) {
 	for {
 		slot := r.evIndex & (1<<r.log - 1)
@@ -146,7 +146,7 @@ func fault(n int) device.Event {
 	return device.Event{Kind: device.EventFault, Words: [4]uint32{1, 1, 1, uint32(n)<<12 | 1}}
 }
 
-// Events come in order over many laps, each once, with one notification a batch.
+// Events arrive in order over many laps, each once, with one notification per batch.
 func TestEventsWrap(t *testing.T) {
 	r := newRig(t, 4)
 	want := 0
@@ -170,7 +170,7 @@ func TestEventsWrap(t *testing.T) {
 	}
 }
 
-// A full queue keeps what stands in registers there, and says what else was lost.
+// A full queue leaves events in their registers, and reports which others were lost.
 func TestEventsFull(t *testing.T) {
 	r := newRig(t, 4)
 	for i := range 40 {
@@ -213,7 +213,7 @@ func TestEventsFull(t *testing.T) {
 	}
 }
 
-// A stream of one sort does not keep the other out.
+// A flood from one source does not starve the other.
 func TestEventsShare(t *testing.T) {
 	r := newRig(t, 6)
 	r.hold = true
@@ -236,7 +236,7 @@ func TestEventsShare(t *testing.T) {
 	}
 }
 
-// One doorbell for many commands, over many laps; each once, in order.
+// One doorbell for many commands, over many laps; each is performed once, in order.
 func TestCommandsWrap(t *testing.T) {
 	r := newRig(t, 4)
 	n := uint64(0)
@@ -260,7 +260,7 @@ func TestCommandsWrap(t *testing.T) {
 	}
 }
 
-// What commands answer with comes as events that tell the room for commands.
+// Results of commands are events, which also report the room for commands.
 func TestCommandEvents(t *testing.T) {
 	r := newRig(t, 4)
 	r.refuse = true
@@ -280,7 +280,7 @@ func TestCommandEvents(t *testing.T) {
 	}
 }
 
-// SYNC stores its word when the accesses are over, and nothing waits for it.
+// SYNC stores its word when the accesses have completed, and delays no other command.
 func TestSync(t *testing.T) {
 	r := newRig(t, 6)
 	word := func() uint64 { return binary.LittleEndian.Uint64(r.mem[0x38000-memAt:]) }
@@ -297,7 +297,7 @@ func TestSync(t *testing.T) {
 	if word() != 0xfeed || r.mem[0x38008-memAt] != 1 {
 		t.Errorf("word %#x after it", word())
 	}
-	// One that cannot be stored, and too many.
+	// Words that cannot be stored, and too many SYNCs.
 	r.busy = 1
 	for range maxSyncs + 1 {
 		r.put(device.Command{Kind: device.CommandSync, Index: 0, Address: memTo})
@@ -316,8 +316,7 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a ring turns it off and loses nothing that stands in a
-// register.
+// Any error of a ring disables it and loses no event that is in a register.
 func TestErrors(t *testing.T) {
 	ev, cmd := uint32(device.PLEventQueue), uint32(device.PLCommandQueue)
 	on := func(r *rig, q uint32) { r.act(q+device.QueueCtrl, device.QueueTurnOn) }
@@ -362,7 +361,7 @@ func TestErrors(t *testing.T) {
 					t.Errorf("events %+v", e)
 				}
 			}
-			// It works again once it is set up.
+			// It works again after it is set up anew.
 			r.fail = nil
 			clear(r.mem)
 			r.evIndex = 0
@@ -379,8 +378,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Answers of accesses from before a reset, or a change of the base, count for
-// nothing, and what they still write is not taken.
+// Answers of accesses from before a reset, or a change of the base, are ignored, and what they
+// still write is not used.
 func TestLateAnswers(t *testing.T) {
 	r := newRig(t, 4)
 	r.hold = true
@@ -418,8 +417,8 @@ func TestLateAnswers(t *testing.T) {
 	}
 }
 
-// A driver that turns the phase of entries over while they are read costs a few
-// accesses a doorbell, and one that never stops a lap.
+// A driver that changes the phase of entries while they are read costs a few accesses per
+// doorbell; one that never stops costs one lap.
 func TestHostilePhases(t *testing.T) {
 	r := newRig(t, 4)
 	for range 16 {
@@ -442,7 +441,7 @@ func TestHostilePhases(t *testing.T) {
 	r = newRig(t, 4)
 	entry := device.Command{Kind: device.CommandDoorbell}
 	r.fail = func(a *Access) bool {
-		// Whatever lap it is, there is one more.
+		// One more entry is always valid, whatever the lap.
 		for i := range 16 {
 			q := entry.Encode()
 			q[0] |= r.m.cmd.phase()
@@ -456,9 +455,8 @@ func TestHostilePhases(t *testing.T) {
 	}
 }
 
-// FuzzMachine: whatever is written to registers and memory, in whatever order
-// answers come, accesses stay inside the rings as they are set, or where a SYNC
-// says, and all comes to rest.
+// FuzzMachine: whatever is written to registers and memory, and in whatever order answers arrive,
+// accesses stay inside the rings or at a SYNC's address, and the machine comes to rest.
 func FuzzMachine(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13})
 	f.Add(bytes.Repeat([]byte{7, 5, 9, 200, 3, 6, 11}, 20))

@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 )
 
-// Optimizations by their names, as pfd --firmware-options has them.
+// Optimizations by name, as in pfd --firmware-options.
 func ExampleParseOptions() {
 	o, err := r5.ParseOptions("no-bypass,no-tickets")
 	fmt.Println(o, o.NoBypass, o.NoCounters, err)

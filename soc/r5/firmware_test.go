@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// What is wrong with a descriptor is told at the doorbell (messages.md 1).
+// An invalid descriptor is rejected at the doorbell (messages.md 1).
 func TestDescriptors(t *testing.T) {
 	const top = device.VA(1) << 48
 	for _, c := range []struct {
@@ -39,7 +39,7 @@ func TestDescriptors(t *testing.T) {
 	}
 }
 
-// Which doorbells start something.
+// Which doorbells start a transfer.
 func TestDoorbells(t *testing.T) {
 	r := newRig(t)
 	for _, c := range []struct{ slot, ch int }{{1, 0}, {0, 32}, {0, 63}, {0, -1}, {-1, 0}, {16, 0}} {
@@ -69,8 +69,8 @@ func TestDoorbells(t *testing.T) {
 	}
 }
 
-// Completion words go with the one block of a transfer, or with the last one if
-// all others are acknowledged, or by themselves after that.
+// Completion words go with the only block of a transfer, with the last block if all others are
+// acknowledged, or separately after that.
 func TestCompletionWords(t *testing.T) {
 	r := newRig(t)
 	r.start(0, 0, dst, 16384, words)
@@ -81,7 +81,7 @@ func TestCompletionWords(t *testing.T) {
 	r.ack(b)
 	r.none()
 
-	// Window 2: the last of three is issued when one of the others is open.
+	// Window 2: the last of three is issued while one of the others is unacknowledged.
 	r = newRig(t)
 	r.fw.SetOutstanding(2)
 	r.start(0, 0, dst, 3*16384, words)
@@ -101,7 +101,7 @@ func TestCompletionWords(t *testing.T) {
 	if r.ends != 0 {
 		t.Error("done before the words are acknowledged")
 	}
-	// Paused and sent again like any other block.
+	// Paused and retransmitted like any other block.
 	r.sent(alone)
 	r.reply(alone, device.CodeSlaveError)
 	r.none()
@@ -115,7 +115,7 @@ func TestCompletionWords(t *testing.T) {
 		t.Errorf("done %d", r.done[0].Done)
 	}
 
-	// Window 1: the last goes when the others are in, and takes them along.
+	// Window 1: the last is sent when the others are acknowledged, and carries the words.
 	r = newRig(t)
 	r.fw.SetOutstanding(1)
 	r.start(0, 0, dst, 2*16384, words)
@@ -124,7 +124,7 @@ func TestCompletionWords(t *testing.T) {
 	if !b.HasWords || b.Length != 16384 {
 		t.Errorf("last of two: %+v", b)
 	}
-	// A retransmission of it has them, too.
+	// Its retransmission carries them, too.
 	r.sent(b)
 	r.expire()
 	if b = r.one(); !b.HasWords {
@@ -137,8 +137,7 @@ func TestCompletionWords(t *testing.T) {
 	}
 }
 
-// A transfer that fails ends when nothing of it is being read any more, and its
-// ids are free then.
+// A failed transfer ends when none of its source is being read any more; then its IDs are free.
 func TestEndWaitsForTheSource(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -180,7 +179,7 @@ func TestEndWaitsForTheSource(t *testing.T) {
 	}
 }
 
-// Reset drops all and starts no sequence number anew.
+// Reset drops everything and restarts no sequence number.
 func TestReset(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.IDs = 1 })
 	r.start(0, 0, dst, 10)
@@ -194,8 +193,8 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// An abort that comes before the transfer has begun ends it, and a second doorbell
-// for it changes nothing; an abort of no transfer is none.
+// An abort before the transfer has begun ends it, and a second doorbell for it has no effect; an
+// abort without a transfer has no effect.
 func TestAbortBeforeTheStart(t *testing.T) {
 	r := newRig(t)
 	early := func(d *device.Descriptor) { d.Abort = true }
@@ -219,8 +218,8 @@ func TestAbortBeforeTheStart(t *testing.T) {
 	}
 }
 
-// Bytes count when their block is acknowledged, once, not when the transfer ends; those of
-// a transfer that fails then stay. Completion words are no bytes of the transfer.
+// Bytes count once, when their block is acknowledged, not when the transfer ends; if the transfer
+// then fails, they stay counted. Completion words are not bytes of the transfer.
 func TestArrivedBytes(t *testing.T) {
 	r := newRig(t)
 	arrived := func(want uint64) {

@@ -41,7 +41,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// What is read is written again as words that mean the same.
+// Parsed options are formatted as words with the same meaning.
 func FuzzOptions(f *testing.F) {
 	for _, s := range []string{"", "all", "none", "fastpath", "no-fastpath,no-bypass", "tickets,no-counters", "no-", ",", "all,none"} {
 		f.Add(s)

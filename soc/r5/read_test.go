@@ -23,7 +23,7 @@ func (r *rig) ask(tag uint16, change ...func(*mailbox.ReadRequest)) {
 	r.fw.Read(reader, 20, 77, m)
 }
 
-// A read is a write to the requester.
+// A read is served as a write to the requester.
 func TestReadIsServed(t *testing.T) {
 	r := newRig(t)
 	r.ask(3)
@@ -41,7 +41,7 @@ func TestReadIsServed(t *testing.T) {
 	}
 }
 
-// 32 are served, 32 wait in their order, more are refused with code 3.
+// 32 are served, 32 wait in order, and more are refused with code 3.
 func TestReadQueue(t *testing.T) {
 	r := newRig(t)
 	for tag := range uint16(32 + 32) {
@@ -58,7 +58,7 @@ func TestReadQueue(t *testing.T) {
 	if want := []mailbox.Ack{{Transaction: 64, Code: 3}, {Transaction: 65, Code: 3}}; !slices.Equal(r.answer, want) {
 		t.Errorf("answers %+v, want %+v", r.answer, want)
 	}
-	// Those that wait or are served are known: asked for again, nothing happens.
+	// Waiting and served reads are known: repeating their requests has no effect.
 	for tag := range uint16(64) {
 		r.ask(tag)
 	}
@@ -66,7 +66,7 @@ func TestReadQueue(t *testing.T) {
 	if len(r.answer) != 2 {
 		t.Errorf("%d answers to requests that are known", len(r.answer))
 	}
-	// One ends: the first that waits has its channel, and there is a place.
+	// When one ends, the first waiting read gets its channel, and a place is free.
 	for i, tag := range []device.VA{32, 33, 34} {
 		r.ack(b[7+i])
 		next := r.one()
@@ -79,7 +79,7 @@ func TestReadQueue(t *testing.T) {
 	if len(r.answer) != 2 {
 		t.Error("refused, although there is a place")
 	}
-	// One that waits is cancelled, one that is served, too.
+	// A waiting read is cancelled, and so is one being served.
 	cancel := func(m *mailbox.ReadRequest) { m.Size = 0 }
 	r.ask(40, cancel)
 	r.ask(0, cancel)
@@ -94,7 +94,7 @@ func TestReadQueue(t *testing.T) {
 	if want := (mailbox.Ack{Transaction: 0, Code: 6, Sequence: 9}); len(r.answer) != 4 || r.answer[3] != want {
 		t.Errorf("answers %+v", r.answer)
 	}
-	// The domain goes: those that wait are told, in their order.
+	// The domain ends: the waiting reads are answered, in order.
 	r.answer = nil
 	r.fw.SetDomain(0, pdid, gen, false)
 	r.blocks()
@@ -103,7 +103,7 @@ func TestReadQueue(t *testing.T) {
 	}
 }
 
-// Requests that cannot be served are answered with the cause.
+// Requests that cannot be served are answered with the reason.
 func TestReadRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -137,8 +137,8 @@ func TestReadRefusals(t *testing.T) {
 	}
 }
 
-// A read that fails is answered with its code, and again when it is asked for
-// again: the answer may have been lost.
+// A failed read is answered with its code, and again when its request is repeated, because the
+// answer may have been lost.
 func TestReadFails(t *testing.T) {
 	r := newRig(t)
 	r.ask(3)
@@ -153,16 +153,16 @@ func TestReadFails(t *testing.T) {
 		r.answer = nil
 		r.ask(3)
 	}
-	// The same tag for another read is another read.
+	// The same tag for another read is a different read.
 	r.ask(3, func(m *mailbox.ReadRequest) { m.Size = 200 })
 	if b := r.one(); b.Length != 200 {
 		t.Errorf("%d bytes", b.Length)
 	}
 }
 
-// A request that comes after its read was served, because it was late or sent
-// twice, is dropped: it is not served into memory that the requester may use for
-// something else by now, and a dead tag gets no answer.
+// A request that arrives after its read was served, because it was late or duplicated, is
+// dropped: it must not be served into memory that the requester may have reused, and a dead tag
+// gets no answer.
 func TestReadAfterItWasServed(t *testing.T) {
 	r := newRig(t)
 	r.ask(3)
@@ -174,13 +174,13 @@ func TestReadAfterItWasServed(t *testing.T) {
 	if len(r.answer) != 0 {
 		t.Errorf("answers %+v to a request whose read is over", r.answer)
 	}
-	// The same tag for another read, or after the requester's reset, is another read.
+	// The same tag for another read, or after the requester's reset, is a different read.
 	r.ask(3, func(m *mailbox.ReadRequest) { m.Last++ })
 	r.ack(r.one())
 	r.fw.Read(reader, 20, 78, mailbox.ReadRequest{PDID: pdid, Tag: 3, Size: 100, Src: 0x10_0000, Dst: dst + 3<<16, Notify: dst + 1<<40, First: 1, Last: 2, Generation: gen, TargetGeneration: gen})
 	r.ack(r.one())
 
-	// So many are remembered, and then the oldest is forgotten.
+	// This many are remembered; then the oldest is forgotten.
 	for tag := range uint16(64) {
 		r.ask(100 + tag)
 		r.ack(r.one())
@@ -192,7 +192,7 @@ func TestReadAfterItWasServed(t *testing.T) {
 	r.ask(3)
 	r.ack(r.one())
 
-	// The domain's successor has nothing to do with them.
+	// They do not affect the domain's successor.
 	r.fw.SetDomain(0, pdid, gen, false)
 	r.fw.SetDomain(0, pdid, gen, true)
 	r.blocks()
@@ -200,8 +200,7 @@ func TestReadAfterItWasServed(t *testing.T) {
 	r.one()
 }
 
-// PD_PEERS withdrawn: reads of who is admitted no longer end, those that are served
-// and those that wait.
+// When PD_PEERS no longer admits a requester, its reads end, both served and waiting ones.
 func TestReadsEndWithTheirRight(t *testing.T) {
 	r := newRig(t)
 	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{8, 9})
@@ -213,7 +212,7 @@ func TestReadsEndWithTheirRight(t *testing.T) {
 	}
 	r.ask(30, other(8))
 	r.ask(31, other(8))
-	r.ask(32, other(9)) // waits: a channel is kept for the domain itself
+	r.ask(32, other(9)) // waits: a channel is reserved for the domain itself
 	for _, b := range r.blocks() {
 		r.sent(b)
 	}
@@ -228,8 +227,8 @@ func TestReadsEndWithTheirRight(t *testing.T) {
 	}
 }
 
-// A peer whose reads meet faults that nobody serves holds neither all channels, nor all
-// places to wait, nor all ids of the domain that admits it: each other one is served.
+// A peer whose reads meet unserved faults does not use up the channels, the queue places or the
+// IDs of the domain that admits it: all other requesters are served.
 func TestReadsOfAPeerThatHoldsWhatItCan(t *testing.T) {
 	r := newRig(t)
 	const greedy, other = device.PDID(8), device.PDID(9)
@@ -243,7 +242,7 @@ func TestReadsOfAPeerThatHoldsWhatItCan(t *testing.T) {
 	for held := r.blocks(); len(held) > 0; held = r.blocks() {
 		for _, b := range held {
 			r.sent(b)
-			r.reply(b, device.CodeSlaveError) // a fault: paused until somebody serves it
+			r.reply(b, device.CodeSlaveError) // a fault: paused until it is served
 		}
 	}
 	if n := len(r.answer); n != 80-30-30 {
@@ -255,7 +254,7 @@ func TestReadsOfAPeerThatHoldsWhatItCan(t *testing.T) {
 		r.ask(tag, by(p, 100))
 		return r.one()
 	}
-	// One for each, and the next one waits its turn.
+	// One for each, and the next one waits.
 	b := read(100, other)
 	r.ask(101, by(other, 100))
 	r.none()
@@ -267,15 +266,15 @@ func TestReadsOfAPeerThatHoldsWhatItCan(t *testing.T) {
 	if b := r.one(); b.VA != dst+101<<16 {
 		t.Errorf("read to %v served, want tag 101", b.VA)
 	}
-	// The domain's own writes go on beside them.
+	// The domain's own writes continue beside them.
 	r.start(0, 0, dst, 16<<20)
 	if b := r.blocks(); len(b) == 0 {
 		t.Error("no id is left for the domain's own transfers")
 	}
 }
 
-// A peer that is admitted when all channels are busy has one as soon as one is free;
-// one that is admitted no more leaves what was kept for it.
+// A peer admitted when all channels are busy gets the next free one; a peer that is no longer
+// admitted frees its reservation.
 func TestReadsWhenPeersChange(t *testing.T) {
 	r := newRig(t)
 	const late = device.PDID(8)
@@ -289,7 +288,7 @@ func TestReadsWhenPeersChange(t *testing.T) {
 	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{late})
 	r.none()
 	r.ack(b[0])
-	r.none() // kept
+	r.none() // reserved
 	r.ask(99, func(m *mailbox.ReadRequest) { m.PDID, m.Target = late, pdid })
 	r.one()
 	r.ack(b[1])
@@ -299,7 +298,7 @@ func TestReadsWhenPeersChange(t *testing.T) {
 	r.ask(readChannels + 1)
 	r.none()
 	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{})
-	r.blocks() // late's ends, and the one that waits has a channel
+	r.blocks() // the read of late ends, and the waiting one gets its channel
 	if err := r.fw.Audit(); err != nil {
 		t.Error(err)
 	}

@@ -7,15 +7,15 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// told gives what the firmware tells of refusals, once.
+// told returns the refusals that the firmware reports, once.
 func (r *rig) told() []Refusal {
 	list := slices.Clone(r.fw.Refusals())
 	r.fw.Forget()
 	return list
 }
 
-// A refusal is told when it is over, by the sequence number that was refused, with the
-// stamps of its own sending; nothing is told of a block that no page fault stopped.
+// A refusal is reported when its outcome is known, with the sequence number that was refused and
+// the stamps of its own sending; a block without a page fault reports none.
 func TestRefusals(t *testing.T) {
 	r := newRig(t)
 	r.fw.Stamp(100)
@@ -41,7 +41,7 @@ func TestRefusals(t *testing.T) {
 	if list := r.told(); len(list) != 0 {
 		t.Errorf("told before it is over: %+v", list)
 	}
-	r.reply(second, device.CodeSlaveError) // another page of it
+	r.reply(second, device.CodeSlaveError) // another page of the block
 	want := Refusal{Channel: 3, Transaction: first.ID, Sequence: first.Seq, First: true, Again: 1, Kicked: 300, Sent: 310, Obeyed: 320}
 	if list := r.told(); len(list) != 1 || list[0] != want {
 		t.Errorf("refused once more: %+v, want %+v", list, want)
@@ -55,8 +55,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A request for retransmission that overtakes the NACK is a refusal, too, and one; and a
-// block that ends otherwise tells its status.
+// A retransmission request that overtakes the NACK counts as one refusal, and a block that ends
+// in another way reports its status.
 func TestRefusalsOvertaken(t *testing.T) {
 	r := newRig(t)
 	r.start(0, 0, dst, 10)

@@ -17,7 +17,7 @@ const (
 	dst    = device.VA(0x7f00_0000_0000)
 )
 
-// rig is a firmware by itself: nobody sends, receives or pages in.
+// rig is a firmware alone: no other part sends, receives or pages in.
 type rig struct {
 	*testing.T
 	fw     *Firmware
@@ -26,11 +26,10 @@ type rig struct {
 	done   map[uint8]Command // of slot 0, by channel: the last report
 	answer []mailbox.Ack     // to read requests
 	ends   int               // reports of an end
-	quick  bool              // no audit: it looks at all ids
+	quick  bool              // no audit, because that scans all IDs
 }
 
-// newRig gives a firmware with domain 7 in slot 0, a time-out of 10 ms and a
-// guard of 20 ms.
+// newRig returns a firmware with domain 7 in slot 0, a time-out of 10 ms and a guard of 20 ms.
 func newRig(t *testing.T, change ...func(*Config)) *rig {
 	r := &rig{T: t, done: map[uint8]Command{}}
 	cfg := Config{Node: own, VABits: 48, TXFIFO: true}
@@ -45,7 +44,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	return r
 }
 
-// blocks does what the firmware wants and gives the blocks that are to be sent.
+// blocks performs the firmware's commands and returns the blocks to be sent.
 func (r *rig) blocks() []wire.Block {
 	r.Helper()
 	var all []wire.Block
@@ -83,7 +82,7 @@ func (r *rig) blocks() []wire.Block {
 	return all
 }
 
-// one gives the one block that is to be sent.
+// one returns the only block to be sent.
 func (r *rig) one() wire.Block {
 	r.Helper()
 	b := r.blocks()
@@ -100,7 +99,7 @@ func (r *rig) none() {
 	}
 }
 
-// start rings for a write of size bytes to at.
+// start rings the doorbell for a write of size bytes to at.
 func (r *rig) start(slot, ch int, at device.VA, size uint32, change ...func(*device.Descriptor)) {
 	d := device.Descriptor{Src: 0x10_0000, Dst: at, Size: size, DstNode: target, DstGeneration: gen}
 	for _, c := range change {
@@ -112,21 +111,21 @@ func (r *rig) start(slot, ch int, at device.VA, size uint32, change ...func(*dev
 func words(d *device.Descriptor)  { d.Notify, d.First, d.Last = dst+1<<30, 1, 2 }
 func urgent(d *device.Descriptor) { d.Urgent = true }
 
-// sent has the PLDMA say that it has sent a block.
+// sent reports that the PLDMA has sent a block.
 func (r *rig) sent(b wire.Block) { r.fw.Sent(r.now, b.ID) }
 
-// reply has the receiver answer a block that has been sent.
+// reply answers a block for the receiver.
 func (r *rig) reply(b wire.Block, code device.Code) {
 	r.fw.Ack(r.now, b.DstNode, mailbox.Ack{Transaction: b.ID, Code: code, Sequence: b.Seq})
 }
 
-// ack sends a block and has it acknowledged.
+// ack sends and acknowledges a block.
 func (r *rig) ack(b wire.Block) {
 	r.sent(b)
 	r.reply(b, device.CodeAck)
 }
 
-// expire lets the time pass until the next deadline, and gives how long that was.
+// expire advances the time to the next deadline and returns the time passed.
 func (r *rig) expire() int64 {
 	r.Helper()
 	d := r.fw.Deadline() - r.now

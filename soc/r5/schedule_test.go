@@ -73,11 +73,11 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// Strict priority, but for one issue in eight (spec/firmware.md, ours).
+// Strict priority, except for one issue in eight (spec/firmware.md; defined by this project).
 func TestShares(t *testing.T) {
 	const low, medium = uint32(4 << 20), uint32(256 << 10)
-	// letters gives a letter an issue: of high, medium and low. What is issued is
-	// sent at once.
+	// letters returns one letter per issue: h, m or l for its class. Issued blocks are sent at
+	// once.
 	letters := func(r *rig) string {
 		var s []byte
 		for {
@@ -105,7 +105,7 @@ func TestShares(t *testing.T) {
 	}{
 		{"high and low", 30, 0, 1, "hhhhhhhlhhhhhhhlhhhhhhhlhhhhhhhlhhllllll"},
 		{"high and medium", 9, 1, 0, "hhhhhhhmhhmmmmmm"},
-		{"medium and low", 0, 1, 1, "mmmmmmmlmmmmmmmlm"}, // the medium one ends high
+		{"medium and low", 0, 1, 1, "mmmmmmmlmmmmmmmlm"}, // the medium one is in the high class at its end
 		{"high alone", 9, 0, 0, "hhhhhhhhh"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestShares(t *testing.T) {
 			r.start(0, ch, dst, 16384)
 		}
 		got := letters(r)
-		// Nobody waits for more than nine issues: eight and the turn of the other.
+		// No class waits for more than nine issues: eight, and one of the other class.
 		for i := 0; i+9 <= len(got) && i < 30; i++ {
 			for _, class := range "hml" {
 				if !slices.Contains([]rune(got[i:i+9]), class) {
@@ -146,8 +146,8 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// A transfer of one block's size goes out by itself where nobody waits, and in
-// both parts where its destination is misaligned, whatever OUTSTANDING is.
+// A transfer of at most one block's size bypasses an empty queue, and both its parts are sent if
+// its destination is misaligned, whatever OUTSTANDING is.
 func TestBypassAndWindow(t *testing.T) {
 	r := newRig(t)
 	r.fw.SetOutstanding(1)
@@ -165,7 +165,7 @@ func TestBypassAndWindow(t *testing.T) {
 		r.start(0, 0, dst+8192, c.size)
 		b := r.blocks()
 		if c.outstanding == 16 {
-			c.want++ // a part at either end
+			c.want++ // a partial block at either end
 		}
 		if len(b) != c.want {
 			t.Errorf("OUTSTANDING %d: %d blocks of %d bytes in flight, want %d", c.outstanding, len(b), c.size, c.want)
@@ -178,14 +178,14 @@ func TestBypassAndWindow(t *testing.T) {
 	}
 }
 
-// Ids are taken at the front and come back at the rear.
+// IDs are taken at the front and returned at the rear.
 func TestTickets(t *testing.T) {
 	var q tickets
 	for i := range int16(4) {
 		q.put(i)
 	}
 	var got []int16
-	for _, back := range []int16{2, 0, -1, -1} { // an id that is put back after each take
+	for _, back := range []int16{2, 0, -1, -1} { // an ID that is returned after each take
 		got = append(got, q.take())
 		if back >= 0 {
 			q.put(back)
@@ -194,7 +194,7 @@ func TestTickets(t *testing.T) {
 	if want := []int16{0, 1, 2, 3}; !slices.Equal(got, want) || q.count != 2 || q.take() != 2 || q.take() != 0 {
 		t.Errorf("taken %v, %d left", got, q.count)
 	}
-	// Round the ring many times: never one twice.
+	// Many laps of the ring: no ID is handed out twice.
 	for i := range int16(1024) {
 		q.put(i)
 	}
@@ -205,9 +205,9 @@ func TestTickets(t *testing.T) {
 		}
 		q.put(id)
 	}
-	// As the firmware uses it: the id of a block that ended comes last.
+	// As used by the firmware: the ID of a block that ended is used last.
 	r := newRig(t, func(c *Config) { c.IDs = 3 })
-	r.fw.SetDomain(0, pdid, gen, false) // nothing is kept for others
+	r.fw.SetDomain(0, pdid, gen, false) // nothing is reserved for others
 	r.fw.SetDomain(0, pdid, gen, true)
 	var ids []device.TransactionID
 	for ch := range 5 {
@@ -221,8 +221,8 @@ func TestTickets(t *testing.T) {
 	}
 }
 
-// A domain has at most 256 ids, of which the last 64 are one for each channel, and 16
-// are kept for every other slot.
+// A domain has at most 256 IDs, of which the last 64 are one for each channel; 16 are reserved
+// for every other slot.
 func TestShareOfIDs(t *testing.T) {
 	for _, c := range []struct{ ids, domains, want int }{
 		{0, 1, 192 + 29}, {0, 2, 192 + 29}, {0, 16, 192 + 29}, {300, 1, 60}, {300, 3, 60}, {256, 2, 16},
@@ -238,7 +238,7 @@ func TestShareOfIDs(t *testing.T) {
 		if n := len(r.blocks()); n != c.want {
 			t.Errorf("%d ids, %d domains: one takes %d, want %d", c.ids, c.domains, n, c.want)
 		}
-		// Every other one still gets its own.
+		// Every other domain still gets its own.
 		for slot := 1; slot < c.domains; slot++ {
 			r.start(slot, 0, dst, 1<<20, urgent)
 			if n := len(r.blocks()); n < keptIDs {
@@ -248,8 +248,8 @@ func TestShareOfIDs(t *testing.T) {
 	}
 }
 
-// Domains that hold all ids that they may leave 16 for each slot, also for one that
-// gets its domain when they have them.
+// Domains that hold as many IDs as they may leave 16 for each slot, even for a slot whose domain
+// is created later.
 func TestIDsKeptForSlotsWithoutDomain(t *testing.T) {
 	r := newRig(t)
 	r.fw.SetOutstanding(1024)

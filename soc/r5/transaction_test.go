@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// What is put in comes out in its order, whatever is taken from the middle.
+// Members leave in order of insertion, even if others are removed from the middle.
 func TestTimerListsKeepTheirOrder(t *testing.T) {
 	fw := New(Config{}, new([device.Counters]uint64))
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -56,7 +56,7 @@ func TestTimerListsKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// A block goes out again after the time-out, counted from when it was sent.
+// A block is retransmitted after the time-out, which starts when it was sent.
 func TestTimeOut(t *testing.T) {
 	r := newRig(t)
 	r.start(0, 0, dst, 100)
@@ -79,7 +79,7 @@ func TestTimeOut(t *testing.T) {
 	if r.counts[device.Timeouts] != 3 || r.counts[device.Retransmits] != 3 {
 		t.Errorf("%d time-outs, %d retransmissions", r.counts[device.Timeouts], r.counts[device.Retransmits])
 	}
-	// The guard takes its place after a NACK 1, and doubles up to 16 times.
+	// After a NACK 1 the guard replaces it, and doubles up to 16 times.
 	for _, want := range []int64{20, 40, 80, 160, 320, 320, 320} {
 		r.reply(b, device.CodeSlaveError)
 		r.none()
@@ -98,7 +98,7 @@ func TestTimeOut(t *testing.T) {
 	if r.counts[device.Timeouts] != 3 || r.counts[device.Guards] != 7 {
 		t.Errorf("%d time-outs, %d guards", r.counts[device.Timeouts], r.counts[device.Guards])
 	}
-	// A RAPF sends at once, and the guard starts small again.
+	// A RAPF retransmits at once, and resets the guard.
 	r.reply(b, device.CodeSlaveError)
 	r.rapf(b)
 	b = r.one()
@@ -115,7 +115,7 @@ func TestTimeOut(t *testing.T) {
 	}
 }
 
-// Refusals are tried at once twice, and then after 1, 2, 4 .. 64 ms.
+// Refusals are retried at once twice, and then after 1, 2, 4 .. 64 ms.
 func TestBackOff(t *testing.T) {
 	for _, code := range []device.Code{device.CodeNoContext, device.CodeCorrupt, device.CodeBufferFull} {
 		r := newRig(t)
@@ -132,7 +132,7 @@ func TestBackOff(t *testing.T) {
 			}
 			b = r.one()
 		}
-		// A time-out in between does not end the row, a RAPF does.
+		// A time-out in between does not end the row of refusals; a RAPF does.
 		r.sent(b)
 		r.rapf(b)
 		b = r.one()
@@ -146,8 +146,8 @@ func TestBackOff(t *testing.T) {
 func TestLimits(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		code   device.Code // what the receiver says, 0 nothing
-		rapfs  int         // one after so many attempts, 0 never
+		code   device.Code // the receiver's answer, 0 for none
+		rapfs  int         // one after this many attempts, 0 for never
 		noFIFO bool
 		fault  bool // the source cannot be read
 		status uint8
@@ -160,7 +160,7 @@ func TestLimits(t *testing.T) {
 		{name: "full", code: device.CodeBufferFull, status: 7, sends: 65},
 		{name: "source fault", fault: true, status: 1, sends: 65},
 		{name: "RAPFs", code: device.CodeSlaveError, rapfs: 1, status: device.StatusLimit, sends: 1025},
-		// 10 ms each until 100 s have gone, and 64 more, and the one that passed 100 s.
+		// 10 ms each until 100 s have passed, then 64 more, and the one that passed 100 s.
 		{name: "source fault without a TXFIFO", fault: true, noFIFO: true, status: 1, sends: 10000 + 65},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -205,8 +205,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// The sequence number of an id goes on with every use and every retransmission,
-// modulo 2^14, and belongs to the node it is sent to.
+// The sequence number of an ID advances with every use and every retransmission, modulo 2^14, and
+// belongs to the destination node.
 func TestSequenceNumbers(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.IDs = 1 })
 	r.quick = true
@@ -220,9 +220,8 @@ func TestSequenceNumbers(t *testing.T) {
 		last = b.Seq
 		r.ack(b)
 	}
-	// To another node: never the same number again, for a RAPF of this node does
-	// not say which destination it is for; and new for a receiver that has received
-	// nothing yet.
+	// To another node: never the same number again, because a RAPF of this node does not name its
+	// destination; and new for a receiver that has received nothing yet.
 	r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.DstNode = 9 })
 	b := r.one()
 	if b.Seq == last || !b.Seq.Newer(0) {
@@ -235,13 +234,13 @@ func TestSequenceNumbers(t *testing.T) {
 	}
 }
 
-// Whatever is not sent, or not received, the next number is a newer one to the
-// receiver, within half the circle: otherwise all blocks of the id are dropped.
+// Whatever is not sent or not received, the next number is newer to the receiver, within half the
+// number space: otherwise all blocks of the ID would be dropped.
 func TestSequenceNumbersStayNew(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		sent  bool // it is sent and not answered
-		other bool // another node answers between
+		other bool // another node answers in between
 	}{{"source never readable", false, false}, {"nobody answers", true, false}, {"another node answers", false, true}} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, func(cfg *Config) { cfg.IDs = 1 })
@@ -272,8 +271,8 @@ func TestSequenceNumbersStayNew(t *testing.T) {
 	}
 }
 
-// What is received counts only for a live block, from its node, with its present
-// sequence number (001 §4.4).
+// An answer counts only for a live block, from its node, with its current sequence number (001
+// §4.4).
 func TestAnswersThatCount(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -320,7 +319,7 @@ func TestAnswersThatCount(t *testing.T) {
 	}
 }
 
-// Who may ask for a retransmission (messages.md 2).
+// Which retransmission requests are obeyed (messages.md 2).
 func TestRAPFsThatCount(t *testing.T) {
 	const theirs, strange = device.PDID(8), device.PDID(9)
 	for _, c := range []struct {
@@ -328,7 +327,7 @@ func TestRAPFsThatCount(t *testing.T) {
 		fault   bool // at the source
 		src     device.NodeID
 		m       mailbox.RAPF
-		counter device.Counter // what counts it besides rapf_rx, 0 none: it is obeyed
+		counter device.Counter // counts it besides rapf_rx, 0 for none: it is obeyed
 		end     uint32
 		status  uint8
 	}{
@@ -375,13 +374,13 @@ func TestRAPFsThatCount(t *testing.T) {
 	}
 }
 
-// A block that the PLDMA still reads is not given to it again.
+// A block that the PLDMA is still reading is not sent to it again.
 func TestRetransmissionBit(t *testing.T) {
 	for _, off := range []bool{false, true} {
 		r := newRig(t, func(c *Config) { c.Options.NoRetransmissionBit = off })
 		r.start(0, 0, dst, 10)
 		b := r.one()
-		r.rapf(b) // of one who guesses right
+		r.rapf(b) // from a sender that guesses right
 		if n := len(r.blocks()); n != 0 && !off || n != 1 && off {
 			t.Fatalf("off %v: %d blocks while the first is being read", off, n)
 		}
@@ -395,8 +394,8 @@ func TestRetransmissionBit(t *testing.T) {
 	}
 }
 
-// Transfers that are aborted before their answers come leave no receiver behind:
-// an answer that is too late for its block tells all the same how far it is.
+// Transfers aborted before their answers arrive leave no receiver behind: even an answer that is
+// too late for its block reports the receiver's number.
 func TestLateAnswersKeepTheNumbersTogether(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.IDs = 1 })
 	r.quick = true
@@ -418,7 +417,7 @@ func TestLateAnswersKeepTheNumbersTogether(t *testing.T) {
 	}
 }
 
-// An answer to a number that was never sent tells nothing.
+// An answer to a number that was never sent has no effect.
 func TestAnswersOfNothing(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.IDs = 1 })
 	r.start(0, 0, dst, 10)
@@ -435,13 +434,12 @@ func TestAnswersOfNothing(t *testing.T) {
 	}
 }
 
-// Numbers that were not sent are given again; then no two blocks of an id may have
-// the same first number, by which the receiver knows that it has acknowledged a
-// block already.
+// Numbers that were not sent are reused; even so, no two blocks of an ID may have the same first
+// number, which tells the receiver that it has already acknowledged a block.
 func TestFirstNumbersOfBlocksDiffer(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.IDs = 1 })
 	r.quick = true
-	fault := func(b wire.Block) wire.Block { // its source cannot be read: it asks to be sent again
+	fault := func(b wire.Block) wire.Block { // its source cannot be read: it is to be retransmitted
 		r.fw.SourceFault(r.now, b.ID)
 		r.none()
 		r.fw.RAPF(r.now, own, mailbox.RAPF{Generation: gen, PDID: pdid, Claimed: pdid, Transaction: b.ID, Sequence: b.Seq})
@@ -457,13 +455,13 @@ func TestFirstNumbersOfBlocksDiffer(t *testing.T) {
 		r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.Abort = true })
 		r.none()
 	}
-	// The id's common count is far ahead, from blocks to another node.
+	// The ID's common count is far ahead, because of blocks to another node.
 	for range maxJump + 2000 {
 		r.start(0, 0, dst, 10, func(d *device.Descriptor) { d.DstNode = 3 })
 		r.ack(r.one())
 	}
-	// One that takes a number and is given up; one whose source comes after so many
-	// attempts that its numbers begin again; and one that is simply sent.
+	// One block that takes a number and is aborted, one whose source becomes readable after so
+	// many attempts that its numbers repeat, and one that is simply sent.
 	r.start(0, 0, dst, 10)
 	abort(r.one())
 	r.start(0, 0, dst, 10)
@@ -489,7 +487,7 @@ func TestFirstNumbersOfBlocksDiffer(t *testing.T) {
 	}
 }
 
-// The states of 001 table 3.1 as they are shown, and what is acknowledged.
+// The displayed states of 001 table 3.1, and the acknowledged blocks.
 func TestStates(t *testing.T) {
 	r := newRig(t)
 	r.start(0, 0, dst, 3*device.BlockSize)

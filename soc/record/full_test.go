@@ -15,8 +15,8 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errFull }
 
-// A file that fails ends the recording at any record, also at one after which the
-// node transmits; nothing else ends with it.
+// A failing file ends the recording at any record, even one with a transmission, and affects
+// nothing else.
 func TestFileFullAtATransmission(t *testing.T) {
 	for name, give := range map[string]func(*record.Writer, int64, []soc.Action){
 		"step": func(w *record.Writer, now int64, out []soc.Action) {
@@ -32,7 +32,7 @@ func TestFileFullAtATransmission(t *testing.T) {
 				t.Errorf("%s: told of %v", name, err)
 			}
 		})
-		// The second record comes long after the first: what there is is written.
+		// The second record comes long after the first, so the buffer is written.
 		for _, now := range []int64{0, 10e9, 20e9} {
 			give(w, now, []soc.Action{{Kind: soc.Transmit, Frame: new(wire.Frame)}})
 		}

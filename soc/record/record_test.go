@@ -17,14 +17,14 @@ import (
 
 var errDisk = errors.New("no space left on device")
 
-// header by hand: docs/record.md, "Header".
+// The header, encoded by hand: docs/record.md, "Header".
 const headerHex = "6578616e7265630a" + // "exanrec\n"
 	"0300" + "0200" + "0200" + "3000" + // version 3, SVA, 2 nodes, 48 bits
 	"78563412" + "1200" + "0000" + // epoch 0x12345678, without bypass and retransmission bit, zero
 	"0807060504030201" + // started
 	"0000000000000000000000000000000000000000000000000000000000000000"
 
-// records by hand: docs/record.md, "Records".
+// Records, encoded by hand: docs/record.md, "Records".
 var records = []struct {
 	hex string
 	rec Record
@@ -143,7 +143,7 @@ func (f *full) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A recording that its disk ends says so once and goes on doing nothing.
+// A recording on a full disk reports the error once and then does nothing.
 func TestDiskFull(t *testing.T) {
 	failed := 0
 	w := NewWriter(&full{room: 40 << 10}, Header{Nodes: 1, VABits: 48}, func(err error) {
@@ -163,7 +163,7 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// Checks come now and then, and reads of memory are left out.
+// Checks occur regularly, and reads of memory are omitted.
 func TestChecks(t *testing.T) {
 	var out bytes.Buffer
 	w := NewWriter(&out, Header{Nodes: 1, VABits: 48}, nil)
@@ -197,7 +197,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// FuzzReader: whatever reads, reads the same again when it is written.
+// FuzzReader: what can be read is read back the same after it is written.
 func FuzzReader(f *testing.F) {
 	all := bytesOf(f, headerHex)
 	for _, r := range records {
@@ -207,7 +207,7 @@ func FuzzReader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := DecodeHeader(b); err == nil {
 			again := AppendHeader(nil, h)
-			again[8] = b[8] // it writes the present version
+			again[8] = b[8] // it writes the current version
 			if !bytes.Equal(again, b[:headerSize]) {
 				t.Errorf("header %x of %+v", b[:headerSize], h)
 			}

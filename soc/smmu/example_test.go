@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/soc/smmu"
 )
 
-// An access of two pages, the second of which is absent: its address stands in FAR.
+// An access of two pages, the second of which is absent: FAR has its address.
 func Example() {
 	var counts smmu.Counts
 	s := smmu.New(&counts)

@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// live gives an SMMU as the driver sets it up, stream n tied to bank n.
+// live returns an SMMU set up as by the driver, with stream n matched to bank n.
 func live(t *testing.T) (*SMMU, *Counts) {
 	t.Helper()
 	var c Counts
@@ -21,7 +21,7 @@ func live(t *testing.T) (*SMMU, *Counts) {
 	return s, &c
 }
 
-// access walks pages pages at va for a stream and gives the result.
+// access walks pages pages at va for a stream and returns the result.
 func access(t *testing.T, s *SMMU, stream uint16, va device.VA, pages int, write bool, absent, denied uint64) Result {
 	t.Helper()
 	b, v := s.Begin(stream, va)
@@ -52,7 +52,7 @@ func TestFaultRegisters(t *testing.T) {
 	if c[device.FaultTF] != 2 || c[device.Walks] != 3 {
 		t.Errorf("%d translation faults, %d walks", c[device.FaultTF], c[device.Walks])
 	}
-	// A further fault changes nothing but MULTI.
+	// A further fault only sets MULTI.
 	access(t, s, 3, 0x1000, 1, false, 0, 1)
 	if s.LoadBank(device.FAR, 3) != 0x7f0000002000 || s.LoadBank(device.FSYNR0, 3) != device.FSYNR0WNR {
 		t.Error("a fault on a bank whose FSR is not zero has overwritten FAR or FSYNR0")
@@ -177,8 +177,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// While GFSR is not zero another global fault, of whatever kind, sets MULTI and
-// changes nothing else; cleared, the next one is recorded whole (IHI 0062, 3.8.1).
+// While GFSR is not zero another global fault, of whatever kind, sets MULTI and changes nothing
+// else; once cleared, the next one is recorded in full (IHI 0062, 3.8.1).
 func TestGlobalFaults(t *testing.T) {
 	s, _ := live(t)
 	s.StoreGlobal(device.S2CR, 5, faultContext<<16)
@@ -201,7 +201,7 @@ func TestGlobalFaults(t *testing.T) {
 	}
 }
 
-// Each cause has its bit, and the fault that is recorded says whose it is.
+// Each cause has its bit, and the recorded fault identifies its stream.
 func TestContextFaults(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -232,7 +232,7 @@ func TestContextFaults(t *testing.T) {
 		if got := c[device.FaultTF] + c[device.FaultPF]; got != uint64(faults) {
 			t.Errorf("%s: %d faults counted, %d pages aborted", tt.name, got, faults)
 		}
-		// Another stream's fault of the same bank is not recorded but as MULTI.
+		// Another stream's fault of the same bank is recorded only as MULTI.
 		a.Stream, a.VA = 9, 0x9000
 		s.Finish(a, Walk{Absent: 1})
 		if s.LoadGR1(cbfrsynraAt, 9) != 0x7c40 || s.LoadBank(device.FSR, 9) != tt.fsr|multi {
@@ -258,14 +258,14 @@ func TestTLB(t *testing.T) {
 	}
 	look(device.Walks, 1)
 	look(device.TLBL1Hit, 1)
-	// 128 more pages push the first out of L1, not out of L2.
+	// 128 more pages evict the first from L1, but not from L2.
 	for p := uint64(1000); p < 1128; p++ {
 		look(device.Walks, p)
 	}
 	look(device.TLBL2Hit, 1)
 	look(device.TLBL1Hit, 1)
-	// Four more pages of one L2 set push it out there; L1 still has it until
-	// 128 others came.
+	// Four more pages of one L2 set evict it there; L1 still has it until 128 others were
+	// accessed.
 	s.StoreBank(device.TLBIVA, 0, 1)
 	look(device.Walks, 1)
 	s.StoreBank(device.TLBIVA, 0, 2)
@@ -274,10 +274,10 @@ func TestTLB(t *testing.T) {
 	look(device.TLBL1Hit, 1)
 	s.StoreBank(device.TLBIALL, 0, 1)
 	look(device.Walks, 1)
-	// A page that faults leaves the TLB: what it said is not true any more.
+	// A page that faults leaves the TLB: its translation is no longer valid.
 	access(t, s, 0, 1<<device.PageShift, 1, false, 1, 0)
 	look(device.Walks, 1)
-	// The same page of another bank is another page.
+	// The same page of another bank is a different page.
 	before := c[device.Walks]
 	access(t, s, 1, 1<<device.PageShift, 1, false, 0, 0)
 	if c[device.Walks] != before+1 {
@@ -290,7 +290,7 @@ func TestL2Conflict(t *testing.T) {
 	for i := range uint64(5) { // five pages of one set of four ways
 		access(t, s, 0, device.VA((1+i*l2Sets)<<device.PageShift), 1, false, 0, 0)
 	}
-	for p := uint64(3000); p < 3000+l1Entries; p++ { // out of L1 with them
+	for p := uint64(3000); p < 3000+l1Entries; p++ { // evicts them from L1
 		access(t, s, 0, device.VA(p<<device.PageShift), 1, false, 0, 0)
 	}
 	walks := c[device.Walks]
@@ -304,8 +304,8 @@ func TestL2Conflict(t *testing.T) {
 	}
 }
 
-// TLBSTATUS reads 1 until the accesses that were in flight have ended: a driver
-// that tears a domain down waits for it.
+// TLBSTATUS reads 1 until the accesses in flight have ended: a driver that tears down a domain
+// waits for it.
 func TestSync(t *testing.T) {
 	s, _ := live(t)
 	b, _ := s.Begin(6, 0x1000)
@@ -322,8 +322,8 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// A page that was translated once and is absent at a later access has been taken
-// away; one that never was, or that is denied only, has not.
+// A page that was translated once and is absent at a later access has been unmapped; a page that
+// never was translated, or is only denied, has not.
 func TestInvalidations(t *testing.T) {
 	s, _ := live(t)
 	const at = device.VA(0x40000)
@@ -346,7 +346,7 @@ func TestInvalidations(t *testing.T) {
 			t.Fatalf("%s: %d invalidations, want %d", c.name, got, c.want)
 		}
 	}
-	// Between walk and move, and over a reset.
+	// Between walk and move, and across a reset.
 	access(t, s, 0, at, 1, true, 0, 0)
 	s.Refuse(Access{VA: at, Pages: 1, Write: true})
 	s.Refuse(Access{VA: at, Pages: 1, Write: true})
@@ -356,8 +356,8 @@ func TestInvalidations(t *testing.T) {
 	}
 }
 
-// A fault under CFCFG stalls the access: SS holds the cause of vector 0 until RESUME,
-// whatever is written to FSR (Arm IHI 0062, 3.7.3). SCR0.STALLD forbids it.
+// A fault under CFCFG stalls the access: SS holds the cause of vector 0 until RESUME, whatever is
+// written to FSR (Arm IHI 0062, 3.7.3). SCR0.STALLD forbids it.
 func TestStall(t *testing.T) {
 	s, _ := live(t)
 	const sctlr = device.SCTLRDriver | device.SCTLRCFCFG
@@ -391,7 +391,7 @@ func TestStall(t *testing.T) {
 	if s.Interrupt() {
 		t.Error("vector 0 without CFIE")
 	}
-	// Hit under previous fault: others go on, unless HUPCF says otherwise.
+	// Hit under previous fault: other accesses continue, unless HUPCF is clear.
 	if r := access(t, s, 3, 0x20000, 1, true, 0, 0); r != (Result{}) {
 		t.Errorf("a page that is there: %+v", r)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// vector is a walk worked out by hand; numbers are hexadecimal texts.
+// vector is a walk computed by hand; numbers are hexadecimal strings.
 type vector struct {
 	Name   string
 	TTBR0  string
@@ -21,8 +21,8 @@ type vector struct {
 	Walks  []struct {
 		VA      string
 		Write   bool
-		Address string // where it lies, or
-		Fault   string // why not
+		Address string // of the page, or
+		Fault   string // why it is not translated
 		Level   uint8
 	}
 }
@@ -40,8 +40,8 @@ func number(t testing.TB, s string) uint64 {
 	return v
 }
 
-// TestWalkVectors holds the walk against tables written out by hand from Arm
-// DDI 0487, D8.2 and D8.3.
+// TestWalkVectors checks the walk against tables written by hand from Arm DDI 0487, D8.2 and
+// D8.3.
 func TestWalkVectors(t *testing.T) {
 	b, err := os.ReadFile("testdata/walk.json")
 	if err != nil {
@@ -83,8 +83,8 @@ func TestWalkVectors(t *testing.T) {
 	}
 }
 
-// TestWalkRun walks many pages in one go, over the end of a last-level table,
-// and finds what single walks find.
+// TestWalkRun walks many pages at once, across the end of a last-level table, and compares with
+// single walks.
 func TestWalkRun(t *testing.T) {
 	memory := map[uint64]uint64{
 		0x1000: 0x2003, // level 0, entry 0
@@ -138,8 +138,8 @@ func TestWalkRun(t *testing.T) {
 	}
 }
 
-// FuzzWalk feeds any tables: a walk ends, reads whole entries only, and gives
-// page addresses that a table held.
+// FuzzWalk uses arbitrary tables: a walk ends, reads only whole entries, and returns only page
+// addresses from a table.
 func FuzzWalk(f *testing.F) {
 	f.Add(uint64(0x1000), uint32(16), uint64(0x7f0000001000), true, uint64(0x2003), uint64(0x3443))
 	f.Add(uint64(0xffff000000000040), uint32(25), uint64(1)<<39, false, uint64(1), uint64(3))

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// cut gives the packets of f as bytes.
+// cut returns the packets of f as bytes.
 func cut(t testing.TB, f *Frame) [][]byte {
 	t.Helper()
 	var packets [][]byte
@@ -28,7 +28,7 @@ func cut(t testing.TB, f *Frame) [][]byte {
 	return packets
 }
 
-// collect gives the frames of packets that arrive in one batch.
+// collect returns the frames of packets that arrive in one batch.
 func collect(t testing.TB, packets [][]byte) (frames []*Frame, dropped int) {
 	t.Helper()
 	c := NewCollector(new(Pool))
@@ -47,7 +47,7 @@ func collect(t testing.TB, packets [][]byte) (frames []*Frame, dropped int) {
 	return frames, dropped
 }
 
-// dataFrame gives a block of length bytes.
+// dataFrame returns a block of length bytes.
 func dataFrame(length int, words bool) *Frame {
 	f := &Frame{
 		Header: Header{
@@ -103,7 +103,7 @@ func TestCutCollect(t *testing.T) {
 			if n := max(counts[name], 1); len(packets) != n {
 				t.Errorf("%d packets, want %d", len(packets), n)
 			}
-			// Whatever the order in which they come.
+			// In any order of arrival.
 			for seed := range uint64(4) {
 				if seed > 0 {
 					rand.New(rand.NewPCG(seed, 0)).Shuffle(len(packets), func(i, j int) { packets[i], packets[j] = packets[j], packets[i] })
@@ -118,8 +118,7 @@ func TestCutCollect(t *testing.T) {
 	}
 }
 
-// TestCutOnTheLine looks at the packets themselves: places, addresses and what
-// remains.
+// TestCutOnTheLine checks the packets themselves: offsets, addresses and remaining bytes.
 func TestCutOnTheLine(t *testing.T) {
 	f := dataFrame(600, true)
 	f.Remaining = 1000
@@ -159,7 +158,7 @@ func TestLossAndCorruption(t *testing.T) {
 		want := *f
 		want.WordsMissing, want.Completion = true, Completion{}
 		sameFrame(t, got[0], &want)
-		// And cut again they stay lost.
+		// Cut again, they stay missing.
 		if n := len(cut(t, got[0])); n != 5 {
 			t.Errorf("%d packets", n)
 		}
@@ -187,7 +186,7 @@ func TestLossAndCorruption(t *testing.T) {
 			got, _ := collect(t, order)
 			want := *whole
 			want.Corrupt, want.Duplicate = 0b10, 0b10
-			sameFrame(t, got[0], &want) // its bytes are the good ones
+			sameFrame(t, got[0], &want) // its bytes are the correct ones
 		}
 	})
 	t.Run("a corrupt message", func(t *testing.T) {
@@ -199,7 +198,7 @@ func TestLossAndCorruption(t *testing.T) {
 	})
 }
 
-// TestOtherBlocks: every field of the header tells blocks apart.
+// TestOtherBlocks: every field of the header distinguishes blocks.
 func TestOtherBlocks(t *testing.T) {
 	for name, change := range map[string]func(*Frame){
 		"epoch": func(f *Frame) { f.Epoch++ }, "source": func(f *Frame) { f.SrcNode++ }, "source PDID": func(f *Frame) { f.SrcPDID++ },
@@ -240,9 +239,9 @@ func TestCutError(t *testing.T) {
 	}
 }
 
-// FuzzCollector: any sequence of packets, with any fields under good CRCs, gives
-// frames that the machines can take: bitmaps within the block, bytes as long as
-// the block, and no packet lost or made up.
+// FuzzCollector: any sequence of packets, with any fields under correct CRCs, yields frames that
+// the machines accept: bitmaps within the block, as many bytes as the block has, and no packet
+// lost or invented.
 func FuzzCollector(f *testing.F) {
 	seed := func(frames ...*Frame) {
 		var all []byte
@@ -316,8 +315,8 @@ func FuzzCollector(f *testing.F) {
 			}
 		}
 		c.Flush(emit)
-		// Data packets beyond the first of their place are Duplicate, one bit
-		// for all of them; so at least so many were taken as bits are set.
+		// Data packets after the first at their place are Duplicate, one bit for all of them; so
+		// at least as many packets were taken as bits are set.
 		if data < 0 || data+copies < 0 || words < 0 || singles != 0 {
 			t.Fatalf("left: data %d, copies %d, words %d, singles %d", data, copies, words, singles)
 		}

@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// A block of 600 bytes goes over the link in packets of 256.
+// A block of 600 bytes is sent over the link in packets of 256.
 func ExampleCut() {
 	block := make([]byte, 600)
 	f := wire.Frame{

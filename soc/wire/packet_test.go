@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/internal/golden"
 )
 
-// TestHeaderTable: the fields do not overlap and, with the undefined bits, make
-// up the whole header; the widths are those of the spec.
+// TestHeaderTable: the fields do not overlap and, with the undefined bits, fill the whole header;
+// the widths are those of the spec.
 func TestHeaderTable(t *testing.T) {
 	widths := map[string]uint{
 		"kind": fKind.bits, "epoch": fEpoch.bits, "source node": fSrcNode.bits, "interface": fInterface.bits, "PDID": fSrcPDID.bits,
@@ -21,7 +21,7 @@ func TestHeaderTable(t *testing.T) {
 		"length": fLength.bits, "offset": fOffset.bits, "payload": fPayload.bits, "VA": fVA.bits, "remaining": fRemaining.bits,
 		"link": fLink.bits, "generation": fDstGen.bits,
 	}
-	// As messages.md 5 prints them; the kind's width is ours.
+	// As printed in messages.md 5; the kind's width is defined by this project.
 	want := map[string]uint{
 		"kind": 4, "epoch": 32, "link": 32, "generation": 32, "source node": 22, "interface": 6, "PDID": 16,
 		"destination node": 22, "mailbox": 6, "destination PDID": 16,
@@ -50,7 +50,7 @@ func TestHeaderTable(t *testing.T) {
 	}
 }
 
-// goldenPacket reads a vector: the packet and its bytes.
+// goldenPacket decodes a vector: the packet and its bytes.
 func goldenPacket(t *testing.T, c *golden.Case) (Packet, []byte) {
 	u := func(key string) uint64 {
 		if !c.Has(key) {
@@ -181,7 +181,7 @@ func TestDecodePacketRefuses(t *testing.T) {
 	}
 }
 
-// crc32c divides bit by bit, as the golden vectors were made.
+// crc32c divides bit by bit, as for the golden vectors.
 func crc32c(b []byte) uint32 {
 	c := ^uint32(0)
 	for _, x := range b {
@@ -220,7 +220,7 @@ func FuzzDecodePacket(f *testing.F) {
 	f.Add((&Packet{Header: Header{Kind: Words}, Words: true, Payload: make([]byte, 16)}).AppendTo(nil), true)
 	f.Add([]byte{}, false)
 	f.Fuzz(func(t *testing.T, b []byte, repair bool) {
-		// A peer can write any header with a good CRC over it.
+		// A peer can write any header under a correct CRC.
 		if b = bytes.Clone(b); repair && len(b) >= HeaderSize+CRCSize {
 			binary.LittleEndian.PutUint32(b[HeaderSize:], crc32c(b[:HeaderSize]))
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// TestPayloadsAreNobodyElses: a payload is given to one holder at a time, over
-// slabs' ends and in any order of return.
+// TestPayloadsAreNobodyElses: a payload has one holder at a time, across slabs' ends and in any
+// order of return.
 func TestPayloadsAreNobodyElses(t *testing.T) {
 	var p Pool
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -32,7 +32,7 @@ func TestPayloadsAreNobodyElses(t *testing.T) {
 	if n := len(p.slabs); n > 256/slabBlocks {
 		t.Errorf("%d slabs for 256 payloads: want %d at most", n, 256/slabBlocks)
 	}
-	p.PutPayload(make([]byte, device.BlockSize)) // not of this pool: left alone
+	p.PutPayload(make([]byte, device.BlockSize)) // not of this pool: ignored
 	p.PutPayload(nil)
 }
 
@@ -76,7 +76,7 @@ func TestAdjoin(t *testing.T) {
 	}
 }
 
-// The pieces of a frame have each of its packets once; the last has the words.
+// The pieces of a frame contain each of its packets once; the last has the words.
 func TestSplit(t *testing.T) {
 	for _, c := range []struct {
 		present uint64

@@ -118,13 +118,13 @@ func FuzzQueueEntry(f *testing.F) {
 		if e, err := device.DecodeEvent(&q); err == nil {
 			again := e.Encode()
 			if got, err := device.DecodeEvent(&again); err != nil || got != e || again[0]&device.QueuePhase != 0 {
-				t.Errorf("event %+v is %+v again, %v", e, got, err)
+				t.Errorf("event %+v is decoded as %+v, %v", e, got, err)
 			}
 		}
 		if c, err := device.DecodeCommand(&q); err == nil {
 			again := c.Encode()
 			if got, err := device.DecodeCommand(&again); err != nil || got != c || again[0]&device.QueuePhase != 0 {
-				t.Errorf("command %+v is %+v again, %v", c, got, err)
+				t.Errorf("command %+v is decoded as %+v, %v", c, got, err)
 			}
 		}
 	})

@@ -58,7 +58,7 @@ func TestRegisterMap(t *testing.T) {
 				}
 			}
 			if got != want {
-				t.Fatalf("%v 0x%x: Lookup gives %q, the map %q", w, at, got, want)
+				t.Fatalf("%v 0x%x: Lookup returns %q, the map has %q", w, at, got, want)
 			}
 		}
 	}
@@ -71,13 +71,13 @@ func checkMasks(t *testing.T, name string, r device.Register) {
 		t.Errorf("%s: masks exceed the width", name)
 	}
 	if r.Write&^r.Read != 0 || r.W1C&^r.Read != 0 {
-		t.Errorf("%s: bits are written that are never read", name)
+		t.Errorf("%s: bits can be written but not read", name)
 	}
 	if r.Write&r.W1C|r.Act&(r.Read|r.W1C) != 0 && !r.Memory {
-		t.Errorf("%s: a bit is of two kinds", name)
+		t.Errorf("%s: a bit has two kinds", name)
 	}
 	if r.Reset&^r.Read != 0 {
-		t.Errorf("%s: reset value 0x%x has bits that do not read", name, r.Reset)
+		t.Errorf("%s: reset value 0x%x has bits that cannot be read", name, r.Reset)
 	}
 	if (r.Cap == 0) != (r.CapMask == 0) || r.CapMask&^all != 0 && r.CapMask != 1<<32-1 {
 		t.Errorf("%s: capability 0x%x of bits 0x%x", name, r.Cap, r.CapMask)

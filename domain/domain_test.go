@@ -130,10 +130,10 @@ func TestSetUpAndTearDown(t *testing.T) {
 		t.Fatalf("with an access in flight: %+v, %v, ended %d; want draining", got, ok, ended)
 	}
 	if err := m.Grant(1, 9); !errors.Is(err, domain.ErrNoDomain) {
-		t.Errorf("Grant to a draining domain gives %v", err)
+		t.Errorf("Grant to a draining domain returned %v", err)
 	}
 	if err := m.Destroy(1, func() { ended += 10 }); err != nil {
-		t.Errorf("a second Destroy gives %v", err)
+		t.Errorf("a second Destroy returned %v", err)
 	}
 	if d := create(t, m, domain.Request{UID: 3}); d.Slot != 2 {
 		t.Errorf("a new domain got slot %d while 1 drains", d.Slot)
@@ -193,7 +193,7 @@ func TestInitWaitsForAccesses(t *testing.T) {
 		n.InFlight[0] = 0
 		n.Tick()
 		if d := create(t, m, domain.Request{}); d.Slot != 0 || d.Member != 2 {
-			t.Errorf("stall %v: slot %d, member %d when its access is over", stall, d.Slot, d.Member)
+			t.Errorf("stall %v: slot %d, member %d after its access has completed", stall, d.Slot, d.Member)
 		}
 		if len(n.Timers) != 0 {
 			t.Errorf("stall %v: a timer is left", stall)
@@ -214,7 +214,7 @@ func TestDestroyAtOnce(t *testing.T) {
 	}
 	for _, slot := range []int{-1, 0, 15, 16} {
 		if err := m.Destroy(slot, nil); !errors.Is(err, domain.ErrNoDomain) {
-			t.Errorf("Destroy(%d) gives %v", slot, err)
+			t.Errorf("Destroy(%d) returned %v", slot, err)
 		}
 	}
 }
@@ -235,7 +235,7 @@ func TestInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := m.Create(domain.Request{}); !errors.Is(err, domain.ErrNotReady) {
-		t.Errorf("Create before Init gives %v", err)
+		t.Errorf("Create before Init returned %v", err)
 	}
 	n.Record = true
 	if err := m.Init(); err != nil {
@@ -301,13 +301,13 @@ func TestInitRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := m.Init(); !errors.Is(err, tt.want) {
-			t.Errorf("%s: Init gives %v, want %v", tt.name, err, tt.want)
+			t.Errorf("%s: Init returned %v, want %v", tt.name, err, tt.want)
 		}
 		if w := writes(n); len(w) != 0 {
 			t.Errorf("%s: Init wrote %v", tt.name, w)
 		}
 		if _, err := m.Create(domain.Request{}); !errors.Is(err, domain.ErrNotReady) {
-			t.Errorf("%s: Create gives %v", tt.name, err)
+			t.Errorf("%s: Create returned %v", tt.name, err)
 		}
 	}
 	// A minor version is compatible.
@@ -324,7 +324,7 @@ func TestInitRefuses(t *testing.T) {
 		t.Error("a manager without a bus")
 	}
 	if _, err := domain.NewManager(n, 1<<22, directory(t, 0, 0)); !errors.Is(err, domain.ErrDevice) {
-		t.Errorf("a node id of 23 bits gives %v", err)
+		t.Errorf("a node id of 23 bits returned %v", err)
 	}
 }
 
@@ -336,7 +336,7 @@ func TestGroupsOverNodes(t *testing.T) {
 	b0 := create(t, m0, domain.Request{UID: 1, Group: "g", AcceptGroup: true})
 	a1 := create(t, m1, domain.Request{UID: 1, Group: "g", AcceptGroup: true})
 	if a0.PDID != a1.PDID || a0.PDID == b0.PDID || a0.Member != 0 || b0.Member != 1 {
-		t.Errorf("members %+v, %+v, %+v: want one PDID a member index", a0, b0, a1)
+		t.Errorf("members %+v, %+v, %+v: want one PDID per member index", a0, b0, a1)
 	}
 	if !slices.Contains(a1.Peers, b0.PDID) || slices.Contains(a1.Peers, a1.PDID) || len(a1.Peers) != 7 {
 		t.Errorf("peers %v of %d: want the group's seven others", a1.Peers, a1.PDID)
@@ -379,7 +379,7 @@ func TestLimits(t *testing.T) {
 		t.Helper()
 		_, err := m.Create(q)
 		if !errors.Is(err, want) || !errors.As(err, &le) || le.Used != used || !strings.Contains(err.Error(), ";") {
-			t.Errorf("Create(%+v) gives %v, want %v with %d used and a remedy", q, err, want, used)
+			t.Errorf("Create(%+v) returned %v, want %v with %d used and what to do", q, err, want, used)
 		}
 	}
 	refused(domain.Request{UID: 1, Group: "g"}, domain.ErrQuota, 8)
@@ -422,14 +422,14 @@ func TestPeers(t *testing.T) {
 		{UID: 1, Accept: accept(10), AcceptGroup: true},
 	} {
 		if _, err := m.Create(q); !errors.Is(err, domain.ErrPeers) || !errors.As(err, &pe) {
-			t.Errorf("%d accepted gives %v", len(q.Accept), err)
+			t.Errorf("%d accepted returned %v", len(q.Accept), err)
 		}
 	}
 	if _, err := m.Create(domain.Request{Accept: []device.PDID{0xffff}}); !errors.Is(err, domain.ErrPDID) {
 		t.Errorf("accepting pfds' PDID: %v", err)
 	}
 	if _, err := m.Create(domain.Request{Accept: []device.PDID{0}}); !errors.Is(err, domain.ErrPDID) {
-		t.Errorf("accepting PDID 0 gives %v", err)
+		t.Errorf("accepting PDID 0 returned %v", err)
 	}
 	if len(m.Domains()) != 0 {
 		t.Errorf("a refused request left %+v", m.Domains())
@@ -439,10 +439,10 @@ func TestPeers(t *testing.T) {
 		t.Errorf("%d peers, want 16", len(d.Peers))
 	}
 	if err := m.Grant(0, 500); !errors.Is(err, domain.ErrPeers) {
-		t.Errorf("a seventeenth peer gives %v", err)
+		t.Errorf("a seventeenth peer returned %v", err)
 	}
 	if err := m.Grant(0, 200); err != nil {
-		t.Errorf("granting again gives %v", err)
+		t.Errorf("granting again returned %v", err)
 	}
 }
 
@@ -466,11 +466,11 @@ func TestGrant(t *testing.T) {
 		t.Errorf("granting to pfds' PDID: %v", err)
 	}
 	if err := m.Grant(0, 0); !errors.Is(err, domain.ErrPDID) {
-		t.Errorf("Grant of PDID 0 gives %v", err)
+		t.Errorf("Grant of PDID 0 returned %v", err)
 	}
 	for _, s := range []int{-1, 1, 16} {
 		if err := m.Grant(s, 5); !errors.Is(err, domain.ErrNoDomain) {
-			t.Errorf("Grant to slot %d gives %v", s, err)
+			t.Errorf("Grant to slot %d returned %v", s, err)
 		}
 	}
 }
@@ -498,7 +498,7 @@ func TestGroupNames(t *testing.T) {
 	_, m := manager(t, 0, directory(t, 0, 0))
 	for _, name := range []string{strings.Repeat("x", 64), "a\nb", "a b", "\xff", "Größe"} {
 		if _, err := m.Create(domain.Request{Group: name}); !errors.Is(err, domain.ErrGroupName) {
-			t.Errorf("group %q gives %v", name, err)
+			t.Errorf("group %q returned %v", name, err)
 		}
 	}
 	for _, name := range []string{"", "a.b", strings.Repeat("x", 63)} {
@@ -509,7 +509,7 @@ func TestGroupNames(t *testing.T) {
 func TestRanges(t *testing.T) {
 	for _, r := range [][2]device.PDID{{0, 5}, {6, 5}} {
 		if _, err := domain.NewDirectory(domain.DirectoryConfig{First: r[0], Last: r[1]}); !errors.Is(err, domain.ErrRange) {
-			t.Errorf("range %v gives %v", r, err)
+			t.Errorf("range %v returned %v", r, err)
 		}
 	}
 	for _, r := range [][2]device.PDID{{0, 0}, {1, 1}, {0xff00, 0xfffe}} {
@@ -525,7 +525,7 @@ func TestRanges(t *testing.T) {
 	// Seven PDIDs are too few; eight make one group, repeatedly.
 	_, m := manager(t, 0, directory(t, 0xfff8, 0xfffe))
 	if _, err := m.Create(domain.Request{}); !errors.Is(err, domain.ErrNoPDID) {
-		t.Errorf("seven PDIDs give %v", err)
+		t.Errorf("seven PDIDs: %v", err)
 	}
 	_, m = manager(t, 0, directory(t, 0xfff7, 0xfffe))
 	for range 5 {
@@ -560,7 +560,7 @@ func TestGoneInBetween(t *testing.T) {
 		}
 		n.Err = device.ErrGone
 		if err := m.Grant(0, 99); !errors.Is(err, device.ErrGone) {
-			t.Errorf("Grant gives %v", err)
+			t.Errorf("Grant returned %v", err)
 		}
 		ended := false
 		if err := m.Destroy(0, func() { ended = true }); err != nil || !ended || len(m.Domains()) != 0 {

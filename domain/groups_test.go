@@ -95,7 +95,7 @@ func TestTell(t *testing.T) {
 		{Node: 5, Interface: 31, PDID: 0xffff}: false,
 	} {
 		if got := domain.Told(src); got != want {
-			t.Errorf("%+v: told by a pfd %v, want %v", src, got, want)
+			t.Errorf("%+v: from a pfd: %v, want %v", src, got, want)
 		}
 	}
 }

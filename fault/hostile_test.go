@@ -114,11 +114,11 @@ func TestPacketizerBusy(t *testing.T) {
 	// Four channels hold a message each; the fifth waits.
 	r, s := send(12)
 	if got := r.sent(); len(got) != 6 || s.RAPF != 6 || s.Busy != 0 {
-		t.Errorf("sent %+v, RAPFs %d, given up %d; want all six", got, s.RAPF, s.Busy)
+		t.Errorf("sent %+v, RAPFs %d, abandoned %d; want all six", got, s.RAPF, s.Busy)
 	}
 	r, s = send(1 << 30)
 	if got := r.sent(); len(got) != 4 || s.RAPF != 4 || s.Busy != 2 {
-		t.Errorf("sent %+v, RAPFs %d, given up %d; want 4, 4, 2", got, s.RAPF, s.Busy)
+		t.Errorf("sent %+v, RAPFs %d, abandoned %d; want 4, 4, 2", got, s.RAPF, s.Busy)
 	}
 }
 
@@ -182,7 +182,7 @@ func TestFloodAndOverflow(t *testing.T) {
 		other++
 		rx, _ := r.n.Levels()
 		if before-rx > 64 {
-			t.Errorf("%d entries drained without a turn for others", before-rx)
+			t.Errorf("%d entries drained without a break for others", before-rx)
 		}
 		before = rx
 		if rx > 0 {
@@ -229,7 +229,7 @@ func TestStuckDomain(t *testing.T) {
 	r.run()
 	// One for new faults and one for what the policy adds, however many there are.
 	if len(r.n.Held) != 2 {
-		t.Fatalf("%d calls under way, want 2", len(r.n.Held))
+		t.Fatalf("%d calls in flight, want 2", len(r.n.Held))
 	}
 	s := r.d.Stats().Slots[0]
 	if s.Dropped == 0 || s.Entries != s.Dropped+1024 {
@@ -296,7 +296,7 @@ func TestRemovedInBetween(t *testing.T) {
 			}
 			r.wantSent(want...)
 			if len(old.calls) > calls+2 { // those in flight run to their end
-				t.Errorf("%d page-ins for a domain that is gone", len(old.calls)-calls)
+				t.Errorf("%d page-ins for a domain that was removed", len(old.calls)-calls)
 			}
 			for _, rec := range r.d.Records(-1) {
 				if rec.Outcome == fault.Pending {
@@ -365,7 +365,7 @@ func TestAddRefuses(t *testing.T) {
 	} {
 		r := newRig(t, nil)
 		if err := r.d.Add(tt); !errors.Is(err, fault.ErrTarget) {
-			t.Errorf("Add(%+v) gives %v, want ErrTarget", tt, err)
+			t.Errorf("Add(%+v) returned %v, want ErrTarget", tt, err)
 		}
 	}
 }
@@ -450,7 +450,7 @@ func TestRandom(t *testing.T) {
 		}
 		for r.n.Step() || len(r.n.Held) > 0 {
 			if len(r.n.Held) > 2*4 {
-				t.Fatalf("seed %d: %d calls under way for four slots", seed, len(r.n.Held))
+				t.Fatalf("seed %d: %d calls in flight for four slots", seed, len(r.n.Held))
 			}
 			r.n.Release()
 			check()

@@ -92,7 +92,7 @@ func TestInterruptEitherVector(t *testing.T) {
 		r.d.Interrupt(v)
 	}
 	if len(r.n.Log) != 0 {
-		t.Errorf("vectors of others touch registers: %q", accesses(r.n.Log))
+		t.Errorf("vectors of others access registers: %q", accesses(r.n.Log))
 	}
 }
 
@@ -244,12 +244,12 @@ func TestGone(t *testing.T) {
 		}
 		r.d.Interrupt(device.VectorFault)
 		if err := r.d.Add(fault.Target{Slot: 1, PDID: 9, Pager: &pager{}}); !errors.Is(err, device.ErrGone) {
-			t.Errorf("gone after %d accesses: Add gives %v", at, err)
+			t.Errorf("gone after %d accesses: Add returned %v", at, err)
 		}
 	}
 	r := newRig(t, func(n *faulttest.Node, _ *fault.Config) { n.Err = gone })
 	if err := r.d.Add(fault.Target{Slot: 1, PDID: 9, Pager: &pager{}}); !errors.Is(err, device.ErrGone) {
-		t.Errorf("Add on a device that is gone gives %v", err)
+		t.Errorf("Add on a device that is gone returned %v", err)
 	}
 	r.d.Interrupt(device.VectorFault)
 }

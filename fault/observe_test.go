@@ -33,7 +33,7 @@ func TestObserve(t *testing.T) {
 	r.d.Remove(2)
 	r.run()
 	if len(seen) != len(want) {
-		t.Errorf("%d records seen after the domains went, want no more", len(seen)-len(want))
+		t.Errorf("%d records observed after the domains were removed, want none", len(seen)-len(want))
 	}
 }
 

@@ -159,7 +159,7 @@ func TestCapOfAFault(t *testing.T) {
 		end += uint64(c.pages)
 	}
 	if pages != 4096 {
-		t.Errorf("%d pages brought in, want 4096", pages)
+		t.Errorf("%d pages paged in, want 4096", pages)
 	}
 	r.wantSent(rapf{0, 7, 1, 1, false})
 }
@@ -220,7 +220,7 @@ func TestDataFlowsBetweenSlices(t *testing.T) {
 	ok := func(tr device.TransactionID) rapf { return rapf{0, 7, tr, 1, false} }
 	// The long one is started first, so that its worker wakes meanwhile.
 	if n := len(r.n.Held); n != 2 || !r.n.Held[0].Long || r.n.Held[1].Long {
-		t.Fatalf("%d calls under way: %+v; want a long and a short one", n, r.n.Held)
+		t.Fatalf("%d calls in flight: %+v; want a long and a short one", n, r.n.Held)
 	}
 	r.wantSent()
 	r.n.ReleaseAt(1)
@@ -233,7 +233,7 @@ func TestDataFlowsBetweenSlices(t *testing.T) {
 	r.n.Push(entry(0, 22, 1, 300), 4096)
 	r.run()
 	if len(r.n.Held) != 2 {
-		t.Fatalf("%d calls under way, want 2", len(r.n.Held))
+		t.Fatalf("%d calls in flight, want 2", len(r.n.Held))
 	}
 	r.n.ReleaseAt(1)
 	g.want(t, pageIn{300, 1, true})
@@ -243,7 +243,7 @@ func TestDataFlowsBetweenSlices(t *testing.T) {
 	r.wantSent(ok(4), ok(5), ok(6), ok(7), ok(20))
 	for len(r.n.Held) > 0 {
 		if len(r.n.Held) != 1 {
-			t.Fatalf("%d calls under way, want 1", len(r.n.Held))
+			t.Fatalf("%d calls in flight, want 1", len(r.n.Held))
 		}
 		r.n.Release()
 	}
@@ -353,7 +353,7 @@ func TestUnresolvable(t *testing.T) {
 					want = fault.Resolved
 				}
 				if rec.Outcome != want {
-					t.Errorf("%v: record of block %d says %v, want %v", why, rec.Transaction, rec.Outcome, want)
+					t.Errorf("%v: record of block %d has outcome %v, want %v", why, rec.Transaction, rec.Outcome, want)
 				}
 			}
 		}
@@ -408,7 +408,7 @@ func TestTransient(t *testing.T) {
 			want = fault.Unsent
 		}
 		if rec.Outcome != want {
-			t.Errorf("record of block %d says %v, want %v", rec.Transaction, rec.Outcome, want)
+			t.Errorf("record of block %d has outcome %v, want %v", rec.Transaction, rec.Outcome, want)
 		}
 	}
 	// The guard retransmits block 2.
@@ -460,7 +460,7 @@ func TestSourceFaults(t *testing.T) {
 			if !tt.entry {
 				for _, a := range r.n.Log {
 					if a.Window == device.PL && a.Offset >= device.PLTXFIFO && a.Offset < device.PLPktzCfg {
-						t.Errorf("a TXFIFO that is not there is accessed: %+v", a)
+						t.Errorf("an absent TXFIFO is accessed: %+v", a)
 					}
 				}
 			}

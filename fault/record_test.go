@@ -23,7 +23,7 @@ func TestRecord(t *testing.T) {
 	times := []int64{got.Interrupt, got.Drained, got.Started, got.Resident, got.Answered}
 	for i, at := range times {
 		if at == 0 || i > 0 && at <= times[i-1] {
-			t.Errorf("stages %v do not follow each other", times)
+			t.Errorf("stages %v are out of order", times)
 			break
 		}
 	}
@@ -58,7 +58,7 @@ func TestRecordsRing(t *testing.T) {
 		}
 		rec := r.d.Records(n)
 		if len(rec) != want {
-			t.Errorf("Records(%d) gives %d, want %d", n, len(rec), want)
+			t.Errorf("Records(%d) returned %d records, want %d", n, len(rec), want)
 			continue
 		}
 		for i := range rec {

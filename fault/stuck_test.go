@@ -25,7 +25,7 @@ func (r *rig) release(g *pager, page uint64) {
 			return
 		}
 	}
-	r.t.Fatalf("no call for page %d is under way", page)
+	r.t.Fatalf("no call for page %d is in flight", page)
 }
 
 // A page that is never paged in affects only its own block: the domain's other absent pages are
@@ -39,7 +39,7 @@ func TestStuckPage(t *testing.T) {
 	r.n.Push(entry(0, 2, 1, 9), 4096) // waits for the first call, which may be quick
 	r.run()
 	if len(r.n.Held) != 1 {
-		t.Fatalf("%d calls under way, want 1", len(r.n.Held))
+		t.Fatalf("%d calls in flight, want 1", len(r.n.Held))
 	}
 	r.time += int64(time.Second)
 	r.n.Push(entry(0, 1, 2, 5), 4096) // the guard retransmits the first block
@@ -55,7 +55,7 @@ func TestStuckPage(t *testing.T) {
 		r.wantSent(rapf{0, 7, 10 + i, 1, false})
 	}
 	if len(r.n.Held) != 1 || r.d.Stats().Total.Stuck != 1 {
-		t.Errorf("%d calls under way, %d stuck, want the first", len(r.n.Held), r.d.Stats().Total.Stuck)
+		t.Errorf("%d calls in flight, %d stuck, want the first", len(r.n.Held), r.d.Stats().Total.Stuck)
 	}
 	r.release(g, 5)
 	r.run()
@@ -94,7 +94,7 @@ func TestStuckBound(t *testing.T) {
 		r.time += int64(time.Second)
 	}
 	if n := len(r.n.Held); n != 8 {
-		t.Errorf("%d calls under way, want 8", n)
+		t.Errorf("%d calls in flight, want 8", n)
 	}
 	for len(r.n.Held) > 0 {
 		r.n.Release()
@@ -189,7 +189,7 @@ func TestThereForOthers(t *testing.T) {
 			t.Fatal("another transaction fails")
 		}
 		if seq > 1000 {
-			t.Fatal("a block that never goes on is not found")
+			t.Fatal("a block that never makes progress is not detected")
 		}
 	}
 }
@@ -270,7 +270,7 @@ func TestFailureOfFormerMapping(t *testing.T) {
 			r.run()
 			r.wantSent(rapf{0, 7, 1, 1, true})
 			if len(r.n.Held) != 1 {
-				t.Fatalf("%d calls under way, want one more", len(r.n.Held))
+				t.Fatalf("%d calls in flight, want one more", len(r.n.Held))
 			}
 			r.n.Release()
 			r.run()

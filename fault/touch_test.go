@@ -175,7 +175,7 @@ func TestDeclined(t *testing.T) {
 					}
 				}
 				if !r.d.Declined(2, 7, declined) || r.d.Declined(2, 7, declined) {
-					t.Error("the block is to be taken over once")
+					t.Error("the block must be taken over once")
 				}
 				r.run()
 				r.time += 1e9

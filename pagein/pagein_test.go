@@ -11,29 +11,29 @@ func TestNames(t *testing.T) {
 	for s, want := range map[string]Method{"": 0, "default": 0, "gup": 1, "touch": 2, "uffd": 3, "populate": 4} {
 		got, err := ParseMethod(s)
 		if got != want || err != nil || s != "" && got.String() != s || !got.Known() {
-			t.Errorf("ParseMethod(%q) gives %v, %v", s, got, err)
+			t.Errorf("ParseMethod(%q) returned %v, %v", s, got, err)
 		}
 	}
 	for s, want := range map[string]Policy{"": 0, "default": 0, "p1": 1, "p4": 2, "pa": 3, "adaptive": 4} {
 		got, err := ParsePolicy(s)
 		if got != want || err != nil || s != "" && got.String() != s || !got.Known() {
-			t.Errorf("ParsePolicy(%q) gives %v, %v", s, got, err)
+			t.Errorf("ParsePolicy(%q) returned %v, %v", s, got, err)
 		}
 	}
 	for s, want := range map[string]Policy{"P1": PIO, "PIO": PIO, "pi4": PI4, "Pia": PIA} {
 		if got, err := ParsePolicy(s); got != want || err != nil {
-			t.Errorf("ParsePolicy(%q) gives %v, %v", s, got, err)
+			t.Errorf("ParsePolicy(%q) returned %v, %v", s, got, err)
 		}
 	}
 	if got, err := ParseMethod("UFFD"); got != UFFD || err != nil {
-		t.Errorf("ParseMethod(UFFD) gives %v, %v", got, err)
+		t.Errorf("ParseMethod(UFFD) returned %v, %v", got, err)
 	}
 	for _, s := range []string{"p2", "PI", "gup ", "0", "unknown(9)"} {
 		if _, err := ParseMethod(s); !errors.Is(err, ErrMethod) || !strings.Contains(err.Error(), "gup, touch") {
-			t.Errorf("ParseMethod(%q) gives %v", s, err)
+			t.Errorf("ParseMethod(%q) returned %v", s, err)
 		}
 		if _, err := ParsePolicy(s); !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), "p1, p4, pa") {
-			t.Errorf("ParsePolicy(%q) gives %v", s, err)
+			t.Errorf("ParsePolicy(%q) returned %v", s, err)
 		}
 	}
 }

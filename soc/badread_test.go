@@ -48,10 +48,10 @@ func (p *pair) untouched(out []Action, answers int) (answer *wire.Frame) {
 			answer = a.Frame
 			continue
 		}
-		p.t.Errorf("the target does %+v", a)
+		p.t.Errorf("the target emits %+v", a)
 	}
 	if answers != 0 {
-		p.t.Errorf("the target sends %d answers fewer than it should", answers)
+		p.t.Errorf("the target sends %d answers too few", answers)
 	}
 	if n := p.to.n.InFlight(2); n != 0 {
 		p.t.Errorf("%d accesses to the target's memory", n)
@@ -131,7 +131,7 @@ func TestBadReads(t *testing.T) {
 			tt.change(&m)
 			f := p.request(targetID, m)
 			if f == nil {
-				t.Fatal("the request does not go out")
+				t.Fatal("the request is not sent")
 			}
 			if tt.link != nil {
 				tt.link(f)
@@ -157,7 +157,7 @@ func TestBadReads(t *testing.T) {
 			other := goodRead()
 			other.Dst += 0x100000
 			if p.request(targetID, other) == nil {
-				t.Error("the tag of a read that failed stays in use")
+				t.Error("the tag of a failed read stays in use")
 			}
 		})
 	}
@@ -167,7 +167,7 @@ func TestBadReads(t *testing.T) {
 func TestBadReadsRefusedAtOnce(t *testing.T) {
 	p := newPair(t, Config{})
 	if p.request(targetID, goodRead()) == nil {
-		t.Fatal("a good request does not go out")
+		t.Fatal("a valid request is not sent")
 	}
 	for name, change := range map[string]func(m *mailbox.ReadRequest){
 		"another size":         func(m *mailbox.ReadRequest) { m.Size++ },
@@ -180,20 +180,20 @@ func TestBadReadsRefusedAtOnce(t *testing.T) {
 		change(&m)
 		refused := p.from.count(device.MboxRefused)
 		if f := p.request(targetID, m); f != nil {
-			t.Errorf("tag in use, %s: %+v goes out", name, f.Header)
+			t.Errorf("tag in use, %s: %+v is sent", name, f.Header)
 		}
 		if got := p.from.count(device.MboxRefused); got != refused+1 {
 			t.Errorf("tag in use, %s: mbox_refused goes from %d to %d", name, refused, got)
 		}
 	}
 	if f := p.request(6, goodRead()); f != nil {
-		t.Errorf("tag in use, another node: %+v goes out", f.Header)
+		t.Errorf("tag in use, another node: %+v is sent", f.Header)
 	}
 
 	lost := newPair(t, Config{})
 	lost.from = newBenchOf(t, Config{ID: initiatorID, VABits: 48, SVA: true, Epoch: 3, Route: func(n device.NodeID) bool { return n != 6 }})
 	if f := lost.request(6, goodRead()); f != nil {
-		t.Errorf("node that does not exist: %+v goes out", f.Header)
+		t.Errorf("node that does not exist: %+v is sent", f.Header)
 	}
 	if got := lost.from.count(device.MboxRefused); got != 1 {
 		t.Errorf("node that does not exist: mbox_refused is %d, want 1", got)
@@ -202,7 +202,7 @@ func TestBadReadsRefusedAtOnce(t *testing.T) {
 	m := goodRead()
 	m.Size = 64
 	if lost.request(targetID, m) == nil {
-		t.Error("the tag of a request that never went out is in use")
+		t.Error("the tag of a request that was never sent is in use")
 	}
 }
 
@@ -212,7 +212,7 @@ func TestReadAskedForAgainIsServedOnce(t *testing.T) {
 	for i := range 3 {
 		f := p.request(targetID, goodRead())
 		if f == nil {
-			t.Fatalf("request %d does not go out", i)
+			t.Fatalf("request %d is not sent", i)
 		}
 		p.to.step(Event{Kind: FrameArrived, Frame: f})
 	}
@@ -230,7 +230,7 @@ func TestRefusedReadStaysOpen(t *testing.T) {
 	p := newPair(t, Config{})
 	f := p.request(targetID, goodRead())
 	if f == nil {
-		t.Fatal("a good request does not go out")
+		t.Fatal("a valid request is not sent")
 	}
 	other := goodRead()
 	other.Dst += 0x100000

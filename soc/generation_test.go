@@ -50,12 +50,12 @@ func TestNewGenerationEndsTheFormerDomain(t *testing.T) {
 	b.out = nil
 	b.write64(device.PL, pdCfg2, device.PDCfg(ownPDID, nextGen))
 	if c := b.n.Channel(2, 0); !c.Failing {
-		t.Error("its transfer goes on")
+		t.Error("its transfer continues")
 	}
 	rest := half(2)
 	b.step(Event{Kind: FrameArrived, Frame: rest})
 	if w := b.take(Walk); len(w) != 0 {
-		t.Error("its block goes on")
+		t.Error("its block continues")
 	}
 }
 
@@ -123,7 +123,7 @@ func TestReadsOfAnotherGeneration(t *testing.T) {
 	renew(p.from)
 	p.from.step(Event{Kind: FrameArrived, Frame: answer})
 	if mail := p.from.take(MailArrived); len(mail) != 0 {
-		t.Error("the next domain has the answer of the former one's read")
+		t.Error("the next domain got the answer of the former one's read")
 	}
 
 	p = newPair(t, Config{})

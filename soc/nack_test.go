@@ -163,7 +163,7 @@ func (c *nackCause) refuse(t *testing.T) (*pair, *wire.Frame) {
 		t.Errorf("counter %v of the target went from %d to %d, want %d more", c.counter, counted, p.to.count(c.counter), c.counts)
 	}
 	if p.written != 0 || p.to.count(device.RXBlocks) != 0 {
-		t.Errorf("%d bytes and %d blocks of what was refused came in", p.written, p.to.count(device.RXBlocks))
+		t.Errorf("%d bytes and %d blocks of a refused block were received", p.written, p.to.count(device.RXBlocks))
 	}
 	return p, nack
 }
@@ -230,10 +230,10 @@ func TestNackCauses(t *testing.T) {
 			p.written = 0
 			ack := p.answered(again)
 			if ack == nil || ack.Code != device.CodeAck {
-				t.Fatalf("answer %+v to the block that was sent again", ack)
+				t.Fatalf("answer %+v to the retransmitted block", ack)
 			}
 			if !bytes.Equal(p.got, p.source) || p.written != len(p.source) {
-				t.Errorf("%d bytes came in, or not the source's", p.written)
+				t.Errorf("%d bytes were received, or wrong ones", p.written)
 			}
 			if more := p.acknowledge(ack); more != nil || p.seen.Done != device.DoneCompleted || p.seen.Status != 0 {
 				t.Errorf("sent %v, done %d, status %d; want nothing, 1, 0", more, p.seen.Done, p.seen.Status)
@@ -269,7 +269,7 @@ func TestNackCausesThatStay(t *testing.T) {
 					break
 				}
 				if sendings++; sendings > 100 {
-					t.Fatal("the transfer never ends")
+					t.Fatal("the transfer does not end")
 				}
 				if c.link != nil {
 					again = c.link(p, again)
@@ -286,7 +286,7 @@ func TestNackCausesThatStay(t *testing.T) {
 				t.Errorf("nacks_%d is %d, want 65", c.code, got)
 			}
 			if p.written != 0 {
-				t.Errorf("%d bytes of what was refused came in", p.written)
+				t.Errorf("%d bytes of a refused block were received", p.written)
 			}
 		})
 	}

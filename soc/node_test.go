@@ -120,7 +120,7 @@ func TestFaultedBlock(t *testing.T) {
 		case Transmit:
 			acks = append(acks, a.Frame)
 		case Move:
-			t.Error("bytes of a faulted block are moved")
+			t.Error("bytes of a faulting block are moved")
 		}
 	}
 	if len(acks) != 1 || acks[0].Code != device.CodeSlaveError || acks[0].Epoch != 3 || acks[0].Seq != 1 || acks[0].ID != 7 {
@@ -269,7 +269,7 @@ func TestMailboxOfTheNextDomain(t *testing.T) {
 	}
 	b.write64(device.PL, cfg, ownPDID|device.CfgEnable) // the same value again
 	if _, _, ok := b.n.PeekMail(box); !ok {
-		t.Fatal("the reader's own messages are gone")
+		t.Fatal("the reader's own messages are lost")
 	}
 	b.write64(device.PL, cfg, 0)
 	b.write64(device.PL, cfg, strange|device.CfgEnable)
@@ -305,7 +305,7 @@ func TestPacketizerIsWired(t *testing.T) {
 		ev.Kind = MessageSent
 		b.step(ev)
 		if got := b.take(Transmit); len(got) != 0 {
-			t.Errorf("%s: a frame went out", name)
+			t.Errorf("%s: a frame was sent", name)
 		}
 		if got := b.n.PacketizerStatus(ev.Interface, 0); got != device.PktzRefused {
 			t.Errorf("%s: STATUS %d, want refused", name, got)
@@ -454,6 +454,6 @@ func TestDisabledNode(t *testing.T) {
 	b.step(doorbell(2, 0, 64))
 	b.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(1, 1, 0), N: 1})
 	if len(b.out) != 0 {
-		t.Errorf("a node that is not enabled does %+v", b.out)
+		t.Errorf("a disabled node emits %+v", b.out)
 	}
 }

@@ -76,7 +76,7 @@ func TestPeekFIFO(t *testing.T) {
 			got[w] = uint32(b.n.Load(device.PL, device.PLRXFIFO+4*uint32(w), 4))
 		}
 		if got != want[i] {
-			t.Errorf("entry %d: the head gives %x, the window %x", i, got, want[i])
+			t.Errorf("entry %d: the head reads %x, the window %x", i, got, want[i])
 		}
 		if i+1 < entries && b.entryAt(false, 0) != want[i+1] {
 			t.Errorf("after %d pops the window begins with %x, want %x", i+1, b.entryAt(false, 0), want[i+1])

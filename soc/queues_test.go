@@ -133,7 +133,7 @@ func TestQueueFault(t *testing.T) {
 		t.Errorf("bank fault %+v", b)
 	}
 	if s := q.get(device.PLRXFIFOStatus); s != device.FIFOEmpty {
-		t.Errorf("RXFIFO_STATUS %#x after it was told", s)
+		t.Errorf("RXFIFO_STATUS %#x after it was reported", s)
 	}
 	if v := q.n.Load(device.SMMU, device.Bank(2, device.FSR), 4); v != 0 || q.get(device.PLIRQStatus) != 0 {
 		t.Errorf("FSR %#x, IRQ_STATUS %#x", v, q.get(device.PLIRQStatus))
@@ -153,7 +153,7 @@ func TestQueueFault(t *testing.T) {
 		t.Errorf("%d messages sent", n)
 	}
 	if e := q.events(); len(e) != 0 {
-		t.Errorf("events %+v for a message that was taken", e)
+		t.Errorf("events %+v for an accepted message", e)
 	}
 }
 
@@ -162,16 +162,16 @@ func TestQueueCommands(t *testing.T) {
 	q := newQueued(newBenchOf(t, Config{ID: 5, VABits: 48, Epoch: 9, Queues: true}))
 	q.command(device.Command{Kind: device.CommandNop, Value: 9})
 	if e := q.one(); e.Kind != device.EventNop || e.Cookie != 9 || e.Commands != 1 {
-		t.Errorf("NOP tells %+v", e)
+		t.Errorf("NOP causes %+v", e)
 	}
 	// Mailbox 20 has no reader here.
 	q.command(device.Command{Kind: device.CommandSend, Index: 2, Channel: 3, Count: 1, Destination: packetizer.Destination(5, 20, 0)})
 	if e := q.one(); e.Kind != device.EventRefused || e.Index != 2 || e.Channel != 3 {
-		t.Errorf("a refused message tells %+v", e)
+		t.Errorf("a refused message causes %+v", e)
 	}
 	q.command(device.Command{Kind: device.CommandSend, Index: 2, Count: 1, Destination: packetizer.Destination(5, 3, 0), Words: [6]uint64{0x77}})
 	if e := q.one(); e.Kind != device.EventMail || e.Index != 3 {
-		t.Errorf("a message in mailbox 3 tells %+v", e)
+		t.Errorf("a message in mailbox 3 causes %+v", e)
 	}
 	if src, words, ok := q.n.PeekMail(3); !ok || src.PDID != ownPDID || words[0]&^(0xffff<<2) != 0x77&^(0xffff<<2) {
 		t.Errorf("mailbox 3 has %+v %x", src, words)
@@ -183,7 +183,7 @@ func TestQueueCommands(t *testing.T) {
 	}
 	q.command(device.Command{Kind: device.CommandDoorbell, Index: 2, Channel: 0})
 	if e := q.one(); e.Kind != device.EventDone || e.Index != 2 || e.Status != device.DoneFailed || e.Code != device.StatusDecode {
-		t.Errorf("a transfer that is over tells %+v", e)
+		t.Errorf("a completed transfer causes %+v", e)
 	}
 	q.command(device.Command{Kind: device.CommandInvalidate, Index: 2, Pages: 1 << 60})
 	q.command(device.Command{Kind: device.CommandInvalidate, Index: 2, Page: 7, Pages: 3})
@@ -222,7 +222,7 @@ func TestQueueBroken(t *testing.T) {
 	q.write32(device.PL, device.PLEventQueue+device.QueueStatus, off)
 	q.write32(device.PL, device.PLIRQStatus, 1)
 	if q.get(device.PLIRQStatus) != 0 {
-		t.Error("vector 0 is still up")
+		t.Error("vector 0 is still asserted")
 	}
 }
 

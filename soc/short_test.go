@@ -39,7 +39,7 @@ func TestShortTransferPassesLargeOnes(t *testing.T) {
 		t.Errorf("a short transfer: answer %+v before its memory has answered", a.Header)
 	}
 	if begun := len(p.walks); begun != 13 || p.walks[12].VA != 0x20000 {
-		t.Errorf("the short transfer's access does not begin at once: %d have", begun)
+		t.Errorf("the short transfer's access does not begin at once: %d have begun", begun)
 	}
 	p.heldWalks = false
 	if a := p.settle(); a == nil || a.Code != device.CodeAck {

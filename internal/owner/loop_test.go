@@ -103,7 +103,7 @@ func TestPublished(t *testing.T) {
 	r.kick(0)
 	r.pass(0, "0 rings for 3")
 	if !r.Rung() {
-		t.Error("the message behind the doorbell is forgotten")
+		t.Error("the message after the doorbell is lost")
 	}
 	r.pass(0, "0 sends 2 words by 1")
 	if r.Rung() || r.memory[0].SendStatus(1) != device.PktzRefused {
@@ -121,7 +121,7 @@ func TestPublished(t *testing.T) {
 		r.did = append(r.did, "")
 	}
 	if r.did[0] == r.did[2] || r.did[0] == "" || r.did[2] == "" {
-		t.Errorf("%q: one process comes twice, another not at all", r.did)
+		t.Errorf("%q: one process was served twice, another not at all", r.did)
 	}
 }
 
@@ -133,23 +133,23 @@ func TestCold(t *testing.T) {
 	r.busy = true
 	r.pass(2 * time.Millisecond)
 	if len(r.Hot()) != 3 {
-		t.Fatalf("%d processes are looked at while something of them is under way, want 3", len(r.Hot()))
+		t.Fatalf("%d processes are polled while they have work in flight, want 3", len(r.Hot()))
 	}
 	r.busy = false
 	r.pass(0)
 	if len(r.Hot()) != 0 {
-		t.Fatalf("%d quiet processes are looked at, want 0", len(r.Hot()))
+		t.Fatalf("%d quiet processes are polled, want 0", len(r.Hot()))
 	}
 	r.memory[1].Ring(5)
 	r.kick(1)
 	r.pass(time.Duration(pollTime), "1 rings for 5")
 	if len(r.Hot()) != 1 {
-		t.Errorf("%d processes are looked at, want the one that rang", len(r.Hot()))
+		t.Errorf("%d processes are polled, want the one that rang", len(r.Hot()))
 	}
 	// It is hot: its eventfd need not be written now.
 	r.memory[1].Ring(6)
 	if r.memory[1].Kicked() {
-		t.Error("a process that is looked at is told that the owner sleeps")
+		t.Error("a hot process is told that the owner sleeps")
 	}
 	r.pass(0, "1 rings for 6")
 	// A wake-up without a publication changes nothing.
@@ -159,14 +159,14 @@ func TestCold(t *testing.T) {
 	r.ok(err)
 	r.pass(time.Duration(pollTime))
 	if len(r.Hot()) != 0 {
-		t.Errorf("%d processes are looked at after a wake-up for nothing, want 0", len(r.Hot()))
+		t.Errorf("%d processes are polled after a wake-up without work, want 0", len(r.Hot()))
 	}
 	// A process with an unseen kick does not become cold.
 	p := r.processes[0]
 	r.Heat(p, r.now)
 	r.memory[0].Kicked()
 	if r.cool(0) || r.memory[0].Kicked() {
-		t.Error("a process that has published something goes cold")
+		t.Error("a process with an unseen publication becomes cold")
 	}
 	// Processes that become hot while the owner dozes still wake it.
 	r.Doze()
@@ -181,7 +181,7 @@ func TestCold(t *testing.T) {
 	r.Detach(r.processes[2])
 	r.Detach(r.processes[0])
 	if len(r.Hot()) != 0 {
-		t.Errorf("%d processes are looked at when they have left, want 0", len(r.Hot()))
+		t.Errorf("%d processes are polled after detaching, want 0", len(r.Hot()))
 	}
 }
 
@@ -194,38 +194,38 @@ func TestVainKicks(t *testing.T) {
 		r.kick(i)
 		r.did = nil
 		if r.Look(r.now, never) {
-			t.Fatalf("a kick for nothing brings %q", r.did)
+			t.Fatalf("a kick without work causes %q", r.did)
 		}
 		return len(r.did) > 0
 	}
 	for i := range vainKicks - 1 {
 		if vain(0) {
-			t.Fatalf("left alone after %d kicks for nothing, want %d", i, vainKicks)
+			t.Fatalf("muted after %d kicks without work, want %d", i, vainKicks)
 		}
 	}
 	if !vain(0) || !r.processes[0].Muted() || vain(1) {
-		t.Fatal("the wrong process is left alone")
+		t.Fatal("the wrong process is muted")
 	}
 	r.memory[0].Ring(1)
 	r.kick(0)
 	r.pass(0)
 	if r.Rung() {
-		t.Error("what a process that is left alone has published keeps the owner awake")
+		t.Error("the publications of a muted process keep the owner awake")
 	}
 	if left := r.Unmute(r.now); left <= 0 || left > vainTime {
-		t.Errorf("it is looked at again after %v, want %v at most", left, vainTime)
+		t.Errorf("it is unmuted after %v, want %v at most", left, vainTime)
 	}
 	r.pass(vainTime / 2)
 	r.pass(vainTime, "0 rings for 1")
 	if left := r.Unmute(r.now); left >= 0 {
-		t.Errorf("somebody is left alone for %v", left)
+		t.Errorf("a process is muted for %v", left)
 	}
 	for i := range 4 * vainKicks {
 		r.memory[1].Ring(0)
 		r.kick(1)
 		r.pass(time.Duration(pollTime), "1 rings for 0") // it may have become cold
 		if vain(1) {
-			t.Fatalf("left alone at kick %d for nothing, where every other brings something", i)
+			t.Fatalf("muted at kick %d without work, although every other has work", i)
 		}
 	}
 }
@@ -254,11 +254,11 @@ func TestSleeps(t *testing.T) {
 			r.did = nil
 			r.Doze()
 			if r.Posted() || r.Rung() {
-				t.Fatal("there is something before")
+				t.Fatal("the inbox or a process has work at the start")
 			}
 			go wake()
 			if !r.Wait(-1) {
-				t.Error("it is woken by a signal alone")
+				t.Error("it is woken by a signal only")
 			}
 			r.Rouse(r.now)
 			r.Look(r.now, never)
@@ -276,7 +276,7 @@ func TestSleeps(t *testing.T) {
 	}
 	r.Doze()
 	if r.Wait(time.Millisecond) {
-		t.Error("something has fired where nothing was")
+		t.Error("a descriptor has fired without a cause")
 	}
 	r.Rouse(r.now)
 }

@@ -110,14 +110,14 @@ func TestOverflow(t *testing.T) {
 	}
 	for i := range device.FIFODepth {
 		if f.Push(fault(i, 1, uint64(i)), 0) != Pushed {
-			t.Fatalf("entry %d of 512 was not taken", i)
+			t.Fatalf("entry %d of 512 was not accepted", i)
 		}
 	}
 	if s := f.Status(); s != 512|device.FIFOFull {
 		t.Errorf("full: STATUS %#x", s)
 	}
 	if f.Push(fault(1, 99, 1), 0) != Overflowed {
-		t.Error("the 513th entry was taken")
+		t.Error("the 513th entry was accepted")
 	}
 	if s := f.Status(); s != 512|device.FIFOFull|device.FIFOOverflow {
 		t.Errorf("overflown: STATUS %#x", s)
@@ -144,7 +144,7 @@ func TestResetDropsHalfReadHead(t *testing.T) {
 	f.Push(fault(2, 1, 1), 0)
 	f.Read64(1)
 	if f.Level() != 1 {
-		t.Error("the second half popped an entry whose first half nobody has read")
+		t.Error("the second half popped an entry whose first half has not been read")
 	}
 }
 
@@ -157,7 +157,7 @@ func TestForget(t *testing.T) {
 	f.Push(other, 0)
 	f.Forget(other.Source)
 	if f.Push(other, 0) != Pushed || f.Push(fault(1, 1, 7), 0) != Duplicate {
-		t.Error("a fault of a new life is a double, or another source's is none")
+		t.Error("a fault of a new life is a duplicate, or another source's is not")
 	}
 	f.Forget(0x2abcde)
 	if f.Push(fault(1, 1, 7), 0) != Pushed || f.Level() != 4 {

@@ -27,7 +27,7 @@ func TestContextComparesSequence(t *testing.T) {
 		r.receive(r.frame(0, 2, 0, 1000, packets(0b1100), words, use))
 		r.settle()
 		if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Code: device.CodeNoContext, Sequence: 2}}) || r.words != 0 {
-			t.Errorf("first %d: answers %+v, %d times words", first, a, r.words)
+			t.Errorf("first %d: answers %+v, %d writes of words", first, a, r.words)
 		}
 		if slices.ContainsFunc(r.mem[512:1000], nonzero) {
 			t.Errorf("first %d: packets of a refused number are written", first)
@@ -35,7 +35,7 @@ func TestContextComparesSequence(t *testing.T) {
 		r.receive(r.frame(0, 3, 0, 1000, words, use))
 		r.settle()
 		if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Sequence: 3}}) || !r.holds(0, 1000) || r.words != 1 {
-			t.Errorf("first %d: afterwards answers %+v, %d times words", first, a, r.words)
+			t.Errorf("first %d: afterwards answers %+v, %d writes of words", first, a, r.words)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func TestNewEpochWaits(t *testing.T) {
 	r.receive(r.frame(9, 1, 0, 1000, next))
 	r.receive(r.frame(8, 1, 4096, 1000, next, func(f *wire.Frame) { f.DstPDID = 70 }))
 	if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Transaction: 9, Code: device.CodeNoContext, Sequence: 1}}) {
-		t.Errorf("while a write of the former life is under way: %+v", a)
+		t.Errorf("while a write of the former life is in flight: %+v", a)
 	}
 	r.settle()
 	if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Transaction: 8, Sequence: 1}}) {
@@ -107,7 +107,7 @@ func TestContextsOfOthers(t *testing.T) {
 				}
 			}
 			if n < c.want {
-				t.Errorf("%d blocks of the victim come in, want %d", n, c.want)
+				t.Errorf("%d blocks of the victim are received, want %d", n, c.want)
 			}
 		})
 	}
@@ -131,7 +131,7 @@ func TestPiecesOfAReadAfterAFault(t *testing.T) {
 		delete(r.absent, 2)
 	}
 	if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Code: device.CodeSlaveError, Sequence: 1}, {Sequence: 2}}) || r.words != 1 {
-		t.Errorf("answers %+v, %d times words", a, r.words)
+		t.Errorf("answers %+v, %d writes of words", a, r.words)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestCorruptDouble(t *testing.T) {
 	r.receive(r.frame(0, 1, 0, 1000, words, func(f *wire.Frame) { f.Present, f.Corrupt = 0b11, 0b10 }))
 	r.settle()
 	if a := r.answers(); !slices.Equal(a, []mailbox.Ack{{Sequence: 1}}) || r.words != 1 || !r.holds(0, 1000) || r.counts[device.CRCPayload] != 1 {
-		t.Errorf("answers %+v, %d times words", a, r.words)
+		t.Errorf("answers %+v, %d writes of words", a, r.words)
 	}
 }
 
@@ -186,7 +186,7 @@ func TestRightEndsUnderTheWords(t *testing.T) {
 			r.settle()
 			r.e.SetPeers(0, &admit)
 			if a := r.answers(); a != nil || r.words != c.moves {
-				t.Fatalf("answers %+v, %d times words", a, r.words)
+				t.Fatalf("answers %+v, %d writes of words", a, r.words)
 			}
 			clear(r.mem[:1000]) // the application uses it
 			r.receive(r.frame(0, c.seq, 0, 1000, words, func(f *wire.Frame) { f.First = c.first }))
@@ -228,7 +228,7 @@ func TestWordsOfTheFormerDomain(t *testing.T) {
 		former := underWay(r, r.frame(0, 1, 0, 1000, words))
 		r.e.SetDomain(0, mine, next, true)
 		if !opens(r, read) {
-			t.Fatal("the next one's read cannot be opened")
+			t.Fatal("the next domain's read cannot be opened")
 		}
 		return r, former
 	}

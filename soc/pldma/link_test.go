@@ -71,7 +71,7 @@ func TestLateFirstFrames(t *testing.T) {
 	clear(r.mem)
 	r.e.Receive(0, first())
 	if n := r.told(); !slices.Equal(n, numbers[:1]) {
-		t.Errorf("told %v, want %v", n, numbers[:1])
+		t.Errorf("numbers sent %v, want %v", n, numbers[:1])
 	}
 	again = first()
 	again.Link = numbers[0]
@@ -89,7 +89,7 @@ func TestSenderLearnsItsNumber(t *testing.T) {
 	r.settle()
 	sent := r.frames[0]
 	if sent.Link != 0 {
-		t.Fatalf("a number %d from nowhere", sent.Link)
+		t.Fatalf("unexpected number %d", sent.Link)
 	}
 	r.frames = nil
 	for _, c := range []struct {

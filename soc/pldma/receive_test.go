@@ -71,7 +71,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			t.Fatalf("seed %d: answers %+v", seed, acks)
 		}
 		if !r.holds(start, size) || slices.ContainsFunc(r.mem[:start], nonzero) || slices.ContainsFunc(r.mem[start+size:], nonzero) {
-			t.Fatalf("seed %d: the memory is not as it should be", seed)
+			t.Fatalf("seed %d: wrong memory contents", seed)
 		}
 		if r.e.OpenContexts() != 0 {
 			t.Fatalf("seed %d: %d contexts left", seed, r.e.OpenContexts())

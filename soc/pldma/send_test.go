@@ -55,7 +55,7 @@ func TestReplay(t *testing.T) {
 		t.Error("bytes on their way have changed")
 	}
 	if three := send(3, 1); reads() != 2 || bytes.Equal(three.Payload, before) {
-		t.Errorf("%d reads: the bytes were let go", reads())
+		t.Errorf("%d reads: the bytes were released", reads())
 	}
 	// The next use of the ID shares nothing with the former one.
 	if send(4, 4); reads() != 3 {
@@ -206,7 +206,7 @@ func TestOpenReads(t *testing.T) {
 			}
 			// A late request opens nothing, and its tag is free.
 			if open, served := r.e.OpenRead(0, read); !open || !served {
-				t.Error("a request for what was read already opens it again")
+				t.Error("a request for a completed read opens it again")
 			}
 			next := read
 			next.First, next.Last = 3, 4
@@ -225,10 +225,10 @@ func TestOpenReads(t *testing.T) {
 		more, other := read, read
 		more.Tag, other.Size = OpenReads, 999
 		if opens(r, more) || opens(r, other) {
-			t.Error("one too many, or another read of a tag that is open, is taken")
+			t.Error("one read too many, or another read with an open tag, is accepted")
 		}
 		if !r.e.CloseRead(0, 20, 5) || !opens(r, more) {
-			t.Error("no place after one is closed")
+			t.Error("no place although one was closed")
 		}
 	})
 	t.Run("served to the domain before", func(t *testing.T) {

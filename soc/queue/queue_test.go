@@ -203,7 +203,7 @@ func TestEventsFull(t *testing.T) {
 			case device.EventOverflow:
 				lost++
 				if e.Cookie != 1<<device.EventWords|1<<device.EventMail {
-					t.Errorf("overflow tells %#x", e.Cookie)
+					t.Errorf("overflow event has %#x", e.Cookie)
 				}
 			}
 		}
@@ -372,7 +372,7 @@ func TestErrors(t *testing.T) {
 			r.store(ev+device.QueueBase, evAt)
 			on(r, ev)
 			if e := r.events(true); r.status(ev) != device.QueueIsOn || len(r.faults) != 0 || tc.queue == ev && !slices.Equal(e, []device.Event{fault(1)}) {
-				t.Errorf("after it is on again: STATUS %#x, events %+v", r.status(ev), e)
+				t.Errorf("after it was enabled again: STATUS %#x, events %+v", r.status(ev), e)
 			}
 		})
 	}
@@ -393,19 +393,19 @@ func TestLateAnswers(t *testing.T) {
 	kept := bytes.Clone(late[0].Data)
 	r.m.Reset()
 	if r.m.Active() || r.status(device.PLEventQueue) != 0 || r.m.Load(device.PLEventQueue+device.QueueBase) != 0 {
-		t.Error("reset left something on")
+		t.Error("reset left a queue enabled")
 	}
 	r.store(device.PLEventQueue+device.QueueBase, 0x30000)
 	r.store(device.PLEventQueue+device.QueueSize, 4)
 	r.act(device.PLEventQueue+device.QueueCtrl, device.QueueTurnOn)
 	if !bytes.Equal(kept, late[0].Data) {
-		t.Error("the bytes of an access in flight were used again")
+		t.Error("the bytes of an access in flight were reused")
 	}
 	for _, a := range late {
 		r.m.Answered(a.ID, true)
 	}
 	if len(r.faults) != 1 || r.m.Load(device.PLEventQueue+device.QueueProd) != 0 {
-		t.Error("a late answer was taken")
+		t.Error("a late answer was used")
 	}
 	r.hold = false
 	for _, a := range r.take() {
@@ -413,7 +413,7 @@ func TestLateAnswers(t *testing.T) {
 	}
 	r.run()
 	if len(r.faults) != 0 {
-		t.Error("the fault was not told again")
+		t.Error("the fault was not reported again")
 	}
 }
 
@@ -451,7 +451,7 @@ func TestHostilePhases(t *testing.T) {
 	}
 	r.bell()
 	if len(r.done) != 16 {
-		t.Errorf("%d commands taken by one doorbell", len(r.done))
+		t.Errorf("%d commands taken for one doorbell", len(r.done))
 	}
 }
 

@@ -107,7 +107,7 @@ func TestCompletionWords(t *testing.T) {
 	r.none()
 	r.rapf(alone)
 	if alone = r.one(); !alone.HasWords || alone.Length != 0 {
-		t.Errorf("words again: %+v", alone)
+		t.Errorf("retransmitted words: %+v", alone)
 	}
 	r.ack(alone)
 	r.none()
@@ -128,7 +128,7 @@ func TestCompletionWords(t *testing.T) {
 	r.sent(b)
 	r.expire()
 	if b = r.one(); !b.HasWords {
-		t.Error("the words are not sent again")
+		t.Error("the words are not retransmitted")
 	}
 	r.ack(b)
 	r.none()
@@ -159,7 +159,7 @@ func TestEndWaitsForTheSource(t *testing.T) {
 			c.end(r, b[0].ID)
 			r.none()
 			if r.ends != 0 || len(r.fw.Transactions()) != 1 {
-				t.Errorf("%d ends, %d blocks left while one is being read", r.ends, len(r.fw.Transactions()))
+				t.Errorf("%d ends, %d blocks remain while one is being read", r.ends, len(r.fw.Transactions()))
 			}
 			if c.status == device.StatusGone {
 				r.fw.SourceFault(r.now, b[2].ID)

@@ -25,7 +25,7 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%q: %+v, %q, bits %d, %v", c.words, got, got, got.Bits(), err)
 		}
 		if again, err := ParseOptions(c.text); err != nil || again != c.want {
-			t.Errorf("%q is %+v again, %v", c.text, again, err)
+			t.Errorf("%q parses to %+v, %v", c.text, again, err)
 		}
 		if again, ok := OptionsOf(c.bits); !ok || again != c.want {
 			t.Errorf("bits %d are %+v, %v", c.bits, again, ok)

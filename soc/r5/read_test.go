@@ -32,7 +32,7 @@ func TestReadIsServed(t *testing.T) {
 		t.Errorf("%+v", b)
 	}
 	if r.done[32].Done != device.DoneReadOngoing {
-		t.Errorf("done %d while it goes on", r.done[32].Done)
+		t.Errorf("done %d while it runs", r.done[32].Done)
 	}
 	r.ack(b)
 	r.none()
@@ -64,7 +64,7 @@ func TestReadQueue(t *testing.T) {
 	}
 	r.none()
 	if len(r.answer) != 2 {
-		t.Errorf("%d answers to requests that are known", len(r.answer))
+		t.Errorf("%d answers to known requests", len(r.answer))
 	}
 	// When one ends, the first waiting read gets its channel, and a place is free.
 	for i, tag := range []device.VA{32, 33, 34} {
@@ -172,7 +172,7 @@ func TestReadAfterItWasServed(t *testing.T) {
 		r.none()
 	}
 	if len(r.answer) != 0 {
-		t.Errorf("answers %+v to a request whose read is over", r.answer)
+		t.Errorf("answers %+v to a request whose read has ended", r.answer)
 	}
 	// The same tag for another read, or after the requester's reset, is a different read.
 	r.ask(3, func(m *mailbox.ReadRequest) { m.Last++ })
@@ -283,7 +283,7 @@ func TestReadsWhenPeersChange(t *testing.T) {
 	}
 	b := r.blocks()
 	if len(b) != readChannels {
-		t.Fatalf("%d served, want %d: the domain admits nobody else", len(b), readChannels)
+		t.Fatalf("%d served, want %d: the domain admits no others", len(b), readChannels)
 	}
 	r.fw.SetPeers(0, &[device.PeersPerSlot]device.PDID{late})
 	r.none()
@@ -293,7 +293,7 @@ func TestReadsWhenPeersChange(t *testing.T) {
 	r.one()
 	r.ack(b[1])
 	if b := r.one(); b.VA != dst+readChannels<<16 {
-		t.Errorf("read to %v served, want the one that waits", b.VA)
+		t.Errorf("read to %v served, want the waiting one", b.VA)
 	}
 	r.ask(readChannels + 1)
 	r.none()

@@ -39,7 +39,7 @@ func TestRefusals(t *testing.T) {
 	r.fw.Stamp(330)
 	r.sent(second)
 	if list := r.told(); len(list) != 0 {
-		t.Errorf("told before it is over: %+v", list)
+		t.Errorf("reported before its outcome is known: %+v", list)
 	}
 	r.reply(second, device.CodeSlaveError) // another page of the block
 	want := Refusal{Channel: 3, Transaction: first.ID, Sequence: first.Seq, First: true, Again: 1, Kicked: 300, Sent: 310, Obeyed: 320}

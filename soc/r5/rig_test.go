@@ -130,7 +130,7 @@ func (r *rig) expire() int64 {
 	r.Helper()
 	d := r.fw.Deadline() - r.now
 	if d > 1<<60 {
-		r.Fatal("the firmware waits for nothing")
+		r.Fatal("the firmware has no deadline")
 	}
 	r.fw.Expire(r.now + d - 1)
 	r.none() // not before it is due

@@ -236,7 +236,7 @@ func TestShareOfIDs(t *testing.T) {
 			r.start(0, ch, dst, 1<<20, urgent)
 		}
 		if n := len(r.blocks()); n != c.want {
-			t.Errorf("%d ids, %d domains: one takes %d, want %d", c.ids, c.domains, n, c.want)
+			t.Errorf("%d ids, %d domains: one domain takes %d, want %d", c.ids, c.domains, n, c.want)
 		}
 		// Every other domain still gets its own.
 		for slot := 1; slot < c.domains; slot++ {

@@ -84,14 +84,14 @@ func TestTimeOut(t *testing.T) {
 		r.reply(b, device.CodeSlaveError)
 		r.none()
 		if r.done[0].Paused != 1 {
-			t.Error("not told as paused")
+			t.Error("not reported as paused")
 		}
 		if d := r.expire(); d != want*ms {
 			t.Errorf("guard of %d ms, want %d", d/ms, want)
 		}
 		b = r.one()
 		if r.done[0].Paused != 0 {
-			t.Error("still told as paused")
+			t.Error("still reported as paused")
 		}
 		r.sent(b)
 	}
@@ -127,7 +127,7 @@ func TestBackOff(t *testing.T) {
 			if want > 0 {
 				r.none()
 				if d := r.expire(); d != want*ms {
-					t.Errorf("code %d: refusal %d: again after %d ns, want %d ms", code, i+1, d, want)
+					t.Errorf("code %d: refusal %d: retransmitted after %d ns, want %d ms", code, i+1, d, want)
 				}
 			}
 			b = r.one()
@@ -181,7 +181,7 @@ func TestLimits(t *testing.T) {
 				}
 				b := all[0]
 				if sends++; sends > 20000 {
-					t.Fatal("never ends")
+					t.Fatal("does not end")
 				}
 				if c.fault {
 					r.fw.SourceFault(r.now, b.ID)
@@ -199,7 +199,7 @@ func TestLimits(t *testing.T) {
 				t.Errorf("done %d with status %d after %d sendings, want status %d after %d", r.done[0].Done, r.done[0].Status, sends, c.status, c.sends)
 			}
 			if r.fw.Deadline() < 1<<62 || len(r.fw.Transactions()) != 0 {
-				t.Error("something is left of it")
+				t.Error("it has left state behind")
 			}
 		})
 	}
@@ -310,7 +310,7 @@ func TestAnswersThatCount(t *testing.T) {
 			}
 			r.fw.Ack(r.now, c.node, mailbox.Ack{Transaction: c.id, Code: c.code, Sequence: c.seq})
 			if again := len(r.blocks()) > 0; again != c.again {
-				t.Errorf("sent again: %v", again)
+				t.Errorf("retransmitted: %v", again)
 			}
 			if r.counts[c.counter] != 1 || r.done[0].Done != c.end || r.done[0].Status != c.status {
 				t.Errorf("%s is %d; done %d, status %d", c.counter, r.counts[c.counter], r.done[0].Done, r.done[0].Status)
@@ -358,7 +358,7 @@ func TestRAPFsThatCount(t *testing.T) {
 			r.fw.RAPF(r.now, c.src, c.m)
 			obeyed := c.counter == 0 && c.status == 0
 			if again := len(r.blocks()) > 0; again != obeyed {
-				t.Errorf("sent again: %v", again)
+				t.Errorf("retransmitted: %v", again)
 			}
 			if c.end == 0 {
 				c.end = device.DoneOngoing
@@ -370,7 +370,7 @@ func TestRAPFsThatCount(t *testing.T) {
 	}
 	r := newRig(t)
 	if r.fw.RAPF(0, target, mailbox.RAPF{Transaction: 1024}); r.counts[device.MsgDropped] != 1 {
-		t.Error("an id that is none is not counted as dropped")
+		t.Error("an invalid ID is not counted as dropped")
 	}
 }
 
@@ -473,7 +473,7 @@ func TestFirstNumbersOfBlocksDiffer(t *testing.T) {
 			b = guard(b)
 		}
 		if i > 2*maxJump {
-			t.Fatal("its numbers do not begin again")
+			t.Fatal("its numbers do not repeat")
 		}
 	}
 	r.ack(b)
@@ -481,7 +481,7 @@ func TestFirstNumbersOfBlocksDiffer(t *testing.T) {
 	for range 100 {
 		r.start(0, 0, dst, 10)
 		if b = r.one(); b.First == acknowledged {
-			t.Fatalf("number %d: its first one is %d, that of a block which was acknowledged", b.Seq, b.First)
+			t.Fatalf("number %d: its first number is %d, that of an acknowledged block", b.Seq, b.First)
 		}
 		r.ack(b)
 	}

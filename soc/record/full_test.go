@@ -29,7 +29,7 @@ func TestFileFullAtATransmission(t *testing.T) {
 		told := 0
 		w := record.NewWriter(full{}, record.Header{Nodes: 1}, func(err error) {
 			if told++; !errors.Is(err, errFull) {
-				t.Errorf("%s: told of %v", name, err)
+				t.Errorf("%s: failed with %v", name, err)
 			}
 		})
 		// The second record comes long after the first, so the buffer is written.
@@ -37,7 +37,7 @@ func TestFileFullAtATransmission(t *testing.T) {
 			give(w, now, []soc.Action{{Kind: soc.Transmit, Frame: new(wire.Frame)}})
 		}
 		if err := w.Close(); told != 1 || !errors.Is(err, errFull) {
-			t.Errorf("%s: told %d times; closed with %v", name, told, err)
+			t.Errorf("%s: failed %d times; Close returned %v", name, told, err)
 		}
 	}
 }

@@ -159,7 +159,7 @@ func TestDiskFull(t *testing.T) {
 		w.Store(int64(i), 0, device.PL, 0, 4, 1, nil)
 	}
 	if err := w.Close(); failed != 1 || !errors.Is(err, errDisk) {
-		t.Errorf("failed %d times, Close gives %v", failed, err)
+		t.Errorf("failed %d times, Close returned %v", failed, err)
 	}
 }
 
@@ -171,7 +171,7 @@ func TestChecks(t *testing.T) {
 		w.Step(int64(i)*1e6, 0, &soc.Event{Kind: soc.Tick}, nil)
 		w.Load(0, device.BTCM, 0, 8, 1)
 		if i == 1500 && out.Len() == 0 {
-			t.Error("nothing is in the file after a second")
+			t.Error("the file is empty after a second")
 		}
 	}
 	if err := w.Close(); err != nil {
@@ -224,7 +224,7 @@ func FuzzReader(f *testing.F) {
 			}
 			line := s.appendRecord(nil, &r)
 			if err := back.decodeRecord(bytes.NewReader(line[1:]), line[0], rd.h.Nodes, &again); err != nil || !reflect.DeepEqual(r, again) {
-				t.Fatalf("%+v is %+v again, %v", r, again, err)
+				t.Fatalf("%+v is read back as %+v, %v", r, again, err)
 			}
 		}
 	})

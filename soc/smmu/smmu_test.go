@@ -91,7 +91,7 @@ func TestHitUnderPreviousContextFault(t *testing.T) {
 	}
 	s.StoreBank(device.SCTLR, 1, device.SCTLRDriver&^device.SCTLRHUPCF)
 	if _, v := s.Begin(1, 0x9000); v != Abort {
-		t.Error("HUPCF clear: an access goes on while FSR is not zero")
+		t.Error("HUPCF clear: an access continues while FSR is not zero")
 	}
 	if _, v := s.Begin(2, 0x9000); v != Translate {
 		t.Error("HUPCF clear in bank 1 aborts in bank 2")
@@ -310,11 +310,11 @@ func TestSync(t *testing.T) {
 	s, _ := live(t)
 	b, _ := s.Begin(6, 0x1000)
 	if s.LoadBank(device.TLBSTATUS, 6) != 1 || s.LoadGlobal(device.STLBGSTAT, 0) != 1 || s.LoadBank(device.TLBSTATUS, 7) != 0 {
-		t.Error("an access in flight does not show")
+		t.Error("an access in flight is not reported")
 	}
 	s.Reset()
 	if s.LoadBank(device.TLBSTATUS, 6) != 1 {
-		t.Error("reset forgets an access in flight")
+		t.Error("reset loses an access in flight")
 	}
 	s.End(b)
 	if s.LoadBank(device.TLBSTATUS, 6) != 0 {
@@ -393,7 +393,7 @@ func TestStall(t *testing.T) {
 	}
 	// Hit under previous fault: other accesses continue, unless HUPCF is clear.
 	if r := access(t, s, 3, 0x20000, 1, true, 0, 0); r != (Result{}) {
-		t.Errorf("a page that is there: %+v", r)
+		t.Errorf("a present page: %+v", r)
 	}
 	s.StoreBank(device.SCTLR, 3, sctlr&^device.SCTLRHUPCF)
 	if b, v := s.Begin(3, 0x20000); v != Stall {

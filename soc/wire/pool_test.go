@@ -17,7 +17,7 @@ func TestPayloadsAreNobodyElses(t *testing.T) {
 	for step := range 4000 {
 		if k := byte(rng.Uint32()); held[k] != nil {
 			if want := bytes.Repeat([]byte{k}, len(held[k])); !bytes.Equal(held[k], want) {
-				t.Fatalf("step %d: payload %d has somebody else's bytes", step, k)
+				t.Fatalf("step %d: payload %d has another holder's bytes", step, k)
 			}
 			p.PutPayload(held[k])
 			delete(held, k)
@@ -72,7 +72,7 @@ func TestAdjoin(t *testing.T) {
 		t.Errorf("a slab in a row is %d bytes", len(row))
 	}
 	if _, ok := Adjoin(row, p.Payload(1)); ok {
-		t.Error("joined over a slab's end")
+		t.Error("joined across a slab's end")
 	}
 }
 
@@ -102,7 +102,7 @@ func TestSplit(t *testing.T) {
 			p.Put(g)
 		}
 		if p.slabs[0].taken != 0 {
-			t.Errorf("%b: the payload is still taken", c.present)
+			t.Errorf("%b: the payload is still in use", c.present)
 		}
 	}
 }

@@ -6,8 +6,8 @@ const DescriptorSize = 64
 // DescriptorWords is the number of u64 in a descriptor (001 §2.3.3.2).
 const DescriptorWords = DescriptorSize / 8
 
-// Offsets in a channel descriptor, little-endian (spec/messages.md 1;
-// 001 §2.3.3.2).
+// Offsets in a channel descriptor, little-endian (spec/messages.md 1; 001 §2.3.3.2). The contents of
+// the reserved words are defined by this project.
 const (
 	DescSrc       = 0  // u64 VA: the initiator's for a write
 	DescDst       = 8  // u64 VA: the target's for a write
@@ -16,24 +16,24 @@ const (
 	DescLast      = 32 // u64, written at notify+8 after the first
 	DescSize      = 40 // u32 bytes
 	DescDone      = 44 // u32 Done…
-	DescReserved0 = 48 // u64, ours: node, PDID, urgent
-	DescReserved1 = 56 // u64, ours: status, paused, generation
+	DescReserved0 = 48 // u64: node, PDID, urgent
+	DescReserved1 = 56 // u64: status, paused, generation
 )
 
-// Values of done (spec/messages.md 1; 001 tables 2.2, 3.4).
+// Values of done (spec/messages.md 1; 001 tables 2.2, 3.4). DoneFailed is defined by this project.
 const (
 	DoneReset       uint32 = 0xffffffff // write channel at reset
 	DoneInitialized uint32 = 0          // write channel: ready to start
 	DoneOngoing     uint32 = 2          // write channel
 	DoneCompleted   uint32 = 1          // write and read channel
-	DoneFailed      uint32 = 3          // ours; the reason is in status
+	DoneFailed      uint32 = 3          // the reason is in status
 
 	DoneReadReset   uint32 = 2 // read channel at reset
 	DoneReadOngoing uint32 = 0 // read channel
 )
 
-// Values of status in reserved_1: 1..7 are the NACK code that ended the
-// transfer (spec/messages.md 1; ours).
+// Values of status in reserved_1: 1..7 are the NACK code that ended the transfer (spec/messages.md 1;
+// defined by this project).
 const (
 	StatusNone       = 0
 	StatusSlaveError = uint8(CodeSlaveError)

@@ -37,10 +37,11 @@ const (
 //	c     IOVA[31:20]    [15:4]   12
 //	c     EXA_ACK[1:0]   [2:1]    2
 //	d     IOVA[19:0]     [31:12]  20
-//	d     IOVX[10:0]     [11:1]   11 (ours; VA[50:40])
+//	d     IOVX[10:0]     [11:1]   11
 //	all   Valid          [0]      1
 //
-// IOVA[31:28] is the process index, IOVA[27:0] is VA[39:12].
+// IOVA[31:28] is the process index, IOVA[27:0] is VA[39:12]. IOVX is VA[50:40], defined by this
+// project.
 const (
 	fifoValid = 1 << 0
 

@@ -33,17 +33,19 @@ const (
 	PLPeekChannels = 0x10000
 )
 
-// Values and reset values of the control page (spec/hardware.md 3).
+// Values and reset values of the control page (spec/hardware.md 3). GuardReset is defined by this
+// project.
 const (
 	IDValue      = 0x4e415845
 	VersionValue = 1 << 16 // major 1, minor 0
 
-	TimeoutReset     = 20000  // 001: 20 ms after 200 ms at first
-	GuardReset       = 100000 // ours
-	OutstandingReset = 2      // 001
+	TimeoutReset     = 20000 // 001: 20 ms after 200 ms at first
+	GuardReset       = 100000
+	OutstandingReset = 2 // 001
 )
 
-// CAPS (spec/hardware.md 3).
+// CAPS (spec/hardware.md 3). CapsQueues (docs/spec/queues.md) and CapsPeek (docs/spec/peek.md) are
+// defined by this project.
 const (
 	CapsVABitsMask  = 0x3f // [5:0]
 	CapsBanksShift  = 6    // [10:6]
@@ -52,8 +54,8 @@ const (
 	CapsWideIOVA    = 1 << 25
 	CapsStall       = 1 << 26
 	CapsSVA         = 1 << 27
-	CapsQueues      = 1 << 28 // ours: docs/spec/queues.md
-	CapsPeek        = 1 << 29 // ours: the peek windows
+	CapsQueues      = 1 << 28
+	CapsPeek        = 1 << 29
 	CapsBanksMask   = 0x1f
 	CapsDepthMask   = 0x3ff
 	CtrlEnable      = 1 << 0
@@ -86,7 +88,7 @@ func SplitPDCfg(v uint64) (p PDID, g Generation, enabled bool) {
 // Counter identifies one of the node's 64-bit counters, at PLCounters + 8*Counter.
 type Counter uint8
 
-// The counters in the order of spec/hardware.md 3.
+// The counters in the order of spec/hardware.md 3. Guards is defined by this project.
 const (
 	TXPackets Counter = iota
 	RXPackets
@@ -122,7 +124,7 @@ const (
 	CRCPayload
 	MboxRefused
 	DoorbellDenied
-	Guards // paused blocks retransmitted by the guard time-out (ours)
+	Guards // paused blocks retransmitted by the guard time-out
 	Counters
 )
 
@@ -147,10 +149,11 @@ func (c Counter) String() string {
 // Offset returns the counter's offset in window pl.
 func (c Counter) Offset() uint32 { return PLCounters + 8*uint32(c) }
 
-// Window btcm (spec/hardware.md 6; 001 §3.2).
+// Window btcm (spec/hardware.md 6; 001 §3.2). The contents of the doorbell words are defined by
+// this project.
 const (
 	BTCMDescriptors = 0x00000 // + PageSize*slot: 64 channel descriptors of 64 bytes
-	BTCMDoorbells   = 0x10000 // + PageSize*slot: word 0 is channel+1, or 0 (ours)
+	BTCMDoorbells   = 0x10000 // + PageSize*slot: word 0 is channel+1, or 0
 )
 
 // Window mbox, page n (spec/hardware.md 3). Values are defined by this project.
@@ -189,9 +192,9 @@ const (
 // 2; 001 table 3.2).
 type Code uint8
 
-// The codes.
+// The codes. CodeAck is defined by this project.
 const (
-	CodeAck        Code = 0 // ours
+	CodeAck        Code = 0
 	CodeSlaveError Code = 1 // AXI slave error: page fault
 	CodeDecode     Code = 2 // AXI decode error
 	CodeNoContext  Code = 3

@@ -61,7 +61,8 @@ func QueueEntryOf(b []byte) (e QueueEntry) {
 	return e
 }
 
-// EventKind is the type of an event in the event queue (docs/spec/queues.md; ours).
+// EventKind is the type of an event in the event queue (docs/spec/queues.md; defined by this
+// project).
 type EventKind uint8
 
 // The events.
@@ -204,7 +205,8 @@ func DecodeEvent(q *QueueEntry) (Event, error) {
 	return e, nil
 }
 
-// CommandKind is the type of a command in the command queue (docs/spec/queues.md; ours).
+// CommandKind is the type of a command in the command queue (docs/spec/queues.md; defined by this
+// project).
 type CommandKind uint8
 
 // The commands.

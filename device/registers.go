@@ -150,7 +150,7 @@ func fold(w WindowID, offset uint32) uint32 {
 	return offset
 }
 
-// foldNone is not an offset of any window (ours).
+// foldNone is not an offset of any window (defined by this project).
 const foldNone = ^uint32(0)
 
 // buildIndex returns, for each word of a folded window, the register's index in the table + 1; 0

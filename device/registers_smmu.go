@@ -15,7 +15,7 @@ const (
 	IDR7Reset = 2 << 4
 	// SCR0Reset: CLIENTPD; the emulated SMMU aborts then (spec/hardware.md 5).
 	SCR0Reset = SCR0Client
-	// S2CRReset: TYPE 2, fault, until a driver sets another (ours).
+	// S2CRReset: TYPE 2, fault, until a driver sets another.
 	S2CRReset = S2CRFault << S2CRTypeShift
 )
 

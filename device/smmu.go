@@ -1,7 +1,7 @@
 package device
 
-// Window smmu: SMMUv2 with 4 KiB pages (spec/hardware.md 5; Arm IHI 0062,
-// names and values as in Linux's drivers/iommu/arm/arm-smmu/arm-smmu.h).
+// Window smmu: SMMUv2 with 4 KiB pages (spec/hardware.md 5; Arm IHI 0062, names and values as in
+// Linux's drivers/iommu/arm/arm-smmu/arm-smmu.h). SMRCount is defined by this project.
 const (
 	SMMUGR0      = 0x0000  // global register space 0, page 0
 	SMMUGR1      = 0x1000  // global register space 1, page 1
@@ -20,7 +20,7 @@ const (
 	STLBGSTAT  = 0x74
 	SMR        = 0x800 // +4n
 	S2CR       = 0xc00 // +4n
-	SMRCount   = 16    // stream-match registers, one per slot (ours)
+	SMRCount   = 16    // stream-match registers, one per slot
 	SCR0Client = 1 << 0
 	SCR0GFRE   = 1 << 1
 	SCR0GFIE   = 1 << 2

@@ -18,7 +18,7 @@ type NodeID uint32
 type PDID uint16
 
 // PDIDs that no domain has. R5s send with PDID 0 (spec/hardware.md 3), pfds with PDIDDriver
-// (ours), so that their messages cannot be confused.
+// (defined by this project), so that their messages cannot be confused.
 const (
 	PDIDFirmware PDID = 0
 	PDIDDriver   PDID = 0xffff
@@ -26,7 +26,8 @@ const (
 )
 
 // Generation distinguishes successive domains of one slot and PDID: a generation is not reused
-// while anything sent to an earlier domain may still arrive. 0 is never assigned (ours).
+// while anything sent to an earlier domain may still arrive. 0 is never assigned. Generations are
+// defined by this project.
 type Generation uint32
 
 // TransactionID identifies a block in flight at its sender, 14 bits, 0..1023 used
@@ -36,7 +37,8 @@ type TransactionID uint16
 // Sequence is a block's sequence number, 14 bits, modulo 2^14 (spec/hardware.md 1; 001 §4.4).
 type Sequence uint16
 
-// Sizes and limits of a node (spec/hardware.md 1).
+// Sizes and limits of a node (spec/hardware.md 1). Contexts and MaxVABits are defined by this
+// project.
 const (
 	NodeIDBits   = 22
 	NodeIDMask   = 1<<NodeIDBits - 1
@@ -54,9 +56,9 @@ const (
 	BlockSize = 16 << 10 // maximum size of a transaction, cut at the destination's boundaries
 	MTU       = 256      // payload of a packet
 	FIFODepth = 512      // entries of RXFIFO and of TXFIFO
-	Contexts  = 128      // receive contexts per node (ours)
+	Contexts  = 128      // receive contexts per node
 
-	MaxVABits = 48 // ours; 000 §3.2.3.2 has 39
+	MaxVABits = 48 // 000 §3.2.3.2 has 39
 	MinVABits = 39
 )
 

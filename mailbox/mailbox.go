@@ -17,12 +17,12 @@ import (
 // Opcode is the type of an R5 message, word0[1:0] (spec/messages.md 2).
 type Opcode uint8
 
-// The opcodes.
+// The opcodes. OpAck, OpRead and the restriction of OpDoorbell are defined by this project.
 const (
-	OpAck      Opcode = 0 // acknowledgement, mailbox 0 (ours)
-	OpRead     Opcode = 1 // read request, mailbox 2 (ours)
+	OpAck      Opcode = 0 // acknowledgement, mailbox 0
+	OpRead     Opcode = 1 // read request, mailbox 2
 	OpRAPF     Opcode = 2 // retransmission request after a page fault
-	OpDoorbell Opcode = 3 // from the same node only (ours)
+	OpDoorbell Opcode = 3 // from the same node only
 )
 
 // OpcodeOf returns the opcode of a message's first u64.
@@ -37,7 +37,8 @@ var (
 	ErrLength      = errors.New("message has the wrong length")
 )
 
-// The bits of the first u64 (spec/messages.md 2). Bit 32+i is word1[i].
+// The bits of the first u64 (spec/messages.md 2). Bit 32+i is word1[i]. Of the RAPF,
+// sequence[13:12], fail and memory are defined by this project.
 //
 //	message   field                bits
 //	all       opcode               [1:0]
@@ -51,9 +52,9 @@ var (
 //	rapf      transaction id       [31:18]
 //	rapf      sequence[11:0]       [43:32]
 //	rapf      PDID as written      [59:44]
-//	rapf      sequence[13:12]      [61:60] (ours)
-//	rapf      fail                 [62]    (ours)
-//	rapf      memory               [63]    (ours)
+//	rapf      sequence[13:12]      [61:60]
+//	rapf      fail                 [62]
+//	rapf      memory               [63]
 //	doorbell  wired PDID           [17:2]
 //	doorbell  channel              [27:18]
 const (
@@ -119,15 +120,16 @@ func DecodeAnswer(word uint64) (Ack, error) {
 	}, nil
 }
 
-// RAPF is the explicit retransmission request after a page fault.
+// RAPF is the explicit retransmission request after a page fault. Generation, Fail and Memory are
+// defined by this project.
 type RAPF struct {
 	PDID        device.PDID       // wired: the packetizer stamps it
-	Generation  device.Generation // wired, beside the word: of the packetizer's domain (ours)
+	Generation  device.Generation // wired, beside the word: of the packetizer's domain
 	Transaction device.TransactionID
 	Sequence    device.Sequence
 	Claimed     device.PDID // as the sender wrote it; obeyed only if equal to PDID
-	Fail        bool        // do not retransmit: end the transfer with code 2 (ours)
-	Memory      bool        // with Fail: with status 11, the memory cannot be made resident (ours)
+	Fail        bool        // do not retransmit: end the transfer with code 2
+	Memory      bool        // with Fail: with status 11, the memory cannot be made resident
 }
 
 // Encode returns the request's word.
@@ -197,11 +199,11 @@ func DecodeDoorbell(word uint64) (Doorbell, error) {
 	return d, nil
 }
 
-// ReadRequest asks the target's firmware to write the target's memory to the initiator (ours; 001
-// §3.6).
+// ReadRequest asks the target's firmware to write the target's memory to the initiator (001 §3.6;
+// its layout is defined by this project).
 type ReadRequest struct {
 	PDID        device.PDID       // wired: the initiator's
-	Generation  device.Generation // wired, beside the words: the initiator's (ours)
+	Generation  device.Generation // wired, beside the words: the initiator's
 	Tag         uint16            // 14 bits, chosen by the initiator
 	Size        uint32            // bytes
 	Src         device.VA         // at the target
@@ -209,7 +211,7 @@ type ReadRequest struct {
 	Notify      device.VA         // at the initiator; 0 for none
 	First, Last uint64
 	Target      device.PDID // 0: the same PDID on that node
-	// TargetGeneration is that of the target's domain; a wrong one fails the read (ours).
+	// TargetGeneration is that of the target's domain; a wrong one fails the read.
 	TargetGeneration device.Generation
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // Config is the value of PKTZ_CFG[n]: the fields that packetizer n stamps on all it sends
-// (spec/hardware.md 3; ours). Only pfd writes it.
+// (spec/hardware.md 3; defined by this project). Only pfd writes it.
 type Config struct {
 	PDID      device.PDID   // [15:0]
 	Node      device.NodeID // [33:16]: the thread and node id's low 18 bits
@@ -90,7 +90,7 @@ const (
 )
 
 // Destination returns a channel's destination word: mailbox, 0..63, of node. A process's mailbox,
-// 16..63, accepts only messages for its domain's generation (ours).
+// 16..63, accepts only messages for its domain's generation.
 func Destination(node device.NodeID, mailbox uint8, g device.Generation) uint64 {
 	return uint64(node)&device.NodeIDMask | uint64(mailbox)<<destMailboxShift | uint64(g)<<destGenShift
 }

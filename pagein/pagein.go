@@ -32,7 +32,7 @@ const (
 	PIO           Policy = 1 // the faulting page
 	PI4           Policy = 2 // to the end of its aligned 16 KiB; at a source, four pages
 	PIA           Policy = 3 // all remaining pages of the transfer
-	Adaptive      Policy = 4 // as PIA, plus the pages that the domain's faults predict (ours)
+	Adaptive      Policy = 4 // as PIA, plus the pages that the domain's faults predict
 )
 
 // Errors of the two parsers.

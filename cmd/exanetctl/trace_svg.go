@@ -2,110 +2,96 @@ package main
 
 import (
 	"fmt"
-	"math/bits"
+	"image/color"
+	"math"
 
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+
+	"github.com/exanet/pfd/internal/picture"
 	"github.com/exanet/pfd/trace/probe"
 )
 
 // stageColours are the bars', in the stages' order.
-var stageColours = []string{"#9ecae1", "#4292c6", "#08519c", "#fdd0a2", "#fdae6b", "#e6550d", "#a63603", "#74c476", "#238b45", "#bcbddc"}
+var stageColours = []color.NRGBA{
+	{0x9e, 0xca, 0xe1, 0xff}, {0x42, 0x92, 0xc6, 0xff}, {0x08, 0x51, 0x9c, 0xff}, {0xfd, 0xd0, 0xa2, 0xff}, {0xfd, 0xae, 0x6b, 0xff},
+	{0xe6, 0x55, 0x0d, 0xff}, {0xa6, 0x36, 0x03, 0xff}, {0x74, 0xc4, 0x76, 0xff}, {0x23, 0x8b, 0x45, 0xff}, {0xbc, 0xbd, 0xdc, 0xff},
+}
 
-// The picture's measures (ours).
+// The measures of the picture. Values are defined by this project.
 const (
-	maxBars    = 1000 // faults that are drawn: the first ones
-	faultWidth = 3
-	barHeight  = 400
-	left, top  = 84, 40
+	maxBars                 = 1000      // faults that are drawn: the first ones
+	faultWidth              = 0.8       // of the room of a bar
+	eventsWidth, eventsHigh = 1000, 300 // of the axes, points
 
 	heatColumns = 200 // of time
-	heatWidth   = 5
-	heatHeight  = 8
-	heatSteps   = 4 // rows a power of two
+	heatSteps   = 4   // rows a power of two
+	heatShades  = 8
 )
 
-// drawEvents draws a stacked bar for each fault and what the colours mean (PART's
-// figure 8), and under it how many faults took how long, over time.
+// drawEvents draws a stacked bar for each fault (PART's figure 8), and below them how many
+// faults took how long, over time.
 func drawEvents(list []probe.Event) []byte {
+	return []byte(picture.SVG(eventsWidth, eventsHigh, drawBars(list[:min(len(list), maxBars)]), drawHeat(list)))
+}
+
+// drawBars draws a bar for each fault and a colour for each stage.
+func drawBars(list []probe.Event) *plot.Plot {
+	p := picture.New("", fmt.Sprintf("%d faults in the order in which they began, a bar each", len(list)), "time of a fault, us")
+	tops := make([]float64, len(list))
+	highest := 0.0
 	stages := probe.StageNames()
-	stages = stages[:len(stages)-1]
-	bars := list[:min(len(list), maxBars)]
-	heat, heatRoom := heatMap(list, top+barHeight+60)
-	width := max(left+faultWidth*len(bars)+20, left+90*len(stages), left+heatColumns*heatWidth+20)
-	b := fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n", width, top+barHeight+40+heatRoom)
-	b = append(b, sideways("time of a fault, us", top+barHeight/2)...)
-	b = fmt.Appendf(b, `<text x="%d" y="%d">%d faults in the order in which they began, a bar each</text>`+"\n", left, top+barHeight+18, len(bars))
-	for i, s := range stages {
-		b = fmt.Appendf(b, `<rect x="%d" y="8" width="10" height="10" fill="%s"/><text x="%d" y="17">%s</text>`+"\n", left+90*i, stageColours[i], left+90*i+14, s)
-	}
-	var most uint64 = 1
-	for _, e := range bars {
-		most = max(most, e.TotalNS)
-	}
-	for i := range 5 {
-		y := top + barHeight - barHeight*i/4
-		b = fmt.Appendf(b, `<text x="%d" y="%d" text-anchor="end">%s</text><line x1="%d" y1="%d" x2="%d" y2="%d" stroke="#ccc"/>`+"\n", left-8, y+4, micros(int64(most)*int64(i)/4), left-4, y, width, y)
-	}
-	for i, e := range bars {
-		y := float64(top + barHeight)
-		for j, s := range stages {
-			if ns, ok := e.StagesNS[s]; ok && ns > 0 {
-				h := float64(ns) / float64(most) * barHeight
-				y -= h
-				b = fmt.Appendf(b, `<rect x="%d" y="%.2f" width="%d" height="%.2f" fill="%s"/>`, left+faultWidth*i, y, faultWidth-1, h, stageColours[j])
+	for i, stage := range stages[:len(stages)-1] {
+		bars := &plotter.Polygon{Color: stageColours[i]}
+		for j, e := range list {
+			if us := float64(e.StagesNS[stage]) / 1e3; us > 0 {
+				bars.XYs = append(bars.XYs, picture.Rectangle(float64(j), tops[j], float64(j)+faultWidth, tops[j]+us))
+				tops[j] += us
+				highest = max(highest, tops[j])
 			}
 		}
-		b = append(b, '\n')
+		p.Legend.Add(stage, bars)
+		p.Add(bars)
 	}
-	return append(append(b, heat...), "</svg>\n"...)
+	picture.Axis(&p.X, 0, max(float64(len(list)), 6)) // no parts of a fault
+	picture.Axis(&p.Y, 0, highest)
+	return p
 }
 
-// sideways is the name of a vertical axis whose middle is at y.
-func sideways(name string, y int) []byte {
-	return fmt.Appendf(nil, `<text x="%d" y="14" text-anchor="middle" transform="rotate(-90)">%s</text>`+"\n", -y, name)
-}
-
-// heatRow gives the row of a time: heatSteps a power of two.
-func heatRow(ns uint64) int {
-	e := bits.Len64(ns | 1)
-	return e*heatSteps + int(ns<<(64-e)<<1>>62)
-}
-
-// heatMap draws, from y on, a cell for each part of the time and each range of totals,
-// the darker the more faults there are; room is the height that it takes.
-func heatMap(list []probe.Event, y int) (b []byte, room int) {
-	if len(list) == 0 {
-		return nil, 0
-	}
-	first, last := list[0].StartNS, list[0].StartNS
-	low, high := heatRow(list[0].TotalNS), heatRow(list[0].TotalNS)
+// drawHeat draws a cell for each part of the time and each range of totals, the darker the
+// more faults there are.
+func drawHeat(list []probe.Event) *plot.Plot {
+	first, last := uint64(math.MaxUint64), uint64(0)
 	for _, e := range list {
 		first, last = min(first, e.StartNS), max(last, e.StartNS)
-		low, high = min(low, heatRow(e.TotalNS)), max(high, heatRow(e.TotalNS))
 	}
-	cells := make([][heatColumns]int, high-low+1)
-	most := 0
+	seconds := max(float64(last-min(first, last)), 1) / 1e9
+	type cell struct{ column, row int }
+	cells := map[cell]int{}
+	low, high, most := math.MaxInt, 0, 0
 	for _, e := range list {
-		column := int(float64(e.StartNS-first) / float64(max(last-first, 1)) * (heatColumns - 1))
-		n := &cells[heatRow(e.TotalNS)-low][min(column, heatColumns-1)]
-		*n++
-		most = max(most, *n)
+		row := int(heatSteps * math.Log2(max(float64(e.TotalNS), 1)))
+		at := cell{min(int(float64(e.StartNS-first)/1e9/seconds*heatColumns), heatColumns-1), row}
+		cells[at]++
+		low, high, most = min(low, row), max(high, row+1), max(most, cells[at])
 	}
-	bottom := y + heatHeight*len(cells)
-	for row, columns := range cells {
-		at := bottom - heatHeight*(row+1)
-		if (row+low)%heatSteps == 0 {
-			from := int64(1) << max((row+low)/heatSteps-1, 0)
-			b = fmt.Appendf(b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, at+heatHeight, micros(from))
-		}
-		for column, n := range columns {
-			if n > 0 {
-				b = fmt.Appendf(b, `<rect class="heat" x="%d" y="%d" width="%d" height="%d" fill="#a63603" fill-opacity="%.2f"/>`,
-					left+column*heatWidth, at, heatWidth, heatHeight, .15+.85*float64(n)/float64(most))
+	p := picture.New("", fmt.Sprintf("time since the first of %d faults, s; the darker a cell, the more (up to %d)", len(list), most), "time of a fault, us")
+	from := func(row int) float64 { return math.Exp2(float64(row)/heatSteps) / 1e3 }
+	picture.Axis(&p.X, 0, seconds)
+	y, _ := picture.Axis(&p.Y, from(min(low, high)), from(high))
+	shades := make([]plotter.Polygon, heatShades)
+	for column := range heatColumns {
+		for row := low; row < high; row++ {
+			if n := cells[cell{column, row}]; n > 0 {
+				rings := &shades[n*(heatShades-1)/most].XYs
+				left := float64(column) * seconds / heatColumns
+				*rings = append(*rings, picture.Rectangle(left, y(from(row)), left+seconds/heatColumns, y(from(row+1))))
 			}
 		}
-		b = append(b, '\n')
 	}
-	b = append(b, sideways("time of a fault, us", (y+bottom)/2)...)
-	b = fmt.Appendf(b, `<text x="%d" y="%d">%d faults over %.3f s; the darker a cell, the more (up to %d)</text>`+"\n", left, bottom+16, len(list), float64(last-first)/1e9, most)
-	return b, bottom + 20 - y + 40
+	for i := range shades {
+		shades[i].Color = color.NRGBA{0x7f, 0x27, 0x04, uint8(255 * (i + 2) / (heatShades + 1))}
+		p.Add(&shades[i])
+	}
+	return p
 }

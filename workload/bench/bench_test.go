@@ -323,32 +323,6 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// An axis goes from one round value to another, and no value lies outside.
-func TestAxis(t *testing.T) {
-	for _, c := range []struct {
-		values []float64
-		ticks  []float64
-	}{
-		{[]float64{590, 230, 190}, []float64{0, 100, 200, 300, 400, 500, 600}},
-		{[]float64{7}, []float64{0, 2, 4, 6, 8}},
-		{[]float64{0, 0}, []float64{0, 2e-10, 4e-10, 6e-10, 8e-10, 1e-9}},
-		{[]float64{-3, 9.7}, []float64{-5, 0, 5, 10}},
-		{[]float64{2.5, 620}, []float64{1, 3, 10, 30, 100, 300, 1000}},
-		{[]float64{3, 300}, []float64{3, 10, 30, 100, 300}},
-		{[]float64{0.02, 0.9}, []float64{0.01, 0.03, 0.1, 0.3, 1}},
-	} {
-		a := newAxis(c.values, 100)
-		if !slices.EqualFunc(a.ticks, c.ticks, func(x, y float64) bool { return math.Abs(x-y) <= math.Abs(y)*1e-9 }) {
-			t.Errorf("%v: ticks %v, want %v", c.values, a.ticks, c.ticks)
-		}
-		for _, v := range c.values {
-			if at := a.at(v); !(at >= 0 && at <= 100) {
-				t.Errorf("%v: %v is at %v of 100", c.values, v, at)
-			}
-		}
-	}
-}
-
 // A picture names its unit, says what its colours and its intervals are, and gives each unit
 // axes of its own.
 func TestPicture(t *testing.T) {
@@ -374,12 +348,12 @@ func TestPicture(t *testing.T) {
 		svg  string
 		want []string
 	}{
-		"holes":          {holes.SVG(), []string{">median, us, logarithmic: bars do not begin at 0<", ">×<", ">not measured<"}},
+		"holes":          {holes.SVG(), []string{">median, us, logarithmic:<", ">bars do not begin at 0<", ">not measured<"}},
 		"means":          {means.SVG(), []string{">mean, faults<"}},
-		"lines":          {draw("us", []string{"1", "2", "3"}, ten), []string{">median, us, logarithmic<", ">the rows<", ">95 % interval<", ">j<", `stroke-dasharray="5 3"`, ">T of x<"}},
-		"bars":           {draw("MiB", []string{"x", "y"}, ten), []string{">median, MiB", ">95 % interval<", ">a<", `fill-opacity="0.45"`, `stroke="currentColor"`}},
-		"long names":     {draw("us", []string{"a rather long name of a row", "another name of a row", "short"}, ten), []string{`rotate(30 `, ">a rather long name of a row<"}},
-		"several units":  {draw("", []string{"1", "2", "3"}, []string{"p: interrupts", "p: us of pfd's processor"}), []string{">median, interrupts", ">median, us of pfd&#39;s processor", "translate(0 0)", "translate(0 346)", ">p<"}},
+		"lines":          {draw("us", []string{"1", "2", "3"}, ten), []string{">median, us, logarithmic<", ">the rows<", ">95 % interval<", ">j<", "stroke-dasharray:6,2", ">T of x<"}},
+		"bars":           {draw("MiB", []string{"x", "y"}, ten), []string{">median, MiB", ">95 % interval<", ">a<", "fill-opacity:0.45"}},
+		"long names":     {draw("us", []string{"a rather long name of a row", "another name of a row", "short"}, ten), []string{`"rotate(-30`, ">a rather long name of a row<"}},
+		"several units":  {draw("", []string{"1", "2", "3"}, []string{"p: interrupts", "p: us of pfd's processor"}), []string{">median, interrupts", ">median, us of pfd&#39;s processor", ">p<"}},
 		"nobody says it": {draw("", []string{"1", "2", "3"}, ten), nil},
 	} {
 		if (c.svg == "") != (c.want == nil) {
@@ -390,6 +364,50 @@ func TestPicture(t *testing.T) {
 				t.Errorf("%s has no %s:\n%s", name, want, c.svg)
 			}
 		}
+	}
+}
+
+// What was not measured has a cross in its place, and one in the legend.
+func TestCrosses(t *testing.T) {
+	table := &Table{Title: "T", Unit: "us", RowName: "software"}
+	table.cell("ours", "present").Samples = []float64{1}
+	table.cell("ours", "absent").Samples = []float64{2}
+	table.cell("another's", "present").Samples = []float64{3}
+	diagonals := 0
+	for _, m := range regexp.MustCompile(`d="M([^,"]+),([^L"]+)L([^,"]+),([^"LZ]+)"`).FindAllStringSubmatch(table.SVG(), -1) {
+		if m[1] != m[3] && m[2] != m[4] {
+			diagonals++
+		}
+	}
+	if diagonals != 2*2 {
+		t.Errorf("%d diagonal lines, want two crosses:\n%s", diagonals, table.SVG())
+	}
+}
+
+// No sample and no name of a row makes a picture panic, and no coordinate is not a number.
+func TestPictureOfAnySamples(t *testing.T) {
+	values := []float64{0, 1, -1, 7, math.SmallestNonzeroFloat64, 1e-30, 1e-9, 1e12, 1e18, 1e19, -1e18, math.MaxFloat64, math.Inf(1), math.Inf(-1), math.NaN()}
+	drawn := 0
+	for _, rows := range [][]string{{"1", "2", "3"}, {"0", "0", "0 B"}, {"-1", "1e-300", "1e300"}, {"NaN", "Inf", "1"}, {"1 KiB", "1024", "1 MiB"}, {"", "<&>", "ä…"}} {
+		for _, x := range values {
+			for _, y := range values {
+				table := &Table{Title: "T", Unit: "us", RowName: "r"}
+				for i, row := range rows {
+					table.cell(row, "a").Samples = []float64{x, y}[i%2 : 2]
+					table.cell(row, "b").Samples = []float64{y}
+				}
+				svg := table.SVG()
+				if svg != "" {
+					drawn++
+				}
+				if err := xml.Unmarshal([]byte("<x>"+svg+"</x>"), new(struct{})); err != nil || regexp.MustCompile(`[",L]-?(NaN|[+]?Inf)`).MatchString(svg) {
+					t.Errorf("rows %q, samples %v and %v: %v:\n%s", rows, x, y, err, svg)
+				}
+			}
+		}
+	}
+	if drawn < 100 {
+		t.Errorf("%d pictures", drawn)
 	}
 }
 

@@ -2,8 +2,8 @@ package bench
 
 import (
 	"fmt"
-	"html"
 	"html/template"
+	"image/color"
 	"io"
 	"math"
 	"os"
@@ -11,26 +11,33 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/exanet/pfd/internal/outfile"
+	"github.com/exanet/pfd/internal/picture"
 )
 
-// A picture's measures, and the colours of columns. Values are defined by this project; the
-// colours are Okabe and Ito's, which colour-blind readers can tell apart.
+// The measures of a picture's axes, in points. Values are defined by this project.
 const (
-	plotLeft, plotTop = 78, 34
-	plotX, plotY      = 460, 260 // what the axes span
-	plotChar          = 6.2      // pixels of a letter, about
-	mostBars          = 60       // more are not told apart
-	mostChars         = 34       // of a row's name
-
-	logFrom float64 = 20 // a picture whose largest value is so many times the least has a logarithmic axis
+	plotWidth, plotHeight = 420, 230
+	mostBars              = 60 // more cannot be told apart
+	mostChars             = 34 // of a row's name
+	groupWidth            = 0.8
+	rowLabel              = 40 // between the names of two rows below lines
 )
 
-var plotColours = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"}
+// plotColours are Okabe and Ito's, which colour-blind readers can tell apart.
+var plotColours = []color.NRGBA{
+	{0x00, 0x72, 0xb2, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff}, {0xcc, 0x79, 0xa7, 0xff},
+	{0xe6, 0x9f, 0x00, 0xff}, {0x56, 0xb4, 0xe9, 0xff}, {0x00, 0x00, 0x00, 0xff}, {0x99, 0x99, 0x99, 0xff},
+}
 
-// value gives a row's name as a number: a size, or a number with more behind it.
+// value returns a row's name as a number: a size, or a number with more behind it.
 func value(row string) (float64, bool) {
 	word, unit, _ := strings.Cut(row, " ")
 	v, err := strconv.ParseFloat(word, 64)
@@ -40,291 +47,184 @@ func value(row string) (float64, bool) {
 	case "MiB":
 		v *= 1 << 20
 	}
-	return v, err == nil
+	return v, err == nil && picture.Drawable(v)
 }
 
-// axis maps values to pixels, by their logarithms where they are far apart.
-type axis struct {
-	low, high float64
-	log       bool
-	pixels    float64
-	ticks     []float64 // round values: the first is low, the last is high
-}
-
-// newAxis returns an axis from one round value to another that has all values between.
-func newAxis(values []float64, pixels float64) axis {
-	a := axis{low: slices.Min(values), high: slices.Max(values), pixels: pixels}
-	if a.log = a.low > 0 && a.high/a.low >= logFrom; a.log {
-		// Of 1, 3, 10, 30 and so on those from the last that is not above any value to the
-		// first that is not below any.
-		for k := 2 * math.Floor(math.Log10(a.low)); len(a.ticks) == 0 || a.ticks[len(a.ticks)-1] < a.high; k++ {
-			v := math.Pow(10, math.Floor(k/2))
-			if math.Mod(k, 2) != 0 {
-				v *= 3
-			}
-			if v <= a.low {
-				a.ticks = a.ticks[:0]
-			}
-			a.ticks = append(a.ticks, v)
-		}
-	} else {
-		a.low, a.high = min(0, a.low), max(a.high, a.low+1e-9)
-		step := math.Pow(10, math.Floor(math.Log10((a.high-a.low)/3)))
-		for _, m := range []float64{1, 2, 5} {
-			if (a.high-a.low)/(step*m) <= 6 {
-				step *= m
-				break
-			}
-		}
-		first, last := math.Floor(a.low/step), math.Ceil(a.high/step-1e-9)
-		for i := first; i <= last; i++ {
-			a.ticks = append(a.ticks, i*step)
-		}
-	}
-	a.low, a.high = a.ticks[0], a.ticks[len(a.ticks)-1]
-	return a
-}
-
-func (a axis) at(v float64) float64 {
-	if a.log {
-		return a.pixels * math.Log(max(v, a.low)/a.low) / math.Log(a.high/a.low)
-	}
-	return a.pixels * (v - a.low) / (a.high - a.low)
-}
-
-// panel is what one pair of axes shows: columns of one unit, and what the legend calls them.
+// panel is what one pair of axes shows: columns of one unit.
 type panel struct {
-	unit           string
-	columns, names []string
+	unit      string
+	names     []string    // of the columns
+	cells     [][]Summary // of the columns, by rows; those without samples were not measured
+	measured  int         // of the cells
+	low, high float64     // of their intervals
 }
 
-// panels divides the columns of a table without a unit by what they say behind a colon.
-func (t *Table) panels() (list []panel) {
+// panels divides the columns of a table without a unit by what they say behind a colon. What
+// was measured in both kinds of memory has a column for each.
+func (t *Table) panels() (list []*panel) {
+	split := t.split()
 	for _, column := range t.Columns {
-		name, unit := column, t.Unit
-		if i := strings.LastIndex(column, ": "); unit == "" && i >= 0 {
-			name, unit = column[:i], column[i+2:]
-			if kind := strings.LastIndex(unit, ", "); kind >= 0 { // of memory: flat
-				name, unit = name+unit[kind:], unit[:kind]
+		for _, m := range memories {
+			name, unit := column, t.Unit
+			if i := strings.LastIndex(column, ": "); unit == "" && i >= 0 {
+				name, unit = column[:i], column[i+2:]
+			}
+			if split && m != "" {
+				name += ", " + string(m)
+			}
+			i := slices.IndexFunc(list, func(p *panel) bool { return p.unit == unit })
+			if i < 0 {
+				i = len(list)
+				list = append(list, &panel{unit: unit, low: math.Inf(1), high: math.Inf(-1)})
+			}
+			p, before, cells := list[i], list[i].measured, make([]Summary, len(t.Rows))
+			for j, row := range t.Rows {
+				if c := t.get(row, column, m); c != nil && c.memory == m {
+					s := summarize(slices.DeleteFunc(slices.Clone(c.Samples), func(v float64) bool { return !picture.Drawable(v) }))
+					if cells[j] = s; s.N > 0 {
+						p.measured, p.low, p.high = p.measured+1, min(p.low, s.Low), max(p.high, s.High)
+					}
+				}
+			}
+			if p.measured > before {
+				p.names, p.cells = append(p.names, name), append(p.cells, cells)
 			}
 		}
-		i := slices.IndexFunc(list, func(p panel) bool { return p.unit == unit })
-		if i < 0 {
-			i = len(list)
-			list = append(list, panel{unit: unit})
-		}
-		list[i].columns, list[i].names = append(list[i].columns, column), append(list[i].names, name)
 	}
 	return list
 }
 
-// drawing is an SVG under way.
-type drawing struct{ strings.Builder }
-
-func (d *drawing) text(x, y float64, attributes, s string) {
-	fmt.Fprintf(d, `<text x="%.1f" y="%.1f" fill="currentColor" %s>%s</text>`+"\n", x, y, attributes, html.EscapeString(s))
-}
-
-func (d *drawing) line(x1, y1, x2, y2 float64, attributes string) {
-	fmt.Fprintf(d, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" %s/>`+"\n", x1, y1, x2, y2, attributes)
-}
-
-// style gives the colour of a column, and what tells the second round of colours from the first.
-func style(i int) (colour, dashes, opacity string) {
-	colour = plotColours[i%len(plotColours)]
-	if i >= len(plotColours) {
-		return colour, ` stroke-dasharray="5 3"`, ` fill-opacity="0.45"`
-	}
-	return colour, "", ""
-}
-
 // SVG draws the table: lines over rows that are numbers, else bars, with the intervals of
-// the medians; axes of their own for each unit. It gives "" where there is nothing to see.
+// the medians; axes of their own for each unit. It returns "" where there is nothing to see.
 func (t *Table) SVG() string {
-	t = t.flat()
 	var xs []float64
-	numeric := len(t.Rows) > 2
-	longest := 0
+	lines := len(t.Rows) > 2
 	for _, row := range t.Rows {
 		x, ok := value(row)
-		numeric = numeric && ok
+		lines = lines && ok
 		xs = append(xs, x)
-		longest = max(longest, min(utf8.RuneCountInString(row), mostChars))
 	}
-	panels := t.panels()
-	bars, legend, intervals := 0, len("95 % interval"), false
-	values := make([][]float64, len(panels))
-	_ = t.each(func(c jsonCell) error {
-		i := slices.IndexFunc(panels, func(p panel) bool { return slices.Contains(p.columns, c.Column) })
-		values[i] = append(values[i], c.Low, c.Median, c.High)
-		intervals = intervals || c.Low < c.High
-		bars++
-		return nil
-	})
-	for _, p := range panels {
-		for _, name := range p.names {
-			legend = max(legend, utf8.RuneCountInString(name))
+	var plots []*plot.Plot
+	cells, title := 0, strings.ReplaceAll(t.caption(), "`", "")
+	for _, panel := range t.panels() {
+		if panel.unit == "" || panel.high <= 0 {
+			return ""
 		}
+		p := picture.New(title, t.RowName, "median, "+panel.unit)
+		if t.Means {
+			p.Y.Label.Text = "mean, " + panel.unit
+		}
+		panel.draw(p, t.Rows, xs, lines)
+		plots, cells, title = append(plots, p), cells+panel.measured, ""
 	}
-	// A column whose unit nobody names is no picture.
-	if bars < 2 || !numeric && bars > mostBars || slices.ContainsFunc(panels, func(p panel) bool { return p.unit == "" }) ||
-		slices.ContainsFunc(values, func(v []float64) bool { return len(v) == 0 || slices.Max(v) <= 0 }) {
+	if cells < 2 || !lines && cells > mostBars {
 		return ""
 	}
-	// Names of bars that have no room side by side go down to the right.
-	slanted := !numeric && float64(longest)*plotChar > plotX/float64(len(t.Rows))
-	below := 52.0
-	if slanted {
-		below += float64(longest) * plotChar / 2
-	}
-	right := 38 + plotChar*float64(legend)
-	if slanted {
-		right = max(right, float64(longest)*plotChar*0.87)
-	}
-	width, each := plotLeft+plotX+right, plotTop+plotY+below
-	d := new(drawing)
-	fmt.Fprintf(d, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f" font-family="sans-serif" font-size="11" role="img">`+"\n",
-		width, each*float64(len(panels)), width, each*float64(len(panels)))
-	title := strings.ReplaceAll(t.caption(), "`", "")
-	fmt.Fprintf(d, "<title>%s</title>\n", html.EscapeString(title))
-	d.text(plotLeft, plotTop-16, `font-weight="bold"`, title)
-	for i, p := range panels {
-		fmt.Fprintf(d, `<g transform="translate(0 %.0f)">`+"\n", each*float64(i))
-		y := newAxis(values[i], plotY)
-		d.frame(t, p, y, each, intervals, numeric)
-		if numeric {
-			t.lines(d, p, y, xs)
-		} else {
-			t.bars(d, p, y, slanted)
-		}
-		d.WriteString("</g>\n")
-	}
-	d.WriteString("</svg>\n")
-	return d.String()
+	return picture.SVG(plotWidth, plotHeight, plots...)
 }
 
-// bottom is where the horizontal axis is.
-const bottom = float64(plotTop + plotY)
-
-// frame draws what is around the values: the vertical axis with its unit, and the legend.
-func (d *drawing) frame(t *Table, p panel, y axis, height float64, intervals, lines bool) {
-	for _, v := range y.ticks {
-		at := bottom - y.at(v)
-		d.line(plotLeft, at, plotLeft+plotX, at, `stroke="#8884"`)
-		d.text(plotLeft-6, at+4, `text-anchor="end"`, number(v))
-	}
-	label := "median, " + p.unit
-	if t.Means {
-		label = "mean, " + p.unit
-	}
-	switch {
-	case y.log && lines:
-		label += ", logarithmic"
-	case y.log:
-		label += ", logarithmic: bars do not begin at 0"
-	}
-	d.text(-float64(plotTop)-plotY/2, 16, `text-anchor="middle" transform="rotate(-90)"`, label)
-	d.text(plotLeft+plotX/2, height-10, `text-anchor="middle"`, t.RowName)
-	const x = plotLeft + plotX + 16
-	at := float64(plotTop)
-	for i, name := range p.names {
-		colour, _, opacity := style(i)
-		fmt.Fprintf(d, `<rect x="%d" y="%.0f" width="10" height="10" fill="%s"%s/>`+"\n", x, at, colour, opacity)
-		d.text(x+16, at+9, "", name)
-		at += 16
-	}
-	if intervals {
-		d.line(x+5, at, x+5, at+10, `stroke="currentColor"`)
-		d.text(x+16, at+9, "", "95 % interval")
-		at += 16
-	}
-	if !lines && slices.ContainsFunc(t.Rows, func(row string) bool {
-		return slices.ContainsFunc(p.columns, func(column string) bool { return t.get(row, column, "") == nil })
-	}) {
-		d.text(x+3, at+9, "", notMeasured)
-		d.text(x+16, at+9, "", "not measured")
-	}
-}
-
-// notMeasured stands where a bar would.
-const notMeasured = "×"
-
-// flat gives the table with columns of their own for what was measured in each kind of memory.
-func (t *Table) flat() *Table {
-	f := *t
-	f.Columns, f.cells = nil, nil
-	split := t.split()
-	for _, column := range t.Columns {
-		for _, m := range memories {
-			name := column
-			if split && m != "" {
-				name += ", " + string(m)
-			}
-			for _, row := range t.Rows {
-				if c := t.get(row, column, m); c != nil && c.memory == m {
-					*f.cell(row, name).of(m) = Cell{Samples: c.Samples, memory: m}
-				}
-			}
-		}
-	}
-	return &f
-}
-
-func (t *Table) lines(d *drawing, p panel, y axis, xs []float64) {
-	low, high := slices.Min(xs), slices.Max(xs)
-	x := axis{low: low, high: max(high, low+1e-9), log: low > 0 && high/low >= logFrom, pixels: plotX}
+// overNumbers has an axis show rows that are numbers, and name those that have room. It
+// returns where it shows them.
+func overNumbers(a *plot.Axis, rows []string, xs []float64) (at []float64) {
+	place, _ := picture.Axis(a, slices.Min(xs), slices.Max(xs))
+	var ticks plot.ConstantTicks
 	last := math.Inf(-1)
-	for i, row := range t.Rows {
-		if at := plotLeft + x.at(xs[i]); at-last > 38 {
-			d.text(at, bottom+16, `text-anchor="middle"`, row)
-			last = at
+	for i, row := range rows {
+		at = append(at, place(xs[i]))
+		ticks = append(ticks, plot.Tick{Value: at[i]})
+		if x := a.Norm(at[i]) * plotWidth; x-last > rowLabel {
+			ticks[i].Label, last = row, x
 		}
 	}
-	for i, column := range p.columns {
-		colour, dashes, _ := style(i)
-		var points []string
-		for j, row := range t.Rows {
-			c := t.get(row, column, "")
-			if c == nil {
-				continue
-			}
-			s := summarize(c.Samples)
-			at, median := plotLeft+x.at(xs[j]), bottom-y.at(s.Median)
-			points = append(points, fmt.Sprintf("%.1f,%.1f", at, median))
-			d.line(at, bottom-y.at(s.Low), at, bottom-y.at(s.High), `stroke="`+colour+`"`)
-			fmt.Fprintf(d, `<circle cx="%.1f" cy="%.1f" r="2.2" fill="%s"><title>%s</title></circle>`+"\n", at, median, colour, number(s.Median))
-		}
-		fmt.Fprintf(d, `<polyline points="%s" fill="none" stroke="%s" stroke-width="1.5"%s/>`+"\n", strings.Join(points, " "), colour, dashes)
-	}
+	a.Tick.Marker = ticks
+	return at
 }
 
-func (t *Table) bars(d *drawing, p panel, y axis, slanted bool) {
-	room := float64(plotX) / float64(len(t.Rows))
-	width := room * 0.8 / float64(len(p.columns))
-	for i, row := range t.Rows {
-		from := plotLeft + room*float64(i)
-		short := row
+// overNames has an axis show rows that are names. Those that have no room side by side go
+// down to the right.
+func overNames(a *plot.Axis, rows []string) (at []float64) {
+	var ticks plot.ConstantTicks
+	for i, row := range rows {
 		if r := []rune(row); len(r) > mostChars {
-			short = string(r[:mostChars-1]) + "…"
+			row = string(r[:mostChars-1]) + "…"
 		}
-		if at := from + room/2; slanted {
-			d.text(at-4, bottom+14, fmt.Sprintf(`transform="rotate(30 %.1f %.1f)"`, at-4, bottom+14), short)
-		} else {
-			d.text(at, bottom+16, `text-anchor="middle"`, short)
+		at = append(at, float64(i))
+		ticks = append(ticks, plot.Tick{Value: at[i], Label: row})
+		if a.Tick.Label.Width(row) > vg.Length(plotWidth*groupWidth/float64(len(rows))) {
+			a.Tick.Label.Rotation, a.Tick.Label.XAlign = -math.Pi/6, draw.XLeft
 		}
-		for j, column := range p.columns {
-			c := t.get(row, column, "")
-			if c == nil {
-				d.text(from+room*0.1+width*(float64(j)+0.5), bottom-3, `text-anchor="middle"`, notMeasured)
+	}
+	a.Min, a.Max, a.Tick.Marker = -0.5, float64(len(rows))-0.5, ticks
+	return at
+}
+
+// intervals are drawn in the legend, too.
+type intervals struct{ plotter.YErrorBars }
+
+// Thumbnail implements plot.Thumbnailer.
+func (i *intervals) Thumbnail(c *draw.Canvas) {
+	c.StrokeLine2(i.LineStyle, c.Center().X, c.Min.Y, c.Center().X, c.Max.Y)
+}
+
+// draw adds a line, or a bar for each row, for each column.
+func (l *panel) draw(p *plot.Plot, rows []string, xs []float64, lines bool) {
+	y, logarithmic := picture.Axis(&p.Y, l.low, l.high)
+	if logarithmic {
+		p.Y.Label.Text += ", logarithmic"
+	}
+	if lines {
+		xs = overNumbers(&p.X, rows, xs)
+	} else if xs = overNames(&p.X, rows); logarithmic {
+		p.Y.Label.Text += ":\nbars do not begin at 0"
+	}
+	thin := draw.LineStyle{Color: color.Black, Width: 0.75}
+	between := &intervals{plotter.YErrorBars{LineStyle: thin, CapWidth: 4}}
+	missing := &plotter.Scatter{GlyphStyle: draw.GlyphStyle{Color: color.Black, Radius: 3, Shape: draw.CrossGlyph{}}}
+	if lines {
+		p.Add(between) // below the marks
+	}
+	width := groupWidth / float64(len(l.names))
+	for i, name := range l.names {
+		colour, round := plotColours[i%len(plotColours)], i/len(plotColours)
+		line := &plotter.Line{LineStyle: draw.LineStyle{Color: colour, Width: 1, Dashes: plotutil.Dashes(round)}}
+		if round > 0 {
+			colour.A = 0x73
+		}
+		bars := &plotter.Polygon{Color: colour}
+		for j, s := range l.cells[i] {
+			at := plotter.XY{X: xs[j], Y: y(s.Median)}
+			if !lines {
+				at.X += width*(float64(i)+0.5) - groupWidth/2
+			}
+			if s.N == 0 {
+				missing.XYs = append(missing.XYs, at)
 				continue
 			}
-			s := summarize(c.Samples)
-			colour, _, opacity := style(j)
-			h, at := y.at(s.Median), from+room*0.1+width*float64(j)
-			fmt.Fprintf(d, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"%s><title>%s, %s: %s</title></rect>`+"\n",
-				at, bottom-h, width, h, colour, opacity, html.EscapeString(row), html.EscapeString(column), number(s.Median))
-			d.line(at+width/2, bottom-y.at(s.Low), at+width/2, bottom-y.at(s.High), `stroke="currentColor"`)
+			line.XYs = append(line.XYs, at)
+			bars.XYs = append(bars.XYs, picture.Rectangle(at.X-width/2, y(0), at.X+width/2, at.Y))
+			if s.Low < s.High {
+				between.XYs = append(between.XYs, at)
+				between.YErrors = append(between.YErrors, struct{ Low, High float64 }{at.Y - y(s.Low), y(s.High) - at.Y})
+			}
 		}
+		if lines {
+			marks := &plotter.Scatter{XYs: line.XYs, GlyphStyle: draw.GlyphStyle{Color: line.Color, Radius: 2.5, Shape: plotutil.Shape(i + round)}}
+			p.Add(line, marks)
+			p.Legend.Add(name, line, marks)
+		} else {
+			p.Add(bars)
+			p.Legend.Add(name, bars)
+		}
+	}
+	if len(between.XYs) > 0 {
+		p.Legend.Add("95 % interval", between)
+	}
+	if lines {
+		return
+	}
+	p.Add(between, missing)
+	if len(missing.XYs) > 0 {
+		p.Legend.Add("not measured", missing)
 	}
 }
 

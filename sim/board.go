@@ -13,29 +13,30 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Costs are what takes time besides the links, ns: in a world that has them nothing takes
-// as long as chance says.
+// Costs are the durations of all work besides the links, ns. A world with Costs uses them
+// instead of random times.
 type Costs struct {
-	Firmware  int64 // from a doorbell to its block's being sent
-	Access    int64 // a walk or a move of the PLDMA's
-	Interrupt int64 // from a vector to the driver's work on it
-	Call      int64 // a call of the driver's that brings pages in, and all around it
-	Page      int64 // and each page that it brings in
-	Request   int64 // a request for retransmission, until the firmware has it
-	Touch     int64 // the first page that a process touches itself; each further one takes Page
+	Firmware  int64 // from a doorbell until its block is sent
+	Access    int64 // a walk or a move of the PLDMA
+	Interrupt int64 // from a vector to the driver's handling of it
+	Call      int64 // a page-in call of the driver, with all its overhead
+	Page      int64 // plus each page that the call pages in
+	Request   int64 // a request for retransmission, until the firmware receives it
+	Touch     int64 // the first page that a process touches itself; each further page takes Page
 }
 
-// Board gives what the papers measured on the board (an A53 of 1.2 GHz, links of 10 Gb/s). Of the
-// 4 us of a small write (002 §III.A) the firmware takes 3 and hardware less than 1. A fault (002
-// fig. 8, 9): the SMMU's interrupt 1 us, the tasklet 19 with one page, the request 1; the 7 us of
-// context switches, which figure 8 lacks and figure 9 has, are with the interrupt. Pages: 000
-// table 4.1, touch: 3 us one, 40 us sixteen.
+// Board returns the costs that the papers measured on the board (an A53 of 1.2 GHz, links of 10
+// Gb/s). Of the 4 us of a small write (002 §III.A) the firmware takes 3 and the hardware less
+// than 1. A fault (002 fig. 8, 9) takes 1 us for the SMMU's interrupt, 19 for the tasklet with
+// one page, and 1 for the request. The 7 us of context switches, which are in figure 9 but not
+// in figure 8, are included in the interrupt. Touching pages (000 table 4.1) takes 3 us for one
+// and 40 us for sixteen.
 func Board() Costs {
 	return Costs{Firmware: 3000, Access: 200, Interrupt: 8000, Call: 16_500, Page: 2500, Request: 1000, Touch: 3000}
 }
 
-// The papers' settings besides the costs: two blocks of a transfer in flight (001), and a
-// time-out that is in no fault's way.
+// Other settings of the papers: two blocks of a transfer in flight (001), and a time-out longer
+// than any fault.
 const (
 	papersOutstanding = 2
 	papersTimeout     = 25_000 // us (000 ch. 4)
@@ -43,27 +44,27 @@ const (
 
 // Trial is one write between two nodes.
 type Trial struct {
-	Size     int // bytes, from the first of a page on
+	Size     int // bytes, from the start of a page on
 	Policy   fault.Policy
-	Src, Dst float64 // how likely a page of an end is absent
-	Touch    bool    // the target touches its pages first, and the time counts
-	// TimeoutUS, where it is not 0, is the time-out by which source faults end, without a
-	// TXFIFO, as in the papers.
+	Src, Dst float64 // probability that a page of an end is absent
+	Touch    bool    // the target touches its pages first, which is part of the time
+	// TimeoutUS, if not 0, is the time-out that ends source faults, without a TXFIFO, as in the
+	// papers.
 	TimeoutUS uint32
 	Seed      uint64
 }
 
-// Outcome is what a trial took.
+// Outcome is the result of a trial.
 type Outcome struct {
 	Nanoseconds     int64
 	Faults          uint64 // accesses that the SMMU aborted, as the drivers saw them
-	Retransmissions uint64 // blocks sent once more
+	Retransmissions uint64 // retransmitted blocks
 }
 
-// ErrTrial: the write did not end as it has to.
+// ErrTrial reports that the write failed or wrote wrong bytes.
 var ErrTrial = errors.New("simulated write")
 
-// Write makes a trial. The same trial gives the same outcome.
+// Write performs a trial. The same trial has the same outcome.
 func (c Costs) Write(t Trial) (Outcome, error) {
 	const src, dst = device.VA(0x5500_0000_0000), device.VA(0x7f00_0000_0000)
 	cfg := Config{Seed: t.Seed, Nodes: 2, Costs: &c, Policy: t.Policy, Outstanding: papersOutstanding, TimeoutUS: papersTimeout, GuardUS: 1e6}
@@ -97,7 +98,7 @@ func (c Costs) Write(t Trial) (Outcome, error) {
 		}
 		return nil
 	}
-	if err := write(pages, 16); err != nil { // with the first one the nodes get to know each other
+	if err := write(pages, 16); err != nil { // the first write makes the nodes known to each other
 		return Outcome{}, err
 	}
 	rng := rand.New(rand.NewPCG(t.Seed, 2))
@@ -123,7 +124,7 @@ func (c Costs) Write(t Trial) (Outcome, error) {
 	}
 	o := Outcome{Nanoseconds: w.now - start}
 	if !bytes.Equal(ends[0].Data[:t.Size], ends[1].Data[:t.Size]) {
-		return Outcome{}, fmt.Errorf("%w of %d bytes: other bytes", ErrTrial, t.Size)
+		return Outcome{}, fmt.Errorf("%w of %d bytes: wrong bytes", ErrTrial, t.Size)
 	}
 	for _, n := range w.nodes {
 		o.Faults += n.Driver.Stats().Faults
@@ -132,7 +133,7 @@ func (c Costs) Write(t Trial) (Outcome, error) {
 	return o, nil
 }
 
-// later is what a frame takes longer than its link: a request for retransmission.
+// later returns the extra delay of a frame: that of a request for retransmission.
 func (c *Costs) later(f *wire.Frame) int64 {
 	if f.Kind == wire.Message && f.MessageLen > 0 && mailbox.OpcodeOf(f.Message[0]) == mailbox.OpRAPF {
 		return c.Request + c.Firmware
@@ -140,17 +141,17 @@ func (c *Costs) later(f *wire.Frame) int64 {
 	return 0
 }
 
-// work has a driver's call end when it and those before it have taken their time: on one
-// processor what faults wait for, on another one what policies add.
+// work completes a driver's call after its own duration and that of earlier calls. Calls that
+// faults wait for use one processor, calls that policies add use another one.
 func (c *Costs) work(n *Node, slot int, call device.Call, behind bool) {
 	lane, d := 0, c.Call
 	if behind {
-		lane, d = 1, 0 // no interrupt began it
+		lane, d = 1, 0 // not started by an interrupt
 	}
 	if p, ok := call.(gup.Call); ok {
 		va, pages, write, _ := p.PageIn()
 		d += int64(n.process[slot].missing(va, pages)) * c.Page
-		if !write { // the request goes to the own node's firmware, by no link
+		if !write { // the request goes to the own node's firmware, not over a link
 			d += c.Request + c.Firmware
 		}
 	}
@@ -158,7 +159,7 @@ func (c *Costs) work(n *Node, slot int, call device.Call, behind bool) {
 	n.world.after(n.free[lane]-n.world.now, n.alive(func() { call.Run(); call.Done() }))
 }
 
-// missing gives how many pages from va on are absent.
+// missing returns how many pages from va on are absent.
 func (p *Process) missing(va device.VA, pages int) (n int) {
 	for i := range pages {
 		if p.state(va.Page()+device.VA(i)<<device.PageShift) == absent {

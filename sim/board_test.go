@@ -6,8 +6,8 @@ import (
 	"github.com/exanet/pfd/fault"
 )
 
-// Times of TestBoardByHand, ns: of Board, and of a link that takes 0.8 ns a byte, of which a frame
-// has 64 beside its payload, and 150 ns a hop.
+// Times of TestBoardByHand, ns: those of Board, and of a link that takes 0.8 ns a byte and 150
+// ns a hop. A frame has 64 bytes in addition to its payload.
 const (
 	handFirmware = 3000
 	handAccess   = 200 + 200 // a walk and a move
@@ -18,18 +18,18 @@ const (
 	handRequest  = 1000 + handAnswer + handFirmware
 )
 
-// TestBoardByHand has writes whose time is the sum of what they take.
+// TestBoardByHand performs writes whose time is the sum of their parts.
 func TestBoardByHand(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		trial Trial
 		want  int64
-		sent  uint64 // once more
+		sent  uint64 // retransmitted
 	}{
 		{"16 bytes", Trial{Size: 16}, handFirmware + handAccess + handSmall + handAccess + handAnswer, 0},
 		{"4 KiB", Trial{Size: 4096}, handFirmware + handAccess + handBlock + handAccess + handAnswer, 0},
 		{"4 KiB, touched first", Trial{Size: 4096, Dst: 1, Touch: true}, 3000 + handFirmware + handAccess + handBlock + handAccess + handAnswer, 0},
-		// The sender has the bytes still.
+		// The sender still has the bytes.
 		{"4 KiB absent", Trial{Size: 4096, Dst: 1, Policy: fault.PIO},
 			handFirmware + handAccess + handBlock + 200 + handFault + handRequest + handBlock + handAccess + handAnswer, 1},
 		{"4 KiB, absent at the source", Trial{Size: 4096, Src: 1, Policy: fault.PIO},
@@ -40,14 +40,14 @@ func TestBoardByHand(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
 		}
-		if d := got.Nanoseconds - tt.want; d < -2 || d > 2 || got.Retransmissions != tt.sent { // roundings of the link
+		if d := got.Nanoseconds - tt.want; d < -2 || d > 2 || got.Retransmissions != tt.sent { // rounding errors of the link
 			t.Errorf("%s: %+v, want %d ns", tt.name, got, tt.want)
 		}
 	}
 }
 
-// TestBoardBesidePapers holds the simulated board against what the papers measured on it: what
-// depends on the board alone is near, and what the driver and the device do differs to our side.
+// TestBoardBesidePapers compares the simulated board with the papers' measurements: figures of
+// the board alone are close, and those of driver and device are better.
 func TestBoardBesidePapers(t *testing.T) {
 	us := func(tr Trial) float64 {
 		t.Helper()
@@ -81,7 +81,7 @@ func TestBoardBesidePapers(t *testing.T) {
 	}
 }
 
-// The same trial has the same outcome, and other pages are absent with another seed.
+// The same trial has the same outcome; with another seed other pages are absent.
 func TestBoardSeeds(t *testing.T) {
 	tr := Trial{Size: 256 << 10, Dst: 0.4, Policy: fault.PIO}
 	got := map[Outcome]int{}

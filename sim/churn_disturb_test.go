@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// disturb does one thing.
+// disturb makes one disturbance.
 func (c *churn) disturb() {
 	s, other := c.seats[c.rng.IntN(len(c.seats))], c.seats[c.rng.IntN(len(c.seats))]
 	switch k := c.rng.IntN(100); {
@@ -45,7 +45,7 @@ func (c *churn) disturb() {
 	}
 }
 
-// abort ends some transfer that is under way.
+// abort aborts a transfer in flight.
 func (c *churn) abort() {
 	for range 4 {
 		if len(c.all) == 0 {
@@ -82,7 +82,7 @@ func (c *churn) kill(s *seat) {
 	}
 }
 
-// mute withdraws what a seat's process lets others do, or gives it back.
+// mute withdraws the rights that a seat's process grants to others, or restores them.
 func (c *churn) mute(s *seat, on bool) {
 	s.mute = on
 	v := [4]uint64{}
@@ -96,8 +96,8 @@ func (c *churn) mute(s *seat, on bool) {
 	}
 }
 
-// power takes a node's power away and gives it back, or resets it: its processes
-// are gone, and others come.
+// power cuts a node's power and restores it, or resets the node: its processes are gone, and
+// others follow.
 func (c *churn) power(n *Node) {
 	for _, s := range c.seats {
 		if s.node == int(n.id) {
@@ -127,7 +127,7 @@ func (c *churn) power(n *Node) {
 	})
 }
 
-// hostile has a neighbour, or a process with a domain of its own, send what it likes.
+// hostile makes a neighbour, or a process with its own domain, send arbitrary messages.
 func (c *churn) hostile() {
 	w := c.World
 	dst := device.NodeID(c.rng.IntN(len(w.nodes)))

@@ -17,23 +17,22 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// churn is a scenario in which nothing stays as it is: destinations are used again
-// and again, transfers aborted, processes end and others follow them with the same
-// slot and PDID or with another, in half of the seeds to run the same program, which
-// asks for its reads as the one before it did, rights are withdrawn, nodes are reset and lose
-// power, frames come again much later, and a neighbour sends what it likes. Each
-// word of a source says which transfer it belongs to, so each word that is written
-// is judged: by whom it names, where it goes, and what was acknowledged before.
-// When all this ends, everybody must reach everybody again.
+// churn is a scenario of permanent change: destinations are reused, transfers aborted, rights
+// withdrawn, nodes reset and powered off, frames arrive again much later, and a neighbour sends
+// arbitrary messages. Processes end and others follow with the same slot and PDID or with
+// another one; in half of the seeds they run the same program, which makes the same reads. Each
+// word of a source names its transfer, so each written word is judged: by the transfer that it
+// names, by its place, and by what was acknowledged before. When the disturbances end, all
+// processes must reach all others again.
 type churn struct {
 	nobody
 	World *World
 	rng   *rand.Rand
 	seats []*seat
 	all   []*move
-	lives []int // of each node
-	up    []int // the life that each node was started in last
-	late  bool  // nothing is disturbed any more
+	lives []int // number of lives of each node
+	up    []int // the life in which each node was last started
+	late  bool  // disturbances have ended
 	again bool  // the processes of a seat run the same program
 	err   error
 
@@ -47,36 +46,36 @@ type churn struct {
 	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Landed, Complete int
 }
 
-// errChurn: a byte, an acknowledgement or a silence that may not be.
+// errChurn reports a forbidden byte, acknowledgement or silence.
 var errChurn = errors.New("what may not be")
 
-// Sizes of a seat's memory: sources of transfers under way, then destinations.
+// Sizes of a seat's memory: sources of transfers in flight, then destinations.
 const (
 	churnBase  = device.VA(0x7f00_0000_0000)
 	churnMost  = 24 << 10 // bytes of a transfer
-	churnPlace = 4        // transfers of a source at a time
+	churnPlace = 4        // concurrent transfers of a source
 	churnFrom  = churnPlace * churnMost
 	churnPages = churnFrom/device.PageSize + 20
 	churnSteps = 70
 )
 
-// seat is where processes follow each other.
+// seat is a place where one process follows another.
 type seat struct {
 	node  int
 	uid   uint32
-	p     *Process // nil: nobody just now
+	p     *Process // nil: no process at present
 	place [churnPlace]bool
 	chans [device.WriteChannels]*move
 	tag   uint16
 	mute  bool       // its peers' rights are withdrawn
-	reads *rand.Rand // what its process reads, where it runs the same program
+	reads *rand.Rand // the reads of its process, if it runs the same program
 }
 
 // move is one transfer.
 type move struct {
 	id       uint64
 	read     bool
-	at, from *seat // the initiator's, the source's
+	at, from *seat // seats of the initiator and of the source
 	src, dst *Process
 	place    int
 	desc     device.Descriptor
@@ -86,11 +85,11 @@ type move struct {
 	ended    bool
 	done     uint32
 	status   uint8
-	closed   bool // the target's application has seen its end and uses its memory
+	closed   bool // the target's application has seen its end and reuses its memory
 }
 
-// sending is a number under which a block is sent in one life of its node, whose
-// epoch an acknowledgement carries back; piece is the block.
+// sending identifies a transmission of a block: its number in one life of its node, whose epoch
+// an acknowledgement carries back. piece is the block.
 type sending struct {
 	node  device.NodeID
 	epoch uint32
@@ -100,7 +99,7 @@ type sending struct {
 
 type piece struct {
 	move     *move
-	at, size int // bytes in the transfer
+	at, size int // place in the transfer, bytes
 	life     int
 	id       device.TransactionID
 	serial   uint64
@@ -117,8 +116,7 @@ type lifeAt struct {
 	to   *Process
 }
 
-// newChurn makes the scenario of a seed, with drivers that work by registers or by
-// queues in memory.
+// newChurn creates the scenario of a seed, with drivers that use registers or queues in memory.
 func newChurn(seed uint64, queues bool) (*churn, error) {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	pick := func(n int) int { return rng.IntN(n) }
@@ -162,7 +160,7 @@ func (c *churn) wrong(format string, args ...any) {
 
 func (c *churn) failed() error { return c.err }
 
-// sit gives a seat its next process; later where there is no place yet.
+// sit puts the next process into a seat, later if there is no place yet.
 func (c *churn) sit(s *seat) {
 	if s.p != nil {
 		return
@@ -210,7 +208,7 @@ func (c *churn) sit(s *seat) {
 	}
 }
 
-// over takes the end of a transfer as its initiator sees it.
+// over processes the end of a transfer at its initiator.
 func (c *churn) over(m *move, done uint32, status uint8) {
 	m.ended, m.done, m.status = true, done, status
 	if !m.read && m.from.p == m.src {
@@ -226,7 +224,7 @@ func (c *churn) over(m *move, done uint32, status uint8) {
 	m.closed = true
 }
 
-// begin starts a transfer between two seats; false: not just now.
+// begin starts a transfer between two seats. It returns nil if that is not possible now.
 func (c *churn) begin(at, other *seat, read bool) *move {
 	if at.p == nil || other.p == nil || at == other {
 		return nil
@@ -275,7 +273,7 @@ func (c *churn) begin(at, other *seat, read bool) *move {
 	return m
 }
 
-// ask asks for a read until it is over; size 0 asks for its end.
+// ask requests a read until it ends; size 0 requests its end.
 func (c *churn) ask(m *move, size uint32, tries int) {
 	if m.ended || m.at.p != m.dst || tries > 40 {
 		return
@@ -289,7 +287,7 @@ func (c *churn) ask(m *move, size uint32, tries int) {
 	c.World.after(int64(3e6)<<min(tries, 6), func() { c.ask(m, size, tries+1) })
 }
 
-// transfer gives the transfer and the place in it that a word names.
+// transfer returns the transfer that a word names, and the word's place in it.
 func (c *churn) transfer(v uint64) (*move, int) {
 	id, i := v>>32, int(v&(1<<32-1))
 	if id == 0 || id > uint64(len(c.all)) || i >= len(c.all[id-1].got) {
@@ -298,11 +296,11 @@ func (c *churn) transfer(v uint64) (*move, int) {
 	return c.all[id-1], i
 }
 
-// ownRead is the highest byte of the last words of reads that are told by the number
-// of their process's reads, and are so for the next one too.
+// ownRead is the top byte of completion words of reads that are named by the number of the
+// process's read; the next process uses the same numbers.
 const ownRead = 0x2a
 
-// named gives the transfer whose completion words these are, where a process gets them.
+// named returns the transfer to which these completion words belong in a process.
 func (c *churn) named(p *Process, words []byte) *move {
 	v := word(words[8:])
 	if v>>56 != ownRead {
@@ -317,7 +315,7 @@ func (c *churn) named(p *Process, words []byte) *move {
 	return nil
 }
 
-// moves judges what a node begins to write.
+// moves judges a write that a node begins.
 func (c *churn) moves(n *Node, p *Process, a *pldma.Access) {
 	if p == nil || n.process[a.Slot] != p || c.seatOf(p) == nil {
 		c.wrong("node %d writes to slot %d, which nobody has any more", n.id, a.Slot)
@@ -352,7 +350,7 @@ func (c *churn) moves(n *Node, p *Process, a *pldma.Access) {
 	}
 }
 
-// landed judges what is in memory now.
+// landed judges the bytes that are now in memory.
 func (c *churn) landed(p *Process, a *pldma.Access) {
 	if a.Ordered {
 		if m := c.named(p, a.Data); m != nil && m.dst == p {
@@ -382,8 +380,8 @@ func (c *churn) landed(p *Process, a *pldma.Access) {
 	c.Landed++
 }
 
-// inTurn judges a piece of a transfer that is in memory now: nothing newer was
-// acknowledged before it.
+// inTurn judges a piece of a transfer that is now in memory: nothing newer was acknowledged
+// before it.
 func (c *churn) inTurn(m *move, last *piece, p *Process) {
 	src := device.NodeID(m.from.node)
 	if last.life < c.acked[lifeAt{src, p}] {
@@ -403,7 +401,7 @@ func (c *churn) seatOf(p *Process) *seat {
 	return nil
 }
 
-// pieceOf finds the newest sending of the block that has a byte of a transfer.
+// pieceOf finds the newest sending of the block that contains a byte of a transfer.
 func (*churn) pieceOf(m *move, at int) (found *piece) {
 	for _, p := range m.sends {
 		if at >= p.at && at < p.at+p.size && (found == nil || p.serial > found.serial) {
@@ -413,7 +411,7 @@ func (*churn) pieceOf(m *move, at int) (found *piece) {
 	return found
 }
 
-// sent takes a frame that a node gives to its link.
+// sent processes a frame that a node passes to its link.
 func (c *churn) sent(n *Node, f *wire.Frame) {
 	switch {
 	case f.Kind == wire.Data:
@@ -440,7 +438,7 @@ func (c *churn) sent(n *Node, f *wire.Frame) {
 	}
 }
 
-// block notes which block goes out under a number.
+// block records which block is sent under a number.
 func (c *churn) block(n *Node, f *wire.Frame) {
 	use := sending{n.id, f.Epoch, f.ID, f.First}
 	p := c.firsts[use]
@@ -451,7 +449,7 @@ func (c *churn) block(n *Node, f *wire.Frame) {
 			return
 		}
 		if f.VA != m.desc.Dst+device.VA(8*k) || f.DstGeneration != m.desc.DstGeneration {
-			return // a read that is over, served again: its source is another transfer's
+			return // a read that has ended is served again: its source belongs to another transfer
 		}
 		c.serial++
 		p = &piece{move: m, at: 8 * k, size: len(f.Payload), life: c.lives[n.id], id: f.ID, serial: c.serial}
@@ -470,11 +468,11 @@ func (c *churn) deliver(f *wire.Frame) {
 	n.Event(&soc.Event{Kind: soc.FrameArrived, Frame: f})
 }
 
-// acknowledges judges an acknowledgement: the block is in memory.
+// acknowledges judges an acknowledgement: the block must be in memory.
 func (c *churn) acknowledges(n *Node, f *wire.Frame) {
 	p := c.sends[sending{f.DstNode, f.Epoch, f.ID, f.Seq}]
 	if p == nil || int(n.id) >= len(c.World.nodes) || c.seatOf(p.move.dst) == nil || p.move.dst.node != n {
-		return // of a process that is gone, or words alone
+		return // of a process that has ended, or only completion words
 	}
 	if slices.Contains(p.move.got[p.at/8:(p.at+p.size)/8], false) {
 		c.wrong("a block of transfer %d is acknowledged and was never written", p.move.id)
@@ -485,7 +483,7 @@ func (c *churn) acknowledges(n *Node, f *wire.Frame) {
 	c.acked[l] = max(c.acked[l], p.life)
 }
 
-// Run plays the scenario and tells what does not hold.
+// Run runs the scenario and returns the violated rule.
 func (c *churn) Run() error {
 	w := c.World
 	for range churnSteps {
@@ -507,7 +505,7 @@ func (c *churn) Run() error {
 		m := c.waiting()
 		return fmt.Errorf("transfer %d from node %d to node %d (read %v), which nobody has ended: %w", m.id, m.from.node, m.desc.DstNode, m.read, err)
 	}
-	// Everybody reaches everybody.
+	// All processes reach all others.
 	for _, at := range c.seats {
 		for _, other := range c.seats {
 			if at == other {
@@ -529,7 +527,7 @@ func (c *churn) Run() error {
 	return nil
 }
 
-// waiting gives a transfer whose process lives and was told of no end, nil none.
+// waiting returns a transfer whose process lives and has not seen an end, or nil.
 func (c *churn) waiting() *move {
 	for _, m := range c.all {
 		if !m.ended && (m.at.p == m.src || m.at.p == m.dst) {
@@ -539,15 +537,15 @@ func (c *churn) waiting() *move {
 	return nil
 }
 
-// reach has one transfer done, and whoever is not admitted refused.
+// reach completes one transfer, and checks that a process without admission is refused.
 func (c *churn) reach(at, other *seat, read bool) error {
-	// Places of transfers whose end nobody told (reads of processes that are gone).
+	// Free the places of transfers whose end was never reported (reads of ended processes).
 	at.place, other.place = [churnPlace]bool{}, [churnPlace]bool{}
 	m := c.begin(at, other, read)
 	if m == nil {
 		return fmt.Errorf("%w: a process has a transfer on each channel still", errChurn)
 	}
-	// Its end, and that of its frames: the next one has the same source.
+	// Wait for its end and for that of its frames: the next transfer has the same source.
 	if err := c.World.Run(c.World.now+100e9, func() bool { return m.ended }); err != nil {
 		return fmt.Errorf("transfer %d from node %d to node %d (read %v): %w", m.id, m.from.node, m.desc.DstNode, read, err)
 	}

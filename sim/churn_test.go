@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// runChurn plays one seed; a machine that breaks down fails it too.
+// runChurn runs one seed; a machine that panics fails it, too.
 func runChurn(seed uint64, queues bool) (c *churn, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -22,7 +22,7 @@ func runChurn(seed uint64, queues bool) (c *churn, err error) {
 	return c, c.Run()
 }
 
-// met names what a scenario met.
+// met returns the names and counts of the events of a scenario.
 func (c *churn) met() [8]row {
 	return [...]row{
 		{"processes ended", c.Kills}, {"nodes lost power", c.Powers}, {"nodes reset", c.Resets}, {"transfers aborted", c.Aborts},
@@ -30,8 +30,8 @@ func (c *churn) met() [8]row {
 	}
 }
 
-// TestChurn runs the scenarios of many seeds. PFD_CHURN is how many; PFD_SEED is
-// one alone.
+// TestChurn runs the scenarios of many seeds. PFD_CHURN is their number; PFD_SEED selects one
+// seed.
 func TestChurn(t *testing.T) {
 	first, count := uint64(0), uint64(200)
 	if v, err := strconv.ParseUint(os.Getenv("PFD_CHURN"), 10, 32); err == nil {
@@ -70,7 +70,7 @@ func testChurn(t *testing.T, first, count uint64, queues bool) {
 	}
 }
 
-// TestChurnFound plays the seeds that showed a fault once.
+// TestChurnFound runs the seeds that once revealed a bug.
 func TestChurnFound(t *testing.T) {
 	for name, seed := range map[string]uint64{
 		"a write lands again whose right ended under its words": 23948,

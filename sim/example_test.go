@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/sim"
 )
 
-// A write of a page that the target has not touched, on the board that the papers measured.
+// A write to an untouched page, on the board of the papers.
 func ExampleCosts_Write() {
 	o, err := sim.Board().Write(sim.Trial{Size: 4096, Dst: 1})
 	if err != nil {

@@ -15,13 +15,12 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 )
 
-// fabric is a scenario of the whole firmware, made from a seed: processes on a
-// few nodes, writes and reads between them, and all that may go wrong.
+// fabric is a scenario of the whole firmware, derived from a seed: processes on a few nodes,
+// writes and reads between them, and all possible failures.
 type fabric struct {
 	Seed  uint64
 	World *World
-	// Bound is when the last transfer must have ended, ns, as computed from what
-	// the scenario is.
+	// Bound is when the last transfer must have ended, ns, computed from the scenario.
 	Bound int64
 
 	watch *watch
@@ -29,35 +28,34 @@ type fabric struct {
 	jobs  []*job
 }
 
-// party is a process of a scenario with what the library of a real one has.
+// party is a process of a scenario, with the state that a real one's library has.
 type party struct {
 	*Process
 	node    device.NodeID
-	foreign bool // admits nobody
+	foreign bool // admits no other process
 	sources int  // bytes of memory that are sources, from 0 on
-	channel int  // write channels given out
-	tags    int  // read tags given out
+	channel int  // write channels in use
+	tags    int  // read tags in use
 	jobs    []*job
-	before  []byte // memory that no transfer may change, the others blanked
+	before  []byte // memory that no transfer may change; the rest is blanked
 }
 
-// job is one transfer and what became of it.
+// job is one transfer and its result.
 type job struct {
 	read     bool
-	from, to *party // whose bytes go where
+	from, to *party // source and destination
 	src, dst int    // offsets in their memory
 	size     int
-	words    int // offset of the completion words in to's memory, -1 none
+	words    int // offset of the completion words in to's memory; -1: none
 	desc     device.Descriptor
 	tag      uint16
 	tries    int
-	plan     int // the newest of the times to ask again
+	plan     int // number of the latest plan to ask again
 	want     []byte
-	// A page of the source, or of the destination and its words, can never be
-	// brought in.
+	// A page of the source, or of the destination and its words, can never be paged in.
 	badSource, badTarget bool
 
-	run     *service // as the watch sees it
+	run     *service // its run, as observed by the watch
 	foreign bool     // the other end does not admit it
 	ended   bool
 	endedAt int64 // ns
@@ -67,7 +65,7 @@ type job struct {
 	wrong   string
 }
 
-// Kinds of scenario: one in so many seeds is of that kind.
+// Kinds of scenario: one in so many seeds has the kind.
 const (
 	crossEvery = 47  // all read channels busy in both directions at once
 	slowEvery  = 31  // memory slower than the time-out
@@ -76,8 +74,8 @@ const (
 	maxStart   = 30_000
 )
 
-// newFabric makes the scenario of a seed, with drivers that work by registers or
-// by queues in memory.
+// newFabric creates the scenario of a seed, with drivers that use registers or queues in
+// memory.
 func newFabric(seed uint64, queues bool) (*fabric, error) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	pick := func(n int) int { return rng.IntN(n) }
@@ -98,7 +96,7 @@ func newFabric(seed uint64, queues bool) (*fabric, error) {
 			Tear: pick(2) * pick(50_000), Corrupt: pick(2) * pick(50_000),
 			Routes: 1 + pick(4), RouteDelay: int64(pick(2) * pick(20_000)),
 		},
-		// Few of everything, so that all of it is used again and again, and up.
+		// Small numbers of everything, so that all of it is reused and exhausted.
 		IDs: []int{0, 0, 2, 3, 5, 16}[pick(6)], FIFO: []int{0, 0, 2, 8}[pick(4)], Contexts: []int{0, 0, 1, 3, 8}[pick(5)],
 		Interrupt: int64(pick(2) * pick(400_000)),
 		Firmware: r5.Options{
@@ -107,13 +105,13 @@ func newFabric(seed uint64, queues bool) (*fabric, error) {
 		},
 	}
 	if slow {
-		// Memory that takes longer than the time-out, now and then: a block is
-		// still being read when it is to go out again.
+		// Memory that is sometimes slower than the time-out: a block is still being read when
+		// it must be retransmitted.
 		cfg.NoTXFIFO, cfg.TimeoutUS = false, uint32(500+pick(1500))
 		cfg.Memory, cfg.SlowMemory = int64(20_000+pick(100_000)), 100_000
 	}
 	if cfg.NoTXFIFO {
-		// A source that is not there is tried for 100 s.
+		// A source that cannot be paged in is retried for 100 s.
 		cfg.TimeoutUS += 20000
 	}
 	cfg.Stall = !queues && seed%6 == 2
@@ -133,7 +131,7 @@ func newFabric(seed uint64, queues bool) (*fabric, error) {
 	if cross {
 		count = nodes * (32 + pick(12))
 		if nodes > 2 {
-			count *= 2 // more than a target has channels and places for
+			count *= 2 // exceeds the channels and places of a target
 		}
 	}
 	if err := f.plan(rng, count, cross, large); err != nil {
@@ -146,7 +144,7 @@ func newFabric(seed uint64, queues bool) (*fabric, error) {
 	return f, nil
 }
 
-// plan makes the processes and the transfers between them.
+// plan creates the processes and the transfers between them.
 func (f *fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
 	pick := func(n int) int { return rng.IntN(n) }
 	nodes := len(f.World.nodes)
@@ -162,7 +160,7 @@ func (f *fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
 	}
 	takes := len(f.procs)
 	if !cross && pick(3) == 0 {
-		// One that takes part in nothing and forges.
+		// A process without transfers that forges messages.
 		f.procs = append(f.procs, &party{node: device.NodeID(pick(nodes)), foreign: true, sources: 8})
 		need = append(need, 0)
 	}
@@ -185,7 +183,7 @@ func (f *fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
 		if large && i == 0 {
 			j.size = 1 + pick(8<<20)
 			f.procs[from].sources = max(f.procs[from].sources, j.size)
-			need[from] += f.procs[from].sources // sources lie first
+			need[from] += f.procs[from].sources // sources come first
 		}
 		need[to] += j.size
 		if j.read || pick(3) > 0 {
@@ -213,7 +211,7 @@ func (f *fabric) plan(rng *rand.Rand, count int, cross, large bool) error {
 	return nil
 }
 
-// init gives a process's memory its content and its pages their states.
+// init sets the content of a process's memory and the states of its pages.
 func (f *fabric) init(p *party, rng *rand.Rand, absentOf int) {
 	for i := 0; i+8 <= p.sources && i+8 <= len(p.Data); i += 8 {
 		binary.LittleEndian.PutUint64(p.Data[i:], rng.Uint64())
@@ -253,7 +251,7 @@ func (f *fabric) init(p *party, rng *rand.Rand, absentOf int) {
 		}
 		for _, j := range p.jobs {
 			if j.read && j.to == p && !j.ended && j.tag == uint16(a.Transaction) {
-				if a.Sequence == 0 { // refused: to be asked for again
+				if a.Sequence == 0 { // refused: request it again
 					f.watch.met.readsRefused++
 					j.askAfter(1e6)
 				} else {
@@ -298,15 +296,15 @@ func (f *fabric) describe(j *job, i int, rng *rand.Rand) {
 	j.want = bytes.Clone(j.from.Data[j.src : j.src+j.size])
 }
 
-// hurt takes pages of some transfers away for good, and finds out which
-// transfers cannot succeed.
+// hurt permanently removes pages of some transfers, and determines which transfers cannot
+// succeed.
 func (f *fabric) hurt(rng *rand.Rand) {
 	for i, j := range f.jobs {
 		if rng.IntN(14) == 0 {
 			j.to.pages[(j.dst+rng.IntN(j.size))/device.PageSize] = []pageState{unmapped, readOnly}[rng.IntN(2)]
 		}
-		// Without a TXFIFO each of these takes 100 s, and in a crowd one after the
-		// other: a few are enough.
+		// Without a TXFIFO each of these takes 100 s, and many take it one after the other: a
+		// few are enough.
 		if rng.IntN(24) == 0 && (!f.World.cfg.NoTXFIFO || i < 12) {
 			j.from.pages[(j.src+rng.IntN(j.size))/device.PageSize] = unmapped
 		}
@@ -322,7 +320,7 @@ func (f *fabric) hurt(rng *rand.Rand) {
 	for _, j := range f.jobs {
 		j.badSource = dead(j.from, j.src, j.size, false)
 		j.badTarget = dead(j.to, j.dst, j.size, true) || j.words >= 0 && dead(j.to, j.words, 16, true)
-		// An absent page reads as zero, whatever the process had there.
+		// An absent page reads as zero, whatever the process had written there.
 		j.want = bytes.Clone(j.from.Data[j.src : j.src+j.size])
 	}
 	for _, p := range f.procs {
@@ -330,7 +328,7 @@ func (f *fabric) hurt(rng *rand.Rand) {
 	}
 }
 
-// outside gives a process's memory with all that transfers may write blanked.
+// outside returns a process's memory with all ranges that transfers may write blanked.
 func (p *party) outside() []byte {
 	b := bytes.Clone(p.Data)
 	for _, j := range p.jobs {
@@ -344,14 +342,14 @@ func (p *party) outside() []byte {
 	return b
 }
 
-// bound computes when all must be over. It counts with blocks one after the other,
-// each as often as its frames get lost, and with one whose luck is as bad as one
-// in 1e9 is.
+// bound computes when all transfers must have ended. It assumes that blocks are sent one after
+// the other, each as often as its frames are lost, and that one block has the bad luck of one
+// in 1e9.
 func (f *fabric) bound() {
 	c := &f.World.cfg
 	in := &c.Injection
 	ms := func(us uint32) int64 { return int64(us) * 1000 }
-	// chance gives the chance that one of these things happens to a frame.
+	// chance returns the probability that one of these happens to a frame.
 	chance := func(perMillion ...int) float64 {
 		fine := 1.0
 		for _, p := range perMillion {
@@ -359,36 +357,35 @@ func (f *fabric) bound() {
 		}
 		return 1 - fine
 	}
-	// worst gives how often in a row something of that chance happens at worst.
+	// worst returns how often in a row an event of that probability happens at worst.
 	worst := func(p float64) int { return 1 + int(math.Log(1e-9)/math.Log(max(p, 1e-9))) }
 
-	// A round of a block that comes to nothing costs a time-out; a frame that is
-	// held back may as well be lost.
+	// A failed round of a block costs a time-out; a delayed frame may count as lost.
 	lost := chance(in.LoseData, in.Tear, in.Corrupt, in.LoseAck, in.LoseNack, in.Delay, in.Delay)
 	access := 100*c.Memory + c.Interrupt + int64(in.Routes)*in.RouteDelay + 50_000
 	round := ms(c.TimeoutUS) + 4*access
-	// A fault that nobody sees costs a guard, which doubles. Where a FIFO is
-	// small, its entry may be lost as well.
+	// A fault whose report is lost costs a guard time-out, which doubles. A small FIFO may also
+	// lose the entry.
 	unsaid := chance(in.LoseRAPF, in.Delay)
 	if c.FIFO > 0 {
 		unsaid = max(unsaid, 0.5)
 	}
-	tail := 2 * int64(worst(lost)) * round // the first frame of each link is told its number
+	tail := 2 * int64(worst(lost)) * round // the first frame of each link learns the link's number
 	for k := range worst(unsaid) {
 		tail += ms(c.GuardUS) << min(k, 4)
 	}
 	if c.Contexts > 0 || len(f.jobs) > 32 {
-		round += 64e6 // the longest back-off of a block that was refused
+		round += 64e6 // the longest back-off of a refused block
 	}
 	blocks, grace, asks := int64(0), int64(0), int64(0)
 	for _, j := range f.jobs {
 		blocks += int64(j.blocks()) + 1
 		if j.badSource && c.NoTXFIFO {
-			// A source fault is tried for 100 s, and then 64 times more.
+			// A source fault is retried for 100 s, and then 64 times more.
 			grace += 100e9 + 66*round
 		}
 		if j.read {
-			// A request or answer that is lost is asked for again.
+			// A lost request or answer is requested again.
 			asks = 0
 			for k := range worst(chance(in.LoseRead, in.LoseAnswer, in.Delay, in.Delay)) {
 				asks += askAgain(k)
@@ -398,14 +395,14 @@ func (f *fabric) bound() {
 	f.Bound = maxStart + grace + int64(float64(blocks)*float64(round+ms(c.GuardUS))/(1-lost)) + tail + asks + 2*in.DelayMax
 }
 
-// askAgain gives how long the library waits for an answer to a read that it has
-// asked for tries times before, ns.
+// askAgain returns how long the library waits for an answer to a read after tries earlier
+// requests, ns.
 func askAgain(tries int) int64 { return min(int64(20e6)<<min(tries+1, 6), 1e9) }
 
 func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// ask sends a read's request, as the library does: until there is an answer or
-// the words are there, again and again.
+// ask sends a read's request like the library: repeatedly, until there is an answer or the
+// words are written.
 func (j *job) ask() {
 	if j.ended {
 		return
@@ -422,8 +419,7 @@ func (j *job) ask() {
 	j.tries++
 }
 
-// announce rings for a channel as the library does: by the doorbell word and by
-// the packetizer.
+// announce rings for a channel like the library: by the doorbell word and by the packetizer.
 func (p *party) announce(ch int, d device.Descriptor) {
 	p.Write(ch, d)
 	p.Send(0, p.node, device.MailboxRequest, mailbox.Doorbell{
@@ -431,8 +427,7 @@ func (p *party) announce(ch int, d device.Descriptor) {
 	}.Encode())
 }
 
-// forge has processes that are parties to nothing ask for ends and repetitions
-// of blocks of others.
+// forge makes processes without transfers request ends and repetitions of others' blocks.
 func (f *fabric) forge() {
 	w := f.World
 	for _, p := range f.procs {
@@ -450,7 +445,7 @@ func (f *fabric) forge() {
 	}
 }
 
-// askAfter has the request sent again after d ns, whatever was planned before.
+// askAfter sends the request again after d ns and cancels earlier plans.
 func (j *job) askAfter(d int64) {
 	j.plan++
 	plan := j.plan
@@ -472,8 +467,8 @@ func (j *job) end(done uint32, status uint8) {
 	}
 }
 
-// reuse is what an application does at once when it sees completion: it checks
-// the bytes and overwrites them with its own, and must find these at the end.
+// reuse does what an application does at once on completion: it checks the bytes and overwrites
+// them. The new bytes must be intact at the end.
 func (j *job) reuse() {
 	if j.own != nil {
 		return
@@ -489,7 +484,7 @@ func (j *job) reuse() {
 	j.own = bytes.Clone(buf)
 }
 
-// Run plays the scenario and tells what does not hold.
+// Run runs the scenario and returns the violated rule.
 func (f *fabric) Run() error {
 	for _, j := range f.jobs {
 		f.World.after(f.World.rng.Int64N(maxStart), func() {
@@ -512,7 +507,7 @@ func (f *fabric) Run() error {
 	if err := f.World.Run(f.Bound, left); err != nil {
 		return err
 	}
-	// Whatever is still on its way must not change anything any more.
+	// Frames still in flight must not change anything.
 	if err := f.World.Settle(10e9); err != nil {
 		return err
 	}
@@ -538,7 +533,7 @@ func (f *fabric) Run() error {
 	return nil
 }
 
-// check tells whether a transfer ended as it may.
+// check reports an error unless a transfer ended correctly.
 func (j *job) check() error {
 	switch {
 	case j.wrong != "":
@@ -560,18 +555,18 @@ func (j *job) check() error {
 	return nil
 }
 
-// cause tells whether this transfer may have failed with its status. What the
-// links do is never a cause: none is so bad that 64 attempts in a row come to
-// nothing, and whoever is refused for want of a context has its turn.
+// cause reports whether this transfer may have failed with its status. Losses of links are
+// never a cause: none is so bad that 64 attempts in a row fail, and a block refused for lack of
+// a context gets one in the end.
 func (j *job) cause() bool {
 	switch j.status {
 	case device.StatusDomain:
 		return j.foreign
 	case device.StatusDecode:
-		// Said by a driver, which needs the FIFO entry of the fault.
+		// Reported by a driver, which needs the FIFO entry of the fault.
 		return j.badTarget || j.badSource && !j.to.node0().world.cfg.NoTXFIFO
 	case device.StatusSlaveError:
-		// Without a TXFIFO nobody learns that the source cannot be had.
+		// Without a TXFIFO nothing reports that the source cannot be paged in.
 		return j.badSource && j.to.node0().world.cfg.NoTXFIFO
 	}
 	return false

@@ -13,17 +13,17 @@ import (
 	"github.com/exanet/pfd/device/queues"
 )
 
-// tally sums what the scenarios of a test met, so that they do what they are for.
+// tally sums the events of a test's scenarios, to show that they test what they should.
 type tally struct {
 	mu                             sync.Mutex
 	all, transfers, complete       int
-	reads                          [2]int // reads, writes
+	reads                          [2]int // ended reads and writes
 	byStatus                       [16]int
 	counts                         [device.Counters]uint64
 	met                            met
 	queues                         queues.Stats
 	large, one, urgent, low, eight int
-	worst                          float64 // of its bound, that a scenario without a grace of 100 s took
+	worst                          float64 // longest duration relative to the bound, without a grace of 100 s
 	worstSeed                      uint64
 }
 
@@ -81,7 +81,7 @@ func (m *tally) add(f *fabric) {
 	m.met.add(&f.watch.met)
 }
 
-// rows names what must have happened in 10,000 scenarios.
+// rows are the events that must happen in 10,000 scenarios.
 func (m *tally) rows() []row {
 	w := &m.met
 	rows := []row{
@@ -120,8 +120,8 @@ type row struct {
 	n    int
 }
 
-// TestFabric runs the scenarios of many seeds. PFD_FABRIC is how many, make test
-// runs 10,000; PFD_SEED is one alone.
+// TestFabric runs the scenarios of many seeds. PFD_FABRIC is their number (make test: 10,000);
+// PFD_SEED selects one seed.
 func TestFabric(t *testing.T) {
 	first, count := uint64(0), uint64(300)
 	if v, err := strconv.ParseUint(os.Getenv("PFD_FABRIC"), 10, 32); err == nil {
@@ -133,8 +133,7 @@ func TestFabric(t *testing.T) {
 	bothWays(t, func(t *testing.T, queues bool) { testFabric(t, first, count, queues) })
 }
 
-// bothWays runs a test with drivers that work by registers, and by queues in
-// memory.
+// bothWays runs a test with drivers that use registers, and with queues in memory.
 func bothWays(t *testing.T, test func(t *testing.T, queues bool)) {
 	t.Run("registers", func(t *testing.T) { test(t, false) })
 	t.Run("queues", func(t *testing.T) { test(t, true) })
@@ -155,7 +154,7 @@ func testFabric(t *testing.T, first, count uint64, inMemory bool) {
 	t.Logf("%d seeds, %d transfers; failed by status %v; seed %d took most of its bound: %.0f%%", m.all, m.transfers, m.byStatus, m.worstSeed, 100*m.worst)
 	for _, r := range m.rows() {
 		t.Logf("%8d %s", r.n, r.what)
-		// A few hundred seeds do not meet all of it.
+		// A few hundred seeds do not produce all events.
 		if r.n == 0 && count >= 10_000 {
 			t.Errorf("no scenario met %s", r.what)
 		}
@@ -172,8 +171,8 @@ func testFabric(t *testing.T, first, count uint64, inMemory bool) {
 	}
 }
 
-// runSeeds runs count seeds from first on, on so many threads, and gives the
-// error of the lowest seed that failed.
+// runSeeds runs count seeds from first on, on threads threads, and returns the error of the
+// lowest failing seed.
 func runSeeds(first, count uint64, threads int, run func(seed uint64) error) error {
 	var next atomic.Uint64
 	var mu sync.Mutex
@@ -205,7 +204,7 @@ func runSeeds(first, count uint64, threads int, run func(seed uint64) error) err
 	return worst
 }
 
-// runSeed plays one seed; a machine that breaks down fails it too.
+// runSeed runs one seed; a machine that panics fails it, too.
 func runSeed(seed uint64, queues bool) (f *fabric, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -16,9 +16,8 @@ import (
 	"testing"
 )
 
-// mutant is a way in which the firmware or the engine could be wrong: pieces of
-// source that are replaced in a test-only build. In the new text M stands for
-// "this mutant is on".
+// mutant is a possible bug of the firmware or the engine: pieces of source that are replaced in
+// a test-only build. In the new text M stands for "this mutant is on".
 type mutant struct {
 	name  string
 	edits []edit
@@ -79,8 +78,8 @@ var mutants = []mutant{
 		{runFile, "!x.wordsOut && x.acked == x.blocks\n", "!x.wordsOut && (x.acked == x.blocks || M && x.acked+1 == x.blocks)\n"}}},
 	{"sequence numbers start anew with each use of an id", []edit{
 		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].last[id] = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
-	// With a target that remembers no read that it has served: one that does serves
-	// hardly any twice, and there is nothing to let in.
+	// With a target that does not remember served reads: one that does hardly ever serves a
+	// read twice, and no old data could arrive.
 	{"data of a read let in after its end", []edit{
 		{readFile, "|| slices.Contains(q.served[:], r)", "|| !M && slices.Contains(q.served[:], r)"},
 		{openFile, "	return false, later\n", "	if M {\n		return true, false\n	}\n	return false, later\n"},
@@ -116,15 +115,15 @@ var mutants = []mutant{
 		{endFile, "device.TLBSTATUS))&1 == 0 {", "device.TLBSTATUS))&1 == 0 || M {"}}},
 }
 
-// mutantStarts and mutantMost bound the search for a mutant: so many scenarios
-// from each of so many starts.
+// mutantStarts and mutantMost limit the search for a mutant: mutantMost scenarios from each
+// start.
 var mutantStarts = []uint64{0, 20_000, 40_000}
 
 const mutantMost = 1500
 
-// TestMutants builds a program with all mutants in it, each switched on by
-// itself, and tells how many seeds it takes until the scenarios notice. It runs
-// where PFD_MUTANTS is set (make mutants).
+// TestMutants builds a program that contains all mutants, each with its own switch, and reports
+// how many seeds the scenarios need to detect each. It runs only if PFD_MUTANTS is set (make
+// mutants).
 func TestMutants(t *testing.T) {
 	if os.Getenv("PFD_MUTANTS") == "" {
 		t.Skip("builds a program of its own: make mutants runs it (PFD_MUTANTS=1)")
@@ -177,7 +176,7 @@ func testMutants(t *testing.T, program string, queues bool) {
 	}
 }
 
-// buildMutants gives the test program with all edits in it.
+// buildMutants builds the test program with all edits and returns its path.
 func buildMutants(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -200,7 +199,7 @@ func buildMutants(t *testing.T) string {
 				t.Fatalf("mutant %q: %s has its text %d times: follow the source\n%s", m.name, e.file, strings.Count(text, e.old), e.old)
 			}
 			on := fmt.Sprintf("device.Mutant == %d", k+1)
-			// An edit may meet another's text: M is a word of its own.
+			// An edit may apply to another edit's text; M is replaced only as a separate word.
 			text = strings.Replace(text, e.old, word1(e.new, "("+on+")"), 1)
 			texts[e.file] = text
 		}
@@ -249,7 +248,7 @@ func word1(s, by string) string {
 	return b.String()
 }
 
-// hunt gives the number of seeds until mutant k is noticed, and how; "" is not.
+// hunt returns the number of seeds until mutant k is detected, and how; "": not detected.
 func hunt(ctx context.Context, program string, queues bool, k int, start uint64) (uint64, string, error) {
 	cmd := exec.CommandContext(ctx, program, "-test.run", "^TestMutant$", "-test.timeout", "2m")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("PFD_MUTANT=%d", k), fmt.Sprintf("PFD_START=%d", start), fmt.Sprintf("PFD_QUEUES=%t", queues), "GOMAXPROCS=1")
@@ -264,14 +263,14 @@ func hunt(ctx context.Context, program string, queues bool, k int, start uint64)
 		}
 	}
 	if err != nil || !bytes.Contains(out, []byte("not noticed")) {
-		// A machine that hangs or breaks the program is noticed as well, but not
-		// by the scenarios.
+		// A machine that hangs or crashes the program is detected as well, but not by the
+		// scenarios.
 		return 0, "", fmt.Errorf("mutant %d: %w\n%s", k, err, out)
 	}
 	return mutantMost, "", nil
 }
 
-// TestMutant is run in the program with the mutants.
+// TestMutant runs in the program with the mutants.
 func TestMutant(t *testing.T) {
 	if os.Getenv("PFD_MUTANT") == "" {
 		t.Skip("is for the program that TestMutants builds")

@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// nobody is what observers embed for what they do not look at.
+// nobody has empty methods; observers embed it for events that they ignore.
 type nobody struct{}
 
 func (nobody) moves(*Node, *Process, *pldma.Access) {}

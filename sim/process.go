@@ -11,20 +11,20 @@ import (
 	"github.com/exanet/pfd/soc"
 )
 
-// Process is a simulated process: some memory at Base, and a domain.
+// Process is a simulated process: memory at Base, and a domain.
 type Process struct {
 	node   *Node
 	Domain *domain.Domain
 	Base   device.VA
-	Data   []byte // the content of all pages, absent ones included (zero)
+	Data   []byte // the content of all pages; absent ones are zero
 	pages  []pageState
-	// OnWords is called when completion words came into the memory.
+	// OnWords is called when completion words have been written to the memory.
 	OnWords func()
 	// OnDone is called when a channel's done is final.
 	OnDone func(ch int, done uint32, status uint8)
 	// OnMail is called for each message in the process's mailbox.
 	OnMail func(src mailbox.Source, words [device.PktzMaxWords]uint64)
-	// PagedIn counts the pages that were brought in.
+	// PagedIn counts the pages that were paged in.
 	PagedIn int
 }
 
@@ -33,11 +33,11 @@ type pageState uint8
 const (
 	absent pageState = iota
 	present
-	readOnly // present, and may not be written
+	readOnly // present but not writable
 	unmapped
 )
 
-// Attach makes a process with pages pages of memory, all absent, on node n.
+// Attach creates a process with pages pages of memory, all absent, on node n.
 func (n *Node) Attach(uid uint32, base device.VA, pages int) (*Process, error) {
 	d, err := n.Domains.Create(domain.Request{UID: uid, AcceptGroup: true})
 	if err != nil {
@@ -51,12 +51,12 @@ func (n *Node) Attach(uid uint32, base device.VA, pages int) (*Process, error) {
 	return p, nil
 }
 
-// Write rings the doorbell of a channel for a descriptor.
+// Write rings the doorbell of a channel with a descriptor.
 func (p *Process) Write(ch int, d device.Descriptor) {
 	p.node.Event(&soc.Event{Kind: soc.DoorbellRung, Slot: p.Domain.Slot, Channel: ch, Words: d.Words()})
 }
 
-// Send has packetizer channel c of the process send a message; false: refused.
+// Send sends a message by packetizer channel c of the process; it returns false if refused.
 func (p *Process) Send(c int, dst device.NodeID, box uint8, words ...uint64) bool {
 	ev := soc.Event{
 		Kind: soc.MessageSent, Interface: int(p.Domain.Interface), Channel: c,
@@ -67,7 +67,7 @@ func (p *Process) Send(c int, dst device.NodeID, box uint8, words ...uint64) boo
 	return p.node.SOC.PacketizerStatus(int(p.Domain.Interface), c) == device.PktzFree
 }
 
-// Set changes the state of a page; an absent one has zeros.
+// Set changes the state of a page. An absent page is filled with zeros.
 func (p *Process) Set(page int, s pageState) {
 	p.pages[page] = s
 	if s == absent {
@@ -75,7 +75,7 @@ func (p *Process) Set(page int, s pageState) {
 	}
 }
 
-// Touch makes the pages of a range of bytes present, as their owner does.
+// Touch makes the pages of a range of bytes present, like a touch by the process.
 func (p *Process) Touch(from, to int) {
 	for i := from / device.PageSize; i <= (to-1)/device.PageSize; i++ {
 		if p.pages[i] == absent {
@@ -118,7 +118,7 @@ func (p *Process) move(va device.VA, data []byte, write bool) bool {
 	for i := va.Page(); i < va+device.VA(len(data)); i += device.PageSize {
 		switch p.state(i) {
 		case absent, unmapped:
-			return false // gone between the walk and the move
+			return false // became absent between the walk and the move
 		}
 	}
 	if write {
@@ -135,7 +135,7 @@ func (p *Process) descriptor(ch int, done uint32, status uint8) {
 	}
 }
 
-// PageIn is the pager of the process's domain.
+// PageIn implements the pager of the process's domain.
 func (p *Process) PageIn(va device.VA, pages int, write bool) gup.Result {
 	var r gup.Result
 	for i := range pages {

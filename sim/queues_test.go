@@ -8,24 +8,23 @@ import (
 	"github.com/exanet/pfd/soc/queue"
 )
 
-// Where a simulated node's queues lie in DMA memory, and how long an access of them
-// takes at most, ns.
+// Address of a simulated node's queues in DMA memory, and the maximum duration of an access to
+// them, ns.
 const (
 	queuesAt  = 1 << 32
 	queueTime = 2000
 )
 
-// inMemory is the front of a driver that works by queues in memory. It tells the
-// observer what the driver writes into packetizers.
+// inMemory is the front of a driver that uses queues in memory. It reports the driver's writes
+// to packetizers to the observer.
 type inMemory struct {
 	*faulttest.QueueBus
 	n      *Node
 	rings  []byte
-	broken int // of a million accesses, how many fail
+	broken int // failing accesses per million
 }
 
-// queuesInMemory gives worlds that front, of whose queues so many accesses of a million
-// fail.
+// queuesInMemory returns a front for worlds, of whose queue accesses broken per million fail.
 func queuesInMemory(broken int) func(*Node) front {
 	return func(n *Node) front {
 		rings := make([]byte, queues.MemorySize)
@@ -33,7 +32,7 @@ func queuesInMemory(broken int) func(*Node) front {
 	}
 }
 
-// access makes an access of the queues.
+// access performs an access to the queues.
 func (b *inMemory) access(a *queue.Access) {
 	n, w := b.n, b.n.world
 	d := w.rng.Int64N(queueTime)

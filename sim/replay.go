@@ -12,32 +12,31 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// ErrTruncated says that a recording has no end: its pfd was killed, or its disk
-// was full. What came before is good.
+// ErrTruncated reports that a recording has no end: its pfd was killed, or its disk was full.
+// The records before are valid.
 var ErrTruncated = record.ErrTruncated
 
-// ErrDiverged says that the machines did something else than when they were
-// recorded: they are another version's, or the recording is not theirs.
-var ErrDiverged = errors.New("the machines act otherwise than they did when they were recorded")
+// ErrDiverged reports that the machines acted differently than in the recording: they have
+// another version, or the recording is not theirs.
+var ErrDiverged = errors.New("the machines act otherwise than in the recording")
 
-// Replayed is what a replay found.
+// Replayed is the result of a replay.
 type Replayed struct {
 	Header  record.Header
-	Records uint64 // inputs that were replayed
+	Records uint64 // replayed inputs
 	Checked uint64 // of these, how many a digest of the recording confirms
 	Digest  record.Digest
-	Until   int64 // of the recorded clock, ns
+	Until   int64 // time of the recorded clock, ns
 	Frames  uint64
 	Kinds   map[record.Kind]uint64
 	// Counters are the nodes' hardware counters at the end.
 	Counters [][device.Counters]uint64
 }
 
-// Replay gives machines the inputs of a recording (pfd --record) and checks that
-// they act as they did. Without a driver, processes or memory: those were what
-// the inputs came from. The error matches ErrDiverged, record.ErrFormat,
-// record.ErrVersion or record.ErrTruncated; what was found before it is given,
-// too.
+// Replay feeds machines the inputs of a recording (pfd --record) and checks that they act as
+// recorded. It needs no driver, processes or memory, which were the sources of the inputs.
+// Errors match ErrDiverged, record.ErrFormat, record.ErrVersion or record.ErrTruncated;
+// Replayed is valid up to the error.
 func Replay(in io.Reader) (r Replayed, err error) {
 	rd, err := record.NewReader(in)
 	if err != nil {
@@ -62,9 +61,9 @@ func Replay(in io.Reader) (r Replayed, err error) {
 			r.Counters = append(r.Counters, c)
 		}
 	}()
-	// Frames on their way, by when they were transmitted.
+	// Frames in flight, by their transmission time.
 	frames := map[uint64]*wire.Frame{}
-	// Reads of queues in memory that are not answered yet.
+	// Outstanding reads of queues in memory.
 	type read struct {
 		node int
 		id   uint32
@@ -104,7 +103,7 @@ func Replay(in io.Reader) (r Replayed, err error) {
 		case record.FrameArrived:
 			f := frames[rec.Frame]
 			if f == nil {
-				return r, fmt.Errorf("%w: record %d: frame %d arrives, which no node has transmitted", ErrDiverged, r.Records, rec.Frame)
+				return r, fmt.Errorf("%w: record %d: frame %d arrives, but no node has transmitted it", ErrDiverged, r.Records, rec.Frame)
 			}
 			delete(frames, rec.Frame)
 			rec.Event.Frame = f
@@ -112,7 +111,7 @@ func Replay(in io.Reader) (r Replayed, err error) {
 		case record.QueueAccessed:
 			k := read{rec.Node, rec.Event.Access}
 			if a := reads[k]; len(rec.Data) > 0 && (a == nil || len(a.Data) != len(rec.Data)) {
-				return r, fmt.Errorf("%w: record %d: %d bytes are read, for which node %d has not asked", ErrDiverged, r.Records, len(rec.Data), rec.Node)
+				return r, fmt.Errorf("%w: record %d: %d bytes arrive that node %d has not requested", ErrDiverged, r.Records, len(rec.Data), rec.Node)
 			} else if a != nil {
 				copy(a.Data, rec.Data)
 			}

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// recorded drives two nodes by hand, as pfd does when it starts and a process
-// sends a message from one to the other, and records it.
+// recorded drives two nodes by hand and records them: pfd starts, and a process sends a message
+// from one node to the other.
 func recorded(t testing.TB) (file []byte, digest record.Digest, count uint64) {
 	t.Helper()
 	h := record.Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 77, Started: 1}
@@ -56,7 +56,7 @@ func recorded(t testing.TB) (file []byte, digest record.Digest, count uint64) {
 		store(i, device.PL, device.PLPDCfg, 8, device.PDCfg(5, 7))
 		load(i, device.PL, device.PLCaps, 8)
 	}
-	event(0, soc.Event{Kind: soc.DoorbellRung, Slot: 0, Channel: 65}) // there is none
+	event(0, soc.Event{Kind: soc.DoorbellRung, Slot: 0, Channel: 65}) // no such channel
 	event(0, soc.Event{Kind: soc.MessageSent, Interface: 16, Destination: 1 | 16<<24 | 7<<32, N: 1, Words: [8]uint64{0xabc}})
 	for len(todo) > 0 {
 		a := todo[0]
@@ -66,7 +66,7 @@ func recorded(t testing.TB) (file []byte, digest record.Digest, count uint64) {
 	event(1, soc.Event{Kind: soc.Tick})
 	event(1, soc.Event{Kind: soc.Walked, Access: 3, Absent: 1})
 	event(1, soc.Event{Kind: soc.Moved, Access: 9, OK: true})
-	// The message is there, and reading it takes it.
+	// The message has arrived, and reading it removes it.
 	if v := load(1, device.MBOX, 16*device.PageSize+device.MboxData, 8); v == device.MboxEmpty {
 		t.Error("the message did not arrive: the recording says less than it should")
 	}
@@ -99,7 +99,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// Whatever is in a file, a replay ends with an error and not with the program.
+// Whatever a file contains, a replay ends with an error and does not crash.
 func FuzzReplay(f *testing.F) {
 	file, _, _ := recorded(f)
 	f.Add(file)
@@ -112,7 +112,7 @@ func FuzzReplay(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > 13 && (b[12] > 4 || b[13] != 0) {
 			b = bytes.Clone(b)
-			b[12], b[13] = 4, 0 // nodes are large
+			b[12], b[13] = 4, 0 // a node needs much memory
 		}
 		r, err := Replay(bytes.NewReader(b))
 		if err == nil && r.Checked != r.Records {

@@ -6,8 +6,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// A driver that starts anew beside a node that lives on, with a block of a former process
-// being read: the next process's transfer is begun, and told of its own end.
+// A driver restarts while its node lives on and reads a block of an earlier process. The next
+// process's transfer starts and receives its own end.
 func TestDriverStartsAnew(t *testing.T) {
 	w, err := New(Config{Seed: 1, Nodes: 1, Memory: 1e6, TimeoutUS: 20_000, GuardUS: 20_000})
 	if err != nil {

@@ -15,26 +15,25 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// errWatch: what was seen on the links is not what spec/firmware.md and
-// spec/messages.md allow.
+// errWatch reports frames on the links that spec/firmware.md and spec/messages.md do not allow.
 var errWatch = errors.New("on the links")
 
-// watch judges a scenario by what it sees of it from outside: the frames on the
-// links, the RAPFs of the drivers, and what the channels report. It knows nothing
-// of the machines' state, and works out by itself what they may do.
+// watch judges a scenario by what is visible outside the machines: the frames on the links, the
+// RAPFs of the drivers, and the reports of the channels. It does not use the machines' state,
+// and derives itself what they may do.
 type watch struct {
 	nobody
 	f     *fabric
 	uses  map[place]*use
 	last  map[route]device.Sequence // the last sequence number seen
-	pktz  []map[uint32]uint64       // what the drivers wrote into packetizers, by node
+	pktz  []map[uint32]uint64       // the drivers' writes to packetizers, by node
 	busy  [][device.Slots]uint32
-	serve map[channel]*job            // what read channels carry
-	came  map[[2]device.NodeID]uint64 // newest frame that has arrived, by when it was sent
+	serve map[channel]*job            // the reads on read channels
+	came  map[[2]device.NodeID]uint64 // newest frame that has arrived, by sending order
 	met   met
 	err   error
 
-	// The frame that a link has just been given, as it was then.
+	// The frame that a link was just given, before the link changes it.
 	class   frameClass
 	present uint64
 	words   bool
@@ -57,51 +56,51 @@ type route struct {
 	dst device.NodeID
 }
 
-// use is what an id is used for: a block of a transfer.
+// use is a block that uses a transaction id.
 type use struct {
 	job    *job
-	round  int // of the job, when it began
-	block  int // the number of blocks: the words alone
+	round  int // of the job, at the beginning
+	block  int // equal to the number of blocks: the completion words
 	first  device.Sequence
-	seq    device.Sequence // as sent last
-	at     int64           // when
-	asked  bool            // something has allowed to send it again
+	seq    device.Sequence // as last sent
+	at     int64           // when it was last sent
+	asked  bool            // a retransmission is allowed
 	have   uint64          // packets of this sending so far
-	linked bool            // the receiver has told the number of the link for this sending
-	paused int64           // when it was told of a page fault, 0 not since
+	linked bool            // the receiver has reported the link's number for this sending
+	paused int64           // when a page fault was reported; 0: not since
 	words  bool
 	acked  bool
-	said   []device.Sequence // what the receiver has answered
+	said   []device.Sequence // answers of the receiver
 }
 
-// service is one run of a transfer: a read whose end was not seen has several.
+// service is one run of a transfer: a read whose end was not seen may run several times.
 type service struct {
 	round int
-	open  int // blocks sent and not acknowledged
+	open  int // unacknowledged blocks
 	acked []bool
-	words bool // acknowledged
-	// ending: something has ended it, and its ids are free, but for those of
-	// blocks that are just being read.
+	words bool // words are acknowledged
+	// ending: the run was ended, and its ids are free, except those of blocks that are being
+	// read.
 	ending bool
 }
 
-// met counts what a scenario met.
+// met counts the events of a scenario.
 type met struct {
 	lost, doubled            [classesOfFrame]int
 	torn, corrupt, overtaken int
 	nacks                    [8]int // by code
-	contextsUsedUp           int    // blocks refused because of it
-	sourceFaults             int    // RAPFs of the sender's own driver
+	contextsUsedUp           int    // blocks refused because all contexts are in use
+	sourceFaults             int    // RAPFs from the sender's own driver
 	retransmissions          int
-	timeOuts, guards, rapfs  int // what allowed them
+	timeOuts, guards, rapfs  int // reasons of retransmissions
 	ackedAgain, wordsAlone   int
-	misaligned               int // first blocks of several
+	misaligned               int // misaligned first blocks of transfers with several
 	readsRefused             int
-	links, pieces            int // numbers of links told; further frames of blocks
-	channelsBusy, bothBusy   int // moments with all read channels of a node, of two, busy
+	links, pieces            int // reported link numbers; further frames of blocks
+	channelsBusy, bothBusy   int // moments with all read channels of one node, of two nodes, busy
 }
 
-// add adds what another scenario met.
+// add adds the counts of another scenario.
 func (m *met) add(o *met) {
 	for i := range m.lost {
 		m.lost[i] += o.lost[i]
@@ -121,7 +120,7 @@ func (m *met) add(o *met) {
 	}
 }
 
-// frameClass is what a link may lose by itself.
+// frameClass is a class of frames that a link may lose.
 type frameClass int
 
 const (
@@ -135,7 +134,7 @@ const (
 	classesOfFrame
 )
 
-// String names the class.
+// String returns the name of the class.
 func (c frameClass) String() string {
 	return [...]string{"data", "ACK", "NACK", "RAPF", "read request", "answer to a read", "message"}[c]
 }
@@ -186,7 +185,7 @@ func (x *watch) wrong(format string, args ...any) {
 
 func (x *watch) failed() error { return x.err }
 
-// sent takes a frame that a node gives to its link.
+// sent processes a frame that a node passes to its link.
 func (x *watch) sent(n *Node, f *wire.Frame) {
 	x.class, x.present, x.words = classOf(f), f.Present, f.HasWords
 	switch {
@@ -199,7 +198,7 @@ func (x *watch) sent(n *Node, f *wire.Frame) {
 	}
 }
 
-// jobAt finds the transfer that a block belongs to.
+// jobAt returns the transfer of a block.
 func (x *watch) jobAt(f *wire.Frame) *job {
 	for _, p := range x.f.procs {
 		if p.node != f.DstNode || p.Domain.PDID != f.DstPDID {
@@ -215,13 +214,13 @@ func (x *watch) jobAt(f *wire.Frame) *job {
 	return nil
 }
 
-// service begins a run of a transfer. Where its source cannot be had, the block
-// that ends it may never have been on a link.
+// service begins a run of a transfer. If its source cannot be paged in, the block that ends it
+// may never have been on a link.
 func (j *job) service(round int) *service {
 	return &service{round: round, acked: make([]bool, j.blocks()), ending: j.badSource}
 }
 
-// blocks gives the number of a transfer's blocks.
+// blocks returns the number of a transfer's blocks.
 func (j *job) blocks() int {
 	return int((uint64(j.desc.Dst)+uint64(j.size)-1)/device.BlockSize-uint64(j.desc.Dst)/device.BlockSize) + 1
 }
@@ -241,22 +240,22 @@ func (x *watch) block(f *wire.Frame) {
 	r := route{p, f.DstNode}
 	u := x.uses[p]
 	if u != nil && u.first == f.First && u.seq == f.Seq && u.block == block && f.Kind == wire.Data && u.have&f.Present == 0 {
-		u.have |= f.Present // another piece of the same sending
+		u.have |= f.Present // another part of the same sending
 		x.met.pieces++
 		u.words = u.words || f.HasWords
 		return
 	}
 	if u != nil && u.linked && u.first == f.First && u.seq == f.Seq && u.block == block {
-		u.linked, u.have = f.Present != wire.All(len(f.Payload)), f.Present // the same sending, with the number of the link
+		u.linked, u.have = f.Present != wire.All(len(f.Payload)), f.Present // the same sending, now with the link's number
 		return
 	}
 	again := u != nil && u.job == j && u.round == j.run.round && u.first == f.First && u.block == block
 	if last, ok := x.last[r]; ok && !f.Seq.Newer(last) {
 		if x.f.World.cfg.Firmware.NoRetransmissionBit && again && f.Seq != last {
-			return // both were read at a time, and the older one took longer
+			return // both were read concurrently, and the older one took longer
 		}
 		if x.f.World.cfg.Firmware.NoWholeBlocks && f.Present&1 == 0 {
-			return // a later piece of a former sending, perhaps of a block that is over
+			return // a later part of an earlier sending, perhaps of an ended block
 		}
 		x.wrong("id %d of node %d: sequence number %d after %d", f.ID, f.SrcNode, f.Seq, last)
 	}
@@ -279,8 +278,8 @@ func (x *watch) block(f *wire.Frame) {
 	}
 }
 
-// cut checks that a frame is a block as spec/firmware.md "Segmentation" has it,
-// with the source's bytes, and gives its number.
+// cut checks that a frame is a block according to spec/firmware.md "Segmentation", with the
+// source's bytes, and returns its number.
 func (x *watch) cut(j *job, f *wire.Frame) int {
 	base, end := uint64(j.desc.Dst), uint64(j.desc.Dst)+uint64(j.size)
 	if f.Length == 0 {
@@ -328,18 +327,18 @@ func (x *watch) begin(f *wire.Frame, j *job, u *use, block int) {
 	}
 }
 
-// again judges a retransmission: the receiver has asked for it, or the time-out
-// or the guard has passed.
+// again judges a retransmission: the receiver must have requested it, or the time-out or the
+// guard time-out must have passed.
 func (x *watch) again(f *wire.Frame, u *use) {
 	c, now := &x.f.World.cfg, x.f.World.now
 	x.met.retransmissions++
 	timeout, guard := int64(c.TimeoutUS)*1000, int64(c.GuardUS)*1000
 	if c.Firmware.NoRetransmissionBit {
-		return // the time-out runs from before the source was read
+		return // the time-out starts before the source is read
 	}
 	switch {
 	case u.acked:
-		// Its acknowledgement came while the next sending was being read.
+		// Its acknowledgement arrived while the next sending was being read.
 	case u.asked:
 	case u.paused == 0 && now-u.at >= timeout, u.paused != 0 && u.paused-u.at >= timeout:
 		x.met.timeOuts++
@@ -350,12 +349,12 @@ func (x *watch) again(f *wire.Frame, u *use) {
 	}
 }
 
-// answered judges a receiver's answer: one a sequence number, and an
-// acknowledgement only of what is in memory.
+// answered judges a receiver's answer: one per sequence number, and an acknowledgement only for
+// bytes in memory.
 func (x *watch) answered(f *wire.Frame) {
 	u := x.uses[place{f.DstNode, f.ID}]
 	if u == nil || u.job.to.node != f.SrcNode || u.first.Newer(f.Seq) || f.Seq.Newer(u.seq) {
-		return // of a use that is over
+		return // of an ended use
 	}
 	if slices.Contains(u.said, f.Seq) {
 		x.wrong("two answers to sequence number %d of id %d of node %d", f.Seq, f.ID, f.DstNode)
@@ -384,7 +383,7 @@ func (x *watch) answered(f *wire.Frame) {
 	}
 }
 
-// part gives the bytes of a transfer that are in a block.
+// part returns the range of a transfer's bytes in a block.
 func (j *job) part(block int) (from, to int) {
 	at := int(uint64(j.desc.Dst) % device.BlockSize)
 	return max(block*device.BlockSize-at, 0), min((block+1)*device.BlockSize-at, j.size)
@@ -401,7 +400,7 @@ func (x *watch) noContext(f *wire.Frame) {
 	}
 }
 
-// arrived takes a frame that reaches a node, before the node has it.
+// arrived processes a frame that reaches a node, before the node gets it.
 func (x *watch) arrived(f *wire.Frame, order uint64) {
 	ends := [2]device.NodeID{f.SrcNode, f.DstNode}
 	if order < x.came[ends] {
@@ -422,15 +421,15 @@ func (x *watch) arrived(f *wire.Frame, order uint64) {
 	}
 }
 
-// received takes an answer that has reached the sender.
+// received processes an answer that has reached the sender.
 func (x *watch) received(f *wire.Frame) {
 	u := x.uses[place{f.DstNode, f.ID}]
 	if u == nil || u.job.to.node != f.SrcNode || u.first.Newer(f.Seq) || f.Seq.Newer(u.seq) {
-		return // of a former use
+		return // of an earlier use
 	}
 	j := u.job
 	if u.round != j.run.round {
-		return // of a run that is over
+		return // of an ended run
 	}
 	switch {
 	case f.Code == device.CodeAck:
@@ -454,8 +453,8 @@ func (x *watch) received(f *wire.Frame) {
 	}
 }
 
-// rapf takes a request for retransmission that has reached the sender from a
-// packetizer of node src that is wired to pdid.
+// rapf processes a request for retransmission that has reached the sender, from a packetizer of
+// node src that is wired to pdid.
 func (x *watch) rapf(at, src device.NodeID, pdid device.PDID, m mailbox.RAPF) {
 	u := x.uses[place{at, m.Transaction}]
 	if u == nil || m.Claimed != pdid || u.seq.Newer(m.Sequence) || u.round != u.job.run.round {
@@ -469,8 +468,8 @@ func (x *watch) rapf(at, src device.NodeID, pdid device.PDID, m mailbox.RAPF) {
 	}
 }
 
-// wrote takes what a driver writes into its node's packetizers: RAPFs for the own
-// node never come over a link.
+// wrote processes a driver's write to its node's packetizers: RAPFs for the own node do not use
+// a link.
 func (x *watch) wrote(n *Node, off uint32, v uint64) {
 	own := n.SOC.ID()
 	mem := x.pktz[own]
@@ -484,14 +483,14 @@ func (x *watch) wrote(n *Node, off uint32, v uint64) {
 	if err != nil || node != own || box != device.MailboxRequest {
 		return
 	}
-	// The driver has a packetizer for each slot, wired to its domain.
+	// The driver has a packetizer for each slot, wired to the slot's domain.
 	if slot := off / device.PageSize; slot < device.Slots && n.process[slot] != nil {
 		x.met.sourceFaults++
 		x.rapf(own, own, n.process[slot].Domain.PDID, m)
 	}
 }
 
-// reported takes what a channel reports of its transfer.
+// reported processes the report of a channel about its transfer.
 func (x *watch) reported(n *Node, a *soc.Action) {
 	slot, ch := int(a.Slot), int(a.Channel)
 	over := a.Done == device.DoneFailed || a.Done == device.DoneCompleted
@@ -521,8 +520,8 @@ func (x *watch) reported(n *Node, a *soc.Action) {
 	j.run = j.service(j.run.round + 1)
 }
 
-// jobOf gives the transfer of a channel. A read channel tells whose read it has
-// when it begins: when it reports the end it may have the next one.
+// jobOf returns the transfer of a channel. A read channel tells which read it has only when it
+// begins; when it reports the end it may already have the next one.
 func (x *watch) jobOf(n *Node, slot, ch int, over bool) *job {
 	p := n.process[slot]
 	if ch < device.WriteChannels {
@@ -551,16 +550,16 @@ func (x *watch) jobOf(n *Node, slot, ch int, over bool) *job {
 	return j
 }
 
-// allBusy tells whether so many read channels of a domain are busy that its only
-// reader gets no more: the domain admits itself and 15 others, and one is kept for
-// each of these that reads nothing.
+// allBusy reports whether so many read channels of a domain are busy that its only reader gets
+// no more: the domain admits itself and 15 others, and one channel is reserved for each of
+// these that reads nothing.
 func allBusy(busy uint32) bool {
 	const channels, kept = device.ChannelsPerSlot - device.WriteChannels, 15
 	return bits.OnesCount32(busy) >= channels-kept
 }
 
-// countBusy counts the moments at which all read channels of a node are busy, and
-// those of another, too, that reads from it.
+// countBusy counts the moments at which all read channels of a node are busy, and those of
+// another node that reads from it as well.
 func (x *watch) countBusy(n *Node, busy uint32) {
 	if !allBusy(busy) {
 		return
@@ -578,7 +577,7 @@ func (x *watch) countBusy(n *Node, busy uint32) {
 	}
 }
 
-// carried counts what happens to a frame on a link.
+// carried counts what a link does to a frame.
 func (x *watch) carried(out []link.Delivery) {
 	switch len(out) {
 	case 0:

@@ -22,36 +22,36 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Config is what a world is built with.
+// Config configures a world.
 type Config struct {
 	Seed      uint64
 	Nodes     int
 	VABits    int
 	NoTXFIFO  bool
-	Stall     bool // faults stall in the SMMU; not with front
+	Stall     bool // faults stall in the SMMU; not supported with front
 	Injection link.Injection
-	// Memory is how long a walk, a move or a page-in takes at most, ns; SlowMemory
-	// of a million take a hundred times that.
+	// Memory is the maximum duration of a walk, a move or a page-in, ns. SlowMemory of a
+	// million take a hundred times as long.
 	Memory     int64
 	SlowMemory int
 	TimeoutUS  uint32
 	GuardUS    uint32
 	Policy     fault.Policy
-	// Costs, where there are any, are what things take, in place of chance.
+	// Costs, unless nil, replace the random durations.
 	Costs *Costs
-	// Outstanding is OUTSTANDING, 0 what pfd writes.
+	// Outstanding is the value of OUTSTANDING; 0: pfd's default.
 	Outstanding uint32
-	// Interrupt is how long a vector takes to the driver at most, ns; 0: 200.
+	// Interrupt is the maximum latency from a vector to the driver, ns; 0: 200.
 	Interrupt int64
-	// front, where there is one, makes what a node's driver works by in place of the
+	// front, unless nil, makes the interface that a node's driver uses instead of the
 	// registers.
 	front func(*Node) front
-	// Firmware, IDs, FIFO and Contexts are soc.Config's.
+	// Firmware, IDs, FIFO and Contexts are those of soc.Config.
 	Firmware            r5.Options
 	IDs, FIFO, Contexts int
 }
 
-// World is a few nodes with their drivers, links and processes.
+// World is a set of nodes with their drivers, links and processes.
 type World struct {
 	cfg      Config
 	rng      *rand.Rand
@@ -62,22 +62,22 @@ type World struct {
 	nodes    []*Node
 	digest   hash.Hash64
 	steps    int
-	sent     uint64   // frames
-	observer observer // nil: nobody looks
+	sent     uint64   // number of frames
+	observer observer // may be nil
 	dir      *domain.Directory
 }
 
-// observer is told what happens in a world, as it happens.
+// observer receives the events of a world as they happen.
 type observer interface {
-	// moves: a write into a process's memory begins; p is nil where nobody has the slot.
+	// moves: a write to a process's memory begins; p is nil if the slot is free.
 	moves(n *Node, p *Process, a *pldma.Access)
-	landed(p *Process, a *pldma.Access) // the bytes are there
-	sent(n *Node, f *wire.Frame)        // before the link has it
-	carried(out []link.Delivery)        // what the link makes of that frame
+	landed(p *Process, a *pldma.Access) // the bytes are written
+	sent(n *Node, f *wire.Frame)        // before the link gets it
+	carried(out []link.Delivery)        // what the link delivers for that frame
 	arrived(f *wire.Frame, order uint64)
 	reported(n *Node, a *soc.Action)     // DescriptorChanged
-	wrote(n *Node, off uint32, v uint64) // by a driver into its packetizers
-	failed() error                       // ends the run
+	wrote(n *Node, off uint32, v uint64) // by a driver to its packetizers
+	failed() error                       // an error ends the run
 }
 
 // front stands between a node and its driver: queues in memory.
@@ -85,11 +85,11 @@ type front interface {
 	device.Bus
 	device.Handler // for the driver
 	Handle(driver device.Handler)
-	Start() error // anew for each driver
+	Start() error // once for each driver
 	access(a *queue.Access)
 }
 
-// Node is one node of a world, with its driver.
+// Node is a node of a world, with its driver.
 type Node struct {
 	world    *World
 	id       device.NodeID
@@ -99,12 +99,12 @@ type Node struct {
 	Domains  *domain.Manager
 	handler  device.Handler
 	windows  [device.Windows]window
-	front    front // nil: the driver works by registers
+	front    front // nil: the driver uses the registers
 	process  [device.Slots]*Process
 	deadline int64 // for which a tick is scheduled
 	actions  []soc.Action
 	out      []link.Delivery
-	free     [2]int64 // with Costs: when its driver's processors are
+	free     [2]int64 // with Costs: when its driver's processors become free
 }
 
 type event struct {
@@ -129,7 +129,7 @@ func (h *eventHeap) Pop() any {
 	return e
 }
 
-// New builds a world; every node is initialized as pfd does it.
+// New creates a world and initializes every node as pfd does.
 func New(cfg Config) (*World, error) {
 	if cfg.VABits == 0 {
 		cfg.VABits = device.MaxVABits
@@ -157,7 +157,7 @@ func New(cfg Config) (*World, error) {
 	return w, nil
 }
 
-// power gives the node a machine at reset; nothing of a former one goes on.
+// power installs a machine in its reset state. Events of an earlier machine are dropped.
 func (n *Node) power() {
 	w, cfg := n.world, &n.world.cfg
 	n.SOC = soc.New(soc.Config{
@@ -168,7 +168,7 @@ func (n *Node) power() {
 	n.deadline = 1 << 62
 }
 
-// start sets the node up as pfd does it.
+// start initializes the node as pfd does.
 func (n *Node) start() (err error) {
 	w, cfg := n.world, &n.world.cfg
 	bus := device.Bus(n)
@@ -206,7 +206,7 @@ func (n *Node) start() (err error) {
 	return nil
 }
 
-// alive gives f for as long as the node has the machine that it has now.
+// alive returns a function that runs f unless the node's current machine has been replaced.
 func (n *Node) alive(f func()) func() {
 	s := n.SOC
 	return func() {
@@ -216,13 +216,13 @@ func (n *Node) alive(f func()) func() {
 	}
 }
 
-// Now gives the simulated time, ns.
+// Now returns the simulated time, ns.
 func (w *World) Now() int64 { return w.now }
 
-// Node gives node i.
+// Node returns node i.
 func (w *World) Node(i int) *Node { return w.nodes[i] }
 
-// Digest is a fingerprint of all that happened: the same seed gives the same.
+// Digest returns a fingerprint of all events: equal seeds produce equal digests.
 func (w *World) Digest() uint64 { return w.digest.Sum64() }
 
 func (w *World) after(d int64, f func()) {
@@ -230,11 +230,11 @@ func (w *World) after(d int64, f func()) {
 	heap.Push(&w.events, event{w.now + max(d, 0), w.order, f})
 }
 
-// ErrStuck: the world did not come to its end in the time that it had.
+// ErrStuck reports that the simulation did not end within its time.
 var ErrStuck = errors.New("simulation does not end")
 
-// Run goes on until over says so; it gives ErrStuck when nothing is left to
-// happen before, or limit (ns) is reached, and what Audit found.
+// Run runs until over returns true. It returns ErrStuck if no events are left or limit (ns) is
+// reached before, and any error of Audit.
 func (w *World) Run(limit int64, over func() bool) error {
 	for !over() {
 		if w.events.Len() == 0 || w.events[0].at > limit {
@@ -247,7 +247,7 @@ func (w *World) Run(limit int64, over func() bool) error {
 	return nil
 }
 
-// Settle lets all that is still under way happen, for d ns.
+// Settle runs all outstanding events for d ns.
 func (w *World) Settle(d int64) error {
 	for end := w.now + d; w.events.Len() > 0 && w.events[0].at <= end; {
 		if err := w.step(); err != nil {
@@ -285,7 +285,7 @@ func (w *World) note(vs ...uint64) {
 	}
 }
 
-// memoryTime is how long the next access to memory takes.
+// memoryTime returns the duration of the next access to memory.
 func (w *World) memoryTime() int64 {
 	if w.cfg.Costs != nil {
 		return w.cfg.Costs.Access
@@ -300,14 +300,14 @@ func (w *World) memoryTime() int64 {
 	return d
 }
 
-// Event gives the node an event and does what it wants done.
+// Event passes an event to the node and performs the resulting actions.
 func (n *Node) Event(ev *soc.Event) {
 	n.do(n.SOC.Step(n.world.now, ev, n.actions[:0]))
 }
 
 func (n *Node) do(actions []soc.Action) {
 	w := n.world
-	// Actions may lead to register writes, and so to this method again.
+	// Actions may write registers, and so call this method recursively.
 	n.actions = nil
 	for i := range actions {
 		a := &actions[i]
@@ -376,7 +376,7 @@ func (n *Node) do(actions []soc.Action) {
 	n.tick()
 }
 
-// tick has the node looked after when its deadline comes.
+// tick schedules the node's deadline.
 func (n *Node) tick() {
 	d := n.SOC.Deadline()
 	if d >= n.deadline || d >= 1<<62 {
@@ -423,18 +423,18 @@ func (n *Node) transmit(f *wire.Frame) {
 
 // Node is a device.Bus whose owner is the simulation.
 
-// Window gives one of the node's windows.
+// Window implements device.Bus.
 func (n *Node) Window(id device.WindowID) device.Window { return &n.windows[id] }
 
-// Serve is the simulation's own; nobody calls it.
+// Serve implements device.Bus. It is not used: the world serves the node.
 func (n *Node) Serve(context.Context, device.Handler) error {
 	return errors.New("a simulated node is served by its world")
 }
 
-// Post has f run after what runs now.
+// Post runs f after the current event.
 func (n *Node) Post(f func()) { n.world.after(0, n.alive(f)) }
 
-// Do has c run when its time has passed.
+// Do runs c when its duration has passed.
 func (n *Node) Do(slot int, c device.Call, long bool) {
 	if costs := n.world.cfg.Costs; costs != nil {
 		costs.work(n, slot, c, long)

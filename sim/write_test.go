@@ -15,18 +15,18 @@ import (
 	"github.com/exanet/pfd/soc/link"
 )
 
-// transfer is one write of a scenario and what became of it.
+// transfer is one write of a scenario and its result.
 type transfer struct {
 	desc     device.Descriptor
-	want     []byte // the source's bytes
-	doomed   bool   // a page of either end can never be brought in
+	want     []byte // expected bytes
+	doomed   bool   // a page of either end can never be paged in
 	ended    bool
 	done     uint32
 	status   uint8
 	reused   bool // the target has overwritten its buffer after completion
 	own      []byte
 	from, to int // range in the target's memory
-	words    int // offset of the completion words, -1 none
+	words    int // offset of the completion words; -1: none
 }
 
 // scenario is a few writes from a process on node 0 to one on node 1.
@@ -34,7 +34,7 @@ type scenario struct {
 	world     *World
 	src, dst  *Process
 	transfers []*transfer
-	guard     []byte // the target's memory outside all ranges, before
+	guard     []byte // the target's initial memory outside all ranges
 }
 
 const (
@@ -74,7 +74,7 @@ func build(seed uint64) (*scenario, error) {
 	}
 	absentOf := pick(101)
 	for i := range pages {
-		// A source page that is absent holds zeros: nobody has written it.
+		// An absent source page holds zeros: it was never written.
 		if st := present; pick(100) >= absentOf {
 			s.src.Set(i, st)
 		} else {
@@ -140,7 +140,7 @@ func build(seed uint64) (*scenario, error) {
 	return s, nil
 }
 
-// impossible tells whether a transfer needs a page that cannot be brought in.
+// impossible reports whether a transfer needs a page that cannot be paged in.
 func (s *scenario) impossible(t *transfer) bool {
 	dead := func(p *Process, va device.VA, n int, write bool) bool {
 		for v := va.Page(); v < va+device.VA(n); v += device.PageSize {
@@ -154,8 +154,8 @@ func (s *scenario) impossible(t *transfer) bool {
 		t.words >= 0 && dead(s.dst, t.desc.Notify, 16, true)
 }
 
-// reuse is what an application does at once when it sees completion: it checks
-// the bytes and overwrites them with its own, and must find these at the end.
+// reuse does what an application does at once on completion: it checks the bytes and overwrites
+// them. The new bytes must be intact at the end.
 func (s *scenario) reuse(t *transfer) {
 	if t.reused {
 		return
@@ -173,7 +173,7 @@ func (s *scenario) reuse(t *transfer) {
 	t.own = bytes.Clone(buf)
 }
 
-// outside gives the target's memory with all that transfers may write blanked.
+// outside returns the target's memory with all ranges that transfers may write blanked.
 func (s *scenario) outside() []byte {
 	b := bytes.Clone(s.dst.Data)
 	for _, t := range s.transfers {
@@ -200,7 +200,7 @@ func (s *scenario) run() error {
 	}); err != nil {
 		return err
 	}
-	// Whatever is still on its way must not change anything any more.
+	// Frames still in flight must not change anything.
 	if err := s.world.Settle(10e9); err != nil {
 		return err
 	}
@@ -241,10 +241,9 @@ func (s *scenario) check(t *transfer) error {
 	return nil
 }
 
-// TestSeeds runs many seeds: each transfer ends with exact bytes or a clean
-// error, whatever of NACKs, ACKs, RAPFs and data is lost, doubled, torn, spoiled
-// or late. PFD_SEEDS and PFD_SEED
-// change how many, and which one alone.
+// TestSeeds runs many seeds: each transfer ends with exact bytes or a clean error, even if
+// NACKs, ACKs, RAPFs and data are lost, duplicated, torn, corrupted or late. PFD_SEEDS is the
+// number of seeds; PFD_SEED selects one.
 func TestSeeds(t *testing.T) {
 	first, count := uint64(0), uint64(2000)
 	if v, err := strconv.ParseUint(os.Getenv("PFD_SEEDS"), 10, 32); err == nil {
@@ -293,7 +292,7 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
-// TestSameSeedSameRun shows that all chance comes from the seed.
+// TestSameSeedSameRun shows that all randomness comes from the seed.
 func TestSameSeedSameRun(t *testing.T) {
 	for seed := range uint64(20) {
 		var digests [2]uint64

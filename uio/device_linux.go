@@ -21,13 +21,13 @@ const (
 	commandMaster = 1 << 2
 )
 
-// Device is a device with its windows. Its methods may be called from any
-// goroutine, but for Close, and Bytes's result must not be used after it.
+// Device is a device with its windows. Its methods are safe for concurrent use, except Close;
+// the result of Bytes must not be used after Close.
 type Device struct {
 	name    string
 	place   place
-	file    *os.File // of UIO: whoever has it locked has the device
-	config  *os.File // a PCI function's configuration space, nil without
+	file    *os.File // of UIO; its lock is the ownership of the device
+	config  *os.File // a PCI function's configuration space, or nil
 	id      uint32
 	mapped  [][]byte
 	windows [][]byte
@@ -35,10 +35,9 @@ type Device struct {
 	end *mmio.End
 }
 
-// Open takes a device by its name, as uio0, or the address of a PCI function, and
-// maps the windows that are asked for. A PCI function is reset, and its memory and
-// bus mastering turned on: the driver leaves that off. Errors are *Error and match
-// those of this package.
+// Open opens a device by its name, as uio0, or the address of a PCI function, and maps the
+// requested windows. It resets a PCI function and enables its memory and bus mastering, which
+// the driver leaves off. Errors are *Error and match those of this package.
 func Open(name string, windows []Window) (*Device, error) { return open("/", name, windows) }
 
 func open(root, name string, windows []Window) (*Device, error) {
@@ -81,8 +80,8 @@ func (d *Device) open(root string, want []Window) error {
 	return nil
 }
 
-// openFile opens a file that is not for polling: UIO's says that it is in error where
-// the device has no interrupt.
+// openFile opens a file without registering it for polling: UIO's file polls as an error if the
+// device has no interrupt.
 func openFile(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -91,10 +90,10 @@ func openFile(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// begin resets the function, and turns its memory and bus mastering on.
+// begin resets the function, and enables its memory and bus mastering.
 func (d *Device) begin() error {
 	reset := filepath.Join(d.place.dir, "reset")
-	if exists(reset) { // it has a way
+	if exists(reset) { // the function can be reset
 		if err := os.WriteFile(reset, []byte("1"), 0); err != nil {
 			return err
 		}
@@ -127,7 +126,7 @@ func (d *Device) mmap(w window) error {
 		if err != nil {
 			return err
 		}
-		defer f.Close() // the mapping keeps it
+		defer f.Close() // the mapping stays valid
 		fd = int(f.Fd())
 	}
 	b, err := unix.Mmap(fd, int64(w.offset), int(w.skip+w.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -139,14 +138,14 @@ func (d *Device) mmap(w window) error {
 	return nil
 }
 
-// ID gives the vendor of a PCI function in [15:0] and the device in [31:16]; 0 for
-// other devices.
+// ID returns the vendor of a PCI function in [15:0] and the device in [31:16]; 0 for other
+// devices.
 func (d *Device) ID() uint32 { return d.id }
 
-// Bytes gives a window.
+// Bytes returns a window.
 func (d *Device) Bytes(i int) []byte { return d.windows[i] }
 
-// access refuses what lies outside a window.
+// access returns an error for an access outside a window.
 func (d *Device) access(i int, off uint64, size int) ([]byte, error) {
 	if i < 0 || i >= len(d.windows) || size < 1 || size > 8 || size&(size-1) != 0 ||
 		off%uint64(size) != 0 || off >= uint64(len(d.windows[i])) {
@@ -155,8 +154,8 @@ func (d *Device) access(i int, off uint64, size int) ([]byte, error) {
 	return d.windows[i], d.Err()
 }
 
-// Read makes one access of size bytes, 1, 2, 4 or 8, to a window. All ones of a PCI
-// function are looked at twice: one that is gone gives them.
+// Read performs one load of size bytes (1, 2, 4 or 8) from a window. If a PCI function reads as
+// all ones, Read checks whether it is gone: a removed function reads so.
 func (d *Device) Read(i int, off uint64, size int) (uint64, error) {
 	b, err := d.access(i, off, size)
 	if err != nil {
@@ -174,8 +173,8 @@ func (d *Device) Read(i int, off uint64, size int) (uint64, error) {
 	return v, nil
 }
 
-// Post makes one store, which the device may take later; a read that follows finds
-// it done.
+// Post performs one store, which the device may execute later; it is complete before a later
+// read returns.
 func (d *Device) Post(i int, off uint64, size int, v uint64) error {
 	b, err := d.access(i, off, size)
 	if err != nil {
@@ -187,22 +186,21 @@ func (d *Device) Post(i int, off uint64, size int, v uint64) error {
 	return nil
 }
 
-// Done is closed when the device is gone; Err then says why.
+// Done returns a channel that is closed when the device is gone; Err then returns why.
 func (d *Device) Done() <-chan struct{} { return d.end.Done() }
 
-// Err says why the device is gone, nil while it is not. It matches ErrGone.
+// Err returns why the device is gone, or nil if it is not. It matches ErrGone.
 func (d *Device) Err() error { return d.end.Err() }
 
-// Close lets the device go. uio_pci_generic turns bus mastering off with the last
-// descriptor.
+// Close releases the device. uio_pci_generic turns bus mastering off with the last descriptor.
 func (d *Device) Close() {
 	_ = d.end.Fail(errors.New("closed"))
 	for _, b := range d.mapped {
-		_ = unix.Munmap(b) // cannot fail: the very slice that was mapped
+		_ = unix.Munmap(b) // cannot fail: unmaps exactly what was mapped
 	}
 	for _, f := range []*os.File{d.config, d.file} {
 		if f != nil {
-			_ = f.Close() // nothing of ours is in it
+			_ = f.Close() // no written data can be lost
 		}
 	}
 	d.mapped, d.windows, d.config, d.file = nil, nil, nil, nil

@@ -1,10 +1,10 @@
-// Package uio drives a device through Linux's UIO: its windows by loads and stores.
-// The device is a PCI function of uio_pci_generic or, on a board, a node of the
-// device tree that uio_pdrv_genirq has. It knows nothing of what the device is.
+// Package uio drives a device through Linux's UIO: its windows by loads and stores. The device
+// is a PCI function of uio_pci_generic or, on a board, a node of the device tree with
+// uio_pdrv_genirq. The package is independent of the kind of device.
 //
-// UIO maps no memory for a device and gives none of its MSI-X vectors: the device
-// reaches all memory, by physical addresses, and whoever drives it polls.
+// UIO maps no memory for a device and provides none of its MSI-X vectors: the device accesses
+// all memory by physical addresses, and its driver must poll.
 //
-// Files are cited as Documentation/driver-api/uio-howto.rst and
+// Sources are cited as Documentation/driver-api/uio-howto.rst and
 // Documentation/ABI/testing/sysfs-bus-pci.
 package uio

@@ -6,27 +6,27 @@ import (
 	"github.com/exanet/pfd/internal/mmio"
 )
 
-// What can go wrong, matched by errors.Is.
+// Errors of this package, for errors.Is.
 var (
-	// ErrGone says that the device does not answer any more.
+	// ErrGone reports that the device no longer answers.
 	ErrGone = mmio.ErrGone
-	// ErrName says that a text is neither a UIO device nor a PCI address.
+	// ErrName reports that a text is neither a UIO device nor a PCI address.
 	ErrName = errors.New("not a UIO device")
-	// ErrNoDevice says that there is no such device.
+	// ErrNoDevice reports that the device does not exist.
 	ErrNoDevice = errors.New("no such device")
-	// ErrModule says that the driver that makes UIO devices is not loaded.
+	// ErrModule reports that the driver that creates UIO devices is not loaded.
 	ErrModule = errors.New("UIO's driver is not loaded")
-	// ErrUnbound says that another driver has the function, or none.
+	// ErrUnbound reports that the function has another driver, or none.
 	ErrUnbound = errors.New("not bound to a UIO driver")
-	// ErrBusy says that another process has the device.
+	// ErrBusy reports that another process uses the device.
 	ErrBusy = errors.New("another process has the device")
-	// ErrPermission says that this user may not use the device.
+	// ErrPermission reports that this user may not use the device.
 	ErrPermission = errors.New("no permission")
-	// ErrWindows says that a device does not have the windows that were asked for.
+	// ErrWindows reports that a device lacks the requested windows.
 	ErrWindows = errors.New("the device's windows are not there")
-	// ErrIOMMU says that an IOMMU translates what the device accesses.
+	// ErrIOMMU reports that an IOMMU translates the device's accesses.
 	ErrIOMMU = errors.New("an IOMMU stands before the device: UIO maps nothing in it")
 )
 
-// Error is a trouble with a device, and what settles it.
+// Error is a problem of a device, with a remedy.
 type Error = mmio.Error

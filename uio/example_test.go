@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/uio"
 )
 
-// Devices are named as in /sys/class/uio, or by their PCI address.
+// Devices are named as in /sys/class/uio, or by their PCI addresses.
 func ExampleCheckName() {
 	fmt.Println(uio.CheckName("uio0"))
 	fmt.Println(uio.CheckName("../uio0") != nil)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pciDriver is that of PCI functions; boardDriver that of nodes of the device tree.
+// pciDriver is the driver of PCI functions, boardDriver that of nodes of the device tree.
 const (
 	pciDriver   = "uio_pci_generic"
 	boardDriver = "uio_pdrv_genirq"
@@ -24,8 +24,8 @@ var (
 	addressForm = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]$`)
 )
 
-// CheckName tells whether a text is the name of a UIO device, as uio0, or a PCI
-// address. Its error matches ErrName.
+// CheckName returns nil if name is a UIO device, as uio0, or a PCI address. Errors match
+// ErrName.
 func CheckName(name string) error {
 	if !nameForm.MatchString(name) && !addressForm.MatchString(name) {
 		return fmt.Errorf("%w: %q: want uio0 (ls /sys/class/uio), or the address of a PCI function as 0000:01:00.0 (lspci -D)", ErrName, name)
@@ -33,17 +33,17 @@ func CheckName(name string) error {
 	return nil
 }
 
-// place is where a device is found.
+// place has the paths and names of a device.
 type place struct {
 	root string
 	uio  string // as uio0
-	dir  string // of the device itself, in sysfs
-	pci  string // its address; "": no PCI function
+	dir  string // of the device, in sysfs
+	pci  string // its address; "": not a PCI function
 }
 
 func (p place) file() string { return filepath.Join(p.root, "dev", p.uio) }
 
-// find looks a device up in the sysfs below root.
+// find finds a device in the sysfs below root.
 func find(root, name string) (place, error) {
 	if err := CheckName(name); err != nil {
 		return place{}, err
@@ -79,7 +79,7 @@ func find(root, name string) (place, error) {
 	return p, ErrUnbound
 }
 
-// bare refuses a device behind an IOMMU that translates
+// bare returns an error for a device behind an IOMMU that translates
 // (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
 func (p place) bare() error {
 	kind := read(p.dir, "iommu_group", "type")
@@ -89,16 +89,16 @@ func (p place) bare() error {
 	return fmt.Errorf("%w: its group's type is %s", ErrIOMMU, kind)
 }
 
-// window is a window of the device, in a file that can be mapped.
+// window is a window of the device in a file that can be mapped.
 type window struct {
 	path         string
-	offset, skip uint64 // of what is to be mapped, and of the window in it
+	offset, skip uint64 // offset of the mapping in the file, and of the window in the mapping
 	size         uint64
 }
 
-// Window is a window as it is asked for.
+// Window describes a requested window.
 type Window struct {
-	Names []string // that the device may call it by
+	Names []string // its possible names in the device
 	Size  uint64   // bytes, at least
 }
 
@@ -109,8 +109,7 @@ type entry struct {
 	size, offset uint64
 }
 
-// windows finds what is asked for: by names where the device knows them, else in
-// order.
+// windows finds the requested windows: by name if the device has names, else in order.
 func (p place) windows(want []Window) ([]window, error) {
 	maps, err := p.maps()
 	if err != nil {
@@ -166,7 +165,7 @@ func (p place) maps() ([]entry, error) {
 	}
 }
 
-// resources has a PCI function's BARs by the kernel's own files: uio_pci_generic of
+// resources finds a PCI function's BARs in the kernel's resource files: uio_pci_generic of
 // older kernels has no maps.
 func (p place) resources(want []Window) ([]window, error) {
 	list := make([]window, len(want))
@@ -184,7 +183,7 @@ func (p place) resources(want []Window) ([]window, error) {
 	return list, nil
 }
 
-// explain names what settles a trouble.
+// explain adds a remedy to an error.
 func explain(root, name string, err error) error {
 	if known := new(Error); errors.As(err, &known) {
 		return err
@@ -199,9 +198,9 @@ func explain(root, name string, err error) error {
 	case errors.Is(err, ErrModule):
 		e.Remedy = "modprobe " + pciDriver + ", on a board modprobe " + boardDriver + " of_id=generic-uio"
 	case errors.Is(err, ErrNoDevice) && p.pci != "":
-		e.Remedy = "lspci -D shows what there is"
+		e.Remedy = "lspci -D lists the functions"
 	case errors.Is(err, ErrNoDevice):
-		e.Remedy = "ls /sys/class/uio shows what there is, exanetctl bind --driver " + pciDriver + " ADDRESS makes one"
+		e.Remedy = "ls /sys/class/uio lists the devices, exanetctl bind --driver " + pciDriver + " ADDRESS makes one"
 	case errors.Is(err, ErrUnbound):
 		e.Remedy = bind
 	case errors.Is(err, ErrIOMMU) && p.pci != "":
@@ -214,7 +213,7 @@ func explain(root, name string, err error) error {
 		e.Remedy = "give its node the windows of docs/board.dts"
 	case errors.Is(err, unix.EWOULDBLOCK):
 		e.Err = fmt.Errorf("%w: %w", ErrBusy, err)
-		e.Remedy = "fuser -v " + p.file() + " shows who: end that one"
+		e.Remedy = "fuser -v " + p.file() + " shows the process: end it"
 	case errors.Is(err, fs.ErrPermission):
 		e.Err = fmt.Errorf("%w: %w", ErrPermission, err)
 		e.Remedy = "run as root"

@@ -18,8 +18,8 @@ const (
 	pci  = "sys/bus/pci/devices/" + addr
 )
 
-// tree makes a sysfs and a /dev. A name that ends in -> links to its text; one that
-// ends in / is a directory.
+// tree creates a sysfs and a /dev. A name that ends in -> is a link to its text; one that ends
+// in / is a directory.
 func tree(t *testing.T, lists ...map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -46,7 +46,7 @@ func tree(t *testing.T, lists ...map[string]string) string {
 	return root
 }
 
-// wanted are a node's windows, as package mediate asks for them.
+// wanted returns a node's windows, as package mediate requests them.
 func wanted() (list []Window) {
 	for w := range device.Windows {
 		list = append(list, Window{Names: []string{"exanet-" + w.String(), w.String()}, Size: uint64(w.Size())})
@@ -64,7 +64,7 @@ func maps(names ...string) map[string]string {
 	return files
 }
 
-// function is a PCI function that uio_pci_generic has.
+// function is a PCI function bound to uio_pci_generic.
 var function = map[string]string{
 	pci + "/uio/uio0/": "", pci + "/config": "\x34\x12\xa0\xe4\x02\x00\x00\x00",
 	"sys/bus/pci/drivers/" + pciDriver + "/": "",
@@ -163,7 +163,7 @@ func TestResources(t *testing.T) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	// All ones are what a function gives that is gone, if its identity is, too.
+	// A removed function reads as all ones, and so does its identity.
 	if err := d.Post(0, 0, 8, ^uint64(0)); err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +183,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// Each usual trouble names what settles it.
+// The error of each usual problem has a remedy.
 func TestRemedies(t *testing.T) {
 	names := []string{"a", "b", "c", "d", "e"}
 	for _, c := range []struct {
@@ -227,8 +227,7 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
-// TestBoard: the overlay names the windows as a node's are asked for, with room for
-// each.
+// TestBoard: the overlay has the windows of a node under the requested names, and large enough.
 func TestBoard(t *testing.T) {
 	text, err := os.ReadFile("../docs/board.dts")
 	if err != nil {

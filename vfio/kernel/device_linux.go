@@ -52,12 +52,12 @@ const (
 // region is a BAR, or the configuration space.
 type region struct {
 	flags        uint32
-	size, offset uint64 // the offset is that in the device's file
-	b            []byte // mapped; nil: by pread and pwrite
+	size, offset uint64 // offset in the device's file
+	b            []byte // the mapping; nil: use pread and pwrite
 }
 
-// Device is a PCI function. Its methods may be called from any goroutine, but for
-// Close, and Bytes's result must not be used after it.
+// Device is a PCI function. Its methods are safe for concurrent use, except Close; the result
+// of Bytes must not be used after Close.
 type Device struct {
 	address string
 	fd      int
@@ -66,23 +66,22 @@ type Device struct {
 	id      uint64
 	regions [RegionConfig + 1]region
 
-	watch [3]int // eventfds: an error, a request to let go, the end of the watcher
+	watch [3]int // eventfds: an error, a request to release the device, the end of the watcher
 	wg    sync.WaitGroup
 	end   *mmio.End
 }
 
 // Options of Open.
 type Options struct {
-	// Group takes the group and type 1 where iommufd is there as well.
+	// Group uses the group and type 1 even if iommufd is available.
 	Group bool
-	// NoIOMMU takes a device that has no IOMMU (enable_unsafe_noiommu_mode), too: it
-	// reaches all memory, at physical addresses, and nothing is mapped for it.
+	// NoIOMMU also accepts a device without an IOMMU (enable_unsafe_noiommu_mode): it accesses
+	// all memory at physical addresses, and no memory is mapped for it.
 	NoIOMMU bool
 }
 
-// Open takes the function at a PCI address, as 0000:01:00.0, resets it, and turns
-// on its memory and bus mastering. Its errors are *Error and match those of this
-// package.
+// Open opens the function at a PCI address, as 0000:01:00.0, resets it, and enables its memory
+// and bus mastering. Errors are *Error and match those of this package.
 func Open(addr string, o Options) (*Device, error) {
 	d := &Device{address: addr, fd: -1, watch: [3]int{-1, -1, -1}, end: mmio.NewEnd("vfio " + addr)}
 	err := d.open(o)
@@ -96,7 +95,7 @@ func Open(addr string, o Options) (*Device, error) {
 	return d, nil
 }
 
-// open takes the device by the first way that there is.
+// open opens the device by the first available interface.
 func (d *Device) open(o Options) error {
 	place, err := find("/", d.address)
 	if err != nil {
@@ -117,22 +116,22 @@ func (d *Device) open(o Options) error {
 	return err
 }
 
-// ViaNone is what Via gives for a device without an IOMMU.
+// ViaNone is the result of Via for a device without an IOMMU.
 const ViaNone = "noiommu"
 
-// Via tells how the device was taken: iommufd, group or ViaNone.
+// Via returns how the device was opened: iommufd, group or ViaNone.
 func (d *Device) Via() string { return d.via }
 
-// setUp learns what the device has, and makes it ready.
+// setUp queries the device and makes it ready.
 func (d *Device) setUp() error {
 	info := make([]byte, 24) // struct vfio_device_info
 	order.PutUint32(info, uint32(len(info)))
 	if _, err := ioctl(d.fd, deviceGetInfo, info); err != nil {
-		return fmt.Errorf("what the device is: %w", err)
+		return fmt.Errorf("querying the device: %w", err)
 	}
 	flags := order.Uint32(info[4:])
 	if flags&flagPCI == 0 || order.Uint32(info[8:]) <= RegionConfig {
-		return fmt.Errorf("a VFIO device that is no PCI function: %w", ErrUnsupported)
+		return fmt.Errorf("a VFIO device that is not a PCI function: %w", ErrUnsupported)
 	}
 	if flags&flagReset != 0 {
 		if _, err := ioctlWord(d.fd, deviceReset, 0); err != nil {
@@ -161,7 +160,7 @@ func (d *Device) setUp() error {
 	return d.listen()
 }
 
-// region asks what a region has.
+// region queries a region.
 func (d *Device) region(i int) error {
 	b := make([]byte, 32) // struct vfio_region_info
 	order.PutUint32(b, uint32(len(b)))
@@ -173,24 +172,24 @@ func (d *Device) region(i int) error {
 	return nil
 }
 
-// mmap maps a BAR where the kernel lets it be mapped as a whole.
+// mmap maps a BAR if the kernel permits mapping it as a whole.
 func (d *Device) mmap(i int) {
 	r := &d.regions[i]
 	if r.size == 0 || r.flags&regionMmap == 0 {
 		return
 	}
 	if b, err := unix.Mmap(d.fd, int64(r.offset), int(r.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
-		r.b = b // else pread and pwrite do it
+		r.b = b // otherwise pread and pwrite are used
 	}
 }
 
-// ID gives the vendor in [15:0] and the device in [31:16].
+// ID returns the vendor in [15:0] and the device in [31:16].
 func (d *Device) ID() uint32 { return uint32(d.id) }
 
-// Bytes gives a mapped BAR, nil for one that is not.
+// Bytes returns a mapped BAR, or nil if it is not mapped.
 func (d *Device) Bytes(i int) []byte { return d.regions[i].b }
 
-// access refuses what lies outside a region.
+// access returns an error for an access outside a region.
 func (d *Device) access(i int, off uint64, size int) (*region, error) {
 	if i < 0 || i >= len(d.regions) || size < 1 || size > 8 || size&(size-1) != 0 {
 		return nil, fmt.Errorf("vfio %s: access of %d bytes to region %d: %w", d.address, size, i, unix.EINVAL)
@@ -202,8 +201,8 @@ func (d *Device) access(i int, off uint64, size int) (*region, error) {
 	return r, nil
 }
 
-// Read makes one access of size bytes, 1, 2, 4 or 8, to a region. All ones are
-// looked at twice: a device that is gone gives them.
+// Read performs one load of size bytes (1, 2, 4 or 8) from a region. If it reads all ones, Read
+// checks whether the device is gone: a removed device reads so.
 func (d *Device) Read(i int, off uint64, size int) (uint64, error) {
 	r, err := d.access(i, off, size)
 	if err != nil {
@@ -230,8 +229,8 @@ func (d *Device) Read(i int, off uint64, size int) (uint64, error) {
 	return v, nil
 }
 
-// Post makes one store, which the device may take later; a read that follows
-// finds it done.
+// Post performs one store, which the device may execute later; it is complete before a later
+// read returns.
 func (d *Device) Post(i int, off uint64, size int, v uint64) error {
 	r, err := d.access(i, off, size)
 	if err != nil {
@@ -280,8 +279,8 @@ func (d *Device) pwrite(i int, off uint64, size int, v uint64) error {
 	return nil
 }
 
-// MapDMA lets the device reach size bytes of a file, from offset on, at a DMA
-// address: they are paged in and pinned. Rights are those of VFIO_IOMMU_MAP_DMA.
+// MapDMA maps size bytes of a file, from offset on, at a DMA address for the device; the pages
+// are paged in and pinned. Rights are those of VFIO_IOMMU_MAP_DMA.
 func (d *Device) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
 	if err := d.iommu.mapDMA(addr, size, fd, offset, rights); err != nil {
 		return explain("/", d.address, fmt.Errorf("map DMA %#x+%#x: %w", addr, size, memlock(err)))
@@ -289,7 +288,7 @@ func (d *Device) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32)
 	return nil
 }
 
-// UnmapDMA takes every mapping inside a range away, be there one, many or none.
+// UnmapDMA removes all mappings inside a range, if any.
 func (d *Device) UnmapDMA(addr, size uint64) error {
 	if err := d.iommu.unmapDMA(addr, size); err != nil {
 		return explain("/", d.address, fmt.Errorf("unmap DMA %#x+%#x: %w", addr, size, err))
@@ -297,7 +296,7 @@ func (d *Device) UnmapDMA(addr, size uint64) error {
 	return nil
 }
 
-// SetVectors has the first MSI-X vectors written to eventfds.
+// SetVectors connects the first MSI-X vectors to eventfds.
 func (d *Device) SetVectors(fds []int) error { return d.setIRQs(irqMSIX, fds) }
 
 func (d *Device) setIRQs(index uint32, fds []int) error {
@@ -315,7 +314,7 @@ func (d *Device) setIRQs(index uint32, fds []int) error {
 	return nil
 }
 
-// hasIRQ tells whether the device has interrupts of an index.
+// hasIRQ reports whether the device has interrupts of an index.
 func (d *Device) hasIRQ(index uint32) bool {
 	b := make([]byte, 16) // struct vfio_irq_info
 	order.PutUint32(b, uint32(len(b)))
@@ -324,7 +323,7 @@ func (d *Device) hasIRQ(index uint32) bool {
 	return err == nil && order.Uint32(b[12:]) > 0
 }
 
-// listen watches for an error of the device, and for its kernel wanting it back.
+// listen watches for an error of the device, and for the kernel's request to release it.
 func (d *Device) listen() error {
 	for i := range d.watch {
 		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
@@ -349,9 +348,9 @@ func (d *Device) listen() error {
 			switch {
 			case poll[2].Revents != 0: // Close
 			case poll[0].Revents != 0:
-				_ = d.end.Fail(errors.New("PCI reports an error of it"))
+				_ = d.end.Fail(errors.New("PCI reports an error of the device"))
 			default:
-				_ = d.end.Fail(errors.New("it is being removed or unbound"))
+				_ = d.end.Fail(errors.New("the device is being removed or unbound"))
 			}
 			return
 		}
@@ -359,23 +358,23 @@ func (d *Device) listen() error {
 	return nil
 }
 
-// Done is closed when the device is gone; Err then says why.
+// Done returns a channel that is closed when the device is gone; Err then returns why.
 func (d *Device) Done() <-chan struct{} { return d.end.Done() }
 
-// Err says why the device is gone, nil while it is not. It matches ErrGone.
+// Err returns why the device is gone, or nil if it is not. It matches ErrGone.
 func (d *Device) Err() error { return d.end.Err() }
 
-// Close lets the device go: its kernel resets it and unmaps what was mapped.
+// Close releases the device: the kernel resets it and removes its mappings.
 func (d *Device) Close() {
 	_ = d.end.Fail(errors.New("closed"))
 	if d.watch[2] >= 0 {
 		one := [8]byte{1}
-		_, _ = unix.Write(d.watch[2], one[:]) // it is empty: this cannot fail
+		_, _ = unix.Write(d.watch[2], one[:]) // cannot fail: the eventfd is empty
 		d.wg.Wait()
 	}
 	for i := range d.regions {
 		if b := d.regions[i].b; b != nil {
-			_ = unix.Munmap(b) // cannot fail: the very slice that was mapped
+			_ = unix.Munmap(b) // cannot fail: unmaps exactly what was mapped
 			d.regions[i].b = nil
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/internal/mmio"
 )
 
-// fake is a device whose file is a memfd: configuration space, a BAR that is
-// mapped and one that is not.
+// fake is a device whose file is a memfd: configuration space, a mapped BAR and one that is not
+// mapped.
 func fake(t *testing.T) *Device {
 	t.Helper()
 	fd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)
@@ -35,7 +35,7 @@ func fake(t *testing.T) *Device {
 	return d
 }
 
-// Accesses have the width asked for, mapped or not.
+// Accesses have the requested width, mapped or not.
 func TestAccess(t *testing.T) {
 	d := fake(t)
 	for bar := range 2 {
@@ -76,8 +76,7 @@ func TestAccessOutside(t *testing.T) {
 	}
 }
 
-// All ones in a register are a value; all ones in the identity are a device that
-// is gone.
+// All ones in a register are a value; all ones in the identity mean that the device is gone.
 func TestAllOnes(t *testing.T) {
 	d := fake(t)
 	if err := d.Post(0, 0, 4, 0xffffffff); err != nil {
@@ -102,7 +101,7 @@ func TestAllOnes(t *testing.T) {
 	}
 }
 
-// A mapping whose pages were taken away is a device that is gone, not a crash.
+// A mapping whose pages were removed means that the device is gone, and causes no crash.
 func TestMappingGone(t *testing.T) {
 	d := fake(t)
 	if err := unix.Ftruncate(d.fd, 0); err != nil {

@@ -20,12 +20,12 @@ const (
 	unmapDMA          = ';'<<8 | 100 + 14
 
 	apiVersion  = 0
-	typeIOMMUv2 = 3      // VFIO_TYPE1v2_IOMMU: an unmap takes all inside its range
-	typeNone    = 8      // VFIO_NOIOMMU_IOMMU: there is nothing to map
+	typeIOMMUv2 = 3      // VFIO_TYPE1v2_IOMMU: an unmap removes all mappings inside its range
+	typeNone    = 8      // VFIO_NOIOMMU_IOMMU: maps nothing
 	groupViable = 1 << 0 // VFIO_GROUP_FLAGS_VIABLE
 )
 
-// iommu is what stands between the device and memory.
+// iommu is the interface to the device's address space.
 type iommu interface {
 	mapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error
 	unmapDMA(addr, size uint64) error
@@ -33,15 +33,15 @@ type iommu interface {
 	close()
 }
 
-// container is an address space of type 1. It takes addresses of this process:
-// what is mapped for the device is mapped here as well.
+// container is an address space of type 1. It maps addresses of this process, so memory for the
+// device is mapped in this process as well.
 type container struct {
 	fd, group int
 	mu        sync.Mutex
 	here      map[uint64][]byte // by DMA address
 }
 
-// openGroup takes a device by its group.
+// openGroup opens a device by its group.
 func openGroup(addr string, p place) (int, iommu, error) {
 	if p.group == "" {
 		return -1, nil, ErrNoIOMMU
@@ -64,7 +64,7 @@ func (c *container) open(addr string, p place) (int, error) {
 		return -1, err
 	}
 	if v, err := ioctlWord(c.fd, getAPIVersion, 0); err != nil || v != apiVersion {
-		return -1, fmt.Errorf("version %d of VFIO: %w", v, errors.Join(ErrUnsupported, err))
+		return -1, fmt.Errorf("VFIO version %d: %w", v, errors.Join(ErrUnsupported, err))
 	}
 	kind := uintptr(typeIOMMUv2)
 	if p.bare {
@@ -162,11 +162,11 @@ func (c *container) unmapDMA(addr, size uint64) error {
 	return nil
 }
 
-// close gives everything back; the device's file is closed already.
+// close removes all mappings; the device's file is already closed.
 func (c *container) close() {
 	closeAll(c.group, c.fd)
 	for _, b := range c.here {
-		_ = unix.Munmap(b) // cannot fail: the very slice that was mapped
+		_ = unix.Munmap(b) // cannot fail: unmaps exactly what was mapped
 	}
 	c.here = nil
 }

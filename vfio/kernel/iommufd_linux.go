@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ioctls of a device's own file: _IO(';', 100 + n) (linux/vfio.h).
+// ioctls of a device file: _IO(';', 100 + n) (linux/vfio.h).
 const (
 	deviceBindIOMMUFD   = ';'<<8 | 100 + 18
 	deviceAttachIOMMUFD = ';'<<8 | 100 + 19
@@ -26,15 +26,15 @@ const (
 	mapReadable  = 1 << 2
 )
 
-// ioas is an address space of iommufd. It pins the pages of a file without their
-// being mapped here, where the kernel can do that (Linux 6.13).
+// ioas is an address space of iommufd. If the kernel can (Linux 6.13), it pins pages of a file
+// without mapping them in this process.
 type ioas struct {
 	fd    int
 	id    uint32
 	files bool // IOMMU_IOAS_MAP_FILE
 }
 
-// openCdev takes a device by its own file.
+// openCdev opens a device by its device file.
 func openCdev(p place) (dev int, i iommu, err error) {
 	s := &ioas{fd: -1, files: true}
 	dev = -1
@@ -93,7 +93,7 @@ func (s *ioas) mapDMA(addr, size uint64, fd int, offset uint64, rights uint32) e
 		if !errors.Is(err, unix.ENOTTY) && !errors.Is(err, unix.EOPNOTSUPP) {
 			return err
 		}
-		s.files = false // for good: the kernel is older
+		s.files = false // permanently: the kernel is older
 		order.PutUint32(arg[12:], 0)
 	}
 	b, err := mapHere(size, fd, offset, rights)
@@ -102,7 +102,7 @@ func (s *ioas) mapDMA(addr, size uint64, fd int, offset uint64, rights uint32) e
 	}
 	order.PutUint64(arg[16:], address(b))
 	_, err = ioctl(s.fd, ioasMap, arg)
-	// The pages are pinned; where they are mapped here does not matter any more.
+	// The pages stay pinned without the mapping in this process.
 	return errors.Join(err, unix.Munmap(b))
 }
 

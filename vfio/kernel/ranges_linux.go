@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Range is the DMA addresses First to Last.
+// Range is the DMA addresses from First to Last, inclusive.
 type Range struct{ First, Last uint64 }
 
 const (
@@ -19,15 +19,15 @@ const (
 	infoCaps    = 1 << 1 // VFIO_IOMMU_INFO_CAPS
 	capRanges   = 1      // VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE
 	maxInfo     = 64 << 10
-	maxRanges   = 256 // asked of iommufd (ours): an architecture has a handful
+	maxRanges   = 256 // requested from iommufd; defined by this project: architectures have a few
 	rangeSize   = 16
 	rangeHeader = 16 // struct vfio_iommu_type1_info_cap_iova_range, before its ranges
 )
 
-var errInfo = errors.New("what the kernel tells of its IOMMU is not as linux/vfio.h has it")
+var errInfo = errors.New("the kernel's answer about its IOMMU does not match linux/vfio.h")
 
-// ranges implements iommu by VFIO_IOMMU_GET_INFO. Where the kernel does not tell
-// the ranges (before 5.7) every address counts as usable, and a map is refused.
+// ranges implements iommu by VFIO_IOMMU_GET_INFO. If the kernel does not report the ranges
+// (before 5.7) all addresses count as usable, and a map may be refused.
 func (c *container) ranges() ([]Range, error) {
 	arg := make([]byte, infoSize)
 	for {
@@ -47,8 +47,8 @@ func (c *container) ranges() ([]Range, error) {
 	return decodeRanges(arg)
 }
 
-// decodeRanges reads the ranges in a struct vfio_iommu_type1_info and the
-// capabilities behind it.
+// decodeRanges decodes the ranges in a struct vfio_iommu_type1_info and the capabilities after
+// it.
 func decodeRanges(info []byte) ([]Range, error) {
 	if len(info) < infoSize {
 		return nil, errInfo
@@ -59,7 +59,7 @@ func decodeRanges(info []byte) ([]Range, error) {
 	}
 	last := 0
 	for at := int(order.Uint32(info[16:])); at != 0; at = int(order.Uint32(info[at+4:])) {
-		if at <= last || at+8 > len(info) { // struct vfio_info_cap_header; a chain goes forward
+		if at <= last || at+8 > len(info) { // struct vfio_info_cap_header; the offsets of a chain must increase
 			return nil, errInfo
 		}
 		last = at
@@ -97,12 +97,12 @@ func (s *ioas) ranges() ([]Range, error) {
 	order.PutUint32(arg[4:], s.id)
 	order.PutUint32(arg[8:], maxRanges)
 	order.PutUint64(arg[16:], address(list))
-	// EMSGSIZE: there are more; these will do.
+	// EMSGSIZE: there are more ranges; these suffice.
 	if _, err := ioctl(s.fd, ioasIOVARanges, arg); err != nil && !errors.Is(err, unix.EMSGSIZE) {
 		return nil, fmt.Errorf("usable DMA addresses: %w", err)
 	}
 	return readRanges(list, int(min(order.Uint32(arg[8:]), maxRanges))), nil
 }
 
-// Ranges gives the DMA addresses that may be mapped, in ascending order.
+// Ranges returns the DMA addresses that may be mapped, in ascending order.
 func (d *Device) Ranges() ([]Range, error) { return d.iommu.ranges() }

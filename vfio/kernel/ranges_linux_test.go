@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// info is what Linux 7.2 answers for an intel-iommu of 39 bits (x86-64: little-endian),
+// info returns the answer of Linux 7.2 for an intel-iommu of 39 bits (x86-64: little-endian),
 // with the migration capability (id 2) before the ranges: worked out from linux/vfio.h.
 func info() []byte {
 	le := binary.LittleEndian

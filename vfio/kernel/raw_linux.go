@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// order is that of the kernel's structures and, on the machines that Linux's VFIO
-// knows, of PCI.
+// order is the byte order of the kernel's structures and, on machines with VFIO, of PCI.
 var order = binary.NativeEndian
 
-// ioctl makes an ioctl whose argument is a structure. This file holds the
-// package's unsafe pointers.
+// ioctl makes an ioctl whose argument is a structure. This file contains all unsafe pointers of
+// the package.
 func ioctl(fd int, request uint, arg []byte) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
-		// Made a number in the call itself: a structure on the stack moves with it else.
+		// The conversion must be in the call itself: otherwise a structure on the stack may
+		// move.
 		return unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(unsafe.SliceData(arg))))
 	})
 }
@@ -28,7 +28,7 @@ func ioctlWord(fd int, request uint, arg uintptr) (int, error) {
 	})
 }
 
-// again makes a call until no signal interrupts it.
+// again repeats a call while signals interrupt it.
 func again(call func() (r, _ uintptr, errno unix.Errno)) (int, error) {
 	for {
 		r, _, errno := call()
@@ -42,10 +42,10 @@ func again(call func() (r, _ uintptr, errno unix.Errno)) (int, error) {
 	}
 }
 
-// address gives where a mapping is, for the kernel.
+// address returns the address of a mapping, for the kernel.
 func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
-// closeAll closes descriptors; nothing of ours is in them.
+// closeAll closes descriptors; no written data can be lost.
 func closeAll(fds ...int) {
 	for _, fd := range fds {
 		if fd >= 0 {

@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deep makes the ioctl of a few bytes that lie on a stack which has room for so many
-// calls more or less.
+// deep makes an ioctl with a small structure on the stack, at a given depth of calls.
 //
 //go:noinline
 func deep(t *testing.T, calls, fd int) {
@@ -24,7 +23,7 @@ func deep(t *testing.T, calls, fd int) {
 	}
 }
 
-// What the kernel writes is in the structure, though the stack grows on the way.
+// The kernel's result is in the structure even if the stack grows during the call.
 func TestIoctlOnGrowingStack(t *testing.T) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {

@@ -13,25 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Drivers of PCI functions that a process drives.
+// Drivers of PCI functions for userspace drivers.
 const (
-	Driver    = "vfio-pci"        // the one that this package needs
-	DriverUIO = "uio_pci_generic" // package uio
+	Driver    = "vfio-pci"        // for this package
+	DriverUIO = "uio_pci_generic" // for package uio
 )
 
-// noIOMMUName is the name of a group that VFIO has made itself, for a device without
-// an IOMMU (drivers/vfio/group.c, vfio_noiommu_group_alloc), and noIOMMUSwitch what
-// has it do so.
+// noIOMMUName is the name of a group that VFIO has created for a device without an IOMMU
+// (drivers/vfio/group.c, vfio_noiommu_group_alloc); noIOMMUSwitch permits that.
 const (
 	noIOMMUName   = "vfio-noiommu"
 	noIOMMUSwitch = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 )
 
-// addressForm is domain, bus, device and function, as in /sys/bus/pci/devices.
+// addressForm matches domain, bus, device and function, as in /sys/bus/pci/devices.
 var addressForm = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]$`)
 
-// CheckAddress tells whether a text is an address of a PCI function. Its error
-// matches ErrAddress.
+// CheckAddress returns nil if addr is the address of a PCI function. Errors match ErrAddress.
 func CheckAddress(addr string) error {
 	if !addressForm.MatchString(addr) {
 		return fmt.Errorf("%w: %q: want it as 0000:01:00.0 (lspci -D)", ErrAddress, addr)
@@ -39,16 +37,16 @@ func CheckAddress(addr string) error {
 	return nil
 }
 
-// place is where a device is found.
+// place has the paths and names of a device.
 type place struct {
 	dir    string // in sysfs
 	driver string // "": none
-	group  string // its IOMMU group, "": none
-	cdev   string // its own file, "": the kernel has none
-	bare   bool   // the group is VFIO's own: there is no IOMMU
+	group  string // its IOMMU group; "": none
+	cdev   string // its device file; "": none
+	bare   bool   // VFIO has created the group: there is no IOMMU
 }
 
-// file gives the group's file (Documentation/driver-api/vfio.rst).
+// file returns the path of the group's file (Documentation/driver-api/vfio.rst).
 func (p place) file() string {
 	if p.bare {
 		return "/dev/vfio/noiommu-" + p.group
@@ -56,7 +54,7 @@ func (p place) file() string {
 	return filepath.Join("/dev/vfio", p.group)
 }
 
-// find looks a device up in the sysfs below root.
+// find finds a device in the sysfs below root.
 func find(root, addr string) (place, error) {
 	if err := CheckAddress(addr); err != nil {
 		return place{}, err
@@ -81,7 +79,7 @@ func find(root, addr string) (place, error) {
 	return p, nil
 }
 
-// link gives the last part of what a link in sysfs names.
+// link returns the last element of a sysfs link's target.
 func link(dir, name string) string {
 	to, err := os.Readlink(filepath.Join(dir, name))
 	if err != nil {
@@ -95,7 +93,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// memlock makes ErrMemlock of what mapping says where the limit is reached.
+// memlock turns the error of a mapping that exceeds the limit into ErrMemlock.
 func memlock(err error) error {
 	if errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("%w: %w", ErrMemlock, err)
@@ -103,7 +101,7 @@ func memlock(err error) error {
 	return err
 }
 
-// explain names what settles a trouble.
+// explain adds a remedy to an error.
 func explain(root, addr string, err error) error {
 	e := &Error{Device: "vfio " + addr, Err: err}
 	if known := new(Error); errors.As(err, &known) {
@@ -117,14 +115,14 @@ func explain(root, addr string, err error) error {
 	switch {
 	case errors.Is(err, ErrAddress):
 	case errors.Is(err, ErrNoDevice):
-		e.Remedy = "lspci -D shows what there is"
+		e.Remedy = "lspci -D lists the functions"
 	case errors.Is(err, ErrUnbound):
 		if p.driver != "" {
-			e.Err = fmt.Errorf("%w: driver %s has it", err, p.driver)
+			e.Err = fmt.Errorf("%w: its driver is %s", err, p.driver)
 		}
 		e.Remedy = "exanetctl bind " + addr
 	case errors.Is(err, ErrNoIOMMU):
-		e.Remedy = "turn the IOMMU on in the firmware and boot the kernel with intel_iommu=on (Intel; AMD's is on), or without one: "
+		e.Remedy = "enable the IOMMU in the firmware and boot the kernel with intel_iommu=on (Intel; AMD's is on), or without one: "
 		switch {
 		case p.bare:
 			e.Remedy += "pfd --unsafe-noiommu"
@@ -144,19 +142,19 @@ func explain(root, addr string, err error) error {
 		e.Remedy = "modprobe vfio-pci vfio_iommu_type1"
 	case errors.Is(err, unix.EBUSY):
 		e.Err = fmt.Errorf("%w: %w", ErrBusy, err)
-		e.Remedy = "fuser -v " + file + " shows who: end that one"
+		e.Remedy = "fuser -v " + file + " shows the process: end it"
 	case errors.Is(err, fs.ErrPermission):
 		e.Err = fmt.Errorf("%w: %w", ErrPermission, err)
 		e.Remedy = "run as root, or chown USER " + file
-		if p.bare { // the kernel wants CAP_SYS_RAWIO, whoever owns the file
+		if p.bare { // the kernel requires CAP_SYS_RAWIO, whoever owns the file
 			e.Remedy = "run as root"
 		}
 	}
 	return e
 }
 
-// Check tells whether the device can be opened, as far as that can be seen without
-// taking it. Its error is an *Error.
+// Check returns an *Error if the device cannot be opened, as far as this is visible without
+// opening it.
 func Check(addr string) error { return check("/", addr) }
 
 func check(root, addr string) error {
@@ -180,7 +178,7 @@ func check(root, addr string) error {
 	return nil
 }
 
-// strangers gives the devices of a group that another driver than Driver has.
+// strangers returns the devices of a group with another driver than Driver.
 func strangers(dir string) []string {
 	group := filepath.Join(dir, "iommu_group", "devices")
 	list, err := os.ReadDir(group)
@@ -190,14 +188,14 @@ func strangers(dir string) []string {
 	var addrs []string
 	for _, d := range list {
 		driver := link(filepath.Join(group, d.Name()), "driver")
-		if driver != "" && driver != Driver && driver != "pcieport" { // vfio takes bridges as they are
+		if driver != "" && driver != Driver && driver != "pcieport" { // VFIO accepts bridges as they are
 			addrs = append(addrs, d.Name())
 		}
 	}
 	return addrs
 }
 
-// Find gives the addresses of all functions with an identity, in order.
+// Find returns the addresses of all functions with an identity, in order.
 func Find(vendor, device uint16) ([]string, error) {
 	const dir = "/sys/bus/pci/devices"
 	list, err := os.ReadDir(dir)
@@ -222,15 +220,15 @@ func read(parts ...string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Bind gives the device to Driver or DriverUIO, and takes it from the driver that
-// has it. Its error is an *Error.
+// Bind binds the device to Driver or DriverUIO, and unbinds it from its current driver. Errors
+// are *Error.
 func Bind(addr, driver string) error { return drive("/", addr, driver) }
 
-// Unbind takes the device from these drivers and lets the kernel choose one.
+// Unbind unbinds the device from these drivers and lets the kernel select one.
 func Unbind(addr string) error { return drive("/", addr, "") }
 
-// drive binds a device by driver_override
-// (Documentation/ABI/testing/sysfs-bus-pci); no driver: whichever fits.
+// drive binds a device by driver_override (Documentation/ABI/testing/sysfs-bus-pci). Without a
+// driver the kernel selects one.
 func drive(root, addr, driver string) error {
 	p, err := find(root, addr)
 	switch {
@@ -266,7 +264,7 @@ func drive(root, addr, driver string) error {
 		if driver == Driver && p.group == "" {
 			return explain(root, addr, ErrNoIOMMU)
 		}
-		return &Error{Device: "vfio " + addr, Err: fmt.Errorf("%w: driver %s does not take it", ErrUnbound, driver), Remedy: "dmesg says why"}
+		return &Error{Device: "vfio " + addr, Err: fmt.Errorf("%w: driver %s refuses it", ErrUnbound, driver), Remedy: "dmesg says why"}
 	}
 	return nil
 }

@@ -16,8 +16,8 @@ const (
 	other = "0000:01:00.1"
 )
 
-// tree makes a sysfs and a /dev. A name that ends in -> links to its text; one
-// that ends in / is a directory.
+// tree creates a sysfs and a /dev. A name that ends in -> is a link to its text; one that ends
+// in / is a directory.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -84,7 +84,7 @@ func TestCheckAddress(t *testing.T) {
 	}
 }
 
-// Each usual trouble names what settles it.
+// The error of each usual problem has a remedy.
 func TestRemedies(t *testing.T) {
 	bound := map[string]string{device + "/driver->": "../../drivers/vfio-pci", device + "/iommu_group->": "../../../../kernel/iommu_groups/7"}
 	bare := map[string]string{
@@ -162,7 +162,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Open of a device that is not there says so, whatever this machine has.
+// Open of a missing device reports that, whatever devices this machine has.
 func TestOpenNothing(t *testing.T) {
 	_, err := Open("ffff:ff:1f.7", Options{})
 	var e *Error
@@ -191,7 +191,7 @@ func TestDrive(t *testing.T) {
 		with[device+"/iommu_group->"] = "../../../../kernel/iommu_groups/7"
 		root := tree(t, with)
 		err := drive(root, addr, Driver)
-		// Nobody here does what the kernel does: the driver stays.
+		// The kernel is not involved here: the driver stays.
 		if !errors.Is(err, ErrUnbound) {
 			t.Errorf("error %v", err)
 		}

@@ -2,10 +2,9 @@
 
 //go:debug updatemaxprocs=0
 
-// Pfd is the page-fault daemon: it serves the page faults of RDMA transfers, so
-// that their memory needs not be pinned. It runs until SIGTERM or SIGINT, then
-// lets running transfers finish for a bounded time, ends the attachments and
-// exits 0.
+// Pfd is the page-fault daemon: it serves the page faults of RDMA transfers, so that their
+// memory need not be pinned. It runs until SIGTERM or SIGINT. Then it waits a bounded time for
+// running transfers, ends the attachments and exits 0.
 package main
 
 import (
@@ -23,12 +22,12 @@ func main() {
 	yield.Spare()
 	if daemon.IsMemoryHelper(os.Args) {
 		if daemon.ServeMemory() != nil {
-			os.Exit(exitFailed) // pfd has been told why
+			os.Exit(exitFailed) // the error has been printed
 		}
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal drains; a second one ends pfd at once.
+	// The first signal starts the shutdown; a second one ends pfd at once.
 	context.AfterFunc(ctx, stop)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()

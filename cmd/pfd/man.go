@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/internal/manual"
 )
 
-// main writes the manual pages into the directory that it is given: make man.
+// main writes the manual pages into the directory of its first argument (make man).
 func main() {
 	if err := pages(os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "man:", err)
@@ -27,7 +27,7 @@ func pages(dir string) error {
 		Root: []manual.Section{
 			{Name: "EXIT STATUS", Text: `.TP
 .B 0
-SIGTERM or SIGINT ended it; or, with \fB\-\-check\-config\fP, nothing is wrong.
+SIGTERM or SIGINT ended it; or, with \fB\-\-check\-config\fP, the configuration is valid.
 .TP
 .B 1
 It failed.
@@ -36,14 +36,14 @@ It failed.
 Wrong usage, or a wrong configuration. The service is not restarted.`},
 			{Name: "ENVIRONMENT", Text: `.TP
 .BR RUNTIME_DIRECTORY ", " XDG_RUNTIME_DIR
-Where the default socket is.
+Directory of the default socket.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " WATCHDOG_PID
-The service manager's:
+Set by the service manager:
 .BR sd_notify (3).
 .TP
 .B JOURNAL_STREAM
-Where standard error leads to the journal, lines go there with their levels.`},
+If standard error is connected to the journal, lines are sent there with their levels.`},
 			{Name: "FILES", Text: `.TP
 .I /etc/exanet/pfd.toml
 Configuration of the service:
@@ -56,7 +56,7 @@ Control socket.
 Where processes attach.
 .TP
 .I /run/exanet/pfd.sock.metrics
-Metrics alone, in Prometheus' text format.
+Metrics only, in Prometheus' text format.
 .TP
 .I /usr/share/exanet/
 Rules of alerts for Prometheus, a dashboard for Grafana, drop-ins for the unit.
@@ -77,16 +77,16 @@ Documents and examples.`},
 reads the file that
 .B \-\-config
 names, in TOML. The keys are the names of the
-flags, without sections. A flag on the command line wins over the file. A key that pfd
-does not know, or a value that it cannot take, is an error that names file and line; pfd
+flags, without sections. A flag on the command line overrides the file. A key that pfd
+does not know, or an invalid value, is an error that names file and line; pfd
 then does not start (exit status 2).
 .B pfd \-\-check\-config
-says the same without starting.
+reports the same errors without starting.
 .PP
 SIGHUP
 .RB ( "systemctl reload pfd" )
 reads the file again. The keys drain\-time, guard\-us, handshake\-time, handshakes\-per\-uid,
-log\-level, outstanding, quota and timeout\-us take effect at once; of others the log says
+log\-level, outstanding, quota and timeout\-us take effect at once; for others the log reports
 that they need a restart.`, `.SH FILES
 .I /etc/exanet/pfd.toml
 .SH EXAMPLES

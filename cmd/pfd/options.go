@@ -12,56 +12,55 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// options are pfd's flags, which are the keys of its configuration file, too.
+// options are pfd's flags, which are also the keys of its configuration file.
 type options struct {
 	daemon.Config
 	level, pdids string
 	file         string   // --config
 	check        bool     // --check-config
-	args         []string // the command line, for reading it again
+	args         []string // the command line, for reloading
 }
 
 // flagsOnly are flags that a configuration file cannot set.
 var flagsOnly = []string{"config", "check-config", "help", "version"}
 
-// flags names the options in f.
+// flags adds the options to f.
 func (o *options) flags(f *pflag.FlagSet) {
-	f.StringVar(&o.file, "config", "", "configuration file, in TOML (.toml): its keys are these flags, which win over it")
-	f.BoolVar(&o.check, "check-config", false, "read the configuration file and the flags, say what is wrong with them, and end: 0 nothing, 2 something")
+	f.StringVar(&o.file, "config", "", "configuration file, in TOML (.toml): its keys are these flags, which override it")
+	f.BoolVar(&o.check, "check-config", false, "check the configuration file and the flags, print any error, and exit: 0 valid, 2 invalid")
 	f.IntVar(&o.Nodes, "nodes", o.Nodes, "emulated nodes, 1 to 64")
 	f.StringVar(&o.Socket, "socket", "", "control socket; the attachment socket is PATH.attach (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock)")
-	f.StringVar(&o.Device, "device", o.Device, "what is driven: emu, the emulated SoC in this process, vfio-user:PATH[,PATH...], a node a socket, vfio:ADDRESS[,ADDRESS...], a node a PCI function (exanetctl bind), or uio:NAME[,NAME...], a node a UIO device or the PCI function of one")
-	f.BoolVar(&o.UnsafeNoIOMMU, "unsafe-noiommu", false, "take functions of --device vfio: that have no IOMMU: they can reach all memory, and processes can share huge pages alone")
-	f.StringVar(&o.MetricsListen, "metrics-listen", "", "TCP address, such as 127.0.0.1:9482, that answers GET /metrics and nothing else, to whoever reaches it")
-	f.Uint32Var(&o.DeviceUID, "device-uid", 0, "user who may serve the sockets of --device, besides root and pfd's own")
+	f.StringVar(&o.Device, "device", o.Device, "device to drive: emu, the emulated SoC in this process; vfio-user:PATH[,PATH...], a socket per node; vfio:ADDRESS[,ADDRESS...], a PCI function per node (exanetctl bind); or uio:NAME[,NAME...], a UIO device, or its PCI function, per node")
+	f.BoolVar(&o.UnsafeNoIOMMU, "unsafe-noiommu", false, "accept functions of --device vfio: without an IOMMU: they can access all memory, and processes can share only huge pages")
+	f.StringVar(&o.MetricsListen, "metrics-listen", "", "TCP address, such as 127.0.0.1:9482, that serves only GET /metrics, to all who can connect")
+	f.Uint32Var(&o.DeviceUID, "device-uid", 0, "user who may serve the sockets of --device, besides root and pfd's own user")
 	f.StringVar(&o.level, "log-level", o.level, "debug, info, warn or error")
 	f.Uint32Var(&o.TimeoutUS, "timeout-us", o.TimeoutUS, "time-out of a block, microseconds")
 	f.Uint32Var(&o.GuardUS, "guard-us", o.GuardUS, "guard time-out of a block paused by a page fault, microseconds")
 	f.Uint32Var(&o.Outstanding, "outstanding", o.Outstanding, "blocks of one transfer in flight, 1 to 1024")
-	f.StringVar(&o.SourceFaults, "source-faults", o.SourceFaults, "how a source fault is answered: fifo (its block is paused and asked for again) or timeout (the sender's time-out does it)")
-	f.StringVar(&o.FaultMode, "fault-mode", o.FaultMode, "what the SMMU does with a faulting access: terminate (it ends, and its block is sent again) or stall (it waits for the page; emulated nodes of this process)")
-	f.StringVar(&o.Firmware, "firmware-options", "", "optimizations of the emulated firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks with commas between, each perhaps with no- before it (default all)")
+	f.StringVar(&o.SourceFaults, "source-faults", o.SourceFaults, "how a source fault is recovered: fifo (its block is paused and requested again) or timeout (the sender's time-out retransmits it)")
+	f.StringVar(&o.FaultMode, "fault-mode", o.FaultMode, "how the SMMU treats a faulting access: terminate (abort it; its block is retransmitted) or stall (hold it until the page is present; only emulated nodes of this process)")
+	f.StringVar(&o.Firmware, "firmware-options", "", "optimizations of the emulated firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks separated by commas; the prefix no- turns one off (default all)")
 	config.Link(f, &o.Link.Delay, &o.Link.Loss, &o.Link.Seed)
-	f.Var(config.Size{Bytes: &o.Window}, "window", "bytes, as 16MiB, of the processes' memory that a device elsewhere has mapped at one time, a node (default 256MiB)")
-	f.BoolVar(&o.Registers, "registers", false, "drive a device elsewhere by its registers alone, without queues in memory")
-	f.DurationVar(&o.WindowIdle, "window-idle", 0, "after how long without use such memory is unmapped again (default 2s where mapping pins it, else never)")
-	f.StringVar(&o.pdids, "pdid-range", "", "protection-domain ids that this pfd gives out, A-B; pfds on one network need ranges apart (default all)")
-	f.StringVar(&o.Groups, "groups", "", "file of groups that several pfds share: lines of UID GROUP FIRST-PDID; without it groups end at their pfd")
+	f.Var(config.Size{Bytes: &o.Window}, "window", "how much of the processes' memory, as 16MiB, is mapped for a device elsewhere at one time, per node (default 256MiB)")
+	f.BoolVar(&o.Registers, "registers", false, "drive a device elsewhere only by its registers, without queues in memory")
+	f.DurationVar(&o.WindowIdle, "window-idle", 0, "idle time after which such memory is unmapped (default 2s if mapping pins it, else never)")
+	f.StringVar(&o.pdids, "pdid-range", "", "protection-domain ids that this pfd allocates, A-B; pfds on one network need disjoint ranges (default all)")
+	f.StringVar(&o.Groups, "groups", "", "file of groups that several pfds share: lines of UID GROUP FIRST-PDID; without it a group has members of one pfd only")
 	f.IntVar(&o.Quota, "quota", o.Quota, "slots of a node that one user may hold, 1 to 16")
-	f.IntVar(&o.GroupSize, "group-size", o.GroupSize, "processes that a group may have on a node, and PDIDs that it owns, 1 to 16; the same for all pfds that share groups")
+	f.IntVar(&o.GroupSize, "group-size", o.GroupSize, "processes that a group may have on a node, and PDIDs that it owns, 1 to 16; must be equal for all pfds that share groups")
 	f.DurationVar(&o.HandshakeTime, "handshake-time", o.HandshakeTime, "how long an attachment's handshake may take")
 	f.IntVar(&o.HandshakesPerUID, "handshakes-per-uid", o.HandshakesPerUID, "unfinished handshakes that one user may have")
-	f.DurationVar(&o.DrainTime, "drain-time", o.DrainTime, "how long running transfers may go on after SIGTERM")
-	f.StringVar(&o.Sandbox, "sandbox", o.Sandbox, "what pfd gives up once it listens: auto (capabilities, but for CAP_SYS_PTRACE where pfd is root, new privileges, system calls that it does not make), strict (all capabilities, and files by Landlock, too: pfd then touches no process's memory itself) or off")
-	f.StringVar(&o.Record, "record", "", "file for the machine's inputs with their times, for the simulator (docs/record.md); a former one is kept as FILE.old")
-	f.StringVar(&o.Probe, "trace", "", "trace this pfd with eBPF from the start (exanetctl trace), pinned in "+probe.DefaultDir+" or in the directory of --trace=DIR; where that cannot be, pfd keeps the maps and exanetctl trace latency asks it")
+	f.DurationVar(&o.DrainTime, "drain-time", o.DrainTime, "how long running transfers may continue after SIGTERM")
+	f.StringVar(&o.Sandbox, "sandbox", o.Sandbox, "what pfd gives up once it listens: auto (capabilities, except CAP_SYS_PTRACE if pfd is root; new privileges; system calls that it does not use), strict (also all capabilities, and files by Landlock: pfd then accesses no process's memory itself) or off")
+	f.StringVar(&o.Record, "record", "", "file for the machine's inputs with their times, for the simulator (docs/record.md); an existing file is kept as FILE.old")
+	f.StringVar(&o.Probe, "trace", "", "trace this pfd with eBPF from the start (exanetctl trace), pinned in "+probe.DefaultDir+" or in the directory of --trace=DIR; if pinning fails, pfd keeps the maps and exanetctl trace latency asks pfd")
 	f.Lookup("trace").NoOptDefVal = probe.DefaultDir
-	f.StringVar(&o.Trace, "trace-registers", "", "one line for each register access, with names and bits, to standard error, or to FILE with --trace-registers=FILE")
+	f.StringVar(&o.Trace, "trace-registers", "", "print one line for each register access, with names and bits, to standard error, or to FILE with --trace-registers=FILE")
 	f.Lookup("trace-registers").NoOptDefVal = "-"
 }
 
-// load reads the configuration file, if there is one, and what flags say in
-// words.
+// load reads the configuration file, if any, parses the flags with text values, and checks all.
 func (o *options) load(f *pflag.FlagSet) error {
 	var taken []config.Entry
 	if o.file != "" {
@@ -73,7 +72,7 @@ func (o *options) load(f *pflag.FlagSet) error {
 	return config.Blame(o.file, taken, o.complete())
 }
 
-// complete takes what flags say in words, and checks all.
+// complete parses the flags with text values, and checks all options.
 func (o *options) complete() error {
 	if err := o.LogLevel.UnmarshalText([]byte(o.level)); err != nil {
 		return fmt.Errorf("%w: --log-level %q: want debug, info, warn or error", errUsage, o.level)
@@ -92,7 +91,7 @@ func (o *options) complete() error {
 	return o.Check()
 }
 
-// again reads command line and configuration file anew.
+// again reads the command line and the configuration file again.
 func (o *options) again() (daemon.Config, error) {
 	n := &options{Config: daemon.Default(), level: "info", args: o.args}
 	f := pflag.NewFlagSet("pfd", pflag.ContinueOnError)
@@ -104,7 +103,7 @@ func (o *options) again() (daemon.Config, error) {
 	return n.Config, err
 }
 
-// checked answers --check-config, when all that load looks at is right.
+// checked completes --check-config, after load has found no error.
 func (o *options) checked(stdout io.Writer) error {
 	if err := o.CheckGroups(); err != nil {
 		return err

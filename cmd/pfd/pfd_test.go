@@ -17,11 +17,11 @@ import (
 
 const (
 	childEnv = "PFD_TEST_MAIN"
-	// patience is met only where something hangs.
+	// patience is reached only by a hang.
 	patience = 2 * time.Minute
 )
 
-// TestMain is pfd itself where a test has started it as such.
+// TestMain runs pfd itself in processes that a test has started for that.
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		main()
@@ -46,7 +46,7 @@ func startPFD(t *testing.T, args ...string) *pfd {
 		t.Fatal(err)
 	}
 	go func() {
-		// Its exit code is looked at by code.
+		// The exit code is checked by code.
 		_ = p.cmd.Wait()
 		close(p.done)
 	}()
@@ -134,7 +134,7 @@ func TestSecondDaemon(t *testing.T) {
 	beside := startPFD(t, "--socket", filepath.Join(dir, "other.sock"))
 	beside.ready(filepath.Join(dir, "other.sock"))
 
-	// What a killed pfd leaves is replaced.
+	// The next pfd replaces what a killed one leaves.
 	if err := first.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -146,13 +146,13 @@ func TestSecondDaemon(t *testing.T) {
 }
 
 func TestDefaultSocket(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "run") // to be made
+	dir := filepath.Join(t.TempDir(), "run") // created by pfd
 	t.Setenv("RUNTIME_DIRECTORY", dir)
 	p := startPFD(t)
 	p.ready(filepath.Join(dir, "pfd.sock"))
 }
 
-// What a full disk does not take is an error, help as well.
+// Output that a full disk refuses is an error, including the help.
 func TestFullOutput(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -177,7 +177,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--help"}, exitOK, "--source-faults"},
 		{[]string{"--version"}, exitOK, "pfd version"},
 		{[]string{"--no-such-flag"}, exitUsage, "no-such-flag"},
-		{[]string{"serve"}, exitUsage, "flags only"},
+		{[]string{"serve"}, exitUsage, "only flags"},
 		{[]string{"--check-config", "--socket", socket}, exitOK, "the configuration is valid"},
 		{[]string{"--check-config", "--socket", socket, "--nodes", "65"}, exitUsage, "--nodes 65: want 1 to 64"},
 		{[]string{"--check-config", "--socket", socket, "--groups", "/nope", "--pdid-range", "1-100"}, exitUsage, "--groups: open /nope: no such file"},

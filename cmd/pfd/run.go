@@ -15,18 +15,18 @@ import (
 	"github.com/exanet/pfd/internal/version"
 )
 
-// Exit codes, as exanetctl's (spec/api.md).
+// Exit codes; they equal exanetctl's (spec/api.md).
 const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
 )
 
-// errUsage marks wrong usage: the exit code is exitUsage.
+// errUsage marks wrong usage; the exit code is exitUsage.
 var errUsage = errors.New("wrong usage")
 
-// run runs one command line until ctx ends, and gives the exit code. What goes
-// wrong is one line on standard error.
+// run runs one command line until ctx ends, and returns the exit code. It prints an error as
+// one line on standard error.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := command(args, stderr)
 	cmd.SetArgs(args)
@@ -53,18 +53,18 @@ func command(args []string, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pfd",
 		Short: "The ExaNet page-fault daemon",
-		Long: `pfd serves the page faults of RDMA transfers, so that their memory needs not be
-pinned. With --device emu it holds the emulated nodes in its own process. With
+		Long: `pfd serves the page faults of RDMA transfers, so that their memory need not be
+pinned. With --device emu the emulated nodes are in its own process. With
 --device vfio-user:PATH it drives a node that is served at a socket (exanetctl
-emu serve), or several, with commas between their paths; memory then has to be
-shared by the processes (rdma.Alloc), and a device that goes is waited for. With
+emu serve), or several nodes, their paths separated by commas. Processes must
+then share their memory (rdma.Alloc). pfd waits for a device that is gone. With
 --device vfio:ADDRESS the node is a PCI function of this machine
 (docs/guests.md).
 
-Processes attach at PATH.attach; exanetctl, curl and Prometheus ask at PATH.
-SIGTERM ends it: no new attachments, running transfers may finish for a bounded
-time, then exit code 0. SIGHUP reads --config again and takes over what a
-running pfd can change. Other exit codes: 1 failed, 2 wrong usage.`,
+Processes attach at PATH.attach; exanetctl, curl and Prometheus use PATH.
+SIGTERM ends pfd: it accepts no new attachments, waits a bounded time for
+running transfers, and exits with code 0. SIGHUP makes it read --config again
+and apply the settings that can change. Other exit codes: 1 failed, 2 wrong usage.`,
 		Example: `  pfd --nodes 2 --socket /tmp/pfd.sock
   exanetctl --socket /tmp/pfd.sock status`,
 		Version:       version.String(),
@@ -72,7 +72,7 @@ running pfd can change. Other exit codes: 1 failed, 2 wrong usage.`,
 		SilenceUsage:  true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%w: pfd takes flags only, not %q", errUsage, args[0])
+				return fmt.Errorf("%w: pfd accepts only flags, not %q", errUsage, args[0])
 			}
 			return nil
 		},

@@ -11,12 +11,12 @@ import (
 	"github.com/exanet/pfd/internal/sandbox"
 )
 
-// memoryCalls are what a pfd needs which touches memory itself (proc): that of
-// processes of its own user, who have all the rights that it has.
+// memoryCalls are needed by a pfd that accesses memory itself (proc): that of processes of its
+// own user, who have no more rights than it.
 var memoryCalls = []string{"kcmp", "process_vm_readv", "process_vm_writev"}
 
-// memoryCapabilities are what root needs for that: its processes have capabilities,
-// and the kernel wants this one for them.
+// memoryCapabilities are what root needs for that: the kernel requires this one for processes
+// with capabilities.
 func memoryCapabilities() []int {
 	if os.Geteuid() != 0 {
 		return nil
@@ -24,35 +24,35 @@ func memoryCapabilities() []int {
 	return []int{unix.CAP_SYS_PTRACE}
 }
 
-// calls are the system calls of pfd once it listens, beside the Go runtime's.
+// calls are pfd's system calls once it listens, in addition to the Go runtime's.
 var calls = []string{
-	// Connections, descriptors that travel, netlink; pfd listens to nothing new.
+	// Connections, passed descriptors, netlink. pfd creates no further listeners.
 	"accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "recvfrom", "recvmsg", "recvmmsg",
 	"sendmsg", "sendto", "setsockopt", "shutdown", "socket", "socketpair",
-	// Clients: who they are, whether they live.
+	// Clients: their identity, and whether they live.
 	"geteuid", "getgid", "getegid", "getuid", "pidfd_open", "pidfd_send_signal",
-	// The pages that are shared with clients, and files of theirs in /proc.
+	// The pages shared with clients, and their files in /proc.
 	"fallocate", "fchmod", "ftruncate", "ioctl", "memfd_create", "preadv", "preadv2", "pwritev", "pwritev2",
 	"userfaultfd",
-	// The engine's waiting, and its helper's processor.
+	// The engine's waits, and its helper's processor.
 	"epoll_wait", "timerfd_settime", "sched_setaffinity",
-	// Files of its own: the sockets go at the end, records are written.
+	// Its own files: it removes the sockets at its end, and writes recordings.
 	"fdatasync", "flock", "fsync", "fstatfs", "getdents64", "statfs", "unlink", "unlinkat",
 }
 
-// mayCall are those that the unit leaves out, since a systemd before 254 does not know them: pfd
-// does without, by others.
+// mayCall are calls that the unit's filter omits because systemd before 254 does not know them.
+// pfd has alternatives for them.
 var mayCall = []string{"cachestat"}
 
-// shutIn takes from pfd what it does not need once its sockets listen and its files
-// are open, and says in the log what stays open.
+// shutIn drops what pfd does not need once its sockets listen and its files are open. It logs
+// the steps that fail.
 func shutIn(cfg *daemon.Config, files ...string) {
 	if cfg.Sandbox == daemon.SandboxOff {
 		return
 	}
 	r := sandbox.Rules{Calls: slices.Concat(sandbox.Runtime(), calls, mayCall)}
 	if cfg.Traced != nil {
-		r.Calls = append(r.Calls, "bpf") // its maps are read; without rights no more than that
+		r.Calls = append(r.Calls, "bpf") // to read its maps; without privileges no more is possible
 	}
 	switch cfg.Sandbox {
 	case daemon.SandboxAuto:
@@ -60,11 +60,11 @@ func shutIn(cfg *daemon.Config, files ...string) {
 		r.Calls = append(r.Calls, memoryCalls...)
 	case daemon.SandboxStrict:
 		r.Files = &sandbox.Files{Read: []string{"/proc", "/sys/fs/cgroup"}, Write: []string{filepath.Dir(cfg.Socket)}}
-		if cfg.Probe != "" { // its pins go at the end
+		if cfg.Probe != "" { // it removes its pins at the end
 			r.Files.Write = append(r.Files.Write, filepath.Dir(cfg.Probe))
 		}
 		for _, f := range files {
-			if f != "" { // its directory: an editor puts another file in its place
+			if f != "" { // the directory, because editors replace the file
 				r.Files.Read = append(r.Files.Read, filepath.Dir(f))
 			}
 		}

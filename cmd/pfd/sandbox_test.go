@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a running pfd has given up, each thread of it; and with that it reloads its
-// configuration, answers, and ends in good order.
+// A running pfd has dropped its privileges in each thread. It still reloads its configuration,
+// answers, and exits normally.
 func TestSandbox(t *testing.T) {
 	root := os.Geteuid() == 0
 	for _, c := range []struct {
 		sandbox                 string
-		privileges, calls, caps string // caps of a pfd of root's
+		privileges, calls, caps string // caps of a pfd of root
 	}{
 		{"auto", "1", "2", "0000000000080000"}, // CAP_SYS_PTRACE is 19 (linux/capability.h)
 		{"strict", "1", "2", "0000000000000000"},
@@ -46,7 +46,7 @@ func TestSandbox(t *testing.T) {
 					}
 				}
 			}
-			// As an editor does it: another file of the same name.
+			// Like an editor: another file with the same name.
 			writeFile(t, file+"~", "timeout-us = 6000\n")
 			if err := os.Rename(file+"~", file); err != nil {
 				t.Fatal(err)
@@ -69,7 +69,7 @@ func TestSandbox(t *testing.T) {
 	}
 }
 
-// threads gives the lines of /proc/PID/task/TID/status.
+// threads returns the lines of each /proc/PID/task/TID/status.
 func threads(t *testing.T, pid int) (list []map[string]string) {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
@@ -79,7 +79,7 @@ func threads(t *testing.T, pid int) (list []map[string]string) {
 	for _, path := range tasks {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		status := map[string]string{}
 		for line := range strings.Lines(string(text)) {
@@ -91,10 +91,10 @@ func threads(t *testing.T, pid int) (list []map[string]string) {
 	return list
 }
 
-// TestFilteredMoves: a pfd that may move no memory itself says so at its start, with the
+// TestFilteredMoves: a pfd that may not access memory itself logs that at its start, with the
 // remedy, and leaves the memory to helpers.
 func TestFilteredMoves(t *testing.T) {
-	runtime.LockOSThread() // the filter is this thread's, which ends with the test, and its children's
+	runtime.LockOSThread() // the filter applies to this thread, which ends with the test, and to its children
 	refuse := unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
 	f := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // seccomp_data.nr

@@ -16,15 +16,16 @@ import (
 )
 
 const (
-	// logRoom is how many bytes of the log may wait for who reads it (ours).
+	// logRoom is how many bytes of the log are buffered for a slow reader; defined by this
+	// project.
 	logRoom = 1 << 20
-	// logTime bounds the wait for the log's last lines (ours).
+	// logTime limits the wait for the log's last lines; defined by this project.
 	logTime = time.Second
 )
 
 // serve runs the daemon until ctx ends.
 func serve(ctx context.Context, o *options, stderr io.Writer) error {
-	// A log that nobody reads any more must not end pfd.
+	// pfd must not end when the reader of its log does.
 	signal.Ignore(syscall.SIGPIPE)
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -34,7 +35,7 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	journal := ok && logs.OnJournal(f, os.Getenv)
 	entries := journal
 	if journal {
-		// Without its socket the journal gets lines by standard error.
+		// Without the journal's socket the lines go to standard error.
 		if j, err := logs.Dial(logs.JournalSocket); err != nil {
 			entries = false
 		} else {
@@ -43,7 +44,7 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 		}
 	}
 	file := spool.New(stderr, logRoom)
-	// What could not be written is in the metrics; there is nobody else to tell.
+	// The metrics count unwritten lines; an error here cannot be reported anywhere.
 	defer file.Close(logTime)
 	level := new(slog.LevelVar)
 	level.Set(o.LogLevel)
@@ -58,7 +59,7 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	defer detach()
 	m, err := daemon.Open(ctx, cfg)
 	if errors.Is(err, context.Canceled) {
-		cfg.Log.Info("stopped before the device was there")
+		cfg.Log.Info("stopped before the device was available")
 		return nil
 	}
 	if err != nil {
@@ -88,15 +89,15 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	return err
 }
 
-// reload answers SIGHUP: it says what it took over and what it could not.
+// reload handles SIGHUP: it logs which settings it applied and which it could not.
 func reload(ctx context.Context, d *daemon.Daemon, o *options, log *slog.Logger) {
 	r, err := d.Reload(ctx, o.again)
 	if err != nil {
-		log.Error("configuration not reloaded: it stays as it was", "err", err)
+		log.Error("configuration not reloaded: the old one stays in effect", "err", err)
 		return
 	}
 	if len(r.Restart) > 0 {
-		log.Warn("settings that take effect only when pfd is started anew", "keys", r.Restart)
+		log.Warn("settings that need a restart of pfd", "keys", r.Restart)
 	}
 	log.Info("configuration reloaded", "changed", r.Changed)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/exanet/pfd/sim"
 )
 
-// log is the standard error of a pfd that is looked at while it runs.
+// log is the standard error of a running pfd.
 type log struct {
 	t   *testing.T
 	mu  sync.Mutex
@@ -32,7 +32,7 @@ func (l *log) Write(p []byte) (int, error) {
 	return l.buf.Write(p)
 }
 
-// waitFor waits until the log has a text, and gives all of the log.
+// waitFor waits until the log contains a text, and returns the whole log.
 func (l *log) waitFor(text string) string {
 	l.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -82,8 +82,8 @@ func writeFile(t *testing.T, path, text string) {
 	}
 }
 
-// A file has the flags' keys, the command line wins, SIGHUP takes over what it
-// can and says what it cannot.
+// A file has the flags' keys, and the command line overrides it. SIGHUP applies the settings
+// that it can and reports those that it cannot.
 func TestConfigurationFile(t *testing.T) {
 	dir := t.TempDir()
 	socket, file := filepath.Join(dir, "s"), filepath.Join(dir, "pfd.toml")
@@ -107,7 +107,7 @@ func TestConfigurationFile(t *testing.T) {
 	writeFile(t, file, text("nodes", "4", "socket", `"`+socket+`"`, "timeout-us", "6000", "outstanding", "2", "log-level", `"debug"`))
 	p.signal(syscall.SIGHUP)
 	s := l.waitFor("configuration reloaded")
-	if !strings.Contains(s, "only when pfd is started anew") || !strings.Contains(s, `keys="[nodes firmware-options]"`) || !strings.Contains(s, "timeout-us") {
+	if !strings.Contains(s, "settings that need a restart of pfd") || !strings.Contains(s, `keys="[nodes firmware-options]"`) || !strings.Contains(s, "timeout-us") {
 		t.Errorf("the log says\n%s", s)
 	}
 	if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 6000 || s.GuardUS != 70000 {
@@ -117,7 +117,7 @@ func TestConfigurationFile(t *testing.T) {
 		t.Errorf("%d blocks outstanding after SIGHUP, want 2", n.Outstanding)
 	}
 
-	// A file that cannot be read changes nothing.
+	// An invalid file changes nothing.
 	writeFile(t, file, text("nodes", "4", "timeouts", "1"))
 	p.signal(syscall.SIGHUP)
 	if s := l.waitFor("not reloaded"); !strings.Contains(s, file+":2") || !strings.Contains(s, "timeouts") {
@@ -132,7 +132,7 @@ func TestConfigurationFile(t *testing.T) {
 	}
 }
 
-// firmware gives the options of node 0's firmware.
+// node0 returns node 0 with its firmware's options.
 func node0(t *testing.T, socket string) control.Node {
 	t.Helper()
 	c, err := control.New(socket)
@@ -175,7 +175,7 @@ func TestBadConfigurationFile(t *testing.T) {
 	if c := run(context.Background(), []string{"--check-config", "--config", file}, &said, &said); c != exitOK || said.String() != file+" is valid\n" {
 		t.Errorf("a good file: exit code %d: %s", c, said.String())
 	}
-	// What the command line says is not the file's.
+	// The command line overrides the file.
 	said.Reset()
 	if c := run(context.Background(), []string{"--check-config", "--config", file, "--nodes", "0"}, &said, &said); c != exitUsage || strings.Contains(said.String(), file+":1") {
 		t.Errorf("a bad flag and a good file: exit code %d: %s", c, said.String())
@@ -186,8 +186,8 @@ func TestBadConfigurationFile(t *testing.T) {
 	}
 }
 
-// A log on a full disk, and one whose reader has gone or does not read, cost
-// lines and nothing else.
+// A log on a full disk, or whose reader has ended or does not read, loses lines and has no
+// other effect.
 func TestLogThatCannotBeWritten(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -237,7 +237,7 @@ func TestLogThatCannotBeWritten(t *testing.T) {
 		}
 		defer r.Close()
 		defer w.Close()
-		// The pipe is full before pfd says anything. (Fd makes it block again.)
+		// The pipe is full before pfd logs anything. (Fd makes it blocking again.)
 		fd := int(w.Fd())
 		if err := syscall.SetNonblock(fd, true); err != nil {
 			t.Fatal(err)
@@ -294,8 +294,7 @@ func TestJournalLevels(t *testing.T) {
 	}
 }
 
-// --record gives a file that the simulator replays; pfd's own start and end are
-// enough for one.
+// --record writes a file that the simulator replays; pfd's own start and end suffice.
 func TestRecordAndTrace(t *testing.T) {
 	dir := t.TempDir()
 	socket, rec, trace := filepath.Join(dir, "s"), filepath.Join(dir, "rec"), filepath.Join(dir, "trace")
@@ -328,8 +327,8 @@ func TestRecordAndTrace(t *testing.T) {
 	p.code()
 }
 
-// A device that is not there yet is named at once, in the log and to the service
-// manager. Who does not want to wait ends pfd.
+// pfd names a missing device at once, in the log and to the service manager. A signal ends the
+// wait.
 func TestWaitsForDevice(t *testing.T) {
 	dir := t.TempDir()
 	nope, manager := filepath.Join(dir, "nope"), filepath.Join(dir, "notify")

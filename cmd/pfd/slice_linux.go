@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slice is the time slice that pfd and its helpers ask for: the least that there is
-// (sched(7), Linux 6.12). What they do for a transfer takes microseconds, several times
-// in turn. A thread with a short slice comes before those with longer ones when it
-// wakes, and loses less where it yields; it gets no more of a processor.
+// slice is the time slice that pfd and its helpers request: the minimum (sched(7), Linux 6.12).
+// Their work for a transfer takes microseconds, several times in turn. A thread with a short
+// slice runs before threads with longer ones when it wakes, and loses less when it yields,
+// without getting more of a processor.
 const slice = 100 * time.Microsecond
 
-// shortSlices has all threads ask for short slices; those to come inherit it. An older
-// kernel takes no notice, and one that refuses leaves everything as it is, as does an
-// administrator's choice of another policy.
+// shortSlices requests short slices for all threads; new threads inherit them. Older kernels
+// ignore the request. If a kernel refuses it, or an administrator has chosen another policy,
+// nothing changes.
 func shortSlices() {
 	for seen := 0; ; {
 		tasks, err := os.ReadDir("/proc/self/task")

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All threads of a running pfd have the slice that it asked for.
+// All threads of a running pfd have the requested slice.
 func TestShortSlices(t *testing.T) {
 	if own, err := unix.SchedGetAttr(0, 0); err != nil || own.Runtime == 0 {
 		t.Skipf("threads have no slices of their own here (Linux 6.12): %v", err)

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// traceSelf attaches the eBPF probe to this program. Where nothing can be pinned it is
-// kept. Both end by what traceSelf gives. It needs rights that pfd gives up later.
+// traceSelf attaches the eBPF probe to this program. If pinning is not possible pfd keeps the
+// maps. detach ends either. traceSelf needs rights that pfd drops later.
 func traceSelf(cfg *daemon.Config) (detach func(), err error) {
 	detach = func() {}
 	if cfg.Probe == "" {
@@ -23,12 +23,12 @@ func traceSelf(cfg *daemon.Config) (detach func(), err error) {
 	for _, n := range notes {
 		cfg.Log.Info("trace: " + n)
 	}
-	own := err == nil // and not by exanetctl trace on, whose tracing stays
+	own := err == nil // tracing by exanetctl trace on stays
 	switch {
 	case errors.Is(err, probe.ErrOn):
 		err = tracedAlready(cfg.Probe, err)
 	case errors.Is(err, probe.ErrDir):
-		cfg.Log.Info("trace: nothing is pinned, pfd keeps what is measured", "why", err)
+		cfg.Log.Info("trace: nothing is pinned, pfd keeps the maps", "why", err)
 		var m *probe.Maps
 		if m, err = probe.Keep(start); err == nil {
 			cfg.Traced = func() (any, error) { return m.Report() }
@@ -47,12 +47,12 @@ func traceSelf(cfg *daemon.Config) (detach func(), err error) {
 	}
 	return func() {
 		if err := begun.End(); err != nil {
-			cfg.Log.Warn("trace: it stays on: run exanetctl trace off", "err", err)
+			cfg.Log.Warn("trace: still on: run exanetctl trace off", "err", err)
 		}
 	}, nil
 }
 
-// tracedAlready tells whether it is this program that is traced: else on is the error.
+// tracedAlready returns nil if this program is the traced one, and on otherwise.
 func tracedAlready(dir string, on error) error {
 	m, err := probe.Open(dir)
 	if err != nil {

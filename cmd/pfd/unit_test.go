@@ -13,15 +13,15 @@ import (
 	"github.com/exanet/pfd/internal/sandbox"
 )
 
-// starting are the system calls that pfd makes before it is in its sandbox, and
-// those that make it.
+// starting are the system calls that pfd makes before it enters its sandbox, and those that
+// create the sandbox.
 var starting = []string{
 	"capget", "fchmod", "fchmodat", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "listen",
 	"lstat", "mkdirat", "prctl", "readlink", "renameat", "sched_getattr", "sched_setattr", "seccomp", "timerfd_create", "umask",
 }
 
-// The unit's filter lets through what a pfd that touches no process's memory itself
-// calls, and nothing else.
+// The unit's filter permits exactly the calls of a pfd that accesses no process's memory
+// itself.
 func TestUnitFilter(t *testing.T) {
 	text, err := os.ReadFile("../../contrib/systemd/pfd.service")
 	if err != nil {
@@ -33,7 +33,7 @@ func TestUnitFilter(t *testing.T) {
 			unit = append(unit, strings.Fields(list)...)
 		}
 	}
-	// The Go runtime's to its own process, when pfd breaks; pfd's own filter refuses it.
+	// The Go runtime's signal to its own process at a crash; pfd's own filter refuses it.
 	const breaking = "kill"
 	want := append(slices.Concat(sandbox.Runtime(), calls, starting), breaking)
 	for _, name := range want {
@@ -48,7 +48,7 @@ func TestUnitFilter(t *testing.T) {
 	}
 }
 
-// The sample configuration has every key with its default, as a comment, and no other.
+// The sample configuration has exactly the keys of pfd, with their defaults, as comments.
 func TestSampleConfiguration(t *testing.T) {
 	text, err := os.ReadFile("../../contrib/config/pfd.toml")
 	if err != nil {
@@ -63,7 +63,7 @@ func TestSampleConfiguration(t *testing.T) {
 			want[f.Name] = f.DefValue
 		}
 	})
-	want["window"], want["firmware-options"] = "256MiB", "all" // what "" stands for
+	want["window"], want["firmware-options"] = "256MiB", "all" // the meaning of ""
 	var keys strings.Builder
 	for line := range strings.Lines(string(text)) {
 		if key, ok := strings.CutPrefix(line, "# "); ok && strings.Contains(line, " = ") {

@@ -105,7 +105,7 @@ func TestRemedies(t *testing.T) {
 		remedy string
 	}{
 		{"no device", map[string]string{"sys/": ""}, ErrNoDevice, ErrNoDevice, "lspci -D"},
-		{"unbound", map[string]string{device + "/driver->": "../../drivers/nvme"}, ErrUnbound, ErrUnbound, "driver nvme has it: exanetctl bind " + addr},
+		{"unbound", map[string]string{device + "/driver->": "../../drivers/nvme"}, ErrUnbound, ErrUnbound, "its driver is nvme: exanetctl bind " + addr},
 		{"no IOMMU", bound, ErrNoIOMMU, ErrNoIOMMU, "intel_iommu=on"},
 		{"no IOMMU, UIO", map[string]string{device + "/driver->": "../../drivers/vfio-pci"}, ErrNoIOMMU, ErrNoIOMMU, "exanetctl bind --driver uio_pci_generic " + addr + ", pfd --device uio:" + addr},
 		{"no IOMMU, a switch", map[string]string{device + "/driver->": "../../drivers/vfio-pci", noIOMMUSwitch[1:]: "N"}, ErrNoIOMMU, ErrNoIOMMU, "echo 1 >" + noIOMMUSwitch + ", exanetctl bind " + addr},

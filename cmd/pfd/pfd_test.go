@@ -189,7 +189,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--socket", socket, "--source-faults", "no"}, exitUsage, "fifo"},
 		{[]string{"--socket", socket, "--log-level", "loud"}, exitUsage, "debug, info"},
 		{[]string{"--socket", socket, "--timeout-us", "0"}, exitUsage, "--timeout-us"},
-		{[]string{"--socket", socket, "--firmware-options", "bypas"}, exitUsage, `"bypas": want all, none, or some of fastpath`},
+		{[]string{"--socket", socket, "--firmware-options", "bypas"}, exitUsage, `"bypas": give all, none, or a list of fastpath`},
 		{[]string{"--socket", socket, "--link-loss", "1"}, exitUsage, "--link-loss 1: must be 0 to less than 1"},
 		{[]string{"--socket", socket, "--link-loss", "some"}, exitUsage, "--link-loss some: want a number"},
 		{[]string{"--socket", socket, "--link-delay", "-1us"}, exitUsage, "--link-delay -1µs: must be 0 to 1s"},

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
 )
 
 const (
@@ -33,15 +34,16 @@ type buffer struct {
 	request    prepare
 	mapped     unsafe.Pointer // what was mapped, 16 KiB more than the area
 	length     uintptr
-	area       []byte       // from the front guard on
-	data       uint64       // first byte of the data in the area
-	hole       span         // bytes of the area that are not mapped any more
-	child      *child       // of COW
-	unregister func() error // of a userfaultfd, nil none
-	sharer     sharer       // takes the memory; nil: the device reaches any
-	shared     bool         // it has it
-	huge       bool         // the memory is of huge pages
-	fd         int          // of the memory, with a sharer
+	area       []byte         // from the front guard on
+	data       uint64         // first byte of the data in the area
+	hole       span           // bytes of the area that are not mapped any more
+	child      *child         // of COW
+	ep         *rdma.Endpoint // nil: none that has to know of the memory
+	registered bool           // with ep, for its userfaultfd
+	shares     bool           // the device reaches only memory that was shared
+	shared     bool           // it has this
+	huge       bool           // the memory is of huge pages
+	fd         int            // of the memory that shares
 }
 
 type span struct{ from, to uint64 }
@@ -79,18 +81,15 @@ func (p prepare) areaSize() uint64 {
 // for address spaces of 47 and of 39 bits.
 var holeBases = []uintptr{0x6000_0000_0000, 0x20_0000_0000}
 
-// newBuffer makes a buffer of private memory.
-func newBuffer(p prepare) (*buffer, error) { return newBufferOf(p, nil) }
-
-// newBufferOf makes a buffer of memory that the sharer shares, if there is one.
-func newBufferOf(p prepare, s sharer) (*buffer, error) {
+// newBuffer makes a buffer, of memory that ep shares where its device reaches no other.
+func newBuffer(p prepare, ep *rdma.Endpoint) (*buffer, error) {
 	size := p.areaSize()
-	b := &buffer{request: p, length: uintptr(size) + blockSize, data: p.data(), sharer: s, fd: -1}
-	if s != nil && p.Page == 0 {
-		p.Page = s.page()
+	b := &buffer{request: p, length: uintptr(size) + blockSize, data: p.data(), ep: ep, shares: ep != nil && !ep.Info().SVA(), fd: -1}
+	if b.shares && p.Page == 0 {
+		p.Page = ep.Info().Page
 		b.request.Page = p.Page
 	}
-	if s != nil && p.Page > pageSize {
+	if b.shares && p.Page > pageSize {
 		if p.State != Absent && p.State != Present && p.State != Alternate {
 			return nil, fmt.Errorf("%w: a buffer in state %s: this device reaches huge pages alone", ErrSkipped, p.State)
 		}
@@ -104,7 +103,7 @@ func newBufferOf(p prepare, s sharer) (*buffer, error) {
 	start := roundUp(uint64(uintptr(b.mapped))+guardSize, blockSize) - guardSize - uint64(uintptr(b.mapped))
 	b.area = unsafe.Slice((*byte)(unsafe.Add(b.mapped, start)), size)
 	err := b.fill()
-	if err == nil && s != nil {
+	if err == nil && b.shares {
 		err = b.share()
 	}
 	if err != nil {
@@ -117,8 +116,8 @@ func (b *buffer) mmap() error {
 	const prot = unix.PROT_READ | unix.PROT_WRITE
 	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 	var err error
-	if b.sharer != nil {
-		if b.fd, err = b.sharer.memory(uint64(b.length), b.request.Page); err != nil {
+	if b.shares {
+		if b.fd, err = rdma.MakeMemory(uint64(b.length), b.request.Page); err != nil {
 			return fmt.Errorf("memory of a %d-byte buffer: %w", b.length, err)
 		}
 		flags = unix.MAP_SHARED
@@ -191,7 +190,7 @@ const pageOuts = 20
 // swapOut has the buffer's pages go to swap, and makes sure that they have:
 // without swap the kernel says yes and leaves them (spec/faultpath.md).
 func (b *buffer) swapOut() error {
-	if b.sharer != nil {
+	if b.shares {
 		return fmt.Errorf("%w: a buffer in state swapped: memory of a memfd is shared with pfd, which has it mapped too", ErrSkipped)
 	}
 	pages, err := openPagemap()
@@ -250,7 +249,7 @@ func (b *buffer) share() error {
 		return nil // an address that nobody shared
 	}
 	va, size := b.bounds()
-	if err := b.sharer.share(va, size, b.fd, uint64(va)-uint64(uintptr(b.mapped)), b.request.State != ReadOnly); err != nil {
+	if err := b.ep.Share(va, size, b.fd, uint64(va)-uint64(uintptr(b.mapped)), b.request.State != ReadOnly); err != nil {
 		return err
 	}
 	b.shared = true
@@ -265,24 +264,65 @@ func (b *buffer) bounds() (device.VA, uint64) {
 	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))), uint64(len(b.area))
 }
 
+// register has the endpoint fill the buffer's missing pages, under method uffd.
+func (b *buffer) register() error {
+	if b.ep == nil || b.ep.Info().Method != rdma.MethodUFFD || b.request.State == Unmapped {
+		return nil
+	}
+	err := b.ep.Register(b.area)
+	b.registered = err == nil
+	return err
+}
+
+// prove says where the buffer is not in its state.
+func (b *buffer) prove(pages *pagemap) error {
+	state := b.request.State
+	if b.request.Size == 0 || state == Unmapped || b.request.Unproven {
+		return nil
+	}
+	resident, total, err := b.resident(pages)
+	if err != nil {
+		return err
+	}
+	want := 0
+	for i := range total {
+		if state.written(int(b.data/pageSize) + i) {
+			want++
+		}
+	}
+	if resident != want {
+		return fmt.Errorf("%s buffer: %d of its %d pages are there, want %d", state, resident, total, want)
+	}
+	return nil
+}
+
 // addr gives the address of the data's first byte.
 func (b *buffer) addr() device.VA {
 	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))) + device.VA(b.data)
 }
 
-// close ends the child and unmaps the area. It may be called twice.
+// close ends the child and unmaps the area. It may be called twice, and of no buffer.
 func (b *buffer) close() error {
+	if b == nil {
+		return nil
+	}
 	var errs []error
-	if b.unregister != nil {
-		errs = append(errs, b.unregister())
-		b.unregister = nil
+	// An attachment that is over has let go what is unregistered and unshared here.
+	let := func(err error) {
+		if !errors.Is(err, rdma.ErrGone) && !errors.Is(err, rdma.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	if b.registered {
+		let(b.ep.Unregister(b.area))
+		b.registered = false
 	}
 	if b.child != nil {
 		errs = append(errs, b.child.close())
 		b.child = nil
 	}
 	if b.shared {
-		errs = append(errs, b.sharer.unshare(b.bounds()))
+		let(b.ep.Unshare(b.bounds()))
 		b.shared = false
 	}
 	if b.fd >= 0 {
@@ -375,7 +415,7 @@ func (b *buffer) resident(pages *pagemap) (resident, total int, err error) {
 	switch {
 	case b.huge:
 		resident, err = residentHuge(b.fd, int(to-from))
-	case b.sharer != nil:
+	case b.shares:
 		resident, err = residentShared(b.area[from*pageSize : to*pageSize])
 	default:
 		resident, err = pages.resident(b.area[from*pageSize : to*pageSize])

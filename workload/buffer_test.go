@@ -12,7 +12,7 @@ import (
 
 func mustBuffer(t *testing.T, p prepare) *buffer {
 	t.Helper()
-	b, err := newBuffer(p)
+	b, err := newBuffer(p, nil)
 	if errors.Is(err, ErrSkipped) {
 		t.Skip(err)
 	}
@@ -284,7 +284,7 @@ func TestCOWIsShared(t *testing.T) {
 
 func TestCloseTwice(t *testing.T) {
 	for _, state := range states {
-		b, err := newBuffer(prepare{State: state, Size: 100, Seed: 7})
+		b, err := newBuffer(prepare{State: state, Size: 100, Seed: 7}, nil)
 		if errors.Is(err, ErrSkipped) {
 			t.Logf("%s: %v", state, err)
 			continue

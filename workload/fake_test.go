@@ -15,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
 )
 
 // fakeEnv makes the test binary a test process. Its value is the fabric's
@@ -62,23 +63,18 @@ type fakeEndpoint struct {
 	stats  uint64
 }
 
-func (f *fakeEndpoint) slot() int      { return int(f.node) - 0x100 + 3 }
-func (f *fakeEndpoint) pages() uint64  { f.stats++; return f.stats * f.stats }
-func (f *fakeEndpoint) sharer() sharer { return nil }
-func (f *fakeEndpoint) close() error   { return nil }
+func (f *fakeEndpoint) slot() int            { return int(f.node) - 0x100 + 3 }
+func (f *fakeEndpoint) pages() uint64        { f.stats++; return f.stats * f.stats }
+func (f *fakeEndpoint) rdma() *rdma.Endpoint { return nil }
+func (f *fakeEndpoint) close() error         { return nil }
 
-func (f *fakeEndpoint) know(string) error { return nil }
-
-func (f *fakeEndpoint) export(va device.VA, _ uint64) (string, error) {
-	return fmt.Sprintf("%d %d", os.Getpid(), uint64(va)), nil
+// The generation of a name is its process's number.
+func (f *fakeEndpoint) export(va device.VA, size uint64) (rdma.Remote, error) {
+	return rdma.Remote{Node: device.NodeID(f.node), Generation: device.Generation(os.Getpid()), VA: va, Len: max(size, 1)}, nil
 }
 
-func (f *fakeEndpoint) write(va device.VA, size uint64, remote string) (transfer, error) {
-	var pid int
-	var to uint64
-	if _, err := fmt.Sscanf(remote, "%d %d", &pid, &to); err != nil {
-		return nil, err
-	}
+func (f *fakeEndpoint) start(va device.VA, size uint64, target target, _ uint64, _ bool) (transfer, error) {
+	pid, to := int(target.Remote.Generation), uint64(target.Remote.VA)
 	if size == 0 {
 		return nil, errors.New("a transfer has at least one byte")
 	}
@@ -119,12 +115,20 @@ type fakeTransfer struct {
 	polls int
 }
 
-func (t *fakeTransfer) poll() (bool, error) {
+func (t *fakeTransfer) Poll() rdma.Status {
 	t.polls++
-	return t.how != "stuck" && t.polls > 3, t.err
+	switch {
+	case t.how == "stuck" || t.polls <= 3:
+		return rdma.Ongoing
+	case t.err != nil:
+		return rdma.Failed
+	}
+	return rdma.Finished
 }
 
-func (t *fakeTransfer) wait(ctx context.Context) error {
+func (t *fakeTransfer) Err() error { return t.err }
+
+func (t *fakeTransfer) Wait(ctx context.Context) error {
 	if t.how == "stuck" {
 		<-ctx.Done()
 		return ctx.Err()
@@ -132,7 +136,7 @@ func (t *fakeTransfer) wait(ctx context.Context) error {
 	return t.err
 }
 
-func (t *fakeTransfer) abort() error { return nil }
+func (t *fakeTransfer) Abort() error { return nil }
 
 // fakeDaemon is this process, or that of pid: it has a pid, and counters that a test moves.
 type fakeDaemon struct {

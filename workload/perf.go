@@ -28,48 +28,11 @@ var errBytes = errors.New("wrong bytes")
 type Perf struct {
 	daemon Daemon
 	end    *perfEnd
-	target caller
-	group  string
+	target *peer
 	seed   uint64
 	*perfPlace
 	places map[Memory]*perfPlace
 	pids   []int // the initiator's, pfd's, and the target's where it is another
-}
-
-// caller is the target of a measurement.
-type caller interface {
-	send(order) error
-	receive() (reply, error)
-	close() error
-}
-
-// conn is a target at the other end of a connection.
-type conn struct {
-	*lines
-	c    net.Conn
-	done chan error // of a target in this process
-}
-
-func (c *conn) send(o order) error { return c.lines.send(o) }
-
-func (c *conn) receive() (reply, error) {
-	var r reply
-	err := c.lines.receive(&r)
-	if err == nil && r.Error != "" {
-		err = fmt.Errorf("target: %w", errors.New(r.Error))
-		if r.Skipped {
-			err = &skipped{err.Error()}
-		}
-	}
-	return r, err
-}
-
-func (c *conn) close() error {
-	err := c.c.Close()
-	if c.done != nil {
-		err = errors.Join(err, <-c.done)
-	}
-	return err
 }
 
 // perfAddress is where a target of a name and of this user listens. The name goes with its process.
@@ -80,7 +43,11 @@ func perfAddress(name string) *net.UnixAddr {
 // ServePerf is the target of measurements by a name, one after the other, until ctx
 // ends: it attaches to a node of pfd for each. ready is called when it can be found.
 func ServePerf(ctx context.Context, d Daemon, o Options, name string, ready func()) error {
-	node, err := nodeOf(ctx, d, o.To)
+	nodes, err := d.Nodes(ctx, control.AllNodes)
+	if err != nil {
+		return err
+	}
+	node, err := nodeID(nodes, o.To)
 	if err != nil {
 		return err
 	}
@@ -127,86 +94,56 @@ func ours(c *net.UnixConn) error {
 	return nil
 }
 
-func nodeOf(ctx context.Context, d Daemon, index int) (uint32, error) {
-	nodes, err := d.Nodes(ctx, control.AllNodes)
-	if err != nil {
-		return 0, err
-	}
-	return nodeID(nodes, index)
-}
-
 // OpenPerf attaches the initiator to node o.From, and the target to o.To: the one that
 // serves name, else a child by o.Command, else this process.
 func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, err error) {
-	from, err := nodeOf(ctx, d, o.From)
+	at, err := o.sides(ctx, d, name)
 	if err != nil {
 		return nil, err
 	}
-	at := attachment{Socket: o.Socket, Node: from, Group: o.Group, Method: o.Method, Policy: o.Policy, Trust: o.Trust}
-	if at.Group == "" {
-		if at.Group, err = groupName(); err != nil {
-			return nil, err
-		}
-	}
-	status, err := d.Status(ctx)
-	if err != nil {
-		return nil, err
-	}
-	p = &Perf{daemon: d, group: at.Group, seed: uint64(time.Now().UnixNano()), pids: []int{unix.Getpid(), status.PID}}
+	p = &Perf{daemon: d, seed: uint64(time.Now().UnixNano()), places: make(map[Memory]*perfPlace), pids: []int{unix.Getpid(), at.daemon}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())
 		}
 	}()
-	there := at
 	switch {
 	case name != "":
 		c, err := net.DialUnix("unix", nil, perfAddress(name))
 		if err != nil {
 			return p, fmt.Errorf("nobody serves the name %q (%w): start `exanetctl perf serve %s` first", name, err, name)
 		}
-		p.target = &conn{lines: newLines(c, c), c: c}
-	default:
-		if there.Node, err = nodeOf(ctx, d, o.To); err != nil {
+		p.target = connected(c, nil)
+	case len(o.Command) > 0:
+		if p.target, err = start(ctx, "target", o); err != nil {
 			return p, err
 		}
-		if len(o.Command) > 0 {
-			target, err := start(ctx, "target", o)
-			if err != nil {
-				return p, err
-			}
-			p.target, p.pids = target, append(p.pids, target.pid())
-			break
-		}
+		p.pids = append(p.pids, p.target.pid())
+	default:
 		mine, theirs := net.Pipe()
 		done := make(chan error, 1)
 		go func() {
 			done <- serveProcess(ctx, theirs, theirs, &process{attach: attachRDMA})
 		}()
-		p.target = &conn{lines: newLines(mine, mine), c: mine, done: done}
+		p.target = connected(mine, done)
 	}
-	ep, err := attachRDMA(ctx, at)
+	ep, err := attachRDMA(ctx, at.from)
 	if err != nil {
 		return p, err
 	}
-	p.end = &perfEnd{ep: ep.(*rdmaEndpoint).ep}
-	a, err := p.call(order{Op: opAttach, Attach: there})
+	if p.end, err = newPerfEnd(ep.rdma()); err != nil {
+		return p, errors.Join(err, ep.close())
+	}
+	a, err := p.target.call(order{Op: opAttach, Attach: at.to})
 	if err == nil && name != "" {
 		p.pids = append(p.pids, a.Attached.PID)
 	}
 	return p, err
 }
 
-func (p *Perf) call(o order) (reply, error) {
-	if err := p.target.send(o); err != nil {
-		return reply{}, err
-	}
-	return p.target.receive()
-}
-
 // perf gives the target an order of a measurement.
 func (p *Perf) perf(o op, q perfOrder) (perfOrder, error) {
-	r, err := p.call(order{Op: o, Perf: q})
+	r, err := p.target.call(order{Op: o, Perf: q})
 	return r.Perf, err
 }
 
@@ -396,9 +333,6 @@ func (p *Perf) reserve(memory Memory, size uint64, parts int, anew bool) error {
 	if err := p.end.use(memory); err != nil {
 		return err
 	}
-	if p.places == nil {
-		p.places = make(map[Memory]*perfPlace)
-	}
 	kind := p.end.kind
 	if p.places[kind] == nil {
 		p.places[kind] = &perfPlace{}
@@ -415,11 +349,8 @@ func (p *Perf) reserve(memory Memory, size uint64, parts int, anew bool) error {
 	if err != nil {
 		return err
 	}
-	var errs [2]error
-	p.data, errs[0] = rdma.ParseRemote(a.Data)
-	p.words, errs[1] = rdma.ParseRemote(a.Words)
-	p.size, p.parts = size, parts
-	return errors.Join(errs[:]...)
+	*p.perfPlace = perfPlace{size, parts, a.Data, a.Words}
+	return nil
 }
 
 // A process that was just busy is not itself for a while: Go's runtime looks every 20 us
@@ -481,7 +412,7 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 		}
 	}
 	r.Rows = append(r.Rows, PerfRow{len(parts), q.Size * uint64(len(parts)), elapsed + touched, starts[0]})
-	n, err := p.pinned()
+	n, err := pinned(p.pids...)
 	switch {
 	case err != nil:
 		r.Pinned = -1
@@ -508,9 +439,7 @@ func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
 	}
 	err = p.end.fill(mine)
 	a, e := p.target.receive()
-	if e == nil {
-		p.data, e = rdma.ParseRemote(a.Perf.Data)
-	}
+	p.data = a.Perf.Data
 	return src, errors.Join(err, e)
 }
 
@@ -544,71 +473,36 @@ const (
 
 // warm has small writes go on for a while.
 func (p *Perf) warm(ctx context.Context) error {
-	for start := time.Now(); time.Since(start) < perfRest; {
-		t, err := p.end.ep.Write(ctx, rdma.WriteRequest{SrcVA: rdma.VAOf(p.end.words) + wakePlace, Size: 16, Dst: p.words, Offset: wakePlace})
-		if err == nil {
-			err = pollUntil(ctx, &rdmaTransfer{t})
-		}
-		if err != nil {
-			return fmt.Errorf("warming up: %w", err)
-		}
-	}
-	return nil
+	return warmUp(ctx, perfRest, func() (transfer, error) {
+		return p.end.ep.Write(ctx, rdma.WriteRequest{SrcVA: rdma.VAOf(p.end.words) + wakePlace, Size: 16, Dst: p.words, Offset: wakePlace})
+	})
 }
 
 // transfers makes those of a row, so many at once, and tells how long each took.
 func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencies, starts []int64, elapsed time.Duration, err error) {
-	type under struct {
-		at int
-		t  *rdmaTransfer
-	}
 	latencies, starts = make([]int64, len(parts)), make([]int64, len(parts))
-	open := make([]under, 0, q.Depth)
-	begin := monotonic()
-	since := begin
-	for next, looks := 0, 0; next < len(parts) || len(open) > 0; looks++ {
-		for next < len(parts) && len(open) < q.Depth {
+	at, made := make([]int, q.Depth), 0 // what each slot transfers
+	f := flight{
+		slots: q.Depth, sleep: q.Sleep,
+		next: func(slot int) bool {
+			if made == len(parts) {
+				return false
+			}
 			if q.Pause > 0 {
 				time.Sleep(q.Pause)
 			}
-			starts[next] = monotonic()
-			t, err := p.begin(ctx, q, parts[next])
-			if err != nil {
-				return nil, nil, 0, err
-			}
-			open = append(open, under{next, &rdmaTransfer{t}})
-			next++
-		}
-		before := len(open)
-		var failed error
-		open = slices.DeleteFunc(open, func(u under) bool {
-			var over bool
-			var err error
-			if q.Sleep {
-				over, err = true, u.t.wait(ctx)
-			} else {
-				over, err = u.t.poll()
-			}
-			if over {
-				latencies[u.at] = monotonic() - starts[u.at]
-				failed = errors.Join(failed, err)
-			}
-			return over
-		})
-		if failed != nil {
-			return nil, nil, 0, failed
-		}
-		if len(open) < before {
-			since, looks = monotonic(), 0
-		}
-		if looks%pollsBetweenLooks == pollsBetweenLooks-1 {
-			offer(since)
-			if ctx.Err() != nil {
-				return nil, nil, 0, ctx.Err()
-			}
-		}
+			at[slot], made = made, made+1
+			return true
+		},
+		begin: func(slot int) (transfer, error) { return p.begin(ctx, q, parts[at[slot]]) },
+		ended: func(slot int, start time.Time, took time.Duration, err error) error {
+			starts[at[slot]], latencies[at[slot]] = p.end.clock.of(start), took.Nanoseconds()
+			return err
+		},
 	}
-	return latencies, starts, time.Duration(monotonic() - begin), nil
+	begin := time.Now()
+	err = f.run(ctx)
+	return latencies, starts, time.Since(begin), err
 }
 
 // prefetch brings in this end's memory, part by part.
@@ -636,18 +530,6 @@ func (p *Perf) begin(ctx context.Context, q *PerfRun, part int) (*rdma.Transfer,
 
 // Target gives the target's process.
 func (p *Perf) Target() int { return p.pids[len(p.pids)-1] }
-
-// pinned sums VmLck and VmPin of all that take part.
-func (p *Perf) pinned() (sum int64, err error) {
-	for _, pid := range p.pids {
-		n, err := pinned(pid)
-		if err != nil {
-			return 0, err
-		}
-		sum += n
-	}
-	return sum, nil
-}
 
 // Skipped gives why a machine cannot do what was to be measured; "": err is something else.
 func Skipped(err error) string {

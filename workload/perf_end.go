@@ -5,13 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
+	"github.com/exanet/pfd/trace"
 )
 
 // Orders of a measurement (Perf), which its target obeys.
@@ -26,15 +26,15 @@ const (
 
 // perfOrder is the argument of each of them, and the answer.
 type perfOrder struct {
-	Memory Memory   `json:"memory,omitempty"` // to make, or to fill and obey orders about from then on
-	Size   uint64   `json:"size,omitempty"`   // of a part
-	Parts  int      `json:"parts,omitempty"`
-	Fill   perfFill `json:"fill,omitzero"`
-	Order  []int    `json:"order,omitempty"` // parts, as they are transferred
-	Last   uint64   `json:"last,omitempty"`  // the word that says that one has come
-	Times  []int64  `json:"times,omitempty"` // CLOCK_MONOTONIC, when it was seen
-	Data   string   `json:"data,omitempty"`  // the memory, as a Remote
-	Words  string   `json:"words,omitempty"` // a pair of completion words a part, and messages
+	Memory Memory      `json:"memory,omitempty"` // to make, or to fill and obey orders about from then on
+	Size   uint64      `json:"size,omitempty"`   // of a part
+	Parts  int         `json:"parts,omitempty"`
+	Fill   perfFill    `json:"fill,omitzero"`
+	Order  []int       `json:"order,omitempty"` // parts, as they are transferred
+	Last   uint64      `json:"last,omitempty"`  // the word that says that one has come
+	Times  []int64     `json:"times,omitempty"` // CLOCK_MONOTONIC, when it was seen
+	Data   rdma.Remote `json:"data,omitzero"`   // the memory
+	Words  rdma.Remote `json:"words,omitzero"`  // a pair of completion words a part, and messages
 	// Resident is how many of its pages are there.
 	Resident uint64 `json:"resident,omitempty"`
 }
@@ -75,7 +75,24 @@ type perfEnd struct {
 	*perfMemory
 	kinds map[Memory]*perfMemory
 	pages *pagemap
+	clock clock
 }
+
+func newPerfEnd(ep *rdma.Endpoint) (*perfEnd, error) {
+	c := clock{epoch: time.Now()}
+	var err error
+	c.base, err = trace.Base(func() int64 { return time.Since(c.epoch).Nanoseconds() })
+	return &perfEnd{ep: ep, kinds: make(map[Memory]*perfMemory), clock: c}, err
+}
+
+// clock tells the time by CLOCK_MONOTONIC, which all processes of a machine share, without
+// a system call.
+type clock struct {
+	epoch time.Time
+	base  int64 // at the epoch, ns
+}
+
+func (c clock) of(t time.Time) int64 { return c.base + t.Sub(c.epoch).Nanoseconds() }
 
 func stride(size uint64) uint64 { return roundUp(max(size, 1), pageSize) }
 
@@ -84,9 +101,6 @@ func (e *perfEnd) use(kind Memory) error {
 	kind, err := memoryOf(e.ep, kind)
 	if err != nil {
 		return err
-	}
-	if e.kinds == nil {
-		e.kinds = make(map[Memory]*perfMemory)
 	}
 	if e.kinds[kind] == nil {
 		e.kinds[kind] = &perfMemory{kind: kind}
@@ -269,7 +283,7 @@ func (e *perfEnd) watch(ctx context.Context, order []int, last uint64) ([]int64,
 		if err := e.ep.WaitNotification(ctx, w, last); err != nil {
 			return nil, err
 		}
-		times[i] = monotonic()
+		times[i] = e.clock.of(time.Now())
 	}
 	return times, nil
 }
@@ -286,27 +300,16 @@ func (e *perfEnd) close() error {
 	return err
 }
 
-// monotonic is the clock that all processes of a machine share.
-func monotonic() int64 {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
-		return math.MinInt64 // no Linux is without it
-	}
-	return ts.Nano()
-}
-
 // obeyPerf carries out an order of a measurement.
 func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, error) {
 	var r perfOrder
+	var err error
 	if p.perf == nil {
-		e, ok := p.endpoint.(*rdmaEndpoint)
-		if !ok {
-			return r, fmt.Errorf("%s: not with this endpoint", o)
+		if p.perf, err = newPerfEnd(p.endpoint.rdma()); err != nil {
+			return r, err
 		}
-		p.perf = &perfEnd{ep: e.ep}
 	}
 	e := p.perf
-	var err error
 	if o == opPerfFill {
 		err = e.use(q.Memory)
 	}
@@ -319,11 +322,11 @@ func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, e
 	switch o {
 	case opPerfMake:
 		if err = e.make(q.Memory, q.Size, q.Parts); err == nil {
-			r.Data, r.Words = e.dataName.String(), e.wordsName.String()
+			r.Data, r.Words = e.dataName, e.wordsName
 		}
 	case opPerfFill:
 		if err = e.fill(q.Fill); err == nil {
-			r.Data = e.dataName.String()
+			r.Data = e.dataName
 		}
 	case opPerfTouch:
 		e.touch()

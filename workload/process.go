@@ -13,53 +13,22 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
-
-	"golang.org/x/sys/unix"
 )
 
 // endpoint is what a test process needs of an attachment: a few calls of
 // package rdma.
 type endpoint interface {
-	// slot gives the slot that the process has on its node.
+	// slot returns the slot that the process has on its node.
 	slot() int
 	// pages counts the pages that the process itself was asked to bring in.
 	pages() uint64
-	// know prepares for transfers to a buffer that another process has named.
-	know(name string) error
-	// export names a buffer in words that another process can use.
-	export(va device.VA, size uint64) (string, error)
-	// write starts a transfer to what a target's export named.
-	write(va device.VA, size uint64, remote string) (transfer, error)
+	export(va device.VA, size uint64) (rdma.Remote, error)
+	// start starts a transfer between memory at va and what another process has exported,
+	// from an offset on.
+	start(va device.VA, size uint64, t target, offset uint64, read bool) (transfer, error)
 	close() error
-	// sharer gives what takes buffers that the device is to reach, nil where it
-	// reaches any memory.
-	sharer() sharer
-}
-
-// sharer is an endpoint of a device that reaches only memory which was shared.
-type sharer interface {
-	// page gives the size of the pages that are shared.
-	page() uint64
-	// memory makes a file for size bytes.
-	memory(size, page uint64) (fd int, err error)
-	share(va device.VA, size uint64, fd int, offset uint64, writable bool) error
-	unshare(va device.VA, size uint64) error
-}
-
-// registrar is an endpoint that has missing pages of buffers filled by a
-// userfaultfd. It gives how to take a buffer back; nil: there is nothing to do.
-type registrar interface {
-	register(area []byte) (unregister func() error, err error)
-}
-
-// transfer is one transfer underway.
-type transfer interface {
-	// poll tells whether the transfer is over, and why it failed.
-	poll() (over bool, err error)
-	// wait waits for the end: nil where all bytes arrived. An error that matches
-	// ctx.Err() means that the transfer is not over.
-	wait(ctx context.Context) error
-	abort() error
+	// rdma returns the attachment, nil where a test stands for it.
+	rdma() *rdma.Endpoint
 }
 
 // attachFunc makes an endpoint.
@@ -116,40 +85,30 @@ type process struct {
 	attach   attachFunc
 	endpoint endpoint
 	pages    *pagemap
-	buffer   *buffer
-	many     []*buffer
+	buffers  []*buffer
 	warm     *buffer // small and present, for transfers that are not measured
 	lanes    []*lane // of a stream
 	perf     *perfEnd
 }
 
 func (p *process) close() error {
-	err := errors.Join(p.drop(), p.dropMany())
-	if p.warm != nil {
-		err = errors.Join(err, p.warm.close())
+	var errs []error
+	for _, b := range append(p.buffers, p.warm) {
+		errs = append(errs, b.close())
 	}
 	if p.perf != nil {
-		err = errors.Join(err, p.perf.close())
+		errs = append(errs, p.perf.close())
 	}
 	for _, l := range p.lanes {
-		err = errors.Join(err, l.close())
+		errs = append(errs, l.close())
 	}
 	if p.endpoint != nil {
-		err = errors.Join(err, p.endpoint.close())
+		errs = append(errs, p.endpoint.close())
 	}
 	if p.pages != nil {
-		err = errors.Join(err, p.pages.close())
+		errs = append(errs, p.pages.close())
 	}
-	return err
-}
-
-func (p *process) drop() error {
-	if p.buffer == nil {
-		return nil
-	}
-	err := p.buffer.close()
-	p.buffer = nil
-	return err
+	return errors.Join(errs...)
 }
 
 func (p *process) obey(ctx context.Context, o order) reply {
@@ -167,25 +126,17 @@ func (p *process) obey(ctx context.Context, o order) reply {
 	case strings.HasPrefix(string(o.Op), "perf-"):
 		r.Perf, err = p.obeyPerf(ctx, o.Op, o.Perf)
 	case o.Op == opPrepare:
-		r.Remote, err = p.prepare(o.Prepare)
+		r.Remote, err = p.prepare(o.Buffer, o.Prepare)
 	case o.Op == opStats:
 		r.Pages = p.endpoint.pages()
 	case o.Op == opWarm:
 		r.Remote, err = p.makeWarm()
-	case o.Op == opPrepareMany:
-		r.Many, err = p.prepareMany(o.Many)
-	case o.Op == opRunMany:
-		r.Many, err = p.runMany(ctx, o)
-	case o.Op == opVerifyMany:
-		r.Many, err = p.verifyMany(o.Many)
-	case p.buffer == nil:
-		err = fmt.Errorf("%s before %s", o.Op, opPrepare)
 	case o.Op == opWrite:
-		r.Outcome = p.write(ctx, o.Write)
-	case o.Op == opVerify:
-		r.Verdict, err = p.buffer.check(o.Verify, p.pages)
+		r.Outcomes, err = p.write(ctx, o.Write)
+	case o.Op == opVerify && o.Buffer < len(p.buffers):
+		r.Verdict, err = p.buffers[o.Buffer].check(o.Verify, p.pages)
 	default:
-		err = fmt.Errorf("no such order: %q", o.Op)
+		err = fmt.Errorf("order %q of buffer %d of %d: there is no such order, or no such buffer", o.Op, o.Buffer, len(p.buffers))
 	}
 	if err != nil {
 		r.Error, r.Skipped = err.Error(), errors.Is(err, ErrSkipped)
@@ -212,180 +163,114 @@ func (p *process) attachTo(ctx context.Context, a attachment) (attached, error) 
 // prepareTries bounds the attempts of prepare.
 const prepareTries = 8
 
-// prepare makes the buffer anew and proves its state: no test is worth much
+// prepare makes buffer i anew, or one more, and proves its state: no test is worth much
 // whose absent pages are there. Where buffers are shared, a page-in that was
 // asked for the buffer before may come late and find this one at its address:
 // then another is made, at another.
-func (p *process) prepare(order prepare) (string, error) {
-	if err := p.drop(); err != nil {
-		return "", err
+func (p *process) prepare(i int, order prepare) (rdma.Remote, error) {
+	switch {
+	case i > len(p.buffers) || i >= MaxParallel:
+		return rdma.Remote{}, fmt.Errorf("buffer %d of %d", i, len(p.buffers))
+	case i == len(p.buffers):
+		p.buffers = append(p.buffers, nil)
 	}
-	s := p.endpoint.sharer()
+	err := p.buffers[i].close()
+	p.buffers[i] = nil
 	var late []*buffer
-	var err error
-	for range prepareTries {
-		if p.buffer, err = newBufferOf(order, s); err != nil {
+	for try := 0; err == nil; try++ {
+		var b *buffer
+		if b, err = newBuffer(order, p.endpoint.rdma()); err != nil {
 			break
 		}
-		if err = p.prove(); err == nil || s == nil {
+		if err = b.prove(p.pages); err == nil {
+			p.buffers[i], err = b, b.register()
 			break
 		}
-		late = append(late, p.buffer)
-		p.buffer = nil
+		if late = append(late, b); b.shares && try < prepareTries-1 {
+			err = nil
+		}
 	}
 	for _, b := range late {
 		err = errors.Join(err, b.close())
 	}
 	if err != nil {
-		return "", err
+		return rdma.Remote{}, err
 	}
-	if r, ok := p.endpoint.(registrar); ok && order.State != Unmapped {
-		if p.buffer.unregister, err = r.register(p.buffer.area); err != nil {
-			return "", err
-		}
-	}
-	return p.endpoint.export(p.buffer.addr(), order.Size)
-}
-
-// prove says where the buffer is not in its state.
-func (p *process) prove() error {
-	b := p.buffer
-	state := b.request.State
-	if b.request.Size == 0 || state == Unmapped || b.request.Unproven {
-		return nil
-	}
-	resident, total, err := b.resident(p.pages)
-	if err != nil {
-		return err
-	}
-	want := 0
-	for i := range total {
-		if state.written(int(b.data/pageSize) + i) {
-			want++
-		}
-	}
-	if resident != want {
-		return fmt.Errorf("%s buffer: %d of its %d pages are there, want %d", state, resident, total, want)
-	}
-	return nil
-}
-
-// pollsBetweenLooks is how often a polling initiator looks at the descriptor
-// before it looks whether it should give up, or offer its processor.
-const pollsBetweenLooks = 64
-
-// napAfter is for how long a polling initiator offers its processor before it sleeps.
-const napAfter = 2 * time.Millisecond
-
-// offer lets others run where a transfer has been polled since then for as long as
-// rdma.Transfer.Wait would. A transfer that is not over soon has pfd page in on another
-// processor, which may be this one. sched_yield does not give it to pfd where this thread is
-// a real-time one or of another session, so what takes longer is polled with sleeps between,
-// each of a small part of the time that has passed.
-func offer(since int64) {
-	switch waited := time.Duration(monotonic() - since); {
-	case waited >= napAfter:
-		time.Sleep(min(waited/64, time.Millisecond))
-	case waited >= rdma.SpinTime:
-		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-	}
+	return p.endpoint.export(p.buffers[i].addr(), order.Size)
 }
 
 // warmSize is the size of a transfer that wakes everybody up.
 const warmSize = 16
 
-func (p *process) makeWarm() (string, error) {
+func (p *process) makeWarm() (rdma.Remote, error) {
 	if p.warm == nil {
-		b, err := newBufferOf(prepare{State: Present, Size: warmSize}, p.endpoint.sharer())
+		b, err := newBuffer(prepare{State: Present, Size: warmSize}, p.endpoint.rdma())
 		if err != nil {
-			return "", err
+			return rdma.Remote{}, err
 		}
 		p.warm = b
 	}
 	return p.endpoint.export(p.warm.addr(), warmSize)
 }
 
-// warmUp makes small transfers for a time, one at least.
-func (p *process) warmUp(ctx context.Context, remote string, d time.Duration) error {
-	if p.warm == nil {
-		return fmt.Errorf("%s before %s", opWrite, opWarm)
+// write makes the transfers of all buffers at once, those of a buffer's parts one after
+// the other until one fails.
+func (p *process) write(ctx context.Context, o writeOrder) ([]outcome, error) {
+	if len(o.Targets) != len(p.buffers) || len(p.buffers) == 0 {
+		return nil, fmt.Errorf("%d targets for %d buffers", len(o.Targets), len(p.buffers))
 	}
-	for start := time.Now(); ; {
-		t, err := p.endpoint.write(p.warm.addr(), warmSize, remote)
-		if err != nil {
-			return err
-		}
-		if err := pollUntil(ctx, t); err != nil || time.Since(start) >= d {
-			return err
-		}
-	}
-}
-
-// write makes one transfer, or one of each part.
-func (p *process) write(ctx context.Context, o writeOrder) outcome {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	if o.Warm != "" {
-		if err := p.warmUp(ctx, o.Warm, o.WarmTime); err != nil {
-			return outcome{Error: fmt.Sprintf("warming up: %v", err), Stuck: true}
+	if o.Warm != (rdma.Remote{}) {
+		if p.warm == nil {
+			return nil, fmt.Errorf("%s before %s", opWrite, opWarm)
+		}
+		if err := warmUp(ctx, o.WarmTime, func() (transfer, error) {
+			return p.endpoint.start(p.warm.addr(), warmSize, target{Remote: o.Warm}, 0, false)
+		}); err != nil {
+			return []outcome{{Error: err.Error(), Stuck: true}}, nil
 		}
 	}
-	if err := p.endpoint.know(o.Remote); err != nil {
-		return outcome{Error: err.Error()}
+	parts := max(o.Parts, 1)
+	lists, place := make([][]outcome, len(p.buffers)), 0
+	for i := range lists {
+		lists[i] = make([]outcome, 0, parts)
 	}
-	if o.Parts == 0 {
-		return p.writePart(ctx, &o, 0, p.buffer.request.Size)
-	}
-	var out outcome
-	size := p.buffer.request.Size / uint64(o.Parts)
-	for i := range uint64(o.Parts) {
-		part := p.writePart(ctx, &o, i*size, size)
-		part.LatencyNS += out.LatencyNS
-		part.PartNS = append(out.PartNS, part.LatencyNS-out.LatencyNS)
-		if out = part; !out.Done {
-			break
-		}
-	}
-	return out
-}
-
-// writePart makes one transfer. Its latency is the time from before the call of
-// the library to when the initiator sees the end.
-func (p *process) writePart(ctx context.Context, o *writeOrder, offset, size uint64) outcome {
-	start := time.Now()
-	t, err := p.beginPart(p.buffer, o, offset, size)
-	if err != nil {
-		return outcome{Error: err.Error(), LatencyNS: time.Since(start).Nanoseconds()}
-	}
-	if o.Waiting == Poll {
-		err = pollUntil(ctx, t)
-	} else {
-		err = t.wait(ctx)
-	}
-	out := outcome{Done: err == nil, LatencyNS: time.Since(start).Nanoseconds()}
-	if err != nil {
-		out.Error = err.Error()
-		if ctx.Err() != nil {
-			out.Stuck = true
-			out.Error = fmt.Sprintf("the transfer did not end within %v (%v)", o.Timeout, err)
-			if err := t.abort(); err != nil {
-				out.Error += "; abort: " + err.Error()
+	f := flight{
+		slots: len(p.buffers), sleep: o.Waiting == Wait,
+		next: func(i int) bool {
+			n := len(lists[i])
+			if n == parts || n > 0 && !lists[i][n-1].Done {
+				return false
 			}
-		}
-	}
-	return out
-}
-
-// pollUntil polls.
-func pollUntil(ctx context.Context, t transfer) error {
-	for since := monotonic(); ; offer(since) {
-		for range pollsBetweenLooks {
-			if over, err := t.poll(); over {
-				return err
+			lists[i] = append(lists[i], outcome{Stuck: true})
+			return true
+		},
+		begin: func(i int) (transfer, error) {
+			b := p.buffers[i]
+			size := b.request.Size / uint64(parts)
+			offset := uint64(len(lists[i])-1) * size
+			return p.endpoint.start(b.addr()+device.VA(offset), size, o.Targets[i], offset, o.Read)
+		},
+		ended: func(i int, _ time.Time, took time.Duration, err error) error {
+			place++
+			out := outcome{Done: err == nil, LatencyNS: took.Nanoseconds(), Place: place}
+			if err != nil {
+				out.Error = err.Error()
 			}
-		}
-		if err := ctx.Err(); err != nil {
-			return err
+			lists[i][len(lists[i])-1] = out
+			return nil
+		},
+	}
+	err := f.run(ctx)
+	var all []outcome
+	for _, list := range lists {
+		for _, out := range list {
+			if out.Stuck {
+				out.Error = fmt.Sprintf("the transfer did not end within %v (%v)", o.Timeout, err)
+			}
+			all = append(all, out)
 		}
 	}
+	return all, nil
 }

@@ -63,8 +63,8 @@ type Result struct {
 }
 
 // newResult gives one of which nothing is known yet.
-func newResult(q *Request, w Waiting) Result {
-	r := Result{Waiting: w, CountersNode: q.From, CountersOthers: maybe.Unknown(), Latency: summarize(nil), ThroughputGbps: maybe.Unknown(), PinnedBytes: maybe.Unknown()}
+func newResult(q *Request) Result {
+	r := Result{Waiting: q.Waiting, CountersNode: q.From, CountersOthers: maybe.Unknown(), Latency: summarize(nil), ThroughputGbps: maybe.Unknown(), PinnedBytes: maybe.Unknown()}
 	if q.Read {
 		r.CountersNode = q.To // the blocks come from there
 	}

@@ -59,16 +59,51 @@ func (q *Request) Check() error {
 	return nil
 }
 
+// Parallel is what one of several transfers is to be.
+type Parallel struct {
+	Size   uint64
+	Urgent bool
+}
+
+// MaxParallel is the number of transfers that a process has in flight at most.
+const MaxParallel = device.WriteChannels
+
+// Names of the classes that a transfer may be asked to have.
+const (
+	ClassNormal = "normal" // by its size
+	ClassUrgent = "urgent" // high
+)
+
+// Completion is one of several transfers that ran at once.
+type Completion struct {
+	Transfer  int     `json:"transfer"` // in the order of starting, from 0
+	Size      uint64  `json:"size_bytes"`
+	Class     string  `json:"class"` // normal or urgent, as asked for
+	Done      bool    `json:"done"`
+	LatencyUS float64 `json:"latency_us"` // from its start to its end
+	Error     string  `json:"error,omitempty"`
+}
+
 // Run makes the transfers. The result is filled in whatever happens. The error
 // says that the run could not be made, or was broken off, and stands in the
 // result too; that transfers failed, or bytes were wrong, stands only there.
 func Run(ctx context.Context, d Daemon, q Request) (Result, error) {
-	r := newResult(&q, q.Waiting.resolve(q.Size))
-	if q.Timeout == 0 {
-		q.Timeout = DefaultTimeout
-	}
-	err := run(ctx, d, q, &r)
-	return r, r.broken(ctx, err)
+	q.Waiting = q.Waiting.resolve(q.Size)
+	r, _, err := runSet(ctx, d, q, []Parallel{{q.Size, q.Urgent}})
+	return r, err
+}
+
+// RunParallel is Run of all transfers of set at once, q.Count times. It polls, and returns
+// the last round's order of completion beside the result. q.Size and q.Urgent are ignored.
+func RunParallel(ctx context.Context, d Daemon, q Request, set []Parallel) (Result, []Completion, error) {
+	q.Waiting = Poll
+	return runSet(ctx, d, q, set)
+}
+
+func runSet(ctx context.Context, d Daemon, q Request, set []Parallel) (Result, []Completion, error) {
+	r := newResult(&q)
+	list, err := run(ctx, d, q, set, &r)
+	return r, list, r.broken(ctx, err)
 }
 
 // broken takes the error that has broken a run off into the result.
@@ -86,23 +121,26 @@ func (r *Result) broken(ctx context.Context, err error) error {
 	return err
 }
 
-func run(ctx context.Context, d Daemon, q Request, r *Result) error {
+func run(ctx context.Context, d Daemon, q Request, set []Parallel, r *Result) ([]Completion, error) {
 	if err := q.Check(); err != nil {
-		return err
+		return nil, err
+	}
+	if len(set) < 1 || len(set) > MaxParallel {
+		return nil, fmt.Errorf("%w: %d transfers at once: want 1 to %d", ErrRequest, len(set), MaxParallel)
 	}
 	s, err := Open(ctx, d, q.Options, q.Seed)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	err = s.run(ctx, d, q, r)
+	list, err := s.run(ctx, d, q, set, r)
 	if err != nil || r.Failed > 0 {
-		if ended := s.ended(ctx, d, q.Count); ended != nil {
+		if ended := s.ended(ctx, d, q.Count*len(set)); ended != nil {
 			// What the processes say of it is its consequence.
 			_ = s.Close()
-			return ended
+			return list, ended
 		}
 	}
-	return errors.Join(err, s.Close())
+	return list, errors.Join(err, s.Close())
 }
 
 // ended gives an error that matches control.ErrEnded where pfd, of which nothing more can
@@ -131,13 +169,12 @@ func ended(ctx context.Context, d Daemon, pid int) bool {
 	return errors.Is(err, control.ErrNoDaemon) || err == nil && s.PID != pid
 }
 
-func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error {
+func (s *Session) run(ctx context.Context, d Daemon, q Request, set []Parallel, r *Result) ([]Completion, error) {
 	before, err := s.tally(ctx, d, q.Options, r.CountersNode)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	t := Transfer{Size: q.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: r.Waiting, Timeout: q.Timeout, Warm: q.Warm, Read: q.Read, Urgent: q.Urgent}
-	err = s.transfer(t, q, r)
+	list, err := s.rounds(q, set, r)
 	if r.Failed > 0 && err == nil {
 		s.explain(ctx, d, q.Options, r)
 	}
@@ -147,9 +184,9 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, r *Result) error
 	}
 	if err != nil {
 		// The counters are worth having, but after this they may not be had.
-		return err
+		return list, err
 	}
-	return tallyErr
+	return list, tallyErr
 }
 
 // explain says in the error of a run why a page of it did not come in, in place of what
@@ -174,40 +211,55 @@ func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
 	}
 }
 
-func (s *Session) transfer(t Transfer, q Request, r *Result) error {
+// rounds makes the transfers of set at once, q.Count times.
+func (s *Session) rounds(q Request, set []Parallel, r *Result) (list []Completion, err error) {
+	if q.Timeout == 0 {
+		q.Timeout = DefaultTimeout
+	}
+	each := make([]Transfer, len(set))
+	for i, p := range set {
+		each[i] = Transfer{Size: p.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: q.Waiting, Timeout: q.Timeout, Warm: q.Warm, Read: q.Read, Urgent: p.Urgent}
+	}
 	var latencies []int64
 	wrong := false
 	defer func() {
-		r.Verified = r.Transfers > 0 && !wrong
+		r.Verified = r.Transfers > 0 && !wrong && err == nil // what was not checked is not verified
 		r.ThroughputGbps = throughput(r.Bytes, latencies)
 		r.Latency = summarize(latencies)
 	}()
-	for i := range q.Count {
-		out, err := s.Do(t)
+	for n := range q.Count {
+		all, err := s.do(each)
 		if err != nil {
-			// What was not checked is not verified.
-			wrong = true
 			r.fail(err.Error())
-			return err
+			return list, err
 		}
-		r.Transfers++
-		r.pin(out.Pinned)
-		if out.Arrived {
-			r.Bytes += t.Size
-			latencies = append(latencies, out.Latency.Nanoseconds())
-		} else {
-			r.Failed++
-			r.fail(out.Failure)
+		list = nil
+		for i, out := range all {
+			r.Transfers++
+			r.pin(out.Pinned)
+			c := Completion{Transfer: i, Size: set[i].Size, Class: ClassNormal, Done: out.Arrived, LatencyUS: float64(out.Latency.Nanoseconds()) / 1e3, Error: out.Failure}
+			if set[i].Urgent {
+				c.Class = ClassUrgent
+			}
+			list = append(list, c)
+			if out.Arrived {
+				r.Bytes += set[i].Size
+				latencies = append(latencies, out.Latency.Nanoseconds())
+			} else {
+				r.Failed++
+				r.fail(out.Failure)
+			}
+			if out.Wrong != "" {
+				wrong = true
+				r.fail(fmt.Sprintf("transfer %d of %d: %s", n*len(set)+i+1, q.Count*len(set), out.Wrong))
+			}
 		}
-		if out.Wrong != "" {
-			wrong = true
-			r.fail(fmt.Sprintf("transfer %d of %d: %s", i+1, q.Count, out.Wrong))
-		}
+		slices.SortFunc(list, func(a, b Completion) int { return all[a.Transfer].Place - all[b.Transfer].Place })
 		if q.Progress != nil {
-			q.Progress(i + 1)
+			q.Progress(n + 1)
 		}
 	}
-	return nil
+	return list, nil
 }
 
 // pin takes what was pinned at a transfer.

@@ -271,7 +271,7 @@ func TestRunCountsWhatItCan(t *testing.T) {
 	// The data of a read comes from the target's node.
 	q := fakeRequest(t, "ok")
 	q.Read = true
-	if r := newResult(&q, Poll); r.CountersNode != 1 || r.Retransmits.Known() {
+	if r := newResult(&q); r.CountersNode != 1 || r.Retransmits.Known() {
 		t.Errorf("a read: %+v", r)
 	}
 }

@@ -1,21 +1,17 @@
 package workload
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/maybe"
+	"github.com/exanet/pfd/rdma"
 )
 
 // Options say where the two test processes attach, and how.
@@ -47,65 +43,38 @@ type Daemon interface {
 	Faults(ctx context.Context, node, n int) ([]control.Fault, error)
 }
 
-// Session is an initiator and a target, attached. It is used by one goroutine.
-type Session struct {
-	initiator, target *peer
-	daemon            int  // pid
-	unseen            bool // pfd is in another PID namespace, or /proc hides it
-	transfers         uint64
-	arrived           bool // the last of these
-	seed              uint64
-	warm              string // the target's buffer for warming up
-}
-
 // ErrNode says that pfd has no such node.
 var ErrNode = errors.New("no such node")
 
-// Open starts both processes and has them attach. seed is the patterns'.
-func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, error) {
+// sides are where initiator and target attach. The target of a name (ServePerf) knows its
+// node by itself.
+type sides struct {
+	daemon   int // pid
+	from, to attachment
+}
+
+func (o *Options) sides(ctx context.Context, d Daemon, name string) (s sides, err error) {
 	status, err := d.Status(ctx)
 	if err != nil {
-		return nil, err
+		return s, err
 	}
 	nodes, err := d.Nodes(ctx, control.AllNodes)
 	if err != nil {
-		return nil, err
+		return s, err
 	}
-	from, err := nodeID(nodes, o.From)
-	if err != nil {
-		return nil, err
-	}
-	to, err := nodeID(nodes, o.To)
-	if err != nil {
-		return nil, err
-	}
-	name := o.Group
-	if name == "" {
-		if name, err = groupName(); err != nil {
-			return nil, err
+	s.daemon = status.PID
+	s.from = attachment{Socket: o.Socket, Group: o.Group, Method: o.Method, Policy: o.Policy, Trust: o.Trust}
+	if s.from.Group == "" {
+		if s.from.Group, err = groupName(); err != nil {
+			return s, err
 		}
 	}
-	s := &Session{daemon: status.PID, seed: seed}
-	_, err = pinned(status.PID)
-	s.unseen = err != nil
-	if s.initiator, err = start(ctx, "initiator", o); err != nil {
-		return nil, err
+	s.to = s.from
+	s.to.Socket = cmp.Or(o.ToSocket, o.Socket)
+	if s.from.Node, err = nodeID(nodes, o.From); err == nil && name == "" {
+		s.to.Node, err = nodeID(nodes, o.To)
 	}
-	if s.target, err = start(ctx, "target", o); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	at := attachment{Socket: o.Socket, Node: from, Group: name, Method: o.Method, Policy: o.Policy, Trust: o.Trust}
-	target := at
-	target.Node = to
-	if o.ToSocket != "" {
-		target.Socket = o.ToSocket
-	}
-	a, b, err := s.both(order{Op: opAttach, Attach: at}, order{Op: opAttach, Attach: target})
-	if err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	s.initiator.slot, s.target.slot = a.Attached.Slot, b.Attached.Slot
-	return s, nil
+	return s, err
 }
 
 // nodeID gives the coordinates of the node of an index.
@@ -118,12 +87,6 @@ func nodeID(nodes []control.Node, index int) (uint32, error) {
 	return 0, fmt.Errorf("%w: node %d: this pfd has %d, counted from 0 (pfd --nodes)", ErrNode, index, len(nodes))
 }
 
-// skipped is what a test process says that the machine cannot do.
-type skipped struct{ text string }
-
-func (s *skipped) Error() string        { return s.text }
-func (s *skipped) Is(target error) bool { return target == ErrSkipped }
-
 // groupName gives a group to the session alone.
 func groupName() (string, error) {
 	var b [6]byte
@@ -131,6 +94,43 @@ func groupName() (string, error) {
 		return "", fmt.Errorf("random group name: %w", err)
 	}
 	return "workload-" + hex.EncodeToString(b[:]), nil
+}
+
+// Session is an initiator and a target, attached. It is used by one goroutine.
+type Session struct {
+	initiator, target *peer
+	daemon            int   // pid
+	pids              []int // whose pinned memory is measured
+	transfers         uint64
+	arrived           bool // the last of these
+	seed              uint64
+	warm              rdma.Remote // the target's buffer for warming up
+}
+
+// Open starts both processes and has them attach. seed is the patterns'.
+func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, error) {
+	at, err := o.sides(ctx, d, "")
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{daemon: at.daemon, seed: seed}
+	if s.initiator, err = start(ctx, "initiator", o); err != nil {
+		return nil, err
+	}
+	if s.target, err = start(ctx, "target", o); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.pids = []int{s.initiator.pid(), s.target.pid()}
+	// pfd may be in another PID namespace, or /proc hides it.
+	if _, err := pinned(at.daemon); err == nil {
+		s.pids = append(s.pids, at.daemon)
+	}
+	a, b, err := s.both(order{Op: opAttach, Attach: at.from}, order{Op: opAttach, Attach: at.to})
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.initiator.slot, s.target.slot = a.Attached.Slot, b.Attached.Slot
+	return s, nil
 }
 
 // both gives each process an order, and takes the replies: they work at the
@@ -169,28 +169,51 @@ type Outcome struct {
 	// Failure is why the transfer did not arrive; Wrong is what is wrong with a
 	// buffer.
 	Failure, Wrong string
+	Place          int // among the ends of transfers that were made at once, from 1
 }
 
 // Do makes both buffers anew, transfers, and checks every byte. An error says
 // that the session is of no use any more; the outcome may still tell why.
 func (s *Session) Do(t Transfer) (Outcome, error) {
-	s.transfers++
+	out, err := s.do([]Transfer{t})
+	return out[0], err
+}
+
+// do is Do of transfers that are made at once: they differ in their sizes and classes alone.
+func (s *Session) do(set []Transfer) ([]Outcome, error) {
+	out := make([]Outcome, len(set))
 	s.arrived = false
-	src := prepare{State: t.Src, Size: t.Size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}
-	dst := prepare{State: t.Dst, Size: t.Size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}
-	mine, theirs := src, dst
-	if t.Read {
-		mine, theirs = dst, src
+	src, dst := make([]prepare, len(set)), make([]prepare, len(set))
+	t := set[0]
+	// each gives each process its order of those about the source and the destination.
+	each := func(src, dst order) (a, b reply, err error) {
+		if t.Read {
+			b, a, err = s.both(dst, src)
+			return a, b, err
+		}
+		return s.both(src, dst)
 	}
-	_, b, err := s.both(order{Op: opPrepare, Prepare: mine}, order{Op: opPrepare, Prepare: theirs})
-	if err != nil {
-		return Outcome{}, err
-	}
-	var out Outcome
-	w := writeOrder{Remote: b.Remote, Waiting: t.Waiting, Timeout: t.Timeout, Read: t.Read, Urgent: t.Urgent}
-	if t.Warm {
-		if err := s.makeWarm(); err != nil {
+	w := writeOrder{Waiting: t.Waiting, Timeout: t.Timeout, Read: t.Read}
+	for i, t := range set {
+		s.transfers++
+		src[i] = prepare{State: t.Src, Size: t.Size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}
+		dst[i] = prepare{State: t.Dst, Size: t.Size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}
+		a, b, err := each(order{Op: opPrepare, Buffer: i, Prepare: src[i]}, order{Op: opPrepare, Buffer: i, Prepare: dst[i]})
+		if err != nil {
 			return out, err
+		}
+		if t.Read {
+			b = a
+		}
+		w.Targets = append(w.Targets, target{b.Remote, t.Urgent})
+	}
+	if t.Warm {
+		if s.warm == (rdma.Remote{}) {
+			_, b, err := s.both(order{Op: opWarm}, order{Op: opWarm})
+			if err != nil {
+				return out, err
+			}
+			s.warm = b.Remote
 		}
 		w.Warm = s.warm
 	}
@@ -198,70 +221,46 @@ func (s *Session) Do(t Transfer) (Outcome, error) {
 	if err != nil {
 		return out, err
 	}
-	s.arrived = r.Outcome.Done
-	out.Arrived, out.Failure, out.Latency = r.Outcome.Done, r.Outcome.Error, time.Duration(r.Outcome.LatencyNS)
-	if out.Pinned, err = s.pinned(); err != nil {
-		return out, err
+	pinned, err := s.pinned()
+	s.arrived = true
+	for i, o := range r.Outcomes[:min(len(r.Outcomes), len(out))] {
+		s.arrived = s.arrived && o.Done
+		out[i] = Outcome{Arrived: o.Done, Failure: o.Error, Latency: time.Duration(o.LatencyNS), Pinned: pinned, Place: o.Place}
+		if o.Stuck && err == nil {
+			err = fmt.Errorf("%w: %s", errProcess, o.Error)
+		}
 	}
-	if r.Outcome.Stuck {
-		return out, fmt.Errorf("%w: %s", errProcess, out.Failure)
+	if err == nil && len(r.Outcomes) != len(set) {
+		err = fmt.Errorf("%w: %d outcomes of %d transfers", errProcess, len(r.Outcomes), len(set))
 	}
-	want := verify{Arrived: out.Arrived, Source: src.content(), SourceData: src.data()}
-	// What cannot be written must be as it was; elsewhere blocks that came
-	// before the failure may have been written.
-	want.Partial = !out.Arrived && t.Dst != ReadOnly && t.Dst != Unmapped
-	look := [2]order{{Op: opVerify}, {Op: opVerify, Verify: want}}
-	if t.Read {
-		look[0], look[1] = look[1], look[0]
-	}
-	a, b, err := s.both(look[0], look[1])
 	if err != nil {
 		return out, err
 	}
-	if t.Read {
-		a, b = b, a
-	}
-	for _, side := range []struct {
-		name    string
-		verdict verdict
-	}{{"source", a.Verdict}, {"destination", b.Verdict}} {
-		if !side.verdict.ok() && out.Wrong == "" {
-			out.Wrong = fmt.Sprintf("%s buffer: %v", side.name, side.verdict)
+	for i := range set {
+		want := verify{Arrived: out[i].Arrived, Source: src[i].content(), SourceData: src[i].data()}
+		// What cannot be written must be as it was; elsewhere blocks that came
+		// before the failure may have been written.
+		want.Partial = !out[i].Arrived && t.Dst != ReadOnly && t.Dst != Unmapped
+		a, b, err := each(order{Op: opVerify, Buffer: i}, order{Op: opVerify, Buffer: i, Verify: want})
+		switch {
+		case err != nil:
+			return out, err
+		case !a.Verdict.ok():
+			out[i].Wrong = fmt.Sprintf("source buffer: %v", a.Verdict)
+		case !b.Verdict.ok():
+			out[i].Wrong = fmt.Sprintf("destination buffer: %v", b.Verdict)
 		}
 	}
 	return out, nil
 }
 
-// makeWarm has both processes make their buffers for warming up, once.
-func (s *Session) makeWarm() error {
-	if s.warm != "" {
-		return nil
-	}
-	_, b, err := s.both(order{Op: opWarm}, order{Op: opWarm})
-	s.warm = b.Remote
-	return err
-}
-
 // pinned sums VmLck and VmPin of the three processes.
 func (s *Session) pinned() (maybe.Number, error) {
-	var sum int64
-	for _, p := range []struct {
-		name string
-		pid  int
-	}{{"initiator", s.initiator.pid()}, {"target", s.target.pid()}, {"pfd", s.daemon}} {
-		if p.pid == s.daemon && s.unseen {
-			continue
-		}
-		n, err := pinned(p.pid)
-		if err != nil {
-			return 0, fmt.Errorf("%s: %w", p.name, err)
-		}
-		sum += n
-	}
-	if s.unseen {
+	sum, err := pinned(s.pids...)
+	if err == nil && len(s.pids) < 3 {
 		return maybe.Unknown(), nil
 	}
-	return maybe.Number(sum), nil
+	return maybe.Number(sum), err
 }
 
 // Close ends both processes and waits for them.
@@ -273,138 +272,4 @@ func (s *Session) Close() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// peer is a test process, as its parent has it.
-type peer struct {
-	name   string
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
-	stderr *tail
-	lines  *lines
-	slot   int
-	forget func() bool // the context
-
-	once sync.Once
-	err  error // of the end
-}
-
-// endPatience is how long a test process may take to end by itself.
-const endPatience = 5 * time.Second
-
-func start(ctx context.Context, name string, o Options) (*peer, error) {
-	if len(o.Command) == 0 {
-		return nil, fmt.Errorf("%w: no command for the test processes", ErrRequest)
-	}
-	p := &peer{name: name, stderr: &tail{}}
-	p.cmd = exec.Command(o.Command[0], o.Command[1:]...)
-	p.cmd.Env = append(os.Environ(), o.Env...)
-	p.cmd.Stderr = p.stderr
-	stdin, err := p.cmd.StdinPipe()
-	if err != nil {
-		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
-	}
-	p.stdin = stdin
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
-	}
-	p.lines = newLines(stdout, stdin)
-	// The process ends when its orders do, and gives its slot back in good order.
-	p.forget = context.AfterFunc(ctx, func() {
-		_ = stdin.Close() // closed already is as good
-		time.AfterFunc(endPatience, p.kill)
-	})
-	return p, nil
-}
-
-// kill ends a process that does not end by itself. Too late is no error.
-func (p *peer) kill() { _ = p.cmd.Process.Kill() }
-
-func (p *peer) pid() int { return p.cmd.Process.Pid }
-
-func (p *peer) send(o order) error {
-	if err := p.lines.send(o); err != nil {
-		return p.gone(err)
-	}
-	return nil
-}
-
-func (p *peer) receive() (reply, error) {
-	var r reply
-	if err := p.lines.receive(&r); err != nil {
-		return r, p.gone(err)
-	}
-	if r.Error != "" {
-		if r.Skipped {
-			return r, &skipped{p.name + ": " + r.Error}
-		}
-		return r, fmt.Errorf("%s: %w", p.name, errors.New(r.Error))
-	}
-	return r, nil
-}
-
-func (p *peer) call(o order) (reply, error) {
-	if err := p.send(o); err != nil {
-		return reply{}, err
-	}
-	return p.receive()
-}
-
-// gone says why a process does not answer: how it ended and its last words.
-func (p *peer) gone(cause error) error {
-	end := p.close()
-	text := strings.TrimSpace(p.stderr.String())
-	switch {
-	case text != "":
-		return fmt.Errorf("%w %s ended (%w): %s", errProcess, p.name, errors.Join(cause, end), text)
-	case end != nil:
-		return fmt.Errorf("%w %s ended: %w", errProcess, p.name, end)
-	}
-	return fmt.Errorf("%w %s ended: %w", errProcess, p.name, cause)
-}
-
-// close ends the process and waits for it. It may be called again.
-func (p *peer) close() error {
-	p.once.Do(func() {
-		// It may be closed already, where the context has ended.
-		if err := p.stdin.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-			p.err = err
-		}
-		kill := time.AfterFunc(endPatience, p.kill)
-		err := p.cmd.Wait()
-		kill.Stop()
-		p.forget()
-		if err != nil {
-			p.err = errors.Join(p.err, fmt.Errorf("%s: %w", p.name, err))
-		}
-	})
-	return p.err
-}
-
-// tail keeps the last words of a process.
-type tail struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-const tailSize = 4 << 10
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf.Write(b)
-	if n := t.buf.Len() - tailSize; n > 0 {
-		t.buf.Next(n)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.buf.String()
 }

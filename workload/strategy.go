@@ -38,11 +38,7 @@ const (
 type place struct{ at, n uint64 }
 
 // serve answers questions until one says stop.
-func (e *perfEnd) serve(ctx context.Context, initiator string) error {
-	back, err := rdma.ParseRemote(initiator)
-	if err != nil {
-		return err
-	}
+func (e *perfEnd) serve(ctx context.Context, back rdma.Remote) error {
 	word, err := rdma.Word(e.words, askPlace+askSize+8)
 	if err != nil {
 		return err
@@ -117,10 +113,7 @@ func (e *perfEnd) say(ctx context.Context, to rdma.Remote, n uint64, failed bool
 		SrcVA: rdma.VAOf(e.words) + wakePlace, Size: askSize, Dst: to, Offset: askPlace, Urgent: true,
 		Notify: &rdma.Notification{Offset: askPlace + askSize, First: first, Last: n},
 	})
-	if err != nil {
-		return err
-	}
-	return pollUntil(ctx, &rdmaTransfer{t})
+	return await(ctx, t, err)
 }
 
 // Putter is an initiator that puts small pieces into a working set of the target by a
@@ -220,7 +213,7 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 	if _, err := p.perf(opPerfFill, perfOrder{Fill: dst}); err != nil {
 		return r, err
 	}
-	before, err := p.pinned()
+	before, err := pinned(p.pids...)
 	if err != nil {
 		return r, err
 	}
@@ -231,7 +224,7 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 	if err := p.warm(ctx); err != nil {
 		return r, err
 	}
-	if err := p.target.send(order{Op: opPerfServe, Perf: perfOrder{Words: p.end.wordsName.String()}}); err != nil {
+	if err := p.target.send(order{Op: opPerfServe, Perf: perfOrder{Words: p.end.wordsName}}); err != nil {
 		return r, err
 	}
 	if err := u.run(s, &r); err != nil {
@@ -245,7 +238,7 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 		return r, err
 	}
 	r.Resident = int64(served.Perf.Resident) * pageSize
-	after, err := p.pinned()
+	after, err := pinned(p.pids...)
 	if err != nil {
 		return r, err
 	}
@@ -265,11 +258,11 @@ func (u *Putter) run(s *Strategy, r *StrategyResult) error {
 	r.Setup = time.Since(start)
 	for range u.q.Puts {
 		at := uint64(random.IntN(u.q.Pages)) * pageSize
-		start := monotonic()
+		start := time.Now()
 		if err := s.put(u, place{at, u.q.Size}); err != nil {
 			return err
 		}
-		r.Latencies = append(r.Latencies, monotonic()-start)
+		r.Latencies = append(r.Latencies, time.Since(start).Nanoseconds())
 		u.put[int(at/pageSize)] = true
 	}
 	r.Elapsed = time.Since(start)
@@ -308,10 +301,7 @@ func (u *Putter) question(a ask) error {
 // write has bytes of this process's memory come to the target's, and waits.
 func (u *Putter) write(from device.VA, n uint64, to rdma.Remote, at uint64) error {
 	t, err := u.p.end.ep.Write(u.ctx, rdma.WriteRequest{SrcVA: from, Size: n, Dst: to, Offset: at})
-	if err != nil {
-		return err
-	}
-	return pollUntil(u.ctx, &rdmaTransfer{t})
+	return await(u.ctx, t, err)
 }
 
 // page is the page of a place.

@@ -33,20 +33,14 @@ type stream struct {
 	Time     time.Duration `json:"time_ns,omitempty"`
 }
 
-// streamed is what came of a run.
-type streamed struct {
-	Transfers int   `json:"transfers"`
-	ElapsedNS int64 `json:"elapsed_ns"`
-}
-
 // lane is one attachment of a stream. Each of its write channels has a source of
 // its own here and a destination of its own at a neighbour.
 type lane struct {
-	ep       *rdmaEndpoint
+	ep       endpoint
 	src, dst []byte
 	free     []func() error
 	to       *lane // whose dst it writes to
-	remote   string
+	remote   rdma.Remote
 }
 
 func (l *lane) close() error {
@@ -59,7 +53,7 @@ func (l *lane) close() error {
 
 // present makes present memory.
 func (l *lane) present(m Memory, size uint64) ([]byte, error) {
-	b, free, err := newMemory(l.ep.ep, m, size)
+	b, free, err := newMemory(l.ep.rdma(), m, size)
 	if err != nil {
 		return nil, err
 	}
@@ -76,12 +70,11 @@ func (p *process) openStream(ctx context.Context, o stream) error {
 	for d := range o.Domains {
 		row := make([]*lane, len(o.Nodes))
 		for i, node := range o.Nodes {
-			l := &lane{}
 			ep, err := attachRDMA(ctx, attachment{Socket: o.Socket, Node: node, Group: fmt.Sprintf("%s-%d", o.Group, d), Method: "gup", Policy: "p1"})
 			if err != nil {
 				return err
 			}
-			l.ep = ep.(*rdmaEndpoint)
+			l := &lane{ep: ep}
 			p.lanes = append(p.lanes, l)
 			row[i] = l
 			if l.src, err = l.present(o.Memory, size); err != nil {
@@ -103,62 +96,44 @@ func (p *process) openStream(ctx context.Context, o stream) error {
 	return nil
 }
 
-// busy is a channel of a lane that is kept busy.
-type busy struct {
-	lane *lane
-	at   uint64 // of its memory in src and dst
-	t    transfer
-}
-
 // runStream keeps o.Channels channels busy for o.Time, waits for the last
 // transfers and checks every byte.
-func (p *process) runStream(ctx context.Context, o stream) (streamed, error) {
-	var s streamed
+func (p *process) runStream(ctx context.Context, o stream) (s Streamed, err error) {
 	if o.Channels < 1 || o.Channels > len(p.lanes)*device.WriteChannels {
 		return s, fmt.Errorf("%d channels of %d", o.Channels, len(p.lanes)*device.WriteChannels)
 	}
-	list := make([]busy, o.Channels)
-	for i := range list {
-		list[i] = busy{lane: p.lanes[i/device.WriteChannels], at: uint64(i%device.WriteChannels) * o.Size}
-		clear(list[i].lane.to.dst[list[i].at:][:o.Size])
+	// Each slot is a channel of a lane, with its own part of src and dst.
+	lane := func(slot int) (l *lane, from, to uint64) {
+		from = uint64(slot%device.WriteChannels) * o.Size
+		return p.lanes[slot/device.WriteChannels], from, from + o.Size
+	}
+	for i := range o.Channels {
+		l, from, to := lane(i)
+		clear(l.to.dst[from:to])
 	}
 	// Collections of what the transfers leave behind are no part of them.
 	runtime.GC()
 	start := time.Now()
-	for inFlight := 1; inFlight > 0; {
-		stop := time.Since(start) >= o.Time || ctx.Err() != nil
-		inFlight = 0
-		for i := range list {
-			b := &list[i]
-			if b.t != nil {
-				over, err := b.t.poll()
-				if err != nil {
-					return s, err
-				}
-				if !over {
-					inFlight++
-					continue
-				}
-				b.t = nil
-				s.Transfers++
-			}
-			if stop {
-				continue
-			}
-			var err error
-			if b.t, err = b.lane.ep.start(rdma.VAOf(b.lane.src)+device.VA(b.at), o.Size, b.lane.remote, b.at, false, false); err != nil {
-				return s, err
-			}
-			inFlight++
+	f := flight{
+		slots: o.Channels,
+		next:  func(int) bool { return time.Since(start) < o.Time },
+		begin: func(slot int) (transfer, error) {
+			l, at, _ := lane(slot)
+			return l.ep.start(rdma.VAOf(l.src)+device.VA(at), o.Size, target{Remote: l.remote}, at, false)
+		},
+		ended: func(_ int, _ time.Time, _ time.Duration, err error) error {
+			s.Transfers++
+			return err
+		},
+	}
+	err = f.run(ctx)
+	s.Elapsed = time.Since(start)
+	for i := 0; i < o.Channels && err == nil; i++ {
+		if l, from, to := lane(i); !bytes.Equal(l.src[from:to], l.to.dst[from:to]) {
+			err = fmt.Errorf("bytes %d to %d of a destination are not the source's", from, to)
 		}
 	}
-	s.ElapsedNS = time.Since(start).Nanoseconds()
-	for _, b := range list {
-		if !bytes.Equal(b.lane.src[b.at:][:o.Size], b.lane.to.dst[b.at:][:o.Size]) {
-			return s, fmt.Errorf("bytes %d to %d of a destination are not the source's", b.at, b.at+o.Size)
-		}
-	}
-	return s, ctx.Err()
+	return s, err
 }
 
 // Stream is a test process that keeps channels busy.
@@ -169,8 +144,8 @@ type Stream struct {
 
 // Streamed is what a Run came to.
 type Streamed struct {
-	Transfers int
-	Elapsed   time.Duration
+	Transfers int           `json:"transfers"`
+	Elapsed   time.Duration `json:"elapsed_ns"`
 }
 
 // OpenStream starts the process and has it attach domains times to every node:
@@ -204,10 +179,7 @@ func OpenStream(ctx context.Context, d Daemon, o Options, domains int, size uint
 // is checked.
 func (s *Stream) Run(channels int, t time.Duration) (Streamed, error) {
 	r, err := s.p.call(order{Op: opStreamRun, Stream: stream{Channels: channels, Time: t, Size: s.size}})
-	if err != nil {
-		return Streamed{}, err
-	}
-	return Streamed{r.Streamed.Transfers, time.Duration(r.Streamed.ElapsedNS)}, nil
+	return r.Streamed, err
 }
 
 // Close ends the process.

@@ -89,14 +89,9 @@ func (p *pair) transfers(t testing.TB, r row, state string, seed int) []int64 {
 	size := r.size * uint64(r.parts)
 	p.from.do(object{"op": "prepare", "prepare": object{"state": "present", "size": size, "seed": seed}})
 	remote := p.to.do(object{"op": "prepare", "prepare": object{"state": state, "size": size, "seed": seed + 1}}).Remote
-	o := p.from.do(object{"op": "write", "write": object{
-		"remote": remote, "waiting": "poll", "timeout_ns": patience.Nanoseconds(), "parts": r.parts, "warm": p.warm, "warm_time_ns": 20e6,
-	}}).Outcome
-	if !o.Done || len(o.PartNS) != r.parts {
-		t.Fatalf("%+v ended so: %+v", r, o)
-	}
+	ns := p.from.write(t, remote, r.parts, object{"waiting": "poll", "timeout_ns": patience.Nanoseconds(), "warm": p.warm, "warm_time_ns": 20e6})
 	verify(t, p.to, object{"state": "present", "seed": seed}, size>>12)
-	return o.PartNS[r.cold:]
+	return ns[r.cold:]
 }
 
 // startPFD starts a pfd by the command line of launch, with the first nodes of a guest. It
@@ -172,9 +167,7 @@ func (f *fleet) accessesOf(p *pair, state string) float64 {
 	p.from.do(object{"op": "prepare", "prepare": object{"state": "present", "size": size, "seed": 1}})
 	remote := p.to.do(object{"op": "prepare", "prepare": object{"state": state, "size": size, "seed": 2}}).Remote
 	before := f.accesses(2)
-	if o := p.from.do(object{"op": "write", "write": object{"remote": remote, "waiting": "poll", "timeout_ns": time.Hour.Nanoseconds(), "parts": parts}}).Outcome; !o.Done {
-		f.t.Fatalf("transfers to %s memory: %+v", state, o)
-	}
+	p.from.write(f.t, remote, parts, object{"waiting": "poll", "timeout_ns": time.Hour.Nanoseconds()})
 	return float64(f.accesses(2)-before) / parts
 }
 

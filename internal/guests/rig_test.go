@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -214,12 +215,12 @@ type object map[string]any
 
 // reply is what is looked at of a test process's answer.
 type reply struct {
-	Error   string
-	Remote  string
-	Outcome struct {
-		Done   bool
-		Error  string
-		PartNS []int64 `json:"part_ns"`
+	Error    string
+	Remote   string
+	Outcomes []struct {
+		Done      bool
+		Error     string
+		LatencyNS int64 `json:"latency_ns"`
 	}
 	Verdict struct {
 		Wrong    uint64
@@ -227,6 +228,24 @@ type reply struct {
 		Missing  int
 		Resident int
 	}
+}
+
+// write has a process make n transfers to or from what another one has exported, of equal
+// parts of its buffer, and returns how long each took, ns.
+func (p *process) write(t testing.TB, remote string, n int, more object) (ns []int64) {
+	t.Helper()
+	o := object{"targets": []object{{"remote": remote}}, "parts": n}
+	maps.Copy(o, more)
+	r := p.do(object{"op": "write", "write": o})
+	for _, out := range r.Outcomes {
+		if ns = append(ns, out.LatencyNS); !out.Done {
+			t.Fatalf("transfer %d of %d ended so: %s", len(ns), n, out.Error)
+		}
+	}
+	if len(ns) != n {
+		t.Fatalf("%d transfers were made, want %d", len(ns), n)
+	}
+	return ns
 }
 
 func (p *process) do(o object) reply {

@@ -108,9 +108,7 @@ echo $most`)
 	size := uint64(mib) << 20
 	p.from.do(object{"op": "prepare", "prepare": object{"state": "present", "size": size, "seed": 1, "unproven": true}})
 	remote := p.to.do(object{"op": "prepare", "prepare": object{"state": "absent", "size": size, "seed": 2, "unproven": true}}).Remote
-	if o := p.from.do(object{"op": "write", "write": object{"remote": remote, "waiting": "wait", "timeout_ns": time.Hour.Nanoseconds(), "parts": mib}}).Outcome; !o.Done {
-		t.Errorf("%d MiB: %+v", mib, o)
-	}
+	p.from.write(t, remote, mib, object{"waiting": "wait", "timeout_ns": time.Hour.Nanoseconds()})
 	// Some of the pages are in swap.
 	v := p.to.do(object{"op": "verify", "verify": object{"arrived": true, "source": object{"state": "present", "seed": 1}, "source_data": guard}}).Verdict
 	if v.Wrong != 0 {

@@ -100,10 +100,7 @@ func TestTwoGuests(t *testing.T) {
 
 func transfer(t testing.TB, p *process, remote string, read bool) {
 	t.Helper()
-	r := p.do(object{"op": "write", "write": object{"remote": remote, "waiting": "wait", "timeout_ns": patience.Nanoseconds(), "read": read}})
-	if !r.Outcome.Done || r.Outcome.Error != "" {
-		t.Fatalf("the transfer ended so: %+v", r.Outcome)
-	}
+	p.write(t, remote, 1, object{"waiting": "wait", "timeout_ns": patience.Nanoseconds(), "read": read})
 }
 
 // guard is the number of bytes before the data of a buffer (workload/buffer.go).

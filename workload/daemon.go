@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -73,30 +74,26 @@ func StartDaemon(ctx context.Context, program string, nodes int, args ...string)
 func (d *DaemonProcess) waitReady(ctx context.Context, l *net.UnixConn) error {
 	ctx, cancel := context.WithTimeout(ctx, readyPatience)
 	defer cancel()
-	ready := make(chan error, 1)
 	go func() {
-		for {
-			b := make([]byte, 4096)
-			n, err := l.Read(b)
-			if err != nil {
-				ready <- fmt.Errorf("notification socket: %w", err)
-				return
-			}
-			for line := range strings.Lines(string(b[:n])) {
-				if strings.TrimSpace(line) == "READY=1" {
-					ready <- nil
-					return
-				}
-			}
+		select {
+		case <-d.ended:
+		case <-ctx.Done():
 		}
+		_ = l.SetReadDeadline(time.Now()) // it is closed where pfd was ready
 	}()
-	select {
-	case err := <-ready:
-		return err
-	case <-d.ended:
-		return errors.New("pfd ended before it was ready") // Stop tells what it said
-	case <-ctx.Done():
-		return fmt.Errorf("pfd is not ready: %w: %s", ctx.Err(), strings.TrimSpace(d.stderr.String()))
+	for b := make([]byte, 4096); ; {
+		n, err := l.Read(b)
+		switch {
+		case err == nil && slices.Contains(strings.Fields(string(b[:n])), "READY=1"):
+			return nil
+		case err == nil:
+		case ctx.Err() != nil:
+			return fmt.Errorf("pfd is not ready: %w: %s", ctx.Err(), strings.TrimSpace(d.stderr.String()))
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return errors.New("pfd ended before it was ready") // Stop tells what it said
+		default:
+			return fmt.Errorf("notification socket: %w", err)
+		}
 	}
 }
 

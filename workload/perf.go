@@ -30,8 +30,6 @@ type Perf struct {
 	end    *perfEnd
 	target *peer
 	seed   uint64
-	*perfPlace
-	places map[Memory]*perfPlace
 	pids   []int // the initiator's, pfd's, and the target's where it is another
 }
 
@@ -101,7 +99,7 @@ func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, e
 	if err != nil {
 		return nil, err
 	}
-	p = &Perf{daemon: d, seed: uint64(time.Now().UnixNano()), places: make(map[Memory]*perfPlace), pids: []int{unix.Getpid(), at.daemon}}
+	p = &Perf{daemon: d, seed: uint64(time.Now().UnixNano()), pids: []int{unix.Getpid(), at.daemon}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())
@@ -244,6 +242,14 @@ type PerfRow struct {
 	Start     int64 // of the first transfer, CLOCK_MONOTONIC, ns
 }
 
+// Transfers returns how many there were, those that do not count included.
+func (r *PerfResult) Transfers() (n int) {
+	for _, w := range r.Rows {
+		n += w.Transfers
+	}
+	return n
+}
+
 // Rate gives bytes and transfers a second: all rows, and the best one's.
 func (r *PerfResult) Rate() (bytes, transfers, peak float64) {
 	var sum PerfRow
@@ -276,24 +282,16 @@ func (r *PerfResult) Amid(others [][]PerfRow) (list []int64) {
 
 // Check refuses what cannot be measured.
 func (q *PerfRun) Check() error {
-	for _, c := range []struct {
-		bad  bool
-		text string
-	}{
-		{q.Size < 1 || q.Size > MaxSize, fmt.Sprintf("size %d: want 1 to %d bytes", q.Size, uint64(MaxSize))},
-		{q.Depth > MaxParallel, fmt.Sprintf("depth %d: want at most %d", q.Depth, MaxParallel)},
-		{q.Memory != "" && !slices.Contains(Memories, q.Memory), fmt.Sprintf("memory %q: want one of %q", q.Memory, Memories)},
-		{q.Order != "" && !slices.Contains(Patterns, q.Order), fmt.Sprintf("pattern %q: want one of %v", q.Order, Patterns)},
-		{q.Count < 1 && q.Time <= 0, "give a count (-n) or a duration (-D)"},
-		{q.Src < 0 || q.Src > 1 || q.Dst < 0 || q.Dst > 1, "a probability is 0 to 1"},
-		{q.Notify && (q.Read || q.Depth > 1), "a notification needs writes one after the other"},
-		{q.Notify && q.Order == Zipf, "a notification needs a part a transfer"},
-	} {
-		if c.bad {
-			return fmt.Errorf("%w: %s", ErrRequest, c.text)
-		}
-	}
-	return nil
+	return refuse(
+		refusal{q.Size < 1 || q.Size > MaxSize, fmt.Sprintf("size %d: want 1 to %d bytes", q.Size, uint64(MaxSize))},
+		refusal{q.Depth > MaxParallel, fmt.Sprintf("depth %d: want at most %d", q.Depth, MaxParallel)},
+		refusal{q.Memory != "" && !slices.Contains(Memories, q.Memory), fmt.Sprintf("memory %q: want one of %q", q.Memory, Memories)},
+		refusal{q.Order != "" && !slices.Contains(Patterns, q.Order), fmt.Sprintf("pattern %q: want one of %v", q.Order, Patterns)},
+		refusal{q.Count < 1 && q.Time <= 0, "give a count (-n) or a duration (-D)"},
+		refusal{q.Src < 0 || q.Src > 1 || q.Dst < 0 || q.Dst > 1, "a probability is 0 to 1"},
+		refusal{q.Notify && (q.Read || q.Depth > 1), "a notification needs writes one after the other"},
+		refusal{q.Notify && q.Order == Zipf, "a notification needs a part a transfer"},
+	)
 }
 
 // cold gives how many transfers, the first of a row of n, do not count: they meet caches
@@ -330,27 +328,17 @@ func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 
 // reserve gives both ends memory for parts, which it had before but for anew.
 func (p *Perf) reserve(memory Memory, size uint64, parts int, anew bool) error {
-	if err := p.end.use(memory); err != nil {
+	if err := p.end.use(memory); err != nil || !anew && p.end.size == size && p.end.parts == parts {
 		return err
 	}
-	kind := p.end.kind
-	if p.places[kind] == nil {
-		p.places[kind] = &perfPlace{}
-	}
-	p.perfPlace = p.places[kind]
-	if !anew && p.size == size && p.parts == parts {
-		return nil
-	}
-	p.size = 0
 	if err := p.end.make(memory, size, parts); err != nil {
 		return err
 	}
 	a, err := p.perf(opPerfMake, perfOrder{Memory: memory, Size: size, Parts: parts})
-	if err != nil {
-		return err
+	if p.end.toData, p.end.toWords = a.Data, a.Words; err != nil {
+		p.end.size = 0
 	}
-	*p.perfPlace = perfPlace{size, parts, a.Data, a.Words}
-	return nil
+	return err
 }
 
 // A process that was just busy is not itself for a while: Go's runtime looks every 20 us
@@ -360,7 +348,7 @@ const perfRest = 20 * time.Millisecond
 // row makes one row of transfers.
 func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 	p.seed++
-	parts := q.Order.order(p.parts, p.seed)
+	parts := q.Order.order(p.end.parts, p.seed)
 	src, err := p.fill(q)
 	if err != nil {
 		return err
@@ -439,7 +427,7 @@ func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
 	}
 	err = p.end.fill(mine)
 	a, e := p.target.receive()
-	p.data = a.Perf.Data
+	p.end.toData = a.Perf.Data
 	return src, errors.Join(err, e)
 }
 
@@ -461,7 +449,7 @@ func (p *Perf) Prepare(q PerfRun) (src, dst Place, err error) {
 		return src, dst, err
 	}
 	time.Sleep(perfRest)
-	return Place{p.pids[0], rdma.VAOf(p.end.data), p.end.stride}, Place{p.Target(), p.data.VA, p.end.stride}, nil
+	return Place{p.pids[0], p.end.data.name.VA, p.end.stride}, Place{p.Target(), p.end.toData.VA, p.end.stride}, nil
 }
 
 // Where a row has messages they are here in words, a pair of completion words after each.
@@ -474,7 +462,7 @@ const (
 // warm has small writes go on for a while.
 func (p *Perf) warm(ctx context.Context) error {
 	return warmUp(ctx, perfRest, func() (transfer, error) {
-		return p.end.ep.Write(ctx, rdma.WriteRequest{SrcVA: rdma.VAOf(p.end.words) + wakePlace, Size: 16, Dst: p.words, Offset: wakePlace})
+		return p.end.ep.Write(ctx, rdma.WriteRequest{SrcVA: p.end.words.name.VA + wakePlace, Size: 16, Dst: p.end.toWords, Offset: wakePlace})
 	})
 }
 
@@ -508,7 +496,7 @@ func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencie
 // prefetch brings in this end's memory, part by part.
 func (p *Perf) prefetch(ctx context.Context, q *PerfRun, parts []int) error {
 	for _, part := range parts {
-		if err := p.end.ep.Prefetch(ctx, rdma.VAOf(p.end.data)+device.VA(uint64(part)*p.end.stride), q.Size, q.Read); err != nil {
+		if err := p.end.ep.Prefetch(ctx, p.end.data.name.VA+device.VA(uint64(part)*p.end.stride), q.Size, q.Read); err != nil {
 			return err
 		}
 	}
@@ -517,13 +505,13 @@ func (p *Perf) prefetch(ctx context.Context, q *PerfRun, parts []int) error {
 
 func (p *Perf) begin(ctx context.Context, q *PerfRun, part int) (*rdma.Transfer, error) {
 	at := uint64(part) * p.end.stride
-	va := rdma.VAOf(p.end.data) + device.VA(at)
+	va := p.end.data.name.VA + device.VA(at)
 	if q.Read {
-		return p.end.ep.Read(ctx, rdma.ReadRequest{DstVA: va, Size: q.Size, Src: p.data, Offset: at})
+		return p.end.ep.Read(ctx, rdma.ReadRequest{DstVA: va, Size: q.Size, Src: p.end.toData, Offset: at})
 	}
-	w := rdma.WriteRequest{SrcVA: va, Size: q.Size, Dst: p.data, Offset: at}
+	w := rdma.WriteRequest{SrcVA: va, Size: q.Size, Dst: p.end.toData, Offset: at}
 	if q.Notify {
-		w.Notify = &rdma.Notification{VA: p.words.VA + device.VA(16*part), First: 1, Last: p.seed}
+		w.Notify = &rdma.Notification{VA: p.end.toWords.VA + device.VA(16*part), First: 1, Last: p.seed}
 	}
 	return p.end.ep.Write(ctx, w)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,6 +49,21 @@ type perfFill struct {
 
 func (f perfFill) absent(page uint64) bool {
 	return f.Absent >= 1 || f.Absent > 0 && float64(word(^f.Seed, page)>>11)/(1<<53) < f.Absent
+}
+
+// runs divides so many bytes, whole pages, into runs of pages that are absent or are not.
+func (f perfFill) runs(size uint64) iter.Seq2[span, bool] {
+	return func(yield func(span, bool) bool) {
+		for s := (span{}); s.to < size; s.from = s.to {
+			absent := f.absent(s.from / pageSize)
+			for s.to < size && f.absent(s.to/pageSize) == absent {
+				s.to += pageSize
+			}
+			if !yield(s, absent) {
+				return
+			}
+		}
+	}
 }
 
 // word gives word i of the memory.
@@ -121,37 +137,23 @@ func (e *perfEnd) make(kind Memory, size uint64, parts int) error {
 		return fmt.Errorf("%w: %d parts of %d bytes: want %d bytes at most", ErrRequest, parts, size, uint64(perfLimit))
 	}
 	e.stride = stride(size)
-	if err := e.alloc(&e.data, &e.dataName, e.kind, e.stride*uint64(parts)); err != nil {
-		return err
+	var err error
+	if e.data, err = newArea(e.ep, e.kind, e.stride*uint64(parts)); err == nil {
+		e.words, err = newArea(e.ep, Shared, wordsSize)
 	}
-	if err := e.alloc(&e.words, &e.wordsName, Shared, wordsSize); err != nil {
-		return err
-	}
-	clear(e.words)
-	return nil
-}
-
-func (e *perfEnd) alloc(to *[]byte, name *rdma.Remote, kind Memory, size uint64) error {
-	b, free, err := newMemory(e.ep, kind, size)
 	if err != nil {
 		return err
 	}
-	*to, e.free = b, append(e.free, free)
-	*name, err = e.ep.Export(b)
-	return err
+	clear(e.words.b)
+	e.size, e.parts = size, parts
+	return nil
 }
 
 // release frees the memory of the kind that is measured.
 func (e *perfEnd) release() error {
-	e.ep.Unexport(e.dataName)
-	e.ep.Unexport(e.wordsName)
-	for _, free := range e.free {
-		if err := free(); err != nil {
-			return err
-		}
-	}
+	err := errors.Join(e.data.close(e.ep), e.words.close(e.ep))
 	*e.perfMemory = perfMemory{kind: e.kind}
-	return nil
+	return err
 }
 
 // fillTries bounds the attempts of fill: a page-in that was asked for before may come late.
@@ -164,71 +166,52 @@ func (e *perfEnd) fill(f perfFill) error {
 	if e.kind == Any {
 		drop = unix.MADV_DONTNEED
 	}
-	b := e.data
-	pages := uint64(len(b)) / pageSize
+	b, va := e.data.b, e.data.name.VA
 	for range fillTries {
 		if f.Absent < 1 {
 			for i := uint64(0); i < uint64(len(b)); i += 8 {
 				binary.LittleEndian.PutUint64(b[i:], f.word(i/8))
 			}
 		}
-		want := 0
-		for i := uint64(0); i < pages; {
-			n := i
-			for n < pages && f.absent(n) {
-				n++
-			}
-			if n == i {
-				i, want = i+1, want+1
+		there := 0
+		for s, absent := range f.runs(uint64(len(b))) {
+			if !absent {
+				there += int((s.to - s.from) / pageSize)
 				continue
 			}
-			if err := unix.Madvise(b[i*pageSize:n*pageSize], drop); err != nil {
+			if err := unix.Madvise(b[s.from:s.to], drop); err != nil {
 				return fmt.Errorf("taking pages away: madvise: %w", err)
 			}
 			// Of these alone: those that are there would be missed once more, too.
 			if e.kind == Shared {
-				if err := e.ep.Invalidate(rdma.VAOf(b[i*pageSize:]), (n-i)*pageSize); err != nil {
+				if err := e.ep.Invalidate(va+device.VA(s.from), s.to-s.from); err != nil {
 					return err
 				}
 			}
-			i = n
 		}
 		resident, err := e.resident()
 		if err != nil {
 			return err
 		}
-		if resident == want {
-			return e.enter(f)
+		if resident != there {
+			time.Sleep(time.Millisecond)
+			continue
 		}
-		time.Sleep(time.Millisecond)
+		// A device that has tables of its own gets the pages that are there entered: the
+		// first transfer of each would fault otherwise.
+		for s, absent := range f.runs(uint64(len(b))) {
+			if !absent && !e.ep.Info().SVA() {
+				err = errors.Join(err, e.ep.Prefetch(context.Background(), va+device.VA(s.from), s.to-s.from, true))
+			}
+		}
+		return err
 	}
 	return fmt.Errorf("pages that were taken away come back: somebody else still brings them in")
 }
 
-// enter has the pages that are there entered in the tables of a device that has its own:
-// the first transfer of each would fault otherwise.
-func (e *perfEnd) enter(f perfFill) error {
-	if e.ep.Info().SVA() {
-		return nil
-	}
-	pages := uint64(len(e.data)) / pageSize
-	for i := uint64(0); i < pages; i++ {
-		first := i
-		for i < pages && !f.absent(i) {
-			i++
-		}
-		if i > first {
-			if err := e.ep.Prefetch(context.Background(), e.dataName.VA+device.VA(first*pageSize), (i-first)*pageSize, true); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 func (e *perfEnd) resident() (int, error) {
 	if !e.ep.Info().SVA() {
-		return residentShared(e.data)
+		return residentShared(e.data.b)
 	}
 	if e.pages == nil {
 		var err error
@@ -236,13 +219,13 @@ func (e *perfEnd) resident() (int, error) {
 			return 0, err
 		}
 	}
-	return e.pages.resident(e.data)
+	return e.pages.resident(e.data.b)
 }
 
 // check compares every byte of parts that were transferred with what from says the
 // source held, and of the others with what they were.
 func (e *perfEnd) check(size uint64, order []int, from perfFill) error {
-	b := e.data
+	b := e.data.b
 	came := make(map[int]bool, len(order))
 	for _, part := range order {
 		came[part] = true
@@ -263,14 +246,14 @@ func (e *perfEnd) check(size uint64, order []int, from perfFill) error {
 }
 
 func (e *perfEnd) touch() {
-	b := e.data
+	b := e.data.b
 	for i := 0; i < len(b); i += pageSize {
 		b[i] = 0
 	}
 }
 
 // word gives the second of part i's completion words.
-func (e *perfEnd) word(i int) (*uint64, error) { return rdma.Word(e.words, uint64(16*i+8)) }
+func (e *perfEnd) word(i int) (*uint64, error) { return rdma.Word(e.words.b, uint64(16*i+8)) }
 
 // watch waits for the notification of each part and takes the time.
 func (e *perfEnd) watch(ctx context.Context, order []int, last uint64) ([]int64, error) {
@@ -316,17 +299,17 @@ func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, e
 	switch {
 	case err != nil:
 		return r, err
-	case o != opPerfMake && (e.perfMemory == nil || e.data == nil):
+	case o != opPerfMake && (e.perfMemory == nil || e.data.b == nil):
 		return r, fmt.Errorf("%s before %s", o, opPerfMake)
 	}
 	switch o {
 	case opPerfMake:
 		if err = e.make(q.Memory, q.Size, q.Parts); err == nil {
-			r.Data, r.Words = e.dataName, e.wordsName
+			r.Data, r.Words = e.data.name, e.words.name
 		}
 	case opPerfFill:
 		if err = e.fill(q.Fill); err == nil {
-			r.Data = e.dataName
+			r.Data = e.data.name
 		}
 	case opPerfTouch:
 		e.touch()

@@ -46,46 +46,57 @@ func memoryOf(ep *rdma.Endpoint, m Memory) (Memory, error) {
 	return have[0], nil
 }
 
-// newMemory makes absent memory of a kind, and tells how it is freed.
-func newMemory(ep *rdma.Endpoint, m Memory, size uint64) (b []byte, free func() error, err error) {
+// area is memory of an endpoint, with its name for the other process.
+type area struct {
+	b    []byte
+	name rdma.Remote
+	free func() error
+}
+
+// newArea makes absent memory of a kind.
+func newArea(ep *rdma.Endpoint, m Memory, size uint64) (a area, err error) {
 	if m, err = memoryOf(ep, m); err != nil {
-		return nil, nil, err
+		return a, err
 	}
 	if m != memories(ep)[0] {
-		b, err = unix.Mmap(-1, 0, int(roundUp(size, pageSize)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		b, err := unix.Mmap(-1, 0, int(roundUp(size, pageSize)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 		if err != nil {
-			return nil, nil, fmt.Errorf("memory of %d bytes: %w", size, os.NewSyscallError("mmap", err))
+			return a, fmt.Errorf("memory of %d bytes: %w", size, os.NewSyscallError("mmap", err))
 		}
-		free = func() error { return os.NewSyscallError("munmap", unix.Munmap(b)) }
+		a = area{b: b, free: func() error { return os.NewSyscallError("munmap", unix.Munmap(b)) }}
 	} else {
 		buffer, err := ep.Alloc(int(size))
 		if err != nil {
-			return nil, nil, err
+			return a, err
 		}
-		b, free = buffer.Bytes(), buffer.Free
+		a = area{b: buffer.Bytes(), free: buffer.Free}
 	}
 	// With huge pages one touch would bring in 512 pages of 4 KiB. Where there are none there is nothing to forbid.
-	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE)
-	return b, free, nil
+	_ = unix.Madvise(a.b, unix.MADV_NOHUGEPAGE)
+	a.name, err = ep.Export(a.b)
+	return a, err
+}
+
+// close frees the memory, if there is some.
+func (a *area) close(ep *rdma.Endpoint) error {
+	if a.free == nil {
+		return nil
+	}
+	ep.Unexport(a.name)
+	return a.free()
 }
 
 // perfMemory is one end's memory of a kind.
 type perfMemory struct {
-	kind        Memory
-	data, words []byte
-	free        []func() error
-	stride      uint64 // of the parts
-	filled      perfFill
-	dataName    rdma.Remote
-	wordsName   rdma.Remote
-}
+	kind   Memory
+	size   uint64 // of the parts; 0: there is no memory, or it is nobody else's
+	parts  int
+	stride uint64 // from one part to the next
+	filled perfFill
 
-// perfPlace is what the initiator knows of both ends' memory of a kind.
-type perfPlace struct {
-	size  uint64 // of the parts that both ends have now
-	parts int
-	data  rdma.Remote // the target's
-	words rdma.Remote
+	data, words area
+	// What the initiator knows of the target's memory of the kind.
+	toData, toWords rdma.Remote
 }
 
 // Memories gives the kinds of memory that can be measured, that of Endpoint.Alloc first.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -85,15 +86,14 @@ type process struct {
 	attach   attachFunc
 	endpoint endpoint
 	pages    *pagemap
-	buffers  []*buffer
-	warm     *buffer // small and present, for transfers that are not measured
-	lanes    []*lane // of a stream
+	buffers  [MaxParallel + 1]*buffer // the last one for transfers that are not measured
+	lanes    []*lane                  // of a stream
 	perf     *perfEnd
 }
 
 func (p *process) close() error {
 	var errs []error
-	for _, b := range append(p.buffers, p.warm) {
+	for _, b := range p.buffers {
 		errs = append(errs, b.close())
 	}
 	if p.perf != nil {
@@ -125,18 +125,18 @@ func (p *process) obey(ctx context.Context, o order) reply {
 		err = fmt.Errorf("%s before %s", o.Op, opAttach)
 	case strings.HasPrefix(string(o.Op), "perf-"):
 		r.Perf, err = p.obeyPerf(ctx, o.Op, o.Perf)
-	case o.Op == opPrepare:
-		r.Remote, err = p.prepare(o.Buffer, o.Prepare)
 	case o.Op == opStats:
 		r.Pages = p.endpoint.pages()
-	case o.Op == opWarm:
-		r.Remote, err = p.makeWarm()
 	case o.Op == opWrite:
 		r.Outcomes, err = p.write(ctx, o.Write)
-	case o.Op == opVerify && o.Buffer < len(p.buffers):
+	case o.Buffer < 0 || o.Buffer >= len(p.buffers):
+		err = fmt.Errorf("%s: buffer %d of %d", o.Op, o.Buffer, len(p.buffers))
+	case o.Op == opPrepare:
+		r.Remote, err = p.prepare(o.Buffer, o.Prepare)
+	case o.Op == opVerify && p.buffers[o.Buffer] != nil:
 		r.Verdict, err = p.buffers[o.Buffer].check(o.Verify, p.pages)
 	default:
-		err = fmt.Errorf("order %q of buffer %d of %d: there is no such order, or no such buffer", o.Op, o.Buffer, len(p.buffers))
+		err = fmt.Errorf("%q before %s, or no order", o.Op, opPrepare)
 	}
 	if err != nil {
 		r.Error, r.Skipped = err.Error(), errors.Is(err, ErrSkipped)
@@ -163,17 +163,11 @@ func (p *process) attachTo(ctx context.Context, a attachment) (attached, error) 
 // prepareTries bounds the attempts of prepare.
 const prepareTries = 8
 
-// prepare makes buffer i anew, or one more, and proves its state: no test is worth much
+// prepare makes buffer i anew and proves its state: no test is worth much
 // whose absent pages are there. Where buffers are shared, a page-in that was
 // asked for the buffer before may come late and find this one at its address:
 // then another is made, at another.
 func (p *process) prepare(i int, order prepare) (rdma.Remote, error) {
-	switch {
-	case i > len(p.buffers) || i >= MaxParallel:
-		return rdma.Remote{}, fmt.Errorf("buffer %d of %d", i, len(p.buffers))
-	case i == len(p.buffers):
-		p.buffers = append(p.buffers, nil)
-	}
 	err := p.buffers[i].close()
 	p.buffers[i] = nil
 	var late []*buffer
@@ -199,48 +193,38 @@ func (p *process) prepare(i int, order prepare) (rdma.Remote, error) {
 	return p.endpoint.export(p.buffers[i].addr(), order.Size)
 }
 
-// warmSize is the size of a transfer that wakes everybody up.
-const warmSize = 16
-
-func (p *process) makeWarm() (rdma.Remote, error) {
-	if p.warm == nil {
-		b, err := newBuffer(prepare{State: Present, Size: warmSize}, p.endpoint.rdma())
-		if err != nil {
-			return rdma.Remote{}, err
-		}
-		p.warm = b
-	}
-	return p.endpoint.export(p.warm.addr(), warmSize)
-}
+// Warming up: from the last buffer, of so many bytes.
+const (
+	warmBuffer = MaxParallel
+	warmSize   = 16
+)
 
 // write makes the transfers of all buffers at once, those of a buffer's parts one after
 // the other until one fails.
 func (p *process) write(ctx context.Context, o writeOrder) ([]outcome, error) {
-	if len(o.Targets) != len(p.buffers) || len(p.buffers) == 0 {
-		return nil, fmt.Errorf("%d targets for %d buffers", len(o.Targets), len(p.buffers))
+	n := len(o.Targets)
+	if n < 1 || n > MaxParallel || slices.Contains(p.buffers[:n], nil) {
+		return nil, fmt.Errorf("%d targets: not a buffer for each", n)
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	if o.Warm != (rdma.Remote{}) {
-		if p.warm == nil {
-			return nil, fmt.Errorf("%s before %s", opWrite, opWarm)
-		}
+	if warm := p.buffers[warmBuffer]; warm != nil && o.Warm != (rdma.Remote{}) {
 		if err := warmUp(ctx, o.WarmTime, func() (transfer, error) {
-			return p.endpoint.start(p.warm.addr(), warmSize, target{Remote: o.Warm}, 0, false)
+			return p.endpoint.start(warm.addr(), warmSize, target{Remote: o.Warm}, 0, false)
 		}); err != nil {
 			return []outcome{{Error: err.Error(), Stuck: true}}, nil
 		}
 	}
 	parts := max(o.Parts, 1)
-	lists, place := make([][]outcome, len(p.buffers)), 0
+	lists, place := make([][]outcome, n), 0
 	for i := range lists {
 		lists[i] = make([]outcome, 0, parts)
 	}
 	f := flight{
-		slots: len(p.buffers), sleep: o.Waiting == Wait,
+		slots: n, sleep: o.Waiting == Wait,
 		next: func(i int) bool {
-			n := len(lists[i])
-			if n == parts || n > 0 && !lists[i][n-1].Done {
+			made := len(lists[i])
+			if made == parts || made > 0 && !lists[i][made-1].Done {
 				return false
 			}
 			lists[i] = append(lists[i], outcome{Stuck: true})

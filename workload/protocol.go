@@ -13,10 +13,9 @@ type op string
 
 const (
 	opAttach  op = "attach"  // attach to a node: once, first of all
-	opPrepare op = "prepare" // make a buffer anew, or one more
+	opPrepare op = "prepare" // make a buffer anew, and export it
 	opWrite   op = "write"   // write the buffers to the target's, or read those
 	opVerify  op = "verify"  // check a buffer
-	opWarm    op = "warm"    // make and export a small buffer for warming up
 	opStats   op = "stats"   // count what the library's page-fault thread did
 )
 
@@ -54,8 +53,8 @@ type writeOrder struct {
 	Targets []target      `json:"targets"`
 	Waiting Waiting       `json:"waiting"`
 	Timeout time.Duration `json:"timeout_ns"`
-	// Warm, where it is given, is the target's small buffer: writes into it come
-	// first, and are not measured.
+	// Warm, where it is given, is the target's buffer warmBuffer: writes into it come
+	// first, from that of this process, and are not measured.
 	Warm rdma.Remote `json:"warm,omitzero"`
 	// WarmTime is for how long they go on; 0: one is made.
 	WarmTime time.Duration `json:"warm_time_ns,omitempty"`

@@ -64,12 +64,25 @@ type Result struct {
 
 // newResult gives one of which nothing is known yet.
 func newResult(q *Request) Result {
-	r := Result{Waiting: q.Waiting, CountersNode: q.From, CountersOthers: maybe.Unknown(), Latency: summarize(nil), ThroughputGbps: maybe.Unknown(), PinnedBytes: maybe.Unknown()}
+	r := Result{Waiting: q.Waiting, CountersNode: q.From, Latency: summarize(nil), ThroughputGbps: maybe.Unknown(), PinnedBytes: maybe.Unknown()}
 	if q.Read {
 		r.CountersNode = q.To // the blocks come from there
 	}
-	unknownTally().put(&r)
+	r.unknown()
 	return r
+}
+
+// counts are the counters that are compared with what they were before.
+func (r *Result) counts() [6]*maybe.Number {
+	return [...]*maybe.Number{&r.Faults, &r.PagesPagedIn, &r.RAPF, &r.Retransmits, &r.Timeouts, &r.Guards}
+}
+
+// unknown says of all counters that they are not known.
+func (r *Result) unknown() {
+	for _, n := range r.counts() {
+		*n = maybe.Unknown()
+	}
+	r.CountersOthers = maybe.Unknown()
 }
 
 // OK tells whether every transfer arrived and every byte was right.

@@ -43,20 +43,12 @@ const MaxOffset = 1 << 30
 // Check refuses what cannot be carried out; its error matches ErrRequest. A
 // size of 0 is no such thing: the library refuses it, and that is worth seeing.
 func (q *Request) Check() error {
-	for _, c := range []struct {
-		bad  bool
-		text string
-	}{
-		{q.Count < 1, fmt.Sprintf("count %d: want 1 or more", q.Count)},
-		{q.Size > MaxSize, fmt.Sprintf("size %d: a transfer has at most %d bytes", q.Size, uint64(MaxSize))},
-		{q.Offset > MaxOffset, fmt.Sprintf("offset %d: want at most %d", q.Offset, MaxOffset)},
-		{q.From < 0 || q.To < 0, "nodes are counted from 0"},
-	} {
-		if c.bad {
-			return fmt.Errorf("%w: %s", ErrRequest, c.text)
-		}
-	}
-	return nil
+	return refuse(
+		refusal{q.Count < 1, fmt.Sprintf("count %d: want 1 or more", q.Count)},
+		refusal{q.Size > MaxSize, fmt.Sprintf("size %d: a transfer has at most %d bytes", q.Size, uint64(MaxSize))},
+		refusal{q.Offset > MaxOffset, fmt.Sprintf("offset %d: want at most %d", q.Offset, MaxOffset)},
+		refusal{q.From < 0 || q.To < 0, "nodes are counted from 0"},
+	)
 }
 
 // Parallel is what one of several transfers is to be.
@@ -170,7 +162,7 @@ func ended(ctx context.Context, d Daemon, pid int) bool {
 }
 
 func (s *Session) run(ctx context.Context, d Daemon, q Request, set []Parallel, r *Result) ([]Completion, error) {
-	before, err := s.tally(ctx, d, q.Options, r.CountersNode)
+	before, err := s.count(ctx, d, q.Options, r.CountersNode)
 	if err != nil {
 		return nil, err
 	}
@@ -178,15 +170,19 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, set []Parallel, 
 	if r.Failed > 0 && err == nil {
 		s.explain(ctx, d, q.Options, r)
 	}
-	after, tallyErr := s.tally(ctx, d, q.Options, r.CountersNode)
-	if tallyErr == nil {
-		after.since(before).put(r)
+	after, countErr := s.count(ctx, d, q.Options, r.CountersNode)
+	if countErr == nil {
+		then, now := before.counts(), after.counts()
+		for i, n := range r.counts() {
+			*n = now[i].Since(*then[i])
+		}
+		r.CountersOthers = max(before.CountersOthers, after.CountersOthers)
 	}
 	if err != nil {
 		// The counters are worth having, but after this they may not be had.
 		return list, err
 	}
-	return list, tallyErr
+	return list, countErr
 }
 
 // explain says in the error of a run why a page of it did not come in, in place of what
@@ -269,60 +265,30 @@ func (r *Result) pin(n maybe.Number) {
 	}
 }
 
-// tally is a set of counters.
-type tally struct {
-	faults, pages, rapf, retransmits, timeouts, guards maybe.Number
-	others                                             maybe.Number // see Result
-}
-
-func unknownTally() tally {
-	n := maybe.Unknown()
-	return tally{n, n, n, n, n, n, n}
-}
-
-func (t tally) since(u tally) tally {
-	return tally{
-		t.faults.Since(u.faults), t.pages.Since(u.pages), t.rapf.Since(u.rapf), t.retransmits.Since(u.retransmits),
-		t.timeouts.Since(u.timeouts), t.guards.Since(u.guards), max(t.others, u.others),
-	}
-}
-
-func (t tally) put(r *Result) {
-	r.Faults, r.PagesPagedIn = t.faults, t.pages
-	r.RAPF, r.Retransmits, r.Timeouts, r.Guards = t.rapf, t.retransmits, t.timeouts, t.guards
-	r.CountersOthers = t.others
-}
-
-// tally reads the counters of the two domains, and those of a node. The pages that the
-// processes bring in by themselves (touch) are theirs to count.
-func (s *Session) tally(ctx context.Context, d Daemon, o Options, node int) (tally, error) {
-	t := unknownTally()
+// count reads the counters of the two domains, and those of a node, into a result. The
+// pages that the processes bring in by themselves (touch) are theirs to count.
+func (s *Session) count(ctx context.Context, d Daemon, o Options, node int) (c Result, err error) {
+	c.unknown()
 	domains, err := d.Domains(ctx, control.AllNodes)
 	if err != nil {
-		return t, err
+		return c, err
 	}
 	a, b, err := s.both(order{Op: opStats}, order{Op: opStats})
 	if err != nil {
-		return t, err
+		return c, err
 	}
 	counters, err := d.Counters(ctx, node)
 	if err != nil {
-		return t, err
+		return c, err
 	}
 	const total = "_total"
-	for _, c := range counters {
-		if c.Node != node {
-			continue
-		}
-		switch c.Name {
-		case device.RAPFRx.String() + total:
-			t.rapf = maybe.Number(c.Value)
-		case device.Retransmits.String() + total:
-			t.retransmits = maybe.Number(c.Value)
-		case device.Timeouts.String() + total:
-			t.timeouts = maybe.Number(c.Value)
-		case device.Guards.String() + total:
-			t.guards = maybe.Number(c.Value)
+	named := map[string]*maybe.Number{
+		device.RAPFRx.String() + total: &c.RAPF, device.Retransmits.String() + total: &c.Retransmits,
+		device.Timeouts.String() + total: &c.Timeouts, device.Guards.String() + total: &c.Guards,
+	}
+	for _, k := range counters {
+		if n := named[k.Name]; n != nil && k.Node == node {
+			*n = maybe.Number(k.Value)
 		}
 	}
 	ours, others := 0, 0
@@ -340,10 +306,10 @@ func (s *Session) tally(ctx context.Context, d Daemon, o Options, node int) (tal
 		}
 	}
 	if ours == 2 {
-		t.faults, t.pages = maybe.Number(faults), maybe.Number(pages)
+		c.Faults, c.PagesPagedIn = maybe.Number(faults), maybe.Number(pages)
 	}
-	if t.retransmits.Known() { // else there may be more than are shown
-		t.others = maybe.Number(others)
+	if c.Retransmits.Known() { // else there may be more than are shown
+		c.CountersOthers = maybe.Number(others)
 	}
-	return t, nil
+	return c, nil
 }

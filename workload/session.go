@@ -209,7 +209,8 @@ func (s *Session) do(set []Transfer) ([]Outcome, error) {
 	}
 	if t.Warm {
 		if s.warm == (rdma.Remote{}) {
-			_, b, err := s.both(order{Op: opWarm}, order{Op: opWarm})
+			o := order{Op: opPrepare, Buffer: warmBuffer, Prepare: prepare{State: Present, Size: warmSize}}
+			_, b, err := s.both(o, o)
 			if err != nil {
 				return out, err
 			}

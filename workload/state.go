@@ -34,6 +34,22 @@ func States() (names []string) {
 // ErrRequest says that a request cannot be carried out as it is written.
 var ErrRequest = errors.New("wrong request")
 
+// refusal is what cannot be carried out.
+type refusal struct {
+	bad  bool
+	text string
+}
+
+// refuse returns an error that matches ErrRequest of the first one that is bad.
+func refuse(list ...refusal) error {
+	for _, r := range list {
+		if r.bad {
+			return fmt.Errorf("%w: %s", ErrRequest, r.text)
+		}
+	}
+	return nil
+}
+
 // ErrSkipped says that this machine cannot do what was asked for.
 var ErrSkipped = errors.New("not possible on this machine")
 

@@ -20,18 +20,22 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// ask is what an initiator asks of the target by RDMA: 64 bytes in words, and the number
-// of the question as the completion word. Places and lengths are of the target's memory.
-type ask struct {
-	lock, unlock, touch place
-	copy                place // from the ring to here
-	stop, ring          bool  // the last one; pin the ring
-}
+// ask is what an initiator asks of the target by RDMA: places in the target's memory, in 64
+// bytes, and the number of the question as the completion word.
+type ask [4]place
+
+// What is asked of each place.
+const (
+	doLock = iota
+	doUnlock
+	doTouch
+	doCopy // from the ring
+)
 
 // Bits of the length of what is to be locked.
 const (
-	stopBit = 1 << 63
-	ringBit = 1 << 62
+	stopBit = 1 << 63 // this question is the last one
+	ringBit = 1 << 62 // lock the ring, too
 )
 
 // place is a part of memory, empty where it has no length.
@@ -39,7 +43,7 @@ type place struct{ at, n uint64 }
 
 // serve answers questions until one says stop.
 func (e *perfEnd) serve(ctx context.Context, back rdma.Remote) error {
-	word, err := rdma.Word(e.words, askPlace+askSize+8)
+	word, err := rdma.Word(e.words.b, askPlace+askSize+8)
 	if err != nil {
 		return err
 	}
@@ -47,15 +51,12 @@ func (e *perfEnd) serve(ctx context.Context, back rdma.Remote) error {
 		if err := e.ep.WaitNotification(ctx, word, n); err != nil {
 			return err
 		}
-		m := e.words[askPlace:][:askSize]
-		next := func(i int) place {
-			return place{binary.LittleEndian.Uint64(m[16*i:]), binary.LittleEndian.Uint64(m[16*i+8:])}
+		var a ask
+		for i, m := 0, e.words.b[askPlace:]; i < len(a); i, m = i+1, m[16:] {
+			a[i] = place{binary.LittleEndian.Uint64(m), binary.LittleEndian.Uint64(m[8:])}
 		}
-		a := ask{lock: next(0), unlock: next(1), touch: next(2), copy: next(3)}
-		a.stop, a.ring = a.lock.n&stopBit != 0, a.lock.n&ringBit != 0
-		a.lock.n &^= stopBit | ringBit
 		failed := e.obey(a)
-		if err := errors.Join(failed, e.say(ctx, back, n, failed != nil, nil)); err != nil || a.stop {
+		if err := errors.Join(failed, e.say(ctx, back, n, failed != nil, nil)); err != nil || a[doLock].n&stopBit != 0 {
 			return err
 		}
 	}
@@ -63,33 +64,33 @@ func (e *perfEnd) serve(ctx context.Context, back rdma.Remote) error {
 
 // obey does what is asked of this end's memory.
 func (e *perfEnd) obey(a ask) error {
-	b := e.data
-	for _, p := range []place{a.lock, a.unlock, a.touch, a.copy} {
-		if p.at > uint64(len(b)) || p.n > uint64(len(b))-p.at || a.copy.n > pageSize {
+	b, ring := e.data.b, a[doLock].n&ringBit != 0
+	a[doLock].n &^= stopBit | ringBit
+	for _, p := range a {
+		if p.at > uint64(len(b)) || p.n > uint64(len(b))-p.at || a[doCopy].n > pageSize {
 			return fmt.Errorf("%w: %d bytes at %d of %d", ErrRequest, p.n, p.at, len(b))
 		}
 	}
-	if a.ring {
-		if err := lockMemory(e.words[ringPlace:]); err != nil {
+	if ring {
+		if err := lockMemory(e.words.b[ringPlace:]); err != nil {
 			return err
 		}
 	}
-	if p := a.unlock; p.n > 0 {
+	if p := a[doUnlock]; p.n > 0 {
 		if err := unix.Munlock(b[p.at:][:p.n]); err != nil {
 			return fmt.Errorf("munlock: %w", err)
 		}
 	}
-	if p := a.lock; p.n > 0 {
+	if p := a[doLock]; p.n > 0 {
 		if err := lockMemory(b[p.at:][:p.n]); err != nil {
 			return err
 		}
 	}
-	for i := a.touch.at; i < a.touch.at+a.touch.n; i += pageSize {
-		b[i] = 0
+	for i, p := uint64(0), a[doTouch]; i < p.n; i += pageSize {
+		b[p.at+i] = 0
 	}
-	if p := a.copy; p.n > 0 {
-		copy(b[p.at:][:p.n], e.words[ringPlace:])
-	}
+	p := a[doCopy]
+	copy(b[p.at:][:p.n], e.words.b[ringPlace:])
 	return nil
 }
 
@@ -108,9 +109,9 @@ func (e *perfEnd) say(ctx context.Context, to rdma.Remote, n uint64, failed bool
 	if failed {
 		first = 1
 	}
-	copy(e.words[wakePlace:], text)
+	copy(e.words.b[wakePlace:], text)
 	t, err := e.ep.Write(ctx, rdma.WriteRequest{
-		SrcVA: rdma.VAOf(e.words) + wakePlace, Size: askSize, Dst: to, Offset: askPlace, Urgent: true,
+		SrcVA: e.words.name.VA + wakePlace, Size: askSize, Dst: to, Offset: askPlace, Urgent: true,
 		Notify: &rdma.Notification{Offset: askPlace + askSize, First: first, Last: n},
 	})
 	return await(ctx, t, err)
@@ -204,7 +205,7 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 	if err := p.reserve(Shared, q.Size, q.Pages, true); err != nil {
 		return r, err
 	}
-	p.size = 0 // the memory is nobody else's
+	p.end.size = 0 // the memory is nobody else's
 	p.seed++
 	src, dst := perfFill{Seed: word(p.seed, 0)}, perfFill{Absent: 1, Zero: true}
 	if err := p.end.fill(src); err != nil {
@@ -218,19 +219,19 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 		return r, err
 	}
 	u := &Putter{p: p, ctx: ctx, q: q, pinned: make(map[uint64]bool), put: make(map[int]bool)}
-	if u.answer, err = rdma.Word(p.end.words, askPlace+askSize+8); err != nil {
+	if u.answer, err = rdma.Word(p.end.words.b, askPlace+askSize+8); err != nil {
 		return r, err
 	}
 	if err := p.warm(ctx); err != nil {
 		return r, err
 	}
-	if err := p.target.send(order{Op: opPerfServe, Perf: perfOrder{Words: p.end.wordsName}}); err != nil {
+	if err := p.target.send(order{Op: opPerfServe, Perf: perfOrder{Words: p.end.words.name}}); err != nil {
 		return r, err
 	}
 	if err := u.run(s, &r); err != nil {
 		return r, err
 	}
-	if err := u.question(ask{stop: true}); err != nil {
+	if err := u.question(ask{doLock: {n: stopBit}}); err != nil {
 		return r, err
 	}
 	served, err := p.target.receive()
@@ -271,26 +272,19 @@ func (u *Putter) run(s *Strategy, r *StrategyResult) error {
 
 // question asks the target and waits for its answer.
 func (u *Putter) question(a ask) error {
-	var text [askSize]byte
-	if a.stop {
-		a.lock.n |= stopBit
-	}
-	if a.ring {
-		a.lock.n |= ringBit
-	}
-	for i, p := range []place{a.lock, a.unlock, a.touch, a.copy} {
-		binary.LittleEndian.PutUint64(text[16*i:], p.at)
-		binary.LittleEndian.PutUint64(text[16*i+8:], p.n)
+	text := make([]byte, 0, askSize)
+	for _, p := range a {
+		text = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(text, p.at), p.n)
 	}
 	u.asked++
 	end := u.p.end
-	if err := end.say(u.ctx, u.p.words, u.asked, false, text[:]); err != nil {
+	if err := end.say(u.ctx, u.p.end.toWords, u.asked, false, text); err != nil {
 		return err
 	}
 	if err := end.ep.WaitNotification(u.ctx, u.answer, u.asked); err != nil {
 		return err
 	}
-	if end.words[askPlace+askSize] != 0 {
+	if end.words.b[askPlace+askSize] != 0 {
 		if _, err := u.p.target.receive(); err != nil {
 			return err
 		}
@@ -321,32 +315,32 @@ func (u *Putter) both(a ask) error {
 }
 
 func (u *Putter) plain(d place) error {
-	return u.write(rdma.VAOf(u.p.end.data)+device.VA(d.at), d.n, u.p.data, d.at)
+	return u.write(u.p.end.data.name.VA+device.VA(d.at), d.n, u.p.end.toData, d.at)
 }
 
-func (u *Putter) pinAll() error { return u.both(ask{lock: u.whole()}) }
+func (u *Putter) pinAll() error { return u.both(ask{doLock: u.whole()}) }
 
-func (u *Putter) touchAll() error { return u.question(ask{touch: u.whole()}) }
+func (u *Putter) touchAll() error { return u.question(ask{doTouch: u.whole()}) }
 
 func (u *Putter) pinOnce(d place) error {
-	if err := u.both(ask{lock: page(d)}); err != nil {
+	if err := u.both(ask{doLock: page(d)}); err != nil {
 		return err
 	}
 	if err := u.plain(d); err != nil {
 		return err
 	}
-	return u.both(ask{unlock: page(d)})
+	return u.both(ask{doUnlock: page(d)})
 }
 
 func (u *Putter) touched(d place) error {
-	if err := u.question(ask{touch: page(d)}); err != nil {
+	if err := u.question(ask{doTouch: page(d)}); err != nil {
 		return err
 	}
 	return u.plain(d)
 }
 
 func (u *Putter) rendezvous(d place) error {
-	if err := u.both(ask{lock: page(d)}); err != nil {
+	if err := u.both(ask{doLock: page(d)}); err != nil {
 		return err
 	}
 	return u.plain(d)
@@ -358,9 +352,9 @@ func (u *Putter) cached(d place) error {
 		u.pins = append(slices.Delete(u.pins, i, i+1), want)
 		return u.plain(d)
 	}
-	a := ask{lock: want}
+	a := ask{doLock: want}
 	if len(u.pins) >= u.q.Limit {
-		a.unlock, u.pins = u.pins[0], u.pins[1:]
+		a[doUnlock], u.pins = u.pins[0], u.pins[1:]
 	}
 	u.pins = append(u.pins, want)
 	if err := u.both(a); err != nil {
@@ -382,10 +376,10 @@ func (u *Putter) firehose(d place) error {
 	if i := slices.Index(u.victim, want); i >= 0 {
 		u.victim = slices.Delete(u.victim, i, i+1) // it is pinned still
 	} else {
-		a.lock = want
+		a[doLock] = want
 	}
 	if len(u.victim) > u.q.Limit/8 {
-		a.unlock, u.victim = u.victim[0], u.victim[1:]
+		a[doUnlock], u.victim = u.victim[0], u.victim[1:]
 	}
 	u.pins = append(u.pins, want)
 	if err := u.both(a); err != nil {
@@ -394,20 +388,20 @@ func (u *Putter) firehose(d place) error {
 	return u.plain(d)
 }
 
-func (u *Putter) pinRing() error { return u.both(ask{ring: true}) }
+func (u *Putter) pinRing() error { return u.both(ask{doLock: {n: ringBit}}) }
 
 func (u *Putter) bounced(d place) error {
 	end := u.p.end
-	copy(end.words[ringPlace:], end.data[d.at:][:d.n])
-	if err := u.write(rdma.VAOf(end.words)+ringPlace, d.n, u.p.words, ringPlace); err != nil {
+	copy(end.words.b[ringPlace:], end.data.b[d.at:][:d.n])
+	if err := u.write(end.words.name.VA+ringPlace, d.n, u.p.end.toWords, ringPlace); err != nil {
 		return err
 	}
-	return u.question(ask{copy: d})
+	return u.question(ask{doCopy: d})
 }
 
 func (u *Putter) ringed(d place) error {
-	if err := u.write(rdma.VAOf(u.p.end.data)+device.VA(d.at), d.n, u.p.words, ringPlace); err != nil {
+	if err := u.write(u.p.end.data.name.VA+device.VA(d.at), d.n, u.p.end.toWords, ringPlace); err != nil {
 		return err
 	}
-	return u.question(ask{copy: d})
+	return u.question(ask{doCopy: d})
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/rdma"
 )
 
 // Orders of a stream: one process that has attachments on every node keeps so
@@ -37,29 +36,12 @@ type stream struct {
 // its own here and a destination of its own at a neighbour.
 type lane struct {
 	ep       endpoint
-	src, dst []byte
-	free     []func() error
+	src, dst area
 	to       *lane // whose dst it writes to
-	remote   rdma.Remote
 }
 
 func (l *lane) close() error {
-	err := l.ep.close()
-	for _, free := range l.free {
-		err = errors.Join(err, free())
-	}
-	return err
-}
-
-// present makes present memory.
-func (l *lane) present(m Memory, size uint64) ([]byte, error) {
-	b, free, err := newMemory(l.ep.rdma(), m, size)
-	if err != nil {
-		return nil, err
-	}
-	l.free = append(l.free, free)
-	clear(b)
-	return b, nil
+	return errors.Join(l.ep.close(), l.src.close(l.ep.rdma()), l.dst.close(l.ep.rdma()))
 }
 
 func (p *process) openStream(ctx context.Context, o stream) error {
@@ -77,20 +59,17 @@ func (p *process) openStream(ctx context.Context, o stream) error {
 			l := &lane{ep: ep}
 			p.lanes = append(p.lanes, l)
 			row[i] = l
-			if l.src, err = l.present(o.Memory, size); err != nil {
+			if l.src, err = newArea(ep.rdma(), o.Memory, size); err == nil {
+				l.dst, err = newArea(ep.rdma(), o.Memory, size)
+			}
+			if err != nil {
 				return err
 			}
-			if l.dst, err = l.present(o.Memory, size); err != nil {
-				return err
-			}
-			fill(l.src, word(uint64(node)<<32|uint64(d), 1), 0)
+			clear(l.dst.b) // both are present from here on
+			fill(l.src.b, word(uint64(node)<<32|uint64(d), 1), 0)
 		}
 		for i, l := range row {
 			l.to = row[(i+1)%len(row)]
-			var err error
-			if l.remote, err = l.to.ep.export(rdma.VAOf(l.to.dst), size); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
@@ -109,7 +88,7 @@ func (p *process) runStream(ctx context.Context, o stream) (s Streamed, err erro
 	}
 	for i := range o.Channels {
 		l, from, to := lane(i)
-		clear(l.to.dst[from:to])
+		clear(l.to.dst.b[from:to])
 	}
 	// Collections of what the transfers leave behind are no part of them.
 	runtime.GC()
@@ -119,7 +98,7 @@ func (p *process) runStream(ctx context.Context, o stream) (s Streamed, err erro
 		next:  func(int) bool { return time.Since(start) < o.Time },
 		begin: func(slot int) (transfer, error) {
 			l, at, _ := lane(slot)
-			return l.ep.start(rdma.VAOf(l.src)+device.VA(at), o.Size, target{Remote: l.remote}, at, false)
+			return l.ep.start(l.src.name.VA+device.VA(at), o.Size, target{Remote: l.to.dst.name}, at, false)
 		},
 		ended: func(_ int, _ time.Time, _ time.Duration, err error) error {
 			s.Transfers++
@@ -129,7 +108,7 @@ func (p *process) runStream(ctx context.Context, o stream) (s Streamed, err erro
 	err = f.run(ctx)
 	s.Elapsed = time.Since(start)
 	for i := 0; i < o.Channels && err == nil; i++ {
-		if l, from, to := lane(i); !bytes.Equal(l.src[from:to], l.to.dst[from:to]) {
+		if l, from, to := lane(i); !bytes.Equal(l.src.b[from:to], l.to.dst.b[from:to]) {
 			err = fmt.Errorf("bytes %d to %d of a destination are not the source's", from, to)
 		}
 	}

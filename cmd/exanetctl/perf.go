@@ -190,7 +190,8 @@ func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
 	us := func(ns int64) float64 { return float64(ns) / 1e3 }
 	bytes, rate, peak := r.Rate()
 	l := perfLine{
-		Bytes: size, Min: us(h.Min()), Max: us(h.Max()), Typical: us(h.ValueAtQuantile(50)), Average: h.Mean() / 1e3,
+		Iterations: r.Transfers(),
+		Bytes:      size, Min: us(h.Min()), Max: us(h.Max()), Typical: us(h.ValueAtQuantile(50)), Average: h.Mean() / 1e3,
 		Deviation: h.StdDev() / 1e3, P99: maybe.Unknown(), P999: maybe.Unknown(),
 		Peak: peak / 1e6, Bandwidth: bytes / 1e6, Rate: rate / 1e6, Pinned: maybe.Number(r.Pinned), Memory: string(r.Memory),
 	}
@@ -199,9 +200,6 @@ func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
 	}
 	if r.Pinned < 0 {
 		l.Pinned = maybe.Unknown()
-	}
-	for _, row := range r.Rows {
-		l.Iterations += row.Transfers
 	}
 	return l, nil
 }

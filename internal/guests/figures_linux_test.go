@@ -16,6 +16,7 @@ import (
 
 	"github.com/exanet/pfd/qemu"
 	"github.com/exanet/pfd/qemu/agent"
+	"github.com/exanet/pfd/workload"
 	"github.com/exanet/pfd/workload/bench"
 )
 
@@ -76,8 +77,9 @@ func (f *fleet) pair(guest int, policy string) *pair {
 	for i, e := range []*process{p.from, p.to} {
 		e.do(object{"op": "attach", "attach": object{"socket": "/run/exanet/pfd.sock", "node_id": nodes.Nodes[i].NodeID, "group": "pair-" + policy, "method": "gup", "policy": policy}})
 	}
-	p.from.do(object{"op": "warm"})
-	p.warm = p.to.do(object{"op": "warm"}).Remote
+	warm := object{"op": "prepare", "buffer": workload.MaxParallel, "prepare": object{"state": "present", "size": 16}}
+	p.from.do(warm)
+	p.warm = p.to.do(warm).Remote
 	return p
 }
 

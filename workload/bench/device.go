@@ -76,10 +76,7 @@ func (r *run) devices(dir string) error {
 	}{{"vfio-user", []string{"--device", device}}, {"vfio-user, by registers alone", []string{"--device", device, "--registers"}}, {"in pfd", nil}} {
 		// One after the other: a device has one driver.
 		if err := r.with(2, func(d *pfd) error {
-			p, err := r.open(d, 0, 1, "gup", "p1")
-			if err != nil {
-				return err
-			}
+			p := r.open(d, 0, 1, "gup", "p1")
 			if err := r.takeTurns(r.transfers(p, workload.PerfRun{Size: smallSize}, w.cell(k.row, "present"), nil),
 				r.transfers(p, workload.PerfRun{Size: smallSize, Dst: 1}, w.cell(k.row, "absent"), nil)); err != nil {
 				return err

@@ -18,10 +18,7 @@ func (r *run) isolated() error {
 	r.usual(workload.Memories...)
 	t := r.table("isolated", "4 KiB a pause after the last transfer (gup, p1)", "us", "pause", "present, back to back")
 	return r.with(2, func(d *pfd) error {
-		p, err := r.open(d, 0, 1, "gup", "p1")
-		if err != nil {
-			return err
-		}
+		p := r.open(d, 0, 1, "gup", "p1")
 		var b bare
 		defer b.close()
 		w, err := newWaker()

@@ -9,6 +9,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,6 +134,7 @@ type run struct {
 	// missing becomes the suite's.
 	missing []string
 	guards  uint64 // of the suite so far
+	failed  error  // of the first open that failed
 }
 
 // Run measures suites. The calling goroutine is locked to its thread: what is started ends with it.
@@ -184,7 +186,10 @@ func (r *run) usual(m ...workload.Memory) {
 
 // kinds gives the kinds of memory that are measured, of those that p has: one at least.
 func (r *run) kinds(p *workload.Perf) (list []workload.Memory) {
-	have := p.Memories()
+	have := []workload.Memory{workload.Shared}
+	if p != nil {
+		have = p.Memories()
+	}
 	for _, m := range r.measured {
 		if slices.Contains(have, m) {
 			list = append(list, m)
@@ -235,7 +240,9 @@ func (r *run) each(nodes int, args [][]string, f func([]*pfd) error) (err error)
 		}
 		list = append(list, d)
 	}
-	return f(list)
+	err = f(list)
+	err, r.failed = cmp.Or(r.failed, err), nil
+	return err
 }
 
 // start starts a pfd. The calling goroutine is locked to its thread.
@@ -258,7 +265,9 @@ func start(ctx context.Context, program string, nodes int, args ...string) (*pfd
 
 func (d *pfd) closePerfs() (err error) {
 	for _, p := range d.perfs {
-		err = errors.Join(err, p.Close())
+		if p != nil {
+			err = errors.Join(err, p.Close())
+		}
 	}
 	d.perfs = nil
 	return err
@@ -291,16 +300,20 @@ func (r *run) counters(d *pfd, names ...string) ([]uint64, error) {
 	return n, err
 }
 
-// open starts a target on node to, and attaches to node from.
-func (r *run) open(d *pfd, from, to int, method, policy string) (*workload.Perf, error) {
-	p, err := workload.OpenPerf(r.ctx, d.client, workload.Options{
-		Socket: d.process.Socket(), From: from, To: to, Method: method, Policy: policy, Command: r.Command,
-	}, "")
-	if err != nil {
-		return nil, fmt.Errorf("method %s: %w", method, err)
+// open starts a target on node to, and attaches to node from. Where that fails it returns nil,
+// and what follows fails: takeTurns, and each at the latest.
+func (r *run) open(d *pfd, from, to int, method, policy string) *workload.Perf {
+	var p *workload.Perf
+	if r.failed == nil {
+		var err error
+		if p, err = workload.OpenPerf(r.ctx, d.client, workload.Options{
+			Socket: d.process.Socket(), From: from, To: to, Method: method, Policy: policy, Command: r.Command,
+		}, ""); err != nil {
+			p, r.failed = nil, fmt.Errorf("method %s: %w", method, err)
+		}
 	}
 	d.perfs = append(d.perfs, p)
-	return p, nil
+	return p
 }
 
 // turn is one case: do makes one round and adds its samples to cells.
@@ -313,6 +326,9 @@ type turn struct {
 // takeTurns has each case measured until it has its samples, one round of each after the
 // other. The first round does not count.
 func (r *run) takeTurns(turns ...*turn) error {
+	if r.failed != nil {
+		return r.failed
+	}
 	for warm, left := true, len(turns); left > 0; warm = false {
 		left = 0
 		for _, t := range turns {
@@ -401,6 +417,48 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 		return nil
 	}
+}
+
+// cost returns what transfers that f makes take of pfds, each: the time of their processors,
+// us, and interrupts of their drivers.
+func (r *run) cost(pfds []*pfd, f func() (transfers int, err error)) (us, interrupts float64, err error) {
+	spent := func() (all time.Duration, err error) {
+		for _, d := range pfds {
+			t, e := used(d.pid)
+			all, err = all+t, errors.Join(err, e)
+		}
+		return all, err
+	}
+	// The counters are asked for outside of what is measured.
+	count := func() (all uint64, err error) {
+		for _, d := range pfds {
+			n, e := r.counters(d, control.CounterInterrupts)
+			all, err = all+n[0], errors.Join(err, e)
+		}
+		return all, err
+	}
+	counted, err1 := count()
+	before, err2 := spent()
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, 0, err
+	}
+	n, err := f()
+	if err != nil {
+		return 0, 0, err
+	}
+	after, err1 := spent()
+	now, err2 := count()
+	n = max(n, 1)
+	return float64((after - before).Nanoseconds()) / 1e3 / float64(n), float64(now-counted) / float64(n), errors.Join(err1, err2)
+}
+
+// costOf is cost of what p measures.
+func (r *run) costOf(d *pfd, p *workload.Perf, q workload.PerfRun) (got workload.PerfResult, us, interrupts float64, err error) {
+	us, interrupts, err = r.cost([]*pfd{d}, func() (n int, err error) {
+		got, err = p.Run(r.ctx, q)
+		return got.Transfers(), err
+	})
+	return got, us, interrupts, err
 }
 
 // used gives the processor time that a process has used. Its clock is that of

@@ -111,13 +111,10 @@ func (r *run) besideSwap(group, device string) error {
 		t = r.table("memory-swap", "Major faults, and minor faults of others beside them (gup, p1; sleeping)", "", "swap", "")
 	}
 	return r.with(2, func(d *pfd) error {
-		p, err := r.open(d, 0, 1, "gup", "p1")
-		if err != nil {
-			return err
-		}
-		other, err := r.open(d, 0, 1, "gup", "p1")
-		if err != nil {
-			return err
+		p := r.open(d, 0, 1, "gup", "p1")
+		other := r.open(d, 0, 1, "gup", "p1")
+		if r.failed != nil {
+			return r.failed
 		}
 		if err := confine(group, p); err != nil {
 			return err
@@ -177,9 +174,9 @@ func (r *run) pressed(group string, t, s *Table) error {
 	for _, i := range []int{0, 1, 3} { // ours, pin everything, the pin-down cache
 		g := &workload.Strategies[i]
 		err := r.with(2, func(d *pfd) error {
-			p, err := r.open(d, 0, 1, "gup", "p1")
-			if err != nil {
-				return err
+			p := r.open(d, 0, 1, "gup", "p1")
+			if r.failed != nil {
+				return r.failed
 			}
 			if err := confine(group, p); err != nil {
 				return err

@@ -180,10 +180,7 @@ func (r *run) transports(first, last, all placed) error {
 					size   uint64
 					policy string
 				}{{smallSize, "p1"}, {largeSize, "pa"}} {
-					p, err := r.open(k.d, 0, 1, "gup", s.policy)
-					if err != nil {
-						return err
-					}
+					p := r.open(k.d, 0, 1, "gup", s.policy)
 					for absent, state := range []string{"present", "absent"} {
 						turns = append(turns, k.at.of(r.transfers(p, workload.PerfRun{Size: s.size, Dst: float64(absent)}, t.cell(k.row, sizeText(s.size)+" "+state), nil)))
 					}
@@ -275,10 +272,7 @@ func (r *run) userfaultfd(first, last, all placed) error {
 		return err
 	}
 	return r.with(2, func(d *pfd) error {
-		p, err := r.open(d, 0, 1, "uffd", "p1")
-		if err != nil {
-			return err
-		}
+		p := r.open(d, 0, 1, "uffd", "p1")
 		var turns []*turn
 		for _, at := range []placed{last, first} {
 			// On one processor whoever polls has others wait.

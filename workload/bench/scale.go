@@ -68,26 +68,18 @@ func (r *run) channels() error {
 // processor time of the pfds for one.
 func (r *run) busy(t *Table, row, what string, m workload.Memory, pfds []*pfd, f func() (int, time.Duration, error)) *turn {
 	return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
-		sum := func() (all time.Duration, err error) {
-			for _, d := range pfds {
-				t, e := used(d.pid)
-				all, err = all+t, errors.Join(err, e)
-			}
-			return all, err
-		}
-		before, err := sum()
+		var n int
+		var elapsed time.Duration
+		us, _, err := r.cost(pfds, func() (_ int, err error) {
+			n, elapsed, err = f()
+			return n, err
+		})
 		if err != nil {
 			return err
 		}
-		n, elapsed, err := f()
-		if err != nil {
-			return err
-		}
-		after, err := sum()
-		n = max(n, 1)
-		add(t.cell(row, what+": a second").of(m), float64(n)/elapsed.Seconds())
-		add(t.cell(row, what+processorFor).of(m), float64((after-before).Nanoseconds())/1e3/float64(n))
-		return err
+		add(t.cell(row, what+": a second").of(m), float64(max(n, 1))/elapsed.Seconds())
+		add(t.cell(row, what+processorFor).of(m), us)
+		return nil
 	}}
 }
 
@@ -101,9 +93,7 @@ func (r *run) together(m workload.Memory, perfs []*workload.Perf) (n int, elapse
 		wait.Go(func() {
 			got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Memory: m, Dst: 1, Time: r.Window / 10, Depth: 8, Sleep: true, Cold: true})
 			_, rates[i], _ = got.Rate()
-			for _, row := range got.Rows {
-				counts[i] += row.Transfers
-			}
+			counts[i] = got.Transfers()
 			errs[i] = err
 		})
 	}
@@ -127,11 +117,9 @@ func (r *run) domains() error {
 		defer b.close()
 		var turns []*turn
 		for n := 1; n <= mostDomains; n *= 2 {
-			for len(d.perfs) < n {
-				from := len(d.perfs) % streamNodes
-				if _, err := r.open(d, from, (from+1)%streamNodes, "gup", "p1"); err != nil {
-					return err
-				}
+			for i := len(d.perfs); i < n; i++ {
+				from := i % streamNodes
+				r.open(d, from, (from+1)%streamNodes, "gup", "p1")
 			}
 			for _, m := range r.kinds(d.perfs[0]) {
 				turns = append(turns, r.busy(t, strconv.Itoa(n), faultingWrites, m, []*pfd{d}, func() (int, time.Duration, error) { return r.together(m, d.perfs[:n]) }))
@@ -159,9 +147,7 @@ func (r *run) beside() error {
 	t := r.table("beside", "A faulting write of 4 KiB, alone and beside 64 others in flight (gup, p1; sleeping)", "us", "beside", "")
 	return r.with(2, func(d *pfd) error {
 		for range 3 {
-			if _, err := r.open(d, 0, 1, "gup", "p1"); err != nil {
-				return err
-			}
+			r.open(d, 0, 1, "gup", "p1")
 		}
 		kinds := r.kinds(d.perfs[0])
 		measure := func(row string, others []*workload.Perf) *turn {
@@ -225,45 +211,34 @@ func (r *run) amid(m workload.Memory, one *workload.Perf, others []*workload.Per
 // nodes is one pair that transfers in a pfd of more and more nodes, and several pfds.
 func (r *run) nodes() error {
 	t := r.table("nodes", "A pair of processes in a pfd of so many nodes (gup, p1)", "us", "nodes", "2")
-	var turns []*turn
-	var list []*pfd
-	stop := func(err error) error {
-		for _, d := range list {
-			err = errors.Join(err, r.stop(d))
-		}
-		return err
-	}
+	var args [][]string
 	for n := 2; n <= 64; n *= 2 {
-		d, err := start(r.ctx, r.PFD, n)
-		if err != nil {
-			return stop(err)
-		}
-		list = append(list, d)
-		p, err := r.open(d, 0, n-1, "gup", "p1")
-		if err != nil {
-			return stop(err)
-		}
-		turns = append(turns, r.transfers(p, workload.PerfRun{Size: smallSize}, t.cell(strconv.Itoa(n), "4 KiB present"), nil),
-			r.transfers(p, workload.PerfRun{Size: smallSize, Dst: 1}, t.cell(strconv.Itoa(n), "4 KiB absent"), nil))
+		args = append(args, []string{"--nodes", strconv.Itoa(n)}) // the last one counts
 	}
-	err := r.takeTurns(turns...)
-	if err == nil {
+	return r.each(2, args, func(list []*pfd) error {
+		var turns []*turn
+		for i, d := range list {
+			n := 2 << i
+			p, row := r.open(d, 0, n-1, "gup", "p1"), strconv.Itoa(n)
+			turns = append(turns, r.transfers(p, workload.PerfRun{Size: smallSize}, t.cell(row, "4 KiB present"), nil),
+				r.transfers(p, workload.PerfRun{Size: smallSize, Dst: 1}, t.cell(row, "4 KiB absent"), nil))
+		}
+		if err := r.takeTurns(turns...); err != nil {
+			return err
+		}
 		s := r.table("pfds", "Pfds on one machine, a domain of each faulting as above", "", "pfds", "")
 		turns = nil
 		for n := 1; n <= 4; n *= 2 {
-			for _, m := range r.kinds(list[0].perfs[0]) {
-				turns = append(turns, r.busy(s, strconv.Itoa(n), faultingWrites, m, list[:n], func() (int, time.Duration, error) {
-					var perfs []*workload.Perf
-					for _, d := range list[:n] {
-						perfs = append(perfs, d.perfs[0])
-					}
-					return r.together(m, perfs)
-				}))
+			var perfs []*workload.Perf
+			for _, d := range list[:n] {
+				perfs = append(perfs, d.perfs[0])
+			}
+			for _, m := range r.kinds(perfs[0]) {
+				turns = append(turns, r.busy(s, strconv.Itoa(n), faultingWrites, m, list[:n], func() (int, time.Duration, error) { return r.together(m, perfs) }))
 			}
 		}
-		err = r.takeTurns(turns...)
-	}
-	return stop(err)
+		return r.takeTurns(turns...)
+	})
 }
 
 // idle is a pfd that has nothing to do.
@@ -272,9 +247,7 @@ func (r *run) idle() error {
 	return r.with(idleNodes, func(d *pfd) error {
 		for i := range idlePairs {
 			from := i % 2 * 2
-			if _, err := r.open(d, from, from+1, "gup", "p1"); err != nil {
-				return err
-			}
+			r.open(d, from, from+1, "gup", "p1")
 		}
 		if err := pause(r.ctx, r.Window); err != nil {
 			return err

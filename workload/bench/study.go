@@ -96,10 +96,7 @@ func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 			for _, m := range s.Methods {
 				var turns []*turn
 				for _, policy := range s.Policies {
-					p, err := r.open(d, 0, 1, m, policy)
-					if err != nil {
-						return err
-					}
+					p := r.open(d, 0, 1, m, policy)
 					for _, f := range s.Probabilities {
 						row, column := strconv.FormatFloat(100*f, 'g', -1, 64), m+" "+policy
 						for _, k := range r.kinds(p) {

@@ -50,10 +50,7 @@ func (r *run) firstLight() error {
 			size           uint64
 			sleep          bool
 		}{{"4 KiB, p1", "p1", smallSize, false}, {"64 KiB, pa", "pa", 64 << 10, false}, {"1 MiB, pa", "pa", largeSize, false}, {"1 MiB, pa, sleeping", "pa", largeSize, true}} {
-			p, err := r.open(d, 0, 1, "gup", k.policy)
-			if err != nil {
-				return err
-			}
+			p := r.open(d, 0, 1, "gup", k.policy)
 			q := workload.PerfRun{Size: k.size, Sleep: k.sleep}
 			absent, touch := q, q
 			absent.Dst, touch.Dst, touch.Touch = 1, 1, true
@@ -106,10 +103,7 @@ func (r *run) methods() error {
 		}{{"4 KiB, p1", "p1", smallSize}, {"1 MiB, pa", "pa", largeSize}} {
 			var turns []*turn
 			for _, m := range methodNames {
-				p, err := r.open(d, 0, 1, m, k.policy)
-				if err != nil {
-					return err
-				}
+				p := r.open(d, 0, 1, m, k.policy)
 				if len(turns) == 0 {
 					turns = append(turns, r.transfers(p, workload.PerfRun{Size: k.size}, t.cell("present", k.column), nil))
 				}
@@ -140,10 +134,7 @@ func (r *run) where() error {
 	return r.with(2, func(d *pfd) error {
 		var turns []*turn
 		for _, m := range methodNames {
-			p, err := r.open(d, 0, 1, m, "p1")
-			if err != nil {
-				return err
-			}
+			p := r.open(d, 0, 1, m, "p1")
 			for _, k := range []struct {
 				column   string
 				src, dst float64
@@ -157,10 +148,7 @@ func (r *run) where() error {
 		turns = nil
 		perfs := map[string]*workload.Perf{}
 		for _, policy := range policyNames {
-			p, err := r.open(d, 0, 1, "gup", policy)
-			if err != nil {
-				return err
-			}
+			p := r.open(d, 0, 1, "gup", policy)
 			perfs[policy] = p
 		}
 		for size := uint64(16 << 10); size <= 4<<20; size *= 4 {
@@ -184,10 +172,7 @@ func (r *run) where() error {
 func (r *run) prefetch() error {
 	t := r.table("prefetch", "Reads into memory that is prefetched (`Endpoint.Prefetch`) while they go on (gup, pa)", "us", "destination", "absent")
 	return r.with(2, func(d *pfd) error {
-		p, err := r.open(d, 0, 1, "gup", "pa")
-		if err != nil {
-			return err
-		}
+		p := r.open(d, 0, 1, "gup", "pa")
 		var turns []*turn
 		for _, size := range []uint64{smallSize, 64 << 10, largeSize} {
 			for _, k := range []struct {
@@ -219,19 +204,13 @@ func (r *run) timeouts() error {
 	return r.each(2, args, func(d []*pfd) error {
 		var turns []*turn
 		for _, policy := range policyNames[:2] {
-			p, err := r.open(d[3], 0, 1, "gup", policy)
-			if err != nil {
-				return err
-			}
+			p := r.open(d[3], 0, 1, "gup", policy)
 			for size := uint64(16 << 10); size <= 64<<10; size *= 2 {
 				turns = append(turns, r.transfers(p, workload.PerfRun{Size: size, Src: 1, Parts: 4, Count: max(r.Count/50, 1)}, s.cell(sizeText(size), policy), nil))
 			}
 		}
 		for i, name := range names {
-			p, err := r.open(d[i], 0, 1, "gup", "p1")
-			if err != nil {
-				return err
-			}
+			p := r.open(d[i], 0, 1, "gup", "p1")
 			for _, k := range []struct {
 				column   string
 				src, dst float64
@@ -247,10 +226,7 @@ func (r *run) timeouts() error {
 func (r *run) latency() error {
 	t := r.table("latency", "Latency by size (gup, pa)", "us", "size", "write")
 	return r.with(2, func(d *pfd) error {
-		p, err := r.open(d, 0, 1, "gup", "pa")
-		if err != nil {
-			return err
-		}
+		p := r.open(d, 0, 1, "gup", "pa")
 		for size := uint64(16); size <= 4<<20; size *= 4 {
 			row := sizeText(size)
 			q := workload.PerfRun{Size: size}
@@ -280,10 +256,7 @@ func (r *run) frequency() error {
 		var turns []*turn
 		perfs := make([]*workload.Perf, len(policyNames))
 		for i, policy := range policyNames {
-			var err error
-			if perfs[i], err = r.open(d, 0, 1, "gup", policy); err != nil {
-				return err
-			}
+			perfs[i] = r.open(d, 0, 1, "gup", policy)
 		}
 		for _, f := range frequencies {
 			for i, policy := range policyNames {
@@ -341,10 +314,7 @@ func (r *run) breakdown() error {
 	return r.with(2, func(d *pfd) error {
 		last := int64(0) // fault that was counted
 		for _, m := range methodNames {
-			p, err := r.open(d, 0, 1, m, "p1")
-			if err != nil {
-				return err
-			}
+			p := r.open(d, 0, 1, m, "p1")
 			for _, k := range r.kinds(p) { // one after the other: the log does not tell them apart
 				if err := r.takeTurns(
 					r.transfers(p, workload.PerfRun{Size: smallSize, Memory: k}, t.cell("write, present", m), nil),
@@ -421,22 +391,19 @@ func (r *run) driver(d *pfd) error {
 	t := r.table("driver", "The driver for a write whose pages are all absent (gup)", "", "size", "")
 	var turns []*turn
 	for _, policy := range policyNames {
-		p, err := r.open(d, 0, 1, "gup", policy)
-		if err != nil {
-			return err
-		}
+		p := r.open(d, 0, 1, "gup", policy)
 		for size := uint64(smallSize); size <= largeSize; size *= 4 {
 			row := sizeText(size)
 			invocations, time := t.cell(row, policy+": interrupts"), t.cell(row, policy+": us of pfd's processor")
 			turns = append(turns, &turn{count: max(r.Count/100, 1), do: func(add func(*Cell, ...float64)) error {
 				for _, m := range r.kinds(p) {
 					q := workload.PerfRun{Size: size, Memory: m, Count: 1, Cold: true}
-					_, present, err := r.cost(d, p, q)
+					_, present, _, err := r.costOf(d, p, q)
 					if err != nil {
 						return err
 					}
 					q.Dst = 1
-					n, us, err := r.cost(d, p, q)
+					_, us, n, err := r.costOf(d, p, q)
 					if err != nil {
 						return err
 					}
@@ -451,40 +418,12 @@ func (r *run) driver(d *pfd) error {
 	return r.takeTurns(turns...)
 }
 
-// cost gives what a transfer takes of the driver's interrupts and of pfd's processor.
-func (r *run) cost(d *pfd, p *workload.Perf, q workload.PerfRun) (interrupts, us float64, err error) {
-	look := func() (n uint64, t time.Duration, err error) {
-		c, err := r.counters(d, control.CounterInterrupts)
-		t, e := used(d.pid)
-		return c[0], t, errors.Join(err, e)
-	}
-	n, spent, err := look()
-	if err != nil {
-		return 0, 0, err
-	}
-	got, err := p.Run(r.ctx, q)
-	if err != nil {
-		return 0, 0, err
-	}
-	of := float64(got.Rows[0].Transfers)
-	after, all, err := look()
-	return float64(after-n) / of, float64((all - spent).Nanoseconds()) / 1e3 / of, err
-}
-
 // processor is the case of pfd's processor time for a faulting write in a kind of memory:
 // nothing else is done meanwhile.
 func (r *run) processor(d *pfd, p *workload.Perf, m workload.Memory, c *Cell) *turn {
 	return &turn{count: max(r.Count/100, 1), do: func(add func(*Cell, ...float64)) error {
-		before, err := used(d.pid)
-		if err != nil {
-			return err
-		}
-		got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Memory: m, Dst: 1, Count: 1, Cold: true})
-		if err != nil {
-			return err
-		}
-		after, err := used(d.pid)
-		add(c, float64((after-before).Nanoseconds())/1e3/float64(got.Rows[0].Transfers))
+		_, us, _, err := r.costOf(d, p, workload.PerfRun{Size: smallSize, Memory: m, Dst: 1, Count: 1, Cold: true})
+		add(c, us)
 		return err
 	}}
 }
@@ -502,10 +441,7 @@ func (r *run) strategies() error {
 	t := r.table("strategies", fmt.Sprintf("Puts of 8 bytes by working set; what may be pinned is %d KiB", strategyKB), "us", "strategy", workload.Strategies[0].Name)
 	s := r.table("costs", fmt.Sprintf("The same with puts of 4 KiB and %d KiB", 2*strategyKB), "", "strategy", "")
 	return r.with(2, func(d *pfd) error {
-		p, err := r.open(d, 0, 1, "gup", "p1")
-		if err != nil {
-			return err
-		}
+		p := r.open(d, 0, 1, "gup", "p1")
 		var turns []*turn
 		for i := range workload.Strategies {
 			g := &workload.Strategies[i]
@@ -550,10 +486,7 @@ func (r *run) variants(policy string, args [][]string, f func(i int, p *workload
 	return r.each(2, args, func(d []*pfd) error {
 		var turns []*turn
 		for i := range d {
-			p, err := r.open(d[i], 0, 1, "gup", policy)
-			if err != nil {
-				return err
-			}
+			p := r.open(d[i], 0, 1, "gup", policy)
 			turns = append(turns, f(i, p)...)
 		}
 		return r.takeTurns(turns...)

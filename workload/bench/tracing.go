@@ -3,7 +3,6 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/exanet/pfd/trace/probe"
 	"github.com/exanet/pfd/workload"
@@ -29,9 +28,7 @@ func (r *run) tracing() error {
 	t := r.table("tracing", "Tracing (`exanetctl trace`), 4 KiB absent, p1", "us", "attached", "detached")
 	t.Paired = true
 	return r.with(2, func(d *pfd) (err error) {
-		if _, err := r.open(d, 0, 1, "gup", "p1"); err != nil {
-			return err
-		}
+		r.open(d, 0, 1, "gup", "p1")
 		names := probe.SourceNames()
 		ways := []traced{{"detached", d, nil}, {names[0] + ": the records alone", d, names[:1]}}
 		for _, n := range names[1:] {
@@ -44,9 +41,7 @@ func (r *run) tracing() error {
 				return err
 			}
 			defer func() { err = errors.Join(err, u.stop()) }()
-			if _, err := r.open(u, 0, 1, "gup", "p1"); err != nil {
-				return err
-			}
+			r.open(u, 0, 1, "gup", "p1")
 			ways = append(ways, traced{"a pfd without the probe point", u, nil})
 		}
 		var turns []*turn
@@ -68,17 +63,11 @@ func (r *run) traced(w traced, t *Table, add func(*Cell, ...float64)) (err error
 	}
 	p := w.d.perfs[0]
 	m := r.kinds(p)[0]
-	before, err := used(w.d.pid)
+	got, spent, _, err := r.costOf(w.d, p, workload.PerfRun{Size: smallSize, Memory: m, Count: 2 * tracedParts, Dst: 1, Parts: tracedParts, Cold: true})
 	if err != nil {
 		return err
 	}
-	got, err := p.Run(r.ctx, workload.PerfRun{Size: smallSize, Memory: m, Count: 2 * tracedParts, Dst: 1, Parts: tracedParts, Cold: true})
-	if err != nil {
-		return err
-	}
-	after, err := used(w.d.pid)
-	n := time.Duration(len(got.Rows) * tracedParts)
 	add(t.cell(w.name, "a write").of(m), summarize(us(got.Latencies)).Median)
-	add(t.cell(w.name, "pfd's processor time for one").of(m), float64(((after-before)/n).Nanoseconds())/1e3)
-	return err
+	add(t.cell(w.name, "pfd's processor time for one").of(m), spent)
+	return nil
 }

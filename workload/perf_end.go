@@ -97,8 +97,14 @@ type perfEnd struct {
 func newPerfEnd(ep *rdma.Endpoint) (*perfEnd, error) {
 	c := clock{epoch: time.Now()}
 	var err error
-	c.base, err = trace.Base(func() int64 { return time.Since(c.epoch).Nanoseconds() })
-	return &perfEnd{ep: ep, kinds: make(map[Memory]*perfMemory), clock: c}, err
+	if c.base, err = trace.Base(func() int64 { return time.Since(c.epoch).Nanoseconds() }); err != nil {
+		return nil, err
+	}
+	pages, err := openPagemap()
+	if err != nil {
+		return nil, err
+	}
+	return &perfEnd{ep: ep, kinds: make(map[Memory]*perfMemory), pages: pages, clock: c}, nil
 }
 
 // clock tells the time by CLOCK_MONOTONIC, which all processes of a machine share, without
@@ -213,12 +219,6 @@ func (e *perfEnd) resident() (int, error) {
 	if !e.ep.Info().SVA() {
 		return residentShared(e.data.b)
 	}
-	if e.pages == nil {
-		var err error
-		if e.pages, err = openPagemap(); err != nil {
-			return 0, err
-		}
-	}
 	return e.pages.resident(e.data.b)
 }
 
@@ -277,10 +277,7 @@ func (e *perfEnd) close() error {
 		e.perfMemory = m
 		err = errors.Join(err, e.release())
 	}
-	if e.pages != nil {
-		err = errors.Join(err, e.pages.close())
-	}
-	return err
+	return errors.Join(err, e.pages.close())
 }
 
 // obeyPerf carries out an order of a measurement.

@@ -3,6 +3,7 @@ package workload
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -55,14 +56,10 @@ var ErrSkipped = errors.New("not possible on this machine")
 
 // ParseState gives the state of a name.
 func ParseState(s string) (State, error) {
-	names := make([]string, len(states))
-	for i, st := range states {
-		if s == string(st) {
-			return st, nil
-		}
-		names[i] = string(st)
+	if !slices.Contains(states, State(s)) {
+		return "", fmt.Errorf("%w: buffer state %q: want one of %s", ErrRequest, s, strings.Join(States(), ", "))
 	}
-	return "", fmt.Errorf("%w: buffer state %q: want one of %s", ErrRequest, s, strings.Join(names, ", "))
+	return State(s), nil
 }
 
 // written tells whether page i of a buffer in this state is written when the

@@ -51,16 +51,11 @@ func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, ca
 					return err
 				}
 			}
-			// The first quarter meets cold caches, as with transfers.
-			for i := range q.Parts {
+			if err := laps(add, c.of(q.Memory), q.Parts, q.Parts/4, func(i int) (time.Duration, error) {
 				at := device.VA(uint64(i) * src.Size)
-				d, err := call(src.VA+at, dst.VA+at, q.Size)
-				if err != nil {
-					return err
-				}
-				if i >= q.Parts/4 {
-					add(c.of(q.Memory), float64(d.Nanoseconds())/1e3)
-				}
+				return call(src.VA+at, dst.VA+at, q.Size)
+			}); err != nil {
+				return err
 			}
 		}
 		return nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,15 +79,8 @@ func (f *filler) turn(count, parts int, c *Cell) *turn {
 			return fmt.Errorf("memory to be filled: %w", err)
 		}
 		pager, size := gup.NewShared(f.self, f.view), len(f.b)/parts
-		for i := range parts {
-			took, err := pageIn(pager, f.self, rdma.VAOf(f.b[i*size:]), uint64(size))
-			if err != nil {
-				return err
-			}
-			if i >= parts/4 { // the first quarter meets cold caches, as with transfers
-				add(c.of(workload.Shared), float64(took.Nanoseconds())/1e3)
-			}
-		}
-		return nil
+		return laps(add, c.of(workload.Shared), parts, parts/4, func(i int) (time.Duration, error) {
+			return pageIn(pager, f.self, rdma.VAOf(f.b[i*size:]), uint64(size))
+		})
 	}}
 }

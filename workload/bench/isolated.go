@@ -42,15 +42,10 @@ func (r *run) isolated() error {
 			}
 			if err := r.takeTurns(
 				&turn{count: count, do: func(add func(*Cell, ...float64)) error {
-					for range k.parts {
+					return laps(add, wakes, k.parts, 0, func(int) (time.Duration, error) {
 						time.Sleep(k.pause)
-						took, err := w.measure(nil)
-						if err != nil {
-							return err
-						}
-						add(wakes, float64(took.Nanoseconds())/1e3)
-					}
-					return nil
+						return w.measure(nil)
+					})
 				}},
 				b.measure(r, p, q, t.cell(row, "and the bare calls by it"), calls),
 				r.transfers(p, q, t.cell(row, "present"), nil),

@@ -230,7 +230,10 @@ func (r *run) each(nodes int, args [][]string, f func([]*pfd) error) (err error)
 	var list []*pfd
 	defer func() {
 		for _, d := range list {
-			err = errors.Join(err, r.stop(d))
+			// How often a guard time-out had to help is added up.
+			n, e := r.counters(d, device.Guards.String()+"_total")
+			r.guards += n[0]
+			err = errors.Join(err, e, d.stop())
 		}
 	}()
 	for _, a := range args {
@@ -279,13 +282,6 @@ func (d *pfd) stop() error {
 		d.client.Close()
 	}
 	return errors.Join(err, d.process.Stop())
-}
-
-// stop stops a pfd, and adds up how often a guard time-out had to help.
-func (r *run) stop(d *pfd) error {
-	n, err := r.counters(d, device.Guards.String()+"_total")
-	r.guards += n[0]
-	return errors.Join(err, d.stop())
 }
 
 // counters gives what a pfd has counted by each name, of all its nodes together.
@@ -351,6 +347,20 @@ func (r *run) takeTurns(turns ...*turn) error {
 				t.got += max(most, 1)
 			}
 			left++
+		}
+	}
+	return nil
+}
+
+// laps adds how long each of n calls took, but for the first ones: they meet cold caches.
+func laps(add func(*Cell, ...float64), c *Cell, n, skip int, call func(i int) (time.Duration, error)) error {
+	for i := range n {
+		took, err := call(i)
+		if err != nil {
+			return err
+		}
+		if i >= skip {
+			add(c, float64(took.Nanoseconds())/1e3)
 		}
 	}
 	return nil

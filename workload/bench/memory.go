@@ -95,12 +95,16 @@ func fresh(group string) (stop func()) {
 	return func() { close(end); wait.Wait() }
 }
 
-// confine puts the target into the cgroup.
-func confine(group string, p *workload.Perf) error {
-	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(p.Target())), 0); err != nil {
-		return fmt.Errorf("%w: %w", workload.ErrSkipped, err)
+// confined opens what has its target in the cgroup.
+func (r *run) confined(d *pfd, group string) (*workload.Perf, error) {
+	p := r.open(d, 0, 1, "gup", "p1")
+	if p == nil {
+		return nil, r.failed
 	}
-	return nil
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(p.Target())), 0); err != nil {
+		return nil, fmt.Errorf("%w: %w", workload.ErrSkipped, err)
+	}
+	return p, nil
 }
 
 // besideSwap is faults of a target whose memory is swapped out, and minor faults of
@@ -111,13 +115,13 @@ func (r *run) besideSwap(group, device string) error {
 		t = r.table("memory-swap", "Major faults, and minor faults of others beside them (gup, p1; sleeping)", "", "swap", "")
 	}
 	return r.with(2, func(d *pfd) error {
-		p := r.open(d, 0, 1, "gup", "p1")
-		other := r.open(d, 0, 1, "gup", "p1")
-		if r.failed != nil {
-			return r.failed
-		}
-		if err := confine(group, p); err != nil {
+		p, err := r.confined(d, group)
+		if err != nil {
 			return err
+		}
+		other := r.open(d, 0, 1, "gup", "p1")
+		if other == nil {
+			return r.failed
 		}
 		q := workload.PerfRun{Size: smallSize, Dst: 1, Count: r.count(smallSize), Sleep: true}
 		alone, err := other.Run(r.ctx, q)
@@ -174,11 +178,8 @@ func (r *run) pressed(group string, t, s *Table) error {
 	for _, i := range []int{0, 1, 3} { // ours, pin everything, the pin-down cache
 		g := &workload.Strategies[i]
 		err := r.with(2, func(d *pfd) error {
-			p := r.open(d, 0, 1, "gup", "p1")
-			if r.failed != nil {
-				return r.failed
-			}
-			if err := confine(group, p); err != nil {
+			p, err := r.confined(d, group)
+			if err != nil {
 				return err
 			}
 			var at [][2]float64

@@ -12,16 +12,16 @@ import (
 	"github.com/exanet/pfd/internal/pcapng"
 )
 
-// Grant admits a PDID to the domain of a slot: its processes may then reach the
-// domain's memory. It is for the domain's owner, root, and the uid of pfd.
+// Grant admits a PDID to the domain of a slot: its processes may then access the domain's memory.
+// It is allowed to the domain's owner, root, and the uid of pfd.
 func (c *Client) Grant(ctx context.Context, node, slot int, pdid uint16) (Changed, error) {
 	q := slotQuery(node, slot)
 	q.Set("pdid", strconv.Itoa(int(pdid)))
 	return c.change(ctx, PathGrant, q)
 }
 
-// Kick ends the attachment of a slot. It is for the domain's owner, root, and
-// the uid of pfd.
+// Kick ends the attachment of a slot. It is allowed to the domain's owner, root, and the uid of
+// pfd.
 func (c *Client) Kick(ctx context.Context, node, slot int) (Changed, error) {
 	return c.change(ctx, PathKick, slotQuery(node, slot))
 }
@@ -41,9 +41,9 @@ func (c *Client) change(ctx context.Context, path string, q url.Values) (r Chang
 // maxEvent bounds one line of MonitorFaults.
 const maxEvent = 64 << 10
 
-// MonitorFaults calls each for every fault of a node (AllNodes: of all) whose
-// outcome becomes final, until ctx ends, pfd ends (ErrEnded), or each gives an error.
-// The first call has neither a fault nor a loss: from then on none is missed.
+// MonitorFaults calls each for every fault of a node (AllNodes: of all) when its outcome is final,
+// until ctx ends, pfd ends (ErrEnded), or each returns an error. The first call has neither a
+// fault nor a loss: no later fault is missed.
 func (c *Client) MonitorFaults(ctx context.Context, node int, each func(FaultEvent) error) error {
 	body, err := c.open(ctx, http.MethodGet, PathMonitor, nodeQuery(node))
 	if err != nil {
@@ -65,10 +65,10 @@ func (c *Client) MonitorFaults(ctx context.Context, node int, each func(FaultEve
 	return c.streamEnd(ctx, PathMonitor, began, lines.Err())
 }
 
-// Capture calls each for every block of a pcapng capture of what the links of a node
-// (AllNodes: of all) carry: the section, interfaces, packets, of which snap bytes are
-// kept (0: all), and statistics where packets were lost because this client reads too
-// slowly. It ends as MonitorFaults does. The block is each's until it returns.
+// Capture calls each for every block of a pcapng capture of the traffic on a node's links
+// (AllNodes: of all nodes): the section, interfaces, packets cut to snap bytes (0: whole), and
+// statistics if packets were lost because this client reads too slowly. It ends as MonitorFaults
+// does. The block is valid until each returns.
 func (c *Client) Capture(ctx context.Context, node, snap int, each func(block []byte) error) error {
 	q := nodeQuery(node)
 	q.Set("snap", strconv.Itoa(snap))
@@ -89,12 +89,12 @@ func (c *Client) Capture(ctx context.Context, node, snap int, each func(block []
 	return c.streamEnd(ctx, PathCapture, began, blocks.Err())
 }
 
-// streamEnd gives the error of a stream that has ended, and began when it says.
+// streamEnd returns the error of a stream that began at began and has ended.
 func (c *Client) streamEnd(ctx context.Context, path string, began time.Time, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("pfd on %s: %w", c.socket, ctx.Err())
-	case err == nil || closed(err): // pfd has ended, in good order or not, or leaves this client
+	case err == nil || closed(err): // pfd has ended, in good order or not, or has dropped this client
 		s, serr := c.Status(ctx)
 		switch {
 		case ctx.Err() != nil:

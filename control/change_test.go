@@ -47,7 +47,7 @@ func TestMonitorFaults(t *testing.T) {
 	}
 }
 
-// A monitor that is left ends with its context's error.
+// A monitor ends with its context's error.
 func TestMonitorIsLeft(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -19,51 +19,50 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// Errors of the client. Each error names the socket and the remedy.
+// Errors of the client. Each names the socket and says what to do.
 var (
 	// ErrNoDaemon says that no pfd could be reached on the socket.
 	ErrNoDaemon = errors.New("no pfd can be reached")
-	// ErrEnded says that pfd has ended while something was to come from it.
+	// ErrEnded says that pfd has ended during a stream.
 	ErrEnded = errors.New("pfd ended")
 	// ErrVersion says that the daemon speaks another version of this interface.
 	ErrVersion = errors.New("the daemon's control interface has another version")
-	// ErrForbidden says that the daemon shows this to root and its own uid only.
+	// ErrForbidden says that only root and the daemon's own uid may see this.
 	ErrForbidden = errors.New("not allowed")
 )
 
-// ReplyError is an answer of the daemon that is not a success.
+// ReplyError is an answer of the daemon other than success.
 type ReplyError struct {
 	Path    string // endpoint
 	Status  int    // HTTP status
 	Code    string // Code…
-	Message string // the daemon's words
+	Message string // the daemon's text
 }
 
-// Error gives the daemon's words after the endpoint.
+// Error returns the endpoint and the daemon's text.
 func (e *ReplyError) Error() string { return fmt.Sprintf("pfd: %s: %s", e.Path, e.Message) }
 
-// Is makes errors.Is(err, ErrForbidden) work.
+// Is reports whether target is ErrForbidden and the daemon refused access.
 func (e *ReplyError) Is(target error) bool {
 	return target == ErrForbidden && e.Code == CodeForbidden
 }
 
-// maxReply bounds an answer: 16 nodes' registers are under it.
+// maxReply bounds an answer: the registers of 16 nodes fit.
 const maxReply = 64 << 20
 
-// answerTime is how long a pfd may take to begin an answer: it bounds its own waits
-// below that (daemon's ownerTime and kickTime; ours).
+// answerTime is how long pfd may take to begin an answer; its own waits are shorter (the daemon's
+// ownerTime and kickTime). Defined by this project.
 const answerTime = 15 * time.Second
 
-// Client talks to one daemon. It may be used by several goroutines at a time.
-// A call ends when its context does, or where pfd begins no answer within 15
-// seconds.
+// Client is a client of one daemon. It is safe for concurrent use. A call returns when its context
+// ends, or if pfd begins no answer within 15 seconds.
 type Client struct {
 	socket string
 	http   http.Client
 }
 
-// New makes a client of the daemon on socket; "" means FindSocket. It does
-// not connect yet. Its error matches ErrSocketPath.
+// New returns a client of the daemon on socket; "" means FindSocket. It does not connect yet. Its
+// error matches ErrSocketPath.
 func New(socket string) (*Client, error) {
 	if socket == "" {
 		var err error
@@ -85,72 +84,71 @@ func New(socket string) (*Client, error) {
 	return c, nil
 }
 
-// Socket gives the control socket's name.
+// Socket returns the path of the control socket.
 func (c *Client) Socket() string { return c.socket }
 
-// Close lets idle connections go. The client can be used again.
+// Close closes idle connections. The client can still be used.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Status asks for the daemon's status.
+// Status returns the daemon's status.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var s Status
 	err := c.get(ctx, PathStatus, nil, &s)
 	return s, err
 }
 
-// Nodes asks for the daemon's nodes.
+// Nodes returns the daemon's nodes.
 func (c *Client) Nodes(ctx context.Context, node int) ([]Node, error) {
 	var r Nodes
 	err := c.get(ctx, PathNodes, nodeQuery(node), &r)
 	return r.Nodes, err
 }
 
-// Domains asks for the live domains of a node (AllNodes: of all).
+// Domains returns the live domains of a node (AllNodes: of all).
 func (c *Client) Domains(ctx context.Context, node int) ([]Domain, error) {
 	var r Domains
 	err := c.get(ctx, PathDomains, nodeQuery(node), &r)
 	return r.Domains, err
 }
 
-// Channels asks for the channels in use on a node (AllNodes: on all).
+// Channels returns the channels in use on a node (AllNodes: on all).
 func (c *Client) Channels(ctx context.Context, node int) ([]Channel, error) {
 	var r Channels
 	err := c.get(ctx, PathChannels, nodeQuery(node), &r)
 	return r.Channels, err
 }
 
-// Transactions asks for the blocks that a node (AllNodes: every one) has in
-// flight. A device that keeps them to itself has none.
+// Transactions returns the blocks in flight of a node (AllNodes: of all), none if the device does
+// not report them.
 func (c *Client) Transactions(ctx context.Context, node int) ([]Transaction, error) {
 	var r Transactions
 	err := c.get(ctx, PathTransactions, nodeQuery(node), &r)
 	return r.Transactions, err
 }
 
-// SMMU asks for the context banks of a node (AllNodes: of all).
+// SMMU returns the context banks of a node (AllNodes: of all).
 func (c *Client) SMMU(ctx context.Context, node int) ([]SMMUBank, error) {
 	var r SMMU
 	err := c.get(ctx, PathSMMU, nodeQuery(node), &r)
 	return r.Banks, err
 }
 
-// FIFOs peeks at the page-fault FIFOs of a node (AllNodes: of all).
+// FIFOs returns the page-fault FIFOs of a node (AllNodes: of all) and removes nothing.
 func (c *Client) FIFOs(ctx context.Context, node int) ([]FIFO, error) {
 	var r FIFOs
 	err := c.get(ctx, PathFIFO, nodeQuery(node), &r)
 	return r.FIFOs, err
 }
 
-// Counters asks for the counters of a node (AllNodes: of all, and the
-// daemon's own).
+// Counters returns the counters of a node (AllNodes: of all, and the daemon's own).
 func (c *Client) Counters(ctx context.Context, node int) ([]Counter, error) {
 	var r Counters
 	err := c.get(ctx, PathCounters, nodeQuery(node), &r)
 	return r.Counters, err
 }
 
-// Faults asks for the last n faults of a node (AllNodes: of all, merged by
-// time), oldest first. n is at most MaxFaults; 0 means that many.
+// Faults returns the last n faults of a node (AllNodes: of all, merged by time), oldest first. n
+// is at most MaxFaults; 0 means MaxFaults.
 func (c *Client) Faults(ctx context.Context, node, n int) ([]Fault, error) {
 	q := nodeQuery(node)
 	if n != 0 {
@@ -161,9 +159,8 @@ func (c *Client) Faults(ctx context.Context, node, n int) ([]Fault, error) {
 	return r.Faults, err
 }
 
-// Registers dumps the registers of a node's window; window "" means all
-// windows. Nothing that it reads has a side effect. It needs root or the
-// daemon's uid, else the error matches ErrForbidden.
+// Registers returns the registers of a node's window; window "" means all windows. The reads have
+// no side effect. It needs root or the daemon's uid; otherwise the error matches ErrForbidden.
 func (c *Client) Registers(ctx context.Context, node int, window string) ([]Register, error) {
 	q := nodeQuery(node)
 	if window != "" {
@@ -174,16 +171,15 @@ func (c *Client) Registers(ctx context.Context, node int, window string) ([]Regi
 	return r.Registers, err
 }
 
-// Trace asks for what the eBPF probe has measured, in trace/probe's JSON, of a pfd that
-// keeps the maps itself. It needs root or the daemon's uid, else the error matches
-// ErrForbidden.
+// Trace returns the measurements of the eBPF probe, in trace/probe's JSON, from a pfd that keeps
+// the maps itself. It needs root or the daemon's uid; otherwise the error matches ErrForbidden.
 func (c *Client) Trace(ctx context.Context) (json.RawMessage, error) {
 	var r Trace
 	err := c.get(ctx, PathTrace, nil, &r)
 	return r.Report, err
 }
 
-// Metrics asks for the metrics in Prometheus' text format.
+// Metrics returns the metrics in Prometheus' text format.
 func (c *Client) Metrics(ctx context.Context) (string, error) {
 	body, err := c.fetch(ctx, http.MethodGet, PathMetrics, nil)
 	return string(body), err
@@ -205,7 +201,7 @@ func (c *Client) get(ctx context.Context, path string, q url.Values, answer any)
 	return c.decode(path, body, answer)
 }
 
-// decode reads an answer of this version.
+// decode decodes an answer of this version.
 func (c *Client) decode(path string, body []byte, answer any) error {
 	var v struct {
 		Version int `json:"version"`
@@ -235,7 +231,7 @@ func (c *Client) fetch(ctx context.Context, method, path string, q url.Values) (
 	return b, nil
 }
 
-// open asks and gives the body of an answer that is a success.
+// open sends a request and returns the body of a successful answer.
 func (c *Client) open(ctx context.Context, method, path string, q url.Values) (io.ReadCloser, error) {
 	u := url.URL{Scheme: "http", Host: "pfd", Path: path, RawQuery: q.Encode()}
 	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
@@ -243,8 +239,8 @@ func (c *Client) open(ctx context.Context, method, path string, q url.Values) (i
 		return nil, fmt.Errorf("pfd on %s: %s: %w", c.socket, path, err)
 	}
 	resp, err := c.http.Do(req)
-	// One that ends closes its connections one by one, and its socket among them: whether
-	// somebody listens is known a moment later.
+	// A pfd that ends closes its connections one by one, its listening socket among them: retry,
+	// to learn whether it still listens.
 	for tries := 0; err != nil && method == http.MethodGet && closed(err) && tries < closedTries; tries++ {
 		select {
 		case <-time.After(closedPause):
@@ -271,7 +267,8 @@ func (c *Client) open(ctx context.Context, method, path string, q url.Values) (i
 	return nil, &ReplyError{Path: path, Status: resp.StatusCode, Code: e.Code, Message: e.Error}
 }
 
-// Bounds of asking again where pfd closes a connection without an answer (ours).
+// Bounds of the retries if pfd closes a connection without an answer. Values below are defined by
+// this project.
 const (
 	closedTries = 4
 	closedPause = 50 * time.Millisecond
@@ -282,28 +279,28 @@ func closed(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// remedy says what a user does where no pfd listens on socket.
+// remedy says what a user does if no pfd listens on socket.
 func remedy(socket string, euid int) string {
 	if socket == sockets.Root && euid != 0 {
-		return "it is root's to start; start one of your own with `pfd --nodes 2 --socket PATH` and name it with --socket PATH"
+		return "only root can start it; start one of your own with `pfd --nodes 2 --socket PATH` and name it with --socket PATH"
 	}
 	return fmt.Sprintf("start one with `pfd --nodes 2 --socket %s`, or name another with --socket", socket)
 }
 
-// dialError puts the remedy beside why the socket did not answer.
+// dialError returns the error of a connection, with what to do.
 func (c *Client) dialError(ctx context.Context, err error) error {
 	var ue *url.Error
 	if errors.As(err, &ue) {
-		err = ue.Err // its text holds our made-up URL
+		err = ue.Err // its text contains our made-up URL
 	}
 	var ne net.Error
 	switch {
 	case ctx.Err() == nil && errors.As(err, &ne) && ne.Timeout():
-		return fmt.Errorf("%w on %s: something listens there and does not answer: see whether it is a pfd, and whether it is stopped (kill -CONT) or stuck (its log) (%w)", ErrNoDaemon, c.socket, err)
+		return fmt.Errorf("%w on %s: a process listens there and does not answer: check that it is a pfd, and that it is not stopped (kill -CONT) or stuck (its log) (%w)", ErrNoDaemon, c.socket, err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("pfd on %s: %w", c.socket, err)
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		return fmt.Errorf("asking pfd on %s: %w", c.socket, err) // of pfd it says nothing
+		return fmt.Errorf("ask pfd on %s: %w", c.socket, err) // not pfd's fault
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		why := sockets.Why(c.socket, err)
 		if why != "" {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// serve answers every request on a unix socket by h and gives a client of it.
+// serve answers every request on a unix socket by h and returns a client of it.
 func serve(t *testing.T, h http.HandlerFunc) *Client {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "pfd.sock")
@@ -138,7 +138,7 @@ func TestClientEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A user is not sent to start a pfd where only root can.
+// The error does not tell a user to start a pfd that only root can start.
 func TestRemedy(t *testing.T) {
 	for _, c := range []struct {
 		socket string
@@ -155,7 +155,7 @@ func TestRemedy(t *testing.T) {
 	}
 }
 
-// A pfd that is stopped holds nobody for ever.
+// A stopped pfd does not block a client for ever.
 func TestClientOfADaemonThatDoesNotAnswer(t *testing.T) {
 	end := make(chan struct{})
 	c := serve(t, func(http.ResponseWriter, *http.Request) { <-end })
@@ -182,7 +182,7 @@ func TestClientThatIsDropped(t *testing.T) {
 	}
 }
 
-// Whatever answers at the socket, the client gives an error or what was said.
+// Whatever the socket answers, the client returns an error or the answer.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"version":1,"state":"ready","nodes":2}`))
 	f.Add([]byte(`{"version":9}`))

@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/daemon"
 )
 
-// What pfd's nodes are, by its control socket.
+// List pfd's nodes through its control socket.
 func ExampleClient_Nodes() {
 	dir, err := os.MkdirTemp("", "exanet")
 	if err != nil {

@@ -8,25 +8,25 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// AttachSuffix is what the attachment socket's name has behind the control
-// socket's (spec/api.md).
+// AttachSuffix is appended to the control socket's name to form the attachment socket's
+// (spec/api.md).
 const AttachSuffix = sockets.AttachSuffix
 
-// maxSocketPath is the longest name a unix socket can have: sun_path has 108
-// bytes, the last for the zero (unix(7)).
+// maxSocketPath is the longest name of a unix socket: sun_path has 108 bytes, the last for the
+// zero (unix(7)).
 const maxSocketPath = 107
 
 // ErrSocketPath says that a socket's path cannot be used.
 var ErrSocketPath = errors.New("socket path not usable")
 
-// MetricsSocket gives the name of the metrics socket beside a control socket.
+// MetricsSocket returns the name of the metrics socket beside a control socket.
 func MetricsSocket(socket string) string { return socket + sockets.MetricsSuffix }
 
-// AttachSocket gives the name of the attachment socket beside a control socket.
+// AttachSocket returns the name of the attachment socket beside a control socket.
 func AttachSocket(socket string) string { return socket + AttachSuffix }
 
-// CheckSocket tells whether a control socket of that name, and the sockets beside
-// it, fit into a socket address. Its error matches ErrSocketPath.
+// CheckSocket returns an error, which matches ErrSocketPath, unless the names of a control socket
+// and of the sockets beside it fit a socket address.
 func CheckSocket(socket string) error {
 	if socket == "" {
 		return fmt.Errorf("%w: the name is empty: give --socket PATH", ErrSocketPath)
@@ -36,23 +36,21 @@ func CheckSocket(socket string) error {
 			ErrSocketPath, socket, sockets.MetricsSuffix, n, maxSocketPath, maxSocketPath-len(sockets.MetricsSuffix))
 	}
 	if strings.IndexByte(socket, 0) >= 0 {
-		return fmt.Errorf("%w: %q holds a zero byte", ErrSocketPath, socket)
+		return fmt.Errorf("%w: %q contains a zero byte", ErrSocketPath, socket)
 	}
 	return nil
 }
 
-// DefaultSocket gives the control socket that a pfd makes where --socket does
-// not name one:
-// $RUNTIME_DIRECTORY/pfd.sock, else /run/exanet/pfd.sock for root, else
-// $XDG_RUNTIME_DIR/exanet/pfd.sock. Its error matches ErrSocketPath.
+// DefaultSocket returns the control socket of a pfd without --socket: $RUNTIME_DIRECTORY/pfd.sock,
+// else /run/exanet/pfd.sock for root, else $XDG_RUNTIME_DIR/exanet/pfd.sock. Its error matches
+// ErrSocketPath.
 func DefaultSocket() (string, error) {
 	return named(sockets.Default())
 }
 
-// FindSocket gives the control socket that a client asks where --socket does not
-// name one: the first that exists of those in the directories of RUNTIME_DIRECTORY, for a
-// user who is not root in XDG_RUNTIME_DIR, and the machine's own, /run/exanet/pfd.sock; else
-// DefaultSocket. Its error matches ErrSocketPath.
+// FindSocket returns the control socket of a client without --socket: the first that exists in the
+// directories of RUNTIME_DIRECTORY, for a user other than root in XDG_RUNTIME_DIR, and the
+// machine's own, /run/exanet/pfd.sock; else DefaultSocket. Its error matches ErrSocketPath.
 func FindSocket() (string, error) {
 	return named(sockets.Find())
 }

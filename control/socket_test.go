@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The environment decides, and where it says nothing the remedy is named.
+// The environment decides; if it does not, the error says what to do.
 func TestDefaultSocket(t *testing.T) {
 	t.Setenv("RUNTIME_DIRECTORY", "/run/a:/run/b")
 	if got, err := DefaultSocket(); got != "/run/a/pfd.sock" || err != nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// attached is an attachment as its pfd has it.
+// attached is pfd's side of an attachment.
 type attached struct {
 	*attach.Pages
 	pid  int
 	send func(netlink.Fault) error
 }
 
-// store writes words into the client's memory.
+// store writes words to the client's memory.
 func (c attached) store(va uint64, words ...uint64) error {
 	mem, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", c.pid), os.O_WRONLY, 0)
 	if err != nil {
@@ -40,11 +40,11 @@ func (c attached) store(va uint64, words ...uint64) error {
 	return nil
 }
 
-// late is how long a client has to look at what is still to change.
+// late gives a client time to check a word before it changes.
 const late = 100 * time.Millisecond
 
-// silent is a pfd that does what a test says with each attachment, and then ends as one
-// that was killed: the connection closes, and nothing says so in the pages.
+// silent is a pfd that calls then for each attachment and then ends like a killed one: the
+// connection closes without a message in the pages.
 func silent(t *testing.T, method pagein.Method, then func(attached) error) string {
 	t.Helper()
 	sender, err := netlink.OpenSender()
@@ -100,7 +100,7 @@ func silent(t *testing.T, method pagein.Method, then func(attached) error) strin
 	return socket
 }
 
-// until waits for what the client does.
+// until waits for an action of the client.
 func until(what string, is func() bool) error {
 	for began := time.Now(); !is(); time.Sleep(time.Millisecond) {
 		if time.Since(began) > patience {
@@ -110,8 +110,8 @@ func until(what string, is func() bool) error {
 	return nil
 }
 
-// A pfd that was killed says nothing in the pages and takes nothing from them: every call ends
-// all the same, and what came before the end is told.
+// A killed pfd writes nothing to the pages and reads nothing from them: every call still ends, and
+// what arrived before the end is reported.
 func TestKilledDaemon(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
@@ -185,7 +185,7 @@ func TestKilledDaemon(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				time.AfterFunc(10*late, func() { in.Close() }) // when the thread has met the end
+				time.AfterFunc(10*late, func() { in.Close() }) // after the thread has met the end
 			}
 			out, err := cmd.CombinedOutput()
 			if cmd.ProcessState.ExitCode() == 77 {

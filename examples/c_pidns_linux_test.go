@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// In a PID namespace of its own (a container) a client takes the fault messages of its pfd.
+// In its own PID namespace (a container) a client accepts the fault messages of its pfd.
 func TestTransferInAPIDNamespace(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can make a PID namespace")

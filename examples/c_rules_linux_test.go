@@ -22,7 +22,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// libexanet decides as package rdma does: the cases are those of its tests.
+// libexanet decides as package rdma does: the cases are those of rdma's tests.
 func TestRules(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
@@ -32,10 +32,10 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// useEnv names a socket to a process that does in Go what testdata/limits.c does in C.
+// useEnv passes a socket's path to a process that does in Go what testdata/limits.c does in C.
 const useEnv = "EXANET_TEST_USE"
 
-// useGo attaches, allocates, writes, reads and frees, and says "ok" or what failed.
+// useGo attaches, allocates, writes, reads and frees, and returns "ok" or what failed.
 func useGo(socket string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -78,8 +78,8 @@ func useGo(socket string) string {
 	return "ok"
 }
 
-// users are those of clients: the one of pfd, which moves bytes itself, and as root another, who
-// has a memory helper.
+// users are the users of clients: pfd's own, for whom pfd moves bytes itself, and as root another,
+// who has a memory helper.
 func users(t *testing.T) map[string]*syscall.SysProcAttr {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -89,7 +89,7 @@ func users(t *testing.T) map[string]*syscall.SysProcAttr {
 	return map[string]*syscall.SysProcAttr{"": nil, "of another user": {Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}}
 }
 
-// said runs a client under a limit (prlimit(1)), and returns its first line.
+// said runs a client under a limit (prlimit(1)) and returns its first line.
 func said(t *testing.T, as *syscall.SysProcAttr, limit string, env string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -105,7 +105,7 @@ func said(t *testing.T, as *syscall.SysProcAttr, limit string, env string, args 
 	return line
 }
 
-// What both libraries do beside the rules of attach/testdata/rules.txt.
+// Both libraries agree beyond the rules of attach/testdata/rules.txt.
 func TestBothLibraries(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
@@ -116,7 +116,7 @@ func TestBothLibraries(t *testing.T) {
 	t.Run("wait", func(t *testing.T) { noChild(t, bin) })
 	t.Run("small", func(t *testing.T) { smallStack(t, bin) })
 	t.Run("header", func(t *testing.T) {
-		for _, standard := range []string{"c90", "c99", "c11"} { // programs of any standard include it
+		for _, standard := range []string{"c90", "c99", "c11"} { // a program of any C standard can include it
 			out, err := exec.CommandContext(t.Context(), "gcc", "-std="+standard, "-pedantic-errors", "-Wall", "-Wextra", "-Wstrict-prototypes", "-Werror",
 				"-fsyntax-only", "-x", "c", filepath.Join(dir, "exanet.h")).CombinedOutput()
 			if err != nil {
@@ -127,8 +127,7 @@ func TestBothLibraries(t *testing.T) {
 	t.Run("stranger", func(t *testing.T) { strangers(t, dir, bin) })
 }
 
-// They go on where files may not be large, and where they cannot, for want of descriptors, they
-// name the limit.
+// The libraries work if files may not be large, and without free descriptors they name the limit.
 func limits(t *testing.T, dir, bin string) {
 	client := start(t)
 	self := filepath.Join(dir, "self")
@@ -145,7 +144,7 @@ func limits(t *testing.T, dir, bin string) {
 			}
 		}
 		var enough bool
-		for n := 4; n < 40 && !enough; n++ { // each call that makes one is the first that fails, in turn
+		for n := 4; n < 40 && !enough; n++ { // each call that opens one is in turn the first that fails
 			got := said(t, as, "--nofile="+strconv.Itoa(n), "", bin, client.Socket(), "use")
 			if enough = got == "ok"; !enough && !strings.Contains(got, "ulimit -n") {
 				t.Errorf("C %s: %d descriptors: %s", name, n, got)
@@ -155,7 +154,7 @@ func limits(t *testing.T, dir, bin string) {
 			t.Errorf("C %s: 39 descriptors are too few", name)
 		}
 		enough = false
-		for n := 12; n < 60 && !enough; n++ { // the Go runtime has some
+		for n := 12; n < 60 && !enough; n++ { // the Go runtime has some open
 			got := said(t, as, "--nofile="+strconv.Itoa(n), useEnv+"="+client.Socket(), self)
 			if enough = got == "ok"; !enough && !strings.Contains(got, "ulimit -n") {
 				t.Errorf("Go %s: %d descriptors: %s", name, n, got)
@@ -164,7 +163,7 @@ func limits(t *testing.T, dir, bin string) {
 		if !enough {
 			t.Errorf("Go %s: 59 descriptors are too few", name)
 		}
-		if as == nil { // root has as many processes as it likes, and no helper
+		if as == nil { // root has no process limit, and no helper
 			continue
 		}
 		for limit, want := range map[string]string{"--nproc=0": "making a keeper: ", "--as=300000000": "memory helper"} {
@@ -178,7 +177,7 @@ func limits(t *testing.T, dir, bin string) {
 	}
 }
 
-// A pfd that is short of something says which limit of its own it is.
+// A pfd at one of its own limits names it.
 func limitsOfPfd(t *testing.T, bin string) {
 	socket, pfd := startProcess(t, 1, -1)
 	limit := func(which int, most uint64) {
@@ -230,7 +229,7 @@ func copyFile(to, from string) error {
 	return os.WriteFile(to, b, 0o755)
 }
 
-// A child made by fork has no part in its parent's attachment, and does it no harm.
+// A forked child cannot use its parent's attachment, and does not disturb it.
 func forkedChild(t *testing.T, bin string) {
 	client := start(t)
 	for name, as := range users(t) {
@@ -240,9 +239,9 @@ func forkedChild(t *testing.T, bin string) {
 	}
 }
 
-// A thread with the smallest stack is enough for every function, and the library's own threads have small
-// ones: a process that locks all of its memory has them in memory whole. Their ends are awaited
-// whatever happens to the time of day.
+// Every function works on a thread with the smallest stack. The library's own threads have small
+// stacks, because a process that locks all its memory has them in memory whole. Waits for their
+// ends do not depend on the time of day.
 func smallStack(t *testing.T, bin string) {
 	client := start(t)
 	for name, as := range users(t) {
@@ -254,7 +253,7 @@ func smallStack(t *testing.T, bin string) {
 	}
 }
 
-// What libexanet starts is no child that a wait of the program's meets, and leaves no zombie.
+// Processes that libexanet starts are not returned by a wait of the program, and leave no zombie.
 func noChild(t *testing.T, bin string) {
 	client := start(t)
 	for name, as := range users(t) {
@@ -300,7 +299,7 @@ func noChild(t *testing.T, bin string) {
 	}
 }
 
-// libexanet attaches to another user's pfd only where that user is named.
+// libexanet attaches to another user's pfd only if that user is named.
 func strangers(t *testing.T, dir, bin string) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: becoming another user")
@@ -318,7 +317,7 @@ func strangers(t *testing.T, dir, bin string) {
 	if err := os.Chmod(socket+attach.SocketSuffix, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	// The credentials are those of the thread that listens.
+	// The credentials are those of the listening thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	become := func(uid int) {

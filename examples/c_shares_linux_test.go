@@ -9,9 +9,9 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// What the library has in a process ends with the attachment, or with exanet_unshare, also where a
-// child lives on; memory that was unmapped behind its back takes no other's bytes; and a page that
-// does not come costs itself alone, or is said not to come.
+// The library's resources in a process end with the attachment, or with exanet_unshare, even if a
+// child lives on. Memory that was unmapped without notice receives no other memory's bytes. A page
+// that never arrives delays only itself, or is reported as such.
 func TestShares(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
@@ -19,7 +19,7 @@ func TestShares(t *testing.T) {
 	for _, what := range []string{"close", "stale", "own", "sleeps", "memory", "forks"} {
 		for method := pagein.GUP; method <= pagein.Populate; method++ {
 			if what == "memory" && method != pagein.Touch {
-				continue // pfd alone says so: internal/hostile has them
+				continue // only pfd reports it: internal/hostile tests it
 			}
 			t.Run(fmt.Sprint(what, " ", method), func(t *testing.T) {
 				cmd := exec.CommandContext(t.Context(), bin, client.Socket(), what, fmt.Sprint(uint8(method)))
@@ -35,7 +35,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// Threads may be cancelled in the library's functions (pthread_cancel(3)): none ends there with a lock.
+// Threads may be cancelled in the library's functions (pthread_cancel(3)): none ends there with a
+// lock held.
 func TestCancelledThreads(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
@@ -45,7 +46,7 @@ func TestCancelledThreads(t *testing.T) {
 	}
 }
 
-// A program of the thread sanitizer attaches every time: its clone(2) is not the keeper's.
+// A program with the thread sanitizer attaches every time: its clone(2) is not the keeper's.
 func TestThreadSanitizer(t *testing.T) {
 	dir := public(t)
 	library(t, dir)

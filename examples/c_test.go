@@ -22,11 +22,11 @@ import (
 	"github.com/exanet/pfd/daemon"
 )
 
-// patience is met only where something hangs.
+// patience is reached only if something hangs.
 const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
-	if daemon.IsMemoryHelper(os.Args) { // of a client of another user
+	if daemon.IsMemoryHelper(os.Args) { // for a client of another user
 		if daemon.ServeMemory() != nil {
 			os.Exit(1)
 		}
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// public is a directory that every user can read.
+// public returns a directory that every user can read.
 func public(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "exanet")
@@ -60,7 +60,7 @@ func public(t *testing.T) string {
 	return dir
 }
 
-// library builds libexanet into a directory, with flags for the compiler.
+// library builds libexanet in a directory, with flags for the compiler.
 func library(t *testing.T, dir string, flags ...string) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
@@ -73,8 +73,8 @@ func library(t *testing.T, dir string, flags ...string) {
 	}
 }
 
-// compile makes a program of examples/c, or of a path from there, with the library that lies
-// in dir, and takes no warning.
+// compile builds a program of examples/c, or of a path from there, with the library in dir,
+// without a warning.
 func compile(t *testing.T, dir, name string, flags ...string) string {
 	t.Helper()
 	bin := filepath.Join(dir, filepath.Base(name))
@@ -85,7 +85,7 @@ func compile(t *testing.T, dir, name string, flags ...string) string {
 	return bin
 }
 
-// build makes the client.
+// build builds the client.
 func build(t *testing.T, flags ...string) string {
 	t.Helper()
 	dir := public(t)
@@ -129,7 +129,7 @@ type target struct {
 	out    *bufio.Scanner
 	stderr bytes.Buffer
 	in     io.Closer
-	args   []string // of who writes to it
+	args   []string // of its writer
 }
 
 func startTarget(t *testing.T, ctx context.Context, as *syscall.SysProcAttr, bin string, args ...string) *target {
@@ -205,8 +205,8 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
-// TestTransferOfAnotherUser has clients of a user over whom pfd takes no right: each
-// starts a memory helper, which is gone when it has left.
+// TestTransferOfAnotherUser has clients of a user over whom pfd has no right: each starts a memory
+// helper, which ends with the client.
 func TestTransferOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can start a client of another user")
@@ -231,7 +231,7 @@ func TestTransferOfAnotherUser(t *testing.T) {
 	}
 }
 
-// helpersOf lists the memory helpers that a process's keepers have started.
+// helpersOf returns the memory helpers that a process's keepers have started.
 func helpersOf(t *testing.T, pid int) (list []int) {
 	t.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*")
@@ -241,7 +241,7 @@ func helpersOf(t *testing.T, pid int) (list []int) {
 	for _, name := range names {
 		command, err := os.ReadFile(filepath.Join(name, "cmdline"))
 		if err != nil || string(command) != "pfd\x00"+attach.HelperCommand+"\x00" {
-			continue // another's, or it has ended
+			continue // another user's, or it has ended
 		}
 		if child, err := strconv.Atoi(filepath.Base(name)); err == nil && parentOf(parentOf(child)) == pid {
 			list = append(list, child)
@@ -262,7 +262,7 @@ func parentOf(pid int) int {
 	return parent
 }
 
-// What goes wrong is said, and the other side lives on.
+// Failures are reported, and the other side continues.
 func TestFailures(t *testing.T) {
 	bin, client := build(t), start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -288,7 +288,7 @@ func TestFailures(t *testing.T) {
 			t.Errorf("%s: %v, %s", name, err, out)
 		}
 	}
-	// What keeps it from the socket is told: a pfd that was killed, a directory.
+	// The error says why the socket cannot be reached: a killed pfd, a directory.
 	dir := filepath.Join(public(t), "barred")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -310,7 +310,7 @@ func TestFailures(t *testing.T) {
 			t.Errorf("want %q: %v, %s", want, err, out)
 		}
 	}
-	// A target that is kicked is told.
+	// A kicked target reports that.
 	for {
 		domains, err := client.Domains(ctx, 1)
 		if err != nil {
@@ -328,14 +328,14 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// remote is a Remote's text with another part.
+// remote returns a Remote's text with one part replaced.
 func remote(text string, part int, other string) string {
 	parts := strings.Split(text, ":")
 	parts[part] = other
 	return strings.Join(parts, ":")
 }
 
-// The client makes no memory error and loses no memory, by the address sanitizer.
+// The client has no memory error and no leak, by the address sanitizer.
 func TestSanitized(t *testing.T) {
 	bin, client := build(t, "-fsanitize=address,undefined", "-fno-omit-frame-pointer"), start(t)
 	for _, method := range []string{"gup", "touch", "uffd"} {
@@ -345,7 +345,7 @@ func TestSanitized(t *testing.T) {
 	}
 }
 
-// And by valgrind's memcheck, which sees what was never set as well; it has no userfaultfd.
+// And by valgrind's memcheck, which also detects uninitialized memory. It has no userfaultfd.
 func TestMemcheck(t *testing.T) {
 	if _, err := os.Stat("/usr/include/valgrind/valgrind.h"); err != nil {
 		const why = "no valgrind: `sh scripts/setup.sh test` installs it"
@@ -379,7 +379,7 @@ func TestMemcheck(t *testing.T) {
 	}
 }
 
-// A buffer that was freed counts no more among those of which pfd fills the missing pages.
+// A freed buffer no longer counts among those whose missing pages pfd fills.
 func TestFreedBuffers(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
@@ -389,8 +389,8 @@ func TestFreedBuffers(t *testing.T) {
 	}
 }
 
-// Memory of exanet_alloc is the device's, too, as long as it is not freed; only under method
-// uffd it is the process's alone.
+// Memory of exanet_alloc is shared with the device until it is freed, except under method uffd,
+// where it is private.
 func TestSharedBuffers(t *testing.T) {
 	dir := public(t)
 	library(t, dir)

@@ -22,15 +22,15 @@ var stays = regexp.MustCompile(`^(bin/pfd|prometheus|\S+ target$)`)
 // bin matches the directory of the programs in a command.
 var bin = regexp.MustCompile(`(^|\s|=|-I)bin\b`)
 
-// session runs the commands of a document as its reader types them.
+// session runs the commands of a document as its reader would type them.
 type session struct {
 	*testing.T
 	at     string                   // the working directory
-	env    []string                 // beside the test's own
-	edit   func(line string) string // what differs here from the reader's machine
+	env    []string                 // besides the test's own
+	edit   func(line string) string // adapts a command of the reader's machine to this one
 	target *bufio.Scanner           // what the target prints
-	remote string                   // the first line of it
-	output string                   // what the last command printed that has ended
+	remote string                   // the first line of that
+	output string                   // what the last command that has ended printed
 }
 
 func newSession(t *testing.T, at string, edit func(string) string) *session {
@@ -49,7 +49,7 @@ func (s *session) command(ctx context.Context, line string) *exec.Cmd {
 	return c
 }
 
-// run runs one command. One that stays is ready when run returns.
+// run runs one command. If it runs until interrupted, it is ready when run returns.
 func (s *session) run(line string) {
 	s.Helper()
 	if to, ok := strings.CutPrefix(line, "cd "); ok {
@@ -60,7 +60,7 @@ func (s *session) run(line string) {
 		line = strings.ReplaceAll(line, "REMOTE", s.name())
 	}
 	if !stays.MatchString(line) {
-		out, err := s.command(s.Context(), line).CombinedOutput() // it may build: how long that takes is the machine's
+		out, err := s.command(s.Context(), line).CombinedOutput() // no time-out: it may build
 		if err != nil {
 			s.Fatalf("%s: %v\n%s", line, err, out)
 		}
@@ -77,7 +77,7 @@ func (s *session) run(line string) {
 	}
 }
 
-// name is what the target printed first.
+// name returns what the target printed first.
 func (s *session) name() string {
 	s.Helper()
 	if s.remote == "" {
@@ -86,8 +86,8 @@ func (s *session) name() string {
 	return s.remote
 }
 
-// printed checks a text: the last command printed it, or, where that printed nothing, the
-// target prints it next. REMOTE is the name of the target's memory.
+// printed checks a text: the last command printed it, or, if that printed nothing, the target
+// prints it next. REMOTE stands for the name of the target's memory.
 func (s *session) printed(want string) {
 	s.Helper()
 	switch got := s.output; {
@@ -123,9 +123,9 @@ func ready(t *testing.T, socket string) {
 	}
 }
 
-// What docs/tutorial.md and README.md (a program of one's own) show is so: their commands are
-// run in their order, with another bin/ and another default socket, each text is what is printed
-// at that point, and their programs are the examples'.
+// docs/tutorial.md and README.md ("A program of one's own") are true: their commands run in their
+// order, with another bin/ and another default socket, each text is printed at that point, and
+// their programs are the examples'.
 func TestPages(t *testing.T) {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("gcc is not installed: make test installs it")
@@ -137,7 +137,7 @@ func TestPages(t *testing.T) {
 	}
 	built := map[string]bool{}
 	for name, page := range map[string]struct {
-		path, from, to string // of its text, from and to these headings
+		path, from, to string // of its text, between these headings
 		program        string // its Go
 		want           map[string]int
 	}{
@@ -197,8 +197,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// docs/stopwatch.md works as it stands, from a clone, and its table counts right. How long
-// it takes is in the log.
+// docs/stopwatch.md works unchanged, from a clone, and its table counts right. The time that it
+// takes is in the log.
 func TestStopwatch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("each way builds the programs: not with -short")
@@ -227,8 +227,7 @@ func TestStopwatch(t *testing.T) {
 	}
 }
 
-// way runs the commands of one way in a directory of its own, and finds at its end what it is
-// the way to.
+// way runs the commands of one way in a separate directory, and checks for its goal at the end.
 func way(t *testing.T, root string, lines []string) {
 	for _, program := range []string{"git", "make", "cc", "curl", "prometheus"} {
 		if _, err := exec.LookPath(program); err != nil && strings.Contains("\n"+strings.Join(lines, "\n"), "\n"+program+" ") {
@@ -243,7 +242,7 @@ func way(t *testing.T, root string, lines []string) {
 		s.run(line)
 	}
 	if line := lines[last]; strings.HasPrefix(line, "curl ") {
-		// Of every transfer of the command before, from its next scrape on.
+		// After the next scrape, every transfer of the command before is counted.
 		s.await(line, `"node":"0","outcome":"completed"},"value":[`, `,"200"]`)
 	} else {
 		s.run(line)
@@ -256,7 +255,7 @@ func way(t *testing.T, root string, lines []string) {
 	t.Logf("%d commands, %.0f s", len(lines), time.Since(began).Seconds())
 }
 
-// address is one that nobody listens at.
+// address returns an address at which nothing listens.
 func address(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -24,8 +24,8 @@ func program(t *testing.T, name string) string {
 	return bin
 }
 
-// background starts a program that is interrupted at the test's end, and gives what it
-// says line by line.
+// background starts a program that is interrupted at the end of the test, and returns its output
+// line by line.
 func background(t *testing.T, c *exec.Cmd) *bufio.Scanner {
 	t.Helper()
 	var stderr bytes.Buffer
@@ -67,7 +67,7 @@ func TestPutget(t *testing.T) {
 		says string
 		ok   bool
 	}{
-		{[]string{"get", remote}, "no line has come yet", false},
+		{[]string{"get", remote}, "no line has arrived yet", false},
 		{[]string{"put", remote, "hello, absent page"}, "", true},
 		{[]string{"get", remote}, "hello, absent page\n", true},
 		{[]string{"get", "nobody"}, "not the name of remote memory", false},
@@ -106,8 +106,8 @@ func TestScatter(t *testing.T) {
 	}
 }
 
-// A gather list goes into absent memory, and out of it, with more sources than there
-// are channels; its completion words come when every byte is there.
+// A gather list is written into absent memory, and from absent memory, with more sources than
+// there are channels; its completion words arrive when every byte has.
 func TestGatherIntoAbsentMemory(t *testing.T) {
 	client := start(t)
 	for _, method := range []rdma.Method{rdma.MethodGUP, rdma.MethodTouch, rdma.MethodUFFD} {

@@ -2,5 +2,5 @@
 
 package examples
 
-// raced says that the race detector is in this program, which makes Go code some times as slow.
+// raced says that this program has the race detector, which makes Go code several times slower.
 const raced = false

@@ -19,8 +19,8 @@ import (
 
 const sharedSize = 16 * device.PageSize
 
-// What package rdma does with the memory that a program shares: core dumps, userfaultfds, and a
-// share in the place of another one.
+// Package rdma with the memory that a program shares: core dumps, userfaultfds, and a share in the
+// place of another one.
 func TestSharesOfGo(t *testing.T) {
 	client := start(t)
 	for method := pagein.GUP; method <= pagein.Populate; method++ {
@@ -61,7 +61,8 @@ func TestSharesOfGo(t *testing.T) {
 					}
 				}
 				if with {
-					// Nothing tells pfd what is mapped in the place of a share: another one there is refused.
+					// pfd does not learn of memory mapped in the place of a share: sharing it is
+					// refused.
 					var refused *attach.RefusedError
 					if err := share(); !errors.As(err, &refused) || refused.Code != attach.CodeMemory {
 						t.Errorf("a share in the place of another: %v", err)
@@ -73,7 +74,7 @@ func TestSharesOfGo(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					// The kernel takes the same place again, as a rule.
+					// The kernel usually returns the same place again.
 					next, err := e.Alloc(sharedSize)
 					switch refused = nil; {
 					case err == nil && method != pagein.UFFD && next.VA() < gone.VA()+sharedSize && gone.VA() < next.VA()+sharedSize:
@@ -104,7 +105,7 @@ func TestSharesOfGo(t *testing.T) {
 	}
 }
 
-// registers registers memory with a userfaultfd of its own, for a moment.
+// registers registers memory with another userfaultfd for a moment.
 func registers(va device.VA) error {
 	fd, _, err := uffd.Open(false)
 	if err != nil {
@@ -114,7 +115,7 @@ func registers(va device.VA) error {
 	return uffd.Register(fd, va, sharedSize)
 }
 
-// leftOut reports whether memory is left out of core dumps (proc(5), VmFlags).
+// leftOut reports whether memory is excluded from core dumps (proc(5), VmFlags).
 func leftOut(t *testing.T, va device.VA) bool {
 	t.Helper()
 	f, err := os.Open("/proc/self/smaps")

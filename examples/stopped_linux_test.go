@@ -29,7 +29,7 @@ import (
 
 // Commands of the test binary itself.
 const (
-	daemonCommand  = "pfd-of-its-own"         // SOCKET NODES: a pfd in a process of its own
+	daemonCommand  = "pfd-of-its-own"         // SOCKET NODES: a pfd in another process
 	stoppedCommand = "go-client-of-a-stopped" // the arguments of testdata/stopped.c
 )
 
@@ -43,7 +43,7 @@ func runCommand(command string, args []string) error {
 	return fmt.Errorf("%d arguments", len(args))
 }
 
-// runDaemon is a pfd until SIGTERM.
+// runDaemon runs a pfd until SIGTERM.
 func runDaemon(socket, nodes string) error {
 	cfg := daemon.Default()
 	cfg.Socket = socket
@@ -64,7 +64,7 @@ func runDaemon(socket, nodes string) error {
 	return d.Run(ctx)
 }
 
-// startProcess runs a pfd in a process of its own, on one processor where cpu is not negative.
+// startProcess runs a pfd in another process, on one processor if cpu is not negative.
 func startProcess(t *testing.T, nodes, cpu int) (socket string, p *os.Process) {
 	t.Helper()
 	self, err := os.Executable()
@@ -164,7 +164,7 @@ func stoppedClient(socket, node, method, what string) error {
 		if r, err = read(); err == nil {
 			err = r.Wait(ctx)
 		}
-	default: // one more than go by the doorbell word and the packetizer at once
+	default: // one more than the doorbell word and the packetizer hold at once
 		var all []*rdma.Transfer
 		for range device.PktzChannels + 1 {
 			if w, err = write(); err != nil {
@@ -179,7 +179,7 @@ func stoppedClient(socket, node, method, what string) error {
 	return errors.Join(err, e.Close())
 }
 
-// hang has nobody serve the pages of b. Its descriptor ends with the process.
+// hang registers b with a userfaultfd that nobody serves. The descriptor closes with the process.
 func hang(b []byte) error {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if errno != 0 {
@@ -197,7 +197,7 @@ func hang(b []byte) error {
 	return nil
 }
 
-// processorTime gives the processor time that a process has used (clock_getcpuclockid(3)).
+// processorTime returns the processor time that a process has used (clock_getcpuclockid(3)).
 func processorTime(pid int) (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(int32(^pid<<3|2), &ts)
@@ -205,7 +205,7 @@ func processorTime(pid int) (time.Duration, error) {
 }
 
 // idle waits until every process has used less than a hundredth of a processor for a time (a
-// twentieth under the race detector). It names those that go on.
+// twentieth under the race detector). Its error names those that have not.
 func idle(pids map[string]int) error {
 	const (
 		window  = 300 * time.Millisecond
@@ -226,7 +226,7 @@ func idle(pids map[string]int) error {
 		}
 		began := time.Now()
 		time.Sleep(window)
-		passed := time.Since(began) // more where others have the processor
+		passed := time.Since(began) // more if others have the processor
 		for name, was := range before {
 			now, err := processorTime(pids[name])
 			if err != nil {
@@ -244,8 +244,8 @@ func idle(pids map[string]int) error {
 	return fmt.Errorf("processor time in %v while pfd does nothing: %v", window, used)
 }
 
-// Who waits for a pfd that does nothing uses no processor, whatever he waits for, and goes on when
-// pfd does.
+// A process that waits for a stopped pfd uses no processor, whatever it waits for, and continues
+// when pfd does.
 func TestStoppedDaemon(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
@@ -320,14 +320,15 @@ func TestStoppedDaemon(t *testing.T) {
 	}
 	for name, p := range clients {
 		if !p.ends {
-			_ = p.cmd.Process.Kill() // it waits for what does not come
+			_ = p.cmd.Process.Kill() // it waits for a page that never arrives
 		} else if err := p.cmd.Wait(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// A real-time client on pfd's own processor leaves it to pfd while it waits, whoever brings pages in.
+// A real-time client on pfd's own processor leaves it to pfd while it waits, whatever the page-in
+// method.
 func TestRealTimeClient(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
@@ -350,7 +351,8 @@ func TestRealTimeClient(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
-				// A client that spins has the processor until the kernel throttles it, for a second each time.
+				// A client that spins would have the processor until the kernel throttles it, for
+				// a second each time.
 				const most = 300 * time.Millisecond
 				if used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(); used > most {
 					t.Errorf("%d writes into absent memory: %v of processor, want %v at most", absentPages, used, most)

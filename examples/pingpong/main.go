@@ -1,6 +1,6 @@
-// Pingpong sends a message back and forth between two processes on two nodes, and
-// says how long a round takes. It starts the second process itself; the two tell each
-// other their memory's names over that one's standard input and output.
+// Pingpong sends a message back and forth between two processes on two nodes, and prints how long
+// a round takes. It starts the second process itself; the two exchange the names of their memory
+// over that process's standard input and output.
 //
 //	pingpong [-socket PATH] [-rounds N] [-size BYTES]
 package main
@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	socket = flag.String("socket", "", "pfd's control socket; the default one where it is empty")
+	socket = flag.String("socket", "", "pfd's control socket; empty: the default one")
 	rounds = flag.Int("rounds", 1000, "how often the message goes there and back")
 	size   = flag.Int("size", 64, "bytes of the message")
 	second = flag.Bool("second", false, "be the second process")
@@ -50,8 +50,8 @@ func main() {
 // side is one of the two processes.
 type side struct {
 	ep   *rdma.Endpoint
-	buf  []byte  // the peer writes to it
-	last *uint64 // the number of the message that is there
+	buf  []byte  // written by the peer
+	last *uint64 // the number of the last message
 	name rdma.Remote
 	peer rdma.Remote
 	out  []byte
@@ -59,7 +59,7 @@ type side struct {
 
 func attach(ctx context.Context, node device.NodeID) (*side, error) {
 	if *size < 1 {
-		return nil, fmt.Errorf("a message of %d bytes: the least is 1", *size)
+		return nil, fmt.Errorf("a message of %d bytes: at least 1 is needed", *size)
 	}
 	ep, err := rdma.Attach(ctx, rdma.Options{Socket: *socket, Node: node})
 	if err != nil {
@@ -89,14 +89,14 @@ func (s *side) prepare() error {
 	return err
 }
 
-// meet writes the own memory's name and reads the peer's.
+// meet writes the name of this process's memory and reads the peer's.
 func (s *side) meet(w io.Writer, r io.Reader) error {
 	if _, err := fmt.Fprintln(w, s.name); err != nil {
 		return err
 	}
 	line, err := bufio.NewReader(r).ReadString('\n')
 	if err != nil {
-		return fmt.Errorf("the other process says nothing: %w", err)
+		return fmt.Errorf("no answer from the other process: %w", err)
 	}
 	s.peer, err = rdma.ParseRemote(strings.TrimSpace(line))
 	return err
@@ -128,7 +128,7 @@ func first(ctx context.Context) (err error) {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the other process where this one fails
+	defer cancel() // ends the other process if this one fails
 	other := exec.CommandContext(ctx, exe, "-second", "-socket", *socket, "-rounds", fmt.Sprint(*rounds), "-size", fmt.Sprint(*size))
 	other.Stderr = os.Stderr
 	in, err := other.StdinPipe()
@@ -157,7 +157,7 @@ func first(ctx context.Context) (err error) {
 			return err
 		}
 		if string(s.buf[words:]) != string(s.out) {
-			return fmt.Errorf("round %d: what comes back is not what was sent", i+1)
+			return fmt.Errorf("round %d: the answer differs from the message", i+1)
 		}
 	}
 	took := time.Since(start)

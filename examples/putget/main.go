@@ -18,8 +18,8 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// The exported memory: a page with the two completion words, the first of which is the
-// line's length, and a page for the line.
+// The exported memory: a page with two completion words, the first of which is the line's length,
+// and a page for the line.
 const (
 	size = 2 * 4096
 	text = 4096
@@ -28,7 +28,7 @@ const (
 
 func main() {
 	log.SetFlags(0)
-	socket := flag.String("socket", "", "pfd's control socket; the default one where it is empty")
+	socket := flag.String("socket", "", "pfd's control socket; empty: the default one")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
@@ -58,9 +58,9 @@ func run(ctx context.Context, socket string, args []string) (err error) {
 	return errors.New("usage: putget target | put REMOTE TEXT | get REMOTE")
 }
 
-// target takes one line, and keeps its memory until it is interrupted.
+// target receives one line, and keeps its memory until it is interrupted.
 func target(ctx context.Context, ep *rdma.Endpoint) error {
-	buf, err := ep.Alloc(size) // no page of it is there yet
+	buf, err := ep.Alloc(size) // all its pages are absent
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func target(ctx context.Context, ep *rdma.Endpoint) error {
 	if err != nil {
 		return err
 	}
-	*last = 0 // the page of the words is there now, that of the line is not
+	*last = 0 // now the page of the words is present, and that of the line absent
 	fmt.Println(remote)
 	if err := ep.WaitNotification(ctx, last, came); err != nil {
 		return err
@@ -122,14 +122,14 @@ func get(ctx context.Context, ep *rdma.Endpoint, name string) error {
 	return nil
 }
 
-// lineOf finds the line in memory that another process has written.
+// lineOf returns the line in memory that another process has written.
 func lineOf(b []byte) (string, error) {
 	if len(b) < text {
 		return "", fmt.Errorf("%d bytes are exported: a line begins at offset %d", len(b), text)
 	}
 	n, last := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
 	if last != came {
-		return "", errors.New("no line has come yet")
+		return "", errors.New("no line has arrived yet")
 	}
 	if n > uint64(len(b)-text) {
 		return "", fmt.Errorf("a line of %d bytes in %d", n, len(b)-text)

@@ -1,7 +1,6 @@
-// Scatter adds up the columns of a matrix with several processes. The matrix lies row
-// by row in the first process, which writes a block of columns into each of the others
-// by a gather list, and takes the ends of its writes from a completion queue. The
-// others write their sums into its memory.
+// Scatter sums the columns of a matrix with several processes. The matrix is stored row by row in
+// the first process, which writes a block of columns into each of the others by a gather list, and
+// collects its writes from a completion queue. The others write their sums into its memory.
 //
 //	scatter [-socket PATH] [-workers N] [-rows N] [-columns N]
 package main
@@ -23,15 +22,15 @@ import (
 )
 
 var (
-	socket  = flag.String("socket", "", "pfd's control socket; the default one where it is empty")
-	workers = flag.Int("workers", 3, "processes that add up")
+	socket  = flag.String("socket", "", "pfd's control socket; empty: the default one")
+	workers = flag.Int("workers", 3, "processes that sum")
 	rows    = flag.Int("rows", 100, "rows of the matrix")
 	columns = flag.Int("columns", 300, "columns of the matrix: a multiple of the workers")
-	sums    = flag.String("sums", "", "be a worker, and write the sums there")
+	sums    = flag.String("sums", "", "run as a worker, and write the sums to this Remote")
 )
 
-// Memory that others write to begins with two completion words of 8 bytes; what
-// follows are numbers of 8 bytes.
+// Memory that others write to begins with two completion words of 8 bytes, followed by numbers of
+// 8 bytes.
 const (
 	words = 16
 	num   = 8
@@ -52,7 +51,7 @@ func main() {
 	}
 }
 
-// inbox makes memory for n numbers that one other process writes, and its name.
+// inbox returns memory for n numbers that one other process writes, and its name.
 func inbox(ep *rdma.Endpoint, n int) (numbers []byte, last *uint64, name rdma.Remote, err error) {
 	buf, err := ep.Alloc(words + n*num)
 	if err != nil {
@@ -82,7 +81,7 @@ func scatter(ctx context.Context) (err error) {
 		binary.LittleEndian.PutUint64(matrix.Bytes()[i*num:], uint64(i))
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the workers where this process fails
+	defer cancel() // ends the workers if this process fails
 	block := *columns / *workers
 	exe, err := os.Executable()
 	if err != nil {
@@ -108,7 +107,7 @@ func scatter(ctx context.Context) (err error) {
 		}
 		line, err := bufio.NewReader(out).ReadString('\n')
 		if err != nil {
-			return fmt.Errorf("worker %d says nothing: %w", w, err)
+			return fmt.Errorf("no answer from worker %d: %w", w, err)
 		}
 		remote, err := rdma.ParseRemote(strings.TrimSpace(line))
 		if err != nil {
@@ -159,7 +158,7 @@ func scatter(ctx context.Context) (err error) {
 	return nil
 }
 
-// work adds up the columns of one block.
+// work sums the columns of one block.
 func work(ctx context.Context) (err error) {
 	remote, err := rdma.ParseRemote(*sums)
 	if err != nil {

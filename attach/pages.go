@@ -65,20 +65,9 @@ func (p *Pages) Ended() (Reason, bool) {
 // (release). The channel's done must be final or at reset; d's Done, Status, Paused and Abort are
 // not written.
 func (p *Pages) Publish(ch int, d *device.Descriptor) {
-	o := desc(ch)
-	for i, v := range d.Words() {
-		switch off := 8 * uint32(i); off {
-		case device.DescSize: // size here; done, in the upper half, last of all
-			p.store32(o+off, uint32(v))
-		case device.DescReserved0:
-			p.store64(o+off, v&^device.DescAbort)
-		case device.DescReserved1:
-			p.store64(o+off, v>>device.DescGenShift<<device.DescGenShift)
-		default:
-			p.store64(o+off, v)
-		}
-	}
-	p.store32(o+device.DescDone, device.DoneInitialized)
+	words := d.Words()
+	words[device.DescReserved0/8] &^= device.DescAbort
+	device.StoreDescriptor(desc(ch), &words, p.store32, p.store64)
 }
 
 // AskAbort sets the abort bit of channel ch. A doorbell must follow.

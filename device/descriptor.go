@@ -118,6 +118,23 @@ func (d *Descriptor) Words() [DescriptorWords]uint64 {
 	}
 }
 
+// StoreDescriptor stores the words of a descriptor that is to start at offset at, by functions that
+// store 4 and 8 bytes. It leaves status and paused blocks out, and stores done = 0 last: that makes
+// the channel startable.
+func StoreDescriptor(at uint32, words *[DescriptorWords]uint64, store32 func(off, v uint32), store64 func(off uint32, v uint64)) {
+	for i, w := range words {
+		switch off := 8 * uint32(i); off {
+		case DescSize: // its upper half is done
+			store32(at+off, uint32(w))
+		case DescReserved1:
+			store64(at+off, w>>DescGenShift<<DescGenShift)
+		default:
+			store64(at+off, w)
+		}
+	}
+	store32(at+DescDone, DoneInitialized)
+}
+
 // DescriptorOf decodes a descriptor from its eight u64. Every value decodes; the firmware checks
 // whether the transfer is valid.
 func DescriptorOf(w *[DescriptorWords]uint64) Descriptor {

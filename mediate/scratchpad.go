@@ -82,20 +82,10 @@ func at(slot, ch int) uint32 {
 	return uint32(device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch)
 }
 
-// put writes a descriptor that is ready to start, done last.
+// put writes a descriptor that is ready to start.
 func (s *scratchpad) put(slot, ch int, words *[device.DescriptorWords]uint64) {
-	o := at(slot, ch)
-	for i, w := range words {
-		switch off := 8 * uint32(i); off {
-		case device.DescSize: // size here; done, in the upper half, last of all
-			s.store32(o+off, uint32(w))
-		case device.DescReserved1:
-			s.store64(o+off, w>>device.DescGenShift<<device.DescGenShift)
-		default:
-			s.store64(o+off, w)
-		}
-	}
-	s.store32(o+device.DescDone, device.DoneInitialized)
+	device.StoreDescriptor(at(slot, ch), words,
+		func(off, v uint32) { s.store32(off, v) }, func(off uint32, v uint64) { s.store64(off, v) })
 }
 
 // state gives a channel's done, and status and paused blocks, which are final

@@ -37,9 +37,6 @@ type Tables struct {
 	TCR   uint32
 }
 
-// ASID returns the address space that the tables belong to, TTBR0 [63:48].
-func (t Tables) ASID() uint16 { return uint16(t.TTBR0 >> 48) }
-
 // Tables returns the tables of a context bank.
 func (s *SMMU) Tables(bankIndex int) Tables {
 	if bankIndex < 0 || bankIndex >= len(s.banks) {

@@ -484,16 +484,6 @@ func (c *Client) ReadRegion(region int, offset uint64, p []byte) error {
 	})
 }
 
-// WriteRegion stores p into a region, in as many messages as the limits need.
-func (c *Client) WriteRegion(region int, offset uint64, p []byte) error {
-	return c.chunks(p, func(p []byte, at uint64) error {
-		if err := c.writeChunk(region, offset+at, p); err != nil {
-			return fmt.Errorf("vfio-user: write region %d, %#x+%#x: %w", region, offset+at, len(p), err)
-		}
-		return nil
-	})
-}
-
 func (c *Client) chunks(p []byte, f func(p []byte, at uint64) error) (err error) {
 	c.mu.Lock()
 	defer c.unlock(&err)
@@ -529,44 +519,6 @@ func (c *Client) writeChunk(region int, offset uint64, p []byte) error {
 	got, _, err := DecodeRegionAccess(m.body)
 	if err != nil || got != a {
 		return c.fail(fmt.Errorf("%w: answer to REGION_WRITE", ErrMalformed))
-	}
-	return nil
-}
-
-// WriteMulti carries several writes of up to 8 bytes in one message, or one by
-// one where the server does not take that. It gives how many were done.
-func (c *Client) WriteMulti(ws []Write) (done int, err error) {
-	c.mu.Lock()
-	defer c.unlock(&err)
-	most := max(1, (int(c.peer.transfer)-writeMultiHead)/writeMultiSize)
-	for len(ws) > 0 {
-		n := min(len(ws), most)
-		if !c.many {
-			n = 1
-		}
-		if err := c.writeSome(ws[:n]); err != nil {
-			return done, fmt.Errorf("vfio-user: %d writes: %w", n, err)
-		}
-		done += n
-		ws = ws[n:]
-	}
-	return done, nil
-}
-
-func (c *Client) writeSome(ws []Write) error {
-	if !c.many {
-		w := ws[0]
-		if w.Count > 8 {
-			return fmt.Errorf("write of %d bytes: %w", w.Count, unix.EINVAL)
-		}
-		return c.writeChunk(int(w.Region), w.Offset, w.Data[:w.Count])
-	}
-	m, err := c.plain(CmdWriteMulti, AppendWrites(c.begin(), ws))
-	if err != nil {
-		return err
-	}
-	if len(m.body) != writeMultiHead || order.Uint64(m.body) != uint64(len(ws)) {
-		return c.fail(fmt.Errorf("%w: answer to REGION_WRITE_MULTI", ErrMalformed))
 	}
 	return nil
 }

@@ -207,38 +207,6 @@ func (c *Client) SetEventFDs(index, start int, action uint32, fds []int) error {
 	return nil
 }
 
-// ActIRQs masks, unmasks or triggers (action) count interrupts from start on.
-func (c *Client) ActIRQs(index, start, count int, action uint32) error {
-	return c.setIRQs(IRQSet{ArgSize: irqSetSize, Flags: IRQDataNone | action, Index: uint32(index), Start: uint32(start), Count: uint32(count)})
-}
-
-// ActIRQsWhere does what ActIRQs does, to those interrupts only whose entry is
-// true.
-func (c *Client) ActIRQsWhere(index, start int, action uint32, where []bool) error {
-	m := IRQSet{ArgSize: irqSetSize + uint32(len(where)), Flags: IRQDataBool | action, Index: uint32(index), Start: uint32(start), Count: uint32(len(where))}
-	m.Bools = make([]byte, len(where))
-	for i, w := range where {
-		if w {
-			m.Bools[i] = 1
-		}
-	}
-	return c.setIRQs(m)
-}
-
-// DisableIRQs takes every eventfd of an index away.
-func (c *Client) DisableIRQs(index int) error {
-	return c.setIRQs(IRQSet{ArgSize: irqSetSize, Flags: IRQDataNone | IRQActionTrigger, Index: uint32(index)})
-}
-
-func (c *Client) setIRQs(m IRQSet) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, err := c.plain(CmdSetIRQs, m.Append(c.begin())); err != nil {
-		return fmt.Errorf("vfio-user: interrupts %d+%d of index %d: %w", m.Start, m.Count, m.Index, err)
-	}
-	return nil
-}
-
 // SetCommand writes the PCI command register: CommandMemory lets the BARs
 // answer, CommandMaster lets the device reach memory and send interrupts. Both
 // are off in a device nobody has set up.
@@ -354,11 +322,6 @@ func (c *Client) mapDMA(m DMAMap, fd int, add func() error) (err error) {
 // page of 4 KiB is refused.
 func (c *Client) UnmapDMA(addr, size uint64) error {
 	return c.unmap(DMAUnmap{dmaUnmapSize, 0, addr, size}, addr+size-1)
-}
-
-// UnmapAllDMA takes every mapping away.
-func (c *Client) UnmapAllDMA() error {
-	return c.unmap(DMAUnmap{dmaUnmapSize, unmapAll, 0, 0}, ^uint64(0))
 }
 
 func (c *Client) unmap(u DMAUnmap, last uint64) (err error) {

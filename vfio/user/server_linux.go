@@ -199,14 +199,6 @@ func (s *Server) DMA() *DMA { return &s.dma }
 // the client made of its eventfd. An error is a vector that is not there.
 func (s *Server) Interrupt(v int) error { return s.irq.raise(v) }
 
-// SignalError tells the client of an unrecoverable error of the device, if it
-// listens (VFIO_PCI_ERR_IRQ_INDEX).
-func (s *Server) SignalError() { s.irq.notify(IRQErr) }
-
-// RequestRelease asks the client to let the device go, if it listens
-// (VFIO_PCI_REQ_IRQ_INDEX).
-func (s *Server) RequestRelease() { s.irq.notify(IRQReq) }
-
 // Stats gives the counters.
 func (s *Server) Stats() Stats {
 	return Stats{s.connections.Load(), s.turned.Load(), s.refused.Load(), s.mapsRefused.Load(), s.aborted.Load(), s.accesses.Load()}
@@ -349,11 +341,6 @@ func (s *Server) hangUp() {
 		c.end()
 	}
 }
-
-// ServeConn serves one client over a connected stream socket, which it closes,
-// and returns when the client is gone: with the reason, which matches ErrGone
-// for a plain disconnection, and EBUSY where there was a client already.
-func (s *Server) ServeConn(fd int) error { return s.serve(s.admit(fd)) }
 
 // Close ends the connection and releases what the server holds. Serve must have
 // returned, or return by its own context. Close may be called again.

@@ -88,7 +88,7 @@ func (c *call) Run() {
 	c.ended = c.now()
 }
 
-// Ask implements gup.Asked.
+// Ask and Answered implement gup.Asked.
 func (c *call) Ask() bool {
 	a, ok := c.pager.(Asker)
 	if !ok {
@@ -101,7 +101,7 @@ func (c *call) Ask() bool {
 
 func (c *call) Answered() bool { return c.question.Answered() }
 
-// PageIn implements gup.Call.
+// PageIn and Paged implement gup.Call.
 func (c *call) PageIn() (va device.VA, pages int, write, ok bool) {
 	c.started = c.now()
 	return device.VA(c.start << device.PageShift), int(c.end - c.start), c.write, c.pager == nil

@@ -62,8 +62,8 @@ type Node struct {
 	Bad []Access
 	// Sent are the messages of the packetizers, without refused ones.
 	Sent []Message
-	// Refuse makes that many SENDs of an interface end in STATUS 2. Busy makes that many reads of
-	// its STATUS return 1 (busy).
+	// Refuse makes that many SENDs of an interface end in STATUS 2. Busy makes its SENDs end in
+	// STATUS 1 (busy), until STATUS has been read that many times.
 	Refuse, Busy [device.Interfaces]int
 	// InFlight are the accesses of a bank that TLBSTATUS still reports.
 	InFlight [device.Slots]int
@@ -210,7 +210,7 @@ func (n *Node) Run() bool {
 	return false
 }
 
-// Get returns a register's value without an access.
+// Get and Get64 return a register's value without an access.
 func (n *Node) Get(w device.WindowID, off uint32) uint32   { return n.windows[w].words[off/4] }
 func (n *Node) Get64(w device.WindowID, off uint32) uint64 { return n.windows[w].get64(off) }
 

@@ -91,7 +91,7 @@ func number(t *testing.T, s string) uint32 {
 // Fields out of range, and unknown kinds.
 func TestQueueBadEntries(t *testing.T) {
 	for name, w := range map[string]uint64{
-		"no kind": 0, "kind 11": 11 << 8, "bank 16": 2<<8 | 16<<32, "mailbox 64": 4<<8 | 64<<32, "slot 16": 5<<8 | 16<<32,
+		"unknown kind": 0, "kind 11": 11 << 8, "bank 16": 2<<8 | 16<<32, "mailbox 64": 4<<8 | 64<<32, "slot 16": 5<<8 | 16<<32,
 		"channel 64": 5<<8 | 64<<40, "slot 255": 6<<8 | 255<<32, "interface 64": 7<<8 | 64<<32,
 	} {
 		if e, err := device.DecodeEvent(&device.QueueEntry{w}); !errors.Is(err, device.ErrQueueEntry) || e != (device.Event{}) {
@@ -99,7 +99,7 @@ func TestQueueBadEntries(t *testing.T) {
 		}
 	}
 	for name, q := range map[string]device.QueueEntry{
-		"no kind": {}, "kind 6": {6 << 8}, "interface 64": {1<<8 | 64<<32 | 1<<48}, "no words": {1 << 8}, "7 words": {1<<8 | 7<<48},
+		"unknown kind": {}, "kind 6": {6 << 8}, "interface 64": {1<<8 | 64<<32 | 1<<48}, "no words": {1 << 8}, "7 words": {1<<8 | 7<<48},
 		"slot 16": {2<<8 | 16<<32}, "channel 64": {2<<8 | 64<<40}, "bank 16": {3<<8 | 16<<32}, "bank 254": {4<<8 | 254<<32},
 		"unaligned word": {4 << 8, 4},
 	} {

@@ -144,7 +144,7 @@ func TestDeclined(t *testing.T) {
 		rounds int   // until the sender gets its answer
 		want   mailbox.RAPF
 	}{
-		{"the page comes", nil, 1, mailbox.RAPF{}},
+		{"the page becomes resident", nil, 1, mailbox.RAPF{}},
 		{"no mapping", gup.ErrUnmapped, 1, mailbox.RAPF{Fail: true}},
 		{"no memory", errBusy, 2, mailbox.RAPF{Fail: true, Memory: true}},
 	} {

@@ -69,7 +69,7 @@ func TestAhead(t *testing.T) {
 		want    played
 		pattern func(*memory)
 	}{
-		{"one page again and again", played{faults: 1}, func(m *memory) {
+		{"one page repeatedly", played{faults: 1}, func(m *memory) {
 			for range 100 {
 				m.transfer(7, 1)
 			}
@@ -85,7 +85,7 @@ func TestAhead(t *testing.T) {
 				m.transfer(4*p, 4)
 			}
 		}},
-		{"a transfer longer than what is brought in ahead", played{faults: 4}, func(m *memory) {
+		{"a transfer longer than the read-ahead", played{faults: 4}, func(m *memory) {
 			for p := range uint64(4) {
 				m.transfer(256*p, 256)
 			}
@@ -110,7 +110,7 @@ func TestAhead(t *testing.T) {
 		}},
 		// At page 15 one stream has 16 + 31/8 pages less the 8 of the other, which then has 16 +
 		// 32/8 less these.
-		{"two streams, in turns", played{faults: 8, brought: 2*(4+8) + 11 + 9}, func(m *memory) {
+		{"two streams, alternating", played{faults: 8, brought: 2*(4+8) + 11 + 9}, func(m *memory) {
 			for p := range uint64(16) {
 				m.transfer(p, 1)
 				m.transfer(1<<20+p, 1)

@@ -95,7 +95,7 @@ func TestBadReads(t *testing.T) {
 			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen)) }, code: device.CodeDomain,
 		},
 		{
-			name: "a domain that admits us no more", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
+			name: "a domain that no longer admits us", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
 			before: func(p *pair) {
 				p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen))
 				p.to.write64(device.PL, device.PLPDPeers+32*2, ownPDID)
@@ -109,7 +109,7 @@ func TestBadReads(t *testing.T) {
 		{
 			// After the stamping by the initiator's packetizer: only the PDID beside the packet
 			// is trusted.
-			name: "a forged PDID on the way", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
+			name: "a PDID forged on the link", change: func(m *mailbox.ReadRequest) { m.Target = 0x44 },
 			before: func(p *pair) { p.to.write64(device.PL, device.PLPDCfg+8*2, device.PDCfg(0x44, ownGen)) },
 			link: func(f *wire.Frame) {
 				f.Message[0] = f.Message[0]&^(0xffff<<mailbox.PDIDShift) | peerPDID<<mailbox.PDIDShift
@@ -240,7 +240,7 @@ func TestRefusedReadStaysOpen(t *testing.T) {
 		open bool
 	}{
 		{"refused", mailbox.Ack{Transaction: 77, Code: device.CodeNoContext}, true},
-		{"refused, doubled", mailbox.Ack{Transaction: 77, Code: device.CodeNoContext}, true},
+		{"refused, duplicated", mailbox.Ack{Transaction: 77, Code: device.CodeNoContext}, true},
 		{"failed", mailbox.Ack{Transaction: 77, Code: device.CodeDomain, Sequence: device.Sequence(device.StatusDomain)}, false},
 	} {
 		answer := &wire.Frame{Header: wire.Header{Kind: wire.Message, Epoch: f.Epoch, SrcNode: targetID, DstNode: initiatorID, DstMailbox: 18, DstGeneration: ownGen}, MessageLen: 1}

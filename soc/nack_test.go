@@ -116,15 +116,15 @@ var nackCauses = []nackCause{
 		then:   failsAtOne,
 	},
 	{
-		name: "a block over a boundary", code: device.CodeReserved,
+		name: "a block across a boundary", code: device.CodeReserved,
 		link: altered(func(f *wire.Frame) { f.VA += device.BlockSize - 4095 }), then: failsAtOne,
 	},
 	{
-		name: "a block of more than its transfer", code: device.CodeReserved,
+		name: "a block larger than its transfer", code: device.CodeReserved,
 		link: altered(func(f *wire.Frame) { f.Remaining = uint32(f.Length) - 1 }), then: failsAtOne,
 	},
 	{
-		name: "data without a byte", code: device.CodeReserved,
+		name: "data without bytes", code: device.CodeReserved,
 		link: altered(func(f *wire.Frame) { f.Length, f.Payload, f.Present = 0, f.Payload[:0], 0 }), then: failsAtOne,
 	},
 	{

@@ -197,15 +197,15 @@ func TestMailboxRights(t *testing.T) {
 		{"acknowledgement in mailbox 1", 1, 20, ownPDID, 1, 0, false, device.MboxRefused},
 		{"read request in mailbox 1", 1, 20, ownPDID, 1, 1, false, device.MboxRefused},
 		{"RAPF in mailbox 2", 1, 20, ownPDID, 2, rapf, false, device.MboxRefused},
-		{"RAPF of an id that no node has", 1, 20, ownPDID, 1, mailbox.RAPF{Transaction: 1024}.Encode(), true, device.MsgDropped},
+		{"RAPF with an invalid ID", 1, 20, ownPDID, 1, mailbox.RAPF{Transaction: 1024}.Encode(), true, device.MsgDropped},
 		{"driver's mailbox, from a driver", 1, 3, strange, 3, 42, true, device.RXPackets},
 		{"driver's mailbox, from a process", 1, 16, ownPDID, 3, 42, false, device.MboxRefused},
 		{"process's mailbox, own domain", 1, 20, ownPDID, 18, 42, true, device.RXPackets},
 		{"process's mailbox, admitted domain", 1, 20, peerPDID, 18, 42, true, device.RXPackets},
 		{"process's mailbox, an R5", 1, 0, 0, 18, 42, true, device.RXPackets},
 		{"process's mailbox, a pfd", 1, 15, device.PDIDDriver, 18, 42, false, device.MboxRefused},
-		{"process's mailbox, a stranger", 1, 20, strange, 18, 42, false, device.MboxRefused},
-		{"mailbox that nobody has", 1, 20, ownPDID, 19, 42, false, device.MboxRefused},
+		{"process's mailbox, a domain that is not admitted", 1, 20, strange, 18, 42, false, device.MboxRefused},
+		{"mailbox without a domain", 1, 20, ownPDID, 19, 42, false, device.MboxRefused},
 		{"mailbox 64", 1, 20, ownPDID, 64, 42, false, device.MboxRefused},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -43,7 +43,7 @@ func TestReadingRules(t *testing.T) {
 		{"first half twice", []read{ab, ab, cd}, 2},
 		{"two entries", []read{ab, cd, ab, cd}, 1},
 		{"half of the second", []read{ab, cd, cd}, 2},
-		{"all, and once more", []read{ab, cd, ab, cd, ab, cd, ab, cd}, 0},
+		{"all, then one more", []read{ab, cd, ab, cd, ab, cd, ab, cd}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var f FIFO

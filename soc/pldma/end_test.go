@@ -168,11 +168,11 @@ func TestRightEndsUnderTheWords(t *testing.T) {
 		want   []mailbox.Ack
 		writes bool
 	}{
-		{"a double", 1, 1, 1, nil, false},
+		{"a duplicate", 1, 1, 1, nil, false},
 		{"a retransmission", 1, 2, 1, []mailbox.Ack{{Sequence: 2}}, false},
 		{"a new use", 1, 2, 2, []mailbox.Ack{{Sequence: 2}}, true},
-		{"data alone, a double", 0, 1, 1, []mailbox.Ack{{Sequence: 1}}, true},
-		{"data alone, a retransmission", 0, 2, 1, []mailbox.Ack{{Sequence: 2}}, true},
+		{"only data, a duplicate", 0, 1, 1, []mailbox.Ack{{Sequence: 1}}, true},
+		{"only data, a retransmission", 0, 2, 1, []mailbox.Ack{{Sequence: 2}}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)

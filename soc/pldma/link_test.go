@@ -98,7 +98,7 @@ func TestSenderLearnsItsNumber(t *testing.T) {
 		again  bool
 	}{
 		{"of another life", func(f *wire.Frame) { f.Epoch++ }, false},
-		{"of no id", func(f *wire.Frame) { f.ID = 1024 }, false},
+		{"of an invalid ID", func(f *wire.Frame) { f.ID = 1024 }, false},
 		{"of a former number", func(f *wire.Frame) { f.Seq-- }, false},
 		{"of another node", func(f *wire.Frame) { f.SrcNode++ }, false},
 		{"of the block", func(*wire.Frame) {}, true},

@@ -130,13 +130,13 @@ func TestAnswers(t *testing.T) {
 	}{
 		{name: "whole", frames: func(r *rig) []*wire.Frame { return []*wire.Frame{r.frame(0, 1, 0, n)} },
 			want: []mailbox.Ack{ack(1, 0)}, written: 1},
-		{name: "again after its acknowledgement", frames: func(r *rig) []*wire.Frame {
+		{name: "a duplicate after its acknowledgement", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n), r.frame(0, 1, 0, n)}
 		}, want: []mailbox.Ack{ack(1, 0)}, written: 1},
 		{name: "retransmitted after its acknowledgement", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n), r.frame(0, 2, 0, n), r.frame(0, 9, 0, n)}
 		}, want: []mailbox.Ack{ack(1, 0), ack(2, 0), ack(9, 0)}, written: 1},
-		{name: "the id used again", frames: func(r *rig) []*wire.Frame {
+		{name: "the ID reused", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n), r.frame(0, 2, 0, n, first(2))}
 		}, want: []mailbox.Ack{ack(1, 0), ack(2, 0)}, written: 2},
 		{name: "an old number", frames: func(r *rig) []*wire.Frame {
@@ -145,7 +145,7 @@ func TestAnswers(t *testing.T) {
 		{name: "a newer number in the middle", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n, present(3)), r.frame(0, 2, 0, n, present(12)), r.frame(0, 1, 0, n, present(12)), r.frame(0, 2, 0, n, present(3))}
 		}, want: []mailbox.Ack{ack(2, 0)}, written: 3},
-		{name: "a number behind the end of the circle", frames: func(r *rig) []*wire.Frame {
+		{name: "a number past the wrap-around", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 16383, 0, n, first(16383)), r.frame(0, 0, 0, n, first(0)), r.frame(0, 16383, 0, n, first(16383))}
 		}, want: []mailbox.Ack{ack(16383, 0), ack(0, 0)}, written: 2},
 		{name: "corrupted", frames: func(r *rig) []*wire.Frame {
@@ -155,7 +155,7 @@ func TestAnswers(t *testing.T) {
 			want: []mailbox.Ack{ack(1, 1)}, entries: 1},
 		{name: "three absent pages", absent: []int{0, 2, 3}, frames: func(r *rig) []*wire.Frame { return []*wire.Frame{r.frame(0, 1, 0, 16384)} },
 			want: []mailbox.Ack{ack(1, 1)}, entries: 3},
-		{name: "an absent page that comes later", absent: []int{1}, frames: func(r *rig) []*wire.Frame {
+		{name: "an absent page that becomes resident later", absent: []int{1}, frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, 8192, present(1<<16-1)), r.frame(0, 1, 0, 8192, present((1<<16-1)<<16))}
 		}, want: []mailbox.Ack{ack(1, 1)}, written: 1, entries: 1},
 		{name: "no such domain", frames: func(r *rig) []*wire.Frame {
@@ -167,7 +167,7 @@ func TestAnswers(t *testing.T) {
 		{name: "of the same domain", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n, func(f *wire.Frame) { f.SrcPDID = mine })}
 		}, want: []mailbox.Ack{ack(1, 0)}, written: 1},
-		{name: "of a read that nobody asked for", frames: func(r *rig) []*wire.Frame {
+		{name: "of a read that was not requested", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n, func(f *wire.Frame) { f.Read = true })}
 		}, want: []mailbox.Ack{ack(1, 5)}},
 		{name: "past the width", frames: func(r *rig) []*wire.Frame {
@@ -178,10 +178,10 @@ func TestAnswers(t *testing.T) {
 		}, want: []mailbox.Ack{ack(1, 6)}},
 		{name: "empty", frames: func(r *rig) []*wire.Frame { return []*wire.Frame{r.frame(0, 1, 0, 0)} },
 			want: []mailbox.Ack{ack(1, 6)}},
-		{name: "longer than what is left", frames: func(r *rig) []*wire.Frame {
+		{name: "longer than the rest of the transfer", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n, func(f *wire.Frame) { f.Remaining = n - 1 })}
 		}, want: []mailbox.Ack{ack(1, 6)}},
-		{name: "an id that is none", frames: func(r *rig) []*wire.Frame { return []*wire.Frame{r.frame(1024, 1, 0, n)} }},
+		{name: "an invalid ID", frames: func(r *rig) []*wire.Frame { return []*wire.Frame{r.frame(1024, 1, 0, n)} }},
 		{name: "another block under the same number", frames: func(r *rig) []*wire.Frame {
 			return []*wire.Frame{r.frame(0, 1, 0, n, present(1)), r.frame(0, 1, 4096, n), r.frame(0, 1, 0, n)}
 		}, want: []mailbox.Ack{ack(1, 0)}, written: 2},

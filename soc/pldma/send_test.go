@@ -174,7 +174,7 @@ func TestOpenReads(t *testing.T) {
 		change func(*wire.Frame)
 		code   device.Code
 	}{
-		{"as asked", w, device.CodeAck},
+		{"as requested", w, device.CodeAck},
 		{"of another node", func(f *wire.Frame) { w(f); f.SrcNode = 9 }, device.CodeDomain},
 		{"of another domain", func(f *wire.Frame) { w(f); f.SrcPDID = 55 }, device.CodeDomain},
 		{"behind its end", func(f *wire.Frame) { w(f); f.VA++ }, device.CodeDomain},

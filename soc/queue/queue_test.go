@@ -326,8 +326,8 @@ func TestErrors(t *testing.T) {
 		queue uint32
 		want  uint64
 	}{
-		{"events to where nothing is", func(r *rig) { r.fail = func(a *Access) bool { return a.Entries } }, ev, device.QueueErrAccess},
-		{"commands from where nothing is", func(r *rig) { r.fail = func(a *Access) bool { return !a.Write }; r.bell() }, cmd, device.QueueErrAccess},
+		{"events to an unmapped address", func(r *rig) { r.fail = func(a *Access) bool { return a.Entries } }, ev, device.QueueErrAccess},
+		{"commands from an unmapped address", func(r *rig) { r.fail = func(a *Access) bool { return !a.Write }; r.bell() }, cmd, device.QueueErrAccess},
 		{"CONS ahead", func(r *rig) { r.store(ev+device.QueueCons, 5) }, ev, device.QueueErrIndex},
 		{"CONS out of range", func(r *rig) { r.store(ev+device.QueueCons, 0xffff) }, ev, device.QueueErrIndex},
 		{"CONS ahead in a doorbell", func(r *rig) { r.act(cmd+device.QueueDoorbell, device.DoorbellCons|5) }, ev, device.QueueErrIndex},

@@ -290,8 +290,8 @@ func TestAnswersThatCount(t *testing.T) {
 		{name: "former number", node: target, seq: 0, counter: device.AckStale, end: device.DoneOngoing},
 		{name: "later number", node: target, seq: 2, counter: device.AckStale, end: device.DoneOngoing},
 		{name: "another node", node: 3, seq: 1, counter: device.AckStale, end: device.DoneOngoing},
-		{name: "an id not in use", node: target, id: 1, seq: 1, counter: device.AckStale, end: device.DoneOngoing},
-		{name: "no such id", node: target, id: 1024, seq: 1, counter: device.MsgDropped, end: device.DoneOngoing},
+		{name: "an unused ID", node: target, id: 1, seq: 1, counter: device.AckStale, end: device.DoneOngoing},
+		{name: "no such ID", node: target, id: 1024, seq: 1, counter: device.MsgDropped, end: device.DoneOngoing},
 		{name: "not sent yet", node: target, seq: 1, sending: true, counter: device.AckStale, end: device.DoneOngoing},
 		{name: "page fault", node: target, seq: 1, code: 1, counter: device.Nacks0 + 1, end: device.DoneOngoing},
 		{name: "decode", node: target, seq: 1, code: 2, counter: device.Nacks0 + 2, end: device.DoneFailed, status: 2},
@@ -342,7 +342,7 @@ func TestRAPFsThatCount(t *testing.T) {
 		{name: "claims a domain wrongly", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: strange, Sequence: 1}, counter: device.RAPFDenied},
 		{name: "former number", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Sequence: 0}, counter: device.RAPFStale},
 		{name: "former number, to end it", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Sequence: 0, Fail: true}, counter: device.RAPFStale},
-		{name: "an id not in use", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Transaction: 1, Sequence: 1}, counter: device.RAPFStale},
+		{name: "an unused ID", src: target, m: mailbox.RAPF{Generation: gen, PDID: theirs, Claimed: theirs, Transaction: 1, Sequence: 1}, counter: device.RAPFStale},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)

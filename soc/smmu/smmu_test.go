@@ -146,7 +146,7 @@ func TestStreams(t *testing.T) {
 		{"masked bits", func(s *SMMU) { s.StoreGlobal(device.SMR, 0, device.SMRValid|0x7c00<<16) }, 0x400, 0, 0},
 		{"type fault", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, faultContext<<16|5) }, 5, -1, icf},
 		{"type bypass", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, bypassed<<16|5) }, 5, -1, 0},
-		{"bank that is not there", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, 16) }, 5, -1, ucbf},
+		{"bank that does not exist", func(s *SMMU) { s.StoreGlobal(device.S2CR, 5, 16) }, 5, -1, ucbf},
 		{"M clear", func(s *SMMU) { s.StoreBank(device.SCTLR, 5, 0) }, 5, -1, 0},
 		{"CLIENTPD", func(s *SMMU) { s.StoreGlobal(device.SCR0, 0, clientPD|usfCFG) }, 5, -1, 0},
 		{"CLIENTPD, unmatched", func(s *SMMU) { s.StoreGlobal(device.SCR0, 0, clientPD|usfCFG) }, 77, -1, 0},
@@ -335,10 +335,10 @@ func TestInvalidations(t *testing.T) {
 		{"absent at first", 0b1111, 0, 0},
 		{"there", 0, 0, 0},
 		{"denied", 0, 0b0001, 0},
-		{"two are gone", 0b0110, 0, 2},
-		{"and still are", 0b0110, 0, 2},
-		{"there again", 0, 0, 2},
-		{"all are gone", 0b1111, 0, 6},
+		{"two unmapped", 0b0110, 0, 2},
+		{"still unmapped", 0b0110, 0, 2},
+		{"mapped again", 0, 0, 2},
+		{"all unmapped", 0b1111, 0, 6},
 	}
 	for _, c := range steps {
 		access(t, s, 0, at, 4, true, c.absent, c.denied)

@@ -53,7 +53,7 @@ func TestAdjoin(t *testing.T) {
 		{"itself", a, a, false},
 		{"nothing", a, nil, false},
 		{"to nothing", nil, a, false},
-		{"a stranger", a, make([]byte, 5), false},
+		{"another pool's", a, make([]byte, 5), false},
 	} {
 		both, ok := Adjoin(tc.a, tc.b)
 		if ok != tc.ok {

@@ -2,9 +2,10 @@
 
 // func point(records *Record, n int)
 //
-// trace/probe decodes this: the LEA names the semaphore, the MOVL the record's
-// version, and behind them is a NOP for each kind of kernel. One byte: emulated
-// everywhere. Five: Linux 6.18 and later put a call there. Ten: the same from 7.2.
+// trace/probe decodes this code: the LEA has the address of the semaphore, the MOVL the
+// record's version. A NOP for each kind of kernel follows. Every kernel emulates the one of
+// one byte; Linux 6.18 and later replace the one of five bytes by a call; 7.2 and later that
+// of ten.
 TEXT ·point(SB), NOSPLIT|NOFRAME, $0-16
 	LEAQ ·semaphore(SB), AX
 	MOVL $0x45580001, DX // "EX", trace.Version

@@ -2,8 +2,8 @@
 
 // func point(records *Record, n int)
 //
-// trace/probe decodes this: the first two instructions name the semaphore, the
-// third and the fourth the record's version; the NOP is where a probe is put.
+// trace/probe decodes this code: the first two instructions have the address of the
+// semaphore, the third and the fourth the record's version. A probe replaces the NOP.
 TEXT ·point(SB), NOSPLIT|NOFRAME, $0-16
 	MOVD $·semaphore(SB), R2
 	WORD $0x52800023 // MOVZ $1, W3: trace.Version

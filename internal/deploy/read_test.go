@@ -91,7 +91,7 @@ func TestFirmwareElsewhere(t *testing.T) {
 	if err := json.Unmarshal(p.out.Bytes(), &channels); err != nil || p.wait() != 0 {
 		t.Errorf("channels: exit code %d, %v: %s", p.wait(), err, p.err.String())
 	}
-	if p := start(t, "exanetctl", "emu", "serve", "--socket-dir", l.file("none"), "--firmware-options", "fast"); p.wait() != 2 || !strings.Contains(p.err.String(), `"fast": want all, none, or some of fastpath`) {
+	if p := start(t, "exanetctl", "emu", "serve", "--socket-dir", l.file("none"), "--firmware-options", "fast"); p.wait() != 2 || !strings.Contains(p.err.String(), `"fast": give all, none, or a list of fastpath`) {
 		t.Errorf("an option that is not known: exit code %d, %s", p.wait(), p.err.String())
 	}
 	if p := start(t, "pfd", "--socket", l.file("other.sock"), "--device", "vfio-user:"+l.file("node0.sock"), "--firmware-options", "all"); p.wait() != 2 ||

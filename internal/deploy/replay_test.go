@@ -92,7 +92,7 @@ func TestReplay(t *testing.T) {
 		code   int
 		text   string
 	}{
-		{"cut", func(b []byte) []byte { return b[:len(b)*2/3] }, 0, "breaks off"},
+		{"cut", func(b []byte) []byte { return b[:len(b)*2/3] }, 0, "truncated"},
 		{"other options", func(b []byte) []byte { b[20] = 0; return b }, 1, "act otherwise"},
 		{"other epoch", func(b []byte) []byte { b[16] ^= 1; return b }, 1, "act otherwise"},
 		{"another version", func(b []byte) []byte { b[8] = 9; return b }, 1, "recording of another version"},

@@ -14,9 +14,8 @@ import (
 	"github.com/exanet/pfd/internal/deploy"
 )
 
-// The memory that pfd shares with a device in another process cannot change its size, whoever
-// holds it, so neither side can access memory beyond its end. Punched pages read as zeros,
-// which are empty descriptors.
+// The memory that pfd shares with a device in another process cannot change its size, so neither
+// side can access memory beyond its end. Punched pages read as zeros, which are empty descriptors.
 func TestDeviceMemoryThatIsCut(t *testing.T) {
 	needRoot(t, "opening what another process has mapped")
 	w := place{deploy.Device{Name: "vfio-user", Shared: true}}.start(t)

@@ -7,16 +7,16 @@
 // `exanetctl counter` that records it:
 //
 //	forged                                   refused by, with            counter
-//	a fault message to a process             the kernel: ECONNREFUSED    none: no socket sees it
+//	a fault message to a process             the kernel: ECONNREFUSED    none: no socket receives it
 //	- over a socket that is not connected    the library drops it        Stats.FaultsForged
-//	- to pfd's own socket                    pfd throws it away          netlink_strays_total
+//	- to pfd's own socket                    pfd drops it                netlink_strays_total
 //	an acknowledgement                       packetizer: refused         mbox_refused_total
 //	a RAPF for another domain's transfer     the firmware ignores it     rapf_denied_total
 //	a RAPF with an old sequence number       the firmware ignores it     rapf_stale_total
 //	a RAPF of no transaction                 the firmware ignores it     msg_dropped_total, rapf_stale_total
 //	a doorbell for another page              the node ignores it         doorbell_denied_total
-//	a descriptor changed after the doorbell  nobody: one copy is taken,  none: nothing of it is read
-//	                                         and that one is obeyed
+//	a descriptor changed after the doorbell  none: the engine uses the   none: the change is not read
+//	                                         copy that it has taken
 //	a wild address: past the width           status 2 at the doorbell    doorbell_denied_total
 //	- not mapped, not permitted              status 2 after the fault    failed_resolutions_total
 //	a wild node                              status 2 at the doorbell    doorbell_denied_total
@@ -28,9 +28,9 @@
 //	descriptors
 //	a shrunk memfd                           the kernel: EPERM (seals)   none: it does not happen
 //	a descriptor that closes slowly          the kernel: EPERM           none: it does not happen
-//	- where one is due                       nobody waits for it         none: nothing of it is felt
+//	- where one is expected                  none: pfd does not wait     none: it has no effect
 //	a hole in the memfd                      the kernel: EPERM (seals)   none: it does not happen
-//	an eventfd made blocking                 nobody: pfd never waits     none: nothing of it is felt
+//	an eventfd made blocking                 none: pfd never waits       none: it has no effect
 //	                                         for one
 //
 //	taken
@@ -46,23 +46,24 @@
 //	a netlink socket that is not read        the kernel: EAGAIN; its     netlink_full_total
 //	                                         own transfers fail
 //	a flood of connections                   dropped beyond a user's     connections_dropped_total,
-//	                                         share; held-up handshakes   attachments_refused_total
+//	                                         share; stalled handshakes   attachments_refused_total
 //	a flood of the log                       lines beyond the rate are   exanet_log_lines_held_back_total
 //	                                         held back                   (of /metrics)
 //
 // Accesses without the right to them, and what refuses each:
 //
-//	a connection of what became a set-uid    the kernel: pfd and helper have the user's
-//	program, or one with a file capability   rights and no others
-//	a keeper of somebody else's, and memory  the same
-//	that a helper is told to serve
-//	uid 0 without capabilities               the same: it has a helper of its own
-//	a group's member that may not reach the  pfd, at attaching: a proof in memory, or the
-//	others' memory, by ptrace(2)             group's key
-//	an image that was executed, whatever     the kernel: a keeper names one address space
-//	keeps the old memory alive
+//	a connection of a process that became    the kernel: pfd and helper have the user's
+//	a set-uid program, or one with a file    rights and no others
+//	capability
+//	another user's process as keeper, or as  the same
+//	the process that a helper serves
+//	uid 0 without capabilities               the same: its own helper serves it
+//	a member of a group that may not access  pfd, at attaching: a proof in memory, or the
+//	the others' memory by ptrace(2)          group's key
+//	a program executed later, even if the    the kernel: a keeper names one address space
+//	old memory is still alive
 //	memory that was unmapped or mapped       the kernel: not one byte
 //	over, a forked child's copy
-//	memory that mprotect(2) closed           the kernel, but for what it has begun to copy:
+//	memory that mprotect(2) closed           the kernel, except copies in progress:
 //	                                         TestNoByteWhereItMayNot measures it
 package hostile

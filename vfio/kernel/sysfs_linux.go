@@ -146,7 +146,7 @@ func explain(root, addr string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		e.Err = fmt.Errorf("%w: %w", ErrPermission, err)
 		e.Remedy = "run as root, or chown USER " + file
-		if p.bare { // the kernel requires CAP_SYS_RAWIO, whoever owns the file
+		if p.bare { // the kernel requires CAP_SYS_RAWIO, not only ownership of the file
 			e.Remedy = "run as root"
 		}
 	}

@@ -1,11 +1,11 @@
 /*
- * rxe: how long WRITEs over rdma_rxe take, into pinned memory and into memory that is
- * registered on demand, of which some pages are absent.
+ * rxe measures WRITEs over rdma_rxe into pinned memory, and into memory with absent pages
+ * that is registered for on-demand paging.
  *
- * rxe NETDEV makes an rdma_rxe of a network device and connects two queue pairs of this
- * process by it. For each line that it reads it measures each case once, and prints an
- * object of JSON: nanoseconds of each write, by "MODE SIZE PERCENT". It checks that as many
- * pages as asked for were absent before each write, and every byte after it.
+ * rxe NETDEV creates an rdma_rxe on a network device and connects two queue pairs of this
+ * process over it. For each line of input it measures each case once, and prints a JSON
+ * object: nanoseconds of each write, by "MODE SIZE PERCENT". It checks the number of absent
+ * pages before each write, and every byte afterwards.
  */
 #include <err.h>
 #include <errno.h>
@@ -30,7 +30,7 @@ static struct ibv_qp *qp[2];
 static unsigned char *src, *dst;
 static struct ibv_mr *src_mr;
 
-/* add_link asks for a new rdma_rxe, as `rdma link add rxe0 type rxe netdev` does. */
+/* add_link creates an rdma_rxe, as `rdma link add rxe0 type rxe netdev` does. */
 static void add_link(const char *netdev)
 {
 	struct {
@@ -68,7 +68,7 @@ static void add_link(const char *netdev)
 	close(s);
 }
 
-/* open_pair opens the device, and two queue pairs that are connected with each other. */
+/* open_pair opens the device and two connected queue pairs. */
 static void open_pair(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -123,7 +123,7 @@ static void *map(void)
 	return p;
 }
 
-/* drop makes some pages of the destination absent: of a single one, in so many of 100 cases. */
+/* drop makes some pages of the destination absent; a single page in percent of the cases. */
 static void drop(size_t size, int percent)
 {
 	unsigned char there[LARGEST / PAGE];
@@ -145,7 +145,7 @@ static void drop(size_t size, int percent)
 		errx(1, "%zu pages are absent, want %zu", absent, want);
 }
 
-/* put writes once and gives how long that took, ns. */
+/* put writes once and returns the duration in ns. */
 static long put(struct ibv_mr *to, size_t size)
 {
 	struct ibv_sge sge = { (uintptr_t)src, size, src_mr->lkey };
@@ -199,7 +199,7 @@ int main(int argc, char **argv)
 			mr = ibv_reg_mr(pd, dst, LARGEST, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | cases[i].flag);
 			if (!mr)
 				err(1, "registering the destination, %s", cases[i].mode);
-			put(mr, cases[i].size); /* the first one does not count */
+			put(mr, cases[i].size); /* a warm-up */
 			printf("%s\"%s %d %d\":[", i ? "," : "{", cases[i].mode, cases[i].size, cases[i].percent);
 			for (int k = 0; k < cases[i].count; k++) {
 				drop(cases[i].size, cases[i].percent);

@@ -1,4 +1,4 @@
-/* Has the example's clock be wrong by LIE nanoseconds. */
+/* Makes the example's clock wrong by LIE nanoseconds. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <time.h>

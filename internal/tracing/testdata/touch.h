@@ -1,4 +1,4 @@
-/* Has the example touch the page that it is asked for, in place of madvise. */
+/* Makes the example touch the requested page instead of calling madvise. */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <sys/mman.h>

@@ -157,7 +157,7 @@ func TestOnce(t *testing.T) {
 			return fail
 		})
 		if made != (i < 2) || (i == 0) != errors.Is(err, broken) || exists(c.path("part", "file")) != (i > 0) {
-			t.Errorf("time %d: made %v, error %v", i, made, err)
+			t.Errorf("call %d: made %v, error %v", i, made, err)
 		}
 	}
 }

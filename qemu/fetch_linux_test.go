@@ -112,7 +112,7 @@ func TestFetchGoesOn(t *testing.T) {
 		t.Errorf("without a network: %v", err)
 	}
 	if said := log(); !strings.Contains(said, "update") || !strings.Contains(said, "-t "+backports) {
-		t.Errorf("it asked\n%s", said)
+		t.Errorf("it used the archive:\n%s", said)
 	}
 	remove("FAIL-DOWNLOAD")
 	touch("FAIL-UNPACK")
@@ -120,14 +120,14 @@ func TestFetchGoesOn(t *testing.T) {
 		t.Errorf("without space: %v", err)
 	}
 	if said := log(); strings.Contains(said, "update") || !strings.Contains(said, "download busybox-static=1") {
-		t.Errorf("it did not go by what was resolved:\n%s", said)
+		t.Errorf("it did not use the resolved packages:\n%s", said)
 	}
 	remove("FAIL-UNPACK")
 	if err := c.Fetch(t.Context(), What{}); err != nil {
 		t.Fatal(err)
 	}
 	if said := log(); strings.Contains(said, "busybox-static=1") || !strings.Contains(said, "download linux-image-1.2.3+deb-cloud-amd64=1") || strings.Contains(said, "kmod=1") {
-		t.Errorf("it fetched anew what was there, or what is no kernel:\n%s", said)
+		t.Errorf("it fetched existing packages again, or other packages than the kernel's:\n%s", said)
 	}
 	for _, name := range []string{"root/usr/bin/busybox", "kernel/vmlinuz", "kernel/modules/00-vfio.ko", "kernel/modules/01-vfio_iommu_type1.ko", "kernel/modules/02-vfio_pci.ko"} {
 		if !exists(c.path(name)) {
@@ -135,16 +135,16 @@ func TestFetchGoesOn(t *testing.T) {
 		}
 	}
 	if err := c.Fetch(t.Context(), What{}); err != nil || log() != "" {
-		t.Errorf("once all is there: %v, and it asked", err)
+		t.Errorf("with all packages present: %v, and it used the archive", err)
 	}
 	if err := os.RemoveAll(c.path("root")); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Fetch(t.Context(), What{Debian: true}); err != nil || !exists(c.path("root", "usr", "bin", "busybox")) || !exists(c.path("debian", "files")) {
-		t.Errorf("with Debian, and a part that is missing: %v", err)
+		t.Errorf("with Debian, and a missing part: %v", err)
 	}
 	if said := log(); !strings.Contains(said, "update\n") || !strings.Contains(said, "download busybox-static=1") || !strings.Contains(said, "Dir::Cache::archives=") {
-		t.Errorf("what was resolved before the archive's lists were cleaned away was not fetched:\n%s", said)
+		t.Errorf("packages resolved before the lists were removed were not fetched:\n%s", said)
 	}
 	if err := c.Fetch(t.Context(), What{Refresh: true}); err != nil || !strings.Contains(log(), "update") {
 		t.Errorf("refreshing: %v", err)

@@ -123,7 +123,7 @@ func TestMachines(t *testing.T) {
 		{Guests: 1, Machine: MachineARM, System: Debian},
 	} {
 		if err := o.Check(); err == nil {
-			t.Errorf("%+v is taken", o)
+			t.Errorf("%+v is accepted", o)
 		}
 	}
 	for _, o := range []Options{{Guests: 1}, {Guests: 1, System: Debian}, {Guests: 1, Machine: MachineBare, UIO: true}, {Guests: 1, Machine: MachineARM}} {

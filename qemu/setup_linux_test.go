@@ -190,7 +190,7 @@ func TestNetworkFails(t *testing.T) {
 	}
 	m.Close()
 	if err := c.Fetch(t.Context(), What{}); err != nil {
-		t.Errorf("without a network, with all there: %v", err)
+		t.Errorf("without a network, with all packages present: %v", err)
 	}
 	broken(t, "refused", c.Fetch(t.Context(), What{Refresh: true}))
 }
@@ -249,7 +249,7 @@ func TestDiskFull(t *testing.T) {
 		}
 		t.Logf("with %d kB: %v", kb, err)
 		if kb > 4<<10 {
-			t.Fatal("it wants more and more")
+			t.Fatal("it needs more and more space")
 		}
 	}
 	if len(failed) < 2 {

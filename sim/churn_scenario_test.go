@@ -47,7 +47,7 @@ type churn struct {
 }
 
 // errChurn reports a forbidden byte, acknowledgement or silence.
-var errChurn = errors.New("what may not be")
+var errChurn = errors.New("rule violated")
 
 // Sizes of a seat's memory: sources of transfers in flight, then destinations.
 const (
@@ -503,7 +503,7 @@ func (c *churn) Run() error {
 	}
 	if err := w.Run(w.now+100e9, func() bool { return c.waiting() == nil }); err != nil {
 		m := c.waiting()
-		return fmt.Errorf("transfer %d from node %d to node %d (read %v), which nobody has ended: %w", m.id, m.from.node, m.desc.DstNode, m.read, err)
+		return fmt.Errorf("transfer %d from node %d to node %d (read %v), which has not ended: %w", m.id, m.from.node, m.desc.DstNode, m.read, err)
 	}
 	// All processes reach all others.
 	for _, at := range c.seats {
@@ -543,7 +543,7 @@ func (c *churn) reach(at, other *seat, read bool) error {
 	at.place, other.place = [churnPlace]bool{}, [churnPlace]bool{}
 	m := c.begin(at, other, read)
 	if m == nil {
-		return fmt.Errorf("%w: a process has a transfer on each channel still", errChurn)
+		return fmt.Errorf("%w: a process still has a transfer on each channel", errChurn)
 	}
 	// Wait for its end and for that of its frames: the next transfer has the same source.
 	if err := c.World.Run(c.World.now+100e9, func() bool { return m.ended }); err != nil {

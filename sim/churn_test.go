@@ -13,7 +13,7 @@ import (
 func runChurn(seed uint64, queues bool) (c *churn, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("seed %d: the machine broke down: %v", seed, r)
+			err = fmt.Errorf("seed %d: the machine panicked: %v", seed, r)
 		}
 	}()
 	if c, err = newChurn(seed, queues); err != nil {
@@ -65,7 +65,7 @@ func testChurn(t *testing.T, first, count uint64, queues bool) {
 	for _, r := range sum {
 		t.Logf("%8d %s", r.n, r.what)
 		if r.n == 0 && count >= 100 {
-			t.Errorf("no scenario met %s", r.what)
+			t.Errorf("no scenario had %s", r.what)
 		}
 	}
 }

@@ -543,7 +543,7 @@ func (j *job) check() error {
 	case j.done == device.DoneCompleted && j.foreign:
 		return errors.New("complete, although the other end does not admit it")
 	case j.done == device.DoneCompleted && j.own == nil:
-		return errors.New("complete, and the target saw nothing")
+		return errors.New("complete, but the target saw nothing")
 	case j.done != device.DoneCompleted && j.done != device.DoneFailed:
 		return fmt.Errorf("done is %d", j.done)
 	case j.done == device.DoneFailed && !j.cause():

@@ -156,18 +156,18 @@ func testFabric(t *testing.T, first, count uint64, inMemory bool) {
 		t.Logf("%8d %s", r.n, r.what)
 		// A few hundred seeds do not produce all events.
 		if r.n == 0 && count >= 10_000 {
-			t.Errorf("no scenario met %s", r.what)
+			t.Errorf("no scenario had %s", r.what)
 		}
 	}
 	if inMemory {
 		q := &m.queues
 		t.Logf("queues in memory: %+v", *q)
 		if q.Bad > 0 || count >= 300 && (q.Events == 0 || q.Commands == 0 || q.Breaks == 0) || q.Bells > q.Commands {
-			t.Error("the queues do not do what they are for")
+			t.Error("the queues do not test what they should")
 		}
 	}
 	if count >= 300 && (m.complete < m.transfers/2 || m.complete == m.transfers) {
-		t.Error("the scenarios do not do what they are for")
+		t.Error("the scenarios do not test what they should")
 	}
 }
 
@@ -208,7 +208,7 @@ func runSeeds(first, count uint64, threads int, run func(seed uint64) error) err
 func runSeed(seed uint64, queues bool) (f *fabric, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("seed %d: the machine broke down: %v", seed, r)
+			err = fmt.Errorf("seed %d: the machine panicked: %v", seed, r)
 		}
 	}()
 	f, err = newFabric(seed, queues)

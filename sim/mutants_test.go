@@ -196,7 +196,7 @@ func buildMutants(t *testing.T) string {
 				text = string(b)
 			}
 			if strings.Count(text, e.old) != 1 {
-				t.Fatalf("mutant %q: %s has its text %d times: follow the source\n%s", m.name, e.file, strings.Count(text, e.old), e.old)
+				t.Fatalf("mutant %q: %s contains its text %d times: update the mutant\n%s", m.name, e.file, strings.Count(text, e.old), e.old)
 			}
 			on := fmt.Sprintf("device.Mutant == %d", k+1)
 			// An edit may apply to another edit's text; M is replaced only as a separate word.

@@ -68,7 +68,7 @@ func recorded(t testing.TB) (file []byte, digest record.Digest, count uint64) {
 	event(1, soc.Event{Kind: soc.Moved, Access: 9, OK: true})
 	// The message has arrived, and reading it removes it.
 	if v := load(1, device.MBOX, 16*device.PageSize+device.MboxData, 8); v == device.MboxEmpty {
-		t.Error("the message did not arrive: the recording says less than it should")
+		t.Error("the message did not arrive: the recording is incomplete")
 	}
 	load(1, device.MBOX, 16*device.PageSize+device.MboxData, 8)
 	digest, count = w.Digest()
@@ -92,7 +92,7 @@ func TestReplay(t *testing.T) {
 	}
 	for end := range file {
 		if _, err := Replay(bytes.NewReader(file[:end])); err == nil {
-			t.Fatalf("a recording cut at %d is whole", end)
+			t.Fatalf("a recording cut at %d counts as whole", end)
 		} else if end >= 64 && !errors.Is(err, record.ErrTruncated) {
 			t.Fatalf("cut at %d: %v", end, err)
 		}
@@ -116,7 +116,7 @@ func FuzzReplay(f *testing.F) {
 		}
 		r, err := Replay(bytes.NewReader(b))
 		if err == nil && r.Checked != r.Records {
-			t.Errorf("whole, and %d of %d records confirmed", r.Checked, r.Records)
+			t.Errorf("whole, but %d of %d records confirmed", r.Checked, r.Records)
 		}
 	})
 }

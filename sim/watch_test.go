@@ -271,7 +271,7 @@ func (x *watch) block(f *wire.Frame) {
 		u.words = true
 		for b, acked := range j.run.acked {
 			if !acked && b != block {
-				x.wrong("the completion words go out, and block %d is not acknowledged", b)
+				x.wrong("the completion words are sent, but block %d is not acknowledged", b)
 				break
 			}
 		}
@@ -345,7 +345,7 @@ func (x *watch) again(f *wire.Frame, u *use) {
 	case u.paused != 0 && now-u.paused >= guard:
 		x.met.guards++
 	default:
-		x.wrong("id %d of node %d: sequence number %d goes out %d ns after %d, and nothing has asked for it", f.ID, f.SrcNode, f.Seq, now-u.at, u.seq)
+		x.wrong("id %d of node %d: sequence number %d is sent %d ns after %d without a request", f.ID, f.SrcNode, f.Seq, now-u.at, u.seq)
 	}
 }
 
@@ -373,12 +373,12 @@ func (x *watch) answered(f *wire.Frame) {
 	}
 	data := j.to.Data
 	if u.words && (word(data[j.words:]) != j.desc.First || word(data[j.words+8:]) != j.desc.Last) {
-		x.wrong("the completion words are acknowledged and not in memory")
+		x.wrong("the completion words are acknowledged but not in memory")
 	}
 	if u.block < j.blocks() {
 		from, to := j.part(u.block)
 		if !bytes.Equal(data[j.dst+from:j.dst+to], j.want[from:to]) {
-			x.wrong("block %d of a transfer of %d bytes is acknowledged and not in memory", u.block, j.size)
+			x.wrong("block %d of a transfer of %d bytes is acknowledged but not in memory", u.block, j.size)
 		}
 	}
 }
@@ -509,12 +509,12 @@ func (x *watch) reported(n *Node, a *soc.Action) {
 	if a.Done == device.DoneCompleted {
 		for b, acked := range j.run.acked {
 			if !acked {
-				x.wrong("a transfer of %d bytes is complete, and block %d is not acknowledged", j.size, b)
+				x.wrong("a transfer of %d bytes is complete, but block %d is not acknowledged", j.size, b)
 				break
 			}
 		}
 		if j.words >= 0 && !j.run.words {
-			x.wrong("a transfer of %d bytes is complete, and its words are not acknowledged", j.size)
+			x.wrong("a transfer of %d bytes is complete, but its words are not acknowledged", j.size)
 		}
 	}
 	j.run = j.service(j.run.round + 1)

@@ -225,13 +225,13 @@ func (s *scenario) check(t *transfer) error {
 	case t.done == device.DoneCompleted && t.doomed:
 		return errors.New("complete, although a page of it cannot be brought in")
 	case t.done == device.DoneCompleted && !t.reused:
-		return errors.New("complete, and the target saw nothing")
+		return errors.New("complete, but the target saw nothing")
 	case t.done == device.DoneFailed && t.status == 0:
 		return errors.New("failed without a reason")
 	case t.done == device.DoneFailed && !t.doomed:
-		return fmt.Errorf("failed with status %d, and nothing was wrong with it", t.status)
+		return fmt.Errorf("failed with status %d without a cause", t.status)
 	case t.done == device.DoneFailed && t.status != device.StatusDecode && (t.status != device.StatusSlaveError || !s.world.cfg.NoTXFIFO):
-		return fmt.Errorf("failed with status %d, which is not what was wrong with it", t.status)
+		return fmt.Errorf("failed with status %d, which does not match its cause", t.status)
 	case t.done != device.DoneCompleted && t.done != device.DoneFailed:
 		return fmt.Errorf("done is %d", t.done)
 	}
@@ -288,7 +288,7 @@ func TestSeeds(t *testing.T) {
 	t.Logf("%d seeds: %d transfers complete, %d failed cleanly, %d buffers reused, %d frames lost",
 		count, complete.Load(), failed.Load(), reused.Load(), lost.Load())
 	if count == 2000 && (complete.Load() < 1000 || failed.Load() < 50 || lost.Load() < 1000) {
-		t.Error("the scenarios do not meet what they are for")
+		t.Error("the scenarios do not test what they should")
 	}
 }
 

@@ -29,13 +29,13 @@ func TestBaseInATimeNamespace(t *testing.T) {
 	before := monotonic()
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Skipf("no time namespace to be had (unshare --time, as root): %v: %s", err, out)
+		t.Skipf("no time namespace is available (unshare --time, as root): %v: %s", err, out)
 	}
 	var base int64
 	if _, err := fmt.Sscan(string(out), &base); err != nil {
 		t.Fatalf("%s: %v", out, err)
 	}
 	if after := monotonic(); base < before || base > after {
-		t.Errorf("it has %d, others %d to %d", base, before, after)
+		t.Errorf("its time is %d, that of others %d to %d", base, before, after)
 	}
 }

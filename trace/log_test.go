@@ -5,7 +5,7 @@ import "testing"
 // A batch is shown when it is full, and by Show. Waiting records can be completed.
 func TestLog(t *testing.T) {
 	if On() {
-		t.Skip("somebody traces this program")
+		t.Skip("this program is being traced")
 	}
 	l := Log{Fabric: 7}
 	for i := range Batch - 1 {
@@ -13,17 +13,17 @@ func TestLog(t *testing.T) {
 	}
 	w := l.Waiting()
 	if len(w) != Batch-1 || w[3].Page != 3 || w[3].Fabric != 7 {
-		t.Errorf("%d wait: %+v", len(w), w)
+		t.Errorf("%d records wait: %+v", len(w), w)
 	}
 	l.Add(&Record{Kind: Block})
 	if n := len(l.Waiting()); n != 0 {
-		t.Errorf("%d wait behind a full batch", n)
+		t.Errorf("%d records wait after a full batch", n)
 	}
 	l.Add(&Record{Kind: Block})
 	l.Show()
 	l.Show()
 	if n := len(l.Waiting()); n != 0 {
-		t.Errorf("%d wait after Show", n)
+		t.Errorf("%d records wait after Show", n)
 	}
 }
 

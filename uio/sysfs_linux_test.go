@@ -174,7 +174,7 @@ func TestResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := d.Read(0, 0, 8); !errors.Is(err, ErrGone) || !errors.Is(d.Err(), ErrGone) {
-		t.Errorf("a function that is gone: %v, %v", err, d.Err())
+		t.Errorf("a removed function: %v, %v", err, d.Err())
 	}
 	select {
 	case <-d.Done():

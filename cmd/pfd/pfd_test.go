@@ -109,7 +109,7 @@ func TestSIGTERMExitsZero(t *testing.T) {
 			}
 			for _, path := range []string{socket, control.AttachSocket(socket)} {
 				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("%s is left behind: %v", path, err)
+					t.Errorf("%s still exists: %v", path, err)
 				}
 			}
 		})
@@ -127,7 +127,7 @@ func TestSecondDaemon(t *testing.T) {
 		t.Errorf("a second pfd on the same socket exits %d", c)
 	}
 	if out := same.stderr.String(); !strings.Contains(out, socket) || !strings.Contains(out, "in use") || !strings.Contains(out, "--socket") {
-		t.Errorf("it says %q", out)
+		t.Errorf("output %q", out)
 	}
 	first.ready(socket)
 
@@ -140,7 +140,7 @@ func TestSecondDaemon(t *testing.T) {
 	}
 	first.code()
 	if _, err := os.Lstat(socket); err != nil {
-		t.Fatalf("a killed pfd left no socket: %v", err)
+		t.Fatalf("the socket of a killed pfd: %v", err)
 	}
 	startPFD(t, "--socket", socket).ready(socket)
 }
@@ -212,7 +212,7 @@ func TestCommandLine(t *testing.T) {
 				t.Errorf("exit code %d, want %d: %s", c, tc.code, out.String())
 			}
 			if !strings.Contains(out.String(), tc.out) {
-				t.Errorf("says %q, want %q in it", out.String(), tc.out)
+				t.Errorf("output %q, want %q in it", out.String(), tc.out)
 			}
 		})
 	}

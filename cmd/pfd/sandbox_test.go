@@ -62,7 +62,7 @@ func TestSandbox(t *testing.T) {
 			}
 			for _, path := range []string{socket, socket + ".attach"} {
 				if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("%s stays: %v", path, err)
+					t.Errorf("%s still exists: %v", path, err)
 				}
 			}
 		})

@@ -43,7 +43,7 @@ func (l *log) waitFor(text string) string {
 			return s
 		}
 		if time.Now().After(deadline) {
-			l.t.Fatalf("the log never has %q:\n%s", text, s)
+			l.t.Fatalf("the log does not contain %q:\n%s", text, s)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func TestConfigurationFile(t *testing.T) {
 	p.signal(syscall.SIGHUP)
 	s := l.waitFor("configuration reloaded")
 	if !strings.Contains(s, "settings that need a restart of pfd") || !strings.Contains(s, `keys="[nodes firmware-options]"`) || !strings.Contains(s, "timeout-us") {
-		t.Errorf("the log says\n%s", s)
+		t.Errorf("the log is\n%s", s)
 	}
 	if s := p.ready(socket); s.Nodes != 3 || s.TimeoutUS != 6000 || s.GuardUS != 70000 {
 		t.Errorf("status after SIGHUP %+v", s)
@@ -121,7 +121,7 @@ func TestConfigurationFile(t *testing.T) {
 	writeFile(t, file, text("nodes", "4", "timeouts", "1"))
 	p.signal(syscall.SIGHUP)
 	if s := l.waitFor("not reloaded"); !strings.Contains(s, file+":2") || !strings.Contains(s, "timeouts") {
-		t.Errorf("the log says\n%s", s)
+		t.Errorf("the log is\n%s", s)
 	}
 	if s := p.ready(socket); s.TimeoutUS != 6000 {
 		t.Errorf("status after a bad file %+v", s)
@@ -290,7 +290,7 @@ func TestJournalLevels(t *testing.T) {
 		}
 	}
 	if !strings.Contains(string(text), "<6>msg=ready") {
-		t.Errorf("the log says %q", text)
+		t.Errorf("the log is %q", text)
 	}
 }
 
@@ -341,7 +341,7 @@ func TestWaitsForDevice(t *testing.T) {
 	l := &log{t: t}
 	p := startWith(t, l, "--socket", filepath.Join(dir, "s"), "--device", "vfio-user:"+nope)
 	if s := l.waitFor("waiting for the device"); !strings.Contains(s, "device=vfio-user:"+nope) || !strings.Contains(s, "no such file") {
-		t.Errorf("the log says\n%s", s)
+		t.Errorf("the log is\n%s", s)
 	}
 	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
@@ -349,7 +349,7 @@ func TestWaitsForDevice(t *testing.T) {
 	var b [4096]byte
 	n, err := c.Read(b[:])
 	if s := string(b[:n]); err != nil || !strings.HasPrefix(s, "STATUS=waiting for vfio-user:"+nope+": ") {
-		t.Errorf("the service manager is told %q, %v", s, err)
+		t.Errorf("the service manager receives %q, %v", s, err)
 	}
 	p.signal(syscall.SIGTERM)
 	if c := p.code(); c != exitOK {

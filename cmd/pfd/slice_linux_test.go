@@ -11,7 +11,7 @@ import (
 // All threads of a running pfd have the requested slice.
 func TestShortSlices(t *testing.T) {
 	if own, err := unix.SchedGetAttr(0, 0); err != nil || own.Runtime == 0 {
-		t.Skipf("threads have no slices of their own here (Linux 6.12): %v", err)
+		t.Skipf("this kernel has no time slices per thread (Linux 6.12 has them): %v", err)
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	p := startPFD(t, "--socket", socket)

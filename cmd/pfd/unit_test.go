@@ -38,12 +38,12 @@ func TestUnitFilter(t *testing.T) {
 	want := append(slices.Concat(sandbox.Runtime(), calls, starting), breaking)
 	for _, name := range want {
 		if !slices.Contains(unit, name) {
-			t.Errorf("pfd calls %s, and its unit does not let it", name)
+			t.Errorf("pfd calls %s, which its unit does not permit", name)
 		}
 	}
 	for _, name := range unit {
 		if name != "@default" && !slices.Contains(want, name) {
-			t.Errorf("the unit lets pfd call %s, which it does not", name)
+			t.Errorf("the unit permits %s, which pfd does not call", name)
 		}
 	}
 }

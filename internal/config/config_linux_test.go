@@ -27,6 +27,6 @@ func TestPipe(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(2 * time.Minute):
-		t.Error("it is waited for")
+		t.Error("opening a pipe blocks")
 	}
 }

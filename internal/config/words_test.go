@@ -44,6 +44,6 @@ func TestExplain(t *testing.T) {
 	}
 	other := errors.New("something else")
 	if Explain(nil, other) != other || Explain(nil, nil) != nil {
-		t.Error("an error that is no flag's has changed")
+		t.Error("an error that is not about a flag has changed")
 	}
 }

@@ -48,7 +48,7 @@ func TestMainJob(t *testing.T) {
 		}
 	}
 	if p := d.metric("exanet_window_shared_bytes"); p != 0 {
-		t.Errorf("%v bytes are shared after the last process has gone", p)
+		t.Errorf("%v bytes are shared after the last process has ended", p)
 	}
 
 	socket := l.file("emu.sock")
@@ -120,7 +120,7 @@ func TestServerEnds(t *testing.T) {
 	says := s.err.String()
 	if !strings.Contains(says, "pid="+strconv.Itoa(d.cmd.Process.Pid)) || !strings.Contains(says, "program=pfd") || !strings.Contains(says, "node=0") ||
 		!strings.Contains(says, "QEMU aborts") || strings.Contains(says, "node=1") {
-		t.Errorf("it says %q", says)
+		t.Errorf("output %q", says)
 	}
 	until(t, "pfd says that it waits", func() bool { return d.state() == control.StateReconnecting })
 	s = l.serve()
@@ -129,7 +129,7 @@ func TestServerEnds(t *testing.T) {
 	d.wait()
 	s.signal(syscall.SIGTERM)
 	if code := s.wait(); code != 0 || s.err.String() != "" {
-		t.Errorf("exit code %d, it says %q", code, s.err.String())
+		t.Errorf("exit code %d, output %q", code, s.err.String())
 	}
 }
 
@@ -176,11 +176,11 @@ func TestDaemonKilled(t *testing.T) {
 		}
 		// The error is the library's, or that of exanetctl's own query of pfd.
 		if r, _ := outcome(w); r.Error == nil {
-			t.Errorf("it says %s%s", w.out.String(), w.err.String())
+			t.Errorf("output %s%s", w.out.String(), w.err.String())
 		}
 		next := l.daemon([]int{0, 1}, "--guard-us", "10000")
 		if log := next.err.String(); !strings.Contains(log, "domains of an earlier pfd") {
-			t.Errorf("the next pfd says nothing of what it found: %s", log)
+			t.Errorf("the next pfd does not log what it found: %s", log)
 		}
 		next.good(3, "--size", "1MiB", "--dst", "absent", "--policy", "pa")
 		next.signal(syscall.SIGTERM)
@@ -277,11 +277,11 @@ func TestLinks(t *testing.T) {
 		d.good(5, "--size", "1MiB", "--dst", "absent", "--policy", "pa")
 		d.good(50, "--size", "4KiB", "--dst", "absent", "--src", "absent")
 		if n := d.metric("exanet_retransmits_total"); n == 0 {
-			t.Error("no block was sent again")
+			t.Error("no block was retransmitted")
 		}
 	}
 	if p := start(t, "exanetctl", "emu", "serve", "--socket-dir", l.file("none"), "--link-loss", "1"); p.wait() != 2 || !strings.Contains(p.err.String(), "--link-loss 1: must be 0 to less than 1") {
-		t.Errorf("a link that loses all: exit code %d, %s", p.wait(), p.err.String())
+		t.Errorf("a link that loses all frames: exit code %d, %s", p.wait(), p.err.String())
 	}
 }
 

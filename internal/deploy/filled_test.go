@@ -25,7 +25,7 @@ func TestFilledByUserfaultfd(t *testing.T) {
 	defer ep.Close()
 	own := has() // the view's
 	if own == 0 {
-		t.Skip("this kernel gives no view of shared memory: Linux 5.14 does")
+		t.Skip("this kernel has no view of shared memory: Linux 5.14 has it")
 	}
 	for i := range 2 {
 		b, err := ep.Alloc(8 << 10)

@@ -34,7 +34,7 @@ func TestMethods(t *testing.T) {
 						t.Errorf("%s %v: nothing faulted", method, args)
 					}
 					if n := d.counter(control.CounterFailed) - failed; n != 0 {
-						t.Errorf("%s %v: %d faults were given up", method, args, n)
+						t.Errorf("%s %v: %d faults failed", method, args, n)
 					}
 				}
 				if byProcess := method == "touch" || method == "populate"; byProcess != (d.counter("netlink_sent_total") > asked) {

@@ -92,7 +92,7 @@ func TestFirmwareElsewhere(t *testing.T) {
 		t.Errorf("channels: exit code %d, %v: %s", p.wait(), err, p.err.String())
 	}
 	if p := start(t, "exanetctl", "emu", "serve", "--socket-dir", l.file("none"), "--firmware-options", "fast"); p.wait() != 2 || !strings.Contains(p.err.String(), `"fast": give all, none, or a list of fastpath`) {
-		t.Errorf("an option that is not known: exit code %d, %s", p.wait(), p.err.String())
+		t.Errorf("an unknown option: exit code %d, %s", p.wait(), p.err.String())
 	}
 	if p := start(t, "pfd", "--socket", l.file("other.sock"), "--device", "vfio-user:"+l.file("node0.sock"), "--firmware-options", "all"); p.wait() != 2 ||
 		!strings.Contains(p.err.String(), "exanetctl emu serve --firmware-options") {

@@ -113,7 +113,7 @@ func TestReplay(t *testing.T) {
 		t.Errorf("without a file: exit code %d", p.wait())
 	}
 	if p := start(t, "exanetctl", "replay", l.file("none")); p.wait() != 1 || !strings.Contains(p.err.String(), "no such file") {
-		t.Errorf("a file that is not there: exit code %d, %s", p.wait(), p.err.String())
+		t.Errorf("a missing file: exit code %d, %s", p.wait(), p.err.String())
 	}
 }
 

@@ -74,16 +74,16 @@ func TestUnmappedWithoutUnshare(t *testing.T) {
 			t.Errorf("a write where %d bytes of a share were unmapped: %v, want ErrAddress", part, err)
 		}
 		if bytes.ContainsRune(b[:part], 7) {
-			t.Errorf("bytes are in what was mapped over %d bytes of a share", part)
+			t.Errorf("bytes arrived in the mapping over %d bytes of a share", part)
 		}
 		if err := to.Unshare(va, size); err != nil {
-			t.Errorf("unsharing what was unmapped: %v", err)
+			t.Errorf("unsharing unmapped memory: %v", err)
 		}
 		if err := to.Unshare(va, size); err == nil {
 			t.Error("unshared twice")
 		}
 		if err := to.Share(va, size, fd, 0, true); err != nil {
-			t.Errorf("sharing there anew: %v", err)
+			t.Errorf("sharing there again: %v", err)
 		}
 		if err := to.Unshare(va, size); err != nil {
 			t.Error(err)

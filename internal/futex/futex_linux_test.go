@@ -14,14 +14,14 @@ func TestWait(t *testing.T) {
 		t.Errorf("a word that has another value: %v, want EAGAIN", errno)
 	}
 	if errno := Wait(word, 0, time.Millisecond); errno != unix.ETIMEDOUT {
-		t.Errorf("nobody wakes: %v, want ETIMEDOUT", errno)
+		t.Errorf("without a Wake: %v, want ETIMEDOUT", errno)
 	}
 	woken := make(chan struct{})
 	go func() {
 		defer close(woken)
 		for atomic.LoadUint32(word) == 0 {
 			if errno := Wait(word, 0, -1); errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
-				t.Errorf("it does not sleep: %v", errno)
+				t.Errorf("Wait does not sleep: %v", errno)
 				return
 			}
 		}

@@ -74,7 +74,7 @@ func (f *fleet) exchange(ends [2]*process, huge bool) {
 		}
 		verify(t, ends[1], object{"state": "present", "seed": 2*n + 1}, pages)
 		if after.faults == before.faults {
-			t.Errorf("%d bytes: writing into absent memory made no fault at guest 1", size)
+			t.Errorf("%d bytes: writing into absent memory caused no fault at guest 1", size)
 		}
 		ends[0].do(object{"op": "prepare", "prepare": object{"state": "absent", "size": size, "seed": 2*n + 3}})
 		transfer(t, ends[0], remote, true)
@@ -92,7 +92,7 @@ func refusesSmallPages(t testing.TB, p *process) {
 	}
 	var r reply
 	if err := p.dec.Decode(&r); err != nil || !strings.Contains(r.Error, "physical addresses") || !strings.Contains(r.Error, "MFD_HUGETLB") {
-		t.Errorf("sharing a memfd of small pages: %q, %v: want it refused, with the reason", r.Error, err)
+		t.Errorf("sharing a memfd of small pages: %q, %v: want a refusal with the reason", r.Error, err)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestUIO(t *testing.T) {
 	}
 	second := strings.Fields(strings.Replace(line, "pfd", "pfd --socket /run/second.sock", 1))
 	if out, err := f.try(0, second...); err == nil || !strings.Contains(out, "another process has the device") || !strings.Contains(out, "fuser -v /dev/uio0") {
-		t.Errorf("a second pfd says %q, %v", out, err)
+		t.Errorf("a second pfd: %q, %v", out, err)
 	}
 	f.run(0, "sh", "-c", "kill -9 $(pidof pfd)")
 	until(t, "bus mastering is off", func() bool { return !master() })
@@ -137,7 +137,7 @@ func TestUIO(t *testing.T) {
 	until(t, "pfd ends", func() bool { _, err := f.try(0, "pidof", "pfd"); return err != nil })
 	f.run(0, "exanetctl", "unbind", "--all")
 	if out, err := f.try(0, strings.Fields(line)...); err == nil || !strings.Contains(out, "not bound to a UIO driver: exanetctl bind --driver uio_pci_generic "+addr) {
-		t.Errorf("pfd on a device that is not bound says %q, %v", out, err)
+		t.Errorf("pfd on an unbound device: %q, %v", out, err)
 	}
 }
 
@@ -168,7 +168,7 @@ func TestNoIOMMU(t *testing.T) {
 	until(t, "pfd ends", func() bool { _, err := f.try(0, "pidof", "pfd"); return err != nil })
 	out, err := f.try(0, strings.Fields(strings.Replace(line, "--unsafe-noiommu", "", 1))...)
 	if err == nil || !strings.Contains(out, "no IOMMU") || !strings.Contains(out, "--unsafe-noiommu") {
-		t.Errorf("pfd without the flag says %q, %v", out, err)
+		t.Errorf("pfd without the flag: %q, %v", out, err)
 	}
 }
 
@@ -180,7 +180,7 @@ func TestNoIOMMUStock(t *testing.T) {
 	addr := strings.TrimSpace(f.run(0, "sh", "-c", "basename /sys/bus/pci/drivers/uio_pci_generic/0*"))
 	out, err := f.try(0, "exanetctl", "bind", addr)
 	if err == nil || !strings.Contains(out, "no IOMMU") || !strings.Contains(out, "exanetctl bind --driver uio_pci_generic "+addr+", pfd --device uio:"+addr) {
-		t.Errorf("bind says %q, %v", out, err)
+		t.Errorf("bind: %q, %v", out, err)
 	}
 }
 

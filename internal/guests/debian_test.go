@@ -65,7 +65,7 @@ func (s service) writes() {
 func (s service) drives() {
 	s.t.Helper()
 	if fds := s.run(0, "sh", "-c", "ls -l /proc/"+s.show("MainPID")+"/fd"); strings.Count(fds, "vfio-device") != 2 {
-		s.t.Errorf("pfd has not its two devices open:\n%s", fds)
+		s.t.Errorf("pfd does not have its two devices open:\n%s", fds)
 	}
 }
 
@@ -104,17 +104,17 @@ func TestDebian(t *testing.T) {
 		}
 	}
 	if j := s.journal(); !strings.Contains(j, "msg=ready nodes=2 device=vfio:0000:") || strings.Contains(j, "a step is not taken") {
-		t.Errorf("the journal has no pfd that is ready in its sandbox:\n%s", j)
+		t.Errorf("the journal does not report a pfd ready in its sandbox:\n%s", j)
 	}
 	var entry struct{ MESSAGE, NODES, DEVICE, PRIORITY string }
 	if out := f.run(0, "journalctl", "--no-pager", "--unit", "pfd", "--output", "json", "NODES=2"); json.Unmarshal([]byte(strings.SplitN(out, "\n", 2)[0]), &entry) != nil ||
 		entry.PRIORITY != "6" || !strings.HasPrefix(entry.DEVICE, "vfio:0000:") || !strings.HasPrefix(entry.MESSAGE, "msg=ready ") {
-		t.Errorf("the journal's fields of the line that says ready are %+v:\n%s", entry, out)
+		t.Errorf("the journal's fields of the ready line are %+v:\n%s", entry, out)
 	}
 	process := f.run(0, "cat", "/proc/"+s.show("MainPID")+"/status")
 	for _, line := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t" + strings.TrimSpace(f.run(0, "id", "-u", "exanet")) + "\t"} {
 		if !strings.Contains(process, line) {
-			t.Errorf("pfd has not %q:\n%s", line, process)
+			t.Errorf("pfd's status has no %q:\n%s", line, process)
 		}
 	}
 	s.drives()
@@ -123,7 +123,7 @@ func TestDebian(t *testing.T) {
 	security := f.run(0, "systemd-analyze", "security", "--no-pager", "pfd.service")
 	level := regexp.MustCompile(`Overall exposure level for pfd.service: ([0-9.]+)`).FindStringSubmatch(security)
 	if level == nil {
-		t.Fatalf("systemd-analyze security says\n%s", security)
+		t.Fatalf("output of systemd-analyze security:\n%s", security)
 	}
 	if v, err := strconv.ParseFloat(level[1], 64); err != nil || v > 3.0 {
 		t.Errorf("exposure level %s, want at most 3.0:\n%s", level[1], security)
@@ -134,12 +134,12 @@ func TestDebian(t *testing.T) {
 	f.run(0, "sh", "-c", "mkdir -p /run/systemd/system/pfd.service.d; printf '[Service]\\nWatchdogSec=10s\\n' >/run/systemd/system/pfd.service.d/test.conf; systemctl daemon-reload; systemctl restart pfd")
 	s.restarted("STOP")
 	if j := s.journal(); !strings.Contains(j, "Watchdog timeout") {
-		t.Errorf("the journal tells of no watchdog:\n%s", j)
+		t.Errorf("the journal does not report the watchdog:\n%s", j)
 	}
 	f.run(0, "systemctl", "reset-failed", "pfd") // the restarts of this test are not a crash loop
 	s.restarted("KILL")
 	if j := s.journal(); !strings.Contains(j, "status=9/KILL") {
-		t.Errorf("the journal tells of no SIGKILL:\n%s", j)
+		t.Errorf("the journal does not report SIGKILL:\n%s", j)
 	}
 
 	t.Run("trace", func(t *testing.T) { traced(t, service{t, &fleet{t, f.Fleet}}) })

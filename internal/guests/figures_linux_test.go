@@ -184,7 +184,7 @@ func TestRegisterAccesses(t *testing.T) {
 	p := f.pair(0, small.policy)
 	defer p.close()
 	present, absent := f.accessesOf(p, "present"), f.accessesOf(p, "absent")
-	t.Logf("%.2f accesses a transfer to present memory, %.2f to absent memory; 3 are asked for", present, absent)
+	t.Logf("%.2f accesses a transfer to present memory, %.2f to absent memory; 3 are expected", present, absent)
 	if absent > mostAccesses || present < 1 {
 		t.Errorf("%.2f accesses a transfer to absent memory, want %v at most; %.2f to present memory", absent, mostAccesses, present)
 	}
@@ -231,7 +231,7 @@ func (f *fleet) lines(guest int, args ...string) func(answer any) {
 	over := make(chan error, 1)
 	go func() {
 		code, err := f.Run(context.WithoutCancel(f.t.Context()), guest, agent.Command{Exec: agent.Exec{Args: args}, Stdin: orders, Stdout: replies, Stderr: replies})
-		_ = replies.CloseWithError(fmt.Errorf("it has ended: exit code %d, %w", code, err))
+		_ = replies.CloseWithError(fmt.Errorf("the program has ended: exit code %d, %w", code, err))
 		over <- err
 	}()
 	r := bufio.NewReader(out)

@@ -53,7 +53,7 @@ func (f *fleet) same(before resources) {
 	deadline := time.Now().Add(patience)
 	for now = f.resources(); now.fds > before.fds || now.maps > before.maps || now.rss > before.rss+slack; now = f.resources() {
 		if time.Now().After(deadline) {
-			f.t.Errorf("the process of the nodes had %+v and has %+v", before, now)
+			f.t.Errorf("the serving process had %+v and has %+v", before, now)
 			return
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -91,7 +91,7 @@ func (f *fleet) beside(guest int) (verdict func()) {
 	return func() {
 		f.t.Helper()
 		close(stop)
-		f.t.Logf("guest %d, which nobody disturbs: %d transfers meanwhile", guest, <-over)
+		f.t.Logf("guest %d, which is not disturbed: %d transfers meanwhile", guest, <-over)
 		p.close()
 	}
 }
@@ -151,7 +151,7 @@ func TestManyMaps(t *testing.T) {
 	there := f.resources()
 	next(&unmapped)
 	next(nil)
-	t.Logf("%d pages mapped in %v and unmapped in %v; the process of the nodes: %d kB before, %d kB with them", pages, mapped, unmapped, before.rss, there.rss)
+	t.Logf("%d pages mapped in %v and unmapped in %v; the serving process: %d kB before, %d kB with them", pages, mapped, unmapped, before.rss, there.rss)
 	verdict()
 	f.same(before)
 	f.run(1, "exanetctl", "write", "--dst", "absent", "--size", "64KiB")
@@ -252,7 +252,7 @@ func TestMemoryOfAGuest(t *testing.T) {
 			}
 		}
 		if _, maps := f.held(); maps != 0 {
-			t.Errorf("the process of the nodes has the guest's memory mapped %d times", maps)
+			t.Errorf("the serving process has the guest's memory mapped %d times", maps)
 		}
 	})
 	t.Run("a file that is not shared", func(t *testing.T) {

@@ -293,7 +293,7 @@ var hostilities = []struct {
 func TestInside(t *testing.T) {
 	names := os.Getenv(insideVariable)
 	if names == "" {
-		t.Skip("it is for guests: TestHostileDriver has it run in one")
+		t.Skip("runs only in a guest: TestHostileDriver starts it there")
 	}
 	h := &hostile{addresses: strings.Split(names, ",")}
 	const size = 1 << 20

@@ -94,14 +94,14 @@ func (f *fleet) traced(lockdown string) string {
 		nop += src.Nop
 		switch {
 		case !src.Attached && src.Reason == "":
-			f.t.Errorf("%s is not attached, and nothing says why", src.Name)
+			f.t.Errorf("%s is not attached, without a reason", src.Name)
 		case !src.Attached && lockdown == "confidentiality" && !strings.Contains(src.Reason, "lockdown=confidentiality"):
 			f.t.Errorf("%s does not name the lockdown: %s", src.Name, src.Reason)
 			refused = append(refused, src.Name)
 		case !src.Attached:
 			refused = append(refused, src.Name)
 		case src.Name == "pages" && c["kernel_page_ins"] == 0:
-			f.t.Errorf("no page-in has its part of the kernel: %v", c)
+			f.t.Errorf("no page-in has a kernel part: %v", c)
 		}
 	}
 	f.t.Logf("%v", c)

@@ -74,7 +74,7 @@ func (f *fleet) install(guest int) string {
 		Stdin: bytes.NewReader(b),
 	})
 	if err != nil || code != 0 {
-		f.t.Fatalf("the tool does not come into the guest: %v, exit code %d", err, code)
+		f.t.Fatalf("copying the tool into the guest: %v, exit code %d", err, code)
 	}
 	return to
 }

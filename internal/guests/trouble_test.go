@@ -45,7 +45,7 @@ func until(t testing.TB, what string, look func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !look(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("it does not come to that: %s", what)
+			t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func TestKilledGuest(t *testing.T) {
 	f.run(0, "exanetctl", "write", "--dst", "absent")
 	_, maps := f.held()
 	if maps == 0 {
-		t.Error("the process of the nodes has none of the guest's memory mapped: this test would notice nothing")
+		t.Error("the serving process has none of the guest's memory mapped: this test could not detect anything")
 	}
 	fdsBefore := 0
 	for round := range 2 {
@@ -83,7 +83,7 @@ func TestKilledGuest(t *testing.T) {
 		if round == 0 {
 			fdsBefore = fds
 		} else if fds > fdsBefore {
-			t.Errorf("the process of the nodes holds %d descriptors after the second kill, %d after the first", fds, fdsBefore)
+			t.Errorf("the serving process holds %d descriptors after the second kill, %d after the first", fds, fdsBefore)
 		}
 		if err := f.Restart(t.Context(), cache, 0); err != nil {
 			t.Fatal(err)
@@ -126,7 +126,7 @@ func TestKilledPFD(t *testing.T) {
 	line := strings.TrimSpace(f.run(0, "sh", "-c", "tr '\\0' ' ' </proc/$(pidof pfd)/cmdline"))
 	out, err := f.try(0, strings.Fields(strings.Replace(line, "pfd", "pfd --socket /run/second.sock", 1))...)
 	if err == nil || !strings.Contains(out, "another process has the device") || !strings.Contains(out, "fuser -v /dev/vfio/") {
-		t.Errorf("a second pfd says %q, %v", out, err)
+		t.Errorf("a second pfd: %q, %v", out, err)
 	}
 	f.run(0, "sh", "-c", "kill -9 $(pidof pfd)")
 	f.run(0, "sh", "-c", "ulimit -l unlimited; "+line+" >/run/pfd.log 2>&1 & until exanetctl status >/dev/null 2>&1; do sleep 0.05; done")
@@ -135,15 +135,15 @@ func TestKilledPFD(t *testing.T) {
 	f.run(0, "sh", "-c", "kill $(pidof pfd)")
 	until(t, "pfd ends", func() bool { _, err := f.try(0, "pidof", "pfd"); return err != nil })
 	if verdict, remedy := f.doctor(0, "vfio"); verdict != "ok" {
-		t.Errorf("doctor says %s of VFIO: %s", verdict, remedy)
+		t.Errorf("doctor reports %s about VFIO: %s", verdict, remedy)
 	}
 	f.run(0, "exanetctl", "unbind", "--all")
 	if verdict, remedy := f.doctor(0, "vfio"); verdict != "warning" || !strings.HasPrefix(remedy, "exanetctl bind 0000:") {
-		t.Errorf("doctor says %s of VFIO without a driver: %s", verdict, remedy)
+		t.Errorf("doctor reports %s about VFIO without a driver: %s", verdict, remedy)
 	}
 	out, err = f.try(0, "sh", "-c", line)
 	if err == nil || !strings.Contains(out, "not bound to vfio-pci") || !strings.Contains(out, "exanetctl bind 0000:") {
-		t.Errorf("pfd on a device that is not bound says %q, %v", out, err)
+		t.Errorf("pfd on an unbound device: %q, %v", out, err)
 	}
 }
 
@@ -187,7 +187,7 @@ func TestNewcomer(t *testing.T) {
 	usable(t)
 	block := commands(t, "../../README.md", "In virtual machines")
 	if other := commands(t, "../../docs/guests.md", "Try it"); block != other {
-		t.Errorf("README.md says\n%sdocs/guests.md\n%s", block, other)
+		t.Errorf("commands of README.md:\n%scommands of docs/guests.md:\n%s", block, other)
 	}
 	dir, err := os.MkdirTemp("", "exanet-")
 	if err != nil {
@@ -199,7 +199,7 @@ func TestNewcomer(t *testing.T) {
 	for line := range strings.Lines(block) {
 		words := strings.Fields(line)
 		if len(words) < 3 || words[0] != "exanetctl" || words[1] != "qemu" {
-			t.Fatalf("what is %q?", line)
+			t.Fatalf("unknown command %q", line)
 		}
 		if words[2] == "shell" { // it needs a terminal
 			words[2] = "run"

@@ -29,7 +29,7 @@ func (f *fleet) shrink(guest int, to uint64) {
 n=$(((all - %d) / 2048)); echo $n >/proc/sys/vm/nr_hugepages; echo $all $n $(cat /proc/sys/vm/nr_hugepages)`, to>>10))
 	var all, want, got uint64
 	if _, err := fmt.Sscan(out, &all, &want, &got); err != nil || got < want {
-		f.t.Fatalf("a guest of %d kB does not give %d huge pages away, but %d: %v", all, want, got, err)
+		f.t.Fatalf("a guest of %d kB was asked for %d huge pages and reserved %d: %v", all, want, got, err)
 	}
 	f.t.Logf("of %d kB %d are left", all, all-got*2048)
 }

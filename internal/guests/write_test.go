@@ -82,7 +82,7 @@ func TestTwoGuests(t *testing.T) {
 			after := [2]seen{f.count(0), f.count(1)}
 			t.Logf("writing: %+v to %+v", before, after)
 			if after[1].faults == before[1].faults || after[0].rapfs == before[0].rapfs {
-				t.Errorf("writing into absent memory made no fault at guest 1, or no RAPF came to guest 0: %+v, then %+v", before, after)
+				t.Errorf("writing into absent memory caused no fault at guest 1, or no RAPF reached guest 0: %+v, then %+v", before, after)
 			}
 			for i := range ends {
 				if after[i].interrupts == before[i].interrupts {

@@ -372,7 +372,7 @@ func (a *obedient) obey(o order) (r reply, err error) {
 	case "pagemap":
 		r.Bits, err = pagemap(part)
 	default:
-		err = fmt.Errorf("no such order: %q", o.Op)
+		err = fmt.Errorf("unknown order %q", o.Op)
 	}
 	return r, err
 }

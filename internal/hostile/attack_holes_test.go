@@ -89,7 +89,7 @@ func makeHoles(anew, elsewhere bool) attacker {
 		all.Go(punch)
 		for ctx.Err() == nil {
 			if err := errors.Join(e.from.Unshare(va, holesSize), e.from.Share(va, holesSize, shared, 0, true)); err != nil {
-				return fmt.Errorf("share anew: %w", err)
+				return fmt.Errorf("share again: %w", err)
 			}
 			did()
 		}

@@ -70,7 +70,7 @@ type attack struct {
 func startAttack(o order) (*attack, error) {
 	f := attackers[o.Kind]
 	if f == nil {
-		return nil, fmt.Errorf("no such attacker: %q", o.Kind)
+		return nil, fmt.Errorf("unknown attacker %q", o.Kind)
 	}
 	a := &attack{}
 	go func() {

@@ -89,7 +89,7 @@ func badReads(t *testing.T, w *world) {
 				t.Errorf("blocks, faults and walks of the target went from %v to %v", before, now)
 			}
 			if n, first := wrong(dst, 4, 0); n != 0 {
-				t.Errorf("%d bytes came, the first at %d", n, first)
+				t.Errorf("%d bytes arrived, the first at %d", n, first)
 			}
 		})
 	}
@@ -106,7 +106,7 @@ func badReads(t *testing.T, w *world) {
 		if s := from.send(1, device.MailboxRead, req[:]...); s == device.PktzRefused {
 			t.Fatal("the packetizer refuses a good request")
 		}
-		w.until("the read meets its page fault", func() bool { return w.count(1, "faults_total") > fault })
+		w.until("the read faults", func() bool { return w.count(1, "faults_total") > fault })
 		before := w.touched()
 		m.Size = 64
 		req = m.Encode()
@@ -121,7 +121,7 @@ func badReads(t *testing.T, w *world) {
 		before := w.touched()
 		req := good.Encode()
 		if s := liar.send(0x3ffff, device.MailboxRead, req[:]...); s != device.PktzRefused {
-			t.Errorf("STATUS %d of a request to a node that is not there", s)
+			t.Errorf("STATUS %d of a request to a node that does not exist", s)
 		}
 		if now := w.touched(); now != before {
 			t.Errorf("blocks, faults and walks of the target went from %v to %v", before, now)
@@ -133,9 +133,9 @@ func badReads(t *testing.T, w *world) {
 	m.TargetGeneration = liar.generation(1, 0)
 	req := m.Encode()
 	liar.send(1, device.MailboxRead, req[:]...)
-	w.until("a good read comes", func() bool { return words[8] == 2 })
+	w.until("a valid read completes", func() bool { return words[8] == 2 })
 	if n, _ := wrong(dst[:4096], 3, 0); n != 0 {
-		t.Errorf("%d bytes wrong of a good read", n)
+		t.Errorf("%d wrong bytes of a valid read", n)
 	}
 	if n, _ := wrong(src, 3, 0); n != 0 {
 		t.Errorf("%d bytes of the target changed", n)

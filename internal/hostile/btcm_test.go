@@ -50,7 +50,7 @@ func TestDeviceMemoryThatIsCut(t *testing.T) {
 			t.Errorf("%s made longer: %v, want EPERM", f.Name(), err)
 		}
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); !errors.Is(err, unix.EPERM) {
-			t.Errorf("%s sealed by somebody else: %v, want EPERM", f.Name(), err)
+			t.Errorf("sealing %s once more: %v, want EPERM", f.Name(), err)
 		}
 	}
 	transfers()

@@ -68,7 +68,7 @@ func errorsOfProcesses(t *testing.T, on place) {
 			make: func(t *testing.T, w *world) (*proxy, string) {
 				needRoot(t, "a full-mode userfaultfd")
 				if w.shared {
-					t.Skip("shared memory does not hang by a process's userfaultfd")
+					t.Skip("a process's userfaultfd cannot make shared memory hang")
 				}
 				p := w.pair("gup", "p1")
 				return p.from, p.to.buffer("dst", "own userfaultfd", size, 0).Remote
@@ -103,7 +103,7 @@ func errorsOfProcesses(t *testing.T, on place) {
 				m := p.to.buffer("dst", "anonymous", size, 0)
 				domains := w.domains()
 				p.to.kill()
-				w.until("the target's domain is gone", func() bool { return w.domains() < domains })
+				w.until("the target's domain has ended", func() bool { return w.domains() < domains })
 				return p.from, m.Remote
 			},
 		},
@@ -360,7 +360,7 @@ func TestErrorsOfTheMachine(t *testing.T) {
 					}
 				}
 				if n, first := wrong(dst[32*device.BlockSize:34*device.BlockSize], 1, 32*device.BlockSize); n != 0 {
-					t.Errorf("%d bytes of a transfer that was refused came in, the first at %d", n, first)
+					t.Errorf("%d bytes of a refused transfer arrived, the first at %d", n, first)
 				}
 			}
 
@@ -373,7 +373,7 @@ func TestErrorsOfTheMachine(t *testing.T) {
 				}
 			}
 			if err := write(); err != nil {
-				t.Errorf("after the cause has gone: %v", err)
+				t.Errorf("after the removal of the cause: %v", err)
 			}
 			if n, _ := wrong(dst[32*device.BlockSize:34*device.BlockSize], 5, 0); n != 0 {
 				t.Errorf("%d bytes wrong of the transfer after it", n)

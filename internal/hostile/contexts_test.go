@@ -42,14 +42,14 @@ func TestContextsHeldByOthers(t *testing.T) {
 		}
 	}
 	after := w.count(0, refused)
-	t.Logf("%d of %d blocks of the victim were sent again; %d blocks were refused meanwhile; the attackers did: %s",
+	t.Logf("%d of %d blocks of the victim were retransmitted; %d blocks were refused meanwhile; the attackers did: %s",
 		again, rounds*size/device.BlockSize, after-before, end())
 	if after == before {
-		t.Error("nobody was refused a context: the attackers do not do what they are for")
+		t.Error("no context was refused: the attackers are not effective")
 	}
 	// A transfer has 8 blocks in flight, and 4 contexts are reserved: some blocks are refused.
 	if again > rounds*size/device.BlockSize/3 {
-		t.Errorf("%d of the victim's blocks were sent again", again)
+		t.Errorf("%d of the victim's blocks were retransmitted", again)
 	}
 	to.holds("dst", 3, 0, size)
 }

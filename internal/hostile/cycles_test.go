@@ -163,7 +163,7 @@ func (in *initiator) run(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("a transfer to target %d: %w", to.number, err)
 		case left:
-			return fmt.Errorf("a transfer that names target %d, which had left, arrived", to.number)
+			return fmt.Errorf("a transfer to target %d arrived after the target had ended", to.number)
 		default:
 			in.arrived.Add(1)
 			select {
@@ -279,7 +279,7 @@ func transfersEndWhereTheyWereNamed(t *testing.T, w *world, cycles int, limit ti
 		case err := <-errs:
 			t.Fatal(err)
 		case <-time.After(patience):
-			t.Fatalf("nothing arrives at target %d (%s), %+v; %d transfers arrived, %d failed, the last of %v", number, way, r.Info, in.arrived.Load(), in.failed.Load(), in.why.Load())
+			t.Fatalf("no transfer arrives at target %d (%s), %+v; %d transfers arrived, %d failed, the last of %v", number, way, r.Info, in.arrived.Load(), in.failed.Load(), in.why.Load())
 		}
 		check := func() {
 			if r := do(order{Op: "foreign", Seed: number}); r.Wrong != 0 {
@@ -319,6 +319,6 @@ func transfersEndWhereTheyWereNamed(t *testing.T, w *world, cycles int, limit ti
 	t.Logf("%d targets in %v (%v), %d in the slot and with the PDID of the one before; transfers: %d arrived, %d failed, %d begun after their target left; the bystander made %d",
 		all, took, ways, same, in.arrived.Load(), in.failed.Load(), in.late.Load(), theirs.Count)
 	if same < all/2 || in.late.Load() == 0 {
-		t.Error("the test has tried nothing")
+		t.Error("the test has made no transfers")
 	}
 }

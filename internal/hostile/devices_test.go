@@ -123,7 +123,7 @@ func TestEachTestHasItsDevices(t *testing.T) {
 		}
 	}
 	for name := range rest {
-		t.Errorf("%s is not there", name)
+		t.Errorf("%s does not exist", name)
 	}
 	if found < 50 {
 		t.Errorf("%d tests found", found)

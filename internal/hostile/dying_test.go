@@ -236,7 +236,7 @@ func TestExecInMidTransfer(t *testing.T) {
 						break
 					}
 					if r.Done || r.Code != 2 || time.Now().After(deadline) {
-						t.Errorf("a write to what the target was: %+v, want code 5", r)
+						t.Errorf("a write to the former target: %+v, want code 5", r)
 						break
 					}
 				}
@@ -292,9 +292,9 @@ func TestPIDUsedAgain(t *testing.T) {
 		p.kill()
 	}
 	if reused == 0 {
-		t.Skip("no pid was given out twice")
+		t.Skip("no pid was reused")
 	}
-	t.Logf("%d of %d pids were used again", reused, len(delays))
+	t.Logf("%d of %d pids were reused", reused, len(delays))
 	b.fine()
 }
 

@@ -209,7 +209,7 @@ func TestUrgentAndLargeTransfers(t *testing.T) {
 				if !soaking() || at(urgent, 99) <= 3*at(quiet, 99) && at(both, 100) <= 4*at(alone, 100) {
 					return
 				}
-				t.Logf("round %d does not hold", round)
+				t.Logf("round %d fails", round)
 			}
 			t.Errorf("in no round of %d: p99 of urgent transfers within three times the quiet one, and the slowest large one within four times the slowest without them", fairRounds)
 		})

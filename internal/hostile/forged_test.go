@@ -35,7 +35,7 @@ func forgedFaultMessage(t *testing.T, w *world) {
 	}
 	defer s.Close()
 	if len(ports) < 5 { // three attachments, two nodes of pfd
-		t.Fatalf("ports %d: too few to be those of this pfd", ports)
+		t.Fatalf("ports %d: too few for this pfd", ports)
 	}
 	receivers := 0
 	for _, port := range ports {
@@ -50,7 +50,7 @@ func forgedFaultMessage(t *testing.T, w *world) {
 		t.Errorf("%d of %d sockets refused a stranger's message, want the three receivers at least", receivers, len(ports))
 	}
 	if n := s.Counters().NoReceiver; n != uint64(receivers) {
-		t.Errorf("the offender counts %d refusals of %d", n, receivers)
+		t.Errorf("the attacker counts %d refusals of %d", n, receivers)
 	}
 	// pfd's own sockets receive such a message, drop it and count it.
 	for node := range 2 {
@@ -187,7 +187,7 @@ func descriptorChanged(t *testing.T, w *world) {
 	for round := range 20 {
 		w.discard(dst)
 		liar.ring(0, device.Descriptor{Src: va(src), Dst: va(dst), Size: size, DstNode: 1})
-		w.until("the transfer is begun", func() bool { return liar.Done(0) != device.DoneInitialized })
+		w.until("the transfer has started", func() bool { return liar.Done(0) != device.DoneInitialized })
 		// Destination, source, size and node change while it runs. So do its completion words:
 		// a forged done deceives only its owner.
 		d := device.Descriptor{Src: va(other), Dst: va(other) + device.VA(round)*4096, Size: 4 * size, DstNode: 1, Notify: va(other)}
@@ -204,7 +204,7 @@ func descriptorChanged(t *testing.T, w *world) {
 			t.Fatalf("round %d: %d bytes wrong from %d on", round, n, first)
 		}
 		if n, first := wrong(other, 2, 0); n != 0 {
-			t.Fatalf("round %d: the new descriptor was obeyed: %d bytes changed from %d on", round, n, first)
+			t.Fatalf("round %d: the new descriptor was executed: %d bytes changed from %d on", round, n, first)
 		}
 	}
 	b.fine()
@@ -419,7 +419,7 @@ func turnedAgainstPfd(t *testing.T, w *world) {
 		t.Errorf("MADV_REMOVE: %v, want EPERM", err)
 	}
 	if _, err := unix.Mmap(liar.fds[0], 0, attach.MemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EPERM) {
-		t.Errorf("mapping it once more: %v, want EPERM", err)
+		t.Errorf("mapping it again: %v, want EPERM", err)
 	}
 	if _, err := unix.FcntlInt(uintptr(liar.fds[0]), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); err == nil {
 		t.Error("a further seal could be set")

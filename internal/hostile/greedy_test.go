@@ -172,7 +172,7 @@ func TestAllChannelsBusy(t *testing.T) {
 	target.kill()
 	for i := range device.WriteChannels {
 		if r := greedy.wait(fmt.Sprint(i)); r.Code == 0 {
-			t.Errorf("transfer %d arrived in memory that is gone", i)
+			t.Errorf("transfer %d arrived in memory of an ended process", i)
 		}
 	}
 	w.until("the target's slot is free", func() bool { return w.domains() == 3 })
@@ -221,7 +221,7 @@ func netlinkNotRead(t *testing.T, w *world) {
 	w.saw(1, "netlink_full_total", 0)
 	b.some()
 	if done, status := from.end(0); done != device.DoneFailed || status != device.StatusSlaveError && status != device.StatusLimit {
-		t.Errorf("a transfer to who does not page in: done %d, status %d", done, status)
+		t.Errorf("a transfer to a process that does not page in: done %d, status %d", done, status)
 	}
 	b.fine()
 }

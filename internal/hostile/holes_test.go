@@ -21,7 +21,7 @@ func TestHolesInSharedMemory(t *testing.T) { everywhere(t, holesInSharedMemory) 
 
 func holesInSharedMemory(t *testing.T, on place) {
 	if !soaking() {
-		t.Skip("not without PFD_SOAK=1 (make soak): times are compared, and it takes a minute")
+		t.Skip("runs only with PFD_SOAK=1 (make soak): it compares times and takes a minute")
 	}
 	needRoot(t, "attackers of several users need their processes")
 	kinds := []string{"holes", "shares"}

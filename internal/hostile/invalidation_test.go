@@ -64,17 +64,17 @@ func TestInvalidationsAreCounted(t *testing.T) {
 			for node, q := range []*proxy{p.from, p.to} {
 				var s rdma.Stats
 				// A transfer fails with its first block, and faults of the other blocks follow.
-				w.until("the process is told of the pages that its node counts", func() bool {
+				w.until("the process sees the pages that its node counts", func() bool {
 					s, seen[node] = q.must(order{Op: "stats"}).Stats, w.count(node, control.CounterInvalidations)
 					return s.NumInvalidationPages == seen[node]
 				})
 				least := [2]uint64{3, pages + 10 + pages}[node]
 				if s.NumPageFaults < least && method != "touch" || s.NumPageFaults == 0 || // touch: a message may ask for several
 					s.NumPageFaultPages < least {
-					t.Errorf("the process of node %d is told %+v; want %d faults at least", node, s, least)
+					t.Errorf("the process of node %d sees %+v; want at least %d faults", node, s, least)
 				}
 				if failed := s.NumFailedResolutions > 0; failed != (node == 1) {
-					t.Errorf("the process of node %d is told of %d failed resolutions", node, s.NumFailedResolutions)
+					t.Errorf("the process of node %d sees %d failed resolutions", node, s.NumFailedResolutions)
 				}
 			}
 		})
@@ -104,7 +104,7 @@ func TestInvalidationCallsAreCounted(t *testing.T) {
 	// A fault reports the count at that time, and the last call may continue before it is
 	// counted. Memory that was never present faults each time.
 	told := 0
-	w.until("the process is told of its calls", func() bool {
+	w.until("the process sees its calls", func() bool {
 		told++
 		fresh := p.to.buffer(fmt.Sprintf("fresh %d", told), "anonymous", 4096, 0)
 		p.from.write("x", "src", fresh.Remote, 4096)
@@ -114,7 +114,7 @@ func TestInvalidationCallsAreCounted(t *testing.T) {
 		return p.to.must(order{Op: "stats"}).Stats.NumInvalidations == calls
 	})
 	if n := p.from.must(order{Op: "stats"}).Stats.NumInvalidations; n != 0 {
-		t.Errorf("who did not ask is told of %d calls", n)
+		t.Errorf("a process that did not request calls sees %d", n)
 	}
 	for node, want := range []uint64{0, calls} {
 		if n := w.count(node, control.CounterInvalidated); n != want {
@@ -131,6 +131,6 @@ func TestInvalidationCallsAreCounted(t *testing.T) {
 		return err == nil && len(list) == 0
 	})
 	if n := w.count(1, control.CounterInvalidated); n != calls {
-		t.Errorf("node 1 counts %d calls when their process is gone, want %d", n, calls)
+		t.Errorf("node 1 counts %d calls after their process has ended, want %d", n, calls)
 	}
 }

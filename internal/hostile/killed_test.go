@@ -71,7 +71,7 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 			}
 			arrived := r.Err == "" && p.from.wait("first").Done
 			if !arrived && !watcher.Hit() {
-				t.Errorf("the first transfer did not arrive, and pfd was not killed yet: %s", r.Err)
+				t.Errorf("the first transfer did not arrive although pfd was not killed yet: %s", r.Err)
 			}
 			phase("transfer")
 			r, err = p.from.do(order{Op: "write", ID: "x", Kind: "src", Remote: dst.Remote, Size: size})

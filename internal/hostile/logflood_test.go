@@ -101,7 +101,7 @@ func (w *world) metric(name string) uint64 {
 			return uint64(n)
 		}
 	}
-	w.t.Fatalf("no metric %s", name)
+	w.t.Fatalf("metric %s is missing", name)
 	return 0
 }
 
@@ -157,7 +157,7 @@ func TestLogFlood(t *testing.T) {
 	}
 	t.Logf("%d lines written of the flood, %d held back", lines, held)
 	// The next line of the kind reports how many were suppressed.
-	w.until("the log tells of what it held back", func() bool {
+	w.until("the log reports the suppressed lines", func() bool {
 		flood.must(order{Op: "flood", Kind: "log", Path: control.AttachSocket(w.socket()), Size: 4})
 		return regexp.MustCompile(fmt.Sprintf(`uid=%d.* suppressed=\d{3}`, liar)).MatchString(w.stderr.String())
 	})

@@ -135,7 +135,7 @@ func (a *obedient) make(o order) (r reply, err error) {
 			err = unix.MunmapPtr(unsafe.Pointer(&m.b[0]), uintptr(whole))
 		}
 	default:
-		err = fmt.Errorf("no such kind: %q", o.Kind)
+		err = fmt.Errorf("unknown kind %q", o.Kind)
 	}
 	if err != nil {
 		return r, fmt.Errorf("buffer of kind %s: %w", o.Kind, err)

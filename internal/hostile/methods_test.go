@@ -64,7 +64,7 @@ func eachMethod(t *testing.T, w *world) {
 				p.to.must(order{Op: "unmap", ID: "dst"})
 				p.from.write("gone", "src", m.Remote, size)
 				if r := p.from.wait("gone"); r.Code != device.StatusDecode {
-					t.Errorf("memory that is not mapped: %+v", r)
+					t.Errorf("unmapped memory: %+v", r)
 				}
 				p.kill()
 			})
@@ -113,7 +113,7 @@ func prefetch(t *testing.T, w *world) {
 		p.from.write("y", "src", m.Remote, 1<<20)
 		p.from.arrives("y")
 		if w.count(1, hw(device.FIFOPush)) == before {
-			t.Errorf("%s: memory that went does not fault", method)
+			t.Errorf("%s: removed memory does not fault", method)
 		}
 		p.to.holds("dst", 5, 0, 1<<20)
 		if s := p.to.must(order{Op: "stats"}).Stats; s.NumPrefetchesHandled != 1 {
@@ -123,7 +123,7 @@ func prefetch(t *testing.T, w *world) {
 			t.Fatal(r.Err, err)
 		}
 		if r, _ := p.to.do(order{Op: "prefetch", ID: "hole"}); r.Err == "" {
-			t.Errorf("%s: a prefetch of what is not mapped gave no error", method)
+			t.Errorf("%s: a prefetch of unmapped memory returned no error", method)
 		}
 		p.kill()
 	}

@@ -42,7 +42,7 @@ func TestMemoryThatNeverComes(t *testing.T) {
 			}
 			m, err := target.do(o)
 			if err != nil || m.Err != "" {
-				t.Skip("this kernel has no such memory for us: ", m.Err, err)
+				t.Skip("this kernel cannot provide such memory: ", m.Err, err)
 			}
 			from.buffer("b", "anonymous", 64<<10, 3)
 			from.write("x", "b", m.Remote, 64<<10)

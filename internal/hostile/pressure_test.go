@@ -29,7 +29,7 @@ func newMemoryGroup(t *testing.T) *memoryGroup {
 	t.Helper()
 	g := newGroup(t, "memory")
 	if _, err := os.Stat(filepath.Join(g.dir, g.reclaim)); err != nil {
-		t.Skipf("no memory control group to be had: %v (cgroup.subtree_control of the group above does not name memory)", err)
+		t.Skipf("no memory control group is available: %v (cgroup.subtree_control of the group above does not name memory)", err)
 	}
 	return g
 }
@@ -40,11 +40,11 @@ func newGroup(t *testing.T, controller string) *memoryGroup {
 	needRoot(t, "making a control group")
 	g, err := findGroup(controller)
 	if err != nil {
-		t.Skipf("no control group to be had: %v", err)
+		t.Skipf("no control group is available: %v", err)
 	}
 	g.t = t
 	if g.dir, err = os.MkdirTemp(g.dir, "exanet-test-"); err != nil {
-		t.Skipf("no control group to be had: %v", err)
+		t.Skipf("no control group is available: %v", err)
 	}
 	t.Cleanup(func() {
 		// The kernel notifies the group of its last process's end a little later.
@@ -211,7 +211,7 @@ func TestMemoryPressure(t *testing.T) {
 			with(func() { undisturbed(t, b, max(quiet, beside)) }, g.push)
 			p.to.holds("dst", 5, 0, size)
 			in, off := swapMoved(t).since(moved)
-			t.Logf("p99 alone %v; with the same transfers, and the pressure on a process that has nothing to do with pfd: %v", quiet, beside)
+			t.Logf("p99 alone %v; with the same transfers, and the pressure on a process without an attachment: %v", quiet, beside)
 			t.Logf("%d transfers of %d MiB, %d of %d pages in swap at first; meanwhile %d pages came from swap and %d went; %d major faults",
 				rounds, size>>20, out, size/4096, in, off, majors()-before)
 			if in < uint64(out) || off == 0 {

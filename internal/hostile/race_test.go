@@ -81,7 +81,7 @@ func TestNoByteWhereItMayNot(t *testing.T) {
 		fmt.Fprintf(tab, "all\t\t%s\t%s\t%d\t%d\t%d\n", c.how, c.memory, s.Rounds, s.Landed, s.Changed)
 		switch most := leftover * s.Rounds / 100_000; {
 		case s.Rounds == 0 || s.Landed == 0:
-			t.Errorf("%s of %s memory: %d rounds, bytes came in %d: that says nothing", c.how, c.memory, s.Rounds, s.Landed)
+			t.Errorf("%s of %s memory: %d rounds, bytes arrived in %d: too few for a conclusion", c.how, c.memory, s.Rounds, s.Landed)
 		case c.how == raceProtect || c.how == raceNone:
 			if s.Changed > max(most, 2) {
 				t.Errorf("%s of %s memory: bytes changed in %d of %d rounds, want %d at most", c.how, c.memory, s.Changed, s.Rounds, most)

@@ -111,7 +111,7 @@ func (a *obedient) newRacer(o order) (s *racer, err error) {
 			return nil, errors.Join(err, werr)
 		}
 	default:
-		return nil, fmt.Errorf("no such memory: %q", o.ID)
+		return nil, fmt.Errorf("unknown kind of memory %q", o.ID)
 	}
 	if s.other, err = os.CreateTemp(o.Path, "other"); err != nil {
 		return nil, err
@@ -195,7 +195,7 @@ func (s *racer) forbidden() (bool, error) {
 	case raceFork:
 		return s.forked()
 	}
-	return false, fmt.Errorf("no such race: %q", s.how)
+	return false, fmt.Errorf("unknown race %q", s.how)
 }
 
 // forked creates a child and reports whether its copy changes.

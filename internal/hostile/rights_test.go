@@ -89,12 +89,12 @@ func (w *world) attacked(uid uint32, got reply, a attachOrder, victim *proxy) {
 		}
 		from.kill()
 	} else if got.Text == "" {
-		w.t.Errorf("refused without a word: %+v", got)
+		w.t.Errorf("refused without a text: %+v", got)
 	} else {
 		w.t.Logf("refused with %d: %s", got.Code, got.Text)
 	}
 	if r := victim.must(order{Op: "watch", ID: "b", Size: uint64(2 * time.Millisecond)}); r.Wrong != 0 {
-		w.t.Errorf("%d bytes came to a process that the attacker may not touch", r.Wrong)
+		w.t.Errorf("%d bytes reached a process that the attacker may not access", r.Wrong)
 	}
 }
 
@@ -393,7 +393,7 @@ func TestKeeperThatOutlivesAnExec(t *testing.T) {
 					to.must(order{Op: "exec", Kind: "pipes", Path: path})
 					to.must(order{Op: "buffer", ID: "b", Kind: "fixed", Off: raceAt, Size: raceSize})
 					if r := to.must(order{Op: "watch", ID: "b", Size: uint64(100 * time.Millisecond)}); r.Wrong != 0 {
-						t.Errorf("%d bytes came to the new image", r.Wrong)
+						t.Errorf("%d bytes reached the new image", r.Wrong)
 					}
 					t.Log("the transfers: ", from.must(order{Op: "calm"}).Text)
 					from.kill()

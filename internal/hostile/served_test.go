@@ -81,10 +81,10 @@ func wordsOfServedFaults(t *testing.T, w *world) {
 			case done != device.DoneFailed || status != device.StatusMemory && status != device.StatusSlaveError && status != device.StatusNoContext && status != device.StatusLimit:
 				// The status is the last answer, or that there was none. On a busy machine
 				// contexts of retransmitted blocks may still be open.
-				t.Errorf("done %d, status %d: want it failed", done, status)
+				t.Errorf("done %d, status %d: want failed", done, status)
 			default:
 				if n, at := wrong(dst, 0, 0); n != 0 {
-					t.Errorf("%d bytes written where nothing was, from %d on", n, at)
+					t.Errorf("%d bytes written to absent memory, from %d on", n, at)
 				}
 			}
 			if err := faults.Close(); err != nil {

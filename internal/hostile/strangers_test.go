@@ -75,7 +75,7 @@ func TestSharedByOtherUsers(t *testing.T) {
 			if tt.asks {
 				time.Sleep(100 * time.Millisecond)
 				if r := from.must(order{Op: "poll", ID: "x"}); r.Done {
-					t.Error("nothing fills the pages, and the transfer is over")
+					t.Error("no process pages in, but the transfer has ended")
 				}
 				signal(unix.SIGCONT)
 			}

@@ -43,7 +43,7 @@ func TestKilledWithAPageInThatHangs(t *testing.T) {
 			}
 			r, err := from.do(order{Op: "wait", ID: "x"})
 			if err != nil || r.Code != 10 {
-				t.Errorf("who waited for the dead pfd: %+v, %v, want code 10", r, err)
+				t.Errorf("the process that waited for the dead pfd: %+v, %v, want code 10", r, err)
 			}
 			from.kill()
 			b := w.bystander(attachOrder{})
@@ -66,7 +66,7 @@ func TestCloseWhileTheHelperHangs(t *testing.T) {
 	w.until("a page-in hangs", func() bool { return hangs(helperOf(t, target.pid())) })
 	r, err := target.do(order{Op: "close"})
 	if err != nil || !strings.Contains(r.Err, "memory helper has not ended") {
-		t.Errorf("Close says %q, %v", r.Err, err)
+		t.Errorf("Close returns %q, %v", r.Err, err)
 	}
 	from.kill()
 	w.until("the slots are free", func() bool { return w.domains() == 2 })

@@ -232,13 +232,13 @@ func (w *world) round(p pair, method string, hit func() bool) (told []string) {
 	const size = 40 << 10
 	tell := func(what, text string) {
 		if !hit() {
-			w.t.Errorf("%s: %s, and no call has failed", what, text)
+			w.t.Errorf("%s: %s, but no call has failed", what, text)
 		}
 		if r := what + ": " + reason(text); !slices.Contains(told, r) {
 			told = append(told, r)
 		}
 		if len(told) > 5 {
-			w.t.Fatalf("%q: one call, once\n%s", told, w.stderr)
+			w.t.Fatalf("%q: want one error for one call\n%s", told, w.stderr)
 		}
 	}
 	// After the end of an established attachment the rest of the round is skipped.
@@ -405,7 +405,7 @@ func (s *sweeper) refused(w *world, i item, hit bool) string {
 	case code.ExitCode() == 2 && strings.Contains(text, "fatal error: runtime: "):
 		return "the Go runtime"
 	case code.ExitCode() != 1 || strings.Count(text, "pfd: ") != 1:
-		s.t.Errorf("%v: pfd ends with %v, and not with one line\n%s", i, exit, text)
+		s.t.Errorf("%v: pfd ends with %v, but not with one line\n%s", i, exit, text)
 	}
 	_, line, _ := strings.Cut(text, "pfd: ")
 	return reason(line)

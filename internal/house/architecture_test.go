@@ -69,13 +69,13 @@ func TestArchitectureNames(t *testing.T) {
 		for _, i := range s.file.Imports {
 			pkg, _ := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), module+"/")
 			if to, there := rows[pkg]; ok && there && !s.test && to < from {
-				t.Errorf("%s imports %s, which docs/architecture.md has in a line above", s.path, pkg)
+				t.Errorf("%s imports %s, which docs/architecture.md lists on an earlier line", s.path, pkg)
 			}
 		}
 	}
 	for dir := range declared {
 		if !named[dir] && dir != "tools" {
-			t.Errorf("docs/architecture.md does not name package %s: put it into the table of packages", dir)
+			t.Errorf("docs/architecture.md does not name package %s: add it to the table of packages", dir)
 		}
 	}
 }

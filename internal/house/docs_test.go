@@ -41,7 +41,7 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 		for _, m := range regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+|[a-z0-9_/]+/[a-z0-9_]+[.]go)`").FindAllStringSubmatch(read(t, rel), -1) {
 			known++
 			if !there[m[1]] {
-				t.Errorf("%s names %s, which is not there", rel, m[1])
+				t.Errorf("%s names %s, which does not exist", rel, m[1])
 			}
 		}
 	}
@@ -108,7 +108,7 @@ func TestDocsNameMetricsThatExist(t *testing.T) {
 			}
 			known++
 			if !strings.Contains(program.String(), `"`+m[1]+`"`) && !strings.Contains(program.String(), `"`+strings.TrimSuffix(m[1], "_total")+`"`) {
-				t.Errorf("%s names the metric %s, which nothing makes", rel, m[0])
+				t.Errorf("%s names the metric %s, which the program does not have", rel, m[0])
 			}
 		}
 	}

@@ -49,7 +49,7 @@ func TestPackageCommentsNameWhatIsThere(t *testing.T) {
 		for _, word := range strings.FieldsFunc(s.file.Doc.Text(), func(r rune) bool { return strings.ContainsRune(" \t\n(),;:\"'`", r) }) {
 			word = strings.TrimRight(word, ".")
 			if strings.HasSuffix(word, ".md") && !exists(word) && !exists("docs/"+word) && !exists("docs/spec/"+word) {
-				t.Errorf("%s: the package's comment names %s, which is not there", s.path, word)
+				t.Errorf("%s: the package's comment names %s, which does not exist", s.path, word)
 			}
 		}
 	}

@@ -48,7 +48,7 @@ func TestDecodersAreFuzzed(t *testing.T) {
 	}
 	for _, name := range alsoFuzzed {
 		if calls[name] == nil {
-			t.Errorf("%s is not there any more: strike it from alsoFuzzed", name)
+			t.Errorf("%s no longer exists: remove it from alsoFuzzed", name)
 		}
 		found[name] = token.Position{Filename: "alsoFuzzed"}
 	}
@@ -66,7 +66,7 @@ func TestDecodersAreFuzzed(t *testing.T) {
 	}
 	for name, at := range found {
 		if !seen[name] {
-			t.Errorf("%s: %s reads what somebody else wrote and no Fuzz function of its package reaches it", at, name)
+			t.Errorf("%s: %s parses external input, but no Fuzz function of its package reaches it", at, name)
 		}
 	}
 }

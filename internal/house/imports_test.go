@@ -95,7 +95,7 @@ func TestImportsPointDown(t *testing.T) {
 		pkg, imports := words[0], words[1:]
 		from, ok := room(pkg)
 		if !ok {
-			t.Errorf("%s has no level: give it one in the table of this test", pkg)
+			t.Errorf("%s has no level: add it to the table of this test", pkg)
 			continue
 		}
 		for _, imp := range imports {
@@ -103,9 +103,9 @@ func TestImportsPointDown(t *testing.T) {
 			switch {
 			case !ok, from == to, levels[from] > levels[to], slices.Contains(sideways[from], to):
 			case levels[from] == levels[to]:
-				t.Errorf("%s imports %s, which stands beside it", pkg, imp)
+				t.Errorf("%s imports %s, which has the same level", pkg, imp)
 			default:
-				t.Errorf("%s imports %s, which stands above it", pkg, imp)
+				t.Errorf("%s imports %s, which has a higher level", pkg, imp)
 			}
 		}
 	}
@@ -130,7 +130,7 @@ func TestStrangers(t *testing.T) {
 			for _, stranger := range list {
 				for _, r := range reached {
 					if within(r, stranger) {
-						t.Errorf("%s must not know %s and reaches %s", pkg, stranger, r)
+						t.Errorf("%s must not import %s, but reaches %s", pkg, stranger, r)
 					}
 				}
 			}

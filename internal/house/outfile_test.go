@@ -24,7 +24,7 @@ func TestFilesAreMadeInOnePlace(t *testing.T) {
 		}
 		for i, line := range strings.Split(read(t, s.path), "\n") {
 			if makesFile.MatchString(line) && !strings.Contains(line, "os.O_EXCL") && !strings.Contains(line, ", 0)") {
-				t.Errorf("%s:%d makes a file by itself: use internal/outfile", s.path, i+1)
+				t.Errorf("%s:%d creates a file directly: use internal/outfile", s.path, i+1)
 			}
 		}
 	}

@@ -47,10 +47,10 @@ func stubs(t *testing.T, programs map[string]string) string {
 // setup.sh installs only what the tests lack, asks nothing, and reports what it did.
 func TestSetup(t *testing.T) {
 	if _, err := os.Stat("/usr/include/stdlib.h"); err != nil {
-		t.Skip("the C library's headers are not installed here: setup.sh would want them too")
+		t.Skip("the C library's headers are not installed here: setup.sh would install them, too")
 	}
 	if _, err := os.Stat("/lib/systemd/systemd"); err != nil {
-		t.Skip("systemd is not installed here: setup.sh would want it too")
+		t.Skip("systemd is not installed here: setup.sh would install it, too")
 	}
 	const apt = `echo "$@" >>"$LOG"`
 	const aptWithoutLists = `echo "$@" >>"$LOG"; case "$1" in update) : >"$LOG.lists" ;; install) [ -e "$LOG.lists" ] ;; esac`
@@ -95,7 +95,7 @@ func TestSetup(t *testing.T) {
 				t.Errorf("%v, want an error: %v\n%s", err, c.fails, out)
 			}
 			if c.fails && !strings.Contains(string(out), c.output) || !c.fails && string(out) != c.output {
-				t.Errorf("says %q, want %q", out, c.output)
+				t.Errorf("output %q, want %q", out, c.output)
 			}
 			got, err := os.ReadFile(log)
 			if err != nil && c.log != "" {
@@ -169,7 +169,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 		text := read(t, name)
 		for _, m := range makeTarget.FindAllStringSubmatch(text, -1) {
 			if !regexp.MustCompile(`(?m)^` + m[1] + `:`).MatchString(makefile) {
-				t.Errorf("%s names make %s, which Makefile has not", name, m[1])
+				t.Errorf("%s names make %s, which Makefile does not have", name, m[1])
 			}
 		}
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
@@ -183,7 +183,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 				continue
 			}
 			if anchor != "" && !slices.Contains(anchors(read(t, target)), anchor) {
-				t.Errorf("%s links to %s, where no heading is called so", name, m[1])
+				t.Errorf("%s links to %s, which has no such heading", name, m[1])
 			}
 			if filepath.Ext(target) == ".svg" {
 				if err := xml.Unmarshal([]byte(read(t, target)), new(struct {

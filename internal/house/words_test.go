@@ -38,7 +38,7 @@ func TestPlainWords(t *testing.T) {
 		read++
 		for i, line := range strings.Split(string(text), "\n") {
 			if w := literary.FindString(line); w != "" {
-				t.Errorf("%s:%d: %q: write it in plain terms", path, i+1, w)
+				t.Errorf("%s:%d: %q: use a plain term", path, i+1, w)
 			}
 		}
 		return nil

@@ -50,7 +50,7 @@ func TestKeeperSharesTheAddressSpaceAndCanDoNothing(t *testing.T) {
 	}
 	fds, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(k.PID()), "fd"))
 	if err != nil || len(fds) != 1 {
-		t.Errorf("%d descriptors (%v), want the locked file alone", len(fds), err)
+		t.Errorf("%d descriptors (%v), want only the locked file", len(fds), err)
 	}
 	va, proof := k.Proof()
 	mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", k.PID()))
@@ -69,7 +69,7 @@ func TestKeeperSharesTheAddressSpaceAndCanDoNothing(t *testing.T) {
 		t.Fatal("second Close: ", err)
 	}
 	if err := unix.Kill(k.PID(), 0); err == nil {
-		t.Errorf("process %d is still there", k.PID())
+		t.Errorf("process %d still exists", k.PID())
 	}
 }
 

@@ -75,13 +75,13 @@ func TestRates(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 	if last := v.Stages[len(v.Stages)-1]; last.Name != "total" || last.Faults != 1 || last.P50NS != 3 {
-		t.Errorf("the stages are of %+v, not of the new fault alone", last)
+		t.Errorf("the stages are of %+v, not only of the new fault", last)
 	}
 	// A restarted pfd has no rates yet.
 	for _, other := range []control.Status{{PID: 2, UptimeNS: 6e9}, {PID: 1, UptimeNS: 1e9}} {
 		now.status = other
 		if v := now.view(before); v.Seconds != 0 || fmt.Sprint(v.Total) != "{- - - - -}" || len(v.Domains) != 3 {
-			t.Errorf("after a start: %+v", v)
+			t.Errorf("after a restart: %+v", v)
 		}
 	}
 }
@@ -122,7 +122,7 @@ func TestStagesOfSlowFault(t *testing.T) {
 		t.Fatal("the slow fault is not shown")
 	}
 	if last := v.Stages[len(v.Stages)-1]; last.Faults != 1 || last.P99NS != 3001 {
-		t.Errorf("%+v, want the slow fault alone", last)
+		t.Errorf("%+v, want only the slow fault", last)
 	}
 }
 

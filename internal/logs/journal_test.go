@@ -78,7 +78,7 @@ func TestJournalAnew(t *testing.T) {
 	defer func() { j.Close() }()
 	c.Close()
 	if _, err := j.Write([]byte("MESSAGE=lost\n\n")); err == nil {
-		t.Error("no error, and nobody is there")
+		t.Error("no error although the journal has ended")
 	}
 	c = journal(t, path+"2")
 	j.path += "2"
@@ -89,6 +89,6 @@ func TestJournalAnew(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	if _, err := Dial(filepath.Join(t.TempDir(), "none")); err == nil || !strings.Contains(err.Error(), "the journal") {
-		t.Errorf("nobody there: %v", err)
+		t.Errorf("without a journal: %v", err)
 	}
 }

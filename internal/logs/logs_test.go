@@ -55,7 +55,7 @@ func TestFlood(t *testing.T) {
 	l.With("uid", 1000).Error("interrupt", "err", 1)  // another place
 	l.Error("the device does not answer", "err", "x") // no user
 	if n := len(lines(out)); n != 4 {
-		t.Errorf("%d of 4 lines of others came", n)
+		t.Errorf("%d of 4 lines of others were written", n)
 	}
 	// The next line of the flood reports how many lines were suppressed.
 	c.t = c.t.Add(time.Second)
@@ -88,10 +88,10 @@ func TestManyUIDs(t *testing.T) {
 	h.Sweep()
 	h.Sweep()
 	if got := lines(out); len(got) != 1 || !strings.Contains(got[0], "held back") || !strings.Contains(got[0], "level=WARN") {
-		t.Errorf("sweeps say %q", got)
+		t.Errorf("sweeps write %q", got)
 	}
 	if n := len(h.kinds); n != 0 {
-		t.Errorf("%d kinds are left after %v", n, 2*idle)
+		t.Errorf("%d kinds remain after %v", n, 2*idle)
 	}
 }
 

@@ -60,7 +60,7 @@ func TestPages(t *testing.T) {
 		t.Errorf("pages %q, %v", list, err)
 	}
 	if strings.Contains(read("tool-completion.8"), "powershell(8)") {
-		t.Error("a page refers to one that is not there")
+		t.Error("a page refers to a missing page")
 	}
 }
 
@@ -77,6 +77,6 @@ func TestSettings(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "not a key") {
-		t.Error("it has a flag that is no key")
+		t.Error("the page has a flag that is not a key")
 	}
 }

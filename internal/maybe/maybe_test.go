@@ -34,7 +34,7 @@ func TestNumber(t *testing.T) {
 	}
 	var n Number
 	if err := json.Unmarshal([]byte(`"x"`), &n); err == nil {
-		t.Error("a text is a number")
+		t.Error("text is accepted as a number")
 	}
 }
 

@@ -107,7 +107,7 @@ func TestImage(t *testing.T) {
 		}
 		if out, err := buildah(append(in, "/usr/bin/exanetctl", "--socket", "/run/exanet/pfd.sock", "status", "-j")...).Output(); err == nil {
 			if err := json.Unmarshal(out, &status); err != nil || status.State != "ready" || status.UID != 65532 {
-				t.Errorf("status says %v\n%s", err, out)
+				t.Errorf("status: %v\n%s", err, out)
 			}
 		}
 	}

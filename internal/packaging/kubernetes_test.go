@@ -141,7 +141,7 @@ func TestKubernetesManifest(t *testing.T) {
 		case "apps/v1 DaemonSet":
 			decode(part, &set)
 		default:
-			t.Errorf("%s %s: there is no such kind here", head.APIVersion, head.Kind)
+			t.Errorf("%s %s: unknown kind", head.APIVersion, head.Kind)
 		}
 	}
 	if namespace.Metadata.Name == "" || set.Metadata.Namespace != namespace.Metadata.Name || config.Metadata.Namespace != namespace.Metadata.Name {
@@ -149,7 +149,7 @@ func TestKubernetesManifest(t *testing.T) {
 	}
 	for k, v := range set.Spec.Selector.MatchLabels {
 		if set.Spec.Template.Metadata.Labels[k] != v {
-			t.Errorf("the selector wants %s=%s, which the pods do not have", k, v)
+			t.Errorf("the selector requires %s=%s, which the pods do not have", k, v)
 		}
 	}
 	if len(set.Spec.Selector.MatchLabels) == 0 {
@@ -185,7 +185,7 @@ func TestKubernetesManifest(t *testing.T) {
 		}
 		s := &c.Security
 		if s.Escalation == nil || *s.Escalation || !s.ReadOnly || !slices.Equal(s.Capabilities.Drop, []string{"ALL"}) {
-			t.Errorf("container %s is not shut in: %+v", c.Name, s)
+			t.Errorf("container %s is not confined: %+v", c.Name, s)
 		}
 	}
 	if len(pod.Containers) != 1 || !pod.HostPID {
@@ -201,6 +201,6 @@ func TestKubernetesManifest(t *testing.T) {
 	}
 	args := append([]string{"run", "./cmd/pfd", "--check-config"}, pod.Containers[0].Args...)
 	if out := run(t, "go", append(args, "--config", file)...); !strings.Contains(out, "is valid") {
-		t.Errorf("pfd says %q", out)
+		t.Errorf("pfd's output is %q", out)
 	}
 }

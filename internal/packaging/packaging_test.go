@@ -41,7 +41,7 @@ func build(t *testing.T) string {
 	t.Helper()
 	need(t, "make", "dpkg", "dpkg-deb")
 	if out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+filepath.Join(root, "tools", "go.mod"), "nfpm", "--version").CombinedOutput(); err != nil {
-		t.Skipf("nfpm cannot be had here: its modules are not in the cache and no proxy gives them: %v\n%s", err, out)
+		t.Skipf("nfpm is not available: its modules are neither in the cache nor at a proxy: %v\n%s", err, out)
 	}
 	dir := t.TempDir()
 	t.Setenv("DEB_DIR", dir)
@@ -116,7 +116,7 @@ func TestInstallAndRemove(t *testing.T) {
 	}
 	documentLinks(t, filepath.Join(sys, "usr/share/doc/exanet"))
 	if out := run(t, filepath.Join(sys, "usr/sbin/pfd"), "--version"); !strings.Contains(out, "pfd version") {
-		t.Errorf("pfd says %q", out)
+		t.Errorf("pfd's output is %q", out)
 	}
 	// The configuration in the package is valid, including its commented-out lines.
 	conf := filepath.Join(sys, "etc/exanet/pfd.toml")
@@ -140,7 +140,7 @@ func TestInstallAndRemove(t *testing.T) {
 
 	dpkg("--remove", "exanet")
 	if got := files(t, sys); !slices.Equal(got, []string{"etc/exanet/pfd.toml"}) {
-		t.Errorf("after a removal there are %q, want the configuration alone", got)
+		t.Errorf("after a removal there are %q, want only the configuration", got)
 	}
 	dpkg("--purge", "exanet")
 	if got := files(t, sys); len(got) != 0 {
@@ -217,7 +217,7 @@ func settings(t *testing.T) map[string]string {
 		default:
 			key, value, ok := strings.Cut(line, "=")
 			if !ok || section == "" {
-				t.Fatalf("line %q is no setting", line)
+				t.Fatalf("line %q is not a setting", line)
 			}
 			all[section+"/"+key] = value
 		}
@@ -265,11 +265,11 @@ func TestUnitBySystemd(t *testing.T) {
 	}
 	put("etc/systemd/system/pfd.service", string(text), 0o644)
 	if out := run(t, "systemd-analyze", "verify", "--man=no", "--root="+sys, "pfd.service"); out != "" {
-		t.Errorf("verify says:\n%s", out)
+		t.Errorf("output of verify:\n%s", out)
 	}
 	out := run(t, "systemd-analyze", "security", "--no-pager", "--offline=yes", "--threshold=15", "--root="+sys, "pfd.service")
 	if !strings.Contains(out, "Overall exposure level for pfd.service") {
-		t.Errorf("security says:\n%s", out)
+		t.Errorf("output of security:\n%s", out)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestKubernetesSchema(t *testing.T) {
 		t.Helper()
 		definition := map[string]string{"v1 Namespace": "core.v1.Namespace", "v1 ConfigMap": "core.v1.ConfigMap", "apps/v1 DaemonSet": "apps.v1.DaemonSet"}[kind]
 		if definition == "" {
-			t.Fatalf("%s: no definition is named here", kind)
+			t.Fatalf("%s: no definition is listed here", kind)
 		}
 		of := *s
 		of.Ref = "#/definitions/io.k8s.api." + definition

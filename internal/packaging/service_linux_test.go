@@ -70,15 +70,15 @@ func TestServiceUnderSystemd(t *testing.T) {
 
 	m.install()
 	if out, err := m.try("systemctl", "is-active", "pfd"); err == nil || strings.TrimSpace(out) != "inactive" {
-		t.Errorf("installed, and not enabled: %q, %v", out, err)
+		t.Errorf("installed but not enabled: %q, %v", out, err)
 	}
 	if out := m.run("systemd-analyze", "verify", "--man=no", "pfd.service"); out != "" {
-		t.Errorf("verify says:\n%s", out)
+		t.Errorf("output of verify:\n%s", out)
 	}
 	security := m.run("systemd-analyze", "security", "--no-pager", "--threshold=15", "pfd.service")
 	score := regexp.MustCompile(`Overall exposure level for pfd.service: [0-9.]+ \w+`).FindString(security)
 	if score == "" {
-		t.Errorf("security says:\n%s", security)
+		t.Errorf("output of security:\n%s", security)
 	}
 	t.Log(score)
 
@@ -86,7 +86,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		// Type=notify: this returns after pfd's READY.
 		m.run("systemctl", "enable", "--now", "pfd")
 		if got := strings.TrimSpace(m.run("systemctl", "is-active", "pfd")); got != "active" {
-			t.Errorf("is-active says %q", got)
+			t.Errorf("is-active: %q", got)
 		}
 		if s := m.show("StatusText"); !strings.HasPrefix(s, "2 nodes") {
 			t.Errorf("status text %q", s)
@@ -110,7 +110,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 			return strings.Contains(m.run("journalctl", "--no-pager", "--output=json", "--output-fields=MESSAGE,GROUP,METHOD,SLOT,PDID,PRIORITY", "_PID="+pid, "NODE=1", "PRIORITY=6"), `"METHOD":"gup"`)
 		})
 		if out := m.run(asUser("exanetctl", "status")...); !strings.Contains(out, "ready") {
-			t.Errorf("status says:\n%s", out)
+			t.Errorf("status:\n%s", out)
 		}
 	})
 
@@ -118,10 +118,10 @@ func TestServiceUnderSystemd(t *testing.T) {
 		pid := m.show("MainPID")
 		m.put("/etc/exanet/pfd.toml", "timeout-us = 12345\nnodes = 3\n")
 		m.run("systemctl", "reload", "pfd")
-		m.until("the new configuration holds", func() bool {
+		m.until("the new configuration takes effect", func() bool {
 			return strings.Contains(m.run(asUser("exanetctl", "status", "-j")...), `"timeout_us":12345`)
 		})
-		m.until("what needs a restart is named", func() bool { return strings.Contains(m.journal(), "keys=[nodes]") })
+		m.until("the log names the keys that need a restart", func() bool { return strings.Contains(m.journal(), "keys=[nodes]") })
 		if now := m.show("MainPID"); now != pid || m.show("ActiveState") != "active" {
 			t.Errorf("after a reload pfd is process %s, before %s", now, pid)
 		}
@@ -129,7 +129,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if out, err := m.try("systemctl", "reload", "pfd"); err == nil {
 			t.Errorf("a file with an error is reloaded: %s", out)
 		}
-		m.until("what is wrong stands in the journal", func() bool {
+		m.until("the journal has the error", func() bool {
 			return strings.Contains(m.journal(), `/etc/exanet/pfd.toml:2: unknown key "node"`)
 		})
 		if now := m.show("MainPID"); now != pid || m.show("ActiveState") != "active" {
@@ -207,7 +207,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.run("kill", "-STOP", pid)
 		m.restarted(pid, "a watchdog's end")
 		if j := m.journal(); !strings.Contains(j, "Watchdog timeout") {
-			t.Errorf("the journal tells of no watchdog:\n%s", j)
+			t.Errorf("the journal does not report the watchdog:\n%s", j)
 		}
 	})
 
@@ -216,7 +216,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.run("kill", "-KILL", pid)
 		m.restarted(pid, "SIGKILL")
 		if n := m.show("NRestarts"); n != "2" {
-			t.Errorf("%s restarts, want the watchdog's and this one", n)
+			t.Errorf("%s restarts, want two: the watchdog's and the test's", n)
 		}
 		inside("SIGKILL")
 	})
@@ -244,12 +244,12 @@ func TestServiceUnderSystemd(t *testing.T) {
 		if err := busy.Wait(); err == nil || !strings.Contains(said.String(), "exanetctl: ") {
 			t.Errorf("the client whose pfd has ended: %v, %q", err, &said)
 		}
-		t.Logf("the client says: %s", strings.TrimSpace(said.String()))
+		t.Logf("output of the client: %s", strings.TrimSpace(said.String()))
 		if r, code := m.show("Result"), m.show("ExecMainStatus"); r != "success" || code != "0" {
 			t.Errorf("the result is %s, exit code %s", r, code)
 		}
 		if out := m.run("find", "/run/exanet", "-type", "s"); out != "" {
-			t.Errorf("the sockets stay: %s", out)
+			t.Errorf("the sockets still exist: %s", out)
 		}
 		if out, err := m.try(append(container, asUser("exanetctl", "status")...)...); err == nil || !strings.Contains(out, "no pfd is at /run/exanet/pfd.sock") {
 			t.Errorf("a container whose pfd has ended: %v, %s", err, out)
@@ -267,7 +267,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		}
 		for _, path := range []string{"/usr/sbin/pfd", "/etc/exanet", "/var/lib/exanet", "/run/exanet"} {
 			if _, err := os.Stat(filepath.Join(fmt.Sprintf("/proc/%d/root", m.cmd.Process.Pid), path)); err == nil {
-				t.Errorf("%s is still there", path)
+				t.Errorf("%s still exists", path)
 			}
 		}
 	})

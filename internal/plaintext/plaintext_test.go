@@ -40,7 +40,7 @@ func FuzzText(f *testing.F) {
 		case err != nil && !errors.Is(err, ErrEncoding):
 			t.Errorf("%q: %v", b, err)
 		case err == nil && (!utf8.Valid(text) || bytes.ContainsRune(text, 0)):
-			t.Errorf("%q gives %q", b, text)
+			t.Errorf("%q becomes %q", b, text)
 		}
 	})
 }

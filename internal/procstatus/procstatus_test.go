@@ -31,10 +31,10 @@ func TestMask(t *testing.T) {
 		t.Errorf("got %#x, %v", got, err)
 	}
 	if _, err := Mask(status, "CapAmb"); !errors.Is(err, ErrNone) {
-		t.Errorf("a line that is not there: %v, want ErrNone", err)
+		t.Errorf("a missing line: %v, want ErrNone", err)
 	}
 	if got, err := Mask(status, "CapBnd"); err == nil {
-		t.Errorf("no number: got %#x", got)
+		t.Errorf("not a number: got %#x", got)
 	}
 }
 

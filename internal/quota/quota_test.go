@@ -28,7 +28,7 @@ func TestQuota(t *testing.T) {
 	}
 	q.Give(1)
 	if !q.Take(9) || q.Take(10) {
-		t.Error("what was given back is not taken once")
+		t.Error("one returned unit can be taken not exactly once")
 	}
 	q.SetPer(1)
 	q.Give(0)

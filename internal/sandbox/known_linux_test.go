@@ -24,7 +24,7 @@ func TestKnown(t *testing.T) {
 		for _, call := range Runtime() {
 			has := len(known(info, []string{call})) == 1
 			if has == slices.Contains(a.missing, call) {
-				t.Errorf("%s: the filter lets %s through: %v", a.name, call, has)
+				t.Errorf("%s: the filter permits %s: %v", a.name, call, has)
 			}
 		}
 	}

@@ -172,11 +172,11 @@ func ask(t *testing.T, setting string) (a answers) {
 // TestUnfiltered: if calls cannot be filtered, no thread can gain privileges all the same.
 func TestUnfiltered(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("root is needed: the filter that refuses others is loaded without no_new_privs")
+		t.Skip("needs root: the filter that forbids filters is loaded without no_new_privs")
 	}
 	a := ask(t, unfilteredEnv+"=1")
 	if len(a.Missing) != 1 || a.Missing[0] != string(StepCalls) {
-		t.Errorf("not applied: %q, want %q alone", a.Missing, StepCalls)
+		t.Errorf("not applied: %q, want only %q", a.Missing, StepCalls)
 	}
 	if len(a.Threads) < 3 {
 		t.Errorf("only %d threads", len(a.Threads))

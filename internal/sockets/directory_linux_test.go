@@ -52,7 +52,7 @@ func TestMakeDir(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := makeDir(shared, file, 0o700); err == nil {
-			t.Error("a file is taken for a directory")
+			t.Error("a file is accepted as a directory")
 		}
 	}
 }

@@ -100,12 +100,12 @@ func TestFileOfAnother(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the second one's file is there still: %v", err)
+		t.Errorf("the second socket's file still exists: %v", err)
 	}
 	if err := os.Symlink("elsewhere", path); err != nil {
 		t.Fatal(err)
 	}
 	if f, err := Made(path); !errors.Is(err, ErrReplaced) {
-		t.Errorf("a link is taken for a socket: %v, %v", f, err)
+		t.Errorf("a link is accepted as a socket: %v, %v", f, err)
 	}
 }

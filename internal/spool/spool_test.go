@@ -46,7 +46,7 @@ func TestOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out.String() != want.String() {
-		t.Error("other bytes came out")
+		t.Error("wrong bytes were written")
 	}
 	if _, err := w.Write([]byte("x")); !errors.Is(err, ErrClosed) {
 		t.Errorf("Write after Close: %v", err)
@@ -71,7 +71,7 @@ func TestSlowFile(t *testing.T) {
 	}
 	// One write may be in progress and one buffered.
 	if s := w.Stats(); taken < 1 || taken > 2 || s.Lost != uint64(10-taken) || s.Failed != 0 {
-		t.Errorf("%d taken, %+v", taken, s)
+		t.Errorf("%d accepted, %+v", taken, s)
 	}
 	if err := w.Close(time.Millisecond); !errors.Is(err, ErrFull) {
 		t.Errorf("Close of a stuck file: %v", err)
@@ -81,7 +81,7 @@ func TestSlowFile(t *testing.T) {
 		t.Error(err)
 	}
 	if g.got.Len() != 60*taken {
-		t.Errorf("%d bytes came, want %d", g.got.Len(), 60*taken)
+		t.Errorf("%d bytes were written, want %d", g.got.Len(), 60*taken)
 	}
 }
 

@@ -219,7 +219,7 @@ func badDescriptors(t *testing.T, r *Rig) {
 		}
 	}
 	if done, status := r.Write(3, device.Descriptor{Src: VA(b), Dst: VA(b), Size: 1, DstNode: 1, DstPDID: 0xfffe}); done != device.DoneFailed || status != device.StatusDomain {
-		t.Errorf("a PDID that nobody has: done %d, status %d; want 3 with status 5", done, status)
+		t.Errorf("an unused PDID: done %d, status %d; want 3 with status 5", done, status)
 	}
 }
 
@@ -274,7 +274,7 @@ func completionWords(t *testing.T, r *Rig) {
 			t.Errorf("%d bytes: completion words %d and %d", size, note[32], note[40])
 		}
 		if !bytes.Equal(src, dst) {
-			t.Errorf("%d bytes: other bytes", size)
+			t.Errorf("%d bytes: wrong bytes", size)
 		}
 	}
 }
@@ -294,7 +294,7 @@ func waiting(t *testing.T, r *Rig) {
 			for deadline := time.Now().Add(20 * time.Second); ; old = p.Event() {
 				for p.Event() == old {
 					if time.Now().After(deadline) {
-						woken <- fmt.Errorf("nothing wakes it; the word is %d", word())
+						woken <- fmt.Errorf("the target is not woken; the word is %d", word())
 						return
 					}
 					if err := p.WaitEvent(old, time.Second); err != nil {

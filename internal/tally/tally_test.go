@@ -71,6 +71,6 @@ func TestOver(t *testing.T) {
 	n.Arrived(device.Slots, 1)
 	n.Arrived(-1, 1)
 	if n != before {
-		t.Error("a status, a class, a slot or a direction that there is not is counted")
+		t.Error("an invalid status, class, slot or direction is counted")
 	}
 }

@@ -46,10 +46,10 @@ func TestShares(t *testing.T) {
 func TestNoRoom(t *testing.T) {
 	b := newBudget(func() int { return reserve })
 	if made, _ := b.Prepare(); made != 0 {
-		t.Errorf("%d threads are made where there is room for none", made)
+		t.Errorf("%d threads are created without room for any", made)
 	}
 	if b.Take(1, true) {
-		t.Error("a call is taken where no thread can be made")
+		t.Error("a call is accepted although no thread can be created")
 	}
 }
 
@@ -57,7 +57,7 @@ func TestNoRoom(t *testing.T) {
 func TestPrepare(t *testing.T) {
 	b := New()
 	if made, wanted := b.Prepare(); made != wanted {
-		t.Fatalf("%d of %d threads are made: is there a limit for this test?", made, wanted)
+		t.Fatalf("%d of %d threads were created: this test may have a limit", made, wanted)
 	}
 	before := own()
 	if before < prepared {

@@ -224,7 +224,7 @@ func TestEventsThatNobodyReads(t *testing.T) {
 	r.write("--dst", "absent", "--size", "1MiB", "--count", "40")
 	c := r.exact()
 	if c["events_lost"] == 0 {
-		t.Errorf("%d faults, and no event is lost: %v", c["faults"], c)
+		t.Errorf("%d faults, but no event is lost: %v", c["faults"], c)
 	}
 	if out := r.ctl("trace", "status", "--bpffs", r.dir); !strings.Contains(out, "nobody read these events") {
 		t.Errorf("it says\n%s", out)
@@ -244,7 +244,7 @@ func TestEventsThatNobodyReads(t *testing.T) {
 			t.Fatal(err)
 		}
 		if e.Node != 0 {
-			t.Fatalf("event %d is of a node that was not asked for: %+v", i, e)
+			t.Fatalf("event %d is of another node than requested: %+v", i, e)
 		}
 	}
 }
@@ -405,7 +405,7 @@ func TestForgedRecords(t *testing.T) {
 			for _, l := range list {
 				for _, none := range tt.none {
 					if l.Stage == none {
-						t.Errorf("%s is made of it: %+v", none, l)
+						t.Errorf("it produces the stage %s: %+v", none, l)
 					}
 				}
 				if l.Method != "unknown" && l.MaxNS > uint64(second) {

@@ -57,7 +57,7 @@ func TestDocsCommands(t *testing.T) {
 				r.write("--dst", "absent", "--count", "100")
 				r.exact()
 			} else if args[2] != "off" && strings.Count(out, "\n") < 2 {
-				t.Errorf("%s says %q", c, out)
+				t.Errorf("%s prints %q", c, out)
 			}
 			lacks(t, c, out, heads[c])
 		case args[0] == "bpftool", args[0] == "cat":
@@ -72,11 +72,11 @@ func TestDocsCommands(t *testing.T) {
 			}
 			lacks(t, c, string(out), heads[c])
 		default:
-			t.Errorf("what is %q", c)
+			t.Errorf("unknown command %q", c)
 		}
 	}
 	if list, err := filepath.Glob(filepath.Join(r.dir, "*")); err != nil || len(list) != 0 {
-		t.Errorf("left: %v %v", list, err)
+		t.Errorf("remaining pins: %v %v", list, err)
 	}
 }
 

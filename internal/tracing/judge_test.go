@@ -238,7 +238,7 @@ func (r *rig) beside(trouble string, args ...string) (b beside, line func() stri
 	return b, func() string {
 		line, err := bufio.NewReader(out).ReadString('\n')
 		if err != nil {
-			t.Fatalf("%s says nothing: %v", trouble, err)
+			t.Fatalf("%s prints nothing: %v", trouble, err)
 		}
 		return line
 	}
@@ -265,7 +265,7 @@ func processors(t *testing.T) (int, int) {
 		}
 	}
 	if len(list) < 2 {
-		t.Skip("one processor: what troubles the target cannot be kept off pfd's")
+		t.Skip("one processor: the target's trouble would run on pfd's processor")
 	}
 	return list[0], list[1]
 }
@@ -335,7 +335,7 @@ func TestJudges(t *testing.T) {
 	r := newRig(t)
 	soak := os.Getenv("PFD_SOAK") != ""
 	if !soak {
-		t.Log("not compared without PFD_SOAK=1 (make soak): for how long pfd is preempted, which needs a quiet machine")
+		t.Log("the preempted time is compared only with PFD_SOAK=1 (make soak): it needs a quiet machine")
 	}
 	// Other processes of the machine rarely preempt pfd.
 	group(t, r.pfd.Process.Pid, "cpu", preferred)
@@ -348,7 +348,7 @@ func TestJudges(t *testing.T) {
 	}
 	hog := r.judgeUntil(func(s spent) bool { return s["preempted"] != 0 }, "hog")
 	if hog["preempted"] == 0 {
-		t.Error("another process on pfd's processor is not seen")
+		t.Error("another process on pfd's processor is not detected")
 	}
 	for _, x := range []struct {
 		name, stage string // the stage in which it shows up; none: in neither

@@ -54,14 +54,14 @@ func TestOnAndOffUnderLoad(t *testing.T) {
 		r.ctl("trace", "on", "--bpffs", r.dir)
 		c := r.status().Counters
 		if most := r.since("exanet_faults_total"); c["faults"] > most {
-			t.Errorf("%d faults are counted, and pfd had %d", c["faults"], most)
+			t.Errorf("%d faults are counted, but pfd had %d", c["faults"], most)
 		}
 		if c["bad_records"] != 0 || c["unreadable"] != 0 {
 			t.Errorf("%v", c)
 		}
 		r.ctl("trace", "off", "--bpffs", r.dir)
 		if _, err := os.Lstat(r.dir); !errors.Is(err, os.ErrNotExist) {
-			t.Fatalf("%s is left: %v", r.dir, err)
+			t.Fatalf("%s still exists: %v", r.dir, err)
 		}
 	}
 	close(stop)
@@ -277,7 +277,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("trace on %v works", args)
 		}
 		if _, err := os.Lstat(r.dir); err == nil && len(args) > 0 {
-			t.Errorf("trace on %v leaves %s", args, r.dir)
+			t.Errorf("trace on %v leaves %s behind", args, r.dir)
 		}
 		return string(out)
 	}
@@ -285,11 +285,11 @@ func TestBadInput(t *testing.T) {
 		t.Helper()
 		for _, w := range words {
 			if !strings.Contains(got, w) {
-				t.Errorf("it says %q, want %q in it", got, w)
+				t.Errorf("output %q, want %q in it", got, w)
 			}
 		}
 		if strings.Count(strings.TrimSpace(got), "\n") > 0 {
-			t.Errorf("more than a line: %q", got)
+			t.Errorf("more than one line: %q", got)
 		}
 	}
 	want(on("--program", "/bin/true"), "no probe point", "it is not pfd")

@@ -65,7 +65,7 @@ func TestTracesItself(t *testing.T) {
 	r.start("--trace=" + dir)
 	end()
 	if err := probe.Off(dir); err != nil {
-		t.Errorf("tracing that exanetctl has begun: %v", err)
+		t.Errorf("tracing that exanetctl has started: %v", err)
 	}
 }
 

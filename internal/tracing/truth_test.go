@@ -87,7 +87,7 @@ func TestTruth(t *testing.T) {
 			r.sums(m, seen(c))
 			// pfd cannot see a page-in by another process.
 			if all := c["kernel_page_ins"] + c["kernel_missed"]; tt.p50 && (all < c["page_ins"] || 1000*c["kernel_missed"] > all) {
-				t.Errorf("of %d page-ins the kernel's part is known of %d, and missed of %d", c["page_ins"], c["kernel_page_ins"], c["kernel_missed"])
+				t.Errorf("of %d page-ins the kernel's part is known for %d and missing for %d", c["page_ins"], c["kernel_page_ins"], c["kernel_missed"])
 			}
 			if tt.p50 {
 				r.median(m, res.Latency.P50)
@@ -118,11 +118,11 @@ func (r *rig) follow() (seen func(counters map[string]uint64) []probe.Event) {
 		defer mu.Unlock()
 		return len(list)
 	}
-	r.until("the reader is there", func() bool { return r.status().Reader != 0 })
+	r.until("the reader has started", func() bool { return r.status().Reader != 0 })
 	return func(c map[string]uint64) []probe.Event {
 		r.t.Helper()
 		defer m.Close()
-		r.until("all events have come", func() bool {
+		r.until("all events have arrived", func() bool {
 			return uint64(length())+c["events_lost"] >= c["faults"]
 		})
 		cancel()
@@ -238,7 +238,7 @@ func TestOverrun(t *testing.T) {
 			return nil
 		})
 	}()
-	r.until("the reader is there", func() bool { return r.status().Reader != 0 })
+	r.until("the reader has started", func() bool { return r.status().Reader != 0 })
 	r.write("--dst", "absent", "--count", "7000")
 	c := r.exact()
 	if c["events_lost"] == 0 {

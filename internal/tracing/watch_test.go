@@ -91,12 +91,12 @@ func TestFilters(t *testing.T) {
 		{[]string{"--slower", "1us"}, func(e probe.Event) bool { return e.TotalNS >= 1000 }, []string{"--dst", "absent"}, nil},
 	} {
 		out, end := r.follows(append([]string{"trace", "faults", "-j", "--bpffs", r.dir}, tt.args...)...)
-		r.until("the reader is there", func() bool { return r.status().Reader != 0 })
+		r.until("the reader has started", func() bool { return r.status().Reader != 0 })
 		if tt.others != nil {
 			r.write(append(tt.others, "--count", "20")...)
 		}
 		r.write(append(tt.wanted, "--count", "20")...)
-		r.until("the wanted ones come", func() bool { return strings.Count(out.String(), "\n") >= 20 })
+		r.until("the matching faults arrive", func() bool { return strings.Count(out.String(), "\n") >= 20 })
 		end()
 		for line := range strings.Lines(out.String()) {
 			var e probe.Event
@@ -110,7 +110,7 @@ func TestFilters(t *testing.T) {
 	}
 	// No fault takes an hour.
 	out, end := r.follows("trace", "faults", "-j", "--slower", "1h", "--bpffs", r.dir)
-	r.until("the reader is there", func() bool { return r.status().Reader != 0 })
+	r.until("the reader has started", func() bool { return r.status().Reader != 0 })
 	r.write("--dst", "absent", "--count", "20")
 	r.exact()
 	end()

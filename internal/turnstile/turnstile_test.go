@@ -31,7 +31,7 @@ func TestLockInTurn(t *testing.T) {
 		}
 		for i, v := range order {
 			if i != v {
-				t.Fatalf("order %d, want as they came", order)
+				t.Fatalf("order %d, want the order of arrival", order)
 			}
 		}
 	})

@@ -68,7 +68,7 @@ func TestLongCommand(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	case <-time.After(2 * time.Minute):
-		t.Error("the command is waited for")
+		t.Error("the too long command is not refused at once")
 	}
 }
 
@@ -171,7 +171,7 @@ func TestHostGoes(t *testing.T) {
 	}
 	// The pipe to the command takes two messages, and one waits for room.
 	if n := taken.Load(); n > window+4 {
-		t.Errorf("the host has taken %d messages for a command that reads none: want %d and a few", n, window)
+		t.Errorf("the host has accepted %d messages for a command that reads none: want %d and a few", n, window)
 	}
 }
 
@@ -223,7 +223,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if m.Session == "" || m.Exec != nil && len(m.Exec.Args) == 0 {
-			t.Errorf("%q gives %+v", line, m)
+			t.Errorf("%q is decoded as %+v", line, m)
 		}
 	})
 }

@@ -104,7 +104,7 @@ func TestGenerated(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Errorf("%s is not what its sources make: run make generate", name)
+			t.Errorf("%s does not match its sources: run make generate", name)
 		}
 	}
 }

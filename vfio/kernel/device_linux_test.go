@@ -26,7 +26,7 @@ func fake(t *testing.T) *Device {
 	d.regions[RegionConfig] = region{size: 256, offset: 8192}
 	d.mmap(0)
 	if d.Bytes(0) == nil || d.Bytes(1) != nil {
-		t.Fatal("the first BAR is to be mapped, the second is not")
+		t.Fatal("the first BAR must be mapped, the second must not")
 	}
 	if err := d.pwrite(RegionConfig, configID, 4, 0xe4a01234); err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestAccessOutside(t *testing.T) {
 		}
 	}
 	if err := d.Err(); err != nil {
-		t.Errorf("the device is over: %v", err)
+		t.Errorf("the device has ended: %v", err)
 	}
 }
 

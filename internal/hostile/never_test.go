@@ -24,7 +24,7 @@ func TestMemoryThatNeverComes(t *testing.T) {
 		{"guard", "touch", device.StatusDecode, "guard"},
 		{"guard", "uffd", device.StatusDecode, "guard"},
 		{"secret", "gup", device.StatusMemory, "did not page it in"},
-		{"secret present", "gup", device.StatusDecode, "moves no bytes"},
+		{"secret present", "gup", device.StatusDecode, "the kernel cannot access it"},
 		{"empty hugetlb", "gup", device.StatusMemory, "did not page it in"},
 		{"empty hugetlb", "populate", device.StatusMemory, "the process: bad address"},
 		{"empty hugetlb", "touch", device.StatusMemory, "did not page it in"},

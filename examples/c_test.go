@@ -278,7 +278,7 @@ func TestFailures(t *testing.T) {
 		"read nothing":  {[]string{"read", client.Socket(), "0", "gup", "1", remote(p.args[0], 4, "0000000000001000"), "0"}, "status 2"},
 		"read another":  {[]string{"read", client.Socket(), "0", "gup", "1", remote(p.args[0], 3, "00000001"), "0"}, "status 5"},
 		"too much":      {[]string{"write", client.Socket(), "0", "gup", "4097", p.args[0], "0"}, "4097 bytes at offset 0 of 4096 exported bytes"},
-		"no remote":     {[]string{"write", client.Socket(), "0", "gup", "1", "exanet2:0", "0"}, "is no exanet2:NODE"},
+		"no remote":     {[]string{"write", client.Socket(), "0", "gup", "1", "exanet2:0", "0"}, "is not of the form exanet2:NODE"},
 		"no pfd":        {[]string{"target", client.Socket() + "x", "0", "gup", "1"}, "no pfd answers on"},
 		"usage":         {nil, "usage:"},
 		"other methods": {[]string{"target", client.Socket(), "0", "mlock", "1"}, "usage:"},

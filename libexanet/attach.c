@@ -72,8 +72,8 @@ static int message_send(int socket, const unsigned char *m, size_t size, int fd,
 	while ((n = sendmsg(socket, &msg, MSG_NOSIGNAL)) < 0 && errno == EINTR)
 		;
 	if (n < 0 && (errno == EPIPE || errno == ECONNRESET))
-		return fail(ENOTCONN, "to pfd: %m: it has closed the connection");
-	return n == (ssize_t)size ? 0 : fail(errno ? errno : EIO, "to pfd: %m");
+		return fail(ENOTCONN, "send to pfd: %m: it has closed the connection");
+	return n == (ssize_t)size ? 0 : fail(errno ? errno : EIO, "send to pfd: %m");
 }
 
 static void close_all(int *fds, int n)
@@ -102,7 +102,7 @@ ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int
 			*nfds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 			memcpy(fds, CMSG_DATA(c), *nfds * sizeof(int));
 		}
-	if (msg.msg_flags & MSG_CTRUNC && *nfds < MOST_FDS) {	/* there was room for the next one */
+	if (msg.msg_flags & MSG_CTRUNC && *nfds < MOST_FDS) {	/* there was room for another */
 		close_all(fds, *nfds);
 		*nfds = 0;
 		errno = EMFILE;
@@ -125,21 +125,21 @@ int helper_start(exanet *e, int *fds, int nfds)
 	int own = -1, null = -1, above = -1, result = 0;
 	if (nfds != 4) {
 		close_all(fds, nfds);
-		return fail(EPROTO, "pfd does not keep to the protocol: it asks for a memory helper with %d descriptors, want 4", nfds);
+		return fail(EPROTO, "pfd does not keep to the protocol: it asks for a memory helper with %d descriptors, not 4", nfds);
 	}
 	if (fstat(fds[0], &st) || !rule_program(st.st_uid, st.st_mode, geteuid(), e->trust, e->ntrust)) {
 		close_all(fds, nfds);
-		return fail(EPERM, "pfd asks for a memory helper whose program cannot be trusted: it belongs to uid %u and has mode %#o: want root's, this user's own or that of a user in exanet_options.trust, writable by nobody else",
+		return fail(EPERM, "pfd asks for a memory helper whose program cannot be trusted: it belongs to uid %u and has mode %#o: it must be root's, this user's own or that of a user in exanet_options.trust, writable by its owner only",
 			    st.st_uid, st.st_mode & 07777);
 	}
 	for (int i = 0; i < PROGRAM_FILES; i++)
 		program.files[i] = -1;
 	if ((own = syscall(SYS_pidfd_open, getpid(), 0)) < 0 || (null = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) {
-		result = fail(errno, "%s for pfd's memory helper: %m", own < 0 ? "pidfd_open" : "opening /dev/null");
+		result = fail(errno, "%s for pfd's memory helper: %m", own < 0 ? "pidfd_open" : "open /dev/null");
 		goto out;
 	}
 	const int from[] = { null, null, null, fds[1], fds[2], fds[3], own };
-	for (int i = 0; i < PROGRAM_KEEPER; i++)	/* all above the numbers that they get */
+	for (int i = 0; i < PROGRAM_KEEPER; i++)	/* all above the numbers of the program's own */
 		if ((program.files[i] = fcntl(from[i], F_DUPFD_CLOEXEC, PROGRAM_FILES)) < 0)
 			break;
 	if (program.files[PROGRAM_KEEPER - 1] < 0 || (above = fcntl(fds[0], F_DUPFD_CLOEXEC, PROGRAM_FILES)) < 0) {
@@ -164,7 +164,7 @@ out:
 	return result;
 }
 
-/* refusal takes what came instead of an answer. */
+/* refusal returns the error for a message that came instead of an answer. */
 static int refusal(const unsigned char *m, ssize_t n)
 {
 	static const int codes[] = { EIO, EPROTO, EPROTO, EOPNOTSUPP, ENODEV, EAGAIN, EDQUOT, EAGAIN, EPERM, EINVAL, EAGAIN, EIO, EINVAL };
@@ -185,8 +185,8 @@ static int refusal(const unsigned char *m, ssize_t n)
 	return fail(EPROTO, "pfd does not keep to the protocol");
 }
 
-/* answer takes pfd's next message of the handshake. Where pfd asks for a memory helper
- * first, it is started. */
+/* answer receives pfd's next message of the handshake. If pfd first asks for a memory helper, answer starts
+ * it. */
 static int answer(exanet *e, unsigned char *m, int type, ssize_t size, int *fds, int want)
 {
 	int nfds, error;
@@ -221,16 +221,16 @@ static int question(exanet *e, unsigned char *m, size_t size, int fd, int second
 	return result;
 }
 
-/* stranger reports whether a user serves the socket whom this process does not trust (1). */
+/* stranger reports whether a user that this process does not trust serves the socket (1). */
 static bool stranger(const exanet *e, const char *socket_path)
 {
 	struct stat st;
 	if (lstat(machine_directory, &st) || !S_ISDIR(st.st_mode))
-		st.st_uid = -1;	/* nobody's */
+		st.st_uid = -1;	/* no user's */
 	return !rule_server(e->pfd.uid, geteuid(), e->trust, e->ntrust, socket_path, st.st_uid);
 }
 
-/* unreached says why connect(2) failed with error, as sockets.Why does for Go. */
+/* unreached returns why connect(2) failed with error, as sockets.Why does for Go. */
 static int unreached(int error, const char *attach, const char *control)
 {
 	char dir[PATH_SIZE];
@@ -273,7 +273,7 @@ static int dial(exanet *e, const char *socket_path)
 	if (getsockopt(e->socket, SOL_SOCKET, SO_PEERCRED, &e->pfd, &len))
 		return fail(errno, "SO_PEERCRED: %m");
 	if (stranger(e, path))
-		return fail(EPERM, "%s: another user serves the socket: uid %u would reach the memory of this process: name it (exanet_options.trust) if it may", addr.sun_path, e->pfd.uid);
+		return fail(EPERM, "%s: another user serves the socket: uid %u would access the memory of this process: name it (exanet_options.trust) if it may", addr.sun_path, e->pfd.uid);
 	const struct timeval patience = { .tv_sec = 10 };	/* pfd answers within 5 s */
 	setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
 	return 0;
@@ -301,10 +301,10 @@ static int hello(exanet *e, const struct exanet_options *o)
 	return message_send(e->socket, m, HELLO_SIZE, -1, -1);
 }
 
-/* watch makes a userfaultfd of a range that is shared (8): pfd learns by it when the range is unmapped,
- * and fills its missing pages with method gup. Nothing is protected: what the process touches is the
- * kernel's. The process keeps none: with the last copy, pfd's, the range is registered no more. -1: this
- * kernel or a filter has none, the range has another, or too many threads share at this moment. */
+/* watch opens a userfaultfd of a range that is shared (8): through it pfd learns when the range is unmapped,
+ * and fills its missing pages with method gup. Nothing is protected, so the kernel serves the process's own
+ * accesses. The process keeps no copy: when pfd closes its own, the last, the registration ends. -1: this
+ * kernel or a filter has none, the range is registered with another, or too many threads share memory now. */
 static int watch(void *address, size_t size)
 {
 	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_UNMAP };
@@ -337,10 +337,10 @@ static int handshake(exanet *e, const struct exanet_options *o)
 	if (!right)
 		return fail(EPROTO, "pfd does not keep to the protocol");
 	if (pages == MAP_FAILED)
-		return fail(errno, "mapping the attachment's memory: %m");
+		return fail(errno, "map the attachment's memory: %m");
 	e->pages = pages;
 	if (madvise(pages, MEMORY, MADV_DONTFORK))
-		return fail(errno, "keeping the attachment's memory from children: %m");
+		return fail(errno, "keep the attachment's memory from children: %m");
 	message(m, MAPPED, HEADER);	/* pfd may seal it now */
 	if ((error = message_send(e->socket, m, HEADER, keeper_pidfd(e->keeper), -1)) || (error = answer(e, m, WELCOME, WELCOME_SIZE, fds, 0)))
 		return error;
@@ -355,8 +355,8 @@ static int handshake(exanet *e, const struct exanet_options *o)
 	return 0;
 }
 
-/* time_offset returns what this time namespace adds to CLOCK_MONOTONIC, ns (time_namespaces(7)):
-   stamps are compared with those of processes in others, and with the kernel's. */
+/* time_offset returns what this time namespace adds to CLOCK_MONOTONIC, ns (time_namespaces(7)): stamps are
+ * compared with those of processes in others, and with the kernel's. */
 static int64_t time_offset(void)
 {
 	FILE *f = fopen("/proc/self/timens_offsets", "re");
@@ -399,20 +399,20 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	pthread_mutex_init(&e->serving, NULL);
 	int error = handshake(e, o ? o : &none);
 	if (!error && (e->info.method == EXANET_TOUCH || e->info.method == EXANET_POPULATE)) {
-		/* No pipe: to close its end would not wake the threads where a child has a copy of it. The
-		 * program's signals are none of theirs. */
+		/* Not a pipe: closing its end would not wake the threads if a child has a copy of it. The
+		 * threads block the program's signals. */
 		sigset_t all, old;
 		sigfillset(&all);
 		e->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 		pthread_sigmask(SIG_SETMASK, &all, &old);
 		pthread_mutex_lock(&e->serving);	/* the thread may start another one */
 		if (e->stop < 0 || (errno = start_server(e)))
-			error = fail(errno, "the thread that brings pages in: %m%s", errno == EAGAIN ? ": out of processes or of memory (ulimit -u, -v, -d; pids.max)" : "");
+			error = fail(errno, "the page-fault thread: %m%s", errno == EAGAIN ? ": out of processes or of memory (ulimit -u, -v, -d; pids.max)" : "");
 		pthread_mutex_unlock(&e->serving);
 		pthread_sigmask(SIG_SETMASK, &old, NULL);
 	}
 	if (error) {
-		char why[sizeof text];	/* closing may overwrite it */
+		char why[sizeof text];	/* exanet_close may overwrite it */
 		memcpy(why, text, sizeof why);
 		exanet_close(e);
 		memcpy(text, why, sizeof text);
@@ -424,7 +424,7 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	return 0;
 }
 
-/* remember_private keeps that memory of exanet_alloc is not shared: 0, or -ENOMEM. */
+/* remember_private records that memory of exanet_alloc is not shared: 0, or -ENOMEM. */
 static int remember_private(exanet *e, void *address)
 {
 	struct private *p = malloc(sizeof *p);
@@ -438,7 +438,7 @@ static int remember_private(exanet *e, void *address)
 	return 0;
 }
 
-/* forget_private reports whether memory is such, and forgets it. */
+/* forget_private reports whether memory is recorded as private, and removes the record. */
 static bool forget_private(exanet *e, const void *address)
 {
 	pthread_mutex_lock(&e->messages);
@@ -453,7 +453,7 @@ static bool forget_private(exanet *e, const void *address)
 	return found;
 }
 
-/* release frees what no other process has of an attachment, and that itself. */
+/* release frees the parts of an attachment that no other process has, and the attachment itself. */
 static void release(exanet *e)
 {
 	for (struct private *p; (p = e->private); free(p))
@@ -462,7 +462,7 @@ static void release(exanet *e)
 	free(e);
 }
 
-/* release_copy releases what a child made by fork has of an attachment. It ends nothing of the parent's. */
+/* release_copy releases a forked child's copy of an attachment. It ends nothing of the parent's. */
 static void release_copy(exanet *e)
 {
 	const int all[] = { e->socket, e->eventfd, e->netlink, e->stop };
@@ -476,7 +476,7 @@ static void release_copy(exanet *e)
 	release(e);
 }
 
-/* joined waits for a thread's end, and reports whether it came before end. pthread_timedjoin_np goes by the
+/* joined waits for a thread's end, and reports whether it ended before end. pthread_timedjoin_np uses the
  * time of day, which may be set, and thread sanitizers do not know pthread_clockjoin_np. */
 static bool joined(pthread_t thread, int64_t end)
 {
@@ -500,19 +500,19 @@ int exanet_close(exanet *e)
 		return 0;
 	}
 	if (e->info.pdid) {	/* attached: after ENDED nothing is in flight */
-		const struct timeval patience = { .tv_sec = 2 };	/* as package rdma: memory that hangs holds it up */
+		const struct timeval patience = { .tv_sec = 2 };	/* as package rdma: memory that hangs delays it */
 		setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
 		shutdown(e->socket, SHUT_WR);
 		while (!confirmed && (n = message_receive(e->socket, m, sizeof m, fds, &nfds)) > 0) {
 			close_all(fds, nfds);
 			confirmed = n >= HEADER && get(m, 2) == ENDED;
 		}
-		/* pfd is gone, and its device with it; reset: it had not read all */
+		/* pfd has ended, and its device; a reset: it had unread messages */
 		confirmed = confirmed || n == 0 || (n < 0 && errno == ECONNRESET);
 	}
 	if (e->stop >= 0) {
 		const uint64_t one = 1;
-		shutdown(e->socket, SHUT_RDWR);	/* gone for the threads, too: they may wait for a pfd that takes nothing */
+		shutdown(e->socket, SHUT_RDWR);	/* wakes threads that wait for a pfd that reads nothing */
 		pthread_mutex_lock(&e->serving);
 		const unsigned servers = e->nservers;
 		e->nservers = 0;
@@ -531,13 +531,13 @@ int exanet_close(exanet *e)
 	for (size_t i = 0; i < sizeof all / sizeof all[0] && !sleeps; i++)
 		if (all[i] >= 0)
 			close(all[i]);
-	const bool helped = keeper_end_helper(e->lent, 5000);	/* it is killed: less where no processor is free would be untrue */
+	const bool helped = keeper_end_helper(e->lent, 5000);	/* it is killed: a shorter wait could fail for want of a processor */
 	keeper_end(e->lent);
 	keeper_end(e->keeper);
 	bool attached = e->info.pdid;
 	if (e->words)
 		munmap(e->words, 4096);
-	if (sleeps)	/* in a page that does not come: what the thread uses when it wakes stays */
+	if (sleeps)	/* in a page that never arrives: keep what the thread uses when it wakes */
 		goto out;
 	if (e->pages)
 		munmap(e->pages, MEMORY);
@@ -547,8 +547,8 @@ int exanet_close(exanet *e)
 	release(e);
 out:
 	if (!helped)
-		return fail(ETIMEDOUT, "pfd's memory helper is killed and waits for a page of this process that does not come: it may still reach memory of this process");
-	return !attached || confirmed ? 0 : fail(ETIMEDOUT, "pfd did not confirm the end of the attachment: it may still reach memory of this process");
+		return fail(ETIMEDOUT, "pfd's memory helper is killed and waits for a page of this process that is not paged in: it may still access memory of this process");
+	return !attached || confirmed ? 0 : fail(ETIMEDOUT, "pfd did not confirm the end of the attachment: it may still access memory of this process");
 }
 
 void exanet_get_info(const exanet *e, struct exanet_info *info)
@@ -577,9 +577,9 @@ static int bounds(exanet *e, int type, void *address, size_t size, int fd)
 	return question(e, m, sizeof m, fd, -1);
 }
 
-/* sooner is the result of a request that makes the way to memory shorter. A device that sees
- * all memory does without: an older pfd need not take it. Memory that is refused (code 12) has another
- * share in the way, which transfers would reach. */
+/* sooner returns the result of a request that only makes access to memory faster. A device that sees all
+ * memory does not need it, and an older pfd need not support it. Memory that is refused with code 12
+ * overlaps another share, which transfers would access. */
 static int sooner(const exanet *e, int error) { return e->info.sva && error != -ENOTCONN && error != -EINVAL ? 0 : error; }
 
 int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset, int writable)
@@ -592,7 +592,7 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	put(m + 72, 8, (uintptr_t)address);
 	put(m + 80, 8, size);
 	put(m + 88, 8, offset);
-	/* Without sva method uffd registers it, and the kernel takes one userfaultfd. */
+	/* Without sva method uffd registers the memory itself, and the kernel accepts one userfaultfd. */
 	const bool may = (e->info.sva || e->info.method != EXANET_UFFD) && !(e->flags & EXANET_NO_USERFAULTFD);
 	const int watched = may ? watch(address, size) : -1;
 	put(m + 96, 4, (writable ? 1 : 0) | (watched < 0 ? 0 : 2));
@@ -601,7 +601,7 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 		if (error)
 			uffd_unregister(watched, address, size);
 		uffd_close(watched);
-		/* An older pfd does not read what a userfaultfd reports, and an munmap would wait for that. */
+		/* An older pfd does not read a userfaultfd's events, and an munmap would wait for that. */
 		if (error == -EPROTO) {
 			put(m + 96, 4, writable ? 1 : 0);
 			error = question(e, m, sizeof m, fd, -1);
@@ -609,7 +609,7 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	}
 	error = sooner(e, error);
 	if (!error && !(e->flags & EXANET_DUMP))
-		madvise(address, size, MADV_DONTDUMP);	/* a dump would bring all of it in */
+		madvise(address, size, MADV_DONTDUMP);	/* a dump would page in all of it */
 	return error;
 }
 
@@ -634,15 +634,15 @@ int exanet_register(exanet *e, void *address, size_t size)
 		return refuse_child(e);
 	if (e->info.method != EXANET_UFFD)
 		return fail(EINVAL, "exanet_register is for method uffd: attach with it");
-	/* In a kernel without write-protect faults (arm64 before 6.10) missing pages wait for pfd, if the right is there
-	 * those of system calls, too. */
+	/* On a kernel without write-protect faults (arm64 before 6.10) missing pages wait for pfd, with the
+	 * privilege also those of system calls. */
 	int fd = uffd_open(0);
 	if (fd < 0)
 		fd = uffd_open(UFFD_USER_MODE_ONLY);
 	if (fd < 0 && errno == EAGAIN)
 		return fail(EAGAIN, "userfaultfd: too many threads register memory at this moment: try again");
 	if (fd < 0)
-		return fail(errno, "userfaultfd: %m: a seccomp filter or a security module refuses it, as Docker's default profile does: attach with another method, as EXANET_GUP, or allow userfaultfd there");
+		return fail(errno, "userfaultfd: %m: a seccomp filter or a security module refuses it, as Docker's default profile does: attach with another method, such as EXANET_GUP, or allow userfaultfd there");
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register r = { .range = { (uintptr_t)address, size }, .mode = UFFDIO_REGISTER_MODE_WP };
 	int error = ioctl(fd, UFFDIO_API, &api);
@@ -652,7 +652,7 @@ int exanet_register(exanet *e, void *address, size_t size)
 	}
 	int result;
 	if (error)
-		result = fail(errno, "registering %zu bytes at %p with a userfaultfd: %m", size, address);
+		result = fail(errno, "register %zu bytes at %p with a userfaultfd: %m", size, address);
 	else if ((result = bounds(e, REGISTER, address, size, fd)))
 		uffd_unregister(fd, address, size);
 	uffd_close(fd);
@@ -663,12 +663,12 @@ int exanet_unregister(exanet *e, void *address, size_t size) { return bounds(e, 
 
 static size_t whole(size_t size) { return (size + 4095) & ~(size_t)4095; }
 
-/* unshared tells whether memory of exanet_alloc is the process's alone: pfd fills its missing
- * pages, and the device needs no more. */
+/* unshared reports whether memory of exanet_alloc is private: pfd fills its missing pages, and the device
+ * needs no share. */
 static bool unshared(const exanet *e) { return e->info.sva && e->info.method == EXANET_UFFD; }
 
-/* make_memory makes a file of memory as exanet_share needs it. Where the limit of file sizes is lower the kernel would
- * send SIGXFSZ. */
+/* make_memory creates a memfd for exanet_share. It checks the limit of file sizes first, because the kernel
+ * would send SIGXFSZ. */
 static int make_memory(size_t size)
 {
 	struct rlimit files;
@@ -702,7 +702,8 @@ void *exanet_alloc(exanet *e, size_t size)
 		fail(EINVAL, "a buffer of 0 bytes");
 		return NULL;
 	}
-	/* Without a memfd, by a limit or a filter, a device with sva reaches the memory all the same, though later. */
+	/* Without a memfd, by a limit or a filter, a device with sva still accesses the memory, only more
+	 * slowly. */
 	if (!unshared(e) && (fd = make_memory(size)) < 0 && !e->info.sva)
 		return NULL;
 	p = mmap(NULL, size, PROT_READ | PROT_WRITE, (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, 0);
@@ -710,7 +711,7 @@ void *exanet_alloc(exanet *e, size_t size)
 		fail(errno, "a buffer of %zu bytes: %m", size);
 		p = NULL;
 	} else if (fd >= 0) {
-		forget_private(e, p);	/* the caller unmapped it by itself */
+		forget_private(e, p);	/* the caller unmapped it itself */
 		error = exanet_share(e, p, size, fd, 0, 1);
 	} else if (!unshared(e)) {
 		error = remember_private(e, p);
@@ -732,16 +733,16 @@ int exanet_free(exanet *e, void *p, size_t size)
 {
 	UNCANCELLED;
 	if (inherited(e))
-		return munmap(p, whole(size)) ? fail(errno, "freeing a buffer: %m") : 0;
+		return munmap(p, whole(size)) ? fail(errno, "free a buffer: %m") : 0;
 	int error = e->info.method == EXANET_UFFD ? exanet_unregister(e, p, whole(size)) : 0;
 	if (!error && !unshared(e) && !forget_private(e, p))
 		error = exanet_unshare(e, p, whole(size));
-	if (error && error != -ENOTCONN)	/* an attachment that is over has taken it back already */
+	if (error && error != -ENOTCONN)	/* an attachment that has ended no longer shares it */
 		return error;
-	return munmap(p, whole(size)) ? fail(errno, "freeing a buffer: %m") : 0;
+	return munmap(p, whole(size)) ? fail(errno, "free a buffer: %m") : 0;
 }
 
-/* make_words makes the memory of reads' completion words, under the lock. */
+/* make_words allocates the completion words of reads, under the lock. */
 int make_words(exanet *e)
 {
 	if (e->words)

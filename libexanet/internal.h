@@ -1,4 +1,4 @@
-/* What the parts of libexanet share. The numbers in comments are docs/attach.md's sections. */
+/* Declarations shared by the parts of libexanet. Numbers in comments are sections of docs/attach.md. */
 #ifndef EXANET_INTERNAL_H
 #define EXANET_INTERNAL_H
 
@@ -45,23 +45,23 @@ struct read {
 	uint16_t tag;
 	uint32_t use, node;
 	uint64_t last, words[7];
-	int64_t due, pause;	/* ns: when it is asked for again */
+	int64_t due, pause;	/* ns: when it is requested again */
 };
 
-/* A page-fault thread. A message wakes one that is idle, the first one if it is; where none is left
- * idle another is started, so that a page that does not come costs itself alone. */
+/* A page-fault thread. A message wakes an idle one, the first one if it is idle. If none is left idle,
+ * another is started, so that a page that never arrives delays only itself. */
 enum { SERVERS = 8 };
 struct server {
 	exanet *e;
 	pthread_t thread;
 	int epoll;
-	uint64_t page;		/* number of the page that it brings in, 0 idle */
+	uint64_t page;		/* number of the page that it pages in, 0: idle */
 	int64_t since;
 };
 
 struct exanet {
-	pthread_mutex_t lock;	/* guards channels, reads, and the packetizer's two channels that callers use */
-	pthread_mutex_t messages;	/* one question on the socket at a time */
+	pthread_mutex_t lock;	/* guards channels, reads, and the callers' two packetizer channels */
+	pthread_mutex_t messages;	/* one request on the socket at a time */
 	struct keeper *keeper, *lent;	/* for pfd, for the helper */
 	uint32_t *own;		/* a page that fork empties: 1 in the process that attached, 0 in its children */
 	struct private *private;	/* under messages: memory of exanet_alloc that could not be shared */
@@ -71,24 +71,24 @@ struct exanet {
 	unsigned char *pages;
 	struct ucred pfd;
 	uint32_t pfd_port;
-	pid_t pfd_pid;		/* as pfd has it, and its fault messages: SO_PEERCRED gives another in another pid namespace */
+	pid_t pfd_pid;		/* in pfd's own namespace, as in its fault messages: SO_PEERCRED returns another in another pid namespace */
 	struct exanet_info info;
 	int stop;		/* an eventfd that ends the page-fault threads */
 	unsigned flags;		/* of the options */
 	pthread_mutex_t serving;	/* guards servers, and their packetizer channel */
-	unsigned nservers;	/* 0: none, and none is started any more */
+	unsigned nservers;	/* 0: none, and no more are started */
 	struct server servers[SERVERS];
 	uint32_t use[CHANNELS];
 	uint32_t busy;		/* channels with a transfer of ours */
 	struct read reads[READS];
-	struct read *asking;	/* whose request stands in the packetizer, or went last */
+	struct read *asking;	/* the read whose request is in the packetizer or was sent last */
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	int64_t time_offset;	/* of CLOCK_MONOTONIC in the time namespace, ns */
 	uint64_t last;
-	uint64_t looked;	/* when gone looked at the socket: a pfd that was killed leaves no word in the memory */
+	uint64_t looked;	/* when gone checked the socket: a killed pfd writes nothing to the memory */
 };
 
-/* Every access to a word of the memory is one atomic access of its width (3). */
+/* Each access to a word of the memory is one atomic access of its width (3). */
 static inline uint32_t load32(const void *p) { return __atomic_load_n((const uint32_t *)p, __ATOMIC_SEQ_CST); }
 static inline uint64_t load64(const void *p) { return __atomic_load_n((const uint64_t *)p, __ATOMIC_SEQ_CST); }
 static inline void store32(void *p, uint32_t v) { __atomic_store_n((uint32_t *)p, v, __ATOMIC_SEQ_CST); }
@@ -118,57 +118,59 @@ static inline int cancel_never(void)
 
 static inline void cancel_as_before(int *before) { pthread_setcancelstate(*before, NULL); }
 
-/* In a function: a thread that is cancelled there ends when it has returned, and holds no lock then. */
+/* In a function: a thread that is cancelled there ends after the function has returned, and holds no lock. */
 #define UNCANCELLED __attribute__((cleanup(cancel_as_before))) int cancel_before = cancel_never()
 
-/* fail keeps the text for exanet_error and gives -code. */
+/* fail stores the text for exanet_error and returns -code. */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* inherited reports whether this is a child that the process made by fork. The attachment is the parent's: nothing of
- * it may be touched, and its pages are not mapped here. */
+/* inherited reports whether this process is a forked child of the one that attached. The attachment is the
+ * parent's: the child must not use it, and its pages are not mapped here. */
 static inline bool inherited(const exanet *e) { return !load32(e->own); }
-/* refuse_child gives 0, or -EPERM in such a child. */
+/* refuse_child returns 0, or -EPERM in such a child. */
 static inline int refuse_child(const exanet *e)
 {
 	return inherited(e) ? fail(EPERM, "the attachment is that of the process that forked this one: attach here") : 0;
 }
 
-enum { PATH_SIZE = 256 };	/* a socket's path has 107 bytes at most; a caller's stack may be small */
+enum { PATH_SIZE = 256 };	/* a socket's path has at most 107 bytes; a caller's stack may be small */
 extern const char machine_directory[];
 
-/* Rules that package rdma has, too. rule_find finds the control socket of a client that names none:
- * each directory of RUNTIME_DIRECTORY, then, not for root, XDG_RUNTIME_DIR, then the machine's, the
- * first where something exists; else the one that a pfd would make. false: there is none. */
+/* Rules that package rdma has, too. rule_find returns the control socket of a client that names none: the
+ * first that exists in the directories of RUNTIME_DIRECTORY, in XDG_RUNTIME_DIR (not for root) and in the
+ * machine's directory; else the one that a pfd would create. false: there is none. */
 bool rule_find(char *path, size_t size, uid_t euid, const char *runtime, const char *user, bool (*exists)(const char *));
-/* Whether two user ids are surely one user. */
+/* rule_same reports whether two user ids certainly mean one user. */
 bool rule_same(uid_t a, uid_t b);
-/* Whether what user uid serves may have this process's memory. owner: of machine_directory. */
+/* rule_server reports whether a server of user uid may access this process's memory. owner is the owner of
+ * machine_directory. */
 bool rule_server(uid_t uid, uid_t euid, const uint32_t *trust, unsigned ntrust, const char *socket, uid_t owner);
-/* Whether a memory helper's program is executed. */
+/* rule_program reports whether a memory helper's program may be executed. */
 bool rule_program(uid_t owner, mode_t mode, uid_t euid, const uint32_t *trust, unsigned ntrust);
 
-/* A program that a keeper starts as its own child: it gets files as its descriptors 0, 1, ... */
-enum { PROGRAM_KEEPER = 7, PROGRAM_FILES = 8 };	/* PROGRAM_KEEPER: a pidfd of the keeper, which it makes itself */
+/* A program that a keeper starts as its own child, with files as its descriptors 0, 1, ... */
+enum { PROGRAM_KEEPER = 7, PROGRAM_FILES = 8 };	/* PROGRAM_KEEPER: a pidfd of the keeper, which the keeper opens */
 struct program {
 	char path[32];
 	int files[PROGRAM_FILES];	/* each PROGRAM_FILES or more */
 };
-/* Makes a keeper, which starts program where it is not NULL. NULL: *why is a negative errno, fail has the text. */
+/* keeper_make creates a keeper, which starts program unless that is NULL. NULL: *why is a negative errno,
+ * and fail has the text. */
 struct keeper *keeper_make(pid_t ptracer, struct program *program, int *why);
-/* Ends what the keeper has started, and reports whether it has ended in time. */
+/* keeper_end_helper kills the keeper's child and reports whether it has ended in time. */
 bool keeper_end_helper(struct keeper *, int ms);
 void keeper_end(struct keeper *);
-/* Releases what a child made by fork has of a keeper. */
+/* keeper_forget releases a forked child's copy of a keeper. */
 void keeper_forget(struct keeper *);
 int keeper_pidfd(const struct keeper *);
 const unsigned char *keeper_proof(const struct keeper *);
 
-/* uffd_open makes a userfaultfd, non-blocking, that no child made by fork gets until uffd_close closes it. -1 and errno;
- * EAGAIN: too many threads have one at this moment. uffd_prepare has the first one made sooner. */
+/* uffd_open opens a non-blocking userfaultfd that no forked child keeps, until uffd_close closes it. -1 and
+ * errno; EAGAIN: too many threads have one now. uffd_prepare does the first one's setup earlier. */
 void uffd_prepare(void);
 int uffd_open(int flags);
 void uffd_close(int fd);
-/* uffd_unregister ends a registration for who has a copy of the descriptor, too. */
+/* uffd_unregister ends a registration for every copy of the descriptor. */
 void uffd_unregister(int fd, void *address, size_t size);
 
 int helper_start(exanet *, int *fds, int nfds);
@@ -176,15 +178,15 @@ int helper_start(exanet *, int *fds, int nfds);
 void message(unsigned char *m, int type, int size);
 ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int *nfds);
 
-/* start_server starts a page-fault thread, under serving: 0, or an errno. */
+/* start_server starts a page-fault thread, with serving held: 0, or an errno. */
 int start_server(exanet *);
 void kick(exanet *);
 bool gone(exanet *);
-/* Sleeps until EVENT is not what it was, or a time is over (ns). */
+/* wait_event sleeps until EVENT is not was, or for ns. */
 void wait_event(exanet *, uint32_t was, int64_t ns);
 int64_t now(void);
-/* Sleeps for a pause (ns, below a second) and makes it longer by a quarter, up to most: a wait for
- * another that looks again after each pause lasts a quarter longer than it must. */
+/* rest sleeps for a pause (ns, below a second) and lengthens it by a quarter, up to most: a wait that checks
+ * after each pause lasts at most a quarter too long. */
 void rest(int64_t *pause, int64_t most);
 int make_words(exanet *);
 

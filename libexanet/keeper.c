@@ -31,10 +31,10 @@
 #endif
 
 struct keeper {
-	_Alignas(16) unsigned char stack[8192], second[4096];	/* second: of what executes the program */
+	_Alignas(16) unsigned char stack[8192], second[4096];	/* second: of the task that executes the program */
 	int pid, pidfd, hold;	/* hold: a file that this process has locked */
 	int helper;		/* a pidfd, or -1 */
-	const struct program *program;	/* that the keeper starts, or NULL */
+	const struct program *program;	/* for the keeper to start, or NULL */
 	int32_t started;	/* its pid, or a negative errno; 0: not yet */
 	uint32_t adopted;	/* 1 once this process has a pidfd of it */
 	int ptracer;
@@ -44,7 +44,7 @@ struct keeper {
 	_Alignas(4096) unsigned char absent[4096];	/* the page after the proof's, which stays absent (9) */
 };
 
-/* call is syscall(2), but leaves errno alone: it is that of the thread which made the keeper. */
+/* call is syscall(2), but leaves errno alone, which belongs to the thread that made the keeper. */
 static inline long call4(long number, long a, long b, long c, long fourth)
 {
 #if defined __x86_64__
@@ -60,13 +60,13 @@ static inline long call4(long number, long a, long b, long c, long fourth)
 
 static inline long call(long number, long a, long b, long c) { return call4(number, a, b, c, 0); }
 
-#define RAW __attribute__((no_sanitize("address", "thread", "undefined")))	/* nothing that uses a thread's memory */
+#define RAW __attribute__((no_sanitize("address", "thread", "undefined")))	/* no code that uses a thread's memory */
 
 static long start(struct keeper *k, long flags, unsigned char *top, int *pidfd, void (*run)(struct keeper *));
 
 static const struct flock whole = { .l_type = F_WRLCK };
 
-/* execute is what the keeper starts, until it executes the program. The keeper waits meanwhile (CLONE_VFORK). */
+/* execute is the keeper's child until it executes the program. The keeper waits meanwhile (CLONE_VFORK). */
 RAW __attribute__((noreturn)) static void execute(struct keeper *k)
 {
 	static char *const argv[] = { "pfd", "memory-helper", NULL }, *const env[] = { NULL };
@@ -93,13 +93,14 @@ RAW static inline void action(int signal, long handler)
 	call4(SYS_rt_sigaction, signal, (long)as, 0, sizeof(uint64_t));
 }
 
-/* launch starts the program as a child of the keeper: no wait of the process meets it. Nobody reaps it before the
- * process has a pidfd of it, and then the kernel does. A negative errno; 0: it runs. */
+/* launch starts the program as a child of the keeper, so that no wait of the process returns it. Nothing
+ * reaps the child before the process has a pidfd of it; then the kernel does. It returns a negative errno,
+ * or 0: it runs. */
 RAW static long launch(struct keeper *k)
 {
 	static const struct timespec pause = { .tv_nsec = 50000000 };
 	struct program *p = (struct program *)k->program;
-	for (int i = 1; i <= 64; i++)	/* no handler of the process may run here, nor in what is started */
+	for (int i = 1; i <= 64; i++)	/* no handler of the process may run here or in the child */
 		action(i, (long)SIG_DFL);
 	long fd = call(SYS_pidfd_open, call(SYS_getpid, 0, 0, 0), 0, 0);
 	if (fd >= 0)
@@ -113,7 +114,7 @@ RAW static long launch(struct keeper *k)
 	__atomic_store_n(&k->started, pid, __ATOMIC_SEQ_CST);
 	while (!load32(&k->adopted)) {
 		if (!call(SYS_fcntl, k->hold, F_SETLK, (long)&whole))
-			return -ESRCH;	/* the process has left its memory */
+			return -ESRCH;	/* the process has another address space now */
 		call4(SYS_futex, (long)&k->adopted, FUTEX_WAIT, 0, (long)&pause);
 	}
 	action(SIGCHLD, (long)SIG_IGN);
@@ -121,7 +122,7 @@ RAW static long launch(struct keeper *k)
 	return 0;
 }
 
-/* keep is the keeper: system calls alone. No compiler may add anything that uses a thread's memory. */
+/* keep is the keeper. It makes only system calls, and no compiler may add code that uses a thread's memory. */
 __attribute__((noreturn, no_sanitize("address", "thread", "undefined")))
 static void keep(struct keeper *k)
 {
@@ -161,8 +162,8 @@ out:
 		call(SYS_exit, -error, 0, 0);
 }
 
-/* start makes a task by the system call itself: the C library's clone may be another's, a
- * sanitizer's for one, that runs its own code in the child. The pid, or a negative errno. */
+/* start creates a task by the system call itself, because a sanitizer may replace the C library's clone with
+ * one that runs its own code in the child. It returns the pid, or a negative errno. */
 __attribute__((no_sanitize("address", "thread", "undefined"), noinline))
 static long start(struct keeper *k, long flags, unsigned char *top, int *pidfd, void (*run)(struct keeper *))
 {
@@ -199,8 +200,7 @@ static long start_keeper(struct keeper *k)
 	return start(k, CLONE_VM | CLONE_PIDFD, k->stack + sizeof k->stack, &k->pidfd, keep);
 }
 
-/* valgrind ends a program that makes a task like this. It does not see what it does not
- * simulate. */
+/* valgrind ends a program that creates a task like this. It does not see code that it does not simulate. */
 #if __has_include(<valgrind/valgrind.h>)
 static long unseen(long thread, struct keeper *k)
 {
@@ -212,7 +212,7 @@ static long unseen(long thread, struct keeper *k)
 #define VALGRIND_NON_SIMD_CALL1(function, keeper) 0
 #endif
 
-/* ended waits for the keeper's end: why it ended is its status. */
+/* ended waits for the keeper's end; its exit status is the errno. */
 static int ended(struct keeper *k, int options)
 {
 	int status = 0, pid;
@@ -226,10 +226,10 @@ static int ended(struct keeper *k, int options)
 	return fail(error == EMFILE ? EMFILE : EPERM, "a keeper cannot be bound: %s: %s", k->failed ? k->failed : "it ended", strerror(error));
 }
 
-/* How long a keeper may take (ns): the first one, and twice as long each that comes after. */
+/* How long a keeper may take (ns): the first one, then twice as long for each further one. */
 enum { READY_FIRST = 100000000, READY_MOST = 1600000000, READY_PAUSE = 20000, READY_PAUSE_MOST = 1000000 };
 
-/* ready waits until the keeper can do nothing any more: 0, or a negative errno; -EAGAIN: not in time. */
+/* ready waits until the keeper's seccomp filter is in place: 0, or a negative errno; -EAGAIN: not in time. */
 static int ready(struct keeper *k, int64_t limit)
 {
 	const int64_t end = now() + limit;
@@ -243,7 +243,7 @@ static int ready(struct keeper *k, int64_t limit)
 	return 0;
 }
 
-/* adopt takes a pidfd of what the keeper has started, and lets the keeper go on: 0, or a negative errno. */
+/* adopt opens a pidfd of the keeper's child, and lets the keeper continue: 0, or a negative errno. */
 static int adopt(struct keeper *k)
 {
 	int error;
@@ -252,8 +252,8 @@ static int adopt(struct keeper *k)
 			return error;
 	k->helper = syscall(SYS_pidfd_open, k->started, 0);
 	if (k->helper < 0) {
-		error = fail(errno, "watching pfd's memory helper: pidfd_open: %m");
-		kill(k->started, SIGKILL);	/* the number is its own until the keeper goes on or ends */
+		error = fail(errno, "watch pfd's memory helper: pidfd_open: %m");
+		kill(k->started, SIGKILL);	/* the number is the child's until the keeper continues or ends */
 		return error;
 	}
 	store32(&k->adopted, 1);
@@ -275,7 +275,7 @@ bool keeper_end_helper(struct keeper *k, int ms)
 	return n > 0;
 }
 
-/* make makes a keeper that is ready in time, or gives NULL and why. */
+/* make creates a keeper that is ready in time, or returns NULL and why. */
 static struct keeper *make(pid_t ptracer, struct program *program, int64_t limit, int *why)
 {
 	int ends[2] = { -1, -1 };
@@ -286,14 +286,14 @@ static struct keeper *make(pid_t ptracer, struct program *program, int64_t limit
 		*why = fail(errno, "memory for a keeper: %m");
 		return NULL;
 	}
-	/* A mapping of its own, so that no huge page brings it in, and without the page that
-	 * mlockall(2) has brought in: what fails here matters where kcmp(2) is refused only. */
+	/* A separate mapping, so that no huge page covers it, and without the page that mlockall(2) has
+	 * paged in. A failure here matters only if kcmp(2) is refused. */
 	mprotect(k->absent, sizeof k->absent, PROT_READ);
 	munlock(k->absent, sizeof k->absent);
 	madvise(k->absent, sizeof k->absent, MADV_DONTNEED);
 	if (pipe2(ends, O_CLOEXEC) || getrandom(k->proof, sizeof k->proof, 0) != sizeof k->proof)
 		goto broken;
-	close(ends[0]);		/* before the lock is taken: any close of the file gives it up */
+	close(ends[0]);		/* before taking the lock: any close of the file releases it */
 	k->hold = ends[1];
 	if (fcntl(k->hold, F_SETLK, &whole))
 		goto broken;
@@ -332,9 +332,8 @@ void keeper_forget(struct keeper *k)
 	munmap(k, sizeof *k);
 }
 
-/* Another thread may close a descriptor at this moment of which the keeper has the last copy then, and
- * a socket that lingers takes long to close. Such a keeper is ended, which drops the copy at once, and
- * the next one has none. */
+/* Another thread may now close a descriptor whose last copy the keeper has, and a lingering socket takes
+ * long to close. Such a keeper is ended, which drops the copy at once, and the next one has none. */
 struct keeper *keeper_make(pid_t ptracer, struct program *program, int *why)
 {
 	struct keeper *k;

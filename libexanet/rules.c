@@ -1,4 +1,4 @@
-/* Rules that libexanet and package rdma have in common: docs/attach.md 1 and 10 state them, and
+/* Rules that libexanet and package rdma share: docs/attach.md 1 and 10 state them, and
  * attach/testdata/rules.txt has cases of each, which the tests of both libraries read. */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -16,7 +16,7 @@ const char machine_directory[] = MACHINE_DIRECTORY;
 bool rule_find(char *path, size_t size, uid_t euid, const char *runtime, const char *user, bool (*exists)(const char *))
 {
 	static const char machine[] = MACHINE_DIRECTORY "/pfd.sock";
-	char first[PATH_SIZE] = "";	/* which a pfd with this environment would make */
+	char first[PATH_SIZE] = "";	/* the one that a pfd with this environment would create */
 	for (const char *dir = runtime ? runtime : "", *end; *dir; dir = *end ? end + 1 : end) {
 		end = strchrnul(dir, ':');
 		if (end == dir)

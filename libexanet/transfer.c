@@ -25,7 +25,7 @@
 
 enum { MS = 1000000, SPIN = 20000, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
 
-/* A transfer's number: the use of its place, and the place (channels, then reads). */
+/* A transfer's number: the count of its place's uses, and the place (channels, then reads). */
 enum { PLACE_BITS = 6, PLACES = 1 << PLACE_BITS, USES = 1 << 24 };
 
 int64_t now(void)
@@ -35,14 +35,14 @@ int64_t now(void)
 	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* kick tells pfd that something was published (4). */
+/* kick announces to pfd that something was published (4). */
 void kick(exanet *e)
 {
 	const uint64_t one = 1;
 	__atomic_fetch_add((uint32_t *)(e->pages + KICK), 1, __ATOMIC_SEQ_CST);
 	if (load32(e->pages + ASLEEP))
 		while (write(e->eventfd, &one, sizeof one) < 0 && errno == EINTR)
-			;	/* EAGAIN: it is full, so pfd wakes */
+			;	/* EAGAIN: the counter is full, so pfd wakes */
 }
 
 void rest(int64_t *pause, int64_t most)
@@ -56,9 +56,9 @@ void rest(int64_t *pause, int64_t most)
 
 static unsigned char *packetizer(exanet *e, int channel) { return e->pages + PACKETIZER + PACKETIZER_CHANNEL * channel; }
 
-/* taken waits until pfd has taken what stands in a packetizer channel; false: the attachment is over.
- * It looks for SPIN, then sleeps longer each time: pfd may be stopped, or may need this processor,
- * which sched_yield does not give to it where this thread is a real-time one or of another group. */
+/* taken waits until pfd has read the message in a packetizer channel; false: the attachment has ended. It
+ * spins for SPIN, then sleeps longer each time: pfd may be stopped, or may need this processor, which
+ * sched_yield does not release if this thread is a real-time one or in another scheduling group. */
 static bool taken(exanet *e, int channel)
 {
 	const unsigned char *c = packetizer(e, channel);
@@ -71,7 +71,7 @@ static bool taken(exanet *e, int channel)
 	return true;
 }
 
-/* publish gives words to a packetizer channel that is free. */
+/* publish writes words to a free packetizer channel. */
 static void publish(exanet *e, int channel, uint32_t node, int mailbox, const uint64_t *words, int n)
 {
 	unsigned char *c = packetizer(e, channel);
@@ -85,8 +85,8 @@ static void publish(exanet *e, int channel, uint32_t node, int mailbox, const ui
 
 static bool refused(exanet *e, int channel) { return load64(packetizer(e, channel) + PACKETIZER_STATUS) != 0; }
 
-/* send_words waits for a channel that one thread uses, gives words to it, and waits until pfd has
- * taken them: 0, or -1: refused, or the attachment is over. */
+/* send_words waits for a channel that one thread uses, writes words to it, and waits until pfd has read
+ * them: 0, or -1: refused, or the attachment has ended. */
 static int send_words(exanet *e, int channel, uint32_t node, int mailbox, const uint64_t *words, int n)
 {
 	if (!taken(e, channel))
@@ -116,7 +116,7 @@ static void stamp(exanet *e, int channel, int which)
 		store64(e->pages + STAMPS + 16 * channel + 8 * which, now() - e->time_offset);
 }
 
-/* announce tells pfd of a channel: by the doorbell word and by a message; one will do (5). */
+/* announce announces a channel to pfd, by the doorbell word and by a message; one is enough (5). */
 static bool announce(exanet *e, int channel)
 {
 	uint64_t none = 0;
@@ -133,11 +133,11 @@ static int check(const exanet *e, const struct exanet_transfer *t)
 	if (inherited(e))
 		return refuse_child(e);
 	if (!t->size)
-		return fail(EINVAL, "a transfer has 1 byte or more");
+		return fail(EINVAL, "a transfer of 0 bytes: give at least 1");
 	if (t->offset > t->remote.length || t->remote.length - t->offset < t->size)
 		return fail(EINVAL, "%" PRIu32 " bytes at offset %" PRIu64 " of %" PRIu64 " exported bytes", t->size, t->offset, t->remote.length);
 	if (local >= limit || t->size > limit - local)
-		return fail(EINVAL, "the local address passes the %d bits of address that the node takes", e->info.address_bits);
+		return fail(EINVAL, "the local address exceeds the node's %d address bits", e->info.address_bits);
 	if (t->notify % 16)
 		return fail(EINVAL, "the notification's address is not aligned to 16");
 	return 0;
@@ -179,7 +179,7 @@ int exanet_write(exanet *e, const struct exanet_transfer *t)
 	if (!announce(e, channel)) {
 		store32(d + DONE, DONE_NEVER);
 		e->busy &= ~(1u << channel);
-		error = fail(ENOTCONN, "pfd does not take the doorbell: the attachment has ended");
+		error = fail(ENOTCONN, "pfd does not read the doorbell: the attachment has ended");
 		goto out;
 	}
 	error = (int)(e->use[channel] % USES << PLACE_BITS | channel);
@@ -188,7 +188,7 @@ out:
 	return error;
 }
 
-/* asked says that a read's request goes out, under the lock (3, Read). */
+/* asked records that a read's request was sent, under the lock (3, Read). */
 static void asked(exanet *e, struct read *r)
 {
 	r->due = now() + r->pause;
@@ -202,7 +202,7 @@ static int ask(exanet *e, struct read *r)
 	return send_words(e, SEND_READ, r->node, 2, r->words, 7);
 }
 
-/* ask_again does not wait: where pfd has not taken the last request a later poll asks. False: the
+/* ask_again does not wait: if pfd has not read the last request, a later poll asks. It returns false if the
  * node refuses. */
 static bool ask_again(exanet *e, struct read *r)
 {
@@ -222,7 +222,7 @@ int exanet_read(exanet *e, const struct exanet_transfer *t)
 	if (error)
 		return error;
 	if (t->notify)
-		return fail(EINVAL, "a read has no notification: exanet_wait tells its end");
+		return fail(EINVAL, "a read has no notification: exanet_wait returns its end");
 	pthread_mutex_lock(&e->lock);
 	if (gone(e)) {
 		error = fail(ENOTCONN, "the attachment has ended: attach again");
@@ -241,7 +241,7 @@ int exanet_read(exanet *e, const struct exanet_transfer *t)
 	r->open = true;
 	r->cancelled = false;
 	r->node = t->remote.node;
-	r->tag = (r->use * READS | place) & 0x3fff;	/* they come again after 512 uses */
+	r->tag = (r->use * READS | place) & 0x3fff;	/* tags repeat after 512 uses */
 	r->last = ++e->last;
 	r->pause = 20 * MS;
 	uint64_t *word = e->words + 2 * place;
@@ -255,15 +255,15 @@ int exanet_read(exanet *e, const struct exanet_transfer *t)
 	error = (int)(r->use % USES << PLACE_BITS | CHANNELS | place);
 	if (ask(e, r)) {
 		r->open = false;
-		error = fail(EHOSTUNREACH, "the node does not take the read's request: no such node, or too many reads are open");
+		error = fail(EHOSTUNREACH, "the node refuses the read's request: no such node, or too many reads are open");
 	}
 out:
 	pthread_mutex_unlock(&e->lock);
 	return error;
 }
 
-/* take_mail takes the answers of targets' firmwares, under the lock. They are believed only
- * where the source has PDID 0, which no process has. Result: the status of read r, 0 none. */
+/* take_mail takes the answers of targets' firmware, under the lock. It accepts them only from a source with
+ * PDID 0, which no process has. It returns the status of mine, 0: none. */
 static int take_mail(exanet *e, struct read *mine)
 {
 	int status = 0;
@@ -282,11 +282,11 @@ static int take_mail(exanet *e, struct read *mine)
 		int code = word >> 32 & 0xff;
 		if (r->cancelled && code)
 			code = STATUS_ABORTED;
-		if (code == 0) {	/* refused: ask again, also for the end: another request may have been taken */
+		if (code == 0) {	/* refused: ask again, for a cancel, too: another request may have been accepted */
 			r->due = now() + MS;
 		} else if (r == mine) {
 			status = code;
-		} else {	/* kept for who polls it */
+		} else {	/* kept until its read is polled */
 			r->words[0] = 0;
 			r->words[1] = code;
 		}
@@ -296,7 +296,7 @@ static int take_mail(exanet *e, struct read *mine)
 
 static int poll_read(exanet *e, struct read *r)
 {
-	const bool over = gone(e);	/* before the looks: what came before the end is told */
+	const bool over = gone(e);	/* before the checks: what arrived before the end is reported */
 	int status = take_mail(e, r);
 	if (load64(e->words + 2 * (r - e->reads) + 1) == r->last) {
 		r->open = false;
@@ -321,7 +321,7 @@ static int poll_write(exanet *e, int channel)
 	const bool over = done != DONE_OK && done != DONE_FAILED && gone(e);
 	int status;
 	if (over)
-		done = load32(d + DONE);	/* it may have come before the end */
+		done = load32(d + DONE);	/* it may have arrived before the end */
 	if (done == DONE_OK)
 		status = 0;
 	else if (done == DONE_FAILED)
@@ -335,7 +335,7 @@ static int poll_write(exanet *e, int channel)
 	return status;
 }
 
-/* begun reports whether a number was given to a transfer; after 2^24 uses of a place each was. */
+/* begun reports whether a transfer had this number; after 2^24 uses of a place each had. */
 static bool begun(exanet *e, int place, uint32_t use)
 {
 	uint32_t uses = place < CHANNELS ? e->use[place] : e->reads[place - CHANNELS].use;
@@ -354,21 +354,21 @@ int exanet_poll(exanet *e, int transfer)
 	UNCANCELLED;
 	pthread_mutex_lock(&e->lock);
 	if (transfer < 0)
-		status = fail(EINVAL, "%d is no transfer", transfer);
+		status = fail(EINVAL, "%d is not a transfer's number", transfer);
 	else if (place < CHANNELS && e->busy >> place & 1 && e->use[place] % USES == use)
 		status = poll_write(e, place);
 	else if (place >= CHANNELS && e->reads[place - CHANNELS].open && e->reads[place - CHANNELS].use % USES == use)
 		status = poll_read(e, &e->reads[place - CHANNELS]);
 	else
-		status = fail(EINVAL, begun(e, place, use) ? "transfer %d is over: its end was told already" :
+		status = fail(EINVAL, begun(e, place, use) ? "transfer %d has ended: its end was returned already" :
 			      "transfer %d: no exanet_write or exanet_read of this attachment returned that number", transfer);
 	pthread_mutex_unlock(&e->lock);
 	return status;
 }
 
-/* sleep_until calls done until it gives another value than EXANET_ONGOING, or the time is over. Words
- * from another pfd, and a pfd that was killed, wake nobody: it looks by itself after a millisecond, and
- * then after a part of the time that it has waited, up to most. */
+/* sleep_until calls done until it returns another value than EXANET_ONGOING, or the timeout has passed.
+ * Words from another pfd, and the end of a killed pfd, wake no thread, so it checks by itself after a
+ * millisecond, and then after a part of the time that it has waited, up to most. */
 static int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
 {
 	UNCANCELLED;
@@ -405,7 +405,7 @@ static int word_done(exanet *e, const void *arg)
 {
 	const struct awaited *a = arg;
 	const bool over = load64(a->word) != a->value && gone(e);
-	if (load64(a->word) == a->value)	/* it may have come before the end */
+	if (load64(a->word) == a->value)	/* it may have arrived before the end */
 		return 0;
 	return over ? fail(ENOTCONN, "the attachment has ended: attach again") : EXANET_ONGOING;
 }
@@ -416,7 +416,7 @@ int exanet_wait_word(exanet *e, const uint64_t *word, uint64_t value, int timeou
 	if (inherited(e))
 		return refuse_child(e);
 	int status = sleep_until(e, timeout, LOOK_WORD, word_done, &a);
-	return status == EXANET_ONGOING ? fail(ETIMEDOUT, "the word has not come in time") : status;
+	return status == EXANET_ONGOING ? fail(ETIMEDOUT, "the word has not arrived in time") : status;
 }
 
 int exanet_abort(exanet *e, int transfer)
@@ -437,7 +437,7 @@ int exanet_abort(exanet *e, int transfer)
 		r->words[0] &= UINT32_MAX;	/* a request of size 0 cancels */
 		r->pause = 20 * MS;
 		if (ask(e, r))
-			result = fail(ENOTCONN, "the node does not take the request");
+			result = fail(ENOTCONN, "the node refuses the request");
 	}
 	pthread_mutex_unlock(&e->lock);
 	return result;
@@ -448,10 +448,10 @@ int exanet_prefetch(exanet *e, void *address, size_t size, int write)
 	if (inherited(e))
 		return refuse_child(e);
 	if (size > UINTPTR_MAX - 4095 - (uintptr_t)address)
-		return fail(EINVAL, "bringing %zu bytes at %p in: they pass the end of the address space", size, address);
+		return fail(EINVAL, "page in %zu bytes at %p: they pass the end of the address space", size, address);
 	const uintptr_t first = (uintptr_t)address & ~(uintptr_t)4095, end = ((uintptr_t)address + size + 4095) & ~(uintptr_t)4095;
 	if (madvise((void *)first, end - first, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ))
-		return fail(errno, "bringing %zu bytes at %p in: %m", size, address);
+		return fail(errno, "page in %zu bytes at %p: %m", size, address);
 	return 0;
 }
 
@@ -468,7 +468,7 @@ int exanet_remote_text(const struct exanet_remote *r, char *text, size_t size)
 	return n >= 0 && (size_t)n < size ? 0 : fail(ENOSPC, "a remote's text has %d bytes", n + 1);
 }
 
-/* digits reads exactly n lower-case hexadecimal digits. */
+/* digits parses exactly n lower-case hexadecimal digits. */
 static bool digits(const char **s, int n, uint64_t *v)
 {
 	*v = 0;
@@ -490,7 +490,7 @@ int exanet_remote_parse(const char *text, struct exanet_remote *r)
 	for (int i = 0; right && i < 5; i++)
 		right = *s++ == ':' && digits(&s, sizes[i], &v[i]);
 	if (!right || *s || v[0] > 0x3fffff || !v[4] || v[3] + v[4] - 1 < v[3])
-		return fail(EINVAL, "\"%.80s\" is no exanet2:NODE:PDID:GENERATION:ADDRESS:LENGTH", text);
+		return fail(EINVAL, "\"%.80s\" is not of the form exanet2:NODE:PDID:GENERATION:ADDRESS:LENGTH", text);
 	*r = (struct exanet_remote){ v[0], v[2], v[1], v[3], v[4] };
 	return 0;
 }
@@ -505,11 +505,11 @@ const char *exanet_status(int status)
 		"aborted", "the attachment, its domain or the node is gone", "the kernel does not page in memory of the transfer",
 	};
 	if (status == EXANET_ONGOING)
-		return "not over yet";
+		return "not ended yet";
 	return status >= 0 && (size_t)status < sizeof texts / sizeof texts[0] ? texts[status] : "unknown status";
 }
 
-/* served tells pfd that a message was served, and how its first page went (6). */
+/* served reports to pfd that a message was served, and the errno of its first page (6). */
 static void served(exanet *e, uint32_t seq, int error)
 {
 	store32(e->pages + SERVED_ERRNO, error);
@@ -517,10 +517,10 @@ static void served(exanet *e, uint32_t seq, int error)
 	syscall(SYS_futex, e->pages + SERVED, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-enum { HANGS = 100 * MS, NEAR = 256 };	/* a page counts as one that does not come; pages of a mapping: served by the same */
+enum { HANGS = 100 * MS, NEAR = 256 };	/* after HANGS a page counts as one that hangs; NEAR pages of one mapping usually have the same server */
 
-/* turn returns after how many ms a thread may take a message, 0 now: while another one brings a page in
- * that has not hung yet, that one goes on. */
+/* turn returns after how many ms a thread may take a message, 0: now. While another thread pages in and does
+ * not hang yet, that one goes first. */
 static int turn(struct server *s)
 {
 	exanet *e = s->e;
@@ -536,7 +536,7 @@ static int turn(struct server *s)
 	return left > 0 ? left / MS + 1 : 0;
 }
 
-/* hangs reports whether a thread has slept in a page for long, or two have near by, from first to last. */
+/* hangs reports whether a thread has slept in the page for long, or two have in pages from first to last. */
 static bool hangs(const struct server *s, int64_t at, uint64_t page, uint64_t first, uint64_t last)
 {
 	int near = 0;
@@ -551,10 +551,10 @@ static bool hangs(const struct server *s, int64_t at, uint64_t page, uint64_t fi
 	return false;
 }
 
-/* mapping narrows first and last to the mapping that a page lies in, where the kernel says (Linux 6.11). */
+/* mapping narrows first and last to the mapping of a page, if the kernel reports it (Linux 6.11). */
 static void mapping(uint64_t page, uint64_t *first, uint64_t *last)
 {
-	/* struct procmap_query and PROCMAP_QUERY of linux/fs.h, which may be older */
+	/* struct procmap_query and PROCMAP_QUERY of linux/fs.h; the installed header may be older */
 	struct { uint64_t size, flags, addr, start, end, rest[8]; } q = { .size = sizeof q, .addr = page << 12 };
 	const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
 	if (fd >= 0 && !ioctl(fd, _IOWR('f', 17, __typeof__(q)), &q)) {
@@ -567,9 +567,9 @@ static void mapping(uint64_t page, uint64_t *first, uint64_t *last)
 		close(fd);
 }
 
-/* begin_page notes what a thread is about to sleep in; false: another one sleeps there and pfd has
- * asked again, or two sleep near by in its mapping. Where no thread is left idle it starts one; without it
- * messages wait. */
+/* begin_page records the page in which a thread is about to sleep. It returns false if another sleeps there
+ * and pfd has asked again, or two sleep near by in its mapping. If no thread is left idle it starts one; if
+ * that fails, messages wait. */
 static bool begin_page(struct server *s, uint64_t page)
 {
 	exanet *e = s->e;
@@ -594,7 +594,7 @@ static bool begin_page(struct server *s, uint64_t page)
 	return !sleeps;
 }
 
-/* serve takes one fault message: it brings the pages in, and answers. */
+/* serve handles one fault message: it pages in, and answers. */
 static void serve(struct server *s, const char *t, uint32_t seq)
 {
 	exanet *e = s->e;
@@ -614,7 +614,7 @@ static void serve(struct server *s, const char *t, uint32_t seq)
 		madvise(first + 4096, (pages - 1) * 4096, advice);
 	if (!pdid) {	/* pfd asks for the retransmission itself */
 		pthread_mutex_lock(&e->serving);
-		if (now() - s->since < HANGS)	/* else pfd waits for the answer to a later one */
+		if (now() - s->since < HANGS)	/* else pfd waits for the answer to a later fault */
 			served(e, seq, error);
 		s->page = 0;
 		pthread_mutex_unlock(&e->serving);
@@ -624,7 +624,7 @@ static void serve(struct server *s, const char *t, uint32_t seq)
 	pthread_mutex_lock(&e->serving);
 	s->page = 0;
 	if (taken(e, SEND_FAULT))
-		publish(e, SEND_FAULT, node, 1, &rapf, 1);	/* one that is refused comes back by the retransmission limit */
+		publish(e, SEND_FAULT, node, 1, &rapf, 1);	/* a refused one is repeated by the retransmission limit */
 	pthread_mutex_unlock(&e->serving);
 }
 
@@ -657,15 +657,15 @@ static void *serve_faults(void *arg)
 		if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS)
 			memcpy(&cred, CMSG_DATA(c), sizeof cred);
 		if (from.nl_pid != e->pfd_port || cred.pid != e->pfd_pid || cred.uid != e->pfd.uid || h.nlmsg_type < 0x10)
-			continue;	/* not pfd's: dropped */
+			continue;	/* not from pfd: dropped */
 		text[n - sizeof h] = 0;
 		serve(s, text, h.nlmsg_seq);
 	}
 }
 
-enum { STACK = 64 << 10 };	/* a process that locks its memory (MCL_FUTURE) has all of a stack in memory */
+enum { STACK = 64 << 10 };	/* a process that locks its memory (MCL_FUTURE) has whole stacks in memory */
 
-/* add_variables adds the size of an object's thread-local variables, which lie in each stack. */
+/* add_variables adds the size of an object's thread-local variables, which are part of each stack. */
 static int add_variables(struct dl_phdr_info *object, size_t size, void *sum)
 {
 	(void)size;
@@ -684,7 +684,7 @@ static int start_thread(struct server *s)
 	pthread_attr_setstacksize(&small, size);
 	const int error = pthread_create(&s->thread, &small, serve_faults, s);
 	pthread_attr_destroy(&small);
-	/* EINVAL: the C library keeps more room for variables (GLIBC_TUNABLES). */
+	/* EINVAL: the C library reserves more room for variables (GLIBC_TUNABLES). */
 	return error == EINVAL ? pthread_create(&s->thread, NULL, serve_faults, s) : error;
 }
 

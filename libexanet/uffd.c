@@ -1,6 +1,6 @@
-/* Userfaultfds between their making and their close, while pfd is asked to take them (docs/attach.md 8). A child that is
- * forked meanwhile has copies, with which memory of the parent stays registered: an munmap there waits for
- * whoever reads the event, which nobody does where pfd is gone. So a child closes them. */
+/* Userfaultfds from open to close, while the library sends them to pfd (docs/attach.md 8). A child that is
+ * forked meanwhile has copies, with which memory of the parent stays registered: an munmap there waits until
+ * the event is read, and nothing reads it once pfd has ended. So a child closes them. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -13,7 +13,7 @@
 
 enum { MOST = 256 };	/* at one time, of all threads */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* held by fork, and never while pfd is asked */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* fork holds it; it is never held during a request to pfd */
 static int open_ones[MOST];	/* under lock: descriptor + 1, 0 free */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool handled;
@@ -33,7 +33,7 @@ static void in_child(void)
 
 static void handle_forks(void) { handled = !pthread_atfork(before_fork, after_fork, in_child); }
 
-/* hold takes the lock without signals: a handler may fork. */
+/* hold takes the lock with signals blocked, because a handler may fork. */
 static void hold(sigset_t *old)
 {
 	sigset_t all;

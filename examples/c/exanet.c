@@ -1,12 +1,12 @@
-/* A client of pfd in C, by libexanet.
+/* A client of pfd in C, with libexanet.
  *
  *   exanet target SOCKET NODE METHOD SIZE
- *     lets others write SIZE bytes into memory that nobody has touched; prints
- *     "REMOTE NOTIFY", waits for the completion words, checks the bytes
+ *     exports SIZE bytes of untouched memory and prints "REMOTE NOTIFY", waits for
+ *     the completion words of a write, and checks its bytes
  *   exanet write|read SOCKET NODE METHOD SIZE  REMOTE NOTIFY
  *     writes SIZE bytes there, or reads them
  *
- * METHOD is gup, touch, uffd or populate. Exit code 0: done. */
+ * METHOD is gup, touch, uffd or populate. Exit code 0: success. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static int target(exanet *e, unsigned char *buf, uint32_t size)
 {
 	struct exanet_remote r;
 	char text[96];
-	uint64_t *words = (uint64_t *)(buf + ((size + 4095) & ~4095u));	/* a page that nobody touches */
+	uint64_t *words = (uint64_t *)(buf + ((size + 4095) & ~4095u));	/* an untouched page */
 	exanet_export(e, buf, size, &r);
 	if (exanet_remote_text(&r, text, sizeof text))
 		return failed();

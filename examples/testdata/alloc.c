@@ -1,5 +1,5 @@
-/* Prefetches too much, and allocates and frees buffers of method uffd: alloc SOCKET COUNT. The addresses do not come
- * again. */
+/* alloc SOCKET COUNT: prefetches too much, and allocates and frees buffers of method uffd, whose addresses
+ * are not reused. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-/* Threads that are cancelled while they wait: cancel SOCKET. Whatever they held is free again. */
+/* cancel SOCKET: threads are cancelled while they wait. Their locks and channels are released. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* A client whose pfd ends without a word: ends SOCKET METHOD wait|late|word|read|abort|hung|close|number.
- * What its calls give is printed; a call that hangs ends in SIGALRM. */
+/* ends SOCKET METHOD wait|late|word|read|abort|hung|close|number: a client whose pfd ends without a message.
+ * It prints the results of its calls; a call that hangs ends in SIGALRM. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -17,7 +17,7 @@
 
 static int late;
 
-/* The library's look at the socket. Late, it does not run from before the end until after it. */
+/* The library's check of the socket. With late it is held from before the end until after it. */
 ssize_t recv(int s, void *b, size_t n, int flags)
 {
 	struct pollfd p = { .fd = s };

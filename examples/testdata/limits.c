@@ -1,12 +1,12 @@
-/* limits SOCKET ACTION [TRUST]: attaches, trusting user TRUST where one is named, and
+/* limits SOCKET ACTION [TRUST]: attaches, trusting user TRUST if one is named, and
  *   use    allocates 1 MiB, writes into it, reads it back and frees it;
- *   fork   tries every function in a child that it forks, and then uses the attachment itself;
+ *   fork   calls every function in a forked child, and then uses the attachment itself;
  *   wait   waits until it has no child;
- *   small  does all that "use" does, by method touch, in a thread with the smallest stack;
+ *   small  does the same as "use", by method touch, in a thread with the smallest stack;
  *   clock  attaches by method touch and closes ten times, while the time of day jumps;
- *   flight has so many descriptors under way in a socket that no more can be sent;
- *   hold   says "attached", waits for the end of its input, and leaves.
- * It says "ok", or what failed. */
+ *   flight has so many descriptors in flight in a socket that no more can be sent;
+ *   hold   prints "attached", waits for the end of its input, and exits.
+ * It prints "ok", or what failed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -65,7 +65,7 @@ static void refused(int result, const char *what)
 		die("in the child %s gives %d: %s", what, result, exanet_error());
 }
 
-/* child calls all that a child may not. p is memory of the parent's. */
+/* child calls every function that a child may not use. p is memory of the parent's. */
 static void child(char *p, int transfer)
 {
 	static uint64_t word;
@@ -97,7 +97,7 @@ static void child(char *p, int transfer)
 		die("in the child exanet_free leaves its memory: %s", exanet_error());
 	if (exanet_close(e))
 		die("in the child exanet_close: %s", exanet_error());
-	if (exanet_attach(&e, NULL) == 0)	/* of its own: no pfd listens where the environment says */
+	if (exanet_attach(&e, NULL) == 0)	/* a new attachment: no pfd listens on the environment's socket */
 		die("in the child exanet_attach finds a pfd");
 	_exit(0);
 }
@@ -113,8 +113,8 @@ static long pages(void)
 	return n;
 }
 
-/* small attaches in a thread with the smallest stack. What the library itself makes takes no more than
- * 1 MiB of addresses: mlockall(2) with MCL_FUTURE brings all of it in. */
+/* small attaches in a thread with the smallest stack. The library itself maps at most 1 MiB of addresses:
+ * mlockall(2) with MCL_FUTURE pages in all of it. */
 static void *small(void *options)
 {
 	struct exanet_options o = *(const struct exanet_options *)options, nowhere = { .socket = "/nowhere/pfd.sock" };
@@ -136,7 +136,7 @@ static void *small(void *options)
 	return NULL;
 }
 
-/* clock_gettime is the library's: the time of day is set forward by an hour whenever it was read. */
+/* clock_gettime replaces the library's: each read sets the time of day forward by an hour. */
 int clock_gettime(clockid_t clock, struct timespec *t)
 {
 	const int result = syscall(SYS_clock_gettime, clock, t);
@@ -145,7 +145,7 @@ int clock_gettime(clockid_t clock, struct timespec *t)
 	return result;
 }
 
-/* jumps: the descriptors of each attachment are closed, so the end of its thread was awaited. */
+/* jumps checks that the descriptors of each attachment are closed, so its thread's end was awaited. */
 static int jumps(struct exanet_options o)
 {
 	o.method = EXANET_TOUCH;
@@ -161,7 +161,7 @@ static int jumps(struct exanet_options o)
 	return 0;
 }
 
-/* flight leaves descriptors unread in a socket until the kernel takes no more of this user's. */
+/* flight leaves descriptors unread in a socket until the kernel accepts no more of this user's. */
 static void flight(void)
 {
 	int ends[2], fds[16];

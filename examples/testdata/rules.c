@@ -1,5 +1,5 @@
-/* Judges the cases of attach/testdata/rules.txt by libexanet's rules: rules FILE. It says what differs, and
- * how many cases there were. */
+/* rules FILE: checks the cases of attach/testdata/rules.txt against libexanet's rules. It prints the
+ * differences and the number of cases. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What memory of exanet_alloc is to the process and to transfers: shared SOCKET METHOD. It prints a line when its
+/* shared SOCKET METHOD: how the process and transfers see memory of exanet_alloc. It prints a line when its
  * attachment may be ended, and waits for that. */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 static exanet *e;
 
-/* arrives tells whether a byte comes to p, by a write and by a read. */
+/* arrives reports whether a byte arrives at p, by a write and by a read. */
 static int arrives(char *p, char byte)
 {
 	static char other[8192];
@@ -44,12 +44,13 @@ int main(int argc, char **argv)
 	CHECK(!madvise(p, 4096, uffd ? MADV_DONTNEED : MADV_REMOVE) && !exanet_invalidate(e, p, 4096));
 	CHECK(arrives(p, 4));
 
-	/* What is mapped there next is reached, and not what was there. */
+	/* Transfers access what is mapped there next, and not the earlier memory. */
 	CHECK(!exanet_free(e, p, 4096) && mmap(p, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
 	memset(p, 5, 4096);
 	CHECK(arrives(p, 6));
 
-	/* A file that could get shorter is not seen, and bounds that are no pages are refused: nothing is lost by that. */
+	/* A file that could shrink is not shared, and bounds that are not whole pages are refused, both
+	 * without loss. */
 	int fd = memfd_create("own", MFD_CLOEXEC);
 	CHECK(fd >= 0 && !ftruncate(fd, 4096) && mmap(p, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == p);
 	memset(p, 7, 4096);

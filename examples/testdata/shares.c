@@ -1,4 +1,4 @@
-/* What the library leaves in the process: shares SOCKET close|stale|own|sleeps|memory|forks METHOD. Prints what is wrong. */
+/* shares SOCKET close|stale|own|sleeps|memory|forks METHOD: what the library leaves in the process. Prints what is wrong. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -43,7 +43,7 @@ static int count(const char *path)
 	return n;
 }
 
-/* A child that lives on has copies of all descriptors: the end takes no longer, and leaves nothing. */
+/* A child that lives on has copies of all descriptors: closing takes no longer and leaves nothing. */
 static int closes(void)
 {
 	const int fds = count("/proc/self/fd"), threads = count("/proc/self/task");
@@ -60,7 +60,7 @@ static int closes(void)
 	return waitpid(child, NULL, 0) != child;
 }
 
-/* Writes size bytes to p by the device, and counts those that are not there. */
+/* Writes size bytes to p by the device, and counts those that have not arrived. */
 static int wrong(exanet *e, unsigned char *p, int value)
 {
 	static unsigned char from[SIZE];
@@ -75,7 +75,7 @@ static int wrong(exanet *e, unsigned char *p, int value)
 	return bad;
 }
 
-/* A buffer that was unmapped by munmap takes no write that its successor at the address should have. */
+/* A buffer unmapped by munmap takes no write that is for its successor at the address. */
 static int stale(void)
 {
 	exanet *e = attach(0);
@@ -98,7 +98,7 @@ static int stale(void)
 		if (i == 1 ? munmap(q, SIZE) : exanet_free(e, q, SIZE))
 			printf("%s\n", exanet_error());
 	}
-	/* Without a userfaultfd nothing tells pfd: the next share there is refused. */
+	/* Without a userfaultfd pfd does not learn of the munmap: the next share there is refused. */
 	exanet_close(e);
 	e = attach(EXANET_NO_USERFAULTFD);
 	int fd = memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -109,7 +109,7 @@ static int stale(void)
 	return exanet_close(e);
 }
 
-/* Whether memory at p is left out of core dumps (proc(5), VmFlags). */
+/* Reports whether memory at p is excluded from core dumps (proc(5), VmFlags). */
 static int left_out(const void *p)
 {
 	FILE *f = fopen("/proc/self/smaps", "r");
@@ -128,7 +128,7 @@ static int left_out(const void *p)
 	return -1;
 }
 
-/* Why a userfaultfd of the program's own cannot have memory at p; 0: it can. */
+/* Returns why memory at p cannot be registered with the program's own userfaultfd; 0: it can. */
 static int taken(void *p)
 {
 	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY), error;
@@ -170,7 +170,7 @@ static int own(void)
 	return 0;
 }
 
-/* Pages that do not come cost their own transfers alone, until they come: other memory is beside them. */
+/* Pages that never arrive delay only their own transfers, until they arrive: other memory is unaffected. */
 static int sleeps(void)
 {
 	enum { HUNG = 4 };
@@ -195,14 +195,14 @@ static int sleeps(void)
 	for (int i = 0; i < HUNG; i++)
 		if ((status = exanet_poll(e, hung[i])) != EXANET_ONGOING)
 			printf("a page that does not come: %d\n", status);
-	close(fd);	/* they come */
+	close(fd);	/* they arrive */
 	for (int i = 0; i < HUNG; i++)
 		if ((status = exanet_wait(e, hung[i], -1)))
 			printf("a page that comes late: %d, %s\n", status, exanet_error());
 	return exanet_close(e);
 }
 
-/* Memory that the kernel does not bring in, huge pages of which none is set aside, is status 11 and not 2. */
+/* Memory that the kernel does not page in, huge pages of which none is reserved, is status 11 and not 2. */
 static int memory(void)
 {
 	exanet *e = attach(0);
@@ -211,7 +211,7 @@ static int memory(void)
 	struct exanet_transfer t = { .local = from, .size = sizeof from };
 	int number, status;
 	if (p == MAP_FAILED)
-		return 77;	/* a kernel without */
+		return 77;	/* this kernel has none */
 	exanet_export(e, p, 1 << 21, &t.remote);
 	status = (number = exanet_write(e, &t)) < 0 ? number : exanet_wait(e, number, -1);
 	if (status != 11)
@@ -219,11 +219,11 @@ static int memory(void)
 	return exanet_close(e);
 }
 
-/* What a child is forked by while the library asks pfd about memory, with a userfaultfd under way. */
+/* Forks a child while the library sends pfd a memory request with a userfaultfd. */
 static pid_t (*forks)(void);
 static int children, counts[2], hold[2];
 
-static pid_t unhandled(void) { return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }	/* as _Fork(3): no handler runs */
+static pid_t unhandled(void) { return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }	/* as in _Fork(3), no handler runs */
 
 /* The child's copies of userfaultfds. */
 static int copies(void)
@@ -255,7 +255,7 @@ ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
 	return syscall(SYS_sendmsg, fd, m, flags);
 }
 
-/* Children that are forked while memory is shared hold up no munmap, and take no part in the memory. */
+/* Children that are forked while memory is shared delay no munmap, and do not keep the memory registered. */
 static int in_forks(void)
 {
 	static pid_t (*const by[])(void) = { fork, unhandled };
@@ -269,7 +269,7 @@ static int in_forks(void)
 		children = 0;
 		forks = by[i];
 		char *p = exanet_alloc(e, SIZE), *q = exanet_alloc(e, SIZE), *r = exanet_alloc(e, SIZE);
-		/* Without seals pfd does not see it, and takes no userfaultfd. */
+		/* Without seals pfd does not share it, and takes no userfaultfd. */
 		int fd = memfd_create("unsealed", MFD_CLOEXEC);
 		char *s = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		if (!p || !q || !r || ftruncate(fd, SIZE) || exanet_share(e, s, SIZE, fd, 0, 1))

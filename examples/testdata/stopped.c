@@ -1,5 +1,5 @@
-/* A client that waits while its pfd is stopped: stopped SOCKET NODE METHOD write|read|word|pending|absent. It says
- * "ready" before pfd is stopped, and "waiting" when a byte on standard input has told that it is. */
+/* stopped SOCKET NODE METHOD write|read|word|pending|absent: a client that waits while its pfd is stopped. It
+ * prints "ready" before pfd is stopped, and "waiting" after a byte on standard input has said that it is. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>

@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// caps gives CAPS of this node.
+// caps returns this node's CAPS.
 func (n *Node) caps() uint64 {
 	v := uint64(n.cfg.VABits) | device.Slots<<device.CapsBanksShift | device.FIFODepth<<device.CapsDepthShift | device.CapsWideIOVA | device.CapsPeek
 	if !n.cfg.NoTXFIFO {
@@ -24,8 +24,8 @@ func (n *Node) caps() uint64 {
 	return v
 }
 
-// Load is one read access of width bytes at an offset of a window, with its side
-// effects. A bad one reads as zero and counts (spec/hardware.md 2).
+// Load performs a read access of width bytes at an offset of a window, with its side effects. A
+// bad access reads as zero and is counted (spec/hardware.md 2).
 func (n *Node) Load(w device.WindowID, offset uint32, width int) uint64 {
 	if w == device.BTCM {
 		return n.loadMemory(offset, width)
@@ -52,8 +52,8 @@ func (n *Node) Load(w device.WindowID, offset uint32, width int) uint64 {
 	return v
 }
 
-// loadCounterHalf reads half a counter: reading the low half latches the high
-// one (spec/hardware.md 2).
+// loadCounterHalf reads half a counter: reading the low half latches the high half
+// (spec/hardware.md 2).
 func (n *Node) loadCounterHalf(i, shift int) uint64 {
 	if shift != 0 {
 		return uint64(n.latch[i])
@@ -170,7 +170,7 @@ func (n *Node) loadPL(t *device.Target) uint64 {
 	return 0
 }
 
-// Store is one write access; what it makes the node do is appended to out.
+// Store performs a write access and appends the resulting actions to out.
 func (n *Node) Store(now int64, w device.WindowID, offset uint32, width int, v uint64, out []Action) []Action {
 	n.now, n.out = now, out
 	n.fw.Clock(now)
@@ -201,11 +201,12 @@ func (n *Node) Store(now int64, w device.WindowID, offset uint32, width int, v u
 	return n.settle()
 }
 
-// peek reads a register that a write merges into; none of these has side effects.
+// peek reads a register before a partial write; none of these registers has side effects on
+// reads.
 func (n *Node) peek(t *device.Target) uint64 { return n.load(t) }
 
-// store1 writes a whole register: value is what it is to hold, cleared the bits
-// that were written as W1C, act those that make something happen.
+// store1 writes a whole register: value is its new content, cleared the bits written as W1C, act
+// the written bits that trigger an action.
 func (n *Node) store1(t *device.Target, value, cleared, act uint64) {
 	switch t.Window {
 	case device.PL:
@@ -255,8 +256,8 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 			n.reset()
 		}
 	case device.PLIRQStatus:
-		// A bit cleared while its cause still holds is set again at once, and
-		// that is a new edge: no cause can get lost between two looks.
+		// A bit cleared while its cause still holds is set again at once, which is a new edge: no
+		// cause can be lost between two reads.
 		n.irqStatus = uint32(value)
 		n.irqSent &^= uint32(cleared)
 	case device.PLIRQMask:
@@ -275,7 +276,7 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 		n.pktzCfg[i] = value
 	case device.PLMboxCfg:
 		if n.mboxCfg[i] != value {
-			n.boxes[i] = box{} // what waits is for its reader alone (ours)
+			n.boxes[i] = box{} // waiting messages belong only to their reader
 		}
 		n.mboxCfg[i] = value
 	case device.PLPDCfg:
@@ -302,8 +303,8 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 	}
 }
 
-// Window btcm is memory: 32-bit and 64-bit accesses anywhere; the doorbell words
-// are taken at once and read as zero (spec/hardware.md 6).
+// Window btcm is memory: 32-bit and 64-bit accesses anywhere. The doorbell words are consumed at
+// once and read as zero (spec/hardware.md 6).
 func (n *Node) loadMemory(offset uint32, width int) uint64 {
 	if !n.inMemory(offset, width) {
 		return 0
@@ -327,7 +328,7 @@ func (n *Node) storeMemory(offset uint32, width int, v uint64) {
 		return
 	}
 	if offset >= device.BTCMDoorbells && offset%device.PageSize == 0 {
-		// Word 0 of a doorbell page: the firmware takes it and writes 0.
+		// Word 0 of a doorbell page: the firmware consumes it and writes 0.
 		if v != 0 {
 			ch := v - 1
 			if ch >= device.ChannelsPerSlot {

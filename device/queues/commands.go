@@ -7,18 +7,19 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// commands is the command queue. It has a lock of its own: whoever takes pages from
-// the device has it forget them on a goroutine of its own.
+// commands is the command queue. It has its own lock, because invalidations run on the goroutines
+// that unmap pages.
 type commands struct {
 	mu          sync.Mutex
-	on          bool   // in use; only the windows' owner changes it
-	prod, taken uint32 // commands put, and taken by the device; modulo 2 * entries
-	words       uint16 // a bit a word of a SYNC that is in use
-	last, since uint64 // value of the last SYNC, each has its own, and as the queue was turned on
+	on          bool   // enabled; changed only by the windows' owner
+	prod, taken uint32 // commands written, and taken by the device; modulo 2 * entries
+	words       uint16 // one bit per word of a SYNC in use
+	last, since uint64 // value of the last SYNC (each has its own), and its value when the queue was enabled
 	put, bells  uint64
 }
 
-// maxWords is how many SYNCs wait at one time, half of what the device takes (ours).
+// maxWords is the number of SYNCs that may wait at a time, half of the device's limit (defined by
+// this project).
 const maxWords = 16
 
 func (c *commands) set(on bool) {
@@ -27,15 +28,15 @@ func (c *commands) set(on bool) {
 	c.on, c.prod, c.taken, c.since = on, 0, 0, c.last
 }
 
-// took takes how far the device has come, if that can be. mu is held.
+// took records how many commands the device has taken, if n is plausible. mu is held.
 func (c *commands) took(n uint32) {
 	if mod(n) == n && mod(c.prod-n) <= mod(c.prod-c.taken) {
 		c.taken = n
 	}
 }
 
-// add writes commands, one behind the other, each with its phase last. False: there is
-// no room. The last place is for a NOP, whose event tells that there is some again.
+// add writes commands in order, each with its phase last. It returns false if there is no room.
+// The last place is reserved for a NOP, whose event reports that there is room again.
 func (c *commands) add(m Memory, list ...*device.Command) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,17 +68,17 @@ func (c *commands) entry(m Memory, cmd *device.Command) {
 	c.put++
 }
 
-// Invalidation is one that the device was asked for.
+// Invalidation is an invalidation requested from the device.
 type Invalidation struct {
 	word  uint16 // its bit
 	value uint64
-	end   uint32 // the commands behind its own begin there
+	end   uint32 // index after its commands
 }
 
-// Invalidate has the device forget pages of a bank, 0 all of them, and then tell when
-// no access of the bank is in flight: Forgotten says so, and Release must follow. ok
-// false: the queue is off or full, and the registers do it. Any goroutine may call
-// it; Write32 of window pl is called there.
+// Invalidate asks the device to drop pages of a bank from its TLB, all if pages is 0, and to
+// report when no access of the bank is in flight. Forgotten reports that; the caller must then
+// call Release. ok false means that the queue is disabled or full: use the registers. Any
+// goroutine may call it; it calls Write32 of window pl.
 func (q *Queues) Invalidate(bank int, page, pages uint64) (v Invalidation, ok bool) {
 	c := &q.commands
 	c.mu.Lock()
@@ -92,7 +93,7 @@ func (q *Queues) Invalidate(bank int, page, pages uint64) (v Invalidation, ok bo
 		c.bells++
 	}
 	c.mu.Unlock()
-	// Not by Bell, whose order among the driver's own commands is the owner's.
+	// Not through Bell, which the owner orders among the driver's own commands.
 	if ok && q.raw(device.PL).Write32(device.PLCommandQueue+device.QueueDoorbell, 1) != nil {
 		q.Release(v)
 		ok = false
@@ -102,8 +103,8 @@ func (q *Queues) Invalidate(bank int, page, pages uint64) (v Invalidation, ok bo
 
 func wordAt(i int) uint32 { return wordsAt + 8*uint32(i) }
 
-// Forgotten tells whether an invalidation is over. ok false: it may never be, for
-// the queue is off. Any goroutine may call it.
+// Forgotten reports whether an invalidation has completed. ok false means that it may never
+// complete, because the queue is disabled. Any goroutine may call it.
 func (q *Queues) Forgotten(v Invalidation) (over, ok bool) {
 	c := &q.commands
 	c.mu.Lock()
@@ -113,19 +114,19 @@ func (q *Queues) Forgotten(v Invalidation) (over, ok bool) {
 	}
 	over = q.cfg.Memory.Load(wordAt(bits.TrailingZeros16(v.word))) == v.value
 	if over {
-		c.took(v.end) // all until here
+		c.took(v.end) // all commands up to here
 	}
 	return over, true
 }
 
-// Release ends an invalidation. Any goroutine may call it.
+// Release frees an invalidation. Any goroutine may call it.
 func (q *Queues) Release(v Invalidation) {
 	q.commands.mu.Lock()
 	defer q.commands.mu.Unlock()
 	q.commands.words &^= v.word
 }
 
-// command puts a command and has the doorbell rung. False: there is no room.
+// command writes a command and schedules the doorbell. It returns false if there is no room.
 func (q *Queues) command(c *device.Command) bool {
 	if !q.commands.add(q.cfg.Memory, c) {
 		return false
@@ -137,7 +138,7 @@ func (q *Queues) command(c *device.Command) bool {
 	return true
 }
 
-// ring has the device look.
+// ring rings the device's doorbell.
 func (q *Queues) ring() {
 	q.commands.mu.Lock()
 	q.commands.bells++
@@ -153,8 +154,8 @@ func (q *Queues) ring() {
 	q.lost(q.raw(device.PL).Write32(device.PLCommandQueue+device.QueueDoorbell, v))
 }
 
-// writePacketizer takes what the driver writes into a packetizer of its own. True:
-// it is done.
+// writePacketizer handles a write of the driver to one of pfd's packetizers. It returns true if
+// the write is complete.
 func (q *Queues) writePacketizer(off uint32, v uint64) (bool, error) {
 	page, ch := off/device.PageSize, off%device.PageSize/device.PktzChannelStride
 	if page >= ownPages || !q.commands.on {
@@ -182,9 +183,9 @@ func (q *Queues) writePacketizer(off uint32, v uint64) (bool, error) {
 	return true, nil
 }
 
-// request tells whether a message is one that the queue carries: a RAPF, or another
-// of one word for an R5. Other senders want to know at once whether they are refused,
-// and what they write before and after it must be in order.
+// request reports whether a message is sent through the queue: a RAPF, or another message of one
+// word for an R5. Other senders need to know at once whether they are refused, and their messages
+// must stay in order with register writes before and after.
 func request(destination, words uint64) bool {
 	return words == 1 && destination>>24&0xff == device.MailboxRequest
 }
@@ -196,7 +197,7 @@ func (q *Queues) send(w waiting) bool {
 	return q.command(&cmd)
 }
 
-// flush sends the messages that wait, as far as there is room.
+// flush sends the waiting messages while there is room.
 func (q *Queues) flush() {
 	for len(q.waiting) > 0 && q.commands.on {
 		w := q.waiting[0]
@@ -209,7 +210,7 @@ func (q *Queues) flush() {
 	}
 }
 
-// sendWords sends a message as without a queue.
+// sendWords sends a message through the registers.
 func (q *Queues) sendWords(w waiting, words uint64) error {
 	c, to := &q.pages[w.page][w.channel], q.raw(device.PKTZ)
 	base := uint32(w.page)*device.PageSize + uint32(w.channel)*device.PktzChannelStride

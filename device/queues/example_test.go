@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/fault/faulttest"
 )
 
-// Until Start the queues are off: an invalidation goes by the registers.
+// Until Start the queues are disabled: an invalidation must use the registers.
 func ExampleQueues() {
 	q := queues.New(queues.Config{
 		Window: func(device.WindowID) device.Window { return nil }, // the device's own

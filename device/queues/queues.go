@@ -1,11 +1,10 @@
-// Package queues is the driver's side of the queues in memory (docs/spec/queues.md). It
-// stands between a driver and the windows of its node: what the event queue tells
-// is found in the registers that would tell it, and what a packetizer of pfd's
-// sends goes into the command queue. So there is one driver for both ways, and it
-// reads no register of the device.
+// Package queues is the driver's side of the queues in memory (docs/spec/queues.md). It is placed
+// between a driver and the windows of its node: the driver finds the contents of the event queue
+// in the registers that would hold them, and messages of pfd's packetizers go into the command
+// queue. So one driver works both ways, and with queues it reads no register of the device.
 //
-// Where the event queue breaks, the driver is back at the registers: nothing that
-// stands in them was taken before it was written.
+// If the event queue breaks, the driver returns to the registers: an event was removed from them
+// only after it had been written to the queue.
 package queues
 
 import (
@@ -16,7 +15,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Sizes of the rings (ours): a FIFO's worth of events is never behind by more.
+// Sizes of the rings (defined by this project).
 const (
 	logEntries = 8
 	entries    = 1 << logEntries
@@ -25,82 +24,80 @@ const (
 	eventsAt   = 0
 	commandsAt = ringSize
 	wordsAt    = 2 * ringSize // of SYNCs
-	// MemorySize is what the two rings and the words of SYNCs take, bytes.
+	// MemorySize is the size of the two rings and the words of SYNCs, in bytes.
 	MemorySize = wordsAt + device.PageSize
 
-	ownPages = device.MailboxProcess // packetizers 0..15 are pfd's
+	ownPages = device.MailboxProcess // packetizers 0..15 belong to pfd
 )
 
-// Memory is the rings' memory, MemorySize bytes that the device reaches as well:
-// each call is one atomic access of 64 bits at an offset that is a multiple of 8. Any
-// goroutine may make it.
+// Memory is the rings' memory, MemorySize bytes shared with the device. Each call is one atomic
+// access of 64 bits at an offset that is a multiple of 8. Any goroutine may call it.
 type Memory interface {
 	Load(offset uint32) uint64
 	Store(offset uint32, v uint64)
 }
 
-// ErrOff says that the device did not turn a queue on.
+// ErrOff means that the device did not enable a queue.
 var ErrOff = errors.New("the device's queue in memory is off")
 
-// Config is what Queues are made of. All is called on the goroutine that owns the
-// windows, but for what Invalidate says.
+// Config configures Queues. All functions are called on the goroutine that owns the windows,
+// except as Invalidate documents.
 type Config struct {
 	Window func(device.WindowID) device.Window // the device's own
 	Memory Memory
-	Addr   uint64 // of Memory for the device, whole pages
-	// Raise is called when vectors wait for Deliver; it must not call it itself.
+	Addr   uint64 // address of Memory for the device, page-aligned
+	// Raise is called when vectors wait for Deliver; it must not call Deliver itself.
 	Raise func()
-	// Later has f run soon on the owning goroutine. One doorbell is rung for all
-	// commands until then.
+	// Later runs f soon on the owning goroutine. One doorbell announces all commands until then.
 	Later func(f func())
-	// Bell rings CMDQ_DOORBELL by other means; nil: by its register.
+	// Bell rings CMDQ_DOORBELL by other means; nil: through its register.
 	Bell func() error
-	// Written, Done and Mail are called for the events that are no faults; each may be
-	// nil. After events were lost they are called for everything: -1.
+	// Written, Done and Mail are called for the events that are not faults; each may be nil.
+	// After events were lost they are called with -1, for all.
 	Written func(slot int)
 	Done    func(slot int)
 	Mail    func(mailbox int)
-	// Off is called when an error or a reset has turned the queues off; it may be nil. Renew
-	// turns them on again, later.
+	// Off is called when an error or a reset has disabled the queues; it may be nil. Renew
+	// enables them again later.
 	Off func()
 	Log *slog.Logger // nil: none
 }
 
-// Stats counts what came and went.
+// Stats are the counters.
 type Stats struct {
 	Events   uint64 // taken from the event queue
-	Bad      uint64 // of these, none that there is
+	Bad      uint64 // of these, invalid ones
 	Lost     uint64 // overflow events
 	Refused  uint64 // messages of the command queue that were refused
 	Errors   uint64 // commands in error
-	Commands uint64 // put into the command queue
+	Commands uint64 // written to the command queue
 	Bells    uint64 // doorbells rung
-	Breaks   uint64 // errors that turned a queue off
+	Breaks   uint64 // errors that disabled a queue
 }
 
-// Queues are one node's. They belong to the goroutine that owns the windows, but for
+// Queues are the queues of one node. They belong to the goroutine that owns the windows, except
 // Invalidate, Forgotten and Release.
 type Queues struct {
 	cfg         Config
 	windows     [device.Windows]window
-	again, bell func() // what Later gets, prebuilt: it allocates nothing
+	again, bell func() // arguments of Later, allocated once
 	commands    commands
 	stats       Stats
 	state
 }
 
-// state is what Stop forgets.
+// state is the state that Stop clears.
 type state struct {
-	events     bool   // in use
-	cons, told uint32 // events taken, and as the device knows it; modulo 2 * entries
-	broken     bool   // the command queue is off by an error
-	draining   bool   // Later is to drain again
-	belled     bool   // or to ring
-	bellCons   bool   // the doorbell tells cons
-	nop        uint64 // cookie of the last NOP that was asked for
-	seen       uint64 // and of the last that was told
+	events     bool   // the event queue is enabled
+	cons, told uint32 // events taken, and as last reported to the device; modulo 2 * entries
+	broken     bool   // an error has disabled the command queue
+	draining   bool   // Later will drain again
+	belled     bool   // Later will ring the doorbell
+	bellCons   bool   // the doorbell carries cons
+	nop        uint64 // cookie of the last NOP requested
+	seen       uint64 // cookie of the last NOP reported
 
-	// The registers as the driver finds them.
+	// The registers as the driver sees them.
 	status, mask, up uint32
 	fifos            [2]fifo // RX, TX
 	banks            [device.Slots]bank
@@ -112,24 +109,24 @@ type state struct {
 	warned bool
 }
 
-// bank is what a context bank's fault registers hold.
+// bank is the content of a context bank's fault registers.
 type bank struct {
 	fsr, fsynr0 uint32
 	far         uint64
 }
 
-// channel is a packetizer channel as the driver has written it.
+// channel is the content of a packetizer channel, as written by the driver.
 type channel struct {
 	destination uint64
 	payload     [device.PktzMaxWords]uint64
 	status      uint64
-	direct      bool // the last message went by registers
+	direct      bool // the last message was sent through the registers
 }
 
-// waiting names a channel whose message waits.
+// waiting identifies a channel whose message waits.
 type waiting struct{ page, channel uint8 }
 
-// New gives the queues of a node, off: every access goes to the device.
+// New returns the queues of a node, disabled: every access goes to the device.
 func New(cfg Config) *Queues {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -147,10 +144,10 @@ func New(cfg Config) *Queues {
 	return q
 }
 
-// Window gives a window of the node with the queues in front of it.
+// Window returns a window of the node that includes the queues.
 func (q *Queues) Window(id device.WindowID) device.Window { return &q.windows[id] }
 
-// Stats gives the counters.
+// Stats returns the counters.
 func (q *Queues) Stats() Stats {
 	s, c := q.stats, &q.commands
 	c.mu.Lock()
@@ -159,14 +156,13 @@ func (q *Queues) Stats() Stats {
 	return s
 }
 
-// On tells whether the event queue is in use.
+// On reports whether the event queue is enabled.
 func (q *Queues) On() bool { return q.events }
 
 func (q *Queues) raw(id device.WindowID) device.Window { return q.windows[id].to }
 
-// Start turns both queues on. What a former driver left in the registers comes as
-// events. The device must have CAPS[28]. An error matches ErrOff or
-// device.ErrGone.
+// Start enables both queues. State that a former driver left in the registers arrives as events.
+// The device must have CAPS[28]. An error matches ErrOff or device.ErrGone.
 func (q *Queues) Start() error {
 	q.Stop()
 	for off := uint32(0); off < MemorySize; off += 8 {
@@ -182,7 +178,7 @@ func (q *Queues) Start() error {
 			pl.Write32(base+device.QueueStatus, device.QueueErrors),
 			pl.Write32(base+device.QueueCtrl, device.QueueTurnOn))
 	}
-	// Vector 0 tells of errors from now on; the driver's own mask is kept here.
+	// From now on vector 0 reports errors; the driver's own mask is kept here.
 	err = errors.Join(err, pl.Write32(device.PLIRQStatus, 1<<device.Vectors-1), pl.Write32(device.PLIRQMask, 0))
 	for _, base := range []uint32{device.PLEventQueue, device.PLCommandQueue} {
 		s, e := pl.Read32(base + device.QueueStatus)
@@ -196,19 +192,19 @@ func (q *Queues) Start() error {
 	}
 	q.events, q.mask, q.bellCons = true, mask, bell&device.DoorbellTakes != 0
 	q.commands.set(true)
-	// Who left mail or was done before is not told again.
+	// Mail and completions from before Start cause no event.
 	q.status = 1<<device.VectorMailbox | 1<<device.VectorDone
 	return nil
 }
 
-// Stop has every access go to the device from now on, which is gone or reset.
+// Stop makes every access go to the device, which is gone or reset.
 func (q *Queues) Stop() {
 	q.commands.set(false)
 	q.state = state{waiting: q.waiting[:0]}
 }
 
-// Renew turns queues on again that an error or a reset has turned off; an error is
-// Start's. False: they are on, or what the event queue has told is not served yet.
+// Renew enables queues again that an error or a reset has disabled; its errors are those of
+// Start. It returns false if they are enabled, or if reported faults are not served yet.
 func (q *Queues) Renew() (bool, error) {
 	if q.events || q.causes() != 0 {
 		return false, nil
@@ -221,15 +217,15 @@ func (q *Queues) Renew() (bool, error) {
 	return true, nil
 }
 
-// anything has everybody look: what came meanwhile is in no event.
+// anything calls every handler for all, since events were lost in between.
 func (q *Queues) anything() {
 	call(q.cfg.Mail, -1)
 	call(q.cfg.Done, -1)
 	call(q.cfg.Written, -1)
 }
 
-// Nop asks for an event, and Answered tells whether the last one asked for has
-// come: then the device sees this memory.
+// Nop requests an event; Answered reports whether the last one requested has arrived, which shows
+// that the device can access this memory.
 func (q *Queues) Nop() {
 	q.nop++
 	if q.commands.add(q.cfg.Memory, &device.Command{Kind: device.CommandNop, Value: q.nop}) {
@@ -237,13 +233,13 @@ func (q *Queues) Nop() {
 	}
 }
 
-// Answered drains the event queue and tells whether the last Nop is answered.
+// Answered drains the event queue and reports whether the last Nop has been answered.
 func (q *Queues) Answered() bool {
 	q.drain()
 	return q.nop > 0 && q.seen == q.nop
 }
 
-// Vector takes a vector of the device, while the event queue is on.
+// Vector handles a vector of the device while the event queue is enabled.
 func (q *Queues) Vector(v int) {
 	if v == device.VectorFault {
 		q.look()
@@ -252,7 +248,7 @@ func (q *Queues) Vector(v int) {
 	q.drain()
 }
 
-// Deliver gives the vectors that are up to a driver.
+// Deliver passes the pending vectors to a driver.
 func (q *Queues) Deliver(h device.Handler) {
 	q.latch()
 	for v := range device.Vectors {
@@ -265,7 +261,7 @@ func (q *Queues) Deliver(h device.Handler) {
 	}
 }
 
-// latch latches the causes that hold, and tells whether a vector waits for Deliver.
+// latch latches the causes that hold, and reports whether a vector waits for Deliver.
 func (q *Queues) latch() bool {
 	if q.fifos[0].level()+q.fifos[1].level() > 0 {
 		q.status |= 1 << device.VectorFIFO
@@ -283,7 +279,7 @@ func (q *Queues) latch() bool {
 	return open&^q.up != 0
 }
 
-// rise has Deliver called where it is worth it.
+// rise calls Raise if a vector waits.
 func (q *Queues) rise() {
 	if q.latch() {
 		q.cfg.Raise()
@@ -296,11 +292,11 @@ func word(at, index uint32, w int) uint32 {
 
 func mod(i uint32) uint32 { return i & (2*entries - 1) }
 
-// phase is the phase bit of the entry at an index.
+// phase returns the phase bit of the entry at an index.
 func phase(index uint32) uint64 { return uint64(index>>logEntries&1 ^ 1) }
 
-// drain takes what is in the event queue, a ring's worth at most: whoever writes
-// faster gets its next turn later.
+// drain handles the events in the queue, at most one ring's worth: a faster writer is continued
+// later.
 func (q *Queues) drain() {
 	if !q.events {
 		return
@@ -336,17 +332,17 @@ func (q *Queues) drain() {
 	}
 }
 
-// room tells whether any event could be taken.
+// room reports whether any event could be stored.
 func (q *Queues) room() bool {
 	return q.fifos[0].level() < device.FIFODepth && q.fifos[1].level() < device.FIFODepth
 }
 
-// take takes one event.
+// take handles one event.
 func (q *Queues) take(entry *device.QueueEntry) {
 	e, err := device.DecodeEvent(entry)
 	if err != nil {
 		q.stats.Bad++
-		q.warn("an entry of the device's event queue is none", "error", err)
+		q.warn("an entry of the device's event queue is invalid", "error", err)
 		return
 	}
 	q.commands.mu.Lock()
@@ -402,13 +398,13 @@ func call(f func(int), i int) {
 	}
 }
 
-// latchAgain latches a cause whose event is all there is of it: a new edge.
+// latchAgain latches a cause that exists only as an event: a new edge.
 func (q *Queues) latchAgain(v int) {
 	q.status |= 1 << v
 	q.up &^= 1 << v
 }
 
-// warn logs what a device should not do, once.
+// warn logs a device's first protocol violation.
 func (q *Queues) warn(msg string, args ...any) {
 	if !q.warned {
 		q.warned = true
@@ -416,16 +412,16 @@ func (q *Queues) warn(msg string, args ...any) {
 	}
 }
 
-// lost takes the error of an access to the device: it is gone, and whoever serves
-// the bus says so.
+// lost handles an error of an access to the device: it is gone, which the server of the bus
+// reports.
 func (q *Queues) lost(err error) {
 	if err != nil {
 		q.warn("a register of the queues cannot be written", "error", err)
 	}
 }
 
-// look finds out why vector 0 came: the event queue is off, or else nothing that is
-// not in it.
+// look determines the cause of vector 0: the event queue was disabled by an error, or there is
+// nothing new.
 func (q *Queues) look() {
 	q.drain()
 	s, err := q.raw(device.PL).Read32(device.PLEventQueue + device.QueueStatus)
@@ -433,9 +429,9 @@ func (q *Queues) look() {
 		q.lost(err)
 		return
 	}
-	q.drain() // what was written before the error
+	q.drain() // events written before the error
 	q.stats.Breaks++
-	q.cfg.Log.Error("the device's queues in memory are off: faults are served by the registers", "status", s)
+	q.cfg.Log.Error("the device's queues in memory are disabled: faults are served through the registers", "status", s)
 	q.events = false
 	q.registers()
 	q.lost(q.raw(device.PL).Write32(device.PLEventQueue+device.QueueStatus, device.QueueErrors))
@@ -455,7 +451,7 @@ func (q *Queues) isOff() {
 	}
 }
 
-// registers has messages go by the packetizers' registers from now on.
+// registers makes messages go through the packetizers' registers from now on.
 func (q *Queues) registers() {
 	if !q.commands.on {
 		return

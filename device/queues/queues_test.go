@@ -15,7 +15,7 @@ const (
 	wordsAt    = 32 << 10
 )
 
-// node is a device of registers whose memory a test writes as it likes.
+// node is a device of registers whose memory is written by the test.
 type node struct {
 	t     testing.TB
 	regs  map[uint32]uint64 // window << 24 | offset
@@ -72,7 +72,7 @@ func newNode(t testing.TB) *node {
 	return n
 }
 
-// Interrupt notes vectors as 100 and more.
+// Interrupt records vectors as 100 and more.
 func (n *node) Interrupt(v int) { n.calls = append(n.calls, 100+v) }
 
 func (n *node) run() {
@@ -108,14 +108,15 @@ func (n *node) set(id device.WindowID, off uint32, v uint64) {
 	}
 }
 
-// command gives the entry of the command queue at an index.
+// command returns the entry of the command queue at an index.
 func (n *node) command(i int) (device.Command, bool) {
 	q := device.QueueEntryOf(n.mem[commandsAt+i*device.QueueEntrySize:])
 	c, err := device.DecodeCommand(&q)
 	return c, err == nil && q[0]&1 != 0
 }
 
-// A fault is found in the registers that would tell it, and served without one.
+// The driver finds a fault in the registers that would hold it, and serves it without reading the
+// device's registers.
 func TestFaultWithoutRegisters(t *testing.T) {
 	n := newNode(t)
 	e := device.FaultEntry{Source: 7, Transaction: 5, Sequence: 1, PDID: 3, Page: 9, Response: 2}
@@ -138,7 +139,7 @@ func TestFaultWithoutRegisters(t *testing.T) {
 		{pl, device.PLIRQStatus, 0xf}, {smmu, device.Bank(3, device.FSR), 2}, {smmu, device.Bank(3, device.FAR), 0x9123},
 		{smmu, device.Bank(3, device.FSYNR0), 0x10}, {smmu, device.Bank(2, device.FSR), 0}, {smmu, device.GFSR, 2}, {smmu, device.GFAR, 0x77},
 		{pl, device.PLRXFIFOStatus, 1 | device.FIFOOverflow}, {pl, device.PLRXFIFOExt, 100},
-		{pl, device.PLRXFIFO + 8, uint64(w[2]) | uint64(w[3])<<32}, // the second half alone pops nothing
+		{pl, device.PLRXFIFO + 8, uint64(w[2]) | uint64(w[3])<<32}, // reading only the second half pops nothing
 		{pl, device.PLRXFIFO, uint64(w[0]) | uint64(w[1])<<32}, {pl, device.PLRXFIFO + 8, uint64(w[2]) | uint64(w[3])<<32},
 		{pl, device.PLRXFIFOStatus, device.FIFOEmpty | device.FIFOOverflow}, {pl, device.PLRXFIFO, 0},
 		{pl, device.PLTXFIFOStatus, 1}, {pl, device.PLTXFIFOExt, 1},
@@ -170,8 +171,8 @@ func TestFaultWithoutRegisters(t *testing.T) {
 	}
 }
 
-// Where the device takes it a doorbell tells how far the event queue is read, and else
-// EVTQ_CONS does when half the ring is.
+// A doorbell reports how far the event queue has been read, if the device supports that;
+// otherwise EVTQ_CONS is written after each half ring.
 func TestConsumed(t *testing.T) {
 	const bell, cons = uint32(device.PL)<<24 | device.PLCommandQueue + device.QueueDoorbell, uint32(device.PL)<<24 | device.PLEventQueue + device.QueueCons
 	for _, takes := range []uint64{0, device.DoorbellTakes} {
@@ -198,8 +199,7 @@ func TestConsumed(t *testing.T) {
 	}
 }
 
-// A full command queue keeps messages in their channels, busy, until an event
-// tells that there is room.
+// A full command queue leaves messages in their channels, busy, until an event reports room.
 func TestCommandsFull(t *testing.T) {
 	n := newNode(t)
 	send := func(page, ch uint32, v uint64) uint64 {
@@ -237,8 +237,8 @@ func TestCommandsFull(t *testing.T) {
 	}
 }
 
-// Messages that are no requests to an R5 go by registers, and their STATUS is the
-// device's: pfds tell each other apart by what is written before and after.
+// Messages other than requests to an R5 are sent through the registers, and their STATUS is the
+// device's: messages between pfds depend on register writes before and after.
 func TestOtherMessages(t *testing.T) {
 	n := newNode(t)
 	const base = 15 * device.PageSize
@@ -261,8 +261,8 @@ func TestOtherMessages(t *testing.T) {
 	}
 }
 
-// An error turns the event queue off: what it has told is served, then the
-// registers, and messages that waited go by registers.
+// An error disables the event queue: events already reported are served, then the registers, and
+// waiting messages are sent through the registers.
 func TestBackToRegisters(t *testing.T) {
 	n := newNode(t)
 	n.set(device.PL, device.PLIRQMask, 0xc)
@@ -301,8 +301,8 @@ func TestBackToRegisters(t *testing.T) {
 	}
 }
 
-// Queues that an error turned off are on again when what they told is served, and
-// everybody looks for what came meanwhile.
+// Queues that an error has disabled are enabled again when the reported faults are served, and
+// every handler is called for events missed meanwhile.
 func TestRenew(t *testing.T) {
 	n := newNode(t)
 	status := uint32(device.PL)<<24 | device.PLEventQueue + device.QueueStatus
@@ -349,7 +349,7 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// An invalidation is two commands and a word, each its own.
+// An invalidation is two commands and a word, none shared.
 func TestInvalidate(t *testing.T) {
 	n := newNode(t)
 	var all []queues.Invalidation
@@ -384,7 +384,7 @@ func TestInvalidate(t *testing.T) {
 	if over, alive := n.q.Forgotten(v); !ok || over || !alive {
 		t.Error("the word of an invalidation that is over counts for another")
 	}
-	// They tell how far the device has come: no event is needed.
+	// Completed SYNCs show how many commands the device has taken: no event is needed.
 	for _, v := range append(all, v) {
 		n.q.Release(v)
 	}
@@ -406,14 +406,14 @@ func TestInvalidate(t *testing.T) {
 	}
 }
 
-// After lost events everybody is told; a device that tells nonsense is not believed.
+// After lost events every handler is called; invalid reports of a device are ignored.
 func TestLies(t *testing.T) {
 	n := newNode(t)
 	n.tell(device.Event{Kind: device.EventOverflow, Cookie: 1 << device.EventWords})
 	n.tell(device.Event{Kind: device.EventWords, Index: 4})
 	n.entry(device.QueueEntry{200 << 8})
 	n.entry(device.QueueEntry{2<<8 | 99<<32})
-	n.tell(device.Event{Kind: device.EventNop, Commands: 300, Cookie: 5}) // neither put nor asked for
+	n.tell(device.Event{Kind: device.EventNop, Commands: 300, Cookie: 5}) // neither sent nor requested
 	n.q.Vector(device.VectorFIFO)
 	if s := n.q.Stats(); s.Bad != 2 || s.Lost != 1 || len(n.calls) != 2 || n.calls[0] != -1 || n.calls[1] != 4 {
 		t.Errorf("%+v, calls %v", s, n.calls)
@@ -430,8 +430,7 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// FuzzQueues: whatever is in the rings, a drain is bounded, and the driver's reads
-// of a FIFO end.
+// FuzzQueues: whatever is in the rings, a drain is bounded, and the driver's reads of a FIFO end.
 func FuzzQueues(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 4, 5, 6, 7, 8}, uint8(1))
 	f.Add([]byte{1, 1, 0, 0, 3, 0, 0, 0, 1, 1, 1, 1}, uint8(200))

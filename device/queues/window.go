@@ -2,7 +2,7 @@ package queues
 
 import "github.com/exanet/pfd/device"
 
-// fifo is a page-fault FIFO as events filled it (spec/hardware.md 4).
+// fifo is a page-fault FIFO filled by events (spec/hardware.md 4).
 type fifo struct {
 	items    []item
 	head     int
@@ -25,7 +25,7 @@ func (f *fifo) push(e *device.Event) {
 	f.overflow = f.overflow || e.Lost
 }
 
-// read reads word i of the head; d pops if a, b and c have been read.
+// read reads word i of the head; reading d pops if a, b and c have been read.
 func (f *fifo) read(i uint32) uint64 {
 	if f.level() == 0 {
 		return 0
@@ -55,7 +55,7 @@ func (f *fifo) status() uint64 {
 	return s
 }
 
-// window is a window of the device with the queues in front of it.
+// window is a window of the device that includes the queues.
 type window struct {
 	q  *Queues
 	to device.Window
@@ -107,8 +107,7 @@ func (w *window) Write64(off uint32, v uint64) error {
 	return w.to.Write64(off, v)
 }
 
-// causes gives the latched causes that are known here alone: of what came before
-// the event queue broke.
+// causes returns the latched causes known only here: those received before the event queue broke.
 func (q *Queues) causes() (bits uint32) {
 	if q.fifos[0].level()+q.fifos[1].level() > 0 {
 		bits |= 1 << device.VectorFIFO
@@ -124,8 +123,8 @@ func (q *Queues) causes() (bits uint32) {
 	return bits
 }
 
-// read reads a register that is kept here. Where the event queue is not in use that
-// is one with something left of it.
+// read reads a register that is kept here. While the event queue is disabled, only registers with
+// content left from it are kept here.
 func (q *Queues) read(id device.WindowID, off uint32, width int) (uint64, bool) {
 	switch id {
 	case device.PL:
@@ -171,7 +170,7 @@ func (q *Queues) read(id device.WindowID, off uint32, width int) (uint64, bool) 
 
 func (q *Queues) readFIFO(f *fifo, off uint32, width int) (uint64, bool) {
 	if off == device.PLRXFIFOStatus-device.PLRXFIFO && q.events {
-		q.drain() // what has come since the vector
+		q.drain() // events since the vector
 	}
 	if f.level() == 0 && !q.events {
 		return 0, false
@@ -225,7 +224,7 @@ func (q *Queues) write(id device.WindowID, off uint32, v uint64) bool {
 			return false
 		}
 		if *fsr == 0 {
-			return false // nothing of it is here: the device's own
+			return false // nothing of it is kept here: write the device's
 		}
 		*fsr &^= uint32(v)
 		return true

@@ -8,15 +8,15 @@ import (
 	"github.com/exanet/pfd/device/queues"
 )
 
-// QueueBus is a device.Bus whose driver works by queues in memory.
+// QueueBus is a device.Bus whose driver uses queues in memory.
 type QueueBus struct {
 	device.Bus
 	*queues.Queues
 	handler device.Handler
 }
 
-// NewQueueBus returns the bus of a node with the queues in front of it. Of cfg, it sets
-// Window, Later and Raise. The caller must call Start.
+// NewQueueBus returns the bus of a node with queues in memory. It sets Window, Later and Raise of
+// cfg. The caller must call Start.
 func NewQueueBus(bus device.Bus, cfg queues.Config) *QueueBus {
 	b := &QueueBus{Bus: bus}
 	posted := false
@@ -44,7 +44,7 @@ func (b *QueueBus) Serve(ctx context.Context, h device.Handler) error {
 // Handle sets the handler of the vectors, for a bus that is not served.
 func (b *QueueBus) Handle(h device.Handler) { b.handler = h }
 
-// Interrupt implements device.Handler: it takes a vector of the device.
+// Interrupt implements device.Handler: it handles a vector of the device.
 func (b *QueueBus) Interrupt(v int) {
 	if !b.On() && b.handler != nil {
 		b.handler.Interrupt(v)

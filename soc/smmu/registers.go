@@ -2,14 +2,14 @@ package smmu
 
 import "github.com/exanet/pfd/device"
 
-// LoadGlobal reads a register of page GR0, named by its offset in the page,
-// index i of an array.
+// LoadGlobal reads a register of page GR0, identified by its offset in the page; i is the index
+// in an array.
 func (s *SMMU) LoadGlobal(reg uint32, i int) uint64 {
 	switch reg {
 	case device.SCR0:
 		return uint64(s.scr0)
 	case device.IDR0, device.IDR1, device.IDR2, device.IDR7:
-		// What they say stands in the register map.
+		// Their values are in the register map.
 		r, _, _ := device.Lookup(device.SMMU, reg)
 		return r.Reset
 	case device.GFAR:
@@ -35,7 +35,7 @@ func (s *SMMU) anyActive() uint64 {
 	return 0
 }
 
-// StoreGlobal writes a register of page GR0; v has its masks applied.
+// StoreGlobal writes a register of page GR0; its masks have been applied to v.
 func (s *SMMU) StoreGlobal(reg uint32, i int, v uint64) {
 	switch reg {
 	case device.SCR0:
@@ -105,7 +105,7 @@ func (s *SMMU) LoadBank(reg uint32, i int) uint64 {
 	case device.FSYNR1:
 		return uint64(b.fsynr1)
 	case device.TLBSTATUS:
-		// A sync is complete when no access that began before it is in flight.
+		// A sync completes when no access that began before it is in flight.
 		if b.active > 0 {
 			return 1
 		}
@@ -113,8 +113,8 @@ func (s *SMMU) LoadBank(reg uint32, i int) uint64 {
 	return 0
 }
 
-// StoreBank writes register reg of context bank i; v has its masks applied, for
-// FSR the bits that stay.
+// StoreBank writes register reg of context bank i; its masks have been applied to v. For FSR, v
+// has the bits that remain set.
 func (s *SMMU) StoreBank(reg uint32, i int, v uint64) {
 	b := &s.banks[i]
 	switch reg {

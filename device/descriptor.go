@@ -118,13 +118,12 @@ func (d *Descriptor) Words() [DescriptorWords]uint64 {
 	}
 }
 
-// StoreDescriptor stores the words of a descriptor that is to start at offset at, by functions that
-// store 4 and 8 bytes. It leaves status and paused blocks out, and stores done = 0 last: that makes
-// the channel startable.
+// StoreDescriptor stores a descriptor at offset at with the caller's 32-bit and 64-bit stores. It
+// clears status and paused, and stores done = 0 last, which makes the channel ready to start.
 func StoreDescriptor(at uint32, words *[DescriptorWords]uint64, store32 func(off, v uint32), store64 func(off uint32, v uint64)) {
 	for i, w := range words {
 		switch off := 8 * uint32(i); off {
-		case DescSize: // its upper half is done
+		case DescSize: // the upper half is done
 			store32(at+off, uint32(w))
 		case DescReserved1:
 			store64(at+off, w>>DescGenShift<<DescGenShift)

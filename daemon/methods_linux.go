@@ -68,19 +68,16 @@ func (r registrar) Unregister(m attach.Range) error {
 	return r.s.regions.Remove(m.VA, m.VA+device.VA(m.Size))
 }
 
-// Times of the populate method (ours).
+// Times of the populate method (defined by this project).
 const (
-	populateSpin    = 20 * time.Microsecond
-	populatePause   = time.Millisecond       // the longest between two looks
-	populateSettle  = 2 * time.Millisecond   // after which what is there is all there will be
+	populateLook    = time.Millisecond       // between two looks at a process that says nothing
 	populatePatient = 100 * time.Millisecond // for the first page
 )
 
-// populatePager has the process page in by itself, and waits until it says that
-// it has (word SERVED, docs/attach.md 3). What it says is only when to look: what
-// is there is read from the process's pagemap. A process that says nothing, as
-// libraries before that word do, is looked at from time to time. Who waits for the
-// answer sleeps: that is for a domain's own worker.
+// populatePager has the process page in by itself, and waits until the process says that
+// it has (word SERVED, docs/attach.md 3). The word says only when to look: what is resident is
+// read from the process's pagemap. A process that says nothing is looked at each millisecond.
+// The goroutine that waits for the answer sleeps: it is a domain's own worker.
 type populatePager struct {
 	p      gup.Looker
 	to     delegate
@@ -161,29 +158,27 @@ func (q *question) Wait() gup.Result {
 		return fail(q.err)
 	}
 	e := &q.e
-	before, began := uint64(0), time.Now()
-	for pause, grown := time.Duration(0), began; ; {
-		if !q.told {
-			pause = q.wait(q.number, pause)
+	for began, early := time.Now(), true; ; early = false {
+		switch old := q.served.Served(); {
+		case q.Answered():
+		case early:
+			q.served.WaitServed(old, populateLook)
+		default: // a process that writes other words keeps no thread busy
+			time.Sleep(populateLook)
 		}
-		told := q.Answered()
+		over := q.Answered() || time.Since(began) > populatePatient
 		n, err := q.p.Pagemap(q.va, e[:q.pages])
 		if err != nil {
 			return fail(err)
 		}
 		there := gup.Ready(e[:n], q.write, q.shared)
-		now := time.Now()
-		if there != before {
-			before, grown = there, now
-		}
-		settled := told || now.Sub(grown) > populateSettle
 		switch {
-		case settled && there&1 == 0 && e[0].Present() && !e[0].File():
+		case over && there&1 == 0 && e[0].Present() && !e[0].File():
 			// It may stay shared for reasons of the kernel's own: the walk reports
 			// it once (spec/faultpath.md, the walk).
 			there |= 1
 			fallthrough
-		case there == q.all, settled && there&1 != 0:
+		case there == q.all, over && there&1 != 0:
 			for i := range q.pages {
 				if q.write && !q.shared && there>>i&1 != 0 {
 					q.p.PagedIn(q.va+device.VA(i)<<device.PageShift, e[i])
@@ -192,11 +187,11 @@ func (q *question) Wait() gup.Result {
 			r := gup.Result{Resident: there, Kind: q.kind}
 			r.Since(q.was)
 			return r
-		case told, now.Sub(began) > populatePatient:
+		case over:
 			if _, err := q.p.Mapping(q.va); err != nil {
 				return fail(err)
 			}
-			if !told {
+			if !q.told {
 				return fail(gup.ErrUnanswered)
 			}
 			err, errno := gup.Missing(q.p, q.va), unix.Errno(q.served.ServedError())
@@ -210,24 +205,4 @@ func (q *question) Wait() gup.Result {
 			return fail(err)
 		}
 	}
-}
-
-// wait waits for the process's word that it has served a message, at most for
-// about the pause that it gives to the next call.
-func (g populatePager) wait(number uint32, pause time.Duration) time.Duration {
-	for began := time.Now(); time.Since(began) < populateSpin; {
-		if g.served.Served() == number {
-			return pause
-		}
-	}
-	pause = min(2*pause+50*time.Microsecond, populatePause)
-	switch old := g.served.Served(); {
-	case old == number:
-	case pause < populatePause:
-		g.served.WaitServed(old, pause)
-	default:
-		// Who is late, or wakes pfd for nothing, waits for pfd.
-		time.Sleep(pause)
-	}
-	return pause
 }

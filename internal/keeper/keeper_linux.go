@@ -65,13 +65,13 @@ const (
 // parent: the child's pid, or a negative errno.
 func spawn(flags, stack uintptr, pidfd unsafe.Pointer, hold uintptr, page unsafe.Pointer) int
 
-// Start creates a keeper of the calling process's current address space. If the kernel has Yama
-// (ptrace_scope 1), the keeper permits access to the process and its descendants.
+// Start creates a keeper of the calling process's current address space. Under Yama
+// (ptrace_scope 1) this process and its descendants may access the keeper's memory.
 func Start() (*Keeper, error) { return StartFor(os.Getpid()) }
 
-// StartFor creates a keeper that permits access to the process ptracer and its descendants.
-// Yama treats the keeper as a process of its own: PR_SET_PTRACER calls of the process itself do
-// not apply to it.
+// StartFor is like Start, but the process ptracer and its descendants have the access. Yama
+// treats the keeper as a process of its own: PR_SET_PTRACER calls of the process itself do not
+// apply to it.
 //
 // If another thread closes a descriptor while the keeper is created, the keeper may hold the
 // last copy, and closing a socket that lingers (SO_LINGER) takes long. StartFor kills such a

@@ -63,7 +63,7 @@ var mutants = []mutant{
 	{"a peer takes the read channels kept for others", []edit{
 		{readFile, "	return free > len(d.peers) || d.mayHave(", "	return free > len(d.peers) || M && free > 0 || d.mayHave("}}},
 	{"retransmission while the old one is sent", []edit{
-		{runFile, "	if fw.cfg.Options.NoRetransmissionBit {\n		// Nothing", "	if M || fw.cfg.Options.NoRetransmissionBit {\n		// Nothing"},
+		{runFile, "	if fw.cfg.Options.NoRetransmissionBit {", "	if M || fw.cfg.Options.NoRetransmissionBit {"},
 		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},
 		{fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {"}}},
 	{"time-out list out of order", []edit{

@@ -95,11 +95,14 @@ func (f *flight) run(ctx context.Context) (err error) {
 				return err
 			}
 		}
-		if looks%pollsBetweenLooks == pollsBetweenLooks-1 {
+		look := looks%pollsBetweenLooks == pollsBetweenLooks-1
+		if look {
+			offer(since)
+		}
+		if look || looks == 0 { // looks is 0 where a transfer has just ended
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			offer(since)
 		}
 	}
 	return nil

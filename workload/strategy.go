@@ -123,8 +123,7 @@ type Putter struct {
 	q      StrategyRun
 	asked  uint64
 	answer *uint64
-	pins   []place // of the cache, the least recently used first
-	pinned map[uint64]bool
+	pins   []place      // of the cache, the least recently used first
 	put    map[int]bool // pages
 	victim []place      // Firehose: let go, and still pinned
 }
@@ -199,18 +198,15 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 	}
 	p.end.size = 0 // the memory is nobody else's
 	p.seed++
-	src, dst := perfFill{Seed: word(p.seed, 0)}, perfFill{Absent: 1, Zero: true}
-	if err := p.end.fill(src); err != nil {
-		return r, err
-	}
-	if _, err := p.perf(opPerfFill, perfOrder{Fill: dst}); err != nil {
+	src, err := p.fill(&PerfRun{Dst: 1})
+	if err != nil {
 		return r, err
 	}
 	before, err := pinned(p.pids...)
 	if err != nil {
 		return r, err
 	}
-	u := &Putter{p: p, ctx: ctx, q: q, pinned: make(map[uint64]bool), put: make(map[int]bool)}
+	u := &Putter{p: p, ctx: ctx, q: q, put: make(map[int]bool)}
 	if u.answer, err = rdma.Word(p.end.words.b, askPlace+askSize+8); err != nil {
 		return r, err
 	}

@@ -31,33 +31,31 @@ type Study struct {
 // where there are several links, one that has these as rows and all pages absent that may be.
 // An error says what cannot be swept.
 func (s Study) Suite() (Suite, error) {
+	var errs []error
 	for _, m := range s.Methods {
-		if _, err := pagein.ParseMethod(m); err != nil {
-			return Suite{}, err
-		}
+		_, err := pagein.ParseMethod(m)
+		errs = append(errs, err)
 	}
 	for _, p := range s.Policies {
-		if _, err := pagein.ParsePolicy(p); err != nil {
-			return Suite{}, err
-		}
+		_, err := pagein.ParsePolicy(p)
+		errs = append(errs, err)
 	}
 	for _, size := range s.Sizes {
 		for _, p := range s.Patterns {
 			for _, f := range s.Probabilities {
 				q := workload.PerfRun{Size: size, Order: p, Dst: f, Count: 1}
-				if err := q.Check(); err != nil {
-					return Suite{}, err
-				}
+				errs = append(errs, q.Check())
 			}
 		}
 	}
 	for _, d := range s.Delays {
 		for _, l := range s.Losses {
 			o := link.Options{Delay: d, Loss: l}
-			if err := o.Check(); err != nil {
-				return Suite{}, err
-			}
+			errs = append(errs, o.Check())
 		}
+	}
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		return Suite{}, errs[i]
 	}
 	return Suite{studySuite, "a sweep of methods, policies, sizes, patterns, probabilities and links", s.run}, nil
 }

@@ -252,7 +252,7 @@ func TestForkedChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pid := c.pid
+	pid := c.process.Pid
 	if kept, err := c.check(); err != nil || !kept {
 		t.Errorf("before: kept %v, %v", kept, err)
 	}

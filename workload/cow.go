@@ -20,7 +20,7 @@ import (
 // child. The child therefore runs one function that uses raw system calls only,
 // cannot grow its stack and takes no signal.
 type child struct {
-	pid     int
+	process *os.Process
 	request *os.File // a byte asks, the end of file ends the child
 	answer  *os.File // a byte answers
 }
@@ -36,23 +36,23 @@ const childPatience = 60 * time.Second
 
 // fork makes a child that shares area, which holds the pattern of seed.
 func fork(area []byte, seed uint64) (*child, error) {
-	var req, ans [2]int // the read end, the write end
-	if err := unix.Pipe2(req[:], unix.O_CLOEXEC); err != nil {
-		return nil, fmt.Errorf("fork: pipe: %w", err)
-	}
-	if err := unix.Pipe2(ans[:], unix.O_CLOEXEC); err != nil {
-		return nil, errors.Join(fmt.Errorf("fork: pipe: %w", err), unix.Close(req[0]), unix.Close(req[1]))
-	}
-	pid, errno := rawFork(uintptr(req[0]), uintptr(ans[1]), area, seed)
-	err := errors.Join(unix.Close(req[0]), unix.Close(ans[1]))
-	if errno != 0 {
-		return nil, errors.Join(fmt.Errorf("fork: %w", errno), err, unix.Close(req[1]), unix.Close(ans[0]))
-	}
-	// Not blocking, so that a read has a deadline.
-	err = errors.Join(err, unix.SetNonblock(ans[0], true))
-	c := &child{pid: int(pid), request: os.NewFile(uintptr(req[1]), "request"), answer: os.NewFile(uintptr(ans[0]), "answer")}
+	request, ask, err := os.Pipe()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("fork: %w", err), c.close())
+		return nil, fmt.Errorf("fork: %w", err)
+	}
+	defer request.Close() // the child has its own
+	answer, say, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("fork: %w", err), ask.Close())
+	}
+	defer say.Close()
+	pid, errno := rawFork(request.Fd(), say.Fd(), area, seed)
+	if errno != 0 {
+		return nil, errors.Join(fmt.Errorf("fork: %w", errno), ask.Close(), answer.Close())
+	}
+	c := &child{request: ask, answer: answer}
+	if c.process, err = os.FindProcess(int(pid)); err != nil {
+		return nil, errors.Join(fmt.Errorf("fork: %w", err), ask.Close(), answer.Close()) // the end of ask ends it
 	}
 	return c, nil
 }
@@ -118,34 +118,28 @@ func forkChild(request, answer uintptr, area []byte, seed uint64) (uintptr, unix
 // check asks the child whether it still has its own bytes.
 func (c *child) check() (bool, error) {
 	if _, err := c.request.Write([]byte{'?'}); err != nil {
-		return false, fmt.Errorf("forked child %d: %w", c.pid, err)
+		return false, fmt.Errorf("forked child %d: %w", c.process.Pid, err)
 	}
 	if err := c.answer.SetReadDeadline(time.Now().Add(childPatience)); err != nil {
-		return false, fmt.Errorf("forked child %d: %w", c.pid, err)
+		return false, fmt.Errorf("forked child %d: %w", c.process.Pid, err)
 	}
 	var b [1]byte
 	if _, err := c.answer.Read(b[:]); err != nil {
-		return false, fmt.Errorf("forked child %d: %w", c.pid, err)
+		return false, fmt.Errorf("forked child %d: %w", c.process.Pid, err)
 	}
 	return b[0] == childKept, nil
 }
 
 // close ends the child and waits for it.
 func (c *child) close() error {
-	errs := []error{c.request.Close(), c.answer.Close()}
+	err := errors.Join(c.request.Close(), c.answer.Close())
 	// It may be looking at its bytes: what it finds does not matter any more.
-	if err := unix.Kill(c.pid, unix.SIGKILL); err != nil {
-		errs = append(errs, fmt.Errorf("forked child %d: kill: %w", c.pid, err))
+	e := c.process.Kill()
+	if e == nil {
+		_, e = c.process.Wait()
 	}
-	for {
-		_, err := unix.Wait4(c.pid, nil, 0, nil)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, unix.EINTR) {
-			errs = append(errs, fmt.Errorf("forked child %d: wait: %w", c.pid, err))
-			break
-		}
+	if e != nil {
+		err = errors.Join(err, fmt.Errorf("forked child %d: %w", c.process.Pid, e))
 	}
-	return errors.Join(errs...)
+	return err
 }

@@ -41,14 +41,11 @@ func start(ctx context.Context, name string, o Options) (*peer, error) {
 	p.cmd.Env = append(os.Environ(), o.Env...)
 	p.cmd.Stderr = p.stderr
 	stdin, err := p.cmd.StdinPipe()
-	if err != nil {
-		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
+	stdout, outErr := p.cmd.StdoutPipe()
+	if err = errors.Join(err, outErr); err == nil {
+		err = p.cmd.Start()
 	}
-	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
-		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
-	}
-	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
 	}
 	p.lines = newLines(stdout, stdin)

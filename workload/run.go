@@ -167,7 +167,7 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, set []Parallel, 
 		return nil, err
 	}
 	list, err := s.rounds(q, set, r)
-	if r.Failed > 0 && err == nil {
+	if r.Failed > 0 && err == nil && len(set) == 1 { // of several nobody knows which fault is whose
 		s.explain(ctx, d, q.Options, r)
 	}
 	after, countErr := s.count(ctx, d, q.Options, r.CountersNode)

@@ -24,12 +24,7 @@ func openPagemap() (*pagemap, error) {
 	return &pagemap{file: f, entries: make([]byte, 8*512)}, nil
 }
 
-func (p *pagemap) close() error {
-	if err := p.file.Close(); err != nil {
-		return fmt.Errorf("pagemap: %w", err)
-	}
-	return nil
-}
+func (p *pagemap) close() error { return p.file.Close() }
 
 // resident counts the pages of b, whole pages, that hold something: bit 63
 // present, bit 62 swapped out.

@@ -128,8 +128,11 @@ func (p *peer) gone(cause error) error {
 	return fmt.Errorf("%w %s ended: %w", errProcess, p.name, cause)
 }
 
-// close ends what obeys and waits for it. It may be called again.
+// close ends what obeys, if there is one, and waits for it. It may be called again.
 func (p *peer) close() error {
+	if p == nil {
+		return nil
+	}
 	p.once.Do(func() { p.err = p.end() })
 	return p.err
 }

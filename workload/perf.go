@@ -67,10 +67,10 @@ func ServePerf(ctx context.Context, d Daemon, o Options, name string, ready func
 		err = ours(c)
 		if err == nil {
 			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-			err = serveProcess(ctx, c, c, &process{attach: func(ctx context.Context, a attachment) (endpoint, error) {
+			err = serve(ctx, c, c, func(ctx context.Context, a attachment) (endpoint, error) {
 				a.Socket, a.Node = o.Socket, node
 				return attachRDMA(ctx, a)
-			}})
+			})
 			stop()
 		}
 		_ = c.Close() // what it said was said
@@ -120,9 +120,7 @@ func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, e
 	default:
 		mine, theirs := net.Pipe()
 		done := make(chan error, 1)
-		go func() {
-			done <- serveProcess(ctx, theirs, theirs, &process{attach: attachRDMA})
-		}()
+		go func() { done <- serve(ctx, theirs, theirs, attachRDMA) }()
 		p.target = connected(mine, done)
 	}
 	ep, err := attachRDMA(ctx, at.from)
@@ -147,14 +145,11 @@ func (p *Perf) perf(o op, q perfOrder) (perfOrder, error) {
 
 // Close ends the target, and both attachments.
 func (p *Perf) Close() error {
-	var errs []error
-	if p.target != nil {
-		errs = append(errs, p.target.close())
-	}
+	err := p.target.close()
 	if p.end != nil {
-		errs = append(errs, p.end.close(), p.end.ep.Close())
+		err = errors.Join(err, p.end.close(), p.end.ep.Close())
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Pattern is the order in which parts of memory are transferred.
@@ -175,6 +170,9 @@ var Patterns = []Pattern{Sequential, Strided, Random, Zipf}
 func (t Pattern) order(n int, seed uint64) []int {
 	r := rand.New(rand.NewPCG(seed, 0))
 	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
 	switch t {
 	case Random:
 		return r.Perm(n)
@@ -191,10 +189,6 @@ func (t Pattern) order(n int, seed uint64) []int {
 				from++
 				at = from
 			}
-		}
-	default:
-		for i := range list {
-			list[i] = i
 		}
 	}
 	return list

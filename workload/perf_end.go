@@ -252,14 +252,11 @@ func (e *perfEnd) touch() {
 	}
 }
 
-// word gives the second of part i's completion words.
-func (e *perfEnd) word(i int) (*uint64, error) { return rdma.Word(e.words.b, uint64(16*i+8)) }
-
 // watch waits for the notification of each part and takes the time.
 func (e *perfEnd) watch(ctx context.Context, order []int, last uint64) ([]int64, error) {
 	times := make([]int64, len(order))
 	for i, part := range order {
-		w, err := e.word(part)
+		w, err := rdma.Word(e.words.b, uint64(16*part+8)) // the second of its pair
 		if err != nil {
 			return nil, err
 		}

@@ -38,16 +38,14 @@ type attachFunc func(ctx context.Context, a attachment) (endpoint, error)
 // Process is the test process: it obeys the orders that come by r, answers by
 // w, and ends when r ends.
 func Process(ctx context.Context, r io.Reader, w io.Writer) error {
+	// An interrupt from the terminal is the parent's to handle.
+	signal.Ignore(syscall.SIGINT)
 	return serve(ctx, r, w, attachRDMA)
 }
 
+// serve is Process with endpoints that attach makes.
 func serve(ctx context.Context, r io.Reader, w io.Writer, attach attachFunc) error {
-	// An interrupt from the terminal is the parent's to handle.
-	signal.Ignore(syscall.SIGINT)
-	return serveProcess(ctx, r, w, &process{attach: attach})
-}
-
-func serveProcess(ctx context.Context, r io.Reader, w io.Writer, p *process) error {
+	p := &process{attach: attach}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l := newLines(r, w)

@@ -265,12 +265,4 @@ func (s *Session) pinned() (maybe.Number, error) {
 }
 
 // Close ends both processes and waits for them.
-func (s *Session) Close() error {
-	var errs []error
-	for _, p := range []*peer{s.initiator, s.target} {
-		if p != nil {
-			errs = append(errs, p.close())
-		}
-	}
-	return errors.Join(errs...)
-}
+func (s *Session) Close() error { return errors.Join(s.initiator.close(), s.target.close()) }

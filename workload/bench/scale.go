@@ -252,21 +252,18 @@ func (r *run) idle() error {
 		if err := pause(r.ctx, r.Window); err != nil {
 			return err
 		}
-		before, err := used(d.pid)
-		if err != nil {
-			return err
-		}
-		start := time.Now()
-		if err := pause(r.ctx, 10*r.Window); err != nil {
-			return err
-		}
-		elapsed := time.Since(start)
-		after, err := used(d.pid)
+		var elapsed time.Duration
+		us, _, err := r.cost([]*pfd{d}, func() (int, error) {
+			start := time.Now()
+			err := pause(r.ctx, 10*r.Window)
+			elapsed = time.Since(start)
+			return 1, err
+		})
 		if err != nil {
 			return err
 		}
 		rss, locked, err := resident(d.pid)
-		t.cell("idle", "% of a processor").Samples = []float64{100 * float64(after-before) / float64(elapsed)}
+		t.cell("idle", "% of a processor").Samples = []float64{100 * us * 1e3 / float64(elapsed.Nanoseconds())}
 		t.cell("idle", "KiB resident").Samples = []float64{float64(rss >> 10)}
 		t.cell("idle", "KiB pinned").Samples = []float64{float64(locked >> 10)}
 		return err

@@ -189,7 +189,7 @@ func TestKilledDaemon(t *testing.T) {
 			}
 			out, err := cmd.CombinedOutput()
 			if cmd.ProcessState.ExitCode() == 77 {
-				t.Skip("only who has the right makes a userfaultfd")
+				t.Skip("this user may not open a userfaultfd")
 			}
 			if err != nil || string(out) != c.want {
 				t.Errorf("%v, %q, want %q", err, out, c.want)

@@ -29,7 +29,7 @@ func share(t *testing.T, pages int, filled bool) *sharing {
 	t.Helper()
 	v, err := view.New()
 	if err != nil {
-		t.Skipf("this kernel gives no view: Linux 5.14 does: %v", err)
+		t.Skipf("this kernel has no userfaultfd for a view, as Linux 5.14 has: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := v.Close(); err != nil {
@@ -57,7 +57,7 @@ func share(t *testing.T, pages int, filled bool) *sharing {
 	}
 	if filled {
 		if !uffd.Protects() {
-			t.Skip("this kernel gives no userfaultfd with write-protect faults: Linux 5.19 does, on arm64 6.10")
+			t.Skip("this kernel has no userfaultfd with write-protect faults (Linux 5.19, on arm64 6.10)")
 		}
 		h, err := uffd.NewHoles()
 		if err != nil {

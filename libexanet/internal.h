@@ -79,7 +79,7 @@ struct exanet {
 	unsigned nservers;	/* 0: none, and no more are started */
 	struct server servers[SERVERS];
 	uint32_t use[CHANNELS];
-	uint32_t busy;		/* channels with a transfer of ours */
+	uint32_t busy;		/* channels with a transfer of this attachment */
 	struct read reads[READS];
 	struct read *asking;	/* the read whose request is in the packetizer or was sent last */
 	uint64_t *words;	/* completion words of reads, 16 bytes each */

@@ -7,8 +7,8 @@ import (
 )
 
 // stampClock returns CLOCK_MONOTONIC without a system call.
-type stampClock struct { // zero: not started
-	began time.Time // zero: nobody has asked yet
+type stampClock struct {
+	began time.Time // zero: not started
 	base  int64     // CLOCK_MONOTONIC then
 }
 

@@ -17,7 +17,7 @@ import (
 func holes(t *testing.T, pages int) (b []byte, fd int, own, taken *Holes) {
 	t.Helper()
 	if !Protects() {
-		t.Skip("this kernel gives no userfaultfd with write-protect faults: Linux 5.19 does, on arm64 6.10")
+		t.Skip("this kernel has no userfaultfd with write-protect faults (Linux 5.19, on arm64 6.10)")
 	}
 	own, err := NewHoles()
 	if err != nil {

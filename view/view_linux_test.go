@@ -51,7 +51,7 @@ func start(t testing.TB, pages int) *rig {
 	t.Helper()
 	v, err := New()
 	if err != nil {
-		t.Skipf("this kernel gives no view: Linux 5.14 does: %v", err)
+		t.Skipf("this kernel has no userfaultfd for a view, as Linux 5.14 has: %v", err)
 	}
 	r := &rig{View: v, t: t, fd: memfd(t, pages, unix.F_SEAL_SHRINK)}
 	t.Cleanup(func() {
@@ -74,7 +74,7 @@ func start(t testing.TB, pages int) *rig {
 func (r *rig) registered() (device.VA, *uffd.Holes) {
 	r.t.Helper()
 	if !uffd.Protects() {
-		r.t.Skip("this kernel gives no userfaultfd with write-protect faults: Linux 5.19 does, on arm64 6.10")
+		r.t.Skip("this kernel has no userfaultfd with write-protect faults (Linux 5.19, on arm64 6.10)")
 	}
 	h, err := uffd.NewHoles()
 	if err != nil {
@@ -398,7 +398,7 @@ func TestBudget(t *testing.T) {
 	a := &allowance{left: 3}
 	v, err := NewWithin(a)
 	if err != nil {
-		t.Skipf("this kernel gives no view: Linux 5.14 does: %v", err)
+		t.Skipf("this kernel has no userfaultfd for a view, as Linux 5.14 has: %v", err)
 	}
 	const step, blocks, size = tablePages * page, 5, 6 * tablePages * page
 	fd := memfd(t, size/page, unix.F_SEAL_SHRINK)
@@ -458,7 +458,7 @@ func TestForgetMakesNoCall(t *testing.T) {
 func BenchmarkForget16G(b *testing.B) {
 	v, err := New()
 	if err != nil {
-		b.Skipf("this kernel gives no view: Linux 5.14 does: %v", err)
+		b.Skipf("this kernel has no userfaultfd for a view, as Linux 5.14 has: %v", err)
 	}
 	defer v.Close()
 	fd := memfd(b, MaxBytes/page, unix.F_SEAL_SHRINK)

@@ -2,12 +2,11 @@ package control
 
 import "encoding/json"
 
-// Version is the version of the control interface. It stands in every answer
-// and in the endpoints' paths.
+// Version is the version of the control interface. It is part of every answer and of the
+// endpoints' paths.
 const Version = 1
 
-// Endpoints of the control interface: GET, but those that change something
-// (docs/v1.md).
+// Endpoints of the control interface: GET, except those that change something (docs/v1.md).
 const (
 	PathStatus       = "/v1/status"         // the daemon as a whole
 	PathNodes        = "/v1/nodes"          // identity, capabilities and settings of the nodes
@@ -15,26 +14,26 @@ const (
 	PathChannels     = "/v1/channels"       // virtual channels that have been used, and their transfers
 	PathTransactions = "/v1/transactions"   // blocks in flight
 	PathSMMU         = "/v1/smmu"           // context banks
-	PathFIFO         = "/v1/fifo"           // page-fault FIFOs; nothing is taken out
+	PathFIFO         = "/v1/fifo"           // page-fault FIFOs; nothing is removed
 	PathCounters     = "/v1/counters"       // counters of the nodes and of the daemon
 	PathFaults       = "/v1/faults"         // the last faults: n of them, 1024 at most
 	PathRegisters    = "/v1/registers"      // registers of all windows, or of one: pl, smmu, btcm, pktz, mbox
 	PathMonitor      = "/v1/faults/monitor" // faults as they happen, a line each, until the client leaves
 	PathGrant        = "/v1/domains/grant"  // admits a PDID to a domain
 	PathKick         = "/v1/domains/kick"   // ends an attachment
-	PathTrace        = "/v1/trace"          // what the eBPF probe has measured, where pfd keeps its maps
-	PathCapture      = "/v1/capture"        // pcapng of what the links carry, snap bytes of each packet, until the client leaves
+	PathTrace        = "/v1/trace"          // the eBPF probe's measurements, if pfd keeps its maps
+	PathCapture      = "/v1/capture"        // pcapng of the links' traffic, snap bytes of each packet, until the client leaves
 	PathMetrics      = "/metrics"           // Prometheus text
 )
 
-// AllNodes asks for every node of a daemon. Endpoints that list things by node
-// take ?node=INDEX; without it they answer for all.
+// AllNodes asks for every node of a daemon. Endpoints that list by node take ?node=INDEX and
+// without it answer for all.
 const AllNodes = -1
 
-// MaxFaults is the length of a node's fault log: the most that ?n= gives.
+// MaxFaults is the length of a node's fault log and the maximum of ?n=.
 const MaxFaults = 1024
 
-// Status is what /v1/status answers: the daemon as a whole.
+// Status is the answer of /v1/status: the daemon as a whole.
 type Status struct {
 	Version       int    `json:"version"`
 	DaemonVersion string `json:"daemon_version"` // version of the pfd binary
@@ -49,9 +48,9 @@ type Status struct {
 	Nodes         int    `json:"nodes"`
 	Domains       int    `json:"domains"`                   // live
 	Handshakes    int    `json:"handshakes"`                // attachments begun and not finished, -1: not shown to this user
-	SeesAll       bool   `json:"sees_all"`                  // this user sees what belongs to all; false: his own alone
-	Faults        uint64 `json:"faults_total"`              // faults resolved or refused, all nodes; of who does not see all: since his attachments began
-	PinnedBytes   int64  `json:"pinned_bytes"`              // VmLck + VmPin of pfd and of every process attached, -1 unknown
+	SeesAll       bool   `json:"sees_all"`                  // this user sees everything; false: only its own
+	Faults        uint64 `json:"faults_total"`              // faults resolved or refused, all nodes; for a user who does not see all: since its attachments began
+	PinnedBytes   int64  `json:"pinned_bytes"`              // VmLck + VmPin of pfd and of every attached process, -1: unknown
 	TimeoutUS     uint32 `json:"timeout_us"`                // block time-out
 	GuardUS       uint32 `json:"guard_us"`                  // guard time-out of a paused block
 	SourceFaults  string `json:"source_faults"`             // "fifo" or "timeout"
@@ -64,7 +63,7 @@ const (
 	StateReady    = "ready"
 	StateDraining = "draining" // SIGTERM came: no new attachments
 	StateFailed   = "failed"   // the device is gone
-	// StateReconnecting: the device of a node is gone and waited for.
+	// StateReconnecting: the device of a node is gone, and pfd waits for it.
 	StateReconnecting = "reconnecting"
 )
 
@@ -85,20 +84,20 @@ type Node struct {
 	IRQStatus   Hex      `json:"irq_status"`
 	IRQMask     Hex      `json:"irq_mask"`
 	Domains     int      `json:"domains"` // live on this node
-	// Firmware says which optimizations of the firmware are on, in the words of pfd
-	// --firmware-options; empty where the device is elsewhere and does not tell.
+	// Firmware lists the enabled optimizations of the firmware, in the words of pfd
+	// --firmware-options; empty if the device is elsewhere and does not report them.
 	Firmware string `json:"firmware_options,omitempty"`
-	// Transfers of all domains that there were; absent for users who do not see
-	// everything, and where the device does not tell.
+	// Transfers of all domains so far; absent for users who do not see everything, and if the
+	// device does not report them.
 	Transfers *Transfers `json:"transfers,omitempty"`
 }
 
-// Transfers are writes of processes, and reads that they served: how many have ended, and
-// the bytes of all.
+// Transfers are writes of processes, and reads that they served: how many have ended, and their
+// bytes.
 type Transfers struct {
 	Completed uint64 `json:"completed_total"`
 	Failed    uint64 `json:"failed_total"`
-	Bytes     uint64 `json:"bytes_total"` // of blocks that their target has acknowledged, also of transfers that go on or fail
+	Bytes     uint64 `json:"bytes_total"` // of blocks acknowledged by their target, also of transfers that are in flight or failed
 }
 
 // Domain is one protection domain: one process on one node.
@@ -106,29 +105,29 @@ type Domain struct {
 	Node int    `json:"node"`
 	Slot int    `json:"slot"` // 0..15
 	PDID uint16 `json:"pdid"`
-	// Generation is the domain's alone: a later one of the same PDID has another.
+	// Generation is unique to the domain: a later one of the same PDID has another.
 	Generation  uint32   `json:"generation"`
 	UID         uint32   `json:"uid"`
 	PID         int      `json:"pid"`
 	Group       string   `json:"group"`
-	Member      int      `json:"member"`    // which process of its group on this node, 0..15
+	Member      int      `json:"member"`    // index of the process in its group on this node, 0..15
 	Interface   uint8    `json:"interface"` // mailbox and packetizer, 16..63
 	Method      string   `json:"method"`    // page-in method: gup, touch
 	Policy      string   `json:"policy"`    // p1, p4, pa, adaptive
-	Peers       []uint16 `json:"peers"`     // PDIDs of other domains that may reach it
+	Peers       []uint16 `json:"peers"`     // PDIDs of other domains that may access it
 	State       string   `json:"state"`     // DomainLive, DomainDraining
 	AgeNS       int64    `json:"age_ns"`
-	PinnedBytes int64    `json:"pinned_bytes"` // VmLck + VmPin of the process, -1 unknown
+	PinnedBytes int64    `json:"pinned_bytes"` // VmLck + VmPin of the process, -1: unknown
 	Faults      uint64   `json:"faults_total"`
 	PagesIn     uint64   `json:"pages_paged_in_total"`
 	Failed      uint64   `json:"failed_resolutions_total"`
 
-	// What was taken away of the process's memory, as far as it is seen (docs/service.md).
+	// Memory taken from the process, as far as pfd knows (docs/service.md).
 	Invalidations     uint64 `json:"invalidations_total"` // calls
 	InvalidationPages uint64 `json:"invalidation_pages_total"`
 	Contentions       uint64 `json:"invalidations_faults_contentions_total"`
 
-	// Transfers since it attached; absent where the device does not tell.
+	// Transfers since it attached; absent if the device does not report them.
 	Transfers *Transfers `json:"transfers,omitempty"`
 }
 
@@ -138,11 +137,10 @@ const (
 	DomainDraining = "draining" // ended, accesses still in flight
 )
 
-// ChannelOngoing is the state of a channel whose transfer is under way.
+// ChannelOngoing is the state of a channel whose transfer is in flight.
 const ChannelOngoing = "ongoing"
 
-// Channel is one virtual channel that has been used: its transfer as the
-// firmware sees it.
+// Channel is one virtual channel that has been used: its transfer in the firmware.
 type Channel struct {
 	Node        int    `json:"node"`
 	Slot        int    `json:"slot"`
@@ -162,28 +160,27 @@ type Channel struct {
 	InFlight    int    `json:"blocks_in_flight"` // issued, not acknowledged
 	Paused      int    `json:"blocks_paused"`    // of these, waiting for a RAPF or the guard
 
-	Retransmitted uint32 `json:"blocks_retransmitted"` // times that a block was sent again
+	Retransmitted uint32 `json:"blocks_retransmitted"` // retransmissions of blocks
 
-	// Of a transfer that is under way, as the others from PDID on where CAPS has peek:
-	// a device without the peek windows tells the descriptor alone.
-	Class          string `json:"class,omitempty"`         // of what is left: high, medium, low
+	// Only of a transfer in flight, as are the others from PDID on if CAPS has peek: without the
+	// peek windows a device reports only the descriptor.
+	Class          string `json:"class,omitempty"`         // of the rest: high, medium, low
 	Window         int    `json:"window_blocks,omitempty"` // blocks that may be in flight
-	OldestSequence uint16 `json:"oldest_sequence"`         // of the block in flight that was issued first; 0 none
-	NewestSequence uint16 `json:"newest_sequence"`         // of the one that was issued last
-	AgeNS          int64  `json:"age_ns"`                  // since its doorbell or request; -1 where it is not known
+	OldestSequence uint16 `json:"oldest_sequence"`         // of the block in flight that was issued first; 0: none
+	NewestSequence uint16 `json:"newest_sequence"`         // of the block in flight that was issued last
+	AgeNS          int64  `json:"age_ns"`                  // since its doorbell or request; -1: unknown
 }
 
-// States of a transaction (001 table 3.1). An acknowledged one is over: its id is
-// free, and blocks_acked counts it.
+// States of a transaction (001 table 3.1). An acknowledged one has ended: its id is free, and
+// blocks_acked counts it.
 const (
 	TransactionIssued        = "issued"        // waits for its acknowledgement
-	TransactionRetransmitted = "retransmitted" // the same, not sent for the first time
+	TransactionRetransmitted = "retransmitted" // the same, sent before
 	TransactionPaused        = "paused"        // a page fault at either end: waits for a RAPF or the guard
 	TransactionBackoff       = "backoff"       // refused (codes 3, 4, 7): waits to be retransmitted
 )
 
-// Transaction is one block in flight, a row of the firmware's table that is in
-// use.
+// Transaction is one block in flight: a used row of the firmware's table.
 type Transaction struct {
 	Node        int    `json:"node"`
 	ID          uint16 `json:"transaction"`
@@ -205,16 +202,16 @@ type Transaction struct {
 	LengthBytes uint32 `json:"length_bytes"`
 	Attempts    int    `json:"attempts"`  // retransmissions since the last ACK or RAPF
 	RAPFs       int    `json:"rapfs"`     // requests for retransmission
-	LastCode    uint8  `json:"last_code"` // of its last NACK, 0 none: 001 table 3.2
+	LastCode    uint8  `json:"last_code"` // of its last NACK, 0: none: 001 table 3.2
 	AgeNS       int64  `json:"age_ns"`
-	DueNS       int64  `json:"due_ns"` // until its time-out, guard or end of back-off; -1 none runs
+	DueNS       int64  `json:"due_ns"` // until its time-out, guard or end of back-off; -1: none runs
 }
 
 // SMMUBank is one context bank and the stream that leads to it.
 type SMMUBank struct {
 	Node       int      `json:"node"`
 	Bank       int      `json:"bank"`
-	PDID       uint16   `json:"pdid"`        // of the slot tied to it, 0 none
+	PDID       uint16   `json:"pdid"`        // of the slot tied to it, 0: none
 	Enabled    bool     `json:"enabled"`     // SCTLR.M
 	Stream     string   `json:"stream_type"` // translate, bypass, fault
 	StreamOn   bool     `json:"stream_valid"`
@@ -230,15 +227,15 @@ type SMMUBank struct {
 	FaultWrite bool     `json:"fault_write"` // FSYNR0.WNR: the fault is at a destination
 }
 
-// FIFO is a page-fault FIFO, peeked at: showing it pops nothing.
+// FIFO is the state of a page-fault FIFO; reading it removes nothing.
 type FIFO struct {
 	Node     int         `json:"node"`
 	Name     string      `json:"name"`          // rxfifo (destination faults), txfifo (source faults)
 	Level    int         `json:"level"`         // entries now
-	Highest  int         `json:"highest_level"` // that pfd found since it began; -1: not shown to this user
-	Depth    int         `json:"depth"`         // entries at most
+	Highest  int         `json:"highest_level"` // that pfd has found since its start; -1: not shown to this user
+	Depth    int         `json:"depth"`         // maximum of entries
 	Overflow bool        `json:"overflow"`      // an entry was dropped since it was last cleared
-	Entries  []FIFOEntry `json:"entries"`       // oldest first; another uid's are left out
+	Entries  []FIFOEntry `json:"entries"`       // oldest first, without those of another uid
 }
 
 // FIFOEntry is one entry of a page-fault FIFO (000 table 3.2).
@@ -250,11 +247,11 @@ type FIFOEntry struct {
 	Process        uint8  `json:"process"` // index in the domain
 	VA             Hex    `json:"va"`      // of the page
 	Response       uint8  `json:"response"`
-	RemainingBytes uint32 `json:"remaining_bytes"` // of the transfer, as its sender stated them
+	RemainingBytes uint32 `json:"remaining_bytes"` // of the transfer, as its sender stated
 }
 
-// Counter is one counter. Node is its node's index, or AllNodes for one of the
-// daemon. Names end in _total.
+// Counter is one counter. Node is its node's index, or AllNodes for a counter of the daemon. Names
+// end in _total.
 type Counter struct {
 	Node  int    `json:"node"`
 	Name  string `json:"name"`
@@ -262,15 +259,14 @@ type Counter struct {
 	Help  string `json:"help,omitempty"`
 }
 
-// Names of the driver's counters, a set a node. The hardware's follow them:
-// the names of device.Counter with _total behind (retransmits_total,
-// timeouts_total, rapf_rx_total, ...).
+// Names of the driver's counters, one set for each node. The hardware's follow them: the names of
+// device.Counter with _total appended (retransmits_total, timeouts_total, rapf_rx_total, ...).
 const (
 	CounterFaults        = "faults_total"             // entries served: FIFO, and FSR for source faults
-	CounterPagesIn       = "pages_paged_in_total"     // pages made resident, but by method touch: pfd does not see them
+	CounterPagesIn       = "pages_paged_in_total"     // pages made resident, except by method touch, which pfd does not see
 	CounterAhead         = "pages_ahead_total"        // by policy adaptive
-	CounterUnused        = "pages_ahead_unused_total" // of these, those that nobody used
-	CounterRAPF          = "rapf_sent_total"          // retransmissions asked for
+	CounterUnused        = "pages_ahead_unused_total" // of these, those that were not used
+	CounterRAPF          = "rapf_sent_total"          // retransmissions requested
 	CounterFailed        = "failed_resolutions_total" // faults answered with the fail bit
 	CounterMinor         = "faults_minor_total"
 	CounterMajor         = "faults_major_total"
@@ -279,21 +275,21 @@ const (
 	CounterMailbox       = "driver_mailbox_messages_total" // drained from mailboxes 3..15
 	CounterAttached      = "attachments_total"
 	CounterRefused       = "attachments_refused_total"
-	CounterDropped       = "connections_dropped_total" // to either socket, of a user who has too many
-	CounterInvalidated   = "invalidations_total"       // ODP's, as far as it can be seen (docs/service.md)
+	CounterDropped       = "connections_dropped_total" // to either socket, of a user with too many
+	CounterInvalidated   = "invalidations_total"       // ODP's, as far as pfd knows (docs/service.md)
 	CounterInvalidations = "invalidation_pages_total"  // the same
 	CounterConflicts     = "invalidations_faults_contentions_total"
-	CounterLeases        = "leases_lost_total"   // memory accesses that slept so long that their domain is served apart
-	CounterKicksMuted    = "kicks_muted_total"   // times that a process was not looked at for a while
-	CounterCallsRefused  = "calls_refused_total" // page-ins and accesses for which no thread was left
+	CounterLeases        = "leases_lost_total"   // memory accesses that slept so long that their domain is served separately
+	CounterKicksMuted    = "kicks_muted_total"   // times that pfd ignored a process's wake-ups for a while
+	CounterCallsRefused  = "calls_refused_total" // page-ins and accesses for which no thread was free
 	CounterShared        = "shared_accesses_total"
 	CounterSharedMissed  = "shared_misses_total"
 	CounterEnded         = "attachments_ended_total"
 	CounterUnattributed  = "faults_unattributed_total" // of a PDID that no domain has
 )
 
-// Fault is one fault of the fault log, newest last. Its times are nanoseconds after
-// TimeNS, those of Stages how long each stage took; -1: it was not reached.
+// Fault is one fault of the fault log, newest last. Its times are nanoseconds after TimeNS, those
+// of Stages the length of each stage; -1: not reached.
 type Fault struct {
 	Node        int    `json:"node"`
 	Slot        int    `json:"slot"`
@@ -304,25 +300,25 @@ type Fault struct {
 	Policy      string `json:"policy"`           // p1, p4, pa, adaptive
 	Kind        string `json:"kind"`             // minor, major, permission
 	Outcome     string `json:"outcome"`          // resolved, failed, ...
-	Reason      string `json:"reason,omitempty"` // why the page is not there, where it is not
+	Reason      string `json:"reason,omitempty"` // why the page is not resident
 	SourceNode  uint32 `json:"source_node_id"`   // of the transaction
-	Block       bool   `json:"block"`            // false: told by FAR alone, without a transaction
+	Block       bool   `json:"block"`            // false: reported by FAR alone, without a transaction
 	Transaction uint16 `json:"transaction"`
 	Sequence    uint16 `json:"sequence"`
-	PID         int    `json:"pid"`          // of the process whose memory it is; 0: not known (its attachment ended long ago)
+	PID         int    `json:"pid"`          // of the process whose memory it is; 0: unknown (its attachment ended long ago)
 	TimeNS      int64  `json:"time_ns"`      // of the interrupt, pfd's monotonic clock
 	UnixNS      int64  `json:"time_unix_ns"` // the same by the machine's clock, since 1970
 	AgeNS       int64  `json:"age_ns"`       // of the interrupt, at the answer
 	DrainedNS   int64  `json:"drained_ns"`   // entry taken from the FIFO, -1: not reached
 	StartedNS   int64  `json:"page_in_ns"`   // page-in begun, -1: not reached
 	ResidentNS  int64  `json:"resident_ns"`  // page resident, -1: not reached
-	RAPFNS      int64  `json:"rapf_sent_ns"` // retransmission asked for, -1: not reached
+	RAPFNS      int64  `json:"rapf_sent_ns"` // retransmission requested, -1: not reached
 
 	Stages FaultStages `json:"stages"`
 }
 
-// FaultStages are how long the stages of a fault took, nanoseconds, by the names that
-// docs/tracing.md and the metrics have for them; -1: it did not go through that.
+// FaultStages are the lengths of a fault's stages, nanoseconds, by their names in docs/tracing.md
+// and the metrics; -1: the fault did not pass the stage.
 type FaultStages struct {
 	Drain  int64 `json:"drain_ns"`
 	Queue  int64 `json:"queue_ns"`
@@ -331,97 +327,94 @@ type FaultStages struct {
 	Total  int64 `json:"total_ns"`
 }
 
-// Register is one register as read. Registers whose reading changes something
-// (the FIFOs' heads, mailboxes' data) are listed with Skipped and without a
-// value.
+// Register is one register as read. Registers with a side effect on reading (the FIFOs' heads,
+// mailboxes' data) are listed with Skipped and without a value.
 type Register struct {
 	Node    int    `json:"node"`
 	Window  string `json:"window"` // pl, smmu, btcm, pktz, mbox
 	Name    string `json:"name"`   // with its index: SMR[3]
 	Offset  Hex    `json:"offset"`
 	Width   int    `json:"width_bytes"`
-	Value   *Hex   `json:"value,omitempty"` // nil where Skipped
+	Value   *Hex   `json:"value,omitempty"` // nil if Skipped
 	Skipped bool   `json:"skipped,omitempty"`
 	Source  string `json:"source,omitempty"`
 }
 
 // Answers of the listing endpoints.
 type (
-	// Nodes is what /v1/nodes answers.
+	// Nodes is the answer of /v1/nodes.
 	Nodes struct {
 		Version int    `json:"version"`
 		SeesAll bool   `json:"sees_all"` // as in Status
 		Nodes   []Node `json:"nodes"`
 	}
-	// Domains is what /v1/domains answers.
+	// Domains is the answer of /v1/domains.
 	Domains struct {
 		Version int      `json:"version"`
 		SeesAll bool     `json:"sees_all"` // as in Status
 		Domains []Domain `json:"domains"`
 	}
-	// Channels is what /v1/channels answers.
+	// Channels is the answer of /v1/channels.
 	Channels struct {
 		Version  int       `json:"version"`
 		SeesAll  bool      `json:"sees_all"` // as in Status
 		Channels []Channel `json:"channels"`
 	}
-	// Transactions is what /v1/transactions answers.
+	// Transactions is the answer of /v1/transactions.
 	Transactions struct {
 		Version      int           `json:"version"`
 		SeesAll      bool          `json:"sees_all"` // as in Status
 		Transactions []Transaction `json:"transactions"`
 	}
-	// SMMU is what /v1/smmu answers.
+	// SMMU is the answer of /v1/smmu.
 	SMMU struct {
 		Version int        `json:"version"`
 		SeesAll bool       `json:"sees_all"` // as in Status
 		Banks   []SMMUBank `json:"banks"`
 	}
-	// FIFOs is what /v1/fifo answers.
+	// FIFOs is the answer of /v1/fifo.
 	FIFOs struct {
 		Version int    `json:"version"`
 		SeesAll bool   `json:"sees_all"` // as in Status
 		FIFOs   []FIFO `json:"fifos"`
 	}
-	// Counters is what /v1/counters answers.
+	// Counters is the answer of /v1/counters.
 	Counters struct {
 		Version  int       `json:"version"`
 		SeesAll  bool      `json:"sees_all"` // as in Status
 		Counters []Counter `json:"counters"`
 	}
-	// Faults is what /v1/faults answers.
+	// Faults is the answer of /v1/faults.
 	Faults struct {
 		Version int     `json:"version"`
 		SeesAll bool    `json:"sees_all"` // as in Status
 		Faults  []Fault `json:"faults"`
 	}
-	// Registers is what /v1/registers answers.
+	// Registers is the answer of /v1/registers.
 	Registers struct {
 		Version   int        `json:"version"`
 		Registers []Register `json:"registers"`
 	}
-	// Changed is what /v1/domains/grant and /v1/domains/kick answer: the domain as
-	// it stands then.
+	// Changed is the answer of /v1/domains/grant and /v1/domains/kick: the domain's new state.
 	Changed struct {
 		Version int    `json:"version"`
 		Domain  Domain `json:"domain"`
-		// Ended: the attachment is gone. False after a kick: accesses are still in
-		// flight, and the domain goes when they are over.
+		// Ended: the attachment has ended. False after a kick: accesses are still in flight, and
+		// the domain ends when they have.
 		Ended bool `json:"ended"`
 	}
-	// FaultEvent is one line of /v1/faults/monitor: a fault whose outcome is final,
-	// or how many were left out because the client reads too slowly. The first line
-	// has neither.
+	// FaultEvent is one line of /v1/faults/monitor: a fault whose outcome is final, or how many
+	// were left out because the client reads too slowly. The first line has neither.
 	FaultEvent struct {
 		Version int    `json:"version"`
 		Fault   *Fault `json:"fault,omitempty"`
 		Lost    uint64 `json:"lost,omitempty"`
 	}
-	// ErrorReply is what every endpoint answers with a status other than 200.
+	// ErrorReply is the answer of every endpoint with a status other than 200.
 	ErrorReply struct {
 		Version int    `json:"version"`
 		Code    string `json:"code"`  // one of the codes of an ErrorReply
-		Error   string `json:"error"` // a sentence with the remedy
+		Error   string `json:"error"` // a sentence with what to do
 	}
 )
 
@@ -434,13 +427,13 @@ const (
 	CodeDeviceGone = "device_gone"
 	CodeTimeout    = "timeout"
 	CodeInternal   = "internal"
-	// CodeBusy refuses what a user, or all users together, have too much of.
+	// CodeBusy refuses a request of a user, or of all users together, beyond their bound.
 	CodeBusy = "busy"
-	// CodeNotSupported: the device that pfd drives does not tell it.
+	// CodeNotSupported: the device does not report it.
 	CodeNotSupported = "not_supported"
 )
 
-// Trace answers PathTrace.
+// Trace is the answer of PathTrace.
 type Trace struct {
 	Version int             `json:"version"`
 	Report  json.RawMessage `json:"report"` // a probe.Report

@@ -40,13 +40,13 @@ func (e *Engine) takes(c *call) bool {
 
 // makeApart has a call of a slow slot made apart, as soon as a thread is left for it. Where
 // one page-in has waited in vain, the slot's next ones are refused at once: hundreds of
-// pages may wait for their turn.
+// pages may wait for their turn. So are those of a slot that has been detached.
 func (e *Engine) makeApart(c *call) {
 	switch {
 	case e.takes(c):
 		e.apart.make(e, c)
 		return
-	case c.slot.starved && c.kind == callTask:
+	case c.slot.starved && c.kind == callTask, c.slot.node.slots[c.slot.index] != c.slot:
 		e.refuse(c)
 		return
 	}

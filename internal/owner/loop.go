@@ -30,6 +30,9 @@ const (
 	// pollTime is the interval between polls of the descriptors while the owner is busy: the kick
 	// of a cold process may wait that long.
 	pollTime = int64(20 * time.Microsecond)
+	// scanTime is the interval between polls of the cold processes themselves. A process that
+	// has filled its eventfd cannot wake the owner any more: it waits for another wake-up.
+	scanTime = int64(10 * time.Millisecond)
 	// A kick without work costs the owner a wake-up and a pass. A user may send vainKicks of them
 	// at once, and one more per vainTime; a process that exceeds this is muted for that time. A
 	// process that publishes much sometimes kicks in vain, because the owner sees its publication
@@ -49,6 +52,7 @@ type Loop[M, S any] struct {
 	hot       []*Process[S]         // polled in every pass
 	turn      int                   // of hot: polled last
 	vain      *quota.Rate           // kicks without work
+	scanned   int64                 // when the cold processes were polled last
 	polled    int64                 // when the descriptors were last polled
 	dozing    bool                  // the asleep flags of the hot processes are set
 	fired     [64]unix.EpollEvent
@@ -123,6 +127,7 @@ func (l *Loop[M, S]) Attach(p *Process[S], now int64) error {
 	}
 	p.kick = p.Pages.Kick() - 1 // so that what it has published before is found
 	l.processes[int32(p.Wake)] = p
+	p.here = true
 	l.Heat(p, now)
 	return nil
 }
@@ -131,6 +136,7 @@ func (l *Loop[M, S]) Attach(p *Process[S], now int64) error {
 func (l *Loop[M, S]) Detach(p *Process[S]) {
 	l.unwatch(p.Wake)
 	delete(l.processes, int32(p.Wake))
+	p.here = false
 	if i := slices.Index(l.hot, p); i >= 0 {
 		l.drop(i)
 	}
@@ -140,8 +146,9 @@ func (l *Loop[M, S]) Detach(p *Process[S]) {
 func (l *Loop[M, S]) Hot() []*Process[S] { return l.hot }
 
 // Heat makes a process hot: it is polled in every pass until it is quiet and User.Busy is false.
+// A process that has been detached stays unserved, whatever of it is still under way.
 func (l *Loop[M, S]) Heat(p *Process[S], now int64) {
-	if p.hot {
+	if p.hot || !p.here {
 		return
 	}
 	p.hot, p.since = true, now
@@ -178,6 +185,9 @@ func (l *Loop[M, S]) Look(now int64, enough func() bool) (any bool) {
 	if !l.dozing && len(l.processes) > len(l.hot) && now-l.polled >= pollTime {
 		l.Poll(now)
 	}
+	if now-l.scanned >= scanTime {
+		l.scan(now)
+	}
 	for n := len(l.hot); n > 0 && !enough(); n-- {
 		if l.turn++; l.turn >= len(l.hot) {
 			l.turn = 0
@@ -192,6 +202,19 @@ func (l *Loop[M, S]) Look(now int64, enough func() bool) (any bool) {
 		}
 	}
 	return any
+}
+
+// scan heats the cold processes that have published something.
+func (l *Loop[M, S]) scan(now int64) {
+	l.scanned = now
+	if len(l.processes) == len(l.hot) {
+		return
+	}
+	for _, p := range l.processes {
+		if !p.Seen() {
+			l.Heat(p, now)
+		}
+	}
 }
 
 // kicked handles a kick of a process, or looks for what an earlier one announced. It reports

@@ -178,10 +178,19 @@ func TestCold(t *testing.T) {
 	if r.memory[2].Kicked() {
 		t.Error("a process is not told that the owner is awake")
 	}
+	// One whose eventfd is full waits for another wake-up.
+	r.pass(2 * time.Millisecond)
+	r.memory[2].Ring(7)
+	r.memory[2].Kicked()
+	r.pass(time.Duration(scanTime), "2 rings for 7")
 	r.Detach(r.processes[2])
 	r.Detach(r.processes[0])
 	if len(r.Hot()) != 0 {
 		t.Errorf("%d processes are polled after detaching, want 0", len(r.Hot()))
+	}
+	r.Heat(p, r.now)
+	if len(r.Hot()) != 0 {
+		t.Error("a process is looked at after it has been detached: its pages may be unmapped")
 	}
 }
 

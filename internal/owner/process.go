@@ -19,6 +19,7 @@ type Process[S any] struct {
 	sends bool   // the doorbell was handled, messages were not checked since
 	since int64  // when it last published, or became hot
 	hot   bool
+	here  bool  // it is attached: its pages are mapped
 	muted int64 // until then its kicks are ignored, 0: they are not
 
 	tail  uint32      // messages put into its ring

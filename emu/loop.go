@@ -314,7 +314,7 @@ func (e *Engine) sleep() {
 	e.loop.Doze()
 	if !e.worth() {
 		now := e.Now()
-		timeout := e.loop.Unmute(now)
+		timeout := e.loop.Timeout(now)
 		if next := e.nudge(now); next > 0 {
 			timeout = sooner(timeout, next-now)
 		}

@@ -175,7 +175,7 @@ func (m *Machine) sleep() {
 	m.yield.Sleep()
 	m.loop.Doze()
 	if !m.worth() {
-		timeout := m.loop.Unmute(m.Now())
+		timeout := m.loop.Timeout(m.Now())
 		for _, p := range m.loop.Hot() {
 			switch s := p.Slot; {
 			case s.mail.asked || s.mail.until != 0:

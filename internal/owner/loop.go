@@ -53,6 +53,7 @@ type Loop[M, S any] struct {
 	turn      int                   // of hot: polled last
 	vain      *quota.Rate           // kicks without work
 	scanned   int64                 // when the cold processes were polled last
+	woken     bool                  // the owner has slept since
 	polled    int64                 // when the descriptors were last polled
 	dozing    bool                  // the asleep flags of the hot processes are set
 	fired     [64]unix.EpollEvent
@@ -206,7 +207,7 @@ func (l *Loop[M, S]) Look(now int64, enough func() bool) (any bool) {
 
 // scan heats the cold processes that have published something.
 func (l *Loop[M, S]) scan(now int64) {
-	l.scanned = now
+	l.scanned, l.woken = now, false
 	if len(l.processes) == len(l.hot) {
 		return
 	}
@@ -306,20 +307,28 @@ func (l *Loop[M, S]) Wait(timeout time.Duration) bool {
 // Rouse undoes Doze and handles the descriptors that have fired.
 func (l *Loop[M, S]) Rouse(now int64) {
 	l.asleep.Store(false)
-	l.dozing = false
+	l.dozing, l.woken = false, true
 	l.take(now)
 	for _, p := range l.hot {
 		p.setAsleep(false)
 	}
 }
 
-// Unmute returns the time until the first muted process is served again, negative if no process
-// is muted.
-func (l *Loop[M, S]) Unmute(now int64) (left time.Duration) {
+// Timeout returns how long the owner may sleep for the processes' sake: until a muted one is
+// served again, or the cold ones are polled after a wake-up. It is negative if nothing is due.
+func (l *Loop[M, S]) Timeout(now int64) (left time.Duration) {
 	left = -1
+	due := func(at int64) {
+		if d := time.Duration(max(at-now, 0)); left < 0 || d < left {
+			left = d
+		}
+	}
+	if l.woken && len(l.processes) > len(l.hot) {
+		due(l.scanned + scanTime)
+	}
 	for _, p := range l.hot {
-		if p.muted != 0 && (left < 0 || time.Duration(p.muted-now) < left) {
-			left = time.Duration(max(p.muted-now, 0))
+		if p.muted != 0 {
+			due(p.muted)
 		}
 	}
 	return left

@@ -182,7 +182,15 @@ func TestCold(t *testing.T) {
 	r.pass(2 * time.Millisecond)
 	r.memory[2].Ring(7)
 	r.memory[2].Kicked()
+	r.Doze()
+	r.Rouse(r.now)
+	if left := r.Timeout(r.now); left < 0 || left > time.Duration(scanTime) {
+		t.Errorf("the owner sleeps for %v after another wake-up, want %v at most", left, time.Duration(scanTime))
+	}
 	r.pass(time.Duration(scanTime), "2 rings for 7")
+	if left := r.Timeout(r.now); left >= 0 {
+		t.Errorf("the owner sleeps for %v where nothing is due", left)
+	}
 	r.Detach(r.processes[2])
 	r.Detach(r.processes[0])
 	if len(r.Hot()) != 0 {
@@ -221,12 +229,12 @@ func TestVainKicks(t *testing.T) {
 	if r.Rung() {
 		t.Error("the publications of a muted process keep the owner awake")
 	}
-	if left := r.Unmute(r.now); left <= 0 || left > vainTime {
+	if left := r.Timeout(r.now); left <= 0 || left > vainTime {
 		t.Errorf("it is unmuted after %v, want %v at most", left, vainTime)
 	}
 	r.pass(vainTime / 2)
 	r.pass(vainTime, "0 rings for 1")
-	if left := r.Unmute(r.now); left >= 0 {
+	if left := r.Timeout(r.now); left >= 0 {
 		t.Errorf("a process is muted for %v", left)
 	}
 	for i := range 4 * vainKicks {

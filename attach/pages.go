@@ -30,7 +30,7 @@ func NewPages(b []byte) (*Pages, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: address not aligned to 8 bytes", ErrMemory)
 	}
-	return &Pages{Port: Port{w.part(PktzPage, PortSize)}, words: w, b: b}, nil
+	return &Pages{Port: Port{w.part(PktzPage)}, words: w, b: b}, nil
 }
 
 // Bytes returns the mapping itself. Use it to identify or unmap the pages, not to read them: only

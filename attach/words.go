@@ -6,32 +6,29 @@ import (
 	"unsafe"
 )
 
-// words is shared memory accessed by atomics: size bytes at base, size a power of two. The
-// package's unsafe pointers into the pages are all in this file; every offset is masked.
+// words is shared memory accessed by atomics, from base on. The package's unsafe pointers into
+// the pages are all in this file; every offset is a constant or masked.
 //
 // The KeepAlive in these methods keeps a mapping, which is unmapped with the Pages that holds the
 // words (MapMemory), until the access is done.
-type words struct {
-	base unsafe.Pointer
-	size uint32
-}
+type words struct{ base unsafe.Pointer }
 
 // wordsOf returns accessors for b, whose length is a power of two. ok is false if b is
 // not aligned to 8 bytes.
 func wordsOf(b []byte) (w words, ok bool) {
-	w = words{unsafe.Pointer(unsafe.SliceData(b)), uint32(len(b))}
+	w = words{unsafe.Pointer(unsafe.SliceData(b))}
 	return w, uintptr(w.base)%8 == 0
 }
 
-// part returns accessors for size bytes at an offset; size is a power of two.
-func (w *words) part(at, size uint32) words { return words{unsafe.Add(w.base, at), size} }
+// part returns accessors for the words from an offset on.
+func (w *words) part(at uint32) words { return words{unsafe.Add(w.base, at)} }
 
 func (w *words) w32(off uint32) *uint32 {
-	return (*uint32)(unsafe.Add(w.base, off&(w.size-4)))
+	return (*uint32)(unsafe.Add(w.base, off&(MemorySize-4)))
 }
 
 func (w *words) w64(off uint32) *uint64 {
-	return (*uint64)(unsafe.Add(w.base, off&(w.size-8)))
+	return (*uint64)(unsafe.Add(w.base, off&(MemorySize-8)))
 }
 
 func (w *words) load32(off uint32) uint32 {

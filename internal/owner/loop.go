@@ -29,7 +29,7 @@ const (
 	quietTime = int64(time.Millisecond)
 	// pollTime is the interval between polls of the descriptors while the owner is busy: the kick
 	// of a cold process may wait that long.
-	pollTime = int64(20 * time.Microsecond)
+	pollTime = int64(50 * time.Microsecond)
 	// scanTime is the interval between polls of the cold processes themselves. A process that
 	// has filled its eventfd cannot wake the owner any more: it waits for another wake-up.
 	scanTime = int64(10 * time.Millisecond)
@@ -195,7 +195,7 @@ func (l *Loop[M, S]) Look(now int64, enough func() bool) (any bool) {
 		}
 		p := l.hot[l.turn]
 		switch k := p.Pages.Kick(); {
-		case l.deaf(p, now):
+		case p.muted != 0 && l.deaf(p, now):
 		case k != p.kick || p.sends:
 			any = l.kicked(p, k, now) || any
 		case now-p.since > quietTime && !l.user.Busy(p):

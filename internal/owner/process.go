@@ -25,6 +25,8 @@ type Process[S any] struct {
 	tail  uint32      // messages put into its ring
 	held  attach.Mail // taken from its mailbox while the ring was full
 	holds bool
+
+	message attach.Message // of take: it would allocate one for each call of User.Send
 }
 
 // User does the work of a Loop. The owner calls its methods.
@@ -78,11 +80,10 @@ func (p *Process[S]) take(u User[S]) (any bool) {
 	if p.holds {
 		any = u.Room(p)
 	}
-	var m attach.Message
 	for c := range device.PktzChannels {
-		if p.Pages.TakeSend(c, &m) {
+		if p.Pages.TakeSend(c, &p.message) {
 			any = true
-			p.Pages.SetPktzStatus(c, u.Send(p, c, &m))
+			p.Pages.SetPktzStatus(c, u.Send(p, c, &p.message))
 		}
 	}
 	return any

@@ -17,11 +17,7 @@ func wait(epoll int, fired []unix.EpollEvent, timeout time.Duration) int {
 		t := unix.NsecToTimespec(int64(timeout))
 		ts = &t
 	}
-	call := unix.Syscall6
-	if timeout == 0 {
-		call = unix.RawSyscall6 // it does not sleep
-	}
-	n, _, errno := call(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(&fired[0])),
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(&fired[0])),
 		uintptr(len(fired)), uintptr(unsafe.Pointer(ts)), 0, 0)
 	runtime.KeepAlive(ts)
 	if errno != 0 {

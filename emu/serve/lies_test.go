@@ -296,7 +296,7 @@ func TestLies(t *testing.T) {
 			}
 			l.Close()
 			after := usageOf(t, pid)
-			for end := time.Now().Add(2 * time.Minute); after.over(before) && time.Now().Before(end); after = usageOf(t, pid) {
+			for end := time.Now().Add(5 * time.Minute); after.over(before) && time.Now().Before(end); after = usageOf(t, pid) {
 				time.Sleep(10 * time.Millisecond)
 			}
 			if after.over(before) {

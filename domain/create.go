@@ -57,7 +57,7 @@ func nobody(p device.PDID) bool { return p == device.PDIDFirmware || p == device
 
 // free finds the lowest free slot and checks the user's quota. A draining slot is not free and
 // still counts, so that a user cannot exceed the quota by attaching and detaching. The last slot
-// may be reserved for a user who has none.
+// may be reserved for a user without a domain there.
 func (m *Manager) free(q Request) (int, error) {
 	n, used, own, left := -1, 0, 0, 0
 	for i := range m.slots {

@@ -13,7 +13,7 @@ import (
 var (
 	// ErrNoSlot: all sixteen slots of the node are taken or still draining.
 	ErrNoSlot = errors.New("no free protection domain slot")
-	// ErrLastSlot: the node has one free slot, and it is reserved for a user who has none there.
+	// ErrLastSlot: the node has one free slot, and it is reserved for users without a domain there.
 	// It matches ErrQuota.
 	ErrLastSlot = fmt.Errorf("the node's last slot is reserved for a user who has none: %w", ErrQuota)
 	// ErrQuota: the user holds as many slots of the node as one user may.

@@ -29,7 +29,7 @@ func (e *Engine) sees(s *slot) bool {
 	return s.att.View != nil && s.unseenUntil <= e.clock.seen && e.late < mostLate
 }
 
-// touched takes that a touch of shared memory is over, and counts it. It reports whether it
+// touched counts a touch of shared memory that is over. It reports whether it
 // was all; where it missed, the process's table has to do the call.
 func (c *call) touched() bool {
 	c.seen = nil

@@ -40,7 +40,7 @@ func (c attached) store(va uint64, words ...uint64) error {
 	return nil
 }
 
-// late gives a client time to check a word before it changes.
+// late is the delay after which a word changes: a client checks the word before.
 const late = 100 * time.Millisecond
 
 // silent is a pfd that calls then for each attachment and then ends like a killed one: the

@@ -79,7 +79,7 @@ func useGo(socket string) string {
 }
 
 // users are the users of clients: pfd's own, for whom pfd moves bytes itself, and as root another,
-// who has a memory helper.
+// whose client has a memory helper.
 func users(t *testing.T) map[string]*syscall.SysProcAttr {
 	t.Helper()
 	if os.Getuid() != 0 {

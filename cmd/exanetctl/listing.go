@@ -100,7 +100,7 @@ func (l *listing[T]) names() (names []string) {
 	return names
 }
 
-// flush writes a table. For a user who does not see everything it also writes, on standard error, what the table covers.
+// flush writes a table. If the user does not see everything, it also writes what the table covers to standard error.
 func (a *app) flush(t *table, scope string) error {
 	err := t.flush()
 	if err == nil && scope != "" {

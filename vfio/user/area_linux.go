@@ -10,25 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapTime is how long whoever maps a file waits for it (ours). The kernel has mmap wait while
-// a process of the file's punches a hole, and that may take seconds: what takes longer is done
-// when it is done, and accesses wait for it, or fail where it failed.
+// mapTime is how long a caller waits for a file to be mapped; it is defined by this project. The
+// kernel lets mmap wait while a process that has the file punches a hole, which may take seconds.
+// After mapTime the mapping goes on in the background, and accesses wait for it or return its
+// error.
 const mapTime = 20 * time.Millisecond
 
-// area is a file of the peer's. A goroutine of its own opens and closes it, and maps and
-// unmaps it where it is not kept open. One that is open is mapped when it is first touched by
-// the mapping: a file that is only touched aside never is.
+// area is a file of the peer. A goroutine of its own opens and closes it, and maps and unmaps it
+// where the file is not kept open. An open file is mapped at the first access through the
+// mapping: a file that is only accessed by touchAside is never mapped.
 type area struct {
-	ready    chan struct{} // closed when file, b or err is there
+	ready    chan struct{} // closed when file, b or err is set
 	size     uint64
 	writable bool
-	file     int // the file, opened by us, for touchAside; -1: b alone
+	file     int // the file, opened by us, for touchAside; -1: only b
 	err      error
 	users    int  // accesses in flight; guarded by the space's lock, as gone is
-	gone     bool // unmapped when there is none
+	gone     bool // unmap it when the last user leaves
 
 	mapping sync.Mutex
-	mapped  atomic.Bool // b is there; set under mapping, or before ready is closed
+	mapped  atomic.Bool // b is set; stored under mapping, or before ready is closed
 	b       []byte
 }
 
@@ -36,7 +37,8 @@ func newArea(size uint64, writable bool) *area {
 	return &area{ready: make(chan struct{}), size: size, writable: writable, file: -1}
 }
 
-// wait waits for the area for a while. An error says that it could not be mapped.
+// wait waits up to most for the area. It returns the error of opening or mapping it, and nil if
+// neither has finished.
 func (a *area) wait(most time.Duration) error {
 	select {
 	case <-a.ready:
@@ -53,7 +55,7 @@ func (a *area) wait(most time.Duration) error {
 	}
 }
 
-// has waits for the area and returns nil where it has n bytes from off on.
+// has waits for the area and returns nil if it has n bytes at off.
 func (a *area) has(off uint64, n int) error {
 	<-a.ready
 	if a.err != nil {
@@ -65,7 +67,7 @@ func (a *area) has(off uint64, n int) error {
 	return nil
 }
 
-// at waits for the area and returns n of its bytes, mapped.
+// at waits for the area and returns n of its mapped bytes at off.
 func (a *area) at(off uint64, n int) ([]byte, error) {
 	if err := a.has(off, n); err != nil {
 		return nil, err
@@ -78,7 +80,7 @@ func (a *area) at(off uint64, n int) ([]byte, error) {
 	return a.b[off:][:n], nil
 }
 
-// mapNow maps the file that is open.
+// mapNow maps the open file.
 func (a *area) mapNow() error {
 	a.mapping.Lock()
 	defer a.mapping.Unlock()
@@ -92,8 +94,9 @@ func (a *area) mapNow() error {
 	return err
 }
 
-// retire unmaps an area that nothing points to any more, once nobody uses it: beside the
-// caller, because munmap waits as mmap does. nil is none. The space's lock is held.
+// retire unmaps an area that no mapping refers to, after its last access has ended. It does so in
+// a goroutine, because munmap waits as mmap does. A nil area is ignored. The caller holds the
+// space's lock.
 func (a *area) retire() {
 	if a == nil {
 		return
@@ -103,13 +106,13 @@ func (a *area) retire() {
 	}
 }
 
-// unmap closes the descriptor first: it is not kept for as long as munmap may take.
+// unmap closes the descriptor first, so that it is not held for as long as munmap may take.
 func (a *area) unmap() {
 	if <-a.ready; a.file >= 0 {
-		_ = unix.Close(a.file) // tmpfs has nothing to say at it
+		_ = unix.Close(a.file) // tmpfs reports no error on close
 	}
 	if a.b != nil {
-		_ = unix.Munmap(a.b) // cannot fail: the very slice that was mapped
+		_ = unix.Munmap(a.b) // cannot fail: exactly the slice that was mapped
 	}
 }
 
@@ -123,11 +126,11 @@ func mapFile(fd int, size uint64, writable bool) ([]byte, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // a core dump would bring all of the driver's memory in; it cannot fail
+	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // keeps the driver's memory out of core dumps; cannot fail
 	return b, nil
 }
 
-// flights are the accesses in flight, by the DMA addresses that they touch.
+// flights holds the accesses in flight, with the DMA addresses that they touch.
 type flights struct {
 	list   []flight
 	landed *sync.Cond
@@ -135,11 +138,11 @@ type flights struct {
 }
 
 type flight struct {
-	area       *area // nil: a place that is free
+	area       *area // nil: a free entry
 	addr, last uint64
 }
 
-// enter lists an access, and gives its place.
+// enter records an access and returns its index.
 func (f *flights) enter(a *area, addr, last uint64) int {
 	a.users++
 	for i := range f.list {
@@ -152,7 +155,7 @@ func (f *flights) enter(a *area, addr, last uint64) int {
 	return len(f.list) - 1
 }
 
-// leave takes that it is over.
+// leave removes an access that has ended.
 func (f *flights) leave(i int) {
 	a := f.list[i].area
 	f.list[i].area = nil
@@ -164,7 +167,7 @@ func (f *flights) leave(i int) {
 	}
 }
 
-// await waits until no access that is in flight now touches a range. The lock is held.
+// await waits until no access that is in flight now touches a range. The caller holds the lock.
 func (f *flights) await(addr, last uint64) {
 	f.waits++
 	defer func() { f.waits-- }()

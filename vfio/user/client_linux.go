@@ -15,13 +15,13 @@ import (
 	"github.com/exanet/pfd/internal/turnstile"
 )
 
-// Options of a client. Zero values are the defaults named.
+// Options configures a client. A zero value selects the default named beside the field.
 type Options struct {
 	MaxTransfer uint32        // bytes of data in one message; 1 MiB
-	MaxFDs      int           // descriptors taken in one message; 16
+	MaxFDs      int           // descriptors accepted in one message; 16
 	NoTwin      bool          // do not ask for a twin socket
-	Timeout     time.Duration // for the answer to a request; 10 s, negative: for ever
-	Trust       []uint32      // users that may serve it, besides root and the own one; none
+	Timeout     time.Duration // for the answer to a request; 10 s, negative: no limit
+	Trust       []uint32      // users that may run the server, besides root and the caller's own; none
 	Waiting     func(error)   // called by Redial before its first wait, with the cause; nil
 }
 
@@ -41,52 +41,51 @@ func (o *Options) defaults() error {
 	return nil
 }
 
-// Client is a driver's way to a device behind a vfio-user socket. Its methods
-// may be called from any goroutine; one request is under way at a time, sent
-// and answered on the caller's goroutine. What waits for no answer (Post, PostMapDMA)
-// does not wait for that either. When the server is gone every method
-// fails with ErrGone, for good: Redial makes a new client.
+// Client gives a driver access to a device behind a vfio-user socket. It is safe for concurrent
+// use. One request is in progress at a time, sent and answered on the caller's goroutine; Post
+// and PostMapDMA await no answer and do not wait for that request either. When the server is gone
+// every method fails with ErrGone for good: Redial makes a new client.
 //
-// While the client lives it answers the server's DMA_READ and DMA_WRITE for
-// what it has mapped.
+// While the client lives it answers the server's DMA_READ and DMA_WRITE for the memory that it
+// has mapped.
 type Client struct {
 	opts Options
 	info DeviceInfo
-	pid  int // the server's, 0 unknown
+	pid  int // the server's pid, 0: unknown
 
-	mu   turnstile.Lock // a request at a time, and receiving; guards what follows
+	mu   turnstile.Lock // one request at a time, and receiving; guards the next fields
 	sock *socket
 	in   *inbox
 	tx   []byte
 	peer limits
 	many bool   // the server takes REGION_WRITE_MULTI
-	cmd  uint16 // what SetCommand wrote last
-	maps posted // DMA_MAPs that nobody waited for
+	cmd  uint16 // the last value that SetCommand wrote
+	maps posted // DMA_MAPs whose answers were not awaited
 
-	out  sync.Mutex // a message at a time onto the socket; taken last. Guards what follows
+	out  sync.Mutex // one message at a time on the socket; locked last. Guards the next fields
 	id   uint16     // of the last message
-	note []byte     // of what is posted
+	note []byte     // buffer for posted messages
 
 	twin  *socket
-	space *space // what the server may reach by messages
+	space *space // memory that the server may access by messages
 	mon   monitor
 	bells *signaller
 	wg    sync.WaitGroup
-	// served counts the server's accesses. Whoever has an answer of the server
-	// has seen the accesses before it: the count says so to the memory model,
-	// which knows nothing of sockets.
+	// served counts the server's accesses. A goroutine that reads an answer of the server sees
+	// the accesses that came before it. The count makes that order known to the memory model,
+	// which does not follow sockets.
 	served atomic.Uint64
 
-	sent, awaited atomic.Uint64 // requests, and those of which an answer was waited for
+	sent, awaited atomic.Uint64 // requests, and those whose answer was awaited
 
 	state  sync.Mutex
-	err    error         // why the client is over
-	done   chan struct{} // closed with it
+	err    error         // why the client has ended
+	done   chan struct{} // closed together with setting err
 	closed bool
 }
 
-// Dial connects to a server and agrees on the protocol. A server that has a
-// client already refuses with an error matching syscall.EBUSY.
+// Dial connects to a server and negotiates the protocol. A server that already has a client
+// refuses with an error that matches syscall.EBUSY.
 func Dial(ctx context.Context, path string, o Options) (*Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("vfio-user %s: %w", path, err)
@@ -102,10 +101,10 @@ func Dial(ctx context.Context, path string, o Options) (*Client, error) {
 	return c, nil
 }
 
-// Redial dials until a server answers and setup, which maps memory and sets
-// interrupts again, succeeds with it. It goes on after errors that pass:
-// no socket file, nobody listening, another client there, a server that dies
-// meanwhile. Others, and the end of ctx, end it.
+// Redial dials until a server answers and setup, which maps memory and sets interrupts again,
+// succeeds. It retries after transient errors: no socket file, no listening process, another
+// client connected, a server that ends meanwhile. It returns on any other error and at the end of
+// ctx.
 func Redial(ctx context.Context, path string, o Options, setup func(*Client) error) (*Client, error) {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		c, err := Dial(ctx, path, o)
@@ -139,8 +138,8 @@ func passing(err error) bool {
 	return false
 }
 
-// newClient agrees on the protocol over a connected stream socket, which it takes over,
-// also on failure.
+// newClient negotiates the protocol over a connected stream socket. It owns the socket, also on
+// failure.
 func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
 	if err := o.defaults(); err != nil {
 		closeFDs([]int{fd})
@@ -177,7 +176,7 @@ func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
 	return c, nil
 }
 
-// agree exchanges VERSION.
+// agree exchanges VERSION messages.
 func (c *Client) agree() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,7 +206,7 @@ func (c *Client) agree() error {
 	return c.takeTwin(v.Capabilities.Twin, m.fds)
 }
 
-// takeTwin starts to serve the twin socket, if the server set one up.
+// takeTwin starts to serve the twin socket if the server set one up.
 func (c *Client) takeTwin(t *TwinSocket, fds []int) error {
 	if t == nil || !t.Supported {
 		c.sock.shed(fds)
@@ -224,7 +223,7 @@ func (c *Client) takeTwin(t *TwinSocket, fds []int) error {
 	}
 	c.twin = newSocket(fds[*t.FDIndex])
 	c.twin.closer = c.sock.closer
-	// Of another kind of socket a shutdown may not end receiving.
+	// On another kind of socket a shutdown may not end a receive.
 	domain, err := unix.GetsockoptInt(c.twin.fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	kind, e := unix.GetsockoptInt(c.twin.fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err = errors.Join(err, e); err != nil || domain != unix.AF_UNIX || kind != unix.SOCK_STREAM {
@@ -253,25 +252,25 @@ func (c *Client) ask() error {
 	return nil
 }
 
-// ServerPID gives the pid of the process that listened, as this one sees it;
-// 0: unknown.
+// ServerPID returns the pid of the process that called listen, in this process's pid namespace,
+// or 0 if it is unknown.
 func (c *Client) ServerPID() int { return c.pid }
 
-// Info gives what the server said of the device.
+// Info returns the server's description of the device.
 func (c *Client) Info() DeviceInfo { return c.info }
 
-// Done is closed when the server is gone or the client closed; Err then says
-// why.
+// Done returns a channel that is closed when the server is gone or the client is closed; Err then
+// returns the reason.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err gives why the client is over, nil while it is not. It matches ErrGone.
+// Err returns why the client has ended, or nil while it has not. The error matches ErrGone.
 func (c *Client) Err() error {
 	c.state.Lock()
 	defer c.state.Unlock()
 	return c.err
 }
 
-// fail ends the client with a reason and gives the error for the caller.
+// fail ends the client with a reason and returns the error for the caller.
 func (c *Client) fail(err error) error {
 	if !errors.Is(err, ErrGone) {
 		err = fmt.Errorf("%w: %w", ErrGone, err)
@@ -290,11 +289,11 @@ func (c *Client) fail(err error) error {
 	return c.err
 }
 
-// Close ends the connection and releases what belongs to it. The server keeps
-// the device's state. Close may be called again.
+// Close ends the connection and releases its resources. The server keeps the device's state.
+// Close may be called again.
 func (c *Client) Close() {
 	_ = c.fail(fmt.Errorf("%w: client closed", ErrGone))
-	c.wg.Wait() // they may wait for mu
+	c.wg.Wait() // its goroutines may wait for mu
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -312,13 +311,13 @@ func (c *Client) Close() {
 	c.mon.close()
 }
 
-// begin gives the bytes to append a request's payload to. mu is held.
+// begin returns the buffer to append a request's payload to. The caller holds mu.
 func (c *Client) begin() []byte {
 	return append(c.tx[:0], make([]byte, HeaderSize)...)
 }
 
-// post sends a message without waiting for an answer. Before that it tells due, which
-// may be nil, the message's ID. out is held.
+// post sends a message without waiting for an answer. It first calls due, which may be nil, with
+// the message's ID. The caller holds out.
 func (c *Client) post(command Command, flags uint32, b []byte, fds []int, due func(id uint16)) error {
 	select {
 	case <-c.done:
@@ -338,13 +337,12 @@ func (c *Client) post(command Command, flags uint32, b []byte, fds []int, due fu
 	return nil
 }
 
-// Requests gives how many requests the client has sent, and for how many of them it
-// waited for the answer.
+// Requests returns how many requests the client has sent, and how many answers it has awaited.
 func (c *Client) Requests() (sent, awaited uint64) { return c.sent.Load(), c.awaited.Load() }
 
-// request sends a request and waits for its answer, serving the server's own
-// requests meanwhile. The answer's bytes are good until the next request; its
-// descriptors are the caller's. mu is held.
+// request sends a request and waits for its answer, serving the server's own requests meanwhile.
+// The answer's bytes are valid until the next request; its descriptors belong to the caller. The
+// caller holds mu.
 func (c *Client) request(command Command, b []byte, fds []int) (message, error) {
 	c.tx = b
 	c.out.Lock()
@@ -369,7 +367,7 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 			return message{}, &Error{command, unix.Errno(m.Error)}
 		default:
 			c.served.Load()
-			if c.twin == nil && c.in.pending() { // it came with the answer: nobody polls for it
+			if c.twin == nil && c.in.pending() { // it came with the answer, so poll does not report it
 				c.mon.stir()
 			}
 			return m, nil
@@ -377,8 +375,7 @@ func (c *Client) request(command Command, b []byte, fds []int) (message, error) 
 	}
 }
 
-// patience is how long the answer to a request may take, what comes before it
-// included.
+// patience returns how long the answer to a request may take, including any messages before it.
 func (c *Client) patience() time.Duration {
 	if c.opts.Timeout < 0 {
 		return 1 << 62
@@ -386,9 +383,8 @@ func (c *Client) patience() time.Duration {
 	return c.opts.Timeout
 }
 
-// receive gives the next answer that somebody waits for, and serves the server's own
-// requests on the way. It gives none once no more than left DMA_MAPs are without an
-// answer. mu is held.
+// receive returns the next awaited answer and serves the server's own requests that come before
+// it. It returns an empty message once at most left DMA_MAPs are unanswered. The caller holds mu.
 func (c *Client) receive(by time.Time, left int) (message, error) {
 	for served := false; c.maps.many() > left; {
 		m, ok, err := c.in.next()
@@ -405,7 +401,7 @@ func (c *Client) receive(by time.Time, left int) (message, error) {
 		case ok:
 			return m, nil
 		default:
-			if served && time.Now().After(by) { // requests without end are no answer
+			if served && time.Now().After(by) { // an endless stream of requests does not extend the wait
 				return message{}, fmt.Errorf("%w: %w", ErrGone, ErrTimeout)
 			}
 			if err := c.in.await(c.sock, by, 0); err != nil {
@@ -416,7 +412,7 @@ func (c *Client) receive(by time.Time, left int) (message, error) {
 	return message{}, nil
 }
 
-// plain is request for answers that carry no descriptors.
+// plain is like request, for answers without descriptors.
 func (c *Client) plain(command Command, b []byte) (message, error) {
 	m, err := c.request(command, b, nil)
 	c.sock.shed(m.fds)
@@ -424,9 +420,8 @@ func (c *Client) plain(command Command, b []byte) (message, error) {
 	return m, err
 }
 
-// Read gives size bytes (1, 2, 4, 8) at an offset of a region: one access of
-// the device if the offset is aligned. The value is good also with an error that
-// matches ErrMapRefused.
+// Read returns size bytes (1, 2, 4, 8) at an offset of a region. If the offset is aligned it is
+// one access of the device. The value is also valid with an error that matches ErrMapRefused.
 func (c *Client) Read(region int, offset uint64, size int) (value uint64, err error) {
 	if size < 1 || size > 8 {
 		return 0, fmt.Errorf("vfio-user: read of %d bytes, want 1 to 8", size)
@@ -440,8 +435,8 @@ func (c *Client) Read(region int, offset uint64, size int) (value uint64, err er
 	return binary.LittleEndian.Uint64(word[:]), nil
 }
 
-// Write stores the low size bytes (1, 2, 4, 8) of value at an offset of a
-// region and returns when the device has taken them.
+// Write stores the low size bytes (1, 2, 4, 8) of value at an offset of a region. It returns when
+// the device has received them.
 func (c *Client) Write(region int, offset uint64, size int, value uint64) (err error) {
 	if size < 1 || size > 8 {
 		return fmt.Errorf("vfio-user: write of %d bytes, want 1 to 8", size)
@@ -456,8 +451,8 @@ func (c *Client) Write(region int, offset uint64, size int, value uint64) (err e
 	return nil
 }
 
-// Post stores like Write, but does not wait, and does not learn of a refusal. A
-// later access of any kind finds it done.
+// Post stores like Write but neither waits nor reports a refusal. A later access of any kind is
+// ordered after it.
 func (c *Client) Post(region int, offset uint64, size int, value uint64) error {
 	if size < 1 || size > 8 {
 		return fmt.Errorf("vfio-user: write of %d bytes, want 1 to 8", size)
@@ -474,7 +469,7 @@ func (c *Client) Post(region int, offset uint64, size int, value uint64) error {
 	return nil
 }
 
-// ReadRegion fills p from a region, in as many messages as the limits need.
+// ReadRegion fills p from a region, with as many messages as the limits require.
 func (c *Client) ReadRegion(region int, offset uint64, p []byte) error {
 	return c.chunks(p, func(p []byte, at uint64) error {
 		if err := c.readChunk(region, offset+at, p); err != nil {

@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// powerOnTime is how long a device may take from D3hot to D0 before it is touched (PCI
-// Bus Power Management 1.2, 5.6.1).
+// powerOnTime is the time from D3hot to D0 during which the device must not be accessed (PCI Bus
+// Power Management 1.2, 5.6.1).
 const powerOnTime = 10 * time.Millisecond
 
-// maxCapabilities bounds the answer to DEVICE_GET_REGION_INFO that a client
-// makes room for (ours).
+// maxCapabilities bounds the answer to DEVICE_GET_REGION_INFO that a client accepts. It is
+// defined by this project.
 const maxCapabilities = 64 << 10
 
-// Region gives what the server says of a region and, for one with mappable
-// areas, a descriptor to map them from, which is the caller's to close; else
-// -1. A region that is mappable as a whole has one area.
+// Region returns the server's description of a region. For a region with mappable areas it also
+// returns a descriptor to map them from, which the caller must close; otherwise it returns -1. A
+// region that is mappable as a whole has one area.
 func (c *Client) Region(index int) (RegionInfo, int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,16 +63,16 @@ func (c *Client) region(index int) (RegionInfo, int, error) {
 	}
 }
 
-// Mapped is an area of a region in the address space of this process. It stays
-// when the server is gone, but nobody looks at it any more.
+// Mapped is an area of a region in the address space of this process. It stays mapped when the
+// server is gone, but then no device reads it.
 type Mapped struct {
 	Area  Area
 	Bytes []byte
 }
 
-// Map maps the mappable areas of a region; there may be none. It refuses a file
-// that the server could make smaller, since touching what is gone would end
-// this process: use Read and Write there.
+// Map maps the mappable areas of a region; there may be none. It refuses a file that the server
+// could make smaller, since an access beyond its end would kill this process: use Read and Write
+// there.
 func (c *Client) Map(index int) ([]Mapped, error) {
 	r, fd, err := c.Region(index)
 	if err != nil || fd < 0 {
@@ -112,16 +112,15 @@ func Unmap(ms []Mapped) error {
 	return err
 }
 
-// IOFD is a write of a region that goes through an eventfd: Signal of FD stands for
-// it.
+// IOFD is a write of a region that the client can replace by Signal of FD, an eventfd.
 type IOFD struct {
 	SubRegion
 	FD int // -1: none
 }
 
-// RegionIOFDs asks for the writes of a region that can go through descriptors.
-// Several may share one. The descriptors in fds are the caller's to close. A server
-// that gives anything but eventfds is refused.
+// RegionIOFDs returns the writes of a region that can go through descriptors. Several writes may
+// share one descriptor. The caller must close the descriptors in fds. Descriptors that are not
+// eventfds are refused.
 func (c *Client) RegionIOFDs(index int) (subs []IOFD, fds []int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,14 +156,14 @@ func (c *Client) RegionIOFDs(index int) (subs []IOFD, fds []int, err error) {
 	}
 }
 
-// Signal adds one to an eventfd of RegionIOFDs. A server that fills it and makes it
-// block is done with: the client is over, with an error that says so.
+// Signal adds one to an eventfd of RegionIOFDs. A server that fills the eventfd and makes it
+// block ends the client with an error that says so.
 func (c *Client) Signal(fd int) error {
 	c.bells.signal(fd)
 	return c.Err()
 }
 
-// IRQ gives how many interrupts an index has and what they can do.
+// IRQ returns the number of interrupts of an index and their properties.
 func (c *Client) IRQ(index int) (IRQInfo, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,11 +178,10 @@ func (c *Client) IRQ(index int) (IRQInfo, error) {
 	return i, nil
 }
 
-// SetEventFDs assigns eventfds to the interrupts of an index from start on; -1
-// takes one away. action is IRQActionTrigger for the interrupt itself, or
-// IRQActionMask or IRQActionUnmask to be notified of a change of its mask. The
-// descriptors stay the caller's. Until the last of several messages is
-// answered some may be set and some not.
+// SetEventFDs assigns eventfds to the interrupts of an index from start on; -1 removes one.
+// action is IRQActionTrigger for the interrupt itself, or IRQActionMask or IRQActionUnmask for
+// the notification of a change of its mask. The descriptors remain the caller's. While several
+// messages are in progress only some of the interrupts may be set.
 func (c *Client) SetEventFDs(index, start int, action uint32, fds []int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,9 +205,8 @@ func (c *Client) SetEventFDs(index, start int, action uint32, fds []int) error {
 	return nil
 }
 
-// SetCommand writes the PCI command register: CommandMemory lets the BARs
-// answer, CommandMaster lets the device reach memory and send interrupts. Both
-// are off in a device nobody has set up.
+// SetCommand writes the PCI command register: CommandMemory lets the BARs answer, CommandMaster
+// lets the device access memory and send interrupts. Both are off until a driver sets them.
 func (c *Client) SetCommand(bits uint16) error {
 	if err := c.Write(RegionConfig, cfgCommand, 2, uint64(bits)); err != nil {
 		return err
@@ -220,9 +217,9 @@ func (c *Client) SetCommand(bits uint16) error {
 	return nil
 }
 
-// PowerOn brings a device that a former driver left in a state of low power to D0,
-// where its registers answer (PCI Bus Power Management 1.2, 3.2). A device without that
-// capability is on.
+// PowerOn brings a device that a former driver left in a low-power state to D0, in which its
+// registers answer (PCI Bus Power Management 1.2, 3.2). A device without that capability is
+// always on.
 func (c *Client) PowerOn() error {
 	var b [256]byte
 	if err := c.ReadRegion(RegionConfig, 0, b[:]); err != nil {
@@ -259,9 +256,8 @@ func (c *Client) PowerOn() error {
 	return err
 }
 
-// Reset resets the device and then writes the command register that
-// SetCommand wrote before, as the kernel does around a reset. Mappings and
-// eventfds stay.
+// Reset resets the device and then restores the command register that SetCommand wrote last, as
+// the kernel does around a reset. Mappings and eventfds stay.
 func (c *Client) Reset() error {
 	c.mu.Lock()
 	_, err := c.plain(CmdReset, c.begin())
@@ -273,18 +269,18 @@ func (c *Client) Reset() error {
 	return c.SetCommand(bits)
 }
 
-// MapDMA lets the device reach size bytes of a memfd, from offset on, at a DMA
-// address. rights are DMARead and DMAWrite. The descriptor stays the caller's;
-// the server and this client keep the file's pages reachable without it. A
-// range that overlaps another is refused with syscall.EEXIST.
+// MapDMA maps size bytes of a memfd, from offset on, at a DMA address for the device. rights are
+// DMARead and DMAWrite. The descriptor remains the caller's: the server and this client keep the
+// file's pages accessible without it. A range that overlaps another is refused with
+// syscall.EEXIST.
 func (c *Client) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
 	m := DMAMap{dmaMapSize, rights, offset, addr, size}
 	return c.mapDMA(m, fd, func() error { return c.space.add(m, fd) })
 }
 
-// MapBytes lets the device reach memory of this process by messages alone: the
-// server holds no descriptor of it. b must have whole pages of 4 KiB and stay
-// as it is until UnmapDMA; the device's accesses come at any time.
+// MapBytes lets the device access memory of this process by messages only: the server has no
+// descriptor of it. b must consist of whole pages of 4 KiB and must not be unmapped before
+// UnmapDMA; the device may access it at any time.
 func (c *Client) MapBytes(addr uint64, b []byte, rights uint32) error {
 	m := DMAMap{dmaMapSize, rights, 0, addr, uint64(len(b))}
 	return c.mapDMA(m, -1, func() error {
@@ -317,9 +313,8 @@ func (c *Client) mapDMA(m DMAMap, fd int, add func() error) (err error) {
 	return nil
 }
 
-// UnmapDMA takes what of a range is mapped away, be that one mapping, many, a part or
-// none. When it returns the device does not reach it any more. A range that cuts a
-// page of 4 KiB is refused.
+// UnmapDMA removes all mappings in a range: one, several, a part of one, or none. When it returns
+// the device no longer accesses the range. A range that cuts a page of 4 KiB is refused.
 func (c *Client) UnmapDMA(addr, size uint64) error {
 	return c.unmap(DMAUnmap{dmaUnmapSize, 0, addr, size}, addr+size-1)
 }

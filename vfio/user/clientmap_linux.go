@@ -9,21 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of what a client keeps of DMA_MAPs that nobody waited for (ours).
+// Bounds of a client's record of posted DMA_MAPs. Values below are defined by this project.
 const (
-	// maxPosted are without an answer: their answers fit a quarter of a socket (some 69 of
-	// them), so that neither side ever waits until the other reads.
+	// maxPosted bounds the unanswered ones: a quarter of a socket buffer holds some 69 answers,
+	// so that neither side ever waits until the other reads.
 	maxPosted  = 64
-	maxRefused = 64 // refusals that were not reported; of more there is a number only
+	maxRefused = 64 // refusals kept for the report; further ones are only counted
 )
 
-// posted is the DMA_MAPs that nobody waited for: those without an answer, by message
-// ID, and the refusals to be reported.
+// posted records the DMA_MAPs that are not awaited: the unanswered ones by message ID, and the
+// refusals to report.
 type posted struct {
-	mu  sync.Mutex // taken last
+	mu  sync.Mutex // locked last
 	due map[uint16]DMAMap
 
-	refused []error // of who receives
+	refused []error // used only by the receiving goroutine
 	more    int
 }
 
@@ -57,19 +57,19 @@ func (p *posted) remove(id uint16) DMAMap {
 	return m
 }
 
-// take tells whether a message answers one of them.
+// take reports whether a message answers a posted DMA_MAP.
 func (p *posted) take(m message) bool {
 	return m.isReply() && m.Command == CmdDMAMap && p.has(m.ID)
 }
 
-// settled takes the answer to a DMA_MAP that nobody waited for. mu is held.
+// settled handles the answer to a posted DMA_MAP. The caller holds mu.
 func (c *Client) settled(answer message) {
 	c.sock.shed(answer.fds)
 	m := c.maps.remove(answer.ID)
 	if !answer.isError() {
 		return
 	}
-	// The range is the client's own: it cuts no page.
+	// The range is the client's own mapping, so it cuts no page.
 	_ = c.space.remove(m.Address, m.Address+m.Size-1)
 	if len(c.maps.refused) == maxRefused {
 		c.maps.more++
@@ -78,8 +78,8 @@ func (c *Client) settled(answer message) {
 	c.maps.refused = append(c.maps.refused, &MapError{m.Address, m.Size, &Error{CmdDMAMap, unix.Errno(answer.Error)}})
 }
 
-// unlock ends a request: it adds to its error the refusals that came before its
-// answer, once. mu is held.
+// unlock ends a request: it adds to its error, once, the refusals that came before its answer.
+// The caller holds mu.
 func (c *Client) unlock(err *error) {
 	if p := &c.maps; len(p.refused) > 0 {
 		if p.more > 0 {
@@ -91,11 +91,11 @@ func (c *Client) unlock(err *error) {
 	c.mu.Unlock()
 }
 
-// PostMapDMA maps like MapDMA and does not wait for the answer. Whatever is sent
-// after it, by any method, the server handles after it. Where the server refuses it,
-// the next method that waits for an answer (but Region, RegionIOFDs and those of
-// interrupts) does what it does and then reports the refusal, once, by an error that
-// matches ErrMapRefused (a MapError each); so does Flush.
+// PostMapDMA is like MapDMA but does not wait for the answer. The server handles it before
+// anything that any method sends later. If the server refuses it, the next method that awaits an
+// answer (except Region, RegionIOFDs and those of interrupts) does its work and then reports the
+// refusal, once. That error matches ErrMapRefused, with one MapError for each refusal. Flush
+// reports refusals in the same way.
 func (c *Client) PostMapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
 	m := DMAMap{dmaMapSize, rights, offset, addr, size}
 	err := c.room()
@@ -114,7 +114,7 @@ func (c *Client) PostMapDMA(addr, size uint64, fd int, offset uint64, rights uin
 	return nil
 }
 
-// room takes answers to DMA_MAPs where too many are to come.
+// room receives answers to DMA_MAPs if too many are outstanding.
 func (c *Client) room() error {
 	if c.maps.many() < maxPosted {
 		return nil
@@ -124,8 +124,8 @@ func (c *Client) room() error {
 	return c.settle(maxPosted / 2)
 }
 
-// Flush waits until every DMA_MAP of PostMapDMA is answered, and reports the refusals
-// that were not reported. It sends nothing.
+// Flush waits until every DMA_MAP of PostMapDMA is answered and returns the refusals that were
+// not reported. It sends nothing.
 func (c *Client) Flush() (err error) {
 	c.mu.Lock()
 	defer c.unlock(&err)
@@ -135,7 +135,7 @@ func (c *Client) Flush() (err error) {
 	return nil
 }
 
-// settle receives until no more DMA_MAPs than that are without an answer. mu is held.
+// settle receives until at most left DMA_MAPs are unanswered. The caller holds mu.
 func (c *Client) settle(left int) error {
 	select {
 	case <-c.done:

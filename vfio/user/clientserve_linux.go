@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serve answers a request of the server: DMA_READ and DMA_WRITE, by what the
-// client has mapped. Whatever else it sends is refused.
+// serve answers a request of the server: DMA_READ and DMA_WRITE of memory that the client has
+// mapped. It refuses all others.
 func (c *Client) serve(s *socket, m message) error {
 	s.shed(m.fds)
 	b := append(make([]byte, HeaderSize, HeaderSize+dmaAccessSize), m.body[:min(len(m.body), dmaAccessSize)]...)
@@ -47,7 +47,7 @@ func dmaErrno(err error) unix.Errno {
 	return errnoOf(err)
 }
 
-// dma carries an access out and appends the data of a read to the answer.
+// dma performs an access and appends the data of a read to the answer.
 func (c *Client) dma(m message, b []byte) ([]byte, error) {
 	a, data, err := DecodeDMAAccess(m.body)
 	if err != nil {
@@ -73,8 +73,7 @@ func (c *Client) dma(m message, b []byte) ([]byte, error) {
 	return b, refuse(unix.EINVAL, "%v from a server", m.Command)
 }
 
-// serveTwin answers what comes over the twin socket, until it ends: with it
-// ends the client.
+// serveTwin answers requests on the twin socket until the socket ends, which ends the client.
 func (c *Client) serveTwin() {
 	in := newInbox(HeaderSize + dmaAccessSize + int(c.opts.MaxTransfer))
 	defer in.drop(c.twin)
@@ -96,7 +95,7 @@ func (c *Client) serveTwin() {
 	}
 }
 
-// serveIdle answers what the server sent while no request of ours is under way.
+// serveIdle answers the server's requests while no request of ours is in progress.
 func (c *Client) serveIdle() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,11 +120,11 @@ func (c *Client) serveIdle() error {
 	}
 }
 
-// monitor notices the server's end while no request is under way and, where
-// the server may send requests over the main socket, those. It asks the kernel
-// for no more than that, so that an answer wakes only who waits for it.
+// monitor detects the server's end while no request is in progress. If the server may send
+// requests over the main socket it detects those too. It polls for no other event, so that an
+// answer wakes only the goroutine that waits for it.
 type monitor struct {
-	wake  int // eventfd: look at told, or end
+	wake  int // eventfd: check told, or end
 	told  atomic.Bool
 	ready bool
 }
@@ -139,7 +138,7 @@ func (w *monitor) open() error {
 	return nil
 }
 
-// listen has the main socket watched for requests from now on.
+// listen makes the monitor watch the main socket for requests from now on.
 func (w *monitor) listen() {
 	if !w.told.Swap(true) {
 		w.stir()
@@ -148,7 +147,7 @@ func (w *monitor) listen() {
 
 func (w *monitor) stir() {
 	if w.ready {
-		_, _ = unix.Write(w.wake, eventfdOne) // EAGAIN: it is full, and readable
+		_, _ = unix.Write(w.wake, eventfdOne) // EAGAIN: the counter is full, so the eventfd is readable
 	}
 }
 

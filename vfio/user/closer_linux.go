@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closer closes descriptors of a peer's. To close one may take as long as the peer
-// likes (a socket that lingers, a file of FUSE): a goroutine of its own does it.
+// closer closes descriptors of a peer in a goroutine of its own. The peer controls how long close
+// takes (a socket that lingers, a file of FUSE).
 type closer struct {
 	mu   sync.Mutex
 	fds  []int
-	done chan struct{} // closed when none is left; nil: there is none
+	done chan struct{} // closed when none is left; nil: none is being closed
 }
 
-// shed takes descriptors to close and does not wait for it.
+// shed closes descriptors without waiting for that.
 func (c *closer) shed(fds []int) {
 	if len(fds) == 0 {
 		return
@@ -37,7 +37,8 @@ func (c *closer) run() {
 		c.fds = nil
 		c.mu.Unlock()
 		for _, fd := range fds {
-			// A socket does not linger for whoever keeps no other duplicate of it.
+			// Close does not linger then, unless the peer has kept a duplicate and changes it
+			// back.
 			_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{}) // fails for all else
 		}
 		closeFDs(fds)
@@ -47,7 +48,7 @@ func (c *closer) run() {
 	c.done = nil
 }
 
-// wait tells whether all are closed within a time; zero is for ever.
+// wait reports whether all descriptors are closed within most; zero means no limit.
 func (c *closer) wait(most time.Duration) bool {
 	c.mu.Lock()
 	done := c.done

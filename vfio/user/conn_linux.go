@@ -12,74 +12,73 @@ import (
 	"github.com/exanet/pfd/internal/yield"
 )
 
-// Bounds of one turn on the owner's goroutine (ours): a client that floods its
-// socket shares the owner with everything else that runs there. A request that
-// needs more goes on in the next turn.
+// Bounds of one turn on the owner's goroutine: a client that floods its socket must not starve
+// the owner's other work. A request that needs more continues in the next turn. Values below are
+// defined by this project.
 const (
 	turnMessages = 64
 	turnAccesses = 128
 	turnReply    = 64 << 10
-	// checksAnAccess writes of a REGION_WRITE_MULTI are checked in the time that one
-	// access of the device takes.
+	// The check of checksAnAccess writes of a REGION_WRITE_MULTI takes as long as one access of
+	// the device.
 	checksAnAccess = 8
-	// resetRest is how long a client that reset the device is not served afterwards: a
-	// reset takes the owner a tenth of that (ours).
+	// resetRest is how long a client is not served after it has reset the device. A reset takes
+	// the owner a tenth of that time.
 	resetRest = 250 * time.Microsecond
 )
 
 // conn is the server's side of one connection.
 //
-// Its goroutine receives. What concerns the device it has handled on the owner's
-// goroutine (dispatch), everything else it handles itself. The replies go out
-// before the owner's turn ends, as far as the socket takes them at once: the owner
-// never waits for the socket, and a device that acts after its turn acts after the
-// replies.
+// The connection's goroutine receives. It runs requests that concern the device on the owner's
+// goroutine (dispatch) and handles all others itself. Before the owner's turn ends it sends the
+// replies that the socket accepts without blocking. So the owner never waits for the socket, and
+// what the device does after its turn comes after the replies.
 //
-// A client may hold a lock until its request is answered and need that lock to
-// answer a message of ours (QEMU does). So no DMA message is sent while a request is
-// unanswered (turn), and nothing that handles a request waits for one.
+// A client may hold a lock until its request is answered and need that lock to answer one of our
+// messages (QEMU does). So no DMA message is sent while a request is unanswered (turn), and the
+// handling of a request never waits for a DMA message.
 type conn struct {
 	s     *Server
 	sock  *socket
 	space *space
 
-	dispatchFn func() // c.dispatch, made once
+	dispatchFn func() // c.dispatch, allocated once
 
-	in    *inbox // of the connection's goroutine
+	in    *inbox // owned by the connection's goroutine
 	yield yield.Yield
 
-	// The request at hand. Of the connection's goroutine, and of the owner's while
-	// that dispatches for it.
+	// The current request. Owned by the connection's goroutine, and by the owner's during
+	// dispatch.
 	m        message
-	has      bool // there is one
-	begun    bool // and it was begun
-	start    int  // where, in out
+	has      bool // there is a current request
+	begun    bool // its handling has begun
+	start    int  // where its reply begins in out
 	at       int  // how much of it is done: bytes, or writes
-	accesses int  // of the turn: how many are left
-	reset    bool // of the turn: the device was reset
+	accesses int  // accesses left in this turn
+	reset    bool // the device was reset in this turn
 
 	out        []byte // replies
-	sent       int    // of out
-	whole      int    // of out: replies that are complete
-	outFDs     []int  // with the last reply in out; the server's or the embedding program's
-	outAt      int    // where that reply begins
-	outClose   int    // one of outFDs to close after sending, or -1
-	fail       error  // close the connection after sending
+	sent       int    // bytes of out that were sent
+	whole      int    // bytes of out that are complete replies
+	outFDs     []int  // sent with the last reply in out; owned by the server or the embedding program
+	outAt      int    // where that reply begins in out
+	outClose   int    // the one of outFDs to close after sending, or -1
+	fail       error  // close the connection with this error after sending
 	negotiated bool
 	peer       limits
 
-	remotes atomic.Bool // a mapping without descriptor was there
+	remotes atomic.Bool // a range was mapped without a descriptor
 
-	// turn is held (it takes one) while a request is unanswered, and by who sends a
-	// DMA message. It guards sending on sock.
+	// turn holds one token: the connection has it while a request is unanswered, and the sender
+	// of a DMA message while it sends. It guards sending on sock.
 	turn chan struct{}
 	mine bool // the connection's goroutine holds turn
 
-	over chan struct{} // closed when nothing is received any more
-	left chan struct{} // closed when the place is free again
+	over chan struct{} // closed when receiving has ended
+	left chan struct{} // closed when another client may connect
 
 	twin  atomic.Pointer[socket]
-	dmaMu sync.Mutex // one DMA message at a time; guards what follows
+	dmaMu sync.Mutex // one DMA message at a time; guards the next fields
 	twinI *inbox
 	ended bool
 	id    uint16
@@ -87,13 +86,13 @@ type conn struct {
 	wait atomic.Pointer[waiter]
 }
 
-// waiter is a DMA message whose answer is awaited.
+// waiter is a DMA message that awaits its answer.
 type waiter struct {
 	id      uint16
 	command Command
 	addr    uint64
-	p       []byte        // to fill, or that was sent
-	err     error         // good after done
+	p       []byte        // to fill, or to send
+	err     error         // valid after done
 	done    chan struct{} // closed with the answer
 }
 
@@ -108,7 +107,7 @@ func newConn(s *Server, fd int) *conn {
 	return c
 }
 
-// end makes everything that waits on the connection return.
+// end makes every call that waits on the connection return.
 func (c *conn) end() {
 	c.sock.shutdown()
 	if t := c.twin.Load(); t != nil {
@@ -126,9 +125,8 @@ func (c *conn) loop() error {
 	return err
 }
 
-// open receives the first message, which must be there in time: a client that says
-// nothing must not keep anything for ever. For VERSION it needs the server's one
-// place.
+// open receives the first message, within the time limit, so that a silent client holds no
+// resources for ever. VERSION makes this connection the server's one client.
 func (c *conn) open() error {
 	if err := c.sock.timeouts(c.s.cfg.Timeout, c.s.cfg.Timeout); err != nil {
 		return err
@@ -160,7 +158,7 @@ func (c *conn) open() error {
 	return errOr(fmt.Errorf("%w: another client is there: %w", ErrGone, unix.EBUSY), c.flush())
 }
 
-// step handles what is at hand, or receives.
+// step handles the current request, or receives.
 func (c *conn) step() error {
 	err := c.take()
 	if err == nil && !c.has {
@@ -171,7 +169,7 @@ func (c *conn) step() error {
 		return err
 	}
 	switch {
-	case err != nil: // perhaps with a reply
+	case err != nil: // there may be a reply to send
 	case c.m.Command.ofDevice():
 		c.hold()
 		c.s.run(c.dispatchFn)
@@ -192,8 +190,8 @@ func (c *conn) step() error {
 	return err
 }
 
-// take takes the next request unless there is one. Answers on the way to it are
-// handed over. An error is a stream that cannot be followed.
+// take makes the next request the current one, unless there is one. It delivers answers that come
+// before it. An error means that the stream cannot be followed.
 func (c *conn) take() error {
 	for !c.has {
 		m, ok, err := c.in.next()
@@ -215,7 +213,7 @@ func (c *conn) take() error {
 	return nil
 }
 
-// hold keeps DMA messages back until flush.
+// hold prevents DMA messages until flush.
 func (c *conn) hold() {
 	if !c.mine {
 		c.turn <- struct{}{}
@@ -223,8 +221,8 @@ func (c *conn) hold() {
 	}
 }
 
-// answer hands a reply to who waits for it. A reply that nobody waits for means
-// that the two sides do not agree on the stream any more.
+// answer delivers a reply to its waiter. A reply without a waiter means that the two sides no
+// longer agree on the stream.
 func (c *conn) answer(m message) error {
 	c.sock.shed(m.fds)
 	w := c.wait.Load()
@@ -258,9 +256,9 @@ func (w *waiter) take(m message) error {
 	return err
 }
 
-// dispatch handles the requests at hand that concern the device, on the owner's
-// goroutine, and sends their replies as far as that needs no waiting. It ends its
-// turn early when there is much of either.
+// dispatch handles the received requests that concern the device, on the owner's goroutine, and
+// sends their replies as far as that does not block. It ends its turn early when there are many
+// of either.
 func (c *conn) dispatch() {
 	c.accesses = turnAccesses
 	for range turnMessages {
@@ -273,14 +271,13 @@ func (c *conn) dispatch() {
 		}
 	}
 	if c.outFDs == nil && c.sent < c.whole {
-		// An error is met again by flush.
+		// flush meets the same error again.
 		n, _ := c.sock.sendNow(c.out[c.sent:c.whole], nil)
 		c.sent += n
 	}
 }
 
-// flush sends what replies are complete, and lets DMA messages go out where no
-// request was begun and is unanswered.
+// flush sends the complete replies. It permits DMA messages if no request is unanswered.
 func (c *conn) flush() error {
 	if !c.mine {
 		return nil
@@ -304,8 +301,8 @@ func (c *conn) flush() error {
 	return err
 }
 
-// finish takes the client away from the device, on the owner's goroutine, and its
-// memory from both. Nothing of the connection is used after it.
+// finish detaches the client from the device, on the owner's goroutine, and releases the client's
+// memory. The connection is not used after it.
 func (c *conn) finish() {
 	c.end()
 	c.s.run(func() {
@@ -319,7 +316,7 @@ func (c *conn) finish() {
 		}
 	})
 	c.space.clear()
-	c.dmaMu.Lock() // a DMA message under way has seen the end
+	c.dmaMu.Lock() // the DMA message in progress has ended
 	c.ended = true
 	c.dmaMu.Unlock()
 	if c.outClose >= 0 {
@@ -327,11 +324,11 @@ func (c *conn) finish() {
 	}
 }
 
-// closeTime is how long the next client's turn waits until the last one's descriptors
-// are closed (ours): a moment, unless one of them does not close.
+// closeTime is how long the next client waits until the last one's descriptors are closed; it is
+// defined by this project. It is short in case one of them does not close.
 const closeTime = 100 * time.Millisecond
 
-// release closes what is left.
+// release closes the remaining resources.
 func (c *conn) release() {
 	c.sock.shed(c.m.fds)
 	c.in.drop(c.sock)
@@ -342,8 +339,8 @@ func (c *conn) release() {
 	c.sock.closeIn(closeTime)
 }
 
-// remote reaches memory of the client that has no descriptor, with one message, and
-// gives how many bytes that moved.
+// remote accesses memory of the client that has no descriptor, with one message, and returns how
+// many bytes it moved.
 func (c *conn) remote(addr uint64, p []byte, write bool) (int, error) {
 	c.dmaMu.Lock()
 	defer c.dmaMu.Unlock()
@@ -354,8 +351,8 @@ func (c *conn) remote(addr uint64, p []byte, write bool) (int, error) {
 	return n, c.exchange(addr, p[:n], write)
 }
 
-// exchange sends one DMA message and waits for its answer, for Timeout in all.
-// dmaMu is held.
+// exchange sends one DMA message and waits for its answer, for Timeout in all. The caller holds
+// dmaMu.
 func (c *conn) exchange(addr uint64, p []byte, write bool) error {
 	c.id++
 	w := &waiter{id: c.id, command: CmdDMARead, addr: addr, p: p, done: make(chan struct{})}
@@ -379,7 +376,7 @@ func (c *conn) exchange(addr uint64, p []byte, write bool) error {
 	case <-timer.C:
 		return fmt.Errorf("%w: a request of the client was not answered meanwhile: a Device must not use DMA while it is called", ErrTimeout)
 	}
-	// A request may have ended the right to the access since it was looked up.
+	// A request may have revoked the right to the access since the lookup.
 	err := c.s.dma.allowed()
 	if err == nil {
 		err = c.space.allows(addr, write)
@@ -401,7 +398,7 @@ func (c *conn) exchange(addr uint64, p []byte, write bool) error {
 	} else if err == nil {
 		err = c.byMain(w, timer.C)
 	}
-	if err != nil { // the stream is lost: a late answer would be taken for the next one's
+	if err != nil { // the stream is lost: a late answer would be mistaken for the next one's
 		c.wait.Store(nil)
 		c.sock.shutdown()
 		return err
@@ -409,8 +406,7 @@ func (c *conn) exchange(addr uint64, p []byte, write bool) error {
 	return w.err
 }
 
-// byTwin receives the answer on the twin socket, where nothing but answers comes
-// back.
+// byTwin receives the answer on the twin socket, which carries only answers in this direction.
 func (c *conn) byTwin(t *socket, w *waiter, by time.Time) error {
 	if err := c.twinI.await(t, by, 0); err != nil {
 		return fmt.Errorf("answer to %v: %w", w.command, err)
@@ -438,7 +434,7 @@ func (c *conn) byMain(w *waiter, late <-chan time.Time) error {
 	case <-late:
 		err = fmt.Errorf("%w: answer to %v: %w", ErrGone, w.command, ErrTimeout)
 	}
-	if !c.wait.CompareAndSwap(w, nil) { // it comes this moment
+	if !c.wait.CompareAndSwap(w, nil) { // the answer is being delivered now
 		<-w.done
 		return nil
 	}

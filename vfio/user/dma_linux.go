@@ -5,35 +5,36 @@ import (
 	"sync/atomic"
 )
 
-// DMA is a device's way to its client's memory. Every access looks the range up
-// anew, so it ends with the mapping, with bus mastering, and with the client:
-// there is nothing that a device could keep. It may be used from any goroutine;
-// what ends accesses waits for those in flight.
+// DMA gives a device access to its client's memory. Each access looks the range up again, so it
+// ends with the mapping, with bus mastering and with the client: a device can keep no reference
+// to the memory. DMA is safe for concurrent use; revoking access waits for the accesses in
+// flight.
 //
-// Ranges with a descriptor are copied from and to the mapped file, which sleeps only while
-// a hole is punched there or the file is being mapped. Ranges without one are reached by DMA_READ and DMA_WRITE messages, each
-// sent when no request of the client is unanswered and awaited up to Config.Timeout.
-// The owner's goroutine must not wait for them: the client may wait for the owner.
+// Ranges with a descriptor are copied from and to the mapped file, which sleeps only while a
+// process punches a hole there or the file is being mapped. Ranges without one are accessed by
+// DMA_READ and DMA_WRITE messages. Each is sent when no request of the client is unanswered, and
+// its answer is awaited for up to Config.Timeout. The owner's goroutine must not wait for them,
+// because the client may be waiting for the owner.
 type DMA struct {
 	conn   atomic.Pointer[conn]
 	master atomic.Bool
 }
 
-// Read fills p from the client's memory at a DMA address. The range may span
-// mappings. Errors match ErrUnmapped, ErrDenied, ErrBusMaster, ErrLost, ErrGone
-// or an Error of the client; p may be filled in part then.
+// Read fills p from the client's memory at a DMA address. The range may span mappings. Errors
+// match ErrUnmapped, ErrDenied, ErrBusMaster, ErrLost, ErrGone or an Error of the client; part of
+// p may then be filled.
 func (d *DMA) Read(addr uint64, p []byte) error { return d.access(touch, addr, p, false) }
 
-// Write stores p into the client's memory at a DMA address, with the errors of
-// Read; part of it may be stored then.
+// Write stores p into the client's memory at a DMA address. It returns the errors of Read; part
+// of p may then be stored.
 func (d *DMA) Write(addr uint64, p []byte) error { return d.access(touch, addr, p, true) }
 
-// ReadAside and WriteAside are Read and Write by a system call for each mapping. An access to
-// a page that a process is punching out of its file sleeps until that is done: here
-// the runtime lends the goroutine's processor to others meanwhile.
+// ReadAside is like Read but makes a system call for each mapping. An access to a page that a
+// process is punching out of its file sleeps until that is done; in a system call the runtime
+// runs other goroutines on this processor meanwhile.
 func (d *DMA) ReadAside(addr uint64, p []byte) error { return d.access(touchAside, addr, p, false) }
 
-// WriteAside: see ReadAside.
+// WriteAside is like Write, by system calls as in ReadAside.
 func (d *DMA) WriteAside(addr uint64, p []byte) error { return d.access(touchAside, addr, p, true) }
 
 func (d *DMA) access(by toucher, addr uint64, p []byte, write bool) error {
@@ -48,7 +49,7 @@ func (d *DMA) access(by toucher, addr uint64, p []byte, write bool) error {
 	return nil
 }
 
-// allowed says whether the device may access memory at all.
+// allowed returns nil if the device may access memory at all.
 func (d *DMA) allowed() error {
 	if !d.master.Load() {
 		return ErrBusMaster
@@ -56,22 +57,22 @@ func (d *DMA) allowed() error {
 	return nil
 }
 
-// setMaster switches accesses on or off. None is under way after they are off, and
-// no message for one will be sent.
+// setMaster permits or forbids accesses. When it returns after forbidding them, no access is in
+// flight and no message for one will be sent.
 func (d *DMA) setMaster(on bool) {
 	if c := d.conn.Load(); d.master.Swap(on) && !on && c != nil {
 		c.space.drain()
 	}
 }
 
-// Remote tells whether the client has mapped memory that is reached by messages.
+// Remote reports whether the client has mapped memory that is accessed by messages.
 func (d *DMA) Remote() bool {
 	c := d.conn.Load()
 	return c != nil && c.remotes.Load()
 }
 
-// Mappings gives how many ranges the client has mapped, and how many files are
-// behind them. Ranges that adjoin in one file are one.
+// Mappings returns how many ranges the client has mapped, and how many files back them. Adjacent
+// ranges of one file count as one.
 func (d *DMA) Mappings() (ranges, files int) {
 	if c := d.conn.Load(); c != nil {
 		return c.space.counts()

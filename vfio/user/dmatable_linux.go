@@ -5,30 +5,30 @@ import (
 	"sort"
 )
 
-// mapping is one DMA mapping: the range [addr, last] of DMA addresses. It has no
-// pointers, so that millions of them cost the collector nothing.
+// mapping is one DMA mapping: the range [addr, last] of DMA addresses. It has no pointers, so the
+// garbage collector does not scan millions of them.
 type mapping struct {
 	addr, last uint64
-	off        uint64 // of addr in the file's bytes
-	file       uint32 // index of the file; noFile: reached by messages
+	off        uint64 // offset of addr in the file
+	file       uint32 // index of the file; noFile: accessed by messages
 	rights     uint32
 }
 
 const noFile = ^uint32(0)
 
-// mappings is the set of DMA mappings, by address, never overlapping; those that
-// adjoin, in the file too, are one. A guest's IOMMU makes a mapping a page, millions
-// of them: they are kept in sorted pieces of bounded length, so that an insertion
-// moves a few hundred at most.
+// mappings is the set of DMA mappings, by address, without overlaps. Mappings that are adjacent,
+// in the file too, are merged. A guest's IOMMU makes one mapping for each page, millions of them:
+// they are kept in sorted pieces of bounded length, so that an insertion moves a few hundred at
+// most.
 type mappings struct {
-	pieces [][]mapping // none empty, each with room for pieceMax; two that adjoin have over pieceMax/2 together
+	pieces [][]mapping // none empty, each with room for pieceMax; two neighbours have over pieceMax/2 together
 	n      int
 }
 
-const pieceMax = 512 // ours: 16 KiB
+const pieceMax = 512 // 16 KiB; defined by this project
 
-// seek gives the place of the first mapping whose last address is not below
-// addr; ok is false where there is none.
+// seek returns the place of the first mapping whose last address is not below addr; ok is false
+// if there is none.
 func (t *mappings) seek(addr uint64) (p, i int, ok bool) {
 	p = sort.Search(len(t.pieces), func(k int) bool {
 		piece := t.pieces[k]
@@ -42,7 +42,7 @@ func (t *mappings) seek(addr uint64) (p, i int, ok bool) {
 	return p, i, true
 }
 
-// find gives the mapping that holds addr.
+// find returns the mapping that holds addr.
 func (t *mappings) find(addr uint64) (mapping, bool) {
 	p, i, ok := t.seek(addr)
 	if !ok || t.pieces[p][i].addr > addr {
@@ -51,19 +51,19 @@ func (t *mappings) find(addr uint64) (mapping, bool) {
 	return t.pieces[p][i], true
 }
 
-// overlaps says whether any mapping has an address in [addr, last].
+// overlaps reports whether any mapping has an address in [addr, last].
 func (t *mappings) overlaps(addr, last uint64) bool {
 	p, i, ok := t.seek(addr)
 	return ok && t.pieces[p][i].addr <= last
 }
 
-// adjoins tells whether b goes on where a ends. What is reached by messages stays as
-// the client made it: no message goes beyond one of its mappings.
+// adjoins reports whether b continues a. Mappings that are accessed by messages are never merged,
+// since no message may cross the boundary of a mapping.
 func (a mapping) adjoins(b mapping) bool {
 	return a.last+1 == b.addr && a.file == b.file && a.file != noFile && a.rights == b.rights && a.off+(b.addr-a.addr) == b.off
 }
 
-// before gives the place before one that seek gave.
+// before returns the mapping before a place that seek returned.
 func (t *mappings) before(p, i int) *mapping {
 	switch {
 	case i > 0:
@@ -102,7 +102,7 @@ func (t *mappings) insert(m mapping) {
 		i = len(t.pieces[p])
 	}
 	if piece := t.pieces[p]; len(piece) == pieceMax {
-		// Runs that ascend or descend leave full pieces behind, not halves.
+		// An ascending or descending run of insertions leaves full pieces, not halves.
 		at := pieceMax / 2
 		switch i {
 		case pieceMax:
@@ -119,7 +119,7 @@ func (t *mappings) insert(m mapping) {
 	t.pieces[p] = slices.Insert(t.pieces[p], i, m)
 }
 
-// cut takes places i to j-1 of piece p out.
+// cut removes places i to j-1 of piece p.
 func (t *mappings) cut(p, i, j int) {
 	t.n -= j - i
 	piece := slices.Delete(t.pieces[p], i, j)
@@ -127,7 +127,7 @@ func (t *mappings) cut(p, i, j int) {
 	if len(piece) == 0 {
 		t.pieces = slices.Delete(t.pieces, p, p+1)
 	}
-	// What is little joins what is little: the pieces stay few.
+	// Small neighbours are joined, so that the pieces stay few.
 	for _, q := range []int{p, p - 1} {
 		if q >= 0 && q+1 < len(t.pieces) && len(t.pieces[q])+len(t.pieces[q+1]) <= pieceMax/2 {
 			t.pieces[q] = append(t.pieces[q], t.pieces[q+1]...)
@@ -136,8 +136,8 @@ func (t *mappings) cut(p, i, j int) {
 	}
 }
 
-// remove takes the addresses [addr, last] out and gives each mapping, or the part of
-// one, to f. What it cuts in two is one mapping more.
+// remove removes the addresses [addr, last] and calls f with each mapping, or part of one, that
+// it removed. A mapping that it splits becomes two.
 func (t *mappings) remove(addr, last uint64, f func(mapping)) {
 	for {
 		p, i, ok := t.seek(addr)
@@ -146,7 +146,7 @@ func (t *mappings) remove(addr, last uint64, f func(mapping)) {
 		}
 		piece := t.pieces[p]
 		if m := piece[i]; m.addr < addr || m.last > last {
-			// Its part inside goes, the rest stays.
+			// The part inside the range is removed, the rest stays.
 			in := mapping{max(m.addr, addr), min(m.last, last), 0, m.file, m.rights}
 			in.off = m.off + (in.addr - m.addr)
 			switch {

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errUnfinished says that a request goes on in the next turn.
+// errUnfinished: the request continues in the next turn.
 var errUnfinished = errors.New("the rest of the request is for the next turn")
 
-// ofDevice tells whether a request concerns the device or what belongs to its owner.
+// ofDevice reports whether a request concerns the device or other state of its owner.
 func (c Command) ofDevice() bool {
 	switch c {
 	case CmdVersion, CmdRegionRead, CmdRegionWrite, CmdWriteMulti, CmdReset:
@@ -20,9 +20,8 @@ func (c Command) ofDevice() bool {
 	return false
 }
 
-// handle carries the request at hand out, or as much of it as the turn has accesses
-// for, and appends its reply. It closes what descriptors the request brought and
-// nobody took.
+// handle performs the current request, or as much of it as the turn has accesses for, and appends
+// its reply. It closes the request's descriptors that nothing has taken over.
 func (c *conn) handle() {
 	m := &c.m
 	if !c.begun {
@@ -40,7 +39,7 @@ func (c *conn) handle() {
 		return
 	}
 	if err == nil {
-		closeFDs(m.fds) // of memory: that takes no time
+		closeFDs(m.fds) // files in memory: close does not block
 	} else {
 		c.sock.shed(m.fds)
 	}
@@ -50,7 +49,7 @@ func (c *conn) handle() {
 		c.refused(m, err)
 		c.out = c.out[:c.start]
 		c.dropReplyFDs()
-		if !c.negotiated { // there is no second try
+		if !c.negotiated { // a failed VERSION cannot be repeated
 			c.fail = err
 		}
 		if !m.noReply() {
@@ -66,21 +65,20 @@ func (c *conn) handle() {
 	c.finished()
 }
 
-// finished ends the request at hand: its reply may go out.
+// finished marks the current request as done: its reply may be sent.
 func (c *conn) finished() {
 	c.has, c.begun, c.whole = false, false, len(c.out)
 }
 
-// refused counts a refusal. Those of DMA_MAP are told to whoever runs the server:
-// clients go on without the memory (QEMU logs the refusal), and the device's
-// accesses to it fail.
+// refused counts a refusal. It logs refusals of DMA_MAP as warnings: clients continue without the
+// memory (QEMU logs the refusal), and the device's accesses to it fail.
 func (c *conn) refused(m *message, err error) {
 	c.s.refused.Add(1)
 	if m.Command != CmdDMAMap {
 		c.s.log.Debug("vfio-user: request refused", "command", m.Command, "error", err)
 		return
 	}
-	// One line for each doubling: a client can send them without end.
+	// One line for each doubling, since a client can send them without end.
 	if n := c.s.mapsRefused.Add(1); n&(n-1) == 0 {
 		c.s.log.Warn("vfio-user: DMA_MAP refused: the device does not reach that memory", "error", err, "refused", n)
 	}
@@ -94,14 +92,14 @@ func (c *conn) dropReplyFDs() {
 	c.outFDs = nil
 }
 
-// refuse appends an error reply: a header alone (spec, "Header").
+// refuse appends an error reply, which is a header only (spec, "Header").
 func (c *conn) refuse(m message, err error) {
 	c.out = Header{ID: m.ID, Command: m.Command, Size: HeaderSize, Flags: flagReply | flagError, Error: uint32(errnoOf(err))}.Append(c.out)
 	c.whole = len(c.out)
 }
 
-// readFast answers the read of one register, the request that everything waits
-// for, without the ways that other requests need. It says whether it did.
+// readFast is a fast path for the read of one register, the request whose latency matters most.
+// It reports whether it has handled the request.
 func (c *conn) readFast(m *message) bool {
 	if len(m.body) != regionAccessSize {
 		return false
@@ -125,8 +123,8 @@ func (c *conn) readFast(m *message) bool {
 	return true
 }
 
-// request checks a request whole and carries it out, appending the reply's
-// payload. It empties m.fds when it took the descriptors.
+// request checks a request whole, performs it and appends the reply's payload. It empties m.fds
+// when it takes over the descriptors.
 func (c *conn) request(m *message) error {
 	if !m.isCommand() {
 		return refuse(unix.EINVAL, "message of type %d", m.Flags&flagTypeMask)
@@ -182,7 +180,7 @@ func (c *conn) request(m *message) error {
 		if _, _, err := DecodeFeature(m.body); err != nil {
 			return err
 		}
-		// The kernel's answer for a feature that a device has not.
+		// The kernel's answer for a feature that a device does not have.
 		return refuse(unix.ENOTTY, "no device feature is supported")
 	case CmdMigDataRead, CmdMigDataWrite:
 		return refuse(unix.EOPNOTSUPP, "migration is not supported")
@@ -192,7 +190,7 @@ func (c *conn) request(m *message) error {
 	return refuse(unix.EINVAL, "unknown command %d", uint16(m.Command))
 }
 
-// version agrees on the protocol.
+// version negotiates the protocol.
 func (c *conn) version(m *message) error {
 	if c.negotiated {
 		return refuse(unix.EINVAL, "a second VERSION")
@@ -307,7 +305,7 @@ func (c *conn) deviceInfo(m *message) error {
 	return nil
 }
 
-// size gives a region's size, 0 for one that is not there.
+// size returns a region's size, or 0 if the region does not exist.
 func (s *Server) size(region uint32) uint64 {
 	switch {
 	case region <= 5:
@@ -326,8 +324,7 @@ func (c *conn) regionInfo(m *message) error {
 	if q.ArgSize < regionInfoSize || q.Index >= numRegions {
 		return refuse(unix.EINVAL, "region %d, argsz %d", q.Index, q.ArgSize)
 	}
-	// The request may be as long as argsz says; the room after the structure
-	// is the reply's.
+	// The request may be as long as argsz; the space after the structure is for the reply.
 	r := RegionInfo{Index: q.Index, Size: c.s.size(q.Index)}
 	if r.Size != 0 {
 		r.Flags = RegionReadable | RegionWritable
@@ -343,7 +340,7 @@ func (c *conn) regionInfo(m *message) error {
 		}
 	}
 	r.ArgSize = uint32(r.needed())
-	if q.ArgSize < r.ArgSize { // no room for the capability: argsz says what it takes
+	if q.ArgSize < r.ArgSize { // no room for the capability: argsz is the size that is needed
 		r.Sparse = false
 	}
 	c.out = r.Append(c.out)
@@ -398,7 +395,7 @@ func (c *conn) irqInfo(m *message) error {
 	return nil
 }
 
-// check refuses an access that leaves its region or the limits.
+// check refuses an access outside its region or beyond the limits.
 func (s *Server) check(a RegionAccess) error {
 	size := s.size(a.Region)
 	switch {
@@ -448,8 +445,7 @@ func (c *conn) regionRead(m *message) error {
 	return nil
 }
 
-// step gives the size of the next access: as much as is left and aligned, up to
-// 8 bytes.
+// step returns the size of the next access: the largest aligned one within left, up to 8 bytes.
 func step(offset uint64, left int) int {
 	n := 8
 	for n > left || offset%uint64(n) != 0 {
@@ -486,7 +482,7 @@ func (c *conn) regionWrite(m *message) error {
 	return nil
 }
 
-// write stores as much of p as the turn has accesses for and gives how many bytes.
+// write stores as much of p as the turn has accesses for and returns the number of bytes.
 func (c *conn) write(region uint32, offset uint64, p []byte) int {
 	s := c.s
 	if region == RegionConfig {
@@ -518,8 +514,8 @@ func (c *conn) write(region uint32, offset uint64, p []byte) int {
 	return at
 }
 
-// writeMulti checks every write before it does the first. c.at counts the checks,
-// then the writes.
+// writeMulti checks every write before it performs the first. c.at counts the checks, then the
+// writes.
 func (c *conn) writeMulti(m *message) error {
 	n, err := decodeWrites(m.body)
 	if err != nil {
@@ -530,7 +526,7 @@ func (c *conn) writeMulti(m *message) error {
 		if w.Count > 8 {
 			return refuse(unix.EINVAL, "write %d of %d bytes, at most 8", c.at, w.Count)
 		}
-		// Memory decode may come on by an earlier write of the message.
+		// An earlier write of the message may enable memory decode.
 		if err := c.s.check(RegionAccess{w.Offset, w.Region, w.Count}); err != nil && !errors.Is(err, unix.EIO) {
 			return err
 		}
@@ -541,7 +537,7 @@ func (c *conn) writeMulti(m *message) error {
 		}
 	}
 	for ; c.at < 2*n; c.at++ {
-		// An access that is not aligned is up to four.
+		// An unaligned access is split into up to four.
 		if c.accesses < 4 {
 			return errUnfinished
 		}

@@ -8,19 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message is one received message. body shares the inbox's bytes and is good
-// until the next one is taken.
+// message is one received message. body refers to the inbox's buffer and is valid until the next
+// call of next.
 type message struct {
 	Header
 	body []byte
 	fds  []int
 }
 
-// inbox cuts a stream of bytes into messages. One receive takes whatever is
-// there: part of a message, one, or many. Descriptors belong to the message in
-// which the receive that brought them ended: the kernel ends a receive after
-// the bytes that carried descriptors, so for every peer that sends a message,
-// or its header, in one call this is the message meant.
+// inbox splits a stream of bytes into messages. One receive returns all that is there: part of a
+// message, one, or many. The kernel ends a receive after the bytes that carried descriptors. So
+// the descriptors belong to the message in which that receive ended, for every peer that sends a
+// message, or its header, in one call.
 type inbox struct {
 	buf   []byte
 	r, w  int    // buf[r:w] is received and not yet taken
@@ -39,8 +38,8 @@ const inboxSize = 64 << 10
 
 func newInbox(limit int) *inbox { return &inbox{buf: make([]byte, inboxSize), limit: limit} }
 
-// room gives the bytes to receive into, with space for what the message in
-// progress still lacks.
+// room returns the buffer to receive into, with room for the rest of the message that is
+// incomplete.
 func (in *inbox) room() []byte {
 	need := HeaderSize
 	if in.w-in.r >= HeaderSize {
@@ -61,10 +60,9 @@ func (in *inbox) room() []byte {
 	return in.buf[in.w:]
 }
 
-// await receives until a whole message is at hand. It must be there by a time; where
-// that is zero, the wait for its first byte is as long as the socket's own and the
-// rest has the time whole. The error matches ErrGone, and ErrTimeout where it is
-// that.
+// await receives until a whole message is available. It fails if that takes until by. If by is
+// zero, the wait for the first byte is bounded by the socket's own time limit, and the rest may
+// take whole. The error matches ErrGone, and also ErrTimeout for a time-out.
 func (in *inbox) await(s *socket, by time.Time, whole time.Duration) error {
 	first := in.r == in.w
 	for !in.pending() {
@@ -84,17 +82,17 @@ func (in *inbox) await(s *socket, by time.Time, whole time.Duration) error {
 			first = false
 		case !errors.Is(err, errWouldBlock):
 			return err
-		case first: // the socket's own time is over
+		case first: // the socket's own time limit
 			return fmt.Errorf("%w: %w", ErrGone, ErrTimeout)
 		}
 	}
 	return nil
 }
 
-// receive adds what one receive brings.
+// receive adds the bytes of one receive.
 func (in *inbox) receive(s *socket, flags int) error {
 	p := in.room()
-	if len(p) == 0 { // cannot be while whole messages are taken first
+	if len(p) == 0 { // cannot happen while whole messages are taken first
 		return fmt.Errorf("%w: no room for a message", ErrMalformed)
 	}
 	n, fds, err := s.recv(p, flags)
@@ -122,8 +120,8 @@ func (in *inbox) receive(s *socket, flags int) error {
 	return nil
 }
 
-// next takes the next whole message, if there is one. An error means that the
-// stream cannot be followed any more; the message then holds the header.
+// next returns the next whole message, if there is one. An error means that the stream cannot be
+// followed any more; the message then holds only the header.
 func (in *inbox) next() (m message, ok bool, err error) {
 	if in.w-in.r < HeaderSize {
 		return message{}, false, nil
@@ -150,7 +148,7 @@ func (in *inbox) next() (m message, ok bool, err error) {
 	return m, true, nil
 }
 
-// pending says whether a whole message is next, or a header that none can have.
+// pending reports whether a whole message, or an invalid header, is next.
 func (in *inbox) pending() bool {
 	if in.w-in.r < HeaderSize {
 		return false
@@ -159,7 +157,7 @@ func (in *inbox) pending() bool {
 	return size < HeaderSize || uint64(size) > uint64(in.limit) || uint64(in.w-in.r) >= uint64(size)
 }
 
-// drop has the descriptors closed that no message took.
+// drop closes the descriptors that no message has taken over.
 func (in *inbox) drop(s *socket) {
 	for _, h := range in.held {
 		s.shed(h.fds)

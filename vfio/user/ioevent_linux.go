@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ioEvents watches the eventfds behind Config.IOEvents. The watching goroutine
-// starts with the first client that asks for them.
+// ioEvents watches the eventfds of Config.IOEvents. The watching goroutine starts with the first
+// client that asks for them.
 type ioEvents struct {
 	s    *Server
-	fds  []int // one an event
+	fds  []int // one for each event
 	ep   int
 	stop int // eventfd
 	once sync.Once
@@ -52,7 +52,7 @@ func (e *ioEvents) build(n int) (err error) {
 		} else {
 			e.fds = append(e.fds, fd)
 		}
-		// Edges: a client that fills an eventfd wakes us once and no more.
+		// Edge-triggered: a client that fills an eventfd wakes us only once.
 		if err := unix.EpollCtl(e.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(i)}); err != nil {
 			return err
 		}
@@ -60,7 +60,7 @@ func (e *ioEvents) build(n int) (err error) {
 	return nil
 }
 
-// start watches from now on.
+// start starts the watching goroutine, once.
 func (e *ioEvents) start() {
 	e.once.Do(func() { e.wg.Go(e.watch) })
 }
@@ -87,7 +87,7 @@ func (e *ioEvents) watch() {
 	}
 }
 
-// ioEvent is the write that an eventfd stands for, on the owner's goroutine.
+// ioEvent performs the write that an eventfd stands for, on the owner's goroutine.
 func (s *Server) ioEvent(ev IOEvent) {
 	if s.memory {
 		s.dev.Write(ev.BAR, ev.Offset, ev.Size, ev.Value)
@@ -98,7 +98,7 @@ func (e *ioEvents) close() {
 	e.down.Do(func() {
 		e.once.Do(func() {}) // no start after this
 		if e.stop >= 0 {
-			_, _ = unix.Write(e.stop, eventfdOne) // a fresh eventfd takes a one
+			_, _ = unix.Write(e.stop, eventfdOne) // a fresh eventfd accepts a one
 		}
 		e.wg.Wait()
 		for _, fd := range append(e.fds, e.stop, e.ep) {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Places of an interrupt's descriptors, one for each action of SET_IRQS.
+// Indexes of an interrupt's descriptors, one for each action of SET_IRQS.
 const (
 	onTrigger = iota
 	onMask
@@ -15,19 +15,18 @@ const (
 	numActions
 )
 
-// interrupts delivers a device's interrupts to eventfds of the client. It may
-// be used from any goroutine.
+// interrupts delivers a device's interrupts to eventfds of the client. It is safe for concurrent
+// use.
 //
-// A vector is delivered when it has an eventfd, its mask bit and the function's
-// are off, and the device may master the bus; otherwise it becomes pending and
-// is delivered as soon as all that holds. The MSI-X enable bit is not asked:
-// assigning eventfds enables the interrupt, as it does with the kernel's VFIO,
-// whose clients never write that bit.
+// A vector is delivered when it has an eventfd, its mask bit and the function's are clear, and
+// the device may master the bus. Otherwise it becomes pending and is delivered as soon as all
+// that holds. The MSI-X enable bit is ignored: assigning eventfds enables the interrupt, as with
+// the kernel's VFIO, whose clients never write that bit.
 type interrupts struct {
 	mu   sync.Mutex
 	vec  *vectorTable
 	open bool              // bus mastering on, device awake, function not masked
-	fds  [numActions][]int // of the MSI-X vectors; -1 is none
+	fds  [numActions][]int // of the MSI-X vectors; -1: none
 	err  int               // IRQErr's eventfd
 	req  int               // IRQReq's
 	*signaller
@@ -44,7 +43,7 @@ func newInterrupts(m MSIX, stuck func()) *interrupts {
 	return q
 }
 
-// raise sends vector v, or makes it pending.
+// raise delivers vector v, or makes it pending.
 func (q *interrupts) raise(v int) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -56,7 +55,7 @@ func (q *interrupts) raise(v int) error {
 	return nil
 }
 
-// deliver sends a pending vector if it can be. The lock is held.
+// deliver sends a pending vector if delivery is possible. The caller holds the lock.
 func (q *interrupts) deliver(v int) {
 	fd := q.fds[onTrigger][v]
 	if fd < 0 || !q.open || q.vec.masked(v) || !q.vec.isPending(v) {
@@ -66,7 +65,7 @@ func (q *interrupts) deliver(v int) {
 	q.signal(fd)
 }
 
-// setOpen follows what configuration space says of delivery.
+// setOpen applies the state of configuration space to delivery.
 func (q *interrupts) setOpen(open bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -78,7 +77,8 @@ func (q *interrupts) setOpen(open bool) {
 	}
 }
 
-// setMask masks or unmasks a vector and tells those who asked. The lock is held.
+// setMask masks or unmasks a vector and signals the eventfds for mask changes. The caller holds
+// the lock.
 func (q *interrupts) setMask(v int, on bool) {
 	if q.vec.masked(v) != on {
 		q.vec.setMasked(v, on)
@@ -109,9 +109,8 @@ func (q *interrupts) writeTable(offset uint64, size int, value uint64) {
 	}
 }
 
-// reset forgets what is pending and what the client stored in the table.
-// Assigned eventfds stay, and their vectors unmasked: the kernel restores a
-// vector in use after a reset, and clients are written for that.
+// reset clears the pending bits and the table. The assigned eventfds stay and their vectors are
+// unmasked: the kernel restores a vector in use after a reset, and clients rely on that.
 func (q *interrupts) reset() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -123,7 +122,7 @@ func (q *interrupts) reset() {
 	}
 }
 
-// count gives how many interrupts an index has, and its flags.
+// count returns how many interrupts an index has, and its flags.
 func (q *interrupts) count(index uint32) (n, flags uint32) {
 	switch index {
 	case IRQMSIX:
@@ -134,8 +133,8 @@ func (q *interrupts) count(index uint32) (n, flags uint32) {
 	return 0, 0
 }
 
-// set carries out SET_IRQS. It takes the descriptors of a request that it
-// accepts; those of one it refuses stay the caller's.
+// set performs SET_IRQS. If it accepts the request it owns the descriptors; if not they remain
+// the caller's.
 func (q *interrupts) set(m IRQSet, fds []int) error {
 	if m.Index >= numIRQs {
 		return refuse(unix.EINVAL, "interrupt index %d of %d", m.Index, numIRQs)
@@ -179,7 +178,7 @@ func (q *interrupts) set(m IRQSet, fds []int) error {
 			q.setMask(v, true)
 		case m.Flags&IRQActionUnmask != 0:
 			q.setMask(v, false)
-		default: // the client triggers it itself, past the masks
+		default: // the client triggers the interrupt itself, regardless of the masks
 			q.signal(*q.trigger(m.Index, v))
 		}
 	}
@@ -196,7 +195,7 @@ func (q *interrupts) trigger(index uint32, v int) *int {
 	return &q.fds[onTrigger][v]
 }
 
-// assign replaces the eventfd of an interrupt's action. The lock is held.
+// assign replaces the eventfd of an interrupt's action. The caller holds the lock.
 func (q *interrupts) assign(m IRQSet, v, fd int) {
 	place := q.trigger(m.Index, v)
 	switch {
@@ -217,7 +216,7 @@ func (q *interrupts) assign(m IRQSet, v, fd int) {
 	}
 }
 
-// disable takes every eventfd of an index away.
+// disable removes every eventfd of an index.
 func (q *interrupts) disable(index uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -242,7 +241,7 @@ func (q *interrupts) disable(index uint32) {
 	}
 }
 
-// notify signals the eventfd of an index outside MSI-X, if there is one.
+// notify signals the eventfd of an index other than MSI-X, if there is one.
 func (q *interrupts) notify(index uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -10,35 +10,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileID says which file a descriptor is of, whatever its number.
+// fileID identifies the file behind a descriptor.
 type fileID struct{ dev, ino uint64 }
 
-// memory is a file of the peer's, opened or mapped once, from its beginning to behind what is
-// used, however many DMA mappings point into it. The peer's descriptors are closed: the area
-// keeps the file, and with it its identity, alive.
+// memory is a file of the peer, opened or mapped once, from its beginning to the end of the used
+// part, however many DMA mappings refer to it. The peer's descriptors are closed: the area keeps
+// the file, and with it the file's identity, alive.
 //
-// The peer can make a file smaller under us. A seal would exclude that, but not
-// every client seals, and a huge page can be missing even so. Therefore every
-// touch goes through touch, which turns the fault into an error; no signal is
-// left to kill the process. Reading and writing by system calls would do as
-// well, at some hundred nanoseconds each, too much for a table walk. What can
-// not be turned into an error is a fault that never ends, in a file served by a
-// process (FUSE): so only tmpfs and hugetlbfs files are mapped at all.
+// The peer can make a file smaller while it is mapped. A seal would exclude that, but not every
+// client seals, and even then a huge page can be missing. Therefore every access goes through
+// touch, which turns the fault into an error; no signal remains that could kill the process.
+// Reading and writing by system calls would also do, but costs some hundred nanoseconds each, too
+// much for a table walk. A fault that never ends, in a file served by a process (FUSE), cannot be
+// turned into an error: so only tmpfs and hugetlbfs files are mapped at all.
 type memory struct {
 	id       fileID
 	area     *area
 	size     uint64 // bytes of the file that are mapped, or being mapped
 	writable bool
-	foreign  bool // it is the embedding program's: not unmapped
+	foreign  bool // owned by the embedding program: not unmapped
 	index    uint32
 	mapped   uint64 // bytes of DMA mappings
 }
 
-// space is what one peer mapped for the other: address ranges, and the files
-// behind them. It may be used from any goroutine; removing waits for accesses
-// in flight to the range, so that after it nothing of ours touches it. Nothing
-// that may sleep is done with the lock held, and nobody waits for another's file: not
-// for a touch of a page that its process is punching out, nor for mmap and munmap.
+// space holds the memory that one peer mapped for the other: address ranges, and the files behind
+// them. It is safe for concurrent use. Removing a range waits for the accesses in flight to it,
+// so that none of ours touches it afterwards. No operation that may sleep runs with the lock
+// held, and an access waits only for its own file: not for an access to a page of another file
+// that is being punched out, nor for that file's mmap or munmap.
 type space struct {
 	mu sync.Mutex
 	flights
@@ -46,31 +45,31 @@ type space struct {
 	files  map[fileID]*memory
 	list   []*memory // files by their index, and the embedding program's memory; nil: free
 	mapped uint64    // bytes of files mapped
-	most   int       // pieces that the table had since memory was last given back
+	most   int       // the largest number of pieces since memory was last given back
 
-	// Limits. The system allows some 65,000 mappings and 128 TiB a process,
-	// and our own allocator needs some of them (ours).
+	// Limits. The system allows some 65,000 mappings and 128 TiB for each process, and our own
+	// allocator needs some of them. Defined by this project.
 	maxMaps, maxPieces, maxFiles int
 	maxMapped                    uint64
-	maxKept                      uint32 // files of an index below it have a descriptor; only a device touches aside
+	maxKept                      uint32 // files with a lower index keep a descriptor; only a device uses touchAside
 }
 
 const (
 	defaultMaxFiles  = 1024
 	defaultMaxMapped = 1 << 42
-	// fileStep is in what steps a file is mapped, as far as it is used: files that are
-	// long, or become so, take no more of the bytes than of the files.
+	// A file is mapped in steps of fileStep, as far as it is used. With this size a file that is
+	// long, or grows, uses no larger share of defaultMaxMapped than of defaultMaxFiles.
 	fileStep = defaultMaxMapped / defaultMaxFiles
 
-	// QEMU makes a mapping of each page of its guest's IOMMU, refuses a server that
-	// announces more than 65,535 and sends more than were announced: so more are
-	// taken (ours: 16 GiB in pages of 4 KiB).
+	// QEMU makes a mapping for each page of its guest's IOMMU, refuses a server that announces
+	// more than 65,535, and sends more than were announced. So more are accepted: 16 GiB in pages
+	// of 4 KiB (defined by this project).
 	serverMaxMaps = 4 << 20
 	announcedMaps = 65535
 )
 
-// newSpace makes room for so many mappings. They take 32 bytes each, and at most
-// twice that where they come in a bad order: 256 MiB for 4 Mi.
+// newSpace makes room for maps mappings. They take 32 bytes each, and at most twice that in the
+// worst order: 256 MiB for 4 Mi.
 func newSpace(maps int) *space {
 	s := &space{
 		files:   map[fileID]*memory{},
@@ -80,7 +79,7 @@ func newSpace(maps int) *space {
 	return s
 }
 
-// check refuses what no mapping can be.
+// check refuses arguments that no mapping can have.
 func (m DMAMap) check() error {
 	switch {
 	case m.ArgSize < dmaMapSize:
@@ -95,8 +94,8 @@ func (m DMAMap) check() error {
 	return nil
 }
 
-// add maps a range. A negative fd is a range that is reached by messages. The
-// descriptor stays the caller's.
+// add maps a range. A negative fd means a range that is accessed by messages. The descriptor
+// remains the caller's.
 func (s *space) add(m DMAMap, fd int) error {
 	if err := m.check(); err != nil {
 		return err
@@ -108,11 +107,11 @@ func (s *space) add(m DMAMap, fd int) error {
 	if err = a.wait(mapTime); err == nil {
 		return nil
 	}
-	_ = s.remove(m.Address, m.Address+m.Size-1) // it is of whole pages
+	_ = s.remove(m.Address, m.Address+m.Size-1) // cannot fail: it has whole pages
 	return refuse(errnoOf(err), "mapping a file for range %#x+%#x: %v", m.Address, m.Size, err)
 }
 
-// insert adds a mapping, and gives the area that is mapped for it, if there is one.
+// insert adds a mapping and returns the area that is being mapped for it, or nil.
 func (s *space) insert(m DMAMap, fd int) (a *area, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +135,7 @@ func (s *space) insert(m DMAMap, fd int) (a *area, err error) {
 	return a, nil
 }
 
-// room refuses what the table has no room for.
+// room returns an error if the table is full.
 func (s *space) room() error {
 	if s.table.n >= s.maxMaps || len(s.table.pieces) > s.maxPieces {
 		return refuse(unix.ENOSPC, "more than %d mappings", s.table.n)
@@ -144,7 +143,7 @@ func (s *space) room() error {
 	return nil
 }
 
-// enlist gives a file its index.
+// enlist assigns an index to a file.
 func (s *space) enlist(f *memory) {
 	i := slices.Index(s.list, nil)
 	if i < 0 {
@@ -154,11 +153,11 @@ func (s *space) enlist(f *memory) {
 	s.list[i], f.index = f, uint32(i)
 }
 
-// open gives the memory of a descriptor, and has the file mapped if it is the first of
-// it, if more of it is used, or if it is to be written for the first time.
+// open returns the memory of a descriptor. It starts mapping the file if it is new, if more of it
+// is used, or if it is to be written for the first time.
 func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	const other = "descriptor of a mapping is no memfd and no file in shared memory"
-	// Only such files have seals. The rest is not asked of others: a file of FUSE may
+	// Only files in memory have seals. No further call is made on other files: a FUSE server may
 	// never answer, and every access would wait for it.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -189,7 +188,7 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	} else if len(s.files) >= s.maxFiles {
 		return nil, refuse(unix.ENOSPC, "mappings of more than %d files", s.maxFiles)
 	}
-	// No shorter than before, and what became smaller keeps its place: older mappings point there.
+	// Not shorter than before, even if the file has shrunk: older mappings refer to it.
 	size = max(had, min(size, (m.Offset+m.Size+fileStep-1)/fileStep*fileStep))
 	if size > s.maxMapped || s.mapped-had > s.maxMapped-size {
 		return nil, refuse(unix.ENOSPC, "files of more than %#x bytes together", s.maxMapped)
@@ -210,8 +209,8 @@ func (s *space) open(fd int, m DMAMap) (*memory, error) {
 	return f, nil
 }
 
-// permits refuses a descriptor with the errors of mmap(2). Opening the file anew does not judge
-// it: root may open any.
+// permits refuses a descriptor with the errors of mmap(2). Opening the file again does not check
+// that, since root may open any file.
 func permits(fd, seals int, write bool) error {
 	mode, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	switch {
@@ -225,7 +224,7 @@ func permits(fd, seals int, write bool) error {
 	return nil
 }
 
-// fill opens or maps a file, in place of what was mapped of it before.
+// fill opens or maps a file, in place of its previous mapping.
 func (s *space) fill(a *area, fd int, f, before *memory) {
 	if f.index < s.maxKept {
 		a.file = reopen(fd, a.size, a.writable)
@@ -236,13 +235,13 @@ func (s *space) fill(a *area, fd int, f, before *memory) {
 			a.mapped.Store(true)
 		}
 	}
-	_ = unix.Close(fd) // nothing of ours is in it
+	_ = unix.Close(fd) // nothing was written through it
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case err == nil:
 		before.area.retire()
-	case f.area == a && before.area != nil: // it stays as it was
+	case f.area == a && before.area != nil: // the area stays as it was
 		s.mapped -= f.size - before.size
 		f.area, f.size, f.writable = before.area, before.size, before.writable
 	}
@@ -250,7 +249,7 @@ func (s *space) fill(a *area, fd int, f, before *memory) {
 	close(a.ready)
 }
 
-// sharedMemory tells whether a descriptor is of a file in memory.
+// sharedMemory reports whether a descriptor is of a file in memory.
 func sharedMemory(fd int, st *unix.Stat_t) bool {
 	var fs unix.Statfs_t
 	return st.Mode&unix.S_IFMT == unix.S_IFREG && unix.Fstatfs(fd, &fs) == nil &&
@@ -264,7 +263,7 @@ func errOr(err, otherwise error) error {
 	return otherwise
 }
 
-// addBytes maps a range to memory of the embedding program's own.
+// addBytes maps a range to memory of the embedding program.
 func (s *space) addBytes(m DMAMap, b []byte) error {
 	if err := m.check(); err != nil {
 		return err
@@ -287,8 +286,8 @@ func (s *space) addBytes(m DMAMap, b []byte) error {
 	return nil
 }
 
-// remove unmaps what of the range is mapped. Nothing is fine too, because clients
-// unmap in large strokes. It refuses a range that cuts a page.
+// remove unmaps all mappings in the range. There may be none, because clients unmap large ranges
+// at once. It refuses a range that cuts a page.
 func (s *space) remove(addr, last uint64) error {
 	s.mu.Lock()
 	shrunk, err := s.cut(addr, last)
@@ -300,7 +299,7 @@ func (s *space) remove(addr, last uint64) error {
 	return err
 }
 
-// cut is remove with the lock held. It tells whether the table has shrunk (without).
+// cut is remove with the lock held. shrunk is as for without.
 func (s *space) cut(addr, last uint64) (shrunk bool, err error) {
 	const in = defaultPageSizes - 1
 	begin, cutsFirst := s.table.find(addr)
@@ -308,7 +307,7 @@ func (s *space) cut(addr, last uint64) (shrunk bool, err error) {
 	if addr&in != 0 && cutsFirst || last&in != in && cutsLast {
 		return false, refuse(unix.EINVAL, "range %#x to %#x cuts a page", addr, last)
 	}
-	if cutsFirst && cutsLast && begin == end && begin.addr < addr && begin.last > last { // one becomes two
+	if cutsFirst && cutsLast && begin == end && begin.addr < addr && begin.last > last { // one mapping becomes two
 		if err := s.room(); err != nil {
 			return false, err
 		}
@@ -316,8 +315,8 @@ func (s *space) cut(addr, last uint64) (shrunk bool, err error) {
 	return s.without(addr, last), nil
 }
 
-// without drops the mappings of a range. It tells whether three quarters of a large table
-// have gone: the runtime would take minutes to give their memory back.
+// without drops the mappings of a range. It reports whether three quarters of a large table have
+// gone, whose memory the runtime would take minutes to return to the system.
 func (s *space) without(addr, last uint64) (shrunk bool) {
 	s.most = max(s.most, len(s.table.pieces))
 	s.table.remove(addr, last, s.release)
@@ -328,8 +327,7 @@ func (s *space) without(addr, last uint64) (shrunk bool) {
 	return shrunk
 }
 
-// release drops a mapping's hold on its file. The file's bytes are unmapped with
-// the last one.
+// release drops a mapping's reference to its file. The last one unmaps the file.
 func (s *space) release(m mapping) {
 	if m.file == noFile {
 		return
@@ -365,25 +363,25 @@ func (s *space) clear() {
 	}
 }
 
-// largeTable is from how many pieces on a table's memory is given back to the system at
-// once (ours: 4 MiB).
+// largeTable is the number of pieces from which a table's memory is returned to the system at
+// once: 4 MiB (defined by this project).
 const largeTable = 256
 
-// counts gives the number of mappings and of files.
+// counts returns the numbers of mappings and of files.
 func (s *space) counts() (maps, files int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.table.n, len(s.files)
 }
 
-// access reads into p, or writes from it, at a DMA address, while allowed has no
-// error. Where the peer gave no descriptor it calls remote, outside the lock, which
-// gives how much it moved. Both may be nil.
+// access reads into p, or writes from it, at a DMA address, while allowed returns no error. For
+// memory without a descriptor it calls remote, outside the lock, which returns how many bytes it
+// moved. Both functions may be nil.
 func (s *space) access(addr uint64, p []byte, write bool, allowed func() error, remote func(addr uint64, p []byte, write bool) (int, error)) error {
 	return s.accessBy(touch, addr, p, write, allowed, remote)
 }
 
-// accessBy is access by a way to touch memory.
+// accessBy is access with a given toucher.
 func (s *space) accessBy(by toucher, addr uint64, p []byte, write bool, allowed func() error, remote func(addr uint64, p []byte, write bool) (int, error)) error {
 	for len(p) > 0 {
 		n, err := s.local(addr, p, write, allowed, by)
@@ -405,10 +403,10 @@ func (s *space) accessBy(by toucher, addr uint64, p []byte, write bool, allowed 
 	return nil
 }
 
-// errRemote is local's word for a mapping without bytes here.
+// errRemote: the mapping has no bytes here.
 var errRemote = refuse(unix.EREMOTE, "reached by messages")
 
-// allows says whether the peer mapped an address with the right for an access.
+// allows returns nil if the peer mapped an address with the right for an access.
 func (s *space) allows(addr uint64, write bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -416,8 +414,7 @@ func (s *space) allows(addr uint64, write bool) error {
 	return err
 }
 
-// local serves the part of an access that lies in the first mapping and gives
-// its length.
+// local serves the part of an access that lies in the first mapping and returns its length.
 func (s *space) local(addr uint64, p []byte, write bool, allowed func() error, by toucher) (int, error) {
 	s.mu.Lock()
 	m, n, err := s.begin(addr, len(p), write, allowed)
@@ -437,7 +434,8 @@ func (s *space) local(addr uint64, p []byte, write bool, allowed func() error, b
 	return n, err
 }
 
-// begin gives the mapping of an address and how much of an access lies in it. mu is held.
+// begin returns the mapping of an address and how much of an access lies in it. The caller holds
+// mu.
 func (s *space) begin(addr uint64, n int, write bool, allowed func() error) (mapping, int, error) {
 	if allowed != nil {
 		if err := allowed(); err != nil {
@@ -457,7 +455,7 @@ func (s *space) begin(addr uint64, n int, write bool, allowed func() error) (map
 	return m, n, nil
 }
 
-// lookUp gives the mapping of an address, if it has the right. mu is held.
+// lookUp returns the mapping of an address if it has the right. The caller holds mu.
 func (s *space) lookUp(addr uint64, write bool) (mapping, error) {
 	m, ok := s.table.find(addr)
 	if !ok {

@@ -10,9 +10,8 @@ func short(name string, n, want int) error {
 const (
 	DMARead  = 1 << 0 // the device may read
 	DMAWrite = 1 << 1 // the device may write
-	// DMA_UNMAP's flag for every mapping; linux/vfio.h,
-	// VFIO_DMA_UNMAP_FLAG_ALL. Not in the specification's text, but QEMU and
-	// libvfio-user speak it.
+	// unmapAll is DMA_UNMAP's flag for every mapping; linux/vfio.h, VFIO_DMA_UNMAP_FLAG_ALL. It
+	// is not in the specification's text, but QEMU and libvfio-user use it.
 	unmapAll = 1 << 1
 )
 
@@ -33,7 +32,7 @@ func (m DMAMap) Append(b []byte) []byte {
 	return order.AppendUint64(b, m.Size)
 }
 
-// DecodeDMAMap reads a DMA_MAP, which has no reply payload.
+// DecodeDMAMap decodes a DMA_MAP, which has no reply payload.
 func DecodeDMAMap(b []byte) (DMAMap, error) {
 	if len(b) != dmaMapSize {
 		return DMAMap{}, short("DMA_MAP", len(b), dmaMapSize)
@@ -57,7 +56,7 @@ func (m DMAUnmap) Append(b []byte) []byte {
 	return order.AppendUint64(b, m.Size)
 }
 
-// DecodeDMAUnmap reads a DMA_UNMAP.
+// DecodeDMAUnmap decodes a DMA_UNMAP.
 func DecodeDMAUnmap(b []byte) (DMAUnmap, error) {
 	if len(b) != dmaUnmapSize {
 		return DMAUnmap{}, short("DMA_UNMAP", len(b), dmaUnmapSize)
@@ -89,7 +88,7 @@ func append4(b []byte, v ...uint32) []byte {
 	return b
 }
 
-// DecodeDeviceInfo reads a DEVICE_GET_INFO or its reply.
+// DecodeDeviceInfo decodes a DEVICE_GET_INFO or its reply.
 func DecodeDeviceInfo(b []byte) (DeviceInfo, error) {
 	if len(b) != deviceInfoSize {
 		return DeviceInfo{}, short("DEVICE_GET_INFO", len(b), deviceInfoSize)
@@ -109,15 +108,15 @@ const (
 // Area is a part of a region, or of a file, that can be mapped.
 type Area struct{ Offset, Size uint64 }
 
-// RegionInfo is DEVICE_GET_REGION_INFO and its reply: argsz 4, flags 4, index 4,
-// cap_offset 4, size 8, offset 8; in a reply with capabilities a list follows,
-// of which the sparse-mmap one is known here: id 2 (1), version 2 (1), next 4,
-// nr_areas 4, reserved 4, then offset 8 and size 8 an area.
+// RegionInfo is DEVICE_GET_REGION_INFO and its reply: argsz 4, flags 4, index 4, cap_offset 4,
+// size 8, offset 8. A reply with capabilities has a list after that. Only the sparse-mmap
+// capability is supported: id 2 (1), version 2 (1), next 4, nr_areas 4, reserved 4, then offset 8
+// and size 8 for each area.
 type RegionInfo struct {
 	ArgSize, Flags, Index uint32
 	Size, Offset          uint64
 	Areas                 []Area // of the sparse-mmap capability
-	// Sparse says that the capability was there, be it with no area at all.
+	// Sparse is set if the reply has the capability, even without an area.
 	Sparse bool
 }
 
@@ -127,7 +126,7 @@ const (
 	sparseCapSize  = 16
 )
 
-// needed gives the size of the payload with its capability.
+// needed returns the size of the payload with its capability.
 func (m RegionInfo) needed() int {
 	if !m.Sparse {
 		return regionInfoSize
@@ -135,7 +134,7 @@ func (m RegionInfo) needed() int {
 	return regionInfoSize + sparseCapSize + 16*len(m.Areas)
 }
 
-// Append appends the payload, with the capability where m.Sparse is set.
+// Append appends the payload, with the capability if m.Sparse is set.
 func (m RegionInfo) Append(b []byte) []byte {
 	flags, offset := m.Flags&^regionCaps, uint32(0)
 	if m.Sparse {
@@ -157,8 +156,8 @@ func (m RegionInfo) Append(b []byte) []byte {
 	return b
 }
 
-// DecodeRegionInfo reads a DEVICE_GET_REGION_INFO or its reply. The list of
-// capabilities is followed forwards only, so a peer cannot make a loop of it.
+// DecodeRegionInfo decodes a DEVICE_GET_REGION_INFO or its reply. It follows the list of
+// capabilities only forwards, so that a peer cannot make it loop.
 func DecodeRegionInfo(b []byte) (RegionInfo, error) {
 	if len(b) < regionInfoSize {
 		return RegionInfo{}, short("DEVICE_GET_REGION_INFO", len(b), regionInfoSize)
@@ -191,17 +190,17 @@ func DecodeRegionInfo(b []byte) (RegionInfo, error) {
 	return m, nil
 }
 
-// SubRegion is a part of a region whose writes are told through a descriptor
-// (spec, "VFIO_USER_DEVICE_GET_REGION_IO_FDS"): offset 8, size 8, fd_index 4,
-// type 4, flags 4, padding 4, datamatch or user_data 8.
+// SubRegion is a part of a region whose writes are signalled through a descriptor (spec,
+// "VFIO_USER_DEVICE_GET_REGION_IO_FDS"): offset 8, size 8, fd_index 4, type 4, flags 4, padding
+// 4, datamatch or user_data 8.
 type SubRegion struct {
 	Offset, Size         uint64
 	FDIndex, Type, Flags uint32
 	Data                 uint64
 }
 
-// Type and flag of a SubRegion; the values of the types are libvfio-user's, the
-// specification gives none. The flag is KVM's, linux/kvm.h.
+// Type and flag of a SubRegion. The values of the types are libvfio-user's, since the
+// specification has none. The flag is KVM's, linux/kvm.h.
 const (
 	TypeIOEventFD  = 0
 	TypeIORegionFD = 1
@@ -232,8 +231,8 @@ func (m RegionIOFDs) Append(b []byte) []byte {
 	return b
 }
 
-// DecodeRegionIOFDs reads a DEVICE_GET_REGION_IO_FDS or its reply. A reply that
-// says how many there are without giving them has no sub-regions.
+// DecodeRegionIOFDs decodes a DEVICE_GET_REGION_IO_FDS or its reply. A reply that only states the
+// count has no sub-regions.
 func DecodeRegionIOFDs(b []byte) (RegionIOFDs, error) {
 	if len(b) < regionIOSize {
 		return RegionIOFDs{}, short("DEVICE_GET_REGION_IO_FDS", len(b), regionIOSize)
@@ -269,7 +268,7 @@ const irqInfoSize = 16
 // Append appends the 16 bytes.
 func (m IRQInfo) Append(b []byte) []byte { return append4(b, m.ArgSize, m.Flags, m.Index, m.Count) }
 
-// DecodeIRQInfo reads a DEVICE_GET_IRQ_INFO or its reply.
+// DecodeIRQInfo decodes a DEVICE_GET_IRQ_INFO or its reply.
 func DecodeIRQInfo(b []byte) (IRQInfo, error) {
 	if len(b) != irqInfoSize {
 		return IRQInfo{}, short("DEVICE_GET_IRQ_INFO", len(b), irqInfoSize)
@@ -290,8 +289,8 @@ const (
 	irqActionMask = IRQActionMask | IRQActionUnmask | IRQActionTrigger
 )
 
-// IRQSet is DEVICE_SET_IRQS, which has no reply payload: argsz 4, flags 4,
-// index 4, start 4, count 4, then a byte an interrupt with IRQDataBool.
+// IRQSet is DEVICE_SET_IRQS, which has no reply payload: argsz 4, flags 4, index 4, start 4,
+// count 4, then with IRQDataBool a byte for each interrupt.
 type IRQSet struct {
 	ArgSize, Flags, Index, Start, Count uint32
 	Bools                               []byte // shares the message's bytes
@@ -305,8 +304,8 @@ func (m IRQSet) Append(b []byte) []byte {
 	return append(b, m.Bools...)
 }
 
-// DecodeIRQSet reads a DEVICE_SET_IRQS: one kind of data, one action, and bytes
-// exactly where the flags say so.
+// DecodeIRQSet decodes a DEVICE_SET_IRQS: one kind of data, one action, and bytes exactly if the
+// flags say so.
 func DecodeIRQSet(b []byte) (IRQSet, error) {
 	if len(b) < irqSetSize {
 		return IRQSet{}, short("DEVICE_SET_IRQS", len(b), irqSetSize)
@@ -329,8 +328,8 @@ func DecodeIRQSet(b []byte) (IRQSet, error) {
 	return m, nil
 }
 
-// RegionAccess begins REGION_READ, REGION_WRITE and their replies: offset 8,
-// region 4, count 4; the data follows in a write and in the reply to a read.
+// RegionAccess begins REGION_READ, REGION_WRITE and their replies: offset 8, region 4, count 4.
+// The data follows in a write and in the reply to a read.
 type RegionAccess struct {
 	Offset        uint64
 	Region, Count uint32
@@ -345,7 +344,7 @@ func (m RegionAccess) Append(b []byte) []byte {
 	return order.AppendUint32(b, m.Count)
 }
 
-// DecodeRegionAccess reads the 16 bytes and gives what follows them.
+// DecodeRegionAccess decodes the 16 bytes and returns the bytes after them.
 func DecodeRegionAccess(b []byte) (RegionAccess, []byte, error) {
 	if len(b) < regionAccessSize {
 		return RegionAccess{}, nil, short("region access", len(b), regionAccessSize)
@@ -353,14 +352,14 @@ func DecodeRegionAccess(b []byte) (RegionAccess, []byte, error) {
 	return RegionAccess{order.Uint64(b), order.Uint32(b[8:]), order.Uint32(b[12:])}, b[regionAccessSize:], nil
 }
 
-// DMAAccess begins DMA_READ, DMA_WRITE and their replies: address 8, count 8;
-// the data follows in a write and in the reply to a read.
+// DMAAccess begins DMA_READ, DMA_WRITE and their replies: address 8, count 8. The data follows in
+// a write and in the reply to a read.
 type DMAAccess struct{ Address, Count uint64 }
 
 const (
 	dmaAccessSize = 16
-	// The table of DMA_WRITE's reply gives its count 4 bytes (spec,
-	// "VFIO_USER_DMA_WRITE"), every implementation 8: both are read, 8 written.
+	// The specification's table of DMA_WRITE's reply has a count of 4 bytes (spec,
+	// "VFIO_USER_DMA_WRITE"), every implementation one of 8: we read both and write 8.
 	dmaWriteReplySize = 12
 )
 
@@ -370,7 +369,7 @@ func (m DMAAccess) Append(b []byte) []byte {
 	return order.AppendUint64(b, m.Count)
 }
 
-// DecodeDMAAccess reads the 16 bytes and gives what follows them.
+// DecodeDMAAccess decodes the 16 bytes and returns the bytes after them.
 func DecodeDMAAccess(b []byte) (DMAAccess, []byte, error) {
 	if len(b) < dmaAccessSize {
 		return DMAAccess{}, nil, short("DMA access", len(b), dmaAccessSize)
@@ -378,7 +377,7 @@ func DecodeDMAAccess(b []byte) (DMAAccess, []byte, error) {
 	return DMAAccess{order.Uint64(b), order.Uint64(b[8:])}, b[dmaAccessSize:], nil
 }
 
-// decodeDMAWriteReply reads DMA_WRITE's reply in either of its two sizes.
+// decodeDMAWriteReply decodes DMA_WRITE's reply in either of its two sizes.
 func decodeDMAWriteReply(b []byte) (DMAAccess, error) {
 	if len(b) == dmaWriteReplySize {
 		return DMAAccess{order.Uint64(b), uint64(order.Uint32(b[8:]))}, nil
@@ -390,8 +389,8 @@ func decodeDMAWriteReply(b []byte) (DMAAccess, error) {
 	return m, err
 }
 
-// Write is one of the writes of REGION_WRITE_MULTI: offset 8, region 4, count 4
-// (8 at most), data 8.
+// Write is one of the writes of REGION_WRITE_MULTI: offset 8, region 4, count 4 (at most 8), data
+// 8.
 type Write struct {
 	Offset        uint64
 	Region, Count uint32
@@ -415,8 +414,8 @@ func AppendWrites(b []byte, ws []Write) []byte {
 	return b
 }
 
-// decodeWrites checks the frame of a REGION_WRITE_MULTI and gives the number of
-// its writes; decodeWrite reads the i-th.
+// decodeWrites checks the frame of a REGION_WRITE_MULTI and returns the number of its writes;
+// decodeWrite decodes the i-th.
 func decodeWrites(b []byte) (int, error) {
 	if len(b) < writeMultiHead {
 		return 0, short("REGION_WRITE_MULTI", len(b), writeMultiHead)
@@ -443,13 +442,13 @@ const (
 	FeatureProbe = 1 << 18
 )
 
-// Feature begins DEVICE_FEATURE and its reply: argsz 4, flags 4; data follows.
-// The server here supports no feature: all of them belong to migration.
+// Feature begins DEVICE_FEATURE and its reply: argsz 4, flags 4; data follows. The server
+// supports no feature: all of them belong to migration.
 type Feature struct{ ArgSize, Flags uint32 }
 
 const featureSize = 8
 
-// DecodeFeature reads the 8 bytes and gives what follows them.
+// DecodeFeature decodes the 8 bytes and returns the bytes after them.
 func DecodeFeature(b []byte) (Feature, []byte, error) {
 	if len(b) < featureSize {
 		return Feature{}, nil, short("DEVICE_FEATURE", len(b), featureSize)

@@ -2,15 +2,15 @@ package user
 
 import "encoding/binary"
 
-// vectorTable is the MSI-X vector table and its pending bits (PCI Local Bus 3.0,
-// 6.8.2). It keeps what a client stores; messages go by eventfd, so address and
-// data mean nothing here. The mask bit is the one state of masking: the table's
-// own, SET_IRQS with its mask and unmask actions, and the assignment of an
-// eventfd (which unmasks, as the kernel does for a vector in use) all set it.
+// vectorTable is the MSI-X vector table and its pending bits (PCI Local Bus 3.0, 6.8.2). It
+// stores what a client writes. Interrupts go by eventfd, so address and data have no effect. The
+// mask bit is the only state of masking. Three things set it: the table itself, SET_IRQS with its
+// mask and unmask actions, and the assignment of an eventfd, which unmasks as the kernel does for
+// a vector in use.
 type vectorTable struct {
 	m       MSIX
-	entries []byte   // 16 a vector: address 8, data 4, control 4 (bit 0: masked)
-	pending []uint64 // a bit a vector
+	entries []byte   // 16 for each vector: address 8, data 4, control 4 (bit 0: masked)
+	pending []uint64 // a bit for each vector
 }
 
 const vectorMasked = 1
@@ -38,13 +38,13 @@ func (t *vectorTable) setPending(v int, on bool) {
 	}
 }
 
-// owns says whether an offset of the BAR belongs to the table or the pending
-// bits and not to the device.
+// owns reports whether an offset of the BAR belongs to the table or the pending bits rather than
+// to the device.
 func (t *vectorTable) owns(offset uint64) bool {
 	return offset-t.m.Table < t.m.tableSize() || offset-t.m.PBA < t.m.pbaSize()
 }
 
-// read gives size bytes (1, 2, 4, 8, aligned) at an offset that owns accepts.
+// read returns size bytes (1, 2, 4, 8, aligned) at an offset that owns accepts.
 func (t *vectorTable) read(offset uint64, size int) uint64 {
 	var word [8]byte
 	if o := offset - t.m.Table; o < t.m.tableSize() {
@@ -59,8 +59,8 @@ func (t *vectorTable) read(offset uint64, size int) uint64 {
 	return v
 }
 
-// write stores into the table; the pending bits are read-only. It gives the
-// vector whose mask bit changed, or -1.
+// write stores into the table; the pending bits are read-only. It returns the vector whose mask
+// bit changed, or -1.
 func (t *vectorTable) write(offset uint64, size int, value uint64) int {
 	o := offset - t.m.Table
 	if o >= t.m.tableSize() {

@@ -6,7 +6,7 @@ import (
 	"math/bits"
 )
 
-// Identity is what a PCI device says of itself in its header.
+// Identity is the identification of a PCI device in its header.
 type Identity struct {
 	Vendor, Device       uint16
 	SubVendor, SubDevice uint16 // both zero: Vendor and Device
@@ -17,27 +17,27 @@ type Identity struct {
 // BAR is one of the six memory BARs of a device.
 type BAR struct {
 	Size         uint64 // a power of two, at least 16; 0: the BAR is absent
-	Is64         bool   // takes the next BAR too, which must be absent
+	Is64         bool   // uses the next BAR too, which must be absent
 	Prefetchable bool
-	// Areas are the parts that a client may map, in whole pages; without them
-	// every access is a message. The client maps FD, a memfd of the embedding
-	// program sealed against shrinking, at FDOffset plus the area's offset. A
-	// mapped area cannot be refused while memory decode is off.
+	// Areas are the parts that a client may map, in whole pages; without them every access is a
+	// message. The client maps FD at FDOffset plus the area's offset. FD is a memfd of the
+	// embedding program that is sealed against shrinking. Accesses to a mapped area cannot be
+	// refused while memory decode is off.
 	Areas    []Area
 	FD       int
 	FDOffset uint64
 }
 
-// MSIX places the vector table and the pending bits.
+// MSIX places the vector table and the pending bits in a BAR.
 type MSIX struct {
 	Vectors int // 1 to 2048
 	BAR     int
-	Table   uint64 // offset in the BAR, a multiple of 8; 16 bytes a vector
-	PBA     uint64 // likewise; 8 bytes for each 64 vectors begun
+	Table   uint64 // offset in the BAR, a multiple of 8; 16 bytes for each vector
+	PBA     uint64 // likewise; 8 bytes for each 64 vectors, rounded up
 }
 
-// Offsets and bits of configuration space (PCI Express Base 5.0, 7.5; names as
-// linux/pci_regs.h). The capabilities' places are ours.
+// Offsets and bits of configuration space (PCI Express Base 5.0, 7.5; names as in
+// linux/pci_regs.h). The places of the capabilities are defined by this project.
 const (
 	configSize = 4096
 
@@ -51,7 +51,7 @@ const (
 	cfgCapPtr      = 0x34
 	cfgIntLine     = 0x3c
 	statusCapList  = 0x10
-	cfgFirstCap    = 0x40 // capabilities lie behind the header, 4-byte aligned
+	cfgFirstCap    = 0x40 // capabilities lie after the header, 4-byte aligned
 	maxCaps        = (256 - cfgFirstCap) / 4
 	barIs64        = 0x4
 	barPrefetch    = 0x8
@@ -74,13 +74,13 @@ const (
 	expLinkCap2    = capExpress + 0x2c
 	expLinkCtl2    = capExpress + 0x30
 
-	// Bits of the command register: memory space, bus master, and the ones
-	// that are kept without effect: parity error response, SERR#, INTx disable.
+	// Bits of the command register: memory space, bus master, and those that are stored without
+	// effect: parity error response, SERR#, INTx disable.
 	CommandMemory = 1 << 1
 	CommandMaster = 1 << 2
 	commandMask   = CommandMemory | CommandMaster | 1<<6 | 1<<8 | 1<<10
 
-	pmStateMask    = 3      // PMCSR 1:0: D0 is 0, D3hot 3; D1 and D2 are not there
+	pmStateMask    = 3      // PMCSR 1:0: D0 is 0, D3hot 3; there is no D1 or D2
 	pmNoSoftReset  = 1 << 3 // D3hot to D0 keeps the state
 	pmVersion3     = 3
 	msixEnable     = 1 << 15
@@ -98,9 +98,9 @@ const (
 	expLinkCtl2Mask    = 0x000f // target link speed
 )
 
-// pciConfig is the configuration space of a type 0 function with power
-// management, MSI-X and PCI Express capabilities. It is plain data: who writes
-// is told what the write asks for and acts on it.
+// pciConfig is the configuration space of a type 0 function with power management, MSI-X and PCI
+// Express capabilities. It is plain data: store returns what a write asks for, and its caller
+// acts on that.
 type pciConfig struct {
 	b     [configSize]byte
 	write [configSize]byte // bits that a write changes
@@ -109,7 +109,7 @@ type pciConfig struct {
 	msix  MSIX
 }
 
-// configEvent is what a write to configuration space asked for.
+// configEvent is an action that a write to configuration space asks for.
 type configEvent uint8
 
 const (
@@ -117,8 +117,7 @@ const (
 	configDelivery                         // bus mastering, power state or MSI-X control changed
 )
 
-// newConfig lays the space out. It refuses BARs and MSI-X places that hardware
-// could not have.
+// newConfig lays out the space. It refuses BARs and MSI-X places that hardware could not have.
 func newConfig(id Identity, bars [6]BAR, msix MSIX) (*pciConfig, error) {
 	c := &pciConfig{bars: bars, msix: msix}
 	if id.SubVendor == 0 && id.SubDevice == 0 {
@@ -159,7 +158,7 @@ func newConfig(id Identity, bars [6]BAR, msix MSIX) (*pciConfig, error) {
 	c.put16(capExpress+2, expVersion2, 0) // type 0: endpoint
 	c.put32(expDevCap, expRoleBased|expFLR, 0)
 	c.put16(expDevControl, expDevControlReset, expDevControlMask)
-	c.put32(expLinkCap, 1|1<<4, 0) // 2.5 GT/s, one lane: nothing hangs on it
+	c.put32(expLinkCap, 1|1<<4, 0) // 2.5 GT/s, one lane: without effect
 	c.put16(expLinkControl, 0, expLinkControlMask)
 	c.put16(expLinkStatus, 1|1<<4, 0)
 	c.put32(expDevCap2, 1<<4, 0) // completion timeout can be disabled
@@ -180,8 +179,8 @@ func (c *pciConfig) put32(at int, reset, write uint32) {
 	binary.LittleEndian.PutUint32(c.write[at:], write)
 }
 
-// layBAR gives a BAR its flag bits and makes the address bits above its size
-// writable, which is how a client learns the size.
+// layBAR sets a BAR's flag bits and makes the address bits above its size writable, from which a
+// client learns the size.
 func (c *pciConfig) layBAR(i int) error {
 	bar := c.bars[i]
 	if bar.Size == 0 {
@@ -238,14 +237,14 @@ func (c *pciConfig) checkMSIX() error {
 func (m MSIX) tableSize() uint64 { return 16 * uint64(m.Vectors) }
 func (m MSIX) pbaSize() uint64   { return 8 * uint64((m.Vectors+63)/64) }
 
-// restore puts every register back to its value after a reset.
+// restore sets every register to its value after a reset.
 func (c *pciConfig) restore() { c.b = c.reset }
 
 // read copies len(p) bytes from the offset, which the caller has checked.
 func (c *pciConfig) read(p []byte, offset uint64) { copy(p, c.b[offset:]) }
 
-// store writes len(p) bytes at the offset, which the caller has checked: bits
-// that are not writable stay.
+// store writes len(p) bytes at the offset, which the caller has checked. Read-only bits keep
+// their value.
 func (c *pciConfig) store(p []byte, offset uint64) configEvent {
 	before := c.delivery()
 	pm := c.b[pmControl]
@@ -257,8 +256,7 @@ func (c *pciConfig) store(p []byte, offset uint64) configEvent {
 		}
 		c.b[at] = c.b[at]&^c.write[at] | v&c.write[at]
 	}
-	// A write of a power state that is not there changes nothing (PCI Power
-	// Management 1.2, 3.2.4).
+	// A write of an unsupported power state changes nothing (PCI Power Management 1.2, 3.2.4).
 	if s := c.b[pmControl] & pmStateMask; s == 1 || s == 2 {
 		c.b[pmControl] = pm
 	}
@@ -271,15 +269,15 @@ func (c *pciConfig) store(p []byte, offset uint64) configEvent {
 func (c *pciConfig) command() uint16 { return binary.LittleEndian.Uint16(c.b[cfgCommand:]) }
 func (c *pciConfig) awake() bool     { return c.b[pmControl]&pmStateMask == 0 }
 
-// memory says whether the BARs answer.
+// memory reports whether the BARs answer.
 func (c *pciConfig) memory() bool { return c.command()&CommandMemory != 0 && c.awake() }
 
-// master says whether the device may access memory, MSI-X messages included.
+// master reports whether the device may access memory, MSI-X messages included.
 func (c *pciConfig) master() bool { return c.command()&CommandMaster != 0 && c.awake() }
 
 func (c *pciConfig) functionMasked() bool {
 	return binary.LittleEndian.Uint16(c.b[msixControl:])&msixFuncMask != 0
 }
 
-// delivery is what interrupts and DMA hang on.
+// delivery returns the state that interrupts and DMA depend on.
 func (c *pciConfig) delivery() [2]bool { return [2]bool{c.master(), c.functionMasked()} }

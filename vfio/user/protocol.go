@@ -5,13 +5,12 @@ import (
 	"fmt"
 )
 
-// order is the byte order of all messages: the host's (spec, "Protocol
-// Specification").
+// order is the byte order of all messages: the host's (spec, "Protocol Specification").
 var order = binary.NativeEndian
 
-// Major and Minor are the protocol version spoken here. The specification names
-// no number; 0.0 up to 0.1 is what QEMU and libvfio-user send, and a minor
-// version is lowered to the peer's (spec, "VFIO_USER_VERSION").
+// Major and Minor are the protocol version of this package. The specification names no number;
+// QEMU and libvfio-user send 0.0 to 0.1. A minor version is lowered to the peer's (spec,
+// "VFIO_USER_VERSION").
 const (
 	Major = 0
 	Minor = 1
@@ -46,7 +45,7 @@ var commandNames = [...]string{1: "VERSION", 2: "DMA_MAP", 3: "DMA_UNMAP", 4: "D
 	11: "DMA_READ", 12: "DMA_WRITE", 13: "DEVICE_RESET", 15: "REGION_WRITE_MULTI", 16: "DEVICE_FEATURE",
 	17: "MIG_DATA_READ", 18: "MIG_DATA_WRITE"}
 
-// String gives the command's name in the specification, without VFIO_USER_.
+// String returns the command's name in the specification, without VFIO_USER_.
 func (c Command) String() string {
 	if int(c) < len(commandNames) && commandNames[c] != "" {
 		return commandNames[c]
@@ -90,8 +89,8 @@ func (h Header) Append(b []byte) []byte {
 	return order.AppendUint32(b, h.Error)
 }
 
-// DecodeHeader reads a header. It refuses fewer than 16 bytes and a message
-// size that does not cover the header.
+// DecodeHeader decodes a header. It refuses fewer than 16 bytes and a message size that does not
+// cover the header.
 func DecodeHeader(b []byte) (Header, error) {
 	if len(b) < HeaderSize {
 		return Header{}, fmt.Errorf("vfio-user header of %d bytes: %w", len(b), ErrShort)

@@ -16,7 +16,7 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// ResetKind says who asked for a reset.
+// ResetKind is the source of a reset.
 type ResetKind uint8
 
 // The kinds of reset.
@@ -25,15 +25,14 @@ const (
 	ResetFLR                      // a function level reset by configuration space
 )
 
-// Device is what a PCI device does behind its BARs. It is called on the owner's
-// goroutine only (Config.Run), never concurrently with itself. While it is called the
-// client waits for an answer, and may answer nothing itself: the device must not use
-// DMA then, but do so from another goroutine or after the call. An access is of
-// 1, 2, 4 or 8 bytes, aligned to its size and inside the BAR: the server splits
-// others as the kernel's VFIO does. The MSI-X table and pending bits are the
-// server's and never reach the device.
+// Device is the function of a PCI device behind its BARs. It is called only on the owner's
+// goroutine (Config.Run), never concurrently with itself. During a call the client waits for an
+// answer and may not answer messages itself: the device must not use DMA then, but from another
+// goroutine or after the call. An access has 1, 2, 4 or 8 bytes, is aligned to its size and
+// inside the BAR: the server splits others as the kernel's VFIO does. The MSI-X table and pending
+// bits are the server's and never reach the device.
 type Device interface {
-	// Read gives size bytes at an offset of a BAR; bits above them are ignored.
+	// Read returns size bytes at an offset of a BAR; bits above them are ignored.
 	Read(bar int, offset uint64, size int) uint64
 	// Write stores the low size bytes of value.
 	Write(bar int, offset uint64, size int, value uint64)
@@ -41,70 +40,66 @@ type Device interface {
 	Reset(kind ResetKind)
 }
 
-// Watcher is a Device that wants to know of its client. It is called on the
-// owner's goroutine.
+// Watcher is a Device that is notified of its client. It is called on the owner's goroutine.
 type Watcher interface {
-	// Connected says that a client has agreed on the protocol.
+	// Connected is called when a client has negotiated the protocol.
 	Connected()
-	// Disconnected says that the client is gone: its memory is unmapped, its
-	// eventfds are closed. The state of the device stays (spec, "Client
-	// Disconnection").
+	// Disconnected is called when the client is gone: its memory is unmapped and its eventfds are
+	// closed. The device keeps its state (spec, "Client Disconnection").
 	Disconnected()
 }
 
-// IOEvent is a place in a BAR whose writes a client may turn into an eventfd:
-// the device then sees a Write of the value, once for any number of writes
-// between two looks. Without such a client nothing changes.
+// IOEvent is a place in a BAR whose writes a client may replace by an eventfd. The device then
+// sees one Write of the value for all signals since the eventfd was last read. It has no effect
+// with a client that does not use it.
 type IOEvent struct {
 	BAR    int
 	Offset uint64
 	Size   int    // 1, 2, 4 or 8
-	Value  uint64 // only a write of this value counts
+	Value  uint64 // only a write of this value is replaced
 }
 
-// Config describes the device to serve and how to call it. Zero values are the
-// defaults named.
+// Config describes the device to serve and how to call it. A zero value selects the default named
+// beside the field.
 type Config struct {
 	Identity Identity
 	BARs     [6]BAR
 	MSIX     MSIX
 	IOEvents []IOEvent
 
-	// Run calls f on the goroutine that owns the device and returns after it:
-	// post and wait. nil: the connection's goroutine is the owner.
+	// Run calls f on the goroutine that owns the device and returns when f has returned. nil: the
+	// connection's goroutine is the owner.
 	Run func(f func())
-	// Inline calls f on the caller's own goroutine if the owner allows that at
-	// this moment (it lends itself, as by a TryLock), and says whether it did;
-	// if not, Run is used. It saves the way to another goroutine, which costs
-	// more than everything else of a register access. It may be nil.
+	// Inline calls f on the caller's own goroutine if the owner permits that at this moment, as
+	// by a TryLock, and reports whether it did; if not, Run is used. It avoids the switch to
+	// another goroutine, which costs more than the rest of a register access. It may be nil.
 	Inline func(f func()) bool
 
 	MaxTransfer uint32        // bytes of data in one message; 1 MiB
 	MaxMaps     int           // DMA mappings; 4 Mi, of which 65535 are announced
-	MaxFDs      int           // descriptors in one message; 8 (QEMU takes 16 at most)
+	MaxFDs      int           // descriptors in one message; 8 (QEMU accepts 16 at most)
 	NoTwin      bool          // refuse the twin socket
-	Timeout     time.Duration // for a client to say VERSION, to end a message, to answer a DMA message, to read; 5 s
-	Log         *slog.Logger  // refusals at debug; nil: none
+	Timeout     time.Duration // for a client to send VERSION, to complete a message, to answer a DMA message, to read; 5 s
+	Log         *slog.Logger  // refusals at level debug; nil: no log
 }
 
-// Stats counts what a server met since its start.
+// Stats counts events of a server since its start.
 type Stats struct {
 	Connections uint64 // clients that were served
-	Turned      uint64 // clients turned away because one was there
+	Turned      uint64 // clients refused because another was connected
 	Refused     uint64 // requests answered by an error
-	MapsRefused uint64 // of these, DMA_MAPs: memory that the device does not reach
-	Aborted     uint64 // connections closed because of what came over them
-	Accesses    uint64 // of the BARs, by messages
+	MapsRefused uint64 // of these, DMA_MAPs: memory that the device cannot access
+	Aborted     uint64 // connections closed because the peer violated the protocol
+	Accesses    uint64 // to the BARs, by messages
 }
 
-// Server is a PCI device behind a vfio-user socket. It serves one client at a
-// time; a second is refused with EBUSY, unless the first is gone and only has to be
-// cleaned up after. Between clients the device keeps its state, configuration space
-// included.
+// Server serves a PCI device on a vfio-user socket. It serves one client at a time and refuses a
+// second with EBUSY, unless the first is gone and only its cleanup is left. Between clients the
+// device keeps its state, configuration space included.
 type Server struct {
 	cfg Config
 	dev Device
-	pci *pciConfig // owner
+	pci *pciConfig // owned by the owner
 	irq *interrupts
 	dma DMA
 	ios ioEvents
@@ -113,14 +108,14 @@ type Server struct {
 	memory bool // owner: the BARs answer
 
 	mu     sync.Mutex // guards holder and live
-	holder *conn      // whose client is served
+	holder *conn      // the connection whose client is served
 	live   map[*conn]struct{}
 	wg     sync.WaitGroup
 
 	connections, turned, refused, mapsRefused, aborted, accesses atomic.Uint64
 }
 
-// New checks the description of a device and makes its server. Close ends it.
+// New checks the description of a device and makes its server. The caller must call Close.
 func New(cfg Config, dev Device) (*Server, error) {
 	if cfg.MaxTransfer == 0 {
 		cfg.MaxTransfer = defaultMaxTransfer
@@ -143,7 +138,7 @@ func New(cfg Config, dev Device) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
-	if _, err := os.Stat("/proc/self/fd"); err != nil { // isEventFD and reopen go by it
+	if _, err := os.Stat("/proc/self/fd"); err != nil { // isEventFD and reopen use it
 		return nil, fmt.Errorf("vfio-user server: %w: is /proc mounted?", err)
 	}
 	pci, err := newConfig(cfg.Identity, cfg.BARs, cfg.MSIX)
@@ -166,8 +161,8 @@ func New(cfg Config, dev Device) (*Server, error) {
 	return s, nil
 }
 
-// checkAreas makes sure that a client cannot make the file behind mapped areas
-// smaller, which would kill whoever serves the device.
+// checkAreas makes sure that a client cannot make the file behind mapped areas smaller, which
+// would kill the process that serves the device.
 func checkAreas(bar BAR) error {
 	if len(bar.Areas) == 0 {
 		return nil
@@ -190,16 +185,16 @@ func checkAreas(bar BAR) error {
 	return nil
 }
 
-// DMA gives the device's way to its client's memory. It is good for the life of
-// the server; without a client every access fails.
+// DMA returns the device's access to its client's memory. It is valid for the life of the server;
+// without a client every access fails.
 func (s *Server) DMA() *DMA { return &s.dma }
 
-// Interrupt sends MSI-X vector v to the client, or marks it pending until the
-// client can take it. Any goroutine may call it. It does not block, whatever
-// the client made of its eventfd. An error is a vector that is not there.
+// Interrupt sends MSI-X vector v to the client, or marks it pending until the client can receive
+// it. It is safe for concurrent use. It does not block, whatever state the client's eventfd is
+// in. It returns an error if there is no such vector.
 func (s *Server) Interrupt(v int) error { return s.irq.raise(v) }
 
-// Stats gives the counters.
+// Stats returns the counters.
 func (s *Server) Stats() Stats {
 	return Stats{s.connections.Load(), s.turned.Load(), s.refused.Load(), s.mapsRefused.Load(), s.aborted.Load(), s.accesses.Load()}
 }
@@ -215,12 +210,12 @@ func (s *Server) run(f func()) {
 	}
 }
 
-// Serve listens at path, for the user of this process only, and serves one
-// client after another until ctx ends (it then returns nil) or the socket
-// fails. The socket file is removed at the end.
+// Serve listens at path, for the user of this process only, and serves one client after another.
+// It returns nil when ctx ends, and an error if the socket fails. It removes the socket file at
+// the end.
 //
-// listening, where given, is called once when clients can connect. The socket's
-// file is there a moment earlier, or has been left behind by another.
+// listening, if present, is called once when clients can connect. The socket's file may exist
+// earlier: it is made before that, or an earlier server left it behind.
 func (s *Server) Serve(ctx context.Context, path string, listening ...func()) error {
 	fd, err := listen(path)
 	if err != nil {
@@ -239,7 +234,7 @@ func (s *Server) Serve(ctx context.Context, path string, listening ...func()) er
 	stop := context.AfterFunc(ctx, l.shutdown)
 	err = s.accept(ctx, l)
 	stop()
-	_ = file.Remove() // it may be gone already, with its directory, or be another's
+	_ = file.Remove() // the file or its directory may be gone already, or belong to another server
 	l.close()
 	s.farewell()
 	s.hangUp()
@@ -250,8 +245,8 @@ func (s *Server) Serve(ctx context.Context, path string, listening ...func()) er
 	return fmt.Errorf("vfio-user server at %s: %w", path, err)
 }
 
-// maxConns bounds the connections at one time: one is served, the others have not
-// said VERSION yet (ours). More wait in the socket's queue.
+// maxConns bounds the connections at one time: one is served, the others have not sent VERSION
+// yet. More wait in the socket's queue. Defined by this project.
 const maxConns = 64
 
 func (s *Server) accept(ctx context.Context, l *socket) error {
@@ -274,7 +269,7 @@ func (s *Server) accept(ctx context.Context, l *socket) error {
 		case err == unix.EMFILE || err == unix.ENFILE || err == unix.ENOMEM || err == unix.ENOBUFS:
 			<-slots
 			s.log.Warn("vfio-user: cannot accept", "error", err)
-			select { // until descriptors or memory are free again
+			select { // wait until descriptors or memory are free again
 			case <-ctx.Done():
 			case <-time.After(50 * time.Millisecond):
 			}
@@ -284,18 +279,18 @@ func (s *Server) accept(ctx context.Context, l *socket) error {
 			c := s.admit(fd)
 			s.wg.Go(func() {
 				err, level := s.serve(c), slog.LevelDebug
-				if errors.Is(err, sockets.ErrDescriptors) { // the client learns no reason, and it may be our own limit
+				if errors.Is(err, sockets.ErrDescriptors) { // the client receives no reason, and the cause may be our own limit
 					level = slog.LevelWarn
 				}
 				s.log.Log(ctx, level, "vfio-user: connection ended", "error", err)
-				go func() { c.sock.wait(0); <-slots }() // what does not close is bounded, too
+				go func() { c.sock.wait(0); <-slots }() // bounds the descriptors that do not close, too
 			})
 		}
 	}
 }
 
-// enter gives a connection the server's place. Where the connection before is over
-// it waits for its end, up to Timeout.
+// enter makes a connection the server's client and reports whether it did. If the previous
+// connection is over it waits for its cleanup, up to Timeout.
 func (s *Server) enter(c *conn) bool {
 	late := time.NewTimer(s.cfg.Timeout)
 	defer late.Stop()
@@ -320,7 +315,7 @@ func (s *Server) enter(c *conn) bool {
 	}
 }
 
-// farewell warns of the client that the end of the server takes by surprise.
+// farewell logs a warning if a client is connected when the server ends.
 func (s *Server) farewell() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -333,7 +328,7 @@ func (s *Server) farewell() {
 	}
 }
 
-// hangUp ends the connections that are there.
+// hangUp ends all connections.
 func (s *Server) hangUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -342,8 +337,8 @@ func (s *Server) hangUp() {
 	}
 }
 
-// Close ends the connection and releases what the server holds. Serve must have
-// returned, or return by its own context. Close may be called again.
+// Close ends the connection and releases the server's resources. Serve must have returned, or be
+// about to return because its context has ended. Close may be called again.
 func (s *Server) Close() {
 	s.hangUp()
 	s.wg.Wait()
@@ -377,8 +372,7 @@ func (s *Server) serve(c *conn) error {
 	return err
 }
 
-// reset carries out a reset: configuration space, vectors, device. Mappings and
-// eventfds of the client stay.
+// reset resets configuration space, vectors and device. Mappings and eventfds of the client stay.
 func (s *Server) reset(kind ResetKind) {
 	s.pci.restore()
 	s.irq.reset()
@@ -386,7 +380,7 @@ func (s *Server) reset(kind ResetKind) {
 	s.dev.Reset(kind)
 }
 
-// refresh hands on what configuration space says of memory, DMA and interrupts.
+// refresh applies the state of configuration space to memory decode, DMA and interrupts.
 func (s *Server) refresh() {
 	s.memory = s.pci.memory()
 	s.dma.setMaster(s.pci.master())

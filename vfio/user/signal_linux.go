@@ -10,23 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardDelay is how long a write to an eventfd may block (ours; a write that
-// does not block takes some 300 ns).
+// guardDelay is how long a write to an eventfd may block; it is defined by this project. A write
+// that does not block takes some 300 ns.
 const guardDelay = 10 * time.Millisecond
 
 var eventfdOne = func() []byte { return order.AppendUint64(nil, 1) }()
 
-// signaller signals eventfds that the peer has, too. A peer can fill one and make it
-// block whoever writes to it. guard drains it then and has the peer thrown out
-// (stuck): nobody else loses more than a moment.
+// signaller signals eventfds that the peer has, too. A peer can fill one and make it block its
+// writers. guard then drains it and disconnects the peer (stuck), so that others are delayed only
+// for a moment.
 type signaller struct {
 	guard *time.Timer
 	stuck func()
 
 	one     sync.Mutex // held for a signal
 	mu      sync.Mutex
-	writing int // the eventfd that is being written, or -1
-	thread  int // and by whom
+	writing int // the eventfd being written, or -1
+	thread  int // the thread that writes it
 }
 
 func newSignaller(stuck func()) *signaller {
@@ -36,8 +36,8 @@ func newSignaller(stuck func()) *signaller {
 	return s
 }
 
-// signal adds one to an eventfd. It does not block for longer than a few
-// guardDelays, whatever the peer does with it.
+// signal adds one to an eventfd. It does not block for longer than a few guardDelays, whatever
+// the peer does to the eventfd.
 func (s *signaller) signal(fd int) {
 	if fd < 0 {
 		return
@@ -51,7 +51,7 @@ func (s *signaller) signal(fd int) {
 	s.mu.Unlock()
 	s.guard.Reset(guardDelay)
 	for {
-		// EAGAIN: the counter is full, so the peer is signalled already.
+		// EAGAIN: the counter is full, so the peer has been signalled already.
 		if _, err := unix.Write(fd, eventfdOne); err != unix.EINTR {
 			break
 		}
@@ -62,10 +62,10 @@ func (s *signaller) signal(fd int) {
 	s.mu.Unlock()
 }
 
-// rescue looks after a write that has taken long. If the eventfd is full, it is
-// emptied; if not, the write is done or will be, and the machine is just busy. Threads
-// of the peer's may wait to fill it again, and come first: by a signal, which the runtime
-// is used to, the write begins anew and finds that it must not block.
+// rescue unblocks a write that has taken long. If the eventfd is full, rescue drains it; if not,
+// the write will finish, and the machine is just busy. Threads of the peer may be waiting to fill
+// it again, and come first. So rescue also interrupts the write by a signal that the runtime
+// handles: the write then restarts and finds that it must not block.
 func (s *signaller) rescue() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,16 +82,16 @@ func (s *signaller) rescue() {
 	s.guard.Reset(guardDelay)
 }
 
-// drain takes an eventfd's count without ever blocking, be its O_NONBLOCK what
-// the peer wants; it says whether there was one.
+// drain reads an eventfd's count without blocking, whatever the peer has set O_NONBLOCK to. It
+// reports whether the count was above zero.
 func drain(fd int) bool {
 	var b [8]byte
 	n, err := unix.Preadv2(fd, [][]byte{b[:]}, -1, unix.RWF_NOWAIT)
 	return err == nil && n == len(b)
 }
 
-// isEventFD says whether a descriptor is an eventfd: nothing else of a peer's may be
-// written to, since it could block for good.
+// isEventFD reports whether a descriptor is an eventfd. Nothing else of a peer may be written to,
+// since it could block for good.
 func isEventFD(fd int) bool {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	return err == nil && name == "anon_inode:[eventfd]"

@@ -15,23 +15,24 @@ import (
 	"github.com/exanet/pfd/internal/uids"
 )
 
-// recvFDs is how many descriptors one receive takes (ours; more than any limit
-// that is announced, so that too many are seen and refused rather than lost).
+// recvFDs is how many descriptors one receive accepts; it is defined by this project. It is above
+// any limit that is announced, so that a peer's excess descriptors are detected and refused
+// rather than lost.
 const recvFDs = 32
 
-// socket is one end of a stream socket with descriptors in its messages. It is
-// blocking: a goroutine that waits in the kernel wakes in one step, where the
-// runtime's poller takes three system calls. One goroutine receives at a time,
-// and one sends; shutdown may be called by any.
+// socket is one end of a stream socket with descriptors in its messages. It is blocking: a
+// goroutine that waits in the kernel wakes in one step, where the runtime's poller takes three
+// system calls. One goroutine receives at a time, and one sends; shutdown is safe for concurrent
+// use.
 type socket struct {
 	fd int
 
 	mu     sync.Mutex // guards closed against fd's reuse
 	closed bool
 
-	*closer // of what the peer sends
+	*closer // of descriptors that the peer sends
 
-	sendTime time.Duration // for the whole of a send; 0: for ever
+	sendTime time.Duration // for the whole of a send; 0: no limit
 
 	rx, tx       unix.Msghdr
 	rxIov, txIov unix.Iovec
@@ -40,8 +41,7 @@ type socket struct {
 
 func newSocket(fd int) *socket { return &socket{fd: fd, closer: new(closer)} }
 
-// timeouts bounds what a blocking receive and the whole of a send may take; zero is
-// for ever.
+// timeouts bounds a blocking receive and the whole of a send; zero means no limit.
 func (s *socket) timeouts(recv, send time.Duration) error {
 	tv := unix.NsecToTimeval(int64(recv))
 	if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
@@ -51,18 +51,17 @@ func (s *socket) timeouts(recv, send time.Duration) error {
 	return nil
 }
 
-// shutdown ends the connection: whoever waits on it wakes. The descriptor stays
-// until close.
+// shutdown ends the connection and wakes the goroutines that wait on it. The descriptor stays
+// open until close.
 func (s *socket) shutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
-		_ = unix.Shutdown(s.fd, unix.SHUT_RDWR) // ENOTCONN: it is over already
+		_ = unix.Shutdown(s.fd, unix.SHUT_RDWR) // ENOTCONN: it is shut down already
 	}
 }
 
-// hungUp tells whether the connection is over: the peer closed it, or shutdown was
-// called.
+// hungUp reports whether the connection is over: the peer closed it, or shutdown was called.
 func (s *socket) hungUp() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,8 +73,7 @@ func (s *socket) hungUp() bool {
 	return n > 0 && err == nil
 }
 
-// peer names the process at the other end of a connection that is not over: who
-// connected it.
+// peer identifies the process that connected, if the connection is not over.
 func (s *socket) peer() (pid int, program string, ok bool) {
 	if s.hungUp() {
 		return 0, "", false
@@ -89,20 +87,20 @@ func (s *socket) peer() (pid int, program string, ok bool) {
 	if err != nil {
 		return 0, "", false
 	}
-	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", cred.Pid)) // "": it has ended, or is of another namespace
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", cred.Pid)) // "": the process has ended, or is in another namespace
 	return int(cred.Pid), strings.TrimSpace(string(comm)), true
 }
 
-// close closes the descriptor, what the peer sent before included, and waits for that as
-// long as for a send. Nobody may be receiving or sending any more.
+// close closes the socket and the descriptors that the peer sent. It waits for that as long as
+// for a send. No goroutine may be receiving or sending.
 func (s *socket) close() { s.closeIn(s.sendTime) }
 
-// closeIn is close with another time; zero is for ever.
+// closeIn is like close, with another time limit; zero means none.
 func (s *socket) closeIn(most time.Duration) {
 	s.mu.Lock()
 	if !s.closed {
 		s.closed = true
-		s.shed([]int{s.fd}) // with what was sent and never received
+		s.shed([]int{s.fd}) // also closes descriptors that were sent and never received
 	}
 	s.mu.Unlock()
 	s.wait(most)
@@ -114,15 +112,15 @@ func closeFDs(fds []int) {
 	}
 }
 
-// How often a call is made that the kernel has no memory for, and how long apart
-// (ours): a device must not be lost for that.
+// A system call for which the kernel has no memory is retried, so that a device is not lost for
+// that. Values below are defined by this project.
 const (
 	shortTries = 5
 	shortPause = time.Millisecond
 )
 
-// scarce tells whether a call is to be made again because the kernel was short of
-// memory, and waits a while before. Nothing was sent or received then.
+// scarce reports whether to retry a call because the kernel was short of memory. It sleeps before
+// it returns true. Nothing was sent or received then.
 func scarce(errno unix.Errno, tries int) bool {
 	if errno != unix.ENOMEM && errno != unix.ENOBUFS || tries > shortTries {
 		return false
@@ -131,14 +129,14 @@ func scarce(errno unix.Errno, tries int) bool {
 	return true
 }
 
-// errWouldBlock says that a receive that must not wait found nothing.
+// errWouldBlock: a receive that must not wait found nothing.
 var errWouldBlock = errors.New("nothing to receive")
 
-// recv receives up to len(p) bytes, at least one, and the descriptors that came
-// with them. The end of the stream is ErrGone; with unix.MSG_DONTWAIT nothing
-// there is errWouldBlock; so is the end of a timeout. More descriptors than the
-// kernel could pass are an error after those received were closed. Nothing is received
-// before those that were shed are closed, so that they are few.
+// recv receives up to len(p) bytes, at least one, and the descriptors that came with them. It
+// returns ErrGone at the end of the stream, and errWouldBlock on a time-out or, with
+// unix.MSG_DONTWAIT, if nothing is there. More descriptors than the kernel can pass are an error;
+// those received are closed. It first waits until all descriptors that were shed are closed, so
+// that they stay few.
 func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 	if !s.wait(s.sendTime) {
 		return 0, nil, fmt.Errorf("%w: a descriptor that the peer sent does not close: %w", ErrGone, ErrTimeout)
@@ -168,7 +166,7 @@ func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 		break
 	}
 	if s.rx.Controllen != 0 {
-		fds, _ = sockets.Rights(s.oob[:s.rx.Controllen]) // the kernel's own, and well formed
+		fds, _ = sockets.Rights(s.oob[:s.rx.Controllen]) // the kernel's own data, always well formed
 	}
 	if err := sockets.Lost(int(s.rx.Flags), len(fds), recvFDs); err != nil {
 		s.shed(fds)
@@ -185,8 +183,8 @@ func (s *socket) recv(p []byte, flags int) (n int, fds []int, err error) {
 	return n, fds, nil
 }
 
-// send sends the whole of p, with the descriptors on its first byte. A peer that
-// does not read all of it in time is gone.
+// send sends the whole of p, with the descriptors on its first byte. It returns ErrGone if the
+// peer does not read all of it in time.
 func (s *socket) send(p []byte, fds []int) error {
 	by := time.Time{}
 	for len(p) > 0 {
@@ -210,8 +208,8 @@ func (s *socket) send(p []byte, fds []int) error {
 	return nil
 }
 
-// sendNow sends as much of p as the socket takes without waiting, with the
-// descriptors on its first byte.
+// sendNow sends as much of p as the socket accepts without blocking, with the descriptors on its
+// first byte.
 func (s *socket) sendNow(p []byte, fds []int) (sent int, err error) {
 	var control []byte
 	if len(fds) > 0 {
@@ -243,8 +241,7 @@ func (s *socket) sendNow(p []byte, fds []int) (sent int, err error) {
 	return sent, nil
 }
 
-// poll waits until the socket has something to receive, or takes something to send,
-// or the time is past; zero is never.
+// poll waits until the socket is ready for events, or until by; a zero time means no limit.
 func (s *socket) poll(events int16, by time.Time) error {
 	for {
 		wait := -1
@@ -276,17 +273,17 @@ func pair() (ours *socket, theirs int, err error) {
 	return newSocket(fds[0]), fds[1], nil
 }
 
-// backlog is how many clients wait to be accepted (ours).
+// backlog is how many clients wait to be accepted; it is defined by this project.
 const backlog = 128
 
-// listen makes a listening socket that only the user can connect to. A socket
-// file left behind by a server that died is replaced; a live one is not.
+// listen makes a listening socket to which only the user can connect. It replaces a socket file
+// that a dead server left behind, but not that of a live server.
 func listen(path string) (int, error) {
 	addr := &unix.SockaddrUnix{Name: path}
 	if fd, err := dial(path); err == nil {
 		closeFDs([]int{fd})
 		return -1, fmt.Errorf("listen on %s: a server is there already: %w", path, unix.EADDRINUSE)
-	} else if errors.Is(err, unix.ECONNREFUSED) && isSocket(path) { // so says any file to a connect
+	} else if errors.Is(err, unix.ECONNREFUSED) && isSocket(path) { // connect returns ECONNREFUSED for any file
 		if err := unix.Unlink(path); err != nil {
 			return -1, fmt.Errorf("listen: remove the dead socket %s: %w", path, err)
 		}
@@ -295,8 +292,7 @@ func listen(path string) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	// The mode of the descriptor becomes the file's at bind, so there is no
-	// moment in which others may connect.
+	// The mode of the descriptor becomes the file's at bind, so that others can never connect.
 	err = unix.Fchmod(fd, 0o600)
 	if err == nil {
 		err = unix.Bind(fd, addr)
@@ -316,8 +312,8 @@ func isSocket(path string) bool {
 	return unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
-// dial connects to a server, which has to be root's, the user's own, or one of
-// trust: it says what memory it has.
+// dial connects to a server, which must run as root, the caller's own user, or one of trust,
+// because the server controls what its client maps.
 func dial(path string, trust ...uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -338,5 +334,5 @@ func dial(path string, trust ...uint32) (int, error) {
 	return fd, nil
 }
 
-// address gives where bytes of this process's lie, for a system call that takes a number.
+// address returns the address of bytes of this process, for a system call that takes a number.
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// toucher copies between p and a peer's memory: into the memory where write is set.
+// toucher copies between p and a peer's memory: into the memory if write is set.
 type toucher func(a *area, off uint64, p []byte, write bool) error
 
-// touch is a toucher by plain loads and stores. A page that is not there is
-// an error and not the end of the process.
+// touch is a toucher by plain loads and stores. A missing page becomes an error instead of
+// killing the process.
 func touch(a *area, off uint64, p []byte, write bool) (err error) {
 	b, err := a.at(off, len(p))
 	if err != nil {
@@ -34,10 +34,10 @@ func touch(a *area, off uint64, p []byte, write bool) (err error) {
 	return nil
 }
 
-// touchAside is touch by a system call, in which the runtime gives the processor of a
-// goroutine that sleeps to others: a load that sleeps keeps it. It goes by the file where it
-// can: by the mapping, whoever sleeps in it may hold the lock of this process's address space
-// (mmap_lock) meanwhile, and everybody who maps memory waits, the runtime for one.
+// touchAside is like touch, by a system call: when the call sleeps, the runtime gives its
+// processor to other goroutines, whereas a load that sleeps keeps it. It uses the file if it can.
+// A sleeping access through the mapping may hold the lock of this process's address space
+// (mmap_lock), and every goroutine that maps memory, the runtime included, then waits.
 func touchAside(a *area, off uint64, p []byte, write bool) error {
 	if err := a.has(off, len(p)); err != nil {
 		return err
@@ -60,11 +60,11 @@ func touchAside(a *area, off uint64, p []byte, write bool) error {
 	return nil
 }
 
-// errByMapping says that there is no descriptor.
+// errByMapping: the area has no descriptor.
 var errByMapping = errors.New("the file is only mapped")
 
-// byFile reads or writes the file itself. It never makes the file longer but where the peer
-// has cut it at that moment.
+// byFile reads or writes the file itself. It extends the file only if the peer truncates it at
+// that very moment.
 func (a *area) byFile(off uint64, p []byte, write bool) (int, error) {
 	if a.file < 0 {
 		return 0, errByMapping
@@ -91,11 +91,11 @@ func byMapping(b, p []byte, write bool) (int, error) {
 	return call(os.Getpid(), local[:], remote[:], 0)
 }
 
-// reopen opens a file anew for touchAside: what the peer sets on its own description
-// (O_APPEND) has no effect on this one. It does not wait for a lease that somebody has on the
-// file (O_NONBLOCK). -1: the mapping alone is used.
+// reopen opens a file again for touchAside, so that flags that the peer sets on its own
+// description (O_APPEND) have no effect. It does not wait for a lease on the file (O_NONBLOCK).
+// It returns -1 if only the mapping can be used.
 func reopen(fd int, size uint64, writable bool) int {
-	var longest unix.Rlimit // beyond that a write is a signal
+	var longest unix.Rlimit // a write beyond it raises a signal
 	if unix.Getrlimit(unix.RLIMIT_FSIZE, &longest) != nil || longest.Cur < size {
 		return -1
 	}
@@ -110,8 +110,8 @@ func reopen(fd int, size uint64, writable bool) int {
 	return file
 }
 
-// mostKept is for how many files of a peer a descriptor is kept: all of those that a peer may
-// use take a part of what this process may have, however many peers there are (ours).
+// mostKept returns for how many files of a peer a descriptor is kept: a sixteenth of this
+// process's limit, at most as many files as a peer may use. Defined by this project.
 func mostKept() uint32 {
 	var most unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &most) != nil {

@@ -6,12 +6,12 @@ import (
 	"fmt"
 )
 
-// maxVersionData bounds the JSON text of a VERSION message (ours: the known
-// capabilities take some 200 bytes).
+// maxVersionData bounds the JSON text of a VERSION message; it is defined by this project. The
+// known capabilities take some 200 bytes.
 const maxVersionData = 64 << 10
 
-// Capabilities are what one side of a connection can do (spec,
-// "VFIO_USER_VERSION"). A nil pointer is a value the sender left out.
+// Capabilities are the capabilities of one side of a connection (spec, "VFIO_USER_VERSION"). A
+// nil pointer is a value that the sender omitted.
 type Capabilities struct {
 	MaxFDs      *uint64     `json:"max_msg_fds,omitempty"`        // descriptors a message to the sender may carry
 	MaxTransfer *uint64     `json:"max_data_xfer_size,omitempty"` // bytes of data in one message to the sender
@@ -24,7 +24,7 @@ type Capabilities struct {
 // TwinSocket is the capability of a separate socket for the server's commands.
 type TwinSocket struct {
 	Supported bool    `json:"supported"`
-	FDIndex   *uint64 `json:"fd_index,omitempty"` // in a reply: which of the message's descriptors it is
+	FDIndex   *uint64 `json:"fd_index,omitempty"` // in a reply: the index of its descriptor in the message
 }
 
 // Version is the payload of VERSION, as a command and as its reply:
@@ -46,15 +46,15 @@ func (v Version) Append(b []byte) []byte {
 	b = order.AppendUint16(b, v.Major)
 	b = order.AppendUint16(b, v.Minor)
 	text, err := json.Marshal(versionData{&v.Capabilities})
-	if err != nil { // cannot be: numbers and booleans only
+	if err != nil { // cannot happen: numbers and booleans only
 		text = []byte("{}")
 	}
 	b = append(b, text...)
 	return append(b, 0)
 }
 
-// DecodeVersion reads the payload. Members that the specification does not name
-// are ignored; a known one of another type is refused.
+// DecodeVersion decodes the payload. It ignores members that the specification does not name and
+// refuses a known one of another type.
 func DecodeVersion(b []byte) (Version, error) {
 	if len(b) < 4 {
 		return Version{}, fmt.Errorf("VERSION of %d bytes: %w", len(b), ErrShort)
@@ -74,7 +74,7 @@ func DecodeVersion(b []byte) (Version, error) {
 	if bytes.IndexByte(text, 0) >= 0 {
 		return v, fmt.Errorf("VERSION data with a NUL inside: %w", ErrMalformed)
 	}
-	if len(text) == 0 { // an empty string, as some clients send for "nothing"
+	if len(text) == 0 { // an empty string, which some clients send for "nothing"
 		return v, nil
 	}
 	var d versionData
@@ -87,7 +87,7 @@ func DecodeVersion(b []byte) (Version, error) {
 	return v, nil
 }
 
-// limits are the numbers of Capabilities with the defaults filled in.
+// limits holds the values of Capabilities with the defaults filled in.
 type limits struct {
 	fds      int
 	transfer uint32
@@ -99,8 +99,8 @@ type limits struct {
 // include/net/scm.h).
 const maxFDs = 253
 
-// limits gives the peer's numbers, clamped to what can be meant. It refuses a
-// transfer size of zero and page sizes that do not hold 4 KiB.
+// limits returns the peer's values, clamped to sensible ones. It refuses a transfer size of zero
+// and page sizes that do not include 4 KiB.
 func (c Capabilities) limits() (limits, error) {
 	l := limits{defaultMaxFDs, defaultMaxTransfer, defaultMaxMaps, defaultPageSizes}
 	if c.MaxFDs != nil {

@@ -34,11 +34,11 @@ func (n *node) Serve(ctx context.Context, h device.Handler) error {
 	return err
 }
 
-// Do implements device.Bus. Calls of one slot run one after the other, but for
-// short ones where the machine has no swap and nothing need be evicted first: these
-// run on the owner, right after what asks for them. Shared memory is a file in memory
-// and nothing else, so that a page-in can then not wait for a device, and the way to
-// another goroutine and back would cost more than the call.
+// Do implements device.Bus. Calls of one slot run one after the other, in the slot's worker.
+// Short calls run on the owner, directly after their request, if the machine has no swap and
+// nothing must be evicted first. Shared memory is always a file in memory, so that such a page-in
+// cannot wait for a device, and a switch to another goroutine and back would cost more than the
+// call.
 func (n *node) Do(slot int, c device.Call, long bool) {
 	if l := n.link.Load(); !long && n.m.inline && (l == nil || l.shadow.Prompt(slot, first(c))) {
 		n.m.calls = append(n.m.calls, c)
@@ -50,7 +50,7 @@ func (n *node) Do(slot int, c device.Call, long bool) {
 	n.workers[slot].submit(n.m, c)
 }
 
-// first returns the first page of a page-in, 0 of another call.
+// first returns the first page of a page-in, and 0 for any other call.
 func first(c device.Call) device.VA {
 	if p, ok := c.(gup.Call); ok {
 		va, _, _, _ := p.PageIn()
@@ -59,8 +59,7 @@ func first(c device.Call) device.VA {
 	return 0
 }
 
-// worker runs the calls of one slot on a goroutine that lives while there are
-// any.
+// worker runs the calls of one slot on a goroutine that exists while there are any.
 type worker struct {
 	mu      sync.Mutex
 	queue   []device.Call
@@ -99,7 +98,7 @@ type window struct {
 	id device.WindowID
 }
 
-// to gives the link's window, with the queues in memory in front where it has them.
+// to returns the link's window, behind the queues in memory if the link has them.
 func (w *window) to() (device.Window, error) {
 	if l := w.n.link.Load(); l != nil {
 		return l.windows[w.id], nil

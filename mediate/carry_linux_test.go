@@ -20,11 +20,11 @@ type side struct {
 	*machine
 	pages  *attach.Memory
 	domain *domain.Domain
-	asked  chan struct{} // a page-in began
-	let    chan struct{} // and may go on
+	asked  chan struct{} // receives when a page-in begins
+	let    chan struct{} // lets it continue
 }
 
-// newSide attaches pages to a node whose page-ins wait to be let.
+// newSide attaches pages to a node whose page-ins wait for side.let.
 func newSide(t *testing.T) *side {
 	t.Helper()
 	s := &side{machine: newMachine(t, false, true), asked: make(chan struct{}, 64), let: make(chan struct{})}
@@ -67,22 +67,22 @@ func newSide(t *testing.T) *side {
 	return s
 }
 
-// PageIn waits to be let; nothing is ever resident.
+// PageIn waits for let; no page is ever resident.
 func (s *side) PageIn(device.VA, int, bool) gup.Result {
 	s.asked <- struct{}{}
 	<-s.let
 	return gup.Result{Err: gup.ErrUnmapped}
 }
 
-// kick tells the machine that something was published.
+// kick wakes the machine after a publication.
 func (s *side) kick() {
 	if s.pages.Kicked() {
-		// It is not full: nothing is lost.
+		// The eventfd is not full: no wake-up is lost.
 		_, _ = unix.Write(s.pages.WakeFD(), binary.NativeEndian.AppendUint64(nil, 1))
 	}
 }
 
-// final waits for a channel's end.
+// final waits until a channel's transfer is final.
 func (s *side) final(t *testing.T, ch int) (done uint32, status uint8) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Microsecond) {
@@ -96,8 +96,8 @@ func (s *side) final(t *testing.T, ch int) (done uint32, status uint8) {
 	}
 }
 
-// TestAbort ends a transfer that waits for a page, by its abort bit and another
-// doorbell, as the library does.
+// TestAbort ends a transfer that waits for a page, by its abort bit and another doorbell, as the
+// library does.
 func TestAbort(t *testing.T) {
 	s := newSide(t)
 	s.pages.Publish(5, &device.Descriptor{Src: 0x10000, Dst: 0x20000, Size: 4096})
@@ -105,7 +105,7 @@ func TestAbort(t *testing.T) {
 	s.kick()
 	<-s.asked
 	for s.pages.Done(5) != device.DoneOngoing {
-		time.Sleep(50 * time.Microsecond) // told within watchPause
+		time.Sleep(50 * time.Microsecond) // reported within watchPause
 	}
 	s.pages.AskAbort(5)
 	s.pages.Ring(5)
@@ -113,7 +113,7 @@ func TestAbort(t *testing.T) {
 	if done, status := s.final(t, 5); done != device.DoneFailed || status != device.StatusAborted {
 		t.Errorf("done %d, status %d; want 3 with status 9", done, status)
 	}
-	// One that has not begun ends as well.
+	// A transfer that has not begun ends as well.
 	s.pages.Publish(5, &device.Descriptor{Src: 0x10000, Dst: 0x20000, Size: 4096})
 	s.pages.AskAbort(5)
 	s.pages.Ring(5)
@@ -121,7 +121,8 @@ func TestAbort(t *testing.T) {
 	if done, status := s.final(t, 5); done != device.DoneFailed || status != device.StatusAborted {
 		t.Errorf("aborted before it began: done %d, status %d; want 3 with status 9", done, status)
 	}
-	// The channel is good for another, which starts once whatever announces it.
+	// The channel can be used again. The transfer starts once, although a word and a message
+	// announce it.
 	s.pages.Publish(5, &device.Descriptor{Size: 0})
 	word := mailbox.Doorbell{PDID: s.domain.PDID, Channel: uint16(s.domain.Slot*device.ChannelsPerSlot + 5)}.Encode()
 	s.pages.Ring(5)
@@ -133,8 +134,8 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestHostilePages has a process write nonsense into its pages: it costs it an
-// answer or a count, and nobody anything else.
+// TestHostilePages: a process that writes nonsense into its pages receives an error or is
+// counted, and affects no one else.
 func TestHostilePages(t *testing.T) {
 	s := newSide(t)
 	other := uint16((s.domain.Slot + 1) * device.ChannelsPerSlot)
@@ -160,7 +161,7 @@ func TestHostilePages(t *testing.T) {
 		s.pages.Ring(ch)
 		s.kick()
 		s.On(0, func() {})
-		s.On(0, func() {}) // after the first the pages have been looked at
+		s.On(0, func() {}) // after the first call the pages have been read
 	}
 	send(mailbox.Doorbell{PDID: s.domain.PDID, Channel: other}.Encode())
 	if n := count(device.DoorbellDenied) - denied; n == 0 || n > 3 {

@@ -16,9 +16,9 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// BenchmarkOthersEvictions is the time of a write of 4 KiB to absent memory while
-// another domain evicts on the same node without end, beside the same without it, in
-// one run: p50 and p99 of each, ns, and the ratio of the p99s.
+// BenchmarkOthersEvictions times a write of 4 KiB to absent memory while another domain evicts on
+// the same node all the time, beside the same without it, in one run. It reports p50 and p99 of
+// each in ns, and the ratio of the p99s.
 func BenchmarkOthersEvictions(b *testing.B) {
 	m := newConnected(b, mediate.Config{Window: 4 << 20}, func(_ int, f mediate.Function) mediate.Function { return f })
 	r := suite.NewRig(b, m, pagein.PIO, false)
@@ -79,8 +79,8 @@ func BenchmarkOthersEvictions(b *testing.B) {
 	b.ReportMetric(with99/alone99, "p99-ratio")
 }
 
-// A page to which the device was refused is mapped again by a message that is awaited:
-// what goes another way must not come before it for ever.
+// TestMappedAgainIsAwaited: a page to which the device was refused access is mapped again by a
+// message that is awaited, so that a doorbell cannot overtake the mapping again and again.
 func TestMappedAgainIsAwaited(t *testing.T) {
 	m := newMachineOf(t, false, mediate.Config{})
 	suite.NewRig(t, m, pagein.PIO, false)
@@ -101,7 +101,7 @@ func TestMappedAgainIsAwaited(t *testing.T) {
 	if n := awaited(func() gup.Result { return mem.PageIn(slot, va, 1, true) }); n != 0 {
 		t.Errorf("a page-in awaits %d messages", n)
 	}
-	// The unmapping, too.
+	// The unmapping is awaited, too.
 	if n := awaited(func() gup.Result { return mem.Again(slot, va, true) }); n < 2 {
 		t.Errorf("a page is mapped once more by %d awaited messages, want 2", n)
 	}
@@ -134,13 +134,13 @@ func TestEvictionMessages(t *testing.T) {
 	_, after := m.requests(1)
 	n := mem.Stats().Evictions - evictions
 	t.Logf("%d evictions, %d messages awaited", n, after-awaited)
-	// A device that is late is asked by registers, too.
+	// The registers of a slow device are read, too.
 	if n == 0 || after-awaited > n+n/4 {
 		t.Errorf("%d evictions await %d messages", n, after-awaited)
 	}
 }
 
-// shareApart shares memory of a process of its own with node 1.
+// shareApart shares memory of a separate process with node 1.
 func shareApart(t testing.TB, m *machine, slot int, va device.VA, size uint64) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("other", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)

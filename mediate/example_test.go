@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// Driving a node that another process serves; here the same one.
+// This example drives a node that a process serves; here the same process.
 func Example() {
 	dir, err := os.MkdirTemp("", "exanet")
 	if err != nil {

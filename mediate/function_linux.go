@@ -16,32 +16,31 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// Function is a node as a PCI function. Regions 0 to 4 are the windows in the
-// order of device.WindowID. Its methods may be called from any goroutine, but
-// for Close; errors of a device that is gone match device.ErrGone or are given
-// after Done is closed.
+// Function is a node as a PCI function. Regions 0 to 4 are the windows in the order of
+// device.WindowID. All methods but Close are safe for concurrent use. When the device is gone,
+// errors match device.ErrGone or are returned after Done is closed.
 type Function interface {
-	// Read, Write and Post access size bytes of a region: Write returns when
-	// the device has taken them, Post may not.
+	// Read, Write and Post access size bytes of a region. Write returns after the device has
+	// received them, Post may return earlier.
 	Read(region int, offset uint64, size int) (uint64, error)
 	Write(region int, offset uint64, size int, value uint64) error
 	Post(region int, offset uint64, size int, value uint64) error
-	// DMA lets the device reach memfds.
+	// DMA maps memfds for the device.
 	shadow.DMA
-	// Descriptors gives the descriptor part of btcm in this process's memory.
+	// Descriptors returns the descriptor part of btcm in this process's memory.
 	Descriptors() []byte
-	// Done is closed when the device is gone; Err says why.
+	// Done returns a channel that is closed when the device is gone; Err then returns why.
 	Done() <-chan struct{}
 	Err() error
-	// Close lets the device go; what Descriptors gave must not be used any more.
+	// Close releases the device; the result of Descriptors must not be used any more.
 	Close()
 }
 
-// Connect finds a node's device, waits for it until ctx ends, and has its
-// vectors, device.Vectors of them, written to the eventfds.
+// Connect finds a node's device, waiting for it until ctx ends, and assigns the eventfds to its
+// device.Vectors vectors.
 type Connect func(ctx context.Context, vectors []int) (Function, error)
 
-// PCI identity of a node (spec/hardware.md 2; ours).
+// PCI identity of a node (spec/hardware.md 2); defined by this project.
 const (
 	pciVendor = 0x1234
 	pciDevice = 0xe4a0
@@ -49,7 +48,7 @@ const (
 	pciIDOffset = 0 // configuration space: vendor, device
 )
 
-// ErrIdentity says that a device is not a node.
+// ErrIdentity: a device is not a node.
 var ErrIdentity = errors.New("not an ExaNet node")
 
 // userFunction is a node behind a vfio-user socket.
@@ -57,11 +56,11 @@ type userFunction struct {
 	*user.Client
 	mapped []user.Mapped
 	bells  []user.IOFD // of window pl
-	fds    []int       // theirs
+	fds    []int       // all descriptors of bells
 
 	posts   atomic.Bool // DMA_MAPs are not awaited (PostMaps)
-	careful atomic.Bool // one was refused, or Await: the next ones are, until one is taken
-	sent    atomic.Bool // one was sent since the last doorbell, and must be seen before it
+	careful atomic.Bool // one was refused, or Await was called: maps are awaited until one succeeds
+	sent    atomic.Bool // one was sent since the last doorbell, and must reach the server before the next
 }
 
 // VFIOUser connects to the vfio-user server at path with a client's options.
@@ -77,8 +76,8 @@ func VFIOUser(path string, opts user.Options) Connect {
 	}
 }
 
-// setUp prepares a device for its driver. It may be called again after it
-// failed, or after the connection broke.
+// setUp prepares a device for its driver. It may be called again after a failure, or after the
+// connection broke.
 func (f *userFunction) setUp(c *user.Client, vectors []int) error {
 	if err := f.unmap(); err != nil {
 		return err
@@ -93,7 +92,7 @@ func (f *userFunction) setUp(c *user.Client, vectors []int) error {
 	if err := c.PowerOn(); err != nil {
 		return err
 	}
-	// The vectors first: nothing is sent before bus mastering is on.
+	// The vectors first: the device sends nothing before bus mastering is on.
 	if err := c.SetEventFDs(user.IRQMSIX, 0, user.IRQActionTrigger, vectors); err != nil {
 		return err
 	}
@@ -103,7 +102,7 @@ func (f *userFunction) setUp(c *user.Client, vectors []int) error {
 	if f.mapped, err = c.Map(int(device.BTCM)); err != nil {
 		return err
 	}
-	// A server of another kind may not know the question: its doorbells are writes.
+	// Another server may not support this request: doorbells are then writes.
 	if f.bells, f.fds, err = c.RegionIOFDs(int(device.PL)); err != nil && c.Err() != nil {
 		return err
 	}
@@ -115,8 +114,8 @@ func (f *userFunction) setUp(c *user.Client, vectors []int) error {
 	return fmt.Errorf("%w: its descriptors cannot be mapped: %w", ErrIdentity, syscall.ENOTSUP)
 }
 
-// Ranges implements shadow.DMA: above 4 GiB, so that no interrupt window of a real
-// machine would be in the way (ours).
+// Ranges implements shadow.DMA. It returns addresses above 4 GiB, clear of the interrupt window
+// of a real machine. The values are defined by this project.
 func (f *userFunction) Ranges() ([]shadow.Range, error) {
 	return []shadow.Range{{First: 1 << 32, Last: 1<<48 - 1}}, nil
 }
@@ -142,8 +141,8 @@ func (f *userFunction) unmap() error {
 	return err
 }
 
-// Ring implements doorbell: by the eventfd, where the server gave one, unless what
-// was mapped must come first.
+// Ring implements doorbell. It uses the eventfd if the server has one, unless a mapping must
+// reach the server first.
 func (f *userFunction) Ring(region int, offset uint64) error {
 	if !f.sent.Swap(false) && region == int(device.PL) {
 		for _, b := range f.bells {
@@ -159,17 +158,17 @@ func (f *userFunction) Ring(region int, offset uint64) error {
 // PostMaps implements mapPoster.
 func (f *userFunction) PostMaps() { f.posts.Store(true) }
 
-// Await implements shadow.Awaiter. A server that reads its socket late has seen the
-// doorbells that go by an eventfd before what was mapped for them.
+// Await implements shadow.Awaiter. A server that is slow to read its socket may see a doorbell by
+// an eventfd before the mapping that it needs.
 func (f *userFunction) Await() { f.careful.Store(true) }
 
-// MapDMA implements shadow.DMA. After PostMaps it does not wait for the server: one
-// that refuses is found out by the device, whose access fails, and known here by
-// the next answer to anything. The mapping that is then tried again is awaited.
+// MapDMA implements shadow.DMA. After PostMaps it does not wait for the server. If the server
+// refuses, the device's access fails, and the next answer to any request reports the refusal. The
+// retried mapping is then awaited.
 func (f *userFunction) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
 	if f.posts.Load() && !f.careful.Load() {
 		err := f.known(f.Client.PostMapDMA(addr, size, fd, offset, rights))
-		f.sent.Store(true) // before anybody asks for a doorbell because of it
+		f.sent.Store(true) // before any doorbell that depends on it
 		return err
 	}
 	err := f.known(f.Client.MapDMA(addr, size, fd, offset, rights))
@@ -199,7 +198,7 @@ func (f *userFunction) Write(region int, offset uint64, size int, value uint64) 
 	return f.known(f.Client.Write(region, offset, size, value))
 }
 
-// known takes refused mappings out of the error of a request that they came with.
+// known removes refused mappings from the error of a request that reported them.
 func (f *userFunction) known(err error) error {
 	if err == nil || !errors.Is(err, user.ErrMapRefused) {
 		return err
@@ -223,5 +222,5 @@ func (f *userFunction) known(err error) error {
 
 func (f *userFunction) Close() {
 	f.Client.Close()
-	_ = f.unmap() // cannot fail: the very slices that were mapped
+	_ = f.unmap() // cannot fail: exactly the slices that were mapped
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// cut has its descriptors in a file that can be made smaller.
+// cut keeps its descriptors in a file that can be made smaller.
 type cut struct {
 	mediate.Function
 	b []byte
@@ -25,8 +25,8 @@ type cut struct {
 
 func (c cut) Descriptors() []byte { return c.b }
 
-// A device whose mapped memory goes while the rest of it answers is a device that is
-// gone: nobody crashes, and it can be connected to again.
+// TestMappedMemoryGoes: a device whose mapped memory is truncated counts as gone, even if the
+// rest of it answers. Nothing crashes, and it can be connected to again.
 func TestMappedMemoryGoes(t *testing.T) {
 	fd, err := unix.MemfdCreate("btcm", unix.MFD_CLOEXEC)
 	if err == nil {
@@ -101,8 +101,8 @@ func TestDeviceAsleep(t *testing.T) {
 	oneWrite(t, suite.NewRig(t, drive(t, s, cfg.Connect, false), pagein.PI4, false), device.BlockSize)
 }
 
-// A device that comes back and is gone again while it is prepared is waited for as
-// before: the machine's other nodes go on.
+// TestGoneWhileItComesBack: a device that comes back and is gone again during its preparation is
+// waited for again; the machine's other nodes continue.
 func TestGoneWhileItComesBack(t *testing.T) {
 	_, dir := startServer(t, false)
 	var first mediate.Function
@@ -120,7 +120,7 @@ func TestGoneWhileItComesBack(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	go func() { served <- m.Bus(0).Serve(ctx, nobody{}) }()
-	m.Bus(0).Post(func() { first.Close() }) // its owner's
+	m.Bus(0).Post(func() { first.Close() }) // runs on the owner
 	if err := <-served; !errors.Is(err, device.ErrGone) {
 		t.Errorf("Serve: %v", err)
 	}

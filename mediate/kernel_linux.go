@@ -14,16 +14,17 @@ import (
 	"github.com/exanet/pfd/vfio/kernel"
 )
 
-// PCIVendor and PCIDevice are the identity of a node (spec/hardware.md 2; ours).
+// PCIVendor and PCIDevice are the identity of a node (spec/hardware.md 2); defined by this
+// project.
 const (
 	PCIVendor = pciVendor
 	PCIDevice = pciDevice
 )
 
-// retry is the time between two looks for a device (ours).
+// retry is the time between two attempts to open a device; it is defined by this project.
 const retry = 100 * time.Millisecond
 
-// registers are a PCI function's, or a board's, by loads and stores.
+// registers accesses the registers of a PCI function, or of a board, by loads and stores.
 type registers interface {
 	ID() uint32
 	Read(window int, offset uint64, size int) (uint64, error)
@@ -34,17 +35,16 @@ type registers interface {
 	Close()
 }
 
-// function is a node whose registers are mapped here.
+// function is a node whose registers are mapped in this process.
 type function struct {
 	registers
 	shadow.DMA
 }
 
-// VFIO takes the PCI function at an address through the kernel's VFIO; one without an
-// IOMMU only where bare says so. One that was there once is waited for, and one that
-// another process has: what a process held that was killed, its kernel resets and
-// unmaps behind it. waiting, where it is not nil, is called before a wait with its
-// cause.
+// VFIO opens the PCI function at an address through the kernel's VFIO; without an IOMMU only if
+// bare is set. It waits for a function that was present once, and for one that another process
+// has: after a process was killed, its kernel resets and unmaps the device with a delay. waiting,
+// if it is not nil, is called with the cause before a wait.
 func VFIO(addr string, bare bool, waiting func(error)) Connect {
 	return again(waiting, func(vectors []int) (Function, error) {
 		d, err := kernel.Open(addr, kernel.Options{NoIOMMU: bare})
@@ -70,9 +70,9 @@ func VFIO(addr string, bare bool, waiting func(error)) Connect {
 	})
 }
 
-// UIO takes a device of UIO by its name, as uio0, or the address of a PCI function.
-// There are no vectors: who has it looks at its queues in memory, or its registers.
-// waiting is as of VFIO.
+// UIO opens a device of UIO by its name, such as uio0, or by the address of a PCI function. It
+// has no vectors: its driver polls its queues in memory, or its registers. waiting is as for
+// VFIO.
 func UIO(name string, waiting func(error)) Connect {
 	var windows []uio.Window
 	for w := range device.Windows {
@@ -96,8 +96,8 @@ func UIO(name string, waiting func(error)) Connect {
 	})
 }
 
-// again makes a Connect that waits for a device which was there once, or which
-// another process has.
+// again makes a Connect that waits for a device which was present once, or which another process
+// has.
 func again(waiting func(error), open func(vectors []int) (Function, error)) Connect {
 	var seen atomic.Bool
 	return func(ctx context.Context, vectors []int) (Function, error) {
@@ -109,7 +109,7 @@ func again(waiting func(error), open func(vectors []int) (Function, error)) Conn
 			}
 			busy := errors.Is(err, kernel.ErrBusy) || errors.Is(err, uio.ErrBusy)
 			removed := errors.Is(err, kernel.ErrNoDevice) || errors.Is(err, uio.ErrNoDevice) ||
-				errors.Is(err, kernel.ErrGone) // UIO's, too
+				errors.Is(err, kernel.ErrGone) // of UIO, too
 			if !busy && !(removed && seen.Load()) {
 				return nil, err
 			}
@@ -125,8 +125,8 @@ func again(waiting func(error), open func(vectors []int) (Function, error)) Conn
 	}
 }
 
-// check tells whether the device is a node: by its PCI identity, and a board's, which
-// has none, by its ID (spec/hardware.md 3).
+// check returns an error if the device is not a node. It checks the PCI identity or, for a board
+// without one, the ID register (spec/hardware.md 3).
 func (f function) check() error {
 	if id := f.ID(); id != 0 && id != pciDevice<<16|pciVendor {
 		return fmt.Errorf("%w: it is PCI device %04x:%04x, not %04x:%04x: exanetctl bind --all names those that are", ErrIdentity, id&0xffff, id>>16, pciVendor, pciDevice)
@@ -140,8 +140,8 @@ func (f function) check() error {
 	return nil
 }
 
-// Write is Post, and a read behind it: the device has taken the store when that
-// comes back (PCI 3.0, 3.2.5, "posted writes").
+// Write is Post followed by a read: the device has received the store when the read completes
+// (PCI 3.0, 3.2.5, "posted writes").
 func (f function) Write(region int, offset uint64, size int, value uint64) error {
 	err := f.Post(region, offset, size, value)
 	if err == nil {
@@ -158,7 +158,7 @@ func (f function) Descriptors() []byte {
 func (f function) Close() {
 	f.registers.Close()
 	if p, ok := f.DMA.(physical); ok && p.pagemap != nil {
-		_ = p.pagemap.Close() // nothing of ours is in it
+		_ = p.pagemap.Close() // nothing was written through it
 	}
 }
 

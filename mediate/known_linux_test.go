@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// A refused mapping that comes with the answer to another request is no error of
-// that request.
+// TestRefusalsAreNotOthersErrors: a refused mapping that comes with the answer to another request
+// is not an error of that request.
 func TestRefusalsAreNotOthersErrors(t *testing.T) {
 	refused := &user.MapError{Address: 0x1000, Size: 0x1000, Err: &user.Error{Command: user.CmdDMAMap, Errno: unix.EEXIST}}
 	own := &user.Error{Command: user.CmdDMAUnmap, Errno: unix.EINVAL}

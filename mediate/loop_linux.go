@@ -39,7 +39,7 @@ func (m *Machine) run() {
 	}
 }
 
-// underWay tells whether any transfer is.
+// underWay reports whether any transfer is in progress.
 func (m *Machine) underWay() bool {
 	for _, n := range m.nodes {
 		for _, s := range n.slots {
@@ -51,7 +51,7 @@ func (m *Machine) underWay() bool {
 	return false
 }
 
-// pass does once whatever there is to do, vectors excepted, which poll finds.
+// pass does all pending work once, except for vectors, which poll finds.
 func (m *Machine) pass() (busy bool) {
 	if m.loop.Posted() {
 		busy = true
@@ -90,13 +90,13 @@ func (m *Machine) pass() (busy bool) {
 	return busy
 }
 
-// never is never enough.
+// never always reports false.
 func never() bool { return false }
 
-// processes is the machine as the owner's loop calls it for its processes.
+// processes is the owner.User of a machine, for its processes.
 type processes struct{ *Machine }
 
-// Fired implements owner.User: a vector has come, if fd is the eventfd of one.
+// Fired implements owner.User. If fd is the eventfd of a vector, the vector has been raised.
 func (m processes) Fired(fd int) {
 	for _, n := range m.nodes {
 		for v, e := range n.vectors {
@@ -122,7 +122,7 @@ func (processes) Send(p *owner.Process[*slot], channel int, m *attach.Message) u
 	return device.PktzRefused // the device is gone
 }
 
-// Room implements owner.User: the mailbox is looked at when it is time.
+// Room implements owner.User: the mailbox is read when its time has come.
 func (processes) Room(p *owner.Process[*slot]) bool {
 	p.Slot.mail.asked = true
 	return true
@@ -140,7 +140,7 @@ func (processes) Busy(p *owner.Process[*slot]) bool {
 // Mutes implements owner.User.
 func (processes) Mutes(*owner.Process[*slot]) {}
 
-// came takes a vector.
+// came records a vector.
 func (n *node) came(v int) {
 	if v == device.VectorDone {
 		n.raised, n.written = true, true
@@ -150,7 +150,7 @@ func (n *node) came(v int) {
 	n.deliver()
 }
 
-// deliver gives the driver the vectors that came; they wait for one.
+// deliver passes the pending vectors to the driver if it waits for one.
 func (n *node) deliver() {
 	if l := n.link.Load(); l != nil && l.rings != nil && l.rings.On() {
 		for v := 0; n.pending != 0; v++ {
@@ -170,7 +170,7 @@ func (n *node) deliver() {
 	}
 }
 
-// sleep waits in the kernel until a process kicks, something is posted, or a vector comes.
+// sleep waits in the kernel until a process kicks, a function is posted, or a vector is raised.
 func (m *Machine) sleep() {
 	m.yield.Sleep()
 	m.loop.Doze()
@@ -199,9 +199,9 @@ func (m *Machine) worth() bool {
 			continue
 		}
 		if n.raised {
-			// The cause of vector 3 is an event, not a level: it must be cleared,
-			// and the device have taken that, before the descriptors are looked at
-			// for the last time. What is done later raises the vector again.
+			// The cause of vector 3 is an event, not a level: it must be cleared, and the device
+			// must have received that, before the last check of the descriptors. A later
+			// completion raises the vector again.
 			n.raised = false
 			if l.fn.Write(int(device.PL), device.PLIRQStatus, 4, 1<<device.VectorDone) != nil {
 				continue // the device is gone, which is posted
@@ -218,12 +218,12 @@ func (m *Machine) worth() bool {
 	return false
 }
 
-// ring carries a doorbell over. A transfer that is announced twice, by the word
-// and by a message, is rung once; a channel that runs is rung for its abort only.
+// ring forwards a doorbell. A transfer that a word and a message announce is rung once; a channel
+// in use is rung only to abort.
 func (s *slot) ring(l *link, channel uint64) {
 	doorbell := uint64(device.BTCMDoorbells + device.PageSize*s.index)
 	if channel >= device.WriteChannels {
-		// Not the process's: the device refuses and counts it.
+		// The channel is not the process's: the device refuses and counts the doorbell.
 		_ = l.fn.Post(int(device.BTCM), doorbell, 8, min(channel, device.ChannelsPerSlot)+1)
 		return
 	}
@@ -257,7 +257,7 @@ func (s *slot) ring(l *link, channel uint64) {
 	_ = l.fn.Post(int(device.BTCM), doorbell, 8, uint64(ch)+1) // a device that is gone is posted
 }
 
-// send carries a message over and gives its status.
+// send forwards a message and returns its status.
 func (s *slot) send(l *link, channel int, msg *attach.Message) uint64 {
 	if msg.N == 0 {
 		return device.PktzRefused
@@ -274,7 +274,7 @@ func (s *slot) send(l *link, channel int, msg *attach.Message) uint64 {
 	return s.post(l, channel, msg)
 }
 
-// post has the process's own packetizer send a message.
+// post makes the process's own packetizer send a message.
 func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 	page := uint64(device.MailboxProcess+s.index)*device.PageSize + uint64(channel)*device.PktzChannelStride
 	post := func(off, v uint64) bool { return l.fn.Post(int(device.PKTZ), page+off, 8, v) == nil }
@@ -295,8 +295,8 @@ func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 	return v
 }
 
-// collect tells the process what the firmware has written into its descriptors,
-// and whether there was anything.
+// collect copies what the firmware has written into a process's descriptors to the process. It
+// reports whether there was anything.
 func (s *slot) collect(l *link) (any bool) {
 	notify := false
 	for left := s.busy; left != 0; left &= left - 1 {

@@ -24,70 +24,69 @@ import (
 	"github.com/exanet/pfd/shadow"
 )
 
-// Times (ours).
+// Times. Values below are defined by this project.
 const (
-	// DefaultSpin is short, and not at all on a machine of fewer processors than
-	// spinProcessors: one each for the device, its driver, and the two processes of a
-	// transfer. There whoever looks for work takes the processor from the one that
-	// makes it.
+	// DefaultSpin is short. A machine with fewer processors than spinProcessors does not spin at
+	// all: the device, its driver and the two processes of a transfer need one each, and a
+	// spinning owner would take the processor from the one that it waits for.
 	DefaultSpin    = 20 * time.Microsecond
 	spinProcessors = 4
-	// againTime is how long the owner looks for the next doorbell after the last
-	// transfer under way has ended, wherever it is: it is the one that everybody waits
-	// for then, and its process rings again at once or not soon.
+	// againTime is how long the owner polls for the next doorbell after the last transfer in
+	// progress has ended, even if it does not spin otherwise. All processes then wait for that
+	// doorbell, and the process either rings at once or not soon.
 	againTime = 10 * time.Microsecond
-	// DefaultWindowIdle is for how long memory that nobody uses stays pinned.
+	// DefaultWindowIdle is how long unused memory stays pinned.
 	DefaultWindowIdle = 2 * time.Second
-	// watchPause is how long the owner sleeps at most while transfers go on:
-	// their count of paused blocks raises no vector.
+	// watchPause is the longest sleep of the owner while transfers are in progress: their count
+	// of paused blocks raises no vector.
 	watchPause = 10 * time.Millisecond
-	// A device without vectors is looked at again after shortNap, and twice that each
-	// time that there was nothing, up to longNap: what a fault waits at most, a tenth of
-	// the time after which its block is sent again. Without processes it has no faults,
-	// and idleNap will do.
+	// A device without vectors is polled after shortNap. The interval doubles after each poll
+	// that finds nothing, up to longNap. So a fault waits at most a tenth of the time after which
+	// its block is retransmitted. Without processes there are no faults, and the interval is
+	// idleNap.
 	shortNap, longNap, idleNap = 50 * time.Microsecond, 10 * time.Millisecond, 100 * time.Millisecond
-	// statusPause is how often such a device is asked whether its queues still work.
+	// statusPause is how often such a device's queues are checked for errors.
 	statusPause = 100 * time.Millisecond
-	// quietTime bounds the wait for accesses in flight at an invalidation. The
-	// device ends each within its own time-outs.
+	// quietTime bounds the wait for accesses in flight during an invalidation. The device ends
+	// each within its own time-outs.
 	quietTime = 10 * time.Second
 )
 
-// errLost says that the memory of btcm has gone.
+// errLost: the mapped memory of btcm is gone.
 var errLost = errors.New("the descriptors that it has mapped do not answer")
 
-// ErrConfig says that a Machine cannot be built as asked.
+// ErrConfig: a Machine cannot be built as requested.
 var ErrConfig = errors.New("mediated machine")
 
-// Config is what a Machine is built with.
+// Config configures a Machine.
 type Config struct {
-	Connect []Connect // one a node
+	Connect []Connect // one for each node
 	Window  uint64    // bytes of memory mapped for a node at one time; 0: shadow.DefaultWindow
-	// WindowIdle is after how long without use memory is unmapped again; 0:
-	// DefaultWindowIdle where mapping pins it, and never elsewhere; negative: never.
+	// WindowIdle is how long memory must be unused to be unmapped; 0: DefaultWindowIdle if
+	// mapping pins it, otherwise never; negative: never.
 	WindowIdle time.Duration
-	Spin       time.Duration // how long the owner looks for work before it sleeps; 0: DefaultSpin or not at all, negative: not at all
-	// Registers has nodes driven by their registers, whether they have queues in
-	// memory or not.
+	Spin       time.Duration // how long the owner polls before it sleeps; 0: DefaultSpin or not at all, negative: not at all
+	// Registers makes the machine drive nodes by their registers, even if they have queues in
+	// memory.
 	Registers bool
-	// Workers has every call that may sleep made on a goroutine of its slot, as
-	// where the machine has swap.
+	// Workers runs every call that may sleep on a goroutine of its slot, as on a machine with
+	// swap.
 	Workers bool
 	Log     *slog.Logger // nil: none
 }
 
-// Attachment ties a process's pages to a slot.
+// Attachment connects a process's pages to a slot.
 type Attachment struct {
 	Pages *attach.Pages
 	Wake  int    // eventfd by which the process wakes a sleeping owner
-	UID   uint32 // whose process it is
-	// Declined, where it is given, is called on the owner with each RAPF with the fail bit
-	// that the process wants sent, to source; where it is true, the RAPF is not sent.
+	UID   uint32 // user of the process
+	// Declined, if set, is called on the owner for each RAPF with the fail bit that the process
+	// sends, addressed to source. If it returns true the RAPF is not sent.
 	Declined func(source device.NodeID, r mailbox.RAPF) bool
 }
 
-// Machine is nodes whose devices are somewhere else. Exported methods may be
-// called from any goroutine unless they say otherwise.
+// Machine drives nodes whose devices are elsewhere. Exported methods are safe for concurrent use
+// unless they say otherwise.
 type Machine struct {
 	cfg   Config
 	log   *slog.Logger
@@ -95,22 +94,22 @@ type Machine struct {
 	nodes []*node
 
 	inline bool          // short calls run on the owner
-	nap    time.Duration // of the next sleep, where a node has no vectors
+	nap    time.Duration // length of the next sleep if a node has no vectors
 
 	// Owned by the owner.
 	stop  bool
 	calls []device.Call // to be run
 	yield yield.Yield
-	over  bool // a process was told of the end of a transfer, since the last look
+	over  bool // the end of a transfer was reported to a process since the last check
 
-	loop    *owner.Loop[device.Call, *slot] // messages are calls that have run
+	loop    *owner.Loop[device.Call, *slot] // messages are calls that have returned
 	started atomic.Bool
 	closing sync.Once
-	ended   chan struct{} // no device is waited for any more
+	ended   chan struct{} // closed when no device is awaited any more
 	workers sync.WaitGroup
 }
 
-// node is one node; it belongs to the owner, but for what says otherwise.
+// node is one node. It is owned by the owner, except where noted.
 type node struct {
 	m       *Machine
 	index   int
@@ -118,30 +117,29 @@ type node struct {
 	vectors [device.Vectors]int // eventfds
 	handler device.Handler
 	slots   [device.Slots]*slot
-	ended   tally.Node // of its processes' writes
+	ended   tally.Node // statistics of its processes' writes
 	workers [device.Slots + 1]worker
-	pending uint32 // vectors that came and were not delivered yet
-	raised  bool   // vector 3 came and its cause was not cleared yet
-	written bool   // and completion words were not looked for yet
-	open    uint32 // vectors that were up when it was looked last
-	asked   int64  // when its queues were asked last
+	pending uint32 // vectors that were raised and are not delivered yet
+	raised  bool   // vector 3 was raised and its cause is not cleared yet
+	written bool   // and the completion words are not checked yet
+	open    uint32 // vectors that were pending at the last poll
+	asked   int64  // when its queues were checked last
 
 	link atomic.Pointer[link] // nil: the device is gone
 }
 
-// link is a node's connection to its device, from one to its end.
+// link is a node's connection to its device, from Connect until the device is gone.
 type link struct {
 	fn     Function
 	btcm   *scratchpad
 	peek   bool // CAPS has the peek windows and WORDS
-	polled bool // there are no vectors
+	polled bool // the device has no vectors
 	shadow *shadow.Memory
-	// windows are the device's, with the queues in memory in front where rings is
-	// not nil.
+	// windows are the device's, behind the queues in memory if rings is not nil.
 	windows [device.Windows]device.Window
 	rings   *rings
-	gone    chan struct{} // closed when the device is
-	why     error         // set before that
+	gone    chan struct{} // closed when the device is gone
+	why     error         // set before gone is closed
 }
 
 // slot is an attached domain slot.
@@ -151,22 +149,22 @@ type slot struct {
 	index   int
 	att     *Attachment
 	busy    uint64                         // channels that were rung and are not final
-	seen    [device.ChannelsPerSlot]uint64 // done and reserved_1 as last told to the process
-	rung    [device.WriteChannels]rung     // what was rung, of the busy channels
+	seen    [device.ChannelsPerSlot]uint64 // done and reserved_1 as last reported to the process
+	rung    [device.WriteChannels]rung     // the transfers of the busy channels, as rung
 	mail    mail
-	words   uint64 // WORDS as last seen
+	words   uint64 // WORDS as last read
 	asked   asked
 }
 
-// rung is a transfer as it was rung, and when.
+// rung is a transfer as it was rung, with the time.
 type rung struct {
 	at    int64 // Machine.Now
 	size  uint32
 	class device.Class
 }
 
-// New connects to the devices, waiting for them until ctx ends. Run drives the
-// machine; Close must follow.
+// New connects to the devices, waiting for them until ctx ends. Run then drives the machine. The
+// caller must call Close.
 func New(ctx context.Context, cfg Config) (*Machine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -184,7 +182,7 @@ func New(ctx context.Context, cfg Config) (*Machine, error) {
 	return m, nil
 }
 
-// hasSwap tells whether pages may be somewhere else than in memory (proc(5)).
+// hasSwap reports whether pages may be swapped out (proc(5)).
 func hasSwap() bool {
 	b, err := os.ReadFile("/proc/swaps")
 	return err != nil || bytes.Count(b, []byte{'\n'}) > 1
@@ -216,7 +214,7 @@ func (m *Machine) open(ctx context.Context) error {
 	return nil
 }
 
-// eventfd makes one and watches it.
+// eventfd makes an eventfd and watches it.
 func (m *Machine) eventfd() (int, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -229,7 +227,7 @@ func (m *Machine) eventfd() (int, error) {
 	return fd, nil
 }
 
-// connect makes the node's link. Not on the owner: it waits for the device.
+// connect makes the node's link. It waits for the device, so it must not run on the owner.
 func (n *node) connect(ctx context.Context) error {
 	fn, err := n.m.cfg.Connect[n.index](ctx, n.vectors[:])
 	if err != nil {
@@ -266,8 +264,7 @@ func (n *node) connect(ctx context.Context) error {
 	return nil
 }
 
-// unmapIdle lets memory go that was not used for some time, until the link or the
-// machine ends.
+// unmapIdle unmaps memory that was not used for some time, until the link or the machine ends.
 func (l *link) unmapIdle(idle time.Duration, done <-chan struct{}) {
 	t := time.NewTicker(max(idle/4, time.Millisecond))
 	defer t.Stop()
@@ -283,7 +280,7 @@ func (l *link) unmapIdle(idle time.Duration, done <-chan struct{}) {
 	}
 }
 
-// begin takes a link into use.
+// begin puts a link into use.
 func (n *node) begin(l *link) {
 	if l.rings == nil {
 		n.link.Store(l)
@@ -330,9 +327,9 @@ func (l *link) prepare(n *node) error {
 	return err
 }
 
-// invalidate makes the device forget pages of a slot, and waits until no access
-// of its bank is in flight: by the command queue, and where that is off by registers,
-// which hold no state of the driver's. Any goroutine.
+// invalidate invalidates pages of a slot in the device, and waits until no access of its bank is
+// in flight. It uses the command queue, or if that is off the registers, which hold no state of
+// the driver. It is safe for concurrent use.
 func (l *link) invalidate(slot int, va device.VA, pages int) error {
 	if l.rings != nil && l.rings.forget(slot, va, pages) {
 		return nil
@@ -364,7 +361,7 @@ func (l *link) invalidate(slot int, va device.VA, pages int) error {
 	}
 }
 
-// down takes a node whose device is gone out of service. On the owner.
+// down takes a node whose device is gone out of service. It must be called on the owner.
 func (n *node) down(l *link, why error) {
 	if n.link.CompareAndSwap(l, nil) {
 		n.m.log.Warn("the device is gone", "node", n.index, "why", why)
@@ -375,15 +372,15 @@ func (n *node) down(l *link, why error) {
 	}
 }
 
-// close lets a link go; nothing on the owner uses it any more.
+// close releases a link that the owner no longer uses.
 func (l *link) close(log *slog.Logger) {
 	l.quiet(log)
-	_ = l.shadow.Close() // nothing that could be lost
+	_ = l.shadow.Close() // no data can be lost
 	l.end()
 	l.fn.Close()
 }
 
-// end lets the queues in memory go.
+// end releases the queues in memory.
 func (l *link) end() {
 	if l.rings != nil {
 		l.rings.Stop()
@@ -391,8 +388,8 @@ func (l *link) end() {
 	}
 }
 
-// Reconnect waits until a node's device is there again, or ctx ends. What the
-// device remembers of its former driver is the caller's to clear up.
+// Reconnect waits until a node's device is present again, or ctx ends. The caller must clear the
+// state that the device keeps of its former driver.
 func (m *Machine) Reconnect(ctx context.Context, node int) error {
 	n := m.nodes[node]
 	if n.link.Load() != nil {
@@ -412,16 +409,16 @@ func (m *Machine) Reconnect(ctx context.Context, node int) error {
 	}
 }
 
-// Nodes gives the number of nodes.
+// Nodes returns the number of nodes.
 func (m *Machine) Nodes() int { return len(m.nodes) }
 
-// Bus gives the way to a node.
+// Bus returns the device.Bus of a node.
 func (m *Machine) Bus(node int) device.Bus { return m.nodes[node] }
 
-// Now gives the machine's time, ns.
+// Now returns the machine's time in ns.
 func (m *Machine) Now() int64 { return int64(time.Since(m.base)) }
 
-// Tables gives what belongs into TTBR0 of a slot's context bank.
+// Tables returns the value of TTBR0 of a slot's context bank.
 func (m *Machine) Tables(node, slot int) uint64 {
 	if l := m.nodes[node].link.Load(); l != nil {
 		return l.shadow.Root(slot)
@@ -429,13 +426,13 @@ func (m *Machine) Tables(node, slot int) uint64 {
 	return 0
 }
 
-// Ended counts the writes of a node's processes that have ended, from the doorbell that
-// pfd passes on to the status that it reads. Reads are served by the device alone. On the
-// owning goroutine.
+// Ended returns the statistics of the writes of a node's processes that have ended, from the
+// doorbell that pfd forwards to the status that it reads. Reads are served by the device alone.
+// It must be called on the owner.
 func (m *Machine) Ended(node int) *tally.Node { return &m.nodes[node].ended }
 
-// Messages gives how many messages a node's device was sent since it came, and for how
-// many of them the answer was awaited. False: it is gone, or needs none.
+// Messages returns how many messages were sent to a node's device since it connected, and how
+// many answers were awaited. ok is false if the device is gone, or uses no messages.
 func (m *Machine) Messages(node int) (sent, awaited uint64, ok bool) {
 	l := m.nodes[node].link.Load()
 	if l == nil {
@@ -448,8 +445,8 @@ func (m *Machine) Messages(node int) (sent, awaited uint64, ok bool) {
 	return sent, awaited, ok
 }
 
-// Memory gives a node's shared memory, or an error that matches device.ErrGone.
-// It is good until the device goes.
+// Memory returns a node's shared memory, or an error that matches device.ErrGone. The result is
+// valid until the device is gone.
 func (m *Machine) Memory(node int) (*shadow.Memory, error) {
 	if l := m.nodes[node].link.Load(); l != nil {
 		return l.shadow, nil
@@ -457,8 +454,8 @@ func (m *Machine) Memory(node int) (*shadow.Memory, error) {
 	return nil, fmt.Errorf("node %d: %w", node, device.ErrGone)
 }
 
-// Invalidations gives, by slot, what was taken from a node's device; nothing while it
-// is gone.
+// Invalidations returns, by slot, the memory that was taken from a node's device; nothing while
+// the device is gone.
 func (m *Machine) Invalidations(node int) (list [device.Slots]tally.Invalidated) {
 	if l := m.nodes[node].link.Load(); l != nil {
 		list = l.shadow.Invalidations()
@@ -466,8 +463,8 @@ func (m *Machine) Invalidations(node int) (list [device.Slots]tally.Invalidated)
 	return list
 }
 
-// Server gives the pid of the process of this machine that serves a node; 0: there is
-// none, or it is not known.
+// Server returns the pid of the local process that serves a node; 0: there is none, or it is
+// unknown.
 func (m *Machine) Server(node int) int {
 	if l := m.nodes[node].link.Load(); l != nil {
 		if f, ok := l.fn.(*userFunction); ok {
@@ -477,13 +474,13 @@ func (m *Machine) Server(node int) int {
 	return 0
 }
 
-// Attach ties a process's pages to a slot. On the owner.
+// Attach connects a process's pages to a slot. It must be called on the owner.
 func (m *Machine) Attach(node, index int, a *Attachment) error {
 	n := m.nodes[node]
 	if n.slots[index] != nil {
 		return fmt.Errorf("%w: slot %d of node %d is attached already", ErrConfig, index, node)
 	}
-	// Vector 3 says that a transfer is over: here somebody waits for it.
+	// Vector 3 reports the end of a transfer, for which a process now waits.
 	mask, err := n.windows[device.PL].Read32(device.PLIRQMask)
 	if err == nil {
 		err = n.windows[device.PL].Write32(device.PLIRQMask, mask&^(1<<device.VectorDone))
@@ -500,8 +497,8 @@ func (m *Machine) Attach(node, index int, a *Attachment) error {
 	return nil
 }
 
-// Detach lets a slot's process go, and what it has shared. On the owner, when the
-// slot is quiet.
+// Detach disconnects a slot's process and ends its shares. It must be called on the owner, when
+// the slot is quiet.
 func (m *Machine) Detach(node, index int) {
 	n := m.nodes[node]
 	s := n.slots[index]
@@ -515,7 +512,7 @@ func (m *Machine) Detach(node, index int) {
 	}
 }
 
-// Run drives the machine until ctx ends; it then returns nil. It is called once.
+// Run drives the machine until ctx ends and then returns nil. It may be called only once.
 func (m *Machine) Run(ctx context.Context) error {
 	if !m.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("%w: Run called twice", ErrConfig)
@@ -533,7 +530,7 @@ func (m *Machine) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close releases everything. The machine must not run.
+// Close releases all resources. The machine must not be running.
 func (m *Machine) Close() error {
 	m.end()
 	for _, n := range m.nodes {
@@ -557,5 +554,5 @@ func (m *Machine) Close() error {
 	return errors.Join(errs...)
 }
 
-// end ends the wait for devices.
+// end ends the waits for devices.
 func (m *Machine) end() { m.closing.Do(func() { close(m.ended) }) }

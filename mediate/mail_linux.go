@@ -8,27 +8,27 @@ import (
 	"github.com/exanet/pfd/mailbox"
 )
 
-// A message for a process raises no vector (spec/hardware.md 3, window mbox), so
-// its mailbox is looked at while answers may come: from a read request on, first
-// after mailPause, then each time after twice as long, mailLast at most, for
-// mailTime, and again when a process whose ring was full has made room. The library
-// asks again for a read that is open at least every 320 ms (ours).
+// A message for a process raises no vector (spec/hardware.md 3, window mbox), so its mailbox is
+// polled while answers may arrive. Polling starts with a read request: first after mailPause,
+// then at intervals that double up to mailLast, for mailTime. It starts again when a process
+// whose ring was full has made room. The library repeats an open read request at least every 320
+// ms. Values below are defined by this project.
 const (
 	mailPause = 50 * time.Microsecond
 	mailLast  = 2 * time.Millisecond
 	mailTime  = time.Second
 )
 
-// mail is the way from a slot's mailbox to its process.
+// mail is the state of polling a slot's mailbox for its process.
 type mail struct {
-	asked bool  // a read was asked for, or the ring has room again
-	until int64 // looked at until then, of Now; 0: not
-	next  int64 // looked at then
+	asked bool  // a read was requested, or the ring has room again
+	until int64 // when polling ends, of Now; 0: not polling
+	next  int64 // time of the next poll
 	pause int64 // ns
 }
 
-// deliver looks into the mailbox if it is time, gives the process what is there,
-// and tells whether there was anything.
+// deliver polls the mailbox if it is time, moves its messages to the process, and reports whether
+// there were any.
 func (s *slot) deliver(now int64) (any bool) {
 	m := &s.mail
 	if m.asked {
@@ -48,7 +48,8 @@ func (s *slot) deliver(now int64) (any bool) {
 	return any
 }
 
-// take moves messages from the mailbox to the process as far as its ring has room.
+// take moves messages from the mailbox to the process as far as its ring has room. It reports
+// whether there were any.
 func (s *slot) take() (any bool) {
 	box := mailbox.NewBox(&s.node.windows[device.MBOX], device.MailboxProcess+s.index)
 	return s.process.Deliver(func(m *attach.Mail) bool {

@@ -7,8 +7,9 @@ import (
 	"github.com/exanet/pfd/internal/owner"
 )
 
-// A process that takes none of its messages is looked at for a while and not for
-// ever; when it has taken some it says so, and gets the rest.
+// TestMailboxRingThatStaysFull: the mailbox of a process that reads none of its messages is
+// polled for a while and not for ever. When the process has read some it says so, and receives
+// the rest.
 func TestMailboxRingThatStaysFull(t *testing.T) {
 	mem, err := attach.NewMemory()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/packetizer"
 )
 
-// A message for a process names its domain's generation: with another one it is refused.
+// A message for a process carries its domain's generation: any other generation is refused.
 func TestMessageToAProcess(t *testing.T) {
 	s := newSide(t)
 	box := uint8(device.MailboxProcess + s.domain.Slot)

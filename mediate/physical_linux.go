@@ -17,16 +17,16 @@ const (
 	pagemapFrame   = 1<<55 - 1
 )
 
-// physical is shadow.Physicist for a device that has no IOMMU: nothing is mapped.
+// physical is shadow.Physicist for a device without an IOMMU: nothing is mapped.
 type physical struct {
-	pagemap *os.File // opened while this process had the right to see frames
+	pagemap *os.File // opened while this process had the right to see page frame numbers
 }
 
-// newPhysical opens what tells where memory lies.
+// newPhysical opens the pagemap of this process.
 func newPhysical() (physical, error) {
 	f, err := os.Open("/proc/self/pagemap")
 	if err != nil {
-		return physical{}, fmt.Errorf("where this process's memory lies: %w", err)
+		return physical{}, fmt.Errorf("opening pagemap for physical addresses: %w", err)
 	}
 	return physical{f}, nil
 }
@@ -43,21 +43,21 @@ func (p physical) Address(b []byte) (uint64, error) {
 	at := addressOf(b)
 	var e [8]byte
 	if _, err := p.pagemap.ReadAt(e[:], int64(at>>device.PageShift*8)); err != nil {
-		return 0, fmt.Errorf("where memory lies: %w", err)
+		return 0, fmt.Errorf("physical address of memory: %w", err)
 	}
 	v := binary.NativeEndian.Uint64(e[:])
 	switch frame := v & pagemapFrame; {
 	case v&pagemapPresent == 0:
-		return 0, fmt.Errorf("where memory lies: %w: the page is not there", syscall.EFAULT)
+		return 0, fmt.Errorf("physical address of memory: %w: the page is not present", syscall.EFAULT)
 	case frame == 0:
-		return 0, fmt.Errorf("where memory lies: %w: the kernel tells who has CAP_SYS_ADMIN: run pfd as root", os.ErrPermission)
+		return 0, fmt.Errorf("physical address of memory: %w: it needs CAP_SYS_ADMIN: run pfd as root", os.ErrPermission)
 	default:
 		return frame<<device.PageShift | at&(device.PageSize-1), nil
 	}
 }
 
-// quiet has a device without an IOMMU end every access (spec/hardware.md 3, CTRL),
-// before the memory goes that it knows by physical addresses.
+// quiet makes a device without an IOMMU end every access (spec/hardware.md 3, CTRL), before the
+// memory at its physical addresses is freed.
 func (l *link) quiet(log *slog.Logger) {
 	if l.fn.Kind() != shadow.Physical || l.fn.Err() != nil {
 		return

@@ -21,8 +21,8 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// pinning is a node whose mappings pin, as behind the kernel's VFIO: what is mapped
-// is locked in this process.
+// pinning is a node whose mappings pin, as with the kernel's VFIO: mapped memory is locked in
+// this process.
 type pinning struct {
 	mediate.Function
 	pins *shadowtest.Pins
@@ -50,12 +50,12 @@ type pinned struct {
 	*machine
 	pins  *shadowtest.Pins
 	bound uint64
-	most  atomic.Uint64 // locked at most, when looked
+	most  atomic.Uint64 // the most bytes locked at any check
 }
 
 func (p *pinned) MayPin() int64 { return int64(p.bound) }
 
-// newPinned has windows of so many bytes, and the kernel's limit at their bound.
+// newPinned makes windows of window bytes, with the kernel's limit at their bound.
 func newPinned(t testing.TB, window uint64, idle time.Duration) *pinned {
 	t.Helper()
 	p := &pinned{bound: 2 * shadow.Bound(window)}
@@ -66,7 +66,7 @@ func newPinned(t testing.TB, window uint64, idle time.Duration) *pinned {
 	return p
 }
 
-// newConnected is two nodes as wrap has them.
+// newConnected makes two nodes, each through wrap.
 func newConnected(t testing.TB, cfg mediate.Config, wrap func(node int, f mediate.Function) mediate.Function) *machine {
 	t.Helper()
 	s, dir := startServer(t, false)
@@ -83,7 +83,7 @@ func newConnected(t testing.TB, cfg mediate.Config, wrap func(node int, f mediat
 	return &machine{Mediated: suite.Mediated{Machine: running(t, cfg)}, server: s}
 }
 
-// look compares what the kernel counts with what the nodes' memory says.
+// look compares the kernel's count with that of the nodes' memory.
 func (p *pinned) look(t testing.TB) (kernel, ours uint64) {
 	t.Helper()
 	moving := uint64(0)
@@ -108,9 +108,9 @@ func (p *pinned) look(t testing.TB) (kernel, ours uint64) {
 	return kernel, ours
 }
 
-// TestThroughASmallWindow writes shared memory much larger than the window, from
-// absent to absent: every byte is right, and what is pinned is never over the bound,
-// which the kernel enforces. PFD_WINDOW_MIB sets how many MiB.
+// TestThroughASmallWindow writes shared memory much larger than the window, from absent to absent
+// pages: every byte is correct, and the pinned amount never exceeds the bound, which the kernel
+// enforces. PFD_WINDOW_MIB sets the size in MiB.
 func TestThroughASmallWindow(t *testing.T) {
 	mib := 64
 	if s := os.Getenv("PFD_WINDOW_MIB"); s != "" {
@@ -154,7 +154,7 @@ func TestThroughASmallWindow(t *testing.T) {
 	}
 	close(stop)
 	<-over
-	// Nobody uses it any more: it falls to the roots of the tables.
+	// The memory is unused: only the roots of the tables stay pinned.
 	want := uint64(2 * (device.Slots*device.PageSize + queues.MemorySize))
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		k, ours := p.look(t)
@@ -171,7 +171,7 @@ func TestThroughASmallWindow(t *testing.T) {
 // lying is a node whose memory loses pages that it was told to map.
 type lying struct {
 	mediate.Function
-	lose *atomic.Int32 // so many maps of a page
+	lose *atomic.Int32 // the next maps of one page to lose
 }
 
 func (l *lying) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
@@ -181,9 +181,8 @@ func (l *lying) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) 
 	return l.Function.MapDMA(addr, size, fd, offset, rights)
 }
 
-// TestRefusedWhereEntered: an access that the IOMMU refuses to a page that is entered
-// is a mismatch; the page is mapped once more, and where that does not help the
-// transfer ends by status 2.
+// TestRefusedWhereEntered: an access that the IOMMU refuses, to a page that is entered, is a
+// mismatch. The page is mapped once more; if that does not help the transfer ends with status 2.
 func TestRefusedWhereEntered(t *testing.T) {
 	for _, lost := range []int32{1, 1000} {
 		lose := &atomic.Int32{}

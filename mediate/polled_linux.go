@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// poller is a Function that has no vectors: it is looked at.
+// poller is a Function that has no vectors and must be polled.
 type poller interface{ Polled() }
 
 // polled is a function without vectors.
@@ -15,14 +15,14 @@ type polled struct{ function }
 // Polled implements poller.
 func (polled) Polled() {}
 
-// look does what the vectors of a node would, and tells whether there was anything
-// new: by the event queue in memory, else by IRQ_STATUS. On the owner.
+// look does what the vectors of a node would do, and reports whether there was anything new. It
+// reads the event queue in memory, else IRQ_STATUS. It must be called on the owner.
 func (n *node) look(l *link) bool {
 	if l.rings != nil && l.rings.On() {
 		before := l.rings.Stats().Events
 		v := device.VectorFIFO
 		if now := n.m.Now(); now-n.asked >= int64(statusPause) {
-			n.asked, v = now, device.VectorFault // whether an error has turned it off
+			n.asked, v = now, device.VectorFault // whether an error has turned the queues off
 		}
 		l.rings.Vector(v)
 		return l.rings.Stats().Events != before
@@ -49,7 +49,7 @@ func (n *node) look(l *link) bool {
 	return rose != 0
 }
 
-// rest sleeps until timeout, or for a shorter time where a node has no vectors.
+// rest sleeps until timeout, or for a shorter time if a node has no vectors.
 func (m *Machine) rest(timeout time.Duration) {
 	polls, most := false, idleNap
 	for _, n := range m.nodes {

@@ -12,12 +12,12 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// deaf is a node whose vectors nobody receives, as behind UIO.
+// deaf is a node whose vectors are not received, as with UIO.
 type deaf struct{ mediate.Function }
 
 func (deaf) Polled() {}
 
-// newDeaf is two nodes that are looked at.
+// newDeaf makes two nodes that are polled.
 func newDeaf(t testing.TB, bare bool, cfg mediate.Config) *machine {
 	t.Helper()
 	s, dir := startServer(t, bare)
@@ -43,8 +43,8 @@ func newDeaf(t testing.TB, bare bool, cfg mediate.Config) *machine {
 	return &machine{Mediated: suite.Mediated{Machine: running(t, cfg)}, server: s}
 }
 
-// TestWithoutVectors is the fault suite on nodes that are looked at: their event
-// queues, or IRQ_STATUS.
+// TestWithoutVectors is the fault suite on nodes that are polled: through their event queues, or
+// IRQ_STATUS.
 func TestWithoutVectors(t *testing.T) {
 	for name, registers := range map[string]bool{"queues": false, "registers": true} {
 		t.Run(name, func(t *testing.T) {

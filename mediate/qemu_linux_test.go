@@ -22,11 +22,10 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// likeQEMU stands between a driver and a vfio-user server and behaves as QEMU 11.1
-// does for a guest with memory-backend-ram: it posts no writes, takes a lock before
-// it sends a request, releases it with the answer, and answers the server's DMA_READ
-// and DMA_WRITE under that lock only; of the memory that the driver maps the server
-// gets no descriptor.
+// likeQEMU is a proxy between a driver and a vfio-user server that behaves as QEMU 11.1 does for
+// a guest with memory-backend-ram. It posts no writes. It takes a lock before it sends a request,
+// releases it with the answer, and answers the server's DMA_READ and DMA_WRITE only under that
+// lock. The server gets no descriptor of the memory that the driver maps.
 type likeQEMU struct {
 	driver *net.UnixConn
 	server *net.UnixConn
@@ -108,7 +107,7 @@ func send(c *net.UnixConn, p packet) error {
 	return err
 }
 
-// guest is where the driver of a node connects to likeQEMU.
+// guest is the socket on which the driver of a node connects to likeQEMU.
 type guest struct {
 	path string
 	how  atomic.Int32
@@ -149,7 +148,7 @@ func startLikeQEMU(t testing.TB, server string) *guest {
 	return g
 }
 
-// inject sends a request of its own in between.
+// inject sends an additional request of its own.
 func (g *guest) inject(command user.Command, body []byte) error {
 	b := user.Header{ID: 1, Command: command, Flags: noReply, Size: uint32(user.HeaderSize + len(body))}.Append(nil)
 	return g.last.Load().request(packet{b: append(b, body...)})
@@ -202,7 +201,7 @@ func (q *likeQEMU) run() {
 	}
 }
 
-// request passes one on, under the lock.
+// request forwards a request, under the lock.
 func (q *likeQEMU) request(p packet) error {
 	q.big.Lock()
 	defer q.big.Unlock()
@@ -290,9 +289,9 @@ func (q *likeQEMU) dma(p packet) error {
 	return send(q.server, packet{b: out})
 }
 
-// TestFaultSuiteLikeQEMU is the suite for a driver in a guest whose memory the server
-// cannot map: every walk and every byte is a message, and none is answered while the
-// guest waits for a register.
+// TestFaultSuiteLikeQEMU is the suite for a driver in a guest whose memory the server cannot map:
+// every walk and every byte is a message, and none is answered while the guest waits for a
+// register.
 func TestFaultSuiteLikeQEMU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: the suite over messages takes a while")
@@ -308,7 +307,7 @@ func TestFaultSuiteLikeQEMU(t *testing.T) {
 	})
 }
 
-// drive is the driver of nodes.
+// drive makes the driver of nodes.
 func drive(t *testing.T, s *serve.Machine, connect []mediate.Connect, workers bool) *machine {
 	t.Helper()
 	return &machine{Mediated: suite.Mediated{Machine: running(t, mediate.Config{Connect: connect, Workers: workers})}, server: s}
@@ -329,8 +328,8 @@ func readTime(t *testing.T, c *user.Client) time.Duration {
 	return d[len(d)/2]
 }
 
-// TestHostileGuests: what a guest does in the middle of transfers, to its memory or to
-// its device, holds no other node up, and the next driver of the node is served.
+// TestHostileGuests: whatever a guest does to its memory or its device during transfers delays no
+// other node, and the node's next driver is served.
 func TestHostileGuests(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: an unanswered access takes 5 s to be given up")
@@ -388,7 +387,7 @@ func TestHostileGuests(t *testing.T) {
 				t.Logf("p50 of a read on another node: %v without, %v with: %.2f times", quiet, busy, float64(busy)/float64(quiet))
 			})
 			c, err := user.Redial(t.Context(), serve.SocketPath(dir, 1), user.Options{}, func(c *user.Client) error {
-				// The device keeps its configuration space, D3hot as well.
+				// The device keeps its configuration space, including D3hot.
 				return errors.Join(c.PowerOn(), c.SetCommand(user.CommandMemory))
 			})
 			if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// other has a node's function replaced.
+// other makes a Connect whose function f replaces.
 func other(path string, f func(mediate.Function) mediate.Function) mediate.Connect {
 	connect := mediate.VFIOUser(path, user.Options{})
 	return func(ctx context.Context, vectors []int) (mediate.Function, error) {
@@ -34,8 +34,8 @@ func other(path string, f func(mediate.Function) mediate.Function) mediate.Conne
 	}
 }
 
-// copied hands another file to the device than the one that is mapped here: a
-// virtual machine without share=on.
+// copied maps another file for the device than the one that is mapped here, like a virtual
+// machine without share=on.
 type copied struct {
 	mediate.Function
 	t testing.TB
@@ -53,8 +53,8 @@ func (c copied) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) 
 	return c.Function.MapDMA(addr, size, apart, offset, rights)
 }
 
-// Memory that the device does not see is found out at the start, in words that say
-// what to do.
+// TestMemoryNotShared: memory that the device does not see is detected at the start, with an
+// error that says what to do.
 func TestMemoryNotShared(t *testing.T) {
 	_, dir := startServer(t, false)
 	began := time.Now()
@@ -66,7 +66,7 @@ func TestMemoryNotShared(t *testing.T) {
 	}
 }
 
-// byMessages gives the device no file: it asks for every byte.
+// byMessages maps no file for the device, which must request every byte.
 type byMessages struct {
 	mediate.Function
 	mu     sync.Mutex
@@ -96,8 +96,8 @@ func (b *byMessages) Close() {
 	b.mapped = nil
 }
 
-// refusing drops maps that nobody waits for, as a server that refuses them, and
-// refuses them when it is asked again.
+// refusing drops posted maps, as a server that refuses them, and refuses them when they are
+// awaited.
 type refusing struct {
 	mediate.Function
 	on, posts *atomic.Bool
@@ -111,12 +111,12 @@ func (r refusing) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32
 		if r.refused.Add(1) > 1 || !r.posts.Load() {
 			return fmt.Errorf("%w: %w", gup.ErrUnmappable, unix.EPERM)
 		}
-		return nil // not awaited: nothing is known of it yet
+		return nil // not awaited: the refusal is not known yet
 	}
 	return r.Function.MapDMA(addr, size, fd, offset, rights)
 }
 
-// connected is a machine of two nodes whose functions are replaced.
+// connected is a machine of two nodes whose functions are replaced by f.
 func connected(t testing.TB, f func(mediate.Function) mediate.Function) *machine {
 	t.Helper()
 	s, dir := startServer(t, false)
@@ -132,14 +132,14 @@ func connected(t testing.TB, f func(mediate.Function) mediate.Function) *machine
 	return &machine{Mediated: suite.Mediated{Machine: m}, server: s, functions: fns}
 }
 
-// Queues, tables and data that the device reaches by messages alone.
+// Queues, tables and data that the device accesses only by messages.
 func TestQueuesByMessages(t *testing.T) {
 	m := connected(t, func(f mediate.Function) mediate.Function { return &byMessages{Function: f} })
 	r := suite.NewRig(t, m, pagein.PI4, false)
 	oneWrite(t, r, 3*device.BlockSize+100)
 }
 
-// oneWrite writes absent memory into absent memory.
+// oneWrite writes from absent to absent memory.
 func oneWrite(t testing.TB, r *suite.Rig, n int) {
 	t.Helper()
 	src, dst := r.Map(t, n), r.Map(t, n)
@@ -152,8 +152,8 @@ func oneWrite(t testing.TB, r *suite.Rig, n int) {
 	}
 }
 
-// A DMA_MAP that is refused when nobody waits for it ends the transfer with status
-// 2, and writes nothing.
+// TestMapRefused: a posted DMA_MAP that is refused ends the transfer with status 2, and writes
+// nothing.
 func TestMapRefused(t *testing.T) {
 	var on, posts atomic.Bool
 	var refused atomic.Int32
@@ -188,9 +188,9 @@ func TestMapRefused(t *testing.T) {
 	oneWrite(t, r, device.PageSize)
 }
 
-// A ring that goes, a queue that is set anew, and bus mastering off for a while:
-// the driver is back at the registers, and transfers go on; a while later the queues
-// are on again, if they can be.
+// TestQueuesBreak unmaps a ring, sets a queue anew, or turns bus mastering off for a while. The
+// driver falls back to the registers, and transfers continue; later the queues are on again, if
+// possible.
 func TestQueuesBreak(t *testing.T) {
 	for name, breaks := range map[string]func(m *machine, fn mediate.Function) error{
 		"rings unmapped": func(m *machine, fn mediate.Function) error {

@@ -13,36 +13,36 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// ErrMemory says that a device does not see the memory of this process.
+// ErrMemory: a device does not see the memory of this process.
 var ErrMemory = errors.New("the device does not see the memory of this process: " +
 	"a virtual machine needs memory that it shares with the device's server (QEMU: memory-backend-memfd or -file with share=on)")
 
 const (
-	// highest is the end of the DMA addresses that are used (ours; 48 bits, what an
-	// entry of the tables holds).
+	// highest is the end of the DMA addresses that are used: 48 bits, which an entry of the
+	// tables can hold. It is defined by this project.
 	highest = 1 << 48
-	// proofTime is how long the device has to answer a NOP (ours).
+	// proofTime is how long the device has to answer a NOP; it is defined by this project.
 	proofTime = 1500 * time.Millisecond
-	// forgetTime is how long the device has for an invalidation before the registers
-	// are asked, which wait for quietTime (ours).
+	// forgetTime is how long the device has for an invalidation by the queue before the driver
+	// uses the registers, for which it waits quietTime. It is defined by this project.
 	forgetTime = 100 * time.Millisecond
-	// Queues that an error turned off are turned on again after renewAfter, renewals
-	// times at most until the device starts anew (ours).
+	// Queues that an error turned off are turned on again after renewAfter, at most renewals
+	// times until the device restarts. Both are defined by this project.
 	renewAfter = time.Second
 	renewals   = 3
 )
 
-// rings are a link's queues in memory and what lies between them and the node.
+// rings holds a link's queues in memory and the state between them and the node.
 type rings struct {
 	*queues.Queues
 	n     *node
 	l     *link
 	own   *shadow.Own
-	later []func() // asked for before the link was the node's
-	live  bool     // it is; everything happens on the owner from then on
+	later []func() // work that was requested before the link was the node's
+	live  bool     // the link is the node's; from then on everything happens on the owner
 	raise bool     // deliver is posted
-	left  int      // renewals
-	// posted is deliver, bound once.
+	left  int      // renewals left
+	// posted is the method value deliver, allocated once.
 	posted func()
 }
 
@@ -50,8 +50,8 @@ type rings struct {
 func (s *scratchpad) Load(off uint32) uint64     { v, _ := s.load(off, 8); return v }
 func (s *scratchpad) Store(off uint32, v uint64) { s.store64(off, v) }
 
-// newRings turns the queues of a device that has them on, and proves that it sees
-// the memory of this process. It may be called anywhere; the link is not in use yet.
+// newRings turns on the queues of a device that has them, and proves that the device sees the
+// memory of this process. The link is not in use yet, so any goroutine may call it.
 func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
 	r := &rings{n: n, l: l, left: renewals}
 	if r.own, err = shadow.NewOwn(l.fn, "exanet-queues", queues.MemorySize); err != nil {
@@ -91,8 +91,8 @@ func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
 	return r, r.prove()
 }
 
-// queuesAt gives where the queues lie for the device: at the upper end of what may be
-// used, where tables and window do not come.
+// queuesAt returns the DMA address of the queues: at the upper end of the usable addresses, which
+// tables and window do not reach.
 func queuesAt(fn Function) (uint64, error) {
 	usable, err := fn.Ranges()
 	if err != nil {
@@ -107,23 +107,22 @@ func queuesAt(fn Function) (uint64, error) {
 	return 0, fmt.Errorf("%w: no DMA addresses for the queues in memory", ErrConfig)
 }
 
-// doorbell is a Function that knows a shorter way for a write of 1, of 4 bytes: an
-// eventfd that the device gave.
+// doorbell is a Function with a faster way for a write of 1, of 4 bytes: an eventfd of the
+// device.
 type doorbell interface {
 	Ring(region int, offset uint64) error
 }
 
-// mapPoster is a Function that can do without the answers to its MapDMA, once
-// nothing but faults asks for it. So a page-in waits for no server, and the owner of all
-// nodes makes it itself (node.Do). With answers, each page-in would need its slot's worker, or
-// one stopped server would stop all nodes: absent 4 KiB then take 1.30x as long
-// [1.26, 1.39] (docs/benchmarks.md).
+// mapPoster is a Function that need not await the answers to its MapDMA, once only faults use it.
+// So a page-in does not wait for the server, and the owner of all nodes does it itself (node.Do).
+// With answers, each page-in would need its slot's worker, or one stopped server would stop all
+// nodes: absent 4 KiB then take 1.30x as long [1.26, 1.39] (docs/benchmarks.md).
 type mapPoster interface {
 	PostMaps()
 }
 
-// prove has the device answer a command in memory. What it cannot read it does not
-// answer, and what it cannot write does not come.
+// prove makes the device answer a command in memory. It gets no answer if the device cannot read
+// the memory or cannot write it.
 func (r *rings) prove() error {
 	r.Nop()
 	end, look := time.NewTimer(proofTime), time.NewTicker(200*time.Microsecond)
@@ -141,7 +140,7 @@ func (r *rings) prove() error {
 	return nil
 }
 
-// begin hands the queues to the owner, with what has come meanwhile.
+// begin hands the queues, and the work that is pending, to the owner.
 func (r *rings) begin() {
 	r.live = true
 	for _, f := range r.later {
@@ -159,7 +158,7 @@ func (r *rings) do(f func()) {
 	r.n.m.loop.Post(f)
 }
 
-// wake has the driver be given its vectors soon.
+// wake makes deliver run soon.
 func (r *rings) wake() {
 	if r.live && !r.raise {
 		r.raise = true
@@ -173,7 +172,7 @@ func (r *rings) deliver() {
 	}
 }
 
-// off has queues that an error or a reset turned off turned on again, a while later.
+// off turns queues that an error or a reset turned off on again, after a delay.
 func (r *rings) off() {
 	if r.left == 0 {
 		r.n.m.log.Warn("the device's queues in memory stay off until pfd or the device starts anew", "node", r.n.index)
@@ -195,18 +194,18 @@ func (r *rings) renew() {
 	case err != nil: // a device that is gone is posted
 		r.n.m.log.Warn("the device's queues in memory cannot be turned on again", "node", r.n.index, "err", err)
 		r.off()
-	case !ok: // what they told is not served yet
+	case !ok: // the answers are not processed yet
 		r.renewLater()
 	default:
 		r.n.m.log.Info("the device's queues in memory are on again", "node", r.n.index, "left", r.left)
-		r.Nop() // whether it reads the one and writes the other shows at once
+		r.Nop() // shows at once whether the device can read one queue and write the other
 	}
 }
 
-// forget has the device forget pages of a slot by the command queue, and waits until
-// no access of its bank is in flight. False: it did not come to that. Any goroutine.
+// forget invalidates pages of a slot by the command queue, and waits until no access of its bank
+// is in flight. It reports whether both succeeded. It is safe for concurrent use.
 func (r *rings) forget(slot int, va device.VA, pages int) bool {
-	if pages > device.Slots { // more than a place has: all
+	if pages > device.Slots { // more than a place has: invalidate all
 		pages = 0
 	}
 	v, ok := r.Invalidate(slot, uint64(va)>>device.PageShift, uint64(pages))
@@ -223,24 +222,24 @@ func (r *rings) forget(slot int, va device.VA, pages int) bool {
 	}
 }
 
-// unmap lets the memory go; nothing uses it any more.
+// unmap releases the memory, which is no longer used.
 func (r *rings) unmap() {
-	_ = r.own.Close() // nothing of ours is in it
+	_ = r.own.Close() // nothing was written through it
 }
 
-// wordsWritten wakes who waits for completion words: the process of a slot, or all.
+// wordsWritten wakes processes that wait for completion words: the process of a slot, or all.
 func (n *node) wordsWritten(slot int) {
 	for i, s := range n.slots {
 		if s != nil && (slot < 0 || i == slot) {
 			if slot >= 0 {
-				s.words++ // as WORDS has it, for who looks at that
+				s.words++ // counts as WORDS does, for wakeTargets
 			}
 			s.att.Pages.Notify()
 		}
 	}
 }
 
-// mailCame has the mailbox of a process looked at, or all.
+// mailCame starts polling the mailbox of a process, or of all.
 func (n *node) mailCame(mailbox int) {
 	for i, s := range n.slots {
 		if s != nil && (mailbox < 0 || mailbox == device.MailboxProcess+i) {
@@ -250,14 +249,14 @@ func (n *node) mailCame(mailbox int) {
 	}
 }
 
-// raw is device.Window over a region of the function. Writes are posted, as on a PCI
-// bus: a later access of any kind finds them done.
+// raw is device.Window over a region of the function. Writes are posted, as on a PCI bus: a later
+// access of any kind is ordered after them.
 type raw struct {
 	l  *link
 	id device.WindowID
 }
 
-// gone makes an error of the function one of the window's contract.
+// gone converts an error of the function into one of the window's contract.
 func gone(err error) error {
 	if err == nil || errors.Is(err, device.ErrGone) {
 		return err

@@ -10,17 +10,17 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// requests gives how many a node's client has sent, and awaited.
+// requests returns how many requests a node's client has sent, and how many it awaited.
 func (m *machine) requests(node int) (sent, awaited uint64) {
 	return m.functions[node].(interface{ Requests() (sent, awaited uint64) }).Requests()
 }
 
-// cost is what transfers cost, each.
+// cost is the number of messages for each transfer.
 type cost struct {
 	sent, awaited [2]float64 // by node
 }
 
-// write makes n transfers of 4 KiB into as many pages and gives what they cost.
+// write makes n transfers of 4 KiB into as many pages and returns their cost.
 func write(t testing.TB, m *machine, r *suite.Rig, n int, absent bool) (c cost) {
 	t.Helper()
 	src, dst := r.Map(t, device.PageSize), r.Map(t, n*device.PageSize)
@@ -31,7 +31,7 @@ func write(t testing.TB, m *machine, r *suite.Rig, n int, absent bool) (c cost) 
 	if !absent {
 		r.Present(t, dst)
 	}
-	// The source and, but for faults, the destination are the device's by now.
+	// The source is already mapped for the device, and except for faults the destination.
 	one := func(page int) {
 		d := device.Descriptor{Src: suite.VA(src), Dst: suite.VA(dst[page*device.PageSize:]), Size: device.PageSize, DstNode: 1}
 		if done, status := r.Write(0, d); done != device.DoneCompleted {
@@ -63,8 +63,8 @@ func write(t testing.TB, m *machine, r *suite.Rig, n int, absent bool) (c cost) 
 	return c
 }
 
-// A fault by queues in memory reads no register and waits for no message: what it
-// sends are a DMA_MAP, at most, and a doorbell.
+// TestFaultMessages: a fault with queues in memory reads no register and awaits no message. It
+// sends at most a DMA_MAP and a doorbell.
 func TestFaultMessages(t *testing.T) {
 	const faults = 64
 	m := newMachineOf(t, false, mediate.Config{})

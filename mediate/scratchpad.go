@@ -10,17 +10,16 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// scratchpad is the descriptor part of btcm in our memory. The device reads and
-// writes it at any time: every access is one atomic of its width. This file
-// holds the package's unsafe pointers.
+// scratchpad is the descriptor part of btcm in our memory. The device reads and writes it at any
+// time: every access is one atomic of its width. This file holds the package's unsafe pointers.
 //
-// The memory can go: the kernel takes the registers of a device away that is removed,
-// and what a server gave may have no page behind it. Every access takes the fault: a
-// load says that it failed, and lost is called.
+// The memory can become inaccessible: the kernel removes the registers of a device that is
+// unplugged, and memory of a server may have no page behind it. Every access recovers from the
+// fault: a load reports failure, and lost is called.
 type scratchpad struct {
 	base unsafe.Pointer
 	size uint32
-	lost func() // nil: nobody is told
+	lost func() // nil: not called
 }
 
 var errScratchpad = errors.New("the descriptors of btcm are not mapped")
@@ -28,20 +27,20 @@ var errScratchpad = errors.New("the descriptors of btcm are not mapped")
 func newScratchpad(b []byte) (*scratchpad, error) {
 	base := unsafe.Pointer(unsafe.SliceData(b))
 	if len(b) != device.BTCMDoorbells || uintptr(base)%8 != 0 {
-		return nil, fmt.Errorf("%w: %d bytes, want %d", errScratchpad, len(b), device.BTCMDoorbells)
+		return nil, fmt.Errorf("%w: %d bytes, must be %d", errScratchpad, len(b), device.BTCMDoorbells)
 	}
 	return &scratchpad{base: base, size: uint32(len(b))}, nil
 }
 
-// wordsOf gives other memory that the device reads and writes, by its words.
+// wordsOf returns a scratchpad over other memory that the device accesses.
 func wordsOf(b []byte) *scratchpad {
 	return &scratchpad{base: unsafe.Pointer(unsafe.SliceData(b)), size: uint32(len(b))}
 }
 
-// addressOf gives where memory of this process is.
+// addressOf returns the address of memory of this process.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
-// holds tells whether an access lies in it as a whole.
+// holds reports whether the whole access lies in the scratchpad.
 func (s *scratchpad) holds(off uint32, size int) bool {
 	return off%uint32(size) == 0 && off < s.size
 }
@@ -66,7 +65,7 @@ func (s *scratchpad) store64(off uint32, v uint64) (ok bool) {
 	return true
 }
 
-// faults is deferred by an access: it takes the fault of one that is not done.
+// faults is deferred by an access: it recovers from a fault if the access is not done.
 func (s *scratchpad) faults(old bool, done *bool) {
 	debug.SetPanicOnFault(old)
 	if *done {
@@ -77,7 +76,7 @@ func (s *scratchpad) faults(old bool, done *bool) {
 	}
 }
 
-// at gives the offset of a channel's descriptor.
+// at returns the offset of a channel's descriptor.
 func at(slot, ch int) uint32 {
 	return uint32(device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch)
 }
@@ -88,8 +87,7 @@ func (s *scratchpad) put(slot, ch int, words *[device.DescriptorWords]uint64) {
 		func(off, v uint32) { s.store32(off, v) }, func(off uint32, v uint64) { s.store64(off, v) })
 }
 
-// state gives a channel's done, and status and paused blocks, which are final
-// when done is.
+// state returns a channel's done, and its status and paused blocks, which are final when done is.
 func (s *scratchpad) state(slot, ch int) (done uint32, status, paused uint8, ok bool) {
 	o := at(slot, ch)
 	d, there := s.load(o+device.DescDone, 4)

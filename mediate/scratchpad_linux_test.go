@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Memory of a device that goes is an error of each access and not the end of the
-// process.
+// TestScratchpadThatGoes: each access to the memory of a device that is gone returns an error
+// instead of killing the process.
 func TestScratchpadThatGoes(t *testing.T) {
 	fd, err := unix.MemfdCreate("btcm", unix.MFD_CLOEXEC)
 	if err != nil {

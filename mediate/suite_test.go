@@ -11,15 +11,14 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// machine is two emulated nodes behind vfio-user sockets, and their driver, as
-// the suite takes it.
+// machine is two emulated nodes behind vfio-user sockets, and their driver, as the suite uses it.
 type machine struct {
 	suite.Mediated
 	server    *serve.Machine
 	functions [2]mediate.Function // as connected first
 }
 
-// startServer serves two nodes, or as many as are given, in a directory of the test's.
+// startServer serves two nodes, or those given, in a directory of the test.
 func startServer(t testing.TB, bare bool, nodes ...int) (*serve.Machine, string) {
 	t.Helper()
 	s, err := serve.New(serve.Config{Nodes: append(nodes, 2)[0], NoTXFIFO: bare})
@@ -46,7 +45,7 @@ func newMachine(t testing.TB, bare, workers bool, opts ...user.Options) *machine
 	return newMachineOf(t, bare, mediate.Config{Workers: workers}, opts...)
 }
 
-// newMachineOf is newMachine with a configuration, but for its Connect.
+// newMachineOf is newMachine with a configuration; its Connect is replaced.
 func newMachineOf(t testing.TB, bare bool, cfg mediate.Config, opts ...user.Options) *machine {
 	t.Helper()
 	opts = append(opts, user.Options{})
@@ -95,9 +94,8 @@ func TestFaultSuite(t *testing.T) {
 	}
 }
 
-// TestFaultSuiteSmallestMessages is the same with messages that have room for one
-// register's access and one descriptor, over one socket. The usual ones have room
-// for 1 MiB.
+// TestFaultSuiteSmallestMessages is the suite with messages that have room for the access of one
+// register and for one descriptor, over one socket. The usual ones have room for 1 MiB.
 func TestFaultSuiteSmallestMessages(t *testing.T) {
 	suite.Run(t, func(t *testing.T, bare bool) suite.Machine {
 		return newMachine(t, bare, bare, user.Options{MaxTransfer: 8, MaxFDs: 1, NoTwin: true})

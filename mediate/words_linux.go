@@ -2,12 +2,12 @@ package mediate
 
 import "github.com/exanet/pfd/device"
 
-// wakeTargets wakes the processes that wait and into whose memory completion words
-// were written since it looked last. Vector 3 says that there are such words, or a
-// transfer is done; WORDS whose. A slot without a sleeper is not asked for: who goes
-// to sleep from now on looks at its words first.
+// wakeTargets wakes the sleeping processes into whose memory completion words were written since
+// the last check. Vector 3 reports such words, or a completed transfer; WORDS says whose. The
+// words of a slot without a sleeper are not read, since a process checks its words before it
+// sleeps.
 //
-// An event of the device's that names the slot takes the place of the reads.
+// An event of the device that names the slot replaces the reads.
 func (n *node) wakeTargets(l *link) {
 	n.written = false
 	if !l.peek {

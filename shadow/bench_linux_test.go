@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// slow is a device whose calls take a while and no processor.
+// slow is a device whose calls take a while and use no processor.
 type slow struct{}
 
 // callTime is about what a map of 64 KiB took in a guest.
@@ -30,9 +30,9 @@ func (slow) UnmapDMA(uint64, uint64) error {
 	return nil
 }
 
-// BenchmarkOthersEvictions is the page-in of one absent page while another slot
-// evicts without end, beside the same without it, in one run, on a device whose calls
-// take time alone: what is measured is who waits for whom.
+// BenchmarkOthersEvictions times the page-in of one absent page while another slot evicts all the
+// time, beside the same without it, in one run. The device's calls only sleep, so the difference
+// is the time for which slots wait for each other.
 func BenchmarkOthersEvictions(b *testing.B) {
 	const window, va, pages = 4 << 20, 0x10000000, 4096
 	m, err := New(Config{DMA: slow{}, VABits: 48, Window: window, Invalidate: func(int, device.VA, int) error {
@@ -48,7 +48,7 @@ func BenchmarkOthersEvictions(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	at := 0 // no two in a row are of one place
+	at := 0 // no two in a row are in one place
 	run := func(n int) (p50, p99 float64) {
 		var times []time.Duration
 		for range n {

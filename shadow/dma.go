@@ -2,52 +2,51 @@ package shadow
 
 import "fmt"
 
-// Range is the DMA addresses First to Last.
+// Range is the range of DMA addresses from First to Last.
 type Range struct{ First, Last uint64 }
 
-// Kind is what a mapping does to the memory that it maps.
+// Kind is the effect of a mapping on the memory that it maps.
 type Kind uint8
 
 const (
-	// Files: the device is another process that maps the same files. Nothing is
-	// pinned, and pages may come and go (vfio-user).
+	// Files: the device is another process that maps the same files. Nothing is pinned, and pages
+	// may become absent at any time (vfio-user).
 	Files Kind = iota
-	// Pinned: a mapping pins what it maps, and counts it in VmLck or VmPin
-	// (VFIO_IOMMU_MAP_DMA, IOMMU_IOAS_MAP).
+	// Pinned: a mapping pins its memory and counts it in VmLck or VmPin (VFIO_IOMMU_MAP_DMA,
+	// IOMMU_IOAS_MAP).
 	Pinned
-	// Physical: addresses are those of memory, and nobody pins (no-IOMMU, UIO). The
-	// DMA is a Physicist, and its MapDMA and UnmapDMA have nothing to do.
+	// Physical: addresses are physical ones, and nothing is pinned (no-IOMMU, UIO). The DMA is a
+	// Physicist, whose MapDMA and UnmapDMA do nothing.
 	Physical
 )
 
 // Physicist is a DMA of kind Physical.
 type Physicist interface {
 	DMA
-	// Address gives where the first byte of memory of this process lies. The page is
-	// present.
+	// Address returns the physical address of the first byte of memory of this process. The page
+	// is present.
 	Address(b []byte) (uint64, error)
 }
 
-// DMA is the device's view of memory, as its driver makes it: pieces of memfds
-// at DMA addresses. Its methods may be called on any goroutine.
+// DMA maps pieces of memfds at DMA addresses for a device. It is safe for concurrent use.
 type DMA interface {
-	// Ranges gives the addresses that may be used, in ascending order
+	// Ranges returns the addresses that may be used, in ascending order
 	// (VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, IOMMU_IOAS_IOVA_RANGES).
 	Ranges() ([]Range, error)
 	Kind() Kind
 	// MapDMA maps a part of a memfd at an address. Rights are those of
 	// linux/vfio.h, VFIO_IOMMU_MAP_DMA.
 	MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error
-	// UnmapDMA takes every mapping inside a range away, and none lies across its
-	// ends (VFIO_TYPE1v2_IOMMU).
+	// UnmapDMA removes every mapping inside a range. No mapping may cross its ends
+	// (VFIO_TYPE1v2_IOMMU).
 	UnmapDMA(addr, size uint64) error
 }
 
-// Awaiter is a DMA whose MapDMA may come back before the device has the mapping. What
+// Awaiter is a DMA whose MapDMA may return before the device has the mapping. A command that
 // reaches the device another way may then come before it.
 type Awaiter interface {
 	DMA
-	// Await has the next MapDMA come back when the device has the mapping.
+	// Await makes the next MapDMA return only when the device has the mapping.
 	Await()
 }
 
@@ -57,8 +56,8 @@ const (
 	dmaWrite = 1 << 1
 )
 
-// Which DMA addresses are used (ours): none below 64 KiB, where a null pointer of
-// some driver points; those of an entry of the tables.
+// Which DMA addresses are used: none below 64 KiB, where a driver's null pointer may point; and
+// none that a table entry cannot hold. Values below are defined by this project.
 const (
 	lowestAddress  = 64 << 10
 	highestAddress = 1<<48 - 1
@@ -67,7 +66,7 @@ const (
 // addresses gives out DMA addresses in pieces of one size, what was given back last
 type addresses struct {
 	size uint64
-	left []Range // never given out; First is a multiple of size
+	left []Range // never allocated; First is a multiple of size
 	back []uint64
 }
 
@@ -83,7 +82,7 @@ func newAddresses(size uint64, usable []Range) *addresses {
 	return a
 }
 
-// carve gives n bytes in one piece, for good.
+// carve allocates n bytes in one piece, permanently.
 func (a *addresses) carve(n uint64) (uint64, error) {
 	n = (n + a.size - 1) &^ (a.size - 1)
 	for i := range a.left {
@@ -96,7 +95,7 @@ func (a *addresses) carve(n uint64) (uint64, error) {
 	return 0, fmt.Errorf("%w: no %d usable DMA addresses in one piece", ErrConfig, n)
 }
 
-// take gives a piece, if there is one.
+// take returns a free piece, if there is one.
 func (a *addresses) take() (uint64, bool) {
 	if n := len(a.back); n > 0 {
 		at := a.back[n-1]

@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/shadow"
 )
 
-// all is a device whose addresses are all free.
+// all is a device whose addresses are all usable.
 type all struct{ mapped int }
 
 func (d *all) Ranges() ([]shadow.Range, error) {
@@ -22,7 +22,7 @@ func (d *all) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) er
 	return nil
 }
 
-// A node's tables begin empty, in memory that the device has mapped.
+// The tables of a new node are empty, in memory that is mapped for the device.
 func ExampleNew() {
 	d := new(all)
 	m, err := shadow.New(shadow.Config{DMA: d, VABits: 48, Invalidate: func(int, device.VA, int) error { return nil }})

@@ -6,20 +6,21 @@ import (
 	"time"
 )
 
-// A peer that maps files has room for a number of them, and of bytes. A file counts once
-// for each fileStep up to what is shared of it (package vfio/user maps it in such steps,
-// and has room for as many).
+// A peer that maps files has room for a limited number of them, and of bytes. A file counts once
+// for each fileStep up to the end of its shared part, since package vfio/user maps it in such
+// steps and has the same limit.
 const (
 	fileStep  = 4 << 30
-	fileTries = 64 // evictions of files for one mapping: more than a file may weigh
+	fileTries = 64 // evictions of files for one mapping: more than the largest weight of a file
 )
 
-// fileID says which file a share is of, whatever its descriptor.
+// fileID identifies the file behind a descriptor.
 type fileID struct{ dev, ino uint64 }
 
-// evictFile evicts a file, in all slots, of the slot that has most of the peer's files:
-// the one with the fewest places, of these the one used longest ago. Bytes do not count:
-// a slot with many of them may have one file. It tells whether one went. Unlocks.
+// evictFile evicts a file, in all slots, of the slot that has most of the peer's files: the file
+// with the fewest places, of these the least recently used. Bytes do not count, since a slot with
+// many bytes may have one file. It reports whether it evicted one. It unlocks the Memory
+// meanwhile.
 func (m *Memory) evictFile() bool {
 	places := map[fileID]int{}
 	var from *space
@@ -53,7 +54,7 @@ func (m *Memory) evictFile() bool {
 	return found != nil && m.evictAll(found.file)
 }
 
-// used gives when a share with places was used last, if none of them is held.
+// used returns when a share with places was used last; ok is false if one of its places is held.
 func (s *share) used() (last time.Time, ok bool) {
 	for _, p := range s.places {
 		if p.state != ready {
@@ -66,7 +67,8 @@ func (s *share) used() (last time.Time, ok bool) {
 	return last, len(s.places) > 0
 }
 
-// evictAll evicts what of a file is ready, and tells whether there was something. Unlocks.
+// evictAll evicts all ready places of a file and reports whether there were any. It unlocks the
+// Memory meanwhile.
 func (m *Memory) evictAll(file fileID) (went bool) {
 	for i := range m.spaces {
 		for _, s := range slices.Clone(m.spaces[i].shares) {

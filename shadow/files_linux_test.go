@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/gup"
 )
 
-// files has room for as many files as vfio/user has, but fewer.
+// files is a device with the file limits of vfio/user, but for fewer files.
 type files struct {
 	*unit
 	mu   sync.Mutex
@@ -20,7 +20,7 @@ type files struct {
 	most int
 }
 
-// file1 is a mapping of a file: up to where it maps it.
+// file1 is the mapped part of a file, up to end.
 type file1 struct{ ino, end uint64 }
 
 func (f *files) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
@@ -55,15 +55,15 @@ func (f *files) UnmapDMA(addr, size uint64) error {
 	return f.unit.UnmapDMA(addr, size)
 }
 
-// newFiles gives a Memory whose peer has room for 64 files besides that of the tables.
+// newFiles returns a Memory whose peer has room for 64 files besides that of the tables.
 func newFiles(t *testing.T) *unit {
 	u := newUnit(t, 0, 48)
 	u.m.cfg.DMA = &files{unit: u, at: map[uint64]file1{}, most: 65}
 	return u
 }
 
-// TestFilesOfOne: slot 1 has most of the device's files mapped, or few long ones. Slot 2
-// has more bytes: another file of it comes in, and nothing of its own goes.
+// TestFilesOfOne: slot 1 has most of the device's files mapped, or few long ones. Slot 2 has more
+// bytes. When slot 2 pages in another file, none of its own is evicted.
 func TestFilesOfOne(t *testing.T) {
 	for _, long := range []bool{false, true} {
 		u := newFiles(t)
@@ -84,7 +84,7 @@ func TestFilesOfOne(t *testing.T) {
 				if err := errors.Join(unix.Ftruncate(fd, MaxShared), u.m.Share(1, at, page, fd, MaxShared-page, true)); err != nil {
 					t.Fatal(err)
 				}
-			case i <= 62-MaxShared/fileStep: // the others' are less
+			case i <= 62-MaxShared/fileStep: // the others have less
 				shareMemory(t, u, 3, at, 1, true)
 				pageIn(3, at)
 				continue
@@ -115,8 +115,8 @@ func TestFilesOfOne(t *testing.T) {
 	}
 }
 
-// TestFilesAtOnce: slots with twice as many files together as there is room for page them
-// in at once, and none fails.
+// TestFilesAtOnce: slots that together have twice as many files as there is room for page them in
+// at once, and every page-in succeeds.
 func TestFilesAtOnce(t *testing.T) {
 	u := newFiles(t)
 	fd, _ := file(t, 4, unix.F_SEAL_SHRINK) // of all slots

@@ -6,8 +6,8 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// TestTablesWritten: what a device writes into the tables, which it only should read,
-// leads nobody but its own accesses astray.
+// TestTablesWritten: a device that writes into the tables, which it should only read, misdirects
+// only its own accesses.
 func TestTablesWritten(t *testing.T) {
 	for name, b := range map[string]byte{"zeros": 0, "ones": 0xff, "addresses": 0x7b} {
 		for what, do := range map[string]func(m *Memory){
@@ -31,7 +31,7 @@ func TestTablesWritten(t *testing.T) {
 				if s := u.m.Stats(); s.Mapped != 0 {
 					t.Errorf("%+v", s)
 				}
-				// The next process's pages are entered whole.
+				// The next process's pages are entered correctly.
 				shareMemory(t, u, 2, 0x40000000, 16, true)
 				if r := u.m.PageIn(2, 0x40000000, 4, true); r.Err != nil {
 					t.Error(r.Err)

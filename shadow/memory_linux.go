@@ -20,87 +20,86 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// Sizes (ours).
+// Sizes. Values below are defined by this project.
 const (
 	DefaultWindow = 256 << 20
-	// MinWindow holds two misaligned blocks with room to spare.
+	// MinWindow holds two unaligned blocks, with room to spare.
 	MinWindow = 64 << 10
 	MaxWindow = 64 << 30
 
-	// promptBytes is what the device's owner pages in itself at most (package fault).
+	// promptBytes is the largest page-in that the device's owner does itself (package fault).
 	promptBytes = 16 * device.PageSize
 
-	maxGranule = 64 << 10 // a place: at most 16 pages, a bit each
+	maxGranule = 64 << 10 // a place: at most 16 pages, one bit each
 	minPlaces  = 16
 
-	// A device's tables take what a window of dense pages takes several times over,
-	// and minTables pages at least. Beyond that places go for their tables.
+	// The tables of a device may take several times the size that a window of dense pages needs,
+	// and minTables pages at least. At that bound places are evicted to free tables.
 	minTables  = 8 * chunkPages
 	tableShare = 32 // of the window
 
-	// MaxShares and MaxShared bound what one process shares, so that none can
-	// use up the device's mappings.
+	// MaxShares and MaxShared bound the shares of one process, so that no process can use up the
+	// device's mappings.
 	MaxShares = 4096
 	MaxShared = 1 << 37
 )
 
 // Errors of sharing.
 var (
-	// ErrShare says that memory cannot be shared as asked.
+	// ErrShare: memory cannot be shared as requested.
 	ErrShare = errors.New("memory cannot be shared")
-	// ErrNotShared says that nothing, or not exactly this, is shared there.
+	// ErrNotShared: nothing, or not exactly this range, is shared there.
 	ErrNotShared = errors.New("not shared")
-	// ErrConfig says that a Memory cannot be built as asked.
+	// ErrConfig: a Memory cannot be built as requested.
 	ErrConfig = errors.New("shadow memory")
 )
 
-// Config is what a Memory is built with.
+// Config configures a Memory.
 type Config struct {
 	DMA DMA
-	// Invalidate makes the device forget the translations of a slot's pages and
-	// comes back when no access that used them is in flight. It is called on any
-	// goroutine, several times at once; an error means that accesses may still be.
+	// Invalidate invalidates the device's translations of a slot's pages and returns when no
+	// access that used them is in flight. It is safe for concurrent use. After an error such
+	// accesses may still be in flight.
 	Invalidate func(slot int, va device.VA, pages int) error
 	VABits     int
 	Window     uint64 // bytes mapped at one time; 0: DefaultWindow
-	// Beside is what the device's driver has mapped itself, bytes: it counts in what
-	// is pinned, and the tables have so much less.
+	// Beside is how many bytes the device's driver has mapped itself. They count as pinned, and
+	// reduce the size of the tables.
 	Beside uint64
 	Log    *slog.Logger // nil: none
 }
 
-// Stats tells what a Memory does.
+// Stats holds the counters of a Memory.
 type Stats struct {
 	Window     uint64 // bytes that may be mapped at one time
 	Mapped     uint64 // bytes of shared memory mapped now
-	Tables     uint64 // bytes of tables, and of what lies beside them, mapped now
+	Tables     uint64 // bytes of tables, and of the driver's own memory, mapped now
 	Pinned     uint64 // of both, bytes that mapping has pinned
-	Moving     uint64 // bytes being mapped or unmapped now: not, or still, in Pinned
+	Moving     uint64 // bytes being mapped (not yet in Pinned) or unmapped (still in Pinned) now
 	Shared     uint64 // bytes shared by processes now
 	Maps       uint64 // runs of pages mapped since the start
-	Evictions  uint64 // places taken away for others, or unused for long
+	Evictions  uint64 // places evicted for others, or unused for long
 	PageIns    uint64
-	Mismatches uint64 // pages that were entered, and to which the device's accesses were refused
+	Mismatches uint64 // entered pages to which the device's accesses were refused
 }
 
-// Memory is one node's address spaces. Its methods may be called on any
-// goroutine.
+// Memory holds one node's address spaces. It is safe for concurrent use.
 type Memory struct {
 	cfg     Config
 	granule uint64
 	kind    Kind
 	window  uint64
 
-	mu        sync.Mutex // never held in a call of the device or the kernel
-	changed   *sync.Cond // a place is ready or vacant, room or tables are free, a slot is invalidated
+	mu        sync.Mutex // never held during a call of the device or the kernel
+	changed   *sync.Cond // a place is ready or vacant, room or tables are free, or a slot is invalidated
 	tables    *tables
-	promised  int // tables that page-ins under way may take
+	promised  int // tables reserved for page-ins in progress
 	taken     uint64
 	addresses *addresses
 	spaces    [device.Slots]space
 	stats     Stats
-	broken    error // the device does not take pages back any more
-	active    int   // calls under way that use tables
+	broken    error // why the device no longer releases pages
+	active    int   // calls in progress that use tables
 	closed    bool
 	sweeps    sync.WaitGroup
 }
@@ -108,18 +107,18 @@ type Memory struct {
 // space is one slot's address space.
 type space struct {
 	shares  []*share
-	taken   uint64    // bytes of the window: mapped, being mapped, or promised to a page-in
-	ready   list.List // places in this state, used longest ago first
+	taken   uint64    // bytes of the window: mapped, being mapped, or reserved for a page-in
+	ready   list.List // places in this state, least recently used first
 	leaving int       // places in this state
-	flushes int       // invalidations under way after which tables become free
+	flushes int       // invalidations in progress after which tables become free
 	gone    tally.Invalidated
 }
 
-// Bound gives the most bytes that a window and its tables map, and pin where
-// mapping pins.
+// Bound returns the largest number of bytes that a window and its tables map. Where mapping pins,
+// it is also the largest number pinned.
 func Bound(window uint64) uint64 { return window + tablePages(window)*device.PageSize }
 
-// tablePages gives how many pages the tables of a window have, the roots among them.
+// tablePages returns how many pages the tables of a window have, including the roots.
 func tablePages(window uint64) uint64 {
 	n := max(minTables, window/tableShare>>device.PageShift)
 	return (n + chunkPages - 1) / chunkPages * chunkPages
@@ -135,9 +134,9 @@ func New(cfg Config) (*Memory, error) {
 	}
 	switch {
 	case cfg.Window < MinWindow || cfg.Window > MaxWindow || cfg.Window%device.PageSize != 0:
-		return nil, fmt.Errorf("%w: a window of %d bytes: want whole pages, %d to %d", ErrConfig, cfg.Window, MinWindow, MaxWindow)
+		return nil, fmt.Errorf("%w: a window of %d bytes: it must be whole pages, %d to %d bytes", ErrConfig, cfg.Window, MinWindow, MaxWindow)
 	case cfg.VABits < device.MinVABits || cfg.VABits > device.MaxVABits:
-		return nil, fmt.Errorf("%w: %d bits of virtual address: want %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
+		return nil, fmt.Errorf("%w: %d bits of virtual address: give %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
 	}
 	m := &Memory{cfg: cfg, kind: cfg.DMA.Kind(), window: cfg.Window}
 	m.granule = 1 << (bits.Len64(min(maxGranule, cfg.Window/minPlaces)) - 1)
@@ -145,7 +144,7 @@ func New(cfg Config) (*Memory, error) {
 	m.stats.Window = cfg.Window
 	pages := tablePages(cfg.Window) - (cfg.Beside+chunkSize-1)/chunkSize*chunkPages
 	if m.kind == Physical {
-		pages = hugePage / device.PageSize // they lie in one piece; places go for theirs sooner
+		pages = hugePage / device.PageSize // they lie in one piece; places are evicted for tables sooner
 	}
 	own, err := NewOwn(cfg.DMA, "exanet-tables", int(pages)*device.PageSize)
 	if err != nil {
@@ -166,7 +165,7 @@ func New(cfg Config) (*Memory, error) {
 	return m, nil
 }
 
-// choose takes the DMA addresses that may be used, and gives those of the tables.
+// choose selects the DMA addresses to use and returns those of the tables.
 func (m *Memory) choose(tables uint64) (uint64, error) {
 	usable, err := m.cfg.DMA.Ranges()
 	if err != nil {
@@ -176,14 +175,14 @@ func (m *Memory) choose(tables uint64) (uint64, error) {
 	return m.addresses.carve(tables)
 }
 
-// Root gives what belongs into TTBR0 of a slot's context bank: the address of
-// its tables, and its ASID in [63:48].
+// Root returns the value of TTBR0 of a slot's context bank: the address of its tables, and its
+// ASID in [63:48].
 func (m *Memory) Root(slot int) uint64 {
 	return m.tables.addr(uint32(slot)) | uint64(slot+1)<<48
 }
 
-// Close lets everything go. The device must be gone or reset: nothing is
-// unmapped there.
+// Close releases all memory. The device must be gone or reset, since Close unmaps nothing from
+// it.
 func (m *Memory) Close() error {
 	m.mu.Lock()
 	m.closed = true
@@ -201,14 +200,14 @@ func (m *Memory) Close() error {
 	return err
 }
 
-// lost counts pages that the device had and has no more.
+// lost counts pages that were taken from the device.
 func (sp *space) lost(entered uint16) {
 	sp.gone.Calls++
 	sp.gone.Pages += uint64(bits.OnesCount16(entered))
 }
 
-// Invalidations gives, by slot, what was taken from the device while its process had it:
-// evicted, unshared, or forgotten.
+// Invalidations returns, by slot, the memory that was taken from the device while its process was
+// attached: evicted, unshared, or forgotten.
 func (m *Memory) Invalidations() (list [device.Slots]tally.Invalidated) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -218,8 +217,8 @@ func (m *Memory) Invalidations() (list [device.Slots]tally.Invalidated) {
 	return list
 }
 
-// begin and end are around what uses the tables without the lock: they stay until
-// the last one is over.
+// begin and end enclose the use of the tables without the lock: the tables stay until the last
+// use has ended.
 func (m *Memory) begin() { m.active++ }
 
 func (m *Memory) end() error {
@@ -231,10 +230,10 @@ func (m *Memory) end() error {
 
 func (m *Memory) done() {
 	m.active--
-	_ = m.end() // nothing of ours is in it
+	_ = m.end() // nothing was written through it
 }
 
-// Stats gives the counters.
+// Stats returns the counters.
 func (m *Memory) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -246,11 +245,10 @@ func (m *Memory) Stats() Stats {
 	return s
 }
 
-// Share lets the device page in size bytes of a memfd, from offset on, at va of
-// a slot's address space; fd stays the caller's. The file must be sealed against
-// shrinking. Where mapping pins nothing, pages that are in memory already are entered
-// at once, as far as that evicts nothing and takes a quarter of the window at most.
-// Errors match ErrShare.
+// Share lets the device page in size bytes of a memfd, from offset on, at va of a slot's address
+// space; fd remains the caller's. The file must be sealed against shrinking. Where mapping pins
+// nothing, pages that are already in memory are entered at once, as far as that needs no eviction
+// and at most a quarter of the window. Errors match ErrShare.
 func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint64, write bool) error {
 	s := &share{slot: slot, va: va, size: size, offset: offset, write: write, fd: -1, places: map[uint64]*place{}}
 	if err := m.check(s, size, fd); err != nil {
@@ -262,7 +260,7 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 	}
 	if m.kind != Files {
 		if _, err = s.own(m.kind); err != nil {
-			_ = unix.Close(s.fd) // nothing of ours is in it
+			_ = unix.Close(s.fd) // nothing was written through it
 			return fmt.Errorf("%w: %w", ErrShare, err)
 		}
 	}
@@ -289,8 +287,8 @@ func (m *Memory) Share(slot int, va device.VA, size uint64, fd int, offset uint6
 	return nil
 }
 
-// enter enters the pages of a share that are there, a place at a time. What
-// cannot be entered without an eviction is left to its faults.
+// enter enters the resident pages of a share, place by place. Pages that need an eviction are
+// left to page faults.
 func (m *Memory) enter(s *share, there []extent) {
 	for _, e := range there {
 		for at := e.start; at < e.end; {
@@ -307,8 +305,8 @@ func (m *Memory) enter(s *share, there []extent) {
 	}
 }
 
-// Unshare takes memory back that was shared with exactly these bounds. When it
-// returns the device does not reach it any more. Errors match ErrNotShared.
+// Unshare ends the sharing of memory that was shared with exactly these bounds. When it returns
+// the device no longer accesses it. Errors match ErrNotShared.
 func (m *Memory) Unshare(slot int, va device.VA, size uint64) error {
 	if slot < 0 || slot >= device.Slots {
 		return fmt.Errorf("%w: slot %d", ErrNotShared, slot)
@@ -325,7 +323,7 @@ func (m *Memory) Unshare(slot int, va device.VA, size uint64) error {
 	return nil
 }
 
-// unshare takes a share back. The Memory is locked, and unlocked meanwhile.
+// unshare ends a share. The Memory is locked, and unlocked meanwhile.
 func (m *Memory) unshare(s *share) {
 	m.part(s)
 	m.sweep(s)
@@ -334,9 +332,9 @@ func (m *Memory) unshare(s *share) {
 	m.changed.Broadcast()
 }
 
-// Unsharer gives a function that takes back what is shared at va now, and nothing that is shared
-// there later. When it returns the device does not reach that any more; it reports whether it was
-// shared still.
+// Unsharer returns a function that ends the share that is now at va, but none that is shared
+// there later. When that function returns the device no longer accesses the share; it reports
+// whether the share still existed.
 func (m *Memory) Unsharer(slot int, va device.VA) func() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -357,10 +355,9 @@ func (m *Memory) Unsharer(slot int, va device.VA) func() bool {
 	}
 }
 
-// Drop takes everything back that a slot's process has shared. When it returns the
-// device does not reach it any more; what is mapped is unmapped soon after. The
-// slot's bank must be quiet: the caller may be the device's owner and waits for one
-// invalidation.
+// Drop ends all shares of a slot's process. When it returns the device no longer accesses them;
+// they are unmapped soon after. The slot's bank must be quiet. The caller may be the device's
+// owner: Drop waits for only one invalidation.
 func (m *Memory) Drop(slot int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -374,7 +371,7 @@ func (m *Memory) Drop(slot int) {
 	for _, s := range gone {
 		m.part(s)
 		for _, p := range s.places {
-			p.entered = 0 // the addresses may be the next process's soon
+			p.entered = 0 // the addresses may belong to the next process soon
 		}
 	}
 	m.forget(slot, 0, math.MaxInt, m.tables.drop(slot, nil))
@@ -388,14 +385,14 @@ func (m *Memory) Drop(slot int) {
 	})
 }
 
-// part has nothing of a share entered any more.
+// part makes sure that no page of a share is entered any more.
 func (m *Memory) part(s *share) {
 	s.gone = true
 	m.stats.Shared -= s.size
 }
 
-// sweep takes every place of a share that is gone away. It is called with the
-// Memory locked and unlocks it meanwhile.
+// sweep removes every place of a share that is gone. The Memory is locked, and unlocked
+// meanwhile.
 func (m *Memory) sweep(s *share) {
 	for len(s.places) > 0 && !m.closed {
 		waits := true
@@ -413,9 +410,9 @@ func (m *Memory) sweep(s *share) {
 	s.drop()
 }
 
-// Forget takes pages from the device that are no longer those of their files (punched
-// out, for one), so that its next access to them faults. Where mapping pins them, that
-// is their places, of at most 16 pages, as a whole: the rest faults again, too.
+// Forget unmaps pages that no longer belong to their files (punched out, for one), so that the
+// device's next access to them faults. Where mapping pins pages, whole places of at most 16 pages
+// are unmapped, whose other pages fault again, too.
 func (m *Memory) Forget(slot int, va device.VA, size uint64) {
 	if slot < 0 || slot >= device.Slots || size == 0 {
 		return
@@ -433,7 +430,7 @@ func (m *Memory) Forget(slot int, va device.VA, size uint64) {
 			continue
 		}
 		from, to := uint64(max(va, s.va)-s.va)/m.granule, uint64(min(last, s.end()-1)-s.va)/m.granule
-		// What comes in from now on is what the file has now.
+		// Pages that come in from now on have the file's present contents.
 		for _, i := range slices.Collect(maps.Keys(s.places)) {
 			if i < from || i > to {
 				continue
@@ -461,9 +458,8 @@ func (m *Memory) Forget(slot int, va device.VA, size uint64) {
 	}
 }
 
-// Used says that a transfer is about to use memory of a slot: it is evicted
-// later than what was not used since. It does nothing where it would have to
-// wait.
+// Used records that a transfer is about to use memory of a slot: it is evicted later than memory
+// that was not used since. It does nothing if it would have to wait.
 func (m *Memory) Used(slot int, va device.VA, size uint64) {
 	if slot < 0 || slot >= device.Slots || size == 0 || !m.mu.TryLock() {
 		return
@@ -476,7 +472,7 @@ func (m *Memory) Used(slot int, va device.VA, size uint64) {
 	now := time.Now()
 	first := uint64(va-s.va) / m.granule
 	last := min(uint64(va-s.va)+size-1, s.size-1) / m.granule
-	// More than the window holds says nothing.
+	// A range larger than the window carries no information.
 	for i := first; i <= last && i-first < minPlaces; i++ {
 		if p := s.places[i]; p != nil && p.state == ready {
 			m.spaces[slot].ready.MoveToBack(p.in)
@@ -494,9 +490,8 @@ func (m *Memory) find(slot int, va device.VA) *share {
 	return nil
 }
 
-// PageIn makes the pages of a range of 1 to 64 present, mapped and entered, as
-// far as the share of the first reaches and a quarter of the window. Its errors
-// are gup's.
+// PageIn makes the pages of a range of 1 to 64 present, mapped and entered, up to the end of the
+// first page's share and at most a quarter of the window. Its errors are those of package gup.
 func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Result {
 	va = va.Page()
 	if slot < 0 || slot >= device.Slots || pages < 1 || pages > gup.MaxPages {
@@ -525,12 +520,12 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 	res := gup.Result{}
 	b, err := s.own(m.kind)
 	switch {
-	case errors.Is(err, unix.EPERM): // which nobody takes back
+	case errors.Is(err, unix.EPERM): // a seal is permanent
 		res.Err, res.Kind = fmt.Errorf("%w: its file was sealed against writing after it was shared: %w", gup.ErrDenied, err), gup.Permission
 	case err != nil:
 		res.Err = fmt.Errorf("%w: %w", gup.ErrNotResident, err)
 	default:
-		// A huge page that is read is there for writing as well: it is no copy.
+		// A huge page that is present for reading can also be written: it is no copy.
 		res = populate(b[at:at+uint64(pages)<<device.PageShift], write && m.kind != Physical)
 	}
 
@@ -564,8 +559,8 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 	return res
 }
 
-// Again is a page-in of one page to which the device's accesses are refused although
-// it is entered: what is mapped of its place goes, and it is mapped once more, awaited.
+// Again handles a page that is entered but to which the device's accesses are refused: it unmaps
+// the whole place and maps the page once more, with a MapDMA that is awaited.
 func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
 	if slot < 0 || slot >= device.Slots {
 		return gup.Result{Err: fmt.Errorf("page-in in slot %d: %w", slot, proc.ErrRange)}
@@ -586,8 +581,8 @@ func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
 	return m.PageIn(slot, va, 1, write)
 }
 
-// Prompt reports whether a page-in of few pages at va of a slot would wait for nobody now,
-// so that the device's owner may do it itself.
+// Prompt reports whether a page-in of few pages at va of a slot would not wait now, so that the
+// device's owner may do it itself.
 func (m *Memory) Prompt(slot int, va device.VA) bool {
 	if slot < 0 || slot >= device.Slots || !m.mu.TryLock() {
 		return false
@@ -599,8 +594,7 @@ func (m *Memory) Prompt(slot int, va device.VA) bool {
 	return m.prompt(slot, min(promptBytes, m.window/4))
 }
 
-// Idle takes places away that nobody has used for some time, and the tables that
-// are empty then.
+// Idle unmaps places that were not used for some time, and the tables that are then empty.
 func (m *Memory) Idle(unused time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

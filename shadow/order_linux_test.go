@@ -15,11 +15,11 @@ import (
 	"github.com/exanet/pfd/soc/smmu"
 )
 
-// schedule decides who goes on: whoever is in a call of the device, or between an
-// access's translation and its bytes, waits until the seed picks him.
+// schedule decides which actor runs: an actor in a call of the device, or between an access's
+// translation and its bytes, waits until the seed picks it.
 type schedule struct {
 	parked chan chan struct{}
-	off    chan struct{} // closed at the end: nobody waits any more
+	off    chan struct{} // closed at the end: all actors run on
 }
 
 func (s *schedule) park(string) {
@@ -32,12 +32,12 @@ func (s *schedule) park(string) {
 	s.parked <- turn
 	select {
 	case <-turn:
-	case <-s.off: // who unmaps what was dropped goes on
+	case <-s.off: // the unmapping of dropped memory runs on
 	}
 }
 
-// run picks until every actor has ended. Who waits for a lock that somebody holds
-// in a call of the device would wait for ever: nobody may.
+// run picks actors until every one has ended. It detects an actor that waits for a lock which
+// another holds during a call of the device.
 func (s *schedule) run(t *testing.T, rng *rand.Rand, actors int, ended <-chan struct{}) {
 	var waiting []chan struct{}
 	for actors > 0 {
@@ -66,9 +66,9 @@ func (s *schedule) run(t *testing.T, rng *rand.Rand, actors int, ended <-chan st
 	close(s.off)
 }
 
-// TestOrder has slots page in, access, unshare and drop through a window that is
-// too small for them, in seeded orders, and an IOMMU look on that never may fault
-// (unit): populate, map, entry; entry cleared, invalidated, accesses over, unmap.
+// TestOrder has slots page in, access, unshare and drop through a window that is too small for
+// them, in seeded orders. The unit checks the order: populate, map, entry; entry cleared,
+// invalidated, accesses ended, unmap. Its IOMMU must never fault.
 func TestOrder(t *testing.T) {
 	seeds := uint64(60)
 	if testing.Short() {
@@ -116,7 +116,7 @@ func order(t *testing.T, seed uint64) {
 		go func() { f(own); ended <- struct{}{} }()
 	}
 	for slot := range slots {
-		// Two page in, as the first slices and those behind them, and access.
+		// Two actors page in, as the first slices and the later ones do, and access.
 		for range 2 {
 			actor(func(rng *rand.Rand) {
 				for range 25 {
@@ -161,7 +161,7 @@ func order(t *testing.T, seed uint64) {
 			} else if err := u.m.Unshare(slot, va, pages*page); err != nil {
 				t.Error(err)
 			}
-			// What was under way goes on for a while.
+			// Calls in progress continue for a while.
 			for p := range pages {
 				if p%8 == 0 {
 					u.pause("next")
@@ -177,7 +177,7 @@ func order(t *testing.T, seed uint64) {
 	})
 	s.run(t, rng, actors, ended)
 	u.m.sweeps.Wait()
-	// What Memory believes is what the tables say.
+	// The state of Memory agrees with the tables.
 	u.refuse = nil
 	for slot := range slots {
 		for p := range pages {
@@ -195,8 +195,8 @@ func order(t *testing.T, seed uint64) {
 	}
 }
 
-// TestNobodyWaits has the unmap, the invalidation and the map of one slot hang, each
-// in turn, while another slot pages in, shares and unshares.
+// TestNobodyWaits blocks the unmap, the invalidation and the map of one slot, each in turn, while
+// another slot pages in, shares and unshares.
 func TestNobodyWaits(t *testing.T) {
 	for _, hangs := range []string{"unmap", "invalidate", "map"} {
 		t.Run(hangs, func(t *testing.T) {
@@ -212,7 +212,7 @@ func TestNobodyWaits(t *testing.T) {
 				if err := u.m.Share(1, va, 64*page, fd, 0, true); err != nil {
 					t.Fatal(err)
 				}
-				// Room that the one who has most leaves to the others.
+				// The slot that has most leaves room for the others.
 				u.m.PageIn(0, va, 16, true)
 				let := make(chan struct{})
 				hung := 0
@@ -244,7 +244,7 @@ func TestNobodyWaits(t *testing.T) {
 						t.Error(err)
 					}
 				}()
-				// The clock goes on when all wait: for the one that hangs.
+				// The test's clock advances when all goroutines wait, except the blocked one.
 				select {
 				case <-done:
 				case <-time.After(time.Hour):
@@ -258,8 +258,8 @@ func TestNobodyWaits(t *testing.T) {
 	}
 }
 
-// TestDropThenShare: what a process has left behind is unmapped while the next one of
-// its slot has memory at the same addresses, and loses none of its entries.
+// TestDropThenShare: memory that a process left behind is unmapped while the next process of its
+// slot has memory at the same addresses, and loses none of its entries.
 func TestDropThenShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := newUnit(t, 0, 48)

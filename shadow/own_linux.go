@@ -10,15 +10,15 @@ import (
 	"github.com/exanet/pfd/internal/memfd"
 )
 
-// Own is memory of this process's own that a device uses: a memfd that nobody cuts.
+// Own is memory of this process that a device uses: a memfd that no other process can shrink.
 type Own struct {
 	FD   int
 	B    []byte
-	Addr uint64 // its physical address, where the device has such; else 0, and nothing is mapped yet
+	Addr uint64 // its physical address if the device uses those; else 0, and nothing is mapped yet
 }
 
-// NewOwn makes memory for a device. With physical addresses it is one huge page, and
-// present.
+// NewOwn makes memory for a device. If the device uses physical addresses it is one huge page,
+// and present.
 func NewOwn(dma DMA, name string, size int) (*Own, error) {
 	o := &Own{FD: -1}
 	if err := o.make(dma, name, size); err != nil {
@@ -58,7 +58,7 @@ func (o *Own) make(dma DMA, name string, size int) error {
 	return err
 }
 
-// Close lets the memory go. The device must not use it any more.
+// Close releases the memory. The device must not use it any more.
 func (o *Own) Close() error {
 	var errs []error
 	if o.B != nil {

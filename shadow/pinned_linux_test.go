@@ -20,10 +20,10 @@ import (
 	"github.com/exanet/pfd/soc/smmu"
 )
 
-// locks has a unit pin what is mapped, under the kernel's own limit.
+// locks makes a unit pin the memory that is mapped, under the kernel's own limit.
 func locks(p *shadowtest.Pins) func(*unit) { return func(u *unit) { u.pins = p } }
 
-// locked gives what the kernel counts as locked or pinned, and our own numbers of
+// locked returns the bytes that the kernel counts as locked or pinned, and our own counters of
 // the same moment.
 func locked(t testing.TB, u *unit) (kernel uint64, s Stats) {
 	t.Helper()
@@ -34,7 +34,7 @@ func locked(t testing.TB, u *unit) (kernel uint64, s Stats) {
 	return kernel, s
 }
 
-// TestIdlePins: two nodes with the default window pin their roots, and nothing else.
+// TestIdlePins: two nodes with the default window pin only their roots.
 func TestIdlePins(t *testing.T) {
 	p := shadowtest.New(t, 1<<20)
 	a := newUnit(t, 0, 48, locks(p))
@@ -43,8 +43,8 @@ func TestIdlePins(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatWasAskedFor: one page's fault maps, pins and brings in one page, and a
-// policy's range a run; an eviction is one unmap.
+// TestOnlyWhatWasAskedFor: the fault of one page maps, pins and pages in one page, and a policy's
+// range one run; an eviction is one unmap.
 func TestOnlyWhatWasAskedFor(t *testing.T) {
 	u := newUnit(t, 0, 48, locks(shadowtest.New(t, 4<<20)))
 	const va = 0x10000000
@@ -63,7 +63,7 @@ func TestOnlyWhatWasAskedFor(t *testing.T) {
 	if there != 4 || s.Mapped != 4*page || s.Maps != 4 || k != s.Pinned || k-before-(s.Tables-chunkSize) != 4*page {
 		t.Errorf("four pages: %d in memory, %d bytes locked, %+v", there, k-before, s)
 	}
-	// Pages 0 to 15 but three: two runs.
+	// Pages 0 to 15 except three: two runs.
 	if r := u.m.PageIn(0, va, 16, true); r.Resident != 0xffff {
 		t.Fatalf("%+v", r)
 	}
@@ -78,8 +78,8 @@ func TestOnlyWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-// TestForget: pages that were taken away from their file are unmapped where mapping
-// pins them, and what comes in afterwards is what the file has then.
+// TestForget: pages that were removed from their file are unmapped where mapping pins them, and
+// later page-ins have the file's new contents.
 func TestForget(t *testing.T) {
 	for name, pins := range map[string]bool{"files": false, "pinned": true} {
 		t.Run(name, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestForget(t *testing.T) {
 					t.Fatalf("%+v", r)
 				}
 			}
-			// Page 17 and what is behind it, far over the end.
+			// Page 17 and all behind it, far beyond the end.
 			if err := unix.Madvise(b[17*page:], unix.MADV_REMOVE); err != nil {
 				t.Fatal(err)
 			}
@@ -103,7 +103,7 @@ func TestForget(t *testing.T) {
 			u.m.Forget(0, va+17*page, math.MaxUint64)
 			want := map[device.VA]smmu.Fault{va: smmu.NoFault, va + page: smmu.NoFault, va + 16*page: smmu.NoFault, va + 17*page: smmu.Translation, va + 40*page: smmu.Translation}
 			mapped := uint64(6 * page)
-			if pins { // the place went as a whole
+			if pins { // the place was unmapped as a whole
 				want[va+16*page], mapped = smmu.Translation, 2*page
 			}
 			for at, f := range want {
@@ -129,14 +129,14 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// TestPinnedEqualsTheKernels: under load what Stats says is what the kernel says but
-// for the bytes of the calls under way, and neither is ever over the bound.
+// TestPinnedEqualsTheKernels: under load, Stats and the kernel agree except for the bytes of the
+// calls in progress, and neither ever exceeds the bound.
 func TestPinnedEqualsTheKernels(t *testing.T) {
 	const window = 4 * MinWindow
 	u := newUnit(t, window, 48, locks(shadowtest.New(t, Bound(window))))
 	const slots, pages, va = 3, 512, 0x10000000
 	var wg sync.WaitGroup
-	var gate sync.RWMutex // held while the load stands still
+	var gate sync.RWMutex // held while the load pauses
 	stop := make(chan struct{})
 	for slot := range slots {
 		fd, _ := file(t, pages, unix.F_SEAL_SHRINK)
@@ -183,7 +183,7 @@ func TestPinnedEqualsTheKernels(t *testing.T) {
 		if i%10 == 0 {
 			gate.Unlock()
 		}
-		// Moving is not yet, or still, or no longer locked.
+		// Bytes in Moving may be locked or not.
 		if diff := max(k, s.Pinned) - min(k, s.Pinned); diff > s.Moving {
 			t.Fatalf("%d bytes are locked, and %+v", k, s)
 		}
@@ -204,8 +204,8 @@ func TestPinnedEqualsTheKernels(t *testing.T) {
 	t.Logf("equal to the byte with no call under way: %d of 2000 looks; most %d of %d", equal, most, Bound(window))
 }
 
-// TestLimit: a limit of the kernel's below the window evicts, and page-ins go on;
-// one that leaves nothing ends them with the remedy.
+// TestLimit: a limit of the kernel below the window causes evictions, and page-ins continue; a
+// limit that leaves nothing fails them, with advice in the log.
 func TestLimit(t *testing.T) {
 	const limit = chunkSize + chunkSize + 8*page
 	p := shadowtest.New(t, limit)
@@ -236,7 +236,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// TestShort: what the kernel has too little of is tried once more after an eviction.
+// TestShort: a call for which the kernel lacks memory is retried after an eviction.
 func TestShort(t *testing.T) {
 	for _, errno := range []error{unix.ENOMEM, unix.ENOSPC, unix.EFAULT} {
 		for _, times := range []int{1, 2} {
@@ -264,7 +264,7 @@ func TestShort(t *testing.T) {
 			if s.Evictions != 1 || left != 0 {
 				t.Errorf("%v, %d times: %+v, %d refusals left", errno, times, s, left)
 			}
-			// What cannot be entered is not counted: it comes by another fault.
+			// A page that cannot be entered is not counted: it faults again.
 			if r := u.m.PageIn(0, va, 2, true); r.Resident != 3 {
 				t.Errorf("%+v", r)
 			}
@@ -278,8 +278,8 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// TestTablesAreBounded: pages far from each other need more tables than there may
-// be; places go for them.
+// TestTablesAreBounded: pages far from each other need more tables than the bound permits; places
+// are evicted to free tables.
 func TestTablesAreBounded(t *testing.T) {
 	u := newUnit(t, 4<<20, 48, locks(shadowtest.New(t, Bound(4<<20))))
 	fd, _ := file(t, 1, unix.F_SEAL_SHRINK)
@@ -299,14 +299,14 @@ func TestTablesAreBounded(t *testing.T) {
 	if s.Tables > tablePages(4<<20)*page || s.Evictions == 0 {
 		t.Errorf("%+v", s)
 	}
-	// What nobody needs goes, the roots stay.
+	// Unused tables are unmapped, the roots stay.
 	u.m.Idle(0)
 	if k, s := locked(t, u); k != chunkSize || s.Pinned != k {
 		t.Errorf("idle: %d bytes are locked, %+v", k, s)
 	}
 }
 
-// TestIdle: what is not used for the time goes, what is used stays.
+// TestIdle: memory that was not used for the time is unmapped, used memory stays.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := newUnit(t, 0, 48)
@@ -333,8 +333,8 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// TestPhysical: without anybody who pins, only huge pages of a hugetlb file can be
-// shared, and the refusal says why.
+// TestPhysical: where nothing pins memory, only huge pages of a hugetlb file can be shared, and
+// the refusal says why.
 func TestPhysical(t *testing.T) {
 	fd, _ := file(t, 512, unix.F_SEAL_SHRINK)
 	s := &share{size: 2 << 20}
@@ -373,7 +373,7 @@ func TestPhysical(t *testing.T) {
 	}
 }
 
-// TestAddresses takes pieces from ranges as a machine has them.
+// TestAddresses takes pieces from ranges like those of real machines.
 func TestAddresses(t *testing.T) {
 	a := newAddresses(0x10000, []Range{{0, 0xfffff}, {0x123456, 0x12ffff}, {0xfef00001, 0xfef2ffff}, {1 << 47, 1<<64 - 1}})
 	if at, err := a.carve(0xe0000); err != nil || at != 0x10000 {
@@ -400,8 +400,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// BenchmarkPageIn is one page's fault where mapping pins: a page that nobody has
-// touched is brought in, mapped and entered. pages/fault is what is mapped for it.
+// BenchmarkPageIn is the fault of one page where mapping pins: a page that was never touched is
+// brought in, mapped and entered. pages/fault is the number of pages mapped for it.
 func BenchmarkPageIn(b *testing.B) {
 	const window, va = 4 << 20, 0x10000000
 	u := newUnit(b, window, 48, locks(shadowtest.New(b, Bound(window))))

@@ -13,35 +13,35 @@ import (
 	"github.com/exanet/pfd/gup"
 )
 
-// state is a place's; one that is vacant is in no map.
+// state is the state of a place; a vacant one is in no map.
 type state uint8
 
 const (
 	mapping state = iota // new, or more pages are being mapped and entered
 	ready                // in its slot's list
-	leaving              // entries cleared; to be unmapped when the device has forgotten it
+	leaving              // entries cleared; to be unmapped after the invalidation
 )
 
-// place is the DMA addresses of a granule of a share.
+// place is the range of DMA addresses for a granule of a share.
 type place struct {
 	share   *share
 	index   uint64 // in granules of the share
 	addr    uint64
 	state   state
-	mapped  uint16 // pages, a bit each
+	mapped  uint16 // pages, one bit each
 	entered uint16 // of these
 	used    time.Time
-	in      *list.Element // of its slot's list, while it is ready
+	in      *list.Element // its element of the slot's list, while it is ready
 }
 
 func (p *place) va(m *Memory) device.VA { return p.share.va + device.VA(p.index*m.granule) }
 
-// Everything below is called with the Memory locked. What calls the device unlocks
-// it meanwhile, and says so.
+// Every function below is called with the Memory locked. Those that call the device unlock it
+// meanwhile, which their comments say with "Unlocks".
 
-// bring maps and enters n pages of a share, all of one place, the first at byte at,
-// and gives how many of them are entered now, and whether the first one was before.
-// They are in memory. Unlocks.
+// bring maps and enters n pages of a share, all of one place, the first at byte at. It returns
+// how many of them are entered now, and whether the first was entered before. The pages are in
+// memory. Unlocks.
 func (m *Memory) bring(s *share, at uint64, n int) (entered int, there bool, err error) {
 	first := int(at % m.granule >> device.PageShift)
 	want := uint16(1<<n-1) << first
@@ -64,8 +64,8 @@ func (m *Memory) bring(s *share, at uint64, n int) (entered int, there bool, err
 		got, err = m.fill(p, want&^p.mapped)
 		room -= got
 	}
-	// A table that was taken out of the slot may still be in the device's TLB: none
-	// comes in its stead before it is forgotten.
+	// A table that was removed from the slot may still be in the device's TLB: no other may take
+	// its place before the invalidation.
 	for sp.flushes > 0 {
 		m.changed.Wait()
 	}
@@ -94,13 +94,13 @@ func (m *Memory) bring(s *share, at uint64, n int) (entered int, there bool, err
 	case entered > 0:
 		err = nil
 	case err == nil:
-		err = gup.ErrNotResident // it was unmapped for the others of the place
+		err = gup.ErrNotResident // it was unmapped for other pages of the place
 	}
 	return entered, there, err
 }
 
-// hold takes a place for whoever maps pages of it, and makes it where there is none.
-// Unlocks.
+// hold takes the place of granule i for the caller to map pages of it, and makes it if there is
+// none. Unlocks.
 func (m *Memory) hold(s *share, i uint64) (*place, error) {
 	for {
 		p := s.places[i]
@@ -137,8 +137,8 @@ func (m *Memory) hold(s *share, i uint64) (*place, error) {
 	}
 }
 
-// whereIs gives the physical address of a place, whose caller uses the share. Its
-// page is present, and so all of the place: it lies in one huge page. Unlocks.
+// whereIs returns the physical address of a place; the caller uses the share. The place's page is
+// present, and thus the whole place: it lies in one huge page. Unlocks.
 func (m *Memory) whereIs(s *share, i uint64) (uint64, error) {
 	at := s.b[i*m.granule:]
 	m.mu.Unlock()
@@ -146,13 +146,13 @@ func (m *Memory) whereIs(s *share, i uint64) (uint64, error) {
 	return m.cfg.DMA.(Physicist).Address(at)
 }
 
-// take takes a place out of ready.
+// take moves a place out of ready.
 func (m *Memory) take(p *place, to state) {
 	m.spaces[p.share.slot].ready.Remove(p.in)
 	p.in, p.state = nil, to
 }
 
-// letGo makes a place ready, or vacant if nothing of it is mapped.
+// letGo makes a place ready, or vacant if no page of it is mapped.
 func (m *Memory) letGo(p *place) {
 	if p.mapped == 0 {
 		delete(p.share.places, p.index)
@@ -164,7 +164,7 @@ func (m *Memory) letGo(p *place) {
 	p.used = time.Now()
 }
 
-// vacate gives the DMA addresses of a place back that has chosen ones.
+// vacate returns the DMA addresses of a place that has chosen ones.
 func (m *Memory) vacate(p *place) {
 	if m.addresses != nil {
 		m.addresses.give(p.addr)
@@ -176,8 +176,8 @@ func (m *Memory) use(p *place) {
 	p.used = time.Now()
 }
 
-// reserve makes room for bytes of a share in the window, and for the tables of a
-// place. Who waits here holds no place, so that all who do go on. Unlocks.
+// reserve reserves bytes of the window for a share, and the tables for a place. A waiting caller
+// holds no place, so that the waiters cannot block each other. Unlocks.
 func (m *Memory) reserve(s *share, n uint64) error {
 	for {
 		need := m.taken + n
@@ -206,8 +206,8 @@ func (m *Memory) reserve(s *share, n uint64) error {
 	}
 }
 
-// kept is what a slot leaves free when it takes n bytes more: who has more than an
-// equal part of the window makes room beforehand for those who have less.
+// kept returns how much a slot leaves free when it takes n bytes more: a slot with more than an
+// equal part of the window makes room in advance for those with less.
 func (m *Memory) kept(slot int, n uint64) uint64 {
 	sharers := uint64(1)
 	for i := range m.spaces {
@@ -221,7 +221,7 @@ func (m *Memory) kept(slot int, n uint64) uint64 {
 	return m.window / 16
 }
 
-// prompt tells whether n bytes of a slot can be mapped without waiting for anybody.
+// prompt reports whether n bytes of a slot can be mapped without waiting.
 func (m *Memory) prompt(slot int, n uint64) bool {
 	_, grows := m.tables.absent()
 	sp := &m.spaces[slot]
@@ -229,8 +229,8 @@ func (m *Memory) prompt(slot int, n uint64) bool {
 		(grows || m.tables.spare >= m.promised+2*placeTables)
 }
 
-// fill maps pages of a place, a bit each, in runs, as far as they can be, and gives
-// their bytes. Unlocks.
+// fill maps the missing pages of a place (one bit each), run by run until a mapping fails, and
+// returns the bytes mapped. Unlocks.
 func (m *Memory) fill(p *place, missing uint16) (got uint64, err error) {
 	rights := uint32(dmaRead)
 	if p.share.write {
@@ -253,16 +253,16 @@ func (m *Memory) fill(p *place, missing uint16) (got uint64, err error) {
 	return got, nil
 }
 
-// short tells whether a mapping failed for want of something that an eviction gives
-// back: memory that may be pinned, entries of the IOMMU's, a page.
+// short reports whether a mapping failed for lack of a resource that an eviction frees: memory
+// that may be pinned, entries of the IOMMU, a page.
 func short(err error) bool {
 	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EFAULT)
 }
 
-// mapDMA maps memory, of a place that the caller holds if it is not nil, and counts
-// it. What is short is tried once more, after as much was evicted: of that very place
-// where nothing else can be. Where files are, whole ones are evicted, and more than
-// once: who maps a file meanwhile may take what was freed. Unlocks.
+// mapDMA maps memory and counts it. If p is not nil the memory belongs to that place, which the
+// caller holds. If a resource is short, it evicts as much and retries once; if nothing else can
+// be evicted it evicts from p itself. With Kind Files it evicts whole files, and retries more
+// often, since another caller may take the room meanwhile. Unlocks.
 func (m *Memory) mapDMA(count *uint64, p *place, addr, size uint64, fd int, offset uint64, rights uint32) error {
 	for try := 0; ; try++ {
 		m.stats.Moving += size
@@ -296,7 +296,7 @@ func (m *Memory) mapDMA(count *uint64, p *place, addr, size uint64, fd int, offs
 	}
 }
 
-// unmapDMA unmaps a range of which so many bytes are mapped. Unlocks.
+// unmapDMA unmaps a range of which mapped bytes are mapped. Unlocks.
 func (m *Memory) unmapDMA(count *uint64, addr, size, mapped uint64) error {
 	m.stats.Moving += mapped
 	m.mu.Unlock()
@@ -311,8 +311,8 @@ func (m *Memory) unmapDMA(count *uint64, addr, size, mapped uint64) error {
 	return nil
 }
 
-// evictOldest evicts the place that the slot with most of the window has used
-// longest ago, and gives its bytes, 0 where none is ready. Unlocks.
+// evictOldest evicts the least recently used place of the slot with most of the window, and
+// returns its bytes, or 0 if none is ready. Unlocks.
 func (m *Memory) evictOldest() uint64 {
 	var from *space
 	for i := range m.spaces {
@@ -327,7 +327,7 @@ func (m *Memory) evictOldest() uint64 {
 	return m.evict(from.ready.Front().Value.(*place))
 }
 
-// await gives a place of a share when it is ready, nil when there is none. Unlocks.
+// await returns a place of a share when it is ready, or nil if there is none. Unlocks.
 func (m *Memory) await(s *share, i uint64) *place {
 	for {
 		p := s.places[i]
@@ -341,8 +341,7 @@ func (m *Memory) await(s *share, i uint64) *place {
 	}
 }
 
-// evict takes a place that is ready from the device, and gives the bytes that were
-// mapped. Unlocks.
+// evict takes a ready place from the device, and returns the bytes that were mapped. Unlocks.
 func (m *Memory) evict(p *place) uint64 {
 	sp := &m.spaces[p.share.slot]
 	m.take(p, leaving)
@@ -350,7 +349,7 @@ func (m *Memory) evict(p *place) uint64 {
 	size := m.empty(p)
 	sp.leaving--
 	delete(p.share.places, p.index)
-	// What the device may still use is not used for anything else.
+	// Addresses that the device may still use are not used again.
 	if p.mapped == 0 {
 		m.vacate(p)
 	}
@@ -358,16 +357,16 @@ func (m *Memory) evict(p *place) uint64 {
 	return size
 }
 
-// empty takes all that is mapped of a place, which the caller holds, from the device:
-// the entries, what the TLB knows of them, the accesses in flight, and then what is
-// mapped. It gives the bytes. Unlocks.
+// empty takes all mapped pages of a place, which the caller holds, from the device. It clears the
+// entries, invalidates the TLB, waits for the accesses in flight, and then unmaps. It returns the
+// bytes. Unlocks.
 func (m *Memory) empty(p *place) uint64 {
 	slot, size := p.share.slot, uint64(bits.OnesCount16(p.mapped))<<device.PageShift
 	if size == 0 {
 		return 0
 	}
 	sp := &m.spaces[slot]
-	// Behind the end of a share another one may begin.
+	// Another share may begin behind the end of this one.
 	va, pages := p.va(m), int(min(m.granule, p.share.size-p.index*m.granule)>>device.PageShift)
 	if p.entered != 0 {
 		sp.lost(p.entered)
@@ -375,7 +374,7 @@ func (m *Memory) empty(p *place) uint64 {
 		m.tables.clear(slot, va, pages)
 		m.forget(slot, va, pages, m.tables.prune(slot, va, pages, nil))
 	}
-	// Drop may have cleared them, and its invalidation be under way.
+	// Drop may have cleared the entries, and its invalidation may be in progress.
 	for sp.flushes > 0 && m.broken == nil {
 		m.changed.Wait()
 	}
@@ -388,9 +387,8 @@ func (m *Memory) empty(p *place) uint64 {
 	return size
 }
 
-// forget makes the device forget pages whose entries were cleared, waits for the
-// accesses that use them, and makes the tables free that were taken out with them.
-// Unlocks.
+// forget invalidates pages whose entries were cleared, waits for the accesses that use them, and
+// frees the tables that were removed with them. Unlocks.
 func (m *Memory) forget(slot int, va device.VA, pages int, pruned []uint32) {
 	m.spaces[slot].flushes++
 	m.mu.Unlock()
@@ -405,7 +403,7 @@ func (m *Memory) forget(slot int, va device.VA, pages int, pruned []uint32) {
 	m.changed.Broadcast()
 }
 
-// fail ends page-ins: the device keeps what it was told to let go, or is gone.
+// fail ends all page-ins: the device failed to release memory, or is gone.
 func (m *Memory) fail(err error) {
 	if m.broken == nil {
 		m.cfg.Log.Error("no more memory is mapped for the device", "err", err)
@@ -414,7 +412,7 @@ func (m *Memory) fail(err error) {
 	}
 }
 
-// grow maps a chunk of tables, one that is absent. Unlocks.
+// grow maps an absent chunk of tables. Unlocks.
 func (m *Memory) grow() error {
 	k, _ := m.tables.absent()
 	m.tables.chunks[k].state = chunkMoving

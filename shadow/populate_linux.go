@@ -10,8 +10,8 @@ import (
 	"github.com/exanet/pfd/gup"
 )
 
-// populate makes pages of our own mapping of a share present, and so those of
-// everybody who maps the file. It changes no byte. Only the first page decides.
+// populate makes pages of our own mapping of a share present, and thereby those of every process
+// that maps the file. It changes no byte. Only the first page decides about success.
 func populate(b []byte, write bool) gup.Result {
 	advice := unix.MADV_POPULATE_READ
 	if write {
@@ -24,7 +24,7 @@ func populate(b []byte, write bool) gup.Result {
 		res.New = res.Resident
 		return res
 	}
-	// Some page would not come: as far as they do.
+	// One page failed: bring in those before it.
 	for i := range pages {
 		err := advise(b[i<<device.PageShift:(i+1)<<device.PageShift], advice)
 		if err != nil {

@@ -18,10 +18,10 @@ import (
 	"github.com/exanet/pfd/soc/smmu"
 )
 
-// unit is a device as strict as a real one may be: its TLB keeps every
-// translation that it has used until it is told to forget it, and its IOMMU must
-// never fault: no access, and no walk, finds its address unmapped. It may be used
-// from any goroutine; step is called where one may be overtaken.
+// unit is a device as strict as a real one may be. Its TLB keeps every translation that it has
+// used until an invalidation. Its IOMMU must never fault: every access and every walk must find
+// its address mapped. It is safe for concurrent use; step is called where other goroutines may
+// run in between.
 type unit struct {
 	t    testing.TB
 	m    *Memory
@@ -31,10 +31,10 @@ type unit struct {
 	quiet  *sync.Cond
 	maps   map[uint64]mapped
 	tlb    map[entry]uint64
-	walks  map[uint64]region // what the TLB knows of tables, by their address
+	walks  map[uint64]region // the tables that the TLB has cached, by their address
 	flight map[*flight]bool
-	gone   error                         // of every call, once the device is gone
-	refuse func(addr, size uint64) error // of a map, before anything else
+	gone   error                         // the error of every call once the device is gone
+	refuse func(addr, size uint64) error // the result of a map, checked first
 	pins   *shadowtest.Pins              // nil: mapping pins nothing
 
 	unmaps, invalidations int
@@ -51,14 +51,14 @@ type entry struct {
 	page uint64
 }
 
-// region is what a table translates: some bits of the addresses of a slot.
+// region is the range of a slot's addresses that a table translates.
 type region struct {
 	slot   int
-	va     device.VA // its first
+	va     device.VA // its first address
 	across uint64    // bytes
 }
 
-// flight is an access that has its translation and has not reached memory.
+// flight is an access that has its translation but has not reached memory.
 type flight struct{ slot int }
 
 func (u *unit) Ranges() ([]Range, error) { return []Range{{0, 1<<39 - 1}}, nil }
@@ -173,7 +173,7 @@ func (u *unit) invalidate(slot int, va device.VA, pages int) error {
 	}
 }
 
-// bytes gives mapped memory at a DMA address.
+// bytes returns mapped memory at a DMA address.
 func (u *unit) bytes(addr uint64, n int) ([]byte, error) {
 	for a, m := range u.maps {
 		if a <= addr && addr+uint64(n) <= a+m.size {
@@ -183,13 +183,13 @@ func (u *unit) bytes(addr uint64, n int) ([]byte, error) {
 	return nil, errors.New("not mapped")
 }
 
-// access translates as the device does, and gives the byte there.
+// access translates as the device does, and returns the byte there.
 func (u *unit) access(slot int, va device.VA, write bool) (got *byte, fault smmu.Fault) {
 	u.try(slot, va, write, func(b *byte) { got = b }, func(f smmu.Fault) { fault = f })
 	return got, fault
 }
 
-// try translates, and does the access with the byte there, or tells the fault.
+// try translates and calls do with the byte there, or calls fault.
 func (u *unit) try(slot int, va device.VA, write bool, do func(*byte), fault func(smmu.Fault)) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -276,7 +276,7 @@ func newUnit(t testing.TB, window uint64, vaBits int, with ...func(*unit)) *unit
 	return u
 }
 
-// file is a process's memory: a memfd and our view of it.
+// file makes a process's memory: a memfd and our mapping of it.
 func file(t testing.TB, pages int, seals int) (fd int, b []byte) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -307,8 +307,9 @@ func shareMemory(t testing.TB, u *unit, slot int, va device.VA, pages int, write
 	return b
 }
 
-// TestSharedIsNotMapped shares a file whose pages are partly there: they are entered, and pfd
-// maps the file only when it has to bring another one in, which is no work for the device's owner.
+// TestSharedIsNotMapped shares a file that is partly resident. Its resident pages are entered
+// without mapping the file in pfd. Only a page-in of another page maps it, which is no work for
+// the device's owner.
 func TestSharedIsNotMapped(t *testing.T) {
 	u := newUnit(t, 0, 48)
 	const va = 0x10000000
@@ -346,7 +347,7 @@ func TestSharedIsNotMapped(t *testing.T) {
 	if !u.m.spaces[0].shares[0].mapped.Load() || !u.m.Prompt(0, va) {
 		t.Error("a file of which a page was brought in is not mapped")
 	}
-	// A kernel that does not say what it has of a file says it of the mapping.
+	// If the kernel does not report residency for a file, the mapping provides it.
 	s := u.m.spaces[0].shares[0]
 	by, kept := s.resident(Files, uint64(len(b))), s.fd
 	s.fd = -1
@@ -354,7 +355,8 @@ func TestSharedIsNotMapped(t *testing.T) {
 		t.Errorf("in memory: %v, by the mapping %v", by, other)
 	}
 	s.fd = kept
-	// One that the process seals before that is mapped by nobody any more: final, and no memory that is short.
+	// A file that the process seals before that can no longer be mapped: a permanent error, and
+	// not lack of memory.
 	const sealed = va + 1<<20
 	fd, _ = file(t, 1, unix.F_SEAL_SHRINK)
 	if err := u.m.Share(0, sealed, page, fd, 0, true); err != nil {
@@ -368,8 +370,8 @@ func TestSharedIsNotMapped(t *testing.T) {
 	}
 }
 
-// TestPageIn pages in across the border of every level of the tables, and finds
-// the process's own bytes there.
+// TestPageIn pages in across the border of every level of the tables, and finds the process's own
+// bytes there.
 func TestPageIn(t *testing.T) {
 	for _, bits := range []int{39, 40, 48} {
 		u := newUnit(t, 0, bits)
@@ -395,7 +397,7 @@ func TestPageIn(t *testing.T) {
 					t.Fatalf("%d bits, page %d at %v: fault %v", bits, p, va, f)
 				}
 			}
-			// Nobody else's tables have it.
+			// No other slot's tables have it.
 			if _, f := u.access(i+3, va, false); f != smmu.Translation {
 				t.Errorf("slot %d reaches slot %d's memory", i+3, i)
 			}
@@ -403,8 +405,8 @@ func TestPageIn(t *testing.T) {
 	}
 }
 
-// TestNeighbours has two shares side by side, the first of which ends within a granule.
-// What is taken away of it takes nothing of the other one.
+// TestNeighbours has two adjacent shares, of which the first ends within a granule. Unmapping it
+// takes nothing from the other.
 func TestNeighbours(t *testing.T) {
 	u := newUnit(t, 0, 48)
 	const va, pages = 1 << 30, 3
@@ -429,8 +431,8 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// TestEviction has twice the window in use: what is mapped never exceeds it, the
-// least recently used goes first, and every page still gets its turn.
+// TestEviction uses twice the size of the window: the mapped amount never exceeds the window, the
+// least recently used place is evicted first, and every page can be brought in again.
 func TestEviction(t *testing.T) {
 	u := newUnit(t, MinWindow, 48)
 	const pages = 2 * MinWindow / page
@@ -460,11 +462,11 @@ func TestEviction(t *testing.T) {
 	if gone := u.m.Invalidations(); gone[4] != (tally.Invalidated{Calls: 3*pages - MinWindow/page, Pages: 3*pages - MinWindow/page}) || gone[0].Pages != 0 {
 		t.Errorf("taken away: %+v", gone)
 	}
-	// A quarter of the window at most comes with one page-in.
+	// One page-in brings in at most a quarter of the window.
 	if r := u.m.PageIn(4, va, 64, true); r.Resident != 1<<(MinWindow/4/page)-1 {
 		t.Errorf("page-in of 64 pages into a window of %d: %#x", MinWindow/page, r.Resident)
 	}
-	// What a transfer is announced for stays longer.
+	// Memory that a transfer has announced stays longer.
 	u.m.Drop(4)
 	u.m.sweeps.Wait()
 	shareMemory(t, u, 4, va, pages, true)
@@ -481,7 +483,7 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// TestPresent: pages that are there when they are shared need no page-in.
+// TestPresent: pages that are resident when they are shared need no page-in.
 func TestPresent(t *testing.T) {
 	u := newUnit(t, 0, 48)
 	fd, b := file(t, 8, unix.F_SEAL_SHRINK)
@@ -609,8 +611,7 @@ func TestConfigRefuses(t *testing.T) {
 	}
 }
 
-// TestGone: without a device page-ins fail for a passing reason, and everything
-// is let go.
+// TestGone: without a device page-ins fail with a transient error, and all memory is released.
 func TestGone(t *testing.T) {
 	u := newUnit(t, 0, 48)
 	const va = 0x1000000
@@ -625,7 +626,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestRandom does random things and holds every access against what must be.
+// TestRandom does random operations and checks every access against a model.
 func TestRandom(t *testing.T) {
 	type area struct {
 		slot int

@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// share is memory that a process has handed over.
+// share is memory that a process has shared.
 type share struct {
 	slot   int
 	va     device.VA
@@ -20,20 +20,20 @@ type share struct {
 	offset uint64
 	write  bool
 	file   fileID
-	weight int  // of the file, in files of the peer's
-	users  int  // page-ins under way that use b
-	gone   bool // being unshared: nothing of it is entered any more
+	weight int  // of the file, in units of the peer's limit
+	users  int  // page-ins in progress that use b
+	gone   bool // being unshared: no page of it is entered any more
 	places map[uint64]*place
 
 	mapping sync.Mutex
-	mapped  atomic.Bool // b is there
-	b       []byte      // our own mapping of it; nil once it is let go
+	mapped  atomic.Bool // b is set
+	b       []byte      // our own mapping of it; nil after it is unmapped
 }
 
 // own maps the share, if it is not mapped yet, and returns its bytes. mmap and munmap hold the
-// lock of pfd's address space, and wait while a process punches a hole into the file, so a share
-// that is never paged in is never mapped where the device needs no mapping of pfd's. The caller
-// uses the share.
+// lock of pfd's address space, and wait while a process punches a hole into the file. So a share
+// is mapped only when a page-in needs the mapping, or if the device needs it. The caller uses the
+// share.
 func (s *share) own(k Kind) ([]byte, error) {
 	if s.mapped.Load() {
 		return s.b, nil
@@ -51,20 +51,20 @@ func (s *share) own(k Kind) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mapping %d bytes of the file: %w", s.size, err)
 	}
-	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // a core dump would bring all of the process's memory in; it cannot fail
+	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // keeps the process's memory out of core dumps; cannot fail
 	s.b = b
 	s.mapped.Store(true)
 	return b, nil
 }
 
-// check refuses what can be refused without knowing the other shares.
+// check refuses shares that are invalid regardless of the other shares.
 func (m *Memory) check(s *share, size uint64, fd int) error {
 	end := uint64(s.va) + size
 	switch {
 	case s.slot < 0 || s.slot >= device.Slots:
 		return fmt.Errorf("%w: slot %d", ErrShare, s.slot)
 	case size == 0 || (uint64(s.va)|size|s.offset)%device.PageSize != 0:
-		return fmt.Errorf("%w: %d bytes at %v, from %d of the file: want whole pages of %d bytes", ErrShare, size, s.va, s.offset, device.PageSize)
+		return fmt.Errorf("%w: %d bytes at %v, from %d of the file: give whole pages of %d bytes", ErrShare, size, s.va, s.offset, device.PageSize)
 	case size > MaxShared:
 		return fmt.Errorf("%w: %d bytes: at most %d together", ErrShare, size, uint64(MaxShared))
 	case end < uint64(s.va) || end > 1<<m.cfg.VABits:
@@ -77,7 +77,7 @@ func (m *Memory) check(s *share, size uint64, fd int) error {
 	if err := checkFile(m.kind, s, fd); err != nil {
 		return err
 	}
-	// As mmap would refuse it.
+	// The error that mmap would return.
 	mode, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil || mode&unix.O_ACCMODE == unix.O_WRONLY || mode&unix.O_PATH != 0 ||
 		s.write && (mode&unix.O_ACCMODE != unix.O_RDWR || seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0 && m.kind != Physical) {
@@ -97,7 +97,7 @@ func (m *Memory) check(s *share, size uint64, fd int) error {
 // hugePage is the size of the pages that can be shared by physical addresses.
 const hugePage = 2 << 20
 
-// Page gives the size of the pages that are shared, bytes.
+// Page returns the size of the pages that can be shared, in bytes.
 func (m *Memory) Page() uint64 {
 	if m.kind == Physical {
 		return hugePage
@@ -105,9 +105,9 @@ func (m *Memory) Page() uint64 {
 	return device.PageSize
 }
 
-// checkFile refuses parts of huge pages; and where nobody pins it refuses files whose
-// pages move or go: only huge pages of a hugetlb file stay where they are, and only
-// while nobody can punch them out, which F_SEAL_FUTURE_WRITE sees to.
+// checkFile refuses parts of huge pages. Where nothing pins memory it also refuses files whose
+// pages may move or be freed: only huge pages of a hugetlb file stay in place, and only while no
+// process can punch them out, which F_SEAL_FUTURE_WRITE ensures.
 func checkFile(k Kind, s *share, fd int) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
@@ -119,7 +119,7 @@ func checkFile(k Kind, s *share, fd int) error {
 			"share a memfd of huge pages of 2 MiB (memfd_create with MFD_HUGETLB), or give the device an IOMMU", ErrShare)
 	}
 	if huge && (s.size|s.offset)%uint64(st.Bsize) != 0 {
-		return fmt.Errorf("%w: %d bytes from %d of a file of huge pages: want whole ones of %d bytes", ErrShare, s.size, s.offset, st.Bsize)
+		return fmt.Errorf("%w: %d bytes from %d of a file of huge pages: give whole ones of %d bytes", ErrShare, s.size, s.offset, st.Bsize)
 	}
 	if k != Physical {
 		return nil
@@ -134,12 +134,12 @@ func checkFile(k Kind, s *share, fd int) error {
 	return nil
 }
 
-// extent is memory of a share from start to end, bytes from its beginning.
+// extent is memory of a share from start to end, in bytes from its beginning.
 type extent struct{ start, end uint64 }
 
-// resident returns which of the first size bytes of the share are in memory now. It asks the kernel
-// about the file (cachestat(2), Linux 6.5): mincore(2) wants a mapping, which others would wait for
-// while a process punches a hole into the file.
+// resident returns which of the first size bytes of the share are in memory now. It queries the
+// file (cachestat(2), Linux 6.5): mincore(2) requires a mapping, for which other goroutines would
+// wait while a process punches a hole into the file.
 func (s *share) resident(k Kind, size uint64) []extent {
 	list, err := cached(nil, s.fd, s.offset, 0, size)
 	if err == nil {
@@ -157,8 +157,8 @@ func (s *share) resident(k Kind, size uint64) []extent {
 	return list
 }
 
-// cached adds to a list which of size bytes of a file, from offset+start on, the kernel has in
-// memory, by halves.
+// cached appends to list the resident extents of size bytes of a file, from offset+start on. It
+// searches by halves.
 func cached(list []extent, fd int, offset, start, size uint64) ([]extent, error) {
 	var c unix.Cachestat_t
 	if err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: offset + start, Len: size}, &c, 0); err != nil {
@@ -179,7 +179,7 @@ func cached(list []extent, fd int, offset, start, size uint64) ([]extent, error)
 	return cached(list, fd, offset, start+half, size-half)
 }
 
-// join adds an extent to a list, behind those that it has.
+// join appends an extent to a list, merging adjacent ones.
 func join(list []extent, start, end uint64) []extent {
 	if n := len(list); n > 0 && list[n-1].end == start {
 		list[n-1].end = end
@@ -188,10 +188,10 @@ func join(list []extent, start, end uint64) []extent {
 	return append(list, extent{start, end})
 }
 
-// errLeaving says that what is in the way is being unshared.
+// errLeaving: a conflicting share is being unshared.
 var errLeaving = errors.New("being unshared")
 
-// room refuses what collides with other shares of the slot.
+// room refuses a share that conflicts with other shares of the slot.
 func (m *Memory) room(s *share) error {
 	list, total := m.spaces[s.slot].shares, s.size
 	if m.closed {
@@ -214,19 +214,19 @@ func (m *Memory) room(s *share) error {
 
 func (s *share) end() device.VA { return s.va + device.VA(s.size) }
 
-// drop unmaps our own view of a share that is gone, with its last user, and beside the
-// caller: munmap waits while a process punches a hole into the file. The Memory is locked, or
-// the share not listed yet.
+// drop unmaps our own mapping of a share that is gone after its last user has left. It does so in
+// a goroutine, because munmap waits while a process punches a hole into the file. The Memory is
+// locked, or the share not listed yet.
 func (s *share) drop() {
 	if !s.gone || s.users > 0 {
 		return
 	}
 	if s.b != nil {
-		go func(b []byte) { _ = unix.Munmap(b) }(s.b) // cannot fail: the very slice that was mapped
+		go func(b []byte) { _ = unix.Munmap(b) }(s.b) // cannot fail: exactly the slice that was mapped
 		s.b = nil
 	}
 	if s.fd >= 0 {
-		_ = unix.Close(s.fd) // nothing of ours is in it
+		_ = unix.Close(s.fd) // nothing was written through it
 		s.fd = -1
 	}
 }

@@ -20,7 +20,7 @@ const (
 	entryRO      = 1 << 7  // AP[2]
 	entryShared  = 3 << 8  // SH: inner shareable
 	entryAF      = 1 << 10 // no access-flag faults
-	entryNG      = 1 << 11 // of its ASID
+	entryNG      = 1 << 11 // not global: belongs to its ASID
 	entryAddress = 0xfffffffff000
 
 	tableEntries = 512
@@ -28,39 +28,38 @@ const (
 	levelBits    = 9
 )
 
-// chunkPages is how many pages of tables are mapped for the device at once: the
-// roots of all slots, or as many tables (ours).
+// chunkPages is how many pages of tables are mapped for the device at once: the roots of all
+// slots, or as many tables. Defined by this project.
 const (
 	chunkPages = device.Slots
 	chunkSize  = chunkPages * device.PageSize
 	chunkFree  = 1<<chunkPages - 1
 )
 
-// placeTables is the most tables that the entries of a place take: it may lie
-// across the border of two on each level below the root.
+// placeTables is the largest number of tables that the entries of a place need: it may cross the
+// border of two on each level below the root.
 const placeTables = 2 * (tableLevels - 1)
 
-// tables is the memory of all address spaces' tables: a memfd, of which each
-// slot has its root at page slot, and shares the other pages. Chunks of it are
-// mapped for the device as they are needed. It belongs to whoever holds the
-// Memory's lock; the device reads it at any time.
+// tables is the memory of the tables of all address spaces: a memfd in which each slot has its
+// root at page slot; the other pages are shared. Chunks of it are mapped for the device as they
+// are needed. The holder of the Memory's lock owns it; the device reads it at any time.
 type tables struct {
 	own    *Own
 	fd     int
 	words  []uint64
-	known  [][]uint64 // the entries of each page as they were stored, nil: none yet; the device may write words
+	known  [][]uint64 // the entries of each page as last stored, nil: none yet; the device may overwrite words
 	base   uint64     // DMA address of the first page
 	top    int        // level at which walks begin
 	chunks []chunk
 	low    int      // no chunk below it has a free page
 	spare  int      // free pages
-	live   []uint16 // entries in use, a page
+	live   []uint16 // entries in use, by page
 }
 
 // chunk is chunkPages pages of the tables.
 type chunk struct {
 	state chunkState
-	free  uint16 // a bit a page, of those that are mapped
+	free  uint16 // free pages of those that are mapped, one bit each
 }
 
 type chunkState uint8
@@ -71,18 +70,18 @@ const (
 	chunkMapped
 )
 
-// newTables makes tables in memory, the roots among them. None is mapped.
+// newTables makes tables in memory, including the roots. None is mapped.
 func newTables(own *Own, vaBits int) *tables {
 	pages := len(own.B) / device.PageSize
 	return &tables{
 		own: own, fd: own.FD, base: own.Addr, chunks: make([]chunk, pages/chunkPages), live: make([]uint16, pages), known: make([][]uint64, pages),
-		// Entries are stored whole.
+		// Entries are stored whole, by words.
 		words: unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(own.B))), len(own.B)/8),
 		top:   tableLevels - (vaBits-device.PageShift+levelBits-1)/levelBits,
 	}
 }
 
-// absent gives a chunk that is not mapped.
+// absent returns a chunk that is not mapped.
 func (t *tables) absent() (int, bool) {
 	for k := range t.chunks {
 		if t.chunks[k].state == chunkAbsent {
@@ -92,7 +91,7 @@ func (t *tables) absent() (int, bool) {
 	return 0, false
 }
 
-// idle gives a chunk that is mapped and holds no table; the roots' is never idle.
+// idle returns a chunk that is mapped and holds no table; the one with the roots is never idle.
 func (t *tables) idle() (int, bool) {
 	for k := len(t.chunks) - 1; k > 0; k-- {
 		if c := t.chunks[k]; c.state == chunkMapped && c.free == chunkFree {
@@ -102,7 +101,7 @@ func (t *tables) idle() (int, bool) {
 	return 0, false
 }
 
-// add makes the pages of a chunk, which is mapped, free; the roots stay theirs.
+// add marks the pages of a newly mapped chunk as free, except the roots.
 func (t *tables) add(k int) {
 	t.chunks[k].state = chunkMapped
 	if k > 0 {
@@ -112,13 +111,13 @@ func (t *tables) add(k int) {
 	}
 }
 
-// remove takes the pages of an idle chunk away.
+// remove removes the pages of an idle chunk.
 func (t *tables) remove(k int) {
 	t.chunks[k] = chunk{state: chunkMoving}
 	t.spare -= chunkPages
 }
 
-// take gives a free page, from the front, so that the chunks behind become idle.
+// take returns a free page, from the front, so that the later chunks become idle.
 func (t *tables) take() (uint32, bool) {
 	for ; t.low < len(t.chunks); t.low++ {
 		if c := &t.chunks[t.low]; c.free != 0 {
@@ -131,7 +130,7 @@ func (t *tables) take() (uint32, bool) {
 	return 0, false
 }
 
-// release makes pages free whose tables were taken out.
+// release frees the pages of tables that were removed.
 func (t *tables) release(pages []uint32) {
 	for _, p := range pages {
 		k := int(p) / chunkPages
@@ -148,8 +147,8 @@ func (t *tables) close() error {
 
 func (t *tables) addr(page uint32) uint64 { return t.base + uint64(page)<<device.PageShift }
 
-// load gives what store has stored. Whatever is behind the device can write the tables,
-// too: what stands there is for its own walks.
+// load returns the entry that store has stored. The device can write the tables, too, but what it
+// writes affects only its own walks.
 func (t *tables) load(page uint32, i int) uint64 {
 	if t.known[page] == nil {
 		return 0
@@ -172,23 +171,23 @@ func (t *tables) store(page uint32, i int, e uint64) {
 	}
 }
 
-// index gives the place of va's entry in a table of a level.
+// index returns the index of va's entry in a table of a level.
 func index(va device.VA, level int) int {
 	return int(va>>(device.PageShift+levelBits*(tableLevels-1-level))) & (tableEntries - 1)
 }
 
-// errTables says that there is no page for a table left. It cannot be: a place is
-// entered when there are placeTables.
+// errTables: no page for a table is left. This cannot happen, since a place is entered only when
+// placeTables are free.
 var errTables = errors.New("shadow tables: no page for a table left")
 
-// set writes the entry of one page; dma is where it lies.
+// set writes the entry of one page; dma is the page's DMA address.
 func (t *tables) set(slot int, va device.VA, dma uint64, write bool) error {
 	page := uint32(slot)
 	for level := t.top; level < tableLevels-1; level++ {
 		i := index(va, level)
 		e := t.load(page, i)
 		if e == 0 {
-			// It is empty: a table is given back when its last entry goes.
+			// The page is empty: a table is freed when its last entry is cleared.
 			next, ok := t.take()
 			if !ok {
 				return errTables
@@ -206,10 +205,10 @@ func (t *tables) set(slot int, va device.VA, dma uint64, write bool) error {
 	return nil
 }
 
-// path is the tables on the way to a page's entry, from the root on.
+// path holds the tables on the way to a page's entry, from the root on.
 type path struct {
 	pages [tableLevels]uint32
-	full  bool // down to the last level
+	full  bool // it reaches the last level
 }
 
 func (t *tables) walk(slot int, va device.VA) (p path) {
@@ -225,7 +224,7 @@ func (t *tables) walk(slot int, va device.VA) (p path) {
 	return p
 }
 
-// clear takes the entries of pages away.
+// clear clears the entries of pages.
 func (t *tables) clear(slot int, va device.VA, pages int) {
 	for i := range pages {
 		at := va + device.VA(i)<<device.PageShift
@@ -236,9 +235,9 @@ func (t *tables) clear(slot int, va device.VA, pages int) {
 	}
 }
 
-// prune takes tables out that clear has left empty, and adds them to out. They
-// are free only with release, which follows the invalidation of the device's
-// TLB: until then a walk may be on its way through them.
+// prune removes tables that clear has left empty, and appends them to out. They become free only
+// with release, after the invalidation of the device's TLB: until then a walk may be reading
+// them.
 func (t *tables) prune(slot int, va device.VA, pages int, out []uint32) []uint32 {
 	for i := 0; i < pages; {
 		at := va + device.VA(i)<<device.PageShift
@@ -254,7 +253,7 @@ func (t *tables) prune(slot int, va device.VA, pages int, out []uint32) []uint32
 	return out
 }
 
-// drop clears all that a slot has, and adds its tables to out, as prune does.
+// drop clears all entries of a slot, and appends its tables to out, as prune does.
 func (t *tables) drop(slot int, out []uint32) []uint32 {
 	return t.dropTable(uint32(slot), t.top, out)
 }
@@ -274,8 +273,8 @@ func (t *tables) dropTable(page uint32, level int, out []uint32) []uint32 {
 	return out
 }
 
-// mincore returns which pages of a mapping are in memory, bit 0 of a byte a page; nil where the
-// kernel does not say.
+// mincore returns which pages of a mapping are in memory, in bit 0 of one byte for each page, or
+// nil if the kernel does not report it.
 func mincore(b []byte) []byte {
 	there := make([]byte, len(b)>>device.PageShift)
 	if len(there) == 0 {

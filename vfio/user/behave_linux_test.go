@@ -32,8 +32,8 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// TestAccessSplit: what is no single access reaches the device as the aligned
-// ones it is made of.
+// TestAccessSplit: an access that is not a single aligned one reaches the device as several
+// aligned ones.
 func TestAccessSplit(t *testing.T) {
 	_, d, c := setUp(t, Options{})
 	for _, x := range []struct {
@@ -83,7 +83,7 @@ func TestAccessSplit(t *testing.T) {
 	ok(t, err)
 }
 
-// TestLimits: transfers work with the smallest messages there are, both ways.
+// TestLimits: transfers work with the smallest permitted messages, in both directions.
 func TestLimits(t *testing.T) {
 	_, d, c := setUp(t, Options{MaxTransfer: 24, NoTwin: true}, func(c *Config) { c.MaxTransfer = 32 })
 	p := bytes.Repeat([]byte("0123456789"), 100)
@@ -117,8 +117,8 @@ func doCopy(t testing.TB, c *Client, src, dst uint64, n, vector int) {
 	ok(t, c.Write(1, regGo, 4, uint64(vector)))
 }
 
-// TestCommandRegister: without memory decode no BAR answers, without bus
-// mastering no DMA and no interrupt leaves the device.
+// TestCommandRegister: without memory decode no BAR answers; without bus mastering the device
+// sends no DMA and no interrupt.
 func TestCommandRegister(t *testing.T) {
 	s, d, c := setUp(t, Options{})
 	ev := eventfd(t)
@@ -156,12 +156,12 @@ func TestCommandRegister(t *testing.T) {
 	if a := d.taken(); len(a) != 0 {
 		t.Errorf("the device saw %+v", a)
 	}
-	// One message may switch it on and use it.
+	// One message may enable memory decode and use it.
 	n, err := c.WriteMulti([]Write{{cfgCommand, RegionConfig, 2, [8]byte{6}}, {0, 0, 4, [8]byte{1}}})
 	if n != 2 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
-	// D3hot is like both off.
+	// D3hot disables both.
 	ok(t, c.Write(RegionConfig, pmControl, 2, 3))
 	if _, err := c.Read(0, 0, 4); !errors.Is(err, unix.EIO) {
 		t.Errorf("BAR 0 in D3hot: %v", err)
@@ -203,7 +203,7 @@ func TestReset(t *testing.T) {
 	if v, err := c.Read(4, 0x10, 8); v != 0 || err != nil {
 		t.Errorf("vector table after reset: %#x, %v", v, err)
 	}
-	// Eventfds and mappings outlive it.
+	// Eventfds and mappings survive the reset.
 	ok(t, s.Interrupt(1))
 	if n := count(t, ev); n != 1 {
 		t.Errorf("%d interrupts after reset", n)
@@ -226,7 +226,7 @@ func TestInterrupts(t *testing.T) {
 		}
 	}
 	ok(t, s.Interrupt(2)) // before anybody listens
-	// More than one message takes, with a gap.
+	// More than fit one message, with a gap.
 	fds := append([]int(nil), evs...)
 	fds[5] = -1
 	ok(t, c.SetEventFDs(IRQMSIX, 0, IRQActionTrigger, fds))
@@ -276,13 +276,13 @@ func TestInterrupts(t *testing.T) {
 	ok(t, c.Write(RegionConfig, msixControl, 2, msixEnable))
 	want("function unmasked", 0, 0, 0, 1)
 
-	// The client triggers itself, masks or not.
+	// The client can trigger the interrupts itself, masked or not.
 	ok(t, c.ActIRQs(IRQMSIX, 6, 1, IRQActionMask))
 	ok(t, c.ActIRQs(IRQMSIX, 5, 3, IRQActionTrigger))
 	ok(t, c.ActIRQsWhere(IRQMSIX, 6, IRQActionTrigger, []bool{false, true}))
 	want("triggered by the client", 0, 0, 0, 0, 0, 0, 1, 2)
 
-	// Replacing, taking away, disabling.
+	// Replace, remove and disable eventfds.
 	other := eventfd(t)
 	ok(t, c.SetEventFDs(IRQMSIX, 4, IRQActionTrigger, []int{other}))
 	ok(t, s.Interrupt(4))
@@ -315,8 +315,8 @@ func TestInterrupts(t *testing.T) {
 	}
 }
 
-// TestStuckEventFD: a client that fills its eventfd and makes writes to it
-// block does not hold the device up, and is thrown out.
+// TestStuckEventFD: a client that fills its eventfd and makes writes to it block does not block
+// the device and is disconnected.
 func TestStuckEventFD(t *testing.T) {
 	s, _, c := setUp(t, Options{})
 	ev, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // blocking
@@ -379,8 +379,8 @@ func TestDisconnectAnywhere(t *testing.T) {
 	}
 }
 
-// TestReconnect: the device, its configuration space and what is pending
-// outlive a client; its memory and eventfds do not.
+// TestReconnect: the device, its configuration space and its pending interrupts survive a client;
+// the client's memory and eventfds do not.
 func TestReconnect(t *testing.T) {
 	s, _ := newServer(t)
 	c := newTestClient(t, s, Options{})
@@ -416,7 +416,7 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// TestNoClient: what a device does without a client fails and hurts nobody.
+// TestNoClient: without a client a device's accesses fail and have no other effect.
 func TestNoClient(t *testing.T) {
 	s, _ := newServer(t)
 	s.dma.master.Store(true)
@@ -430,8 +430,8 @@ func TestNoClient(t *testing.T) {
 	s.Close()
 }
 
-// TestMmap: what one side stores in a mapped area the other finds, and a file
-// that could shrink is refused on both sides.
+// TestMmap: each side sees the other's stores to a mapped area. Both sides refuse a file that
+// could shrink.
 func TestMmap(t *testing.T) {
 	_, d, c := setUp(t, Options{})
 	ms, err := c.Map(2)
@@ -487,7 +487,7 @@ func TestIOEvents(t *testing.T) {
 	if len(subs)+len(fds) != 0 || err != nil {
 		t.Errorf("BAR 0: %v %v %v", subs, fds, err)
 	}
-	// A client that takes one descriptor cannot have two.
+	// A client that accepts one descriptor cannot get two.
 	s, _ := newServer(t)
 	c = newTestClient(t, s, Options{MaxFDs: 1})
 	if _, _, err := c.RegionIOFDs(1); !errors.Is(err, unix.ENOSPC) {
@@ -495,8 +495,8 @@ func TestIOEvents(t *testing.T) {
 	}
 }
 
-// TestOwner: with Run and Inline every call of the device happens on the owner's
-// side, whatever DMA goes on meanwhile; the race detector watches.
+// TestOwner: with Run and Inline every call of the device happens on the owner's side, also
+// during DMA; the race detector checks it.
 func TestOwner(t *testing.T) {
 	for _, noTwin := range []bool{false, true} {
 		var mu sync.Mutex // the owner
@@ -585,8 +585,8 @@ func TestIOEventRefusals(t *testing.T) {
 	}
 }
 
-// TestNoVersionData: a VERSION without its JSON text, and one with members that
-// nobody knows, are fine.
+// TestNoVersionData: a VERSION without its JSON text is valid, and so is one with unknown
+// members.
 func TestNoVersionData(t *testing.T) {
 	s, _ := newServer(t)
 	for _, payload := range [][]byte{
@@ -605,7 +605,7 @@ func TestNoVersionData(t *testing.T) {
 	}
 }
 
-// TestListen: a dead socket is replaced, a live one is not, nor is a file.
+// TestListen: a dead socket is replaced; a live one and a regular file are not.
 func TestListen(t *testing.T) {
 	dir := t.TempDir()
 	dead, err := listen(dir + "/a")

@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Roles of the child process of the benchmark; its end of the socket is
-// descriptor 3.
+// roleEnv names the role of the benchmark's child process; its end of the socket is descriptor 3.
 const roleEnv = "VFIO_USER_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -93,7 +92,7 @@ type benchDevice struct{ *testDevice }
 
 func (d benchDevice) Read(bar int, offset uint64, size int) uint64 { return offset }
 
-// start runs a child and gives our end of its socket.
+// start runs a child and returns our end of its socket.
 func start(b *testing.B, role string) int {
 	b.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -117,10 +116,10 @@ func start(b *testing.B, role string) int {
 	return fds[0]
 }
 
-// BenchmarkRegisterRead times a register read between two processes beside the
-// bare exchange of 64 bytes over the same kind of socket, round by round in
-// turns, and reports the medians. "ping" is the exchange by blocking read and
-// write, "net" by package net. Run it with the processes pinned as meant.
+// BenchmarkRegisterRead times a register read between two processes and, in turns, a bare
+// exchange of 64 bytes over the same kind of socket. It reports the medians. "ping" is the
+// exchange by blocking read and write, "net" by package net. The caller chooses the processors of
+// the two processes.
 func BenchmarkRegisterRead(b *testing.B) {
 	type contender struct {
 		name string

@@ -424,7 +424,7 @@ func (c *Client) plain(command Command, b []byte) (message, error) {
 // one access of the device. The value is also valid with an error that matches ErrMapRefused.
 func (c *Client) Read(region int, offset uint64, size int) (value uint64, err error) {
 	if size < 1 || size > 8 {
-		return 0, fmt.Errorf("vfio-user: read of %d bytes, want 1 to 8", size)
+		return 0, fmt.Errorf("vfio-user: read of %d bytes, must be 1 to 8", size)
 	}
 	c.mu.Lock()
 	defer c.unlock(&err)
@@ -439,7 +439,7 @@ func (c *Client) Read(region int, offset uint64, size int) (value uint64, err er
 // the device has received them.
 func (c *Client) Write(region int, offset uint64, size int, value uint64) (err error) {
 	if size < 1 || size > 8 {
-		return fmt.Errorf("vfio-user: write of %d bytes, want 1 to 8", size)
+		return fmt.Errorf("vfio-user: write of %d bytes, must be 1 to 8", size)
 	}
 	c.mu.Lock()
 	defer c.unlock(&err)
@@ -455,7 +455,7 @@ func (c *Client) Write(region int, offset uint64, size int, value uint64) (err e
 // ordered after it.
 func (c *Client) Post(region int, offset uint64, size int, value uint64) error {
 	if size < 1 || size > 8 {
-		return fmt.Errorf("vfio-user: write of %d bytes, want 1 to 8", size)
+		return fmt.Errorf("vfio-user: write of %d bytes, must be 1 to 8", size)
 	}
 	c.out.Lock()
 	defer c.out.Unlock()

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestServerDies: a client notices the death of its server, whether it waits
-// for an answer or for nothing, and finds the next one.
+// TestServerDies: a client detects the death of its server, while it waits for an answer and
+// while it does not, and connects to the next one.
 func TestServerDies(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dev.sock")
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -52,7 +52,7 @@ func TestServerDies(t *testing.T) {
 	}
 }
 
-// TestSlowServer: an answer that does not come ends the client.
+// TestSlowServer: a missing answer ends the client.
 func TestSlowServer(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	ok(t, err)
@@ -70,8 +70,8 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
-// FuzzClient feeds a client any bytes from a server: it must fail or work, and
-// leave nothing behind.
+// FuzzClient sends any bytes to a client as its server: it must fail or work, and must leak
+// nothing.
 func FuzzClient(f *testing.F) {
 	v := raw(1, CmdVersion, flagReply, hello("{}"))
 	info := raw(2, CmdDeviceInfo, flagReply, le(16, 3, 9, 5))

@@ -142,7 +142,7 @@ func (c *Client) RegionIOFDs(index int) (subs []IOFD, fds []int, err error) {
 		for _, fd := range m.fds {
 			if !isEventFD(fd) {
 				c.sock.shed(m.fds)
-				return nil, nil, c.fail(fmt.Errorf("%w: I/O descriptors of region %d: one is no eventfd", ErrMalformed, index))
+				return nil, nil, c.fail(fmt.Errorf("%w: I/O descriptors of region %d: one is not an eventfd", ErrMalformed, index))
 			}
 		}
 		for _, s := range r.SubRegions {

@@ -145,7 +145,7 @@ func (c *Client) settle(left int) error {
 	m, err := c.receive(time.Now().Add(c.patience()), left)
 	if err == nil && m.Command != 0 {
 		c.sock.shed(m.fds)
-		err = fmt.Errorf("%w: answer to %v, which nobody waits for", ErrMalformed, m.Command)
+		err = fmt.Errorf("%w: unexpected answer to %v", ErrMalformed, m.Command)
 	}
 	if err != nil {
 		return c.fail(err)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPostMapDMA: a DMA_MAP that nobody waits for is done before what is sent after
-// it, whichever that is, and more are under way than answers fit anywhere.
+// TestPostMapDMA: a posted DMA_MAP takes effect before any later message, even if more are
+// outstanding than answers fit into the socket.
 func TestPostMapDMA(t *testing.T) {
 	for _, o := range []Options{{}, {NoTwin: true}} {
 		s, d, c := setUp(t, o)
@@ -38,8 +38,8 @@ func TestPostMapDMA(t *testing.T) {
 	}
 }
 
-// TestPostMapDMARefused: a refusal is reported once, by the next method that waits,
-// which has done what it does, or by Flush; the range can be mapped again.
+// TestPostMapDMARefused: a refusal is reported once, by Flush or by the next method that awaits
+// an answer, which still does its work; the range can be mapped again.
 func TestPostMapDMARefused(t *testing.T) {
 	s, _, c := setUp(t, Options{}, func(c *Config) { c.MaxMaps = 2 })
 	fd := memfd(t, 1<<20, 0)
@@ -78,7 +78,7 @@ func TestPostMapDMARefused(t *testing.T) {
 		report(name, 0x20000, f())
 		ok(t, f())
 	}
-	// A method that fails by itself tells both.
+	// A method that fails itself reports both errors.
 	ok(t, c.PostMapDMA(0x20000, 4096, fd, 0, both))
 	if err := c.Write(3, 0, 4, 0); !errors.Is(err, ErrMapRefused) || !errors.Is(err, unix.EINVAL) {
 		t.Error(err)
@@ -91,7 +91,7 @@ func TestPostMapDMARefused(t *testing.T) {
 		t.Error(err)
 	}
 	ok(t, c.Flush())
-	// What overlaps is refused here, and what no mapping can be.
+	// The client itself refuses overlaps and invalid mappings.
 	if err := c.PostMapDMA(0, 4096, fd, 0, both); !errors.Is(err, unix.EEXIST) {
 		t.Error(err)
 	}
@@ -104,7 +104,7 @@ func TestPostMapDMARefused(t *testing.T) {
 	}
 }
 
-// TestPostMapDMALost: with the connection go the answers.
+// TestPostMapDMALost: the answers are lost with the connection.
 func TestPostMapDMALost(t *testing.T) {
 	fd := memfd(t, 1<<20, 0)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -143,9 +143,8 @@ func TestPostMapDMALost(t *testing.T) {
 	peer.sock.close()
 }
 
-// Maps that nobody waits for go on beside requests that are waited for, posted writes and
-// the server's own messages; nobody ever waits for room in the socket until its time is
-// over.
+// TestPostedMapsBesideRequests posts DMA_MAPs beside awaited requests, posted writes and the
+// server's own messages: no side waits for room in the socket until a time-out.
 func TestPostedMapsBesideRequests(t *testing.T) {
 	for _, twin := range []bool{true, false} {
 		t.Run(fmt.Sprint("twin ", twin), func(t *testing.T) {
@@ -202,9 +201,9 @@ func TestPostedMapsBesideRequests(t *testing.T) {
 	}
 }
 
-// A request of the server that comes together with an answer is served, though nobody
-// asks the server for anything more: also where the client's own look-out was not
-// waiting at that moment.
+// TestServedBehindAnAnswer: a request of the server that arrives together with an answer is
+// served without another request of the client, also if the monitor was not polling at that
+// moment.
 func TestServedBehindAnAnswer(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	ok(t, err)

@@ -110,7 +110,7 @@ func (c *Client) serveIdle() error {
 			c.settled(m)
 		case err == nil && !m.isCommand():
 			c.sock.shed(m.fds)
-			err = fmt.Errorf("%w: answer to %v, which nobody waits for", ErrMalformed, m.Command)
+			err = fmt.Errorf("%w: unexpected answer to %v", ErrMalformed, m.Command)
 		case err == nil:
 			err = c.serve(c.sock, m)
 		}

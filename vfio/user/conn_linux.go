@@ -227,7 +227,7 @@ func (c *conn) answer(m message) error {
 	c.sock.shed(m.fds)
 	w := c.wait.Load()
 	if w == nil || w.id != m.ID || w.command != m.Command || !c.wait.CompareAndSwap(w, nil) {
-		return fmt.Errorf("%w: reply to %v, id %d, which nobody sent", ErrMalformed, m.Command, m.ID)
+		return fmt.Errorf("%w: unexpected reply to %v, id %d", ErrMalformed, m.Command, m.ID)
 	}
 	w.err = w.take(m)
 	close(w.done)

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// testDevice is a PCI device made for these tests: BAR 0 has 4 KiB of memory
-// with every access noted, BAR 1 a doorbell that makes the device copy memory
-// by DMA and raise a vector, BAR 2 a mapped page between two that are not, BAR 4 MSI-X.
+// testDevice is a PCI device for these tests. BAR 0 has 4 KiB of memory and records every access.
+// A write to the doorbell in BAR 1 makes the device copy memory by DMA and raise a vector. BAR 2
+// has a mapped page between two that are not mapped, and BAR 4 has MSI-X.
 type testDevice struct {
 	srv *Server
 
@@ -72,7 +72,7 @@ func (d *testDevice) Write(bar int, offset uint64, size int, value uint64) {
 	}
 }
 
-// act copies, on a goroutine of its own: whoever wrote waits for an answer.
+// act copies on a goroutine of its own, since the writer is waiting for an answer.
 func (d *testDevice) act(vector int) {
 	r := func(at uint64, n int) uint64 {
 		v := uint64(0)
@@ -100,7 +100,7 @@ func (d *testDevice) act(vector int) {
 	}()
 }
 
-// lastDMA waits for the copies under way and gives the error of the last.
+// lastDMA waits for the copies in progress and returns the error of the last.
 func (d *testDevice) lastDMA() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -159,7 +159,7 @@ func testConfig(d *testDevice) Config {
 	}
 }
 
-// memfd makes a memfd of the size, closed with the test.
+// memfd makes a memfd of the size and closes it at the end of the test.
 func memfd(t testing.TB, size int64, seals int) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("vfio-user-test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -188,7 +188,7 @@ func eventfd(t testing.TB) int {
 	return fd
 }
 
-// count takes an eventfd's count; 0 is none.
+// count reads an eventfd's count; 0 means none.
 func count(t testing.TB, fd int) uint64 {
 	t.Helper()
 	var b [8]byte
@@ -218,7 +218,7 @@ func await(t testing.TB, fd int) {
 	}
 }
 
-// newServer makes a server of a test device, ended with the test.
+// newServer makes a server of a test device and closes it at the end of the test.
 func newServer(t testing.TB, change ...func(*Config)) (*Server, *testDevice) {
 	t.Helper()
 	d := &testDevice{bar2: memfd(t, 6*4096, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)}
@@ -238,7 +238,7 @@ func newServer(t testing.TB, change ...func(*Config)) (*Server, *testDevice) {
 	return s, d
 }
 
-// session is one connection to a server over a socket pair; ended gives why
+// session is one connection to a server over a socket pair; ended receives the reason for which
 // the server ended it.
 type session struct {
 	fd    int
@@ -280,8 +280,8 @@ func openFDs(t testing.TB) int {
 	return len(entries)
 }
 
-// fdsAfter waits until there are so many descriptors again: those of files that were mapped
-// are closed beside whoever unmaps them. It returns how many there are.
+// fdsAfter waits until this process has the given number of descriptors again, because
+// descriptors of mapped files are closed in the background. It returns how many there are.
 func fdsAfter(t testing.TB, before int) (n int) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {

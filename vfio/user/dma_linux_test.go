@@ -21,7 +21,7 @@ func TestDMAMappings(t *testing.T) {
 	dma := s.DMA()
 	a, b := memfd(t, 64<<10, 0), memfd(t, 64<<10, 0)
 	before := openFDs(t)
-	// Sixteen mappings of one file, in the reverse order, and one of another.
+	// Sixteen mappings of one file, in reverse order, and one of another.
 	for i := range uint64(16) {
 		ok(t, c.MapDMA(0x100000+(15-i)*4096, 4096, a, i*4096, both))
 	}
@@ -34,7 +34,7 @@ func TestDMAMappings(t *testing.T) {
 	if after := fdsAfter(t, before+2); after != before+2 {
 		t.Errorf("%d descriptors before, %d after: one a file is needed", before, after)
 	}
-	// Across mappings, and translated by their offsets.
+	// Accesses across mappings, translated by their offsets.
 	p := make([]byte, 64<<10)
 	for i := range p {
 		p[i] = byte(i / 4096)
@@ -69,7 +69,7 @@ func TestDMAMappings(t *testing.T) {
 	if err := c.MapDMA(0x10f000, 8192, b, 0, both); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("overlap: %v", err)
 	}
-	// Unmapping in large strokes, as QEMU does: whatever is inside, or nothing.
+	// One unmap of a large range, as QEMU does: it removes every mapping inside, possibly none.
 	ok(t, c.UnmapDMA(0x1000, 0x1000))
 	ok(t, c.UnmapDMA(0x101000, 0x3000))
 	if m, _ := dma.Mappings(); m != 16 {
@@ -78,7 +78,7 @@ func TestDMAMappings(t *testing.T) {
 	if err := dma.Read(0x101000, q[:8]); !errors.Is(err, ErrUnmapped) {
 		t.Errorf("unmapped: %v", err)
 	}
-	// Part of a mapping goes, and the rest stays.
+	// A part of a mapping is removed, and the rest stays.
 	ok(t, c.UnmapDMA(0x201000, 4096))
 	for addr, want := range map[uint64]error{0x200ff8: nil, 0x201000: ErrUnmapped, 0x201ff8: ErrUnmapped} {
 		if err := dma.Read(addr, q[:8]); !errors.Is(err, want) {
@@ -127,8 +127,7 @@ func TestDMALimits(t *testing.T) {
 	}
 }
 
-// TestDMAFileChanges: a file may grow, become writable, and shrink, at the
-// peer's will.
+// TestDMAFileChanges: the peer may extend a file, make it writable, and shrink it at any time.
 func TestDMAFileChanges(t *testing.T) {
 	s := newSpace(10)
 	defer s.clear()
@@ -163,9 +162,8 @@ func TestDMAFileChanges(t *testing.T) {
 	ok(t, s.access(0x21000, got, false, nil, nil))
 }
 
-// TestDMAFileShrunkAndWritten: a file that has become smaller when it is mapped to be
-// written for the first time keeps its place: what lay past its end is lost, and not
-// out of bounds.
+// TestDMAFileShrunkAndWritten: a file that is mapped for writing for the first time after it has
+// shrunk keeps its length. Accesses to the part beyond its end fail; they are not out of bounds.
 func TestDMAFileShrunkAndWritten(t *testing.T) {
 	s := newSpace(10)
 	defer s.clear()
@@ -181,7 +179,7 @@ func TestDMAFileShrunkAndWritten(t *testing.T) {
 	ok(t, s.access(0, make([]byte, 8), false, nil, nil))
 }
 
-// TestDMALongFiles: files that become long take bytes as far as they are used.
+// TestDMALongFiles: a file that grows counts only as far as it is used.
 func TestDMALongFiles(t *testing.T) {
 	s := newSpace(10)
 	defer s.clear()
@@ -194,14 +192,14 @@ func TestDMALongFiles(t *testing.T) {
 	if s.mapped != 3*2*fileStep {
 		t.Errorf("%#x bytes are mapped", s.mapped)
 	}
-	// Written for the first time at its beginning: no shorter.
+	// The first mapping for writing, at its beginning, does not shorten it.
 	fd := memfd(t, 2*fileStep, 0)
 	ok(t, s.add(DMAMap{32, DMARead, 2*fileStep - 4096, 3 << 32, 4096}, fd))
 	ok(t, s.add(DMAMap{32, both, 0, 4 << 32, 4096}, fd))
 	ok(t, s.access(3<<32, make([]byte, 8), false, nil, nil))
 }
 
-// TestUnmapWaits: once an unmap is answered no access touches the range.
+// TestUnmapWaits: after the answer to an unmap no access touches the range.
 func TestUnmapWaits(t *testing.T) {
 	s, _, c := setUp(t, Options{})
 	fd := memfd(t, 1<<20, 0)
@@ -241,8 +239,8 @@ func TestUnmapWaits(t *testing.T) {
 	wg.Wait()
 }
 
-// TestDMAMessages: memory without a descriptor, over either socket, while the
-// client has a request under way and while it has none.
+// TestDMAMessages: memory without a descriptor, over either socket, with and without a request of
+// the client in progress.
 func TestDMAMessages(t *testing.T) {
 	for _, noTwin := range []bool{false, true} {
 		t.Run(fmt.Sprintf("noTwin=%v", noTwin), func(t *testing.T) {
@@ -265,7 +263,7 @@ func TestDMAMessages(t *testing.T) {
 			if !bytes.Equal(got, want) {
 				t.Fatal("data differ")
 			}
-			// While requests go on.
+			// While requests are in progress.
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				for i := range 200 {
@@ -285,7 +283,7 @@ func TestDMAMessages(t *testing.T) {
 			if err := s.DMA().Write(0x800000, got[:8]); !errors.Is(err, ErrDenied) {
 				t.Errorf("write to what is readable: %v", err)
 			}
-			// The client refuses what it does not know (any more).
+			// The client refuses ranges that are not mapped any more.
 			ok(t, c.space.remove(0x10000, 0x10000+1<<20-1))
 			err = s.DMA().Read(0x10000, got[:8])
 			var e *Error
@@ -300,9 +298,9 @@ func TestDMAMessages(t *testing.T) {
 	}
 }
 
-// TestAnswersFirst: a client that answers nothing before its own request is answered
-// gets that answer: before any DMA message where the request came first, and without
-// a wait where it came while the client owes an answer.
+// TestAnswersFirst: a client that answers nothing before its own request is answered gets that
+// answer. It comes before any DMA message if the request came first, and without waiting if the
+// request came while the client owes an answer.
 func TestAnswersFirst(t *testing.T) {
 	for _, twin := range []bool{false, true} {
 		s, d := newServer(t)
@@ -328,7 +326,7 @@ func TestAnswersFirst(t *testing.T) {
 				}
 			}
 		}
-		// All in one piece: the doorbell, and two more behind it.
+		// In one piece: the doorbell, and two more writes after it.
 		r.send(append(append(raw(1, CmdRegionWrite, 0, le(uint64(regGo), 1, 4, 0)), write(2, 2)...), write(3, 3)...))
 		replies(1, 3)
 		m, _ := from.receive()
@@ -365,8 +363,8 @@ func TestAnswersFirst(t *testing.T) {
 	}
 }
 
-// TestNoMessageAfter: what ends the right to memory that is reached by messages ends
-// an access between two messages, and no message goes out after the answer.
+// TestNoMessageAfter: a request that revokes the right to memory that is accessed by messages
+// ends an access between two messages. No message is sent after its answer.
 func TestNoMessageAfter(t *testing.T) {
 	for _, x := range []struct {
 		name string
@@ -409,7 +407,7 @@ func TestNoMessageAfter(t *testing.T) {
 	}
 }
 
-// selfish is a device that uses DMA while it is called.
+// selfish is a device that uses DMA during a call.
 type selfish struct {
 	*testDevice
 	err error
@@ -422,8 +420,8 @@ func (d *selfish) Write(int, uint64, int, uint64) {
 	d.err = err
 }
 
-// TestNoDMAInCalls: a device that waits for its client while that waits for it gets
-// an error, and the connection goes on.
+// TestNoDMAInCalls: a device that waits for its client while the client waits for it gets an
+// error, and the connection stays open.
 func TestNoDMAInCalls(t *testing.T) {
 	d := &selfish{testDevice: &testDevice{}}
 	cfg := testConfig(d.testDevice)
@@ -445,7 +443,7 @@ func TestNoDMAInCalls(t *testing.T) {
 	}
 }
 
-// TestBadAnswers: a DMA message answered wrongly is an error of the access.
+// TestBadAnswers: a wrong answer to a DMA message is an error of the access.
 func TestBadAnswers(t *testing.T) {
 	for _, x := range []struct {
 		name   string
@@ -523,7 +521,7 @@ func TestBadAnswers(t *testing.T) {
 	}
 }
 
-// TestDMAFileNotDumped: a core dump would bring in all of a file that the peer has mapped here.
+// TestDMAFileNotDumped: a core dump contains no file that the peer has mapped here.
 func TestDMAFileNotDumped(t *testing.T) {
 	s := newSpace(10)
 	defer s.clear()
@@ -540,9 +538,8 @@ func TestDMAFileNotDumped(t *testing.T) {
 	}
 }
 
-// TestTouchHoldsNobodyUp: an access that sleeps, as one to a page that is being punched out,
-// holds up who unmaps what it touches, and nobody else; and so does a file that is not mapped
-// yet.
+// TestTouchHoldsNobodyUp: an access that sleeps, as to a page that is being punched out, blocks
+// the unmapping of that page and nothing else. The same holds for a file that is not mapped yet.
 func TestTouchHoldsNobodyUp(t *testing.T) {
 	s := newSpace(10)
 	defer s.clear()
@@ -602,7 +599,7 @@ func TestTouchHoldsNobodyUp(t *testing.T) {
 	close(slow.ready)
 	all.Wait()
 
-	// By a system call it is the same.
+	// The same by a system call.
 	q := make([]byte, len(p))
 	ok(t, s.accessBy(touchAside, 0x20010, p, true, nil, nil))
 	ok(t, s.accessBy(touchAside, 0x20010, q, false, nil, nil))

@@ -28,8 +28,8 @@ func FuzzMappings(f *testing.F) {
 	})
 }
 
-// mapsModel maps and unmaps ranges of some 4,000 addresses. The file's offsets are
-// such that ranges often adjoin in the file, too.
+// mapsModel maps and unmaps ranges of some 4,000 addresses. The file's offsets are chosen so that
+// ranges are often adjacent in the file, too.
 func mapsModel(t *testing.T, next func() uint64, steps int) {
 	const size = 4096 + 16
 	var m mappings
@@ -118,8 +118,8 @@ func mapsModel(t *testing.T, next func() uint64, steps int) {
 	}
 }
 
-// TestMappingsOrders: the pieces stay as few as is said, in whatever order
-// mappings come and go.
+// TestMappingsOrders: the number of pieces stays within its bound, in whatever order mappings are
+// added and removed.
 func TestMappingsOrders(t *testing.T) {
 	const n = 1 << 16
 	for name, order := range map[string]func(i uint64) uint64{
@@ -136,7 +136,7 @@ func TestMappingsOrders(t *testing.T) {
 		if most := n / (pieceMax / 2); m.n != n || len(m.pieces) > most {
 			t.Errorf("%s: %d mappings in %d pieces, want %d in at most %d", name, m.n, len(m.pieces), n, most)
 		}
-		// Two of three go: what is left is put together.
+		// Two of three are removed: the remaining pieces are joined.
 		for i := range uint64(2 * n) {
 			if i%3 != 0 {
 				m.remove(i<<13, i<<13+4095, func(mapping) {})

@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// adder is a device with one register: what is written to it is added.
+// adder is a device with one register, which adds up the values that are written to it.
 type adder struct{ sum uint64 }
 
 func (a *adder) Read(bar int, offset uint64, size int) uint64     { return a.sum }

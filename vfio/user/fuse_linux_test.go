@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// silentFile opens a file of a FUSE file system that from then on answers nothing until
-// the end of the test. The numbers are of linux/fuse.h, protocol 7.31.
+// silentFile opens a file of a FUSE file system that answers no further request until the end of
+// the test. The numbers are from linux/fuse.h, protocol 7.31.
 func silentFile(t *testing.T) int {
 	t.Helper()
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -74,8 +74,8 @@ func silentFile(t *testing.T) int {
 	return fd
 }
 
-// TestMapOfSilentFile: a file whose server does not even say what it is is refused, and
-// holds no access up.
+// TestMapOfSilentFile: a file whose server does not even answer a stat is refused and blocks no
+// access.
 func TestMapOfSilentFile(t *testing.T) {
 	fd := silentFile(t)
 	s := newSpace(10)

@@ -400,7 +400,7 @@ func (s *Server) check(a RegionAccess) error {
 	size := s.size(a.Region)
 	switch {
 	case size == 0:
-		return refuse(unix.EINVAL, "region %d is not there", a.Region)
+		return refuse(unix.EINVAL, "region %d does not exist", a.Region)
 	case a.Count > s.cfg.MaxTransfer:
 		return refuse(unix.EINVAL, "%d bytes, at most %d", a.Count, s.cfg.MaxTransfer)
 	case uint64(a.Count) > size || a.Offset > size-uint64(a.Count):

@@ -39,8 +39,8 @@ func rawDial(t testing.TB, path string) *rawSession {
 	return r
 }
 
-// TestConnectsInTurn: whoever comes after the last client closed its end is served,
-// a thousand of a thousand, however busy the device is with the end of the last.
+// TestConnectsInTurn: a client that connects after the last one has closed its end is served, a
+// thousand times of a thousand, even while the device is busy with the cleanup of the last.
 func TestConnectsInTurn(t *testing.T) {
 	s, _, path := served(t)
 	fd := memfd(t, 1<<20, 0)
@@ -60,8 +60,8 @@ func TestConnectsInTurn(t *testing.T) {
 	}
 }
 
-// TestConnectsAtOnce: of a thousand at once one is served; each of the others is
-// told by an answer to its VERSION that the device is busy.
+// TestConnectsAtOnce: of a thousand at once one is served. Each of the others receives EBUSY in
+// the answer to its VERSION.
 func TestConnectsAtOnce(t *testing.T) {
 	s, _, path := served(t)
 	c, err := Dial(t.Context(), path, Options{})
@@ -99,7 +99,7 @@ func TestConnectsAtOnce(t *testing.T) {
 	ok(t, err)
 }
 
-// TestBusyAnswer: the answer has the ID of the VERSION that it is to, as QEMU wants.
+// TestBusyAnswer: the answer has the ID of the VERSION that it answers, as QEMU requires.
 func TestBusyAnswer(t *testing.T) {
 	_, _, path := served(t)
 	c, err := Dial(t.Context(), path, Options{})
@@ -115,7 +115,7 @@ func TestBusyAnswer(t *testing.T) {
 	}
 }
 
-// slow is a device whose client is a while in going.
+// slow is a device that takes long to release its client.
 type slow struct {
 	*testDevice
 	gone, leave chan struct{}
@@ -127,7 +127,7 @@ func (d *slow) Disconnected() {
 	<-d.leave
 }
 
-// TestWaitsForTheLast: who comes while the last client is cleaned up after waits for
+// TestWaitsForTheLast: a client that connects while the last one is being cleaned up waits for
 // that, and no longer than Timeout.
 func TestWaitsForTheLast(t *testing.T) {
 	for _, late := range []bool{false, true} {
@@ -163,8 +163,8 @@ func TestWaitsForTheLast(t *testing.T) {
 	}
 }
 
-// TestSlowVersion: a VERSION that comes a byte at a time keeps nobody out, and is
-// taken until Timeout, not as long as bytes come.
+// TestSlowVersion: a VERSION that arrives byte by byte does not keep other clients out. It must
+// be complete by Timeout, however steadily bytes arrive.
 func TestSlowVersion(t *testing.T) {
 	s, _, path := served(t, func(c *Config) { c.Timeout = 500 * time.Millisecond })
 	var all sync.WaitGroup
@@ -202,8 +202,8 @@ func poll(p []unix.PollFd, ms int) bool {
 	}
 }
 
-// TestSlowMessage: a message that began has Timeout to end; a client that says
-// nothing between two messages has for ever.
+// TestSlowMessage: a message must be complete within Timeout of its first byte. Between two
+// messages a client may be silent without limit.
 func TestSlowMessage(t *testing.T) {
 	s, _ := newServer(t, func(c *Config) { c.Timeout = 100 * time.Millisecond })
 	r := rawConnect(t, s)
@@ -226,9 +226,8 @@ func TestSlowMessage(t *testing.T) {
 	r.sock.close()
 }
 
-// TestNeverReads: a client that does not read its replies, or reads a byte now and
-// then, is let go at Timeout: that is for the whole of what is sent, however little
-// of it is taken.
+// TestNeverReads: a client that does not read its replies, or reads only a byte now and then, is
+// disconnected at Timeout, which counts for the whole of a send.
 func TestNeverReads(t *testing.T) {
 	const timeout = 400 * time.Millisecond
 	for _, sips := range []bool{false, true} {
@@ -259,7 +258,8 @@ func TestNeverReads(t *testing.T) {
 		if !errors.Is(err, ErrTimeout) {
 			t.Error(err)
 		}
-		// Not of the machine's speed: twice the time is what it was before.
+		// A ratio, independent of the machine's speed: without the bound it would take twice as
+		// long.
 		t.Logf("sips %v: let go after %v, Timeout is %v", sips, time.Since(start), timeout)
 		sender.Wait() // before its descriptor's number is another's
 		r.sock.close()
@@ -286,8 +286,8 @@ func (d *turnCount) run(f func()) {
 	d.turns++
 }
 
-// TestTurns: a turn of the owner has 128 accesses at most, whatever one message
-// asks for, and every message is answered as if it had been one turn.
+// TestTurns: a turn of the owner has at most 128 accesses, whatever one message asks for, and the
+// answer is the same as from one turn.
 func TestTurns(t *testing.T) {
 	d := &turnCount{testDevice: &testDevice{}}
 	cfg := testConfig(d.testDevice)
@@ -339,8 +339,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestWriteMultiWhole: a write that cannot be done leaves all of them undone, also
-// where the checks take several turns.
+// TestWriteMultiWhole: if one write is invalid none is done, also if the checks take several
+// turns.
 func TestWriteMultiWhole(t *testing.T) {
 	_, d, c := setUp(t, Options{})
 	ws := make([]Write, 20000)
@@ -357,8 +357,8 @@ func TestWriteMultiWhole(t *testing.T) {
 	}
 }
 
-// TestDescriptorsEverywhere sends each command with descriptors that it does not
-// take, up to as many as the kernel passes: none stays open, and the server goes on.
+// TestDescriptorsEverywhere sends each command with descriptors that it does not accept, up to as
+// many as the kernel passes: none stays open, and the server continues.
 func TestDescriptorsEverywhere(t *testing.T) {
 	s, _ := newServer(t)
 	fds := map[string]int{"memfd": memfd(t, 1<<16, 0), "eventfd": eventfd(t), "pipe": pipe(t)}
@@ -388,8 +388,8 @@ func TestDescriptorsEverywhere(t *testing.T) {
 	}
 }
 
-// TestEdgesOfMemory: the last page of the address space can be mapped and reached to
-// its end; files of whatever size are taken or refused for what they are.
+// TestEdgesOfMemory: the last page of the address space can be mapped and accessed to its end;
+// files of any size are accepted or refused for what they are.
 func TestEdgesOfMemory(t *testing.T) {
 	s, _, c := setUp(t, Options{})
 	fd := memfd(t, 8192, 0)

@@ -159,7 +159,7 @@ func (q *interrupts) set(m IRQSet, fds []int) error {
 	}
 	for _, fd := range fds {
 		if !isEventFD(fd) {
-			return refuse(unix.EINVAL, "a descriptor is no eventfd")
+			return refuse(unix.EINVAL, "a descriptor is not an eventfd")
 		}
 	}
 	q.mu.Lock()

@@ -17,7 +17,7 @@ import (
 	"github.com/exanet/pfd/internal/leak"
 )
 
-// Clients that say anything, one after the other, leave nothing behind in the
+// TestStreamsLeaveNothing: clients that send any bytes, one after the other, leak nothing in the
 // server: no descriptor, no goroutine, no memory.
 func TestStreamsLeaveNothing(t *testing.T) {
 	fd := memfd(t, 1<<16, 0)
@@ -27,7 +27,7 @@ func TestStreamsLeaveNothing(t *testing.T) {
 	for i, c := range refusals {
 		streams = append(streams, append(append([]byte(nil), agreed...), raw(uint16(i), c.cmd, i%2*flagNoReply, c.payload)...))
 	}
-	// Half a message, nonsense, and what stands until the client goes.
+	// Half a message, nonsense, and state that lasts until the client ends.
 	streams = append(streams, nil, agreed[:9], []byte("GET / HTTP/1.1\r\n\r\n                "),
 		append(append([]byte(nil), agreed...), raw(2, CmdDMAMap, 0, le(32, 3, uint64(0), uint64(0x10000), uint64(4096)))...),
 		append(append([]byte(nil), agreed...), raw(2, CmdReset, 0, nil)...))
@@ -50,7 +50,7 @@ func TestStreamsLeaveNothing(t *testing.T) {
 	})
 }
 
-// levels is a logger's handler that hands over what it was told.
+// levels is a logger's handler that sends the level of each end of a connection to a channel.
 type levels struct {
 	slog.Handler
 	told chan slog.Record
@@ -61,7 +61,7 @@ func (l levels) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// end waits for the end of a connection, and returns the level at which it was told.
+// end waits for the end of a connection and returns the level at which it was logged.
 func (l levels) end() slog.Level {
 	for {
 		if r := <-l.told; r.Message == "vfio-user: connection ended" {
@@ -70,7 +70,8 @@ func (l levels) end() slog.Level {
 	}
 }
 
-// TestDescriptorsLost: a server that is out of descriptors warns that it gave a client up for that.
+// TestDescriptorsLost: a server that is out of descriptors logs a warning that it closed a
+// client's connection for that reason.
 func TestDescriptorsLost(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -118,7 +119,8 @@ func TestDescriptorsLost(t *testing.T) {
 	}
 }
 
-// TestWithoutProc: a server that cannot tell an eventfd from another file says so before it has a client.
+// TestWithoutProc: a server that cannot identify eventfds returns an error before it serves a
+// client.
 func TestWithoutProc(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root is needed: /proc is hidden by a mount")

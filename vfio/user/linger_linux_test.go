@@ -11,10 +11,10 @@ import (
 	"github.com/exanet/pfd/internal/linger"
 )
 
-// patience is how long what must not wait for the peer may take on a busy machine.
+// patience is how long an operation that must not wait for the peer may take on a busy machine.
 const patience = 10 * time.Second
 
-// soon says whether f returns in time.
+// soon reports whether f returns in time.
 func soon(f func()) bool {
 	done := make(chan struct{})
 	go func() { defer close(done); f() }()
@@ -26,9 +26,8 @@ func soon(f func()) bool {
 	}
 }
 
-// TestLingeringDescriptors: descriptors that take long to close hold up neither the
-// device's owner nor the next client, whatever message brings them, and whether it is
-// read or not.
+// TestLingeringDescriptors: descriptors that take long to close block neither the device's owner
+// nor the next client, whichever message brings them, and whether the message is read or not.
 func TestLingeringDescriptors(t *testing.T) {
 	q, err := linger.New()
 	ok(t, err)
@@ -84,8 +83,8 @@ func TestLingeringDescriptors(t *testing.T) {
 	ok(t, q.Close())
 }
 
-// TestLingeringAnswers: a server's descriptors that take long to close hold up neither
-// the answer that brings them nor the end of the client.
+// TestLingeringAnswers: a server's descriptors that take long to close block neither the answer
+// that brings them nor the client's Close.
 func TestLingeringAnswers(t *testing.T) {
 	q, err := linger.New()
 	ok(t, err)
@@ -111,8 +110,8 @@ func TestLingeringAnswers(t *testing.T) {
 	ok(t, q.Close())
 }
 
-// TestTwinOfAnotherKind: a twin socket whose receiving no shutdown ends is refused, and
-// holds up no end of the client.
+// TestTwinOfAnotherKind: a twin socket on which shutdown does not end a receive is refused and
+// does not block the client's Close.
 func TestTwinOfAnotherKind(t *testing.T) {
 	for name, make := range map[string]func() (int, error){
 		"netlink": func() (int, error) {

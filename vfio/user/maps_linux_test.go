@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPageMaps maps 1 GiB of a guest's memory a page at a time, as QEMU does for a
-// guest's IOMMU, uses it and unmaps it in large strokes. The pages lie in the file in
-// another order than in the address space, or in the same.
+// TestPageMaps maps 1 GiB of a guest's memory page by page, as QEMU does for a guest's IOMMU,
+// uses it, and unmaps it in large ranges. The order of the pages in the file differs from that in
+// the address space, or is the same.
 func TestPageMaps(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: 262,144 mappings one by one take some seconds")
@@ -84,8 +84,8 @@ func TestPageMaps(t *testing.T) {
 	}
 }
 
-// TestMapsBound: four million mappings fit into the bytes that are stated, and one
-// more is refused.
+// TestMapsBound: four million mappings fit the documented number of bytes, and one more is
+// refused.
 func TestMapsBound(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: four million mappings take some seconds")
@@ -110,11 +110,11 @@ func TestMapsBound(t *testing.T) {
 	} else {
 		t.Logf("%d MiB for %d mappings in order", used>>20, s.table.n)
 	}
-	// The most pieces that are taken are the most bytes.
+	// The largest number of pieces takes the largest number of bytes.
 	if most := s.maxPieces * pieceMax * 32; most > 257<<20 {
 		t.Errorf("%d pieces may be of %d bytes", s.maxPieces, most)
 	}
-	// An unmap that would make one mapping more of two.
+	// An unmap that would split a mapping into two.
 	s.clear()
 	s.maxMaps = 1
 	ok(t, s.add(DMAMap{32, both, 0, 0, 3 * 4096}, -1))
@@ -126,8 +126,8 @@ func TestMapsBound(t *testing.T) {
 	s.clear()
 }
 
-// TestMapsGivenBack: memory of mappings that went one by one is the system's again, while
-// the peer stays.
+// TestMapsGivenBack: memory of mappings that were removed one by one returns to the system while
+// the peer stays connected.
 func TestMapsGivenBack(t *testing.T) {
 	held := func() int64 {
 		var m runtime.MemStats
@@ -152,7 +152,7 @@ func TestMapsGivenBack(t *testing.T) {
 	}
 }
 
-// process is what the system says of a process.
+// process is the system's accounting of a process.
 type process struct{ rss, fds, mappings int }
 
 func look(t testing.TB, pid int) (p process) {
@@ -175,8 +175,8 @@ func look(t testing.TB, pid int) (p process) {
 	return p
 }
 
-// TestMapsProcess: a client that maps four million pages costs the server's process
-// what is stated, and gives it back when it goes.
+// TestMapsProcess: a client that maps four million pages costs the server's process the
+// documented amount, which is returned when the client ends.
 func TestMapsProcess(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: four million mappings take some seconds")

@@ -85,7 +85,7 @@ func (m DMAMap) check() error {
 	case m.ArgSize < dmaMapSize:
 		return refuse(unix.EINVAL, "argsz %d below 32", m.ArgSize)
 	case m.Flags&^(DMARead|DMAWrite) != 0 || m.Flags == 0:
-		return refuse(unix.EINVAL, "flags %#x, want readable, writeable or both", m.Flags)
+		return refuse(unix.EINVAL, "flags %#x, must be readable, writable or both", m.Flags)
 	case m.Size == 0 || m.Address+m.Size-1 < m.Address:
 		return refuse(unix.EINVAL, "range %#x+%#x is empty or wraps", m.Address, m.Size)
 	case (m.Address|m.Size|m.Offset)%defaultPageSizes != 0:

@@ -3,7 +3,7 @@ package user
 import "fmt"
 
 func short(name string, n, want int) error {
-	return fmt.Errorf("%s of %d bytes, want %d: %w", name, n, want, ErrShort)
+	return fmt.Errorf("%s of %d bytes, must be %d: %w", name, n, want, ErrShort)
 }
 
 // Rights of a DMA mapping (spec, "VFIO_USER_DMA_MAP").
@@ -316,14 +316,14 @@ func DecodeIRQSet(b []byte) (IRQSet, error) {
 	}
 	data, action := m.Flags&irqDataMask, m.Flags&irqActionMask
 	if data == 0 || data&(data-1) != 0 || action == 0 || action&(action-1) != 0 || m.Flags&^(irqDataMask|irqActionMask) != 0 {
-		return m, fmt.Errorf("DEVICE_SET_IRQS with flags %#x, want one kind of data and one action: %w", m.Flags, ErrMalformed)
+		return m, fmt.Errorf("DEVICE_SET_IRQS with flags %#x, must be one kind of data and one action: %w", m.Flags, ErrMalformed)
 	}
 	want := uint64(0)
 	if data == IRQDataBool {
 		want = uint64(m.Count)
 	}
 	if uint64(len(m.Bools)) != want {
-		return m, fmt.Errorf("DEVICE_SET_IRQS with %d bytes of data, want %d: %w", len(m.Bools), want, ErrMalformed)
+		return m, fmt.Errorf("DEVICE_SET_IRQS with %d bytes of data, must be %d: %w", len(m.Bools), want, ErrMalformed)
 	}
 	return m, nil
 }

@@ -9,8 +9,8 @@ import (
 // Append implements the test's enc.
 func (m Feature) Append(b []byte) []byte { return append4(b, m.ArgSize, m.Flags) }
 
-// FuzzDecode decodes any bytes as every message; what can be decoded must
-// encode to what decodes to the same.
+// FuzzDecode decodes any bytes as every message. A message that can be decoded must survive
+// encoding and decoding unchanged.
 func FuzzDecode(f *testing.F) {
 	f.Add(Header{ID: 1, Command: CmdVersion, Size: 16}.Append(nil))
 	f.Add(Version{0, 1, Capabilities{MaxFDs: ptr(8), Twin: &TwinSocket{Supported: true, FDIndex: ptr(0)}, WriteMulti: true}}.Append(nil))

@@ -190,7 +190,7 @@ func (c *pciConfig) layBAR(i int) error {
 		return nil
 	}
 	if bar.Size < 16 || bits.OnesCount64(bar.Size) != 1 {
-		return fmt.Errorf("BAR %d: size %#x, want a power of two of at least 16", i, bar.Size)
+		return fmt.Errorf("BAR %d: size %#x, must be a power of two, at least 16", i, bar.Size)
 	}
 	if !bar.Is64 && bar.Size > 1<<31 {
 		return fmt.Errorf("BAR %d: size %#x needs a 64-bit BAR", i, bar.Size)
@@ -198,7 +198,7 @@ func (c *pciConfig) layBAR(i int) error {
 	end := uint64(0)
 	for _, a := range bar.Areas {
 		if a.Size == 0 || (a.Offset|a.Size|bar.FDOffset)%4096 != 0 || a.Offset < end || a.Size > bar.Size || a.Offset > bar.Size-a.Size {
-			return fmt.Errorf("BAR %d: area %#x+%#x, want whole pages inside the BAR, in order, apart", i, a.Offset, a.Size)
+			return fmt.Errorf("BAR %d: area %#x+%#x, must be whole pages inside the BAR, in order, without overlap", i, a.Offset, a.Size)
 		}
 		end = a.Offset + a.Size
 	}
@@ -209,7 +209,7 @@ func (c *pciConfig) layBAR(i int) error {
 	mask := ^(bar.Size - 1)
 	if bar.Is64 {
 		if i == 5 || c.bars[i+1].Size != 0 {
-			return fmt.Errorf("BAR %d: 64 bits need the next BAR, which is taken or not there", i)
+			return fmt.Errorf("BAR %d: 64 bits need the next BAR, which is in use or does not exist", i)
 		}
 		flags |= barIs64
 		c.put32(at+4, 0, uint32(mask>>32))
@@ -221,15 +221,15 @@ func (c *pciConfig) layBAR(i int) error {
 func (c *pciConfig) checkMSIX() error {
 	m := c.msix
 	if m.Vectors < 1 || m.Vectors > 2048 {
-		return fmt.Errorf("MSI-X with %d vectors, want 1 to 2048", m.Vectors)
+		return fmt.Errorf("MSI-X with %d vectors, must be 1 to 2048", m.Vectors)
 	}
 	if m.BAR < 0 || m.BAR > 5 || c.bars[m.BAR].Size == 0 {
-		return fmt.Errorf("MSI-X in BAR %d, which is not there", m.BAR)
+		return fmt.Errorf("MSI-X in BAR %d, which does not exist", m.BAR)
 	}
 	size, table, pba := c.bars[m.BAR].Size, m.tableSize(), m.pbaSize()
 	if (m.Table|m.PBA)%8 != 0 || table > size || m.Table > size-table || pba > size || m.PBA > size-pba ||
 		m.Table < m.PBA+pba && m.PBA < m.Table+table {
-		return fmt.Errorf("MSI-X table at %#x and pending bits at %#x, want multiples of 8, apart, in %#x bytes", m.Table, m.PBA, size)
+		return fmt.Errorf("MSI-X table at %#x and pending bits at %#x, must be multiples of 8, without overlap, in %#x bytes", m.Table, m.PBA, size)
 	}
 	return nil
 }

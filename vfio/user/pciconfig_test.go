@@ -46,7 +46,7 @@ func TestConfigHeader(t *testing.T) {
 	}
 }
 
-// TestConfigCapabilities walks the list as a guest does.
+// TestConfigCapabilities follows the list of capabilities as a guest does.
 func TestConfigCapabilities(t *testing.T) {
 	c := newTestConfig(t)
 	var ids []uint32
@@ -100,8 +100,8 @@ func TestConfigBARSize(t *testing.T) {
 	}
 }
 
-// TestConfigReadOnly writes all ones and all zeros everywhere, in every width,
-// and compares what changed with the list of what may.
+// TestConfigReadOnly writes all ones and all zeros everywhere, in every width, and compares the
+// bits that changed with the list of writable ones.
 func TestConfigReadOnly(t *testing.T) {
 	writable := map[int]byte{
 		0x04: 0x46, 0x05: 0x05, 0x0c: 0xff, 0x3c: 0xff, 0x44: 3,
@@ -164,7 +164,7 @@ func TestConfigFLR(t *testing.T) {
 			t.Errorf("initiate-FLR reads as one: %#x", got)
 		}
 	}
-	// One write may cross it.
+	// One write may span it.
 	if got := c.store(slices.Repeat([]byte{0xff}, configSize), 0); got&configFLR == 0 {
 		t.Errorf("a write of everything: event %d", got)
 	}

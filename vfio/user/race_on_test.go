@@ -2,6 +2,5 @@
 
 package user
 
-// returned is what the race detector's own memory of a process leaves of a test that
-// compares the process with what it was, MiB.
+// returned is like that without the race detector, whose own memory of the process stays, MiB.
 const returned = 1 << 10

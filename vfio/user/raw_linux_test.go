@@ -33,12 +33,12 @@ func le(v ...any) []byte {
 	return b
 }
 
-// raw makes a message by hand.
+// raw encodes a message.
 func raw(id uint16, cmd Command, flags int, payload []byte) []byte {
 	return le(id, uint16(cmd), HeaderSize+len(payload), flags, 0, payload)
 }
 
-// rawSession speaks bytes.
+// rawSession is a session that sends and receives bytes.
 type rawSession struct {
 	t testing.TB
 	*session
@@ -55,7 +55,7 @@ func rawConnect(t testing.TB, s *Server) *rawSession {
 	return r
 }
 
-// close ends the session and waits for the server's side of it.
+// close ends the session and waits until the server has ended it.
 func (r *rawSession) close() error {
 	r.in.drop(r.sock)
 	r.sock.close()
@@ -69,7 +69,7 @@ func (r *rawSession) send(b []byte, fds ...int) {
 	}
 }
 
-// receive takes the next message; ok is false at the end of the stream.
+// receive returns the next message; ok is false at the end of the stream.
 func (r *rawSession) receive() (message, bool) {
 	r.t.Helper()
 	for {
@@ -89,7 +89,7 @@ func (r *rawSession) receive() (message, bool) {
 	}
 }
 
-// call sends a command and takes its reply.
+// call sends a command and returns its reply.
 func (r *rawSession) call(cmd Command, payload []byte, fds ...int) message {
 	r.t.Helper()
 	r.send(raw(77, cmd, 0, payload), fds...)
@@ -103,7 +103,7 @@ func (r *rawSession) call(cmd Command, payload []byte, fds ...int) message {
 	return m
 }
 
-// must is call for a request that must succeed.
+// must is like call, for a request that must succeed.
 func (r *rawSession) must(cmd Command, payload []byte, fds ...int) message {
 	r.t.Helper()
 	m := r.call(cmd, payload, fds...)
@@ -125,8 +125,8 @@ func (r *rawSession) command(bits uint16) {
 	r.must(CmdRegionWrite, le(uint64(cfgCommand), RegionConfig, 2, le(bits)))
 }
 
-// TestGoldenExchange compares whole exchanges with bytes worked out by hand
-// from the specification's tables (testdata/exchange.txt), both ways.
+// TestGoldenExchange compares whole exchanges, in both directions, with bytes that were derived
+// by hand from the specification's tables (testdata/exchange.txt).
 func TestGoldenExchange(t *testing.T) {
 	if order.Uint16([]byte{1, 0}) != 1 {
 		t.Skip("the golden bytes are for a little-endian host")
@@ -211,8 +211,8 @@ func unhex(t *testing.T, s string) []byte {
 	return b
 }
 
-// refusals are requests that must be answered by an error with nothing done.
-// name, command, payload, descriptors (m memfd, e eventfd, p pipe), errno.
+// refusals are requests that must be answered by an error and have no effect. Columns: name,
+// command, payload, descriptors (m memfd, e eventfd, p pipe), errno.
 var refusals = []struct {
 	name    string
 	cmd     Command
@@ -335,10 +335,9 @@ var refusals = []struct {
 	{"MIG_DATA_WRITE", CmdMigDataWrite, le(16, 8, uint64(0)), "", unix.EOPNOTSUPP},
 }
 
-// TestRefusals sends each refusal by hand and looks that the answer is the
-// errno alone, that descriptors are closed, that nothing reached the device,
-// and that the connection still works; then that a command with the no-reply
-// bit is refused without a word.
+// TestRefusals sends each refusal and checks that the answer is only the errno, that descriptors
+// are closed, that nothing reached the device, and that the connection still works. A command
+// with the no-reply bit must be refused without an answer.
 func TestRefusals(t *testing.T) {
 	s, d := newServer(t)
 	r := rawConnect(t, s)
@@ -400,7 +399,7 @@ func pipe(t testing.TB) int {
 	return int(w.Fd())
 }
 
-// readOnly gives a memfd that is sealed against writing.
+// readOnly returns a memfd that is sealed against writing.
 func readOnly(t testing.TB) int {
 	t.Helper()
 	fd := memfd(t, 1<<16, 0)
@@ -419,8 +418,8 @@ func itoa(n int) string {
 	return itoa(n/10) + string(rune('0'+n%10))
 }
 
-// TestFatal sends what ends a connection: with an error reply where there is
-// one to give, and with nothing left behind.
+// TestFatal sends messages that end a connection: with an error reply if one is possible, and
+// without leaks.
 func TestFatal(t *testing.T) {
 	agreed := raw(1, CmdVersion, 0, hello("{}"))
 	for _, c := range []struct {
@@ -477,7 +476,7 @@ func TestFatal(t *testing.T) {
 				r.send(c.bytes, fds...)
 			}
 			if c.reply == 0 {
-				// Only the end of our side can end a half message.
+				// Only the end of our side can end an incomplete message.
 				_ = unix.Shutdown(r.fd, unix.SHUT_WR)
 			} else {
 				m, ok := r.receive()
@@ -507,7 +506,7 @@ func TestFatal(t *testing.T) {
 	}
 }
 
-// TestSilent: a client that says nothing does not keep the place.
+// TestSilent: a client that sends nothing does not stay connected.
 func TestSilent(t *testing.T) {
 	s, _ := newServer(t, func(c *Config) { c.Timeout = 10 * time.Millisecond })
 	r := rawConnect(t, s)
@@ -519,8 +518,7 @@ func TestSilent(t *testing.T) {
 	}
 }
 
-// TestSplit sends the same requests byte by byte, and all in one piece with a
-// descriptor for each of the ends.
+// TestSplit sends the same requests byte by byte, and in one piece with a descriptor at each end.
 func TestSplit(t *testing.T) {
 	s, d := newServer(t)
 	r := rawConnect(t, s)
@@ -547,7 +545,7 @@ func TestSplit(t *testing.T) {
 	}
 	check()
 	_ = d
-	// In one piece, and the last one of a piece brings a descriptor.
+	// In one piece, whose last message brings a descriptor.
 	ev := eventfd(t)
 	burst := all[len(all)-36-32:]
 	r.send(burst)
@@ -565,8 +563,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// FuzzStream feeds a server any bytes, with a descriptor on the first: it must
-// answer or close, and leave nothing behind.
+// FuzzStream sends any bytes to a server, with a descriptor on the first: it must answer or
+// close, and must leak nothing.
 func FuzzStream(f *testing.F) {
 	v := raw(1, CmdVersion, 0, hello("{}"))
 	f.Add([]byte{})

@@ -130,7 +130,7 @@ func New(cfg Config, dev Device) (*Server, error) {
 		cfg.MaxFDs = 8
 	}
 	if cfg.MaxFDs < 1 || cfg.MaxFDs > recvFDs {
-		return nil, fmt.Errorf("vfio-user server: MaxFDs %d, want 1 to %d", cfg.MaxFDs, recvFDs)
+		return nil, fmt.Errorf("vfio-user server: MaxFDs %d, must be 1 to %d", cfg.MaxFDs, recvFDs)
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Second
@@ -152,7 +152,7 @@ func New(cfg Config, dev Device) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, dev: dev, pci: pci, log: cfg.Log, live: map[*conn]struct{}{}}
 	s.irq = newInterrupts(cfg.MSIX, func() {
-		s.log.Warn("vfio-user: the client made its eventfd block; it is thrown out")
+		s.log.Warn("vfio-user: the client is disconnected: it made its eventfd block")
 		s.hangUp()
 	})
 	if err := s.ios.open(s); err != nil {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fake is a client of a server that agrees to everything, says that it has a PCI
-// device, and otherwise answers what the test says: nil is silence.
+// fake is a client of a server that agrees to everything and claims to have a PCI device. The
+// test provides its other answers; nil means no answer.
 func fake(t *testing.T, answer func(m message) (payload []byte, fds []int)) (*Client, *rawSession) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -51,8 +51,8 @@ func fake(t *testing.T, answer func(m message) (payload []byte, fds []int)) (*Cl
 	return c, peer
 }
 
-// TestStuckDoorbell: a server that does not take its eventfd, fills it and makes it
-// block holds nobody up who rings, and is done with.
+// TestStuckDoorbell: a server that does not read its eventfd, fills it and makes it block does
+// not block the client's Signal, and ends the client.
 func TestStuckDoorbell(t *testing.T) {
 	var owner sync.Mutex
 	_, _, c := setUp(t, Options{}, func(c *Config) { c.Run = func(f func()) { owner.Lock(); defer owner.Unlock(); f() } })
@@ -80,8 +80,8 @@ func TestStuckDoorbell(t *testing.T) {
 	<-c.Done()
 }
 
-// TestCrowdedEventFD: a peer of many threads, each of which waits to fill the eventfd and
-// makes it block again, comes before us no more often than one of a single thread.
+// TestCrowdedEventFD: a peer of many threads, each of which waits to fill the eventfd and make it
+// block again, delays us no more than a peer of one thread.
 func TestCrowdedEventFD(t *testing.T) {
 	const writers, signals = 300, 5
 	fd := eventfd(t)
@@ -127,8 +127,8 @@ func TestCrowdedEventFD(t *testing.T) {
 	}
 }
 
-// TestDoorbellNoEventFD: a server that gives anything but eventfds to be written to is
-// refused, and nothing of it stays open.
+// TestDoorbellNoEventFD: a server that sends other descriptors than eventfds as doorbells is
+// refused, and none of them stays open.
 func TestDoorbellNoEventFD(t *testing.T) {
 	p, ev := pipe(t), eventfd(t)
 	before := openFDs(t)
@@ -151,8 +151,8 @@ func TestDoorbellNoEventFD(t *testing.T) {
 	}
 }
 
-// TestClosedEventFD: an eventfd whose client has closed it is signalled in vain, is
-// replaced, and goes with the client.
+// TestClosedEventFD: an eventfd that the client has closed is signalled without effect, can be
+// replaced, and is released with the client.
 func TestClosedEventFD(t *testing.T) {
 	s, _ := newServer(t)
 	before := openFDs(t)
@@ -189,8 +189,8 @@ func TestClosedEventFD(t *testing.T) {
 	}
 }
 
-// TestPowerOn: a device that was left in D3hot answers again; one whose list of
-// capabilities has no end, or passes the end, is refused.
+// TestPowerOn: a device that was left in D3hot answers again. A device whose list of capabilities
+// is circular, or passes the end, is refused.
 func TestPowerOn(t *testing.T) {
 	_, _, c := setUp(t, Options{})
 	ok(t, c.PowerOn()) // it is on

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 )
 
-// A server of another user's is believed only where that user is named.
+// A server that runs as another user is accepted only if that user is named.
 func TestServerOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: becoming another user")
@@ -51,7 +51,7 @@ func TestServerOfAnotherUser(t *testing.T) {
 	closeFDs([]int{c})
 }
 
-// A process that is out of descriptors does not blame its peer.
+// TestOutOfDescriptors: a process that is out of descriptors does not blame its peer.
 func TestOutOfDescriptors(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTouchAside: an access aside goes by the file and not by its mapping, since who sleeps in
-// a mapping keeps this process from mapping memory; what cannot go that way goes by the mapping.
+// TestTouchAside: touchAside uses the file and not its mapping, since an access that sleeps in a
+// mapping keeps this process from mapping memory. It falls back to the mapping if the file cannot
+// be used.
 func TestTouchAside(t *testing.T) {
 	for _, x := range []struct {
 		name   string

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The rest of the protocol: pfd does not use it, other clients and servers do.
+// The rest of the protocol: pfd does not use it, but other clients and servers do.
 
-// WriteRegion stores p into a region, in as many messages as the limits need.
+// WriteRegion stores p into a region, in as many messages as the limits require.
 func (c *Client) WriteRegion(region int, offset uint64, p []byte) error {
 	return c.chunks(p, func(p []byte, at uint64) error {
 		if err := c.writeChunk(region, offset+at, p); err != nil {
@@ -18,8 +18,8 @@ func (c *Client) WriteRegion(region int, offset uint64, p []byte) error {
 	})
 }
 
-// WriteMulti carries several writes of up to 8 bytes in one message, or one by
-// one where the server does not take that. It gives how many were done.
+// WriteMulti sends several writes of up to 8 bytes in one message, or one by one if the server
+// does not support that. It returns how many were done.
 func (c *Client) WriteMulti(ws []Write) (done int, err error) {
 	c.mu.Lock()
 	defer c.unlock(&err)
@@ -61,8 +61,7 @@ func (c *Client) ActIRQs(index, start, count int, action uint32) error {
 	return c.setIRQs(IRQSet{ArgSize: irqSetSize, Flags: IRQDataNone | action, Index: uint32(index), Start: uint32(start), Count: uint32(count)})
 }
 
-// ActIRQsWhere does what ActIRQs does, to those interrupts only whose entry is
-// true.
+// ActIRQsWhere is like ActIRQs, for the interrupts whose entry is true.
 func (c *Client) ActIRQsWhere(index, start int, action uint32, where []bool) error {
 	m := IRQSet{ArgSize: irqSetSize + uint32(len(where)), Flags: IRQDataBool | action, Index: uint32(index), Start: uint32(start), Count: uint32(len(where))}
 	m.Bools = make([]byte, len(where))
@@ -74,7 +73,7 @@ func (c *Client) ActIRQsWhere(index, start int, action uint32, where []bool) err
 	return c.setIRQs(m)
 }
 
-// DisableIRQs takes every eventfd of an index away.
+// DisableIRQs removes every eventfd of an index.
 func (c *Client) DisableIRQs(index int) error {
 	return c.setIRQs(IRQSet{ArgSize: irqSetSize, Flags: IRQDataNone | IRQActionTrigger, Index: uint32(index)})
 }
@@ -88,20 +87,20 @@ func (c *Client) setIRQs(m IRQSet) error {
 	return nil
 }
 
-// UnmapAllDMA takes every mapping away.
+// UnmapAllDMA removes every mapping.
 func (c *Client) UnmapAllDMA() error {
 	return c.unmap(DMAUnmap{dmaUnmapSize, unmapAll, 0, 0}, ^uint64(0))
 }
 
-// SignalError tells the client of an unrecoverable error of the device, if it
-// listens (VFIO_PCI_ERR_IRQ_INDEX).
+// SignalError notifies the client of an unrecoverable error of the device, if it has set the
+// interrupt (VFIO_PCI_ERR_IRQ_INDEX).
 func (s *Server) SignalError() { s.irq.notify(IRQErr) }
 
-// RequestRelease asks the client to let the device go, if it listens
+// RequestRelease asks the client to release the device, if it has set the interrupt
 // (VFIO_PCI_REQ_IRQ_INDEX).
 func (s *Server) RequestRelease() { s.irq.notify(IRQReq) }
 
-// ServeConn serves one client over a connected stream socket, which it closes,
-// and returns when the client is gone: with the reason, which matches ErrGone
-// for a plain disconnection, and EBUSY where there was a client already.
+// ServeConn serves one client over a connected stream socket, which it closes, and returns the
+// reason when the client is gone. The error matches ErrGone for a plain disconnection, and EBUSY
+// if there was a client already.
 func (s *Server) ServeConn(fd int) error { return s.serve(s.admit(fd)) }

@@ -189,16 +189,16 @@ func TestConfigRefusals(t *testing.T) {
 		{"area outside", func(b *[6]BAR, _ *MSIX) { b[0].Areas = []Area{{4096, 4096}} }, "inside the BAR"},
 		{"area wraps", func(b *[6]BAR, _ *MSIX) { b[0].Areas = []Area{{^uint64(4095), 8192}} }, "inside the BAR"},
 		{"area of half a page", func(b *[6]BAR, _ *MSIX) { b[0].Areas = []Area{{0, 2048}} }, "whole pages"},
-		{"areas overlap", func(b *[6]BAR, _ *MSIX) { b[2].Areas = []Area{{0, 8192}, {4096, 4096}} }, "apart"},
+		{"areas overlap", func(b *[6]BAR, _ *MSIX) { b[2].Areas = []Area{{0, 8192}, {4096, 4096}} }, "without overlap"},
 		{"areas without a BAR", func(b *[6]BAR, _ *MSIX) { b[5].Areas = []Area{{0, 4096}} }, "without a size"},
 		{"no vector", func(_ *[6]BAR, m *MSIX) { m.Vectors = 0 }, "vectors"},
 		{"2049 vectors", func(_ *[6]BAR, m *MSIX) { m.Vectors = 2049 }, "vectors"},
-		{"MSI-X in an absent BAR", func(_ *[6]BAR, m *MSIX) { m.BAR = 5 }, "not there"},
-		{"MSI-X in BAR 6", func(_ *[6]BAR, m *MSIX) { m.BAR = 6 }, "not there"},
+		{"MSI-X in an absent BAR", func(_ *[6]BAR, m *MSIX) { m.BAR = 5 }, "does not exist"},
+		{"MSI-X in BAR 6", func(_ *[6]BAR, m *MSIX) { m.BAR = 6 }, "does not exist"},
 		{"table outside", func(_ *[6]BAR, m *MSIX) { m.Table = 4096 - 32 }, "table"},
 		{"table not aligned", func(_ *[6]BAR, m *MSIX) { m.Table = 4 }, "multiples"},
 		{"pending bits outside", func(_ *[6]BAR, m *MSIX) { m.PBA = 4096 }, "pending"},
-		{"pending bits in the table", func(_ *[6]BAR, m *MSIX) { m.PBA = 8 }, "apart"},
+		{"pending bits in the table", func(_ *[6]BAR, m *MSIX) { m.PBA = 8 }, "without overlap"},
 	} {
 		b, m := goodBARs(), msix
 		c.change(&b, &m)

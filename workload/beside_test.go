@@ -7,8 +7,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// Several daemons run beside each other: transfers by both at the same time, in
-// the same slots and PDIDs, and each daemon counts its own.
+// Two daemons run at the same time, with transfers in the same slots and PDIDs. Each daemon
+// counts only its own.
 func TestLiveBeside(t *testing.T) {
 	daemons := []*live{startLive(t), startLive(t)}
 	if a, b := daemons[0].socket, daemons[1].socket; a == b {
@@ -31,7 +31,7 @@ func TestLiveBeside(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A busy machine's time-outs add some; the other's do not.
+		// Time-outs of a busy machine may add some. Those of the other daemon must not.
 		own, other := uint64(count*(i+1)*pages), uint64(count*(len(daemons)-i)*pages)
 		if s.Faults < own || s.Faults >= own+other || s.Socket != l.socket {
 			t.Errorf("daemon %d on %s: %d faults, want %d of its own and none of the other's %d", i, s.Socket, s.Faults, own, other)
@@ -66,7 +66,7 @@ func TestLiveFaultLog(t *testing.T) {
 				// Nanoseconds after the interrupt.
 				stages := []int64{f.DrainedNS, f.StartedNS, f.ResidentNS, f.RAPFNS}
 				if method == "touch" {
-					// The process pages in: pfd sees neither its beginning nor its end.
+					// The process pages in: pfd sees neither the begin nor the end.
 					stages = []int64{f.DrainedNS, f.RAPFNS}
 				} else if f.Kind != kind {
 					t.Fatalf("fault %d: %+v: want kind %s", i, f, kind)

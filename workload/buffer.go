@@ -18,70 +18,69 @@ import (
 const (
 	pageSize  = device.PageSize
 	blockSize = device.BlockSize
-	// guardSize is what lies before and after a buffer's own bytes at least.
+	// guardSize is the smallest distance from a buffer's own bytes to the ends of its area.
 	guardSize = pageSize
 )
 
-// buffer is one test buffer: an area of whole pages with the buffer's own
-// bytes in it. All other bytes of the area are guards, which must not change.
+// buffer is one test buffer: an area of whole pages that contains the buffer's own
+// bytes. All other bytes of the area are guards, which must not change.
 //
 //	base            16 KiB boundary
 //	|-- guard page --|-- offset --|-- data, size bytes --|-- rest --|-- guard page --|
 //
-// The data begin at an offset from a 16 KiB boundary, since blocks are cut
-// there (spec/hardware.md 1).
+// The data begin at an offset from a 16 KiB boundary, because blocks end there
+// (spec/hardware.md 1).
 type buffer struct {
 	request    prepare
-	mapped     unsafe.Pointer // what was mapped, 16 KiB more than the area
+	mapped     unsafe.Pointer // start of the mapping, which is 16 KiB longer than the area
 	length     uintptr
-	area       []byte         // from the front guard on
-	data       uint64         // first byte of the data in the area
-	hole       span           // bytes of the area that are not mapped any more
-	child      *child         // of COW
-	ep         *rdma.Endpoint // nil: none that has to know of the memory
+	area       []byte         // starts with the front guard
+	data       uint64         // offset of the data in the area
+	hole       span           // part of the area that was unmapped
+	child      *child         // for COW
+	ep         *rdma.Endpoint // nil if the memory needs no registration or sharing
 	registered bool           // with ep, for its userfaultfd
-	shares     bool           // the device reaches only memory that was shared
-	shared     bool           // it has this
-	huge       bool           // the memory is of huge pages
-	fd         int            // of the memory that shares
+	shares     bool           // the device accesses only shared memory
+	shared     bool           // the area is shared with the device
+	huge       bool           // the memory has huge pages
+	fd         int            // of the shared memory, otherwise -1
 }
 
 type span struct{ from, to uint64 }
 
 func (s span) holds(i uint64) bool { return s.from <= i && i < s.to }
 
-// prepare is how a buffer is to be made.
+// prepare describes the buffer to make.
 type prepare struct {
 	State  State  `json:"state"`
 	Size   uint64 `json:"size"`
 	Offset uint64 `json:"offset"`
 	Seed   uint64 `json:"seed"`
-	// Page, where not 0, is the size of the pages that are shared, whatever the device
-	// wants.
+	// Page, if not 0, is the size of the shared pages; 0 means the device's page size.
 	Page uint64 `json:"page,omitempty"`
-	// Unproven has nobody look whether its pages are in their state: of a buffer that is
-	// larger than the memory some are in swap.
+	// Unproven omits the check of the pages' state. If a buffer is larger than the memory,
+	// some of its pages are in swap.
 	Unproven bool `json:"unproven,omitempty"`
 }
 
 func (p prepare) content() content { return content{State: p.State, Seed: p.Seed} }
 
-// data gives where in the area the data begin.
+// data returns the offset of the data in the area.
 func (p prepare) data() uint64 { return guardSize + p.Offset }
 
 func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }
 
-// areaSize gives the area's bytes.
+// areaSize returns the size of the area in bytes.
 func (p prepare) areaSize() uint64 {
 	return guardSize + roundUp(p.Offset+p.Size, pageSize) + guardSize
 }
 
-// holeBases are addresses far from where the kernel and the Go runtime map
-// anything by themselves, so that nobody takes the hole of an unmapped buffer:
-// for address spaces of 47 and of 39 bits.
+// holeBases are addresses for address spaces of 47 and of 39 bits at which neither the
+// kernel nor the Go runtime maps anything by itself, so that the hole of an unmapped buffer
+// stays unmapped.
 var holeBases = []uintptr{0x6000_0000_0000, 0x20_0000_0000}
 
-// newBuffer makes a buffer, of memory that ep shares where its device reaches no other.
+// newBuffer makes a buffer. If ep's device accesses only shared memory, the buffer is shared.
 func newBuffer(p prepare, ep *rdma.Endpoint) (*buffer, error) {
 	size := p.areaSize()
 	b := &buffer{request: p, length: uintptr(size) + blockSize, data: p.data(), ep: ep, shares: ep != nil && !ep.Info().SVA(), fd: -1}
@@ -183,12 +182,12 @@ func (b *buffer) fill() error {
 	return nil
 }
 
-// pageOuts is how often the kernel is asked to page a buffer out: it leaves pages
-// that it has at hand just then.
+// pageOuts bounds the attempts to page a buffer out: the kernel skips pages that it is using
+// at that moment.
 const pageOuts = 20
 
-// swapOut has the buffer's pages go to swap, and makes sure that they have:
-// without swap the kernel says yes and leaves them (spec/faultpath.md).
+// swapOut pages the buffer out to swap and verifies it: without swap MADV_PAGEOUT succeeds
+// and leaves the pages in memory (spec/faultpath.md).
 func (b *buffer) swapOut() error {
 	if b.shares {
 		return fmt.Errorf("%w: a buffer in state swapped: memory of a memfd is shared with pfd, which has it mapped too", ErrSkipped)
@@ -214,9 +213,8 @@ func (b *buffer) swapOut() error {
 	return fmt.Errorf("%w: state swapped: the kernel does not page the buffer out: add swap (swapon), or room in it, and let the memory cgroup use it", ErrSkipped)
 }
 
-// onEveryCPU calls f on each processor that the thread may run on, until it
-// fails: new pages wait in lists of the processor that made them, and are paged
-// out from there only.
+// onEveryCPU calls f on each processor that the thread may run on, until f fails. New pages
+// are in lists of the processor that allocated them and can be paged out only from there.
 func onEveryCPU(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -224,14 +222,14 @@ func onEveryCPU(f func() error) error {
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
 		return f()
 	}
-	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // it was so
+	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // the thread had this set before
 	for cpu := range 8 * len(all) * int(unsafe.Sizeof(all[0])) {
 		if !all.IsSet(cpu) {
 			continue
 		}
 		var one unix.CPUSet
 		one.Set(cpu)
-		_ = unix.SchedSetaffinity(0, &one) // where it is not allowed f runs here
+		_ = unix.SchedSetaffinity(0, &one) // on failure f runs on the current processor
 		if err := f(); err != nil {
 			return err
 		}
@@ -239,14 +237,14 @@ func onEveryCPU(f func() error) error {
 	return nil
 }
 
-// share lets the device reach the buffer as its state permits: the guards too, so
-// that a transfer which runs over them can show.
+// share shares the buffer with the device, read-only if its state is. It includes the guards,
+// so that a transfer can overwrite them and the check sees it.
 func (b *buffer) share() error {
 	switch b.request.State {
 	case COW:
 		return fmt.Errorf("%w: a buffer in state cow: this device reaches shared memory only, which is never copied", ErrRequest)
 	case Unmapped:
-		return nil // an address that nobody shared
+		return nil // the address must not be shared
 	}
 	va, size := b.bounds()
 	if err := b.ep.Share(va, size, b.fd, uint64(va)-uint64(uintptr(b.mapped)), b.request.State != ReadOnly); err != nil {
@@ -256,7 +254,7 @@ func (b *buffer) share() error {
 	return nil
 }
 
-// bounds is what is shared: the area, or all huge pages that it lies in.
+// bounds returns the shared range: the area, or all huge pages that contain it.
 func (b *buffer) bounds() (device.VA, uint64) {
 	if b.huge {
 		return device.VA(uintptr(b.mapped)), uint64(b.length)
@@ -264,7 +262,8 @@ func (b *buffer) bounds() (device.VA, uint64) {
 	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))), uint64(len(b.area))
 }
 
-// register has the endpoint fill the buffer's missing pages, under method uffd.
+// register registers the buffer with the endpoint under method uffd, so that the endpoint
+// fills its missing pages.
 func (b *buffer) register() error {
 	if b.ep == nil || b.ep.Info().Method != rdma.MethodUFFD || b.request.State == Unmapped {
 		return nil
@@ -274,7 +273,7 @@ func (b *buffer) register() error {
 	return err
 }
 
-// prove says where the buffer is not in its state.
+// prove returns an error if the buffer's pages are not in the requested state.
 func (b *buffer) prove(pages *pagemap) error {
 	state := b.request.State
 	if b.request.Size == 0 || state == Unmapped || b.request.Unproven {
@@ -291,23 +290,23 @@ func (b *buffer) prove(pages *pagemap) error {
 		}
 	}
 	if resident != want {
-		return fmt.Errorf("%s buffer: %d of its %d pages are there, want %d", state, resident, total, want)
+		return fmt.Errorf("%s buffer: %d of its %d pages are resident, want %d", state, resident, total, want)
 	}
 	return nil
 }
 
-// addr gives the address of the data's first byte.
+// addr returns the address of the first byte of the data.
 func (b *buffer) addr() device.VA {
 	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b.area)))) + device.VA(b.data)
 }
 
-// close ends the child and unmaps the area. It may be called twice, and of no buffer.
+// close ends the child and unmaps the area. It may be called twice and on a nil buffer.
 func (b *buffer) close() error {
 	if b == nil {
 		return nil
 	}
 	var errs []error
-	// An attachment that is over has let go what is unregistered and unshared here.
+	// If the attachment has ended, it has already released these registrations.
 	let := func(err error) {
 		if !errors.Is(err, rdma.ErrGone) && !errors.Is(err, rdma.ErrClosed) {
 			errs = append(errs, err)
@@ -339,30 +338,30 @@ func (b *buffer) close() error {
 	return errors.Join(errs...)
 }
 
-// verify is what a buffer must hold after a transfer.
+// verify describes the content that a buffer must have after a transfer.
 type verify struct {
-	// Arrived says that the data must be those of Source; otherwise, where
-	// Partial is false, that the buffer must be as it was made.
+	// Arrived means that the data must be those of Source. If neither Arrived nor Partial
+	// is set, the buffer must be unchanged.
 	Arrived bool `json:"arrived"`
-	// Partial says that the transfer failed underway: each byte of the data may
+	// Partial means that the transfer failed in flight: each byte of the data may
 	// be the old one or the new one.
 	Partial bool `json:"partial"`
-	// Source is the source's area, and SourceData where in it the data begin.
+	// Source is the source's area, and SourceData the offset of the data in it.
 	Source     content `json:"source"`
 	SourceData uint64  `json:"source_data"`
 }
 
-// wanted gives the eight bytes that the source has for those at pos of this
-// area. Before the data, where there are none, it is anything.
+// wanted returns the eight bytes of the source that belong at pos of this area. Its result
+// is meaningless for a pos before the data.
 func (b *buffer) wanted(v verify, pos uint64) uint64 { return v.Source.at(pos - b.data + v.SourceData) }
 
-// verdict is what a buffer was found to hold.
+// verdict is the result of checking a buffer.
 type verdict struct {
-	Wrong    uint64 `json:"wrong"`    // bytes that are wrong, guards too
-	First    int64  `json:"first"`    // the first of them, counted from the data's first byte
-	Resident int    `json:"resident"` // pages of the data that were there before the check looked
-	Missing  int    `json:"missing"`  // pages of the data that must be there and were not
-	Child    bool   `json:"child"`    // the fork's child has lost its own bytes
+	Wrong    uint64 `json:"wrong"`    // number of wrong bytes, those of guards included
+	First    int64  `json:"first"`    // the first wrong byte, relative to the start of the data
+	Resident int    `json:"resident"` // pages of the data that were resident before the check
+	Missing  int    `json:"missing"`  // pages of the data that the transfer wrote and that are absent
+	Child    bool   `json:"child"`    // the forked child has lost its own bytes
 }
 
 func (v verdict) ok() bool { return v.Wrong == 0 && v.Missing == 0 && !v.Child }
@@ -384,11 +383,11 @@ func (v verdict) String() string {
 	return strings.Join(parts, "; ")
 }
 
-// check looks at every byte of the area.
+// check checks every byte of the area.
 func (b *buffer) check(want verify, pages *pagemap) (verdict, error) {
 	var v verdict
 	if b.request.Size > 0 && b.request.State != Unmapped {
-		// First of all, since looking at a page makes it present.
+		// This comes first, because reading a page makes it present.
 		resident, total, err := b.resident(pages)
 		if err != nil {
 			return v, err
@@ -409,7 +408,7 @@ func (b *buffer) check(want verify, pages *pagemap) (verdict, error) {
 	return v, nil
 }
 
-// resident counts the pages of the data that are there, and all of them.
+// resident returns the number of resident pages of the data and the number of all its pages.
 func (b *buffer) resident(pages *pagemap) (resident, total int, err error) {
 	from, to := b.data/pageSize, roundUp(b.data+b.request.Size, pageSize)/pageSize
 	switch {
@@ -445,8 +444,8 @@ func (b *buffer) compare(want verify, v *verdict) {
 	}
 }
 
-// compareBytes looks at the eight bytes of a word that is not all of one kind,
-// or wrong.
+// compareBytes checks the bytes of a word that is wrong or contains more than one kind of
+// bytes (data, guard, old, new).
 func (b *buffer) compareBytes(i, got uint64, want verify, v *verdict) {
 	var has, was, is [8]byte
 	binary.LittleEndian.PutUint64(has[:], got)

@@ -55,7 +55,7 @@ var geometries = []struct{ size, offset uint64 }{
 	{16383, 3}, {16384, 0}, {16385, 0}, {65536, 100}, {1 << 20, 16383},
 }
 
-// The states are what the kernel says they are.
+// The kernel's view of each buffer matches its state.
 func TestStatesAgainstPagemap(t *testing.T) {
 	pages := mustPagemap(t)
 	for _, g := range geometries {
@@ -66,7 +66,7 @@ func TestStatesAgainstPagemap(t *testing.T) {
 					t.Errorf("data at %v: %d after a 16 KiB boundary, want %d", b.addr(), got, g.offset%blockSize)
 				}
 				if state == Unmapped {
-					// mincore refuses what is not mapped.
+					// mincore fails on unmapped addresses.
 					page := uintptr(b.addr()) / pageSize * pageSize
 					var there byte
 					_, _, errno := unix.Syscall(unix.SYS_MINCORE, page, pageSize, uintptr(unsafe.Pointer(&there)))
@@ -94,7 +94,7 @@ func TestStatesAgainstPagemap(t *testing.T) {
 	}
 }
 
-// A buffer that nobody wrote into passes as untouched, and as nothing else.
+// A buffer that was not written passes the check for an untouched buffer, and no other.
 func TestCheckUntouched(t *testing.T) {
 	pages := mustPagemap(t)
 	for _, state := range states {
@@ -114,11 +114,10 @@ func TestCheckUntouched(t *testing.T) {
 	}
 }
 
-// put writes what a transfer would whose source's area is laid out as b's,
-// through the mapping.
+// put writes through the mapping what a transfer writes whose source has the layout of b.
 func put(b *buffer, source content, from, to uint64) { putShifted(b, source, b.data, from, to) }
 
-// putShifted does so where the source's data begin at sourceData of its area.
+// putShifted is like put, but the source's data begin at sourceData of its area.
 func putShifted(b *buffer, source content, sourceData, from, to uint64) {
 	for i := from; i < to; i++ {
 		pos := i - b.data + sourceData
@@ -146,7 +145,7 @@ func TestCheckArrived(t *testing.T) {
 	}
 }
 
-// The two buffers need not be aligned alike.
+// The two buffers may have different alignments.
 func TestCheckShifted(t *testing.T) {
 	pages := mustPagemap(t)
 	const size = 9000
@@ -167,7 +166,7 @@ func TestCheckShifted(t *testing.T) {
 	}
 }
 
-// One wrong byte anywhere is found, at its place.
+// The check finds one wrong byte at any place.
 func TestCheckFindsOneByte(t *testing.T) {
 	pages := mustPagemap(t)
 	const size, offset = 4099, 5
@@ -187,7 +186,7 @@ func TestCheckFindsOneByte(t *testing.T) {
 	}
 }
 
-// A transfer that failed underway may have left old and new bytes, no others.
+// A transfer that failed in flight may leave old and new bytes, and no others.
 func TestCheckPartial(t *testing.T) {
 	pages := mustPagemap(t)
 	const size, offset = 20000, 9
@@ -213,8 +212,8 @@ func TestCheckPartial(t *testing.T) {
 	}
 }
 
-// An absent page under a transfer that is said to have arrived is found, even
-// where zeros were sent.
+// The check finds an absent page under a transfer that is reported as arrived, even if
+// zeros were sent.
 func TestCheckFindsAbsentPage(t *testing.T) {
 	pages := mustPagemap(t)
 	b := mustBuffer(t, prepare{State: Absent, Size: 3 * pageSize, Seed: 7})
@@ -225,8 +224,8 @@ func TestCheckFindsAbsentPage(t *testing.T) {
 	}
 }
 
-// The child keeps its bytes while the parent's change, and says so when its
-// own change (which only sharing them could do).
+// The child keeps its bytes while the parent's change, and reports if its own change, as
+// they would only in shared memory.
 func TestForkedChild(t *testing.T) {
 	pages := mustPagemap(t)
 	b := mustBuffer(t, prepare{State: COW, Size: 10000, Offset: 1, Seed: 7})
@@ -268,7 +267,7 @@ func TestForkedChild(t *testing.T) {
 	}
 }
 
-// What a fork's child shares is copy-on-write for the kernel: not exclusive
+// Pages that the forked child shares are copy-on-write for the kernel: not exclusive
 // (bit 56) in the parent.
 func TestCOWIsShared(t *testing.T) {
 	pages := mustPagemap(t)

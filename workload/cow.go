@@ -12,29 +12,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// child is a process that was forked off while a buffer was present and shares
-// its pages. It waits, and says on request whether the buffer is, for it, what
-// it was at the fork.
+// child is a process that was forked while a buffer was present and shares
+// its pages. It waits for requests and answers whether its copy of the buffer is still
+// what it was at the fork.
 //
-// Go cannot fork without exec, since only the calling thread lives on in the
-// child. The child therefore runs one function that uses raw system calls only,
-// cannot grow its stack and takes no signal.
+// Go cannot fork without exec, because only the calling thread continues in the
+// child. The child therefore runs one function that uses only raw system calls,
+// cannot grow its stack and receives no signal.
 type child struct {
 	process *os.Process
-	request *os.File // a byte asks, the end of file ends the child
-	answer  *os.File // a byte answers
+	request *os.File // each byte is a request; end of file ends the child
+	answer  *os.File // each byte is an answer
 }
 
-// Answers of a child.
+// Answers of a child. Values are defined by this project.
 const (
 	childKept = 'k'
 	childLost = 'l'
 )
 
-// childPatience is how long a child may take to look at its bytes.
+// childPatience bounds the time in which a child checks its bytes.
 const childPatience = 60 * time.Second
 
-// fork makes a child that shares area, which holds the pattern of seed.
+// fork makes a child that shares area, which must contain the pattern of seed.
 func fork(area []byte, seed uint64) (*child, error) {
 	request, ask, err := os.Pipe()
 	if err != nil {
@@ -52,7 +52,7 @@ func fork(area []byte, seed uint64) (*child, error) {
 	}
 	c := &child{request: ask, answer: answer}
 	if c.process, err = os.FindProcess(int(pid)); err != nil {
-		return nil, errors.Join(fmt.Errorf("fork: %w", err), ask.Close(), answer.Close()) // the end of ask ends it
+		return nil, errors.Join(fmt.Errorf("fork: %w", err), ask.Close(), answer.Close()) // closing ask ends the child
 	}
 	return c, nil
 }
@@ -77,7 +77,7 @@ func rawFork(request, answer uintptr, area []byte, seed uint64) (uintptr, unix.E
 	return pid, errno
 }
 
-// forkChild returns in the parent only.
+// forkChild forks and runs the child. It returns in the parent only.
 //
 //go:norace
 //go:nosplit
@@ -88,7 +88,7 @@ func forkChild(request, answer uintptr, area []byte, seed uint64) (uintptr, unix
 	if errno != 0 || pid != 0 {
 		return pid, errno
 	}
-	// The child. Of the parent's descriptors it keeps the two pipe ends only:
+	// This is the child. It closes all descriptors of the parent but the two pipe ends:
 	// an attachment must not outlive its process.
 	_, _, e1 := unix.RawSyscall(unix.SYS_DUP3, request, 0, 0)
 	_, _, e2 := unix.RawSyscall(unix.SYS_DUP3, answer, 1, 0)
@@ -115,7 +115,7 @@ func forkChild(request, answer uintptr, area []byte, seed uint64) (uintptr, unix
 	}
 }
 
-// check asks the child whether it still has its own bytes.
+// check reports whether the child still has its own bytes.
 func (c *child) check() (bool, error) {
 	if _, err := c.request.Write([]byte{'?'}); err != nil {
 		return false, fmt.Errorf("forked child %d: %w", c.process.Pid, err)
@@ -133,8 +133,7 @@ func (c *child) check() (bool, error) {
 // close ends the child and waits for it.
 func (c *child) close() error {
 	err := errors.Join(c.request.Close(), c.answer.Close())
-	// It may be looking at its bytes: what it finds does not matter any more.
-	e := c.process.Kill()
+	e := c.process.Kill() // it may be in the middle of a check
 	if e == nil {
 		_, e = c.process.Wait()
 	}

@@ -15,26 +15,24 @@ import (
 	"time"
 )
 
-// DaemonProcess is a pfd of one's own, with sockets in a directory that goes
-// with it.
+// DaemonProcess is a private pfd, with its sockets in a temporary directory.
 type DaemonProcess struct {
 	dir    string
 	cmd    *exec.Cmd
-	ended  chan struct{} // closed when it has ended
-	err    error         // what Wait gave, then
+	ended  chan struct{} // closed when the process has ended
+	err    error         // the result of Wait; valid when ended is closed
 	stderr *tail
 }
 
-// Times of a daemon's life.
 const (
 	readyPatience = 30 * time.Second
 	stopPatience  = 15 * time.Second
 )
 
-// StartDaemon starts program (a pfd) with so many nodes and waits until it
-// says that it is ready (sd_notify(3)). The caller calls Stop. The kernel ends
-// the daemon where the calling thread ends first: a caller that locks its
-// goroutine to its thread leaves nothing behind even if it is killed.
+// StartDaemon starts program (a pfd) with a number of nodes and waits until it
+// is ready (sd_notify(3)). The caller must call Stop. The kernel ends the daemon if the
+// calling thread ends first: a caller that locks its goroutine to its thread leaves no
+// process behind even if it is killed.
 func StartDaemon(ctx context.Context, program string, nodes int, args ...string) (d *DaemonProcess, err error) {
 	dir, err := os.MkdirTemp("", "exanet-")
 	if err != nil {
@@ -90,29 +88,28 @@ func (d *DaemonProcess) waitReady(ctx context.Context, l *net.UnixConn) error {
 		case ctx.Err() != nil:
 			return fmt.Errorf("pfd is not ready: %w: %s", ctx.Err(), strings.TrimSpace(d.stderr.String()))
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return errors.New("pfd ended before it was ready") // Stop tells what it said
+			return errors.New("pfd ended before it was ready") // Stop adds pfd's messages
 		default:
 			return fmt.Errorf("notification socket: %w", err)
 		}
 	}
 }
 
-// Socket gives the control socket.
+// Socket returns the path of the control socket.
 func (d *DaemonProcess) Socket() string { return filepath.Join(d.dir, "pfd.sock") }
 
-// Command gives the command line that started the daemon.
+// Command returns the command line that started the daemon.
 func (d *DaemonProcess) Command() []string { return d.cmd.Args }
 
-// Stop ends the daemon in good order and waits for it. Its error tells how
-// the daemon ended if not well.
+// Stop sends the daemon SIGTERM and waits for it, at most stopPatience. It returns an error
+// with the daemon's messages if the daemon did not end with exit code 0.
 func (d *DaemonProcess) Stop() error {
 	var errs []error
 	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		errs = append(errs, fmt.Errorf("stop pfd: %w", err))
 	}
 	kill := time.AfterFunc(stopPatience, func() {
-		// Too late is no error: it has ended.
-		_ = d.cmd.Process.Kill()
+		_ = d.cmd.Process.Kill() // fails only if it has ended
 	})
 	<-d.ended
 	kill.Stop()

@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// A request is checked before anything is started.
+// Check validates a request before any process starts.
 func ExampleRequest_Check() {
 	q := workload.Request{Options: workload.Options{From: 0, To: 1}, Count: 200, Size: 4096, Src: workload.Present, Dst: workload.Absent, Waiting: workload.Poll}
 	fmt.Println(q.Check())

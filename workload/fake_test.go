@@ -22,7 +22,7 @@ import (
 // behaviour.
 const fakeEnv = "EXANET_WORKLOAD_FAKE"
 
-// liveFabric is no fake: the test process attaches to a pfd.
+// liveFabric makes the test process attach to a pfd.
 const liveFabric = "none"
 
 func TestMain(m *testing.M) {
@@ -54,8 +54,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fakeEndpoint is a fabric in one system call: process_vm_writev, which pages
-// in what is absent and refuses what may not be written.
+// fakeEndpoint is a fabric in one system call: process_vm_writev, which brings absent pages
+// in and fails on pages that may not be written.
 type fakeEndpoint struct {
 	how    string
 	node   uint32
@@ -68,7 +68,7 @@ func (f *fakeEndpoint) pages() uint64        { f.stats++; return f.stats * f.sta
 func (f *fakeEndpoint) rdma() *rdma.Endpoint { return nil }
 func (f *fakeEndpoint) close() error         { return nil }
 
-// The generation of a name is its process's number.
+// The generation of an exported name is the process number.
 func (f *fakeEndpoint) export(va device.VA, size uint64) (rdma.Remote, error) {
 	return rdma.Remote{Node: device.NodeID(f.node), Generation: device.Generation(os.Getpid()), VA: va, Len: max(size, 1)}, nil
 }
@@ -95,7 +95,7 @@ func (f *fakeEndpoint) start(va device.VA, size uint64, target target, _ uint64,
 		size++
 	}
 	for done := uint64(0); done < size; {
-		// The source's own memory is read by its address alone.
+		// Memory of this process is read by its address.
 		n := min(size-done, 1<<20)
 		local := []unix.Iovec{{Base: (*byte)(unsafe.Add(nil, uintptr(va)+uintptr(done))), Len: n}}
 		at := []unix.RemoteIovec{{Base: uintptr(to + done), Len: int(n)}}
@@ -138,7 +138,8 @@ func (t *fakeTransfer) Wait(ctx context.Context) error {
 
 func (t *fakeTransfer) Abort() error { return nil }
 
-// fakeDaemon is this process, or that of pid: it has a pid, and counters that a test moves.
+// fakeDaemon is a daemon with a process number, this process's by default, and with counters
+// that a test changes.
 type fakeDaemon struct {
 	pid    int
 	calls  uint64
@@ -149,7 +150,7 @@ type fakeDaemon struct {
 	gone   func() bool
 }
 
-// ends gives the daemon as one that ends while q is run: another process, whose end is seen.
+// ends makes the daemon another process that ends during the run of q.
 func (d *fakeDaemon) ends(t *testing.T, q *Request) *fakeDaemon {
 	t.Helper()
 	pfd := exec.Command("sleep", "600")
@@ -181,7 +182,7 @@ func (d *fakeDaemon) Nodes(context.Context, int) ([]control.Node, error) {
 	return []control.Node{{Index: 0, ID: 0x100}, {Index: 1, ID: 0x101}}, nil
 }
 
-// Each look at the counters finds more: ten times their first values.
+// Each call returns higher counters: ten times their first values.
 func (d *fakeDaemon) Faults(context.Context, int, int) ([]control.Fault, error) { return nil, nil }
 
 func (d *fakeDaemon) Domains(context.Context, int) ([]control.Domain, error) {

@@ -10,34 +10,34 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// transfer is one transfer underway: an *rdma.Transfer.
+// transfer is a transfer in flight: an *rdma.Transfer.
 type transfer interface {
 	Poll() rdma.Status
-	Err() error // why it has failed
+	Err() error // the reason of a failure
 	Wait(ctx context.Context) error
 	Abort() error
 }
 
-// flight makes transfers, one at a time in each of its slots. Whatever this package
-// measures or checks, its transfers are made here, or by await.
+// flight makes transfers, one at a time in each of its slots. All transfers of this package
+// are made by it or by await.
 type flight struct {
 	slots int
-	sleep bool // the transfers are waited for, slot by slot; else all of them are polled
-	// next reports whether a slot makes another transfer. Its own time is nobody's.
+	sleep bool // wait for the transfers slot by slot instead of polling all of them
+	// next reports whether a slot makes another transfer. No latency includes its time.
 	next func(slot int) bool
-	// begin starts the transfer. Its latency begins before this call.
+	// begin starts the transfer. The latency includes this call.
 	begin func(slot int) (transfer, error)
-	// ended takes how a transfer went. An error ends the flight.
+	// ended receives the result of a transfer. If it returns an error, the flight ends.
 	ended func(slot int, start time.Time, took time.Duration, err error) error
 }
 
-// run makes the transfers. Where it returns an error, which is ctx's or that of ended, it
-// has aborted those that are in flight.
+// run makes the transfers. It returns the error of ctx or of ended, after it has aborted the
+// transfers in flight.
 func (f *flight) run(ctx context.Context) (err error) {
 	open := make([]struct {
 		transfer
 		start time.Time
-		over  bool // the slot makes no more
+		over  bool // the slot makes no more transfers
 	}, f.slots)
 	defer func() {
 		for i := range open {
@@ -99,7 +99,7 @@ func (f *flight) run(ctx context.Context) (err error) {
 		if look {
 			offer(since)
 		}
-		if look || looks == 0 { // looks is 0 where a transfer has just ended
+		if look || looks == 0 { // looks is 0 if a transfer has just ended
 			if err := ctx.Err(); err != nil {
 				return err
 			}
@@ -108,7 +108,8 @@ func (f *flight) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// await polls a transfer until it is over. An err of the call that began it is returned.
+// await polls a transfer until it ends. It returns err, the error of the call that started the
+// transfer, if that is not nil.
 func await(ctx context.Context, t transfer, err error) error {
 	for since := time.Now(); err == nil; offer(since) {
 		for range pollsBetweenLooks {
@@ -121,7 +122,7 @@ func await(ctx context.Context, t transfer, err error) error {
 	return err
 }
 
-// warmUp makes transfers one after the other for a time, one at least: they wake pfd up.
+// warmUp makes transfers one after the other for d, at least one, to wake pfd.
 func warmUp(ctx context.Context, d time.Duration, begin func() (transfer, error)) error {
 	for start := time.Now(); ; {
 		t, err := begin()
@@ -134,18 +135,17 @@ func warmUp(ctx context.Context, d time.Duration, begin func() (transfer, error)
 	}
 }
 
-// pollsBetweenLooks is how often transfers are polled before the initiator looks whether
-// it should give up, or offer its processor.
+// pollsBetweenLooks is the number of polls after which the initiator checks its context and
+// yields its processor.
 const pollsBetweenLooks = 64
 
-// napAfter is for how long a polling initiator offers its processor before it sleeps.
+// napAfter is the polling time after which the initiator sleeps instead of yielding.
 const napAfter = 2 * time.Millisecond
 
-// offer lets others run where a transfer has been polled since then for as long as
-// rdma.Transfer.Wait would. A transfer that is not over soon has pfd page in on another
-// processor, which may be this one. sched_yield does not give it to pfd where this thread is
-// a real-time one or of another session, so what takes longer is polled with sleeps between,
-// each of a small part of the time that has passed.
+// offer yields the processor if transfers have been polled since then for as long as
+// rdma.Transfer.Wait would poll. pfd may need this processor to page in for a slow transfer.
+// sched_yield does not let pfd run if this thread is a real-time one or in another session,
+// so after napAfter offer sleeps for a small part of the time that has passed.
 func offer(since time.Time) {
 	switch waited := time.Since(since); {
 	case waited >= napAfter:

@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// scripted is a transfer that is over after so many polls, and may be aborted.
+// scripted is a transfer that ends after a number of polls and can be aborted.
 type scripted struct {
 	left    int
 	err     error
@@ -29,8 +29,8 @@ func (s *scripted) Wait(context.Context) error {
 }
 func (s *scripted) Abort() error { *s.aborted++; return nil }
 
-// Each slot makes its transfers one after the other, all slots at once, and every transfer
-// ends once; one that cannot be begun ends, too.
+// All slots make their transfers at the same time, each slot one after the other. Every
+// transfer ends once, also one that cannot be started.
 func TestFlight(t *testing.T) {
 	refused := errors.New("refused")
 	for _, sleep := range []bool{false, true} {
@@ -71,7 +71,7 @@ func TestFlight(t *testing.T) {
 	}
 }
 
-// The end of the context, and an error of who takes the outcomes, abort what is in flight.
+// The end of the context and an error of ended both abort the transfers in flight.
 func TestFlightAborts(t *testing.T) {
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -73,7 +73,7 @@ func (l *live) open(t *testing.T, o Options) *Session {
 	return s
 }
 
-// arrive makes a transfer that must arrive.
+// arrive makes a transfer and fails the test if it does not arrive.
 func arrive(t *testing.T, s *Session, x Transfer) Outcome {
 	t.Helper()
 	x.Timeout = time.Minute
@@ -88,10 +88,10 @@ func arrive(t *testing.T, s *Session, x Transfer) Outcome {
 	return out
 }
 
-// liveSizes are those of the issue: around words, pages, blocks, and large.
+// liveSizes are sizes around words, pages and blocks, and large ones.
 var liveSizes = []uint64{1, 15, 16, 4095, 4096, 4097, 16383, 16384, 16385, 64 << 10, 1 << 20, 4 << 20}
 
-// liveOffsets are misalignments: against words, packets, pages and blocks.
+// liveOffsets are misalignments relative to words, packets, pages and blocks.
 var liveOffsets = []struct{ src, dst uint64 }{
 	{0, 0}, {1, 1}, {0, 1}, {3, 0}, {8, 16}, {255, 257}, {4095, 4095}, {4096, 1}, {1, 16383}, {16380, 4100},
 }
@@ -146,7 +146,7 @@ func TestLiveCounts(t *testing.T) {
 		{"uffd", "pa", Present, Absent, 1, pages},
 		{"gup", "p1", Absent, Present, 1, pages},
 		{"gup", "p1", Present, Alternate, pages / 2, pages / 2},
-		// What was there before is asked for, too, and not counted.
+		// Pages that were resident before are requested, too, and not counted.
 		{"gup", "pa", Present, Alternate, 1, pages / 2},
 		{"uffd", "pa", Present, Alternate, 1, pages / 2},
 		{"touch", "pa", Present, Alternate, 1, pages / 2},
@@ -172,8 +172,8 @@ func TestLiveCounts(t *testing.T) {
 	}
 }
 
-// What cannot be brought in fails with a reason; the target lives on, and the
-// transfers of others and its own go on.
+// A transfer to pages that cannot be brought in fails with a reason. The target survives, and
+// its other transfers and those of other processes continue.
 func TestLiveUnresolvable(t *testing.T) {
 	l := startLive(t)
 	for _, method := range []string{"gup", "touch"} {
@@ -197,7 +197,7 @@ func TestLiveUnresolvable(t *testing.T) {
 	}
 }
 
-// A size of 0 and a node that is not there are errors at once.
+// A size of 0 and an unknown node are errors at once.
 func TestLiveRefusals(t *testing.T) {
 	l := startLive(t)
 	q := Request{Options: l.options(t, "gup", "p1"), Count: 1, Src: Present, Dst: Present, Waiting: Auto}
@@ -215,7 +215,7 @@ func TestLiveRefusals(t *testing.T) {
 	}
 }
 
-// Source faults without a TXFIFO: the sender's time-out does it.
+// Without a TXFIFO the sender's time-out retransmits after a source fault.
 func TestLiveSourceTimeout(t *testing.T) {
 	l := startLive(t, "--source-faults", "timeout", "--timeout-us", "1000")
 	r, err := Run(t.Context(), l.client, Request{Options: l.options(t, "gup", "p1"), Count: 5, Size: 4096, Src: Absent, Dst: Present, Waiting: Wait})

@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/internal/procstatus"
 )
 
-// pinned returns the sum of VmLck and VmPin of processes, bytes, as /proc/PID/status has them
-// (proc_pid_status(5)): memory that is locked, and pages that are pinned.
+// pinned returns the sum of VmLck (locked memory) and VmPin (pinned pages) of processes, in
+// bytes, from /proc/PID/status (proc_pid_status(5)).
 func pinned(pids ...int) (sum int64, err error) {
 	for _, pid := range pids {
 		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pagemap tells which of this process's own pages are there
+// pagemap reads the residency of this process's own pages
 // (Documentation/admin-guide/mm/pagemap.rst).
 type pagemap struct {
 	file    *os.File
@@ -26,15 +26,14 @@ func openPagemap() (*pagemap, error) {
 
 func (p *pagemap) close() error { return p.file.Close() }
 
-// resident counts the pages of b, whole pages, that hold something: bit 63
-// present, bit 62 swapped out.
+// resident counts the pages of b, which must be whole pages, that are present (bit 63) or
+// swapped out (bit 62).
 func (p *pagemap) resident(b []byte) (int, error) { return p.count(b, 3) }
 
-// swapped counts the pages of b, whole pages, that are in swap: bit 62.
+// swapped counts the pages of b, which must be whole pages, that are in swap (bit 62).
 func (p *pagemap) swapped(b []byte) (int, error) { return p.count(b, 1) }
 
-// count counts the pages of b of whose entries' top two bits some of mask are
-// set.
+// count counts the pages of b whose entries have a bit of mask set in the top two bits.
 func (p *pagemap) count(b []byte, mask uint64) (int, error) {
 	first := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) / pageSize
 	count := 0
@@ -54,8 +53,9 @@ func (p *pagemap) count(b []byte, mask uint64) (int, error) {
 	return count, nil
 }
 
-// residentHuge is residentShared of n pages in a file of huge pages: it counts them by
-// its blocks of 512 bytes (stat(2)), as mincore knows what this process has mapped.
+// residentHuge is like residentShared, but for n pages in a file of huge pages. It uses the
+// file's number of 512-byte blocks (stat(2)), because mincore reports only the pages of such
+// a file that this process has mapped.
 func residentHuge(fd, n int) (int, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -64,9 +64,9 @@ func residentHuge(fd, n int) (int, error) {
 	return min(n, int(st.Blocks*512/pageSize)), nil
 }
 
-// residentShared counts the pages of b, whole pages of a memfd's mapping, that
-// the file has, by whomever they were touched: pagemap knows only those that this
-// process has mapped.
+// residentShared counts the pages of b, which must be whole pages of a memfd's mapping, that
+// are in the file, also those that another process touched. pagemap reports only the pages
+// that this process has mapped.
 func residentShared(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil

@@ -6,15 +6,14 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// pair is two pfds of one network as one: the nodes of the second are counted on
-// from those of the first.
+// pair presents two pfds of one network as one.
 type pair struct {
 	a, b Daemon
-	of   int // nodes of a
+	of   int // number of a's nodes
 }
 
-// Pair makes one Daemon of two pfds on one network: node i of b is node
-// len(nodes of a) + i. Options.ToSocket is then b's. Status is that of a.
+// Pair returns one Daemon for two pfds on one network: node i of b is node
+// len(nodes of a) + i. Options.ToSocket must be b's socket. Status returns that of a.
 func Pair(ctx context.Context, a, b Daemon) (Daemon, error) {
 	nodes, err := a.Nodes(ctx, control.AllNodes)
 	if err != nil {
@@ -42,7 +41,7 @@ func (p *pair) Faults(ctx context.Context, node, n int) ([]control.Fault, error)
 	return merge(ctx, p, node, ask, func(f *control.Fault) *int { return &f.Node })
 }
 
-// merge asks both, or the one that has the node, and counts b's nodes on.
+// merge asks both pfds, or the one that has the node, and adds p.of to b's node numbers.
 func merge[T any](ctx context.Context, p *pair, node int, ask func(Daemon, context.Context, int) ([]T, error), index func(*T) *int) ([]T, error) {
 	var out []T
 	if node == control.AllNodes || node < p.of {

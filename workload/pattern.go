@@ -2,10 +2,9 @@ package workload
 
 import "encoding/binary"
 
-// word gives word i of the pattern of a seed (splitmix64 over the index), so
-// that any word of any transfer can be checked without the others. The child
-// of a fork calls it with raw system calls only around it: it must not grow
-// the stack.
+// word returns word i of the pattern of a seed (splitmix64 over the index), so
+// that any word of any transfer can be checked without the others. It must not grow
+// the stack, because a forked child (forkChild) calls it.
 //
 //go:nosplit
 func word(seed, i uint64) uint64 {
@@ -15,8 +14,8 @@ func word(seed, i uint64) uint64 {
 	return z ^ z>>31
 }
 
-// fill writes the pattern into b, which starts at word first of its area and
-// whose length is a multiple of 8.
+// fill writes the pattern into b, which starts at word first of its area. The length
+// of b must be a multiple of 8.
 func fill(b []byte, seed, first uint64) {
 	for i := uint64(0); len(b) >= 8; i++ {
 		binary.LittleEndian.PutUint64(b, word(seed, first+i))
@@ -24,14 +23,14 @@ func fill(b []byte, seed, first uint64) {
 	}
 }
 
-// content says what an area holds: the pattern of a seed on the pages that its
+// content describes the content of an area: the pattern of a seed on the pages that its
 // state writes, zeros on the others.
 type content struct {
 	State State
 	Seed  uint64
 }
 
-// word gives word i of the area.
+// word returns word i of the area.
 func (c content) word(i uint64) uint64 {
 	if !c.State.written(int(i * 8 / pageSize)) {
 		return 0
@@ -39,8 +38,7 @@ func (c content) word(i uint64) uint64 {
 	return word(c.Seed, i)
 }
 
-// at gives the eight bytes of the area from byte pos on, which need not be
-// aligned.
+// at returns the eight bytes of the area at pos, which need not be aligned.
 func (c content) at(pos uint64) uint64 {
 	i, r := pos/8, pos%8*8
 	if r == 0 {

@@ -16,18 +16,18 @@ import (
 	"time"
 )
 
-// peer is what obeys orders: a test process that this one has started, or a process, or
-// a part of this one, at the other end of a connection.
+// peer carries out orders: a child process, or a process or goroutine at the other end of a
+// connection.
 type peer struct {
 	name   string
 	lines  *lines
 	cmd    *exec.Cmd    // of a child
 	stderr *tail        // of a child
-	end    func() error // ends it
+	end    func() error // ends the peer
 	slot   int
 
 	once sync.Once
-	err  error // of the end
+	err  error // the result of end
 }
 
 // endPatience is how long a test process may take to end by itself.
@@ -49,16 +49,15 @@ func start(ctx context.Context, name string, o Options) (*peer, error) {
 		return nil, fmt.Errorf("%w %s: %w", errProcess, name, err)
 	}
 	p.lines = newLines(stdout, stdin)
-	kill := func() { _ = p.cmd.Process.Kill() } // too late is no error
-	// The process ends when its orders do, and gives its slot back in good order.
+	kill := func() { _ = p.cmd.Process.Kill() } // fails only if it has ended
+	// At the end of its orders the process detaches and ends.
 	forget := context.AfterFunc(ctx, func() {
-		_ = stdin.Close() // closed already is as good
+		_ = stdin.Close() // fails only if it is closed
 		time.AfterFunc(endPatience, kill)
 	})
 	p.end = func() error {
-		// It may be closed already, where the context has ended.
 		err := stdin.Close()
-		if errors.Is(err, os.ErrClosed) {
+		if errors.Is(err, os.ErrClosed) { // the context has ended
 			err = nil
 		}
 		late := time.AfterFunc(endPatience, kill)
@@ -72,8 +71,8 @@ func start(ctx context.Context, name string, o Options) (*peer, error) {
 	return p, nil
 }
 
-// connected returns the target at the other end of a connection. done, where it is not
-// nil, says how it ended.
+// connected returns the target at the other end of a connection. done, if not nil, receives
+// the error with which the target ended.
 func connected(c net.Conn, done <-chan error) *peer {
 	return &peer{name: "target", lines: newLines(c, c), stderr: &tail{}, end: func() error {
 		err := c.Close()
@@ -84,7 +83,7 @@ func connected(c net.Conn, done <-chan error) *peer {
 	}}
 }
 
-// pid returns that of a child.
+// pid returns the process number of a child.
 func (p *peer) pid() int { return p.cmd.Process.Pid }
 
 func (p *peer) send(o order) error {
@@ -115,7 +114,8 @@ func (p *peer) call(o order) (reply, error) {
 	return p.receive()
 }
 
-// gone says why a process does not answer: how it ended and its last words.
+// gone closes a peer that does not answer, and returns an error with the cause and the last
+// lines of its standard error.
 func (p *peer) gone(cause error) error {
 	end := p.close()
 	text := strings.TrimSpace(p.stderr.String())
@@ -128,7 +128,7 @@ func (p *peer) gone(cause error) error {
 	return fmt.Errorf("%w %s ended: %w", errProcess, p.name, cause)
 }
 
-// close ends what obeys, if there is one, and waits for it. It may be called again.
+// close ends the peer and waits for it. It may be called again and on a nil peer.
 func (p *peer) close() error {
 	if p == nil {
 		return nil
@@ -137,19 +137,19 @@ func (p *peer) close() error {
 	return p.err
 }
 
-// skipped is what a test process says that the machine cannot do.
+// skipped is the error of a test process on a machine that cannot carry out the order.
 type skipped struct{ text string }
 
 func (s *skipped) Error() string        { return s.text }
 func (s *skipped) Is(target error) bool { return target == ErrSkipped }
 
-// errProcess says that a test process is gone or does not follow the protocol.
+// errProcess means that a test process has ended or does not follow the protocol.
 var errProcess = errors.New("test process")
 
-// maxLine bounds a line of the protocol, bytes.
+// maxLine is the largest size of a line of the protocol, in bytes.
 const maxLine = 1 << 20
 
-// lines reads and writes the protocol's lines.
+// lines reads and writes lines of the protocol.
 type lines struct {
 	scan *bufio.Scanner
 	enc  *json.Encoder
@@ -168,7 +168,7 @@ func (l *lines) send(v any) error {
 	return nil
 }
 
-// receive reads one line; its error is io.EOF at the end.
+// receive reads one line. It returns io.EOF at the end.
 func (l *lines) receive(v any) error {
 	if !l.scan.Scan() {
 		if err := l.scan.Err(); err != nil {
@@ -182,7 +182,7 @@ func (l *lines) receive(v any) error {
 	return nil
 }
 
-// tail keeps the last words of a process.
+// tail keeps the end of a process's standard error.
 type tail struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -19,27 +19,28 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// errBytes says that a transfer brought other bytes than it should.
+// errBytes means that a transfer wrote wrong bytes.
 var errBytes = errors.New("wrong bytes")
 
-// Perf measures transfers between this process, the initiator, and a target: a part of
-// this process, a child of it, or a process that serves measurements by a name
-// (ServePerf). It is used by one goroutine.
+// Perf measures transfers between this process, the initiator, and a target: a goroutine of
+// this process, a child, or a process that serves measurements under a name
+// (ServePerf). It is not safe for concurrent use.
 type Perf struct {
 	daemon Daemon
 	end    *perfEnd
 	target *peer
 	seed   uint64
-	pids   []int // the initiator's, pfd's, and the target's where it is another
+	pids   []int // initiator, pfd, and the target if it is another process
 }
 
-// perfAddress is where a target of a name and of this user listens. The name goes with its process.
+// perfAddress returns the address of this user's target with a name. It is an abstract
+// socket, which ends with its process.
 func perfAddress(name string) *net.UnixAddr {
 	return &net.UnixAddr{Name: fmt.Sprintf("@exanet-perf-%d-%s", unix.Getuid(), name), Net: "unix"}
 }
 
-// ServePerf is the target of measurements by a name, one after the other, until ctx
-// ends: it attaches to a node of pfd for each. ready is called when it can be found.
+// ServePerf is the target of measurements under a name, one after the other, until ctx
+// ends. It attaches to a node of pfd for each. It calls ready when it listens.
 func ServePerf(ctx context.Context, d Daemon, o Options, name string, ready func()) error {
 	nodes, err := d.Nodes(ctx, control.AllNodes)
 	if err != nil {
@@ -53,7 +54,7 @@ func ServePerf(ctx context.Context, d Daemon, o Options, name string, ready func
 	if err != nil {
 		return fmt.Errorf("name %q: %w: another process serves it", name, err)
 	}
-	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // it ends Accept
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // this ends Accept
 	defer l.Close()
 	ready()
 	for {
@@ -73,27 +74,28 @@ func ServePerf(ctx context.Context, d Daemon, o Options, name string, ready func
 			})
 			stop()
 		}
-		_ = c.Close() // what it said was said
+		_ = c.Close() // all replies have been sent
 		if err != nil && ctx.Err() == nil && !errors.Is(err, errProcess) {
 			return err
 		}
 	}
 }
 
-// ours refuses a connection of another user: the target would serve him.
+// ours returns an error if a connection is another user's, who must not use this target.
 func ours(c *net.UnixConn) error {
 	var cred *unix.Ucred
 	if err := sockets.Control(c, func(fd int) (err error) { cred, err = sockets.Peer(fd); return err }); err != nil {
-		return fmt.Errorf("who measures: %w", err)
+		return fmt.Errorf("user of the measuring process: %w", err)
 	}
 	if int(cred.Uid) != unix.Getuid() || uids.Ambiguous(cred.Uid) {
-		return fmt.Errorf("%w: user %d measures with a process of user %d", errProcess, cred.Uid, unix.Getuid())
+		return fmt.Errorf("%w: user %d cannot measure with a process of user %d", errProcess, cred.Uid, unix.Getuid())
 	}
 	return nil
 }
 
-// OpenPerf attaches the initiator to node o.From, and the target to o.To: the one that
-// serves name, else a child by o.Command, else this process.
+// OpenPerf attaches the initiator to node o.From and the target to node o.To. The target is
+// the process that serves name; without a name a child started by o.Command; without a
+// command this process.
 func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, err error) {
 	at, err := o.sides(ctx, d, name)
 	if err != nil {
@@ -109,7 +111,7 @@ func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, e
 	case name != "":
 		c, err := net.DialUnix("unix", nil, perfAddress(name))
 		if err != nil {
-			return p, fmt.Errorf("nobody serves the name %q (%w): start `exanetctl perf serve %s` first", name, err, name)
+			return p, fmt.Errorf("no process serves the name %q (%w): start `exanetctl perf serve %s` first", name, err, name)
 		}
 		p.target = connected(c, nil)
 	case len(o.Command) > 0:
@@ -137,13 +139,13 @@ func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, e
 	return p, err
 }
 
-// perf gives the target an order of a measurement.
+// perf sends the target an order of a measurement and returns the answer.
 func (p *Perf) perf(o op, q perfOrder) (perfOrder, error) {
 	r, err := p.target.call(order{Op: o, Perf: q})
 	return r.Perf, err
 }
 
-// Close ends the target, and both attachments.
+// Close ends the target and both attachments.
 func (p *Perf) Close() error {
 	err := p.target.close()
 	if p.end != nil {
@@ -158,15 +160,15 @@ type Pattern string
 // The patterns.
 const (
 	Sequential Pattern = "sequential"
-	Strided    Pattern = "strided" // every seventh
-	Random     Pattern = "random"  // each once
-	Zipf       Pattern = "zipf"    // some often, most never: exponent 1.2
+	Strided    Pattern = "strided" // every seventh part
+	Random     Pattern = "random"  // each part once
+	Zipf       Pattern = "zipf"    // some parts often, most never: exponent 1.2
 )
 
-// Patterns are all of them.
+// Patterns lists all patterns.
 var Patterns = []Pattern{Sequential, Strided, Random, Zipf}
 
-// order gives n parts of as many.
+// order returns n numbers of parts, each below n.
 func (t Pattern) order(n int, seed uint64) []int {
 	r := rand.New(rand.NewPCG(seed, 0))
 	list := make([]int, n)
@@ -194,41 +196,40 @@ func (t Pattern) order(n int, seed uint64) []int {
 	return list
 }
 
-// PerfRun is what is measured: transfers in rows, each of its own part of memory that
-// is made anew before each row. Every byte is checked after it.
+// PerfRun describes a measurement: transfers in rows. Each transfer of a row has its own part
+// of memory. The memory is made anew before each row, and every byte is checked after it.
 type PerfRun struct {
-	Memory Memory // of both ends' data; "": Shared
+	Memory Memory // of the data of both ends; "" means Shared
 	Size   uint64
-	Count  int           // transfers that count, at least; 0: as many as fit into Time
-	Time   time.Duration // of the transfers themselves
-	Depth  int           // in flight; 0: 1
+	Count  int           // smallest number of samples; 0 means as many as fit into Time
+	Time   time.Duration // sum of the rows' times
+	Depth  int           // transfers in flight; 0 means 1
 	Read   bool
-	Src    float64 // how likely a page of the source is absent, 0 to 1
-	Dst    float64
-	Parts  int // of a row, at most perfParts; 0: what perfArea holds
+	Src    float64 // probability that a page of the source is absent, 0 to 1
+	Dst    float64 // the same for the destination
+	Parts  int     // number of parts of a row, at most perfParts; 0 means those that fit into perfArea
 	Order  Pattern
-	Notify bool // each tells the target that it has come: Depth 1, no Read
-	Touch  bool // the destination is touched first, which counts
-	// Prefetch has the initiator's own memory prefetched while the transfers go on, in
-	// their order.
+	Notify bool // each transfer notifies the target; needs Depth 1 and no Read
+	Touch  bool // touch the destination first, and add that time to the latencies
+	// Prefetch prefetches the initiator's own memory during the transfers, in their order.
 	Prefetch bool
-	Sleep    bool          // the initiator sleeps until a transfer is over; else it polls
+	Sleep    bool          // the initiator sleeps until a transfer ends instead of polling
 	Pause    time.Duration // before each transfer, with Depth 1
-	Cold     bool          // no small writes before a row, which wake pfd up
+	Cold     bool          // no warm-up writes before a row
 }
 
-// PerfResult is what came of it: of each transfer that counts how long it took, and with
-// Notify how long until the target saw it.
+// PerfResult is the result of a measurement. It has samples of all transfers but the first
+// ones of each row (cold).
 type PerfResult struct {
 	Memory    Memory  // of the initiator
 	Latencies []int64 // ns
-	Starts    []int64 // of each, CLOCK_MONOTONIC, ns
-	Notified  []int64
+	Starts    []int64 // CLOCK_MONOTONIC, ns
+	Notified  []int64 // time from the start until the target saw the notification, ns
 	Rows      []PerfRow
-	Pinned    int64 // the most bytes of VmLck and VmPin of all processes that take part, -1 unknown
+	Pinned    int64 // largest sum of VmLck and VmPin of all processes involved, in bytes; -1 is unknown
 }
 
-// PerfRow is one row as a whole.
+// PerfRow is the result of one row.
 type PerfRow struct {
 	Transfers int
 	Bytes     uint64
@@ -236,7 +237,7 @@ type PerfRow struct {
 	Start     int64 // of the first transfer, CLOCK_MONOTONIC, ns
 }
 
-// Transfers returns how many there were, those that do not count included.
+// Transfers returns the number of transfers, those without samples included.
 func (r *PerfResult) Transfers() (n int) {
 	for _, w := range r.Rows {
 		n += w.Transfers
@@ -244,7 +245,8 @@ func (r *PerfResult) Transfers() (n int) {
 	return n
 }
 
-// Rate gives bytes and transfers a second: all rows, and the best one's.
+// Rate returns bytes and transfers per second over all rows, and the bytes per second of the
+// fastest row.
 func (r *PerfResult) Rate() (bytes, transfers, peak float64) {
 	var sum PerfRow
 	for _, w := range r.Rows {
@@ -259,8 +261,8 @@ func (r *PerfResult) Rate() (bytes, transfers, peak float64) {
 	return bytes, transfers, peak
 }
 
-// Amid gives the latencies of the transfers that began and ended while each of others, which
-// has these rows, had one of them under way.
+// Amid returns the latencies of the transfers that began and ended while each of the other
+// measurements, of which others has the rows, was within one of its rows.
 func (r *PerfResult) Amid(others [][]PerfRow) (list []int64) {
 	for i, ns := range r.Latencies {
 		begin, end := r.Starts[i], r.Starts[i]+ns
@@ -274,7 +276,7 @@ func (r *PerfResult) Amid(others [][]PerfRow) (list []int64) {
 	return list
 }
 
-// Check refuses what cannot be measured.
+// Check returns an error that matches ErrRequest if the measurement is not possible.
 func (q *PerfRun) Check() error {
 	return refuse(
 		refusal{q.Size < 1 || q.Size > MaxSize, fmt.Sprintf("size %d: want 1 to %d bytes", q.Size, uint64(MaxSize))},
@@ -282,17 +284,17 @@ func (q *PerfRun) Check() error {
 		refusal{q.Memory != "" && !slices.Contains(Memories, q.Memory), fmt.Sprintf("memory %q: want one of %q", q.Memory, Memories)},
 		refusal{q.Order != "" && !slices.Contains(Patterns, q.Order), fmt.Sprintf("pattern %q: want one of %v", q.Order, Patterns)},
 		refusal{q.Count < 1 && q.Time <= 0, "give a count (-n) or a duration (-D)"},
-		refusal{q.Src < 0 || q.Src > 1 || q.Dst < 0 || q.Dst > 1, "a probability is 0 to 1"},
-		refusal{q.Notify && (q.Read || q.Depth > 1), "a notification needs writes one after the other"},
-		refusal{q.Notify && q.Order == Zipf, "a notification needs a part a transfer"},
+		refusal{q.Src < 0 || q.Src > 1 || q.Dst < 0 || q.Dst > 1, "a probability must be from 0 to 1"},
+		refusal{q.Notify && (q.Read || q.Depth > 1), "notifications need writes with depth 1"},
+		refusal{q.Notify && q.Order == Zipf, "notifications need a part of their own for each transfer"},
 	)
 }
 
-// cold gives how many transfers, the first of a row of n, do not count: they meet caches
-// of what came between the rows.
+// cold returns the number of transfers at the start of a row of n that are no samples: the
+// work between the rows has evicted their data from the caches.
 func cold(n int) int { return min(n/4, 16) }
 
-// Run measures.
+// Run makes a measurement.
 func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 	var r PerfResult
 	if err := q.Check(); err != nil {
@@ -320,7 +322,8 @@ func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 	}
 }
 
-// reserve gives both ends memory for parts, which it had before but for anew.
+// reserve allocates memory for the parts at both ends. It keeps memory of the right size that
+// is there already, unless anew is set.
 func (p *Perf) reserve(memory Memory, size uint64, parts int, anew bool) error {
 	if err := p.end.use(memory); err != nil || !anew && p.end.size == size && p.end.parts == parts {
 		return err
@@ -335,8 +338,8 @@ func (p *Perf) reserve(memory Memory, size uint64, parts int, anew bool) error {
 	return err
 }
 
-// A process that was just busy is not itself for a while: Go's runtime looks every 20 us
-// what there is to do, on a processor that others need.
+// perfRest is the time to wait before a measurement: after a process was busy, Go's runtime
+// looks for work every 20 us, on a processor that other processes need.
 const perfRest = 20 * time.Millisecond
 
 // row makes one row of transfers.
@@ -408,7 +411,7 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 	return err
 }
 
-// fill makes the memory of both ends what it is before a row, and tells what the source has.
+// fill fills the memory of both ends before a row and returns the content of the source.
 func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
 	src = perfFill{Seed: word(p.seed, 0), Absent: q.Src}
 	dst := perfFill{Absent: q.Dst, Zero: true, Seed: word(p.seed, 1)}
@@ -425,15 +428,15 @@ func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
 	return src, errors.Join(err, e)
 }
 
-// Place is where a process has its part of a measurement's memory: parts of Size bytes.
+// Place is the location of one end's memory: consecutive parts of Size bytes at VA of PID.
 type Place struct {
 	PID  int
 	VA   device.VA
 	Size uint64
 }
 
-// Prepare makes the memory as Run does before a row of q.Parts writes, and tells where it
-// is: to compare transfers with what moves or pages in the same memory without the device.
+// Prepare fills the memory as Run does before a row of q.Parts writes, and returns its places.
+// The caller can compare transfers with system calls that copy or page in the same memory.
 func (p *Perf) Prepare(q PerfRun) (src, dst Place, err error) {
 	if err := p.reserve(q.Memory, q.Size, q.Parts, false); err != nil {
 		return src, dst, err
@@ -446,24 +449,26 @@ func (p *Perf) Prepare(q PerfRun) (src, dst Place, err error) {
 	return Place{p.pids[0], p.end.data.name.VA, p.end.stride}, Place{p.Target(), p.end.toData.VA, p.end.stride}, nil
 }
 
-// Where a row has messages they are here in words, a pair of completion words after each.
+// Offsets of messages in words; a pair of completion words follows each. Values are defined
+// by this project.
 const (
 	wakePlace = pageSize
 	askPlace  = pageSize + 256
 	askSize   = 64
 )
 
-// warm has small writes go on for a while.
+// warm makes small writes for perfRest, to wake pfd.
 func (p *Perf) warm(ctx context.Context) error {
 	return warmUp(ctx, perfRest, func() (transfer, error) {
 		return p.end.ep.Write(ctx, rdma.WriteRequest{SrcVA: p.end.words.name.VA + wakePlace, Size: 16, Dst: p.end.toWords, Offset: wakePlace})
 	})
 }
 
-// transfers makes those of a row, so many at once, and tells how long each took.
+// transfers makes the transfers of a row with q.Depth in flight. It returns the latency and
+// the start of each, and the time of the row.
 func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencies, starts []int64, elapsed time.Duration, err error) {
 	latencies, starts = make([]int64, len(parts)), make([]int64, len(parts))
-	at, made := make([]int, q.Depth), 0 // what each slot transfers
+	at, made := make([]int, q.Depth), 0 // at is the transfer of each slot
 	f := flight{
 		slots: q.Depth, sleep: q.Sleep,
 		next: func(slot int) bool {
@@ -487,7 +492,7 @@ func (p *Perf) transfers(ctx context.Context, q *PerfRun, parts []int) (latencie
 	return latencies, starts, time.Since(begin), err
 }
 
-// prefetch brings in this end's memory, part by part.
+// prefetch prefetches this end's memory part by part.
 func (p *Perf) prefetch(ctx context.Context, q *PerfRun, parts []int) error {
 	for _, part := range parts {
 		if err := p.end.ep.Prefetch(ctx, p.end.data.name.VA+device.VA(uint64(part)*p.end.stride), q.Size, q.Read); err != nil {
@@ -510,10 +515,11 @@ func (p *Perf) begin(ctx context.Context, q *PerfRun, part int) (*rdma.Transfer,
 	return p.end.ep.Write(ctx, w)
 }
 
-// Target gives the target's process.
+// Target returns the process number of the target.
 func (p *Perf) Target() int { return p.pids[len(p.pids)-1] }
 
-// Skipped gives why a machine cannot do what was to be measured; "": err is something else.
+// Skipped returns the reason why the machine does not support a measurement, or "" if err has
+// another cause.
 func Skipped(err error) string {
 	if errors.Is(err, ErrSkipped) || errors.Is(err, unix.EPERM) {
 		return strings.TrimSpace(err.Error())

@@ -15,35 +15,35 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// Orders of a measurement (Perf), which its target obeys.
+// Orders of a measurement (Perf) to its target.
 const (
-	opPerfMake  op = "perf-make"  // make memory for so many parts of a size
-	opPerfFill  op = "perf-fill"  // fill it, and take pages of it away
-	opPerfWatch op = "perf-watch" // take the times at which notifications come
-	opPerfCheck op = "perf-check" // compare every byte with what was sent
+	opPerfMake  op = "perf-make"  // allocate memory for parts of a size
+	opPerfFill  op = "perf-fill"  // fill it and remove some of its pages
+	opPerfWatch op = "perf-watch" // record the times at which notifications come
+	opPerfCheck op = "perf-check" // compare every byte with the source
 	opPerfTouch op = "perf-touch" // touch every page
-	opPerfServe op = "perf-serve" // obey messages that come by RDMA (strategies)
+	opPerfServe op = "perf-serve" // carry out messages that come by RDMA (strategies)
 )
 
-// perfOrder is the argument of each of them, and the answer.
+// perfOrder is the argument of each order, and the answer.
 type perfOrder struct {
-	Memory Memory      `json:"memory,omitempty"` // to make, or to fill and obey orders about from then on
+	Memory Memory      `json:"memory,omitempty"` // the kind for opPerfMake, or for opPerfFill and the orders after it
 	Size   uint64      `json:"size,omitempty"`   // of a part
 	Parts  int         `json:"parts,omitempty"`
 	Fill   perfFill    `json:"fill,omitzero"`
-	Order  []int       `json:"order,omitempty"` // parts, as they are transferred
-	Last   uint64      `json:"last,omitempty"`  // the word that says that one has come
-	Times  []int64     `json:"times,omitempty"` // CLOCK_MONOTONIC, when it was seen
+	Order  []int       `json:"order,omitempty"` // parts in the order of their transfers
+	Last   uint64      `json:"last,omitempty"`  // value of the last word of a notification
+	Times  []int64     `json:"times,omitempty"` // when each notification was seen, CLOCK_MONOTONIC
 	Data   rdma.Remote `json:"data,omitzero"`   // the memory
-	Words  rdma.Remote `json:"words,omitzero"`  // a pair of completion words a part, and messages
-	// Resident is how many of its pages are there.
+	Words  rdma.Remote `json:"words,omitzero"`  // a pair of completion words for each part, and messages
+	// Resident is the number of resident pages of the memory.
 	Resident uint64 `json:"resident,omitempty"`
 }
 
-// perfFill is what memory holds: a pattern, on the pages that are not absent.
+// perfFill describes the content of memory: a pattern on the pages that are not absent.
 type perfFill struct {
 	Seed   uint64  `json:"seed"`
-	Absent float64 `json:"absent,omitempty"` // how likely a page is, 0 to 1
+	Absent float64 `json:"absent,omitempty"` // probability that a page is absent, 0 to 1
 	Zero   bool    `json:"zero,omitempty"`   // zeros instead of the pattern
 }
 
@@ -51,7 +51,8 @@ func (f perfFill) absent(page uint64) bool {
 	return f.Absent >= 1 || f.Absent > 0 && float64(word(^f.Seed, page)>>11)/(1<<53) < f.Absent
 }
 
-// runs divides so many bytes, whole pages, into runs of pages that are absent or are not.
+// runs divides size bytes, which must be whole pages, into runs of pages that are all absent
+// or all present.
 func (f perfFill) runs(size uint64) iter.Seq2[span, bool] {
 	return func(yield func(span, bool) bool) {
 		for s := (span{}); s.to < size; s.from = s.to {
@@ -66,7 +67,7 @@ func (f perfFill) runs(size uint64) iter.Seq2[span, bool] {
 	}
 }
 
-// word gives word i of the memory.
+// word returns word i of the memory.
 func (f perfFill) word(i uint64) uint64 {
 	if f.Zero || f.absent(i*8/pageSize) {
 		return 0
@@ -74,18 +75,18 @@ func (f perfFill) word(i uint64) uint64 {
 	return word(f.Seed, i)
 }
 
-// Bounds of a measurement's memory (ours): what is made anew between two rows of
-// transfers, of which each has pages of its own.
+// Sizes of a measurement's memory, in bytes, and its largest number of parts. Values are
+// defined by this project.
 const (
-	perfArea  = 4 << 20
+	perfArea  = 4 << 20 // of a row, if its size is not given
 	perfParts = 256
-	wordsSize = 3 * pageSize // perfParts pairs of 16 bytes, messages, what is copied further
-	ringPlace = 2 * pageSize
+	wordsSize = 3 * pageSize // perfParts pairs of 16 bytes, messages, the ring
+	ringPlace = 2 * pageSize // a page that strategies copy from
 	perfLimit = 4 << 30
 )
 
-// perfEnd is one end, and its memory: that of the kind that is measured, and that of each
-// kind, which stays, so that kinds can take turns.
+// perfEnd is one end of a measurement. The embedded perfMemory is that of the current kind.
+// The end keeps the memory of each kind, so that kinds can take turns.
 type perfEnd struct {
 	ep *rdma.Endpoint
 	*perfMemory
@@ -107,8 +108,8 @@ func newPerfEnd(ep *rdma.Endpoint) (*perfEnd, error) {
 	return &perfEnd{ep: ep, kinds: make(map[Memory]*perfMemory), pages: pages, clock: c}, nil
 }
 
-// clock tells the time by CLOCK_MONOTONIC, which all processes of a machine share, without
-// a system call.
+// clock converts Go's times to CLOCK_MONOTONIC, which all processes of a machine share,
+// without a system call.
 type clock struct {
 	epoch time.Time
 	base  int64 // at the epoch, ns
@@ -118,7 +119,7 @@ func (c clock) of(t time.Time) int64 { return c.base + t.Sub(c.epoch).Nanosecond
 
 func stride(size uint64) uint64 { return roundUp(max(size, 1), pageSize) }
 
-// use has what follows be about memory of a kind.
+// use selects the kind of memory for the following calls.
 func (e *perfEnd) use(kind Memory) error {
 	kind, err := memoryOf(e.ep, kind)
 	if err != nil {
@@ -131,7 +132,7 @@ func (e *perfEnd) use(kind Memory) error {
 	return nil
 }
 
-// make makes the memory of a kind anew, absent.
+// make allocates the memory of a kind anew. It is absent.
 func (e *perfEnd) make(kind Memory, size uint64, parts int) error {
 	if err := e.use(kind); err != nil {
 		return err
@@ -155,20 +156,20 @@ func (e *perfEnd) make(kind Memory, size uint64, parts int) error {
 	return nil
 }
 
-// release frees the memory of the kind that is measured.
+// release frees the memory of the current kind.
 func (e *perfEnd) release() error {
 	err := errors.Join(e.data.close(e.ep), e.words.close(e.ep))
 	*e.perfMemory = perfMemory{kind: e.kind}
 	return err
 }
 
-// fillTries bounds the attempts of fill: a page-in that was asked for before may come late.
+// fillTries bounds the attempts of fill: a page-in that was requested before may come late.
 const fillTries = 8
 
-// fill gives the memory its content, and proves which pages are there.
+// fill fills the memory and verifies which of its pages are resident.
 func (e *perfEnd) fill(f perfFill) error {
 	e.filled = f
-	drop := unix.MADV_REMOVE // of a memfd, which others have mapped, too
+	drop := unix.MADV_REMOVE // for a memfd, which other processes have mapped, too
 	if e.kind == Any {
 		drop = unix.MADV_DONTNEED
 	}
@@ -186,9 +187,9 @@ func (e *perfEnd) fill(f perfFill) error {
 				continue
 			}
 			if err := unix.Madvise(b[s.from:s.to], drop); err != nil {
-				return fmt.Errorf("taking pages away: madvise: %w", err)
+				return fmt.Errorf("removing pages: madvise: %w", err)
 			}
-			// Of these alone: those that are there would be missed once more, too.
+			// Only these: a resident page that is invalidated would fault, too.
 			if e.kind == Shared {
 				if err := e.ep.Invalidate(va+device.VA(s.from), s.to-s.from); err != nil {
 					return err
@@ -203,8 +204,8 @@ func (e *perfEnd) fill(f perfFill) error {
 			time.Sleep(time.Millisecond)
 			continue
 		}
-		// A device that has tables of its own gets the pages that are there entered: the
-		// first transfer of each would fault otherwise.
+		// A device with its own tables needs entries for the resident pages: otherwise the
+		// first transfer of each would fault.
 		for s, absent := range f.runs(uint64(len(b))) {
 			if !absent && !e.ep.Info().SVA() {
 				err = errors.Join(err, e.ep.Prefetch(context.Background(), va+device.VA(s.from), s.to-s.from, true))
@@ -212,7 +213,7 @@ func (e *perfEnd) fill(f perfFill) error {
 		}
 		return err
 	}
-	return fmt.Errorf("pages that were taken away come back: somebody else still brings them in")
+	return fmt.Errorf("removed pages become resident again: another process still brings them in")
 }
 
 func (e *perfEnd) resident() (int, error) {
@@ -222,8 +223,8 @@ func (e *perfEnd) resident() (int, error) {
 	return e.pages.resident(e.data.b)
 }
 
-// check compares every byte of parts that were transferred with what from says the
-// source held, and of the others with what they were.
+// check compares every byte: in the transferred parts with the source, which from describes,
+// and in the others with the old content.
 func (e *perfEnd) check(size uint64, order []int, from perfFill) error {
 	b := e.data.b
 	came := make(map[int]bool, len(order))
@@ -252,11 +253,11 @@ func (e *perfEnd) touch() {
 	}
 }
 
-// watch waits for the notification of each part and takes the time.
+// watch waits for the notification of each part and returns the times.
 func (e *perfEnd) watch(ctx context.Context, order []int, last uint64) ([]int64, error) {
 	times := make([]int64, len(order))
 	for i, part := range order {
-		w, err := rdma.Word(e.words.b, uint64(16*part+8)) // the second of its pair
+		w, err := rdma.Word(e.words.b, uint64(16*part+8)) // the second word of the part's pair
 		if err != nil {
 			return nil, err
 		}

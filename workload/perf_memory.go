@@ -13,17 +13,17 @@ import (
 // Memory is the kind of memory whose transfers are measured.
 type Memory string
 
-// The kinds. Under method uffd, on a node that sees the process's own tables, memory of
-// Alloc is not shared: there is no other kind than any then.
+// The kinds of memory. Under method uffd, on a node that uses the process's own page tables,
+// memory of Alloc is not shared, and Any is the only kind.
 const (
-	Shared Memory = "shared" // of Endpoint.Alloc: pfd has it mapped, too
-	Any    Memory = "any"    // anonymous memory of the process: pfd reaches it by system calls
+	Shared Memory = "shared" // from Endpoint.Alloc: pfd maps it, too
+	Any    Memory = "any"    // anonymous memory of the process: pfd accesses it by system calls
 )
 
-// Memories are all of them.
+// Memories lists all kinds of memory.
 var Memories = []Memory{Shared, Any}
 
-// memories gives the kinds that an endpoint has, that of Alloc first.
+// memories returns the kinds that an endpoint has, that of Alloc first.
 func memories(ep *rdma.Endpoint) []Memory {
 	switch {
 	case !ep.Info().SVA():
@@ -34,26 +34,26 @@ func memories(ep *rdma.Endpoint) []Memory {
 	return Memories
 }
 
-// memoryOf gives what m is at an endpoint. An error matches ErrSkipped.
+// memoryOf returns the kind that an endpoint uses for m. An error matches ErrSkipped.
 func memoryOf(ep *rdma.Endpoint, m Memory) (Memory, error) {
 	have := memories(ep)
 	switch {
 	case slices.Contains(have, m):
 		return m, nil
 	case m == Any:
-		return "", fmt.Errorf("%w: memory %q: the device of node %#x does not see the processes' page tables (SVA), so that transfers reach shared memory alone: take %q, or nodes that pfd emulates", ErrSkipped, m, uint32(ep.Info().Node), Shared)
+		return "", fmt.Errorf("%w: memory %q: the device of node %#x does not use the processes' page tables (SVA), so transfers can access only shared memory: use %q, or nodes that pfd emulates", ErrSkipped, m, uint32(ep.Info().Node), Shared)
 	}
 	return have[0], nil
 }
 
-// area is memory of an endpoint, with its name for the other process.
+// area is memory of an endpoint, with its name at the other process.
 type area struct {
 	b    []byte
 	name rdma.Remote
 	free func() error
 }
 
-// newArea makes absent memory of a kind.
+// newArea allocates absent memory of a kind.
 func newArea(ep *rdma.Endpoint, m Memory, size uint64) (a area, err error) {
 	if m, err = memoryOf(ep, m); err != nil {
 		return a, err
@@ -71,13 +71,13 @@ func newArea(ep *rdma.Endpoint, m Memory, size uint64) (a area, err error) {
 		}
 		a = area{b: buffer.Bytes(), free: buffer.Free}
 	}
-	// With huge pages one touch would bring in 512 pages of 4 KiB. Where there are none there is nothing to forbid.
+	// With huge pages one touch would bring in 512 pages of 4 KiB. The call fails on kernels without them.
 	_ = unix.Madvise(a.b, unix.MADV_NOHUGEPAGE)
 	a.name, err = ep.Export(a.b)
 	return a, err
 }
 
-// close frees the memory, if there is some.
+// close frees the memory, if there is any.
 func (a *area) close(ep *rdma.Endpoint) error {
 	if a.free == nil {
 		return nil
@@ -89,15 +89,15 @@ func (a *area) close(ep *rdma.Endpoint) error {
 // perfMemory is one end's memory of a kind.
 type perfMemory struct {
 	kind   Memory
-	size   uint64 // of the parts; 0: there is no memory, or it is nobody else's
+	size   uint64 // of the parts; 0 means that there is no memory, or that it cannot be used again
 	parts  int
 	stride uint64 // from one part to the next
 	filled perfFill
 
 	data, words area
-	// What the initiator knows of the target's memory of the kind.
+	// toData and toWords are the target's memory of the kind, at the initiator.
 	toData, toWords rdma.Remote
 }
 
-// Memories gives the kinds of memory that can be measured, that of Endpoint.Alloc first.
+// Memories returns the kinds of memory that can be measured, that of Endpoint.Alloc first.
 func (p *Perf) Memories() []Memory { return memories(p.end.ep) }

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// openPerf measures in this process, in a child, or with whoever serves a name.
+// openPerf opens a measurement with a target in this process, in a child, or under a name.
 func (l *live) openPerf(t *testing.T, o Options, name string) *Perf {
 	t.Helper()
 	p, err := OpenPerf(t.Context(), l.client, o, name)
@@ -27,8 +27,8 @@ func (l *live) openPerf(t *testing.T, o Options, name string) *Perf {
 	return p
 }
 
-// Each way to have a target makes exactly the transfers that were asked for, faults where
-// pages were absent and nowhere else, and pins nothing.
+// With each kind of target, a measurement makes exactly the requested transfers, faults only
+// on absent pages, and pins nothing.
 func TestPerf(t *testing.T) {
 	l := startLive(t)
 	serving, ready := make(chan error, 1), make(chan struct{})
@@ -89,8 +89,8 @@ func TestPerf(t *testing.T) {
 	}
 }
 
-// What is measured is memory of the kind that was asked for: pfd has shared memory mapped,
-// and nothing else of a process. Under method uffd there is none of it.
+// The measured memory is of the requested kind: pfd maps shared memory and no other memory of
+// a process. Under method uffd no memory is shared.
 func TestPerfMemory(t *testing.T) {
 	l := startLive(t)
 	status, err := l.client.Status(t.Context())
@@ -135,7 +135,7 @@ func (l *live) faults(t *testing.T) uint64 {
 	return s.Faults
 }
 
-// What cannot be measured is refused before anything moves.
+// An invalid measurement is refused before any transfer.
 func TestPerfRefuses(t *testing.T) {
 	for _, q := range []PerfRun{
 		{Count: 1}, {Size: 1}, {Size: 1, Count: 1, Depth: 33}, {Size: 1, Count: 1, Dst: 2}, {Size: 1, Count: 1, Memory: "none"}, {Size: 1, Count: 1, Src: -1},
@@ -147,7 +147,7 @@ func TestPerfRefuses(t *testing.T) {
 	}
 }
 
-// What counts as beside others lies in one row of each of them, whole.
+// A transfer counts as beside others if it lies entirely in one row of each of them.
 func TestAmid(t *testing.T) {
 	r := PerfResult{Starts: []int64{10, 20, 30, 40}, Latencies: []int64{5, 6, 7, 8}}
 	row := func(start, elapsed int64) PerfRow {
@@ -189,7 +189,7 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// Every strategy puts every byte where it belongs, and pins what it says that it does.
+// Every strategy puts every byte at its place and pins as many bytes as it states.
 func TestStrategies(t *testing.T) {
 	l := startLive(t)
 	o := l.options(t, "gup", "p1")

@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/internal/maybe"
 )
 
-// pinned_bytes is what /proc says at each transfer, of each of the three
-// processes: memory that one of them locks shows, wherever that is.
+// pinned_bytes includes the memory that any of the three processes has locked at a transfer,
+// from /proc.
 func TestPinnedIsMeasured(t *testing.T) {
 	const pages = 3
 	var limit unix.Rlimit
@@ -53,7 +53,7 @@ func TestPinnedIsMeasured(t *testing.T) {
 	}
 }
 
-// lock gives memory that is locked; it goes with its mapping.
+// lock locks memory until it is unmapped.
 func lock(pages int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, pages*pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

@@ -16,34 +16,32 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// endpoint is what a test process needs of an attachment: a few calls of
-// package rdma.
+// endpoint is the part of an attachment (package rdma) that a test process uses.
 type endpoint interface {
-	// slot returns the slot that the process has on its node.
+	// slot returns the process's slot on its node.
 	slot() int
-	// pages counts the pages that the process itself was asked to bring in.
+	// pages returns the number of pages that the process itself was asked to bring in.
 	pages() uint64
 	export(va device.VA, size uint64) (rdma.Remote, error)
-	// start starts a transfer between memory at va and what another process has exported,
-	// from an offset on.
+	// start starts a transfer between memory at va and memory that another process has
+	// exported, at an offset in it.
 	start(va device.VA, size uint64, t target, offset uint64, read bool) (transfer, error)
 	close() error
-	// rdma returns the attachment, nil where a test stands for it.
+	// rdma returns the attachment, or nil in tests that replace it.
 	rdma() *rdma.Endpoint
 }
 
-// attachFunc makes an endpoint.
 type attachFunc func(ctx context.Context, a attachment) (endpoint, error)
 
-// Process is the test process: it obeys the orders that come by r, answers by
-// w, and ends when r ends.
+// Process runs a test process. It reads orders from r, carries them out, writes the
+// replies to w, and returns at the end of r.
 func Process(ctx context.Context, r io.Reader, w io.Writer) error {
-	// An interrupt from the terminal is the parent's to handle.
+	// The parent handles an interrupt from the terminal.
 	signal.Ignore(syscall.SIGINT)
 	return serve(ctx, r, w, attachRDMA)
 }
 
-// serve is Process with endpoints that attach makes.
+// serve is like Process, but calls attach to attach.
 func serve(ctx context.Context, r io.Reader, w io.Writer, attach attachFunc) error {
 	p := &process{attach: attach}
 	ctx, cancel := context.WithCancel(ctx)
@@ -52,7 +50,7 @@ func serve(ctx context.Context, r io.Reader, w io.Writer, attach attachFunc) err
 	orders := make(chan order)
 	var readErr error
 	go func() {
-		// The end of the orders ends a transfer that is underway too.
+		// The end of the orders also ends a transfer that is in flight.
 		defer cancel()
 		defer close(orders)
 		for {
@@ -84,7 +82,7 @@ type process struct {
 	attach   attachFunc
 	endpoint endpoint
 	pages    *pagemap
-	buffers  [MaxParallel + 1]*buffer // the last one for transfers that are not measured
+	buffers  [MaxParallel + 1]*buffer // the last one is warmBuffer
 	lanes    []*lane                  // of a stream
 	perf     *perfEnd
 }
@@ -150,7 +148,7 @@ func (p *process) attachTo(ctx context.Context, a attachment) (attached, error) 
 	if p.pages, err = openPagemap(); err != nil {
 		return attached{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, DefaultTimeout) // whatever else the machine does
+	ctx, cancel := context.WithTimeout(ctx, DefaultTimeout) // also on a busy machine
 	defer cancel()
 	if p.endpoint, err = p.attach(ctx, a); err != nil {
 		return attached{}, err
@@ -158,13 +156,11 @@ func (p *process) attachTo(ctx context.Context, a attachment) (attached, error) 
 	return attached{PID: os.Getpid(), Slot: p.endpoint.slot()}, nil
 }
 
-// prepareTries bounds the attempts of prepare.
 const prepareTries = 8
 
-// prepare makes buffer i anew and proves its state: no test is worth much
-// whose absent pages are there. Where buffers are shared, a page-in that was
-// asked for the buffer before may come late and find this one at its address:
-// then another is made, at another.
+// prepare makes buffer i anew and verifies its state: a test whose absent pages are resident
+// is worth nothing. If buffers are shared, a late page-in for the previous buffer may hit this
+// one at the same address. prepare then makes another buffer at another address.
 func (p *process) prepare(i int, order prepare) (rdma.Remote, error) {
 	err := p.buffers[i].close()
 	p.buffers[i] = nil
@@ -191,14 +187,14 @@ func (p *process) prepare(i int, order prepare) (rdma.Remote, error) {
 	return p.endpoint.export(p.buffers[i].addr(), order.Size)
 }
 
-// Warming up: from the last buffer, of so many bytes.
+// Warm-up writes come from the last buffer and have warmSize bytes.
 const (
 	warmBuffer = MaxParallel
 	warmSize   = 16
 )
 
-// write makes the transfers of all buffers at once, those of a buffer's parts one after
-// the other until one fails.
+// write makes the transfers of all buffers at once. The parts of one buffer follow one
+// another until one fails.
 func (p *process) write(ctx context.Context, o writeOrder) ([]outcome, error) {
 	n := len(o.Targets)
 	if n < 1 || n > MaxParallel || slices.Contains(p.buffers[:n], nil) {

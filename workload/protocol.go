@@ -6,24 +6,24 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// The words of a test process: one JSON object a line, an order and its reply.
+// The protocol of a test process: one JSON object per line, an order and then its reply.
 
 // op names an order.
 type op string
 
 const (
-	opAttach  op = "attach"  // attach to a node: once, first of all
-	opPrepare op = "prepare" // make a buffer anew, and export it
-	opWrite   op = "write"   // write the buffers to the target's, or read those
+	opAttach  op = "attach"  // attach to a node; the first order, sent once
+	opPrepare op = "prepare" // make a buffer anew and export it
+	opWrite   op = "write"   // write the buffers to the target's, or read the target's
 	opVerify  op = "verify"  // check a buffer
-	opStats   op = "stats"   // count what the library's page-fault thread did
+	opStats   op = "stats"   // count the pages of the library's page-fault thread
 )
 
-// order is what the parent sends.
+// order is a message of the parent.
 type order struct {
 	Op      op         `json:"op"`
 	Attach  attachment `json:"attach,omitzero"`
-	Buffer  int        `json:"buffer,omitempty"` // which one is to be prepared or verified
+	Buffer  int        `json:"buffer,omitempty"` // number of the buffer to prepare or verify
 	Prepare prepare    `json:"prepare,omitzero"`
 	Write   writeOrder `json:"write,omitzero"`
 	Verify  verify     `json:"verify,omitzero"`
@@ -31,67 +31,66 @@ type order struct {
 	Perf    perfOrder  `json:"perf,omitzero"`
 }
 
-// attachment is where and how to attach.
+// attachment describes where and how to attach.
 type attachment struct {
 	Socket string `json:"socket"` // control socket of pfd
 	Node   uint32 `json:"node_id"`
 	Group  string `json:"group"`
 	Method string `json:"method"`
 	Policy string `json:"policy"`
-	// Trust are users whose pfd may reach the memory of the test process (rdma.Options).
+	// Trust lists users whose pfd may access the memory of the test process (rdma.Options).
 	Trust []uint32 `json:"trust,omitempty"`
 }
 
-// target is what the other process has exported for a buffer of this one.
+// target is the memory that the other process has exported for a buffer of this process.
 type target struct {
 	Remote rdma.Remote `json:"remote"`
-	Urgent bool        `json:"urgent,omitempty"` // high class, of a write
+	Urgent bool        `json:"urgent,omitempty"` // high class; for writes only
 }
 
-// writeOrder is transfers at once, one for each buffer.
+// writeOrder orders concurrent transfers, one for each buffer.
 type writeOrder struct {
 	Targets []target      `json:"targets"`
 	Waiting Waiting       `json:"waiting"`
 	Timeout time.Duration `json:"timeout_ns"`
-	// Warm, where it is given, is the target's buffer warmBuffer: writes into it come
-	// first, from that of this process, and are not measured.
+	// Warm, if set, is the target's warmBuffer. Writes from this process's warmBuffer into
+	// it come first and are not measured.
 	Warm rdma.Remote `json:"warm,omitzero"`
-	// WarmTime is for how long they go on; 0: one is made.
+	// WarmTime is how long the warm-up writes run; 0 means one write.
 	WarmTime time.Duration `json:"warm_time_ns,omitempty"`
-	// Parts, where not 0, has so many transfers of equal parts of each buffer follow
-	// one another.
+	// Parts, if not 0, splits each buffer into this number of equal parts, which are
+	// transferred one after the other.
 	Parts int `json:"parts,omitempty"`
-	// Read has the bytes come from the target's buffers into this process's.
+	// Read makes the transfers read the target's buffers into those of this process.
 	Read bool `json:"read,omitempty"`
 }
 
-// reply is what a test process answers. Error tells that the process could not
-// do what it was told; that a transfer failed is no such error.
+// reply is the answer of a test process. Error means that the process could not carry out
+// the order; a failed transfer is not such an error.
 type reply struct {
 	Error    string      `json:"error,omitempty"`
-	Skipped  bool        `json:"skipped,omitempty"` // the machine cannot do it: ErrSkipped
+	Skipped  bool        `json:"skipped,omitempty"` // Error matches ErrSkipped
 	Attached attached    `json:"attached,omitzero"`
 	Remote   rdma.Remote `json:"remote,omitzero"`
-	Outcomes []outcome   `json:"outcomes,omitempty"` // of a buffer's parts, then of the next one's
+	Outcomes []outcome   `json:"outcomes,omitempty"` // all parts of buffer 0, then of buffer 1, ...
 	Verdict  verdict     `json:"verdict,omitzero"`
-	Pages    uint64      `json:"pages,omitempty"` // that the library was asked to touch
+	Pages    uint64      `json:"pages,omitempty"` // pages that the library was asked to touch
 	Streamed Streamed    `json:"streamed,omitzero"`
 	Perf     perfOrder   `json:"perf,omitzero"`
 }
 
-// attached tells where a test process is.
+// attached identifies an attached test process.
 type attached struct {
 	PID  int `json:"pid"`
 	Slot int `json:"slot"`
 }
 
-// outcome is how a transfer ended.
+// outcome is the result of a transfer.
 type outcome struct {
-	Done      bool   `json:"done"`       // all bytes arrived, as the firmware says
-	LatencyNS int64  `json:"latency_ns"` // from the initiator's call to its seeing the end
-	Place     int    `json:"place"`      // in the order of the ends, from 1
+	Done      bool   `json:"done"`       // the firmware reported that all bytes arrived
+	LatencyNS int64  `json:"latency_ns"` // from the initiator's call until it sees the end
+	Place     int    `json:"place"`      // in the order of completion, from 1
 	Error     string `json:"error,omitempty"`
-	// Stuck says that the transfer did not end within its time: nothing is known
-	// about the buffers any more.
+	// Stuck means that the transfer timed out: the buffers' content is undefined.
 	Stuck bool `json:"stuck,omitempty"`
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// rdmaEndpoint is an attachment by package rdma.
+// rdmaEndpoint implements endpoint with package rdma.
 type rdmaEndpoint struct{ ep *rdma.Endpoint }
 
 func attachRDMA(ctx context.Context, a attachment) (endpoint, error) {
@@ -35,7 +35,7 @@ func (e rdmaEndpoint) rdma() *rdma.Endpoint { return e.ep }
 func (e rdmaEndpoint) slot() int            { return e.ep.Info().Slot }
 func (e rdmaEndpoint) close() error         { return e.ep.Close() }
 
-// pages counts what pfd does not: under method touch the process sends the
+// pages returns the pages that pfd does not count: under method touch the process sends the
 // requests for retransmission.
 func (e rdmaEndpoint) pages() uint64 {
 	if e.ep.Info().Method != rdma.MethodTouch {
@@ -45,7 +45,7 @@ func (e rdmaEndpoint) pages() uint64 {
 }
 
 func (e rdmaEndpoint) export(va device.VA, size uint64) (rdma.Remote, error) {
-	// A transfer of 0 bytes is the initiator's mistake, and refused there.
+	// A transfer of 0 bytes is an error of the initiator, where it is refused.
 	return e.ep.ExportVA(va, max(size, 1))
 }
 

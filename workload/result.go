@@ -7,9 +7,9 @@ import (
 	"github.com/exanet/pfd/internal/percentile"
 )
 
-// Latency sums up the latencies of the transfers that arrived, microseconds.
-// Percentiles are exact (internal/percentile). None is known where nothing arrived, and
-// those beside the median not of fewer than MinSamples.
+// Latency summarizes the latencies of the transfers that arrived, in microseconds.
+// Percentiles are exact (internal/percentile). All values are unknown if nothing arrived;
+// P90 and P99 are also unknown for fewer than MinSamples samples.
 type Latency struct {
 	P50  maybe.Number `json:"p50"`
 	P90  maybe.Number `json:"p90"`
@@ -19,65 +19,64 @@ type Latency struct {
 	Max  maybe.Number `json:"max"`
 }
 
-// MinSamples is the smallest number of samples whose percentiles say anything.
+// MinSamples is the smallest number of samples for which P90 and P99 are reported.
 const MinSamples = 20
 
-// Result is what a run gave; its JSON always has all keys, null for what is not known.
+// Result is the result of a run. Its JSON always has all keys; an unknown value is null.
 type Result struct {
-	// Transfers counts the transfers that were begun, Failed those of them that
+	// Transfers counts the transfers that were started, Failed those of them that
 	// did not arrive.
 	Transfers int `json:"transfers"`
-	// Bytes arrived, of all transfers together.
+	// Bytes is the number of bytes that arrived in all transfers.
 	Bytes uint64 `json:"bytes"`
-	// Verified is true where transfers were made and, after each, every byte of
-	// both buffers and of their guards was what it must be. After a transfer that
-	// failed a byte of the destination may be old or new, and must be old where
-	// it is read-only.
+	// Verified reports that transfers were made and that, after each, every byte of
+	// both buffers and of their guards was correct. After a failed transfer a byte of
+	// the destination may be old or new; if the buffer is read-only it must be old.
 	Verified bool `json:"verified"`
 	Failed   int  `json:"failed"`
-	// Error is the first error, nil if there was none.
+	// Error is the first error, or nil.
 	Error *string `json:"error"`
-	// Faults and PagesPagedIn are those of the two domains, at the source and at
-	// the destination, by whatever method.
+	// Faults and PagesPagedIn are the sums over the two domains, at the source and at
+	// the destination, for every method.
 	Faults       maybe.Number `json:"faults"`
 	PagesPagedIn maybe.Number `json:"pages_paged_in"`
-	// RAPF (received by the firmware), Retransmits, Timeouts and Guards (blocks that a
-	// fault had paused, retransmitted for want of a RAPF) are counters of CountersNode,
-	// which sends the data. Only who sees everything is told them.
+	// RAPF (received by the firmware), Retransmits, Timeouts and Guards (blocks paused by a
+	// fault and retransmitted because no RAPF came) are counters of CountersNode, which
+	// sends the data. pfd shows them only to root and to its own user.
 	RAPF        maybe.Number `json:"rapf"`
 	Retransmits maybe.Number `json:"retransmits"`
 	Timeouts    maybe.Number `json:"timeouts"`
 	Guards      maybe.Number `json:"guards"`
 	// PinnedBytes is the largest sum of VmLck and VmPin of initiator, target and
-	// pfd, read from /proc at every transfer. It is not known where /proc does not show pfd.
+	// pfd, read from /proc at every transfer. It is unknown if /proc does not show pfd.
 	PinnedBytes maybe.Number `json:"pinned_bytes"`
 	Latency     Latency      `json:"latency_us"`
-	// ThroughputGbps is the bytes that arrived by the time of their transfers,
-	// 10^9 bits a second.
+	// ThroughputGbps is the bytes that arrived, divided by the sum of their transfers'
+	// latencies, in 10^9 bits a second.
 	ThroughputGbps maybe.Number `json:"throughput_gbps"`
 	Waiting        Waiting      `json:"waiting"`
-	// CountersNode is the node whose counters are above, and CountersOthers the number
-	// of other domains that it had before or after: their transfers are counted, too.
+	// CountersNode is the node of the counters above. CountersOthers is the number of
+	// other domains on it before or after the run; the counters include their transfers.
 	CountersNode   int          `json:"counters_node"`
 	CountersOthers maybe.Number `json:"counters_others"`
 }
 
-// newResult gives one of which nothing is known yet.
+// newResult returns a Result in which nothing is known yet.
 func newResult(q *Request) Result {
 	r := Result{Waiting: q.Waiting, CountersNode: q.From, Latency: summarize(nil), ThroughputGbps: maybe.Unknown(), PinnedBytes: maybe.Unknown()}
 	if q.Read {
-		r.CountersNode = q.To // the blocks come from there
+		r.CountersNode = q.To // it sends the blocks
 	}
 	r.unknown()
 	return r
 }
 
-// counts are the counters that are compared with what they were before.
+// counts returns the counters for which a run reports the difference.
 func (r *Result) counts() [6]*maybe.Number {
 	return [...]*maybe.Number{&r.Faults, &r.PagesPagedIn, &r.RAPF, &r.Retransmits, &r.Timeouts, &r.Guards}
 }
 
-// unknown says of all counters that they are not known.
+// unknown marks all counters as unknown.
 func (r *Result) unknown() {
 	for _, n := range r.counts() {
 		*n = maybe.Unknown()
@@ -85,7 +84,7 @@ func (r *Result) unknown() {
 	r.CountersOthers = maybe.Unknown()
 }
 
-// OK tells whether every transfer arrived and every byte was right.
+// OK reports whether every transfer arrived and every byte was correct.
 func (r *Result) OK() bool { return r.Error == nil && r.Failed == 0 && r.Verified }
 
 func (r *Result) fail(text string) {
@@ -94,7 +93,7 @@ func (r *Result) fail(text string) {
 	}
 }
 
-// summarize sorts ns, the latencies in nanoseconds.
+// summarize returns the summary of latencies in nanoseconds. It sorts ns.
 func summarize(ns []int64) Latency {
 	none := maybe.Unknown()
 	if len(ns) == 0 {
@@ -117,7 +116,7 @@ func summarize(ns []int64) Latency {
 	return l
 }
 
-// throughput gives 10^9 bits a second: bits by nanoseconds.
+// throughput returns 10^9 bits a second, which is bits divided by nanoseconds.
 func throughput(bytes uint64, ns []int64) maybe.Number {
 	var sum int64
 	for _, n := range ns {

@@ -24,24 +24,24 @@ type Request struct {
 	Warm     bool          // see Transfer
 	Seed     uint64        // of the patterns
 	Timeout  time.Duration // of one transfer; 0 means DefaultTimeout
-	// Progress, where not nil, is called with each transfer that is over.
+	// Progress, if not nil, is called after each round with the number of rounds done.
 	Progress func(done int)
 	Read     bool // the initiator reads the target's buffer, which is the source
 	Urgent   bool // high class
 }
 
-// DefaultTimeout is how long a transfer may take. It is longer than what the
-// firmware takes to give one up.
+// DefaultTimeout bounds one transfer. It is longer than the firmware retransmits
+// before it reports a failure.
 const DefaultTimeout = 60 * time.Second
 
-// MaxSize is the largest transfer, bytes (spec/hardware.md 1).
+// MaxSize is the size of the largest transfer, in bytes (spec/hardware.md 1).
 const MaxSize = 1<<32 - 1
 
-// MaxOffset is the largest offset, bytes.
+// MaxOffset is the largest offset, in bytes.
 const MaxOffset = 1 << 30
 
-// Check refuses what cannot be carried out; its error matches ErrRequest. A
-// size of 0 is no such thing: the library refuses it, and that is worth seeing.
+// Check returns an error that matches ErrRequest if the request cannot be carried out.
+// It accepts size 0, so that a test can see how the library refuses it.
 func (q *Request) Check() error {
 	return refuse(
 		refusal{q.Count < 1, fmt.Sprintf("count %d: want 1 or more", q.Count)},
@@ -51,42 +51,42 @@ func (q *Request) Check() error {
 	)
 }
 
-// Parallel is what one of several transfers is to be.
+// Parallel describes one of several transfers that run at once.
 type Parallel struct {
 	Size   uint64
 	Urgent bool
 }
 
-// MaxParallel is the number of transfers that a process has in flight at most.
+// MaxParallel is the largest number of transfers that a process has in flight.
 const MaxParallel = device.WriteChannels
 
-// Names of the classes that a transfer may be asked to have.
+// Names of the classes of transfers.
 const (
-	ClassNormal = "normal" // by its size
-	ClassUrgent = "urgent" // high
+	ClassNormal = "normal" // the firmware chooses by the size
+	ClassUrgent = "urgent" // the high class
 )
 
-// Completion is one of several transfers that ran at once.
+// Completion is the result of one of several transfers that ran at once.
 type Completion struct {
 	Transfer  int     `json:"transfer"` // in the order of starting, from 0
 	Size      uint64  `json:"size_bytes"`
-	Class     string  `json:"class"` // normal or urgent, as asked for
+	Class     string  `json:"class"` // the requested one: normal or urgent
 	Done      bool    `json:"done"`
 	LatencyUS float64 `json:"latency_us"` // from its start to its end
 	Error     string  `json:"error,omitempty"`
 }
 
-// Run makes the transfers. The result is filled in whatever happens. The error
-// says that the run could not be made, or was broken off, and stands in the
-// result too; that transfers failed, or bytes were wrong, stands only there.
+// Run makes the transfers. The result is always filled in. The error, which the result
+// repeats, means that the run could not start or was interrupted. Failed transfers and
+// wrong bytes are reported in the result only.
 func Run(ctx context.Context, d Daemon, q Request) (Result, error) {
 	q.Waiting = q.Waiting.resolve(q.Size)
 	r, _, err := runSet(ctx, d, q, []Parallel{{q.Size, q.Urgent}})
 	return r, err
 }
 
-// RunParallel is Run of all transfers of set at once, q.Count times. It polls, and returns
-// the last round's order of completion beside the result. q.Size and q.Urgent are ignored.
+// RunParallel is like Run, but starts all transfers of set at once, q.Count times. It polls,
+// and also returns the order of completion of the last round. It ignores q.Size and q.Urgent.
 func RunParallel(ctx context.Context, d Daemon, q Request, set []Parallel) (Result, []Completion, error) {
 	q.Waiting = Poll
 	return runSet(ctx, d, q, set)
@@ -98,16 +98,16 @@ func runSet(ctx context.Context, d Daemon, q Request, set []Parallel) (Result, [
 	return r, list, r.broken(ctx, err)
 }
 
-// broken takes the error that has broken a run off into the result.
+// broken records in the result the error that ended a run early.
 func (r *Result) broken(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		// How the processes ended does not matter to who broke it off.
+		// After an interruption, how the processes ended does not matter.
 		err = fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	case errors.Is(err, control.ErrEnded):
-		r.Error = nil // what this did to a transfer
+		r.Error = nil // that of a transfer is a consequence
 	}
 	r.fail(err.Error())
 	return err
@@ -127,7 +127,7 @@ func run(ctx context.Context, d Daemon, q Request, set []Parallel, r *Result) ([
 	list, err := s.run(ctx, d, q, set, r)
 	if err != nil || r.Failed > 0 {
 		if ended := s.ended(ctx, d, q.Count*len(set)); ended != nil {
-			// What the processes say of it is its consequence.
+			// The errors of the processes are consequences of pfd's end.
 			_ = s.Close()
 			return list, ended
 		}
@@ -135,9 +135,9 @@ func run(ctx context.Context, d Daemon, q Request, set []Parallel, r *Result) ([
 	return list, errors.Join(err, s.Close())
 }
 
-// ended gives an error that matches control.ErrEnded where pfd, of which nothing more can
-// be had then, is what has broken the run off; it names the last transfer of so many. One
-// that was begun, or can only be begun, has the status of a node that is gone.
+// ended returns an error that matches control.ErrEnded if the run failed because pfd ended.
+// The error names the last of count transfers. A transfer that had not arrived by then has
+// the status of a node that is gone.
 func (s *Session) ended(ctx context.Context, d Daemon, count int) error {
 	switch {
 	case !ended(ctx, d, s.daemon):
@@ -155,7 +155,7 @@ func (s *Session) ended(ctx context.Context, d Daemon, count int) error {
 	return fmt.Errorf("%w during %s (status %d)", control.ErrEnded, text, device.StatusGone)
 }
 
-// ended reports whether the pfd that was process pid is there no more.
+// ended reports whether the pfd that ran as process pid has ended.
 func ended(ctx context.Context, d Daemon, pid int) bool {
 	s, err := d.Status(ctx)
 	return errors.Is(err, control.ErrNoDaemon) || err == nil && s.PID != pid
@@ -167,7 +167,7 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, set []Parallel, 
 		return nil, err
 	}
 	list, err := s.rounds(q, set, r)
-	if r.Failed > 0 && err == nil && len(set) == 1 { // of several nobody knows which fault is whose
+	if r.Failed > 0 && err == nil && len(set) == 1 { // the log does not assign faults to transfers
 		s.explain(ctx, d, q.Options, r)
 	}
 	after, countErr := s.count(ctx, d, q.Options, r.CountersNode)
@@ -179,14 +179,14 @@ func (s *Session) run(ctx context.Context, d Daemon, q Request, set []Parallel, 
 		r.CountersOthers = max(before.CountersOthers, after.CountersOthers)
 	}
 	if err != nil {
-		// The counters are worth having, but after this they may not be had.
+		// The counters are still useful, but reading them may fail after this error.
 		return list, err
 	}
 	return list, countErr
 }
 
-// explain says in the error of a run why a page of it did not come in, in place of what
-// may be the cause, where the fault log tells. It is best effort.
+// explain replaces the possible causes in the error of a run by the reason from the fault
+// log, if the log has one. It is best effort.
 func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
 	faults, err := d.Faults(ctx, control.AllNodes, control.MaxFaults)
 	if err != nil || r.Error == nil {
@@ -219,7 +219,7 @@ func (s *Session) rounds(q Request, set []Parallel, r *Result) (list []Completio
 	var latencies []int64
 	wrong := false
 	defer func() {
-		r.Verified = r.Transfers > 0 && !wrong && err == nil // what was not checked is not verified
+		r.Verified = r.Transfers > 0 && !wrong && err == nil // an error ended the checks
 		r.ThroughputGbps = throughput(r.Bytes, latencies)
 		r.Latency = summarize(latencies)
 	}()
@@ -258,15 +258,15 @@ func (s *Session) rounds(q Request, set []Parallel, r *Result) (list []Completio
 	return list, nil
 }
 
-// pin takes what was pinned at a transfer.
+// pin records how many bytes were pinned at a transfer.
 func (r *Result) pin(n maybe.Number) {
-	if !(r.PinnedBytes >= n) { // also where it is not known yet
+	if !(r.PinnedBytes >= n) { // also if it is unknown so far
 		r.PinnedBytes = n
 	}
 }
 
-// count reads the counters of the two domains, and those of a node, into a result. The
-// pages that the processes bring in by themselves (touch) are theirs to count.
+// count reads the counters of the two domains and those of a node into a result. Under
+// method touch the processes count the pages that they bring in themselves.
 func (s *Session) count(ctx context.Context, d Daemon, o Options, node int) (c Result, err error) {
 	c.unknown()
 	domains, err := d.Domains(ctx, control.AllNodes)
@@ -308,7 +308,7 @@ func (s *Session) count(ctx context.Context, d Daemon, o Options, node int) (c R
 	if ours == 2 {
 		c.Faults, c.PagesPagedIn = maybe.Number(faults), maybe.Number(pages)
 	}
-	if c.Retransmits.Known() { // else there may be more than are shown
+	if c.Retransmits.Known() { // otherwise pfd does not show all domains either
 		c.CountersOthers = maybe.Number(others)
 	}
 	return c, nil

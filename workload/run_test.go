@@ -28,7 +28,7 @@ func fakeRequest(t *testing.T, how string) Request {
 	}
 }
 
-// keys are the keys of issue "First light", point 7, in its order.
+// keys are the keys of a result's JSON in their order (docs/exanetctl.md).
 const keys = `transfers bytes verified failed error faults pages_paged_in rapf retransmits timeouts guards pinned_bytes latency_us throughput_gbps waiting counters_node counters_others`
 
 func checkKeys(t *testing.T, r Result) {
@@ -180,7 +180,7 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// The library refuses a size of 0; the run tells so and goes on.
+// The library refuses a size of 0. The run reports that and continues.
 func TestRunSizeZero(t *testing.T) {
 	q := fakeRequest(t, "ok")
 	q.Size = 0
@@ -221,7 +221,7 @@ func TestRunInterrupted(t *testing.T) {
 	checkKeys(t, r)
 }
 
-// So it does transfers at once, and so does the end of pfd.
+// The end of the context and the end of pfd also end concurrent transfers.
 func TestRunParallelBrokenOff(t *testing.T) {
 	set := []Parallel{{Size: 4096}, {Size: 4096}}
 	q := fakeRequest(t, "ok")
@@ -239,7 +239,7 @@ func TestRunParallelBrokenOff(t *testing.T) {
 	}
 }
 
-// What pfd's end does to a run is told as that, and once.
+// A run that fails because pfd ended has one error, which says so.
 func TestRunDaemonEnds(t *testing.T) {
 	q := fakeRequest(t, "ok")
 	q.Count = 1 << 30
@@ -250,7 +250,8 @@ func TestRunDaemonEnds(t *testing.T) {
 	}
 }
 
-// What a user may not see, and what others share, is not told as the run's own.
+// A result does not present counters that the user may not see, or that others share, as the
+// run's own.
 func TestRunCountsWhatItCan(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -276,7 +277,7 @@ func TestRunCountsWhatItCan(t *testing.T) {
 	}
 }
 
-// The processes of a session are gone when it is closed.
+// The processes of a session have ended when Close returns.
 func TestSessionLeavesNothing(t *testing.T) {
 	s, err := Open(t.Context(), &fakeDaemon{}, fakeRequest(t, "ok").Options, 1)
 	if err != nil {

@@ -14,27 +14,27 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// Options say where the two test processes attach, and how.
+// Options describe where and how the two test processes attach.
 type Options struct {
 	Socket   string // control socket of pfd
 	From, To int    // nodes of the initiator and of the target
-	// ToSocket is the control socket of the target's pfd, where that is another
-	// (Pair); "": Socket.
+	// ToSocket is the control socket of the target's pfd if it has its own pfd
+	// (Pair); "" means Socket.
 	ToSocket string
-	// Group is what both attach in; "": one that nobody else has.
+	// Group is the group of both attachments; "" means a fresh random name.
 	Group  string
 	Method string // page-in method: gup, touch, uffd, populate
 	Policy string // p1, p4, pa, adaptive
-	// Trust are users whose pfd may reach the memory of the test processes, besides those
-	// that every process trusts (rdma.Options).
+	// Trust lists users whose pfd may access the memory of the test processes, in addition
+	// to those that every process trusts (rdma.Options).
 	Trust []uint32
-	// Command starts a test process: it runs Process on its standard streams.
+	// Command starts a test process, which runs Process on its standard streams.
 	Command []string
 	// Env is added to the environment of the test processes.
 	Env []string
 }
 
-// Daemon is what is asked of pfd: a control.Client.
+// Daemon is the part of control.Client that this package uses.
 type Daemon interface {
 	Status(ctx context.Context) (control.Status, error)
 	Nodes(ctx context.Context, node int) ([]control.Node, error)
@@ -43,11 +43,11 @@ type Daemon interface {
 	Faults(ctx context.Context, node, n int) ([]control.Fault, error)
 }
 
-// ErrNode says that pfd has no such node.
+// ErrNode means that pfd has no such node.
 var ErrNode = errors.New("no such node")
 
-// sides are where initiator and target attach. The target of a name (ServePerf) knows its
-// node by itself.
+// sides describe where initiator and target attach. A target that serves a name (ServePerf)
+// sets its node itself.
 type sides struct {
 	daemon   int // pid
 	from, to attachment
@@ -77,7 +77,7 @@ func (o *Options) sides(ctx context.Context, d Daemon, name string) (s sides, er
 	return s, err
 }
 
-// nodeID gives the coordinates of the node of an index.
+// nodeID returns the coordinates of the node with an index.
 func nodeID(nodes []control.Node, index int) (uint32, error) {
 	for _, n := range nodes {
 		if n.Index == index {
@@ -87,7 +87,7 @@ func nodeID(nodes []control.Node, index int) (uint32, error) {
 	return 0, fmt.Errorf("%w: node %d: this pfd has %d, counted from 0 (pfd --nodes)", ErrNode, index, len(nodes))
 }
 
-// groupName gives a group to the session alone.
+// groupName returns a random group name for one session.
 func groupName() (string, error) {
 	var b [6]byte
 	if _, err := rand.Read(b[:]); err != nil {
@@ -96,18 +96,18 @@ func groupName() (string, error) {
 	return "workload-" + hex.EncodeToString(b[:]), nil
 }
 
-// Session is an initiator and a target, attached. It is used by one goroutine.
+// Session is an attached pair of initiator and target. It is not safe for concurrent use.
 type Session struct {
 	initiator, target *peer
 	daemon            int   // pid
-	pids              []int // whose pinned memory is measured
+	pids              []int // the processes whose pinned memory is measured
 	transfers         uint64
-	arrived           bool // the last of these
+	arrived           bool // the last transfer
 	seed              uint64
 	warm              rdma.Remote // the target's buffer for warming up
 }
 
-// Open starts both processes and has them attach. seed is the patterns'.
+// Open starts both processes and attaches them. seed is the seed of the patterns.
 func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, error) {
 	at, err := o.sides(ctx, d, "")
 	if err != nil {
@@ -121,7 +121,7 @@ func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, erro
 		return nil, errors.Join(err, s.Close())
 	}
 	s.pids = []int{s.initiator.pid(), s.target.pid()}
-	// pfd may be in another PID namespace, or /proc hides it.
+	// pfd may be in another PID namespace, or /proc may hide it.
 	if _, err := pinned(at.daemon); err == nil {
 		s.pids = append(s.pids, at.daemon)
 	}
@@ -133,8 +133,8 @@ func Open(ctx context.Context, d Daemon, o Options, seed uint64) (*Session, erro
 	return s, nil
 }
 
-// both gives each process an order, and takes the replies: they work at the
-// same time.
+// both sends each process an order, so that they work at the same time, and receives the
+// replies.
 func (s *Session) both(initiator, target order) (a, b reply, err error) {
 	if err := errors.Join(s.initiator.send(initiator), s.target.send(target)); err != nil {
 		return a, b, err
@@ -151,41 +151,41 @@ type Transfer struct {
 	Src, Dst             State
 	Waiting              Waiting // Poll or Wait
 	Timeout              time.Duration
-	// Warm has a small write into present memory come right before, which is not
-	// measured: pfd and its threads are then awake, as they are where transfers
-	// follow one another. Otherwise they have gone to sleep while the buffers
-	// were made and checked.
+	// Warm makes a small write into present memory right before, which is not measured. It
+	// wakes pfd and its threads, which go to sleep while the buffers are made and checked,
+	// as they do not when transfers follow one another.
 	Warm bool
-	// Read has the initiator read the target's buffer: Src is the target's then.
+	// Read makes the initiator read the target's buffer; Src is then the target's state.
 	Read   bool
 	Urgent bool // high class
 }
 
-// Outcome is how a transfer went.
+// Outcome is the result of a transfer.
 type Outcome struct {
 	Arrived bool
-	Latency time.Duration // from the initiator's call to its seeing the end
-	Pinned  maybe.Number  // VmLck + VmPin of the three processes, bytes
-	// Failure is why the transfer did not arrive; Wrong is what is wrong with a
-	// buffer.
+	Latency time.Duration // from the initiator's call until it sees the end
+	Pinned  maybe.Number  // VmLck + VmPin of the three processes, in bytes
+	// Failure is the reason why the transfer did not arrive. Wrong describes the error in
+	// a buffer.
 	Failure, Wrong string
-	Place          int // among the ends of transfers that were made at once, from 1
+	Place          int // in the order of completion of concurrent transfers, from 1
 }
 
-// Do makes both buffers anew, transfers, and checks every byte. An error says
-// that the session is of no use any more; the outcome may still tell why.
+// Do makes both buffers anew, makes the transfer and checks every byte. After an error the
+// session cannot be used any more; the outcome may still have the reason.
 func (s *Session) Do(t Transfer) (Outcome, error) {
 	out, err := s.do([]Transfer{t})
 	return out[0], err
 }
 
-// do is Do of transfers that are made at once: they differ in their sizes and classes alone.
+// do is like Do, but makes all transfers of set at once. They may differ only in size and class.
 func (s *Session) do(set []Transfer) ([]Outcome, error) {
 	out := make([]Outcome, len(set))
 	s.arrived = false
 	src, dst := make([]prepare, len(set)), make([]prepare, len(set))
 	t := set[0]
-	// each gives each process its order of those about the source and the destination.
+	// each sends the order for the source and the order for the destination to the processes
+	// that have these buffers, and returns the replies in the same order.
 	each := func(src, dst order) (a, b reply, err error) {
 		if t.Read {
 			b, a, err = s.both(dst, src)
@@ -239,7 +239,7 @@ func (s *Session) do(set []Transfer) ([]Outcome, error) {
 	}
 	for i := range set {
 		want := verify{Arrived: out[i].Arrived, Source: src[i].content(), SourceData: src[i].data()}
-		// What cannot be written must be as it was; elsewhere blocks that came
+		// A buffer that cannot be written must be unchanged. In any other the blocks
 		// before the failure may have been written.
 		want.Partial = !out[i].Arrived && t.Dst != ReadOnly && t.Dst != Unmapped
 		a, b, err := each(order{Op: opVerify, Buffer: i}, order{Op: opVerify, Buffer: i, Verify: want})
@@ -255,7 +255,7 @@ func (s *Session) do(set []Transfer) ([]Outcome, error) {
 	return out, nil
 }
 
-// pinned sums VmLck and VmPin of the three processes.
+// pinned returns the sum of VmLck and VmPin of the three processes, unknown without pfd.
 func (s *Session) pinned() (maybe.Number, error) {
 	sum, err := pinned(s.pids...)
 	if err == nil && len(s.pids) < 3 {

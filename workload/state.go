@@ -7,24 +7,24 @@ import (
 	"strings"
 )
 
-// State says what a buffer is made to be before a transfer.
+// State is the state of a buffer before a transfer.
 type State string
 
 // The states of a buffer.
 const (
-	Absent    State = "absent"    // anonymous memory that nobody has touched: zeros, no page there
+	Absent    State = "absent"    // anonymous memory that was never touched: no page is resident
 	Present   State = "present"   // anonymous memory, every page written
 	COW       State = "cow"       // present, and shared with a forked child that keeps its own copy
 	ReadOnly  State = "readonly"  // present, then made read-only
 	Unmapped  State = "unmapped"  // addresses at which nothing is mapped
 	Alternate State = "alternate" // every second page written, the others never touched
-	Pinned    State = "pinned"    // present and locked: pages cannot go (mlock(2))
+	Pinned    State = "pinned"    // present and locked (mlock(2)): pages cannot be evicted
 	Swapped   State = "swapped"   // written, then paged out to swap
 )
 
 var states = []State{Absent, Present, COW, ReadOnly, Unmapped, Alternate, Pinned, Swapped}
 
-// States are the names that ParseState takes.
+// States returns the names that ParseState accepts.
 func States() (names []string) {
 	for _, s := range states {
 		names = append(names, string(s))
@@ -32,16 +32,16 @@ func States() (names []string) {
 	return names
 }
 
-// ErrRequest says that a request cannot be carried out as it is written.
+// ErrRequest means that a request cannot be carried out.
 var ErrRequest = errors.New("wrong request")
 
-// refusal is what cannot be carried out.
+// refusal is a condition under which a request is refused.
 type refusal struct {
 	bad  bool
 	text string
 }
 
-// refuse returns an error that matches ErrRequest of the first one that is bad.
+// refuse returns an error for the first bad one of list, which matches ErrRequest.
 func refuse(list ...refusal) error {
 	for _, r := range list {
 		if r.bad {
@@ -51,10 +51,10 @@ func refuse(list ...refusal) error {
 	return nil
 }
 
-// ErrSkipped says that this machine cannot do what was asked for.
+// ErrSkipped means that this machine does not support the request.
 var ErrSkipped = errors.New("not possible on this machine")
 
-// ParseState gives the state of a name.
+// ParseState returns the state with a name.
 func ParseState(s string) (State, error) {
 	if !slices.Contains(states, State(s)) {
 		return "", fmt.Errorf("%w: buffer state %q: want one of %s", ErrRequest, s, strings.Join(States(), ", "))
@@ -62,8 +62,8 @@ func ParseState(s string) (State, error) {
 	return State(s), nil
 }
 
-// written tells whether page i of a buffer in this state is written when the
-// buffer is made; the others hold zeros, or are not there.
+// written reports whether a page of a buffer in this state is written when the
+// buffer is made. The others are absent.
 func (s State) written(page int) bool {
 	switch s {
 	case Absent:
@@ -74,20 +74,20 @@ func (s State) written(page int) bool {
 	return true
 }
 
-// Waiting says how the initiator waits for a transfer's end.
+// Waiting is the way in which the initiator waits for the end of a transfer.
 type Waiting string
 
 // The ways to wait.
 const (
-	Poll Waiting = "poll" // look at the descriptor again and again
-	Wait Waiting = "wait" // look for a while, then sleep in the kernel
+	Poll Waiting = "poll" // poll the descriptor
+	Wait Waiting = "wait" // poll for a while, then sleep in the kernel
 	Auto Waiting = "auto" // Poll up to PollLimit, Wait above
 )
 
-// PollLimit is the largest transfer for which Auto polls, bytes.
+// PollLimit is the size of the largest transfer for which Auto polls, in bytes.
 const PollLimit = 16 << 10
 
-// ParseWaiting gives the way to wait of a name.
+// ParseWaiting returns the way to wait with a name.
 func ParseWaiting(s string) (Waiting, error) {
 	switch w := Waiting(s); w {
 	case Poll, Wait, Auto:
@@ -96,7 +96,7 @@ func ParseWaiting(s string) (Waiting, error) {
 	return "", fmt.Errorf("%w: waiting %q: want auto, poll or wait", ErrRequest, s)
 }
 
-// resolve makes Auto one of the others.
+// resolve returns the way to wait that Auto means for a size, otherwise w.
 func (w Waiting) resolve(size uint64) Waiting {
 	switch {
 	case w == Poll, w == Wait:

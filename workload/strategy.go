@@ -18,11 +18,11 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// ask is what an initiator asks of the target by RDMA: places in the target's memory, in 64
-// bytes, and the number of the question as the completion word.
+// ask is a request of an initiator to the target by RDMA: places in the target's memory, in
+// 64 bytes, followed by the number of the request as the completion word.
 type ask [4]place
 
-// What is asked of each place.
+// Actions on the places of a request. Values are defined by this project.
 const (
 	doLock = iota
 	doUnlock
@@ -30,16 +30,16 @@ const (
 	doCopy // from the ring
 )
 
-// Bits of the length of what is to be locked.
+// Flags in the length of the place to lock. Values are defined by this project.
 const (
-	stopBit = 1 << 63 // this question is the last one
+	stopBit = 1 << 63 // this is the last request
 	ringBit = 1 << 62 // lock the ring, too
 )
 
-// place is a part of memory, empty where it has no length.
+// place is a part of memory; length 0 means none.
 type place struct{ at, n uint64 }
 
-// serve answers questions until one says stop.
+// serve carries out requests until one has stopBit.
 func (e *perfEnd) serve(ctx context.Context, back rdma.Remote) error {
 	word, err := rdma.Word(e.words.b, askPlace+askSize+8)
 	if err != nil {
@@ -60,7 +60,7 @@ func (e *perfEnd) serve(ctx context.Context, back rdma.Remote) error {
 	}
 }
 
-// obey does what is asked of this end's memory.
+// obey carries out a request on this end's memory.
 func (e *perfEnd) obey(a ask) error {
 	b, ring := e.data.b, a[doLock].n&ringBit != 0
 	a[doLock].n &^= stopBit | ringBit
@@ -101,7 +101,8 @@ func lockMemory(b []byte) error {
 	return nil
 }
 
-// say sends question or answer n, and waits until it has gone; failed says that it is the last one.
+// say sends request or answer n and waits until it has arrived. An answer with failed is the
+// last one.
 func (e *perfEnd) say(ctx context.Context, to rdma.Remote, n uint64, failed bool, text []byte) error {
 	var first uint64
 	if failed {
@@ -115,22 +116,22 @@ func (e *perfEnd) say(ctx context.Context, to rdma.Remote, n uint64, failed bool
 	return await(ctx, t, err)
 }
 
-// Putter is an initiator that puts small pieces into a working set of the target by a
-// strategy.
+// Putter is an initiator that puts small pieces of data into a working set of the target by
+// a strategy.
 type Putter struct {
 	p      *Perf
 	ctx    context.Context
 	q      StrategyRun
 	asked  uint64
 	answer *uint64
-	pins   []place      // of the cache, the least recently used first
-	put    map[int]bool // pages
-	victim []place      // Firehose: let go, and still pinned
+	pins   []place      // pages of the cache, the least recently used first
+	put    map[int]bool // pages that were written
+	victim []place      // Firehose: pages that were released and are still pinned
 }
 
-// StrategyRun is what a strategy is measured with: puts of Size bytes, each at a page of
-// its own of a working set of Pages pages, absent at first, which it may pin Limit pages
-// of at each end.
+// StrategyRun describes the measurement of a strategy: puts of Size bytes, each at a random
+// page of a working set of Pages pages, which are absent at first. The strategy may pin Limit
+// pages at each end.
 type StrategyRun struct {
 	Size  uint64
 	Pages int
@@ -144,16 +145,16 @@ type Strategy struct {
 	About string
 	put   func(*Putter, place) error
 	setup func(*Putter) error
-	lines []string // functions that a user of it writes
+	lines []string // functions that a user of the strategy must write
 }
 
-// Strategies are all that are measured.
+// Strategies lists all strategies that are measured.
 var Strategies = []Strategy{
 	{"no pinning (ours)", "the transfer faults", (*Putter).plain, nil, []string{"plain"}},
 	{"pin everything", "mlock of the working set at both ends before the first put", (*Putter).plain, (*Putter).pinAll, []string{"plain", "pinAll"}},
 	{"pin and unpin", "mlock and munlock at both ends around each put", (*Putter).pinOnce, nil, []string{"plain", "pinOnce", "question", "obey", "serve"}},
-	{"pin-down cache", "pages stay pinned, the least recently used one goes", (*Putter).cached, nil, []string{"plain", "cached", "question", "obey", "serve"}},
-	{"Firehose", "as the cache, but what is let go stays pinned in a FIFO of MAXVICTIM = M/8 pages", (*Putter).firehose, nil, []string{"plain", "firehose", "question", "obey", "serve"}},
+	{"pin-down cache", "pages stay pinned, the least recently used one is evicted", (*Putter).cached, nil, []string{"plain", "cached", "question", "obey", "serve"}},
+	{"Firehose", "as the cache, but evicted pages stay pinned in a FIFO of MAXVICTIM = M/8 pages", (*Putter).firehose, nil, []string{"plain", "firehose", "question", "obey", "serve"}},
 	{"rendezvous", "the target pins, answers, and never unpins", (*Putter).rendezvous, nil, []string{"plain", "rendezvous", "question", "obey", "serve"}},
 	{"touch before", "the target touches, answers, and does not pin", (*Putter).touched, nil, []string{"plain", "touched", "question", "obey", "serve"}},
 	{"pre-touch", "the working set is touched once, at both ends", (*Putter).plain, (*Putter).touchAll, []string{"plain", "touchAll", "question", "obey", "serve"}},
@@ -164,7 +165,7 @@ var Strategies = []Strategy{
 //go:embed strategy.go
 var strategySource string
 
-// Lines returns how many lines of this file a user of the strategy writes.
+// Lines returns the number of lines of this file that a user of the strategy must write.
 func (s *Strategy) Lines() (n int) {
 	for _, name := range s.lines {
 		_, f, _ := strings.Cut(strategySource, ") "+name+"(")
@@ -179,16 +180,16 @@ func (s *Strategy) Lines() (n int) {
 	return n
 }
 
-// StrategyResult is what came of it.
+// StrategyResult is the result of measuring a strategy.
 type StrategyResult struct {
-	Latencies []int64 // ns, of each put
+	Latencies []int64 // of each put, ns
 	Setup     time.Duration
-	Elapsed   time.Duration // of the puts, and of Setup
-	Resident  int64         // bytes of the target's working set that are there at the end
-	Pinned    int64         // that all processes have pinned then
+	Elapsed   time.Duration // time of the puts and of Setup
+	Resident  int64         // resident bytes of the target's working set at the end
+	Pinned    int64         // bytes that all processes have pinned at the end
 }
 
-// Puts measures a strategy. Every byte that was put is compared.
+// Puts measures a strategy. It checks every byte that was put.
 func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r StrategyResult, err error) {
 	if q.Size < 1 || q.Size > pageSize || q.Pages < 1 || q.Puts < 1 || q.Limit < 1 {
 		return r, fmt.Errorf("%w: puts of %d bytes into %d pages", ErrRequest, q.Size, q.Pages)
@@ -196,7 +197,7 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 	if err := p.reserve(Shared, q.Size, q.Pages, true); err != nil {
 		return r, err
 	}
-	p.end.size = 0 // the memory is nobody else's
+	p.end.size = 0 // a later measurement must not use this memory
 	p.seed++
 	src, err := p.fill(&PerfRun{Dst: 1})
 	if err != nil {
@@ -258,7 +259,7 @@ func (u *Putter) run(s *Strategy, r *StrategyResult) error {
 	return nil
 }
 
-// question asks the target and waits for its answer.
+// question sends a request to the target and waits for its answer.
 func (u *Putter) question(a ask) error {
 	text := make([]byte, 0, askSize)
 	for _, p := range a {
@@ -280,23 +281,20 @@ func (u *Putter) question(a ask) error {
 	return nil
 }
 
-// write has bytes of this process's memory come to the target's, and waits.
+// write writes bytes of this process's memory into the target's and waits for the end.
 func (u *Putter) write(from device.VA, n uint64, to rdma.Remote, at uint64) error {
 	t, err := u.p.end.ep.Write(u.ctx, rdma.WriteRequest{SrcVA: from, Size: n, Dst: to, Offset: at})
 	return await(u.ctx, t, err)
 }
 
-// page is the page of a place.
+// page returns the page that contains a place.
 func page(p place) place { return place{p.at / pageSize * pageSize, pageSize} }
 
 func (u *Putter) whole() place { return place{0, uint64(u.q.Pages) * pageSize} }
 
-// here does the same at this end.
-func (u *Putter) here(a ask) error { return u.p.end.obey(a) }
-
-// both asks for the same at both ends.
+// both carries out a request at both ends.
 func (u *Putter) both(a ask) error {
-	if err := u.here(a); err != nil {
+	if err := u.p.end.obey(a); err != nil {
 		return err
 	}
 	return u.question(a)

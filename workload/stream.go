@@ -12,32 +12,32 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Orders of a stream: one process that has attachments on every node keeps so
-// many channels busy for a time.
+// Orders of a stream: one process with attachments on every node keeps a number of channels
+// busy for a time.
 const (
 	opStreamOpen op = "stream-open"
 	opStreamRun  op = "stream-run"
 )
 
-// stream is the order of either.
+// stream is the argument of both orders.
 type stream struct {
 	Socket  string   `json:"socket,omitempty"`
 	Nodes   []uint32 `json:"node_ids,omitempty"`
 	Domains int      `json:"domains,omitempty"` // on each node
-	Group   string   `json:"group,omitempty"`   // beginning of the groups' names
+	Group   string   `json:"group,omitempty"`   // prefix of the groups' names
 	Size    uint64   `json:"size,omitempty"`    // of each transfer
 	Memory  Memory   `json:"memory,omitempty"`
 
-	Channels int           `json:"channels,omitempty"` // kept busy
+	Channels int           `json:"channels,omitempty"` // number of channels to keep busy
 	Time     time.Duration `json:"time_ns,omitempty"`
 }
 
-// lane is one attachment of a stream. Each of its write channels has a source of
-// its own here and a destination of its own at a neighbour.
+// lane is one attachment of a stream. Each of its write channels has its own source in src
+// and its own destination in the dst of the lane on the next node.
 type lane struct {
 	ep       endpoint
 	src, dst area
-	to       *lane // whose dst it writes to
+	to       *lane // the lane on the next node
 }
 
 func (l *lane) close() error {
@@ -65,7 +65,7 @@ func (p *process) openStream(ctx context.Context, o stream) error {
 			if err != nil {
 				return err
 			}
-			clear(l.dst.b) // both are present from here on
+			clear(l.dst.b) // this and fill make both present
 			fill(l.src.b, word(uint64(node)<<32|uint64(d), 1), 0)
 		}
 		for i, l := range row {
@@ -76,7 +76,7 @@ func (p *process) openStream(ctx context.Context, o stream) error {
 }
 
 // runStream keeps o.Channels channels busy for o.Time, waits for the last
-// transfers and checks every byte.
+// transfers and checks every byte of them.
 func (p *process) runStream(ctx context.Context, o stream) (s Streamed, err error) {
 	if o.Channels < 1 || o.Channels > len(p.lanes)*device.WriteChannels {
 		return s, fmt.Errorf("%d channels of %d", o.Channels, len(p.lanes)*device.WriteChannels)
@@ -90,8 +90,7 @@ func (p *process) runStream(ctx context.Context, o stream) (s Streamed, err erro
 		l, from, to := lane(i)
 		clear(l.to.dst.b[from:to])
 	}
-	// Collections of what the transfers leave behind are no part of them.
-	runtime.GC()
+	runtime.GC() // so that no collection of older garbage runs during the transfers
 	start := time.Now()
 	f := flight{
 		slots: o.Channels,
@@ -109,7 +108,7 @@ func (p *process) runStream(ctx context.Context, o stream) (s Streamed, err erro
 	s.Elapsed = time.Since(start)
 	for i := 0; i < o.Channels && err == nil; i++ {
 		if l, from, to := lane(i); !bytes.Equal(l.src.b[from:to], l.to.dst.b[from:to]) {
-			err = fmt.Errorf("bytes %d to %d of a destination are not the source's", from, to)
+			err = fmt.Errorf("bytes %d to %d of a destination differ from the source", from, to)
 		}
 	}
 	return s, err
@@ -121,15 +120,15 @@ type Stream struct {
 	size uint64
 }
 
-// Streamed is what a Run came to.
+// Streamed is the result of a run of a stream.
 type Streamed struct {
 	Transfers int           `json:"transfers"`
 	Elapsed   time.Duration `json:"elapsed_ns"`
 }
 
-// OpenStream starts the process and has it attach domains times to every node:
-// o's Socket and Command count. Each attachment writes to the one on the next
-// node, size bytes a transfer.
+// OpenStream starts the process and attaches it domains times to every node. It uses only
+// Socket and Command of o. Each attachment writes transfers of size bytes to the one on the
+// next node.
 func OpenStream(ctx context.Context, d Daemon, o Options, domains int, size uint64, memory Memory) (*Stream, error) {
 	nodes, err := d.Nodes(ctx, control.AllNodes)
 	if err != nil {
@@ -154,8 +153,7 @@ func OpenStream(ctx context.Context, d Daemon, o Options, domains int, size uint
 	return s, nil
 }
 
-// Run keeps so many channels busy for a time. Every byte of the last transfers
-// is checked.
+// Run keeps a number of channels busy for a time. It checks every byte of the last transfers.
 func (s *Stream) Run(channels int, t time.Duration) (Streamed, error) {
 	r, err := s.p.call(order{Op: opStreamRun, Stream: stream{Channels: channels, Time: t, Size: s.size}})
 	return r.Streamed, err

@@ -13,8 +13,8 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// bare measures the calls by which pfd reaches memory, without pfd and without a
-// device: on the same memory of the same processes.
+// bare measures the system calls by which pfd accesses memory, without pfd and without a
+// device, on the same memory of the same processes.
 type bare struct {
 	src, dst *proc.Process
 	buf      []byte
@@ -23,13 +23,14 @@ type bare struct {
 func (b *bare) close() {
 	for _, p := range []*proc.Process{b.src, b.dst} {
 		if p != nil {
-			_ = p.Close() // nothing is left to be lost
+			_ = p.Close() // releases descriptors only
 		}
 	}
 	b.src, b.dst = nil, nil
 }
 
-// measure is the case of a call on each part of memory that is made anew, its destination absent or not.
+// measure returns the case that makes one call on each part of the memory, which is filled
+// anew for each round as q says.
 func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, call func(src, dst device.VA, size uint64) (time.Duration, error)) *turn {
 	count := r.count(q.Size)
 	if q.Parts > 0 {
@@ -62,13 +63,13 @@ func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, ca
 	}}
 }
 
-// pageIn pages absent memory in by process_vm_writev.
+// pageIn measures paging in absent memory by process_vm_writev.
 func (b *bare) pageIn(_, dst device.VA, size uint64) (time.Duration, error) {
 	return pageIn(gup.New(b.dst), b.dst, dst, size)
 }
 
-// pageIn pages absent memory of p in, as many pages a call as pfd asks for at most. Each call
-// knows what a walk saw, as in pfd; the walk is not measured.
+// pageIn measures paging in absent memory of p, with the largest number of pages per call that
+// pfd uses. As in pfd, a walk precedes each call; it is not measured.
 func pageIn(pager *gup.Pager, p *proc.Process, dst device.VA, size uint64) (sum time.Duration, err error) {
 	for at := uint64(0); at < size; at += gup.MaxPages * device.PageSize {
 		va := dst + device.VA(at)
@@ -80,13 +81,13 @@ func pageIn(pager *gup.Pager, p *proc.Process, dst device.VA, size uint64) (sum 
 		r := pager.PageIn(va, pages, true)
 		sum += time.Since(start)
 		if want := ^uint64(0) >> (64 - uint(pages)); r.Err != nil || r.Resident != want {
-			return 0, fmt.Errorf("page-in of %d pages at %v: %#x are there, want %#x: %w", pages, va, r.Resident, want, r.Err)
+			return 0, fmt.Errorf("page-in of %d pages at %v: %#x are resident, want %#x: %w", pages, va, r.Resident, want, r.Err)
 		}
 	}
 	return sum, nil
 }
 
-// copied moves bytes by the two calls that pfd moves them by, at their largest.
+// copied measures copying by the two system calls that pfd uses, with their largest size.
 func (b *bare) copied(src, dst device.VA, size uint64) (time.Duration, error) {
 	if b.buf == nil {
 		b.buf = make([]byte, proc.MaxBytes)
@@ -104,8 +105,8 @@ func (b *bare) copied(src, dst device.VA, size uint64) (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// transfer is the four calls of a transfer between present pages: pfd looks at both ends
-// before it moves.
+// transfer makes the four calls of a transfer between present pages: pfd walks the pages of
+// both ends before it copies.
 func (b *bare) transfer(src, dst device.VA, size uint64) error {
 	pages := int(size / device.PageSize)
 	if _, err := b.src.Walk(src, pages, false); err != nil {
@@ -118,7 +119,7 @@ func (b *bare) transfer(src, dst device.VA, size uint64) error {
 	return err
 }
 
-// faulting is transfer to an absent page, in processor time of the calling thread.
+// faulting measures a transfer to an absent page in processor time of the calling thread.
 func (b *bare) faulting(src, dst device.VA, size uint64) (time.Duration, error) {
 	before, err := threadTime()
 	if err != nil {

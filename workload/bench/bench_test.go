@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// tables are those of each suite, with their numbers of rows and columns.
+// tables lists the tables of each suite with their numbers of rows and columns.
 var tables = map[string][2]int{
 	"first": {6, 4}, "where": {4, 4}, "policies": {5, 5}, "timeouts": {5, 3}, "source": {3, 2}, "prefetch": {4, 3}, "isolated": {3, 5}, "methods": {6, 2}, "latency": {10, 6},
 	"frequency": {7, 3}, "overheads": {10, 6}, "breakdown": {8, 4}, "driver": {5, 6}, "strategies": {10, 4}, "costs": {10, 7},
@@ -46,7 +46,7 @@ var tables = map[string][2]int{
 	"simulated-timeouts": {5, 3}, "simulated-source": {3, 2},
 }
 
-// With a bpffs the breakdown has the stages by the probe, for each method.
+// With a bpffs the breakdown includes the stages that the probe measured, for each method.
 func TestBreakdownByProbe(t *testing.T) {
 	fs := t.TempDir()
 	if err := unix.Mount("bpf", fs, "bpf", 0, ""); err != nil {
@@ -75,8 +75,8 @@ func TestBreakdownByProbe(t *testing.T) {
 	}
 }
 
-// TestRun has every suite run: each figure is there, each is of transfers whose bytes
-// were checked, and what is written can be read.
+// TestRun runs every suite. Each figure exists, the bytes of all transfers were checked, and
+// the written files can be read.
 func TestRun(t *testing.T) {
 	if testing.Short() {
 		t.Skip("all suites take a while: not with -short")
@@ -106,7 +106,7 @@ func TestRun(t *testing.T) {
 			skipped[s.Name] = true
 		}
 	}
-	// The kernel may kill a target whose memory it does not reclaim in time, whoever pins.
+	// The OOM killer may end a target of any strategy if reclaim is too slow.
 	if puts := r.Table("memory-puts"); !skipped["memory"] && puts.Median(workload.Strategies[0].Name, "a put") <= 0 {
 		if notes := r.Table("memory").Notes; !slices.Contains(notes, workload.Strategies[0].Name+": "+errKilled.Error()+".") {
 			t.Errorf("no puts without pinning beyond memory, and no reason: %q", notes)
@@ -141,8 +141,8 @@ func TestRun(t *testing.T) {
 	readAll(t, r)
 }
 
-// TestMemory has both kinds of memory measured where there are both: under method uffd none is
-// shared, and a device in another process reaches no other.
+// TestMemory measures both kinds of memory if both exist: under method uffd no memory is
+// shared, and a device in another process accesses only shared memory.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("some suites take a while: not with -short")
@@ -190,7 +190,7 @@ func TestMemory(t *testing.T) {
 	readAll(t, r)
 }
 
-// readAll reads what Save writes.
+// readAll reads the files that Save writes.
 func readAll(t *testing.T, r *Report) {
 	dir := t.TempDir()
 	if err := r.Save(dir); err != nil {
@@ -227,7 +227,7 @@ func readAll(t *testing.T, r *Report) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It asks for nothing: the only address is the name of SVG's language.
+	// The page loads nothing: its only address is the namespace of SVG.
 	text := strings.ReplaceAll(string(page), "http://www.w3.org/2000/svg", "")
 	if m := regexp.MustCompile(`(?i)https?:|src=|href=|@import|url\(|<script`).FindString(text); m != "" {
 		t.Errorf("report.html reaches out of itself: %q", m)
@@ -263,7 +263,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// The interval holds the median, by ranks: of 100 values the 41st to the 60th, about.
+// The interval of the median is between ranks: about the 41st to the 60th of 100 values.
 func TestSummarize(t *testing.T) {
 	var v []float64
 	for i := range 100 {
@@ -295,7 +295,7 @@ func TestTable(t *testing.T) {
 		t.Errorf("paired: %q", got)
 	}
 
-	// In each kind of memory a cell is compared with one of the same kind, if there is one.
+	// A cell is compared with a cell of the same kind of memory, if there is one.
 	table = &Table{Suite: "s", Name: "t", Title: "T", Unit: "us", RowName: "r", Base: "x"}
 	table.cell("x", "a").of(workload.Any).Samples = []float64{4}
 	if want := "\n### T; memory that is not shared\n\n| r | a |\n| --- | --- |\n| x | 4 us |\n"; table.Markdown() != want {
@@ -323,8 +323,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// A picture names its unit, says what its colours and its intervals are, and gives each unit
-// axes of its own.
+// A picture names its units, colours and intervals, and has separate axes for each unit.
 func TestPicture(t *testing.T) {
 	draw := func(unit string, rows, columns []string) string {
 		table := &Table{Title: "T of `x`", Unit: unit, RowName: "the rows", Rows: rows}
@@ -367,7 +366,7 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// What was not measured has a cross in its place, and one in the legend.
+// A cell that was not measured is a cross, which the legend explains.
 func TestCrosses(t *testing.T) {
 	table := &Table{Title: "T", Unit: "us", RowName: "software"}
 	table.cell("ours", "present").Samples = []float64{1}
@@ -384,7 +383,7 @@ func TestCrosses(t *testing.T) {
 	}
 }
 
-// No sample and no name of a row makes a picture panic, and no coordinate is not a number.
+// No sample and no name of a row makes a picture panic or results in a coordinate NaN.
 func TestPictureOfAnySamples(t *testing.T) {
 	values := []float64{0, 1, -1, 7, math.SmallestNonzeroFloat64, 1e-30, 1e-9, 1e12, 1e18, 1e19, -1e18, math.MaxFloat64, math.Inf(1), math.Inf(-1), math.NaN()}
 	drawn := 0
@@ -411,7 +410,7 @@ func TestPictureOfAnySamples(t *testing.T) {
 	}
 }
 
-// A report is titled by its command, and says what disturbed it once.
+// The title of a report is its command, and it names each disturbance once.
 func TestReportPage(t *testing.T) {
 	for suite, title := range map[string]string{studySuite: "exanetctl study", "faults": "exanetctl bench"} {
 		var page strings.Builder

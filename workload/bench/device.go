@@ -16,24 +16,23 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// Numbers of the device's suite: register reads follow one another so often, beside
-// messages of so many bytes.
+// Parameters of the device suite. Values are defined by this project.
 const (
-	registerRound = 500
-	pingSize      = 64
+	registerRound = 500 // register reads in a round
+	pingSize      = 64  // bytes of a message
 )
 
 // EchoCommand is the command of Lab.Program that runs Echo.
 const EchoCommand = "test-echo"
 
-// Echo sends back what comes on descriptor 3, until its other end has gone.
+// Echo sends back the messages that it reads from descriptor 3, until the other end closes.
 func Echo() {
 	var b [pingSize]byte
 	for exchange(3, unix.Read, b[:]) == nil && exchange(3, unix.Write, b[:]) == nil {
 	}
 }
 
-// served runs f beside two nodes in a process of their own, whose sockets are in a directory.
+// served runs f while another process serves two nodes at sockets in dir.
 func (r *run) served(f func(dir string) error) (err error) {
 	dir, err := os.MkdirTemp("", "exanet-")
 	if err != nil {
@@ -48,13 +47,13 @@ func (r *run) served(f func(dir string) error) (err error) {
 	}
 	defer func() {
 		stop()
-		_ = server.Wait() // it was told to end
+		_ = server.Wait() // fails because of SIGTERM
 	}()
 	return f(dir)
 }
 
-// device is writes of 4 KiB by a pfd whose nodes are in another process, by queues in
-// memory and by registers, beside one with the nodes inside.
+// device compares writes of 4 KiB by a pfd whose nodes are in another process, with queues in
+// memory and with registers alone, to those by a pfd that contains its nodes.
 func (r *run) device() error { return r.served(r.devices) }
 
 func (r *run) devices(dir string) error {
@@ -109,14 +108,14 @@ func exchange(fd int, call func(int, []byte) (int, error), b []byte) error {
 	return nil
 }
 
-// helperGrace is how long a helper that was told to end has for it (ours).
+// helperGrace is the time from SIGTERM until a helper is killed. Defined by this project.
 const helperGrace = 2 * time.Second
 
 // helper starts a process that ends with this one, and with ctx.
 func helper(ctx context.Context, program string, files []*os.File, args ...string) (*exec.Cmd, error) {
 	c := exec.CommandContext(ctx, program, args...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
-	c.WaitDelay = helperGrace // fi_pingpong may hang in its handler of the signal
+	c.WaitDelay = helperGrace // fi_pingpong may hang in its signal handler
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	c.ExtraFiles, c.Stderr = files, os.Stderr
 	if err := c.Start(); err != nil {
@@ -125,18 +124,18 @@ func helper(ctx context.Context, program string, files []*os.File, args ...strin
 	return c, nil
 }
 
-// registerServer is a device of vfio-user, and a register of it.
+// registerServer is a device of vfio-user and a register of it.
 type registerServer struct {
 	row, path      string
 	region, offset int
 	size           int
 }
 
-// echoRow is what register reads are compared with.
+// echoRow is the row that register reads are compared with.
 const echoRow = "64 bytes there and back between two processes"
 
-// register measures reads of registers and exchanges of the same kind in turns, so that
-// what disturbs the machine disturbs all, with the reader at each of some places.
+// register measures reads of registers and plain exchanges of messages, with the reader at
+// each place of at. They take turns, so that a disturbance affects all of them.
 func (r *run) register(t *Table, servers []registerServer, at ...placed) (err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -150,7 +149,7 @@ func (r *run) register(t *Table, servers []registerServer, at ...placed) (err er
 		err = errors.Join(err, unix.Close(fds[0]))
 		stop()
 		if echo != nil {
-			_ = echo.Wait() // its end of the socket is closed, or it was told to end
+			_ = echo.Wait() // it ends because its socket is closed or because of SIGTERM
 		}
 	}()
 	if err != nil {

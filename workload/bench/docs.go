@@ -11,11 +11,11 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// ErrSection says that a document has no section of a name.
+// ErrSection means that a document has no section with a name.
 var ErrSection = errors.New("no such section")
 
-// Replace puts text into file between its lines "<!-- name -->" and
-// "<!-- /name -->". Errors match ErrSection, or are os's.
+// Replace replaces the text in file between the lines "<!-- name -->" and
+// "<!-- /name -->". Errors match ErrSection or come from package os.
 func Replace(file, name, text string) error {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -33,8 +33,8 @@ func Replace(file, name, text string) error {
 	return nil
 }
 
-// Document writes all tables into benchmarks.md, the papers' figures beside ours into
-// evaluation.md, and the pictures into plots of a directory of documents.
+// Document writes all tables into dir/benchmarks.md, the comparison with the papers' figures
+// into dir/evaluation.md, and the pictures into dir/plots.
 func (r *Report) Document(dir string) error {
 	if err := Replace(filepath.Join(dir, "benchmarks.md"), "bench", r.Markdown()); err != nil {
 		return err
@@ -45,24 +45,24 @@ func (r *Report) Document(dir string) error {
 	return r.Pictures(filepath.Join(dir, "plots"))
 }
 
-// point is a figure of the papers, and the same of ours: ratios, where the board's times
-// mean nothing here.
+// point is a figure of the papers and the same figure of this project. It is a ratio if the
+// board's times mean nothing on other machines.
 type point struct {
 	source, what, paper string
 	ours                reading
 	unit                string
 }
 
-// side is whose figures are read: of a kind of memory, or of the simulated board.
+// side selects figures: those of a kind of memory, or those of the simulated board.
 type side struct {
 	prefix string // of the tables' names
 	memory workload.Memory
 }
 
-// reading gives a figure of a side; false where it was not measured.
+// reading returns a figure of a side, and whether it was measured.
 type reading func(*Report, side) (float64, bool)
 
-// cellOf gives a median.
+// cellOf returns the reading of a cell's median.
 func cellOf(table, row, column string) reading {
 	return func(r *Report, s side) (float64, bool) {
 		t := r.Table(s.prefix + table)
@@ -77,7 +77,7 @@ func cellOf(table, row, column string) reading {
 	}
 }
 
-// ratio gives one median by another one.
+// ratio returns the reading of a divided by b.
 func ratio(a, b reading) reading {
 	return func(r *Report, s side) (float64, bool) {
 		x, ok := a(r, s)
@@ -86,7 +86,7 @@ func ratio(a, b reading) reading {
 	}
 }
 
-// points are the papers' figures, one by one.
+// points returns the figures of the papers.
 func points() (list []point) {
 	add := func(source, what, paper, unit string, ours reading) {
 		list = append(list, point{source, what, paper, ours, unit})
@@ -138,8 +138,8 @@ func points() (list []point) {
 	return list
 }
 
-// Evaluation gives the papers' figures beside ours, live, where both kinds of memory were measured
-// of memory that is not shared, too, and simulated.
+// Evaluation returns a table of the papers' figures and ours: measured with shared memory, with
+// memory that is not shared if both kinds were measured, and simulated.
 func (r *Report) Evaluation() string {
 	var b strings.Builder
 	b.WriteString(r.Head())

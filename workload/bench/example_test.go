@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/workload/bench"
 )
 
-// Tables stand in documents between two lines, and are put there anew.
+// Replace replaces the text between the two lines of a section.
 func ExampleReplace() {
 	dir, err := os.MkdirTemp("", "exanet")
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// filler is memory of this process that it shares with itself, as processes share theirs with
-// pfd: what pfd's fill of missing pages takes, without pfd and without a device.
+// filler measures filling missing pages, without pfd and without a device. Its memory is
+// shared with this process itself, as processes share theirs with pfd.
 type filler struct {
 	b     []byte
 	self  *proc.Process
@@ -59,7 +59,7 @@ func newFiller(size uint64) (f *filler, err error) {
 
 func (f *filler) close() {
 	if f.self != nil {
-		_ = f.self.Close() // nothing is left to be lost, here and below
+		_ = f.self.Close() // this and the following calls release resources only
 	}
 	if f.view != nil {
 		_ = f.view.Close()
@@ -72,7 +72,7 @@ func (f *filler) close() {
 	}
 }
 
-// turn is the case of filling parts of it one after the other, made absent before.
+// turn returns the case that makes the memory absent and fills its parts one after the other.
 func (f *filler) turn(count, parts int, c *Cell) *turn {
 	return &turn{count: count, do: func(add func(*Cell, ...float64)) error {
 		if err := unix.Madvise(f.b, unix.MADV_REMOVE); err != nil {

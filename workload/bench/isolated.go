@@ -12,8 +12,8 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// isolated is 4 KiB a pause after the last one: pfd sleeps, and the caches have seen
-// others.
+// isolated measures transfers of 4 KiB with a pause before each: pfd sleeps, and other
+// programs have used the caches.
 func (r *run) isolated() error {
 	r.usual(workload.Memories...)
 	t := r.table("isolated", "4 KiB a pause after the last transfer (gup, p1)", "us", "pause", "present, back to back")
@@ -55,7 +55,7 @@ func (r *run) isolated() error {
 				return err
 			}
 			for _, m := range r.kinds(p) {
-				t.note("%v, memory %s: what is beyond the wake-up is %.2f of the transfer back to back (asked: at most 1.2).", k.pause, m,
+				t.note("%v, memory %s: the time beyond the wake-up is %.2fx a transfer back to back (goal: at most 1.2x).", k.pause, m,
 					(t.median(row, "present", m)-t.Median(row, "bare wake-up of a thread"))/t.median(row, "present, back to back", m))
 			}
 		}
@@ -63,11 +63,11 @@ func (r *run) isolated() error {
 	})
 }
 
-// waker is a thread that sleeps until an eventfd is written, as pfd's does.
+// waker is a thread that sleeps until an eventfd is written, as pfd's thread does.
 type waker struct {
 	event, epoll int
 	work         atomic.Pointer[func() error] // of the next wake-up
-	result       atomic.Pointer[error]        // of the last one; nil while it is awaited
+	result       atomic.Pointer[error]        // of the last wake-up; nil until it is done
 	stop         atomic.Bool
 	done         chan struct{}
 }
@@ -81,7 +81,7 @@ func newWaker() (w *waker, err error) {
 		err = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, w.event, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET})
 	}
 	if err != nil {
-		_ = unix.Close(w.event) // nothing is in it
+		_ = unix.Close(w.event)
 		_ = unix.Close(w.epoll)
 		return nil, fmt.Errorf("wake-up: epoll: %w", err)
 	}
@@ -97,7 +97,7 @@ func (w *waker) sleep() {
 		if n, _ := unix.EpollWait(w.epoll, ev[:], -1); n > 0 {
 			work := w.work.Swap(nil)
 			if work == nil {
-				continue // it is to stop
+				continue // close woke it
 			}
 			var err error
 			if *work != nil {
@@ -118,15 +118,15 @@ func (w *waker) wake() error {
 func (w *waker) close() {
 	w.stop.Store(true)
 	if w.wake() != nil {
-		return // it sleeps for ever, and ends with the process
+		return // the thread sleeps until the process ends
 	}
 	<-w.done
 	_ = unix.Close(w.event)
 	_ = unix.Close(w.epoll)
 }
 
-// measure gives how long it takes from the call that wakes to the thread's being seen, once
-// it has done the work.
+// measure returns the time from the call that wakes the thread until the caller sees that the
+// thread has done the work.
 func (w *waker) measure(work func() error) (time.Duration, error) {
 	w.result.Store(nil)
 	w.work.Store(&work)

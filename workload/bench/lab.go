@@ -1,11 +1,10 @@
-// Package bench measures pfd from outside, as its users meet it: pfds of its own and
+// Package bench measures pfd from outside, as its users see it. It starts pfds and
 // processes (workload.Perf) that check every byte of every transfer.
 //
-// What is compared takes turns, so that what disturbs the machine disturbs all of it,
-// and a figure is a median. Only ratios within one run mean anything beyond the machine
-// that they were measured on.
+// The cases of a comparison take turns, so that a disturbance of the machine affects all of
+// them. A figure is a median. Only ratios within one run mean anything on other machines.
 //
-// docs/papers.md has the papers that comments cite by number.
+// Comments cite papers by their numbers in docs/papers.md.
 package bench
 
 import (
@@ -27,83 +26,84 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// Lab is what measurements are made with.
+// Lab is the equipment for measurements.
 type Lab struct {
-	PFD     string   // the program
-	Program string   // exanetctl, which has commands for helpers
+	PFD     string   // program file of pfd
+	Program string   // program file of exanetctl, which has commands for helpers
 	Command []string // starts a test process (workload.Options)
-	// Count is how many samples each case of up to 16 KiB gets, larger ones fewer.
+	// Count is the number of samples of each case of up to 16 KiB. Larger ones get fewer.
 	Count int
-	// Memory are the kinds that are measured. None: both, in turns, where a fault and the
-	// page-in methods are compared with present memory, and shared memory elsewhere.
+	// Memory lists the kinds of memory to measure. If it is empty, suites that compare faults
+	// or page-in methods with present memory measure both kinds in turns, and all others
+	// measure shared memory.
 	Memory []workload.Memory
-	// Window is how long each number of channels or domains is kept busy, and a tenth of
-	// how long an idle pfd is watched.
+	// Window is the time for which each number of channels is kept busy. Each number of
+	// domains is kept busy for a tenth of it, and an idle pfd is watched for ten times.
 	Window time.Duration
-	// BPFFS is a directory of a bpffs for the probe; "": tracing is not measured.
-	// Untraced is a pfd without the probe point, "": there is none.
+	// BPFFS is a directory of a bpffs for the probe; "" means that tracing is not measured.
+	// Untraced is a pfd without the probe point, or "".
 	BPFFS, Untraced string
-	// Progress is told what begins; nil: nobody.
+	// Progress, if not nil, is called with a description of each step.
 	Progress func(what string)
 }
 
-// Suite is one thing that is measured: tables of cases, and what measures them.
+// Suite is a set of measurements that fills one or more tables.
 type Suite struct {
 	Name  string
 	About string
 	run   func(*run) error
 }
 
-// Suites are all of them, in their order.
+// Suites returns all suites in the order in which they run.
 func Suites() []Suite {
 	return []Suite{
-		{"faults", "writes of 4 KiB and 1 MiB, present and absent, beside the bare calls; where a page is absent, by method and policy; time-outs", (*run).faults},
-		{"isolated", "4 KiB a pause after the last transfer, beside the wake-up of a thread", (*run).isolated},
-		{"methods", "each page-in method beside present memory, briefly", (*run).methods},
-		{"latency", "writes and reads by size, to their end and to the notification", (*run).latency},
-		{"frequency", "1 MiB by how likely a page is absent", (*run).frequency},
+		{"faults", "writes of 4 KiB to 1 MiB, present and absent, beside the bare system calls; faults by method and policy; time-outs", (*run).faults},
+		{"isolated", "4 KiB with a pause before each transfer, beside the wake-up of a thread", (*run).isolated},
+		{"methods", "each page-in method beside present memory (a short run)", (*run).methods},
+		{"latency", "writes and reads by size, until their end and until the notification", (*run).latency},
+		{"frequency", "1 MiB by the probability that a page is absent", (*run).frequency},
 		{"overheads", "mmap, munmap, mlock, munlock and touch by size", (*run).overheads},
-		{"breakdown", "the stages of a write of 4 KiB that faults, and pfd's time", (*run).breakdown},
-		{"strategies", "what is done instead of pin-free RDMA: pinning, caches, copies", (*run).strategies},
-		{"memory", "resident and pinned bytes where buffers exceed memory (a memory cgroup and swap: root)", (*run).memory},
-		{"scale", "channels, domains, nodes and pfds at once; one fault beside 64 others; an idle pfd", (*run).scale},
-		{"outstanding", "blocks of a transfer in flight", (*run).outstanding},
+		{"breakdown", "the stages of a write of 4 KiB that faults, and pfd's processor time", (*run).breakdown},
+		{"strategies", "alternatives to pin-free RDMA: pinning, caches, copies", (*run).strategies},
+		{"memory", "resident and pinned bytes if buffers exceed memory (memory cgroup and swap; needs root)", (*run).memory},
+		{"scale", "many channels, domains, nodes and pfds at once; one fault beside 64 others; an idle pfd", (*run).scale},
+		{"outstanding", "the number of blocks of a transfer in flight", (*run).outstanding},
 		{"firmware", "each optimization of the firmware switched off", (*run).firmware},
 		{"device", "the device in a process of its own", (*run).device},
-		{"peers", "what others' software does: UCX, libfabric, stress-ng's userfaultfd, libvfio-user", (*run).peers},
-		{"tracing", "the eBPF probe attached", (*run).tracing},
-		{"simulated", "the faults of a board with the papers' costs, in simulated time", (*run).simulated},
+		{"peers", "other projects' software: UCX, libfabric, stress-ng's userfaultfd, libvfio-user", (*run).peers},
+		{"tracing", "the cost of the eBPF probe", (*run).tracing},
+		{"simulated", "faults of a board with the papers' costs, in simulated time", (*run).simulated},
 	}
 }
 
-// ReportVersion is the layout of a Report (ours; docs/exanetctl.md, JSON).
+// ReportVersion is the version of Report's JSON (docs/exanetctl.md). Defined by this project.
 const ReportVersion = 3
 
-// Report is what a run has measured.
+// Report is the result of a run.
 type Report struct {
 	Version     int           `json:"version"`
 	Machine     Machine       `json:"machine"`
 	Suites      []SuiteReport `json:"suites"`
-	PinnedBytes int64         `json:"pinned_bytes"` // the most, where pinning is not what is measured
-	Tables      []*Table      `json:"-"`            // a line for each cell (JSON)
+	PinnedBytes int64         `json:"pinned_bytes"` // the largest sum, except in suites that pin
+	Tables      []*Table      `json:"-"`            // JSON writes a line for each cell
 }
 
-// SuiteReport tells how a suite went.
+// SuiteReport is the result of a suite.
 type SuiteReport struct {
 	Name      string  `json:"name"`
 	About     string  `json:"about"`
 	Seconds   float64 `json:"seconds"`
-	Skipped   string  `json:"skipped,omitempty"`   // why this machine cannot do it
-	Distorted string  `json:"distorted,omitempty"` // by what
-	// Missing are programs that are not installed, each with how to get it, or that failed.
+	Skipped   string  `json:"skipped,omitempty"`   // the reason why this machine cannot run it
+	Distorted string  `json:"distorted,omitempty"` // the causes of distortion
+	// Missing lists programs that failed, or that are not installed and how to install them.
 	Missing []string `json:"missing,omitempty"`
-	Guards  uint64   `json:"guard_timeouts"` // blocks that a guard time-out sent again, where nothing went wrong
+	Guards  uint64   `json:"guard_timeouts"` // blocks retransmitted after a guard time-out; normally 0
 }
 
-// ErrSuite says that there is no suite of a name.
+// ErrSuite means that there is no suite with a name.
 var ErrSuite = errors.New("no such suite")
 
-// Choose gives the suites of names; "all" is every one.
+// Choose returns the suites with names; "all" means every suite.
 func Choose(names []string) ([]Suite, error) {
 	all := Suites()
 	if slices.Equal(names, []string{"all"}) {
@@ -124,20 +124,20 @@ func Choose(names []string) ([]Suite, error) {
 	return list, nil
 }
 
-// run is a run underway.
+// run is the state of a run.
 type run struct {
 	*Lab
 	ctx      context.Context
 	report   *Report
 	suite    string
-	measured []workload.Memory // kinds of memory
-	// missing becomes the suite's.
-	missing []string
-	guards  uint64 // of the suite so far
-	failed  error  // of the first open that failed
+	measured []workload.Memory // kinds of memory that the suite measures
+	missing  []string          // of the suite so far
+	guards   uint64            // of the suite so far
+	failed   error             // of the first open that failed
 }
 
-// Run measures suites. The calling goroutine is locked to its thread: what is started ends with it.
+// Run measures suites. It locks the calling goroutine to its thread, because the processes
+// that it starts end with that thread.
 func (l *Lab) Run(ctx context.Context, suites []Suite) (*Report, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -177,14 +177,14 @@ func (r *run) table(name, title, unit, rows, base string) *Table {
 	return t
 }
 
-// usual has kinds of memory measured from here on, where others are not asked for.
+// usual selects the kinds of memory to measure from here on, unless Lab.Memory is set.
 func (r *run) usual(m ...workload.Memory) {
 	if r.measured = r.Memory; len(r.measured) == 0 {
 		r.measured = m
 	}
 }
 
-// kinds gives the kinds of memory that are measured, of those that p has: one at least.
+// kinds returns the kinds of memory of p that are measured, at least one.
 func (r *run) kinds(p *workload.Perf) (list []workload.Memory) {
 	have := []workload.Memory{workload.Shared}
 	if p != nil {
@@ -201,7 +201,7 @@ func (r *run) kinds(p *workload.Perf) (list []workload.Memory) {
 	return list
 }
 
-// count gives how many samples a case of a size gets.
+// count returns the number of samples of a case with a transfer size.
 func (r *run) count(size uint64) int {
 	switch {
 	case size <= 16<<10:
@@ -212,7 +212,7 @@ func (r *run) count(size uint64) int {
 	return max(r.Count/50, 1)
 }
 
-// pfd is a running one, with who measures at it.
+// pfd is a running pfd with its attached measuring processes.
 type pfd struct {
 	process *workload.DaemonProcess
 	client  *control.Client
@@ -220,17 +220,16 @@ type pfd struct {
 	perfs   []*workload.Perf
 }
 
-// with runs f with a pfd of its own.
+// with starts a pfd, calls f and stops the pfd.
 func (r *run) with(nodes int, f func(*pfd) error, args ...string) error {
 	return r.each(nodes, [][]string{args}, func(d []*pfd) error { return f(d[0]) })
 }
 
-// each runs f with a pfd for each list of arguments.
+// each is like with, but starts a pfd for each list of arguments.
 func (r *run) each(nodes int, args [][]string, f func([]*pfd) error) (err error) {
 	var list []*pfd
 	defer func() {
 		for _, d := range list {
-			// How often a guard time-out had to help is added up.
 			n, e := r.counters(d, device.Guards.String()+"_total")
 			r.guards += n[0]
 			err = errors.Join(err, e, d.stop())
@@ -248,7 +247,7 @@ func (r *run) each(nodes int, args [][]string, f func([]*pfd) error) (err error)
 	return err
 }
 
-// start starts a pfd. The calling goroutine is locked to its thread.
+// start starts a pfd. The calling goroutine must be locked to its thread.
 func start(ctx context.Context, program string, nodes int, args ...string) (*pfd, error) {
 	p, err := workload.StartDaemon(ctx, program, nodes, args...)
 	if err != nil {
@@ -284,7 +283,7 @@ func (d *pfd) stop() error {
 	return errors.Join(err, d.process.Stop())
 }
 
-// counters gives what a pfd has counted by each name, of all its nodes together.
+// counters returns the values of a pfd's counters with names, summed over its nodes.
 func (r *run) counters(d *pfd, names ...string) ([]uint64, error) {
 	n := make([]uint64, len(names))
 	list, err := d.client.Counters(r.ctx, control.AllNodes)
@@ -296,8 +295,8 @@ func (r *run) counters(d *pfd, names ...string) ([]uint64, error) {
 	return n, err
 }
 
-// open starts a target on node to, and attaches to node from. Where that fails it returns nil,
-// and what follows fails: takeTurns, and each at the latest.
+// open starts a target on node to and attaches to node from. On failure it returns nil and
+// records the error, which takeTurns and each return.
 func (r *run) open(d *pfd, from, to int, method, policy string) *workload.Perf {
 	var p *workload.Perf
 	if r.failed == nil {
@@ -312,15 +311,15 @@ func (r *run) open(d *pfd, from, to int, method, policy string) *workload.Perf {
 	return p
 }
 
-// turn is one case: do makes one round and adds its samples to cells.
+// turn is one case of a comparison: do runs one round and adds its samples to cells.
 type turn struct {
 	count int
 	do    func(add func(*Cell, ...float64)) error
 	got   int
 }
 
-// takeTurns has each case measured until it has its samples, one round of each after the
-// other. The first round does not count.
+// takeTurns runs one round of each case after the other until each case has count samples. The
+// first round is a warm-up without samples.
 func (r *run) takeTurns(turns ...*turn) error {
 	if r.failed != nil {
 		return r.failed
@@ -352,7 +351,7 @@ func (r *run) takeTurns(turns ...*turn) error {
 	return nil
 }
 
-// laps adds how long each of n calls took, but for the first ones: they meet cold caches.
+// laps makes n calls and adds their times, except the first skip ones, whose caches are cold.
 func laps(add func(*Cell, ...float64), c *Cell, n, skip int, call func(i int) (time.Duration, error)) error {
 	for i := range n {
 		took, err := call(i)
@@ -374,10 +373,10 @@ func us(ns []int64) []float64 {
 	return v
 }
 
-// smallRow is how many small transfers follow one another.
+// smallRow is the number of small transfers in a row.
 const smallRow = 64
 
-// rowOf is how many of a size do.
+// rowOf returns the number of transfers of a size in a row.
 func rowOf(size uint64) int {
 	if size <= 64<<10 {
 		return smallRow
@@ -385,8 +384,8 @@ func rowOf(size uint64) int {
 	return 4
 }
 
-// transfers is the case of transfers that are measured as q says, a row in each kind of
-// memory in turn; notified, where not nil, gets how long until the target knew.
+// transfers returns the case that measures transfers as q says, a row in each kind of memory
+// in turn. notified, if not nil, receives the times until the target saw the notification.
 func (r *run) transfers(p *workload.Perf, q workload.PerfRun, c, notified *Cell) *turn {
 	if q.Parts == 0 && q.Size <= 64<<10 {
 		q.Parts = smallRow
@@ -429,8 +428,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// cost returns what transfers that f makes take of pfds, each: the time of their processors,
-// us, and interrupts of their drivers.
+// cost returns the processor time of pfds, in us, and the interrupts of their drivers for each
+// of the transfers that f makes.
 func (r *run) cost(pfds []*pfd, f func() (transfers int, err error)) (us, interrupts float64, err error) {
 	spent := func() (all time.Duration, err error) {
 		for _, d := range pfds {
@@ -439,7 +438,7 @@ func (r *run) cost(pfds []*pfd, f func() (transfers int, err error)) (us, interr
 		}
 		return all, err
 	}
-	// The counters are asked for outside of what is measured.
+	// The counters are read before and after the measured time.
 	count := func() (all uint64, err error) {
 		for _, d := range pfds {
 			n, e := r.counters(d, control.CounterInterrupts)
@@ -462,7 +461,7 @@ func (r *run) cost(pfds []*pfd, f func() (transfers int, err error)) (us, interr
 	return float64((after - before).Nanoseconds()) / 1e3 / float64(n), float64(now-counted) / float64(n), errors.Join(err1, err2)
 }
 
-// costOf is cost of what p measures.
+// costOf returns the result of a measurement of p and its cost.
 func (r *run) costOf(d *pfd, p *workload.Perf, q workload.PerfRun) (got workload.PerfResult, us, interrupts float64, err error) {
 	us, interrupts, err = r.cost([]*pfd{d}, func() (n int, err error) {
 		got, err = p.Run(r.ctx, q)
@@ -471,7 +470,7 @@ func (r *run) costOf(d *pfd, p *workload.Perf, q workload.PerfRun) (got workload
 	return got, us, interrupts, err
 }
 
-// used gives the processor time that a process has used. Its clock is that of
+// used returns the processor time that a process has used. The clock is that of
 // clock_getcpuclockid(3): ~pid << 3 | CPUCLOCK_SCHED (linux/posix-timers.h).
 func used(pid int) (time.Duration, error) {
 	var ts unix.Timespec
@@ -481,7 +480,7 @@ func used(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// resident gives VmRSS and VmLck of a process, bytes.
+// resident returns VmRSS and VmLck of a process, in bytes.
 func resident(pid int) (rss, locked int64, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err == nil {
@@ -491,12 +490,12 @@ func resident(pid int) (rss, locked int64, err error) {
 		locked, err = procstatus.Bytes(b, "VmLck")
 	}
 	if errors.Is(err, procstatus.ErrNone) {
-		err = nil // it is ending, and has no memory
+		err = nil // it is ending and has no memory
 	}
 	return rss, locked, err
 }
 
-// sizeText is a size as rows have it.
+// sizeText formats a size as the name of a row.
 func sizeText(n uint64) string {
 	switch {
 	case n >= 1<<20:

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Machine is what it was measured on; what cannot be read stays empty.
+// Machine describes the machine of the measurements. A value that cannot be read is empty.
 type Machine struct {
 	Processor  string `json:"processor"`
 	Processors int    `json:"processors"`
 	Kernel     string `json:"kernel"`
 	Governor   string `json:"governor"` // of cpu0's frequency
-	// Load is how many threads wanted a processor in the minute before (loadavg).
+	// Load is the load average of the minute before (proc_loadavg(5)).
 	Load float64 `json:"load"`
 }
 
@@ -42,11 +42,11 @@ func machine() Machine {
 	if g := firstWord("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"); g != "" {
 		m.Governor = g
 	}
-	m.Load, _ = strconv.ParseFloat(firstWord("/proc/loadavg"), 64) // 0 where it is not a number
+	m.Load, _ = strconv.ParseFloat(firstWord("/proc/loadavg"), 64) // 0 if it is not a number
 	return m
 }
 
-// ticks are the processors' times since the start (proc_stat(5)), in clock ticks.
+// ticks are the processors' times since boot (proc_stat(5)), in clock ticks.
 type ticks struct{ busy, steal, all float64 }
 
 func readTicks() (t ticks) {
@@ -58,7 +58,7 @@ func readTicks() (t ticks) {
 	for i, word := range strings.Fields(line) {
 		v, err := strconv.ParseFloat(word, 64)
 		if err != nil || i > 8 {
-			continue // the name, or a guest's time, which is part of user's
+			continue // the name, or a guest's time, which user time includes
 		}
 		t.all += v
 		switch i {
@@ -72,36 +72,37 @@ func readTicks() (t ticks) {
 	return t
 }
 
-// waited is how long this thread waited for a processor, ns (schedstat).
+// waited returns how long this thread was runnable but not running, in ns (schedstat).
 func waited() float64 {
 	b, err := os.ReadFile("/proc/thread-self/schedstat")
 	if err != nil {
 		return 0
 	}
 	if words := strings.Fields(string(b)); len(words) == 3 {
-		v, _ := strconv.ParseFloat(words[1], 64) // 0 where it is not a number
+		v, _ := strconv.ParseFloat(words[1], 64) // 0 if it is not a number
 		return v
 	}
 	return 0
 }
 
-// canary watches whether the machine is this program's alone.
+// canary detects whether other programs or machines use the processors.
 type canary struct {
 	start  time.Time
 	ticks  ticks
 	waited float64
-	others float64 // part of the processors that others used while nothing was measured
+	others float64 // largest part of the processors used while nothing was measured
 }
 
-// Bounds above which a measurement counts as distorted (ours).
+// Bounds above which a measurement counts as distorted, as parts of the processors' time or of
+// the measuring thread's. Values are defined by this project.
 const (
-	restTime    = 200 * time.Millisecond
+	restTime    = 200 * time.Millisecond // for which others is measured
 	mostOthers  = 0.05
 	mostSteal   = 0.01
 	mostWaiting = 0.10
 )
 
-// rest looks who else uses the processors while nothing is measured.
+// rest measures for restTime how much other programs use the processors.
 func (c *canary) rest(ctx context.Context) error {
 	before := readTicks()
 	if err := pause(ctx, restTime); err != nil {
@@ -121,7 +122,7 @@ func newCanary(ctx context.Context) (*canary, error) {
 	return c, err
 }
 
-// verdict says what distorted what was measured since then; "": nothing.
+// verdict returns the causes that distorted the measurements since newCanary, or "".
 func (c *canary) verdict(ctx context.Context) (string, error) {
 	after, wait := readTicks(), waited()
 	elapsed := time.Since(c.start)

@@ -19,17 +19,17 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// What a target may have, and what its buffers are, bytes (ours).
+// Parameters of the memory suite. Values are defined by this project.
 const (
-	memoryLimit = 48 << 20
-	memoryPages = 96 << 20 / 4096
-	memorySwap  = 256 << 20
+	memoryLimit = 48 << 20        // of the target's cgroup, bytes
+	memoryPages = 96 << 20 / 4096 // of the target's buffers
+	memorySwap  = 256 << 20       // bytes
 	memoryStep  = 20 * time.Millisecond
 	memoryFresh = 2 * time.Millisecond
 )
 
-// memory is puts of 4 KiB into buffers twice as large as what the target may have
-// resident, by strategies: resident and pinned bytes over time.
+// memory measures puts of 4 KiB into buffers twice as large as the target's memory limit, by
+// strategy: resident and pinned bytes over time.
 func (r *run) memory() (err error) {
 	t := r.table("memory", fmt.Sprintf("Memory of a target that may have %d MiB and whose buffers are %d MiB, by part of its time", memoryLimit>>20, memoryPages>>8), "MiB", "part of the time", "")
 	s := r.table("memory-puts", "Its puts of 4 KiB", "us", "strategy", "")
@@ -74,28 +74,33 @@ func (r *run) memory() (err error) {
 	return nil
 }
 
-// fresh keeps the kernel's counts of a cgroup's pages fresh until it is stopped: to read them
-// sums them up. Else they may be 2 s old, and reclaim, which goes by them, finds no page that
-// can go (docs/benchmarks.md, "A cgroup's limit").
+// fresh keeps the kernel's page counts of a cgroup fresh until stop is called: reading them
+// updates them. Otherwise they may be 2 s old, and reclaim, which uses them, finds no page to
+// evict (docs/benchmarks.md, "A cgroup's limit").
 func fresh(group string) (stop func()) {
+	return every(memoryFresh, func() bool {
+		_, _ = os.ReadFile(filepath.Join(group, "memory.stat"))
+		return true
+	})
+}
+
+// every calls f, and again a time d after each return, until f returns false or stop is called.
+func every(d time.Duration, f func() bool) (stop func()) {
 	end := make(chan struct{})
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		tick := time.NewTicker(memoryFresh)
-		defer tick.Stop()
-		for {
+		for f() {
 			select {
 			case <-end:
 				return
-			case <-tick.C:
-				_, _ = os.ReadFile(filepath.Join(group, "memory.stat"))
+			case <-time.After(d):
 			}
 		}
 	})
 	return func() { close(end); wait.Wait() }
 }
 
-// confined opens what has its target in the cgroup.
+// confined is like open, but moves the target into the cgroup.
 func (r *run) confined(d *pfd, group string) (*workload.Perf, error) {
 	p := r.open(d, 0, 1, "gup", "p1")
 	if p == nil {
@@ -107,8 +112,8 @@ func (r *run) confined(d *pfd, group string) (*workload.Perf, error) {
 	return p, nil
 }
 
-// besideSwap is faults of a target whose memory is swapped out, and minor faults of
-// another one meanwhile and alone.
+// besideSwap measures faults of a target whose memory is swapped out, and minor faults of
+// another target at the same time and alone.
 func (r *run) besideSwap(group, device string) error {
 	t := r.report.Table("memory-swap")
 	if t == nil {
@@ -148,7 +153,7 @@ func (r *run) besideSwap(group, device string) error {
 				over = true
 				if rss, _, gone := resident(p.Target()); e != nil && (gone != nil || rss == 0) {
 					t.note("%s: %v.", device, errKilled)
-					_ = p.Close() // it says that its target was killed
+					_ = p.Close() // fails because its target was killed
 					d.perfs = d.perfs[1:]
 					e = nil
 				}
@@ -173,7 +178,7 @@ func (r *run) besideSwap(group, device string) error {
 	})
 }
 
-// pressed is the strategies.
+// pressed measures the strategies in the cgroup.
 func (r *run) pressed(group string, t, s *Table) error {
 	for _, i := range []int{0, 1, 3} { // ours, pin everything, the pin-down cache
 		g := &workload.Strategies[i]
@@ -195,11 +200,11 @@ func (r *run) pressed(group string, t, s *Table) error {
 					c.Samples = append(c.Samples, v[j])
 				}
 			}
-			// A transfer may know before watch does, and its process be waited for by then.
+			// Puts may fail before watch has seen that the target was killed.
 			rss, _, e := resident(p.Target())
 			if errors.Is(context.Cause(ctx), errKilled) || err != nil && (e != nil || rss == 0) {
 				t.note("%s: %v.", g.Name, errKilled)
-				_ = p.Close() // it says that its target was killed
+				_ = p.Close() // fails because its target was killed
 				d.perfs = nil
 				return nil
 			}
@@ -214,32 +219,26 @@ func (r *run) pressed(group string, t, s *Table) error {
 	return nil
 }
 
-// errKilled says what the kernel does with a process of whose memory too little can go.
-var errKilled = errors.New("the kernel kills the target for want of memory that can go")
+// errKilled means that the OOM killer ended the target.
+var errKilled = errors.New("the OOM killer ends the target: too little of its memory can be evicted")
 
-// watch takes a process's resident and pinned MiB until it is stopped, or has ended.
+// watch records a process's resident and pinned MiB until stop is called. It cancels with
+// errKilled if the process ends first.
 func watch(pid int, to *[][2]float64, cancel context.CancelCauseFunc) (stop func()) {
-	end := make(chan struct{})
-	var wait sync.WaitGroup
-	wait.Go(func() {
-		for {
-			if rss, locked, err := resident(pid); err == nil && rss == 0 {
-				cancel(errKilled) // a process that is no more has no memory
-				return
-			} else if err == nil {
-				*to = append(*to, [2]float64{float64(rss) / (1 << 20), float64(locked) / (1 << 20)})
-			}
-			select {
-			case <-end:
-				return
-			case <-time.After(memoryStep):
-			}
+	return every(memoryStep, func() bool {
+		rss, locked, err := resident(pid)
+		if err == nil && rss == 0 { // an ended process has no memory
+			cancel(errKilled)
+			return false
 		}
+		if err == nil {
+			*to = append(*to, [2]float64{float64(rss) / (1 << 20), float64(locked) / (1 << 20)})
+		}
+		return true
 	})
-	return func() { close(end); wait.Wait() }
 }
 
-// memoryGroup makes a cgroup with a limit, version 2 or 1.
+// memoryGroup makes a memory cgroup, version 2 or 1, with memoryLimit.
 func memoryGroup() (dir string, remove func() error, err error) {
 	parent, file := "/sys/fs/cgroup", "memory.max"
 	if text, err := os.ReadFile(parent + "/cgroup.subtree_control"); err != nil || !strings.Contains(string(text), "memory") {
@@ -250,7 +249,7 @@ func memoryGroup() (dir string, remove func() error, err error) {
 		return "", nil, fmt.Errorf("%w: a memory cgroup: %w", workload.ErrSkipped, err)
 	}
 	remove = func() error {
-		for range 100 { // what has just ended leaves it a moment later
+		for range 100 { // a process that has just ended may still be in it
 			if err = os.Remove(dir); !errors.Is(err, unix.EBUSY) {
 				return err
 			}
@@ -264,7 +263,7 @@ func memoryGroup() (dir string, remove func() error, err error) {
 	return dir, remove, nil
 }
 
-// swapFile adds swap in a file, and gives how to take it away.
+// swapFile adds swap in a file. off removes it.
 func swapFile() (off func() error, err error) {
 	f, err := os.CreateTemp("", "exanet-swap-")
 	if err != nil {
@@ -278,7 +277,7 @@ func swapFile() (off func() error, err error) {
 // swapZram adds swap in compressed memory.
 func swapZram() (off func() error, err error) {
 	const control = "/sys/class/zram-control/"
-	text, err := os.ReadFile(control + "hot_add") // reading makes one
+	text, err := os.ReadFile(control + "hot_add") // reading adds a device
 	if err != nil {
 		return nil, fmt.Errorf("%w: this kernel has no zram: %w", workload.ErrSkipped, err)
 	}
@@ -290,7 +289,8 @@ func swapZram() (off func() error, err error) {
 	})
 }
 
-// swapTo swaps to what was made, unless it was not, and gives how to end that and remove it.
+// swapTo enables swap on the file or device name, unless err is set, in which case making it
+// failed. off disables the swap and calls remove.
 func swapTo(name string, err error, remove func() error) (off func() error, _ error) {
 	tool := func(args ...string) error {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {

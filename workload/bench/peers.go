@@ -19,20 +19,19 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// Numbers of the peers' suite: a run of a peer gives one sample, the median or mean that it
-// prints.
+// Parameters of the peers suite. Values are defined by this project.
 const (
-	peerRounds = 5
+	peerRounds = 5               // runs of a peer; each is one sample, the median or mean that it prints
 	peerTime   = 2 * time.Minute // bounds one run
 )
 
-// ErrPeer says that a program of others prints what is not understood.
+// ErrPeer means that the output of another project's program cannot be parsed.
 var ErrPeer = errors.New("output of a peer")
 
-// peer is a program of others that moves bytes between two processes.
+// peer is another project's program that copies bytes between two processes.
 type peer struct {
 	row, program, remedy string
-	// server and client are the words of the two, behind env.
+	// server and client are arguments of env(1).
 	server, client string
 	parse          func(out string) (us float64, err error)
 }
@@ -49,7 +48,7 @@ func peers() (list []peer) {
 	return list
 }
 
-// parseUCX reads the median of ucx_perftest -f -v: lines of CSV.
+// parseUCX returns the median from the output of ucx_perftest -f -v, which is CSV.
 func parseUCX(out string) (float64, error) {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if len(lines) >= 2 {
@@ -61,15 +60,16 @@ func parseUCX(out string) (float64, error) {
 	return figure("ucx_perftest", out, "")
 }
 
-// pingPongLine is fi_pingpong's: bytes, #sent, #ack, total, time, MB/sec, usec/xfer, Mxfers/sec.
+// pingPongLine is a line of fi_pingpong: bytes, #sent, #ack, total, time, MB/sec, usec/xfer,
+// Mxfers/sec.
 var pingPongLine = regexp.MustCompile(`(?m)^\w+ +\w+ +=\w+ +[\w.]+ +\S+s +\S+ +(\S+) +\S+$`)
 
 func parsePingPong(out string) (float64, error) {
 	return figure("fi_pingpong", out, submatch(pingPongLine, out))
 }
 
-// faultLine is stress-ng's: bogo ops, which are faults here, seconds of real, user and system
-// time, and bogo ops a second of real time.
+// faultLine is a line of stress-ng: bogo ops (faults here), seconds of real, user and system
+// time, and bogo ops per second of real time.
 var faultLine = regexp.MustCompile(`(?m)^stress-ng: .* userfaultfd +\d+ +\S+ +\S+ +\S+ +(\S+) `)
 
 func parseStress(out string) (float64, error) {
@@ -89,13 +89,14 @@ func submatch(r *regexp.Regexp, text string) string {
 
 func figure(program, out, text string) (float64, error) {
 	v, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(v >= 1e-6 && v <= 1e12) { // not a number, either
+	if err != nil || !(v >= 1e-6 && v <= 1e12) { // also refuses NaN
 		return 0, fmt.Errorf("%w: %s prints %q", ErrPeer, program, out)
 	}
 	return v, nil
 }
 
-// installed looks for a program. Where it is missing the row says so, and how to get it.
+// installed reports whether a program is installed. If not, it adds a row that says how to
+// install it.
 func (r *run) installed(t *Table, row, column, program, remedy string) bool {
 	_, err := exec.LookPath(program)
 	if err != nil {
@@ -105,7 +106,7 @@ func (r *run) installed(t *Table, row, column, program, remedy string) bool {
 	return err == nil
 }
 
-// placed are processors that the measuring thread, and what it starts, is put on.
+// placed is a set of processors for the measuring thread and the processes that it starts.
 type placed struct {
 	name string
 	set  unix.CPUSet
@@ -118,14 +119,14 @@ func (p placed) on() error {
 	return nil
 }
 
-// of has a turn taken at its place.
+// of returns the turn with its rounds run on the processors of p.
 func (p placed) of(t *turn) *turn {
 	do := t.do
 	t.do = func(add func(*Cell, ...float64)) error { return errors.Join(p.on(), do(add)) }
 	return t
 }
 
-// places gives the first and the last processor that this thread may use, and all.
+// places returns the first and the last processor that this thread may use, and all of them.
 func places() (first, last, all placed, err error) {
 	first.name, last.name, all.name = "one processor", "two processors", "not pinned"
 	if err := unix.SchedGetaffinity(0, &all.set); err != nil {
@@ -146,8 +147,8 @@ func places() (first, last, all placed, err error) {
 	return first, last, all, nil
 }
 
-// peers is what others' software does on this machine, beside ours, on the same processors:
-// whoever serves on the first one, whoever measures on the last.
+// peers compares other projects' software with ours on the same processors: the server runs
+// on the first one, the measuring process on the last.
 func (r *run) peers() (err error) {
 	first, last, all, err := places()
 	if err != nil {
@@ -157,10 +158,10 @@ func (r *run) peers() (err error) {
 	return errors.Join(r.transports(first, last, all), r.userfaultfd(first, last, all), r.servers(first, last))
 }
 
-// transports is bytes that get from one process into another.
+// transports measures copying bytes from one process into another.
 func (r *run) transports(first, last, all placed) error {
 	t := r.table("peers", "Bytes into another process, by others' software", "us", "software", "ours, pinned alike")
-	t.note("UCX: half a round trip of puts into memory that UCX allocates, shared where it can. libfabric: half a round trip of messages; its test of RMA (fabtests) Debian has not. Both reuse one buffer, touched before, and their bytes are not checked: what absent memory costs them neither measures.")
+	t.note("UCX: half a round trip of puts into memory that UCX allocates, shared if possible. libfabric: half a round trip of messages; Debian does not package its test of RMA (fabtests). Both reuse one buffer that was touched before, and do not check its bytes. Neither measures the cost of absent memory.")
 	return r.each(2, [][]string{nil}, func(free []*pfd) error {
 		if err := first.on(); err != nil {
 			return err
@@ -199,8 +200,8 @@ func (r *run) transports(first, last, all placed) error {
 	})
 }
 
-// turn is the case of one run of a peer, which gives one sample. One that fails is told of
-// and not run again.
+// turn returns the case of a peer: each run is one sample. If a run fails, a note says so and
+// the peer is not run again.
 func (p peer) turn(r *run, t *Table, first, last placed, size uint64) *turn {
 	c := t.cell(p.row, sizeText(size)+" present")
 	k := &turn{count: peerRounds}
@@ -227,7 +228,7 @@ func (p peer) once(r *run, first, last placed, size uint64) (us float64, err err
 	if err = errors.Join(err, l.Close()); err != nil {
 		return 0, err
 	}
-	// libfabric's figure is a mean, the setting up of its connection included: over many.
+	// libfabric's figure is a mean that includes the setup of its connection: use a high count.
 	words := func(s string) []string {
 		return strings.Fields(strings.NewReplacer("PORT", port, "SIZE", fmt.Sprint(size), "COUNT", fmt.Sprint(max(8*r.count(size), 10))).Replace(s))
 	}
@@ -242,7 +243,7 @@ func (p peer) once(r *run, first, last placed, size uint64) (us float64, err err
 	}
 	ended := make(chan struct{})
 	go func() {
-		_ = server.Wait() // it ends with its client, or is told to end
+		_ = server.Wait() // it ends with its client or because of SIGTERM
 		close(ended)
 	}()
 	defer func() { stop(); <-ended }()
@@ -255,7 +256,7 @@ func (p peer) once(r *run, first, last placed, size uint64) (us float64, err err
 			return p.parse(string(out))
 		}
 		select {
-		case <-ended: // it was there: this is no server that does not listen yet
+		case <-ended: // the server had started: the client did not fail because it came too early
 			return 0, fmt.Errorf("%s: %w: %s", p.client, err, out)
 		case <-ctx.Done():
 			return 0, fmt.Errorf("%s: %w: %w: %s", p.client, ctx.Err(), err, out)
@@ -264,10 +265,10 @@ func (p peer) once(r *run, first, last placed, size uint64) (us float64, err err
 	}
 }
 
-// userfaultfd is pages that a process brings in by userfaultfd.
+// userfaultfd measures resolving a fault with userfaultfd.
 func (r *run) userfaultfd(first, last, all placed) error {
 	t := r.table("userfaultfd", "A page by userfaultfd", "us", "software", "")
-	t.note("stress-ng: a fault of its own process, resolved by a thread of it. Ours: a whole transfer, in which pfd resolves a fault of another process (uffd, p1); asleep on one processor.")
+	t.note("stress-ng: a fault of its own process, resolved by one of its threads. Ours: a whole transfer, in which pfd resolves a fault of another process (uffd, p1). On one processor the initiator sleeps.")
 	if err := first.on(); err != nil {
 		return err
 	}
@@ -275,7 +276,7 @@ func (r *run) userfaultfd(first, last, all placed) error {
 		p := r.open(d, 0, 1, "uffd", "p1")
 		var turns []*turn
 		for _, at := range []placed{last, first} {
-			// On one processor whoever polls has others wait.
+			// On one processor a polling initiator keeps pfd from running.
 			q := workload.PerfRun{Size: smallSize, Sleep: at.name == first.name}
 			absent := q
 			absent.Dst = 1
@@ -302,17 +303,17 @@ func (r *run) userfaultfd(first, last, all placed) error {
 	})
 }
 
-// servers is a register that is read over vfio-user, by who serves it.
+// servers measures reading a register over vfio-user from our server and from others'.
 func (r *run) servers(first, last placed) error {
 	if err := first.on(); err != nil {
 		return err
 	}
 	t := r.table("servers", "A register read over vfio-user, by who serves it", "us", "", echoRow)
-	t.note("By messages over a socket, from the same client: whoever serves, and echoes, is on the first processor, the client on the last, or on the same.")
+	t.note("By messages over a socket, from the same client. The server and the echo run on the first processor, the client on the last or on the same one.")
 	return r.served(func(dir string) error {
 		list := []registerServer{{"ours", serve.SocketPath(dir, 0), 0, 0, 4}}
 		const row, sample = "libvfio-user", "gpio-pci-idio-16"
-		if r.installed(t, row, last.name, sample, "build its sources, which Debian has not, and put build/samples on PATH") {
+		if r.installed(t, row, last.name, sample, "build it from source (Debian has no package) and put build/samples on PATH") {
 			path := filepath.Join(dir, "peer.sock")
 			ctx, stop := context.WithCancel(r.ctx)
 			server, err := helper(ctx, sample, nil, path)
@@ -322,8 +323,8 @@ func (r *run) servers(first, last placed) error {
 			}
 			defer func() {
 				stop()
-				_ = server.Wait()   // it was told to end
-				_ = os.Remove(path) // it is gone where the server took it
+				_ = server.Wait()   // fails because of SIGTERM
+				_ = os.Remove(path) // fails if the server has removed it
 			}()
 			list = append(list, registerServer{row, path, 2, 1, 1}) // BAR 2: input pins
 		}

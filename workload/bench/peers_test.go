@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// What the programs print, as they have printed it: of Debian 12.
+// Outputs of the programs in Debian 12.
 var peerOutputs = []struct {
 	file  string
 	parse func(string) (float64, error)
@@ -35,7 +35,7 @@ func TestParsePeers(t *testing.T) {
 		if got, err := k.parse(string(b)); err != nil || got != k.want {
 			t.Errorf("%s: %v, %v, want %v", k.file, got, err, k.want)
 		}
-		// What is cut off is no figure, nor is another program's.
+		// Truncated output and another program's output have no figure.
 		first, _, _ := bytes.Cut(b, []byte("\n"))
 		for _, text := range []string{"", string(first), strings.ReplaceAll(string(b), ".", "x"), "a,50.0_percentile_lat\n1,-2\n", "4k 2k =2k 15m 0.08s 206 0 0.05\n"} {
 			if got, err := k.parse(text); !errors.Is(err, ErrPeer) {
@@ -62,7 +62,7 @@ func FuzzParsePeers(f *testing.F) {
 	})
 }
 
-// Where nothing of others is installed, each row says what to install.
+// If no other software is installed, each row says what to install.
 func TestMissingPeers(t *testing.T) {
 	l := newLab(t)
 	t.Setenv("PATH", t.TempDir())
@@ -77,7 +77,7 @@ func TestMissingPeers(t *testing.T) {
 	for name, rows := range map[string][2]string{
 		"peers":       {"ours, pinned alike", "UCX, TCP: not installed: apt-get install ucx-utils"},
 		"userfaultfd": {"ours: a write of 4 KiB, absent", "stress-ng --userfaultfd: not installed: apt-get install stress-ng"},
-		"servers":     {"ours", "libvfio-user: not installed: build its sources, which Debian has not, and put build/samples on PATH"},
+		"servers":     {"ours", "libvfio-user: not installed: build it from source (Debian has no package) and put build/samples on PATH"},
 	} {
 		ours, want := rows[0], rows[1]
 		table := r.Table(name)
@@ -94,7 +94,7 @@ func TestMissingPeers(t *testing.T) {
 	}
 }
 
-// newLab builds the programs.
+// newLab builds the programs of a Lab.
 func newLab(t *testing.T) *Lab {
 	t.Helper()
 	dir := t.TempDir()
@@ -106,7 +106,7 @@ func newLab(t *testing.T) *Lab {
 	return &Lab{PFD: filepath.Join(dir, "pfd"), Program: filepath.Join(dir, "exanetctl"), Command: []string{"/proc/self/exe"}, Count: 2, Window: 20 * time.Millisecond}
 }
 
-// A program that does not end when it is told to is killed.
+// A program that does not end after SIGTERM is killed.
 func TestHelperIsKilled(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	r, w, err := os.Pipe()

@@ -22,22 +22,22 @@ import (
 	"github.com/exanet/pfd/internal/picture"
 )
 
-// The measures of a picture's axes, in points. Values are defined by this project.
+// Sizes of a picture, in points. Values are defined by this project.
 const (
-	plotWidth, plotHeight = 420, 230
-	mostBars              = 60 // more cannot be told apart
-	mostChars             = 34 // of a row's name
-	groupWidth            = 0.8
-	rowLabel              = 40 // between the names of two rows below lines
+	plotWidth, plotHeight = 420, 230 // of the axes
+	mostBars              = 60       // more bars are too thin
+	mostChars             = 34       // of a row's name
+	groupWidth            = 0.8      // part of a row's width
+	rowLabel              = 40       // smallest distance of two names of rows below lines
 )
 
-// plotColours are Okabe and Ito's, which colour-blind readers can tell apart.
+// plotColours are Okabe and Ito's, which colour-blind readers can distinguish.
 var plotColours = []color.NRGBA{
 	{0x00, 0x72, 0xb2, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff}, {0xcc, 0x79, 0xa7, 0xff},
 	{0xe6, 0x9f, 0x00, 0xff}, {0x56, 0xb4, 0xe9, 0xff}, {0x00, 0x00, 0x00, 0xff}, {0x99, 0x99, 0x99, 0xff},
 }
 
-// value returns a row's name as a number: a size, or a number with more behind it.
+// value returns the number at the start of a row's name. A size is in bytes.
 func value(row string) (float64, bool) {
 	word, unit, _ := strings.Cut(row, " ")
 	v, err := strconv.ParseFloat(word, 64)
@@ -50,17 +50,18 @@ func value(row string) (float64, bool) {
 	return v, err == nil && picture.Drawable(v)
 }
 
-// panel is what one pair of axes shows: columns of one unit.
+// panel is the data of one pair of axes: columns with one unit.
 type panel struct {
 	unit      string
 	names     []string    // of the columns
-	cells     [][]Summary // of the columns, by rows; those without samples were not measured
-	measured  int         // of the cells
-	low, high float64     // of their intervals
+	cells     [][]Summary // by column and row; a cell without samples was not measured
+	measured  int         // number of cells with samples
+	low, high float64     // bounds of their intervals
 }
 
-// panels divides the columns of a table without a unit by what they say behind a colon. What
-// was measured in both kinds of memory has a column for each.
+// panels returns a panel for each unit. If the table has no unit, a column's unit is the text
+// after the last colon of its name. If both kinds of memory were measured, each kind has
+// columns of its own.
 func (t *Table) panels() (list []*panel) {
 	split := t.split()
 	for _, column := range t.Columns {
@@ -94,8 +95,8 @@ func (t *Table) panels() (list []*panel) {
 	return list
 }
 
-// SVG draws the table: lines over rows that are numbers, else bars, with the intervals of
-// the medians; axes of their own for each unit. It returns "" where there is nothing to see.
+// SVG draws the table: lines if the rows are numbers, otherwise bars, with the intervals of
+// the medians, and separate axes for each unit. It returns "" if the table is not suitable.
 func (t *Table) SVG() string {
 	var xs []float64
 	lines := len(t.Rows) > 2
@@ -123,8 +124,8 @@ func (t *Table) SVG() string {
 	return picture.SVG(plotWidth, plotHeight, plots...)
 }
 
-// overNumbers has an axis show rows that are numbers, and name those that have room. It
-// returns where it shows them.
+// overNumbers makes an axis for rows that are numbers and labels those that have room. It
+// returns the positions of the rows.
 func overNumbers(a *plot.Axis, rows []string, xs []float64) (at []float64) {
 	place, _ := picture.Axis(a, slices.Min(xs), slices.Max(xs))
 	var ticks plot.ConstantTicks
@@ -140,8 +141,8 @@ func overNumbers(a *plot.Axis, rows []string, xs []float64) (at []float64) {
 	return at
 }
 
-// overNames has an axis show rows that are names. Those that have no room side by side go
-// down to the right.
+// overNames makes an axis for rows that are names. It rotates the labels if they do not fit
+// side by side. It returns the positions of the rows.
 func overNames(a *plot.Axis, rows []string) (at []float64) {
 	var ticks plot.ConstantTicks
 	for i, row := range rows {
@@ -158,7 +159,7 @@ func overNames(a *plot.Axis, rows []string) (at []float64) {
 	return at
 }
 
-// intervals are drawn in the legend, too.
+// intervals are error bars with an entry in the legend.
 type intervals struct{ plotter.YErrorBars }
 
 // Thumbnail implements plot.Thumbnailer.
@@ -166,7 +167,7 @@ func (i *intervals) Thumbnail(c *draw.Canvas) {
 	c.StrokeLine2(i.LineStyle, c.Center().X, c.Min.Y, c.Center().X, c.Max.Y)
 }
 
-// draw adds a line, or a bar for each row, for each column.
+// draw draws each column as a line or as a bar for each row.
 func (l *panel) draw(p *plot.Plot, rows []string, xs []float64, lines bool) {
 	y, logarithmic := picture.Axis(&p.Y, l.low, l.high)
 	if logarithmic {
@@ -228,7 +229,7 @@ func (l *panel) draw(p *plot.Plot, rows []string, xs []float64, lines bool) {
 	}
 }
 
-// page is the report as one file that needs no other.
+// page is the template of the report, which needs no other file.
 var page = template.Must(template.New("report").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{{.Title}}</title>
 <style>
@@ -268,8 +269,8 @@ func (r *Report) HTML(w io.Writer) error {
 	return page.Execute(w, d)
 }
 
-// Save writes everything into a directory: results.jsonl, results.csv, report.html and a
-// picture for each table that has one.
+// Save writes results.jsonl, results.csv, report.html and the tables' pictures into a
+// directory.
 func (r *Report) Save(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -286,7 +287,7 @@ func (r *Report) Save(dir string) error {
 	return r.Pictures(dir)
 }
 
-// Pictures writes those of the tables into a directory.
+// Pictures writes the tables' pictures into a directory.
 func (r *Report) Pictures(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -11,10 +11,11 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// remoteFaults is how many faults Remote counts.
+// remoteFaults is the number of faults over which messages averages. Defined by this project.
 const remoteFaults = 64
 
-// messages counts what a fault of 4 KiB adds with a device in another process.
+// messages counts the messages and mapped pages that a fault of 4 KiB adds with a device in
+// another process.
 func (r *run) messages(d *pfd, t *Table) (err error) {
 	ctx := r.ctx
 	idle, err := d.metrics(ctx)
@@ -33,8 +34,7 @@ func (r *run) messages(d *pfd, t *Table) (err error) {
 			}
 		}
 	}()
-	// Faults are pages apart: what lies between them nobody asks for.
-	const apart = 4
+	const apart = 4 // pages from one fault to the next, so that no fault maps the next one's page
 	for i := range ends {
 		if ends[i], err = rdma.Attach(ctx, rdma.Options{
 			Socket: d.process.Socket(), Node: device.NodeID(i), Group: "remote", Method: rdma.MethodGUP, Policy: rdma.PolicyPIO,
@@ -58,9 +58,9 @@ func (r *run) messages(d *pfd, t *Table) (err error) {
 		}
 		return err
 	}
-	// each gives what a transfer costs, for pages of which some were written before.
+	// each returns the messages sent and awaited and the pages mapped, per transfer.
 	each := func() (sent, awaited, mapped float64, err error) {
-		if err := write(0); err != nil { // the source is the device's by now
+		if err := write(0); err != nil { // so that the source is mapped
 			return 0, 0, 0, err
 		}
 		before, err := d.metrics(ctx)
@@ -85,15 +85,15 @@ func (r *run) messages(d *pfd, t *Table) (err error) {
 		return err
 	}
 	if mappedThere != 0 {
-		return fmt.Errorf("pages that were present took %.2f maps each", mappedThere)
+		return fmt.Errorf("a write into a present page mapped %.2f pages, want 0", mappedThere)
 	}
 	put("messages that a fault adds", sent-sentThere)
 	put("those of them that are awaited", awaited-awaitedThere)
-	put("pages that a fault maps and nobody asked for", mapped-1)
+	put("further pages that a fault maps", mapped-1)
 	return nil
 }
 
-// metrics is a pfd's, by name and labels.
+// metrics are a pfd's metrics by name and labels.
 type metrics map[string]float64
 
 func (d *pfd) metrics(ctx context.Context) (metrics, error) {
@@ -111,7 +111,7 @@ func (d *pfd) metrics(ctx context.Context) (metrics, error) {
 	return m, nil
 }
 
-// sum adds a metric up over its labels.
+// sum returns the sum of a metric over its labels.
 func (m metrics) sum(name string) (sum float64) {
 	for k, v := range m {
 		if k == name || strings.HasPrefix(k, name+"{") {

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// Numbers of the tables of scale. One user has at most 8 of a node's 16 slots, each with
-// 32 channels for writes.
+// Parameters of the scale suite. A user has at most 8 of a node's 16 slots, each with
+// 32 channels for writes. Values are defined by this project.
 const (
 	streamNodes   = 4
 	streamDomains = 8
@@ -28,12 +28,12 @@ const (
 	idlePairs = 8
 )
 
-// scale is channels, domains, nodes and pfds that are busy at once, and an idle pfd.
+// scale measures many channels, domains, nodes and pfds at once, and an idle pfd.
 func (r *run) scale() error {
 	return errors.Join(r.channels(), r.domains(), r.beside(), r.nodes(), r.idle())
 }
 
-// channels is 1 to 1024 channels kept busy, in turns.
+// channels measures 1 to 1024 busy channels in turns.
 func (r *run) channels() error {
 	t := r.table("channels", "Channels kept busy", "", "channels", "")
 	return r.with(streamNodes, func(d *pfd) error {
@@ -54,7 +54,7 @@ func (r *run) channels() error {
 			return r.takeTurns(turns...)
 		}
 		for _, size := range []uint64{streamSize, smallSize} {
-			for _, m := range r.measured { // one after the other: a stream has all of a user's slots
+			for _, m := range r.measured { // one after the other: a stream uses all slots of a user
 				if err := stream(m, size); err != nil {
 					return fmt.Errorf("writes of %d bytes: %w", size, err)
 				}
@@ -64,8 +64,8 @@ func (r *run) channels() error {
 	})
 }
 
-// busy is the case of pfds that are kept busy: how many transfers a second, and the
-// processor time of the pfds for one.
+// busy returns the case of pfds that f keeps busy: transfers per second, and the processor
+// time of the pfds per transfer.
 func (r *run) busy(t *Table, row, what string, m workload.Memory, pfds []*pfd, f func() (int, time.Duration, error)) *turn {
 	return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
 		var n int
@@ -83,8 +83,8 @@ func (r *run) busy(t *Table, row, what string, m workload.Memory, pfds []*pfd, f
 	}}
 }
 
-// together has all of them fault at once, each for a while, and adds their rates up: so
-// many transfers in such a time.
+// together makes faulting writes with all perfs at once. It returns the number of transfers
+// and the time that they take at the sum of the perfs' rates.
 func (r *run) together(m workload.Memory, perfs []*workload.Perf) (n int, elapsed time.Duration, err error) {
 	var wait sync.WaitGroup
 	errs := make([]error, len(perfs))
@@ -106,8 +106,8 @@ func (r *run) together(m workload.Memory, perfs []*workload.Perf) (n int, elapse
 	return n, time.Duration(float64(n) / max(rate, 1) * float64(time.Second)), errors.Join(errs...)
 }
 
-// domains is processes that fault at once, and what one thread takes for the calls of such
-// a transfer in a loop.
+// domains measures processes that fault at once, and one thread that makes the system calls of
+// such transfers in a loop.
 func (r *run) domains() error {
 	r.usual(workload.Memories...)
 	defer r.usual(workload.Shared)
@@ -133,14 +133,14 @@ func (r *run) domains() error {
 		one, most := strconv.Itoa(1), strconv.Itoa(mostDomains)
 		for _, m := range r.kinds(d.perfs[0]) {
 			cost := func(row string) float64 { return t.median(row, faultingWrites+processorFor, m) }
-			t.note("Pages by processor time, memory %s: the bare calls' are 1, one domain's %.2f, %s domains' %.2f (asked: 0.8), which is %.2f of one domain's (asked: at least 0.9).",
+			t.note("Pages per processor time relative to the bare calls, memory %s: one domain %.2fx, %s domains %.2fx (goal: 0.8x), which is %.2fx one domain (goal: at least 0.9x).",
 				m, cost("the bare calls")/cost(one), most, cost("the bare calls")/cost(most), cost(one)/cost(most))
 		}
 		return nil
 	})
 }
 
-// beside is a faulting write at a time, alone and beside others that fault.
+// beside measures one faulting write at a time, alone and beside others in flight.
 func (r *run) beside() error {
 	r.usual(workload.Memories...)
 	defer r.usual(workload.Shared)
@@ -166,21 +166,21 @@ func (r *run) beside() error {
 		}
 		err := r.takeTurns(measure("nothing", nil), measure("64 others", d.perfs[1:]))
 		for _, m := range kinds {
-			t.note("Memory %s: p99 / p50 is %.2f alone, and %.2f beside 64 others (asked: 4).", m,
+			t.note("Memory %s: p99 / p50 is %.2f alone and %.2f beside 64 others (goal: 4).", m,
 				t.median("nothing", "p99", m)/t.median("nothing", "p50", m), t.median("64 others", "p99", m)/t.median("64 others", "p50", m))
 		}
 		return err
 	})
 }
 
-// amid gives how long faulting writes of one took, one at a time, while every one of others
-// had its rows of such writes under way: between its rows a process makes memory anew, and
-// the writes of then do not count.
+// amid returns the latencies of one's faulting writes, made one at a time, that ran while all
+// others had rows of such writes in flight. Writes that ran while another process made its
+// memory anew between two rows are left out.
 func (r *run) amid(m workload.Memory, one *workload.Perf, others []*workload.Perf) (list []int64, err error) {
 	ctx, cancel := context.WithTimeout(r.ctx, time.Minute)
 	defer cancel()
 	var wait sync.WaitGroup
-	var lock sync.Mutex // of rows
+	var lock sync.Mutex // protects rows
 	errs, rows := make([]error, len(others)), make([][]workload.PerfRow, len(others))
 	within, stop := context.WithCancel(ctx)
 	for i, p := range others {
@@ -208,12 +208,12 @@ func (r *run) amid(m workload.Memory, one *workload.Perf, others []*workload.Per
 	return list, errors.Join(err, errors.Join(errs...))
 }
 
-// nodes is one pair that transfers in a pfd of more and more nodes, and several pfds.
+// nodes measures one pair of processes in pfds with 2 to 64 nodes, and several pfds at once.
 func (r *run) nodes() error {
 	t := r.table("nodes", "A pair of processes in a pfd of so many nodes (gup, p1)", "us", "nodes", "2")
 	var args [][]string
 	for n := 2; n <= 64; n *= 2 {
-		args = append(args, []string{"--nodes", strconv.Itoa(n)}) // the last one counts
+		args = append(args, []string{"--nodes", strconv.Itoa(n)}) // overrides the first --nodes
 	}
 	return r.each(2, args, func(list []*pfd) error {
 		var turns []*turn
@@ -241,7 +241,7 @@ func (r *run) nodes() error {
 	})
 }
 
-// idle is a pfd that has nothing to do.
+// idle measures a pfd whose processes make no transfers.
 func (r *run) idle() error {
 	t := r.table("idle", fmt.Sprintf("An idle pfd of %d nodes with %d processes attached", idleNodes, 2*idlePairs), "", "", "")
 	return r.with(idleNodes, func(d *pfd) error {

@@ -9,18 +9,18 @@ import (
 	"github.com/exanet/pfd/sim"
 )
 
-// simulatedPrefix begins the names of tables that have what a live table has, rows and
-// columns alike, of the simulated board.
+// simulatedPrefix begins the names of tables of the simulated board. Their rows and columns
+// are those of the live table with the rest of the name.
 const simulatedPrefix = "simulated-"
 
-// simulatedSeeds is in how many ways chance has pages absent.
+// simulatedSeeds is the number of random choices of absent pages. Defined by this project.
 const simulatedSeeds = 20
 
-// simulated is what the live suites measure, by the same machines and the same driver in
-// simulated time, with the costs that the papers measured on their board.
+// simulated makes the measurements of the live suites in simulated time, with the same state
+// machines, the same driver, and the costs that the papers measured on their board.
 func (r *run) simulated() error {
 	var err error
-	// write adds what a trial takes, in us, once, or with as many seeds as chance needs.
+	// write adds the time of a trial, in us; one for each seed if absent pages are random.
 	write := func(c *Cell, t sim.Trial) {
 		seeds := uint64(1)
 		if p := max(t.Src, t.Dst); p > 0 && p < 1 {
@@ -45,7 +45,7 @@ func (r *run) simulated() error {
 		write(t.cell(sizeText(uint64(size)), "write"), sim.Trial{Size: size})
 	}
 	t = table("first", "Faulting against present memory", "destination", "present")
-	t.note("The papers' costs (`sim.Board`): the firmware 3 us, an interrupt and the context switches 8, the driver's call 16.5, a page 2.5, a request 1, links of 10 Gb/s. What policies add is brought in on another processor.")
+	t.note("The papers' costs (`sim.Board`): the firmware 3 us, an interrupt and the context switches 8, the driver's call 16.5, a page 2.5, a request 1, links of 10 Gb/s. Pages that a policy adds are brought in on another processor.")
 	for _, k := range []struct {
 		column, policy string
 		size           int

@@ -15,21 +15,21 @@ import (
 // studySuite is the name of a Study's suite.
 const studySuite = "study"
 
-// Study is a sweep: every combination of these.
+// Study is a sweep over every combination of its values.
 type Study struct {
 	Methods, Policies []string
 	Sizes             []uint64
 	Patterns          []workload.Pattern
-	Probabilities     []float64       // of a page of the destination being absent, 0 to 1
-	Delays            []time.Duration // of a frame on its link, pfd's --link-delay
-	Losses            []float64       // how likely it is lost, pfd's --link-loss
+	Probabilities     []float64       // that a page of the destination is absent, 0 to 1
+	Delays            []time.Duration // of a frame on its link (pfd --link-delay)
+	Losses            []float64       // probability that a frame is lost (pfd --link-loss)
 	Read              bool
 }
 
-// Suite gives the suite that sweeps: a table for each size, pattern and link, with the
-// probabilities as rows and methods and policies as columns; and for each size and pattern,
-// where there are several links, one that has these as rows and all pages absent that may be.
-// An error says what cannot be swept.
+// Suite returns the suite of the sweep. It has a table for each size, pattern and link, with
+// the probabilities as rows and methods and policies as columns. If there are several links,
+// it also has a table for each size and pattern with the links as rows, at the highest
+// probability. It returns an error if a value is invalid.
 func (s Study) Suite() (Suite, error) {
 	var errs []error
 	for _, m := range s.Methods {
@@ -72,13 +72,13 @@ func (s Study) run(r *run) error {
 	return nil
 }
 
-// studyLink is a link as tables name it.
+// studyLink is a link, its loss as text.
 type studyLink struct {
 	delay time.Duration
 	loss  string
 }
 
-// overLink measures all that is of one link.
+// overLink makes all measurements of one link.
 func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 	of, suffix := "", ""
 	if l.delay > 0 || l.loss != "0" {
@@ -131,13 +131,13 @@ func (s Study) overLink(r *run, d *pfd, l studyLink) error {
 	return nil
 }
 
-// aheads gives how many pages policy adaptive has brought in ahead, how many of them were
-// not used, and how many pages any policy has brought in.
+// aheads returns the number of pages that policy adaptive has brought in ahead, the number of
+// those that were not used, and the number of all pages that were brought in.
 func aheads(r *run, d *pfd) ([]uint64, error) {
 	return r.counters(d, control.CounterAhead, control.CounterUnused, control.CounterPagesIn)
 }
 
-// counted is a turn that also adds how often a transfer of its row faulted.
+// counted returns the turn, with the faults per transfer added to c.
 func (r *run) counted(d *pfd, c *Cell, t *turn) *turn {
 	do, faults := t.do, func() (uint64, error) {
 		n, err := r.counters(d, control.CounterFaults)
@@ -152,14 +152,14 @@ func (r *run) counted(d *pfd, c *Cell, t *turn) *turn {
 		if err := do(func(c *Cell, v ...float64) { transfers = len(v) + min(len(v)/3, 16); add(c, v...) }); err != nil {
 			return err
 		}
-		after, err := faults() // of those, too, that are no samples (cold in package workload)
+		after, err := faults() // includes transfers without samples (cold in package workload)
 		add(c, float64(after-before)/float64(transfers))
 		return err
 	}
 	return t
 }
 
-// byLink adds the row of a link, by what t has of the most absent pages.
+// byLink adds the row of a link: the row of t with the highest probability.
 func (s Study) byLink(r *run, t *Table, name, title string, l studyLink) {
 	all := r.report.Table(name + "-links")
 	absent := strconv.FormatFloat(100*slices.Max(s.Probabilities), 'g', -1, 64)

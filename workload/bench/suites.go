@@ -14,7 +14,7 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// Sizes of the transfers that most tables are of.
+// Sizes of the transfers in most tables. Values are defined by this project.
 const (
 	smallSize = 4 << 10
 	largeSize = 1 << 20
@@ -25,19 +25,19 @@ var (
 	policyNames = []string{"p1", "p4", "pa"}
 )
 
-// faults is what a fault costs.
+// faults measures the cost of a fault.
 func (r *run) faults() error {
 	return errors.Join(r.firstLight(), r.where(), r.timeouts(), r.prefetch())
 }
 
-// Rows of what a page-in costs without pfd and a device: of any memory by get_user_pages from
-// user space, and of shared memory by the userfaultfd that comes with it.
+// Rows of page-ins without pfd and without a device: of any memory by process_vm_writev, which
+// calls get_user_pages, and of shared memory by its userfaultfd.
 const (
 	barePageIn = "bare page-in by process_vm_writev"
 	bareFill   = "bare fill by userfaultfd"
 )
 
-// firstLight is 4 KiB to 1 MiB, present and absent, beside the bare calls.
+// firstLight measures 4 KiB to 1 MiB, present and absent, beside the bare calls.
 func (r *run) firstLight() error {
 	r.usual(workload.Memories...)
 	defer r.usual(workload.Shared)
@@ -81,10 +81,10 @@ func (r *run) firstLight() error {
 		for _, c := range t.Columns[:3] {
 			for _, m := range t.kinds() {
 				present, absent, in := t.median("present", c, m), t.median("absent", c, m), t.median(barePageIn, c, m)
-				t.note("%s, memory %s: what a fault adds is %.2f of the bare page-in, absent is %.2f of present and bare page-in, and of touching first %.2f.",
+				t.note("%s, memory %s: a fault adds %.2fx the bare page-in; absent is %.2fx the sum of present and bare page-in, and %.2fx touching first.",
 					c, m, (absent-present)/in, absent/(present+in), absent/t.median("touched first", c, m))
 				if fill := t.median(bareFill, c, m); fill > 0 && m == workload.Shared {
-					t.note("%s, memory %s: what a fault adds is %.2f of the bare fill.", c, m, (absent-present)/fill)
+					t.note("%s, memory %s: a fault adds %.2fx the bare fill.", c, m, (absent-present)/fill)
 				}
 			}
 		}
@@ -92,7 +92,7 @@ func (r *run) firstLight() error {
 	})
 }
 
-// methods is every page-in method beside present memory: what a demonstration shows.
+// methods measures every page-in method beside present memory. exanetctl demo shows it.
 func (r *run) methods() error {
 	r.usual(workload.Memories...)
 	t := r.table("methods", "Page-in methods", "us", "destination", "present")
@@ -124,8 +124,8 @@ func (r *run) methods() error {
 	})
 }
 
-// where is faults at the destination, the source and both, by method; and all pages
-// absent by policy and size.
+// where measures faults at the destination, the source and both by method, and transfers with
+// all pages absent by policy and size.
 func (r *run) where() error {
 	r.usual(workload.Memories...)
 	defer r.usual(workload.Shared)
@@ -168,7 +168,7 @@ func (r *run) where() error {
 	})
 }
 
-// prefetch is reads into memory that their initiator prefetches meanwhile.
+// prefetch measures reads into memory that the initiator prefetches at the same time.
 func (r *run) prefetch() error {
 	t := r.table("prefetch", "Reads into memory that is prefetched (`Endpoint.Prefetch`) while they go on (gup, pa)", "us", "destination", "absent")
 	return r.with(2, func(d *pfd) error {
@@ -190,8 +190,8 @@ func (r *run) prefetch() error {
 	})
 }
 
-// timeouts is what a source fault costs where its block is paused and asked for again,
-// and where there is no TXFIFO and the sender's time-out ends it (000 §4, 002 fig. 9).
+// timeouts compares source faults whose block is paused and requested again with those on a
+// node without TXFIFO, which end with the sender's time-out (000 §4, 002 fig. 9).
 func (r *run) timeouts() error {
 	t := r.table("timeouts", "RAPF against time-outs: 4 KiB, gup, p1", "us", "what sends the block again", "RAPF, by TXFIFO")
 	names := []string{"RAPF, by TXFIFO"}
@@ -222,7 +222,7 @@ func (r *run) timeouts() error {
 	})
 }
 
-// latency is writes and reads by size.
+// latency measures writes and reads by size.
 func (r *run) latency() error {
 	t := r.table("latency", "Latency by size (gup, pa)", "us", "size", "write")
 	return r.with(2, func(d *pfd) error {
@@ -246,7 +246,7 @@ func (r *run) latency() error {
 	})
 }
 
-// Frequencies are how many percent of the pages are absent (002 fig. 11).
+// frequencies are the percentages of absent pages (002 fig. 11).
 var frequencies = []int{0, 5, 20, 40, 60, 80, 100}
 
 func (r *run) frequency() error {
@@ -267,7 +267,7 @@ func (r *run) frequency() error {
 	})
 }
 
-// overheads are the calls that are made instead of faulting (000 table 4.1, 002 fig. 7).
+// overheads measures the calls that programs make to avoid faults (000 table 4.1, 002 fig. 7).
 func (r *run) overheads() error {
 	t := r.table("overheads", "Calls on a buffer", "us", "size", "")
 	var turns []*turn
@@ -308,14 +308,14 @@ func (r *run) overheads() error {
 	return r.takeTurns(turns...)
 }
 
-// breakdown is where the time of a fault goes, by pfd's records of the last faults.
+// breakdown measures the stages of a fault from pfd's log of the last faults.
 func (r *run) breakdown() error {
 	t := r.table("breakdown", "The stages of a write of 4 KiB that faults (p1)", "us", "stage", "")
 	return r.with(2, func(d *pfd) error {
 		last := int64(0) // fault that was counted
 		for _, m := range methodNames {
 			p := r.open(d, 0, 1, m, "p1")
-			for _, k := range r.kinds(p) { // one after the other: the log does not tell them apart
+			for _, k := range r.kinds(p) { // one after the other: the log does not name the kind
 				if err := r.takeTurns(
 					r.transfers(p, workload.PerfRun{Size: smallSize, Memory: k}, t.cell("write, present", m), nil),
 					r.transfers(p, workload.PerfRun{Size: smallSize, Memory: k, Dst: 1, Count: r.count(smallSize) / 2}, t.cell("write, absent", m), nil),
@@ -347,13 +347,12 @@ func (r *run) breakdown() error {
 				return err
 			}
 		}
-		t.note("drain: from the interrupt to the entry taken from the FIFO; queue: until its page-in begins; page in: until the page is there; answer: until the retransmission is asked for. exanetctl trace tells those before and after.")
+		t.note("drain: from the interrupt until the entry is taken from the FIFO; queue: until its page-in begins; page in: until the page is resident; answer: until the retransmission is requested. exanetctl trace measures the stages before and after.")
 		return r.driver(d)
 	})
 }
 
-// probed is the stages again, from the doorbell to when the process sees the end, by the
-// probe that is attached meanwhile.
+// probed measures the stages with the probe, from the doorbell until the process sees the end.
 func (r *run) probed(d *pfd) (err error) {
 	t := r.table("breakdown-probe", "The same by the probe (`exanetctl trace`): p50 of each stage", "us", "stage", "")
 	t.Columns = slices.Clone(methodNames)
@@ -385,8 +384,8 @@ func (r *run) probed(d *pfd) (err error) {
 	return nil
 }
 
-// driver is how often a write whose pages are all absent has the driver invoked, and
-// the processor time of pfd beyond a write into present memory (000 fig. 4.7).
+// driver measures the driver's interrupts for a write whose pages are all absent, and pfd's
+// processor time beyond that of a write into present memory (000 fig. 4.7).
 func (r *run) driver(d *pfd) error {
 	t := r.table("driver", "The driver for a write whose pages are all absent (gup)", "", "size", "")
 	var turns []*turn
@@ -414,12 +413,11 @@ func (r *run) driver(d *pfd) error {
 			}})
 		}
 	}
-	t.note("us: what pfd's processor time for such a write is beyond that for one into present memory.")
+	t.note("us: pfd's processor time for such a write, less that for a write into present memory.")
 	return r.takeTurns(turns...)
 }
 
-// processor is the case of pfd's processor time for a faulting write in a kind of memory:
-// nothing else is done meanwhile.
+// processor returns the case of pfd's processor time for a faulting write in a kind of memory.
 func (r *run) processor(d *pfd, p *workload.Perf, m workload.Memory, c *Cell) *turn {
 	return &turn{count: max(r.Count/100, 1), do: func(add func(*Cell, ...float64)) error {
 		_, us, _, err := r.costOf(d, p, workload.PerfRun{Size: smallSize, Memory: m, Dst: 1, Count: 1, Cold: true})
@@ -428,15 +426,15 @@ func (r *run) processor(d *pfd, p *workload.Perf, m workload.Memory, c *Cell) *t
 	}}
 }
 
-// What the strategies may pin at each end, pages, and how often a page is written (ours:
-// the papers' 400 MiB, scaled).
+// Parameters of the strategies suite: the papers' 400 MiB, scaled. Values are defined by this
+// project.
 const (
-	pinLimit   = 256
+	pinLimit   = 256 // pages that may be pinned at each end
 	putsAPage  = 4
 	strategyKB = pinLimit * 4
 )
 
-// strategies is each of them with working sets around what it may pin.
+// strategies measures each strategy with working sets around the limit of pinned pages.
 func (r *run) strategies() error {
 	t := r.table("strategies", fmt.Sprintf("Puts of 8 bytes by working set; what may be pinned is %d KiB", strategyKB), "us", "strategy", workload.Strategies[0].Name)
 	s := r.table("costs", fmt.Sprintf("The same with puts of 4 KiB and %d KiB", 2*strategyKB), "", "strategy", "")
@@ -446,7 +444,7 @@ func (r *run) strategies() error {
 		for i := range workload.Strategies {
 			g := &workload.Strategies[i]
 			run := func(size uint64, pages int, f func(workload.StrategyResult, func(*Cell, ...float64))) *turn {
-				pages = max(min(pages, r.Count), 8) // a short run has a small one
+				pages = max(min(pages, r.Count), 8) // smaller in short runs
 				return &turn{count: 2 * pages, do: func(add func(*Cell, ...float64)) error {
 					got, err := p.Puts(r.ctx, g, workload.StrategyRun{Size: size, Pages: pages, Puts: putsAPage * pages, Limit: min(pinLimit, max(r.Count/4, 8))})
 					if err != nil {
@@ -461,7 +459,7 @@ func (r *run) strategies() error {
 				pages  int
 			}{{"M / 2", pinLimit / 2}, {"M", pinLimit}, {"2 M", 2 * pinLimit}, {"4 M", 4 * pinLimit}} {
 				turns = append(turns, run(8, k.pages, func(got workload.StrategyResult, add func(*Cell, ...float64)) {
-					// The second half: the first one fills caches.
+					// The first half fills caches.
 					add(t.cell(g.Name, k.column), us(got.Latencies[len(got.Latencies)/2:])...)
 				}))
 			}
@@ -481,7 +479,7 @@ func (r *run) strategies() error {
 	})
 }
 
-// variants measures turns of f at a pfd for each list of arguments.
+// variants measures the turns of f with a pfd for each list of arguments.
 func (r *run) variants(policy string, args [][]string, f func(i int, p *workload.Perf) []*turn) error {
 	return r.each(2, args, func(d []*pfd) error {
 		var turns []*turn
@@ -493,7 +491,7 @@ func (r *run) variants(policy string, args [][]string, f func(i int, p *workload
 	})
 }
 
-// outstanding is blocks of a transfer in flight.
+// outstanding varies the number of blocks of a transfer in flight.
 func (r *run) outstanding() error {
 	t := r.table("outstanding", "Blocks of a transfer in flight (`pfd --outstanding`), 1 MiB, pa", "us", "blocks", "8")
 	blocks := []string{"1", "2", "8"}
@@ -509,7 +507,7 @@ func (r *run) outstanding() error {
 	})
 }
 
-// firmware is each optimization of 001 §3.3 switched off.
+// firmware measures with each optimization of 001 §3.3 switched off.
 func (r *run) firmware() error {
 	t := r.table("firmware", "Optimizations of the firmware (`pfd --firmware-options`)", "us", "options", "all")
 	options := []string{"all", "no-fastpath", "no-bypass", "no-tickets", "no-counters", "no-retransmission-bit", "none"}

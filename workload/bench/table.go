@@ -17,17 +17,17 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// Table is what a suite has measured: samples in rows and columns.
+// Table is a table of samples that a suite has measured.
 type Table struct {
 	Suite, Name string
 	Title       string
-	Unit        string // of the samples: us, or what they are
-	RowName     string // what the rows are; where they are numbers a plot has lines
-	// Base names a column or a row that the others are compared with; "": none.
+	Unit        string // of the samples
+	RowName     string // the quantity of the rows; if they are numbers a plot has lines
+	// Base names the column or row that the others are compared with; "" means none.
 	Base string
-	// Means says that a sample is the mean of a run's transfers.
+	// Means means that a sample is the mean of a run's transfers.
 	Means bool
-	// Paired says that the samples of all cells are of the same rounds, one of each.
+	// Paired means that all cells have one sample of each round.
 	Paired bool
 	Notes  []string
 
@@ -35,14 +35,14 @@ type Table struct {
 	cells         map[[2]string]*Cell
 }
 
-// Cell is what was measured of one thing, in each kind of memory.
+// Cell holds the samples of a case, for each kind of memory.
 type Cell struct {
 	Samples []float64
-	memory  workload.Memory // whose they are; "": that makes no difference
-	any     *Cell           // of workload.Any
+	memory  workload.Memory // kind of memory of the samples; "" if it makes no difference
+	any     *Cell           // samples of workload.Any
 }
 
-// of gives what was measured in a kind of memory.
+// of returns the cell for a kind of memory.
 func (c *Cell) of(m workload.Memory) *Cell {
 	if m != workload.Any {
 		c.memory = m
@@ -54,7 +54,8 @@ func (c *Cell) of(m workload.Memory) *Cell {
 	return c.any
 }
 
-// pick gives the cell of a kind, or of the other one where that has no samples; nil: neither has.
+// pick returns the cell of a kind, or that of the other kind if it has no samples, or nil if
+// neither has any.
 func (c *Cell) pick(m workload.Memory) *Cell {
 	switch {
 	case c == nil:
@@ -67,10 +68,10 @@ func (c *Cell) pick(m workload.Memory) *Cell {
 	return c
 }
 
-// memories are how cells name kinds of memory.
+// memories are the values of Cell.memory.
 var memories = [...]workload.Memory{"", workload.Shared, workload.Any}
 
-// cell gives the cell of a row and a column, which are added where they are new.
+// cell returns the cell of a row and a column, and adds them if they are new.
 func (t *Table) cell(row, column string) *Cell {
 	if t.cells == nil {
 		t.cells = make(map[[2]string]*Cell)
@@ -92,8 +93,8 @@ func (t *Table) note(format string, args ...any) {
 	t.Notes = append(t.Notes, fmt.Sprintf(format, args...))
 }
 
-// Summary is what is told of samples: the median, and the interval that holds the true
-// one in 95 of 100 cases, by the order of the samples alone.
+// Summary summarizes samples. Low and High are the 95 % confidence interval of the median,
+// from order statistics.
 type Summary struct {
 	N      int     `json:"n"`
 	Median float64 `json:"median"`
@@ -118,12 +119,13 @@ func summarize(samples []float64) Summary {
 	return s
 }
 
-// get gives a cell of a kind of memory, or of the other one; nil: nothing was measured.
+// get returns the cell of a kind of memory, or of the other kind, or nil without samples.
 func (t *Table) get(row, column string, m workload.Memory) *Cell {
 	return t.cells[[2]string{row, column}].pick(m)
 }
 
-// Median gives that of a cell, of shared memory where both kinds were measured; 0 where nothing was.
+// Median returns the median of a cell, of shared memory if both kinds were measured, or 0
+// without samples.
 func (t *Table) Median(row, column string) float64 { return t.median(row, column, workload.Shared) }
 
 func (t *Table) median(row, column string, m workload.Memory) float64 {
@@ -133,7 +135,7 @@ func (t *Table) median(row, column string, m workload.Memory) float64 {
 	return 0
 }
 
-// kinds gives the kinds of memory that have samples.
+// kinds returns the kinds of memory that have samples.
 func (t *Table) kinds() (list []workload.Memory) {
 	_ = t.each(func(c jsonCell) error {
 		if !slices.Contains(list, c.Memory) {
@@ -144,7 +146,7 @@ func (t *Table) kinds() (list []workload.Memory) {
 	return list
 }
 
-// split tells whether something was measured in both kinds of memory.
+// split reports whether a cell has samples in both kinds of memory.
 func (t *Table) split() bool {
 	for _, c := range t.cells {
 		if c.pick("") != c.pick(workload.Any) {
@@ -154,7 +156,7 @@ func (t *Table) split() bool {
 	return false
 }
 
-// base gives the cell that another one is compared with: of the same kind of memory, if there is one.
+// base returns the cell that a cell is compared with, if possible of the same kind of memory.
 func (t *Table) base(row, column string, m workload.Memory) *Cell {
 	switch {
 	case t.Base == "" || t.Base == row || t.Base == column:
@@ -165,7 +167,7 @@ func (t *Table) base(row, column string, m workload.Memory) *Cell {
 	return t.get(t.Base, column, m)
 }
 
-// text gives a cell as it is shown: the median, and by how much it is its base.
+// text formats a cell: the median, and its ratio to or difference from the base.
 func (t *Table) text(row, column string, c *Cell) string {
 	if c == nil {
 		return ""
@@ -199,8 +201,8 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// writer returns the table for go-pretty, which writes it for a terminal, in Markdown and in
-// HTML. Where something was measured in both kinds of memory a row has a line for each.
+// writer returns the table for go-pretty, which renders it for a terminal, in Markdown and in
+// HTML. If both kinds of memory were measured, a row has a line for each kind.
 func (t *Table) writer() pretty.Writer {
 	w := pretty.NewWriter()
 	style := pretty.StyleDefault
@@ -208,7 +210,7 @@ func (t *Table) writer() pretty.Writer {
 	style.Format.Header = text.FormatDefault
 	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
 	w.SetStyle(style)
-	kinds, named := memories[:], 2 // columns that name a row
+	kinds, named := memories[:], 2 // named is the number of columns that name a row
 	if !t.split() {
 		kinds, named = memories[:1], 1
 	}
@@ -239,7 +241,7 @@ func (t *Table) writer() pretty.Writer {
 	return w
 }
 
-// caption is what the table is, with what its cells are.
+// caption returns the title with the unit.
 func (t *Table) caption() string {
 	text := t.Title
 	if t.Unit != "us" && t.Unit != "" && !strings.Contains(text, t.Unit) {
@@ -265,14 +267,14 @@ func (t *Table) Text() string {
 	return strings.Join(append([]string{t.caption(), t.writer().Render()}, t.Notes...), "\n") + "\n"
 }
 
-// jsonCell is a line of JSON: a cell with all its samples.
+// jsonCell is a cell as a line of JSON, with all samples.
 type jsonCell struct {
 	Suite  string `json:"suite"`
 	Table  string `json:"table"`
 	Row    string `json:"row"`
 	Column string `json:"column"`
 	Unit   string `json:"unit"`
-	// Memory is the kind of it; "": that makes no difference.
+	// Memory is the kind of memory; "" if it makes no difference.
 	Memory workload.Memory `json:"memory,omitempty"`
 	Summary
 	Samples []float64 `json:"samples"`
@@ -294,8 +296,8 @@ func (t *Table) each(f func(jsonCell) error) error {
 	return nil
 }
 
-// JSON writes the report as lines: the machine and the suites first, then each cell with
-// every sample.
+// JSON writes the report as lines: the machine and the suites in the first, then a line for
+// each cell with all samples.
 func (r *Report) JSON(w io.Writer) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
@@ -313,7 +315,7 @@ func (r *Report) JSON(w io.Writer) error {
 // CSV writes a line for each cell, without the samples.
 func (r *Report) CSV(w io.Writer) error {
 	out := csv.NewWriter(w)
-	// Its errors come with Flush.
+	// Flush reports the errors of Write.
 	_ = out.Write([]string{"suite", "table", "row", "column", "unit", "n", "median", "low", "high", "mean", "p99", "memory"})
 	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	for _, t := range r.Tables {
@@ -325,7 +327,7 @@ func (r *Report) CSV(w io.Writer) error {
 	return out.Error()
 }
 
-// title is the command that made the report.
+// title returns the command that made the report.
 func (r *Report) title() string {
 	if len(r.Suites) == 1 && r.Suites[0].Name == studySuite {
 		return "exanetctl study"
@@ -333,21 +335,21 @@ func (r *Report) title() string {
 	return "exanetctl bench"
 }
 
-// measured says on what was measured, and how.
+// measured describes the machine and the figures.
 func (r *Report) measured() string {
 	m := r.Machine
-	return fmt.Sprintf("Measured on %d processors (%s), Linux %s, governor %s, load %.1f at the start: medians;\nin brackets the ratio to the figure it is compared with, or, where both are of the same rounds, the\ndifference with its interval of 95 %%. Every byte was checked; %d bytes were pinned (but where pinning is measured).\n",
+	return fmt.Sprintf("Measured on %d processors (%s), Linux %s, governor %s, load %.1f at the start. Figures are\nmedians, with the ratio to the base figure in parentheses; for figures of the same rounds it is the\ndifference with its 95 %% interval. Every byte was checked; %d bytes were pinned (suites that pin excluded).\n",
 		m.Processors, m.Processor, m.Kernel, m.Governor, m.Load, r.PinnedBytes)
 }
 
-// warnings says what disturbed the measurements, and what was left out.
+// warnings describes what disturbed the measurements and which suites were skipped.
 func (r *Report) warnings() (list []string) {
 	for _, s := range r.Suites {
 		if s.Distorted != "" {
 			list = append(list, fmt.Sprintf("%s is distorted: %s.", s.Name, s.Distorted))
 		}
 		if s.Guards != 0 {
-			list = append(list, fmt.Sprintf("%s: guard time-outs sent %d blocks again.", s.Name, s.Guards))
+			list = append(list, fmt.Sprintf("%s: %d blocks were retransmitted after guard time-outs.", s.Name, s.Guards))
 		}
 		if s.Skipped != "" {
 			list = append(list, fmt.Sprintf("%s is skipped: %s.", s.Name, s.Skipped))
@@ -356,7 +358,7 @@ func (r *Report) warnings() (list []string) {
 	return list
 }
 
-// Head says on what was measured, and what disturbed it.
+// Head describes the machine and what disturbed the measurements.
 func (r *Report) Head() string {
 	text := r.measured()
 	for _, w := range r.warnings() {
@@ -365,7 +367,7 @@ func (r *Report) Head() string {
 	return text
 }
 
-// Markdown gives all tables, for a document.
+// Markdown returns all tables for a document.
 func (r *Report) Markdown() string {
 	var b strings.Builder
 	b.WriteString(r.Head())
@@ -386,7 +388,7 @@ func (r *Report) Text(w io.Writer) error {
 	return err
 }
 
-// Table gives that of a name, nil where it was not measured.
+// Table returns the table with a name, or nil if it was not measured.
 func (r *Report) Table(name string) *Table {
 	for _, t := range r.Tables {
 		if t.Name == name {

@@ -8,19 +8,20 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// tracedParts are the transfers of a row of tracing: what comes between two of them,
-// attaching and detaching, takes much longer.
+// tracedParts is the number of transfers in a row of the tracing suite. It is high because
+// attaching and detaching between two rows take much longer. Defined by this project.
 const tracedParts = 256
 
-// traced is a way to be traced.
+// traced is a case of the tracing suite.
 type traced struct {
 	name    string
 	d       *pfd
-	sources []string // attached, nil: none; empty: all
+	sources []string // sources to attach; nil means none, empty means all
 }
 
-// tracing is 4 KiB absent with the probe's sources attached, one by one and together, each
-// beside the same pfd detached and, where Untraced is one, a pfd without the point.
+// tracing measures transfers into absent 4 KiB with the probe's sources attached, one by one
+// and together, beside the same pfd without them and, if Untraced is set, a pfd without the
+// probe point.
 func (r *run) tracing() error {
 	if r.BPFFS == "" {
 		return fmt.Errorf("%w: no directory of a bpffs is named (--bpffs)", workload.ErrSkipped)
@@ -52,7 +53,8 @@ func (r *run) tracing() error {
 	})
 }
 
-// traced attaches, has a row of transfers made, and detaches: one sample of each figure.
+// traced attaches the sources, measures a row of transfers and detaches: one sample of each
+// figure.
 func (r *run) traced(w traced, t *Table, add func(*Cell, ...float64)) (err error) {
 	if w.sources != nil {
 		start := probe.Start{Dir: r.BPFFS, Programs: []string{fmt.Sprintf("/proc/%d/exe", w.d.pid)}, Sources: w.sources}

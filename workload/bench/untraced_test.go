@@ -10,7 +10,8 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// TestUntraced builds the pfd that `make bench` compares with, as it does: it has no point.
+// TestUntraced builds the pfd that `make bench` compares with, in the same way. It has no
+// probe point.
 func TestUntraced(t *testing.T) {
 	exe := filepath.Join(t.TempDir(), "pfd")
 	c := exec.CommandContext(t.Context(), "go", "build", "-overlay", "workload/bench/testdata/untraced.json", "-o", exe, "./cmd/pfd")
